@@ -34,7 +34,7 @@ pub fn explain(text: &str) -> ExitCode {
     ExitCode::from(EXIT_USAGE)
 }
 
-/// The status of the program: `code`, if all that was printed has arrived.
+/// Returns the status of the program: `code`, if all that was printed has arrived.
 pub fn finish(code: ExitCode) -> ExitCode {
     match LOST.get() {
         Some(error) => complain(&format!("the output could not be written: {error}")),
@@ -42,7 +42,7 @@ pub fn finish(code: ExitCode) -> ExitCode {
     }
 }
 
-/// How many columns a line has: what `COLUMNS` says, else the terminal.
+/// Returns how many columns a line has: what `COLUMNS` says, else the terminal.
 pub fn width() -> usize {
     let columns = std::env::var("COLUMNS").ok().and_then(|columns| columns.parse().ok());
     let terminal = || {
@@ -52,7 +52,7 @@ pub fn width() -> usize {
     columns.or_else(terminal).filter(|width| *width > 0).unwrap_or(DEFAULT_WIDTH).max(LEAST_WIDTH)
 }
 
-/// A word in a colour, padded to a width without counting what colours it.
+/// Returns a word in a colour, padded to a width without counting what colours it.
 pub fn paint(colour: AnsiColor, word: &str, pad: usize) -> String {
     let (style, padding) = (colour.on_default(), " ".repeat(pad.saturating_sub(word.chars().count())));
     format!("{style}{word}{style:#}{padding}")
@@ -64,12 +64,12 @@ pub struct Output {
 }
 
 impl Output {
-    /// Standard output as it is.
+    /// Returns standard output as it is.
     pub fn standard() -> Self {
         Self { width: width() }
     }
 
-    /// How many columns a line has.
+    /// Returns how many columns a line has.
     pub fn width(&self) -> usize {
         self.width
     }
@@ -96,7 +96,7 @@ impl Output {
     }
 }
 
-/// A JSON value as one line, with nothing in it that a terminal would obey.
+/// Returns a JSON value as one line, with nothing in it that a terminal would obey.
 fn json_line(value: &serde_json::Value) -> String {
     let mut line = String::new();
     for character in value.to_string().chars() {

@@ -1,5 +1,5 @@
-//! What the driver's memory calls cost the host: the prices that an allocator's policy weighs. Virtual memory call by call,
-//! with the device idle and with it at work; plain and stream-ordered allocation; events; pinned memory by both methods.
+//! The cost of the driver's memory calls on the host: the prices that an allocator's policy weighs. Virtual memory call by
+//! call, with the device idle and with it at work; plain and stream-ordered allocation; events; pinned memory by both methods.
 //!
 //! `cargo bench -p thalweg-conformance --bench memory_calls` prints a table for the GPU if there is one, else for the simulated
 //! GPU; `-- --json` prints one object a line (`name`, `value`, `unit`, `worst`). A figure is the median over the samples of
@@ -128,7 +128,7 @@ impl Bench {
         self.driver.memory_set_access(range, bytes, 0, MemoryAccess::ReadWrite)
     }
 
-    /// One piece of physical memory of so many bytes: what a mapping costs, as against the pages in it.
+    /// Maps one piece of physical memory of so many bytes: what a mapping costs, as against the pages in it.
     fn one_mapping(&self, suffix: &str, bytes: u64) -> Result<()> {
         let driver = &self.driver;
         let [mut create, mut map, mut open, mut unmap, mut release] = [
@@ -210,7 +210,7 @@ impl Bench {
         Ok(())
     }
 
-    /// The same calls while a kernel that has nothing to do with them runs: those that wait for it take its time.
+    /// Measures the calls while a kernel that has nothing to do with them runs: those that wait for it take its time.
     fn virtual_memory_at_work(&self) -> Result<()> {
         let driver = &self.driver;
         let all = PAGES * self.page;

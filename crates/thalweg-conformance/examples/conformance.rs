@@ -123,7 +123,7 @@ impl Printer {
     }
 }
 
-/// Whether nothing failed.
+/// Returns whether nothing failed.
 fn run(options: &Options) -> Result<bool> {
     let driver = open(options.device)?;
     let properties = driver.device_properties(0)?;

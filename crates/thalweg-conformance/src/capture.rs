@@ -39,7 +39,7 @@ group! {
     pool_memory_of_before_is_not_freed_in_a_capture,
 }
 
-/// The edges as pairs of node kinds do not tell nodes apart; as sorted in- and out-degrees they do, for what is here.
+/// Returns the edges as pairs of node kinds do not tell nodes apart; as sorted in- and out-degrees they do, for what is here.
 fn shape(graph: &GraphDescription) -> Vec<(usize, usize)> {
     let mut degrees: Vec<_> = (0..graph.nodes.len())
         .map(|node| {

@@ -69,7 +69,7 @@ fn usable(fixture: &Fixture, stream: &Stream<'_>) -> CaseResult {
     equal(seen, vec![1, 2, 3, 4], "work on a stream after its capture was ended")
 }
 
-/// A stream that captures, with one kernel in it.
+/// Returns a stream that captures, with one kernel in it.
 fn capturing<'f>(
     fixture: &'f Fixture,
     buffer: &super::fixture::Buffer<'_>,

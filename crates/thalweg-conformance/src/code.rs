@@ -113,7 +113,7 @@ fn launches_read_and_write_what_they_declare(fixture: &Fixture) -> CaseResult {
     equal(source.words()?, (5..105).collect(), "the buffer that was read")
 }
 
-/// A launch of the constant kernel over one word, to be spoilt.
+/// Returns a launch of the constant kernel over one word, to be spoilt.
 fn one_word<'a>(fixture: &Fixture, arguments: &'a [u8], accesses: &'a [Access]) -> Launch<'a> {
     Launch {
         function: fixture.kernels.function(Kernel::Constant),
@@ -126,7 +126,7 @@ fn one_word<'a>(fixture: &Fixture, arguments: &'a [u8], accesses: &'a [Access]) 
     }
 }
 
-/// The arguments of the constant kernel for one word.
+/// Returns the arguments of the constant kernel for one word.
 fn packed(address: u64) -> [u8; 32] {
     let mut bytes = [0; 32];
     bytes[0..8].copy_from_slice(&address.to_le_bytes());

@@ -1,4 +1,4 @@
-//! What NVRTC says of CUDA C that tests hand it. It needs no GPU.
+//! Compilation by NVRTC of CUDA C that tests hand it. It needs no GPU.
 
 use std::thread;
 

@@ -61,7 +61,7 @@ fn require(fixture: &Fixture, conditional: Conditional) -> CaseResult {
     }
 }
 
-/// What a body does, on the stream that it is captured on.
+/// The work of a body, on the stream that it is captured on.
 type Work<'w> = &'w dyn Fn(&Stream<'_>) -> CaseResult;
 
 /// Fills a body.
@@ -88,7 +88,7 @@ fn node(
     graphs.into_iter().zip(bodies).try_for_each(|(body, work)| fill_body(fixture, body, inner, *work))
 }
 
-/// A graph that sets a condition from `source` and has one conditional node on it.
+/// Returns a graph that sets a condition from `source` and has one conditional node on it.
 fn deciding<'f>(
     fixture: &'f Fixture,
     source: &Buffer<'_>,
@@ -151,7 +151,7 @@ fn a_switch_runs_one_case_or_none(fixture: &Fixture) -> CaseResult {
     equal(seen, vec![12, 10, 0, 11, 0], "memory after a switch of three cases")
 }
 
-/// A graph that adds 3 to a buffer as often as the word at `count` says, and leaves 0 there.
+/// Returns a graph that adds 3 to a buffer as often as the word at `count` says, and leaves 0 there.
 fn counting<'f>(
     fixture: &'f Fixture,
     count: &Buffer<'_>,
@@ -340,7 +340,7 @@ fn bodies_have_conditional_nodes(fixture: &Fixture) -> CaseResult {
     equal(seen, vec![0, 100, 504], "memory after a loop with an if in it")
 }
 
-/// A graph of one conditional node, whose condition is the word at `source`; and its body, still empty.
+/// Returns a graph of one conditional node, whose condition is the word at `source`; and its body, still empty.
 fn empty_if<'f>(
     fixture: &'f Fixture,
     stream: &Stream<'_>,

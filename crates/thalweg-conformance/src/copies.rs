@@ -19,7 +19,7 @@ group! {
     no_bytes_change_nothing,
 }
 
-/// Bytes that differ from their neighbours.
+/// Returns bytes that differ from their neighbours.
 fn pattern(bytes: usize) -> Vec<u8> {
     (0..bytes).map(|i| (i * 31 + i / 251) as u8).collect()
 }

@@ -102,7 +102,7 @@ fn a_device_is_no_peer_of_itself(fixture: &Fixture) -> CaseResult {
     equal(peer, false, "a device as its own peer")
 }
 
-/// Another device that the one under test can reach.
+/// Returns another device that the one under test can reach.
 fn peer(fixture: &Fixture) -> CaseResult<Option<u32>> {
     for other in 0..fixture.driver.device_count() {
         if other != fixture.device && fixture.driver.can_access_peer(fixture.device, other)? {

@@ -19,7 +19,7 @@ group! {
     a_host_function_that_panics_loses_the_device,
 }
 
-/// A kernel that writes where nothing is mapped; it declares a range that is there.
+/// Launches a kernel that writes where nothing is mapped; it declares a range that is there.
 fn write_wildly(fixture: &Fixture) -> Result<()> {
     let (stream, buffer) = (fixture.stream()?, fixture.buffer(4)?);
     // Not null: a page that neither a GPU nor the simulator ever maps.

@@ -1,4 +1,4 @@
-//! What a case works with: a device, guards for what it makes, gates, and expectations that explain themselves.
+//! Helpers of a case: a device, guards for what it makes, gates, and expectations that explain themselves.
 //!
 //! Guards give their object back when they are dropped and swallow the error: a case that ends early must not leak into
 //! the next one, and a case that is about giving back calls the driver itself.
@@ -48,39 +48,39 @@ impl Fixture {
         Ok(fixture)
     }
 
-    /// The driver.
+    /// Returns the driver.
     pub(super) fn driver(&self) -> &dyn Driver {
         &*self.driver
     }
 
-    /// A new stream.
+    /// Returns a new stream.
     pub(super) fn stream(&self) -> Result<Stream<'_>> {
         self.stream_of(self.device)
     }
 
-    /// A new stream of a device, which may be another than the one under test.
+    /// Returns a new stream of a device, which may be another than the one under test.
     pub(super) fn stream_of(&self, device: u32) -> Result<Stream<'_>> {
         Ok(Stream { fixture: self, handle: self.driver.stream_create(device, 0)? })
     }
 
-    /// A new event without timing.
+    /// Returns a new event without timing.
     pub(super) fn event(&self) -> Result<Event<'_>> {
         self.event_with(EventFlags::default())
     }
 
-    /// A new event.
+    /// Returns a new event.
     pub(super) fn event_with(&self, flags: EventFlags) -> Result<Event<'_>> {
         let handle = self.driver.event_create(self.device, flags)?;
         Ok(Event { fixture: self, handle })
     }
 
-    /// Device memory for `words` words of 32 bits.
+    /// Allocates device memory for `words` words of 32 bits.
     pub(super) fn buffer(&self, words: u64) -> Result<Buffer<'_>> {
         let pointer = self.driver.memory_allocate(self.device, words * 4)?;
         Ok(Buffer { fixture: self, pointer, words })
     }
 
-    /// Device memory that holds `value, value + 1, …`, written and waited for.
+    /// Allocates device memory that holds `value, value + 1, …`, written and waited for.
     pub(super) fn iota(&self, words: u64, value: u32) -> Result<Buffer<'_>> {
         let buffer = self.buffer(words)?;
         let content: Vec<u8> = (0..words as u32).flat_map(|i| (value + i).to_le_bytes()).collect();
@@ -90,7 +90,7 @@ impl Fixture {
         Ok(buffer)
     }
 
-    /// Pinned memory.
+    /// Allocates pinned memory.
     pub(super) fn pinned(&self, bytes: u64) -> Result<Pinned<'_>> {
         let pointer = self.driver.host_allocate(bytes, HostFlags::default())?;
         Ok(Pinned { fixture: self, pointer })
@@ -107,19 +107,19 @@ impl Fixture {
         self.kernels.launch(&*self.driver, stream.handle, kernel, arguments)
     }
 
-    /// `buffer[..] += value` on the stream.
+    /// Submits `buffer[..] += value` on the stream.
     #[track_caller]
     pub(super) fn add(&self, stream: &Stream<'_>, buffer: &Buffer<'_>, value: u32) -> Result<()> {
         self.launch(stream, Kernel::Add, KernelArguments::new(buffer.pointer, buffer.words, value))
     }
 
-    /// `buffer[..] = value` on the stream.
+    /// Submits `buffer[..] = value` on the stream.
     #[track_caller]
     pub(super) fn set(&self, stream: &Stream<'_>, buffer: &Buffer<'_>, value: u32) -> Result<()> {
         self.launch(stream, Kernel::Constant, KernelArguments::new(buffer.pointer, buffer.words, value))
     }
 
-    /// An asynchronous copy.
+    /// Submits an asynchronous copy.
     #[track_caller]
     pub(super) fn copy(
         &self,
@@ -131,7 +131,7 @@ impl Fixture {
         self.driver.copy_async(stream.handle, &Copy { target, source, bytes, label: Label::here("copy") })
     }
 
-    /// Words of device memory, read in the order of the stream.
+    /// Returns words of device memory, read in the order of the stream.
     pub(super) fn words_on(
         &self,
         stream: StreamHandle,
@@ -146,7 +146,7 @@ impl Fixture {
             .collect())
     }
 
-    /// Bytes of device memory, read on a stream of their own: for work that is done.
+    /// Returns bytes of device memory, read on a stream of their own: for work that is done.
     pub(super) fn bytes(&self, pointer: DevicePointer, bytes: usize) -> Result<Vec<u8>> {
         let stream = self.stream()?;
         let mut content = vec![0; bytes];
@@ -204,7 +204,7 @@ impl Fixture {
         Ok(Graph { fixture: self, handle })
     }
 
-    /// A round trip through memory, a kernel and a copy, after all work is done: whether the driver is still sound.
+    /// Makes a round trip through memory, a kernel and a copy, after all work is done: whether the driver is still sound.
     pub(super) fn still_works(&self) -> CaseResult {
         self.driver.device_synchronize(self.device)?;
         let stream = self.stream()?;
@@ -314,18 +314,18 @@ pub(super) struct Buffer<'f> {
 }
 
 impl Buffer<'_> {
-    /// All of its words; work that writes them must be done.
+    /// Returns all of its words; work that writes them must be done.
     pub(super) fn words(&self) -> Result<Vec<u32>> {
         let stream = self.fixture.stream()?;
         self.fixture.words_on(stream.handle, self.pointer, self.words)
     }
 
-    /// Its start as an end of a copy.
+    /// Returns its start as an end of a copy.
     pub(super) fn end(&self) -> Endpoint {
         Endpoint::Device(self.pointer)
     }
 
-    /// The place `bytes` further on as an end of a copy.
+    /// Returns the place `bytes` further on as an end of a copy.
     pub(super) fn end_at(&self, bytes: u64) -> Endpoint {
         Endpoint::Device(self.pointer.offset(bytes))
     }
@@ -345,14 +345,14 @@ pub(super) struct Pinned<'f> {
 }
 
 impl Pinned<'_> {
-    /// Bytes from its start on.
+    /// Returns bytes from its start on.
     pub(super) fn bytes(&self, count: usize) -> Result<Vec<u8>> {
         let mut content = vec![0xee; count];
         self.fixture.driver().host_read(self.pointer, &mut content)?;
         Ok(content)
     }
 
-    /// The place `bytes` further on as an end of a copy.
+    /// Returns the place `bytes` further on as an end of a copy.
     pub(super) fn end_at(&self, bytes: u64) -> Endpoint {
         Endpoint::Pinned(self.pointer.offset(bytes))
     }
@@ -401,13 +401,13 @@ pub(super) fn skip(reason: impl Into<String>) -> CaseResult {
     Err(Stop::Skipped(reason.into()))
 }
 
-/// Whether a statement holds.
+/// Checks that a statement holds.
 #[track_caller]
 pub(super) fn holds(condition: bool, what: &str) -> CaseResult {
     if condition { Ok(()) } else { fail(format!("{what}: expected, and it does not hold")) }
 }
 
-/// Whether something is what it should be.
+/// Checks that something is what it should be.
 #[track_caller]
 pub(super) fn equal<T: PartialEq + Debug>(seen: T, expected: T, what: &str) -> CaseResult {
     if seen == expected {
@@ -420,7 +420,7 @@ pub(super) fn equal<T: PartialEq + Debug>(seen: T, expected: T, what: &str) -> C
     fail(format!("{what}: expected {}, saw {}", brief(&expected), brief(&seen)))
 }
 
-/// Whether a call was refused with one of the codes.
+/// Checks that a call was refused with one of the codes.
 #[track_caller]
 pub(super) fn refused<T: Debug>(result: Result<T>, codes: &[Code], what: &str) -> CaseResult {
     match result {
@@ -430,7 +430,7 @@ pub(super) fn refused<T: Debug>(result: Result<T>, codes: &[Code], what: &str) -
     }
 }
 
-/// Whether a call was refused as an argument of the caller's that is wrong.
+/// Checks that a call was refused as an argument of the caller's that is wrong.
 #[track_caller]
 pub(super) fn refused_argument<T: Debug>(result: Result<T>, what: &str) -> CaseResult {
     refused(result, &[Code::InvalidValue, Code::InvalidHandle, Code::InvalidDevice], what)

@@ -36,13 +36,13 @@ group! {
     wrong_launches_are_refused,
 }
 
-/// A graph of what `work` submits on a stream of its own.
+/// Returns a graph of what `work` submits on a stream of its own.
 fn captured<'f>(fixture: &'f Fixture, work: impl FnOnce(&Stream<'f>) -> CaseResult) -> CaseResult<Graph<'f>> {
     let stream = fixture.stream()?;
     fixture.capture(&stream, CaptureMode::Global, || work(&stream))
 }
 
-/// A graph that adds to buffers, one after another.
+/// Returns a graph that adds to buffers, one after another.
 fn adding<'f>(fixture: &'f Fixture, work: &[(&Buffer<'f>, u32)]) -> CaseResult<Graph<'f>> {
     captured(fixture, |stream| {
         work.iter().try_for_each(|(buffer, value)| Ok(fixture.add(stream, buffer, *value)?))
@@ -64,7 +64,7 @@ fn updated(fixture: &Fixture, exec: GraphExecHandle, graph: &Graph<'_>) -> CaseR
     equal(fixture.driver.graph_exec_update(exec, graph.handle)?, GraphExecUpdate::Updated, "the update")
 }
 
-/// Whether an update is refused for this reason, at a node that is one of the graph's.
+/// Returns whether an update is refused for this reason, at a node that is one of the graph's.
 fn not_updated(
     fixture: &Fixture,
     exec: GraphExecHandle,
@@ -83,7 +83,7 @@ fn not_updated(
     Ok(refusal)
 }
 
-/// The only kernel of a graph.
+/// Returns the only kernel of a graph.
 fn kernel_of(fixture: &Fixture, graph: &Graph<'_>) -> CaseResult<GraphNodeHandle> {
     let nodes = fixture.driver.graph_describe(graph.handle)?.nodes;
     match nodes.iter().find(|node| node.kind == GraphNodeKind::Kernel) {
@@ -133,7 +133,7 @@ fn an_update_replaces_kernels(fixture: &Fixture) -> CaseResult {
     equal(two.words()?, (7..1007).collect(), "memory of its successor, with a larger grid")
 }
 
-/// A kernel, two branches behind it, and a kernel behind both.
+/// Returns a kernel, two branches behind it, and a kernel behind both.
 fn diamond<'f>(fixture: &'f Fixture, buffers: [&Buffer<'f>; 3], value: u32) -> CaseResult<Graph<'f>> {
     let driver = fixture.driver();
     let (one, two) = (fixture.stream()?, fixture.stream()?);

@@ -19,7 +19,7 @@ group! {
     the_default_stream_launches_graphs,
 }
 
-/// A graph that adds to a buffer with some delay.
+/// Returns a graph that adds to a buffer with some delay.
 fn adding<'f>(fixture: &'f Fixture, arguments: KernelArguments) -> CaseResult<Graph<'f>> {
     let stream = fixture.stream()?;
     fixture.capture(&stream, CaptureMode::Global, || Ok(fixture.launch(&stream, Kernel::Add, arguments)?))

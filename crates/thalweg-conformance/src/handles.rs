@@ -189,7 +189,7 @@ fn destroyed_graphs_are_refused(fixture: &Fixture) -> CaseResult {
     refuses_exec(fixture, exec)
 }
 
-/// What every call that takes a device pointer says to one that names no memory.
+/// Checks that every call that takes a device pointer refuses one that names no memory.
 fn refuses_pointer(fixture: &Fixture, wrong: DevicePointer) -> CaseResult {
     let driver = fixture.driver();
     let (stream, words) = (fixture.stream()?, fixture.buffer(4)?);

@@ -16,7 +16,7 @@ use thalweg_driver::{
 /// Threads a block of every launch.
 const BLOCK: u32 = 128;
 
-/// What a kernel of the suites does with its `count` words of 32 bits.
+/// The function that a kernel of the suites computes on its `count` words of 32 bits.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Kernel {
     /// `target[i] = value + i`.
@@ -33,7 +33,7 @@ impl Kernel {
     /// All of them.
     pub const ALL: [Self; 4] = [Self::Iota, Self::Constant, Self::Add, Self::Copy];
 
-    /// Its name in the modules.
+    /// Returns its name in the modules.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Iota => "thalweg_iota",
@@ -60,19 +60,19 @@ pub struct KernelArguments {
 }
 
 impl KernelArguments {
-    /// `count` words at `target`, with `value` and no delay.
+    /// Returns the arguments for `count` words at `target`, with `value` and no delay.
     pub const fn new(target: DevicePointer, count: u64, value: u32) -> Self {
         Self { target, source: DevicePointer::new(0), count, value, delay_us: 0 }
     }
 
-    /// The same with words to read.
+    /// Returns the arguments with words to read.
     #[must_use]
     pub const fn with_source(mut self, source: DevicePointer) -> Self {
         self.source = source;
         self
     }
 
-    /// The same with a delay in microseconds.
+    /// Returns the arguments with a delay in microseconds.
     #[must_use]
     pub const fn with_delay_us(mut self, delay_us: u32) -> Self {
         self.delay_us = delay_us;
@@ -137,12 +137,12 @@ impl KernelSet {
         Ok(Self { module, functions })
     }
 
-    /// The module.
+    /// Returns the module.
     pub const fn module(&self) -> ModuleHandle {
         self.module
     }
 
-    /// The handle of a kernel.
+    /// Returns the handle of a kernel.
     pub const fn function(&self, kernel: Kernel) -> FunctionHandle {
         self.functions[kernel as usize]
     }
@@ -206,7 +206,7 @@ impl KernelSet {
     }
 }
 
-/// The kernels as host functions.
+/// Returns the kernels as host functions.
 pub fn host_module() -> HostModule {
     Kernel::ALL.into_iter().fold(HostModule::default(), |module, kernel| {
         module.with(kernel.name(), Arc::new(move |launch: &HostLaunch<'_>| run(kernel, launch)))

@@ -116,7 +116,7 @@ macro_rules! group {
 }
 use group;
 
-/// All cases that leave the device as they found it.
+/// Returns all cases that leave the device as they found it.
 pub fn cases() -> &'static [Case] {
     static ALL: OnceLock<Vec<Case>> = OnceLock::new();
     ALL.get_or_init(|| {
@@ -143,7 +143,7 @@ pub fn cases() -> &'static [Case] {
     })
 }
 
-/// The cases that lose the context of the device. On a GPU nothing else can use the device in this process afterwards.
+/// Returns the cases that lose the context of the device. On a GPU nothing else can use the device in this process afterwards.
 pub fn destructive_cases() -> &'static [Case] {
     faults::CASES
 }
@@ -158,7 +158,7 @@ pub struct Line {
 }
 
 impl Line {
-    /// One JSON object on one line.
+    /// Returns one JSON object on one line.
     pub fn to_json(&self, device: &str) -> String {
         let (value, reason) = match &self.stop {
             None => ("passed", ""),
@@ -194,22 +194,22 @@ pub struct Report {
 }
 
 impl Report {
-    /// How many passed.
+    /// Returns how many passed.
     pub fn passed(&self) -> usize {
         self.lines.iter().filter(|line| line.stop.is_none()).count()
     }
 
-    /// The cases that were skipped.
+    /// Returns the cases that were skipped.
     pub fn skipped(&self) -> impl Iterator<Item = &Line> {
         self.lines.iter().filter(|line| matches!(line.stop, Some(Stop::Skipped(_))))
     }
 
-    /// The cases that failed.
+    /// Returns the cases that failed.
     pub fn failed(&self) -> impl Iterator<Item = &Line> {
         self.lines.iter().filter(|line| matches!(line.stop, Some(Stop::Failed(_))))
     }
 
-    /// Whether nothing failed.
+    /// Returns whether nothing failed.
     pub fn is_success(&self) -> bool {
         self.failed().next().is_none()
     }
@@ -284,7 +284,7 @@ fn attempt(run: impl FnOnce() -> CaseResult) -> Option<Stop> {
     }
 }
 
-/// The file's own name and the line: enough to find a case, and the same wherever the sources lie.
+/// Returns the file's own name and the line: enough to find a case, and the same wherever the sources lie.
 fn place(location: &Location<'_>) -> String {
     let file = location.file().rsplit(['/', '\\']).next().unwrap_or_default();
     format!("{file}:{}", location.line())

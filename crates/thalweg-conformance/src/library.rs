@@ -27,18 +27,19 @@ fn require_matmul(fixture: &Fixture) -> CaseResult {
     skip("the device has no library for matrix products (cuBLASLt was not found)")
 }
 
-/// Element (row, column) of the operand in one matrix of the batch, in elements from the matrix's address.
+/// Returns the place of element (row, column) of the operand in one matrix of the batch, in elements from the matrix's
+/// address.
 fn at(matrix: &Matrix, batch: u64, row: u64, column: u64) -> usize {
     let (row, column) = if matrix.transposed { (column, row) } else { (row, column) };
     (batch * matrix.batch_stride + row * matrix.leading_dimension + column) as usize
 }
 
-/// How many elements an operand of `rows`×`columns` spans from its address on.
+/// Returns how many elements an operand of `rows`×`columns` spans from its address on.
 fn span(matrix: &Matrix, batch: u64, rows: u64, columns: u64) -> usize {
     at(matrix, batch - 1, rows - 1, columns - 1) + 1
 }
 
-/// The product on the host, as the definition has it.
+/// Computes the product on the host, by the definition.
 fn multiply(call: &MatmulCall, launch: &HostLaunch<'_>) -> Result<(), HostFault> {
     let MatmulCall { m, n, k, batch, a, b, d, .. } = *call;
     let (alpha, beta) = (call.alpha as f32, call.beta as f32);
@@ -82,12 +83,12 @@ fn submit(fixture: &Fixture, stream: StreamHandle, call: MatmulCall) -> Result<(
     fixture.driver.library_async(stream, &launch)
 }
 
-/// A contiguous matrix with rows of `columns` elements.
+/// Returns a contiguous matrix with rows of `columns` elements.
 fn contiguous(buffer: &Buffer<'_>, columns: u64) -> Matrix {
     Matrix { address: buffer.pointer, leading_dimension: columns, batch_stride: 0, transposed: false }
 }
 
-/// `D = A · B` over floats, without batch.
+/// Returns the call for `D = A · B` over floats, without batch.
 fn product(m: u64, n: u64, k: u64, operands: [Matrix; 3]) -> MatmulCall {
     let [a, b, d] = operands;
     MatmulCall {
@@ -106,7 +107,7 @@ fn product(m: u64, n: u64, k: u64, operands: [Matrix; 3]) -> MatmulCall {
     }
 }
 
-/// Small whole numbers, whose products and sums are exact in any order.
+/// Returns small whole numbers, whose products and sums are exact in any order.
 fn floats<'f>(fixture: &'f Fixture, stream: &Stream<'_>, values: &[f32]) -> Result<Buffer<'f>> {
     let buffer = fixture.buffer(values.len() as u64)?;
     let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();

@@ -225,7 +225,7 @@ fn a_pool_keeps_its_attributes(fixture: &Fixture) -> CaseResult {
     refused(driver.pool_set_attributes(pool, changed), codes, "pool_set_attributes of such a pool")
 }
 
-/// 256 KiB of managed memory, or the reason why there is none.
+/// Returns 256 KiB of managed memory, or the reason why there is none.
 fn managed(fixture: &Fixture) -> CaseResult<DevicePointer> {
     if !fixture.driver.device_properties(fixture.device)?.managed_memory {
         skip("the device has no managed memory")?;

@@ -33,7 +33,7 @@ pub const FORMATS: [ElementFormat; 10] = [
 pub const REDUCTIONS: [Reduction; 5] =
     [Reduction::Sum, Reduction::Product, Reduction::Maximum, Reduction::Minimum, Reduction::Average];
 
-/// Every collective of all ranks.
+/// Returns every collective of all ranks.
 pub fn operations(root: u32) -> Vec<CollectiveOperation> {
     let mut all = vec![CollectiveOperation::Broadcast { root }, CollectiveOperation::AllGather];
     for reduction in REDUCTIONS {
@@ -85,7 +85,7 @@ impl<D: Driver> World<D> {
         Self { communicator, streams, send, receive, driver }
     }
 
-    /// The part of a rank on its stream, from its buffer to its other one.
+    /// Returns the part of a rank on its stream, from its buffer to its other one.
     #[track_caller]
     pub fn part(
         &self,
@@ -106,7 +106,7 @@ impl<D: Driver> World<D> {
         }
     }
 
-    /// The same operation of all ranks.
+    /// Submits the operation on all ranks.
     #[track_caller]
     pub fn all(&self, operation: CollectiveOperation, format: ElementFormat, count: u64) -> Vec<Collective> {
         (0..self.communicator.len()).map(|rank| self.part(rank, operation, format, count)).collect()
@@ -145,7 +145,7 @@ pub fn name(operation: CollectiveOperation) -> &'static str {
 
 // ---- The model --------------------------------------------------------------------------------------------------------
 
-/// A number as an element; numbers that an integer has no room for wrap.
+/// Returns a number as an element; numbers that an integer has no room for wrap.
 pub fn encode(format: ElementFormat, value: f64) -> Vec<u8> {
     let integer = value as i64;
     match format {
@@ -162,12 +162,12 @@ pub fn encode_all(format: ElementFormat, values: &[f64]) -> Vec<u8> {
     values.iter().flat_map(|&value| encode(format, value)).collect()
 }
 
-/// Small numbers, different from rank to rank.
+/// Returns small numbers, different from rank to rank.
 pub fn values(rank: u32, count: u64, salt: u64) -> Vec<f64> {
     (0..count).map(|index| ((u64::from(rank) * 5 + index * 3 + salt) % 7) as f64).collect()
 }
 
-/// What each rank gets; `None` for nothing.
+/// Returns what each rank gets; `None` for nothing.
 pub fn expected(operation: CollectiveOperation, inputs: &[Vec<f64>]) -> Vec<Option<Vec<f64>>> {
     let ranks = inputs.len();
     let reduced = |reduction: Reduction| -> Vec<f64> {
@@ -197,7 +197,7 @@ pub fn expected(operation: CollectiveOperation, inputs: &[Vec<f64>]) -> Vec<Opti
     }
 }
 
-/// How many elements a rank gives.
+/// Returns how many elements a rank gives.
 pub fn given(operation: CollectiveOperation, count: u64) -> u64 {
     if matches!(operation, CollectiveOperation::ReduceScatter(_)) { count * u64::from(RANKS) } else { count }
 }

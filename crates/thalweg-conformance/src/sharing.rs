@@ -23,7 +23,7 @@ group! {
     an_address_is_in_its_allocation_and_no_other,
 }
 
-/// A page that is made with the flags, or the reason why not.
+/// Returns a page that is made with the flags, or the reason why not.
 fn page_with(fixture: &Fixture, flags: PhysicalFlags) -> CaseResult<(PhysicalHandle, u64)> {
     let properties = fixture.driver.device_properties(fixture.device)?;
     let is_possible = properties.virtual_memory

@@ -296,7 +296,7 @@ fn aliases_are_ordered_by_streams(fixture: &Fixture) -> CaseResult {
     Ok(())
 }
 
-/// The same within one graph: how a capture's memory is put together anew, while its replays go on at the old addresses too.
+/// Aliases within one graph: how a capture's memory is put together anew, while its replays go on at the old addresses too.
 fn aliases_are_ordered_in_a_graph(fixture: &Fixture) -> CaseResult {
     let mut pages = Pages::reserve(fixture, 2)?;
     let physical = pages.create(1)?;

@@ -33,18 +33,18 @@ pub fn map(bytes: u64, protection: i32) -> io::Result<NonNull<u8>> {
 }
 
 impl Anonymous {
-    /// `bytes` of zeroed memory.
+    /// Maps `bytes` of zeroed memory.
     pub fn new(bytes: u64) -> io::Result<Self> {
         let pointer = map(bytes, libc::PROT_READ | libc::PROT_WRITE)?;
         Ok(Self { pointer, bytes })
     }
 
-    /// Its first byte.
+    /// Returns its first byte.
     pub fn pointer(&self) -> *mut u8 {
         self.pointer.as_ptr()
     }
 
-    /// Has the system find all pages now, by so many threads side by side; by none, it does nothing. A thread that cannot be
+    /// Makes the system find all pages now, by so many threads side by side; by none, it does nothing. A thread that cannot be
     /// started leaves its part to be found later, when it is touched.
     pub fn prefault(&mut self, threads: u32) {
         let page = page_bytes();
@@ -87,7 +87,7 @@ fn page_bytes() -> u64 {
 mod tests {
     use super::*;
 
-    /// How many pages the system has found.
+    /// Returns how many pages the system has found.
     #[cfg(all(target_os = "linux", not(miri)))]
     fn resident_pages(memory: &Anonymous) -> usize {
         let pages = memory.bytes.div_ceil(page_bytes()) as usize;

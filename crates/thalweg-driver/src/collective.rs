@@ -38,7 +38,7 @@ pub enum Reduction {
 }
 
 impl Reduction {
-    /// Its name in texts.
+    /// Returns its name in texts.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Sum => "sum",
@@ -50,7 +50,7 @@ impl Reduction {
     }
 }
 
-/// What the ranks do. `count` is [`Collective::count`], and *n* the number of ranks.
+/// The operation of a collective. `count` is [`Collective::count`], and *n* the number of ranks.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum CollectiveOperation {
     /// Every rank gets the reduction of what all gave: `count` elements in, `count` out.
@@ -84,7 +84,7 @@ pub enum CollectiveOperation {
 }
 
 impl CollectiveOperation {
-    /// The rank that it names: root or peer.
+    /// Returns the rank that it names: root or peer.
     pub const fn named_rank(self) -> Option<u32> {
         match self {
             Self::Broadcast { root: rank }
@@ -95,12 +95,12 @@ impl CollectiveOperation {
         }
     }
 
-    /// Whether one rank sends and another receives.
+    /// Returns whether one rank sends and another receives.
     pub const fn is_between_two(self) -> bool {
         matches!(self, Self::Send { .. } | Self::Receive { .. })
     }
 
-    /// How many elements the part of `rank` reads and writes; `None` where that is more than there are numbers.
+    /// Returns how many elements the part of `rank` reads and writes; `None` where that is more than there are numbers.
     pub const fn elements(self, count: u64, rank: u32, ranks: u32) -> Option<(u64, u64)> {
         let Some(all) = count.checked_mul(ranks as u64) else { return None };
         Some(match self {
@@ -114,7 +114,7 @@ impl CollectiveOperation {
         })
     }
 
-    /// Whether what `rank` gets depends on what `other` gives: then `rank` comes after what `other` did before.
+    /// Returns whether what `rank` gets depends on what `other` gives: then `rank` comes after what `other` did before.
     pub const fn is_fed_by(self, rank: u32, other: u32) -> bool {
         match self {
             Self::AllReduce(_) | Self::AllGather | Self::ReduceScatter(_) => true,
@@ -149,13 +149,13 @@ pub struct Collective {
     pub communicator: CommunicatorHandle,
     /// A stream of the rank's device.
     pub stream: StreamHandle,
-    /// What all of them do.
+    /// The operation, the same for all of them.
     pub operation: CollectiveOperation,
     /// The format of the elements.
     pub format: ElementFormat,
     /// How many elements; each operation says of what.
     pub count: u64,
-    /// What this rank gives. Ignored where it gives nothing.
+    /// The memory that this rank sends. Ignored where the rank sends nothing.
     pub send: DevicePointer,
     /// Where this rank gets the result. Ignored where it gets nothing. It may be the memory that it gives: `send` itself, for
     /// a gather this rank's part of `receive`, for a scatter this rank's part of `send`.
@@ -165,8 +165,8 @@ pub struct Collective {
 }
 
 impl Collective {
-    /// What the part touches when it is the part of this rank: what it reads, and what it writes, 0 bytes for nothing. `None`
-    /// where the format is unknown, or the sizes are more than there are addresses.
+    /// Returns what the part touches when it is the part of this rank: what it reads, and what it writes, 0 bytes for nothing.
+    /// `None` where the format is unknown, or the sizes are more than there are addresses.
     pub fn accesses(&self, rank: u32, ranks: u32) -> Option<[Access; 2]> {
         let (read, written) = self.operation.elements(self.count, rank, ranks)?;
         let bytes = self.format.bytes()?;
@@ -175,7 +175,7 @@ impl Collective {
     }
 }
 
-/// What a handle of a communicator is.
+/// The properties of a communicator's handle.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct CommunicatorInfo {
     /// The rank, from 0 on.

@@ -1,4 +1,4 @@
-//! What a stream carries: commands, with the byte ranges that they touch and a label.
+//! The commands that a stream carries, with the byte ranges that they touch and a label.
 //!
 //! CUDA's launch takes a function and its arguments. Ours takes two things more, which cost the CUDA driver nothing (it
 //! ignores them) and on which everything else rests:
@@ -27,7 +27,7 @@ pub struct Label {
 }
 
 impl Label {
-    /// A label for `operator`, called where this function is called.
+    /// Creates a label for `operator`, called where this function is called.
     #[track_caller]
     pub const fn here(operator: &'static str) -> Self {
         Self { operator, location: Location::caller() }
@@ -58,7 +58,7 @@ pub enum AccessMode {
 }
 
 impl AccessMode {
-    /// Whether the command may write.
+    /// Returns whether the command may write.
     pub const fn writes(self) -> bool {
         !matches!(self, Self::Read)
     }
@@ -105,7 +105,7 @@ pub enum Touch {
 }
 
 impl Touch {
-    /// The first `chunk_bytes` of every `step_bytes`, `count` times.
+    /// Creates the first `chunk_bytes` of every `step_bytes`, `count` times.
     pub const fn rows(chunk_bytes: u64, step_bytes: u64, count: u64) -> Self {
         let first = StrideStep { bytes: step_bytes, count };
         Self::Strided { chunk_bytes, steps: [first, StrideStep::NONE, StrideStep::NONE, StrideStep::NONE] }
@@ -165,14 +165,14 @@ impl Access {
         Self { start, bytes, mode, touch: Touch::All }
     }
 
-    /// The same range, of which only these bytes are touched.
+    /// Returns the range, of which only these bytes are touched.
     #[must_use]
     pub const fn touching(mut self, touch: Touch) -> Self {
         self.touch = touch;
         self
     }
 
-    /// Reads `bytes` from `start` on.
+    /// Declares a read of `bytes` from `start` on.
     pub const fn read(start: DevicePointer, bytes: u64) -> Self {
         Self::new(start.address(), bytes, AccessMode::Read)
     }
@@ -182,12 +182,12 @@ impl Access {
         Self::new(start.address(), bytes, AccessMode::Write)
     }
 
-    /// Reads and writes `bytes` from `start` on.
+    /// Declares a read and a write of `bytes` from `start` on.
     pub const fn read_write(start: DevicePointer, bytes: u64) -> Self {
         Self::new(start.address(), bytes, AccessMode::ReadWrite)
     }
 
-    /// Whether both touch a byte in common.
+    /// Returns whether both touch a byte in common.
     pub const fn overlaps(&self, other: &Self) -> bool {
         self.bytes > 0
             && other.bytes > 0
@@ -195,7 +195,7 @@ impl Access {
             && other.start < self.start.saturating_add(self.bytes)
     }
 
-    /// Whether both touch a byte in common and one of them writes it.
+    /// Returns whether both touch a byte in common and one of them writes it.
     pub const fn conflicts(&self, other: &Self) -> bool {
         (self.mode.writes() || other.mode.writes()) && self.overlaps(other)
     }
@@ -225,7 +225,7 @@ pub struct Launch<'a> {
 pub struct LibraryLaunch<'a> {
     /// The call of the library.
     pub gpu: &'a GpuCall,
-    /// The same computation on the host.
+    /// The implementation on the host, of equal results.
     pub host: &'a Arc<dyn HostKernel>,
     /// The arguments of the host function, in a layout that it knows.
     pub arguments: &'a [u8],
@@ -271,7 +271,7 @@ pub struct Copy {
 pub struct Fill {
     /// The first byte, aligned to the pattern.
     pub target: DevicePointer,
-    /// What is written.
+    /// The pattern that is written.
     pub pattern: FillPattern,
     /// How often the pattern is written.
     pub count: u64,
@@ -291,7 +291,7 @@ pub enum FillPattern {
 }
 
 impl FillPattern {
-    /// The size of the unit.
+    /// Returns the size of the unit.
     pub const fn bytes(self) -> u64 {
         match self {
             Self::U8(_) => 1,

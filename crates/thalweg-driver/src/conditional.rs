@@ -12,7 +12,7 @@
 
 use std::fmt;
 
-/// What a conditional node makes of its condition.
+/// The control flow of a conditional node: how it uses its condition.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Conditional {
     /// Runs its body if the condition is not 0.
@@ -32,7 +32,7 @@ impl Conditional {
     /// How many cases a switch may have.
     pub const MOST_CASES: u32 = 1024;
 
-    /// How many bodies such a node has.
+    /// Returns how many bodies such a node has.
     pub const fn bodies(self) -> u32 {
         match self {
             Self::If | Self::While => 1,
@@ -41,7 +41,7 @@ impl Conditional {
         }
     }
 
-    /// Why there can be no such node, if so.
+    /// Returns why there can be no such node, if so.
     pub fn check(self) -> Result<(), String> {
         match self {
             Self::Switch { cases } if cases == 0 || cases > Self::MOST_CASES => {
@@ -51,7 +51,7 @@ impl Conditional {
         }
     }
 
-    /// What the body of this number is called: `then`, `else`, `body`, `case 3`.
+    /// Returns what the body of this number is called: `then`, `else`, `body`, `case 3`.
     pub fn body_name(self, number: usize) -> String {
         match self {
             Self::If | Self::IfElse if number == 0 => "then".to_owned(),
@@ -83,7 +83,7 @@ pub enum ConditionFormat {
 }
 
 impl ConditionFormat {
-    /// The size of a value.
+    /// Returns the size of a value.
     pub const fn bytes(self) -> u64 {
         match self {
             Self::U8 => 1,

@@ -12,7 +12,7 @@ use crate::GraphNodeHandle;
 use crate::command::Label;
 use crate::conditional::Conditional;
 
-/// What a node of a graph does.
+/// The kind of a node of a graph.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum GraphNodeKind {
@@ -56,7 +56,7 @@ pub struct GraphDescription {
 pub struct GraphNode {
     /// Its handle.
     pub handle: GraphNodeHandle,
-    /// What it does.
+    /// The kind of its work.
     pub kind: GraphNodeKind,
     /// Who submitted it, where the driver knows.
     pub label: Option<Label>,
@@ -102,7 +102,7 @@ pub enum GraphNodeWork {
 }
 
 impl fmt::Display for GraphNodeWork {
-    /// In a few words; nothing where nothing is known.
+    /// Writes the node in a few words; writes nothing where nothing is known.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let sides = |sides: &[u32; 3]| format!("{}×{}×{}", sides[0], sides[1], sides[2]);
         match self {
@@ -122,8 +122,8 @@ impl fmt::Display for GraphNodeWork {
 }
 
 impl GraphDescription {
-    /// The graph in the language of Graphviz: what each node does, its size, and who submitted it. The bodies of conditional
-    /// nodes are frames beside their nodes.
+    /// Returns the graph in the language of Graphviz: what each node does, its size, and who submitted it. The bodies of
+    /// conditional nodes are frames beside their nodes.
     pub fn to_dot(&self) -> String {
         let mut text =
             String::from("digraph graph_of_commands {\n    node [shape=box fontname=monospace];\n");
@@ -161,7 +161,7 @@ impl GraphDescription {
     }
 }
 
-/// Lines as one quoted string of the language, each at the left.
+/// Returns lines as one quoted string of the language, each at the left.
 fn quoted(lines: &[String]) -> String {
     let mut text = String::from("\"");
     for character in lines.iter().flat_map(|line| line.chars().chain(['\n'])) {

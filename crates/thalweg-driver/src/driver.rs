@@ -61,13 +61,13 @@ pub struct EventFlags {
 /// Free and total memory of a device, in bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct MemoryInfo {
-    /// What an allocation could still take.
+    /// The memory that an allocation could still take, in bytes.
     pub free_bytes: u64,
     /// All there is.
     pub total_bytes: u64,
 }
 
-/// What a kernel needs of a multiprocessor.
+/// The resources that a kernel needs of a multiprocessor.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct FunctionAttributes {
     /// The most threads a block of this kernel may have.
@@ -98,33 +98,33 @@ pub type HostFunction = Arc<dyn Fn() + Send + Sync>;
 pub trait Driver: Send + Sync + fmt::Debug {
     // ---- Devices and contexts -------------------------------------------------------------------------------------
 
-    /// `cuda` or `sim`.
+    /// Returns `cuda` or `sim`.
     fn name(&self) -> &'static str;
 
-    /// The driver that this one stands around, if it does: every call that is not implemented here goes there. A driver that stands
-    /// alone answers such a call with [`NotSupported`](crate::Code::NotSupported).
+    /// Returns the driver that this one stands around, if it does: every call that is not implemented here goes there. A
+    /// driver that stands alone answers such a call with [`NotSupported`](crate::Code::NotSupported).
     fn inner(&self) -> Option<&dyn Driver> {
         None
     }
 
-    /// Whom to tell of what the driver cannot see: blocks of allocators that live above it, and what host threads tell one
-    /// another. `None` where nobody listens, and then nothing need be told.
+    /// Returns the sanitizer, if there is one, which must be told what the driver cannot see: blocks of allocators that live
+    /// above it, and what host threads tell one another. `None` where nobody listens, and then nothing need be told.
     fn instrument(&self) -> Option<&dyn crate::Instrument> {
         self.inner().and_then(Driver::instrument)
     }
 
-    /// The version of the CUDA interface that the driver implements.
+    /// Returns the version of the CUDA interface that the driver implements.
     fn version(&self) -> Version;
 
-    /// How many devices there are. Creates no context.
+    /// Returns how many devices there are. Creates no context.
     fn device_count(&self) -> u32;
 
-    /// What a device is. Creates no context, except on the first call where the driver can only learn it that way.
+    /// Returns what a device is. Creates no context, except on the first call where the driver can only learn it that way.
     fn device_properties(&self, device: u32) -> Result<DeviceProperties> {
         forwarded(self.inner(), "device_properties")?.device_properties(device)
     }
 
-    /// Whether the device has a context already. Creates none.
+    /// Returns whether the device has a context already. Creates none.
     fn context_is_active(&self, device: u32) -> Result<bool> {
         forwarded(self.inner(), "context_is_active")?.context_is_active(device)
     }
@@ -140,12 +140,12 @@ pub trait Driver: Send + Sync + fmt::Debug {
         forwarded(self.inner(), "device_synchronize")?.device_synchronize(device)
     }
 
-    /// Free and total memory.
+    /// Returns the free and the total memory, in bytes.
     fn memory_info(&self, device: u32) -> Result<MemoryInfo> {
         forwarded(self.inner(), "memory_info")?.memory_info(device)
     }
 
-    /// Whether kernels of `device` could touch memory of `peer`. A device is no peer of itself: `false`.
+    /// Returns whether kernels of `device` could touch memory of `peer`. A device is no peer of itself: `false`.
     fn can_access_peer(&self, device: u32, peer: u32) -> Result<bool> {
         forwarded(self.inner(), "can_access_peer")?.can_access_peer(device, peer)
     }
@@ -163,12 +163,12 @@ pub trait Driver: Send + Sync + fmt::Debug {
 
     // ---- Streams --------------------------------------------------------------------------------------------------
 
-    /// The legacy default stream of a device. It needs no destroying, and destroying it is an error.
+    /// Returns the legacy default stream of a device. It needs no destroying, and destroying it is an error.
     fn default_stream(&self, device: u32) -> Result<StreamHandle> {
         forwarded(self.inner(), "default_stream")?.default_stream(device)
     }
 
-    /// A new non-blocking stream. The priority is clamped to the device's range; smaller is more urgent.
+    /// Returns a new non-blocking stream. The priority is clamped to the device's range; smaller is more urgent.
     fn stream_create(&self, device: u32, priority: i32) -> Result<StreamHandle> {
         forwarded(self.inner(), "stream_create")?.stream_create(device, priority)
     }
@@ -178,24 +178,24 @@ pub trait Driver: Send + Sync + fmt::Debug {
         forwarded(self.inner(), "stream_destroy")?.stream_destroy(stream)
     }
 
-    /// The device of the stream.
+    /// Returns the device of the stream.
     fn stream_device(&self, stream: StreamHandle) -> Result<u32> {
         forwarded(self.inner(), "stream_device")?.stream_device(stream)
     }
 
-    /// The priority after clamping.
+    /// Returns the priority after clamping.
     fn stream_priority(&self, stream: StreamHandle) -> Result<i32> {
         forwarded(self.inner(), "stream_priority")?.stream_priority(stream)
     }
 
-    /// Whether the stream has ties with the legacy default stream: its work waits for all earlier work there, and that
+    /// Returns whether the stream has ties with the legacy default stream: its work waits for all earlier work there, and that
     /// stream's for its. Streams of `stream_create` have none; those that were made elsewhere may. True of the legacy default
     /// stream itself.
     fn stream_is_blocking(&self, stream: StreamHandle) -> Result<bool> {
         forwarded(self.inner(), "stream_is_blocking")?.stream_is_blocking(stream)
     }
 
-    /// Whether all work on the stream is done. *Not in capture*, of this stream or another.
+    /// Returns whether all work on the stream is done. *Not in capture*, of this stream or another.
     fn stream_query(&self, stream: StreamHandle) -> Result<bool> {
         forwarded(self.inner(), "stream_query")?.stream_query(stream)
     }
@@ -205,27 +205,27 @@ pub trait Driver: Send + Sync + fmt::Debug {
         forwarded(self.inner(), "stream_synchronize")?.stream_synchronize(stream)
     }
 
-    /// Later work on the stream waits for the latest record of the event before this call. An event that was never
+    /// Makes later work on the stream wait for the latest record of the event before this call. An event that was never
     /// recorded holds nothing up. Recording the event again changes nothing for this wait. An event of a capture pulls the
     /// stream into that capture.
     fn stream_wait_event(&self, stream: StreamHandle, event: EventHandle) -> Result<()> {
         forwarded(self.inner(), "stream_wait_event")?.stream_wait_event(stream, event)
     }
 
-    /// A stream made elsewhere (by PyTorch, say): a handle for it. `stream_destroy` forgets the handle and leaves the
+    /// Returns a stream made elsewhere (by PyTorch, say): a handle for it. `stream_destroy` forgets the handle and leaves the
     /// stream alone.
     fn stream_from_external(&self, device: u32, stream: crate::ExternalStream) -> Result<StreamHandle> {
         forwarded(self.inner(), "stream_from_external")?.stream_from_external(device, stream)
     }
 
-    /// The driver's own number for the stream (`CUstream`), to be given to other libraries.
+    /// Returns the driver's own number for the stream (`CUstream`), to be given to other libraries.
     fn cuda_stream(&self, stream: StreamHandle) -> Result<u64> {
         forwarded(self.inner(), "cuda_stream")?.cuda_stream(stream)
     }
 
     // ---- Events ---------------------------------------------------------------------------------------------------
 
-    /// A new event. It belongs to the device and counts as complete until it is recorded.
+    /// Returns a new event. It belongs to the device and counts as complete until it is recorded.
     fn event_create(&self, device: u32, flags: EventFlags) -> Result<EventHandle> {
         forwarded(self.inner(), "event_create")?.event_create(device, flags)
     }
@@ -241,7 +241,7 @@ pub trait Driver: Send + Sync + fmt::Debug {
         forwarded(self.inner(), "event_record")?.event_record(event, stream)
     }
 
-    /// Whether the latest record is complete. *Not in capture.* An event of a capture under way is
+    /// Returns whether the latest record is complete. *Not in capture.* An event of a capture under way is
     /// [`CapturedEvent`](crate::Code::CapturedEvent), of one that is over or broken
     /// [`InvalidValue`](crate::Code::InvalidValue).
     fn event_query(&self, event: EventHandle) -> Result<bool> {
@@ -262,15 +262,15 @@ pub trait Driver: Send + Sync + fmt::Debug {
 
     // ---- Device memory --------------------------------------------------------------------------------------------
 
-    /// `bytes` of device memory, aligned to 256 bytes at least; 0 bytes is an error. Its content is anything. May block.
-    /// *Not in capture.*
+    /// Allocates `bytes` of device memory, aligned to 256 bytes at least; 0 bytes is an error. Its content is anything. May
+    /// block. *Not in capture.*
     fn memory_allocate(&self, device: u32, bytes: u64) -> Result<DevicePointer> {
         forwarded(self.inner(), "memory_allocate")?.memory_allocate(device, bytes)
     }
 
-    /// `bytes` of managed memory: pages move between the device, its peers and the host as they are touched, and there may
-    /// be more of it than the device has. It is given back by `memory_free`. Its content is anything. Devices that cannot
-    /// answer [`NotSupported`](crate::Code::NotSupported). May block. *Not in capture.*
+    /// Allocates `bytes` of managed memory: pages move between the device, its peers and the host as they are touched, and
+    /// there may be more of it than the device has. It is given back by `memory_free`. Its content is anything. Devices that
+    /// cannot answer [`NotSupported`](crate::Code::NotSupported). May block. *Not in capture.*
     fn memory_allocate_managed(&self, device: u32, bytes: u64) -> Result<DevicePointer> {
         forwarded(self.inner(), "memory_allocate_managed")?.memory_allocate_managed(device, bytes)
     }
@@ -289,7 +289,7 @@ pub trait Driver: Send + Sync + fmt::Debug {
 
     // ---- Virtual memory: allowed in every capture, and a part of none ---------------------------------------------
 
-    /// A range of addresses with nothing behind it. `bytes` is a multiple of the device's granularity.
+    /// Returns a range of addresses with nothing behind it. `bytes` is a multiple of the device's granularity.
     fn address_reserve(&self, device: u32, bytes: u64) -> Result<DevicePointer> {
         forwarded(self.inner(), "address_reserve")?.address_reserve(device, bytes)
     }
@@ -299,7 +299,7 @@ pub trait Driver: Send + Sync + fmt::Debug {
         forwarded(self.inner(), "address_free")?.address_free(pointer, bytes)
     }
 
-    /// Physical memory without an address. `bytes` is a multiple of the device's granularity.
+    /// Creates physical memory without an address. `bytes` is a multiple of the device's granularity.
     fn physical_create(&self, device: u32, bytes: u64, flags: PhysicalFlags) -> Result<PhysicalHandle> {
         forwarded(self.inner(), "physical_create")?.physical_create(device, bytes, flags)
     }
@@ -341,21 +341,21 @@ pub trait Driver: Send + Sync + fmt::Debug {
 
     // ---- Memory of several processes ------------------------------------------------------------------------------
 
-    /// Physical memory as something that another process can be given; it was made with
+    /// Exports physical memory as a handle that another process can open; it was made with
     /// [`share_as`](PhysicalFlags::share_as), or imported.
     fn physical_export(&self, physical: PhysicalHandle) -> Result<ShareableHandle> {
         forwarded(self.inner(), "physical_export")?.physical_export(physical)
     }
 
-    /// The physical memory behind what a process exported, possibly this one: `bytes` of `device`, as it was made. The
-    /// handle given stays the caller's. The simulator knows the memory of its own process, while a handle or a mapping
-    /// keeps it, and answers [`NotSupported`](crate::Code::NotSupported) to another process.
+    /// Returns the physical memory behind what a process exported, possibly this one: `bytes` of `device`, as it was made. The
+    /// handle given stays the caller's. The simulator knows the memory of its own process, while a handle or a mapping keeps
+    /// it, and answers [`NotSupported`](crate::Code::NotSupported) to another process.
     fn physical_import(&self, device: u32, bytes: u64, handle: &ShareableHandle) -> Result<PhysicalHandle> {
         forwarded(self.inner(), "physical_import")?.physical_import(device, bytes, handle)
     }
 
-    /// Memory of `memory_allocate`, by its first address, as something that another process can be given. It must not be
-    /// freed while somebody has it open.
+    /// Exports memory of `memory_allocate`, by its first address, as a handle that another process can open. It must not be
+    /// freed while a process has it open.
     fn ipc_export(&self, pointer: DevicePointer) -> Result<IpcHandle> {
         forwarded(self.inner(), "ipc_export")?.ipc_export(pointer)
     }
@@ -373,17 +373,17 @@ pub trait Driver: Send + Sync + fmt::Debug {
         forwarded(self.inner(), "ipc_close")?.ipc_close(pointer)
     }
 
-    /// The allocation that an address lies in: its first address, and its size in bytes. It knows what `memory_allocate` and
-    /// `memory_allocate_managed` gave, and what `ipc_open` opened: of that the handle does not say how large it is. (A GPU
-    /// may hold small allocations of one process in one piece, and opens all of it: then the piece is what is answered.)
-    /// Any other address is [`InvalidValue`](crate::Code::InvalidValue).
+    /// Returns the allocation that an address lies in: its first address, and its size in bytes. It knows what
+    /// `memory_allocate` and `memory_allocate_managed` gave, and what `ipc_open` opened: of that the handle does not say how
+    /// large it is. (A GPU may hold small allocations of one process in one piece, and opens all of it: then the piece is what
+    /// is answered.) Any other address is [`InvalidValue`](crate::Code::InvalidValue).
     fn address_range(&self, pointer: DevicePointer) -> Result<(DevicePointer, u64)> {
         forwarded(self.inner(), "address_range")?.address_range(pointer)
     }
 
     // ---- Stream-ordered memory ------------------------------------------------------------------------------------
 
-    /// A new pool of the stream-ordered allocator, with the attributes that are the default here. It keeps what it has
+    /// Returns a new pool of the stream-ordered allocator, with the attributes that are the default here. It keeps what it has
     /// until it is trimmed.
     fn pool_create(&self, device: u32) -> Result<PoolHandle> {
         forwarded(self.inner(), "pool_create")?.pool_create(device)
@@ -399,7 +399,7 @@ pub trait Driver: Send + Sync + fmt::Debug {
         forwarded(self.inner(), "pool_trim")?.pool_trim(pool, keep_bytes)
     }
 
-    /// How the pool behaves.
+    /// Returns how the pool behaves.
     fn pool_attributes(&self, pool: PoolHandle) -> Result<PoolAttributes> {
         forwarded(self.inner(), "pool_attributes")?.pool_attributes(pool)
     }
@@ -409,13 +409,13 @@ pub trait Driver: Send + Sync + fmt::Debug {
         forwarded(self.inner(), "pool_set_attributes")?.pool_set_attributes(pool, attributes)
     }
 
-    /// What the pool holds.
+    /// Returns what the pool holds.
     fn pool_usage(&self, pool: PoolHandle) -> Result<PoolUsage> {
         forwarded(self.inner(), "pool_usage")?.pool_usage(pool)
     }
 
-    /// Memory of the pool's device, usable by work that comes later on the stream. On a capturing stream it becomes a node,
-    /// and the memory belongs to the graph: it is there from that node on, at this address, in every launch.
+    /// Allocates memory of the pool's device, usable by work that comes later on the stream. On a capturing stream it becomes
+    /// a node, and the memory belongs to the graph: it is there from that node on, at this address, in every launch.
     fn memory_allocate_async(
         &self,
         pool: PoolHandle,
@@ -434,7 +434,7 @@ pub trait Driver: Send + Sync + fmt::Debug {
 
     // ---- Pinned host memory ---------------------------------------------------------------------------------------
 
-    /// Page-locked host memory, from and to which every device can copy asynchronously. Zeroed. *Not in capture.*
+    /// Allocates page-locked host memory, from and to which every device can copy asynchronously. Zeroed. *Not in capture.*
     fn host_allocate(&self, bytes: u64, flags: HostFlags) -> Result<HostPointer> {
         forwarded(self.inner(), "host_allocate")?.host_allocate(bytes, flags)
     }
@@ -512,12 +512,12 @@ pub trait Driver: Send + Sync + fmt::Debug {
         forwarded(self.inner(), "module_unload")?.module_unload(module)
     }
 
-    /// A kernel by name; [`NotFound`](crate::Code::NotFound) where there is none.
+    /// Returns a kernel by name; [`NotFound`](crate::Code::NotFound) where there is none.
     fn function_get(&self, module: ModuleHandle, name: &str) -> Result<FunctionHandle> {
         forwarded(self.inner(), "function_get")?.function_get(module, name)
     }
 
-    /// What the kernel needs.
+    /// Returns what the kernel needs.
     fn function_attributes(&self, function: FunctionHandle) -> Result<FunctionAttributes> {
         forwarded(self.inner(), "function_attributes")?.function_attributes(function)
     }
@@ -536,13 +536,13 @@ pub trait Driver: Send + Sync + fmt::Debug {
 
     // ---- Several devices together ---------------------------------------------------------------------------------
 
-    /// A communicator of these devices, each named once: a handle for each rank, rank `i` on `devices[i]`. Blocks (on GPUs
-    /// for about a second). Without NCCL a GPU answers [`LibraryMissing`](crate::Code::LibraryMissing). *Not in capture.*
+    /// Returns a communicator of these devices, each named once: a handle for each rank, rank `i` on `devices[i]`. Blocks (on
+    /// GPUs for about a second). Without NCCL a GPU answers [`LibraryMissing`](crate::Code::LibraryMissing). *Not in capture.*
     fn communicators_create(&self, devices: &[u32]) -> Result<Vec<CommunicatorHandle>> {
         forwarded(self.inner(), "communicators_create")?.communicators_create(devices)
     }
 
-    /// Which rank of how many a handle is.
+    /// Returns which rank of how many a handle is.
     fn communicator_info(&self, communicator: CommunicatorHandle) -> Result<CommunicatorInfo> {
         forwarded(self.inner(), "communicator_info")?.communicator_info(communicator)
     }
@@ -579,7 +579,7 @@ pub trait Driver: Send + Sync + fmt::Debug {
         forwarded(self.inner(), "stream_end_capture")?.stream_end_capture(stream)
     }
 
-    /// Whether and how the stream captures. Of the legacy default stream, while a blocking stream captures:
+    /// Returns whether and how the stream captures. Of the legacy default stream, while a blocking stream captures:
     /// [`StreamCaptureImplicit`](crate::Code::StreamCaptureImplicit).
     fn stream_capture_info(&self, stream: StreamHandle) -> Result<CaptureInfo> {
         forwarded(self.inner(), "stream_capture_info")?.stream_capture_info(stream)
@@ -599,9 +599,10 @@ pub trait Driver: Send + Sync + fmt::Debug {
         )
     }
 
-    /// A new condition of the graph that the stream captures into, which each launch starts at `initial`. One conditional node
-    /// of this graph, or of a body in it at any depth, reads it: `graph_instantiate` refuses a graph with a condition that no
-    /// node reads, in the simulator and with drivers for CUDA 12.8 and later. It goes with the graph that the capture began.
+    /// Returns a new condition of the graph that the stream captures into, which each launch starts at `initial`. One
+    /// conditional node of this graph, or of a body in it at any depth, reads it: `graph_instantiate` refuses a graph with a
+    /// condition that no node reads, in the simulator and with drivers for CUDA 12.8 and later. It goes with the graph that
+    /// the capture began.
     ///
     /// The calls about conditions and conditional nodes answer [`IllegalState`](crate::Code::IllegalState) on a stream that does
     /// not capture, and [`NotSupported`](crate::Code::NotSupported) where the device has no such nodes, as its
@@ -663,7 +664,7 @@ pub trait Driver: Send + Sync + fmt::Debug {
         forwarded(self.inner(), "thread_exchange_capture_mode")?.thread_exchange_capture_mode(mode)
     }
 
-    /// The nodes that a node of the graph depends on directly, in no particular order; also while a capture builds the
+    /// Returns the nodes that a node of the graph depends on directly, in no particular order; also while a capture builds the
     /// graph. Each call costs the same, however large the graph is, as long as the node is one that was learned from
     /// [`CaptureInfo::dependencies`] or from this call.
     fn graph_node_predecessors(
@@ -674,7 +675,7 @@ pub trait Driver: Send + Sync + fmt::Debug {
         forwarded(self.inner(), "graph_node_predecessors")?.graph_node_predecessors(graph, node)
     }
 
-    /// The graph as data, also while a capture builds it. Takes a few calls a node on a GPU.
+    /// Returns the graph as data, also while a capture builds it. Takes a few calls a node on a GPU.
     fn graph_describe(&self, graph: GraphHandle) -> Result<GraphDescription> {
         forwarded(self.inner(), "graph_describe")?.graph_describe(graph)
     }
@@ -693,8 +694,8 @@ pub trait Driver: Send + Sync + fmt::Debug {
         forwarded(self.inner(), "graph_destroy")?.graph_destroy(graph)
     }
 
-    /// An executable of the graph for one device. Blocks while it is built. A graph that a capture builds, a body, and a graph
-    /// of which a body is being captured or could not be, is [`IllegalState`](crate::Code::IllegalState). A graph with
+    /// Returns an executable of the graph for one device. Blocks while it is built. A graph that a capture builds, a body, and
+    /// a graph of which a body is being captured or could not be, is [`IllegalState`](crate::Code::IllegalState). A graph with
     /// conditional nodes that has an executable already is [`NotSupported`](crate::Code::NotSupported).
     fn graph_instantiate(&self, graph: GraphHandle, device: u32) -> Result<GraphExecHandle> {
         forwarded(self.inner(), "graph_instantiate")?.graph_instantiate(graph, device)
@@ -743,7 +744,7 @@ pub trait Driver: Send + Sync + fmt::Debug {
     }
 }
 
-/// The driver that a call goes to which a driver does not implement itself.
+/// Returns the driver that a call goes to which a driver does not implement itself.
 fn forwarded<'d>(inner: Option<&'d dyn Driver>, call: &'static str) -> Result<&'d dyn Driver> {
     inner.ok_or_else(|| Error::new(Code::NotSupported, call, "this driver does not implement the call"))
 }

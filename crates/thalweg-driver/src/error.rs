@@ -7,7 +7,7 @@ use std::fmt;
 
 macro_rules! codes {
     ($($(#[$doc:meta])* $variant:ident = $number:literal, $name:literal;)*) => {
-        /// What went wrong, numbered as `CUresult` in `cuda.h` is.
+        /// The kind of an error, numbered as `CUresult` in `cuda.h` is.
         #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
         #[non_exhaustive]
         pub enum Code {
@@ -17,7 +17,7 @@ macro_rules! codes {
         }
 
         impl Code {
-            /// The code with CUDA's number.
+            /// Creates the code with CUDA's number.
             pub const fn from_number(number: u32) -> Self {
                 match number {
                     $($number => Self::$variant,)*
@@ -25,7 +25,8 @@ macro_rules! codes {
                 }
             }
 
-            /// CUDA's number (`CUresult`). The codes that CUDA lacks (a missing library, say) have numbers from 100,000.
+            /// Returns CUDA's number (`CUresult`). The codes that CUDA lacks (a missing library, say) have numbers from
+            /// 100,000.
             pub const fn number(self) -> u32 {
                 match self {
                     $(Self::$variant => $number,)*
@@ -33,7 +34,7 @@ macro_rules! codes {
                 }
             }
 
-            /// CUDA's name, as in `CUDA_ERROR_INVALID_VALUE`.
+            /// Returns CUDA's name, as in `CUDA_ERROR_INVALID_VALUE`.
             pub const fn name(self) -> &'static str {
                 match self {
                     $(Self::$variant => $name,)*
@@ -133,7 +134,7 @@ codes! {
     CapturedEvent = 907, "CUDA_ERROR_CAPTURED_EVENT";
     /// The capture was started by another thread.
     StreamCaptureWrongThread = 908, "CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD";
-    /// What was waited for did not come.
+    /// The wait for an event took longer than its limit.
     Timeout = 909, "CUDA_ERROR_TIMEOUT";
     /// The graph cannot be updated in place.
     GraphExecUpdateFailure = 910, "CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE";
@@ -152,7 +153,7 @@ codes! {
 }
 
 impl Code {
-    /// Whether the device's context is lost: every later call on it fails with the same code.
+    /// Returns whether the device's context is lost: every later call on it fails with the same code.
     pub const fn is_sticky(self) -> bool {
         matches!(
             self,
@@ -183,20 +184,20 @@ struct Inner {
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 impl Error {
-    /// An error of `call` (CUDA's name of the entry point, `cuMemAlloc`) with a detail for a person: what was asked for,
-    /// and what to do.
+    /// Creates an error of `call` (CUDA's name of the entry point, `cuMemAlloc`) with a detail for a person: what was asked
+    /// for, and what to do.
     pub fn new(code: Code, call: &'static str, detail: impl Into<String>) -> Self {
         Self(Box::new(Inner { code, call, detail: detail.into(), asynchronous: false }))
     }
 
-    /// The same error, marked as caused by work submitted earlier.
+    /// Returns the error, marked as caused by work submitted earlier.
     #[must_use]
     pub fn asynchronous(mut self) -> Self {
         self.0.asynchronous = true;
         self
     }
 
-    /// The same error with more to say at its end.
+    /// Returns the error with more to say at its end.
     #[must_use]
     pub fn with_detail(mut self, more: &str) -> Self {
         if !self.0.detail.is_empty() {
@@ -206,52 +207,52 @@ impl Error {
         self
     }
 
-    /// What went wrong.
+    /// Returns what went wrong.
     pub fn code(&self) -> Code {
         self.0.code
     }
 
-    /// The entry point that answered (`cuMemAlloc`).
+    /// Returns the entry point that answered (`cuMemAlloc`).
     pub fn call(&self) -> &'static str {
         self.0.call
     }
 
-    /// The cause in words.
+    /// Returns the cause in words.
     pub fn detail(&self) -> &str {
         &self.0.detail
     }
 
-    /// Whether the device has no room left: freeing memory and trying again makes sense.
+    /// Returns whether the device has no room left: freeing memory and trying again makes sense.
     pub fn is_out_of_memory(&self) -> bool {
         self.0.code == Code::OutOfMemory
     }
 
-    /// Whether the caller's argument was wrong (a value, a handle, a device number).
+    /// Returns whether the caller's argument was wrong (a value, a handle, a device number).
     pub fn is_invalid_argument(&self) -> bool {
         matches!(self.0.code, Code::InvalidValue | Code::InvalidHandle | Code::InvalidDevice)
     }
 
-    /// Whether the context of the device is lost.
+    /// Returns whether the context of the device is lost.
     pub fn is_device_lost(&self) -> bool {
         self.0.code.is_sticky()
     }
 
-    /// Whether a rule of stream capture was broken (CUDA's codes 900 to 908).
+    /// Returns whether a rule of stream capture was broken (CUDA's codes 900 to 908).
     pub fn is_capture(&self) -> bool {
         (900..=908).contains(&self.0.code.number())
     }
 
-    /// Whether a library or an entry point is missing on this machine.
+    /// Returns whether a library or an entry point is missing on this machine.
     pub fn is_library_missing(&self) -> bool {
         self.0.code == Code::LibraryMissing
     }
 
-    /// Whether the driver cannot do what was asked for at all.
+    /// Returns whether the driver cannot do what was asked for at all.
     pub fn is_not_supported(&self) -> bool {
         self.0.code == Code::NotSupported
     }
 
-    /// Whether earlier asynchronous work is the cause, not the call that answered.
+    /// Returns whether earlier asynchronous work is the cause, not the call that answered.
     pub fn is_asynchronous(&self) -> bool {
         self.0.asynchronous || self.0.code.is_sticky()
     }

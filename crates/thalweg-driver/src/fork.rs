@@ -23,7 +23,7 @@ extern "C" fn in_child() {
 pub struct Process(u32);
 
 impl Process {
-    /// This process.
+    /// Returns this process.
     pub fn current() -> Self {
         static AT_FORK: Once = Once::new();
         AT_FORK.call_once(|| {
@@ -35,13 +35,13 @@ impl Process {
         Self(GENERATION.load(Ordering::Relaxed))
     }
 
-    /// Whether this is a child of that process.
+    /// Returns whether this is a child of that process.
     #[inline]
     pub fn is_left(self) -> bool {
         self.0 != GENERATION.load(Ordering::Relaxed)
     }
 
-    /// An error of `call` ([`Code::Forked`]) where this is a child of that process; `what` was opened there.
+    /// Returns an error of `call` ([`Code::Forked`]) where this is a child of that process; `what` was opened there.
     ///
     /// # Errors
     /// That one.

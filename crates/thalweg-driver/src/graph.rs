@@ -40,13 +40,13 @@ pub struct CaptureInfo {
 }
 
 impl CaptureInfo {
-    /// The state of a stream that does not capture.
+    /// Creates the state of a stream that does not capture.
     pub const fn none() -> Self {
         Self { status: CaptureStatus::None, id: 0, graph: None, dependencies: Vec::new() }
     }
 }
 
-/// What becomes of the dependencies that a capturing stream has.
+/// The effect of an update on the dependencies of a capturing stream.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum DependencyUpdate {
     /// The new ones are added.
@@ -55,7 +55,7 @@ pub enum DependencyUpdate {
     Set,
 }
 
-/// What became of an update of a whole executable graph ([`Driver::graph_exec_update`](crate::Driver::graph_exec_update)).
+/// The result of an update of a whole executable graph ([`Driver::graph_exec_update`](crate::Driver::graph_exec_update)).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum GraphExecUpdate {
     /// Later launches do the other graph's work.
@@ -65,7 +65,7 @@ pub enum GraphExecUpdate {
 }
 
 impl GraphExecUpdate {
-    /// Whether later launches do the other graph's work.
+    /// Returns whether later launches do the other graph's work.
     pub const fn is_updated(&self) -> bool {
         matches!(self, Self::Updated)
     }
@@ -74,7 +74,7 @@ impl GraphExecUpdate {
 /// Why an executable could not take another graph's work.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct UpdateRefusal {
-    /// What differs.
+    /// The difference.
     pub reason: UpdateReason,
     /// The node of the other graph at which it was noticed; `None` where it is no single node.
     pub node: Option<GraphNodeHandle>,
@@ -82,7 +82,7 @@ pub struct UpdateRefusal {
     pub dependency: Option<GraphNodeHandle>,
 }
 
-/// What may differ between an executable and a graph (`CUgraphExecUpdateResult`).
+/// A difference between an executable and a graph (`CUgraphExecUpdateResult`).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum UpdateReason {

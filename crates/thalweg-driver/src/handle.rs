@@ -14,12 +14,12 @@ macro_rules! handles {
         pub struct $name(u64);
 
         impl $name {
-            /// The handle with this number. Only the driver that issued the number gives it a meaning.
+            /// Creates the handle with this number. Only the driver that issued the number gives it a meaning.
             pub const fn from_raw(raw: u64) -> Self {
                 Self(raw)
             }
 
-            /// The number.
+            /// Returns the number.
             pub const fn raw(self) -> u64 {
                 self.0
             }
@@ -72,24 +72,24 @@ pub struct HostPointer(u64);
 macro_rules! pointers {
     ($($name:ident),*) => {$(
         impl $name {
-            /// The pointer with this address.
+            /// Creates the pointer with this address.
             pub const fn new(address: u64) -> Self {
                 Self(address)
             }
 
-            /// The address.
+            /// Returns the address.
             pub const fn address(self) -> u64 {
                 self.0
             }
 
-            /// The pointer `bytes` further on. Wraps around at the end of the address space, as pointers do on the
+            /// Creates the pointer `bytes` further on. Wraps around at the end of the address space, as pointers do on the
             /// GPU: the driver refuses the range when it is used.
             #[must_use]
             pub const fn offset(self, bytes: u64) -> Self {
                 Self(self.0.wrapping_add(bytes))
             }
 
-            /// Whether this is the null pointer.
+            /// Returns whether this is the null pointer.
             pub const fn is_null(self) -> bool {
                 self.0 == 0
             }

@@ -52,7 +52,7 @@ impl std::error::Error for HostFault {}
 /// contiguous, initialised bytes that stay mapped while the command runs, and no other command that conflicts with the
 /// declared accesses runs meanwhile. Two ranges share bytes exactly where their physical ranges do.
 pub unsafe trait Resolve {
-    /// The host address of a device range and the physical ranges behind it, or why there are none.
+    /// Returns the host address of a device range and the physical ranges behind it, or why there are none.
     fn resolve(&self, start: u64, bytes: u64) -> Result<(*mut u8, PhysicalRanges), HostFault>;
 }
 
@@ -60,8 +60,8 @@ pub unsafe trait Resolve {
 /// addresses may mean one byte; physical addresses name bytes.
 pub type PhysicalRanges = SmallVec<[(u64, u64); 1]>;
 
-/// What device memory is aligned to where a host function sees it: a controlled simulator
-/// gives an update a copy, and no address of a copy is rounder.
+/// The alignment, in bytes, of device memory as a host function sees it: a controlled simulator gives an update a copy, and no
+/// address of a copy is rounder.
 pub const ALIGNMENT: usize = align_of::<u128>();
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -100,8 +100,8 @@ impl<'a> HostLaunch<'a> {
         Self { grid, block, arguments, accesses, memory, borrows: RefCell::new(SmallVec::new()) }
     }
 
-    /// `count` elements from `start` on, to be read. The range must lie inside one declared access. Elements may want an
-    /// alignment of 16 bytes and no more, here and below.
+    /// Returns `count` elements from `start` on, to be read. The range must lie inside one declared access. Elements may want
+    /// an alignment of 16 bytes and no more, here and below.
     pub fn read<T: Pod>(&self, start: DevicePointer, count: usize) -> Result<&[T], HostFault> {
         let pointer = self.borrow::<T>(start, count, Borrow::Shared)?;
         // SAFETY: `borrow` checked that the range is declared and mapped, that its address here is aligned, and that this
@@ -109,7 +109,7 @@ impl<'a> HostLaunch<'a> {
         Ok(unsafe { std::slice::from_raw_parts(pointer, count) })
     }
 
-    /// `count` elements from `start` on, to be written. The range must lie inside one declared access that writes, and
+    /// Returns `count` elements from `start` on, to be written. The range must lie inside one declared access that writes, and
     /// must not meet any other range that this launch has asked for.
     #[allow(clippy::mut_from_ref)] // the exclusive borrow is checked at run time, as a RefCell's is
     pub fn write<T: Pod>(&self, start: DevicePointer, count: usize) -> Result<&mut [T], HostFault> {
@@ -118,8 +118,8 @@ impl<'a> HostLaunch<'a> {
         Ok(unsafe { std::slice::from_raw_parts_mut(pointer, count) })
     }
 
-    /// `count` elements from `start` on as cells, which may alias other cells: what an in-place kernel asks for, for its
-    /// output and for the input that overlaps it. The range must lie inside one declared access that writes.
+    /// Returns `count` elements from `start` on as cells, which may alias other cells: what an in-place kernel asks for, for
+    /// its output and for the input that overlaps it. The range must lie inside one declared access that writes.
     pub fn cells<T: Pod>(&self, start: DevicePointer, count: usize) -> Result<&[Cell<T>], HostFault> {
         let pointer = self.borrow::<T>(start, count, Borrow::Cells)?;
         // SAFETY: as in `read`; `Cell<T>` has the layout of `T`, cells may alias one another, `borrow` checked that no

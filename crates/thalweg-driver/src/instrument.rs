@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use crate::{Label, StreamHandle};
 
-/// What memory a block is of.
+/// The kind of memory of a block.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum BlockKind {
     /// Device memory, which belongs to the work of a stream: after the free, later work of that stream may have it at once.
@@ -23,7 +23,7 @@ pub enum BlockKind {
 }
 
 impl BlockKind {
-    /// Whether it belongs to the work of a stream.
+    /// Returns whether it belongs to the work of a stream.
     pub fn is_of_stream(self) -> bool {
         matches!(self, Self::Device | Self::GraphOutput)
     }
@@ -38,30 +38,30 @@ pub enum UseKind {
     SoFar,
 }
 
-/// What a host thread knows at some moment: which work comes before whatever it does next.
+/// The knowledge of a host thread at some moment: the work that comes before all that it does next.
 ///
 /// Opaque: only the [`Instrument`] that gave it can read it.
 #[derive(Clone, Debug)]
 pub struct HostClock(pub Arc<dyn Any + Send + Sync>);
 
-/// What a checker wants to be told.
+/// The events that a sanitizer must be told of.
 ///
 /// None of this changes what a program does, nothing blocks, and what makes no sense (a block that nobody has announced, say)
 /// is ignored.
 pub trait Instrument: Send + Sync {
-    /// A block of a caching allocator is in a caller's hands: `bytes` from the address `start` on. It was asked for on
-    /// `stream`.
+    /// Reports that a caching allocator has given a block to a caller: `bytes` from the address `start` on. It was asked for
+    /// on `stream`.
     fn block_allocated(&self, start: u64, bytes: u64, kind: BlockKind, stream: StreamHandle, label: Label);
 
-    /// The block at this address is about to be given back. Call this before the allocator hears of it. Where that happens is
-    /// mostly not known: a drop does not know its caller.
+    /// Reports that the block at this address is about to be freed. Call this before the allocator hears of it. Where that
+    /// happens is mostly not known: a drop does not know its caller.
     fn block_freed(&self, start: u64, label: Option<Label>);
 
-    /// The allocator was told that `stream` uses the block, and keeps it as `kind` says.
+    /// Reports that the allocator was told that `stream` uses the block, and keeps it as `kind` says.
     fn block_recorded(&self, start: u64, stream: StreamHandle, kind: UseKind, label: Label);
 
-    /// The graph that `stream` captures may use memory of earlier captures whenever it is launched, freed or not, and memory that
-    /// is lent: whoever launches it answers for it that the same bytes are there again then.
+    /// Declares that the graph that `stream` captures may use memory of earlier captures whenever it is launched, freed or
+    /// not, and memory that is lent: whoever launches it answers for it that the same bytes are there again then.
     fn capture_vouched(&self, stream: StreamHandle);
 
     /// Says where the program made a stream. Of a stream that it is given again later, the first place counts.
@@ -70,8 +70,8 @@ pub trait Instrument: Send + Sync {
     /// Names a stream for reports. Streams without a name are numbered in the order of their making.
     fn name_stream(&self, stream: StreamHandle, name: &str);
 
-    /// The site of the next call of this thread that has no label of its own: a graph launch, a stream's wait for an event, or the
-    /// host's reads and writes of pinned memory.
+    /// Sets the site of the next call of this thread that has no label of its own: a graph launch, a stream's wait for an
+    /// event, or the host's reads and writes of pinned memory.
     fn label_next(&self, label: Label);
 
     /// Says whether the calling thread's calls from now on are an allocator's own, and gives what was so before. What such a call
@@ -79,19 +79,19 @@ pub trait Instrument: Send + Sync {
     /// program, which knows nothing of that call and may not count on it.
     fn exchange_internal(&self, is_internal: bool) -> bool;
 
-    /// From now on the calling thread is a host thread of its own, and is ordered with others by [`host_release`] and
-    /// [`host_acquire`] alone. A thread that nobody introduces is a host thread of its own from its first call on: it knows what
-    /// any thread knew then, and older threads know what it knew when it ends.
+    /// Makes the calling thread a host thread of its own, ordered with others by [`host_release`] and [`host_acquire`]
+    /// alone. A thread that nobody introduces is a host thread of its own from its first call on: it knows what any thread
+    /// knew then, and older threads know what it knew when it ends.
     ///
     /// [`host_release`]: Self::host_release
     /// [`host_acquire`]: Self::host_acquire
     fn introduce_thread(&self, name: &str);
 
-    /// What the calling thread knows, to be handed to another: at a spawn, at the end of a thread that is joined, with a
-    /// message. In a host function: what the function comes after.
+    /// Returns what the calling thread knows, to be handed to another: at a spawn, at the end of a thread that is joined, with
+    /// a message. In a host function: what the function comes after.
     fn host_release(&self) -> HostClock;
 
-    /// The calling thread was handed what another knew.
+    /// Gives the calling thread the knowledge of another.
     fn host_acquire(&self, clock: &HostClock);
 }
 
@@ -100,7 +100,7 @@ thread_local! {
     static WITHIN: Cell<Option<Label>> = const { Cell::new(None) };
 }
 
-/// What [`within`] gives: while it lives, the calling thread's work is part of a call.
+/// The guard of [`within`]: while it lives, the calling thread's work is part of a call.
 #[must_use = "work is part of the call only while this lives"]
 #[derive(Debug)]
 pub struct Within {

@@ -40,7 +40,7 @@ impl ElementFormat {
     /// Unsigned 64-bit integers (`CUDA_R_64U`).
     pub const R_64U: Self = Self(26);
 
-    /// The size of an element; `None` for a format that has no name here.
+    /// Returns the size of an element; `None` for a format that has no name here.
     pub const fn bytes(self) -> Option<u64> {
         match self {
             Self::R_8I | Self::R_8U => Some(1),

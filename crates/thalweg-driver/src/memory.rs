@@ -36,8 +36,8 @@ pub enum MemoryLocation {
     Host,
 }
 
-/// What is known beforehand about the use of managed memory (`cuMemAdvise`). Each is a hint: it changes where pages are and
-/// what a touch costs, never what a program computes.
+/// A hint about the use of managed memory (`cuMemAdvise`). Each is a hint: it changes where pages are and what a touch costs,
+/// never what a program computes.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum MemoryAdvice {
     /// It is read far more often than written: readers get copies of their own.
@@ -53,8 +53,8 @@ pub enum MemoryAdvice {
 /// How a pool of the stream-ordered allocator behaves.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct PoolAttributes {
-    /// What the pool may hold, in use or not, before the driver gives unused memory back whenever the host waits for the
-    /// device. `u64::MAX`: it keeps everything until it is trimmed.
+    /// The bytes that the pool may hold, in use or not, before the driver gives unused memory back whenever the host waits for
+    /// the device. `u64::MAX`: it keeps everything until it is trimmed.
     pub release_threshold_bytes: u64,
     /// Whether memory that was freed on one stream serves another which waited for an event behind the free.
     pub reuse_follow_event_dependencies: bool,
@@ -65,7 +65,8 @@ pub struct PoolAttributes {
 }
 
 impl Default for PoolAttributes {
-    /// What [`Driver::pool_create`](crate::Driver::pool_create) makes: everything is kept and every kind of reuse is on.
+    /// Returns the settings of [`Driver::pool_create`](crate::Driver::pool_create): everything is kept and every kind of reuse
+    /// is on.
     fn default() -> Self {
         Self {
             release_threshold_bytes: u64::MAX,
@@ -76,7 +77,7 @@ impl Default for PoolAttributes {
     }
 }
 
-/// What a pool of the stream-ordered allocator holds, in bytes. Peaks are since the pool was made.
+/// The memory of a pool of the stream-ordered allocator, in bytes. Peaks are since the pool was made.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct PoolUsage {
     /// Taken from the device, in use or not.
@@ -98,7 +99,7 @@ pub struct PhysicalFlags {
     pub gpu_direct_rdma: bool,
 }
 
-/// What physical memory is shared as.
+/// The kind of handle by which physical memory is shared.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum HandleType {
     /// A file descriptor: within one host.
@@ -118,7 +119,7 @@ pub enum ShareableHandle {
 }
 
 impl ShareableHandle {
-    /// Which kind it is.
+    /// Returns which kind it is.
     pub const fn handle_type(&self) -> HandleType {
         match self {
             Self::FileDescriptor(_) => HandleType::FileDescriptor,

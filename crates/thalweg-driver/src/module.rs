@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::host::HostKernel;
 
-/// What [`Driver::module_load`](crate::Driver::module_load) loads.
+/// The code that [`Driver::module_load`](crate::Driver::module_load) loads.
 #[derive(Clone, Copy)]
 pub enum Image<'a> {
     /// Machine code for one architecture.
@@ -33,19 +33,19 @@ pub struct HostModule {
 }
 
 impl HostModule {
-    /// A module with one function.
+    /// Creates a module with one function.
     pub fn single(name: impl Into<String>, kernel: Arc<dyn HostKernel>) -> Self {
         Self { kernels: vec![(name.into(), kernel)] }
     }
 
-    /// The module with one function more.
+    /// Creates the module with one function more.
     #[must_use]
     pub fn with(mut self, name: impl Into<String>, kernel: Arc<dyn HostKernel>) -> Self {
         self.kernels.push((name.into(), kernel));
         self
     }
 
-    /// The function of that name.
+    /// Returns the function of that name.
     pub fn get(&self, name: &str) -> Option<&Arc<dyn HostKernel>> {
         self.kernels.iter().find(|(candidate, _)| candidate == name).map(|(_, kernel)| kernel)
     }

@@ -1,10 +1,10 @@
-//! What the system knows of processes: whose this one is, and a file descriptor of another.
+//! The system's knowledge of processes: the identity of this one, and a file descriptor of another.
 
 use std::os::fd::{OwnedFd, RawFd};
 
 use crate::{Code, Error, Result};
 
-/// A descriptor of our own for what `descriptor` is in the process `process_id`: how memory that was exported as a
+/// Returns a descriptor of our own for what `descriptor` is in the process `process_id`: how memory that was exported as a
 /// [`FileDescriptor`](crate::HandleType::FileDescriptor) is received from a process that only sent the number. The other
 /// process keeps the descriptor open until then.
 ///
@@ -23,7 +23,7 @@ pub fn descriptor_of_process(process_id: u32, descriptor: RawFd) -> Result<Owned
     }
 }
 
-/// The user by whose rights this process acts.
+/// Returns the user by whose rights this process acts.
 pub fn effective_user_id() -> u32 {
     // SAFETY: the call takes nothing and cannot fail.
     unsafe { libc::geteuid() }

@@ -1,4 +1,4 @@
-//! What a device is and can do.
+//! The properties and abilities of a device.
 
 use std::fmt;
 
@@ -17,7 +17,7 @@ impl fmt::Display for ComputeCapability {
     }
 }
 
-/// What code a device takes.
+/// The kind of code that a device takes.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum ImageKind {
     /// Machine code for this compute capability (cubin), or PTX.
@@ -33,7 +33,7 @@ pub struct DeviceProperties {
     pub name: String,
     /// The compute capability.
     pub compute_capability: ComputeCapability,
-    /// What code it takes.
+    /// The kind of code that it takes.
     pub image_kind: ImageKind,
     /// All memory, in bytes.
     pub total_memory_bytes: u64,
@@ -117,7 +117,7 @@ pub struct Version {
 }
 
 impl Version {
-    /// The version from CUDA's number (13000 is 13.0).
+    /// Creates the version from CUDA's number (13000 is 13.0).
     pub const fn from_cuda(number: u32) -> Self {
         Self { major: number / 1000, minor: number % 1000 / 10 }
     }

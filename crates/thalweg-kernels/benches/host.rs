@@ -60,7 +60,7 @@ fn add(row_rank: u8) -> Program {
     kernel(builder, row_rank, 0, 1)
 }
 
-/// A sum of f32 under a geometry, in bytes moved or as time a call.
+/// Measures a sum of f32 under a geometry, in bytes moved or as time a call.
 fn elementwise() {
     const ELEMENTS: usize = 1 << 20;
     let (a, b) = (vec![1.0f32; ELEMENTS], vec![2.0f32; ELEMENTS]);
@@ -122,7 +122,7 @@ fn reductions() {
     }
 }
 
-/// A mathematical function and a chain of arithmetic: what a step costs once memory does not.
+/// Measures a mathematical function and a chain of arithmetic: what a step costs once memory does not.
 fn compute() {
     let x = vec![0.5f32; 32768];
     let mut y = vec![0.0f32; 32768];

@@ -39,14 +39,14 @@ pub const ARGUMENT_WORDS: usize = 8;
 const BLOCK: u64 = 128;
 
 impl EmbeddingBackward {
-    /// How many elements gradients, indices and result have.
+    /// Returns how many elements gradients, indices and result have.
     #[must_use]
     pub fn spans(&self) -> [u64; 3] {
         [self.indices * self.features, self.indices, self.embeddings * self.features]
     }
 
-    /// The arguments of a launch as words: the addresses of gradients, indices and result; the sizes in their order; the dtype's
-    /// place in [`DType::ALL`].
+    /// Returns the arguments of a launch as words: the addresses of gradients, indices and result; the sizes in their order;
+    /// the dtype's place in [`DType::ALL`].
     #[must_use]
     pub fn pack(&self, [gradient, indices, result]: [u64; 3]) -> [u64; ARGUMENT_WORDS] {
         let dtype = DType::ALL.iter().position(|&dtype| dtype == self.dtype).expect("ALL lists every dtype");
@@ -69,7 +69,7 @@ impl EmbeddingBackward {
         Some((sizes, [gradient, indices, result]))
     }
 
-    /// The row of the table that an index names, unless it gets no gradient.
+    /// Returns the row of the table that an index names, unless it gets no gradient.
     fn row(&self, index: i64) -> Option<usize> {
         let row = u64::try_from(index).ok().filter(|&row| row < self.embeddings)?;
         (index != self.padding).then_some(row as usize)
@@ -104,14 +104,14 @@ impl EmbeddingBackward {
         }
     }
 
-    /// The launch. The grid is never empty: whoever launches skips tables and lists without elements itself.
+    /// Returns the launch. The grid is never empty: whoever launches skips tables and lists without elements itself.
     pub fn launch_shape(&self) -> LaunchShape {
         let blocks = self.indices.saturating_mul(self.features.div_ceil(BLOCK));
         LaunchShape { grid: [blocks.clamp(1, (1 << 31) - 1) as u32, 1, 1], block: [BLOCK as u32, 1, 1] }
     }
 }
 
-/// The name of the entry point for a dtype.
+/// Returns the name of the entry point for a dtype.
 ///
 /// # Panics
 /// If the dtype is no floating-point type.
@@ -125,8 +125,8 @@ pub fn name(dtype: DType) -> &'static str {
     }
 }
 
-/// The translation unit for a dtype, to be compiled with [`OPTIONS`](thalweg_ir::cuda::OPTIONS). Its entry point, [`name`], takes the
-/// words of [`EmbeddingBackward::pack`] as one structure by value.
+/// Returns the translation unit for a dtype, to be compiled with [`OPTIONS`](thalweg_ir::cuda::OPTIONS). Its entry point,
+/// [`name`], takes the words of [`EmbeddingBackward::pack`] as one structure by value.
 ///
 /// # Panics
 /// If the dtype is no floating-point type.

@@ -56,7 +56,7 @@ impl NativeKernel for Placed<&Arc<ForeachKernel>, ForeachArguments> {
     }
 }
 
-/// The ranges that a launch touches, each once.
+/// Returns the ranges that a launch touches, each once.
 fn accesses(kernel: &ForeachKernel, arguments: &ForeachArguments) -> Accesses {
     let bytes = |input: usize, elements: u64| elements * kernel.body.inputs[input].dtype.size_bytes() as u64;
     let mut list = Accesses::new();

@@ -66,7 +66,7 @@ pub trait NativeKernel {
 /// A description with the addresses of its operands.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Placed<K, A> {
-    /// What is computed.
+    /// The kernel.
     pub kernel: K,
     /// Where each operand begins.
     pub at: A,

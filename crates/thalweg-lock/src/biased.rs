@@ -89,7 +89,7 @@ enum Bias {
     Settled,
 }
 
-/// What is known by those who have the ordinary mutex.
+/// The state that the ordinary mutex guards.
 #[derive(Debug)]
 struct Shared {
     bias: Bias,
@@ -121,7 +121,7 @@ unsafe impl<T: Send> Send for BiasedMutex<T> {}
 // SAFETY: a shared mutex gives the value to one thread at a time (the module's essay), which may take it away: hence `Send`.
 unsafe impl<T: Send> Sync for BiasedMutex<T> {}
 
-/// What came of an owner's attempt.
+/// The result of an owner's attempt.
 enum Entry {
     Entered(usize),
     Inside,
@@ -129,7 +129,7 @@ enum Entry {
 }
 
 impl<T> BiasedMutex<T> {
-    /// A mutex around `value`. The first thread that locks it owns it until another comes.
+    /// Creates a mutex around `value`. The first thread that locks it owns it until another comes.
     pub fn new(value: T) -> Self {
         Self {
             owner: AtomicU64::new(SHARED),
@@ -164,7 +164,7 @@ impl<T> BiasedMutex<T> {
         }
     }
 
-    /// The value, without locking.
+    /// Returns the value, without locking.
     pub fn get_mut(&mut self) -> &mut T {
         // SAFETY: who has the mutex to himself has the value to himself.
         self.value.with_mut(|value| unsafe { &mut *value })
@@ -231,7 +231,7 @@ impl<T> BiasedMutex<T> {
         drop(shared);
     }
 
-    /// From here on no thread enters by its flag.
+    /// Revokes the ownership: from here on no thread enters by its flag.
     #[inline]
     fn revoke(&self, shared: &mut Shared) {
         if shared.bias == Bias::Standing {
@@ -241,7 +241,7 @@ impl<T> BiasedMutex<T> {
         }
     }
 
-    /// Whether no thread is inside by its flag.
+    /// Returns whether no thread is inside by its flag.
     #[inline]
     fn settle(&self, shared: &mut Shared) -> bool {
         if shared.bias == Bias::Revoked && !self.held[shared.granted - 1].load(Acquire) {
@@ -250,7 +250,7 @@ impl<T> BiasedMutex<T> {
         shared.bias == Bias::Settled
     }
 
-    /// The calling thread has the value now. If it comes often, it is made the owner.
+    /// Notes that the calling thread has the value now. If it comes often, it is made the owner.
     #[inline]
     fn admit<'a>(&'a self, mut shared: MutexGuard<'a, Shared>) -> BiasedMutexGuard<'a, T> {
         let token = token::get();
@@ -276,7 +276,7 @@ impl<T> BiasedMutex<T> {
     }
 }
 
-/// How many locks in a row come before the next bias, after so many.
+/// Returns how many locks in a row come before the next bias, after so many.
 fn wanted_streak(granted: usize) -> u64 {
     match granted {
         0 => 0,
@@ -323,7 +323,7 @@ impl<'a, T> BiasedMutexGuard<'a, T> {
         Self { raw, mutex: PhantomData }
     }
 
-    /// The guard without its lifetime.
+    /// Returns the guard without its lifetime.
     ///
     /// # Safety
     /// The mutex stays alive, and where it is, until the guard is dropped.
@@ -362,8 +362,8 @@ pub(crate) struct RawGuard<T> {
 }
 
 impl<T> RawGuard<T> {
-    /// Whether to drop the guard touches the mutex for the last time in the moment that unlocks it. Where the mutex is left to
-    /// those who lock it next, the guard of another must be dropped while it is kept alive.
+    /// Returns whether to drop the guard touches the mutex for the last time in the moment that unlocks it. Where the mutex is
+    /// left to those who lock it next, the guard of another must be dropped while it is kept alive.
     #[inline]
     pub(crate) fn unlocks_at_once(&self) -> bool {
         self.flag.is_some()

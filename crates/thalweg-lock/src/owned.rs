@@ -52,13 +52,13 @@ impl<A, T> OwnedGuard<A, T> {
         Ok(Self { guard, owner })
     }
 
-    /// The value, and what it lies in.
+    /// Returns the value, and what it lies in.
     #[inline]
     pub fn parts(&mut self) -> (&mut T, &A) {
         (self.guard.value_mut(), &self.owner)
     }
 
-    /// What the mutex lies in.
+    /// Returns what the mutex lies in.
     #[inline]
     pub fn owner(&self) -> &A {
         &self.owner
@@ -113,7 +113,7 @@ impl<A, T: fmt::Debug> fmt::Debug for OwnedGuard<A, T> {
 
 /// Any number of references to one thing, kept as a number.
 pub struct Pile<A> {
-    /// What [`Arc::into_raw`] gave, if there are any.
+    /// The pointer that [`Arc::into_raw`] returned, if there are references.
     of: *const A,
     /// How many references are owned here.
     references: usize,
@@ -153,12 +153,12 @@ impl<A> Pile<A> {
         Some(unsafe { Arc::from_raw(self.of) })
     }
 
-    /// How many references there are.
+    /// Returns how many references there are.
     pub fn len(&self) -> usize {
         self.references
     }
 
-    /// Whether there are none.
+    /// Returns whether there are none.
     pub fn is_empty(&self) -> bool {
         self.references == 0
     }

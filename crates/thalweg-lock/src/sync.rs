@@ -1,4 +1,4 @@
-//! What threads share, from the standard library, or from the model checker in its place (`--cfg loom`).
+//! Primitives of threads, from the standard library, or from the model checker in its place (`--cfg loom`).
 //!
 //! ```text
 //! RUSTFLAGS="--cfg loom" cargo test --profile loom -p thalweg-lock --lib loom_ --target-dir target/loom
@@ -63,13 +63,13 @@ pub(crate) mod token {
         static TOKEN: Cell<u64> = Cell::new(0);
     }
 
-    /// The calling thread's token, or 0 if it has none yet.
+    /// Returns the calling thread's token, or 0 if it has none yet.
     #[inline]
     pub(crate) fn peek() -> u64 {
         TOKEN.with(Cell::get)
     }
 
-    /// The calling thread's token.
+    /// Returns the calling thread's token.
     pub(crate) fn get() -> u64 {
         TOKEN.with(|token| {
             if token.get() == 0 {

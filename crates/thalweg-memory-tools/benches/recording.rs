@@ -1,4 +1,5 @@
-//! What reading a large snapshot costs, summarising it and telling its places: seconds, and memory over the length of the file.
+//! The cost of reading a large snapshot, summarising it and naming its places: seconds, and memory over the length of the
+//! file.
 //!
 //! `cargo bench -p thalweg-memory-tools --bench recording` writes files of 1 GB to the folder for temporary files, without stacks, with
 //! 2,000 of them, and with stacks that are all distinct: of frames that are shared, of frames that are written out each time, and of

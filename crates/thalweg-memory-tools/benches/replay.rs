@@ -37,7 +37,7 @@ impl Random {
     }
 }
 
-/// The program of a trace of about so many events.
+/// Returns the program of a trace of about so many events.
 fn program(events: u64) -> RecordedProgram {
     let mut random = Random(0x9e37_79b9_7f4a_7c15);
     let stream = StreamId::from_raw(0);
@@ -58,7 +58,7 @@ fn program(events: u64) -> RecordedProgram {
     RecordedProgram::from_trace(&trace).expect("it is a trace")
 }
 
-/// How long this thread has had a core, where the system says it.
+/// Returns how long this thread has had a core, where the system says it.
 fn core_time() -> Option<Duration> {
     let text = std::fs::read_to_string("/proc/thread-self/schedstat").ok()?;
     text.split(' ').next()?.parse().ok().map(Duration::from_nanos)

@@ -1,4 +1,4 @@
-//! What it costs to hand large buffers from one stream to another, as data-parallel training does: memory and time.
+//! The cost of handing large buffers from one stream to another, as data-parallel training does: memory and time.
 //!
 //! 32 buffers of 256 MiB are filled on a side stream and read on the main one, which then has other work (two matrix
 //! products), while the host runs ahead. Each buffer is dropped as soon as its work is queued. Three ways to say when its

@@ -1,5 +1,5 @@
-//! What the runtime costs the host: a cached launch, events, queries, replays and the check before them, allocations. Only the queueing is timed; the
-//! device is waited for between the samples.
+//! The runtime's cost on the host: a cached launch, events, queries, replays and the check before them, allocations. Only the
+//! queueing is timed; the device is waited for between the samples.
 //!
 //! `cargo bench -p thalweg-runtime` prints a table for the GPU if there is one, else for the simulated GPU; `-- --device sim`
 //! or `-- --device cuda` chooses. With `-- --json`, one object a line (`name`, `value`, `unit`, `device`, `samples`,
@@ -102,7 +102,7 @@ impl Bench {
         Ok(Graph::capture(&self.device, options, capture)?.0)
     }
 
-    /// A graph that uses so many buffers.
+    /// Returns a graph that uses so many buffers.
     fn graph_of(&self, inputs: usize) -> Result<(Graph, Vec<Buffer>)> {
         let new = || Buffer::new(&self.stream, self.data.size_bytes());
         let inputs = (0..inputs).map(|_| new()).collect::<Result<Vec<Buffer>>>()?;

@@ -37,7 +37,7 @@ pub struct Device(Arc<DeviceState>);
 struct DeviceState {
     id: DeviceId,
     driver: Arc<dyn Driver>,
-    /// What is called instead while a region is audited: shared by the devices of the driver.
+    /// The driver that is called while a region is audited: shared by the devices of the driver.
     auditor: Arc<Auditor>,
     audited: Arc<dyn Driver>,
     index: u32,
@@ -69,14 +69,14 @@ thread_local! {
 }
 
 impl Device {
-    /// Every device of a driver, with caches of their own.
+    /// Returns every device of a driver, with caches of their own.
     pub fn all_of(driver: Arc<dyn Driver>, environment: &Environment) -> Result<Vec<Self>> {
         let system = System::new(driver, environment);
         (0..system.driver.device_count()).map(|index| system.open(index)).collect()
     }
 
-    /// A GPU of this machine. The first call opens the CUDA driver; where there is none the error says where it was looked
-    /// for and what to install.
+    /// Creates a GPU of this machine. The first call opens the CUDA driver; where there is none the error says where it was
+    /// looked for and what to install.
     pub fn cuda(index: u32) -> Result<Self> {
         static DEVICES: Opened = Opened(Mutex::new(None));
         DEVICES.get(index, || {
@@ -85,8 +85,8 @@ impl Device {
         })
     }
 
-    /// A simulated GPU. `THALWEG_SIM_DEVICES` and `THALWEG_SIM_MEMORY_BYTES` say how many there are and how large; with
-    /// `THALWEG_SIM_SEED` it is [watched](crate::sim).
+    /// Creates a simulated GPU. `THALWEG_SIM_DEVICES` and `THALWEG_SIM_MEMORY_BYTES` say how many there are and how large;
+    /// with `THALWEG_SIM_SEED` it is [watched](crate::sim).
     pub fn sim(index: u32) -> Result<Self> {
         static DEVICES: Opened = Opened(Mutex::new(None));
         let environment = Environment::get();
@@ -110,7 +110,7 @@ impl Device {
         Ok(device)
     }
 
-    /// The device of a name: `cuda`, `cuda:1`, `sim`, `sim:1`.
+    /// Creates the device of a name: `cuda`, `cuda:1`, `sim`, `sim:1`.
     pub fn from_name(name: &str) -> Result<Self> {
         let (kind, index) = name.split_once(':').unwrap_or((name, "0"));
         let index = index.parse().map_err(|_| {
@@ -127,7 +127,7 @@ impl Device {
         }
     }
 
-    /// What `THALWEG_DEVICE` names, else the first GPU if the machine has one, else the simulated GPU.
+    /// Returns what `THALWEG_DEVICE` names, else the first GPU if the machine has one, else the simulated GPU.
     pub fn best() -> Result<Self> {
         match &Environment::get().device {
             Some(name) => Self::from_name(name),
@@ -136,7 +136,7 @@ impl Device {
         }
     }
 
-    /// The calling thread's current device: what [`Device::make_current`] set, else [`Device::best`].
+    /// Creates the calling thread's current device: what [`Device::make_current`] set, else [`Device::best`].
     pub fn current() -> Result<Self> {
         if let Some(device) = CURRENT.with_borrow(Clone::clone) {
             return Ok(device);
@@ -164,14 +164,14 @@ impl Device {
         self.0.id
     }
 
-    /// A number that no other device has that the process ever opens.
+    /// Returns a number that no other device has that the process ever opens.
     pub fn number(&self) -> u64 {
         self.0.id.0
     }
 
-    /// The driver; while a region is [audited](crate::graph::audit()), one around it that takes notes. A graph does not see what
-    /// a capturing stream is given through it, and refuses its replays unless [`Stream::declare`](crate::Stream::declare) says
-    /// what that touches.
+    /// Returns the driver; while a region is [audited](crate::graph::audit()), one around it that takes notes. A graph does
+    /// not see what a capturing stream is given through it, and refuses its replays unless
+    /// [`Stream::declare`](crate::Stream::declare) says what that touches.
     pub fn driver(&self) -> &Arc<dyn Driver> {
         if self.0.auditor.is_on() { &self.0.audited } else { &self.0.driver }
     }
@@ -180,30 +180,30 @@ impl Device {
         &self.0.auditor
     }
 
-    /// An error in a forked child of the process that opened the device. The allocators ask no driver for what they have, and their
-    /// locks may be held by threads that are not there.
+    /// Returns an error in a forked child of the process that opened the device. The allocators ask no driver for what they
+    /// have, and their locks may be held by threads that are not there.
     #[inline]
     pub(crate) fn check_process(&self, call: &'static str) -> Result<()> {
         Ok(self.0.process.check(call, "the device")?)
     }
 
-    /// Whether this is such a child.
+    /// Returns whether this is such a child.
     #[inline]
     pub(crate) fn is_left(&self) -> bool {
         self.0.process.is_left()
     }
 
-    /// The driver's number of the device.
+    /// Returns the driver's number of the device.
     pub fn index(&self) -> u32 {
         self.0.index
     }
 
-    /// Whether it is simulated.
+    /// Returns whether it is simulated.
     pub fn is_simulated(&self) -> bool {
         self.0.is_simulated
     }
 
-    /// What it is and can do.
+    /// Returns what it is and can do.
     pub fn properties(&self) -> &DeviceProperties {
         &self.0.properties
     }
@@ -212,12 +212,12 @@ impl Device {
         &self.0.environment
     }
 
-    /// The caching allocator of its memory.
+    /// Returns the caching allocator of its memory.
     pub fn allocator(&self) -> &Arc<DeviceAllocator> {
         &self.0.allocator
     }
 
-    /// The cache of pinned host memory, shared by all devices of the driver. Snapshots of
+    /// Returns the cache of pinned host memory, shared by all devices of the driver. Snapshots of
     /// [`allocator`](Self::allocator) contain it.
     pub fn host_allocator(&self) -> &Arc<HostAllocator> {
         &self.0.host_allocator
@@ -239,12 +239,12 @@ impl Device {
         &self.0.captures
     }
 
-    /// The legacy default stream: it waits for all blocking streams and they for it. Streams of the pool do not block.
+    /// Returns the legacy default stream: it waits for all blocking streams and they for it. Streams of the pool do not block.
     pub fn default_stream(&self) -> Stream {
         Stream::from_state(self, self.0.default_stream.clone())
     }
 
-    /// The calling thread's current stream of this device.
+    /// Returns the calling thread's current stream of this device.
     pub fn current_stream(&self) -> Stream {
         Stream::current(self)
     }
@@ -259,32 +259,32 @@ impl Device {
         Ok(())
     }
 
-    /// Every stream that is known, the default stream first.
+    /// Returns every stream that is known, the default stream first.
     fn stream_states(&self) -> impl Iterator<Item = Arc<StreamState>> {
         std::iter::once(self.0.default_stream.clone()).chain(self.0.streams.all())
     }
 
-    /// The bytes in the hands of callers (`torch.cuda.memory_allocated`).
+    /// Returns the bytes in the hands of callers (`torch.cuda.memory_allocated`).
     pub fn memory_allocated(&self) -> u64 {
         self.0.allocator.statistics().allocated_bytes.all.current
     }
 
-    /// The most that [`memory_allocated`](Self::memory_allocated) has been since the peaks were reset.
+    /// Returns the most that [`memory_allocated`](Self::memory_allocated) has been since the peaks were reset.
     pub fn max_memory_allocated(&self) -> u64 {
         self.0.allocator.statistics().allocated_bytes.all.peak
     }
 
-    /// The bytes that the caching allocator has taken from the driver (`torch.cuda.memory_reserved`).
+    /// Returns the bytes that the caching allocator has taken from the driver (`torch.cuda.memory_reserved`).
     pub fn memory_reserved(&self) -> u64 {
         self.0.allocator.statistics().reserved_bytes.all.current
     }
 
-    /// The most that [`memory_reserved`](Self::memory_reserved) has been since the peaks were reset.
+    /// Returns the most that [`memory_reserved`](Self::memory_reserved) has been since the peaks were reset.
     pub fn max_memory_reserved(&self) -> u64 {
         self.0.allocator.statistics().reserved_bytes.all.peak
     }
 
-    /// The statistics as a table for people (`torch.cuda.memory_summary`).
+    /// Returns the statistics as a table for people (`torch.cuda.memory_summary`).
     pub fn memory_summary(&self, abbreviated: bool) -> String {
         self.0.allocator.statistics().memory_summary(&self.to_string(), abbreviated)
     }
@@ -405,13 +405,13 @@ pub struct Devices {
 }
 
 impl Devices {
-    /// The devices of a driver. None is opened yet.
+    /// Creates the devices of a driver. None is opened yet.
     pub fn new(driver: Arc<dyn Driver>, environment: &Environment) -> Self {
         let open = Mutex::new(vec![None; driver.device_count() as usize]);
         Self { system: System::new(driver, environment), open }
     }
 
-    /// A device of the driver, by its number there.
+    /// Returns a device of the driver, by its number there.
     ///
     /// # Errors
     /// If there is no such device, or the driver cannot open it.

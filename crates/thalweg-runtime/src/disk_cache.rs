@@ -36,12 +36,12 @@ pub const MOST_BYTES: u64 = 256 << 20;
 
 /// After so many writes of a process the folder is swept, and at the first.
 const WRITES_A_SWEEP: u64 = 256;
-/// What a process did not rename for so long, it never will.
+/// The age at which a file that was not renamed is left over.
 const LEFT_OVER: Duration = Duration::from_secs(60 * 60);
 /// An entry's last use is noted when the last note is older.
 const USES_NOTED: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// What a compiled kernel depends on.
+/// The inputs of a compiled kernel.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct EntryKey<'a> {
     /// The CUDA C source.
@@ -54,7 +54,7 @@ pub struct EntryKey<'a> {
     pub compiler: &'a str,
 }
 
-/// A hash of a text, as 16 hexadecimal digits. The same for every version of Rust: it names files.
+/// Returns a hash of a text, as 16 hexadecimal digits. The same for every version of Rust: it names files.
 pub(crate) fn fingerprint(text: &str) -> String {
     format!("{:016x}", name_hash(FNV_OFFSET, text.as_bytes()))
 }
@@ -68,7 +68,7 @@ impl EntryKey<'_> {
         format!("{:016x}{:016x}", digest(FNV_OFFSET), digest(!FNV_OFFSET))
     }
 
-    /// Where the entry lies in a folder: a sub-folder an architecture.
+    /// Returns where the entry lies in a folder: a sub-folder an architecture.
     pub fn path(&self, folder: &Path) -> PathBuf {
         let hyphen = if self.compiler.is_empty() { "" } else { "-" };
         folder.join(self.architecture).join(format!("{}{hyphen}{}.kernel", self.hash(), self.compiler))
@@ -88,7 +88,7 @@ pub fn read(folder: &Path, key: &EntryKey<'_>) -> io::Result<Option<Vec<u8>>> {
     read_file(folder, &key.path(folder), key, true)
 }
 
-/// Reads the entries of the key by whichever compiler: for who has none.
+/// Reads the entries of the key by any compiler, for a machine that has none.
 ///
 /// # Errors
 /// As those of [`read`].
@@ -191,7 +191,7 @@ pub(crate) fn write_or_warn(folder: &Path, key: &EntryKey<'_>, image: &[u8]) {
     }
 }
 
-/// Reads an entry; a place that is not to be trusted is said once on standard error, and is as if it were empty.
+/// Reads an entry. A folder that cannot be trusted is reported once on standard error, and counts as empty.
 pub(crate) fn read_or_warn(folder: &Path, key: &EntryKey<'_>) -> Option<Vec<u8>> {
     read(folder, key).unwrap_or_else(|error| {
         warn_once(folder, &error);
@@ -288,7 +288,7 @@ fn take_part<'a>(rest: &mut &'a [u8]) -> Option<&'a [u8]> {
     Some(part)
 }
 
-/// FNV-1a over 8-byte words: enough to notice damage. <http://www.isthe.com/chongo/tech/comp/fnv/>
+/// Returns the FNV-1a hash over 8-byte words: enough to notice damage. <http://www.isthe.com/chongo/tech/comp/fnv/>
 fn checksum_of(bytes: &[u8]) -> u64 {
     let hash = bytes.chunks(8).fold(FNV_OFFSET, |hash, chunk| {
         let mut word = [0; 8];
@@ -298,7 +298,7 @@ fn checksum_of(bytes: &[u8]) -> u64 {
     hash ^ bytes.len() as u64
 }
 
-/// FNV-1a, going on from `hash`.
+/// Returns the FNV-1a hash, going on from `hash`.
 fn name_hash(hash: u64, bytes: &[u8]) -> u64 {
     bytes.iter().fold(hash, |hash, &byte| (hash ^ u64::from(byte)).wrapping_mul(FNV_PRIME))
 }

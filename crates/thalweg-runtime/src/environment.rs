@@ -11,7 +11,7 @@ use thalweg_memory::Settings;
 use crate::sim::CheckedProgram;
 use crate::{Error, Result};
 
-/// What the environment asks for. [`Environment::get`] reads it once a process.
+/// The settings of the environment variables. [`Environment::get`] reads it once a process.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct Environment {
     /// `CUDA_LAUNCH_BLOCKING=1`: wait for each command, so that an asynchronous error names the very call.
@@ -43,18 +43,18 @@ pub struct Environment {
     pub nvml_based_check: bool,
     /// How memory is allocated: `PYTORCH_CUDA_ALLOC_CONF`, else `PYTORCH_ALLOC_CONF`, and `PYTORCH_NO_CUDA_MEMORY_CACHING`.
     pub allocator: Settings,
-    /// What was not understood: a sentence for each such variable. The devices that they are about refuse to open.
+    /// The variables that were not understood, a sentence for each. The devices that they are about refuse to open.
     pub mistakes: Vec<String>,
 }
 
 impl Environment {
-    /// The process's environment, as it was at the first call.
+    /// Returns the process's environment, as it was at the first call.
     pub fn get() -> &'static Self {
         static ENVIRONMENT: OnceLock<Environment> = OnceLock::new();
         ENVIRONMENT.get_or_init(|| Self::from_variables(|name| std::env::var(name).ok()))
     }
 
-    /// The environment that a lookup describes.
+    /// Creates the environment that a lookup describes.
     pub fn from_variables(variable: impl Fn(&str) -> Option<String>) -> Self {
         let flag = |name: &str| variable(name).is_some_and(|value| value == "1");
         let cache_directory = match variable("THALWEG_CACHE_DIR") {
@@ -126,7 +126,7 @@ impl Environment {
         }
     }
 
-    /// An error if a variable was not understood.
+    /// Returns an error if a variable was not understood.
     pub(crate) fn check(&self) -> Result<()> {
         if self.mistakes.is_empty() { Ok(()) } else { Err(Error::invalid(self.mistakes.join("; "))) }
     }

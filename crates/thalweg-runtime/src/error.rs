@@ -7,7 +7,7 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 use thalweg_driver::{Code, Label};
 
-/// What went wrong, with predicates instead of variants, and the context in which it happened.
+/// An error of the runtime, with predicates instead of variants, and the context in which it happened.
 #[derive(Clone)]
 pub struct Error(Arc<Inner>);
 
@@ -22,7 +22,7 @@ struct Inner {
 
 #[derive(Clone)]
 enum Context {
-    /// What was being done.
+    /// The call that failed, with its operands.
     Text(String),
     /// The call in which it happened; there is one at most.
     Call(String),
@@ -43,17 +43,17 @@ const LISTED_SUSPECTS: usize = 16;
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 impl Error {
-    /// The caller asked for something that cannot be: the text says what, with which values, and what to do.
+    /// Creates the error of a request that cannot be served: the text says what, with which values, and what to do.
     pub fn invalid(text: impl Into<String>) -> Self {
         Self::from_kind(Kind::Invalid(text.into()))
     }
 
-    /// The device has no room left.
+    /// Creates the error of a device without free memory.
     pub fn out_of_memory(text: impl Into<String>) -> Self {
         Self::from_kind(Kind::OutOfMemory(text.into()))
     }
 
-    /// The call is not possible while a stream captures.
+    /// Creates the call is not possible while a stream captures.
     pub(crate) fn capture(text: impl Into<String>) -> Self {
         Self::from_kind(Kind::Capture(text.into()))
     }
@@ -67,14 +67,14 @@ impl Error {
         self
     }
 
-    /// The same error with what was being done when it happened: the operator and its shapes.
+    /// Returns the error with what was being done when it happened: the operator and its shapes.
     #[must_use]
     pub fn context(self, text: impl Into<String>) -> Self {
         self.edit(|inner| inner.context.push(Context::Text(text.into())))
     }
 
-    /// The same error with the call in which it happened, `operator(operands)`, and where that is. A call that was made by this one
-    /// is no longer named: its operands are none that the user passed.
+    /// Returns the error with the call in which it happened, `operator(operands)`, and where that is. A call that was
+    /// made by this one is no longer named: its operands are none that the user passed.
     #[must_use]
     pub fn in_call(self, call: impl Into<String>, location: &'static Location<'static>) -> Self {
         let call = call.into();
@@ -85,30 +85,31 @@ impl Error {
         })
     }
 
-    /// The same error with the line of the user's that made the call.
+    /// Returns the error with the line of the user's that made the call.
     #[must_use]
     pub fn at(self, location: &'static Location<'static>) -> Self {
         self.edit(|inner| inner.location = Some(location))
     }
 
-    /// Where the call was made that gave this error, if that is known. Of an asynchronous error it is the call that was told.
+    /// Returns where the call was made that gave this error, if that is known. Of an asynchronous error it is the call that
+    /// was told.
     pub fn location(&self) -> Option<&'static Location<'static>> {
         self.0.location
     }
 
-    /// The same error with the commands that may have caused it.
+    /// Returns the error with the commands that may have caused it.
     #[must_use]
     pub(crate) fn suspects(self, suspects: Vec<Label>) -> Self {
         self.edit(|inner| inner.suspects = suspects)
     }
 
-    /// The commands that may have caused an asynchronous error: those that were submitted and not known to be complete,
-    /// stream by stream, oldest first.
+    /// Returns the commands that may have caused an asynchronous error: those that were submitted and not known to be
+    /// complete, stream by stream, oldest first.
     pub fn possible_causes(&self) -> &[Label] {
         &self.0.suspects
     }
 
-    /// The driver's error, where one is the cause.
+    /// Returns the driver's error, where one is the cause.
     pub fn driver_error(&self) -> Option<&thalweg_driver::Error> {
         match &self.0.kind {
             Kind::Driver(error) => Some(error),
@@ -116,39 +117,39 @@ impl Error {
         }
     }
 
-    /// Whether the device has no room left.
+    /// Returns whether the device has no room left.
     pub fn is_out_of_memory(&self) -> bool {
         matches!(self.0.kind, Kind::OutOfMemory(_))
             || self.driver_error().is_some_and(|error| error.is_out_of_memory())
     }
 
-    /// Whether the caller's argument was wrong: a shape, a dtype, a device, an index.
+    /// Returns whether the caller's argument was wrong: a shape, a dtype, a device, an index.
     pub fn is_invalid_argument(&self) -> bool {
         matches!(self.0.kind, Kind::Invalid(_))
             || self.driver_error().is_some_and(|error| error.is_invalid_argument())
     }
 
-    /// Whether the context of the device is lost.
+    /// Returns whether the context of the device is lost.
     pub fn is_device_lost(&self) -> bool {
         self.driver_error().is_some_and(|error| error.is_device_lost())
     }
 
-    /// Whether earlier asynchronous work is the cause.
+    /// Returns whether earlier asynchronous work is the cause.
     pub fn is_asynchronous(&self) -> bool {
         self.driver_error().is_some_and(|error| error.is_asynchronous())
     }
 
-    /// Whether a library is missing on this machine.
+    /// Returns whether a library is missing on this machine.
     pub fn is_library_missing(&self) -> bool {
         self.driver_error().is_some_and(|error| error.is_library_missing())
     }
 
-    /// Whether a rule of stream capture was broken.
+    /// Returns whether a rule of stream capture was broken.
     pub fn is_capture(&self) -> bool {
         matches!(self.0.kind, Kind::Capture(_)) || self.driver_error().is_some_and(|error| error.is_capture())
     }
 
-    /// Whether the run-time compiler refused a kernel.
+    /// Returns whether the run-time compiler refused a kernel.
     pub fn is_compilation(&self) -> bool {
         self.driver_error().is_some_and(|error| error.code() == Code::Compilation)
     }
@@ -184,7 +185,7 @@ impl fmt::Display for Error {
     }
 }
 
-/// The cause in words first, the driver's call and code behind: who reads one line of it should read the words.
+/// Returns the cause in words first, the driver's call and code behind: who reads one line of it should read the words.
 fn write_driver_error(f: &mut fmt::Formatter<'_>, error: &thalweg_driver::Error) -> fmt::Result {
     let (call, code, detail) = (error.call(), error.code(), error.detail());
     if error.is_asynchronous() {
@@ -197,7 +198,7 @@ fn write_driver_error(f: &mut fmt::Formatter<'_>, error: &thalweg_driver::Error)
     }
 }
 
-/// One line a suspect; equal ones share a line, and a long list is cut.
+/// Returns one line a suspect; equal ones share a line, and a long list is cut.
 fn write_suspects(f: &mut fmt::Formatter<'_>, suspects: &[Label]) -> fmt::Result {
     let mut distinct: Vec<(Label, usize)> = Vec::new();
     for &label in suspects {
@@ -223,7 +224,7 @@ fn write_suspects(f: &mut fmt::Formatter<'_>, suspects: &[Label]) -> fmt::Result
     }
 }
 
-/// The same as the text for people: it is what `main` prints of an error that it returns.
+/// Writes the text for people: it is what `main` prints of an error that it returns.
 impl fmt::Debug for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)

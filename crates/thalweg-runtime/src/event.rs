@@ -45,17 +45,17 @@ impl Default for Event {
 }
 
 impl Event {
-    /// An event that takes no time.
+    /// Creates an event that takes no time.
     pub fn new() -> Self {
         Self::with_flags(EventFlags::default())
     }
 
-    /// An event for [`Event::elapsed_ms`].
+    /// Creates an event for [`Event::elapsed_ms`].
     pub fn with_timing() -> Self {
         Self::with_flags(EventFlags { timing: true, ..EventFlags::default() })
     }
 
-    /// An event made as the flags say.
+    /// Creates an event made as the flags say.
     pub fn with_flags(flags: EventFlags) -> Self {
         Self { flags, recorded: Mutex::new(None) }
     }
@@ -88,7 +88,8 @@ impl Event {
         Ok(())
     }
 
-    /// Later work on the stream, which may be one of another device of the same driver, waits for the latest record so far.
+    /// Makes later work on the stream, which may be one of another device of the same driver, wait for the latest record so
+    /// far.
     ///
     /// # Errors
     /// [`Error::is_capture`] if the stream captures and the event was recorded outside that capture, which goes on unharmed.
@@ -97,7 +98,7 @@ impl Event {
         self.wait_as(stream, Label::here("wait"))
     }
 
-    /// [`Event::wait`] as a call of another name.
+    /// Waits as [`Event::wait`] does, under the name of another call.
     pub(crate) fn wait_as(&self, stream: &Stream, label: Label) -> Result<()> {
         called(stream.device(), label);
         match self.recorded() {
@@ -123,7 +124,7 @@ impl Event {
         }
     }
 
-    /// Whether the latest record is complete; `true` where there is none.
+    /// Returns whether the latest record is complete; `true` where there is none.
     #[track_caller]
     pub fn query(&self) -> Result<bool> {
         match self.recorded() {

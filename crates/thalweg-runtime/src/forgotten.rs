@@ -46,7 +46,7 @@ impl ForgottenStreams {
         }
     }
 
-    /// Whether its owner may have destroyed it.
+    /// Returns whether its owner may have destroyed it.
     pub(crate) fn is_transient(&self, stream: StreamHandle) -> bool {
         self.transient.read().unwrap_or_else(PoisonError::into_inner).contains(&stream)
     }
@@ -61,7 +61,7 @@ impl ForgottenStreams {
         let _ = self.driver.stream_destroy(stream);
     }
 
-    /// Where the work of a forgotten stream ends; `None` if it is over.
+    /// Returns where the work of a forgotten stream ends; `None` if it is over.
     pub(crate) fn last_work(&self, stream: StreamHandle) -> Option<LastWork> {
         self.lock().get(&stream).copied()
     }
@@ -80,7 +80,7 @@ impl ForgottenStreams {
         }
     }
 
-    /// Whether the work is over; its event is then gone.
+    /// Returns whether the work is over; its event is then gone.
     fn is_over(&self, last: LastWork) -> bool {
         let LastWork::Event(event) = last else { return false };
         let is_over = outside_capture(&self.driver, || self.driver.event_query(event)).unwrap_or(false);

@@ -66,7 +66,7 @@ impl KernelTable {
 }
 
 impl LoadedKernel {
-    /// The kernel.
+    /// Returns the kernel.
     pub fn kernel(&self) -> &Kernel {
         &self.kernel
     }
@@ -77,7 +77,8 @@ impl LoadedKernel {
 }
 
 impl Device {
-    /// The kernel of this key, made and loaded if it is not there yet: some 100 ms on a GPU without a cache, then a hash.
+    /// Returns the kernel of this key, made and loaded if it is not there yet: some 100 ms on a GPU without a cache, then a
+    /// hash.
     pub fn kernel(&self, key: &KernelKey, make: impl FnOnce() -> Kernel) -> Result<Arc<LoadedKernel>> {
         let table = self.kernels();
         if let Some(found) = table.loops.read().unwrap_or_else(PoisonError::into_inner).get(key) {
@@ -94,7 +95,7 @@ impl Device {
         Ok(loops.entry(key.clone()).or_insert(loaded).clone())
     }
 
-    /// The function of a kernel that is written as CUDA C, loaded if it is not there yet.
+    /// Returns the function of a kernel that is written as CUDA C, loaded if it is not there yet.
     pub(crate) fn native_kernel(&self, kernel: &dyn NativeKernel) -> Result<FunctionHandle> {
         let name = kernel.name();
         let natives = &self.kernels().natives;
@@ -149,7 +150,7 @@ fn record(folder: &Path, name: &str, source: &str) -> Result<()> {
     })
 }
 
-/// How every kernel is compiled for an architecture (`sm_90`).
+/// Returns how every kernel is compiled for an architecture (`sm_90`).
 fn options_for(architecture: &str) -> CompileOptions {
     let extra = thalweg_ir::cuda::OPTIONS.iter().map(|&option| option.to_owned()).collect();
     CompileOptions { fmad: false, extra, ..CompileOptions::new(architecture) }
@@ -170,13 +171,13 @@ pub fn precompile(folder: &Path, name: &str, source: &str, architecture: &str) -
     Ok(key.path(folder))
 }
 
-/// The architectures whose machine code runs on a device of this capability, best first: its own, then older ones of the
-/// same major number.
+/// Returns the architectures whose machine code runs on a device of this capability, best first: its own, then older ones of
+/// the same major number.
 fn runnable_architectures(capability: ComputeCapability) -> impl Iterator<Item = String> {
     (0..=capability.minor).rev().map(move |minor| format!("sm_{}{minor}", capability.major))
 }
 
-/// The compiler, or why there is none: looked for once a process.
+/// Returns the compiler, or why there is none: looked for once a process.
 pub fn compiler() -> Result<&'static Nvrtc> {
     static COMPILER: OnceLock<thalweg_driver::Result<Nvrtc>> = OnceLock::new();
     COMPILER
@@ -194,7 +195,7 @@ struct Wanted<'a> {
 
 /// The compiler, as far as it is needed here.
 trait Compile {
-    /// Its name with its version, as a part of a file's name.
+    /// Returns its name with its version, as a part of a file's name.
     fn name(&self) -> String;
     fn compile(&self, wanted: &Wanted<'_>, options: &CompileOptions) -> Result<Vec<u8>>;
 }
@@ -209,7 +210,7 @@ impl Compile for Nvrtc {
     }
 }
 
-/// Whether the driver cannot use an image: it is of a later compiler, or for another GPU. (300 is
+/// Returns whether the driver cannot use an image: it is of a later compiler, or for another GPU. (300 is
 /// `CUDA_ERROR_INVALID_SOURCE`.)
 fn is_refusal(error: &thalweg_driver::Error) -> bool {
     let codes = [
@@ -281,7 +282,7 @@ fn load_code<'c, M>(
     Ok(load(&image)??)
 }
 
-/// What was tried before the compiler, which is missing.
+/// Returns what was tried before the compiler, which is missing.
 fn no_code(environment: &Environment, architecture: &str, refused: Option<&thalweg_driver::Error>) -> String {
     let looked: Vec<_> =
         environment.precompiled_directories.iter().map(|path| path.display().to_string()).collect();

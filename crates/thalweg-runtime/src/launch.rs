@@ -25,7 +25,7 @@ use crate::{Device, Result, Stream};
 /// How many prepared launches a device keeps: a few times what the largest models have, at about half a kilobyte each.
 const CAPACITY: usize = 1 << 14;
 
-/// What a caller names a prepared launch with: numbers that no launch of another kernel or geometry has.
+/// The key by which a caller names a prepared launch: numbers that no launch of another kernel or geometry has.
 pub type LaunchKey = SmallVec<[u64; 40]>;
 
 /// The prepared launches of one device.
@@ -43,7 +43,7 @@ pub struct PreparedLaunch {
     sizes: SmallVec<[u64; 16]>,
 }
 
-/// What an operand touches, from its first element on.
+/// The bytes that an operand touches, from its first element on.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Extent {
     bytes: u64,
@@ -63,7 +63,7 @@ impl PreparedLaunch {
 }
 
 impl Device {
-    /// The prepared launch of this name, made if it is not there yet.
+    /// Returns the prepared launch of this name, made if it is not there yet.
     pub fn prepared_launch(
         &self,
         key: &LaunchKey,
@@ -115,8 +115,8 @@ impl Stream {
     }
 }
 
-/// What each operand touches: the inputs, then the outputs. Which bytes of a range that are is said where somebody asks for
-/// it (`gaps`).
+/// Returns what each operand touches: the inputs, then the outputs. Which bytes of a range that are is said where somebody
+/// asks for it (`gaps`).
 pub(crate) fn extents(kernel: &Kernel, geometry: &Geometry, gaps: bool) -> SmallVec<[Extent; 8]> {
     let inputs = kernel.body.inputs.iter().map(|input| input.dtype);
     let dtypes = inputs.chain(kernel.body.outputs.iter().map(|output| output.dtype));
@@ -130,7 +130,7 @@ pub(crate) fn extents(kernel: &Kernel, geometry: &Geometry, gaps: bool) -> Small
         .collect()
 }
 
-/// The ranges that a launch touches. Where an input overlaps an output, both are one range that is read and written.
+/// Returns the ranges that a launch touches. Where an input overlaps an output, both are one range that is read and written.
 pub(crate) fn accesses(
     extents: &[Extent],
     inputs: &[DevicePointer],
@@ -163,7 +163,7 @@ fn union(a: &Access, b: &Access) -> Access {
     Access::new(start, end - start, AccessMode::ReadWrite).touching(touch)
 }
 
-/// Which bytes of its span an operand touches.
+/// Returns which bytes of its span an operand touches.
 fn touch_of_operand(geometry: &Geometry, operand: usize, element_bytes: u64) -> Touch {
     match &geometry.operands[operand] {
         OperandGeometry::Gathered { .. } => {
@@ -185,7 +185,7 @@ mod tests {
 
     use super::*;
 
-    /// The accesses of a kernel over four floats an operand: inputs and output at these bytes.
+    /// Returns the accesses of a kernel over four floats an operand: inputs and output at these bytes.
     fn of(inputs: &[u64], output: u64) -> Vec<(u64, u64, AccessMode)> {
         let builder = BodyBuilder::new();
         let sum =

@@ -49,7 +49,7 @@ pub use stream::{STREAMS_PER_PRIORITY, Stream, StreamGuard};
 pub use thalweg_driver::{CaptureMode, DevicePointer, ExternalStream, Label};
 pub use thalweg_driver::{Within, within};
 
-/// Whether this machine has a GPU that [`Device::cuda`] could open. Creates no context; with
+/// Returns whether this machine has a GPU that [`Device::cuda`] could open. Creates no context; with
 /// `PYTORCH_NVML_BASED_CUDA_CHECK=1` it does not initialise the driver either, so that the process may still `fork` (unless
 /// NVML cannot tell; then, as in PyTorch, the driver is asked after all).
 pub fn is_available() -> bool {

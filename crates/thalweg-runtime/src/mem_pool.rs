@@ -24,22 +24,22 @@ pub struct MemPool {
 pub struct MemPoolScope(#[expect(dead_code, reason = "its drop is what it is for")] PoolScope);
 
 impl MemPool {
-    /// A new pool.
+    /// Creates a new pool.
     pub fn new(device: &Device, options: PoolOptions) -> Self {
         Self { device: device.clone(), id: device.allocator().create_pool_with(options) }
     }
 
-    /// The allocator's name of the pool.
+    /// Returns the allocator's name of the pool.
     pub fn id(&self) -> PoolId {
         self.id
     }
 
-    /// How many hold the pool: this handle, and each open scope.
+    /// Returns how many hold the pool: this handle, and each open scope.
     pub fn use_count(&self) -> usize {
         self.device.allocator().pool_use_count(self.id)
     }
 
-    /// From now until the scope is dropped, what this thread allocates on the device comes from the pool
+    /// Makes allocations of this thread on the device come from the pool until the scope is dropped
     /// (`torch.cuda.use_mem_pool`).
     pub fn enter(&self) -> Result<MemPoolScope> {
         let scope = self.device.allocator().use_pool(self.id);

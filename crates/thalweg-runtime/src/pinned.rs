@@ -42,14 +42,14 @@ impl PinnedBlock {
         }
     }
 
-    /// The bytes that were asked for.
+    /// Returns the bytes that were asked for.
     pub(crate) fn size_bytes(&self) -> u64 {
         self.block.requested_bytes()
     }
 }
 
 impl Drop for PinnedBlock {
-    /// Before the block goes back: a moment later it may be somebody else's.
+    /// Reports the free before the block goes back: a moment later it may be another owner's.
     fn drop(&mut self) {
         if let Some(instrument) = self.device.driver().instrument() {
             instrument.block_freed(self.block.address(), None);
@@ -58,7 +58,8 @@ impl Drop for PinnedBlock {
 }
 
 impl PinnedBuffer {
-    /// `bytes` of pinned memory. Its content is anything. While the current stream captures, it comes from the graph's pool.
+    /// Allocates `bytes` of pinned memory. Its content is anything. While the current stream captures, it comes from the
+    /// graph's pool.
     #[track_caller]
     pub fn new(device: &Device, bytes: u64) -> Result<Self> {
         device.check_process("PinnedBuffer::new")?;
@@ -75,12 +76,12 @@ impl PinnedBuffer {
         Ok(Self { device: device.clone(), block })
     }
 
-    /// The bytes that were asked for.
+    /// Returns the bytes that were asked for.
     pub fn size_bytes(&self) -> u64 {
         self.block.size_bytes()
     }
 
-    /// The address.
+    /// Returns the address.
     pub fn pointer(&self) -> HostPointer {
         HostPointer::new(self.block.block.address())
     }

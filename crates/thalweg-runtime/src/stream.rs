@@ -57,7 +57,7 @@ struct Log {
 }
 
 impl Log {
-    /// The number that the next command gets.
+    /// Returns the number that the next command gets.
     fn next(&self) -> u64 {
         self.first + self.labels.len() as u64
     }
@@ -104,17 +104,17 @@ impl StreamState {
         self.log.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The labels that are not known to be complete, oldest first.
+    /// Returns the labels that are not known to be complete, oldest first.
     pub(crate) fn outstanding(&self) -> Vec<Label> {
         self.log().labels.iter().copied().collect()
     }
 
-    /// The number of the next command.
+    /// Returns the number of the next command.
     pub(crate) fn next_command(&self) -> u64 {
         self.log().next()
     }
 
-    /// The commands before this number are known to be complete.
+    /// Notes that the commands before this number are complete.
     pub(crate) fn complete_before(&self, number: u64) {
         self.log().forget_before(number);
     }
@@ -129,7 +129,8 @@ impl StreamState {
         Ok(is_idle)
     }
 
-    /// The command of this number was refused. If others came after it, it stays: a suspect too many does no harm.
+    /// Removes the command of this number, which was refused. If others came after it, it stays: a suspect too many does no
+    /// harm.
     fn retract(&self, number: u64) {
         let mut log = self.log();
         if log.next() == number + 1 {
@@ -203,7 +204,7 @@ impl StreamPool {
         Ok(self.capture.get_or_init(|| state).clone())
     }
 
-    /// Every stream that is known, the default stream apart.
+    /// Returns every stream that is known, the default stream apart.
     pub(crate) fn all(&self) -> Vec<Arc<StreamState>> {
         let pools = self.priorities.lock().unwrap_or_else(PoisonError::into_inner);
         let mut external = self.external.lock().unwrap_or_else(PoisonError::into_inner);
@@ -224,13 +225,13 @@ impl Stream {
         Self { device: device.clone(), state }
     }
 
-    /// A stream of the pool with the default priority. The 33rd is the first again, as in PyTorch.
+    /// Creates a stream of the pool with the default priority. The 33rd is the first again, as in PyTorch.
     #[track_caller]
     pub fn new(device: &Device) -> Result<Self> {
         Self::made(device, 0, Label::here("Stream::new"))
     }
 
-    /// A stream of the pool. Smaller numbers are more urgent; the device's range clamps the priority
+    /// Creates a stream of the pool. Smaller numbers are more urgent; the device's range clamps the priority
     /// ([`thalweg_driver::DeviceProperties::stream_priority_range`]).
     #[track_caller]
     pub fn with_priority(device: &Device, priority: i32) -> Result<Self> {
@@ -247,7 +248,7 @@ impl Stream {
         Ok(Self::from_state(device, state))
     }
 
-    /// Names the stream, and with it all clones and whoever gets it from the pool again, in the reports of a
+    /// Names the stream, with all its clones and whatever stream the pool makes of it later, in the reports of a
     /// [checker](thalweg_sanitizer). Nothing, where there is none. A name that is an identifier goes into the calls that a
     /// report advises, so name it as the variable.
     pub fn set_name(&self, name: &str) {
@@ -256,8 +257,8 @@ impl Stream {
         }
     }
 
-    /// The stream on which a device's captures run that were given none: always the same, so that a region that is captured
-    /// again finds the memory of before.
+    /// Creates the stream on which a device's captures run that were given none: always the same, so that a region that is
+    /// captured again finds the memory of before.
     pub(crate) fn for_captures(device: &Device) -> Result<Self> {
         let state = device.check(device.stream_pool().for_captures(device.driver(), device.index()))?;
         Ok(Self::from_state(device, state))
@@ -297,7 +298,7 @@ impl Stream {
         }
     }
 
-    /// The calling thread's current stream of a device.
+    /// Creates the calling thread's current stream of a device.
     pub fn current(device: &Device) -> Self {
         CURRENT
             .with_borrow(|stack| {
@@ -316,27 +317,27 @@ impl Stream {
         StreamGuard { depth, _device: self.device.make_current() }
     }
 
-    /// The device.
+    /// Returns the device.
     pub fn device(&self) -> &Device {
         &self.device
     }
 
-    /// The driver's handle.
+    /// Returns the driver's handle.
     pub fn handle(&self) -> StreamHandle {
         self.state.handle
     }
 
-    /// The name by which allocators know the stream.
+    /// Returns the name by which allocators know the stream.
     pub fn id(&self) -> StreamId {
         StreamId::from_raw(self.state.handle.raw())
     }
 
-    /// The priority after clamping.
+    /// Returns the priority after clamping.
     pub fn priority(&self) -> i32 {
         self.state.priority
     }
 
-    /// Whether it is the device's default stream.
+    /// Returns whether it is the device's default stream.
     pub fn is_default(&self) -> bool {
         self.state.kind == StreamKind::Default
     }
@@ -346,7 +347,7 @@ impl Stream {
         self.check(self.device.driver().cuda_stream(self.handle()))
     }
 
-    /// Whether all work is done.
+    /// Returns whether all work is done.
     #[track_caller]
     pub fn query(&self) -> Result<bool> {
         called(&self.device, Label::here("query"));
@@ -369,13 +370,13 @@ impl Stream {
         is_idle.map(drop)
     }
 
-    /// Later work on this stream waits for the event's latest record so far.
+    /// Makes later work on this stream wait for the event's latest record so far.
     #[track_caller]
     pub fn wait_event(&self, event: &Event) -> Result<()> {
         event.wait_as(self, Label::here("wait_event"))
     }
 
-    /// Later work on this stream waits for all work that the other has now.
+    /// Makes later work on this stream wait for all work that the other has now.
     #[track_caller]
     pub fn wait_stream(&self, other: &Self) -> Result<()> {
         let event = other.record_event()?;
@@ -390,7 +391,7 @@ impl Stream {
         Ok(event)
     }
 
-    /// Whether the stream captures; in a region that is [audited](crate::graph::audit()), whether it would.
+    /// Returns whether the stream captures; in a region that is [audited](crate::graph::audit()), whether it would.
     #[track_caller]
     pub fn is_capturing(&self) -> Result<bool> {
         called(&self.device, Label::here("is_capturing"));
@@ -477,7 +478,7 @@ impl PartialEq for Stream {
 
 impl Eq for Stream {}
 
-/// The answer of a query, whose error says where a program polls for ever.
+/// Returns the answer of a query, whose error says where a program polls for ever.
 pub(crate) fn polled(answer: Result<bool>, label: Label) -> Result<bool> {
     answer.map_err(|error| match error.driver_error() {
         Some(cause) if cause.code() == Code::Timeout => error.context(label.to_string()),

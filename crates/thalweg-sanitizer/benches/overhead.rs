@@ -1,4 +1,4 @@
-//! What the sanitizer costs a submission: the same small scenarios on a plain simulator and on a checked one.
+//! The cost of the sanitizer per submission: the same small scenarios on a plain simulator and on a checked one.
 //!
 //! Then what a command costs behind many: with blocks that are dropped and never reused, and on strided columns.
 //!
@@ -48,8 +48,8 @@ impl Bench {
         self.driver.launch(self.streams[stream], &launch)
     }
 
-    /// 20 calls on 3 streams: 14 launches with three accesses each, and three hand-overs by an event. Then the machine is
-    /// waited for.
+    /// Submits 20 calls on 3 streams: 14 launches with three accesses each, and three hand-overs by an event. Then the machine
+    /// is waited for.
     fn scenario(&self) -> Result<()> {
         let event = self.driver.event_create(0, EventFlags::default())?;
         for step in 0..14 {

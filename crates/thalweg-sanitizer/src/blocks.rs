@@ -21,7 +21,7 @@ pub(super) struct Recorded {
     pub(super) stream: StreamId,
     pub(super) kind: UseKind,
     pub(super) site: SiteId,
-    /// What the stream had then, if that is all that is waited for.
+    /// The work of the stream then, if only that is waited for.
     clock: Clock,
 }
 
@@ -36,7 +36,7 @@ pub(super) struct Block {
     pub(super) recorded: SmallVec<[Recorded; 1]>,
     /// The capture that it was allocated in; 0 for none.
     pub(super) capture: u64,
-    /// What the thread that freed it knew then.
+    /// The knowledge of the thread that freed it, then.
     freed_knowing: Clock,
 }
 
@@ -65,7 +65,7 @@ impl Blocks {
 }
 
 impl Model {
-    /// A block is in a caller's hands.
+    /// Notes that a block was given to a caller.
     pub(super) fn block_allocated(
         &mut self,
         range: (u64, u64),
@@ -128,7 +128,7 @@ impl Model {
         }
     }
 
-    /// Whether everything that was done with some bytes is over for whoever gets them now.
+    /// Checks that all uses of some bytes are complete for the stream that gets them now.
     fn check_reuse(&mut self, pieces: &Pieces, known: &Clock, mark: &Mark) {
         let mut found: SmallVec<[_; 4]> = SmallVec::new();
         self.marks(pieces, |piece, first, end, other, former| {
@@ -163,7 +163,7 @@ impl Model {
         }
     }
 
-    /// The allocator was told of another stream's use.
+    /// Notes that the allocator was told of another stream's use.
     pub(super) fn block_recorded(&mut self, start: u64, stream: StreamId, kind: UseKind, site: SiteId) {
         let Some(&id) = self.blocks.live.get(&start) else { return };
         let clock = match kind {
@@ -180,7 +180,7 @@ impl Model {
         }
     }
 
-    /// A block is about to be given back.
+    /// Notes that a block is about to be freed.
     pub(super) fn block_freed(&mut self, start: u64, host: HostId, site: SiteId) {
         let Some(id) = self.blocks.live.remove(&start) else { return };
         let Some(block) = self.blocks.all.remove(&id) else { return };
@@ -251,7 +251,7 @@ impl Model {
     }
 }
 
-/// What is wrong with a use that the free of a block does not wait for.
+/// Returns what is wrong with a use that the free of a block does not wait for.
 fn kind_of_free(block: &Block, actor: Actor) -> FindingKind {
     let user = match actor {
         Actor::Stream(stream) | Actor::Chain { stream, .. } => stream,

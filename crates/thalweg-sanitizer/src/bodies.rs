@@ -26,7 +26,7 @@ pub(super) struct Families {
 }
 
 impl Families {
-    /// The first capture of a capture's family.
+    /// Returns the first capture of a capture's family.
     pub(super) fn of(&self, capture: u64) -> u64 {
         self.first.get(&capture).copied().unwrap_or(capture)
     }
@@ -37,7 +37,7 @@ impl Families {
         self.bodies.extend(bodies.iter().map(|body| (body.raw(), first)));
     }
 
-    /// A capture into a body begins.
+    /// Notes that A capture into a body begins.
     pub(super) fn begin(&mut self, capture: u64, body: GraphHandle) {
         if let Some(&first) = self.bodies.get(&body.raw()) {
             self.first.insert(capture, first);
@@ -46,7 +46,7 @@ impl Families {
 }
 
 impl Model {
-    /// The graph is given up, with its bodies.
+    /// Drops a graph with its bodies.
     pub(super) fn graph_destroyed(&mut self, handle: u64) {
         let mut open = vec![handle];
         while let Some(handle) = open.pop() {
@@ -60,7 +60,7 @@ impl Model {
         }
     }
 
-    /// The nodes of a graph with all bodies in place, and where its own nodes are among them.
+    /// Returns the nodes of a graph with all bodies in place, and where its own nodes are among them.
     pub(super) fn in_place(&self, graph: &Graph) -> (Vec<Node>, FxHashMap<GraphNodeHandle, u32>) {
         let mut nodes = Vec::with_capacity(graph.nodes.len());
         let places = self.put(graph, &[], &mut nodes);
@@ -93,7 +93,7 @@ impl Model {
     }
 }
 
-/// The nodes that no other comes after.
+/// Returns the nodes that no other comes after.
 fn ends(graph: &Graph) -> impl Iterator<Item = u32> {
     let mut is_end = vec![true; graph.nodes.len()];
     for &before in graph.nodes.iter().flat_map(|node| &node.predecessors) {

@@ -18,12 +18,12 @@ pub(super) struct Bytes {
 pub(super) type Parts = SmallVec<[Bytes; 2]>;
 
 impl Bytes {
-    /// The bytes from `start` to `end`.
+    /// Creates the bytes from `start` to `end`.
     pub(super) fn range(start: u64, end: u64) -> Self {
         Self { start, chunk: end - start, steps: SmallVec::new() }
     }
 
-    /// What an access touches; `None` where that is not said.
+    /// Returns what an access touches; `None` where that is not said.
     pub(super) fn of(access: &Access) -> Option<Self> {
         let (chunk, steps) = match access.touch {
             Touch::All => return Some(Self::range(access.start, access.start.saturating_add(access.bytes))),
@@ -40,35 +40,35 @@ impl Bytes {
         (chunk > 0 && bytes.reach() <= access.bytes).then_some(bytes)
     }
 
-    /// Bytes from the first to behind the last.
+    /// Returns the number of bytes from the first to behind the last.
     pub(super) fn reach(&self) -> u64 {
         let steps = self.steps.iter().map(|(step, count)| step.saturating_mul(count - 1));
         steps.fold(self.chunk, u64::saturating_add)
     }
 
-    /// How many there are.
+    /// Returns how many there are.
     #[cfg(test)]
     fn count(&self) -> u64 {
         self.steps.iter().fold(self.chunk, |product, (_, count)| product.saturating_mul(*count))
     }
 
-    /// The longest step, and how often it is taken.
+    /// Returns the longest step, and how often it is taken.
     pub(super) fn longest(&self) -> Option<(u64, u64)> {
         self.steps.last().copied()
     }
 
-    /// The end, if it is one range.
+    /// Returns the end, if it is one range.
     pub(super) fn end_of_range(&self) -> Option<u64> {
         self.steps.is_empty().then(|| self.start + self.chunk)
     }
 
-    /// What the longest step repeats, from `start` on.
+    /// Returns the bytes that the longest step repeats, from `start` on.
     pub(super) fn repeated(&self, start: u64) -> Self {
         let steps = self.steps[..self.steps.len() - 1].into();
         Self { start, chunk: self.chunk, steps }
     }
 
-    /// The same, `count` times.
+    /// Returns the bytes `count` times.
     pub(super) fn times(mut self, step: u64, count: u64) -> Self {
         debug_assert!(self.reach() <= step, "steps do not interleave");
         if count > 1 {
@@ -77,13 +77,13 @@ impl Bytes {
         self
     }
 
-    /// The same elsewhere.
+    /// Returns the bytes moved elsewhere.
     pub(super) fn moved(mut self, start: u64) -> Self {
         self.start = start;
         self
     }
 
-    /// Those below `at`, and those from there on.
+    /// Returns those below `at`, and those from there on.
     pub(super) fn split(self, at: u64) -> (Parts, Parts) {
         if at <= self.start {
             return (Parts::new(), smallvec![self]);

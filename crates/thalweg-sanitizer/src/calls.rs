@@ -1,4 +1,4 @@
-//! What the calls of a driver have in common: work, waits, memory that is given back, what the host touches.
+//! The parts that calls of a driver have in common: work, waits, memory that is given back, what the host touches.
 
 use std::sync::atomic::Ordering;
 
@@ -14,7 +14,7 @@ use super::touch::Manner;
 use super::{SanitizerDriver, take_label};
 
 impl SanitizerDriver {
-    /// The state of the stream's capture, where it takes part in one.
+    /// Returns the state of the stream's capture, where it takes part in one.
     pub(super) fn capturing(&self, stream: StreamHandle) -> Option<CaptureInfo> {
         self.arrive();
         if self.captures.load(Ordering::Acquire) == 0 {
@@ -24,7 +24,7 @@ impl SanitizerDriver {
         (info.status == CaptureStatus::Active).then_some(info)
     }
 
-    /// A command on a stream, or a node of its capture.
+    /// Notes a command on a stream, or a node of its capture.
     pub(super) fn command(
         &self,
         stream: StreamHandle,
@@ -53,7 +53,7 @@ impl SanitizerDriver {
         self.answer(&model, found, label.operator, ())
     }
 
-    /// The host waits for work that a clock describes.
+    /// Makes the host wait for work that a clock describes.
     pub(super) fn waits(
         &self,
         frontier: impl FnOnce(&mut Model) -> Option<Clock>,
@@ -62,7 +62,7 @@ impl SanitizerDriver {
         self.asks(frontier, || call().map(|()| true)).map(|_| ())
     }
 
-    /// The host asks whether work that a clock describes is done.
+    /// Returns the host asks whether work that a clock describes is done.
     pub(super) fn asks(
         &self,
         frontier: impl FnOnce(&mut Model) -> Option<Clock>,
@@ -81,15 +81,16 @@ impl SanitizerDriver {
         answer
     }
 
-    /// A wait that was given up says that work which the program was owed cannot go on: a collective that a rank has not joined, a
-    /// thread that nobody wakes. That is the cause of what is found in memory that goes later, under that work.
+    /// Notes a wait that was given up, which says that work which the program was owed cannot go on: a collective that a rank
+    /// has not joined, a thread that nobody wakes. That is the cause of what is found in memory that goes later, under that
+    /// work.
     pub(super) fn note_standstill<T>(&self, answer: &Result<T>) {
         if answer.as_ref().is_err_and(|error| error.code() == Code::Timeout) {
             self.lock().stands_still = true;
         }
     }
 
-    /// Memory is given back by a call that waits for all that `frontier` describes.
+    /// Notes that memory is given back by a call that waits for all that `frontier` describes.
     pub(super) fn gives_back(
         &self,
         start: u64,
@@ -112,7 +113,7 @@ impl SanitizerDriver {
         result
     }
 
-    /// A range is unmapped by a call that waits for nothing.
+    /// Notes that A range is unmapped by a call that waits for nothing.
     pub(super) fn unmaps(
         &self,
         start: u64,
@@ -134,7 +135,7 @@ impl SanitizerDriver {
         result.and_then(|()| self.answer(&model, found, name, ()))
     }
 
-    /// The host touches pinned memory.
+    /// Checks the host's access to pinned memory.
     pub(super) fn host_touches(
         &self,
         start: u64,
@@ -181,7 +182,7 @@ impl SanitizerDriver {
         self.lock().add_stream(handle, device, cuda_stream, is_legacy, is_blocking);
     }
 
-    /// A free or an allocation in stream order.
+    /// Notes a free or an allocation in stream order.
     pub(super) fn in_stream_order(
         &self,
         stream: StreamHandle,
@@ -206,7 +207,7 @@ impl SanitizerDriver {
     }
 }
 
-/// Does something with the clock of a stream's newest command.
+/// Calls a function with the clock of a stream's newest command.
 pub(super) fn work(model: &mut Model, id: StreamId, act: impl FnOnce(&mut Model, &Clock)) {
     let clock = std::mem::take(&mut model.streams[id as usize].clock);
     act(model, &clock);

@@ -15,7 +15,7 @@ use super::site::SiteId;
 use super::space::ELSEWHERE;
 use super::touch::{Manner, Troubles, add, trouble};
 
-/// What a call that was captured does.
+/// The kind of a captured call.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum CapturedCall<'a> {
     Accesses(&'a [Access]),
@@ -25,19 +25,19 @@ pub(super) enum CapturedCall<'a> {
 }
 
 impl Model {
-    /// A capture begins on a stream.
+    /// Notes that A capture begins on a stream.
     pub(super) fn begin_capture(&mut self, capture: u64, origin: u64) {
         self.captures.push(Graph { capture, origin, ..Graph::default() });
     }
 
-    /// Whoever launches what a capture gives answers for memory of other captures.
+    /// Notes that a launch of the capture's graph may use memory of other captures, for which the program is responsible.
     pub(super) fn capture_vouched(&mut self, capture: u64) {
         if capture != 0 {
             self.vouched.insert(self.families.of(capture));
         }
     }
 
-    /// The capture that began on a stream is over.
+    /// Returns the capture that began on a stream is over.
     pub(super) fn end_capture(&mut self, origin: u64) -> Option<Graph> {
         let position = self.captures.iter().position(|capture| capture.origin == origin)?;
         let graph = self.captures.swap_remove(position);
@@ -45,7 +45,7 @@ impl Model {
         Some(graph)
     }
 
-    /// A call became a node, if the driver has one more.
+    /// Notes that a call became a node, if the driver has one more.
     pub(super) fn captured(
         &mut self,
         driver: &dyn Driver,
@@ -99,7 +99,7 @@ impl Model {
         NodeWork::Accesses(accesses.collect())
     }
 
-    /// What can be said of an access when it is captured: whether the memory is there, and the caller's.
+    /// Checks an access when it is captured: whether its memory exists, and is the caller's.
     fn inspect(&mut self, access: &Access, site: SiteId) {
         let mut troubles = Troubles::new();
         let mut holder = None;
@@ -148,7 +148,7 @@ impl Model {
         }
     }
 
-    /// The graph can be launched under a new handle.
+    /// Notes that a graph was instantiated under a new handle.
     pub(super) fn instantiated(&mut self, graph: u64, executable: u64) {
         let Some(graph) = self.graphs.get(&graph) else { return };
         let (capture, (nodes, names)) = (graph.capture, self.in_place(graph));
@@ -159,7 +159,7 @@ impl Model {
         self.executables.insert(executable, Executable { capture, nodes, names, places, strands, last });
     }
 
-    /// The executable is given up.
+    /// Drops an executable.
     pub(super) fn executable_destroyed(&mut self, handle: u64) {
         let Some(executable) = self.executables.remove(&handle) else { return };
         for strand in executable.strands {
@@ -167,7 +167,7 @@ impl Model {
         }
     }
 
-    /// The executable is launched on a stream.
+    /// Notes a launch of an executable on a stream.
     pub(super) fn launched(&mut self, handle: u64, id: StreamId, host: HostId, launch: SiteId) {
         self.submit(id, host);
         let Some(mut executable) = self.executables.remove(&handle) else { return };
@@ -235,7 +235,7 @@ impl Model {
         }
     }
 
-    /// Whether the memory that a node was captured with has gone to somebody else. Says so.
+    /// Returns whether the memory that a node was captured with has gone to somebody else. Says so.
     fn is_stale(&mut self, access: &Access, owner: &Owner, mark: &Mark, clock: &Clock) -> bool {
         if owner.is_kept {
             return false;
@@ -256,7 +256,7 @@ impl Model {
     }
 }
 
-/// The index of a node. What was captured behind our back is learned from the driver, with all that it depends on.
+/// Returns the index of a node. What was captured behind our back is learned from the driver, with all that it depends on.
 fn learn(driver: &dyn Driver, handle: Option<GraphHandle>, graph: &mut Graph, node: GraphNodeHandle) -> u32 {
     let mut stack: Vec<(GraphNodeHandle, Option<Vec<GraphNodeHandle>>)> = vec![(node, None)];
     while let Some((node, predecessors)) = stack.pop() {

@@ -20,12 +20,12 @@ impl Strand {
 pub(super) struct Clock(Vec<u64>);
 
 impl Clock {
-    /// Up to which number the strand's work is known; 0 for nothing.
+    /// Returns up to which number the strand's work is known; 0 for nothing.
     pub(super) fn of(&self, strand: Strand) -> u64 {
         self.0.get(strand.index()).copied().unwrap_or(0)
     }
 
-    /// Whether a piece of work is known.
+    /// Returns whether a piece of work is known.
     pub(super) fn covers(&self, strand: Strand, number: u64) -> bool {
         self.of(strand) >= number
     }

@@ -32,7 +32,7 @@ struct Communicator {
     calls: Vec<u64>,
     /// How many sends and receives there were from one rank to another.
     pairs: FxHashMap<(u32, u32), [u64; 2]>,
-    /// What some ranks have come to, and others not.
+    /// The meetings to which some ranks have come, and others not.
     open: FxHashMap<Key, Vec<Option<Seat>>>,
 }
 
@@ -49,7 +49,7 @@ struct Seat {
     operation: CollectiveOperation,
     stream: StreamId,
     number: u64,
-    /// What it comes after.
+    /// The work that it comes after.
     entry: Clock,
 }
 
@@ -73,7 +73,7 @@ impl Communicators {
         }
     }
 
-    /// What a part touches.
+    /// Returns what a part touches.
     pub(super) fn accesses(&self, call: &Collective) -> Option<[Access; 2]> {
         let (communicator, rank) = self.ranks.get(&call.communicator.raw())?;
         call.accesses(*rank, self.all.get(communicator)?.devices.len() as u32)
@@ -109,7 +109,7 @@ impl Communicators {
 }
 
 impl Model {
-    /// A group of parts on streams that do not capture, and what they touch.
+    /// Notes a group of parts on streams that do not capture, and what they touch.
     pub(super) fn collectives(&mut self, group: &[(&Collective, StreamId)], host: HostId) {
         let mut entries: SmallVec<[(StreamId, Clock); 4]> = SmallVec::new();
         for &(call, id) in group {
@@ -164,8 +164,8 @@ impl Model {
         }
     }
 
-    /// Whether a collective that is still open may put one of two pieces of work before the other: one follows a part, and the
-    /// other is work of a device whose rank has not come to it.
+    /// Returns whether a collective that is still open may put one of two pieces of work before the other: one follows a part,
+    /// and the other is work of a device whose rank has not come to it.
     pub(super) fn may_yet_be_ordered(&self, first: &Mark, second: &Mark) -> bool {
         let stream = |mark: &Mark| match self.actors[mark.strand.index()] {
             Actor::Stream(stream) | Actor::Chain { stream, .. } => Some(stream),

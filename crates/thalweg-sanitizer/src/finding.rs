@@ -51,7 +51,7 @@ impl fmt::Display for Site {
     }
 }
 
-/// What is wrong.
+/// The kind of a finding.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 #[non_exhaustive]
 pub enum FindingKind {
@@ -84,7 +84,7 @@ pub enum FindingKind {
 }
 
 impl FindingKind {
-    /// What it is called in reports.
+    /// Returns what it is called in reports.
     pub const fn title(self) -> &'static str {
         match self {
             Self::Race => "data race",
@@ -127,7 +127,7 @@ pub struct Work {
     pub number: u64,
 }
 
-/// What became of the memory.
+/// The history of the memory.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct History {
     /// The first address and the bytes of the allocation or block.
@@ -157,7 +157,7 @@ pub struct Finding {
     pub second: Work,
     /// The first address and the number of the bytes that both touch.
     pub range: (u64, u64),
-    /// What became of the memory.
+    /// The history of the memory.
     pub history: History,
     /// Where the streams were made that it names, as far as that is known.
     pub streams: Vec<(String, Site)>,
@@ -168,9 +168,9 @@ pub struct Finding {
 }
 
 impl Finding {
-    /// Whether it is no more than possible: two commands touch some rows each that data chooses, and nothing says whether they
-    /// are the same ones; or one thread has seen the first complete, and may have told the other so by means that the sanitizer
-    /// does not see.
+    /// Returns whether it is no more than possible: two commands touch some rows each that data chooses, and nothing says
+    /// whether they are the same ones; or one thread has seen the first complete, and may have told the other so by means that
+    /// the sanitizer does not see.
     pub fn is_possible(&self) -> bool {
         !self.is_certain
     }

@@ -33,7 +33,7 @@ pub(super) struct Captured {
     pub(super) owner: Owner,
 }
 
-/// What a node does.
+/// The work of a node.
 #[derive(Clone, Debug)]
 pub(super) enum NodeWork {
     /// It touches memory, or nothing.
@@ -97,7 +97,7 @@ pub(super) struct Executable {
     pub(super) places: Arc<[ChainPosition]>,
     /// One a chain.
     pub(super) strands: SmallVec<[Strand; 2]>,
-    /// What comes before the next launch: the end of the last one.
+    /// The end of the last launch, which comes before the next.
     pub(super) last: Clock,
 }
 

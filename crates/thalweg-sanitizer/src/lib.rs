@@ -89,7 +89,7 @@ thread_local! {
 }
 
 impl SanitizerDriver {
-    /// A sanitizer around a driver. What happened before it is unknown to it, so put it there before the first call.
+    /// Returns a sanitizer around a driver. What happened before it is unknown to it, so put it there before the first call.
     pub fn new(inner: Arc<dyn Driver>) -> Arc<Self> {
         Arc::new(Self {
             model: Arc::new(Mutex::new(Model::new(inner.device_count()))),
@@ -99,8 +99,8 @@ impl SanitizerDriver {
         })
     }
 
-    /// Whether a call at which something is found answers [`Code::Finding`], with the report. The driver has done what it was
-    /// asked for all the same.
+    /// Sets whether a call at which something is found answers [`Code::Finding`], with the report. The driver has done what it
+    /// was asked for all the same.
     pub fn fail_on_findings(&self, fails: bool) {
         self.fails.store(fails, Ordering::Relaxed);
     }
@@ -117,7 +117,7 @@ impl SanitizerDriver {
         self.lock().threads_are_one = true;
     }
 
-    /// What was found so far, in order, each once.
+    /// Returns what was found so far, in order, each once.
     pub fn findings(&self) -> Vec<Finding> {
         self.lock().findings.list.clone()
     }
@@ -127,7 +127,7 @@ impl SanitizerDriver {
         self.lock().findings.observer = Some(Box::new(observer));
     }
 
-    /// The driver inside.
+    /// Returns the driver inside.
     pub fn inner(&self) -> &Arc<dyn Driver> {
         &self.inner
     }
@@ -136,7 +136,7 @@ impl SanitizerDriver {
         self.model.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The end of a call: its answer, or what was found since there were `before` findings.
+    /// Returns the end of a call: its answer, or what was found since there were `before` findings.
     fn answer<T>(&self, model: &Model, before: usize, call: &'static str, value: T) -> Result<T> {
         match model.findings.list.get(before) {
             Some(finding) if self.fails.load(Ordering::Relaxed) => {
@@ -146,7 +146,7 @@ impl SanitizerDriver {
         }
     }
 
-    /// The capture that a stream takes part in, if any is under way; 0 for none.
+    /// Returns the capture that a stream takes part in, if any is under way; 0 for none.
     fn capture_of(&self, stream: StreamHandle) -> u64 {
         if self.captures.load(Ordering::Acquire) == 0 {
             return 0;
@@ -161,7 +161,7 @@ impl fmt::Debug for SanitizerDriver {
     }
 }
 
-/// The label that was left for the next call without one.
+/// Returns the label that was left for the next call without one.
 fn take_label() -> Option<Label> {
     LABEL.take()
 }

@@ -13,7 +13,7 @@ use super::space::{Departed, ELSEWHERE, ObjectId, ObjectKind, Shared, Taken};
 use super::touch::{Troubles, add, trouble};
 
 impl Model {
-    /// Memory of its own, mapped at an address.
+    /// Notes new memory, mapped at an address.
     pub(super) fn appeared(&mut self, kind: ObjectKind, device: u32, start: u64, bytes: u64, site: SiteId) {
         let is_written = kind == ObjectKind::Pinned;
         let object = self.space.create(kind, device, bytes, is_written, site);
@@ -38,7 +38,7 @@ impl Model {
         taken
     }
 
-    /// The driver agreed, or refused.
+    /// Notes whether the driver has released the memory.
     pub(super) fn departed(&mut self, taken: Taken, is_done: bool) {
         if !is_done {
             return self.space.restore(taken);
@@ -48,7 +48,7 @@ impl Model {
         }
     }
 
-    /// Physical memory was given away by a handle.
+    /// Notes that physical memory was exported by a handle.
     pub(super) fn gave_away(&mut self, physical: u64, handle: &ShareableHandle) {
         if let (Some(&object), Some(handle)) = (self.physical.get(&physical), Shared::of(handle)) {
             let serial = self.space.object(object).serial;
@@ -56,7 +56,7 @@ impl Model {
         }
     }
 
-    /// The object behind a handle that was opened, kept once more, if it was given away here.
+    /// Returns the object behind a handle that was opened, kept once more, if it was given away here.
     pub(super) fn opened(&mut self, handle: &ShareableHandle) -> Option<ObjectId> {
         let &(object, serial) = self.given_away.get(&Shared::of(handle)?)?;
         self.space.bytes_of(object, serial)?;
@@ -64,7 +64,7 @@ impl Model {
         Some(object)
     }
 
-    /// Whether the host has seen all work complete that uses a range, which is about to be unmapped.
+    /// Checks whether the host has seen all work complete that uses a range, which is about to be unmapped.
     pub(super) fn check_unmap(&mut self, start: u64, bytes: u64, host: HostId, site: SiteId) {
         if self.stands_still {
             return;
@@ -106,8 +106,8 @@ impl Model {
         }
     }
 
-    /// Stream-ordered memory is there from this piece of work on. In a graph that is launched again, what others still do with
-    /// the memory of the launch before must be over.
+    /// Notes that stream-ordered memory exists from this piece of work on. In a graph that is launched again, what others
+    /// still do with the memory of the launch before must be over.
     pub(super) fn given_out(&mut self, clock: &Clock, mark: Mark, start: u64, bytes: u64) {
         debug_assert!(mark.is_before(clock), "whoever works knows of itself");
         let mark = Mark { start, bytes, mode: AccessMode::Write, ..mark };
@@ -136,7 +136,7 @@ impl Model {
         }
     }
 
-    /// Stream-ordered memory is no more from this piece of work on.
+    /// Notes that stream-ordered memory ends with this piece of work.
     pub(super) fn taken_back(&mut self, clock: &Clock, mark: Mark, start: u64) {
         let Some(mapping) = self.space.starting_at(start) else { return };
         let bytes = mapping.end - start;

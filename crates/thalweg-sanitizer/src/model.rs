@@ -29,7 +29,7 @@ pub(super) type StreamId = u32;
 pub(super) struct Host {
     pub(super) strand: Strand,
     pub(super) name: String,
-    /// What it knows: what it did, what it saw complete, and what it was told.
+    /// The work that it knows of: its own, what it saw complete, and what other threads passed on to it.
     pub(super) clock: Clock,
     /// Counts the changes of the clock.
     pub(super) version: u64,
@@ -46,7 +46,7 @@ pub(super) struct Stream {
     pub(super) name: String,
     pub(super) is_legacy: bool,
     pub(super) is_blocking: bool,
-    /// What its next command comes after.
+    /// The work that its next command comes after.
     pub(super) clock: Clock,
     /// Where it was made; 0 if that was not said.
     pub(super) made: SiteId,
@@ -65,12 +65,12 @@ pub(super) struct Device {
     legacy: Option<StreamId>,
     blocking: SmallVec<[StreamId; 4]>,
     all: Vec<StreamId>,
-    /// What destroyed streams were given.
+    /// The work of destroyed streams.
     orphans: Clock,
     created: u32,
 }
 
-/// What a strand is, for reports and advice.
+/// The kind of a strand, for reports and advice.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Actor {
     Host(HostId),
@@ -110,7 +110,7 @@ pub(super) struct Model {
     pub(super) living: Vec<HostId>,
     /// How many threads called that nobody has introduced.
     pub(super) attached: u32,
-    /// What those knew that are over.
+    /// The knowledge of threads that have ended.
     pub(super) known_to_ended: Clock,
     /// Whether all threads that nobody introduces count as one.
     pub(super) threads_are_one: bool,
@@ -119,7 +119,7 @@ pub(super) struct Model {
     by_cuda_stream: FxHashMap<(u32, u64), StreamId>,
     devices: Vec<Device>,
     pub(super) events: FxHashMap<u64, Record>,
-    /// What some host thread has seen complete.
+    /// The work that some host thread has seen complete.
     pub(super) observed: Clock,
     pub(super) space: Space,
     pub(super) blocks: Blocks,
@@ -190,13 +190,13 @@ impl Model {
         model
     }
 
-    /// The next number.
+    /// Returns the next number.
     pub(super) fn next(&mut self) -> u64 {
         self.number += 1;
         self.number
     }
 
-    /// A strand for a new actor: one that nobody uses any more, whose work the host has seen complete, or a new one.
+    /// Returns a strand for a new actor: one that nobody uses any more, whose work the host has seen complete, or a new one.
     pub(super) fn strand(&mut self, actor: Actor) -> Strand {
         let observed = &self.observed;
         if let Some(index) = self.retired.iter().position(|&(strand, last)| observed.covers(strand, last)) {
@@ -208,14 +208,14 @@ impl Model {
         Strand((self.actors.len() - 1) as u32)
     }
 
-    /// Nobody works in this strand any more.
+    /// Ends a strand.
     pub(super) fn retire(&mut self, strand: Strand, last: u64) {
         self.retired.push((strand, last));
     }
 
     // ---- Host threads ---------------------------------------------------------------------------------------------
 
-    /// A new host thread, which knows nothing yet.
+    /// Returns a new host thread, which knows nothing yet.
     pub(super) fn introduce(&mut self, name: &str) -> HostId {
         let id = self.hosts.len() as HostId;
         let strand = self.strand(Actor::Host(id));
@@ -225,20 +225,20 @@ impl Model {
         id
     }
 
-    /// The host thread saw all this complete.
+    /// Notes that a host thread saw all this complete.
     pub(super) fn saw(&mut self, host: HostId, clock: &Clock) {
         self.observed.join(clock);
         self.tell(host, clock);
     }
 
-    /// The host thread was told of all this.
+    /// Notes that a host thread learned of all this.
     pub(super) fn tell(&mut self, host: HostId, clock: &Clock) {
         let host = &mut self.hosts[host as usize];
         host.clock.join(clock);
         host.version += 1;
     }
 
-    /// The host thread does something now; its number.
+    /// Returns the host thread does something now; its number.
     pub(super) fn host_acts(&mut self, host: HostId) -> u64 {
         let number = self.next();
         let host = &mut self.hosts[host as usize];
@@ -249,7 +249,7 @@ impl Model {
 
     // ---- Streams --------------------------------------------------------------------------------------------------
 
-    /// A stream of the driver, under its handle and its `CUstream`.
+    /// Returns a stream of the driver, under its handle and its `CUstream`.
     pub(super) fn add_stream(
         &mut self,
         handle: StreamHandle,
@@ -302,12 +302,12 @@ impl Model {
         id
     }
 
-    /// The stream of a handle.
+    /// Returns the stream of a handle.
     pub(super) fn stream(&self, handle: StreamHandle) -> Option<StreamId> {
         self.handles.get(&handle.raw()).copied()
     }
 
-    /// A handle is given up. The stream goes with its last one; its work does not.
+    /// Drops a handle. The stream goes with its last one; its work does not.
     pub(super) fn forget_stream(&mut self, handle: StreamHandle) {
         let Some(id) = self.handles.remove(&handle.raw()) else { return };
         let stream = &mut self.streams[id as usize];
@@ -331,7 +331,7 @@ impl Model {
         self.retire(strand, last);
     }
 
-    /// What the next command of a stream comes after, with the ties of the legacy default stream, as its own clock.
+    /// Returns what the next command of a stream comes after, with the ties of the legacy default stream, as its own clock.
     pub(super) fn settle(&mut self, id: StreamId) -> &mut Stream {
         let stream = &self.streams[id as usize];
         let device = &self.devices[stream.device as usize];
@@ -349,7 +349,7 @@ impl Model {
         &mut self.streams[id as usize]
     }
 
-    /// The host thread speaks to the stream: what it knows comes before what the stream does next.
+    /// Returns the host thread speaks to the stream: what it knows comes before what the stream does next.
     pub(super) fn address(&mut self, id: StreamId, host: HostId) -> &mut Stream {
         let speaker = &self.hosts[host as usize];
         let stream = &mut self.streams[id as usize];
@@ -363,7 +363,7 @@ impl Model {
         &mut self.streams[id as usize]
     }
 
-    /// The stream is given a command: its number. The stream's clock is then the command's.
+    /// Returns the stream is given a command: its number. The stream's clock is then the command's.
     pub(super) fn submit(&mut self, id: StreamId, host: HostId) -> u64 {
         let number = self.next();
         let stream = self.address(id, host);
@@ -371,12 +371,12 @@ impl Model {
         number
     }
 
-    /// What comes after all that a stream has been given.
+    /// Returns what comes after all that a stream has been given.
     pub(super) fn frontier(&mut self, id: StreamId) -> Clock {
         self.settle(id).clock.clone()
     }
 
-    /// What comes after all that a device has been given.
+    /// Returns what comes after all that a device has been given.
     pub(super) fn device_frontier(&self, device: u32) -> Clock {
         let Some(device) = self.devices.get(device as usize) else { return Clock::default() };
         let mut clock = device.orphans.clone();
@@ -386,7 +386,7 @@ impl Model {
         clock
     }
 
-    /// What comes after all that every device has been given.
+    /// Returns what comes after all that every device has been given.
     pub(super) fn whole_frontier(&self) -> Clock {
         let mut clock = Clock::default();
         for device in 0..self.devices.len() as u32 {
@@ -397,13 +397,13 @@ impl Model {
 
     // ---- Events ---------------------------------------------------------------------------------------------------
 
-    /// The event is recorded on a stream.
+    /// Records an event on a stream.
     pub(super) fn record(&mut self, event: u64, id: StreamId, host: HostId) {
         let clock = self.address(id, host).clock.clone();
         self.events.insert(event, Record::Live(clock, id));
     }
 
-    /// The stream waits for the event's latest record.
+    /// Makes a stream wait for the event's latest record.
     pub(super) fn wait(&mut self, id: StreamId, event: u64, host: HostId, site: SiteId) {
         self.address(id, host);
         let Some(Record::Live(clock, earlier)) = self.events.get(&event) else { return };
@@ -417,7 +417,7 @@ impl Model {
         }
     }
 
-    /// What the event's latest record comes after.
+    /// Returns what the event's latest record comes after.
     pub(super) fn recorded(&self, event: u64) -> Option<Clock> {
         match self.events.get(&event) {
             Some(Record::Live(clock, _)) => Some(clock.clone()),
@@ -427,7 +427,7 @@ impl Model {
 
     // ---- Marks ----------------------------------------------------------------------------------------------------
 
-    /// A mark of the stream's command of this number.
+    /// Returns a mark of the stream's command of this number.
     pub(super) fn mark(&mut self, id: StreamId, number: u64, site: SiteId, kind: MarkKind) -> Mark {
         let strand = self.streams[id as usize].strand;
         Mark {

@@ -13,7 +13,7 @@ use super::touch::Trouble;
 /// Findings that are kept.
 const FINDINGS: usize = 1000;
 
-/// What was found, each once.
+/// The findings, each once.
 #[derive(Default)]
 pub(super) struct Findings {
     /// The kind, and the sites of both, each with the call that it was part of.
@@ -88,7 +88,7 @@ impl Model {
         }
     }
 
-    /// The call of the program that the work is part of: where a wait belongs.
+    /// Returns the call of the program that the work is part of: where a wait belongs.
     fn call(&self, mark: &Mark) -> Site {
         let around = self.sites.get(mark.launch).or_else(|| self.sites.get(mark.within));
         around.unwrap_or_else(|| self.site(mark.site))
@@ -101,7 +101,7 @@ impl Model {
         }
     }
 
-    /// Where the streams of a trouble were made.
+    /// Returns where the streams of a trouble were made.
     fn made(&self, trouble: &Trouble, mark: &Mark) -> Vec<(String, Site)> {
         let owner = self.blocks.get(trouble.block).map(|block| block.stream);
         let streams = [trouble.other.and_then(|other| self.stream_of(&other)), self.stream_of(mark), owner];
@@ -126,7 +126,7 @@ impl Model {
         }
     }
 
-    /// The stream that carries an actor's work; `None` for the host.
+    /// Returns the stream that carries an actor's work; `None` for the host.
     fn stream_name(&self, mark: &Mark) -> Option<&str> {
         Some(&self.streams[self.stream_of(mark)? as usize].name)
     }
@@ -162,7 +162,8 @@ impl Model {
         History { allocated, ..History::default() }
     }
 
-    /// The thread that may have told the one that submits the later work of the earlier, where that is all that could order them.
+    /// Returns the thread that may have told the one that submits the later work of the earlier, where that is all that could
+    /// order them.
     fn teller(&self, trouble: &Trouble) -> Option<&str> {
         let is_order = matches!(trouble.kind, FindingKind::Race | FindingKind::UseBeforeAllocation);
         self.may_have_told(trouble.other.as_ref().filter(|_| is_order)?)
@@ -245,7 +246,7 @@ impl Model {
         }
     }
 
-    /// Whether both are nodes of one executable.
+    /// Returns whether both are nodes of one executable.
     fn is_one_launch(&self, first: &Mark, second: &Mark) -> bool {
         let executable = |mark: &Mark| match self.actors[mark.strand.index()] {
             Actor::Chain { graph, .. } => Some(graph),
@@ -254,7 +255,7 @@ impl Model {
         executable(first).is_some() && executable(first) == executable(second)
     }
 
-    /// How far the second actor knows the first.
+    /// Returns how far the second actor knows the first.
     fn reach(&self, first: &Mark, second: &Mark, clock: &Clock) -> String {
         let (a, b) = (self.actor_name(first), self.actor_name(second));
         let (earlier, later) = (self.stream_of(first), self.stream_of(second));
@@ -282,7 +283,7 @@ impl Model {
         }
     }
 
-    /// The call by which one stream waits for another.
+    /// Returns the call by which one stream waits for another.
     fn wait_stream(&self, later: &str, earlier: &str) -> String {
         let later = if is_identifier(later) { later } else { "later" };
         let earlier = if is_identifier(earlier) { earlier } else { "earlier" };
@@ -388,7 +389,7 @@ impl Model {
     }
 }
 
-/// Which streams the names in that call are, where they are not the program's own.
+/// Returns which streams the names in that call are, where they are not the program's own.
 fn legend(later: &str, earlier: &str) -> String {
     match (is_identifier(later), is_identifier(earlier)) {
         (true, true) => String::new(),

@@ -26,7 +26,7 @@ use super::site::SiteId;
 /// The number of a block of an allocator; 0 is no block.
 pub(super) type BlockId = u32;
 
-/// What kind of thing touched the bytes.
+/// The kind of access that touched the bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum MarkKind {
     /// A command of a stream, or a node of a graph.
@@ -61,7 +61,7 @@ pub(super) struct Mark {
 }
 
 impl Mark {
-    /// Whether it and another, that meets it, touch a byte in common for certain.
+    /// Returns whether it and another, that meets it, touch a byte in common for certain.
     pub(super) fn surely_meets(&self, other: &Self) -> bool {
         let holds = |whole: &Self, some: &Self| {
             whole.is_whole
@@ -76,7 +76,7 @@ impl Mark {
         }
     }
 
-    /// Whether it comes before whoever has this clock.
+    /// Returns whether it comes before whoever has this clock.
     pub(super) fn is_before(&self, clock: &Clock) -> bool {
         clock.covers(self.strand, self.number)
     }
@@ -94,12 +94,12 @@ pub(super) enum Written {
     Some { number: u64, most_bytes: u64 },
 }
 
-/// What is known of the bytes of a span.
+/// The known state of the bytes of a span.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(super) struct ShadowState {
     /// The last write.
     pub(super) write: Option<Mark>,
-    /// What came since then, without what comes before others of them: reads, and writes of some bytes of a range.
+    /// The accesses since then, without what comes before others of them: reads, and writes of some bytes of a range.
     pub(super) since: SmallVec<[Mark; 1]>,
     /// Whether the bytes have been written since they were given out.
     pub(super) written: Written,
@@ -108,7 +108,7 @@ pub(super) struct ShadowState {
 }
 
 impl ShadowState {
-    /// All that is remembered.
+    /// Returns all that is remembered.
     pub(super) fn marks(&self) -> impl Iterator<Item = &Mark> {
         self.write.iter().chain(&self.since)
     }
@@ -169,7 +169,7 @@ struct Span {
     content: Content,
 }
 
-/// What is known of the bytes of one piece of memory.
+/// The shadow of the bytes of one piece of memory.
 #[derive(Clone, PartialEq, Eq)]
 pub(super) struct Shadow {
     /// By their first byte.
@@ -185,7 +185,7 @@ struct Frame {
 }
 
 impl Shadow {
-    /// `bytes` that nobody has touched.
+    /// Creates a shadow of `bytes` that were never touched.
     pub(super) fn new(bytes: u64, is_written: bool) -> Self {
         let written = if is_written { Written::Yes } else { Written::No };
         Self::even(bytes, ShadowState { written, ..ShadowState::default() })
@@ -308,8 +308,8 @@ impl Shadow {
         }
     }
 
-    /// How `left` pieces of `reach` bytes, the first at `at` and each a step behind the one before, meet the span that the first
-    /// is in. Makes it rows of that length, if it can be.
+    /// Returns how `left` pieces of `reach` bytes, the first at `at` and each a step behind the one before, meet the span that
+    /// the first is in. Makes it rows of that length, if it can be.
     fn meet(&mut self, at: u64, reach: u64, step: u64, left: u64) -> Meeting {
         let (&first, span) = self.spans.range(..=at).next_back().expect("spans cover all bytes");
         let end = span.end;
@@ -421,7 +421,7 @@ impl Shadow {
         }
     }
 
-    /// How many spans there are, those of rows included.
+    /// Returns how many spans there are, those of rows included.
     #[cfg(test)]
     fn size(&self) -> usize {
         let size = |span: &Span| match &span.content {
@@ -518,7 +518,7 @@ mod tests {
         assert_eq!(shadow.size(), 1);
     }
 
-    /// A random set of bytes below `bytes`, of nested steps, as it is and listed.
+    /// Returns a random set of bytes below `bytes`, of nested steps, as it is and listed.
     fn random_set(random: &mut SplitMix, bytes: u64) -> (Bytes, Vec<u64>) {
         loop {
             let mut below = |end: u64| random.below(end as usize) as u64;

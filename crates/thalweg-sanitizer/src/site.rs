@@ -21,25 +21,25 @@ pub(super) struct Sites {
 }
 
 impl Sites {
-    /// The number of a label's site.
+    /// Returns the number of a label's site.
     pub(super) fn of(&mut self, label: Label) -> SiteId {
         let key = (label.operator.as_ptr() as usize, std::ptr::from_ref(label.location) as usize, 0);
         self.number(key, label.into())
     }
 
-    /// The number of a site that a program told of.
+    /// Returns the number of a site that a program told of.
     pub(super) fn told(&mut self, site: Site) -> SiteId {
         let Some(line) = site.location else { return self.call(site.operator) };
         self.number((site.operator.as_ptr() as usize, line.file.as_ptr() as usize, line.line), site)
     }
 
-    /// The number of the call that this thread's work is part of; 0 for none.
+    /// Returns the number of the call that this thread's work is part of; 0 for none.
     pub(super) fn within(&mut self) -> SiteId {
         current_call().map_or(0, |label| self.of(label))
     }
 
-    /// The number of a call without a label, with the line of the program that it comes from, if the stack tells it. Takes
-    /// milliseconds.
+    /// Returns the number of a call without a label, with the line of the program that it comes from, if the stack tells it.
+    /// Takes milliseconds.
     pub(super) fn traced(&mut self, operator: &'static str) -> SiteId {
         let Some((file, line)) = line_of_program() else { return self.call(operator) };
         let file = match self.files.get(file.as_str()) {
@@ -54,12 +54,12 @@ impl Sites {
         self.told(Site { operator, location: Some(SourceLine { file, line }) })
     }
 
-    /// The number of a call that nobody has labelled.
+    /// Returns the number of a call that nobody has labelled.
     pub(super) fn call(&mut self, operator: &'static str) -> SiteId {
         self.number((operator.as_ptr() as usize, 0, 0), Site { operator, location: None })
     }
 
-    /// The number of a label's site, or of the call where there is no label.
+    /// Returns the number of a label's site, or of the call where there is no label.
     pub(super) fn labelled(&mut self, label: Option<Label>, operator: &'static str) -> SiteId {
         match label {
             Some(label) => self.of(label),
@@ -74,13 +74,14 @@ impl Sites {
         })
     }
 
-    /// The site of a number; `None` for 0.
+    /// Returns the site of a number; `None` for 0.
     pub(super) fn get(&self, id: SiteId) -> Option<Site> {
         self.list.get((id as usize).checked_sub(1)?).copied()
     }
 }
 
-/// The innermost line of the calling thread's stack that is of the program, and not of these crates or the standard library.
+/// Returns the innermost line of the calling thread's stack that is of the program, and not of these crates or the standard
+/// library.
 fn line_of_program() -> Option<(String, u32)> {
     let here = std::env::current_dir().unwrap_or_default();
     let stack = Backtrace::force_capture().to_string();

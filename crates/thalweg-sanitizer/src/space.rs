@@ -19,7 +19,7 @@ use super::site::SiteId;
 /// How many ranges are remembered after they were given back.
 const DEPARTED: usize = 256;
 
-/// What tells handles of physical memory apart: whoever opens an equal one has the same memory.
+/// The identity of exported physical memory: equal ones open the same memory.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub(super) enum Shared {
     /// A file, by its device and number.
@@ -28,8 +28,8 @@ pub(super) enum Shared {
 }
 
 impl Shared {
-    /// `None` for a file that has no number of its own, as the drivers of GPUs export them: memory that comes by it counts as
-    /// another's.
+    /// Returns the identity behind a handle; `None` for a file that has no number of its own, as the drivers of GPUs export
+    /// them: memory that comes by it counts as another's.
     pub(super) fn of(handle: &ShareableHandle) -> Option<Self> {
         match handle {
             ShareableHandle::Fabric(bytes) => Some(Self::Fabric(bytes.clone())),
@@ -47,7 +47,7 @@ pub(super) type ObjectId = u32;
 /// The object that covers every address with no other object behind it.
 pub(super) const ELSEWHERE: ObjectId = 0;
 
-/// What an object is.
+/// The kind of an object.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum ObjectKind {
     /// Memory of `memory_allocate`, or of another library.
@@ -77,7 +77,7 @@ pub(super) struct Object {
     keepers: u32,
 }
 
-/// What an address range means.
+/// The meaning of an address range.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Mapping {
     pub(super) start: u64,
@@ -140,7 +140,7 @@ impl Space {
         }
     }
 
-    /// A new object, kept once.
+    /// Returns a new object, kept once.
     pub(super) fn create(
         &mut self,
         kind: ObjectKind,
@@ -172,23 +172,23 @@ impl Space {
         }
     }
 
-    /// The object that something kept keeps.
+    /// Returns the object that something kept keeps.
     pub(super) fn object(&mut self, id: ObjectId) -> &mut Object {
         self.objects[id as usize].as_mut().expect("something keeps it")
     }
 
-    /// How many bytes an object has, if it is still the one of this serial number.
+    /// Returns how many bytes an object has, if it is still the one of this serial number.
     pub(super) fn bytes_of(&self, id: ObjectId, serial: u64) -> Option<u64> {
         let object = self.objects.get(id as usize)?.as_ref()?;
         (object.serial == serial).then_some(object.bytes)
     }
 
-    /// One more that keeps the object.
+    /// Adds a reference to the object.
     pub(super) fn keep(&mut self, id: ObjectId) {
         self.object(id).keepers += 1;
     }
 
-    /// One less. The last one lets it go.
+    /// Removes a reference to the object. The last one drops it.
     pub(super) fn let_go(&mut self, id: ObjectId) {
         let object = self.object(id);
         object.keepers -= 1;
@@ -221,7 +221,7 @@ impl Space {
         }
     }
 
-    /// The mapping that begins at an address.
+    /// Returns the mapping that begins at an address.
     pub(super) fn starting_at(&self, start: u64) -> Option<Mapping> {
         self.mappings.get(&start).copied()
     }
@@ -251,12 +251,12 @@ impl Space {
         self.departed.push_back(departed);
     }
 
-    /// A range that was given back and that holds the address.
+    /// Returns a range that was given back and that holds the address.
     pub(super) fn departed(&self, address: u64) -> Option<Departed> {
         self.departed.iter().rev().find(|range| range.start <= address && address < range.end).copied()
     }
 
-    /// The bytes behind a range of addresses.
+    /// Returns the bytes behind a range of addresses.
     pub(super) fn translate(&self, start: u64, bytes: u64) -> Pieces {
         let end = start.saturating_add(bytes);
         let mut pieces = Pieces::new();

@@ -32,7 +32,7 @@ thread_local! {
     /// As which host the checkers hear of this thread's end. Made after the driver inside has seen the thread, so that a machine
     /// which waits for the thread's end waits for this too: what was made last goes first.
     static ENDS: RefCell<Ends> = const { RefCell::new(Ends(Vec::new())) };
-    /// What the host function comes after that this thread runs.
+    /// The work that comes before the host function that this thread runs.
     static FUNCTION: RefCell<Option<Clock>> = const { RefCell::new(None) };
     /// Whether the calls of this thread are an allocator's own.
     static INTERNAL: Cell<bool> = const { Cell::new(false) };
@@ -55,7 +55,7 @@ pub(super) fn exchange_internal(is_internal: bool) -> bool {
     INTERNAL.replace(is_internal)
 }
 
-/// The place of the calling thread in the order in which threads were made, where that is known.
+/// Returns the place of the calling thread in the order in which threads were made, where that is known.
 fn age() -> Option<u64> {
     // The standard library numbers threads as they are made, and shows the number in this way only.
     let text = format!("{:?}", std::thread::current().id());
@@ -63,7 +63,7 @@ fn age() -> Option<u64> {
 }
 
 impl SanitizerDriver {
-    /// The calling host thread. Called after the driver inside has seen the thread, where there is such a call.
+    /// Returns the calling host thread. Called after the driver inside has seen the thread, where there is such a call.
     pub(super) fn host(&self) -> HostId {
         self.see(true)
     }
@@ -100,7 +100,7 @@ impl SanitizerDriver {
         host
     }
 
-    /// The calling thread is a host by this name from now on, and is ordered with others by what it is handed alone.
+    /// Makes the calling thread a host with this name, ordered with others only by the clocks that it acquires.
     pub(super) fn introduce(&self, name: &str) {
         let checker = Arc::as_ptr(&self.model);
         let host = self.lock().introduce(name);
@@ -119,7 +119,7 @@ impl SanitizerDriver {
         });
     }
 
-    /// The calling thread has seen all this complete.
+    /// Notes that the calling thread has seen all this complete.
     pub(super) fn seen(&self, clock: &Clock) {
         if INTERNAL.get() {
             return self.lock().observed.join(clock);
@@ -128,7 +128,7 @@ impl SanitizerDriver {
         self.lock().saw(host, clock);
     }
 
-    /// What the calling thread knows, or the host function that it runs.
+    /// Returns what the calling thread knows, or the host function that it runs.
     pub(super) fn knows(&self) -> HostClock {
         if let Some(clock) = FUNCTION.with_borrow(Clone::clone) {
             return HostClock(Arc::new(clock));
@@ -138,7 +138,7 @@ impl SanitizerDriver {
     }
 }
 
-/// The host function, as one that knows what it comes after.
+/// Returns the host function, as one that knows what it comes after.
 pub(super) fn knowing(function: HostFunction, clock: Clock) -> HostFunction {
     Arc::new(move || {
         FUNCTION.set(Some(clock.clone()));
@@ -148,7 +148,7 @@ pub(super) fn knowing(function: HostFunction, clock: Clock) -> HostFunction {
 }
 
 impl Model {
-    /// A thread that nobody has introduced calls for the first time.
+    /// Returns a thread that nobody has introduced calls for the first time.
     fn attach(&mut self, age: Option<u64>) -> HostId {
         if self.threads_are_one && self.attached > 0 {
             return 0;
@@ -170,7 +170,7 @@ impl Model {
         id
     }
 
-    /// What any host thread knows that nobody has introduced, or has known that is over.
+    /// Returns what any host thread knows that nobody has introduced, or has known that is over.
     pub(super) fn known_to_some(&self) -> Clock {
         let mut clock = self.known_to_ended.clone();
         for &host in &self.living {
@@ -179,7 +179,7 @@ impl Model {
         clock
     }
 
-    /// A thread that nobody has introduced is over, and may have been joined.
+    /// Notes that a thread that was not introduced has ended, and may have been joined.
     fn thread_ended(&mut self, id: HostId) {
         if self.threads_are_one {
             return;
@@ -203,8 +203,8 @@ impl Model {
         }
     }
 
-    /// The thread that has seen complete, or done itself, what another comes after as far as anybody says: one that nobody has
-    /// introduced, so that it may have told the other in a way that is not seen.
+    /// Returns the thread that has seen complete, or done itself, what another comes after as far as anybody says: one that
+    /// nobody has introduced, so that it may have told the other in a way that is not seen.
     pub(super) fn may_have_told(&self, other: &super::shadow::Mark) -> Option<&str> {
         if self.attached < 2 {
             return None;

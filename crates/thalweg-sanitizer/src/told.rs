@@ -27,7 +27,7 @@ pub enum Completed {
     Device(u32),
 }
 
-/// The events that are told of stand beside the driver's own, which count from 1.
+/// Returns the events that are told of stand beside the driver's own, which count from 1.
 const fn key(event: u64) -> u64 {
     event | 1 << 63
 }
@@ -103,29 +103,29 @@ impl SanitizerDriver {
         TOLD.set(site);
     }
 
-    /// Whether the calling thread has said where it is.
+    /// Returns whether the calling thread has said where it is.
     pub fn has_told_site() -> bool {
         TOLD.get().is_some()
     }
 
-    /// What was found so far, but for the first `from` findings.
+    /// Returns what was found so far, but for the first `from` findings.
     pub fn findings_from(&self, from: usize) -> Vec<super::Finding> {
         self.lock().findings.list.get(from..).unwrap_or_default().to_vec()
     }
 
-    /// Has advice name calls as Python writes them.
+    /// Makes advice name calls as Python writes them.
     pub fn speak_python(&self) {
         self.lock().speaks_python = true;
     }
 
-    /// Whether the stream takes part in a capture, whoever began it.
+    /// Returns whether the stream takes part in a capture, whoever began it.
     fn captures_natively(&self, stream: StreamHandle) -> bool {
         self.inner.stream_capture_info(stream).is_ok_and(|info| info.id != 0)
     }
 }
 
 impl Model {
-    /// The number of the site that the calling thread has told of, or of another.
+    /// Returns the number of the site that the calling thread has told of, or of another.
     pub(super) fn site_or(
         &mut self,
         other: impl FnOnce(&mut Self) -> super::site::SiteId,

@@ -1,4 +1,4 @@
-//! What happens to bytes: every access is held against the shadow of the bytes that it touches.
+//! Accesses to bytes: every access is held against the shadow of the bytes that it touches.
 
 use smallvec::{SmallVec, smallvec};
 use thalweg_driver::{Access, AccessMode, Touch};
@@ -25,7 +25,7 @@ pub(super) struct Trouble {
     pub(super) end: u64,
 }
 
-/// What is wrong with an access; mostly nothing.
+/// The problems of an access; mostly none.
 pub(super) type Troubles = SmallVec<[Trouble; 1]>;
 
 /// How an access is judged.
@@ -39,14 +39,14 @@ pub(super) enum Manner {
     Told,
 }
 
-/// What an access of an actor with this clock finds, and leaves behind, in the bytes that it touches.
+/// An access in progress: what it finds in the bytes that it touches, and the marks that it leaves.
 struct Look<'a> {
     clock: &'a Clock,
     mark: Mark,
     reads_before: bool,
     writes: bool,
     manner: Manner,
-    /// What the bytes are afterwards, if it writes.
+    /// The state of the bytes afterwards, if it writes.
     written: Written,
     /// Whether somebody has written any of them before.
     found_written: bool,
@@ -57,7 +57,8 @@ struct Look<'a> {
 }
 
 impl Look<'_> {
-    /// The mark that this access is not ordered after, if there is one: one that touches the bytes for certain, if it can be.
+    /// Returns the mark that this access is not ordered after, if there is one: one that touches the bytes for certain, if it
+    /// can be.
     fn conflict(&self, state: &ShadowState) -> Option<Mark> {
         // What was given back stays so, however well the use of it is ordered.
         let write = state.write.filter(|write| write.kind == MarkKind::Free || !write.is_before(self.clock));
@@ -68,7 +69,7 @@ impl Look<'_> {
         state.since.iter().filter(meets).max_by_key(|other| self.mark.surely_meets(other)).copied()
     }
 
-    /// Whom it meets, and whether it reads what nobody has written.
+    /// Checks which accesses it races with, and whether it reads bytes that were never written.
     fn visit(&mut self, seen: &mut Seen<'_>) -> (Option<Mark>, bool) {
         let conflict = self.conflict(seen.state);
         let mut reads_nothing = false;
@@ -97,7 +98,7 @@ impl Look<'_> {
         (conflict, reads_nothing)
     }
 
-    /// Whether it is certain, from all bytes together, that it reads some that nobody has written.
+    /// Returns whether it is certain, from all bytes together, that it reads some that nobody has written.
     fn reads_nothing(&self) -> bool {
         let less_was_written = |some: &(u64, u64, u64)| some.2 > some.1;
         self.reads_before
@@ -109,7 +110,7 @@ impl Look<'_> {
 }
 
 impl Model {
-    /// An access by somebody with this clock. The mark says who, and when.
+    /// Checks and marks an access by an actor with this clock.
     pub(super) fn touch(&mut self, clock: &Clock, mark: Mark, access: &Access, manner: Manner) {
         if access.bytes == 0 {
             return;
@@ -159,7 +160,8 @@ impl Model {
         }
     }
 
-    /// What bytes are of which somebody writes some: all writes of that kind together may have written so many of them.
+    /// Returns what bytes are of which somebody writes some: all writes of that kind together may have written so many of
+    /// them.
     fn some_written(&mut self, pieces: &Pieces, access: &Access, number: u64) -> Written {
         let most_bytes = match access.touch {
             Touch::Some { most_bytes } => most_bytes,
@@ -179,7 +181,7 @@ impl Model {
         Written::Some { number, most_bytes }
     }
 
-    /// The part of an access that lies in one piece of memory.
+    /// Checks the part of an access that lies in one piece of memory.
     fn touch_part(&mut self, look: &mut Look<'_>, part: Bytes, piece: &Piece, troubles: &mut Troubles) {
         let is_submitted = look.manner == Manner::Submitted;
         if piece.object == ELSEWHERE && is_submitted && self.space.departed(piece.address).is_some() {
@@ -214,7 +216,7 @@ impl Model {
         }
     }
 
-    /// Whom the first byte of an access belongs to.
+    /// Returns the block that the first byte of an access belongs to.
     pub(super) fn owner(&mut self, address: u64) -> Option<Owner> {
         let piece = *self.space.translate(address, 1).first()?;
         if piece.object == ELSEWHERE && self.space.departed(address).is_some() {
@@ -228,7 +230,7 @@ impl Model {
         Some(Owner { block, serial, is_kept: false })
     }
 
-    /// All marks on some bytes.
+    /// Calls a function with all marks on some bytes.
     pub(super) fn marks(&mut self, pieces: &Pieces, mut visit: impl FnMut(&Piece, u64, u64, &Mark, BlockId)) {
         for piece in pieces {
             self.space.object(piece.object).shadow.look(piece.start, piece.end, |first, end, state| {
@@ -240,7 +242,7 @@ impl Model {
     }
 }
 
-/// What it is to come without order after such a mark.
+/// Returns what it is to come without order after such a mark.
 fn kind_of(other: &Mark) -> FindingKind {
     match other.kind {
         MarkKind::Command | MarkKind::Host => FindingKind::Race,
@@ -249,7 +251,7 @@ fn kind_of(other: &Mark) -> FindingKind {
     }
 }
 
-/// A trouble with the bytes from `first` to `end` of a piece's object.
+/// Returns a trouble with the bytes from `first` to `end` of a piece's object.
 pub(super) fn trouble(
     kind: FindingKind,
     other: Option<Mark>,

@@ -12,7 +12,7 @@ use super::graph::{Executable, Node, chains};
 use super::model::{Actor, Model};
 
 impl Model {
-    /// The executable has taken over the work of a graph.
+    /// Notes that an executable was updated to the work of a graph.
     pub(super) fn exec_updated(&mut self, handle: u64, graph: u64) {
         let Some(graph) = self.graphs.get(&graph) else {
             // A graph of before our time: nothing is known of the executable any more.
@@ -41,7 +41,7 @@ impl Model {
         self.executables.insert(handle, executable);
     }
 
-    /// A kernel of the executable has become another.
+    /// Notes that a kernel of an executable was replaced.
     pub(super) fn kernel_node_set(&mut self, handle: u64, node: GraphNodeHandle, launch: &Launch<'_>) {
         let Some(Executable { capture, names, .. }) = self.executables.get(&handle) else { return };
         let (capture, Some(&index)) = (*capture, names.get(&node)) else { return };
@@ -53,8 +53,8 @@ impl Model {
     }
 }
 
-/// For each node of a graph the node that has its place in another of the same shape: ends in their order, and what paired
-/// nodes depend on in its order.
+/// Returns for each node of a graph the node that has its place in another of the same shape: ends in their order, and what
+/// paired nodes depend on in its order.
 fn pairs(old: &[Node], new: &[Node]) -> Vec<Option<u32>> {
     let ends = |nodes: &[Node]| {
         let mut is_end = vec![true; nodes.len()];

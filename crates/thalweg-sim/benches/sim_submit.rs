@@ -1,4 +1,4 @@
-//! What a command costs on the simulated GPU: submission and execution of small commands, one at a time and in long queues.
+//! The cost of a command on the simulated GPU: submission and execution of small commands, one at a time and in long queues.
 //!
 //! `cargo bench -p thalweg-sim --bench sim_submit` prints a table; with `-- --json`, one JSON object a line.
 
@@ -82,7 +82,7 @@ impl Bench {
         )
     }
 
-    /// The best of some rounds, in microseconds a unit.
+    /// Returns the best of some rounds, in microseconds a unit.
     fn best(&self, units: u32, mut round: impl FnMut() -> Result<f64>) -> Result<f64> {
         let mut best = f64::INFINITY;
         for _ in 0..ROUNDS {

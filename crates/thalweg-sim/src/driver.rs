@@ -30,7 +30,7 @@ use crate::objects::capture;
 use crate::objects::code::MAX_THREADS_PER_BLOCK;
 
 impl SimDriver {
-    /// Before any lock: a thread that is not there in the child may have held it.
+    /// Checks for a fork before any lock, which a thread that the child lacks may have held.
     fn check_process(&self, call: &'static str) -> Result<()> {
         self.process.check(call, "the simulated GPU")
     }
@@ -64,7 +64,7 @@ impl SimDriver {
         self.machine.call(call, CallKind::Other).and_then(body).map_err(|refusal| refusal.of(call))
     }
 
-    /// The same for a call that looks at what others change, by a number.
+    /// Makes a call that looks at what others change, by a number, and waits.
     fn look_and_wait<T>(
         &self,
         call: &'static str,

@@ -63,7 +63,7 @@ use self::control::{CallKind, Condition, Wait};
 /// The most devices of a driver: access rights are kept as one bit a device.
 const MAX_DEVICES: u32 = 64;
 
-/// What a simulated machine has.
+/// The configuration of a simulated machine.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct SimConfig {
     /// How many devices: 1 to 64.
@@ -77,7 +77,7 @@ pub struct SimConfig {
 }
 
 impl Default for SimConfig {
-    /// One device of 4 GiB, and a worker for each processor of the host.
+    /// Returns one device of 4 GiB, and a worker for each processor of the host.
     fn default() -> Self {
         Self {
             devices: 1,
@@ -100,7 +100,7 @@ pub struct SimDriver {
 }
 
 impl SimDriver {
-    /// A machine of its own, with its threads.
+    /// Returns a machine of its own, with its threads.
     ///
     /// # Errors
     /// [`Code::InvalidValue`] for a configuration outside the bounds that [`SimConfig`] states,
@@ -112,8 +112,8 @@ impl SimDriver {
         Ok(Arc::new(Self { machine, config, process: Process::current() }))
     }
 
-    /// A machine on which one thing happens at a time, and everything that CUDA leaves open is decided by a schedule: which
-    /// of the commands that could run runs next, whether a query finds its work done, which host thread gets ahead. The
+    /// Returns a machine on which one thing happens at a time, and everything that CUDA leaves open is decided by a schedule:
+    /// which of the commands that could run runs next, whether a query finds its work done, which host thread gets ahead. The
     /// same program under the same choices does the same.
     ///
     /// It has no workers ([`SimConfig::workers`] is only reported): commands run on the threads of the program, inside its
@@ -158,12 +158,12 @@ impl SimDriver {
         Ok((state, config))
     }
 
-    /// Whether a schedule decides what happens: whether this was made by [`controlled`](Self::controlled).
+    /// Returns whether a schedule decides what happens: whether this was made by [`controlled`](Self::controlled).
     pub fn is_controlled(&self) -> bool {
         self.machine.is_controlled()
     }
 
-    /// What has happened in this run so far; `None` on a machine that is not controlled.
+    /// Returns what has happened in this run so far; `None` on a machine that is not controlled.
     pub fn trace(&self) -> Option<Trace> {
         self.machine.lock().control.as_ref().map(|control| control.trace().clone())
     }
@@ -195,7 +195,7 @@ impl SimDriver {
         }
     }
 
-    /// A random number of the schedule.
+    /// Returns a random number of the schedule.
     ///
     /// # Errors
     /// [`Code::NotSupported`] on a machine that is not controlled.
@@ -205,7 +205,7 @@ impl SimDriver {
         })
     }
 
-    /// A point at which other threads and commands may get ahead, as every call of the driver is one: for programs that
+    /// Marks a point at which other threads and commands may get ahead, as every call of the driver is one: for programs that
     /// look at what host functions or other threads have left in memory of their own. Whoever calls it again and again lets
     /// others get ahead.
     ///
@@ -259,8 +259,8 @@ impl SimDriver {
         self.set(|control| control.on_observation = Some(Box::new(told)))
     }
 
-    /// Whether commands leave memory alone from now on: kernels, library calls, copies, fills and collectives are checked for
-    /// what they may touch, and take their places in the order, but nothing is read or written. Host functions run.
+    /// Sets whether commands leave memory alone from now on: kernels, library calls, copies, fills and collectives are checked
+    /// for what they may touch, and take their places in the order, but nothing is read or written. Host functions run.
     pub fn set_order_only(&self, is_order_only: bool) {
         self.machine.is_order_only.store(is_order_only, Ordering::Relaxed);
     }
@@ -277,8 +277,8 @@ impl SimDriver {
         Ok(())
     }
 
-    /// Why nobody got ahead any more, where that has happened: a deadlock, a livelock, or the time limit, with what each host
-    /// thread was doing.
+    /// Returns why nobody got ahead any more, where that has happened: a deadlock, a livelock, or the time limit, with what
+    /// each host thread was doing.
     pub fn stuck(&self) -> Option<String> {
         self.machine.lock().control.as_ref().and_then(|control| control.stuck.clone())
     }
@@ -347,13 +347,13 @@ impl SimDriver {
         self.machine.lock().executor.faults.plan(faults);
     }
 
-    /// How many calls have named a stream, by the handle of an external stream, after its owner had destroyed it. They are refused here; a GPU's
-    /// driver does not survive them.
+    /// Returns how many calls have named a stream, by the handle of an external stream, after its owner had destroyed it. They
+    /// are refused here; a GPU's driver does not survive them.
     pub fn ended_streams_named(&self) -> u64 {
         self.machine.lock().ended_streams_named.load(std::sync::atomic::Ordering::Relaxed)
     }
 
-    /// How many of the faults of the last [`inject`](Self::inject) have struck.
+    /// Returns how many of the faults of the last [`inject`](Self::inject) have struck.
     pub fn faults_struck(&self) -> u64 {
         self.machine.lock().executor.faults.struck()
     }

@@ -109,7 +109,7 @@ impl Machine {
         Ok(machine)
     }
 
-    /// A machine without workers, on which the schedule decides. The calling thread has the turn.
+    /// Returns a machine without workers, on which the schedule decides. The calling thread has the turn.
     pub(super) fn start_controlled(mut state: MachineState, schedule: Box<dyn Schedule>) -> Arc<Self> {
         state.executor.keep_details();
         state.control = Some(Box::new(Control::new(schedule)));
@@ -132,7 +132,7 @@ impl Machine {
         }
     }
 
-    /// Whether a schedule decides what happens.
+    /// Returns whether a schedule decides what happens.
     pub(super) fn is_controlled(&self) -> bool {
         self.is_controlled
     }
@@ -179,7 +179,7 @@ impl Machine {
         Some(Locked { machine: self, guard: Some(guard) })
     }
 
-    /// Whether a thread of the program waits for the lock to begin a call, on a controlled machine.
+    /// Returns whether a thread of the program waits for the lock to begin a call, on a controlled machine.
     pub(super) fn is_being_entered(&self) -> bool {
         self.entering.load(Ordering::SeqCst) > 0
     }
@@ -302,14 +302,14 @@ impl Drop for Locked<'_> {
 }
 
 impl WorkerThreads {
-    /// Whether the machine is at its end.
+    /// Returns whether the machine is at its end.
     pub(super) fn is_shut_down(&self) -> bool {
         self.shutdown
     }
 }
 
 impl Job {
-    /// The same, with nothing done to memory. (A condition is read: a loop ends.)
+    /// Returns the job with nothing done to memory. (A condition is read: a loop ends.)
     pub(super) fn without_memory(mut self) -> Self {
         if matches!((&self.start, &self.task.work), (Start::Run(_), work) if !matches!(work, Work::Decide(_)))
         {
@@ -318,13 +318,13 @@ impl Job {
         self
     }
 
-    /// Whether it is a function of the host, which may wait for the program.
+    /// Returns whether it is a function of the host, which may wait for the program.
     pub(super) fn is_host_function(&self) -> bool {
         matches!(self.task.work, Work::Host(_))
     }
 
-    /// Does the work, outside of the critical section. `after` is called when it has run, before its values are dropped. Its
-    /// number, its device and what came of it.
+    /// Does the work, outside of the critical section, and returns its number, its device and its result. `after` is called
+    /// when it has run, before its values are dropped.
     pub(super) fn run(self, after: impl FnOnce()) -> (u32, u32, CallResult<()>) {
         let (index, device) = (self.index(), self.task.device);
         let outcome = match self.start {
@@ -403,7 +403,7 @@ impl Machine {
 }
 
 impl<'a> Locked<'a> {
-    /// The machine itself.
+    /// Returns the machine itself.
     pub(super) fn machine(&self) -> &'a Arc<Machine> {
         self.machine
     }
@@ -510,7 +510,7 @@ impl<'a> Locked<'a> {
         Ok(self)
     }
 
-    /// Whether what a host thread waits for has come; if it has not, the thread will be woken when it has.
+    /// Returns whether what a host thread waits for has come; if it has not, the thread will be woken when it has.
     fn has_come(&mut self, wait: &Wait) -> bool {
         match wait {
             Wait::Commands(commands) => self.executor.await_all(commands),

@@ -1,4 +1,4 @@
-//! What a simulated device says of itself: an H100's limits, as far as a host has them.
+//! The properties of a simulated device: an H100's limits, as far as a host has them.
 
 use thalweg_driver::{ComputeCapability, ConditionalSupport, DeviceProperties, ImageKind, LibrarySupport};
 
@@ -8,7 +8,7 @@ use crate::objects::code::{MAX_SHARED_MEMORY_BYTES, MAX_THREADS_PER_BLOCK};
 use crate::objects::stream::PRIORITY_RANGE;
 
 impl SimDriver {
-    /// The properties of a device that is there.
+    /// Returns the properties of a device that is there.
     pub(super) fn properties(&self, device: u32) -> DeviceProperties {
         let mut uuid = *b"thalweg-sim-gpu\0";
         uuid[15] = device as u8;

@@ -17,7 +17,7 @@ impl Refusal {
         Self { code, detail: detail.into() }
     }
 
-    /// The error of a call.
+    /// Returns the error of a call.
     pub(super) fn of(self, call: &'static str) -> Error {
         let sticky = self.code.is_sticky();
         let error = Error::new(self.code, call, self.detail);

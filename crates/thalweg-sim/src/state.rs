@@ -43,9 +43,9 @@ pub(super) struct MachineState {
     pub(super) executables: Table<Executable>,
     pub(super) conditions: Table<ConditionEntry>,
     pub(super) last_graph_serial: u64,
-    /// What graphs have allocated, by their serial numbers.
+    /// The memory that graphs have allocated, by their serial numbers.
     pub(super) graph_memory: BTreeMap<u64, GraphMemory>,
-    /// What is dropped after the critical section, since it owns values of the program.
+    /// The values of the program that are dropped after the critical section.
     pub(super) trash: Vec<Box<dyn Any + Send>>,
     pub(super) workers: WorkerThreads,
     /// How often an external stream was named after its owner had destroyed it.
@@ -63,7 +63,7 @@ pub(super) struct Device {
     pub(super) default_stream: u64,
     /// The streams that have ties with it.
     pub(super) blocking_streams: Vec<u64>,
-    /// What is unfinished of streams that were destroyed.
+    /// The unfinished work of streams that were destroyed.
     pub(super) orphans: Frontier,
 }
 
@@ -106,13 +106,13 @@ impl MachineState {
         })
     }
 
-    /// The next command for a worker.
+    /// Returns the next command for a worker.
     pub(super) fn take(&mut self) -> Option<Job> {
         self.executor.take(&self.memory)
     }
 
-    /// Does what has become due in the critical section: collectives that can never meet, stream-ordered frees, and memory
-    /// that nobody touches any more.
+    /// Settles what has become due in the critical section: collectives that can never meet, stream-ordered frees, and memory
+    /// that nothing touches any more.
     pub(super) fn settle(&mut self) {
         self.executor.break_circles();
         for branch in self.executor.spent.drain(..) {
@@ -169,12 +169,12 @@ impl MachineState {
         }
     }
 
-    /// The pool of a handle.
+    /// Returns the pool of a handle.
     pub(super) fn pool(&self, handle: u64) -> CallResult<u64> {
         self.pool_handles.get(handle).copied().ok_or_else(|| unknown("pool", handle))
     }
 
-    /// All unfinished work of a device.
+    /// Returns all unfinished work of a device.
     pub(super) fn device_frontier(&self, device: u32) -> Frontier {
         let mut frontier = self.devices[device as usize].orphans.clone();
         for (_, entry) in self.streams.iter() {
@@ -189,7 +189,7 @@ impl MachineState {
     }
 }
 
-/// The refusal of a handle that means nothing.
+/// Returns the refusal of a handle that means nothing.
 pub(super) fn unknown(kind: &str, handle: u64) -> Refusal {
     Refusal::new(Code::InvalidHandle, format!("{handle:#x} is no {kind} of this driver, or was destroyed"))
 }

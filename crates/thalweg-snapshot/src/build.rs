@@ -20,7 +20,7 @@ use super::stacks::StackIds;
 use super::{Action, BlockState};
 use crate::SizeClass;
 
-/// What a file may add up to in memory: so much for a start, and then this multiple of its bytes. Real files come to less
+/// The limit of a file's size in memory: so much for a start, and then this multiple of its bytes. Real files come to less
 /// than once their bytes.
 const FREE_BYTES: u64 = 64 << 20;
 const BYTES_PER_BYTE: u64 = 8;
@@ -48,7 +48,7 @@ pub(super) enum Value {
     Opaque,
 }
 
-/// What an object is; its index is into the table of that kind.
+/// The kind of an object; its index is into the table of that kind.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 enum Kind {
@@ -133,7 +133,7 @@ pub(super) struct Builder {
     spare_dicts: Vec<u32>,
     segments: Vec<RecordedSegment>,
     blocks_without_address: bool,
-    /// What texts, lists and dictionaries take beside their tables.
+    /// The bytes that texts, lists and dictionaries take beside their tables.
     loose_bytes: usize,
 }
 
@@ -200,7 +200,7 @@ impl Pairs {
         }
     }
 
-    /// An address or a handle: its bits, since Python may have taken it for negative.
+    /// Returns an address or a handle: its bits, since Python may have taken it for negative.
     fn handle(&self, key: Key) -> BuildResult<Option<u64>> {
         Ok(self.int(key)?.map(|value| value as u64))
     }
@@ -274,7 +274,7 @@ impl Builder {
         this
     }
 
-    /// What was recorded so far, and nothing else.
+    /// Returns what was recorded so far, and nothing else.
     pub(super) fn into_recording(self) -> Recording {
         self.recording
     }
@@ -471,7 +471,7 @@ impl Builder {
         Ok(true)
     }
 
-    /// `None` if it is left out: a later version may know actions that are not known here.
+    /// Reads an entry; `None` if it is left out: a later version may know actions that are not known here.
     fn entry(&mut self, pairs: &Pairs) -> BuildResult<Option<u32>> {
         let name = pairs.text(Key::Action)?.ok_or_else(|| missing(Key::Action))?;
         let name = &self.recording.texts[name as usize];
@@ -505,7 +505,7 @@ impl Builder {
         number(self.recording.entries.len() - 1).map(Some)
     }
 
-    /// A text beside an entry. What is none is left out.
+    /// Reads a text beside an entry. Another type is left out.
     fn remark(&mut self, pairs: &Pairs, key: Key) -> Option<u32> {
         match pairs.get(key) {
             Value::None => None,
@@ -593,7 +593,7 @@ impl Builder {
         self.frame_at(Function { filename, name }, line).map(|frame| Some(Value::Frame(frame)))
     }
 
-    /// The stack that a list of frames is. The list becomes it: from then on it is known, and takes no room.
+    /// Returns the stack that a list of frames is. The list becomes it: from then on it is known, and takes no room.
     fn frames(&mut self, value: Value, key: Key) -> BuildResult<Option<u32>> {
         let Some(object) = self.kind(value) else {
             return match value {
@@ -622,7 +622,7 @@ impl Builder {
         Ok(Some(stack))
     }
 
-    /// The frame that a value is: one that was taken apart, or one of an old version, which lacks keys.
+    /// Returns the frame that a value is: one that was taken apart, or one of an old version, which lacks keys.
     #[inline]
     pub(super) fn frame_of(&mut self, item: Value) -> BuildResult<u32> {
         match self.kind(item) {
@@ -689,7 +689,7 @@ impl Builder {
         number(self.segments.len() - 1)
     }
 
-    /// Old versions do not say where a block is: it begins where the one before it ends.
+    /// Places the blocks of old versions, which do not say where a block is: it begins where the one before it ends.
     fn place_blocks(&mut self, address: u64, blocks: &[Range<u32>]) {
         let mut end = address;
         for block in blocks.iter().cloned().flatten() {
@@ -724,7 +724,7 @@ impl Builder {
         number(self.recording.blocks.len() - 1)
     }
 
-    /// Old versions have a history of owners, the newest first, each with its stack.
+    /// Reads the stack of old versions, which have a history of owners, the newest first, each with its stack.
     fn frames_of_history(&mut self, history: Value) -> BuildResult<Option<u32>> {
         let Some(&newest) = self.items(history).and_then(|owners| owners.first()) else { return Ok(None) };
         match self.pairs(newest) {
@@ -750,7 +750,7 @@ impl Builder {
         }
     }
 
-    /// The pairs of a dictionary that was not taken apart.
+    /// Returns the pairs of a dictionary that was not taken apart.
     pub(super) fn pairs(&self, value: Value) -> Option<&[(Value, Value)]> {
         match self.kind(value)? {
             Object { kind: Kind::Dict, index } => Some(&self.dicts[index as usize]),
@@ -758,7 +758,7 @@ impl Builder {
         }
     }
 
-    /// The entries of a list of nothing else.
+    /// Returns the entries of a list of nothing else.
     pub(super) fn trace(&self, value: Value) -> Option<Trace> {
         match self.kind(value)? {
             Object { kind: Kind::Entries, index } => Some(Trace(self.runs[index as usize].clone())),
@@ -777,7 +777,7 @@ impl Builder {
     }
 }
 
-/// A place in a table of lists: one that is spare, or a new one.
+/// Returns a place in a table of lists: one that is spare, or a new one.
 fn place<T>(table: &mut Vec<Vec<T>>, spare: &mut Vec<u32>) -> BuildResult<u32> {
     if let Some(index) = spare.pop() {
         return Ok(index);
@@ -786,7 +786,7 @@ fn place<T>(table: &mut Vec<Vec<T>>, spare: &mut Vec<u32>) -> BuildResult<u32> {
     number(table.len() - 1)
 }
 
-/// A number of 30 bits, so that the memo has two left to say of what.
+/// Returns a number of 30 bits, so that the memo has two left to say of what.
 fn number(value: usize) -> BuildResult<u32> {
     let small = u32::try_from(value).ok().filter(|&value| value < 1 << 30);
     small.ok_or_else(|| "the file has more than a billion values of one kind, which is not read".into())

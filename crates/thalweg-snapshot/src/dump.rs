@@ -13,19 +13,19 @@ pub(crate) trait Dump<'a> {
     fn int(&mut self, value: i64);
     fn float(&mut self, value: f64);
     fn text(&mut self, value: &'a str);
-    /// What follows until the matching [`end_list`](Self::end_list) are its elements.
+    /// Begins a list; its elements follow until the matching [`end_list`](Self::end_list).
     fn begin_list(&mut self);
     fn end_list(&mut self);
-    /// What follows until the matching [`end_dict`](Self::end_dict) are keys, each before its value.
+    /// Begins a dictionary; keys, each before its value, follow until the matching [`end_dict`](Self::end_dict).
     fn begin_dict(&mut self);
     fn end_dict(&mut self);
     fn key(&mut self, key: &'a str);
-    /// Two numbers, as a tuple where there is such a thing.
+    /// Writes two numbers, as a tuple where there is such a thing.
     fn pair(&mut self, pair: (u64, u64));
-    /// A stack; the writer may write it once and refer to it from then on.
+    /// Writes a stack; the writer may write it once and refer to it from then on.
     fn frames(&mut self, frames: &'a Frames);
 
-    /// A number that is an address, a size or a handle: it is written as a signed one with the same bits.
+    /// Writes a number that is an address, a size or a handle: it is written as a signed one with the same bits.
     fn unsigned(&mut self, value: u64) {
         self.int(value as i64);
     }
@@ -97,7 +97,7 @@ fn segment<'a>(segment: &'a Segment, to: &mut impl Dump<'a>) {
     to.end_dict();
 }
 
-/// PyTorch's name of a size class.
+/// Returns PyTorch's name of a size class.
 fn class_name(class: SizeClass) -> &'static str {
     match class {
         SizeClass::Small => "small",
@@ -145,7 +145,7 @@ fn trace_entry<'a>(entry: &'a TraceEntry, to: &mut impl Dump<'a>) {
     to.end_dict();
 }
 
-/// One frame, for the writers' own [`Dump::frames`].
+/// Writes one frame, for the writers' own [`Dump::frames`].
 pub(crate) fn frame<'a>(frame: &'a Frame, to: &mut impl Dump<'a>) {
     to.begin_dict();
     text(to, "filename", &frame.filename);

@@ -98,7 +98,7 @@ impl<R: Read> Reader<'_, R> {
         Ok(None)
     }
 
-    /// What follows a value inside another: the next, if there is one; else the other is whole, and returned.
+    /// Returns what follows a value inside another: the next, if there is one; else the other is whole, and returned.
     fn after_value(&mut self) -> ReadResult<Option<Value>> {
         let next = self.next()?;
         self.source.mark();
@@ -145,7 +145,7 @@ impl<R: Read> Reader<'_, R> {
         Ok(())
     }
 
-    /// The next byte that is no space, which stays to be read.
+    /// Returns the next byte that is no space, which stays to be read.
     fn next(&mut self) -> ReadResult<Option<u8>> {
         loop {
             match self.source.peek()? {
@@ -213,7 +213,7 @@ impl<R: Read> Reader<'_, R> {
         Ok(())
     }
 
-    /// `\u0041`, or two of them for a character beyond 16 bits. A half of such a pair alone is shown as replaced.
+    /// Reads `\u0041`, or two of them for a character beyond 16 bits. A half of such a pair alone is shown as replaced.
     fn escaped_character(&mut self) -> ReadResult<()> {
         let mut code = self.four_digits()?;
         if (0xd800..0xdc00).contains(&code) && self.source.peek()? == Some(b'\\') {

@@ -1,4 +1,4 @@
-//! What the memory looks like at one moment, block by block, and how it came to be.
+//! The memory at one moment, block by block, and the events that led to it.
 //!
 //! There are two views of it:
 //!
@@ -97,7 +97,7 @@ pub enum BlockState {
 }
 
 impl BlockState {
-    /// PyTorch's name of the state.
+    /// Returns PyTorch's name of the state.
     pub const fn name(self) -> &'static str {
         match self {
             Self::ActiveAllocated => "active_allocated",
@@ -106,7 +106,7 @@ impl BlockState {
         }
     }
 
-    /// The state with PyTorch's name, or with the name that its documentation has (`active_awaiting_free`).
+    /// Returns the state with PyTorch's name, or with the name that its documentation has (`active_awaiting_free`).
     pub fn from_name(name: &str) -> Option<Self> {
         match name {
             "active_allocated" => Some(Self::ActiveAllocated),

@@ -47,7 +47,8 @@ enum RepairState {
     Free,
 }
 
-/// What was seen last at an address: the number of an entry, and its place in the trace. There can be as many addresses as entries.
+/// The last event at an address: the number of an entry, and its place in the trace. There can be as many addresses as
+/// entries.
 #[derive(Clone, Copy)]
 struct Seen {
     at: u32,
@@ -107,7 +108,7 @@ struct Walk {
 }
 
 impl Walk {
-    /// What an entry leaves its block as.
+    /// Returns what an entry leaves its block as.
     fn state(&self, entry: &Entry) -> Option<RepairState> {
         match entry.action() {
             Action::Alloc => Some(RepairState::Live),
@@ -197,7 +198,7 @@ fn add_context(recording: &mut Recording, context: Context) -> u32 {
     recording.contexts.len() as u32 - 1
 }
 
-/// Where the one gap is that explains all, if there can be one.
+/// Returns where the one gap is that explains all, if there can be one.
 fn the_gap(missing: &[Missing], trace: &Trace, recording: &Recording) -> Option<usize> {
     let first = missing.iter().map(|entry| entry.from).max()? + 1;
     let last = missing.iter().map(|entry| entry.until).min()?;
@@ -215,7 +216,7 @@ fn the_gap(missing: &[Missing], trace: &Trace, recording: &Recording) -> Option<
     }
 }
 
-/// The trace with the entries that it lacks.
+/// Returns the trace with the entries that it lacks.
 fn insert(recording: &mut Recording, trace: &Trace, missing: &[Missing]) -> Trace {
     let mut ranges = trace.0.iter().cloned();
     let mut range = ranges.next().unwrap_or(0..0);

@@ -39,14 +39,15 @@ impl Snapshot {
         Recording::read(bytes).map(|recording| recording.to_snapshot())
     }
 
-    /// The pickle (protocol 4) that `pickle.load`, `torch/cuda/_memory_viz.py` and the web viewer open.
+    /// Returns the pickle (protocol 4) that `pickle.load`, `torch/cuda/_memory_viz.py` and the web viewer open.
     pub fn to_pickle(&self) -> Vec<u8> {
         let mut writer = PickleWriter::new();
         dump::snapshot(self, &mut writer);
         writer.finish()
     }
 
-    /// The same dictionary as JSON, which late versions of the web viewer open. Infinities and NaN, which JSON lacks, are null.
+    /// Returns the dictionary as JSON, which late versions of the web viewer open. Infinities and NaN, which JSON lacks, are
+    /// null.
     pub fn to_json(&self) -> String {
         let mut writer = JsonWriter::default();
         dump::snapshot(self, &mut writer);
@@ -172,7 +173,7 @@ pub struct TraceEntry {
 }
 
 impl TraceEntry {
-    /// An entry that says no more than what happened to which memory.
+    /// Creates an entry that says no more than what happened to which memory.
     pub fn new(action: Action, address: u64, size_bytes: u64, stream: StreamId) -> Self {
         Self {
             action,
@@ -190,7 +191,7 @@ impl TraceEntry {
     }
 }
 
-/// What happened in a [`TraceEntry`].
+/// The kind of event of a [`TraceEntry`].
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 #[repr(u8)]
 pub enum Action {
@@ -231,7 +232,7 @@ impl Action {
         Self::Annotate,
     ];
 
-    /// PyTorch's name.
+    /// Returns PyTorch's name.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Alloc => "alloc",
@@ -247,7 +248,7 @@ impl Action {
         }
     }
 
-    /// The action with this name.
+    /// Returns the action with this name.
     pub fn from_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|action| action.name() == name)
     }

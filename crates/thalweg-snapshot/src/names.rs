@@ -13,12 +13,12 @@ macro_rules! identifiers {
         pub struct $name(u64);
 
         impl $name {
-            /// The identifier with this number. Only the upstream gives the number a meaning.
+            /// Creates the identifier with this number. Only the upstream gives the number a meaning.
             pub const fn from_raw(raw: u64) -> Self {
                 Self(raw)
             }
 
-            /// The number.
+            /// Returns the number.
             pub const fn raw(self) -> u64 {
                 self.0
             }
@@ -65,7 +65,7 @@ impl fmt::Debug for PoolId {
 pub enum SizeClass {
     /// Up to 1 MiB, from segments of 2 MiB.
     Small,
-    /// More.
+    /// Blocks above the small ones.
     Large,
 }
 

@@ -32,18 +32,18 @@ pub struct Recording {
     pub(super) blocks: Vec<RecordedBlock>,
     pub(super) segments: Vec<RecordedSegment>,
     pub(super) traces: Vec<Trace>,
-    /// The same with what they lack.
+    /// The entries to mend, with what they lack.
     pub(super) mended: Vec<Mended>,
     pub(super) host_segments: Vec<RecordedSegment>,
     pub(super) host_trace: Trace,
     pub(super) settings: Vec<(Arc<str>, SettingValue)>,
     pub(super) annotations: Vec<Annotation>,
     pub(super) file_bytes: u64,
-    /// What was not understood and left out, and how often.
+    /// The parts that were not understood and left out, and how often.
     pub(super) left_out: Vec<(String, u64)>,
 }
 
-/// What several entries have in common.
+/// The context that several entries share.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default, Debug)]
 pub(super) struct Context {
     pub(super) stream: u64,
@@ -141,7 +141,7 @@ impl Trace {
 /// One entry of a trace of a [`Recording`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Event {
-    /// What happened.
+    /// The kind of event.
     pub action: Action,
     /// To which memory; of [`Action::Oom`], how many bytes the device had left.
     pub address: u64,
@@ -157,14 +157,14 @@ pub struct Event {
     pub stack: Option<StackId>,
 }
 
-/// What the program and the allocator said beside an entry of a trace of a [`Recording`].
+/// The remarks of the program and the allocator beside an entry of a trace of a [`Recording`].
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Remarks<'r> {
     /// The compiled region that was running.
     pub compile_context: Option<&'r str>,
-    /// What the thread had been told to write beside its entries.
+    /// The text that the program had the thread write beside its entries.
     pub user_metadata: Option<&'r str>,
-    /// What the allocator itself had to say.
+    /// The allocator's own remark.
     pub internal_metadata: Option<&'r str>,
 }
 
@@ -173,7 +173,7 @@ pub struct Remarks<'r> {
 pub struct StackId(pub(super) u32);
 
 impl StackId {
-    /// Its number, from 0: small, and the same each time that the file is read.
+    /// Returns its number, from 0: small, and the same each time that the file is read.
     pub fn number(self) -> u32 {
         self.0
     }
@@ -184,7 +184,7 @@ impl StackId {
 pub struct FrameId(u32);
 
 impl FrameId {
-    /// Its number, from 0 and below [`Recording::frame_count`]: the same each time that the file is read.
+    /// Returns its number, from 0 and below [`Recording::frame_count`]: the same each time that the file is read.
     pub fn number(self) -> u32 {
         self.0
     }
@@ -227,7 +227,7 @@ pub struct BlockView {
     pub address: u64,
     /// Its size.
     pub size_bytes: u64,
-    /// What was asked for.
+    /// The bytes that were requested.
     pub requested_bytes: u64,
     /// Who has it.
     pub state: BlockState,
@@ -261,12 +261,12 @@ impl Recording {
         undump::finish(builder, root, bytes).map_err(|what| source.error(&what))
     }
 
-    /// The length of the file as a pickle or JSON, in bytes: before it was packed, if it was.
+    /// Returns the length of the file as a pickle or JSON, in bytes: before it was packed, if it was.
     pub fn file_bytes(&self) -> u64 {
         self.file_bytes
     }
 
-    /// The devices that the file says something of, in order.
+    /// Returns the devices that the file says something of, in order.
     pub fn devices(&self) -> Vec<usize> {
         let traced = (0..self.traces.len()).filter(|&device| self.traces[device].len() > 0);
         let mut devices: Vec<usize> = self
@@ -280,13 +280,14 @@ impl Recording {
         devices
     }
 
-    /// How many entries the trace of a device has; 0 if there is none.
+    /// Returns how many entries the trace of a device has; 0 if there is none.
     pub fn trace_len(&self, device: usize) -> usize {
         self.mended.get(device).map_or(0, |mended| mended.trace.len())
     }
 
-    /// The trace of a device, oldest first; empty if there is none. Where it has a [gap](Self::gap), the frees and allocations that
-    /// must have been in it are there; where it never says when a free is over, a request to free is the end of it.
+    /// Returns the trace of a device, oldest first; empty if there is none. Where it has a [gap](Self::gap), the frees and
+    /// allocations that must have been in it are there; where it never says when a free is over, a request to free is the end
+    /// of it.
     pub fn trace(&self, device: usize) -> impl DoubleEndedIterator<Item = Event> + Clone + '_ {
         static NONE: Mended = Mended { trace: Trace(Vec::new()), gap: None, ends_at_request: false };
         let Mended { trace, ends_at_request, .. } = self.mended.get(device).unwrap_or(&NONE);
@@ -299,7 +300,7 @@ impl Recording {
         })
     }
 
-    /// What was said beside each entry of the trace of a device, in the same order.
+    /// Returns what was said beside each entry of the trace of a device, in the same order.
     pub fn remarks(&self, device: usize) -> impl Iterator<Item = Remarks<'_>> + '_ {
         let indices = self.mended.get(device).into_iter().flat_map(|mended| mended.trace.indices());
         indices.map(|index| {
@@ -313,27 +314,28 @@ impl Recording {
         })
     }
 
-    /// Where the trace of a device does not fit together, since entries in its middle are missing.
+    /// Returns where the trace of a device does not fit together, since entries in its middle are missing.
     pub fn gap(&self, device: usize) -> Option<Gap> {
         self.mended.get(device)?.gap
     }
 
-    /// Whether the trace of a device never says when a free is over (`free_completed` was left out of the recording).
+    /// Returns whether the trace of a device never says when a free is over (`free_completed` was left out of the recording).
     pub fn leaves_out_ends(&self, device: usize) -> bool {
         self.mended.get(device).is_some_and(|mended| mended.ends_at_request)
     }
 
-    /// What in the file was not understood and is left out, and how often: entries with an action that a later version has, say.
+    /// Returns what in the file was not understood and is left out, and how often: entries with an action that a later version
+    /// has, say.
     pub fn left_out(&self) -> &[(String, u64)] {
         &self.left_out
     }
 
-    /// What happened to pinned host memory, oldest first.
+    /// Returns what happened to pinned host memory, oldest first.
     pub fn host_trace(&self) -> impl DoubleEndedIterator<Item = Event> + Clone + '_ {
         self.host_trace.indices().map(|index| self.event(&self.entries[index as usize]))
     }
 
-    /// The segments of a device, in the order of the file, each with its blocks in the order of their addresses.
+    /// Returns the segments of a device, in the order of the file, each with its blocks in the order of their addresses.
     pub fn segments(
         &self,
         device: usize,
@@ -342,14 +344,14 @@ impl Recording {
         self.segments.iter().filter(of_device).map(|segment| self.segment_view(segment))
     }
 
-    /// Pinned host memory, where its history was recorded.
+    /// Returns pinned host memory, where its history was recorded.
     pub fn host_segments(
         &self,
     ) -> impl Iterator<Item = (SegmentView, impl Iterator<Item = BlockView> + '_)> + '_ {
         self.host_segments.iter().map(|segment| self.segment_view(segment))
     }
 
-    /// How the allocator was configured, by name; empty where the version does not say it.
+    /// Returns how the allocator was configured, by name; empty where the version does not say it.
     pub fn settings(&self) -> &[(Arc<str>, SettingValue)] {
         &self.settings
     }
@@ -359,23 +361,23 @@ impl Recording {
         &self.annotations
     }
 
-    /// The frames of a stack, innermost first.
+    /// Returns the frames of a stack, innermost first.
     pub fn stack(&self, stack: StackId) -> impl Iterator<Item = FrameView<'_>> + '_ {
         self.stack_frames(stack).map(|frame| self.frame(frame))
     }
 
-    /// The names of the frames of a stack, innermost first.
+    /// Returns the names of the frames of a stack, innermost first.
     pub fn stack_frames(&self, stack: StackId) -> impl Iterator<Item = FrameId> + '_ {
         self.stacks.frames(stack.0).map(FrameId)
     }
 
-    /// A frame by its name.
+    /// Returns a frame by its name.
     pub fn frame(&self, frame: FrameId) -> FrameView<'_> {
         let (Function { filename, name }, line) = self.frames.get(frame.0);
         FrameView { filename: &self.texts[filename as usize], line, name: &self.texts[name as usize] }
     }
 
-    /// How many distinct frames there are.
+    /// Returns how many distinct frames there are.
     pub fn frame_count(&self) -> usize {
         self.frames.len()
     }
@@ -439,7 +441,7 @@ impl Recording {
         (view, blocks)
     }
 
-    /// The whole as a [`Snapshot`], with everything that the file says. It takes about five times the memory.
+    /// Returns the whole as a [`Snapshot`], with everything that the file says. It takes about five times the memory.
     pub fn to_snapshot(&self) -> Snapshot {
         let mut stacks = Stacks { recording: self, built: vec![None; self.stacks.len()] };
         let segments = |stacks: &mut Stacks<'_>, segments: &[RecordedSegment]| {

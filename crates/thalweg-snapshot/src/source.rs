@@ -15,7 +15,7 @@ const WINDOW_BYTES: usize = 256 << 10;
 pub(super) struct Source<R> {
     reader: R,
     window: Vec<u8>,
-    /// What of the window is still to be read.
+    /// The beginning of the part of the window that is still to be read.
     at: usize,
     end: usize,
     /// The offset of the window's first byte.
@@ -29,7 +29,7 @@ impl<R: Read> Source<R> {
         Self { reader, window: vec![0; WINDOW_BYTES], at: 0, end: 0, base: 0, start: 0 }
     }
 
-    /// How many bytes were read so far.
+    /// Returns how many bytes were read so far.
     pub(super) fn offset(&self) -> u64 {
         self.base + self.at as u64
     }
@@ -40,7 +40,7 @@ impl<R: Read> Source<R> {
         self.start = self.base + self.at as u64;
     }
 
-    /// An error about what was marked last.
+    /// Returns an error about what was marked last.
     pub(super) fn error(&self, what: &str) -> SnapshotError {
         SnapshotError::new(format!("offset {}: {what}", self.start))
     }
@@ -54,7 +54,7 @@ impl<R: Read> Source<R> {
         Ok(self.window[self.at - 1])
     }
 
-    /// The next byte, which stays to be read; `None` at the end.
+    /// Returns the next byte, which stays to be read; `None` at the end.
     pub(super) fn peek(&mut self) -> Result<Option<u8>, SnapshotError> {
         if self.at == self.end && !self.more()? {
             return Ok(None);
@@ -71,7 +71,7 @@ impl<R: Read> Source<R> {
         Ok(self.window[self.at - N..self.at].try_into().expect("that many were taken"))
     }
 
-    /// What is at hand of the bytes to come: some, or none.
+    /// Returns what is at hand of the bytes to come: some, or none.
     #[inline]
     pub(super) fn ahead(&self) -> &[u8] {
         &self.window[self.at..self.end]

@@ -14,7 +14,7 @@ pub(super) struct Stacks {
     ends: Vec<u32>,
 }
 
-/// What is needed beside [`Stacks`] while there may be more of them.
+/// The tables that are needed beside [`Stacks`] while there may be more of them.
 #[derive(Default)]
 pub(super) struct StackIds {
     ids: Ids,
@@ -23,7 +23,7 @@ pub(super) struct StackIds {
 }
 
 impl Stacks {
-    /// The number of a stack, which is a new one if there was none like it; `None` if there is no room for more.
+    /// Returns the number of a stack, which is a new one if there was none like it; `None` if there is no room for more.
     pub(super) fn intern(&mut self, known: &mut StackIds, frames: &[u32]) -> Option<u32> {
         let StackIds { ids, wanted } = known;
         encode(frames, wanted);
@@ -39,12 +39,12 @@ impl Stacks {
         Some(id)
     }
 
-    /// The frames of a stack, innermost first.
+    /// Returns the frames of a stack, innermost first.
     pub(super) fn frames(&self, stack: u32) -> Frames<'_> {
         Frames { bytes: self.slice(stack).iter(), last: 0 }
     }
 
-    /// How many stacks there are.
+    /// Returns how many stacks there are.
     pub(super) fn len(&self) -> usize {
         self.ends.len()
     }

@@ -59,7 +59,7 @@ impl<'b> Reader<'b> {
         })
     }
 
-    /// The value of a key; of the last, if there are several. `None` is no value.
+    /// Returns the value of a key; of the last, if there are several. `None` is no value.
     fn get(&self, dict: Value, key: &str) -> Option<Value> {
         let is_key = |name| self.text(name).is_some_and(|text| **text == *key);
         let (_, value) = *self.builder.pairs(dict)?.iter().rev().find(|&&(name, _)| is_key(name))?;
@@ -121,7 +121,7 @@ impl<'b> Reader<'b> {
         Ok(trace)
     }
 
-    /// The traces of the host: a list of entries, or one list for the one host.
+    /// Returns the traces of the host: a list of entries, or one list for the one host.
     fn host_trace(&mut self, value: Value) -> BuildResult<Trace> {
         if self.builder.trace(value).is_some() {
             return self.trace(value);
@@ -151,7 +151,7 @@ impl<'b> Reader<'b> {
         Ok(annotations)
     }
 
-    /// The settings of the kinds that settings have had so far; what is of another kind is left out.
+    /// Returns the settings of the kinds that settings have had so far; what is of another kind is left out.
     fn settings(&mut self, value: Value) -> BuildResult<Vec<(Arc<str>, SettingValue)>> {
         let pairs = self.builder.pairs(value).unwrap_or_default();
         self.pay(pairs.len())?;

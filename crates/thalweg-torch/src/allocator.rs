@@ -52,7 +52,7 @@ struct DeviceDefaults {
 }
 
 impl DeviceDefaults {
-    /// The settings that come of `first`.
+    /// Returns the settings that come of `first`.
     fn settings(&self, first: &Settings) -> Result<Settings> {
         self.settings.iter().try_fold(first.clone(), |settings, text| Ok(settings.apply(text)?))
     }
@@ -72,8 +72,8 @@ pub struct Allocator {
 }
 
 impl Allocator {
-    /// An allocator that has opened nothing yet. `settings` is a text in the grammar of `PYTORCH_ALLOC_CONF`, which goes on top
-    /// of what the environment says.
+    /// Creates an allocator that has opened nothing yet. `settings` is a text in the grammar of `PYTORCH_ALLOC_CONF`, which
+    /// goes on top of what the environment says.
     ///
     /// # Errors
     /// If one of the two texts is wrong, with the place.
@@ -97,13 +97,14 @@ impl Allocator {
         self.defaults.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether this is a forked child of the process that opened the first device.
+    /// Returns whether this is a forked child of the process that opened the first device.
     #[inline]
     pub(crate) fn is_forked(&self) -> bool {
         self.process.get().is_some_and(|process| process.is_left())
     }
 
-    /// Does something with a device, which is opened if it is not open yet. The caller's CUDA context is the same afterwards.
+    /// Calls a function with a device, which is opened if it is not open yet. The caller's CUDA context is the same
+    /// afterwards.
     #[inline]
     pub(crate) fn with_device<T>(
         &self,
@@ -115,7 +116,7 @@ impl Allocator {
         body(device)
     }
 
-    /// A device; opened if it is not open yet.
+    /// Returns a device; opened if it is not open yet.
     #[inline]
     pub(crate) fn device(&self, index: i32) -> Result<&Arc<OpenDevice>> {
         let slot = usize::try_from(index).ok().and_then(|index| self.devices.get(index));
@@ -126,7 +127,8 @@ impl Allocator {
         }
     }
 
-    /// A CUDA stream as the runtime has it, for a program that gives it work by both. Wrapped twice, it would count as two.
+    /// Returns a CUDA stream as the runtime has it, for a program that gives it work by both. Wrapped twice, it would count as
+    /// two.
     ///
     /// # Errors
     /// If there is no such device, or the driver does not know the stream.
@@ -135,7 +137,7 @@ impl Allocator {
         device.streams.find_or_wrap(&device.device, device.named(cuda_stream))
     }
 
-    /// From now on the owner of a CUDA stream may destroy it without a word.
+    /// Marks a CUDA stream as transient: its owner may destroy it without notice.
     ///
     /// # Errors
     /// If there is no such device, or the driver does not know the stream.
@@ -143,7 +145,7 @@ impl Allocator {
         self.with_device(device, |device| device.set_stream_transient(cuda_stream))
     }
 
-    /// A device, if it is open.
+    /// Returns a device, if it is open.
     pub(crate) fn opened(&self, index: i32) -> Option<&Arc<OpenDevice>> {
         usize::try_from(index).ok().and_then(|index| self.devices.get(index)?.get())
     }
@@ -186,7 +188,7 @@ impl Allocator {
         Ok(slot.get_or_init(|| device))
     }
 
-    /// From now on all devices that can reach each other's memory, those that open later too.
+    /// Lets all devices that can do so reach each other's memory, also those that are opened later.
     pub(crate) fn open_to_peers(&self) -> Result<()> {
         let _context = self.keep_context();
         let mut defaults = self.defaults();
@@ -198,7 +200,7 @@ impl Allocator {
         Ok(())
     }
 
-    /// The devices that are open.
+    /// Returns the devices that are open.
     pub(crate) fn open_devices(&self) -> impl Iterator<Item = &Arc<OpenDevice>> {
         self.devices.iter().filter_map(OnceLock::get)
     }
@@ -211,7 +213,7 @@ impl Allocator {
         self.cuda().map(|driver| driver.keep_context())
     }
 
-    /// The driver of real GPUs, which is opened.
+    /// Returns the driver of real GPUs, which is opened.
     #[inline]
     fn cuda(&self) -> Option<&Arc<CudaDriver>> {
         let is_real = match &self.source {
@@ -223,7 +225,7 @@ impl Allocator {
         self.cuda.get_or_init(open).as_ref()
     }
 
-    /// Who watches the work of the devices, if somebody does.
+    /// Returns the sanitizer that watches the work of the devices, if there is one.
     ///
     /// # Errors
     /// If nobody does.
@@ -236,13 +238,13 @@ impl Allocator {
         }
     }
 
-    /// While this lives, the sanitizer knows the calling thread's line of Python, if there is one to know it.
+    /// Tells the sanitizer, while the guard lives, the calling thread's line of Python, if there is one to know it.
     fn at_python_line(&self, call: &'static str) -> Option<AtSite> {
         let Source::Sanitized(sanitizer) = &self.source else { return None };
         sanitizer.at_line_of(call, &self.stacks)
     }
 
-    /// At least `bytes` of memory of a device for work on one of its streams, by its `cudaStream_t`; 0 for 0 bytes.
+    /// Returns at least `bytes` of memory of a device for work on one of its streams, by its `cudaStream_t`; 0 for 0 bytes.
     ///
     /// # Errors
     /// [`Status::OutOfMemory`](crate::Status::OutOfMemory), and what the driver refuses.
@@ -256,7 +258,7 @@ impl Allocator {
         self.with_device(device, |device| device.allocate(&self.live, bytes, stream))
     }
 
-    /// The same at an exact address.
+    /// Allocates at an exact address.
     ///
     /// # Errors
     /// As there; and if the address is not free.
@@ -321,7 +323,7 @@ impl Allocator {
         Ok(())
     }
 
-    /// The settings of a device, or those that it will have.
+    /// Returns the settings of a device, or those that it will have.
     ///
     /// # Errors
     /// If the environment's are wrong.
@@ -332,7 +334,7 @@ impl Allocator {
         self.defaults().settings(&Settings::from_environment(|name| std::env::var(name).ok())?)
     }
 
-    /// What is recorded from now on, on all devices.
+    /// Sets what all devices record from now on.
     pub(crate) fn record_history(&self, settings: HistorySettings) {
         let mut defaults = self.defaults();
         for device in self.open_devices() {
@@ -371,7 +373,7 @@ impl Allocator {
 }
 
 impl Allocator {
-    /// The same for the pools of one name that nobody holds any more. A graph may live in one that is held.
+    /// Empties the cache of the pools of one name that are no longer held. A graph may live in one that is held.
     ///
     /// # Errors
     /// As [`empty_cache`](Self::empty_cache).
@@ -389,7 +391,7 @@ impl Allocator {
         outcome
     }
 
-    /// The block that has an address in it: what C is told of it.
+    /// Returns the block that has an address in it: what C is told of it.
     ///
     /// # Errors
     /// If there is none.

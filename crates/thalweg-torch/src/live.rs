@@ -65,7 +65,7 @@ impl LiveBlocks {
         self.shard(address).remove(&address)
     }
 
-    /// The same, if `condition` holds for it.
+    /// Removes a block if `condition` holds for it.
     pub(crate) fn remove_if(&self, address: u64, condition: impl FnOnce(&Live) -> bool) -> Option<Live> {
         let mut shard = self.shard(address);
         if shard.get(&address).is_some_and(condition) { shard.remove(&address) } else { None }

@@ -25,7 +25,7 @@ pub(crate) enum Observer {
 }
 
 impl Observer {
-    /// From now on it is told of this device, too.
+    /// Lets the observer observe this device, too.
     pub(crate) fn attach(&self, device: &Arc<OpenDevice>) {
         let allocator = device.allocator();
         match self {

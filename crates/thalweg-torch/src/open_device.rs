@@ -29,14 +29,14 @@ pub(crate) struct OpenDevice {
     captures: Mutex<Vec<CaptureScope>>,
 }
 
-/// What a pool looked like. See [`PoolCheckpoint`].
+/// A state of a pool that can be restored. See [`PoolCheckpoint`].
 pub struct Checkpoint {
     pub(crate) device: u32,
     pool: PoolId,
     state: PoolCheckpoint,
 }
 
-/// What putting a pool back did, by the addresses of blocks.
+/// The effects of restoring a pool, by the addresses of blocks.
 pub(crate) struct PutBack {
     pub(crate) freed: Vec<u64>,
     /// With their sizes, in bytes.
@@ -49,19 +49,19 @@ impl OpenDevice {
         Self { index, device, streams, pools, cuda, closing: Mutex::default(), captures: Mutex::default() }
     }
 
-    /// A capture begins.
+    /// Notes that A capture begins.
     pub(crate) fn begin_capture(&self) {
         let capture = self.allocator().begin_capture();
         self.captures().push(capture);
     }
 
-    /// A capture has ended.
+    /// Notes that A capture has ended.
     pub(crate) fn end_capture(&self) -> Result<()> {
         let ended = self.captures().pop();
         ended.map(drop).ok_or_else(|| Error::invalid("no capture is under way"))
     }
 
-    /// Whether a capture is under way, as far as the caller says.
+    /// Returns whether a capture is under way, as far as the caller says.
     pub(crate) fn is_capturing(&self) -> bool {
         !self.captures().is_empty()
     }
@@ -80,8 +80,8 @@ impl OpenDevice {
         self.streams.id(&self.device, self.named(cuda_stream))
     }
 
-    /// What the caller means by a `cudaStream_t`: the default stream's is that of the green context that is current, if there is
-    /// one.
+    /// Returns what the caller means by a `cudaStream_t`: the default stream's is that of the green context that is current,
+    /// if there is one.
     #[inline]
     pub(crate) fn named(&self, cuda_stream: u64) -> ExternalStream {
         let cuda = self.cuda.as_ref().filter(|_| cuda_stream <= 1);
@@ -96,13 +96,13 @@ impl OpenDevice {
         }
     }
 
-    /// From now on the stream's owner may destroy it without a word.
+    /// Marks the stream as transient: its owner may destroy it without notice.
     pub(crate) fn set_stream_transient(&self, cuda_stream: u64) -> Result<()> {
         self.streams.find_or_wrap(&self.device, self.named(cuda_stream))?.set_transient();
         Ok(())
     }
 
-    /// A block for work on a CUDA stream, held in `live`: its address.
+    /// Returns a block for work on a CUDA stream, held in `live`: its address.
     #[inline]
     pub(crate) fn allocate(&self, live: &LiveBlocks, bytes: u64, cuda_stream: u64) -> Result<u64> {
         let stream = self.stream(cuda_stream)?;
@@ -110,7 +110,7 @@ impl OpenDevice {
         Ok(self.hold(live, block))
     }
 
-    /// The same at an exact address.
+    /// Allocates at an exact address.
     pub(crate) fn allocate_at(
         &self,
         live: &LiveBlocks,
@@ -154,7 +154,7 @@ impl OpenDevice {
         );
     }
 
-    /// Before a block goes back: a moment later it may be somebody else's.
+    /// Reports a free before the block goes back: a moment later it may be another owner's.
     #[inline]
     pub(crate) fn tell_freed(&self, address: u64) {
         if let Some(instrument) = self.device.driver().instrument() {
@@ -162,8 +162,8 @@ impl OpenDevice {
         }
     }
 
-    /// While a green context is current, PyTorch takes its default stream for the device's: memory that is freed then may be in use
-    /// there, though nobody said so.
+    /// Notes a use on the default stream of a current green context: PyTorch takes it for the device's, so memory that is
+    /// freed then may be in use there although no use was recorded.
     #[inline]
     pub(crate) fn note_green_use(&self, block: &Block) -> Result<()> {
         if !self.streams.has_green() {
@@ -260,8 +260,8 @@ impl OpenDevice {
         Ok(PutBack { freed: restored.freed, allocated })
     }
 
-    /// The largest request that could be served without giving anything back: from what the driver has left, within the memory
-    /// fraction, or from the largest free block (`cacheInfo`).
+    /// Returns the largest request that could be served without giving anything back: from what the driver has left, within
+    /// the memory fraction, or from the largest free block (`cacheInfo`).
     pub(crate) fn largest_free_bytes(&self) -> Result<u64> {
         let allocator = self.allocator();
         let info = self.device.driver().memory_info(self.device.index())?;

@@ -107,17 +107,17 @@ impl Pools {
         Ok(())
     }
 
-    /// How many references PyTorch holds; 0 if there is no such pool.
+    /// Returns how many references PyTorch holds; 0 if there is no such pool.
     pub(crate) fn use_count(&self, allocator: &DeviceAllocator, name: PoolName) -> usize {
         self.lock().get(&name).map_or(0, |pool| allocator.pool_use_count(pool.id) - usize::from(pool.is_open))
     }
 
-    /// Our name.
+    /// Returns the allocator's name of a pool.
     pub(crate) fn id(&self, name: PoolName) -> Result<PoolId> {
         self.lock().get(&name).map(|pool| pool.id).ok_or_else(|| unknown(name))
     }
 
-    /// All that ever had this name and may have memory still.
+    /// Returns all that ever had this name and may have memory still.
     pub(crate) fn ids_named(&self, name: PoolName) -> Vec<PoolId> {
         let names = self.names.read().unwrap_or_else(PoisonError::into_inner);
         let mut ids: Vec<PoolId> =
@@ -126,7 +126,7 @@ impl Pools {
         ids
     }
 
-    /// PyTorch's name of a pool of a snapshot or an event; (0, 0) for the shared one.
+    /// Returns PyTorch's name of a pool of a snapshot or an event; (0, 0) for the shared one.
     pub(crate) fn name(&self, number: (u64, u64)) -> PoolName {
         match number {
             (0, 0) => (0, 0),

@@ -41,7 +41,7 @@ struct Interpreter {
     restore_error: unsafe extern "C" fn(Object, Object, Object),
 }
 
-/// A symbol of the process.
+/// Returns a symbol of the process.
 ///
 /// # Safety
 /// `F` is a function pointer of the symbol's type.
@@ -109,7 +109,7 @@ impl Interpreter {
         Some(result)
     }
 
-    /// The code object and the line of each frame, innermost first. The code objects are the caller's to release.
+    /// Returns the code object and the line of each frame, innermost first. The code objects are the caller's to release.
     ///
     /// # Safety
     /// The calling thread holds the interpreter.
@@ -132,7 +132,7 @@ impl Interpreter {
         frames
     }
 
-    /// An attribute of an object that is a text.
+    /// Returns an attribute of an object that is a text.
     ///
     /// # Safety
     /// The calling thread holds the interpreter, and `object` is one.
@@ -176,12 +176,12 @@ impl PythonStacks {
 }
 
 impl Seen {
-    /// The number of a frame that was seen before.
+    /// Returns the number of a frame that was seen before.
     fn known(&self, frame: (Object, u32)) -> Option<u32> {
         self.frames.get(&(frame.0 as usize, frame.1)).copied()
     }
 
-    /// The number of a frame, with its names in case it is new.
+    /// Returns the number of a frame, with its names in case it is new.
     fn add(&mut self, frame: (Object, u32), texts: Frame) -> u32 {
         *self.frames.entry((frame.0 as usize, frame.1)).or_insert_with(|| {
             self.frame_texts.push(texts);
@@ -191,8 +191,8 @@ impl Seen {
 }
 
 impl PythonStacks {
-    /// The numbers of the frames of a stack. No lock is held while the interpreter is asked for anything: whatever allocates
-    /// there may collect garbage, which may free memory of ours and want a stack in turn.
+    /// Returns the numbers of the frames of a stack. No lock is held while the interpreter is asked for anything: whatever
+    /// allocates there may collect garbage, which may free memory of ours and want a stack in turn.
     ///
     /// # Safety
     /// The calling thread holds the interpreter, and the code objects of `frames` are retained.
@@ -218,7 +218,8 @@ impl PythonStacks {
 }
 
 impl PythonStacks {
-    /// The numbers of the frames of the calling thread's stack, innermost first; `None` if it is no thread of the interpreter's.
+    /// Returns the numbers of the frames of the calling thread's stack, innermost first; `None` if it is no thread of the
+    /// interpreter's.
     pub(crate) fn take(&self) -> Option<Vec<u32>> {
         let interpreter = Interpreter::find()?;
         // SAFETY: the interpreter is held, and the code objects are released once they are numbered.
@@ -230,7 +231,7 @@ impl PythonStacks {
         })
     }
 
-    /// What these frames are.
+    /// Returns what these frames are.
     pub(crate) fn frames(&self, numbers: &[u32]) -> Vec<Frame> {
         let seen = self.seen();
         numbers.iter().map(|frame| seen.frame_texts[*frame as usize].clone()).collect()

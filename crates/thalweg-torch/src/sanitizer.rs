@@ -33,22 +33,22 @@ struct Opened {
 }
 
 impl Sanitizer {
-    /// For the GPUs of the machine. The driver is opened when the first device is.
+    /// Creates a sanitizer for the GPUs of the machine. The driver is opened when the first device is.
     pub fn cuda() -> Self {
         Self { is_real: true, opened: OnceLock::new(), opening: Mutex::new(()) }
     }
 
-    /// For simulated GPUs.
+    /// Creates a sanitizer for simulated GPUs.
     pub fn sim() -> Self {
         Self { is_real: false, ..Self::cuda() }
     }
 
-    /// Whether the devices are real.
+    /// Returns whether the devices are real.
     pub(crate) fn is_real(&self) -> bool {
         self.is_real
     }
 
-    /// A device, behind the sanitizer.
+    /// Returns a device, behind the sanitizer.
     ///
     /// # Errors
     /// If there is no such device, or its driver cannot be opened.
@@ -101,13 +101,13 @@ impl Drop for AtSite {
     }
 }
 
-/// Whether a frame is neither PyTorch's nor of our package.
+/// Returns whether a frame is neither PyTorch's nor of our package.
 fn is_of_program(frame: &Frame) -> bool {
     let is_in = |folder: &str| frame.filename.contains(&format!("/site-packages/{folder}/"));
     !frame.filename.starts_with('<') && !is_in("torch") && !frame.filename.contains("/thalweg_torch/")
 }
 
-/// A text of the program's, kept for good, once.
+/// Returns a text of the program's, kept for good, once.
 pub(crate) fn kept(text: &str) -> &'static str {
     static TEXTS: Mutex<Option<FxHashSet<&'static str>>> = Mutex::new(None);
     let mut texts = TEXTS.lock().unwrap_or_else(PoisonError::into_inner);
@@ -120,8 +120,8 @@ pub(crate) fn kept(text: &str) -> &'static str {
     new
 }
 
-/// The accesses that a list of numbers describes: for each operand its address, the bytes of an element, 0 for read, 1 for write or
-/// 2 for both, the number of dimensions, their sizes, and their strides in elements.
+/// Returns the accesses that a list of numbers describes: for each operand its address, the bytes of an element, 0 for read, 1
+/// for write or 2 for both, the number of dimensions, their sizes, and their strides in elements.
 ///
 /// # Errors
 /// If the numbers end within an operand, or make no sense.
@@ -148,7 +148,7 @@ pub(crate) fn accesses(mut words: &[i64]) -> Result<Vec<Access>> {
     if words.is_empty() { Ok(accesses) } else { Err(wrong()) }
 }
 
-/// How many bytes a strided operand spans, and which of them it touches; `None` where that makes no sense.
+/// Returns how many bytes a strided operand spans, and which of them it touches; `None` where that makes no sense.
 fn extent(sizes: &[i64], strides: &[i64], element_bytes: u64) -> Option<(u64, Touch)> {
     let mut dimensions = Vec::with_capacity(sizes.len());
     let mut last: u64 = 0;

@@ -89,7 +89,7 @@ pub struct VisitorC {
     pub annotation: unsafe extern "C" fn(*mut c_void, *const AnnotationC),
 }
 
-/// A snapshot of all open devices. With a pool, of its segments only, and of no device's that lacks it.
+/// Returns a snapshot of all open devices. With a pool, of its segments only, and of no device's that lacks it.
 pub(crate) fn take(allocator: &Allocator, pool: PoolName, include_traces: bool) -> Result<Snapshot> {
     let mut all = Snapshot::default();
     for device in allocator.open_devices() {
@@ -164,7 +164,7 @@ pub(crate) unsafe fn visit(
     Ok(())
 }
 
-/// The number in the single frame of a stack; 0 if there is none.
+/// Returns the number in the single frame of a stack; 0 if there is none.
 pub(crate) fn stack_of(frames: &[thalweg_snapshot::Frame]) -> u32 {
     frames.first().map_or(0, |frame| frame.line)
 }
@@ -226,7 +226,7 @@ fn visit_entry(device: i32, entry: &TraceEntry, give: impl FnOnce(&EventC)) {
     });
 }
 
-/// An event as it happens, for an observer. Its time is left for the observer to take.
+/// Returns an event as it happens, for an observer. Its time is left for the observer to take.
 pub(crate) fn event_of(device: &OpenDevice, event: &Event) -> EventC {
     let pool = device.pools.name(event.pool_id);
     EventC {

@@ -28,7 +28,7 @@ pub(crate) trait Recorder: Send + Sync {
     /// Takes the calling thread's stack and keeps it under a number; whether there is one. No lock is held.
     fn take(&self, stack: StackId) -> bool;
 
-    /// Nothing refers to that number any more. No lock is held.
+    /// Forgets a stack: nothing refers to its number any more. No lock is held.
     fn forget(&self, stack: StackId);
 }
 
@@ -81,14 +81,14 @@ impl Kept {
         self.stacks.len() > self.most.max(FEW)
     }
 
-    /// A new number for a recorder's stack, and whether there are many.
+    /// Returns a new number for a recorder's stack, and whether there are many.
     fn add(&mut self) -> (StackId, bool) {
         let id = self.new_id();
         self.stacks.insert(id, One { frames: None, given_at: self.looks });
         (id, self.are_many())
     }
 
-    /// The number of a Python stack, and whether there are many.
+    /// Returns the number of a Python stack, and whether there are many.
     fn number(&mut self, frames: Vec<u32>) -> (StackId, bool) {
         if let Some(id) = self.ids.get(&*frames).copied() {
             self.stacks.get_mut(&id).expect("what has a number is kept").given_at = self.looks;
@@ -148,12 +148,12 @@ pub(crate) fn as_numbers<T>(body: impl FnOnce() -> T) -> T {
 }
 
 impl Stacks {
-    /// From now on, and for good, stacks are a recorder's; `false` if there is one already.
+    /// Makes a recorder keep all stacks from now on; `false` if there is one already.
     pub(crate) fn set_recorder(&self, recorder: Box<dyn Recorder>) -> bool {
         self.recorder.set(recorder).is_ok()
     }
 
-    /// The histories of a device refer to stacks from now on.
+    /// Notes that the histories of a device refer to stacks from now on.
     pub(crate) fn add_device(&self, device: &Arc<DeviceAllocator>) {
         self.devices.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::downgrade(device));
     }
@@ -180,7 +180,7 @@ impl Stacks {
         }
     }
 
-    /// The Python stack of the calling thread, whoever records those of histories.
+    /// Returns the Python stack of the calling thread, whoever records those of histories.
     pub(crate) fn python_stack(&self) -> Option<Vec<Frame>> {
         let take = || Some(self.python.frames(&self.python.take()?));
         if DISABLED.get() { None } else { self.gate.pass(take) }

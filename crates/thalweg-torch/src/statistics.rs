@@ -6,7 +6,7 @@ use thalweg_memory::{ByPool, DeviceStatistics, Statistic};
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 #[repr(C)]
 pub struct StatisticC {
-    /// What there is now.
+    /// The value now.
     pub current: i64,
     /// The most that there was.
     pub peak: i64,

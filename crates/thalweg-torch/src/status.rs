@@ -12,7 +12,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use thalweg_memory::{AllocationError, SettingsError};
 
-/// What an exported function answers. The numbers are those of the header.
+/// The answer of an exported function. The numbers are those of the header.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(i32)]
 pub enum Status {
@@ -59,12 +59,12 @@ impl Error {
         Self::new(Status::Forked, message)
     }
 
-    /// What kind of failure it is.
+    /// Returns what kind of failure it is.
     pub fn status(&self) -> Status {
         self.status
     }
 
-    /// What happened, for people.
+    /// Returns what happened, for people.
     pub fn message(&self) -> &str {
         &self.message
     }
@@ -156,12 +156,12 @@ fn keep_message(mut message: String) {
     let _ = MESSAGE.try_with(|last| *last.borrow_mut() = message);
 }
 
-/// The calling thread's last message; valid until its next failure.
+/// Returns the calling thread's last message; valid until its next failure.
 pub(crate) fn last_message() -> *const c_char {
     MESSAGE.try_with(|last| last.borrow().as_ptr()).unwrap_or(c"the thread is ending".as_ptr())
 }
 
-/// A text that C gave.
+/// Returns a text that C gave.
 ///
 /// # Safety
 /// `text` is null or points to a text that ends with a zero and does not change while the result is used.

@@ -62,7 +62,7 @@ impl Default for Streams {
 }
 
 impl Streams {
-    /// Our name of a CUDA stream of `device`.
+    /// Returns the runtime's identifier of a CUDA stream of `device`.
     #[inline]
     pub(crate) fn id(&self, device: &Device, cuda_stream: ExternalStream) -> Result<StreamId> {
         if let Some(recent) = RECENT.get()
@@ -75,7 +75,7 @@ impl Streams {
         Ok(id)
     }
 
-    /// The stream itself.
+    /// Returns the stream itself.
     pub(crate) fn find_or_wrap(&self, device: &Device, cuda_stream: ExternalStream) -> Result<Stream> {
         let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
         if let Some(stream) = known.by_cuda_stream.get(&cuda_stream) {
@@ -98,19 +98,19 @@ impl Streams {
         Ok(stream)
     }
 
-    /// Whether a default stream of a green context was named.
+    /// Returns whether a default stream of a green context was named.
     #[inline]
     pub(crate) fn has_green(&self) -> bool {
         self.has_green.load(Ordering::Relaxed)
     }
 
-    /// The `cudaStream_t` of a stream that was named before; 0, the default stream's, for any other.
+    /// Returns the `cudaStream_t` of a stream that was named before; 0, the default stream's, for any other.
     pub(crate) fn cuda_stream(&self, id: StreamId) -> u64 {
         let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
         known.cuda_streams.get(&id).copied().unwrap_or(0)
     }
 
-    /// Every stream that was named.
+    /// Returns every stream that was named.
     pub(crate) fn ids(&self) -> Vec<StreamId> {
         let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
         let mut ids: Vec<StreamId> = known.cuda_streams.keys().copied().collect();

@@ -12,7 +12,7 @@ pub type Region = Box<dyn Fn() -> Result<()>>;
 /// One of the regions.
 pub struct Example {
     pub name: &'static str,
-    /// What it does, in half a line.
+    /// The example's work, in half a line.
     pub summary: &'static str,
     /// Makes it, with its weights, on a device.
     pub make: fn(&Device) -> Result<Region>,
@@ -131,7 +131,7 @@ impl Decoder {
         })
     }
 
-    /// The word after `token`, which is at `position`: each a tensor with one element.
+    /// Returns the word after `token`, which is at `position`: each a tensor with one element.
     fn next(&self, token: &Tensor, position: &Tensor) -> Result<Tensor> {
         let x = self.embedding.forward(token)?;
         self.keys.index_copy_(0, position, &self.key.forward(&x)?)?;

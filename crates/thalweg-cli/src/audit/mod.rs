@@ -74,7 +74,7 @@ pub fn run(arguments: &AuditArgs) -> ExitCode {
     }
 }
 
-/// Whether every region can be captured.
+/// Returns whether every region can be captured.
 fn run_examples(arguments: &AuditArgs, output: &Output) -> Result<bool> {
     let device = match &arguments.device {
         Some(name) => Device::from_name(name)?,

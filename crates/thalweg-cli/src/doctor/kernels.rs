@@ -38,7 +38,7 @@ pub fn examine(environment: &Environment, libraries: &Libraries, report: &mut Re
     report.add(&source(libraries.has(Library::Nvrtc), precompiled));
 }
 
-/// In a sentence, where a GPU's kernels come from.
+/// Returns, in a sentence, where a GPU's kernels come from.
 fn source(compiler: bool, precompiled: u64) -> Finding {
     let (state, text, source) = match (compiler, precompiled) {
         (true, _) => {
@@ -52,7 +52,7 @@ fn source(compiler: bool, precompiled: u64) -> Finding {
     Finding::new(state, "kernel_source", "kernels", text).value(source, "source")
 }
 
-/// What lies in a folder of compiled kernels.
+/// The content of a folder of compiled kernels.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 struct Content {
     /// Entries by architecture.
@@ -151,7 +151,7 @@ fn try_to_write(folder: &Path) -> io::Result<()> {
     written.and(removed).map_err(at)
 }
 
-/// A folder of precompiled kernels, and how many it has.
+/// Returns a folder of precompiled kernels, and how many it has.
 fn precompiled_folder(folder: &Path) -> (Finding, u64) {
     let shown = folder.display().to_string();
     let (name, subject) = ("precompiled_kernels", "precompiled");

@@ -4,13 +4,13 @@ use thalweg::driver::cuda::{Library, SearchEnvironment, SearchReport, locate};
 
 use super::{Finding, ItemStatus, Report};
 
-/// What was found, for those who decide by it.
+/// The libraries that were found, for the decisions that depend on them.
 pub struct Libraries {
     reports: Vec<SearchReport>,
 }
 
 impl Libraries {
-    /// Whether a library was found.
+    /// Returns whether a library was found.
     pub fn has(&self, library: Library) -> bool {
         self.reports.iter().any(|report| report.library == library && report.found.is_some())
     }
@@ -31,7 +31,7 @@ pub fn examine(environment: &SearchEnvironment, verbose: bool, report: &mut Repo
     Libraries { reports }
 }
 
-/// The name for people, and the name for scripts.
+/// Returns the name for people, and the name for scripts.
 fn names(library: Library) -> (&'static str, &'static str) {
     match library {
         Library::Driver => ("CUDA driver", "library_cuda"),
@@ -44,7 +44,7 @@ fn names(library: Library) -> (&'static str, &'static str) {
     }
 }
 
-/// What happens without it.
+/// Returns what happens without it.
 fn without(library: Library) -> &'static str {
     match library {
         Library::Driver => "no CUDA device can be used; the simulated GPU can",
@@ -57,7 +57,7 @@ fn without(library: Library) -> &'static str {
     }
 }
 
-/// Whether a report should say unasked how to get it. NVML comes with the driver, which says so itself.
+/// Returns whether a report should say unasked how to get it. NVML comes with the driver, which says so itself.
 fn is_worth_having(library: Library) -> bool {
     matches!(library, Library::Driver | Library::Nvrtc | Library::CublasLt)
 }
@@ -112,7 +112,7 @@ fn not_found(search: &SearchReport, named: bool, verbose: bool) -> Finding {
     finding.value((), "version").member("advice", advice).member("tried", tried.join("; "))
 }
 
-/// The version of NVIDIA's kernel module, where it says.
+/// Returns the version of NVIDIA's kernel module, where it says.
 fn kernel_module() -> Option<String> {
     let text = std::fs::read_to_string("/proc/driver/nvidia/version").ok()?;
     // "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.82.07  Wed Aug 27 …"

@@ -165,7 +165,7 @@ impl Report {
         }
     }
 
-    /// The last line, and the exit status.
+    /// Returns the last line, and the exit status.
     fn finish(&self) -> ExitCode {
         let (failed, missing) = (self.failed, self.missing);
         let text = match (failed, missing) {
@@ -211,14 +211,14 @@ pub fn run(arguments: &DoctorArgs) -> ExitCode {
     report.finish()
 }
 
-/// The host, in a few words.
+/// Returns the host, in a few words.
 fn machine() -> String {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let plural = if cores == 1 { "" } else { "s" };
     format!("{} {}, {cores} CPU{plural}", std::env::consts::OS, std::env::consts::ARCH)
 }
 
-/// A number of bytes for people: with three digits at least, in the largest binary unit that keeps it above 1.
+/// Returns a number of bytes for people: with three digits at least, in the largest binary unit that keeps it above 1.
 fn bytes(count: u64) -> String {
     let mut value = count as f64;
     for unit in ["bytes", "KiB", "MiB", "GiB"] {

@@ -14,11 +14,11 @@ use super::{Finding, ItemStatus, Report};
 /// How long each part is timed for.
 const DURATION: Duration = Duration::from_millis(250);
 
-/// What a part of the test came to.
+/// The result of a part of the test.
 struct Figure {
     value: f64,
     unit: &'static str,
-    /// What was done.
+    /// The work that was done.
     what: String,
 }
 
@@ -65,7 +65,7 @@ fn time(stream: &Stream, mut round: impl FnMut() -> thalweg::Result<()>) -> thal
     }
 }
 
-/// Pinned memory to the device and back.
+/// Copies pinned memory to the device and back.
 fn copy(device: &Device, stream: &Stream) -> TestResult {
     const BYTES: u64 = 32 << 20;
     let words = BYTES / 8;
@@ -94,7 +94,7 @@ fn copy(device: &Device, stream: &Stream) -> TestResult {
     })
 }
 
-/// An operator of the table.
+/// Returns an operator of the table.
 fn kernel(device: &Device, stream: &Stream) -> TestResult {
     // Not a multiple of anything, so that the last block is a part of one.
     const ELEMENTS: usize = (1 << 22) + 3;
@@ -122,7 +122,7 @@ fn kernel(device: &Device, stream: &Stream) -> TestResult {
     })
 }
 
-/// A matrix product: one of odd sizes is checked whole, a larger one is timed.
+/// Returns a matrix product: one of odd sizes is checked whole, a larger one is timed.
 fn matmul(device: &Device, stream: &Stream) -> TestResult {
     const M: usize = 97;
     const N: usize = 131;

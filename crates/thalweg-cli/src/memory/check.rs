@@ -20,7 +20,7 @@ Example:
 #[command(override_usage = "thalweg memory check [OPTIONS] <SNAPSHOT>...")]
 #[command(group = ArgGroup::new("limits").required(true).multiple(true))]
 pub struct CheckArgs {
-    /// What _dump_snapshot wrote, of one rank or several
+    /// Files that _dump_snapshot wrote, of one rank or several
     #[arg(required = true, value_name = "SNAPSHOT")]
     snapshots: Vec<PathBuf>,
     /// The most that may be reserved at once: 20GiB
@@ -74,7 +74,7 @@ fn figures(summary: &Summary) -> String {
 }
 
 impl CheckArgs {
-    /// What each limit that is passed has to say.
+    /// Returns what each limit that is passed has to say.
     fn passed(&self, summary: &Summary) -> Vec<String> {
         let mut passed = Vec::new();
         if let Some(limit) = self.max_reserved

@@ -98,7 +98,7 @@ fn growth<K>(name: &'static str, groups: &[Growth<K>], top: usize, text: impl Fn
     table
 }
 
-/// What changed most, in either direction; what grew is first.
+/// Returns what changed most, in either direction; what grew is first.
 fn chosen<K>(groups: &[Growth<K>], top: usize) -> Vec<&Growth<K>> {
     let mut chosen: Vec<_> = groups.iter().collect();
     chosen.sort_by_key(|group| std::cmp::Reverse(group.change_bytes().unsigned_abs()));

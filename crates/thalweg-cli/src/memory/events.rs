@@ -22,7 +22,7 @@ Examples:
   thalweg memory events snapshot.pickle --find oom --stacks
   thalweg memory events snapshot.pickle --find model.py --from 5000 --count 100")]
 pub struct EventsArgs {
-    /// What _dump_snapshot wrote
+    /// A file that _dump_snapshot wrote
     snapshot: PathBuf,
     /// Which device [default: the first]
     #[arg(long, value_name = "N")]
@@ -50,7 +50,7 @@ pub struct EventsArgs {
 Example:
   thalweg memory at snapshot.pickle 0x7f3e2a000000")]
 pub struct AtArgs {
-    /// What _dump_snapshot wrote
+    /// A file that _dump_snapshot wrote
     snapshot: PathBuf,
     /// An address of the device, such as 0x7f3e2a000000
     #[arg(value_parser = parse_address)]
@@ -98,12 +98,12 @@ pub fn run(arguments: &EventsArgs) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// A snapshot, and its name for people.
+/// Returns a snapshot, and its name for people.
 fn read(path: &Path) -> Result<(std::path::Display<'_>, Recording), Failure> {
     Ok((path.display(), files::read(path)?))
 }
 
-/// The device that is meant: the only one, or the first if nobody says.
+/// Returns the device that is meant: the only one, or the first if nobody says.
 fn device(wanted: Option<usize>, recording: &Recording) -> Result<usize, Failure> {
     let devices = recording.devices();
     match wanted {
@@ -128,7 +128,7 @@ struct List<'r> {
 }
 
 impl List<'_> {
-    /// Whether an entry has a text in it, in small letters: its action, address, frames, or what was said beside it.
+    /// Returns whether an entry has a text in it, in small letters: its action, address, frames, or what was said beside it.
     fn matches(&self, entry: usize, event: &Event, remarks: &Remarks<'_>, wanted: &str) -> bool {
         let has = |text: &str| text.to_lowercase().contains(wanted);
         let frames = event.stack.into_iter().flat_map(|stack| self.recording.stack(stack));
@@ -208,7 +208,7 @@ impl List<'_> {
     }
 }
 
-/// The bytes and the address of an entry. Of a request that failed the address is what the device had left.
+/// Returns the bytes and the address of an entry. Of a request that failed the address is what the device had left.
 fn sizes(event: &Event) -> (String, String) {
     let address = match event.action {
         Action::Oom => format!("({} free)", size(event.address)),
@@ -218,7 +218,7 @@ fn sizes(event: &Event) -> (String, String) {
     (size(event.size_bytes), address)
 }
 
-/// What the program or the allocator said beside an entry.
+/// Returns what the program or the allocator said beside an entry.
 fn said(remarks: &Remarks<'_>) -> String {
     let compiled = remarks.compile_context.filter(|text| !matches!(*text, "" | "N/A"));
     let mut text = String::new();
@@ -234,7 +234,7 @@ fn said(remarks: &Remarks<'_>) -> String {
     text
 }
 
-/// The frames of a stack, innermost first.
+/// Prints the frames of a stack, innermost first.
 fn stack(output: &Output, recording: &Recording, stack: Option<StackId>) {
     for frame in stack.into_iter().flat_map(|stack| recording.stack(stack)) {
         output.line(
@@ -288,7 +288,7 @@ pub fn at(arguments: &AtArgs) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// In what an address is when the file was written.
+/// Prints in what an address is when the file was written.
 fn at_end(recording: &Recording, device: usize, address: u64) -> Option<String> {
     let within = |start: u64, bytes: u64| (start..start.saturating_add(bytes)).contains(&address);
     for (segment, mut blocks) in recording.segments(device) {

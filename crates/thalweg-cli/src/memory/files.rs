@@ -10,7 +10,7 @@ use thalweg::snapshot::Recording;
 use crate::Failure;
 use crate::progress::Progress;
 
-/// What every packed file begins with.
+/// The first bytes of every packed file.
 const GZIP_MAGIC: [u8; 2] = [0x1f, 0x8b];
 
 const BUFFER_BYTES: usize = 256 << 10;
@@ -47,7 +47,7 @@ pub fn read(path: &Path) -> Result<Recording, Failure> {
     Ok(recording)
 }
 
-/// The snapshots of several ranks, one by one, each with its path.
+/// Reads the snapshots of several ranks, one by one, each with its path.
 pub fn each(
     paths: &[PathBuf],
     mut act: impl FnMut(&str, &Recording) -> Result<(), Failure>,
@@ -74,7 +74,7 @@ impl Read for Counted {
     }
 }
 
-/// What a packed file holds, as long as that is in proportion to its size.
+/// The content of a packed file, as long as that is in proportion to its size.
 struct Unpacked {
     decoder: MultiGzDecoder<BufReader<Counted>>,
     bytes: u64,

@@ -19,7 +19,7 @@ use crate::output::Output;
 Example:
   thalweg memory flame snapshot.pickle > live.folded")]
 pub struct FlameArgs {
-    /// What _dump_snapshot wrote, of one rank or several
+    /// Files that _dump_snapshot wrote, of one rank or several
     #[arg(required = true, value_name = "SNAPSHOT")]
     snapshots: Vec<PathBuf>,
     /// When what is live is taken
@@ -41,7 +41,7 @@ pub fn run(arguments: &FlameArgs) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The live bytes by stack, each stack from its outermost frame to its innermost, in the order of their texts.
+/// Returns the live bytes by stack, each stack from its outermost frame to its innermost, in the order of their texts.
 fn folded(recording: &Recording, moment: &Moment) -> BTreeMap<String, u64> {
     let mut stacks = BTreeMap::new();
     for group in &moment.by_stack {
@@ -68,7 +68,7 @@ fn text(recording: &Recording, stack: Option<StackId>) -> String {
     frames.join(";")
 }
 
-/// A name without what separates frames.
+/// Returns a name without what separates frames.
 fn plain(name: &str) -> String {
     printable(name).replace(';', ",")
 }

@@ -23,7 +23,7 @@ use crate::Failure;
 /// Hard fragmentation of more than this share of what is reserved is pointed at.
 const NOTABLE: f64 = 0.05;
 
-/// What is known of GPUs, in bytes.
+/// Sizes of GPUs, in bytes.
 #[derive(Clone, Copy)]
 pub struct GpuBytes {
     /// The size of the one that the program ran on.
@@ -40,7 +40,7 @@ pub struct Pages<'c> {
 }
 
 impl<'c> Pages<'c> {
-    /// A page of these snapshots that shows nothing yet.
+    /// Creates a page of these snapshots that shows nothing yet.
     pub fn new(paths: &[PathBuf], categories: &'c Categories) -> Self {
         let model = PageModel {
             title: paths.iter().map(|path| path.to_string_lossy()).collect::<Vec<_>>().join(", "),
@@ -142,7 +142,7 @@ impl<T> Default for Names<T> {
 }
 
 impl<T: Copy + Eq + std::hash::Hash> Names<T> {
-    /// The number of a thing. Beyond 65 536 of them, what is new shares the last.
+    /// Returns the number of a thing. Beyond 65 536 of them, what is new shares the last.
     fn index(&mut self, thing: T, name: fn(T) -> String) -> u16 {
         *self.numbers.entry(thing).or_insert_with(|| {
             if self.names.len() <= usize::from(u16::MAX) {
@@ -165,7 +165,7 @@ fn stage_row(stage: Stage) -> StageRow {
     }
 }
 
-/// How the allocator was set when the file was written, as people write it.
+/// Returns how the allocator was set when the file was written, as people write it.
 pub fn recorded_settings(recording: &Recording) -> Vec<(String, String)> {
     let value = |value: &SettingValue| match value {
         SettingValue::None => "not set".to_owned(),
@@ -189,7 +189,7 @@ fn pool_name(id: (u64, u64)) -> String {
     if id == (0, 0) { "shared pool".into() } else { format!("private pool ({}, {})", id.0, id.1) }
 }
 
-/// An entry's number as a page has it. A file of four thousand million entries does not fit into any memory.
+/// Returns an entry's number as a page has it. A file of four thousand million entries does not fit into any memory.
 fn event(entry: Option<usize>) -> Option<u32> {
     entry.map(|entry| u32::try_from(entry).expect("a recording has fewer than 2^32 entries"))
 }

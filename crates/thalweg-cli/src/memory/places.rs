@@ -5,15 +5,15 @@ use std::collections::HashMap;
 use thalweg::memory_tools::analysis::{StackGroup, Telling, backward_node, telling};
 use thalweg::snapshot::{FrameId, FrameView, Recording, StackId};
 
-/// What is shown for blocks whose stack is not known.
+/// The text for blocks whose stack is not known.
 const UNKNOWN: &str = "(no stack recorded)";
 
-/// The place that tells most of a stack: `model.py:17 forward`.
+/// Returns the place that tells most of a stack: `model.py:17 forward`.
 pub fn place(recording: &Recording, stack: Option<StackId>) -> String {
     stack.map_or_else(|| UNKNOWN.into(), |stack| place_of(recording.stack(stack)))
 }
 
-/// The same of its frames, innermost first.
+/// Returns the place for a block's frames, innermost first.
 pub fn place_of<'r>(frames: impl Iterator<Item = FrameView<'r>>) -> String {
     telling(frames).map_or_else(|| UNKNOWN.into(), frame_text)
 }
@@ -40,7 +40,7 @@ pub struct AllocationSite {
     pub bytes: u64,
 }
 
-/// Live blocks by place, the most bytes first. Several stacks can lead through one place.
+/// Returns live blocks by place, the most bytes first. Several stacks can lead through one place.
 pub fn by_place(recording: &Recording, by_stack: &[StackGroup]) -> Vec<AllocationSite> {
     let mut telling = Telling::of(recording);
     // Many stacks lead through one frame, and several frames can have one name.
@@ -64,7 +64,7 @@ pub fn by_place(recording: &Recording, by_stack: &[StackGroup]) -> Vec<Allocatio
     places
 }
 
-/// A text out of a file, with nothing in it that a terminal would obey: control characters are written as `\u{1b}`.
+/// Returns a text out of a file, with nothing in it that a terminal would obey: control characters are written as `\u{1b}`.
 pub fn printable(text: &str) -> String {
     let obeys = |character: char| {
         // Those that change the direction of writing, or are not seen, too.

@@ -56,10 +56,10 @@ pub struct ReplayArgs {
     search: bool,
 }
 
-/// What is replayed, and under which settings.
+/// The recordings to replay, and the settings to replay them under.
 #[derive(Args)]
 pub struct WhatIf {
-    /// What _dump_snapshot wrote, of one rank or several
+    /// Files that _dump_snapshot wrote, of one rank or several
     #[arg(required = true, value_name = "SNAPSHOT")]
     pub snapshots: Vec<PathBuf>,
     /// Settings to try, as in PYTORCH_CUDA_ALLOC_CONF; may be repeated [default: those of the recording]
@@ -117,7 +117,7 @@ impl WhatIf {
         Ok(settings)
     }
 
-    /// The settings for one recording, the first of which the others are compared with.
+    /// Returns the settings for one recording, the first of which the others are compared with.
     fn confs_for(&self, recorded: &str, search: bool) -> Vec<String> {
         let mut confs = self.conf.clone();
         if confs.is_empty() {
@@ -174,14 +174,14 @@ pub fn run(arguments: &ReplayArgs) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// What is known of one setting.
+/// The results of one setting.
 struct Trial {
     conf: String,
     /// The forecast; or why there is none.
     forecast: Result<Forecast, &'static str>,
 }
 
-/// What each setting comes to for one device.
+/// Returns what each setting comes to for one device.
 fn trials(
     question: &WhatIf,
     path: &str,
@@ -222,7 +222,7 @@ fn trials(
     Ok(trials)
 }
 
-/// The smallest GPU that would have been enough under the settings of the recording; `None` where that is not known.
+/// Returns the smallest GPU that would have been enough under the settings of the recording; `None` where that is not known.
 pub fn least_gpu(
     question: &WhatIf,
     path: &str,
@@ -237,7 +237,7 @@ pub fn least_gpu(
     Ok(trials.into_iter().find_map(|trial| trial.forecast.ok()?.fits_from_bytes))
 }
 
-/// The curves of what the settings of `question` would have reserved, for a page.
+/// Returns the curves of what the settings of `question` would have reserved, for a page.
 pub fn curves(
     question: &WhatIf,
     path: &str,
@@ -350,7 +350,7 @@ fn describe(question: &WhatIf, path: &str, device: usize, trial: &Trial) -> Valu
     object
 }
 
-/// What is printed of one device.
+/// The output for one device.
 struct Report<'r> {
     question: &'r WhatIf,
     trials: &'r [Trial],

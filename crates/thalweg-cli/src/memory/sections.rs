@@ -1,4 +1,5 @@
-//! What `show` says beside the two moments: how the allocator was set, what each stage had, what the memory was for.
+//! The sections of `show` beside the two moments: the allocator's settings, the memory of each stage, the categories of
+//! memory.
 
 use serde_json::{Value, json};
 use thalweg::memory_tools::analysis::{Categories, Moment, Stage, stages};
@@ -10,7 +11,7 @@ use super::size::{count, share, size};
 use super::table::Table;
 use crate::output::Output;
 
-/// The settings that the file says, in one line; those that change nothing are left out.
+/// Returns the settings that the file says, in one line; those that change nothing are left out.
 pub fn settings(recording: &Recording) -> Option<String> {
     let set: Vec<String> = recorded_settings(recording)
         .into_iter()
@@ -24,7 +25,7 @@ pub fn settings(recording: &Recording) -> Option<String> {
     }
 }
 
-/// Whether a setting is what it is if nobody sets it.
+/// Returns whether a setting is what it is if nobody sets it.
 fn is_default(name: &str, value: &str) -> bool {
     let is_nothing = |value: &str| matches!(value, "not set" | "" | "False" | "0" | "0.0" | "-1");
     // A table has a figure for each size: none of them is set if all are nothing.
@@ -34,7 +35,7 @@ fn is_default(name: &str, value: &str) -> bool {
         || is_nothing(value)
 }
 
-/// The stages that the program marked, as a table.
+/// Prints the stages that the program marked, as a table.
 pub fn print_stages(output: &Output, recording: &Recording, device: usize, top: usize) {
     let stages = stages(recording, device);
     if stages.is_empty() {
@@ -64,7 +65,7 @@ pub fn category(rule: &str) -> Result<(String, String), &'static str> {
     parts.map(|(name, text)| (name.to_owned(), text.to_owned())).ok_or("write NAME=TEXT")
 }
 
-/// The live bytes of a moment by category: its name, blocks and bytes, the most first.
+/// Returns the live bytes of a moment by category: its name, blocks and bytes, the most first.
 pub fn by_category<'c>(
     recording: &Recording,
     moment: &Moment,
@@ -86,7 +87,7 @@ pub fn by_category<'c>(
     rows
 }
 
-/// The table of categories.
+/// Returns the table of categories.
 pub fn category_table(rows: &[(&str, usize, u64)], live_bytes: u64) -> Table {
     let mut table = Table::new(&["bytes", "share", "blocks", "live by category"], 3);
     for (name, blocks, bytes) in rows {
@@ -95,7 +96,7 @@ pub fn category_table(rows: &[(&str, usize, u64)], live_bytes: u64) -> Table {
     table
 }
 
-/// The same for scripts.
+/// Returns the stages for scripts.
 pub fn json_stages(recording: &Recording, device: usize) -> Vec<Value> {
     let stage = |stage: Stage| {
         json!({

@@ -1,4 +1,4 @@
-//! What there is to say of a request that failed for want of memory, for `show` and for the page.
+//! The account of a request that failed for lack of memory, for `show` and for the page.
 
 use thalweg::memory_tools::analysis::OutOfMemoryEntry;
 use thalweg::snapshot::{Recording, StackId};
@@ -6,13 +6,13 @@ use thalweg::snapshot::{Recording, StackId};
 use super::places::{by_place, place};
 use super::size::size;
 
-/// Who asked for how much, and what the device had left.
+/// Returns who asked for how much, and what the device had left.
 pub fn in_short(recording: &Recording, requested: u64, stack: Option<StackId>, device_free: u64) -> String {
     format!("{}; {}", asked(recording, requested, stack), left(device_free))
 }
 
-/// All that is known of it, in sentences. `GPU` is the size of the GPU, `least_gpu` the smallest that would have been enough, in
-/// bytes, where they are known.
+/// Returns all that is known of it, in sentences. `GPU` is the size of the GPU, `least_gpu` the smallest that would have been
+/// enough, in bytes, where they are known.
 pub fn in_full(
     recording: &Recording,
     failure: &OutOfMemoryEntry,

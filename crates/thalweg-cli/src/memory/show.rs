@@ -31,7 +31,7 @@ pub struct ShowArgs {
     /// How many sizes and places are shown
     #[arg(long, value_name = "N", default_value_t = 8)]
     top: usize,
-    /// What was allocated with TEXT in a frame (file:line function) is NAME's; may be repeated
+    /// Counts memory that was allocated with TEXT in a frame (file:line function) as NAME; may be repeated
     #[arg(long, value_name = "NAME=TEXT", value_parser = sections::category)]
     category: Vec<(String, String)>,
 }
@@ -95,7 +95,7 @@ pub fn run(arguments: &ShowArgs) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// What is printed of one device.
+/// The output for one device.
 struct Page<'p> {
     output: &'p Output,
     recording: &'p Recording,
@@ -285,7 +285,7 @@ impl Page<'_> {
     }
 }
 
-/// What of a file does not fit together, or was not understood, in sentences.
+/// Returns what of a file does not fit together, or was not understood, in sentences.
 pub fn doubts(recording: &Recording, summary: &Summary, gpu: Option<u64>) -> Vec<String> {
     let Doubts { gap, leaves_out_ends, misplaced_blocks, excess_bytes } = summary.doubts;
     let mut doubts = Vec::new();

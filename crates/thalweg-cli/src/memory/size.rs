@@ -1,6 +1,6 @@
 //! Sizes, shares and counts, as people write them.
 
-/// A size with three significant digits or more: `8.76 GiB`.
+/// Returns a size with three significant digits or more: `8.76 GiB`.
 pub fn size(bytes: u64) -> String {
     const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
     if bytes < 1024 {
@@ -17,18 +17,18 @@ pub fn size(bytes: u64) -> String {
     format!("{value:.digits$} {}", UNITS[unit])
 }
 
-/// A difference of sizes, with its sign.
+/// Returns a difference of sizes, with its sign.
 pub fn change(bytes: i128) -> String {
     let sign = if bytes < 0 { "-" } else { "+" };
     format!("{sign}{}", size(u64::try_from(bytes.unsigned_abs()).unwrap_or(u64::MAX)))
 }
 
-/// A part of a whole, in percent.
+/// Returns a part of a whole, in percent.
 pub fn share(part: u64, whole: u64) -> String {
     if whole == 0 { "-".into() } else { format!("{:.1} %", 100.0 * part as f64 / whole as f64) }
 }
 
-/// A number with its thousands apart: `1,234`.
+/// Returns a number with its thousands apart: `1,234`.
 pub fn count(number: u64) -> String {
     let digits = number.to_string();
     let mut out = String::new();

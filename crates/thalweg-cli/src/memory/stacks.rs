@@ -13,7 +13,7 @@ use thalweg::snapshot::{FrameId, Recording, StackId};
 /// So many frames the stacks of a page have together, some ten megabytes, and beyond that one each.
 const MOST_FRAMES: usize = 4 << 20;
 
-/// What the stacks of several recordings have in common on one page.
+/// The table of stacks that several recordings share on one page.
 #[derive(Default)]
 pub struct PageStacks {
     frames: HashMap<StackFrame, u32>,
@@ -29,7 +29,7 @@ pub struct DeviceStacks {
 }
 
 impl DeviceStacks {
-    /// The number on the page and the category of a stack; `None` of one that says nothing.
+    /// Returns the number on the page and the category of a stack; `None` of one that says nothing.
     pub fn get(&self, stack: Option<StackId>) -> Option<(u32, u16)> {
         self.numbers.get(&stack?).copied()
     }
@@ -111,7 +111,7 @@ mod tests {
 
     use super::*;
 
-    /// 100 stacks of 20 frames: two of PyTorch, one of the user's own, and the rest.
+    /// Returns 100 stacks of 20 frames: two of PyTorch, one of the user's own, and the rest.
     fn recording() -> Recording {
         let frame = |file: &str, line| Frame { filename: file.into(), line, name: "f".into() };
         let entries = (0..100_u32).map(|number| {

@@ -28,7 +28,7 @@ impl Table {
         self.rows.is_empty()
     }
 
-    /// The lines, at most `width` wide where that can be, each behind `indent` spaces.
+    /// Returns the lines, at most `width` wide where that can be, each behind `indent` spaces.
     pub fn render(&self, width: usize, indent: usize) -> String {
         let widest = |column: usize| {
             let cells = self.rows.iter().map(|row| row[column].chars().count());
@@ -74,7 +74,7 @@ impl Table {
     }
 }
 
-/// A text in pieces of at most `width` characters, cut behind a sign that separates where there is one.
+/// Returns a text in pieces of at most `width` characters, cut behind a sign that separates where there is one.
 fn pieces(text: &str, width: usize) -> Vec<String> {
     let mut pieces = Vec::new();
     let mut rest: Vec<char> = text.chars().collect();

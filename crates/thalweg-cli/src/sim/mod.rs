@@ -72,7 +72,7 @@ pub struct SimArgs {
 }
 
 impl SimArgs {
-    /// The program and its arguments, to be shown.
+    /// Returns the program and its arguments, to be shown.
     fn program(&self) -> String {
         self.program.iter().map(|word| word.to_string_lossy()).collect::<Vec<_>>().join(" ")
     }
@@ -111,9 +111,9 @@ pub fn run(arguments: &SimArgs) -> ExitCode {
     if runs.failures.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// What a seed that failed left behind.
+/// The report of a seed that failed.
 struct SeedFailure {
-    /// What the sanitizer found, as it reads.
+    /// The findings of the sanitizer, as text.
     findings: Vec<String>,
     /// How the program ended, if not with status 0.
     status: Option<String>,
@@ -124,13 +124,13 @@ struct SeedFailure {
 }
 
 impl SeedFailure {
-    /// What a second run of the seed must show too.
+    /// Returns what a second run of the seed must show too.
     fn essence(&self) -> (usize, &Option<String>) {
         (self.findings.len(), &self.status)
     }
 }
 
-/// What became of a seed.
+/// The result of a seed.
 enum Ended {
     /// Well, but for races that are possible and no more.
     Well(Vec<String>),
@@ -139,7 +139,7 @@ enum Ended {
     Failed(SeedFailure),
 }
 
-/// What became of all seeds.
+/// The results of all seeds.
 struct Runs {
     count: u64,
     failures: BTreeMap<u64, SeedFailure>,
@@ -293,8 +293,8 @@ fn wait(mut child: Child, limit: Duration) -> std::io::Result<(Option<ExitStatus
     Ok((status, reader.join().unwrap_or_default()))
 }
 
-/// Whether the program ended by itself, with an error that it reported: what is expected of it under a fault. A panic (whose
-/// status is 101 in Rust) and a signal are not.
+/// Returns whether the program ended by itself, with an error that it reported: what is expected of it under a fault. A panic
+/// (whose status is 101 in Rust) and a signal are not.
 fn reported_an_error(status: ExitStatus) -> bool {
     const PANIC: i32 = 101;
     status.code().is_some_and(|code| code != PANIC)

@@ -67,7 +67,7 @@ fn unknown_examples_are_explained() {
     assert!(text(&output.stderr).contains(complaint), "{}", text(&output.stderr));
 }
 
-/// Without the numbers of lines and streams, which change with every edit of the examples.
+/// Returns the text without the numbers of lines and streams, which change with every edit of the examples.
 fn without_numbers(text: &str) -> String {
     let mut out = String::new();
     let mut rest = text;

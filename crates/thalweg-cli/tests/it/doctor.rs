@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use crate::{scratch, text, thalweg};
 
-/// The lines of `--json`, and the exit status.
+/// Returns the lines of `--json`, and the exit status.
 fn findings(variables: &[(&str, &str)]) -> (Vec<Value>, Option<i32>) {
     let output = thalweg(&["doctor", "--json"], variables);
     let lines = text(&output.stdout);
@@ -90,7 +90,7 @@ fn a_simulator_that_cannot_be_made_is_a_failure_and_no_crash() {
     assert_eq!(member(line.expect("the simulator has a line"), "state"), "failed");
 }
 
-/// The line about the cache folder, and the exit status.
+/// Returns the line about the cache folder, and the exit status.
 fn with_cache(folder: &Path) -> (Value, Option<i32>) {
     let (lines, status) = findings(&[("THALWEG_CACHE_DIR", folder.to_str().expect("a path in UTF-8"))]);
     (find(&lines, "kernel_cache").clone(), status)
@@ -156,7 +156,7 @@ fn precompiled_kernels_are_counted_and_a_wrong_folder_is_reported() {
     std::fs::remove_dir_all(&folder).expect("clean up");
 }
 
-/// What a bundle's kernels are made of.
+/// The kernels that a bundle is made of.
 #[test]
 fn kernels_that_a_run_loads_are_recorded_as_cuda_c() {
     let folder = scratch("record");

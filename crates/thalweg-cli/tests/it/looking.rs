@@ -52,7 +52,7 @@ fn snapshot() -> Snapshot {
     }
 }
 
-/// What subcommands print of it.
+/// The subcommands that print parts of it.
 struct Asked(std::path::PathBuf);
 
 impl Asked {
@@ -179,7 +179,8 @@ impl Drop for Asked {
     }
 }
 
-/// What the driver's own allocator reserves for private pools nobody knows: then there is no figure, and no recommendation.
+/// The memory that the driver's own allocator reserves for private pools is not known: there is no figure, and no
+/// recommendation.
 #[test]
 fn of_the_drivers_allocator_with_private_pools_there_is_no_figure() {
     let mut shared = snapshot();

@@ -12,13 +12,13 @@ mod usage;
 use std::path::PathBuf;
 use std::process::{Command, Output};
 
-/// The program: where Cargo says at run time (a bundle says so too), else where it was built.
+/// Returns the program: where Cargo says at run time (a bundle says so too), else where it was built.
 fn program() -> PathBuf {
     std::env::var_os("CARGO_BIN_EXE_thalweg")
         .map_or_else(|| PathBuf::from(env!("CARGO_BIN_EXE_thalweg")), PathBuf::from)
 }
 
-/// The program in an environment of its own: of the caller's, only what finds the GPU.
+/// Returns the program in an environment of its own: of the caller's, only what finds the GPU.
 fn thalweg(arguments: &[&str], variables: &[(&str, &str)]) -> Output {
     let mut command = Command::new(program());
     command.args(arguments).env_clear();
@@ -33,7 +33,7 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8(bytes.to_vec()).expect("the program writes UTF-8")
 }
 
-/// A folder of this test process that does not exist yet.
+/// Returns a folder of this test process that does not exist yet.
 fn scratch(name: &str) -> PathBuf {
     let folder = std::env::temp_dir().join(format!("thalweg-cli-{name}-{}", std::process::id()));
     let _ = std::fs::remove_dir_all(&folder);

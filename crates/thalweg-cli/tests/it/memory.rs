@@ -23,7 +23,7 @@ fn trace(name: &str) -> String {
     format!("{name}.pickle.gz")
 }
 
-/// What a subcommand prints on a terminal of so many columns, and its status.
+/// Returns what a subcommand prints on a terminal of so many columns, and its status.
 fn run(arguments: &[&str], columns: usize) -> (String, String, Option<i32>) {
     let mut command = Command::new(program());
     command.arg("memory").args(arguments).current_dir(DATA).env_clear().env("COLUMNS", columns.to_string());
@@ -64,7 +64,7 @@ fn what_is_printed_lines_up() {
     }
 }
 
-/// PyTorch's own figures, by column.
+/// Returns PyTorch's own figures, by column.
 fn truth() -> Vec<BTreeMap<String, String>> {
     let table = fs::read_to_string(format!("{DATA}/truth.tsv")).expect("the figures are in the repository");
     let mut lines = table.lines().map(|line| line.split('\t').map(str::to_owned));
@@ -72,7 +72,7 @@ fn truth() -> Vec<BTreeMap<String, String>> {
     lines.map(|values| names.iter().cloned().zip(values).collect()).collect()
 }
 
-/// The settings of a row: those that its name stands for, and its memory limit.
+/// Returns the settings of a row: those that its name stands for, and its memory limit.
 fn settings_of(row: &BTreeMap<String, String>) -> String {
     let conf = match row["conf"].as_str() {
         "default" | "limit" => "",
@@ -203,7 +203,7 @@ fn several_ranks_are_told_apart() {
     assert_eq!([&ranks[0]["snapshot"], &ranks[1]["snapshot"]], [&json!(gpt), &json!(fsdp)]);
 }
 
-/// The number behind a name in JSON text.
+/// Returns the number behind a name in JSON text.
 fn number(json: &str, name: &str) -> u64 {
     let rest = json.split_once(&format!("\"{name}\":")).unwrap_or_else(|| panic!("no {name} in {json}")).1;
     let end = rest.find(|character: char| !character.is_ascii_digit()).unwrap_or(rest.len());
@@ -240,7 +240,7 @@ fn the_page_shows_the_figures_of_the_command() {
     assert_eq!(status, Some(2));
 }
 
-/// The same on a machine of so much address space.
+/// Runs the command on a machine of so much address space.
 fn run_within(mebibytes: u64, arguments: &[&str]) -> (String, String, Option<i32>) {
     let mut command = Command::new("sh");
     let limited = format!("ulimit -v {}; exec \"$0\" memory \"$@\"", mebibytes << 10);
@@ -249,7 +249,7 @@ fn run_within(mebibytes: u64, arguments: &[&str]) -> (String, String, Option<i32
     (text(&output.stdout), text(&output.stderr), output.status.code())
 }
 
-/// So much was packed, all of it the same.
+/// Returns a packed file of so many equal bytes.
 fn packed(head: &[u8], byte: u8, mebibytes: usize) -> Vec<u8> {
     let mut packed = GzEncoder::new(Vec::new(), Compression::best());
     packed.write_all(head).expect("a vector takes it");

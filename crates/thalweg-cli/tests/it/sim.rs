@@ -11,7 +11,7 @@ use crate::{text, thalweg};
 
 const CHILD: &str = "THALWEG_TEST_CHILD";
 
-/// What the command runs: without the variable, a test that has nothing to do.
+/// The program that the command runs: without the variable, a test that has nothing to do.
 #[test]
 fn child() {
     let Ok(kind) = std::env::var(CHILD) else { return };

@@ -82,7 +82,7 @@ fn help_and_version_go_to_standard_output() {
     }
 }
 
-/// What the help shows is parsed by what printed it, up to files that are not there.
+/// The examples of the help are parsed by the program that printed it, up to files that are not there.
 #[test]
 fn the_help_has_examples_that_are_right_and_fits_the_width() {
     let folder = scratch("examples");

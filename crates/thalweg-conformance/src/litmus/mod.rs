@@ -113,12 +113,12 @@ impl fmt::Display for Observed {
     }
 }
 
-/// What a host thread does next.
+/// The next action of a host thread.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum HostStep {
     /// A kernel that sets a cell, after a random while.
     Write(Stream, Cell, u32),
-    /// The same after a long while: where the race would otherwise almost never be lost.
+    /// A kernel that sets a cell after a long while: where the race would otherwise almost never be lost.
     WriteLate(Stream, Cell, u32),
     /// A kernel that adds to a cell, without an atomic.
     Add(Stream, Cell, u32),
@@ -179,27 +179,27 @@ pub struct LitmusProgram {
     pub name: &'static str,
     /// The rule that it probes, and why the allowed outcomes are those.
     pub about: &'static str,
-    /// What each host thread does.
+    /// The steps of each host thread.
     pub threads: &'static [&'static [HostStep]],
-    /// What is read at the end.
+    /// The words that are read at the end.
     pub observed: &'static [Observed],
     /// The values that the observed places may have.
     pub allowed: &'static [&'static [u32]],
 }
 
 impl LitmusProgram {
-    /// Whether more than one outcome is allowed.
+    /// Returns whether more than one outcome is allowed.
     pub const fn is_racy(&self) -> bool {
         self.allowed.len() > 1
     }
 
-    /// Whether the outcome is allowed.
+    /// Returns whether the outcome is allowed.
     pub fn allows(&self, outcome: &[u32]) -> bool {
         self.allowed.contains(&outcome)
     }
 }
 
-/// What repeated runs of a program showed.
+/// The observations of repeated runs of a program.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Observation {
     /// The program.
@@ -209,12 +209,12 @@ pub struct Observation {
 }
 
 impl Observation {
-    /// Whether everything that was seen is allowed.
+    /// Returns whether everything that was seen is allowed.
     pub fn is_allowed(&self) -> bool {
         self.counts.keys().all(|outcome| self.program.allows(outcome))
     }
 
-    /// What was seen and is not allowed.
+    /// Returns what was seen and is not allowed.
     pub fn forbidden(&self) -> impl Iterator<Item = (&Vec<u32>, u64)> {
         self.counts
             .iter()
@@ -222,12 +222,12 @@ impl Observation {
             .map(|(outcome, &count)| (outcome, count))
     }
 
-    /// How often the program ran.
+    /// Returns how often the program ran.
     pub fn repetitions(&self) -> u64 {
         self.counts.values().sum()
     }
 
-    /// Every allowed outcome with its count, 0 included, then what was seen and is not allowed.
+    /// Returns every allowed outcome with its count, 0 included, then what was seen and is not allowed.
     fn rows(&self) -> Vec<(Vec<u32>, u64, bool)> {
         let allowed = self.program.allowed.iter().map(|outcome| {
             let count = self.counts.get(*outcome).copied().unwrap_or(0);
@@ -237,7 +237,7 @@ impl Observation {
         allowed.chain(forbidden).collect()
     }
 
-    /// One JSON object on one line.
+    /// Returns one JSON object on one line.
     pub fn to_json(&self, device: &str) -> String {
         let outcomes = self
             .rows()

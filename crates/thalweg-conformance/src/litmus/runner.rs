@@ -74,7 +74,7 @@ impl Random {
         Self(None)
     }
 
-    /// For another thread.
+    /// Returns the state for another thread.
     fn fork(&mut self) -> Self {
         match &mut self.0 {
             Some(random) => Self::new(random.next(), 0),
@@ -86,7 +86,7 @@ impl Random {
         self.0.as_mut().map_or(0, |random| (random.next() % limit) as u32)
     }
 
-    /// Mostly nothing, sometimes a little, sometimes more than a launch takes.
+    /// Draws a delay: mostly nothing, sometimes a little, sometimes more than a launch takes.
     fn delay_us(&mut self) -> u32 {
         match self.below(4) {
             0 | 1 => 0,
@@ -123,7 +123,7 @@ impl Drop for Machine<'_> {
     }
 }
 
-/// What lives for one repetition.
+/// The objects of one repetition.
 struct Repetition {
     events: [EventHandle; 2],
     graphs: Mutex<[Option<GraphExecHandle>; 2]>,
@@ -155,7 +155,7 @@ impl<'f> Machine<'f> {
         &*self.fixture.driver
     }
 
-    /// One run; `begin` is called when all is prepared.
+    /// Makes one run; `begin` is called when all is prepared.
     fn run_once(
         &self,
         program: &LitmusProgram,
@@ -236,7 +236,7 @@ impl<'f> Machine<'f> {
         })
     }
 
-    /// The threads of the program as host threads of a controlled simulator.
+    /// Runs the threads of the program as host threads of a controlled simulator.
     fn run_seated(
         &self,
         driver: &Arc<SimDriver>,
@@ -346,7 +346,7 @@ impl<'f> Machine<'f> {
         }
     }
 
-    /// The steps that put work on a stream.
+    /// Submits the steps that put work on a stream.
     fn submit(&self, step: HostStep, random: &mut Random) -> Result<()> {
         let driver = self.driver();
         let label = Label::here("litmus");

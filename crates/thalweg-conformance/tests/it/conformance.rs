@@ -9,7 +9,7 @@ use thalweg_sim::{SimConfig, SimDriver};
 /// The environment variable that asks for tests on a GPU: its value is then `cuda`.
 pub(super) const TEST_DEVICE: &str = "THALWEG_TEST_DEVICE";
 
-/// The GPU, where the environment asks for it.
+/// Returns the GPU, where the environment asks for it.
 pub(super) fn gpu() -> Option<Arc<dyn Driver>> {
     if std::env::var(TEST_DEVICE).as_deref() != Ok("cuda") {
         println!("skipped: {TEST_DEVICE} is not `cuda`");

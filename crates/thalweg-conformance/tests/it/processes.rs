@@ -13,7 +13,7 @@ use thalweg_driver::{
 
 use super::conformance::gpu;
 
-/// What the other process is told: the kind of device, the number of this process and of its descriptor, and an IPC handle.
+/// The message to the other process: the kind of device, the number of this process and of its descriptor, and an IPC handle.
 const SHARED: &str = "THALWEG_TEST_SHARED_MEMORY";
 
 fn page_bytes(driver: &dyn Driver) -> u64 {

@@ -129,7 +129,7 @@ struct Layout {
 }
 
 impl Layout {
-    /// The transpose of a row-major operand of `rows` × `columns`.
+    /// Creates the transpose of a row-major operand of `rows` × `columns`.
     fn new(matrix: &Matrix, rows: u64, columns: u64) -> Self {
         // As it is stored: a transposed operand has its numbers of rows and columns swapped.
         let (rows, columns) = if matrix.transposed { (columns, rows) } else { (rows, columns) };
@@ -163,7 +163,7 @@ struct Key {
 }
 
 impl Key {
-    /// The key of a call whose shapes make sense.
+    /// Creates the key of a call whose shapes make sense.
     fn new(device: u32, call: &MatmulCall) -> Result<Self, String> {
         let (m, n, k) = (call.m, call.n, call.k);
         let (a, b) = (Layout::new(&call.b, k, n), Layout::new(&call.a, m, k));
@@ -248,7 +248,7 @@ impl BlasLt {
         Ok(Self { api: Arc::new(Api { table, status_name }), handles, plans: RwLock::default() })
     }
 
-    /// The library's handle for a device whose context is current.
+    /// Returns the library's handle for a device whose context is current.
     fn handle(&self, device: u32) -> Result<usize> {
         let slot = &self.handles[device as usize];
         if let Some(handle) = slot.get() {
@@ -313,7 +313,7 @@ impl BlasLt {
         Ok(owned)
     }
 
-    /// The plan for a key; made at the first call.
+    /// Returns the plan for a key; made at the first call.
     fn plan(&self, key: Key, detail: impl Fn() -> String) -> Result<Arc<Plan>> {
         if let Some(plan) = self.plans.read().unwrap_or_else(PoisonError::into_inner).get(&key) {
             return Ok(Arc::clone(plan));
@@ -427,7 +427,7 @@ impl BlasLt {
 }
 
 impl CudaDriver {
-    /// cuBLASLt, or why there is none. Loaded at the first call.
+    /// Returns cuBLASLt, or why there is none. Loaded at the first call.
     pub(super) fn blas_lt(&self) -> Result<&BlasLt> {
         let loaded = self.blas.get_or_init(|| BlasLt::load(&self.environment, self.devices.len()));
         loaded.as_ref().map_err(Error::clone)
@@ -470,7 +470,7 @@ mod tests {
         }
     }
 
-    /// What the library computes from a key: column-major products of the operands it is given.
+    /// Returns what the library computes from a key: column-major products of the operands it is given.
     fn column_major(key: &Key, m: u64, n: u64, k: u64, a: &[i64], b: &[i64]) -> Vec<i64> {
         let at = |layout: &Layout, data: &[i64], row: u64, column: u64| {
             let (row, column) = if layout.transposed { (column, row) } else { (row, column) };

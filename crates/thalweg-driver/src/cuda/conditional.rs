@@ -37,10 +37,10 @@ pub(super) struct Condition {
     is_used: Mutex<bool>,
 }
 
-/// What belongs to roots.
+/// The families by root.
 pub(super) type Families = Mutex<FxHashMap<GraphHandle, Family>>;
 
-/// What belongs to a root.
+/// The bodies and conditions that belong to a root.
 pub(super) struct Family {
     /// While a capture builds the root: its number, and the stream through which it is known.
     builder: Option<(u64, StreamHandle)>,
@@ -94,7 +94,7 @@ const PTX: &str = concat!(
     setter!("thalweg_condition_u32", "ld.global.u32"),
 );
 
-/// What a driver of this version has.
+/// Returns what a driver of this version has.
 pub(super) fn support(version: Version) -> ConditionalSupport {
     ConditionalSupport {
         if_and_while: version >= Version { major: 12, minor: 4 },
@@ -120,7 +120,8 @@ impl CudaDriver {
         Err(Error::new(Code::NotSupported, call, detail))
     }
 
-    /// The graph that the stream captures into, its root, the stream's device, and what its next command would depend on.
+    /// Returns the graph that the stream captures into, its root, the stream's device, and what its next command would depend
+    /// on.
     fn captured_graph(&self, stream: StreamHandle, call: &'static str) -> Result<Captured> {
         let info = self.stream_capture_info(stream)?;
         let graph = match (info.status, info.graph) {
@@ -215,7 +216,7 @@ impl CudaDriver {
         self.launch(stream, &launch)
     }
 
-    /// The kernel that sets a condition of the device.
+    /// Returns the kernel that sets a condition of the device.
     fn setter(&self, device: u32, format: ConditionFormat) -> Result<FunctionHandle> {
         let setters = &self.device(device)?.setters;
         let functions = match setters.get() {
@@ -366,7 +367,7 @@ impl CudaDriver {
         self.body_is_captured(&stream, handle, body, &graph, &mut captures)
     }
 
-    /// The capture that builds a root with bodies, if one still does.
+    /// Returns the capture that builds a root with bodies, if one still does.
     pub(super) fn builder_of_root(
         &self,
         root: GraphHandle,
@@ -378,7 +379,7 @@ impl CudaDriver {
             .ok_or_else(|| Error::new(Code::InvalidHandle, call, "the graph that the body was in is gone"))
     }
 
-    /// The capture that built a graph has ended, well or not. What belonged to a graph that there is not.
+    /// Returns the capture that built a graph has ended, well or not. What belonged to a graph that there is not.
     pub(super) fn family_is_built(&self, graph: GraphHandle, is_well: bool) -> Option<Family> {
         let mut families = lock(&self.families);
         if !is_well {
@@ -390,13 +391,13 @@ impl CudaDriver {
         None
     }
 
-    /// The bodies and conditions of a root that is going.
+    /// Drops the bodies and conditions of a root that is going.
     pub(super) fn drop_family(&self, root: GraphHandle, call: &'static str) {
         let family = lock(&self.families).remove(&root);
         self.end_family(family, call);
     }
 
-    /// The handles of what belonged to a root end. Waits for the calls that use them.
+    /// Ends the handles of a family. Waits for the calls that use them.
     pub(super) fn end_family(&self, family: Option<Family>, call: &'static str) {
         let Some(Family { conditions, bodies, .. }) = family else { return };
         // Nobody else takes them away, so they are there.
@@ -408,7 +409,7 @@ impl CudaDriver {
         }
     }
 
-    /// The capture of a body of the root failed.
+    /// Notes that the capture of a body of the root failed.
     pub(super) fn body_failed(&self, root: GraphHandle) {
         if let Some(family) = lock(&self.families).get_mut(&root) {
             family.is_broken = true;
@@ -425,7 +426,7 @@ impl CudaDriver {
         Err(Error::new(Code::IllegalState, call, detail))
     }
 
-    /// Whether a body of the root is being captured.
+    /// Returns whether a body of the root is being captured.
     pub(super) fn is_family_under_construction(&self, root: GraphHandle, call: &'static str) -> bool {
         let bodies = lock(&self.families).get(&root).map(|family| family.bodies.clone()).unwrap_or_default();
         bodies

@@ -26,7 +26,7 @@ use crate::{Code, DeviceProperties, Error, PhysicalFlags, Result, StreamHandle, 
 /// The process that initialised CUDA.
 static INITIALISED: OnceLock<Process> = OnceLock::new();
 
-/// Whether CUDA can be used in this process: not in a child of one that had initialised it.
+/// Checks whether CUDA can be used in this process: not in a child of one that had initialised it.
 #[inline]
 pub(super) fn check_not_forked(call: &'static str) -> Result<()> {
     INITIALISED.get().map_or(Ok(()), |process| process.check(call, "CUDA"))
@@ -61,7 +61,7 @@ impl Cuda {
         Ok(cuda)
     }
 
-    /// `Ok` for success; otherwise an error that names the call, `detail` (what was asked for) and the driver's text.
+    /// Returns `Ok` for success, otherwise an error that names the call, `detail` (what was asked for) and the driver's text.
     #[inline]
     pub(super) fn check(&self, outcome: CallStatus, detail: impl FnOnce() -> String) -> Result<()> {
         if outcome.is_success() { Ok(()) } else { Err(self.error(outcome, &detail())) }
@@ -100,7 +100,7 @@ impl Cuda {
         }
     }
 
-    /// The calling thread's current context; null if there is none, or it cannot be had.
+    /// Returns the calling thread's current context; null if there is none, or it cannot be had.
     #[inline]
     fn current_context(&self) -> RawContext {
         let mut current = RawContext::default();
@@ -149,7 +149,7 @@ fn driver_version(library: &OpenLibrary) -> Result<u32> {
     }
 }
 
-/// How the table is filled: by name and version through `cuGetProcAddress`, else by symbol.
+/// Returns how the table is filled: by name and version through `cuGetProcAddress`, else by symbol.
 fn resolver(library: &OpenLibrary, installed: u32) -> impl FnMut(&EntryPoint) -> *const c_void {
     type Get = unsafe extern "C" fn(*const c_char, *mut *mut c_void, c_int, u64, *mut c_int) -> u32;
     // SAFETY: the signature that `cuda.h` declares for this symbol since CUDA 12.0.
@@ -210,7 +210,7 @@ impl Fault {
     }
 }
 
-/// What is known of a device's context.
+/// The context of a device, with what was asked of it.
 pub(super) struct Context {
     pub(super) raw: RawContext,
     /// The lowest and the greatest priority of a stream.
@@ -256,7 +256,7 @@ impl Device {
         Ok(device)
     }
 
-    /// Whether an attribute of an ability is there and set. Drivers older than the attribute do not know it.
+    /// Returns whether an attribute of an ability is there and set. Drivers older than the attribute do not know it.
     pub(super) fn is_able(&self, cuda: &Cuda, ability: sys::DeviceAttribute) -> bool {
         self.attribute(cuda, ability).is_ok_and(|value| value != 0)
     }
@@ -269,12 +269,12 @@ impl Device {
         Ok(value.max(0).unsigned_abs())
     }
 
-    /// The context, where there is one already.
+    /// Returns the context, where there is one already.
     pub(super) fn existing_context(&self) -> Option<&Context> {
         self.context.get()
     }
 
-    /// The context; made at the first call.
+    /// Returns the context; made at the first call.
     #[inline]
     pub(super) fn context(&self, cuda: &Cuda) -> Result<&Context> {
         match self.context.get() {
@@ -302,7 +302,7 @@ impl Device {
         Ok(self.context.get_or_init(|| Context { raw, priorities: (least, greatest) }))
     }
 
-    /// The page size of virtual memory; 0 where the device has none. Needs no context.
+    /// Returns the page size of virtual memory; 0 where the device has none. Needs no context.
     pub(super) fn granularity(&self, cuda: &Cuda) -> Result<u64> {
         if let Some(granularity) = self.granularity.get() {
             return Ok(*granularity);
@@ -331,7 +331,7 @@ impl Device {
         unsafe { self.make_context_current(cuda, self.context(cuda)?.raw) }
     }
 
-    /// The same with another context of this device.
+    /// Makes another context of this device current, as [`make_current`](Self::make_current) does the primary one.
     ///
     /// # Safety
     /// It lives.
@@ -350,8 +350,8 @@ impl Device {
         Ok(())
     }
 
-    /// The calling thread's current context, if it is one of this device and not the primary one. `None` before the primary
-    /// context is there.
+    /// Returns the calling thread's current context, if it is one of this device and not the primary one. `None` before the
+    /// primary context is there.
     #[inline]
     pub(super) fn green_context(&self, cuda: &Cuda) -> Option<RawContext> {
         let current = cuda.current_context();
@@ -359,7 +359,7 @@ impl Device {
         if is_other { self.own(cuda, current) } else { None }
     }
 
-    /// The context, which is the thread's current one, if it is of this device.
+    /// Returns the context, which is the thread's current one, if it is of this device.
     #[cold]
     fn own(&self, cuda: &Cuda, current: RawContext) -> Option<RawContext> {
         let mut device: RawDevice = -1;
@@ -368,7 +368,7 @@ impl Device {
         (outcome.is_success() && device == self.raw).then_some(current)
     }
 
-    /// The text that the driver wrote into a buffer, up to the 0 that ends it.
+    /// Returns the text that the driver wrote into a buffer, up to the 0 that ends it.
     pub(super) fn text(buffer: &[u8]) -> String {
         CStr::from_bytes_until_nul(buffer).map_or_else(
             |_| String::from_utf8_lossy(buffer).into_owned(),
@@ -377,7 +377,7 @@ impl Device {
     }
 }
 
-/// What the innermost guard of a thread knows of its current context.
+/// The current context of a thread, as its innermost guard knows it.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kept {
     /// There is no guard.
@@ -395,7 +395,7 @@ thread_local! {
 /// Puts back what was the thread's current context. See [`CudaDriver::keep_context`](super::CudaDriver::keep_context).
 pub struct ContextGuard<'a> {
     cuda: &'a Cuda,
-    /// What the guard around this one knows: nothing changes for it.
+    /// The state of the enclosing guard: nothing changes for it.
     around: Kept,
     /// A context is current for a thread.
     _thread: std::marker::PhantomData<*const ()>,
@@ -440,7 +440,7 @@ mod tests {
         Code::NoDevice.number()
     }
 
-    /// A driver that can be initialised and nothing else.
+    /// Returns a driver that can be initialised and nothing else.
     fn bare(init: unsafe extern "C" fn(u32) -> u32) -> CudaTable {
         // SAFETY: the one function has the signature of `cuInit`, and lives as long as the process.
         unsafe {
@@ -496,7 +496,7 @@ mod tests {
         0
     }
 
-    /// A driver that knows of contexts, and two devices of it that were not used yet.
+    /// Returns a driver that knows of contexts, and two devices of it that were not used yet.
     fn with_contexts() -> (Cuda, [Device; 2]) {
         // SAFETY: the functions have the signatures of the driver's, and live as long as the process.
         let table = unsafe {

@@ -73,7 +73,7 @@ impl fmt::Debug for CudaDriver {
 }
 
 impl CudaDriver {
-    /// The process's CUDA driver: loaded and initialised at the first call, shared afterwards. Creates no context.
+    /// Returns the process's CUDA driver: loaded and initialised at the first call, shared afterwards. Creates no context.
     ///
     /// The environment is read at the first call that succeeds ([`SearchEnvironment::from_process`]).
     ///
@@ -96,7 +96,7 @@ impl CudaDriver {
         Ok(opened)
     }
 
-    /// The driver over an initialised library.
+    /// Creates the driver over an initialised library.
     pub(super) fn with(cuda: Cuda, environment: SearchEnvironment) -> Result<Self> {
         let mut count = 0;
         // SAFETY: writes one number.
@@ -142,9 +142,9 @@ impl CudaDriver {
         ContextGuard::new(&self.cuda)
     }
 
-    /// The calling thread's current context, if it is one of this device and not the primary one: a green context. Its legacy
-    /// default stream is another one than the device's ([`ExternalStream::default_of`](crate::ExternalStream::default_of)).
-    /// `None`, too, for a device that was not used yet.
+    /// Returns the calling thread's current context, if it is one of this device and not the primary one: a green context. Its
+    /// legacy default stream is another one than the device's
+    /// ([`ExternalStream::default_of`](crate::ExternalStream::default_of)). `None`, too, for a device that was not used yet.
     #[inline]
     pub fn green_context(&self, device: u32) -> Option<u64> {
         let device = self.devices.get(device as usize)?;
@@ -158,7 +158,7 @@ impl CudaDriver {
         })
     }
 
-    /// The device, its context made and current for the calling thread.
+    /// Returns the device, its context made and current for the calling thread.
     #[inline]
     pub(super) fn enter(&self, index: u32) -> Result<&Device> {
         let device = self.device(index)?;
@@ -166,7 +166,7 @@ impl CudaDriver {
         Ok(device)
     }
 
-    /// The stream's device, the stream's context made and current for the calling thread.
+    /// Returns the stream's device, the stream's context made and current for the calling thread.
     #[inline]
     pub(super) fn enter_stream(&self, stream: &Stream) -> Result<&Device> {
         let Some(context) = stream.context else { return self.enter(stream.device) };
@@ -184,7 +184,7 @@ impl CudaDriver {
         Ok(device)
     }
 
-    /// The same with a stream's device, behind [`enter_stream`](Self::enter_stream).
+    /// Enters a stream's device, as [`enter_stream`](Self::enter_stream) does, for a submission.
     #[inline]
     pub(super) fn submit_on(&self, stream: &Stream) -> Result<&Device> {
         let device = self.enter_stream(stream)?;
@@ -258,7 +258,7 @@ impl CudaDriver {
         })
     }
 
-    /// The driver only says for the current context which priorities there are.
+    /// Returns the driver only says for the current context which priorities there are.
     fn priority_range(&self, device: &Device) -> Result<(i32, i32)> {
         self.enter(device.index)?;
         Ok(device.context(&self.cuda)?.priorities)

@@ -45,7 +45,7 @@ pub(super) struct Graph {
 pub(super) struct GraphExec {
     pub(super) raw: Mutex<RawGraphExec>,
     pub(super) device: u32,
-    /// What it was instantiated from: its nodes are named as there.
+    /// The graph that it was instantiated from: its nodes are named as there.
     pub(super) template: GraphHandle,
 }
 
@@ -71,7 +71,7 @@ impl Graph {
         }
     }
 
-    /// A body of a conditional node.
+    /// Creates a body of a conditional node.
     pub(super) fn body(raw: RawGraph, device: u32, root: GraphHandle) -> Self {
         Self { root: Some(root), ..Self::new(raw, device, None) }
     }
@@ -84,7 +84,7 @@ impl Graph {
 /// How many predecessors a node has that a first question has room for.
 const USUAL_PREDECESSORS: usize = 8;
 
-/// What the driver says of a stream's capture.
+/// The driver's answer about a stream's capture.
 struct RawInfo {
     status: u32,
     id: u64,
@@ -95,7 +95,7 @@ struct RawInfo {
 }
 
 impl RawInfo {
-    /// A copy of the list.
+    /// Returns a copy of the list.
     ///
     /// # Safety
     /// No call on the stream, and no end of its capture, came after the look, or comes before this returns.
@@ -121,7 +121,7 @@ pub(super) fn handle_of(node: RawGraphNode) -> GraphNodeHandle {
 }
 
 impl CudaDriver {
-    /// `CUstreamCaptureStatus` of a stream; its device has been entered.
+    /// Returns the `CUstreamCaptureStatus` of a stream; its device has been entered.
     #[inline]
     pub(super) fn capture_status(&self, stream: &Stream, call: &'static str) -> Result<u32> {
         let mut status = sys::CAPTURE_NONE;
@@ -131,7 +131,7 @@ impl CudaDriver {
         Ok(status)
     }
 
-    /// The graph that the stream captures into, if it does. It stays while the caller has the lock of the captures.
+    /// Returns the graph that the stream captures into, if it does. It stays while the caller has the lock of the captures.
     pub(super) fn graph_under_construction(&self, stream: &Stream) -> Result<Option<RawGraph>> {
         if self.capture_status(stream, "cuStreamIsCapturing")? != sys::CAPTURE_ACTIVE {
             return Ok(None);
@@ -228,7 +228,7 @@ impl CudaDriver {
         Ok(GraphHandle::from_raw(self.graphs.insert(Graph::new(raw, stream.device, None))))
     }
 
-    /// A capture is over and gave nothing: its graph is gone, or a body that no capture builds.
+    /// Drops the graph of a capture that failed: its graph is gone, or a body that no capture builds.
     fn abandon(&self, graph: GraphHandle, call: &'static str) -> Result<()> {
         let entry = self.graphs.get(graph.raw(), call)?;
         if let Some(root) = entry.root {
@@ -240,7 +240,7 @@ impl CudaDriver {
         self.graphs.remove(graph.raw(), call, |_| Ok(()))
     }
 
-    /// A capture into a body has begun on a stream: from now on it is known as the body's.
+    /// Notes that a capture into a body has begun on a stream.
     pub(super) fn body_is_captured(
         &self,
         stream: &Stream,
@@ -348,8 +348,8 @@ impl CudaDriver {
         })
     }
 
-    /// A looked-up graph for a call that uses it: its device is entered. The guard of the captures keeps the capture that
-    /// builds it, or the graph that it is a body in, from ending.
+    /// Returns a looked-up graph for a call that uses it: its device is entered. The guard of the captures keeps the capture
+    /// that builds it, or the graph that it is a body in, from ending.
     pub(super) fn check_alive(
         &self,
         graph: &Graph,
@@ -371,8 +371,8 @@ impl CudaDriver {
         Err(Error::new(Code::InvalidHandle, call, "the capture that built this graph has ended without it"))
     }
 
-    /// The capture that has a graph, under construction by it or as a body in what it builds, and the stream through which that
-    /// capture is known.
+    /// Returns the capture that has a graph, under construction by it or as a body in what it builds, and the stream through
+    /// which that capture is known.
     pub(super) fn builder(&self, graph: &Graph, call: &'static str) -> Result<Option<(u64, StreamHandle)>> {
         match graph.root {
             Some(root) => self.builder_of_root(root, call),
@@ -417,7 +417,7 @@ impl CudaDriver {
         Ok(nodes)
     }
 
-    /// Whether a finished graph has this node.
+    /// Returns whether a finished graph has this node.
     pub(super) fn has_node(&self, graph: &Graph, node: RawGraphNode) -> Result<bool> {
         if let Some(nodes) = graph.nodes.get() {
             return Ok(nodes.contains(&node));
@@ -479,7 +479,7 @@ impl CudaDriver {
         Ok(predecessors.into_iter().map(handle_of).collect())
     }
 
-    /// The predecessors of a node of a graph that is alive.
+    /// Returns the predecessors of a node of a graph that is alive.
     fn raw_predecessors(&self, node: RawGraphNode) -> Result<Vec<RawGraphNode>> {
         let table = &self.cuda.table;
         let mut room = USUAL_PREDECESSORS;

@@ -1,4 +1,4 @@
-//! What the driver says of a graph.
+//! The description of a captured graph, as the driver gives it.
 //!
 //! Sizes and names are asked for node by node, and an older driver that cannot say one leaves it out: a description is never
 //! refused for want of a detail.
@@ -20,7 +20,7 @@ use super::table::text_at;
 use crate::description::{GraphDescription, GraphNode, GraphNodeKind, GraphNodeWork};
 use crate::{Code, Error, GraphHandle, Result};
 
-/// `CUgraphNodeType`.
+/// Translates a `CUgraphNodeType`.
 const fn node_kind(number: u32) -> GraphNodeKind {
     match number {
         0 => GraphNodeKind::Kernel,
@@ -84,7 +84,7 @@ impl CudaDriver {
         Ok(description)
     }
 
-    /// A kernel node of a graph that is alive.
+    /// Returns a kernel node of a graph that is alive.
     fn kernel_node(&self, node: RawGraphNode) -> Option<GraphNodeWork> {
         let mut found = KernelNodeParameters {
             function: RawFunction::default(),
@@ -118,7 +118,7 @@ impl CudaDriver {
         })
     }
 
-    /// A copy node of a graph that is alive.
+    /// Returns a copy node of a graph that is alive.
     fn copy_node(&self, node: RawGraphNode) -> Option<GraphNodeWork> {
         let mut found = CopyNodeParameters::default();
         // SAFETY: the node is alive; writes one struct.
@@ -127,7 +127,7 @@ impl CudaDriver {
         outcome.is_success().then_some(GraphNodeWork::Copy { bytes })
     }
 
-    /// A fill node of a graph that is alive.
+    /// Returns a fill node of a graph that is alive.
     fn fill_node(&self, node: RawGraphNode) -> Option<GraphNodeWork> {
         let mut found = FillNodeParameters::default();
         // SAFETY: the node is alive; writes one struct.

@@ -14,7 +14,7 @@ use crate::command::Launch;
 use crate::graph::{GraphExecUpdate, UpdateReason, UpdateRefusal};
 use crate::{Code, Error, GraphExecHandle, GraphHandle, GraphNodeHandle, Result};
 
-/// `CUgraphExecUpdateResult`.
+/// Translates a `CUgraphExecUpdateResult`.
 const fn reason(number: c_uint) -> UpdateReason {
     match number {
         sys::UPDATE_TOPOLOGY_CHANGED => UpdateReason::TopologyChanged,

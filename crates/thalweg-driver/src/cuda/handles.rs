@@ -88,7 +88,7 @@ impl<T> Table<T> {
         u64::from(slot.generation) << 32 | u64::from(index)
     }
 
-    /// The object of the handle; `call` is what a wrong one is an error of.
+    /// Returns the object of the handle; `call` is what a wrong one is an error of.
     pub(super) fn get(&self, handle: u64, call: &'static str) -> Result<Entry<'_, T>> {
         let slot = self.slot(handle).ok_or_else(|| self.unknown(handle, call))?;
         let slot = slot.read().unwrap_or_else(PoisonError::into_inner);
@@ -98,7 +98,7 @@ impl<T> Table<T> {
         Ok(Entry(slot))
     }
 
-    /// The object of the handle, once no other call uses it; none begins to while the guard lives.
+    /// Returns the object of the handle, once no other call uses it; none begins to while the guard lives.
     pub(super) fn get_alone(&self, handle: u64, call: &'static str) -> Result<EntryAlone<'_, T>> {
         let slot = self.slot(handle).ok_or_else(|| self.unknown(handle, call))?;
         let slot = slot.write().unwrap_or_else(PoisonError::into_inner);
@@ -145,7 +145,7 @@ impl<T> Table<T> {
     }
 }
 
-/// The lock, whether or not a thread panicked with it: what it guards is whole between statements.
+/// Returns the lock, whether or not a thread panicked with it: what it guards is whole between statements.
 pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -154,7 +154,7 @@ const fn generation(handle: u64) -> u32 {
     (handle >> 32) as u32
 }
 
-/// Chunk and offset of a slot: chunk `c` begins at slot `FIRST * (2^c - 1)`.
+/// Returns the chunk and offset of a slot: chunk `c` begins at slot `FIRST * (2^c - 1)`.
 const fn place(index: u32) -> (usize, usize) {
     let chunk = (index / FIRST + 1).ilog2();
     (chunk as usize, (index - FIRST * ((1 << chunk) - 1)) as usize)

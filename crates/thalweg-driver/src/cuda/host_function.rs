@@ -58,7 +58,7 @@ fn forget(number: u64) {
     let _ = catch_unwind(AssertUnwindSafe(|| drop(kept)));
 }
 
-/// What the driver calls, on a thread of its own.
+/// The function that the driver calls, on a thread of its own.
 unsafe extern "C" fn run(data: *mut c_void) {
     let number = data as u64;
     let call = match lock(&REGISTRY).get(&number) {
@@ -81,7 +81,7 @@ unsafe extern "C" fn run(data: *mut c_void) {
     }
 }
 
-/// What the driver calls when no graph needs a user object any more.
+/// The function that the driver calls when no graph needs a user object any more.
 unsafe extern "C" fn release(data: *mut c_void) {
     forget(data as u64);
 }

@@ -145,7 +145,7 @@ impl CudaDriver {
         })
     }
 
-    /// Device memory is what a copy or a fill may touch: see [`super::ranges`].
+    /// Checks that a range is device memory, which a copy or a fill may touch: see [`super::ranges`].
     pub(super) fn check_device_range(&self, start: u64, bytes: u64, call: &'static str) -> Result<()> {
         let is_device_memory = match self.ranges.look_up(start, bytes) {
             Lookup::Inside => true,
@@ -165,7 +165,7 @@ impl CudaDriver {
         Err(Error::new(Code::InvalidValue, call, detail))
     }
 
-    /// Whether the driver knows the address as device memory that somebody else allocated.
+    /// Returns whether the driver knows the address as device memory that somebody else allocated.
     fn is_outside_device_memory(&self, address: u64) -> bool {
         let mut kind: c_uint = 0;
         // SAFETY: the attribute is one `unsigned int`, which is written; the call takes any address.
@@ -365,7 +365,7 @@ impl CudaDriver {
         Ok(())
     }
 
-    /// An attribute of a pool: `T` is its type, `c_int` or `u64`.
+    /// Reads an attribute of a pool: `T` is its type, `c_int` or `u64`.
     fn pool_attribute<T: Default>(&self, pool: &Pool, attribute: c_uint) -> Result<T> {
         debug_assert_eq!(size_of::<T>() == 4, attribute <= sys::POOL_REUSE_ALLOW_INTERNAL_DEPENDENCIES);
         let mut value = T::default();
@@ -521,7 +521,7 @@ impl CudaDriver {
         }
     }
 
-    /// From pinned to pinned memory: the driver's own such copy would block the host, so a host function does it.
+    /// Copies from pinned to pinned memory: the driver's own such copy would block the host, so a host function does it.
     fn copy_pinned(
         &self,
         stream: StreamHandle,

@@ -138,7 +138,7 @@ impl CudaDriver {
         Ok(handle)
     }
 
-    /// Where the kernel's last argument ends, if the driver can say.
+    /// Returns where the kernel's last argument ends, if the driver can say.
     fn argument_bytes(&self, function: RawFunction) -> Option<usize> {
         let mut end = 0;
         for index in 0.. {
@@ -227,7 +227,7 @@ impl CudaDriver {
         Ok(())
     }
 
-    /// More than 48 KiB of dynamic shared memory has to be asked for once.
+    /// Requests more than 48 KiB of dynamic shared memory, which a function needs once.
     #[cold]
     fn ask_for_shared_memory(&self, function: &Function, bytes: u32) -> Result<()> {
         let wanted = c_int::try_from(bytes).unwrap_or(c_int::MAX);
@@ -241,7 +241,7 @@ impl CudaDriver {
     }
 }
 
-/// Packed arguments, as the driver takes them: it reads them through these pointers before its call returns.
+/// Returns packed arguments, as the driver takes them: it reads them through these pointers before its call returns.
 #[inline]
 pub(super) fn packed(arguments: &[u8], bytes: &mut usize) -> [*mut c_void; 5] {
     [
@@ -253,7 +253,7 @@ pub(super) fn packed(arguments: &[u8], bytes: &mut usize) -> [*mut c_void; 5] {
     ]
 }
 
-/// Why a launch cannot be what the caller meant, if so.
+/// Returns why a launch cannot be what the caller meant, if so.
 fn refuse(launch: &Launch<'_>, function: &Function, device: u32, max_threads: u32) -> Option<String> {
     if function.device != device {
         return Some(format!("a kernel of device {} on a stream of device {device}", function.device));
@@ -332,7 +332,7 @@ fn check_elf(bytes: &[u8]) -> Result<(), &'static str> {
 mod tests {
     use super::*;
 
-    /// A header with one section of `size` bytes at `offset`, 128 bytes in all.
+    /// Returns a header with one section of `size` bytes at `offset`, 128 bytes in all.
     fn elf(offset: u64, size: u64) -> Vec<u8> {
         let mut bytes = vec![0; 128];
         bytes[..6].copy_from_slice(b"\x7fELF\x02\x01");

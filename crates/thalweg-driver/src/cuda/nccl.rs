@@ -72,7 +72,7 @@ pub(super) struct Communicator {
     in_use: Mutex<()>,
 }
 
-/// `ncclDataType_t`.
+/// Returns the `ncclDataType_t`.
 pub(super) const fn data_type(format: ElementFormat) -> Option<u32> {
     Some(match format {
         ElementFormat::R_8I => 0,
@@ -89,7 +89,7 @@ pub(super) const fn data_type(format: ElementFormat) -> Option<u32> {
     })
 }
 
-/// `ncclRedOp_t`.
+/// Returns the `ncclRedOp_t`.
 pub(super) const fn reduction_operation(reduction: Reduction) -> u32 {
     match reduction {
         Reduction::Sum => 0,
@@ -137,7 +137,7 @@ impl Nccl {
         Err(Error::new(Code::Library, outcome.call, text))
     }
 
-    /// One part, inside a group.
+    /// Returns one part, inside a group.
     ///
     /// # Safety
     /// The communicator and the stream live and are of one device, and the calling thread alone uses the communicator.
@@ -198,7 +198,7 @@ impl Members<'_> {
 }
 
 impl CudaDriver {
-    /// NCCL, or why there is none. Loaded at the first call.
+    /// Returns NCCL, or why there is none. Loaded at the first call.
     fn nccl(&self) -> Result<&Nccl> {
         self.nccl.get_or_init(|| Nccl::load(&self.environment)).as_ref().map_err(Error::clone)
     }

@@ -30,11 +30,11 @@ entry_points! {
 pub struct Availability {
     /// How many devices CUDA would show; 0 where that cannot be told.
     pub device_count: u32,
-    /// What the number rests on.
+    /// The source of the number.
     pub reason: AvailabilityReason,
 }
 
-/// What an [`Availability`] rests on.
+/// The source of an [`Availability`].
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum AvailabilityReason {
@@ -51,7 +51,7 @@ pub enum AvailabilityReason {
 }
 
 impl Availability {
-    /// Whether there is a device that can be used, as far as can be told.
+    /// Returns whether there is a device that can be used, as far as can be told.
     pub fn is_available(&self) -> bool {
         self.device_count > 0
     }
@@ -78,7 +78,7 @@ impl fmt::Display for Availability {
     }
 }
 
-/// Whether CUDA would find a device in this process. Does not initialise CUDA, and creates no context.
+/// Returns whether CUDA would find a device in this process. Does not initialise CUDA, and creates no context.
 ///
 /// Reads the environment (`CUDA_VISIBLE_DEVICES` and what [`SearchEnvironment::from_process`] reads).
 pub fn availability() -> Availability {
@@ -86,7 +86,7 @@ pub fn availability() -> Availability {
     availability_with(&SearchEnvironment::from_process(), visible.as_deref())
 }
 
-/// [`availability`] for an environment that was read elsewhere; `visible` is the value of `CUDA_VISIBLE_DEVICES`.
+/// Determines [`availability`] in an environment that was read elsewhere; `visible` is the value of `CUDA_VISIBLE_DEVICES`.
 pub fn availability_with(environment: &SearchEnvironment, visible: Option<&str>) -> Availability {
     let none = |reason| Availability { device_count: 0, reason };
     // Loading the driver's library does not initialise it.
@@ -112,7 +112,7 @@ pub fn availability_with(environment: &SearchEnvironment, visible: Option<&str>)
     }
 }
 
-/// The UUIDs of all devices (`GPU-…`), in NVML's order, which is that of the PCI addresses.
+/// Returns the UUIDs of all devices (`GPU-…`), in NVML's order, which is that of the PCI addresses.
 fn device_uuids(environment: &SearchEnvironment) -> Result<Vec<String>, String> {
     let library =
         OpenLibrary::open(Library::Nvml, environment, "nvmlInit").map_err(|error| error.to_string())?;
@@ -148,7 +148,8 @@ fn device_uuids(environment: &SearchEnvironment) -> Result<Vec<String>, String> 
     uuids
 }
 
-/// How many of the devices `CUDA_VISIBLE_DEVICES` shows; `None` where it names parts of devices, which are not counted.
+/// Returns how many of the devices `CUDA_VISIBLE_DEVICES` shows; `None` where it names parts of devices, which are not
+/// counted.
 ///
 /// CUDA reads the list from the left and stops at the first entry that names no device; a device that is named twice
 /// makes it show none.
@@ -172,14 +173,14 @@ fn visible_count(visible: Option<&str>, uuids: &[String]) -> Option<u32> {
     Some(u32::try_from(shown.len()).unwrap_or(u32::MAX))
 }
 
-/// The one device whose UUID begins so.
+/// Returns the one device whose UUID begins so.
 fn by_prefix(prefix: &str, uuids: &[String]) -> Option<usize> {
     let mut matching = uuids.iter().enumerate().filter(|(_, uuid)| uuid.starts_with(prefix));
     let (device, _) = matching.next()?;
     matching.next().is_none().then_some(device)
 }
 
-/// The device of the number that the entry begins with, as C's `strtol` reads it.
+/// Returns the device of the number that the entry begins with, as C's `strtol` reads it.
 fn by_index(entry: &str, count: usize) -> Option<usize> {
     let unsigned = entry.strip_prefix('+').unwrap_or(entry);
     let digits = unsigned.len() - unsigned.trim_start_matches(|c: char| c.is_ascii_digit()).len();

@@ -36,7 +36,7 @@ pub(super) const ERROR_COMPILATION: u32 = 6;
 /// `NVRTC_ERROR_INVALID_OPTION`: so does the log of this one.
 pub(super) const ERROR_INVALID_OPTION: u32 = 5;
 
-/// What code is compiled for.
+/// The target that code is compiled for.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub enum Architecture {
     /// A generation, with the features that later ones keep (`sm_90`).
@@ -78,12 +78,13 @@ pub struct CompileOptions {
 }
 
 impl CompileOptions {
-    /// Options for an architecture: with `fmad`, as the compiler's own default is, and nothing else.
+    /// Creates options for an architecture: with `fmad`, as the compiler's own default is, and nothing else.
     pub fn new(architecture: impl Into<Architecture>) -> Self {
         Self { architecture: architecture.into(), fmad: true, extra: Vec::new() }
     }
 
-    /// The options as the compiler's command line has them: what a cache of compiled code is keyed by, with the source.
+    /// Returns the options as the compiler's command line has them: what a cache of compiled code is keyed by, with the
+    /// source.
     pub fn arguments(&self) -> Vec<String> {
         let mut arguments =
             vec![format!("--gpu-architecture={}", self.architecture), format!("--fmad={}", self.fmad)];
@@ -155,17 +156,17 @@ impl Nvrtc {
         Ok(nvrtc)
     }
 
-    /// The compiler's version.
+    /// Returns the compiler's version.
     pub fn version(&self) -> Version {
         self.version
     }
 
-    /// The file that it was loaded from.
+    /// Returns the file that it was loaded from.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The generations that it compiles for, oldest first.
+    /// Returns the generations that it compiles for, oldest first.
     ///
     /// # Errors
     /// [`LibraryMissing`](Code::LibraryMissing) where the compiler is too old to say.

@@ -76,7 +76,7 @@ impl PinnedBlock {
         Ok(Self::new(pointer as u64, bytes, Some(memory)))
     }
 
-    /// The address for the driver.
+    /// Returns the address for the driver.
     pub(super) const fn pointer(&self) -> *mut c_void {
         self.start as *mut c_void
     }
@@ -187,7 +187,7 @@ pub(super) struct Pinned {
 }
 
 impl Pinned {
-    /// The block that holds `[pointer, pointer + bytes)`, and the offset in it.
+    /// Returns the block that holds `[pointer, pointer + bytes)`, and the offset in it.
     pub(super) fn find(
         &self,
         pointer: HostPointer,
@@ -263,7 +263,8 @@ impl CudaDriver {
         Ok(())
     }
 
-    /// Whether giving the block back would wait for a context on which a stream captures, which breaks the capture in every mode.
+    /// Returns whether giving the block back would wait for a context on which a stream captures, which breaks the capture in
+    /// every mode.
     fn would_break_a_capture(&self, block: &PinnedBlock) -> bool {
         block.used_by.load(Ordering::Relaxed) != 0 && !lock(&self.capturing).is_empty()
     }
@@ -322,7 +323,7 @@ impl CudaDriver {
 mod tests {
     use super::*;
 
-    /// A block over memory of the test's own.
+    /// Returns a block over memory of the test's own.
     fn block(memory: &mut [u64]) -> PinnedBlock {
         PinnedBlock::new(memory.as_mut_ptr() as u64, memory.len() as u64 * 8, None)
     }

@@ -36,7 +36,7 @@ pub(super) struct Range {
     pub(super) device: u32,
 }
 
-/// What the table knows about a range that a caller named.
+/// The answer of the table about a range that a caller named.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Lookup {
     /// It lies in one range of ours.
@@ -54,13 +54,13 @@ pub(super) struct Ranges {
     mappings: RwLock<Mappings>,
 }
 
-/// What is mapped. A large allocation is made of thousands of mappings side by side, and a copy asks about all of it at once:
-/// so neighbours are also kept as one run.
+/// The mapped ranges. A large allocation is made of thousands of mappings side by side, and a copy asks about all of it at
+/// once: so neighbours are also kept as one run.
 #[derive(Default)]
 struct Mappings {
     /// The length of each mapping by its first address.
     lengths: BTreeMap<u64, u64>,
-    /// The same addresses as stretches without a gap: first address and the one after the last. No two of them touch.
+    /// The mapped addresses as stretches without a gap: first address and the one after the last. No two of them touch.
     runs: BTreeMap<u64, u64>,
 }
 
@@ -119,7 +119,7 @@ impl Ranges {
         wanted(ranges.get(&start)?).then(|| ranges.remove(&start)).flatten()
     }
 
-    /// Where `[start, start + bytes)` lies. Of a reserved range, only what is mapped is memory.
+    /// Returns where `[start, start + bytes)` lies. Of a reserved range, only what is mapped is memory.
     pub(super) fn look_up(&self, start: u64, bytes: u64) -> Lookup {
         let ranges = self.read();
         match ranges.range(..=start).next_back() {
@@ -132,7 +132,7 @@ impl Ranges {
         }
     }
 
-    /// Whether all of the range is mapped.
+    /// Returns whether all of the range is mapped.
     fn is_mapped(&self, start: u64, bytes: u64) -> bool {
         self.read_mappings().covers(start, bytes)
     }
@@ -145,12 +145,12 @@ impl Ranges {
         self.mappings.write().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The range that starts there.
+    /// Returns the range that starts there.
     pub(super) fn starting_at(&self, start: u64) -> Option<Range> {
         self.read().get(&start).copied()
     }
 
-    /// The range that `[start, start + bytes)` lies in.
+    /// Returns the range that `[start, start + bytes)` lies in.
     pub(super) fn around(&self, start: u64, bytes: u64) -> Option<Range> {
         let ranges = self.read();
         let (&first, range) = ranges.range(..=start).next_back()?;
@@ -180,7 +180,7 @@ impl Ranges {
         Some(closed)
     }
 
-    /// Whether the range lies in one that was reserved.
+    /// Returns whether the range lies in one that was reserved.
     pub(super) fn is_reserved(&self, start: u64, bytes: u64) -> bool {
         self.around(start, bytes).is_some_and(|range| range.kind == RangeKind::Reserved)
     }
@@ -189,7 +189,7 @@ impl Ranges {
         self.write_mappings().add(start, bytes);
     }
 
-    /// Whether `[start, start + bytes)` is made of whole mappings.
+    /// Returns whether `[start, start + bytes)` is made of whole mappings.
     pub(super) fn is_whole_mappings(&self, start: u64, bytes: u64) -> bool {
         let mappings = self.read_mappings();
         let mut next = start;
@@ -207,7 +207,7 @@ impl Ranges {
         self.write_mappings().remove(start, bytes);
     }
 
-    /// Whether anything is mapped in the range.
+    /// Returns whether anything is mapped in the range.
     pub(super) fn has_mapping(&self, start: u64, bytes: u64) -> bool {
         self.read_mappings().lengths.range(start..start.saturating_add(bytes)).next().is_some()
     }

@@ -45,7 +45,7 @@ impl Library {
     pub const ALL: [Self; 6] =
         [Self::Driver, Self::Nvrtc, Self::CublasLt, Self::Nvml, Self::Cudnn, Self::Nccl];
 
-    /// The library's name, as its vendor writes it.
+    /// Returns the library's name, as its vendor writes it.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Driver => "the CUDA driver",
@@ -57,7 +57,7 @@ impl Library {
         }
     }
 
-    /// The file names it goes by, the preferred one first.
+    /// Returns the file names it goes by, the preferred one first.
     pub const fn file_names(self) -> &'static [&'static str] {
         match self {
             Self::Driver => &["libcuda.so.1"],
@@ -69,7 +69,7 @@ impl Library {
         }
     }
 
-    /// The environment variable that names its file.
+    /// Returns the environment variable that names its file.
     pub const fn variable(self) -> &'static str {
         match self {
             Self::Driver => "THALWEG_CUDA_LIBRARY",
@@ -81,7 +81,7 @@ impl Library {
         }
     }
 
-    /// How to get it.
+    /// Returns how to get it.
     pub const fn advice(self) -> &'static str {
         match self {
             Self::Driver | Self::Nvml => {
@@ -94,13 +94,13 @@ impl Library {
         }
     }
 
-    /// Whether wheels and toolkits carry it. The driver's own libraries must match the kernel module, so the stubs that
-    /// toolkits carry are never looked at.
+    /// Returns whether wheels and toolkits carry it. The driver's own libraries must match the kernel module, so the stubs
+    /// that toolkits carry are never looked at.
     const fn is_of_the_toolkit(self) -> bool {
         !matches!(self, Self::Driver | Self::Nvml)
     }
 
-    /// A symbol that every version has.
+    /// Returns a symbol that every version has.
     const fn probe(self) -> &'static CStr {
         match self {
             Self::Driver => c"cuDriverGetVersion",
@@ -113,7 +113,7 @@ impl Library {
     }
 }
 
-/// What a search depends on, beside the file system.
+/// The inputs of a search, beside the file system.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct SearchEnvironment {
     /// Files that the user named, by library.
@@ -129,7 +129,7 @@ pub struct SearchEnvironment {
 }
 
 impl SearchEnvironment {
-    /// The environment of this process.
+    /// Creates the environment of this process.
     pub fn from_process() -> Self {
         Self::from_variables(|name| std::env::var_os(name).filter(|value| !value.is_empty()))
     }
@@ -172,7 +172,7 @@ impl SearchEnvironment {
         Self { overrides, toolkits, packages: paths("PYTHONPATH"), pythons, folders }
     }
 
-    /// The folders to look into after the loader's path, with why.
+    /// Returns the folders to look into after the loader's path, with why.
     fn folders_for(&self, library: Library) -> Vec<(FoundBy, PathBuf)> {
         let mut folders = Vec::new();
         if library.is_of_the_toolkit() {
@@ -192,7 +192,7 @@ impl SearchEnvironment {
     }
 }
 
-/// `site-packages` of a Python installation: `<root>/lib/python3.11/site-packages` and the like.
+/// Returns the `site-packages` folders of a Python installation: `<root>/lib/python3.11/site-packages` and the like.
 fn package_folders(root: &Path) -> Vec<PathBuf> {
     let mut found = Vec::new();
     for library in ["lib", "lib64"] {
@@ -207,7 +207,7 @@ fn package_folders(root: &Path) -> Vec<PathBuf> {
     found
 }
 
-/// The folders of libraries below `packages/nvidia`: one a wheel before CUDA 13 (`cuda_nvrtc/lib`), one for all since
+/// Returns the folders of libraries below `packages/nvidia`: one a wheel before CUDA 13 (`cuda_nvrtc/lib`), one for all since
 /// (`cu13/lib`). Newest names first.
 fn wheel_folders(packages: &Path) -> Vec<PathBuf> {
     let mut folders: Vec<PathBuf> = sorted_entries(&packages.join("nvidia"))
@@ -281,19 +281,19 @@ pub struct Attempt {
     pub reason: String,
 }
 
-/// What a search for a library came to.
+/// The result of a search for a library.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct SearchReport {
-    /// What was looked for.
+    /// The library that was looked for.
     pub library: Library,
-    /// What was found.
+    /// The library, if it was found.
     pub found: Option<Found>,
-    /// What was tried in vain, in order.
+    /// The places that were tried in vain, in order.
     pub tried: Vec<Attempt>,
 }
 
 impl SearchReport {
-    /// The error of a library that was not found; names every place that was tried, and how to get the library.
+    /// Returns the error of a library that was not found; names every place that was tried, and how to get the library.
     pub(super) fn error(&self, call: &'static str) -> Error {
         Error::new(Code::LibraryMissing, call, self.to_string())
     }
@@ -337,7 +337,7 @@ impl OpenLibrary {
         open.ok_or_else(|| report.error(call))
     }
 
-    /// The address of a symbol, or null.
+    /// Returns the address of a symbol, or null.
     pub(super) fn symbol(&self, name: &CStr) -> *const c_void {
         // SAFETY: the symbol is taken as an address and not called here.
         let found = unsafe { self.library.get::<*const c_void>(name.to_bytes_with_nul()) };
@@ -469,7 +469,7 @@ fn reason_of(error: &libloading::Error) -> String {
     if text.contains("cannot open shared object file") { "not there".to_owned() } else { text }
 }
 
-/// The file that the code at `address` was loaded from.
+/// Returns the file that the code at `address` was loaded from.
 fn file_of(address: *const c_void) -> Option<PathBuf> {
     let mut info = libc::Dl_info {
         dli_fname: std::ptr::null::<c_char>(),

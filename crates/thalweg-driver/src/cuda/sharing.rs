@@ -143,7 +143,7 @@ impl CudaDriver {
         Ok((DevicePointer::new(start), bytes))
     }
 
-    /// What the driver itself knows, with the context of the device entered.
+    /// Returns what the driver itself knows, with the context of the device entered.
     fn allocation_around(&self, pointer: RawPointer) -> Result<(RawPointer, u64)> {
         let (mut start, mut bytes): (RawPointer, usize) = (0, 0);
         // SAFETY: writes an address and a number.

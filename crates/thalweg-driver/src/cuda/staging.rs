@@ -54,7 +54,7 @@ impl Staging {
         if bytes <= SMALL_BYTES { &self.small } else { &self.large }
     }
 
-    /// A block that no work uses, for `bytes` or the largest part of it.
+    /// Returns a block that no work uses, for `bytes` or the largest part of it.
     fn acquire(&self, cuda: &Cuda, bytes: u64) -> Result<Block> {
         let small = bytes <= SMALL_BYTES;
         let candidate = {
@@ -223,7 +223,7 @@ impl CudaDriver {
         Ok(())
     }
 
-    /// Ordinary memory cannot be part of a graph: the error, and the end of the capture, if the stream captures.
+    /// Refuses ordinary memory in a graph: returns the error, and the end of the capture, if the stream captures.
     fn check_not_capturing(&self, stream: &Stream, label: Label) -> Result<()> {
         if self.capture_status(stream, "cuStreamIsCapturing")? == sys::CAPTURE_NONE {
             return Ok(());

@@ -127,7 +127,7 @@ impl CudaDriver {
         device.fault.check()
     }
 
-    /// A query's answer: not ready is `false`.
+    /// Returns a query's answer: not ready is `false`.
     fn ready(&self, device: &Device, outcome: super::table::CallStatus, what: &str) -> Result<bool> {
         if outcome.status == Code::NotReady.number() {
             return Ok(false);
@@ -161,7 +161,7 @@ impl CudaDriver {
         Ok(StreamHandle::from_raw(self.streams.insert(stream)))
     }
 
-    /// Whether a stream is of a device's primary context, or of a green context that was made from it.
+    /// Returns whether a stream is of a device's primary context, or of a green context that was made from it.
     fn is_of(&self, stream: RawStream, device: &Device) -> Result<bool> {
         let mut context = RawContext::default();
         // SAFETY: whoever made the `ExternalStream` promised that it is a live stream.

@@ -56,7 +56,7 @@ pub(super) struct AllocationProperties {
 }
 
 impl AllocationProperties {
-    /// Memory of a device.
+    /// Describes memory of a device.
     pub(super) const fn of_device(device: RawDevice, flags: PhysicalFlags) -> Self {
         Self {
             kind: ALLOCATION_PINNED,
@@ -71,7 +71,7 @@ impl AllocationProperties {
     }
 }
 
-/// `CUmemAllocationHandleType`.
+/// Returns the `CUmemAllocationHandleType`.
 pub(super) const fn handle_type_number(handle_type: Option<HandleType>) -> c_uint {
     match handle_type {
         None => 0,
@@ -161,7 +161,7 @@ pub(super) struct ConditionalNodeParameters {
 }
 
 impl ConditionalNodeParameters {
-    /// Where its fields are, for the comparison with generated bindings.
+    /// Returns where its fields are, for the comparison with generated bindings.
     #[cfg(test)]
     pub(super) fn offsets() -> [usize; 7] {
         use std::mem::offset_of;

@@ -23,7 +23,7 @@ pub(super) struct EntryPoint {
 #[must_use]
 #[derive(Clone, Copy)]
 pub(super) struct CallStatus {
-    /// What was called.
+    /// The entry point that was called.
     pub(super) call: &'static str,
     /// The library's status; 0 is success everywhere.
     pub(super) status: u32,
@@ -37,7 +37,7 @@ impl CallStatus {
     }
 }
 
-/// The text that a C library keeps at `text`.
+/// Returns the text that a C library keeps at `text`.
 ///
 /// # Safety
 /// `text` is null or points to a string that ends with 0 and is not written meanwhile.
@@ -114,7 +114,7 @@ macro_rules! entry_points {
 
         #[cfg(test)]
         impl $table {
-            /// Symbol and sizes of the arguments of every entry, for the comparison with generated bindings.
+            /// Returns the symbol and the sizes of the arguments of every entry, for the comparison with generated bindings.
             pub(super) fn signatures() -> Vec<(&'static std::ffi::CStr, Vec<usize>)> {
                 vec![$(($symbol, vec![$(size_of::<$type>()),*])),*]
             }

@@ -16,7 +16,7 @@ const TILE: u64 = 64;
 /// Blocks in y and z, at most: what a grid may have.
 const GRID_MOST: u64 = 65_535;
 
-/// The name of the entry point for a dtype.
+/// Returns the name of the entry point for a dtype.
 ///
 /// # Panics
 /// If the dtype is no floating-point type.
@@ -30,8 +30,8 @@ pub fn name(dtype: DType) -> &'static str {
     }
 }
 
-/// The translation unit for a dtype, to be compiled with [`OPTIONS`](thalweg_ir::cuda::OPTIONS). Its entry point, [`name`],
-/// takes the words of [`Matmul::pack`] as one structure by value.
+/// Returns the translation unit for a dtype, to be compiled with [`OPTIONS`](thalweg_ir::cuda::OPTIONS). Its entry point,
+/// [`name`], takes the words of [`Matmul::pack`] as one structure by value.
 ///
 /// # Panics
 /// If the dtype is no floating-point type.
@@ -48,7 +48,7 @@ pub fn print(dtype: DType) -> String {
     with_prelude(&code)
 }
 
-/// The launch of a product. The grid is never empty: whoever launches skips a product without elements itself.
+/// Returns the launch of a product. The grid is never empty: whoever launches skips a product without elements itself.
 pub fn launch_shape(matmul: &Matmul) -> LaunchShape {
     let tiles = |extent: u64, most: u64| extent.div_ceil(TILE).clamp(1, most) as u32;
     LaunchShape {

@@ -30,7 +30,8 @@ const MULTI_PROCESSORS: u64 = 128;
 /// Terms of an element of D that a multiprocessor may have to sum one tile after another for a product to be small.
 const MOST_TERMS: u64 = 2048;
 
-/// Whether a product is small enough to be a fused kernel's: f32, and no multiprocessor would have more than a few tiles.
+/// Returns whether a product is small enough to be a fused kernel's: f32, and no multiprocessor would have more than a few
+/// tiles.
 #[must_use]
 pub fn fits(product: &Matmul) -> bool {
     let tiles = product
@@ -83,13 +84,13 @@ const ROW_SUMS: u64 = 16;
 const QUADS: [u64; 3] = [32, 64, 128];
 
 impl FusedMatmul {
-    /// A product alone.
+    /// Creates a product alone.
     #[must_use]
     pub const fn alone(product: Matmul) -> Self {
         Self { product, bias: false, addend: None, row_sums: false }
     }
 
-    /// How many elements each operand takes, from its first on.
+    /// Returns how many elements each operand takes, from its first on.
     #[must_use]
     pub fn spans(&self) -> PerOperand {
         let [a, b, d] = self.product.spans();
@@ -104,7 +105,7 @@ impl FusedMatmul {
         }
     }
 
-    /// Whether the description can be carried out.
+    /// Checks whether the description can be carried out.
     ///
     /// # Errors
     /// As [`Matmul::check`]; and where the product is not of f32, accumulates or has 2³¹ terms, the addend is transposed or too large, or sums of
@@ -130,8 +131,8 @@ impl FusedMatmul {
         Ok(())
     }
 
-    /// The arguments of a launch as words: addresses in the order of [`PerOperand`]; m, n, k, batch; leading dimension and batch
-    /// stride of A, B, D and the addend; and a word of flags.
+    /// Returns the arguments of a launch as words: addresses in the order of [`PerOperand`]; m, n, k, batch; leading dimension
+    /// and batch stride of A, B, D and the addend; and a word of flags.
     #[must_use]
     pub fn pack(&self, at: &PerOperand) -> [u64; ARGUMENT_WORDS] {
         let Matmul { m, n, k, batch, a, b, d, .. } = self.product;
@@ -291,7 +292,8 @@ pub fn run_on_host(fused: &FusedMatmul, operands: HostOperands<'_>) -> Result<()
     Ok(())
 }
 
-/// A sum in the order of the kernel: every 64th term, then four of those sums, and a tree over the sixteen that come of it.
+/// Returns a sum in the order of the kernel: every 64th term, then four of those sums, and a tree over the sixteen that come
+/// of it.
 fn sum_of_terms(terms: impl Iterator<Item = f32>) -> f32 {
     let mut parts = [0.0f32; 64];
     terms.enumerate().for_each(|(number, term)| parts[number % 64] += term);

@@ -37,13 +37,13 @@ pub fn run(matmul: &Matmul, a: Slice<'_>, b: Slice<'_>, d: SliceMut<'_>) -> Resu
     Ok(())
 }
 
-/// The element numbers of a batch item's matrix.
+/// Returns the element numbers of a batch item's matrix.
 fn matrix(operand: &Operand, item: u64, (rows, columns): (u64, u64)) -> std::ops::Range<usize> {
     let first = item * operand.batch_stride;
     first as usize..(first + (rows - 1) * operand.leading_dimension + columns) as usize
 }
 
-/// The stored rows of a matrix, without what lies between them.
+/// Returns the stored rows of a matrix, without what lies between them.
 fn stored_rows<'e, T>(
     elements: &'e [T],
     operand: &Operand,
@@ -53,7 +53,7 @@ fn stored_rows<'e, T>(
     elements.chunks(step(operand, columns)).map(move |row| &row[..columns])
 }
 
-/// [`stored_rows`], to write.
+/// Returns what [`stored_rows`] does, to write.
 fn stored_rows_mut<'e, T>(
     elements: &'e mut [T],
     operand: &Operand,
@@ -63,12 +63,12 @@ fn stored_rows_mut<'e, T>(
     elements.chunks_mut(step(operand, columns)).map(move |row| &mut row[..columns])
 }
 
-/// From one row to the next; a single row may have a leading dimension that is shorter than itself.
+/// Returns the distance from one row to the next; a single row may have a leading dimension that is shorter than itself.
 fn step(operand: &Operand, columns: usize) -> usize {
     (operand.leading_dimension as usize).max(columns)
 }
 
-/// A stored matrix as the factor that it is in the product.
+/// Returns a stored matrix as the factor that it is in the product.
 fn factor<'e, T>(elements: &'e [T], operand: &Operand, (rows, columns): (u64, u64)) -> ArrayView2<'e, T> {
     let (rows, columns) = (rows as usize, columns as usize);
     let shape = (rows, columns).strides((step(operand, columns), 1));
@@ -76,7 +76,7 @@ fn factor<'e, T>(elements: &'e [T], operand: &Operand, (rows, columns): (u64, u6
     if operand.transposed { view.reversed_axes() } else { view }
 }
 
-/// The products of a batch in the elements' own type.
+/// Computes the products of a batch in the elements' own type.
 fn products<T: LinalgScalar>(matmul: &Matmul, a: &[T], b: &[T], d: &mut [T]) {
     if matmul.m == 0 || matmul.n == 0 {
         return;
@@ -100,7 +100,7 @@ fn products<T: LinalgScalar>(matmul: &Matmul, a: &[T], b: &[T], d: &mut [T]) {
     }
 }
 
-/// The products of a batch of 16-bit floats: computed in f32 from exact copies, rounded once.
+/// Computes the products of a batch of 16-bit floats in f32 from exact copies, rounded once.
 fn rounded_products<H: Copy>(matmul: &Matmul, a: &[H], b: &[H], d: &mut [H])
 where
     [H]: HalfFloatSliceExt,
@@ -140,7 +140,7 @@ where
     }
 }
 
-/// A stored matrix of 16-bit floats as f32, without what lies between its rows.
+/// Returns a stored matrix of 16-bit floats as f32, without what lies between its rows.
 fn extend<H>(elements: &[H], operand: &Operand, columns: u64, wide: &mut [f32])
 where
     [H]: HalfFloatSliceExt,

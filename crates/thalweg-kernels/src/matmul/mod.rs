@@ -56,7 +56,7 @@ pub struct Matmul {
 pub const ARGUMENT_WORDS: usize = 14;
 
 impl Matmul {
-    /// One product of contiguous row-major matrices, none transposed.
+    /// Describes one product of contiguous row-major matrices, none transposed.
     #[must_use]
     pub fn contiguous(m: u64, n: u64, k: u64, batch: u64, dtype: DType) -> Self {
         let operand = |rows: u64, columns: u64| Operand {
@@ -77,14 +77,14 @@ impl Matmul {
         }
     }
 
-    /// The floating-point operations: a multiplication and an addition for each of m · n · k terms.
+    /// Returns the floating-point operations: a multiplication and an addition for each of m · n · k terms.
     #[must_use]
     pub fn flops(&self) -> u64 {
         2 * self.m * self.n * self.k * self.batch
     }
 
-    /// The bytes that must move at least: each distinct element of A and B read once, each of D written once and, where
-    /// the product is added, read once.
+    /// Returns the bytes that must move at least: each distinct element of A and B read once, each of D written once and,
+    /// where the product is added, read once.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         let distinct =
@@ -96,14 +96,14 @@ impl Matmul {
         elements * self.dtype.size_bytes() as u64
     }
 
-    /// How many elements A, B and D take, from their first on; 0 where nothing is touched.
+    /// Returns how many elements A, B and D take, from their first on; 0 where nothing is touched.
     #[must_use]
     pub fn spans(&self) -> [u64; 3] {
         let [a, b, d] = self.stored();
         [self.span(&self.a, a), self.span(&self.b, b), self.span(&self.d, d)]
     }
 
-    /// The rows and columns of A, B and D as they are stored.
+    /// Returns the rows and columns of A, B and D as they are stored.
     fn stored(&self) -> [(u64, u64); 3] {
         let stored = |operand: &Operand, rows, columns| {
             if operand.transposed { (columns, rows) } else { (rows, columns) }
@@ -118,7 +118,7 @@ impl Matmul {
         (self.batch - 1) * operand.batch_stride + (rows - 1) * operand.leading_dimension + columns
     }
 
-    /// Whether the description can be carried out.
+    /// Checks whether the description can be carried out.
     ///
     /// # Errors
     /// If a leading dimension is shorter than a stored row, matrices of D overlap, D is transposed, the dtype is no
@@ -161,9 +161,9 @@ impl Matmul {
         Ok(())
     }
 
-    /// The arguments of a launch as words: the addresses of A, B and D; m, n, k, batch; the leading dimension and the batch
-    /// stride of A, of B and of D; and a word of flags (bit 0: A transposed, bit 1: B transposed, bit 2: accumulate, from
-    /// bit 8 on: the dtype's place in [`DType::ALL`]).
+    /// Returns the arguments of a launch as words: the addresses of A, B and D; m, n, k, batch; the leading dimension and the
+    /// batch stride of A, of B and of D; and a word of flags (bit 0: A transposed, bit 1: B transposed, bit 2: accumulate,
+    /// from bit 8 on: the dtype's place in [`DType::ALL`]).
     #[must_use]
     pub fn pack(&self, a: u64, b: u64, d: u64) -> [u64; ARGUMENT_WORDS] {
         let dtype = DType::ALL.iter().position(|&dtype| dtype == self.dtype).expect("ALL lists every dtype");
@@ -220,7 +220,7 @@ impl Matmul {
     }
 }
 
-/// Whether the last element of an operand has a number that fits.
+/// Returns whether the last element of an operand has a number that fits.
 fn addressable(operand: &Operand, rows: u64, columns: u64, batch: u64) -> bool {
     let last = |count: u64, stride: u64| count.saturating_sub(1).checked_mul(stride);
     let span = || {

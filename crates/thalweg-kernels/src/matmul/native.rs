@@ -106,7 +106,7 @@ impl NativeKernel for Placed<FusedMatmul, PerOperand> {
     }
 }
 
-/// Which bytes of its span a matrix of a product touches, of this many rows and columns as it stands in the product.
+/// Returns which bytes of its span a matrix of a product touches, of this many rows and columns as it stands in the product.
 fn touch_of_matrix(product: &Matmul, operand: &Operand, rows: u64, columns: u64) -> Touch {
     let (rows, columns) = if operand.transposed { (columns, rows) } else { (rows, columns) };
     let dimensions = [(product.batch, operand.batch_stride), (rows, operand.leading_dimension), (columns, 1)];

@@ -35,7 +35,7 @@ fn products() -> impl Strategy<Value = Matmul> {
     )
 }
 
-/// Numbers in −1 … 1 that repeat late.
+/// Returns numbers in −1 … 1 that repeat late.
 fn numbers<T: Element>(count: u64, seed: u64) -> Vec<T> {
     (0..count).map(|i| T::from_f64(((i * 7919 + seed * 104_729) % 2003) as f64 / 1001.0 - 1.0)).collect()
 }

@@ -67,7 +67,7 @@ fn in_the_child() {
     println!("{DONE}");
 }
 
-/// All threads of the process are refused `membarrier(2)` from now on.
+/// Makes the system refuse all threads of the process `membarrier(2)` from now on.
 fn deny_membarrier() -> io::Result<()> {
     let step = |code: u32, k, jt, jf| libc::sock_filter { code: code as u16, jt, jf, k };
     let mut steps = [

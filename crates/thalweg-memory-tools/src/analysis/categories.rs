@@ -29,8 +29,9 @@ impl Default for Categories {
 }
 
 impl Categories {
-    /// The built-in categories, behind rules of the user's own: a block belongs to the category if its stack has a frame in which,
-    /// written as `file:line function`, the text occurs. Of several rules that fit the first counts; several may have one category.
+    /// Creates the built-in categories, behind rules of the user's own: a block belongs to the category if its stack has a
+    /// frame in which, written as `file:line function`, the text occurs. Of several rules that fit the first counts; several
+    /// may have one category.
     pub fn new<'r>(rules: impl IntoIterator<Item = (&'r str, &'r str)>) -> Self {
         let mut names: Vec<String> = std::iter::once(NO_STACK).chain(BUILT_IN).map(str::to_owned).collect();
         let mut list = Vec::new();
@@ -45,7 +46,7 @@ impl Categories {
         Self { names, rules: list }
     }
 
-    /// The names, by number.
+    /// Returns the names, by number.
     pub fn names(&self) -> &[String] {
         &self.names
     }
@@ -69,7 +70,7 @@ impl Categories {
         rule.and_then(|rule| u16::try_from(rule).ok()).unwrap_or(u16::MAX)
     }
 
-    /// The category that the frames of a stack vote for.
+    /// Returns the category that the frames of a stack vote for.
     fn elected(&self, votes: impl Iterator<Item = Vote>) -> usize {
         let mut best = Vote { rule: u16::MAX, built_in: BUILT_IN.len() as u8 };
         for vote in votes {
@@ -84,7 +85,8 @@ impl Categories {
     }
 }
 
-/// What one frame speaks for: the lowest of each counts. The rule is by its place in the list, or above it for none.
+/// The category that one frame votes for: the lowest of each counts. The rule is by its place in the list, or above it for
+/// none.
 #[derive(Clone, Copy, Debug)]
 struct Vote {
     rule: u16,
@@ -103,7 +105,7 @@ pub struct Sorting<'c> {
 }
 
 impl Sorting<'_> {
-    /// The number of the category of what was allocated at a stack.
+    /// Returns the number of the category of what was allocated at a stack.
     pub fn category(&mut self, stack: Option<StackId>) -> usize {
         let Self { categories, recording, by_function, by_frame } = self;
         let Some(stack) = stack else { return 0 };

@@ -1,4 +1,4 @@
-//! What one recording has more of than another.
+//! The memory that one recording has and another has not.
 
 use std::collections::BTreeMap;
 
@@ -9,23 +9,23 @@ use super::summary::Moment;
 /// A group of live blocks in two recordings. Sizes are in bytes.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Growth<K> {
-    /// What the blocks of the group have in common.
+    /// The key that the blocks of the group share.
     pub key: K,
     /// How many there are in the first recording, and in the second.
     pub blocks: (usize, usize),
-    /// What was asked for with them, in the first and in the second.
+    /// The bytes that were requested with them, in the first recording and in the second.
     pub bytes: (u64, u64),
 }
 
 impl<K> Growth<K> {
-    /// How much more the second has; negative if it has less.
+    /// Returns how much more the second has; negative if it has less.
     pub fn change_bytes(&self) -> i128 {
         i128::from(self.bytes.1) - i128::from(self.bytes.0)
     }
 }
 
-/// What is live in moment `b` compared with moment `a`: by size, and by stack (no frames where it is not known). What grew most
-/// is first, and what is the same in both is left out.
+/// Returns what is live in moment `b` compared with moment `a`: by size, and by stack (no frames where it is not known). What
+/// grew most is first, and what is the same in both is left out.
 pub fn diff<'r>(
     (a, in_a): (&'r Recording, &Moment),
     (b, in_b): (&'r Recording, &Moment),

@@ -1,4 +1,4 @@
-//! What can be said of a program under other settings, where its beginning may not be known.
+//! The forecast of a program under other settings, where its beginning may not be known.
 //!
 //! If a trace begins with its program, a replay says all. If not, what the settings had reserved by then nobody can know. Three
 //! things are known all the same:
@@ -24,7 +24,7 @@ const CARD_GRANULE_BYTES: u64 = 1 << 20;
 /// A program with more streams and private pools is served once and not so often.
 const MOST_ARENAS: usize = 256;
 
-/// What becomes of a program under some settings, as far as it is known.
+/// The prediction for a program under some settings, as far as it is known.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Forecast {
     /// The program from its beginning; if that is not in the trace, the recorded part, from a tidy beginning.
@@ -34,14 +34,14 @@ pub struct Forecast {
     pub worn: Option<ReplayFigures>,
     /// Whether these are the settings of the recording.
     pub is_recorded: bool,
-    /// What the whole program reserves at some moment at the least, in bytes.
+    /// A lower bound of the program's peak of reserved memory, in bytes.
     pub least_reserved_bytes: u64,
     /// A GPU of so many bytes is enough, and one that is smaller by a hundredth is not; of the recorded part. `None` if that is
     /// not known.
     pub fits_from_bytes: Option<u64>,
 }
 
-/// Why nothing can be said of a program under some settings, if so.
+/// Returns why nothing can be said of a program under some settings, if so.
 pub fn unknown(program: &RecordedProgram, settings: &Settings) -> Option<&'static str> {
     let is_estimate = settings.backend() == Backend::CudaMallocAsync;
     (is_estimate && !program.pools().is_empty()).then_some(
@@ -141,17 +141,17 @@ impl Forecast {
         Ok(())
     }
 
-    /// Whether only a part of the program is known.
+    /// Returns whether only a part of the program is known.
     pub fn is_partial(&self) -> bool {
         self.worn.is_some()
     }
 
-    /// The outcome that is nearest to what would have been.
+    /// Returns the outcome that is nearest to what would have been.
     pub fn nearest(&self) -> &ReplayFigures {
         self.worn.as_ref().filter(|_| self.is_recorded).unwrap_or(&self.tidy)
     }
 
-    /// What is reserved at most over the recorded part, in bytes: the least and the most that it can be taken for.
+    /// Returns what is reserved at most over the recorded part, in bytes: the least and the most that it can be taken for.
     pub fn recorded_part_bytes(&self) -> (u64, u64) {
         let nearest = self.nearest().peak_reserved_bytes;
         match &self.worn {
@@ -162,7 +162,7 @@ impl Forecast {
         }
     }
 
-    /// Whether a request fails for want of memory over the recorded part.
+    /// Returns whether a request fails for want of memory over the recorded part.
     pub fn out_of_memory(&self) -> Answer {
         let nearest = self.nearest().out_of_memory;
         match &self.worn {
@@ -172,7 +172,7 @@ impl Forecast {
         }
     }
 
-    /// How much less than `first` is reserved at most, from each beginning, in bytes; the smaller one first.
+    /// Returns how much less than `first` is reserved at most, from each beginning, in bytes; the smaller one first.
     fn saved_bytes(&self, first: &Self) -> (i128, i128) {
         let saved = |first: &ReplayFigures, other: &ReplayFigures| {
             i128::from(first.peak_reserved_bytes) - i128::from(other.peak_reserved_bytes)
@@ -188,7 +188,7 @@ impl Forecast {
     }
 }
 
-/// What to do.
+/// The recommendation of a forecast.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Recommendation {
     /// None of the settings fits the GPU.
@@ -211,9 +211,9 @@ pub enum Recommendation {
     },
 }
 
-/// Which of some settings to use instead of the first, if any: the one that fits and saves most, and of those that save about as
-/// much (to 1 %) the one that calls the driver least. Of a program of which only a part is known, a saving counts only if it is seen
-/// from both beginnings.
+/// Returns which of some settings to use instead of the first, if any: the one that fits and saves most, and of those that
+/// save about as much (to 1 %) the one that calls the driver least. Of a program of which only a part is known, a saving
+/// counts only if it is seen from both beginnings.
 pub fn recommend(forecasts: &[Forecast]) -> Recommendation {
     let fits = |forecast: &Forecast| forecast.out_of_memory() == Answer::No && !forecast.tidy.is_estimate;
     let Some(first) = forecasts.first().filter(|_| forecasts.iter().any(fits)) else {

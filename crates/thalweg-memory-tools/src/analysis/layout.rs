@@ -26,7 +26,7 @@ pub struct Fragmentation {
 }
 
 impl Fragmentation {
-    /// That of a state in which `asking` asks for memory of the shared pool.
+    /// Returns the layout of a state in which `asking` asks for memory of the shared pool.
     pub(super) fn of(state: &MemoryState, asking: StreamId) -> Self {
         let mut live: Vec<(u64, u64)> =
             state.live.iter().map(|(&address, live)| (address, live.size_bytes)).collect();
@@ -58,13 +58,13 @@ impl Fragmentation {
         result
     }
 
-    /// All that is reserved.
+    /// Returns all that is reserved.
     pub fn reserved_bytes(&self) -> u64 {
         self.active_bytes + self.hard_bytes + self.soft_bytes + self.stream_bytes + self.pool_bytes
     }
 }
 
-/// The segments; mapped ranges that touch each other are one.
+/// Returns the segments; mapped ranges that touch each other are one.
 fn merged(taken: &BTreeMap<u64, Taken>) -> Vec<(u64, Taken)> {
     let mut merged: Vec<(u64, Taken)> = Vec::new();
     for (&start, &taken) in taken {

@@ -28,9 +28,9 @@ pub struct BlockLife {
     pub completed: Option<usize>,
     /// Where it began.
     pub address: u64,
-    /// What was asked for, in bytes.
+    /// The bytes that were requested.
     pub requested_bytes: u64,
-    /// What it took in its segment, in bytes; rounded by rule where the trace does not say.
+    /// The bytes that it took in its segment; rounded by rule where the trace does not say.
     pub size_bytes: u64,
     /// The stream that it belonged to.
     pub stream: StreamId,
@@ -59,7 +59,7 @@ pub struct SegmentLife {
     pub is_expandable: bool,
 }
 
-/// The lives on `device`.
+/// Returns the lives on `device`.
 pub fn lives(recording: &Recording, device: usize) -> Lives {
     let before = MemoryState::before(recording, device, &FirstPass::over(recording, device));
     let mut walk = Walk::default();
@@ -77,7 +77,7 @@ pub fn lives(recording: &Recording, device: usize) -> Lives {
     walk.finish(&MemoryState::at_end(recording, device))
 }
 
-/// What was seen so far, and by address which of it still exists.
+/// The blocks and segments that were seen so far, and by address which of it still exists.
 #[derive(Default)]
 struct Walk {
     lives: Lives,
@@ -180,7 +180,7 @@ impl Walk {
         }
     }
 
-    /// What only the end of the file says: exact sizes, and the pools of segments that are still there.
+    /// Returns what only the end of the file says: exact sizes, and the pools of segments that are still there.
     fn finish(mut self, end: &MemoryState) -> Lives {
         for (address, &segment) in &self.taken {
             if let Some(taken) = end.taken.range(..=address).next_back().map(|(_, taken)| taken)

@@ -1,4 +1,5 @@
-//! What a [`Recording`](thalweg_snapshot::Recording) tells: how much was live and reserved, when, by whom, and in which ways the rest was of no use.
+//! The analysis of a [`Recording`](thalweg_snapshot::Recording): how much memory was live and reserved, when, by which code,
+//! and why the rest was of no use.
 //!
 //! ```text
 //!  Recording ──▶ summarise ──▶ Summary     peaks, what was live then, fragmentation, what went wrong

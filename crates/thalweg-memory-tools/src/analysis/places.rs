@@ -16,12 +16,13 @@ pub struct Telling<'r> {
 }
 
 impl<'r> Telling<'r> {
-    /// Those of a recording.
+    /// Creates the table of a recording.
     pub fn of(recording: &'r Recording) -> Self {
         Self { recording, kinds: vec![0; recording.function_count()] }
     }
 
-    /// That of a stack, and which of its frames it is, counted from the innermost; `None` if it has no frames.
+    /// Returns the most telling frame of a stack, and which of its frames it is, counted from the innermost; `None` if it has
+    /// no frames.
     pub fn frame(&mut self, stack: StackId) -> Option<(usize, FrameId)> {
         let mut best: Option<(u8, usize, FrameId)> = None;
         for (at, frame) in self.recording.stack_frames(stack).enumerate() {
@@ -40,9 +41,9 @@ impl<'r> Telling<'r> {
     }
 }
 
-/// Of frames, innermost first, the one that tells a reader most. The first kind that there is counts, and of that the innermost:
-/// the user's own Python code, Python code that a compiler wrote, other Python code, a node of the backward pass, a C++ function
-/// that is not PyTorch's, an operator, anything with a file.
+/// Returns of frames, innermost first, the one that tells a reader most. The first kind that there is counts, and of that the
+/// innermost: the user's own Python code, Python code that a compiler wrote, other Python code, a node of the backward pass, a
+/// C++ function that is not PyTorch's, an operator, anything with a file.
 pub fn telling<'r>(frames: impl Iterator<Item = FrameView<'r>>) -> Option<FrameView<'r>> {
     frames.min_by_key(|frame| kind_of(frame))
 }
@@ -65,7 +66,7 @@ fn kind_of(frame: &FrameView<'_>) -> u8 {
     }
 }
 
-/// Whether a Python file belongs to no user: Python's own, what was installed, PyTorch itself.
+/// Returns whether a Python file belongs to no user: Python's own, what was installed, PyTorch itself.
 fn is_library(file: &str) -> bool {
     let is_part = |part: &str| {
         matches!(part, "site-packages" | "dist-packages" | "torch") || part.starts_with("python3")
@@ -77,8 +78,8 @@ fn is_library(file: &str) -> bool {
     file.starts_with('<') || parts.any(|part| is_part(part) || is_windows && part == "Lib")
 }
 
-/// Whether a compiler wrote a Python file: `torch.compile` keeps them in a cache, in folders of two letters that are the second and
-/// third of the file's name.
+/// Returns whether a compiler wrote a Python file: `torch.compile` keeps them in a cache, in folders of two letters that are
+/// the second and third of the file's name.
 fn is_compiled(file: &str) -> bool {
     let mut parts = file.rsplit(['/', '\\']);
     let (name, folder) = (parts.next().unwrap_or(""), parts.next().unwrap_or(""));
@@ -86,7 +87,7 @@ fn is_compiled(file: &str) -> bool {
     is_hashed || file.contains("torchinductor_")
 }
 
-/// The node of the backward pass that a C++ function belongs to: `BmmBackward0`.
+/// Returns the node of the backward pass that a C++ function belongs to: `BmmBackward0`.
 pub fn backward_node(function: &str) -> Option<&str> {
     let path = function.split('(').next().unwrap_or(function);
     let path = path.strip_suffix("::apply").or_else(|| path.strip_suffix("::operator"))?;
@@ -95,14 +96,14 @@ pub fn backward_node(function: &str) -> Option<&str> {
     (is_name && (node.contains("Backward") || node == "AccumulateGrad")).then_some(node)
 }
 
-/// The operator that a C++ function calls, if it is more than memory for a result: `at::_ops::bmm::call` is `bmm`.
+/// Returns the operator that a C++ function calls, if it is more than memory for a result: `at::_ops::bmm::call` is `bmm`.
 fn operator(function: &str) -> Option<&str> {
     let operator = function.strip_prefix("at::_ops::")?.split("::").next()?;
     let makes_room = operator.starts_with("empty") || operator.starts_with("resize");
     (!makes_room).then_some(operator)
 }
 
-/// Whether a C++ function is PyTorch's, Python's, CUDA's or the system's.
+/// Returns whether a C++ function is PyTorch's, Python's, CUDA's or the system's.
 fn is_internal(function: &str) -> bool {
     const INSIDE: [&str; 14] = [
         "torch::",

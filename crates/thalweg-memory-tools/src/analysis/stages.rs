@@ -40,14 +40,15 @@ struct Scope {
     end_us: i64,
 }
 
-/// What is live and reserved.
+/// The live and the reserved memory.
 #[derive(Clone, Copy, Default)]
 struct Level {
     live_bytes: u64,
     reserved_bytes: u64,
 }
 
-/// The stages on `device`, in the order in which they were first entered; none where nothing was marked, or the trace has no times.
+/// Returns the stages on `device`, in the order in which they were first entered; none where nothing was marked, or the trace
+/// has no times.
 pub fn stages(recording: &Recording, device: usize) -> Vec<Stage> {
     let mut scopes = scopes(recording, device);
     let times = || recording.trace(device).filter_map(|event| event.time_us);
@@ -61,7 +62,8 @@ pub fn stages(recording: &Recording, device: usize) -> Vec<Stage> {
     sweep.finish(first_us, last_us)
 }
 
-/// The scopes that were marked on a device. What has no start began before the file, what has no end goes on behind it.
+/// Returns the scopes that were marked on a device. What has no start began before the file, what has no end goes on behind
+/// it.
 fn scopes(recording: &Recording, device: usize) -> Vec<Scope> {
     let mut open: FxHashMap<&str, Vec<i64>> = FxHashMap::default();
     let mut scopes = Vec::new();
@@ -97,7 +99,7 @@ struct Sweep<'s> {
     begun: usize,
     /// Those that have begun and not ended: their number, and what was live when they began.
     inside: Vec<(usize, u64)>,
-    /// What each live block was asked for with.
+    /// The bytes that each live block was requested with.
     live: FxHashMap<u64, u64>,
     level: Level,
     stages: Vec<Stage>,
@@ -191,7 +193,7 @@ impl<'s> Sweep<'s> {
 }
 
 impl Stage {
-    /// So much is there after so many entries, and `before` was live when the scope was entered.
+    /// Notes the level after so many entries, and `before` was live when the scope was entered.
     fn note(&mut self, level: Level, before: u64, entry: usize) {
         if level.live_bytes > self.peak_live_bytes {
             (self.peak_live_bytes, self.peak_entry) = (level.live_bytes, entry);

@@ -1,4 +1,4 @@
-//! What a recording comes to.
+//! The summary of a recording.
 
 use rustc_hash::FxHashMap;
 
@@ -7,7 +7,7 @@ use super::walk::{FirstPass, Live, MemoryState, Peak};
 use thalweg_memory::StreamId;
 use thalweg_snapshot::{Action, BlockState, Gap, Recording, StackId};
 
-/// What the recording of one device comes to. Sizes are in bytes.
+/// The summary of the recording of one device. Sizes are in bytes.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Summary {
     /// The device.
@@ -16,7 +16,7 @@ pub struct Summary {
     pub entries: usize,
     /// From the first entry to the last in microseconds, where the entries have times.
     pub duration_us: Option<i64>,
-    /// What was there before the trace.
+    /// The state before the trace.
     pub start: Start,
     /// The most that was live at once, as it was asked for.
     pub peak_live_bytes: u64,
@@ -29,17 +29,17 @@ pub struct Summary {
     /// How much more was live at most in the last quarter of the trace than in the second, over the latter: what a program
     /// that repeats its steps should not do. `None` if the trace is too short to say, or nothing was live.
     pub growth: Option<f64>,
-    /// What each pool has at the end: the shared one is (0, 0).
+    /// The memory of each pool at the end: the shared one is (0, 0).
     pub pools: Vec<PoolUse>,
     /// The requests that failed, in order.
     pub out_of_memory: Vec<OutOfMemoryEntry>,
     /// Pinned host memory at the end, where its history was recorded.
     pub host_bytes: u64,
-    /// What does not fit together in the file.
+    /// The contradictions in the file.
     pub doubts: Doubts,
 }
 
-/// What of a file does not fit together, so that its figures can be wrong.
+/// The contradictions in a file, by which its figures can be wrong.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Doubts {
     /// Entries are missing in the middle of the trace.
@@ -52,22 +52,22 @@ pub struct Doubts {
     pub excess_bytes: u64,
 }
 
-/// What was there before the trace.
+/// The state before the trace.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Start {
     /// How many blocks were live.
     pub live_blocks: usize,
-    /// What was asked for with them, in bytes.
+    /// The bytes that were requested with them.
     pub live_bytes: u64,
-    /// What was reserved, in bytes.
+    /// The bytes that were reserved.
     pub reserved_bytes: u64,
     /// How many frees are of blocks that the trace never allocates.
     pub unseen_frees: usize,
 }
 
 impl Start {
-    /// Whether the trace begins with the program: nothing was live before. If something was, the history was switched on late,
-    /// or its ring was full and dropped the beginning; a file does not say which.
+    /// Returns whether the trace begins with the program: nothing was live before. If something was, the history was switched
+    /// on late, or its ring was full and dropped the beginning; a file does not say which.
     pub fn is_complete(&self) -> bool {
         self.live_blocks == 0
     }
@@ -78,11 +78,11 @@ impl Start {
 pub struct Moment {
     /// After how many entries of the trace.
     pub entry: usize,
-    /// What was live, as it was asked for.
+    /// The live bytes, as they were requested.
     pub live_bytes: u64,
     /// In how many blocks.
     pub live_blocks: usize,
-    /// What was reserved.
+    /// The reserved bytes.
     pub reserved_bytes: u64,
     /// Why what was reserved and not active served nobody.
     pub fragmentation: Fragmentation,
@@ -97,7 +97,7 @@ pub struct Moment {
 /// Live blocks of one size.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct SizeGroup {
-    /// What was asked for with each.
+    /// The bytes that were requested with each.
     pub size_bytes: u64,
     /// How many.
     pub blocks: usize,
@@ -112,11 +112,11 @@ pub struct StackGroup {
     pub stack: Option<StackId>,
     /// How many.
     pub blocks: usize,
-    /// What was asked for, all together.
+    /// The bytes that were requested, all together.
     pub bytes: u64,
 }
 
-/// What one pool has. Sizes are in bytes.
+/// The memory of one pool. Sizes are in bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PoolUse {
     /// PyTorch's number of the pool.
@@ -134,29 +134,29 @@ pub struct PoolUse {
 pub struct OutOfMemoryEntry {
     /// Its number in the trace.
     pub entry: usize,
-    /// What was asked for.
+    /// The bytes that were requested.
     pub requested_bytes: u64,
-    /// What the device had left.
+    /// The bytes that the device had left.
     pub device_free_bytes: u64,
-    /// What the allocator had reserved.
+    /// The bytes that the allocator had reserved.
     pub reserved_bytes: u64,
     /// Where it was asked for.
     pub stack: Option<StackId>,
     /// Why what was reserved and not active did not serve it.
     pub fragmentation: Fragmentation,
-    /// What was live then by where it was allocated, the most bytes first.
+    /// The memory that was live then by where it was allocated, the most bytes first.
     pub by_stack: Vec<StackGroup>,
 }
 
 impl OutOfMemoryEntry {
-    /// What of a GPU of `total_bytes` neither this allocator had nor anybody could have: the driver's own memory, that of
-    /// libraries, of other processes.
+    /// Returns what of a GPU of `total_bytes` neither this allocator had nor anybody could have: the driver's own memory, that
+    /// of libraries, of other processes.
     pub fn outside_bytes(&self, total_bytes: u64) -> u64 {
         total_bytes.saturating_sub(self.device_free_bytes).saturating_sub(self.reserved_bytes)
     }
 }
 
-/// What the recording of `device` comes to.
+/// Returns what the recording of `device` comes to.
 pub fn summarise(recording: &Recording, device: usize) -> Summary {
     let pass = FirstPass::over(recording, device);
     let end = MemoryState::at_end(recording, device);
@@ -203,13 +203,13 @@ pub fn summarise(recording: &Recording, device: usize) -> Summary {
     }
 }
 
-/// By how much more is live than reserved at the worst moment.
+/// Returns by how much more is live than reserved at the worst moment.
 fn excess_bytes(pass: &FirstPass, start: &Start) -> u64 {
     let before = i128::from(start.live_bytes) - i128::from(start.reserved_bytes);
     u64::try_from((before + pass.excess).max(0)).unwrap_or(u64::MAX)
 }
 
-/// How many blocks of the file lie outside of their segments, or upon the one before.
+/// Returns how many blocks of the file lie outside of their segments, or upon the one before.
 fn misplaced_blocks(recording: &Recording, device: usize) -> usize {
     let mut misplaced = 0;
     for (segment, blocks) in recording.segments(device) {
@@ -224,7 +224,7 @@ fn misplaced_blocks(recording: &Recording, device: usize) -> usize {
     misplaced
 }
 
-/// The moment after `entries` entries, and each failure on the whole way.
+/// Returns the moment after `entries` entries, and each failure on the whole way.
 fn at_peak(
     recording: &Recording,
     device: usize,
@@ -281,7 +281,7 @@ fn moment(state: &MemoryState, stream: StreamId, entry: usize) -> Moment {
     }
 }
 
-/// The live blocks by where they were allocated, the most bytes first.
+/// Returns the live blocks by where they were allocated, the most bytes first.
 fn by_stack(state: &MemoryState) -> Vec<StackGroup> {
     let mut stacks: FxHashMap<Option<StackId>, (usize, u64)> = FxHashMap::default();
     for live in state.live.values() {
@@ -294,7 +294,7 @@ fn by_stack(state: &MemoryState) -> Vec<StackGroup> {
     groups
 }
 
-/// The stream with the most live bytes.
+/// Returns the stream with the most live bytes.
 fn busiest(state: &MemoryState) -> StreamId {
     let mut bytes: FxHashMap<StreamId, u64> = FxHashMap::default();
     for Live { stream, size_bytes, .. } in state.live.values() {

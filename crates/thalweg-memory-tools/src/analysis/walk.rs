@@ -11,7 +11,7 @@ use thalweg_snapshot::{Action, BlockState, Event, Recording, StackId};
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Live {
     pub(super) requested_bytes: u64,
-    /// What it takes in its segment.
+    /// The bytes that it takes in its segment.
     pub(super) size_bytes: u64,
     pub(super) stream: StreamId,
     pub(super) stack: Option<StackId>,
@@ -45,7 +45,7 @@ impl Taken {
     }
 }
 
-/// What there is at one moment, by address.
+/// The memory at one moment, by address.
 #[derive(Clone, Default, Debug)]
 pub(super) struct MemoryState {
     pub(super) live: FxHashMap<u64, Live>,
@@ -53,7 +53,7 @@ pub(super) struct MemoryState {
 }
 
 impl MemoryState {
-    /// The state at the end of the file: what it says of its segments.
+    /// Creates the state at the end of the file: what it says of its segments.
     pub(super) fn at_end(recording: &Recording, device: usize) -> Self {
         let mut state = Self::default();
         for (segment, blocks) in recording.segments(device) {
@@ -76,7 +76,7 @@ impl MemoryState {
         state
     }
 
-    /// The state before a trace, out of that at its end.
+    /// Creates the state before a trace, out of that at its end.
     pub(super) fn before(recording: &Recording, device: usize, first: &FirstPass) -> Self {
         let mut state = Self { live: first.older.clone(), taken: Self::at_end(recording, device).taken };
         for event in recording.trace(device).rev() {
@@ -129,10 +129,10 @@ impl MemoryState {
     }
 }
 
-/// What one pass over a trace finds, without knowing the state before it.
+/// The results of one pass over a trace, without knowing the state before it.
 #[derive(Default, Debug)]
 pub(super) struct FirstPass {
-    /// What was live before the trace, by address.
+    /// The blocks that were live before the trace, by address.
     pub(super) older: FxHashMap<u64, Live>,
     /// Of these, how many the trace frees.
     pub(super) unseen_frees: usize,

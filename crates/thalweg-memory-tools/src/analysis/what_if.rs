@@ -22,7 +22,7 @@ const CURVE_STEPS: usize = 4096;
 /// From each entry of a trace on (`None`: before the first) so many bytes.
 pub type ReservedSteps = Vec<(Option<u32>, u64)>;
 
-/// What becomes of a program under some settings.
+/// The figures of a program under some settings.
 #[derive(Clone, PartialEq, Debug)]
 pub struct ReplayFigures {
     /// The most that was live or pending, as it was asked for, in bytes.
@@ -42,19 +42,19 @@ pub struct ReplayFigures {
     pub address_mismatches: u64,
     /// Whether the figures are an estimate: of `cudaMallocAsync`, whose rules are the driver's secret.
     pub is_estimate: bool,
-    /// What is reserved over time. Where there are many changes it is thinned to some thousand steps, of which each is the most of
-    /// its stretch.
+    /// The reserved memory over time. Where there are many changes it is thinned to some thousand steps, of which each is the
+    /// most of its stretch.
     pub reserved: ReservedSteps,
 }
 
 impl ReplayFigures {
-    /// What was reserved at most over what was live at most; 1 is perfect.
+    /// Returns what was reserved at most over what was live at most; 1 is perfect.
     pub fn reserved_over_live(&self) -> f64 {
         self.peak_reserved_bytes as f64 / self.peak_live_bytes as f64
     }
 }
 
-/// The configuration that a recording was made with, as its text; empty if it was the default or is not known.
+/// Returns the configuration that a recording was made with, as its text; empty if it was the default or is not known.
 pub fn recorded_conf(recording: &Recording) -> &str {
     let setting = recording.settings().iter().find(|(name, _)| &**name == "PYTORCH_CUDA_ALLOC_CONF");
     match setting {
@@ -64,13 +64,13 @@ pub fn recorded_conf(recording: &Recording) -> &str {
     }
 }
 
-/// Whether there are segments that grow, whatever the file says of settings.
+/// Returns whether there are segments that grow, whatever the file says of settings.
 fn maps_segments(recording: &Recording) -> bool {
     let mut devices = recording.devices().into_iter();
     devices.any(|device| recording.segments(device).any(|(segment, _)| segment.is_expandable))
 }
 
-/// Settings that follow `policy` where `conf` says nothing else.
+/// Returns settings that follow `policy` where `conf` says nothing else.
 ///
 /// # Errors
 /// If `conf` is no configuration.
@@ -130,13 +130,13 @@ fn begin(
     if attempts { replay.with_attempts() } else { replay }
 }
 
-/// A GPU that is never full.
+/// Returns a GPU that is never full.
 fn endless_bytes(program: &RecordedProgram) -> u64 {
     let needed = program.peak_live_bytes().saturating_mul(ENDLESS_TIMES).max(program.recorded_bytes());
     needed.clamp(LEAST_ENDLESS_BYTES, MOST_BYTES)
 }
 
-/// Whether the program runs to its end on a GPU, with what it asked for in vain; and what it reserves at most.
+/// Returns whether the program runs to its end on a GPU, with what it asked for in vain; and what it reserves at most.
 ///
 /// # Errors
 /// Those of [`run`].
@@ -183,12 +183,12 @@ fn serve(replay: &mut Replay<'_>, mut progress: impl FnMut(usize)) -> Result<(Re
     Ok((reserved, false))
 }
 
-/// Whether an error is want of memory; else what it is.
+/// Returns whether an error is lack of memory; else the error.
 fn out_of_memory(error: &ReplayError) -> Result<(), String> {
     if error.is_out_of_memory() { Ok(()) } else { Err(error.to_string()) }
 }
 
-/// A curve of at most about [`CURVE_STEPS`] steps: of each stretch of the trace the most.
+/// Returns a curve of at most about [`CURVE_STEPS`] steps: of each stretch of the trace the most.
 fn thin(steps: ReservedSteps, program: &RecordedProgram) -> ReservedSteps {
     if steps.len() <= CURVE_STEPS {
         return steps;
@@ -221,7 +221,7 @@ fn thin(steps: ReservedSteps, program: &RecordedProgram) -> ReservedSteps {
     thinned
 }
 
-/// What can be said of the driver's own allocator: its peak, and nothing of its calls.
+/// Returns what can be said of the driver's own allocator: its peak, and nothing of its calls.
 fn estimate(
     program: &RecordedProgram,
     gpu_bytes: Option<u64>,

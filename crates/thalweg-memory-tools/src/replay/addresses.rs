@@ -61,7 +61,7 @@ impl Addresses {
         address
     }
 
-    /// The segment at `address` is no more.
+    /// Removes the segment at `address`.
     pub(crate) fn give_back(&mut self, address: u64) {
         let Some(bytes) = self.live.remove(&address) else { return };
         let end = address + bytes;

@@ -1,4 +1,4 @@
-//! What the recording leaves open of the state before a trace, and how the replay finds it out on the way.
+//! The parts of the state before a trace that the recording leaves open, and how the replay finds it out on the way.
 //!
 //! A block that was live before the trace and is freed in it has a known beginning and a known request. In a plain segment for
 //! large requests it may also have a rest of up to 1 MiB, which was too small to be cut off. Where more than that is free behind
@@ -22,7 +22,7 @@ pub(super) struct Doubts(BTreeMap<u64, Doubt>);
 #[derive(Debug)]
 struct Doubt {
     number: u32,
-    /// What it may have besides.
+    /// The bytes that it may have besides.
     spare_bytes: u64,
     fillers: Vec<Block>,
 }
@@ -32,13 +32,13 @@ impl Doubts {
         self.0.is_empty()
     }
 
-    /// A block may be larger than it was laid out.
+    /// Notes that a block may be larger than it was laid out.
     pub(super) fn add(&mut self, number: u32, block: &Block) {
         let doubt = Doubt { number, spare_bytes: LARGEST_REST_BYTES, fillers: Vec::new() };
         self.0.insert(block.address() + block.size_bytes(), doubt);
     }
 
-    /// The fillers of a block that is freed.
+    /// Returns the fillers of a block that is freed.
     pub(super) fn end(&mut self, number: u32, block: &Block) -> Vec<Block> {
         if self.is_empty() {
             return Vec::new();
@@ -49,7 +49,7 @@ impl Doubts {
         found.and_then(|end| self.0.remove(&end)).map_or_else(Vec::new, |doubt| doubt.fillers)
     }
 
-    /// A block is larger than was known, by a filler where it was thought to end.
+    /// Fills a block that is larger than was known with a filler where it was thought to end.
     fn fill(&mut self, filler: Block) {
         if let Some(mut doubt) = self.0.remove(&filler.address()) {
             let end = filler.address() + filler.size_bytes();
@@ -61,7 +61,7 @@ impl Doubts {
 }
 
 impl Replay<'_> {
-    /// A block that was just handed out for so many bytes; or another, if in the recording its place was too small.
+    /// Returns a block that was just handed out for so many bytes; or another, if in the recording its place was too small.
     pub(super) fn reconsidered(
         &mut self,
         mut block: Block,

@@ -85,7 +85,7 @@ pub struct Replay<'p> {
     tags: Option<Tags>,
     /// Whether the state before the trace is laid out, if it is to be.
     is_laid_out: bool,
-    /// What of that is not known for sure.
+    /// The part of it that is not certain.
     doubts: Doubts,
     attempts: bool,
     /// The next step, counted from the first of those that make the state before the trace.
@@ -95,7 +95,7 @@ pub struct Replay<'p> {
     requested_peak_bytes: u64,
 }
 
-/// What the memory comes to, at one moment of a [`Replay`]. Sizes are in bytes.
+/// The figures of the memory, at one moment of a [`Replay`]. Sizes are in bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Figures {
     /// Taken from the upstream.
@@ -114,7 +114,7 @@ pub struct Figures {
 }
 
 impl Figures {
-    /// The peak of what was reserved over the peak of what was active: 1 is perfect.
+    /// Returns the peak of what was reserved over the peak of what was active: 1 is perfect.
     pub fn reserved_over_active(&self) -> f64 {
         self.reserved_peak_bytes as f64 / self.active_peak_bytes as f64
     }
@@ -132,7 +132,7 @@ pub struct Divergence {
 }
 
 impl<'p> Replay<'p> {
-    /// A replay that has not begun. `allocator` is new, and `upstream` is its upstream.
+    /// Creates a replay that has not begun. `allocator` is new, and `upstream` is its upstream.
     pub fn new(
         program: &'p RecordedProgram,
         allocator: Arc<DeviceAllocator>,
@@ -161,7 +161,8 @@ impl<'p> Replay<'p> {
         }
     }
 
-    /// The same, about three times as fast, without tags: an allocator that hands out memory that is in use is not noticed.
+    /// Creates a replay that is about three times as fast, without tags: an allocator that hands out memory that is in use is not
+    /// noticed.
     pub fn without_tags(
         program: &'p RecordedProgram,
         allocator: Arc<DeviceAllocator>,
@@ -170,13 +171,13 @@ impl<'p> Replay<'p> {
         Self { tags: None, ..Self::new(program, allocator, upstream) }
     }
 
-    /// The same, from another state before the trace than the recorded one.
+    /// Creates a replay that starts from another state before the trace than the recorded one.
     #[must_use]
     pub fn starting_with(self, start: StartState) -> Self {
         Self { start, start_steps: self.program.start_steps(start).len(), ..self }
     }
 
-    /// The same, with what the recording says there was no memory for asked for again.
+    /// Creates a replay that also makes the requests for which the recording had no memory.
     #[must_use]
     pub fn with_attempts(self) -> Self {
         Self { attempts: true, ..self }
@@ -216,7 +217,7 @@ impl<'p> Replay<'p> {
         Ok(Some(step))
     }
 
-    /// The entry of the trace that the last step was; `None` while the state before the trace is made.
+    /// Returns the entry of the trace that the last step was; `None` while the state before the trace is made.
     pub fn entry(&self) -> Option<u32> {
         Some(self.program.entry_of(self.at.checked_sub(self.start_steps + 1)?))
     }
@@ -230,7 +231,7 @@ impl<'p> Replay<'p> {
         Ok(())
     }
 
-    /// What the memory comes to now.
+    /// Returns what the memory comes to now.
     pub fn figures(&self) -> Figures {
         let statistics = self.allocator.statistics();
         let (reserved, active) = (statistics.reserved_bytes.all, statistics.active_bytes.all);
@@ -244,22 +245,22 @@ impl<'p> Replay<'p> {
         }
     }
 
-    /// What is taken from the upstream now, in bytes.
+    /// Returns what is taken from the upstream now, in bytes.
     pub(crate) fn reserved_bytes(&self) -> u64 {
         self.upstream.taken_bytes()
     }
 
-    /// How many blocks so far were put elsewhere than in the trace.
+    /// Returns how many blocks so far were put elsewhere than in the trace.
     pub fn mismatches(&self) -> u64 {
         self.mismatches
     }
 
-    /// The first block that was put elsewhere than in the trace.
+    /// Returns the first block that was put elsewhere than in the trace.
     pub fn first_mismatch(&self) -> Option<Divergence> {
         self.first_mismatch
     }
 
-    /// The allocator that serves.
+    /// Returns the allocator that serves.
     pub fn allocator(&self) -> &Arc<DeviceAllocator> {
         &self.allocator
     }
@@ -366,7 +367,7 @@ impl<'p> Replay<'p> {
         self.requested_bytes = self.requested_bytes.saturating_sub(self.program.requested_bytes(number));
     }
 
-    /// A lane on which no event is under way.
+    /// Returns a lane on which no event is under way.
     fn lane(&mut self) -> StreamId {
         self.idle_lanes.pop().unwrap_or_else(|| {
             self.lanes += 1;
@@ -374,7 +375,7 @@ impl<'p> Replay<'p> {
         })
     }
 
-    /// In a damaged file any number can stand for a size.
+    /// Checks a size: in a damaged file it can be any number.
     fn check_request(&self, bytes: u64) -> Result<(), ReplayError> {
         match bytes > MOST_BYTES {
             true => Err(ReplayError { step: self.at.saturating_sub(1), kind: Kind::Impossible(bytes) }),
@@ -382,7 +383,7 @@ impl<'p> Replay<'p> {
         }
     }
 
-    /// The state before the trace does not fit the device.
+    /// Returns the error of a state before the trace that does not fit the device.
     fn too_large(&self, excess_bytes: u64) -> ReplayError {
         ReplayError { step: self.at.saturating_sub(1), kind: Kind::TooLarge(excess_bytes) }
     }
@@ -392,10 +393,11 @@ impl<'p> Replay<'p> {
     }
 }
 
-/// What the driver's allocator takes at once, as far as can be seen from outside, in bytes.
+/// The bytes that the driver's allocator takes at once, as far as can be seen from outside.
 pub(crate) const DRIVER_PIECE_BYTES: u64 = 32 << 20;
 
-/// An estimate of what `backend:cudaMallocAsync` would reserve for `program` at the most, in bytes, on a device of `total_bytes`.
+/// Returns an estimate of what `backend:cudaMallocAsync` would reserve for `program` at the most, in bytes, on a device of
+/// `total_bytes`.
 ///
 /// The rules of the driver's allocator are not public. Those of PyTorch's expandable segments come near: it maps physical pages
 /// side by side as well, pieces of 32 MiB, and keeps what is freed. Expect up to 20 % or 64 MiB between the estimate and a run.
@@ -408,7 +410,7 @@ pub fn estimate_stream_ordered_peak(program: &RecordedProgram, total_bytes: u64)
     Ok(replay.figures().reserved_peak_bytes.next_multiple_of(DRIVER_PIECE_BYTES))
 }
 
-/// The replay whose reserved bytes, rounded up to whole pieces, are that estimate.
+/// Returns the replay whose reserved bytes, rounded up to whole pieces, are that estimate.
 pub(crate) fn stream_ordered_estimate(program: &RecordedProgram, total_bytes: u64) -> Replay<'_> {
     let settings = "policy:pytorch,expandable_segments:True,large_segment_size_mb:32";
     let settings = Settings::parse(settings).expect("these are settings");
@@ -443,12 +445,12 @@ enum Kind {
 }
 
 impl ReplayError {
-    /// The step that was served, from 0, those that make the state before the trace included.
+    /// Returns the step that was served, from 0, those that make the state before the trace included.
     pub fn step(&self) -> usize {
         self.step
     }
 
-    /// What the allocator said, if it refused.
+    /// Returns what the allocator said, if it refused.
     pub fn refusal(&self) -> Option<&AllocationError> {
         match &self.kind {
             Kind::Refused(error) => Some(error),
@@ -456,7 +458,8 @@ impl ReplayError {
         }
     }
 
-    /// Whether it is want of memory: a request failed for that, or the state before the trace is larger than the device.
+    /// Returns whether it is want of memory: a request failed for that, or the state before the trace is larger than the
+    /// device.
     pub fn is_out_of_memory(&self) -> bool {
         match &self.kind {
             Kind::Refused(error) => error.is_out_of_memory(),

@@ -1,4 +1,4 @@
-//! What a program asked of its allocator, out of a trace.
+//! The requests of a program to its allocator, out of a trace.
 
 use super::reading;
 use super::start::Layout;
@@ -14,7 +14,7 @@ pub enum RecordedStep {
         block: u32,
         /// The private pool that it came from, an index into [`RecordedProgram::pools`]; `None` for the shared one.
         pool: Option<u16>,
-        /// What is asked for.
+        /// The bytes that are requested.
         bytes: u64,
         /// For work on this stream.
         stream: StreamId,
@@ -43,7 +43,7 @@ pub enum RecordedStep {
     Attempt {
         /// As in an allocation.
         pool: Option<u16>,
-        /// What was asked for, after rounding.
+        /// The bytes that were requested, after rounding.
         bytes: u64,
         /// For work on this stream.
         stream: StreamId,
@@ -87,7 +87,7 @@ pub struct RecordedProgram {
 }
 
 impl RecordedProgram {
-    /// The program of one device of a recording that has its trace.
+    /// Creates the program of one device of a recording that has its trace.
     ///
     /// # Errors
     /// If the recording has no trace of the device, or one that cannot be: with more private pools than have numbers, say.
@@ -99,7 +99,7 @@ impl RecordedProgram {
         reading::read(segments, recording.trace(device), device)
     }
 
-    /// The same of a snapshot.
+    /// Creates the program of a snapshot.
     ///
     /// # Errors
     /// If it has no trace of the device, or one that cannot be: memory that is allocated twice, say.
@@ -114,7 +114,7 @@ impl RecordedProgram {
         )
     }
 
-    /// The program of a trace of which nothing else is known.
+    /// Creates the program of a trace of which nothing else is known.
     ///
     /// # Errors
     /// Those of [`from_snapshot`](Self::from_snapshot).
@@ -122,7 +122,7 @@ impl RecordedProgram {
         reading::read(Vec::new(), trace.iter().copied(), 0)
     }
 
-    /// The same without its calls of `empty_cache`.
+    /// Returns the program without its calls of `empty_cache`.
     #[must_use]
     pub fn without_empty_cache(mut self) -> Self {
         let kept = |step: &RecordedStep| *step != RecordedStep::EmptyCache;
@@ -132,12 +132,12 @@ impl RecordedProgram {
         self
     }
 
-    /// The steps of the trace, in order.
+    /// Returns the steps of the trace, in order.
     pub fn steps(&self) -> &[RecordedStep] {
         &self.steps
     }
 
-    /// The steps that make the state before the trace. There are none where the state is laid out as it was.
+    /// Returns the steps that make the state before the trace. There are none where the state is laid out as it was.
     pub fn start_steps(&self, start: StartState) -> &[RecordedStep] {
         match start {
             StartState::Recorded if self.layout.is_some() => &[],
@@ -145,12 +145,12 @@ impl RecordedProgram {
         }
     }
 
-    /// How many blocks were live before the trace.
+    /// Returns how many blocks were live before the trace.
     pub fn older_blocks(&self) -> usize {
         self.older_blocks
     }
 
-    /// The entry of the trace that a step is.
+    /// Returns the entry of the trace that a step is.
     ///
     /// # Panics
     /// If there is no such step.
@@ -158,13 +158,13 @@ impl RecordedProgram {
         self.entries[step]
     }
 
-    /// The segments as (address, bytes), in the order in which the trace's allocator took them. Mapped ones are not among
-    /// them.
+    /// Returns the segments as (address, bytes), in the order in which the trace's allocator took them. Mapped ones are not
+    /// among them.
     pub fn segments(&self) -> &[(u64, u64)] {
         &self.segments
     }
 
-    /// The private pools, by PyTorch's numbers.
+    /// Returns the private pools, by PyTorch's numbers.
     pub fn pools(&self) -> &[(u64, u64)] {
         &self.pools
     }
@@ -174,23 +174,24 @@ impl RecordedProgram {
         self.arenas
     }
 
-    /// How many blocks are allocated in all, those that make the state before the trace included.
+    /// Returns how many blocks are allocated in all, those that make the state before the trace included.
     pub fn blocks(&self) -> usize {
         self.requested_bytes.len()
     }
 
-    /// The most that is live or pending at once, as it is asked for, in bytes.
+    /// Returns the most that is live or pending at once, as it is asked for, in bytes.
     pub fn peak_live_bytes(&self) -> u64 {
         self.peak(|requested_bytes| requested_bytes, false)
     }
 
-    /// What must be reserved at some moment under `settings`, whatever else has happened: the most that is live at once, each block
-    /// rounded as the settings say, in bytes.
+    /// Returns what must be reserved at some moment under `settings`, whatever else has happened: the most that is live at
+    /// once, each block rounded as the settings say, in bytes.
     pub fn least_reserved_bytes(&self, settings: &Settings) -> u64 {
         self.peak(thalweg_memory::restore::rounding(settings), true)
     }
 
-    /// The highest sum over live blocks; `at_request`: a block that was freed counts no more, though another stream still uses it.
+    /// Returns the highest sum over live blocks; `at_request`: a block that was freed counts no more, though another stream
+    /// still uses it.
     fn peak(&self, bytes: impl Fn(u64) -> u64, at_request: bool) -> u64 {
         let bytes = |block: u32| match self.requested_bytes(block) {
             0 => 0,
@@ -210,7 +211,7 @@ impl RecordedProgram {
         peak
     }
 
-    /// More than the recording can have had reserved at once, in bytes.
+    /// Returns more than the recording can have had reserved at once, in bytes.
     pub(crate) fn recorded_bytes(&self) -> u64 {
         let laid_out = self.layout.iter().flat_map(|layout| &layout.segments);
         let laid_out = laid_out.flat_map(|segment| &segment.ranges).map(|(_, bytes)| *bytes);
@@ -218,8 +219,8 @@ impl RecordedProgram {
         laid_out.chain(taken).fold(0, u64::saturating_add)
     }
 
-    /// What was asked for with a block, in bytes; 0 for one that was never asked for, and only stands for free memory while
-    /// the state before the trace is made.
+    /// Returns what was asked for with a block, in bytes; 0 for one that was never asked for, and only stands for free memory
+    /// while the state before the trace is made.
     ///
     /// # Panics
     /// If there is no such block.
@@ -227,12 +228,12 @@ impl RecordedProgram {
         self.requested_bytes[number as usize]
     }
 
-    /// The addresses where segments may have begun to grow for a block, by its number.
+    /// Returns the addresses where segments may have begun to grow for a block, by its number.
     pub(crate) fn mapped(&self) -> impl Iterator<Item = (u32, u64)> {
         self.mapped_for.iter().copied()
     }
 
-    /// The segments that were taken for a block, by its number, as (address, bytes).
+    /// Returns the segments that were taken for a block, by its number, as (address, bytes).
     pub(crate) fn opened(&self) -> impl Iterator<Item = (u32, (u64, u64))> {
         self.opened_for.iter().zip(&self.segments).filter_map(|(block, &segment)| Some(((*block)?, segment)))
     }

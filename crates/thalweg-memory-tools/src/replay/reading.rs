@@ -57,7 +57,7 @@ impl LastBlock {
     }
 }
 
-/// What of an entry is needed here.
+/// Returns what of an entry is needed here.
 pub(super) fn event(entry: &TraceEntry) -> Event {
     let &TraceEntry { action, address, size_bytes, stream, pool_id, time_us, .. } = entry;
     Event { action, address, size_bytes, stream, pool_id, time_us, stack: None }
@@ -212,7 +212,7 @@ impl Reading {
             .expect("a recording has fewer than 2^32 entries")
     }
 
-    /// The live block that an entry frees. One that was never allocated in the trace was live before it.
+    /// Returns the live block that an entry frees. One that was never allocated in the trace was live before it.
     fn take_live(&mut self, index: usize, event: &Event) -> u32 {
         if let Some(block) = self.live.remove(&event.address) {
             return block;
@@ -243,8 +243,8 @@ impl Reading {
         }
     }
 
-    /// Where the beginning is lost, what the first entry allocates counts as older: the memory may have been taken for it in an entry
-    /// that is lost, and then a search among what was there would find another place.
+    /// Begins behind the first entry. Where the beginning is lost, its block counts as older: the memory may have been taken
+    /// for it in an entry that is lost, and then a search among what was there would find another place.
     fn begin_behind_first(&mut self, last: &[LastSegment]) {
         let (steps, entries) = (&mut self.program.steps, &mut self.program.entries);
         let Some(&RecordedStep::Allocate {

@@ -49,7 +49,7 @@ pub(super) struct HeldSegment {
 pub(super) struct OlderBlock {
     pub(super) number: u32,
     pub(super) requested_bytes: u64,
-    /// What it takes in its segment, where that is known.
+    /// The bytes that it takes in its segment, where that is known.
     pub(super) size_bytes: Option<u64>,
     /// The most that it can take.
     pub(super) room_bytes: u64,
@@ -65,7 +65,8 @@ impl OlderBlock {
         RecordedStep::Allocate { block, pool, bytes, stream, recorded_address }
     }
 
-    /// What it takes in a segment that has `room_bytes` up to the next block or the end, where `rounded_bytes` were asked for.
+    /// Returns what it takes in a segment that has `room_bytes` up to the next block or the end, where `rounded_bytes` were
+    /// asked for.
     pub(super) fn size_in(
         &self,
         segment: &LaidSegment,
@@ -85,19 +86,19 @@ impl OlderBlock {
         }
     }
 
-    /// Whether it may have more than it is laid out with, where `free_bytes` are free behind it.
+    /// Returns whether it may have more than it is laid out with, where `free_bytes` are free behind it.
     pub(super) fn may_be_larger(&self, segment: &LaidSegment, is_cut: bool, free_bytes: u64) -> bool {
         let is_plain_large = segment.class == SizeClass::Large && !segment.grows;
         self.size_bytes.is_none() && is_plain_large && is_cut && free_bytes > 0
     }
 
-    /// While it was live, another block began so many bytes behind its beginning.
+    /// Notes that while it was live another block began so many bytes behind its beginning.
     pub(super) fn learn_room(&mut self, distance_bytes: u64) {
         self.room_bytes = distance_bytes.min(self.room_bytes);
     }
 }
 
-/// What walking a trace backwards finds.
+/// The results of walking a trace backwards.
 #[derive(Default)]
 pub(super) struct Backwards {
     /// The segments; at the end of the walk those before the trace.
@@ -155,7 +156,7 @@ impl Backwards {
         }
     }
 
-    /// The class of a range that is mapped and touches this one.
+    /// Returns the class of a range that is mapped and touches this one.
     fn touched(&self, start: u64, end: u64) -> Option<SizeClass> {
         let before = self.last_before(start).filter(|(at, segment)| end_of(*at, segment) == start);
         let behind = self.segments.get(&end).copied();
@@ -188,7 +189,7 @@ impl Backwards {
         self.segments.range(..end).next_back().map(|(&address, &segment)| (address, segment))
     }
 
-    /// The index of a private pool. Of more than 65 535, the others count as the last.
+    /// Returns the index of a private pool. Of more than 65 535, the others count as the last.
     fn pool(&mut self, id: (u64, u64)) -> Option<u16> {
         if id == SHARED {
             return None;
@@ -270,12 +271,12 @@ impl Layout {
     }
 }
 
-/// The class of a segment that grows, of so many bytes in pages. Small ones grow by one page of 2 MiB.
+/// Returns the class of a segment that grows, of so many bytes in pages. Small ones grow by one page of 2 MiB.
 fn class_of_pages(bytes: u64) -> SizeClass {
     if bytes.is_multiple_of(LARGE_PAGE_BYTES) { SizeClass::Large } else { SizeClass::Small }
 }
 
-/// What a segment that grows is for.
+/// The arena that an expandable segment serves.
 pub(super) type Key = (StreamId, Option<u16>, SizeClass);
 
 /// Where the addresses of the segments begin that grow, and grew before the trace: at the lowest that was ever mapped.
@@ -283,7 +284,7 @@ pub(super) type Key = (StreamId, Option<u16>, SizeClass);
 pub(super) struct Bases(BTreeMap<Key, u64>);
 
 impl Bases {
-    /// What the trace maps in segments that had something mapped before it, and ever since.
+    /// Returns the ranges that the trace maps in segments that had something mapped before it, and ever since.
     pub(super) fn over(found: &Backwards, trace: impl Iterator<Item = Event>) -> Self {
         let mut mapped: BTreeMap<Key, (u64, i128)> = BTreeMap::new();
         for (&address, segment) in found.segments.iter().filter(|(_, segment)| segment.is_expandable) {
@@ -365,7 +366,7 @@ pub(super) fn free_segments(found: &Backwards, first: u32) -> (Vec<RecordedStep>
 }
 
 impl HeldSegment {
-    /// Whether it can be: it is made of whole units, and a small one that does not grow has one size.
+    /// Returns whether it can be: it is made of whole units, and a small one that does not grow has one size.
     fn is_usual(&self) -> bool {
         let is_whole = self.bytes > 0 && self.bytes.is_multiple_of(MIN_BLOCK_BYTES);
         is_whole

@@ -56,7 +56,7 @@ pub struct ReplayUpstream {
     inner: Mutex<Inner>,
     /// The number of the block that is being allocated.
     block: AtomicU32,
-    /// What is out, in segments and pages.
+    /// The bytes that are handed out, in segments and pages.
     taken_bytes: AtomicU64,
     total_bytes: u64,
     /// Whether more may be taken than there is: while the state before the trace is made, which was on another GPU.
@@ -64,15 +64,15 @@ pub struct ReplayUpstream {
 }
 
 impl ReplayUpstream {
-    /// A device of `total_bytes` on which a segment that the trace of `program` has for the same request, of the same size, is
-    /// where it was then, if it can be; others are at invented addresses.
+    /// Creates a device of `total_bytes` on which a segment that the trace of `program` has for the same request, of the same
+    /// size, is where it was then, if it can be; others are at invented addresses.
     pub fn scripted(program: &RecordedProgram, total_bytes: u64) -> Self {
         let this = Self::with_script(program.opened().collect(), total_bytes);
         this.lock().mapped_for = program.mapped().collect();
         this
     }
 
-    /// A device of `total_bytes` on which all addresses are invented.
+    /// Creates a device of `total_bytes` on which all addresses are invented.
     pub fn unscripted(total_bytes: u64) -> Self {
         Self::with_script(FxHashMap::default(), total_bytes)
     }
@@ -88,12 +88,12 @@ impl ReplayUpstream {
         }
     }
 
-    /// From now on more may be taken than the device has, or not any more.
+    /// Sets whether more may be taken than the device has.
     pub(crate) fn set_endless(&self, is_endless: bool) {
         self.is_endless.store(is_endless, Ordering::Relaxed);
     }
 
-    /// How much more is taken than the device has.
+    /// Returns how much more is taken than the device has.
     pub(crate) fn excess_bytes(&self) -> u64 {
         self.taken_bytes().saturating_sub(self.total_bytes)
     }
@@ -107,18 +107,18 @@ impl ReplayUpstream {
         if after > self.total_bytes { Err(UpstreamError::OutOfMemory) } else { Ok(()) }
     }
 
-    /// What is asked for from now on is for the block of this number.
+    /// Sets the block for which later requests are made.
     pub(crate) fn serve_block(&self, number: u32) {
         self.block.store(number, Ordering::Relaxed);
     }
 
-    /// The segment that is taken next is where the recording has one that begins at `address`.
+    /// Puts the next segment where the recording has one that begins at `address`.
     pub(crate) fn lay_out(&self, address: u64) {
         self.lock().next = Some(address);
     }
 
-    /// Where the recording has what is here at `address`. Segments that grow are never where they were: only their distances
-    /// can be the same.
+    /// Returns where the recording has what is here at `address`. Segments that grow are never where they were: only their
+    /// distances can be the same.
     pub(crate) fn recorded(&self, address: u64) -> u64 {
         let inner = self.lock();
         let range = inner.ranges.range(..=address).next_back();
@@ -128,17 +128,17 @@ impl ReplayUpstream {
         }
     }
 
-    /// What is out now, in segments and pages, in bytes.
+    /// Returns what is out now, in segments and pages, in bytes.
     pub(crate) fn taken_bytes(&self) -> u64 {
         self.taken_bytes.load(Ordering::Relaxed)
     }
 
-    /// How many segments were asked for that the trace does not have.
+    /// Returns how many segments were asked for that the trace does not have.
     pub fn unscripted_segments(&self) -> usize {
         self.lock().unscripted
     }
 
-    /// The fake that invents the memory: for its counts of calls, and for making them fail.
+    /// Returns the fake that invents the memory: for its counts of calls, and for making them fail.
     pub fn fake(&self) -> &FakeUpstream {
         &self.fake
     }
@@ -151,7 +151,7 @@ impl ReplayUpstream {
         self.fake.recorded_events(stream)
     }
 
-    /// Whether the event of number `place` on `after` is past for what `stream` is given from now on.
+    /// Returns whether the event of number `place` on `after` is past for what `stream` is given from now on.
     pub(crate) fn is_past(&self, after: StreamId, place: u64, stream: StreamId) -> bool {
         let known = || {
             let mut inner = self.lock();
@@ -161,8 +161,8 @@ impl ReplayUpstream {
         self.fake.passed_events(after) >= place || known() >= place
     }
 
-    /// Where a range of addresses is in physical memory, in pieces of (place, bytes). What is not mapped page by page is where its
-    /// addresses say.
+    /// Returns where a range of addresses is in physical memory, in pieces of (place, bytes). What is not mapped page by page
+    /// is where its addresses say.
     pub(crate) fn physical(&self, address: u64, bytes: u64) -> Vec<(u64, u64)> {
         let inner = self.lock();
         let end = address + bytes;
@@ -179,7 +179,7 @@ impl ReplayUpstream {
         if pieces.is_empty() { vec![(address, bytes)] } else { pieces }
     }
 
-    /// The pieces of physical memory that went back since the last call.
+    /// Returns the pieces of physical memory that went back since the last call.
     pub(crate) fn take_released(&self) -> Vec<(u64, u64)> {
         std::mem::take(&mut self.lock().released)
     }
@@ -193,7 +193,7 @@ impl ReplayUpstream {
     }
 }
 
-/// Where a page is in physical memory: beyond all addresses, and 4 GiB from the next.
+/// Returns where a page is in physical memory: beyond all addresses, and 4 GiB from the next.
 fn place_of(page: PageId) -> u64 {
     1 << 63 | page.raw() << 32
 }

@@ -27,12 +27,12 @@ fn signed(out: &mut Vec<u8>, value: i64) {
     number(out, ((value << 1) ^ (value >> 63)) as u64);
 }
 
-/// The position from which on the effect of an event is seen; 0 for what was so before the first.
+/// Returns the position from which on the effect of an event is seen; 0 for what was so before the first.
 fn position(event: Option<u32>) -> u64 {
     event.map_or(0, |event| u64::from(event) + 1)
 }
 
-/// The greatest number that divides all of them; 1 if there are none.
+/// Returns the greatest number that divides all of them; 1 if there are none.
 fn unit(values: impl Iterator<Item = u64>) -> u64 {
     let mut greatest = 0;
     for mut value in values {
@@ -46,12 +46,12 @@ fn unit(values: impl Iterator<Item = u64>) -> u64 {
     greatest.max(1)
 }
 
-/// One column, a number for each row.
+/// Writes one column, a number for each row.
 fn column<T>(out: &mut Vec<u8>, rows: &[&T], value: impl Fn(&T) -> u64) {
     rows.iter().for_each(|row| number(out, value(row)));
 }
 
-/// One column of differences to the row before.
+/// Writes one column of differences to the row before.
 fn differences<T>(out: &mut Vec<u8>, rows: &[&T], value: impl Fn(&T) -> i64) {
     let mut last = 0;
     for row in rows {
@@ -61,7 +61,7 @@ fn differences<T>(out: &mut Vec<u8>, rows: &[&T], value: impl Fn(&T) -> i64) {
     }
 }
 
-/// What `page/data.js` reads as a device.
+/// Returns what `page/data.js` reads as a device.
 pub fn device(device: &DevicePage, model: &PageModel) -> Vec<u8> {
     check(device, model);
     let mut blocks: Vec<_> = device.blocks.iter().collect();
@@ -122,8 +122,8 @@ fn curve(out: &mut Vec<u8>, curve: &Curve) {
     differences(out, &steps, |(_, bytes)| *bytes as i64);
 }
 
-/// What `page/data.js` reads as the stacks: the frames as two texts (indices into the list of [`texts`]) and a line, then
-/// each stack's length, the place of its telling frame and its frames.
+/// Returns what `page/data.js` reads as the stacks: the frames as two texts (indices into the list of [`texts`]) and a line,
+/// then each stack's length, the place of its telling frame and its frames.
 pub fn stacks(model: &PageModel) -> Vec<u8> {
     let mut out = Vec::new();
     let texts = texts(model);
@@ -148,7 +148,7 @@ pub fn stacks(model: &PageModel) -> Vec<u8> {
     out
 }
 
-/// The distinct texts of the frames, in order of first use.
+/// Returns the distinct texts of the frames, in order of first use.
 pub fn texts(model: &PageModel) -> Vec<&str> {
     let mut seen = HashMap::new();
     let mut texts = Vec::new();
@@ -160,7 +160,7 @@ pub fn texts(model: &PageModel) -> Vec<&str> {
     texts
 }
 
-/// Our own analysis made the model: where it contradicts itself, the page would be wrong in ways that nobody sees.
+/// Checks the model that our own analysis made: where it contradicts itself, the page would be wrong without notice.
 fn check(device: &DevicePage, model: &PageModel) {
     let name = &device.name;
     let events = device.event_count;

@@ -1,4 +1,4 @@
-//! What of a page is text: names, figures and findings, as JSON.
+//! The texts of a page: names, figures and findings, as JSON.
 
 use serde_json::{Value, json};
 
@@ -7,7 +7,8 @@ use crate::report::model::{
     Curve, DevicePage, Figure, FigureValue, Mark, MarkKind, PageModel, StageRow, Tone,
 };
 
-/// The object that `page/data.js` reads as `meta`. No `<` is in it: one could end the element that the object stands in.
+/// Returns the object that `page/data.js` reads as `meta`. No `<` is in it: one could end the element that the object stands
+/// in.
 pub fn meta(model: &PageModel) -> String {
     let meta = json!({
         "title": model.title,
@@ -81,7 +82,7 @@ fn figure(figure: &Figure) -> Value {
     json!({ "key": figure.key, "label": figure.label, unit: value, "note": figure.note, "tone": tone })
 }
 
-/// Text that may stand between two tags.
+/// Returns text that may stand between two tags.
 pub fn html_text(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
 }

@@ -81,7 +81,7 @@ pub fn write(model: &PageModel, out: &mut impl Write) -> io::Result<()> {
     out.write_all(rest.as_bytes())
 }
 
-/// The elements that hold the data: `meta`, `stacks`, and `device-0` onwards.
+/// Returns the elements that hold the data: `meta`, `stacks`, and `device-0` onwards.
 fn data(model: &PageModel, out: &mut impl Write) -> io::Result<()> {
     write!(out, "<script type=\"application/json\" id=\"meta\">{}</script>", meta::meta(model))?;
     let mut column = |name: &str, bytes: &[u8]| {

@@ -1,4 +1,4 @@
-//! What a page shows, as plain data.
+//! The content of a page, as plain data.
 //!
 //! Events are numbered from 0 for each device. Whatever has a lifetime says with which event it began (`None`: before the
 //! first) and with which it ended (`None`: not before the last). Tables (streams, pools, categories, stacks) are named by
@@ -7,7 +7,7 @@
 /// All that is on a page.
 #[derive(Clone, PartialEq, Default, Debug)]
 pub struct PageModel {
-    /// What is shown: the names of the files.
+    /// The names of the files that are shown.
     pub title: String,
     /// One device of one rank each, in the order of the selector.
     pub devices: Vec<DevicePage>,
@@ -42,7 +42,7 @@ pub struct StackFrame {
 /// The memory of one device of one rank.
 #[derive(Clone, PartialEq, Default, Debug)]
 pub struct DevicePage {
-    /// What the selector calls it: `rank 0, GPU 0`.
+    /// The name in the selector: `rank 0, GPU 0`.
     pub name: String,
     /// How many events there are.
     pub event_count: u32,
@@ -56,7 +56,7 @@ pub struct DevicePage {
     pub blocks: Vec<BlockLife>,
     /// Every segment that ever was, in any order. Of an expandable one, each mapped range.
     pub segments: Vec<SegmentLife>,
-    /// What else happened.
+    /// The other events.
     pub marks: Vec<Mark>,
     /// Further curves over the timeline: what other settings would have reserved.
     pub curves: Vec<Curve>,
@@ -103,9 +103,9 @@ pub struct BlockLife {
     pub completed: Option<u32>,
     /// Where it begins.
     pub address: u64,
-    /// What it takes in its segment, in bytes.
+    /// The bytes that it takes in its segment.
     pub size_bytes: u64,
-    /// What was asked for, in bytes: these are live.
+    /// The requested bytes, which are live.
     pub requested_bytes: u64,
     /// An index into [`DevicePage::streams`].
     pub stream: u16,
@@ -141,13 +141,13 @@ pub struct SegmentLife {
 pub struct Mark {
     /// With which event.
     pub event: u32,
-    /// What kind of thing.
+    /// The kind of event.
     pub kind: MarkKind,
-    /// What there is to say of it.
+    /// The text for the event.
     pub text: String,
 }
 
-/// What kind of thing a [`Mark`] is.
+/// The kind of a [`Mark`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum MarkKind {
     /// A request failed for want of memory.
@@ -161,7 +161,7 @@ pub enum MarkKind {
 /// A curve over the timeline, in steps.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub struct Curve {
-    /// What it is: `reserved with expandable_segments:True`.
+    /// The name of the curve: `reserved with expandable_segments:True`.
     pub name: String,
     /// Whether it is an estimate, drawn so and said so.
     pub is_estimate: bool,
@@ -174,9 +174,9 @@ pub struct Curve {
 pub struct Figure {
     /// The name that `--json` has for it.
     pub key: String,
-    /// What people call it.
+    /// The label for people.
     pub label: String,
-    /// What it is.
+    /// The value.
     pub value: FigureValue,
     /// Half a line below it; may be empty.
     pub note: String,

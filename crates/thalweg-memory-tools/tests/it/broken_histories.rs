@@ -57,7 +57,7 @@ fn without_ends_of_frees_a_request_is_the_end() {
     assert_eq!(summary.peak_live_bytes, whole.peak_live_bytes);
 }
 
-/// What a later version may write is left out, and counted.
+/// Entries that only a later version may write are left out, and counted.
 #[test]
 fn what_is_not_known_is_left_out() {
     let entry =
@@ -140,7 +140,7 @@ fn thousands_of_streams_are_served() {
     assert_eq!(forecast.tidy.peak_reserved_bytes, 20_000 << 21);
 }
 
-/// Everything that the toolbox does with a recording. Errors are fine, panics are not.
+/// Does everything that the toolbox does with a recording. Errors are fine, panics are not.
 fn replay(recording: &Recording) {
     for device in recording.devices() {
         summarise(recording, device);
@@ -159,7 +159,7 @@ fn replay(recording: &Recording) {
     }
 }
 
-/// A trace of a few hundred entries, with live blocks before it.
+/// Returns a trace of a few hundred entries, with live blocks before it.
 fn small(name: &str, from: usize) -> Snapshot {
     let mut snapshot = traces::snapshot(name);
     let trace = &mut snapshot.device_traces[0];

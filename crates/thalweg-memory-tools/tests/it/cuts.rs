@@ -8,7 +8,7 @@ use thalweg_snapshot::Recording;
 
 use crate::traces;
 
-/// What is left of a trace without so many hundredths of its entries.
+/// Returns what is left of a trace without so many hundredths of its entries.
 fn cut(name: &str, percent: usize) -> RecordedProgram {
     let mut snapshot = traces::snapshot(name);
     let trace = &mut snapshot.device_traces[0];
@@ -17,7 +17,7 @@ fn cut(name: &str, percent: usize) -> RecordedProgram {
     RecordedProgram::from_recording(&recording, 0).expect("the rest is whole")
 }
 
-/// The settings that a search without a GPU tries.
+/// Returns the settings that a search without a GPU tries.
 fn confs() -> Vec<&'static str> {
     CANDIDATES.iter().copied().filter(|conf| !conf.contains("garbage")).collect()
 }
@@ -31,7 +31,7 @@ fn forecasts(program: &RecordedProgram, gpu: Option<u64>) -> Vec<Forecast> {
     confs().into_iter().map(|conf| forecast(program, conf, gpu)).collect()
 }
 
-/// What the whole came to under each setting: PyTorch's own figure where there is one.
+/// Returns what the whole came to under each setting: PyTorch's own figure where there is one.
 fn truths(name: &str) -> Vec<u64> {
     let rows = traces::truth();
     let own = |conf: &str| {

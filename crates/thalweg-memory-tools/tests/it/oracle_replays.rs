@@ -22,14 +22,14 @@ const KINDS: [Kind; 4] = [
     Kind { streams: 2, pools: 2, empties: true, operations: 600 },
 ];
 
-/// What PyTorch would do with a program.
+/// Returns what PyTorch would do with a program.
 fn run(program: &[Op], conf: &Conf, driver: Driver, gpu: u64, fraction: f64) -> Oracle {
     let mut oracle = Oracle::new(conf, driver, gpu, fraction);
     oracle.run(program);
     oracle
 }
 
-/// The segments as PyTorch shows them: of those that grow, each mapped range.
+/// Returns the segments as PyTorch shows them: of those that grow, each mapped range.
 fn segments(oracle: &Oracle, device: i32) -> Vec<Segment> {
     let mut segments: Vec<(u64, Segment)> = Vec::new();
     for (&address, cell) in oracle.cells.iter().filter(|(_, cell)| cell.state != State::Unmapped) {
@@ -77,7 +77,7 @@ fn segment(address: u64, cell: &Cell, device: i32) -> Segment {
     }
 }
 
-/// The file that PyTorch would have written, with the last `kept` entries of each device, read again.
+/// Returns the file that PyTorch would have written, with the last `kept` entries of each device, read again.
 fn recording(oracles: &[Oracle], conf: &Conf, kept: usize) -> Recording {
     let mut snapshot = Snapshot::default();
     for (oracle, device) in oracles.iter().zip(0..) {
@@ -145,7 +145,7 @@ fn a_recording_without_its_beginning_is_replayed_exactly() {
     }
 }
 
-/// What is reserved at the end, and at most in the last entries of the trace.
+/// Returns what is reserved at the end, and at most in the last entries of the trace.
 fn reserved_over(oracle: &Oracle, kept: usize) -> (u64, u64) {
     let mut reserved = oracle.figures.reserved;
     let mut peak = reserved;

@@ -55,8 +55,8 @@ const BY_ADDRESS: [(&str, &str, &[&str]); 3] = [
     ),
 ];
 
-/// How far a figure that follows from addresses may be from PyTorch's, as a part of it. What a replay must predict exactly has
-/// none: under no limit what is reserved and how often the driver was asked, and always the retries.
+/// Returns how far a figure that follows from addresses may be from PyTorch's, as a part of it. What a replay must predict
+/// exactly has none: under no limit what is reserved and how often the driver was asked, and always the retries.
 fn tolerance(row: &Truth, key: &str) -> f64 {
     let limited = row.conf.starts_with("limit");
     match key {
@@ -68,7 +68,7 @@ fn tolerance(row: &Truth, key: &str) -> f64 {
     }
 }
 
-/// The settings that decide as PyTorch does under a row's.
+/// Returns the settings that decide as PyTorch does under a row's.
 fn settings(conf: &str) -> Settings {
     let conf = match conf {
         "default" | "limit" => "",
@@ -154,7 +154,7 @@ fn the_segments_at_the_end_are_pytorchs() {
     }
 }
 
-/// The figures that differ by more than they may, as `key: PyTorch's, ours`.
+/// Returns the figures that differ by more than they may, as `key: PyTorch's, ours`.
 fn differences(row: &Truth, replay: &Replay<'_>) -> Vec<String> {
     let ours: BTreeMap<_, _> = replay.allocator().memory_stats().into_iter().collect();
     let by_address =
@@ -171,7 +171,7 @@ fn differences(row: &Truth, replay: &Replay<'_>) -> Vec<String> {
         .collect()
 }
 
-/// The program of a row, and the fraction of the memory that it is allowed.
+/// Returns the program of a row, and the fraction of the memory that it is allowed.
 fn program_of(row: &Truth) -> (RecordedProgram, Option<f64>) {
     let mut program = program(&row.workload);
     if row.workload == "gpt_train" && row.conf.starts_with("limit") {
@@ -202,7 +202,7 @@ fn every_figure_is_pytorchs_under_every_setting() {
     assert_eq!(served, 21, "every row of the native allocator is served");
 }
 
-/// What the driver's allocator would reserve is an estimate.
+/// The memory that the driver's allocator would reserve is an estimate.
 #[test]
 fn what_the_drivers_allocator_reserves_is_estimated() {
     const MIB: u64 = 1 << 20;
@@ -268,7 +268,7 @@ fn what_was_there_before_the_trace_is_made_exactly() {
     }
 }
 
-/// What is reserved over time, as the trace itself says it.
+/// The reserved memory over time, as the trace itself gives it.
 #[test]
 fn the_curve_of_what_is_reserved_is_that_of_the_trace() {
     use thalweg_snapshot::Action::{SegmentAlloc, SegmentFree};

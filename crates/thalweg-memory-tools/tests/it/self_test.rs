@@ -1,4 +1,4 @@
-//! What a page finds when it uses itself: drawing, zooming, searching, filtering.
+//! A page that tests itself: drawing, zooming, searching, filtering.
 
 use std::fs::{self, File};
 use std::path::PathBuf;
@@ -7,7 +7,7 @@ use thalweg_memory_tools::report::{BlockLife, DevicePage, Mark, MarkKind, PageMo
 
 use crate::{browser, synthetic};
 
-/// A folder of this test process.
+/// Returns a folder of this test process.
 fn scratch(name: &str) -> PathBuf {
     let folder = std::env::temp_dir().join(format!("thalweg-page-{name}-{}", std::process::id()));
     fs::create_dir_all(&folder).expect("the folder of temporary files takes folders");
@@ -24,7 +24,7 @@ fn self_test(name: &str, model: &PageModel) -> Option<String> {
     result
 }
 
-/// The bytes at each position: before the first event, and after each. The slow and plain way.
+/// Returns the bytes at each position: before the first event, and after each. The slow and plain way.
 fn sums(events: u32, lives: impl Iterator<Item = (Option<u32>, Option<u32>, u64)>) -> Vec<u64> {
     let mut sums = vec![0; events as usize + 1];
     for (begin, end, bytes) in lives {
@@ -48,7 +48,7 @@ fn peaks(device: &DevicePage, count: usize, of: impl Fn(&BlockLife) -> u16) -> S
     format!("[{}]", peaks.collect::<Vec<_>>().join(","))
 }
 
-/// The number behind a name in the page's answer.
+/// Returns the number behind a name in the page's answer.
 fn number(result: &str, name: &str) -> f64 {
     let rest =
         result.split_once(&format!("\"{name}\":")).unwrap_or_else(|| panic!("no {name} in {result}")).1;
@@ -116,7 +116,7 @@ fn check(device: &DevicePage, model: &PageModel, part: &str) {
     check_search(device, model, part);
 }
 
-/// The flame graph and the lists below the pictures.
+/// Checks the flame graph and the lists below the pictures.
 fn check_tables(device: &DevicePage, part: &str, peak: u64) {
     assert_eq!(number(part, "flame_bytes"), peak as f64, "{part}");
     assert_eq!(number(part, "flame_widest"), number(part, "flame_chosen"), "{part}");
@@ -127,7 +127,7 @@ fn check_tables(device: &DevicePage, part: &str, peak: u64) {
     expect(part, &format!("\"stages\":[{}],\"settings\":{}", names.join(","), device.settings.len()));
 }
 
-/// The picture: there, and finer where one zooms in.
+/// Checks the picture: it is there, and finer where one zooms in.
 fn check_picture(device: &DevicePage, part: &str) {
     assert!(number(part, "painted_share") > 0.02, "the picture is empty: {part}");
     assert!(number(part, "painted_blocks") > 50.0, "{part}");
@@ -138,7 +138,7 @@ fn check_picture(device: &DevicePage, part: &str) {
     );
 }
 
-/// The search for the line of code that has the most at the peak.
+/// Checks the search for the line of code that has the most at the peak.
 fn check_search(device: &DevicePage, model: &PageModel, part: &str) {
     let text = part
         .split_once("\"search\":{\"text\":\"")

@@ -59,7 +59,7 @@ fn pytorchs_snapshots_survive_our_writer_and_shared_stacks_stay_shared() {
     }
 }
 
-/// A snapshot with everything that there is.
+/// Returns a snapshot with everything that there is.
 fn full() -> Snapshot {
     let allocator = DeviceAllocator::new(Arc::new(FakeUpstream::new(1 << 30)), Settings::default());
     let stream = StreamId::from_raw(u64::MAX);
@@ -167,7 +167,7 @@ fn a_recording_is_what_the_file_says() {
     assert_eq!(reserved, 9_401_532_416);
 }
 
-/// What Python's `pickle.dumps(value, 2)` writes.
+/// The bytes that Python's `pickle.dumps(value, 2)` writes.
 const OLD_LIST: &[u8] = b"\x80\x02]q\x00}q\x01(X\x07\x00\x00\x00addressq\x02M\x00\x10X\n\x00\x00\x00total_sizeq\x03M\x00\x08X\
 \x06\x00\x00\x00blocksq\x04]q\x05(}q\x06(X\x04\x00\x00\x00sizeq\x07M\x00\x02X\x05\x00\x00\x00stateq\x08X\x08\x00\x00\x00inactive\
 q\tu}q\n(h\x07M\x00\x06h\x08X\x10\x00\x00\x00active_allocatedq\x0bX\x07\x00\x00\x00historyq\x0c]q\r}q\x0e(X\x04\x00\x00\x00addr\

@@ -65,7 +65,7 @@ impl Run {
         })
     }
 
-    /// A block of one of the sizes; with `is_before`, one that is live before the first event.
+    /// Returns a block of one of the sizes; with `is_before`, one that is live before the first event.
     fn allocate(&mut self, size: usize, category: u16, is_before: bool) -> Option<usize> {
         let stream = u16::from(self.random.below(20) == 0);
         let (segment, slot) = match self.free[size].pop() {
@@ -138,7 +138,7 @@ impl Run {
         Some(())
     }
 
-    /// One step of training: forward, backward, and with it temporaries; `None` when the events are used up.
+    /// Returns one step of training: forward, backward, and with it temporaries; `None` when the events are used up.
     fn step(&mut self, layers: u64) -> Option<()> {
         let mut activations = Vec::new();
         for _ in 0..layers {
@@ -160,7 +160,7 @@ impl Run {
     }
 }
 
-/// One device with exactly this many events.
+/// Returns one device with exactly this many events.
 pub fn device(name: &str, events: u32, seed: u64) -> DevicePage {
     let device = DevicePage {
         name: name.to_owned(),
@@ -223,7 +223,7 @@ pub fn device(name: &str, events: u32, seed: u64) -> DevicePage {
     device
 }
 
-/// The model around such devices.
+/// Returns the model around such devices.
 pub fn model(devices: Vec<DevicePage>) -> PageModel {
     let frames = (0..STACKS).map(|line| StackFrame {
         file: if line % 3 == 0 {

@@ -14,7 +14,7 @@ fn path(file: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/data").join(file)
 }
 
-/// The pickle that PyTorch wrote.
+/// Returns the pickle that PyTorch wrote.
 pub fn pickle(name: &str) -> Vec<u8> {
     let packed = fs::read(path(&format!("{name}.pickle.gz"))).expect("the trace is in the repository");
     let mut pickle = Vec::new();
@@ -34,7 +34,7 @@ pub struct Truth {
 }
 
 impl Truth {
-    /// A figure under its key; `None` if the row lacks it.
+    /// Returns a figure under its key; `None` if the row lacks it.
     pub fn figure(&self, key: &str) -> Option<u64> {
         self.text(key)?.parse().ok()
     }
@@ -50,7 +50,7 @@ impl Truth {
     }
 }
 
-/// What PyTorch's allocator did, under each setting.
+/// Returns what PyTorch's allocator did, under each setting.
 pub fn truth() -> Vec<Truth> {
     let text = fs::read_to_string(path("truth.tsv")).expect("the figures are in the repository");
     let mut lines = text.lines().map(|line| line.split('\t').map(str::to_owned));

@@ -73,7 +73,7 @@ ks\x94]\x94(}\x94(\x8c\x04size\x94M\x00\x02\x8c\x05state\x94\x8c\x10active_alloc
 \x8c\x08filename\x94\x8c\x04a.py\x94\x8c\x04line\x94K\x03\x8c\x04name\x94\x8c\x01f\x94uauau}\x94(h\x0fJ\
 \x00\xfe\x1f\x00h\x10\x8c\x08inactive\x94ueuas.";
 
-/// Both protocols, and the one after each.
+/// Returns both protocols, and the one after each.
 fn families(two: &[u8], four: &[u8]) -> [Recording; 4] {
     [(two, 2), (two, 3), (four, 4), (four, 5)].map(|(bytes, protocol)| {
         let mut bytes = bytes.to_vec();

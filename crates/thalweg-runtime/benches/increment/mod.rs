@@ -15,7 +15,7 @@ const CLASS: Class = Class {
     cascade: 1,
 };
 
-/// What the kernel and its launch are known by, and the shape of its launches.
+/// The names of a kernel and its launch, and the shape of its launches.
 pub struct Increment {
     key: KernelKey,
     name: LaunchKey,
@@ -23,7 +23,7 @@ pub struct Increment {
 }
 
 impl Increment {
-    /// Over so many `f32`.
+    /// Creates the kernel for so many `f32`.
     pub fn new(elements: u64) -> Self {
         let operand = OperandGeometry::Strided { row_strides: smallvec![1], inner_strides: smallvec![] };
         let geometry = Geometry {

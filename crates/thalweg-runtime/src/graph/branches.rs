@@ -23,12 +23,12 @@ struct Branch {
 }
 
 impl Branches {
-    /// The stream takes part.
+    /// Notes that a stream takes part.
     pub(super) fn joined(&mut self, stream: &Stream) {
         self.branch(stream);
     }
 
-    /// The stream was given a command.
+    /// Notes that a stream was given a command.
     pub(super) fn submitted(&mut self, stream: &Stream, label: Label) {
         self.branch(stream).last = Some(label);
     }
@@ -44,8 +44,9 @@ impl Branches {
         &mut self.branches[place]
     }
 
-    /// Which streams of the capture of this number its origin does not wait for, in words; `None` if there is none. To be asked
-    /// while the capture is under way. A capture on one stream asks nothing of the driver; one on several walks its graph once.
+    /// Returns which streams of the capture of this number its origin does not wait for, in words; `None` if there is none. To
+    /// be asked while the capture is under way. A capture on one stream asks nothing of the driver; one on several walks its
+    /// graph once.
     pub(super) fn unjoined(&self, origin: &Stream, capture: u64, questions: &AtomicU64) -> Option<String> {
         let driver = &**origin.device().driver();
         let ends = |stream: &Stream| {
@@ -81,7 +82,7 @@ impl Branches {
     }
 }
 
-/// Those of the nodes that do not lie before one of `from`, or are it.
+/// Returns those of the nodes that do not lie before one of `from`, or are it.
 fn not_before(
     driver: &dyn Driver,
     graph: GraphHandle,

@@ -57,7 +57,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What is noted of a capture.
+/// The notes of a capture that is under way.
 struct UnderWay {
     /// Its number; and behind it those of the captures of its conditional nodes' bodies.
     ids: Ids,
@@ -73,32 +73,32 @@ struct UnderWay {
     footprint: Footprint,
     /// The pinned memory that its copies use.
     pinned: Vec<Arc<PinnedBlock>>,
-    /// What was asked of the driver for it.
+    /// The calls of the driver that were made for it.
     questions: Arc<AtomicU64>,
 }
 
 impl Captures {
-    /// Whether any capture is under way. One load.
+    /// Returns whether any capture is under way. One load.
     pub(crate) fn are_under_way(&self) -> bool {
         self.count.load(Ordering::Acquire) > 0
     }
 
-    /// A pool that served one graph was released.
+    /// Notes that A pool that served one graph was released.
     pub(super) fn leave(&self, pool: PoolId) {
         *lock(&self.left) = Some(pool);
     }
 
-    /// The pool of a graph that is gone, if there is one.
+    /// Returns the pool of a graph that is gone, if there is one.
     pub(super) fn take_left(&self) -> Option<PoolId> {
         lock(&self.left).take()
     }
 
-    /// The number of the capture that a stream takes part in; 0 for none.
+    /// Returns the number of the capture that a stream takes part in; 0 for none.
     pub(crate) fn of(&self, stream: &Stream) -> u64 {
         self.info(stream).map_or(0, |info| info.id)
     }
 
-    /// What a stream captures, if it does.
+    /// Returns what a stream captures, if it does.
     #[inline]
     pub(crate) fn info(&self, stream: &Stream) -> Option<CaptureInfo> {
         if self.are_under_way() { Self::ask(stream) } else { None }
@@ -119,7 +119,7 @@ impl Captures {
         }
     }
 
-    /// If the stream captures, its graph keeps the pinned memory.
+    /// Makes the graph keep pinned memory, if the stream captures.
     pub(crate) fn keep(&self, stream: &Stream, block: &Arc<PinnedBlock>) {
         self.note(stream, |capture, _| {
             if !capture.pinned.iter().any(|known| Arc::ptr_eq(known, block)) {
@@ -128,7 +128,7 @@ impl Captures {
         });
     }
 
-    /// The stream was given a command, when it took part in the capture that `before` tells of.
+    /// Notes that the stream was given a command, when it took part in the capture `before`.
     pub(crate) fn submitted(&self, stream: &Stream, before: &CaptureInfo, command: &Command<'_>) {
         self.note(stream, |capture, after| {
             // The one before it, too.
@@ -140,7 +140,7 @@ impl Captures {
         });
     }
 
-    /// The stream was given commands past the runtime, and this is what they touch.
+    /// Notes the ranges of commands that the stream was given without the runtime.
     pub(crate) fn declared(&self, stream: &Stream, accesses: &[Access], label: Label) {
         self.note(stream, |capture, info| {
             capture.steps.declare(&info.dependencies);
@@ -148,12 +148,12 @@ impl Captures {
         });
     }
 
-    /// What the stream has been given so far must be known: what comes next looks at nothing.
+    /// Notes the work of the stream so far, since the next call looks at nothing.
     pub(super) fn look(&self, stream: &Stream) {
         self.note(stream, |capture, info| capture.steps.look(&info.dependencies));
     }
 
-    /// A block was handed out. If it is of the pool of a capture, it is the capture's own.
+    /// Notes that A block was handed out. If it is of the pool of a capture, it is the capture's own.
     #[inline]
     pub(crate) fn allocated(&self, block: &Block, label: Label) {
         if self.are_under_way() && !block.is_null() {
@@ -165,13 +165,13 @@ impl Captures {
         }
     }
 
-    /// The stream waits for an event, and may take part in a capture from now on.
+    /// Notes that the stream waits for an event, and may take part in a capture from now on.
     pub(crate) fn joined(&self, stream: &Stream) {
         self.note(stream, |capture, _| capture.branches.joined(stream));
     }
 
-    /// Whether the stream may wait for an event of a capture (0 for an event outside captures). CUDA would break the capture
-    /// before it says no.
+    /// Checks whether the stream may wait for an event of a capture (0 for an event outside captures). CUDA would break the
+    /// capture before it says no.
     pub(crate) fn check_wait(&self, stream: &Stream, capture: u64) -> Result<()> {
         let Some(info) = self.info(stream) else { return Ok(()) };
         if info.id == capture {
@@ -185,26 +185,26 @@ impl Captures {
         )))
     }
 
-    /// The mode of the capture that a stream takes part in, if it is one of ours.
+    /// Returns the mode of the capture that a stream takes part in, if it is one of ours.
     pub(super) fn mode_of(&self, stream: &Stream) -> Option<CaptureMode> {
         let mut mode = None;
         self.note(stream, |capture, _| mode = Some(capture.mode));
         mode
     }
 
-    /// No graph shall come of the capture that a stream takes part in.
+    /// Makes the capture fail that a stream takes part in.
     pub(super) fn break_capture(&self, stream: &Stream, why: String) {
         self.note(stream, |capture, _| {
             capture.broken.get_or_insert(why);
         });
     }
 
-    /// A body of a conditional node on a stream is captured under this number.
+    /// Notes that A body of a conditional node on a stream is captured under this number.
     pub(super) fn body_began(&self, stream: &Stream, id: u64) {
         self.note(stream, |capture, _| lock(&capture.ids).push(id));
     }
 
-    /// The stream on which the bodies of a stream's conditional nodes are captured.
+    /// Returns the stream on which the bodies of a stream's conditional nodes are captured.
     pub(super) fn body_stream(&self, stream: &Stream) -> Result<Stream> {
         let mut found = None;
         self.note(stream, |capture, _| {
@@ -233,7 +233,7 @@ impl Captures {
         ))
     }
 
-    /// Which streams of a capture its origin does not wait for, in words.
+    /// Returns which streams of a capture its origin does not wait for, in words.
     pub(super) fn unjoined(&self, origin: &Stream, id: u64) -> Option<String> {
         let under_way = self.lock();
         let capture = under_way.iter().find(|capture| capture.has(id))?;
@@ -360,12 +360,12 @@ impl Capture {
         Ok(capture)
     }
 
-    /// The stream that captures. Make it current, or submit to it.
+    /// Returns the stream that captures. Make it current, or submit to it.
     pub fn stream(&self) -> &Stream {
         &self.stream
     }
 
-    /// The pool that the capture allocates from.
+    /// Returns the pool that the capture allocates from.
     pub fn pool(&self) -> &GraphPool {
         &self.pool
     }
@@ -458,14 +458,14 @@ impl fmt::Debug for Capture {
     }
 }
 
-/// An error of the end of a capture, with which streams were not joined where that is the cause.
+/// Returns an error of the end of a capture, with which streams were not joined where that is the cause.
 pub(super) fn explain(error: Error, unjoined: Option<String>) -> Error {
     let code = error.driver_error().map(thalweg_driver::Error::code);
     let unjoined = unjoined.filter(|_| code == Some(Code::StreamCaptureUnjoined));
     unjoined.into_iter().fold(error, Error::context)
 }
 
-/// Whether a capture can begin with the options.
+/// Checks whether a capture can begin with the options.
 fn check(device: &Device, options: &CaptureOptions) -> Result<()> {
     if device.current_stream().is_capturing()? {
         return Err(nested().context(REGION));
@@ -488,7 +488,7 @@ fn check(device: &Device, options: &CaptureOptions) -> Result<()> {
     Ok(())
 }
 
-/// The device's stream for captures, or another one if that captures just now.
+/// Returns the device's stream for captures, or another one if that captures just now.
 fn free_stream(device: &Device) -> Result<Stream> {
     let stream = Stream::for_captures(device)?;
     if stream.is_capturing()? { Stream::new(device) } else { Ok(stream) }
@@ -498,7 +498,8 @@ fn nested() -> Error {
     Error::invalid("this thread captures already, and captures do not nest; end the outer capture first")
 }
 
-/// The streams that take part in the capture of these numbers. The one that it began on needs no question to the driver.
+/// Returns the streams that take part in the capture of these numbers. The one that it began on needs no question to the
+/// driver.
 fn streams_of_capture(origin: &Stream, ids: &Ids, questions: &Arc<AtomicU64>) -> StreamFilter {
     let (driver, origin) = (origin.device().driver().clone(), origin.id());
     let (ids, questions) = (ids.clone(), questions.clone());

@@ -51,7 +51,7 @@ impl Drop for Template {
     }
 }
 
-/// What a captured graph is and keeps. It is shared by all that was instantiated from it.
+/// The content of a captured graph, with all that it keeps alive. It is shared by all that was instantiated from it.
 #[derive(Debug)]
 pub(super) struct Content {
     pub(super) device: Device,
@@ -71,7 +71,7 @@ pub(super) struct Content {
 }
 
 impl Content {
-    /// Nodes and edges as they were captured.
+    /// Returns nodes and edges as they were captured.
     pub(super) fn description(&self) -> Result<&GraphDescription> {
         if let Some(description) = self.description.get() {
             return Ok(description);
@@ -82,7 +82,7 @@ impl Content {
         Ok(self.description.get_or_init(|| description))
     }
 
-    /// Work of this stream uses the graph's memory.
+    /// Notes that work of this stream uses the graph's memory.
     pub(super) fn was_replayed_on(&self, stream: StreamId) {
         let mut streams = self.replayed_on.lock().unwrap_or_else(PoisonError::into_inner);
         if !streams.contains(&stream) {
@@ -108,8 +108,8 @@ impl Drop for Content {
 const REPLAY: Label = Label::here("graph replay");
 
 impl CapturedGraph {
-    /// An executable of the graph. Each call makes another one; they use the same memory, so order their replays. *Blocks* while
-    /// the driver builds it.
+    /// Returns an executable of the graph. Each call makes another one; they use the same memory, so order their replays.
+    /// *Blocks* while the driver builds it.
     pub fn instantiate(&self) -> Result<Graph> {
         let device = &self.content.device;
         let made = device.driver().graph_instantiate(self.content.template.handle, device.index());
@@ -120,7 +120,8 @@ impl CapturedGraph {
         Ok(Graph { exec, content: self.content.clone(), updates: UpdateCounts::default() })
     }
 
-    /// Nodes and edges as they were captured, with who submitted them. The driver is asked when this is called first.
+    /// Returns the nodes and edges as they were captured, with who submitted them. The driver is asked when this is called
+    /// first.
     ///
     /// # Errors
     /// The driver's.
@@ -128,8 +129,8 @@ impl CapturedGraph {
         self.content.description()
     }
 
-    /// Whether nothing was captured. That is allowed, and seldom meant: the region's work may have gone to a stream that does
-    /// not capture.
+    /// Returns whether nothing was captured. That is allowed, and seldom meant: the region's work may have gone to a stream
+    /// that does not capture.
     pub fn is_empty(&self) -> bool {
         self.content.steps.is_empty()
     }
@@ -144,22 +145,22 @@ impl CapturedGraph {
         device.check(device.driver().graph_debug_dot_print(template.handle, path, verbose))
     }
 
-    /// What the capture asked of the driver.
+    /// Returns what the capture asked of the driver.
     pub fn cost(&self) -> CaptureCost {
         CaptureCost { commands: self.content.steps.len() as u64, driver_calls: self.content.questions }
     }
 
-    /// What the graph relies on, and what it gives.
+    /// Returns what the graph relies on, and what it gives.
     pub fn contract(&self) -> &Contract {
         &self.content.contract
     }
 
-    /// The pool that the graph's memory is in.
+    /// Returns the pool that the graph's memory is in.
     pub fn pool(&self) -> &GraphPool {
         &self.content.pool
     }
 
-    /// What the graph takes of memory.
+    /// Returns what the graph takes of memory.
     pub fn memory(&self) -> &GraphMemory {
         &self.content.member.memory
     }

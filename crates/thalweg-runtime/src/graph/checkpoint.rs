@@ -1,4 +1,4 @@
-//! What a pool looked like, and putting it back: for whoever records several graphs along different paths into one pool.
+//! The state of a pool, and restoring it: for graphs that are recorded along different paths into one pool.
 //!
 //! A graph that is recorded behind another may use all memory that is free when it starts, and must leave alone what is live.
 //! So before it is recorded, the pool is put back to what the graph before it leaves behind ([`GraphPool::restore`]), however
@@ -10,7 +10,7 @@ use super::GraphPool;
 use crate::Result;
 use crate::memory::from_allocation;
 
-/// What a [`GraphPool`] looked like: which memory was live, not what was in it.
+/// A state of a [`GraphPool`] that can be restored: which memory was live, not its content.
 #[derive(Clone, Debug)]
 pub struct PoolState(PoolCheckpoint);
 
@@ -20,7 +20,7 @@ pub struct PoolState(PoolCheckpoint);
 pub struct HeldMemory(Block);
 
 impl PoolState {
-    /// Where live blocks begin, in ascending order.
+    /// Returns where live blocks begin, in ascending order.
     pub fn live_addresses(&self) -> Vec<u64> {
         self.0.live_addresses()
     }
@@ -31,19 +31,19 @@ impl HeldMemory {
         Self(block)
     }
 
-    /// Where it begins; 0 for 0 bytes.
+    /// Returns where it begins; 0 for 0 bytes.
     pub fn address(&self) -> u64 {
         self.0.address()
     }
 
-    /// The bytes that were asked for.
+    /// Returns the bytes that were asked for.
     pub fn size_bytes(&self) -> u64 {
         self.0.requested_bytes()
     }
 }
 
 impl GraphPool {
-    /// What the pool looks like now. *Blocks* until frees that wait for other streams are through.
+    /// Returns what the pool looks like now. *Blocks* until frees that wait for other streams are through.
     ///
     /// # Errors
     /// [`Error::is_capture`](crate::Error::is_capture) while any capture of the device is under way;

@@ -28,12 +28,12 @@ pub struct Condition {
 }
 
 impl Condition {
-    /// One byte: a truth value, or a number below 256.
+    /// Reads one byte: a truth value, or a number below 256.
     pub const fn u8(pointer: DevicePointer) -> Self {
         Self { pointer, format: ConditionFormat::U8 }
     }
 
-    /// Four bytes, aligned to four.
+    /// Reads four bytes, aligned to four.
     pub const fn u32(pointer: DevicePointer) -> Self {
         Self { pointer, format: ConditionFormat::U32 }
     }
@@ -95,7 +95,7 @@ pub fn switch(stream: &Stream, condition: Condition, cases: &mut [Region<'_>]) -
     Node { stream, condition, conditional: Conditional::Switch { cases: count }, label }.capture(cases)
 }
 
-/// A region that is captured once, as one that could be captured again.
+/// Returns a region that is captured once, as one that could be captured again.
 fn once(region: impl FnOnce() -> Result<()>) -> impl FnMut() -> Result<()> {
     let mut region = Some(region);
     move || region.take().map_or(Ok(()), |region| region())
@@ -120,7 +120,7 @@ impl Node<'_> {
         captured
     }
 
-    /// Whether there can be such a node here.
+    /// Checks whether there can be such a node here.
     fn check(&self) -> Result<()> {
         let device = self.stream.device();
         let support = device.properties().conditional_nodes;

@@ -1,5 +1,4 @@
-//! What a graph relies on, and what it gives: the memory that it uses and does not own, what it changes of that, and its
-//! outputs.
+//! The contract of a graph: the memory that it uses and does not own, what it changes of that, and its outputs.
 //!
 //! A replay runs on the addresses that were captured, whatever is there by then. The [`Contract`] says which those are, and a
 //! replay that would run on memory whose holder has given it back is refused before anything is launched. The check is one
@@ -22,7 +21,7 @@ use crate::{Error, Result};
 /// How many dead inputs a message lists.
 const LISTED: usize = 4;
 
-/// What a graph relies on, and what it gives.
+/// The memory that a graph relies on, and the memory that it writes.
 #[derive(Debug)]
 pub struct Contract {
     inputs: Vec<Input>,
@@ -76,7 +75,7 @@ pub struct Output {
 }
 
 impl Output {
-    /// Whether somebody holds the buffer still.
+    /// Returns whether somebody holds the buffer still.
     pub fn is_held(&self) -> bool {
         self.vigil.is_undisturbed()
     }
@@ -87,46 +86,46 @@ impl Contract {
         Self { inputs, outputs, vigil, has_undeclared: false }
     }
 
-    /// The memory that the graph uses and did not allocate, in the order of first use.
+    /// Returns the memory that the graph uses and did not allocate, in the order of first use.
     pub fn inputs(&self) -> &[Input] {
         &self.inputs
     }
 
-    /// Those of the inputs that the graph writes.
+    /// Returns those of the inputs that the graph writes.
     pub fn mutated(&self) -> impl Iterator<Item = &Input> {
         self.inputs.iter().filter(|input| input.is_written)
     }
 
-    /// The buffers that the graph leaves, in ascending order of their addresses.
+    /// Returns the buffers that the graph leaves, in ascending order of their addresses.
     pub fn outputs(&self) -> &[Output] {
         &self.outputs
     }
 
-    /// The input that has an address in it.
+    /// Returns the input that has an address in it.
     pub fn input_at(&self, address: u64) -> Option<&Input> {
         let holds = |input: &&Input| address.wrapping_sub(input.address) < input.size_bytes;
         self.inputs.iter().find(holds)
     }
 
-    /// Whether every input is still held by somebody. One load.
+    /// Returns whether every input is still held by somebody. One load.
     #[inline]
     pub fn is_kept(&self) -> bool {
         self.vigil.is_undisturbed()
     }
 
-    /// The inputs that have died, in the order of their deaths.
+    /// Returns the inputs that have died, in the order of their deaths.
     pub fn dead_inputs(&self) -> Vec<&Input> {
         let of_address = |address| self.inputs.iter().filter(move |input| input.address == address);
         self.vigil.died().into_iter().flat_map(of_address).collect()
     }
 
-    /// Whether there are commands that were given to the driver directly, and of which nobody has declared what they touch: then
-    /// the graph cannot tell whether a replay would run on memory of others.
+    /// Returns whether there are commands that were given to the driver directly, and of which nobody has declared what they
+    /// touch: then the graph cannot tell whether a replay would run on memory of others.
     pub fn has_undeclared_commands(&self) -> bool {
         self.has_undeclared
     }
 
-    /// Whether the graph may be launched.
+    /// Checks whether the graph may be launched.
     ///
     /// # Errors
     /// [`Error::is_invalid_argument`] if an input has died: which ones, who uses them, and what to do; or if the graph has

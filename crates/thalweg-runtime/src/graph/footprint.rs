@@ -30,9 +30,9 @@ pub(super) struct Footprint {
     own: BTreeMap<u64, Own>,
     /// Where they were.
     occupied: Ranges,
-    /// What commands wrote of them.
+    /// The ranges of them that commands wrote.
     written: Ranges,
-    /// What of it they wrote since the memory was allocated last: what is there in the end.
+    /// The ranges that they wrote since the memory was allocated last: the content at the end.
     left: Ranges,
     allocated_bytes: u64,
     inputs: Vec<Input>,
@@ -50,12 +50,12 @@ struct Own {
     label: Label,
 }
 
-/// What a capture did with memory, when it is over.
+/// The use that a capture made of memory, when it is over.
 pub(super) struct Traces {
     pub(super) contract: Contract,
-    /// What its commands wrote of its own blocks.
+    /// The ranges of its own blocks that its commands wrote.
     pub(super) written: Ranges,
-    /// What of it was not given to another block since.
+    /// The ranges of them that were not given to another block since.
     pub(super) left: Ranges,
     /// Where its own blocks were, in bytes.
     pub(super) occupied_bytes: u64,
@@ -80,7 +80,7 @@ impl Footprint {
         }
     }
 
-    /// The capture has a block of its own: `size_bytes` from `address` on.
+    /// Notes a block of the capture's own: `size_bytes` from `address` on.
     pub(super) fn allocated(&mut self, address: u64, size_bytes: u64, requested_bytes: u64, label: Label) {
         let end = address + size_bytes;
         // What was there before is gone.
@@ -92,7 +92,7 @@ impl Footprint {
         self.allocated_bytes += size_bytes;
     }
 
-    /// A command touches these ranges.
+    /// Notes the ranges that a command touches.
     pub(super) fn touched(&mut self, accesses: &[Access], label: Label) {
         for access in accesses.iter().filter(|access| access.bytes > 0) {
             let (start, end) = (access.start, access.start.saturating_add(access.bytes));
@@ -114,7 +114,7 @@ impl Footprint {
         }
     }
 
-    /// An address is touched that no input is known for.
+    /// Returns an address is touched that no input is known for.
     fn add_input(&mut self, access: &Access, label: Label) -> usize {
         let (start, end) = (access.start, access.start.saturating_add(access.bytes));
         let (address, size_bytes, until, kind) = match self.holder(start) {
@@ -132,7 +132,7 @@ impl Footprint {
         place
     }
 
-    /// Who holds an address: a live block, of whose death the vigil is told unless it is of the graph's own pool.
+    /// Returns the live block that holds an address, and watches its liveness unless it is of the graph's own pool.
     fn holder(&mut self, address: u64) -> Option<LiveBlock> {
         let asked_before = self.live.is_some();
         let live = self.live.get_or_insert_with(|| self.allocator.live_blocks());
@@ -153,7 +153,7 @@ impl Footprint {
         block.pool == Some(self.pool) || self.allocator.watch_block(block, &self.vigil)
     }
 
-    /// The capture is over.
+    /// Returns the capture is over.
     pub(super) fn finish(self) -> Traces {
         let Self { allocator, pool, own, left, allocated_bytes, inputs, vigil, .. } = self;
         let (mut occupied, mut written) = (self.occupied, self.written);
@@ -185,7 +185,7 @@ impl Footprint {
     }
 }
 
-/// The block that has an address in it, of blocks in ascending order.
+/// Returns the block that has an address in it, of blocks in ascending order.
 fn find(live: &[LiveBlock], address: u64) -> Option<LiveBlock> {
     let behind = live.partition_point(|block| block.address <= address);
     let block = live[..behind].last()?;

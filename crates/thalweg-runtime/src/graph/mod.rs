@@ -86,7 +86,7 @@ use crate::stream::same_device;
 use crate::{Device, Error, Result, Stream};
 use captured::{Content, Template};
 
-/// What errors of a capture begin with.
+/// The beginning of the errors of a capture.
 const REGION: &str = "graph capture";
 
 /// A captured region, ready to be replayed. Dropping it waits for nothing; a replay that is under way runs to its end.
@@ -108,7 +108,7 @@ pub struct Graph {
 struct Executable {
     device: Device,
     handle: GraphExecHandle,
-    /// What it was instantiated from: its nodes go by those names.
+    /// The graph that it was instantiated from, by which its nodes are named.
     _template: Arc<Template>,
     /// Those names in the order of submission; `None` if it is not known any more which is which.
     nodes: Option<Arc<[GraphNodeHandle]>>,
@@ -244,12 +244,12 @@ impl Graph {
         Ok(true)
     }
 
-    /// The pool that the graph's memory is in.
+    /// Returns the pool that the graph's memory is in.
     pub fn pool(&self) -> &GraphPool {
         &self.content.pool
     }
 
-    /// Nodes and edges as they were captured: see [`CapturedGraph::description`].
+    /// Returns the nodes and edges as they were captured: see [`CapturedGraph::description`].
     ///
     /// # Errors
     /// The driver's.
@@ -257,17 +257,17 @@ impl Graph {
         self.content.description()
     }
 
-    /// Whether the graph has no node: see [`CapturedGraph::is_empty`].
+    /// Returns whether the graph has no node: see [`CapturedGraph::is_empty`].
     pub fn is_empty(&self) -> bool {
         self.content.steps.is_empty()
     }
 
-    /// What the graph relies on, and what it gives.
+    /// Returns what the graph relies on, and what it gives.
     pub fn contract(&self) -> &Contract {
         &self.content.contract
     }
 
-    /// What the graph takes of memory.
+    /// Returns what the graph takes of memory.
     pub fn memory(&self) -> &GraphMemory {
         &self.content.member.memory
     }

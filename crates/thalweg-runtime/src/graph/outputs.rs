@@ -40,7 +40,7 @@ impl Graph {
 }
 
 impl<T> BoundGraph<T> {
-    /// [`Graph::replay`], and its outputs: valid in the order of the current stream.
+    /// Replays as [`Graph::replay`] does, and returns the outputs: valid in the order of the current stream.
     ///
     /// # Errors
     /// Those of [`Graph::replay_on`].
@@ -50,7 +50,7 @@ impl<T> BoundGraph<T> {
         Ok(Outputs { bound: self })
     }
 
-    /// [`Graph::replay_on`], and its outputs: valid in the order of that stream.
+    /// Replays as [`Graph::replay_on`] does, and returns the outputs: valid in the order of that stream.
     ///
     /// # Errors
     /// Those of [`Graph::replay_on`].
@@ -60,12 +60,12 @@ impl<T> BoundGraph<T> {
         Ok(Outputs { bound: self })
     }
 
-    /// The graph.
+    /// Returns the graph.
     pub fn graph(&self) -> &Graph {
         &self.graph
     }
 
-    /// The graph and the result of its region, apart.
+    /// Returns the graph and the result of its region, apart.
     pub fn into_parts(self) -> (Graph, T) {
         (self.graph, self.outputs)
     }

@@ -27,18 +27,18 @@ struct PoolOwner {
 }
 
 impl GraphPool {
-    /// A new pool on a device, in which an output that is wanted is not overwritten ([`OverwritePolicy::Refuse`]).
+    /// Creates a new pool on a device, in which an output that is wanted is not overwritten ([`OverwritePolicy::Refuse`]).
     pub fn new(device: &Device) -> Self {
         Self::with_policy(device, OverwritePolicy::default())
     }
 
-    /// A new pool whose graphs share it in this way.
+    /// Creates a new pool whose graphs share it in this way.
     pub fn with_policy(device: &Device, policy: OverwritePolicy) -> Self {
         Self::made(device, policy, false)
     }
 
-    /// A pool for one capture. If the device `is_idle`, it may be what is left of the pool of a graph that is gone: nothing
-    /// touches its memory any more. So a program that captures again and again does not gather memory.
+    /// Creates a pool for one capture. If the device `is_idle`, it may be what is left of the pool of a graph that is gone:
+    /// nothing touches its memory any more. So a program that captures again and again does not gather memory.
     pub(super) fn of_one_graph(device: &Device, is_idle: bool) -> Self {
         let allocator = device.allocator();
         let left = if is_idle { device.captures().take_left() } else { None };
@@ -69,7 +69,7 @@ impl GraphPool {
         Self(Arc::new(PoolOwner { device, id, members, is_of_one_graph, replayed_on: Mutex::default() }))
     }
 
-    /// The allocator's name of the pool.
+    /// Returns the allocator's name of the pool.
     pub fn id(&self) -> PoolId {
         self.0.id
     }
@@ -78,7 +78,7 @@ impl GraphPool {
         &self.0.device
     }
 
-    /// What the pool and its graphs take of memory now.
+    /// Returns what the pool and its graphs take of memory now.
     pub fn memory(&self) -> PoolMemory {
         let held = self.0.device.allocator().live_blocks_of(self.0.id);
         PoolMemory {
@@ -92,12 +92,12 @@ impl GraphPool {
         &self.0.members
     }
 
-    /// What the pool has reserved from the driver, in bytes.
+    /// Returns what the pool has reserved from the driver, in bytes.
     pub fn reserved_bytes(&self) -> u64 {
         self.0.device.allocator().pool_reserved_bytes(self.0.id)
     }
 
-    /// Work of these streams touches the pool's memory, and goes on when its graph is gone.
+    /// Notes that work of these streams touches the pool's memory, and goes on when its graph is gone.
     pub(crate) fn was_replayed_on(&self, graphs_streams: &[StreamId]) {
         let mut streams = self.0.replayed_on.lock().unwrap_or_else(PoisonError::into_inner);
         for stream in graphs_streams {

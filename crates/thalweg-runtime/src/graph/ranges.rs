@@ -41,7 +41,7 @@ impl Ranges {
         }
     }
 
-    /// The part of `start..end` that is in the set, as far as its first gap.
+    /// Returns the part of `start..end` that is in the set, as far as its first gap.
     fn overlap(&self, start: u64, end: u64) -> Option<(u64, u64)> {
         if start >= end {
             return None;
@@ -51,7 +51,7 @@ impl Ranges {
         Some((start.max(other), end.min(other_end)))
     }
 
-    /// All parts of `start..end` that are in the set, in ascending order.
+    /// Returns all parts of `start..end` that are in the set, in ascending order.
     pub(super) fn overlaps(&self, start: u64, end: u64) -> impl Iterator<Item = (u64, u64)> + '_ {
         let mut from = start;
         std::iter::from_fn(move || {
@@ -61,7 +61,7 @@ impl Ranges {
         })
     }
 
-    /// How many addresses there are.
+    /// Returns how many addresses there are.
     pub(super) fn bytes(&self) -> u64 {
         self.ends.iter().map(|(start, end)| end - start).sum()
     }

@@ -1,17 +1,17 @@
-//! What graphs take of memory: one graph, and all of a pool. And what a capture takes of the driver.
+//! The memory of graphs, of one and of all of a pool, and the calls of the driver that a capture costs.
 
-/// What one graph takes of memory, in bytes.
+/// The memory of one graph, in bytes.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct GraphMemory {
-    /// What the pool had reserved from the driver before the capture.
+    /// The bytes that the pool had reserved from the driver before the capture.
     pub reserved_before_bytes: u64,
-    /// What it had reserved after it.
+    /// The bytes that it had reserved after the capture.
     pub reserved_after_bytes: u64,
     /// All that the capture allocated, each block for itself.
     pub allocated_bytes: u64,
     /// The addresses that these blocks took: less than the former where memory was reused within the capture.
     pub occupied_bytes: u64,
-    /// What was held when the capture ended: the graph's outputs.
+    /// The bytes that were held when the capture ended: the graph's outputs.
     pub output_bytes: u64,
     /// The buffers that the graph uses and did not allocate.
     pub input_bytes: u64,
@@ -19,18 +19,18 @@ pub struct GraphMemory {
     pub pinned_bytes: u64,
 }
 
-/// What a pool takes of memory, in bytes.
+/// The memory of a pool, in bytes.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct PoolMemory {
-    /// What it has reserved from the driver.
+    /// The bytes that it has reserved from the driver.
     pub reserved_bytes: u64,
-    /// What of it is in somebody's hands: outputs that are held.
+    /// The bytes of it that callers hold: outputs.
     pub held_bytes: u64,
     /// Its graphs, oldest first.
     pub graphs: Vec<GraphMemory>,
 }
 
-/// What a capture cost, in numbers that no clock is needed for.
+/// The cost of a capture, in counts instead of times.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct CaptureCost {
     /// The commands that were captured through Thalweg.

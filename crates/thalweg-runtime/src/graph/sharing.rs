@@ -1,4 +1,4 @@
-//! What graphs of one pool do to each other's outputs, and what is done about it.
+//! Graphs of one pool that overwrite each other's outputs, and the pool's policy for it.
 //!
 //! Graphs that share a pool share addresses: what one needs only while it runs, another may use as well. An output is safe
 //! from the graphs that are captured while it is held. But a graph that was captured *earlier* may use the very addresses
@@ -32,7 +32,7 @@ use super::ranges::Ranges;
 use super::report::GraphMemory;
 use crate::{Buffer, Error, Result, Stream};
 
-/// What is done when a replay would overwrite a live output of another graph of its pool.
+/// The policy for when a replay would overwrite a live output of another graph of its pool.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub enum OverwritePolicy {
     /// The replay is an error, before anything is launched.
@@ -50,9 +50,9 @@ pub enum OverwritePolicy {
 pub(super) struct Member {
     number: u64,
     pub(super) memory: GraphMemory,
-    /// What its commands write of its own memory.
+    /// The ranges of its own memory that its commands write.
     written: Ranges,
-    /// What of it is there in the end.
+    /// The ranges of it that are left in the end.
     left: Ranges,
     outputs: Vec<Left>,
     /// The graphs of the pool whose outputs it reads, with those outputs.
@@ -90,12 +90,12 @@ impl Left {
 }
 
 impl Member {
-    /// The last replay's outputs are not needed any more.
+    /// Releases the last replay's outputs.
     pub(super) fn release_outputs(&self) {
         self.wanted.store(false, Ordering::Release);
     }
 
-    /// The graph is dropped. Its outputs may live on.
+    /// Removes a graph that is dropped. Its outputs may live on.
     pub(super) fn leave(&self) {
         self.gone.store(true, Ordering::Release);
     }
@@ -119,7 +119,7 @@ impl Hazard {
         &self.victim.outputs[self.output]
     }
 
-    /// Whether somebody would miss the output.
+    /// Returns whether somebody would miss the output.
     fn is_imminent(&self) -> bool {
         self.victim.wanted.load(Ordering::Acquire) && self.left().output.is_held()
     }
@@ -140,7 +140,7 @@ struct Books {
     hazards: FxHashMap<u64, Vec<Hazard>>,
 }
 
-/// What was put aside before a replay: each with the address that it goes back to.
+/// The outputs that were put aside before a replay, each with the address that it goes back to.
 #[derive(Default)]
 pub(super) struct Kept(SmallVec<[(Buffer, DevicePointer); 1]>);
 
@@ -159,7 +159,7 @@ impl Members {
         self.books.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A graph was captured into the pool.
+    /// Returns a graph was captured into the pool.
     pub(super) fn join(
         &self,
         contract: &Contract,
@@ -195,14 +195,14 @@ impl Members {
         member
     }
 
-    /// What the graphs that are there take of memory, oldest first.
+    /// Returns what the graphs that are there take of memory, oldest first.
     pub(super) fn memory(&self) -> Vec<GraphMemory> {
         let books = self.books();
         let there = books.members.iter().filter(|member| !member.gone.load(Ordering::Acquire));
         there.map(|member| member.memory.clone()).collect()
     }
 
-    /// The graph is about to be replayed on a stream.
+    /// Returns the graph is about to be replayed on a stream.
     ///
     /// # Errors
     /// If an output that it reads is lost; if it would overwrite one that is wanted, and that is to be refused; or if there is
@@ -239,7 +239,7 @@ impl Members {
         Ok(kept)
     }
 
-    /// The graph was launched on the stream.
+    /// Notes that the graph was launched on the stream.
     #[inline]
     pub(super) fn after_replay(
         &self,
@@ -284,7 +284,7 @@ impl Books {
         });
     }
 
-    /// The outputs of others that a graph reads.
+    /// Returns the outputs of others that a graph reads.
     fn read_by(&self, contract: &Contract) -> Vec<Reads> {
         let mut reads: Vec<Reads> = Vec::new();
         let of_pool = contract.inputs().iter().filter(|input| input.kind == InputKind::Pool && input.is_read);
@@ -323,7 +323,7 @@ impl Books {
 }
 
 impl Reads {
-    /// Whether what is read is still there.
+    /// Checks that the outputs that the graph reads are still there.
     #[cold]
     fn check(&self) -> Result<()> {
         for (output, label) in &self.outputs {

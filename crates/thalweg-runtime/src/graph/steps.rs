@@ -24,7 +24,7 @@ pub(crate) enum Command<'a> {
         label: Label,
         /// Every byte of device memory that it may touch.
         accesses: &'a [Access],
-        /// What makes it differ from another one of its label, in bytes.
+        /// The parameters that make it differ from another one of its label, in bytes.
         parameters: &'a [u8],
     },
 }
@@ -55,7 +55,7 @@ pub(super) struct CapturedCommand {
     pub(super) work: Work,
 }
 
-/// What a command does.
+/// The work of a command.
 #[derive(PartialEq, Debug)]
 pub(super) enum Work {
     Kernel(Kernel),
@@ -74,7 +74,7 @@ pub(super) struct Kernel {
 }
 
 impl Kernel {
-    /// The launch again.
+    /// Returns the launch again.
     pub(super) fn launch(&self, label: Label) -> Launch<'_> {
         Launch {
             function: self.function,
@@ -106,17 +106,17 @@ impl Steps {
         self.has_undeclared |= !nodes.iter().all(is_known);
     }
 
-    /// It is known what these nodes touch, and those between them and the last known ones.
+    /// Declares the ranges that these nodes touch, and those between them and the last known ones.
     pub(super) fn declare(&mut self, nodes: &[GraphNodeHandle]) {
         self.declared.extend(nodes);
     }
 
-    /// Whether the capture has nodes of which it is not known what they touch.
+    /// Returns whether the capture has nodes of which it is not known what they touch.
     pub(super) fn has_undeclared(&self) -> bool {
         self.has_undeclared
     }
 
-    /// A command was submitted behind the nodes `before`, and its stream now ends at the nodes `after`.
+    /// Notes that A command was submitted behind the nodes `before`, and its stream now ends at the nodes `after`.
     pub(super) fn submitted(
         &mut self,
         before: &[GraphNodeHandle],
@@ -153,7 +153,8 @@ impl Steps {
         self.steps.push(CapturedCommand { node, label: command.label(), predecessors, work });
     }
 
-    /// The capture ends at these nodes. (A conditional node is one that we do not see: nothing of its kind can be updated.)
+    /// Notes that the capture ends at these nodes. (A conditional node is one that we do not see: nothing of its kind can be
+    /// updated.)
     pub(super) fn ended(&mut self, nodes: &[GraphNodeHandle]) {
         self.look(nodes);
         self.is_partial |= nodes.iter().any(|node| !self.places.contains_key(node));
@@ -163,22 +164,22 @@ impl Steps {
         self.steps.len()
     }
 
-    /// Whether nothing was captured.
+    /// Returns whether nothing was captured.
     pub(super) fn is_empty(&self) -> bool {
         self.steps.is_empty() && !self.is_partial
     }
 
-    /// The step of this place.
+    /// Returns the step of this place.
     pub(super) fn step(&self, place: usize) -> &CapturedCommand {
         &self.steps[place]
     }
 
-    /// The names of the nodes, in the order of submission.
+    /// Returns the names of the nodes, in the order of submission.
     pub(super) fn nodes(&self) -> Arc<[GraphNodeHandle]> {
         self.steps.iter().map(|step| step.node).collect()
     }
 
-    /// Where the other graph's commands differ, if both are the same commands behind the same others.
+    /// Returns where the other graph's commands differ, if both are the same commands behind the same others.
     pub(super) fn differences(&self, other: &Self) -> Option<Vec<usize>> {
         let same_length = self.steps.len() == other.steps.len();
         if self.is_partial || other.is_partial || !same_length {

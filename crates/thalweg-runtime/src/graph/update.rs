@@ -31,7 +31,7 @@ use crate::stream::same_device;
 /// as to compare and change eight nodes of a whole graph.
 const FEW: usize = 8;
 
-/// What an update came to.
+/// The result of an update.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Update {
     /// Both captures were the same: nothing was to be done.
@@ -107,7 +107,7 @@ impl Graph {
         Ok((self.update(&capture.end()?)?, result))
     }
 
-    /// How often updates came to what.
+    /// Returns how often updates came to what.
     pub fn update_counts(&self) -> UpdateCounts {
         self.updates
     }

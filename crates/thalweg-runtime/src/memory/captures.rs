@@ -1,4 +1,4 @@
-//! What captures are building, as the allocators ask for it: numbers of captures and nodes are the driver's own.
+//! The captures under way, as the allocators ask for them: numbers of captures and nodes are the driver's own.
 
 use thalweg_driver::{CaptureInfo, CaptureStatus, Code, GraphNodeHandle};
 use thalweg_memory::{CaptureId, Captures, NodeId, StreamId, UpstreamError};
@@ -10,7 +10,8 @@ fn node_ids(nodes: Vec<GraphNodeHandle>) -> Vec<NodeId> {
 }
 
 impl DriverUpstream {
-    /// What a stream captures; `None` if it does not. A capture that is broken will give no graph, and its nodes are gone.
+    /// Returns what a stream captures; `None` if it does not. A capture that is broken will give no graph, and its nodes are
+    /// gone.
     fn capture(&self, stream: StreamId) -> thalweg_driver::Result<Option<CaptureInfo>> {
         let info = match self.driver.stream_capture_info(handle(stream)) {
             Ok(info) => info,
@@ -28,7 +29,7 @@ impl DriverUpstream {
         }
     }
 
-    /// What a stream captures, or an error.
+    /// Returns what a stream captures, or an error.
     fn capture_of_capturing(&self, stream: StreamId) -> Result<CaptureInfo, UpstreamError> {
         self.capture(stream).map_err(upstream_error)?.ok_or_else(|| {
             let detail = format!("{stream:?} does not capture");

@@ -20,7 +20,7 @@ pub struct ManagedMemory {
 }
 
 impl ManagedMemory {
-    /// Managed memory of a device. Whether it has any shows when some is asked for.
+    /// Returns the managed memory of a device. Whether it has any shows when some is asked for.
     pub fn new(device: &Device) -> Self {
         let takes_advice = device.properties().concurrent_managed_access;
         Self { driver: device.driver().clone(), device: device.index(), takes_advice }

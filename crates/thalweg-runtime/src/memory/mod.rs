@@ -44,7 +44,7 @@ pub(crate) fn outside_capture<T>(
     result
 }
 
-/// An allocator's refusal as an error: the driver's own error where that is the cause.
+/// Returns an allocator's refusal as an error: the driver's own error where that is the cause.
 pub(crate) fn from_allocation(device: &Device, error: AllocationError) -> Error {
     let mut source: Option<&(dyn std::error::Error + 'static)> = Some(&error);
     while let Some(cause) = source {
@@ -80,13 +80,13 @@ enum Memory {
 }
 
 impl Buffer {
-    /// At least `bytes` of device memory for work on `stream`. 0 bytes give a null pointer and take nothing.
+    /// Returns at least `bytes` of device memory for work on `stream`. 0 bytes give a null pointer and take nothing.
     #[track_caller]
     pub fn new(stream: &Stream, bytes: u64) -> Result<Self> {
         Self::labelled(stream, bytes, Label::here("Buffer::new"))
     }
 
-    /// The same, with the operator and the line that reports name as the allocation.
+    /// Allocates, with the operator and the line that reports name as the allocation.
     pub fn labelled(stream: &Stream, bytes: u64, label: Label) -> Result<Self> {
         let device = stream.device();
         device.check_process("Buffer::new")?;
@@ -103,12 +103,12 @@ impl Buffer {
         Ok(Self { device: device.clone(), memory: Memory::Owned(block) })
     }
 
-    /// The device.
+    /// Returns the device.
     pub fn device(&self) -> &Device {
         &self.device
     }
 
-    /// The address.
+    /// Returns the address.
     pub fn pointer(&self) -> DevicePointer {
         match &self.memory {
             Memory::Owned(block) => DevicePointer::new(block.address()),
@@ -116,7 +116,7 @@ impl Buffer {
         }
     }
 
-    /// The bytes that were asked for.
+    /// Returns the bytes that were asked for.
     pub fn size_bytes(&self) -> u64 {
         match &self.memory {
             Memory::Owned(block) => block.requested_bytes(),
@@ -147,8 +147,8 @@ impl Buffer {
         self.recorded(stream, UseKind::SoFar, Label::here("record_use"));
     }
 
-    /// A copy of what the memory holds, in the order of `stream`, in memory of its own there. (A clone, which CUDA cannot make
-    /// without a stream.)
+    /// Creates a copy of what the memory holds, in the order of `stream`, in memory of its own there. (A clone, which CUDA
+    /// cannot make without a stream.)
     ///
     /// # Errors
     /// Those of an allocation and of a copy.
@@ -168,8 +168,8 @@ impl Buffer {
 }
 
 impl Drop for Buffer {
-    /// Before the block goes back: a moment later it may be somebody else's. In a forked child nothing goes back: it is the parent's,
-    /// whose locks may be held by threads that are not there.
+    /// Reports the free before the block goes back: a moment later it may be another owner's. In a forked child nothing goes
+    /// back: it is the parent's, whose locks may be held by threads that are not there.
     fn drop(&mut self) {
         if self.device.is_left() {
             return match &mut self.memory {

@@ -14,7 +14,7 @@ use thalweg_memory::Block;
 
 use super::upstream::lock;
 
-/// What part of the device's memory is held back at most: one in so many bytes.
+/// The part of the device's memory that is held back at most: one in so many bytes.
 const SHARE: u64 = 4;
 
 /// How many blocks are held back at most.

@@ -77,7 +77,7 @@ impl Sharing for DriverUpstream {
 /// A buffer as another process may be given it: all three are to be sent, and which device it is on.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct SharedHandle {
-    /// What to open, in PyTorch's format.
+    /// The bytes that another process opens, in PyTorch's format.
     pub bytes: Vec<u8>,
     /// How far behind the beginning of that the buffer begins, in bytes.
     pub offset_bytes: u64,
@@ -86,8 +86,8 @@ pub struct SharedHandle {
 }
 
 impl Buffer {
-    /// What another process needs to open this memory (`shareIpcHandle`). The buffer must live until nobody has it open any
-    /// more. Other buffers may lie in the same segment or the same pages: whoever opens this one can touch those.
+    /// Returns what another process needs to open this memory (`shareIpcHandle`). The buffer must live until nobody has it
+    /// open any more. Other buffers may lie in the same segment or the same pages: whoever opens this one can touch those.
     ///
     /// Plain memory takes one handle. Memory of a growing segment takes an open file descriptor for each of its pages, which stays
     /// open while the page is there: to share large buffers, turn `expandable_segments` off. Nothing is synchronised: what the
@@ -168,17 +168,17 @@ pub struct SharedBuffer {
 }
 
 impl SharedBuffer {
-    /// The device.
+    /// Returns the device.
     pub fn device(&self) -> &Device {
         &self.device
     }
 
-    /// The address in this process: another one than in the process that shared it, as a rule.
+    /// Returns the address in this process: another one than in the process that shared it, as a rule.
     pub fn pointer(&self) -> DevicePointer {
         self.pointer
     }
 
-    /// The bytes that were shared.
+    /// Returns the bytes that were shared.
     pub fn size_bytes(&self) -> u64 {
         self.size_bytes
     }

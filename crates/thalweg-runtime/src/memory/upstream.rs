@@ -34,7 +34,7 @@ pub(crate) struct DriverUpstream {
     events: Mutex<EventCache>,
     /// The stream-ordered pool; made when first needed.
     pub(super) pool: Mutex<Option<PoolHandle>>,
-    /// What other processes take exported pages by; open until the page is destroyed.
+    /// The descriptors by which other processes open exported pages; open until the page is destroyed.
     pub(super) descriptors: Mutex<FxHashMap<PageId, OwnedFd>>,
     /// Begins anywhere, and grows whenever one of them is closed: its number may be another's then.
     pub(super) serial: AtomicU64,
@@ -95,7 +95,7 @@ impl DriverUpstream {
         }
     }
 
-    /// What the device can do, if the driver says. (The cache of pinned memory never asks, so it makes no context.)
+    /// Returns what the device can do, if the driver says. (The cache of pinned memory never asks, so it makes no context.)
     pub(super) fn properties(&self) -> Option<&DeviceProperties> {
         if self.properties.get().is_none() {
             let properties = self.driver.device_properties(self.device).ok()?;
@@ -104,7 +104,7 @@ impl DriverUpstream {
         self.properties.get()
     }
 
-    /// The stream that stands behind all work of `stream`: itself, while it is there.
+    /// Returns the stream that stands behind all work of `stream`: itself, while it is there.
     pub(super) fn stream_behind(&self, stream: StreamHandle) -> thalweg_driver::Result<StreamHandle> {
         let Err(error) = self.driver.stream_device(stream) else { return Ok(stream) };
         let last = self.forgotten.last_work(stream);
@@ -148,7 +148,7 @@ impl DriverUpstream {
         outside_capture(driver, || driver.stream_synchronize(stream))
     }
 
-    /// Whether the stream is gone, and was not capturing when it went.
+    /// Returns whether the stream is gone, and was not capturing when it went.
     pub(super) fn left_no_capture(&self, stream: StreamHandle) -> bool {
         let is_gone = self.driver.stream_device(stream).is_err();
         is_gone && !matches!(self.forgotten.last_work(stream), Some(LastWork::Unknown))
@@ -260,7 +260,7 @@ impl HostUpstream for DriverUpstream {
 }
 
 impl Drop for DriverUpstream {
-    /// The driver may have lost its context; then it has lost these too, and what it answers says nothing new.
+    /// Frees what is left. If the driver has lost its context it has lost these too, and its answers say nothing new.
     fn drop(&mut self) {
         for event in lock(&self.events).device_of.keys() {
             let _ = self.driver.event_destroy(*event);

@@ -1,4 +1,4 @@
-//! What a check reports: the problem, the smallest plan that shows it, and how to see it again.
+//! The report of a check: the problem, the smallest plan that shows it, and how to see it again.
 
 use std::fmt;
 
@@ -6,7 +6,7 @@ use thalweg_sanitizer::{Finding, FindingKind, Site};
 
 use super::run::RunPlan;
 
-/// What is wrong with a run.
+/// The problem of a run.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Problem {
@@ -14,7 +14,7 @@ pub enum Problem {
     Finding(Box<Finding>),
     /// The program panicked: an assertion, most likely.
     Panic {
-        /// What it said.
+        /// The error's message.
         message: String,
         /// `file:line`.
         location: String,
@@ -49,7 +49,7 @@ pub enum Problem {
 }
 
 impl Problem {
-    /// Whether this is the same problem in another run: numbers may differ, places in the program may not.
+    /// Returns whether this is the same problem in another run: numbers may differ, places in the program may not.
     pub(super) fn is_like(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::Finding(one), Self::Finding(two)) => {
@@ -69,25 +69,25 @@ impl Problem {
         }
     }
 
-    /// Whether it is a use of memory that had been given back.
+    /// Returns whether it is a use of memory that had been given back.
     pub(super) fn is_use_after_free(&self) -> bool {
         matches!(self, Self::Finding(finding) if finding.kind == FindingKind::UseAfterFree)
     }
 
-    /// Whether it names a drop without its line.
+    /// Returns whether it names a drop without its line.
     pub(super) fn lacks_drop(&self) -> bool {
         let Self::Finding(finding) = self else { return false };
         finding.history.freed.is_some_and(|freed| freed.location.is_none())
     }
 }
 
-/// Whether two sites are one, as far as they are known: the line of a drop mostly is not.
+/// Returns whether two sites are one, as far as they are known: the line of a drop mostly is not.
 fn is_same(one: Site, two: Site) -> bool {
     let is_unknown = one.location.is_none() || two.location.is_none();
     one == two || one.operator == two.operator && is_unknown
 }
 
-/// What kind of standstill it is: who waits where is another matter under every schedule.
+/// Returns what kind of standstill it is: who waits where is another matter under every schedule.
 fn first_word(text: &str) -> Option<&str> {
     text.split(':').next()
 }
@@ -137,33 +137,33 @@ pub struct Failure {
     /// The plan of the seed.
     pub(super) first: RunPlan,
     pub(super) is_deterministic: bool,
-    /// What the deviations of the smallest plan are, in words.
+    /// The deviations of the smallest plan, in words.
     pub(super) notes: Vec<String>,
 }
 
 impl Failure {
-    /// The seed.
+    /// Returns the seed.
     pub fn seed(&self) -> u64 {
         self.first.seed
     }
 
-    /// What is wrong: the problem for which the schedule was made small.
+    /// Returns what is wrong: the problem for which the schedule was made small.
     pub fn problem(&self) -> &Problem {
         &self.problems[0]
     }
 
-    /// All that is wrong with the run of the seed, that one first.
+    /// Returns all that is wrong with the run of the seed, that one first.
     pub fn problems(&self) -> &[Problem] {
         &self.problems
     }
 
-    /// How many choices of the schedule are left, other than the plain order; and how many faults.
+    /// Returns how many choices of the schedule are left, other than the plain order; and how many faults.
     pub fn size(&self) -> (usize, usize) {
         (self.plan.deviations.as_ref().map_or(0, Vec::len), self.plan.faults.len())
     }
 
-    /// Whether two runs of the seed did the same. Where they did not, something besides the seed decides what the program
-    /// does.
+    /// Returns whether two runs of the seed did the same. Where they did not, something besides the seed decides what the
+    /// program does.
     pub fn is_deterministic(&self) -> bool {
         self.is_deterministic
     }

@@ -35,29 +35,29 @@ impl Gpu {
         self.seed_was_seen.load(Ordering::Relaxed)
     }
 
-    /// The first device. It is also the calling thread's [current](Device::current) one.
+    /// Returns the first device. It is also the calling thread's [current](Device::current) one.
     pub fn device(&self) -> &Device {
         &self.devices[0]
     }
 
-    /// All devices: as many as [`Check::devices`](super::Check::devices) asked for.
+    /// Returns all devices: as many as [`Check::devices`](super::Check::devices) asked for.
     pub fn devices(&self) -> &[Device] {
         &self.devices
     }
 
-    /// The seed of this run.
+    /// Returns the seed of this run.
     pub fn seed(&self) -> u64 {
         self.seed_was_seen.store(true, Ordering::Relaxed);
         self.seed
     }
 
-    /// A random number that the seed decides.
+    /// Returns a random number that the seed decides.
     pub fn random(&self) -> u64 {
         self.machine.random().expect("the machine of a check is controlled")
     }
 
-    /// A call at which other host threads and commands may get ahead, as every call of the driver is one. A loop that waits for
-    /// a host function or another thread calls it in each round.
+    /// Lets other host threads and commands may get ahead, as every call of the driver is one. A loop that waits for a host
+    /// function or another thread calls it in each round.
     ///
     /// # Panics
     /// If the program has called it for seconds and nothing is left to be done: a livelock.

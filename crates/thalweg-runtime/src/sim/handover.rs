@@ -1,4 +1,4 @@
-//! What host threads hand one another, so that the sanitizer hears of it: a channel, a mutex, a flag.
+//! Ways for host threads to hand values to one another that the sanitizer sees: a channel, a mutex, a flag.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -12,7 +12,7 @@ use thalweg_sim::SimDriver;
 use super::Gpu;
 
 impl Gpu {
-    /// A channel between host threads: who receives knows what the sender knew when it sent.
+    /// Returns a channel between host threads: who receives knows what the sender knew when it sent.
     pub fn channel<T>(&self) -> (Sender<T>, Receiver<T>) {
         let state = ChannelState { values: VecDeque::new(), senders: 1, has_receiver: true };
         let channel = Arc::new(Channel {
@@ -23,7 +23,8 @@ impl Gpu {
         (Sender(Arc::clone(&channel)), Receiver(channel))
     }
 
-    /// A mutex for host threads: who locks it knows what each one knew that has unlocked it. A clone is the same mutex.
+    /// Returns a mutex for host threads: who locks it knows what each one knew that has unlocked it. A clone is the same
+    /// mutex.
     pub fn mutex<T>(&self, value: T) -> Mutex<T> {
         Mutex {
             inner: Arc::new(std::sync::Mutex::new((value, None))),
@@ -32,8 +33,8 @@ impl Gpu {
         }
     }
 
-    /// A flag that a host thread or a host function sets: who sees it set knows what that one knew, or came after. A clone is
-    /// the same flag.
+    /// Returns a flag that a host thread or a host function sets: who sees it set knows what that one knew, or came after. A
+    /// clone is the same flag.
     pub fn flag(&self) -> Flag {
         Flag {
             told: Arc::default(),
@@ -101,7 +102,7 @@ impl<T> Drop for Sender<T> {
 }
 
 impl<T: Send + 'static> Receiver<T> {
-    /// The next value; *blocks*, and other threads and commands get ahead meanwhile. `None` if all senders are gone.
+    /// Returns the next value; *blocks*, and other threads and commands get ahead meanwhile. `None` if all senders are gone.
     ///
     /// # Errors
     /// A deadlock, with who waits for what.
@@ -210,7 +211,7 @@ impl<T> Drop for MutexGuard<'_, T> {
 /// A flag that the sanitizer hears of. See [`Gpu::flag`].
 #[derive(Clone, Debug)]
 pub struct Flag {
-    /// What the one knew that has set it.
+    /// The knowledge of the thread that has set it.
     told: Arc<std::sync::Mutex<Option<HostClock>>>,
     machine: Arc<SimDriver>,
     sanitizer: Arc<SanitizerDriver>,
@@ -223,7 +224,7 @@ impl Flag {
         *self.told.lock().unwrap_or_else(PoisonError::into_inner) = Some(clock);
     }
 
-    /// Whether it is set. Other threads and commands may get ahead.
+    /// Returns whether it is set. Other threads and commands may get ahead.
     ///
     /// # Panics
     /// Where [`Gpu::pass`] does.

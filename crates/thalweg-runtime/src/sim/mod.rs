@@ -72,7 +72,7 @@ pub fn check<O: ProgramResult>(program: impl Fn(&Gpu) -> O) {
     Check::new().run(program);
 }
 
-/// What a check tries.
+/// The settings of a check.
 #[derive(Clone, Debug)]
 pub struct Check {
     seeds: Range<u64>,
@@ -90,7 +90,7 @@ pub struct Check {
     traces_drops: bool,
 }
 
-/// What a check without a failure did.
+/// The counts of a check without a failure.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Summary {
     /// How many runs. Fewer than there are seeds where all would have been the same ([`Check::order_only`]).
@@ -182,11 +182,11 @@ impl Check {
         Self { denies_possible_races: true, ..self }
     }
 
-    /// Whether the first seed is run a second time with freed memory held back, as it is if nobody says otherwise: a raw pointer that
-    /// is used after its memory was given to another then meets memory that nobody has. That run holds back a quarter of each
-    /// device's memory at most, in 4096 blocks at most, and gives it up before an allocation fails; it injects no faults.
-    /// Memory of private pools is not held back. Since an allocator's figures and errors are others then, nothing counts of
-    /// that run but uses after free, and it has no part in the [`Summary`].
+    /// Sets whether the first seed is run a second time with freed memory held back, as it is if nobody says otherwise: a raw
+    /// pointer that is used after its memory was given to another then meets memory that nobody has. That run holds back a
+    /// quarter of each device's memory at most, in 4096 blocks at most, and gives it up before an allocation fails; it injects
+    /// no faults. Memory of private pools is not held back. Since an allocator's figures and errors are others then, nothing
+    /// counts of that run but uses after free, and it has no part in the [`Summary`].
     pub fn quarantine(self, has_quarantine: bool) -> Self {
         Self { has_quarantine, ..self }
     }
@@ -214,7 +214,7 @@ impl Check {
         }
     }
 
-    /// The same as a result: for tests of the instrument, and for those that expect a failure.
+    /// Runs the check and returns a failure as a result: for tests of the instrument, and for those that expect a failure.
     ///
     /// # Errors
     /// The failure of the first seed that fails, shrunk.
@@ -297,7 +297,7 @@ impl Check {
         failure
     }
 
-    /// The failure with the smallest plan that shows it.
+    /// Returns the failure with the smallest plan that shows it.
     fn shrunk(
         &self,
         failure: Failure,
@@ -342,7 +342,7 @@ impl Check {
         failure
     }
 
-    /// Has the findings of a failure name the lines of the drops that they are about: one more run, which looks them up.
+    /// Makes the findings of a failure name the lines of the drops that they are about: one more run, which looks them up.
     fn add_drops(&self, failure: &mut Failure, report: &str, program: &ProgramFn<'_>) {
         if !failure.problems.iter().any(Problem::lacks_drop) {
             return;

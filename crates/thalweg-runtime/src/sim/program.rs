@@ -24,19 +24,19 @@ use thalweg_sim::{SimConfig, SimDriver};
 use super::run::RunPlan;
 use crate::Result;
 
-/// What separates findings in a report: a line of its own.
+/// The separator of findings in a report: a line of its own.
 pub const FINDING_SEPARATOR: &str = "----";
 
-/// What the name of the report's companion ends in, which a process leaves whose calls may depend on the schedule.
+/// The suffix of the report's companion, which a process leaves whose calls may depend on the schedule.
 pub const OBSERVED_SUFFIX: &str = ".observed";
 
-/// What a finding begins with in a report that is no failure: a race that is possible and no more.
+/// The prefix of a finding that is not a failure in a report: a race that is possible and no more.
 pub const POSSIBLE_PREFIX: &str = "note: ";
 
 /// The status of a process that was ended because it took too long: that of `timeout(1)`.
 pub const TIMED_OUT: i32 = 124;
 
-/// What the environment asks for.
+/// The settings that the environment gives to a checked program.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct CheckedProgram {
     /// `THALWEG_SIM_SEED`.
@@ -54,7 +54,7 @@ pub struct CheckedProgram {
 }
 
 impl CheckedProgram {
-    /// A driver with that seed's schedule and faults, watched.
+    /// Returns a driver with that seed's schedule and faults, watched.
     pub(crate) fn driver(&self, config: SimConfig) -> Result<Arc<dyn Driver>> {
         let plan = RunPlan::of_seed(self.seed, self.faults);
         let machine = SimDriver::controlled(config, plan.schedule())?;
@@ -87,7 +87,7 @@ impl CheckedProgram {
     }
 }
 
-/// Nothing can be done about a report that cannot be written: the finding goes to standard error then.
+/// Writes a finding to the report; to standard error where the report cannot be written.
 fn write(finding: &dyn Display, report: Option<&std::path::Path>) {
     let text = format!("{finding}\n{FINDING_SEPARATOR}\n");
     let appended = report.is_some_and(|path| {

@@ -16,9 +16,9 @@ use crate::{Device, Environment};
 /// A program whose outcome is known.
 pub(super) type ProgramFn<'p> = dyn Fn(&Gpu) -> Result<(), String> + 'p;
 
-/// What a program returns: nothing, or a result whose error is a failure.
+/// The result of a program: nothing, or a result whose error is a failure.
 pub trait ProgramResult {
-    /// The text of the error, if it is one.
+    /// Returns the text of the error, if it is one.
     fn into_result(self) -> Result<(), String>;
 }
 
@@ -76,7 +76,7 @@ pub(super) struct RunPlan {
 }
 
 impl RunPlan {
-    /// What a seed means. The first seeds have the plain styles, so that a short check has them too.
+    /// Returns the plan of a seed. The first seeds have the plain styles, so that a short check has them too.
     pub(super) fn of_seed(seed: u64, with_faults: bool) -> Self {
         let mut random = SplitMix::new(seed);
         let style = match (seed, random.below(4)) {
@@ -91,17 +91,17 @@ impl RunPlan {
         Self { seed, style, faults, deviations: None, holds_freed: false }
     }
 
-    /// The schedule of a seed without faults, with freed memory held back.
+    /// Creates the schedule of a seed without faults, with freed memory held back.
     pub(super) fn holding_freed(seed: u64) -> Self {
         Self { holds_freed: true, ..Self::of_seed(seed, false) }
     }
 
-    /// The same run with its choices written down.
+    /// Returns the run with its choices written down.
     pub(super) fn recorded(&self, trace: &Trace) -> Self {
         Self { deviations: Some(trace.deviations.clone()), ..self.clone() }
     }
 
-    /// Whether every other schedule would have given the same calls as this one, of which there is the trace.
+    /// Returns whether every other schedule would have given the same calls as this one, of which there is the trace.
     pub(super) fn shows_all(&self, trace: &Trace) -> bool {
         self.style == Style::Late && self.faults.is_empty() && trace.is_controlled && trace.observations == 0
     }
@@ -122,7 +122,7 @@ impl RunPlan {
     }
 }
 
-/// Early ones are more likely: programs under test are short.
+/// Draws a fault. Early ones are more likely: programs under test are short.
 fn fault(random: &mut SplitMix) -> Fault {
     let reach = 1 << random.below(7);
     let number = random.below(reach) as u64;
@@ -134,16 +134,16 @@ fn fault(random: &mut SplitMix) -> Fault {
     }
 }
 
-/// What happened.
+/// The result of a run.
 pub(super) struct Run {
-    /// What is wrong, the most telling first.
+    /// The problems, the most telling first.
     pub(super) problems: Vec<Problem>,
     /// How often memory was given back without the record of a use by a program that an injected fault made return early.
     pub(super) unrecorded_after_fault: u64,
     /// Races that are possible and no more.
     pub(super) possible: Vec<Finding>,
     pub(super) trace: Trace,
-    /// What each deviation was, in words.
+    /// The deviations, in words.
     pub(super) notes: Vec<String>,
 }
 
@@ -152,14 +152,14 @@ impl Run {
         self.problems.first()
     }
 
-    /// Whether the run shows such a problem.
+    /// Returns whether the run shows such a problem.
     pub(super) fn shows(&self, problem: &Problem) -> bool {
         self.problems.iter().any(|found| found.is_like(problem))
     }
 }
 
 impl Check {
-    /// The machine of a plan, which says in `notes` how its schedule deviates, where that is written down.
+    /// Returns the machine of a plan, which says in `notes` how its schedule deviates, where that is written down.
     fn machine(
         &self,
         plan: &RunPlan,
@@ -265,7 +265,7 @@ impl Check {
     }
 }
 
-/// How many findings there are before the first after a fault has struck: a number that grows until then.
+/// Returns how many findings there are before the first after a fault has struck: a number that grows until then.
 fn after_faults(machine: &Arc<SimDriver>, sanitizer: &SanitizerDriver) -> Arc<AtomicUsize> {
     let before = Arc::new(AtomicUsize::new(0));
     let (count, machine) = (Arc::clone(&before), Arc::clone(machine));
@@ -277,8 +277,8 @@ fn after_faults(machine: &Arc<SimDriver>, sanitizer: &SanitizerDriver) -> Arc<At
     before
 }
 
-/// A standstill explains what else goes wrong, so it comes before everything: as the program reports it, where it does, since
-/// that says the line.
+/// Moves a standstill to the front: it explains what else goes wrong, so it comes before everything: as the program reports
+/// it, where it does, since that says the line.
 fn put_first(problems: &mut Vec<Problem>, stuck: Option<String>) {
     let Some(stuck) = stuck else { return };
     let reported = problems.iter().position(|problem| match problem {
@@ -293,7 +293,7 @@ fn put_first(problems: &mut Vec<Problem>, stuck: Option<String>) {
     problems.insert(0, first);
 }
 
-/// A run was told to end and does not: nothing in this process can make it.
+/// Reports a run that does not end when asked to, and ends the process.
 fn hangs(seed: u64, text: &str, report: &str) {
     eprintln!(
         "simulated GPU: seed {seed} hangs\n\n{text}\nIt was told to end, and does not: a thread waits outside of the driver, \
@@ -302,7 +302,7 @@ fn hangs(seed: u64, text: &str, report: &str) {
     std::process::exit(HANGS);
 }
 
-/// What is still held when the program is over and its work is done.
+/// Returns what is still held when the program is over and its work is done.
 fn leaks(gpu: &Gpu, used_before: &[u64], is_faulted: &dyn Fn() -> bool) -> Vec<Problem> {
     let mut found = Vec::new();
     for (device, used_before) in gpu.devices.iter().zip(used_before) {
@@ -332,7 +332,7 @@ fn leaks(gpu: &Gpu, used_before: &[u64], is_faulted: &dyn Fn() -> bool) -> Vec<P
     found
 }
 
-/// The same of pinned memory, which all devices share.
+/// Returns the leaks of pinned memory, which all devices share.
 fn pinned_leaks(gpu: &Gpu, is_faulted: &dyn Fn() -> bool) -> Vec<Problem> {
     let allocator = gpu.device().host_allocator();
     let mut found = Vec::new();
@@ -361,7 +361,7 @@ fn pinned_leaks(gpu: &Gpu, is_faulted: &dyn Fn() -> bool) -> Vec<Problem> {
     found
 }
 
-/// How much of a device's memory the driver has given out.
+/// Returns how much of a device's memory the driver has given out.
 fn used_bytes(machine: &SimDriver, device: u32) -> u64 {
     machine.memory_info(device).map_or(0, |info| info.total_bytes - info.free_bytes)
 }

@@ -6,7 +6,7 @@
 
 use super::run::RunPlan;
 
-/// The smallest plan that was found.
+/// Returns the smallest plan that was found.
 pub(super) fn shrink(plan: RunPlan, fails: &mut impl FnMut(&RunPlan) -> bool) -> RunPlan {
     let faults =
         minimize(plan.faults.clone(), |faults| fails(&RunPlan { faults: faults.to_vec(), ..plan.clone() }));
@@ -17,7 +17,7 @@ pub(super) fn shrink(plan: RunPlan, fails: &mut impl FnMut(&RunPlan) -> bool) ->
     RunPlan { deviations: Some(deviations), ..plan }
 }
 
-/// A list of which no entry can be left out: `fails` holds for what it returns, if it held for `list`.
+/// Returns a list of which no entry can be left out: `fails` holds for what it returns, if it held for `list`.
 pub(super) fn minimize<T: Clone>(list: Vec<T>, mut fails: impl FnMut(&[T]) -> bool) -> Vec<T> {
     if list.is_empty() || fails(&[]) {
         return Vec::new();

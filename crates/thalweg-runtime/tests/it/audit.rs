@@ -33,7 +33,7 @@ fn audited(device: &Device, region: impl FnOnce(&Stream) -> Result<()>) -> Audit
     audit(device, CaptureOptions::default(), || region(&device.current_stream())).unwrap()
 }
 
-/// The only obstacle.
+/// Returns the only obstacle.
 #[track_caller]
 fn only(audit: &Audit) -> &Obstacle {
     let [obstacle] = audit.obstacles() else { panic!("one obstacle was expected:\n{audit}") };
@@ -41,7 +41,7 @@ fn only(audit: &Audit) -> &Obstacle {
     obstacle
 }
 
-/// What is found: kind, code, line, how often.
+/// Returns what is found: kind, code, line, how often.
 fn found(audit: &Audit) -> Vec<(ObstacleKind, Option<Code>, u32, u64)> {
     let line = |obstacle: &Obstacle| obstacle.location().map_or(0, |location| location.line());
     let essence = |obstacle: &Obstacle| (obstacle.kind(), obstacle.code(), line(obstacle), obstacle.count());
@@ -53,7 +53,7 @@ fn launch(stream: &Stream, buffer: &Buffer) -> Result<()> {
     launch_sum(stream, &[buffer.pointer()], buffer.pointer(), 1)
 }
 
-/// A device with a buffer on it whose kernel is loaded.
+/// Returns a device with a buffer on it whose kernel is loaded.
 fn warm() -> (Device, Buffer) {
     let device = device();
     let stream = Stream::new(&device).unwrap();
@@ -351,7 +351,7 @@ fn the_outside_stays_outside() {
     assert_eq!(found(&report), expected, "{report}");
 }
 
-/// Everything at once: one run finds it all, in the order in which it comes, unjoined forks last.
+/// Does everything at once: one run finds it all, in the order in which it comes, unjoined forks last.
 fn everything(device: &Device, buffer: &Buffer) -> Audit {
     let (fork, other) = (Stream::new(device).unwrap(), Stream::new(device).unwrap());
     let (graph, ()) = Graph::capture(device, CaptureOptions::default(), || {

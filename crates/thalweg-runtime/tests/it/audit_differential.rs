@@ -59,7 +59,7 @@ impl Random {
 const STREAMS: usize = 4;
 const EVENTS: usize = 4;
 
-/// What programs work with.
+/// The objects that programs work with.
 struct World {
     device: Device,
     streams: Vec<Stream>,
@@ -77,7 +77,7 @@ struct Run<'a> {
 }
 
 impl World {
-    /// In one kind of world, stream 1 is one with ties to the default stream.
+    /// Creates a world; in one kind of it stream 1 has ties to the default stream.
     fn new(is_blocking: bool) -> Self {
         let (driver, mut devices) = sim_in(&Environment::default(), 1);
         let device = devices.remove(0);
@@ -212,7 +212,7 @@ impl Run<'_> {
     }
 }
 
-/// A program: mostly what captures allow, forks that are mostly joined, and now and then what they forbid.
+/// Returns a program: mostly what captures allow, forks that are mostly joined, and now and then what they forbid.
 fn program(random: &mut Random) -> Vec<Step> {
     let mut steps = Vec::new();
     let length = 1 + random.below(10);
@@ -274,7 +274,7 @@ fn step(random: &mut Random, tame: bool, depth: usize) -> Step {
     }
 }
 
-/// The runtime refuses some calls itself, so that the capture goes on: the code that the driver would have answered.
+/// Returns the runtime refuses some calls itself, so that the capture goes on: the code that the driver would have answered.
 fn refused_before_the_driver(error: &Error) -> Option<Code> {
     let text = error.to_string();
     assert!(error.is_capture(), "the capture failed for a reason of its own: {text}");

@@ -14,7 +14,7 @@ fn on(stream: &Stream) -> CaptureOptions {
     CaptureOptions { stream: Some(stream.clone()), ..CaptureOptions::default() }
 }
 
-/// The stream works, allocates outside any pool, and captures.
+/// Checks that the stream works, allocates outside any pool, and captures.
 fn assert_usable(device: &Device, stream: &Stream) {
     assert!(!stream.is_capturing().unwrap());
     let data = buffer_of(stream, &[1.0]);
@@ -27,7 +27,7 @@ fn assert_usable(device: &Device, stream: &Stream) {
     assert_eq!(read(stream, &data), [3.0]);
 }
 
-/// The private pool that a buffer's memory belongs to, if any.
+/// Returns the private pool that a buffer's memory belongs to, if any.
 fn pool_of(buffer: &Buffer) -> Option<PoolId> {
     let address = buffer.pointer().address();
     let segments = buffer.device().allocator().snapshot();

@@ -6,7 +6,7 @@ use thalweg_runtime::{Buffer, CaptureOptions, Device, Error, Graph, Label, Resul
 use crate::kernels::launch_sum;
 use crate::support::{TestDevice, buffer_of, device, read, sim};
 
-/// A device whose graphs can have every kind of conditional node.
+/// Returns a device whose graphs can have every kind of conditional node.
 fn able() -> TestDevice {
     let device = device();
     assert!(
@@ -26,7 +26,7 @@ fn flag(stream: &Stream, value: u32) -> Buffer {
     buffer
 }
 
-/// `data += 1`, on the current stream.
+/// Submits `data += 1`, on the current stream.
 fn increment(device: &Device, data: &Buffer) -> Result<()> {
     launch_sum(&device.current_stream(), &[data.pointer()], data.pointer(), data.size_bytes() / 4)
 }

@@ -86,7 +86,7 @@ fn mistakes_in_the_environment_are_errors() {
     assert!(child.status.success() && output.contains("1 passed"), "{output}");
 }
 
-/// A kernel of the second device that reads memory of the first.
+/// Launches a kernel of the second device that reads memory of the first.
 fn read_from_afar(devices: &[Device], buffer: &Buffer) -> Result<()> {
     let there = Stream::new(&devices[1])?;
     let sum = Buffer::new(&there, 8)?;

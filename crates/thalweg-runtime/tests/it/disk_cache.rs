@@ -22,7 +22,7 @@ impl Folder {
         Self(path)
     }
 
-    /// Every file below.
+    /// Returns every file below.
     fn files(&self) -> Vec<PathBuf> {
         let folders = fs::read_dir(&self.0).unwrap().map(|entry| entry.unwrap().path());
         folders.flat_map(|folder| fs::read_dir(folder).unwrap()).map(|entry| entry.unwrap().path()).collect()
@@ -109,7 +109,7 @@ fn a_damaged_entry_is_not_there_and_is_built_again() {
     assert_eq!(read(&folder, &KEY), Some(image));
 }
 
-/// An image whose every byte says who wrote it, in a length of its own.
+/// Returns an image whose every byte says who wrote it, in a length of its own.
 fn image_of(writer: u8) -> Vec<u8> {
     vec![writer; 5000 + 100 * usize::from(writer)]
 }

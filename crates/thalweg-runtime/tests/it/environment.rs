@@ -1,4 +1,4 @@
-//! What the environment variables mean.
+//! The meaning of the environment variables.
 
 use std::path::PathBuf;
 

@@ -120,7 +120,7 @@ fn long_lists_of_suspects_are_short_to_read() {
     assert!(text.lines().count() == 4, "{text}");
 }
 
-/// All that `error` suspects, by operator and line.
+/// Returns all that `error` suspects, by operator and line.
 fn suspects(error: &Error) -> Vec<(&'static str, u32)> {
     error.possible_causes().iter().map(|label| (label.operator, label.location.line())).collect()
 }

@@ -34,7 +34,7 @@ fn options(pool: &GraphPool) -> CaptureOptions {
     CaptureOptions { pool: Some(pool.clone()), ..CaptureOptions::default() }
 }
 
-/// A graph that copies an input to memory of its pool.
+/// Returns a graph that copies an input to memory of its pool.
 fn copying(device: &Device, pool: &GraphPool, input: &Buffer) -> Result<(Graph, Buffer)> {
     Graph::capture(device, options(pool), || {
         let stream = device.current_stream();
@@ -115,7 +115,7 @@ fn what_is_still_held_moves_out_of_the_way() {
     });
 }
 
-/// A graph that reads memory of another capture which nobody holds any more.
+/// Captures a graph that reads memory of another capture which is no longer held.
 fn read_freed(device: &Device, vouches: bool) -> Result<()> {
     let stream = Stream::new(device)?;
     let _current = stream.make_current();

@@ -13,7 +13,7 @@ fn capture(device: &Device, region: impl FnOnce(&Stream) -> Result<()>) -> Captu
     capture.end().unwrap()
 }
 
-/// `data[place] += 1` for each place.
+/// Submits `data[place] += 1` for each place.
 fn increments(device: &Device, data: &Buffer, places: &[u64]) -> CapturedGraph {
     capture(device, |stream| {
         places.iter().try_for_each(|place| {

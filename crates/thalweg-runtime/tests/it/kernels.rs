@@ -20,7 +20,7 @@ const CLASS: Class = Class {
     cascade: 1,
 };
 
-/// A kernel that adds up its inputs and 1.
+/// Returns a kernel that adds up its inputs and 1.
 fn sum_kernel(inputs: usize) -> Kernel {
     let builder = BodyBuilder::new();
     let sum = (0..inputs).map(|_| builder.input(DType::F32)).fold(None, |sum, input| match sum {

@@ -17,7 +17,7 @@ const STEPS: usize = 16;
 /// Commands, as a set of their numbers.
 type Set = u128;
 
-/// What comes before what.
+/// The order of commands, by definition.
 #[derive(Default)]
 struct Oracle {
     streams: [Set; STREAMS],
@@ -28,7 +28,7 @@ struct Oracle {
 }
 
 impl Oracle {
-    /// A command on a stream; what comes before it.
+    /// Adds a command to a stream, and returns what comes before it.
     fn submit(&mut self, stream: usize) -> (usize, Set) {
         let number = self.commands;
         self.commands += 1;
@@ -42,7 +42,7 @@ impl Oracle {
         self.accesses[buffer].push((number, writes, before));
     }
 
-    /// An event of a stream: what it comes after.
+    /// Records an event of a stream, and returns what it comes after.
     fn event(&mut self, stream: usize) -> Set {
         self.streams[stream] |= self.host;
         self.streams[stream]
@@ -62,7 +62,7 @@ fn fill(stream: &Stream, buffer: &Buffer) -> Result<()> {
     stream.fill(buffer.pointer(), FillPattern::U8(1), BYTES, Label::here("fill"))
 }
 
-/// A random program; whether it has a race in the run that it made.
+/// Returns a random program; whether it has a race in the run that it made.
 fn program(gpu: &Gpu, number: u64) -> Result<bool> {
     let mut random = SplitMix::new(number);
     let mut below = |end: usize| random.below(end);

@@ -18,7 +18,7 @@ fn read(stream: &Stream, from: DevicePointer) -> Result<()> {
     stream.copy_to_host(&mut [0; BYTES as usize], from, Label::here("read"))
 }
 
-/// A copy on the device: the host waits for nothing.
+/// Copies on the device: the host waits for nothing.
 #[track_caller]
 fn copy(stream: &Stream, target: &Buffer, source: DevicePointer) -> Result<()> {
     stream.copy_on_device(target.pointer(), source, BYTES, Label::here("copy"))
@@ -36,8 +36,8 @@ fn stream_ordered() -> Check {
     Check::new().allocator(Settings::parse("backend:cudaMallocAsync").unwrap())
 }
 
-/// A stream overwrites what another writes. In between memory of one is used on the other and dropped, and the allocator asks
-/// whether that use is over before it gives the memory out again.
+/// Makes a stream overwrite what another writes. In between memory of one is used on the other and dropped, and the allocator
+/// asks whether that use is over before it gives the memory out again.
 fn freed(gpu: &Gpu, waits: bool) -> Result<()> {
     let [a, b] = [Stream::new(gpu.device())?, Stream::new(gpu.device())?];
     let shared = Buffer::new(&a, BYTES)?;
@@ -69,7 +69,7 @@ fn what_the_allocator_asks_orders_nothing_of_the_program() {
     Check::new().seeds(0..200).run(|gpu| freed(gpu, true));
 }
 
-/// A graph whose memory is the driver's own is launched again while another stream reads what it gave.
+/// Launches a graph whose memory is the driver's own again while another stream reads what it gave.
 fn relaunched(gpu: &Gpu, waits: bool) -> Result<()> {
     let (main, side) = (Stream::new(gpu.device())?, Stream::new(gpu.device())?);
     let target = Buffer::new(&side, BYTES)?;

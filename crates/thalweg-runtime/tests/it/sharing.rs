@@ -10,7 +10,7 @@ use crate::support::{buffer_of, device, read, sim, sim_in, write};
 
 const MIB: u64 = 1 << 20;
 
-/// A simulated device whose segments are plain, or grow.
+/// Returns a simulated device whose segments are plain, or grow.
 fn device_with(expandable_segments: bool) -> Device {
     let allocator = Settings::default().with_expandable_segments(expandable_segments);
     sim_in(&Environment { allocator, ..Environment::default() }, 1).1.remove(0)
@@ -27,7 +27,7 @@ fn write_shared(stream: &Stream, shared: &SharedBuffer, values: &[f32]) {
     stream.copy_from_host(shared.pointer(), bytemuck::cast_slice(values), Label::here("write")).unwrap();
 }
 
-/// Whether the machine lets a process have its own descriptors by number; where it does not, no page can be received.
+/// Returns whether the machine lets a process have its own descriptors by number; where it does not, no page can be received.
 fn can_receive_pages() -> bool {
     let file = std::fs::File::open("/dev/null").unwrap();
     let number = std::os::fd::AsRawFd::as_raw_fd(&file);
@@ -40,7 +40,7 @@ fn can_receive_pages() -> bool {
     }
 }
 
-/// Another buffer of the segment comes first, so that the offset matters.
+/// Checks both buffers' content. Another buffer of the segment comes first, so that the offset matters.
 fn check_content_through_both(device: &Device) {
     let stream = Stream::new(device).unwrap();
     let neighbour = buffer_of(&stream, &[9.0; 1000]);
@@ -137,7 +137,7 @@ fn plain_memory_is_opened_and_closed_while_another_stream_captures() {
     driver.stream_end_capture(capturing).expect("the capture is whole");
 }
 
-/// The error, which names the device and tells what to do.
+/// Returns the error, which names the device and tells what to do.
 fn refused(device: &Device, handle: &SharedHandle) -> Error {
     let error = device.open_shared(handle).expect_err("a hostile handle");
     assert!(error.to_string().starts_with("sim:0: "), "{error}");
@@ -255,7 +255,7 @@ fn what_cannot_be_shared_says_so() {
     assert!(error.is_invalid_argument() && error.to_string().contains("stream-ordered"), "{error}");
 }
 
-/// What the other process is told: offset, size, and the bytes in hexadecimal digits, of one buffer after the other.
+/// The message to the other process: offset, size, and the bytes in hexadecimal digits, of one buffer after the other.
 const SHARED: &str = "THALWEG_TEST_SHARED_BUFFERS";
 
 /// The other process of the test below; without the variable there is nothing to do.

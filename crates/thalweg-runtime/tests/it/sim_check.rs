@@ -25,7 +25,7 @@ fn kind(failure: &Failure) -> Option<FindingKind> {
     }
 }
 
-/// Work of a side stream that is handed to the main one, with or without the wait.
+/// Hands work of a side stream to the main one, with or without the wait.
 fn hand_over(gpu: &Gpu, waits: bool) -> Result<()> {
     let main = gpu.device().current_stream();
     let side = Stream::new(gpu.device())?;
@@ -104,7 +104,7 @@ fn the_report_of_a_use_after_the_drop_names_the_line_of_the_drop() {
     assert!(freed.file.ends_with("sim_check.rs") && freed.line == dropped, "{failure}");
 }
 
-/// A raw pointer to memory that was dropped, used after the next request of the stream got the same bytes.
+/// Uses a raw pointer to memory that was dropped, after the next request of the stream got the same bytes.
 fn stale_pointer(gpu: &Gpu) -> Result<()> {
     let main = gpu.device().current_stream();
     let buffer = Buffer::new(&main, BYTES)?;

@@ -22,7 +22,7 @@ fn finding(failure: &Failure) -> &Finding {
     }
 }
 
-/// What one thread does and another relies on: work that it has seen complete, on a stream that the other does not wait for.
+/// Makes the work that one thread does and another relies on: seen complete on a stream that the other does not wait for.
 fn produce(side: &Stream, buffer: &Buffer) -> Result<()> {
     fill(side, buffer)?;
     side.synchronize()
@@ -33,7 +33,7 @@ fn consume(gpu: &Gpu, buffer: &Buffer) -> Result<()> {
     gpu.device().synchronize()
 }
 
-/// A host function in the order of a stream.
+/// Launches a host function in the order of a stream.
 fn call(stream: &Stream, function: impl Fn() + Send + Sync + 'static) -> Result<()> {
     let driver = stream.device().driver().clone();
     Ok(driver.host_function_async(stream.handle(), Arc::new(function), Label::here("call"))?)
@@ -46,7 +46,7 @@ fn made(gpu: &Gpu) -> Result<(Stream, Buffer)> {
     Ok((side, buffer))
 }
 
-/// Two threads that nothing orders, on one buffer.
+/// Runs two threads that nothing orders on one buffer.
 fn two_writers(gpu: &Gpu) -> Result<()> {
     let buffer = Buffer::new(&gpu.device().current_stream(), BYTES)?;
     gpu.device().synchronize()?;

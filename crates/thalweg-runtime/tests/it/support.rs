@@ -1,4 +1,4 @@
-//! What the tests share: devices, gates that hold a stream up, and shorthands for data.
+//! Helpers of the tests: devices, gates that hold a stream up, and shorthands for data.
 
 use std::ops::Deref;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -20,7 +20,7 @@ impl Deref for TestDevice {
     }
 }
 
-/// A device that nobody else uses: a simulated one of its own, or the first GPU, which the tests take in turn.
+/// Returns a device that nobody else uses: a simulated one of its own, or the first GPU, which the tests take in turn.
 pub fn device() -> TestDevice {
     static TURN: Mutex<()> = Mutex::new(());
     match std::env::var("THALWEG_TEST_DEVICE").as_deref() {
@@ -33,14 +33,14 @@ pub fn device() -> TestDevice {
     }
 }
 
-/// Simulated devices of 64 MiB each, with a machine of their own.
+/// Creates simulated devices of 64 MiB each, with a machine of their own.
 pub fn sim(devices: u32) -> Vec<Device> {
     // Nothing of the process's environment matters to a test, except that a bundle may ask which kernels it uses.
     let kernel_record = Environment::get().kernel_record.clone();
     sim_in(&Environment { kernel_record, ..Environment::default() }, devices).1
 }
 
-/// Simulated devices in an environment, and their driver.
+/// Creates simulated devices in an environment, and their driver.
 pub fn sim_in(environment: &Environment, devices: u32) -> (Arc<SimDriver>, Vec<Device>) {
     let config = SimConfig { devices, memory_bytes: 64 << 20, workers: 2, ..SimConfig::default() };
     let driver = SimDriver::new(config).unwrap();
@@ -52,7 +52,7 @@ pub fn sim_in(environment: &Environment, devices: u32) -> (Arc<SimDriver>, Vec<D
 pub struct Gate(Arc<(Mutex<bool>, Condvar)>);
 
 impl Gate {
-    /// Later work on the stream waits.
+    /// Makes later work on the stream wait.
     pub fn close(stream: &Stream) -> Self {
         let state = Arc::new((Mutex::new(false), Condvar::new()));
         let shared = state.clone();
@@ -78,7 +78,7 @@ impl Drop for Gate {
     }
 }
 
-/// A buffer that holds these values.
+/// Returns a buffer that holds these values.
 pub fn buffer_of(stream: &Stream, values: &[f32]) -> Buffer {
     let buffer = Buffer::new(stream, size_of_val(values) as u64).unwrap();
     write(stream, &buffer, values);
@@ -89,7 +89,7 @@ pub fn write(stream: &Stream, buffer: &Buffer, values: &[f32]) {
     stream.copy_from_host(buffer.pointer(), bytemuck::cast_slice(values), Label::here("write")).unwrap();
 }
 
-/// All that a buffer holds, after the work that the stream has now.
+/// Returns all that a buffer holds, after the work that the stream has now.
 pub fn read(stream: &Stream, buffer: &Buffer) -> Vec<f32> {
     let mut values = vec![0.0_f32; buffer.size_bytes() as usize / 4];
     let bytes = bytemuck::cast_slice_mut(&mut values);
@@ -97,7 +97,7 @@ pub fn read(stream: &Stream, buffer: &Buffer) -> Vec<f32> {
     values
 }
 
-/// Pinned memory that holds these values.
+/// Allocates pinned memory that holds these values.
 pub fn pinned_of(device: &Device, values: &[f32]) -> PinnedBuffer {
     let pinned = PinnedBuffer::new(device, size_of_val(values) as u64).unwrap();
     pinned.write(0, values).unwrap();

@@ -17,7 +17,7 @@ struct Captured {
     graph: Graph,
     outputs: Vec<Held>,
     input: Held,
-    /// What the input held at the last replay.
+    /// The content of the input at the last replay.
     seen: Option<u32>,
     /// The last replay of any graph of its pool.
     last: Rc<RefCell<Option<Mark>>>,
@@ -165,7 +165,7 @@ impl Studio {
         Ok(())
     }
 
-    /// The outputs of a graph are what its last replay left, whatever was replayed since.
+    /// Checks that the outputs of a graph are what its last replay left, whatever was replayed since.
     fn look_again(&mut self) -> Result<()> {
         let Some(place) = self.any() else { return Ok(()) };
         let mut captured = self.graphs.swap_remove(place);
@@ -187,7 +187,7 @@ impl Studio {
         Ok(())
     }
 
-    /// The input changes, in place.
+    /// Changes the input in place.
     fn write_input(&mut self) -> Result<()> {
         let Some(place) = self.any() else { return Ok(()) };
         let mut captured = self.graphs.swap_remove(place);
@@ -197,7 +197,7 @@ impl Studio {
     }
 }
 
-/// A captured buffer becomes a copy of the input.
+/// Makes a captured buffer a copy of the input.
 fn copy_input(inside: &mut World, input: Held) -> Result<Held> {
     let home = inside.any_stream();
     let Some(target) = inside.new_held(&home, 3000)? else { return Ok(input) };
@@ -206,7 +206,7 @@ fn copy_input(inside: &mut World, input: Held) -> Result<Held> {
     Ok(input)
 }
 
-/// A captured buffer becomes a copy of pinned memory.
+/// Makes a captured buffer a copy of pinned memory.
 fn copy_pinned(
     inside: &mut World,
     stream: &Stream,
@@ -219,7 +219,7 @@ fn copy_pinned(
     copied
 }
 
-/// A stream that takes no part in the capture goes on as ever.
+/// Allocates on a stream that takes no part in the capture.
 fn allocate_beside(outer: &mut World, bystander: &Stream) -> Result<()> {
     let held = outer.new_held(bystander, 3000)?;
     outer.held.extend(held);

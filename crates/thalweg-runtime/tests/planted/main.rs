@@ -56,7 +56,7 @@ fn say(line: &str) {
     let _ = std::io::stdout().flush();
 }
 
-/// By what it was caught, in a few words.
+/// Returns by what the bug was caught, in a few words.
 fn kind(failure: &Failure) -> String {
     match failure.problem() {
         Problem::Finding(finding) => format!("sanitizer: {}", finding.kind.title()),

@@ -21,7 +21,7 @@ pub struct Program {
 
 const MIB: u64 = 1 << 20;
 
-/// What most of them are.
+/// The settings of most programs.
 const PLAIN: Program = Program {
     name: "buffers",
     memory_bytes: 24 * MIB,
@@ -59,7 +59,7 @@ impl Program {
     }
 }
 
-/// The default, with pages so small that little memory has many.
+/// Returns the default, with pages so small that little memory has many.
 fn small_pages() -> Settings {
     Settings::default().with_expandable_page_bytes(2 * MIB).expect("an even number of MiB")
 }
@@ -76,7 +76,7 @@ fn pytorch() -> Settings {
     Settings::default().with_policy(Policy::PyTorch)
 }
 
-/// The default stream and some of the pool.
+/// Returns the default stream and some of the pool.
 fn streams(device: &Device) -> Result<Vec<Stream>> {
     let mut streams = vec![device.default_stream()];
     for _ in 0..3 {
@@ -89,7 +89,7 @@ fn world(gpu: &Gpu, number: u32) -> Result<World> {
     Ok(World::new(gpu.device(), streams(gpu.device())?, number, gpu.random()))
 }
 
-/// One thread, several streams.
+/// Uses one thread, several streams.
 fn buffers(gpu: &Gpu) -> Result<()> {
     let mut world = world(gpu, 1)?;
     (0..80).try_for_each(|_| world.step())
@@ -109,7 +109,7 @@ fn waves(gpu: &Gpu) -> Result<()> {
     make_waves(world(gpu, 1)?)
 }
 
-/// The same, undeterred.
+/// Runs the waves under faults.
 fn waves_with_faults(gpu: &Gpu) -> Result<()> {
     let mut world = world(gpu, 1)?;
     world.forgives = true;
@@ -122,7 +122,7 @@ fn make_waves(mut world: World) -> Result<()> {
     (0..12).try_for_each(|_| world.wave())
 }
 
-/// A pool that is put back, from time to time, to what it was when it was empty.
+/// Uses a pool that is restored, from time to time, to what it was when it was empty.
 fn pools(gpu: &Gpu) -> Result<()> {
     let mut world = world(gpu, 1)?;
     world.waits = false;
@@ -141,7 +141,7 @@ fn pools(gpu: &Gpu) -> Result<()> {
     Ok(())
 }
 
-/// Captured graphs among other work.
+/// Replays captured graphs among other work.
 fn graphs(gpu: &Gpu) -> Result<()> {
     let mut studio = Studio::new(world(gpu, 1)?)?;
     (0..50).try_for_each(|_| studio.step())
@@ -209,7 +209,7 @@ fn peers(gpu: &Gpu) -> Result<()> {
     (0..60).try_for_each(|_| world.step())
 }
 
-/// Two threads; buffers go from one to the other.
+/// Uses two threads; buffers go from one to the other.
 fn threads(gpu: &Gpu) -> Result<()> {
     let (sender, receiver) = gpu.channel::<Held>();
     let (mut first, mut second) = (world(gpu, 1)?, world(gpu, 2)?);

@@ -40,7 +40,7 @@ pub struct Touched {
 }
 
 impl Touched {
-    /// Behind whom a reader, or a writer, must be.
+    /// Returns the work behind which a reader, or a writer, must be.
     fn before(&self, writes: bool) -> impl Iterator<Item = &Mark> {
         self.writer.iter().chain(self.readers.iter().filter(move |_| writes))
     }
@@ -80,7 +80,7 @@ pub struct Held {
 }
 
 impl Held {
-    /// The parts that are written and read: the beginning, and of a large one a part of each page, and the end.
+    /// Returns the parts that are written and read: the beginning, and of a large one a part of each page, and the end.
     fn pieces(&self) -> Vec<(u64, u64)> {
         let bytes = self.buffer.size_bytes();
         let last = bytes.saturating_sub(PIECE) / 4 * 4;
@@ -90,7 +90,7 @@ impl Held {
         starts.into_iter().map(|start| (start, PIECE.min(bytes - start) / 4 * 4)).collect()
     }
 
-    /// A stream was given work that uses it.
+    /// Notes that a stream was given work that uses it.
     pub fn used(&mut self, stream: &Stream, writes: bool) -> Result<()> {
         if *stream != self.home {
             match self.keeps {
@@ -181,7 +181,7 @@ pub struct World {
 }
 
 impl World {
-    /// `number` tells the worlds of a run apart.
+    /// Creates a world. `number` tells the worlds of a run apart.
     pub fn new(device: &Device, streams: Vec<Stream>, number: u32, seed: u64) -> Self {
         Self {
             device: device.clone(),
@@ -198,7 +198,7 @@ impl World {
         }
     }
 
-    /// A random number (Steele, Lea and Flood's SplitMix).
+    /// Returns a random number (Steele, Lea and Flood's SplitMix).
     pub fn random(&mut self) -> u64 {
         self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mixed = (self.random ^ (self.random >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -206,7 +206,7 @@ impl World {
         mixed ^ (mixed >> 31)
     }
 
-    /// A random number below a bound.
+    /// Returns a random number below a bound.
     pub fn below(&mut self, bound: usize) -> usize {
         (self.random() % bound as u64) as usize
     }
@@ -262,7 +262,7 @@ impl World {
         touched.before(writes).try_for_each(|mark| self.order(stream, mark))
     }
 
-    /// One step.
+    /// Makes one step.
     pub fn step(&mut self) -> Result<()> {
         match self.below(24) {
             0..=5 => self.allocate(),
@@ -288,7 +288,7 @@ impl World {
         Ok(())
     }
 
-    /// A buffer with a value in it; `None` if there is no room. Then all that there is goes, for others to have it.
+    /// Returns a buffer with a value in it; `None` if there is no room. Then all that there is goes, for others to have it.
     pub fn new_held(&mut self, home: &Stream, bytes: u64) -> Result<Option<Held>> {
         let buffer = match Buffer::new(home, bytes) {
             Err(error) if error.is_out_of_memory() => {
@@ -314,7 +314,7 @@ impl World {
         Ok(())
     }
 
-    /// Some buffers are made on one stream, used on another and dropped, all before anything of it need have run.
+    /// Makes some buffers on one stream, uses them on another and drops them, all before anything of it need have run.
     pub fn wave(&mut self) -> Result<()> {
         let (home, user) = (self.any_stream(), self.any_stream());
         for _ in 0..1 + self.below(4) {
@@ -329,7 +329,7 @@ impl World {
         Ok(())
     }
 
-    /// A buffer gets another value.
+    /// Gives a buffer another value.
     pub fn rewrite(&mut self, held: Held) -> Result<Held> {
         let stream = self.any_stream();
         self.rewrite_on(&stream, held)
@@ -349,7 +349,7 @@ impl World {
         self.order_all(stream, &held.touched, false)
     }
 
-    /// A buffer becomes a copy of another of its size.
+    /// Makes a buffer a copy of another of its size.
     fn copy(&mut self) -> Result<()> {
         let Some(place) = self.any_held() else { return Ok(()) };
         let source = self.held.swap_remove(place);
@@ -407,7 +407,7 @@ impl World {
 
     // ---- Pinned memory ----------------------------------------------------------------------------------------------
 
-    /// One step with pinned memory.
+    /// Makes one step with pinned memory.
     pub fn step_pinned(&mut self) -> Result<()> {
         match self.below(6) {
             0 => self.pin(),
@@ -418,7 +418,7 @@ impl World {
         }
     }
 
-    /// Pinned memory with a value that the host wrote.
+    /// Allocates pinned memory with a value that the host wrote.
     pub fn new_pinned(&mut self) -> Result<(PinnedBuffer, u32)> {
         let (bytes, value) = ([PIECE, 3000][self.below(2)], self.new_value());
         let buffer = PinnedBuffer::new(&self.device, bytes)?;
@@ -483,7 +483,7 @@ impl World {
         stream.copy_from_pinned(held.buffer.pointer(), pinned, 0, PIECE, Label::here("from pinned"))
     }
 
-    /// The host reads pinned memory, and writes it anew.
+    /// Reads pinned memory on the host, and writes it anew.
     fn read_pinned(&mut self) -> Result<()> {
         if self.is_captured {
             return Ok(());
@@ -510,7 +510,7 @@ impl World {
     }
 }
 
-/// Whether a program may go on after an error: memory was short.
+/// Returns whether a program may go on after an error: memory was short.
 pub fn or_short_of_memory(result: Result<()>) -> Result<()> {
     match result {
         Err(error) if Error::is_out_of_memory(&error) => Ok(()),

@@ -28,7 +28,7 @@ impl Deref for Checked {
     }
 }
 
-/// Four checked devices, with memory that has been written and waited for.
+/// Creates four checked devices, with memory that has been written and waited for.
 fn checked() -> Checked {
     let world = World::new(SanitizerDriver::new(SimDriver::new(config(RANKS)).unwrap()), RANKS);
     for rank in 0..RANKS as usize {
@@ -76,7 +76,7 @@ impl Checked {
     }
 }
 
-/// Each device copies to the next, which then works on what it got.
+/// Returns each device copies to the next, which then works on what it got.
 fn ring(is_ordered: bool) -> Checked {
     let world = checked();
     let ranks = RANKS as usize;

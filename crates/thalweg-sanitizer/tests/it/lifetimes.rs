@@ -264,7 +264,7 @@ fn map(w: &World, at: DevicePointer, bytes: u64, physical: thalweg_driver::Physi
     w.driver.memory_set_access(at, bytes, 0, MemoryAccess::ReadWrite).unwrap();
 }
 
-/// A reserved range with a page of physical memory at its start.
+/// Returns a reserved range with a page of physical memory at its start.
 fn page(w: &World) -> (DevicePointer, u64, thalweg_driver::PhysicalHandle) {
     let bytes = w.driver.device_properties(0).unwrap().virtual_memory_granularity_bytes;
     let range = w.driver.address_reserve(0, 2 * bytes).unwrap();
@@ -535,7 +535,7 @@ fn a_report_reads_well() {
         "writes 4096 bytes",
         "on main",
         "then:     `add`",
-        "side had",
+        "had waited for main only up to number 2",
         "`side.wait_stream(&main)`",
         "memory:",
     ] {

@@ -1,5 +1,5 @@
-//! What orders accesses and what does not: the behaviours that PyTorch's sanitizer tests assert, and the pairs by which CuSan's
-//! suite is organised. Every program has a twin with the other verdict.
+//! Orders of accesses, and calls that order nothing: the behaviours that PyTorch's sanitizer tests assert, and the pairs by
+//! which CuSan's suite is organised. Every program has a twin with the other verdict.
 
 use thalweg_driver::{Access, Driver, EventFlags, Fill, FillPattern, Label};
 use thalweg_sanitizer::FindingKind::{self, Race};

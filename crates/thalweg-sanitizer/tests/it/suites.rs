@@ -11,7 +11,7 @@ use thalweg_sanitizer::SanitizerDriver;
 /// variable of the host.
 const NOT_OF_MEMORY: [&str; 2] = ["host/a_query_answers_either", "streams/a_host_function_is_asynchronous"];
 
-/// What is racy here is which call comes first; the sanitizer judges the order that it saw.
+/// The race here is between calls of the host; the sanitizer judges the order that it saw.
 const OF_HOST_THREADS: [&str; 1] = ["events/two_threads_race_to_record_and_wait"];
 
 #[test]

@@ -1,4 +1,5 @@
-//! What the sanitizer's tests share: a checked simulator, kernels that declare what they touch and touch nothing, and verdicts.
+//! Helpers of the sanitizer's tests: a checked simulator, kernels that declare what they touch and touch nothing, and
+//! verdicts.
 
 use std::sync::Arc;
 
@@ -47,13 +48,13 @@ impl World {
         world
     }
 
-    /// Work that touches these ranges.
+    /// Submits work that touches these ranges.
     #[track_caller]
     pub fn work(&self, stream: StreamHandle, operator: &'static str, accesses: &[Access]) {
         self.driver.launch(stream, &self.kernel(operator, accesses)).unwrap();
     }
 
-    /// A launch that touches these ranges.
+    /// Returns a launch that touches these ranges.
     #[track_caller]
     pub fn kernel<'a>(&self, operator: &'static str, accesses: &'a [Access]) -> Launch<'a> {
         Launch {
@@ -129,7 +130,7 @@ impl World {
 
     // ---- Blocks ---------------------------------------------------------------------------------------------------
 
-    /// An allocator of one block: it is at `x`, which is empty from now on.
+    /// Returns an allocator of one block: it is at `x`, which is empty from now on.
     #[track_caller]
     pub fn take(&self, stream: StreamHandle) -> DevicePointer {
         let label = Label::here("empty");
@@ -156,7 +157,7 @@ impl World {
 
     // ---- Graphs ---------------------------------------------------------------------------------------------------
 
-    /// The graph of what `body` does, from the stream on.
+    /// Returns the graph of what `body` does, from the stream on.
     pub fn graph(&self, stream: StreamHandle, body: impl FnOnce()) -> GraphHandle {
         self.driver.stream_begin_capture(stream, CaptureMode::Relaxed).unwrap();
         body();

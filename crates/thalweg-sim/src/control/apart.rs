@@ -1,4 +1,4 @@
-//! What runs on threads that are no host threads of the program.
+//! Work on threads that are no host threads of the program.
 //!
 //! CUDA runs host functions on a thread of its own. Here each gets one as well, since a function may wait for a lock that its
 //! submitter holds: it is *apart*. Nothing else changes: the machine waits until the function is over or asleep before it
@@ -29,14 +29,14 @@ pub(crate) struct Apart {
 }
 
 impl Apart {
-    /// The thread, if it has begun.
+    /// Returns the thread, if it has begun.
     pub(crate) fn sighted(&self) -> Option<&Sighted> {
         self.sighted.as_ref()
     }
 }
 
 impl Control {
-    /// Whether all that runs apart is asleep.
+    /// Returns whether all that runs apart is asleep.
     pub(crate) fn apart_is_asleep(&mut self, machine: &Machine) -> bool {
         let mut all = self.apart.iter_mut();
         all.all(|apart| apart.sighted.as_mut().is_some_and(|seen| seen.look(machine) != Alive::Awake))

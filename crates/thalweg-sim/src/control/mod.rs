@@ -89,7 +89,7 @@ pub(super) enum CallKind {
     Other,
 }
 
-/// What a host thread waits for inside a call.
+/// The condition that a host thread waits for inside a call.
 pub(super) enum Wait {
     /// Its turn.
     Turn { is_quiet: bool },
@@ -121,7 +121,7 @@ pub(super) struct Control {
     schedule: Box<dyn Schedule>,
     pub(super) trace: Trace,
     pub(super) hosts: Vec<Host>,
-    /// What runs on threads that are no host threads.
+    /// The work on threads that are no host threads.
     pub(super) apart: Vec<Apart>,
     pub(super) turn: Option<u32>,
     /// Counts what other threads may be waiting to see: commands that ended, calls that queued something, threads that
@@ -134,7 +134,7 @@ pub(super) struct Control {
     /// Counts the polls of all threads.
     polled: u64,
     pub(super) has_ended: bool,
-    /// What every call answers from now on.
+    /// The answer of every call from now on.
     end: Refusal,
     /// Why nobody got ahead any more, the first time.
     pub(super) stuck: Option<String>,
@@ -187,14 +187,14 @@ pub(super) enum Phase {
     Finished,
 }
 
-/// What a thread has looked at since something was done.
+/// The objects that a thread has looked at since the program last made progress.
 #[derive(Default)]
 struct Looks {
     progress: u64,
     counts: SmallVec<[(u64, u32); 2]>,
 }
 
-/// What a decision came to.
+/// The result of a decision.
 pub(super) enum Next {
     Host(u32),
     Command(u32),
@@ -209,7 +209,7 @@ thread_local! {
     pub(super) static INSIDE: Cell<usize> = const { Cell::new(0) };
 }
 
-/// A number for the calling thread that no other ever has.
+/// Returns a number for the calling thread that no other ever has.
 fn this_thread() -> u64 {
     static LAST: AtomicU64 = AtomicU64::new(0);
     THREAD.with(|own| {
@@ -243,7 +243,7 @@ impl Host {
 }
 
 impl Control {
-    /// A run whose first host thread is this one.
+    /// Creates a run whose first host thread is this one.
     pub(super) fn new(schedule: Box<dyn Schedule>) -> Self {
         let mut first = Host::new(Cow::Borrowed("main"), Phase::Running);
         first.bind();
@@ -342,7 +342,7 @@ impl Control {
         self.end();
     }
 
-    /// Nobody gets ahead any more, for this reason.
+    /// Ends the run, in which no thread makes progress any more, for this reason.
     fn set_stuck(&mut self, text: String) {
         if let Some(told) = self.on_stuck.take() {
             told(&text);
@@ -350,7 +350,7 @@ impl Control {
         self.stuck.get_or_insert(text);
     }
 
-    /// The program may have seen something of what the schedule decides.
+    /// Notes that the program may have seen something of what the schedule decides.
     pub(super) fn observe(&mut self) {
         self.trace.observations += 1;
         if let Some(told) = self.on_observation.take() {
@@ -358,12 +358,12 @@ impl Control {
         }
     }
 
-    /// What a call answers after the end.
+    /// Returns what a call answers after the end.
     pub(super) fn ended(&self) -> Refusal {
         self.end.clone()
     }
 
-    /// What a host thread waits for before a call.
+    /// Returns what a host thread waits for before a call.
     fn before(&mut self, host: u32, step: CallKind) -> Wait {
         if let CallKind::Query(object) | CallKind::Look(object) = step {
             let progress = self.progress;
@@ -377,7 +377,8 @@ impl Control {
         Wait::Turn { is_quiet: step == CallKind::Submit }
     }
 
-    /// A host thread has looked at something, and found it not ready, or as it was. Whether it has done so often enough.
+    /// Returns a host thread has looked at something, and found it not ready, or as it was. Whether it has done so often
+    /// enough.
     pub(super) fn looked(&mut self, host: u32, object: u64, is_ready: bool) -> bool {
         let progress = self.progress;
         let looks = &mut self.host(host).looks;
@@ -392,7 +393,7 @@ impl Control {
         looks.count(object) >= FRUITLESS_LOOKS
     }
 
-    /// Whether another poll is one of too many with nothing left to be done.
+    /// Returns whether another poll is one of too many with nothing left to be done.
     fn is_livelock(&mut self) -> bool {
         if self.polls.progress != self.progress || self.polls.count == 0 {
             self.polls = Polls { progress: self.progress, since: Instant::now(), count: 0 };
@@ -401,12 +402,12 @@ impl Control {
         self.polls.count.is_multiple_of(LIVELOCK_POLLS) && self.polls.since.elapsed() > PATIENCE
     }
 
-    /// Whether the trace still notes what polls are answered.
+    /// Returns whether the trace still notes what polls are answered.
     pub(super) fn notes_polls(&self) -> bool {
         self.polls.progress != self.progress || self.polls.count < NOTED_POLLS
     }
 
-    /// What the threads are doing that were made since the run began and have not called yet.
+    /// Returns what the threads are doing that were made since the run began and have not called yet.
     fn newcomers(&self) -> Vec<Activity> {
         let hosts = self.hosts.iter().map(|host| &host.sighted);
         let known: SmallVec<[&Sighted; 8]> =
@@ -414,12 +415,12 @@ impl Control {
         made_since(self.began, |number| known.iter().any(|thread| thread.is_number(number)))
     }
 
-    /// Whether there is a thread that may yet call for the first time.
+    /// Returns whether there is a thread that may yet call for the first time.
     pub(super) fn has_newcomer(&self) -> bool {
         self.newcomers().iter().any(|activity| *activity != Activity::Gone)
     }
 
-    /// Whether a decision has to wait for a thread that is on its way to its first call.
+    /// Returns whether a decision has to wait for a thread that is on its way to its first call.
     pub(super) fn awaits_newcomer(&mut self) -> bool {
         if self.arrival_looks == 0 {
             return false;
@@ -429,7 +430,7 @@ impl Control {
         newcomers.contains(&Activity::Awake)
     }
 
-    /// Whether a thread sleeps outside of the driver, for good as far as one can see, or is busy there for as long.
+    /// Returns whether a thread sleeps outside of the driver, for good as far as one can see, or is busy there for as long.
     pub(super) fn is_asleep(&mut self, host: u32, machine: &Machine) -> bool {
         let seen = self.host(host);
         match seen.sighted.look(machine) {
@@ -468,7 +469,7 @@ impl MachineState {
         self.control.as_mut().expect("the machine is controlled")
     }
 
-    /// Whether a wait is over.
+    /// Returns whether a wait is over.
     fn is_over(&self, wait: &Wait) -> bool {
         let control = self.control.as_ref().expect("the machine is controlled");
         match wait {
@@ -490,7 +491,7 @@ impl MachineState {
         }
     }
 
-    /// The host threads that can go on, `first` before the others.
+    /// Returns the host threads that can go on, `first` before the others.
     pub(super) fn hosts_that_can_go(&self, first: u32) -> SmallVec<[u32; 4]> {
         let control = self.control.as_ref().expect("the machine is controlled");
         let others = (0..control.hosts.len() as u32).filter(|&host| host != first);
@@ -557,7 +558,8 @@ impl MachineState {
         nexts.swap_remove(chosen)
     }
 
-    /// The threads that poll, the one that has waited longest for its turn first: none, if they have done so for too long.
+    /// Returns the threads that poll, the one that has waited longest for its turn first: none, if they have done so for too
+    /// long.
     fn pollers(&mut self) -> SmallVec<[u32; 4]> {
         let control = self.control();
         let polls = |host: &Host| matches!(host.phase, Phase::Parked(Wait::Progress(_)));
@@ -650,7 +652,7 @@ impl MachineState {
 }
 
 impl Control {
-    /// Whether every host thread is about to queue something.
+    /// Returns whether every host thread is about to queue something.
     fn is_quiet(&self) -> bool {
         let is_quiet = |host: &Host| match host.phase {
             Phase::Parked(Wait::Turn { is_quiet }) => is_quiet,
@@ -694,7 +696,7 @@ impl Machine {
         Ok(locked)
     }
 
-    /// The same for a call that only waits.
+    /// Waits, in a call that does nothing else.
     pub(super) fn wait_in_call(self: &Arc<Self>, call: &'static str, wait: Wait) -> CallResult<Locked<'_>> {
         self.enter_for(call)?.wait_in_turn(wait)
     }
@@ -722,7 +724,7 @@ impl Machine {
         if control.has_ended { Err(control.ended()) } else { Ok(control.introduce(name.to_owned())) }
     }
 
-    /// The calling thread becomes the host thread that was introduced, and waits for its first turn.
+    /// Makes the calling thread the host thread that was introduced, and waits for its first turn.
     pub(super) fn begin_host(self: &Arc<Self>, host: u32) -> CallResult<()> {
         let mut locked = self.lock();
         let entry = locked.control().host(host);
@@ -731,7 +733,7 @@ impl Machine {
         locked.wait_in_turn(Wait::Turn { is_quiet: false }).map(drop)
     }
 
-    /// A host thread has ended, or never began.
+    /// Notes that A host thread has ended, or never began.
     pub(super) fn finish_host(self: &Arc<Self>, host: u32) {
         let mut locked = self.lock();
         let control = locked.control();
@@ -746,7 +748,7 @@ impl Machine {
 }
 
 impl Control {
-    /// Whether a host thread besides this one is parked.
+    /// Returns whether a host thread besides this one is parked.
     pub(super) fn has_others(&self, me: u32) -> bool {
         self.hosts.iter().enumerate().any(|(number, host)| number as u32 != me && host.is_parked())
     }

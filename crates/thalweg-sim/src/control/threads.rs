@@ -57,7 +57,7 @@ pub struct Seat {
 }
 
 impl Seat {
-    /// The calling thread takes the seat and waits for its first turn.
+    /// Seats the calling thread, and waits for its first turn.
     pub fn take(&self) -> Result<()> {
         self.machine.begin_host(self.host).map_err(|refusal| refusal.of("SimDriver::spawn"))
     }
@@ -102,7 +102,7 @@ impl SimDriver {
         Ok(SimThread(Kind::Controlled { machine, host, outcome }))
     }
 
-    /// A seat in the run of a controlled machine.
+    /// Returns a seat in the run of a controlled machine.
     pub fn seat(&self, name: &str) -> Result<Seat> {
         let introduced = self.machine.introduce_host(name);
         let host = introduced.map_err(|refusal| refusal.of("SimDriver::spawn"))?;
@@ -110,7 +110,7 @@ impl SimDriver {
     }
 }
 
-/// What a thread is doing.
+/// The activity of a thread.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Activity {
     Awake,
@@ -118,7 +118,7 @@ pub(crate) enum Activity {
     Gone,
 }
 
-/// What is believed of a thread after some looks.
+/// The state of a thread, as some looks suggest it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Alive {
     Awake,
@@ -143,18 +143,18 @@ thread_local! {
 }
 
 impl Sighted {
-    /// The calling thread.
+    /// Creates the calling thread.
     pub(crate) fn here() -> Self {
         let life = LIFE.try_with(Arc::downgrade).unwrap_or_default();
         Self { system: SystemThread::current(), life, sightings: 0 }
     }
 
-    /// Whether it is the thread that the system knows by this number.
+    /// Returns whether it is the thread that the system knows by this number.
     pub(crate) fn is_number(&self, number: i32) -> bool {
         self.life.strong_count() > 0 && self.system == SystemThread(number)
     }
 
-    /// Whether it is the calling thread.
+    /// Returns whether it is the calling thread.
     pub(crate) fn is_here(&self) -> bool {
         self.activity() != Activity::Gone && self.system == SystemThread::current()
     }
@@ -163,7 +163,7 @@ impl Sighted {
         if self.life.strong_count() == 0 { Activity::Gone } else { self.system.activity() }
     }
 
-    /// How long a processor has worked for it.
+    /// Returns how long a processor has worked for it.
     pub(crate) fn busy(&self) -> Duration {
         self.system.busy()
     }
@@ -202,8 +202,8 @@ impl Tick {
     }
 }
 
-/// What the threads of the process are doing that were made at this moment or later, without the simulator's own and those that are
-/// known.
+/// Returns what the threads of the process are doing that were made at this moment or later, without the simulator's own and
+/// those that are known.
 #[cfg(target_os = "linux")]
 pub(crate) fn made_since(moment: Tick, is_known: impl Fn(i32) -> bool) -> Vec<Activity> {
     let folder = std::fs::read_dir("/proc/self/task").into_iter().flatten().flatten();
@@ -225,11 +225,11 @@ struct SystemThread(i32);
 #[cfg(target_os = "linux")]
 const TICKS_PER_SECOND: u64 = 100;
 
-/// What the names of the simulator's own threads begin with.
+/// The beginning of the names of the simulator's own threads.
 #[cfg(target_os = "linux")]
 const OWN_PREFIX: &str = "sim-";
 
-/// What the system says of a thread.
+/// The system's answer about a thread.
 #[cfg(target_os = "linux")]
 struct Status {
     name: String,
@@ -255,7 +255,7 @@ impl SystemThread {
         Self(unsafe { libc::gettid() })
     }
 
-    /// What the system says of it.
+    /// Returns what the system says of it.
     fn status(self) -> Option<Status> {
         let text = std::fs::read_to_string(format!("/proc/self/task/{}/stat", self.0)).ok()?;
         // `4711 (a name) S 1 …`: the name may hold anything, a bracket too.
@@ -263,12 +263,12 @@ impl SystemThread {
         Some(Status { name: name.split_once('(')?.1.to_owned(), fields: fields.to_owned() })
     }
 
-    /// What the thread is doing. A thread that waits for a disk counts as awake: it goes on by itself.
+    /// Returns what the thread is doing. A thread that waits for a disk counts as awake: it goes on by itself.
     fn activity(self) -> Activity {
         self.status().map_or(Activity::Gone, |status| status.activity())
     }
 
-    /// How long a processor has worked for the thread, in steps of the system's clock.
+    /// Returns how long a processor has worked for the thread, in steps of the system's clock.
     fn busy(self) -> Duration {
         let fields = self.status().map_or_else(String::new, |status| status.fields);
         // Fields 14 and 15 of proc(5), of which the first here is the third.

@@ -43,7 +43,7 @@ impl<'a> Locked<'a> {
         Err(refusal)
     }
 
-    /// Has the turn when it returns, granted, unless the run has ended or this thread has.
+    /// Decides until this thread has the turn, granted, unless the run has ended or this thread has.
     pub(crate) fn decide(mut self, me: u32) -> Self {
         loop {
             let control = self.control();
@@ -115,7 +115,7 @@ impl<'a> Locked<'a> {
         }
     }
 
-    /// Nothing can be chosen: somebody outside of the driver has to do something, or this is a deadlock.
+    /// Handles a moment at which nothing can be chosen: code outside of the driver must make progress, or this is a deadlock.
     fn nothing_to_do(mut self, me: u32) -> Self {
         let begin = Instant::now();
         loop {
@@ -169,7 +169,7 @@ impl<'a> Locked<'a> {
         locked
     }
 
-    /// A command has run.
+    /// Notes that a command has run.
     pub(crate) fn complete(&mut self, index: u32, device: u32, outcome: CallResult<()>) {
         self.executor.finish(index, device, outcome);
         self.control().progress += 1;

@@ -27,7 +27,7 @@ const SLEEPING_LOOKS: u32 = 20;
 /// How long a run that was told to end has for it.
 const GRACE: Duration = Duration::from_secs(2);
 
-/// What is to happen with a run that takes too long.
+/// The limit of a run's time, and the action when it is exceeded.
 pub(crate) struct Limit {
     pub(crate) time: Duration,
     pub(crate) ends: Instant,
@@ -56,8 +56,8 @@ fn lock() -> MutexGuard<'static, Watch> {
     WATCH.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Has a machine watched from now on. Where the system starts no thread, nobody watches; nor under Miri, which takes a thread that
-/// outlives the tests for a mistake.
+/// Watches a machine from now on. Where the system starts no thread, nothing watches it; nor under Miri, which takes a thread
+/// that outlives the tests for a mistake.
 pub(crate) fn watch(machine: &Arc<Machine>) {
     if cfg!(miri) {
         return;
@@ -121,7 +121,7 @@ impl Locked<'_> {
         (late > GRACE).then(|| self.control().stuck.clone().unwrap_or_default())
     }
 
-    /// The thread that has the turn and waits for the device outside of the driver, if there is nobody to hand it to.
+    /// Returns the thread that has the turn and waits for the device outside of the driver, if there is nobody to hand it to.
     fn stalled(&mut self) -> Option<u32> {
         let machine = self.machine();
         let control = self.control();

@@ -32,7 +32,7 @@ impl Condition {
         Self { initial, value: AtomicU32::new(initial) }
     }
 
-    /// Another one that starts at the same value.
+    /// Returns another condition that starts at the same value.
     pub(crate) fn sibling(&self) -> Self {
         Self::new(self.initial)
     }
@@ -73,7 +73,7 @@ pub(crate) struct Round {
 }
 
 impl Executor {
-    /// Each launch starts with these.
+    /// Resets the conditions to the values with which each launch starts.
     pub(super) fn start_conditions(conditions: &[Arc<Condition>]) {
         conditions.iter().for_each(|condition| condition.set(condition.initial));
     }
@@ -124,7 +124,7 @@ impl Executor {
         true
     }
 
-    /// Which body runs next.
+    /// Returns which body runs next.
     fn choose(&mut self, round: &Round) -> Option<usize> {
         let branch = &*round.branch;
         if self.lost(branch.device).is_some() {

@@ -116,7 +116,7 @@ pub(crate) struct Collectives {
     has_changed: bool,
 }
 
-/// What has become of a meeting.
+/// The state of a meeting.
 pub(crate) enum Verdict {
     /// All have arrived: the task runs as the first of these commands, by slot, and all are complete when it is.
     Meets { slots: SmallVec<[u32; 8]>, task: Arc<Task> },
@@ -133,14 +133,14 @@ pub(crate) struct Failure {
 
 /// How commands hang together.
 pub(crate) struct Web<'a> {
-    /// What waits for the command in a slot.
+    /// The commands that wait for the command in a slot.
     pub(crate) successors: &'a dyn Fn(u32) -> &'a [u32],
     /// Whether a command is complete.
     pub(crate) is_done: &'a dyn Fn(CommandId) -> bool,
 }
 
 impl Joint {
-    /// Where each rank's accesses are, with the rights of its device.
+    /// Returns where each rank's accesses are, with the rights of its device.
     pub(crate) fn resolve(&self, memory: &Memory, accesses: &[Access]) -> Result<Resolved, String> {
         let mut all = Resolved::default();
         for (&device, accesses) in self.devices.iter().zip(accesses.chunks_exact(2)) {
@@ -162,7 +162,7 @@ impl Part {
         format!("{operation}, {count} elements of {}", format_name(*format))
     }
 
-    /// Whether it can meet another.
+    /// Returns whether it can meet another.
     fn agrees(&self, other: &Self) -> bool {
         let is_pair = self.operation.is_between_two();
         (is_pair || self.operation == other.operation)
@@ -188,7 +188,7 @@ fn format_name(format: ElementFormat) -> String {
 }
 
 impl Communicator {
-    /// Which meeting the rank's next part of this kind belongs to, and its seat there.
+    /// Returns which meeting the rank's next part of this kind belongs to, and its seat there.
     fn next(&mut self, part: &Part) -> (Key, usize) {
         let (pair, seat) = match part.operation {
             CollectiveOperation::Send { peer } => ((part.rank, peer), 0),
@@ -210,7 +210,7 @@ impl Communicator {
 }
 
 impl Meeting {
-    /// The rank that sits there.
+    /// Returns the rank that sits there.
     fn rank(&self, seat: usize) -> u32 {
         match self.key {
             Key::All(_) => seat as u32,
@@ -259,12 +259,12 @@ impl Collectives {
         self.submissions
     }
 
-    /// Whether there are communicators, or were.
+    /// Returns whether there are communicators, or were.
     pub(crate) fn are_used(&self) -> bool {
         self.communicators_made > 0
     }
 
-    /// Whether the rank of a part is still there.
+    /// Returns whether the rank of a part is still there.
     pub(crate) fn is_usable(&self, part: &Part) -> bool {
         let found = self.communicators.get(&part.communicator);
         found.is_some_and(|communicator| !communicator.ranks[part.rank as usize].is_gone)
@@ -302,7 +302,7 @@ impl Collectives {
         before
     }
 
-    /// The stream of a part has reached it.
+    /// Notes that the stream of a part has reached it.
     pub(crate) fn arrived(&mut self, slot: u32) {
         let (id, seat) = self.by_slot[&slot];
         let meeting = self.meetings.get_mut(&id).expect("a seated part is in a meeting");
@@ -313,7 +313,7 @@ impl Collectives {
         self.has_changed = true;
     }
 
-    /// What has become of a meeting, of which something has; one at a time.
+    /// Returns what has become of a meeting, of which something has; one at a time.
     pub(crate) fn verdict(&mut self, lost: &[Option<Refusal>]) -> Option<Verdict> {
         for position in 0..self.attended.len() {
             let id = self.attended[position];
@@ -336,7 +336,7 @@ impl Collectives {
         None
     }
 
-    /// Why a meeting cannot be, as far as it has come.
+    /// Returns why a meeting cannot be, as far as it has come.
     fn objection(&self, meeting: &Meeting, lost: &[Option<Refusal>]) -> Option<Refusal> {
         let communicator = &self.communicators[&meeting.communicator];
         let is_alive = |seated: &Seated| lost[seated.task.device as usize].is_none();
@@ -367,7 +367,7 @@ impl Collectives {
         Some(Refusal::new(Code::LaunchFailed, detail))
     }
 
-    /// A meeting cannot be. Those of its parts that have arrived leave.
+    /// Gives up a meeting that cannot be. Those of its parts that have arrived leave.
     fn fail(&mut self, id: u64, refusal: Refusal) -> Failure {
         self.attended.retain(|&other| other != id);
         let meeting = self.meetings.get_mut(&id).expect("an attended meeting");
@@ -413,7 +413,8 @@ impl Collectives {
         Verdict::Meets { slots, task: Arc::new(task) }
     }
 
-    /// The command in a slot has run: if it was a meeting's, its devices, and the other commands that are over with it.
+    /// Returns the command in a slot has run: if it was a meeting's, its devices, and the other commands that are over with
+    /// it.
     pub(crate) fn end(&mut self, slot: u32) -> Option<(Devices, SmallVec<[u32; 8]>)> {
         let &(id, _) = self.by_slot.get(&slot)?;
         let meeting = &self.meetings[&id];
@@ -428,7 +429,7 @@ impl Collectives {
         Some((devices, slots.into_iter().filter(|&other| other != slot).collect()))
     }
 
-    /// The other parts of the meeting that the command in a slot belongs to.
+    /// Returns the other parts of the meeting that the command in a slot belongs to.
     pub(crate) fn partners(&self, slot: u32) -> SmallVec<[CommandId; 8]> {
         let Some(&(id, _)) = self.by_slot.get(&slot) else { return SmallVec::new() };
         let seated = self.meetings[&id].seats.iter().flatten();
@@ -490,12 +491,12 @@ impl Collectives {
         Some(failure)
     }
 
-    /// Whether there may be a circle that has not been looked for.
+    /// Returns whether there may be a circle that has not been looked for.
     pub(crate) fn may_wait_in_circle(&mut self) -> bool {
         !self.attended.is_empty() && std::mem::take(&mut self.has_changed)
     }
 
-    /// Who waits for whom, in words; empty if nobody does.
+    /// Describes which thread waits for which, in words; empty if none waits.
     pub(crate) fn describe(&self, web: &Web<'_>) -> String {
         let (waiters, waits) = self.waits(web);
         let mut text = String::new();
@@ -534,12 +535,12 @@ impl Collectives {
         }
     }
 
-    /// The device of a seat.
+    /// Returns the device of a seat.
     fn device(&self, meeting: &Meeting, seat: usize) -> u32 {
         self.communicators[&meeting.communicator].ranks[meeting.rank(seat) as usize].device
     }
 
-    /// All parts that have arrived, and what each waits for.
+    /// Returns all parts that have arrived, and what each waits for.
     fn waits(&self, web: &Web<'_>) -> (Vec<Waiter>, Vec<SmallVec<[Wait; 4]>>) {
         let waiters: Vec<Waiter> = self
             .attended
@@ -574,8 +575,8 @@ impl Collectives {
         (waiters, all)
     }
 
-    /// The commands that a seat's part is or comes after, by slot: the part itself, or the last parts of a rank that has not
-    /// made the call yet.
+    /// Returns the commands that a seat's part is or comes after, by slot: the part itself, or the last parts of a rank that
+    /// has not made the call yet.
     fn before(&self, meeting: &Meeting, seat: usize, web: &Web<'_>) -> SmallVec<[u32; 4]> {
         if let Some(seated) = &meeting.seats[seat] {
             return SmallVec::from_slice(&[seated.command.slot()]);
@@ -585,7 +586,7 @@ impl Collectives {
     }
 }
 
-/// The command in a slot and all that waits for it.
+/// Returns the command in a slot and all that waits for it.
 fn reached(slot: u32, web: &Web<'_>) -> FxHashSet<u32> {
     let (mut found, mut open) = (FxHashSet::default(), vec![slot]);
     while let Some(slot) = open.pop() {
@@ -686,7 +687,7 @@ impl MachineState {
         Ok(())
     }
 
-    /// A call as a task, on the stream with this handle.
+    /// Returns a call as a task, on the stream with this handle.
     fn part(&mut self, call: &Collective, group: u64) -> CallResult<(u64, Task)> {
         let label = call.label;
         let refuse = |code, text: String| Err(Refusal::new(code, format!("`{label}`: {text}")));
@@ -715,7 +716,7 @@ impl MachineState {
         Ok((own, Task { device, label, accesses: SmallVec::from_slice(&accesses), work }))
     }
 
-    /// What the next command of a stream comes after.
+    /// Returns what the next command of a stream comes after.
     fn place(&self, own: u64) -> Place {
         let stream = self.stream(own);
         let nodes = stream.capture.as_ref().map(|branch| branch.nodes.clone()).unwrap_or_default();

@@ -120,12 +120,12 @@ impl Faults {
         *self = Self { planned: faults.to_vec(), passed: [0; POINTS], struck: 0 };
     }
 
-    /// How many have struck.
+    /// Returns how many have struck.
     pub(crate) fn struck(&self) -> u64 {
         self.struck
     }
 
-    /// The run comes by here: the fault that strikes now.
+    /// Returns the fault that strikes at this point of the run.
     pub(crate) fn pass(&mut self, point: Point) -> CallResult<()> {
         if self.planned.is_empty() {
             return Ok(());

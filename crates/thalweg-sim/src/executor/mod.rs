@@ -57,7 +57,7 @@ pub(super) struct CommandId {
 }
 
 impl CommandId {
-    /// Where it is as long as it is not complete.
+    /// Returns where it is as long as it is not complete.
     pub(super) fn slot(self) -> u32 {
         self.index
     }
@@ -66,7 +66,7 @@ impl CommandId {
 /// Commands that something comes after.
 pub(super) type Frontier = SmallVec<[CommandId; 2]>;
 
-/// What a command is.
+/// The kind of a command, with its work.
 pub(super) enum Body {
     /// Work for a worker.
     Task(Arc<Task>),
@@ -89,7 +89,7 @@ pub(super) struct Origin {
     pub(super) actor: Actor,
 }
 
-/// What a controlled machine knows of a command besides.
+/// The details of a command that only a controlled machine knows.
 struct Detail {
     number: u64,
     /// Which of its actor's commands.
@@ -102,7 +102,7 @@ struct Detail {
     snapshot: Option<Snapshot>,
 }
 
-/// What a controlled machine keeps.
+/// The details that a controlled machine keeps.
 #[derive(Default)]
 struct Details {
     /// One for each slot.
@@ -117,7 +117,7 @@ struct Details {
     ended: u64,
 }
 
-/// What a step of the time is, in nanoseconds, where time is counted in commands.
+/// The length of a step of time, in nanoseconds, where time is counted in commands.
 const TICK_NANOSECONDS: u64 = 1000;
 
 /// When a place in the order was reached.
@@ -143,12 +143,12 @@ struct Slot {
     resolved: Option<(u64, Resolved)>,
 }
 
-/// What a worker has to do with a command that it took.
+/// The part of a command that the worker which took it needs.
 pub(super) struct Job {
     index: u32,
     pub(super) task: Arc<Task>,
     pub(super) start: Start,
-    /// What its memory held when it began, if it began earlier.
+    /// The content of its memory when it began, if it began earlier.
     pub(super) snapshot: Option<Snapshot>,
 }
 
@@ -186,7 +186,7 @@ pub(super) struct Executor {
     waiting_claims: Vec<Held>,
     last_claim: u64,
     lost: Vec<Option<Refusal>>,
-    /// What is to go wrong.
+    /// The faults that are to strike.
     pub(super) faults: Faults,
     /// Which parts of collectives meet.
     pub(super) collectives: Collectives,
@@ -239,22 +239,22 @@ impl Executor {
         self.details = Some(Box::default());
     }
 
-    /// Why the device is lost, if it is.
+    /// Returns why the device is lost, if it is.
     pub(super) fn lost(&self, device: u32) -> Option<&Refusal> {
         self.lost[device as usize].as_ref()
     }
 
-    /// How many commands are not complete.
+    /// Returns how many commands are not complete.
     pub(super) fn live(&self) -> usize {
         self.live
     }
 
-    /// Whether the command is complete.
+    /// Returns whether the command is complete.
     pub(super) fn is_done(&self, id: CommandId) -> bool {
         self.slots[id.index as usize].generation != id.generation
     }
 
-    /// Whether all are complete. Those that are not will wake the host threads.
+    /// Returns whether all are complete. Those that are not will wake the host threads.
     pub(super) fn await_all(&mut self, ids: &[CommandId]) -> bool {
         let mut done = true;
         for &id in ids {
@@ -379,7 +379,7 @@ impl Executor {
         self.retire(index);
     }
 
-    /// The command is complete: its successors wait for one thing less.
+    /// Completes the command: each successor has one predecessor less.
     fn retire(&mut self, index: u32) {
         let slot = &mut self.slots[index as usize];
         slot.generation = slot.generation.wrapping_add(1);
@@ -399,7 +399,7 @@ impl Executor {
 
     // ---- Workers --------------------------------------------------------------------------------------------------
 
-    /// The next command for a worker, with its bytes held.
+    /// Returns the next command for a worker, with its bytes held.
     pub(super) fn take(&mut self, memory: &Memory) -> Option<Job> {
         let Self { ready, slots, running, waiting_claims, lost, .. } = self;
         let index = ready.take(|index| {
@@ -411,7 +411,7 @@ impl Executor {
         Some(job)
     }
 
-    /// The next host function.
+    /// Returns the next host function.
     pub(super) fn take_host(&mut self) -> Option<Job> {
         let index = self.ready.take_host()?;
         Some(self.start_host(index))
@@ -467,7 +467,7 @@ impl Executor {
         }
     }
 
-    /// A command has run, or will not: lets go of its bytes and completes it.
+    /// Finishes a command that has run, or will not: releases its bytes and completes it.
     pub(super) fn finish(&mut self, index: u32, device: u32, outcome: Result<(), Refusal>) {
         self.let_go(Holder::Command(index));
         if let Some(details) = &mut self.details {
@@ -536,7 +536,7 @@ impl Executor {
         }
     }
 
-    /// Which collectives wait for whom, in words; empty if none does.
+    /// Returns which collectives wait for whom, in words; empty if none does.
     pub(super) fn describe_collectives(&mut self) -> String {
         self.with_web(|collectives, web| collectives.describe(web))
     }
@@ -577,7 +577,7 @@ impl Executor {
         self.let_go(Holder::Host(claim));
     }
 
-    /// Whether something that runs touches these bytes in conflict.
+    /// Returns whether something that runs touches these bytes in conflict.
     pub(super) fn is_touched(&self, pieces: &[Piece]) -> bool {
         self.running.iter().any(|held| conflict(&held.pieces, pieces))
     }
@@ -606,7 +606,7 @@ pub(super) struct Offer<'a> {
 }
 
 impl Executor {
-    /// The commands that can run now, in order of submission.
+    /// Returns the commands that can run now, in order of submission.
     pub(super) fn offers(&mut self, memory: &Memory) -> SmallVec<[u32; 8]> {
         let Self { ready, slots, running, waiting_claims, lost, details, .. } = self;
         let mut found: SmallVec<[u32; 8]> = SmallVec::new();
@@ -622,7 +622,7 @@ impl Executor {
         found
     }
 
-    /// What there is to know about a command that `offers` gave.
+    /// Returns what there is to know about a command that `offers` gave.
     pub(super) fn offer(&self, index: u32) -> Offer<'_> {
         let slot = &self.slots[index as usize];
         let Some(Body::Task(task)) = &slot.body else { unreachable!("only tasks are ready") };
@@ -648,8 +648,8 @@ impl Executor {
         job
     }
 
-    /// Whether a command that `offers` gave can begin now and end later, so that it matters: an update that meets another
-    /// of these commands.
+    /// Returns whether a command that `offers` gave can begin now and end later, so that it matters: an update that meets
+    /// another of these commands.
     pub(super) fn can_begin(&self, index: u32, offers: &[u32]) -> bool {
         let slot = &self.slots[index as usize];
         let Some(Body::Task(task)) = &slot.body else { return false };
@@ -683,12 +683,12 @@ impl Executor {
         details.commands[index as usize].snapshot = Some(snapshot);
     }
 
-    /// Whether a host function is not complete.
+    /// Returns whether a host function is not complete.
     pub(super) fn has_host_functions(&self) -> bool {
         self.details.as_ref().is_some_and(|details| details.host_functions > 0)
     }
 
-    /// A host thread waits for these: what lies before them is needed.
+    /// Marks as needed all commands before these, for which a host thread waits.
     pub(super) fn need(&mut self, commands: &[CommandId]) {
         let mut open: Vec<CommandId> = commands.to_vec();
         while let Some(id) = open.pop() {
@@ -712,7 +712,7 @@ impl Executor {
         }
     }
 
-    /// What a command is called in a report, if it is a task that has not begun.
+    /// Returns what a command is called in a report, if it is a task that has not begun.
     pub(super) fn describe(&self, id: CommandId) -> Option<(Label, Actor)> {
         let slot = &self.slots[id.index as usize];
         let detail = &self.details.as_ref()?.commands[id.index as usize];
@@ -722,7 +722,7 @@ impl Executor {
         }
     }
 
-    /// Whether `try_hold` would succeed.
+    /// Returns whether `try_hold` would succeed.
     pub(super) fn can_hold(&self, claim: Claim) -> bool {
         let wanted = self.waiting_claims.iter().find(|held| held.holder == Holder::Host(claim));
         wanted.is_some_and(|wanted| !self.running.iter().any(|held| conflict(&held.pieces, &wanted.pieces)))
@@ -765,7 +765,7 @@ impl Slot {
         matches!(&self.body, Some(Body::Task(task)) if matches!(task.work, Work::Host(_)))
     }
 
-    /// Whether a ready command can run beside what is held. Finds out where its accesses are.
+    /// Returns whether a ready command can run beside what is held. Finds out where its accesses are.
     fn is_admissible<'a>(
         &mut self,
         memory: &Memory,
@@ -788,7 +788,7 @@ impl Slot {
 }
 
 impl Job {
-    /// The number under which the executor knows the command while it runs.
+    /// Returns the number under which the executor knows the command while it runs.
     pub(super) fn index(&self) -> u32 {
         self.index
     }

@@ -21,7 +21,7 @@ impl Range {
     }
 }
 
-/// What is free.
+/// The free ranges.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct FreeRanges {
     by_start: BTreeMap<u64, u64>,
@@ -31,19 +31,19 @@ pub(crate) struct FreeRanges {
 }
 
 impl FreeRanges {
-    /// One free range.
+    /// Creates a list of one free range.
     pub(crate) fn new(start: u64, bytes: u64) -> Self {
         let mut ranges = Self::default();
         ranges.release(Range { start, bytes });
         ranges
     }
 
-    /// One free range, and what is taken rotates if it is so wanted.
+    /// Creates a list of one free range; with `rotates`, requests go round it.
     pub(crate) fn rotating(start: u64, bytes: u64, rotates: bool) -> Self {
         Self { cursor: rotates.then_some(start), ..Self::new(start, bytes) }
     }
 
-    /// The sum of all lengths.
+    /// Returns the sum of all lengths.
     pub(crate) fn total(&self) -> u64 {
         self.total
     }

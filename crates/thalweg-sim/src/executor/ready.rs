@@ -27,18 +27,18 @@ pub(crate) struct Ready {
 }
 
 impl Ready {
-    /// A command became ready.
+    /// Notes that a command became ready.
     pub(crate) fn push(&mut self, level: u8, command: u32) {
         self.levels[level as usize].push_back(command);
         self.queued += 1;
     }
 
-    /// A host function became ready.
+    /// Notes that a host function became ready.
     pub(crate) fn push_host(&mut self, command: u32) {
         self.host.push_back(command);
     }
 
-    /// The next command that may run now.
+    /// Returns the next command that may run now.
     pub(crate) fn take(&mut self, mut admissible: impl FnMut(u32) -> bool) -> Option<u32> {
         if self.queued == 0 {
             return None;
@@ -52,12 +52,12 @@ impl Ready {
         None
     }
 
-    /// The next host function.
+    /// Returns the next host function.
     pub(crate) fn take_host(&mut self) -> Option<u32> {
         self.host.pop_front()
     }
 
-    /// All commands and host functions that are ready, in no useful order.
+    /// Returns all commands and host functions that are ready, in no useful order.
     pub(crate) fn all(&self) -> impl Iterator<Item = u32> {
         self.levels.iter().flatten().chain(&self.host).copied()
     }
@@ -74,12 +74,12 @@ impl Ready {
         self.host.retain(|&other| other != command);
     }
 
-    /// How many commands are ready, host functions aside.
+    /// Returns how many commands are ready, host functions aside.
     pub(crate) fn queued(&self) -> usize {
         self.queued
     }
 
-    /// How many host functions are ready.
+    /// Returns how many host functions are ready.
     pub(crate) fn host_queued(&self) -> usize {
         self.host.len()
     }

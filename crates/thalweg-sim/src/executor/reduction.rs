@@ -7,8 +7,8 @@
 use half::{bf16, f16};
 use thalweg_driver::{CollectiveOperation, ElementFormat, Reduction};
 
-/// What each rank gets, by rank; empty for nothing. `inputs` are what each gave. Of a send and its receive, which stand for
-/// ranks 0 and 1, `operation` is the send.
+/// Returns what each rank gets, by rank; empty for nothing. `inputs` are what each gave. Of a send and its receive, which
+/// stand for ranks 0 and 1, `operation` is the send.
 pub(crate) fn outputs(
     operation: CollectiveOperation,
     format: ElementFormat,

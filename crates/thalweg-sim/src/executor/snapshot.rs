@@ -15,7 +15,7 @@ use crate::memory::{HostAddress, Resolved};
 /// More bytes than this are not copied: such a kernel runs whole.
 pub(crate) const MOST_BYTES: u64 = 64 << 10;
 
-/// What a kernel's memory held when it began.
+/// The content of a kernel's memory when it began.
 pub(crate) struct Snapshot {
     stretches: SmallVec<[Stretch; 2]>,
 }
@@ -28,7 +28,7 @@ struct Stretch {
     work: Vec<u128>,
 }
 
-/// Whether the kernel updates memory, so that its halves differ from the whole.
+/// Returns whether the kernel updates memory, so that its halves differ from the whole.
 pub(crate) fn is_update(accesses: &[Access]) -> bool {
     let total = accesses.iter().fold(0_u64, |sum, access| sum.saturating_add(access.bytes));
     let meets = |left: &Access, right: &Access| {
@@ -89,7 +89,7 @@ impl Snapshot {
         (stretch, offset)
     }
 
-    /// The same accesses, found in the copy. It is good as long as the snapshot is neither moved out of nor changed.
+    /// Resolves the accesses in the copy. It is good as long as the snapshot is neither moved out of nor changed.
     pub(crate) fn resolved(&mut self, accesses: &[Access], real: &Resolved) -> Resolved {
         let mut pointers = SmallVec::new();
         for (access, pointer) in accesses.iter().zip(&real.pointers) {

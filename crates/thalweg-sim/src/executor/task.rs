@@ -1,4 +1,4 @@
-//! What a command does: kernels, copies, fills and host functions, executed on a thread of the machine.
+//! The work of a command: kernels, copies, fills and host functions, executed on a thread of the machine.
 //!
 //! A task is immutable once it is queued, so that the launches of a graph can share it. It finds memory only through what
 //! the executor resolved for it when it was chosen to run.
@@ -27,7 +27,7 @@ pub(crate) struct Task {
     pub(crate) work: Work,
 }
 
-/// What is done.
+/// The work of a command.
 pub(crate) enum Work {
     /// A kernel, or library work.
     Kernel {
@@ -69,7 +69,7 @@ impl HostTarget {
 }
 
 impl Task {
-    /// Which rules bind its accesses.
+    /// Returns which rules bind its accesses.
     pub(crate) fn toucher(&self) -> Toucher {
         if matches!(self.work, Work::Kernel { .. } | Work::Decide(_)) {
             Toucher::Kernel
@@ -78,7 +78,7 @@ impl Task {
         }
     }
 
-    /// What a description of it says.
+    /// Returns what a description of it says.
     pub(crate) fn describe(&self) -> GraphNodeWork {
         let bytes = self.accesses.first().map_or(0, |access| access.bytes);
         match &self.work {
@@ -130,7 +130,7 @@ impl Task {
         }
     }
 
-    /// Does the work on what memory held when the command began, and writes what it changed.
+    /// Does the work on the content that memory had when the command began, and writes what it changed.
     ///
     /// # Safety
     /// As for `run`.

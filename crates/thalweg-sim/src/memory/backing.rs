@@ -53,18 +53,18 @@ impl Backing {
         Ok(backing)
     }
 
-    /// Where in the reservation the window of a device begins.
+    /// Returns where in the reservation the window of a device begins.
     pub(crate) fn window_offset(&self, device: u32) -> u64 {
         u64::from(device) * self.device_bytes
     }
 
-    /// The part of the reservation after the window: its offset and length.
+    /// Returns the part of the reservation after the window: its offset and length.
     pub(crate) fn area(&self) -> (u64, u64) {
         let window_bytes = self.device_bytes * self.files.len() as u64;
         (window_bytes, self.reserved_bytes - window_bytes)
     }
 
-    /// The host address at an offset of the reservation.
+    /// Returns the host address at an offset of the reservation.
     pub(crate) fn pointer(&self, offset: u64) -> *mut u8 {
         assert!(offset < self.reserved_bytes, "offset {offset:#x} is outside the reservation");
         // SAFETY: the offset is inside the one mapping that `reserve` made.
@@ -79,7 +79,7 @@ impl Backing {
         self.remap(offset, bytes, protection, libc::MAP_SHARED, file, file_offset)
     }
 
-    /// Whether there is such a device.
+    /// Returns whether there is such a device.
     pub(crate) fn has_device(&self, device: u32) -> bool {
         (device as usize) < self.files.len()
     }
@@ -100,7 +100,7 @@ impl Backing {
         Ok(())
     }
 
-    /// Nobody may be using the range.
+    /// Clears a range, which must not be in use.
     fn clear(&mut self, device: u32, file_offset: u64, bytes: u64) {
         if bytes == 0 {
             return;
@@ -111,7 +111,7 @@ impl Backing {
         unsafe { std::ptr::write_bytes(start, 0, bytes as usize) };
     }
 
-    /// Whether it has these files.
+    /// Returns whether it has these files.
     pub(crate) fn is_of(&self, devices: u32, device_bytes: u64) -> bool {
         self.files.len() == devices as usize && self.device_bytes == device_bytes
     }
@@ -192,7 +192,7 @@ fn reserve(window_bytes: u64) -> io::Result<(NonNull<u8>, u64)> {
     }
 }
 
-/// A file of so many bytes that no name leads to.
+/// Returns a file of so many bytes that no name leads to.
 #[cfg(target_os = "linux")]
 pub(crate) fn anonymous_file(bytes: u64) -> io::Result<File> {
     // SAFETY: a system call with a valid C string.
@@ -200,7 +200,7 @@ pub(crate) fn anonymous_file(bytes: u64) -> io::Result<File> {
     sized(file, bytes)
 }
 
-/// A file of so many bytes that no name leads to.
+/// Returns a file of so many bytes that no name leads to.
 #[cfg(not(target_os = "linux"))]
 pub(crate) fn anonymous_file(bytes: u64) -> io::Result<File> {
     use std::sync::atomic::{AtomicU64, Ordering};

@@ -75,7 +75,7 @@ impl Backing {
         Ok(())
     }
 
-    /// The memory is kept.
+    /// Does nothing: the memory is kept.
     pub(crate) fn discard(&self, _device: u32, _file_offset: u64, _bytes: u64) {}
 }
 

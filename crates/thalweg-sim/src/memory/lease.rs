@@ -37,7 +37,7 @@ pub(crate) struct Lease {
 }
 
 impl Lease {
-    /// A fresh backing, or one that is as good; whether it may be used again is for its machine to say.
+    /// Returns a fresh backing, or one that is as good; whether it may be used again is for its machine to say.
     pub(crate) fn new(devices: u32, device_bytes: u64, is_recycled: bool) -> io::Result<Self> {
         let process = Process::current();
         let cached = if is_recycled { take(process, devices, device_bytes) } else { None };
@@ -48,7 +48,7 @@ impl Lease {
         Ok(Self { backing: Some(backing), process, is_recycled, written: Vec::new(), mapped_end: 0 })
     }
 
-    /// Whether it will be used again: whether the machine is a controlled one.
+    /// Returns whether it will be used again: whether the machine is a controlled one.
     pub(crate) fn is_recycled(&self) -> bool {
         self.is_recycled
     }
@@ -118,7 +118,7 @@ impl Drop for Lease {
     }
 }
 
-/// A backing of this size from the cache.
+/// Returns a backing of this size from the cache.
 fn take(process: Process, devices: u32, device_bytes: u64) -> Option<Backing> {
     let mut cache = CACHE.try_lock().ok()?;
     let fits =

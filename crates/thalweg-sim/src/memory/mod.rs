@@ -273,7 +273,8 @@ impl Memory {
         }
     }
 
-    /// Physical memory at an address of its own: through the window where it is one stretch, else mapped into the area.
+    /// Creates physical memory at an address of its own: through the window where it is one stretch, else mapped into the
+    /// area.
     pub(super) fn segment_create(&mut self, device: u32, bytes: u64) -> CallResult<Segment> {
         let pieces = self.take_pages(device, bytes)?;
         let bytes = pieces.iter().map(|piece| piece.bytes).sum();
@@ -313,7 +314,7 @@ impl Memory {
         self.condemned.push(segment);
     }
 
-    /// The physical stretches of a whole segment, as something that writes them all.
+    /// Returns the physical stretches of a whole segment, as something that writes them all.
     pub(super) fn segment_pieces(&self, segment: &Segment) -> SmallVec<[Piece; 4]> {
         let base = physical_base(segment.device);
         let piece =
@@ -360,7 +361,7 @@ impl Memory {
         Ok(address)
     }
 
-    /// The device and the physical memory of a plain allocation.
+    /// Returns the device and the physical memory of a plain allocation.
     pub(super) fn plain_pieces(&self, address: u64) -> CallResult<(u32, SmallVec<[Piece; 4]>)> {
         match self.allocations.get(&address) {
             Some(Allocation::Plain(segment)) => Ok((segment.device, self.segment_pieces(segment))),
@@ -416,7 +417,7 @@ impl Memory {
         Ok(address)
     }
 
-    /// All of a pinned allocation, as something that writes it.
+    /// Returns all of a pinned allocation, as something that writes it.
     pub(super) fn pinned_piece(&self, address: u64) -> CallResult<Piece> {
         match self.allocations.get(&address) {
             Some(Allocation::Pinned { bytes, .. }) => {
@@ -490,7 +491,7 @@ impl Memory {
         self.spans.range(address..address + bytes).map(|(&start, span)| (start, span))
     }
 
-    /// Where the memory at an address is: the device, or `None` for the host. Nothing if there is no memory.
+    /// Returns where the memory at an address is: the device, or `None` for the host. Nothing if there is no memory.
     pub(super) fn place(&self, address: u64) -> Option<Option<u32>> {
         let (&start, span) = self.spans.range(..=address).next_back()?;
         (address < start + span.bytes).then(|| (span.sharing != SpanAccess::Pinned).then_some(span.owner))
@@ -501,7 +502,7 @@ impl Memory {
         self.spans.range_mut(address..address + bytes).map(|(_, span)| span)
     }
 
-    /// The host address of a device address.
+    /// Returns the host address of a device address.
     pub(super) fn host_address(&self, address: u64) -> HostAddress {
         HostAddress::new(self.backing.pointer(address - DEVICE_BASE))
     }
@@ -603,7 +604,7 @@ impl Memory {
     }
 }
 
-/// The first physical address of a device.
+/// Returns the first physical address of a device.
 pub(super) const fn physical_base(device: u32) -> u64 {
     (device as u64) << PHYSICAL_BITS
 }

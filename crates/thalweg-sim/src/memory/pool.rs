@@ -50,7 +50,7 @@ struct PoolSegment {
 struct Allocation {
     pool: u64,
     bytes: u64,
-    /// What the free waits for, once there is one.
+    /// The commands that the free waits for, once there is one.
     freeing: Option<Frontier>,
 }
 
@@ -69,7 +69,7 @@ impl Pools {
         self.last
     }
 
-    /// The handle is gone; the pool follows when its last allocation is freed.
+    /// Drops the handle of a pool; the pool follows when its last allocation is freed.
     pub(crate) fn destroy(&mut self, pool: u64, memory: &mut Memory) {
         self.pool(pool).destroyed = true;
         self.collect(pool, memory);
@@ -152,13 +152,13 @@ impl Pools {
         }
     }
 
-    /// The frees of a pool that have not been reached.
+    /// Returns the frees of a pool that have not been reached.
     pub(crate) fn pending_frees(&self, pool: u64) -> Frontier {
         let of_pool = self.allocations.values().filter(|allocation| allocation.pool == pool);
         of_pool.filter_map(|allocation| allocation.freeing.clone()).flatten().collect()
     }
 
-    /// A free has been reached.
+    /// Completes a free, which the stream has reached.
     pub(crate) fn freed(&mut self, address: u64, memory: &mut Memory) {
         let allocation = self.allocations.remove(&address).expect("a free is queued once");
         memory.remove_spans(address, allocation.bytes);

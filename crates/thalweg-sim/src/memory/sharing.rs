@@ -24,7 +24,7 @@ use thalweg_driver::{Code, HandleType, IpcHandle, ShareableHandle};
 const MAGIC: [u8; 8] = *b"thw-sim1";
 const TOKEN_BYTES: usize = 32;
 
-/// What is exported: see the [module](self).
+/// The exported memory: see the [module](self).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Token {
     process: u32,
@@ -74,7 +74,7 @@ pub(crate) struct Exports {
 }
 
 impl Exports {
-    /// The number of this memory: the same at every export.
+    /// Returns the number of this memory: the same at every export.
     fn number(&mut self, memory: &Arc<PhysicalMemory>) -> u64 {
         self.memories.retain(|(_, known)| known.strong_count() > 0);
         if let Some((number, _)) =
@@ -97,7 +97,7 @@ impl Memory {
         Token { process: std::process::id(), machine: self.machine, subject, allocation }
     }
 
-    /// A token that this machine made.
+    /// Returns a token that this machine made.
     fn own_token(&self, bytes: &[u8]) -> CallResult<Token> {
         let token = Token::from_bytes(bytes)
             .ok_or_else(|| Refusal::new(Code::InvalidValue, "this is no handle of simulated memory"))?;
@@ -223,7 +223,7 @@ impl Memory {
         Ok(address)
     }
 
-    /// The plain memory around an address, at its own place or where it was opened.
+    /// Returns the plain memory around an address, at its own place or where it was opened.
     pub(crate) fn address_range(&self, address: u64) -> CallResult<(u64, u64)> {
         let allocated = self.allocations.iter().filter_map(|(&start, allocation)| match allocation {
             Allocation::Plain(segment) => Some((start, segment.bytes)),
@@ -237,7 +237,7 @@ impl Memory {
         })
     }
 
-    /// The memory behind what `ipc_open` mapped.
+    /// Returns the memory behind what `ipc_open` mapped.
     pub(crate) fn opened_pieces(&self, address: u64) -> CallResult<SmallVec<[Piece; 4]>> {
         let Some(opened) = self.opened.get(&address) else {
             return Err(Refusal::new(
@@ -257,7 +257,7 @@ impl Memory {
         self.area.release(Range { start: offset, bytes });
     }
 
-    /// Memory that somebody has open cannot be freed. (On a GPU that is undefined.)
+    /// Refuses to free memory that a process has open. (On a GPU that is undefined.)
     pub(crate) fn check_not_open(&self, origin: u64) -> CallResult<()> {
         match self.opened.iter().find(|(_, opened)| opened.origin == origin) {
             Some((address, _)) => Err(Refusal::new(

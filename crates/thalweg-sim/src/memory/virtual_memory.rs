@@ -42,7 +42,7 @@ pub(crate) struct PhysicalMemory {
 }
 
 impl PhysicalMemory {
-    /// The stretches behind a part of this memory.
+    /// Returns the stretches behind a part of this memory.
     fn part(&self, offset: u64, bytes: u64) -> SmallVec<[Range; 1]> {
         let mut part = SmallVec::new();
         let (mut skip, mut left) = (offset, bytes);
@@ -151,7 +151,7 @@ impl Memory {
         Ok(())
     }
 
-    /// The physical memory behind whole mappings, as something that writes it all.
+    /// Returns the physical memory behind whole mappings, as something that writes it all.
     pub(crate) fn mapped_pieces(&self, address: u64, bytes: u64) -> CallResult<SmallVec<[Piece; 4]>> {
         self.whole_mappings(address, bytes)?;
         let piece = |(_, span): (u64, &Span)| Piece {

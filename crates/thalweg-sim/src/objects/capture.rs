@@ -55,7 +55,7 @@ pub(crate) fn exchange_thread_mode(mode: CaptureMode) -> CaptureMode {
 impl MachineState {
     // ---- Rules ----------------------------------------------------------------------------------------------------
 
-    /// A call that is not allowed while a capture forbids such calls to this thread; it breaks the captures that do.
+    /// Refuses a call that is not allowed while a capture forbids such calls to this thread; it breaks the captures that do.
     pub(crate) fn forbid_in_capture(&mut self, what: &str) -> CallResult<()> {
         if self.captures.is_empty() {
             return Ok(());
@@ -85,7 +85,7 @@ impl MachineState {
         ))
     }
 
-    /// A call that is not allowed on a stream while that stream captures; it breaks the capture.
+    /// Refuses a call that is not allowed on a stream while that stream captures; it breaks the capture.
     pub(crate) fn forbid_on_capturing(&mut self, own: u64, what: &str) -> CallResult<()> {
         let Some(branch) = &self.stream(own).capture else { return Ok(()) };
         let capture = branch.capture;
@@ -96,7 +96,7 @@ impl MachineState {
         ))
     }
 
-    /// A call that would wait for all of a device, which is not allowed while one of its streams captures.
+    /// Refuses a call that would wait for all of a device, which is not allowed while one of its streams captures.
     pub(crate) fn forbid_on_capturing_device(&mut self, device: u32, what: &str) -> CallResult<()> {
         let of_device =
             |capture: &Capture| capture.members.iter().any(|&member| self.stream(member).device == device);
@@ -114,7 +114,7 @@ impl MachineState {
         ))
     }
 
-    /// The legacy stream may not be used while a stream that has ties with it captures: it would depend on the capture.
+    /// Refuses the use of the legacy stream while a stream that has ties with it captures: it would depend on the capture.
     pub(crate) fn check_legacy(&mut self, device: u32) -> CallResult<()> {
         let Some(capture) = self.capture_tied_to_legacy(device) else { return Ok(()) };
         self.invalidate(capture, "the legacy default stream was used");
@@ -156,7 +156,7 @@ impl MachineState {
         }
     }
 
-    /// The handle of the graph that a capture builds.
+    /// Returns the handle of the graph that a capture builds.
     pub(crate) fn graph_under_capture(&self, id: u64) -> u64 {
         self.capture(id).graph
     }
@@ -166,7 +166,7 @@ impl MachineState {
         found.expect("a stream's capture is under way")
     }
 
-    /// The serial number of the graph that the stream captures into, if it captures.
+    /// Returns the serial number of the graph that the stream captures into, if it captures.
     pub(crate) fn graph_of_capture(&self, own: u64) -> Option<u64> {
         let branch = self.stream(own).capture.as_ref()?;
         let graph = self.capture(branch.capture).graph;
@@ -215,12 +215,12 @@ impl MachineState {
         Ok(())
     }
 
-    /// Where a capture is that is neither over nor broken.
+    /// Returns where a capture is that is neither over nor broken.
     fn active_capture(&self, id: u64) -> Option<usize> {
         self.captures.iter().position(|capture| capture.id == id && capture.broken.is_none())
     }
 
-    /// The host asked for an event of a capture: the answer, and the end of the capture.
+    /// Returns the host asked for an event of a capture: the answer, and the end of the capture.
     pub(crate) fn refuse_captured_event(&mut self, id: u64) -> Refusal {
         if self.active_capture(id).is_none() {
             return over();
@@ -236,7 +236,7 @@ impl MachineState {
         self.stream_mut(own).capture.as_mut().expect("the stream captures")
     }
 
-    /// The stream waits for an event of a capture: it joins, or goes on in it.
+    /// Makes a stream wait for an event of a capture: the stream joins the capture, or goes on in it.
     pub(crate) fn capture_wait(&mut self, own: u64, id: u64, nodes: &[u32]) -> CallResult<()> {
         self.check_capture(own)?;
         let position = self.active_capture(id).ok_or_else(over)?;
@@ -344,7 +344,7 @@ impl MachineState {
         }
     }
 
-    /// A capture is over and gave nothing: its graph goes; or, if that was a body, nothing can be done with its root any more.
+    /// Drops the graph of a capture that failed; if it was a body, its root cannot be used any more.
     fn abandon(&mut self, graph: u64) {
         let found = self.graphs.get_mut(graph).expect("the capture's own");
         if found.body_of.is_none() {
@@ -358,7 +358,7 @@ impl MachineState {
         }
     }
 
-    /// Whether a capture that is ended now gives a graph. (A GPU, too, ends the capture when the wrong thread asks.)
+    /// Checks whether a capture that is ended now gives a graph. (A GPU, too, ends the capture when the wrong thread asks.)
     fn verdict(&self, capture: &Capture) -> CallResult<()> {
         if capture.mode != CaptureMode::Relaxed && capture.thread != std::thread::current().id() {
             return Err(Refusal::new(
@@ -379,7 +379,7 @@ impl MachineState {
         Ok(())
     }
 
-    /// Whether all branches lie before the origin's.
+    /// Returns whether all branches lie before the origin's.
     fn is_joined(&self, capture: &Capture) -> bool {
         let graph = self.graphs.get(capture.graph).expect("a capture owns its graph");
         let nodes = |&member: &u64| {
@@ -399,7 +399,7 @@ impl MachineState {
         capture
     }
 
-    /// A stream that is destroyed leaves its capture. Without its origin a capture cannot be ended, and is over.
+    /// Removes a stream that is destroyed from its capture. Without its origin a capture cannot be ended, and is over.
     pub(crate) fn leave_capture(&mut self, own: u64) {
         let Some(branch) = self.stream_mut(own).capture.take() else { return };
         let id = branch.capture;

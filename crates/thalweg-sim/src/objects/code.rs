@@ -82,7 +82,7 @@ impl MachineState {
         self.submit(own, task, GraphNodeKind::Kernel).map(|_| ())
     }
 
-    /// What a launch on a stream of the device does.
+    /// Returns what a launch on a stream of the device does.
     pub(crate) fn kernel_task(&self, device: u32, launch: &Launch<'_>) -> CallResult<Task> {
         let handle = launch.function.raw();
         let function = self.functions.get(handle).ok_or_else(|| unknown("function", handle))?;

@@ -28,7 +28,7 @@ pub(crate) struct ConditionEntry {
     is_used: bool,
 }
 
-/// What makes a graph a body.
+/// The root and place that make a graph a body.
 #[derive(Clone, Copy)]
 pub(crate) struct BodyOf {
     pub(crate) root: u64,
@@ -36,7 +36,7 @@ pub(crate) struct BodyOf {
 }
 
 impl MachineState {
-    /// The graph that the stream captures into, and its root.
+    /// Returns the graph that the stream captures into, and its root.
     fn captured_graphs(&self, own: u64) -> CallResult<(u64, u64)> {
         let Some(Place { capture, .. }) = &self.stream(own).capture else {
             return Err(Refusal::new(
@@ -50,7 +50,7 @@ impl MachineState {
         Ok((graph, body_of.map_or(graph, |body| body.root)))
     }
 
-    /// A condition of the graph that the stream captures into.
+    /// Returns a condition of the graph that the stream captures into.
     fn condition_here(&self, own: u64, condition: u64) -> CallResult<(&ConditionEntry, u64)> {
         let entry = self.conditions.get(condition).ok_or_else(|| unknown("condition", condition))?;
         let (graph, root) = self.captured_graphs(own)?;
@@ -169,7 +169,8 @@ impl MachineState {
         }
     }
 
-    /// The nodes of a graph for an executable of its own: with conditions that no other has, and bodies in their places.
+    /// Returns the nodes of a graph for an executable of its own: with conditions that no other has, and bodies in their
+    /// places.
     pub(crate) fn instance(&self, nodes: &[Node], instance: &mut Instance) -> CallResult<Arc<[Node]>> {
         nodes
             .iter()
@@ -209,7 +210,8 @@ impl MachineState {
         Ok(Branch { device, label, conditional, condition, bodies })
     }
 
-    /// The bodies and conditions of a graph that is going. A capture into one of them is broken, and owns it from now on.
+    /// Drops the bodies and conditions of a graph that is dropped. A capture into one of them is broken, and owns it from now
+    /// on.
     pub(crate) fn drop_family(&mut self, graph: &Graph) {
         for &condition in &graph.conditions {
             self.conditions.remove(condition);
@@ -227,7 +229,7 @@ impl MachineState {
     }
 }
 
-/// What an executable is given while it is made.
+/// The parts of an executable while it is made.
 pub(crate) struct Instance {
     /// The number of the next node in a body.
     pub(crate) next_number: u32,
@@ -236,7 +238,7 @@ pub(crate) struct Instance {
 }
 
 impl Instance {
-    /// Of a graph with so many nodes.
+    /// Creates an instance of a graph with so many nodes.
     pub(crate) fn new(nodes: usize) -> Self {
         Self { next_number: nodes as u32, conditions: Vec::new() }
     }
@@ -250,7 +252,7 @@ impl Instance {
         own
     }
 
-    /// The conditions of the executable.
+    /// Returns the conditions of the executable.
     pub(crate) fn into_conditions(self) -> Arc<[Arc<Condition>]> {
         self.conditions.into_iter().map(|(_, own)| own).collect()
     }

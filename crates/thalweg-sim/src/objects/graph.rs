@@ -62,7 +62,7 @@ pub(crate) struct Executable {
 }
 
 impl Node {
-    /// Whether a conditional node may run it.
+    /// Returns whether a conditional node may run it.
     pub(crate) fn can_be_in_a_body(&self) -> bool {
         use GraphNodeKind::{Conditional, Copy, Empty, Fill, Kernel, Library};
         let is_part = self.task.as_ref().is_some_and(|task| matches!(task.work, Work::Part(_)));
@@ -83,7 +83,7 @@ impl Graph {
         }
     }
 
-    /// A body, which is empty until it is captured.
+    /// Creates a body, which is empty until it is captured.
     pub(crate) fn body(serial: u64, body_of: BodyOf) -> Self {
         Self { is_complete: true, body_of: Some(body_of), ..Self::new(serial) }
     }
@@ -104,7 +104,7 @@ impl Graph {
         Ok(index)
     }
 
-    /// Which nodes lie before these, these included.
+    /// Returns which nodes lie before these, these included.
     pub(crate) fn ancestors(&self, nodes: &[u32]) -> Vec<bool> {
         let mut found = vec![false; self.nodes.len()];
         for &node in nodes {
@@ -120,13 +120,13 @@ impl Graph {
         found
     }
 
-    /// The handle of a node: the number of its graph and its own, with a bit that makes it no other handle.
+    /// Returns the handle of a node: the number of its graph and its own, with a bit that makes it no other handle.
     pub(crate) fn handle(&self, index: u32) -> GraphNodeHandle {
         let graph = self.serial & ((1 << GRAPH_BITS) - 1);
         GraphNodeHandle::from_raw(1 << 63 | graph << NODE_BITS | u64::from(index))
     }
 
-    /// The number of a node of this graph.
+    /// Returns the number of a node of this graph.
     pub(crate) fn index(&self, handle: GraphNodeHandle) -> Option<u32> {
         let index = (handle.raw() & ((1 << NODE_BITS) - 1)) as u32;
         ((index as usize) < self.nodes.len() && self.handle(index) == handle).then_some(index)
@@ -188,7 +188,7 @@ impl MachineState {
         Ok(predecessors.iter().map(|&predecessor| graph.handle(predecessor)).collect())
     }
 
-    /// A graph that is nobody's part: no capture builds it, and no conditional node has it.
+    /// Returns a graph that is nobody's part: no capture builds it, and no conditional node has it.
     pub(crate) fn finished_graph(&self, handle: u64) -> CallResult<&Graph> {
         let graph = self.graph(handle)?;
         let detail = if !graph.is_complete {
@@ -267,7 +267,7 @@ impl MachineState {
         Ok(())
     }
 
-    /// The nodes are about to be queued: refuses where they are parts of a rank that has been given up.
+    /// Prepares nodes that are about to be queued: refuses where they are parts of a rank that has been given up.
     fn begin_collectives(&mut self, nodes: &[Node]) -> CallResult<()> {
         if !self.executor.collectives.are_used() {
             return Ok(());

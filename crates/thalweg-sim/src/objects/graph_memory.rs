@@ -18,7 +18,7 @@ use crate::refusal::{CallResult, Refusal};
 use crate::schedules::Actor;
 use crate::state::MachineState;
 
-/// What a graph has allocated.
+/// The memory that a graph has allocated.
 #[derive(Default)]
 pub(crate) struct GraphMemory {
     /// The graph and its executables.
@@ -59,7 +59,7 @@ impl MachineState {
         }
     }
 
-    /// A free on a capturing stream.
+    /// Captures a free.
     pub(crate) fn capture_free(&mut self, own: u64, address: u64) -> CallResult<()> {
         self.check_capture(own)?;
         let graph = self.graph_of_capture(own).expect("the stream captures");
@@ -80,7 +80,7 @@ impl MachineState {
         Ok(())
     }
 
-    /// A free of a graph's memory outside of captures: whether it was one.
+    /// Returns a free of a graph's memory outside of captures: whether it was one.
     pub(crate) fn free_of_graph(&mut self, address: u64) -> CallResult<bool> {
         let owned = self.graph_memory.values_mut().find_map(|memory| memory.allocations.get_mut(&address));
         match owned {
@@ -96,13 +96,14 @@ impl MachineState {
         }
     }
 
-    /// An executable of the graph begins to hold its memory: the name of that memory, if there is any.
+    /// Returns an executable of the graph begins to hold its memory: the name of that memory, if there is any.
     pub(crate) fn hold_graph_memory(&mut self, graph: u64) -> Option<u64> {
         self.graph_memory.get_mut(&graph)?.holders += 1;
         Some(graph)
     }
 
-    /// A graph or an executable is gone. The last one takes the memory with it, once all launches are over.
+    /// Releases the share of a graph or an executable that was dropped. The last one takes the memory with it, once all
+    /// launches are over.
     pub(crate) fn let_go_of_graph_memory(&mut self, graph: u64) {
         let Some(memory) = self.graph_memory.get_mut(&graph) else { return };
         memory.holders -= 1;
@@ -119,7 +120,7 @@ impl MachineState {
         }
     }
 
-    /// The graph was launched; `launch` ends it.
+    /// Notes a launch of the graph, which `launch` ends.
     pub(crate) fn launched_graph_memory(&mut self, graph: u64, launch: &Frontier) {
         let Some(memory) = self.graph_memory.get_mut(&graph) else { return };
         self.executor.prune(&mut memory.launches);
@@ -130,7 +131,7 @@ impl MachineState {
     }
 }
 
-/// Memory of a pool, in the order of a stream. Waits for memory that is free in stream order but not yet in fact.
+/// Allocates memory of a pool, in the order of a stream. Waits for memory that is free in stream order but not yet in fact.
 pub(crate) fn allocate_async(mut locked: Locked<'_>, pool: u64, bytes: u64, stream: u64) -> CallResult<u64> {
     let own = locked.enter(stream)?;
     let pool = locked.pool(pool)?;

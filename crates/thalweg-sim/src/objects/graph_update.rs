@@ -16,7 +16,7 @@ use crate::memory::Memory;
 use crate::refusal::{CallResult, Refusal};
 use crate::state::{MachineState, unknown};
 
-/// What does not fit, and the nodes of the new graph that show it.
+/// The difference that refuses an update, and the nodes of the new graph that show it.
 struct Mismatch {
     reason: UpdateReason,
     node: Option<u32>,
@@ -94,7 +94,7 @@ impl MachineState {
     }
 }
 
-/// The node of the new graph that has the place of each node of the old one.
+/// Returns the node of the new graph that has the place of each node of the old one.
 fn pair(old: &[Node], new: &[Node]) -> Result<Vec<u32>, Mismatch> {
     let changed = |node, dependency| Mismatch { reason: UpdateReason::TopologyChanged, node, dependency };
     let (old_ends, new_ends) = (sinks(old), sinks(new));
@@ -123,7 +123,7 @@ fn pair(old: &[Node], new: &[Node]) -> Result<Vec<u32>, Mismatch> {
     Ok(all.expect("every node lies before an end"))
 }
 
-/// Whether a node can take another's place.
+/// Checks whether a node can take another's place.
 fn check(memory: &Memory, old: &Node, new: &Node) -> Result<(), UpdateReason> {
     use GraphNodeKind::{Allocate, Conditional, Free, Kernel, Library};
     if old.kind != new.kind {

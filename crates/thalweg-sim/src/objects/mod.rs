@@ -1,4 +1,4 @@
-//! What handles name: streams, captures, graphs and kernels, each behind a checked integer.
+//! The objects that handles name: streams, captures, graphs and kernels, each behind a checked integer.
 //!
 //! A call on an object becomes commands of the [executor](crate::executor).
 

@@ -26,7 +26,7 @@ pub(crate) const PRIORITY_RANGE: (i32, i32) = (0, 1 - LEVELS as i32);
 /// A frontier that has grown to this size is joined in a mark.
 const FRONTIER_COMMANDS: usize = 16;
 
-/// What a stream handle means.
+/// The meaning of a stream handle.
 pub(crate) enum StreamEntry {
     /// A stream.
     Own(Stream),
@@ -76,7 +76,7 @@ impl Stream {
         self.priority.unsigned_abs() as u8
     }
 
-    /// Where its commands come from.
+    /// Returns where its commands come from.
     pub(crate) fn origin(&self) -> Origin {
         Origin { level: self.level(), actor: Actor::Stream(self.number) }
     }
@@ -100,7 +100,7 @@ enum Record {
 impl MachineState {
     // ---- Streams --------------------------------------------------------------------------------------------------
 
-    /// The handle of the stream itself.
+    /// Returns the handle of the stream itself.
     pub(crate) fn stream_id(&self, handle: u64) -> CallResult<u64> {
         let (own, _) = self.number_and_device(handle)?;
         if self.streams.get(own).is_none() {
@@ -110,7 +110,8 @@ impl MachineState {
         Ok(own)
     }
 
-    /// The handle of the stream itself, and its device: of an external one also after its owner has destroyed it. No driver is asked.
+    /// Returns the handle of the stream itself, and its device: of an external one also after its owner has destroyed it. No
+    /// driver is asked.
     pub(crate) fn number_and_device(&self, handle: u64) -> CallResult<(u64, u32)> {
         match self.streams.get(handle) {
             Some(StreamEntry::Own(stream)) => Ok((handle, stream.device)),
@@ -119,7 +120,7 @@ impl MachineState {
         }
     }
 
-    /// A stream whose handle `stream_id` has checked.
+    /// Returns a stream whose handle `stream_id` has checked.
     pub(crate) fn stream(&self, own: u64) -> &Stream {
         match self.streams.get(own) {
             Some(StreamEntry::Own(stream)) => stream,
@@ -127,7 +128,7 @@ impl MachineState {
         }
     }
 
-    /// The same, to be changed.
+    /// Returns the stream for a change.
     pub(crate) fn stream_mut(&mut self, own: u64) -> &mut Stream {
         match self.streams.get_mut(own) {
             Some(StreamEntry::Own(stream)) => stream,
@@ -185,7 +186,7 @@ impl MachineState {
         Ok(())
     }
 
-    /// A handle for a stream that somebody else made.
+    /// Returns a handle for a stream that somebody else made.
     pub(crate) fn stream_from_external(&mut self, device: u32, cuda_stream: u64) -> CallResult<u64> {
         self.usable(device)?;
         let own = if cuda_stream <= 1 { self.devices[device as usize].default_stream } else { cuda_stream };
@@ -200,7 +201,7 @@ impl MachineState {
         }
     }
 
-    /// What a command that is submitted now comes after.
+    /// Returns what a command that is submitted now comes after.
     pub(crate) fn frontier(&mut self, own: u64) -> Frontier {
         let stream = self.stream(own);
         let mut frontier = stream.frontier.clone();
@@ -305,7 +306,7 @@ impl MachineState {
         Ok(())
     }
 
-    /// The unfinished commands before the latest record.
+    /// Returns the unfinished commands before the latest record.
     pub(crate) fn event_frontier(&mut self, event: u64) -> CallResult<Frontier> {
         let found = self.event(event)?;
         let device = found.device;
@@ -323,7 +324,7 @@ impl MachineState {
         Ok(self.event(event)?.device)
     }
 
-    /// When both events were reached, in nanoseconds.
+    /// Returns when both events were reached, in nanoseconds.
     pub(crate) fn event_times(&mut self, start: u64, end: u64) -> CallResult<(u64, u64)> {
         Ok((self.event_time(start)?, self.event_time(end)?))
     }

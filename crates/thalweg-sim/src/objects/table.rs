@@ -26,7 +26,7 @@ struct Slot<T> {
 }
 
 impl<T> Table<T> {
-    /// An empty table of the driver with this number, which is not 0.
+    /// Creates an empty table of the driver with this number, which is not 0.
     pub(crate) fn new(driver: u16) -> Self {
         assert_ne!(driver, 0, "driver numbers start at 1: no handle is 0");
         Self { driver, slots: Vec::new(), free: VecDeque::new() }
@@ -45,12 +45,12 @@ impl<T> Table<T> {
         u64::from(self.driver) << (2 * INDEX_BITS) | slot.generation << INDEX_BITS | u64::from(index)
     }
 
-    /// The object of a handle, if the handle is valid.
+    /// Returns the object of a handle, if the handle is valid.
     pub(crate) fn get(&self, raw: u64) -> Option<&T> {
         self.slots[self.slot(raw)?].value.as_ref()
     }
 
-    /// The object of a handle, to be changed.
+    /// Returns the object of a handle, to be changed.
     pub(crate) fn get_mut(&mut self, raw: u64) -> Option<&mut T> {
         let slot = self.slot(raw)?;
         self.slots[slot].value.as_mut()
@@ -66,7 +66,7 @@ impl<T> Table<T> {
         Some(value)
     }
 
-    /// All objects with their handles.
+    /// Returns all objects with their handles.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (u64, &T)> {
         let driver = u64::from(self.driver) << (2 * INDEX_BITS);
         self.slots.iter().enumerate().filter_map(move |(index, slot)| {

@@ -80,7 +80,7 @@ impl ActorStep {
         (self.actor, self.command, self.is_beginning) == (choice.actor, choice.command, choice.is_beginning)
     }
 
-    /// Whether the order of the two cannot matter.
+    /// Returns whether the order of the two cannot matter.
     fn commutes(&self, other: &Self) -> bool {
         match (self.command != 0, other.command != 0) {
             (true, true) => !self.footprint.conflicts(&other.footprint),
@@ -92,12 +92,12 @@ impl ActorStep {
 }
 
 impl Exhaustive {
-    /// A search that has not begun.
+    /// Creates a search that has not begun.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// The schedule of the next run; `None` when all runs were made. The run before must be over.
+    /// Returns the schedule of the next run; `None` when all runs were made. The run before must be over.
     pub fn next_run(&mut self) -> Option<ExhaustiveRun> {
         let mut search = lock(&self.search);
         if self.runs > 0 && !search.backtrack() {
@@ -109,7 +109,7 @@ impl Exhaustive {
         Some(ExhaustiveRun { search: Arc::clone(&self.search), numbers: SplitMix::new(0) })
     }
 
-    /// How many runs were begun.
+    /// Returns how many runs were begun.
     pub fn runs(&self) -> u64 {
         self.runs
     }

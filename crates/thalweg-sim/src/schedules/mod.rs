@@ -36,11 +36,11 @@ use super::memory::Piece;
 ///
 /// It is asked in the machine's critical section: it must not call the driver.
 pub trait Schedule: Send {
-    /// Which of the choices comes next, as its place in the slice. There are two at least; their order depends on the
+    /// Returns which of the choices comes next, as its place in the slice. There are two at least; their order depends on the
     /// program and on former choices alone, and the first is the default. A place outside the slice means the default.
     fn next(&mut self, choices: &[Choice<'_>]) -> usize;
 
-    /// A random number, for the program and for faults. The same schedule gives the same numbers.
+    /// Returns a random number, for the program and for faults. The same schedule gives the same numbers.
     fn random(&mut self) -> u64;
 }
 
@@ -59,7 +59,7 @@ impl<S: Schedule + ?Sized> Schedule for Box<S> {
 pub struct Choice<'a> {
     /// Whose step it is.
     pub actor: Actor,
-    /// What the command is; `None` for a host thread.
+    /// The label of the command; `None` for a host thread.
     pub label: Option<Label>,
     /// The command's number in order of submission, from 1 on; 0 for a host thread.
     pub command: u64,
@@ -80,17 +80,17 @@ pub struct Choice<'a> {
 }
 
 impl Choice<'_> {
-    /// Whether it is a command, and not a step of a host thread.
+    /// Returns whether it is a command, and not a step of a host thread.
     pub const fn is_command(&self) -> bool {
         self.command != 0
     }
 
-    /// Its name in a trace.
+    /// Returns its name in a trace.
     pub const fn name(&self) -> StepName {
         StepName { actor: self.actor, index: self.index, is_beginning: self.is_beginning }
     }
 
-    /// What it touches, to be kept.
+    /// Returns what it touches, to be kept.
     pub(super) fn footprint(&self) -> Footprint {
         match self.touched {
             Touched::Anything => Footprint::Anything,
@@ -108,7 +108,7 @@ pub(super) enum Touched<'a> {
     Pieces(&'a [Piece]),
 }
 
-/// The same, kept.
+/// The ranges that a step touches, in a form that can be kept.
 #[derive(Clone, Debug)]
 pub(super) enum Footprint {
     Anything,
@@ -116,7 +116,7 @@ pub(super) enum Footprint {
 }
 
 impl Footprint {
-    /// Whether the order of two steps can matter.
+    /// Returns whether the order of two steps can matter.
     pub(super) fn conflicts(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::Pieces(left), Self::Pieces(right)) => {

@@ -25,7 +25,7 @@ pub struct PriorityChange {
 }
 
 impl PriorityChange {
-    /// The schedule of a seed, for bugs of up to `depth` orderings (at least 1) in runs of about `steps` decisions.
+    /// Creates the schedule of a seed, for bugs of up to `depth` orderings (at least 1) in runs of about `steps` decisions.
     pub fn new(seed: u64, depth: u32, steps: u64) -> Self {
         let mut choices = SplitMix::for_choices(seed);
         let steps = steps.max(1) as usize;

@@ -7,18 +7,18 @@ use super::{Choice, Schedule};
 pub struct SplitMix(u64);
 
 impl SplitMix {
-    /// The numbers of a seed.
+    /// Creates the numbers of a seed.
     pub const fn new(seed: u64) -> Self {
         Self(seed)
     }
 
-    /// Another sequence of the same seed: what the program draws must not change what is chosen, and every schedule of
+    /// Creates another sequence of the same seed: what the program draws must not change what is chosen, and every schedule of
     /// a seed, replay included, gives the program the same numbers.
     pub(super) const fn for_choices(seed: u64) -> Self {
         Self(Self(seed ^ 0x5851_f42d_4c95_7f2d).next())
     }
 
-    /// The next number.
+    /// Returns the next number.
     pub const fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut mixed = self.0;
@@ -27,7 +27,7 @@ impl SplitMix {
         mixed ^ (mixed >> 31)
     }
 
-    /// A number below the limit, which is not 0. (The bias for limits that are no power of two is below 2^-32.)
+    /// Returns a number below the limit, which is not 0. (The bias for limits that are no power of two is below 2^-32.)
     pub const fn below(&mut self, limit: usize) -> usize {
         ((self.next() as u128 * limit as u128) >> 64) as usize
     }
@@ -41,7 +41,7 @@ pub struct Random {
 }
 
 impl Random {
-    /// The schedule of a seed.
+    /// Creates the schedule of a seed.
     pub fn new(seed: u64) -> Self {
         Self { choices: SplitMix::for_choices(seed), numbers: SplitMix::new(seed) }
     }

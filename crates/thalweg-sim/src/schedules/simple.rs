@@ -31,7 +31,7 @@ pub struct Replay {
 }
 
 impl Eager {
-    /// The schedule; the seed is for the program's own random numbers.
+    /// Creates the schedule; the seed is for the program's own random numbers.
     pub const fn new(seed: u64) -> Self {
         Self(SplitMix::new(seed))
     }
@@ -49,7 +49,7 @@ impl Schedule for Eager {
 }
 
 impl Late {
-    /// The schedule; the seed is for the program's own random numbers.
+    /// Creates the schedule; the seed is for the program's own random numbers.
     pub const fn new(seed: u64) -> Self {
         Self(SplitMix::new(seed))
     }
@@ -66,7 +66,7 @@ impl Schedule for Late {
 }
 
 impl RoundRobin {
-    /// The schedule; the seed is for the program's own random numbers.
+    /// Creates the schedule; the seed is for the program's own random numbers.
     pub const fn new(seed: u64) -> Self {
         Self { last: None, numbers: SplitMix::new(seed) }
     }

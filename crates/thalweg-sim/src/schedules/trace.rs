@@ -1,4 +1,4 @@
-//! What happened in a run, as little of it as tells the rest.
+//! The trace of a run: the deviations from the default, from which the rest follows.
 
 use std::fmt;
 
@@ -20,9 +20,9 @@ pub struct StepName {
 /// A decision that was not the default: `step` came where `default` would have.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Deviation {
-    /// What would have come. It is the default until it comes, so this says when.
+    /// The step that would have come by default.
     pub default: StepName,
-    /// What came.
+    /// The step that came instead.
     pub step: StepName,
 }
 

@@ -17,12 +17,12 @@ use thalweg_driver::{
 const F32: ElementFormat = ElementFormat::R_32F;
 const SUM: CollectiveOperation = CollectiveOperation::AllReduce(Reduction::Sum);
 
-/// The line of a label, as texts name it.
+/// Returns the line of a label, as texts name it.
 fn at(collective: &Collective) -> String {
     collective.label.to_string()
 }
 
-/// The texts of all devices that were lost, and that they say the same.
+/// Returns the texts of all devices that were lost, and that they say the same.
 #[track_caller]
 fn loss(world: &World<SimDriver>, wanted: Code) -> String {
     let errors: Vec<Error> =
@@ -181,7 +181,7 @@ fn copy(world: &World<SimDriver>, rank: usize, source: DevicePointer, target: De
 
 // ---- Threads ----------------------------------------------------------------------------------------------------------
 
-/// What one rank's thread does: a few collectives of the same kinds as the others', each on the result of the last.
+/// Returns what one rank's thread does: a few collectives of the same kinds as the others', each on the result of the last.
 fn rank_thread(world: &World<SimDriver>, rank: usize, seed: u64) -> Vec<u8> {
     let random = sim_support::Random::new(seed);
     let side = world.driver.stream_create(rank as u32, 0).unwrap();
@@ -208,7 +208,7 @@ fn rank_thread(world: &World<SimDriver>, rank: usize, seed: u64) -> Vec<u8> {
     world.read(rank, world.receive[rank], 256)
 }
 
-/// All ranks on threads of a controlled machine.
+/// Returns all ranks on threads of a controlled machine.
 fn threads(seed: u64) -> (Vec<Vec<u8>>, Trace) {
     let world = Arc::new(controlled(Random::new(seed)));
     let threads: Vec<_> = (0..RANKS as usize)

@@ -16,7 +16,7 @@ fn controlled(schedule: impl Schedule + 'static) -> Arc<SimDriver> {
     SimDriver::controlled(config, Box::new(schedule)).unwrap()
 }
 
-/// Every schedule that takes a seed.
+/// Returns every schedule that takes a seed.
 fn schedules(seed: u64) -> Vec<Box<dyn Schedule>> {
     vec![
         Box::new(Eager::new(seed)),
@@ -75,7 +75,7 @@ fn who_polls_gets_ahead() {
     }
 }
 
-/// A program of two host threads and the main one, with events, queries and host functions: what it saw.
+/// Returns a program of two host threads and the main one, with events, queries and host functions: what it saw.
 fn threads(driver: &Arc<SimDriver>) -> Vec<u64> {
     let seen = Arc::new(Mutex::new(Vec::new()));
     let value = number(driver, 0);
@@ -306,7 +306,7 @@ fn elements_that_are_rounder_than_memory_are_refused_under_every_schedule() {
     }
 }
 
-/// A flag that a host function behind some work sets.
+/// Returns a flag that a host function behind some work sets.
 fn flag_behind_work(driver: &Arc<SimDriver>) -> (StreamHandle, Arc<AtomicBool>) {
     let stream = driver.stream_create(0, 0).unwrap();
     let value = number(driver, 0);

@@ -31,7 +31,7 @@ fn mixed(result: u32, number: u32) -> u32 {
     result.wrapping_mul(31).wrapping_add(number)
 }
 
-/// What a program does to its words.
+/// The effect of a program on its words.
 fn interpret(program: &[Step], words: &mut [u32; WORDS]) {
     for step in program {
         match step {
@@ -69,7 +69,7 @@ impl Dice {
         (self.0 >> 33) as u32 % sides
     }
 
-    /// A program whose loops decide by words from `loops` on.
+    /// Returns a program whose loops decide by words from `loops` on.
     fn program(&mut self, loops: usize) -> Vec<Step> {
         let mut steps = Vec::new();
         for _ in 0..=self.roll(4) {
@@ -141,7 +141,7 @@ fn submit(driver: &SimDriver, stream: StreamHandle, words: DevicePointer, progra
     }
 }
 
-/// What two launches of a program do to its words, which are 0 at first.
+/// Returns what two launches of a program do to its words, which are 0 at first.
 fn run(driver: &SimDriver, program: &[Step]) -> Vec<u32> {
     let words = driver.memory_allocate(0, 4 * WORDS as u64).unwrap();
     let stream = driver.stream_create(0, 0).unwrap();
@@ -195,7 +195,7 @@ fn random_programs_do_the_same_under_every_schedule() {
     }
 }
 
-/// A graph with a loop that begins by itself, and whose body nobody has captured.
+/// Returns a graph with a loop that begins by itself, and whose body nobody has captured.
 fn endless(driver: &SimDriver, stream: StreamHandle) -> (GraphHandle, GraphHandle) {
     let label = Label::here("endless");
     driver.stream_begin_capture(stream, CaptureMode::Relaxed).unwrap();

@@ -1,4 +1,4 @@
-//! What fails later: kernels that fault, panic, or touch what they did not declare.
+//! Errors that come later: kernels that fault, panic, or touch what they did not declare.
 
 use thalweg_driver::{Access, Code, Driver, EventFlags, HostFault, HostFlags, Label, PhysicalFlags};
 use thalweg_sim::Fault;

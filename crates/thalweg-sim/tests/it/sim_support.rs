@@ -1,4 +1,4 @@
-//! What the simulator's tests share: a driver with one kernel that runs any closure, and shorthands.
+//! Helpers of the simulator's tests: a driver with one kernel that runs any closure, and shorthands.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
@@ -9,7 +9,7 @@ use thalweg_driver::{
 };
 use thalweg_sim::{SimConfig, SimDriver};
 
-/// A driver of `devices` devices with 64 MiB each and two workers.
+/// Returns a driver of `devices` devices with 64 MiB each and two workers.
 pub fn sim(devices: u32) -> Arc<SimDriver> {
     SimDriver::new(SimConfig { devices, memory_bytes: 64 << 20, workers: 2, ..SimConfig::default() }).unwrap()
 }
@@ -66,7 +66,7 @@ pub fn read(driver: &SimDriver, stream: StreamHandle, pointer: DevicePointer) ->
     u64::from_le_bytes(bytes)
 }
 
-/// The code of a refused call.
+/// Returns the code of a refused call.
 #[track_caller]
 pub fn code<T: std::fmt::Debug>(result: Result<T, Error>) -> Code {
     result.expect_err("the call must be refused").code()

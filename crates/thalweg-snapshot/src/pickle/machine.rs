@@ -55,7 +55,7 @@ struct FrameAhead {
 }
 
 impl<R: Read> Machine<'_, R> {
-    /// One instruction; the root after the last.
+    /// Returns one instruction; the root after the last.
     fn step(&mut self) -> ReadResult<Option<Value>> {
         let code = self.source.byte()?;
         match code {
@@ -325,7 +325,7 @@ impl<R: Read> Machine<'_, R> {
         Ok(())
     }
 
-    /// The height that nothing is popped below.
+    /// Returns the height that nothing is popped below.
     fn floor(&self) -> usize {
         self.marks.last().copied().unwrap_or(0)
     }
@@ -334,7 +334,7 @@ impl<R: Read> Machine<'_, R> {
         self.below(self.stack.len())
     }
 
-    /// The value below a height of the stack.
+    /// Returns the value below a height of the stack.
     fn below(&self, height: usize) -> ReadResult<Value> {
         let value = if height > self.floor() { self.stack.get(height - 1) } else { None };
         value.copied().ok_or_else(|| self.error("takes a value where there is none"))
@@ -350,7 +350,7 @@ impl<R: Read> Machine<'_, R> {
         self.marks.pop().ok_or_else(|| self.error("takes the values above a mark, and there is none"))
     }
 
-    /// A length of `bytes` bytes.
+    /// Returns a length of `bytes` bytes.
     fn length(&mut self, bytes: usize) -> ReadResult<u64> {
         let mut wide = [0; 8];
         wide[..bytes].copy_from_slice(self.source.take(bytes as u64)?);
@@ -416,7 +416,7 @@ impl Memo {
     }
 }
 
-/// A little-endian number in two's complement.
+/// Returns a little-endian number in two's complement.
 fn long(bytes: &[u8]) -> Value {
     let Some(&last) = bytes.last() else { return Value::Int(0) };
     let filler = if last >= 0x80 { 0xff } else { 0 };
@@ -466,7 +466,7 @@ mod tests {
         }
     }
 
-    /// What Python's `pickle.dumps` writes of one value, under protocols 2 and 4.
+    /// The bytes that Python's `pickle.dumps` writes of one value, under protocols 2 and 4.
     #[test]
     fn every_protocol_is_understood() {
         let protocol_2 = b"\x80\x02}q\x00(X\x01\x00\x00\x00aq\x01]q\x02(K\x01\x8a\x05\x00\xa2\x2f\x4d\xffG?\xe0\x00\x00\x00\x00\x00\x00eX\x01\x00\x00\x00bq\x03\x88NX\x03\x00\x00\x00x\nyq\x04\x87q\x05u.";

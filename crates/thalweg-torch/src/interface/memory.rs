@@ -87,7 +87,7 @@ pub unsafe extern "C" fn thalweg_set_stream_transient(
     }
 }
 
-/// What is known of the block at an address.
+/// Returns what is known of the block at an address.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn thalweg_find_block(
     allocator: *const Allocator,
@@ -127,7 +127,7 @@ pub unsafe extern "C" fn thalweg_empty_cache(allocator: *const Allocator) -> Sta
     unsafe { on("thalweg_empty_cache", allocator, Allocator::empty_cache) }
 }
 
-/// The segment that a block is a part of.
+/// Returns the segment that a block is a part of.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn thalweg_base_allocation(
     allocator: *const Allocator,
@@ -157,7 +157,7 @@ pub unsafe extern "C" fn thalweg_base_allocation(
     unsafe { on("thalweg_base_allocation", allocator, find) }
 }
 
-/// The largest request that could be served now, about.
+/// Returns the largest request that could be served now, about.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn thalweg_cache_info(
     allocator: *const Allocator,
@@ -187,7 +187,7 @@ pub unsafe extern "C" fn thalweg_set_memory_fraction(
     unsafe { on("thalweg_set_memory_fraction", allocator, set) }
 }
 
-/// That limit.
+/// Returns the fraction of memory that the process may take.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn thalweg_memory_fraction(
     allocator: *const Allocator,
@@ -212,7 +212,7 @@ pub unsafe extern "C" fn thalweg_set_settings(allocator: *const Allocator, text:
     }
 }
 
-/// The settings of a device that differ from their defaults, as a text.
+/// Returns the settings of a device that differ from their defaults, as a text.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn thalweg_settings(
     allocator: *const Allocator,
@@ -243,7 +243,7 @@ pub struct ConfigurationC {
     pub graph_capture_record_stream_reuse: u8,
 }
 
-/// What snapshots say of the settings of a device.
+/// Returns what snapshots say of the settings of a device.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn thalweg_configured(
     allocator: *const Allocator,

@@ -88,7 +88,7 @@ pub(crate) unsafe fn on(
     unsafe { run(call, allocator, body, || Err(Error::forked(call))) }
 }
 
-/// The same for what destructors call: in a forked child, which inherits what its parent had, it does nothing.
+/// Runs a call that destructors make: in a forked child, which inherits its parent's objects, it does nothing.
 ///
 /// # Safety
 /// As for [`on`].
@@ -140,19 +140,19 @@ pub(crate) unsafe fn give(write: Write, user: *mut c_void, bytes: &[u8]) {
     unsafe { write(user, bytes.as_ptr(), bytes.len()) };
 }
 
-/// The version of the header that this library was built with.
+/// Returns the version of the header that this library was built with.
 #[unsafe(no_mangle)]
 pub extern "C" fn thalweg_abi_version() -> u32 {
     ABI_VERSION
 }
 
-/// The version of the library, as a text.
+/// Returns the version of the library, as a text.
 #[unsafe(no_mangle)]
 pub extern "C" fn thalweg_version() -> *const c_char {
     concat!(env!("CARGO_PKG_VERSION"), "\0").as_ptr().cast()
 }
 
-/// The calling thread's last message.
+/// Returns the calling thread's last message.
 #[unsafe(no_mangle)]
 pub extern "C" fn thalweg_error_message() -> *const c_char {
     last_message()

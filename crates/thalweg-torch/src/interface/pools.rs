@@ -58,7 +58,7 @@ pub unsafe extern "C" fn thalweg_pool_retain(
     unsafe { on("thalweg_pool_retain", allocator, retain) }
 }
 
-/// Whether a pool helps out when memory is short.
+/// Returns whether a pool helps out when memory is short.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn thalweg_pool_set_use_on_oom(
     allocator: *const Allocator,
@@ -78,7 +78,7 @@ pub unsafe extern "C" fn thalweg_pool_set_use_on_oom(
     }
 }
 
-/// Whether a pool's blocks are never cut.
+/// Returns whether a pool's blocks are never cut.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn thalweg_pool_set_no_split(
     allocator: *const Allocator,
@@ -96,7 +96,7 @@ pub unsafe extern "C" fn thalweg_pool_set_no_split(
     }
 }
 
-/// How many references there are.
+/// Returns how many references there are.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn thalweg_pool_use_count(
     allocator: *const Allocator,
@@ -144,7 +144,7 @@ pub unsafe extern "C" fn thalweg_begin_allocate_to_pool(
     unsafe { on("thalweg_begin_allocate_to_pool", allocator, begin) }
 }
 
-/// A capture begins.
+/// Returns a capture begins.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn thalweg_mark_capture_begin(allocator: *const Allocator, device: i32) -> Status {
     let begin = |_: &Allocator, device: &OpenDevice| {
@@ -155,7 +155,7 @@ pub unsafe extern "C" fn thalweg_mark_capture_begin(allocator: *const Allocator,
     unsafe { with_device("thalweg_mark_capture_begin", allocator, device, begin) }
 }
 
-/// A capture has ended.
+/// Reports that a capture has ended.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn thalweg_mark_capture_end(allocator: *const Allocator, device: i32) -> Status {
     let end = |_: &Allocator, device: &OpenDevice| device.end_capture();
@@ -221,7 +221,7 @@ pub unsafe extern "C" fn thalweg_empty_pool_cache(
     }
 }
 
-/// Whether the live blocks of a pool are those that the caller names.
+/// Returns whether the live blocks of a pool are those that the caller names.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn thalweg_check_pool(
     allocator: *const Allocator,

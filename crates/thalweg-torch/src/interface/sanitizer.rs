@@ -1,4 +1,4 @@
-//! What a program tells the sanitizer.
+//! Reports of a program to the sanitizer.
 
 use std::ffi::{c_char, c_void};
 
@@ -11,7 +11,7 @@ use crate::allocator::Allocator;
 use crate::sanitizer::{accesses, kept};
 use crate::status::{Error, Result, Status, text_of};
 
-/// A site by its texts; `None` where there is no operator.
+/// Returns a site by its texts; `None` where there is no operator.
 ///
 /// # Safety
 /// The pointers are null or texts.
@@ -30,7 +30,7 @@ unsafe fn site(operation: *const c_char, file: *const c_char, line: u32) -> Resu
     Ok(Some(Site { operator, location }))
 }
 
-/// The handle of a CUDA stream.
+/// Returns the handle of a CUDA stream.
 fn handle(allocator: &Allocator, device: i32, cuda_stream: u64) -> Result<StreamHandle> {
     Ok(allocator.stream(device, cuda_stream)?.handle())
 }
@@ -171,7 +171,7 @@ pub unsafe extern "C" fn thalweg_sanitizer_name_stream(
     unsafe { on("thalweg_sanitizer_name_stream", allocator, tell) }
 }
 
-/// What was found.
+/// Returns what was found.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn thalweg_sanitizer_findings(
     allocator: *const Allocator,

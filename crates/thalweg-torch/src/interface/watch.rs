@@ -1,4 +1,4 @@
-//! What there is and what happens: statistics, snapshots, histories, observers.
+//! The state and its changes: statistics, snapshots, histories, observers.
 
 use std::cell::RefCell;
 use std::ffi::{c_char, c_void};
@@ -19,7 +19,7 @@ use crate::stacks::{Recorder, Stacks, as_numbers, without_stacks};
 use crate::statistics::{StatisticC, StatisticsC};
 use crate::status::{Error, Status, answer, text_of};
 
-/// The statistics of a device.
+/// Returns the statistics of a device.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn thalweg_device_statistics(
     allocator: *const Allocator,
@@ -36,7 +36,7 @@ pub unsafe extern "C" fn thalweg_device_statistics(
     unsafe { on("thalweg_device_statistics", allocator, find) }
 }
 
-/// What each private pool has taken from the driver.
+/// Returns what each private pool has taken from the driver.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn thalweg_private_pool_statistics(
     allocator: *const Allocator,
@@ -57,7 +57,7 @@ pub unsafe extern "C" fn thalweg_private_pool_statistics(
     unsafe { on("thalweg_private_pool_statistics", allocator, find) }
 }
 
-/// The statistics under PyTorch's keys, one `key value` a line.
+/// Returns the statistics under PyTorch's keys, one `key value` a line.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn thalweg_memory_stats(
     allocator: *const Allocator,
@@ -78,7 +78,7 @@ pub unsafe extern "C" fn thalweg_memory_stats(
     unsafe { on("thalweg_memory_stats", allocator, find) }
 }
 
-/// The statistics as a table.
+/// Returns the statistics as a table.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn thalweg_memory_summary(
     allocator: *const Allocator,
@@ -128,7 +128,7 @@ pub unsafe extern "C" fn thalweg_reset_accumulated_statistics(
     unsafe { on("thalweg_reset_accumulated_statistics", allocator, reset) }
 }
 
-/// A snapshot, part by part.
+/// Returns a snapshot, part by part.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn thalweg_visit_snapshot(
     allocator: *const Allocator,
@@ -149,7 +149,7 @@ pub unsafe extern "C" fn thalweg_visit_snapshot(
     unsafe { on("thalweg_visit_snapshot", allocator, visit_all) }
 }
 
-/// A snapshot as a file.
+/// Returns a snapshot as a file.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn thalweg_write_snapshot(
     allocator: *const Allocator,
@@ -248,7 +248,7 @@ impl Recorder for StackRecorderC {
     }
 }
 
-/// Who keeps stacks.
+/// Sets the recorder that keeps stacks.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn thalweg_record_stacks_by(
     allocator: *const Allocator,
@@ -299,7 +299,7 @@ pub unsafe extern "C" fn thalweg_observe_events(
 /// `told` of [`thalweg_observe_out_of_memory`]: the device, what was asked for, what may be taken, and what is left.
 type ToldOfFailure = unsafe extern "C" fn(*mut c_void, i32, u64, u64, u64);
 
-/// An observer that may be Python's: nobody is told while the interpreter ends.
+/// Returns an observer that may be Python's: nobody is told while the interpreter ends.
 fn failure_observer(stacks: &Arc<Stacks>, told: ToldOfFailure, user: *mut c_void) -> OutOfMemoryObserver {
     let (user, stacks) = (User::new(user, None), Arc::clone(stacks));
     Arc::new(move |event| {
@@ -360,7 +360,7 @@ pub unsafe extern "C" fn thalweg_add_free_memory_callback(
     unsafe { on("thalweg_add_free_memory_callback", allocator, add) }
 }
 
-/// Where a block was allocated.
+/// Returns where a block was allocated.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn thalweg_stack_of_block(
     allocator: *const Allocator,
@@ -417,7 +417,7 @@ pub unsafe extern "C" fn thalweg_annotate_scope(
     unsafe { on("thalweg_annotate_scope", allocator, annotate) }
 }
 
-/// What stands beside the thread's events.
+/// Returns what stands beside the thread's events.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn thalweg_set_user_metadata(text: *const c_char) -> Status {
     answer("thalweg_set_user_metadata", || {
@@ -427,7 +427,7 @@ pub unsafe extern "C" fn thalweg_set_user_metadata(text: *const c_char) -> Statu
     })
 }
 
-/// What that is now.
+/// Returns what that is now.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn thalweg_user_metadata(write: Write, user: *mut c_void) -> Status {
     answer("thalweg_user_metadata", || {
@@ -441,7 +441,7 @@ thread_local! {
     static REGIONS: RefCell<Vec<CompileRegion>> = const { RefCell::new(Vec::new()) };
 }
 
-/// The thread enters a compiled region.
+/// Returns the thread enters a compiled region.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn thalweg_push_compile_context(name: *const c_char) -> Status {
     answer("thalweg_push_compile_context", || {
@@ -452,7 +452,7 @@ pub unsafe extern "C" fn thalweg_push_compile_context(name: *const c_char) -> St
     })
 }
 
-/// The thread leaves it.
+/// Returns the thread leaves it.
 #[unsafe(no_mangle)]
 pub extern "C" fn thalweg_pop_compile_context() -> Status {
     answer("thalweg_pop_compile_context", || {

@@ -1,4 +1,4 @@
-//! What eager PyTorch does all day: take, use, record, give back.
+//! The calls of eager PyTorch: take, use, record, give back.
 
 use thalweg_runtime::{DevicePointer, Label};
 use thalweg_torch::Status;

@@ -5,7 +5,7 @@ use thalweg_torch::interface::*;
 
 const HEADER: &str = include_str!("../../include/thalweg_torch.h");
 
-/// The header without its comments.
+/// Returns the header without its comments.
 fn code() -> String {
     let mut code = String::new();
     let mut rest = HEADER;
@@ -16,7 +16,7 @@ fn code() -> String {
     code + rest
 }
 
-/// Names before an opening bracket that begin with `thalweg_`, outside structures and arguments.
+/// Returns names before an opening bracket that begin with `thalweg_`, outside structures and arguments.
 fn declared() -> BTreeSet<String> {
     let code = code();
     let mut names = BTreeSet::new();

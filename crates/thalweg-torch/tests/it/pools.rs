@@ -9,13 +9,13 @@ use thalweg_torch::interface::*;
 
 use crate::support::{FILTERS, Graph, MIB, Torch, answer, read};
 
-/// `MemPool.__init__`.
+/// Calls `MemPool.__init__`.
 fn create(torch: &Torch, pool: (u64, u64), source: *const SegmentSourceC) {
     // SAFETY: the allocator is open, and the source is whole or null.
     answer(unsafe { thalweg_pool_retain(torch.raw(), 0, pool.0, pool.1, source) }, ()).unwrap();
 }
 
-/// `MemPool.__del__`.
+/// Calls `MemPool.__del__`.
 fn delete(torch: &Torch, pool: (u64, u64)) {
     // SAFETY: the allocator is open.
     answer(unsafe { thalweg_pool_set_use_on_oom(torch.raw(), 0, pool.0, pool.1, 0) }, ()).unwrap();
@@ -24,7 +24,7 @@ fn delete(torch: &Torch, pool: (u64, u64)) {
     answer(unsafe { thalweg_empty_pool_cache(torch.raw(), pool.0, pool.1) }, ()).unwrap();
 }
 
-/// `with use_mem_pool(pool)`.
+/// Calls `with use_mem_pool(pool)`.
 fn with<T>(torch: &Torch, pool: (u64, u64), body: impl FnOnce() -> T) -> T {
     let thread = std::thread::current().id();
     torch.begin(pool, move |_| std::thread::current().id() == thread).unwrap();

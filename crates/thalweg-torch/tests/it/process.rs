@@ -115,7 +115,7 @@ fn a_child_may_be_the_first_to_use_a_gpu() {
     assert!(holds);
 }
 
-/// What is alive when the allocator is given up goes with it, in any order.
+/// All that is alive when the allocator is destroyed goes with it, in any order.
 #[test]
 fn everything_may_be_alive_at_the_end() {
     let devices = sim(1);

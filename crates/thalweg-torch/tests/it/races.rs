@@ -29,7 +29,7 @@ fn reserved_mib(torch: &Torch) -> i64 {
     torch.statistics(0).reserved_bytes.all.current >> 20
 }
 
-/// Prefetching on a side stream, with each way of saying so.
+/// Prefetches on a side stream, with each way of saying so.
 fn prefetch(torch: &std::sync::Arc<Torch>, say: impl Fn(&Storage, &Stream)) {
     let (main, side) = (torch.default_stream(0), torch.stream(0));
     let sum = torch.full(65536, 0, &main);
@@ -51,7 +51,7 @@ fn a_prefetched_batch_is_not_overwritten() {
     }
 }
 
-/// The same without a word to the allocator: the sanitizer has to see it, or the tests above say nothing.
+/// Prefetching that is not reported to the allocator: the sanitizer has to see it, or the tests above say nothing.
 #[test]
 fn a_forgotten_record_stream_is_found() {
     let failure = Check::new().seeds(0..20).memory_bytes(64 * MIB).without_shrinking().find(|gpu| {
@@ -87,7 +87,7 @@ fn replays_and_eager_work_keep_out_of_each_others_memory() {
     });
 }
 
-/// What is free in the pool is in pieces, and is put together at other addresses; a replay runs through both.
+/// The free memory of the pool is in pieces, and is put together at other addresses; a replay runs through both.
 #[test]
 fn a_captures_memory_is_stitched() {
     program("expandable_page_mb:2", |_, torch| {
@@ -118,7 +118,7 @@ fn a_captures_memory_is_stitched() {
     });
 }
 
-/// What the program frees while it captures is of use to nobody else. The work that had it may still be under way.
+/// Memory that the program frees while it captures serves the capture alone. The work that had it may still be under way.
 #[test]
 fn a_capture_gets_what_is_freed_meanwhile() {
     program("expandable_page_mb:2", |_, torch| {

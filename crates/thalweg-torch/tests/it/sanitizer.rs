@@ -24,7 +24,7 @@ impl Program {
         Self { allocator, device }
     }
 
-    /// A stream of PyTorch's, by its `cudaStream_t`.
+    /// Returns a stream of PyTorch's, by its `cudaStream_t`.
     fn stream(&self) -> u64 {
         let cuda_stream = Stream::new(&self.device).unwrap().cuda_stream().unwrap();
         self.allocator.stream(0, cuda_stream).unwrap();
@@ -95,7 +95,7 @@ impl Program {
 const READ: i64 = 0;
 const WRITE: i64 = 1;
 
-/// A contiguous operand of 32-bit numbers.
+/// Returns a contiguous operand of 32-bit numbers.
 fn floats(address: u64, count: i64, mode: i64) -> Vec<i64> {
     vec![address.cast_signed(), 4, mode, 1, count, 1]
 }

@@ -12,7 +12,7 @@ use thalweg_torch::{Allocator, PoolName, Source, Status};
 
 pub const MIB: u64 = 1 << 20;
 
-/// Simulated devices of 64 MiB, with a machine of their own.
+/// Creates simulated devices of 64 MiB, with a machine of their own.
 pub fn sim(devices: u32) -> Vec<Device> {
     let config = SimConfig { devices, memory_bytes: 64 * MIB, workers: 2, ..SimConfig::default() };
     Device::all_of(SimDriver::new(config).unwrap(), &Environment::default()).unwrap()
@@ -54,7 +54,7 @@ impl Torch {
         Arc::new(Self { devices: devices.to_vec(), allocator: Box::into_raw(Box::new(allocator)) })
     }
 
-    /// One small device.
+    /// Returns one small device.
     pub fn small() -> Arc<Self> {
         Self::new(&sim(1), "")
     }
@@ -63,7 +63,7 @@ impl Torch {
         self.allocator
     }
 
-    /// A CUDA stream, as `torch.cuda.Stream()` has one, and the means to give it work.
+    /// Returns a CUDA stream, as `torch.cuda.Stream()` has one, and the means to give it work.
     pub fn stream(&self, device: usize) -> Stream {
         let cuda_stream = Stream::new(&self.devices[device]).unwrap().cuda_stream().unwrap();
         self.wrap(device, cuda_stream)
@@ -78,7 +78,7 @@ impl Torch {
         unsafe { &*self.allocator }.stream(device as i32, cuda_stream).unwrap()
     }
 
-    /// `CUDACachingAllocator::raw_alloc_with_stream`.
+    /// Calls `CUDACachingAllocator::raw_alloc_with_stream`.
     pub fn malloc(&self, bytes: u64, stream: &Stream) -> Answer<u64> {
         let device = stream.device().index() as i32;
         let mut address = 0;
@@ -88,24 +88,24 @@ impl Torch {
         answer(status, address)
     }
 
-    /// What the shims say of a stream that PyTorch did not make.
+    /// Marks as the shims do a stream that PyTorch did not make.
     pub fn set_transient(&self, cuda_stream: u64) {
         // SAFETY: the allocator is open.
         answer(unsafe { thalweg_set_stream_transient(self.raw(), 0, cuda_stream) }, ()).unwrap();
     }
 
-    /// `CUDACachingAllocator::raw_delete`.
+    /// Calls `CUDACachingAllocator::raw_delete`.
     pub fn free(&self, address: u64) -> Answer<()> {
         // SAFETY: the allocator is open.
         answer(unsafe { thalweg_free(self.raw(), address) }, ())
     }
 
-    /// `torch.empty` on the current stream.
+    /// Calls `torch.empty` on the current stream.
     pub fn empty(self: &Arc<Self>, bytes: u64, stream: &Stream) -> Answer<Storage> {
         Ok(Storage { torch: Arc::clone(self), address: self.malloc(bytes, stream)?, bytes })
     }
 
-    /// `torch.full`: an allocation and a kernel.
+    /// Calls `torch.full`: an allocation and a kernel.
     pub fn full(self: &Arc<Self>, bytes: u64, value: u8, stream: &Stream) -> Storage {
         let storage = self.empty(bytes, stream).unwrap();
         fill(stream, &storage, value);
@@ -124,7 +124,7 @@ impl Torch {
         answer(unsafe { thalweg_empty_cache(self.raw()) }, ())
     }
 
-    /// `beginAllocateToPool`, with a filter as `CUDAGraph::capture_begin` has it: the streams that a function names.
+    /// Calls `beginAllocateToPool`, with a filter as `CUDAGraph::capture_begin` has it: the streams that a function names.
     pub fn begin(&self, pool: PoolName, filter: impl Fn(u64) -> bool + Send + Sync + 'static) -> Answer<()> {
         unsafe extern "C" fn call(user: *mut c_void, stream: u64) -> u8 {
             // SAFETY: it is the filter below.
@@ -144,7 +144,7 @@ impl Torch {
         answer(status, ())
     }
 
-    /// `markCaptureBegin` and `markCaptureEnd`.
+    /// Calls `markCaptureBegin` and `markCaptureEnd`.
     pub fn mark_capture(&self, begins: bool) -> Answer<()> {
         // SAFETY: the allocator is open.
         let status = unsafe {
@@ -174,7 +174,7 @@ impl Torch {
         answer(status, count).unwrap()
     }
 
-    /// Everything that a snapshot has: segments with their blocks, and events.
+    /// Returns everything that a snapshot has: segments with their blocks, and events.
     pub fn snapshot(&self, pool: PoolName) -> Collected {
         let collected = Mutex::new(Collected::default());
         let visitor = VisitorC {
@@ -189,7 +189,7 @@ impl Torch {
         answer(status, collected.into_inner().unwrap()).unwrap()
     }
 
-    /// What a function writes.
+    /// Returns what a function writes.
     pub fn text(&self, call: impl FnOnce(*const Allocator, Write, *mut c_void) -> Status) -> Answer<Vec<u8>> {
         unsafe extern "C" fn write(user: *mut c_void, bytes: *const u8, count: usize) {
             // SAFETY: it is the list below, and there are so many bytes.
@@ -283,7 +283,7 @@ pub fn fill(stream: &Stream, storage: &Storage, value: u8) {
     stream.fill(pointer, FillPattern::U8(value), storage.bytes, Label::here("fill")).unwrap();
 }
 
-/// The first byte, behind the work of the stream; all others must be equal.
+/// Returns the first byte, behind the work of the stream; all others must be equal.
 pub fn read(stream: &Stream, storage: &Storage) -> u8 {
     let mut bytes = vec![0; storage.bytes as usize];
     stream.copy_to_host(&mut bytes, DevicePointer::new(storage.address), Label::here("read")).unwrap();
@@ -300,7 +300,7 @@ pub struct Graph {
 }
 
 impl Graph {
-    /// `CUDAGraph::capture_begin` to `capture_end`.
+    /// Calls `CUDAGraph::capture_begin` to `capture_end`.
     pub fn capture<T>(
         torch: &Arc<Torch>,
         pool: PoolName,

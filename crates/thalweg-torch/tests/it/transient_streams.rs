@@ -35,7 +35,7 @@ impl Machine {
         answer(status, address)
     }
 
-    /// Memory that is made on a stream of somebody else's, and freed behind its back or before it goes.
+    /// Leaves memory behind that was made on an external stream, and freed after or before the stream was destroyed.
     fn leave_memory_behind(&self, bytes: u64, is_transient: bool, freed_first: bool) {
         let external = self.driver.external_stream_create(0, 0, false).unwrap();
         if is_transient {
@@ -51,7 +51,7 @@ impl Machine {
         }
     }
 
-    /// Everything that looks for memory elsewhere, and gives memory back.
+    /// Makes every call that looks for memory elsewhere, or gives memory back.
     fn want_memory(&self) {
         let (main, side) = (self.torch.default_stream(0), self.torch.stream(0));
         for stream in [&main, &side, &main] {

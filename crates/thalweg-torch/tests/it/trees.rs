@@ -34,7 +34,7 @@ struct Delta {
     allocated: Vec<(u64, u64)>,
 }
 
-/// `setCheckpointPoolState`.
+/// Calls `setCheckpointPoolState`.
 fn restore(torch: &Torch, state: &State) -> Answer<Delta> {
     unsafe extern "C" fn freed(user: *mut c_void, address: u64, _: u64) {
         // SAFETY: it is the delta below.
@@ -51,7 +51,7 @@ fn restore(torch: &Torch, state: &State) -> Answer<Delta> {
     answer(status, delta)
 }
 
-/// `checkPoolLiveAllocations`.
+/// Calls `checkPoolLiveAllocations`.
 fn live_are(torch: &Torch, expected: &[u64]) -> bool {
     let mut equal = 0;
     let count = expected.len();

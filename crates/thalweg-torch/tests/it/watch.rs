@@ -171,7 +171,7 @@ fn words_stand_beside_events() {
     }
 }
 
-/// What later PyTorchs ask: where a block comes from, words for it after the fact, and what pools hold.
+/// Questions of later versions of PyTorch: where a block comes from, words for it after the fact, and what pools hold.
 #[test]
 fn blocks_and_pools_can_be_asked_about() {
     unsafe extern "C" fn told(user: *mut c_void, first: u64, second: u64, reserved: *const StatisticC) {

@@ -1,4 +1,4 @@
-//! What records and waits order.
+//! The orders that records and waits make.
 
 use super::vocabulary::*;
 

@@ -1,4 +1,4 @@
-//! What the host's synchronisation, queries and copies order.
+//! The orders that the host's synchronisation, queries and copies make.
 
 use super::vocabulary::*;
 

@@ -15,7 +15,7 @@ use std::sync::OnceLock;
 
 use super::LitmusProgram;
 
-/// All litmus programs.
+/// Returns all litmus programs.
 pub fn programs() -> &'static [LitmusProgram] {
     static ALL: OnceLock<Vec<LitmusProgram>> = OnceLock::new();
     ALL.get_or_init(|| {

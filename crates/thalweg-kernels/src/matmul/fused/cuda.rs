@@ -17,13 +17,13 @@ use thalweg_ir::cuda::{LaunchShape, with_prelude};
 /// The name of the entry point.
 pub const NAME: &str = "fused_matmul_float32";
 
-/// The translation unit, to be compiled with [`OPTIONS`](thalweg_ir::cuda::OPTIONS). Its entry point, [`NAME`], takes the words of
-/// [`FusedMatmul::pack`] as one structure by value.
+/// Returns the translation unit, to be compiled with [`OPTIONS`](thalweg_ir::cuda::OPTIONS). Its entry point, [`NAME`], takes
+/// the words of [`FusedMatmul::pack`] as one structure by value.
 pub fn print() -> String {
     with_prelude(TEXT)
 }
 
-/// The launch. The grid is never empty: whoever launches skips a product without elements itself.
+/// Returns the launch. The grid is never empty: whoever launches skips a product without elements itself.
 pub fn launch_shape(fused: &FusedMatmul) -> LaunchShape {
     let product = &fused.product;
     let tiles = product.m.div_ceil(TILE_ROWS) * product.n.div_ceil(TILE_COLUMNS) * product.batch;

@@ -49,7 +49,7 @@ impl Driver {
         }
     }
 
-    /// Addresses for a segment that grows.
+    /// Reserves addresses for an expandable segment.
     pub(super) fn range(&mut self, bytes: u64) -> u64 {
         match self {
             Self::AsInvented(upstream) => {

@@ -37,7 +37,7 @@ impl Conf {
     pub const DEFAULT: Self =
         Self { text: "", expandable: false, max_split: u64::MAX, collect_above: 0.0, divisions: 0 };
 
-    /// The settings that programs are run under.
+    /// Returns the settings that programs are run under.
     pub fn all() -> Vec<Self> {
         let of = |text, change: fn(&mut Self)| {
             let mut conf = Self { text, ..Self::DEFAULT };
@@ -81,7 +81,7 @@ fn segment_bytes(size: u64) -> u64 {
     }
 }
 
-/// What a block belongs to: free memory of one place never serves another.
+/// The owner of a block: free memory of one place never serves another.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct Place {
     pub pool: Option<usize>,
@@ -89,7 +89,7 @@ pub struct Place {
     pub stream: u64,
 }
 
-/// The pages of segments that grow.
+/// Returns the pages of segments that grow.
 fn page_bytes(place: Place) -> u64 {
     if place.small { 2 * MIB } else { 20 * MIB }
 }
@@ -115,7 +115,7 @@ pub struct Cell {
     pub grows: bool,
 }
 
-/// What came of a program.
+/// The results of a program.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Figures {
     pub reserved: u64,
@@ -211,7 +211,7 @@ impl Oracle {
         true
     }
 
-    /// The free cell that serves, if one may.
+    /// Returns the free cell that serves, if one may.
     fn find(&mut self, size: u64, place: Place) -> Option<u64> {
         *self.searches.entry((place.pool, place.small)).or_default() += 1;
         let mut fitting: Vec<(u64, u64)> = self
@@ -290,7 +290,7 @@ impl Oracle {
         self.searches.get(&(place.pool, place.small)).copied().unwrap_or(0)
     }
 
-    /// The host looks which events have passed.
+    /// Looks which events have passed.
     fn process(&mut self) {
         for id in std::mem::take(&mut self.passed) {
             // A wait for all events may have seen it before.
@@ -324,7 +324,7 @@ impl Oracle {
         address
     }
 
-    /// A new segment, or more pages; the free cell that serves then.
+    /// Returns a new segment, or more pages; the free cell that serves then.
     fn take_more(&mut self, size: u64, place: Place) -> Option<u64> {
         let bytes = segment_bytes(size);
         if self.allowed.is_some_and(|allowed| self.figures.reserved + bytes > allowed) {

@@ -3,7 +3,7 @@
 
 use super::MIB;
 
-/// What a program does.
+/// The operation of a program.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Op {
     Allocate {
@@ -57,14 +57,14 @@ struct Writer {
     kind: Kind,
     ops: Vec<Op>,
     ids: usize,
-    /// What is allocated, the last one last.
+    /// The allocated blocks, the latest last.
     live: Vec<usize>,
     pending: Vec<usize>,
     /// Sizes that come again, as those of layers do.
     sizes: Vec<u64>,
 }
 
-/// The program of a seed.
+/// Returns the program of a seed.
 pub fn program(seed: u64, kind: Kind) -> Vec<Op> {
     let mut numbers = Numbers::new(seed);
     let sizes = (0..12).map(|_| size(&mut numbers)).collect();

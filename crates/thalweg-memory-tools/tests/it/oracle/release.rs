@@ -28,7 +28,7 @@ impl Oracle {
         }
     }
 
-    /// Whether a cell is all of its segment.
+    /// Returns whether a cell is all of its segment.
     fn is_whole(&self, address: u64, cell: &Cell) -> bool {
         let others = self.cells.range(cell.segment..).take_while(|(_, other)| other.segment == cell.segment);
         address == cell.segment && others.count() == 1
@@ -98,7 +98,8 @@ impl Oracle {
         }
     }
 
-    /// Whether enough oversize cells of the place went back: the smallest that alone is enough, or else the largest ones.
+    /// Returns whether enough oversize cells of the place went back: the smallest that alone is enough, or else the largest
+    /// ones.
     pub(super) fn release_oversize(&mut self, size: u64, place: Place) -> bool {
         // PyTorch takes them out of private pools too, on which a graph may rely; that is not followed (decision 0010).
         if self.conf.max_split == u64::MAX || place.pool.is_some() {

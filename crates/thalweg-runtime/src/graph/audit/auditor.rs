@@ -61,7 +61,7 @@ impl Auditor {
         Arc::new(Self { inner, is_on: AtomicBool::new(false), session: Mutex::new(None) })
     }
 
-    /// Whether an audit is under way.
+    /// Returns whether an audit is under way.
     pub(crate) fn is_on(&self) -> bool {
         self.is_on.load(Ordering::Relaxed)
     }
@@ -100,7 +100,7 @@ impl Auditor {
         }
     }
 
-    /// Which stream a handle means; `None` if it means none, which the driver will say, or if nothing is audited.
+    /// Returns which stream a handle means; `None` if it means none, which the driver will say, or if nothing is audited.
     fn place(&self, stream: StreamHandle) -> Option<StreamIdentity> {
         if self.is_on() { self.find_place(stream).ok() } else { None }
     }
@@ -117,7 +117,7 @@ impl Auditor {
         })
     }
 
-    /// The calling thread, in a call of this name.
+    /// Returns the calling thread, in a call of this name.
     fn caller(&self, call: &'static str) -> Caller {
         let (site, kind) = match hooks::take() {
             Some((label, kind)) => (label.into(), kind),

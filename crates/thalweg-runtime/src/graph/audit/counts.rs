@@ -1,6 +1,6 @@
-//! What a region submits, counted.
+//! The counts of a region's commands.
 
-/// What a command is.
+/// The kind of a command.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Command {
     Kernel,
@@ -41,7 +41,7 @@ pub struct Counts {
 }
 
 impl Counts {
-    /// All commands: what the eager region pays a launch for, each time.
+    /// Returns all commands: what the eager region pays a launch for, each time.
     pub fn commands(&self) -> u64 {
         self.kernels
             + self.library_calls

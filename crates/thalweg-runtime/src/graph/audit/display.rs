@@ -112,7 +112,7 @@ fn write_table(f: &mut fmt::Formatter<'_>, rows: &[[String; 6]], widths: &[usize
     Ok(())
 }
 
-/// The places of the obstacles that share a kind and a code, in the order in which the region met the first of each.
+/// Returns the places of the obstacles that share a kind and a code, in the order in which the region met the first of each.
 fn groups(obstacles: &[Obstacle]) -> Vec<Vec<usize>> {
     let mut groups: Vec<Vec<usize>> = Vec::new();
     for (index, obstacle) in obstacles.iter().enumerate() {
@@ -125,7 +125,7 @@ fn groups(obstacles: &[Obstacle]) -> Vec<Vec<usize>> {
     groups
 }
 
-/// What the obstacles of a group have in common, each said once: the answer of CUDA, what was found, the repair.
+/// Returns what the obstacles of a group have in common, each said once: the answer of CUDA, what was found, the repair.
 fn write_group(
     f: &mut fmt::Formatter<'_>,
     obstacles: &[Obstacle],
@@ -169,7 +169,7 @@ fn sentence(text: &str) -> String {
     }
 }
 
-/// `12 kernels, 1 copy of 4.0 KiB; 3 allocations of 12 KiB`.
+/// Writes `12 kernels, 1 copy of 4.0 KiB; 3 allocations of 12 KiB`.
 fn counts(counts: &Counts) -> String {
     let mut parts = Vec::new();
     let mut add = |count: u64, one: &str, many: &str| match count {

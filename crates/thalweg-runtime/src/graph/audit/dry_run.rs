@@ -35,7 +35,7 @@ pub(super) struct StreamIdentity {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Caller {
     pub(super) site: Site,
-    /// What the caller knows the call to be, if it is refused.
+    /// The obstacle that the caller knows the call to be, if it is refused.
     pub(super) kind: Option<ObstacleKind>,
     pub(super) thread: ThreadId,
     /// How the thread is bound by captures.
@@ -86,7 +86,7 @@ pub(super) struct DryRun {
 }
 
 impl DryRun {
-    /// A capture that begins on this stream, in this mode, by this thread.
+    /// Creates a capture that begins on this stream, in this mode, by this thread.
     pub(super) fn new(origin: StreamIdentity, mode: CaptureMode, thread: ThreadId) -> Self {
         let origin =
             Member { place: origin, branch: SmallVec::new(), joined: None, last: None, is_destroyed: false };
@@ -103,7 +103,7 @@ impl DryRun {
         }
     }
 
-    /// Whether the thread is the region's.
+    /// Returns whether the thread is the region's.
     pub(super) fn is_own(&self, thread: ThreadId) -> bool {
         self.thread == thread
     }
@@ -114,12 +114,12 @@ impl DryRun {
             .position(|member| member.place.cuda_stream == place.cuda_stream && !member.is_destroyed)
     }
 
-    /// Whether the stream takes part.
+    /// Returns whether the stream takes part.
     pub(super) fn captures(&self, place: StreamIdentity) -> bool {
         !place.is_legacy && self.member(place).is_some()
     }
 
-    /// The nodes that the next command of a stream that takes part depends on.
+    /// Returns the nodes that the next command of a stream that takes part depends on.
     pub(super) fn branch(&self, place: StreamIdentity) -> Option<&[u32]> {
         self.member(place).map(|member| self.members[member].branch.as_slice())
     }
@@ -161,7 +161,7 @@ impl DryRun {
         }
     }
 
-    /// The region draws random numbers on the host.
+    /// Notes that the region draws random numbers on the host.
     pub(super) fn host_random(&mut self, site: Site) {
         let detail =
             "the host draws random numbers: each replay would repeat those of the capture".to_owned();
@@ -170,7 +170,7 @@ impl DryRun {
 
     // ---- Rules ----------------------------------------------------------------------------------------------------
 
-    /// Whether a call that CUDA takes for potentially unsafe is forbidden to the caller.
+    /// Returns whether a call that CUDA takes for potentially unsafe is forbidden to the caller.
     fn forbids(&self, by: &Caller) -> bool {
         if by.thread == self.thread {
             self.mode != CaptureMode::Relaxed && by.mode != CaptureMode::Relaxed
@@ -179,7 +179,7 @@ impl DryRun {
         }
     }
 
-    /// A potentially unsafe call, in words (`allocates device memory`).
+    /// Notes a potentially unsafe call, in words (`allocates device memory`).
     pub(super) fn unsafe_call(&mut self, kind: ObstacleKind, by: &Caller, words: &str) {
         if !self.forbids(by) {
             return;
@@ -195,7 +195,7 @@ impl DryRun {
         self.note(kind, by.site, Some(Code::StreamCaptureUnsupported), detail);
     }
 
-    /// Whether the legacy stream is used while a stream that has ties with it captures: then the call is refused.
+    /// Returns whether the legacy stream is used while a stream that has ties with it captures: then the call is refused.
     pub(super) fn refused_by_legacy(&mut self, place: StreamIdentity, by: &Caller) -> bool {
         let tied = |member: &Member| member.place.is_blocking && member.place.device == place.device;
         if !place.is_legacy || !self.members.iter().any(|member| tied(member) && !member.is_destroyed) {
@@ -208,7 +208,7 @@ impl DryRun {
 
     // ---- Commands -------------------------------------------------------------------------------------------------
 
-    /// A command was submitted.
+    /// Notes that A command was submitted.
     pub(super) fn submitted(&mut self, place: StreamIdentity, by: &Caller, command: Command) {
         self.counts.add(command);
         self.settle_loads(by.thread, Some(by.site));
@@ -221,7 +221,7 @@ impl DryRun {
         }
     }
 
-    /// A command that a stream cannot take while it captures.
+    /// Notes a command that a stream cannot take while it captures.
     pub(super) fn submitted_uncapturable(
         &mut self,
         place: StreamIdentity,
@@ -249,7 +249,7 @@ impl DryRun {
         member.last = Some(site);
     }
 
-    /// Work that would run during the capture and be no part of it.
+    /// Notes work that would run during the capture and be no part of it.
     fn escaped(&mut self, place: StreamIdentity, by: &Caller) {
         let stream =
             if place.is_legacy { "the legacy default stream" } else { "a stream outside the capture" };
@@ -266,7 +266,7 @@ impl DryRun {
 
     // ---- Order ----------------------------------------------------------------------------------------------------
 
-    /// An event was recorded.
+    /// Notes that an event was recorded.
     pub(super) fn recorded(&mut self, event: EventHandle, place: StreamIdentity, by: &Caller) {
         if self.refused_by_legacy(place, by) {
             return;
@@ -278,12 +278,12 @@ impl DryRun {
         self.events.insert(event, record);
     }
 
-    /// An event is no more.
+    /// Forgets an event that was destroyed.
     pub(super) fn forget_event(&mut self, event: EventHandle) {
         self.events.remove(&event);
     }
 
-    /// A stream waits for an event that has been recorded.
+    /// Notes that A stream waits for an event that has been recorded.
     pub(super) fn waited(&mut self, place: StreamIdentity, event: EventHandle, by: &Caller) {
         if self.refused_by_legacy(place, by) {
             return;
@@ -324,7 +324,7 @@ impl DryRun {
         self.note(ObstacleKind::OutsideEvent, by.site, Some(Code::StreamCaptureIsolation), detail);
     }
 
-    /// A stream is given up.
+    /// Forgets a stream that was destroyed.
     pub(super) fn destroyed(&mut self, place: StreamIdentity) {
         if let Some(member) = self.member(place) {
             self.members[member].is_destroyed = true;
@@ -333,7 +333,7 @@ impl DryRun {
 
     // ---- The host -------------------------------------------------------------------------------------------------
 
-    /// The host waits for a stream, or asks about it.
+    /// Notes that the host waits for a stream, or asks about it.
     pub(super) fn asked_stream(&mut self, place: StreamIdentity, by: &Caller, words: &str) {
         if self.refused_by_legacy(place, by) {
             return;
@@ -347,7 +347,7 @@ impl DryRun {
         }
     }
 
-    /// Whether the event is one of the capture: then the host's question is refused.
+    /// Returns whether the event is one of the capture: then the host's question is refused.
     pub(super) fn refused_as_captured(&mut self, event: EventHandle, by: &Caller, words: &str) -> bool {
         if !matches!(self.events.get(&event), Some(Record::Captured(_))) {
             return false;
@@ -357,14 +357,14 @@ impl DryRun {
         true
     }
 
-    /// The host waits for an event, or asks about it.
+    /// Notes that the host waits for an event, or asks about it.
     pub(super) fn asked_event(&mut self, event: EventHandle, by: &Caller, words: &str) {
         if !self.refused_as_captured(event, by, words) {
             self.unsafe_call(ObstacleKind::HostSynchronisation, by, &format!("{words} an event"));
         }
     }
 
-    /// The host waits for a device.
+    /// Notes that the host waits for a device.
     pub(super) fn asked_device(&mut self, device: u32, by: &Caller) {
         if self.members.iter().any(|member| member.place.device == device && !member.is_destroyed) {
             let detail = "the host waits for the device while one of its streams captures".to_owned();
@@ -375,21 +375,21 @@ impl DryRun {
 
     // ---- Kernels --------------------------------------------------------------------------------------------------
 
-    /// A module was loaded.
+    /// Notes that A module was loaded.
     pub(super) fn loaded(&mut self, by: &Caller) {
         let code = self.forbids(by).then_some(Code::StreamCaptureUnsupported);
         let order = self.next_order();
         self.loads.push(Load { thread: by.thread, kernel: String::new(), order, code });
     }
 
-    /// A kernel was looked up in a module that the thread has loaded.
+    /// Notes that A kernel was looked up in a module that the thread has loaded.
     pub(super) fn found_kernel(&mut self, thread: ThreadId, name: &str) {
         if let Some(load) = self.loads.iter_mut().rev().find(|load| load.thread == thread) {
             name.clone_into(&mut load.kernel);
         }
     }
 
-    /// What was loaded was loaded for this command.
+    /// Notes that the latest loads were for this command.
     fn settle_loads(&mut self, thread: ThreadId, site: Option<Site>) {
         let (settled, rest) =
             std::mem::take(&mut self.loads).into_iter().partition(|load| load.thread == thread);
@@ -405,7 +405,7 @@ impl DryRun {
 
     // ---- The end --------------------------------------------------------------------------------------------------
 
-    /// The region is over: its obstacles in the order in which it met them, unjoined forks at the end, and its counts.
+    /// Returns the region is over: its obstacles in the order in which it met them, unjoined forks at the end, and its counts.
     pub(super) fn finish(mut self) -> (Vec<Obstacle>, Counts) {
         while let Some(load) = self.loads.first() {
             self.settle_loads(load.thread, None);

@@ -1,5 +1,5 @@
-//! What the runtime and the operators tell an audit that no driver's call shows: who makes a call that has no label, what a call
-//! is for, and what the host decides without any call. While nothing is audited each of these is one load.
+//! The knowledge of the runtime and the operators that no call of the driver shows to an audit: who makes a call that has no
+//! label, what a call is for, and what the host decides without any call. While nothing is audited each of these is one load.
 
 use std::cell::{Cell, RefCell};
 use std::sync::Weak;
@@ -21,7 +21,7 @@ thread_local! {
 /// How many audits are under way in the process.
 static UNDER_WAY: AtomicUsize = AtomicUsize::new(0);
 
-/// The next call of this thread has no label of its own: it is made at this line.
+/// Sets the line of this thread's next call, which has no label of its own.
 pub(crate) fn called(device: &Device, label: Label) {
     if device.auditor().is_on() {
         NEXT.set(Some((label, None)));
@@ -47,7 +47,7 @@ pub fn host_random(label: Label) {
     }
 }
 
-/// What was said of the next call.
+/// Returns what was said of the next call.
 pub(super) fn take() -> Option<(Label, Option<ObstacleKind>)> {
     NEXT.take()
 }

@@ -53,8 +53,8 @@ pub use self::hooks::{explain, host_random};
 pub use self::obstacle::{Obstacle, ObstacleKind};
 pub use self::savings::Savings;
 
-/// What [`audit()`] found out about a region. [`Display`](std::fmt::Display) writes it as a table, 100 columns wide, or as wide as
-/// the format asks for (`{audit:60}`).
+/// The findings of [`audit()`] about a region. [`Display`](std::fmt::Display) writes it as a table, 100 columns wide, or as
+/// wide as the format asks for (`{audit:60}`).
 #[derive(Clone, Debug)]
 pub struct Audit {
     device: String,
@@ -66,32 +66,33 @@ pub struct Audit {
 }
 
 impl Audit {
-    /// Whether a capture would go through and the graph would do what the region does: whether there is no obstacle.
+    /// Returns whether a capture would go through and the graph would do what the region does: whether there is no obstacle.
     pub fn is_capturable(&self) -> bool {
         self.obstacles.is_empty()
     }
 
-    /// All obstacles, in the order in which the region met them; forks that nobody joined come last.
+    /// Returns all obstacles, in the order in which the region met them; forks that nobody joined come last.
     pub fn obstacles(&self) -> &[Obstacle] {
         &self.obstacles
     }
 
-    /// The error that a capture of the region answers, if it answers one.
+    /// Returns the error that a capture of the region answers, if it answers one.
     pub fn code(&self) -> Option<Code> {
         self.obstacles.iter().find_map(Obstacle::code)
     }
 
-    /// What the region submits, counted.
+    /// Returns what the region submits, counted.
     pub fn counts(&self) -> &Counts {
         &self.counts
     }
 
-    /// What a graph would save; `None` on the simulator, whose times are not a GPU's, and for a region that submits nothing.
+    /// Returns what a graph would save; `None` on the simulator, whose times are not a GPU's, and for a region that submits
+    /// nothing.
     pub fn savings(&self) -> Option<&Savings> {
         self.savings.as_ref()
     }
 
-    /// The mode of the capture that the dry run models.
+    /// Returns the mode of the capture that the dry run models.
     pub fn mode(&self) -> CaptureMode {
         self.mode
     }

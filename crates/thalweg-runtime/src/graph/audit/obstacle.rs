@@ -1,11 +1,11 @@
-//! What stands in the way of a capture: the kinds, and one of them found in a region.
+//! Obstacles to a capture: the kinds, and one of them found in a region.
 
 use std::fmt;
 use std::panic::Location;
 
 use thalweg_driver::{Code, Label};
 
-/// What a region does that a graph cannot hold.
+/// A kind of call that a graph cannot hold.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum ObstacleKind {
@@ -52,7 +52,7 @@ impl ObstacleKind {
         Self::OutsideEvent,
     ];
 
-    /// What people call it.
+    /// Returns what people call it.
     pub const fn name(self) -> &'static str {
         match self {
             Self::HostSynchronisation => "host synchronisation",
@@ -70,7 +70,7 @@ impl ObstacleKind {
         }
     }
 
-    /// The usual repair.
+    /// Returns the usual repair.
     pub const fn repair(self) -> &'static str {
         match self {
             Self::HostSynchronisation => {
@@ -131,38 +131,38 @@ pub struct Obstacle {
 }
 
 impl Obstacle {
-    /// What it is.
+    /// Returns what it is.
     pub fn kind(&self) -> ObstacleKind {
         self.kind
     }
 
-    /// The operator, or the call where no operator is behind it.
+    /// Returns the operator, or the call where no operator is behind it.
     pub fn operator(&self) -> &'static str {
         self.site.operator
     }
 
-    /// The line of source; `None` where the call came past the runtime.
+    /// Returns the line of source; `None` where the call came past the runtime.
     pub fn location(&self) -> Option<&'static Location<'static>> {
         self.site.location
     }
 
-    /// The error that CUDA answers in a capture of this mode: one of the codes 900 to 907. `None` where the capture goes
-    /// through and the graph is wrong: it lacks the work, or repeats what the host decided once.
+    /// Returns the error that CUDA answers in a capture of this mode: one of the codes 900 to 907. `None` where the capture
+    /// goes through and the graph is wrong: it lacks the work, or repeats what the host decided once.
     pub fn code(&self) -> Option<Code> {
         self.code
     }
 
-    /// What was found, in a sentence.
+    /// Returns what was found, in a sentence.
     pub fn detail(&self) -> &str {
         &self.detail
     }
 
-    /// The usual repair.
+    /// Returns the usual repair.
     pub fn repair(&self) -> &'static str {
         self.kind.repair()
     }
 
-    /// How often the region did it.
+    /// Returns how often the region did it.
     pub fn count(&self) -> u64 {
         self.count
     }
@@ -176,7 +176,7 @@ pub(super) struct Site {
 }
 
 impl Site {
-    /// A call that nobody has labelled.
+    /// Creates a call that nobody has labelled.
     pub(super) const fn unknown(operator: &'static str) -> Self {
         Self { operator, location: None }
     }

@@ -38,7 +38,7 @@ impl SubmissionTimes {
         Self { last: Instant::now(), intervals: Vec::new(), waiting: Duration::ZERO }
     }
 
-    /// A command was submitted, and this was when the driver had taken it. What the audit did since is not the region's time.
+    /// Notes when the driver had taken a command. The time that the audit took since is not the region's.
     pub(super) fn submitted(&mut self, taken: Instant) {
         self.intervals.push(taken.duration_since(self.last));
         self.last = Instant::now();
@@ -49,7 +49,7 @@ impl SubmissionTimes {
         self.last = Instant::now();
     }
 
-    /// The host time of a command.
+    /// Returns the host time of a command.
     fn per_command(&self) -> Duration {
         let mut sorted = self.intervals.clone();
         sorted.sort_unstable();
@@ -57,7 +57,7 @@ impl SubmissionTimes {
     }
 }
 
-/// What capturing a region would save a run, predicted on a GPU.
+/// The savings per run if a region were captured, predicted on a GPU.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Savings {
     /// Host time of all the region's commands, one by one.
@@ -71,13 +71,13 @@ pub struct Savings {
 }
 
 impl Savings {
-    /// The host time that a run would save; zero where it would cost more than it saves.
+    /// Returns the host time that a run would save; zero where it would cost more than it saves.
     pub fn host_time_saved(&self) -> Duration {
         self.eager.saturating_sub(self.replay + self.staging)
     }
 
-    /// Whether the region would be over sooner. Not so where the host would save nothing, or where the device was what the region
-    /// waited for.
+    /// Returns whether the region would be over sooner. Not so where the host would save nothing, or where the device was what
+    /// the region waited for.
     pub fn is_faster(&self) -> bool {
         !self.host_time_saved().is_zero() && self.waiting < self.eager
     }
@@ -105,7 +105,7 @@ impl Savings {
     }
 }
 
-/// The host time of a replay of a graph with so many nodes.
+/// Returns the host time of a replay of a graph with so many nodes.
 fn measure_replay(device: &Device, nodes: u64) -> Result<Duration> {
     let stream = Stream::new(device)?;
     let _current = stream.make_current();
