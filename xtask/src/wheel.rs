@@ -18,7 +18,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// What was asked for.
+/// The options of the command line.
 #[derive(Default)]
 pub struct Options {
     /// Folders of the Python package `torch`.
@@ -123,7 +123,7 @@ impl Compiler<'_> {
     }
 }
 
-/// What an object that speaks to PyTorch is compiled and linked with.
+/// The flags with which an object that calls PyTorch is compiled and linked.
 fn flags(torch: &Path, cuda: &Path) -> Result<Vec<OsString>, String> {
     let libraries = cuda.join("lib");
     let runtime = fs::read_dir(&libraries)

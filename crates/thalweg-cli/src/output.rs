@@ -28,7 +28,7 @@ pub fn complain(text: &str) -> ExitCode {
     explain(&format!("{style}error:{style:#} {text}"))
 }
 
-/// Writes a text to standard error, if anybody listens there. Returns the status of a call that makes no sense.
+/// Writes a text to standard error, if there is one. Returns the status of a call that makes no sense.
 pub fn explain(text: &str) -> ExitCode {
     let _ = writeln!(anstream::stderr(), "{}", text.trim_end());
     ExitCode::from(EXIT_USAGE)
@@ -74,13 +74,13 @@ impl Output {
         self.width
     }
 
-    /// Writes text as it is, but for colours that nobody wants.
+    /// Writes text as it is, but for colours where they are not wanted.
     pub fn text(&self, text: &str) {
         let mut standard = anstream::stdout().lock();
         if let Err(error) = standard.write_all(text.as_bytes()).and_then(|()| standard.flush())
             && error.kind() != std::io::ErrorKind::BrokenPipe
         {
-            // What is printed is all there is: whoever asked must know that it is lost.
+            // What is printed is all there is: the caller must know that it is lost.
             let _ = LOST.set(error);
         }
     }

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
 
-/// How long work may take before anybody wants to be told.
+/// How long work may take before it is reported.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// Work of a known length, in any unit.

@@ -2,7 +2,7 @@
 //! call, with the device idle and with it at work; plain and stream-ordered allocation; events; pinned memory by both methods.
 //!
 //! `cargo bench -p thalweg-conformance --bench memory_calls` prints a table for the GPU if there is one, else for the simulated
-//! GPU; `-- --json` prints one object a line (`name`, `value`, `unit`, `worst`). A figure is the median over the samples of
+//! GPU; `-- --json` prints one object per line (`name`, `value`, `unit`, `worst`). A figure is the median over the samples of
 //! one call, in microseconds; `worst` is the slowest sample.
 
 use std::sync::Arc;

@@ -413,7 +413,7 @@ fn a_registered_free_waits_for_the_work(fixture: &Fixture) -> CaseResult {
     fixture.launch(&stream, Kernel::Constant, slow)?;
     fixture.copy(&stream, buffer.end(), Endpoint::Pinned(pointer), 4 << 20)?;
     driver.host_free(pointer)?;
-    // The memory may be somebody else's by now: the copy must have read it before.
+    // The memory may be another owner's by now: the copy must have read it before.
     let next = driver.host_allocate(4 << 20, flags)?;
     driver.host_write(next, &[8; 64])?;
     driver.stream_synchronize(stream.handle)?;

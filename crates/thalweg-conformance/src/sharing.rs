@@ -16,7 +16,7 @@ group! {
     imported_memory_outlives_the_exporter,
     only_what_was_made_to_be_shared_is_exported,
     what_is_no_memory_is_not_imported,
-    memory_that_network_cards_reach_is_memory,
+    memory_that_network_adapters_reach_is_memory,
     plain_memory_is_opened_elsewhere,
     only_whole_plain_memory_is_exported,
     what_is_no_handle_is_not_opened,
@@ -139,7 +139,7 @@ fn what_is_no_memory_is_not_imported(fixture: &Fixture) -> CaseResult {
     holds(import.is_err(), "physical_import of a file that is no memory is an error")
 }
 
-fn memory_that_network_cards_reach_is_memory(fixture: &Fixture) -> CaseResult {
+fn memory_that_network_adapters_reach_is_memory(fixture: &Fixture) -> CaseResult {
     let flags = PhysicalFlags { gpu_direct_rdma: true, ..PhysicalFlags::default() };
     let (physical, page) = page_with(fixture, flags)?;
     let range = map(fixture, physical, page)?;

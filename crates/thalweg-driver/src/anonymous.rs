@@ -11,8 +11,8 @@ pub struct Anonymous {
     bytes: u64,
 }
 
-// SAFETY: plain memory that is owned by this value and not tied to a thread. The value hands out a raw pointer only: whoever
-// follows it argues why nobody else touches those bytes in conflict.
+// SAFETY: plain memory that is owned by this value and not tied to a thread. The value hands out a raw pointer only: code that
+// follows it argues why nothing else touches those bytes in conflict.
 unsafe impl Send for Anonymous {}
 // SAFETY: as for `Send`; the methods that take `&self` touch no memory.
 unsafe impl Sync for Anonymous {}
@@ -54,7 +54,7 @@ impl Anonymous {
         let touch = |part: u64| {
             for number in pages * part / threads..pages * (part + 1) / threads {
                 // SAFETY: the page begins inside the mapping. `prefault` borrows the memory exclusively and each page
-                // belongs to one part, so nobody else touches this byte.
+                // belongs to one part, so nothing else touches this byte.
                 unsafe { memory.pointer.as_ptr().add((number * page) as usize).write_volatile(0) };
             }
         };

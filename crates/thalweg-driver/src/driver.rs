@@ -83,7 +83,7 @@ pub struct FunctionAttributes {
 /// Who may touch a mapped range.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum MemoryAccess {
-    /// Nobody on that device.
+    /// No thread on that device.
     None,
     /// Reads only.
     Read,
@@ -108,7 +108,7 @@ pub trait Driver: Send + Sync + fmt::Debug {
     }
 
     /// Returns the sanitizer, if there is one, which must be told what the driver cannot see: blocks of allocators that live
-    /// above it, and what host threads tell one another. `None` where nobody listens, and then nothing need be told.
+    /// above it, and what host threads tell one another. `None` where there is no sanitizer, and then nothing need be told.
     fn instrument(&self) -> Option<&dyn crate::Instrument> {
         self.inner().and_then(Driver::instrument)
     }
@@ -675,7 +675,7 @@ pub trait Driver: Send + Sync + fmt::Debug {
         forwarded(self.inner(), "graph_node_predecessors")?.graph_node_predecessors(graph, node)
     }
 
-    /// Returns the graph as data, also while a capture builds it. Takes a few calls a node on a GPU.
+    /// Returns the graph as data, also while a capture builds it. Takes a few calls per node on a GPU.
     fn graph_describe(&self, graph: GraphHandle) -> Result<GraphDescription> {
         forwarded(self.inner(), "graph_describe")?.graph_describe(graph)
     }

@@ -17,7 +17,7 @@ extern "C" fn in_child() {
     GENERATION.fetch_add(1, Ordering::Relaxed);
 }
 
-/// The process in which something was opened. Whoever keeps state of a device apart from its driver (an allocator behind a C
+/// The process in which something was opened. Code that keeps state of a device apart from its driver (an allocator behind a C
 /// interface) asks it before touching that state: in a child, its locks may be held by threads that do not exist.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Process(u32);

@@ -2,7 +2,7 @@
 //!
 //! A caching allocator cuts its memory into blocks and gives them out again without a call of the driver, and host threads
 //! wait for one another without it. Who does so says so here, if [`Driver::instrument`](crate::Driver::instrument) gives
-//! somebody to say it to.
+//! a sanitizer to say it to.
 
 use std::any::Any;
 use std::cell::Cell;
@@ -18,7 +18,7 @@ pub enum BlockKind {
     Device,
     /// Device memory of a graph's pool, which a caller holds until a replay of the graph writes it again. Else like `Device`.
     GraphOutput,
-    /// Pinned host memory, which belongs to the host: after the free, anybody may have it at once.
+    /// Pinned host memory, which belongs to the host: after the free, any request may have it at once.
     Pinned,
 }
 
@@ -46,7 +46,7 @@ pub struct HostClock(pub Arc<dyn Any + Send + Sync>);
 
 /// The events that a sanitizer must be told of.
 ///
-/// None of this changes what a program does, nothing blocks, and what makes no sense (a block that nobody has announced, say)
+/// None of this changes what a program does, nothing blocks, and what makes no sense (a block that was not announced, say)
 /// is ignored.
 pub trait Instrument: Send + Sync {
     /// Reports that a caching allocator has given a block to a caller: `bytes` from the address `start` on. It was asked for
@@ -61,7 +61,7 @@ pub trait Instrument: Send + Sync {
     fn block_recorded(&self, start: u64, stream: StreamHandle, kind: UseKind, label: Label);
 
     /// Declares that the graph that `stream` captures may use memory of earlier captures whenever it is launched, freed or
-    /// not, and memory that is lent: whoever launches it answers for it that the same bytes are there again then.
+    /// not, and graph outputs: the program that launches it is responsible that the same bytes are there again then.
     fn capture_vouched(&self, stream: StreamHandle);
 
     /// Says where the program made a stream. Of a stream that it is given again later, the first place counts.
@@ -80,7 +80,7 @@ pub trait Instrument: Send + Sync {
     fn exchange_internal(&self, is_internal: bool) -> bool;
 
     /// Makes the calling thread a host thread of its own, ordered with others by [`host_release`] and [`host_acquire`]
-    /// alone. A thread that nobody introduces is a host thread of its own from its first call on: it knows what any thread
+    /// alone. A thread that is not introduced is a host thread of its own from its first call on: it knows what any thread
     /// knew then, and older threads know what it knew when it ends.
     ///
     /// [`host_release`]: Self::host_release

@@ -48,7 +48,7 @@ mod linux {
         if let Ok(number) = RawFd::try_from(number)
             && number >= 0
         {
-            // SAFETY: the system just made this descriptor for us, and nobody else has it.
+            // SAFETY: the system just made this descriptor for us, and nothing else has it.
             return Ok(unsafe { OwnedFd::from_raw_fd(number) });
         }
         let error = std::io::Error::last_os_error();

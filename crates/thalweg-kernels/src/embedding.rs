@@ -104,7 +104,7 @@ impl EmbeddingBackward {
         }
     }
 
-    /// Returns the launch. The grid is never empty: whoever launches skips tables and lists without elements itself.
+    /// Returns the launch. The grid is never empty: the caller skips tables and lists without elements itself.
     pub fn launch_shape(&self) -> LaunchShape {
         let blocks = self.indices.saturating_mul(self.features.div_ceil(BLOCK));
         LaunchShape { grid: [blocks.clamp(1, (1 << 31) - 1) as u32, 1, 1], block: [BLOCK as u32, 1, 1] }

@@ -27,10 +27,10 @@
 //!   Drawing back releases too: the load may read that store and not the one of the last unlock.
 //! - *The owner comes late.* A thread may stop between its first look at `owner` and its store to `held` for as long as it
 //!   likes. When it goes on, its bias may have been revoked long ago, and another granted. So no two biases share a flag: it
-//!   writes one that nobody looks at any more, sees that `owner` is another, and draws back. That is why the number of biases
+//!   writes one that is no longer read, sees that `owner` is another, and draws back. That is why the number of biases
 //!   in a mutex's life is limited. (The same thread cannot be late for an old bias and have a new one.)
 //! - *A bias is granted* to a thread that has locked `shared`, and waited as above. It sets its flag, then `owner`, and only
-//!   then unlocks `shared`: it is inside by its flag without having left. Whoever waits for `shared` finds all three.
+//!   then unlocks `shared`: it is inside by its flag without having left. A thread that waits for `shared` finds all three.
 //! - *Giving up*. A thread in `try_lock` that finds the flag set leaves the bias revoked, but *unsettled*: the next one with
 //!   `shared` locked looks at the flag again. Once it was seen down behind the heavy barrier it means nothing any more.
 //! - *The kernel refuses the barrier* all at once, because of a filter that was installed after the first use. Then the heavy
@@ -153,7 +153,7 @@ impl<T> BiasedMutex<T> {
         }
     }
 
-    /// Locks, unless somebody has it: another thread, or the calling one. It may fail, too, when its owner was just about to
+    /// Locks, unless it is held: another thread, or the calling one. It may fail, too, when its owner was just about to
     /// lock it.
     #[inline]
     pub fn try_lock(&self) -> Option<BiasedMutexGuard<'_, T>> {

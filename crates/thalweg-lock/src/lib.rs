@@ -1,6 +1,6 @@
 //! A lock for what one thread uses nearly always, and any thread now and then.
 //!
-//! An atomic read-modify-write costs some six nanoseconds even when nobody else is there, because it waits for all stores
+//! An atomic read-modify-write costs some six nanoseconds even without contention, because it waits for all stores
 //! before it. A mutex has two, and a counted reference two more; where the work between them takes thirty, that is half the
 //! time. This crate does without them, and it is `unsafe` inside, so it is small, knows nothing of its users, and has a model
 //! checker:

@@ -1,10 +1,10 @@
 //! A guard that owns what its mutex lies in, and a place behind the lock for such owners.
 //!
-//! Something counted, with a mutex inside, is handed about as an [`Arc`]; whoever is done with his locks it, changes
-//! something, and drops the reference, and the next one to come clones another. Both are atomic. But behind the lock nobody
+//! Something counted, with a mutex inside, is handed about as an [`Arc`]; each user locks it, changes
+//! something, and drops the reference, and the next one to come clones another. Both are atomic. But behind the lock nothing
 //! else is there: a reference that is *left* there instead, and taken from there, costs no more than a plain counter.
 //!
-//! Whoever leaves references makes a circle: what is counted now owns itself. It is broken by taking the [`Pile`] out, which is
+//! Leaving references makes a circle: what is counted now owns itself. It is broken by taking the [`Pile`] out, which is
 //! its user's duty.
 
 use std::fmt;
@@ -81,7 +81,7 @@ impl<A, T> OwnedGuard<A, T> {
         let Self { owner, mut guard } = self;
         // What is left may be taken and dropped by others before the one who unlocks an ordinary mutex has returned.
         let until_unlocked = (!guard.unlocks_at_once()).then(|| Arc::clone(&owner));
-        // The pile is in the value, by the type of `pile`, so nobody takes the owner from it before the mutex is unlocked.
+        // The pile is in the value, by the type of `pile`, so nothing takes the owner from it before the mutex is unlocked.
         let refused = pile(guard.value_mut()).try_push(owner);
         drop(guard);
         drop(until_unlocked);
@@ -216,12 +216,12 @@ mod tests {
     fn what_is_left_is_what_comes_out_and_each_is_counted_once() {
         let thing = Arc::new(Thing::default());
         for _ in 0..3 {
-            visit(Arc::clone(&thing)).expect("nobody is inside").leave(|state| &mut state.left);
+            visit(Arc::clone(&thing)).expect("no thread is inside").leave(|state| &mut state.left);
         }
         assert_eq!(Arc::strong_count(&thing), 4);
         let one = thing.state.lock().left.pop().expect("three were left");
         assert!(Arc::ptr_eq(&one, &thing));
-        let one = visit(one).expect("nobody is inside").unlock();
+        let one = visit(one).expect("no thread is inside").unlock();
         assert_eq!((thing.state.lock().left.len(), Arc::strong_count(&thing)), (2, 4));
         drop(one);
         let pile = thing.state.lock().left.take();
@@ -234,7 +234,7 @@ mod tests {
     fn a_thing_whose_last_reference_is_left_lives_until_it_is_taken() {
         let thing = Arc::new(Thing::default());
         let gone = Arc::downgrade(&thing);
-        visit(thing).expect("nobody is inside").leave(|state| &mut state.left);
+        visit(thing).expect("no thread is inside").leave(|state| &mut state.left);
         let thing = gone.upgrade().expect("it owns itself");
         let pile = thing.state.lock().left.take();
         drop(thing);
@@ -255,7 +255,7 @@ mod tests {
     fn a_panic_while_leaving_drops_the_reference_behind_the_guard() {
         let thing = Arc::new(Thing::default());
         let gone = Arc::downgrade(&thing);
-        let guard = visit(thing).expect("nobody is inside");
+        let guard = visit(thing).expect("no thread is inside");
         let panicked = catch_unwind(AssertUnwindSafe(|| guard.leave(|_| panic!("no pile"))));
         assert!(panicked.is_err());
         assert_eq!(gone.strong_count(), 0);
@@ -266,7 +266,7 @@ mod tests {
         let thing = Arc::new(Thing::default());
         thing.state.lock().left.push(Arc::new(Thing::default()));
         let gone = Arc::downgrade(&thing);
-        let guard = visit(thing).expect("nobody is inside");
+        let guard = visit(thing).expect("no thread is inside");
         let panicked = catch_unwind(AssertUnwindSafe(|| guard.leave(|state| &mut state.left)));
         assert!(panicked.is_err());
         assert_eq!(gone.strong_count(), 0);

@@ -4,7 +4,7 @@
 //! `cargo bench -p thalweg-memory-tools --bench recording` writes files of 1 GB to the folder for temporary files, without stacks, with
 //! 2,000 of them, and with stacks that are all distinct: of frames that are shared, of frames that are written out each time, and of
 //! frames that are distinct too. They are written as Python's pickler does, and read back. `-- --only NAME` does one of them, `-- --mb 100` makes them smaller,
-//! `-- --keep` leaves them there, and `-- --json` prints one object a line (`name`, `value`, `unit`). Memory is this process's
+//! `-- --keep` leaves them there, and `-- --json` prints one object per line (`name`, `value`, `unit`). Memory is this process's
 //! resident peak, which Linux tells.
 
 use std::collections::HashSet;

@@ -1,6 +1,6 @@
 //! How fast a trace is replayed: it should be 5 million events a second on one core, after reading.
 //!
-//! `cargo bench -p thalweg-memory-tools --bench replay` prints a table, with `-- --json` one object a line (`name`, `value`, `unit`,
+//! `cargo bench -p thalweg-memory-tools --bench replay` prints a table, with `-- --json` one object per line (`name`, `value`, `unit`,
 //! `samples`, `steps`). The trace has 10 million events and 1,000 live blocks of sizes 2^e + U(0, 2^e), e uniform in 9…22, of which
 //! a random one is replaced a step: three events. Each figure is the median over the samples; a sample replays the whole trace
 //! from its program on. On a machine that does other work too, the second figure is the one to look at: events by the time that

@@ -2,7 +2,7 @@
 //! queueing is timed; the device is waited for between the samples.
 //!
 //! `cargo bench -p thalweg-runtime` prints a table for the GPU if there is one, else for the simulated GPU; `-- --device sim`
-//! or `-- --device cuda` chooses. With `-- --json`, one object a line (`name`, `value`, `unit`, `device`, `samples`,
+//! or `-- --device cuda` chooses. With `-- --json`, one object per line (`name`, `value`, `unit`, `device`, `samples`,
 //! `steps`). Each figure is the median over the samples of the mean time of a step.
 
 use std::hint::black_box;

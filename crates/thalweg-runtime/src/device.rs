@@ -398,7 +398,7 @@ impl System {
 }
 
 /// The devices of a driver, each opened when it is first asked for; a failure is reported, and tried again at the next call.
-/// Whoever else asks meanwhile waits.
+/// Other threads that ask meanwhile wait.
 pub struct Devices {
     system: System,
     open: Mutex<Vec<Option<Device>>>,

@@ -6,8 +6,8 @@
 //! renamed, so several processes can share a folder: each sees a whole entry or none. Folders of precompiled kernels have the
 //! same format and are only read; their entries name no compiler.
 //!
-//! What lies here runs on the GPU, and no checksum keeps out somebody who means it. So folders are made for their owner alone
-//! (0700), files are made anew under names that nobody foresees, and neither is used if somebody else owns it or can write it.
+//! What lies here runs on the GPU, and no checksum keeps out an attacker. So folders are made for their owner alone
+//! (0700), files are made anew under unpredictable names, and neither is used if another user owns it or can write it.
 //!
 //! The folder is kept below [`MOST_BYTES`] by removing what was not used for the longest time ([`sweep`]).
 //!
@@ -82,7 +82,7 @@ impl EntryKey<'_> {
 /// Reads an entry. `None` if there is none, or none that is whole and of this key.
 ///
 /// # Errors
-/// [`PermissionDenied`](io::ErrorKind::PermissionDenied) if the file or a folder that it is in belongs to somebody else, or can
+/// [`PermissionDenied`](io::ErrorKind::PermissionDenied) if the file or a folder that it is in belongs to another user, or can
 /// be written by others.
 pub fn read(folder: &Path, key: &EntryKey<'_>) -> io::Result<Option<Vec<u8>>> {
     read_file(folder, &key.path(folder), key, true)
@@ -164,7 +164,7 @@ pub fn write(folder: &Path, key: &EntryKey<'_>, image: &[u8]) -> io::Result<()> 
 /// Puts a file with these parts in the place of what may be there: readers see the one or the other.
 pub(crate) fn replace(path: &Path, parts: &[&[u8]]) -> io::Result<()> {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
-    // Each state of this kind is seeded at random, so that nobody foresees the name.
+    // Each state of this kind is seeded at random, so the name cannot be predicted.
     let random = RandomState::new().hash_one(&*name);
     let temporary = path.with_file_name(format!("{name}.{random:016x}.partial"));
     let mut file = OpenOptions::new().write(true).create_new(true).mode(0o644).open(&temporary)?;

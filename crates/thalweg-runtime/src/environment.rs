@@ -11,7 +11,7 @@ use thalweg_memory::Settings;
 use crate::sim::CheckedProgram;
 use crate::{Error, Result};
 
-/// The settings of the environment variables. [`Environment::get`] reads it once a process.
+/// The settings of the environment variables. [`Environment::get`] reads it once per process.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct Environment {
     /// `CUDA_LAUNCH_BLOCKING=1`: wait for each command, so that an asynchronous error names the very call.

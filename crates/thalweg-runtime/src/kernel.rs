@@ -52,7 +52,7 @@ pub(crate) struct KernelTable {
 }
 
 impl KernelTable {
-    /// Unloads everything: the device is dropped, so nobody can launch any more. *Blocks* until running kernels are done.
+    /// Unloads everything: the device is dropped, so nothing can launch any more. *Blocks* until running kernels are done.
     pub(crate) fn unload(&mut self, driver: &dyn Driver) {
         for module in self.modules.get_mut().unwrap_or_else(PoisonError::into_inner).drain(..) {
             // A module that a lost device cannot unload is lost with it.
@@ -177,7 +177,7 @@ fn runnable_architectures(capability: ComputeCapability) -> impl Iterator<Item =
     (0..=capability.minor).rev().map(move |minor| format!("sm_{}{minor}", capability.major))
 }
 
-/// Returns the compiler, or why there is none: looked for once a process.
+/// Returns the compiler, or why there is none: looked for once per process.
 pub fn compiler() -> Result<&'static Nvrtc> {
     static COMPILER: OnceLock<thalweg_driver::Result<Nvrtc>> = OnceLock::new();
     COMPILER

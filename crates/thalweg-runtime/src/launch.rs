@@ -115,7 +115,7 @@ impl Stream {
     }
 }
 
-/// Returns what each operand touches: the inputs, then the outputs. Which bytes of a range that are is said where somebody
+/// Returns what each operand touches: the inputs, then the outputs. Which bytes of a range that are is said where it is
 /// asks for it (`gaps`).
 pub(crate) fn extents(kernel: &Kernel, geometry: &Geometry, gaps: bool) -> SmallVec<[Extent; 8]> {
     let inputs = kernel.body.inputs.iter().map(|input| input.dtype);

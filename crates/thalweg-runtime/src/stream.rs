@@ -48,7 +48,7 @@ pub(crate) struct StreamState {
 }
 
 /// The labels of the commands that a stream was given and that are not known to be complete, oldest first. Commands are
-/// numbered, so that what was submitted while somebody waited is not taken for complete.
+/// numbered, so that what was submitted while a thread waited is not taken for complete.
 #[derive(Default)]
 struct Log {
     labels: VecDeque<Label>,
@@ -579,7 +579,7 @@ mod tests {
     }
 
     #[test]
-    fn what_comes_while_somebody_waits_is_not_complete() {
+    fn what_comes_during_a_wait_is_not_complete() {
         let driver: Arc<dyn Driver> = SimDriver::new(SimConfig::default()).unwrap();
         let stream = StreamState::default_of(&driver, 0).unwrap();
         stream.log().push(label(0));
@@ -607,7 +607,7 @@ mod tests {
         drop(wrap());
         assert_eq!(device.stream_pool().all().len(), 1);
         assert_eq!(device.stream_pool().external.lock().unwrap().len(), 1);
-        // And without anybody who asks for all.
+        // And without a question for all.
         (0..1000).for_each(|_| drop(wrap()));
         let listed = device.stream_pool().external.lock().unwrap().len();
         assert!(listed <= 16, "{listed} streams are listed, and one is there");

@@ -66,7 +66,7 @@ impl Bench {
         self.driver.event_destroy(event)
     }
 
-    /// Microseconds a command, where each writes a block that is dropped and whose bytes nobody gets again.
+    /// Microseconds a command, where each writes a block that is dropped and whose bytes are not given out again.
     fn dead_blocks(&self, commands: u64) -> Result<f64> {
         let memory = self.driver.memory_allocate(0, commands * BLOCK_BYTES)?;
         let start = Instant::now();

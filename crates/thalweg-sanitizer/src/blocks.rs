@@ -40,7 +40,7 @@ pub(super) struct Block {
     freed_knowing: Clock,
 }
 
-/// All blocks that are alive, and those whose bytes nobody has got since.
+/// All blocks that are alive, and those whose bytes were not given out since.
 #[derive(Default)]
 pub(super) struct Blocks {
     live: FxHashMap<u64, BlockId>,
@@ -204,7 +204,7 @@ impl Model {
             self.marks(&pieces, |piece, first, end, mark, _| found.push((*piece, first, end, *mark)));
             for (piece, first, end, mark) in found {
                 match self.actors[mark.strand.index()] {
-                    // Whoever gives memory back has heard of all that host threads did with it: nobody else owned it.
+                    // A thread that gives memory back knows all that host threads did with it: nothing else owned it.
                     Actor::Host(_) => knowing.learn(mark.strand, mark.number),
                     _ if mark.is_before(&known) => {}
                     actor => {

@@ -82,7 +82,7 @@ impl SanitizerDriver {
     }
 
     /// Notes a wait that was given up, which says that work which the program was owed cannot go on: a collective that a rank
-    /// has not joined, a thread that nobody wakes. That is the cause of what is found in memory that goes later, under that
+    /// has not joined, a thread that nothing wakes. That is the cause of what is found in memory that goes later, under that
     /// work.
     pub(super) fn note_standstill<T>(&self, answer: &Result<T>) {
         if answer.as_ref().is_err_and(|error| error.code() == Code::Timeout) {

@@ -235,7 +235,7 @@ impl Model {
         }
     }
 
-    /// Returns whether the memory that a node was captured with has gone to somebody else. Says so.
+    /// Returns whether the memory that a node was captured with has gone to another owner. Says so.
     fn is_stale(&mut self, access: &Access, owner: &Owner, mark: &Mark, clock: &Clock) -> bool {
         if owner.is_kept {
             return false;

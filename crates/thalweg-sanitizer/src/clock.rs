@@ -2,7 +2,7 @@
 //!
 //! Everything that does work in an order of its own is a *strand*: a stream, a host thread, a chain of nodes of an executable
 //! graph. Every piece of work has a number, and numbers only grow, over all strands. A [`Clock`] says of each strand up to
-//! which number its work is known to come before: work `n` of strand `s` comes before whoever has a clock with `s` at `n` or
+//! which number its work is known to come before: work `n` of strand `s` comes before an actor whose clock has with `s` at `n` or
 //! above. So one number and one strand name a piece of work (an *epoch*), and asking about it is one look at a clock.
 
 /// Something that works in an order of its own.

@@ -95,7 +95,7 @@ impl Driver for SanitizerDriver {
         stream: thalweg_driver::ExternalStream,
     ) -> Result<StreamHandle> {
         let wrapped = self.inner.stream_from_external(device, stream)?;
-        // The legacy stream has ties even where nobody has asked for it by name.
+        // The legacy stream has ties even where it was not asked for by name.
         self.default_stream(device)?;
         self.enter_stream(device, wrapped, stream.cuda_stream() <= 1 && stream.context().is_none());
         Ok(wrapped)

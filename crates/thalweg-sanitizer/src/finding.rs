@@ -29,7 +29,7 @@ impl From<&'static Location<'static>> for SourceLine {
 /// A place in the program that work comes from.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Site {
-    /// The operator (`add`), or the driver's call where nobody has named one.
+    /// The operator (`add`), or the driver's call where none was named.
     pub operator: &'static str,
     /// The line of source, where it is known.
     pub location: Option<SourceLine>,
@@ -67,7 +67,7 @@ pub enum FindingKind {
     UnmapInUse,
     /// An allocator gave memory out again before the last use by its former owner was over.
     ReuseBeforeLastUse,
-    /// An allocator gave memory out that somebody has still.
+    /// An allocator gave out memory that is still held.
     OverlappingBlocks,
     /// Memory was given back while another stream's work may use it, and the allocator was not told of that stream.
     MissingRecord,
@@ -140,7 +140,7 @@ pub struct History {
     pub freed: Option<Site>,
 }
 
-/// One thing that is wrong with a program, said once a run.
+/// One thing that is wrong with a program, said once per run.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct Finding {

@@ -13,7 +13,7 @@
 //!
 //! # What it finds
 //! Each [`FindingKind`] is explained in `docs/simulator.md`. For what the driver cannot see (blocks of a caching allocator, host
-//! threads that wait for one another) it is told through [`Instrument`].
+//! threads that wait for one another) it learns through [`Instrument`].
 //!
 //! # How it is built
 //! - `clock`: vector clocks. `shadow`: what is known of every byte. `space`: which bytes an address means, with mappings of
@@ -111,7 +111,7 @@ impl SanitizerDriver {
         self.lock().traces_drops = traces;
     }
 
-    /// Counts all host threads as one that nobody introduces: for programs whose threads tell each other what the sanitizer does not
+    /// Counts all host threads as one that is not introduced: for programs whose threads tell each other what the sanitizer does not
     /// hear of. Say so before the first call.
     pub fn count_threads_as_one(&self) {
         self.lock().threads_are_one = true;

@@ -109,7 +109,7 @@ impl Model {
     /// Notes that stream-ordered memory exists from this piece of work on. In a graph that is launched again, what others
     /// still do with the memory of the launch before must be over.
     pub(super) fn given_out(&mut self, clock: &Clock, mark: Mark, start: u64, bytes: u64) {
-        debug_assert!(mark.is_before(clock), "whoever works knows of itself");
+        debug_assert!(mark.is_before(clock), "an actor knows of itself");
         let mark = Mark { start, bytes, mode: AccessMode::Write, ..mark };
         let given = Mark { kind: MarkKind::Allocation, ..mark };
         let (mut known, mut troubles) = (clock.clone(), Troubles::new());
@@ -120,7 +120,7 @@ impl Model {
             }
             let shadow = &mut self.space.object(piece.object).shadow;
             shadow.each(&Bytes::range(piece.start, piece.end), true, |Seen { first, end, state, .. }| {
-                // The address stays the graph's, whoever gave up what a launch left there.
+                // The address stays the graph's, no matter what gave up what a launch left there.
                 let is_use = |other: &&Mark| matches!(other.kind, MarkKind::Command | MarkKind::Host);
                 let late = state.marks().filter(is_use).find(|other| !other.is_before(&known)).copied();
                 if let Some(other) = late {

@@ -35,7 +35,7 @@ pub(super) struct Host {
     pub(super) version: u64,
     /// Its place among all threads in the order of their making, where that is known.
     pub(super) age: Option<u64>,
-    /// Whether nobody has introduced it: then what orders it is seen in part.
+    /// Whether it was not introduced: then only part of its order is seen.
     pub(super) is_attached: bool,
 }
 
@@ -108,11 +108,11 @@ pub(super) struct Model {
     pub(super) hosts: Vec<Host>,
     /// Those that are not over, as far as one can see.
     pub(super) living: Vec<HostId>,
-    /// How many threads called that nobody has introduced.
+    /// How many threads called that was not introduced.
     pub(super) attached: u32,
     /// The knowledge of threads that have ended.
     pub(super) known_to_ended: Clock,
-    /// Whether all threads that nobody introduces count as one.
+    /// Whether all threads that is not introduced count as one.
     pub(super) threads_are_one: bool,
     pub(super) streams: Vec<Stream>,
     handles: FxHashMap<u64, StreamId>,
@@ -196,7 +196,7 @@ impl Model {
         self.number
     }
 
-    /// Returns a strand for a new actor: one that nobody uses any more, whose work the host has seen complete, or a new one.
+    /// Returns a strand for a new actor: one that is no longer used, whose work the host has seen complete, or a new one.
     pub(super) fn strand(&mut self, actor: Actor) -> Strand {
         let observed = &self.observed;
         if let Some(index) = self.retired.iter().position(|&(strand, last)| observed.covers(strand, last)) {

@@ -22,7 +22,7 @@ pub(super) struct Findings {
     pub(super) observer: Option<Observer>,
 }
 
-/// Who is told of each finding.
+/// The observers of findings.
 pub(super) type Observer = Box<dyn Fn(&Finding) + Send + Sync>;
 
 impl Model {
@@ -232,7 +232,7 @@ impl Model {
                     .to_owned()
             }
             FindingKind::OutputBeforeLaunch => {
-                "The memory was allocated inside a capture, where nothing runs: until the graph is launched nobody has \
+                "The memory was allocated inside a capture, where nothing runs: until the graph is launched nothing has \
                  written it."
                     .to_owned()
             }
@@ -314,7 +314,7 @@ impl Model {
             FindingKind::OutOfBounds => format!(
                 "check the extents and strides that {second} was given, or allocate as many bytes as it declares."
             ),
-            FindingKind::OverlappingBlocks => "report this to whoever maintains the allocator.".to_owned(),
+            FindingKind::OverlappingBlocks => "report this to the maintainers of the allocator.".to_owned(),
             _ => format!("drop the memory after {second}, not before: keep its owner alive until then."),
         }
     }

@@ -1,7 +1,7 @@
 //! Shadow memory: what is known of every byte of one piece of memory.
 //!
 //! A [`Shadow`] divides its bytes into spans whose bytes have the same history: the last write, the reads since, whether they
-//! have been written since somebody got them, and the block of a caching allocator that they belong to. Spans are cut where an
+//! have been written since they were given out, and the block of a caching allocator that they belong to. Spans are cut where an
 //! access begins or ends inside one, and fused again where a write makes them alike. So their number is bounded by the layout of
 //! what a program keeps there, and not by how much it does.
 //!
@@ -31,7 +31,7 @@ pub(super) type BlockId = u32;
 pub(super) enum MarkKind {
     /// A command of a stream, or a node of a graph.
     Command,
-    /// The memory was given out there: whoever uses it comes after.
+    /// The memory was given out there: its uses come after.
     Allocation,
     /// The memory was taken back there.
     Free,
@@ -76,7 +76,7 @@ impl Mark {
         }
     }
 
-    /// Returns whether it comes before whoever has this clock.
+    /// Returns whether it comes before an actor with this clock.
     pub(super) fn is_before(&self, clock: &Clock) -> bool {
         clock.covers(self.strand, self.number)
     }
@@ -113,7 +113,7 @@ impl ShadowState {
         self.write.iter().chain(&self.since)
     }
 
-    /// Remembers a read by somebody with this clock.
+    /// Remembers a read by an actor with this clock.
     pub(super) fn read(&mut self, mark: &Mark, clock: &Clock) {
         // What comes before this read comes before whatever comes after this read; but a read does not stand for a write.
         self.since.retain(|other| other.mode.writes() || !other.is_before(clock));
@@ -127,7 +127,7 @@ impl ShadowState {
         self.written = Written::Yes;
     }
 
-    /// Remembers a write of some bytes, these or others, by somebody with this clock.
+    /// Remembers a write of some bytes, these or others, by an actor with this clock.
     pub(super) fn may_have_been_written(&mut self, mark: &Mark, clock: &Clock, written: Written) {
         self.since.retain(|other| !other.is_before(clock));
         self.since.push(*mark);
@@ -145,7 +145,7 @@ pub(super) struct Seen<'a> {
     pub(super) state: &'a mut ShadowState,
 }
 
-/// Whoever is shown spans.
+/// A visitor of spans.
 type Visit<'a> = &'a mut dyn FnMut(Seen<'_>);
 
 #[derive(Clone, PartialEq, Eq)]

@@ -54,7 +54,7 @@ impl Sites {
         self.told(Site { operator, location: Some(SourceLine { file, line }) })
     }
 
-    /// Returns the number of a call that nobody has labelled.
+    /// Returns the number of a call without a label.
     pub(super) fn call(&mut self, operator: &'static str) -> SiteId {
         self.number((operator.as_ptr() as usize, 0, 0), Site { operator, location: None })
     }

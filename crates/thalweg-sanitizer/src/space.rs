@@ -1,7 +1,7 @@
 //! Which bytes an address means: the sanitizer's own table of what is mapped where.
 //!
 //! An *object* is a piece of memory with bytes of its own: a plain allocation, physical memory, pinned memory. Addresses are
-//! mapped to objects; physical memory may be mapped at several, which are then the same bytes. What nobody has announced (memory
+//! mapped to objects; physical memory may be mapped at several, which are then the same bytes. What was not announced (memory
 //! that another library allocated) is one object that covers every address.
 //!
 //! Invariant: mappings do not overlap.

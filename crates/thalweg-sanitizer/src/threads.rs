@@ -1,13 +1,13 @@
 //! Host threads: who is calling, and what one thread knows of another.
 //!
-//! A thread that nobody has introduced is a host of its own from its first call on. What orders two such threads the sanitizer
+//! A thread that was not introduced is a host of its own from its first call on. What orders two such threads the sanitizer
 //! mostly cannot see, so it believes what it must not deny:
 //! - a new thread knows all that any thread knew at its first call, since it was started by one of them;
 //! - a thread that has ended may have been joined: older ones and those that come later know what it knew. A younger one does
-//!   not, since nobody but those who started a thread waits for its end.
+//!   not, since only the thread that started a thread waits for its end.
 //!
 //! So a program that joins its threads raises no false alarm, and a race with a thread that is over may be missed. Mutexes,
-//! channels and flags are seen where somebody says so; else what they order is reported as a race that may be one.
+//! channels and flags are seen where the program says so; else what they order is reported as a race that may be one.
 
 use std::cell::{Cell, RefCell};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -88,7 +88,7 @@ impl SanitizerDriver {
             seen.push(Seen { checker: Arc::downgrade(&self.model), host, is_watched: watches });
             (host, watches)
         });
-        // A thread whose own variables are gone is at its end, and nobody's child.
+        // A thread whose own variables are gone is at its end, and has no parent.
         let (host, begins) = seen.unwrap_or_default();
         if begins {
             let _ = ENDS.try_with(|ends| {
@@ -148,7 +148,7 @@ pub(super) fn knowing(function: HostFunction, clock: Clock) -> HostFunction {
 }
 
 impl Model {
-    /// Returns a thread that nobody has introduced calls for the first time.
+    /// Returns a thread that was not introduced calls for the first time.
     fn attach(&mut self, age: Option<u64>) -> HostId {
         if self.threads_are_one && self.attached > 0 {
             return 0;
@@ -170,7 +170,7 @@ impl Model {
         id
     }
 
-    /// Returns what any host thread knows that nobody has introduced, or has known that is over.
+    /// Returns what any host thread knows that was not introduced, or has known that is over.
     pub(super) fn known_to_some(&self) -> Clock {
         let mut clock = self.known_to_ended.clone();
         for &host in &self.living {
@@ -203,8 +203,8 @@ impl Model {
         }
     }
 
-    /// Returns the thread that has seen complete, or done itself, what another comes after as far as anybody says: one that
-    /// nobody has introduced, so that it may have told the other in a way that is not seen.
+    /// Returns the thread that has seen complete, or done itself, what another comes after as far as is known: one that
+    /// was not introduced, so that it may have told the other in a way that is not seen.
     pub(super) fn may_have_told(&self, other: &super::shadow::Mark) -> Option<&str> {
         if self.attached < 2 {
             return None;

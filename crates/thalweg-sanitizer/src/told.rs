@@ -5,7 +5,7 @@
 //! question: work on a stream that captures is not work yet, and is left out.
 //!
 //! # What it does not do
-//! Memory may have been written by work that nobody tells of, so no read counts as one of uninitialised bytes, and no access as
+//! Memory may have been written by work that is not reported, so no read counts as one of uninitialised bytes, and no access as
 //! one beside its block. What a CUDA graph does when it is launched is not told.
 
 use thalweg_driver::{Access, StreamHandle};
@@ -118,7 +118,7 @@ impl SanitizerDriver {
         self.lock().speaks_python = true;
     }
 
-    /// Returns whether the stream takes part in a capture, whoever began it.
+    /// Returns whether the stream takes part in a capture, whichever call began it.
     fn captures_natively(&self, stream: StreamHandle) -> bool {
         self.inner.stream_capture_info(stream).is_ok_and(|info| info.id != 0)
     }

@@ -48,7 +48,7 @@ struct Look<'a> {
     manner: Manner,
     /// The state of the bytes afterwards, if it writes.
     written: Written,
-    /// Whether somebody has written any of them before.
+    /// Whether any was written before.
     found_written: bool,
     /// Of those bytes of which some were written: which those are, how many may have been written, and how many it reads.
     found_some: SmallVec<[(u64, u64, u64); 1]>,
@@ -98,7 +98,7 @@ impl Look<'_> {
         (conflict, reads_nothing)
     }
 
-    /// Returns whether it is certain, from all bytes together, that it reads some that nobody has written.
+    /// Returns whether it is certain, from all bytes together, that it reads some that were never written.
     fn reads_nothing(&self) -> bool {
         let less_was_written = |some: &(u64, u64, u64)| some.2 > some.1;
         self.reads_before
@@ -160,7 +160,7 @@ impl Model {
         }
     }
 
-    /// Returns what bytes are of which somebody writes some: all writes of that kind together may have written so many of
+    /// Returns the state of bytes of which some are written: all writes of that kind together may have written so many of
     /// them.
     fn some_written(&mut self, pieces: &Pieces, access: &Access, number: u64) -> Written {
         let most_bytes = match access.touch {

@@ -86,7 +86,7 @@ impl SimDriver {
     }
 }
 
-/// Ends the process if a panic leaves a call whose caller's memory is lent to a command.
+/// Ends the process if a panic leaves a call whose caller's memory is in use by a command.
 struct NoUnwinding;
 
 impl Drop for NoUnwinding {

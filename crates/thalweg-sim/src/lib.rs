@@ -25,7 +25,7 @@
 //! - Every touch of simulated memory goes through a range that was resolved when its command was chosen to run, and that
 //!   the range lock holds while it runs: no two commands, and no command and the host, touch the same bytes in conflict at
 //!   the same time. The lock knows bytes by their physical address, so memory that is mapped twice is no exception.
-//! - What is held is neither unmapped nor given back: whoever takes memory away waits for what runs.
+//! - What is held is neither unmapped nor given back: a call that takes memory away waits for what runs.
 //! - A kernel gets slices only inside its declared ranges, and [`HostLaunch`](thalweg_driver::HostLaunch) hands out none that would
 //!   alias a mutable one.
 //! - Memory always holds initialised bytes, and only types without invalid values can be read from it.
@@ -60,7 +60,7 @@ pub use schedules::{Actor, Choice, Deviation, Schedule, StepName, Trace};
 use self::control::watch::Limit;
 use self::control::{CallKind, Condition, Wait};
 
-/// The most devices of a driver: access rights are kept as one bit a device.
+/// The most devices of a driver: access rights are kept as one bit per device.
 const MAX_DEVICES: u32 = 64;
 
 /// The configuration of a simulated machine.
@@ -206,7 +206,7 @@ impl SimDriver {
     }
 
     /// Marks a point at which other threads and commands may get ahead, as every call of the driver is one: for programs that
-    /// look at what host functions or other threads have left in memory of their own. Whoever calls it again and again lets
+    /// look at what host functions or other threads have left in memory of their own. Calling it again and again lets
     /// others get ahead.
     ///
     /// # Errors
@@ -243,7 +243,7 @@ impl SimDriver {
         self.set_limit(None)
     }
 
-    /// Calls `told` when nobody gets ahead any more, with what [`stuck`](Self::stuck) says. It must not call the driver.
+    /// Calls `told` when no thread makes progress any more, with what [`stuck`](Self::stuck) says. It must not call the driver.
     ///
     /// # Errors
     /// [`Code::NotSupported`] on a machine that is not controlled.
@@ -277,7 +277,7 @@ impl SimDriver {
         Ok(())
     }
 
-    /// Returns why nobody got ahead any more, where that has happened: a deadlock, a livelock, or the time limit, with what
+    /// Returns why no thread made progress any more, where that has happened: a deadlock, a livelock, or the time limit, with what
     /// each host thread was doing.
     pub fn stuck(&self) -> Option<String> {
         self.machine.lock().control.as_ref().and_then(|control| control.stuck.clone())

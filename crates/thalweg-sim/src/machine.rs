@@ -5,11 +5,11 @@
 //! the lock is free.
 //!
 //! Waking a thread costs microseconds, more than a small command. So a worker that runs out of work looks around for a few
-//! microseconds before it sleeps, at most one worker does so at a time, and while one does nobody is woken. The same holds
+//! microseconds before it sleeps, at most one worker does so at a time, and while one does no thread is woken. The same holds
 //! for a host thread that waits.
 //!
 //! Invariant, *no lost wake-up*: a thread decides to sleep under the lock, after it has found nothing to do under the same
-//! lock; whoever changes that holds the lock later and sees it counted as sleeping.
+//! lock; a thread that changes that holds the lock later and sees it counted as sleeping.
 
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -169,7 +169,7 @@ impl Machine {
         Locked { machine: self, guard: Some(guard) }
     }
 
-    /// Enters the critical section, if nobody is in it.
+    /// Enters the critical section, if no thread is in it.
     pub(super) fn try_lock(self: &Arc<Self>) -> Option<Locked<'_>> {
         let guard = match self.state.try_lock() {
             Ok(guard) => guard,
@@ -457,7 +457,7 @@ impl<'a> Locked<'a> {
         self
     }
 
-    /// Waits on a condition, outside the critical section. Where this critical section leaves somebody to be woken, that is
+    /// Waits on a condition, outside the critical section. Where this critical section leaves threads to be woken, that is
     /// done instead, and the caller looks again: a thread never sleeps on a change of its own.
     fn wait(mut self, condition: &Condvar) -> Self {
         let machine = self.machine;

@@ -44,7 +44,7 @@ pub(super) enum Value {
     Object(u32),
     /// A frame that was read whole, without an object for its dictionary.
     Frame(u32),
-    /// What no snapshot has a use for: bytes, a number of more than 64 bits.
+    /// A value that no snapshot has a use for: bytes, a number of more than 64 bits.
     Opaque,
 }
 
@@ -742,7 +742,7 @@ impl Builder {
         self.objects.len()
     }
 
-    /// The items of a list or a tuple that holds neither entries nor blocks.
+    /// Returns the items of a list or a tuple that holds neither entries nor blocks.
     pub(super) fn items(&self, value: Value) -> Option<&[Value]> {
         match self.kind(value)? {
             Object { kind: Kind::List | Kind::Tuple, index } => Some(&self.lists[index as usize]),

@@ -1,6 +1,6 @@
 //! A [`Snapshot`] as a dictionary, key by key, for whatever form it is written in.
 //!
-//! This is the one place that says which keys there are. A [`Dump`] is told of values in the order of the file, and knows
+//! This is the one place that says which keys there are. A [`Dump`] receives values in the order of the file, and knows
 //! how a file is made of them: [`PickleWriter`](super::pickle::PickleWriter), [`JsonWriter`](super::json::JsonWriter).
 
 use super::{Action, Annotation, Frame, Frames, Segment, SegmentBlock, SettingValue, Snapshot, TraceEntry};

@@ -27,7 +27,7 @@ struct Line {
     line: u32,
 }
 
-/// What is needed beside [`Frames`] while there may be more of them.
+/// The tables that are needed beside [`Frames`] while there may be more of them.
 #[derive(Default)]
 pub(super) struct FrameIds {
     functions: FxHashMap<Function, u32>,

@@ -78,7 +78,7 @@ pub(super) struct Vacant {
 /// come by.
 const STEP: u32 = 17;
 
-/// The bits of a hash that stand beside a number.
+/// Returns the bits of a hash that stand beside a number.
 #[inline]
 fn tag(hash: u64, mask: u32) -> u32 {
     (hash >> 32) as u32 & !mask

@@ -90,9 +90,9 @@ pub struct BlockSnapshot {
 pub enum BlockState {
     /// A caller.
     ActiveAllocated,
-    /// Nobody, but work on other streams may still use it.
+    /// Nothing, but work on other streams may still use it.
     ActivePendingFree,
-    /// Nobody. It serves the next request that it fits.
+    /// Nothing. It serves the next request that it fits.
     Inactive,
 }
 

@@ -1,7 +1,7 @@
 //! Histories with a part missing in the middle.
 //!
 //! A history can be switched off and on again, and some actions can be left out of it. Then a block is allocated where one is
-//! live, or freed where none is. Whoever follows the trace would count blocks that are long gone, and a replay could not go on.
+//! live, or freed where none is. A reader of the trace would count blocks that are long gone, and a replay could not go on.
 //! So the entries that must have been are put in:
 //!
 //! - If one gap explains all, it is looked for: behind the last entry that knows nothing of it and before the first that shows

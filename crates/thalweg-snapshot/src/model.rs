@@ -211,7 +211,7 @@ pub enum Action {
     SegmentUnmap,
     /// A snapshot was taken here.
     Snapshot,
-    /// A request failed for want of memory.
+    /// A request failed for lack of memory.
     Oom,
     /// Something was said of a block after the fact.
     Annotate,

@@ -3,13 +3,13 @@
 // Why. PyTorch's wrapper of the hooks keeps a table of all blocks behind a std::mutex. It takes the mutex when the hook for an
 // allocation has returned, and again before it calls the hook for a free. A thread by itself is through with both in 100 ns.
 // Threads that do little else take the mutex, the table and its nodes away from one another at each turn, which costs several
-// times the work; and whoever finds a std::mutex taken goes to sleep in the kernel, and must be woken with a system call, for
+// times the work; and a thread that finds a std::mutex taken goes to sleep in the kernel, and must be woken with a system call, for
 // which the next ones wait. Eight threads take ten times longer than the work is worth.
 //
 // How. The mutex is PyTorch's, but the hook for an allocation runs right in front of it. There one thread has the lease, and
 // goes through. The others that hammer wait: one of them, the heir, watches the holder, the others wait to be the heir. A lease
 // is over
-// - when its holder was here kTerm times and somebody waits: it gives the lease away, and waits with the others;
+// - when its holder was here kTerm times and another waits: it gives the lease away, and waits with the others;
 // - when its holder did not come by for kSoon: the heir takes it.
 // So who hammers does so undisturbed for some 30 microseconds, at the speed of a thread alone. (docs/record/ has the figures.)
 //
@@ -21,9 +21,9 @@
 // What it costs. The holder, and so a thread alone that hammers: two loads, a compare and a store a call, no clock, and a line
 // of the cache that the heir reads once in kSoon. Any other thread: the clock twice a pair. A thread that allocates right behind
 // a free, but then lets each block live for long, is taken for one that hammers: those behind it wait kSoon for its lease.
-// Nobody waits longer than two times kLongest.
+// No thread waits longer than two times kLongest.
 //
-// What it is not. A lock: nobody relies on being alone, and a holder that dies, sleeps or is late loses its lease. An heir that
+// What it is not. A lock: no thread relies on being alone, and a holder that dies, sleeps or is late loses its lease. An heir that
 // dies, or was left behind by a fork, is forgotten by the first that gives up waiting. All accesses are relaxed. A race between
 // them (two threads with a lease, a lease of a thread that has left) costs a meeting at the mutex, or kSoon.
 
@@ -46,10 +46,10 @@ class ContentionLimiter {
     if (holder_.load(relaxed) == self) {
       const uint32_t calls = calls_.load(relaxed) + 1;
       calls_.store(calls, relaxed);
-      if (calls < kTerm || heir_.load(relaxed) == kNobody) {
+      if (calls < kTerm || heir_.load(relaxed) == kNone) {
         return;
       }
-      holder_.store(kNobody, relaxed);
+      holder_.store(kNone, relaxed);
     } else {
       const uint64_t freed = freed_;
       freed_ = 0;
@@ -61,7 +61,7 @@ class ContentionLimiter {
       watch();
       calls_.store(0, relaxed);
       holder_.store(self, relaxed);
-      heir_.store(kNobody, relaxed);
+      heir_.store(kNone, relaxed);
     }
   }
 
@@ -77,7 +77,7 @@ class ContentionLimiter {
  private:
   static constexpr auto relaxed = std::memory_order_relaxed;
   // No thread of glibc's: its threads are named by addresses.
-  static constexpr pthread_t kNobody = 0;
+  static constexpr pthread_t kNone = 0;
 
   // Calls of both hooks.
   static constexpr uint32_t kTerm = 256;
@@ -91,8 +91,8 @@ class ContentionLimiter {
     const uint64_t start = __rdtsc();
     for (;;) {
       for (int round = 0; round < 16; ++round) {
-        pthread_t nobody = kNobody;
-        if (heir_.load(relaxed) == kNobody && heir_.compare_exchange_strong(nobody, self, relaxed)) {
+        pthread_t none = kNone;
+        if (heir_.load(relaxed) == kNone && heir_.compare_exchange_strong(none, self, relaxed)) {
           return true;
         }
         for (int pause = 0; pause < 8; ++pause) {
@@ -102,7 +102,7 @@ class ContentionLimiter {
       // Where there are more threads than processors, the heir may need this one.
       sched_yield();
       if (__rdtsc() - start > kLongest) {
-        heir_.store(kNobody, relaxed);
+        heir_.store(kNone, relaxed);
         return false;
       }
     }
@@ -113,7 +113,7 @@ class ContentionLimiter {
     const uint64_t start = __rdtsc();
     uint64_t looked = start;
     uint32_t seen = calls_.load(relaxed);
-    while (holder_.load(relaxed) != kNobody) {
+    while (holder_.load(relaxed) != kNone) {
       _mm_pause();
       _mm_pause();
       const uint64_t now = __rdtsc();
@@ -133,8 +133,8 @@ class ContentionLimiter {
   static inline thread_local uint64_t freed_ = 0;
 
   // What everybody who waits reads, and only changes with the lease.
-  alignas(64) std::atomic<pthread_t> holder_{kNobody};
-  std::atomic<pthread_t> heir_{kNobody};
+  alignas(64) std::atomic<pthread_t> holder_{kNone};
+  std::atomic<pthread_t> heir_{kNone};
   // The holder's, which writes it at each call.
   alignas(64) std::atomic<uint32_t> calls_{0};
 };

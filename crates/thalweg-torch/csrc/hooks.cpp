@@ -4,7 +4,7 @@
 // std::function). So this is C++, but it is compiled against the standard library alone, without a header of PyTorch's: one
 // object serves every version whose hooks have these signatures.
 //
-// A hook can fail in one way only, by throwing. What is thrown for want of memory should be PyTorch's own
+// A hook can fail in one way only, by throwing. What is thrown for lack of memory should be PyTorch's own
 // c10::OutOfMemoryError, which turns into torch.OutOfMemoryError. Its constructor and its type are exported by PyTorch's
 // libraries, and are looked up there (see OutOfMemory); where they are not found, std::runtime_error has to do.
 

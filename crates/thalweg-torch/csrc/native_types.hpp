@@ -23,8 +23,8 @@
 
 #include "thalweg_torch.h"
 
-// The compiler finds a virtual function that has changed; nobody but a reader finds what a new one is for. So a version is added
-// here by somebody who has read its CUDACachingAllocator.h.
+// The compiler finds a virtual function that has changed; only a reader finds what a new one is for. So a version is added
+// here by a person who has read its CUDACachingAllocator.h.
 static_assert(
     TORCH_VERSION_MAJOR == 2 && (TORCH_VERSION_MINOR == 11 || TORCH_VERSION_MINOR == 15),
     "this class was read against PyTorch 2.11 and 2.15 only");
@@ -176,7 +176,7 @@ void give_back_uncached(void* block) {
 
 // ---- Contexts of histories --------------------------------------------------------------------------------------------------
 
-// PyTorch's stacks by the numbers that they were given: one for each event, as in PyTorch's own histories, since nobody but the
+// PyTorch's stacks by the numbers that they were given: one for each event, as in PyTorch's own histories, since only the
 // recorder knows what is in a stack. A number that nothing refers to any more is forgotten.
 struct Contexts {
   std::mutex mutex;

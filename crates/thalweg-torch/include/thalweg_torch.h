@@ -1,6 +1,6 @@
 /* Thalweg's caching allocator: the C interface.
  *
- * PyTorch's C++ objects (csrc/) stand on it, and anybody else who wants a caching allocator of device memory may.
+ * PyTorch's C++ objects (csrc/) stand on it, and any other program that wants a caching allocator may.
  *
  * Status. Every function that can fail returns a thalweg_status. THALWEG_OK is success. After anything else,
  * thalweg_error_message() has a sentence for people, for the calling thread, until its next failure. A call that failed has
@@ -71,7 +71,7 @@ const char *thalweg_error_message(void);
  * place. No device is opened and CUDA is not initialised: that happens when a device is first named. */
 thalweg_status thalweg_open(const char *kind, const char *settings, thalweg_allocator **allocator);
 
-/* Gives an allocator up, and all memory that was taken from it. Nobody may use either from now on. A process that ends need not
+/* Gives an allocator up, and all memory that was taken from it. Nothing may use either from now on. A process that ends need not
  * call it. NULL is ignored. */
 thalweg_status thalweg_close(thalweg_allocator *allocator);
 
@@ -200,7 +200,7 @@ thalweg_status thalweg_mark_capture_end(const thalweg_allocator *allocator, int3
  * device then, since a graph that lives in the pool may be running. */
 thalweg_status thalweg_release_pool(const thalweg_allocator *allocator, int32_t device, uint64_t first, uint64_t second);
 
-/* Gives the cached memory of the pools of this name back to the driver, on all open devices, if nobody holds a reference any more:
+/* Gives the cached memory of the pools of this name back to the driver, on all open devices, if no reference is left:
  * a graph that lives in a pool needs its memory where it is. */
 thalweg_status thalweg_empty_pool_cache(const thalweg_allocator *allocator, uint64_t first, uint64_t second);
 
@@ -226,7 +226,7 @@ void thalweg_checkpoint_drop(thalweg_checkpoint *checkpoint);
 /* ---- Other processes ----------------------------------------------------------------------------------------------------- */
 
 /* Writes the handle by which another process can open the memory that `address` is in, in PyTorch's format, and how far behind
- * its beginning `address` lies. The block must live until nobody has it open. */
+ * its beginning `address` lies. The block must live until no process has it open. */
 thalweg_status thalweg_share(const thalweg_allocator *allocator, uint64_t address, thalweg_write write, void *user,
                              uint64_t *offset_bytes);
 
@@ -355,7 +355,7 @@ typedef struct {
 thalweg_status thalweg_record_history(const thalweg_allocator *allocator, const thalweg_history_settings *settings);
 
 /* Keeps stacks for histories. `take` is called on the thread whose stack it is, with no lock held, and keeps the stack under a number
- * that nobody has; it answers 0 if there is none. `forget` is told of numbers, on any thread and with no lock held, that no
+ * that is not taken; it answers 0 if there is none. `forget` is called with numbers, on any thread and with no lock held, that no
  * block and no event refers to any more. */
 typedef struct {
   void *user;
@@ -367,16 +367,16 @@ typedef struct {
  * with stacks is recorded, once. */
 thalweg_status thalweg_record_stacks_by(const thalweg_allocator *allocator, const thalweg_stack_recorder *recorder);
 
-/* Takes no more stacks, tells no observer of failures and asks nobody for memory any more, and waits for the threads that do so.
- * Whoever ends an interpreter calls this first, without holding it: Python kills threads that wait for an interpreter which is
+/* Takes no more stacks, tells no observer of failures and makes no calls for memory any more, and waits for the threads that do so.
+ * Code that ends an interpreter calls this first, without holding it: Python kills threads that wait for an interpreter which is
  * ending, by an unwinding that nothing here survives. */
 thalweg_status thalweg_stop_stacks(const thalweg_allocator *allocator);
 
-/* Adds one who is told of each event, for good, with a lock of the allocator held: it must not call it. */
+/* Adds an observer of each event, for good, with a lock of the allocator held: it must not call it. */
 thalweg_status thalweg_observe_events(const thalweg_allocator *allocator,
                                       void (*told)(void *user, const thalweg_event *event), void *user);
 
-/* Adds one who is told of each request that fails for want of memory, for good, with no lock held. `allowed_bytes` is all that
+/* Adds an observer of each request that fails for lack of memory, for good, with no lock held. `allowed_bytes` is all that
  * the device has, if there is no limit. */
 thalweg_status thalweg_observe_out_of_memory(const thalweg_allocator *allocator,
                                              void (*told)(void *user, int32_t device, uint64_t size_bytes,
@@ -432,7 +432,7 @@ THALWEG_SIZE(thalweg_stack_recorder, 24);
  *
  * An allocator of kind "cuda+sanitizer" or "sim+sanitizer" watches what is done with its memory, and finds accesses that nothing puts
  * in order, memory that is freed under another stream's work that was not recorded, and memory that is used after it was freed. It
- * knows its own doings; what is submitted by others is told here, on the thread that submits, in the order of submission. Nothing
+ * knows its own doings; what is submitted by others is reported here, on the thread that submits, in the order of submission. Nothing
  * here changes what a program does. With another kind all of these are THALWEG_INVALID. */
 
 /* Where the calling thread is in its program, for what is allocated, recorded and freed from now on; a null `operation` ends that.

@@ -229,7 +229,7 @@ def uses():
         return tensor.untyped_storage().data_ptr()
 
     def after(operator, *tensors):
-        """What is told of if these were recorded."""
+        """The reports if these were recorded."""
         mode = _uses._mode("torch._dynamo" in sys.modules)()
         for tensor in tensors:
             mode.recorded[address(tensor)] = (StorageWeakRef(tensor.untyped_storage()), {stream})
@@ -247,7 +247,7 @@ def uses():
     assert after(lambda: coo + coo, coo._values(), y) == use(coo._values())
     assert after(lambda: csr * 2, csr.col_indices(), y) == use(csr.col_indices())
     assert after(lambda: Open(Open(x)) + 1, x, y) == use(x)
-    # Nobody knows what it holds, so all have to wait.
+    # It is not known what it holds, so all have to wait.
     all_of_them = {("thalweg_record_stream", address(x)), ("thalweg_record_stream", address(y))}
     assert after(lambda: Wrapper(x) + 1, x, y) == all_of_them
     # An operator that raises may have used its arguments.
@@ -260,7 +260,7 @@ def uses():
     add = torch.compile(lambda x: x + 1, backend="eager")
     assert after(lambda: add(x), x, y) == use(x)
     assert after(lambda: x + 1, x, y) == use(x)
-    # What a function holds, nobody knows either.
+    # Nor is it known what a function holds.
     yes = torch.tensor(True)
     assert after(lambda: torch.cond(yes, lambda a: a + 1, lambda a: a - 1, (x,)), x, y) == all_of_them
     return "sparse tensors and wrappers are told of part by part, and the compiler may come or not"

@@ -193,7 +193,7 @@ def region(torch, thalweg_torch, tier):
 
 
 def external_streams(torch, thalweg_torch, tier):
-    # Streams that are destroyed while memory of theirs is cached, or alive: a driver that is told of one of them then crashes.
+    # Streams that are destroyed while memory of theirs is cached, or alive: a driver that is called with one of them then crashes.
     cudart = torch.cuda.cudart()
     total = torch.cuda.get_device_properties(0).total_memory
     torch.cuda.set_per_process_memory_fraction((2 << 30) / total)

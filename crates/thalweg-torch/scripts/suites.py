@@ -196,7 +196,7 @@ class Runs:
         return entries[-1] if entries else {"test": name, "outcome": "failed", "message": "it did not start"}
 
 
-def cards_in_groups(count):
+def gpus_in_groups(count):
     """Groups of GPUs, each as CUDA_VISIBLE_DEVICES has it."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
@@ -207,7 +207,7 @@ def cards_in_groups(count):
     return [",".join(group) for group in groups if len(group) == count]
 
 
-def on_cards(groups, jobs, work):
+def on_gpus(groups, jobs, work):
     """Calls each with a group of GPUs, `jobs` at a time on each group."""
     free = queue.Queue()
     for _ in range(jobs):
@@ -227,13 +227,13 @@ def on_cards(groups, jobs, work):
 
 def run_file(runs, file):
     options = runs.options
-    groups = cards_in_groups(2 if "multigpu" in file else 1)
+    groups = gpus_in_groups(2 if "multigpu" in file else 1)
     if not groups:
         print(f"{file}: needs two GPUs", file=sys.stderr)
         return
     ways, names = options.ways.split(","), set()
     if "order" in options.modes:
-        found = on_cards(groups, 1, [lambda gpus, way=way: runs.in_order(file, way, gpus) for way in ways])
+        found = on_gpus(groups, 1, [lambda gpus, way=way: runs.in_order(file, way, gpus) for way in ways])
         names = [name for listed in found for name in listed or []]
     else:
         names = runs.run(file, ways[0], groups[0], ["nothing"])[0]
@@ -242,7 +242,7 @@ def run_file(runs, file):
         names = [name for name in dict.fromkeys(names) if options.only in name and name not in skipped]
         items = [(way, name) for name in names for way in ways]
         for jobs in (options.jobs, 1):
-            entries = on_cards(groups, jobs, [lambda gpus, item=item: runs.alone(file, item[0], gpus, item[1]) for item in items])
+            entries = on_gpus(groups, jobs, [lambda gpus, item=item: runs.alone(file, item[0], gpus, item[1]) for item in items])
             failed = []
             for item, entry in zip(items, entries):
                 if jobs > 1 and entry["outcome"] not in (*GOOD, "skipped"):

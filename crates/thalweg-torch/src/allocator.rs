@@ -228,7 +228,7 @@ impl Allocator {
     /// Returns the sanitizer that watches the work of the devices, if there is one.
     ///
     /// # Errors
-    /// If nobody does.
+    /// If there is none.
     pub(crate) fn sanitizer(&self) -> Result<&Arc<Sanitizer>> {
         match &self.source {
             Source::Sanitized(sanitizer) => Ok(sanitizer),
@@ -346,7 +346,7 @@ impl Allocator {
         self.stacks.forget_unused(true);
     }
 
-    /// Adds one that is told of all devices, for good.
+    /// Adds an observer of all devices, for good.
     pub(crate) fn observe(&self, observer: Observer) {
         let mut defaults = self.defaults();
         self.open_devices().for_each(|device| observer.attach(device));
@@ -361,7 +361,7 @@ impl Allocator {
         let _context = self.keep_context();
         let mut outcome = Ok(());
         for device in self.open_devices() {
-            // PyTorch gives memory back by cudaFree, which waits for streams too that nobody has named. A capture that forbids it
+            // PyTorch gives memory back by cudaFree, which waits for streams too that were not named. A capture that forbids it
             // is reported by the next call.
             if !device.is_capturing() {
                 let _ = device.device.synchronize();
@@ -391,7 +391,7 @@ impl Allocator {
         outcome
     }
 
-    /// Returns the block that has an address in it: what C is told of it.
+    /// Returns the block that has an address in it: as the C interface returns it.
     ///
     /// # Errors
     /// If there is none.

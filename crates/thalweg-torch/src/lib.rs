@@ -25,7 +25,7 @@
 //! - a *block* by its address alone (`live`);
 //! - an *error* by a status and the thread's last message (`status`);
 //! - a *stack* by what its own recorder keeps, or by the Python frames of the thread (`stacks`, `python`);
-//! - *work*, of which the sanitizer is told, by its operands (`sanitizer`).
+//! - *work*, which is reported to the sanitizer by its operands (`sanitizer`).
 //!
 //! # Invariants
 //!

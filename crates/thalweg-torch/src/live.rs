@@ -3,7 +3,7 @@
 //! Nearly every call names the first address of a block. The table is ordered, and cut into shards. A shard is chosen by the
 //! upper bits of the address: blocks of one region of memory stand together, and a region belongs to one stream. So threads that
 //! work on streams of their own seldom meet at a shard, and the shard that they use stays in their cache. An address further
-//! inside, or one of memory that is somebody else's, takes a look into every shard, one ordered lookup in each.
+//! inside, or one of memory that is another owner's, takes a look into every shard, one ordered lookup in each.
 //!
 //! # Invariants
 //!

@@ -9,7 +9,7 @@ use crate::open_device::OpenDevice;
 
 /// Told of each event, with the lock of its memory held.
 pub(crate) type EventObserver = Arc<dyn Fn(&OpenDevice, &Event) + Send + Sync>;
-/// Told of each request that fails for want of memory, with no lock held.
+/// Told of each request that fails for lack of memory, with no lock held.
 pub(crate) type OutOfMemoryObserver = Arc<dyn Fn(&OutOfMemoryEvent) + Send + Sync>;
 /// Asked for memory when it is short; whether it freed any.
 pub(crate) type FreeMemoryCallback = thalweg_memory::FreeMemoryCallback;

@@ -23,7 +23,7 @@ pub(crate) struct OpenDevice {
     pub(crate) pools: Pools,
     /// The driver, if it is a real GPU.
     cuda: Option<Arc<CudaDriver>>,
-    /// Memory of other processes that nobody here has any more, and that work under way may read still.
+    /// Memory of other processes that this process has given up, and that work under way may read still.
     closing: Mutex<Vec<Arc<SharedMemory>>>,
     /// The captures that the caller says are under way.
     captures: Mutex<Vec<CaptureScope>>,
@@ -203,7 +203,7 @@ impl OpenDevice {
         Ok(())
     }
 
-    /// Takes a reference of a pool away. A graph that was captured into it may be running still, on a stream that nobody told
+    /// Takes a reference of a pool away. A graph that was captured into it may be running still, on a stream that it was not told
     /// us of: with the last reference its memory becomes free for others, so the device is waited for. Waiting would break a
     /// capture; then the streams that are known stand in for the device.
     pub(crate) fn release_pool(&self, name: PoolName) -> Result<()> {

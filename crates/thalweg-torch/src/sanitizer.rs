@@ -92,7 +92,7 @@ impl Sanitizer {
     }
 }
 
-/// While it lives, a site of the calling thread is told. See [`SanitizerDriver::told_site`].
+/// While it lives, the site of the calling thread is set. See [`SanitizerDriver::told_site`].
 pub(crate) struct AtSite;
 
 impl Drop for AtSite {

@@ -4,8 +4,8 @@
 //! of its own, since only the recorder knows what is in a stack (Python's frames, TorchScript's, C++'s). Without one the stacks are
 //! Python's ([`PythonStacks`]), and equal ones have the same number.
 //!
-//! Stacks are kept for as long as a block or an event refers to them. Nobody counts that: when there are many, it is looked which
-//! numbers are in use, and the others are forgotten. A number that was given out since the last such look is kept, as whoever was
+//! Stacks are kept for as long as a block or an event refers to them. These references are not counted: when there are many, a search finds which
+//! numbers are in use, and the others are forgotten. A number that was given out since the last such look is kept, as the caller that was
 //! given it may not have written it down yet.
 //!
 //! An interpreter that ends kills the threads that wait for it, by an unwinding that must not come through Rust. So before it ends it
@@ -180,7 +180,7 @@ impl Stacks {
         }
     }
 
-    /// Returns the Python stack of the calling thread, whoever records those of histories.
+    /// Returns the Python stack of the calling thread, no matter what records those of histories.
     pub(crate) fn python_stack(&self) -> Option<Vec<Frame>> {
         let take = || Some(self.python.frames(&self.python.take()?));
         if DISABLED.get() { None } else { self.gate.pass(take) }
@@ -249,7 +249,7 @@ impl Gate {
         if self.is_closed.load(Ordering::SeqCst) { None } else { body() }
     }
 
-    /// Lets nobody in any more, and waits until all are out.
+    /// Lets no thread in any more, and waits until all are out.
     fn close(&self) {
         self.is_closed.store(true, Ordering::SeqCst);
         while self.inside.load(Ordering::SeqCst) > 0 {
@@ -265,7 +265,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_closed_gate_has_nobody_inside() {
+    fn a_closed_gate_has_no_thread_inside() {
         for _ in 0..50 {
             let (gate, start, inside) = (Gate::default(), Barrier::new(4), AtomicUsize::new(0));
             std::thread::scope(|scope| {

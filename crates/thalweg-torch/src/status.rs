@@ -143,7 +143,7 @@ fn report_panic(call: &str, panic: &(dyn Any + Send)) -> Status {
     let text = panic.downcast_ref::<&str>().copied();
     let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("no message");
     let message = format!("{call} failed by a bug of Thalweg: {text}. Please report it with this message.");
-    // `eprintln!` would panic where nobody reads the standard error, and this is outside of what catches panics.
+    // `eprintln!` would panic where the standard error is not read, and this is outside of what catches panics.
     let _ = writeln!(std::io::stderr(), "thalweg: {message}");
     keep_message(message);
     Status::Panic
@@ -152,7 +152,7 @@ fn report_panic(call: &str, panic: &(dyn Any + Send)) -> Status {
 fn keep_message(mut message: String) {
     message.retain(|character| character != '\0');
     let message = CString::new(message).expect("zeros were taken out");
-    // A thread that is ending has nobody left who asks.
+    // A thread that is ending has no caller left.
     let _ = MESSAGE.try_with(|last| *last.borrow_mut() = message);
 }
 

@@ -5,7 +5,7 @@ use std::process::{Command, Stdio};
 
 use serde_json::Value;
 
-/// What a program is.
+/// The kind of a program.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Kind {
     /// A binary of a crate.
@@ -32,7 +32,7 @@ pub struct BuiltProgram {
 }
 
 /// Crates that never meet a GPU: their programs would only make the bundle heavier.
-const WITHOUT_CARDS: [&str; 6] =
+const WITHOUT_GPUS: [&str; 6] =
     ["xtask", "thalweg-ir", "thalweg-kernels", "thalweg-lock", "thalweg-memory-tools", "thalweg-snapshot"];
 
 /// Builds them, stripped. The library tests, which look into private parts, are not among them.
@@ -41,7 +41,7 @@ pub fn build(root: &Path) -> Result<Vec<BuiltProgram>, String> {
     cargo
         .current_dir(root)
         .args(["build", "--workspace", "--profile", "bundle", "--bins", "--examples"])
-        .args(WITHOUT_CARDS.iter().flat_map(|name| ["--exclude", *name]))
+        .args(WITHOUT_GPUS.iter().flat_map(|name| ["--exclude", *name]))
         .args(["--test", "it", "--bench", "*", "--message-format", "json-render-diagnostics"])
         // Flags of this machine (`target-cpu=native`, say) would make programs that others cannot run.
         .env_remove("RUSTFLAGS")

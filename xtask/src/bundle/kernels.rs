@@ -164,7 +164,7 @@ fn compile_all(sources: &[Source], architectures: &[String], kept: &Path) -> Res
                 while let Some((source, architecture)) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {
                     let result = precompile(kept, &source.name, &source.text, architecture)
                         .map_err(|error| format!("{} for {architecture}: {error}", source.name));
-                    // After a failure nobody listens any more, and the rest need not be compiled.
+                    // After a failure the results are not read any more, and the rest need not be compiled.
                     if sender.send(result).is_err() {
                         return;
                     }

@@ -29,10 +29,10 @@ const LIMIT_BYTES: u64 = 45 * 1000 * 1000;
 /// that together they shrink to a tenth.
 const PROGRAMS: &str = "programs";
 
-/// What was asked for.
+/// The options of the command line.
 pub struct Options {
     out: PathBuf,
-    /// What kernels are compiled for; empty for no kernels.
+    /// The architectures that kernels are compiled for; empty for no kernels.
     architectures: Vec<String>,
 }
 

@@ -50,7 +50,7 @@ mod tests {
 
     impl Drop for Fake {
         fn drop(&mut self) {
-            // What is left in the folder of temporary files hurts nobody.
+            // What is left in the folder of temporary files does no harm.
             let _ = fs::remove_dir_all(&self.0);
         }
     }

@@ -64,7 +64,7 @@ fn name_of(file: &str) -> Name {
 /// A path that a module uses, from the root of the crate.
 struct Use {
     path: Name,
-    /// What others call it here.
+    /// The name by which others call it here.
     called: String,
     handed_on: bool,
 }

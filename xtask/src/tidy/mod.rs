@@ -3,16 +3,18 @@
 //! - Every Rust file opens with the essay of its module (`//!`).
 //! - No file is longer than [`FILE`], no function longer than [`FUNCTION`].
 //! - Nothing is left undone in sources: none of the words of [`UNDONE`].
-//! - No file names a folder of somebody's machine ([`MACHINE_FOLDERS`]). A line that must, says `tidy: a made-up path`.
+//! - No file names a folder of a machine ([`MACHINE_FOLDERS`]). A line that must, says `tidy: a made-up path`.
 //! - The texts of both licences are there.
 //! - In no crate many modules use each other in a circle ([`circles`]).
 //! - Every crate can be published ([`packages`]).
+//! - The words are those of the glossary, and documentation comments stand by themselves ([`words`]).
 //!
 //! It reads what git knows or would take. It understands Rust only as far as [`scan`] goes.
 
 mod circles;
 mod packages;
 mod scan;
+mod words;
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -47,7 +49,7 @@ const MACHINE_FOLDERS: [&str; 5] = [
     concat!("/wo", "rk/"),
 ];
 
-/// What excuses a line that has a machine's folder.
+/// The mark that excuses a line with a machine's folder.
 const EXCUSE: &str = "tidy: a made-up path";
 
 const LICENCES: [&str; 2] = ["LICENSE-APACHE", "LICENSE-MIT"];
@@ -80,6 +82,7 @@ pub fn run() -> Result<bool, String> {
         let Ok(text) = fs::read_to_string(root.join(file)) else { continue };
         lines += text.lines().count();
         check(file, &text, &mut findings);
+        words::check(file, &text, &mut findings);
         let source = file.strip_prefix("crates/").and_then(|rest| rest.split_once("/src/"));
         if let Some((package, source)) = source.filter(|(_, source)| source.ends_with(".rs")) {
             packages.entry(package.to_owned()).or_default().push((source.to_owned(), text));

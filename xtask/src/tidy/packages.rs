@@ -1,4 +1,4 @@
-//! What a registry asks of the crates that are published: each can be packed alone, and its page there says what it is.
+//! The requirements of a registry for the crates that are published: each can be packed alone, and its page there says what it is.
 //!
 //! It reads manifests by their lines, as this workspace writes them: one key a line, in `[package]` at the top.
 
@@ -78,7 +78,7 @@ fn internal_without_version(manifest: &str) -> Vec<usize> {
         .collect()
 }
 
-/// What a manifest lacks.
+/// Returns what a manifest lacks.
 fn lacks(manifest: &str) -> Vec<String> {
     let package = manifest.split("\n[").next().unwrap_or_default();
     let has = |key: &str| {

@@ -146,7 +146,7 @@ fn try_to_write(folder: &Path) -> io::Result<()> {
     }
     let probe = place.join(format!("thalweg-doctor-{}.partial", std::process::id()));
     let written = fs::write(&probe, [0; 4096]);
-    // Removed also where the write failed half-way; what matters is told below.
+    // Removed also where the write failed half-way; what matters is reported below.
     let removed = fs::remove_file(&probe);
     written.and(removed).map_err(at)
 }

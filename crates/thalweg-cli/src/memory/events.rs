@@ -103,7 +103,7 @@ fn read(path: &Path) -> Result<(std::path::Display<'_>, Recording), Failure> {
     Ok((path.display(), files::read(path)?))
 }
 
-/// Returns the device that is meant: the only one, or the first if nobody says.
+/// Returns the device that is meant: the only one, or the first by default.
 fn device(wanted: Option<usize>, recording: &Recording) -> Result<usize, Failure> {
     let devices = recording.devices();
     match wanted {

@@ -26,7 +26,7 @@ use crate::progress::Progress;
 /// On a terminal with fewer columns the table leaves the counts of calls out.
 const NARROW: usize = 76;
 
-/// Replays the recorded requests under other settings: what would have been reserved, and whether it would have fitted
+/// Replays the recorded requests under other settings: what would have been reserved, and whether it would have fit
 #[derive(Args)]
 #[command(after_help = "\
 --search tries what is known to help some programs:
@@ -188,7 +188,7 @@ fn trials(
     recording: &Recording,
     device: usize,
     confs: &[String],
-    finds_cards: bool,
+    finds_gpu: bool,
     mut seen: impl FnMut(&Trial),
 ) -> Result<Vec<Trial>, Failure> {
     let complain = |what: &dyn std::fmt::Display| Failure(format!("{path}: device {device}: {what}"));
@@ -209,8 +209,8 @@ fn trials(
                 let show = |step| progress.show(step as u64);
                 let forecast = Forecast::of(&program, &settings, is_recorded, question.gpu, show);
                 let mut forecast = forecast.map_err(|error| complain(&error))?;
-                if finds_cards {
-                    forecast.find_card(&program, &settings).map_err(|error| complain(&error))?;
+                if finds_gpu {
+                    forecast.find_gpu(&program, &settings).map_err(|error| complain(&error))?;
                 }
                 Ok(forecast)
             }
@@ -428,7 +428,7 @@ impl Report<'_> {
             );
         }
         if self.forecasts().any(|forecast| forecast.out_of_memory() != Answer::No) {
-            note("died: a request failed for want of memory; the figures are those up to then");
+            note("died: a request failed for lack of memory; the figures are those up to then");
         }
     }
 

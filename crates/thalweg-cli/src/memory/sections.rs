@@ -25,7 +25,7 @@ pub fn settings(recording: &Recording) -> Option<String> {
     }
 }
 
-/// Returns whether a setting is what it is if nobody sets it.
+/// Returns whether a setting is what it is by default.
 fn is_default(name: &str, value: &str) -> bool {
     let is_nothing = |value: &str| matches!(value, "not set" | "" | "False" | "0" | "0.0" | "-1");
     // A table has a figure for each size: none of them is set if all are nothing.

@@ -50,7 +50,7 @@ pub fn run(arguments: &ShowArgs) -> Result<ExitCode, Failure> {
     let mut pages = Pages::new(&question.snapshots, &categories);
     files::each(&question.snapshots, |path, recording| {
         let mut devices = recording.devices();
-        // First those that somebody looks for.
+        // First what a reader looks for.
         let is_short = |device: &usize| recording.trace(*device).any(|event| event.action == Action::Oom);
         devices.sort_by_key(|device| !is_short(device));
         if devices.is_empty() {
@@ -111,7 +111,7 @@ impl Page<'_> {
     fn print(&self, path: &str) {
         let Summary { device, at_peak, at_end, .. } = self.summary;
         self.output.line(2, &format!("{path}, device {device}"));
-        // What somebody looks for at night comes first.
+        // What a reader looks for first comes first.
         for failure in &self.summary.out_of_memory {
             self.failure(failure);
         }

@@ -300,7 +300,7 @@ fn reported_an_error(status: ExitStatus) -> bool {
     status.code().is_some_and(|code| code != PANIC)
 }
 
-/// A new folder among the temporary files, under a name that nobody foresees, where nobody else can put anything.
+/// A new folder among the temporary files, under an unpredictable name, where no other user can put anything.
 struct PrivateFolder(PathBuf);
 
 impl PrivateFolder {
@@ -315,7 +315,7 @@ impl PrivateFolder {
 
 impl Drop for PrivateFolder {
     fn drop(&mut self) {
-        // What is left in the folder of temporary files hurts nobody.
+        // What is left in the folder of temporary files does no harm.
         let _ = std::fs::remove_dir_all(&self.0);
     }
 }

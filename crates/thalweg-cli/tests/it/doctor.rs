@@ -132,7 +132,7 @@ fn a_file_in_the_place_of_the_cache_folder_is_reported() {
     std::fs::remove_file(&file).expect("clean up");
 }
 
-/// `/proc` takes no files from anybody, the superuser included.
+/// `/proc` takes no files from any user, the superuser included.
 #[test]
 fn a_cache_folder_that_cannot_be_written_is_reported() {
     let (line, status) = with_cache(Path::new("/proc/thalweg"));

@@ -1,4 +1,4 @@
-//! `thalweg memory` over a program that ran out of memory in a marked stage: what somebody looks for, and where it is found.
+//! `thalweg memory` over a program that ran out of memory in a marked stage: what a reader looks for, and where it is found.
 
 use std::fs;
 use std::process::Command;

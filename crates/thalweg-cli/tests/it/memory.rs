@@ -366,8 +366,8 @@ fn units_are_demanded() {
 
 /// Of a trace that lost its beginning, a GPU that is smaller than what was reserved then is answered like any other.
 #[test]
-fn a_search_on_a_small_card_says_which_is_enough() {
-    let folder = scratch("small_card");
+fn a_search_on_a_small_gpu_says_which_is_enough() {
+    let folder = scratch("small_gpu");
     fs::create_dir_all(&folder).expect("the temporary folder can be written");
     let mut packed = flate2::read::GzDecoder::new(
         fs::File::open(format!("{DATA}/{}", trace("gpt_train"))).expect("it is there"),

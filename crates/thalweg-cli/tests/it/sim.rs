@@ -17,7 +17,7 @@ fn child() {
     let Ok(kind) = std::env::var(CHILD) else { return };
     let report = PathBuf::from(std::env::var_os("THALWEG_SIM_REPORT").expect("the command names one"));
     let folder = report.parent().expect("a file lies in a folder").metadata().expect("it is there");
-    assert_eq!(folder.permissions().mode() & 0o777, 0o700, "nobody else can put a report there");
+    assert_eq!(folder.permissions().mode() & 0o777, 0o700, "no other user can put a report there");
     match hand_over(&kind) {
         // A status of its own: the program reports its error.
         Err(_) if kind == "orderly" => std::process::exit(3),
@@ -35,7 +35,7 @@ fn hand_over(kind: &str) -> thalweg::Result<()> {
         main.wait_stream(&side)?;
     }
     match kind {
-        // It is told so, and goes on.
+        // It learns so, and goes on.
         "polling" => (0..).find(|_| side.query().is_err()).map(drop).unwrap_or_default(),
         "asleep" => loop {
             std::thread::park();
@@ -116,7 +116,7 @@ fn a_program_that_is_not_there_is_named() {
 
 #[test]
 fn a_program_that_gets_stuck_is_ended_and_says_where() {
-    // Polls for what nobody does.
+    // Polls for what never comes.
     let (status, out, _) = sim(&["--seeds", "1", "--faults"], "polling");
     assert_eq!(status, Some(1), "{out}");
     assert!(out.contains("livelock: ") && out.contains("cuStreamQuery"), "{out}");

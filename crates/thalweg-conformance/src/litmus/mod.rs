@@ -5,7 +5,7 @@
 //! allows, and the derivation of that set. The same program runs on the simulator and on a GPU; on both, what is
 //! [observed](Observation) must be inside the allowed set. A program with one allowed outcome is *ordered*: it shows that
 //! a synchronisation does its work. A program with several is *racy*: it shows what happens without, and keeps a driver
-//! from promising more order than CUDA does where somebody tests against it.
+//! from promising more order than CUDA does where a program is tested against it.
 //!
 //! # How to read a program
 //! The host threads carry out their [`Step`]s in order. Streams `A`, `B`, `C` are non-blocking streams, `DEFAULT` is the

@@ -36,7 +36,7 @@ fn the_simulator_conforms() {
     let report = run(&simulator(2, 2), 0);
     let may_be_skipped = [
         "virtual_memory/parts_of_physical_memory_are_mapped",
-        "sharing/memory_that_network_cards_reach_is_memory",
+        "sharing/memory_that_network_adapters_reach_is_memory",
     ];
     for line in report.skipped() {
         assert!(may_be_skipped.contains(&line.name), "the simulator should run this: {line}");
@@ -61,7 +61,7 @@ fn four_workers_conform() {
 }
 
 #[test]
-fn a_simulator_is_lost_as_a_card_is() {
+fn a_simulator_is_lost_as_a_gpu_is() {
     let mut open = || Ok(simulator(2, 2));
     let report = thalweg_conformance::run_destructive(&mut open, 0, &mut |line| println!("{line}"));
     assert_success(&report);
@@ -69,7 +69,7 @@ fn a_simulator_is_lost_as_a_card_is() {
 }
 
 #[test]
-fn a_card_conforms() {
+fn a_gpu_conforms() {
     if let Some(driver) = gpu() {
         run(&driver, 0);
     }

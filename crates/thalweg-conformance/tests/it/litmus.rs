@@ -78,7 +78,7 @@ fn four_workers_stay_inside_what_cuda_allows() {
 }
 
 #[test]
-fn a_card_stays_inside_what_cuda_allows() {
+fn a_gpu_stays_inside_what_cuda_allows() {
     if let Some(driver) = gpu() {
         assert_allowed(&run_all(driver, 200, 4));
     }

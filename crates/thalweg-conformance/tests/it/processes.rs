@@ -110,17 +110,17 @@ fn share_with_child(driver: &dyn Driver) -> (DevicePointer, DevicePointer, Strin
 }
 
 #[test]
-fn two_processes_share_memory_of_a_card() {
+fn two_processes_share_memory_of_a_gpu() {
     let Some(driver) = gpu() else { return };
     let (plain, range, said) = share_with_child(&*driver);
     assert!(is_filled(&*driver, plain, 3), "what the child wrote to plain memory");
     assert!(said.contains("skipped: ") || is_filled(&*driver, range, 4), "what it wrote to mapped memory");
-    driver.memory_free(plain).expect("nobody has it open any more");
+    driver.memory_free(plain).expect("no thread has it open any more");
 }
 
 #[test]
 fn the_simulator_shares_nothing_with_another_process() {
     let driver = simulator(1, 1);
     let (plain, range, _) = share_with_child(&*driver);
-    assert!(is_filled(&*driver, plain, 1) && is_filled(&*driver, range, 2), "nobody wrote there");
+    assert!(is_filled(&*driver, plain, 1) && is_filled(&*driver, range, 2), "nothing wrote there");
 }

@@ -438,7 +438,7 @@ impl CudaDriver {
         let stream = self.streams.get(stream.raw(), "cublasLtMatmul")?;
         self.submit_on(&stream)?;
         let blas = self.blas_lt().map_err(|error| error.with_detail(&format!("for {}", launch.label)))?;
-        // The library's first use of a kernel loads it, which is no part of anybody's capture.
+        // The library's first use of a kernel loads it, which is no part of another capture.
         let _relaxed = self.cuda.relaxed();
         blas.matmul(stream.device, stream.raw, call, || launch.label.to_string())
     }

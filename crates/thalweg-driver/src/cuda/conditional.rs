@@ -400,7 +400,7 @@ impl CudaDriver {
     /// Ends the handles of a family. Waits for the calls that use them.
     pub(super) fn end_family(&self, family: Option<Family>, call: &'static str) {
         let Some(Family { conditions, bodies, .. }) = family else { return };
-        // Nobody else takes them away, so they are there.
+        // Nothing else takes them away, so they are there.
         for condition in conditions {
             let _ = self.conditions.remove(condition.raw(), call, |_| Ok(()));
         }

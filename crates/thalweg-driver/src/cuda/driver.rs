@@ -171,7 +171,7 @@ impl CudaDriver {
     pub(super) fn enter_stream(&self, stream: &Stream) -> Result<&Device> {
         let Some(context) = stream.context else { return self.enter(stream.device) };
         let device = self.device(stream.device)?;
-        // SAFETY: whoever made the `ExternalStream` promised that it lives as long as its handles.
+        // SAFETY: the code that made the `ExternalStream` promised that it lives as long as its handles.
         unsafe { device.make_context_current(&self.cuda, context)? };
         Ok(device)
     }

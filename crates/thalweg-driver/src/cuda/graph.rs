@@ -206,7 +206,7 @@ impl CudaDriver {
             lock(&self.capturing).remove(&handle.raw());
         }
         let known = id.filter(|_| over).and_then(|id| captures.remove(&id)).map(|known| known.handle);
-        // Before anybody can look: the bodies of a capture that failed are gone with it.
+        // Before anything can look: the bodies of a capture that failed are gone with it.
         let family = known.and_then(|graph| self.family_is_built(graph, ended.is_ok()));
         drop(captures);
         if let Err(error) = ended {
@@ -283,7 +283,7 @@ impl CudaDriver {
             let handle = GraphHandle::from_raw(self.graphs.insert(graph));
             UnderConstruction { handle, known: FxHashSet::default() }
         });
-        // SAFETY: nobody else is in a call on the stream while its entry is held alone (who made an `ExternalStream` promised so
+        // SAFETY: no other thread is in a call on the stream while its entry is held alone (its maker promised so
         // for others that know it), and the lock of the captures keeps it from ending.
         let dependencies = unsafe { info.dependencies() };
         graph.known.extend(&dependencies);
@@ -519,7 +519,7 @@ impl CudaDriver {
                 // The driver cannot destroy it: it is lost.
                 return Ok(());
             }
-            // SAFETY: the graph is this driver's, no capture builds it, and nobody else holds its entry.
+            // SAFETY: the graph is this driver's, no capture builds it, and nothing else holds its entry.
             let outcome = unsafe { self.cuda.table.graph_destroy(*lock(&graph.raw)) };
             self.cuda.check(outcome, || format!("a graph of device {}", graph.device))
         })
@@ -548,7 +548,7 @@ impl CudaDriver {
     pub(super) fn graph_exec_destroy(&self, exec: GraphExecHandle) -> Result<()> {
         self.execs.remove(exec.raw(), "cuGraphExecDestroy", |exec| {
             self.enter(exec.device)?;
-            // SAFETY: the executable is this driver's, and nobody else holds its entry. One that is running is freed by
+            // SAFETY: the executable is this driver's, and nothing else holds its entry. One that is running is freed by
             // the driver when it is done.
             let outcome = unsafe { self.cuda.table.graph_exec_destroy(*lock(&exec.raw)) };
             self.cuda.check(outcome, || format!("an executable graph of device {}", exec.device))

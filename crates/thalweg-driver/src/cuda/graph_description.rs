@@ -1,7 +1,7 @@
 //! The description of a captured graph, as the driver gives it.
 //!
 //! Sizes and names are asked for node by node, and an older driver that cannot say one leaves it out: a description is never
-//! refused for want of a detail.
+//! refused for lack of a detail.
 
 use std::ffi::{CString, c_char};
 use std::path::Path;

@@ -2,11 +2,11 @@
 //!
 //! A handle is a slot's index and the slot's generation at the time of issue. Slots live in chunks that are only ever
 //! added, so a slot never moves; each has its own lock. A lookup takes the slot's lock for reading and compares the
-//! generation: two atomic operations on a cache line that nobody else writes. It hands out a guard, and [`Table::remove`]
+//! generation: two atomic operations on a cache line that no other thread writes. It hands out a guard, and [`Table::remove`]
 //! needs the lock for writing: an object is destroyed only when no call uses it, and a later call with the same handle
 //! finds another generation. A wrong handle is therefore an error whatever its bits are.
 //!
-//! A call holds its guard while it waits for the device, so destroying an object waits for such calls too. Nobody takes
+//! A call holds its guard while it waits for the device, so destroying an object waits for such calls too. No call takes
 //! two guards of one slot at once: a writer that waits between the two would block the thread for ever.
 
 use std::ops::Deref;

@@ -165,7 +165,7 @@ impl CudaDriver {
         Err(Error::new(Code::InvalidValue, call, detail))
     }
 
-    /// Returns whether the driver knows the address as device memory that somebody else allocated.
+    /// Returns whether the driver knows the address as device memory of another allocator.
     fn is_outside_device_memory(&self, address: u64) -> bool {
         let mut kind: c_uint = 0;
         // SAFETY: the attribute is one `unsigned int`, which is written; the call takes any address.
@@ -336,7 +336,7 @@ impl CudaDriver {
         let pool = Pool { raw, device };
         // Keep everything until `pool_trim`: the driver's default gives it all back whenever the host waits.
         if let Err(error) = self.write_pool_attributes(&pool, PoolAttributes::default()) {
-            // SAFETY: the pool was just made, and nobody knows it.
+            // SAFETY: the pool was just made, and nothing knows it.
             let _ = unsafe { self.cuda.table.pool_destroy(raw) };
             return Err(error);
         }
@@ -409,7 +409,7 @@ impl CudaDriver {
     pub(super) fn pool_destroy(&self, pool: PoolHandle) -> Result<()> {
         self.pools.remove(pool.raw(), "cuMemPoolDestroy", |pool| {
             self.enter(pool.device)?;
-            // SAFETY: the pool is this driver's, and nobody else holds its entry.
+            // SAFETY: the pool is this driver's, and nothing else holds its entry.
             let outcome = unsafe { self.cuda.table.pool_destroy(pool.raw) };
             self.cuda.check(outcome, || format!("a pool of device {}", pool.device))
         })

@@ -72,7 +72,7 @@ impl CudaDriver {
 
     /// Loads an image that was checked to end where it says.
     fn load_image(&self, device: u32, image: &[u8], kind: &str) -> Result<RawModule> {
-        // Loading allocates. It happens lazily, in the midst of somebody's capture, and is no part of it.
+        // Loading allocates. It happens lazily, in the midst of a capture, and is no part of it.
         let _relaxed = self.cuda.relaxed();
         let mut log = vec![0_u8; 8 << 10];
         let mut options = [sys::JIT_ERROR_LOG_BUFFER, sys::JIT_ERROR_LOG_BUFFER_SIZE_BYTES];
@@ -104,7 +104,7 @@ impl CudaDriver {
             for (_, function) in lock(&module.functions).drain() {
                 self.functions.remove(function.raw(), call, |_| Ok(()))?;
             }
-            // SAFETY: the module is this driver's, and nobody holds its entry or one of its functions. The driver itself
+            // SAFETY: the module is this driver's, and nothing holds its entry or one of its functions. The driver itself
             // waits for work that uses the code.
             let outcome = unsafe { self.cuda.table.module_unload(module.raw) };
             self.cuda.check(outcome, || format!("a module of device {}", module.device))

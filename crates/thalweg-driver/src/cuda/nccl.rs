@@ -218,7 +218,7 @@ impl CudaDriver {
         }
         let nccl = self.nccl()?;
         let mut raw: Vec<RawCommunicator> = vec![0; devices.len()];
-        // SAFETY: there is room for a communicator a device, and as many ordinals are read.
+        // SAFETY: there is room for a communicator per device, and as many ordinals are read.
         let outcome =
             unsafe { nccl.table.init_all(raw.as_mut_ptr(), ordinals.len() as c_int, ordinals.as_ptr()) };
         nccl.check(outcome, || format!("devices {devices:?}"))?;
@@ -239,7 +239,7 @@ impl CudaDriver {
         self.communicators.remove(communicator.raw(), "ncclCommDestroy", |rank| {
             self.enter(rank.info.device)?;
             let nccl = self.nccl()?;
-            // SAFETY: the communicator is this driver's, and nobody else holds its entry.
+            // SAFETY: the communicator is this driver's, and nothing else holds its entry.
             let outcome = unsafe { nccl.table.destroy(rank.raw) };
             nccl.check(outcome, || format!("rank {} of {}", rank.info.rank, rank.info.ranks))
         })
@@ -294,7 +294,7 @@ impl CudaDriver {
         }
         // In the order of the handles: see the module.
         let _in_use: Vec<_> = members.ranks.iter().map(|(_, rank)| lock(&rank.in_use)).collect();
-        // The library's first use of a connection allocates, which is no part of anybody's capture.
+        // The library's first use of a connection allocates, which is no part of another capture.
         let _relaxed = self.cuda.relaxed();
         // SAFETY: takes nothing; the group is ended below on every path.
         nccl.check(unsafe { nccl.table.group_start() }, || "a group".to_owned())?;

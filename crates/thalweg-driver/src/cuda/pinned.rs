@@ -56,7 +56,7 @@ impl PinnedBlock {
         // SAFETY: writes one pointer.
         let outcome = unsafe { cuda.table.host_allocate(&raw mut pointer, size, flags) };
         cuda.check(outcome, || format!("{bytes} bytes of pinned host memory"))?;
-        // SAFETY: the driver gave `size` bytes at this address, and nobody else knows it yet.
+        // SAFETY: the driver gave `size` bytes at this address, and nothing else knows it yet.
         unsafe { std::ptr::write_bytes(pointer.cast::<u8>(), 0, size) };
         Ok(Self::new(pointer as u64, bytes, None))
     }
@@ -88,7 +88,7 @@ impl PinnedBlock {
     /// Gives the memory back. The caller has the only share of the block, drops it on success, and has waited for the devices
     /// that use it.
     fn free(&self, cuda: &Cuda) -> Result<()> {
-        // SAFETY: `host_allocate` gave this pointer. No host access or captured graph uses the block, since nobody else has
+        // SAFETY: `host_allocate` gave this pointer. No host access or captured graph uses the block, since nothing else has
         // a share of it, and copies that were queued are done.
         let outcome = unsafe {
             match self.registered {
@@ -164,7 +164,7 @@ impl PinnedBlock {
 
     fn byte(&self, address: u64) -> &AtomicU8 {
         // SAFETY: `assert_inside` held for the range that `address` is from; the block is mapped while `self` is
-        // borrowed (it is freed only when nobody holds it), and all of the host's accesses to it are atomic.
+        // borrowed (it is freed only when nothing holds it), and all of the host's accesses to it are atomic.
         unsafe { AtomicU8::from_ptr(address as *mut u8) }
     }
 
@@ -179,7 +179,7 @@ const fn bit_of(device: u32) -> u64 {
     1 << if device < 63 { device } else { 63 }
 }
 
-/// The live blocks by address, and those that were freed while somebody used them.
+/// The live blocks by address, and those that were freed while in use.
 #[derive(Default)]
 pub(super) struct Pinned {
     live: RwLock<BTreeMap<u64, Arc<PinnedBlock>>>,
@@ -252,7 +252,7 @@ impl CudaDriver {
             })?
         };
         if Arc::get_mut(&mut block).is_none() || self.would_break_a_capture(&block) {
-            // A call in flight or a captured graph has a share; a block that left the table gains no new ones.
+            // A call in flight or a captured graph has a share; a block that left the table gets no new ones.
             lock(&self.pinned.retired).push(block);
         } else if let Err(error) = self.free_unshared(&block) {
             let mut live = self.pinned.live.write().unwrap_or_else(PoisonError::into_inner);
@@ -284,7 +284,7 @@ impl CudaDriver {
         block.free(&self.cuda)
     }
 
-    /// Frees the retired blocks that nobody shares any more, and that may be waited for now.
+    /// Frees the retired blocks that are no longer shared, and that may be waited for now.
     fn release_retired(&self) {
         let idle: Vec<Arc<PinnedBlock>> = {
             let mut retired = lock(&self.pinned.retired);

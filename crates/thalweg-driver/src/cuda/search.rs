@@ -139,7 +139,7 @@ impl SearchEnvironment {
             .into_iter()
             .filter_map(|library| Some((library, PathBuf::from(get(library.variable())?))))
             .collect();
-        // Never below the current folder, which may be anybody's: what is found there would be run.
+        // Never below the current folder, which may be any owner's: what is found there would be run.
         let root = |name: &str| get(name).map(PathBuf::from).filter(|path| path.is_absolute());
         let mut toolkits: Vec<PathBuf> = Vec::new();
         toolkits.extend(["CUDA_HOME", "CUDA_PATH"].into_iter().filter_map(root));

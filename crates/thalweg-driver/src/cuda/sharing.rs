@@ -34,7 +34,7 @@ impl CudaDriver {
                     self.cuda.table.physical_export((&raw mut descriptor).cast(), physical.raw, number, 0)
                 };
                 self.cuda.check(outcome, what)?;
-                // SAFETY: the driver opened this descriptor for us, and nobody else has it.
+                // SAFETY: the driver opened this descriptor for us, and nothing else has it.
                 Ok(ShareableHandle::FileDescriptor(unsafe { OwnedFd::from_raw_fd(descriptor) }))
             }
             HandleType::Fabric => {
@@ -71,7 +71,7 @@ impl CudaDriver {
         self.cuda.check(outcome, || format!("{bytes} bytes of device {device} from {handle:?}"))?;
         let physical = Physical { raw, bytes, device, share_as };
         if let Err(error) = self.check_location(&physical, call) {
-            // SAFETY: the handle was just made, and nobody knows it.
+            // SAFETY: the handle was just made, and nothing knows it.
             let _ = unsafe { self.cuda.table.physical_release(raw) };
             return Err(error);
         }
@@ -122,7 +122,7 @@ impl CudaDriver {
         let outcome = unsafe { self.cuda.table.ipc_open(&raw mut pointer, raw, flags) };
         self.cuda.check(outcome, || format!("memory of another process, for device {device}"))?;
         let (start, bytes) = self.allocation_around(pointer).inspect_err(|_| {
-            // SAFETY: it was just opened, and nobody knows the address.
+            // SAFETY: it was just opened, and nothing knows the address.
             let _ = unsafe { self.cuda.table.ipc_close(pointer) };
         })?;
         // A handle that is open already gives the address that it has, and counts.

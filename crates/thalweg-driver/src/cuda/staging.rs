@@ -1,7 +1,7 @@
 //! Copies between the device and ordinary host memory.
 //!
 //! The driver never sees a caller's slice. Given one, it may go on using it after the call (when the memory is pinned
-//! without our knowledge, when a capture turns the copy into a node that is replayed), and Rust would have freed or lent
+//! without our knowledge, when a capture turns the copy into a node that is replayed), and Rust would have freed or passed
 //! it elsewhere by then. Bytes go through blocks of pinned memory of our own: the host copies to or from a block while no
 //! work uses it, the copy engine does the rest, and an event says when the block is free again.
 //!

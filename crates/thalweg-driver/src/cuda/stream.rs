@@ -74,7 +74,7 @@ impl CudaDriver {
             StreamOwner::External => Ok(()),
             StreamOwner::Driver => {
                 self.enter_stream(stream)?;
-                // SAFETY: the stream is this driver's, and nobody else holds its entry.
+                // SAFETY: the stream is this driver's, and nothing else holds its entry.
                 let outcome = unsafe { self.cuda.table.stream_destroy(stream.raw) };
                 self.cuda.check(outcome, || format!("a stream of device {}", stream.device))
             }
@@ -164,7 +164,7 @@ impl CudaDriver {
     /// Returns whether a stream is of a device's primary context, or of a green context that was made from it.
     fn is_of(&self, stream: RawStream, device: &Device) -> Result<bool> {
         let mut context = RawContext::default();
-        // SAFETY: whoever made the `ExternalStream` promised that it is a live stream.
+        // SAFETY: the code that made the `ExternalStream` promised that it is a live stream.
         let outcome = unsafe { self.cuda.table.stream_get_context(stream, &raw mut context) };
         self.cuda
             .check(outcome, || format!("the stream {:#x} as one of device {}", stream.0, device.index))?;
@@ -195,7 +195,7 @@ impl CudaDriver {
     pub(super) fn event_destroy(&self, event: EventHandle) -> Result<()> {
         self.events.remove(event.raw(), "cuEventDestroy", |event| {
             self.enter(event.device)?;
-            // SAFETY: the event is this driver's, and nobody else holds its entry.
+            // SAFETY: the event is this driver's, and nothing else holds its entry.
             let outcome = unsafe { self.cuda.table.event_destroy(event.raw) };
             self.cuda.check(outcome, || format!("an event of device {}", event.device))
         })

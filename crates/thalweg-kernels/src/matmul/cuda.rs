@@ -48,7 +48,7 @@ pub fn print(dtype: DType) -> String {
     with_prelude(&code)
 }
 
-/// Returns the launch of a product. The grid is never empty: whoever launches skips a product without elements itself.
+/// Returns the launch of a product. The grid is never empty: the caller skips a product without elements itself.
 pub fn launch_shape(matmul: &Matmul) -> LaunchShape {
     let tiles = |extent: u64, most: u64| extent.div_ceil(TILE).clamp(1, most) as u32;
     LaunchShape {

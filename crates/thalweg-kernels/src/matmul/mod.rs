@@ -5,7 +5,7 @@
 //! operand says so. Products of 16-bit floats are summed in f32 and rounded once, on storing.
 //!
 //! # What it does not do
-//! It chooses no algorithm: that is the business of whoever runs it. What stands beside a small product in a network is a
+//! It chooses no algorithm: that is the business of the code that runs it. What stands beside a small product in a network is a
 //! [`fused`] product's.
 
 pub mod cuda;

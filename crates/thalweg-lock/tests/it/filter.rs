@@ -59,7 +59,7 @@ fn in_the_child() {
     for mutex in &mutexes {
         assert_eq!(*mutex.lock(), (visits, visits));
     }
-    // One that nobody had before is an ordinary mutex from its first lock on.
+    // One that was not owned before is an ordinary mutex from its first lock on.
     let late = BiasedMutex::default();
     visit(&late);
     thread::scope(|scope| scope.spawn(|| visit(&late)).join().expect("no lock panics"));

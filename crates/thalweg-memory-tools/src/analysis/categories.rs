@@ -66,7 +66,7 @@ impl Categories {
     fn rule(&self, frame: &FrameView<'_>) -> u16 {
         let text = format!("{}:{} {}", frame.filename, frame.line, frame.name);
         let rule = self.rules.iter().position(|(_, part)| text.contains(part));
-        // More rules than that are no rules that anybody wrote.
+        // More rules than that are not written by hand.
         rule.and_then(|rule| u16::try_from(rule).ok()).unwrap_or(u16::MAX)
     }
 
@@ -121,7 +121,7 @@ impl Sorting<'_> {
     }
 }
 
-/// The built-in category that one frame speaks for, by its place among them.
+/// Returns the built-in category that one frame speaks for, by its place among them.
 fn built_in_of(frame: &FrameView<'_>) -> usize {
     let FrameView { filename: file, name, .. } = *frame;
     let is_in = |part: &str| file.contains(part) || file.replace('\\', "/").contains(part);
@@ -150,7 +150,7 @@ mod tests {
 
     use super::*;
 
-    /// The category of a stack in a recording that also has the same functions at another line.
+    /// Returns the category of a stack in a recording that also has the same functions at another line.
     fn named(categories: &Categories, frames: &[(&'static str, &'static str)]) -> String {
         let stack = |line| {
             frames.iter().map(move |&(filename, name)| Frame {

@@ -1,6 +1,6 @@
 //! The forecast of a program under other settings, where its beginning may not be known.
 //!
-//! If a trace begins with its program, a replay says all. If not, what the settings had reserved by then nobody can know. Three
+//! If a trace begins with its program, a replay says all. If not, what the settings had reserved by then cannot be known. Three
 //! things are known all the same:
 //!
 //! - What is live must be reserved: no settings can have less ([`Forecast::least_reserved_bytes`]).
@@ -19,7 +19,7 @@ use crate::replay::{RecordedProgram, StartState};
 /// The smallest GPU is looked for to this part of what is reserved at most.
 const TOLERANCE: u64 = 128;
 /// It is a multiple of this, in bytes.
-const CARD_GRANULE_BYTES: u64 = 1 << 20;
+const GPU_GRANULE_BYTES: u64 = 1 << 20;
 
 /// A program with more streams and private pools is served once and not so often.
 const MOST_ARENAS: usize = 256;
@@ -63,7 +63,7 @@ pub enum Answer {
 
 impl Forecast {
     /// Serves `program` under `settings` on a GPU of `gpu_bytes`, or on one that is never full. `is_recorded`: these settings led
-    /// to the state in which the trace begins. `progress` is told now and then how many steps were served.
+    /// to the state in which the trace begins. `progress` is called now and then with how many steps were served.
     ///
     /// # Errors
     /// Those of [`what_if::run`].
@@ -94,7 +94,7 @@ impl Forecast {
     ///
     /// # Errors
     /// Those of [`what_if::run`].
-    pub fn find_card(&mut self, program: &RecordedProgram, settings: &Settings) -> Result<(), String> {
+    pub fn find_gpu(&mut self, program: &RecordedProgram, settings: &Settings) -> Result<(), String> {
         let is_unknown =
             settings.backend() == Backend::CudaMallocAsync || settings.per_process_memory_fraction() < 1.0;
         if is_unknown || program.arenas() > MOST_ARENAS {
@@ -119,7 +119,7 @@ impl Forecast {
         if !is_endless_enough {
             return Ok(());
         }
-        let mut enough = most.next_multiple_of(CARD_GRANULE_BYTES);
+        let mut enough = most.next_multiple_of(GPU_GRANULE_BYTES);
         if !fits(Some(enough))?.0 {
             // Garbage collection knows how large the GPU is.
             enough += enough / 4;
@@ -129,8 +129,8 @@ impl Forecast {
         }
         // What is live at once does not fit in less.
         let mut too_small = program.least_reserved_bytes(settings).saturating_sub(1);
-        while enough - too_small > (enough / TOLERANCE).max(2 * CARD_GRANULE_BYTES) {
-            let middle = (too_small + (enough - too_small) / 2).next_multiple_of(CARD_GRANULE_BYTES);
+        while enough - too_small > (enough / TOLERANCE).max(2 * GPU_GRANULE_BYTES) {
+            let middle = (too_small + (enough - too_small) / 2).next_multiple_of(GPU_GRANULE_BYTES);
             if fits(Some(middle))?.0 {
                 enough = middle;
             } else {
@@ -162,7 +162,7 @@ impl Forecast {
         }
     }
 
-    /// Returns whether a request fails for want of memory over the recorded part.
+    /// Returns whether a request fails for lack of memory over the recorded part.
     pub fn out_of_memory(&self) -> Answer {
         let nearest = self.nearest().out_of_memory;
         match &self.worn {

@@ -6,7 +6,7 @@ use thalweg_memory::StreamId;
 
 use super::walk::{MemoryState, Taken};
 
-/// Reserved memory at one moment: what is active, and why the rest serves nobody. All in bytes; they add up to what is
+/// Reserved memory at one moment: what is active, and why the rest serves no request. All in bytes; they add up to what is
 /// reserved.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Fragmentation {

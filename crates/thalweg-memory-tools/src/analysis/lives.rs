@@ -1,4 +1,4 @@
-//! The lives of all blocks and segments of a trace, for whoever draws them.
+//! The lives of all blocks and segments of a trace, for drawings.
 
 use std::collections::BTreeMap;
 

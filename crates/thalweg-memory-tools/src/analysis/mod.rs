@@ -16,7 +16,7 @@
 //! # How it is reckoned
 //! - A trace is a list of changes. The state before it is rebuilt from its end: what the segments say at the end, minus what
 //!   the trace did. Memory that was freed in the trace and never allocated in it was there before.
-//! - *Live* is what was asked for and not yet free; a block whose free waits for another stream counts, since nobody else can
+//! - *Live* is what was asked for and not yet free; a block whose free waits for another stream counts, since no other stream can
 //!   have it. *Reserved* is what was taken from the driver.
 //! - Entries say what was asked for, before rounding. Where the layout of a moment inside the trace is needed, blocks are taken
 //!   to be rounded up to 512 bytes; what an allocator did not split off counts as free then. At the end of the trace the

@@ -1,7 +1,7 @@
 //! The stages of a program: what happened to its memory between the start and the end of each scope that it marked.
 //!
 //! A profiler or a user marks scopes (`torch.profiler.record_function` while a history is recorded), and the file has them beside the
-//! trace, with times. Scopes of one name are one stage here. They may lie within one another; each is told by itself.
+//! trace, with times. Scopes of one name are one stage here. They may lie within one another; each is reported by itself.
 
 use std::sync::Arc;
 

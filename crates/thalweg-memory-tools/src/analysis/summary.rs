@@ -84,9 +84,9 @@ pub struct Moment {
     pub live_blocks: usize,
     /// The reserved bytes.
     pub reserved_bytes: u64,
-    /// Why what was reserved and not active served nobody.
+    /// Why what was reserved and not active served no request.
     pub fragmentation: Fragmentation,
-    /// The stream that asked, for which the fragmentation is told.
+    /// The stream that asked, for which the fragmentation is counted.
     pub stream: StreamId,
     /// The live blocks by what was asked for, the most bytes first.
     pub by_size: Vec<SizeGroup>,
@@ -149,7 +149,7 @@ pub struct OutOfMemoryEntry {
 }
 
 impl OutOfMemoryEntry {
-    /// Returns what of a GPU of `total_bytes` neither this allocator had nor anybody could have: the driver's own memory, that
+    /// Returns what of a GPU of `total_bytes` neither this allocator had nor any could have: the driver's own memory, that
     /// of libraries, of other processes.
     pub fn outside_bytes(&self, total_bytes: u64) -> u64 {
         total_bytes.saturating_sub(self.device_free_bytes).saturating_sub(self.reserved_bytes)

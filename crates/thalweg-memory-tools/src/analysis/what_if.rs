@@ -35,7 +35,7 @@ pub struct ReplayFigures {
     pub driver_frees: u64,
     /// How often a request succeeded only after memory was given back, or failed.
     pub retries: u64,
-    /// Whether a request failed for want of memory; all figures are those up to then.
+    /// Whether a request failed for lack of memory; all figures are those up to then.
     pub out_of_memory: bool,
     /// How many blocks were put elsewhere than in the recording. 0 if the settings are those of the recording and the rules are
     /// the same; under other settings there is no reason why it should be.
@@ -79,10 +79,10 @@ pub fn settings(policy: Policy, conf: &str) -> Result<Settings, SettingsError> {
 }
 
 /// Serves `program` under `settings` on a GPU of `gpu_bytes`, or on one that is never full. `start` says what is made of the
-/// state before the trace. `progress` is told now and then how many steps were served.
+/// state before the trace. `progress` is called now and then with how many steps were served.
 ///
 /// # Errors
-/// If the allocator fails for another reason than want of memory, in its own words: that would be an error of ours, or of
+/// If the allocator fails for another reason than lack of memory, in its own words: that would be an error of ours, or of
 /// the trace.
 pub fn run(
     program: &RecordedProgram,
@@ -153,7 +153,7 @@ pub(super) fn fits(
     }
 }
 
-/// Serves all steps, up to the first request that fails for want of memory. Returns each change of what is reserved, and whether
+/// Serves all steps, up to the first request that fails for lack of memory. Returns each change of what is reserved, and whether
 /// one failed.
 fn serve(replay: &mut Replay<'_>, mut progress: impl FnMut(usize)) -> Result<(ReservedSteps, bool), String> {
     if let Err(error) = replay.begin() {

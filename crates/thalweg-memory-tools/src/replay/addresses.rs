@@ -2,7 +2,7 @@
 //!
 //! Among free blocks of one size the one at the lowest address serves, so addresses decide what lies next to what, and with
 //! that how much is reserved in the end. A replay under the settings of the recording gets the recorded addresses. Under other
-//! settings it asks for segments that nobody recorded, and their addresses are invented, by the rules that a driver's own show:
+//! settings it asks for segments that were not recorded, and their addresses are invented, by the rules that a driver's own show:
 //!
 //! - Addresses are *reserved* in whole pieces of 32 MiB, each time below everything that was reserved before.
 //! - A segment goes to the lowest gap of what is reserved, if one is large enough: small segments fill what large ones left of
@@ -25,7 +25,7 @@ use std::collections::{BTreeMap, BTreeSet};
 const PIECE_BYTES: u64 = 32 << 20;
 /// Where the first address is invented below, if none is recorded.
 const TOP: u64 = 0x7000_0000_0000;
-/// Below this the fake has its ranges for pages. Whoever comes down to it begins at the top again.
+/// Below this the fake has its ranges for pages. An allocation that comes down to it begins at the top again.
 const FLOOR: u64 = 0x5000_0000_0000;
 
 /// The segments that are out, and what is reserved around them: sizes by address.
@@ -116,7 +116,7 @@ impl Addresses {
     }
 }
 
-/// What is reserved and has no segment: ranges, none of which goes from one reservation into the next.
+/// The reserved ranges without a segment, none of which goes from one reservation into the next.
 #[derive(Debug, Default)]
 struct Gaps {
     /// Sizes by address.
@@ -176,7 +176,7 @@ impl Gaps {
     }
 }
 
-/// The last of the ranges that share an address with the one from `start` to `end`.
+/// Returns the last of the ranges that share an address with the one from `start` to `end`.
 fn overlapping(ranges: &BTreeMap<u64, u64>, start: u64, end: u64) -> Option<(u64, u64)> {
     let (&last, &size) = ranges.range(..end).next_back()?;
     (last + size > start).then_some((last, size))
@@ -292,7 +292,7 @@ mod tests {
         })
     }
 
-    /// As many as a card of 600 GB could have.
+    /// As many as a GPU of 600 GB could have.
     #[test]
     fn three_hundred_thousand_segments_lie_side_by_side() {
         let mut addresses = Addresses::default();

@@ -2,7 +2,7 @@
 //!
 //! A block that was live before the trace and is freed in it has a known beginning and a known request. In a plain segment for
 //! large requests it may also have a rest of up to 1 MiB, which was too small to be cut off. Where more than that is free behind
-//! it, nobody knows how much of it is the block's: it is laid out without any of it.
+//! it, it is not known how much of it is the block's: it is laid out without any of it.
 //!
 //! The free piece behind it is then perhaps too large. It serves a request that, in the recording, it did not serve; and since
 //! the best fit decides, it can only have been too small for that. So the block gets as much as makes it so, by a *filler*,

@@ -5,7 +5,7 @@ use super::{Replay, ReplayError, StartState};
 
 impl Replay<'_> {
     /// Lays the state before the trace out, if it is the recorded one and no requests lead to it. It leaves no peaks. Every step
-    /// does this first, if nobody has.
+    /// does this first, if it was not done.
     pub(crate) fn begin(&mut self) -> Result<(), ReplayError> {
         let program = self.program;
         let Some(layout) = &program.layout else { return Ok(()) };
@@ -22,7 +22,7 @@ impl Replay<'_> {
     /// have long before. The way here leaves no peaks if something was live before the trace.
     ///
     /// # Errors
-    /// If it is still too large: that is want of memory.
+    /// If it is still too large: that is lack of memory.
     pub(super) fn fit_start(&mut self) -> Result<(), ReplayError> {
         self.upstream.set_endless(false);
         if self.upstream.excess_bytes() > 0 {

@@ -24,7 +24,7 @@
 //!   that had memory enough; where memory was short the allocator itself may have given them back.
 //! - A request that failed (`oom`) is no part of what was served, and asked for again only if that is [wanted](Replay::with_attempts).
 //! - A block that came from a private pool comes from one here. Which it was says the segment that it lay in, and of a segment
-//!   that was given back before the snapshot was taken nobody knows: it counts as shared, unless the entries say the pool.
+//!   that was given back before the snapshot was taken is not known: it counts as shared, unless the entries say the pool.
 //! - Expandable segments are the allocator's affair: the program is the same. Where they grow is not where they did; their
 //!   blocks are compared by their distance from where they began.
 //!
@@ -33,7 +33,7 @@
 //! Every piece of physical memory carries a tag: which block has it, or from when on it may be touched by whom. A block that
 //! is handed out over another that is live, or pending, or was freed on another stream without an event in between, ends
 //! the replay with an error, also where a page moved from one address to another. An event that a stream was made to wait for
-//! counts as order, and so does one that passed on the host. The tags take twice as long as everything else, so whoever trusts
+//! counts as order, and so does one that passed on the host. The tags take twice as long as everything else, so a caller that trusts
 //! the allocator, and only wants figures, does [without](Replay::without_tags).
 //!
 //! What is not here: threads. A trace has one order, and that is kept.
@@ -458,7 +458,7 @@ impl ReplayError {
         }
     }
 
-    /// Returns whether it is want of memory: a request failed for that, or the state before the trace is larger than the
+    /// Returns whether it is lack of memory: a request failed for that, or the state before the trace is larger than the
     /// device.
     pub fn is_out_of_memory(&self) -> bool {
         match &self.kind {

@@ -94,7 +94,7 @@ pub(super) fn read(
     reading.begin_behind_first(&last);
     let tells_of_segments = trace.clone().map(|event| event.action).any(is_of_segments);
     if reading.older.is_empty() && !tells_of_segments {
-        // It begins with the program, and somebody has left the segments out: which were there before is not known.
+        // It begins with the program, and the segments were left out: which were there before is not known.
         found.segments.clear();
     }
     reading.learn_rooms(trace);

@@ -14,7 +14,7 @@
 //! part belonged to the block too ([`doubts`](super::doubts)).
 //!
 //! Segments that grow have no beginning in a recording, which shows what is mapped. They begin at the lowest address that was
-//! ever seen mapped; what lay below that, and was never used again, is missed by nobody.
+//! ever seen mapped; what lay below that, and was never used again, is not missed.
 
 use std::collections::BTreeMap;
 

@@ -11,7 +11,7 @@
 //!               page/  page.html, style.css and the scripts, each a file of this crate             ┘
 //! ```
 //! The numbers of a device are differences to the row before, in the greatest unit that divides them, seven bits a byte:
-//! some 15 bytes a block. A million events make a file of some ten megabytes, and a browser reads it in a fraction of a
+//! some 15 bytes per block. A million events make a file of some ten megabytes, and a browser reads it in a fraction of a
 //! second. `page/data.js` is the other half of `encode`: who changes one changes both.
 //!
 //! It is a crate of its own because it depends on no other of this workspace: neither the reader of snapshots nor the allocator knows that

@@ -150,7 +150,7 @@ pub struct Mark {
 /// The kind of a [`Mark`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum MarkKind {
-    /// A request failed for want of memory.
+    /// A request failed for lack of memory.
     OutOfMemory,
     /// A snapshot was taken.
     Snapshot,

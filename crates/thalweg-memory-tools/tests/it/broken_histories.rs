@@ -1,4 +1,4 @@
-//! Histories with something missing, or something that nobody knows, in their middle.
+//! Histories with something missing, or unknown, in their middle.
 
 use proptest::prelude::*;
 use thalweg_memory::Policy;

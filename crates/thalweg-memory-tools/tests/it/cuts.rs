@@ -24,7 +24,7 @@ fn confs() -> Vec<&'static str> {
 
 fn forecast(program: &RecordedProgram, conf: &str, gpu: Option<u64>) -> Forecast {
     let settings = what_if::settings(Policy::PyTorch, conf).expect("PyTorch takes it");
-    Forecast::of(program, &settings, conf.is_empty(), gpu, |_| {}).expect("want of memory is no error")
+    Forecast::of(program, &settings, conf.is_empty(), gpu, |_| {}).expect("lack of memory is no error")
 }
 
 fn forecasts(program: &RecordedProgram, gpu: Option<u64>) -> Vec<Forecast> {
@@ -88,7 +88,7 @@ fn nothing_is_claimed_of_what_was_lost() {
 
 /// A GPU that is smaller than what was reserved when the trace begins is a GPU like others: the program dies on it or not.
 #[test]
-fn a_card_smaller_than_the_beginning_is_answered() {
+fn a_gpu_smaller_than_the_beginning_is_answered() {
     let program = cut("gpt_train", 60);
     let recorded = forecast(&program, "", None).nearest().peak_reserved_bytes;
     for forecast in forecasts(&program, Some(1 << 30)) {
@@ -98,7 +98,7 @@ fn a_card_smaller_than_the_beginning_is_answered() {
     for conf in ["", "expandable_segments:True", "max_split_size_mb:128"] {
         let settings = what_if::settings(Policy::PyTorch, conf).expect("PyTorch takes it");
         let mut found = forecast(&program, conf, None);
-        found.find_card(&program, &settings).expect("want of memory is no error");
+        found.find_gpu(&program, &settings).expect("lack of memory is no error");
         let enough = found.fits_from_bytes.expect("some GPU is enough");
         assert!(enough >= found.least_reserved_bytes.min(program.least_reserved_bytes(&settings)), "{conf}");
         assert!(enough < recorded, "{conf}: what is cached can go back");
@@ -109,12 +109,12 @@ fn a_card_smaller_than_the_beginning_is_answered() {
 
 /// Of a whole program the smallest GPU is one on which it really runs.
 #[test]
-fn the_smallest_card_is_found() {
+fn the_smallest_gpu_is_found() {
     for (name, conf) in [("gpt_train", ""), ("gpt_train", "expandable_segments:True"), ("resnet_sizes", "")] {
         let program = cut(name, 0);
         let settings = what_if::settings(Policy::PyTorch, conf).expect("PyTorch takes it");
         let mut found = forecast(&program, conf, None);
-        found.find_card(&program, &settings).expect("want of memory is no error");
+        found.find_gpu(&program, &settings).expect("lack of memory is no error");
         let enough = found.fits_from_bytes.expect("some GPU is enough");
         let dies = |gpu| forecast(&program, conf, Some(gpu)).out_of_memory() == Answer::Yes;
         assert!(!dies(enough) && dies(enough / 100 * 97), "{name} {conf}: {enough}");

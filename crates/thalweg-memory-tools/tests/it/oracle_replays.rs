@@ -13,7 +13,7 @@ use crate::oracle::program::{Kind, Op, program};
 use crate::oracle::{Cell, Conf, Figures, MIB, Oracle, State};
 
 /// Larger than any program here needs.
-const CARD: u64 = 16 << 30;
+const GPU_BYTES: u64 = 16 << 30;
 
 const KINDS: [Kind; 4] = [
     Kind { streams: 1, pools: 0, empties: false, operations: 600 },
@@ -104,7 +104,7 @@ fn a_recording_is_replayed_exactly_under_its_own_settings() {
             let program = program(seed, kind);
             let oracles = [0, 1, 2].map(|device| {
                 let ops = &program[..program.len() * (3 - device) / 3];
-                run(ops, &conf, Driver::anywhere(seed + device as u64), CARD, 1.0)
+                run(ops, &conf, Driver::anywhere(seed + device as u64), GPU_BYTES, 1.0)
             });
             let recording = recording(&oracles, &conf, usize::MAX);
             for (device, oracle) in oracles.iter().enumerate() {
@@ -125,7 +125,7 @@ fn a_recording_without_its_beginning_is_replayed_exactly() {
     for conf in Conf::all() {
         for (seed, kind) in (200..232).zip(KINDS.into_iter().cycle()) {
             let ops = program(seed, kind);
-            let oracle = [run(&ops, &conf, Driver::anywhere(seed), CARD, 1.0)];
+            let oracle = [run(&ops, &conf, Driver::anywhere(seed), GPU_BYTES, 1.0)];
             let trace = &oracle[0].trace;
             let takes = |entry: &TraceEntry| matches!(entry.action, SegmentAlloc | SegmentMap);
             let behind_a_segment = trace.iter().rev().skip(trace.len() / 3).position(takes);
@@ -179,7 +179,7 @@ fn other_settings_and_limits_do_what_pytorch_would() {
     let (mut died, mut retried, mut collected) = (0, 0, 0);
     for (seed, kind) in (100..124).zip(KINDS.into_iter().cycle()) {
         let ops = program(seed, kind);
-        let recorded = run(&ops, &Conf::DEFAULT, Driver::as_invented(), CARD, 1.0);
+        let recorded = run(&ops, &Conf::DEFAULT, Driver::as_invented(), GPU_BYTES, 1.0);
         let peak = recorded.figures.reserved_peak;
         let program = RecordedProgram::from_recording(&recording(&[recorded], &Conf::DEFAULT, usize::MAX), 0);
         let program = program.expect("the trace is whole");
@@ -187,8 +187,8 @@ fn other_settings_and_limits_do_what_pytorch_would() {
             for percent in [200, 90, 75, 65] {
                 // What is below the peak is a limit that bites.
                 let allowed = (peak / 100 * percent).next_multiple_of(MIB);
-                let fraction = if percent > 100 { 1.0 } else { allowed as f64 / CARD as f64 };
-                let oracle = run(&ops, &conf, Driver::as_invented(), CARD, fraction);
+                let fraction = if percent > 100 { 1.0 } else { allowed as f64 / GPU_BYTES as f64 };
+                let oracle = run(&ops, &conf, Driver::as_invented(), GPU_BYTES, fraction);
                 let what = format!("{:?}, seed {seed}, {percent} % of the peak", conf.text);
                 assert_same_run(&program, &conf, fraction, &oracle, &what);
                 died += u64::from(oracle.figures.died);
@@ -202,7 +202,7 @@ fn other_settings_and_limits_do_what_pytorch_would() {
 
 /// Serves a program with invented addresses, and compares all with the oracle.
 fn assert_same_run(program: &RecordedProgram, conf: &Conf, fraction: f64, oracle: &Oracle, what: &str) {
-    let upstream = Arc::new(ReplayUpstream::unscripted(CARD));
+    let upstream = Arc::new(ReplayUpstream::unscripted(GPU_BYTES));
     let settings = what_if::settings(Policy::PyTorch, conf.text).expect("PyTorch takes it");
     let allocator = DeviceAllocator::new(upstream.clone(), settings);
     allocator.set_memory_fraction(fraction).expect("it is in range");

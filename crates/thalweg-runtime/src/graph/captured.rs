@@ -92,7 +92,7 @@ impl Content {
 }
 
 impl Drop for Content {
-    /// Replays may be under way. Whoever gets the memory next waits for their streams.
+    /// Replays may be under way. The next owner of the memory waits for their streams.
     fn drop(&mut self) {
         self.member.leave();
         let streams = self.replayed_on.get_mut().unwrap_or_else(PoisonError::into_inner);

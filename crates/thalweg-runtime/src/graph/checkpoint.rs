@@ -57,7 +57,7 @@ impl GraphPool {
     /// addresses. All that is live now is taken from its holders: what they drop later frees nothing. Memory that the pool took
     /// since stays with it, and is free. *Blocks* as [`checkpoint`](Self::checkpoint) does.
     ///
-    /// The caller answers for it that nobody uses memory of the pool from now on, except as the graphs do that were recorded
+    /// The caller guarantees that nothing uses memory of the pool from now on, except as the graphs do that were recorded
     /// up to that state.
     ///
     /// # Errors

@@ -13,7 +13,7 @@
 //! bodies that are captured there one after the other also run so, as the memory of a stream asks for. What the host does in a
 //! region (a counter, a print) happens once, at the capture.
 //!
-//! A region that fails breaks the whole capture, even if its error is swallowed: half a body is nobody's program.
+//! A region that fails breaks the whole capture, even if its error is swallowed: half a body is not a program.
 
 use thalweg_driver::{Access, CaptureMode, ConditionFormat, Conditional, DevicePointer, GraphHandle, Label};
 

@@ -58,11 +58,11 @@ pub enum InputKind {
     /// Memory of the graph's own pool that another graph left there: its output. It cannot go away, but it can be
     /// overwritten ([`OverwritePolicy`](super::OverwritePolicy)).
     Pool,
-    /// No buffer of this allocator: memory of the driver, or of another process. Nobody says when it goes away.
+    /// No buffer of this allocator: memory of the driver, or of another process. It is not known when it goes away.
     Unknown,
 }
 
-/// A buffer that a graph leaves: allocated in the capture, and held by somebody when that ended.
+/// A buffer that a graph leaves: allocated in the capture, and held when that ended.
 #[derive(Clone, Debug)]
 pub struct Output {
     /// Where it begins.
@@ -75,7 +75,7 @@ pub struct Output {
 }
 
 impl Output {
-    /// Returns whether somebody holds the buffer still.
+    /// Returns whether the buffer is still held.
     pub fn is_held(&self) -> bool {
         self.vigil.is_undisturbed()
     }
@@ -107,7 +107,7 @@ impl Contract {
         self.inputs.iter().find(holds)
     }
 
-    /// Returns whether every input is still held by somebody. One load.
+    /// Returns whether every input is still held. One load.
     #[inline]
     pub fn is_kept(&self) -> bool {
         self.vigil.is_undisturbed()
@@ -119,7 +119,7 @@ impl Contract {
         self.vigil.died().into_iter().flat_map(of_address).collect()
     }
 
-    /// Returns whether there are commands that were given to the driver directly, and of which nobody has declared what they
+    /// Returns whether there are commands that were given to the driver directly, and without a declaration of what they
     /// touch: then the graph cannot tell whether a replay would run on memory of others.
     pub fn has_undeclared_commands(&self) -> bool {
         self.has_undeclared
@@ -129,7 +129,7 @@ impl Contract {
     ///
     /// # Errors
     /// [`Error::is_invalid_argument`] if an input has died: which ones, who uses them, and what to do; or if the graph has
-    /// [commands that nobody has declared](Self::has_undeclared_commands).
+    /// [commands without declared ranges](Self::has_undeclared_commands).
     #[inline]
     pub fn check(&self) -> Result<()> {
         if self.is_kept() && !self.has_undeclared { Ok(()) } else { Err(self.broken()) }
@@ -155,7 +155,7 @@ impl Contract {
             text.push_str(&format!("; and {} more", dead.len() - LISTED));
         }
         text.push_str(
-            ". The buffer was dropped, or moved, after it was captured, and its memory may be somebody else's by now: keep it \
+            ". The buffer was dropped, or moved, after it was captured, and its memory may be another owner's by now: keep it \
              for as long as the graph is replayed and write new values into it, or capture again",
         );
         Error::invalid(text)

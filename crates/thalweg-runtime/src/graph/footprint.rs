@@ -1,15 +1,15 @@
 //! Which memory the commands of a capture touch: its own, and everybody else's.
 //!
 //! Commands name addresses. Those inside a block that the capture itself allocated are the graph's own affair; all others are
-//! an [`Input`] of the graph, one for each block that is somebody else's, with what is done to it. The block is looked for
-//! when it is first touched, among all that are live then, and a [`Vigil`] is told of its death from that moment on: memory
+//! an [`Input`] of the graph, one for each block that is another owner's, with what is done to it. The block is looked for
+//! when it is first touched, among all that are live then, and a [`Vigil`] is set by its death from that moment on: memory
 //! that is given back before the capture ends is as dead as memory that is given back later.
 //!
 //! Who holds which block is asked once a capture, and again only for an address that is not in the answer. So a command
 //! costs two look-ups in ordered maps for each range that it touches, however large the graph is.
 //!
 //! The allocator may have put the graph's own memory together anew while it was captured, so that some of it has two addresses
-//! ([`Alias`]). In the end what was written is told by where the memory is then.
+//! ([`Alias`]). The ranges that were written are reported by where the memory is in the end.
 //!
 //! What is not here: pinned memory, which the graph keeps by itself.
 

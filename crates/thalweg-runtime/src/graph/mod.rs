@@ -211,7 +211,7 @@ impl Graph {
         self.content.member.release_outputs();
     }
 
-    /// Gives the executable up, and the memory with it unless somebody else keeps it: the [`CapturedGraph`], other graphs of the
+    /// Gives the executable up, and the memory with it unless something else keeps it: the [`CapturedGraph`], other graphs of the
     /// pool, or a handle of it. The same as dropping the graph.
     pub fn reset(self) {}
 

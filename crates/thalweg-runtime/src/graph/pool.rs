@@ -47,7 +47,7 @@ impl GraphPool {
             if device.host_allocator().retain_pool(id).is_ok() {
                 return Self::named(device, id, OverwritePolicy::default(), true);
             }
-            // Somebody still holds pinned memory of it.
+            // Pinned memory of it is still held.
             let released = allocator.release_pool(id);
             debug_assert!(released.is_ok(), "it was revived a moment ago: {released:?}");
         }

@@ -11,11 +11,11 @@
 //! ```
 //!
 //! Which graph overwrites which output is known when a graph joins the pool, from the ranges that its commands write. So
-//! a graph that overwrites nothing pays one load a replay, and one that does looks at the outputs in its way: an output is
-//! in danger if somebody holds its buffer, and it was replayed and not [released](super::Graph::release_outputs) since. What
+//! a graph that overwrites nothing pays one load per replay, and one that does looks at the outputs in its way: an output is
+//! in danger if its buffer is held, and it was replayed and not [released](super::Graph::release_outputs) since. What
 //! happens then is the pool's [`OverwritePolicy`].
 //!
-//! An output that was overwritten when nobody wanted it is *lost* until its graph is replayed again. A graph that was captured
+//! An output that was overwritten when it was not wanted is *lost* until its graph is replayed again. A graph that was captured
 //! to read it is not replayed meanwhile.
 //!
 //! What is not here: the order of replays on different streams, which is the caller's affair as for any other work.
@@ -119,7 +119,7 @@ impl Hazard {
         &self.victim.outputs[self.output]
     }
 
-    /// Returns whether somebody would miss the output.
+    /// Returns whether the output is still wanted.
     fn is_imminent(&self) -> bool {
         self.victim.wanted.load(Ordering::Acquire) && self.left().output.is_held()
     }

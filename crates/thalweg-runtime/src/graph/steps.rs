@@ -5,7 +5,7 @@
 //! differ, only those need to be told to an executable ([`update`](super::update)).
 //!
 //! Libraries may put nodes into a capture by themselves. Such a node is noticed when something that we see depends on it, the
-//! end of the capture at last; then the list is *partial*, and nothing is concluded from it. Unless somebody has declared what
+//! end of the capture at last; then the list is *partial*, and nothing is concluded from it. Unless it was declared what
 //! such nodes touch ([`Stream::declare`](crate::Stream::declare)), the graph cannot vouch for its replays either.
 
 use std::sync::Arc;

@@ -8,7 +8,7 @@
 //! |---|---|
 //! | nothing | nothing |
 //! | the arguments of a few kernels | these kernels are told theirs |
-//! | anything that the driver can change in place | the whole graph is told |
+//! | anything that the driver can change in place | the whole graph is updated |
 //! | the shape, or a node's kind | a new executable is made |
 //!
 //! The two captures are compared by what was written down of them ([`steps`](super::steps)); what that cannot tell, the driver
@@ -27,7 +27,7 @@ use super::{CaptureOptions, Graph};
 use crate::Result;
 use crate::stream::same_device;
 
-/// A kernel is told its arguments by itself if no more than one in this many differ. To tell one takes the driver about as long
+/// A kernel is updated by itself if no more than one in this many differ. To update one takes the driver about as long
 /// as to compare and change eight nodes of a whole graph.
 const FEW: usize = 8;
 

@@ -43,7 +43,7 @@ impl SegmentSource for ManagedMemory {
             match self.advise(pointer, bytes) {
                 Ok(()) => Ok(pointer.address()),
                 Err(error) => {
-                    // Nobody knows the memory yet; the first error is the one to tell.
+                    // Nothing knows the memory yet; the first error is the one to tell.
                     let _ = self.driver.memory_free(pointer);
                     Err(error)
                 }

@@ -88,7 +88,7 @@ impl VirtualMemory for DriverUpstream {
         }
         match self.driver.memory_unmap(start, mapped) {
             Ok(()) => Err(upstream_error(error)),
-            // The device is beyond help, most likely: whoever reads this should know that the range is not empty.
+            // The device is beyond help, most likely: the reader should know that the range is not empty.
             Err(second) => {
                 let more =
                     format!("and {mapped} bytes stay mapped at {address:#x}, since undoing failed: {second}");

@@ -1,4 +1,4 @@
-//! [`Quarantine`]: freed blocks that nobody gets for a while, so that a pointer which is used too long meets memory that is nobody's.
+//! [`Quarantine`]: freed blocks that are not reused for a while, so that a pointer which is used too long meets memory without an owner.
 //!
 //! An allocator gives the bytes that a stream freed last to the stream's next request. A stale pointer then reads and
 //! writes what belongs to another, in an order that is right for the other, and no sanitizer can tell it from a good one. Address

@@ -1,7 +1,7 @@
 //! Memory that several processes have: the driver's part of it, and [`SharedBuffer`].
 //!
 //! [`Buffer::share`] gives bytes, which the program sends by whatever means; [`Device::open_shared`] of another process gives
-//! the same memory there. The bytes are PyTorch's, as `thalweg_memory` writes them: one handle for plain memory, a handle a page
+//! the same memory there. The bytes are PyTorch's, as `thalweg_memory` writes them: one handle for plain memory, a handle per page
 //! for memory of growing segments.
 //!
 //! - The descriptor of an exported page is opened once and closed with the page: a receiver may come for it at any time
@@ -86,8 +86,8 @@ pub struct SharedHandle {
 }
 
 impl Buffer {
-    /// Returns what another process needs to open this memory (`shareIpcHandle`). The buffer must live until nobody has it
-    /// open any more. Other buffers may lie in the same segment or the same pages: whoever opens this one can touch those.
+    /// Returns what another process needs to open this memory (`shareIpcHandle`). The buffer must live until no process has it
+    /// open any more. Other buffers may lie in the same segment or the same pages: a process that opens this one can touch those.
     ///
     /// Plain memory takes one handle. Memory of a growing segment takes an open file descriptor for each of its pages, which stays
     /// open while the page is there: to share large buffers, turn `expandable_segments` off. Nothing is synchronised: what the
@@ -128,7 +128,7 @@ impl Device {
         let decoded =
             MemoryHandle::decode(bytes).map_err(|error| Error::invalid(format!("{self}: {error}")))?;
         let memory = self.allocator().open_shared(&decoded).map_err(|error| {
-            let advice = "whoever shared it, another process on a GPU and this one on a simulated device, must still \
+            let advice = "the process that shared it, another one on a GPU and this one on a simulated device, must still \
                           have it, on this device";
             in_context(self, error, format!("{self}: opening {size_bytes} bytes that were shared ({advice})"))
         })?;

@@ -61,7 +61,7 @@ impl Fixture {
         let (open, wait) = std::sync::mpsc::channel::<()>();
         let wait = std::sync::Mutex::new(wait);
         let function: HostFunction = Arc::new(move || {
-            let _ = wait.lock().expect("nobody panics with it").recv();
+            let _ = wait.lock().expect("no thread panics with it").recv();
         });
         self.driver.host_function_async(stream, function, Label::here("gate")).expect("a gate");
         open
@@ -237,10 +237,10 @@ fn the_descriptor_of_a_page_is_opened_once_and_goes_with_the_page() {
     let first = upstream.export_page(pages[0]).expect("a page that can be shared");
     assert_eq!(upstream.export_page(pages[0]).expect("again"), first);
     assert_ne!(upstream.export_page(pages[1]).expect("another page"), first);
-    assert_eq!(upstream.descriptors.lock().expect("nobody panics with it").len(), 2);
+    assert_eq!(upstream.descriptors.lock().expect("no thread panics with it").len(), 2);
     upstream.destroy_page(pages[0]).expect("mapped nowhere");
     assert!(upstream.export_page(pages[0]).is_err(), "it is gone");
     assert!(upstream.destroy_page(pages[0]).is_err(), "it is gone");
     upstream.destroy_page(pages[1]).expect("mapped nowhere");
-    assert!(upstream.descriptors.lock().expect("nobody panics with it").is_empty());
+    assert!(upstream.descriptors.lock().expect("no thread panics with it").is_empty());
 }

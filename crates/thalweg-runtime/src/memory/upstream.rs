@@ -48,7 +48,7 @@ pub(crate) struct DriverUpstream {
 struct EventCache {
     /// The device of every event that was made.
     device_of: FxHashMap<EventHandle, u32>,
-    /// Those that nobody has, by device.
+    /// The free ones, by device.
     spare: FxHashMap<u32, Vec<EventHandle>>,
 }
 

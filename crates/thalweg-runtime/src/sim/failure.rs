@@ -21,9 +21,9 @@ pub enum Problem {
     },
     /// The program returned an error, and no fault was injected.
     Error(String),
-    /// Nobody got ahead any more: a deadlock, a livelock, or a run that took longer than it may.
+    /// no thread made progress any more: a deadlock, a livelock, or a run that took longer than it may.
     Stuck(String),
-    /// Blocks are still in somebody's hands after the program ended.
+    /// Blocks are still held by a caller after the program ended.
     Leak {
         /// Of which device.
         device: String,
@@ -39,7 +39,7 @@ pub enum Problem {
         /// How much.
         bytes: u64,
     },
-    /// Memory was taken from the driver, and nobody knows of it any more: it is neither cached nor in anybody's hands.
+    /// Memory was taken from the driver, and it is lost: it is neither cached nor held by a caller.
     Lost {
         /// Of which device.
         device: String,
@@ -117,7 +117,7 @@ impl fmt::Display for Problem {
             ),
             Self::Lost { device, bytes } => write!(
                 f,
-                "{bytes} bytes of {device} are lost: they were taken from the driver and are neither cached nor in anybody's \
+                "{bytes} bytes of {device} are lost: they were taken from the driver and are neither cached nor held by a caller \
                  hands."
             ),
         }

@@ -18,9 +18,9 @@
 //!   ([`thalweg_sanitizer`]): it sees a missing wait even where this schedule happened to do the right thing;
 //! - the *lifetime* of every block, graph input and mapping, by the same sanitizer;
 //! - the program's own assertions, under schedules that were made to break them;
-//! - what is left at the end: memory that nobody gave back, uses that never end, and memory that nobody knows of any more.
+//! - what is left at the end: memory that was not given back, uses that never end, and memory that is lost.
 //!
-//! A failing seed is run twice (a program whose two runs differ is told so), then its schedule and its faults are *shrunk*:
+//! A failing seed is run twice (a program whose two runs differ is reported), then its schedule and its faults are *shrunk*:
 //! what is left shows the failure, and without any one part of it the failure is gone.
 //!
 //! # What it does not do
@@ -50,7 +50,7 @@ use thalweg_sim::Trace;
 
 use crate::Environment;
 
-/// How many seeds a check tries if nobody says otherwise.
+/// How many seeds a check tries by default.
 const SEEDS: u64 = 100;
 
 /// How many runs the shrinking of one failure may take, and how long.
@@ -60,7 +60,7 @@ const SHRINK_TIME: Duration = Duration::from_secs(30);
 /// After how long a time of shrinking the report is printed as it is.
 const SILENCE: Duration = Duration::from_secs(1);
 
-/// How long one run may take if nobody says otherwise.
+/// How long one run may take by default.
 const TIME_LIMIT: Duration = Duration::from_secs(60);
 
 /// Runs `program` under many seeds on one simulated GPU, as [`Check::new`] has it.
@@ -182,8 +182,8 @@ impl Check {
         Self { denies_possible_races: true, ..self }
     }
 
-    /// Sets whether the first seed is run a second time with freed memory held back, as it is if nobody says otherwise: a raw
-    /// pointer that is used after its memory was given to another then meets memory that nobody has. That run holds back a
+    /// Sets whether the first seed is run a second time with freed memory held back, as it is by default: a raw
+    /// pointer that is used after its memory was given to another then meets memory without an owner. That run holds back a
     /// quarter of each device's memory at most, in 4096 blocks at most, and gives it up before an allocation fails; it injects
     /// no faults. Memory of private pools is not held back. Since an allocator's figures and errors are others then, nothing
     /// counts of that run but uses after free, and it has no part in the [`Summary`].

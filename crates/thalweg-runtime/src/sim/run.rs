@@ -354,7 +354,7 @@ fn pinned_leaks(gpu: &Gpu, is_faulted: &dyn Fn() -> bool) -> Vec<Problem> {
     if pending.count > 0 {
         found.push(Problem::NeverFree { device: device(), bytes: pending.bytes });
     }
-    // Behind an event that fails nobody knows when a use ends: under faults it is right to give such memory up.
+    // Behind an event that fails is not known when a use ends: under faults it is right to give such memory up.
     if retired.count > 0 && !is_faulted() {
         found.push(Problem::Lost { device: device(), bytes: retired.bytes });
     }

@@ -70,7 +70,7 @@ fn a_region_without_obstacles_runs_and_is_counted() {
     let (pinned, square) = (pinned_of(&device, &[5.0]), buffer_of(&stream, &[2.0; 8]));
     let product = Matmul::contiguous(2, 2, 2, 1, DType::F64);
     let report = audit(&device, on(&stream), || {
-        assert!(stream.is_capturing()?, "who asks is told what the capture would say");
+        assert!(stream.is_capturing()?, "the answer is that of the capture");
         let label = Label::here("step");
         stream.copy_from_pinned(buffer.pointer(), &pinned, 0, 4, label)?;
         launch(&stream, &buffer)?;
@@ -185,7 +185,7 @@ fn memory_is_not_taken_from_the_driver() {
     let kind = ObstacleKind::SynchronousAllocation;
     assert_eq!(kinds, [(kind, "memory_allocate"), (kind, "memory_free")], "{report}");
     assert_eq!(report.code(), UNSUPPORTED);
-    assert_eq!(report.obstacles()[0].location(), None, "nobody said who called");
+    assert_eq!(report.obstacles()[0].location(), None, "the caller is not known");
 }
 
 #[test]

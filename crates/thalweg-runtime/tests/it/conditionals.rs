@@ -179,7 +179,7 @@ fn many_graphs_may_have_many_conditionals() {
 }
 
 #[test]
-fn a_body_that_fails_breaks_the_capture_even_if_nobody_minds() {
+fn a_body_that_fails_breaks_the_capture_even_if_its_error_is_swallowed() {
     let device = able();
     let stream = Stream::new(&device).unwrap();
     let (condition, data) = (flag(&stream, 1), buffer_of(&stream, &[0.0]));

@@ -83,7 +83,7 @@ fn a_dead_input_is_an_error_before_the_launch() {
     assert_eq!(read(&stream, &kept), [5.0; 4]);
     let address = dies.pointer();
     drop(dies);
-    // Somebody else has the memory: to run now would be to read what is theirs.
+    // Another owner has the memory: to run now would be to read what is theirs.
     let heir = buffer_of(&stream, &[100.0; 4]);
     assert_eq!(heir.pointer(), address);
     let error = graph.replay_on(&stream).unwrap_err();
@@ -156,7 +156,7 @@ fn memory_of_another_stream_that_is_allocated_in_the_capture_is_an_input() {
 }
 
 #[test]
-fn memory_that_nobody_knows_is_named_and_not_watched() {
+fn unknown_memory_is_named_and_not_watched() {
     let device = sim(1).remove(0);
     let driver = device.driver();
     let raw = driver.memory_allocate(0, 4096).unwrap();

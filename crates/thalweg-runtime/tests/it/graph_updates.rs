@@ -137,7 +137,7 @@ fn nodes_that_we_did_not_submit_are_left_to_the_driver() {
     let device = sim(1).remove(0);
     let stream = Stream::new(&device).unwrap();
     let data = buffer_of(&stream, &[0.0; 4]);
-    let with_foreign = |value: u32| {
+    let with_other = |value: u32| {
         capture(&device, |stream| {
             launch_sum(stream, &[data.pointer()], data.pointer(), 4)?;
             // Past the runtime, as another library does.
@@ -152,9 +152,9 @@ fn nodes_that_we_did_not_submit_are_left_to_the_driver() {
             Ok(())
         })
     };
-    let mut graph = with_foreign(0).instantiate().unwrap();
+    let mut graph = with_other(0).instantiate().unwrap();
     // What we know of is the same; what we do not know of is not.
-    assert_eq!(graph.update(&with_foreign(7.0_f32.to_bits())).unwrap(), Update::Whole);
+    assert_eq!(graph.update(&with_other(7.0_f32.to_bits())).unwrap(), Update::Whole);
     graph.replay_on(&stream).unwrap();
     assert_eq!(read(&stream, &data), [7.0, 1.0, 1.0, 1.0]);
 }

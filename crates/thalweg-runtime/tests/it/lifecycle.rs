@@ -204,7 +204,7 @@ fn an_unjoined_stream_is_named_with_its_last_command_and_the_missing_wait() {
     launch_sum(&joined, &[pointer(0)], pointer(0), 1).unwrap();
     launch_sum(&forgotten, &[pointer(1)], pointer(1), 1).unwrap();
     origin.wait_stream(&forgotten).unwrap();
-    // After the join it goes on: this is what nobody waits for.
+    // After the join it goes on: this is what no thread waits for.
     let line = line!() + 1;
     launch_sum(&forgotten, &[pointer(1)], pointer(1), 1).unwrap();
     origin.wait_stream(&joined).unwrap();
@@ -406,11 +406,11 @@ fn a_command_costs_the_same_in_a_large_capture() {
         );
         cost.driver_calls as f64 / cost.commands as f64
     });
-    assert!(large <= 1.05 * small, "{small} calls a command in a small capture, {large} in a large one");
-    assert!(small < 8.0, "{small} calls a command");
+    assert!(large <= 1.05 * small, "{small} calls per command in a small capture, {large} in a large one");
+    assert!(small < 8.0, "{small} calls per command");
 }
 
-/// Each pool takes memory, and addresses for more than the device has; a capture cannot make anybody give any back.
+/// Each pool takes memory, and addresses for more than the device has; a capture cannot make another pool give any back.
 #[test]
 fn captures_with_pools_of_their_own_do_not_gather_memory() {
     for settings in ["", "expandable_segments:False"] {

@@ -72,7 +72,7 @@ fn a_live_output_is_not_overwritten() {
         assert!(text.contains(part), "'{part}' is not in: {text}");
     }
     all(&stream, &output, 11.0);
-    // The loan ends, and nobody would miss it.
+    // The borrow ends, and it is not wanted any more.
     drop(output);
     all(&stream, &first.replay_on(&stream).unwrap(), 3.0);
     all(&stream, &second.replay_on(&stream).unwrap(), 11.0);
@@ -175,7 +175,7 @@ fn graphs_in_the_order_of_their_capture_need_no_check() {
     let (second, output) = add_two(&device, &pool, &on, &middle);
     for round in 0..3 {
         write(&stream, &input, &vec![round as f32; COUNT]);
-        // The second one's buffer in between lies where the first has its own: nobody wants that.
+        // The second one's buffer in between lies where the first has its own: nothing wants that.
         first.replay_on(&stream).unwrap();
         second.replay_on(&stream).unwrap();
         all(&stream, &output, round as f32 + 4.0);
@@ -196,7 +196,7 @@ fn a_graph_does_not_read_what_a_third_one_has_overwritten() {
         launch_sum(&on, &[middle.pointer()], other.pointer(), COUNT as u64)
     })
     .unwrap();
-    // Nobody holds what lies between them any more, so a third graph gets the memory.
+    // Nothing holds what lies between them any more, so a third graph gets the memory.
     let address = middle.pointer();
     drop(middle);
     let (third, third_output) = Graph::capture(&device, options(), || {

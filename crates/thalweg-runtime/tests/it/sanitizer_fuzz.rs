@@ -115,7 +115,7 @@ fn program(gpu: &Gpu, number: u64) -> Result<bool> {
                 streams[stream].synchronize()?;
                 oracle.host |= oracle.event(stream);
             }
-            // Memory of one stream is lent to another, by the rules: the allocators ask for themselves when it is over.
+            // Memory of one stream is used by another, by the rules: the allocators ask for themselves when it is over.
             _ => {
                 let buffer = Buffer::new(&streams[stream], BYTES)?;
                 fill(&streams[stream], &buffer)?;

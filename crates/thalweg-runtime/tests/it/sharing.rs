@@ -59,7 +59,7 @@ fn check_content_through_both(device: &Device) {
     write_shared(&stream, &shared, &[2.0; 2000]);
     assert_eq!(read(&stream, &buffer), [2.0; 2000], "and what is written here is seen there");
     assert_eq!(read(&stream, &neighbour), [9.0; 1000], "nothing else was touched");
-    // What is open is opened once, and stays while somebody has it.
+    // What is open is opened once, and stays while it is held.
     let again = device.open_shared(&handle).unwrap();
     assert_eq!(again.pointer(), shared.pointer());
     let pointer = again.pointer();
@@ -71,7 +71,7 @@ fn check_content_through_both(device: &Device) {
     assert!(error.is_invalid_argument(), "it is closed: {error}");
     drop((buffer, neighbour));
     device.empty_cache().unwrap();
-    assert_eq!(device.memory_reserved(), 0, "nobody holds it any more");
+    assert_eq!(device.memory_reserved(), 0, "it is no longer held");
     let info = device.driver().memory_info(0).unwrap();
     assert_eq!(info.free_bytes, info.total_bytes);
 }
@@ -292,7 +292,7 @@ fn child_process_that_opens() {
 
 /// On a GPU both processes see both kinds of memory. The simulator answers `NotSupported` to the other process.
 #[test]
-fn another_process_opens_the_memory_of_a_card() {
+fn another_process_opens_the_memory_of_a_gpu() {
     let device = device();
     let stream = Stream::new(&device).unwrap();
     // The same driver, with caches of its own.

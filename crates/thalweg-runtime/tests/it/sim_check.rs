@@ -76,7 +76,7 @@ fn an_assertion_that_depends_on_the_schedule_is_found_and_shrunk() {
         for value in 0..4 {
             fill(&other, &noise, value)?;
         }
-        assert!(!event.query()?, "nobody has waited, so it cannot be done");
+        assert!(!event.query()?, "nothing has waited, so it cannot be done");
         gpu.device().synchronize()
     };
     let failure = Check::new().find(program).unwrap_err();
@@ -218,7 +218,7 @@ fn a_graph_refuses_an_input_that_was_dropped_though_its_memory_is_held_back() {
 }
 
 #[test]
-fn what_nobody_gives_back_is_a_leak() {
+fn what_is_not_given_back_is_a_leak() {
     let program = |gpu: &Gpu| -> Result<()> {
         let buffer = Buffer::new(&gpu.device().current_stream(), BYTES)?;
         std::mem::forget(buffer);
@@ -453,7 +453,7 @@ fn shrinking_finds_its_way_through_thousands_of_steps() {
         fill(&side, &buffer, 1)?;
         event.record(&side)?;
         fill(&other, &noise, 0)?;
-        assert!(!event.query()?, "nobody has waited, so it cannot be done");
+        assert!(!event.query()?, "nothing has waited, so it cannot be done");
         Ok(())
     };
     let failure = Check::new().seeds(3..100).find(program).unwrap_err();

@@ -20,7 +20,7 @@ impl Deref for TestDevice {
     }
 }
 
-/// Returns a device that nobody else uses: a simulated one of its own, or the first GPU, which the tests take in turn.
+/// Returns a device that nothing else uses: a simulated one of its own, or the first GPU, which the tests take in turn.
 pub fn device() -> TestDevice {
     static TURN: Mutex<()> = Mutex::new(());
     match std::env::var("THALWEG_TEST_DEVICE").as_deref() {

@@ -56,7 +56,7 @@ impl Studio {
     fn drop_one(&mut self) -> Result<()> {
         if let Some(place) = self.any() {
             let mut captured = self.graphs.swap_remove(place);
-            // Its last replay is under way, and nobody has waited for it by reading what it left.
+            // Its last replay is under way, and nothing has waited for it by reading what it left.
             if self.world.below(2) == 0 {
                 self.launch(&mut captured)?;
             }

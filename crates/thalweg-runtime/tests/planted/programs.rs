@@ -8,7 +8,7 @@ use thalweg_runtime::{Buffer, CaptureOptions, Device, Graph, MemPool, Result, St
 use crate::graphs::Studio;
 use crate::world::{Held, World};
 
-/// A random program with its surroundings.
+/// A random program with its environment.
 pub struct Program {
     pub name: &'static str,
     /// Little memory, so that it has to be found in other ways than by taking more.
@@ -157,7 +157,7 @@ fn stitched_graphs(gpu: &Gpu) -> Result<()> {
         let (graph, (held, whole)) = Graph::capture(device, options, || {
             let pieces = (0..4).map(|_| filled(&capturing, 4 * MIB, value)).collect::<Result<Vec<_>>>()?;
             let held: Vec<Buffer> = pieces.into_iter().skip(1).step_by(2).collect();
-            // The other stream goes on meanwhile, and nobody waits for it.
+            // The other stream goes on meanwhile, and no thread waits for it.
             stamp(&side, &shared, 98)?;
             drop(shared);
             let whole = filled(&capturing, 8 * MIB, value + 10)?;

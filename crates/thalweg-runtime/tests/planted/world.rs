@@ -1,8 +1,8 @@
 //! A random program that keeps the rules: streams, buffers of few sizes, copies, host memory, in an order that is right.
 //!
-//! Every piece of memory remembers who wrote it last and who has read it since. Before somebody touches it he is ordered
-//! behind them, by one of the ways there are; afterwards the allocator is told, by one of the ways there are. Whatever is
-//! written is a value that nobody wrote before, and whatever is read is compared. So with a right runtime nothing is ever
+//! Every piece of memory remembers its last writer and its readers since. Before a stream touches it, it is ordered
+//! behind them, by one of the ways there are; afterwards the use is recorded, by one of the ways there are. Whatever is
+//! written is a new value, and whatever is read is compared. So with a right runtime nothing is ever
 //! found, and with a wrong one there is little that could go wrong unseen.
 
 use std::sync::Arc;

@@ -13,7 +13,7 @@
 //! and have threads of their own ([`apart`](crate::control::apart)). A thread that neither calls nor sleeps is found by the
 //! [`watch`](crate::control::watch).
 //!
-//! A thread that nobody has announced is unknown until it calls. So after the first call of one, a decision waits a moment for
+//! A thread that was not announced is unknown until it calls. So after the first call of one, a decision waits a moment for
 //! others that the system shows and the machine has not seen; and there is no deadlock at once while there is such a thread.
 //!
 //! # Polling
@@ -24,7 +24,7 @@
 //! - At most one host thread has the turn, and only it decides and runs commands. (One exception is in `apart`.)
 //! - A thread that has the turn can go on, or decides: the turn is *granted* to a thread only when its wait is over.
 //! - Once the run has ended no command begins. A wait for a command returns then only when no command runs: the memory that
-//!   its caller lent is the caller's again.
+//!   its caller passed is the caller's again.
 //! - A command that calls the driver is refused, as CUDA does: what runs inside a command never waits for the turn.
 
 pub(crate) mod apart;
@@ -61,13 +61,13 @@ const NOT_READY: u32 = 8;
 /// How many things that were looked at are remembered.
 const LOOKED_AT: usize = 32;
 
-/// How long nobody may get ahead, with a thread asleep outside of the driver, before that is a deadlock; and how long threads
+/// How long no thread may make progress, with a thread asleep outside of the driver, before that is a deadlock; and how long threads
 /// may poll with nothing left to be done, before that is a livelock. They may be waiting for the time or for another process.
 pub(super) const PATIENCE: Duration = Duration::from_secs(2);
 
-/// How often decisions look, after a thread came that nobody had announced, for others that are on their way, and wait for a moment if
+/// How often decisions look, after a thread came that was not announced, for others that are on their way, and wait for a moment if
 /// there are any. A thread that makes its first call only when another is done with its work may know of that work, as far as
-/// anybody can see.
+/// can be seen.
 const ARRIVAL_LOOKS: u32 = 64;
 
 /// How often threads poll in that time, at least: one that sleeps in between is not busy.
@@ -110,10 +110,10 @@ pub(super) enum Wait {
 /// Whether something of the program has come true.
 pub(super) type Condition = Arc<dyn Fn() -> bool + Send + Sync>;
 
-/// Who is told that nobody gets ahead any more.
+/// The observers of a run in which no thread makes progress any more.
 pub(super) type OnStuck = Box<dyn FnOnce(&str) + Send>;
 
-/// Who is told that the program may have seen something of what the schedule decides.
+/// The observers of the moment from which the program may have seen something of what the schedule decides.
 pub(super) type OnObservation = Box<dyn FnOnce() + Send>;
 
 /// Who has the turn and who is in the run.
@@ -136,7 +136,7 @@ pub(super) struct Control {
     pub(super) has_ended: bool,
     /// The answer of every call from now on.
     end: Refusal,
-    /// Why nobody got ahead any more, the first time.
+    /// Why no thread made progress any more, the first time.
     pub(super) stuck: Option<String>,
     /// Told of that, once.
     pub(super) on_stuck: Option<OnStuck>,
@@ -296,7 +296,7 @@ impl Control {
         self.hosts.len() as u32 - 1
     }
 
-    /// Takes the calling thread in, which nobody has announced. Its number.
+    /// Takes the calling thread in, which was not announced. Its number.
     fn attach(&mut self) -> u32 {
         self.trace.is_controlled = false;
         self.arrival_looks = ARRIVAL_LOOKS;
@@ -329,7 +329,7 @@ impl Control {
         self.hosts.iter().for_each(|host| host.wake.notify_all());
     }
 
-    /// Ends the run: whoever is parked is told so, and no command begins any more.
+    /// Ends the run: parked threads are told so, and no command begins any more.
     pub(super) fn end(&mut self) {
         self.has_ended = true;
         self.wake_all();
@@ -701,7 +701,7 @@ impl Machine {
         self.enter_for(call)?.wait_in_turn(wait)
     }
 
-    /// Enters the critical section, whoever has the turn.
+    /// Enters the critical section, whichever thread has the turn.
     fn enter_for(self: &Arc<Self>, call: &'static str) -> CallResult<Locked<'_>> {
         if INSIDE.get() == Arc::as_ptr(self).addr() {
             let detail = "a host function or kernel must not call the driver: CUDA forbids it";

@@ -289,7 +289,7 @@ pub(crate) fn made_since(_: Tick, _: impl Fn(i32) -> bool) -> Vec<Activity> {
     Vec::new()
 }
 
-/// Elsewhere nobody tells: a thread that does not park for a few looks counts as asleep.
+/// Elsewhere it is not known: a thread that does not park for a few looks counts as asleep.
 #[cfg(not(target_os = "linux"))]
 impl SystemThread {
     fn current() -> Self {

@@ -120,8 +120,8 @@ impl<'a> Locked<'a> {
         let begin = Instant::now();
         loop {
             let control = self.control();
-            let is_somebody_outside = !control.apart.is_empty() || control.hosts.iter().any(Host::is_running);
-            let may_change = is_somebody_outside || !control.trace.is_controlled || control.has_newcomer();
+            let is_work_outside = !control.apart.is_empty() || control.hosts.iter().any(Host::is_running);
+            let may_change = is_work_outside || !control.trace.is_controlled || control.has_newcomer();
             if !may_change || begin.elapsed() > PATIENCE {
                 self.declare_stuck("deadlock: no host thread can go on and no command is ready. ");
                 return self;
@@ -138,7 +138,7 @@ impl<'a> Locked<'a> {
         }
     }
 
-    /// Leaves the critical section for a moment, or until somebody wakes this host thread.
+    /// Leaves the critical section for a moment, or until another thread wakes this host thread.
     pub(crate) fn rest(mut self, me: Option<u32>) -> Self {
         let wake = me.map_or_else(Arc::default, |me| Arc::clone(&self.control().host(me).wake));
         self.sleep_on(&wake, LOOK)

@@ -1,4 +1,4 @@
-//! The watch over controlled machines: one thread a process, which looks at each of them now and then.
+//! The watch over controlled machines: one thread per process, which looks at each of them now and then.
 //!
 //! It sees what no call shows: a host thread that waits for the device without calling the driver, busily or asleep, and a run
 //! that takes too long. It needs no exactness: what it starts would be right at any moment.
@@ -87,7 +87,7 @@ fn run() {
 }
 
 impl Machine {
-    /// Looks at the machine, unless somebody is at work in it.
+    /// Looks at the machine, unless a thread is at work in it.
     fn look(self: &Arc<Self>) {
         let Some(mut locked) = self.try_lock() else { return };
         if locked.workers.is_shut_down() {
@@ -121,7 +121,7 @@ impl Locked<'_> {
         (late > GRACE).then(|| self.control().stuck.clone().unwrap_or_default())
     }
 
-    /// Returns the thread that has the turn and waits for the device outside of the driver, if there is nobody to hand it to.
+    /// Returns the thread that has the turn and waits for the device outside of the driver, if no other thread can take it.
     fn stalled(&mut self) -> Option<u32> {
         let machine = self.machine();
         let control = self.control();

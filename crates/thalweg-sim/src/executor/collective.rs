@@ -13,7 +13,7 @@
 //! - A rank waits for a device that is lost, or for a rank that was given up.
 //!
 //! Each is the loss of the communicator's devices, with a text that names the calls. A rank whose part never comes keeps the
-//! others waiting, since it may still come: [`Collectives::describe`] says so to whoever asks.
+//! others waiting, since it may still come: [`Collectives::describe`] says so on request.
 //!
 //! # Invariants
 //! - A part is in exactly one meeting, at one seat, from its submission to its completion.
@@ -321,7 +321,7 @@ impl Collectives {
             let is_lost = |seated: &Seated| lost[seated.task.device as usize].clone();
             let losses = meeting.arrived().map(|(_, seated)| is_lost(seated));
             if let Some(loss) = losses.reduce(|one, other| one.and(other)).flatten() {
-                // Nobody waits who could: those who come later will be told.
+                // No thread waits who could: those who come later will be told.
                 let failure = Failure { devices: Devices::new(), ..self.fail(id, loss) };
                 return Some(Verdict::Fails(failure));
             }
@@ -454,7 +454,7 @@ struct Wait {
 }
 
 impl Collectives {
-    /// Looks for parts that wait for each other, if there may be some that nobody has looked for yet.
+    /// Looks for parts that wait for each other, if there may be some that were not looked for yet.
     pub(crate) fn find_circle(&mut self, web: &Web<'_>) -> Option<Failure> {
         let (waiters, waits) = self.waits(web);
         let circle = circle(&waits)?;

@@ -519,7 +519,7 @@ impl Executor {
         self.completing.extend(failure.released);
     }
 
-    /// Looks after collectives that somebody may wait for in vain: a rank is gone, or a device.
+    /// Looks after collectives that may be waited for in vain: a rank is gone, or a device.
     pub(super) fn review_collectives(&mut self) {
         self.meet();
         self.complete_marks();

@@ -67,7 +67,7 @@ impl Snapshot {
             let Some(pointer) = pointer else { continue };
             let (stretch, offset) = snapshot.stretch(access.start);
             let target = &mut stretch.before[offset..offset + access.bytes as usize];
-            // SAFETY: the caller's promise: the bytes are there and nobody writes them. The target is memory of its own.
+            // SAFETY: the caller's promise: the bytes are there and nothing writes them. The target is memory of its own.
             unsafe { std::ptr::copy_nonoverlapping(pointer.pointer(), target.as_mut_ptr(), target.len()) };
         }
         for stretch in &mut snapshot.stretches {
@@ -115,7 +115,7 @@ impl Snapshot {
             let work = bytemuck::cast_slice::<u128, u8>(&stretch.work);
             for byte in 0..access.bytes as usize {
                 if work[skip + byte] != stretch.before[offset + byte] {
-                    // SAFETY: the caller's promise: the bytes of the access are there, and nobody else touches them.
+                    // SAFETY: the caller's promise: the bytes of the access are there, and nothing else touches them.
                     unsafe { pointer.pointer().add(byte).write(work[skip + byte]) };
                 }
             }

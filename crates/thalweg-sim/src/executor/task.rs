@@ -62,7 +62,7 @@ pub(crate) struct HostTarget(HostAddress);
 
 impl HostTarget {
     /// # Safety
-    /// The memory is valid for writes, and nobody else uses it, until the command is complete.
+    /// The memory is valid for writes, and nothing else uses it, until the command is complete.
     pub(crate) unsafe fn new(target: &mut [u8]) -> Self {
         Self(HostAddress::new(target.as_mut_ptr()))
     }
@@ -136,7 +136,7 @@ impl Task {
     /// As for `run`.
     pub(crate) unsafe fn run_from(&self, mut snapshot: Snapshot, resolved: &Resolved) -> Result<(), Refusal> {
         let private = snapshot.resolved(&self.accesses, resolved);
-        // SAFETY: the copy holds every access, initialised, and nobody else has it.
+        // SAFETY: the copy holds every access, initialised, and nothing else has it.
         unsafe { self.run(&private)? };
         // SAFETY: the caller's promise.
         unsafe { snapshot.write_back(&self.accesses, resolved) };

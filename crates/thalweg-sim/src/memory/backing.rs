@@ -1,6 +1,6 @@
 //! The host's memory behind the simulated memory: all system calls of the simulator are here.
 //!
-//! Each device has one anonymous file of the size of its memory. It is sparse: a page that nobody has written costs
+//! Each device has one anonymous file of the size of its memory. It is sparse: a page that were never written costs
 //! nothing. One reservation of host addresses stands for the simulated address space. Its first part, the *window*, maps
 //! every device's file from beginning to end, so that a contiguous piece of physical memory has an address without a
 //! system call. The rest, the *area*, is inaccessible until pieces of the files are mapped there, as often and in whatever
@@ -107,7 +107,7 @@ impl Backing {
         }
         let start = self.pointer(self.window_offset(device) + file_offset);
         // SAFETY: the window maps the whole file, readable and writable, as long as the `Backing` lives, and the range lies
-        // inside the file. Whoever used this memory is gone: the value is borrowed exclusively.
+        // inside the file. The user of this memory is gone: the value is borrowed exclusively.
         unsafe { std::ptr::write_bytes(start, 0, bytes as usize) };
     }
 
@@ -153,7 +153,7 @@ impl Backing {
         assert!([offset, bytes, file_offset].iter().all(|value| value.is_multiple_of(PAGE_BYTES)));
         assert!(bytes > 0 && offset + bytes <= self.reserved_bytes, "outside the reservation");
         let target = self.pointer(offset).cast();
-        // SAFETY: the target lies inside our reservation, so that nothing of anybody else is replaced; the caller has made
+        // SAFETY: the target lies inside our reservation, so that no other mapping is replaced; the caller has made
         // sure that no running command uses what was mapped there.
         let mapped = unsafe {
             libc::mmap(
@@ -220,7 +220,7 @@ fn sized(descriptor: i32, bytes: u64) -> io::Result<File> {
     if descriptor < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: the descriptor was just made for us and nobody else has it.
+    // SAFETY: the descriptor was just made for us and nothing else has it.
     let file = unsafe { File::from_raw_fd(descriptor) };
     file.set_len(bytes)?;
     Ok(file)

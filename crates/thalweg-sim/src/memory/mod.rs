@@ -17,7 +17,7 @@
 //! - Physical memory is in exactly one of: the free ranges, a segment, a physical object.
 //! - `epoch` changes whenever a touch could be answered differently: an answer is good as long as the epoch is the same.
 //!
-//! This module knows neither streams nor commands. Whoever takes memory away has made sure that nothing running touches
+//! This module knows neither streams nor commands. A call that takes memory away has made sure that nothing running touches
 //! it.
 
 #[cfg_attr(miri, path = "backing_miri.rs")]

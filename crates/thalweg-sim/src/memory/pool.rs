@@ -33,7 +33,7 @@ pub(crate) struct Pools {
 struct Pool {
     device: u32,
     destroyed: bool,
-    /// Kept for whoever asks. Memory of this pool is reused as soon as its free is over, whatever they say, and goes back
+    /// Kept for queries. Memory of this pool is reused as soon as its free is over, whatever they say, and goes back
     /// to the device when it is trimmed: what an attribute allows is not what it demands.
     attributes: PoolAttributes,
     allocations: usize,

@@ -188,7 +188,7 @@ impl MachineState {
         Ok(predecessors.iter().map(|&predecessor| graph.handle(predecessor)).collect())
     }
 
-    /// Returns a graph that is nobody's part: no capture builds it, and no conditional node has it.
+    /// Returns a graph that is not part of another: no capture builds it, and no conditional node has it.
     pub(crate) fn finished_graph(&self, handle: u64) -> CallResult<&Graph> {
         let graph = self.graph(handle)?;
         let detail = if !graph.is_complete {

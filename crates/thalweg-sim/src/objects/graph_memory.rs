@@ -31,7 +31,7 @@ pub(crate) struct GraphMemory {
 #[derive(Default)]
 struct Owned {
     freed_by_a_node: bool,
-    /// Whether the latest launch allocated it and nobody has freed it since.
+    /// Whether the latest launch allocated it and it was not freed since.
     is_live: bool,
 }
 
@@ -112,7 +112,7 @@ impl MachineState {
         }
         let GraphMemory { allocations, launches, .. } =
             self.graph_memory.remove(&graph).expect("found above");
-        // Nobody chooses when it happens: it comes with the end of the last launch.
+        // The schedule does not choose when it happens: it comes with the end of the last launch.
         let origin = Origin { level: 0, actor: Actor::Stream(0) };
         for address in allocations.into_keys() {
             let free = self.executor.add(Body::PoolFree(address), origin, launches.iter().copied());

@@ -30,7 +30,7 @@ const FRONTIER_COMMANDS: usize = 16;
 pub(crate) enum StreamEntry {
     /// A stream.
     Own(Stream),
-    /// Another handle of a stream that somebody else owns.
+    /// Another handle of an external stream.
     Adopted { own: u64, device: u32 },
 }
 
@@ -186,7 +186,7 @@ impl MachineState {
         Ok(())
     }
 
-    /// Returns a handle for a stream that somebody else made.
+    /// Returns a handle for an external stream.
     pub(crate) fn stream_from_external(&mut self, device: u32, cuda_stream: u64) -> CallResult<u64> {
         self.usable(device)?;
         let own = if cuda_stream <= 1 { self.devices[device as usize].default_stream } else { cuda_stream };

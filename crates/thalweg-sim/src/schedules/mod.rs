@@ -102,7 +102,7 @@ impl Choice<'_> {
 /// The memory that a step touches.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Touched<'a> {
-    /// Nobody knows: a host thread or a host function.
+    /// Unknown: a host thread or a host function.
     Anything,
     /// These bytes, by physical address.
     Pieces(&'a [Piece]),

@@ -1,4 +1,4 @@
-//! Collectives of the simulator: their values, who meets whom, and what is said where nobody can.
+//! Collectives of the simulator: their values, who meets whom, and what is reported where none can.
 
 use std::sync::{Arc, Mutex};
 

@@ -57,7 +57,7 @@ fn late_and_eager_are_the_two_ends() {
         driver.event_query(event).unwrap()
     };
     assert!(probe(&controlled(Eager::new(0))), "the kernel has run before the query");
-    assert!(!probe(&controlled(Late::new(0))), "nobody needs the kernel");
+    assert!(!probe(&controlled(Late::new(0))), "nothing needs the kernel");
 }
 
 #[test]
@@ -364,7 +364,7 @@ fn threads_that_poll_for_one_another_get_ahead() {
 }
 
 #[test]
-fn polling_for_what_nobody_does_is_a_livelock() {
+fn polling_for_what_never_comes_is_a_livelock() {
     let driver = controlled(Late::new(0));
     let refused = loop {
         if let Err(error) = driver.pass() {

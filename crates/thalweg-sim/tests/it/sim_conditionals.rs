@@ -195,7 +195,7 @@ fn random_programs_do_the_same_under_every_schedule() {
     }
 }
 
-/// Returns a graph with a loop that begins by itself, and whose body nobody has captured.
+/// Returns a graph with a loop that begins by itself, and whose body is not captured.
 fn endless(driver: &SimDriver, stream: StreamHandle) -> (GraphHandle, GraphHandle) {
     let label = Label::here("endless");
     driver.stream_begin_capture(stream, CaptureMode::Relaxed).unwrap();
@@ -233,7 +233,7 @@ fn a_fault_in_a_body_ends_the_loop() {
 }
 
 #[test]
-fn a_condition_that_nobody_reads_is_refused() {
+fn a_condition_that_is_not_read_is_refused() {
     let driver = sim(1);
     let stream = driver.stream_create(0, 0).unwrap();
     driver.stream_begin_capture(stream, CaptureMode::Relaxed).unwrap();

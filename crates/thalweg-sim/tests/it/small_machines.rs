@@ -69,7 +69,7 @@ fn small_machines_let_no_two_commands_meet() {
     let driver = SimDriver::new(CONFIG()).unwrap();
     let streams = [0; 3].map(|_| driver.stream_create(0, 0).unwrap());
     let value = number(&driver, 0);
-    // Nobody orders these, and whole commands exclude each other all the same.
+    // Nothing orders these, and whole commands exclude each other all the same.
     streams.iter().for_each(|&stream| append(&driver, stream, value, 0));
     let event = driver.event_create(0, EventFlags::default()).unwrap();
     for stream in streams {
@@ -81,7 +81,7 @@ fn small_machines_let_no_two_commands_meet() {
 }
 
 #[test]
-fn small_machines_lose_updates_that_nobody_orders() {
+fn small_machines_lose_updates_that_nothing_orders() {
     for seed in 0..if cfg!(miri) { 2 } else { 20 } {
         let driver = controlled(Random::new(seed));
         let streams = [0; 2].map(|_| driver.stream_create(0, 0).unwrap());

@@ -48,7 +48,7 @@ type ReadResult<T> = Result<T, SnapshotError>;
 
 /// A dictionary of three pairs that can be read at once.
 struct FrameAhead {
-    /// What it is remembered as.
+    /// The number by which it is remembered.
     number: Option<u32>,
     pairs: [[Value; 2]; 3],
     bytes: usize,

@@ -186,7 +186,7 @@ class Sanitizer:
             self.report()
 
     def tell_pending(self):
-        """Tells of the work of the operator that this thread is in, before something is told that comes behind it."""
+        """Tells of the work of the operator that this thread is in, before a report that comes behind it."""
         calls = getattr(self.here, "pending", None)
         if calls:
             self.here.pending = None
@@ -210,7 +210,7 @@ class Sanitizer:
         return f"thalweg_torch: {self.operators} operators watched: {found}"
 
     def run(self, function, arguments, keywords):
-        """Runs an operator, and tells of it. What it reads and changes is told as late as can be: when it orders streams or waits, since
+        """Runs an operator, and tells of it. What it reads and changes is reported as late as can be: when it orders streams or waits, since
         its work is before that, or else when it is done. (Its allocations come before its work, and the allocator may wait for
         the device in them.) What it makes is known behind it."""
         schema = getattr(function, "_schema", None)

@@ -64,12 +64,12 @@ def _mode(with_compiler):
     }
 
     # Why memory is not reused too early. All that an operator does with memory of ours it does through its arguments, on the
-    # stream that is current; so behind it, also if it raised, each plain tensor in them is told of again, if it was recorded for
+    # stream that is current; so behind it, also if it raised, each plain tensor in them is reported again, if it was recorded for
     # that stream. An argument need not be plain, and the mode is off inside the operator, where it is taken apart:
     #
     # - a sparse tensor is its indices and values, and a wrapper with __tensor_flatten__ (DTensor, NestedTensor) is what that
     #   names: these are told of, down to plain tensors;
-    # - of any other tensor with operators of its own nobody knows what it holds. Before such an operator everything that was
+    # - of any other tensor with operators of its own it is not known what it holds. Before such an operator everything that was
     #   recorded is handed to the real record_stream, which waits for all that the stream is given as long as the memory lives;
     # - and so before an operator that is given functions (torch.cond, scan): they may hold tensors, too.
     #
@@ -86,7 +86,7 @@ def _mode(with_compiler):
 
         def __init__(self):
             super().__init__()
-            # Storages by address, with the streams that were recorded for them. Weak: whoever drops a tensor frees its memory.
+            # Storages by address, with the streams that were recorded for them. Weak: dropping a tensor frees its memory.
             self.recorded = {}
 
         def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
@@ -139,7 +139,7 @@ def _mode(with_compiler):
                     record_use(tensor, stream)
 
         def plain(self, tensor):
-            """The plain tensors that a tensor consists of, as far as anybody knows."""
+            """The plain tensors that a tensor consists of, as far as is known."""
             if is_plain(tensor):
                 return [tensor]
             if hasattr(tensor, "__tensor_flatten__"):
@@ -153,7 +153,7 @@ def _mode(with_compiler):
 
         def give_up(self):
             for address, (weak, streams) in self.recorded.items():
-                # Nobody may free it meanwhile.
+                # Nothing may free it meanwhile.
                 storage = torch.UntypedStorage._new_with_weak_ptr(weak.cdata)
                 for stream in streams if storage is not None else ():
                     _state.library().call("thalweg_record_stream", address, stream.device.index, stream.cuda_stream)

@@ -193,7 +193,7 @@ pub unsafe extern "C" fn thalweg_open(
 pub unsafe extern "C" fn thalweg_close(allocator: *mut Allocator) -> Status {
     answer("thalweg_close", || {
         if !allocator.is_null() {
-            // SAFETY: the header says that it came from `thalweg_open`, and that nobody uses it any more.
+            // SAFETY: the header says that it came from `thalweg_open`, and that nothing uses it any more.
             drop(unsafe { Box::from_raw(allocator) });
         }
         Ok(())

@@ -276,7 +276,7 @@ pub unsafe extern "C" fn thalweg_stop_stacks(allocator: *const Allocator) -> Sta
     unsafe { on_unless_forked("thalweg_stop_stacks", allocator, stop) }
 }
 
-/// Adds one who is told of each event.
+/// Adds an observer of each event.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn thalweg_observe_events(
     allocator: *const Allocator,
@@ -299,7 +299,7 @@ pub unsafe extern "C" fn thalweg_observe_events(
 /// `told` of [`thalweg_observe_out_of_memory`]: the device, what was asked for, what may be taken, and what is left.
 type ToldOfFailure = unsafe extern "C" fn(*mut c_void, i32, u64, u64, u64);
 
-/// Returns an observer that may be Python's: nobody is told while the interpreter ends.
+/// Returns an observer that may be Python's: it is not called while the interpreter ends.
 fn failure_observer(stacks: &Arc<Stacks>, told: ToldOfFailure, user: *mut c_void) -> OutOfMemoryObserver {
     let (user, stacks) = (User::new(user, None), Arc::clone(stacks));
     Arc::new(move |event| {
@@ -309,7 +309,7 @@ fn failure_observer(stacks: &Arc<Stacks>, told: ToldOfFailure, user: *mut c_void
     })
 }
 
-/// Adds one who is told when memory runs out.
+/// Adds an observer that is called when memory runs out.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn thalweg_observe_out_of_memory(
     allocator: *const Allocator,
@@ -324,7 +324,7 @@ pub unsafe extern "C" fn thalweg_observe_out_of_memory(
     unsafe { on("thalweg_observe_out_of_memory", allocator, observe) }
 }
 
-/// Adds one who is told when a request is refused at once.
+/// Adds an observer that is called when a request is refused at once.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn thalweg_observe_rejections(
     allocator: *const Allocator,

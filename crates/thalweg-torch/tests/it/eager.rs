@@ -99,7 +99,7 @@ fn memory_can_be_had_at_an_exact_address() {
     answer(unsafe { thalweg_malloc_at(torch.raw(), 0, 1024, 0, middle) }, ()).unwrap();
     // SAFETY: as above.
     let status = unsafe { thalweg_malloc_at(torch.raw(), 0, 1024, 0, middle) };
-    assert_ne!(status, Status::Ok, "somebody has it");
+    assert_ne!(status, Status::Ok, "it is held");
     torch.free(middle).unwrap();
     assert_eq!(torch.statistics(0).allocated_bytes.all.current, 0);
 }

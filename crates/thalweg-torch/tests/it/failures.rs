@@ -35,7 +35,7 @@ fn a_run_goes_on_after_memory_ran_out() {
     assert_eq!(read(&stream, &y), 1);
 }
 
-/// PyTorch first gives back what it has cached, and so do we, before anybody sees an error.
+/// PyTorch first gives back what it has cached, and so do we, before an error is returned.
 #[test]
 fn cached_memory_goes_back_before_a_request_fails() {
     let torch = Torch::new(&sim(1), "policy:pytorch");

@@ -1,5 +1,5 @@
 //! PyTorch's sequences under every schedule of the simulated device, watched by the sanitizer: it knows what CUDA promises, and
-//! sees a missing wait, a block that is reused too early, and what nobody gave back.
+//! sees a missing wait, a block that is reused too early, and what was not given back.
 
 use thalweg_driver::FillPattern;
 use thalweg_runtime::sim::{Check, Gpu, Problem};
@@ -149,7 +149,7 @@ fn a_graph_may_be_dropped_while_it_runs() {
         output.without_deleter();
         drop(graph);
         torch.empty_cache().unwrap();
-        // Whoever has its pages now must not be written to by the replay.
+        // The new owner of its pages must not be written to by the replay.
         let x = torch.full(2 * MIB, 1, &stream);
         assert_eq!(read(&stream, &x), 1);
         driver.stream_synchronize(elsewhere.handle()).unwrap();

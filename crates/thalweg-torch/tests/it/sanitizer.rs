@@ -182,7 +182,7 @@ fn memory_that_is_freed_under_another_streams_work_has_to_be_recorded() {
 }
 
 #[test]
-fn memory_that_nobody_wrote_as_far_as_is_known_may_be_read() {
+fn memory_with_no_known_writer_may_be_read() {
     let program = Program::new();
     let stream = program.stream();
     let x = program.malloc(4096, stream);

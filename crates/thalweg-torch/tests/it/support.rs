@@ -203,7 +203,7 @@ impl Torch {
 
 impl Drop for Torch {
     fn drop(&mut self) {
-        // SAFETY: nobody uses it any more: whoever does has an `Arc` of this.
+        // SAFETY: nothing uses it any more: a user has an `Arc` of this.
         let status = unsafe { thalweg_close(self.allocator) };
         assert_eq!(status, Status::Ok);
     }

@@ -67,7 +67,7 @@ impl Machine {
 }
 
 #[test]
-fn a_lent_stream_is_not_named_when_it_may_be_gone() {
+fn a_transient_stream_is_not_named_when_it_may_be_gone() {
     for settings in SETTINGS {
         for freed_first in [true, false] {
             let machine = Machine::new(settings);
@@ -82,7 +82,7 @@ fn a_lent_stream_is_not_named_when_it_may_be_gone() {
 
 /// Memory that another stream has cached does not serve a transient one: the free would name it.
 #[test]
-fn a_lent_stream_borrows_no_block() {
+fn a_transient_stream_borrows_no_block() {
     for settings in SETTINGS {
         for transient_first in [true, false] {
             let machine = Machine::new(settings);
@@ -113,7 +113,7 @@ fn a_stream_that_is_not_transient_is_named() {
 
 /// Waiting for the device would break the capture, so the memory stays where it is.
 #[test]
-fn a_capture_leaves_the_memory_of_lent_streams_alone() {
+fn a_capture_leaves_the_memory_of_transient_streams_alone() {
     for settings in SETTINGS {
         let machine = Machine::new(settings);
         machine.leave_memory_behind(40 * MIB, true, true);

@@ -209,7 +209,7 @@ struct Numbers(Mutex<(BTreeSet<u32>, usize)>);
 unsafe extern "C" fn take(user: *mut c_void, stack: u32) -> u8 {
     // SAFETY: it is the list below.
     let mut numbers = unsafe { &*user.cast::<Numbers>() }.0.lock().unwrap();
-    assert!(numbers.0.insert(stack), "nobody has the number");
+    assert!(numbers.0.insert(stack), "the number is new");
     numbers.1 += 1;
     1
 }

@@ -7,9 +7,9 @@ usage: decode [--device cuda|sim[:N]] [--tokens N] [--layers N] [--features N] [
   --tokens N    how many tokens to decode (default 32)
   --layers N, --features N, --heads N, --context N
                 the size of the model (default 2, 64, 4 and 128; GPT-2's are 12, 768, 12 and 1024)
-  --json        the figures as JSON, one object a line";
+  --json        the figures as JSON, one object per line";
 
-/// What was asked for.
+/// The options of the command line.
 #[derive(Clone, Debug)]
 pub struct Options {
     pub device: Option<String>,

@@ -31,7 +31,7 @@ pub fn load() -> Digits {
         let mut numbers =
             line.split(',').map(|number| number.parse::<u8>().expect("the file holds small numbers"));
         let mut pixels = [0.0; PIXELS];
-        pixels.fill_with(|| f32::from(numbers.next().expect("64 pixels a line")) / 16.0);
+        pixels.fill_with(|| f32::from(numbers.next().expect("64 pixels per line")) / 16.0);
         let digit = i64::from(numbers.next().expect("a digit behind the pixels"));
         let part = if index % 5 == 4 { &mut evaluation } else { &mut training };
         part.push(Sample { pixels, digit });

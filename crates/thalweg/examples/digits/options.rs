@@ -10,7 +10,7 @@ usage: digits [--device cuda|sim[:N]] [--graph] [--steps N] [--epochs N] [--seed
   --seed N     initial weights and the order of the images (default 0)
   --json       one more line, with the figures as JSON";
 
-/// What was asked for.
+/// The options of the command line.
 #[derive(Clone, Debug)]
 pub struct Options {
     pub device: Option<String>,

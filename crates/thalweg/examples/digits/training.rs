@@ -17,7 +17,7 @@ const BATCH: usize = 64;
 /// Pinned buffers that take turns: while one is copied to the device, the host fills the next.
 const PINNED_BATCHES: usize = 3;
 
-/// What a training run gave.
+/// The results of a training run.
 pub struct Outcome {
     pub losses: Vec<f32>,
     pub accuracy: f64,

@@ -1,11 +1,11 @@
-//! What replays ask of the allocators: nothing.
+//! Calls of the allocators by replays: none.
 
 use thalweg::{CaptureOptions, Device, Graph, Result};
 
 use super::report::{Figure, Row, Section};
 use super::setting::{Setting, static_input};
 
-/// What the allocators of a device have been asked for, ever.
+/// The requests to the allocators of a device since their creation.
 struct Requests {
     device: u64,
     segments: u64,
@@ -22,7 +22,7 @@ impl Requests {
         }
     }
 
-    /// What a piece of work asked for.
+    /// The requests of a piece of work.
     fn during(device: &Device, work: impl FnOnce() -> Result<()>) -> Result<Self> {
         let before = Self::so_far(device);
         work()?;
@@ -83,7 +83,7 @@ pub fn study(setting: &Setting) -> Result<Section> {
             Row::new("addresses that these blocks took", bytes("occupied", memory.occupied_bytes)),
             Row::new("held when it ended: the outputs", bytes("output", memory.output_bytes)),
             Row::new("inputs from outside: parameters, tokens", bytes("input", memory.input_bytes)),
-            Row::new("in somebody's hands now", bytes("held", graph.pool().memory().held_bytes)),
+            Row::new("held by a caller now", bytes("held", graph.pool().memory().held_bytes)),
         ],
     );
     drop(output);

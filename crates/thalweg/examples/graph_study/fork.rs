@@ -30,7 +30,7 @@ fn fork_and_join(setting: &Setting, side: &Stream, tokens: &Tensor) -> Result<Te
     Ok(sum)
 }
 
-/// The same on one stream.
+/// Submits the work on one stream.
 fn in_turn(setting: &Setting, tokens: &Tensor) -> Result<Tensor> {
     let [first, second] = &setting.networks;
     first.forward(tokens)?.add(&second.forward(tokens)?)

@@ -59,13 +59,13 @@ struct Way<'a> {
     name: &'static str,
     key: &'static str,
     server: Server<'a>,
-    /// What the passes took in which graphs were recorded, in microseconds.
+    /// The times of the passes in which graphs were recorded, in microseconds.
     build_up: f64,
     /// At the greatest length only.
     fixed: Times,
     /// At each of the lengths.
     varying: Vec<Times>,
-    /// What was recorded after the build-up.
+    /// The graphs that were recorded after the build-up.
     late_recordings: u64,
     is_identical: bool,
     difference: f64,

@@ -7,7 +7,7 @@ use super::report::{Chart, Figure, Row, Section, Unit};
 use super::setting::{Network, Setting, bits};
 use super::timing::Times;
 
-/// What the scores are multiplied by: a number of the host's, and so a parameter of one kernel.
+/// The factor of the scores: a number of the host's, and so a parameter of one kernel.
 const FACTORS: [f64; 3] = [1.0, 0.5, 2.0];
 
 /// Steps of one way before those that are timed: they compile kernels and fill caches.
@@ -114,7 +114,7 @@ fn update_row(way: &Way, counts: UpdateCounts) -> Row {
     Row::new(way.name, counts.map(figure))
 }
 
-/// What a way keeps from step to step. Each capture is on the same stream and in the same pool: where the pool is as the last one
+/// The state that a way keeps from step to step. Each capture is on the same stream and in the same pool: where the pool is as the last one
 /// found it, a capture gets the same memory.
 struct State {
     stream: Stream,
@@ -183,7 +183,7 @@ fn captured(state: &mut State, step: &Step<'_>) -> Result<()> {
     }
 }
 
-/// The output goes first, so that its memory is the next one's: only what differs in the parameters is told to the executable.
+/// The output goes first, so that its memory is the next one's: the executable is updated only where the parameters differ.
 fn updated(state: &mut State, step: &Step<'_>) -> Result<()> {
     let options = state.options();
     let State { graph: Some(graph), output, .. } = state else { return anew(state, step) };

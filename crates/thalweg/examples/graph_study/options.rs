@@ -8,11 +8,11 @@ usage: graph_study [--device cuda|sim[:N]] [--rounds N] [--html OUT] [--json]
   --device D    where to run (default: the GPU if the machine has one, else the simulated GPU)
   --rounds N    how often each way of doing a step is timed (default 50)
   --html OUT    where to write the page (default: graph_study.html in the current directory)
-  --json        the figures as JSON, one object a line, instead of the tables
+  --json        the figures as JSON, one object per line, instead of the tables
 
 The exit status is 0 if every check holds, 1 if one does not, 2 for a command line that is not understood.";
 
-/// What was asked for.
+/// The options of the command line.
 #[derive(Clone, Debug)]
 pub struct Options {
     pub device: Option<String>,

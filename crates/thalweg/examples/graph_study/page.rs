@@ -43,10 +43,10 @@ fn write_head(out: &mut String, device: &str, report: &Report) {
         report.times_are(),
         report.rounds
     );
-    out.push_str("<div class=\"cards\">\n");
+    out.push_str("<div class=\"tiles\">\n");
     for (name, text) in HEADLINES {
         if let Some(figure) = report.figures().find(|figure| figure.name == name) {
-            let _ = writeln!(out, "<p class=\"card\"><b>{}</b> {text}</p>", figure.text());
+            let _ = writeln!(out, "<p class=\"tile\"><b>{}</b> {text}</p>", figure.text());
         }
     }
     let tone = if report.all_hold() { "" } else { " bad" };
@@ -54,7 +54,7 @@ fn write_head(out: &mut String, device: &str, report: &Report) {
     let (all, verdict) = (report.checks().count(), report.verdict());
     let _ = writeln!(
         out,
-        "<p class=\"card{tone}\" title=\"{verdict}\"><b>{} of {all}</b> checks hold</p>\n</div>",
+        "<p class=\"tile{tone}\" title=\"{verdict}\"><b>{} of {all}</b> checks hold</p>\n</div>",
         all - failed
     );
 }

@@ -1,4 +1,4 @@
-//! What the capture audit says of the region that most parts of the study capture.
+//! The capture audit of the region that most parts of the study capture.
 
 use thalweg::graph::audit;
 use thalweg::{CaptureOptions, Result};

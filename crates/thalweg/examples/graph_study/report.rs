@@ -1,7 +1,7 @@
-//! What the study found out, as data. The terminal, the page and the JSON lines are written from it and from nothing else, so a
+//! The results of the study, as data. The terminal, the page and the JSON lines are written from it and from nothing else, so a
 //! figure is the same text in all three.
 
-/// A number with a name, which nobody else in the report has.
+/// A number with a name, which nothing else in the report has.
 #[derive(Clone, Debug)]
 pub struct Figure {
     pub name: String,
@@ -82,7 +82,7 @@ impl Row {
 
 #[derive(Clone, Debug)]
 pub struct Table {
-    /// What the table shows, and in which unit.
+    /// The content of the table, and its unit.
     pub caption: String,
     /// The headings: of the rows' names, then of the figures.
     pub columns: Vec<&'static str>,
@@ -131,7 +131,7 @@ pub enum Chart {
 #[derive(Clone, Debug)]
 pub struct Section {
     pub title: &'static str,
-    /// What was done, and what is to be seen.
+    /// The experiment, and what it shows.
     pub lead: String,
     pub chart: Option<Chart>,
     pub tables: Vec<Table>,
@@ -166,7 +166,7 @@ impl Section {
 pub struct Report {
     /// The device, as `--device` names it.
     pub device: String,
-    /// What it is.
+    /// The name of the figure.
     pub model: String,
     pub is_simulated: bool,
     /// The work that is captured.
@@ -198,7 +198,7 @@ impl Report {
         }
     }
 
-    /// What the times mean.
+    /// The meaning of the times.
     pub fn times_are(&self) -> &'static str {
         if self.is_simulated {
             "simulated GPU: the host's time only"

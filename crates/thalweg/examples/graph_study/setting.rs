@@ -1,4 +1,4 @@
-//! What every part of the study works with: a device, two networks of one shape, inputs.
+//! The setting that every part of the study works with: a device, two networks of one shape, inputs.
 
 use std::fmt;
 

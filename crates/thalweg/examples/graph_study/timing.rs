@@ -1,4 +1,4 @@
-//! Times of steps, and what is told of many.
+//! Times of steps, and the figures of many.
 
 use std::time::Instant;
 

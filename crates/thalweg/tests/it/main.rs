@@ -25,7 +25,7 @@ fn run(program: &PathBuf, arguments: &[&str]) -> Output {
     Command::new(program).args(["--device", &device]).args(arguments).output().expect("the example starts")
 }
 
-/// What an example printed that succeeded.
+/// Returns the output of an example that succeeded.
 fn printed(program: &PathBuf, arguments: &[&str]) -> String {
     let output = run(program, arguments);
     assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));

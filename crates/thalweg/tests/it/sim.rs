@@ -11,7 +11,7 @@ enum HandOver {
     Unordered,
     /// The main stream waits; the memory stays the copy stream's.
     Waits,
-    /// And the copy stream is told how long the main one needs it.
+    /// And the copy stream learns how long the main one needs it.
     WaitsAndRecords,
 }
 

@@ -12,7 +12,7 @@ pub(super) const PROGRAMS: &[LitmusProgram] = &[
     },
     LitmusProgram {
         name: "events/a_record_alone_orders_nothing",
-        about: "The event is recorded, and nobody waits for it.",
+        about: "The event is recorded, and no thread waits for it.",
         threads: &[&[Write(A, X, 1), Record(E, A), Copy(B, Y, X)]],
         observed: &[Observed::Cell(Y)],
         allowed: &[&[0], &[1]],

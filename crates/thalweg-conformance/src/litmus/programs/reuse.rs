@@ -26,7 +26,7 @@ pub(super) const PROGRAMS: &[LitmusProgram] = &[
     },
     LitmusProgram {
         name: "reuse/a_block_is_written_while_another_stream_reads",
-        about: "A owns the block and lent it to B; without a record of B's use, A's next write may come before B's read. \
+        about: "A owns the block, and B uses it; without a record of B's use, A's next write may come before B's read. \
                 This is a missing `record_stream`.",
         threads: &[&[Write(A, X, 1), Record(E, A), Wait(B, E), Move(B, Y, X), Write(A, X, 2)]],
         observed: &[Observed::Cell(Y)],

@@ -6,7 +6,7 @@
 //! warps' sums are added up, with bias and addend.
 //!
 //! Tiles are small so that even the gradient of a small weight, of few elements but many terms, has a block for most
-//! multiprocessors. What is computed once a thread (places, and whether they are inside) stays out of the loop over terms, where
+//! multiprocessors. What is computed once per thread (places, and whether they are inside) stays out of the loop over terms, where
 //! instructions beside the multiplications are what it costs.
 //!
 //! Quads of elements that lie on 16 bytes are loaded and stored at once; where they do not, or at an edge, element by element.
@@ -23,7 +23,7 @@ pub fn print() -> String {
     with_prelude(TEXT)
 }
 
-/// Returns the launch. The grid is never empty: whoever launches skips a product without elements itself.
+/// Returns the launch. The grid is never empty: the caller skips a product without elements itself.
 pub fn launch_shape(fused: &FusedMatmul) -> LaunchShape {
     let product = &fused.product;
     let tiles = product.m.div_ceil(TILE_ROWS) * product.n.div_ceil(TILE_COLUMNS) * product.batch;

@@ -3,7 +3,7 @@
 //! PyTorch would have recorded, and what it would have reserved under other settings, for any program.
 //!
 //! It shares no code with the allocator under test, and knows more than [`model`](crate::model): segments that grow, garbage
-//! collection by the ages of a pool over all streams, the trace, and how each run ends for want of memory. What it leaves out:
+//! collection by the ages of a pool over all streams, the trace, and how each run ends for lack of memory. What it leaves out:
 //! captures.
 //!
 //! [`program`] makes programs, [`driver`] says where segments are.

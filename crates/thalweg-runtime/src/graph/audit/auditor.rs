@@ -195,7 +195,7 @@ impl Auditor {
         }
     }
 
-    /// Makes a call that is potentially unsafe while somebody captures.
+    /// Makes a call that is potentially unsafe during a capture.
     fn unsafe_call<T>(
         &self,
         kind: ObstacleKind,

@@ -51,12 +51,12 @@ impl fmt::Display for Audit {
         }
         f.write_str("\n")?;
         write_wrapped(f, "", &counts(&self.counts), width)?;
-        write_wrapped(f, "", &self.gain_in_words(), width)
+        write_wrapped(f, "", &self.savings_in_words(), width)
     }
 }
 
 impl Audit {
-    fn gain_in_words(&self) -> String {
+    fn savings_in_words(&self) -> String {
         match &self.savings {
             Some(savings) => format!("Predicted: {savings}."),
             None if self.is_simulated => {

@@ -6,7 +6,7 @@
 //! not been made, so that one run finds them all.
 //!
 //! # Invariants
-//! - It knows no driver and is told what it needs: it can be wrong about a capture only by being wrong about the rules.
+//! - It knows no driver and is passed what it needs: it can be wrong about a capture only by being wrong about the rules.
 //! - Obstacles are numbered in the order in which the region met them. The first one with a code is what a capture of the same
 //!   region answers.
 

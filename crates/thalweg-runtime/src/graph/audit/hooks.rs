@@ -12,7 +12,7 @@ use super::obstacle::ObstacleKind;
 use crate::Device;
 
 thread_local! {
-    /// Who makes this thread's next call of the driver, and what it is, where somebody has said.
+    /// Who makes this thread's next call of the driver, and what it is, if that is known.
     static NEXT: Cell<Option<(Label, Option<ObstacleKind>)>> = const { Cell::new(None) };
     /// The audit whose region this thread runs.
     static REGION: RefCell<Weak<Auditor>> = const { RefCell::new(Weak::new()) };

@@ -25,7 +25,7 @@
 //! # Invariants
 //! - The region runs once, eagerly, and its results are its results: an audit changes no bytes.
 //! - Inside, `Stream::is_capturing` answers as it would in the capture.
-//! - While nothing is audited all of this costs one load a call of the driver.
+//! - While nothing is audited all of this costs one load per call of the driver.
 
 mod auditor;
 mod counts;
@@ -71,7 +71,7 @@ impl Audit {
         self.obstacles.is_empty()
     }
 
-    /// Returns all obstacles, in the order in which the region met them; forks that nobody joined come last.
+    /// Returns all obstacles, in the order in which the region met them; forks that were not joined come last.
     pub fn obstacles(&self) -> &[Obstacle] {
         &self.obstacles
     }

@@ -176,7 +176,7 @@ pub(super) struct Site {
 }
 
 impl Site {
-    /// Creates a call that nobody has labelled.
+    /// Creates a call without a label.
     pub(super) const fn unknown(operator: &'static str) -> Self {
         Self { operator, location: None }
     }

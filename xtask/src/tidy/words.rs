@@ -1,0 +1,118 @@
+//! The words of the project, as far as a machine can see them: one word per concept, which `docs/glossary.md` explains.
+//!
+//! - No line contains a word of [`BANNED`]. Upper and lower case are one, `_` ends a word, and a plural counts.
+//! - No documentation comment begins as [`OPENINGS`] do: it must make sense by itself.
+
+use super::{Finding, Level};
+
+/// Words that are not used, each with the one that is.
+const BANNED: [(&str, &str); 27] = [
+    ("referee", "sanitizer"),
+    ("rehearsal", "dry run"),
+    ("rehearse", "make a dry run of"),
+    ("vigil", "liveness watch"),
+    ("climb", "the slow path"),
+    ("rung", "stage of the slow path"),
+    ("grove", "the trees of a pool"),
+    ("card", "GPU"),
+    ("turnstile", "contention limiter"),
+    ("wishes", "defaults"),
+    ("crew", "worker threads"),
+    ("gain", "savings"),
+    ("pace", "rate"),
+    ("surroundings", "event context"),
+    ("slab", "unsplit block"),
+    ("legal", "allowed"),
+    ("fitted", "a word for what was adapted, and to what"),
+    ("loan", "output handle, or borrowed block"),
+    ("lent", "an output of a graph, transient, or borrowed"),
+    ("foreign", "external"),
+    ("somebody", "the thread, stream, caller or program"),
+    ("nobody", "nothing, or no thread, stream, caller or program"),
+    ("anybody", "anything, or any thread, stream, caller or program"),
+    ("whoever", "the code that"),
+    ("some day", "what is the case today"),
+    ("want of", "lack of"),
+    ("is told", "learns"),
+];
+
+/// How no documentation comment begins.
+const OPENINGS: [&str; 3] = ["The same", "What ", "More."];
+
+/// Folders whose words are still to be changed. A folder leaves this list when it is done, and none is added.
+const EXEMPT: [&str; 6] = [
+    "crates/thalweg-memory/",
+    "crates/thalweg-ops/",
+    "crates/thalweg-ir/",
+    "crates/thalweg-tensor/",
+    "crates/thalweg-runtime/src/graph/contract.rs",
+    "crates/thalweg-runtime/src/graph/footprint.rs",
+];
+
+/// Files whose text is not ours to choose: the record keeps what was printed, and style sheets have a `card` of their own.
+const OTHERS: [&str; 3] = ["docs/record/", "xtask/src/tidy/words.rs", "docs/glossary.md"];
+
+/// Ends of the names of files that are checked.
+const KINDS: [&str; 7] = [".rs", ".md", ".py", ".h", ".hpp", ".cpp", ".toml"];
+
+/// Finds banned words and openings in a file.
+pub fn check(file: &str, text: &str, findings: &mut Vec<Finding>) {
+    let is_skipped = EXEMPT.iter().chain(&OTHERS).any(|folder| file.starts_with(folder));
+    if is_skipped || !KINDS.iter().any(|kind| file.ends_with(kind)) {
+        return;
+    }
+    let mut add = |line, what| {
+        findings.push(Finding { level: Level::Error, file: file.to_owned(), line, what });
+    };
+    let mut is_inside = false;
+    for (number, line) in (1..).zip(text.lines()) {
+        let lower = line.to_lowercase();
+        for (word, better) in BANNED.iter().filter(|(word, _)| has_word(&lower, word)) {
+            add(number, format!("says `{word}`: say {better}"));
+        }
+        let comment = ["///", "//!"].iter().find_map(|mark| line.trim_start().strip_prefix(mark));
+        if let (Some(comment), false) = (comment, is_inside)
+            && let Some(opening) = OPENINGS.iter().find(|opening| comment.trim_start().starts_with(*opening))
+        {
+            add(number, format!("begins with `{}`: say what it is by itself", opening.trim_end()));
+        }
+        is_inside = comment.is_some();
+    }
+}
+
+/// Whether a line in lower case has a word, or its plural.
+fn has_word(line: &str, word: &str) -> bool {
+    line.match_indices(word).any(|(place, _)| {
+        let rest = &line[place + word.len()..];
+        let rest = rest.strip_prefix('s').unwrap_or(rest);
+        let ends = |character: Option<char>| character.is_none_or(|character| !character.is_alphanumeric());
+        ends(line[..place].chars().next_back()) && ends(rest.chars().next())
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn found(file: &str, text: &str) -> Vec<usize> {
+        let mut findings = Vec::new();
+        check(file, text, &mut findings);
+        findings.iter().map(|finding| finding.line).collect()
+    }
+
+    #[test]
+    fn words_are_found_whole() {
+        assert_eq!(found("a.rs", "let the_referee = 1;\nA Card.\ntwo cards\n"), [1, 2, 3]);
+        assert_eq!(found("a.md", "discard cardinal again, space and illegal; for some days\n"), [1]);
+        assert!(found("a.md", "discard cardinal again, space and illegal\n").is_empty());
+        for file in ["docs/record/x.md", "crates/thalweg-memory/src/a.rs", "a.css"] {
+            assert!(found(file, "a card").is_empty(), "{file}");
+        }
+    }
+
+    #[test]
+    fn comments_stand_by_themselves() {
+        assert_eq!(found("a.rs", "//! What it is.\n\n/// The same, twice.\nfn f() {}\n"), [1, 3]);
+        assert!(found("a.rs", "/// Returns a number.\n/// What it is.\n// What follows.\n").is_empty());
+    }
+}
