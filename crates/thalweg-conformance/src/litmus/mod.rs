@@ -1,6 +1,6 @@
 //! Litmus programs: small programs over streams, events and copies, with the outcomes that CUDA allows.
 //!
-//! A model of CUDA is only worth something if it is tested against CUDA. Each [`Program`] here is a handful of calls that
+//! A model of CUDA is only worth something if it is tested against CUDA. Each [`LitmusProgram`] here is a handful of calls that
 //! probes one rule, together with the set of outcomes (the values of a few words at the end) that CUDA's documentation
 //! allows, and the derivation of that set. The same program runs on the simulator and on a GPU; on both, what is
 //! [observed](Observation) must be inside the allowed set. A program with one allowed outcome is *ordered*: it shows that
@@ -8,7 +8,7 @@
 //! from promising more order than CUDA does where a program is tested against it.
 //!
 //! # How to read a program
-//! The host threads carry out their [`Step`]s in order. Streams `A`, `B`, `C` are non-blocking streams, `DEFAULT` is the
+//! The host threads carry out their [`HostStep`]s in order. Streams `A`, `B`, `C` are non-blocking streams, `DEFAULT` is the
 //! legacy default stream. `X`, `Y`, `Z` are words of device memory, `P`, `Q` words of pinned memory, `R` and `S` variables
 //! of the host; all are 0 at the start. At the end the device is synchronised and the observed places are read.
 //!
