@@ -253,14 +253,14 @@ fn build(root: &Path) -> Result<String, String> {
 
 // ---- The judge --------------------------------------------------------------------------------------------------------------
 
-/// What became of a bug.
+/// The result of a bug.
 struct Verdict {
     /// The last seed and program.
     seed: u64,
     program: String,
     /// By what it was caught; `None` if it was not.
     by: Option<String>,
-    /// What the process said besides.
+    /// The other output of the process.
     report: String,
 }
 
