@@ -3,8 +3,8 @@
 //!
 //! The result is (outer, extent, inner), contiguous; indices and source are (outer, count, inner) by any strides. The element at
 //! (o, k, i) is combined with that at (o, index, i), for k from 0 on: **in the order of k**, so that the result does not depend on
-//! timing. On a card each column (o, i) is one thread, which walks through its `count` elements. So the work is that of the
-//! elements, but few columns fill no card: of one column it is one thread's, some hundred nanoseconds an element.
+//! timing. On a GPU each column (o, i) is one thread, which walks through its `count` elements. So the work is that of the
+//! elements, but few columns fill no GPU: of one column it is one thread's, some hundred nanoseconds an element.
 //!
 //! An index out of range writes nothing.
 
@@ -108,7 +108,7 @@ impl ScatterReduce {
         Some((sizes, three(0)))
     }
 
-    /// Carries it out on the host, with the card's bits.
+    /// Carries it out on the host, with the GPU's bits.
     ///
     /// # Panics
     /// If an operand is shorter than its span.
@@ -130,7 +130,7 @@ impl ScatterReduce {
         }
     }
 
-    /// Returns the launch. The grid is never empty: whoever launches skips what has no elements.
+    /// Returns the launch. The grid is never empty: the caller skips what has no elements.
     pub fn launch_shape(&self) -> LaunchShape {
         let blocks = self.sizes[0].saturating_mul(self.sizes[3]).div_ceil(BLOCK);
         LaunchShape { grid: [blocks.clamp(1, (1 << 31) - 1) as u32, 1, 1], block: [BLOCK as u32, 1, 1] }
