@@ -4,13 +4,13 @@
 use std::fmt;
 use std::str::FromStr;
 
-use half::{bf16, f16};
+use elements::{bf16, f8e4m3, f8e5m2, f16};
 
 /// Calls a macro with the table of dtypes, behind further tokens where there are any. A line has the dtype's documentation, its variant of [`DType`], the Rust type of an element, and PyTorch's name.
 /// The group says what is done with it:
 /// - `bool`: truth values, whose elements are bytes of 0 and 1;
 /// - `integer`: arithmetic wraps around;
-/// - `reduced`: 16-bit floats, which are loaded, stored and cast; arithmetic is done in f32;
+/// - `reduced`: floats of 8 and 16 bits, which are loaded, stored and cast; arithmetic is done in f32;
 /// - `float`: floats with arithmetic of their own.
 macro_rules! for_each_dtype {
     ($then:ident $($before:tt)*) => {
@@ -35,6 +35,10 @@ macro_rules! for_each_dtype {
                 I64 i64 "int64",
             }
             reduced {
+                /// 8-bit floats with 4 bits of exponent, no infinities and numbers up to 448, for storage.
+                F8E4m3 f8e4m3 "float8_e4m3fn",
+                /// 8-bit floats with 5 bits of exponent, for storage.
+                F8E5m2 f8e5m2 "float8_e5m2",
                 /// IEEE 16-bit floats.
                 F16 f16 "float16",
                 /// 16-bit brain floats.
@@ -53,6 +57,7 @@ macro_rules! for_each_dtype {
 /// The Rust types of elements, as [`with_dtype!`](crate::with_dtype) names them.
 #[doc(hidden)]
 pub mod elements {
+    pub use crate::float8::{f8e4m3, f8e5m2};
     pub use core::primitive::{f32, f64, i8, i16, i32, i64, u8, u16};
     pub use half::{bf16, f16};
 }
@@ -118,8 +123,8 @@ macro_rules! define_dtypes {
                 }
             }
 
-            /// The type in which arithmetic on elements of this type is done (PyTorch's `opmath_t`): f32 for 16-bit floats,
-            /// the type itself otherwise.
+            /// The type in which arithmetic on elements of this type is done (PyTorch's `opmath_t`): f32 for floats of 8 and
+            /// 16 bits, the type itself otherwise.
             pub const fn compute(self) -> Self {
                 match self {
                     $(Self::$reduced)|* => Self::F32,
@@ -204,7 +209,7 @@ macro_rules! define_with_dtype {
         /// Evaluates an expression with a name that stands for the Rust type of a dtype's elements.
         ///
         /// `with_dtype!(dtype, T => …)` has one expression for all dtypes, and the elements of bools are `u8`. Where groups of
-        /// dtypes differ, each has its own expression. 16-bit floats, which have no arithmetic of their own, are `reduced`:
+        /// dtypes differ, each has its own expression. Floats of 8 and 16 bits, which have no arithmetic of their own, are `reduced`:
         ///
         /// ```
         /// use thalweg_ir::{DType, Element, with_dtype};
@@ -282,6 +287,11 @@ impl DType {
         matches!(self.category(), Category::FloatingPoint)
     }
 
+    /// Whether it is a float of 8 bits: a type for storage, which PyTorch casts, fills and copies.
+    pub const fn is_float8(self) -> bool {
+        self.is_floating_point() && self.size_bytes() == 1
+    }
+
     /// Whether it is an integer type; `Bool` is none.
     pub const fn is_integer(self) -> bool {
         matches!(self.category(), Category::Integer)
@@ -293,14 +303,17 @@ impl DType {
     /// in f32; of two integers the wider wins, and u8 and i8 meet in i16.
     ///
     /// # Errors
-    /// If one is an unsigned integer of more than 8 bits and the other is an integer or bool: PyTorch has such types for storage,
-    /// and promotes them to floats alone. Its table has no other gap.
+    /// If one is a float of 8 bits, or one is an unsigned integer of more than 8 bits and the other is an integer or bool: PyTorch
+    /// has such types for storage, and promotes such integers to floats alone. Its table has no other gap.
     pub fn promote(self, other: Self) -> Result<Self, PromotionError> {
         if self == other {
             return Ok(self);
         }
         let (lower, higher) = if self.rank() <= other.rank() { (self, other) } else { (other, self) };
         let is_tie = lower.rank() == higher.rank();
+        if self.is_float8() || other.is_float8() {
+            return Err(PromotionError(self, other));
+        }
         if higher.category() == Category::FloatingPoint {
             return Ok(if is_tie { Self::F32 } else { higher });
         }
@@ -384,7 +397,8 @@ mod tests {
     use super::{DType, PromotionError};
 
     /// `torch.promote_types`, by `promoteTypes` in PyTorch's `c10/core/ScalarType.cpp`: the row's dtype with those of the columns up to
-    /// itself. "-" is what PyTorch refuses: "Promotion for uint16, uint32, uint64 types is not supported".
+    /// itself. "-" is what PyTorch refuses: "Promotion for uint16, uint32, uint64 types is not supported", "Promotion for Float8 Types is
+    /// not supported".
     const PROMOTION: &str = "\
 bool:     bool
 uint8:    uint8    uint8
@@ -393,10 +407,12 @@ int16:    int16    int16    int16    int16
 uint16:   -        -        -        -        uint16
 int32:    int32    int32    int32    int32    -        int32
 int64:    int64    int64    int64    int64    -        int64    int64
-float16:  float16  float16  float16  float16  float16  float16  float16  float16
-bfloat16: bfloat16 bfloat16 bfloat16 bfloat16 bfloat16 bfloat16 bfloat16 float32  bfloat16
-float32:  float32  float32  float32  float32  float32  float32  float32  float32  float32  float32
-float64:  float64  float64  float64  float64  float64  float64  float64  float64  float64  float64  float64
+float8_e4m3fn: - -    -        -        -        -        -        float8_e4m3fn
+float8_e5m2: - -      -        -        -        -        -        -        float8_e5m2
+float16:  float16  float16  float16  float16  float16  float16  float16  -        -        float16
+bfloat16: bfloat16 bfloat16 bfloat16 bfloat16 bfloat16 bfloat16 bfloat16 -        -        float32  bfloat16
+float32:  float32  float32  float32  float32  float32  float32  float32  -        -        float32  float32  float32
+float64:  float64  float64  float64  float64  float64  float64  float64  -        -        float64  float64  float64  float64
 ";
 
     #[test]

@@ -17,6 +17,7 @@
 
 #[macro_use]
 mod dtype;
+mod float8;
 
 pub mod body;
 pub mod kernel;
@@ -36,6 +37,7 @@ pub use body::{
 #[doc(hidden)]
 pub use dtype::elements;
 pub use dtype::{Category, DType, Element, PromotionError, UnknownDType};
+pub use float8::{f8e4m3, f8e5m2};
 pub use half::{bf16, f16};
 pub use kernel::{Arguments, Class, Dimensions, Geometry, Kernel, OperandGeometry, RUN, Unpacked};
 pub use layout::{

@@ -157,7 +157,7 @@ impl NativeKernel for Placed<EmbeddingBackward, [DevicePointer; 3]> {
 
     fn check(&self) -> Result<(), Fault> {
         let dtype = self.kernel.dtype;
-        match dtype.is_floating_point() {
+        match dtype.is_floating_point() && !dtype.is_float8() {
             true => Ok(()),
             false => Err(Fault::new(format!("embedding_backward: gradients are floats, not {dtype}"))),
         }

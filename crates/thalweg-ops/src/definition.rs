@@ -230,6 +230,14 @@ impl LoopOp {
         let floating = |dtype: DType| if dtype.is_floating_point() { dtype } else { DType::F32 };
         let refuse =
             |why: &str| Err(DTypeError(format!("{} does not take {}: {why}", self.name, names(inputs))));
+        let only_moves = matches!(
+            self.rule,
+            DTypeRule::Condition | DTypeRule::Moved | DTypeRule::Converted | DTypeRule::Created
+        );
+        let counted = requested.filter(|_| self.rule == DTypeRule::Counted);
+        if !only_moves && inputs.iter().copied().chain(counted).any(DType::is_float8) {
+            return refuse("floats of 8 bits are for storage; convert with `to_dtype`");
+        }
         let result = match self.rule {
             DTypeRule::Numeric | DTypeRule::NumericOrBool => {
                 let promoted = promote(0)?;

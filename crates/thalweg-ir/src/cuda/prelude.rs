@@ -31,6 +31,8 @@ const fn fragment(name: &'static str, text: &'static str) -> Fragment {
 const FRAGMENTS: &[Fragment] = &[
     fragment("f16", "struct f16 { u16 bits; };\n"),
     fragment("bf16", "struct bf16 { u16 bits; };\n"),
+    fragment("f8e4m3", "struct f8e4m3 { u8 bits; };\n"),
+    fragment("f8e5m2", "struct f8e5m2 { u8 bits; };\n"),
     fragment(
         "f32_from_f16",
         "static __device__ __forceinline__ f32 f32_from_f16(const f16 x) {
@@ -62,6 +64,54 @@ const FRAGMENTS: &[Fragment] = &[
     bf16 y;
     asm(\"cvt.rn.bf16.f32 %0, %1;\" : \"=h\"(y.bits) : \"f\"(x));
     return y;
+}
+",
+    ),
+    fragment(
+        "f32_from_f8e4m3",
+        "static __device__ __forceinline__ f32 f32_from_f8e4m3(const f8e4m3 x) {
+    const u32 sign = u32(x.bits & 0x80) << 24, magnitude = x.bits & 0x7f;
+    const u32 value = magnitude == 0x7f ? 0x7fc00000u
+        : magnitude < 8 ? __float_as_uint(f32(magnitude) * 0x1p-9f) : (magnitude << 20) + (120u << 23);
+    return __uint_as_float(sign | value);
+}
+",
+    ),
+    fragment(
+        "f32_from_f8e5m2",
+        "static __device__ __forceinline__ f32 f32_from_f8e5m2(const f8e5m2 x) {
+    return f32_from_f16(f16{u16(x.bits << 8)});
+}
+",
+    ),
+    fragment(
+        "f8_magnitude",
+        "// The magnitude of a finite f32, rounded to a float with FRACTION bits of fraction and this bias; what is too large for the
+// exponent runs over into the bits above.
+template <u32 FRACTION, u32 BIAS> static __device__ __forceinline__ u8 f8_magnitude(const u32 x) {
+    constexpr u32 aligned = (151 - BIAS - FRACTION) << 23, shift = 23 - FRACTION;
+    if (x < (128 - BIAS) << 23) {
+        return u8(__float_as_uint(__fadd_rn(__uint_as_float(x), __uint_as_float(aligned))) - aligned);
+    }
+    return u8((x + ((1u << (shift - 1)) - 1 + (x >> shift & 1)) - ((127 - BIAS) << 23)) >> shift);
+}
+",
+    ),
+    fragment(
+        "f8e4m3_from_f32",
+        "static __device__ __forceinline__ f8e4m3 f8e4m3_from_f32(const f32 x) {
+    const u32 bits = __float_as_uint(x), magnitude = bits & 0x7fffffffu;
+    const u8 rounded = magnitude >= 0x43f00000u ? 0x7f : f8_magnitude<3, 7>(magnitude);
+    return f8e4m3{u8(bits >> 24 & 0x80 | rounded)};
+}
+",
+    ),
+    fragment(
+        "f8e5m2_from_f32",
+        "static __device__ __forceinline__ f8e5m2 f8e5m2_from_f32(const f32 x) {
+    const u32 bits = __float_as_uint(x), magnitude = bits & 0x7fffffffu;
+    const u8 rounded = magnitude > 0x7f800000u ? 0x7f : magnitude >= 0x47800000u ? 0x7c : f8_magnitude<2, 15>(magnitude);
+    return f8e5m2{u8(bits >> 24 & 0x80 | rounded)};
 }
 ",
     ),

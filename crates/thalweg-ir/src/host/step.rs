@@ -8,6 +8,7 @@ use super::operand::Source;
 use super::program::Step;
 use super::register::{File, Lane};
 use crate::body::{Binary, ReduceOp, Scalar, Unary};
+use crate::elements::{bf16, f8e4m3, f8e5m2, f16};
 use crate::kernel::RUN;
 use crate::{Category, DType, Scalar as Value, philox};
 
@@ -211,31 +212,67 @@ impl Block<'_, '_> {
         );
     }
 
-    /// A 16-bit float as an f32; a cast to its own type copies.
-    fn extend<H: Lane>(&mut self, to: DType, step: &Step)
-    where
-        [H]: HalfFloatSliceExt,
-    {
+    /// A float of 8 or 16 bits as an f32; a cast to its own type copies.
+    fn extend<H: Lane + Reduced>(&mut self, to: DType, step: &Step) {
         if to != DType::F32 {
             return self.map1(step, |a: H| a);
         }
         let (inputs, count) = (self.inputs, self.count);
         self.file.write(step.target, count, |file, target: &mut [f32]| {
-            file.read::<H>(inputs, step.operands[0], count).convert_to_f32_slice(target);
+            H::extend(file.read(inputs, step.operands[0], count), target);
         });
     }
 
-    /// An f32 rounded to a 16-bit float.
-    fn round<H: Lane>(&mut self, step: &Step)
-    where
-        [H]: HalfFloatSliceExt,
-    {
+    /// An f32 rounded to a float of 8 or 16 bits.
+    fn round<H: Lane + Reduced>(&mut self, step: &Step) {
         let (inputs, count) = (self.inputs, self.count);
         self.file.write(step.target, count, |file, target: &mut [H]| {
-            target.convert_from_f32_slice(file.read(inputs, step.operands[0], count));
+            H::round(file.read(inputs, step.operands[0], count), target);
         });
     }
 }
+
+/// A float without arithmetic of its own, many at a time.
+trait Reduced: Sized {
+    /// Writes the values as f32.
+    fn extend(values: &[Self], target: &mut [f32]);
+
+    /// Writes the values that are nearest to f32.
+    fn round(values: &[f32], target: &mut [Self]);
+}
+
+/// With the conversions of several at once that the CPU has.
+macro_rules! reduced_in_vectors {
+    ($($type:ident)*) => {$(
+        impl Reduced for $type {
+            fn extend(values: &[Self], target: &mut [f32]) {
+                values.convert_to_f32_slice(target);
+            }
+
+            fn round(values: &[f32], target: &mut [Self]) {
+                target.convert_from_f32_slice(values);
+            }
+        }
+    )*};
+}
+
+/// One after the other.
+macro_rules! reduced_by_one {
+    ($($type:ident)*) => {$(
+        impl Reduced for $type {
+            fn extend(values: &[Self], target: &mut [f32]) {
+                target.iter_mut().zip(values).for_each(|(target, value)| *target = value.to_f32());
+            }
+
+            fn round(values: &[f32], target: &mut [Self]) {
+                target.iter_mut().zip(values).for_each(|(target, &value)| *target = Self::from_f32(value));
+            }
+        }
+    )*};
+}
+
+reduced_in_vectors! { f16 bf16 }
+reduced_by_one! { f8e4m3 f8e5m2 }
 
 /// The value that a reduction starts with.
 fn neutral<T: Number>(op: ReduceOp) -> T {

@@ -4,7 +4,7 @@
 use thalweg_ir::host::{Cells, Slice};
 use thalweg_ir::{
     Binary, DType, Dimension, Element, ExprId, Geometry, Kernel, Node, OperandGeometry, Place, ReduceOp,
-    Scalar, Unary, bf16, f16, with_dtype,
+    Scalar, Unary, bf16, f8e4m3, f8e5m2, f16, with_dtype,
 };
 
 /// One value.
@@ -15,6 +15,8 @@ pub enum Value {
     Int(DType, i128),
     F16(f16),
     Bf16(bf16),
+    F8E4m3(f8e4m3),
+    F8E5m2(f8e5m2),
     F32(f32),
     F64(f64),
 }
@@ -26,6 +28,8 @@ impl Value {
             Self::Int(dtype, _) => dtype,
             Self::F16(_) => DType::F16,
             Self::Bf16(_) => DType::Bf16,
+            Self::F8E4m3(_) => DType::F8E4m3,
+            Self::F8E5m2(_) => DType::F8E5m2,
             Self::F32(_) => DType::F32,
             Self::F64(_) => DType::F64,
         }
@@ -36,6 +40,10 @@ impl Value {
         match (self, other) {
             (Self::F16(a), Self::F16(b)) => a.to_bits() == b.to_bits() || (a.is_nan() && b.is_nan()),
             (Self::Bf16(a), Self::Bf16(b)) => a.to_bits() == b.to_bits() || (a.is_nan() && b.is_nan()),
+            (Self::F8E4m3(a), Self::F8E4m3(b)) => a.to_bits() == b.to_bits(),
+            (Self::F8E5m2(a), Self::F8E5m2(b)) => {
+                a.to_bits() == b.to_bits() || (a.to_f64().is_nan() && b.to_f64().is_nan())
+            }
             (Self::F32(a), Self::F32(b)) => a.to_bits() == b.to_bits() || (a.is_nan() && b.is_nan()),
             (Self::F64(a), Self::F64(b)) => a.to_bits() == b.to_bits() || (a.is_nan() && b.is_nan()),
             _ => self == other,
@@ -62,6 +70,8 @@ impl Value {
         match self {
             Self::F16(value) => f64::from(value.to_f32_const()),
             Self::Bf16(value) => f64::from(value.to_f32_const()),
+            Self::F8E4m3(value) => value.to_f64(),
+            Self::F8E5m2(value) => value.to_f64(),
             Self::F32(value) => f64::from(value),
             Self::F64(value) => value,
             other => panic!("{other:?} is no floating-point number"),
@@ -79,6 +89,8 @@ impl Value {
         match dtype {
             DType::F16 => Self::F16(f16::from_f32_const(value as f32)),
             DType::Bf16 => Self::Bf16(bf16::from_f32_const(value as f32)),
+            DType::F8E4m3 => Self::F8E4m3(f8e4m3::from_f64(value)),
+            DType::F8E5m2 => Self::F8E5m2(f8e5m2::from_f64(value)),
             DType::F32 => Self::F32(value as f32),
             DType::F64 => Self::F64(value),
             other => panic!("{other} is no floating-point type"),

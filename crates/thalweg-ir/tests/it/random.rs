@@ -4,7 +4,7 @@
 use proptest::prelude::*;
 use thalweg_ir::{
     Binary, BodyBuilder, Class, DType, Dimension, Dimensions, Geometry, InputKind, Kernel, Operand,
-    OperandGeometry, Place, ReduceOp, Scalar, Unary, Value as Expr, bf16, f16,
+    OperandGeometry, Place, ReduceOp, Scalar, Unary, Value as Expr, bf16, f8e4m3, f8e5m2, f16,
 };
 
 use crate::model::{Memory, Value};
@@ -382,6 +382,8 @@ impl Pattern {
         match dtype {
             DType::Bool => Value::Bool(bits & 1 == 1),
             _ if dtype.is_integer() && (wild || dtype.size_bytes() == 1) => Value::wrap(dtype, bits.into()),
+            DType::F8E4m3 if wild => Value::F8E4m3(f8e4m3::from_bits(bits as u8)),
+            DType::F8E5m2 if wild => Value::F8E5m2(f8e5m2::from_bits(bits as u8)),
             DType::F16 if wild => Value::F16(f16::from_bits(bits as u16)),
             DType::Bf16 if wild => Value::Bf16(bf16::from_bits(bits as u16)),
             DType::F32 if wild => Value::F32(f32::from_bits(bits as u32)),

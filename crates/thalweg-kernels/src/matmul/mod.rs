@@ -125,7 +125,7 @@ impl Matmul {
     /// floating-point type, or sizes are beyond what can be addressed.
     pub fn check(&self) -> Result<(), Fault> {
         let fault = |text: String| Err(Fault::new(format!("matmul {self}: {text}")));
-        if !self.dtype.is_floating_point() {
+        if !self.dtype.is_floating_point() || self.dtype.is_float8() {
             return fault(format!("{} is not supported; cast to a floating-point type", self.dtype));
         }
         if self.d.transposed {

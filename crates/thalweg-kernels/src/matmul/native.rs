@@ -27,7 +27,7 @@ impl NativeKernel for Placed<Matmul, [DevicePointer; 3]> {
 
     fn check(&self) -> Result<(), Fault> {
         match self.kernel.dtype {
-            dtype if dtype.is_floating_point() => Ok(()),
+            dtype if dtype.is_floating_point() && !dtype.is_float8() => Ok(()),
             dtype => Err(Fault::new(format!(
                 "matmul: {dtype} matrices are not supported; convert them to a floating-point dtype"
             ))),

@@ -201,7 +201,8 @@ fn check<O: OptimizerOptions>(parameters: &[Tensor], options: &O, others: &[&Ten
         return fail("there is no parameter in the group".into());
     }
     for parameter in parameters {
-        if !parameter.dtype().is_floating_point() || !parameter.is_contiguous() {
+        let is_number = parameter.dtype().is_floating_point() && !parameter.dtype().is_float8();
+        if !is_number || !parameter.is_contiguous() {
             return fail(format!("{parameter:?} is no contiguous floating-point parameter"));
         }
         if parameter.device() != first.device() {

@@ -145,7 +145,7 @@ impl DeviceGenerator {
         numbers: SmallVec<[f64; 2]>,
         dtype: DType,
     ) -> Result<Tensor> {
-        if name != "bernoulli" && !dtype.is_floating_point() {
+        if name != "bernoulli" && (!dtype.is_floating_point() || dtype.is_float8()) {
             return Err(Error::invalid(format!("random numbers are drawn as floats, not as {dtype}")));
         }
         let count = element_count(shape)?;

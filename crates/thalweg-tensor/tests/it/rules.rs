@@ -373,3 +373,72 @@ fn sixteen_unsigned_bits_promote_to_floats_alone() {
     assert_eq!(words.add_scalar(1).unwrap().dtype(), U16);
     assert_eq!(ones(&[2], U8).add(&ones(&[2], I8)).unwrap().dtype(), I16);
 }
+
+/// The codes that PyTorch 2.11 casts float32 to on the CPU: number, float8_e4m3fn, float8_e5m2.
+const FLOAT8_CODES: &[(f32, u8, u8)] = &[
+    (-0.0, 0x80, 0x80),
+    (0.1, 0x1d, 0x2e),
+    (-1.5, 0xbc, 0xbe),
+    (-2.5, 0xc2, 0xc1),
+    (3.2, 0x45, 0x42),
+    (17.0, 0x58, 0x4c),
+    (19.0, 0x5a, 0x4d),
+    (300.0, 0x79, 0x5d),
+    (464.0, 0x7e, 0x5f),
+    (464.1, 0x7f, 0x5f),
+    (480.0, 0x7f, 0x60),
+    (57344.0, 0x7f, 0x7b),
+    (61439.0, 0x7f, 0x7b),
+    (61440.0, 0x7f, 0x7c),
+    (f32::INFINITY, 0x7f, 0x7c),
+    (f32::NEG_INFINITY, 0xff, 0xfc),
+    (f32::NAN, 0x7f, 0x7f),
+    (0.015625, 0x08, 0x24),
+    (0.0156, 0x08, 0x24),
+    (0.0078125, 0x04, 0x20),
+    (0.001953125, 0x01, 0x18),
+    (0.0009765625, 0x00, 0x14),
+    (0.001_464_843_8, 0x01, 0x16),
+    (6.1035156e-5, 0x00, 0x04),
+    (1.5258789e-5, 0x00, 0x01),
+    (7.6293945e-6, 0x00, 0x00),
+    (1.1444092e-5, 0x00, 0x01),
+    (1e-40, 0x00, 0x00),
+];
+
+#[test]
+fn floats_of_8_bits_are_stored_cast_filled_and_copied() {
+    use thalweg_ir::{f8e4m3, f8e5m2};
+    let numbers: Vec<f32> = FLOAT8_CODES.iter().map(|row| row.0).collect();
+    let numbers = Tensor::from_slice(&numbers, &[4, 7], &device()).unwrap();
+    let e4m3 = numbers.to_dtype(DType::F8E4m3).unwrap();
+    let codes: Vec<u8> = e4m3.to_vec::<f8e4m3>().unwrap().into_iter().map(f8e4m3::to_bits).collect();
+    assert_eq!(codes, FLOAT8_CODES.iter().map(|row| row.1).collect::<Vec<_>>());
+    let e5m2 = numbers.to_dtype(DType::F8E5m2).unwrap();
+    let codes: Vec<u8> = e5m2.to_vec::<f8e5m2>().unwrap().into_iter().map(f8e5m2::to_bits).collect();
+    assert_eq!(codes, FLOAT8_CODES.iter().map(|row| row.2).collect::<Vec<_>>());
+    // Strided, and from and to other dtypes.
+    let turned = e4m3.transpose(0, 1).unwrap().contiguous().unwrap();
+    assert_eq!(values(&turned)[1], values(&e4m3)[7]);
+    let third = Tensor::full(&[2], 1.0 / 3.0, DType::F64, &device()).unwrap();
+    for dtype in [DType::F8E4m3, DType::F8E5m2] {
+        for through in [DType::F64, DType::Bf16, DType::F16] {
+            let cast = third.to_dtype(through).unwrap().to_dtype(dtype).unwrap();
+            assert_eq!(values(&cast), [if dtype == DType::F8E4m3 { 0.34375 } else { 0.3125 }; 2]);
+        }
+        let whole = tensor(&[2.5, -3.0, 0.0, f64::NAN], &[4], DType::F32).to_dtype(dtype).unwrap();
+        assert_eq!(whole.to_dtype(DType::I32).unwrap().to_vec::<i32>().unwrap(), [2, -3, 0, 0]);
+        assert_eq!(whole.to_dtype(DType::Bool).unwrap().to_vec::<u8>().unwrap(), [1, 1, 0, 1]);
+        let filled = Tensor::full(&[3], 3.3, dtype, &device()).unwrap();
+        assert_eq!(values(&filled), [if dtype == DType::F8E4m3 { 3.25 } else { 3.5 }; 3]);
+        filled.copy_(&Tensor::ones(&[], DType::F32, &device()).unwrap()).unwrap();
+        assert_eq!(values(&filled), [1.0; 3]);
+        refused(Tensor::full(&[3], 1e6, dtype, &device()), "cannot be converted");
+        for result in [filled.add(&filled), filled.exp(), filled.sum(&[], false), filled.add_scalar(1.0)] {
+            refused(result, "floats of 8 bits are for storage");
+        }
+        refused(filled.add(&third), "floats of 8 bits are for storage");
+        let square = filled.reshape(&[3, 1]).unwrap();
+        assert!(square.matmul(&square.transpose(0, 1).unwrap()).unwrap_err().is_invalid_argument());
+    }
+}
