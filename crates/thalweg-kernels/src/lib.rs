@@ -17,7 +17,9 @@ pub mod embedding;
 pub mod foreach;
 pub mod matmul;
 mod operands;
+pub mod scan;
 pub mod scatter;
+pub mod sort;
 
 use std::sync::Arc;
 
@@ -86,6 +88,8 @@ pub fn sources() -> Vec<(String, String)> {
     for dtype in scatter::DTYPES {
         all.push((scatter::name(dtype).to_owned(), scatter::print(dtype)));
     }
+    all.extend(scan::sources());
+    all.extend(sort::sources());
     all.push((matmul::fused::cuda::NAME.to_owned(), matmul::fused::cuda::print()));
     all
 }

@@ -10,6 +10,8 @@ mod indexing;
 mod loss;
 mod normalization;
 mod random;
+mod reductions;
+mod windows;
 
 pub use attention::{CAUSAL_SOFTMAX, MASKED_SOFTMAX, SCALED_SOFTMAX};
 pub use indexing::{EMBEDDING, GATHER, INDEX_COPY, PLACE, STACK3};
@@ -19,6 +21,14 @@ pub use normalization::{
     LAYER_NORM_PARAMETERS_BACKWARD,
 };
 pub use random::{BERNOULLI, DROPOUT, NORMAL, UNIFORM};
+pub use reductions::{
+    ALL, ANY, ARGMIN, COUNT_NONZERO, LOGSUMEXP, NANSUM, NORM_1, NORM_2, NORM_P, PROD, STD, VAR, VAR_MEAN,
+};
+pub use windows::{
+    ADAPTIVE_NUMBERS, AVERAGE_ADAPTIVE, AVERAGE_ADAPTIVE_BACKWARD, AVERAGE_WINDOWS, AVERAGE_WINDOWS_BACKWARD,
+    FOLD_WINDOWS, GREATEST_ADAPTIVE, GREATEST_ADAPTIVE_BACKWARD, GREATEST_OF_WINDOWS,
+    GREATEST_OF_WINDOWS_BACKWARD, STRIDED_NUMBERS, UNFOLD_WINDOWS, WINDOWS,
+};
 
 use smallvec::SmallVec;
 use thalweg_ir::{BodyBuilder, DType, Dimension, Place, ReduceOp, Scalar, Value};
@@ -37,6 +47,19 @@ pub static STRUCTURED: &[&LoopOp] = &[
     &AMAX,
     &AMIN,
     &ARGMAX,
+    &ARGMIN,
+    &PROD,
+    &NANSUM,
+    &ANY,
+    &ALL,
+    &COUNT_NONZERO,
+    &VAR,
+    &VAR_MEAN,
+    &STD,
+    &LOGSUMEXP,
+    &NORM_1,
+    &NORM_2,
+    &NORM_P,
     &SOFTMAX,
     &LOG_SOFTMAX,
     &SCALED_SOFTMAX,
@@ -64,6 +87,16 @@ pub static STRUCTURED: &[&LoopOp] = &[
     &FOLD2D,
     &MAX_POOL2D,
     &MAX_POOL2D_BACKWARD,
+    &UNFOLD_WINDOWS,
+    &FOLD_WINDOWS,
+    &AVERAGE_WINDOWS,
+    &AVERAGE_WINDOWS_BACKWARD,
+    &GREATEST_OF_WINDOWS,
+    &GREATEST_OF_WINDOWS_BACKWARD,
+    &AVERAGE_ADAPTIVE,
+    &AVERAGE_ADAPTIVE_BACKWARD,
+    &GREATEST_ADAPTIVE,
+    &GREATEST_ADAPTIVE_BACKWARD,
 ];
 
 /// The elements, in another layout or dtype.

@@ -1,7 +1,7 @@
 //! The gradient of dropout: the same elements, times the same scale.
 
 use smallvec::SmallVec;
-use thalweg_ir::Scalar;
+use thalweg_ir::{Scalar, Shape};
 use thalweg_runtime::{Label, Result};
 
 use super::loops::LoopArguments;
@@ -14,6 +14,7 @@ pub(crate) fn autograd(call: &Call<'_>) -> Result<Tensors> {
     let mut results = call.redispatch()?;
     let node = DropoutBackward {
         kept: Saved::new(&results[1]),
+        shape: call.tensors[0].shape().into(),
         scale: 1.0 / call.scalar(4).to_f64(),
         label: call.label,
     };
@@ -23,6 +24,8 @@ pub(crate) fn autograd(call: &Call<'_>) -> Result<Tensors> {
 
 struct DropoutBackward {
     kept: Saved,
+    /// Of x, which is broadcast.
+    shape: Shape,
     scale: f64,
     label: Label,
 }
@@ -46,7 +49,7 @@ impl Backward for DropoutBackward {
                 None,
                 self.label,
             )?;
-            results[0] = scaled.into_iter().next();
+            results[0] = Some(scaled[0].sum_to_shape(&self.shape)?);
         }
         Ok(results)
     }

@@ -9,6 +9,7 @@ pub(crate) mod attention;
 mod convolution;
 pub(crate) mod creation;
 pub(crate) mod dropout;
+pub(crate) mod geometry;
 pub(crate) mod indexing;
 pub(crate) mod linear;
 mod loop_call;

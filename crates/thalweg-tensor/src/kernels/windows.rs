@@ -2,7 +2,9 @@
 
 use smallvec::SmallVec;
 use thalweg_ir::{DType, Shape};
-use thalweg_ops::structured::{FOLD2D, MAX_POOL2D, MAX_POOL2D_BACKWARD, UNFOLD2D, windows_of_a_pixel};
+use thalweg_ops::structured::{
+    FOLD2D, MAX_POOL2D, MAX_POOL2D_BACKWARD, UNFOLD2D, WINDOWS, windows_of_a_pixel,
+};
 use thalweg_ops::{DTypes, LoopOp, Placement, forward};
 use thalweg_runtime::{Error, Label, Result};
 
@@ -13,7 +15,8 @@ use crate::tensor::{Tensor, Tensors};
 
 /// Whether an operator of the table is one of this module's.
 pub(crate) fn is_window(operator: &LoopOp) -> bool {
-    [&UNFOLD2D, &FOLD2D, &MAX_POOL2D, &MAX_POOL2D_BACKWARD].iter().any(|window| window.name == operator.name)
+    let planes = [&UNFOLD2D, &FOLD2D, &MAX_POOL2D, &MAX_POOL2D_BACKWARD];
+    planes.iter().chain(WINDOWS).any(|window| window.name == operator.name)
 }
 
 /// The sizes of a window operator over a batch of images.

@@ -216,12 +216,4 @@ impl Tensor {
             result.reshape(shape)
         })
     }
-
-    // ---- Products -------------------------------------------------------------------------------------------------
-
-    /// The matrix product: (m, k) · (k, n), with a batch first on either side or both.
-    #[track_caller]
-    pub fn matmul(&self, other: &Self) -> Result<Self> {
-        call(built_in!("thalweg::matmul")?, &[self.into(), other.into()], None, Location::caller())
-    }
 }

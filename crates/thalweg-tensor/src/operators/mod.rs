@@ -14,13 +14,21 @@
 
 mod advanced_index;
 mod create;
+mod einsum;
 pub(crate) mod in_place;
 pub(crate) mod index;
 mod join;
+mod linalg;
+mod loss;
 mod methods;
+mod norm;
 mod pointwise;
 mod reduce;
+mod resample;
+mod scan;
+mod sort;
 mod view;
+mod window;
 
 use std::panic::Location;
 use std::sync::Arc;
@@ -111,6 +119,14 @@ static FAMILIES: &[&[OpDef]] = &[
     create::OPERATORS,
     index::OPERATORS,
     advanced_index::OPERATORS,
+    linalg::OPERATORS,
+    norm::OPERATORS,
+    loss::OPERATORS,
+    window::OPERATORS,
+    scan::OPERATORS,
+    resample::OPERATORS,
+    einsum::OPERATORS,
+    sort::OPERATORS,
     crate::kernels::INTERNAL,
 ];
 

@@ -1,12 +1,13 @@
 //! Reductions over dimensions, and what divides by one: sums, means, extrema, softmax.
 
 use smallvec::SmallVec;
-use thalweg_ir::{Scalar, Shape};
+use thalweg_ir::{DType, Scalar, Shape};
 use thalweg_runtime::{Error, Result};
 
-use super::Body::Composite;
+use super::Body::{Composite, Differentiable};
 use super::{operators, single};
-use crate::dispatch::{Arguments, Call, Operator, built_in};
+use crate::autograd::formula::Formula;
+use crate::dispatch::{Arguments, Call, Ints, Operator, built_in, internal};
 use crate::kernels::loops::LoopArguments;
 use crate::tensor::{Tensor, Tensors};
 
@@ -14,34 +15,153 @@ operators! {
     /// Returns the sum over dimensions, all of them where the list is empty. Integers and truth values are summed in i64.
     "sum.dim_IntList(Tensor self, int[1]? dim, bool keepdim=False, *, ScalarType? dtype=None) -> Tensor"
         fn sum(dim: ints, keepdim: bool) = Composite(|call| {
-            reduce(call, built_in!("thalweg::sum")?, &call.optional_ints(1).unwrap_or_default(), call.bool(2), call.optional_dtype(3))
+            reduce(call, "sum", &dims(call, 1), call.bool(2), call.optional_dtype(3))
         });
     /// Returns the sum of all elements.
     "sum(Tensor self, *, ScalarType? dtype=None) -> Tensor"
-        = Composite(|call| reduce(call, built_in!("thalweg::sum")?, &[], false, call.optional_dtype(1)));
+        = Composite(|call| reduce(call, "sum", &[], false, call.optional_dtype(1)));
     /// Returns the mean over dimensions, all of them where the list is empty, of floats.
     "mean.dim(Tensor self, int[1]? dim, bool keepdim=False, *, ScalarType? dtype=None) -> Tensor"
         fn mean(dim: ints, keepdim: bool) = Composite(|call| {
-            reduce(call, built_in!("thalweg::mean")?, &call.optional_ints(1).unwrap_or_default(), call.bool(2), call.optional_dtype(3))
+            reduce(call, "mean", &call.optional_ints(1).unwrap_or_default(), call.bool(2), call.optional_dtype(3))
         });
     /// Returns the mean of all elements, of floats.
     "mean(Tensor self, *, ScalarType? dtype=None) -> Tensor"
-        = Composite(|call| reduce(call, built_in!("thalweg::mean")?, &[], false, call.optional_dtype(1)));
+        = Composite(|call| reduce(call, "mean", &[], false, call.optional_dtype(1)));
     /// Returns the greatest element over dimensions, all of them where the list is empty; NaN where there is one.
     "amax(Tensor self, int[1] dim=[], bool keepdim=False) -> Tensor"
-        fn amax(dim: ints, keepdim: bool) = Composite(|call| extremum(call, built_in!("thalweg::amax")?));
+        fn amax(dim: ints, keepdim: bool) = Composite(|call| extremum(call, "amax"));
     /// Returns the smallest element over dimensions, all of them where the list is empty; NaN where there is one.
     "amin(Tensor self, int[1] dim=[], bool keepdim=False) -> Tensor"
-        fn amin(dim: ints, keepdim: bool) = Composite(|call| extremum(call, built_in!("thalweg::amin")?));
-    /// Returns the place of the greatest element along a dimension, as i64: the first of equals.
+        fn amin(dim: ints, keepdim: bool) = Composite(|call| extremum(call, "amin"));
+    /// Returns the place of the greatest element along a dimension, as i64: the first of equals, or of NaNs.
     "argmax(Tensor self, int? dim=None, bool keepdim=False) -> Tensor"
-        fn argmax(dim: int) = Composite(argmax);
+        fn argmax(dim: int) = Composite(|call| position(call, "argmax"));
+    /// Returns the place of the smallest element along a dimension, as i64: the first of equals, or of NaNs.
+    "argmin(Tensor self, int? dim=None, bool keepdim=False) -> Tensor"
+        fn argmin(dim: int) = Composite(|call| position(call, "argmin"));
+    /// Returns the greatest element along a dimension, and its place; a gradient goes to that place.
+    "max.dim(Tensor self, int dim, bool keepdim=False) -> (Tensor values, Tensor indices)"
+        fn max_dim(dim: int, keepdim: bool) -> 2 = Differentiable(|call| chosen(call, ["max", "amax", "argmax"]), &CHOSEN);
+    /// Returns the smallest element along a dimension, and its place; a gradient goes to that place.
+    "min.dim(Tensor self, int dim, bool keepdim=False) -> (Tensor values, Tensor indices)"
+        fn min_dim(dim: int, keepdim: bool) -> 2 = Differentiable(|call| chosen(call, ["min", "amin", "argmin"]), &CHOSEN);
+    /// Returns the greatest of all elements; NaN where there is one.
+    "max(Tensor self) -> Tensor"
+        fn max() = Composite(|call| extremum_of(call, "max", "amax", &[], false).map(single));
+    /// Returns the smallest of all elements; NaN where there is one.
+    "min(Tensor self) -> Tensor"
+        fn min() = Composite(|call| extremum_of(call, "min", "amin", &[], false).map(single));
+    /// Returns the smallest and the greatest element, along a dimension or of all.
+    "aminmax(Tensor self, *, int? dim=None, bool keepdim=False) -> (Tensor min, Tensor max)"
+        = Composite(|call| {
+            let dim = Ints::from_iter(call.optional_int(1));
+            ["amin", "amax"].iter().map(|name| extremum_of(call, "aminmax", name, &dim, call.bool(2))).collect()
+        });
+    /// Returns the product of all elements. Integers and truth values are multiplied in i64.
+    "prod(Tensor self, *, ScalarType? dtype=None) -> Tensor"
+        fn prod() = Composite(|call| reduce(call, "prod", &[], false, call.optional_dtype(1)));
+    /// Returns the product over a dimension. Integers and truth values are multiplied in i64.
+    "prod.dim_int(Tensor self, int dim, bool keepdim=False, *, ScalarType? dtype=None) -> Tensor"
+        fn prod_dim(dim: int, keepdim: bool) = Composite(|call| {
+            reduce(call, "prod", &[call.int(1)], call.bool(2), call.optional_dtype(3))
+        });
+    /// Returns whether any element is not 0.
+    "any(Tensor self) -> Tensor"
+        fn any() = Composite(|call| truth(call, "any", None, false));
+    /// Returns whether any element along a dimension is not 0.
+    "any.dim(Tensor self, int dim, bool keepdim=False) -> Tensor"
+        fn any_dim(dim: int, keepdim: bool) = Composite(|call| truth(call, "any", Some(&[call.int(1)]), call.bool(2)));
+    /// Returns whether any element over dimensions is not 0.
+    "any.dims(Tensor self, int[]? dim=None, bool keepdim=False) -> Tensor"
+        = Composite(|call| truth(call, "any", call.optional_ints(1).as_deref(), call.bool(2)));
+    /// Returns whether no element is 0.
+    "all(Tensor self) -> Tensor"
+        fn all() = Composite(|call| truth(call, "all", None, false));
+    /// Returns whether no element along a dimension is 0.
+    "all.dim(Tensor self, int dim, bool keepdim=False) -> Tensor"
+        fn all_dim(dim: int, keepdim: bool) = Composite(|call| truth(call, "all", Some(&[call.int(1)]), call.bool(2)));
+    /// Returns whether no element over dimensions is 0.
+    "all.dims(Tensor self, int[]? dim=None, bool keepdim=False) -> Tensor"
+        = Composite(|call| truth(call, "all", call.optional_ints(1).as_deref(), call.bool(2)));
+    /// Returns how many elements along a dimension are not 0, of all where there is none.
+    "count_nonzero(Tensor self, int? dim=None) -> Tensor"
+        = Composite(|call| reduce(call, "count_nonzero", &Ints::from_iter(call.optional_int(1)), false, None));
+    /// Returns how many elements over dimensions are not 0, of all where the list is empty.
+    "count_nonzero.dim_IntList(Tensor self, int[] dim) -> Tensor"
+        fn count_nonzero(dim: ints) = Composite(|call| reduce(call, "count_nonzero", &call.ints(1), false, None));
+    /// Returns the sum over dimensions of what is not NaN, of all where the list is empty.
+    "nansum(Tensor self, int[1]? dim=None, bool keepdim=False, *, ScalarType? dtype=None) -> Tensor"
+        fn nansum(dim: ints, keepdim: bool) = Composite(|call| {
+            reduce(call, "nansum", &call.optional_ints(1).unwrap_or_default(), call.bool(2), call.optional_dtype(3))
+        });
+    /// Returns the mean over dimensions of what is not NaN, of all where the list is empty.
+    "nanmean(Tensor self, int[1]? dim=None, bool keepdim=False, *, ScalarType? dtype=None) -> Tensor"
+        fn nanmean(dim: ints, keepdim: bool) = Composite(nanmean);
+    /// Returns the variance of all elements, of floats: divided by one less than there are, unless it says otherwise.
+    "var(Tensor self, bool unbiased=True) -> Tensor"
+        = Composite(|call| deviation(call, "var", &[], bessel(call.bool(1)), false));
+    /// Returns the variance over dimensions, of floats.
+    "var.dim(Tensor self, int[1]? dim, bool unbiased=True, bool keepdim=False) -> Tensor"
+        = Composite(|call| deviation(call, "var", &dims(call, 1), bessel(call.bool(2)), call.bool(3)));
+    /// Returns the variance over dimensions, of floats: the squares' sum is divided by their number less the correction.
+    "var.correction(Tensor self, int[1]? dim=None, *, Scalar? correction=None, bool keepdim=False) -> Tensor"
+        fn var(dim: ints, correction: scalar, keepdim: bool)
+        = Composite(|call| deviation(call, "var", &dims(call, 1), correction(call), call.bool(3)));
+    /// Returns the standard deviation of all elements, of floats.
+    "std(Tensor self, bool unbiased=True) -> Tensor"
+        = Composite(|call| deviation(call, "std", &[], bessel(call.bool(1)), false));
+    /// Returns the standard deviation over dimensions, of floats.
+    "std.dim(Tensor self, int[1]? dim, bool unbiased=True, bool keepdim=False) -> Tensor"
+        = Composite(|call| deviation(call, "std", &dims(call, 1), bessel(call.bool(2)), call.bool(3)));
+    /// Returns the standard deviation over dimensions, of floats: the root of `var`, with a gradient of 0 where it is 0.
+    "std.correction(Tensor self, int[1]? dim=None, *, Scalar? correction=None, bool keepdim=False) -> Tensor"
+        fn std(dim: ints, correction: scalar, keepdim: bool)
+        = Composite(|call| deviation(call, "std", &dims(call, 1), correction(call), call.bool(3)));
+    /// Returns the variance and the mean over dimensions, of floats.
+    "var_mean.correction(Tensor self, int[1]? dim=None, *, Scalar? correction=None, bool keepdim=False) -> (Tensor, Tensor)"
+        fn var_mean(dim: ints, correction: scalar, keepdim: bool) -> 2
+        = Composite(|call| deviation(call, "var_mean", &dims(call, 1), correction(call), call.bool(3)));
+    /// Returns the standard deviation and the mean over dimensions, of floats.
+    "std_mean.correction(Tensor self, int[1]? dim=None, *, Scalar? correction=None, bool keepdim=False) -> (Tensor, Tensor)"
+        = Composite(|call| {
+            let mut both = deviation(call, "std", &dims(call, 1), correction(call), call.bool(3))?;
+            both.extend(reduce(call, "mean", &dims(call, 1), call.bool(3), None)?);
+            Ok(both)
+        });
+    /// Returns (Σ |self|^ord)^(1/ord) over dimensions, of floats; for ord 0 how many are not 0, for ±∞ the extremum of |self|.
+    "linalg_vector_norm(Tensor self, Scalar ord=2, int[1]? dim=None, bool keepdim=False, *, ScalarType? dtype=None) -> Tensor"
+        fn vector_norm(ord: scalar, dim: ints, keepdim: bool) = Composite(|call| {
+            norm(call, call.scalar(1).to_f64(), &dims(call, 2), call.bool(3), call.optional_dtype(4))
+        });
+    /// Returns the p-norm over dimensions, of floats: p is 2 where there is none.
+    "norm.ScalarOpt_dim(Tensor self, Scalar? p, int[1] dim, bool keepdim=False) -> Tensor"
+        = Composite(|call| norm(call, exponent(call), &dims(call, 2), call.bool(3), None));
+    /// Returns the p-norm over dimensions, in a dtype.
+    "norm.ScalarOpt_dim_dtype(Tensor self, Scalar? p, int[1] dim, bool keepdim, *, ScalarType dtype) -> Tensor"
+        = Composite(|call| norm(call, exponent(call), &dims(call, 2), call.bool(3), Some(call.dtype(4))));
+    /// Returns the p-norm of all elements, of floats.
+    "norm.Scalar(Tensor self, Scalar p=2) -> Tensor"
+        fn norm(p: scalar) = Composite(|call| norm(call, exponent(call), &[], false, None));
+    /// Returns ln Σ eˣ over dimensions, without overflow.
+    "logsumexp(Tensor self, int[1] dim, bool keepdim=False) -> Tensor"
+        fn logsumexp(dim: ints, keepdim: bool) = Composite(|call| {
+            let x = call.tensor(0);
+            let dtype = (!x.dtype().is_floating_point()).then_some(DType::F32);
+            reduce(call, "logsumexp", &call.ints(1), call.bool(2), dtype)
+        });
+    /// Returns eˣ over its sum along a dimension; of 16-bit floats in f32, where it says so.
+    "_softmax(Tensor self, int dim, bool half_to_float) -> Tensor"
+        = Composite(|call| along(call, "softmax", half_to_float(call)?));
+    /// Returns the logarithm of softmax along a dimension; of 16-bit floats in f32, where it says so.
+    "_log_softmax(Tensor self, int dim, bool half_to_float) -> Tensor"
+        = Composite(|call| along(call, "log_softmax", half_to_float(call)?));
     /// Returns eˣ over its sum along a dimension, of floats.
     "softmax.int(Tensor self, int dim, ScalarType? dtype=None) -> Tensor"
-        fn softmax(dim: int) = Composite(|call| along(call, built_in!("thalweg::softmax")?));
+        fn softmax(dim: int) = Composite(|call| along(call, "softmax", call.optional_dtype(2)));
     /// Returns the logarithm of softmax along a dimension, of floats.
     "log_softmax.int(Tensor self, int dim, ScalarType? dtype=None) -> Tensor"
-        fn log_softmax(dim: int) = Composite(|call| along(call, built_in!("thalweg::log_softmax")?));
+        fn log_softmax(dim: int) = Composite(|call| along(call, "log_softmax", call.optional_dtype(2)));
 }
 
 /// Returns dimensions sorted, negative ones counted from the end; an empty list is all of them.
@@ -55,84 +175,277 @@ pub(super) fn dimensions(x: &Tensor, list: &[i64]) -> Result<Shape> {
         list.iter().map(|&dim| x.layout().dimension(dim)).collect::<Result<_, _>>()?
     };
     sorted.sort_unstable();
-    if sorted.windows(2).any(|pair| pair[0] == pair[1]) {
-        return Err(Error::invalid(format!("dimensions {list:?} of shape {:?} repeat", x.shape())));
+    match sorted.windows(2).find(|pair| pair[0] == pair[1]) {
+        Some(pair) => {
+            Err(Error::invalid(format!("dim {} appears multiple times in the list of dims", pair[0])))
+        }
+        None => Ok(sorted),
     }
-    Ok(sorted)
+}
+
+/// The dimensions of an optional list.
+fn dims(call: &Call<'_>, place: usize) -> Ints {
+    call.optional_ints(place).unwrap_or_default()
 }
 
 /// Reduces the first tensor of a call by an internal operator, whose result has the rows' shape.
 fn reduce(
     call: &Call<'_>,
-    operator: &'static Operator,
+    operator: &str,
     dim: &[i64],
     keepdim: bool,
-    dtype: Option<thalweg_ir::DType>,
+    dtype: Option<DType>,
 ) -> Result<Tensors> {
-    let converted;
-    let mut x = call.tensor(0);
-    if let Some(dtype) = dtype {
-        converted = x.to_dtype(dtype)?;
-        x = &converted;
-    }
+    let x = call.tensor(0);
+    let converted = dtype.map(|dtype| x.to_dtype(dtype)).transpose()?;
+    reduce_tensor(call, operator, converted.as_ref().unwrap_or(x), dim, keepdim, &[])
+}
+
+/// Reduces a tensor on behalf of a call. A mean and a variance are told how many elements there are, then the numbers.
+fn reduce_tensor(
+    call: &Call<'_>,
+    operator: &str,
+    x: &Tensor,
+    dim: &[i64],
+    keepdim: bool,
+    numbers: &[f64],
+) -> Result<Tensors> {
     let reduced = dimensions(x, dim)?;
     if reduced.is_empty() {
         // A scalar has nothing to reduce over: it gets one dimension.
-        return run(call, operator, &x.unsqueeze(0)?, &SmallVec::from_slice(&[0])).map(single);
+        return run(call, operator, &x.unsqueeze(0)?, &SmallVec::from_slice(&[0]), numbers);
     }
-    let result = run(call, operator, x, &reduced)?;
+    let results = run(call, operator, x, &reduced, numbers)?;
     if !keepdim {
-        return Ok(single(result));
+        return Ok(results);
     }
     let kept: Shape = (x.shape().iter().enumerate())
         .map(|(dimension, &extent)| if reduced.contains(&dimension) { 1 } else { extent })
         .collect();
-    result.reshape(&kept).map(single)
+    results.into_iter().map(|result| result.reshape(&kept)).collect()
 }
 
-/// Calls the internal operator; a mean is told how many elements it divides by.
-fn run(call: &Call<'_>, operator: &'static Operator, x: &Tensor, reduced: &Shape) -> Result<Tensor> {
-    let count: usize = reduced.iter().map(|&dimension| x.shape()[dimension]).product();
-    let scalars = (operator.base_name() == "mean").then_some(Scalar::F64(count as f64)).into_iter().collect();
+/// Returns the internal operator of a reduction, found without a look-up after the first time.
+fn named(name: &str) -> Result<&'static Operator> {
+    macro_rules! among {
+        ($($known:literal)*) => {
+            match name {
+                $($known => built_in!(concat!("thalweg::", $known)),)*
+                other => internal(other),
+            }
+        };
+    }
+    among!("sum" "mean" "amax" "amin" "argmax" "argmin" "prod" "nansum" "any" "all" "count_nonzero" "var" "var_mean" "std" "logsumexp" "norm_1" "norm_2" "norm_p" "softmax" "log_softmax")
+}
+
+/// Calls the internal operator.
+fn run(call: &Call<'_>, operator: &str, x: &Tensor, reduced: &Shape, numbers: &[f64]) -> Result<Tensors> {
+    let count = matches!(operator, "mean" | "var" | "std" | "var_mean").then(|| count_of(x, reduced));
+    let scalars = count.into_iter().chain(numbers.iter().copied()).map(Scalar::F64).collect();
     let arguments = LoopArguments { scalars, sizes: reduced.clone(), dtype: None };
-    Ok(operator.call_loop(&[x], &arguments, None, call.label)?.swap_remove(0))
+    named(operator)?.call_loop(&[x], &arguments, None, call.label)
+}
+
+/// How many elements are reduced to one.
+fn count_of(x: &Tensor, reduced: &Shape) -> f64 {
+    reduced.iter().map(|&dimension| x.shape()[dimension] as f64).product()
 }
 
 /// Refuses a reduction that has nothing to choose from.
-fn check_not_empty(x: &Tensor, dim: &[i64]) -> Result<()> {
+fn check_not_empty(name: &str, x: &Tensor, dim: &[i64]) -> Result<()> {
     let reduced = dimensions(x, dim)?;
-    if reduced.iter().any(|&dimension| x.shape()[dimension] == 0) {
-        return Err(Error::invalid(format!("shape {:?} has nothing to choose from", x.shape())));
+    if dim.is_empty() && x.elements() == 0 {
+        return Err(Error::invalid(format!(
+            "{name}(): Expected reduction dim to be specified for input.numel() == 0. Specify the reduction dim with the 'dim' \
+             argument."
+        )));
     }
-    Ok(())
+    match reduced.iter().find(|&&dimension| x.shape()[dimension] == 0) {
+        Some(dimension) => Err(Error::invalid(format!(
+            "{name}(): Expected reduction dim {dimension} to have non-zero size."
+        ))),
+        None => Ok(()),
+    }
 }
 
-fn extremum(call: &Call<'_>, operator: &'static Operator) -> Result<Tensors> {
-    let dim = call.ints(1);
-    check_not_empty(call.tensor(0), &dim)?;
-    reduce(call, operator, &dim, call.bool(2), None)
+fn extremum(call: &Call<'_>, operator: &str) -> Result<Tensors> {
+    extremum_of(call, operator, operator, &call.ints(1), call.bool(2)).map(single)
 }
 
-fn argmax(call: &Call<'_>) -> Result<Tensors> {
+/// The greatest or smallest element over dimensions, of truth values too.
+fn extremum_of(call: &Call<'_>, name: &str, operator: &str, dim: &[i64], keepdim: bool) -> Result<Tensor> {
     let x = call.tensor(0);
+    check_not_empty(name, x, dim)?;
+    let is_bool = x.dtype() == DType::Bool;
+    let dtype = is_bool.then_some(DType::U8);
+    let result = reduce(call, operator, dim, keepdim, dtype)?.swap_remove(0);
+    if is_bool { result.to_dtype(DType::Bool) } else { Ok(result) }
+}
+
+fn position(call: &Call<'_>, operator: &str) -> Result<Tensors> {
+    let x = call.tensor(0);
+    if x.dtype() == DType::Bool {
+        return Err(Error::invalid(format!("\"{operator}_cuda\" not implemented for 'Bool'")));
+    }
     let Some(dim) = call.optional_int(1) else {
         let rank = x.rank();
+        check_not_empty(operator, x, &[])?;
         let flat = x.reshape(&[x.elements()])?;
-        check_not_empty(&flat, &[0])?;
-        let result = run(call, built_in!("thalweg::argmax")?, &flat, &SmallVec::from_slice(&[0]))?;
+        let result = run(call, operator, &flat, &SmallVec::from_slice(&[0]), &[])?.swap_remove(0);
         return if call.bool(2) { result.reshape(&vec![1; rank]).map(single) } else { Ok(single(result)) };
     };
-    check_not_empty(x, &[dim])?;
-    reduce(call, built_in!("thalweg::argmax")?, &[dim], call.bool(2), None)
+    check_not_empty(operator, x, &[dim])?;
+    reduce(call, operator, &[dim], call.bool(2), None)
+}
+
+/// The extremum along a dimension and its place.
+fn chosen(call: &Call<'_>, [name, value, place]: [&str; 3]) -> Result<Tensors> {
+    let (dim, keepdim) = ([call.int(1)], call.bool(2));
+    let dtype = (call.tensor(0).dtype() == DType::Bool).then_some(DType::U8);
+    let value = extremum_of(call, name, value, &dim, keepdim)?;
+    let place = reduce(call, place, &dim, keepdim, dtype)?.swap_remove(0);
+    Ok(SmallVec::from_iter([value, place]))
+}
+
+/// The gradient goes to the place that was chosen.
+static CHOSEN: Formula = Formula {
+    inputs: &[],
+    outputs: &[1],
+    backward: |call| {
+        call.one(0, || {
+            let (gradient, place) = (call.gradient()?, call.result(1)?);
+            at_place(&gradient, &place, call.shape(0), call.int(1), call.bool(2))
+        })
+    },
+};
+
+/// A tensor of this shape that is a gradient at one place along a dimension, and 0 elsewhere.
+pub(super) fn at_place(
+    gradient: &Tensor,
+    place: &Tensor,
+    shape: &[usize],
+    dim: i64,
+    keepdim: bool,
+) -> Result<Tensor> {
+    if shape.is_empty() {
+        return Ok(gradient.clone());
+    }
+    let along = if dim < 0 { dim + shape.len() as i64 } else { dim };
+    let kept = |tensor: &Tensor| if keepdim { Ok(tensor.clone()) } else { tensor.unsqueeze(along) };
+    let mut extents: Shape = SmallVec::from_elem(1, shape.len());
+    extents[along as usize] = shape[along as usize];
+    let places =
+        Tensor::arange(shape[along as usize], 0, 1, DType::I64, gradient.device())?.reshape(&extents)?;
+    let zero = Tensor::zeros(&[], gradient.dtype(), gradient.device())?;
+    places.eq(&kept(place)?)?.select_where(&kept(gradient)?, &zero)
+}
+
+/// Whether any element is not 0, or all. Of bytes the result is a byte, as in PyTorch; an empty list reduces nothing.
+fn truth(call: &Call<'_>, operator: &str, dim: Option<&[i64]>, keepdim: bool) -> Result<Tensors> {
+    let x = call.tensor(0);
+    let result = match dim {
+        Some([]) => x.to_dtype(DType::Bool)?,
+        _ => reduce(call, operator, dim.unwrap_or_default(), keepdim, None)?.swap_remove(0),
+    };
+    if x.dtype() == DType::U8 { result.to_dtype(DType::U8).map(single) } else { Ok(single(result)) }
+}
+
+/// What is taken off the number of elements that a variance divides by.
+fn bessel(is_unbiased: bool) -> f64 {
+    if is_unbiased { 1.0 } else { 0.0 }
+}
+
+fn correction(call: &Call<'_>) -> f64 {
+    call.optional_scalar(2).map_or(1.0, |number| number.to_f64())
+}
+
+/// A variance, a standard deviation, or a variance with the mean.
+fn deviation(
+    call: &Call<'_>,
+    operator: &str,
+    dim: &[i64],
+    correction: f64,
+    keepdim: bool,
+) -> Result<Tensors> {
+    let x = call.tensor(0);
+    if !x.dtype().is_floating_point() {
+        return Err(Error::invalid("std and var only support floating point and complex dtypes"));
+    }
+    let count: f64 = count_of(x, &dimensions(x, dim)?);
+    reduce_tensor(call, operator, x, dim, keepdim, &[(count - correction).max(0.0)])
+}
+
+fn nanmean(call: &Call<'_>) -> Result<Tensors> {
+    let x = call.tensor(0);
+    if !x.dtype().is_floating_point() {
+        return Err(Error::invalid("nanmean(): expected input to have floating point or complex dtype"));
+    }
+    let (dim, keepdim, dtype) = (dims(call, 1), call.bool(2), call.optional_dtype(3));
+    let sum = reduce(call, "nansum", &dim, keepdim, dtype)?.swap_remove(0);
+    let counted = x.eq(x)?;
+    let count = reduce_tensor(call, "sum", &counted, &dim, keepdim, &[])?.swap_remove(0);
+    sum.div(&count.to_dtype(sum.dtype())?).map(single)
+}
+
+/// The exponent of a norm; 2 where there is none.
+fn exponent(call: &Call<'_>) -> f64 {
+    call.optional_scalar(1).map_or(2.0, |number| number.to_f64())
+}
+
+fn norm(call: &Call<'_>, exponent: f64, dim: &[i64], keepdim: bool, dtype: Option<DType>) -> Result<Tensors> {
+    let x = call.tensor(0);
+    let wanted = dtype.unwrap_or(x.dtype());
+    if !x.dtype().is_floating_point() || !wanted.is_floating_point() {
+        return Err(Error::invalid(format!(
+            "linalg.vector_norm: Expected a floating point or complex tensor as input. Got {}",
+            if x.dtype().is_floating_point() { wanted } else { x.dtype() }
+        )));
+    }
+    let converted = x.to_dtype(wanted)?;
+    let reduced =
+        |operator: &str, x: &Tensor, numbers: &[f64]| reduce_tensor(call, operator, x, dim, keepdim, numbers);
+    if exponent < 0.0 || exponent == f64::INFINITY {
+        let empty = dimensions(x, dim)?.iter().any(|&dimension| x.shape()[dimension] == 0);
+        if empty {
+            return Err(Error::invalid(format!(
+                "linalg.vector_norm cannot compute the {exponent} norm on an empty tensor because the operation does not have an \
+                 identity"
+            )));
+        }
+    }
+    match exponent {
+        f64::INFINITY => reduced("amax", &converted.abs()?, &[]),
+        f64::NEG_INFINITY => reduced("amin", &converted.abs()?, &[]),
+        0.0 => {
+            let count = reduced("count_nonzero", &converted, &[])?.swap_remove(0);
+            // A constant, but one that a gradient of 0 flows through.
+            let zero = reduced("sum", &converted.mul_scalar(0.0)?, &[])?.swap_remove(0);
+            let count = count.to_dtype(wanted)?;
+            if x.requires_grad() { count.add(&zero).map(single) } else { Ok(single(count)) }
+        }
+        1.0 => reduced("norm_1", &converted, &[]),
+        2.0 => reduced("norm_2", &converted, &[]),
+        _ => reduced("norm_p", &converted, &[exponent, 1.0 / exponent]),
+    }
+}
+
+/// The dtype of a softmax that is told to give f32 for 16-bit floats.
+fn half_to_float(call: &Call<'_>) -> Result<Option<DType>> {
+    match (call.bool(2), call.tensor(0).dtype()) {
+        (false, _) => Ok(None),
+        (true, DType::F16 | DType::Bf16) => Ok(Some(DType::F32)),
+        (true, _) => Err(Error::invalid("conversion is supported for Half type only")),
+    }
 }
 
 /// An operator along one dimension that keeps the shape.
-fn along(call: &Call<'_>, operator: &'static Operator) -> Result<Tensors> {
-    let converted = call.optional_dtype(2).map(|dtype| call.tensor(0).to_dtype(dtype)).transpose()?;
+fn along(call: &Call<'_>, operator: &str, dtype: Option<DType>) -> Result<Tensors> {
+    let converted = dtype.map(|dtype| call.tensor(0).to_dtype(dtype)).transpose()?;
     let x = converted.as_ref().unwrap_or_else(|| call.tensor(0));
     let dimension = dimensions(x, &[call.int(1)])?;
     if dimension.is_empty() {
-        return run(call, operator, &x.unsqueeze(0)?, &SmallVec::from_slice(&[0]))?.squeeze(0).map(single);
+        let result = run(call, operator, &x.unsqueeze(0)?, &SmallVec::from_slice(&[0]), &[])?;
+        return result[0].squeeze(0).map(single);
     }
-    run(call, operator, x, &dimension).map(single)
+    run(call, operator, x, &dimension, &[])
 }

@@ -32,9 +32,9 @@ fn refused<T>(result: Result<T>, words: &[&str]) {
 fn shapes_that_do_not_fit() {
     let (a, b) = (random(&[2, 3], 1), random(&[2, 4], 2));
     refused(a.add(&b), &["add([2, 3] float64", "[2, 4] float64", "do not broadcast", "dimension 1"]);
-    refused(a.matmul(&b), &["matmul([2, 3]", "inner dimensions differ", "3 columns", "2 rows"]);
-    refused(a.matmul(&random(&[3], 3)), &["2 dimensions"]);
-    refused(random(&[2, 2, 3], 4).matmul(&random(&[3, 3, 2], 5)), &["batches differ: 2 and 3"]);
+    refused(a.matmul(&b), &["matmul([2, 3]", "shapes cannot be multiplied (2x3 and 2x4)"]);
+    refused(a.matmul(&random(&[4], 3)), &["size mismatch, got input (2), mat (2x3), vec (4)"]);
+    refused(random(&[2, 2, 3], 4).matmul(&random(&[3, 3, 2], 5)), &["shapes [2] and [3] do not broadcast"]);
     refused(a.reshape(&[7]), &["6 elements", "7 elements"]);
     refused(a.expand(&[3, 3]), &["cannot expand"]);
     refused(a.permute(&[0, 0]), &["permutation"]);
@@ -42,12 +42,12 @@ fn shapes_that_do_not_fit() {
     refused(a.narrow(1, usize::MAX, 2), &["cannot take"]);
     refused(a.select(0, 2), &["select([2, 3]", "index 2 is out of range", "[2, 3]"]);
     refused(a.sum(&[2], false), &["dimension 2 is out of range", "expected -2 to 1"]);
-    refused(a.sum(&[0, -2], false), &["repeat"]);
+    refused(a.sum(&[0, -2], false), &["appears multiple times"]);
     refused(a.size(5), &["out of range"]);
     refused(a.unsqueeze(4), &["unsqueeze"]);
     refused(a.flatten_from(3), &["no dimension 3"]);
     refused(a.sum_to_shape(&[1, 1, 1]), &["does not sum"]);
-    refused(random(&[0, 3], 6).amax(&[0], false), &["nothing to choose from"]);
+    refused(random(&[0, 3], 6).amax(&[0], false), &["Expected reduction dim 0 to have non-zero size"]);
     refused(linear(&a, &random(&[5, 2], 7), None), &["linear", "(out, 3)", "[5, 2]"]);
     refused(linear(&random(&[3], 7), &random(&[5, 3], 7), None), &["linear", "2 dimensions", "[3]"]);
     let weight = random(&[5, 3], 7);
@@ -222,7 +222,10 @@ fn dtypes_that_do_not_fit() {
     refused(x.item::<f32>(), &["2 elements, not 1"]);
     refused(Tensor::zeros(&[2], DType::I64, &device()).unwrap().requires_grad_(), &["only floating-point"]);
     let square = Tensor::zeros(&[2, 2], DType::F32, &device()).unwrap();
-    refused(square.matmul(&square.to_dtype(DType::F64).unwrap()), &["the dtypes differ"]);
+    refused(
+        square.matmul(&square.to_dtype(DType::F64).unwrap()),
+        &["expected m1 and m2 to have the same dtype"],
+    );
     let whole = square.to_dtype(DType::I32).unwrap();
     refused(whole.matmul(&whole), &["int32"]);
     refused(cross_entropy(&square, &x), &["int64 classes"]);

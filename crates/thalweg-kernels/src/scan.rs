@@ -1,0 +1,445 @@
+//! [`Scan`]: running sums, products, extrema and linear recurrences along a dimension. They are no loop over a body: a point needs
+//! those before it.
+//!
+//! A row is combined in chunks of 256 points: within a chunk by doubling distances (1, 2, 4, …), and each chunk with what the former
+//! ones came to. The host function combines in the same order, so sums have a GPU's bits; only logarithms and exponentials
+//! may differ in their last place.
+
+use std::sync::Arc;
+
+use thalweg_driver::{Access, DevicePointer, HostFault, HostKernel, HostLaunch};
+use thalweg_ir::cuda::{FloatNames, LaunchShape, with_prelude};
+use thalweg_ir::host::Fault;
+use thalweg_ir::{DType, Element, with_dtype};
+
+use crate::{Accesses, NativeKernel, Placed, Words};
+
+/// The operation that combines a point with those before it.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum ScanOp {
+    /// a + b; wraps for integers.
+    Sum,
+    /// a · b; wraps for integers.
+    Product,
+    /// ln (eᵃ + eᵇ). Floats only.
+    LogSumExp,
+    /// The greater, and its place: the last of equals, or of NaNs.
+    Max,
+    /// The smaller, and its place: the last of equals, or of NaNs.
+    Min,
+    /// y = b + a · the y before, of two inputs: the offsets b, and the factors a. Floats only.
+    Recurrence,
+}
+
+impl ScanOp {
+    /// Every operation.
+    pub const ALL: [Self; 6] =
+        [Self::Sum, Self::Product, Self::LogSumExp, Self::Max, Self::Min, Self::Recurrence];
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Sum => "sum",
+            Self::Product => "product",
+            Self::LogSumExp => "logsumexp",
+            Self::Max => "max",
+            Self::Min => "min",
+            Self::Recurrence => "recurrence",
+        }
+    }
+
+    /// Whether the second operand is places, which are written.
+    fn has_places(self) -> bool {
+        matches!(self, Self::Max | Self::Min)
+    }
+
+    /// Whether there is a kernel for a dtype: floats and int64.
+    pub fn takes(self, dtype: DType) -> bool {
+        dtype.is_floating_point()
+            || (dtype == DType::I64 && !matches!(self, Self::LogSumExp | Self::Recurrence))
+    }
+}
+
+/// The sizes of a launch: elements lie as (outer, length, inner), without gaps. See the [module](self).
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Scan {
+    /// How a point is combined with those before it.
+    pub op: ScanOp,
+    /// Rows before the dimension.
+    pub outer: u64,
+    /// The points of a row.
+    pub length: u64,
+    /// Rows side by side.
+    pub inner: u64,
+    /// Whether rows are walked from their end.
+    pub reversed: bool,
+    /// Of all operands but places: a floating-point type or int64. 16-bit floats are combined in f32, and each result rounded.
+    pub dtype: DType,
+}
+
+/// The points of a chunk, and the threads of a block.
+const CHUNK: usize = 256;
+
+/// How many 8-byte words a launch takes.
+const ARGUMENT_WORDS: usize = 9;
+
+/// The name of the entry point.
+fn name(op: ScanOp, dtype: DType) -> String {
+    format!("scan_{}_{}", op.name(), dtype.name())
+}
+
+/// Returns name and source of every kernel here.
+pub(crate) fn sources() -> impl Iterator<Item = (String, String)> {
+    let dtypes = [DType::F32, DType::F64, DType::F16, DType::Bf16, DType::I64];
+    ScanOp::ALL.into_iter().flat_map(move |op| {
+        dtypes
+            .into_iter()
+            .filter(move |&dtype| op.takes(dtype))
+            .map(move |dtype| (name(op, dtype), print(op, dtype)))
+    })
+}
+
+/// The names of a dtype in CUDA code: of elements, of what is computed in, of loading and of storing.
+pub(crate) fn names(dtype: DType) -> [String; 4] {
+    if dtype == DType::I64 {
+        return ["i64".into(), "i64".into(), String::new(), String::new()];
+    }
+    let FloatNames { element, sum, load, store } = FloatNames::of(dtype);
+    [element.into(), sum.into(), load, store]
+}
+
+fn print(op: ScanOp, dtype: DType) -> String {
+    let [element, sum, load, store] = names(dtype);
+    let (value, second, other) = match op {
+        ScanOp::Max | ScanOp::Min => ("LOAD(x.source[place])", "i64(at)", "i64"),
+        ScanOp::Recurrence => ("LOAD(x.source[place])", "LOAD(x.other[place])", "SUM"),
+        _ => ("LOAD(x.source[place])", "0", "i32"),
+    };
+    let combine = match op {
+        ScanOp::Sum => "right.value = left.value + right.value; return right;",
+        ScanOp::Product => "right.value = left.value * right.value; return right;",
+        ScanOp::LogSumExp => {
+            "const SUM low = left.value < right.value ? left.value : right.value;
+    const SUM high = left.value < right.value ? right.value : left.value;
+    if (left.value != left.value) { return left; }
+    if (right.value != right.value) { return right; }
+    right.value = low != high || low - low == SUM(0) ? high + log1p(exp(low - high)) : left.value;
+    return right;"
+        }
+        ScanOp::Max => {
+            "return right.value != right.value || (left.value == left.value && right.value >= left.value) ? right : left;"
+        }
+        ScanOp::Min => {
+            "return right.value != right.value || (left.value == left.value && right.value <= left.value) ? right : left;"
+        }
+        ScanOp::Recurrence => {
+            "right.value = right.value + right.other * left.value;
+    right.other = right.other * left.other;
+    return right;"
+        }
+    };
+    let write = if op.has_places() { "x.other[place] = sum.other;" } else { "" };
+    let pointer = if op.has_places() { "i64*" } else { "const ELEMENT*" };
+    let code = TEMPLATE
+        .replace("POINTER", pointer)
+        .replace("VALUE", value)
+        .replace("SECOND", second)
+        .replace("OTHER", other)
+        .replace("COMBINE", combine)
+        .replace("WRITE", write)
+        .replace("NAME", &name(op, dtype))
+        .replace("ELEMENT", &element)
+        .replace("SUM", &sum)
+        .replace("LOAD", &load)
+        .replace("STORE", &store);
+    with_prelude(&code)
+}
+
+impl Scan {
+    fn elements(&self) -> u64 {
+        self.outer * self.length * self.inner
+    }
+
+    fn pack(&self, at: [u64; 3]) -> [u64; ARGUMENT_WORDS] {
+        let dtype = DType::ALL.iter().position(|&dtype| dtype == self.dtype).expect("ALL lists every dtype");
+        let op = ScanOp::ALL.iter().position(|&op| op == self.op).expect("ALL lists every operation");
+        let flags = u64::from(self.reversed);
+        [at[0], at[1], at[2], self.outer, self.length, self.inner, flags, dtype as u64, op as u64]
+    }
+
+    fn unpack(bytes: &[u8]) -> Option<(Self, [u64; 3])> {
+        let (chunks, []) = bytes.as_chunks::<8>() else { return None };
+        let words: Vec<u64> = chunks.iter().map(|&chunk| u64::from_le_bytes(chunk)).collect();
+        let &[source, other, result, outer, length, inner, reversed, dtype, op] = words.as_slice() else {
+            return None;
+        };
+        let dtype = *DType::ALL.get(usize::try_from(dtype).ok()?)?;
+        let op = *ScanOp::ALL.get(usize::try_from(op).ok()?)?;
+        let scan = Self { op, outer, length, inner, reversed: reversed != 0, dtype };
+        Some((scan, [source, other, result]))
+    }
+
+    /// The places of a row's points, in the order in which they are combined.
+    fn row(&self, row: u64) -> impl Iterator<Item = usize> + use<> {
+        let Self { length, inner, reversed, .. } = *self;
+        let first = row / inner * length * inner + row % inner;
+        (0..length).map(move |at| {
+            let at = if reversed { length - 1 - at } else { at };
+            (first + at * inner) as usize
+        })
+    }
+
+    /// Combines every row, of points that `load` reads and `store` writes.
+    fn rows<P: Copy>(
+        &self,
+        load: impl Fn(usize, u64) -> P,
+        combine: impl Fn(P, P) -> P,
+        mut store: impl FnMut(usize, P),
+    ) {
+        for row in 0..self.outer * self.inner {
+            let places: Vec<usize> = self.row(row).collect();
+            let mut carried: Option<P> = None;
+            for (chunk, places) in places.chunks(CHUNK).enumerate() {
+                let at = |place: usize| {
+                    let at = (chunk * CHUNK + place) as u64;
+                    if self.reversed { self.length - 1 - at } else { at }
+                };
+                let mut points: Vec<P> =
+                    places.iter().enumerate().map(|(index, &place)| load(place, at(index))).collect();
+                let mut distance = 1;
+                while distance < CHUNK {
+                    for index in (distance..points.len()).rev() {
+                        points[index] = combine(points[index - distance], points[index]);
+                    }
+                    distance *= 2;
+                }
+                for (&place, point) in places.iter().zip(&mut points) {
+                    *point = carried.map_or(*point, |carried| combine(carried, *point));
+                    store(place, *point);
+                }
+                carried = points.last().copied();
+            }
+        }
+    }
+}
+
+/// The source, the second input or the places (a null address where there is neither), and the result.
+impl NativeKernel for Placed<Scan, [DevicePointer; 3]> {
+    fn name(&self) -> &str {
+        // Kernels are found by name, so a name must be the same string each time.
+        NAMES.get_or_init(|| ScanOp::ALL.map(|op| DType::ALL.map(|dtype| name(op, dtype))))
+            [self.kernel.op as usize][self.kernel.dtype as usize]
+            .as_str()
+    }
+
+    fn source(&self) -> String {
+        print(self.kernel.op, self.kernel.dtype)
+    }
+
+    fn host(&self) -> Arc<dyn HostKernel> {
+        Arc::new(run_on_host)
+    }
+
+    fn check(&self) -> Result<(), Fault> {
+        let Scan { op, dtype, .. } = self.kernel;
+        match op.takes(dtype) {
+            true => Ok(()),
+            false => Err(Fault::new(format!("a running {} does not take {dtype}", op.name()))),
+        }
+    }
+
+    fn launch_shape(&self) -> Option<LaunchShape> {
+        let rows = self.kernel.outer * self.kernel.inner;
+        (self.kernel.elements() > 0).then(|| LaunchShape {
+            grid: [rows.min((1 << 31) - 1) as u32, 1, 1],
+            block: [CHUNK as u32, 1, 1],
+        })
+    }
+
+    fn words(&self) -> Words {
+        self.kernel.pack(self.at.map(DevicePointer::address)).into_iter().collect()
+    }
+
+    fn accesses(&self) -> Accesses {
+        let (elements, size) = (self.kernel.elements(), self.kernel.dtype.size_bytes() as u64);
+        let [source, other, result] = self.at;
+        let mut list = Accesses::from_iter([
+            Access::read(source, elements * size),
+            Access::write(result, elements * size),
+        ]);
+        match self.kernel.op {
+            ScanOp::Max | ScanOp::Min => list.push(Access::write(other, elements * size_of::<i64>() as u64)),
+            ScanOp::Recurrence => list.push(Access::read(other, elements * size)),
+            _ => {}
+        }
+        list
+    }
+}
+
+static NAMES: std::sync::OnceLock<[[String; DType::ALL.len()]; ScanOp::ALL.len()]> =
+    std::sync::OnceLock::new();
+
+fn run_on_host(launch: &HostLaunch<'_>) -> Result<(), HostFault> {
+    let (scan, at) = Scan::unpack(launch.arguments)
+        .ok_or_else(|| HostFault("scan: the arguments are not in its layout".to_owned()))?;
+    if scan.dtype == DType::I64 {
+        return run_integers(launch, &scan, at);
+    }
+    let refuse = || Err(HostFault(format!("scan: {} is no dtype of it", scan.dtype)));
+    with_dtype!(scan.dtype,
+        bool => refuse(),
+        integer T => refuse(),
+        reduced T => run_floats::<T>(launch, &scan, at),
+        float T => run_floats::<T>(launch, &scan, at),
+    )
+}
+
+/// Which of two points comes out of an extremum: whether it is the right one.
+fn takes_right<T: PartialOrd>(left: T, right: T, is_max: bool) -> bool {
+    let is_nan = |value: &T| value.partial_cmp(value).is_none();
+    is_nan(&right) || (!is_nan(&left) && if is_max { right >= left } else { right <= left })
+}
+
+fn run_integers(launch: &HostLaunch<'_>, scan: &Scan, at: [u64; 3]) -> Result<(), HostFault> {
+    let [source, other, result] = at.map(DevicePointer::new);
+    let count = scan.elements() as usize;
+    let source = launch.read::<i64>(source, count)?;
+    let result = launch.write::<i64>(result, count)?;
+    match scan.op {
+        ScanOp::Max | ScanOp::Min => {
+            let is_max = scan.op == ScanOp::Max;
+            let places = launch.write::<i64>(other, count)?;
+            scan.rows(
+                |place, at| (source[place], at as i64),
+                |left, right| if takes_right(left.0, right.0, is_max) { right } else { left },
+                |place, (value, at)| {
+                    result[place] = value;
+                    places[place] = at;
+                },
+            );
+        }
+        op => scan.rows(
+            |place, _| source[place],
+            |left, right| match op {
+                ScanOp::Sum => left.wrapping_add(right),
+                _ => left.wrapping_mul(right),
+            },
+            |place, value| result[place] = value,
+        ),
+    }
+    Ok(())
+}
+
+fn run_floats<T: Element>(launch: &HostLaunch<'_>, scan: &Scan, at: [u64; 3]) -> Result<(), HostFault> {
+    let [source, other, result] = at.map(DevicePointer::new);
+    let count = scan.elements() as usize;
+    let source = launch.read::<T>(source, count)?;
+    let result = launch.write::<T>(result, count)?;
+    let is_double = T::DTYPE == DType::F64;
+    let round = |value: f64| if is_double { value } else { f64::from(value as f32) };
+    match scan.op {
+        ScanOp::Max | ScanOp::Min => {
+            let is_max = scan.op == ScanOp::Max;
+            let places = launch.write::<i64>(other, count)?;
+            scan.rows(
+                |place, at| (source[place].to_f64(), at as i64),
+                |left, right| if takes_right(left.0, right.0, is_max) { right } else { left },
+                |place, (value, at)| {
+                    result[place] = T::from_f64(value);
+                    places[place] = at;
+                },
+            );
+        }
+        ScanOp::Recurrence => {
+            let factors = launch.read::<T>(other, count)?;
+            scan.rows(
+                |place, _| (source[place].to_f64(), factors[place].to_f64()),
+                |left, right| (round(right.0 + round(right.1 * left.0)), round(right.1 * left.1)),
+                |place, (value, _)| result[place] = T::from_f64(value),
+            );
+        }
+        op => scan.rows(
+            |place, _| source[place].to_f64(),
+            |left, right| match op {
+                ScanOp::Sum => round(left + right),
+                ScanOp::Product => round(left * right),
+                _ => round(log_add_exp(left, right)),
+            },
+            |place, value| result[place] = T::from_f64(value),
+        ),
+    }
+    Ok(())
+}
+
+/// ln (eᵃ + eᵇ), without overflow.
+fn log_add_exp(a: f64, b: f64) -> f64 {
+    if a.is_nan() || b.is_nan() {
+        return f64::NAN;
+    }
+    let (low, high) = if a < b { (a, b) } else { (b, a) };
+    if low != high || low.is_finite() { high + (low - high).exp().ln_1p() } else { a }
+}
+
+const TEMPLATE: &str = "\
+struct NAME_arguments {
+    const ELEMENT* source;
+    POINTER other;
+    ELEMENT* result;
+    u64 outer;
+    u64 length;
+    u64 inner;
+    u64 reversed;
+    u64 dtype;
+    u64 op;
+};
+
+struct NAME_point {
+    SUM value;
+    OTHER other;
+};
+
+static __device__ __forceinline__ NAME_point NAME_combine(NAME_point left, NAME_point right) {
+    COMBINE
+}
+
+extern \"C\" __global__ void __launch_bounds__(256) NAME(const __grid_constant__ NAME_arguments x) {
+    __shared__ NAME_point points[2][256];
+    const u32 thread = threadIdx.x;
+    for (u64 row = blockIdx.x; row < x.outer * x.inner; row += gridDim.x) {
+        const u64 begin = row / x.inner * x.length * x.inner + row % x.inner;
+        NAME_point carried = {};
+        for (u64 first = 0; first < x.length; first += 256) {
+            const bool inside = first + thread < x.length;
+            const u64 at = x.reversed ? x.length - 1 - first - thread : first + thread;
+            const u64 place = begin + at * x.inner;
+            NAME_point sum = {};
+            if (inside) {
+                sum.value = VALUE;
+                sum.other = SECOND;
+            }
+            u32 turn = 0;
+            points[0][thread] = sum;
+            __syncthreads();
+            for (u32 distance = 1; distance < 256; distance *= 2) {
+                if (thread >= distance) {
+                    sum = NAME_combine(points[turn][thread - distance], sum);
+                }
+                turn = 1 - turn;
+                points[turn][thread] = sum;
+                __syncthreads();
+            }
+            NAME_point last = points[turn][255];
+            if (first > 0) {
+                sum = NAME_combine(carried, sum);
+                last = NAME_combine(carried, last);
+            }
+            carried = last;
+            if (inside) {
+                x.result[place] = STORE(sum.value);
+                WRITE
+            }
+            // Before the points are another chunk's.
+            __syncthreads();
+        }
+    }
+}
+";

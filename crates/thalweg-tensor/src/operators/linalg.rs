@@ -1,0 +1,311 @@
+//! Products of matrices and vectors, over `thalweg::matmul` of two matrices or two batches.
+
+use thalweg_ir::{Scalar, Shape, broadcast_shapes};
+use thalweg_runtime::{Error, Result};
+
+use super::Body::Composite;
+use super::{call as call_operator, operators, single};
+use crate::dispatch::{Argument, Arguments, Call, built_in};
+use crate::tensor::{Tensor, Tensors};
+
+operators! {
+    /// Returns the matrix product over the last two dimensions; the others are broadcast. A vector is a row on the left, a column on
+    /// the right.
+    "matmul(Tensor self, Tensor other) -> Tensor"
+        fn matmul(other: tensor) = Composite(|call| matmul(call.tensor(0), call.tensor(1)).map(single));
+    /// Returns the product of two matrices.
+    "mm(Tensor self, Tensor mat2) -> Tensor"
+        fn mm(mat2: tensor) = Composite(|call| mm(call.tensor(0), call.tensor(1)).map(single));
+    /// Returns the product of each matrix of a batch with the other batch's.
+    "bmm(Tensor self, Tensor mat2) -> Tensor"
+        fn bmm(mat2: tensor) = Composite(|call| bmm(call.tensor(0), call.tensor(1)).map(single));
+    /// Returns the product of a matrix and a vector.
+    "mv(Tensor self, Tensor vec) -> Tensor"
+        fn mv(vec: tensor) = Composite(|call| mv(call.tensor(0), call.tensor(1)).map(single));
+    /// Returns the sum of the products of two vectors' elements.
+    "dot(Tensor self, Tensor tensor) -> Tensor"
+        fn dot(tensor: tensor) = Composite(|call| dot(call.tensor(0), call.tensor(1)).map(single));
+    /// Returns the sum of the products of two vectors' elements.
+    "vdot(Tensor self, Tensor other) -> Tensor"
+        fn vdot(other: tensor) = Composite(|call| dot(call.tensor(0), call.tensor(1)).map(single));
+    /// Returns the products of each element of a vector with each of another.
+    "outer(Tensor self, Tensor vec2) -> Tensor"
+        fn outer(vec2: tensor) = Composite(|call| outer(call.tensor(0), call.tensor(1)).map(single));
+    /// Returns the sums of products over the last dimensions of both.
+    "inner(Tensor self, Tensor other) -> Tensor"
+        fn inner(other: tensor) = Composite(inner);
+    /// Returns beta · self + alpha · mat1 · mat2, where self is broadcast; with a beta of 0 self does not count.
+    "addmm(Tensor self, Tensor mat1, Tensor mat2, *, Scalar beta=1, Scalar alpha=1) -> Tensor"
+        fn addmm(mat1: tensor, mat2: tensor) = Composite(|call| {
+            blend(call, mm(call.tensor(1), call.tensor(2))?)
+        });
+    /// Returns beta · self + alpha · batch1 · batch2, each matrix of a batch; self is broadcast.
+    "baddbmm(Tensor self, Tensor batch1, Tensor batch2, *, Scalar beta=1, Scalar alpha=1) -> Tensor"
+        fn baddbmm(batch1: tensor, batch2: tensor) = Composite(|call| {
+            blend(call, bmm(call.tensor(1), call.tensor(2))?)
+        });
+    /// Returns beta · self + alpha · the sum over the batch of batch1 · batch2; self is broadcast.
+    "addbmm(Tensor self, Tensor batch1, Tensor batch2, *, Scalar beta=1, Scalar alpha=1) -> Tensor"
+        fn addbmm(batch1: tensor, batch2: tensor) = Composite(|call| {
+            blend(call, bmm(call.tensor(1), call.tensor(2))?.sum(&[0], false)?)
+        });
+    /// Returns beta · self + alpha · mat · vec, where self is broadcast.
+    "addmv(Tensor self, Tensor mat, Tensor vec, *, Scalar beta=1, Scalar alpha=1) -> Tensor"
+        fn addmv(mat: tensor, vec: tensor) = Composite(|call| {
+            blend(call, mv(call.tensor(1), call.tensor(2))?)
+        });
+    /// Returns beta · self + alpha · the outer product of two vectors, where self is broadcast.
+    "addr(Tensor self, Tensor vec1, Tensor vec2, *, Scalar beta=1, Scalar alpha=1) -> Tensor"
+        fn addr(vec1: tensor, vec2: tensor) = Composite(|call| {
+            blend(call, outer(call.tensor(1), call.tensor(2))?)
+        });
+    /// Returns input · weightᵀ + bias over the last dimension: a weight is (out, in), or (in) for one result.
+    "linear(Tensor input, Tensor weight, Tensor? bias=None) -> Tensor"
+        fn linear(weight: tensor, bias: optional_tensor) = Composite(linear);
+}
+
+/// The product of two matrices, or of two batches of them.
+fn product(a: &Tensor, b: &Tensor) -> Result<Tensor> {
+    let location = std::panic::Location::caller();
+    call_operator(built_in!("thalweg::matmul")?, &[a.into(), b.into()], None, location)
+}
+
+/// An extent list as PyTorch writes it: `2x3`.
+fn by(shape: &[usize]) -> String {
+    shape.iter().map(ToString::to_string).collect::<Vec<_>>().join("x")
+}
+
+fn check_dtypes(a: &Tensor, b: &Tensor) -> Result<()> {
+    if a.dtype() == b.dtype() {
+        return Ok(());
+    }
+    Err(Error::invalid(format!(
+        "expected m1 and m2 to have the same dtype, but got: {} != {}",
+        a.dtype(),
+        b.dtype()
+    )))
+}
+
+fn mm(a: &Tensor, b: &Tensor) -> Result<Tensor> {
+    for (name, matrix) in [("self", a), ("mat2", b)] {
+        if matrix.rank() != 2 {
+            return Err(Error::invalid(format!("{name} must be a matrix")));
+        }
+    }
+    check_dtypes(a, b)?;
+    if a.shape()[1] != b.shape()[0] {
+        return Err(Error::invalid(format!(
+            "mat1 and mat2 shapes cannot be multiplied ({} and {})",
+            by(a.shape()),
+            by(b.shape())
+        )));
+    }
+    product(a, b)
+}
+
+fn bmm(a: &Tensor, b: &Tensor) -> Result<Tensor> {
+    for (name, batch) in [("batch1", a), ("batch2", b)] {
+        if batch.rank() != 3 {
+            return Err(Error::invalid(format!("{name} must be a 3D tensor")));
+        }
+    }
+    check_dtypes(a, b)?;
+    if a.shape()[0] != b.shape()[0] || a.shape()[2] != b.shape()[1] {
+        return Err(Error::invalid(format!(
+            "Expected size for first two dimensions of batch2 tensor to be: [{}, {}] but got: [{}, {}].",
+            a.shape()[0],
+            a.shape()[2],
+            b.shape()[0],
+            b.shape()[1]
+        )));
+    }
+    product(a, b)
+}
+
+fn mv(matrix: &Tensor, vector: &Tensor) -> Result<Tensor> {
+    if matrix.rank() != 2 || vector.rank() != 1 {
+        return Err(Error::invalid(format!(
+            "vector + matrix @ vector expected, got 1, {}, {}",
+            matrix.rank(),
+            vector.rank()
+        )));
+    }
+    check_dtypes(matrix, vector)?;
+    if matrix.shape()[1] != vector.shape()[0] {
+        return Err(Error::invalid(format!(
+            "size mismatch, got input ({0}), mat ({0}x{1}), vec ({2})",
+            matrix.shape()[0],
+            matrix.shape()[1],
+            vector.shape()[0]
+        )));
+    }
+    product(matrix, &vector.unsqueeze(1)?)?.squeeze(1)
+}
+
+fn dot(a: &Tensor, b: &Tensor) -> Result<Tensor> {
+    if a.rank() != 1 || b.rank() != 1 {
+        return Err(Error::invalid(format!(
+            "1D tensors expected, but got {}D and {}D tensors",
+            a.rank(),
+            b.rank()
+        )));
+    }
+    if a.dtype() != b.dtype() {
+        return Err(Error::invalid(format!(
+            "dot : expected both vectors to have same dtype, but found {} and {}",
+            a.dtype(),
+            b.dtype()
+        )));
+    }
+    if a.elements() != b.elements() {
+        return Err(Error::invalid(format!(
+            "inconsistent tensor size, expected tensor [{0}] and src [{1}] to have the same number of elements, but got {0} and \
+             {1} elements respectively",
+            a.elements(),
+            b.elements()
+        )));
+    }
+    product(&a.unsqueeze(0)?, &b.unsqueeze(1)?)?.reshape(&[])
+}
+
+fn outer(a: &Tensor, b: &Tensor) -> Result<Tensor> {
+    for (name, vector) in [("self", a), ("vec2", b)] {
+        if vector.rank() != 1 {
+            return Err(Error::invalid(format!(
+                "outer: Expected 1-D argument {name}, but got {}-D",
+                vector.rank()
+            )));
+        }
+    }
+    a.unsqueeze(1)?.mul(b)
+}
+
+fn inner(call: &Call<'_>) -> Result<Tensors> {
+    let (a, b) = (call.tensor(0), call.tensor(1));
+    if a.rank() == 0 || b.rank() == 0 {
+        return a.mul(b).map(single);
+    }
+    let [left, right] = [a, b].map(|tensor| tensor.shape()[tensor.rank() - 1]);
+    if left != right {
+        return Err(Error::invalid(format!(
+            "inner() the last dimension must match on both input tensors but got shapes {:?} and {:?}",
+            a.shape(),
+            b.shape()
+        )));
+    }
+    let rest = |tensor: &Tensor| -> Shape { tensor.shape()[..tensor.rank() - 1].into() };
+    let rows = |tensor: &Tensor| tensor.reshape(&[rest(tensor).iter().product(), left]);
+    let shape: Shape = rest(a).into_iter().chain(rest(b)).collect();
+    mm(&rows(a)?, &rows(b)?.transpose(0, 1)?)?.reshape(&shape).map(single)
+}
+
+/// beta · self + alpha · a product, for the first tensor of a call and its last two numbers.
+fn blend(call: &Call<'_>, product: Tensor) -> Result<Tensors> {
+    let (input, beta, alpha) = (call.tensor(0), call.scalar(3), call.scalar(4));
+    if input.dtype() != product.dtype() {
+        return Err(Error::invalid(format!(
+            "self and mat2 must have the same dtype, but got {} and {}",
+            input.dtype(),
+            product.dtype()
+        )));
+    }
+    if !input.dtype().is_floating_point()
+        && [beta, alpha].iter().any(|number| matches!(number, Scalar::F64(_)))
+    {
+        return Err(Error::invalid(
+            "For integral input tensors, argument alpha must not be a floating point number.",
+        ));
+    }
+    let input = input.expand(product.shape())?;
+    let times = |tensor: Tensor, number: Scalar| match number.to_f64() {
+        1.0 => Ok(tensor),
+        _ => tensor.mul_scalar(number),
+    };
+    let product = times(product, alpha)?;
+    if beta.to_f64() == 0.0 {
+        return Ok(single(product));
+    }
+    times(input, beta)?.add(&product).map(single)
+}
+
+/// PyTorch's matmul.
+fn matmul(a: &Tensor, b: &Tensor) -> Result<Tensor> {
+    if a.rank() == 0 || b.rank() == 0 {
+        return Err(Error::invalid(format!(
+            "both arguments to matmul need to be at least 1D, but they are {}D and {}D",
+            a.rank(),
+            b.rank()
+        )));
+    }
+    match (a.rank(), b.rank()) {
+        (1, 1) => return dot(a, b),
+        (2, 1) => return mv(a, b),
+        (1, 2) => return mm(&a.unsqueeze(0)?, b)?.squeeze(0),
+        (2, 2) => return mm(a, b),
+        _ => {}
+    }
+    check_dtypes(a, b)?;
+    // A vector's dimension of extent 1 is taken away behind.
+    let left = if a.rank() == 1 { a.unsqueeze(0)? } else { a.clone() };
+    let right = if b.rank() == 1 { b.unsqueeze(1)? } else { b.clone() };
+    let [m, k] = [2, 1].map(|back| left.shape()[left.rank() - back]);
+    let [rows, n] = [2, 1].map(|back| right.shape()[right.rank() - back]);
+    if k != rows {
+        return Err(Error::invalid(format!(
+            "mat1 and mat2 shapes cannot be multiplied ({} and {}): {k} columns on the left, {rows} rows on the right",
+            by(left.shape()),
+            by(right.shape())
+        )));
+    }
+    let (left_batch, right_batch) = (&left.shape()[..left.rank() - 2], &right.shape()[..right.rank() - 2]);
+    let batch = broadcast_shapes(left_batch, right_batch)?;
+    let result = if right.rank() == 2 {
+        // The rows of all matrices on the left are those of one.
+        mm(&left.reshape(&[left_batch.iter().product::<usize>() * m, k])?, &right)?
+    } else {
+        product(&batched(&left, &batch)?, &batched(&right, &batch)?)?
+    };
+    let mut shape = batch;
+    shape.extend((a.rank() > 1).then_some(m));
+    shape.extend((b.rank() > 1).then_some(n));
+    result.reshape(&shape)
+}
+
+/// Matrices with one dimension for the batch: of extent 1 where all are the same.
+fn batched(matrices: &Tensor, batch: &[usize]) -> Result<Tensor> {
+    let [rows, columns] = [2, 1].map(|back| matrices.shape()[matrices.rank() - back]);
+    let own = &matrices.shape()[..matrices.rank() - 2];
+    if own.iter().all(|&extent| extent == 1) {
+        return matrices.reshape(&[1, rows, columns]);
+    }
+    let mut shape: Shape = batch.into();
+    shape.extend([rows, columns]);
+    matrices.expand(&shape)?.reshape(&[batch.iter().product(), rows, columns])
+}
+
+fn linear(call: &Call<'_>) -> Result<Tensors> {
+    let (input, weight, bias) = (call.tensor(0), call.tensor(1), call.optional_tensor(2));
+    let &[outputs, inputs] = weight.shape() else {
+        let turned = if weight.rank() < 2 { weight.clone() } else { weight.transpose(0, 1)? };
+        let result = matmul(input, &turned)?;
+        return bias.map_or(Ok(result.clone()), |bias| result.add(bias)).map(single);
+    };
+    if input.rank() == 0 {
+        return Err(Error::invalid(
+            "both arguments to linear need to be at least 1D, but they are 0D and 2D",
+        ));
+    }
+    let (rows, &width) = (&input.shape()[..input.rank() - 1], &input.shape()[input.rank() - 1]);
+    let count: usize = rows.iter().product();
+    if width != inputs {
+        return Err(Error::invalid(format!(
+            "mat1 and mat2 shapes cannot be multiplied ({count}x{width} and {inputs}x{outputs})"
+        )));
+    }
+    let bias = bias.map(|bias| bias.expand(&[outputs])).transpose()?;
+    let matrix = input.reshape(&[count, width])?;
+    let arguments = [(&matrix).into(), weight.into(), Argument::from(bias.as_ref())];
+    let result = call_operator(built_in!("thalweg::linear")?, &arguments, None, call.label.location)?;
+    let shape: Shape = rows.iter().copied().chain([outputs]).collect();
+    result.reshape(&shape).map(single)
+}

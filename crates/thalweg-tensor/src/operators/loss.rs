@@ -1,0 +1,372 @@
+//! Losses. Elementwise ones are computed in f32 for 16-bit floats, and rounded at the end.
+
+use thalweg_ir::{DType, Scalar, Shape};
+use thalweg_runtime::{Error, Result};
+
+use super::Body::Composite;
+use super::{operators, single};
+use crate::dispatch::{Arguments, Call, internal};
+use crate::kernels::loops::LoopArguments;
+use crate::tensor::{Tensor, Tensors};
+
+operators! {
+    /// Returns (self − target)², reduced: 0 not at all, 1 to the mean, 2 to the sum.
+    "mse_loss(Tensor self, Tensor target, int reduction=Mean) -> Tensor"
+        fn mse_loss(target: tensor) = Composite(|call| pointwise(call, 2, |x, y| x.sub(y)?.square()));
+    /// Returns |self − target|, reduced.
+    "l1_loss(Tensor self, Tensor target, int reduction=Mean) -> Tensor"
+        fn l1_loss(target: tensor) = Composite(|call| pointwise(call, 2, |x, y| x.sub(y)?.abs()));
+    /// Returns (self − target)² / (2 · beta) where the difference is below beta, else |self − target| − beta / 2, reduced.
+    "smooth_l1_loss(Tensor self, Tensor target, int reduction=Mean, float beta=1.0) -> Tensor"
+        fn smooth_l1_loss(target: tensor) = Composite(smooth_l1_loss);
+    /// Returns (self − target)² / 2 where the difference is at most delta, else delta · (|self − target| − delta / 2), reduced.
+    "huber_loss(Tensor self, Tensor target, int reduction=Mean, float delta=1.0) -> Tensor"
+        fn huber_loss(target: tensor) = Composite(huber_loss);
+    /// Returns −target · ln self − (1 − target) · ln (1 − self), with logarithms of at least −100, times a weight, reduced.
+    "binary_cross_entropy(Tensor self, Tensor target, Tensor? weight=None, int reduction=Mean) -> Tensor"
+        fn binary_cross_entropy(target: tensor) = Composite(binary_cross_entropy);
+    /// Returns the binary cross entropy of sigmoid(self), without overflow, times a weight, reduced.
+    "binary_cross_entropy_with_logits(Tensor self, Tensor target, Tensor? weight=None, Tensor? pos_weight=None, int reduction=Mean) -> Tensor"
+        fn binary_cross_entropy_with_logits(target: tensor) = Composite(with_logits);
+    /// Returns target · (ln target − self), reduced; with `log_target` the target is a logarithm too.
+    "kl_div(Tensor self, Tensor target, int reduction=Mean, *, bool log_target=False) -> Tensor"
+        fn kl_div(target: tensor) = Composite(kl_div);
+    /// Returns ln (1 + e^(−self · target)), reduced.
+    "soft_margin_loss(Tensor self, Tensor target, int reduction=Mean) -> Tensor"
+        fn soft_margin_loss(target: tensor) = Composite(|call| {
+            pointwise(call, 2, |x, y| softplus(&x.mul(y)?.neg()?))
+        });
+    /// Returns max(0, −target · (input1 − input2) + margin), reduced.
+    "margin_ranking_loss(Tensor input1, Tensor input2, Tensor target, float margin=0.0, int reduction=Mean) -> Tensor"
+        = Composite(|call| {
+            let [a, b, target] = [0, 1, 2].map(|place| call.tensor(place));
+            let loss = a.sub(b)?.mul(&target.neg()?)?.add_scalar(call.float(3))?.clamp_min_zero()?;
+            reduced(&loss, call.int(4), loss.dtype())
+        });
+    /// Returns −self at each row's class, times the class's weight, reduced; a class that is `ignore_index` counts for nothing.
+    "nll_loss(Tensor self, Tensor target, Tensor? weight=None, int reduction=Mean, SymInt ignore_index=-100) -> Tensor"
+        = Composite(|call| nll(call).map(|[loss, _]| single(loss)));
+    /// Returns −self at each row's class, for images of classes.
+    "nll_loss2d(Tensor self, Tensor target, Tensor? weight=None, int reduction=Mean, SymInt ignore_index=-100) -> Tensor"
+        = Composite(|call| nll(call).map(|[loss, _]| single(loss)));
+    /// Returns −self at each row's class, of any number of dimensions.
+    "nll_loss_nd(Tensor self, Tensor target, Tensor? weight=None, int reduction=Mean, SymInt ignore_index=-100) -> Tensor"
+        = Composite(|call| nll(call).map(|[loss, _]| single(loss)));
+    /// Returns −self at each row's class, reduced, and the sum of the classes' weights.
+    "nll_loss_forward(Tensor self, Tensor target, Tensor? weight, int reduction, SymInt ignore_index) -> (Tensor output, Tensor total_weight)"
+        = Composite(|call| nll(call).map(Tensors::from_iter));
+    /// Returns −self at each row's class, reduced, and the sum of the classes' weights, for images of classes.
+    "nll_loss2d_forward(Tensor self, Tensor target, Tensor? weight, int reduction, SymInt ignore_index) -> (Tensor output, Tensor total_weight)"
+        = Composite(|call| nll(call).map(Tensors::from_iter));
+    /// Returns −ln softmax(self) at each row's class, or against probabilities of self's shape, reduced.
+    "cross_entropy_loss(Tensor self, Tensor target, Tensor? weight=None, int reduction=Mean, SymInt ignore_index=-100, float label_smoothing=0.0) -> Tensor"
+        = Composite(cross_entropy);
+}
+
+impl Tensor {
+    /// The greater of each element and 0.
+    fn clamp_min_zero(&self) -> Result<Self> {
+        let zero = Tensor::zeros(&[], self.dtype(), self.device())?;
+        self.maximum(&zero)
+    }
+}
+
+/// The dtype that a loss is computed in.
+fn wide(tensor: &Tensor) -> Result<Tensor> {
+    tensor.to_dtype(tensor.dtype().compute())
+}
+
+/// A loss of elements, reduced and rounded to a dtype.
+fn reduced(loss: &Tensor, reduction: i64, dtype: DType) -> Result<Tensors> {
+    let result = match reduction {
+        0 => Ok(loss.clone()),
+        1 => loss.mean(&[], false),
+        2 => loss.sum(&[], false),
+        other => Err(Error::invalid(format!("{other} is not a valid value for reduction"))),
+    };
+    result?.to_dtype(dtype).map(single)
+}
+
+/// A loss of the first two tensors' elements, which are broadcast.
+fn pointwise(
+    call: &Call<'_>,
+    reduction: usize,
+    loss: impl FnOnce(&Tensor, &Tensor) -> Result<Tensor>,
+) -> Result<Tensors> {
+    let (x, target) = (call.tensor(0), call.tensor(1));
+    let dtype = x.dtype().promote(target.dtype()).map_err(|error| Error::invalid(error.to_string()))?;
+    if !dtype.is_floating_point() {
+        return Err(Error::invalid(format!(
+            "\"{}\" not implemented for '{dtype}'",
+            call.operator.base_name()
+        )));
+    }
+    reduced(&loss(&wide(x)?, &wide(target)?)?, call.int(reduction), dtype)
+}
+
+fn smooth_l1_loss(call: &Call<'_>) -> Result<Tensors> {
+    let beta = call.float(3);
+    if beta < 0.0 || beta.is_nan() {
+        return Err(Error::invalid("smooth_l1_loss does not support negative values for beta."));
+    }
+    pointwise(call, 2, |x, y| {
+        let distance = x.sub(y)?.abs()?;
+        if beta == 0.0 {
+            return Ok(distance);
+        }
+        let limit = Tensor::full(&[], beta, distance.dtype(), distance.device())?;
+        let near = distance.square()?.mul_scalar(0.5 / beta)?;
+        distance.lt(&limit)?.select_where(&near, &distance.add_scalar(-0.5 * beta)?)
+    })
+}
+
+fn huber_loss(call: &Call<'_>) -> Result<Tensors> {
+    let delta = call.float(3);
+    if delta.is_nan() || delta <= 0.0 {
+        return Err(Error::invalid("huber_loss does not support non-positive values for delta."));
+    }
+    pointwise(call, 2, |x, y| {
+        let distance = x.sub(y)?.abs()?;
+        let limit = Tensor::full(&[], delta, distance.dtype(), distance.device())?;
+        let near = distance.square()?.mul_scalar(0.5)?;
+        let far = distance.add_scalar(-0.5 * delta)?.mul_scalar(delta)?;
+        distance.le(&limit)?.select_where(&near, &far)
+    })
+}
+
+/// ln (1 + eˣ), without overflow, at any x.
+fn softplus(x: &Tensor) -> Result<Tensor> {
+    let operator = crate::dispatch::built_in!("softplus")?;
+    let arguments = [x.into(), Scalar::F64(1.0).into(), Scalar::F64(f64::INFINITY).into()];
+    super::call(operator, &arguments, None, std::panic::Location::caller())
+}
+
+/// The loss times the weight of its elements, if there is one.
+fn weighted(loss: Tensor, weight: Option<&Tensor>) -> Result<Tensor> {
+    match weight {
+        Some(weight) => loss.mul(&wide(weight)?),
+        None => Ok(loss),
+    }
+}
+
+fn check_size(x: &Tensor, target: &Tensor, message: &str) -> Result<()> {
+    if x.shape() == target.shape() {
+        return Ok(());
+    }
+    Err(Error::invalid(
+        message
+            .replace("{target}", &format!("{:?}", target.shape()))
+            .replace("{input}", &format!("{:?}", x.shape())),
+    ))
+}
+
+fn binary_cross_entropy(call: &Call<'_>) -> Result<Tensors> {
+    check_size(
+        call.tensor(0),
+        call.tensor(1),
+        "Using a target size ({target}) that is different to the input size ({input}) is deprecated. Please ensure they have the \
+         same size.",
+    )?;
+    pointwise(call, 3, |x, target| {
+        let least = Tensor::full(&[], -100.0, x.dtype(), x.device())?;
+        let of_one = x.log()?.maximum(&least)?;
+        let of_zero = x.neg()?.log1p()?.maximum(&least)?;
+        let loss = target.add_scalar(-1)?.mul(&of_zero)?.sub(&target.mul(&of_one)?)?;
+        weighted(loss, call.optional_tensor(2))
+    })
+}
+
+fn with_logits(call: &Call<'_>) -> Result<Tensors> {
+    check_size(
+        call.tensor(0),
+        call.tensor(1),
+        "Target size ({target}) must be the same as input size ({input})",
+    )?;
+    pointwise(call, 4, |x, target| {
+        // (1 − t) · x + (1 + (p − 1) · t) · ln (1 + e⁻ˣ).
+        let mut tail = softplus(&x.neg()?)?;
+        if let Some(positive) = call.optional_tensor(3) {
+            tail = wide(positive)?.add_scalar(-1)?.mul(target)?.add_scalar(1)?.mul(&tail)?;
+        }
+        weighted(target.neg()?.add_scalar(1)?.mul(x)?.add(&tail)?, call.optional_tensor(2))
+    })
+}
+
+fn kl_div(call: &Call<'_>) -> Result<Tensors> {
+    let log_target = call.bool(3);
+    pointwise(call, 2, |x, target| {
+        if log_target {
+            return target.exp()?.mul(&target.sub(x)?);
+        }
+        let (zero, one) = (
+            Tensor::zeros(&[], target.dtype(), target.device())?,
+            Tensor::ones(&[], target.dtype(), target.device())?,
+        );
+        // 0 · ln 0 is 0.
+        let logarithm = target.eq(&zero)?.select_where(&one, target)?.log()?;
+        target.mul(&logarithm.sub(x)?)
+    })
+}
+
+/// Where the classes of a loss are, and how many.
+struct Classes {
+    dimension: usize,
+    count: usize,
+}
+
+impl Classes {
+    fn of(x: &Tensor, target: &Tensor, weight: Option<&Tensor>) -> Result<Self> {
+        if x.rank() == 0 {
+            return Err(Error::invalid("input tensor should be 1D or 2D"));
+        }
+        let dimension = usize::from(x.rank() > 1);
+        let mut rows: Shape = x.shape().into();
+        let count = rows.remove(dimension);
+        if target.shape() != rows.as_slice() {
+            let same_batch = x.rank() == 1 || target.rank() == 0 || x.shape()[0] == target.shape()[0];
+            return Err(Error::invalid(match (same_batch, x.rank()) {
+                (false, _) => format!(
+                    "Expected input batch_size ({}) to match target batch_size ({}).",
+                    x.shape()[0],
+                    target.shape()[0]
+                ),
+                (true, _) => {
+                    format!("size mismatch (got input: {:?}, target: {:?})", x.shape(), target.shape())
+                }
+            }));
+        }
+        if let Some(weight) = weight
+            && weight.shape() != [count]
+        {
+            return Err(Error::invalid(format!(
+                "weight tensor should be defined either for all {count} classes or no classes but got weight tensor of shape: {:?}",
+                weight.shape()
+            )));
+        }
+        Ok(Self { dimension, count })
+    }
+
+    /// −x at each row's class: 0 where it is ignored, NaN where there is no such class.
+    fn pick(&self, call: &Call<'_>, x: &Tensor, target: &Tensor, ignored: i64) -> Result<Tensor> {
+        let arguments = LoopArguments {
+            scalars: [self.count as i64, ignored].map(Scalar::I64).into_iter().collect(),
+            sizes: [self.dimension].into_iter().collect(),
+            dtype: None,
+        };
+        Ok(internal("nll_loss")?.call_loop(&[x, target], &arguments, None, call.label)?.swap_remove(0))
+    }
+
+    /// A value per class, spread over a tensor's rows.
+    fn spread(&self, values: &Tensor, shape: &[usize]) -> Result<Tensor> {
+        let mut extents: Shape = Shape::from_elem(1, shape.len());
+        extents[self.dimension] = self.count;
+        values.reshape(&extents)?.expand(shape)
+    }
+
+    /// The weight of each row's class; 0 where it is ignored.
+    fn weights(
+        &self,
+        call: &Call<'_>,
+        x: &Tensor,
+        target: &Tensor,
+        weight: Option<&Tensor>,
+        ignored: i64,
+    ) -> Result<Tensor> {
+        let values = match weight {
+            Some(weight) => weight.detach().to_dtype(x.dtype())?.neg()?,
+            None => Tensor::full(&[self.count], -1.0, x.dtype(), x.device())?,
+        };
+        self.pick(call, &self.spread(&values, x.shape())?, target, ignored)
+    }
+}
+
+/// The loss at classes, and the sum of the classes' weights.
+fn nll(call: &Call<'_>) -> Result<[Tensor; 2]> {
+    let (x, target, weight) = (call.tensor(0), call.tensor(1), call.optional_tensor(2));
+    let (reduction, ignored) = (call.int(3), call.int(4));
+    let classes = Classes::of(x, target, weight)?;
+    let wide = wide(x)?;
+    let weights = classes.weights(call, &wide, target, weight, ignored)?;
+    let losses = classes.pick(call, &wide, target, ignored)?.mul(&weights)?;
+    let total = weights.sum(&[], false)?;
+    let loss = match reduction {
+        0 => losses,
+        1 => losses.sum(&[], false)?.div(&total)?,
+        2 => losses.sum(&[], false)?,
+        other => return Err(Error::invalid(format!("{other} is not a valid value for reduction"))),
+    };
+    Ok([loss.to_dtype(x.dtype())?, total.to_dtype(x.dtype())?])
+}
+
+fn cross_entropy(call: &Call<'_>) -> Result<Tensors> {
+    let (x, target, weight) = (call.tensor(0), call.tensor(1), call.optional_tensor(2));
+    let (reduction, ignored, smoothing) = (call.int(3), call.int(4), call.float(5));
+    if !(0.0..=1.0).contains(&smoothing) {
+        return Err(Error::invalid(format!("label_smoothing must be between 0.0 and 1.0. Got: {smoothing}")));
+    }
+    if !(0..=2).contains(&reduction) {
+        return Err(Error::invalid(format!("{reduction} is not a valid value for reduction")));
+    }
+    if target.dtype().is_floating_point() {
+        return against_probabilities(call, smoothing);
+    }
+    let classes = Classes::of(x, target, weight)?;
+    let logarithms = wide(x)?.log_softmax(classes.dimension as i64)?;
+    let weights = classes.weights(call, &logarithms, target, weight, ignored)?;
+    let mut losses = classes.pick(call, &logarithms, target, ignored)?.mul(&weights)?;
+    if smoothing > 0.0 {
+        let per_class = match weight {
+            Some(weight) => {
+                logarithms.mul(&classes.spread(&weight.detach().to_dtype(logarithms.dtype())?, x.shape())?)?
+            }
+            None => logarithms.clone(),
+        };
+        let counts = classes.weights(call, &logarithms, target, None, ignored)?;
+        let spread = per_class.sum(&[classes.dimension as i64], false)?.mul(&counts)?;
+        let part = -smoothing / classes.count as f64;
+        losses = losses.mul_scalar(1.0 - smoothing)?.add(&spread.mul_scalar(part)?)?;
+    }
+    let loss = match reduction {
+        0 => losses,
+        1 => losses.sum(&[], false)?.div(&weights.sum(&[], false)?)?,
+        _ => losses.sum(&[], false)?,
+    };
+    loss.to_dtype(x.dtype()).map(single)
+}
+
+/// −Σ target · ln softmax(x), where the target gives every class a probability.
+fn against_probabilities(call: &Call<'_>, smoothing: f64) -> Result<Tensors> {
+    let (x, target, weight) = (call.tensor(0), call.tensor(1), call.optional_tensor(2));
+    if x.shape() != target.shape() || x.rank() == 0 {
+        return Err(Error::invalid(format!(
+            "Expected floating point type for target with class probabilities, got shapes {:?} and {:?}",
+            x.shape(),
+            target.shape()
+        )));
+    }
+    let dimension = usize::from(x.rank() > 1);
+    let classes = Classes { dimension, count: x.shape()[dimension] };
+    let mut logarithms = wide(x)?.log_softmax(dimension as i64)?;
+    if let Some(weight) = weight {
+        if weight.shape() != [classes.count] {
+            return Err(Error::invalid(
+                "cross_entropy: weight tensor should be defined either for all classes or no classes",
+            ));
+        }
+        logarithms = logarithms.mul(&classes.spread(&wide(weight)?, x.shape())?)?;
+    }
+    let mut target = wide(target)?;
+    if smoothing > 0.0 {
+        target = target.mul_scalar(1.0 - smoothing)?.add_scalar(smoothing / classes.count as f64)?;
+    }
+    let losses = logarithms.mul(&target)?.sum(&[dimension as i64], false)?.neg()?;
+    let loss = match call.int(3) {
+        0 => losses,
+        1 => {
+            let rows = x.elements().checked_div(classes.count).unwrap_or(0);
+            losses.sum(&[], false)?.mul_scalar(1.0 / rows as f64)?
+        }
+        _ => losses.sum(&[], false)?,
+    };
+    loss.to_dtype(x.dtype()).map(single)
+}

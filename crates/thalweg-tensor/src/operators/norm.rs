@@ -1,0 +1,347 @@
+//! Normalization over features, groups, batches and instances. Statistics are kept in f32 for 16-bit floats.
+
+use thalweg_ir::{DType, Scalar, Shape};
+use thalweg_runtime::{Error, Result};
+
+use super::Body::Composite;
+use super::{operators, single};
+use crate::autograd::no_grad;
+use crate::dispatch::{Arguments, Call, Ints, internal};
+use crate::kernels::loops::LoopArguments;
+use crate::tensor::{Tensor, Tensors};
+
+operators! {
+    /// Returns rows of the last dimensions with mean 0 and variance 1, times weight plus bias; and each row's mean and inverse
+    /// deviation.
+    "native_layer_norm(Tensor input, SymInt[] normalized_shape, Tensor? weight, Tensor? bias, float eps) -> (Tensor, Tensor, Tensor)"
+        = Composite(layer_norm);
+    /// Returns rows of the last dimensions with mean 0 and variance 1, times weight plus bias.
+    "layer_norm(Tensor input, SymInt[] normalized_shape, Tensor? weight=None, Tensor? bias=None, float eps=1e-05, bool cudnn_enable=True) -> Tensor"
+        = Composite(|call| first(layer_norm(call)?));
+    /// Returns the last dimensions over the root of their mean square, times weight; eps is the dtype's where there is none.
+    "rms_norm(Tensor input, int[] normalized_shape, Tensor? weight=None, float? eps=None) -> Tensor"
+        = Composite(rms_norm);
+    /// Returns groups of channels with mean 0 and variance 1, times weight plus bias; and each group's mean and inverse deviation.
+    "native_group_norm(Tensor input, Tensor? weight, Tensor? bias, SymInt N, SymInt C, SymInt HxW, int group, float eps) -> (Tensor, Tensor, Tensor)"
+        = Composite(native_group_norm);
+    /// Returns groups of channels with mean 0 and variance 1, times weight plus bias.
+    "group_norm(Tensor input, int num_groups, Tensor? weight=None, Tensor? bias=None, float eps=1e-05, bool cudnn_enabled=True) -> Tensor"
+        = Composite(|call| {
+            let parameters = [call.optional_tensor(2), call.optional_tensor(3)];
+            first(group_norm(call.tensor(0), call.int(1), parameters, call.float(4))?)
+        });
+    /// Returns channels with mean 0 and variance 1, times weight plus bias. In training the batch's statistics are taken, and the
+    /// running ones move towards them; else the running ones are.
+    "batch_norm(Tensor input, Tensor? weight, Tensor? bias, Tensor? running_mean, Tensor? running_var, bool training, float momentum, float eps, bool cudnn_enabled) -> Tensor"
+        = Composite(|call| first(running(call)?));
+    /// Returns channels with mean 0 and variance 1, times weight plus bias, and the batch's mean and inverse deviation.
+    "native_batch_norm(Tensor input, Tensor? weight, Tensor? bias, Tensor? running_mean, Tensor? running_var, bool training, float momentum, float eps) -> (Tensor, Tensor, Tensor)"
+        = Composite(running);
+    /// Returns channels with mean 0 and variance 1, times weight plus bias, and the batch's mean and inverse deviation.
+    "_native_batch_norm_legit(Tensor input, Tensor? weight, Tensor? bias, Tensor(a!) running_mean, Tensor(b!) running_var, bool training, float momentum, float eps) -> (Tensor, Tensor, Tensor)"
+        = Composite(running);
+    /// Returns channels with mean 0 and variance 1, times weight plus bias, and the batch's mean and inverse deviation.
+    "_native_batch_norm_legit.no_stats(Tensor input, Tensor? weight, Tensor? bias, bool training, float momentum, float eps) -> (Tensor, Tensor, Tensor)"
+        = Composite(|call| batch_norm(call, [None, None], true, call.float(4), call.float(5)));
+    /// Returns channels less the running mean, over the running deviation, times weight plus bias.
+    "_native_batch_norm_legit_no_training(Tensor input, Tensor? weight, Tensor? bias, Tensor running_mean, Tensor running_var, float momentum, float eps) -> (Tensor, Tensor, Tensor)"
+        = Composite(|call| {
+            let running = [Some(call.tensor(3)), Some(call.tensor(4))];
+            batch_norm(call, running, false, call.float(5), call.float(6))
+        });
+    /// Returns channels of each instance with mean 0 and variance 1, times weight plus bias.
+    "instance_norm(Tensor input, Tensor? weight, Tensor? bias, Tensor? running_mean, Tensor? running_var, bool use_input_stats, float momentum, float eps, bool cudnn_enabled) -> Tensor"
+        = Composite(instance_norm);
+}
+
+/// The first of several results.
+fn first(results: Tensors) -> Result<Tensors> {
+    Ok(results.into_iter().take(1).collect())
+}
+
+/// A list of extents as PyTorch writes it.
+fn sizes(list: &[usize]) -> String {
+    format!("{list:?}")
+}
+
+/// The extents of `normalized_shape`, if the input's shape ends with them.
+fn normalized_shape(input: &Tensor, list: &Ints, parameters: &[(&str, Option<&Tensor>)]) -> Result<Shape> {
+    if list.is_empty() {
+        return Err(Error::invalid(
+            "Expected normalized_shape to be at least 1-dimensional, i.e., containing at least one element, but got \
+             normalized_shape = []",
+        ));
+    }
+    let is = |shape: &[usize]| {
+        shape.len() == list.len() && shape.iter().zip(list).all(|(&extent, &wanted)| extent as i64 == wanted)
+    };
+    for (name, parameter) in parameters {
+        if let Some(parameter) = parameter
+            && !is(parameter.shape())
+        {
+            return Err(Error::invalid(format!(
+                "Expected {name} to be of same shape as normalized_shape, but got {name} of shape {} and normalized_shape = \
+                 {list:?}",
+                sizes(parameter.shape())
+            )));
+        }
+    }
+    let rows = input.rank().checked_sub(list.len()).filter(|&rows| is(&input.shape()[rows..]));
+    rows.map(|rows| input.shape()[rows..].into()).ok_or_else(|| {
+        let wanted: Vec<String> = list.iter().map(ToString::to_string).collect();
+        Error::invalid(format!(
+            "Given normalized_shape={list:?}, expected input with shape [*, {}], but got input of size{}",
+            wanted.join(", "),
+            sizes(input.shape())
+        ))
+    })
+}
+
+/// The result of layer normalization with mean and inverse deviation, which keep the dimensions.
+fn layer_norm(call: &Call<'_>) -> Result<Tensors> {
+    let (x, weight, bias) = (call.tensor(0), call.optional_tensor(2), call.optional_tensor(3));
+    let shape = normalized_shape(x, &call.ints(1), &[("weight", weight), ("bias", bias)])?;
+    let default = |parameter: Option<&Tensor>, value: f64| match parameter {
+        Some(parameter) => Ok(parameter.clone()),
+        None => Tensor::full(&shape, value, x.dtype(), x.device()),
+    };
+    let (weight, bias) = (default(weight, 1.0)?, default(bias, 0.0)?);
+    let rows = x.rank() - shape.len();
+    let count: usize = shape.iter().product();
+    let arguments = LoopArguments {
+        scalars: [count as f64, call.float(4)].map(Scalar::F64).into_iter().collect(),
+        sizes: (rows..x.rank()).collect(),
+        dtype: None,
+    };
+    let operator = internal("layer_norm_affine")?;
+    let mut results = operator.call_loop(&[x, &weight, &bias], &arguments, None, call.label)?;
+    let mut kept: Shape = x.shape().into();
+    kept[rows..].fill(1);
+    for statistic in &mut results[1..] {
+        *statistic = statistic.reshape(&kept)?;
+    }
+    Ok(results)
+}
+
+/// The smallest number that 1 differs from by adding it.
+fn epsilon(dtype: DType) -> f64 {
+    match dtype {
+        DType::F16 => 2f64.powi(-10),
+        DType::Bf16 => 2f64.powi(-7),
+        DType::F64 => f64::EPSILON,
+        _ => f64::from(f32::EPSILON),
+    }
+}
+
+fn rms_norm(call: &Call<'_>) -> Result<Tensors> {
+    let (x, weight) = (call.tensor(0), call.optional_tensor(2));
+    let shape = normalized_shape(x, &call.ints(1), &[("weight", weight)])?;
+    check_floats("rms_norm", x)?;
+    let dims: Ints = (1..=shape.len() as i64).map(|back| -back).collect();
+    let wide = x.to_dtype(x.dtype().compute())?;
+    let square = wide.square()?.mean(&dims, true)?;
+    let epsilon = call.optional_float(3).unwrap_or_else(|| epsilon(x.dtype()));
+    let mut result = wide.mul(&square.add_scalar(epsilon)?.rsqrt()?)?;
+    if let Some(weight) = weight {
+        result = result.mul(&weight.to_dtype(result.dtype())?)?;
+    }
+    result.to_dtype(x.dtype()).map(single)
+}
+
+fn check_floats(name: &str, x: &Tensor) -> Result<()> {
+    match x.dtype().is_floating_point() {
+        true => Ok(()),
+        false => Err(Error::invalid(format!("\"{name}\" not implemented for '{}'", x.dtype()))),
+    }
+}
+
+/// A tensor of one value per channel, so that it is broadcast over a tensor (batch, channels, …) of this rank.
+fn per_channel(values: &Tensor, rank: usize) -> Result<Tensor> {
+    let mut shape: Shape = Shape::from_elem(1, rank);
+    shape[1] = values.elements();
+    values.reshape(&shape)
+}
+
+/// x · weight + bias per channel, in the dtype of x.
+fn affine(x: Tensor, [weight, bias]: [Option<&Tensor>; 2]) -> Result<Tensor> {
+    let spread = |tensor: &Tensor| per_channel(&tensor.to_dtype(x.dtype())?, x.rank());
+    let mut result = x.clone();
+    if let Some(weight) = weight {
+        result = result.mul(&spread(weight)?)?;
+    }
+    if let Some(bias) = bias {
+        result = result.add(&spread(bias)?)?;
+    }
+    Ok(result)
+}
+
+/// Refuses parameters that do not have one value per channel.
+fn check_per_channel(list: &[(&str, Option<&Tensor>)], channels: usize) -> Result<()> {
+    for (name, tensor) in list {
+        if let Some(tensor) = tensor
+            && tensor.shape() != [channels]
+        {
+            return Err(Error::invalid(format!(
+                "{name} should contain {channels} elements not {}",
+                tensor.elements()
+            )));
+        }
+    }
+    Ok(())
+}
+
+fn group_norm(x: &Tensor, groups: i64, parameters: [Option<&Tensor>; 2], epsilon: f64) -> Result<Tensors> {
+    check_floats("GroupNormKernelImpl", x)?;
+    if x.rank() < 2 {
+        return Err(Error::invalid(format!(
+            "Expected at least 2 dimensions for input tensor but received {}",
+            x.rank()
+        )));
+    }
+    let (batch, channels) = (x.shape()[0], x.shape()[1]);
+    let Some(groups) = usize::try_from(groups).ok().filter(|&groups| groups > 0) else {
+        return Err(Error::invalid(format!("num groups must be greater than 0, got {groups}")));
+    };
+    if channels % groups != 0 {
+        return Err(Error::invalid(format!(
+            "Expected number of channels in input to be divisible by num_groups, but got input of shape {} and num_groups={groups}",
+            sizes(x.shape())
+        )));
+    }
+    for (name, parameter) in ["weight", "bias"].into_iter().zip(parameters) {
+        if let Some(parameter) = parameter
+            && parameter.shape() != [channels]
+        {
+            return Err(Error::invalid(format!(
+                "Expected {name} to be a vector of size equal to the number of channels in input, but got {name} of shape {} and \
+                 input of shape {}",
+                sizes(parameter.shape()),
+                sizes(x.shape())
+            )));
+        }
+    }
+    let wide = x.to_dtype(x.dtype().compute())?;
+    let plane: usize = x.shape()[2..].iter().product();
+    let grouped = wide.reshape(&[batch, groups, channels / groups * plane])?;
+    let [variance, mean] = grouped.var_mean(&[2], 0, true)?;
+    let inverse = variance.add_scalar(epsilon)?.rsqrt()?;
+    let result = grouped.sub(&mean)?.mul(&inverse)?.reshape(x.shape())?;
+    let result = affine(result, parameters)?.to_dtype(x.dtype())?;
+    let statistic = |tensor: Tensor| tensor.reshape(&[batch, groups]);
+    Ok(Tensors::from_iter([result, statistic(mean)?, statistic(inverse)?]))
+}
+
+fn native_group_norm(call: &Call<'_>) -> Result<Tensors> {
+    let x = call.tensor(0);
+    let [batch, channels, plane] = [3, 4, 5].map(|place| call.int(place));
+    let fits = x.rank() >= 2
+        && x.shape()[0] as i64 == batch
+        && x.shape()[1] as i64 == channels
+        && x.shape()[2..].iter().product::<usize>() as i64 == plane;
+    if !fits {
+        return Err(Error::invalid(format!(
+            "native_group_norm: an input of shape {:?} is not ({batch}, {channels}, {plane})",
+            x.shape()
+        )));
+    }
+    group_norm(x, call.int(6), [call.optional_tensor(1), call.optional_tensor(2)], call.float(7))
+}
+
+/// Batch normalization with running statistics.
+fn running(call: &Call<'_>) -> Result<Tensors> {
+    let statistics = [call.optional_tensor(3), call.optional_tensor(4)];
+    batch_norm(call, statistics, call.bool(5), call.float(6), call.float(7))
+}
+
+/// The result, and of the batch the mean and inverse deviation; empty ones where it was not looked at.
+fn batch_norm(
+    call: &Call<'_>,
+    running: [Option<&Tensor>; 2],
+    training: bool,
+    momentum: f64,
+    epsilon: f64,
+) -> Result<Tensors> {
+    let (x, parameters) = (call.tensor(0), [call.optional_tensor(1), call.optional_tensor(2)]);
+    check_floats("batch_norm", x)?;
+    if x.rank() < 2 {
+        return Err(Error::invalid(format!(
+            "Expected 2 or more dimensions for the input of batch_norm, but got {}",
+            x.rank()
+        )));
+    }
+    let channels = x.shape()[1];
+    let [weight, bias] = parameters;
+    check_per_channel(
+        &[("running_mean", running[0]), ("running_var", running[1]), ("weight", weight), ("bias", bias)],
+        channels,
+    )?;
+    let wide = x.to_dtype(x.dtype().compute())?;
+    let normalize = |mean: &Tensor, inverse: &Tensor| -> Result<Tensor> {
+        let result = wide.sub(&per_channel(mean, x.rank())?)?.mul(&per_channel(inverse, x.rank())?)?;
+        affine(result, parameters)?.to_dtype(x.dtype())
+    };
+    if !training {
+        let [Some(mean), Some(variance)] = running else {
+            return Err(Error::invalid(
+                "Expected running_mean and running_var to be defined when training=False",
+            ));
+        };
+        let [mean, variance] = [mean, variance].map(|tensor| tensor.to_dtype(wide.dtype()));
+        let result = normalize(&mean?, &variance?.add_scalar(epsilon)?.rsqrt()?)?;
+        let empty = || Tensor::empty(&[0], wide.dtype(), x.device());
+        return Ok(Tensors::from_iter([result, empty()?, empty()?]));
+    }
+    let dims: Ints = (0..x.rank() as i64).filter(|&dim| dim != 1).collect();
+    let [variance, mean] = wide.var_mean(&dims, 0, false)?;
+    let inverse = variance.add_scalar(epsilon)?.rsqrt()?;
+    let result = normalize(&mean, &inverse)?;
+    let count = x.elements().checked_div(channels).unwrap_or(0) as f64;
+    move_towards(running, [&mean, &variance], momentum, count)?;
+    Ok(Tensors::from_iter([result, mean, inverse]))
+}
+
+/// Moves running statistics towards those of a batch, in place: of the variance, towards that without bias.
+fn move_towards(running: [Option<&Tensor>; 2], batch: [&Tensor; 2], momentum: f64, count: f64) -> Result<()> {
+    let unbiased = [1.0, count / (count - 1.0)];
+    no_grad(|| {
+        for ((running, batch), factor) in running.into_iter().zip(batch).zip(unbiased) {
+            let Some(running) = running else { continue };
+            let batch = batch.detach().mul_scalar(momentum * factor)?;
+            let kept = running.detach().to_dtype(batch.dtype())?.mul_scalar(1.0 - momentum)?;
+            running.detach().copy_(&kept.add(&batch)?)?;
+        }
+        Ok(())
+    })
+}
+
+fn instance_norm(call: &Call<'_>) -> Result<Tensors> {
+    let (x, parameters) = (call.tensor(0), [call.optional_tensor(1), call.optional_tensor(2)]);
+    let running = [call.optional_tensor(3), call.optional_tensor(4)];
+    let (momentum, epsilon) = (call.float(6), call.float(7));
+    if !call.bool(5) {
+        return first(batch_norm(call, running, false, momentum, epsilon)?);
+    }
+    check_floats("instance_norm", x)?;
+    if x.rank() < 2 {
+        return Err(Error::invalid(format!(
+            "Expected 2 or more dimensions for the input of instance_norm, but got {}",
+            x.rank()
+        )));
+    }
+    let [weight, bias] = parameters;
+    check_per_channel(
+        &[("running_mean", running[0]), ("running_var", running[1]), ("weight", weight), ("bias", bias)],
+        x.shape()[1],
+    )?;
+    let wide = x.to_dtype(x.dtype().compute())?;
+    let planes: usize = x.shape()[2..].iter().product();
+    let flat = wide.reshape(&[x.shape()[0], x.shape()[1], planes])?;
+    let [variance, mean] = flat.var_mean(&[2], 0, true)?;
+    let inverse = variance.add_scalar(epsilon)?.rsqrt()?;
+    let result = flat.sub(&mean)?.mul(&inverse)?.reshape(x.shape())?;
+    let over_batch = |tensor: &Tensor| tensor.detach().mean(&[0, 2], false);
+    if running.iter().any(Option::is_some) {
+        move_towards(running, [&over_batch(&mean)?, &over_batch(&variance)?], momentum, planes as f64)?;
+    }
+    affine(result, parameters)?.to_dtype(x.dtype()).map(single)
+}

@@ -1,0 +1,255 @@
+//! Images of another size, and channels that become places.
+
+use thalweg_ir::{DType, Shape};
+use thalweg_runtime::{Error, Result};
+
+use super::Body::Composite;
+use super::{call as call_operator, operators, single};
+use crate::dispatch::{Argument, Arguments, Call, Ints, built_in};
+use crate::tensor::{Tensor, Tensors};
+
+operators! {
+    /// Returns sequences of another length by the nearest element in front.
+    "upsample_nearest1d.vec(Tensor input, SymInt[]? output_size, float[]? scale_factors) -> Tensor"
+        = Composite(|call| nearest(call, 1, 0.0));
+    /// Returns images of another size by the nearest element in front.
+    "upsample_nearest2d.vec(Tensor input, SymInt[]? output_size, float[]? scale_factors) -> Tensor"
+        = Composite(|call| nearest(call, 2, 0.0));
+    /// Returns volumes of another size by the nearest element in front.
+    "upsample_nearest3d.vec(Tensor input, SymInt[]? output_size, float[]? scale_factors) -> Tensor"
+        = Composite(|call| nearest(call, 3, 0.0));
+    /// Returns sequences of another length by the nearest element.
+    "_upsample_nearest_exact1d.vec(Tensor input, SymInt[]? output_size, float[]? scale_factors) -> Tensor"
+        = Composite(|call| nearest(call, 1, 0.5));
+    /// Returns images of another size by the nearest element.
+    "_upsample_nearest_exact2d.vec(Tensor input, SymInt[]? output_size, float[]? scale_factors) -> Tensor"
+        = Composite(|call| nearest(call, 2, 0.5));
+    /// Returns volumes of another size by the nearest element.
+    "_upsample_nearest_exact3d.vec(Tensor input, SymInt[]? output_size, float[]? scale_factors) -> Tensor"
+        = Composite(|call| nearest(call, 3, 0.5));
+    /// Returns sequences of another length, interpolated linearly.
+    "upsample_linear1d.vec(Tensor input, SymInt[]? output_size, bool align_corners, float[]? scale_factors) -> Tensor"
+        = Composite(|call| linear(call, 1));
+    /// Returns images of another size, interpolated linearly along both axes.
+    "upsample_bilinear2d.vec(Tensor input, SymInt[]? output_size, bool align_corners, float[]? scale_factors) -> Tensor"
+        = Composite(|call| linear(call, 2));
+    /// Returns volumes of another size, interpolated linearly along all axes.
+    "upsample_trilinear3d.vec(Tensor input, SymInt[]? output_size, bool align_corners, float[]? scale_factors) -> Tensor"
+        = Composite(|call| linear(call, 3));
+    /// Returns images (…, channels · r², height, width) as (…, channels, height · r, width · r).
+    "pixel_shuffle(Tensor self, int upscale_factor) -> Tensor"
+        = Composite(|call| pixel_shuffle(call).map(single));
+    /// Returns images (…, channels, height · r, width · r) as (…, channels · r², height, width).
+    "pixel_unshuffle(Tensor self, int downscale_factor) -> Tensor"
+        = Composite(|call| pixel_unshuffle(call).map(single));
+    /// Returns images whose channels, in so many groups, are dealt out one of each group after another.
+    "channel_shuffle(Tensor self, SymInt groups) -> Tensor"
+        = Composite(|call| channel_shuffle(call).map(single));
+}
+
+/// An axis: its extent, the new one, and how far apart the new points are.
+struct Axis {
+    dimension: i64,
+    extent: usize,
+    size: usize,
+    scale: f64,
+}
+
+/// The axes of a call, if the sizes fit.
+fn axes(call: &Call<'_>, axes: usize, factors: usize, align_corners: bool) -> Result<Vec<Axis>> {
+    let x = call.tensor(0);
+    let rank = axes + 2;
+    if x.rank() != rank {
+        return Err(Error::invalid(format!(
+            "It is expected input_size equals to {rank}, but got size {}",
+            x.rank()
+        )));
+    }
+    if !x.dtype().is_floating_point() {
+        return Err(Error::invalid(format!(
+            "\"{}\" not implemented for '{}'",
+            call.operator.base_name(),
+            x.dtype()
+        )));
+    }
+    let extents = &x.shape()[2..];
+    let scales: Option<Vec<f64>> = match call.argument(factors) {
+        Argument::None => None,
+        Argument::Floats(list) => Some(list.to_vec()),
+        Argument::Float(scale) => Some(vec![scale; axes]),
+        _ => None,
+    };
+    let sizes: Ints = match (call.optional_ints(1), &scales) {
+        (Some(sizes), None) => sizes,
+        (None, Some(scales)) => {
+            extents.iter().zip(scales).map(|(&extent, scale)| (extent as f64 * scale) as i64).collect()
+        }
+        _ => {
+            return Err(Error::invalid("Must specify exactly one of output_size and scale_factors"));
+        }
+    };
+    if sizes.len() != axes || scales.as_ref().is_some_and(|scales| scales.len() != axes) {
+        return Err(Error::invalid(format!(
+            "It is expected output_size equals to {axes}, but got size {}",
+            sizes.len()
+        )));
+    }
+    let list = (0..axes).map(|axis| {
+        let (extent, size) = (extents[axis], sizes[axis]);
+        let wanted = usize::try_from(size).ok().filter(|&size| size > 0 && extent > 0);
+        let Some(size) = wanted else {
+            return Err(Error::invalid(format!(
+                "Input and output sizes should be greater than 0, but got input {extents:?} output {sizes:?}"
+            )));
+        };
+        let given = scales.as_ref().map(|scales| scales[axis]).filter(|&scale| scale > 0.0);
+        let scale = match given {
+            _ if align_corners && size > 1 => (extent as f64 - 1.0) / (size as f64 - 1.0),
+            _ if align_corners => 0.0,
+            Some(scale) => 1.0 / scale,
+            None => extent as f64 / size as f64,
+        };
+        Ok(Axis { dimension: axis as i64 + 2, extent, size, scale })
+    });
+    list.collect()
+}
+
+impl Axis {
+    /// 0, 1, 2, … of the new points, in the dtype that places are computed in.
+    fn points(&self, x: &Tensor) -> Result<Tensor> {
+        let dtype = if x.dtype() == DType::F64 { DType::F64 } else { DType::F32 };
+        Tensor::arange(self.size, 0, 1, dtype, x.device())
+    }
+
+    /// Places as indices inside of the axis.
+    fn inside(&self, places: &Tensor) -> Result<Tensor> {
+        places.floor()?.clamp(0, self.extent as i64 - 1)?.to_dtype(DType::I64)
+    }
+
+    /// The elements at indices of the axis.
+    fn select(&self, x: &Tensor, index: &Tensor) -> Result<Tensor> {
+        let turned = x.transpose(0, self.dimension)?;
+        let rest: usize = turned.shape()[1..].iter().product();
+        let rows = turned.reshape(&[self.extent, rest])?;
+        let arguments = [Argument::Tensor(&rows), Argument::Tensor(index)];
+        let operator = built_in!("thalweg::embedding")?;
+        let selected = call_operator(operator, &arguments, None, std::panic::Location::caller())?;
+        let mut shape: Shape = turned.shape().into();
+        shape[0] = self.size;
+        selected.reshape(&shape)?.transpose(0, self.dimension)
+    }
+}
+
+fn nearest(call: &Call<'_>, count: usize, offset: f64) -> Result<Tensors> {
+    let mut x = call.tensor(0).clone();
+    for axis in axes(call, count, 2, false)? {
+        let mut points = axis.points(&x)?;
+        if offset != 0.0 {
+            points = points.add_scalar(offset)?;
+        }
+        let index = axis.inside(&points.mul_scalar(axis.scale)?)?;
+        x = axis.select(&x, &index)?;
+    }
+    Ok(single(x))
+}
+
+fn linear(call: &Call<'_>, count: usize) -> Result<Tensors> {
+    let (dtype, align_corners) = (call.tensor(0).dtype(), call.bool(2));
+    let mut x = call.tensor(0).to_dtype(dtype.compute())?;
+    for axis in axes(call, count, 3, align_corners)? {
+        let points = axis.points(&x)?;
+        let places = match align_corners {
+            true => points.mul_scalar(axis.scale)?,
+            false => {
+                points.add_scalar(0.5)?.mul_scalar(axis.scale)?.add_scalar(-0.5)?.clamp(0.0, f64::INFINITY)?
+            }
+        };
+        let first = axis.inside(&places)?;
+        let second = first.add_scalar(1)?.clamp(0, axis.extent as i64 - 1)?;
+        let mut shape = Shape::from_elem(1, x.rank());
+        shape[axis.dimension as usize] = axis.size;
+        let weight = places.sub(&first.to_dtype(places.dtype())?)?.reshape(&shape)?;
+        let rest = weight.neg()?.add_scalar(1.0)?;
+        x = axis.select(&x, &first)?.mul(&rest)?.add(&axis.select(&x, &second)?.mul(&weight)?)?;
+    }
+    x.to_dtype(dtype).map(single)
+}
+
+/// The dimensions of images in front of channels, and channels, height and width.
+fn image(x: &Tensor, name: &str) -> Result<(Shape, [usize; 3])> {
+    let Some(front) = x.rank().checked_sub(3) else {
+        return Err(Error::invalid(format!(
+            "{name} expects input to have at least 3 dimensions, but got input with {} dimension(s)",
+            x.rank()
+        )));
+    };
+    let last = &x.shape()[front..];
+    Ok((x.shape()[..front].into(), [last[0], last[1], last[2]]))
+}
+
+fn factor(number: i64, name: &str) -> Result<usize> {
+    // Its square is counted.
+    usize::try_from(number)
+        .ok()
+        .filter(|&factor| factor > 0 && factor < 1 << 31)
+        .ok_or_else(|| Error::invalid(format!("{name} expects a positive factor, but got {number}")))
+}
+
+/// Permutes the dimensions behind the front ones.
+fn permuted(x: &Tensor, front: usize, order: &[usize]) -> Result<Tensor> {
+    let order: Shape = (0..front).chain(order.iter().map(|place| front + place)).collect();
+    x.permute(&order)
+}
+
+fn shape_of(front: &Shape, rest: &[usize]) -> Shape {
+    front.iter().chain(rest).copied().collect()
+}
+
+fn pixel_shuffle(call: &Call<'_>) -> Result<Tensor> {
+    let x = call.tensor(0);
+    let (front, [channels, height, width]) = image(x, "pixel_shuffle")?;
+    let r = factor(call.int(1), "pixel_shuffle")?;
+    if channels % (r * r) != 0 {
+        return Err(Error::invalid(format!(
+            "pixel_shuffle expects its input's 'channel' dimension to be divisible by the square of upscale_factor, but \
+             input.size(-3)={channels} is not divisible by {}",
+            r * r
+        )));
+    }
+    let split = x.reshape(&shape_of(&front, &[channels / (r * r), r, r, height, width]))?;
+    permuted(&split, front.len(), &[0, 3, 1, 4, 2])?
+        .reshape(&shape_of(&front, &[channels / (r * r), height * r, width * r]))
+}
+
+fn pixel_unshuffle(call: &Call<'_>) -> Result<Tensor> {
+    let x = call.tensor(0);
+    let (front, [channels, height, width]) = image(x, "pixel_unshuffle")?;
+    let r = factor(call.int(1), "pixel_unshuffle")?;
+    if height % r != 0 || width % r != 0 {
+        return Err(Error::invalid(format!(
+            "pixel_unshuffle expects height and width to be divisible by downscale_factor, but {height} and {width} are not \
+             divisible by {r}"
+        )));
+    }
+    let split = x.reshape(&shape_of(&front, &[channels, height / r, r, width / r, r]))?;
+    permuted(&split, front.len(), &[0, 2, 4, 1, 3])?
+        .reshape(&shape_of(&front, &[channels * r * r, height / r, width / r]))
+}
+
+fn channel_shuffle(call: &Call<'_>) -> Result<Tensor> {
+    let x = call.tensor(0);
+    if x.rank() < 3 {
+        return Err(Error::invalid(format!(
+            "channel_shuffle expects input with > 2 dims, but got input with sizes {:?}",
+            x.shape()
+        )));
+    }
+    let (channels, groups) = (x.shape()[1], factor(call.int(1), "channel_shuffle")?);
+    if channels % groups != 0 {
+        return Err(Error::invalid(format!(
+            "Number of channels must be divisible by groups. Got {channels} channels and {groups} groups."
+        )));
+    }
+    let plane: usize = x.shape()[2..].iter().product();
+    x.reshape(&[x.shape()[0], groups, channels / groups, plane])?.transpose(1, 2)?.reshape(x.shape())
+}

@@ -1,0 +1,213 @@
+//! Running sums, products and extrema along a dimension.
+
+use smallvec::SmallVec;
+use thalweg_ir::DType;
+use thalweg_kernels::Placed;
+use thalweg_kernels::scan::{Scan, ScanOp};
+use thalweg_runtime::{DevicePointer, Error, Label, Result};
+
+use super::Body::{Composite, Differentiable, Kernel};
+use super::reduce::dimensions;
+use super::{call as call_operator, operators, single};
+use crate::autograd::formula::{Formula, GradientCall};
+use crate::autograd::undifferentiable;
+use crate::dispatch::{Argument, Arguments, Call, built_in};
+use crate::tensor::{Tensor, Tensors};
+
+operators! {
+    /// Returns the sum of the elements up to each along a dimension. Integers and truth values are summed in i64.
+    "cumsum(Tensor self, int dim, *, ScalarType? dtype=None) -> Tensor"
+        fn cumsum(dim: int) = Composite(|call| widened(call, built_in!("thalweg::cumsum")?));
+    /// Returns the product of the elements up to each along a dimension. Integers and truth values are multiplied in i64.
+    "cumprod(Tensor self, int dim, *, ScalarType? dtype=None) -> Tensor"
+        fn cumprod(dim: int) = Composite(|call| widened(call, built_in!("thalweg::cumprod")?));
+    /// Returns ln of the sum of eˣ of the elements up to each along a dimension, without overflow.
+    "logcumsumexp(Tensor self, int dim) -> Tensor"
+        fn logcumsumexp(dim: int) = Differentiable(|call| running(call, ScanOp::LogSumExp), &LOGCUMSUMEXP);
+    /// Returns the greatest element up to each along a dimension, and its place: the last of equals.
+    "cummax(Tensor self, int dim) -> (Tensor values, Tensor indices)"
+        fn cummax(dim: int) -> 2 = Differentiable(|call| extremum(call, ScanOp::Max), &EXTREMUM);
+    /// Returns the smallest element up to each along a dimension, and its place: the last of equals.
+    "cummin(Tensor self, int dim) -> (Tensor values, Tensor indices)"
+        fn cummin(dim: int) -> 2 = Differentiable(|call| extremum(call, ScanOp::Min), &EXTREMUM);
+    /// Returns the running sum of a dtype that a kernel takes.
+    "thalweg::cumsum(Tensor self, int dim, bool reversed=False) -> Tensor"
+        = Differentiable(|call| running(call, ScanOp::Sum), &CUMSUM);
+    /// Returns the running product of a dtype that a kernel takes.
+    "thalweg::cumprod(Tensor self, int dim) -> Tensor" = Differentiable(|call| running(call, ScanOp::Product), &CUMPROD);
+    /// Returns y = self + factor · the y behind it along a dimension, from the end on.
+    "thalweg::recurrence(Tensor self, Tensor factor, int dim) -> Tensor" = Kernel(|call| {
+        let (x, factors) = (call.tensor(0).contiguous()?, call.tensor(1).contiguous()?);
+        if x.shape() != factors.shape() || x.dtype() != factors.dtype() {
+            return Err(Error::invalid("a recurrence takes a factor per element"));
+        }
+        scan(&x, Some(&factors), call.int(2), ScanOp::Recurrence, true, call.label).map(single)
+    });
+}
+
+/// Combines the points of a contiguous tensor along a dimension.
+fn scan(
+    x: &Tensor,
+    other: Option<&Tensor>,
+    dim: i64,
+    op: ScanOp,
+    reversed: bool,
+    label: Label,
+) -> Result<Tensor> {
+    let dimension = dimensions(x, &[dim])?.first().copied();
+    let shape = x.shape();
+    // What has no dimensions is one row of one point.
+    let [outer, length, inner] = match dimension {
+        Some(dimension) => [
+            shape[..dimension].iter().product(),
+            shape[dimension],
+            shape[dimension + 1..].iter().product::<usize>(),
+        ],
+        None => [1; 3],
+    }
+    .map(|extent| extent as u64);
+    let stream = x.device().current_stream();
+    let result = Tensor::empty_on(shape, x.dtype(), &stream, label)?;
+    if x.elements() == 0 {
+        return Ok(result);
+    }
+    let at = [x.pointer(), other.map_or(DevicePointer::new(0), Tensor::pointer), result.pointer()];
+    let kernel = Scan { op, outer, length, inner, reversed, dtype: x.dtype() };
+    stream.launch_native(&Placed { kernel, at }, label)?;
+    Ok(result)
+}
+
+/// A running sum or product in the dtype that it is asked for, or in i64 of integers.
+fn widened(call: &Call<'_>, operator: &'static crate::dispatch::Operator) -> Result<Tensors> {
+    let x = call.tensor(0);
+    let wanted = match call.optional_dtype(2) {
+        Some(dtype) => dtype,
+        None if x.dtype().is_floating_point() => x.dtype(),
+        None => DType::I64,
+    };
+    // Integers that are narrower wrap around in the end.
+    let converted = x.to_dtype(wanted)?;
+    let wide = if wanted.is_floating_point() { converted } else { converted.to_dtype(DType::I64)? };
+    let arguments = [Argument::Tensor(&wide), Argument::Int(call.int(1))];
+    call_operator(operator, &arguments, None, call.label.location)?.to_dtype(wanted).map(single)
+}
+
+fn check(call: &Call<'_>, op: ScanOp) -> Result<()> {
+    let dtype = call.tensor(0).dtype();
+    match op.takes(dtype) {
+        true => Ok(()),
+        false => {
+            Err(Error::invalid(format!("\"{}\" not implemented for '{dtype}'", call.operator.base_name())))
+        }
+    }
+}
+
+fn running(call: &Call<'_>, op: ScanOp) -> Result<Tensors> {
+    check(call, op)?;
+    let x = call.tensor(0).detach().contiguous()?;
+    let reversed = op == ScanOp::Sum && call.bool(2);
+    scan(&x, None, call.int(1), op, reversed, call.label).map(single)
+}
+
+fn extremum(call: &Call<'_>, op: ScanOp) -> Result<Tensors> {
+    let x = call.tensor(0).detach();
+    let dtype = x.dtype();
+    let wide = if dtype.is_floating_point() { x } else { x.to_dtype(DType::I64)? }.contiguous()?;
+    let places = Tensor::empty_on(wide.shape(), DType::I64, &call.device.current_stream(), call.label)?;
+    let values = scan(&wide, Some(&places), call.int(1), op, false, call.label)?;
+    Ok(SmallVec::from_iter([values.to_dtype(dtype)?, places]))
+}
+
+/// The sum of the gradients from each element on.
+static CUMSUM: Formula = Formula {
+    inputs: &[],
+    outputs: &[],
+    backward: |call| {
+        call.one(0, || {
+            let gradient = call.gradient()?;
+            let arguments = [(&gradient).into(), call.int(1).into(), (!call.bool(2)).into()];
+            call_operator(built_in!("thalweg::cumsum")?, &arguments, None, call.label().location)
+        })
+    },
+};
+
+/// The dimension of a gradient's call; `None` of a tensor without any.
+fn dimension_of(call: &GradientCall<'_>) -> Option<i64> {
+    let rank = call.shape(0).len() as i64;
+    let dim = call.int(1);
+    (rank > 0).then_some(if dim < 0 { dim + rank } else { dim })
+}
+
+/// y = gradient + factor · the y behind.
+fn recurrence(gradient: &Tensor, factor: &Tensor, dim: i64, label: Label) -> Result<Tensor> {
+    let (points, factors) = (gradient.detach().contiguous()?, factor.detach().contiguous()?);
+    let result = scan(&points, Some(&factors), dim, ScanOp::Recurrence, true, label)?;
+    Ok(undifferentiable("a running product or extremum", &[gradient, factor], result))
+}
+
+/// The elements one place further to the front along a dimension, and a value behind.
+fn shifted_forward(x: &Tensor, dim: i64, value: f64) -> Result<Tensor> {
+    let length = x.shape()[dim as usize];
+    Tensor::cat(&[x.narrow(dim, 1, length - 1)?, filled(x, dim, value)?], dim)
+}
+
+fn filled(x: &Tensor, dim: i64, value: f64) -> Result<Tensor> {
+    let mut shape: SmallVec<[usize; 6]> = x.shape().into();
+    shape[dim as usize] = 1;
+    Tensor::full(&shape, value, x.dtype(), x.device())
+}
+
+/// Of xᵢ: the product of those before, times Σ over j from i on of gⱼ times the product of those between. No division, so that
+/// zeros do no harm.
+static CUMPROD: Formula = Formula {
+    inputs: &[0],
+    outputs: &[0],
+    backward: |call| {
+        call.one(0, || {
+            let (gradient, x, y) = (call.gradient()?, call.saved(0)?, call.result(0)?);
+            let Some(dim) = dimension_of(call).filter(|_| x.elements() > 0) else { return Ok(gradient) };
+            let length = x.shape()[dim as usize];
+            let before = Tensor::cat(&[filled(&y, dim, 1.0)?, y.narrow(dim, 0, length - 1)?], dim)?;
+            recurrence(&gradient, &shifted_forward(&x, dim, 0.0)?, dim, call.label())?.mul(&before)
+        })
+    },
+};
+
+/// Of xᵢ: e^(xᵢ − yᵢ) · Σ over j from i on of gⱼ · e^(yᵢ − yⱼ), whose exponents are not above 0.
+static LOGCUMSUMEXP: Formula = Formula {
+    inputs: &[0],
+    outputs: &[0],
+    backward: |call| {
+        call.one(0, || {
+            let (gradient, x, y) = (call.gradient()?, call.saved(0)?, call.result(0)?);
+            let share = x.sub(&y)?.exp()?;
+            let Some(dim) = dimension_of(call).filter(|_| x.elements() > 0) else {
+                return gradient.mul(&share);
+            };
+            let behind = shifted_forward(&y, dim, f64::INFINITY)?;
+            recurrence(&gradient, &y.sub(&behind)?.exp()?, dim, call.label())?.mul(&share)
+        })
+    },
+};
+
+/// A place's gradient is the sum over the run of results that are its.
+static EXTREMUM: Formula = Formula {
+    inputs: &[],
+    outputs: &[1],
+    backward: |call| {
+        call.one(0, || {
+            let (gradient, places) = (call.gradient()?, call.result(1)?);
+            let Some(dim) = dimension_of(call).filter(|_| gradient.elements() > 0) else {
+                return Ok(gradient);
+            };
+            let dtype = gradient.dtype();
+            let goes_on = places.eq(&shifted_forward(&places, dim, -1.0)?)?.to_dtype(dtype)?;
+            let sums = recurrence(&gradient, &goes_on, dim, call.label())?;
+            let mut extents: SmallVec<[usize; 6]> = SmallVec::from_elem(1, places.rank());
+            extents[dim as usize] = places.shape()[dim as usize];
+            let own =
+                Tensor::arange(extents[dim as usize], 0, 1, DType::I64, call.device())?.reshape(&extents)?;
+            places.eq(&own)?.select_where(&sums, &Tensor::zeros(&[], dtype, call.device())?)
+        })
+    },
+};

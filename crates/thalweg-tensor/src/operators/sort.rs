@@ -1,0 +1,199 @@
+//! Sorting along a dimension, and what is read off the sorted rows.
+
+use smallvec::SmallVec;
+use thalweg_ir::DType;
+use thalweg_kernels::Placed;
+use thalweg_kernels::sort::Sort;
+use thalweg_runtime::{Error, Label, Result};
+
+use super::Body::{Composite, Differentiable};
+use super::reduce::dimensions;
+use super::{call as call_operator, call_all, operators, single};
+use crate::autograd::formula::Formula;
+use crate::dispatch::{Argument, Arguments, Call, built_in};
+use crate::tensor::{Tensor, Tensors};
+
+operators! {
+    /// Returns the elements in order along a dimension, and the places where they were. Equals keep their order; NaN is above every
+    /// number.
+    "sort(Tensor self, int dim=-1, bool descending=False) -> (Tensor values, Tensor indices)"
+        fn sort(dim: int, descending: bool) -> 2
+        = Composite(|call| sorted(call.tensor(0), call.int(1), call.bool(2), call));
+    /// Returns the elements in order along a dimension, and the places where they were. Equals keep their order.
+    "sort.stable(Tensor self, *, bool? stable, int dim=-1, bool descending=False) -> (Tensor values, Tensor indices)"
+        = Composite(|call| sorted(call.tensor(0), call.int(2), call.bool(3), call));
+    /// Returns the places of the elements in order along a dimension.
+    "argsort(Tensor self, int dim=-1, bool descending=False) -> Tensor"
+        fn argsort(dim: int, descending: bool)
+        = Composite(|call| sorted(call.tensor(0), call.int(1), call.bool(2), call).map(second));
+    /// Returns the places of the elements in order along a dimension. Equals keep their order.
+    "argsort.stable(Tensor self, *, bool stable, int dim=-1, bool descending=False) -> Tensor"
+        = Composite(|call| sorted(call.tensor(0), call.int(2), call.bool(3), call).map(second));
+    /// Returns the elements in order along the first dimension.
+    "msort(Tensor self) -> Tensor" = Composite(|call| {
+        let x = call.tensor(0);
+        sorted(x, 0, false, call).map(|mut results| single(results.swap_remove(0)))
+    });
+    /// Returns the k greatest elements along a dimension in order, or the smallest, and their places.
+    "topk(Tensor self, SymInt k, int dim=-1, bool largest=True, bool sorted=True) -> (Tensor values, Tensor indices)"
+        = Composite(topk);
+    /// Returns the kth smallest element along a dimension, counted from 1, and its place.
+    "kthvalue(Tensor self, SymInt k, int dim=-1, bool keepdim=False) -> (Tensor values, Tensor indices)"
+        = Composite(kthvalue);
+    /// Returns the median along a dimension, the lower of two, and its place; NaN where there is one.
+    "median.dim(Tensor self, int dim, bool keepdim=False) -> (Tensor values, Tensor indices)"
+        = Composite(|call| median(call.tensor(0), call.int(1), call.bool(2), call));
+    /// Returns the median of all elements, the lower of two; NaN where there is one.
+    "median(Tensor self) -> Tensor" = Composite(|call| {
+        let x = call.tensor(0);
+        if x.elements() == 0 {
+            return if x.dtype().is_floating_point() {
+                Tensor::full(&[], f64::NAN, x.dtype(), x.device()).map(single)
+            } else {
+                Err(Error::invalid("median() of an empty tensor of integers"))
+            };
+        }
+        let flat = x.reshape(&[x.elements()])?;
+        median(&flat, 0, false, call).map(|mut results| single(results.swap_remove(0)))
+    });
+    /// Returns the elements of a dtype that a kernel takes in order along a dimension, and the places where they were.
+    "thalweg::sort(Tensor self, int dim, bool descending) -> (Tensor values, Tensor indices)"
+        = Differentiable(|call| sort(call.tensor(0), call.int(1), call.bool(2), call.label), &SORT);
+}
+
+fn second(mut results: Tensors) -> Tensors {
+    results.drain(1..).collect()
+}
+
+/// The gradients go back to the places.
+static SORT: Formula = Formula {
+    inputs: &[],
+    outputs: &[1],
+    backward: |call| {
+        call.one(0, || {
+            let (gradient, places) = (call.gradient()?, call.result(1)?);
+            if call.shape(0).is_empty() {
+                return Ok(gradient);
+            }
+            // The places are a permutation; sorting them gives its inverse.
+            let inverse = sort(&places, call.int(1), false, call.label())?.swap_remove(1);
+            at_places(&gradient, &inverse, call.int(1), call.label())
+        })
+    },
+};
+
+/// The elements of a tensor at places along a dimension; there are as many.
+fn at_places(x: &Tensor, places: &Tensor, dim: i64, label: Label) -> Result<Tensor> {
+    if x.elements() == 0 {
+        return Ok(x.clone());
+    }
+    let dimension = x.layout().dimension(dim)?;
+    let (length, inner) = (x.shape()[dimension], x.shape()[dimension + 1..].iter().product::<usize>());
+    let outer = x.elements() / (length * inner);
+    let count = |extent: usize, step: usize, shape: &[usize; 3]| {
+        Tensor::arange(extent, 0, step as i64, DType::I64, x.device())?.reshape(shape)
+    };
+    // The place in memory of each element.
+    let index = (places.reshape(&[outer, length, inner])?.mul_scalar(inner as i64)?)
+        .add(&count(outer, length * inner, &[outer, 1, 1])?)?
+        .add(&count(inner, 1, &[1, 1, inner])?)?;
+    let rows = x.reshape(&[x.elements(), 1])?;
+    let arguments = [Argument::Tensor(&rows), Argument::Tensor(&index)];
+    call_operator(built_in!("thalweg::embedding")?, &arguments, None, label.location)?.reshape(x.shape())
+}
+
+/// Sorts floats or int64 along a dimension.
+fn sort(x: &Tensor, dim: i64, descending: bool, label: Label) -> Result<Tensors> {
+    let dimension = dimensions(x, &[dim])?.first().copied();
+    let x = x.detach().contiguous()?;
+    let shape = x.shape();
+    let [outer, length, inner] = match dimension {
+        Some(dimension) => [
+            shape[..dimension].iter().product(),
+            shape[dimension],
+            shape[dimension + 1..].iter().product::<usize>(),
+        ],
+        None => [1; 3],
+    }
+    .map(|extent| extent as u64);
+    let stream = x.device().current_stream();
+    let empty = |dtype| Tensor::empty_on(shape, dtype, &stream, label);
+    let (values, places) = (empty(x.dtype())?, empty(DType::I64)?);
+    if x.elements() > 0 {
+        let scratch = empty(DType::I64)?;
+        let at = [&x, &values, &places, &scratch].map(Tensor::pointer);
+        let kernel = Sort { outer, length, inner, descending, dtype: x.dtype() };
+        stream.launch_native(&Placed { kernel, at }, label)?;
+    }
+    Ok(SmallVec::from_iter([values, places]))
+}
+
+/// Sorts any dtype: integers and truth values as int64.
+fn sorted(x: &Tensor, dim: i64, descending: bool, call: &Call<'_>) -> Result<Tensors> {
+    let dtype = x.dtype();
+    let wide = if dtype.is_floating_point() { x.clone() } else { x.to_dtype(DType::I64)? };
+    let arguments = [Argument::Tensor(&wide), Argument::Int(dim), Argument::Bool(descending)];
+    let mut results = call_all(built_in!("thalweg::sort")?, &arguments, None, call.label.location)?;
+    results[0] = results[0].to_dtype(dtype)?;
+    Ok(results)
+}
+
+fn topk(call: &Call<'_>) -> Result<Tensors> {
+    let (x, k, dim) = (call.tensor(0), call.int(1), call.int(2));
+    let dimension = dimensions(x, &[dim])?.first().copied();
+    let length = dimension.map_or(1, |dimension| x.shape()[dimension]);
+    let Some(k) = usize::try_from(k).ok().filter(|&k| k <= length) else {
+        return Err(Error::invalid("selected index k out of range"));
+    };
+    let results = sorted(x, dim, call.bool(3), call)?;
+    match dimension {
+        Some(_) => results.iter().map(|result| result.narrow(dim, 0, k)?.contiguous()).collect(),
+        None if k == 1 => Ok(results),
+        None => Err(Error::invalid("selected index k out of range")),
+    }
+}
+
+/// Of sorted rows one place, whose dimension is kept or not.
+fn at_place(results: &Tensors, dim: i64, place: usize, keepdim: bool) -> Result<Tensors> {
+    (results.iter())
+        .map(|result| {
+            if result.rank() == 0 {
+                return Ok(result.clone());
+            }
+            let part = result.narrow(dim, place, 1)?;
+            if keepdim { part.contiguous() } else { part.squeeze(dim)?.contiguous() }
+        })
+        .collect()
+}
+
+fn kthvalue(call: &Call<'_>) -> Result<Tensors> {
+    let (x, k, dim) = (call.tensor(0), call.int(1), call.int(2));
+    let dimension = dimensions(x, &[dim])?.first().copied();
+    let length = dimension.map_or(1, |dimension| x.shape()[dimension]);
+    let Some(place) = usize::try_from(k).ok().filter(|&k| (1..=length).contains(&k)) else {
+        return Err(Error::invalid(match length {
+            0 => "kthvalue(): Expected reduction dim to have non-zero size.",
+            _ => "kthvalue(): selected number k out of range for dimension",
+        }));
+    };
+    at_place(&sorted(x, dim, false, call)?, dim, place - 1, call.bool(3))
+}
+
+fn median(x: &Tensor, dim: i64, keepdim: bool, call: &Call<'_>) -> Result<Tensors> {
+    let dimension = dimensions(x, &[dim])?.first().copied();
+    let length = dimension.map_or(1, |dimension| x.shape()[dimension]);
+    if length == 0 {
+        return Err(Error::invalid(format!("median(): Expected reduction dim {dim} to have non-zero size.")));
+    }
+    let results = sorted(x, dim, false, call)?;
+    let middle = at_place(&results, dim, (length - 1) / 2, keepdim)?;
+    if !x.dtype().is_floating_point() {
+        return Ok(middle);
+    }
+    // NaNs are behind all numbers: where the last is one, it is the median.
+    let last = at_place(&results, dim, length - 1, keepdim)?;
+    let is_number = last[0].eq(&last[0])?;
+    let value = is_number.select_where(&middle[0], &last[0])?;
+    let place = is_number.select_where(&middle[1], &last[1])?;
+    Ok(SmallVec::from_iter([value, place]))
+}

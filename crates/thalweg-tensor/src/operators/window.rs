@@ -1,0 +1,650 @@
+//! Windows over images of one, two or three axes: pools, columns, convolutions.
+
+use thalweg_ir::Shape;
+use thalweg_runtime::{Error, Result};
+
+use super::Body::{Composite, Differentiable};
+use super::{call as call_operator, operators, single};
+use crate::autograd::formula::Formula;
+use crate::autograd::undifferentiable;
+use crate::dispatch::{Argument, Arguments, Call, Ints, built_in};
+use crate::kernels::geometry::{Geometry, PerAxis, Placing};
+use crate::tensor::{Tensor, Tensors};
+
+operators! {
+    /// Returns the mean over each window of planes of one axis.
+    "avg_pool1d(Tensor self, int[1] kernel_size, int[1] stride=[], int[1] padding=0, bool ceil_mode=False, bool count_include_pad=True) -> Tensor"
+        = Differentiable(average, &AVERAGE);
+    /// Returns the mean over each window of images.
+    "avg_pool2d(Tensor self, int[2] kernel_size, int[2] stride=[], int[2] padding=0, bool ceil_mode=False, bool count_include_pad=True, int? divisor_override=None) -> Tensor"
+        fn avg_pool2d(kernel_size: ints, stride: ints, padding: ints) = Differentiable(average, &AVERAGE);
+    /// Returns the mean over each window of volumes.
+    "avg_pool3d(Tensor self, int[3] kernel_size, int[3] stride=[], int[3] padding=0, bool ceil_mode=False, bool count_include_pad=True, int? divisor_override=None) -> Tensor"
+        = Differentiable(average, &AVERAGE);
+    /// Returns the greatest element of each window of planes of one axis, and its place.
+    "max_pool1d_with_indices(Tensor self, int[1] kernel_size, int[1] stride=[], int[1] padding=0, int[1] dilation=1, bool ceil_mode=False) -> (Tensor, Tensor)"
+        = Differentiable(greatest, &GREATEST);
+    /// Returns the greatest element of each window of images, and its place in the plane.
+    "max_pool2d_with_indices(Tensor self, int[2] kernel_size, int[2] stride=[], int[2] padding=0, int[2] dilation=1, bool ceil_mode=False) -> (Tensor, Tensor)"
+        fn max_pool2d_with_indices(kernel_size: ints, stride: ints, padding: ints) -> 2 = Differentiable(greatest, &GREATEST);
+    /// Returns the greatest element of each window of volumes, and its place in the volume.
+    "max_pool3d_with_indices(Tensor self, int[3] kernel_size, int[3] stride=[], int[3] padding=0, int[3] dilation=1, bool ceil_mode=False) -> (Tensor, Tensor)"
+        = Differentiable(greatest, &GREATEST);
+    /// Returns the greatest element of each window of planes of one axis.
+    "max_pool1d(Tensor self, int[1] kernel_size, int[1] stride=[], int[1] padding=0, int[1] dilation=1, bool ceil_mode=False) -> Tensor"
+        = Composite(|call| first(call, built_in!("max_pool1d_with_indices")?));
+    /// Returns the greatest element of each window of images.
+    "max_pool2d(Tensor self, int[2] kernel_size, int[2] stride=[], int[2] padding=0, int[2] dilation=1, bool ceil_mode=False) -> Tensor"
+        = Composite(|call| first(call, built_in!("max_pool2d_with_indices")?));
+    /// Returns the greatest element of each window of volumes.
+    "max_pool3d(Tensor self, int[3] kernel_size, int[3] stride=[], int[3] padding=0, int[3] dilation=1, bool ceil_mode=False) -> Tensor"
+        = Composite(|call| first(call, built_in!("max_pool3d_with_indices")?));
+    /// Returns the mean over each of so many windows that cover an axis.
+    "adaptive_avg_pool1d(Tensor self, int[1] output_size) -> Tensor"
+        = Differentiable(average, &AVERAGE);
+    /// Returns the mean over each of so many windows that cover an image.
+    "adaptive_avg_pool2d(Tensor self, SymInt[2] output_size) -> Tensor"
+        fn adaptive_avg_pool2d(output_size: ints) = Differentiable(average, &AVERAGE);
+    /// Returns the mean over each of so many windows that cover an image.
+    "_adaptive_avg_pool2d(Tensor self, SymInt[2] output_size) -> Tensor"
+        = Differentiable(average, &AVERAGE);
+    /// Returns the mean over each of so many windows that cover a volume.
+    "adaptive_avg_pool3d(Tensor self, SymInt[3] output_size) -> Tensor"
+        = Differentiable(average, &AVERAGE);
+    /// Returns the mean over each of so many windows that cover a volume.
+    "_adaptive_avg_pool3d(Tensor self, SymInt[3] output_size) -> Tensor"
+        = Differentiable(average, &AVERAGE);
+    /// Returns the greatest element of each of so many windows that cover an axis, and its place.
+    "adaptive_max_pool1d(Tensor self, int[1] output_size) -> (Tensor, Tensor)"
+        = Differentiable(greatest, &GREATEST);
+    /// Returns the greatest element of each of so many windows that cover an image, and its place.
+    "adaptive_max_pool2d(Tensor self, int[2] output_size) -> (Tensor, Tensor)"
+        = Differentiable(greatest, &GREATEST);
+    /// Returns the greatest element of each of so many windows that cover a volume, and its place.
+    "adaptive_max_pool3d(Tensor self, int[3] output_size) -> (Tensor, Tensor)"
+        = Differentiable(greatest, &GREATEST);
+    /// Returns the windows of images (batch, channels, …) as columns (batch, channels · places in a window, windows).
+    "thalweg::unfold(Tensor self, int[] kernel_size, int[] dilation, int[] padding, int[] stride) -> Tensor"
+        = Differentiable(unfold, &UNFOLD);
+    /// Returns the sum of all window entries at each point of images: the transpose of unfolding.
+    "thalweg::fold(Tensor self, int[] output_size, int[] kernel_size, int[] dilation, int[] padding, int[] stride, int[] windows) -> Tensor"
+        = Differentiable(fold, &FOLD);
+    /// Returns the windows of images as columns.
+    "im2col(Tensor self, int[2] kernel_size, int[2] dilation, int[2] padding, int[2] stride) -> Tensor"
+        = Composite(im2col);
+    /// Returns the sum of all window entries at each point of images.
+    "col2im(Tensor self, SymInt[2] output_size, int[2] kernel_size, int[2] dilation, int[2] padding, int[2] stride) -> Tensor"
+        = Composite(col2im);
+    /// Returns the convolution of images with a weight, plus bias; or its transpose.
+    "convolution(Tensor input, Tensor weight, Tensor? bias, SymInt[] stride, SymInt[] padding, SymInt[] dilation, bool transposed, SymInt[] output_padding, SymInt groups) -> Tensor"
+        = Composite(|call| {
+            let [stride, padding, dilation] = [3, 4, 5].map(|place| call.ints(place));
+            let output_padding = call.bool(6).then(|| call.ints(7));
+            Convolution { stride, padding, dilation, output_padding, groups: call.int(8) }.run(call)
+        });
+    /// Returns the convolution of sequences (batch, channels, length) with a weight (out, in / groups, length), plus bias.
+    "conv1d(Tensor input, Tensor weight, Tensor? bias=None, SymInt[1] stride=1, SymInt[1] padding=0, SymInt[1] dilation=1, SymInt groups=1) -> Tensor"
+        = Composite(|call| Convolution::plain(call).run(call));
+    /// Returns the convolution of images (batch, channels, height, width) with a weight (out, in / groups, height, width), plus bias.
+    "conv2d(Tensor input, Tensor weight, Tensor? bias=None, SymInt[2] stride=1, SymInt[2] padding=0, SymInt[2] dilation=1, SymInt groups=1) -> Tensor"
+        = Composite(|call| Convolution::plain(call).run(call));
+    /// Returns the convolution of volumes (batch, channels, depth, height, width) with a weight, plus bias.
+    "conv3d(Tensor input, Tensor weight, Tensor? bias=None, SymInt[3] stride=1, SymInt[3] padding=0, SymInt[3] dilation=1, SymInt groups=1) -> Tensor"
+        = Composite(|call| Convolution::plain(call).run(call));
+    /// Returns the transpose of a convolution of sequences; its weight is (in, out / groups, length).
+    "conv_transpose1d(Tensor input, Tensor weight, Tensor? bias=None, SymInt[1] stride=1, SymInt[1] padding=0, SymInt[1] output_padding=0, SymInt groups=1, SymInt[1] dilation=1) -> Tensor"
+        = Composite(|call| Convolution::transposed(call).run(call));
+    /// Returns the transpose of a convolution of images; its weight is (in, out / groups, height, width).
+    "conv_transpose2d.input(Tensor input, Tensor weight, Tensor? bias=None, SymInt[2] stride=1, SymInt[2] padding=0, SymInt[2] output_padding=0, SymInt groups=1, SymInt[2] dilation=1) -> Tensor"
+        = Composite(|call| Convolution::transposed(call).run(call));
+    /// Returns the transpose of a convolution of volumes; its weight is (in, out / groups, depth, height, width).
+    "conv_transpose3d.input(Tensor input, Tensor weight, Tensor? bias=None, SymInt[3] stride=1, SymInt[3] padding=0, SymInt[3] output_padding=0, SymInt groups=1, SymInt[3] dilation=1) -> Tensor"
+        = Composite(|call| Convolution::transposed(call).run(call));
+}
+
+/// How many axes the windows of an operator have, by its name.
+fn axes_of(call: &impl Arguments) -> usize {
+    let name = &call.schema().name;
+    1 + usize::from(name.contains("2d")) + 2 * usize::from(name.contains("3d"))
+}
+
+/// Numbers of axes, in the last places of three; the others are `rest`. One number is that of every axis.
+fn per_axis(name: &str, list: &[i64], axes: usize, rest: usize) -> Result<PerAxis> {
+    if list.len() != axes && list.len() != 1 {
+        return Err(Error::invalid(format!(
+            "{name} must either be a single int, or a tuple of {axes} ints, not {list:?}"
+        )));
+    }
+    let mut numbers = [rest; 3];
+    for axis in 0..axes {
+        let number = list[if list.len() == 1 { 0 } else { axis }];
+        // Half of the range, so that sums of a few stay inside of it.
+        numbers[3 - axes + axis] =
+            usize::try_from(number).ok().filter(|&number| number <= isize::MAX as usize / 4).ok_or_else(
+                || Error::invalid(format!("{name} must be at least 0 and below 2⁶¹, not {number}")),
+            )?;
+    }
+    Ok(numbers)
+}
+
+/// The extents of the last axes of a shape.
+fn extents_of(shape: &[usize], axes: usize) -> PerAxis {
+    let mut extents = [1; 3];
+    extents[3 - axes..].copy_from_slice(&shape[shape.len() - axes..]);
+    extents
+}
+
+/// The extents of dilated windows, and how many fit.
+fn strided(
+    extents: PerAxis,
+    [kernel, stride, padding, dilation]: [PerAxis; 4],
+    ceil_mode: bool,
+) -> Result<Geometry> {
+    let mut windows = [0; 3];
+    for axis in 0..3 {
+        for (name, number) in
+            [("kernel size", kernel[axis]), ("stride", stride[axis]), ("dilation", dilation[axis])]
+        {
+            if number == 0 {
+                return Err(Error::invalid(format!("{name} should be greater than zero, but got 0")));
+            }
+        }
+        let reach = dilation[axis].checked_mul(kernel[axis] - 1).and_then(|reach| reach.checked_add(1));
+        let padded = extents[axis] + 2 * padding[axis];
+        let Some(room) = reach.and_then(|reach| padded.checked_sub(reach)) else {
+            return Err(Error::invalid(format!(
+                "Calculated padded input size per channel: ({padded}). Kernel size: ({}). Kernel size can't be greater than actual \
+                 input size",
+                reach.map_or("too large".into(), |reach| reach.to_string())
+            )));
+        };
+        let rounded = if ceil_mode { room.div_ceil(stride[axis]) } else { room / stride[axis] };
+        // The last window begins inside of the image or of the padding in front.
+        let begins_behind =
+            ceil_mode && rounded.saturating_mul(stride[axis]) >= extents[axis] + padding[axis];
+        windows[axis] = rounded + 1 - usize::from(begins_behind && rounded > 0);
+    }
+    let placing = Placing::Strided { kernel, stride, padding, dilation, counts_padding: true, divisor: 0 };
+    Ok(Geometry { extents, windows, placing })
+}
+
+/// Planes and their windows, of a pool.
+struct Pool {
+    geometry: Geometry,
+    planes: usize,
+    output: Shape,
+}
+
+impl Pool {
+    /// The pool of a call over an input of this shape.
+    fn of(call: &impl Arguments, shape: &[usize]) -> Result<Self> {
+        let (axes, name) = (axes_of(call), call.schema().name.as_str());
+        if !(axes + 1..=axes + 2).contains(&shape.len()) {
+            return Err(Error::invalid(format!(
+                "{name}: Expected {}D or {}D (batch mode) tensor with optional 0 dim batch size for input, but got:{shape:?}",
+                axes + 1,
+                axes + 2
+            )));
+        }
+        if shape[shape.len() - axes..].contains(&0) {
+            return Err(Error::invalid(format!(
+                "{name}: Expected input to have non-zero size for non-batch dimensions, but got {shape:?}"
+            )));
+        }
+        let extents = extents_of(shape, axes);
+        let geometry = if name.contains("adaptive") {
+            let windows = per_axis("output_size", &call.ints(1), axes, 1)?;
+            Geometry { extents, windows, placing: Placing::Adaptive }
+        } else {
+            Self::strided(call, extents, axes)?
+        };
+        let (outer, _) = shape.split_at(shape.len() - axes);
+        let output = outer.iter().copied().chain(geometry.windows[3 - axes..].iter().copied()).collect();
+        Ok(Self { geometry, planes: outer.iter().product(), output })
+    }
+
+    fn strided(call: &impl Arguments, extents: PerAxis, axes: usize) -> Result<Geometry> {
+        let is_max = call.schema().name.contains("max");
+        let kernel = per_axis("kernel_size", &call.ints(1), axes, 1)?;
+        let stride = match call.ints(2) {
+            list if list.is_empty() => kernel,
+            list => per_axis("stride", &list, axes, 1)?,
+        };
+        let padding = per_axis("padding", &call.ints(3), axes, 0)?;
+        let dilation = if is_max { per_axis("dilation", &call.ints(4), axes, 1)? } else { [1; 3] };
+        for axis in 0..3 {
+            if padding[axis] > kernel[axis] / 2 {
+                return Err(Error::invalid(format!(
+                    "pad should be at most half of effective kernel size, but got pad={}, kernel_size={} and dilation={}",
+                    padding[axis], kernel[axis], dilation[axis]
+                )));
+            }
+        }
+        let ceil_mode = call.bool(if is_max { 5 } else { 4 });
+        let mut geometry = strided(extents, [kernel, stride, padding, dilation], ceil_mode)?;
+        if let (Placing::Strided { counts_padding, divisor, .. }, false) = (&mut geometry.placing, is_max) {
+            *counts_padding = call.bool(5);
+            *divisor = if axes == 1 { 0 } else { call.optional_int(6).unwrap_or(0) };
+            if axes > 1 && call.optional_int(6) == Some(0) {
+                return Err(Error::invalid("divisor must be not zero"));
+            }
+        }
+        Ok(geometry)
+    }
+}
+
+fn check_floats(call: &Call<'_>) -> Result<()> {
+    let dtype = call.tensor(0).dtype();
+    match dtype.is_floating_point() {
+        true => Ok(()),
+        false => {
+            Err(Error::invalid(format!("\"{}\" not implemented for '{dtype}'", call.operator.base_name())))
+        }
+    }
+}
+
+fn average(call: &Call<'_>) -> Result<Tensors> {
+    check_floats(call)?;
+    let pool = Pool::of(call, call.tensor(0).shape())?;
+    pool.geometry.average(&call.tensor(0).detach(), pool.planes, &pool.output, call.label).map(single)
+}
+
+static AVERAGE: Formula = Formula {
+    inputs: &[],
+    outputs: &[],
+    backward: |call| {
+        call.one(0, || {
+            let pool = Pool::of(call, call.shape(0))?;
+            let gradient = call.gradient()?;
+            let detached = gradient.detach();
+            let result =
+                pool.geometry.average_backward(&detached, pool.planes, call.shape(0), call.label())?;
+            Ok(undifferentiable("avg_pool", &[&gradient], result))
+        })
+    },
+};
+
+fn greatest(call: &Call<'_>) -> Result<Tensors> {
+    check_floats(call)?;
+    let pool = Pool::of(call, call.tensor(0).shape())?;
+    pool.geometry.greatest(&call.tensor(0).detach(), pool.planes, &pool.output, call.label)
+}
+
+static GREATEST: Formula = Formula {
+    inputs: &[],
+    outputs: &[1],
+    backward: |call| {
+        call.one(0, || {
+            let pool = Pool::of(call, call.shape(0))?;
+            let gradient = call.gradient()?;
+            let tensors = [&gradient.detach(), &call.result(1)?.detach()];
+            let result =
+                pool.geometry.greatest_backward(tensors, pool.planes, call.shape(0), call.label())?;
+            Ok(undifferentiable("max_pool", &[&gradient], result))
+        })
+    },
+};
+
+/// The first result of an operator with the arguments of a call.
+fn first(call: &Call<'_>, operator: &'static crate::dispatch::Operator) -> Result<Tensors> {
+    call_operator(operator, call.arguments, None, call.label.location).map(single)
+}
+
+/// Images (batch, channels, …) and their windows.
+struct Columns {
+    geometry: Geometry,
+    batch: usize,
+    channels: usize,
+}
+
+impl Columns {
+    /// The windows of a call of `thalweg::unfold` over an image of this shape.
+    fn of(call: &impl Arguments, shape: &[usize]) -> Result<Self> {
+        let Some(axes) = shape.len().checked_sub(2).filter(|axes| (1..=3).contains(axes)) else {
+            return Err(Error::invalid(format!(
+                "images are (batch, channels, …) of 1 to 3 axes, not {shape:?}"
+            )));
+        };
+        let numbers = |name: &str, place: usize, rest| per_axis(name, &call.ints(place), axes, rest);
+        let kernel = numbers("kernel_size", 1, 1)?;
+        let list = [kernel, numbers("stride", 4, 1)?, numbers("padding", 3, 0)?, numbers("dilation", 2, 1)?];
+        let geometry = strided(extents_of(shape, axes), list, false)?;
+        Ok(Self { geometry, batch: shape[0], channels: shape[1] })
+    }
+
+    /// The windows of a call of `thalweg::fold` over columns of this shape, and the shape of the images.
+    fn folded(call: &impl Arguments, shape: &[usize]) -> Result<(Self, Shape)> {
+        let output = call.ints(1);
+        let axes = output.len();
+        if !(1..=3).contains(&axes) {
+            return Err(Error::invalid(format!("images have 1 to 3 axes, not {output:?}")));
+        }
+        let numbers = |name: &str, place: usize, rest| per_axis(name, &call.ints(place), axes, rest);
+        let extents = numbers("output_size", 1, 1)?;
+        let list = [
+            numbers("kernel_size", 2, 1)?,
+            numbers("stride", 5, 1)?,
+            numbers("padding", 4, 0)?,
+            numbers("dilation", 3, 1)?,
+        ];
+        let mut geometry = strided(extents, list, false)?;
+        let windows = numbers("windows", 6, 1)?;
+        if (0..3).any(|axis| windows[axis] > geometry.windows[axis]) {
+            return Err(Error::invalid(format!("{windows:?} windows do not fit into {extents:?}")));
+        }
+        geometry.windows = windows;
+        let places = geometry.places()?;
+        match *shape {
+            [batch, rows, count] if rows % places == 0 && count == geometry.window_count()? => {
+                let channels = rows / places;
+                let shape =
+                    [batch, channels].into_iter().chain(extents[3 - axes..].iter().copied()).collect();
+                Ok((Self { geometry, batch, channels }, shape))
+            }
+            _ => Err(Error::invalid(format!(
+                "columns of shape {shape:?} are not (batch, channels · {places}, {})",
+                geometry.window_count()?
+            ))),
+        }
+    }
+
+    fn planes(&self) -> usize {
+        self.batch * self.channels
+    }
+
+    fn unfold(&self, x: &Tensor, label: thalweg_runtime::Label) -> Result<Tensor> {
+        let places = self.geometry.places()?;
+        let rows = thalweg_ir::element_count(&[self.channels, places])?;
+        self.geometry.unfold(x, self.planes(), label)?.reshape(&[
+            self.batch,
+            rows,
+            self.geometry.window_count()?,
+        ])
+    }
+}
+
+fn unfold(call: &Call<'_>) -> Result<Tensors> {
+    let x = call.tensor(0).detach();
+    Columns::of(call, x.shape())?.unfold(&x, call.label).map(single)
+}
+
+static UNFOLD: Formula = Formula {
+    inputs: &[],
+    outputs: &[],
+    backward: |call| {
+        call.one(0, || {
+            let columns = Columns::of(call, call.shape(0))?;
+            let axes = call.shape(0).len() - 2;
+            let last = |numbers: PerAxis| -> Ints {
+                numbers[3 - axes..].iter().map(|&number| number as i64).collect()
+            };
+            let (output, windows) = (last(columns.geometry.extents), last(columns.geometry.windows));
+            let [kernel, dilation, padding, stride] = [1, 2, 3, 4].map(|place| call.ints(place));
+            folded(&call.gradient()?, [&output, &kernel, &dilation, &padding, &stride, &windows])
+        })
+    },
+};
+
+fn fold(call: &Call<'_>) -> Result<Tensors> {
+    let x = call.tensor(0).detach();
+    let (columns, shape) = Columns::folded(call, x.shape())?;
+    columns.geometry.fold(&x, columns.planes(), &shape, call.label).map(single)
+}
+
+static FOLD: Formula = Formula {
+    inputs: &[],
+    outputs: &[],
+    backward: |call| {
+        call.one(0, || {
+            let [kernel, dilation, padding, stride] = [2, 3, 4, 5].map(|place| call.ints(place));
+            let columns = unfolded(&call.gradient()?, [&kernel, &dilation, &padding, &stride])?;
+            if columns.shape() == call.shape(0) {
+                return Ok(columns);
+            }
+            // There were fewer windows than fit.
+            let (folded, shape) = Columns::folded(call, call.shape(0))?;
+            let axes = shape.len() - 2;
+            let rows = call.shape(0)[1];
+            let fitting = strided_of(&folded.geometry)?;
+            let mut all: Shape = [shape[0], rows].into_iter().collect();
+            all.extend_from_slice(&fitting[3 - axes..]);
+            let mut part = columns.reshape(&all)?;
+            for axis in 0..axes {
+                part = part.narrow(2 + axis as i64, 0, folded.geometry.windows[3 - axes + axis])?;
+            }
+            part.reshape(call.shape(0))
+        })
+    },
+};
+
+/// How many windows fit along each axis.
+fn strided_of(geometry: &Geometry) -> Result<PerAxis> {
+    let Placing::Strided { kernel, stride, padding, dilation, .. } = geometry.placing else {
+        return Ok(geometry.windows);
+    };
+    Ok(strided(geometry.extents, [kernel, stride, padding, dilation], false)?.windows)
+}
+
+/// Calls `thalweg::unfold`.
+fn unfolded(x: &Tensor, [kernel, dilation, padding, stride]: [&Ints; 4]) -> Result<Tensor> {
+    let lists = [kernel, dilation, padding, stride].map(|list| Argument::Ints(list));
+    let arguments: Vec<_> = [x.into()].into_iter().chain(lists).collect();
+    call_operator(built_in!("thalweg::unfold")?, &arguments, None, std::panic::Location::caller())
+}
+
+/// Calls `thalweg::fold`.
+fn folded(x: &Tensor, lists: [&Ints; 6]) -> Result<Tensor> {
+    let lists = lists.map(|list| Argument::Ints(list));
+    let arguments: Vec<_> = [x.into()].into_iter().chain(lists).collect();
+    call_operator(built_in!("thalweg::fold")?, &arguments, None, std::panic::Location::caller())
+}
+
+/// A batch around an image without one, and whether it was made.
+fn in_batch(x: &Tensor, rank: usize, name: &str) -> Result<(Tensor, bool)> {
+    match rank.checked_sub(x.rank()) {
+        Some(0) => Ok((x.clone(), false)),
+        Some(1) => Ok((x.unsqueeze(0)?, true)),
+        _ => Err(Error::invalid(format!(
+            "{name}: Expected {}D or {rank}D (batch mode) tensor, but got input of size: {:?}",
+            rank - 1,
+            x.shape()
+        ))),
+    }
+}
+
+/// A result without the batch that was put around the input.
+fn out_of_batch(result: Tensor, was_made: bool) -> Result<Tensors> {
+    if was_made { result.squeeze(0).map(single) } else { Ok(single(result)) }
+}
+
+fn im2col(call: &Call<'_>) -> Result<Tensors> {
+    let (x, made) = in_batch(call.tensor(0), 4, "im2col")?;
+    let [kernel, dilation, padding, stride] = [1, 2, 3, 4].map(|place| call.ints(place));
+    out_of_batch(unfolded(&x, [&kernel, &dilation, &padding, &stride])?, made)
+}
+
+fn col2im(call: &Call<'_>) -> Result<Tensors> {
+    let (x, made) = in_batch(call.tensor(0), 3, "col2im")?;
+    let [output, kernel, dilation, padding, stride] = [1, 2, 3, 4, 5].map(|place| call.ints(place));
+    let axes = |name: &str, list: &Ints, rest| per_axis(name, list, 2, rest);
+    let numbers = [
+        axes("kernel_size", &kernel, 1)?,
+        axes("stride", &stride, 1)?,
+        axes("padding", &padding, 0)?,
+        axes("dilation", &dilation, 1)?,
+    ];
+    let extents = axes("output_size", &output, 1)?;
+    let windows: Ints =
+        strided(extents, numbers, false)?.windows[1..].iter().map(|&count| count as i64).collect();
+    let output: Ints = extents[1..].iter().map(|&extent| extent as i64).collect();
+    out_of_batch(folded(&x, [&output, &kernel, &dilation, &padding, &stride, &windows])?, made)
+}
+
+/// The numbers of a convolution; the transpose of one has an output padding.
+struct Convolution {
+    stride: Ints,
+    padding: Ints,
+    dilation: Ints,
+    output_padding: Option<Ints>,
+    groups: i64,
+}
+
+impl Convolution {
+    fn plain(call: &Call<'_>) -> Self {
+        let [stride, padding, dilation] = [3, 4, 5].map(|place| call.ints(place));
+        Self { stride, padding, dilation, output_padding: None, groups: call.int(6) }
+    }
+
+    fn transposed(call: &Call<'_>) -> Self {
+        let [stride, padding, output_padding, dilation] = [3, 4, 5, 7].map(|place| call.ints(place));
+        Self { stride, padding, dilation, output_padding: Some(output_padding), groups: call.int(6) }
+    }
+
+    /// The convolution of the first two tensors of a call, plus the third.
+    fn run(&self, call: &Call<'_>) -> Result<Tensors> {
+        let (input, weight, bias) = (call.tensor(0), call.tensor(1), call.optional_tensor(2));
+        let rank = weight.rank();
+        if !(3..=5).contains(&rank) {
+            return Err(Error::invalid(format!(
+                "a convolution's weight has 1 to 3 axes behind its channels, not {:?}",
+                weight.shape()
+            )));
+        }
+        let (input, made) = in_batch(input, rank, call.operator.base_name())?;
+        let groups = self.check(&input, weight, bias)?;
+        let result = match &self.output_padding {
+            None => self.forward(&input, weight, groups)?,
+            Some(output_padding) => self.backward(&input, weight, groups, output_padding)?,
+        };
+        let result = match bias {
+            Some(bias) => {
+                let mut shape = Shape::from_elem(1, rank);
+                shape[1] = bias.elements();
+                result.add(&bias.reshape(&shape)?)?
+            }
+            None => result,
+        };
+        out_of_batch(result, made)
+    }
+
+    /// How many groups there are, if shapes and dtypes fit.
+    fn check(&self, input: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<usize> {
+        let fail = |why: String| Err(Error::invalid(why));
+        let Some(groups) = usize::try_from(self.groups).ok().filter(|&groups| groups > 0) else {
+            return fail("non-positive groups is not supported".into());
+        };
+        let is_transposed = self.output_padding.is_some();
+        let (channels, out) = match is_transposed {
+            false => (weight.shape()[1].saturating_mul(groups), weight.shape()[0]),
+            true => (weight.shape()[0], weight.shape()[1].saturating_mul(groups)),
+        };
+        if !weight.shape()[0].is_multiple_of(groups) || weight.shape()[0] < groups {
+            return fail(format!(
+                "Given groups={groups}, expected weight to be at least {groups} at dimension 0, and divisible by it, but got weight \
+                 of size {:?} instead",
+                weight.shape()
+            ));
+        }
+        if input.shape()[1] != channels {
+            return fail(format!(
+                "Given groups={groups}, weight of size {:?}, expected input{:?} to have {channels} channels, but got {} channels \
+                 instead",
+                weight.shape(),
+                input.shape(),
+                input.shape()[1]
+            ));
+        }
+        if let Some(bias) = bias
+            && bias.shape() != [out]
+        {
+            return fail(format!(
+                "Given weight of size {:?}, expected bias to be 1-dimensional with {out} elements, but got bias of size {:?} instead",
+                weight.shape(),
+                bias.shape()
+            ));
+        }
+        for tensor in [Some(weight), bias].into_iter().flatten() {
+            if tensor.dtype() != input.dtype() {
+                return fail(format!(
+                    "Input type ({}) and weight or bias type ({}) should be the same",
+                    input.dtype(),
+                    tensor.dtype()
+                ));
+            }
+        }
+        if !input.dtype().is_floating_point() {
+            return fail(format!("\"convolution\" not implemented for '{}'", input.dtype()));
+        }
+        Ok(groups)
+    }
+
+    /// weight · the windows of the input as columns, for each image and group.
+    fn forward(&self, input: &Tensor, weight: &Tensor, groups: usize) -> Result<Tensor> {
+        let axes = weight.rank() - 2;
+        let kernel: Ints = weight.shape()[2..].iter().map(|&extent| extent as i64).collect();
+        let columns = unfolded(input, [&kernel, &self.dilation, &self.padding, &self.stride])?;
+        let numbers = self.numbers(&kernel, axes)?;
+        let geometry = strided(extents_of(input.shape(), axes), numbers, false)?;
+        let (batch, out) = (input.shape()[0], weight.shape()[0]);
+        let rows: usize = weight.shape()[1..].iter().product();
+        let columns = columns.reshape(&[batch, groups, rows, geometry.window_count()?])?;
+        let weight = weight.reshape(&[groups, out / groups, rows])?;
+        let shape: Shape =
+            [batch, out].into_iter().chain(geometry.windows[3 - axes..].iter().copied()).collect();
+        if groups == 1 {
+            return weight.matmul(&columns.squeeze(1)?)?.reshape(&shape);
+        }
+        weight.matmul(&columns)?.reshape(&shape)
+    }
+
+    fn numbers(&self, kernel: &Ints, axes: usize) -> Result<[PerAxis; 4]> {
+        Ok([
+            per_axis("kernel_size", kernel, axes, 1)?,
+            per_axis("stride", &self.stride, axes, 1)?,
+            per_axis("padding", &self.padding, axes, 0)?,
+            per_axis("dilation", &self.dilation, axes, 1)?,
+        ])
+    }
+
+    /// weightᵀ · the input, for each image and group, as columns of the result.
+    fn backward(
+        &self,
+        input: &Tensor,
+        weight: &Tensor,
+        groups: usize,
+        output_padding: &Ints,
+    ) -> Result<Tensor> {
+        let axes = weight.rank() - 2;
+        let kernel: Ints = weight.shape()[2..].iter().map(|&extent| extent as i64).collect();
+        let [kernels, stride, padding, dilation] = self.numbers(&kernel, axes)?;
+        let extra = per_axis("output_padding", output_padding, axes, 0)?;
+        let windows = extents_of(input.shape(), axes);
+        let mut output = Ints::new();
+        for axis in 3 - axes..3 {
+            if extra[axis] >= stride[axis].max(dilation[axis]) {
+                return Err(Error::invalid(
+                    "output padding must be smaller than either stride or dilation, but got more",
+                ));
+            }
+            let extent = (windows[axis] as i128 - 1) * stride[axis] as i128 - 2 * padding[axis] as i128
+                + dilation[axis] as i128 * (kernels[axis] as i128 - 1)
+                + extra[axis] as i128
+                + 1;
+            if extent < 1 || extent > i128::from(i64::MAX / 8) {
+                return Err(Error::invalid(format!(
+                    "Given input size per channel: {:?}. Calculated output size per channel: ({extent}). Output size is too small",
+                    &windows[3 - axes..]
+                )));
+            }
+            output.push(extent as i64);
+        }
+        let (batch, channels) = (input.shape()[0], input.shape()[1]);
+        let rows: usize = weight.shape()[1..].iter().product();
+        let count: usize = windows.iter().product();
+        let matrix = weight.reshape(&[groups, channels / groups, rows])?.transpose(1, 2)?;
+        let columns = matrix.matmul(&input.reshape(&[batch, groups, channels / groups, count])?)?;
+        let columns = columns.reshape(&[batch, groups * rows, count])?;
+        let windows: Ints = windows[3 - axes..].iter().map(|&count| count as i64).collect();
+        folded(&columns, [&output, &kernel, &self.dilation, &self.padding, &self.stride, &windows])
+    }
+}
