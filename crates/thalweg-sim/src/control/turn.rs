@@ -13,6 +13,10 @@ use crate::refusal::CallResult;
 /// The time between two looks at other threads.
 const LOOK: Duration = Duration::from_micros(300);
 
+/// How many looks in a row must find nothing outside of the driver that could go on before that is a deadlock. The system's list of
+/// threads may miss one while others end.
+const DEADLOCK_LOOKS: u32 = 16;
+
 impl<'a> Locked<'a> {
     /// Waits, as a thread of the program, until the wait is over and it is this thread's turn.
     pub(crate) fn wait_in_turn(mut self, wait: Wait) -> CallResult<Self> {
@@ -118,11 +122,13 @@ impl<'a> Locked<'a> {
     /// Handles a moment at which nothing can be chosen: code outside of the driver must make progress, or this is a deadlock.
     fn nothing_to_do(mut self, me: u32) -> Self {
         let begin = Instant::now();
+        let mut looks = 0;
         loop {
             let control = self.control();
             let is_work_outside = !control.apart.is_empty() || control.hosts.iter().any(Host::is_running);
             let may_change = is_work_outside || !control.trace.is_controlled || control.has_newcomer();
-            if !may_change || begin.elapsed() > PATIENCE {
+            looks = if may_change { 0 } else { looks + 1 };
+            if looks == DEADLOCK_LOOKS || begin.elapsed() > PATIENCE {
                 self.declare_stuck("deadlock: no host thread can go on and no command is ready. ");
                 return self;
             }
