@@ -662,7 +662,7 @@ impl Backward for LoopBackward {
             results.push(if wanted {
                 let gradient = full.next().expect("one output a wanted input");
                 let dtype = body.outputs[results.iter().flatten().count()].dtype;
-                Some(gradient.sum_to_shape(shape)?.to_dtype(dtype)?)
+                Some(self.summed(&gradient, shape)?.to_dtype(dtype)?)
             } else {
                 None
             });
@@ -676,6 +676,20 @@ impl Backward for LoopBackward {
 }
 
 impl LoopBackward {
+    /// The gradient of an input of this shape from that of every point: an input with one value per row is repeated over the points
+    /// of the row, any other is broadcast.
+    fn summed(&self, gradient: &Tensor, shape: &[usize]) -> Result<Tensor> {
+        if let Extents::Rows { split, shape: points } = &self.resolved.extents
+            && shape != points.as_slice()
+            && gradient.shape() == points.as_slice()
+            && split.pick(points).0.as_slice() == shape
+        {
+            let inner: SmallVec<[i64; 6]> = split.inner.iter().map(|&dimension| dimension as i64).collect();
+            return gradient.sum(&inner, false);
+        }
+        gradient.sum_to_shape(shape)
+    }
+
     /// The body, whose outputs that are summed afterwards stay in the dtype that is computed in, and its number: a sum of what was
     /// rounded to 16 bits would lose digits.
     fn unrounded(&self) -> (u64, Cow<'_, Body>) {

@@ -91,6 +91,19 @@ fn products_and_reductions_are_differentiated_twice() {
 }
 
 #[test]
+fn sums_over_some_dimensions_are_differentiated_twice() {
+    let x = random(&[3, 2, 1, 2], 6).requires_grad_().unwrap();
+    let list = values(&x);
+    for (dimensions, keepdim) in [(&[-1][..], false), (&[2], true), (&[0, -1], true), (&[1, 3], false)] {
+        let sum = x.sum(dimensions, keepdim).unwrap();
+        // Σ s², whose gradient is 2s at each point, and that of the gradient's sum 2 per point that shares the sum.
+        let first = gradient(&sum.mul(&sum).unwrap(), &x);
+        let shared = list.len() / sum.elements();
+        assert_eq!(values(&gradient(&first, &x)), vec![2.0 * shared as f64; list.len()], "{dimensions:?}");
+    }
+}
+
+#[test]
 fn a_gradient_without_one_of_its_own_says_so() {
     let x = random(&[2, 6], 3).requires_grad_().unwrap();
     let weight = random(&[6], 4).requires_grad_().unwrap();
