@@ -227,27 +227,20 @@ impl Policy {
                 .map(|tensor| cast(tensor, dtype, options))
                 .collect::<Result<SmallVec<[Tensor; 6]>>>()?
         };
-        let mut rest = cast.iter();
-        let mut lists: SmallVec<[Vec<Tensor>; 1]> = SmallVec::new();
-        for argument in call.arguments {
-            match argument {
-                Argument::Tensors(list) => lists.push(rest.by_ref().take(list.len()).cloned().collect()),
-                Argument::Tensor(_) => _ = rest.next(),
-                Argument::OptionalTensors(list) => rest = skip(rest, list.iter().flatten().count()),
-                _ => {}
-            }
-        }
-        let (mut rest, mut lists) = (cast.iter(), lists.iter());
+        // The casts stand in the order of the arguments.
+        let mut rest = cast.as_slice();
+        let mut take = |count: usize| {
+            let (taken, others) = rest.split_at(count);
+            rest = others;
+            taken
+        };
         let arguments: SmallVec<[Argument<'_>; 8]> = (call.arguments.iter())
             .map(|argument| match *argument {
-                Argument::Tensor(_) => Argument::Tensor(rest.next().expect("one cast per tensor")),
-                Argument::Tensors(list) => {
-                    rest = skip(rest.clone(), list.len());
-                    Argument::Tensors(lists.next().expect("one list per list"))
-                }
+                Argument::Tensor(_) => Argument::Tensor(&take(1)[0]),
+                Argument::Tensors(list) => Argument::Tensors(take(list.len())),
                 // Indices are not cast.
                 Argument::OptionalTensors(list) => {
-                    rest = skip(rest.clone(), list.iter().flatten().count());
+                    take(list.iter().flatten().count());
                     Argument::OptionalTensors(list)
                 }
                 other => other,
@@ -256,11 +249,6 @@ impl Policy {
         let _without = ExcludeKeyGuard::new(DispatchKey::Autocast);
         call.operator.call(&arguments, Some(call.device), call.label)
     }
-}
-
-fn skip(mut rest: std::slice::Iter<'_, Tensor>, count: usize) -> std::slice::Iter<'_, Tensor> {
-    rest.by_ref().take(count).for_each(drop);
-    rest
 }
 
 /// Whether autocast looks at a tensor: floats of at most 32 bits.
