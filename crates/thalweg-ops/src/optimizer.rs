@@ -8,7 +8,7 @@
 //! learning rate, and of gradient scaling the scale and whether a gradient was not finite, in which case nothing changes.
 //!
 //! # Adding an optimizer
-//! An entry of the table, and a type alias in `thalweg_tensor::optim`.
+//! An entry of the table, and a type alias in `thalweg_nn::optim`.
 
 mod number;
 mod table;

@@ -1,8 +1,28 @@
 //! The line that commands and errors name: that of the user's call.
 //!
 //! A public function that is made of others says with [`enter`] where it was called. What it calls on the same thread then names
-//! that line, and not lines of this crate: in the labels of commands, which an asynchronous error lists, and in errors. Functions
+//! that line, and not lines of the library: in the labels of commands, which an asynchronous error lists, and in errors. Functions
 //! that run the user's code do not enter.
+//!
+//! ```
+//! # use thalweg_runtime::{Device, Result};
+//! # use thalweg_tensor::{Tensor, caller};
+//! use std::panic::Location;
+//!
+//! /// Returns the products of all rows of a matrix with each other.
+//! #[track_caller]
+//! fn gram(x: &Tensor) -> Result<Tensor> {
+//!     caller::in_call("gram", &[x], Location::caller(), || x.matmul(&x.transpose(0, 1)?))
+//! }
+//!
+//! # fn main() -> Result<()> {
+//! # let device = Device::sim(0)?;
+//! let row = Tensor::from_slice(&[1.0f32], &[1], &device)?;
+//! let error = gram(&row).unwrap_err().to_string(); // its line is that of this call
+//! assert!(error.contains("gram([1] float32"), "{error}");
+//! # Ok(())
+//! # }
+//! ```
 
 use std::cell::Cell;
 use std::panic::Location;
@@ -12,20 +32,21 @@ use thalweg_runtime::{Device, Label, Result};
 
 use crate::tensor::{Tensor, describe, describe_new};
 
-type Place = &'static Location<'static>;
+/// A line of the source.
+pub type Place = &'static Location<'static>;
 
 thread_local! {
     static OUTERMOST: Cell<Option<Place>> = const { Cell::new(None) };
 }
 
-/// While it lives, what this thread calls was called from where the outermost of these was entered.
+/// A guard: while it lives, what this thread calls was called from where the outermost of these was entered.
 #[must_use = "the line is named only while the guard lives"]
-pub(crate) struct Entered {
+pub struct Entered {
     former: Option<Place>,
 }
 
-/// Enters a public function that was called there.
-pub(crate) fn enter(location: Place) -> Entered {
+/// Enters a public function that was called at `location`.
+pub fn enter(location: Place) -> Entered {
     let former = OUTERMOST.get();
     OUTERMOST.set(Some(former.unwrap_or(location)));
     Entered { former }
@@ -37,18 +58,18 @@ impl Drop for Entered {
     }
 }
 
-/// Where the user called, if this function was called there.
-pub(crate) fn outermost(location: Place) -> Place {
+/// Returns the line of the user's call, for a function that was called at `location`.
+pub fn outermost(location: Place) -> Place {
     OUTERMOST.get().unwrap_or(location)
 }
 
-/// A label for an operator that was called there.
-pub(crate) fn label_at(operator: &'static str, location: Place) -> Label {
+/// Returns a label for an operator that was called at `location`.
+pub fn label_at(operator: &'static str, location: Place) -> Label {
     Label { operator, location: outermost(location) }
 }
 
 /// Runs a public function on tensors; an error names it, its tensors and its line.
-pub(crate) fn in_call<T>(
+pub fn in_call<T>(
     operator: &str,
     tensors: &[&Tensor],
     location: Place,
@@ -59,7 +80,7 @@ pub(crate) fn in_call<T>(
 }
 
 /// Runs a public function that is called on no tensors, or whose errors say enough of them; an error names its line.
-pub(crate) fn at_line<T>(location: Place, run: impl FnOnce() -> Result<T>) -> Result<T> {
+pub fn at_line<T>(location: Place, run: impl FnOnce() -> Result<T>) -> Result<T> {
     let _entered = enter(location);
     run().map_err(|error| error.at(outermost(location)))
 }

@@ -1,11 +1,12 @@
-//! Tensors: dispatcher, autograd, modules, optimizers.
+//! Tensors: dispatcher, autograd, operators, random numbers.
 //!
 //! - [`Tensor`]: a view of device memory with a dtype; its methods are the operators.
 //! - [`dispatch`]: which kernel answers a call; registration of one's own.
 //! - [`autograd`]: the recorded graph and the engine that runs it backwards.
 //! - [`autocast`]: regions whose operators choose the dtype that they compute in.
 //! - [`graph`]: whole steps, callables with their backward passes, and trees of functions as CUDA graphs.
-//! - [`functional`], [`module`], [`optim`], [`random`]: what a training loop needs.
+//! - [`random`]: random numbers from the host and on the device.
+//! - [`caller`]: the line that commands and errors name, for functions that are made of others.
 //! - [`HostTensor`]: pinned host memory with a shape.
 //!
 //! # Invariants
@@ -17,16 +18,13 @@
 mod argument;
 pub mod autocast;
 pub mod autograd;
-mod caller;
+pub mod caller;
 pub mod dispatch;
 mod display;
-pub mod functional;
 pub mod graph;
 mod host_tensor;
 mod kernels;
-pub mod module;
 mod operators;
-pub mod optim;
 pub mod random;
 mod tensor;
 mod views;

@@ -171,8 +171,9 @@ impl Tensor {
         self.0.storage.version.load(Ordering::Acquire)
     }
 
-    /// Notes a write in place.
-    pub(crate) fn bump_version(&self) {
+    /// Notes a write in place by a kernel of one's own (`torch.autograd.graph.increment_version`): backward then refuses to read what
+    /// it has saved of this memory before. Operators in place do this themselves.
+    pub fn bump_version(&self) {
         self.0.storage.version.fetch_add(1, Ordering::AcqRel);
     }
 

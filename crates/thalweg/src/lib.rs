@@ -16,7 +16,7 @@
 //! # }
 //! ```
 //!
-//! The layers below have names of their own: [`tensor`], [`ops`], [`runtime`], [`memory`], [`driver`] (with the
+//! The layers below have names of their own: [`nn`], [`tensor`], [`ops`], [`runtime`], [`memory`], [`driver`] (with the
 //! [`simulator`] and the [`sanitizer`]), [`ir`].
 #![forbid(unsafe_code)]
 
@@ -24,6 +24,7 @@ pub use thalweg_driver as driver;
 pub use thalweg_ir as ir;
 pub use thalweg_memory as memory;
 pub use thalweg_memory_tools as memory_tools;
+pub use thalweg_nn as nn;
 pub use thalweg_ops as ops;
 pub use thalweg_runtime as runtime;
 pub use thalweg_sanitizer as sanitizer;
@@ -32,11 +33,10 @@ pub use thalweg_snapshot as snapshot;
 pub use thalweg_tensor as tensor;
 
 pub use thalweg_ir::{DType, Element, Scalar, bf16, f16};
+pub use thalweg_nn::{functional, module, optim};
 pub use thalweg_runtime::{
     CaptureMode, CaptureOptions, Device, DeviceGuard, Environment, Error, Event, Graph, GraphPool, Result,
     Stream, StreamGuard, is_available,
 };
 pub use thalweg_runtime::{graph, sim};
-pub use thalweg_tensor::{
-    HostTensor, Tensor, autograd, dispatch, functional, module, no_grad, optim, random,
-};
+pub use thalweg_tensor::{HostTensor, Tensor, autograd, dispatch, no_grad, random};

@@ -22,8 +22,8 @@ impl Default for StepOptions {
 ///
 /// Each [`run`](Self::run) is one step, whichever way it is done: `N` runs leave every tensor, generator and optimizer as `N`
 /// calls of the function would. So the function must do the same work at each call, on the same tensors: batches are copied
-/// into the tensors that it reads, numbers that change live in device memory (the step and the scale of
-/// [`Adam`](crate::optim::Adam), the state of [`DeviceGenerator`](crate::random::DeviceGenerator)). What it does on the host
+/// into the tensors that it reads, numbers that change live in device memory (the step of an
+/// optimizer, the state of [`DeviceGenerator`](crate::random::DeviceGenerator)). What it does on the host
 /// happens at the eager runs and at the capture, and never again.
 ///
 /// ```text

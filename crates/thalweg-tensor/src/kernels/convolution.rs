@@ -26,20 +26,8 @@ fn matrix(weight: &Tensor) -> Result<Tensor> {
 
 /// Images and weight; the result is a view whose images and channels are swapped in memory.
 pub(crate) fn backend(call: &Call<'_>) -> Result<Tensors> {
-    let window = Window::of(call, 2)?;
+    let window = Window::of_convolution(call)?;
     let [input, weight] = [0, 1].map(|place| call.tensors[place].detach());
-    let kernel = [window.channels, window.kernel[0], window.kernel[1]];
-    if input.shape() != window.image_shape() || weight.rank() != 4 || weight.shape()[1..] != kernel {
-        return Err(Error::invalid(format!(
-            "images {:?} and weight {:?} do not fit the window, which takes {:?} and (out, {}, {}, {})",
-            input.shape(),
-            weight.shape(),
-            window.image_shape(),
-            kernel[0],
-            kernel[1],
-            kernel[2]
-        )));
-    }
     if input.dtype() != weight.dtype() {
         return Err(Error::invalid(format!(
             "the images are {}, the weight {}; convert one with `to_dtype`",
@@ -61,7 +49,7 @@ pub(crate) fn autograd(call: &Call<'_>) -> Result<Tensors> {
         input: Saved::new(input),
         weight: Saved::new(weight),
         wanted: [input.requires_grad(), weight.requires_grad()],
-        arguments: Window::of(call, 2)?.arguments(),
+        arguments: Window::of_convolution(call)?.arguments(),
         label: call.label,
     };
     record(Box::new(node), call.tensors, &mut results, call.device.current_stream());

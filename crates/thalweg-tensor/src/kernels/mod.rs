@@ -89,7 +89,7 @@ pub(crate) static INTERNAL: &[OpDef] = &[
         body: Pair(matmul::backend, matmul::autograd),
     },
     OpDef {
-        schema: "thalweg::conv2d(Tensor input, Tensor weight, int[] window) -> Tensor",
+        schema: "thalweg::conv2d(Tensor input, Tensor weight, int[2] stride, int padding, int dilation) -> Tensor",
         body: Pair(convolution::backend, convolution::autograd),
     },
     OpDef {
@@ -101,7 +101,7 @@ pub(crate) static INTERNAL: &[OpDef] = &[
         body: Pair(windows::fold, |call| windows::transposed(call, &["fold2d", "unfold2d"])),
     },
     OpDef {
-        schema: "thalweg::max_pool2d(Tensor self, int[] window) -> (Tensor, Tensor)",
+        schema: "thalweg::max_pool2d(Tensor self, int[2] kernel, int[2] stride, int padding, int dilation) -> (Tensor, Tensor)",
         body: Pair(windows::max_pool, windows::max_pool_autograd),
     },
 ];

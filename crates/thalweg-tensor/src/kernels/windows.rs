@@ -124,6 +124,37 @@ impl Window {
         Ok(window)
     }
 
+    /// The window of a pool: kernel, stride, padding and dilation are the arguments behind the images.
+    fn of_pool(call: &Call<'_>) -> Result<Self> {
+        Self::moving(call, call.tensor(0).shape(), pair(&call.ints(1))?, 2)
+    }
+
+    /// The window of a convolution: stride, padding and dilation are the arguments behind images and weight.
+    pub(crate) fn of_convolution(call: &Call<'_>) -> Result<Self> {
+        let (images, weight) = (call.tensor(0), call.tensor(1));
+        let &[_, channels, height, width] = weight.shape() else {
+            return Err(Error::invalid(format!(
+                "the weight is (out, in, height, width), not {:?}",
+                weight.shape()
+            )));
+        };
+        let window = Self::moving(call, images.shape(), [height, width], 2)?;
+        if window.channels != channels {
+            return Err(Error::invalid(format!(
+                "the images have {} channels, the weight takes {channels}",
+                window.channels
+            )));
+        }
+        Ok(window)
+    }
+
+    /// The window of a kernel over images whose stride, padding and dilation are the arguments from a place on.
+    fn moving(call: &Call<'_>, images: &[usize], kernel: [usize; 2], place: usize) -> Result<Self> {
+        let stride = pair(&call.ints(place))?;
+        let [padding, dilation] = pair(&[call.int(place + 1), call.int(place + 2)])?;
+        Self::new(images, kernel, stride, padding, dilation)
+    }
+
     pub(crate) fn image_shape(&self) -> [usize; 4] {
         [self.images, self.channels, self.height, self.width]
     }
@@ -191,6 +222,16 @@ impl Window {
     }
 }
 
+/// Two numbers that are at least 0.
+fn pair(numbers: &[i64]) -> Result<[usize; 2]> {
+    let number = |number: i64| usize::try_from(number).ok();
+    match *numbers {
+        [a, b] => number(a).zip(number(b)).map(<[usize; 2]>::from),
+        _ => None,
+    }
+    .ok_or_else(|| Error::invalid(format!("{numbers:?} are not two numbers of at least 0")))
+}
+
 fn expect_shape(tensor: &Tensor, shape: &[usize]) -> Result<()> {
     if tensor.shape() == shape {
         Ok(())
@@ -226,9 +267,8 @@ pub(crate) fn fold(call: &Call<'_>) -> Result<Tensors> {
 }
 
 pub(crate) fn max_pool(call: &Call<'_>) -> Result<Tensors> {
-    let window = Window::of(call, 1)?;
+    let window = Window::of_pool(call)?;
     let image = call.tensors[0];
-    expect_shape(image, &window.image_shape())?;
     let shape = window.pooled_shape();
     let outputs = [(shape.as_slice(), image.dtype()), (shape.as_slice(), DType::I64)];
     window.run(&MAX_POOL2D, &[image], &shape, &window.kernel, &outputs, call.label)
@@ -263,8 +303,11 @@ impl Backward for TransposedBackward {
 
 pub(crate) fn max_pool_autograd(call: &Call<'_>) -> Result<Tensors> {
     let mut results = call.redispatch()?;
-    let node =
-        MaxPoolBackward { window: Window::of(call, 1)?, winners: Saved::new(&results[1]), label: call.label };
+    let node = MaxPoolBackward {
+        window: Window::of_pool(call)?,
+        winners: Saved::new(&results[1]),
+        label: call.label,
+    };
     record(Box::new(node), call.tensors, &mut results, call.device.current_stream());
     Ok(results)
 }

@@ -40,7 +40,7 @@ fn largest(dtype: DType) -> f64 {
 
 /// A generator of random numbers on one device (`torch.Generator(device='cuda')`). Numbers of f32 and 16-bit floats are those
 /// that PyTorch's CUDA generator gives for the same seed, device and order of calls, save in [`DeviceGenerator::normal`], where
-/// PyTorch's sine and cosine are rougher, and in [`dropout`](crate::functional::dropout), where PyTorch hands four words to
+/// PyTorch's sine and cosine are rougher, and in [`DeviceGenerator::dropout`], where PyTorch hands four words to
 /// neighbours.
 ///
 /// Draws on different streams are ordered by the generator, outside captures and within one. A replay of a graph that draws
@@ -157,8 +157,24 @@ impl DeviceGenerator {
         results.swap_remove(0).reshape(shape)
     }
 
-    /// Keeps each element with a probability, divided by it.
-    pub(crate) fn dropout(&self, input: &Tensor, probability: f64) -> Result<Tensor> {
+    /// Keeps each element of a floating-point tensor with a probability above 0, divided by it, and sets the others to 0: what
+    /// `torch.nn.functional.dropout` of 1 − probability does. A gradient flows. Asynchronous.
+    ///
+    /// # Errors
+    /// [`Error::is_invalid_argument`] if the probability is not above 0 and at most 1, or the tensor is not of floating-point numbers.
+    #[track_caller]
+    pub fn dropout(&self, input: &Tensor, probability: f64) -> Result<Tensor> {
+        let is_probability = probability > 0.0 && probability <= 1.0;
+        if !is_probability || !input.dtype().is_floating_point() {
+            return Err(Error::invalid(format!(
+                "dropout: the probability {probability} to keep an element must be above 0 and at most 1, and the tensor of \
+                 floats, not {}",
+                input.dtype()
+            )));
+        }
+        if input.elements() == 0 {
+            return Ok(input.clone());
+        }
         let flat = input.reshape(&[input.elements()])?.contiguous()?;
         let numbers = [probability].into_iter().collect();
         let label = label_at("dropout", Location::caller());

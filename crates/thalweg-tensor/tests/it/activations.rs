@@ -1,10 +1,10 @@
 //! What a graph keeps for backward, in bytes: what PyTorch keeps (its table, by `saved_tensors_hooks`, beside each case).
 
 use thalweg_ir::DType;
+use thalweg_nn::functional::{WindowOptions, conv2d, linear, packed_attention};
 use thalweg_runtime::{Device, Environment, Result};
 use thalweg_sim::{SimConfig, SimDriver};
 use thalweg_tensor::Tensor;
-use thalweg_tensor::functional::{WindowOptions, conv2d, linear, packed_attention};
 
 const MIB: u64 = 1 << 20;
 

@@ -1,11 +1,11 @@
 //! What tensors tell the audit of a region that is to be captured.
 
 use thalweg_ir::DType;
+use thalweg_nn::functional::dropout;
 use thalweg_runtime::graph::{Audit, Obstacle, ObstacleKind, audit};
 use thalweg_runtime::{CaptureOptions, Device, Environment, Result};
 use thalweg_sim::{SimConfig, SimDriver};
 use thalweg_tensor::Tensor;
-use thalweg_tensor::functional::dropout;
 use thalweg_tensor::random::{DeviceGenerator, Generator};
 
 /// A device that no other test uses: an audit sees what other threads do meanwhile.

@@ -1,9 +1,9 @@
 //! Autocast: which dtypes operators compute in, kept casts, and a training step.
 
 use thalweg_ir::DType;
+use thalweg_nn::functional::{cross_entropy, linear};
+use thalweg_nn::optim::{Adam, AdamOptions};
 use thalweg_tensor::autocast::{AutocastOptions, autocast, autocast_with, is_autocast_enabled};
-use thalweg_tensor::functional::{cross_entropy, linear};
-use thalweg_tensor::optim::{Adam, AdamOptions};
 use thalweg_tensor::{Tensor, no_grad};
 
 use crate::support::{assert_close, device, random, values};

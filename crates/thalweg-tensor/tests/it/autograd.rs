@@ -1,10 +1,10 @@
 //! The graph: accumulation, sharing, streams, what may not be done.
 
 use thalweg_ir::DType;
+use thalweg_nn::module::{Linear, Module};
+use thalweg_nn::optim::{Adam, AdamOptions};
 use thalweg_runtime::{Device, Stream};
 use thalweg_tensor::autograd::is_grad_enabled;
-use thalweg_tensor::module::{Linear, Module};
-use thalweg_tensor::optim::{Adam, AdamOptions};
 use thalweg_tensor::random::Generator;
 use thalweg_tensor::{Tensor, no_grad};
 

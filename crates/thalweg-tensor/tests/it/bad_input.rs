@@ -1,15 +1,15 @@
 //! Hostile input: each is an error that names the operator and the shapes, and leaves every tensor as it was.
 
 use thalweg_ir::DType;
+use thalweg_nn::functional::{
+    PoolOptions, WindowOptions, conv2d, cross_entropy, linear, linear_add, max_pool2d,
+};
+use thalweg_nn::module::{Conv2d, Linear, MultiheadAttention};
+use thalweg_nn::optim::{Adam, AdamOptions};
 use thalweg_runtime::{Device, Environment, Label, Result};
 use thalweg_sim::{SimConfig, SimDriver};
 use thalweg_tensor::autograd::gradients;
 use thalweg_tensor::dispatch::find_operator;
-use thalweg_tensor::functional::{
-    PoolOptions, WindowOptions, conv2d, cross_entropy, linear, linear_add, max_pool2d,
-};
-use thalweg_tensor::module::{Conv2d, Linear, MultiheadAttention};
-use thalweg_tensor::optim::{Adam, AdamOptions};
 use thalweg_tensor::random::{DeviceGenerator, Generator};
 use thalweg_tensor::{HostTensor, Tensor};
 

@@ -5,14 +5,14 @@ use std::panic::Location;
 use thalweg_ir::DType;
 use thalweg_kernels::Placed;
 use thalweg_kernels::embedding::EmbeddingBackward;
-use thalweg_runtime::{Device, DevicePointer, Environment, Label, Result};
-use thalweg_sim::{SimConfig, SimDriver};
-use thalweg_tensor::functional::{
+use thalweg_nn::functional::{
     AttentionOptions, PoolOptions, WindowOptions, conv2d, cross_entropy, dropout, embedding, layer_norm,
     layer_norm_fork, linear, linear_add, max_pool2d, packed_attention, scaled_dot_product_attention,
 };
-use thalweg_tensor::module::{Conv2d, Embedding, LayerNorm, Linear, Module, Transformer, TransformerOptions};
-use thalweg_tensor::optim::{Adam, AdamOptions, GradientScaler, GradientScalerOptions};
+use thalweg_nn::module::{Conv2d, Embedding, LayerNorm, Linear, Module, Transformer, TransformerOptions};
+use thalweg_nn::optim::{Adam, AdamOptions, GradientScaler, GradientScalerOptions};
+use thalweg_runtime::{Device, DevicePointer, Environment, Label, Result};
+use thalweg_sim::{SimConfig, SimDriver};
 use thalweg_tensor::random::{DeviceGenerator, Generator};
 use thalweg_tensor::{Tensor, no_grad};
 

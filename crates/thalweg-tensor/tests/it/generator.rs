@@ -1,9 +1,9 @@
 //! Random numbers of the device: Philox's own, drawn once each, and the same captured or not.
 
 use thalweg_ir::{DType, philox};
+use thalweg_nn::functional::dropout;
 use thalweg_runtime::{CaptureOptions, Graph, Stream};
 use thalweg_tensor::Tensor;
-use thalweg_tensor::functional::dropout;
 use thalweg_tensor::random::DeviceGenerator;
 
 use crate::support::{assert_close, check_gradient, device, random, values};

@@ -4,14 +4,14 @@
 use std::collections::HashMap;
 
 use thalweg_ir::{DType, Element, Scalar, with_dtype};
-use thalweg_ops::{elementwise, parts};
-use thalweg_runtime::{Label, Result};
-use thalweg_tensor::dispatch::{Argument, find_operator};
-use thalweg_tensor::functional::{
+use thalweg_nn::functional::{
     AttentionOptions, ClassLossOptions, PoolOptions, Reduction, WindowOptions, conv2d, cross_entropy_with,
     embedding, layer_norm, max_pool2d, nll_loss, scaled_dot_product_attention,
 };
-use thalweg_tensor::optim::{Adam, AdamOptions};
+use thalweg_nn::optim::{Adam, AdamOptions};
+use thalweg_ops::{elementwise, parts};
+use thalweg_runtime::{Label, Result};
+use thalweg_tensor::dispatch::{Argument, find_operator};
 use thalweg_tensor::random::DeviceGenerator;
 use thalweg_tensor::{Tensor, no_grad};
 

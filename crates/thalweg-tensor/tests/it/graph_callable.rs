@@ -5,13 +5,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use thalweg_ir::DType;
+use thalweg_nn::functional::linear;
+use thalweg_nn::module::callable;
+use thalweg_nn::module::{Linear, Module};
 use thalweg_runtime::sim::Check;
 use thalweg_runtime::{Device, Result, Stream};
 use thalweg_tensor::autograd::{BackwardOptions, gradients, gradients_with};
-use thalweg_tensor::functional::linear;
-use thalweg_tensor::graph::callable::{Callable, function, module};
+use thalweg_tensor::graph::callable::{Callable, function};
 use thalweg_tensor::graph::{CallableOptions, GraphedCallable, LiveOutputs, make_graphed_callables};
-use thalweg_tensor::module::{Linear, Module};
 use thalweg_tensor::random::Generator;
 use thalweg_tensor::{Tensor, no_grad};
 
@@ -344,11 +345,12 @@ fn modules_and_calls_without_gradients_have_forward_graphs() {
     let options = CallableOptions::default();
     let sample = || vec![vec![Tensor::zeros(&[4, 5], DType::F32, &device).unwrap()]];
     let graphed =
-        no_grad(|| make_graphed_callables(&device, vec![module(layer.clone())], sample(), &options)).unwrap();
+        no_grad(|| make_graphed_callables(&device, vec![callable(layer.clone())], sample(), &options))
+            .unwrap();
     let result = graphed[0].call(from_ref(&x)).unwrap().remove(0);
     assert!(!result.requires_grad());
     assert_eq!(bits(&result).unwrap(), expected);
-    let graphed = make_graphed_callables(&device, vec![module(layer)], sample(), &options).unwrap();
+    let graphed = make_graphed_callables(&device, vec![callable(layer)], sample(), &options).unwrap();
     assert!(graphed[0].call(from_ref(&x)).unwrap()[0].requires_grad());
     // A result outlives the callable.
     let result = no_grad(|| graphed[0].call(&[x])).unwrap().remove(0);

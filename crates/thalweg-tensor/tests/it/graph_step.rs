@@ -1,13 +1,13 @@
 //! Whole steps as graphs: as many runs are as many eager steps, bit for bit, random numbers included.
 
 use thalweg_ir::DType;
+use thalweg_nn::functional::{cross_entropy, dropout};
+use thalweg_nn::module::{Linear, Module};
+use thalweg_nn::optim::{Adam, AdamOptions, AdamW, AdamWOptions, GradientScaler, GradientScalerOptions};
 use thalweg_runtime::sim::Check;
 use thalweg_runtime::{CaptureOptions, Device, Graph, Result, Stream};
 use thalweg_tensor::Tensor;
-use thalweg_tensor::functional::{cross_entropy, dropout};
 use thalweg_tensor::graph::{StepOptions, capture_step};
-use thalweg_tensor::module::{Linear, Module};
-use thalweg_tensor::optim::{Adam, AdamOptions, AdamW, AdamWOptions, GradientScaler, GradientScalerOptions};
 use thalweg_tensor::random::{DeviceGenerator, Generator};
 
 use crate::support::own_device as device;

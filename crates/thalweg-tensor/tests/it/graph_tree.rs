@@ -3,9 +3,9 @@
 use std::sync::Mutex;
 
 use thalweg_ir::DType;
+use thalweg_nn::functional::dropout;
 use thalweg_runtime::{CaptureOptions, Device, Graph, Result, Stream};
 use thalweg_tensor::Tensor;
-use thalweg_tensor::functional::dropout;
 use thalweg_tensor::graph::tree::{DecisionKind, FunctionOptions, Steps};
 use thalweg_tensor::graph::{GraphTree, GraphTreeOptions, LiveOutputs};
 use thalweg_tensor::random::DeviceGenerator;

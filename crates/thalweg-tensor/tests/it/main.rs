@@ -1,4 +1,4 @@
-//! The integration tests of tensors: every operator of the table, autograd, dispatch, modules, hostile input.
+//! The integration tests of tensors: every operator of the table, autograd, dispatch, graphs, hostile input.
 //!
 //! They run on the simulator, and on a card where `THALWEG_TEST_DEVICE=cuda` is set.
 
@@ -24,12 +24,8 @@ mod kernels;
 mod layouts;
 mod leaves;
 mod linalg;
-mod linear;
-mod networks;
 mod norms;
 mod opinfo;
-mod optimizer_goldens;
-mod optimizers;
 mod pools;
 mod reduce;
 mod reductions;
@@ -37,11 +33,8 @@ mod rules;
 mod sanitizer;
 mod scans;
 mod second_order;
-mod step;
 mod stream_order;
 mod streams;
 mod support;
 mod table;
-mod training;
 mod views;
-mod windows;

@@ -1,7 +1,8 @@
 //! Reductions, softmax and losses against sums written out, over shapes that reach every way of reducing.
 
 use thalweg_ir::DType;
-use thalweg_tensor::{Tensor, functional};
+use thalweg_nn::functional;
+use thalweg_tensor::Tensor;
 
 use crate::support::{assert_close, check_gradient, close, device, random, tensor, values};
 

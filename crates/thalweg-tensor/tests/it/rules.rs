@@ -2,13 +2,13 @@
 //! options that mean nothing. What is expected is what PyTorch 2.11 gives or refuses.
 
 use thalweg_ir::{DType, Scalar};
-use thalweg_runtime::Result;
-use thalweg_tensor::Tensor;
-use thalweg_tensor::functional::{
+use thalweg_nn::functional::{
     AttentionOptions, ClassLossOptions, Reduction, cross_entropy, cross_entropy_with, dropout, embedding,
     layer_norm, nll_loss, packed_attention, scaled_dot_product_attention,
 };
-use thalweg_tensor::optim::{Adam, AdamOptions};
+use thalweg_nn::optim::{Adam, AdamOptions};
+use thalweg_runtime::Result;
+use thalweg_tensor::Tensor;
 use thalweg_tensor::random::{DeviceGenerator, Generator};
 
 use crate::support::{device, random, tensor, values};

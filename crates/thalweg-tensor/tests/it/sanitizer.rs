@@ -2,12 +2,13 @@
 //! alone.
 
 use thalweg_ir::DType;
+use thalweg_nn::functional;
+use thalweg_nn::module::{Linear, Module};
 use thalweg_runtime::sim::{Check, Gpu, Problem};
 use thalweg_runtime::{Result, Stream};
 use thalweg_sanitizer::{Finding, FindingKind};
-use thalweg_tensor::module::{Linear, Module};
+use thalweg_tensor::Tensor;
 use thalweg_tensor::random::Generator;
-use thalweg_tensor::{Tensor, functional};
 
 fn on<T>(stream: &Stream, work: impl FnOnce() -> Result<T>) -> Result<T> {
     let _current = stream.make_current();

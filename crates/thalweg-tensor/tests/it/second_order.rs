@@ -108,7 +108,7 @@ fn a_gradient_without_one_of_its_own_says_so() {
     let x = random(&[2, 6], 3).requires_grad_().unwrap();
     let weight = random(&[6], 4).requires_grad_().unwrap();
     let bias = random(&[6], 5);
-    let y = thalweg_tensor::functional::layer_norm(&x, &[6], Some(&weight), Some(&bias), 1e-5).unwrap();
+    let y = thalweg_nn::functional::layer_norm(&x, &[6], Some(&weight), Some(&bias), 1e-5).unwrap();
     let first = gradient(&y.mul(&y).unwrap(), &x);
     let error = first.sum(&[], false).unwrap().backward().unwrap_err().to_string();
     assert!(error.contains("the gradient of layer_norm cannot be differentiated again"), "{error}");

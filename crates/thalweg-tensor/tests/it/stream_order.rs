@@ -2,10 +2,10 @@
 //! chooses the schedules.
 
 use thalweg_ir::DType;
+use thalweg_nn::optim::{Adam, AdamOptions, GradientScaler, GradientScalerOptions};
 use thalweg_runtime::sim::Check;
 use thalweg_runtime::{Device, Result, Stream};
 use thalweg_tensor::Tensor;
-use thalweg_tensor::optim::{Adam, AdamOptions, GradientScaler, GradientScalerOptions};
 
 fn on<T>(stream: &Stream, work: impl FnOnce() -> Result<T>) -> Result<T> {
     let _current = stream.make_current();

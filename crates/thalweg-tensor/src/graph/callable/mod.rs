@@ -32,7 +32,6 @@ use thalweg_runtime::{CaptureMode, Device, GraphPool, Result};
 
 use super::LiveOutputs;
 use crate::caller::label_at;
-use crate::module::Module;
 use crate::tensor::Tensor;
 use replay::Set;
 
@@ -58,29 +57,6 @@ pub trait Callable: Send + Sync {
     }
 }
 
-/// A module as a callable of one input and one result.
-struct OfModule<M>(M);
-
-impl<M: Module + Send + Sync> Callable for OfModule<M> {
-    fn name(&self) -> &str {
-        std::any::type_name::<M>().rsplit("::").next().unwrap_or("module")
-    }
-
-    fn call(&self, inputs: &[Tensor]) -> Result<Vec<Tensor>> {
-        match inputs {
-            [input] => Ok(vec![self.0.forward(input)?]),
-            _ => Err(thalweg_runtime::Error::invalid(format!(
-                "a module takes one input, not {}",
-                inputs.len()
-            ))),
-        }
-    }
-
-    fn parameters(&self) -> Vec<Tensor> {
-        self.0.parameters()
-    }
-}
-
 /// A closure as a callable.
 struct OfFunction<F> {
     name: String,
@@ -100,11 +76,6 @@ impl<F: Fn(&[Tensor]) -> Result<Vec<Tensor>> + Send + Sync> Callable for OfFunct
     fn parameters(&self) -> Vec<Tensor> {
         self.parameters.clone()
     }
-}
-
-/// A module as a [`Callable`].
-pub fn module(module: impl Module + Send + Sync + 'static) -> Box<dyn Callable> {
-    Box::new(OfModule(module))
 }
 
 /// A closure as a [`Callable`], with the tensors that it reads and that gradients flow to.

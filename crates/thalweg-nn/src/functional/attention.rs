@@ -6,12 +6,11 @@ use smallvec::SmallVec;
 use thalweg_ir::{Scalar, Shape};
 use thalweg_runtime::{Error, Result};
 
-use super::dropout;
-use crate::caller::{in_call, label_at};
-use crate::dispatch::{built_in, internal};
-use crate::kernels::loops::LoopArguments;
-use crate::random::DeviceGenerator;
-use crate::tensor::Tensor;
+use super::{dropout, operator};
+use thalweg_tensor::Tensor;
+use thalweg_tensor::caller::{in_call, label_at};
+use thalweg_tensor::dispatch::{Argument, Operator};
+use thalweg_tensor::random::DeviceGenerator;
 
 /// The options of [`scaled_dot_product_attention`]; the defaults are PyTorch's.
 #[derive(Clone, Copy, Debug, Default)]
@@ -20,7 +19,7 @@ pub struct AttentionOptions<'a> {
     pub attn_mask: Option<&'a Tensor>,
     /// Whether a query sees only the keys up to its own place. Not together with a mask.
     pub is_causal: bool,
-    /// What scores are multiplied by; 1/√features if it is not said.
+    /// The factor of the scores; 1/√features by default.
     pub scale: Option<f64>,
     /// The probability with which a weight is dropped, and the numbers by which it is.
     pub dropout: Option<(f64, &'a DeviceGenerator)>,
@@ -66,8 +65,7 @@ pub fn packed_attention(packed: &Tensor, is_causal: bool) -> Result<Tensor> {
         let scale = default_scale(packed.size(-1)?);
         let arguments = [packed.into(), Scalar::F64(scale).into(), is_causal.into()];
         let label = label_at("packed_attention", location);
-        let mut results = built_in!("thalweg::packed_attention")?.call(&arguments, None, label)?;
-        Ok(results.swap_remove(0))
+        Ok(operator!("thalweg::packed_attention").call(&arguments, None, label)?.swap_remove(0))
     })
 }
 
@@ -117,24 +115,21 @@ impl Sizes {
         options: &AttentionOptions<'_>,
         location: &'static Location<'static>,
     ) -> Result<Tensor> {
-        let arguments = LoopArguments {
-            scalars: SmallVec::from_slice(&[Scalar::F64(scale)]),
-            sizes: SmallVec::from_slice(&[2]),
-            dtype: None,
-        };
-        let call = |name: &'static str, tensors: &[&Tensor]| -> Result<Tensor> {
-            let mut results =
-                internal(name)?.call_loop(tensors, &arguments, None, label_at(name, location))?;
-            Ok(results.swap_remove(0))
+        let call = |operator: &'static Operator, tensors: &[&Tensor]| -> Result<Tensor> {
+            let rest = [Scalar::F64(scale).into(), Argument::Ints(&[2])];
+            let arguments: SmallVec<[Argument<'_>; 4]> =
+                tensors.iter().map(|&tensor| tensor.into()).chain(rest).collect();
+            let label = label_at(operator.base_name(), location);
+            Ok(operator.call(&arguments, None, label)?.swap_remove(0))
         };
         match (options.attn_mask, options.is_causal) {
             (Some(_), true) => Err(Error::invalid("a mask and is_causal exclude each other")),
-            (None, true) => call("causal_softmax", &[scores]),
-            (None, false) => call("scaled_softmax", &[scores]),
+            (None, true) => call(operator!("thalweg::causal_softmax"), &[scores]),
+            (None, false) => call(operator!("thalweg::scaled_softmax"), &[scores]),
             (Some(mask), false) => {
                 let shape: Shape = self.leading.iter().copied().chain([self.queries, self.keys]).collect();
                 let mask = mask.expand(&shape)?.reshape(scores.shape())?;
-                call("masked_softmax", &[scores, &mask])
+                call(operator!("thalweg::masked_softmax"), &[scores, &mask])
             }
         }
     }

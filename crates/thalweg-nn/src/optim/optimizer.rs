@@ -9,8 +9,8 @@ use thalweg_runtime::{Error, Result};
 
 use super::GradientScale;
 use super::group::Group;
-use crate::caller::at_line;
-use crate::tensor::Tensor;
+use thalweg_tensor::Tensor;
+use thalweg_tensor::caller::at_line;
 
 /// An optimizer with the rule of its options, as PyTorch's with `fused=True` and `capturable=True`.
 ///

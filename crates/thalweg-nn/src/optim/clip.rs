@@ -5,9 +5,9 @@ use std::panic::Location;
 use thalweg_ir::DType;
 use thalweg_runtime::{Error, Result};
 
-use crate::autograd::no_grad;
-use crate::caller::at_line;
-use crate::tensor::Tensor;
+use thalweg_tensor::Tensor;
+use thalweg_tensor::caller::at_line;
+use thalweg_tensor::no_grad;
 
 /// Scales the gradients of some parameters, in place, so that the norm of all of them together is at most `max_norm`, and returns
 /// the norm that they had: one element, f32, or f64 where a gradient is f64. `norm_type` is 2 in most uses, and infinity for the

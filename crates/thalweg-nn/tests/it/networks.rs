@@ -1,7 +1,7 @@
 //! The operators of networks: values against the definition in f64, gradients against finite differences.
 
 use thalweg_ir::DType;
-use thalweg_tensor::functional::{
+use thalweg_nn::functional::{
     AttentionOptions, ClassLossOptions, Reduction, cross_entropy_with, embedding, layer_norm,
     layer_norm_fork, nll_loss, packed_attention, scaled_dot_product_attention,
 };
@@ -256,7 +256,7 @@ fn cross_entropy_takes_classes_anywhere_and_alone() {
     assert!(values(&outside)[0].is_nan());
 }
 
-/// What is added to the score of a batch, a query and a key.
+/// The number that is added to the score of a batch, a query and a key.
 type Mask = Box<dyn Fn(usize, usize, usize) -> f64>;
 
 /// Attention by its definition: `seen` says with what number a score is masked.
@@ -384,9 +384,9 @@ fn taking_apart_and_back_has_gradients() {
 
 #[test]
 fn a_transformer_learns_and_a_captured_step_gives_the_same_bits() {
+    use thalweg_nn::module::{Module, Transformer, TransformerOptions};
+    use thalweg_nn::optim::{AdamW, AdamWOptions};
     use thalweg_runtime::{CaptureOptions, Graph, Stream};
-    use thalweg_tensor::module::{Module, Transformer, TransformerOptions};
-    use thalweg_tensor::optim::{AdamW, AdamWOptions};
     use thalweg_tensor::random::Generator;
 
     let device = device();

@@ -1,8 +1,8 @@
 //! The linear layer as one operator: against the product and the sums that it stands for, and against finite differences.
 
 use thalweg_ir::DType;
+use thalweg_nn::functional::{linear, linear_add};
 use thalweg_tensor::Tensor;
-use thalweg_tensor::functional::{linear, linear_add};
 
 use crate::support::{assert_close, check_gradient, random, values};
 

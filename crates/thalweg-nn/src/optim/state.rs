@@ -1,4 +1,4 @@
-//! What an optimizer has learnt, to be saved and loaded (`state_dict`), by PyTorch's names.
+//! The state of an optimizer, to be saved and loaded (`state_dict`), by PyTorch's names.
 
 use std::collections::BTreeMap;
 use std::panic::Location;
@@ -8,9 +8,9 @@ use thalweg_runtime::{Error, Result};
 
 use super::Optimizer;
 use super::group::{Group, Parameter};
-use crate::autograd::no_grad;
-use crate::caller::at_line;
-use crate::tensor::Tensor;
+use thalweg_tensor::Tensor;
+use thalweg_tensor::caller::at_line;
+use thalweg_tensor::no_grad;
 
 /// The states of one parameter by name (`step`, `exp_avg`, …).
 pub type ParameterState = BTreeMap<String, Tensor>;
@@ -24,7 +24,7 @@ pub struct GroupState {
     pub params: Vec<usize>,
 }
 
-/// What an optimizer has learnt, in the form of PyTorch's `state_dict`.
+/// The state of an optimizer, in the form of PyTorch's `state_dict`.
 #[derive(Clone, Debug, Default)]
 pub struct OptimizerState {
     /// The states of each parameter, by its number over all groups. A parameter that was never stepped may be missing.
@@ -177,7 +177,7 @@ impl<O: OptimizerOptions> Optimizer<O> {
     }
 }
 
-/// What is loaded into a state.
+/// A value that is loaded into a state.
 enum Saved<'a> {
     Tensor(&'a Tensor),
     Number(f64),

@@ -10,18 +10,18 @@ use thalweg_ir::DType;
 use thalweg_runtime::{Device, Error, Result};
 
 use super::{GradientScale, Optimizer, OptimizerOptions};
-use crate::autograd::no_grad;
-use crate::caller::at_line;
-use crate::tensor::Tensor;
+use thalweg_tensor::Tensor;
+use thalweg_tensor::caller::at_line;
+use thalweg_tensor::no_grad;
 
 /// The numbers of a [`GradientScaler`], with PyTorch's defaults.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct GradientScalerOptions {
     /// The first scale.
     pub init_scale: f64,
-    /// What the scale is multiplied by after `growth_interval` steps in a row with finite gradients.
+    /// The factor of the scale after `growth_interval` steps in a row with finite gradients.
     pub growth_factor: f64,
-    /// What it is multiplied by after a step with a gradient that is not finite.
+    /// The factor of the scale after a step with a gradient that is not finite.
     pub backoff_factor: f64,
     /// Steps in a row until the scale grows.
     pub growth_interval: u32,
@@ -85,7 +85,7 @@ impl GradientScaler {
         &self.state
     }
 
-    /// Nobody else can say that the state is used on another stream than that which it was made on.
+    /// Records the use of the state on the current stream: no other code can reach it to do so.
     fn stays_for_current_stream(&self) {
         let GradientScale { scale, found_inf } = &self.state;
         for tensor in [scale, found_inf, &self.growth_steps, &self.growth_interval, &self.zero] {

@@ -7,7 +7,7 @@ use std::panic::Location;
 use thalweg_runtime::{Error, Result};
 
 use super::{Optimizer, OptimizerOptions};
-use crate::caller::at_line;
+use thalweg_tensor::caller::at_line;
 
 /// The learning rate as a function of the epoch.
 pub trait Schedule {
@@ -332,7 +332,7 @@ impl<S: Schedule> LrScheduler<S> {
     }
 }
 
-/// What a metric should do.
+/// The direction in which a metric gets better.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum PlateauMode {
     /// Fall.
@@ -341,7 +341,7 @@ pub enum PlateauMode {
     Max,
 }
 
-/// What a threshold is held against.
+/// The quantity that a threshold is compared with.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ThresholdMode {
     /// The part of the best value by which a metric must be better.
@@ -353,15 +353,15 @@ pub enum ThresholdMode {
 /// The options of [`ReduceLrOnPlateau`], with PyTorch's defaults.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct PlateauOptions {
-    /// What the metric should do.
+    /// The direction in which the metric gets better.
     pub mode: PlateauMode,
-    /// What the rates are multiplied by: below 1.
+    /// The factor of the rates: below 1.
     pub factor: f64,
     /// Epochs without a better value that are passed over.
     pub patience: u64,
     /// By how much a value must be better.
     pub threshold: f64,
-    /// What the threshold is held against.
+    /// The quantity that the threshold is compared with.
     pub threshold_mode: ThresholdMode,
     /// Epochs after a reduction that are not counted.
     pub cooldown: u64,

@@ -6,12 +6,12 @@ use smallvec::SmallVec;
 use thalweg_ir::{Scalar, Shape};
 use thalweg_runtime::{Error, Result};
 
-use crate::caller::{in_call, label_at};
-use crate::dispatch::{built_in, internal};
-use crate::kernels::loops::LoopArguments;
-use crate::tensor::Tensor;
+use super::operator;
+use thalweg_tensor::Tensor;
+use thalweg_tensor::caller::{in_call, label_at};
+use thalweg_tensor::dispatch::Argument;
 
-/// What becomes of the losses of all rows.
+/// How the losses of all rows are reduced.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub enum Reduction {
     /// They are the result.
@@ -30,7 +30,7 @@ pub struct ClassLossOptions {
     pub ignore_index: i64,
     /// The part of a target, from 0 to 1, that is spread evenly over all classes. Only cross entropy takes it.
     pub label_smoothing: f64,
-    /// What becomes of the losses.
+    /// How the losses are reduced.
     pub reduction: Reduction,
 }
 
@@ -91,18 +91,24 @@ fn class_loss(
     if target.shape() != rows.as_slice() {
         return Err(Error::invalid(format!("the target is {:?}, not {rows:?}", target.shape())));
     }
-    let (operator, smoothing) = match options.label_smoothing {
-        0.0 => (name, None),
-        part => ("cross_entropy_smoothed", Some(Scalar::F64(part))),
+    let operator = match (name, options.label_smoothing) {
+        ("nll_loss", _) => operator!("thalweg::nll_loss"),
+        (_, 0.0) => operator!("thalweg::cross_entropy"),
+        _ => operator!("thalweg::cross_entropy_smoothed"),
     };
     let ignored = Scalar::I64(options.ignore_index);
-    let arguments = LoopArguments {
-        scalars: [Scalar::I64(classes as i64), ignored].into_iter().chain(smoothing).collect(),
-        sizes: SmallVec::from_slice(&[class_dimension]),
-        dtype: None,
-    };
-    let label = label_at(name, location);
-    let losses = internal(operator)?.call_loop(&[input, target], &arguments, None, label)?.swap_remove(0);
+    let dimension = [class_dimension as i64];
+    let mut arguments: SmallVec<[Argument<'_>; 6]> = SmallVec::from_slice(&[
+        input.into(),
+        target.into(),
+        Scalar::I64(classes as i64).into(),
+        ignored.into(),
+    ]);
+    if options.label_smoothing != 0.0 {
+        arguments.push(Scalar::F64(options.label_smoothing).into());
+    }
+    arguments.push(Argument::Ints(&dimension));
+    let losses = operator.call(&arguments, None, label_at(name, location))?.swap_remove(0);
     match options.reduction {
         Reduction::None => Ok(losses),
         Reduction::Sum => losses.sum(&[], false),
@@ -120,13 +126,8 @@ fn mean(
     ignored: Scalar,
     location: &'static Location<'static>,
 ) -> Result<Tensor> {
-    let arguments = LoopArguments {
-        scalars: SmallVec::from_slice(&[ignored]),
-        sizes: (0..losses.rank()).collect(),
-        dtype: None,
-    };
+    let dimensions: SmallVec<[i64; 6]> = (0..losses.rank() as i64).collect();
+    let arguments = [losses.into(), target.into(), ignored.into(), Argument::Ints(&dimensions)];
     let label = label_at("mean_over_classes", location);
-    let mut results =
-        built_in!("thalweg::mean_over_classes")?.call_loop(&[losses, target], &arguments, None, label)?;
-    Ok(results.swap_remove(0))
+    Ok(operator!("thalweg::mean_over_classes").call(&arguments, None, label)?.swap_remove(0))
 }

@@ -4,12 +4,12 @@
 use std::collections::BTreeMap;
 
 use thalweg_ir::DType;
-use thalweg_runtime::{CaptureOptions, Graph, Stream};
-use thalweg_tensor::Tensor;
-use thalweg_tensor::optim::{
+use thalweg_nn::optim::{
     Adam, AdamOptions, AdamW, AdamWOptions, GradientScale, NAdam, NAdamOptions, OptimizerState, Sgd,
     SgdOptions,
 };
+use thalweg_runtime::{CaptureOptions, Graph, Stream};
+use thalweg_tensor::Tensor;
 
 use crate::support::{assert_close, device, own_device, random, values};
 

@@ -7,10 +7,10 @@
 use std::time::Instant;
 
 use thalweg_ir::DType;
+use thalweg_nn::functional::{self, AttentionOptions};
+use thalweg_nn::module::{Module, Transformer, TransformerOptions};
+use thalweg_nn::optim::{AdamW, AdamWOptions};
 use thalweg_runtime::{CaptureOptions, Device, Graph, Result, Stream};
-use thalweg_tensor::functional::{self, AttentionOptions};
-use thalweg_tensor::module::{Module, Transformer, TransformerOptions};
-use thalweg_tensor::optim::{AdamW, AdamWOptions};
 use thalweg_tensor::random::Generator;
 use thalweg_tensor::{Tensor, no_grad};
 

@@ -1,7 +1,7 @@
 //! Convolution and pooling against loops, and their gradients against finite differences.
 
+use thalweg_nn::functional::{PoolOptions, WindowOptions, conv2d, max_pool2d};
 use thalweg_tensor::Tensor;
-use thalweg_tensor::functional::{PoolOptions, WindowOptions, conv2d, max_pool2d};
 
 use crate::support::{assert_close, check_gradient, device, random, values};
 

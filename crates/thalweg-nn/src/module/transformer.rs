@@ -8,10 +8,10 @@ use std::panic::Location;
 use thalweg_runtime::{Device, Error, Result};
 
 use super::{Embedding, LayerNorm, Linear, Module, prefixed};
-use crate::caller::{enter, outermost};
 use crate::functional;
-use crate::random::Generator;
-use crate::tensor::Tensor;
+use thalweg_tensor::Tensor;
+use thalweg_tensor::caller::{enter, outermost};
+use thalweg_tensor::random::Generator;
 
 /// An error of the module that was entered last.
 fn invalid(text: String) -> Error {

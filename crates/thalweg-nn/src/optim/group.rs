@@ -11,15 +11,15 @@ use thalweg_kernels::foreach::launches;
 use thalweg_ops::optimizer::{OptimizerRule, OptimizerValues, count_kernel, step_kernel};
 use thalweg_runtime::{Result, Stream};
 
-use crate::autograd::no_grad;
-use crate::caller::label_at;
-use crate::tensor::Tensor;
+use thalweg_tensor::Tensor;
+use thalweg_tensor::caller::label_at;
+use thalweg_tensor::no_grad;
 
-/// What gradient scaling hands to a step, on the device (`grad_scale` and `found_inf` of PyTorch's fused optimizers): one
+/// The state of gradient scaling that a step reads, on the device (`grad_scale` and `found_inf` of PyTorch's fused optimizers): one
 /// element of f32 each.
 #[derive(Clone, Debug)]
 pub struct GradientScale {
-    /// What the gradients were multiplied by, and are divided by.
+    /// The factor that the gradients were multiplied by, and are divided by.
     pub scale: Tensor,
     /// Not 0 where a gradient is not finite: then the step changes nothing, and does not count.
     pub found_inf: Tensor,
@@ -147,7 +147,7 @@ impl Group {
         kernel.clone()
     }
 
-    /// What a kernel takes beside the lists, behind the shared inputs.
+    /// The arguments of a kernel beside the lists, behind the shared inputs.
     fn scalars(&self) -> SmallVec<[u64; 8]> {
         self.values.numbers.iter().map(|number| number.to_bits()).collect()
     }
@@ -179,7 +179,7 @@ impl Prepared<'_> {
                 stream.launch_native(&launch, label_at(group.rule.step_label, location))?;
             }
             for (_, parameter, gradient) in parameters {
-                // Whoever made them or ran backward may have done so on another stream, and nobody else can reach the states.
+                // They may have been made, or backward run, on another stream; and only this code reaches the states.
                 gradient.record_stream(&stream);
                 for tensor in std::iter::once(&parameter.value).chain(&parameter.states) {
                     tensor.record_stream(&stream);

@@ -4,6 +4,18 @@ mod attention;
 mod losses;
 mod normalization;
 
+/// The operator of a literal name, looked up once.
+macro_rules! operator {
+    ($name:expr) => {{
+        static OPERATOR: std::sync::LazyLock<&thalweg_tensor::dispatch::Operator> =
+            std::sync::LazyLock::new(|| {
+                thalweg_tensor::dispatch::find_operator($name).expect("it is built in")
+            });
+        *OPERATOR
+    }};
+}
+use operator;
+
 use std::panic::Location;
 
 use smallvec::SmallVec;
@@ -14,12 +26,10 @@ pub use attention::{AttentionOptions, packed_attention, scaled_dot_product_atten
 pub use losses::{ClassLossOptions, Reduction, cross_entropy, cross_entropy_with, nll_loss};
 pub use normalization::{layer_norm, layer_norm_fork};
 
-use crate::caller::{in_call, label_at};
-use crate::dispatch::built_in;
-use crate::kernels::loops::LoopArguments;
-use crate::kernels::windows::Window;
-use crate::random::DeviceGenerator;
-use crate::tensor::Tensor;
+use thalweg_tensor::Tensor;
+use thalweg_tensor::caller::{in_call, label_at};
+use thalweg_tensor::dispatch::{Argument, as_ints};
+use thalweg_tensor::random::DeviceGenerator;
 
 /// `input · weightᵀ + bias`: input (…, in), weight (out, in), bias (out) (`torch.nn.functional.linear`).
 #[track_caller]
@@ -51,8 +61,8 @@ fn affine(
         };
         let (matrix, addend) = (rows(input)?, addend.map(rows).transpose()?);
         let arguments = [(&matrix).into(), weight.into(), bias.into(), addend.as_ref().into()];
-        let operator = built_in!("thalweg::linear")?;
-        let result = operator.call(&arguments, None, label_at("linear", location))?.swap_remove(0);
+        let result =
+            operator!("thalweg::linear").call(&arguments, None, label_at("linear", location))?.swap_remove(0);
         if input.rank() <= 2 {
             return Ok(result);
         }
@@ -84,7 +94,7 @@ impl Default for WindowOptions {
 pub struct PoolOptions {
     /// From one window to the next, in y and in x: the kernel where it is not said.
     pub stride: Option<[usize; 2]>,
-    /// What surrounds the image and is never the greatest: at most half of the kernel.
+    /// The width of the border around the image, whose elements are never the greatest: at most half of the kernel.
     pub padding: usize,
     /// From one element of the kernel to the next.
     pub dilation: usize,
@@ -110,24 +120,12 @@ pub fn conv2d(
     let location = Location::caller();
     let passed: SmallVec<[&Tensor; 3]> = [Some(input), Some(weight), bias].into_iter().flatten().collect();
     in_call("conv2d", &passed, location, || {
-        let &[out, channels, kernel_height, kernel_width] = weight.shape() else {
-            return Err(Error::invalid(format!(
-                "the weight is (out, in, height, width), not {:?}",
-                weight.shape()
-            )));
-        };
         let WindowOptions { stride, padding, dilation } = options;
-        let kernel = [kernel_height, kernel_width];
-        let window = Window::new(input.shape(), kernel, [stride; 2], padding, dilation)?;
-        if window.channels != channels {
-            return Err(Error::invalid(format!(
-                "the images have {} channels, the weight takes {channels}",
-                window.channels
-            )));
-        }
-        let operator = built_in!("thalweg::conv2d")?;
+        let stride = [stride; 2];
+        let arguments = [input.into(), weight.into(), as_ints(&stride).into(), int(padding)?, int(dilation)?];
         let label = label_at("conv2d", location);
-        let result = operator.call_loop(&[input, weight], &window.arguments(), None, label)?.swap_remove(0);
+        let result = operator!("thalweg::conv2d").call(&arguments, None, label)?.swap_remove(0);
+        let out = weight.shape()[0];
         match bias {
             Some(bias) if bias.shape() == [out] => result.add(&bias.reshape(&[out, 1, 1])?),
             Some(bias) => Err(Error::invalid(format!("the bias is {:?}, not [{out}]", bias.shape()))),
@@ -147,12 +145,17 @@ pub fn max_pool2d(input: &Tensor, kernel: [usize; 2], options: PoolOptions) -> R
                 "padding {padding} is more than half of the kernel {kernel:?}: some windows would lie outside"
             )));
         }
-        let window = Window::new(input.shape(), kernel, stride.unwrap_or(kernel), padding, dilation)?;
-        let pool = built_in!("thalweg::max_pool2d")?;
-        let mut results =
-            pool.call_loop(&[input], &window.arguments(), None, label_at("max_pool2d", location))?;
-        Ok(results.swap_remove(0))
+        let stride = stride.unwrap_or(kernel);
+        let sizes = [&kernel, &stride].map(|pair| Argument::Ints(as_ints(pair)));
+        let arguments = [input.into(), sizes[0], sizes[1], int(padding)?, int(dilation)?];
+        let label = label_at("max_pool2d", location);
+        Ok(operator!("thalweg::max_pool2d").call(&arguments, None, label)?.swap_remove(0))
     })
+}
+
+/// A number as an argument of an operator.
+fn int(number: usize) -> Result<Argument<'static>> {
+    i64::try_from(number).map(Argument::Int).map_err(|_| Error::invalid(format!("{number} is not below 2⁶³")))
 }
 
 /// The rows of a weight (embeddings, features) at indices of any shape, of i64 (`torch.nn.functional.embedding`). The gradient
@@ -173,14 +176,9 @@ pub fn embedding(indices: &Tensor, weight: &Tensor, padding_idx: Option<i64>) ->
                 )));
             }
         };
-        let arguments = LoopArguments {
-            scalars: SmallVec::from_slice(&[Scalar::I64(padding as i64)]),
-            ..LoopArguments::default()
-        };
-        let operator = built_in!("thalweg::embedding")?;
-        let mut results =
-            operator.call_loop(&[weight, indices], &arguments, None, label_at("embedding", location))?;
-        Ok(results.swap_remove(0))
+        let arguments = [weight.into(), indices.into(), Scalar::I64(padding).into()];
+        let label = label_at("embedding", location);
+        Ok(operator!("thalweg::embedding").call(&arguments, None, label)?.swap_remove(0))
     })
 }
 
@@ -195,7 +193,7 @@ pub fn dropout(input: &Tensor, p: f64, training: bool, generator: &DeviceGenerat
         if training && !input.dtype().is_floating_point() {
             return Err(Error::invalid(format!("it takes floating-point tensors, not {}", input.dtype())));
         }
-        if !training || p == 0.0 || input.elements() == 0 {
+        if !training || p == 0.0 {
             return Ok(input.clone());
         }
         if p == 1.0 {

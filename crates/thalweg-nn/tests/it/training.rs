@@ -1,10 +1,10 @@
 //! A whole training step: deterministic, and the same when it is captured and replayed.
 
 use thalweg_ir::DType;
+use thalweg_nn::functional::{PoolOptions, WindowOptions, cross_entropy, max_pool2d};
+use thalweg_nn::module::{Conv2d, Linear, Module};
+use thalweg_nn::optim::{Adam, AdamOptions};
 use thalweg_runtime::{CaptureOptions, Device, Graph, Stream};
-use thalweg_tensor::functional::{PoolOptions, WindowOptions, cross_entropy, max_pool2d};
-use thalweg_tensor::module::{Conv2d, Linear, Module};
-use thalweg_tensor::optim::{Adam, AdamOptions};
 use thalweg_tensor::random::Generator;
 use thalweg_tensor::{HostTensor, Tensor};
 

@@ -1,5 +1,6 @@
 //! Modules: functions with parameters (`torch.nn`).
 
+mod callable;
 mod transformer;
 
 use std::panic::Location;
@@ -7,12 +8,13 @@ use std::panic::Location;
 use thalweg_ir::DType;
 use thalweg_runtime::{Device, Result};
 
+pub use callable::callable;
 pub use transformer::{MultiheadAttention, Transformer, TransformerBlock, TransformerOptions};
 
-use crate::caller::{at_line, enter};
 use crate::functional::{self, WindowOptions};
-use crate::random::Generator;
-use crate::tensor::Tensor;
+use thalweg_tensor::Tensor;
+use thalweg_tensor::caller::{at_line, enter};
+use thalweg_tensor::random::Generator;
 
 /// A function with parameters.
 pub trait Module {

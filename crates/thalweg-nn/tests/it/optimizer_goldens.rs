@@ -4,14 +4,14 @@
 use std::collections::HashMap;
 
 use thalweg_ir::{DType, bf16};
-use thalweg_tensor::Tensor;
-use thalweg_tensor::optim::{
+use thalweg_nn::optim::{
     AdadeltaOptions, AdagradOptions, AdamOptions, AdamWOptions, AdamaxOptions, Anneal, AsgdOptions,
     ConstantLr, CosineAnnealingLr, CosineAnnealingWarmRestarts, ExponentialLr, LambdaLr, LinearLr,
     LionOptions, LrScheduler, MultiStepLr, NAdamOptions, OneCycleLr, Optimizer, OptimizerOptions,
     PlateauMode, PlateauOptions, PolynomialLr, RAdamOptions, RMSpropOptions, ReduceLrOnPlateau, RpropOptions,
     Schedule, SequentialLr, Sgd, SgdOptions, StepLr, ThresholdMode, clip_grad_norm_, clip_grad_value_,
 };
+use thalweg_tensor::Tensor;
 
 use crate::support::{assert_close, device, values};
 

@@ -2,10 +2,10 @@
 
 use std::collections::BTreeMap;
 
+use thalweg_nn::module::{Module, Transformer, TransformerOptions};
+use thalweg_nn::optim::{AdamW, AdamWOptions};
 use thalweg_runtime::{CaptureOptions, Graph, Stream};
 use thalweg_tensor::Tensor;
-use thalweg_tensor::module::{Module, Transformer, TransformerOptions};
-use thalweg_tensor::optim::{AdamW, AdamWOptions};
 use thalweg_tensor::random::Generator;
 
 use crate::support::device;
@@ -41,7 +41,7 @@ fn a_training_step_of_a_transformer_takes_few_commands() {
         let label = node.label.map_or("no label".to_owned(), |label| label.to_string());
         *counts.entry(label).or_default() += 1;
     }
-    // On a card the library may launch more than one kernel a product.
+    // On a GPU the library may launch more than one kernel a product.
     if device.is_simulated() {
         assert_eq!(nodes.len(), COMMANDS, "commands by operator: {counts:#?}");
     }

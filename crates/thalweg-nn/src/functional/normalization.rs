@@ -1,0 +1,106 @@
+//! Layer normalization.
+
+use std::panic::Location;
+
+use smallvec::SmallVec;
+use thalweg_ir::Scalar;
+use thalweg_runtime::{Error, Result};
+use thalweg_tensor::caller::{in_call, label_at};
+use thalweg_tensor::dispatch::{Argument, Operator};
+use thalweg_tensor::{Tensor, Tensors};
+
+use super::operator;
+
+/// [`layer_norm`] with weight and bias, and the input itself for the residual connection that goes past it. The gradients of both
+/// results then meet in the kernel of the layer's gradient, and not in an addition of their own.
+#[track_caller]
+pub fn layer_norm_fork(input: &Tensor, weight: &Tensor, bias: &Tensor, epsilon: f64) -> Result<[Tensor; 2]> {
+    let location = Location::caller();
+    in_call("layer_norm_fork", &[input], location, || {
+        let rows = Rows::new(input, weight.shape(), [Some(weight), Some(bias)], epsilon)?;
+        let operator = operator!("thalweg::layer_norm_fork");
+        let mut results = rows.call(operator, &[input, weight, bias], location)?;
+        let [past, result] = [results.pop(), results.into_iter().next()];
+        Ok([result, past].map(|result| result.expect("a fork has four results")))
+    })
+}
+
+/// The rows that are normalized.
+struct Rows {
+    /// The numbers of a row.
+    count: usize,
+    epsilon: f64,
+    /// The dimensions of a row.
+    dimensions: SmallVec<[i64; 6]>,
+}
+
+impl Rows {
+    /// Returns the rows, if the shapes fit.
+    fn new(
+        input: &Tensor,
+        normalized_shape: &[usize],
+        parameters: [Option<&Tensor>; 2],
+        epsilon: f64,
+    ) -> Result<Self> {
+        let Some(rows) = input.rank().checked_sub(normalized_shape.len()) else {
+            return Err(Error::invalid(format!("normalized_shape {normalized_shape:?} has more dimensions")));
+        };
+        if normalized_shape.is_empty() || input.shape()[rows..] != *normalized_shape {
+            return Err(Error::invalid(format!(
+                "normalized_shape {normalized_shape:?} is not what the input's shape ends with"
+            )));
+        }
+        for tensor in parameters.into_iter().flatten() {
+            if tensor.shape() != normalized_shape {
+                return Err(Error::invalid(format!(
+                    "weight and bias are {normalized_shape:?}, not {:?}",
+                    tensor.shape()
+                )));
+            }
+        }
+        let dimensions = (rows as i64..input.rank() as i64).collect();
+        Ok(Self { count: normalized_shape.iter().product(), epsilon, dimensions })
+    }
+
+    fn call(
+        &self,
+        operator: &Operator,
+        tensors: &[&Tensor],
+        location: &'static Location<'static>,
+    ) -> Result<Tensors> {
+        let numbers = [self.count as f64, self.epsilon].map(|number| Scalar::F64(number).into());
+        let tensors = tensors.iter().map(|&tensor| Argument::Tensor(tensor));
+        let arguments: SmallVec<[Argument<'_>; 6]> =
+            tensors.chain(numbers).chain([Argument::Ints(&self.dimensions)]).collect();
+        operator.call(&arguments, None, label_at("layer_norm", location))
+    }
+}
+
+/// Normalizes over the last dimensions, which are `normalized_shape`, to mean 0 and variance 1; then multiplies by the weight and
+/// adds the bias (`torch.nn.functional.layer_norm`, whose default of `epsilon` is 1e-5). Statistics of 16-bit floats are taken
+/// in f32.
+#[track_caller]
+pub fn layer_norm(
+    input: &Tensor,
+    normalized_shape: &[usize],
+    weight: Option<&Tensor>,
+    bias: Option<&Tensor>,
+    epsilon: f64,
+) -> Result<Tensor> {
+    let location = Location::caller();
+    in_call("layer_norm", &[input], location, || {
+        let rows = Rows::new(input, normalized_shape, [weight, bias], epsilon)?;
+        if let (Some(weight), Some(bias)) = (weight, bias) {
+            let operator = operator!("thalweg::layer_norm_affine");
+            return Ok(rows.call(operator, &[input, weight, bias], location)?.swap_remove(0));
+        }
+        let mut result = rows.call(operator!("thalweg::layer_norm"), &[input], location)?.swap_remove(0);
+        if let Some(weight) = weight {
+            result = result.mul(weight)?;
+        }
+        if let Some(bias) = bias {
+            result = result.add(bias)?;
+        }
+        Ok(result)
+    })
+}

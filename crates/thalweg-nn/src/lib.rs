@@ -1,0 +1,14 @@
+//! Neural networks over tensors: functions, modules, optimizers.
+//!
+//! - [`functional`]: functions of tensors (`torch.nn.functional`).
+//! - [`module`]: functions with parameters (`torch.nn`).
+//! - [`optim`]: optimizers, schedules of learning rates, clipping and scaling of gradients (`torch.optim`).
+//!
+//! # Invariants
+//! - Everything is asynchronous on the current stream, unless its documentation says that it blocks.
+//! - What it needs of tensors is public there: a user's crate can do whatever this one does.
+#![forbid(unsafe_code)]
+
+pub mod functional;
+pub mod module;
+pub mod optim;

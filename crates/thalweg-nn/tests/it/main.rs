@@ -1,0 +1,13 @@
+//! The integration tests of networks: functional, modules, optimizers, whole training steps.
+//!
+//! They run on the simulator, and on a GPU where `THALWEG_TEST_DEVICE=cuda` is set.
+
+mod linear;
+mod networks;
+mod optimizer_goldens;
+mod optimizers;
+mod step;
+#[path = "../../../thalweg-tensor/tests/it/support.rs"]
+mod support;
+mod training;
+mod windows;
