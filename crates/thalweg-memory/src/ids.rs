@@ -75,7 +75,7 @@ impl ArenaKey {
 pub(crate) struct SegmentKind {
     pub(crate) class: SizeClass,
     /// Its pages come and go one by one.
-    pub(crate) grows: bool,
+    pub(crate) is_expandable: bool,
     /// Its place among the segments of a pool whose addresses mean nothing; 0 elsewhere.
     pub(crate) registration: u32,
 }

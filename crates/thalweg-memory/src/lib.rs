@@ -118,7 +118,7 @@ pub mod upstream;
 
 pub use device::allocator::DeviceAllocator;
 pub use device::block::Block;
-pub use device::cold::FreeMemoryCallback;
+pub use device::central::FreeMemoryCallback;
 pub use device::pools::PoolOptions;
 #[doc(hidden)]
 pub use device::restore;
@@ -126,7 +126,7 @@ pub use device::scopes::{CaptureScope, PoolScope};
 pub use error::{AddressProblem, Advice, AllocationError, OutOfMemory};
 pub use graph_pools::aliases::Alias;
 pub use graph_pools::checkpoint::{LiveDifference, PoolCheckpoint, Restored};
-pub use graph_pools::vigil::{LiveBlock, Vigil};
+pub use graph_pools::liveness::{LiveBlock, LivenessWatch};
 pub use ids::{PoolId, SizeClass, StreamFilter, StreamId};
 pub use ipc::imports::SharedMemory;
 pub use ipc::sharing::{HandleError, MemoryHandle, SharedBlock, SharedExtent, SharingKind};
@@ -143,6 +143,6 @@ pub use thalweg_snapshot::{BlockSnapshot, BlockState, SegmentSnapshot};
 pub use trace::watch::{SnapshotOptions, SnapshotPart};
 pub use trace::{history, observe};
 pub use upstream::{
-    CaptureId, Captures, EventId, Events, HostMethod, HostUpstream, MemoryInfo, NodeId, PageHandle, PageId,
-    SegmentSource, Sharing, StreamOrdered, Upstream, UpstreamError, VirtualMemory,
+    CaptureId, Captures, EventId, Events, HostMethod, HostUpstream, MemoryInfo, MemorySharing, NodeId,
+    PageHandle, PageId, SegmentSource, StreamOrdered, Upstream, UpstreamError, VirtualMemory,
 };

@@ -150,7 +150,7 @@ pub trait Upstream: Events {
     }
 
     /// Memory that several processes have, if the upstream can do that.
-    fn sharing(&self) -> Option<&dyn Sharing> {
+    fn sharing(&self) -> Option<&dyn MemorySharing> {
         None
     }
 }
@@ -318,7 +318,7 @@ pub enum PageHandle {
 }
 
 /// Memory that several processes have. What is exported must stay as long as another process has it open.
-pub trait Sharing: Send + Sync {
+pub trait MemorySharing: Send + Sync {
     /// What another process needs to open what [`Upstream::allocate`] gave: `base_address` is its first address.
     ///
     /// # Errors

@@ -50,11 +50,11 @@ impl Replay<'_> {
         let refused = |error| self.refused(error);
         let arena = self.allocator.restore_arena(segment.stream).map_err(refused)?;
         self.upstream.lay_out(segment.address);
-        let base = match segment.grows {
+        let base = match segment.is_expandable {
             true => {
                 let ranges: Vec<(u64, u64)> =
                     segment.ranges.iter().map(|(start, bytes)| (start - segment.address, *bytes)).collect();
-                self.allocator.restore_growing(&arena, segment.class, &ranges).map_err(refused)?
+                self.allocator.restore_expandable(&arena, segment.class, &ranges).map_err(refused)?
             }
             false => {
                 let bytes = segment.ranges.iter().map(|(_, bytes)| bytes).sum();

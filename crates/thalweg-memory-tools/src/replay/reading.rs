@@ -289,8 +289,8 @@ impl Reading {
         let Self { mut program, older, .. } = self;
         let first = program.requested_bytes.len() as u32;
         let (fillers, opened) = free_segments(&found, first);
-        let grows = found.segments.values().any(|segment| segment.is_expandable);
-        let layout = (!older.is_empty() || grows).then(|| Layout::of(&found, &older, bases));
+        let is_expandable = found.segments.values().any(|segment| segment.is_expandable);
+        let layout = (!older.is_empty() || is_expandable).then(|| Layout::of(&found, &older, bases));
         let mut segments: Vec<_> = opened.iter().map(|(_, segment)| *segment).collect();
         let mut opened_for: Vec<_> = opened.iter().map(|(block, _)| Some(*block)).collect();
         let start = match older.is_empty() {

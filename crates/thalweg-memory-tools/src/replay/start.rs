@@ -78,7 +78,7 @@ impl OlderBlock {
         let rest_bytes = room_bytes.saturating_sub(rounded_bytes);
         match self.size_bytes {
             Some(size) => size,
-            _ if segment.grows => rounded_bytes.min(room_bytes),
+            _ if segment.is_expandable => rounded_bytes.min(room_bytes),
             _ if segment.class == SizeClass::Large && (!is_cut || rest_bytes <= LARGEST_REST_BYTES) => {
                 room_bytes
             }
@@ -88,7 +88,7 @@ impl OlderBlock {
 
     /// Returns whether it may have more than it is laid out with, where `free_bytes` are free behind it.
     pub(super) fn may_be_larger(&self, segment: &LaidSegment, is_cut: bool, free_bytes: u64) -> bool {
-        let is_plain_large = segment.class == SizeClass::Large && !segment.grows;
+        let is_plain_large = segment.class == SizeClass::Large && !segment.is_expandable;
         self.size_bytes.is_none() && is_plain_large && is_cut && free_bytes > 0
     }
 
@@ -225,7 +225,7 @@ pub(super) struct LaidSegment {
     pub(super) stream: StreamId,
     pub(super) class: SizeClass,
     pub(super) pool: Option<u16>,
-    pub(super) grows: bool,
+    pub(super) is_expandable: bool,
     /// Where memory is, as (address, bytes): all of a plain one.
     pub(super) ranges: Vec<(u64, u64)>,
     /// By address.
@@ -236,7 +236,7 @@ impl Layout {
     pub(super) fn of(found: &Backwards, older: &BTreeMap<u64, OlderBlock>, bases: &Bases) -> Self {
         let mut this = Self::default();
         // The ones that grow, by what they are for: there is one of each.
-        let mut growing: BTreeMap<Key, usize> = BTreeMap::new();
+        let mut expandable: BTreeMap<Key, usize> = BTreeMap::new();
         let mut done = 0;
         for (&address, segment) in &found.segments {
             // In a damaged file segments overlap.
@@ -246,18 +246,26 @@ impl Layout {
             this.others.extend(older.range(done..address).map(|(at, block)| request(found, *at, block)));
             done = end_of(address, segment);
             let key = segment.key();
-            let at = match growing.get(&key) {
+            let at = match expandable.get(&key) {
                 Some(&at) if segment.is_expandable => at,
                 _ => {
                     let address = if segment.is_expandable { bases.base_of(key, address) } else { address };
-                    let &HeldSegment { stream, class, pool, is_expandable: grows, .. } = segment;
+                    let &HeldSegment { stream, class, pool, is_expandable, .. } = segment;
                     let (ranges, blocks) = (Vec::new(), Vec::new());
-                    this.segments.push(LaidSegment { address, stream, class, pool, grows, ranges, blocks });
+                    this.segments.push(LaidSegment {
+                        address,
+                        stream,
+                        class,
+                        pool,
+                        is_expandable,
+                        ranges,
+                        blocks,
+                    });
                     this.segments.len() - 1
                 }
             };
             if segment.is_expandable {
-                growing.insert(key, at);
+                expandable.insert(key, at);
             }
             let laid = &mut this.segments[at];
             match laid.ranges.last_mut() {

@@ -71,7 +71,7 @@ fn segment(address: u64, cell: &Cell, device: i32) -> Segment {
         stream: StreamId::from_raw(cell.place.stream),
         class: if cell.place.small { SizeClass::Small } else { SizeClass::Large },
         pool_id: (0, cell.place.pool.map_or(0, |pool| pool as u64 + 1)),
-        is_expandable: cell.grows,
+        is_expandable: cell.is_expandable,
         frames: Vec::new().into(),
         blocks: Vec::new(),
     }

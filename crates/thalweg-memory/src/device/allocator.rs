@@ -13,7 +13,7 @@ use thalweg_snapshot::SegmentSnapshot;
 use super::arena::Arena;
 use super::block::Block;
 use super::blocks::Span;
-use super::cold::{Cold, FreeMemoryCallback};
+use super::central::{Central, FreeMemoryCallback};
 use super::common::Common;
 use super::directory::Directory;
 use super::pools::{PoolOptions, Requests, Scopes};
@@ -41,7 +41,7 @@ pub struct DeviceAllocator {
     /// Memory of other processes.
     pub(crate) imports: Imports,
     pub(crate) scopes: Scopes,
-    cold: Mutex<Cold>,
+    central: Mutex<Central>,
     settings: RwLock<Settings>,
     reserve_classes: RwLock<FxHashMap<StreamId, String>>,
     /// The device's memory; asked for when it is first needed.
@@ -56,14 +56,14 @@ impl DeviceAllocator {
             directory: Directory::default(),
             imports: Imports::default(),
             scopes: Scopes::default(),
-            cold: Mutex::default(),
+            central: Mutex::default(),
             settings: RwLock::new(settings.clone()),
             reserve_classes: RwLock::default(),
             total_bytes: OnceLock::new(),
         };
         let allowed_bytes = allocator.allowed_bytes(settings.per_process_memory_fraction());
-        let cold = allocator.cold.get_mut().unwrap_or_else(PoisonError::into_inner);
-        cold.ledger.allowed_bytes = allowed_bytes;
+        let central = allocator.central.get_mut().unwrap_or_else(PoisonError::into_inner);
+        central.ledger.allowed_bytes = allowed_bytes;
         Arc::new(allocator)
     }
 
@@ -99,8 +99,8 @@ impl DeviceAllocator {
     #[cold]
     fn add_arena(&self, stream: StreamId) -> &Arc<Arena> {
         self.directory.find_or_add(stream, || {
-            let home = ArenaKey { stream, owner: Owner::Shared };
-            Arena::new(&self.common, home, None, self.policy(false))
+            let key = ArenaKey { stream, owner: Owner::Shared };
+            Arena::new(&self.common, key, None, self.policy(false))
         })
     }
 
@@ -117,8 +117,8 @@ impl DeviceAllocator {
 
     fn private_arena(&self, pool: PoolId, stream: StreamId) -> Result<Arc<Arena>, AllocationError> {
         let arena = self.enter()?.pools.arena(pool, stream, |options| {
-            let home = ArenaKey { stream, owner: Owner::Private(pool) };
-            Arena::new(&self.common, home, options.source.clone(), self.policy(options.no_split))
+            let key = ArenaKey { stream, owner: Owner::Private(pool) };
+            Arena::new(&self.common, key, options.source.clone(), self.policy(options.no_split))
         });
         Ok(arena.ok_or(Kind::UnknownPool(pool))?)
     }
@@ -134,7 +134,7 @@ impl DeviceAllocator {
             return self.obtain_oddly(arena, bytes);
         }
         let stack = self.common.watch.stack_of_allocation()?;
-        let mut state = arena.lock_with_hand();
+        let mut state = arena.lock_keeping_last_freed();
         if state.policy.processes_all {
             drop(state);
             self.process_events();
@@ -142,7 +142,7 @@ impl DeviceAllocator {
         }
         state.process_events(arena);
         let request = Request { stack, ..state.request(bytes) };
-        if state.take_from_hand(arena, &request, span) || state.take_from_bins(arena, &request, span) {
+        if state.take_last_freed(arena, &request, span) || state.take_from_bins(arena, &request, span) {
             return Ok(state.reference(arena));
         }
         drop(state);
@@ -211,13 +211,13 @@ impl DeviceAllocator {
 
     fn empty(&self, call: &'static str, pool: Option<PoolId>) -> Result<(), AllocationError> {
         let stack = self.common.watch.stack_of_free();
-        let mut cold = self.enter()?;
+        let mut central = self.enter()?;
         if self.common.is_capturing() {
             return Err(Kind::Capturing { call }.into());
         }
-        cold.ledger.given_back_at = stack;
-        let outcome = self.release_cached(&mut cold, pool);
-        cold.ledger.given_back_at = None;
+        central.ledger.given_back_at = stack;
+        let outcome = self.release_cached(&mut central, pool);
+        central.ledger.given_back_at = None;
         outcome
     }
 
@@ -256,7 +256,7 @@ impl DeviceAllocator {
 
     /// Calls `callback` when memory is short, before more is taken from the upstream.
     pub fn add_free_memory_callback(&self, callback: FreeMemoryCallback) {
-        self.cold().free_memory_callbacks.push(callback);
+        self.central().free_memory_callbacks.push(callback);
     }
 
     /// A new private pool, with one reference for the caller to [`release`](Self::release_pool).
@@ -269,7 +269,7 @@ impl DeviceAllocator {
         if options.source.is_some() {
             self.common.watch.note_calls_out();
         }
-        self.cold().pools.create(options)
+        self.central().pools.create(options)
     }
 
     /// Changes [`PoolOptions::use_on_oom`] of a pool, for requests to come.
@@ -286,8 +286,8 @@ impl DeviceAllocator {
     /// # Errors
     /// If there is no such pool, or it has no reference left.
     pub fn set_pool_no_split(&self, pool: PoolId, value: bool) -> Result<(), AllocationError> {
-        let mut cold = self.enter()?;
-        for arena in cold.pools.change_options(pool, |options| options.no_split = value)? {
+        let mut central = self.enter()?;
+        for arena in central.pools.change_options(pool, |options| options.no_split = value)? {
             arena.lock().set_policy(&arena, self.policy(value));
         }
         Ok(())
@@ -323,8 +323,8 @@ impl DeviceAllocator {
     /// Gives a pool whose last reference has gone a new one, so that what memory it still has serves again; `false` if it
     /// has none any more, or a reference. Only where all work that may touch its memory is done.
     pub fn revive_pool(&self, pool: PoolId) -> bool {
-        let mut cold = self.cold();
-        let revived = cold.pools.revive(pool);
+        let mut central = self.central();
+        let revived = central.pools.revive(pool);
         if revived {
             self.close_aliases(pool);
         }
@@ -333,13 +333,13 @@ impl DeviceAllocator {
 
     /// How many references a pool has: those of its creator and of who retained it, and one for each open scope.
     pub fn pool_use_count(&self, pool: PoolId) -> usize {
-        self.cold().pools.references(pool)
+        self.central().pools.references(pool)
     }
 
     /// What a private pool has reserved, in bytes: one entry of
     /// [`reserved_bytes_by_private_pools`](DeviceStatistics::reserved_bytes_by_private_pools), without the other figures.
     pub fn pool_reserved_bytes(&self, pool: PoolId) -> u64 {
-        self.cold().ledger.private.get(&pool).map_or(0, |statistic| statistic.current)
+        self.central().ledger.private.get(&pool).map_or(0, |statistic| statistic.current)
     }
 
     /// From now until [`end_allocate_to_pool`](Self::end_allocate_to_pool), requests that match `filter` get memory from
@@ -353,9 +353,9 @@ impl DeviceAllocator {
     /// # Errors
     /// If there is no such pool, or allocations go to it already.
     pub fn begin_allocate_to_pool(&self, pool: PoolId, filter: StreamFilter) -> Result<(), AllocationError> {
-        let mut cold = self.enter()?;
-        self.open_scope(&mut cold, pool, Requests::OnStreams(filter))?;
-        self.announce_capture(&mut cold);
+        let mut central = self.enter()?;
+        self.open_scope(&mut central, pool, Requests::OnStreams(filter))?;
+        self.announce_capture(&mut central);
         Ok(())
     }
 
@@ -366,11 +366,11 @@ impl DeviceAllocator {
     /// If no allocations go to this pool.
     pub fn end_allocate_to_pool(&self, pool: PoolId) -> Result<(), AllocationError> {
         // Held to the end, so that no other capture begins before the events are recorded.
-        let mut cold = self.enter()?;
+        let mut central = self.enter()?;
         self.scopes.end_streams(pool)?;
         // First of all, so that a panic of the upstream below does not leave a capture under way for ever.
         let last = self.common.end_capture();
-        cold.pools.release(pool)?;
+        central.pools.release(pool)?;
         if last {
             self.common.end_captures();
         }
@@ -379,10 +379,10 @@ impl DeviceAllocator {
 
     /// The statistics at this moment.
     pub fn statistics(&self) -> DeviceStatistics {
-        let cold = self.cold();
-        let mut statistics = cold.ledger.statistics.clone();
+        let central = self.central();
+        let mut statistics = central.ledger.statistics.clone();
         statistics.reserved_bytes_by_private_pools =
-            cold.ledger.private.iter().map(|(pool, statistic)| (*pool, *statistic)).collect();
+            central.ledger.private.iter().map(|(pool, statistic)| (*pool, *statistic)).collect();
         let arenas = self.settled_arenas();
         let (with, each) = (self.common.with(), Common::each(&arenas));
         self.common.totals.read(&mut statistics, &with, &each);
@@ -401,16 +401,16 @@ impl DeviceAllocator {
 
     /// Sets every peak to what there is now.
     pub fn reset_peak_memory_stats(&self) {
-        let mut cold = self.cold();
-        cold.ledger.reset_peak();
+        let mut central = self.central();
+        central.ledger.reset_peak();
         let arenas = self.settled_arenas();
         self.common.totals.reset_peak(&self.common.with(), &Common::each(&arenas));
     }
 
     /// Sets every sum (`allocated`, `freed`) and every counter (`num_ooms` and so on) to 0.
     pub fn reset_accumulated_memory_stats(&self) {
-        let mut cold = self.cold();
-        cold.ledger.reset_accumulated();
+        let mut central = self.central();
+        central.ledger.reset_accumulated();
         self.common.reset_waits();
         let arenas = self.settled_arenas();
         self.common.totals.reset_accumulated(&Common::each(&arenas));
@@ -425,10 +425,9 @@ impl DeviceAllocator {
 
     /// All segments in address order, each with its blocks.
     pub fn snapshot(&self) -> Vec<SegmentSnapshot> {
-        let _cold = self.cold();
+        let _cold = self.central();
         let arenas = self.common.all_arenas();
-        let mut segments: Vec<_> =
-            arenas.iter().flat_map(|arena| arena.lock().snapshot(arena.home)).collect();
+        let mut segments: Vec<_> = arenas.iter().flat_map(|arena| arena.lock().snapshot(arena.key)).collect();
         segments.sort_by_key(|segment| segment.address);
         segments
     }
@@ -443,34 +442,34 @@ impl DeviceAllocator {
     /// # Errors
     /// If the backend would change: memory of one cannot be given to the other.
     pub fn set_settings(&self, settings: Settings) -> Result<(), AllocationError> {
-        let mut cold = self.enter()?;
+        let mut central = self.enter()?;
         let before = self.settings();
         if settings.backend() != before.backend() || settings.caching() != before.caching() {
             return Err(Kind::Fixed { what: "the backend" }.into());
         }
-        cold.ledger.allowed_bytes = self.allowed_bytes(settings.per_process_memory_fraction());
+        central.ledger.allowed_bytes = self.allowed_bytes(settings.per_process_memory_fraction());
         *self.settings.write().unwrap_or_else(PoisonError::into_inner) = settings;
         let mut oversize_segments = 0;
         for arena in self.common.all_arenas() {
-            let no_split = cold.pools.no_split(arena.home.owner);
+            let no_split = central.pools.no_split(arena.key.owner);
             let mut state = arena.lock();
             state.set_policy(&arena, self.policy(no_split));
             oversize_segments += state.oversize_segments();
         }
-        cold.ledger.recount_oversize(oversize_segments);
+        central.ledger.recount_oversize(oversize_segments);
         Ok(())
     }
 
     /// # Panics
     /// If the calling thread is in a function that is called with a lock held ([`reentry`](super::reentry)): it may be this one.
-    pub(crate) fn cold(&self) -> MutexGuard<'_, Cold> {
+    pub(crate) fn central(&self) -> MutexGuard<'_, Central> {
         self.enter().unwrap_or_else(|refusal| panic!("{}", AllocationError::from(refusal)))
     }
 
     /// The same, with an error in that case.
-    pub(crate) fn enter(&self) -> Result<MutexGuard<'_, Cold>, Kind> {
+    pub(crate) fn enter(&self) -> Result<MutexGuard<'_, Central>, Kind> {
         reentry::check()?;
-        Ok(self.cold.lock().unwrap_or_else(PoisonError::into_inner))
+        Ok(self.central.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// What the settings come to on this upstream.
@@ -515,8 +514,8 @@ impl DeviceAllocator {
         let arenas = self.common.all_arenas();
         let sizes = arenas.iter().flat_map(|arena| {
             let state = arena.lock();
-            let growing = state.blocks.segments().filter(|segment| segment.tag.grows);
-            growing.map(|segment| segment.size_bytes).collect::<Vec<_>>()
+            let expandable = state.blocks.segments().filter(|segment| segment.tag.is_expandable);
+            expandable.map(|segment| segment.size_bytes).collect::<Vec<_>>()
         });
         sizes.fold((0, 0), |(bytes, count), size_bytes| (bytes + size_bytes, count + 1))
     }

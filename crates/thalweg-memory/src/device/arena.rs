@@ -43,11 +43,11 @@ use super::blocks::{BlockId, BlockUse, Blocks, Merged, SegmentId, Span};
 use super::common::Common;
 use super::gauges::{Gauges, Quantity};
 use super::inbox::Inbox;
-use super::pages::{Hole, Idle, PageTable};
-use super::pending::{Order, Uses};
+use super::pages::{Idle, PageTable, StaleMapping};
+use super::pending::{PendingFrees, Uses};
 use super::reentry::Outside;
 use crate::error::AllocationError;
-use crate::graph_pools::vigil::Vigil;
+use crate::graph_pools::liveness::LivenessWatch;
 use crate::ids::{ArenaKey, Owner, SegmentKind, SizeClass, StreamId};
 use crate::policy::{self, Policy, Request};
 use crate::trace::history::StackId;
@@ -57,7 +57,7 @@ use crate::upstream::{SegmentSource, UpstreamError};
 /// One pool's memory on one stream.
 pub(crate) struct Arena {
     pub(crate) number: u64,
-    pub(crate) home: ArenaKey,
+    pub(crate) key: ArenaKey,
     pub(crate) common: Arc<Common>,
     /// Where its segments come from, if not from the upstream.
     pub(crate) source: Option<Arc<dyn SegmentSource>>,
@@ -68,13 +68,13 @@ pub(crate) struct Arena {
 impl Arena {
     pub(crate) fn new(
         common: &Arc<Common>,
-        home: ArenaKey,
+        key: ArenaKey,
         source: Option<Arc<dyn SegmentSource>>,
         policy: Policy,
     ) -> Arc<Self> {
         common.add(|number| Self {
             number,
-            home,
+            key,
             common: Arc::clone(common),
             source,
             state: BiasedMutex::new(ArenaState::new(policy)),
@@ -84,14 +84,14 @@ impl Arena {
 
     /// The state, after taking in what was dropped while it was busy, with every free block in its bin.
     pub(crate) fn lock(&self) -> BiasedMutexGuard<'_, ArenaState> {
-        let mut state = self.lock_with_hand();
-        state.empty_hand(self);
+        let mut state = self.lock_keeping_last_freed();
+        state.bin_last_freed(self);
         state
     }
 
     /// The same, but for the block that was freed last: it may still be in the hand.
     #[inline]
-    pub(crate) fn lock_with_hand(&self) -> BiasedMutexGuard<'_, ArenaState> {
+    pub(crate) fn lock_keeping_last_freed(&self) -> BiasedMutexGuard<'_, ArenaState> {
         let mut state = self.state();
         // Looked at under the lock, without which it does not change: no change of the gauges is ever on its way while
         // another arena is exclusive.
@@ -100,7 +100,7 @@ impl Arena {
             self.turn_to();
             state = self.state();
         }
-        if !self.returned.is_empty() || state.order.has_ready() {
+        if !self.returned.is_empty() || state.pending.has_ready() {
             self.take_in(&mut state);
         }
         state
@@ -156,7 +156,7 @@ impl Arena {
 
     /// Whether something waits for other streams here, or to be taken in. It is cheaper to ask than to turn to the arena.
     pub(crate) fn is_waiting(&self) -> bool {
-        !self.returned.is_empty() || !self.state().order.is_idle()
+        !self.returned.is_empty() || !self.state().pending.is_idle()
     }
 
     #[cold]
@@ -201,7 +201,7 @@ impl Arena {
     /// What a block's own stream did with it needs no event: the stream's order is enough.
     pub(crate) fn forget_own_use(&self, uses: &mut Uses) {
         uses.retain(|one| {
-            let own = one.stream == self.home.stream;
+            let own = one.stream == self.key.stream;
             if let Some(recorded) = one.event.filter(|_| own) {
                 self.common.upstream.release_event(recorded.event);
             }
@@ -213,7 +213,7 @@ impl Arena {
     /// called.
     pub(crate) fn add_users(&self, streams: &[StreamId]) {
         let mut state = self.state();
-        for stream in streams.iter().filter(|stream| **stream != self.home.stream) {
+        for stream in streams.iter().filter(|stream| **stream != self.key.stream) {
             if !state.users.contains(stream) {
                 state.users.push(*stream);
             }
@@ -224,7 +224,7 @@ impl Arena {
     pub(crate) fn wait_for_users(&self, state: &ArenaState) -> Result<(), UpstreamError> {
         let Some(memory) = self.common.upstream.virtual_memory() else { return Ok(()) };
         let unrecorded = self.common.unrecorded_users();
-        let mut streams = state.users.iter().chain([&self.home.stream]);
+        let mut streams = state.users.iter().chain([&self.key.stream]);
         let may_end = |stream: &&StreamId| self.common.upstream.may_end(**stream);
         if let Some(stream) = streams.clone().chain(&unrecorded).find(may_end) {
             // That is the whole device, and with it the others.
@@ -237,7 +237,7 @@ impl Arena {
     /// To be called when no capture is under way any more.
     pub(crate) fn end_captures(&self) {
         let mut state = self.lock();
-        state.order.end_captures(&self.common.surroundings());
+        state.pending.end_captures(&self.common.event_context());
         state.release_deferred(self);
         state.collect_ready(self);
     }
@@ -248,7 +248,7 @@ impl Arena {
     /// The upstream's; what was passed before is free.
     pub(crate) fn synchronize(&self) -> Result<(), AllocationError> {
         let mut state = self.lock();
-        let waited = state.order.synchronize(&self.common.surroundings());
+        let waited = state.pending.synchronize(&self.common.event_context());
         state.collect_ready(self);
         waited.map_err(|error| AllocationError::upstream("synchronize_event", error))
     }
@@ -271,11 +271,11 @@ impl Arena {
         let _gate = self.common.hold_gate();
         let mut state = self.state();
         self.take_in(&mut state);
-        state.empty_hand(self);
-        let around = self.common.surroundings();
-        if !around.capturing {
+        state.bin_last_freed(self);
+        let context = self.common.event_context();
+        if !context.capturing {
             // A failure to wait leaves blocks pending. Their segments go all the same: the upstream itself waits for work.
-            let _ = state.order.synchronize(&around);
+            let _ = state.pending.synchronize(&context);
             state.collect_ready(self);
         }
         state.abandon(self);
@@ -286,8 +286,8 @@ impl Arena {
         let had_pages = !state.pages.is_empty();
         let segments: Vec<_> = state.blocks.segments().collect();
         for segment in segments {
-            match (memory, segment.tag.grows) {
-                (Some(memory), true) => state.destroy_growing(self, segment, memory),
+            match (memory, segment.tag.is_expandable) {
+                (Some(memory), true) => state.destroy_expandable(self, segment, memory),
                 _ => drop(self.return_segment(segment.address, segment.size_bytes)),
             }
         }
@@ -305,9 +305,9 @@ impl Arena {
         let address = match &self.source {
             Some(source) => {
                 let _outside = Outside::enter();
-                source.allocate(bytes, self.home.stream)
+                source.allocate(bytes, self.key.stream)
             }
-            None => self.common.upstream.allocate(bytes, self.home.stream),
+            None => self.common.upstream.allocate(bytes, self.key.stream),
         }?;
         bins::checked(address, bytes, || self.return_segment(address, bytes))
     }
@@ -317,9 +317,9 @@ impl Arena {
         match &self.source {
             Some(source) => {
                 let _outside = Outside::enter();
-                source.free(address, size_bytes, self.home.stream)
+                source.free(address, size_bytes, self.key.stream)
             }
-            None => self.common.upstream.free(address, size_bytes, self.home.stream),
+            None => self.common.upstream.free(address, size_bytes, self.key.stream),
         }
     }
 }
@@ -345,12 +345,12 @@ pub(crate) struct ArenaState {
     /// The physical pages of segments that grow.
     pub(crate) pages: FxHashMap<SegmentId, PageTable>,
     /// Ranges whose pages have moved away, but which are still mapped.
-    pub(crate) holes: FxHashMap<BlockId, Hole>,
+    pub(crate) stale_mappings: FxHashMap<BlockId, StaleMapping>,
     /// Names without a place: their memory was taken back while somebody had it ([`checkpoint`](crate::graph_pools::checkpoint)).
     pub(crate) revoked: FxHashSet<BlockId>,
-    /// Who wants to hear when a block is given back ([`vigil`](crate::graph_pools::vigil)).
-    pub(crate) watched: FxHashMap<BlockId, Vec<Arc<Vigil>>>,
-    pub(crate) order: Order<BlockId>,
+    /// Who wants to hear when a block is given back ([`vigil`](crate::graph_pools::liveness)).
+    pub(crate) watched: FxHashMap<BlockId, Vec<Arc<LivenessWatch>>>,
+    pub(crate) pending: PendingFrees<BlockId>,
     /// Other streams whose work may touch what is free: those that replay the graphs of a pool.
     users: Vec<StreamId>,
     pub(crate) gauges: Gauges,
@@ -360,7 +360,7 @@ pub(crate) struct ArenaState {
     pub(crate) deferred: Vec<BlockId>,
     /// The block that was freed last. It is free as far as anybody can see, but not merged yet: most often the next request
     /// is for the same size, and then merging and cutting again would be for nothing.
-    hand: Option<(BlockId, u64)>,
+    last_freed: Option<(BlockId, u64)>,
     /// References to this very arena, of blocks that were freed, for blocks to come: behind the lock they are a plain number.
     references: Pile<Arena>,
     /// None are left here any more.
@@ -368,7 +368,7 @@ pub(crate) struct ArenaState {
     /// What is written down of it ([`roll`](super::roll)). Where this says no, it may be all the same.
     pub(crate) is_on_waiting: bool,
     /// The same, exactly.
-    pub(crate) is_on_lending: bool,
+    pub(crate) is_on_free_memory: bool,
 }
 
 impl ArenaState {
@@ -380,20 +380,20 @@ impl ArenaState {
             unmapped: Default::default(),
             searches: [0; 2],
             pages: FxHashMap::default(),
-            holes: FxHashMap::default(),
+            stale_mappings: FxHashMap::default(),
             revoked: FxHashSet::default(),
             watched: FxHashMap::default(),
-            order: Order::default(),
+            pending: PendingFrees::default(),
             users: Vec::new(),
             gauges: Gauges::default(),
             idle: Idle::default(),
             log: Log::default(),
             deferred: Vec::new(),
-            hand: None,
+            last_freed: None,
             references: Pile::default(),
             closed: false,
             is_on_waiting: false,
-            is_on_lending: false,
+            is_on_free_memory: false,
         }
     }
 
@@ -405,13 +405,13 @@ impl ArenaState {
 
     /// Takes the block in the hand, if it is just what is asked for. Whether it was; then `span` says where it is.
     #[inline]
-    pub(crate) fn take_from_hand(&mut self, arena: &Arena, request: &Request, span: &mut Span) -> bool {
-        let Some((block, size_bytes)) = self.hand else { return false };
+    pub(crate) fn take_last_freed(&mut self, arena: &Arena, request: &Request, span: &mut Span) -> bool {
+        let Some((block, size_bytes)) = self.last_freed else { return false };
         let fits = size_bytes == request.size_bytes;
         if !fits {
             return false;
         }
-        self.hand = None;
+        self.last_freed = None;
         let (address, class) = self.blocks.take_again(block, request.requested_bytes);
         *span = Span { block, address, size_bytes };
         self.count_taken(arena, class.class, *span, request);
@@ -421,7 +421,7 @@ impl ArenaState {
     /// Takes the best of the other free blocks, if there is one. Whether there was; then `span` says where it is.
     #[inline(never)]
     pub(crate) fn take_from_bins(&mut self, arena: &Arena, request: &Request, span: &mut Span) -> bool {
-        self.empty_hand(arena);
+        self.bin_last_freed(arena);
         let Some(found) = self.cached(arena, request) else { return false };
         *span = self.hand_out_here(arena, request, found);
         true
@@ -429,8 +429,8 @@ impl ArenaState {
 
     /// Puts the block in the hand into its bin.
     #[inline]
-    pub(crate) fn empty_hand(&mut self, arena: &Arena) {
-        if let Some((block, _)) = self.hand.take() {
+    pub(crate) fn bin_last_freed(&mut self, arena: &Arena) {
+        if let Some((block, _)) = self.last_freed.take() {
             self.return_to_bins(arena, block);
         }
     }
@@ -438,13 +438,13 @@ impl ArenaState {
     /// From now on `policy` counts; what is oversize is told anew. Nothing that was dropped is waiting to be taken in.
     pub(crate) fn set_policy(&mut self, arena: &Arena, policy: Policy) {
         self.policy = policy;
-        let pending: FxHashSet<BlockId> = self.order.pending().collect();
+        let pending: FxHashSet<BlockId> = self.pending.iter().collect();
         for class in [SizeClass::Small, SizeClass::Large] {
             let segments = self.blocks.segments().filter(|segment| segment.tag.class == class);
             let oversize = segments
                 .flat_map(|segment| self.blocks.blocks_of(segment))
                 .filter(|block| self.blocks.requested_bytes(*block).is_some())
-                .filter(|block| !pending.contains(block) && !self.holes.contains_key(block))
+                .filter(|block| !pending.contains(block) && !self.stale_mappings.contains_key(block))
                 .filter(|block| self.blocks.span(*block).size_bytes >= self.policy.max_split_bytes)
                 .count() as u64;
             let before = self.gauges.current_of(class, Quantity::OversizeAllocations);
@@ -455,7 +455,7 @@ impl ArenaState {
 
     /// How many plain segments are oversize.
     pub(crate) fn oversize_segments(&self) -> u64 {
-        let plain = self.blocks.segments().filter(|segment| !segment.tag.grows);
+        let plain = self.blocks.segments().filter(|segment| !segment.tag.is_expandable);
         plain.filter(|segment| segment.size_bytes >= self.policy.max_split_bytes).count() as u64
     }
 
@@ -475,8 +475,8 @@ impl ArenaState {
     /// Looks how far other streams have come.
     #[inline]
     pub(crate) fn process_events(&mut self, arena: &Arena) {
-        if !self.order.is_idle() {
-            self.order.process(arena.home.stream, &arena.common.surroundings());
+        if !self.pending.is_idle() {
+            self.pending.process(arena.key.stream, &arena.common.event_context());
             self.collect_ready(arena);
         }
     }
@@ -485,7 +485,7 @@ impl ArenaState {
     #[inline(always)]
     pub(crate) fn cached(&mut self, arena: &Arena, request: &Request) -> Option<Span> {
         let seen = &mut self.searches[request.class as usize];
-        *seen = match self.policy.processes_all && arena.home.owner == Owner::Shared {
+        *seen = match self.policy.processes_all && arena.key.owner == Owner::Shared {
             true => arena.common.count_search(request.class, *seen),
             false => *seen + 1,
         };
@@ -508,12 +508,14 @@ impl ArenaState {
     fn find(&self, request: &Request) -> Option<Entry> {
         let bins = &self.free[request.class as usize];
         let entry = bins.best_fit(request.size_bytes)?;
-        if !self.blocks.tag(entry.block).grows {
+        if !self.blocks.tag(entry.block).is_expandable {
             return Some(entry);
         }
         if !self.policy.expandable {
             // The setting was turned off meanwhile: only plain segments serve.
-            return bins.at_least(request.size_bytes).find(|entry| !self.blocks.tag(entry.block).grows);
+            return bins
+                .at_least(request.size_bytes)
+                .find(|entry| !self.blocks.tag(entry.block).is_expandable);
         }
         let growable = self.growable_bytes(entry);
         if growable == entry.size_bytes { Some(entry) } else { Some(self.least_growable(request, entry)) }
@@ -525,7 +527,7 @@ impl ArenaState {
     fn least_growable(&self, request: &Request, mut best: Entry) -> Entry {
         let bins = &self.free[request.class as usize];
         while let Some(next) = bins.after(best)
-            && self.blocks.tag(best.block).grows
+            && self.blocks.tag(best.block).is_expandable
             && self.growable_bytes(next) < self.growable_bytes(best)
         {
             best = next;
@@ -548,8 +550,8 @@ impl ArenaState {
     #[inline(always)]
     fn hand_out_here(&mut self, arena: &Arena, request: &Request, found: Span) -> Span {
         use Quantity::{InactiveSplit, InactiveSplitBytes};
-        let SegmentKind { class, grows, registration } = self.blocks.tag(found.block);
-        let was_split = !grows && self.blocks.is_split(found.block);
+        let SegmentKind { class, is_expandable, registration } = self.blocks.tag(found.block);
+        let was_split = !is_expandable && self.blocks.is_split(found.block);
         let rest_bytes = found.size_bytes - request.size_bytes;
         let mut span = found;
         let mut inactive = (0, 0);
@@ -563,7 +565,7 @@ impl ArenaState {
         self.blocks.take(found.block, request.requested_bytes);
 
         let gauges = &mut self.gauges;
-        if !grows && (was_split || inactive.0 > 0) {
+        if !is_expandable && (was_split || inactive.0 > 0) {
             let was_inactive = if was_split { (1, found.size_bytes) } else { (0, 0) };
             gauges.change(class, InactiveSplit, inactive.0, was_inactive.0);
             gauges.change(class, InactiveSplitBytes, inactive.1, was_inactive.1);
@@ -597,7 +599,7 @@ impl ArenaState {
     #[inline]
     pub(crate) fn now(&mut self, arena: &Arena, class: SizeClass) -> u64 {
         let seen = &mut self.searches[class as usize];
-        if self.policy.processes_all && arena.home.owner == Owner::Shared {
+        if self.policy.processes_all && arena.key.owner == Owner::Shared {
             *seen = arena.common.searches(class).max(*seen);
         }
         *seen
@@ -615,7 +617,7 @@ impl ArenaState {
     #[inline]
     pub(crate) fn free(&mut self, arena: &Arena, block: BlockId, uses: Uses, stack: Option<StackId>) {
         if !self.watched.is_empty() {
-            self.tell_vigils(block);
+            self.notify_watches(block);
         }
         if self.is_revoked(block) {
             return self.forget_revoked(arena, block, uses);
@@ -636,9 +638,9 @@ impl ArenaState {
             if arena.common.watch.is_on() {
                 self.tell_freed(arena, Action::FreeCompleted, block, stack);
             }
-            if self.policy.keeps_hand {
+            if self.policy.keeps_last_freed {
                 self.note_free(arena);
-                if let Some((before, _)) = self.hand.replace((block, size_bytes)) {
+                if let Some((before, _)) = self.last_freed.replace((block, size_bytes)) {
                     self.return_to_bins(arena, before);
                 }
             } else {
@@ -646,9 +648,9 @@ impl ArenaState {
             }
         } else {
             gauges.held(class, size_bytes);
-            let around = arena.common.surroundings();
+            let context = arena.common.event_context();
             self.note_waiting(arena);
-            self.order.free(block, uses, &around);
+            self.pending.free(block, uses, &context);
             self.collect_ready(arena);
         }
         arena.common.totals.changed(arena.number, &mut self.gauges, class);
@@ -657,16 +659,16 @@ impl ArenaState {
     /// Returns to the bins what the order holds back no longer. It stays ready until the upstream, if that is asked, has
     /// answered.
     pub(crate) fn collect_ready(&mut self, arena: &Arena) {
-        while let Some(block) = self.order.first_ready() {
+        while let Some(block) = self.pending.first_ready() {
             if self.is_revoked(block) {
-                self.order.pop_ready();
+                self.pending.pop_ready();
                 self.forget_revoked(arena, block, Uses::new());
-            } else if self.holes.contains_key(&block) {
-                self.close_first_hole(arena, block);
+            } else if self.stale_mappings.contains_key(&block) {
+                self.unmap_first_stale(arena, block);
             } else if self.policy.direct {
                 self.release_first_directly(arena, block);
             } else {
-                self.order.pop_ready();
+                self.pending.pop_ready();
                 if arena.common.watch.is_on() {
                     self.tell_freed(arena, Action::FreeCompleted, block, None);
                 }
@@ -680,7 +682,7 @@ impl ArenaState {
     /// Puts a block that nothing uses into its bin, merged with its free neighbours.
     #[inline]
     pub(crate) fn return_to_bins(&mut self, arena: &Arena, block: BlockId) {
-        let SegmentKind { class, grows, registration } = self.blocks.tag(block);
+        let SegmentKind { class, is_expandable, registration } = self.blocks.tag(block);
         let now = self.now(arena, class);
         self.note_free(arena);
         let Merged { span, absorbed: [before, behind] } = self.blocks.release(block, now);
@@ -696,7 +698,7 @@ impl ArenaState {
         }
         bins.insert(span, registration);
         let gauges = &mut self.gauges;
-        if !grows {
+        if !is_expandable {
             let split = self.blocks.is_split(span.block);
             let (added, added_bytes) = if split { (1, span.size_bytes) } else { (0, 0) };
             gauges.change(class, Quantity::InactiveSplit, added, absorbed);
@@ -706,15 +708,15 @@ impl ArenaState {
     }
 
     /// The segments in no particular order, each with its blocks. A segment that grows is shown as its mapped ranges.
-    pub(crate) fn snapshot(&self, home: ArenaKey) -> Vec<SegmentSnapshot> {
-        let pending: FxHashSet<BlockId> = self.order.pending().chain(self.deferred.iter().copied()).collect();
+    pub(crate) fn snapshot(&self, key: ArenaKey) -> Vec<SegmentSnapshot> {
+        let pending: FxHashSet<BlockId> = self.pending.iter().chain(self.deferred.iter().copied()).collect();
         let mut shown: Vec<SegmentSnapshot> = Vec::new();
         for segment in self.blocks.segments() {
             let mut open = false;
             for block in self.blocks.blocks_of(segment) {
                 let span = self.blocks.span(block);
                 let state = match self.blocks.usage(block) {
-                    _ if self.holes.contains_key(&block) => None,
+                    _ if self.stale_mappings.contains_key(&block) => None,
                     BlockUse::Unmapped => None,
                     BlockUse::Free { .. } => Some(BlockState::Inactive),
                     BlockUse::Taken { .. } if pending.contains(&block) => Some(BlockState::ActivePendingFree),
@@ -728,10 +730,10 @@ impl ArenaState {
                     shown.push(SegmentSnapshot {
                         address: span.address,
                         total_bytes: 0,
-                        stream: home.stream,
+                        stream: key.stream,
                         class: segment.tag.class,
-                        pool: home.owner.pool(),
-                        is_expandable: segment.tag.grows,
+                        pool: key.owner.pool(),
+                        is_expandable: segment.tag.is_expandable,
                         blocks: Vec::new(),
                     });
                     open = true;

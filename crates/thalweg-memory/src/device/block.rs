@@ -40,7 +40,7 @@ impl Block {
     }
 
     pub(crate) fn null(arena: Arc<Arena>) -> Self {
-        let stream = arena.home.stream;
+        let stream = arena.key.stream;
         Self::new(arena, Span::NULL, 0, stream)
     }
 
@@ -66,7 +66,7 @@ impl Block {
 
     /// The private pool that the memory belongs to; `None` for the shared one.
     pub fn pool(&self) -> Option<PoolId> {
-        self.arena().home.owner.pool()
+        self.arena().key.owner.pool()
     }
 
     /// Whether this is a null block, which holds no memory.
@@ -103,27 +103,27 @@ impl Block {
         let mut uses = self.uses();
         // Held so that no capture begins between the look and the record.
         let _state = self.arena().state();
-        let around = self.arena().common.surroundings();
+        let context = self.arena().common.event_context();
         let one = use_of(uses.get_or_insert_default(), stream);
         if one.at_free {
             return;
         }
         // Until there is an event, or a mark, the use is noted at least: a call that panics tells of nothing else.
         let was_eager = one.eager;
-        one.note(around.capturing);
-        if around.capturing {
-            if let Some(marks) = around.marks(stream) {
+        one.note(context.capturing);
+        if context.capturing {
+            if let Some(marks) = context.marks(stream) {
                 one.marks = marks;
                 one.at_free = false;
             }
             return;
         }
-        if let Ok(recorded) = around.record(stream) {
+        if let Ok(recorded) = context.record(stream) {
             one.at_free = false;
             one.eager = was_eager;
             let kept = recorded;
             if let Some(before) = one.event.replace(kept) {
-                around.events.release_event(before.event);
+                context.events.release_event(before.event);
             }
         }
     }
@@ -135,7 +135,7 @@ impl Block {
     }
 
     /// Takes the block out of what is being dropped, so that its memory goes back later: for checks that hold freed memory back.
-    /// For those who watch it ([`Vigil`](crate::Vigil)) it dies now. No other call of what is left is to follow. `None` if it is of a private
+    /// For those who watch it ([`LivenessWatch`](crate::LivenessWatch)) it dies now. No other call of what is left is to follow. `None` if it is of a private
     /// pool and a capture is under way: then what is captured next gets the memory, as it does in every replay.
     pub fn hold_back(&mut self) -> Option<Self> {
         if self.pool().is_some() && self.arena().common.is_capturing() {
@@ -143,7 +143,7 @@ impl Block {
         }
         let arena = self.arena.take();
         if let (Some(arena), Some(block)) = (&arena, self.block.some()) {
-            arena.lock().tell_vigils(block);
+            arena.lock().notify_watches(block);
         }
         let uses = Mutex::new(self.uses().take());
         Some(Self { arena, uses, ..*self })
@@ -168,7 +168,7 @@ impl Drop for Block {
     fn drop(&mut self) {
         let (Some(block), Some(arena)) = (self.block.some(), self.arena.take()) else { return };
         let uses = self.uses.get_mut().unwrap_or_else(PoisonError::into_inner);
-        if uses.is_none() && self.stream == arena.home.stream {
+        if uses.is_none() && self.stream == arena.key.stream {
             Arena::take_back(arena, block, Uses::new());
         } else {
             let uses = uses.take().map(|uses| *uses).unwrap_or_default();
@@ -180,7 +180,7 @@ impl Drop for Block {
 impl Block {
     #[cold]
     fn give_back_behind(&self, arena: Arc<Arena>, block: BlockId, mut uses: Uses) {
-        if self.stream != arena.home.stream {
+        if self.stream != arena.key.stream {
             // A borrowed block: all that its borrower was given so far comes before its owner has it back.
             use_of(&mut uses, self.stream).note(false);
             arena.forget_own_use(&mut uses);

@@ -115,7 +115,7 @@ struct Segment<Tag> {
 
 /// Who has a block, without the figures of [`BlockUse`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum State {
+enum RecordState {
     Free,
     Taken,
     Unmapped,
@@ -137,7 +137,7 @@ struct Record<Tag> {
     next: BlockId,
     segment: SegmentId,
     tag: Tag,
-    state: State,
+    state: RecordState,
 }
 
 /// The records of blocks, by name.
@@ -189,8 +189,8 @@ impl<Tag> Records<Tag> {
     fn vacate(&mut self, block: BlockId) {
         let vacant = self.vacant;
         let record = &mut self[block];
-        assert!(record.state != State::Vacant, "a block goes once");
-        (record.state, record.next) = (State::Vacant, vacant);
+        assert!(record.state != RecordState::Vacant, "a block goes once");
+        (record.state, record.next) = (RecordState::Vacant, vacant);
         self.vacant = block;
     }
 }
@@ -216,8 +216,8 @@ impl<Tag: Copy> Blocks<Tag> {
             "a segment is a range of addresses"
         );
         let (state, figure) = match usage {
-            BlockUse::Free { since } => (State::Free, since),
-            BlockUse::Unmapped => (State::Unmapped, 0),
+            BlockUse::Free { since } => (RecordState::Free, since),
+            BlockUse::Unmapped => (RecordState::Unmapped, 0),
             BlockUse::Taken { .. } => panic!("nobody has a new segment"),
         };
         // The two name each other; the block's name is filled in as soon as there is one.
@@ -251,7 +251,7 @@ impl<Tag: Copy> Blocks<Tag> {
     pub(crate) fn split(&mut self, block: BlockId, size_bytes: u64) -> Span {
         let record = &mut self.records[block];
         assert!(
-            matches!(record.state, State::Free | State::Unmapped),
+            matches!(record.state, RecordState::Free | RecordState::Unmapped),
             "a block that somebody has is not split"
         );
         assert!(0 < size_bytes && size_bytes < record.size_bytes, "both parts of a split block have bytes");
@@ -288,8 +288,8 @@ impl<Tag: Copy> Blocks<Tag> {
             requested_bytes <= record.size_bytes,
             "a block is at least as large as the request that it serves"
         );
-        assert!(record.state == State::Free, "a block is taken once");
-        (record.state, record.figure) = (State::Taken, requested_bytes);
+        assert!(record.state == RecordState::Free, "a block is taken once");
+        (record.state, record.figure) = (RecordState::Taken, requested_bytes);
     }
 
     /// A taken block changes hands; `requested_bytes` of it were asked for this time. Its address and tag.
@@ -299,7 +299,7 @@ impl<Tag: Copy> Blocks<Tag> {
     #[inline]
     pub(crate) fn take_again(&mut self, block: BlockId, requested_bytes: u64) -> (u64, Tag) {
         let record = &mut self.records[block];
-        assert!(record.state == State::Taken, "only what is taken changes hands");
+        assert!(record.state == RecordState::Taken, "only what is taken changes hands");
         assert!(requested_bytes <= record.size_bytes, "a block is at least as large as its request");
         record.figure = requested_bytes;
         (record.address, record.tag)
@@ -312,8 +312,8 @@ impl<Tag: Copy> Blocks<Tag> {
     #[inline(always)]
     pub(crate) fn release(&mut self, block: BlockId, since: u64) -> Merged {
         let record = &mut self.records[block];
-        assert!(record.state == State::Taken, "a block is released once");
-        (record.state, record.figure) = (State::Free, since);
+        assert!(record.state == RecordState::Taken, "a block is released once");
+        (record.state, record.figure) = (RecordState::Free, since);
         self.merge(block)
     }
 
@@ -323,8 +323,8 @@ impl<Tag: Copy> Blocks<Tag> {
     /// If it is not taken.
     pub(crate) fn release_unmapped(&mut self, block: BlockId) -> Merged {
         let record = &mut self.records[block];
-        assert!(record.state == State::Taken, "a block is released once");
-        record.state = State::Unmapped;
+        assert!(record.state == RecordState::Taken, "a block is released once");
+        record.state = RecordState::Unmapped;
         self.merge(block)
     }
 
@@ -334,8 +334,8 @@ impl<Tag: Copy> Blocks<Tag> {
     /// If it is not unmapped.
     pub(crate) fn map(&mut self, block: BlockId, since: u64) -> Merged {
         let record = &mut self.records[block];
-        assert!(record.state == State::Unmapped, "only what is unmapped is mapped");
-        (record.state, record.figure) = (State::Free, since);
+        assert!(record.state == RecordState::Unmapped, "only what is unmapped is mapped");
+        (record.state, record.figure) = (RecordState::Free, since);
         self.merge(block)
     }
 
@@ -345,8 +345,8 @@ impl<Tag: Copy> Blocks<Tag> {
     /// If it is not free.
     pub(crate) fn unmap(&mut self, block: BlockId) -> Merged {
         let record = &mut self.records[block];
-        assert!(record.state == State::Free, "only what is free is unmapped");
-        record.state = State::Unmapped;
+        assert!(record.state == RecordState::Free, "only what is free is unmapped");
+        record.state = RecordState::Unmapped;
         self.merge(block)
     }
 
@@ -357,7 +357,7 @@ impl<Tag: Copy> Blocks<Tag> {
     /// If it is not taken.
     pub(crate) fn rename(&mut self, block: BlockId) -> BlockId {
         let record = &mut self.records[block];
-        assert!(record.state == State::Taken, "only what somebody has is taken from him");
+        assert!(record.state == RecordState::Taken, "only what somebody has is taken from him");
         let Record { address, size_bytes, figure, previous, next, segment, tag, state } = *record;
         (record.previous, record.next) = (BlockId::NONE, BlockId::NONE);
         let heir =
@@ -397,7 +397,7 @@ impl<Tag: Copy> Blocks<Tag> {
 
     /// Whether a neighbour is in the state of the block that joins it.
     #[inline]
-    fn is_alike(&self, neighbour: BlockId, state: State) -> bool {
+    fn is_alike(&self, neighbour: BlockId, state: RecordState) -> bool {
         let other = self.records[neighbour].state;
         other == state
     }
@@ -427,10 +427,10 @@ impl<Tag: Copy> Blocks<Tag> {
     pub(crate) fn usage(&self, block: BlockId) -> BlockUse {
         let Record { state, figure, .. } = self.records[block];
         match state {
-            State::Free => BlockUse::Free { since: figure },
-            State::Taken => BlockUse::Taken { requested_bytes: figure },
-            State::Unmapped => BlockUse::Unmapped,
-            State::Vacant => panic!("the name of a block that is gone says nothing"),
+            RecordState::Free => BlockUse::Free { since: figure },
+            RecordState::Taken => BlockUse::Taken { requested_bytes: figure },
+            RecordState::Unmapped => BlockUse::Unmapped,
+            RecordState::Vacant => panic!("the name of a block that is gone says nothing"),
         }
     }
 
@@ -438,7 +438,7 @@ impl<Tag: Copy> Blocks<Tag> {
     #[inline]
     pub(crate) fn requested_bytes(&self, block: BlockId) -> Option<u64> {
         let record = &self.records[block];
-        (record.state == State::Taken).then_some(record.figure)
+        (record.state == RecordState::Taken).then_some(record.figure)
     }
 
     /// The tag of a taken block, its size, and how many bytes of it were asked for.
@@ -448,7 +448,7 @@ impl<Tag: Copy> Blocks<Tag> {
     #[inline]
     pub(crate) fn taken(&self, block: BlockId) -> (Tag, u64, u64) {
         let record = &self.records[block];
-        assert!(record.state == State::Taken, "a block is given back once");
+        assert!(record.state == RecordState::Taken, "a block is given back once");
         (record.tag, record.size_bytes, record.figure)
     }
 
@@ -538,7 +538,7 @@ mod tests {
     #[test]
     fn free_and_unmapped_neighbours_do_not_merge_with_each_other() {
         let mut blocks = Blocks::default();
-        let all = blocks.add_segment(0, 8 * 512, BlockUse::Unmapped, "grows").block;
+        let all = blocks.add_segment(0, 8 * 512, BlockUse::Unmapped, "is_expandable").block;
         let rest = blocks.split(all, 2 * 512).block;
         let mapped = blocks.map(all, 0).span;
         assert_eq!(sizes(&blocks), [2, 6]);
@@ -546,11 +546,11 @@ mod tests {
         let merged = blocks.map(rest, 0);
         assert_eq!(merged.absorbed, [Some(mapped), None]);
         assert_eq!(sizes(&blocks), [6, 2]);
-        let hole = blocks.split(merged.span.block, 512).block;
-        blocks.split(hole, 3 * 512);
-        blocks.unmap(hole);
+        let stale = blocks.split(merged.span.block, 512).block;
+        blocks.split(stale, 3 * 512);
+        blocks.unmap(stale);
         assert_eq!(sizes(&blocks), [1, 3, 2, 2]);
-        let end = blocks.next(hole).expect("a free block is behind the hole");
+        let end = blocks.next(stale).expect("a free block is behind the stale");
         assert_eq!(blocks.unmap(end).span.size_bytes, 7 * 512, "three unmapped blocks in a row are one");
         assert_eq!(sizes(&blocks), [1, 7]);
     }

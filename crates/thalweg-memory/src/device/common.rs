@@ -15,7 +15,7 @@ use rustc_hash::FxHashSet;
 
 use super::arena::Arena;
 use super::gauges::{Gauges, Quantity, Totals};
-use super::pending::Surroundings;
+use super::pending::EventContext;
 use super::roll::Rolls;
 use super::spare::{SparePage, SparePages};
 use crate::ids::{Owner, SizeClass, StreamId};
@@ -106,8 +106,8 @@ impl Common {
         self.gate.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(crate) fn surroundings(&self) -> Surroundings<'_> {
-        Surroundings {
+    pub(crate) fn event_context(&self) -> EventContext<'_> {
+        EventContext {
             events: &*self.upstream,
             captures: self.upstream.captures(),
             capturing: self.is_capturing(),
@@ -180,7 +180,7 @@ impl Common {
         let arena = Arc::new(make(number));
         let mut arenas = self.arenas.write().unwrap_or_else(PoisonError::into_inner);
         arenas.all.insert(number, Arc::downgrade(&arena));
-        arenas.of_owners.insert((arena.home.owner, number));
+        arenas.of_owners.insert((arena.key.owner, number));
         arena
     }
 
@@ -189,7 +189,7 @@ impl Common {
         self.rolls.forget(arena);
         let mut listed = self.arenas.write().unwrap_or_else(PoisonError::into_inner);
         listed.all.remove(&arena.number);
-        listed.of_owners.remove(&(arena.home.owner, arena.number));
+        listed.of_owners.remove(&(arena.key.owner, arena.number));
     }
 
     pub(crate) fn arena(&self, number: u64) -> Option<Arc<Arena>> {
@@ -197,12 +197,17 @@ impl Common {
     }
 
     /// The pages that are mapped in holes.
-    pub(crate) fn pages_in_holes(&self) -> FxHashSet<PageId> {
+    pub(crate) fn pages_of_stale_mappings(&self) -> FxHashSet<PageId> {
         let arenas = self.holed_arenas();
         arenas
             .iter()
             .flat_map(|arena| {
-                arena.state().holes.values().flat_map(|hole| hole.pages.clone()).collect::<Vec<_>>()
+                arena
+                    .state()
+                    .stale_mappings
+                    .values()
+                    .flat_map(|stale| stale.pages.clone())
+                    .collect::<Vec<_>>()
             })
             .collect()
     }
@@ -228,7 +233,7 @@ impl Common {
 
     /// Whether free memory may go from one stream to another behind events. Not if one of the two may end, or another that may
     /// be using it: no event can be recorded there any more.
-    pub(crate) fn may_hand_on(&self, from: StreamId, to: StreamId) -> bool {
+    pub(crate) fn may_reuse_across(&self, from: StreamId, to: StreamId) -> bool {
         let unrecorded = self.unrecorded.read().unwrap_or_else(PoisonError::into_inner);
         !unrecorded.iter().chain([&from, &to]).any(|stream| self.upstream.may_end(*stream))
     }
@@ -254,7 +259,7 @@ impl Common {
         destroyed: impl FnMut(&SparePage),
     ) -> Result<(), (&'static str, UpstreamError)> {
         let wait = |stream| self.synchronize_stream(memory, stream);
-        self.spare.destroy(memory, &self.pages_in_holes(), wait, destroyed)
+        self.spare.destroy(memory, &self.pages_of_stale_mappings(), wait, destroyed)
     }
 
     /// All arenas that are alive, oldest first.

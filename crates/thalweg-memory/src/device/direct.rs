@@ -37,20 +37,20 @@ impl DeviceAllocator {
             return Ok(span);
         }
         // The driver may hold memory that was freed in stream order and is not free yet. With the lock held no capture begins.
-        let mut cold = self.cold();
-        cold.ledger.statistics.num_alloc_retries += 1;
+        let mut central = self.central();
+        central.ledger.statistics.num_alloc_retries += 1;
         if !self.common().is_capturing() {
             for other in self.common().all_arenas() {
                 other.synchronize()?;
             }
             self.trim_driver()?;
-            drop(cold);
+            drop(central);
             if let Some(span) = self.try_directly(arena, request)? {
                 return Ok(span);
             }
-            cold = self.cold();
+            central = self.central();
         }
-        Err(self.out_of_memory(&mut cold, arena, request))
+        Err(self.out_of_memory(&mut central, arena, request))
     }
 
     /// Gives back what the driver's own allocator has and nobody uses. *Blocks* until the device is idle. No capture may be under
@@ -71,7 +71,7 @@ impl DeviceAllocator {
 
     fn try_directly(&self, arena: &Arc<Arena>, request: &Request) -> Result<Option<Span>, AllocationError> {
         let upstream = &self.common().upstream;
-        let allowed = self.cold().ledger.allowed_bytes;
+        let allowed = self.central().ledger.allowed_bytes;
         let live = || -> u64 {
             let arenas = self.common().all_arenas();
             arenas.iter().map(|arena| arena.lock().gauges.current(Quantity::ActiveBytes)).sum()
@@ -79,7 +79,7 @@ impl DeviceAllocator {
         if allowed.is_some_and(|allowed| live().saturating_add(request.size_bytes) > allowed) {
             return Ok(None);
         }
-        let (bytes, stream) = (request.size_bytes, arena.home.stream);
+        let (bytes, stream) = (request.size_bytes, arena.key.stream);
         let address = match upstream.stream_ordered().filter(|_| arena.lock().policy.stream_ordered) {
             Some(driver) => {
                 let checked = |address| bins::checked(address, bytes, || driver.free_async(address, stream));
@@ -93,7 +93,7 @@ impl DeviceAllocator {
         };
         let Some(address) = address else { return Ok(None) };
         let mut state = arena.lock();
-        let tag = SegmentKind { class: request.class, grows: false, registration: 0 };
+        let tag = SegmentKind { class: request.class, is_expandable: false, registration: 0 };
         let usage = BlockUse::Free { since: 0 };
         let span = state.blocks.add_segment(address, request.size_bytes, usage, tag);
         state.tell_gained(arena, Action::SegmentAlloc, span, request.stack);
@@ -124,14 +124,14 @@ impl DeviceAllocator {
 impl ArenaState {
     /// Takes a block back that no cache will hold.
     pub(crate) fn free_directly(&mut self, arena: &Arena, block: BlockId, uses: Uses) {
-        let around = arena.common.surroundings();
+        let context = arena.common.event_context();
         if !uses.is_empty() {
             self.note_waiting(arena);
         }
-        self.order.free(block, uses, &around);
+        self.pending.free(block, uses, &context);
         if self.policy.stream_ordered {
             // If the stream cannot be made to wait, the events are polled for.
-            let _ = self.order.order_before(block, arena.home.stream, &around);
+            let _ = self.pending.order_before(block, arena.key.stream, &context);
         }
         self.collect_ready(arena);
     }
@@ -139,7 +139,7 @@ impl ArenaState {
     /// Gives the block back that is ready first.
     pub(crate) fn release_first_directly(&mut self, arena: &Arena, block: BlockId) {
         if arena.common.is_capturing() && !self.frees_in_graph(arena) {
-            self.order.pop_ready();
+            self.pending.pop_ready();
             self.note_waiting(arena);
             self.deferred.push(block);
             return;
@@ -147,16 +147,16 @@ impl ArenaState {
         let Span { address, size_bytes, .. } = self.blocks.span(block);
         let upstream = &arena.common.upstream;
         let freed = match upstream.stream_ordered().filter(|_| self.policy.stream_ordered) {
-            Some(driver) => driver.free_async(address, arena.home.stream),
-            None => upstream.free(address, size_bytes, arena.home.stream),
+            Some(driver) => driver.free_async(address, arena.key.stream),
+            None => upstream.free(address, size_bytes, arena.key.stream),
         };
-        self.order.pop_ready();
+        self.pending.pop_ready();
         // The driver refuses what no launch has left allocated, and what went with the graph: such memory is the graph's own.
         if freed.is_err() && !self.frees_in_graph(arena) {
             // It is tried again behind a later event.
             self.note_waiting(arena);
-            let again = vec![super::pending::Use::noted(arena.home.stream)];
-            self.order.free(block, again, &arena.common.surroundings());
+            let again = vec![super::pending::Use::noted(arena.key.stream)];
+            self.pending.free(block, again, &arena.common.event_context());
             return;
         }
         if arena.common.watch.is_on() {
@@ -173,13 +173,13 @@ impl ArenaState {
     /// Whether a free during a capture becomes a part of the graph: what the pool of a capture has from the driver's allocator
     /// does, on its own stream. Anything else would be freed by every replay.
     fn frees_in_graph(&self, arena: &Arena) -> bool {
-        self.policy.stream_ordered && arena.home.owner.pool().is_some()
+        self.policy.stream_ordered && arena.key.owner.pool().is_some()
     }
 
     /// Gives back what had to wait for the end of a capture.
     pub(crate) fn release_deferred(&mut self, arena: &Arena) {
         for block in std::mem::take(&mut self.deferred) {
-            self.order.free(block, Uses::new(), &arena.common.surroundings());
+            self.pending.free(block, Uses::new(), &arena.common.event_context());
         }
         self.collect_ready(arena);
     }

@@ -36,7 +36,7 @@ impl Table {
     fn find(&self, stream: StreamId) -> Option<&Arc<Arena>> {
         for slot in self.probes(stream) {
             match slot.get() {
-                Some(arena) if arena.home.stream == stream => return Some(arena),
+                Some(arena) if arena.key.stream == stream => return Some(arena),
                 Some(_) => {}
                 None => break,
             }

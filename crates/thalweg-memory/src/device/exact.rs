@@ -69,13 +69,13 @@ impl DeviceAllocator {
         let owner = self.common().all_arenas().into_iter().find_map(|arena| {
             let state = arena.lock();
             let block = state.block_at(address)?;
-            Some((arena.home, state.blocks.usage(block) == BlockUse::Unmapped))
+            Some((arena.key, state.blocks.usage(block) == BlockUse::Unmapped))
         });
         match owner {
             Some((_, true)) => "no memory is mapped there any more; allocate as usual".to_owned(),
-            Some((home, false)) => match home.owner.pool() {
-                Some(pool) => format!("it belongs to {pool:?} on {:?}; allocate there", home.stream),
-                None => format!("it belongs to {:?}, in no private pool; allocate there", home.stream),
+            Some((key, false)) => match key.owner.pool() {
+                Some(pool) => format!("it belongs to {pool:?} on {:?}; allocate there", key.stream),
+                None => format!("it belongs to {:?}, in no private pool; allocate there", key.stream),
             },
             None => {
                 "the allocator has no memory there; name an address that it gave out and has kept".to_owned()
@@ -152,7 +152,7 @@ impl ArenaState {
         let Span { address, size_bytes, .. } = self.blocks.span(block);
         let what = if self.blocks.usage(block) == BlockUse::Unmapped {
             "no memory is mapped"
-        } else if self.order.pending().any(|pending| pending == block) {
+        } else if self.pending.iter().any(|pending| pending == block) {
             "a block that was freed waits for work on other streams"
         } else {
             "a block is allocated"

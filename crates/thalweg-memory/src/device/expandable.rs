@@ -43,7 +43,7 @@ use super::bins;
 use super::blocks::{BlockId, BlockUse, Span};
 use super::gauges::Quantity;
 use super::ledger::Ledger;
-use super::pages::{Fence, Hole, PageTable};
+use super::pages::{Fence, PageTable, StaleMapping};
 use super::pending::Use;
 use super::spare::SparePage;
 use crate::error::AllocationError;
@@ -53,7 +53,7 @@ use crate::upstream::{PageId, UpstreamError, VirtualMemory};
 
 /// Which blocks of an arena may serve another stream.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Legal {
+pub(crate) enum Eligibility {
     /// Those that the arena's stream is done with.
     Idle([u64; 2]),
     /// All: the other stream waits for this one, or is this one.
@@ -64,11 +64,11 @@ pub(crate) enum Legal {
 
 /// Pages that somebody wants.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct PageOrder {
+pub(crate) struct PageDemand {
     /// What they are for.
     pub(crate) request: Request,
     /// Which blocks may be taken apart.
-    pub(crate) legal: Legal,
+    pub(crate) eligibility: Eligibility,
     /// Whether they are for the very arena that gives them.
     pub(crate) own: bool,
     /// How many at most.
@@ -76,7 +76,7 @@ pub(crate) struct PageOrder {
 }
 
 /// Where an arena could grow.
-struct Plan {
+struct GrowthPlan {
     /// The first block of the range: free, or unmapped.
     first: BlockId,
     /// Where the range ends.
@@ -112,11 +112,11 @@ impl ArenaState {
             Some(_) => u32::try_from(ledger.statistics.num_device_alloc).unwrap_or(u32::MAX),
             None => 0,
         };
-        let tag = SegmentKind { class, grows: false, registration };
+        let tag = SegmentKind { class, is_expandable: false, registration };
         let since = self.now(arena, class);
         let span = self.blocks.add_segment(address, size_bytes, BlockUse::Free { since }, tag);
         let oversize = size_bytes >= self.policy.max_split_bytes;
-        ledger.segment_taken(arena.home.owner, class, size_bytes, oversize);
+        ledger.segment_taken(arena.key.owner, class, size_bytes, oversize);
         span
     }
 
@@ -136,7 +136,7 @@ impl ArenaState {
         self.free[class as usize].remove(span, registration);
         self.blocks.remove_segment(span.block);
         let oversize = span.size_bytes >= self.policy.max_split_bytes;
-        ledger.segment_returned(arena.home.owner, class, span.size_bytes, oversize);
+        ledger.segment_returned(arena.key.owner, class, span.size_bytes, oversize);
         Ok(())
     }
 }
@@ -144,7 +144,7 @@ impl ArenaState {
 /// Segments that grow.
 impl ArenaState {
     /// Adds a range of addresses without memory, to grow in.
-    pub(crate) fn add_growing(
+    pub(crate) fn add_expandable(
         &mut self,
         class: SizeClass,
         bytes: u64,
@@ -155,7 +155,7 @@ impl ArenaState {
         let checked = |address| bins::checked(address, bytes, || memory.free_addresses(address, bytes));
         let reserved = memory.reserve_addresses(bytes).and_then(checked);
         let Some(address) = found("reserve_addresses", reserved)? else { return Ok(false) };
-        let tag = SegmentKind { class, grows: true, registration: 0 };
+        let tag = SegmentKind { class, is_expandable: true, registration: 0 };
         let span = self.blocks.add_segment(address, bytes, BlockUse::Unmapped, tag);
         let segment = self.blocks.segment_of(span.block).id;
         self.pages.insert(segment, PageTable { address, page_bytes, pages: Vec::new() });
@@ -165,14 +165,14 @@ impl ArenaState {
 
     /// Where `request` could be served by mapping pages, and how many: the place that lacks the fewest, and the lowest of
     /// several. PyTorch takes the lowest of all.
-    fn plan(&self, request: &Request) -> Option<Plan> {
+    fn plan(&self, request: &Request) -> Option<GrowthPlan> {
         let unmapped = self.unmapped[request.class as usize].values();
         let mut plans = unmapped.filter_map(|&unmapped| self.plan_at(request, unmapped));
         if self.policy.stitching { plans.min_by_key(|plan| plan.pages) } else { plans.next() }
     }
 
     /// How `request` could be served by mapping pages from an unmapped block on, behind the free one before it if there is one.
-    fn plan_at(&self, request: &Request, unmapped: BlockId) -> Option<Plan> {
+    fn plan_at(&self, request: &Request, unmapped: BlockId) -> Option<GrowthPlan> {
         let page_bytes = self.policy.page_bytes[request.class as usize];
         if self.page_bytes_of(unmapped) != page_bytes {
             return None;
@@ -198,7 +198,7 @@ impl ArenaState {
             }
             next = self.blocks.next(block);
         }
-        Some(Plan { first, end, pages })
+        Some(GrowthPlan { first, end, pages })
     }
 
     /// The pages that a taken block of a segment that grows lies in: where the first begins, how large each is, and which
@@ -314,7 +314,7 @@ impl ArenaState {
     fn mapped(&mut self, span: Span, pages: &[PageId]) -> Span {
         let class = self.blocks.tag(span.block).class as usize;
         let segment = self.blocks.segment_of(span.block).id;
-        self.pages.get_mut(&segment).expect("a segment that grows has pages").put(span, pages);
+        self.pages.get_mut(&segment).expect("a segment that is_expandable has pages").put(span, pages);
         self.unmapped[class].remove(&span.address);
         if span.size_bytes < self.blocks.span(span.block).size_bytes {
             let rest = self.blocks.split(span.block, span.size_bytes);
@@ -330,7 +330,7 @@ impl ArenaState {
 
     /// Cuts `part` out of the free block `whole`, which is in a bin: the middle is in none, the rest is.
     pub(crate) fn carve(&mut self, whole: Span, part: Span) -> BlockId {
-        let SegmentKind { class, grows, registration } = self.blocks.tag(whole.block);
+        let SegmentKind { class, is_expandable, registration } = self.blocks.tag(whole.block);
         let was_split = self.blocks.is_split(whole.block);
         let bins = &mut self.free[class as usize];
         bins.remove(whole, registration);
@@ -345,7 +345,7 @@ impl ArenaState {
             bins.insert(self.blocks.split(block, part.size_bytes), registration);
             parts += 1;
         }
-        if !grows && parts > 1 {
+        if !is_expandable && parts > 1 {
             let (before, before_bytes) = if was_split { (1, whole.size_bytes) } else { (0, 0) };
             self.gauges.change(class, Quantity::InactiveSplit, parts, before);
             self.gauges.change(class, Quantity::InactiveSplitBytes, whole.size_bytes, before_bytes);
@@ -357,7 +357,7 @@ impl ArenaState {
     fn unmapped(&mut self, block: BlockId) -> Vec<PageId> {
         let span = self.blocks.span(block);
         let segment = self.blocks.segment_of(block).id;
-        let pages = self.pages.get_mut(&segment).expect("a segment that grows has pages").take(span);
+        let pages = self.pages.get_mut(&segment).expect("a segment that is_expandable has pages").take(span);
         let merged = self.blocks.unmap(block);
         self.note_unmapped(merged);
         pages
@@ -376,13 +376,13 @@ impl ArenaState {
     fn movable(
         &self,
         class: SizeClass,
-        legal: Legal,
+        eligibility: Eligibility,
         keep: Range<u64>,
     ) -> impl Iterator<Item = (Span, Span)> + '_ {
         let page_bytes = self.policy.page_bytes[class as usize];
         let both = self.free[0].iter().chain(self.free[1].iter());
-        both.filter(move |entry| !keep.contains(&entry.address) && self.is_legal(entry.block, legal))
-            .filter(|entry| self.blocks.tag(entry.block).grows)
+        both.filter(move |entry| !keep.contains(&entry.address) && self.is_eligible(entry.block, eligibility))
+            .filter(|entry| self.blocks.tag(entry.block).is_expandable)
             .filter_map(move |entry| {
                 let table = &self.pages[&self.blocks.segment_of(entry.block).id];
                 let pages = table.whole_pages(entry.span()).filter(|_| table.page_bytes == page_bytes);
@@ -391,10 +391,10 @@ impl ArenaState {
     }
 
     /// How many pages this arena could give, as `order` says; no more are counted than are wanted.
-    pub(crate) fn count_pages(&self, order: &PageOrder) -> usize {
-        let PageOrder { request, legal, own, wanted } = *order;
+    pub(crate) fn count_pages(&self, order: &PageDemand) -> usize {
+        let PageDemand { request, eligibility, own, wanted } = *order;
         let page_bytes = self.policy.page_bytes[request.class as usize];
-        let movable = self.movable(request.class, legal, self.kept_for(&request, own));
+        let movable = self.movable(request.class, eligibility, self.kept_for(&request, own));
         let bytes: u64 = movable.map(|(_, pages)| pages.size_bytes).sum();
         wanted.min((bytes / page_bytes) as usize)
     }
@@ -411,13 +411,13 @@ impl ArenaState {
         &mut self,
         arena: &Arena,
         ledger: &mut Ledger,
-        order: &PageOrder,
+        order: &PageDemand,
         pages: &mut Vec<PageId>,
     ) {
-        let PageOrder { request, legal, own, wanted } = *order;
+        let PageDemand { request, eligibility, own, wanted } = *order;
         let page_bytes = self.policy.page_bytes[request.class as usize];
         let keep = self.kept_for(&request, own);
-        let mut movable: Vec<(Span, Span)> = self.movable(request.class, legal, keep).collect();
+        let mut movable: Vec<(Span, Span)> = self.movable(request.class, eligibility, keep).collect();
         movable.sort_by_key(|(whole, _)| (whole.size_bytes, whole.address));
         let mut missing = wanted;
         for (whole, mut part) in movable {
@@ -428,8 +428,8 @@ impl ArenaState {
             let bytes = part.size_bytes.min(missing as u64 * page_bytes);
             part = Span { address: part.end() - bytes, size_bytes: bytes, ..part };
             let class = self.blocks.tag(whole.block).class;
-            match legal {
-                Legal::Idle(_) => {
+            match eligibility {
+                Eligibility::Idle(_) => {
                     let Some(memory) = arena.common.upstream.virtual_memory() else { return };
                     if memory.unmap(part.address, part.size_bytes).is_err() {
                         continue;
@@ -439,9 +439,15 @@ impl ArenaState {
                     pages.extend(self.unmapped(block));
                     ledger.bytes_moved(class, request.class, bytes);
                 }
-                Legal::Ordered | Legal::Aliased => {
+                Eligibility::Ordered | Eligibility::Aliased => {
                     ledger.bytes_moved(class, request.class, bytes);
-                    self.make_hole(arena, whole, part, matches!(legal, Legal::Aliased), pages);
+                    self.leave_stale_mapping(
+                        arena,
+                        whole,
+                        part,
+                        matches!(eligibility, Eligibility::Aliased),
+                        pages,
+                    );
                 }
             }
             missing -= (bytes / page_bytes) as usize;
@@ -450,35 +456,42 @@ impl ArenaState {
     }
 
     /// Takes the pages out of a range that work in flight may still touch; or, if it is to be an alias, work to come.
-    fn make_hole(&mut self, arena: &Arena, whole: Span, part: Span, is_alias: bool, pages: &mut Vec<PageId>) {
+    fn leave_stale_mapping(
+        &mut self,
+        arena: &Arena,
+        whole: Span,
+        part: Span,
+        is_alias: bool,
+        pages: &mut Vec<PageId>,
+    ) {
         let block = self.carve(whole, part);
         self.tell_lost(arena, Action::SegmentUnmap, Span { block, ..part }, None);
         let segment = self.blocks.segment_of(block).id;
-        let moved = self.pages.get_mut(&segment).expect("a segment that grows has pages").take(part);
+        let moved = self.pages.get_mut(&segment).expect("a segment that is_expandable has pages").take(part);
         pages.extend(&moved);
         self.blocks.take(block, 0);
-        arena.common.rolls.holed.insert(arena.number);
-        self.holes.insert(block, Hole { pages: moved, is_alias });
+        arena.common.rolls.stale.insert(arena.number);
+        self.stale_mappings.insert(block, StaleMapping { pages: moved, is_alias });
         if !is_alias {
             self.note_waiting(arena);
-            let uses = vec![Use::noted(arena.home.stream)];
-            self.order.free(block, uses, &arena.common.surroundings());
+            let uses = vec![Use::noted(arena.key.stream)];
+            self.pending.free(block, uses, &arena.common.event_context());
         }
     }
 
     /// Nothing in flight touches the hole that is ready first: its addresses are unmapped.
-    pub(crate) fn close_first_hole(&mut self, arena: &Arena, block: BlockId) {
+    pub(crate) fn unmap_first_stale(&mut self, arena: &Arena, block: BlockId) {
         let Span { address, size_bytes, .. } = self.blocks.span(block);
-        let memory = arena.common.upstream.virtual_memory().expect("who made the hole had virtual memory");
+        let memory = arena.common.upstream.virtual_memory().expect("who made the stale had virtual memory");
         let unmapped = memory.unmap(address, size_bytes);
-        self.order.pop_ready();
+        self.pending.pop_ready();
         if unmapped.is_err() {
             // It is tried again behind a later event. The addresses are missed by nobody meanwhile.
             self.note_waiting(arena);
-            self.order.free(block, vec![Use::noted(arena.home.stream)], &arena.common.surroundings());
+            self.pending.free(block, vec![Use::noted(arena.key.stream)], &arena.common.event_context());
             return;
         }
-        self.holes.remove(&block);
+        self.stale_mappings.remove(&block);
         let merged = self.blocks.release_unmapped(block);
         self.note_unmapped(merged);
     }
@@ -506,7 +519,7 @@ impl ArenaState {
         self.tell_lost(arena, Action::SegmentUnmap, Span { block, ..part }, ledger.given_back_at);
         let pages = self.unmapped(block);
         let page_bytes = part.size_bytes / pages.len() as u64;
-        ledger.bytes_spared(arena.home.owner, part.size_bytes);
+        ledger.bytes_spared(arena.key.owner, part.size_bytes);
         let spare = |page| SparePage { page, bytes: page_bytes, class, after: None, pool: None };
         arena.common.spare.add(pages.into_iter().map(spare));
         ledger.statistics.num_device_free += 1;
@@ -514,17 +527,18 @@ impl ArenaState {
     }
 
     /// Gives a segment back as it is, at the end: its pages are spare then. What is refused is lost.
-    pub(crate) fn destroy_growing(
+    pub(crate) fn destroy_expandable(
         &mut self,
         arena: &Arena,
         segment: super::blocks::SegmentView<SegmentKind>,
         memory: &dyn VirtualMemory,
     ) {
-        let holes = self.blocks.blocks_of(segment).filter(|block| self.holes.contains_key(block));
-        for Span { address, size_bytes, .. } in holes.map(|block| self.blocks.span(block)) {
+        let stale_mappings =
+            self.blocks.blocks_of(segment).filter(|block| self.stale_mappings.contains_key(block));
+        for Span { address, size_bytes, .. } in stale_mappings.map(|block| self.blocks.span(block)) {
             let _ = memory.unmap(address, size_bytes);
         }
-        let table = self.pages.remove(&segment.id).expect("a segment that grows has pages");
+        let table = self.pages.remove(&segment.id).expect("a segment that is_expandable has pages");
         for (place, _) in (0u64..).zip(&table.pages).filter(|(_, page)| page.is_some()) {
             let _ = memory.unmap(segment.address + place * table.page_bytes, table.page_bytes);
         }
@@ -563,31 +577,32 @@ impl ArenaState {
 
 /// What may go to another stream.
 impl ArenaState {
-    fn is_legal(&self, block: BlockId, legal: Legal) -> bool {
-        match (legal, self.blocks.usage(block)) {
-            (Legal::Ordered | Legal::Aliased, _) => true,
-            (Legal::Idle(passed), BlockUse::Free { since }) => {
+    fn is_eligible(&self, block: BlockId, eligibility: Eligibility) -> bool {
+        match (eligibility, self.blocks.usage(block)) {
+            (Eligibility::Ordered | Eligibility::Aliased, _) => true,
+            (Eligibility::Idle(passed), BlockUse::Free { since }) => {
                 let passed = passed[self.blocks.tag(block).class as usize];
                 since <= passed
             }
-            (Legal::Idle(_), _) => false,
+            (Eligibility::Idle(_), _) => false,
         }
     }
 
     /// What this arena's stream is known to be done with, after a look at how far it has come. Waits for nothing.
-    pub(crate) fn look_how_idle(&mut self, arena: &Arena) -> Option<Legal> {
+    pub(crate) fn look_how_idle(&mut self, arena: &Arena) -> Option<Eligibility> {
         if arena.common.is_capturing() {
             return None;
         }
         if self.idle.fence.is_none() {
             let bins = self.free.iter().flat_map(|bins| bins.iter());
-            let legal = self.idle.passed.map(Legal::Idle);
-            let mut unknown =
-                bins.filter(|entry| !legal.is_some_and(|legal| self.is_legal(entry.block, legal)));
+            let eligibility = self.idle.passed.map(Eligibility::Idle);
+            let mut unknown = bins.filter(|entry| {
+                !eligibility.is_some_and(|eligibility| self.is_eligible(entry.block, eligibility))
+            });
             if unknown.next().is_some()
                 && let Some(fence) = Fence::record(
-                    &arena.common.surroundings(),
-                    arena.home.stream,
+                    &arena.common.event_context(),
+                    arena.key.stream,
                     &arena.common.unrecorded_users(),
                     self.searches,
                 )
@@ -602,13 +617,13 @@ impl ArenaState {
             self.idle.passed = Some(fence.searches);
             fence.release(upstream);
         }
-        self.idle.passed.map(Legal::Idle)
+        self.idle.passed.map(Eligibility::Idle)
     }
 
     /// The same, after the host has waited until all that is free here is idle. *Blocks*. `None` if there are no pages for
     /// requests of `class` to be had for it, or the stream cannot be waited for, as one that captures cannot.
-    pub(crate) fn wait_until_idle(&mut self, arena: &Arena, class: SizeClass) -> Option<Legal> {
-        let must_wait = self.movable(class, Legal::Ordered, 0..0).next().is_some();
+    pub(crate) fn wait_until_idle(&mut self, arena: &Arena, class: SizeClass) -> Option<Eligibility> {
+        let must_wait = self.movable(class, Eligibility::Ordered, 0..0).next().is_some();
         if !must_wait || arena.wait_for_users(self).is_err() {
             return None;
         }
@@ -616,12 +631,12 @@ impl ArenaState {
         // What becomes free from now on is free since later.
         self.searches = passed.map(|searches| searches + 1);
         self.idle.passed = Some(passed);
-        Some(Legal::Idle(passed))
+        Some(Eligibility::Idle(passed))
     }
 
     /// Gives the fence's event back, at the end.
     pub(crate) fn abandon(&mut self, arena: &Arena) {
-        self.order.abandon(&*arena.common.upstream);
+        self.pending.abandon(&*arena.common.upstream);
         if let Some(fence) = self.idle.fence.take() {
             fence.release(&*arena.common.upstream);
         }
@@ -631,21 +646,26 @@ impl ArenaState {
     pub(crate) fn waiting_for_uses(&self, request: &Request) -> Vec<BlockId> {
         let serves = |block: &BlockId| {
             let size_bytes = self.blocks.span(*block).size_bytes;
-            !self.holes.contains_key(block)
+            !self.stale_mappings.contains_key(block)
                 && self.blocks.tag(*block).class == request.class
                 && size_bytes >= request.size_bytes
                 && self.policy.may_serve(request.size_bytes, size_bytes)
         };
-        self.order.pending().filter(serves).collect()
+        self.pending.iter().filter(serves).collect()
     }
 
     /// A free block for a request of another stream; it is still in its bin. Under `lenient` every block serves that is large
     /// enough, whatever its class and size.
-    pub(crate) fn find_to_lend(&self, request: &Request, legal: Legal, lenient: bool) -> Option<Span> {
+    pub(crate) fn find_to_borrow(
+        &self,
+        request: &Request,
+        eligibility: Eligibility,
+        lenient: bool,
+    ) -> Option<Span> {
         let classes = [request.class, request.class.other()];
         let entry = classes[..if lenient { 2 } else { 1 }].iter().find_map(|class| {
             self.free[*class as usize].at_least(request.size_bytes).find(|entry| {
-                self.is_legal(entry.block, legal)
+                self.is_eligible(entry.block, eligibility)
                     && (lenient || self.policy.may_serve(request.size_bytes, entry.size_bytes))
             })
         })?;

@@ -9,7 +9,7 @@ use thalweg_snapshot::Action;
 
 use super::allocator::DeviceAllocator;
 use super::arena::Arena;
-use super::cold::Cold;
+use super::central::Central;
 use super::gauges::Quantity;
 use super::reentry;
 use crate::diagnose::advice::Situation;
@@ -23,33 +23,38 @@ impl DeviceAllocator {
     /// The error for a request that cannot be served. It is counted, and an event.
     pub(crate) fn out_of_memory(
         &self,
-        cold: &mut Cold,
+        central: &mut Central,
         arena: &Arc<Arena>,
         request: &Request,
     ) -> AllocationError {
-        cold.ledger.statistics.num_ooms += 1;
-        let figures = self.figures(cold, arena, request, false);
+        central.ledger.statistics.num_ooms += 1;
+        let figures = self.figures(central, arena, request, false);
         let watch = &self.common().watch;
         if watch.is_on() {
             let event = Event {
-                pool_id: arena.home.pool_id(),
+                pool_id: arena.key.pool_id(),
                 stack: request.stack,
                 ..Event::new(
                     Action::Oom,
                     figures.device.map_or(0, |device| device.free_bytes),
                     request.size_bytes,
-                    arena.home.stream,
+                    arena.key.stream,
                 )
             };
-            watch.tell(&mut cold.ring, &event);
+            watch.tell(&mut central.ring, &event);
         }
         Kind::OutOfMemory(Box::new(figures)).into()
     }
 
     /// The error for a request that is refused for the memory fraction alone.
-    pub(crate) fn rejected(&self, cold: &mut Cold, arena: &Arc<Arena>, request: &Request) -> AllocationError {
-        cold.ledger.statistics.num_oom_rejections += 1;
-        Kind::OutOfMemory(Box::new(self.figures(cold, arena, request, true))).into()
+    pub(crate) fn rejected(
+        &self,
+        central: &mut Central,
+        arena: &Arc<Arena>,
+        request: &Request,
+    ) -> AllocationError {
+        central.ledger.statistics.num_oom_rejections += 1;
+        Kind::OutOfMemory(Box::new(self.figures(central, arena, request, true))).into()
     }
 
     /// Tells whoever wants to know of a failed request. No lock is held.
@@ -79,12 +84,18 @@ impl DeviceAllocator {
     }
 
     /// Whether a request that was not served would be now: others may have freed memory meanwhile.
-    pub(crate) fn would_fit_now(&self, cold: &mut Cold, arena: &Arc<Arena>, request: &Request) -> bool {
-        self.look(cold, arena, request, false).1.fits()
+    pub(crate) fn would_fit_now(&self, central: &mut Central, arena: &Arc<Arena>, request: &Request) -> bool {
+        self.look(central, arena, request, false).1.fits()
     }
 
-    fn figures(&self, cold: &mut Cold, arena: &Arc<Arena>, request: &Request, rejected: bool) -> OutOfMemory {
-        let (mut figures, situation) = self.look(cold, arena, request, rejected);
+    fn figures(
+        &self,
+        central: &mut Central,
+        arena: &Arc<Arena>,
+        request: &Request,
+        rejected: bool,
+    ) -> OutOfMemory {
+        let (mut figures, situation) = self.look(central, arena, request, rejected);
         figures.segment_bytes = situation.segment_bytes();
         figures.advice = situation.advice();
         figures
@@ -93,7 +104,7 @@ impl DeviceAllocator {
     /// What the memory looks like to a request that cannot be served.
     fn look(
         &self,
-        cold: &mut Cold,
+        central: &mut Central,
         arena: &Arc<Arena>,
         request: &Request,
         rejected: bool,
@@ -103,7 +114,7 @@ impl DeviceAllocator {
             label: settings.label().to_owned(),
             device_number: settings.device_number(),
             requested_bytes: request.requested_bytes,
-            allowed_bytes: cold.ledger.allowed_bytes,
+            allowed_bytes: central.ledger.allowed_bytes,
             device: self.common().upstream.memory_info().ok(),
             capturing: self.common().is_capturing(),
             rejected,
@@ -116,7 +127,7 @@ impl DeviceAllocator {
             figures.pending_bytes += active_bytes - state.gauges.current(Quantity::AllocatedBytes);
             let free = || state.free.iter().flat_map(|bins| bins.iter()).map(|entry| entry.size_bytes);
             let free_bytes: u64 = free().sum();
-            if one.home.owner != Owner::Shared {
+            if one.key.owner != Owner::Shared {
                 figures.private_pool_bytes += active_bytes;
                 figures.private_pool_cached_bytes += free_bytes;
             } else if one.number != arena.number {
@@ -126,10 +137,10 @@ impl DeviceAllocator {
             figures.largest_free_block_bytes = figures.largest_free_block_bytes.max(largest_bytes);
         }
         figures.reserved_bytes = match settings.is_cached_here() {
-            true => cold.ledger.reserved_bytes(),
+            true => central.ledger.reserved_bytes(),
             false => figures.allocated_bytes + figures.pending_bytes,
         };
-        let situation = Situation::of(self, cold, arena, request, &figures);
+        let situation = Situation::of(self, central, arena, request, &figures);
         (figures, situation)
     }
 }

@@ -8,12 +8,12 @@ use rustc_hash::FxHashMap;
 use super::allocator::DeviceAllocator;
 use super::arena::{Arena, ArenaState};
 use super::blocks::{BlockId, Span};
-use super::cold::Cold;
+use super::central::Central;
 use super::pages::PageTable;
 use crate::error::{AllocationError, Kind};
 use crate::graph_pools::aliases::Alias;
 use crate::graph_pools::checkpoint::{LiveDifference, PoolCheckpoint, Restored, check_live};
-use crate::graph_pools::vigil::{LiveBlock, Vigil};
+use crate::graph_pools::liveness::{LiveBlock, LivenessWatch};
 use crate::ids::{Owner, PoolId};
 use crate::upstream::PageId;
 
@@ -27,10 +27,10 @@ impl DeviceAllocator {
     /// capture is under way ([`is_capture`](AllocationError::is_capture)); if nothing is cached (`backend:cudaMallocAsync`); or the
     /// upstream's, when it is waited for.
     pub fn checkpoint_pool(&self, pool: PoolId) -> Result<PoolCheckpoint, AllocationError> {
-        let mut cold = self.cold();
-        let checkpoint = PoolCheckpoint::of(pool, &self.arenas_of(&cold, pool)?)?;
+        let mut central = self.central();
+        let checkpoint = PoolCheckpoint::of(pool, &self.arenas_of(&central, pool)?)?;
         // What is mapped now may be asked for again.
-        cold.pools.keep_in_place(pool);
+        central.pools.keep_in_place(pool);
         Ok(checkpoint)
     }
 
@@ -53,8 +53,8 @@ impl DeviceAllocator {
         pool: PoolId,
         checkpoint: &PoolCheckpoint,
     ) -> Result<Restored, AllocationError> {
-        let cold = self.cold();
-        let arenas = self.arenas_of(&cold, pool)?;
+        let central = self.central();
+        let arenas = self.arenas_of(&central, pool)?;
         checkpoint.restore(pool, &arenas)
     }
 
@@ -67,8 +67,8 @@ impl DeviceAllocator {
     }
 
     /// The arenas of a private pool that can be checkpointed now.
-    fn arenas_of(&self, cold: &Cold, pool: PoolId) -> Result<Vec<Arc<Arena>>, AllocationError> {
-        if cold.pools.references(pool) == 0 {
+    fn arenas_of(&self, central: &Central, pool: PoolId) -> Result<Vec<Arc<Arena>>, AllocationError> {
+        if central.pools.references(pool) == 0 {
             return Err(Kind::UnknownPool(pool).into());
         }
         if !self.settings().is_cached_here() {
@@ -84,7 +84,7 @@ impl DeviceAllocator {
     /// Where memory of a pool was that is somewhere else now and can still be touched there, by address. A range for each page.
     pub fn aliases(&self, pool: PoolId) -> Vec<Alias> {
         // Pages move under this lock only.
-        let _cold = self.cold();
+        let _cold = self.central();
         let arenas = self.common().arenas_of(Owner::Private(pool));
         let places = |arena: &Arc<Arena>| {
             arena.lock().pages.values().flat_map(PageTable::places).collect::<Vec<(PageId, u64)>>()
@@ -106,7 +106,7 @@ impl DeviceAllocator {
 
     /// From now on no page of a pool moves, even if it could stay mapped where it is. There may be aliases already.
     pub fn keep_pool_in_place(&self, pool: PoolId) {
-        self.cold().pools.keep_in_place(pool);
+        self.central().pools.keep_in_place(pool);
     }
 }
 
@@ -125,12 +125,12 @@ impl DeviceAllocator {
 
     fn live_blocks_where(&self, chosen: impl Fn(Owner) -> bool) -> Vec<LiveBlock> {
         let mut live = Vec::new();
-        for arena in self.common().all_arenas().into_iter().filter(|arena| chosen(arena.home.owner)) {
+        for arena in self.common().all_arenas().into_iter().filter(|arena| chosen(arena.key.owner)) {
             let state = arena.lock();
             live.extend(state.live_blocks().map(|block| {
                 let Span { address, size_bytes, .. } = state.blocks.span(block);
                 let requested_bytes = state.blocks.requested_bytes(block).unwrap_or(size_bytes);
-                let (pool, stream) = (arena.home.owner.pool(), arena.home.stream);
+                let (pool, stream) = (arena.key.owner.pool(), arena.key.stream);
                 LiveBlock { address, size_bytes, requested_bytes, pool, stream, arena: arena.number, block }
             }));
         }
@@ -139,7 +139,7 @@ impl DeviceAllocator {
     }
 
     /// Has `vigil` told when the block dies. `false` if it has died already.
-    pub fn watch_block(&self, block: &LiveBlock, vigil: &Arc<Vigil>) -> bool {
+    pub fn watch_block(&self, block: &LiveBlock, watch: &Arc<LivenessWatch>) -> bool {
         let Some(arena) = self.common().arena(block.arena) else { return false };
         let mut state = arena.lock();
         // The name may be another block's by now.
@@ -147,9 +147,9 @@ impl DeviceAllocator {
             .live_span(block.block)
             .is_some_and(|span| (span.address, span.size_bytes) == (block.address, block.size_bytes));
         if is_here {
-            let vigils = state.watched.entry(block.block).or_default();
-            vigils.retain(|vigil| Arc::strong_count(vigil) > 1);
-            vigils.push(Arc::clone(vigil));
+            let watches = state.watched.entry(block.block).or_default();
+            watches.retain(|watch| Arc::strong_count(watch) > 1);
+            watches.push(Arc::clone(watch));
         }
         is_here
     }
@@ -158,17 +158,17 @@ impl DeviceAllocator {
 impl ArenaState {
     /// The span of a block, if it is in a caller's hands.
     fn live_span(&self, block: BlockId) -> Option<Span> {
-        let is_taken = self.blocks.requested_bytes(block).is_some() && !self.holes.contains_key(&block);
-        let is_live =
-            is_taken && !self.is_revoked(block) && !self.order.pending().any(|other| other == block);
+        let is_taken =
+            self.blocks.requested_bytes(block).is_some() && !self.stale_mappings.contains_key(&block);
+        let is_live = is_taken && !self.is_revoked(block) && !self.pending.iter().any(|other| other == block);
         is_live.then(|| self.blocks.span(block))
     }
 
     /// A watched block is given back, or taken away.
     #[cold]
-    pub(crate) fn tell_vigils(&mut self, block: BlockId) {
-        for vigil in self.watched.remove(&block).into_iter().flatten() {
-            vigil.tell(self.blocks.span(block).address);
+    pub(crate) fn notify_watches(&mut self, block: BlockId) {
+        for watch in self.watched.remove(&block).into_iter().flatten() {
+            watch.tell(self.blocks.span(block).address);
         }
     }
 }

@@ -114,7 +114,7 @@ impl Ledger {
     }
 
     /// Pages that were nobody's are those of `owner` now.
-    pub(crate) fn bytes_adopted(&mut self, owner: Owner, bytes: u64) {
+    pub(crate) fn bytes_moved_to(&mut self, owner: Owner, bytes: u64) {
         if let Owner::Private(pool) = owner {
             self.of_pool(pool).increase(bytes);
         }

@@ -14,7 +14,7 @@ pub(crate) mod arena;
 pub(crate) mod bins;
 pub(crate) mod block;
 pub(crate) mod blocks;
-pub(crate) mod cold;
+pub(crate) mod central;
 pub(crate) mod common;
 pub(crate) mod direct;
 pub(crate) mod directory;

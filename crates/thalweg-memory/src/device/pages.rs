@@ -8,7 +8,7 @@ use std::ops::Range;
 use smallvec::{SmallVec, smallvec};
 
 use super::blocks::Span;
-use super::pending::Surroundings;
+use super::pending::EventContext;
 use crate::ids::StreamId;
 use crate::upstream::{EventId, PageId, Upstream};
 
@@ -77,14 +77,14 @@ impl Fence {
     /// Records an event on an arena's stream, and on the others that may touch what is free there; `None` where there are no
     /// events.
     pub(super) fn record(
-        around: &Surroundings<'_>,
+        context: &EventContext<'_>,
         stream: StreamId,
         others: &[StreamId],
         searches: [u64; 2],
     ) -> Option<Self> {
-        let mut events = smallvec![around.record(stream).ok()?.event];
+        let mut events = smallvec![context.record(stream).ok()?.event];
         let others = others.iter().filter(|other| **other != stream);
-        events.extend(others.filter_map(|other| Some(around.record(*other).ok()?.event)));
+        events.extend(others.filter_map(|other| Some(context.record(*other).ok()?.event)));
         Some(Self { events, searches })
     }
 
@@ -99,7 +99,7 @@ impl Fence {
 
 /// A range whose pages have moved away. It is a taken block, which nobody has.
 #[derive(Debug)]
-pub(crate) struct Hole {
+pub(crate) struct StaleMapping {
     /// What is still mapped there.
     pub(crate) pages: Vec<PageId>,
     /// It stays: a graph may run at its addresses. If not, it goes when its event has passed.

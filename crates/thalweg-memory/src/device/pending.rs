@@ -56,7 +56,7 @@ pub(crate) struct Recorded {
 }
 
 /// What the orders of all arenas of an allocator share.
-pub(crate) struct Surroundings<'a> {
+pub(crate) struct EventContext<'a> {
     pub(crate) events: &'a dyn Events,
     pub(crate) captures: Option<&'a dyn Captures>,
     /// Whether a capture is under way anywhere on the device.
@@ -65,7 +65,7 @@ pub(crate) struct Surroundings<'a> {
     pub(crate) sequence: &'a AtomicU64,
 }
 
-impl Surroundings<'_> {
+impl EventContext<'_> {
     pub(crate) fn record(&self, stream: StreamId) -> Result<Recorded, UpstreamError> {
         // The place is taken first: two threads that record on one stream at the same time are ordered by neither, but one
         // thread's second event is behind its first.
@@ -121,7 +121,7 @@ pub(crate) fn use_of(uses: &mut Uses, stream: StreamId) -> &mut Use {
 }
 
 #[derive(Debug)]
-struct Pending<T> {
+struct PendingFree<T> {
     freed: T,
     queued_events: usize,
     /// Streams whose event is still to be recorded.
@@ -138,9 +138,9 @@ struct Queued {
 
 /// The frees of one home stream that wait.
 #[derive(Debug)]
-pub(crate) struct Order<T> {
+pub(crate) struct PendingFrees<T> {
     /// By ticket, so the oldest free is first.
-    pending: BTreeMap<u64, Pending<T>>,
+    pending: BTreeMap<u64, PendingFree<T>>,
     next_ticket: u64,
     /// Those of `pending` that have uses without an event, oldest first.
     unrecorded: VecDeque<u64>,
@@ -155,7 +155,7 @@ pub(crate) struct Order<T> {
     ready: VecDeque<T>,
 }
 
-impl<T> Default for Order<T> {
+impl<T> Default for PendingFrees<T> {
     fn default() -> Self {
         Self {
             pending: BTreeMap::new(),
@@ -171,18 +171,19 @@ impl<T> Default for Order<T> {
     }
 }
 
-impl<T: Copy + Eq> Order<T> {
+impl<T: Copy + Eq> PendingFrees<T> {
     /// Frees `freed` behind its uses. It comes out of [`pop_ready`](Self::pop_ready), some day.
-    pub(crate) fn free(&mut self, freed: T, uses: Uses, around: &Surroundings<'_>) {
-        let mut pending = Pending { freed, queued_events: 0, unrecorded: SmallVec::new(), marks: Vec::new() };
+    pub(crate) fn free(&mut self, freed: T, uses: Uses, context: &EventContext<'_>) {
+        let mut pending =
+            PendingFree { freed, queued_events: 0, unrecorded: SmallVec::new(), marks: Vec::new() };
         let ticket = self.next_ticket;
         let mut unmarked = SmallVec::<[StreamId; 2]>::new();
         for Use { stream, at_free, eager, event, marks } in uses {
-            let in_capture = around.capturing && !eager;
+            let in_capture = context.capturing && !eager;
             if let Some(recorded) = event {
                 // An event that is to come on the same stream stands behind this one; a place in a graph does not.
                 if (at_free && !in_capture) || self.is_settled(stream, recorded) {
-                    around.events.release_event(recorded.event);
+                    context.events.release_event(recorded.event);
                 } else {
                     self.enqueue(stream, recorded, ticket);
                     pending.queued_events += 1;
@@ -211,17 +212,17 @@ impl<T: Copy + Eq> Order<T> {
         self.unrecorded.push_back(ticket);
         // From here on the upstream is asked, and nothing is lost if it fails.
         for stream in unmarked {
-            self.mark(ticket, stream, around);
+            self.mark(ticket, stream, context);
         }
         let has_unrecorded = self.pending.get(&ticket).is_some_and(|pending| !pending.unrecorded.is_empty());
-        if !has_unrecorded || (!around.capturing && self.record_uses(ticket, around)) {
+        if !has_unrecorded || (!context.capturing && self.record_uses(ticket, context)) {
             self.unrecorded.pop_back();
         }
     }
 
     /// If `stream` is part of a capture, the use by it is known by nodes of the graph instead of an event.
-    fn mark(&mut self, ticket: u64, stream: StreamId, around: &Surroundings<'_>) {
-        let Some(marks) = around.marks(stream) else { return };
+    fn mark(&mut self, ticket: u64, stream: StreamId, context: &EventContext<'_>) {
+        let Some(marks) = context.marks(stream) else { return };
         let pending = self.pending.get_mut(&ticket).expect("it was just put there");
         self.marked += usize::from(pending.marks.is_empty() && !marks.is_empty());
         pending.marks.extend(marks);
@@ -254,7 +255,7 @@ impl<T: Copy + Eq> Order<T> {
     }
 
     /// What waits, the oldest first.
-    pub(crate) fn pending(&self) -> impl Iterator<Item = T> + '_ {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = T> + '_ {
         self.pending.values().map(|pending| pending.freed)
     }
 
@@ -272,33 +273,33 @@ impl<T: Copy + Eq> Order<T> {
     ///
     /// An event that cannot be asked for counts as not passed: this is housekeeping on the way to something else, which must
     /// not fail for it.
-    pub(crate) fn process(&mut self, home: StreamId, around: &Surroundings<'_>) {
-        if around.capturing {
-            self.process_marks(home, around);
+    pub(crate) fn process(&mut self, own_stream: StreamId, context: &EventContext<'_>) {
+        if context.capturing {
+            self.process_marks(own_stream, context);
             return;
         }
-        self.end_captures(around);
+        self.end_captures(context);
         while let Some(&event) = self.waits.front()
-            && matches!(around.events.query_event(event), Ok(true))
+            && matches!(context.events.query_event(event), Ok(true))
         {
             self.waits.pop_front();
-            around.events.release_event(event);
+            context.events.release_event(event);
         }
         for stream in self.streams() {
             while let Some(&Queued { recorded, .. }) = self.head(stream)
-                && let Ok(is_over) = around.events.query_event(recorded.event)
+                && let Ok(is_over) = context.events.query_event(recorded.event)
                 && is_over
             {
                 self.settle_head(stream);
-                around.events.release_event(recorded.event);
+                context.events.release_event(recorded.event);
             }
         }
     }
 
     /// To be called when no capture is under way any more: what waited for that is recorded now.
-    pub(crate) fn end_captures(&mut self, around: &Surroundings<'_>) {
+    pub(crate) fn end_captures(&mut self, context: &EventContext<'_>) {
         self.drop_marks();
-        self.record_all(around);
+        self.record_all(context);
     }
 
     /// *Blocks* until all queued events have passed. A use whose event cannot be recorded goes on waiting.
@@ -308,14 +309,14 @@ impl<T: Copy + Eq> Order<T> {
     ///
     /// # Panics
     /// While a capture is under way.
-    pub(crate) fn synchronize(&mut self, around: &Surroundings<'_>) -> Result<(), UpstreamError> {
-        assert!(!around.capturing, "nothing waits for an event while a capture is under way");
-        self.end_captures(around);
+    pub(crate) fn synchronize(&mut self, context: &EventContext<'_>) -> Result<(), UpstreamError> {
+        assert!(!context.capturing, "nothing waits for an event while a capture is under way");
+        self.end_captures(context);
         for stream in self.streams() {
             while let Some(&Queued { recorded, .. }) = self.head(stream) {
-                around.events.synchronize_event(recorded.event)?;
+                context.events.synchronize_event(recorded.event)?;
                 self.settle_head(stream);
-                around.events.release_event(recorded.event);
+                context.events.release_event(recorded.event);
             }
         }
         Ok(())
@@ -329,20 +330,20 @@ impl<T: Copy + Eq> Order<T> {
     pub(crate) fn order_before(
         &mut self,
         freed: T,
-        home: StreamId,
-        around: &Surroundings<'_>,
+        own_stream: StreamId,
+        context: &EventContext<'_>,
     ) -> Result<bool, UpstreamError> {
         let Some((&ticket, pending)) = self.pending.iter().find(|(_, pending)| pending.freed == freed) else {
             return Ok(false);
         };
-        if around.capturing || !pending.unrecorded.is_empty() || !pending.marks.is_empty() {
+        if context.capturing || !pending.unrecorded.is_empty() || !pending.marks.is_empty() {
             return Ok(false);
         }
         for stream in self.streams() {
             let queue = &self.queues[&stream];
             let Some(last) = queue.iter().rev().find(|queued| queued.ticket == ticket) else { continue };
             let last = last.recorded;
-            around.events.wait_event(home, last.event)?;
+            context.events.wait_event(own_stream, last.event)?;
             // The event is kept until it has passed, so that waits in flight can be counted.
             self.waits.push_back(last.event);
             while let Some(&Queued { recorded, .. }) = self.head(stream)
@@ -350,7 +351,7 @@ impl<T: Copy + Eq> Order<T> {
             {
                 self.settle_head(stream);
                 if recorded.event != last.event {
-                    around.events.release_event(recorded.event);
+                    context.events.release_event(recorded.event);
                 }
             }
         }
@@ -409,10 +410,10 @@ impl<T: Copy + Eq> Order<T> {
         }
     }
 
-    fn record_all(&mut self, around: &Surroundings<'_>) {
+    fn record_all(&mut self, context: &EventContext<'_>) {
         for _ in 0..self.unrecorded.len() {
             let ticket = self.unrecorded[0];
-            if self.record_uses(ticket, around) {
+            if self.record_uses(ticket, context) {
                 self.unrecorded.pop_front();
             } else {
                 self.unrecorded.rotate_left(1);
@@ -421,12 +422,12 @@ impl<T: Copy + Eq> Order<T> {
     }
 
     /// Records the events that a free lacks; whether it has them all now.
-    fn record_uses(&mut self, ticket: u64, around: &Surroundings<'_>) -> bool {
+    fn record_uses(&mut self, ticket: u64, context: &EventContext<'_>) -> bool {
         loop {
             // All its uses may be known by a graph meanwhile, and those be over.
             let Some(pending) = self.pending.get_mut(&ticket) else { return true };
             let Some(&stream) = pending.unrecorded.last() else { return true };
-            let Ok(recorded) = around.record(stream) else { return false };
+            let Ok(recorded) = context.record(stream) else { return false };
             let left = pending.unrecorded.len() - 1;
             pending.unrecorded.truncate(left);
             pending.queued_events += 1;
@@ -435,9 +436,9 @@ impl<T: Copy + Eq> Order<T> {
     }
 
     /// Frees what the graph under capture orders before the next command of `home`.
-    fn process_marks(&mut self, home: StreamId, around: &Surroundings<'_>) {
-        let Some(captures) = around.captures else { return };
-        if self.marked == 0 || !self.reach.advance(home, captures) {
+    fn process_marks(&mut self, own_stream: StreamId, context: &EventContext<'_>) {
+        let Some(captures) = context.captures else { return };
+        if self.marked == 0 || !self.reach.advance(own_stream, captures) {
             return;
         }
         let tickets: Vec<u64> = self.pending.keys().copied().collect();

@@ -39,7 +39,7 @@ impl ArenaState {
         let event = Event {
             exact_address,
             stack,
-            ..Event::new(Action::Alloc, span.address, requested_bytes, arena.home.stream)
+            ..Event::new(Action::Alloc, span.address, requested_bytes, arena.key.stream)
         };
         self.tell_event(arena, event);
     }
@@ -92,12 +92,12 @@ impl ArenaState {
     }
 
     fn tell(&mut self, arena: &Arena, action: Action, address: u64, bytes: u64, stack: Option<StackId>) {
-        let event = Event { stack, ..Event::new(action, address, bytes, arena.home.stream) };
+        let event = Event { stack, ..Event::new(action, address, bytes, arena.key.stream) };
         self.tell_event(arena, event);
     }
 
     fn tell_event(&mut self, arena: &Arena, event: Event) {
-        let event = Event { pool_id: arena.home.pool_id(), ..event };
+        let event = Event { pool_id: arena.key.pool_id(), ..event };
         arena.common.watch.tell(&mut self.log.ring, &event);
     }
 
@@ -107,7 +107,7 @@ impl ArenaState {
         let event = Event {
             stack: self.log.allocations.get(&block).copied(),
             metadata: TextId::of(text),
-            ..Event::new(Action::Annotate, span.address, bytes.unwrap_or(0), arena.home.stream)
+            ..Event::new(Action::Annotate, span.address, bytes.unwrap_or(0), arena.key.stream)
         };
         self.tell_event(arena, event);
     }
@@ -121,8 +121,8 @@ impl ArenaState {
             within(from, size_bytes)
         })?;
         let waits =
-            || self.order.pending().chain(self.deferred.iter().copied()).any(|pending| pending == block);
-        let taken = self.blocks.requested_bytes(block).is_some() && !self.holes.contains_key(&block);
+            || self.pending.iter().chain(self.deferred.iter().copied()).any(|pending| pending == block);
+        let taken = self.blocks.requested_bytes(block).is_some() && !self.stale_mappings.contains_key(&block);
         (taken && !waits()).then_some(block)
     }
 
@@ -218,7 +218,7 @@ impl DeviceAllocator {
     pub fn memory_snapshot_with(&self, options: &SnapshotOptions) -> Snapshot {
         let watch = &self.common().watch;
         let device = self.settings().device_number();
-        let mut cold = self.cold();
+        let mut central = self.central();
         let mut merge = options.include_traces.then(|| watch.history.merge());
         let (mut segments, mut stacks) = (Vec::new(), Stacks::default());
         let mut active_bytes = 0;
@@ -231,18 +231,18 @@ impl DeviceAllocator {
             let state = arena.lock();
             add(&mut merge, &state.log.ring);
             active_bytes += state.gauges.current(Quantity::ActiveBytes);
-            if options.pool.is_none() || options.pool == arena.home.owner.pool() {
-                segments.extend(state.snapshot(arena.home));
+            if options.pool.is_none() || options.pool == arena.key.owner.pool() {
+                segments.extend(state.snapshot(arena.key));
                 stacks.add(&state);
             }
         }
         add(&mut merge, &watch.retired());
-        add(&mut merge, &cold.ring);
+        add(&mut merge, &central.ring);
         if watch.is_on() {
             let event = Event::new(Action::Snapshot, 0, active_bytes, StreamId::from_raw(0));
-            watch.tell(&mut cold.ring, &event);
+            watch.tell(&mut central.ring, &event);
         }
-        drop(cold);
+        drop(central);
         segments.sort_by_key(|segment| segment.address);
         let mut snapshot = Snapshot {
             allocator_settings: self.settings().allocator_settings().into_iter().map(setting).collect(),
@@ -266,8 +266,8 @@ impl DeviceAllocator {
     /// memory in turn.
     pub fn stacks_in_use(&self) -> FxHashSet<StackId> {
         let history = &self.common().watch.history;
-        let cold = self.cold();
-        let mut used: FxHashSet<StackId> = history.stacks_in(&cold.ring).collect();
+        let central = self.central();
+        let mut used: FxHashSet<StackId> = history.stacks_in(&central.ring).collect();
         used.extend(history.stacks_in(&self.common().watch.retired()));
         for arena in self.common().all_arenas() {
             let state = arena.lock();

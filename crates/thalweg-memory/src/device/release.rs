@@ -15,7 +15,7 @@ use super::allocator::DeviceAllocator;
 use super::arena::Arena;
 use super::bins::Entry;
 use super::blocks::Span;
-use super::cold::Cold;
+use super::central::Central;
 use super::spare::SparePage;
 use crate::error::AllocationError;
 use crate::ids::{Owner, PoolId, SizeClass};
@@ -28,35 +28,35 @@ impl DeviceAllocator {
     /// The first failure of the upstream. What was given back before it is gone, the rest stays cached.
     pub(crate) fn release_cached(
         &self,
-        cold: &mut Cold,
+        central: &mut Central,
         pool: Option<PoolId>,
     ) -> Result<(), AllocationError> {
-        cold.ledger.statistics.num_sync_all_streams += 1;
-        cold.ledger.most_active_bytes = 0;
+        central.ledger.statistics.num_sync_all_streams += 1;
+        central.ledger.most_active_bytes = 0;
         for arena in self.common().all_arenas() {
             arena.synchronize()?;
         }
         let chosen = |arena: &Arc<Arena>| match pool {
-            Some(pool) => arena.home.owner == Owner::Private(pool),
-            None => cold.pools.is_releasable(arena.home.owner),
+            Some(pool) => arena.key.owner == Owner::Private(pool),
+            None => central.pools.is_releasable(arena.key.owner),
         };
         let chosen: Vec<Arc<Arena>> = self.common().all_arenas().into_iter().filter(chosen).collect();
-        self.release_up_to(cold, u64::MAX, &chosen, [SizeClass::Large, SizeClass::Small])?;
+        self.release_up_to(central, u64::MAX, &chosen, [SizeClass::Large, SizeClass::Small])?;
         self.trim_driver()?;
-        cold.pools.forget_done();
+        central.pools.forget_done();
         Ok(())
     }
 
     /// Gives back what is left of pools that nobody holds any more, memory and addresses, but for what waits for other streams.
     /// *Blocks* until nothing touches it. What is refused stays until memory is short.
-    pub(crate) fn release_pools_of_nobody(&self, cold: &mut Cold) {
-        let left = cold.pools.of_nobody();
+    pub(crate) fn release_pools_of_nobody(&self, central: &mut Central) {
+        let left = central.pools.of_nobody();
         if left.is_empty() {
             return;
         }
         left.iter().for_each(|arena| arena.lock().process_events(arena));
-        let _ = self.release_up_to(cold, u64::MAX, &left, [SizeClass::Large, SizeClass::Small]);
-        cold.pools.forget_done();
+        let _ = self.release_up_to(central, u64::MAX, &left, [SizeClass::Large, SizeClass::Small]);
+        central.pools.forget_done();
     }
 
     /// Gives back as much of what is free as makes up `bytes`, or all if there is less; first what lies in segments of the other
@@ -67,20 +67,20 @@ impl DeviceAllocator {
     /// As [`release_cached`](Self::release_cached).
     pub(crate) fn release_some(
         &self,
-        cold: &mut Cold,
+        central: &mut Central,
         bytes: u64,
         class: SizeClass,
     ) -> Result<u64, AllocationError> {
-        let before = cold.ledger.reserved_bytes();
+        let before = central.ledger.reserved_bytes();
         let mut chosen = self.common().all_arenas();
-        chosen.retain(|arena| cold.pools.is_releasable(arena.home.owner));
-        self.release_up_to(cold, bytes, &chosen, [class.other(), class])?;
-        Ok(before - cold.ledger.reserved_bytes())
+        chosen.retain(|arena| central.pools.is_releasable(arena.key.owner));
+        self.release_up_to(central, bytes, &chosen, [class.other(), class])?;
+        Ok(before - central.ledger.reserved_bytes())
     }
 
     fn release_up_to(
         &self,
-        cold: &mut Cold,
+        central: &mut Central,
         mut bytes: u64,
         chosen: &[Arc<Arena>],
         classes: [SizeClass; 2],
@@ -90,11 +90,11 @@ impl DeviceAllocator {
                 if bytes == 0 {
                     break;
                 }
-                arena.release_free(cold, class, &mut bytes)?;
+                arena.release_free(central, class, &mut bytes)?;
             }
         }
         let Some(memory) = self.common().upstream.virtual_memory() else { return Ok(()) };
-        let ledger = &mut cold.ledger;
+        let ledger = &mut central.ledger;
         let destroyed = |spare: &SparePage| ledger.page_destroyed(spare.class, spare.bytes);
         let outcome = self.common().destroy_spare_pages(memory, destroyed);
         outcome.map_err(|(call, error)| AllocationError::upstream(call, error))
@@ -110,32 +110,32 @@ impl Arena {
     /// The upstream's; the rest stays cached.
     fn release_free(
         &self,
-        cold: &mut Cold,
+        central: &mut Central,
         class: SizeClass,
         bytes: &mut u64,
     ) -> Result<(), AllocationError> {
         let mut state = self.lock();
         let entries: Vec<Span> = state.free[class as usize].iter().map(Entry::span).collect();
-        let (growing, plain): (Vec<Span>, Vec<Span>) =
-            entries.into_iter().partition(|span| state.blocks.tag(span.block).grows);
+        let (expandable, plain): (Vec<Span>, Vec<Span>) =
+            entries.into_iter().partition(|span| state.blocks.tag(span.block).is_expandable);
         for span in plain {
             if *bytes > 0 && !state.blocks.is_split(span.block) {
-                state.release_plain(self, &mut cold.ledger, span)?;
+                state.release_plain(self, &mut central.ledger, span)?;
                 *bytes = bytes.saturating_sub(span.size_bytes);
             }
         }
         let Some(memory) = self.common.upstream.virtual_memory().filter(|_| *bytes > 0) else {
             return Ok(());
         };
-        let must_wait = !growing.is_empty() || state.has_aliases();
+        let must_wait = !expandable.is_empty() || state.has_aliases();
         if must_wait {
             let waited = self.wait_for_users(&state);
             waited.map_err(|error| AllocationError::upstream("synchronize_stream", error))?;
         }
         state.close_aliases(memory)?;
-        for span in growing {
+        for span in expandable {
             if *bytes > 0 {
-                let released_bytes = state.release_pages(self, &mut cold.ledger, span, *bytes, memory)?;
+                let released_bytes = state.release_pages(self, &mut central.ledger, span, *bytes, memory)?;
                 *bytes = bytes.saturating_sub(released_bytes);
             }
         }

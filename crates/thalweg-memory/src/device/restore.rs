@@ -37,7 +37,7 @@ impl RestoreArena {
 
     /// The stream.
     pub fn stream(&self) -> StreamId {
-        self.0.home.stream
+        self.0.key.stream
     }
 }
 
@@ -68,9 +68,9 @@ impl DeviceAllocator {
         let arena = &arena.0;
         let address =
             arena.take_segment(bytes).map_err(|error| AllocationError::upstream("allocate", error))?;
-        let mut cold = self.cold();
+        let mut central = self.central();
         let mut state = arena.lock();
-        let span = state.add_plain(arena, &mut cold.ledger, class, address, bytes);
+        let span = state.add_plain(arena, &mut central.ledger, class, address, bytes);
         let registration = state.blocks.tag(span.block).registration;
         state.note_free(arena);
         state.free[class as usize].insert(span, registration);
@@ -82,7 +82,7 @@ impl DeviceAllocator {
     ///
     /// # Errors
     /// The upstream's.
-    pub fn restore_growing(
+    pub fn restore_expandable(
         &self,
         arena: &RestoreArena,
         class: SizeClass,
@@ -92,11 +92,11 @@ impl DeviceAllocator {
         let upstream = Arc::clone(&arena.common.upstream);
         let Some(memory) = upstream.virtual_memory() else { return Ok(None) };
         let ends = ranges.iter().map(|(offset, bytes)| offset.saturating_add(*bytes));
-        let reserve_bytes = self.segment_reserve_bytes(arena.home.stream, ends.max().unwrap_or(0));
+        let reserve_bytes = self.segment_reserve_bytes(arena.key.stream, ends.max().unwrap_or(0));
         let Some(reserve_bytes) = reserve_bytes else { return Ok(None) };
-        let mut cold = self.cold();
+        let mut central = self.central();
         let mut state = arena.lock();
-        if !state.add_growing(class, reserve_bytes, memory)? {
+        if !state.add_expandable(class, reserve_bytes, memory)? {
             return Ok(None);
         }
         let Some(base) = state.last_unmapped(class) else { return Ok(None) };
@@ -105,7 +105,7 @@ impl DeviceAllocator {
             if !state.map_at(base + offset, bytes, class, memory)? {
                 return Ok(None);
             }
-            cold.ledger.bytes_taken(arena.home.owner, class, bytes);
+            central.ledger.bytes_taken(arena.key.owner, class, bytes);
         }
         Ok(Some(base))
     }

@@ -7,7 +7,7 @@
 //! |---|---|---|
 //! | `waiting` | who has frees that wait, waits in flight, or an inbox that is not empty | [`process_events`](crate::DeviceAllocator::process_events), the end of captures |
 //! | `lending` | who has free memory, by owner | the [slow path](super::slow_path), for memory of other streams |
-//! | `holed` | who has holes, whose pages are mapped still | the way back of [spare](super::spare) pages |
+//! | `stale` | who has holes, whose pages are mapped still | the way back of [spare](super::spare) pages |
 //!
 //! An arena is written down when it comes to have such a thing, and struck when somebody looks in vain. So each look is paid for
 //! by an entry, and N streams of which K have something cost N + K looks, however often is asked.
@@ -118,16 +118,16 @@ impl<K: Ord + Copy> Roll<K> {
 #[derive(Debug, Default)]
 pub(crate) struct Rolls {
     pub(crate) waiting: Roll<u64>,
-    pub(crate) lending: Roll<(Owner, u64)>,
-    pub(crate) holed: Roll<u64>,
+    pub(crate) free_memory: Roll<(Owner, u64)>,
+    pub(crate) stale: Roll<u64>,
 }
 
 impl Rolls {
     /// An arena goes.
     pub(crate) fn forget(&self, arena: &Arena) {
         self.waiting.strike_if(arena.number, || true);
-        self.lending.strike_if((arena.home.owner, arena.number), || true);
-        self.holed.strike_if(arena.number, || true);
+        self.free_memory.strike_if((arena.key.owner, arena.number), || true);
+        self.stale.strike_if(arena.number, || true);
     }
 }
 
@@ -139,19 +139,19 @@ impl Common {
     }
 
     /// The arenas that have free memory of an owner, oldest first; or, if there are more than `most`, other ones at each call.
-    pub(crate) fn lenders(&self, owner: Owner, most: usize) -> Vec<Arc<Arena>> {
-        let lenders = self.rolls.lending.some((owner, 0)..=(owner, u64::MAX), most);
-        lenders.into_iter().filter_map(|(_, number)| self.arena(number)).collect()
+    pub(crate) fn arenas_with_free(&self, owner: Owner, most: usize) -> Vec<Arc<Arena>> {
+        let arenas = self.rolls.free_memory.some((owner, 0)..=(owner, u64::MAX), most);
+        arenas.into_iter().filter_map(|(_, number)| self.arena(number)).collect()
     }
 
     /// The arenas that have holes, oldest first.
     pub(crate) fn holed_arenas(&self) -> Vec<Arc<Arena>> {
         let mut arenas: Vec<Arc<Arena>> = Vec::new();
-        for number in self.rolls.holed.within(0..=u64::MAX) {
+        for number in self.rolls.stale.within(0..=u64::MAX) {
             let Some(arena) = self.arena(number) else { continue };
             let state = arena.state();
-            if state.holes.is_empty() {
-                self.rolls.holed.strike_if(number, || true);
+            if state.stale_mappings.is_empty() {
+                self.rolls.stale.strike_if(number, || true);
             }
             drop(state);
             arenas.push(arena);
@@ -166,7 +166,7 @@ impl Arena {
         if events.len() > 0 {
             let mut state = self.state();
             state.note_waiting(self);
-            state.order.add_waits(events);
+            state.pending.add_waits(events);
         }
     }
 }
@@ -182,7 +182,7 @@ impl ArenaState {
 
     /// Somebody looked here for what waits. The arena is struck if nothing does.
     pub(crate) fn strike_waiting(&mut self, arena: &Arena) {
-        if self.order.is_idle() && self.deferred.is_empty() {
+        if self.pending.is_idle() && self.deferred.is_empty() {
             self.is_on_waiting = false;
             arena.common.rolls.waiting.strike_if(arena.number, || arena.has_empty_inbox());
         }
@@ -191,24 +191,24 @@ impl ArenaState {
     /// To be called when memory becomes free here.
     #[inline]
     pub(crate) fn note_free(&mut self, arena: &Arena) {
-        if !self.is_on_lending {
-            self.enter_lending(arena);
+        if !self.is_on_free_memory {
+            self.enter_free_memory(arena);
         }
     }
 
     #[cold]
     #[inline(never)]
-    fn enter_lending(&mut self, arena: &Arena) {
-        self.is_on_lending = true;
-        arena.common.rolls.lending.insert((arena.home.owner, arena.number));
+    fn enter_free_memory(&mut self, arena: &Arena) {
+        self.is_on_free_memory = true;
+        arena.common.rolls.free_memory.insert((arena.key.owner, arena.number));
     }
 
     /// Whether there is free memory here, with every free block in its bin. The arena is struck if there is not.
     pub(crate) fn has_free(&mut self, arena: &Arena) -> bool {
         let has_free = self.free.iter().any(|bins| bins.iter().next().is_some());
-        if !has_free && self.is_on_lending {
-            self.is_on_lending = false;
-            arena.common.rolls.lending.strike_if((arena.home.owner, arena.number), || true);
+        if !has_free && self.is_on_free_memory {
+            self.is_on_free_memory = false;
+            arena.common.rolls.free_memory.strike_if((arena.key.owner, arena.number), || true);
         }
         has_free
     }
@@ -257,16 +257,16 @@ mod tests {
     fn only_arenas_that_have_free_memory_are_asked_for_it() {
         let (_, allocator) = allocator();
         let mut blocks = blocks(&allocator, 100, 20 << 20);
-        let lenders = || allocator.common().lenders(Owner::Shared, usize::MAX).len();
-        assert_eq!(lenders(), 0, "each block fills its segment");
+        let with_free = || allocator.common().arenas_with_free(Owner::Shared, usize::MAX).len();
+        assert_eq!(with_free(), 0, "each block fills its segment");
         blocks.truncate(97);
-        assert_eq!(lenders(), 3);
+        assert_eq!(with_free(), 3);
         let again = allocator.allocate(20 << 20, StreamId::from_raw(100)).expect("it is cached");
         // Somebody else looks there, and finds nothing.
         drop(allocator.allocate(20 << 20, StreamId::from_raw(200)).expect("there is room"));
-        assert_eq!(lenders(), 3, "two of the three, and the new one");
+        assert_eq!(with_free(), 3, "two of the three, and the new one");
         drop(again);
-        assert_eq!(lenders(), 4);
+        assert_eq!(with_free(), 4);
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::thread::ThreadId;
 
 use super::allocator::DeviceAllocator;
-use super::cold::Cold;
+use super::central::Central;
 use super::pools::Requests;
 use crate::error::AllocationError;
 use crate::ids::{PoolId, StreamFilter};
@@ -13,13 +13,13 @@ impl DeviceAllocator {
     /// Retains a pool and opens a scope that allocates to it.
     pub(crate) fn open_scope(
         &self,
-        cold: &mut Cold,
+        central: &mut Central,
         pool: PoolId,
         requests: Requests,
     ) -> Result<(), AllocationError> {
-        cold.pools.retain(pool)?;
+        central.pools.retain(pool)?;
         if let Err(error) = self.scopes.begin(pool, requests) {
-            cold.pools.release(pool)?;
+            central.pools.release(pool)?;
             return Err(error.into());
         }
         Ok(())
@@ -50,23 +50,23 @@ impl DeviceAllocator {
     /// # Errors
     /// If no requests on streams go to this pool.
     pub fn end_use_pool(&self, pool: PoolId) -> Result<(), AllocationError> {
-        let mut cold = self.enter()?;
+        let mut central = self.enter()?;
         self.scopes.end_streams(pool)?;
-        Ok(cold.pools.release(pool)?)
+        Ok(central.pools.release(pool)?)
     }
 
     /// Until the answer is dropped a capture counts as under way, with what that means
     /// ([`begin_allocate_to_pool`](Self::begin_allocate_to_pool), which counts one by itself). To be asked for before the capture
     /// begins, and dropped after it has ended.
     pub fn begin_capture(self: &Arc<Self>) -> CaptureScope {
-        self.announce_capture(&mut self.cold());
+        self.announce_capture(&mut self.central());
         CaptureScope { allocator: Arc::clone(self) }
     }
 
     /// From now on a capture is under way. If it is the first, what is left of pools that nobody holds goes back before.
-    pub(crate) fn announce_capture(&self, cold: &mut Cold) {
+    pub(crate) fn announce_capture(&self, central: &mut Central) {
         if !self.common.is_capturing() {
-            self.release_pools_of_nobody(cold);
+            self.release_pools_of_nobody(central);
         }
         self.common.begin_capture();
     }

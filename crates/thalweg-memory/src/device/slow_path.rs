@@ -1,6 +1,6 @@
 //! Finding memory for a request that nothing cached serves, from the cheapest way to the last.
 //!
-//! | rung | what is tried | PyTorch |
+//! | stage | what is tried | PyTorch |
 //! |---|---|---|
 //! | 1 | a free block after all; another thread may have freed it, or a callback frees one | yes |
 //! | 2 | a block that waits for uses elsewhere: the stream is made to wait for the oldest | |
@@ -17,11 +17,11 @@
 //! | 11 | as 1, 4 and 6, without rounding, with more [aliases](crate::graph_pools::aliases), and for a large request with the pages of small ones; then any free block that is large enough, whatever its size class | |
 //! | 12 | an error that says what the memory looks like | yes |
 //!
-//! With `policy:pytorch` only PyTorch's rungs are there, and they decide as it does. While a capture is under way nothing may
-//! be waited for or given back, so rungs 2 to 5 and 8 to 10 are left out, and rung 11 looks at the
+//! With `policy:pytorch` only PyTorch's stages are there, and they decide as it does. While a capture is under way nothing may
+//! be waited for or given back, so stages 2 to 5 and 8 to 10 are left out, and stage 11 looks at the
 //! stream's own blocks only. Pools whose memory may have two addresses ([`aliases`](crate::graph_pools::aliases)) are stitched then too.
 //!
-//! The upstream's want of memory leads one rung down; any other failure of it ends the climb and goes to the caller. Either
+//! The upstream's want of memory leads one stage down; any other failure of it ends the climb and goes to the caller. Either
 //! way the state is as valid as before.
 //!
 //! One lock is held for the whole climb, and an arena's only for a step: what other threads do between two steps may make
@@ -34,8 +34,8 @@ use thalweg_snapshot::Action;
 use super::allocator::DeviceAllocator;
 use super::arena::{Arena, ArenaState};
 use super::blocks::{BlockId, Span};
-use super::cold::Cold;
-use super::expandable::{Legal, PageOrder, found};
+use super::central::Central;
+use super::expandable::{Eligibility, PageDemand, found};
 use super::reentry::Outside;
 use super::roll::MOST_ASKED;
 use super::spare::SparePage;
@@ -49,10 +49,10 @@ use crate::upstream::{EventId, PageId, VirtualMemory};
 pub(crate) type Obtained = (Arc<Arena>, Span);
 
 /// One climb.
-struct Climb<'a> {
+struct SlowPath<'a> {
     allocator: &'a DeviceAllocator,
     /// `None` only while the upstream is asked without the lock.
-    cold: Option<MutexGuard<'a, Cold>>,
+    central: Option<MutexGuard<'a, Central>>,
     arena: &'a Arc<Arena>,
     request: Request,
     policy: Policy,
@@ -75,55 +75,55 @@ impl DeviceAllocator {
         arena: &Arc<Arena>,
         request: Request,
     ) -> Result<Obtained, AllocationError> {
-        Climb::new(self, arena, request).obtain()
+        SlowPath::new(self, arena, request).obtain()
     }
 }
 
-type Step = Result<Option<Obtained>, AllocationError>;
+type Found = Result<Option<Obtained>, AllocationError>;
 
-impl<'a> Climb<'a> {
+impl<'a> SlowPath<'a> {
     fn new(allocator: &'a DeviceAllocator, arena: &'a Arc<Arena>, request: Request) -> Self {
-        let cold = Some(allocator.cold());
+        let central = Some(allocator.central());
         let state = arena.lock();
         let policy = state.policy.clone();
-        let waits_left = policy.cross_stream_wait_limit.saturating_sub(state.order.waits_in_flight());
+        let waits_left = policy.cross_stream_wait_limit.saturating_sub(state.pending.waits_in_flight());
         drop(state);
         let (pages, made, waits) = (Vec::new(), Vec::new(), Vec::new());
         let is_last_resort = false;
-        Self { allocator, cold, arena, request, policy, pages, made, waits, waits_left, is_last_resort }
+        Self { allocator, central, arena, request, policy, pages, made, waits, waits_left, is_last_resort }
     }
 
-    fn cold(&mut self) -> &mut Cold {
-        self.cold.as_mut().expect("the lock is held between two steps")
+    fn central(&mut self) -> &mut Central {
+        self.central.as_mut().expect("the lock is held between two steps")
     }
 
     /// The whole climb; and once more, if others have freed enough meanwhile.
     fn obtain(mut self) -> Result<Obtained, AllocationError> {
-        self.cold().ledger.given_back_at = self.request.stack;
-        let obtained = self.climb_twice();
-        self.cold().ledger.given_back_at = None;
+        self.central().ledger.given_back_at = self.request.stack;
+        let obtained = self.run_twice();
+        self.central().ledger.given_back_at = None;
         obtained
     }
 
-    fn climb_twice(&mut self) -> Result<Obtained, AllocationError> {
+    fn run_twice(&mut self) -> Result<Obtained, AllocationError> {
         let (allocator, arena, request) = (self.allocator, self.arena, self.request);
-        if let Some(obtained) = self.climb()? {
+        if let Some(obtained) = self.run()? {
             return Ok(obtained);
         }
         // PyTorch does not look again.
         if !self.policy.processes_all
-            && allocator.would_fit_now(self.cold(), arena, &request)
-            && let Some(obtained) = self.climb()?
+            && allocator.would_fit_now(self.central(), arena, &request)
+            && let Some(obtained) = self.run()?
         {
             return Ok(obtained);
         }
-        Err(allocator.out_of_memory(self.cold(), arena, &request))
+        Err(allocator.out_of_memory(self.central(), arena, &request))
     }
 
-    fn climb(&mut self) -> Step {
+    fn run(&mut self) -> Found {
         self.is_last_resort = false;
-        self.cold().addresses_are_short = false;
-        let rungs: [fn(&mut Self) -> Step; 13] = [
+        self.central().addresses_are_short = false;
+        let stages: [fn(&mut Self) -> Found; 13] = [
             Self::cached,
             Self::after_callbacks,
             Self::order_oldest,
@@ -138,15 +138,15 @@ impl<'a> Climb<'a> {
             Self::release_cached,
             Self::last_resort,
         ];
-        for rung in rungs {
-            if let Some(obtained) = rung(self)? {
+        for stage in stages {
+            if let Some(obtained) = stage(self)? {
                 return Ok(Some(obtained));
             }
         }
         Ok(None)
     }
 
-    /// Whether a capture is under way. Each rung that waits, or gives anything back, asks for itself: the lock may have been given
+    /// Whether a capture is under way. Each stage that waits, or gives anything back, asks for itself: the lock may have been given
     /// up since the last one (`release_lock_on_cudamalloc`), and it holds captures off as long as it is held.
     fn is_capturing(&self) -> bool {
         self.arena.common.is_capturing()
@@ -157,15 +157,15 @@ impl<'a> Climb<'a> {
         (Arc::clone(arena), state.hand_out(arena, &self.request, span))
     }
 
-    fn cached(&mut self) -> Step {
+    fn cached(&mut self) -> Found {
         let mut state = self.arena.lock();
         state.process_events(self.arena);
         let found = state.search(&self.request);
         Ok(found.map(|span| self.hand_out(self.arena, &mut state, span)))
     }
 
-    fn after_callbacks(&mut self) -> Step {
-        let callbacks = self.cold().free_memory_callbacks.clone();
+    fn after_callbacks(&mut self) -> Found {
+        let callbacks = self.central().free_memory_callbacks.clone();
         let outside = Outside::enter();
         // Every one is called: each may free what the others cannot.
         let freed = callbacks.iter().filter(|callback| callback()).count();
@@ -175,7 +175,7 @@ impl<'a> Climb<'a> {
 
     /// Makes the stream wait for the oldest block that waits for uses elsewhere and would serve, if there are enough such
     /// blocks that the device is kept busy meanwhile.
-    fn order_oldest(&mut self) -> Step {
+    fn order_oldest(&mut self) -> Found {
         let Some(depth) = self.policy.record_use_depth else { return Ok(None) };
         let mut state = self.arena.lock();
         let candidates = state.waiting_for_uses(&self.request);
@@ -185,13 +185,13 @@ impl<'a> Climb<'a> {
         self.order_before(&mut state, candidates[0])
     }
 
-    fn order_before(&self, state: &mut ArenaState, block: BlockId) -> Step {
+    fn order_before(&self, state: &mut ArenaState, block: BlockId) -> Found {
         if self.is_capturing() {
             return Ok(None);
         }
-        let around = self.arena.common.surroundings();
-        // Who cannot be waited for on the device is waited for by the host, some rungs below.
-        let ordered = state.order.order_before(block, self.arena.home.stream, &around).unwrap_or(false);
+        let context = self.arena.common.event_context();
+        // Who cannot be waited for on the device is waited for by the host, some stages below.
+        let ordered = state.pending.order_before(block, self.arena.key.stream, &context).unwrap_or(false);
         state.collect_ready(self.arena);
         if !ordered {
             return Ok(None);
@@ -203,23 +203,23 @@ impl<'a> Climb<'a> {
 
     /// Gives old cached segments back if there is a limit and the cache is near it, as PyTorch does: those that are older
     /// than the average, again and again, until there is enough.
-    fn collect_garbage(&mut self) -> Step {
+    fn collect_garbage(&mut self) -> Found {
         let threshold = self.policy.garbage_collection_threshold;
-        let allowed = self.cold().ledger.allowed_bytes.filter(|_| threshold > 0.0 && !self.is_capturing());
+        let allowed = self.central().ledger.allowed_bytes.filter(|_| threshold > 0.0 && !self.is_capturing());
         let Some(allowed) = allowed else { return Ok(None) };
         let limit = (threshold * allowed as f64) as u64;
-        let reserved = self.cold().ledger.reserved_bytes();
+        let reserved = self.central().ledger.reserved_bytes();
         if reserved <= limit {
             return Ok(None);
         }
         let mut missing = (reserved - limit) as i64;
         let mut segments = Vec::new();
-        for arena in self.arena.common.lenders(Owner::Shared, usize::MAX) {
+        for arena in self.arena.common.arenas_with_free(Owner::Shared, usize::MAX) {
             let mut state = arena.lock();
             let now = state.now(&arena, SizeClass::Large);
-            let whole = state.free[SizeClass::Large as usize]
-                .iter()
-                .filter(|entry| !state.blocks.tag(entry.block).grows && !state.blocks.is_split(entry.block));
+            let whole = state.free[SizeClass::Large as usize].iter().filter(|entry| {
+                !state.blocks.tag(entry.block).is_expandable && !state.blocks.is_split(entry.block)
+            });
             let aged = whole.map(|entry| (entry.span(), now - state.free_since(entry.block)));
             segments.extend(aged.map(|(span, age)| (Arc::clone(&arena), span, age)));
         }
@@ -233,7 +233,7 @@ impl<'a> Climb<'a> {
             for (arena, span, age) in old {
                 missing -= span.size_bytes as i64;
                 total_age -= age;
-                let ledger = &mut self.cold().ledger;
+                let ledger = &mut self.central().ledger;
                 arena.lock().release_plain(&arena, ledger, span)?;
             }
             segments = young;
@@ -242,11 +242,11 @@ impl<'a> Climb<'a> {
     }
 
     /// Free pages side by side, of this stream and of those that are known to be idle; what is still missing is made.
-    fn stitch(&mut self) -> Step {
-        let owner = self.arena.home.owner;
+    fn stitch(&mut self) -> Found {
+        let owner = self.arena.key.owner;
         if !self.policy.stitching {
             Ok(None)
-        } else if self.cold().pools.may_alias(owner) {
+        } else if self.central().pools.may_alias(owner) {
             self.grow_with(Donors::Own)
         } else if self.is_capturing() {
             // A page leaves its old address when an event has passed, and there are none now.
@@ -260,18 +260,20 @@ impl<'a> Climb<'a> {
     /// in use at some time. A page that moves costs the step as much as one that is made, and may have to move again in each.
     fn has_slack(&mut self, pages: usize) -> bool {
         let (bytes, slack) = (pages as u64 * self.page_bytes(), self.policy.stitching_slack);
-        let known_bytes = self.cold().ledger.most_active_bytes.saturating_sub(self.request.size_bytes);
+        let known_bytes = self.central().ledger.most_active_bytes.saturating_sub(self.request.size_bytes);
         let active_bytes = self.arena.common.active_bytes(known_bytes) + self.request.size_bytes;
-        let ledger = &mut self.cold().ledger;
+        let ledger = &mut self.central().ledger;
         ledger.most_active_bytes = ledger.most_active_bytes.max(active_bytes);
         let allowed_bytes = (ledger.most_active_bytes as f64 * (1.0 + slack)) as u64;
         slack > 0.0 && ledger.reserved_bytes() + bytes <= allowed_bytes && !ledger.would_exceed(bytes)
     }
 
     /// Maps pages where the request fits best: first those that `donors` can spare, then new ones.
-    fn grow_with(&mut self, donors: Donors) -> Step {
+    fn grow_with(&mut self, donors: Donors) -> Found {
         let upstream = Arc::clone(&self.arena.common.upstream);
-        let Some(memory) = upstream.virtual_memory().filter(|_| self.grows()) else { return Ok(None) };
+        let Some(memory) = upstream.virtual_memory().filter(|_| self.is_expandable()) else {
+            return Ok(None);
+        };
         let Some(missing) = self.make_room_to_grow(memory)? else { return Ok(None) };
         let within_slack = matches!(donors, Donors::Idle | Donors::Own) && self.has_slack(missing);
         let enough = within_slack && self.create_pages(memory, missing)?
@@ -294,18 +296,18 @@ impl<'a> Climb<'a> {
             if offered >= wanted {
                 break;
             }
-            if let Some((order, pages)) = self.look_for_pages(&donor, donors, wanted - offered) {
-                offers.push((donor, order));
+            if let Some((demand, pages)) = self.look_for_pages(&donor, donors, wanted - offered) {
+                offers.push((donor, demand));
                 offered += pages;
             }
         }
         if !self.create_pages(memory, wanted - offered)? {
             return Ok(false);
         }
-        for (donor, order) in offers {
+        for (donor, demand) in offers {
             let missing = wanted - self.pages.len();
             if missing > 0 {
-                self.collect_pages(&donor, PageOrder { wanted: missing, ..order });
+                self.collect_pages(&donor, PageDemand { wanted: missing, ..demand });
             }
         }
         // Fewer came than were there if a stream could not be waited for, say.
@@ -315,17 +317,17 @@ impl<'a> Climb<'a> {
 
     /// Keeps the pages that found no place.
     fn spare_pages(&mut self) {
-        let (page_bytes, class, owner) = (self.page_bytes(), self.request.class, self.arena.home.owner);
-        if let Some(cold) = &mut self.cold {
+        let (page_bytes, class, owner) = (self.page_bytes(), self.request.class, self.arena.key.owner);
+        if let Some(central) = &mut self.central {
             let made_bytes = self.made.len() as u64 * page_bytes;
             if made_bytes > 0 {
-                cold.ledger.bytes_taken(owner, class, made_bytes);
+                central.ledger.bytes_taken(owner, class, made_bytes);
                 self.pages.append(&mut self.made);
             }
-            cold.ledger.bytes_spared(owner, self.pages.len() as u64 * page_bytes);
+            central.ledger.bytes_spared(owner, self.pages.len() as u64 * page_bytes);
             // Some may come from streams that this one was made to wait for, and no other.
-            let after = Some(self.arena.home.stream);
-            let pool = owner.pool().filter(|_| cold.pools.may_alias(owner));
+            let after = Some(self.arena.key.stream);
+            let pool = owner.pool().filter(|_| central.pools.may_alias(owner));
             let spare = |page| SparePage { page, bytes: page_bytes, class, after, pool };
             self.arena.common.spare.add(self.pages.drain(..).map(spare));
         }
@@ -335,7 +337,7 @@ impl<'a> Climb<'a> {
         self.policy.page_bytes[self.request.class as usize]
     }
 
-    fn grows(&self) -> bool {
+    fn is_expandable(&self) -> bool {
         self.policy.expandable && self.arena.source.is_none()
     }
 
@@ -347,13 +349,13 @@ impl<'a> Climb<'a> {
             return Ok(missing);
         }
         let size_bytes = self.request.size_bytes;
-        let reserve_bytes = self.allocator.segment_reserve_bytes(self.arena.home.stream, size_bytes);
+        let reserve_bytes = self.allocator.segment_reserve_bytes(self.arena.key.stream, size_bytes);
         let Some(mut reserve_bytes) = reserve_bytes else { return Ok(None) };
         let mut state = self.arena.lock();
-        while !state.add_growing(self.request.class, reserve_bytes, memory)? {
+        while !state.add_expandable(self.request.class, reserve_bytes, memory)? {
             // Addresses are short. Fewer serve as well, as long as the request fits in.
             if !self.policy.stitching || reserve_bytes == size_bytes {
-                self.cold().addresses_are_short = true;
+                self.central().addresses_are_short = true;
                 return Ok(None);
             }
             reserve_bytes = (reserve_bytes / 2).max(size_bytes);
@@ -361,14 +363,14 @@ impl<'a> Climb<'a> {
         Ok(state.missing_pages(&self.request))
     }
 
-    fn map_pages(&mut self, memory: &dyn VirtualMemory) -> Step {
+    fn map_pages(&mut self, memory: &dyn VirtualMemory) -> Found {
         let mut state = self.arena.lock();
         let Some((span, ranges)) = state.grow(self.arena, &self.request, &mut self.pages, memory)? else {
             return Ok(None);
         };
         if !self.policy.stitching {
             // All pages were made at once, for this; PyTorch makes and counts those of each range by themselves.
-            self.cold
+            self.central
                 .as_mut()
                 .expect("the lock is held between two steps")
                 .ledger
@@ -380,17 +382,17 @@ impl<'a> Climb<'a> {
 
     /// Spare pages, then new ones, until there are `wanted` more. `false` if the limit or the upstream has no room.
     fn create_pages(&mut self, memory: &dyn VirtualMemory, wanted: usize) -> Result<bool, AllocationError> {
-        let (page_bytes, class, owner) = (self.page_bytes(), self.request.class, self.arena.home.owner);
+        let (page_bytes, class, owner) = (self.page_bytes(), self.request.class, self.arena.key.owner);
         // They stay where they are until the others are there.
-        let spare = self.arena.common.spare.count(wanted, page_bytes, self.arena.home);
+        let spare = self.arena.common.spare.count(wanted, page_bytes, self.arena.key);
         if spare < wanted && !self.make_pages(memory, wanted - spare)? {
             return Ok(false);
         }
-        let spare = self.arena.common.spare.take(spare, page_bytes, self.arena.home);
+        let spare = self.arena.common.spare.take(spare, page_bytes, self.arena.key);
         for SparePage { page, bytes, class: from, .. } in spare {
-            let ledger = &mut self.cold().ledger;
+            let ledger = &mut self.central().ledger;
             ledger.bytes_moved(from, class, bytes);
-            ledger.bytes_adopted(owner, bytes);
+            ledger.bytes_moved_to(owner, bytes);
             self.pages.push(page);
         }
         Ok(true)
@@ -398,7 +400,7 @@ impl<'a> Climb<'a> {
 
     /// New pages. `false`, and none, if the limit or the upstream has no room for all of them.
     fn make_pages(&mut self, memory: &dyn VirtualMemory, wanted: usize) -> Result<bool, AllocationError> {
-        let (page_bytes, class, owner) = (self.page_bytes(), self.request.class, self.arena.home.owner);
+        let (page_bytes, class, owner) = (self.page_bytes(), self.request.class, self.arena.key.owner);
         if self.policy.stitching && self.exceeds_limit(wanted as u64 * page_bytes)? {
             return Ok(false);
         }
@@ -413,7 +415,7 @@ impl<'a> Climb<'a> {
             }
         };
         if matches!(made, Ok(true)) {
-            self.cold().ledger.bytes_taken(owner, class, wanted as u64 * page_bytes);
+            self.central().ledger.bytes_taken(owner, class, wanted as u64 * page_bytes);
             self.pages.append(&mut self.made);
         } else {
             // Too few are none. One that cannot be given back is spare.
@@ -427,10 +429,10 @@ impl<'a> Climb<'a> {
     /// # Errors
     /// If that is so and is to be refused at once, without an attempt to make room.
     fn exceeds_limit(&mut self, bytes: u64) -> Result<bool, AllocationError> {
-        let exceeds = self.cold().ledger.would_exceed(bytes);
+        let exceeds = self.central().ledger.would_exceed(bytes);
         if exceeds && self.policy.throw_on_cudamalloc_oom {
             let (allocator, arena, request) = (self.allocator, self.arena, self.request);
-            return Err(allocator.rejected(self.cold(), arena, &request));
+            return Err(allocator.rejected(self.central(), arena, &request));
         }
         Ok(exceeds)
     }
@@ -438,7 +440,7 @@ impl<'a> Climb<'a> {
     /// The arenas that may give pages to this one: its own first. Nobody's addresses lose their pages while somebody relies on
     /// them.
     fn donors(&mut self, donors: Donors) -> Vec<Arc<Arena>> {
-        let owner = self.arena.home.owner;
+        let owner = self.arena.key.owner;
         match donors {
             Donors::Nobody => Vec::new(),
             Donors::Own => {
@@ -447,11 +449,13 @@ impl<'a> Climb<'a> {
                     all.push(Arc::clone(self.arena));
                 }
                 if self.is_capturing() {
-                    all.extend(self.arena.common.lenders(Owner::Shared, usize::MAX));
+                    all.extend(self.arena.common.arenas_with_free(Owner::Shared, usize::MAX));
                 }
                 all
             }
-            Donors::Idle | Donors::Anybody if self.cold().pools.is_releasable(owner) => self.lenders(donors),
+            Donors::Idle | Donors::Anybody if self.central().pools.is_releasable(owner) => {
+                self.block_donors(donors)
+            }
             Donors::Idle | Donors::Anybody => Vec::new(),
         }
     }
@@ -463,42 +467,42 @@ impl<'a> Climb<'a> {
             return true;
         }
         let alias_bytes = self.arena.lock().alias_bytes();
-        let pool = self.arena.home.owner.pool();
-        let reserved = pool.and_then(|pool| self.cold().ledger.private.get(&pool));
+        let pool = self.arena.key.owner.pool();
+        let reserved = pool.and_then(|pool| self.central().ledger.private.get(&pool));
         alias_bytes == 0 || reserved.is_some_and(|reserved| alias_bytes < reserved.current)
     }
 
     /// The arenas that may lend blocks to this one: its own first. Before memory is short, not all that may be idle are asked.
-    fn lenders(&self, donors: Donors) -> Vec<Arc<Arena>> {
-        let mut lenders = vec![Arc::clone(self.arena)];
+    fn block_donors(&self, donors: Donors) -> Vec<Arc<Arena>> {
+        let mut all = vec![Arc::clone(self.arena)];
         // What makes another stream's memory legal is an event, and there are none while a capture is under way.
         if self.policy.cross_stream_reuse != CrossStreamReuse::Never && !self.is_capturing() {
-            let ArenaKey { owner, .. } = self.arena.home;
+            let ArenaKey { owner, .. } = self.arena.key;
             let is_urgent = donors != Donors::Idle || self.is_last_resort;
             let most = if is_urgent { usize::MAX } else { MOST_ASKED };
-            let others = self.arena.common.lenders(owner, most).into_iter();
-            lenders.extend(others.filter(|one| one.number != self.arena.number));
+            let others = self.arena.common.arenas_with_free(owner, most).into_iter();
+            all.extend(others.filter(|one| one.number != self.arena.number));
         }
-        lenders
+        all
     }
 
     /// What of `donor` may be taken now.
-    fn legal(&self, donor: &Arc<Arena>, state: &mut ArenaState, donors: Donors) -> Option<Legal> {
+    fn eligibility(&self, donor: &Arc<Arena>, state: &mut ArenaState, donors: Donors) -> Option<Eligibility> {
         let own = donor.number == self.arena.number;
         match (own, donors) {
-            (true, Donors::Own) => return Some(Legal::Aliased),
-            (true, _) => return Some(Legal::Ordered),
+            (true, Donors::Own) => return Some(Eligibility::Aliased),
+            (true, _) => return Some(Eligibility::Ordered),
             (false, _) if !state.has_free(donor) => return None,
             (false, Donors::Own) => return state.wait_until_idle(donor, self.request.class),
-            (false, _) if !self.arena.common.may_hand_on(donor.home.stream, self.arena.home.stream) => {
+            (false, _) if !self.arena.common.may_reuse_across(donor.key.stream, self.arena.key.stream) => {
                 return None;
             }
             (false, _) => {}
         }
         let idle = state.look_how_idle(donor);
         match (donors, self.policy.cross_stream_reuse) {
-            (Donors::Anybody, _) => Some(Legal::Ordered),
-            (Donors::Idle, CrossStreamReuse::Ordered) if self.waits_left > 0 => Some(Legal::Ordered),
+            (Donors::Anybody, _) => Some(Eligibility::Ordered),
+            (Donors::Idle, CrossStreamReuse::Ordered) if self.waits_left > 0 => Some(Eligibility::Ordered),
             _ => idle,
         }
     }
@@ -509,39 +513,39 @@ impl<'a> Climb<'a> {
         donor: &Arc<Arena>,
         donors: Donors,
         wanted: usize,
-    ) -> Option<(PageOrder, usize)> {
+    ) -> Option<(PageDemand, usize)> {
         let mut state = donor.lock();
-        let legal = self.legal(donor, &mut state, donors)?;
+        let eligibility = self.eligibility(donor, &mut state, donors)?;
         let own = donor.number == self.arena.number;
-        let order = PageOrder { request: self.request, legal, own, wanted };
-        let pages = state.count_pages(&order);
-        (pages > 0).then_some((order, pages))
+        let demand = PageDemand { request: self.request, eligibility, own, wanted };
+        let pages = state.count_pages(&demand);
+        (pages > 0).then_some((demand, pages))
     }
 
-    fn collect_pages(&mut self, donor: &Arc<Arena>, order: PageOrder) {
+    fn collect_pages(&mut self, donor: &Arc<Arena>, demand: PageDemand) {
         let mut state = donor.lock();
-        let must_wait = !order.own && matches!(order.legal, Legal::Ordered);
+        let must_wait = !demand.own && matches!(demand.eligibility, Eligibility::Ordered);
         if must_wait && !self.wait_for(donor) {
             return;
         }
-        let (owner, before) = (self.arena.home.owner, self.pages.len());
-        let ledger = &mut self.cold.as_mut().expect("the lock is held between two steps").ledger;
-        state.give_pages(donor, ledger, &order, &mut self.pages);
-        if donor.home.owner != owner {
-            let adopted_bytes = (self.pages.len() - before) as u64 * self.page_bytes();
-            self.cold().ledger.bytes_adopted(owner, adopted_bytes);
+        let (owner, before) = (self.arena.key.owner, self.pages.len());
+        let ledger = &mut self.central.as_mut().expect("the lock is held between two steps").ledger;
+        state.give_pages(donor, ledger, &demand, &mut self.pages);
+        if donor.key.owner != owner {
+            let moved_bytes = (self.pages.len() - before) as u64 * self.page_bytes();
+            self.central().ledger.bytes_moved_to(owner, moved_bytes);
         }
     }
 
     /// Makes this stream wait for all that `donor`'s stream, and others that may use its memory, were given so far; whether it could
     /// be.
     fn wait_for(&mut self, donor: &Arc<Arena>) -> bool {
-        let lender = donor.home.stream;
-        if !self.wait_for_stream(lender) {
+        let donor_stream = donor.key.stream;
+        if !self.wait_for_stream(donor_stream) {
             return false;
         }
         for stream in self.arena.common.unrecorded_users() {
-            let is_waited_for = stream == lender || stream == self.arena.home.stream;
+            let is_waited_for = stream == donor_stream || stream == self.arena.key.stream;
             // One that the driver does not know any more counts as done.
             let _ = is_waited_for || self.wait_for_stream(stream);
         }
@@ -551,20 +555,20 @@ impl<'a> Climb<'a> {
     }
 
     fn wait_for_stream(&mut self, stream: StreamId) -> bool {
-        let around = self.arena.common.surroundings();
-        let Ok(recorded) = around.record(stream) else { return false };
+        let context = self.arena.common.event_context();
+        let Ok(recorded) = context.record(stream) else { return false };
         // Kept first, so that it is not lost in a panic.
         self.waits.push(recorded.event);
-        if around.events.wait_event(self.arena.home.stream, recorded.event).is_err() {
+        if context.events.wait_event(self.arena.key.stream, recorded.event).is_err() {
             self.waits.pop();
-            around.events.release_event(recorded.event);
+            context.events.release_event(recorded.event);
             return false;
         }
         true
     }
 
     /// A free block of a stream that is done with it.
-    fn borrow_idle(&mut self) -> Step {
+    fn borrow_idle(&mut self) -> Found {
         let reuse = self.policy.cross_stream_reuse;
         if reuse == CrossStreamReuse::Never || self.is_capturing() {
             return Ok(None);
@@ -572,16 +576,16 @@ impl<'a> Climb<'a> {
         self.borrow(Donors::Idle, false)
     }
 
-    fn borrow(&mut self, donors: Donors, lenient: bool) -> Step {
-        for donor in self.lenders(donors) {
+    fn borrow(&mut self, donors: Donors, lenient: bool) -> Found {
+        for donor in self.block_donors(donors) {
             let own = donor.number == self.arena.number;
             if own && !lenient {
                 continue;
             }
             let mut state = donor.lock();
-            let Some(legal) = self.legal(&donor, &mut state, donors) else { continue };
-            let Some(span) = state.find_to_lend(&self.request, legal, lenient) else { continue };
-            let must_wait = !own && matches!(legal, Legal::Ordered);
+            let Some(eligibility) = self.eligibility(&donor, &mut state, donors) else { continue };
+            let Some(span) = state.find_to_borrow(&self.request, eligibility, lenient) else { continue };
+            let must_wait = !own && matches!(eligibility, Eligibility::Ordered);
             if must_wait && !self.wait_for(&donor) {
                 continue;
             }
@@ -592,17 +596,17 @@ impl<'a> Climb<'a> {
     }
 
     /// More memory from the upstream: a plain segment, or pages.
-    fn take_more(&mut self) -> Step {
-        let grows = self.grows() && self.arena.common.upstream.virtual_memory().is_some();
+    fn take_more(&mut self) -> Found {
+        let is_expandable = self.is_expandable() && self.arena.common.upstream.virtual_memory().is_some();
         let bytes = self.policy.segment_size(self.request.size_bytes);
         // PyTorch asks for the limit with the size of a plain segment, be it for one page. Who moves pages knows what it lacks.
-        let asks_later = grows && self.policy.stitching;
+        let asks_later = is_expandable && self.policy.stitching;
         if !asks_later && self.exceeds_limit(bytes)? {
             return Ok(None);
         }
-        if grows {
+        if is_expandable {
             let grown = self.grow_with(Donors::Nobody)?;
-            if grown.is_some() || !self.cold().addresses_are_short {
+            if grown.is_some() || !self.central().addresses_are_short {
                 return Ok(grown);
             }
             // There is no range of addresses left to grow in. The driver may have a segment all the same.
@@ -611,28 +615,28 @@ impl<'a> Climb<'a> {
             }
         }
         if self.policy.release_lock_on_cudamalloc {
-            self.cold = None;
+            self.central = None;
         }
         let address = self.arena.take_segment(bytes);
-        if self.cold.is_none() {
-            self.cold = Some(self.allocator.cold());
-            self.cold().ledger.given_back_at = self.request.stack;
+        if self.central.is_none() {
+            self.central = Some(self.allocator.central());
+            self.central().ledger.given_back_at = self.request.stack;
         }
         let Some(address) = found("allocate", address)? else { return Ok(None) };
         let mut state = self.arena.lock();
-        let ledger = &mut self.cold.as_mut().expect("it was just taken").ledger;
+        let ledger = &mut self.central.as_mut().expect("it was just taken").ledger;
         let span = state.add_plain(self.arena, ledger, self.request.class, address, bytes);
         state.tell_gained(self.arena, Action::SegmentAlloc, span, self.request.stack);
         Ok(Some(self.hand_out(self.arena, &mut state, span)))
     }
 
     /// Cached blocks of pools that help out. Only what goes to no pool is helped.
-    fn helping_pools(&mut self) -> Step {
-        if self.arena.home.owner.pool().is_some() {
+    fn helping_pools(&mut self) -> Found {
+        if self.arena.key.owner.pool().is_some() {
             return Ok(None);
         }
-        let stream = self.arena.home.stream;
-        for arena in self.cold().pools.helping_out(stream) {
+        let stream = self.arena.key.stream;
+        for arena in self.central().pools.helping_out(stream) {
             let mut state = arena.lock();
             if let Some(span) = state.cached(&arena, &self.request) {
                 return Ok(Some(self.hand_out(&arena, &mut state, span)));
@@ -643,10 +647,10 @@ impl<'a> Climb<'a> {
 
     /// Gives oversize blocks of the request's stream back: the smallest that alone makes enough room, or else the largest
     /// ones until there is enough; then asks the upstream again.
-    fn release_oversize(&mut self) -> Step {
+    fn release_oversize(&mut self) -> Found {
         let max_split_bytes = self.policy.max_split_bytes;
-        let owner = self.arena.home.owner;
-        if self.is_capturing() || max_split_bytes == u64::MAX || !self.cold().pools.is_releasable(owner) {
+        let owner = self.arena.key.owner;
+        if self.is_capturing() || max_split_bytes == u64::MAX || !self.central().pools.is_releasable(owner) {
             return Ok(None);
         }
         let needed_bytes = self.request.size_bytes.max(max_split_bytes);
@@ -654,8 +658,9 @@ impl<'a> Climb<'a> {
         {
             let mut state = self.arena.lock();
             let bins = &state.free[self.request.class as usize];
-            let is_plain =
-                |span: &Span| !state.blocks.tag(span.block).grows && !state.blocks.is_split(span.block);
+            let is_plain = |span: &Span| {
+                !state.blocks.tag(span.block).is_expandable && !state.blocks.is_split(span.block)
+            };
             let single = bins.best_fit(needed_bytes).map(|entry| entry.span()).filter(is_plain);
             let chosen: Vec<Span> = match single {
                 Some(span) => vec![span],
@@ -665,7 +670,7 @@ impl<'a> Climb<'a> {
                     oversize.map(|entry| entry.span()).filter(is_plain).collect()
                 }
             };
-            let ledger = &mut self.cold.as_mut().expect("the lock is held between two steps").ledger;
+            let ledger = &mut self.central.as_mut().expect("the lock is held between two steps").ledger;
             for span in chosen {
                 if released_bytes >= needed_bytes {
                     break;
@@ -678,7 +683,7 @@ impl<'a> Climb<'a> {
     }
 
     /// What becomes legal if this stream waits, on the device: the alternative is to let the host wait for everything.
-    fn order_anything(&mut self) -> Step {
+    fn order_anything(&mut self) -> Found {
         if self.is_capturing() {
             return Ok(None);
         }
@@ -700,30 +705,30 @@ impl<'a> Climb<'a> {
     }
 
     /// Gives back as many bytes as pages are missing, of the other size if there are any, and asks the upstream again. *Blocks*.
-    fn release_some(&mut self) -> Step {
-        if self.is_capturing() || !self.policy.stitching || !self.grows() {
+    fn release_some(&mut self) -> Found {
+        if self.is_capturing() || !self.policy.stitching || !self.is_expandable() {
             return Ok(None);
         }
         let (request, page_bytes) = (self.request, self.page_bytes());
         let missing = self.arena.lock().missing_pages(&request).map(|pages| pages as u64 * page_bytes);
         let bytes = missing.unwrap_or(request.size_bytes.next_multiple_of(page_bytes));
         let allocator = self.allocator;
-        if allocator.release_some(self.cold(), bytes, request.class)? == 0 {
+        if allocator.release_some(self.central(), bytes, request.class)? == 0 {
             return Ok(None);
         }
         let obtained = self.take_more()?;
-        self.cold().ledger.statistics.num_alloc_retries += u64::from(obtained.is_some());
+        self.central().ledger.statistics.num_alloc_retries += u64::from(obtained.is_some());
         Ok(obtained)
     }
 
     /// Waits for all events, gives all that is free back, and asks the upstream again. *Blocks*.
-    fn release_cached(&mut self) -> Step {
+    fn release_cached(&mut self) -> Found {
         if self.is_capturing() {
             return Ok(None);
         }
         let allocator = self.allocator;
-        allocator.release_cached(self.cold(), None)?;
-        self.cold().ledger.statistics.num_alloc_retries += 1;
+        allocator.release_cached(self.central(), None)?;
+        self.central().ledger.statistics.num_alloc_retries += 1;
         if let Some(obtained) = self.take_more()? {
             return Ok(Some(obtained));
         }
@@ -733,15 +738,15 @@ impl<'a> Climb<'a> {
 
     /// Any free block, or any room, that is large enough for the request without its rounding (`roundup_power2_divisions`),
     /// which is no reason to fail; nor is it that the pages of large requests are large.
-    fn last_resort(&mut self) -> Step {
+    fn last_resort(&mut self) -> Found {
         if !self.policy.last_resort {
             return Ok(None);
         }
         self.is_last_resort = true;
         let rounded = self.request;
         self.request = rounded.unrounded();
-        let owner = self.arena.home.owner;
-        if (self.request.size_bytes < rounded.size_bytes || self.cold().pools.may_alias(owner))
+        let owner = self.arena.key.owner;
+        if (self.request.size_bytes < rounded.size_bytes || self.central().pools.may_alias(owner))
             && let Some(obtained) = self.find_or_grow()?
         {
             return Ok(Some(obtained));
@@ -762,9 +767,9 @@ impl<'a> Climb<'a> {
         Ok(obtained)
     }
 
-    fn find_or_grow(&mut self) -> Step {
-        for rung in [Self::cached, Self::stitch, Self::take_more] {
-            if let Some(obtained) = rung(self)? {
+    fn find_or_grow(&mut self) -> Found {
+        for stage in [Self::cached, Self::stitch, Self::take_more] {
+            if let Some(obtained) = stage(self)? {
                 return Ok(Some(obtained));
             }
         }
@@ -772,7 +777,7 @@ impl<'a> Climb<'a> {
     }
 }
 
-impl Drop for Climb<'_> {
+impl Drop for SlowPath<'_> {
     /// Whatever ended the climb, nothing that it had in its hands is lost. The upstream is not called.
     fn drop(&mut self) {
         self.spare_pages();

@@ -32,10 +32,10 @@ pub(crate) struct SparePage {
 
 impl SparePage {
     /// Whether the arena at `home` may use it as a page of `bytes`.
-    pub(crate) fn serves(&self, bytes: u64, home: ArenaKey) -> bool {
+    pub(crate) fn serves(&self, bytes: u64, key: ArenaKey) -> bool {
         self.bytes == bytes
-            && self.after.is_none_or(|after| after == home.stream)
-            && self.pool.is_none_or(|pool| home.owner == Owner::Private(pool))
+            && self.after.is_none_or(|after| after == key.stream)
+            && self.pool.is_none_or(|pool| key.owner == Owner::Private(pool))
     }
 }
 
@@ -60,13 +60,13 @@ impl SparePages {
     }
 
     /// How many pages there are, of up to `wanted`, that the arena at `home` may use.
-    pub(crate) fn count(&self, wanted: usize, bytes: u64, home: ArenaKey) -> usize {
-        self.lock().iter().filter(|spare| spare.serves(bytes, home)).take(wanted).count()
+    pub(crate) fn count(&self, wanted: usize, bytes: u64, key: ArenaKey) -> usize {
+        self.lock().iter().filter(|spare| spare.serves(bytes, key)).take(wanted).count()
     }
 
     /// Takes up to `wanted` of them out.
-    pub(crate) fn take(&self, wanted: usize, bytes: u64, home: ArenaKey) -> Vec<SparePage> {
-        let serves = |spare: &mut SparePage| spare.serves(bytes, home);
+    pub(crate) fn take(&self, wanted: usize, bytes: u64, key: ArenaKey) -> Vec<SparePage> {
+        let serves = |spare: &mut SparePage| spare.serves(bytes, key);
         self.lock().extract_if(.., serves).take(wanted).collect()
     }
 

@@ -32,7 +32,7 @@ use std::sync::Arc;
 use crate::device::allocator::DeviceAllocator;
 use crate::device::arena::{Arena, ArenaState};
 use crate::device::blocks::{BlockId, BlockUse, SegmentView};
-use crate::device::cold::Cold;
+use crate::device::central::Central;
 use crate::device::spare::SparePage;
 use crate::error::{Advice, OutOfMemory};
 use crate::ids::{ArenaKey, Owner, PoolId, SegmentKind, SizeClass};
@@ -43,7 +43,7 @@ use crate::upstream::MemoryInfo;
 const MIB: u64 = 1 << 20;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum State {
+enum CopyState {
     Live,
     Pending,
     Free,
@@ -53,7 +53,7 @@ enum State {
 #[derive(Clone, Copy, Debug)]
 struct BlockCopy {
     size_bytes: u64,
-    state: State,
+    state: CopyState,
 }
 
 #[derive(Clone, Debug)]
@@ -84,7 +84,7 @@ pub(crate) struct Situation {
     size_bytes: u64,
     requested_bytes: u64,
     class: SizeClass,
-    home: ArenaKey,
+    key: ArenaKey,
     foreign: bool,
     policy: Policy,
     has_virtual_memory: bool,
@@ -104,18 +104,18 @@ pub(crate) struct Situation {
 impl Situation {
     pub(crate) fn of(
         allocator: &DeviceAllocator,
-        cold: &mut Cold,
+        central: &mut Central,
         arena: &Arc<Arena>,
         request: &Request,
         figures: &OutOfMemory,
     ) -> Self {
         let common = allocator.common();
         let policy = arena.lock().policy.clone();
-        let helping = cold.pools.helping_out(arena.home.stream);
+        let helping = central.pools.helping_out(arena.key.stream);
         let copy = |one: Arc<Arena>| ArenaCopy {
-            owner: one.home.owner,
+            owner: one.key.owner,
             own: one.number == arena.number,
-            releasable: cold.pools.is_releasable(one.home.owner),
+            releasable: central.pools.is_releasable(one.key.owner),
             helps: helping.iter().any(|helper| helper.number == one.number),
             foreign: one.source.is_some(),
             segments: copy_segments(&one.lock()),
@@ -124,13 +124,13 @@ impl Situation {
             size_bytes: request.size_bytes,
             requested_bytes: request.requested_bytes,
             class: request.class,
-            home: arena.home,
+            key: arena.key,
             foreign: arena.source.is_some(),
             policy,
             has_virtual_memory: common.upstream.virtual_memory().is_some(),
-            reserve_bytes: match cold.addresses_are_short {
+            reserve_bytes: match central.addresses_are_short {
                 true => 0,
-                false => allocator.full_reserve_bytes(arena.home.stream).unwrap_or(0),
+                false => allocator.full_reserve_bytes(arena.key.stream).unwrap_or(0),
             },
             arenas: common.all_arenas().into_iter().map(copy).collect(),
             spare: common.spare.copy(),
@@ -144,22 +144,22 @@ impl Situation {
 }
 
 fn copy_segments(state: &ArenaState) -> Vec<SegmentCopy> {
-    let mut pending: Vec<BlockId> = state.order.pending().chain(state.deferred.iter().copied()).collect();
+    let mut pending: Vec<BlockId> = state.pending.iter().chain(state.deferred.iter().copied()).collect();
     pending.sort_unstable();
     let block = |block: BlockId| BlockCopy {
         size_bytes: state.blocks.span(block).size_bytes,
         state: match state.blocks.usage(block) {
-            BlockUse::Free { .. } => State::Free,
-            BlockUse::Unmapped => State::Unmapped,
+            BlockUse::Free { .. } => CopyState::Free,
+            BlockUse::Unmapped => CopyState::Unmapped,
             // A hole has no memory, but its addresses are taken.
-            BlockUse::Taken { .. } if state.holes.contains_key(&block) => State::Live,
-            BlockUse::Taken { .. } if pending.binary_search(&block).is_ok() => State::Pending,
-            BlockUse::Taken { .. } => State::Live,
+            BlockUse::Taken { .. } if state.stale_mappings.contains_key(&block) => CopyState::Live,
+            BlockUse::Taken { .. } if pending.binary_search(&block).is_ok() => CopyState::Pending,
+            BlockUse::Taken { .. } => CopyState::Live,
         },
     };
     let segment = |segment: SegmentView<SegmentKind>| SegmentCopy {
         class: segment.tag.class,
-        page_bytes: segment.tag.grows.then(|| state.policy.page_bytes[segment.tag.class as usize]),
+        page_bytes: segment.tag.is_expandable.then(|| state.policy.page_bytes[segment.tag.class as usize]),
         blocks: state.blocks.blocks_of(segment).map(block).collect(),
     };
     state.blocks.segments().map(segment).collect()
@@ -167,15 +167,15 @@ fn copy_segments(state: &ArenaState) -> Vec<SegmentCopy> {
 
 impl SegmentCopy {
     fn free_blocks(&self) -> impl Iterator<Item = u64> + '_ {
-        self.blocks.iter().filter(|block| block.state == State::Free).map(|block| block.size_bytes)
+        self.blocks.iter().filter(|block| block.state == CopyState::Free).map(|block| block.size_bytes)
     }
 
     /// What is pending is free now.
     fn finish_pending(&mut self) {
         let mut merged: Vec<BlockCopy> = Vec::with_capacity(self.blocks.len());
         for mut block in self.blocks.drain(..) {
-            if block.state == State::Pending {
-                block.state = State::Free;
+            if block.state == CopyState::Pending {
+                block.state = CopyState::Free;
             }
             push(&mut merged, block);
         }
@@ -185,7 +185,7 @@ impl SegmentCopy {
     /// Gives back what can be given back; how much.
     fn release(&mut self) -> u64 {
         let Some(page_bytes) = self.page_bytes else {
-            let whole = self.blocks.len() == 1 && self.blocks[0].state == State::Free;
+            let whole = self.blocks.len() == 1 && self.blocks[0].state == CopyState::Free;
             return if whole { self.blocks.drain(..).map(|block| block.size_bytes).sum() } else { 0 };
         };
         let mut released_bytes = 0;
@@ -194,11 +194,11 @@ impl SegmentCopy {
         for block in self.blocks.drain(..) {
             let end = address + block.size_bytes;
             let (from, to) = (u64::next_multiple_of(address, page_bytes), end / page_bytes * page_bytes);
-            if block.state == State::Free && from < to {
+            if block.state == CopyState::Free && from < to {
                 let mut part = |size_bytes, state| push(&mut kept, BlockCopy { size_bytes, state });
-                part(from - address, State::Free);
-                part(to - from, State::Unmapped);
-                part(end - to, State::Free);
+                part(from - address, CopyState::Free);
+                part(to - from, CopyState::Unmapped);
+                part(end - to, CopyState::Free);
                 released_bytes += to - from;
             } else {
                 push(&mut kept, block);
@@ -222,9 +222,9 @@ fn missing_from(blocks: &[BlockCopy], size_bytes: u64, page_bytes: u64) -> Optio
     let (mut covered, mut missing_bytes) = (0, 0);
     for block in blocks {
         match block.state {
-            State::Live | State::Pending => return None,
-            State::Free => covered += block.size_bytes,
-            State::Unmapped => {
+            CopyState::Live | CopyState::Pending => return None,
+            CopyState::Free => covered += block.size_bytes,
+            CopyState::Unmapped => {
                 let mapped = (size_bytes - covered).next_multiple_of(page_bytes).min(block.size_bytes);
                 covered += mapped;
                 missing_bytes += mapped;
@@ -239,8 +239,9 @@ fn missing_from(blocks: &[BlockCopy], size_bytes: u64, page_bytes: u64) -> Optio
 
 /// Adds a block behind others, joined with its neighbour if they are alike.
 fn push(blocks: &mut Vec<BlockCopy>, block: BlockCopy) {
-    let joins =
-        |last: &BlockCopy| last.state == block.state && matches!(block.state, State::Free | State::Unmapped);
+    let joins = |last: &BlockCopy| {
+        last.state == block.state && matches!(block.state, CopyState::Free | CopyState::Unmapped)
+    };
     match blocks.last_mut().filter(|last| joins(last)) {
         Some(last) => last.size_bytes += block.size_bytes,
         None if block.size_bytes > 0 => blocks.push(block),
@@ -284,7 +285,7 @@ impl Situation {
 
     /// A free block of the request's own arena, or of a pool that helps.
     fn is_served_by(&self, arena: &ArenaCopy) -> bool {
-        let helps = arena.helps && self.home.owner == Owner::Shared;
+        let helps = arena.helps && self.key.owner == Owner::Shared;
         let segments = || arena.segments.iter().filter(|segment| segment.class == self.class);
         (arena.own || helps) && segments().flat_map(SegmentCopy::free_blocks).any(|bytes| self.takes(bytes))
     }
@@ -297,8 +298,8 @@ impl Situation {
     fn is_borrowed(&self) -> bool {
         // While a capture is under way no stream can be made to wait for another.
         let others = self.policy.cross_stream_reuse != CrossStreamReuse::Never && !self.capturing;
-        let lends = |arena: &&ArenaCopy| arena.owner == self.home.owner && (arena.own || others);
-        let mut segments = self.arenas.iter().filter(lends).flat_map(|arena| arena.segments.iter());
+        let serves = |arena: &&ArenaCopy| arena.owner == self.key.owner && (arena.own || others);
+        let mut segments = self.arenas.iter().filter(serves).flat_map(|arena| arena.segments.iter());
         !self.policy.direct
             && segments.any(|segment| {
                 let regular = |bytes| segment.class == self.class && self.takes(bytes);
@@ -327,7 +328,7 @@ impl Situation {
         let missing_bytes =
             own.filter_map(|segment| segment.missing_bytes(self.size_bytes)).chain(anew).min();
         missing_bytes.is_some_and(|missing_bytes| {
-            let spare = self.spare.iter().filter(|spare| spare.serves(page_bytes, self.home));
+            let spare = self.spare.iter().filter(|spare| spare.serves(page_bytes, self.key));
             let taken_bytes = missing_bytes.saturating_sub(spare.map(|spare| spare.bytes).sum());
             let asked_bytes = match self.policy.stitching {
                 true => taken_bytes,
@@ -343,7 +344,7 @@ impl Situation {
 
     fn finish_pending(&mut self) {
         if self.policy.direct {
-            self.give_back(self.bytes(State::Pending), false);
+            self.give_back(self.bytes(CopyState::Pending), false);
         }
         let segments = self.arenas.iter_mut().flat_map(|arena| arena.segments.iter_mut());
         segments.for_each(SegmentCopy::finish_pending);
@@ -376,7 +377,7 @@ impl Situation {
         self.device.free_bytes += if foreign { 0 } else { bytes };
     }
 
-    fn bytes(&self, state: State) -> u64 {
+    fn bytes(&self, state: CopyState) -> u64 {
         let segments = self.arenas.iter().flat_map(|arena| &arena.segments);
         let blocks = segments.flat_map(|segment| &segment.blocks);
         blocks.filter(|block| block.state == state).map(|block| block.size_bytes).sum()
@@ -435,7 +436,7 @@ impl Situation {
     }
 
     fn wait_for_uses(&self) -> Option<Advice> {
-        let bytes = self.bytes(State::Pending);
+        let bytes = self.bytes(CopyState::Pending);
         let waited = || self.with(Self::finish_pending);
         (!self.capturing && bytes > 0 && waited().fits()).then_some(Advice::WaitForUses { bytes })
     }
@@ -449,14 +450,14 @@ impl Situation {
 
     fn end_capture(&self) -> Option<Advice> {
         let ended = || self.with(|now| now.capturing = false);
-        let bytes = self.bytes(State::Pending);
+        let bytes = self.bytes(CopyState::Pending);
         (self.capturing && ended().fits()).then_some(Advice::EndCapture { bytes })
     }
 
     /// The pool with the least that is enough.
     fn release_pool(&self) -> Option<Advice> {
         let mut kept: Vec<(u64, PoolId)> = Vec::new();
-        for arena in self.arenas.iter().filter(|arena| !arena.releasable && arena.owner != self.home.owner) {
+        for arena in self.arenas.iter().filter(|arena| !arena.releasable && arena.owner != self.key.owner) {
             let bytes: u64 = arena.segments.iter().flat_map(SegmentCopy::free_blocks).sum();
             let Some(pool) = arena.owner.pool().filter(|_| bytes > 0) else { continue };
             match kept.iter_mut().find(|(_, known)| *known == pool) {
@@ -556,7 +557,7 @@ impl Situation {
 
     fn free_live(&self) -> Option<Advice> {
         let freed = |mebibytes: u64| self.with(|now| now.give_back(mebibytes * MIB, false)).fits();
-        let bytes = least(1, self.bytes(State::Live).div_ceil(MIB), freed)? * MIB;
+        let bytes = least(1, self.bytes(CopyState::Live).div_ceil(MIB), freed)? * MIB;
         Some(Advice::FreeLive { bytes })
     }
 }

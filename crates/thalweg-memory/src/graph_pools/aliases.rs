@@ -33,7 +33,7 @@ use rustc_hash::FxHashMap;
 
 use crate::device::arena::ArenaState;
 use crate::device::blocks::{BlockId, Span};
-use crate::device::pages::Hole;
+use crate::device::pages::StaleMapping;
 use crate::error::AllocationError;
 use crate::upstream::{PageId, VirtualMemory};
 
@@ -56,27 +56,28 @@ impl ArenaState {
     /// Where memory was that is somewhere else now and can still be touched there, page by page. `now_at` says where the pages of
     /// the pool are: one that was spare meanwhile may be on another stream.
     pub(crate) fn aliases(&self, now_at: &FxHashMap<PageId, u64>) -> Vec<Alias> {
-        let of_hole = |(block, hole): (&BlockId, &Hole)| {
+        let of_stale = |(block, stale): (&BlockId, &StaleMapping)| {
             let Span { address, size_bytes, .. } = self.blocks.span(*block);
-            let page_bytes = size_bytes / hole.pages.len() as u64;
-            let pages = (0u64..).map(|place| address + place * page_bytes).zip(hole.pages.clone());
+            let page_bytes = size_bytes / stale.pages.len() as u64;
+            let pages = (0u64..).map(|place| address + place * page_bytes).zip(stale.pages.clone());
             pages.map(move |(address, page)| (address, page_bytes, page)).collect::<Vec<_>>()
         };
-        let holes = self.holes.iter().filter(|(_, hole)| hole.is_alias).flat_map(of_hole);
+        let stale_mappings =
+            self.stale_mappings.iter().filter(|(_, stale)| stale.is_alias).flat_map(of_stale);
         // A page that was given up meanwhile is nowhere.
         let alias =
             |(address, size_bytes, page)| Some(Alias { address, size_bytes, now_at: *now_at.get(&page)? });
-        holes.filter_map(alias).collect()
+        stale_mappings.filter_map(alias).collect()
     }
 
     /// Whether any address has lost its page without being unmapped, for as long as the pool is held.
     pub(crate) fn has_aliases(&self) -> bool {
-        self.holes.values().any(|hole| hole.is_alias)
+        self.stale_mappings.values().any(|stale| stale.is_alias)
     }
 
     /// How large the ranges are that did.
     pub(crate) fn alias_bytes(&self) -> u64 {
-        let aliases = self.holes.iter().filter(|(_, hole)| hole.is_alias);
+        let aliases = self.stale_mappings.iter().filter(|(_, stale)| stale.is_alias);
         aliases.map(|(block, _)| self.blocks.span(*block).size_bytes).sum()
     }
 
@@ -86,15 +87,15 @@ impl ArenaState {
     /// The upstream's; the rest are still aliases.
     pub(crate) fn close_aliases(&mut self, memory: &dyn VirtualMemory) -> Result<(), AllocationError> {
         let mut aliases: Vec<Span> = self
-            .holes
+            .stale_mappings
             .iter()
-            .filter(|(_, hole)| hole.is_alias)
+            .filter(|(_, stale)| stale.is_alias)
             .map(|(block, _)| self.blocks.span(*block))
             .collect();
         aliases.sort_unstable_by_key(|span| span.address);
         for Span { block, address, size_bytes } in aliases {
             memory.unmap(address, size_bytes).map_err(|error| AllocationError::upstream("unmap", error))?;
-            self.holes.remove(&block);
+            self.stale_mappings.remove(&block);
             let merged = self.blocks.release_unmapped(block);
             self.note_unmapped(merged);
         }

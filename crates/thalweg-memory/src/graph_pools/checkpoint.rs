@@ -79,7 +79,7 @@ impl PoolCheckpoint {
         let mut arenas = Vec::new();
         for arena in of {
             let state = settled(arena, "checkpoint_pool")?;
-            arenas.push(SavedArena { stream: arena.home.stream, segments: state.saved() });
+            arenas.push(SavedArena { stream: arena.key.stream, segments: state.saved() });
         }
         Ok(Self { pool, arenas })
     }
@@ -98,12 +98,12 @@ impl PoolCheckpoint {
         for arena in arenas {
             // Also those that the checkpoint does not know: what was freed there may be in use by other streams as well.
             let state = settled(arena, "restore_pool")?;
-            if let Some(segments) = streams.get(&arena.home.stream) {
+            if let Some(segments) = streams.get(&arena.key.stream) {
                 state.check(segments).map_err(refused)?;
             }
         }
         for (stream, segments) in &streams {
-            let is_here = arenas.iter().any(|arena| arena.home.stream == *stream);
+            let is_here = arenas.iter().any(|arena| arena.key.stream == *stream);
             if !is_here && !segments.is_empty() {
                 return Err(refused(format!("it has no memory of {stream:?} any more")));
             }
@@ -112,7 +112,7 @@ impl PoolCheckpoint {
         for arena in arenas {
             let mut state = arena.lock();
             state.revoke_live(arena, &mut restored.freed);
-            let live = streams.get(&arena.home.stream).into_iter().flat_map(|segments| segments.iter());
+            let live = streams.get(&arena.key.stream).into_iter().flat_map(|segments| segments.iter());
             for (segment, &(address, size_bytes, requested_bytes)) in
                 live.flat_map(|segment| segment.live.iter().map(move |live| (segment, live)))
             {
@@ -120,7 +120,7 @@ impl PoolCheckpoint {
                 let request =
                     Request { requested_bytes, size_bytes, class, stack: None, exact_address: false };
                 let span = state.take_at(arena, &request, address).expect("all is free, and it was checked");
-                let stream = arena.home.stream;
+                let stream = arena.key.stream;
                 restored.allocated.push(Block::new(Arc::clone(arena), span, requested_bytes, stream));
             }
         }
@@ -217,13 +217,13 @@ fn settled<'a>(
     call: &'static str,
 ) -> Result<BiasedMutexGuard<'a, ArenaState>, AllocationError> {
     let mut state = arena.lock();
-    let around = arena.common.surroundings();
-    if around.capturing {
+    let context = arena.common.event_context();
+    if context.capturing {
         // Nothing can be waited for. Where nothing waits, nothing has to be.
-        let waits = state.order.pending().next().is_some();
+        let waits = state.pending.iter().next().is_some();
         return if waits { Err(Kind::Capturing { call }.into()) } else { Ok(state) };
     }
-    let waited = state.order.synchronize(&around);
+    let waited = state.pending.synchronize(&context);
     state.collect_ready(arena);
     waited.map_err(|error| AllocationError::upstream("synchronize_event", error))?;
     Ok(state)
@@ -250,13 +250,14 @@ impl ArenaState {
     fn taken_blocks(&self) -> impl Iterator<Item = BlockId> + '_ {
         let all = self.blocks.segments().flat_map(|segment| self.blocks.blocks_of(segment));
         all.filter(|block| {
-            matches!(self.blocks.usage(*block), BlockUse::Taken { .. }) && !self.holes.contains_key(block)
+            matches!(self.blocks.usage(*block), BlockUse::Taken { .. })
+                && !self.stale_mappings.contains_key(block)
         })
     }
 
     /// The blocks that are in callers' hands.
     pub(crate) fn live_blocks(&self) -> impl Iterator<Item = BlockId> + '_ {
-        let pending: FxHashSet<BlockId> = self.order.pending().collect();
+        let pending: FxHashSet<BlockId> = self.pending.iter().collect();
         self.taken_blocks().filter(move |block| !pending.contains(block))
     }
 
@@ -269,7 +270,7 @@ impl ArenaState {
             self.log.rename(block, heir);
             self.revoked.insert(block);
             if live.contains(&block) {
-                self.tell_vigils(block);
+                self.notify_watches(block);
                 freed.push(self.blocks.span(heir).address);
                 self.free(arena, heir, Uses::new(), None);
             } else {
@@ -281,7 +282,7 @@ impl ArenaState {
                 self.return_to_bins(arena, heir);
             }
         }
-        self.empty_hand(arena);
+        self.bin_last_freed(arena);
     }
 
     fn saved(&self) -> Vec<SavedSegment> {
@@ -297,7 +298,7 @@ impl ArenaState {
         for block in self.blocks.blocks_of(view) {
             let Span { address, size_bytes, .. } = self.blocks.span(block);
             match self.blocks.usage(block) {
-                _ if self.holes.contains_key(&block) => continue,
+                _ if self.stale_mappings.contains_key(&block) => continue,
                 BlockUse::Unmapped => continue,
                 BlockUse::Free { .. } => {}
                 BlockUse::Taken { requested_bytes } => live.push((address, size_bytes, requested_bytes)),

@@ -2,4 +2,4 @@
 
 pub(crate) mod aliases;
 pub(crate) mod checkpoint;
-pub(crate) mod vigil;
+pub(crate) mod liveness;

@@ -18,7 +18,7 @@ use super::sharing::MemoryHandle;
 use crate::device::common::Common;
 use crate::error::{AllocationError, Kind};
 use crate::ids::StreamId;
-use crate::upstream::{PageHandle, PageId, Sharing, VirtualMemory};
+use crate::upstream::{MemorySharing, PageHandle, PageId, VirtualMemory};
 
 /// What is open, by what it was opened from.
 #[derive(Default)]
@@ -86,7 +86,7 @@ impl Imports {
 impl SharedMemory {
     fn open_pages(
         common: &Arc<Common>,
-        sharing: &dyn Sharing,
+        sharing: &dyn MemorySharing,
         process: u32,
         page_bytes: u64,
         handles: &[PageHandle],

@@ -2,7 +2,7 @@
 //!
 //! A process *exports* a block as bytes, sends them by whatever means, and another process opens them. Three things are kept
 //! apart here: what of the memory is shared ([`SharedExtent`]), what stands for it outside of this process
-//! ([`MemoryHandle`]), and who asks the driver ([`Sharing`](crate::upstream::Sharing)).
+//! ([`MemoryHandle`]), and who asks the driver ([`MemorySharing`](crate::upstream::MemorySharing)).
 //!
 //! | [`SharingKind`] | what is shared | how it is opened |
 //! |---|---|---|
@@ -85,7 +85,7 @@ impl Block {
         let (arena, block) = self.place();
         let state = arena.lock();
         let block = block.filter(|block| !state.is_revoked(*block) && !state.policy.stream_ordered)?;
-        Some(if state.blocks.tag(block).grows { SharingKind::Pages } else { SharingKind::Plain })
+        Some(if state.blocks.tag(block).is_expandable { SharingKind::Pages } else { SharingKind::Plain })
     }
 
     /// Whether [`share`](Self::share) can work: the memory is of a kind that can be shared, and the upstream knows how.
@@ -158,7 +158,7 @@ pub enum MemoryHandle {
     Pages {
         /// The process that exported them, whose file descriptors they are.
         process: u32,
-        /// Its [`serial`](crate::Sharing::serial) when it exported them: descriptors of one number are the same only where this is.
+        /// Its [`serial`](crate::MemorySharing::serial) when it exported them: descriptors of one number are the same only where this is.
         /// PyTorch, which has none, leaves what it likes in its place.
         serial: u64,
         /// The size of each, in bytes.

@@ -6,9 +6,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use smallvec::SmallVec;
 
 use super::HostAllocator;
-use super::bucket::{Freed, Home};
+use super::bucket::{Freed, PinnedOwner};
 use super::captures::PrivatePool;
-use super::slab::Slab;
+use super::unsplit::PinnedBlock;
 use super::uses::Uses;
 use crate::ids::StreamId;
 
@@ -23,34 +23,34 @@ struct Users {
 pub struct HostBlock {
     allocator: Arc<HostAllocator>,
     /// `None` for a null block.
-    slab: Option<Slab>,
-    home: Home,
+    block: Option<PinnedBlock>,
+    owner: PinnedOwner,
     users: Mutex<Users>,
 }
 
 impl HostBlock {
-    pub(crate) fn new(allocator: Arc<HostAllocator>, slab: Option<Slab>, home: Home) -> Self {
-        Self { allocator, slab, home, users: Mutex::default() }
+    pub(crate) fn new(allocator: Arc<HostAllocator>, block: Option<PinnedBlock>, owner: PinnedOwner) -> Self {
+        Self { allocator, block, owner, users: Mutex::default() }
     }
 
     /// Where the memory begins; 0 for a null block.
     pub fn address(&self) -> u64 {
-        self.slab.map_or(0, |slab| slab.address)
+        self.block.map_or(0, |block| block.address)
     }
 
     /// How many bytes there are: what was asked for, rounded up (see [`HostSettings`](crate::HostSettings)).
     pub fn size_bytes(&self) -> u64 {
-        self.slab.map_or(0, |slab| slab.size_bytes)
+        self.block.map_or(0, |block| block.size_bytes)
     }
 
     /// How many bytes were asked for.
     pub fn requested_bytes(&self) -> u64 {
-        self.slab.map_or(0, |slab| slab.requested_bytes)
+        self.block.map_or(0, |block| block.requested_bytes)
     }
 
     /// Whether this is a null block, which holds no memory.
     pub fn is_null(&self) -> bool {
-        self.slab.is_none()
+        self.block.is_none()
     }
 
     /// Says that `stream` uses the memory, by what it has been given so far: an event is recorded there now, and the memory
@@ -93,8 +93,8 @@ impl HostBlock {
 
     /// Puts `text` to this block, in the history: an event of its own, beside what was recorded when it was allocated.
     pub fn annotate(&self, text: &str) {
-        if let Some(slab) = self.slab {
-            self.allocator.core.annotate(slab, &self.home, text);
+        if let Some(block) = self.block {
+            self.allocator.core.annotate(block, &self.owner, text);
         }
     }
 
@@ -106,13 +106,13 @@ impl HostBlock {
 
 impl Drop for HostBlock {
     fn drop(&mut self) {
-        let Some(slab) = self.slab else { return };
+        let Some(block) = self.block else { return };
         let Users { uses, captured_by } =
             std::mem::take(self.users.get_mut().unwrap_or_else(PoisonError::into_inner));
-        let home = std::mem::replace(&mut self.home, Home::Shared);
+        let owner = std::mem::replace(&mut self.owner, PinnedOwner::Shared);
         let core = &self.allocator.core;
         let stack = core.common.history.stack_of_free();
-        core.take_back(Freed { slab, home, uses, captured_by, failed: false, stack, told: false });
+        core.take_back(Freed { block, owner, uses, captured_by, failed: false, stack, told: false });
     }
 }
 

@@ -28,23 +28,23 @@ use super::captures::PrivatePool;
 use super::log::Log;
 use super::settings::{Request, Rounding};
 use super::statistics::Tally;
-use super::uses::{Outcome, Recorder, Uses, Waiting};
+use super::uses::{Recorder, Uses, WaitOutcome, Waiting};
 use crate::device::inbox::Inbox;
-use crate::pinned::slab::{Asked, Slab, Source};
+use crate::pinned::unsplit::{Asked, PinnedBlock, Source};
 use crate::statistics::stats::Statistic;
 use crate::trace::history::{History, StackId};
 use crate::upstream::HostUpstream;
 
 /// Whose a slab is: where it was taken from, and where it comes back to.
 #[derive(Clone, Debug)]
-pub(crate) enum Home {
+pub(crate) enum PinnedOwner {
     /// The bucket of its size.
     Shared,
     /// A private pool.
     Private(Arc<PrivatePool>),
 }
 
-impl Home {
+impl PinnedOwner {
     /// Whether it is a pool that has closed, from which slabs move on to the shared buckets.
     pub(crate) fn is_closed(&self) -> bool {
         matches!(self, Self::Private(pool) if pool.is_closed())
@@ -62,8 +62,8 @@ impl Home {
 /// A slab on its way back.
 #[derive(Debug)]
 pub(crate) struct Freed {
-    pub(crate) slab: Slab,
-    pub(crate) home: Home,
+    pub(crate) block: PinnedBlock,
+    pub(crate) owner: PinnedOwner,
     pub(crate) uses: Uses,
     /// The pools whose captures used it: it goes from one to the next, and home at last.
     pub(crate) captured_by: SmallVec<[Arc<PrivatePool>; 1]>,
@@ -84,8 +84,8 @@ pub(crate) struct Common {
 /// What arrives in a bucket.
 #[derive(Debug)]
 pub(crate) enum Arrival {
-    /// A slab that comes home.
-    Home(Freed),
+    /// A block that goes back to the bucket it was taken from.
+    Returned(Freed),
     /// A slab that stays here until the pool closes.
     Kept(Freed),
 }
@@ -93,7 +93,7 @@ pub(crate) enum Arrival {
 /// Free slabs, by size; those of one size as a stack.
 #[derive(Default, Debug)]
 pub(crate) struct FreeList {
-    stacks: BTreeMap<u64, Vec<(u64, Slab)>>,
+    stacks: BTreeMap<u64, Vec<(u64, PinnedBlock)>>,
     /// Numbers the frees, so that the latest can be told.
     frees: u64,
 }
@@ -102,13 +102,13 @@ pub(crate) struct FreeList {
 const STACKS: usize = 9;
 
 impl FreeList {
-    pub(crate) fn push(&mut self, slab: Slab) {
+    pub(crate) fn push(&mut self, block: PinnedBlock) {
         self.frees += 1;
-        self.stacks.entry(slab.size_bytes).or_default().push((self.frees, slab));
+        self.stacks.entry(block.size_bytes).or_default().push((self.frees, block));
     }
 
     /// The free slab that serves the request best, if one does.
-    pub(crate) fn take(&mut self, request: &Request) -> Option<Slab> {
+    pub(crate) fn take(&mut self, request: &Request) -> Option<PinnedBlock> {
         let stacks = self.stacks.range(request.requested_bytes..=request.most_bytes);
         let mut stacks = stacks.filter(|(_, stack)| !stack.is_empty());
         let size = if request.latest_first {
@@ -120,29 +120,29 @@ impl FreeList {
     }
 
     /// The slab of exactly this size that was freed last.
-    fn pop(&mut self, size_bytes: u64) -> Option<Slab> {
+    fn pop(&mut self, size_bytes: u64) -> Option<PinnedBlock> {
         let stack = self.stacks.get_mut(&size_bytes)?;
-        let (_, slab) = stack.pop()?;
+        let (_, block) = stack.pop()?;
         if stack.is_empty() && self.stacks.len() > STACKS {
             self.stacks.remove(&size_bytes);
         }
-        Some(slab)
+        Some(block)
     }
 
     fn is_empty(&self) -> bool {
         self.stacks.values().all(Vec::is_empty)
     }
 
-    pub(crate) fn iter(&self) -> impl Iterator<Item = &Slab> {
-        self.stacks.values().flatten().map(|(_, slab)| slab)
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &PinnedBlock> {
+        self.stacks.values().flatten().map(|(_, block)| block)
     }
 
     /// Takes out all that could go back to the upstream, or all there is.
-    pub(crate) fn take_all(&mut self, with_reserve: bool) -> Vec<Slab> {
+    pub(crate) fn take_all(&mut self, with_reserve: bool) -> Vec<PinnedBlock> {
         let mut taken = Vec::new();
         for stack in self.stacks.values_mut() {
-            let goes = |slab: &Slab| with_reserve || slab.source != Source::Reserve;
-            taken.extend(stack.extract_if(.., |(_, slab)| goes(slab)).map(|(_, slab)| slab));
+            let goes = |block: &PinnedBlock| with_reserve || block.source != Source::Reserve;
+            taken.extend(stack.extract_if(.., |(_, block)| goes(block)).map(|(_, block)| block));
         }
         self.stacks.retain(|_, stack| !stack.is_empty());
         taken
@@ -155,12 +155,12 @@ pub(crate) struct Shelf {
     pub(crate) free: FreeList,
     pub(crate) waiting: Waiting,
     /// Slabs with marks that could not get their events yet: a capture was under way. The oldest first.
-    pub(crate) deferred: VecDeque<(Slab, Uses)>,
+    pub(crate) deferred: VecDeque<(PinnedBlock, Uses)>,
     pub(crate) kept: Vec<Freed>,
     /// Free slabs that are too large to be kept: to be given back as soon as somebody may wait for that.
-    pub(crate) discarded: Vec<Slab>,
+    pub(crate) discarded: Vec<PinnedBlock>,
     /// Slabs that nobody will ever use again.
-    pub(crate) retired: Vec<Slab>,
+    pub(crate) retired: Vec<PinnedBlock>,
     pub(crate) active_requests: Statistic,
     pub(crate) active_bytes: Statistic,
     pub(crate) log: Log,
@@ -168,48 +168,48 @@ pub(crate) struct Shelf {
 
 impl Shelf {
     /// Takes a free slab.
-    pub(crate) fn take(&mut self, asked: &Asked, common: &Common) -> Option<Slab> {
-        let slab = self.free.take(&asked.request)?;
-        Some(self.taken(slab, asked, common))
+    pub(crate) fn take(&mut self, asked: &Asked, common: &Common) -> Option<PinnedBlock> {
+        let block = self.free.take(&asked.request)?;
+        Some(self.taken(block, asked, common))
     }
 
     /// A slab goes from here into a caller's hands: as it is from now on.
-    pub(crate) fn taken(&mut self, slab: Slab, asked: &Asked, common: &Common) -> Slab {
-        let slab = Slab { requested_bytes: asked.request.requested_bytes, ..slab };
+    pub(crate) fn taken(&mut self, block: PinnedBlock, asked: &Asked, common: &Common) -> PinnedBlock {
+        let block = PinnedBlock { requested_bytes: asked.request.requested_bytes, ..block };
         self.active_requests.increase(1);
-        self.active_bytes.increase(slab.size_bytes);
+        self.active_bytes.increase(block.size_bytes);
         if common.history.is_on() {
-            self.log.tell_allocated(&common.history, slab, asked.stack);
+            self.log.tell_allocated(&common.history, block, asked.stack);
         }
-        slab
+        block
     }
 
     /// Takes any slab that is large enough out of those that nobody uses, without counting it as active.
-    pub(crate) fn take_any(&mut self, request: &Request) -> Option<Slab> {
-        for slab in self.discarded.drain(..) {
-            self.free.push(slab);
+    pub(crate) fn take_any(&mut self, request: &Request) -> Option<PinnedBlock> {
+        for block in self.discarded.drain(..) {
+            self.free.push(block);
         }
         self.free.take(&Request { most_bytes: u64::MAX, latest_first: false, ..*request })
     }
 
     pub(crate) fn receive(&mut self, mut arrival: Arrival, common: &Common) {
-        let (Arrival::Kept(freed) | Arrival::Home(freed)) = &mut arrival;
+        let (Arrival::Kept(freed) | Arrival::Returned(freed)) = &mut arrival;
         if !std::mem::replace(&mut freed.told, true) && common.history.is_on() {
-            let pool_id = freed.home.pool_id();
-            self.log.tell_freed(&common.history, Action::FreeRequested, freed.slab, pool_id, freed.stack);
+            let pool_id = freed.owner.pool_id();
+            self.log.tell_freed(&common.history, Action::FreeRequested, freed.block, pool_id, freed.stack);
         }
         match arrival {
             Arrival::Kept(freed) => self.kept.push(freed),
-            Arrival::Home(Freed { slab, stack, failed: true, .. }) => {
-                self.settle(slab, Outcome::Failed, stack, common);
+            Arrival::Returned(Freed { block, stack, failed: true, .. }) => {
+                self.settle(block, WaitOutcome::Failed, stack, common);
             }
-            Arrival::Home(Freed { slab, uses, .. }) if uses.has_marks() => {
-                self.deferred.push_back((slab, uses));
+            Arrival::Returned(Freed { block, uses, .. }) if uses.has_marks() => {
+                self.deferred.push_back((block, uses));
             }
-            Arrival::Home(Freed { slab, uses, stack, .. }) if uses.is_empty() => {
-                self.settle(slab, Outcome::Passed, stack, common);
+            Arrival::Returned(Freed { block, uses, stack, .. }) if uses.is_empty() => {
+                self.settle(block, WaitOutcome::Passed, stack, common);
             }
-            Arrival::Home(Freed { slab, uses, .. }) => self.waiting.add(slab, uses),
+            Arrival::Returned(Freed { block, uses, .. }) => self.waiting.add(block, uses),
         }
     }
 
@@ -228,13 +228,13 @@ impl Shelf {
         wait: bool,
     ) {
         self.settle_all(common);
-        while let Some((slab, uses)) = self.deferred.front_mut() {
+        while let Some((block, uses)) = self.deferred.front_mut() {
             // The slab stays where it is while events are recorded, which may panic.
-            let (slab, recorded) = (*slab, uses.record_marks(recorder));
+            let (block, recorded) = (*block, uses.record_marks(recorder));
             let (_, uses) = self.deferred.pop_front().expect("the front is there");
             match recorded {
-                Ok(()) => self.waiting.add(slab, uses),
-                Err(_) => self.settle(slab, Outcome::Failed, None, common),
+                Ok(()) => self.waiting.add(block, uses),
+                Err(_) => self.settle(block, WaitOutcome::Failed, None, common),
             }
         }
         if wait {
@@ -247,33 +247,33 @@ impl Shelf {
 
     /// Takes in what came out of waiting. Only a panic of the upstream leaves anything behind.
     pub(crate) fn settle_all(&mut self, common: &Common) {
-        while let Some((slab, outcome)) = self.waiting.pop_settled() {
-            self.settle(slab, outcome, None, common);
+        while let Some((block, outcome)) = self.waiting.pop_settled() {
+            self.settle(block, outcome, None, common);
         }
     }
 
     /// A slab that was active is so no more. The stack is that of the free, where that is still known.
-    fn settle(&mut self, slab: Slab, outcome: Outcome, stack: Option<StackId>, common: &Common) {
+    fn settle(&mut self, block: PinnedBlock, outcome: WaitOutcome, stack: Option<StackId>, common: &Common) {
         self.active_requests.decrease(1);
-        self.active_bytes.decrease(slab.size_bytes);
+        self.active_bytes.decrease(block.size_bytes);
         match outcome {
-            Outcome::Passed => {
+            WaitOutcome::Passed => {
                 if common.history.is_on() {
                     let pool_id = self.log.pool_id;
-                    self.log.tell_freed(&common.history, Action::FreeCompleted, slab, pool_id, stack);
+                    self.log.tell_freed(&common.history, Action::FreeCompleted, block, pool_id, stack);
                 }
-                self.put(slab, &common.rounding);
+                self.put(block, &common.rounding);
             }
-            Outcome::Failed => self.retired.push(slab),
+            WaitOutcome::Failed => self.retired.push(block),
         }
     }
 
     /// A free slab comes to be here.
-    pub(crate) fn put(&mut self, slab: Slab, rounding: &Rounding) {
-        if rounding.is_cached(slab.size_bytes) || slab.source == Source::Reserve {
-            self.free.push(slab);
+    pub(crate) fn put(&mut self, block: PinnedBlock, rounding: &Rounding) {
+        if rounding.is_cached(block.size_bytes) || block.source == Source::Reserve {
+            self.free.push(block);
         } else {
-            self.discarded.push(slab);
+            self.discarded.push(block);
         }
     }
 
@@ -284,16 +284,16 @@ impl Shelf {
     }
 
     /// Freed slabs that wait.
-    pub(crate) fn pending_slabs(&self) -> impl Iterator<Item = &Slab> {
-        let deferred = self.deferred.iter().map(|(slab, _)| slab);
-        let kept = self.kept.iter().map(|freed| &freed.slab);
-        deferred.chain(kept).chain(self.waiting.slabs())
+    pub(crate) fn pending_blocks(&self) -> impl Iterator<Item = &PinnedBlock> {
+        let deferred = self.deferred.iter().map(|(block, _)| block);
+        let kept = self.kept.iter().map(|freed| &freed.block);
+        deferred.chain(kept).chain(self.waiting.blocks())
     }
 
     /// Their number and bytes.
     pub(crate) fn pending(&self) -> Tally {
-        let deferred = Tally::of(self.deferred.iter().map(|(slab, _)| slab.size_bytes));
-        let kept = Tally::of(self.kept.iter().map(|freed| freed.slab.size_bytes));
+        let deferred = Tally::of(self.deferred.iter().map(|(block, _)| block.size_bytes));
+        let kept = Tally::of(self.kept.iter().map(|freed| freed.block.size_bytes));
         let waiting = Tally { count: self.waiting.len() as u64, bytes: self.waiting.bytes() };
         deferred + kept + waiting
     }
@@ -314,13 +314,13 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
 
-    fn slab(address: u64, size_bytes: u64) -> Slab {
-        Slab { address, size_bytes, requested_bytes: size_bytes, source: Source::Reserve }
+    fn block(address: u64, size_bytes: u64) -> PinnedBlock {
+        PinnedBlock { address, size_bytes, requested_bytes: size_bytes, source: Source::Reserve }
     }
 
-    fn list(slabs: &[(u64, u64)]) -> FreeList {
+    fn list(blocks: &[(u64, u64)]) -> FreeList {
         let mut free = FreeList::default();
-        slabs.iter().for_each(|&(address, size_bytes)| free.push(slab(address, size_bytes)));
+        blocks.iter().for_each(|&(address, size_bytes)| free.push(block(address, size_bytes)));
         free
     }
 
@@ -328,7 +328,7 @@ mod tests {
     fn the_smallest_that_is_large_enough_serves_within_the_bound() {
         let mut free = list(&[(1, 208 * MIB), (2, 200 * MIB), (3, 240 * MIB), (4, 200 * MIB)]);
         let request = Rounding::new(&HostSettings::default()).request(199 * MIB);
-        let order: Vec<_> = std::iter::from_fn(|| free.take(&request).map(|slab| slab.address)).collect();
+        let order: Vec<_> = std::iter::from_fn(|| free.take(&request).map(|block| block.address)).collect();
         assert_eq!(order, [4, 2, 1], "240 MiB would waste more than an eighth");
     }
 
@@ -337,7 +337,7 @@ mod tests {
         let mut free = list(&[(1, 200 * MIB), (2, 240 * MIB), (3, 150 * MIB), (4, 210 * MIB)]);
         let settings = HostSettings::pytorch().with_pinned_max_round_threshold_bytes(Some(0));
         let request = Rounding::new(&settings).request(200 * MIB);
-        let order: Vec<_> = std::iter::from_fn(|| free.take(&request).map(|slab| slab.address)).collect();
+        let order: Vec<_> = std::iter::from_fn(|| free.take(&request).map(|block| block.address)).collect();
         assert_eq!(order, [4, 2, 1], "150 MiB are too few");
     }
 
@@ -345,10 +345,10 @@ mod tests {
     fn sizes_that_never_come_again_leave_nothing_behind() {
         let mut free = FreeList::default();
         for bytes in 1..1000 {
-            free.push(slab(bytes, bytes));
+            free.push(block(bytes, bytes));
             let request =
                 Request { requested_bytes: bytes, size_bytes: bytes, most_bytes: bytes, latest_first: false };
-            assert_eq!(free.take(&request).map(|slab| slab.address), Some(bytes));
+            assert_eq!(free.take(&request).map(|block| block.address), Some(bytes));
         }
         assert!(free.stacks.len() <= STACKS);
     }

@@ -23,13 +23,13 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, TryLockError};
 
-use super::bucket::{Arrival, Bucket, Common, Freed, Home, Shelf};
+use super::bucket::{Arrival, Bucket, Common, Freed, PinnedOwner, Shelf};
 use super::captures::{Gate, PrivatePool, PrivatePools};
 use super::pinning::Pinning;
 use super::poller::Wake;
 use super::settings::{HostSettings, Rounding};
-use super::slab::{Asked, Slab};
 use super::statistics::{self, HostStatistics, Tally};
+use super::unsplit::{Asked, PinnedBlock};
 use super::uses::Recorder;
 use crate::error::{AllocationError, Kind, OutOfMemory};
 use crate::trace::history::{History, StackId};
@@ -92,45 +92,45 @@ impl Core {
     pub(crate) fn allocate(
         &self,
         bytes: u64,
-        home: &Home,
+        owner: &PinnedOwner,
         stack: Option<StackId>,
-    ) -> Result<Slab, AllocationError> {
+    ) -> Result<PinnedBlock, AllocationError> {
         if bytes > MAX_REQUEST_BYTES {
             return Err(self.out_of_memory(bytes));
         }
         self.do_chores();
         let asked = Asked { request: self.common.rounding.request(bytes), stack };
-        if let Some(slab) = self.cached(&asked, home) {
-            return Ok(slab);
+        if let Some(block) = self.cached(&asked, owner) {
+            return Ok(block);
         }
-        if let Some(slab) = self.pinned(&asked, home)? {
-            return Ok(slab);
+        if let Some(block) = self.pinned(&asked, owner)? {
+            return Ok(block);
         }
         let mut failure = None;
         for wait in [false, true] {
             if !self.settle(wait) {
                 break;
             }
-            if let Some(slab) = self.cached(&asked, home) {
-                return Ok(slab);
+            if let Some(block) = self.cached(&asked, owner) {
+                return Ok(block);
             }
             failure = self.give_back_free().err().or(failure);
-            if let Some(slab) = self.pinned(&asked, home)? {
-                return Ok(slab);
+            if let Some(block) = self.pinned(&asked, owner)? {
+                return Ok(block);
             }
         }
-        match self.any(&asked, home) {
-            Some(slab) => Ok(slab),
+        match self.any(&asked, owner) {
+            Some(block) => Ok(block),
             None => Err(failure.unwrap_or_else(|| self.out_of_memory(bytes))),
         }
     }
 
     /// A cached slab, perhaps one that has just become free.
-    fn cached(&self, asked: &Asked, home: &Home) -> Option<Slab> {
-        let bucket = self.bucket(home, asked.request.size_bytes);
+    fn cached(&self, asked: &Asked, owner: &PinnedOwner) -> Option<PinnedBlock> {
+        let bucket = self.bucket(owner, asked.request.size_bytes);
         let mut shelf = self.lock(bucket);
-        if let Some(slab) = shelf.take(asked, &self.common) {
-            return Some(slab);
+        if let Some(block) = shelf.take(asked, &self.common) {
+            return Some(block);
         }
         if !shelf.has_pending() {
             return None;
@@ -143,26 +143,26 @@ impl Core {
         shelf.take(asked, &self.common)
     }
 
-    fn pinned(&self, asked: &Asked, home: &Home) -> Result<Option<Slab>, AllocationError> {
+    fn pinned(&self, asked: &Asked, owner: &PinnedOwner) -> Result<Option<PinnedBlock>, AllocationError> {
         let history = &self.common.history;
-        let slab = self.pinning.pin(asked, history, &self.settings(), &*self.upstream)?;
-        Ok(slab.map(|slab| self.taken(slab, asked, home)))
+        let block = self.pinning.pin(asked, history, &self.settings(), &*self.upstream)?;
+        Ok(block.map(|block| self.taken(block, asked, owner)))
     }
 
-    fn taken(&self, slab: Slab, asked: &Asked, home: &Home) -> Slab {
-        self.lock(self.bucket(home, slab.size_bytes)).taken(slab, asked, &self.common)
+    fn taken(&self, block: PinnedBlock, asked: &Asked, owner: &PinnedOwner) -> PinnedBlock {
+        self.lock(self.bucket(owner, block.size_bytes)).taken(block, asked, &self.common)
     }
 
     /// The smallest free slab that is large enough, whatever it wastes.
-    fn any(&self, asked: &Asked, home: &Home) -> Option<Slab> {
+    fn any(&self, asked: &Asked, owner: &PinnedOwner) -> Option<PinnedBlock> {
         let request = &asked.request;
-        let own = match home {
-            Home::Private(pool) => Some(&pool.bucket),
-            Home::Shared => None,
+        let own = match owner {
+            PinnedOwner::Private(pool) => Some(&pool.bucket),
+            PinnedOwner::Shared => None,
         };
         let shared = &self.shared[exponent(request.requested_bytes)..];
-        let slab = own.into_iter().chain(shared).find_map(|bucket| self.lock(bucket).take_any(request))?;
-        Some(self.taken(slab, asked, home))
+        let block = own.into_iter().chain(shared).find_map(|bucket| self.lock(bucket).take_any(request))?;
+        Some(self.taken(block, asked, owner))
     }
 
     /// Takes a slab back from a caller's hands. Neither fails nor waits.
@@ -185,9 +185,9 @@ impl Core {
             }
         };
         let (to, size_bytes) =
-            (pool.clone().map_or(freed.home.clone(), Home::Private), freed.slab.size_bytes);
+            (pool.clone().map_or(freed.owner.clone(), PinnedOwner::Private), freed.block.size_bytes);
         let may_wait = !freed.uses.is_empty();
-        let arrival = if pool.is_some() { Arrival::Kept(freed) } else { Arrival::Home(freed) };
+        let arrival = if pool.is_some() { Arrival::Kept(freed) } else { Arrival::Returned(freed) };
         let bucket = self.bucket(&to, size_bytes);
         match bucket.shelf.try_lock() {
             Ok(mut shelf) => shelf.receive(arrival, &self.common),
@@ -251,27 +251,27 @@ impl Core {
         let _moving = self.moving();
         for bucket in &self.shared {
             let mut shelf = self.lock(bucket);
-            let mut slabs = shelf.free.take_all(false);
-            slabs.append(&mut shelf.discarded);
+            let mut blocks = shelf.free.take_all(false);
+            blocks.append(&mut shelf.discarded);
             drop(shelf);
-            self.give_back(slabs)?;
+            self.give_back(blocks)?;
         }
         Ok(())
     }
 
-    fn give_back(&self, slabs: Vec<Slab>) -> Result<(), AllocationError> {
-        if slabs.is_empty() {
+    fn give_back(&self, blocks: Vec<PinnedBlock>) -> Result<(), AllocationError> {
+        if blocks.is_empty() {
             return Ok(());
         }
         let catch_all = self.settings().pinned_free_catch_all();
-        let mut going = Going { core: self, slabs };
-        while let Some(slab) = going.slabs.last() {
-            match self.pinning.unpin(slab, &self.common.history, &*self.upstream) {
+        let mut going = Going { core: self, blocks };
+        while let Some(block) = going.blocks.last() {
+            match self.pinning.unpin(block, &self.common.history, &*self.upstream) {
                 Ok(()) => {}
-                Err(_) if catch_all => self.pinning.lock().lose(&[*slab]),
+                Err(_) if catch_all => self.pinning.lock().lose(&[*block]),
                 Err(error) => return Err(error),
             }
-            going.slabs.pop();
+            going.blocks.pop();
         }
         Ok(())
     }
@@ -288,8 +288,8 @@ impl Core {
         self.sweep();
         let _moving = self.moving();
         for bucket in &self.shared {
-            let slabs = std::mem::take(&mut self.lock(bucket).discarded);
-            let _ = self.give_back(slabs);
+            let blocks = std::mem::take(&mut self.lock(bucket).discarded);
+            let _ = self.give_back(blocks);
         }
     }
 
@@ -310,8 +310,8 @@ impl Core {
             let mut free = shelf.free.take_all(true);
             free.append(&mut shelf.discarded);
             drop(shelf);
-            for slab in free {
-                self.lock(self.shared_bucket(slab.size_bytes)).put(slab, &self.common.rounding);
+            for block in free {
+                self.lock(self.shared_bucket(block.size_bytes)).put(block, &self.common.rounding);
             }
             if kept.is_empty() {
                 break;
@@ -351,7 +351,7 @@ impl Core {
             statistics::add(&mut sum.active_requests, &shelf.active_requests);
             statistics::add(&mut sum.active_bytes, &shelf.active_bytes);
             sum.pending = sum.pending + shelf.pending();
-            sum.retired = sum.retired + Tally::of(shelf.retired.iter().map(|slab| slab.size_bytes));
+            sum.retired = sum.retired + Tally::of(shelf.retired.iter().map(|block| block.size_bytes));
         });
         sum
     }
@@ -392,10 +392,10 @@ impl Core {
         .into()
     }
 
-    pub(crate) fn bucket<'a>(&'a self, home: &'a Home, size_bytes: u64) -> &'a Bucket {
-        match home {
-            Home::Shared => self.shared_bucket(size_bytes),
-            Home::Private(pool) => &pool.bucket,
+    pub(crate) fn bucket<'a>(&'a self, owner: &'a PinnedOwner, size_bytes: u64) -> &'a Bucket {
+        match owner {
+            PinnedOwner::Shared => self.shared_bucket(size_bytes),
+            PinnedOwner::Private(pool) => &pool.bucket,
         }
     }
 
@@ -452,13 +452,13 @@ impl Drop for Delivery<'_> {
 /// Slabs on their way to the upstream. Those that did not get there are free again.
 struct Going<'a> {
     core: &'a Core,
-    slabs: Vec<Slab>,
+    blocks: Vec<PinnedBlock>,
 }
 
 impl Drop for Going<'_> {
     fn drop(&mut self) {
-        for slab in self.slabs.drain(..) {
-            self.core.lock(self.core.shared_bucket(slab.size_bytes)).put(slab, &self.core.common.rounding);
+        for block in self.blocks.drain(..) {
+            self.core.lock(self.core.shared_bucket(block.size_bytes)).put(block, &self.core.common.rounding);
         }
     }
 }
@@ -472,15 +472,15 @@ impl Drop for Core {
         guarded(&|| _ = self.settle(true));
         self.sweep();
         let mut reserve = Vec::new();
-        let mut slabs = Vec::new();
+        let mut blocks = Vec::new();
         self.each_bucket(|shelf| {
             shelf.waiting.abandon();
-            slabs.extend(shelf.free.take_all(false));
-            slabs.append(&mut shelf.discarded);
+            blocks.extend(shelf.free.take_all(false));
+            blocks.append(&mut shelf.discarded);
             reserve.extend(shelf.free.take_all(true));
         });
-        for slab in slabs {
-            guarded(&|| _ = self.pinning.unpin(&slab, &self.common.history, &*self.upstream));
+        for block in blocks {
+            guarded(&|| _ = self.pinning.unpin(&block, &self.common.history, &*self.upstream));
         }
         guarded(&|| self.pinning.unpin_reserve(&reserve, &*self.upstream));
     }

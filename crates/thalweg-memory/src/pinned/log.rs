@@ -3,7 +3,7 @@
 use rustc_hash::FxHashMap;
 use thalweg_snapshot::Action;
 
-use super::slab::Slab;
+use super::unsplit::PinnedBlock;
 use crate::ids::StreamId;
 use crate::trace::history::{Event, History, Ring, StackId, TextId};
 
@@ -31,9 +31,9 @@ impl Log {
     /// A caller gets a slab.
     #[cold]
     #[inline(never)]
-    pub(crate) fn tell_allocated(&mut self, history: &History, slab: Slab, stack: Option<StackId>) {
-        self.held.insert(slab.address, Holding { requested_bytes: slab.requested_bytes, stack });
-        self.tell(history, Event { stack, ..event(Action::Alloc, slab, self.pool_id) });
+    pub(crate) fn tell_allocated(&mut self, history: &History, block: PinnedBlock, stack: Option<StackId>) {
+        self.held.insert(block.address, Holding { requested_bytes: block.requested_bytes, stack });
+        self.tell(history, Event { stack, ..event(Action::Alloc, block, self.pool_id) });
     }
 
     /// A caller gave a slab back, or it is free. The stack is that of the free, if there is one.
@@ -43,22 +43,22 @@ impl Log {
         &mut self,
         history: &History,
         action: Action,
-        slab: Slab,
+        block: PinnedBlock,
         pool_id: (u64, u64),
         stack: Option<StackId>,
     ) {
         let holding = match action {
-            Action::FreeCompleted => self.held.remove(&slab.address),
-            _ => self.held.get(&slab.address).copied(),
+            Action::FreeCompleted => self.held.remove(&block.address),
+            _ => self.held.get(&block.address).copied(),
         };
         let stack = stack.or_else(|| holding?.stack);
-        self.tell(history, Event { stack, ..event(action, slab, pool_id) });
+        self.tell(history, Event { stack, ..event(action, block, pool_id) });
     }
 
-    pub(crate) fn annotate(&mut self, history: &History, slab: Slab, text: &str) {
-        let stack = self.held.get(&slab.address).and_then(|holding| holding.stack);
+    pub(crate) fn annotate(&mut self, history: &History, block: PinnedBlock, text: &str) {
+        let stack = self.held.get(&block.address).and_then(|holding| holding.stack);
         let metadata = TextId::of(text);
-        self.tell(history, Event { stack, metadata, ..event(Action::Annotate, slab, self.pool_id) });
+        self.tell(history, Event { stack, metadata, ..event(Action::Annotate, block, self.pool_id) });
     }
 
     fn tell(&mut self, history: &History, event: Event) {
@@ -66,6 +66,6 @@ impl Log {
     }
 }
 
-fn event(action: Action, slab: Slab, pool_id: (u64, u64)) -> Event {
-    Event { pool_id, ..Event::new(action, slab.address, slab.requested_bytes, NO_STREAM) }
+fn event(action: Action, block: PinnedBlock, pool_id: (u64, u64)) -> Event {
+    Event { pool_id, ..Event::new(action, block.address, block.requested_bytes, NO_STREAM) }
 }

@@ -30,7 +30,7 @@
 //! | `bucket` | one lock, and the blocks of one size behind it | other buckets |
 //! | `captures` | which captures are under way, and their private pools | what is in a bucket |
 //! | `pinning` | the upstream, the reserve, their accounts | who asks |
-//! | `slab`, `log` | a range of pinned memory; what was recorded of it | who has it |
+//! | `unsplit`, `log` | a range of pinned memory; what was recorded of it | who has it |
 //! | `core` | the ways between all these; what to do when memory is short | handles |
 //! | `poller` | the background thread | |
 //! | `watch` | the history: what happened to which slab; snapshots | how a slab is found |
@@ -58,15 +58,15 @@ mod log;
 mod pinning;
 mod poller;
 mod settings;
-mod slab;
 mod statistics;
+mod unsplit;
 mod uses;
 mod watch;
 
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use self::bucket::Home;
+use self::bucket::PinnedOwner;
 use self::core::Core;
 use self::poller::Poller;
 use crate::error::AllocationError;
@@ -140,16 +140,16 @@ impl HostAllocator {
         stream: Option<StreamId>,
     ) -> Result<HostBlock, AllocationError> {
         if bytes == 0 {
-            return Ok(HostBlock::new(Arc::clone(self), None, Home::Shared));
+            return Ok(HostBlock::new(Arc::clone(self), None, PinnedOwner::Shared));
         }
-        let mut home = Home::Shared;
+        let mut owner = PinnedOwner::Shared;
         if self.core.gate.is_closed()
             && let Some(pool) = self.core.gate.hold().pool_for(stream)
         {
-            home = Home::Private(Arc::clone(pool));
+            owner = PinnedOwner::Private(Arc::clone(pool));
         }
-        let slab = self.core.allocate(bytes, &home, self.core.common.history.stack_of_allocation())?;
-        Ok(HostBlock::new(Arc::clone(self), Some(slab), home))
+        let block = self.core.allocate(bytes, &owner, self.core.common.history.stack_of_allocation())?;
+        Ok(HostBlock::new(Arc::clone(self), Some(block), owner))
     }
 
     /// Looks how far the streams have come, and gives back what is not to be kept. Calls that need a block do this by

@@ -14,8 +14,8 @@ use std::time::Instant;
 use thalweg_snapshot::Action;
 
 use super::settings::{HostSettings, Request};
-use super::slab::{Asked, Slab, Source};
 use super::statistics::HostStatistics;
+use super::unsplit::{Asked, PinnedBlock, Source};
 use crate::error::AllocationError;
 use crate::ids::StreamId;
 use crate::trace::history::{Event, History, Ring, StackId};
@@ -83,28 +83,28 @@ impl Pinning {
         history: &History,
         settings: &HostSettings,
         upstream: &dyn HostUpstream,
-    ) -> Result<Option<Slab>, AllocationError> {
+    ) -> Result<Option<PinnedBlock>, AllocationError> {
         let start = Instant::now();
         let Request { size_bytes, requested_bytes, .. } = asked.request;
-        let slab = |address, source| Slab { address, size_bytes, requested_bytes, source };
-        let slab = match self.reserved(size_bytes, settings, upstream) {
-            Some(address) => slab(address, Source::Reserve),
+        let block = |address, source| PinnedBlock { address, size_bytes, requested_bytes, source };
+        let block = match self.reserved(size_bytes, settings, upstream) {
+            Some(address) => block(address, Source::Reserve),
             None => match upstream.allocate_host(size_bytes, settings.method()) {
-                Ok(address) => slab(address, Source::Upstream(settings.method())),
+                Ok(address) => block(address, Source::Upstream(settings.method())),
                 Err(UpstreamError::OutOfMemory) => return Ok(None),
                 Err(error) => return Err(AllocationError::upstream("allocate_host", error)),
             },
         };
         let accounts = &mut *self.lock();
         let piece = Piece { size_bytes, stack: asked.stack, lost: false };
-        accounts.pieces.insert(slab.address, piece);
-        accounts.tell(history, Action::SegmentAlloc, slab.address, &piece);
+        accounts.pieces.insert(block.address, piece);
+        accounts.tell(history, Action::SegmentAlloc, block.address, &piece);
         let statistics = &mut accounts.statistics;
         statistics.host_alloc_time.add(start.elapsed());
         statistics.num_host_alloc += 1;
         statistics.allocations.increase(1);
         statistics.allocated_bytes.increase(size_bytes);
-        Ok(Some(slab))
+        Ok(Some(block))
     }
 
     fn reserved(&self, size_bytes: u64, settings: &HostSettings, upstream: &dyn HostUpstream) -> Option<u64> {
@@ -132,31 +132,31 @@ impl Pinning {
     /// Gives one slab, which nobody uses, back to the upstream it came from.
     pub(crate) fn unpin(
         &self,
-        slab: &Slab,
+        block: &PinnedBlock,
         history: &History,
         upstream: &dyn HostUpstream,
     ) -> Result<(), AllocationError> {
-        let Source::Upstream(method) = slab.source else {
+        let Source::Upstream(method) = block.source else {
             unreachable!("the reserve goes back as a whole");
         };
-        let leaving = Leaving::tell(self, slab.address, history);
+        let leaving = Leaving::tell(self, block.address, history);
         let start = Instant::now();
         upstream
-            .free_host(slab.address, slab.size_bytes, method)
+            .free_host(block.address, block.size_bytes, method)
             .map_err(|error| AllocationError::upstream("free_host", error))?;
         leaving.complete();
         let statistics = &mut self.lock().statistics;
         statistics.host_free_time.add(start.elapsed());
         statistics.num_host_free += 1;
         statistics.allocations.decrease(1);
-        statistics.allocated_bytes.decrease(slab.size_bytes);
+        statistics.allocated_bytes.decrease(block.size_bytes);
         Ok(())
     }
 
     /// Gives the reserve back if these are all the slabs that came from it. This is for the end only.
-    pub(crate) fn unpin_reserve(&self, slabs: &[Slab], upstream: &dyn HostUpstream) {
+    pub(crate) fn unpin_reserve(&self, blocks: &[PinnedBlock], upstream: &dyn HostUpstream) {
         let Some(reserve) = self.lock().reserve else { return };
-        let returned: u64 = slabs.iter().map(|slab| granules(slab.size_bytes)).sum();
+        let returned: u64 = blocks.iter().map(|block| granules(block.size_bytes)).sum();
         if returned == reserve.used_bytes {
             // Nobody is left to be told of a failure.
             let _ = upstream.free_host(reserve.address, reserve.size_bytes, reserve.method);
@@ -181,10 +181,10 @@ impl Accounts {
     }
 
     /// Slabs that are lost belong to no bucket any more.
-    pub(crate) fn lose(&mut self, slabs: &[Slab]) {
-        for slab in slabs {
-            self.statistics.retired.count(slab.size_bytes);
-            if let Some(piece) = self.pieces.get_mut(&slab.address) {
+    pub(crate) fn lose(&mut self, blocks: &[PinnedBlock]) {
+        for block in blocks {
+            self.statistics.retired.count(block.size_bytes);
+            if let Some(piece) = self.pieces.get_mut(&block.address) {
                 piece.lost = true;
             }
         }

@@ -34,7 +34,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
-use super::slab::Slab;
+use super::unsplit::PinnedBlock;
 use crate::ids::StreamId;
 use crate::upstream::{EventId, HostUpstream, UpstreamError};
 
@@ -140,7 +140,7 @@ impl Uses {
 
 /// How a wait ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Outcome {
+pub(crate) enum WaitOutcome {
     /// All uses are over.
     Passed,
     /// It cannot be known whether they are: the block is never used again.
@@ -149,7 +149,7 @@ pub(crate) enum Outcome {
 
 #[derive(Debug)]
 struct Waiter {
-    slab: Slab,
+    block: PinnedBlock,
     events: usize,
 }
 
@@ -167,7 +167,7 @@ pub(crate) struct Waiting {
     /// Each sorted by the events' numbers.
     queues: BTreeMap<StreamId, VecDeque<Queued>>,
     /// What came out and was not taken yet.
-    settled: VecDeque<(Slab, Outcome)>,
+    settled: VecDeque<(PinnedBlock, WaitOutcome)>,
     bytes: u64,
 }
 
@@ -185,16 +185,16 @@ impl Waiting {
     }
 
     /// All that wait, or came out and were not taken yet.
-    pub(crate) fn slabs(&self) -> impl Iterator<Item = &Slab> {
-        self.blocks.values().map(|waiter| &waiter.slab).chain(self.settled.iter().map(|(slab, _)| slab))
+    pub(crate) fn blocks(&self) -> impl Iterator<Item = &PinnedBlock> {
+        self.blocks.values().map(|waiter| &waiter.block).chain(self.settled.iter().map(|(block, _)| block))
     }
 
     /// Takes in a freed block, all of whose uses have events; there is at least one.
-    pub(crate) fn add(&mut self, slab: Slab, uses: Uses) {
-        let address = slab.address;
-        self.bytes += slab.size_bytes;
+    pub(crate) fn add(&mut self, block: PinnedBlock, uses: Uses) {
+        let address = block.address;
+        self.bytes += block.size_bytes;
         let uses = uses.0;
-        let former = self.blocks.insert(address, Waiter { slab, events: uses.len() });
+        let former = self.blocks.insert(address, Waiter { block, events: uses.len() });
         assert!(former.is_none(), "a block is freed once");
         for Use { stream, event } in uses {
             let event = event.expect("a block waits when all its uses have events");
@@ -240,7 +240,7 @@ impl Waiting {
         let waiter = self.blocks.get_mut(&address).expect("what has a queued event waits");
         waiter.events -= 1;
         if waiter.events == 0 {
-            self.settle(address, Outcome::Passed);
+            self.settle(address, WaitOutcome::Passed);
         }
         drop(head);
     }
@@ -253,17 +253,17 @@ impl Waiting {
                 dropped.extend(queue.remove(position));
             }
         }
-        self.settle(address, Outcome::Failed);
+        self.settle(address, WaitOutcome::Failed);
     }
 
-    fn settle(&mut self, address: u64, outcome: Outcome) {
-        let Waiter { slab, .. } = self.blocks.remove(&address).expect("a block settles once");
-        self.bytes -= slab.size_bytes;
-        self.settled.push_back((slab, outcome));
+    fn settle(&mut self, address: u64, outcome: WaitOutcome) {
+        let Waiter { block, .. } = self.blocks.remove(&address).expect("a block settles once");
+        self.bytes -= block.size_bytes;
+        self.settled.push_back((block, outcome));
     }
 
     /// What came out, the oldest first. The owner empties this after each call above.
-    pub(crate) fn pop_settled(&mut self) -> Option<(Slab, Outcome)> {
+    pub(crate) fn pop_settled(&mut self) -> Option<(PinnedBlock, WaitOutcome)> {
         self.settled.pop_front()
     }
 

@@ -26,9 +26,9 @@ use rustc_hash::FxHashMap;
 use thalweg_snapshot::{BlockState, Frames, Segment, SegmentBlock, Snapshot, TraceEntry};
 
 use super::HostAllocator;
-use super::bucket::{Home, Shelf};
+use super::bucket::{PinnedOwner, Shelf};
 use super::core::Core;
-use super::slab::Slab;
+use super::unsplit::PinnedBlock;
 use crate::ids::SizeClass;
 use crate::pinned::log::NO_STREAM;
 use crate::trace::history::{HistorySettings, StackId, StackSource};
@@ -87,15 +87,15 @@ fn look(shelf: &Shelf, seen: &mut BTreeMap<u64, Seen>) {
             seen.pool_id = pool_id;
         }
     }
-    let mut note = |slab: &Slab, state| {
-        if let Some(seen) = seen.get_mut(&slab.address) {
-            (seen.state, seen.requested_bytes, seen.pool_id) = (state, slab.requested_bytes, pool_id);
+    let mut note = |block: &PinnedBlock, state| {
+        if let Some(seen) = seen.get_mut(&block.address) {
+            (seen.state, seen.requested_bytes, seen.pool_id) = (state, block.requested_bytes, pool_id);
         }
     };
     let free = shelf.free.iter().chain(&shelf.discarded);
-    free.for_each(|slab| note(slab, BlockState::Inactive));
-    let pending = shelf.pending_slabs().chain(&shelf.retired);
-    pending.for_each(|slab| note(slab, BlockState::ActivePendingFree));
+    free.for_each(|block| note(block, BlockState::Inactive));
+    let pending = shelf.pending_blocks().chain(&shelf.retired);
+    pending.for_each(|block| note(block, BlockState::ActivePendingFree));
 }
 
 impl Core {
@@ -139,10 +139,10 @@ impl Core {
         self.pinning.lock().pieces.values_mut().for_each(|piece| piece.stack = None);
     }
 
-    pub(crate) fn annotate(&self, slab: Slab, home: &Home, text: &str) {
+    pub(crate) fn annotate(&self, block: PinnedBlock, owner: &PinnedOwner, text: &str) {
         if self.common.history.is_on() {
-            let mut shelf = self.lock(self.bucket(home, slab.size_bytes));
-            shelf.log.annotate(&self.common.history, slab, text);
+            let mut shelf = self.lock(self.bucket(owner, block.size_bytes));
+            shelf.log.annotate(&self.common.history, block, text);
         }
     }
 }

@@ -95,7 +95,7 @@ pub(crate) struct Policy {
     /// Every allocation looks how far all streams have come, not its own only, and lets the cached blocks of all grow older.
     pub(crate) processes_all: bool,
     /// The block that was freed last is not merged before the next request.
-    pub(crate) keeps_hand: bool,
+    pub(crate) keeps_last_freed: bool,
     /// Requests that would pass the memory fraction are refused before anything is tried.
     pub(crate) throw_on_cudamalloc_oom: bool,
 }
@@ -129,7 +129,7 @@ impl Policy {
             direct: !settings.is_cached_here(),
             stream_ordered: settings.caching() && settings.backend() == Backend::CudaMallocAsync,
             processes_all: settings.policy() == PolicySetting::PyTorch,
-            keeps_hand: settings.policy() == PolicySetting::Thalweg && settings.is_cached_here(),
+            keeps_last_freed: settings.policy() == PolicySetting::Thalweg && settings.is_cached_here(),
             throw_on_cudamalloc_oom: settings.throw_on_cudamalloc_oom(),
         }
     }

@@ -92,7 +92,7 @@ struct Freed {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Home {
+enum Owner {
     Shared,
     Pool(usize),
 }
@@ -110,7 +110,7 @@ pub struct Harness {
     pub held: Vec<Held>,
     freed: Vec<Freed>,
     /// Where the block at an address belongs; those that are not here are shared.
-    homes: BTreeMap<u64, Home>,
+    owners: BTreeMap<u64, Owner>,
     pools: Vec<Pool>,
     /// The open scopes, in the order in which they began.
     scopes: Vec<(usize, Option<u64>)>,
@@ -126,7 +126,7 @@ impl Harness {
             allocator,
             held: Vec::new(),
             freed: Vec::new(),
-            homes: BTreeMap::new(),
+            owners: BTreeMap::new(),
             pools: Vec::new(),
             scopes: Vec::new(),
             faulty: false,
@@ -182,10 +182,10 @@ impl Harness {
     }
 
     fn allocate(&mut self, bytes: u64, on: u64) {
-        let home = self.scope_for(on).map_or(Home::Shared, Home::Pool);
+        let owner = self.scope_for(on).map_or(Owner::Shared, Owner::Pool);
         let block = match self.allocator.allocate_on(bytes, stream(on)) {
             Ok(block) => block,
-            Err(error) => return self.check_failure(&error, bytes, home),
+            Err(error) => return self.check_failure(&error, bytes, owner),
         };
         if block.is_null() {
             return assert_eq!(bytes, 0);
@@ -204,14 +204,17 @@ impl Harness {
             assert!(freed.uses.iter().all(|used| self.is_over(used)), "{block:?} is still used");
         }
         self.freed.retain(|freed| !overlaps(freed.address, freed.size));
-        let former = self.homes.get(&address).copied().unwrap_or(Home::Shared);
-        assert!(former == home || former == Home::Shared, "{block:?} is from {former:?}, not from {home:?}");
-        self.homes.insert(address, home);
+        let former = self.owners.get(&address).copied().unwrap_or(Owner::Shared);
+        assert!(
+            former == owner || former == Owner::Shared,
+            "{block:?} is from {former:?}, not from {owner:?}"
+        );
+        self.owners.insert(address, owner);
         self.held.push(Held { block, uses: Uses::new(), captured_by: Vec::new() });
     }
 
     /// A request may fail for want of memory only if no free block that it may have is large enough.
-    fn check_failure(&self, error: &AllocationError, bytes: u64, home: Home) {
+    fn check_failure(&self, error: &AllocationError, bytes: u64, owner: Owner) {
         if self.faulty {
             return;
         }
@@ -222,8 +225,8 @@ impl Harness {
                 let waits = !freed.uses.is_empty() && !self.scopes.is_empty();
                 freed.address == address && (self.is_kept(freed) || waits)
             });
-            let belongs = self.homes.get(&address).copied().unwrap_or(Home::Shared);
-            let may_have = belongs == Home::Shared || belongs == home;
+            let belongs = self.owners.get(&address).copied().unwrap_or(Owner::Shared);
+            let may_have = belongs == Owner::Shared || belongs == owner;
             assert!(
                 is_held || may_be_used || !may_have || size < bytes,
                 "{bytes} bytes were refused, but {size} at {address:#x} are free"
@@ -330,14 +333,14 @@ impl Harness {
     fn close_if_done(&mut self, pool: usize) {
         if self.pools[pool].released && !self.scopes.iter().any(|scope| scope.0 == pool) {
             self.pools[pool].closed = true;
-            self.homes.retain(|_, home| *home != Home::Pool(pool));
+            self.owners.retain(|_, owner| *owner != Owner::Pool(pool));
         }
     }
 
     /// What must hold at any time, whatever happened.
     pub fn assert_valid(&mut self) {
         let live = self.upstream.live_host_allocations();
-        self.homes.retain(|address, _| live.iter().any(|(start, _)| start == address));
+        self.owners.retain(|address, _| live.iter().any(|(start, _)| start == address));
         let statistics = self.allocator.statistics();
         assert_eq!(statistics.allocations.current, live.len() as u64);
         assert_eq!(statistics.allocated_bytes.current, live.iter().map(|(_, bytes)| bytes).sum::<u64>());

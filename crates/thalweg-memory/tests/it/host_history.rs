@@ -38,10 +38,10 @@ fn actions(allocator: &HostAllocator) -> Vec<Action> {
 }
 
 /// Address, size, requested size and state of every slab.
-fn slabs(allocator: &HostAllocator) -> Vec<(u64, u64, u64, BlockState)> {
+fn blocks(allocator: &HostAllocator) -> Vec<(u64, u64, u64, BlockState)> {
     let snapshot = allocator.memory_snapshot();
-    let slab = |segment: &thalweg_snapshot::Segment| {
-        let [block] = &segment.blocks[..] else { panic!("a slab is one block") };
+    let block = |segment: &thalweg_snapshot::Segment| {
+        let [block] = &segment.blocks[..] else { panic!("a block is one block") };
         assert_eq!((segment.device, segment.stream.raw(), segment.address), (-1, 0, block.address));
         assert_eq!((segment.total_bytes, segment.requested_bytes), (block.size_bytes, block.requested_bytes));
         let active = if block.state == BlockState::Inactive { 0 } else { block.size_bytes };
@@ -49,7 +49,7 @@ fn slabs(allocator: &HostAllocator) -> Vec<(u64, u64, u64, BlockState)> {
         assert_eq!((segment.active_bytes, segment.allocated_bytes), (active, allocated));
         (block.address, block.size_bytes, block.requested_bytes, block.state)
     };
-    snapshot.host_segments.iter().map(slab).collect()
+    snapshot.host_segments.iter().map(block).collect()
 }
 
 #[test]
@@ -60,16 +60,16 @@ fn host_memory_snapshot() {
     set_user_metadata("");
     let address = block.address();
     block.record_use(stream(1));
-    assert_eq!(slabs(&allocator), [(address, 64 * KIB, 40 * KIB, BlockState::ActiveAllocated)]);
+    assert_eq!(blocks(&allocator), [(address, 64 * KIB, 40 * KIB, BlockState::ActiveAllocated)]);
     drop(block);
     allocator.process_events();
     assert_eq!(actions(&allocator), [SegmentAlloc, Alloc, FreeRequested], "stream 1 may still use it");
-    assert_eq!(slabs(&allocator), [(address, 64 * KIB, 40 * KIB, BlockState::ActivePendingFree)]);
+    assert_eq!(blocks(&allocator), [(address, 64 * KIB, 40 * KIB, BlockState::ActivePendingFree)]);
     upstream.complete_stream(stream(1));
     allocator.process_events();
-    assert_eq!(slabs(&allocator), [(address, 64 * KIB, 0, BlockState::Inactive)]);
+    assert_eq!(blocks(&allocator), [(address, 64 * KIB, 0, BlockState::Inactive)]);
     allocator.empty_cache().expect("nothing fails");
-    assert_eq!(slabs(&allocator), []);
+    assert_eq!(blocks(&allocator), []);
     let entries = trace(&allocator);
     let told: Vec<_> = entries.iter().map(|entry| (entry.action, entry.address, entry.size_bytes)).collect();
     assert_eq!(
@@ -99,8 +99,8 @@ fn host_memory_snapshot_disabled() {
         (held.address(), 64 * KIB, 64 * KIB, BlockState::ActiveAllocated),
         (0, MIB, 0, BlockState::Inactive),
     ];
-    let mut seen = slabs(&allocator);
-    seen.sort_by_key(|slab| slab.1);
+    let mut seen = blocks(&allocator);
+    seen.sort_by_key(|block| block.1);
     expected[1].0 = seen[1].0;
     assert_eq!(seen, expected, "how much was asked for was not recorded");
 }
@@ -252,7 +252,7 @@ fn memory_that_stays_is_still_shown() {
     allocator.empty_cache().expect_err("the upstream refuses");
     let last: Vec<_> = actions(&allocator).into_iter().rev().take(2).collect();
     assert_eq!(last, [SegmentAlloc, SegmentFree]);
-    let states = || slabs(&allocator).iter().map(|slab| (slab.0, slab.3)).collect::<Vec<_>>();
+    let states = || blocks(&allocator).iter().map(|block| (block.0, block.3)).collect::<Vec<_>>();
     assert_eq!(states().len(), 2);
     allocator.empty_cache().expect("nothing fails any more");
     assert_eq!(states(), [(address, BlockState::ActivePendingFree)]);

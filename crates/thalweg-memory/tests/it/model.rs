@@ -122,7 +122,7 @@ impl Model {
             if !self.scopes.is_empty() {
                 return None;
             }
-            self.climb(size, key)
+            self.run(size, key)
         })?;
         let segment = &mut self.segments[segment];
         let offset: u64 = segment.cells[..cell].iter().map(|(size, _)| size).sum();
@@ -314,7 +314,7 @@ impl Model {
     }
 
     /// What is done when the upstream has run out.
-    fn climb(&mut self, size: u64, key: (u64, bool, Option<usize>)) -> Option<(usize, usize)> {
+    fn run(&mut self, size: u64, key: (u64, bool, Option<usize>)) -> Option<(usize, usize)> {
         if self.release_oversize(size, key)
             && let Some(found) = self.reserve(size, key)
         {

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use proptest::prelude::*;
 use thalweg_memory::fake::{FakeUpstream, Fault};
 use thalweg_memory::{
-    Backend, Block, DeviceAllocator, MemoryHandle, PageHandle, PageId, Settings, SharedExtent, Sharing,
+    Backend, Block, DeviceAllocator, MemoryHandle, MemorySharing, PageHandle, PageId, Settings, SharedExtent,
     SharingKind, Upstream, UpstreamError, VirtualMemory,
 };
 
@@ -30,7 +30,7 @@ impl Upstream for Exporter {
         self.inner.virtual_memory()
     }
 
-    fn sharing(&self) -> Option<&dyn Sharing> {
+    fn sharing(&self) -> Option<&dyn MemorySharing> {
         Some(self)
     }
 }
@@ -41,7 +41,7 @@ fn handle(number: u64) -> [u8; 64] {
     handle
 }
 
-impl Sharing for Exporter {
+impl MemorySharing for Exporter {
     fn export_allocation(&self, base_address: u64) -> Result<[u8; 64], UpstreamError> {
         let is_base = self.inner.live_segments().iter().any(|(address, _)| *address == base_address);
         if is_base { Ok(handle(base_address)) } else { Err(UpstreamError::Other("not an allocation".into())) }

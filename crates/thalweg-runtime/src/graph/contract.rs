@@ -2,7 +2,7 @@
 //!
 //! A replay runs on the addresses that were captured, whatever is there by then. The [`Contract`] says which those are, and a
 //! replay that would run on memory whose holder has given it back is refused before anything is launched. The check is one
-//! load, whatever the number of inputs: a block that is given back says so by itself ([`thalweg_memory::Vigil`]).
+//! load, whatever the number of inputs: a block that is given back says so by itself ([`thalweg_memory::LivenessWatch`]).
 //!
 //! It is derived from the ranges that every command carries, so it needs no declaration and misses nothing that Thalweg
 //! submits. What is given to the driver directly, by the program or by a library that has the `CUstream`, carries none that
@@ -14,7 +14,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use thalweg_driver::Label;
-use thalweg_memory::Vigil;
+use thalweg_memory::LivenessWatch;
 
 use crate::{Error, Result};
 
@@ -26,7 +26,7 @@ const LISTED: usize = 4;
 pub struct Contract {
     inputs: Vec<Input>,
     outputs: Vec<Output>,
-    vigil: Arc<Vigil>,
+    watch: Arc<LivenessWatch>,
     /// Whether there are commands of which it is not known what they touch.
     pub(super) has_undeclared: bool,
 }
@@ -71,19 +71,19 @@ pub struct Output {
     pub size_bytes: u64,
     /// The operator that it was allocated for.
     pub label: Label,
-    pub(super) vigil: Arc<Vigil>,
+    pub(super) watch: Arc<LivenessWatch>,
 }
 
 impl Output {
     /// Returns whether the buffer is still held.
     pub fn is_held(&self) -> bool {
-        self.vigil.is_undisturbed()
+        self.watch.is_undisturbed()
     }
 }
 
 impl Contract {
-    pub(super) fn new(inputs: Vec<Input>, outputs: Vec<Output>, vigil: Arc<Vigil>) -> Self {
-        Self { inputs, outputs, vigil, has_undeclared: false }
+    pub(super) fn new(inputs: Vec<Input>, outputs: Vec<Output>, watch: Arc<LivenessWatch>) -> Self {
+        Self { inputs, outputs, watch, has_undeclared: false }
     }
 
     /// Returns the memory that the graph uses and did not allocate, in the order of first use.
@@ -110,13 +110,13 @@ impl Contract {
     /// Returns whether every input is still held. One load.
     #[inline]
     pub fn is_kept(&self) -> bool {
-        self.vigil.is_undisturbed()
+        self.watch.is_undisturbed()
     }
 
     /// Returns the inputs that have died, in the order of their deaths.
     pub fn dead_inputs(&self) -> Vec<&Input> {
         let of_address = |address| self.inputs.iter().filter(move |input| input.address == address);
-        self.vigil.died().into_iter().flat_map(of_address).collect()
+        self.watch.died().into_iter().flat_map(of_address).collect()
     }
 
     /// Returns whether there are commands that were given to the driver directly, and without a declaration of what they

@@ -2,7 +2,7 @@
 //!
 //! Commands name addresses. Those inside a block that the capture itself allocated are the graph's own affair; all others are
 //! an [`Input`] of the graph, one for each block that is another owner's, with what is done to it. The block is looked for
-//! when it is first touched, among all that are live then, and a [`Vigil`] is set by its death from that moment on: memory
+//! when it is first touched, among all that are live then, and a [`LivenessWatch`] is set by its death from that moment on: memory
 //! that is given back before the capture ends is as dead as memory that is given back later.
 //!
 //! Who holds which block is asked once a capture, and again only for an address that is not in the answer. So a command
@@ -17,7 +17,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use thalweg_driver::{Access, Label};
-use thalweg_memory::{Alias, DeviceAllocator, LiveBlock, PoolId, Vigil};
+use thalweg_memory::{Alias, DeviceAllocator, LiveBlock, LivenessWatch, PoolId};
 
 use super::contract::{Contract, Input, InputKind, Output};
 use super::ranges::Ranges;
@@ -40,7 +40,7 @@ pub(super) struct Footprint {
     places: BTreeMap<u64, (u64, usize)>,
     /// Who held which block when it was last asked.
     live: Option<Vec<LiveBlock>>,
-    vigil: Arc<Vigil>,
+    watch: Arc<LivenessWatch>,
 }
 
 /// A block that the capture allocated.
@@ -76,7 +76,7 @@ impl Footprint {
             inputs: Vec::new(),
             places: BTreeMap::new(),
             live: None,
-            vigil: Arc::default(),
+            watch: Arc::default(),
         }
     }
 
@@ -150,12 +150,12 @@ impl Footprint {
     /// Watches a block, unless it is of the graph's own pool: what a graph left there may be gone as a block and be there as
     /// an output. `false` if it is live no longer.
     fn watch(&self, block: &LiveBlock) -> bool {
-        block.pool == Some(self.pool) || self.allocator.watch_block(block, &self.vigil)
+        block.pool == Some(self.pool) || self.allocator.watch_block(block, &self.watch)
     }
 
     /// Returns the capture is over.
     pub(super) fn finish(self) -> Traces {
-        let Self { allocator, pool, own, left, allocated_bytes, inputs, vigil, .. } = self;
+        let Self { allocator, pool, own, left, allocated_bytes, inputs, watch, .. } = self;
         let (mut occupied, mut written) = (self.occupied, self.written);
         // What is written through an old address is written where the memory is now.
         for Alias { address, size_bytes, now_at } in allocator.aliases(pool) {
@@ -171,16 +171,16 @@ impl Footprint {
         let live = allocator.live_blocks_of(pool);
         let outputs = live.iter().filter_map(|block| {
             let Own { end, requested_bytes, label } = own.get(&block.address)?;
-            let vigil = Arc::default();
-            let is_live = *end == block.address + block.size_bytes && allocator.watch_block(block, &vigil);
+            let watch = Arc::default();
+            let is_live = *end == block.address + block.size_bytes && allocator.watch_block(block, &watch);
             is_live.then_some(Output {
                 address: block.address,
                 size_bytes: *requested_bytes,
                 label: *label,
-                vigil,
+                watch,
             })
         });
-        let contract = Contract::new(inputs, outputs.collect(), vigil);
+        let contract = Contract::new(inputs, outputs.collect(), watch);
         Traces { contract, written, left, occupied_bytes: occupied.bytes(), allocated_bytes }
     }
 }

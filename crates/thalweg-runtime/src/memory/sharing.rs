@@ -17,14 +17,14 @@ use std::sync::atomic::Ordering;
 
 use thalweg_driver::{DevicePointer, IpcHandle, PhysicalHandle, ShareableHandle, descriptor_of_process};
 use thalweg_memory::{
-    AllocationError, MemoryHandle, PageHandle, PageId, SharedMemory, Sharing, UpstreamError,
+    AllocationError, MemoryHandle, MemorySharing, PageHandle, PageId, SharedMemory, UpstreamError,
 };
 
 use super::upstream::{DriverUpstream, lock, upstream_error};
 use super::{Buffer, Memory, from_allocation, outside_capture};
 use crate::{Device, Error, Result, Stream};
 
-impl Sharing for DriverUpstream {
+impl MemorySharing for DriverUpstream {
     fn export_allocation(&self, base_address: u64) -> Result<[u8; 64], UpstreamError> {
         let exported = self.driver.ipc_export(DevicePointer::new(base_address));
         exported.map(|handle| handle.0).map_err(upstream_error)

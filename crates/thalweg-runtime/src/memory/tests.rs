@@ -6,7 +6,8 @@ use thalweg_driver::{
     CaptureMode, DevicePointer, Driver, Fill, FillPattern, HostFunction, Label, MemoryAdvice, StreamHandle,
 };
 use thalweg_memory::{
-    Captures, PageId, SegmentSource, Sharing, StreamId, StreamOrdered, Upstream, UpstreamError, VirtualMemory,
+    Captures, MemorySharing, PageId, SegmentSource, StreamId, StreamOrdered, Upstream, UpstreamError,
+    VirtualMemory,
 };
 use thalweg_sim::{SimConfig, SimDriver};
 

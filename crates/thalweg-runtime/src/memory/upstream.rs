@@ -17,7 +17,7 @@ use thalweg_driver::{
     HostPointer, PoolHandle, StreamHandle,
 };
 use thalweg_memory::{
-    Captures, EventId, Events, HostMethod, HostUpstream, MemoryInfo, PageId, Sharing, StreamId,
+    Captures, EventId, Events, HostMethod, HostUpstream, MemoryInfo, MemorySharing, PageId, StreamId,
     StreamOrdered, Upstream, UpstreamError, VirtualMemory,
 };
 
@@ -234,7 +234,7 @@ impl Upstream for DriverUpstream {
         Some(self)
     }
 
-    fn sharing(&self) -> Option<&dyn Sharing> {
+    fn sharing(&self) -> Option<&dyn MemorySharing> {
         Some(self)
     }
 }

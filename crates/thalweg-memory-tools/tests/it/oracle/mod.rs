@@ -112,7 +112,7 @@ pub struct Cell {
     pub place: Place,
     /// Where its segment begins, and whether that grows.
     pub segment: u64,
-    pub grows: bool,
+    pub is_expandable: bool,
 }
 
 /// The results of a program.
@@ -221,7 +221,7 @@ impl Oracle {
         fitting.sort();
         let mut best = 0;
         fitting.first()?;
-        if self.cells[&fitting[0].1].grows {
+        if self.cells[&fitting[0].1].is_expandable {
             // The next is taken for as long as it could become less large than the one before it.
             let could_be = |address: u64| {
                 let size = self.cells[&address].size;
@@ -337,8 +337,14 @@ impl Oracle {
             return None;
         }
         let address = self.driver.segment(bytes, place.stream);
-        let cell =
-            Cell { size: bytes, requested: 0, state: State::Free(0), place, segment: address, grows: false };
+        let cell = Cell {
+            size: bytes,
+            requested: 0,
+            state: State::Free(0),
+            place,
+            segment: address,
+            is_expandable: false,
+        };
         self.cells.insert(address, cell);
         self.reserve(Action::SegmentAlloc, address, bytes, place.stream);
         Some(address)
@@ -358,8 +364,10 @@ impl Oracle {
             let bytes = (self.total / 8 * 9).next_multiple_of(page_bytes(place));
             let segment = self.driver.range(bytes);
             let state = State::Unmapped;
-            self.cells
-                .insert(segment, Cell { size: bytes, requested: 0, state, place, segment, grows: true });
+            self.cells.insert(
+                segment,
+                Cell { size: bytes, requested: 0, state, place, segment, is_expandable: true },
+            );
             segment
         });
         if self.cells[&address].state == State::Unmapped {

@@ -17,12 +17,12 @@ impl Oracle {
             // A private pool keeps what it has.
             let free: Vec<(u64, Cell)> =
                 self.free_cells(|cell| cell.place.small == small && cell.place.pool.is_none()).collect();
-            for (address, cell) in free.iter().filter(|(_, cell)| !cell.grows) {
+            for (address, cell) in free.iter().filter(|(_, cell)| !cell.is_expandable) {
                 if self.is_whole(*address, cell) {
                     self.release(*address);
                 }
             }
-            for (address, cell) in free.iter().filter(|(_, cell)| cell.grows) {
+            for (address, cell) in free.iter().filter(|(_, cell)| cell.is_expandable) {
                 self.unmap(*address, cell);
             }
         }
@@ -81,7 +81,7 @@ impl Oracle {
         loop {
             let cells = self.free_cells(|cell| !cell.place.small && cell.place.pool.is_none());
             let whole: Vec<(u64, u64, u64)> = cells
-                .filter(|(address, cell)| !cell.grows && self.is_whole(*address, cell))
+                .filter(|(address, cell)| !cell.is_expandable && self.is_whole(*address, cell))
                 .filter_map(|(address, cell)| match cell.state {
                     State::Free(since) => Some((address, cell.size, now - since)),
                     _ => None,
@@ -110,7 +110,7 @@ impl Oracle {
             self.free_cells(|cell| cell.place == place).map(|(address, cell)| (cell.size, address)).collect();
         free.sort();
         if let Some(&(_, address)) = free.iter().find(|(size, _)| *size >= needed)
-            && !self.cells[&address].grows
+            && !self.cells[&address].is_expandable
         {
             self.release(address);
             return true;
@@ -123,7 +123,7 @@ impl Oracle {
             if released >= needed {
                 break;
             }
-            if !self.cells[&address].grows {
+            if !self.cells[&address].is_expandable {
                 released += size;
                 self.release(address);
             }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use proptest::prelude::*;
 use thalweg_memory::fake::Fault;
 
-use super::programs::{Step, program};
+use super::programs::{ProgramStep, program};
 use super::referee::Referee;
 use super::trial::{Setup, Trial};
 use super::{MIB, setups};
@@ -25,7 +25,7 @@ fn survives(action: impl FnOnce()) -> bool {
 }
 
 /// One step; errors and injected panics are taken as they come.
-fn attempt(trial: &mut Trial, step: &Step) {
+fn attempt(trial: &mut Trial, step: &ProgramStep) {
     survives(|| drop(trial.step(step)));
 }
 
@@ -35,28 +35,40 @@ fn assert_valid(trial: &Trial) {
 }
 
 /// A small device, two streams that lend and wait, pages that move, a capture, a pool, a limit.
-fn thorough_program() -> Vec<Step> {
-    let allocate = |bytes, stream| Step::Allocate { bytes, stream };
-    let free = |block| Step::Free { block, elsewhere: false };
-    let mut program = vec![Step::CreatePool, Step::Fraction { percent: 90 }];
+fn thorough_program() -> Vec<ProgramStep> {
+    let allocate = |bytes, stream| ProgramStep::Allocate { bytes, stream };
+    let free = |block| ProgramStep::Free { block, elsewhere: false };
+    let mut program = vec![ProgramStep::CreatePool, ProgramStep::Fraction { percent: 90 }];
     for round in 0..2 {
         for bytes in [1000, 3 * MIB, 5 * MIB, 11 * MIB] {
             program.extend([allocate(bytes, 1), allocate(bytes, 2)]);
-            program.push(Step::RecordUse { block: 0, stream: 3 });
-            program.push(Step::RecordStream { block: 1, stream: 3 });
+            program.push(ProgramStep::RecordUse { block: 0, stream: 3 });
+            program.push(ProgramStep::RecordStream { block: 1, stream: 3 });
             program.extend([free(0), free(0)]);
         }
         // Nothing is idle yet: pages and blocks are had by waiting. Then something is.
         program.extend([allocate(20 * MIB, 2), allocate(15 * MIB, 1), allocate(9 * MIB, 3)]);
-        program.extend([Step::CompleteStream { stream: 1 }, Step::CompleteNext { stream: 3 }]);
-        program.extend([free(0), free(1), allocate(24 * MIB, 3), Step::Process, free(0)]);
-        program.push(Step::Begin { pool: 0, filter: Some(1) });
-        program.extend([allocate(600_000, 1), Step::RecordStream { block: round, stream: 3 }, free(round)]);
-        program.extend([Step::Leave { place: 0 }, Step::Enter { pool: 0 }, allocate(4 * MIB, 2)]);
-        program.extend([Step::Leave { place: 0 }, Step::CompleteNext { stream: 2 }, Step::Process]);
-        program.extend([allocate(40 * MIB, 1), free(1), free(0), Step::EmptyPool { pool: 0 }]);
+        program.extend([ProgramStep::CompleteStream { stream: 1 }, ProgramStep::CompleteNext { stream: 3 }]);
+        program.extend([free(0), free(1), allocate(24 * MIB, 3), ProgramStep::Process, free(0)]);
+        program.push(ProgramStep::Begin { pool: 0, filter: Some(1) });
+        program.extend([
+            allocate(600_000, 1),
+            ProgramStep::RecordStream { block: round, stream: 3 },
+            free(round),
+        ]);
+        program.extend([
+            ProgramStep::Leave { place: 0 },
+            ProgramStep::Enter { pool: 0 },
+            allocate(4 * MIB, 2),
+        ]);
+        program.extend([
+            ProgramStep::Leave { place: 0 },
+            ProgramStep::CompleteNext { stream: 2 },
+            ProgramStep::Process,
+        ]);
+        program.extend([allocate(40 * MIB, 1), free(1), free(0), ProgramStep::EmptyPool { pool: 0 }]);
     }
-    program.push(Step::EmptyCache);
+    program.push(ProgramStep::EmptyCache);
     program
 }
 
@@ -69,7 +81,7 @@ impl Drop for ClearFaults {
     }
 }
 
-fn run(setup: &Setup, program: &[Step], faults: &[(u64, Fault)], emptied: bool) -> u64 {
+fn run(setup: &Setup, program: &[ProgramStep], faults: &[(u64, Fault)], emptied: bool) -> u64 {
     let mut trial = Trial::new(setup, 48 * MIB);
     let before = trial.referee.fake.calls().fallible();
     let _clear = ClearFaults(Arc::clone(&trial.referee));

@@ -9,7 +9,7 @@ mod trial;
 use proptest::prelude::*;
 use thalweg_memory::{CrossStreamReuse, Policy, PowerTwoDivisions, Settings};
 
-use self::programs::{Step, program};
+use self::programs::{ProgramStep, program};
 use self::trial::{Pools, Setup, Trial};
 use crate::harness::small_pages;
 use crate::random::runner;
@@ -52,7 +52,7 @@ fn setups() -> Vec<Setup> {
     ]
 }
 
-fn run(setup: &Setup, capacity: u64, program: &[Step], emptied: bool) {
+fn run(setup: &Setup, capacity: u64, program: &[ProgramStep], emptied: bool) {
     let mut trial = Trial::new(setup, capacity);
     for step in program {
         if let Err(error) = trial.step(step) {

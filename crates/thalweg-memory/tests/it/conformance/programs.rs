@@ -6,7 +6,7 @@ use crate::harness::{STREAMS, bytes};
 
 /// One step. Blocks and pools are named by any number, taken modulo how many there are.
 #[derive(Clone, Debug)]
-pub enum Step {
+pub enum ProgramStep {
     Allocate { bytes: u64, stream: u64 },
     Free { block: usize, elsewhere: bool },
     RecordStream { block: usize, stream: u64 },
@@ -25,30 +25,30 @@ pub enum Step {
     Change { what: u8 },
 }
 
-fn step() -> impl Strategy<Value = Step> {
+fn step() -> impl Strategy<Value = ProgramStep> {
     let stream = || 1..=STREAMS;
     let any_place = any::<usize>;
     prop_oneof![
-        32 => (bytes(), stream()).prop_map(|(bytes, stream)| Step::Allocate { bytes, stream }),
+        32 => (bytes(), stream()).prop_map(|(bytes, stream)| ProgramStep::Allocate { bytes, stream }),
         24 => (any_place(), prop::bool::weighted(0.02))
-            .prop_map(|(block, elsewhere)| Step::Free { block, elsewhere }),
-        6 => (any_place(), stream()).prop_map(|(block, stream)| Step::RecordStream { block, stream }),
-        10 => (any_place(), stream()).prop_map(|(block, stream)| Step::RecordUse { block, stream }),
-        5 => stream().prop_map(|stream| Step::CompleteNext { stream }),
-        3 => stream().prop_map(|stream| Step::CompleteStream { stream }),
-        2 => Just(Step::Process),
-        1 => Just(Step::EmptyCache),
-        1 => any_place().prop_map(|pool| Step::EmptyPool { pool }),
-        1 => (20..=120u64).prop_map(|percent| Step::Fraction { percent: percent.min(100) }),
-        1 => Just(Step::CreatePool),
-        1 => any_place().prop_map(|pool| Step::ReleasePool { pool }),
-        2 => (any_place(), prop::option::of(stream())).prop_map(|(pool, filter)| Step::Begin { pool, filter }),
-        1 => any_place().prop_map(|pool| Step::Enter { pool }),
-        5 => any_place().prop_map(|place| Step::Leave { place }),
-        1 => any::<u8>().prop_map(|what| Step::Change { what }),
+            .prop_map(|(block, elsewhere)| ProgramStep::Free { block, elsewhere }),
+        6 => (any_place(), stream()).prop_map(|(block, stream)| ProgramStep::RecordStream { block, stream }),
+        10 => (any_place(), stream()).prop_map(|(block, stream)| ProgramStep::RecordUse { block, stream }),
+        5 => stream().prop_map(|stream| ProgramStep::CompleteNext { stream }),
+        3 => stream().prop_map(|stream| ProgramStep::CompleteStream { stream }),
+        2 => Just(ProgramStep::Process),
+        1 => Just(ProgramStep::EmptyCache),
+        1 => any_place().prop_map(|pool| ProgramStep::EmptyPool { pool }),
+        1 => (20..=120u64).prop_map(|percent| ProgramStep::Fraction { percent: percent.min(100) }),
+        1 => Just(ProgramStep::CreatePool),
+        1 => any_place().prop_map(|pool| ProgramStep::ReleasePool { pool }),
+        2 => (any_place(), prop::option::of(stream())).prop_map(|(pool, filter)| ProgramStep::Begin { pool, filter }),
+        1 => any_place().prop_map(|pool| ProgramStep::Enter { pool }),
+        5 => any_place().prop_map(|place| ProgramStep::Leave { place }),
+        1 => any::<u8>().prop_map(|what| ProgramStep::Change { what }),
     ]
 }
 
-pub fn program() -> impl Strategy<Value = Vec<Step>> {
+pub fn program() -> impl Strategy<Value = Vec<ProgramStep>> {
     prop::collection::vec(step(), 1..200)
 }

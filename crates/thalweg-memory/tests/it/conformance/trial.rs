@@ -10,7 +10,7 @@ use thalweg_memory::{
     SegmentSnapshot, Settings, SizeClass, StreamFilter, StreamId,
 };
 
-use super::programs::Step;
+use super::programs::ProgramStep;
 use super::referee::Referee;
 use super::shadow::Point;
 use crate::harness::{STREAMS, stream};
@@ -104,51 +104,57 @@ impl Trial {
     }
 
     /// One step. What the upstream makes fail is for the caller to expect.
-    pub fn step(&mut self, step: &Step) -> Result<(), AllocationError> {
+    pub fn step(&mut self, step: &ProgramStep) -> Result<(), AllocationError> {
         self.forget_released();
         let referee = Arc::clone(&self.referee);
         let (held, pools) = (self.held.len().max(1), self.pools.len().max(1));
         match *step {
-            Step::Allocate { bytes, stream } => self.allocate(bytes, stream)?,
-            Step::Free { block, elsewhere } if !self.held.is_empty() => self.free(block % held, elsewhere),
-            Step::RecordStream { block, stream: on } if !self.held.is_empty() => {
+            ProgramStep::Allocate { bytes, stream } => self.allocate(bytes, stream)?,
+            ProgramStep::Free { block, elsewhere } if !self.held.is_empty() => {
+                self.free(block % held, elsewhere)
+            }
+            ProgramStep::RecordStream { block, stream: on } if !self.held.is_empty() => {
                 let held = &mut self.held[block % held];
                 held.noted.push(stream(on));
                 held.block.record_stream(stream(on));
             }
-            Step::RecordUse { block, stream: on } if !self.held.is_empty() => {
+            ProgramStep::RecordUse { block, stream: on } if !self.held.is_empty() => {
                 let held = &mut self.held[block % held];
                 held.after.push(referee.touched(stream(on)));
                 held.block.record_use(stream(on));
             }
-            Step::CompleteNext { stream: on } => referee.complete_next(stream(on)),
-            Step::CompleteStream { stream: on } => referee.complete_stream(stream(on)),
-            Step::Process => self.allocator.process_events(),
-            Step::EmptyCache => self.empty_cache(None)?,
-            Step::EmptyPool { pool } if !self.pools.is_empty() => self.empty_cache(Some(pool % pools))?,
-            Step::Fraction { percent } => {
+            ProgramStep::CompleteNext { stream: on } => referee.complete_next(stream(on)),
+            ProgramStep::CompleteStream { stream: on } => referee.complete_stream(stream(on)),
+            ProgramStep::Process => self.allocator.process_events(),
+            ProgramStep::EmptyCache => self.empty_cache(None)?,
+            ProgramStep::EmptyPool { pool } if !self.pools.is_empty() => {
+                self.empty_cache(Some(pool % pools))?
+            }
+            ProgramStep::Fraction { percent } => {
                 let fraction = percent as f64 / 100.0;
                 self.allocator.set_memory_fraction(fraction)?;
                 let allowed = (fraction * self.capacity_bytes as f64).round() as u64;
                 self.allowed_bytes = if percent < 100 { allowed } else { u64::MAX };
             }
-            Step::CreatePool => {
+            ProgramStep::CreatePool => {
                 let options = self.pool_options();
                 self.pools.push(self.allocator.create_pool_with(options));
                 self.references.push(1);
             }
-            Step::ReleasePool { pool } if !self.pools.is_empty() && self.references[pool % pools] > 0 => {
+            ProgramStep::ReleasePool { pool }
+                if !self.pools.is_empty() && self.references[pool % pools] > 0 =>
+            {
                 self.references[pool % pools] -= 1;
                 self.allocator.release_pool(self.pools[pool % pools])?;
             }
-            Step::Begin { pool, filter } if !self.pools.is_empty() => self.begin(pool % pools, filter),
-            Step::Enter { pool } if !self.pools.is_empty() && self.references[pool % pools] > 0 => {
+            ProgramStep::Begin { pool, filter } if !self.pools.is_empty() => self.begin(pool % pools, filter),
+            ProgramStep::Enter { pool } if !self.pools.is_empty() && self.references[pool % pools] > 0 => {
                 let pool = pool % pools;
                 let scope = self.allocator.use_pool(self.pools[pool])?;
                 self.open.push(Open::Scope { pool, _scope: scope });
             }
-            Step::Leave { place } if !self.open.is_empty() => self.leave(place % self.open.len())?,
-            Step::Change { what } => self.change(what)?,
+            ProgramStep::Leave { place } if !self.open.is_empty() => self.leave(place % self.open.len())?,
+            ProgramStep::Change { what } => self.change(what)?,
             _ => {}
         }
         Ok(())

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use thalweg_memory::fake::FakeUpstream;
-use thalweg_memory::{DeviceAllocator, LiveBlock, StreamFilter, Vigil};
+use thalweg_memory::{DeviceAllocator, LiveBlock, LivenessWatch, StreamFilter};
 
 use crate::harness::{pytorch, stream};
 
@@ -40,50 +40,50 @@ fn live_blocks_are_those_in_callers_hands() {
 fn a_death_is_told_to_every_vigil_and_nothing_else_is() {
     let allocator = allocator();
     let [one, other] = [(); 2].map(|()| allocator.allocate(1000, stream(1)).expect("there is room"));
-    let vigils = [(); 3].map(|()| Arc::new(Vigil::default()));
+    let watches = [(); 3].map(|()| Arc::new(LivenessWatch::default()));
     let address = one.address();
     let block = at(&allocator, address);
-    assert!(allocator.watch_block(&block, &vigils[0]) && allocator.watch_block(&block, &vigils[1]));
-    assert!(allocator.watch_block(&at(&allocator, other.address()), &vigils[2]));
+    assert!(allocator.watch_block(&block, &watches[0]) && allocator.watch_block(&block, &watches[1]));
+    assert!(allocator.watch_block(&at(&allocator, other.address()), &watches[2]));
     // What comes and goes beside it disturbs nobody.
     drop(allocator.allocate(1000, stream(1)).expect("there is room"));
-    assert!(vigils.iter().all(|vigil| vigil.is_undisturbed()));
+    assert!(watches.iter().all(|watch| watch.is_undisturbed()));
     drop(one);
-    assert_eq!(vigils[0].died(), [address]);
-    assert_eq!(vigils[1].died(), [address]);
-    assert!(vigils[2].is_undisturbed() && vigils[2].died().is_empty());
+    assert_eq!(watches[0].died(), [address]);
+    assert_eq!(watches[1].died(), [address]);
+    assert!(watches[2].is_undisturbed() && watches[2].died().is_empty());
     // The next block at the address is another one.
     let heir = allocator.allocate(1000, stream(1)).expect("there is room");
     assert_eq!(heir.address(), address);
     drop(heir);
-    assert_eq!(vigils[0].died(), [address], "told once");
+    assert_eq!(watches[0].died(), [address], "told once");
 }
 
 #[test]
 fn what_died_since_it_was_found_cannot_be_watched() {
     let allocator = allocator();
-    let vigil = Arc::new(Vigil::default());
+    let watch = Arc::new(LivenessWatch::default());
     let block = allocator.allocate(1000, stream(1)).expect("there is room");
     let found = at(&allocator, block.address());
     drop(block);
-    assert!(!allocator.watch_block(&found, &vigil));
+    assert!(!allocator.watch_block(&found, &watch));
     let waits = allocator.allocate(1000, stream(1)).expect("there is room");
     let found = at(&allocator, waits.address());
     waits.record_stream(stream(2));
     drop(waits);
-    assert!(!allocator.watch_block(&found, &vigil), "it waits for another stream");
+    assert!(!allocator.watch_block(&found, &watch), "it waits for another stream");
 }
 
 #[test]
 fn a_drop_that_waits_for_another_stream_is_a_death_at_once() {
     let allocator = allocator();
-    let vigil = Arc::new(Vigil::default());
+    let watch = Arc::new(LivenessWatch::default());
     let block = allocator.allocate(1000, stream(1)).expect("there is room");
-    assert!(allocator.watch_block(&at(&allocator, block.address()), &vigil));
+    assert!(allocator.watch_block(&at(&allocator, block.address()), &watch));
     block.record_stream(stream(2));
-    assert!(vigil.is_undisturbed());
+    assert!(watch.is_undisturbed());
     drop(block);
-    assert!(!vigil.is_undisturbed());
+    assert!(!watch.is_undisturbed());
 }
 
 #[test]
@@ -97,25 +97,25 @@ fn a_block_that_is_revoked_has_died() {
     assert_eq!((found.pool, block.pool()), (Some(pool), Some(pool)));
     assert_eq!(allocator.live_blocks_of(pool), [found]);
     let checkpoint = allocator.checkpoint_pool(pool).expect("nothing is captured");
-    let vigil = Arc::new(Vigil::default());
-    assert!(allocator.watch_block(&found, &vigil));
+    let watch = Arc::new(LivenessWatch::default());
+    assert!(allocator.watch_block(&found, &watch));
     let restored = allocator.restore_pool(pool, &checkpoint).expect("nothing is captured");
-    assert_eq!(vigil.died(), [block.address()]);
+    assert_eq!(watch.died(), [block.address()]);
     drop(block);
-    assert_eq!(vigil.died().len(), 1, "a revoked block has nothing to give back");
+    assert_eq!(watch.died().len(), 1, "a revoked block has nothing to give back");
     drop(restored);
     allocator.release_pool(pool).expect("it has a reference");
 }
 
 #[test]
-fn vigils_that_nobody_keeps_are_forgotten() {
+fn watches_without_an_owner_are_forgotten() {
     let allocator = allocator();
     let block = allocator.allocate(1000, stream(1)).expect("there is room");
     let found = at(&allocator, block.address());
-    let kept = Arc::new(Vigil::default());
+    let kept = Arc::new(LivenessWatch::default());
     assert!(allocator.watch_block(&found, &kept));
     for _ in 0..100 {
-        let passing = Arc::new(Vigil::default());
+        let passing = Arc::new(LivenessWatch::default());
         assert!(allocator.watch_block(&found, &passing));
         assert!(Arc::strong_count(&passing) == 2);
     }

@@ -11,7 +11,7 @@ pub type FreeMemoryCallback = Arc<dyn Fn() -> bool + Send + Sync>;
 
 /// What stands behind the lock of the slow path.
 #[derive(Default)]
-pub(crate) struct Cold {
+pub(crate) struct Central {
     pub(crate) ledger: Ledger,
     pub(crate) pools: Pools,
     pub(crate) free_memory_callbacks: Vec<FreeMemoryCallback>,

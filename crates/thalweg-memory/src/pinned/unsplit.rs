@@ -15,7 +15,7 @@ pub(crate) enum Source {
 
 /// A range of pinned memory. It is never split or merged.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Slab {
+pub(crate) struct PinnedBlock {
     pub(crate) address: u64,
     pub(crate) size_bytes: u64,
     /// What its last holder asked for.

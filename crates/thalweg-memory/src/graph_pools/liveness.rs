@@ -2,7 +2,7 @@
 //!
 //! A captured graph goes on using memory by its address alone. Who replays it must know that the blocks behind these
 //! addresses are still held by the callers who held them at the capture, and must know it cheaply: a replay takes a few
-//! microseconds, and a graph has hundreds of inputs. So nothing is asked at a replay. The graph keeps a [`Vigil`] over its
+//! microseconds, and a graph has hundreds of inputs. So nothing is asked at a replay. The graph keeps a [`LivenessWatch`] over its
 //! blocks, and a block that is given back says so there: as long as nobody has said anything, one load is the answer.
 //!
 //! ```text
@@ -29,12 +29,12 @@ use crate::ids::{PoolId, StreamId};
 
 /// A watch over blocks that somebody else holds.
 #[derive(Debug, Default)]
-pub struct Vigil {
+pub struct LivenessWatch {
     disturbed: AtomicBool,
     died: Mutex<Vec<u64>>,
 }
 
-impl Vigil {
+impl LivenessWatch {
     /// Whether none of the blocks has died. One load.
     #[inline]
     pub fn is_undisturbed(&self) -> bool {
