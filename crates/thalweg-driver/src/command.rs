@@ -113,13 +113,15 @@ impl Touch {
 
     /// Returns which bytes of its span an operand touches whose dimensions have these extents and strides, in elements of this size.
     pub fn of(dimensions: impl Iterator<Item = (u64, u64)>, element_bytes: u64) -> Self {
-        let mut dimensions: SmallVec<[(u64, u64); 8]> =
-            dimensions.filter(|&(extent, stride)| extent > 1 && stride > 0).collect();
-        dimensions.sort_unstable_by_key(|&(_, stride)| stride);
-        let points = dimensions.iter().fold(1, |points: u64, (extent, _)| points.saturating_mul(*extent));
+        let (mut sorted, mut points) = (SmallVec::<[(u64, u64); 8]>::new(), 1_u64);
+        for (extent, stride) in dimensions.filter(|&(extent, stride)| extent > 1 && stride > 0) {
+            sorted.push((extent, stride));
+            points = points.saturating_mul(extent);
+        }
+        sorted.sort_unstable_by_key(|&(_, stride)| stride);
         // Elements that follow one another, elements from the first to behind the last, and the steps between.
         let (mut chunk, mut reach, mut steps) = (1, 1, SmallVec::<[StrideStep; STEPS]>::new());
-        for (extent, stride) in dimensions {
+        for (extent, stride) in sorted {
             let whole = (extent - 1) * stride;
             let nests = stride >= reach && steps.len() < STEPS;
             match steps.last_mut() {

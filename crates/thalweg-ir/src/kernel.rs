@@ -139,9 +139,9 @@ impl Arguments {
         outputs: &[u64],
         scalars: &[u64],
     ) -> Self {
-        let addresses: SmallVec<[u64; 8]> = inputs.iter().chain(outputs).copied().collect();
-        assert_eq!(inputs.len(), kernel.body.inputs.len(), "{}: one address an input", kernel.name);
-        Self::behind(kernel, &addresses, scalars, &Self::sizes(kernel, geometry))
+        assert_eq!(inputs.len(), kernel.body.inputs.len(), "{}: one address per input", kernel.name);
+        let addresses = inputs.iter().chain(outputs).copied();
+        Self::behind(kernel, addresses, scalars, &Self::sizes(kernel, geometry))
     }
 
     /// The words that follow addresses and scalars: they are the same for every launch of this geometry.
@@ -168,16 +168,23 @@ impl Arguments {
 
     /// The arguments of a launch whose [`sizes`](Self::sizes) are known: `addresses` are those of the inputs, then of the
     /// outputs.
-    pub fn behind(kernel: &Kernel, addresses: &[u64], scalars: &[u64], sizes: &[u64]) -> Self {
+    #[inline]
+    pub fn behind(
+        kernel: &Kernel,
+        addresses: impl IntoIterator<Item = u64>,
+        scalars: &[u64],
+        sizes: &[u64],
+    ) -> Self {
         let body = &kernel.body;
         let operands = body.inputs.len() + body.outputs.len();
-        assert_eq!(addresses.len(), operands, "{}: one address an operand", kernel.name);
-        assert_eq!(scalars.len(), body.scalars.len(), "{}: one word a scalar", kernel.name);
-        let mut words = SmallVec::with_capacity(addresses.len() + scalars.len() + sizes.len());
-        words.extend_from_slice(addresses);
+        let mut arguments = Self { words: SmallVec::new() };
+        let words = &mut arguments.words;
+        addresses.into_iter().for_each(|address| words.push(address));
+        assert_eq!(words.len(), operands, "{}: one address per operand", kernel.name);
+        assert_eq!(scalars.len(), body.scalars.len(), "{}: one word per scalar", kernel.name);
         words.extend_from_slice(scalars);
         words.extend_from_slice(sizes);
-        Self { words }
+        arguments
     }
 
     /// The words as the bytes of a launch.

@@ -10,11 +10,22 @@ use crate::DType;
 pub type Shape = SmallVec<[usize; 6]>;
 
 /// Where the elements of a tensor lie in its storage, in elements. Strides are never negative.
-#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+#[derive(PartialEq, Eq, Hash, Debug)]
 pub struct Layout {
     shape: Shape,
     strides: Shape,
     offset: usize,
+}
+
+impl Clone for Layout {
+    /// Copies the numbers at once: a derived clone goes through them one by one.
+    fn clone(&self) -> Self {
+        Self {
+            shape: Shape::from_slice(&self.shape),
+            strides: Shape::from_slice(&self.strides),
+            offset: self.offset,
+        }
+    }
 }
 
 /// Why a view of a layout is impossible.
@@ -35,7 +46,7 @@ fn error<T>(text: String) -> Result<T, LayoutError> {
 
 /// The strides of a row-major tensor of this shape.
 pub fn contiguous_strides(shape: &[usize]) -> Shape {
-    let mut strides: Shape = std::iter::repeat_n(1, shape.len()).collect();
+    let mut strides = Shape::from_elem(1, shape.len());
     for dimension in (0..shape.len().saturating_sub(1)).rev() {
         strides[dimension] = strides[dimension + 1] * shape[dimension + 1].max(1);
     }
@@ -82,7 +93,7 @@ pub fn byte_count(shape: &[usize], dtype: DType) -> Result<usize, LayoutError> {
 impl Layout {
     /// A row-major layout from offset 0.
     pub fn contiguous(shape: &[usize]) -> Self {
-        Self { shape: shape.into(), strides: contiguous_strides(shape), offset: 0 }
+        Self { shape: Shape::from_slice(shape), strides: contiguous_strides(shape), offset: 0 }
     }
 
     /// Any layout. The caller vouches that it lies inside the storage: [`Layout::span`] says what it takes.
@@ -91,7 +102,7 @@ impl Layout {
             return error(format!("shape {shape:?} and strides {strides:?} have different lengths"));
         }
         element_count(shape)?;
-        Ok(Self { shape: shape.into(), strides: strides.into(), offset })
+        Ok(Self { shape: Shape::from_slice(shape), strides: Shape::from_slice(strides), offset })
     }
 
     /// The extents.
@@ -288,7 +299,7 @@ impl Layout {
             }
         }
         element_count(shape)?;
-        Ok(Self { shape: shape.into(), strides, offset: self.offset })
+        Ok(Self { shape: Shape::from_slice(shape), strides, offset: self.offset })
     }
 
     /// The layout seen in another shape of as many elements, or `Ok(None)` where that needs a copy.
@@ -303,12 +314,16 @@ impl Layout {
         }
         if self.elements() == 0 || self.is_contiguous() {
             return Ok(Some(Self {
-                shape: shape.into(),
+                shape: Shape::from_slice(shape),
                 strides: contiguous_strides(shape),
                 offset: self.offset,
             }));
         }
-        Ok(self.view_strides(shape).map(|strides| Self { shape: shape.into(), strides, offset: self.offset }))
+        Ok(self.view_strides(shape).map(|strides| Self {
+            shape: Shape::from_slice(shape),
+            strides,
+            offset: self.offset,
+        }))
     }
 
     /// Strides for a new shape over the same elements: each run of old dimensions that is contiguous in itself may be

@@ -20,7 +20,7 @@ use thalweg_kernels::{NativeKernel, cells, slice};
 
 use crate::disk_cache::{self, EntryKey};
 use crate::environment::Environment;
-use crate::launch::{accesses, extents};
+use crate::launch::{Accesses, accesses, extents};
 use crate::{Device, Error, Result};
 
 /// The name of a kernel among those of a device: which body (a number that the caller keeps unique), which dtypes, which
@@ -323,7 +323,8 @@ impl HostKernel for LoopKernel {
         };
         // As the launch declared them: an input inside a range that is written may meet an output, or an input that does.
         let extents = extents(&self.kernel, geometry, false);
-        let declared = accesses(&extents, &pointers(&arguments.inputs), &pointers(&arguments.outputs));
+        let mut declared = Accesses::new();
+        accesses(&mut declared, &extents, &pointers(&arguments.inputs), &pointers(&arguments.outputs));
         let mut outputs: SmallVec<[Cells<'_>; 4]> = SmallVec::new();
         for (index, (output, &address)) in body.outputs.iter().zip(&arguments.outputs).enumerate() {
             let elements = geometry.span(body.inputs.len() + index);

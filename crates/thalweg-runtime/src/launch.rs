@@ -98,17 +98,17 @@ impl Stream {
             return Ok(());
         }
         let kernel = prepared.loaded.kernel();
-        let addresses: SmallVec<[u64; 8]> =
-            inputs.iter().chain(outputs).map(|pointer| pointer.address()).collect();
-        let arguments = Arguments::behind(kernel, &addresses, scalars, &prepared.sizes);
-        let accesses = accesses(&prepared.extents, inputs, outputs);
+        let addresses = inputs.iter().chain(outputs).map(|pointer| pointer.address());
+        let arguments = Arguments::behind(kernel, addresses, scalars, &prepared.sizes);
+        let mut ranges = SmallVec::new();
+        accesses(&mut ranges, &prepared.extents, inputs, outputs);
         let launch = Launch {
             function: prepared.loaded.function(),
             grid: prepared.shape.grid,
             block: prepared.shape.block,
             shared_memory_bytes: 0,
             arguments: arguments.as_bytes(),
-            accesses: &accesses,
+            accesses: &ranges,
             label,
         };
         self.submit(Command::Launch(&launch), || self.device().driver().launch(self.handle(), &launch))
@@ -130,13 +130,17 @@ pub(crate) fn extents(kernel: &Kernel, geometry: &Geometry, gaps: bool) -> Small
         .collect()
 }
 
-/// Returns the ranges that a launch touches. Where an input overlaps an output, both are one range that is read and written.
+/// The ranges that a launch touches.
+pub(crate) type Accesses = SmallVec<[Access; 8]>;
+
+/// Lists the ranges that a launch touches. Where an input overlaps an output, both are one range that is read and written. The list
+/// is filled where it lies: it is large, and each launch has one.
 pub(crate) fn accesses(
+    list: &mut Accesses,
     extents: &[Extent],
     inputs: &[DevicePointer],
     outputs: &[DevicePointer],
-) -> SmallVec<[Access; 8]> {
-    let mut list: SmallVec<[Access; 8]> = SmallVec::new();
+) {
     let (reads, writes) = extents.split_at(inputs.len());
     for (extent, pointer) in writes.iter().zip(outputs) {
         list.push(Access::write(*pointer, extent.bytes).touching(extent.touch));
@@ -152,7 +156,6 @@ pub(crate) fn accesses(
         }
         list.push(access);
     }
-    list
 }
 
 fn union(a: &Access, b: &Access) -> Access {
@@ -209,11 +212,10 @@ mod tests {
             operands: vec![operand; inputs.len() + 1],
         };
         let inputs: Vec<_> = inputs.iter().copied().map(DevicePointer::new).collect();
+        let mut ranges = Accesses::new();
+        accesses(&mut ranges, &extents(&kernel, &geometry, true), &inputs, &[DevicePointer::new(output)]);
         let mut found: Vec<_> =
-            accesses(&extents(&kernel, &geometry, true), &inputs, &[DevicePointer::new(output)])
-                .into_iter()
-                .map(|access| (access.start, access.bytes, access.mode))
-                .collect();
+            ranges.iter().map(|access| (access.start, access.bytes, access.mode)).collect();
         found.sort_by_key(|access| access.0);
         found
     }

@@ -1,7 +1,7 @@
 //! Host time of eager calls, from the method to the driver's return, and of a small training step.
 //!
-//! `cargo bench -p thalweg-tensor --bench eager [-- --json] [--device cuda|sim|null]`: a line per figure, with `--json` one JSON
-//! object per line. On a GPU the host's time is what an eager program of small operators is bound by; in the simulator the worker
+//! `cargo bench -p thalweg-tensor --bench eager [-- --json] [--device cuda|sim|null] [--only NAME]`: a line per figure, with `--json`
+//! one JSON object per line. On a GPU the host's time is what an eager program of small operators is bound by; in the simulator the worker
 //! threads share the cores, so the figures say how fast commands are accepted and run together. `null` is a driver that accepts
 //! launches and does nothing: the time of this library alone.
 
@@ -59,11 +59,16 @@ const ROUNDS: usize = 15;
 struct Bench {
     device: Device,
     json: bool,
+    /// The one figure that is wanted; all where there is none.
+    only: Option<String>,
 }
 
 impl Bench {
     /// Microseconds a call: each round submits `calls` and then, outside the timed part, waits for the device.
     fn time(&self, name: &str, calls: usize, mut call: impl FnMut() -> Result<()>) -> Result<()> {
+        if self.only.as_deref().is_some_and(|only| only != name) {
+            return Ok(());
+        }
         let mut times = Vec::new();
         for _ in 0..ROUNDS {
             let start = Instant::now();
@@ -102,7 +107,11 @@ fn main() -> Result<()> {
         Some(name) => Device::from_name(name)?,
         None => Device::best()?,
     };
-    let bench = Bench { device: device.clone(), json: arguments.iter().any(|argument| argument == "--json") };
+    let bench = Bench {
+        device: device.clone(),
+        json: arguments.iter().any(|argument| argument == "--json"),
+        only: after("--only").cloned(),
+    };
     let stream = Stream::new(&device)?;
     let _current = stream.make_current();
     let small = |seed: f64| Tensor::full(&[16], seed, DType::F32, &device);

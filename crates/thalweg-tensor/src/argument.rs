@@ -107,7 +107,80 @@ impl Value {
     }
 }
 
+/// The forms of argument in which kernels read a parameter: one bit for each.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Forms(u16);
+
+impl Forms {
+    const NONE: u16 = 1;
+    const TENSOR: u16 = 1 << 1;
+    const TENSORS: u16 = 1 << 2;
+    const OPTIONAL_TENSORS: u16 = 1 << 3;
+    const SCALAR: u16 = 1 << 4;
+    const INT: u16 = 1 << 5;
+    const FLOAT: u16 = 1 << 6;
+    const BOOL: u16 = 1 << 7;
+    const INTS: u16 = 1 << 8;
+    const FLOATS: u16 = 1 << 9;
+    const BOOLS: u16 = 1 << 10;
+    const SCALARS: u16 = 1 << 11;
+    const STR: u16 = 1 << 12;
+    const DTYPE: u16 = 1 << 13;
+    const DEVICE: u16 = 1 << 14;
+
+    /// Returns the forms of a parameter of this type. One number stands for a list of a length, all of whose numbers it is.
+    pub(crate) fn of(ty: &Type) -> Self {
+        let repeated = |list: u16, one: u16| if ty.length.is_some() { list | one } else { list };
+        let forms = match (ty.list, ty.kind) {
+            (false, Kind::Tensor) => Self::TENSOR,
+            (true, Kind::Tensor) if ty.optional_elements => Self::TENSORS | Self::OPTIONAL_TENSORS,
+            (true, Kind::Tensor) => Self::TENSORS,
+            (false, Kind::Scalar) => Self::SCALAR,
+            (true, Kind::Scalar) => Self::SCALARS,
+            (false, Kind::Int | Kind::MemoryFormat | Kind::Layout) => Self::INT,
+            (true, Kind::Int) => repeated(Self::INTS, Self::INT),
+            (false, Kind::Float) => Self::FLOAT,
+            (true, Kind::Float) => repeated(Self::FLOATS, Self::FLOAT),
+            (false, Kind::Bool) => Self::BOOL,
+            (true, Kind::Bool) => repeated(Self::BOOLS, Self::BOOL),
+            (false, Kind::Str) => Self::STR,
+            (false, Kind::DType) => Self::DTYPE,
+            (false, Kind::Device) => Self::DEVICE,
+            (true, _) | (false, Kind::Generator) => 0,
+        };
+        Self(if ty.optional { forms | Self::NONE } else { forms })
+    }
+
+    /// Whether an argument has one of them.
+    #[inline]
+    pub(crate) fn include(self, argument: &Argument<'_>) -> bool {
+        self.0 & argument.form() != 0
+    }
+}
+
 impl Argument<'_> {
+    /// Returns the bit of [`Forms`] that the argument has.
+    #[inline]
+    fn form(&self) -> u16 {
+        match self {
+            Self::None => Forms::NONE,
+            Self::Tensor(_) => Forms::TENSOR,
+            Self::Tensors(_) => Forms::TENSORS,
+            Self::OptionalTensors(_) => Forms::OPTIONAL_TENSORS,
+            Self::Scalar(_) => Forms::SCALAR,
+            Self::Int(_) => Forms::INT,
+            Self::Float(_) => Forms::FLOAT,
+            Self::Bool(_) => Forms::BOOL,
+            Self::Ints(_) => Forms::INTS,
+            Self::Floats(_) => Forms::FLOATS,
+            Self::Bools(_) => Forms::BOOLS,
+            Self::Scalars(_) => Forms::SCALARS,
+            Self::Str(_) => Forms::STR,
+            Self::DType(_) => Forms::DTYPE,
+            Self::Device(_) => Forms::DEVICE,
+        }
+    }
+
     /// Returns the argument with all that it refers to.
     pub fn to_value(self) -> Value {
         match self {
@@ -139,21 +212,13 @@ impl Argument<'_> {
 
     /// Returns the argument in the form in which kernels read a parameter of this type; `None` if it has another type.
     pub(crate) fn fit(self, ty: &Type) -> Option<Self> {
-        if matches!(self, Self::None) {
-            return ty.optional.then_some(self);
+        if Forms::of(ty).include(&self) {
+            return Some(self);
         }
         if ty.list {
             return self.fit_list(ty);
         }
         match (ty.kind, self) {
-            (Kind::Tensor, Self::Tensor(_))
-            | (Kind::Scalar, Self::Scalar(_))
-            | (Kind::Int | Kind::MemoryFormat | Kind::Layout, Self::Int(_))
-            | (Kind::Float, Self::Float(_))
-            | (Kind::Bool, Self::Bool(_))
-            | (Kind::Str, Self::Str(_))
-            | (Kind::DType, Self::DType(_))
-            | (Kind::Device, Self::Device(_)) => Some(self),
             (Kind::Scalar, other) => other.number().map(Self::Scalar),
             (Kind::Float, Self::Int(_) | Self::Scalar(_)) => self.number().map(|n| Self::Float(n.to_f64())),
             (Kind::Int, Self::Bool(truth)) => Some(Self::Int(i64::from(truth))),
@@ -163,25 +228,14 @@ impl Argument<'_> {
         }
     }
 
+    /// An empty list is of any type.
     fn fit_list(self, ty: &Type) -> Option<Self> {
-        match (ty.kind, self) {
-            (Kind::Tensor, Self::Tensors(_)) => Some(self),
-            (Kind::Tensor, Self::OptionalTensors(_)) => ty.optional_elements.then_some(self),
-            (Kind::Int, Self::Ints(_)) | (Kind::Float, Self::Floats(_)) | (Kind::Bool, Self::Bools(_)) => {
-                Some(self)
-            }
-            (Kind::Scalar, Self::Scalars(_)) => Some(self),
-            // One number for as many of them as the list has.
-            (Kind::Int, Self::Int(_)) | (Kind::Float, Self::Float(_)) | (Kind::Bool, Self::Bool(_)) => {
-                ty.length.map(|_| self)
-            }
-            // An empty list is of any type.
-            (Kind::Float | Kind::Bool | Kind::Scalar | Kind::Tensor, Self::Ints([])) => Some(match ty.kind {
-                Kind::Float => Self::Floats(&[]),
-                Kind::Bool => Self::Bools(&[]),
-                Kind::Scalar => Self::Scalars(&[]),
-                _ => Self::Tensors(&[]),
-            }),
+        let Self::Ints([]) = self else { return None };
+        match ty.kind {
+            Kind::Float => Some(Self::Floats(&[])),
+            Kind::Bool => Some(Self::Bools(&[])),
+            Kind::Scalar => Some(Self::Scalars(&[])),
+            Kind::Tensor => Some(Self::Tensors(&[])),
             _ => None,
         }
     }
@@ -337,7 +391,7 @@ pub trait Arguments {
     fn optional_ints(&self, place: usize) -> Option<Ints> {
         match self.argument(place) {
             Argument::None => None,
-            Argument::Ints(list) => Some(list.into()),
+            Argument::Ints(list) => Some(Ints::from_slice(list)),
             Argument::Int(integer) => {
                 let length = self.schema().parameters[place].ty.length.unwrap_or(1);
                 Some(Ints::from_elem(integer, length))

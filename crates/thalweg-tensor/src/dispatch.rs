@@ -18,11 +18,11 @@ use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
-use thalweg_ops::schema::{Schema, base_name};
+use thalweg_ops::schema::{Parameter, Schema, base_name};
 use thalweg_runtime::{Device, Error, Label, Result};
 
-use crate::argument::default_of;
 pub use crate::argument::{Argument, Arguments, Ints, Value, as_ints};
+use crate::argument::{Forms, default_of};
 use crate::autocast::{Policy, is_autocast_enabled};
 use crate::caller::label_at;
 use crate::kernels::loops::{LoopArguments, Resolved};
@@ -73,6 +73,16 @@ impl DispatchKeySet {
         Self(self.0 & !(1 << key as u8))
     }
 
+    /// Returns the keys, highest priority first.
+    fn highest_first(self) -> impl Iterator<Item = DispatchKey> {
+        let mut rest = self.0;
+        std::iter::from_fn(move || {
+            let highest = rest.checked_ilog2()?;
+            rest ^= 1 << highest;
+            Some(DispatchKey::ALL[highest as usize])
+        })
+    }
+
     /// Whether the key is in it.
     pub const fn has(self, key: DispatchKey) -> bool {
         self.0 & 1 << key as u8 != 0
@@ -114,7 +124,7 @@ pub(crate) fn is_excluded(key: DispatchKey) -> bool {
 #[derive(Clone, Copy)]
 pub struct Call<'a> {
     /// The operator.
-    pub operator: &'a Operator,
+    pub operator: &'static Operator,
     /// The keys that are left.
     pub keys: DispatchKeySet,
     /// One argument per parameter of the schema, of the parameter's type: defaults are filled in.
@@ -138,8 +148,8 @@ pub struct Operator {
     /// The name without overload, for labels and errors.
     base_name: &'static str,
     schema: Schema,
-    /// The default of each parameter.
-    defaults: Vec<Option<Value>>,
+    /// Per parameter: the forms in which kernels read it, and its default.
+    parameters: Vec<(Forms, Option<Value>)>,
     /// How a built-in operator is computed.
     body: Option<Body>,
     slots: [Slot; DispatchKey::ALL.len()],
@@ -235,16 +245,21 @@ impl Operator {
     /// # Errors
     /// [`Error::is_invalid_argument`] if the arguments do not fit the schema, or if the tensors are on several devices; and what
     /// the kernels refuse.
-    pub fn call(&self, arguments: &[Argument<'_>], device: Option<&Device>, label: Label) -> Result<Tensors> {
+    pub fn call(
+        &'static self,
+        arguments: &[Argument<'_>],
+        device: Option<&Device>,
+        label: Label,
+    ) -> Result<Tensors> {
         let run = || {
             if !self.fits(arguments) {
                 return self.run(&self.fitted(arguments)?, device, label);
             }
-            if arguments.len() == self.defaults.len() {
+            if arguments.len() == self.parameters.len() {
                 return self.run(arguments, device, label);
             }
-            let mut list: SmallVec<[Argument<'_>; 8]> = arguments.into();
-            for default in &self.defaults[arguments.len()..] {
+            let mut list: SmallVec<[Argument<'_>; 8]> = SmallVec::from_slice(arguments);
+            for (_, default) in &self.parameters[arguments.len()..] {
                 match default {
                     Some(default) => list.push(default.as_argument()),
                     None => return self.run(&self.fitted(arguments)?, device, label),
@@ -261,7 +276,7 @@ impl Operator {
     /// # Errors
     /// Those of [`Operator::call`].
     #[track_caller]
-    pub fn call_boxed(&self, values: &[Value], device: Option<&Device>) -> Result<Vec<Value>> {
+    pub fn call_boxed(&'static self, values: &[Value], device: Option<&Device>) -> Result<Vec<Value>> {
         let arguments: SmallVec<[Argument<'_>; 8]> = values.iter().map(Value::as_argument).collect();
         let results = self.call(&arguments, device, label_at(self.base_name, Location::caller()))?;
         Ok(match self.schema.returns.as_slice() {
@@ -276,35 +291,35 @@ impl Operator {
     /// Those of [`Operator::call`]; [`Error::is_invalid_argument`] if there is not one tensor per result, if one has another shape
     /// than its result or a dtype of a lower category, or if gradients would flow.
     #[track_caller]
-    pub fn call_out(&self, arguments: &[Argument<'_>], out: &[Tensor]) -> Result<()> {
+    pub fn call_out(&'static self, arguments: &[Argument<'_>], out: &[Tensor]) -> Result<()> {
         in_place::call_out(self, arguments, out, Location::caller())
     }
 
     /// Calls an operator whose parameters are tensors, numbers, sizes and a dtype, in this order: those of the loop operators.
     pub(crate) fn call_loop(
-        &self,
+        &'static self,
         tensors: &[&Tensor],
         arguments: &LoopArguments,
         device: Option<&Device>,
         label: Label,
     ) -> Result<Tensors> {
-        let mut list: SmallVec<[Argument<'_>; 8]> = tensors.iter().map(|&t| Argument::Tensor(t)).collect();
-        list.extend(arguments.scalars.iter().map(|&number| Argument::Scalar(number)));
-        if self.schema.parameters.iter().any(|parameter| parameter.ty.list) {
-            list.push(Argument::Ints(as_ints(&arguments.sizes)));
+        let mut list: SmallVec<[Argument<'_>; 8]> = SmallVec::new();
+        tensors.iter().for_each(|&tensor| list.push(Argument::Tensor(tensor)));
+        arguments.scalars.iter().for_each(|&number| list.push(Argument::Scalar(number)));
+        let sizes = Argument::Ints(as_ints(&arguments.sizes));
+        if self.parameters.iter().any(|(forms, _)| forms.include(&sizes)) {
+            list.push(sizes);
         }
-        list.extend(arguments.dtype.map(Argument::DType));
+        if let Some(dtype) = arguments.dtype {
+            list.push(Argument::DType(dtype));
+        }
         self.call(&list, device, label)
     }
 
     /// Whether each argument is in the form in which kernels read it.
     fn fits(&self, arguments: &[Argument<'_>]) -> bool {
-        arguments.len() <= self.schema.parameters.len()
-            && arguments.iter().zip(&self.schema.parameters).all(|(argument, parameter)| {
-                let fitted = argument.fit(&parameter.ty);
-                fitted
-                    .is_some_and(|fitted| std::mem::discriminant(&fitted) == std::mem::discriminant(argument))
-            })
+        arguments.len() <= self.parameters.len()
+            && arguments.iter().zip(&self.parameters).all(|(argument, (forms, _))| forms.include(argument))
     }
 
     /// The arguments in the form in which kernels read them, with defaults.
@@ -325,7 +340,12 @@ impl Operator {
         passed.chain(missing).collect()
     }
 
-    fn run(&self, arguments: &[Argument<'_>], device: Option<&Device>, label: Label) -> Result<Tensors> {
+    fn run(
+        &'static self,
+        arguments: &[Argument<'_>],
+        device: Option<&Device>,
+        label: Label,
+    ) -> Result<Tensors> {
         let mut tensors: SmallVec<[&Tensor; 8]> = SmallVec::new();
         let mut named = device;
         for argument in arguments {
@@ -375,7 +395,7 @@ impl Arguments for Call<'_> {
 
 impl Call<'_> {
     fn dispatch(&self) -> Result<Tensors> {
-        for key in DispatchKey::ALL.into_iter().rev().filter(|&key| self.keys.has(key)) {
+        for key in self.keys.highest_first() {
             let call = Self { keys: self.keys.without(key), ..*self };
             if let Some(answer) = self.operator.slots[key as usize].answer(&call) {
                 return answer;
@@ -431,10 +451,18 @@ impl Registry {
         }
         // Operators live as long as the process, like the functions that they name.
         let name: &'static str = Box::leak(schema.name.clone().into_boxed_str());
-        let defaults =
-            schema.parameters.iter().map(|parameter| Some(default_of(parameter).ok()?.to_value())).collect();
-        let operator =
-            Operator { name, base_name: base_name(name), schema, defaults, body, slots: Default::default() };
+        let default = |parameter: &Parameter| Some(default_of(parameter).ok()?.to_value());
+        let parameters = (schema.parameters.iter())
+            .map(|parameter| (Forms::of(&parameter.ty), default(parameter)))
+            .collect();
+        let operator = Operator {
+            name,
+            base_name: base_name(name),
+            schema,
+            parameters,
+            body,
+            slots: Default::default(),
+        };
         for (key, kernel) in body.map(Body::kernels).unwrap_or_default() {
             let former = operator.slots[key as usize].built_in.set(kernel);
             debug_assert!(former.is_ok(), "{name}: one built-in kernel per key");

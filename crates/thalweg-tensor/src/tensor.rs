@@ -250,6 +250,14 @@ impl Tensor {
         self.with_autograd(self.0.autograd.with_edge(edge))
     }
 
+    /// Makes the tensor the result of a node that recorded itself. Tensors that are clones of it stay what they were.
+    pub(crate) fn join(&mut self, edge: GradientEdge) {
+        match Arc::get_mut(&mut self.0) {
+            Some(state) => state.autograd.join(edge),
+            None => *self = self.with_edge(edge),
+        }
+    }
+
     /// Another layout over the same storage, as a view of it.
     pub(crate) fn view(&self, layout: Layout) -> Self {
         let view_of = match self.0.autograd.view_of() {

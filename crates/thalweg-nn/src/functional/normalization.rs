@@ -64,7 +64,7 @@ impl Rows {
 
     fn call(
         &self,
-        operator: &Operator,
+        operator: &'static Operator,
         tensors: &[&Tensor],
         location: &'static Location<'static>,
     ) -> Result<Tensors> {

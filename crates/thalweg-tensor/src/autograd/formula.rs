@@ -37,8 +37,7 @@ impl Formula {
         }
         let node = FormulaNode {
             formula: self,
-            name: call.operator.base_name(),
-            schema: call.operator.schema().clone(),
+            operator: call.operator,
             arguments: call.arguments.iter().map(|argument| argument.to_value_without_tensors()).collect(),
             tensors: call.tensors.iter().map(|tensor| Input::of(tensor)).collect(),
             results: results.iter().map(|result| (result.shape().into(), result.dtype())).collect(),
@@ -72,8 +71,7 @@ impl Input {
 
 struct FormulaNode {
     formula: &'static Formula,
-    name: &'static str,
-    schema: Schema,
+    operator: &'static Operator,
     arguments: SmallVec<[Value; 6]>,
     tensors: SmallVec<[Input; 4]>,
     results: SmallVec<[(Shape, DType); 2]>,
@@ -85,7 +83,7 @@ struct FormulaNode {
 
 impl Backward for FormulaNode {
     fn name(&self) -> &'static str {
-        self.name
+        self.operator.base_name()
     }
 
     fn backward(&self, gradients: &[Option<Tensor>]) -> Result<Gradients> {
@@ -106,7 +104,7 @@ pub struct GradientCall<'a> {
 
 impl Arguments for GradientCall<'_> {
     fn schema(&self) -> &Schema {
-        &self.node.schema
+        self.node.operator.schema()
     }
 
     fn argument(&self, place: usize) -> Argument<'_> {

@@ -27,7 +27,8 @@ pub(crate) struct AutogradMeta {
     /// How often the history was replaced by a write in place, here or, of a base, in a view.
     writes: AtomicU64,
     view_of: Option<ViewOf>,
-    gradient: Arc<Mutex<Option<Tensor>>>,
+    /// Of few tensors: made when it is first asked for.
+    gradient: OnceLock<Arc<Mutex<Option<Tensor>>>>,
     accumulator: OnceLock<Mutex<Weak<Node>>>,
 }
 
@@ -46,7 +47,7 @@ impl AutogradMeta {
             history: Mutex::default(),
             writes: AtomicU64::new(0),
             view_of: None,
-            gradient: Arc::default(),
+            gradient: OnceLock::new(),
             accumulator: OnceLock::new(),
         }
     }
@@ -71,12 +72,19 @@ impl AutogradMeta {
         }
     }
 
+    /// Becomes the part of a node's result, of a tensor that nobody else has.
+    pub(crate) fn join(&mut self, edge: GradientEdge) {
+        self.history.get_mut().unwrap_or_else(PoisonError::into_inner).edge = Some(edge);
+        *self.requires_grad.get_mut() = true;
+    }
+
     pub(crate) fn view_of(&self) -> Option<&ViewOf> {
         self.view_of.as_ref()
     }
 
+    /// Returns where the gradient lies.
     pub(crate) fn gradient(&self) -> &Arc<Mutex<Option<Tensor>>> {
-        &self.gradient
+        self.gradient.get_or_init(Arc::default)
     }
 
     fn history(&self) -> MutexGuard<'_, History> {

@@ -304,7 +304,7 @@ pub(crate) fn record(
     let node = Node::new(function, edges, results.len(), stream);
     for (input, result) in results.iter_mut().enumerate() {
         if result.dtype().is_floating_point() {
-            *result = result.with_edge(Edge { node: node.clone(), input });
+            result.join(Edge { node: node.clone(), input });
         }
     }
 }

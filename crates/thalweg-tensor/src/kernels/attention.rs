@@ -59,7 +59,7 @@ pub(crate) fn autograd(call: &Call<'_>) -> Result<Tensors> {
     let (softmax, arguments) = softmax_of(call);
     // The softmax is differentiated as if its scores were a leaf.
     let scores = results[1].detach();
-    let softmax_call = LoopCall::new(softmax, call, [&scores], arguments);
+    let softmax_call = LoopCall::new(softmax, call, &[&scores], arguments);
     let node = PackedAttentionBackward {
         packed: Saved::new(call.tensors[0]),
         weights: Saved::new(&results[2]),

@@ -50,31 +50,35 @@ impl<'a> LoopCall<'a> {
             match *argument {
                 Argument::Scalar(number) => arguments.scalars.push(number),
                 Argument::Ints(list) => {
-                    let list = list.iter().map(|&size| usize::try_from(size));
-                    arguments.sizes = list.collect::<std::result::Result<_, _>>().map_err(|_| {
-                        Error::invalid(format!(
-                            "the sizes {argument:?} must be at least 0; what is below has more elements than can be addressed"
-                        ))
-                    })?;
+                    for &size in list {
+                        let size = usize::try_from(size).map_err(|_| {
+                            Error::invalid(format!(
+                                "the sizes {argument:?} must be at least 0; what is below has more elements than can be \
+                                 addressed"
+                            ))
+                        })?;
+                        arguments.sizes.push(size);
+                    }
                 }
                 Argument::DType(dtype) => arguments.dtype = Some(dtype),
                 _ => {}
             }
         }
         check_sizes(operator, call.tensors, &arguments.sizes)?;
-        Ok(Self::new(operator, call, call.tensors.iter().copied(), arguments))
+        Ok(Self::new(operator, call, call.tensors, arguments))
     }
 
     /// Makes a loop operator's call, on behalf of another call.
+    #[inline]
     pub(crate) fn new(
         operator: &'static LoopOp,
         call: &Call<'a>,
-        tensors: impl IntoIterator<Item = &'a Tensor>,
+        tensors: &[&'a Tensor],
         arguments: LoopArguments,
     ) -> Self {
         Self {
             operator,
-            tensors: tensors.into_iter().collect(),
+            tensors: SmallVec::from_slice(tensors),
             arguments,
             device: call.device,
             label: call.label,

@@ -4,6 +4,7 @@ use std::borrow::Cow;
 use std::cell::RefCell;
 use std::sync::{Arc, OnceLock};
 
+use bytemuck::cast_slice;
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 use thalweg_ir::{
@@ -53,7 +54,7 @@ impl LoopLaunch<'_> {
         let device = outputs[0].device();
         let input_pointers: SmallVec<[_; 8]> = inputs.iter().map(|tensor| tensor.pointer()).collect();
         let output_pointers: SmallVec<[_; 4]> = outputs.iter().map(Tensor::pointer).collect();
-        let alignment_bytes = alignment_of(&input_pointers).min(alignment_of(&output_pointers));
+        let alignment_bytes = alignment_of(input_pointers.iter().chain(&output_pointers).copied());
         let prepared = self.prepared(device, alignment_bytes)?;
         let stream = device.current_stream();
         stream.launch(&prepared, &input_pointers, &output_pointers, self.scalars, self.label)
@@ -289,26 +290,36 @@ pub(crate) struct Resolved {
 const RESOLVED: usize = 1 << 12;
 
 thread_local! {
-    /// The calls that this thread has resolved, by everything that they depend on; emptied when it is full. Kept per thread, so
-    /// that a call that was made before takes no lock and one look-up.
-    static KNOWN: RefCell<FxHashMap<LaunchKey, Arc<Resolved>>> = RefCell::default();
+    /// The calls that this thread has resolved. Kept per thread, so that a call that was made before takes no lock and one look-up.
+    static KNOWN: RefCell<Known> = RefCell::default();
+}
+
+/// Resolved calls by everything that they depend on; emptied when there are too many.
+#[derive(Default)]
+struct Known {
+    /// Room for the key of the call that is looked up.
+    key: Vec<u64>,
+    calls: FxHashMap<Box<[u64]>, Arc<Resolved>>,
 }
 
 impl Resolved {
     /// Resolves a call, or finds it resolved.
     pub(super) fn of(call: &LoopCall<'_>) -> Result<Arc<Self>> {
-        let inputs: SmallVec<[_; 8]> = call.tensors.iter().map(|tensor| tensor.pointer()).collect();
-        let alignment_bytes = alignment_of(&inputs);
-        let key = Self::key(call, alignment_bytes);
-        if let Some(found) = KNOWN.with_borrow(|known| known.get(&key).cloned()) {
+        let alignment_bytes = alignment_of(call.tensors.iter().map(|tensor| tensor.pointer()));
+        let found = KNOWN.with_borrow_mut(|Known { key, calls }| {
+            Self::write_key(key, call, alignment_bytes);
+            calls.get(key.as_slice()).cloned()
+        });
+        if let Some(found) = found {
             return Ok(found);
         }
         let made = Arc::new(Self::new(call, alignment_bytes)?);
-        KNOWN.with_borrow_mut(|known| {
-            if known.len() >= RESOLVED {
-                known.clear();
+        KNOWN.with_borrow_mut(|Known { key, calls }| {
+            if calls.len() >= RESOLVED {
+                calls.clear();
             }
-            known.insert(key, Arc::clone(&made));
+            Self::write_key(key, call, alignment_bytes);
+            calls.insert(key.as_slice().into(), Arc::clone(&made));
         });
         Ok(made)
     }
@@ -318,26 +329,22 @@ impl Resolved {
         &self.outputs
     }
 
-    /// Everything that a call depends on beside the values of its numbers.
-    fn key(call: &LoopCall<'_>, alignment_bytes: u64) -> LaunchKey {
+    /// Writes down everything that a call depends on beside the values of its numbers.
+    fn write_key(key: &mut Vec<u64>, call: &LoopCall<'_>, alignment_bytes: u64) {
         let arguments = &call.arguments;
         let dtype = arguments.dtype.map_or(0, |dtype| dtype as u64 + 1);
-        let mut key = LaunchKey::new();
-        key.push(call.operator.id());
-        key.push(call.device.number());
-        key.push(
-            alignment_bytes << 32
-                | dtype << 16
-                | (arguments.category() as u64) << 8
-                | arguments.sizes.len() as u64,
-        );
-        key.extend(arguments.sizes.iter().map(|&size| size as u64));
+        let kinds = dtype << 16 | (arguments.category() as u64) << 8 | arguments.sizes.len() as u64;
+        key.clear();
+        let operator = std::ptr::from_ref(call.operator).addr() as u64;
+        key.extend_from_slice(&[operator, call.device.number(), alignment_bytes << 32 | kinds]);
+        key.extend_from_slice(cast_slice(&arguments.sizes));
         for tensor in &call.tensors {
             let layout = tensor.layout();
             key.push((tensor.dtype() as u64) << 8 | layout.rank() as u64);
-            key.extend(layout.shape().iter().chain(layout.strides()).map(|&number| number as u64));
+            for (&extent, &stride) in layout.shape().iter().zip(layout.strides()) {
+                key.extend_from_slice(&[extent as u64, stride as u64]);
+            }
         }
-        key
     }
 
     fn new(call: &LoopCall<'_>, alignment_bytes: u64) -> Result<Self> {
@@ -411,8 +418,8 @@ impl Resolved {
 }
 
 /// What all of these addresses are aligned to, up to 256 bytes.
-fn alignment_of(pointers: &[DevicePointer]) -> u64 {
-    let addresses = pointers.iter().fold(0, |all, pointer| all | pointer.address());
+fn alignment_of(pointers: impl IntoIterator<Item = DevicePointer>) -> u64 {
+    let addresses = pointers.into_iter().fold(0, |all, pointer| all | pointer.address());
     1 << addresses.trailing_zeros().min(8)
 }
 
@@ -437,7 +444,11 @@ pub(crate) fn signature_of(
 
 /// The bits of a call's scalars, in the forms in which the body reads them.
 fn bits_of(body: &Body, arguments: &LoopArguments) -> SmallVec<[u64; 12]> {
-    arguments.scalars.iter().zip(&body.scalars).map(|(&scalar, &slot)| scalar_bits(scalar, slot)).collect()
+    let mut bits = SmallVec::new();
+    for (&scalar, &slot) in arguments.scalars.iter().zip(&body.scalars) {
+        bits.push(scalar_bits(scalar, slot));
+    }
+    bits
 }
 
 /// Runs a loop operator, recorded by nobody: allocates the results and launches. `resolved` is what the call resolves to, where
@@ -452,13 +463,15 @@ pub(crate) fn run(call: &LoopCall<'_>, resolved: Option<&Resolved>) -> Result<Te
         }
     };
     let stream = call.device.current_stream();
-    let outputs = (resolved.outputs.iter())
-        .map(|(shape, dtype)| Tensor::empty_on(shape, *dtype, &stream, call.label))
-        .collect::<Result<Tensors>>()?;
-    let inputs: SmallVec<[_; 8]> = call.tensors.iter().map(|tensor| tensor.pointer()).collect();
-    let results: SmallVec<[_; 4]> = outputs.iter().map(Tensor::pointer).collect();
+    let mut outputs = Tensors::new();
+    for (shape, dtype) in &resolved.outputs {
+        outputs.push(Tensor::empty_on(shape, *dtype, &stream, call.label)?);
+    }
+    let (mut inputs, mut results) = (SmallVec::<[_; 8]>::new(), SmallVec::<[_; 4]>::new());
+    call.tensors.iter().for_each(|tensor| inputs.push(tensor.pointer()));
+    outputs.iter().for_each(|tensor| results.push(tensor.pointer()));
     let scalars = bits_of(&resolved.forward.body, &call.arguments);
-    let results_alignment = alignment_of(&results);
+    let results_alignment = alignment_of(results.iter().copied());
     let own;
     let launch = if results_alignment >= resolved.alignment_bytes {
         resolved.launch(call)?

@@ -29,7 +29,7 @@ pub(crate) fn backend(call: &Call<'_>) -> Result<Tensors> {
     }
     let [weight, bias] = [call.tensors[1], call.tensors[2]].map(|tensor| tensor.detach().expand(x.shape()));
     let (weight, bias) = (weight?, bias?);
-    loops::run(&LoopCall::new(&LAYER_NORM_AFFINE, call, [x, &weight, &bias], arguments.clone()), None)
+    loops::run(&LoopCall::new(&LAYER_NORM_AFFINE, call, &[x, &weight, &bias], arguments.clone()), None)
 }
 
 /// [`backend`] with the input itself as a further result.

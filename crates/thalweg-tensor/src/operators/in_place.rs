@@ -103,7 +103,7 @@ fn check_result(result: &Tensor, target: &Tensor) -> Result<()> {
 
 /// Calls an operator and copies its results into given tensors.
 pub(crate) fn call_out(
-    operator: &Operator,
+    operator: &'static Operator,
     arguments: &[Argument<'_>],
     out: &[Tensor],
     location: &'static Location<'static>,

@@ -1,6 +1,5 @@
 //! Elementwise operators whose schema says more than one formula takes: they choose a body.
 
-use smallvec::SmallVec;
 use thalweg_ir::{DType, Element, Scalar, with_dtype};
 use thalweg_ops::{LoopOp, table};
 use thalweg_runtime::{Error, Result};
@@ -203,9 +202,9 @@ fn with_numbers<'a>(
     body: &'static LoopOp,
     numbers: impl IntoIterator<Item = Scalar>,
 ) -> LoopCall<'a> {
-    let scalars: SmallVec<[Scalar; 4]> = numbers.into_iter().collect();
-    let arguments = LoopArguments { scalars, ..LoopArguments::default() };
-    LoopCall::new(body, call, call.tensors.iter().copied(), arguments)
+    let mut arguments = LoopArguments::default();
+    numbers.into_iter().for_each(|number| arguments.scalars.push(number));
+    LoopCall::new(body, call, call.tensors, arguments)
 }
 
 /// Whether a number is 1, whatever its kind.

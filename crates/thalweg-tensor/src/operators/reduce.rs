@@ -166,15 +166,16 @@ operators! {
 
 /// Returns dimensions sorted, negative ones counted from the end; an empty list is all of them.
 pub(super) fn dimensions(x: &Tensor, list: &[i64]) -> Result<Shape> {
-    let mut sorted: Shape = if list.is_empty() {
-        (0..x.rank()).collect()
-    } else if x.rank() == 0 && matches!(list, [0 | -1]) {
-        // As in PyTorch, the only dimension that a tensor without any may be asked for.
-        Shape::new()
-    } else {
-        list.iter().map(|&dim| x.layout().dimension(dim)).collect::<Result<_, _>>()?
-    };
-    sorted.sort_unstable();
+    let mut sorted = Shape::new();
+    if list.is_empty() {
+        (0..x.rank()).for_each(|dimension| sorted.push(dimension));
+    } else if !(x.rank() == 0 && matches!(list, [0 | -1])) {
+        // As in PyTorch, a tensor without dimensions may be asked for the first and the last.
+        for &dim in list {
+            sorted.push(x.layout().dimension(dim)?);
+        }
+        sorted.sort_unstable();
+    }
     match sorted.windows(2).find(|pair| pair[0] == pair[1]) {
         Some(pair) => {
             Err(Error::invalid(format!("dim {} appears multiple times in the list of dims", pair[0])))
@@ -241,8 +242,10 @@ fn named(name: &str) -> Result<&'static Operator> {
 /// Calls the internal operator.
 fn run(call: &Call<'_>, operator: &str, x: &Tensor, reduced: &Shape, numbers: &[f64]) -> Result<Tensors> {
     let count = matches!(operator, "mean" | "var" | "std" | "var_mean").then(|| count_of(x, reduced));
-    let scalars = count.into_iter().chain(numbers.iter().copied()).map(Scalar::F64).collect();
-    let arguments = LoopArguments { scalars, sizes: reduced.clone(), dtype: None };
+    let mut arguments = LoopArguments { sizes: Shape::from_slice(reduced), ..LoopArguments::default() };
+    for &number in count.iter().chain(numbers) {
+        arguments.scalars.push(Scalar::F64(number));
+    }
     named(operator)?.call_loop(&[x], &arguments, None, call.label)
 }
 

@@ -204,7 +204,7 @@ struct Pools {
 const MOST_ELEMENTS: usize = 1 << 20;
 
 /// Calls an operator; where it gives results they are read, and differentiated if they can be.
-fn call(operator: &Operator, values: &[Value], device: &Device) -> bool {
+fn call(operator: &'static Operator, values: &[Value], device: &Device) -> bool {
     let Ok(results) = operator.call_boxed(values, Some(device)) else { return false };
     let tensors: Vec<Tensor> = (results.into_iter())
         .flat_map(|result| match result {

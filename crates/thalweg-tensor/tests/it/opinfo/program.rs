@@ -97,7 +97,7 @@ impl Machine {
     pub fn bind(&self, name: &str, arguments: &Json) -> Result<(&'static Operator, Vec<Value>), Stop> {
         let arguments = arguments.as_object().expect("arguments by name");
         let mut operator = find_operator(name).map_err(|error| Stop::Inexpressible(error.to_string()))?;
-        let numbers_for_tensors = |operator: &Operator| {
+        let numbers_for_tensors = |operator: &'static Operator| {
             let parameters = &operator.schema().parameters;
             parameters.iter().any(|p| {
                 p.ty.kind == Kind::Tensor && !p.ty.list && arguments.get(&p.name).is_some_and(is_number)
