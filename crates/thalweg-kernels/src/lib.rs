@@ -81,8 +81,10 @@ const FLOATS: [DType; 4] = [DType::F32, DType::F64, DType::F16, DType::Bf16];
 /// ahead, and what tests compile.
 pub fn sources() -> Vec<(String, String)> {
     let mut all = Vec::new();
-    for dtype in FLOATS {
+    for dtype in matmul::DTYPES {
         all.push((matmul::cuda::name(dtype).to_owned(), matmul::cuda::print(dtype)));
+    }
+    for dtype in FLOATS {
         all.push((embedding::name(dtype).to_owned(), embedding::print(dtype)));
     }
     for dtype in scatter::DTYPES {

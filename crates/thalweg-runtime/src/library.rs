@@ -63,8 +63,8 @@ impl Stream {
             d: matrix(&product.d, d),
             format,
             compute: if product.dtype == DType::F64 { ComputeFormat::F64 } else { ComputeFormat::F32 },
-            alpha: 1.0,
-            beta: if product.accumulate { 1.0 } else { 0.0 },
+            alpha: product.alpha.get(),
+            beta: product.beta.get(),
             workspace: workspace.as_ref().map(|buffer| (buffer.pointer(), WORKSPACE_BYTES)),
         });
         let launch = LibraryLaunch {

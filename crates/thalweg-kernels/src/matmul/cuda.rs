@@ -3,9 +3,9 @@
 //! A block of 256 threads computes a tile of 64 × 64 elements of D. It walks along k in steps of 16: the block copies a
 //! tile of A and one of B to shared memory, widened to the type of the sums, then each thread multiplies 4 × 4 elements in
 //! registers. Sums run over k in order, one fused multiplication and addition a term, so a result depends neither on the
-//! grid nor on the GPU. Sizes are arguments: one kernel a dtype.
+//! grid nor on the GPU. Sizes are arguments: one kernel per dtype. Integers are multiplied and added modulo 2⁶⁴.
 //!
-//! It uses no tensor cores: it is there so that a program works without the library, and gives way to it otherwise.
+//! It uses no tensor cores: it is there for what the library does not have, and so that a program works without the library.
 
 use super::Matmul;
 use thalweg_ir::DType;
@@ -19,14 +19,20 @@ const GRID_MOST: u64 = 65_535;
 /// Returns the name of the entry point for a dtype.
 ///
 /// # Panics
-/// If the dtype is no floating-point type.
+/// If there is no product of the dtype.
 pub fn name(dtype: DType) -> &'static str {
     match dtype {
         DType::F16 => "matmul_float16",
         DType::Bf16 => "matmul_bfloat16",
         DType::F32 => "matmul_float32",
         DType::F64 => "matmul_float64",
-        other => panic!("matmul on {other}: the operands are no floats"),
+        DType::U8 => "matmul_uint8",
+        DType::I8 => "matmul_int8",
+        DType::I16 => "matmul_int16",
+        DType::U16 => "matmul_uint16",
+        DType::I32 => "matmul_int32",
+        DType::I64 => "matmul_int64",
+        other => panic!("matmul on {other}: there is no product of it"),
     }
 }
 
@@ -34,10 +40,21 @@ pub fn name(dtype: DType) -> &'static str {
 /// [`name`], takes the words of [`Matmul::pack`] as one structure by value.
 ///
 /// # Panics
-/// If the dtype is no floating-point type.
+/// If there is no product of the dtype.
 pub fn print(dtype: DType) -> String {
-    let FloatNames { element, sum, load, store } = FloatNames::of(dtype);
-    let multiply_add = if sum == "f64" { "fma" } else { "fmaf" };
+    let integer = || FloatNames {
+        element: dtype.short_name(),
+        sum: "u64",
+        load: "u64".into(),
+        store: dtype.short_name().into(),
+    };
+    let FloatNames { element, sum, load, store } =
+        if dtype.is_integer() { integer() } else { FloatNames::of(dtype) };
+    let multiply_add = match sum {
+        "f64" => "fma",
+        "f32" => "fmaf",
+        _ => "multiply_add",
+    };
     let code = TEMPLATE
         .replace("NAME", name(dtype))
         .replace("ELEMENT", element)
@@ -77,7 +94,13 @@ struct NAME_arguments {
     u64 d_leading_dimension;
     u64 d_batch_stride;
     u64 flags;
+    f64 alpha;
+    f64 beta;
 };
+
+static __device__ __forceinline__ u64 multiply_add(const u64 a, const u64 b, const u64 sum) {
+    return a * b + sum;
+}
 
 // Copies the tile of op(M) whose first element is (row, column) to shared memory, with zeros beyond its edges.
 // Neighbouring threads read neighbouring elements of what is stored.
@@ -132,7 +155,11 @@ extern \"C\" __global__ void __launch_bounds__(256) NAME(const __grid_constant__
                     const u64 column = first_column + thread_column + 16 * j;
                     if (row < x.m && column < x.n) {
                         ELEMENT* const place = d + row * x.d_leading_dimension + column;
-                        *place = STORE(x.flags & 4 ? LOAD(*place) + sums[i][j] : sums[i][j]);
+                        SUM value = SUM(x.alpha) * sums[i][j];
+                        if (x.beta != 0.0) {
+                            value = MULTIPLY_ADD(SUM(x.beta), LOAD(*place), value);
+                        }
+                        *place = STORE(value);
                     }
                 }
             }

@@ -14,7 +14,7 @@
 
 pub mod cuda;
 
-use super::{Matmul, Operand, host as product_on_host};
+use super::{Factor, Matmul, Operand, host as product_on_host};
 use thalweg_ir::DType;
 use thalweg_ir::host::{Fault, Slice, SliceMut};
 
@@ -40,13 +40,18 @@ pub fn fits(product: &Matmul) -> bool {
         .saturating_mul(product.n.div_ceil(TILE_COLUMNS))
         .saturating_mul(product.batch)
         .div_ceil(MULTI_PROCESSORS);
-    product.dtype == DType::F32 && !product.accumulate && tiles.saturating_mul(product.k) <= MOST_TERMS
+    is_plain(product) && tiles.saturating_mul(product.k) <= MOST_TERMS
+}
+
+/// Whether a product is of f32, and without factors.
+fn is_plain(product: &Matmul) -> bool {
+    product.dtype == DType::F32 && product.alpha == Factor::ONE && product.beta == Factor::ZERO
 }
 
 /// A product with what stands beside it. See the [module](self).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct FusedMatmul {
-    /// The product; of f32, and not [`Matmul::accumulate`].
+    /// The product; of f32, and without factors.
     pub product: Matmul,
     /// Whether a bias of n elements is added to each row of D.
     pub bias: bool,
@@ -108,7 +113,7 @@ impl FusedMatmul {
     /// Checks whether the description can be carried out.
     ///
     /// # Errors
-    /// As [`Matmul::check`]; and where the product is not of f32, accumulates or has 2³¹ terms, the addend is transposed or too large, or sums of
+    /// As [`Matmul::check`]; and where the product is not of f32, has factors or has 2³¹ terms, the addend is transposed or too large, or sums of
     /// rows are wanted of a batch.
     pub fn check(&self) -> Result<(), Fault> {
         let fault = |text: &str| Err(Fault::new(format!("fused matmul {}: {text}", self.product)));
@@ -116,8 +121,8 @@ impl FusedMatmul {
         if self.product.k > u64::from(u32::MAX) / 2 {
             return fault("it sums fewer than 2³¹ terms");
         }
-        if self.product.dtype != DType::F32 || self.product.accumulate {
-            return fault("it takes products of float32 that replace D");
+        if !is_plain(&self.product) {
+            return fault("it takes products of float32 without factors");
         }
         if let Some(addend) = &self.addend
             && (addend.transposed

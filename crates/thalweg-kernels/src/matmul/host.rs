@@ -6,6 +6,7 @@ use ndarray::linalg::general_mat_mul;
 use ndarray::{ArrayView2, ArrayViewMut2, LinalgScalar, ShapeBuilder};
 
 use super::{Matmul, Operand};
+use thalweg_ir::Element;
 use thalweg_ir::host::{Fault, Slice, SliceMut, represents};
 
 /// Carries out a product, and returns when it is done. Each operand starts at its first element and is at least its
@@ -27,12 +28,20 @@ pub fn run(matmul: &Matmul, a: Slice<'_>, b: Slice<'_>, d: SliceMut<'_>) -> Resu
             )));
         }
     }
+    macro_rules! integers {
+        ($a:ident, $b:ident, $d:ident; $($variant:ident)*) => {
+            match ($a, $b, $d) {
+                $((Slice::$variant(a), Slice::$variant(b), SliceMut::$variant(d)) => wrapping_products(matmul, a, b, d),)*
+                _ => unreachable!("operands were checked against the description"),
+            }
+        };
+    }
     match (a, b, d) {
         (Slice::F32(a), Slice::F32(b), SliceMut::F32(d)) => products(matmul, a, b, d),
         (Slice::F64(a), Slice::F64(b), SliceMut::F64(d)) => products(matmul, a, b, d),
         (Slice::F16(a), Slice::F16(b), SliceMut::F16(d)) => rounded_products::<f16>(matmul, a, b, d),
         (Slice::Bf16(a), Slice::Bf16(b), SliceMut::Bf16(d)) => rounded_products::<bf16>(matmul, a, b, d),
-        _ => unreachable!("operands were checked against the description"),
+        (a, b, d) => integers!(a, b, d; U8 I8 I16 U16 I32 I64),
     }
     Ok(())
 }
@@ -77,18 +86,17 @@ fn factor<'e, T>(elements: &'e [T], operand: &Operand, (rows, columns): (u64, u6
 }
 
 /// Computes the products of a batch in the elements' own type.
-fn products<T: LinalgScalar>(matmul: &Matmul, a: &[T], b: &[T], d: &mut [T]) {
+fn products<T: LinalgScalar + Element>(matmul: &Matmul, a: &[T], b: &[T], d: &mut [T]) {
     if matmul.m == 0 || matmul.n == 0 {
         return;
     }
     let [a_shape, b_shape, d_shape] = matmul.stored();
-    let beta = if matmul.accumulate { T::one() } else { T::zero() };
+    let [alpha, beta] = [matmul.alpha, matmul.beta].map(|factor| T::from_f64(factor.get()));
     for item in 0..matmul.batch {
         let d = &mut d[matrix(&matmul.d, item, d_shape)];
         if matmul.k == 0 {
-            if !matmul.accumulate {
-                stored_rows_mut(d, &matmul.d, matmul.n).for_each(|row| row.fill(T::zero()));
-            }
+            let added = |value: T| if matmul.accumulates() { value * beta } else { T::zero() };
+            stored_rows_mut(d, &matmul.d, matmul.n).flatten().for_each(|value| *value = added(*value));
             continue;
         }
         let a = factor(&a[matrix(&matmul.a, item, a_shape)], &matmul.a, a_shape);
@@ -96,7 +104,7 @@ fn products<T: LinalgScalar>(matmul: &Matmul, a: &[T], b: &[T], d: &mut [T]) {
         let (m, n) = (matmul.m as usize, matmul.n as usize);
         let shape = (m, n).strides((step(&matmul.d, n), 1));
         let mut d = ArrayViewMut2::from_shape(shape, d).expect("operands are as long as their spans");
-        general_mat_mul(T::one(), &a, &b, beta, &mut d);
+        general_mat_mul(alpha, &a, &b, beta, &mut d);
     }
 }
 
@@ -129,7 +137,7 @@ where
                 extend(&b[matrix(&matmul.b, item, b_shape)], &matmul.b, b_shape.1, &mut wide_b);
             }
         }
-        if matmul.accumulate {
+        if matmul.accumulates() {
             extend(d, &matmul.d, d_shape.1, &mut wide_d);
         }
         products(&one, &wide_a, &wide_b, &mut wide_d);
@@ -147,5 +155,48 @@ where
 {
     for (row, wide) in stored_rows(elements, operand, columns).zip(wide.chunks_mut(columns as usize)) {
         row.convert_to_f32_slice(wide);
+    }
+}
+
+/// An integer whose arithmetic wraps around.
+trait Wrapping: Copy + Default {
+    /// Returns the sum with a product.
+    fn plus_product(self, a: Self, b: Self) -> Self;
+}
+
+macro_rules! wrapping {
+    ($($T:ty)*) => {$(
+        impl Wrapping for $T {
+            fn plus_product(self, a: Self, b: Self) -> Self {
+                self.wrapping_add(a.wrapping_mul(b))
+            }
+        }
+    )*};
+}
+
+wrapping! { u8 i8 i16 u16 i32 i64 }
+
+/// Computes the products of a batch of integers.
+fn wrapping_products<T: Wrapping>(matmul: &Matmul, a: &[T], b: &[T], d: &mut [T]) {
+    let at = |operand: &Operand, row: u64, column: u64| {
+        let (row, column) = if operand.transposed { (column, row) } else { (row, column) };
+        (row * operand.leading_dimension + column) as usize
+    };
+    for item in 0..matmul.batch {
+        let [a, b] = [(a, matmul.a), (b, matmul.b)]
+            .map(|(elements, operand)| elements.get((item * operand.batch_stride) as usize..).unwrap_or(&[]));
+        for row in 0..matmul.m {
+            let start = (item * matmul.d.batch_stride + row * matmul.d.leading_dimension) as usize;
+            let sums = &mut d[start..start + matmul.n as usize];
+            if !matmul.accumulates() {
+                sums.fill(T::default());
+            }
+            for term in 0..matmul.k {
+                let factor = a[at(&matmul.a, row, term)];
+                for (column, sum) in sums.iter_mut().enumerate() {
+                    *sum = sum.plus_product(factor, b[at(&matmul.b, term, column as u64)]);
+                }
+            }
+        }
     }
 }

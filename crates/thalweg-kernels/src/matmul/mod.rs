@@ -1,8 +1,8 @@
 //! [`Matmul`]: a batched matrix product as a value. It is no loop over a body, so that it can be what it is on each side:
 //! the vendor's library on a GPU, a well-kept CPU library on the host ([`host`]).
 //!
-//! D = op(A) · op(B), or D += op(A) · op(B), for each matrix of a batch. Matrices are row-major; op transposes where the
-//! operand says so. Products of 16-bit floats are summed in f32 and rounded once, on storing.
+//! D = α · op(A) · op(B) + β · D for each matrix of a batch. Matrices are row-major; op transposes where the operand says so.
+//! Products of 16-bit floats are summed in f32, and rounded once, on storing. Those of integers wrap around.
 //!
 //! # What it does not do
 //! It chooses no algorithm: that is the business of the code that runs it. What stands beside a small product in a network is a
@@ -29,7 +29,30 @@ pub struct Operand {
     pub transposed: bool,
 }
 
-/// A batched product D = op(A) · op(B) \[+ D\]. See the [module](self).
+/// A factor of a product, by its bits, so that descriptions can be compared.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Factor(u64);
+
+impl Factor {
+    /// The factor 0.
+    pub const ZERO: Self = Self::new(0.0);
+    /// The factor 1.
+    pub const ONE: Self = Self::new(1.0);
+
+    /// Returns a number as a factor; −0 is 0.
+    #[must_use]
+    pub const fn new(number: f64) -> Self {
+        if number == 0.0 { Self(0) } else { Self(number.to_bits()) }
+    }
+
+    /// Returns the number.
+    #[must_use]
+    pub const fn get(self) -> f64 {
+        f64::from_bits(self.0)
+    }
+}
+
+/// A batched product D = α · op(A) · op(B) + β · D. See the [module](self).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Matmul {
     /// The rows of op(A) and of D.
@@ -48,12 +71,28 @@ pub struct Matmul {
     pub b: Operand,
     /// The result: m × n.
     pub d: Operand,
-    /// Whether the product is added to what D holds, as opposed to replacing it.
-    pub accumulate: bool,
+    /// The factor of the product; 1 for integers.
+    pub alpha: Factor,
+    /// The factor of what D holds: where it is 0, D is not read. 0 or 1 for integers.
+    pub beta: Factor,
 }
 
+/// The dtypes that there is a product for.
+pub const DTYPES: [DType; 10] = [
+    DType::F32,
+    DType::F64,
+    DType::F16,
+    DType::Bf16,
+    DType::U8,
+    DType::I8,
+    DType::I16,
+    DType::U16,
+    DType::I32,
+    DType::I64,
+];
+
 /// How many 8-byte words [`Matmul::pack`] writes.
-pub const ARGUMENT_WORDS: usize = 14;
+pub const ARGUMENT_WORDS: usize = 16;
 
 impl Matmul {
     /// Describes one product of contiguous row-major matrices, none transposed.
@@ -73,8 +112,15 @@ impl Matmul {
             a: operand(m, k),
             b: operand(k, n),
             d: operand(m, n),
-            accumulate: false,
+            alpha: Factor::ONE,
+            beta: Factor::ZERO,
         }
+    }
+
+    /// Returns whether the product is added to what D holds, as opposed to replacing it.
+    #[must_use]
+    pub fn accumulates(&self) -> bool {
+        self.beta != Factor::ZERO
     }
 
     /// Returns the floating-point operations: a multiplication and an addition for each of m · n · k terms.
@@ -89,7 +135,7 @@ impl Matmul {
     pub fn bytes(&self) -> u64 {
         let distinct =
             |operand: &Operand| if operand.batch_stride == 0 { self.batch.min(1) } else { self.batch };
-        let passes = if self.accumulate { 2 } else { 1 };
+        let passes = if self.accumulates() { 2 } else { 1 };
         let elements = self.m * self.k * distinct(&self.a)
             + self.k * self.n * distinct(&self.b)
             + passes * self.m * self.n * self.batch;
@@ -121,12 +167,16 @@ impl Matmul {
     /// Checks whether the description can be carried out.
     ///
     /// # Errors
-    /// If a leading dimension is shorter than a stored row, matrices of D overlap, D is transposed, the dtype is no
-    /// floating-point type, or sizes are beyond what can be addressed.
+    /// If a leading dimension is shorter than a stored row, matrices of D overlap, D is transposed, the dtype is bool or float8, integers
+    /// have another factor than 1 (or a beta of 0), or sizes are beyond what can be addressed.
     pub fn check(&self) -> Result<(), Fault> {
         let fault = |text: String| Err(Fault::new(format!("matmul {self}: {text}")));
-        if !self.dtype.is_floating_point() || self.dtype.is_float8() {
-            return fault(format!("{} is not supported; cast to a floating-point type", self.dtype));
+        if !DTYPES.contains(&self.dtype) {
+            return fault(format!("{} is not supported; cast to another dtype", self.dtype));
+        }
+        let is_plain = self.alpha == Factor::ONE && [Factor::ZERO, Factor::ONE].contains(&self.beta);
+        if self.dtype.is_integer() && !is_plain {
+            return fault("a product of integers has a factor of 1, and is added or not".into());
         }
         if self.d.transposed {
             return fault("D cannot be transposed; swap and transpose A and B instead".into());
@@ -162,14 +212,13 @@ impl Matmul {
     }
 
     /// Returns the arguments of a launch as words: the addresses of A, B and D; m, n, k, batch; the leading dimension and the
-    /// batch stride of A, of B and of D; and a word of flags (bit 0: A transposed, bit 1: B transposed, bit 2: accumulate,
-    /// from bit 8 on: the dtype's place in [`DType::ALL`]).
+    /// batch stride of A, of B and of D; and a word of flags (bit 0: A transposed, bit 1: B transposed, from bit 8
+    /// on: the dtype's place in [`DType::ALL`]); the factors' bits.
     #[must_use]
     pub fn pack(&self, a: u64, b: u64, d: u64) -> [u64; ARGUMENT_WORDS] {
         let dtype = DType::ALL.iter().position(|&dtype| dtype == self.dtype).expect("ALL lists every dtype");
         let flags = u64::from(self.a.transposed)
             | u64::from(self.b.transposed) << 1
-            | u64::from(self.accumulate) << 2
             | (dtype as u64) << 8;
         [
             a,
@@ -186,6 +235,8 @@ impl Matmul {
             self.d.leading_dimension,
             self.d.batch_stride,
             flags,
+            self.alpha.0,
+            self.beta.0,
         ]
     }
 
@@ -195,9 +246,9 @@ impl Matmul {
     pub fn unpack(bytes: &[u8]) -> Option<(Self, [u64; 3])> {
         let (chunks, []) = bytes.as_chunks::<8>() else { return None };
         let words: Vec<u64> = chunks.iter().map(|&chunk| u64::from_le_bytes(chunk)).collect();
-        let [a, b, d, m, n, k, batch, lda, sa, ldb, sb, ldd, sd, flags] = *words else { return None };
+        let [a, b, d, m, n, k, batch, lda, sa, ldb, sb, ldd, sd, flags, alpha, beta] = *words else { return None };
         let dtype = *DType::ALL.get(usize::try_from(flags >> 8).ok()?)?;
-        if flags & 0xf8 != 0 {
+        if flags & 0xfc != 0 {
             return None;
         }
         let operand = |leading_dimension, batch_stride, transposed| Operand {
@@ -214,7 +265,8 @@ impl Matmul {
             a: operand(lda, sa, flags & 1 != 0),
             b: operand(ldb, sb, flags & 2 != 0),
             d: operand(ldd, sd, false),
-            accumulate: flags & 4 != 0,
+            alpha: Factor(alpha),
+            beta: Factor(beta),
         };
         Some((matmul, [a, b, d]))
     }
@@ -240,7 +292,7 @@ impl std::fmt::Display for Matmul {
             batch = self.batch,
             m = self.m,
             n = self.n,
-            sign = if self.accumulate { "+=" } else { "=" },
+            sign = if self.accumulates() { "+=" } else { "=" },
             a = mark(&self.a),
             b = mark(&self.b),
             k = self.k,

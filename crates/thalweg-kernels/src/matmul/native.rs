@@ -26,12 +26,7 @@ impl NativeKernel for Placed<Matmul, [DevicePointer; 3]> {
     }
 
     fn check(&self) -> Result<(), Fault> {
-        match self.kernel.dtype {
-            dtype if dtype.is_floating_point() && !dtype.is_float8() => Ok(()),
-            dtype => Err(Fault::new(format!(
-                "matmul: {dtype} matrices are not supported; convert them to a floating-point dtype"
-            ))),
-        }
+        self.kernel.check()
     }
 
     fn launch_shape(&self) -> Option<LaunchShape> {
@@ -49,7 +44,7 @@ impl NativeKernel for Placed<Matmul, [DevicePointer; 3]> {
         let bytes = product.spans().map(|elements| elements * product.dtype.size_bytes() as u64);
         let touch = |operand, rows, columns| touch_of_matrix(product, operand, rows, columns);
         let result =
-            if product.accumulate { Access::read_write(*d, bytes[2]) } else { Access::write(*d, bytes[2]) };
+            if product.accumulates() { Access::read_write(*d, bytes[2]) } else { Access::write(*d, bytes[2]) };
         Accesses::from_iter([
             Access::read(*a, bytes[0]).touching(touch(&product.a, product.m, product.k)),
             Access::read(*b, bytes[1]).touching(touch(&product.b, product.k, product.n)),

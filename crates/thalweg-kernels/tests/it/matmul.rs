@@ -4,15 +4,16 @@ use proptest::prelude::*;
 use thalweg_ir::host::{Slice, SliceMut};
 use thalweg_ir::{DType, Element, bf16, f16};
 use thalweg_kernels::matmul::fused::{self, FusedMatmul, HostOperands, PerOperand};
-use thalweg_kernels::matmul::{Matmul, Operand, host};
+use thalweg_kernels::matmul::{Factor, Matmul, Operand, host};
 
 /// Descriptions with every combination of transposes, gaps between rows and between matrices, shared matrices, and empty
 /// extents.
 fn products() -> impl Strategy<Value = Matmul> {
+    let factors = || prop_oneof![Just((1.0, 0.0)), Just((1.0, 1.0)), Just((0.5, -2.0)), Just((-3.0, 0.0))];
     let extent = || prop_oneof![0..4u64, 1..40u64];
     let gaps = || (0..3u64, 0..3u64, any::<bool>(), any::<bool>());
-    (extent(), extent(), extent(), 0..4u64, gaps(), gaps(), gaps(), any::<bool>()).prop_map(
-        |(m, n, k, batch, a, b, d, accumulate)| {
+    (extent(), extent(), extent(), 0..4u64, gaps(), gaps(), gaps(), factors()).prop_map(
+        |(m, n, k, batch, a, b, d, (alpha, beta))| {
             let operand = |(rows, columns): (u64, u64), (row_gap, gap, transposed, shared), writes: bool| {
                 let transposed = transposed && !writes;
                 let (rows, columns) = if transposed { (columns, rows) } else { (rows, columns) };
@@ -29,7 +30,8 @@ fn products() -> impl Strategy<Value = Matmul> {
                 a: operand((m, k), a, false),
                 b: operand((k, n), b, false),
                 d: operand((m, n), d, true),
-                accumulate,
+                alpha: Factor::new(alpha),
+                beta: Factor::new(beta),
             }
         },
     )
@@ -67,9 +69,11 @@ where
             for column in 0..matmul.n {
                 let at = place(&matmul.d, item, row, column);
                 untouched[at] = false;
-                let start = if matmul.accumulate { before[at].to_f64() } else { 0.0 };
+                let start = matmul.beta.get() * before[at].to_f64();
                 let terms = (0..matmul.k).map(|i| {
-                    a[place(&matmul.a, item, row, i)].to_f64() * b[place(&matmul.b, item, i, column)].to_f64()
+                    matmul.alpha.get()
+                        * a[place(&matmul.a, item, row, i)].to_f64()
+                        * b[place(&matmul.b, item, i, column)].to_f64()
                 });
                 let (sum, size) = terms.fold((start, start.abs()), |(s, z), term| (s + term, z + term.abs()));
                 // Each of k additions and the last rounding errs by half an epsilon of what it adds up to at most; sums of
@@ -114,7 +118,7 @@ proptest! {
 fn fused_products() -> impl Strategy<Value = FusedMatmul> {
     (products(), any::<bool>(), any::<bool>(), any::<bool>(), 0..3u64).prop_map(
         |(product, bias, has_addend, row_sums, gap)| {
-            let product = Matmul { accumulate: false, ..product };
+            let product = Matmul { alpha: Factor::ONE, beta: Factor::ZERO, ..product };
             let leading_dimension = product.n + gap;
             let addend = has_addend.then_some(Operand {
                 leading_dimension,
@@ -172,7 +176,7 @@ fn fused_products_that_cannot_be_carried_out_are_faults() {
     alone.check().unwrap();
     assert!(fault(FusedMatmul { row_sums: true, ..alone }).contains("not of a batch"));
     assert!(fault(FusedMatmul::alone(Matmul { dtype: DType::F64, ..product })).contains("float32"));
-    assert!(fault(FusedMatmul::alone(Matmul { accumulate: true, ..product })).contains("float32"));
+    assert!(fault(FusedMatmul::alone(Matmul { beta: Factor::ONE, ..product })).contains("float32"));
     let turned = Operand { transposed: true, ..product.d };
     assert!(fault(FusedMatmul { addend: Some(turned), ..alone }).contains("transposed"));
 }
@@ -183,7 +187,7 @@ fn small_products_of_f32_are_fused_ones() {
     assert!(fused::fits(&product(512, 512, 128)) && fused::fits(&product(128, 512, 512)));
     assert!(!fused::fits(&product(1024, 1024, 1024)) && !fused::fits(&product(32, 32, 4096)));
     assert!(!fused::fits(&Matmul { dtype: DType::F16, ..product(8, 8, 8) }));
-    assert!(!fused::fits(&Matmul { accumulate: true, ..product(8, 8, 8) }));
+    assert!(!fused::fits(&Matmul { beta: Factor::ONE, ..product(8, 8, 8) }));
 }
 
 #[test]
@@ -206,7 +210,7 @@ fn a_product_of_no_terms_is_zero_or_what_was_there() {
     host::run(&matmul, Slice::F32(&[]), Slice::F32(&[]), SliceMut::F32(&mut d)).expect("no terms");
     assert_eq!(d, [0.0; 6]);
     d = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0];
-    let added = Matmul { accumulate: true, ..matmul };
+    let added = Matmul { beta: Factor::ONE, ..matmul };
     host::run(&added, Slice::F32(&[]), Slice::F32(&[]), SliceMut::F32(&mut d)).expect("no terms");
     assert_eq!(d, [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]);
 }
@@ -228,7 +232,8 @@ fn descriptions_that_cannot_be_carried_out_are_faults() {
     };
     let good = Matmul::contiguous(4, 4, 4, 2, DType::F32);
     good.check().expect("a product");
-    fault(Matmul { dtype: DType::I32, ..good }, "int32 is not supported");
+    fault(Matmul { dtype: DType::Bool, ..good }, "bool is not supported");
+    fault(Matmul { dtype: DType::I32, beta: Factor::new(2.0), ..good }, "a factor of 1");
     fault(Matmul { a: Operand { leading_dimension: 3, ..good.a }, ..good }, "leading dimension of A is 3");
     fault(Matmul { d: Operand { batch_stride: 15, ..good.d }, ..good }, "matrices of D overlap");
     fault(Matmul { d: Operand { transposed: true, ..good.d }, ..good }, "D cannot be transposed");
@@ -243,11 +248,32 @@ fn descriptions_that_cannot_be_carried_out_are_faults() {
     assert!(other.to_string().contains("B is given as elements of float64"), "{other}");
 }
 
+/// Three loops over bytes that wrap around, against the host's product.
+#[test]
+fn products_of_integers_wrap_around() {
+    let (a, b) = ([200u8, 100, 3, 255], [7u8, 9, 250, 1]);
+    for (is_turned, beta, before) in [(false, Factor::ZERO, 77u8), (true, Factor::ONE, 77)] {
+        let plain = Matmul::contiguous(2, 2, 2, 1, DType::U8);
+        let product = Matmul { a: Operand { transposed: is_turned, ..plain.a }, beta, ..plain };
+        let mut d = [before; 4];
+        host::run(&product, a.as_slice().into(), b.as_slice().into(), d.as_mut_slice().into()).unwrap();
+        for (at, found) in d.into_iter().enumerate() {
+            let (row, column) = (at / 2, at % 2);
+            let terms = (0..2).map(|i| {
+                let left = if is_turned { a[i * 2 + row] } else { a[row * 2 + i] };
+                u64::from(left) * u64::from(b[i * 2 + column])
+            });
+            let expected = terms.sum::<u64>() + if beta == Factor::ONE { u64::from(before) } else { 0 };
+            assert_eq!(u64::from(found), expected % 256, "element {at}, {product}");
+        }
+    }
+}
+
 #[test]
 fn work_is_counted() {
     let matmul = Matmul::contiguous(2, 3, 5, 7, DType::F16);
     assert_eq!(matmul.flops(), 2 * 2 * 3 * 5 * 7);
     assert_eq!(matmul.bytes(), 2 * 7 * (10 + 15 + 6));
-    let shared = Matmul { b: Operand { batch_stride: 0, ..matmul.b }, accumulate: true, ..matmul };
+    let shared = Matmul { b: Operand { batch_stride: 0, ..matmul.b }, beta: Factor::ONE, ..matmul };
     assert_eq!(shared.bytes(), 2 * (7 * 10 + 15 + 2 * 7 * 6));
 }

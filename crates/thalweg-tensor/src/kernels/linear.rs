@@ -1,13 +1,13 @@
 //! A linear layer as one operator: `input · weightᵀ + bias + addend`, and its gradients.
 //!
 //! A small layer of f32 is one kernel, and so are the gradients of weight and bias together
-//! ([`fused`](thalweg_ir::matmul::fused)). Any other is a product with additions behind it.
+//! ([`fused`](thalweg_ir::matmul::fused)). Any other is a product that is added to one of the others.
 
 use smallvec::SmallVec;
 use thalweg_kernels::Placed;
 use thalweg_kernels::matmul::fused::{FusedMatmul, PerOperand, fits};
-use thalweg_kernels::matmul::{Matmul, Operand};
-use thalweg_ops::table;
+use thalweg_kernels::matmul::{Factor, Matmul, Operand};
+use thalweg_ops::{structured, table};
 use thalweg_runtime::{Error, Label, Result};
 
 use super::loops::{LoopArguments, run_into};
@@ -117,10 +117,22 @@ pub(crate) fn backend(call: &Call<'_>) -> Result<Tensors> {
         };
         stream.launch_native(&Placed { kernel: fused, at }, call.label)?;
     } else {
-        stream.matmul(&product, [a.pointer(), b.pointer(), result.pointer()], call.label)?;
-        for added in [bias, addend].into_iter().flatten() {
+        let into_result = |operator, inputs: &[&Tensor]| {
             let target = std::slice::from_ref(&result);
-            run_into(&table::add, &[&result, added], &LoopArguments::default(), target, call.label)?;
+            let arguments = LoopArguments { dtype: Some(result.dtype()), ..LoopArguments::default() };
+            run_into(operator, inputs, &arguments, target, call.label)
+        };
+        // One of them is there when the product is added to it, which is rounded once.
+        let mut added = [addend, bias].into_iter().flatten();
+        let first = added.next();
+        if let Some(first) = first {
+            into_result(&structured::COPY, &[&first.detach().expand(&shape)?])?;
+        }
+        let beta = if first.is_some() { Factor::ONE } else { Factor::ZERO };
+        let product = Matmul { beta, ..product };
+        stream.matmul(&product, [a.pointer(), b.pointer(), result.pointer()], call.label)?;
+        for added in added {
+            into_result(&table::add, &[&result, added])?;
         }
     }
     Ok(SmallVec::from_elem(result, 1))

@@ -2,11 +2,14 @@
 
 use smallvec::SmallVec;
 use thalweg_ir::Shape;
-use thalweg_kernels::matmul::{Matmul, Operand};
+use thalweg_kernels::matmul::{Factor, Matmul, Operand};
+use thalweg_ops::structured;
 use thalweg_runtime::{Error, Label, Result};
 
+use super::loops::{LoopArguments, run_into};
+use crate::autograd::formula::Formula;
 use crate::autograd::{Backward, Gradients, Saved, record};
-use crate::dispatch::Call;
+use crate::dispatch::{Arguments, Call};
 use crate::tensor::{Tensor, Tensors};
 
 /// The last two dimensions of a tensor as a matrix that the library can read, copied first where it cannot.
@@ -76,10 +79,46 @@ pub(super) fn check(a: &Tensor, b: &Tensor) -> Result<()> {
 
 /// `a · b`, for each matrix of a batch.
 pub(crate) fn backend(call: &Call<'_>) -> Result<Tensors> {
-    let (a, b) = (call.tensors[0], call.tensors[1]);
+    multiply(None, call.tensors[0], call.tensors[1], call)
+}
+
+/// `beta · self + alpha · a · b`, for each matrix of a batch, rounded once. `self` is broadcast.
+pub(crate) fn add_backend(call: &Call<'_>) -> Result<Tensors> {
+    let added = Added { tensor: call.tensor(0), beta: call.scalar(3).to_f64(), alpha: call.scalar(4).to_f64() };
+    multiply(Some(added), call.tensor(1), call.tensor(2), call)
+}
+
+/// What a product is added to, and the factors of both.
+struct Added<'a> {
+    tensor: &'a Tensor,
+    beta: f64,
+    alpha: f64,
+}
+
+/// The gradient of `self` is beta times that of the result, summed where it was repeated; those of the factors have alpha.
+pub(crate) static ADD_GRADIENT: Formula = Formula {
+    inputs: &[1, 2],
+    outputs: &[],
+    backward: |call| {
+        let gradient = call.gradient()?;
+        let times = |tensor: Tensor, place: usize| match call.scalar(place) {
+            number if number.to_f64() == 1.0 => Ok(tensor),
+            number => tensor.mul_scalar(number),
+        };
+        call.each(|tensor| {
+            Ok(Some(match tensor {
+                0 => times(gradient.sum_to_shape(call.shape(0))?, 3)?,
+                1 => times(product_like(&call.saved(1)?, &gradient, &call.saved(2)?.transpose(-2, -1)?)?, 4)?,
+                _ => times(product_like(&call.saved(2)?, &call.saved(1)?.transpose(-2, -1)?, &gradient)?, 4)?,
+            }))
+        })
+    },
+};
+
+fn multiply(added: Option<Added<'_>>, a: &Tensor, b: &Tensor, call: &Call<'_>) -> Result<Tensors> {
     check(a, b)?;
-    let (a, a_matrix) = matrix(a)?;
-    let (b, b_matrix) = matrix(b)?;
+    let (a, a_matrix) = matrix(&a.detach())?;
+    let (b, b_matrix) = matrix(&b.detach())?;
     let batch_of = |tensor: &Tensor| if tensor.rank() == 3 { tensor.shape()[0] } else { 1 };
     // A batch of one meets any other, an empty one too.
     let batch = if batch_of(&a) == 1 { batch_of(&b) } else { batch_of(&a) };
@@ -91,11 +130,20 @@ pub(crate) fn backend(call: &Call<'_>) -> Result<Tensors> {
     shape.extend([m, n]);
     let stream = call.device.current_stream();
     let result = Tensor::empty_on(&shape, a.dtype(), &stream, call.label)?;
-    let product = Matmul {
+    let mut product = Matmul {
         a: a_matrix,
         b: b_matrix,
         ..Matmul::contiguous(m as u64, n as u64, k as u64, batch as u64, a.dtype())
     };
+    if let Some(Added { tensor, beta, alpha }) = added {
+        (product.alpha, product.beta) = (Factor::new(alpha), Factor::new(beta));
+        if product.accumulates() {
+            let source = tensor.detach().expand(&shape)?;
+            let target = std::slice::from_ref(&result);
+            let arguments = LoopArguments { dtype: Some(result.dtype()), ..LoopArguments::default() };
+            run_into(&structured::COPY, &[&source], &arguments, target, call.label)?;
+        }
+    }
     product.check().map_err(|fault| Error::invalid(fault.to_string()))?;
     stream.matmul(&product, [a.pointer(), b.pointer(), result.pointer()], call.label)?;
     Ok(SmallVec::from_elem(result, 1))

@@ -22,7 +22,7 @@ pub(crate) mod windows;
 use thalweg_ops::LoopOp;
 use thalweg_ops::structured::{AMAX, AMIN, DROPOUT, FULL, LAYER_NORM_AFFINE, MEAN, STACK3, STRUCTURED, SUM};
 
-use crate::operators::Body::{Kernel, Pair};
+use crate::operators::Body::{Differentiable, Kernel, Pair};
 use crate::operators::OpDef;
 use loops::{LoopCall, autograd, run};
 
@@ -87,6 +87,10 @@ pub(crate) static INTERNAL: &[OpDef] = &[
     OpDef {
         schema: "thalweg::matmul(Tensor self, Tensor other) -> Tensor",
         body: Pair(matmul::backend, matmul::autograd),
+    },
+    OpDef {
+        schema: "thalweg::addmm(Tensor self, Tensor mat1, Tensor mat2, Scalar beta, Scalar alpha) -> Tensor",
+        body: Differentiable(matmul::add_backend, &matmul::ADD_GRADIENT),
     },
     OpDef {
         schema: "thalweg::conv2d(Tensor input, Tensor weight, int[2] stride, int padding, int dilation) -> Tensor",

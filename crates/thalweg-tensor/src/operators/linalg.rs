@@ -37,12 +37,14 @@ operators! {
     /// Returns beta · self + alpha · mat1 · mat2, where self is broadcast; with a beta of 0 self does not count.
     "addmm(Tensor self, Tensor mat1, Tensor mat2, *, Scalar beta=1, Scalar alpha=1) -> Tensor"
         fn addmm(mat1: tensor, mat2: tensor) = Composite(|call| {
-            blend(call, mm(call.tensor(1), call.tensor(2))?)
+            check_matrices(call.tensor(1), call.tensor(2))?;
+            add_product(call, call.tensor(1), call.tensor(2)).map(single)
         });
     /// Returns beta · self + alpha · batch1 · batch2, each matrix of a batch; self is broadcast.
     "baddbmm(Tensor self, Tensor batch1, Tensor batch2, *, Scalar beta=1, Scalar alpha=1) -> Tensor"
         fn baddbmm(batch1: tensor, batch2: tensor) = Composite(|call| {
-            blend(call, bmm(call.tensor(1), call.tensor(2))?)
+            check_batches(call.tensor(1), call.tensor(2))?;
+            add_product(call, call.tensor(1), call.tensor(2)).map(single)
         });
     /// Returns beta · self + alpha · the sum over the batch of batch1 · batch2; self is broadcast.
     "addbmm(Tensor self, Tensor batch1, Tensor batch2, *, Scalar beta=1, Scalar alpha=1) -> Tensor"
@@ -51,13 +53,22 @@ operators! {
         });
     /// Returns beta · self + alpha · mat · vec, where self is broadcast.
     "addmv(Tensor self, Tensor mat, Tensor vec, *, Scalar beta=1, Scalar alpha=1) -> Tensor"
-        fn addmv(mat: tensor, vec: tensor) = Composite(|call| {
-            blend(call, mv(call.tensor(1), call.tensor(2))?)
-        });
+        fn addmv(mat: tensor, vec: tensor) = Composite(addmv);
     /// Returns beta · self + alpha · the outer product of two vectors, where self is broadcast.
     "addr(Tensor self, Tensor vec1, Tensor vec2, *, Scalar beta=1, Scalar alpha=1) -> Tensor"
         fn addr(vec1: tensor, vec2: tensor) = Composite(|call| {
-            blend(call, outer(call.tensor(1), call.tensor(2))?)
+            let (input, a, b) = (call.tensor(0), call.tensor(1), call.tensor(2));
+            let is_of_one_dtype = [a, b].iter().all(|vector| vector.dtype() == input.dtype());
+            if is_of_one_dtype && input.dtype().is_floating_point() && a.rank() == 1 && b.rank() == 1 {
+                return add_to(input, call, &a.unsqueeze(1)?, &b.unsqueeze(0)?).map(single);
+            }
+            let is_fraction = [3, 4].iter().any(|&place| matches!(call.scalar(place), Scalar::F64(_)));
+            if !input.dtype().is_floating_point() && is_fraction {
+                return Err(Error::invalid(
+                    "For integral input tensors, argument alpha must not be a floating point number.",
+                ));
+            }
+            blend(call, outer(a, b)?)
         });
     /// Returns input · weightᵀ + bias over the last dimension: a weight is (out, in), or (in) for one result.
     "linear(Tensor input, Tensor weight, Tensor? bias=None) -> Tensor"
@@ -87,6 +98,11 @@ fn check_dtypes(a: &Tensor, b: &Tensor) -> Result<()> {
 }
 
 fn mm(a: &Tensor, b: &Tensor) -> Result<Tensor> {
+    check_matrices(a, b)?;
+    product(a, b)
+}
+
+fn check_matrices(a: &Tensor, b: &Tensor) -> Result<()> {
     for (name, matrix) in [("self", a), ("mat2", b)] {
         if matrix.rank() != 2 {
             return Err(Error::invalid(format!("{name} must be a matrix")));
@@ -100,10 +116,15 @@ fn mm(a: &Tensor, b: &Tensor) -> Result<Tensor> {
             by(b.shape())
         )));
     }
-    product(a, b)
+    Ok(())
 }
 
 fn bmm(a: &Tensor, b: &Tensor) -> Result<Tensor> {
+    check_batches(a, b)?;
+    product(a, b)
+}
+
+fn check_batches(a: &Tensor, b: &Tensor) -> Result<()> {
     for (name, batch) in [("batch1", a), ("batch2", b)] {
         if batch.rank() != 3 {
             return Err(Error::invalid(format!("{name} must be a 3D tensor")));
@@ -119,10 +140,15 @@ fn bmm(a: &Tensor, b: &Tensor) -> Result<Tensor> {
             b.shape()[1]
         )));
     }
-    product(a, b)
+    Ok(())
 }
 
 fn mv(matrix: &Tensor, vector: &Tensor) -> Result<Tensor> {
+    check_vector(matrix, vector)?;
+    product(matrix, &vector.unsqueeze(1)?)?.squeeze(1)
+}
+
+fn check_vector(matrix: &Tensor, vector: &Tensor) -> Result<()> {
     if matrix.rank() != 2 || vector.rank() != 1 {
         return Err(Error::invalid(format!(
             "vector + matrix @ vector expected, got 1, {}, {}",
@@ -139,7 +165,20 @@ fn mv(matrix: &Tensor, vector: &Tensor) -> Result<Tensor> {
             vector.shape()[0]
         )));
     }
-    product(matrix, &vector.unsqueeze(1)?)?.squeeze(1)
+    Ok(())
+}
+
+fn addmv(call: &Call<'_>) -> Result<Tensors> {
+    let (input, matrix, vector) = (call.tensor(0), call.tensor(1), call.tensor(2));
+    check_vector(matrix, vector)?;
+    if input.rank() > 1 {
+        return Err(Error::invalid(format!("vector + matrix @ vector expected, got {}, 2, 1", input.rank())));
+    }
+    if !input.dtype().is_floating_point() {
+        return blend(call, mv(matrix, vector)?);
+    }
+    let column = input.expand(&[matrix.shape()[0]])?.unsqueeze(1)?;
+    add_to(&column, call, matrix, &vector.unsqueeze(1)?)?.squeeze(1).map(single)
 }
 
 fn dot(a: &Tensor, b: &Tensor) -> Result<Tensor> {
@@ -199,23 +238,41 @@ fn inner(call: &Call<'_>) -> Result<Tensors> {
     mm(&rows(a)?, &rows(b)?.transpose(0, 1)?)?.reshape(&shape).map(single)
 }
 
+/// beta · self + alpha · a · b, for the first tensor of a call and its last two numbers: of floats rounded once.
+fn add_product(call: &Call<'_>, a: &Tensor, b: &Tensor) -> Result<Tensor> {
+    match call.tensor(0).dtype().is_floating_point() {
+        true => add_to(call.tensor(0), call, a, b),
+        false => blend(call, product(a, b)?).map(|mut results| results.swap_remove(0)),
+    }
+}
+
+fn add_to(input: &Tensor, call: &Call<'_>, a: &Tensor, b: &Tensor) -> Result<Tensor> {
+    check_added(input, a.dtype())?;
+    let arguments =
+        [input.into(), a.into(), b.into(), Argument::Scalar(call.scalar(3)), Argument::Scalar(call.scalar(4))];
+    call_operator(built_in!("thalweg::addmm")?, &arguments, None, call.label.location)
+}
+
+fn check_added(input: &Tensor, dtype: thalweg_ir::DType) -> Result<()> {
+    if input.dtype() == dtype {
+        return Ok(());
+    }
+    Err(Error::invalid(format!(
+        "self and mat2 must have the same dtype, but got {} and {dtype}",
+        input.dtype()
+    )))
+}
+
 /// beta · self + alpha · a product, for the first tensor of a call and its last two numbers.
 fn blend(call: &Call<'_>, product: Tensor) -> Result<Tensors> {
     let (input, beta, alpha) = (call.tensor(0), call.scalar(3), call.scalar(4));
-    if input.dtype() != product.dtype() {
-        return Err(Error::invalid(format!(
-            "self and mat2 must have the same dtype, but got {} and {}",
-            input.dtype(),
-            product.dtype()
-        )));
-    }
-    if !input.dtype().is_floating_point()
-        && [beta, alpha].iter().any(|number| matches!(number, Scalar::F64(_)))
-    {
-        return Err(Error::invalid(
-            "For integral input tensors, argument alpha must not be a floating point number.",
-        ));
-    }
+    check_added(input, product.dtype())?;
+    // As PyTorch does: a factor of integers is one.
+    let whole = |number: Scalar| match input.dtype().is_floating_point() {
+        true => number,
+        false => Scalar::I64(number.to_i64()),
+    };
+    let [beta, alpha] = [beta, alpha].map(whole);
     let input = input.expand(product.shape())?;
     let times = |tensor: Tensor, number: Scalar| match number.to_f64() {
         1.0 => Ok(tensor),
@@ -303,6 +360,10 @@ fn linear(call: &Call<'_>) -> Result<Tensors> {
         )));
     }
     let bias = bias.map(|bias| bias.expand(&[outputs])).transpose()?;
+    if !input.dtype().is_floating_point() {
+        let result = matmul(input, &weight.transpose(0, 1)?)?;
+        return bias.map_or(Ok(result.clone()), |bias| result.add(&bias)).map(single);
+    }
     let matrix = input.reshape(&[count, width])?;
     let arguments = [(&matrix).into(), weight.into(), Argument::from(bias.as_ref())];
     let result = call_operator(built_in!("thalweg::linear")?, &arguments, None, call.label.location)?;
