@@ -93,7 +93,11 @@ fn binary<'b>(
             (part, neg(mul(part, y)))
         }
         // a − fmod(a, b) is a multiple of b, so the rounding finds the whole quotient even where a / b rounds up to it.
-        Binary::Rem => (g, neg(mul(g, ((a - y) / b).round()))),
+        Binary::Rem => {
+            // Of a division by 0 the remainder is NaN, and the quotient is not.
+            let quotient = b.eq(b.like(0.0)).select(a / b, ((a - y) / b).round());
+            (g, neg(mul(g, quotient)))
+        }
         Binary::Pow => return power_rule(a, b, y, g),
         Binary::Atan2 => {
             let part = div(g, a * a + b * b);

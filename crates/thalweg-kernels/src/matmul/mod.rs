@@ -217,9 +217,7 @@ impl Matmul {
     #[must_use]
     pub fn pack(&self, a: u64, b: u64, d: u64) -> [u64; ARGUMENT_WORDS] {
         let dtype = DType::ALL.iter().position(|&dtype| dtype == self.dtype).expect("ALL lists every dtype");
-        let flags = u64::from(self.a.transposed)
-            | u64::from(self.b.transposed) << 1
-            | (dtype as u64) << 8;
+        let flags = u64::from(self.a.transposed) | u64::from(self.b.transposed) << 1 | (dtype as u64) << 8;
         [
             a,
             b,
@@ -246,7 +244,9 @@ impl Matmul {
     pub fn unpack(bytes: &[u8]) -> Option<(Self, [u64; 3])> {
         let (chunks, []) = bytes.as_chunks::<8>() else { return None };
         let words: Vec<u64> = chunks.iter().map(|&chunk| u64::from_le_bytes(chunk)).collect();
-        let [a, b, d, m, n, k, batch, lda, sa, ldb, sb, ldd, sd, flags, alpha, beta] = *words else { return None };
+        let [a, b, d, m, n, k, batch, lda, sa, ldb, sb, ldd, sd, flags, alpha, beta] = *words else {
+            return None;
+        };
         let dtype = *DType::ALL.get(usize::try_from(flags >> 8).ok()?)?;
         if flags & 0xfc != 0 {
             return None;

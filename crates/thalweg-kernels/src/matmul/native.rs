@@ -43,8 +43,11 @@ impl NativeKernel for Placed<Matmul, [DevicePointer; 3]> {
         let Self { kernel: product, at: [a, b, d] } = self;
         let bytes = product.spans().map(|elements| elements * product.dtype.size_bytes() as u64);
         let touch = |operand, rows, columns| touch_of_matrix(product, operand, rows, columns);
-        let result =
-            if product.accumulates() { Access::read_write(*d, bytes[2]) } else { Access::write(*d, bytes[2]) };
+        let result = if product.accumulates() {
+            Access::read_write(*d, bytes[2])
+        } else {
+            Access::write(*d, bytes[2])
+        };
         Accesses::from_iter([
             Access::read(*a, bytes[0]).touching(touch(&product.a, product.m, product.k)),
             Access::read(*b, bytes[1]).touching(touch(&product.b, product.k, product.n)),

@@ -258,6 +258,15 @@ fn average_backward<'b>(
     b.output(b.reduce(ReduceOp::Sum, part), signature.outputs[0], Place::Row);
 }
 
+/// What no element is below.
+fn lowest(dtype: DType) -> Scalar {
+    match dtype.is_signed() {
+        _ if dtype.is_floating_point() => Scalar::F64(f64::NEG_INFINITY),
+        true => Scalar::I64(i64::MIN >> (64 - 8 * dtype.size_bytes())),
+        false => Scalar::I64(0),
+    }
+}
+
 /// The greatest element of each window and its place in the plane: the first of equals, or of NaNs. Rows: plane, window; inner:
 /// places in a window.
 fn greatest<'b>(
@@ -271,7 +280,7 @@ fn greatest<'b>(
     let extents = geometry.extents();
     let in_plane = linear(at, extents);
     let place = b.index(Dimension::Row(0)) * volume(extents) + in_plane;
-    let value = b.gather(planes, place, inside, Scalar::F64(f64::NEG_INFINITY));
+    let value = b.gather(planes, place, inside, lowest(signature.inputs[0]));
     let greatest = b.reduce(ReduceOp::Max, value);
     let wins = inside.and(value.eq(greatest).or(value.eq(value).logical_not()));
     let first = b.reduce(ReduceOp::Min, wins.select(in_plane, in_plane.like(i64::MAX)));
@@ -308,7 +317,7 @@ macro_rules! pools {
             $average_name,
             "The mean over each window of planes.",
             1,
-            DTypeRule::FloatingPoint,
+            DTypeRule::Numeric,
             $numbers,
             &[Place::Row],
             |b, signature| average(b, signature, Geometry::$geometry),
@@ -330,7 +339,7 @@ macro_rules! pools {
             $greatest_name,
             "The greatest element of each window of planes, and its place.",
             1,
-            DTypeRule::FloatingPoint,
+            DTypeRule::Numeric,
             $numbers,
             &[Place::Row, Place::Row],
             |b, signature| greatest(b, signature, Geometry::$geometry),

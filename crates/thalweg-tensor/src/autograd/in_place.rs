@@ -170,7 +170,7 @@ impl Region {
             .map(|(&extent, &stride)| if stride == 0 { extent.min(1) } else { extent })
             .collect();
         let part = Layout::new(&once, self.part.strides(), self.part.offset())?;
-        Ok([memory.with_layout(self.whole.clone()), memory.with_layout(part)])
+        Ok([memory.view(self.whole.clone()), memory.view(part)])
     }
 }
 

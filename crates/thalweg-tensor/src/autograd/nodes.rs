@@ -3,6 +3,7 @@
 use std::panic::Location;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use smallvec::SmallVec;
 use thalweg_ir::{DType, Layout, Shape};
 use thalweg_ops::structured;
 use thalweg_runtime::Result;
@@ -122,7 +123,7 @@ impl Backward for ViewBackward {
             Self::Part { shape, part, .. } if *part == Layout::contiguous(shape) => gradient.clone(),
             Self::Part { shape, part, .. } => {
                 let whole = Tensor::zeros(shape, gradient.dtype(), gradient.device())?;
-                whole.with_layout(part.clone()).copy_(gradient)?;
+                whole.view(part.clone()).copy_(gradient)?;
                 whole
             }
             Self::Strided { base, view } => strided_gradient(gradient, base, view)?,
@@ -143,7 +144,10 @@ fn strided_gradient(gradient: &Tensor, base: &Layout, view: &Layout) -> Result<T
     let sums = Tensor::zeros(&[1, memory, 1], gradient.dtype(), device)?;
     let source = gradient.reshape(&[1, gradient.elements(), 1])?;
     let sums = scatter(&sums, &index, &source, "sum")?;
-    sums.with_layout(within(base)?).contiguous()
+    let base = within(base)?;
+    let [size, stride] = [base.shape(), base.strides()]
+        .map(|list| list.iter().map(|&number| number as i64).collect::<SmallVec<[i64; 6]>>());
+    sums.as_strided(&size, &stride, Some(base.offset() as i64))?.contiguous()
 }
 
 /// Records a view.
@@ -215,8 +219,8 @@ impl Backward for UnbindBackward {
     fn backward(&self, gradients: &[Option<Tensor>]) -> Result<Gradients> {
         let Some(some) = gradients.iter().flatten().next() else { return Ok(Gradients::from_elem(None, 1)) };
         let whole = Tensor::empty(&self.shape, some.dtype(), some.device())?;
-        if let [Some(first), Some(second), Some(third)] = gradients {
-            // Queries, keys and values: one kernel.
+        if let ([Some(first), Some(second), Some(third)], false) = (gradients, super::is_grad_enabled()) {
+            // Queries, keys and values: one kernel, which records nothing.
             let order: Shape = [self.dimension]
                 .into_iter()
                 .chain((0..self.shape.len()).filter(|&dimension| dimension != self.dimension))

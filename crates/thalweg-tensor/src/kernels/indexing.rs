@@ -11,7 +11,7 @@ use thalweg_runtime::{Error, Label, Result};
 
 use super::loops::{LoopLaunch, widen};
 use crate::autograd::{Backward, Gradients, Saved, record};
-use crate::dispatch::{Arguments, Call};
+use crate::dispatch::{Argument, Arguments, Call, built_in};
 use crate::tensor::{Tensor, Tensors};
 
 /// Whether an operator of the table is one of this module's.
@@ -114,14 +114,11 @@ impl Backward for EmbeddingBackward {
     fn backward(&self, gradients: &[Option<Tensor>]) -> Result<Gradients> {
         let mut results = Gradients::from_elem(None, 2);
         let Some(gradient) = &gradients[0] else { return Ok(results) };
-        let shape = [self.shape[0], self.shape[1]];
-        let sum = embedding_gradient(gradient, &self.indices.get()?, shape, self.padding, self.label)?;
-        results[0] = Some(sum);
+        let (indices, rows) = (self.indices.get()?, self.shape[0] as i64);
+        let arguments =
+            [gradient.into(), (&indices).into(), rows.into(), self.padding.into(), Argument::Bool(false)];
+        results[0] = built_in!("embedding_dense_backward")?.call(&arguments, None, self.label)?.pop();
         Ok(results)
-    }
-
-    fn is_recorded(&self) -> bool {
-        false
     }
 
     fn release(&self) {

@@ -84,7 +84,8 @@ pub(crate) fn backend(call: &Call<'_>) -> Result<Tensors> {
 
 /// `beta · self + alpha · a · b`, for each matrix of a batch, rounded once. `self` is broadcast.
 pub(crate) fn add_backend(call: &Call<'_>) -> Result<Tensors> {
-    let added = Added { tensor: call.tensor(0), beta: call.scalar(3).to_f64(), alpha: call.scalar(4).to_f64() };
+    let added =
+        Added { tensor: call.tensor(0), beta: call.scalar(3).to_f64(), alpha: call.scalar(4).to_f64() };
     multiply(Some(added), call.tensor(1), call.tensor(2), call)
 }
 

@@ -308,6 +308,9 @@ fn nonzero(x: &Tensor) -> Result<Tensor> {
 }
 
 fn coordinates(x: &Tensor) -> Result<Tensors> {
+    if x.rank() == 0 {
+        return coordinates(&x.unsqueeze(0)?);
+    }
     let rows = nonzero(x)?;
     (0..x.rank()).map(|dim| rows.select(1, dim)?.contiguous()).collect()
 }

@@ -7,7 +7,7 @@ use thalweg_runtime::{Device, Error, Result};
 use super::Body::{Composite, Differentiable};
 use super::index::{index_select, number_like};
 use super::join::copy_into;
-use super::view::{check_options, copied_in_format, dtype_of, extents, wrap, wrap_all};
+use super::view::{check_options, copied_in_format, dtype_of, extents, in_format, wrap, wrap_all};
 use super::{operators, single};
 use crate::autograd::formula::Formula;
 use crate::dispatch::{Argument, Arguments, Call, as_ints, built_in};
@@ -96,12 +96,15 @@ operators! {
         fn triu(diagonal: int) = Composite(|call| triangle(call, "triu").map(single));
     /// Returns a tensor of a tensor's shape and dtype with one value.
     "fill.Scalar(Tensor self, Scalar value) -> Tensor"
-        fn fill(value: scalar) = Composite(|call| {
-            let x = call.tensor(0);
-            Tensor::full(x.shape(), call.scalar(1), x.dtype(), x.device()).map(single)
-        });
+        fn fill(value: scalar) = Differentiable(
+            |call| {
+                let x = call.tensor(0);
+                Tensor::full(x.shape(), call.scalar(1), x.dtype(), x.device()).map(single)
+            },
+            &FILL,
+        );
     /// Returns a tensor of a tensor's shape and dtype with the only element of another.
-    "fill.Tensor(Tensor self, Tensor value) -> Tensor" = Composite(|call| {
+    "fill.Tensor(Tensor self, Tensor value) -> Tensor" = Differentiable(|call| {
         let (x, value) = (call.tensor(0), call.tensor(1));
         if value.rank() != 0 {
             return Err(Error::invalid(format!(
@@ -109,8 +112,8 @@ operators! {
                 value.rank()
             )));
         }
-        value.to_dtype(x.dtype())?.expand(x.shape())?.copied(call.label.location).map(single)
-    });
+        value.detach().to_dtype(x.dtype())?.expand(x.shape())?.copied(call.label.location).map(single)
+    }, &FILL);
     /// Returns the elements of the second tensor, broadcast and converted to what the first is.
     "copy(Tensor self, Tensor src, bool non_blocking=False) -> Tensor" = Composite(|call| {
         let (x, source) = (call.tensor(0), call.tensor(1));
@@ -198,6 +201,18 @@ operators! {
     "meshgrid.indexing(Tensor[] tensors, *, str indexing) -> Tensor[]"
         = Composite(|call| meshgrid(call.tensor_list(0), call.str(1)));
 }
+
+/// Nothing is left of what was there; the gradient of a value is the sum.
+static FILL: Formula = Formula {
+    inputs: &[],
+    outputs: &[],
+    backward: |call| {
+        call.each(|tensor| match tensor {
+            0 => Tensor::zeros(call.shape(0), call.dtype_of(0), call.device()).map(Some),
+            _ => call.gradient()?.sum_to_shape(&[])?.to_dtype(call.dtype_of(1)).map(Some),
+        })
+    },
+};
 
 /// The gradient of the elements that were there.
 static CONSTANT_PAD: Formula = Formula {
@@ -392,7 +407,11 @@ fn converted(
     if !copies && format.is_none_or(|format| format == 1) || dtype != x.dtype() && format.is_none() {
         return Ok(converted);
     }
-    copied_in_format(call, &converted, format)
+    match format {
+        // As it is where it lies so.
+        Some(format @ (0 | 2 | 3)) if !copies => in_format(&converted, format),
+        _ => copied_in_format(call, &converted, format),
+    }
 }
 
 fn constant_pad(call: &Call<'_>) -> Result<Tensors> {
@@ -580,10 +599,10 @@ fn roll(call: &Call<'_>) -> Result<Tensor> {
     }
     let mut result = x.copied(call.label.location)?;
     for (&dim, &shift) in dims.iter().zip(&shifts) {
-        let dim = wrap(dim, x.rank())?;
-        if x.rank() > 0 {
-            result = rolled(&result, dim, shift)?;
+        if x.rank() == 0 {
+            return Err(Error::invalid(format!("Dimension specified as {dim} but tensor has no dimensions")));
         }
+        result = rolled(&result, wrap(dim, x.rank())?, shift)?;
     }
     Ok(result)
 }

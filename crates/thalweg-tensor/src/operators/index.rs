@@ -8,7 +8,7 @@ use smallvec::SmallVec;
 use thalweg_ir::{DType, Scalar, Shape};
 use thalweg_runtime::{Error, Result};
 
-use super::Body::{Composite, Differentiable, Kernel, Pair};
+use super::Body::{Composite, Differentiable, Pair};
 use super::create::pad;
 use super::view::{diagonal, extents, select, slice, wrap};
 use super::{operators, single};
@@ -121,11 +121,11 @@ operators! {
         = Differentiable(embedding, &EMBEDDING);
     /// Returns the gradient of a table of embeddings from that of the places that read it.
     "embedding_dense_backward(Tensor grad_output, Tensor indices, SymInt num_weights, SymInt padding_idx, bool scale_grad_by_freq) -> Tensor"
-        = Kernel(|call| {
+        = Differentiable(|call| {
             let (gradient, indices) = (call.tensor(0), long(call.tensor(1), "embedding_dense_backward")?);
             let rows = extents(&[call.int(2)])?[0];
             embedding_dense_backward(call, gradient, &indices, rows, (call.int(3), call.bool(4))).map(single)
-        });
+        }, &EMBEDDING_BACKWARD);
 }
 
 /// The gradient of what was read goes where it was read.
@@ -217,6 +217,27 @@ static EMBEDDING: Formula = Formula {
                 [(&gradient).into(), (&indices).into(), rows.into(), padding.into(), call.bool(3).into()];
             let operator = built_in!("embedding_dense_backward")?;
             Ok(operator.call(&arguments, None, call.label())?.swap_remove(0))
+        })
+    },
+};
+
+/// What a row's gradient is made of has the row's.
+static EMBEDDING_BACKWARD: Formula = Formula {
+    inputs: &[1],
+    outputs: &[],
+    backward: |call| {
+        call.one(0, || {
+            if call.bool(4) {
+                return Err(Error::invalid(
+                    "embedding: a gradient that is scaled by frequency cannot be differentiated again",
+                ));
+            }
+            let (gradient, indices) = (call.gradient()?, call.saved(1)?);
+            let arguments = [Argument::Tensor(&gradient), Argument::Tensor(&indices)];
+            let read = built_in!("thalweg::embedding")?.call(&arguments, None, call.label())?.swap_remove(0);
+            let padding = number_like(&indices, Scalar::I64(call.int(3)))?;
+            let zero = number_like(&read, Scalar::F64(0.0))?;
+            indices.eq(&padding)?.unsqueeze(-1)?.select_where(&zero, &read)
         })
     },
 };
@@ -554,7 +575,11 @@ fn index_fill(call: &Call<'_>, value: &Tensor) -> Result<Tensors> {
     shape[dim] = index.elements();
     let start = Tensor::zeros(&[index.elements()], DType::I64, call.device)?;
     let index = super::advanced_index::place(&start, &index.reshape(&[index.elements()])?, extent, 1)?;
-    Places { x: x.clone(), dim, index }.scatter(&value.expand(&shape)?, "replace").map(single)
+    // A place that is named twice is filled once: the value's gradient is the sum over places.
+    let none = Tensor::zeros(x.shape(), DType::Bool, call.device)?;
+    let all = Tensor::ones(&shape, DType::Bool, call.device)?;
+    let is_filled = Places { x: none, dim, index }.scatter(&all, "replace")?;
+    is_filled.select_where(value, x).map(single)
 }
 
 /// Returns a copy of the first tensor with the second in place of a part.
@@ -581,7 +606,13 @@ fn take_along_dim(call: &Call<'_>) -> Result<Tensors> {
             indices.dtype()
         )));
     }
+    // Negative ones are counted from the end.
+    let wrapped = |extent: usize| -> Result<Tensor> {
+        let is_negative = indices.lt(&number_like(indices, Scalar::I64(0))?)?;
+        is_negative.select_where(&indices.add_scalar(extent as i64)?, indices)
+    };
     let Some(dim) = call.optional_int(2) else {
+        let indices = wrapped(x.elements())?;
         let flat = x.reshape(&[x.elements()])?;
         return flat.gather(0, &indices.reshape(&[indices.elements()])?).map(single);
     };
@@ -595,8 +626,9 @@ fn take_along_dim(call: &Call<'_>) -> Result<Tensors> {
     }
     let at = wrap(dim, x.rank())?;
     if x.rank() == 0 {
-        return x.gather(0, indices).map(single);
+        return x.gather(0, &wrapped(1)?).map(single);
     }
+    let indices = wrapped(x.shape()[at])?;
     let (mut of_x, mut of_indices): (Shape, Shape) = (x.shape().into(), indices.shape().into());
     (of_x[at], of_indices[at]) = (1, 1);
     let shared = thalweg_ir::broadcast_shapes(&of_x, &of_indices)?;

@@ -248,8 +248,13 @@ fn add_product(call: &Call<'_>, a: &Tensor, b: &Tensor) -> Result<Tensor> {
 
 fn add_to(input: &Tensor, call: &Call<'_>, a: &Tensor, b: &Tensor) -> Result<Tensor> {
     check_added(input, a.dtype())?;
-    let arguments =
-        [input.into(), a.into(), b.into(), Argument::Scalar(call.scalar(3)), Argument::Scalar(call.scalar(4))];
+    let arguments = [
+        input.into(),
+        a.into(),
+        b.into(),
+        Argument::Scalar(call.scalar(3)),
+        Argument::Scalar(call.scalar(4)),
+    ];
     call_operator(built_in!("thalweg::addmm")?, &arguments, None, call.label.location)
 }
 

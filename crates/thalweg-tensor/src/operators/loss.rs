@@ -4,8 +4,8 @@ use thalweg_ir::{DType, Scalar, Shape};
 use thalweg_runtime::{Error, Result};
 
 use super::Body::Composite;
-use super::{operators, single};
-use crate::dispatch::{Arguments, Call, internal};
+use super::{call, operators, single};
+use crate::dispatch::{Argument, Arguments, Call, built_in, internal};
 use crate::kernels::loops::LoopArguments;
 use crate::tensor::{Tensor, Tensors};
 
@@ -66,8 +66,8 @@ operators! {
 impl Tensor {
     /// The greater of each element and 0.
     fn clamp_min_zero(&self) -> Result<Self> {
-        let zero = Tensor::zeros(&[], self.dtype(), self.device())?;
-        self.maximum(&zero)
+        let location = std::panic::Location::caller();
+        call(built_in!("clamp_min")?, &[self.into(), Argument::Scalar(0.into())], None, location)
     }
 }
 

@@ -23,6 +23,7 @@ mod loss;
 mod methods;
 mod norm;
 mod pointwise;
+mod pool;
 mod reduce;
 mod resample;
 mod scan;
@@ -123,6 +124,7 @@ static FAMILIES: &[&[OpDef]] = &[
     norm::OPERATORS,
     loss::OPERATORS,
     window::OPERATORS,
+    pool::OPERATORS,
     scan::OPERATORS,
     resample::OPERATORS,
     einsum::OPERATORS,

@@ -347,6 +347,7 @@ pub(super) fn at_place(
 fn truth(call: &Call<'_>, operator: &str, dim: Option<&[i64]>, keepdim: bool) -> Result<Tensors> {
     let x = call.tensor(0);
     let result = match dim {
+        Some([]) if x.dtype() == DType::Bool => x.copied(call.label.location)?,
         Some([]) => x.to_dtype(DType::Bool)?,
         _ => reduce(call, operator, dim.unwrap_or_default(), keepdim, None)?.swap_remove(0),
     };

@@ -1,5 +1,7 @@
 //! Images of another size, and channels that become places.
 
+use std::panic::Location;
+
 use thalweg_ir::{DType, Shape};
 use thalweg_runtime::{Error, Result};
 
@@ -217,8 +219,8 @@ fn pixel_shuffle(call: &Call<'_>) -> Result<Tensor> {
         )));
     }
     let split = x.reshape(&shape_of(&front, &[channels / (r * r), r, r, height, width]))?;
-    permuted(&split, front.len(), &[0, 3, 1, 4, 2])?
-        .reshape(&shape_of(&front, &[channels / (r * r), height * r, width * r]))
+    let turned = permuted(&split, front.len(), &[0, 3, 1, 4, 2])?.copied(Location::caller())?;
+    turned.reshape(&shape_of(&front, &[channels / (r * r), height * r, width * r]))
 }
 
 fn pixel_unshuffle(call: &Call<'_>) -> Result<Tensor> {
@@ -232,8 +234,8 @@ fn pixel_unshuffle(call: &Call<'_>) -> Result<Tensor> {
         )));
     }
     let split = x.reshape(&shape_of(&front, &[channels, height / r, r, width / r, r]))?;
-    permuted(&split, front.len(), &[0, 2, 4, 1, 3])?
-        .reshape(&shape_of(&front, &[channels * r * r, height / r, width / r]))
+    let turned = permuted(&split, front.len(), &[0, 2, 4, 1, 3])?.copied(Location::caller())?;
+    turned.reshape(&shape_of(&front, &[channels * r * r, height / r, width / r]))
 }
 
 fn channel_shuffle(call: &Call<'_>) -> Result<Tensor> {

@@ -119,9 +119,12 @@ operators! {
     /// Returns a range of dimensions as one: a view where the strides allow it, else a copy.
     "flatten.using_ints(Tensor(a) self, int start_dim=0, int end_dim=-1) -> Tensor(a)"
         fn flatten(start_dim: int, end_dim: int) = Composite(|call| flatten(call).map(single));
-    /// Returns all dimensions as one: a view where the strides allow it, else a copy.
+    /// Returns all dimensions as one: a view of a contiguous tensor, else a copy.
     "ravel(Tensor(a) self) -> Tensor(a)"
-        fn ravel() = Composite(|call| call.tensor(0).reshape(&[call.tensor(0).elements()]).map(single));
+        fn ravel() = Composite(|call| {
+            let x = call.tensor(0).contiguous()?;
+            x.reshape(&[x.elements()]).map(single)
+        });
     /// Returns a dimension taken apart into several, one of whose sizes may be −1.
     "unflatten.int(Tensor(a) self, int dim, SymInt[] sizes) -> Tensor(a)"
         fn unflatten(dim: int, sizes: ints) = Composite(|call| unflatten(call).map(single));
@@ -596,7 +599,7 @@ fn inverse(order: &[usize]) -> Shape {
     inverse
 }
 
-fn in_format(x: &Tensor, format: i64) -> Result<Tensor> {
+pub(super) fn in_format(x: &Tensor, format: i64) -> Result<Tensor> {
     match format_order(x.rank(), format)? {
         None => x.contiguous(),
         Some(order) if x.layout().permute(&order)?.is_contiguous() => Ok(x.clone()),

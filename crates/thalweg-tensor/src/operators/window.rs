@@ -1,68 +1,16 @@
-//! Windows over images of one, two or three axes: pools, columns, convolutions.
+//! Windows over images of one, two or three axes: columns, convolutions.
 
-use thalweg_ir::Shape;
+use thalweg_ir::{DType, Shape};
 use thalweg_runtime::{Error, Result};
 
 use super::Body::{Composite, Differentiable};
 use super::{call as call_operator, operators, single};
 use crate::autograd::formula::Formula;
-use crate::autograd::undifferentiable;
 use crate::dispatch::{Argument, Arguments, Call, Ints, built_in};
 use crate::kernels::geometry::{Geometry, PerAxis, Placing};
 use crate::tensor::{Tensor, Tensors};
 
 operators! {
-    /// Returns the mean over each window of planes of one axis.
-    "avg_pool1d(Tensor self, int[1] kernel_size, int[1] stride=[], int[1] padding=0, bool ceil_mode=False, bool count_include_pad=True) -> Tensor"
-        = Differentiable(average, &AVERAGE);
-    /// Returns the mean over each window of images.
-    "avg_pool2d(Tensor self, int[2] kernel_size, int[2] stride=[], int[2] padding=0, bool ceil_mode=False, bool count_include_pad=True, int? divisor_override=None) -> Tensor"
-        fn avg_pool2d(kernel_size: ints, stride: ints, padding: ints) = Differentiable(average, &AVERAGE);
-    /// Returns the mean over each window of volumes.
-    "avg_pool3d(Tensor self, int[3] kernel_size, int[3] stride=[], int[3] padding=0, bool ceil_mode=False, bool count_include_pad=True, int? divisor_override=None) -> Tensor"
-        = Differentiable(average, &AVERAGE);
-    /// Returns the greatest element of each window of planes of one axis, and its place.
-    "max_pool1d_with_indices(Tensor self, int[1] kernel_size, int[1] stride=[], int[1] padding=0, int[1] dilation=1, bool ceil_mode=False) -> (Tensor, Tensor)"
-        = Differentiable(greatest, &GREATEST);
-    /// Returns the greatest element of each window of images, and its place in the plane.
-    "max_pool2d_with_indices(Tensor self, int[2] kernel_size, int[2] stride=[], int[2] padding=0, int[2] dilation=1, bool ceil_mode=False) -> (Tensor, Tensor)"
-        fn max_pool2d_with_indices(kernel_size: ints, stride: ints, padding: ints) -> 2 = Differentiable(greatest, &GREATEST);
-    /// Returns the greatest element of each window of volumes, and its place in the volume.
-    "max_pool3d_with_indices(Tensor self, int[3] kernel_size, int[3] stride=[], int[3] padding=0, int[3] dilation=1, bool ceil_mode=False) -> (Tensor, Tensor)"
-        = Differentiable(greatest, &GREATEST);
-    /// Returns the greatest element of each window of planes of one axis.
-    "max_pool1d(Tensor self, int[1] kernel_size, int[1] stride=[], int[1] padding=0, int[1] dilation=1, bool ceil_mode=False) -> Tensor"
-        = Composite(|call| first(call, built_in!("max_pool1d_with_indices")?));
-    /// Returns the greatest element of each window of images.
-    "max_pool2d(Tensor self, int[2] kernel_size, int[2] stride=[], int[2] padding=0, int[2] dilation=1, bool ceil_mode=False) -> Tensor"
-        = Composite(|call| first(call, built_in!("max_pool2d_with_indices")?));
-    /// Returns the greatest element of each window of volumes.
-    "max_pool3d(Tensor self, int[3] kernel_size, int[3] stride=[], int[3] padding=0, int[3] dilation=1, bool ceil_mode=False) -> Tensor"
-        = Composite(|call| first(call, built_in!("max_pool3d_with_indices")?));
-    /// Returns the mean over each of so many windows that cover an axis.
-    "adaptive_avg_pool1d(Tensor self, int[1] output_size) -> Tensor"
-        = Differentiable(average, &AVERAGE);
-    /// Returns the mean over each of so many windows that cover an image.
-    "adaptive_avg_pool2d(Tensor self, SymInt[2] output_size) -> Tensor"
-        fn adaptive_avg_pool2d(output_size: ints) = Differentiable(average, &AVERAGE);
-    /// Returns the mean over each of so many windows that cover an image.
-    "_adaptive_avg_pool2d(Tensor self, SymInt[2] output_size) -> Tensor"
-        = Differentiable(average, &AVERAGE);
-    /// Returns the mean over each of so many windows that cover a volume.
-    "adaptive_avg_pool3d(Tensor self, SymInt[3] output_size) -> Tensor"
-        = Differentiable(average, &AVERAGE);
-    /// Returns the mean over each of so many windows that cover a volume.
-    "_adaptive_avg_pool3d(Tensor self, SymInt[3] output_size) -> Tensor"
-        = Differentiable(average, &AVERAGE);
-    /// Returns the greatest element of each of so many windows that cover an axis, and its place.
-    "adaptive_max_pool1d(Tensor self, int[1] output_size) -> (Tensor, Tensor)"
-        = Differentiable(greatest, &GREATEST);
-    /// Returns the greatest element of each of so many windows that cover an image, and its place.
-    "adaptive_max_pool2d(Tensor self, int[2] output_size) -> (Tensor, Tensor)"
-        = Differentiable(greatest, &GREATEST);
-    /// Returns the greatest element of each of so many windows that cover a volume, and its place.
-    "adaptive_max_pool3d(Tensor self, int[3] output_size) -> (Tensor, Tensor)"
-        = Differentiable(greatest, &GREATEST);
     /// Returns the windows of images (batch, channels, …) as columns (batch, channels · places in a window, windows).
     "thalweg::unfold(Tensor self, int[] kernel_size, int[] dilation, int[] padding, int[] stride) -> Tensor"
         = Differentiable(unfold, &UNFOLD);
@@ -102,14 +50,8 @@ operators! {
         = Composite(|call| Convolution::transposed(call).run(call));
 }
 
-/// How many axes the windows of an operator have, by its name.
-fn axes_of(call: &impl Arguments) -> usize {
-    let name = &call.schema().name;
-    1 + usize::from(name.contains("2d")) + 2 * usize::from(name.contains("3d"))
-}
-
 /// Numbers of axes, in the last places of three; the others are `rest`. One number is that of every axis.
-fn per_axis(name: &str, list: &[i64], axes: usize, rest: usize) -> Result<PerAxis> {
+pub(super) fn per_axis(name: &str, list: &[i64], axes: usize, rest: usize) -> Result<PerAxis> {
     if list.len() != axes && list.len() != 1 {
         return Err(Error::invalid(format!(
             "{name} must either be a single int, or a tuple of {axes} ints, not {list:?}"
@@ -128,14 +70,14 @@ fn per_axis(name: &str, list: &[i64], axes: usize, rest: usize) -> Result<PerAxi
 }
 
 /// The extents of the last axes of a shape.
-fn extents_of(shape: &[usize], axes: usize) -> PerAxis {
+pub(super) fn extents_of(shape: &[usize], axes: usize) -> PerAxis {
     let mut extents = [1; 3];
     extents[3 - axes..].copy_from_slice(&shape[shape.len() - axes..]);
     extents
 }
 
 /// The extents of dilated windows, and how many fit.
-fn strided(
+pub(super) fn strided(
     extents: PerAxis,
     [kernel, stride, padding, dilation]: [PerAxis; 4],
     ceil_mode: bool,
@@ -166,128 +108,6 @@ fn strided(
     }
     let placing = Placing::Strided { kernel, stride, padding, dilation, counts_padding: true, divisor: 0 };
     Ok(Geometry { extents, windows, placing })
-}
-
-/// Planes and their windows, of a pool.
-struct Pool {
-    geometry: Geometry,
-    planes: usize,
-    output: Shape,
-}
-
-impl Pool {
-    /// The pool of a call over an input of this shape.
-    fn of(call: &impl Arguments, shape: &[usize]) -> Result<Self> {
-        let (axes, name) = (axes_of(call), call.schema().name.as_str());
-        if !(axes + 1..=axes + 2).contains(&shape.len()) {
-            return Err(Error::invalid(format!(
-                "{name}: Expected {}D or {}D (batch mode) tensor with optional 0 dim batch size for input, but got:{shape:?}",
-                axes + 1,
-                axes + 2
-            )));
-        }
-        if shape[shape.len() - axes..].contains(&0) {
-            return Err(Error::invalid(format!(
-                "{name}: Expected input to have non-zero size for non-batch dimensions, but got {shape:?}"
-            )));
-        }
-        let extents = extents_of(shape, axes);
-        let geometry = if name.contains("adaptive") {
-            let windows = per_axis("output_size", &call.ints(1), axes, 1)?;
-            Geometry { extents, windows, placing: Placing::Adaptive }
-        } else {
-            Self::strided(call, extents, axes)?
-        };
-        let (outer, _) = shape.split_at(shape.len() - axes);
-        let output = outer.iter().copied().chain(geometry.windows[3 - axes..].iter().copied()).collect();
-        Ok(Self { geometry, planes: outer.iter().product(), output })
-    }
-
-    fn strided(call: &impl Arguments, extents: PerAxis, axes: usize) -> Result<Geometry> {
-        let is_max = call.schema().name.contains("max");
-        let kernel = per_axis("kernel_size", &call.ints(1), axes, 1)?;
-        let stride = match call.ints(2) {
-            list if list.is_empty() => kernel,
-            list => per_axis("stride", &list, axes, 1)?,
-        };
-        let padding = per_axis("padding", &call.ints(3), axes, 0)?;
-        let dilation = if is_max { per_axis("dilation", &call.ints(4), axes, 1)? } else { [1; 3] };
-        for axis in 0..3 {
-            if padding[axis] > kernel[axis] / 2 {
-                return Err(Error::invalid(format!(
-                    "pad should be at most half of effective kernel size, but got pad={}, kernel_size={} and dilation={}",
-                    padding[axis], kernel[axis], dilation[axis]
-                )));
-            }
-        }
-        let ceil_mode = call.bool(if is_max { 5 } else { 4 });
-        let mut geometry = strided(extents, [kernel, stride, padding, dilation], ceil_mode)?;
-        if let (Placing::Strided { counts_padding, divisor, .. }, false) = (&mut geometry.placing, is_max) {
-            *counts_padding = call.bool(5);
-            *divisor = if axes == 1 { 0 } else { call.optional_int(6).unwrap_or(0) };
-            if axes > 1 && call.optional_int(6) == Some(0) {
-                return Err(Error::invalid("divisor must be not zero"));
-            }
-        }
-        Ok(geometry)
-    }
-}
-
-fn check_floats(call: &Call<'_>) -> Result<()> {
-    let dtype = call.tensor(0).dtype();
-    match dtype.is_floating_point() {
-        true => Ok(()),
-        false => {
-            Err(Error::invalid(format!("\"{}\" not implemented for '{dtype}'", call.operator.base_name())))
-        }
-    }
-}
-
-fn average(call: &Call<'_>) -> Result<Tensors> {
-    check_floats(call)?;
-    let pool = Pool::of(call, call.tensor(0).shape())?;
-    pool.geometry.average(&call.tensor(0).detach(), pool.planes, &pool.output, call.label).map(single)
-}
-
-static AVERAGE: Formula = Formula {
-    inputs: &[],
-    outputs: &[],
-    backward: |call| {
-        call.one(0, || {
-            let pool = Pool::of(call, call.shape(0))?;
-            let gradient = call.gradient()?;
-            let detached = gradient.detach();
-            let result =
-                pool.geometry.average_backward(&detached, pool.planes, call.shape(0), call.label())?;
-            Ok(undifferentiable("avg_pool", &[&gradient], result))
-        })
-    },
-};
-
-fn greatest(call: &Call<'_>) -> Result<Tensors> {
-    check_floats(call)?;
-    let pool = Pool::of(call, call.tensor(0).shape())?;
-    pool.geometry.greatest(&call.tensor(0).detach(), pool.planes, &pool.output, call.label)
-}
-
-static GREATEST: Formula = Formula {
-    inputs: &[],
-    outputs: &[1],
-    backward: |call| {
-        call.one(0, || {
-            let pool = Pool::of(call, call.shape(0))?;
-            let gradient = call.gradient()?;
-            let tensors = [&gradient.detach(), &call.result(1)?.detach()];
-            let result =
-                pool.geometry.greatest_backward(tensors, pool.planes, call.shape(0), call.label())?;
-            Ok(undifferentiable("max_pool", &[&gradient], result))
-        })
-    },
-};
-
-/// The first result of an operator with the arguments of a call.
-fn first(call: &Call<'_>, operator: &'static crate::dispatch::Operator) -> Result<Tensors> {
-    call_operator(operator, call.arguments, None, call.label.location).map(single)
 }
 
 /// Images (batch, channels, …) and their windows.
@@ -572,8 +392,8 @@ impl Convolution {
                 ));
             }
         }
-        if !input.dtype().is_floating_point() {
-            return fail(format!("\"convolution\" not implemented for '{}'", input.dtype()));
+        if input.dtype() == DType::Bool {
+            return fail("\"convolution\" not implemented for 'bool'".into());
         }
         Ok(groups)
     }

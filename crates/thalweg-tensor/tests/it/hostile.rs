@@ -232,9 +232,13 @@ fn call(operator: &'static Operator, values: &[Value], device: &Device) -> bool 
 /// take five dimensions, which few of the tensors have.
 const HARD: &[&str] = &[
     "_upsample_nearest_exact3d.vec",
+    "adaptive_max_pool2d_backward",
+    "adaptive_max_pool3d_backward",
     "addmm",
     "conv3d",
     "conv_transpose3d.input",
+    "max_pool2d_with_indices_backward",
+    "max_pool3d_with_indices_backward",
     "native_group_norm",
     "thalweg::conv2d",
     "thalweg::dropout",

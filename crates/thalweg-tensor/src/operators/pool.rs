@@ -1,0 +1,401 @@
+//! Pools: the mean or the greatest element of each window over images of one, two or three axes.
+//!
+//! A pool of one axis is that of images of one row.
+
+use smallvec::SmallVec;
+use thalweg_ir::{DType, Shape};
+use thalweg_runtime::{Error, Result};
+
+use super::Body::{Composite, Differentiable};
+use super::index::gathered;
+use super::window::{extents_of, per_axis, strided};
+use super::{call as call_operator, call_all, operators, single};
+use crate::autograd::formula::{Formula, GradientCall};
+use crate::dispatch::{Argument, Arguments, Call, Ints, Operator, built_in};
+use crate::kernels::geometry::{Geometry, PerAxis, Placing};
+use crate::tensor::{Tensor, Tensors};
+
+operators! {
+    /// Returns the mean over each window of planes of one axis.
+    "avg_pool1d(Tensor self, int[1] kernel_size, int[1] stride=[], int[1] padding=0, bool ceil_mode=False, bool count_include_pad=True) -> Tensor"
+        = Composite(|call| {
+            check_dtype(call)?;
+            Pool::of(call, call.tensor(0).shape(), 1)?;
+            let numbers = [(1, 1), (2, 1), (3, 0)].map(|(place, rest)| of_rows(call, place, rest));
+            let rows = call.tensor(0).unsqueeze(call.tensor(0).rank() as i64 - 1)?;
+            let mut arguments: Vec<Argument<'_>> = vec![Argument::Tensor(&rows)];
+            arguments.extend(numbers.iter().map(|list| Argument::Ints(list)));
+            arguments.extend([Argument::Bool(call.bool(4)), Argument::Bool(call.bool(5))]);
+            without_rows(call, built_in!("avg_pool2d")?, &arguments)
+        });
+    /// Returns the mean over each window of images.
+    "avg_pool2d(Tensor self, int[2] kernel_size, int[2] stride=[], int[2] padding=0, bool ceil_mode=False, bool count_include_pad=True, int? divisor_override=None) -> Tensor"
+        fn avg_pool2d(kernel_size: ints, stride: ints, padding: ints) = Differentiable(average, &AVERAGE);
+    /// Returns the mean over each window of volumes.
+    "avg_pool3d(Tensor self, int[3] kernel_size, int[3] stride=[], int[3] padding=0, bool ceil_mode=False, bool count_include_pad=True, int? divisor_override=None) -> Tensor"
+        = Differentiable(average, &AVERAGE);
+    /// Returns the gradient of a mean over each window of images from that of the means.
+    "avg_pool2d_backward(Tensor grad_output, Tensor self, int[2] kernel_size, int[2] stride, int[2] padding, bool ceil_mode, bool count_include_pad, int? divisor_override) -> Tensor"
+        = Differentiable(average_backward, &AVERAGE_BACKWARD);
+    /// Returns the gradient of a mean over each window of volumes from that of the means.
+    "avg_pool3d_backward(Tensor grad_output, Tensor self, int[3] kernel_size, int[3] stride, int[3] padding, bool ceil_mode, bool count_include_pad, int? divisor_override) -> Tensor"
+        = Differentiable(average_backward, &AVERAGE_BACKWARD);
+    /// Returns the greatest element of each window of planes of one axis, and its place.
+    "max_pool1d_with_indices(Tensor self, int[1] kernel_size, int[1] stride=[], int[1] padding=0, int[1] dilation=1, bool ceil_mode=False) -> (Tensor, Tensor)"
+        = Composite(|call| {
+            check_dtype(call)?;
+            Pool::of(call, call.tensor(0).shape(), 1)?;
+            let numbers = [(1, 1), (2, 1), (3, 0), (4, 1)].map(|(place, rest)| of_rows(call, place, rest));
+            let rows = call.tensor(0).unsqueeze(call.tensor(0).rank() as i64 - 1)?;
+            let mut arguments: Vec<Argument<'_>> = vec![Argument::Tensor(&rows)];
+            arguments.extend(numbers.iter().map(|list| Argument::Ints(list)));
+            arguments.push(Argument::Bool(call.bool(5)));
+            without_rows(call, built_in!("max_pool2d_with_indices")?, &arguments)
+        });
+    /// Returns the greatest element of each window of images, and its place in the plane.
+    "max_pool2d_with_indices(Tensor self, int[2] kernel_size, int[2] stride=[], int[2] padding=0, int[2] dilation=1, bool ceil_mode=False) -> (Tensor, Tensor)"
+        fn max_pool2d_with_indices(kernel_size: ints, stride: ints, padding: ints) -> 2 = Differentiable(greatest, &GREATEST);
+    /// Returns the greatest element of each window of volumes, and its place in the volume.
+    "max_pool3d_with_indices(Tensor self, int[3] kernel_size, int[3] stride=[], int[3] padding=0, int[3] dilation=1, bool ceil_mode=False) -> (Tensor, Tensor)"
+        = Differentiable(greatest, &GREATEST);
+    /// Returns the gradient of the greatest elements of windows of images from theirs.
+    "max_pool2d_with_indices_backward(Tensor grad_output, Tensor self, int[2] kernel_size, int[2] stride, int[2] padding, int[2] dilation, bool ceil_mode, Tensor indices) -> Tensor"
+        = Differentiable(greatest_backward, &GREATEST_BACKWARD);
+    /// Returns the gradient of the greatest elements of windows of volumes from theirs.
+    "max_pool3d_with_indices_backward(Tensor grad_output, Tensor self, int[3] kernel_size, int[3] stride, int[3] padding, int[3] dilation, bool ceil_mode, Tensor indices) -> Tensor"
+        = Differentiable(greatest_backward, &GREATEST_BACKWARD);
+    /// Returns the greatest element of each window of planes of one axis.
+    "max_pool1d(Tensor self, int[1] kernel_size, int[1] stride=[], int[1] padding=0, int[1] dilation=1, bool ceil_mode=False) -> Tensor"
+        = Composite(|call| first(call, built_in!("max_pool1d_with_indices")?));
+    /// Returns the greatest element of each window of images.
+    "max_pool2d(Tensor self, int[2] kernel_size, int[2] stride=[], int[2] padding=0, int[2] dilation=1, bool ceil_mode=False) -> Tensor"
+        = Composite(|call| first(call, built_in!("max_pool2d_with_indices")?));
+    /// Returns the greatest element of each window of volumes.
+    "max_pool3d(Tensor self, int[3] kernel_size, int[3] stride=[], int[3] padding=0, int[3] dilation=1, bool ceil_mode=False) -> Tensor"
+        = Composite(|call| first(call, built_in!("max_pool3d_with_indices")?));
+    /// Returns the mean over each of so many windows that cover an axis.
+    "adaptive_avg_pool1d(Tensor self, int[1] output_size) -> Tensor"
+        = Composite(|call| adaptive_of_rows(call, built_in!("_adaptive_avg_pool2d")?));
+    /// Returns the mean over each of so many windows that cover an image.
+    "adaptive_avg_pool2d(Tensor self, SymInt[2] output_size) -> Tensor"
+        fn adaptive_avg_pool2d(output_size: ints) = Differentiable(average, &AVERAGE);
+    /// Returns the mean over each of so many windows that cover an image.
+    "_adaptive_avg_pool2d(Tensor self, SymInt[2] output_size) -> Tensor"
+        = Differentiable(average, &AVERAGE);
+    /// Returns the mean over each of so many windows that cover a volume.
+    "adaptive_avg_pool3d(Tensor self, SymInt[3] output_size) -> Tensor"
+        = Differentiable(average, &AVERAGE);
+    /// Returns the mean over each of so many windows that cover a volume.
+    "_adaptive_avg_pool3d(Tensor self, SymInt[3] output_size) -> Tensor"
+        = Differentiable(average, &AVERAGE);
+    /// Returns the gradient of means over windows that cover an image from that of the means.
+    "_adaptive_avg_pool2d_backward(Tensor grad_output, Tensor self) -> Tensor"
+        = Differentiable(average_backward, &AVERAGE_BACKWARD);
+    /// Returns the gradient of means over windows that cover a volume from that of the means.
+    "_adaptive_avg_pool3d_backward(Tensor grad_output, Tensor self) -> Tensor"
+        = Differentiable(average_backward, &AVERAGE_BACKWARD);
+    /// Returns the greatest element of each of so many windows that cover an axis, and its place.
+    "adaptive_max_pool1d(Tensor self, int[1] output_size) -> (Tensor, Tensor)"
+        = Composite(|call| adaptive_of_rows(call, built_in!("adaptive_max_pool2d")?));
+    /// Returns the greatest element of each of so many windows that cover an image, and its place.
+    "adaptive_max_pool2d(Tensor self, int[2] output_size) -> (Tensor, Tensor)"
+        = Differentiable(greatest, &GREATEST);
+    /// Returns the greatest element of each of so many windows that cover a volume, and its place.
+    "adaptive_max_pool3d(Tensor self, int[3] output_size) -> (Tensor, Tensor)"
+        = Differentiable(greatest, &GREATEST);
+    /// Returns the gradient of the greatest elements of windows that cover an image from theirs.
+    "adaptive_max_pool2d_backward(Tensor grad_output, Tensor self, Tensor indices) -> Tensor"
+        = Differentiable(greatest_backward, &GREATEST_BACKWARD);
+    /// Returns the gradient of the greatest elements of windows that cover a volume from theirs.
+    "adaptive_max_pool3d_backward(Tensor grad_output, Tensor self, Tensor indices) -> Tensor"
+        = Differentiable(greatest_backward, &GREATEST_BACKWARD);
+}
+
+/// How many axes the windows of an operator have, by its name.
+fn axes_of(call: &impl Arguments) -> usize {
+    let name = &call.schema().name;
+    1 + usize::from(name.contains("2d")) + 2 * usize::from(name.contains("3d"))
+}
+
+/// A pool's numbers of one axis as those of rows of images; an empty list stays empty.
+fn of_rows(call: &Call<'_>, place: usize, rest: i64) -> Ints {
+    call.ints(place).last().map_or_else(Ints::new, |&number| Ints::from_slice(&[rest, number]))
+}
+
+/// The results of a pool of images of one row, without the row.
+fn without_rows(call: &Call<'_>, operator: &'static Operator, arguments: &[Argument<'_>]) -> Result<Tensors> {
+    let results = call_all(operator, arguments, None, call.label.location)?;
+    results.iter().map(|result| result.squeeze(result.rank() as i64 - 2)).collect()
+}
+
+fn adaptive_of_rows(call: &Call<'_>, operator: &'static Operator) -> Result<Tensors> {
+    check_dtype(call)?;
+    let x = call.tensor(0);
+    Pool::of(call, x.shape(), 1)?;
+    let rows = x.unsqueeze(x.rank() as i64 - 1)?;
+    without_rows(call, operator, &[Argument::Tensor(&rows), Argument::Ints(&of_rows(call, 1, 1))])
+}
+
+/// Planes and their windows, of a pool.
+struct Pool {
+    geometry: Geometry,
+    planes: usize,
+    output: Shape,
+}
+
+impl Pool {
+    /// The pool of a call over an input of this shape; the place of the first argument behind the input.
+    fn of(call: &impl Arguments, shape: &[usize], first: usize) -> Result<Self> {
+        let axes = Self::check(call, shape)?;
+        let extents = extents_of(shape, axes);
+        let geometry = if call.schema().name.contains("adaptive") {
+            let windows = per_axis("output_size", &call.ints(first), axes, 1)?;
+            Geometry { extents, windows, placing: Placing::Adaptive }
+        } else {
+            Self::strided(call, extents, axes, first)?
+        };
+        Ok(Self::over(shape, geometry, axes))
+    }
+
+    /// The pool of a call for its gradient, over an input of this shape.
+    fn of_backward(call: &impl Arguments, shape: &[usize], gradient: &[usize]) -> Result<Self> {
+        let pool = if call.schema().name.contains("adaptive") {
+            let axes = Self::check(call, shape)?;
+            let windows = gradient.len().checked_sub(axes).map_or([1; 3], |_| extents_of(gradient, axes));
+            let geometry = Geometry { extents: extents_of(shape, axes), windows, placing: Placing::Adaptive };
+            Self::over(shape, geometry, axes)
+        } else {
+            Self::of(call, shape, 2)?
+        };
+        if pool.output.as_slice() != gradient {
+            return Err(Error::invalid(format!(
+                "{}: Expected grad_output to have shape {:?}, but got {gradient:?}",
+                call.schema().name,
+                pool.output
+            )));
+        }
+        Ok(pool)
+    }
+
+    fn over(shape: &[usize], geometry: Geometry, axes: usize) -> Self {
+        let (outer, _) = shape.split_at(shape.len() - axes);
+        let output = outer.iter().copied().chain(geometry.windows[3 - axes..].iter().copied()).collect();
+        Self { geometry, planes: outer.iter().product(), output }
+    }
+
+    /// How many axes there are, if the shape fits.
+    fn check(call: &impl Arguments, shape: &[usize]) -> Result<usize> {
+        let (axes, name) = (axes_of(call), call.schema().name.as_str());
+        let is_batch = shape.len() == axes + 2;
+        let is_adaptive = name.contains("adaptive");
+        let has_channels = is_adaptive || shape.get(usize::from(is_batch)) != Some(&0);
+        if !(axes + 1..=axes + 2).contains(&shape.len()) || !has_channels {
+            return Err(Error::invalid(format!(
+                "{name}: Expected {}D or {}D (batch mode) tensor with optional 0 dim batch size for input, but got:{shape:?}",
+                axes + 1,
+                axes + 2
+            )));
+        }
+        if shape[shape.len() - axes..].contains(&0) {
+            return Err(Error::invalid(format!(
+                "{name}: Expected input to have non-zero size for non-batch dimensions, but got {shape:?}"
+            )));
+        }
+        Ok(axes)
+    }
+
+    fn strided(call: &impl Arguments, extents: PerAxis, axes: usize, first: usize) -> Result<Geometry> {
+        let is_max = call.schema().name.contains("max");
+        let kernel = per_axis("kernel_size", &call.ints(first), axes, 1)?;
+        let stride = match call.ints(first + 1) {
+            list if list.is_empty() => kernel,
+            list => per_axis("stride", &list, axes, 1)?,
+        };
+        let padding = per_axis("padding", &call.ints(first + 2), axes, 0)?;
+        let dilation = if is_max { per_axis("dilation", &call.ints(first + 3), axes, 1)? } else { [1; 3] };
+        for axis in 0..3 {
+            if padding[axis] > kernel[axis] / 2 {
+                return Err(Error::invalid(format!(
+                    "pad should be at most half of effective kernel size, but got pad={}, kernel_size={} and dilation={}",
+                    padding[axis], kernel[axis], dilation[axis]
+                )));
+            }
+        }
+        let ceil_mode = call.bool(first + if is_max { 4 } else { 3 });
+        let mut geometry = strided(extents, [kernel, stride, padding, dilation], ceil_mode)?;
+        if let (Placing::Strided { counts_padding, divisor, .. }, false) = (&mut geometry.placing, is_max) {
+            *counts_padding = call.bool(first + 4);
+            *divisor = if axes == 1 { 0 } else { call.optional_int(first + 5).unwrap_or(0) };
+            if axes > 1 && call.optional_int(first + 5) == Some(0) {
+                return Err(Error::invalid("divisor must be not zero"));
+            }
+        }
+        Ok(geometry)
+    }
+}
+
+/// Refuses dtypes that PyTorch has no such pool for: of truth values none, of integers only those at a stride.
+fn check_dtype(call: &Call<'_>) -> Result<()> {
+    let (dtype, name) = (call.tensor(0).dtype(), call.operator.base_name());
+    let is_known = match name {
+        name if name.contains("adaptive") => dtype.is_floating_point(),
+        name if name.contains("avg") => dtype.is_floating_point() || dtype == DType::I64,
+        _ => dtype != DType::Bool,
+    };
+    match is_known {
+        true => Ok(()),
+        false => Err(Error::invalid(format!("\"{name}\" not implemented for '{dtype}'"))),
+    }
+}
+
+fn average(call: &Call<'_>) -> Result<Tensors> {
+    check_dtype(call)?;
+    let pool = Pool::of(call, call.tensor(0).shape(), 1)?;
+    pool.geometry.average(&call.tensor(0).detach(), pool.planes, &pool.output, call.label).map(single)
+}
+
+/// Refuses a gradient of integers.
+fn check_gradient(call: &Call<'_>) -> Result<()> {
+    let gradient = call.tensor(0);
+    if gradient.dtype().is_floating_point() && gradient.dtype() == call.tensor(1).dtype() {
+        return Ok(());
+    }
+    Err(Error::invalid(format!(
+        "{}: the gradient is {}, and must be floating-point as the input, which is {}",
+        call.operator.base_name(),
+        gradient.dtype(),
+        call.tensor(1).dtype()
+    )))
+}
+
+fn average_backward(call: &Call<'_>) -> Result<Tensors> {
+    check_gradient(call)?;
+    let (gradient, shape) = (call.tensor(0).detach(), call.tensor(1).shape());
+    let pool = Pool::of_backward(call, shape, gradient.shape())?;
+    pool.geometry.average_backward(&gradient, pool.planes, shape, call.label).map(single)
+}
+
+/// A tensor that lends its shape: its elements are never read.
+fn shape_of(call: &GradientCall<'_>, tensor: usize) -> Result<Tensor> {
+    Tensor::empty(&[], call.dtype_of(tensor), call.device())?.expand(call.shape(tensor))
+}
+
+/// Lists of numbers and flags of a call, from one place to another, for another operator.
+fn arguments_of<'a>(call: &'a GradientCall<'_>, places: std::ops::Range<usize>) -> Vec<Argument<'a>> {
+    places.map(|place| call.argument(place)).collect()
+}
+
+static AVERAGE: Formula = Formula {
+    inputs: &[],
+    outputs: &[],
+    backward: |call| {
+        call.one(0, || {
+            let (gradient, like) = (call.gradient()?, shape_of(call, 0)?);
+            let mut arguments = vec![Argument::Tensor(&gradient), Argument::Tensor(&like)];
+            let operator = match (call.schema().name.contains("adaptive"), axes_of(call)) {
+                (true, 2) => built_in!("_adaptive_avg_pool2d_backward")?,
+                (true, _) => built_in!("_adaptive_avg_pool3d_backward")?,
+                (false, 2) => built_in!("avg_pool2d_backward")?,
+                (false, _) => built_in!("avg_pool3d_backward")?,
+            };
+            if !call.schema().name.contains("adaptive") {
+                arguments.extend(arguments_of(call, 1..7));
+            }
+            Ok(operator.call(&arguments, None, call.label())?.swap_remove(0))
+        })
+    },
+};
+
+/// The gradient is linear in that of the means: its own is their mean.
+static AVERAGE_BACKWARD: Formula = Formula {
+    inputs: &[],
+    outputs: &[],
+    backward: |call| {
+        call.one(0, || {
+            let (gradient, axes) = (call.gradient()?, axes_of(call));
+            let mut arguments = vec![Argument::Tensor(&gradient)];
+            let windows: Ints;
+            let operator = if call.schema().name.contains("adaptive") {
+                let shape = call.shape(0);
+                windows = shape[shape.len() - axes..].iter().map(|&extent| extent as i64).collect();
+                arguments.push(Argument::Ints(&windows));
+                if axes == 2 {
+                    built_in!("_adaptive_avg_pool2d")?
+                } else {
+                    built_in!("_adaptive_avg_pool3d")?
+                }
+            } else {
+                arguments.extend(arguments_of(call, 2..8));
+                if axes == 2 { built_in!("avg_pool2d")? } else { built_in!("avg_pool3d")? }
+            };
+            Ok(operator.call(&arguments, None, call.label())?.swap_remove(0))
+        })
+    },
+};
+
+fn greatest(call: &Call<'_>) -> Result<Tensors> {
+    check_dtype(call)?;
+    let pool = Pool::of(call, call.tensor(0).shape(), 1)?;
+    pool.geometry.greatest(&call.tensor(0).detach(), pool.planes, &pool.output, call.label)
+}
+
+fn greatest_backward(call: &Call<'_>) -> Result<Tensors> {
+    check_gradient(call)?;
+    let (gradient, shape) = (call.tensor(0).detach(), call.tensor(1).shape());
+    let pool = Pool::of_backward(call, shape, gradient.shape())?;
+    let places = call.tensor(call.arguments.len() - 1).detach();
+    if places.dtype() != DType::I64 || places.shape() != gradient.shape() {
+        return Err(Error::invalid(format!(
+            "{}: the indices must be int64 {:?} as the gradient is, not {} {:?}",
+            call.operator.base_name(),
+            gradient.shape(),
+            places.dtype(),
+            places.shape()
+        )));
+    }
+    pool.geometry.greatest_backward([&gradient, &places], pool.planes, shape, call.label).map(single)
+}
+
+static GREATEST: Formula = Formula {
+    inputs: &[],
+    outputs: &[1],
+    backward: |call| {
+        call.one(0, || {
+            let (gradient, like, places) = (call.gradient()?, shape_of(call, 0)?, call.result(1)?);
+            let mut arguments = vec![Argument::Tensor(&gradient), Argument::Tensor(&like)];
+            let operator = match (call.schema().name.contains("adaptive"), axes_of(call)) {
+                (true, 2) => built_in!("adaptive_max_pool2d_backward")?,
+                (true, _) => built_in!("adaptive_max_pool3d_backward")?,
+                (false, 2) => built_in!("max_pool2d_with_indices_backward")?,
+                (false, _) => built_in!("max_pool3d_with_indices_backward")?,
+            };
+            if !call.schema().name.contains("adaptive") {
+                arguments.extend(arguments_of(call, 1..6));
+            }
+            arguments.push(Argument::Tensor(&places));
+            Ok(operator.call(&arguments, None, call.label())?.swap_remove(0))
+        })
+    },
+};
+
+/// The gradient of an element went to the place that won: its own comes from there.
+static GREATEST_BACKWARD: Formula = Formula {
+    inputs: &[2],
+    outputs: &[],
+    backward: |call| {
+        call.one(0, || {
+            let (gradient, places, axes) = (call.gradient()?, call.saved(2)?, axes_of(call));
+            let (outer, plane) = gradient.shape().split_at(gradient.rank() - axes);
+            let planes: usize = outer.iter().product();
+            let rows = gradient.reshape(&[planes, plane.iter().product(), 1])?;
+            let windows: SmallVec<[usize; 3]> = places.shape()[outer.len()..].into();
+            let index = places.reshape(&[planes, windows.iter().product(), 1])?;
+            gathered(&rows, &index)?.reshape(places.shape())
+        })
+    },
+};
+
+/// The first result of an operator with the arguments of a call.
+fn first(call: &Call<'_>, operator: &'static Operator) -> Result<Tensors> {
+    call_operator(operator, call.arguments, None, call.label.location).map(single)
+}
