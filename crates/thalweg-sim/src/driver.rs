@@ -15,9 +15,9 @@ use thalweg_driver::{
 };
 
 use super::SimDriver;
+use super::collective;
 use super::control::CallKind;
-use super::executor::{Body, CommandId, Frontier};
-use super::executor::{collective, transfer};
+use super::executor::command::{Body, CommandId, Frontier};
 use super::machine::Locked;
 use super::memory::SpanAccess;
 use super::objects::graph_memory;
@@ -25,9 +25,9 @@ use super::refusal::{CallResult, Refusal};
 use super::state::{MachineState, unknown};
 use crate::executor::faults::Point;
 use crate::executor::task::{HostTarget, Task, Work};
-use crate::executor::transfer::take_away;
 use crate::objects::capture;
 use crate::objects::code::MAX_THREADS_PER_BLOCK;
+use crate::transfer::{self, take_away};
 
 impl SimDriver {
     /// Checks for a fork before any lock, which a thread that the child lacks may have held.
@@ -669,7 +669,7 @@ impl Driver for SimDriver {
 
     fn communicator_destroy(&self, communicator: CommunicatorHandle) -> Result<()> {
         self.enter_and_wait("ncclCommDestroy", |locked| {
-            collective::communicator_destroy(locked, communicator)
+            collective::calls::communicator_destroy(locked, communicator)
         })
     }
 

@@ -35,6 +35,8 @@
 //! kernel, and its times are those of the host (a controlled machine counts commands instead). An event that is recorded on
 //! an idle stream is complete at once, whatever the schedule.
 
+mod collective;
+mod conditional;
 mod control;
 mod driver;
 mod executor;
@@ -45,6 +47,8 @@ mod properties;
 mod refusal;
 pub mod schedules;
 mod state;
+mod table;
+mod transfer;
 
 pub use self::executor::faults::Fault;
 

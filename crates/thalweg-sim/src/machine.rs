@@ -21,7 +21,8 @@ use std::{fmt, io};
 use smallvec::SmallVec;
 
 use super::control::{CallKind, Control, Wait};
-use super::executor::{Claim, CommandId, Frontier, Job, Start};
+use super::executor::command::{Claim, CommandId, Frontier};
+use super::executor::{Job, Start};
 use super::memory::Piece;
 use super::refusal::CallResult;
 use super::schedules::Schedule;
@@ -311,7 +312,7 @@ impl WorkerThreads {
 impl Job {
     /// Returns the job with nothing done to memory. (A condition is read: a loop ends.)
     pub(super) fn without_memory(mut self) -> Self {
-        if matches!((&self.start, &self.task.work), (Start::Run(_), work) if !matches!(work, Work::Decide(_)))
+        if matches!((&self.start, &self.task.work), (Start::Run(_), work) if !matches!(work, Work::ToCell(_)))
         {
             self.start = Start::Skip;
         }

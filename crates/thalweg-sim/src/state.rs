@@ -11,22 +11,24 @@ use std::sync::atomic::AtomicU64;
 use thalweg_driver::{Code, MemoryAdvice, MemoryLocation};
 
 use super::control::Control;
-use super::executor::{Executor, Frontier, Job};
+use super::executor::command::Frontier;
+use super::executor::{Executor, Job};
 use super::machine::WorkerThreads;
 use super::memory::Memory;
 use super::refusal::{CallResult, Refusal};
+use crate::collective::Collectives;
+use crate::conditional::calls::ConditionEntry;
 use crate::memory::pool::Pools;
 use crate::objects::capture::Capture;
 use crate::objects::code::{Function, Module};
-use crate::objects::conditional::ConditionEntry;
 use crate::objects::graph::{Executable, Graph};
 use crate::objects::graph_memory::GraphMemory;
 use crate::objects::stream::{Event, Stream, StreamEntry};
-use crate::objects::table::Table;
+use crate::table::Table;
 
 /// The state of a machine.
 pub(super) struct MachineState {
-    pub(super) executor: Executor,
+    pub(super) executor: Executor<Collectives>,
     pub(super) memory: Memory,
     pub(super) pools: Pools,
     /// The pools' handles.
@@ -115,8 +117,8 @@ impl MachineState {
     /// that nothing touches any more.
     pub(super) fn settle(&mut self) {
         self.executor.break_circles();
-        for branch in self.executor.spent.drain(..) {
-            self.trash.push(Box::new(branch));
+        for step in self.executor.spent.drain(..) {
+            self.trash.push(Box::new(step));
         }
         while let Some(address) = self.executor.freed.pop() {
             self.pools.freed(address, &mut self.memory);

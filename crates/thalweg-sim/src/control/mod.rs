@@ -42,7 +42,8 @@ use std::time::{Duration, Instant};
 use smallvec::SmallVec;
 use thalweg_driver::Code;
 
-use super::executor::{Claim, CommandId, Offer};
+use super::executor::command::{Claim, CommandId};
+use super::executor::offers::Offer;
 use super::machine::{Locked, Machine, QUEUE_COMMANDS};
 use super::refusal::{CallResult, Refusal};
 use super::schedules::{Actor, Choice, Schedule, Touched, Trace};
@@ -609,7 +610,7 @@ impl MachineState {
 
     /// Says what everybody is doing, behind a sentence that says what is the matter.
     pub(super) fn describe_hosts(&mut self, what: &str) -> String {
-        let collectives = self.executor.describe_collectives();
+        let collectives = self.executor.describe_gate();
         let control = self.control.as_ref().expect("the machine is controlled");
         let mut text = what.to_owned();
         for (number, host) in control.hosts.iter().enumerate() {

@@ -6,7 +6,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::control::{Host, INSIDE, Next, PATIENCE, Phase, Wait};
-use crate::executor::{CommandId, Start};
+use crate::executor::Start;
+use crate::executor::command::CommandId;
 use crate::machine::Locked;
 use crate::refusal::CallResult;
 

@@ -16,78 +16,35 @@
 //!   [`CommandId`] tells for ever whether its command is gone.
 //! - Edges lead from older commands to newer ones: there are no cycles.
 //! - Commands without a task (marks) never wait for a worker: they are complete at the moment their last predecessor is.
-//! - A part of a collective is never ready: when it could be, it waits for its partners ([`collective`](crate::executor::collective)),
-//!   and then one of them runs for all.
+//! - A gated command is never ready: when it could be, it waits at the gate ([`plug`](crate::executor::plug)) for others, and then one
+//!   of them runs for all.
 //! - No task is dropped while the machine is locked: a task owns the program's values, whose destructors may call us.
 
-pub(crate) mod collective;
+pub(crate) mod command;
 pub(crate) mod faults;
-pub(crate) mod ranges;
+mod gated;
+pub(crate) mod offers;
+pub(crate) mod plug;
 pub(crate) mod ready;
-pub(crate) mod reduction;
 pub(crate) mod snapshot;
 pub(crate) mod task;
-pub(crate) mod transfer;
-
-pub(super) mod branches;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
-use thalweg_driver::{Code, Label};
+use thalweg_driver::Code;
 
-use self::branches::{Branch, Condition, Round};
+use self::command::{Body, Claim, CommandId, Frontier, Origin, Planned};
+use self::faults::{Faults, Point};
+use self::plug::{Gate, Step};
+use self::ready::Ready;
+use self::snapshot::Snapshot;
+use self::task::{Task, Work};
 use super::memory::{Memory, Piece, Resolved};
 use super::refusal::Refusal;
-use super::schedules::{Actor, Touched};
-use crate::executor::collective::{Collectives, Failure, Verdict, Web};
-use crate::executor::faults::{Faults, Point};
-use crate::executor::ready::Ready;
-use crate::executor::snapshot::{Snapshot, is_update};
-use crate::executor::task::{Task, Work};
-
-/// A command, for ever.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct CommandId {
-    index: u32,
-    generation: u32,
-}
-
-impl CommandId {
-    /// Returns where it is as long as it is not complete.
-    pub(super) fn slot(self) -> u32 {
-        self.index
-    }
-}
-
-/// Commands that something comes after.
-pub(super) type Frontier = SmallVec<[CommandId; 2]>;
-
-/// The kind of a command, with its work.
-pub(super) enum Body {
-    /// Work for a worker.
-    Task(Arc<Task>),
-    /// A place in the order; it may take the time.
-    Mark(Option<Arc<Stamp>>),
-    /// A stream-ordered free of the allocation at this address.
-    PoolFree(u64),
-    /// The start of a launch with conditions.
-    Start(Arc<[Arc<Condition>]>),
-    /// A conditional node, or the end of its body.
-    Branch(Round),
-}
-
-/// Where a command comes from.
-#[derive(Clone, Copy)]
-pub(super) struct Origin {
-    /// Its priority.
-    pub(super) level: u8,
-    /// Whose step it is.
-    pub(super) actor: Actor,
-}
+use super::schedules::Actor;
 
 /// The details of a command that only a controlled machine knows.
 struct Detail {
@@ -120,17 +77,6 @@ struct Details {
 /// The length of a step of time, in nanoseconds, where time is counted in commands.
 const TICK_NANOSECONDS: u64 = 1000;
 
-/// When a place in the order was reached.
-#[derive(Debug, Default)]
-pub(super) struct Stamp(AtomicU64);
-
-impl Stamp {
-    /// Nanoseconds since the machine started.
-    pub(super) fn nanoseconds(&self) -> u64 {
-        self.0.load(Ordering::Relaxed)
-    }
-}
-
 struct Slot {
     generation: u32,
     pending: u32,
@@ -162,10 +108,6 @@ pub(super) enum Start {
     Fail(Refusal),
 }
 
-/// Bytes held, or waited for, by a host thread.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Claim(u64);
-
 struct Held {
     holder: Holder,
     pieces: SmallVec<[Piece; 4]>,
@@ -178,7 +120,7 @@ enum Holder {
 }
 
 /// Commands and the range lock.
-pub(super) struct Executor {
+pub(super) struct Executor<G> {
     slots: Vec<Slot>,
     free: Vec<u32>,
     pub(super) ready: Ready,
@@ -188,17 +130,17 @@ pub(super) struct Executor {
     lost: Vec<Option<Refusal>>,
     /// The faults that are to strike.
     pub(super) faults: Faults,
-    /// Which parts of collectives meet.
-    pub(super) collectives: Collectives,
+    /// Where gated commands wait for each other.
+    pub(super) gate: G,
     started: Instant,
     live: usize,
     /// Marks that are complete but whose successors have not been told yet.
     completing: Vec<u32>,
-    /// Conditional nodes to go on with, by their slots.
-    reached: Vec<(u32, Round)>,
-    is_branching: bool,
-    /// Conditional nodes that have been gone on with: they may be the last to know their tasks.
-    pub(super) spent: Vec<Arc<Branch>>,
+    /// Steps to ask what comes next, by the slots of their commands.
+    reached: Vec<(u32, Box<dyn Step>)>,
+    is_stepping: bool,
+    /// Steps that have been asked: they may be the last to know tasks, which are not dropped here.
+    pub(super) spent: Vec<Box<dyn Step>>,
     /// Addresses whose stream-ordered frees have been reached.
     pub(super) freed: Vec<u64>,
     /// Whether a worker may find more to do than before.
@@ -209,7 +151,7 @@ pub(super) struct Executor {
     details: Option<Box<Details>>,
 }
 
-impl Executor {
+impl<G: Gate + Default> Executor<G> {
     pub(super) fn new(devices: u32) -> Self {
         Self {
             slots: Vec::new(),
@@ -220,12 +162,12 @@ impl Executor {
             last_claim: 0,
             lost: vec![None; devices as usize],
             faults: Faults::default(),
-            collectives: Collectives::default(),
+            gate: G::default(),
             started: Instant::now(),
             live: 0,
             completing: Vec::new(),
             reached: Vec::new(),
-            is_branching: false,
+            is_stepping: false,
             spent: Vec::new(),
             freed: Vec::new(),
             wake_workers: false,
@@ -233,7 +175,9 @@ impl Executor {
             details: None,
         }
     }
+}
 
+impl<G: Gate> Executor<G> {
     /// Keeps from now on what [`offers`](Self::offers) tells.
     pub(super) fn keep_details(&mut self) {
         self.details = Some(Box::default());
@@ -281,7 +225,7 @@ impl Executor {
         let index = self.vacant_slot();
         let id = CommandId { index, generation: self.slots[index as usize].generation };
         let before = match &body {
-            Body::Task(task) => self.collectives.enlist(id, task),
+            Body::Task(task) if matches!(task.work, Work::Gated(_)) => self.gate.enlist(id, task),
             _ => Frontier::new(),
         };
         let mut pending = 0;
@@ -310,6 +254,25 @@ impl Executor {
         id
     }
 
+    /// Queues commands, those without predecessors among them after `entry`. Returns them, in their order.
+    pub(super) fn add_all<'a>(
+        &mut self,
+        planned: impl IntoIterator<Item = Planned<'a>>,
+        entry: Option<CommandId>,
+    ) -> Vec<CommandId> {
+        let planned = planned.into_iter();
+        let mut commands: Vec<CommandId> = Vec::with_capacity(planned.size_hint().0);
+        for Planned { body, origin, predecessors } in planned {
+            let command = if predecessors.is_empty() {
+                self.add(body, origin, entry)
+            } else {
+                self.add(body, origin, predecessors.iter().map(|&place| commands[place as usize]))
+            };
+            commands.push(command);
+        }
+        commands
+    }
+
     fn vacant_slot(&mut self) -> u32 {
         self.free.pop().unwrap_or_else(|| {
             let index = u32::try_from(self.slots.len()).expect("fewer than 2^32 commands are queued");
@@ -330,17 +293,15 @@ impl Executor {
         let slot = &self.slots[index as usize];
         match slot.body.as_ref().expect("a waiting command has a body") {
             Body::Task(task) if matches!(task.work, Work::Host(_)) => self.ready.push_host(index),
-            Body::Task(task) if matches!(task.work, Work::Part(_)) => {
-                self.collectives.arrived(index);
-                self.meet();
+            Body::Task(task) if matches!(task.work, Work::Gated(_)) => {
+                self.gate.arrived(index);
+                self.open_gate();
             }
             Body::Task(_) => {
                 self.ready.push(slot.level, index);
                 self.wake_workers = true;
             }
-            Body::Mark(_) | Body::PoolFree(_) | Body::Start(_) | Body::Branch(_) => {
-                self.completing.push(index);
-            }
+            Body::Mark(_) | Body::PoolFree(_) | Body::Step(..) => self.completing.push(index),
         }
     }
 
@@ -350,7 +311,7 @@ impl Executor {
             while let Some(index) = self.completing.pop() {
                 self.complete_mark(index);
             }
-            if !self.take_branches() {
+            if !self.take_step() {
                 return;
             }
         }
@@ -358,19 +319,16 @@ impl Executor {
 
     fn complete_mark(&mut self, index: u32) {
         match self.slots[index as usize].body.take() {
-            Some(Body::Mark(Some(stamp))) => {
-                let nanoseconds = match &self.details {
+            Some(Body::Mark(Some(told))) => {
+                told.reached(match &self.details {
                     Some(details) => details.ended * TICK_NANOSECONDS,
                     None => self.started.elapsed().as_nanos() as u64,
-                };
-                stamp.0.store(nanoseconds, Ordering::Relaxed);
+                });
             }
             Some(Body::PoolFree(address)) => self.freed.push(address),
-            Some(Body::Start(conditions)) => Self::start_conditions(&conditions),
-            Some(Body::Branch(round)) => {
-                let node = round.slot;
-                self.reached.push((node.unwrap_or(index), round));
-                if node.is_none() {
+            Some(Body::Step(step, first)) => {
+                self.reached.push((first.unwrap_or(index), step));
+                if first.is_none() {
                     return;
                 }
             }
@@ -436,7 +394,7 @@ impl Executor {
         let task = self.take_task(index);
         let start = match resolved {
             _ if let Some(cause) = self.lost(task.device) => match task.work {
-                // The other ranks must not go on as if they had met.
+                // What waited with it at the gate must not go on as if it had run.
                 Work::Joint(_) => Start::Fail(cause.clone()),
                 _ => Start::Skip,
             },
@@ -473,12 +431,12 @@ impl Executor {
         if let Some(details) = &mut self.details {
             details.ended += 1;
         }
-        let met = self.collectives.end(index);
+        let met = self.gate.end(index);
         if let Err(refusal) = outcome {
             let own = [device];
             let devices = met.as_ref().map_or(&own[..], |(devices, _)| devices);
             self.lose(devices, &refusal);
-            self.meet();
+            self.open_gate();
         }
         self.retire(index);
         self.completing.extend(met.into_iter().flat_map(|(_, others)| others));
@@ -490,63 +448,6 @@ impl Executor {
             self.lost[device as usize].get_or_insert_with(|| refusal.clone());
         }
         self.wake_hosts = true;
-    }
-
-    // ---- Collectives ----------------------------------------------------------------------------------------------
-
-    /// Lets those meet who can, and gives those up who cannot. What is given up is complete with the next marks.
-    fn meet(&mut self) {
-        while let Some(verdict) = self.collectives.verdict(&self.lost) {
-            match verdict {
-                Verdict::Fails(failure) => self.give_up(failure),
-                Verdict::Meets { slots, task } => {
-                    let first = slots[0];
-                    if let Some(Details { commands, .. }) = self.details.as_deref_mut() {
-                        let is_needed = slots.iter().any(|&slot| commands[slot as usize].is_needed);
-                        commands[first as usize].is_needed = is_needed;
-                    }
-                    let slot = &mut self.slots[first as usize];
-                    (slot.body, slot.resolved) = (Some(Body::Task(task)), None);
-                    self.ready.push(slot.level, first);
-                    self.wake_workers = true;
-                }
-            }
-        }
-    }
-
-    fn give_up(&mut self, failure: Failure) {
-        self.lose(&failure.devices, &failure.refusal);
-        self.completing.extend(failure.released);
-    }
-
-    /// Looks after collectives that may be waited for in vain: a rank is gone, or a device.
-    pub(super) fn review_collectives(&mut self) {
-        self.meet();
-        self.complete_marks();
-    }
-
-    /// Gives collectives up of which each waits for another, if nothing runs that could show it otherwise.
-    pub(super) fn break_circles(&mut self) {
-        if self.ready.queued() > 0 || !self.running.is_empty() || !self.collectives.may_wait_in_circle() {
-            return;
-        }
-        while let Some(failure) = self.with_web(|collectives, web| collectives.find_circle(web)) {
-            self.give_up(failure);
-            self.review_collectives();
-        }
-    }
-
-    /// Returns which collectives wait for whom, in words; empty if none does.
-    pub(super) fn describe_collectives(&mut self) -> String {
-        self.with_web(|collectives, web| collectives.describe(web))
-    }
-
-    fn with_web<T>(&mut self, look: impl FnOnce(&mut Collectives, &Web<'_>) -> T) -> T {
-        let Self { slots, collectives, .. } = self;
-        let slots = &*slots;
-        let successors = |slot: u32| &slots[slot as usize].successors[..];
-        let is_done = |id: CommandId| slots[id.index as usize].generation != id.generation;
-        look(collectives, &Web { successors: &successors, is_done: &is_done })
     }
 
     // ---- The host's part of the range lock ------------------------------------------------------------------------
@@ -588,149 +489,6 @@ impl Executor {
         }
         self.wake_workers |= self.ready.queued() > 0;
         self.wake_hosts |= !self.waiting_claims.is_empty();
-    }
-}
-
-// ---- The choices of a controlled machine ------------------------------------------------------------------------------
-
-/// A command that can be chosen.
-pub(super) struct Offer<'a> {
-    pub(super) index: u32,
-    pub(super) number: u64,
-    /// Which of its actor's commands.
-    pub(super) step: u64,
-    pub(super) actor: Actor,
-    pub(super) label: Label,
-    pub(super) is_needed: bool,
-    pub(super) touched: Touched<'a>,
-}
-
-impl Executor {
-    /// Returns the commands that can run now, in order of submission.
-    pub(super) fn offers(&mut self, memory: &Memory) -> SmallVec<[u32; 8]> {
-        let Self { ready, slots, running, waiting_claims, lost, details, .. } = self;
-        let mut found: SmallVec<[u32; 8]> = SmallVec::new();
-        for index in ready.all() {
-            let slot = &mut slots[index as usize];
-            let held = running.iter().chain(waiting_claims.iter());
-            if slot.is_host_function() || slot.is_admissible(memory, lost, held) {
-                found.push(index);
-            }
-        }
-        let details = details.as_ref().expect("the machine is controlled");
-        found.sort_unstable_by_key(|&index| details.commands[index as usize].number);
-        found
-    }
-
-    /// Returns what there is to know about a command that `offers` gave.
-    pub(super) fn offer(&self, index: u32) -> Offer<'_> {
-        let slot = &self.slots[index as usize];
-        let Some(Body::Task(task)) = &slot.body else { unreachable!("only tasks are ready") };
-        let details = self.details.as_ref().expect("the machine is controlled");
-        let &Detail { number, index: step, actor, is_needed, .. } = &details.commands[index as usize];
-        let touched = match &slot.resolved {
-            Some((_, resolved)) if !slot.is_host_function() => Touched::Pieces(&resolved.pieces),
-            _ => Touched::Anything,
-        };
-        Offer { index, number, step, actor, label: task.label, is_needed, touched }
-    }
-
-    /// Takes a command that `offers` gave.
-    pub(super) fn take_chosen(&mut self, index: u32, memory: &Memory) -> Job {
-        self.ready.remove(index);
-        let slot = &self.slots[index as usize];
-        if slot.is_host_function() {
-            return self.start_host(index);
-        }
-        let mut job = self.start(index, memory);
-        let details = self.details.as_mut().expect("the machine is controlled");
-        job.snapshot = details.commands[index as usize].snapshot.take();
-        job
-    }
-
-    /// Returns whether a command that `offers` gave can begin now and end later, so that it matters: an update that meets
-    /// another of these commands.
-    pub(super) fn can_begin(&self, index: u32, offers: &[u32]) -> bool {
-        let slot = &self.slots[index as usize];
-        let Some(Body::Task(task)) = &slot.body else { return false };
-        let details = self.details.as_ref().expect("the machine is controlled");
-        if !matches!(task.work, Work::Kernel { .. })
-            || details.commands[index as usize].snapshot.is_some()
-            || self.lost(task.device).is_some()
-            || !is_update(&task.accesses)
-        {
-            return false;
-        }
-        let Some((_, own)) = &slot.resolved else { return false };
-        offers.iter().filter(|&&other| other != index).any(|&other| {
-            match &self.slots[other as usize].resolved {
-                Some((_, resolved)) => conflict(&own.pieces, &resolved.pieces),
-                None => false,
-            }
-        })
-    }
-
-    /// Begins a command for which `can_begin` holds: takes a copy of its memory.
-    pub(super) fn begin(&mut self, index: u32) {
-        let slot = &self.slots[index as usize];
-        let (Some(Body::Task(task)), Some((_, resolved))) = (&slot.body, &slot.resolved) else {
-            unreachable!("`can_begin` holds")
-        };
-        // SAFETY: `offers` has resolved the accesses in this critical section, and gives only commands with which nothing
-        // that runs conflicts; nothing begins to run before the critical section ends.
-        let snapshot = unsafe { Snapshot::take(&task.accesses, resolved) };
-        let details = self.details.as_mut().expect("the machine is controlled");
-        details.commands[index as usize].snapshot = Some(snapshot);
-    }
-
-    /// Returns whether a host function is not complete.
-    pub(super) fn has_host_functions(&self) -> bool {
-        self.details.as_ref().is_some_and(|details| details.host_functions > 0)
-    }
-
-    /// Marks as needed all commands before these, for which a host thread waits.
-    pub(super) fn need(&mut self, commands: &[CommandId]) {
-        let mut open: Vec<CommandId> = commands.to_vec();
-        while let Some(id) = open.pop() {
-            if self.is_done(id) {
-                continue;
-            }
-            let details = self.details.as_mut().expect("the machine is controlled");
-            let detail = &mut details.commands[id.index as usize];
-            if !std::mem::replace(&mut detail.is_needed, true) {
-                open.extend_from_slice(&detail.predecessors);
-                open.extend(self.collectives.partners(id.index));
-            }
-        }
-    }
-
-    /// Numbers the commands from 1 on again: a new run begins.
-    pub(super) fn restart_numbers(&mut self) {
-        if let Some(details) = &mut self.details {
-            (details.number, details.ended) = (0, 0);
-            details.counts.clear();
-        }
-    }
-
-    /// Returns what a command is called in a report, if it is a task that has not begun.
-    pub(super) fn describe(&self, id: CommandId) -> Option<(Label, Actor)> {
-        let slot = &self.slots[id.index as usize];
-        let detail = &self.details.as_ref()?.commands[id.index as usize];
-        match &slot.body {
-            Some(Body::Task(task)) if slot.generation == id.generation => Some((task.label, detail.actor)),
-            _ => None,
-        }
-    }
-
-    /// Returns whether `try_hold` would succeed.
-    pub(super) fn can_hold(&self, claim: Claim) -> bool {
-        let wanted = self.waiting_claims.iter().find(|held| held.holder == Holder::Host(claim));
-        wanted.is_some_and(|wanted| !self.running.iter().any(|held| conflict(&held.pieces, &wanted.pieces)))
-    }
-
-    /// Gives a claim up that is still waited for.
-    pub(super) fn withdraw(&mut self, claim: Claim) {
-        self.waiting_claims.retain(|held| held.holder != Holder::Host(claim));
     }
 }
 

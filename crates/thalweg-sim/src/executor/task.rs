@@ -3,8 +3,10 @@
 //! A task is immutable once it is queued, so that the launches of a graph can share it. It finds memory only through what
 //! the executor resolved for it when it was chosen to run.
 
+use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use smallvec::SmallVec;
 use thalweg_driver::{
@@ -12,9 +14,6 @@ use thalweg_driver::{
     host::HostLaunch, host::PhysicalRanges, host::Resolve,
 };
 
-use super::branches::Condition;
-use super::collective::{Joint, Part};
-use super::reduction;
 use super::snapshot::Snapshot;
 use crate::memory::{HostAddress, Memory, Resolved, Toucher};
 use crate::refusal::Refusal;
@@ -47,14 +46,26 @@ pub(crate) enum Work {
     CopyOut(HostTarget),
     /// The pattern over the only access.
     Fill(FillPattern),
-    /// The value at the only access, of one byte or four, becomes a condition.
-    Decide(Arc<Condition>),
+    /// The value at the only access, of one byte or four, goes to a cell of the host.
+    ToCell(Arc<AtomicU32>),
     /// A function of the host.
     Host(HostFunction),
-    /// A rank's part of a collective: it waits for the others, and one of them runs for all.
-    Part(Part),
-    /// A collective that all ranks have come to.
-    Joint(Joint),
+    /// It waits at the [gate](super::plug::Gate), which knows what it is, and one of several that do runs for all.
+    Gated(Box<dyn Any + Send + Sync>),
+    /// What one of them runs.
+    Joint(Box<dyn JointWork>),
+}
+
+/// Work over the memory of several devices.
+pub(crate) trait JointWork: Send + Sync {
+    /// Finds the accesses of a task, each with the rights of its device.
+    fn resolve(&self, memory: &Memory, accesses: &[Access]) -> Result<Resolved, String>;
+
+    /// Does the work.
+    ///
+    /// # Safety
+    /// As for [`Task::run`].
+    unsafe fn run(&self, accesses: &[Access], resolved: &Resolved);
 }
 
 /// Host memory that a blocked caller lends.
@@ -71,7 +82,7 @@ impl HostTarget {
 impl Task {
     /// Returns which rules bind its accesses.
     pub(crate) fn toucher(&self) -> Toucher {
-        if matches!(self.work, Work::Kernel { .. } | Work::Decide(_)) {
+        if matches!(self.work, Work::Kernel { .. } | Work::ToCell(_)) {
             Toucher::Kernel
         } else {
             Toucher::Copy
@@ -88,7 +99,7 @@ impl Task {
                 block: *block,
                 shared_memory_bytes: *shared_memory_bytes,
             },
-            Work::Decide(_) => GraphNodeWork::Kernel {
+            Work::ToCell(_) => GraphNodeWork::Kernel {
                 name: Some(format!("thalweg_condition_u{}", 8 * bytes)),
                 grid: [1; 3],
                 block: [1; 3],
@@ -96,7 +107,7 @@ impl Task {
             },
             Work::Copy | Work::CopyIn(_) | Work::CopyOut(_) => GraphNodeWork::Copy { bytes },
             Work::Fill(_) => GraphNodeWork::Fill { bytes },
-            Work::Host(_) | Work::Part(_) | Work::Joint(_) => GraphNodeWork::Unknown,
+            Work::Host(_) | Work::Gated(_) | Work::Joint(_) => GraphNodeWork::Unknown,
         }
     }
 
@@ -155,18 +166,18 @@ impl Task {
                 let launch = unsafe { HostLaunch::new(*grid, *block, arguments, &self.accesses, &memory) };
                 return kernel.run(&launch);
             }
-            Work::Decide(condition) => {
+            Work::ToCell(cell) => {
                 let mut value = [0; 4];
                 if let Some(source) = pointer(0) {
                     // SAFETY: the range is resolved and locked for this command, and of one byte or four.
                     unsafe { std::ptr::copy_nonoverlapping(source, value.as_mut_ptr(), bytes(0).min(4)) };
                 }
-                condition.set(u32::from_le_bytes(value));
+                cell.store(u32::from_le_bytes(value), Ordering::Relaxed);
             }
             Work::Host(function) => function(),
-            Work::Part(_) => unreachable!("a part never runs: its meeting does"),
+            Work::Gated(_) => unreachable!("what is gated never runs: joint work does"),
             // SAFETY: the caller's promise.
-            Work::Joint(joint) => unsafe { self.exchange(joint, resolved) },
+            Work::Joint(joint) => unsafe { joint.run(&self.accesses, resolved) },
             Work::Copy => {
                 if let (Some(source), Some(target)) = (pointer(0), pointer(1)) {
                     // SAFETY: both ranges are resolved and locked for this command; they may overlap.
@@ -195,36 +206,6 @@ impl Task {
             }
         }
         Ok(())
-    }
-}
-
-impl Task {
-    /// Reads what every rank gives, and writes what each gets.
-    ///
-    /// # Safety
-    /// As for `run`. The accesses are two a rank: what it reads and what it writes.
-    unsafe fn exchange(&self, joint: &Joint, resolved: &Resolved) {
-        let ends = |access: usize| {
-            let ends = self.accesses.iter().zip(&resolved.pointers).skip(access).step_by(2);
-            ends.map(|(access, pointer)| (access.bytes as usize, pointer.map(HostAddress::pointer)))
-        };
-        let input = |(bytes, pointer): (usize, Option<*mut u8>)| {
-            let mut input = vec![0; bytes];
-            if let Some(source) = pointer {
-                // SAFETY: the range is resolved and locked for this command, and as long as the buffer, which is memory
-                // of its own.
-                unsafe { std::ptr::copy_nonoverlapping(source, input.as_mut_ptr(), bytes) };
-            }
-            input
-        };
-        let inputs: Vec<Vec<u8>> = ends(0).map(input).collect();
-        let outputs = reduction::outputs(joint.operation, joint.format, &inputs);
-        for ((bytes, pointer), output) in ends(1).zip(outputs) {
-            let Some(target) = pointer else { continue };
-            assert_eq!(output.len(), bytes, "a collective's output is as long as the rank declared");
-            // SAFETY: as above, in the other direction.
-            unsafe { std::ptr::copy_nonoverlapping(output.as_ptr(), target, bytes) };
-        }
     }
 }
 

@@ -24,6 +24,7 @@
 pub(crate) mod backing;
 pub(crate) mod lease;
 pub(crate) mod pool;
+pub(crate) mod ranges;
 pub(crate) mod sharing;
 pub(crate) mod virtual_memory;
 
@@ -34,12 +35,12 @@ use smallvec::SmallVec;
 use thalweg_driver::{Access, AccessMode, Code, MemoryInfo, anonymous::Anonymous};
 
 use super::refusal::{CallResult, Refusal};
-use crate::executor::ranges::{FreeRanges, Range};
 use crate::memory::backing::PAGE_BYTES;
 use crate::memory::lease::Lease;
+use crate::memory::ranges::{FreeRanges, Range};
 use crate::memory::sharing::Exports;
 use crate::memory::virtual_memory::{PhysicalMemory, Reservation};
-use crate::objects::table::Table;
+use crate::table::Table;
 
 /// The first device address.
 pub(super) const DEVICE_BASE: u64 = 0x00d0_0000_0000_0000;

@@ -11,8 +11,8 @@ use std::collections::BTreeMap;
 
 use thalweg_driver::{Code, PoolAttributes, PoolUsage};
 
-use crate::executor::Frontier;
-use crate::executor::ranges::{FreeRanges, Range};
+use super::ranges::{FreeRanges, Range};
+use crate::executor::command::Frontier;
 use crate::memory::{Memory, Segment, SpanAccess, nonzero};
 use crate::refusal::{CallResult, Refusal};
 

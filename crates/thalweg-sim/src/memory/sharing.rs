@@ -13,8 +13,8 @@ use std::os::unix::fs::FileExt;
 use std::sync::{Arc, Weak};
 
 use super::backing::{PAGE_BYTES, anonymous_file};
+use super::ranges::Range;
 use super::virtual_memory::PhysicalMemory;
-use crate::executor::ranges::Range;
 use crate::memory::{Allocation, DEVICE_BASE, Memory, Opened, Piece, Span, SpanAccess};
 use crate::refusal::{CallResult, Refusal};
 use smallvec::SmallVec;

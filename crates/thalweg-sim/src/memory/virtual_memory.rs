@@ -9,7 +9,7 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 use thalweg_driver::{Code, HandleType, MemoryAccess};
 
-use crate::executor::ranges::Range;
+use super::ranges::Range;
 use crate::memory::{DEVICE_BASE, Memory, Piece, Span, SpanAccess, bit, nonzero, physical_base};
 use crate::refusal::{CallResult, Refusal};
 

@@ -22,7 +22,7 @@ use thalweg_driver::{
 
 use super::graph::{Graph, Node};
 use super::stream::Branch;
-use crate::executor::branches::Branch as ConditionalBranch;
+use crate::conditional::Branch as ConditionalBranch;
 use crate::executor::task::Task;
 use crate::refusal::{CallResult, Refusal};
 use crate::state::MachineState;

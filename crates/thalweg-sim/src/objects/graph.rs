@@ -11,11 +11,13 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 use thalweg_driver::{Code, GraphDescription, GraphNode, GraphNodeHandle, GraphNodeKind, GraphNodeWork};
 
-use super::conditional::{BodyOf, Instance};
-use crate::executor::branches::{Branch, Condition};
+use crate::conditional::calls::BodyOf;
+use crate::conditional::{Branch, Conditions, Round};
+use crate::executor::command::{Body, Frontier, Origin, Planned};
+use crate::executor::plug::Reached;
 use crate::executor::task::{Task, Work};
-use crate::executor::{Body, Frontier};
 use crate::refusal::{CallResult, Refusal};
+use crate::schedules::Actor;
 use crate::state::{MachineState, unknown};
 
 /// Bits of a node's number in its handle, and of the graph's number above it.
@@ -56,7 +58,7 @@ pub(crate) struct Executable {
     /// The nodes that no other comes after.
     sinks: SmallVec<[u32; 2]>,
     last_launch: Frontier,
-    conditions: Arc<[Arc<Condition>]>,
+    conditions: Arc<Conditions>,
     /// The graph whose memory it holds, if that has any.
     memory: Option<u64>,
 }
@@ -65,8 +67,8 @@ impl Node {
     /// Returns whether a conditional node may run it.
     pub(crate) fn can_be_in_a_body(&self) -> bool {
         use GraphNodeKind::{Conditional, Copy, Empty, Fill, Kernel, Library};
-        let is_part = self.task.as_ref().is_some_and(|task| matches!(task.work, Work::Part(_)));
-        !is_part && matches!(self.kind, Conditional | Copy | Empty | Fill | Kernel | Library)
+        let is_gated = self.task.as_ref().is_some_and(|task| matches!(task.work, Work::Gated(_)));
+        !is_gated && matches!(self.kind, Conditional | Copy | Empty | Fill | Kernel | Library)
     }
 }
 
@@ -131,6 +133,19 @@ impl Graph {
         let index = (handle.raw() & ((1 << NODE_BITS) - 1)) as u32;
         ((index as usize) < self.nodes.len() && self.handle(index) == handle).then_some(index)
     }
+}
+
+/// Returns the nodes of a graph as commands of a launch on the stream of this number.
+pub(crate) fn planned(nodes: &[Node], first_number: u32, stream: u32) -> impl Iterator<Item = Planned<'_>> {
+    nodes.iter().zip(first_number..).map(move |(node, number)| {
+        let body = match (&node.task, &node.branch) {
+            (Some(task), _) => Body::Task(Arc::clone(task)),
+            (None, Some(branch)) => Body::Step(Box::new(Round::first(branch, stream)), None),
+            (None, None) => Body::Mark(None),
+        };
+        let origin = Origin { level: node.level, actor: Actor::Node { stream, node: number } };
+        Planned { body, origin, predecessors: &node.predecessors }
+    })
 }
 
 pub(crate) fn sinks(nodes: &[Node]) -> SmallVec<[u32; 2]> {
@@ -239,7 +254,7 @@ impl MachineState {
             return Err(Refusal::new(Code::NotSupported, detail));
         }
         let serial = graph.serial;
-        let mut instance = Instance::new(graph.nodes.len());
+        let mut instance = self.begin_instance(graph);
         let nodes: Arc<[Node]> = if graph.conditions.is_empty() {
             graph.nodes.as_slice().into()
         } else {
@@ -251,7 +266,7 @@ impl MachineState {
             sinks: sinks(&nodes),
             nodes,
             last_launch: Frontier::new(),
-            conditions: instance.into_conditions(),
+            conditions: Arc::new(instance.into_conditions()),
             memory,
         };
         Ok(self.executables.insert(executable))
@@ -269,14 +284,12 @@ impl MachineState {
 
     /// Prepares nodes that are about to be queued: refuses where they are parts of a rank that has been given up.
     fn begin_collectives(&mut self, nodes: &[Node]) -> CallResult<()> {
-        if !self.executor.collectives.are_used() {
+        if !self.executor.gate.are_used() {
             return Ok(());
         }
-        self.executor.collectives.begin();
+        self.executor.gate.begin();
         for task in nodes.iter().filter_map(|node| node.task.as_ref()) {
-            if let Work::Part(part) = &task.work
-                && !self.executor.collectives.is_usable(part)
-            {
+            if !self.executor.gate.is_usable(task) {
                 let detail =
                     format!("the communicator of `{}`, in the graph, has been destroyed", task.label);
                 return Err(Refusal::new(Code::InvalidHandle, detail));
@@ -294,9 +307,9 @@ impl MachineState {
         self.begin_collectives(&nodes)?;
         before.extend(self.frontier(own));
         let (origin, stream) = (self.stream(own).origin(), self.stream(own).number);
-        let start = if conditions.is_empty() { Body::Mark(None) } else { Body::Start(conditions) };
-        let entry = self.executor.add(start, origin, before);
-        let commands = self.executor.queue_nodes(&nodes, 0, stream, Some(entry));
+        let start = if conditions.0.is_empty() { None } else { Some(conditions as Arc<dyn Reached>) };
+        let entry = self.executor.add(Body::Mark(start), origin, before);
+        let commands = self.executor.add_all(planned(&nodes, 0, stream), Some(entry));
         let ends = sinks.iter().map(|&index| commands[index as usize]).chain([entry]);
         let exit = self.executor.add(Body::Mark(None), origin, ends);
         self.stream_mut(own).frontier = Frontier::from_slice(&[exit]);

@@ -11,8 +11,8 @@ use std::collections::BTreeMap;
 
 use thalweg_driver::{Code, GraphNodeKind};
 
+use crate::executor::command::{Body, Frontier, Origin};
 use crate::executor::faults::Point;
-use crate::executor::{Body, Frontier, Origin};
 use crate::machine::Locked;
 use crate::refusal::{CallResult, Refusal};
 use crate::schedules::Actor;

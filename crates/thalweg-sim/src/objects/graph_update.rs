@@ -134,7 +134,7 @@ fn check(memory: &Memory, old: &Node, new: &Node) -> Result<(), UpdateReason> {
     }
     let (Some(before), Some(after)) = (&old.task, &new.task) else { return Ok(()) };
     match (&before.work, &after.work) {
-        (Work::Part(_) | Work::Decide(_), _) | (_, Work::Decide(_)) => {
+        (Work::Gated(_) | Work::ToCell(_), _) | (_, Work::ToCell(_)) => {
             return Err(UpdateReason::NotSupported);
         }
         (Work::Fill(one), Work::Fill(other)) if one.bytes() != other.bytes() => {

@@ -4,9 +4,7 @@
 
 pub(crate) mod capture;
 pub(crate) mod code;
-pub(crate) mod conditional;
 pub(crate) mod graph;
 pub(crate) mod graph_memory;
 pub(crate) mod graph_update;
 pub(crate) mod stream;
-pub(crate) mod table;

@@ -8,14 +8,15 @@
 //! own: that is all there is to it.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use smallvec::SmallVec;
 use thalweg_driver::{Code, EventFlags, GraphNodeKind};
 
+use crate::executor::command::{Body, CommandId, Frontier, Origin};
+use crate::executor::plug::Reached;
 use crate::executor::ready::LEVELS;
 use crate::executor::task::Task;
-use crate::executor::{Body, CommandId, Frontier, Origin, Stamp};
 use crate::refusal::{CallResult, Refusal};
 use crate::schedules::Actor;
 use crate::state::{MachineState, unknown};
@@ -79,6 +80,16 @@ impl Stream {
     /// Returns where its commands come from.
     pub(crate) fn origin(&self) -> Origin {
         Origin { level: self.level(), actor: Actor::Stream(self.number) }
+    }
+}
+
+/// When a place in the order was reached, in nanoseconds since the machine started.
+#[derive(Debug, Default)]
+struct Stamp(AtomicU64);
+
+impl Reached for Stamp {
+    fn reached(&self, nanoseconds: u64) {
+        self.0.store(nanoseconds, Ordering::Relaxed);
     }
 }
 
@@ -297,7 +308,7 @@ impl MachineState {
             record
         } else if self.event(event)?.flags.timing {
             let stamp = Arc::new(Stamp::default());
-            let mark = self.append(own, Body::Mark(Some(Arc::clone(&stamp))));
+            let mark = self.append(own, Body::Mark(Some(Arc::clone(&stamp) as Arc<dyn Reached>)));
             Record::Live { frontier: Frontier::from_slice(&[mark]), stamp: Some(stamp) }
         } else {
             Record::Live { frontier: self.frontier(own), stamp: None }
@@ -341,7 +352,7 @@ impl MachineState {
             return Err(Refusal::new(Code::NotReady, "the event has not been reached: synchronise first"));
         }
         match &self.event(event)?.record {
-            Record::Live { stamp: Some(stamp), .. } => Ok(stamp.nanoseconds()),
+            Record::Live { stamp: Some(stamp), .. } => Ok(stamp.0.load(Ordering::Relaxed)),
             _ => unreachable!("an event with timing is recorded with a stamp"),
         }
     }

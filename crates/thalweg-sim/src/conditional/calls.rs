@@ -1,21 +1,22 @@
 //! Conditions, conditional nodes and their bodies, as they are captured and instantiated.
 //!
 //! The graph that a capture begins is the *root* of all bodies that come to lie in it, at any depth: bodies and conditions are
-//! the root's and go with it. How such nodes run is the executor's affair (`executor/branches`).
+//! the root's and go with it.
 //!
 //! Invariant: a body's root is a graph of the table for as long as the body has one.
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicU32;
 
 use smallvec::SmallVec;
 use thalweg_driver::{
     Access, CaptureMode, Code, ConditionFormat, Conditional, DevicePointer, GraphNodeKind, Label,
 };
 
-use super::graph::{Graph, Node};
-use super::stream::Branch as Place;
-use crate::executor::branches::{Branch, BranchBody, Condition};
+use super::{Branch, BranchBody, Condition, Conditions};
 use crate::executor::task::{Task, Work};
+use crate::objects::graph::{Graph, Node};
+use crate::objects::stream::Branch as Place;
 use crate::refusal::{CallResult, Refusal};
 use crate::state::{MachineState, unknown};
 
@@ -23,7 +24,7 @@ use crate::state::{MachineState, unknown};
 pub(crate) struct ConditionEntry {
     root: u64,
     device: u32,
-    condition: Arc<Condition>,
+    condition: Condition,
     /// Whether a node reads it.
     is_used: bool,
 }
@@ -67,7 +68,7 @@ impl MachineState {
         let own = self.enter(stream)?;
         let (_, root) = self.captured_graphs(own)?;
         let device = self.stream(own).device;
-        let condition = Arc::new(Condition::new(initial));
+        let condition = Condition::new(initial);
         let handle = self.conditions.insert(ConditionEntry { root, device, condition, is_used: false });
         self.graphs.get_mut(root).expect("a root is there").conditions.push(handle);
         Ok(handle)
@@ -92,7 +93,7 @@ impl MachineState {
             device: entry.device,
             label,
             accesses: SmallVec::from_slice(&[Access::read(source, format.bytes())]),
-            work: Work::Decide(Arc::clone(&entry.condition)),
+            work: Work::ToCell(Arc::clone(&entry.condition.value)),
         };
         self.submit(own, task, GraphNodeKind::Kernel).map(|_| ())
     }
@@ -111,7 +112,7 @@ impl MachineState {
         if entry.is_used {
             return Err(refuse("another node reads this condition"));
         }
-        let (root, device, condition_value) = (entry.root, entry.device, Arc::clone(&entry.condition));
+        let (root, device, condition_value) = (entry.root, entry.device, entry.condition.clone());
         let graphs: Vec<u64> = (0..conditional.bodies())
             .map(|_| {
                 let serial = self.next_graph_serial();
@@ -169,6 +170,13 @@ impl MachineState {
         }
     }
 
+    /// Begins an executable of a graph.
+    pub(crate) fn begin_instance(&self, graph: &Graph) -> Instance {
+        let of_graph = graph.conditions.iter().filter_map(|&handle| self.conditions.get(handle));
+        let conditions = of_graph.map(|entry| (entry.condition.clone(), entry.condition.sibling())).collect();
+        Instance { next_number: graph.nodes.len() as u32, conditions }
+    }
+
     /// Returns the nodes of a graph for an executable of its own: with conditions that no other has, and bodies in their
     /// places.
     pub(crate) fn instance(&self, nodes: &[Node], instance: &mut Instance) -> CallResult<Arc<[Node]>> {
@@ -177,10 +185,10 @@ impl MachineState {
             .map(|node| {
                 let mut node = node.clone();
                 if let Some(task) = &node.task
-                    && let Work::Decide(condition) = &task.work
+                    && let Work::ToCell(cell) = &task.work
                 {
                     let (label, accesses) = (task.label, task.accesses.clone());
-                    let work = Work::Decide(instance.condition(condition));
+                    let work = Work::ToCell(Arc::clone(&instance.condition(cell).value));
                     node.task = Some(Arc::new(Task { device: task.device, label, accesses, work }));
                 }
                 if let Some(branch) = &node.branch {
@@ -205,7 +213,7 @@ impl MachineState {
             Ok(BranchBody { graph: *graph, nodes, first_number })
         };
         let bodies = branch.bodies.iter().map(body).collect::<CallResult<_>>()?;
-        let condition = instance.condition(&branch.condition);
+        let condition = instance.condition(&branch.condition.value).clone();
         let &Branch { device, label, conditional, .. } = branch;
         Ok(Branch { device, label, conditional, condition, bodies })
     }
@@ -234,26 +242,18 @@ pub(crate) struct Instance {
     /// The number of the next node in a body.
     pub(crate) next_number: u32,
     /// The conditions of the graph, and those of the executable.
-    conditions: Vec<(Arc<Condition>, Arc<Condition>)>,
+    conditions: Vec<(Condition, Condition)>,
 }
 
 impl Instance {
-    /// Creates an instance of a graph with so many nodes.
-    pub(crate) fn new(nodes: usize) -> Self {
-        Self { next_number: nodes as u32, conditions: Vec::new() }
-    }
-
-    fn condition(&mut self, of_graph: &Arc<Condition>) -> Arc<Condition> {
-        if let Some((_, own)) = self.conditions.iter().find(|(known, _)| Arc::ptr_eq(known, of_graph)) {
-            return Arc::clone(own);
-        }
-        let own = Arc::new(of_graph.sibling());
-        self.conditions.push((Arc::clone(of_graph), Arc::clone(&own)));
-        own
+    /// Returns the executable's condition for the graph's with this value.
+    fn condition(&self, value: &Arc<AtomicU32>) -> &Condition {
+        let found = self.conditions.iter().find(|(of_graph, _)| Arc::ptr_eq(&of_graph.value, value));
+        &found.expect("a graph holds the conditions of its nodes").1
     }
 
     /// Returns the conditions of the executable.
-    pub(crate) fn into_conditions(self) -> Arc<[Arc<Condition>]> {
-        self.conditions.into_iter().map(|(_, own)| own).collect()
+    pub(crate) fn into_conditions(self) -> Conditions {
+        Conditions(self.conditions.into_iter().map(|(_, own)| own).collect())
     }
 }

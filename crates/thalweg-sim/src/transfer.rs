@@ -6,8 +6,8 @@
 use smallvec::SmallVec;
 use thalweg_driver::{Access, AccessMode, Code, Copy, Endpoint, Fill, GraphNodeKind, Label};
 
-use super::CommandId;
-use super::task::{Task, Work};
+use crate::executor::command::CommandId;
+use crate::executor::task::{Task, Work};
 use crate::machine::Locked;
 use crate::memory::{HostAddress, Piece, Toucher};
 use crate::refusal::{CallResult, Refusal};

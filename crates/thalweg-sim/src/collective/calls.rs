@@ -1,0 +1,143 @@
+//! The driver's calls on communicators.
+
+use smallvec::SmallVec;
+use thalweg_driver::{Code, Collective, CommunicatorHandle, CommunicatorInfo, GraphNodeKind};
+
+use super::{Part, format_name};
+use crate::executor::command::Frontier;
+use crate::executor::task::{Task, Work};
+use crate::machine::Locked;
+use crate::memory::Toucher;
+use crate::refusal::{CallResult, Refusal};
+use crate::state::{MachineState, unknown};
+
+impl MachineState {
+    pub(crate) fn communicators_create(&mut self, devices: &[u32]) -> CallResult<Vec<CommunicatorHandle>> {
+        self.forbid_in_capture("communicators_create")?;
+        if devices.is_empty() {
+            return Err(Refusal::new(Code::InvalidValue, "a communicator of no devices"));
+        }
+        for (rank, &device) in devices.iter().enumerate() {
+            self.usable(device)?;
+            if devices[..rank].contains(&device) {
+                let detail = format!("device {device} is named twice: each device has one rank");
+                return Err(Refusal::new(Code::InvalidValue, detail));
+            }
+        }
+        let communicator = self.executor.gate.create(devices);
+        let ranks = 0..devices.len() as u32;
+        let handles = ranks.map(|rank| self.communicators.insert((communicator, rank)));
+        Ok(handles.map(CommunicatorHandle::from_raw).collect())
+    }
+
+    fn communicator(&self, handle: CommunicatorHandle) -> CallResult<(u64, u32)> {
+        let found = self.communicators.get(handle.raw()).copied();
+        found.ok_or_else(|| unknown("communicator", handle.raw()))
+    }
+
+    pub(crate) fn communicator_info(&self, handle: CommunicatorHandle) -> CallResult<CommunicatorInfo> {
+        let (communicator, rank) = self.communicator(handle)?;
+        let ranks = &self.executor.gate.communicators[&communicator].ranks;
+        Ok(CommunicatorInfo { rank, ranks: ranks.len() as u32, device: ranks[rank as usize].device })
+    }
+
+    /// Queues a group. Everything is checked before anything is queued.
+    pub(crate) fn collectives(&mut self, group: &[Collective]) -> CallResult<()> {
+        let number = self.executor.gate.begin();
+        let parts =
+            group.iter().map(|call| self.part(call, number)).collect::<CallResult<Vec<(u64, Task)>>>()?;
+        // All parts of a stream come after what is on it now, and the stream goes on after all of them.
+        let mut streams: Vec<(u64, Place, Place)> = Vec::new();
+        for (own, task) in parts {
+            let position = streams.iter().position(|(stream, ..)| *stream == own).unwrap_or_else(|| {
+                let before = self.place(own);
+                let after = Place { frontier: Frontier::new(), nodes: SmallVec::new() };
+                streams.push((own, before, after));
+                streams.len() - 1
+            });
+            self.set_place(own, streams[position].1.clone());
+            self.submit(own, task, GraphNodeKind::Library)?;
+            let reached = self.place(own);
+            let after = &mut streams[position].2;
+            after.frontier.extend(reached.frontier);
+            after.nodes.extend(reached.nodes);
+        }
+        for (own, _, after) in streams {
+            self.set_place(own, after);
+        }
+        Ok(())
+    }
+
+    /// Returns a call as a task, on the stream with this handle.
+    fn part(&mut self, call: &Collective, group: u64) -> CallResult<(u64, Task)> {
+        let label = call.label;
+        let refuse = |code, text: String| Err(Refusal::new(code, format!("`{label}`: {text}")));
+        let (communicator, rank) = self.communicator(call.communicator)?;
+        let CommunicatorInfo { ranks, device, .. } = self.communicator_info(call.communicator)?;
+        let own = self.enter(call.stream.raw())?;
+        self.check_capture(own)?;
+        let of_stream = self.stream(own).device;
+        if of_stream != device {
+            let text = format!("rank {rank} is device {device}, and the stream is one of device {of_stream}");
+            return refuse(Code::InvalidValue, text);
+        }
+        if let Some(named) = call.operation.named_rank().filter(|&named| named >= ranks) {
+            let text = format!("there is no rank {named} in a communicator of {ranks} ranks");
+            return refuse(Code::InvalidValue, text);
+        }
+        let Some(accesses) = call.accesses(rank, ranks) else {
+            let text = format!("{} elements of {}: no such size", call.count, format_name(call.format));
+            return refuse(Code::InvalidValue, text);
+        };
+        if let Err(text) = self.memory.resolve(device, &accesses, Toucher::Kernel) {
+            return refuse(Code::InvalidValue, text);
+        }
+        let &Collective { operation, format, count, .. } = call;
+        let work = Work::Gated(Box::new(Part { communicator, rank, group, operation, format, count }));
+        Ok((own, Task { device, label, accesses: SmallVec::from_slice(&accesses), work }))
+    }
+
+    /// Returns what the next command of a stream comes after.
+    fn place(&self, own: u64) -> Place {
+        let stream = self.stream(own);
+        let nodes = stream.capture.as_ref().map(|branch| branch.nodes.clone()).unwrap_or_default();
+        Place { frontier: stream.frontier.clone(), nodes }
+    }
+
+    fn set_place(&mut self, own: u64, place: Place) {
+        let stream = self.stream_mut(own);
+        stream.frontier = place.frontier;
+        if let Some(branch) = &mut stream.capture {
+            branch.nodes = place.nodes;
+        }
+    }
+}
+
+/// A place in a stream: after these commands, or after these nodes of its capture.
+#[derive(Clone)]
+struct Place {
+    frontier: Frontier,
+    nodes: SmallVec<[u32; 2]>,
+}
+
+/// Gives a rank up, once its collectives are done.
+pub(crate) fn communicator_destroy(mut locked: Locked<'_>, handle: CommunicatorHandle) -> CallResult<()> {
+    let (communicator, rank) = locked.communicator(handle)?;
+    locked.forbid_in_capture("communicator_destroy")?;
+    let collectives = &locked.executor.gate;
+    let work = collectives.communicators[&communicator].ranks[rank as usize].members.clone();
+    locked = locked.wait_for(&work)?;
+    // Another thread may have been faster.
+    locked.communicator(handle)?;
+    locked.communicators.remove(handle.raw());
+    let collectives = &mut locked.executor.gate;
+    let found = collectives.communicators.get_mut(&communicator).expect("a rank of it was there");
+    found.ranks[rank as usize].is_gone = true;
+    let is_over = found.ranks.iter().all(|rank| rank.is_gone)
+        && !collectives.meetings.values().any(|meeting| meeting.communicator == communicator);
+    if is_over {
+        collectives.communicators.remove(&communicator);
+    }
+    locked.executor.review_gate();
+    Ok(())
+}

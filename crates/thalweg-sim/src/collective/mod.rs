@@ -1,0 +1,408 @@
+//! Collectives: parts, where they meet, and what becomes of those that cannot.
+//!
+//! A rank's part is a command of its stream. It *arrives* when its stream reaches it, and then it is neither complete nor
+//! ready: it holds its stream up. When all parts of a *meeting* have arrived, one command runs in the place of the first, over
+//! all ranks' memory, and all parts are complete when it is. So a collective is as synchronous as a GPU's may be: who relies
+//! on a broadcast's root, or on a sender, that does not wait finds out here.
+//!
+//! To the executor a part is [gated](Work::Gated), and [`Collectives`] are its [`Gate`].
+//!
+//! # How it is built
+//! `joint` is the command that runs for all, with `reduction` as its arithmetic; `waits` finds who waits for whom; `calls` are the
+//! driver's calls.
+//!
+//! # What goes wrong
+//! - Parts that meet differ: found when the second of them arrives.
+//! - Parts wait for each other: an arrived part waits for all that have not arrived, and a part that has not waits for what
+//!   lies before it in its stream, and for earlier parts of its rank. Where these waits come round to where they began, nothing
+//!   that the program does later can help. Looked for when nothing runs.
+//! - A rank waits for a device that is lost, or for a rank that was given up.
+//!
+//! Each is the loss of the communicator's devices, with a text that names the calls. A rank whose part never comes keeps the
+//! others waiting, since it may still come: [`Gate::describe`] says so on request.
+//!
+//! # Invariants
+//! - A part is in exactly one meeting, at one seat, from its submission to its completion.
+//! - A meeting is attended exactly while a part of it has arrived and it does not run.
+//! - Parts own nothing of the program: they may be dropped in the critical section.
+
+pub(crate) mod calls;
+mod joint;
+mod reduction;
+mod waits;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use rustc_hash::FxHashMap;
+use smallvec::SmallVec;
+use thalweg_driver::{Code, CollectiveOperation, ElementFormat};
+
+use self::joint::Joint;
+use crate::executor::command::{CommandId, Frontier};
+use crate::executor::plug::{Devices, Failure, Gate, Verdict, Web};
+use crate::executor::task::{Task, Work};
+use crate::refusal::Refusal;
+
+/// A rank's part, as the work of a task.
+pub(crate) struct Part {
+    communicator: u64,
+    rank: u32,
+    group: u64,
+    operation: CollectiveOperation,
+    format: ElementFormat,
+    count: u64,
+}
+
+/// A communicator.
+struct Communicator {
+    ranks: Vec<Rank>,
+    /// How many sends and receives there were from one rank to another.
+    pairs: FxHashMap<(u32, u32), [u64; 2]>,
+}
+
+struct Rank {
+    device: u32,
+    /// How many collectives it was given.
+    calls: u64,
+    /// The group that it was given last, and in which submission.
+    group: (u64, u64),
+    /// The parts of the group before that, which come before those of this one.
+    before: Frontier,
+    members: Frontier,
+    is_gone: bool,
+}
+
+/// Which parts meet.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+enum Key {
+    /// The collective of this number, of every rank.
+    All(u64),
+    /// The send and the receive of this number.
+    Pair { from: u32, to: u32, number: u64 },
+}
+
+struct Meeting {
+    communicator: u64,
+    key: Key,
+    seats: SmallVec<[Option<Seated>; 4]>,
+    is_running: bool,
+}
+
+#[derive(Clone)]
+struct Seated {
+    command: CommandId,
+    task: Arc<Task>,
+    has_arrived: bool,
+}
+
+/// All communicators, and the meetings that are not over.
+#[derive(Default)]
+pub(crate) struct Collectives {
+    communicators: BTreeMap<u64, Communicator>,
+    meetings: BTreeMap<u64, Meeting>,
+    by_key: FxHashMap<(u64, Key), u64>,
+    /// Meeting and seat of a command, by its slot.
+    by_slot: FxHashMap<u32, (u64, usize)>,
+    attended: Vec<u64>,
+    communicators_made: u64,
+    meetings_made: u64,
+    submissions: u64,
+    /// Whether parts came or arrived since circles were last looked for.
+    has_changed: bool,
+}
+
+impl Part {
+    fn names_of_call(&self) -> String {
+        let Self { operation, format, count, .. } = self;
+        format!("{operation}, {count} elements of {}", format_name(*format))
+    }
+
+    /// Returns whether it can meet another.
+    fn agrees(&self, other: &Self) -> bool {
+        let is_pair = self.operation.is_between_two();
+        (is_pair || self.operation == other.operation)
+            && (self.format, self.count) == (other.format, other.count)
+    }
+}
+
+fn format_name(format: ElementFormat) -> String {
+    let name = match format {
+        ElementFormat::R_32F => "CUDA_R_32F",
+        ElementFormat::R_64F => "CUDA_R_64F",
+        ElementFormat::R_16F => "CUDA_R_16F",
+        ElementFormat::R_16BF => "CUDA_R_16BF",
+        ElementFormat::R_8I => "CUDA_R_8I",
+        ElementFormat::R_8U => "CUDA_R_8U",
+        ElementFormat::R_32I => "CUDA_R_32I",
+        ElementFormat::R_32U => "CUDA_R_32U",
+        ElementFormat::R_64I => "CUDA_R_64I",
+        ElementFormat::R_64U => "CUDA_R_64U",
+        ElementFormat(number) => return format!("the unknown format {number}"),
+    };
+    name.to_owned()
+}
+
+impl Communicator {
+    /// Returns which meeting the rank's next part of this kind belongs to, and its seat there.
+    fn next(&mut self, part: &Part) -> (Key, usize) {
+        let (pair, seat) = match part.operation {
+            CollectiveOperation::Send { peer } => ((part.rank, peer), 0),
+            CollectiveOperation::Receive { peer } => ((peer, part.rank), 1),
+            _ => {
+                let calls = &mut self.ranks[part.rank as usize].calls;
+                *calls += 1;
+                return (Key::All(*calls), part.rank as usize);
+            }
+        };
+        let number = &mut self.pairs.entry(pair).or_default()[seat];
+        *number += 1;
+        (Key::Pair { from: pair.0, to: pair.1, number: *number }, seat)
+    }
+
+    fn devices(&self) -> Devices {
+        self.ranks.iter().map(|rank| rank.device).collect()
+    }
+}
+
+impl Meeting {
+    /// Returns the rank that sits there.
+    fn rank(&self, seat: usize) -> u32 {
+        match self.key {
+            Key::All(_) => seat as u32,
+            Key::Pair { from, to, .. } => [from, to][seat],
+        }
+    }
+
+    fn arrived(&self) -> impl Iterator<Item = (usize, &Seated)> {
+        let seats = self.seats.iter().enumerate();
+        seats.filter_map(|(seat, seated)| Some((seat, seated.as_ref().filter(|seated| seated.has_arrived)?)))
+    }
+
+    fn missing(&self) -> impl Iterator<Item = usize> {
+        let is_there = |seated: &Option<Seated>| seated.as_ref().is_some_and(|seated| seated.has_arrived);
+        self.seats.iter().enumerate().filter(move |(_, seated)| !is_there(seated)).map(|(seat, _)| seat)
+    }
+}
+
+/// Returns the part that a task is, if it is gated.
+fn gated_part(task: &Task) -> Option<&Part> {
+    match &task.work {
+        Work::Gated(part) => Some(part.downcast_ref().expect("parts are all that is gated")),
+        _ => None,
+    }
+}
+
+fn part_of(task: &Task) -> &Part {
+    gated_part(task).expect("only parts are seated")
+}
+
+impl Collectives {
+    fn create(&mut self, devices: &[u32]) -> u64 {
+        self.communicators_made += 1;
+        let rank = |&device: &u32| Rank {
+            device,
+            calls: 0,
+            group: (0, 0),
+            before: Frontier::new(),
+            members: Frontier::new(),
+            is_gone: false,
+        };
+        let communicator =
+            Communicator { ranks: devices.iter().map(rank).collect(), pairs: FxHashMap::default() };
+        self.communicators.insert(self.communicators_made, communicator);
+        self.communicators_made
+    }
+
+    /// Parts are about to be queued; the number of the submission.
+    pub(crate) fn begin(&mut self) -> u64 {
+        self.submissions += 1;
+        self.submissions
+    }
+
+    /// Returns whether there are communicators, or were.
+    pub(crate) fn are_used(&self) -> bool {
+        self.communicators_made > 0
+    }
+
+    /// Returns whether a task is no part, or the rank of it is still there.
+    pub(crate) fn is_usable(&self, task: &Task) -> bool {
+        let Some(part) = gated_part(task) else { return true };
+        let found = self.communicators.get(&part.communicator);
+        found.is_some_and(|communicator| !communicator.ranks[part.rank as usize].is_gone)
+    }
+
+    /// Returns why a meeting cannot be, as far as it has come.
+    fn objection(&self, meeting: &Meeting, lost: &[Option<Refusal>]) -> Option<Refusal> {
+        let communicator = &self.communicators[&meeting.communicator];
+        let is_alive = |seated: &Seated| lost[seated.task.device as usize].is_none();
+        let (seat, first) = meeting.arrived().find(|(_, seated)| is_alive(seated))?;
+        let part = part_of(&first.task);
+        for other in 0..meeting.seats.len() {
+            let rank = &communicator.ranks[meeting.rank(other) as usize];
+            let who = meeting.rank(other);
+            let why = match (&lost[rank.device as usize], &meeting.seats[other]) {
+                (Some(cause), _) => format!("whose device {} is lost: {}", rank.device, cause.detail),
+                (None, None) if rank.is_gone => "which has been given up".to_owned(),
+                _ => continue,
+            };
+            let detail =
+                format!("rank {} waits in {} for rank {who}, {why}", meeting.rank(seat), first.task.label);
+            return Some(Refusal::new(Code::LaunchTimeout, detail));
+        }
+        let (other, second) = meeting.arrived().find(|(_, other)| !part.agrees(part_of(&other.task)))?;
+        let call = |seat: usize, seated: &Seated| {
+            let rank = meeting.rank(seat);
+            format!("rank {rank} calls {} ({})", seated.task.label, part_of(&seated.task).names_of_call())
+        };
+        let detail = format!(
+            "calls of a collective differ: {}, {}. All ranks of a communicator make the same calls in the same order",
+            call(seat, first),
+            call(other, second)
+        );
+        Some(Refusal::new(Code::LaunchFailed, detail))
+    }
+
+    /// Gives up a meeting that cannot be. Those of its parts that have arrived leave.
+    fn fail(&mut self, id: u64, refusal: Refusal) -> Failure {
+        self.attended.retain(|&other| other != id);
+        let meeting = self.meetings.get_mut(&id).expect("an attended meeting");
+        let communicator = meeting.communicator;
+        let mut released = SmallVec::new();
+        for seat in &mut meeting.seats {
+            if let Some(seated) = seat.take_if(|seated| seated.has_arrived) {
+                self.by_slot.remove(&seated.command.slot());
+                released.push(seated.command.slot());
+            }
+        }
+        if meeting.seats.iter().all(Option::is_none) {
+            self.forget(id);
+        }
+        Failure { devices: self.communicators[&communicator].devices(), refusal, released }
+    }
+
+    fn forget(&mut self, id: u64) {
+        if let Some(meeting) = self.meetings.remove(&id) {
+            self.by_key.remove(&(meeting.communicator, meeting.key));
+            let is_over = self.communicators[&meeting.communicator].ranks.iter().all(|rank| rank.is_gone)
+                && !self.meetings.values().any(|other| other.communicator == meeting.communicator);
+            if is_over {
+                self.communicators.remove(&meeting.communicator);
+            }
+        }
+    }
+
+    fn meet(&mut self, id: u64) -> Verdict {
+        let meeting = self.meetings.get_mut(&id).expect("an attended meeting");
+        meeting.is_running = true;
+        let tasks = || meeting.seats.iter().flatten().map(|seated| &seated.task);
+        let first = tasks().next().expect("everybody has arrived");
+        let part = part_of(first);
+        let devices = tasks().map(|task| task.device).collect();
+        let task = Task {
+            device: first.device,
+            label: first.label,
+            accesses: tasks().flat_map(|task| task.accesses.iter().copied()).collect(),
+            work: Work::Joint(Box::new(Joint { operation: part.operation, format: part.format, devices })),
+        };
+        let slots = meeting.seats.iter().flatten().map(|seated| seated.command.slot()).collect();
+        Verdict::Runs { slots, task: Arc::new(task) }
+    }
+}
+
+impl Gate for Collectives {
+    fn enlist(&mut self, command: CommandId, task: &Arc<Task>) -> Frontier {
+        let part = part_of(task);
+        let found = self.communicators.get_mut(&part.communicator);
+        let communicator = found.expect("looked at when it was submitted, under the same lock");
+        let (key, seat) = communicator.next(part);
+        let count = if part.operation.is_between_two() { 2 } else { communicator.ranks.len() };
+        let rank = &mut communicator.ranks[part.rank as usize];
+        let group = (part.group, self.submissions);
+        if rank.group != group {
+            rank.group = group;
+            rank.before = std::mem::take(&mut rank.members);
+        }
+        rank.members.push(command);
+        let before = rank.before.clone();
+        let made = &mut self.meetings_made;
+        let id = *self.by_key.entry((part.communicator, key)).or_insert_with(|| {
+            *made += 1;
+            *made
+        });
+        let meeting = self.meetings.entry(id).or_insert_with(|| Meeting {
+            communicator: part.communicator,
+            key,
+            seats: std::iter::repeat_with(|| None).take(count).collect(),
+            is_running: false,
+        });
+        meeting.seats[seat] = Some(Seated { command, task: Arc::clone(task), has_arrived: false });
+        self.by_slot.insert(command.slot(), (id, seat));
+        self.has_changed = true;
+        before
+    }
+
+    fn arrived(&mut self, slot: u32) {
+        let (id, seat) = self.by_slot[&slot];
+        let meeting = self.meetings.get_mut(&id).expect("a seated part is in a meeting");
+        meeting.seats[seat].as_mut().expect("the part has this seat").has_arrived = true;
+        if !self.attended.contains(&id) {
+            self.attended.push(id);
+        }
+        self.has_changed = true;
+    }
+
+    fn verdict(&mut self, lost: &[Option<Refusal>]) -> Option<Verdict> {
+        for position in 0..self.attended.len() {
+            let id = self.attended[position];
+            let meeting = &self.meetings[&id];
+            let is_lost = |seated: &Seated| lost[seated.task.device as usize].clone();
+            let losses = meeting.arrived().map(|(_, seated)| is_lost(seated));
+            if let Some(loss) = losses.reduce(|one, other| one.and(other)).flatten() {
+                // No thread waits who could: those who come later will be told.
+                let failure = Failure { devices: Devices::new(), ..self.fail(id, loss) };
+                return Some(Verdict::Fails(failure));
+            }
+            if let Some(refusal) = self.objection(meeting, lost) {
+                return Some(Verdict::Fails(self.fail(id, refusal)));
+            }
+            if meeting.missing().next().is_none() {
+                self.attended.swap_remove(position);
+                return Some(self.meet(id));
+            }
+        }
+        None
+    }
+
+    fn end(&mut self, slot: u32) -> Option<(Devices, SmallVec<[u32; 8]>)> {
+        let &(id, _) = self.by_slot.get(&slot)?;
+        let meeting = &self.meetings[&id];
+        debug_assert!(meeting.is_running, "a part does not run by itself");
+        let devices = self.communicators[&meeting.communicator].devices();
+        let slots: SmallVec<[u32; 8]> =
+            meeting.seats.iter().flatten().map(|seated| seated.command.slot()).collect();
+        for slot in &slots {
+            self.by_slot.remove(slot);
+        }
+        self.forget(id);
+        Some((devices, slots.into_iter().filter(|&other| other != slot).collect()))
+    }
+
+    fn partners(&self, slot: u32) -> SmallVec<[CommandId; 8]> {
+        let Some(&(id, _)) = self.by_slot.get(&slot) else { return SmallVec::new() };
+        let seated = self.meetings[&id].seats.iter().flatten();
+        seated.map(|seated| seated.command).filter(|command| command.slot() != slot).collect()
+    }
+
+    fn may_wait_in_circle(&mut self) -> bool {
+        !self.attended.is_empty() && std::mem::take(&mut self.has_changed)
+    }
+
+    fn find_circle(&mut self, web: &Web<'_>) -> Option<Failure> {
+        self.give_up_circle(web)
+    }
+
+    fn describe(&self, web: &Web<'_>) -> String {
+        self.describe_waits(web)
+    }
+}

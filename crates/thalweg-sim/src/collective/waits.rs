@@ -1,0 +1,195 @@
+//! Who waits for whom, and circles of parts that wait for each other.
+
+use std::fmt::Write as _;
+
+use rustc_hash::FxHashSet;
+use smallvec::SmallVec;
+use thalweg_driver::Code;
+
+use super::{Collectives, Meeting};
+use crate::executor::plug::{Failure, Web};
+use crate::refusal::Refusal;
+
+/// A part that has arrived: its meeting and its seat.
+#[derive(Clone, Copy)]
+struct Waiter {
+    meeting: u64,
+    seat: usize,
+}
+
+/// A seat that a waiter waits for, and the waiter that holds it up, if one does.
+#[derive(Clone, Copy)]
+struct Wait {
+    seat: usize,
+    blocker: Option<usize>,
+}
+
+impl Collectives {
+    /// Gives up parts of which each waits for another of them, if there are such.
+    pub(super) fn give_up_circle(&mut self, web: &Web<'_>) -> Option<Failure> {
+        let (waiters, waits) = self.waits(web);
+        let circle = circle(&waits)?;
+        let meeting = |step: usize| &self.meetings[&waiters[circle[step].0].meeting];
+        let is_one = (1..circle.len()).all(|step| meeting(step).communicator == meeting(0).communicator);
+        let first = waiters[circle[0].0];
+        let mut detail = format!("deadlock of collectives: {}", self.name(meeting(0), first.seat, !is_one));
+        for (step, &(waiter, seat)) in circle.iter().enumerate() {
+            let (here, next) = (meeting(step), (step + 1) % circle.len());
+            let (there, blocker) = (meeting(next), waiters[circle[next].0]);
+            let call = &here.seats[waiters[waiter].seat].as_ref().expect("it has arrived").task;
+            let _ = write!(detail, " waits in {} for rank {}", call.label, here.rank(seat));
+            let other = self.name(there, blocker.seat, !is_one);
+            let is_its_own = self.device(here, seat) == self.device(there, blocker.seat);
+            match (is_its_own, next) {
+                (true, 0) => {}
+                (true, _) if is_one => detail += ", which",
+                (true, _) => detail += &format!(", which as {other}"),
+                (false, 0) => detail += &format!(", whose call comes after that of {other}"),
+                (false, _) => detail += &format!(", whose call comes after that of {other}, which"),
+            }
+        }
+        detail += ". All ranks make the calls of all communicators in the same order, or those that may be in any in one group";
+        let refusal = Refusal::new(Code::LaunchTimeout, detail);
+        let mut failure = self.fail(waiters[circle[0].0].meeting, refusal);
+        let others: Vec<u64> = circle[1..].iter().map(|&(waiter, _)| waiters[waiter].meeting).collect();
+        for id in others {
+            if self.attended.contains(&id) {
+                let more = self.fail(id, failure.refusal.clone());
+                failure.devices.extend(more.devices);
+                failure.released.extend(more.released);
+            }
+        }
+        Some(failure)
+    }
+
+    /// Describes which part waits for which, in words; empty if none waits.
+    pub(super) fn describe_waits(&self, web: &Web<'_>) -> String {
+        let (waiters, waits) = self.waits(web);
+        let mut text = String::new();
+        for (waiter, waits) in waiters.iter().zip(&waits) {
+            let meeting = &self.meetings[&waiter.meeting];
+            let Some(seated) = &meeting.seats[waiter.seat] else { continue };
+            let is_first = meeting.arrived().next().is_some_and(|(seat, _)| seat == waiter.seat);
+            let Some(wait) = waits.first().filter(|_| is_first) else { continue };
+            let names = self.communicators.len() > 1;
+            let (name, awaited) =
+                (self.name(meeting, waiter.seat, names), self.name(meeting, wait.seat, names));
+            let _ = write!(text, "{name} waits in {} for {awaited}", seated.task.label);
+            match (wait.blocker, &meeting.seats[wait.seat]) {
+                (Some(blocker), _) => {
+                    let blocker = waiters[blocker];
+                    if let Some(other) = &self.meetings[&blocker.meeting].seats[blocker.seat] {
+                        let _ = write!(text, ", which waits in {}", other.task.label);
+                    }
+                }
+                (None, Some(there)) => {
+                    let _ = write!(text, ", whose {} comes after work that has not run", there.task.label);
+                }
+                (None, None) => text += ", which has not made this call",
+            }
+            text += ". ";
+        }
+        text
+    }
+
+    fn name(&self, meeting: &Meeting, seat: usize, with_communicator: bool) -> String {
+        let rank = meeting.rank(seat);
+        if with_communicator {
+            format!("rank {rank} of communicator {}", meeting.communicator)
+        } else {
+            format!("rank {rank}")
+        }
+    }
+
+    /// Returns the device of a seat.
+    fn device(&self, meeting: &Meeting, seat: usize) -> u32 {
+        self.communicators[&meeting.communicator].ranks[meeting.rank(seat) as usize].device
+    }
+
+    /// Returns all parts that have arrived, and what each waits for.
+    fn waits(&self, web: &Web<'_>) -> (Vec<Waiter>, Vec<SmallVec<[Wait; 4]>>) {
+        let waiters: Vec<Waiter> = self
+            .attended
+            .iter()
+            .flat_map(|&meeting| {
+                self.meetings[&meeting].arrived().map(move |(seat, _)| Waiter { meeting, seat })
+            })
+            .collect();
+        let held_up: Vec<FxHashSet<u32>> = waiters
+            .iter()
+            .map(|waiter| {
+                let seated = self.meetings[&waiter.meeting].seats[waiter.seat].as_ref();
+                reached(seated.expect("it has arrived").command.slot(), web)
+            })
+            .collect();
+        let waits = |waiter: &Waiter| {
+            let meeting = &self.meetings[&waiter.meeting];
+            let wait = |seat: usize| {
+                let before = self.before(meeting, seat, web);
+                let holds = |slots: &FxHashSet<u32>| before.iter().any(|slot| slots.contains(slot));
+                // Of those that hold it up, the rank's own device first.
+                let is_of_another_device = |number: &usize| {
+                    let blocker = waiters[*number];
+                    self.device(&self.meetings[&blocker.meeting], blocker.seat) != self.device(meeting, seat)
+                };
+                let blockers = (0..waiters.len()).filter(|&number| holds(&held_up[number]));
+                Wait { seat, blocker: blockers.min_by_key(is_of_another_device) }
+            };
+            meeting.missing().map(wait).collect()
+        };
+        let all = waiters.iter().map(waits).collect();
+        (waiters, all)
+    }
+
+    /// Returns the commands that a seat's part is or comes after, by slot: the part itself, or the last parts of a rank that
+    /// has not made the call yet.
+    fn before(&self, meeting: &Meeting, seat: usize, web: &Web<'_>) -> SmallVec<[u32; 4]> {
+        if let Some(seated) = &meeting.seats[seat] {
+            return SmallVec::from_slice(&[seated.command.slot()]);
+        }
+        let rank = &self.communicators[&meeting.communicator].ranks[meeting.rank(seat) as usize];
+        rank.members.iter().filter(|&&member| !(web.is_done)(member)).map(|member| member.slot()).collect()
+    }
+}
+
+/// Returns the command in a slot and all that waits for it.
+fn reached(slot: u32, web: &Web<'_>) -> FxHashSet<u32> {
+    let (mut found, mut open) = (FxHashSet::default(), vec![slot]);
+    while let Some(slot) = open.pop() {
+        if found.insert(slot) {
+            open.extend_from_slice((web.successors)(slot));
+        }
+    }
+    found
+}
+
+/// Waiters of which each waits for the next, and the last for the first; with the seat that each waits for.
+fn circle(waits: &[SmallVec<[Wait; 4]>]) -> Option<Vec<(usize, usize)>> {
+    let mut is_known = vec![false; waits.len()];
+    for start in 0..waits.len() {
+        // The way from the start: waiters, and how many of their waits have been followed.
+        let mut way: Vec<(usize, usize)> = Vec::new();
+        let mut next = Some(start).filter(|&start| !is_known[start]);
+        loop {
+            if let Some(waiter) = next.take() {
+                is_known[waiter] = true;
+                way.push((waiter, 0));
+            }
+            let Some((waiter, followed)) = way.last_mut() else { break };
+            let Some(wait) = waits[*waiter].get(*followed) else {
+                way.pop();
+                continue;
+            };
+            *followed += 1;
+            let Some(blocker) = wait.blocker else { continue };
+            if let Some(begin) = way.iter().position(|&(other, _)| other == blocker) {
+                let steps = way[begin..].iter();
+                return Some(
+                    steps.map(|&(waiter, followed)| (waiter, waits[waiter][followed - 1].seat)).collect(),
+                );
+            }
+            next = Some(blocker).filter(|&blocker| !is_known[blocker]);
+        }
+    }
+    None
+}
