@@ -1,5 +1,4 @@
-//! The [`Driver`] of the simulator: each call enters the machine, does its part there, waits where the contract says so,
-//! and names itself in its errors.
+//! The [`Driver`] of the simulator: each call enters the machine, does its part there, and waits where the contract says so.
 
 use std::path::Path;
 
@@ -15,76 +14,17 @@ use thalweg_driver::{
 };
 
 use super::SimDriver;
+use super::calls::graph_memory;
 use super::collective;
-use super::control::CallKind;
-use super::executor::command::{Body, CommandId, Frontier};
-use super::machine::Locked;
+use super::executor::command::{Body, CommandId};
 use super::memory::SpanAccess;
-use super::objects::graph_memory;
-use super::refusal::{CallResult, Refusal};
+use super::refusal::Refusal;
 use super::state::{MachineState, unknown};
+use crate::calls::capture;
+use crate::calls::code::MAX_THREADS_PER_BLOCK;
+use crate::calls::transfer::{self, take_away};
 use crate::executor::faults::Point;
 use crate::executor::task::{HostTarget, Task, Work};
-use crate::objects::capture;
-use crate::objects::code::MAX_THREADS_PER_BLOCK;
-use crate::transfer::{self, take_away};
-
-impl SimDriver {
-    /// Checks for a fork before any lock, which a thread that the child lacks may have held.
-    fn check_process(&self, call: &'static str) -> Result<()> {
-        self.process.check(call, "the simulated GPU")
-    }
-
-    fn enter<T>(
-        &self,
-        call: &'static str,
-        body: impl FnOnce(&mut MachineState) -> CallResult<T>,
-    ) -> Result<T> {
-        self.check_process(call)?;
-        let entered = self.machine.call(call, CallKind::Other);
-        entered.and_then(|mut locked| body(&mut locked)).map_err(|refusal| refusal.of(call))
-    }
-
-    fn submit<T>(
-        &self,
-        call: &'static str,
-        body: impl FnOnce(&mut MachineState) -> CallResult<T>,
-    ) -> Result<T> {
-        self.check_process(call)?;
-        let entered = self.machine.lock_to_submit(call);
-        entered.and_then(|mut locked| body(&mut locked)).map_err(|refusal| refusal.of(call))
-    }
-
-    fn enter_and_wait<T>(
-        &self,
-        call: &'static str,
-        body: impl FnOnce(Locked<'_>) -> CallResult<T>,
-    ) -> Result<T> {
-        self.check_process(call)?;
-        self.machine.call(call, CallKind::Other).and_then(body).map_err(|refusal| refusal.of(call))
-    }
-
-    /// Makes a call that looks at what others change, by a number, and waits.
-    fn look_and_wait<T>(
-        &self,
-        call: &'static str,
-        object: u64,
-        body: impl FnOnce(Locked<'_>) -> CallResult<T>,
-    ) -> Result<T> {
-        self.check_process(call)?;
-        self.machine.call(call, CallKind::Look(object)).and_then(body).map_err(|refusal| refusal.of(call))
-    }
-
-    fn query(
-        &self,
-        call: &'static str,
-        object: u64,
-        find: impl FnOnce(&mut MachineState) -> CallResult<Frontier>,
-    ) -> Result<bool> {
-        self.check_process(call)?;
-        self.machine.query(call, object, find).map_err(|refusal| refusal.of(call))
-    }
-}
 
 /// Ends the process if a panic leaves a call whose caller's memory is in use by a command.
 struct NoUnwinding;

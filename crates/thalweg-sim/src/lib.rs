@@ -9,17 +9,21 @@
 //! choice that CUDA leaves open is made by a [`Schedule`].
 //!
 //! # How it is built
-//! - `executor` runs commands: the edges between them, the range lock (`ranges`), which ready command is next (`ready`), and
-//!   conditional nodes as they run (`branches`). A command is a `task` with its `transfer`; `collective` knows which ranks meet, and
-//!   finds those that never will, `reduction` is their arithmetic; `snapshot` is a kernel in two halves, `faults` says what is to
-//!   go wrong.
-//! - `objects` is what handles name: `stream`, `capture`, `graph` (with `graph_memory`, `graph_update`, `conditional`) and `code`
-//!   turn calls into commands.
+//! - `executor` runs commands: the edges between them, the range lock, which ready command is next (`ready`), and what a
+//!   controlled machine can choose from (`offers`). A `command` is a `task` or a place in the order; `snapshot` is a kernel in two
+//!   halves, `faults` says what is to go wrong. What it does not know plugs in (`plug`):
+//! - `collective` knows which ranks meet, and finds those that never will; `conditional` are conditional nodes as they run.
+//! - `objects` is what handles name, `calls` are the calls on them, which turn into commands: streams and events, captures, graphs,
+//!   memory of graphs, code, transfers.
 //! - `memory` says which bytes an address means: `virtual_memory` maps it, `pool` orders it by streams, `backing` makes the bytes
-//!   exist, `lease` lets machines use them one after another, `sharing` exports and imports them.
-//! - `control` steers a controlled machine: `turn` lets one step follow another, `threads` are its host threads, `apart` is what
-//!   runs on others, `watch` sees who waits without a call and what takes too long; [`schedules`] decide.
+//!   exist, `lease` lets machines use them one after another, `sharing` exports and imports them, `ranges` are the free ones.
+//! - `control` steers a controlled machine: `entry` is how its host threads come in, `turn` lets one step follow another, `choice`
+//!   asks the schedule ([`schedules`] decide), `apart` is what runs on other threads, `watch` sees who waits without a call and what
+//!   takes too long, `sighting` is what the operating system knows of threads, `spawn` starts them.
 //! - `machine` is the lock around everything, the threads and the waiting; `state` is what it guards; `driver` is the trait, thin.
+//!
+//! Modules lie in layers, and import downwards: `objects`, `memory` and `executor` are below `state`, that is below `machine`, and on top
+//! are `calls`, the steps of `control` and `driver`. `memory` is a hub, whose spokes are its files, as they share what an address means.
 //!
 //! # Why no program is undefined behaviour
 //! - Every touch of simulated memory goes through a range that was resolved when its command was chosen to run, and that
@@ -35,10 +39,12 @@
 //! kernel, and its times are those of the host (a controlled machine counts commands instead). An event that is recorded on
 //! an idle stream is complete at once, whatever the schedule.
 
+mod calls;
 mod collective;
 mod conditional;
 mod control;
 mod driver;
+mod entry;
 mod executor;
 mod machine;
 mod memory;
@@ -48,7 +54,7 @@ mod refusal;
 pub mod schedules;
 mod state;
 mod table;
-mod transfer;
+mod workers;
 
 pub use self::executor::faults::Fault;
 
@@ -58,11 +64,10 @@ use std::time::{Duration, Instant};
 
 use thalweg_driver::{Code, Error, ExternalStream, Process, Result};
 
-pub use control::threads::{Seat, SimThread};
+pub use control::spawn::{Seat, SimThread};
 pub use schedules::{Actor, Choice, Deviation, Schedule, StepName, Trace};
 
-use self::control::watch::Limit;
-use self::control::{CallKind, Condition, Wait};
+use self::control::{CallKind, Condition, Limit, Wait};
 
 /// The most devices of a driver: access rights are kept as one bit per device.
 const MAX_DEVICES: u32 = 64;
@@ -133,6 +138,7 @@ impl SimDriver {
     pub fn controlled(config: SimConfig, schedule: Box<dyn Schedule>) -> Result<Arc<Self>> {
         let (state, config) = Self::prepare("SimDriver::controlled", config, true)?;
         let machine = machine::Machine::start_controlled(state, schedule);
+        control::watch::watch(&machine);
         Ok(Arc::new(Self { machine, config, process: Process::current() }))
     }
 

@@ -14,12 +14,13 @@
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
-use std::thread::{Builder, JoinHandle};
+use std::thread::Builder;
 use std::time::{Duration, Instant};
 use std::{fmt, io};
 
 use smallvec::SmallVec;
 
+use super::control::sighting::Entering;
 use super::control::{CallKind, Control, Wait};
 use super::executor::command::{Claim, CommandId, Frontier};
 use super::executor::{Job, Start};
@@ -54,27 +55,10 @@ pub(super) struct Machine {
     host_progress: AtomicU32,
     /// Whether a schedule decides what happens. It never changes.
     is_controlled: bool,
-    /// How many threads of the program wait for the lock to begin a call, on a controlled machine.
-    pub(super) entering: AtomicU32,
+    /// Who waits for the lock to begin a call, on a controlled machine.
+    pub(super) entering: Entering,
     /// Whether commands leave memory alone.
     pub(super) is_order_only: AtomicBool,
-}
-
-/// The threads of a machine, and how many of them do what.
-#[derive(Debug, Default)]
-pub(super) struct WorkerThreads {
-    shutdown: bool,
-    threads: Vec<JoinHandle<()>>,
-    spinning: usize,
-    sleeping: usize,
-    wakeups: usize,
-    host_threads: usize,
-    host_thread_limit: usize,
-    host_starting: usize,
-    host_sleeping: usize,
-    host_wakeups: usize,
-    host_waiters: usize,
-    throttled: usize,
 }
 
 impl fmt::Debug for Machine {
@@ -114,9 +98,7 @@ impl Machine {
     pub(super) fn start_controlled(mut state: MachineState, schedule: Box<dyn Schedule>) -> Arc<Self> {
         state.executor.keep_details();
         state.control = Some(Box::new(Control::new(schedule)));
-        let machine = Arc::new(Self::new(state));
-        crate::control::watch::watch(&machine);
-        machine
+        Arc::new(Self::new(state))
     }
 
     fn new(state: MachineState) -> Self {
@@ -128,7 +110,7 @@ impl Machine {
             host: Condvar::new(),
             work_progress: AtomicU32::new(0),
             host_progress: AtomicU32::new(0),
-            entering: AtomicU32::new(0),
+            entering: Entering::default(),
             is_order_only: AtomicBool::new(false),
         }
     }
@@ -178,11 +160,6 @@ impl Machine {
             Err(TryLockError::WouldBlock) => return None,
         };
         Some(Locked { machine: self, guard: Some(guard) })
-    }
-
-    /// Returns whether a thread of the program waits for the lock to begin a call, on a controlled machine.
-    pub(super) fn is_being_entered(&self) -> bool {
-        self.entering.load(Ordering::SeqCst) > 0
     }
 
     /// Enters the critical section once the queue has room.
@@ -299,13 +276,6 @@ impl Drop for Locked<'_> {
         drop(guard);
         self.machine.deliver(wake);
         trash.into_iter().for_each(drop_quietly);
-    }
-}
-
-impl WorkerThreads {
-    /// Returns whether the machine is at its end.
-    pub(super) fn is_shut_down(&self) -> bool {
-        self.shutdown
     }
 }
 

@@ -3,8 +3,8 @@
 use thalweg_driver::{ComputeCapability, ConditionalSupport, DeviceProperties, ImageKind, LibrarySupport};
 
 use super::SimDriver;
+use crate::calls::code::{MAX_SHARED_MEMORY_BYTES, MAX_THREADS_PER_BLOCK};
 use crate::memory::virtual_memory::GRANULARITY_BYTES;
-use crate::objects::code::{MAX_SHARED_MEMORY_BYTES, MAX_THREADS_PER_BLOCK};
 use crate::objects::stream::PRIORITY_RANGE;
 
 impl SimDriver {

@@ -13,11 +13,10 @@ use thalweg_driver::{Code, MemoryAdvice, MemoryLocation};
 use super::control::Control;
 use super::executor::command::Frontier;
 use super::executor::{Executor, Job};
-use super::machine::WorkerThreads;
 use super::memory::Memory;
 use super::refusal::{CallResult, Refusal};
 use crate::collective::Collectives;
-use crate::conditional::calls::ConditionEntry;
+use crate::conditional::ConditionEntry;
 use crate::memory::pool::Pools;
 use crate::objects::capture::Capture;
 use crate::objects::code::{Function, Module};
@@ -25,6 +24,7 @@ use crate::objects::graph::{Executable, Graph};
 use crate::objects::graph_memory::GraphMemory;
 use crate::objects::stream::{Event, Stream, StreamEntry};
 use crate::table::Table;
+use crate::workers::WorkerThreads;
 
 /// The state of a machine.
 pub(super) struct MachineState {

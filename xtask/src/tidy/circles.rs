@@ -12,13 +12,8 @@ use super::scan;
 const MOST: usize = 6;
 
 /// Crates that do not keep to it yet, with the size of their largest circle, which may not grow.
-const NOT_YET: [(&str, usize); 5] = [
-    ("thalweg-driver", 11),
-    ("thalweg-runtime", 23),
-    ("thalweg-sim", 18),
-    ("thalweg-snapshot", 10),
-    ("thalweg-tensor", 23),
-];
+const NOT_YET: &[(&str, usize)] =
+    &[("thalweg-driver", 11), ("thalweg-runtime", 23), ("thalweg-snapshot", 10), ("thalweg-tensor", 23)];
 
 /// A module by its names from the root of the crate: `[]` is the root.
 type Name = Vec<String>;
@@ -164,6 +159,6 @@ mod tests {
         sources[6].1 = "//! [`m0`](super::m0)\nuse std::fmt; // use super::m0;\n#[cfg(test)]\nmod tests { use super::super::m0; }".into();
         assert_eq!(too_large("a", &sources), None);
         sources[6].1 = "use crate::X;".into();
-        assert!(too_large("a", &sources).is_some() && too_large("thalweg-sim", &sources).is_none());
+        assert!(too_large("a", &sources).is_some());
     }
 }

@@ -13,28 +13,12 @@ use thalweg_driver::{
     Access, CaptureMode, Code, ConditionFormat, Conditional, DevicePointer, GraphNodeKind, Label,
 };
 
-use super::{Branch, BranchBody, Condition, Conditions};
+use super::{BodyOf, Branch, BranchBody, Condition, ConditionEntry, Conditions};
 use crate::executor::task::{Task, Work};
 use crate::objects::graph::{Graph, Node};
 use crate::objects::stream::Branch as Place;
 use crate::refusal::{CallResult, Refusal};
 use crate::state::{MachineState, unknown};
-
-/// A condition.
-pub(crate) struct ConditionEntry {
-    root: u64,
-    device: u32,
-    condition: Condition,
-    /// Whether a node reads it.
-    is_used: bool,
-}
-
-/// The root and place that make a graph a body.
-#[derive(Clone, Copy)]
-pub(crate) struct BodyOf {
-    pub(crate) root: u64,
-    pub(crate) device: u32,
-}
 
 impl MachineState {
     /// Returns the graph that the stream captures into, and its root.

@@ -50,6 +50,22 @@ impl Reached for Conditions {
     }
 }
 
+/// A condition.
+pub(crate) struct ConditionEntry {
+    pub(crate) root: u64,
+    pub(crate) device: u32,
+    pub(crate) condition: Condition,
+    /// Whether a node reads it.
+    pub(crate) is_used: bool,
+}
+
+/// The root and place that make a graph a body.
+#[derive(Clone, Copy)]
+pub(crate) struct BodyOf {
+    pub(crate) root: u64,
+    pub(crate) device: u32,
+}
+
 /// A conditional node.
 pub(crate) struct Branch {
     pub(crate) device: u32,

@@ -7,39 +7,22 @@
 //! A host thread that waits for the device without a call of the driver, in a loop or on a lock, hands no turn over. If it is
 //! the only one, the [`watch`](super::watch) starts a *deputy*, which runs commands in its place until it calls again.
 
-use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::Builder;
 use std::time::Instant;
 
 use thalweg_driver::Label;
 
-use super::threads::{Alive, Sighted};
-use crate::control::{Control, INSIDE, Next, PATIENCE};
+use super::sighting::{Alive, Entering, Sighted};
+use super::{Apart, Control, INSIDE, Next, PATIENCE};
 use crate::executor::Job;
 use crate::machine::{Locked, Machine};
 
-/// A thread that runs apart.
-pub(crate) struct Apart {
-    number: u64,
-    /// The host function; `None` for a deputy.
-    pub(crate) label: Option<Label>,
-    /// `None` until it has begun.
-    sighted: Option<Sighted>,
-}
-
-impl Apart {
-    /// Returns the thread, if it has begun.
-    pub(crate) fn sighted(&self) -> Option<&Sighted> {
-        self.sighted.as_ref()
-    }
-}
-
 impl Control {
     /// Returns whether all that runs apart is asleep.
-    pub(crate) fn apart_is_asleep(&mut self, machine: &Machine) -> bool {
+    pub(crate) fn apart_is_asleep(&mut self, entering: &Entering) -> bool {
         let mut all = self.apart.iter_mut();
-        all.all(|apart| apart.sighted.as_mut().is_some_and(|seen| seen.look(machine) != Alive::Awake))
+        all.all(|apart| apart.sighted.as_mut().is_some_and(|seen| seen.look(entering) != Alive::Awake))
     }
 
     /// Takes a thread in that will run apart. Its number.
@@ -84,10 +67,7 @@ impl<'a> Locked<'a> {
 impl Machine {
     /// Enters the critical section as a thread that runs apart.
     fn enter_apart(self: &Arc<Self>) -> Locked<'_> {
-        self.entering.fetch_add(1, Ordering::SeqCst);
-        let locked = self.lock();
-        self.entering.fetch_sub(1, Ordering::SeqCst);
-        locked
+        self.entering.during(|| self.lock())
     }
 
     fn run_function(self: &Arc<Self>, number: u64, slot: &Mutex<Option<Job>>) {
@@ -133,7 +113,7 @@ impl Machine {
             let own = |apart: &Apart| apart.sighted.as_ref().is_some_and(Sighted::is_here);
             let Some(control) = &mut locked.control else { return };
             let is_late = begin.elapsed() > PATIENCE;
-            if is_late || control.apart.iter().any(own) || control.apart_is_asleep(self) {
+            if is_late || control.apart.iter().any(own) || control.apart_is_asleep(&self.entering) {
                 return;
             }
             locked = locked.rest(None);

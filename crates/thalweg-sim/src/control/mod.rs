@@ -3,14 +3,14 @@
 //! The *host threads* of a controlled machine are those of the program: the one that made the driver, those started with
 //! [`SimDriver::spawn`](super::SimDriver::spawn), and any other that calls the driver, from its first call on. One of them has
 //! the turn; the others are parked inside a call of the driver. At each call, and as long as a call must wait, the one with the
-//! turn asks the schedule: it goes on, runs a ready command, or hands the turn over ([`turn`](crate::control::turn)). So one step follows
+//! turn asks the schedule (`choice`): it goes on, runs a ready command, or hands the turn over (`turn`). So one step follows
 //! another, and the order is the schedule's.
 //!
 //! A thread can block outside of the driver, on a lock that a parked thread holds, say. It would keep the turn for ever. So
 //! parked threads watch: a thread with the turn that the operating system says is asleep loses it, and when it wakes up it
 //! runs on as far as its next call and parks there. Before each decision the machine waits until every other thread is
 //! parked, asleep or gone, so that what can be chosen depends on the program alone. Host functions may block in the same way,
-//! and have threads of their own ([`apart`](crate::control::apart)). A thread that neither calls nor sleeps is found by the
+//! and have threads of their own (`apart`). A thread that neither calls nor sleeps is found by the
 //! [`watch`](crate::control::watch).
 //!
 //! A thread that was not announced is unknown until it calls. So after the first call of one, a decision waits a moment for
@@ -27,30 +27,28 @@
 //!   its caller passed is the caller's again.
 //! - A command that calls the driver is refused, as CUDA does: what runs inside a command never waits for the turn.
 
-pub(crate) mod apart;
-pub(crate) mod threads;
-pub(crate) mod turn;
+pub(crate) mod sighting;
+pub(crate) mod spawn;
 pub(crate) mod watch;
+
+mod apart;
+mod choice;
+mod entry;
+mod turn;
 
 use std::borrow::Cow;
 use std::cell::Cell;
-use std::fmt::Write as _;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar};
 use std::time::{Duration, Instant};
 
 use smallvec::SmallVec;
-use thalweg_driver::Code;
+use thalweg_driver::{Code, Label};
 
+use self::sighting::{Activity, Alive, Entering, Sighted, Tick, made_since};
 use super::executor::command::{Claim, CommandId};
-use super::executor::offers::Offer;
-use super::machine::{Locked, Machine, QUEUE_COMMANDS};
-use super::refusal::{CallResult, Refusal};
-use super::schedules::{Actor, Choice, Schedule, Touched, Trace};
-use super::state::MachineState;
-use crate::control::apart::Apart;
-use crate::control::threads::{Activity, Alive, Sighted, Tick, made_since};
-use crate::control::watch::{Limit, Stall};
+use super::refusal::Refusal;
+use super::schedules::{Schedule, Trace};
 
 /// How often a host thread may look at the same thing, with nothing done in between, before it must see something done first.
 const FRUITLESS_LOOKS: u32 = 16;
@@ -159,6 +157,41 @@ struct Polls {
     count: u32,
 }
 
+/// The limit of a run's time, and the action when it is exceeded.
+pub(crate) struct Limit {
+    pub(crate) time: Duration,
+    pub(crate) ends: Instant,
+    /// Called when a run that was told to end does not.
+    pub(crate) is_stuck: Arc<dyn Fn(&str) + Send + Sync>,
+}
+
+/// For how long the thread with the turn has not called.
+#[derive(Default)]
+pub(crate) struct Stall {
+    /// The thread, and how often it had waited for its turn.
+    moment: (u32, u64),
+    looks: u32,
+    asleep_looks: u32,
+    busy_before: Duration,
+}
+
+/// A thread that runs apart.
+pub(crate) struct Apart {
+    number: u64,
+    /// The host function; `None` for a deputy.
+    pub(crate) label: Option<Label>,
+    /// `None` until it has begun.
+    sighted: Option<Sighted>,
+}
+
+impl Apart {
+    /// Returns the thread, if it has begun.
+    pub(crate) fn sighted(&self) -> Option<&Sighted> {
+        self.sighted.as_ref()
+    }
+}
+
+/// A host thread.
 pub(super) struct Host {
     pub(super) name: Cow<'static, str>,
     /// 0 until it has begun.
@@ -432,9 +465,9 @@ impl Control {
     }
 
     /// Returns whether a thread sleeps outside of the driver, for good as far as one can see, or is busy there for as long.
-    pub(super) fn is_asleep(&mut self, host: u32, machine: &Machine) -> bool {
+    pub(super) fn is_asleep(&mut self, host: u32, entering: &Entering) -> bool {
         let seen = self.host(host);
-        match seen.sighted.look(machine) {
+        match seen.sighted.look(entering) {
             Alive::Gone => {
                 seen.phase = Phase::Finished;
                 true
@@ -465,193 +498,6 @@ impl Host {
     }
 }
 
-impl MachineState {
-    pub(super) fn control(&mut self) -> &mut Control {
-        self.control.as_mut().expect("the machine is controlled")
-    }
-
-    /// Returns whether a wait is over.
-    fn is_over(&self, wait: &Wait) -> bool {
-        let control = self.control.as_ref().expect("the machine is controlled");
-        match wait {
-            Wait::Turn { .. } => true,
-            Wait::Progress(seen) => *seen != control.progress,
-            Wait::Commands(commands) => commands.iter().all(|command| self.executor.is_done(*command)),
-            Wait::Bytes(claim) => self.executor.can_hold(*claim),
-            Wait::Room => self.executor.live() < QUEUE_COMMANDS,
-            Wait::Thread(host) => control.hosts[*host as usize].is_finished(),
-            Wait::Condition(_, condition) => condition(),
-        }
-    }
-
-    fn can_go(&self, host: &Host) -> bool {
-        match &host.phase {
-            Phase::Parked(wait) => self.is_over(wait),
-            Phase::Refused(_) => true,
-            Phase::Running | Phase::Finished => false,
-        }
-    }
-
-    /// Returns the host threads that can go on, `first` before the others.
-    pub(super) fn hosts_that_can_go(&self, first: u32) -> SmallVec<[u32; 4]> {
-        let control = self.control.as_ref().expect("the machine is controlled");
-        let others = (0..control.hosts.len() as u32).filter(|&host| host != first);
-        std::iter::once(first)
-            .chain(others)
-            .filter(|&host| self.can_go(&control.hosts[host as usize]))
-            .collect()
-    }
-
-    /// Asks the schedule.
-    pub(super) fn choose(&mut self, decider: u32) -> Next {
-        let commands = self.executor.offers(&self.memory);
-        let mut hosts = self.hosts_that_can_go(decider);
-        if hosts.is_empty() && commands.is_empty() {
-            // Only threads that poll are left. Whatever they wait for, they have to look for it themselves.
-            hosts = self.pollers();
-        }
-        match (&hosts[..], &commands[..]) {
-            ([], []) => return Next::Nothing,
-            (&[host], []) => return Next::Host(host),
-            ([], &[command]) => return Next::Command(command),
-            _ => {}
-        }
-        let mut control = self.control.take().expect("the machine is controlled");
-        let mut choices: SmallVec<[(Choice<'_>, Next); 8]> = SmallVec::new();
-        let is_quiet = !self.executor.has_host_functions() && control.is_quiet();
-        let host = |number: u32| {
-            let choice = Choice {
-                actor: Actor::Host(number),
-                label: None,
-                command: 0,
-                index: control.hosts[number as usize].waits,
-                is_current: number == decider,
-                is_needed: false,
-                is_quiet,
-                is_beginning: false,
-                touched: Touched::Anything,
-            };
-            (choice, Next::Host(number))
-        };
-        let offers = || commands.iter().map(|&index| self.executor.offer(index));
-        let (mine, others) = hosts.split_at(usize::from(hosts.first() == Some(&decider)));
-        choices.extend(mine.iter().map(|&number| host(number)));
-        let needed = offers().filter(|offer| offer.is_needed);
-        choices.extend(needed.map(|offer| (offer.choice(), Next::Command(offer.index))));
-        choices.extend(others.iter().map(|&number| host(number)));
-        let rest = offers().filter(|offer| !offer.is_needed);
-        choices.extend(rest.map(|offer| (offer.choice(), Next::Command(offer.index))));
-        let beginning = commands.iter().filter(|&&index| self.executor.can_begin(index, &commands));
-        choices.extend(beginning.map(|&index| {
-            let choice = Choice { is_beginning: true, ..self.executor.offer(index).choice() };
-            (choice, Next::Begin(index))
-        }));
-        let (offered, mut nexts): (SmallVec<[Choice<'_>; 8]>, SmallVec<[Next; 8]>) =
-            choices.into_iter().unzip();
-        if hosts.len() > 1 {
-            control.observe();
-        }
-        let wanted = control.schedule.next(&offered);
-        let chosen = if wanted < offered.len() { wanted } else { 0 };
-        control.trace.decided(chosen, &offered);
-        drop(offered);
-        self.control = Some(control);
-        nexts.swap_remove(chosen)
-    }
-
-    /// Returns the threads that poll, the one that has waited longest for its turn first: none, if they have done so for too
-    /// long.
-    fn pollers(&mut self) -> SmallVec<[u32; 4]> {
-        let control = self.control();
-        let polls = |host: &Host| matches!(host.phase, Phase::Parked(Wait::Progress(_)));
-        let hosts = control.hosts.iter().enumerate();
-        let mut found: SmallVec<[u32; 4]> =
-            hosts.filter(|(_, host)| polls(host)).map(|(number, _)| number as u32).collect();
-        if found.is_empty() {
-            return found;
-        }
-        if control.is_livelock() {
-            self.declare_stuck(
-                "livelock: nothing is left to be done that could change what the program polls for. ",
-            );
-            return found;
-        }
-        let polled = |host: &u32| control.hosts[*host as usize].polled;
-        // One at a time: which of them is first cannot be seen, and each gets its turn.
-        let first = found.iter().copied().min_by_key(polled).unwrap_or_default();
-        control.polled += 1;
-        let now = control.polled;
-        control.host(first).polled = now;
-        found.clear();
-        found.push(first);
-        found
-    }
-
-    /// Runs the first half of a command.
-    pub(super) fn begin(&mut self, index: u32) {
-        let offer = self.executor.offer(index);
-        let (label, actor, number) = (offer.label, offer.actor, offer.number);
-        self.control().trace.began(label, actor, number);
-        self.executor.begin(index);
-    }
-
-    /// Tells everybody who waits that nothing will come.
-    pub(super) fn declare_stuck(&mut self, what: &str) {
-        let text = self.describe_hosts(what);
-        let control = self.control();
-        let refusal = Refusal::new(Code::Timeout, &*text);
-        for host in &mut control.hosts {
-            if matches!(host.phase, Phase::Parked(_)) {
-                host.phase = Phase::Refused(refusal.clone());
-            }
-        }
-        control.set_stuck(text);
-    }
-
-    /// Says what everybody is doing, behind a sentence that says what is the matter.
-    pub(super) fn describe_hosts(&mut self, what: &str) -> String {
-        let collectives = self.executor.describe_gate();
-        let control = self.control.as_ref().expect("the machine is controlled");
-        let mut text = what.to_owned();
-        for (number, host) in control.hosts.iter().enumerate() {
-            let reason = match &host.phase {
-                Phase::Parked(wait) => format!("waits in {} for {}", host.call, self.describe(wait, control)),
-                Phase::Running if host.is_spinning => {
-                    format!("is busy outside of the driver, where its last call was {}", host.call)
-                }
-                Phase::Running => "is blocked outside of the driver".to_owned(),
-                Phase::Refused(_) | Phase::Finished => continue,
-            };
-            let _ = write!(text, "Host thread {number} `{}` {reason}. ", host.name);
-        }
-        for label in control.apart.iter().filter_map(|apart| apart.label) {
-            let _ = write!(text, "The host function `{label}` is blocked outside of the driver. ");
-        }
-        text += &collectives;
-        text.truncate(text.trim_end().len());
-        text
-    }
-
-    fn describe(&self, wait: &Wait, control: &Control) -> String {
-        match wait {
-            Wait::Turn { .. } => "its turn".to_owned(),
-            Wait::Progress(_) => "something that it polls for".to_owned(),
-            Wait::Commands(commands) => {
-                let unfinished = commands.iter().filter_map(|&command| self.executor.describe(command));
-                let names: Vec<String> =
-                    unfinished.take(4).map(|(label, actor)| format!("`{label}` on {actor}")).collect();
-                format!("work on the device: {}", names.join(", "))
-            }
-            Wait::Bytes(_) => "memory that a running command touches".to_owned(),
-            Wait::Room => "room in the queue of commands".to_owned(),
-            Wait::Thread(host) => {
-                format!("the end of host thread {host} `{}`", control.hosts[*host as usize].name)
-            }
-            Wait::Condition(what, _) => what.clone(),
-        }
-    }
-}
-
 impl Control {
     /// Returns whether every host thread is about to queue something.
     fn is_quiet(&self) -> bool {
@@ -661,90 +507,6 @@ impl Control {
             _ => false,
         };
         self.apart.is_empty() && self.hosts.iter().all(is_quiet)
-    }
-}
-
-impl<'a> Offer<'a> {
-    fn choice(&self) -> Choice<'a> {
-        let &Offer { number: command, step: index, actor, label, is_needed, touched, .. } = self;
-        let label = Some(label);
-        let (is_current, is_quiet, is_beginning) = (false, false, false);
-        Choice { actor, label, command, index, is_current, is_needed, is_quiet, is_beginning, touched }
-    }
-}
-
-impl Machine {
-    /// Enters the critical section for a call of the program, when it is the calling thread's turn.
-    pub(super) fn call_in_turn(
-        self: &Arc<Self>,
-        call: &'static str,
-        step: CallKind,
-    ) -> CallResult<Locked<'_>> {
-        let mut locked = self.enter_for(call)?;
-        let control = locked.control();
-        let host = control.host_here().unwrap_or_default();
-        let wait = control.before(host, step);
-        let mut locked = locked.wait_in_turn(wait)?;
-        let control = locked.control();
-        match step {
-            CallKind::Submit => control.progress += 1,
-            CallKind::Look(object) => {
-                control.observe();
-                control.looked(host, object, true);
-            }
-            CallKind::Query(_) | CallKind::Other => {}
-        }
-        Ok(locked)
-    }
-
-    /// Waits, in a call that does nothing else.
-    pub(super) fn wait_in_call(self: &Arc<Self>, call: &'static str, wait: Wait) -> CallResult<Locked<'_>> {
-        self.enter_for(call)?.wait_in_turn(wait)
-    }
-
-    /// Enters the critical section, whichever thread has the turn.
-    fn enter_for(self: &Arc<Self>, call: &'static str) -> CallResult<Locked<'_>> {
-        if INSIDE.get() == Arc::as_ptr(self).addr() {
-            let detail = "a host function or kernel must not call the driver: CUDA forbids it";
-            return Err(Refusal::new(Code::NotPermitted, detail));
-        }
-        self.entering.fetch_add(1, Ordering::SeqCst);
-        let mut locked = self.lock();
-        self.entering.fetch_sub(1, Ordering::SeqCst);
-        let control = locked.control();
-        let host = control.host_here().unwrap_or_else(|| control.attach());
-        let host = control.host(host);
-        (host.call, host.is_spinning) = (call, false);
-        Ok(locked)
-    }
-
-    /// Takes a host thread in that will begin when it gets the turn. No decision: the caller's next call is one.
-    pub(super) fn introduce_host(self: &Arc<Self>, name: &str) -> CallResult<u32> {
-        let mut locked = self.enter_for("SimDriver::spawn")?;
-        let control = locked.control();
-        if control.has_ended { Err(control.ended()) } else { Ok(control.introduce(name.to_owned())) }
-    }
-
-    /// Makes the calling thread the host thread that was introduced, and waits for its first turn.
-    pub(super) fn begin_host(self: &Arc<Self>, host: u32) -> CallResult<()> {
-        let mut locked = self.lock();
-        let entry = locked.control().host(host);
-        entry.bind();
-        entry.call = "the start of the thread";
-        locked.wait_in_turn(Wait::Turn { is_quiet: false }).map(drop)
-    }
-
-    /// Notes that A host thread has ended, or never began.
-    pub(super) fn finish_host(self: &Arc<Self>, host: u32) {
-        let mut locked = self.lock();
-        let control = locked.control();
-        control.progress += 1;
-        let entry = control.host(host);
-        let has_begun = entry.thread != 0;
-        entry.phase = Phase::Finished;
-        if has_begun {
-            drop(locked.decide(host));
-        }
     }
 }
 

@@ -88,11 +88,11 @@ impl<'a> Locked<'a> {
     /// Sleeps until the turn may be this thread's. Takes it from a thread that sleeps outside of the driver.
     fn park(mut self, me: u32, turn: u32) -> Self {
         self = self.rest(Some(me));
-        let machine = self.machine();
+        let entering = &self.machine().entering;
         let control = self.control();
         let watcher = control.hosts.iter().position(Host::is_parked);
         let is_still_held = control.turn == Some(turn) && control.host(turn).is_running();
-        if is_still_held && watcher == Some(me as usize) && control.is_asleep(turn, machine) {
+        if is_still_held && watcher == Some(me as usize) && control.is_asleep(turn, entering) {
             control.turn = Some(me);
         }
         self
@@ -102,11 +102,11 @@ impl<'a> Locked<'a> {
     fn quiesce(mut self, me: u32) -> Self {
         let mut host = 0;
         loop {
-            let machine = self.machine();
+            let entering = &self.machine().entering;
             let control = self.control();
             let is_settled = if (host as usize) < control.hosts.len() {
-                host == me || !control.host(host).is_running() || control.is_asleep(host, machine)
-            } else if control.apart_is_asleep(machine) && !control.awaits_newcomer() {
+                host == me || !control.host(host).is_running() || control.is_asleep(host, entering)
+            } else if control.apart_is_asleep(entering) && !control.awaits_newcomer() {
                 return self;
             } else {
                 false

@@ -7,8 +7,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::Builder;
 use std::time::{Duration, Instant};
 
-use super::Host;
-use super::threads::Activity;
+use super::sighting::Activity;
+use super::{Host, Stall};
 use crate::machine::{Locked, Machine};
 
 /// The time between two looks.
@@ -26,24 +26,6 @@ const SLEEPING_LOOKS: u32 = 20;
 
 /// How long a run that was told to end has for it.
 const GRACE: Duration = Duration::from_secs(2);
-
-/// The limit of a run's time, and the action when it is exceeded.
-pub(crate) struct Limit {
-    pub(crate) time: Duration,
-    pub(crate) ends: Instant,
-    /// Called when a run that was told to end does not.
-    pub(crate) is_stuck: Arc<dyn Fn(&str) + Send + Sync>,
-}
-
-/// For how long the thread with the turn has not called.
-#[derive(Default)]
-pub(crate) struct Stall {
-    /// The thread, and how often it had waited for its turn.
-    moment: (u32, u64),
-    looks: u32,
-    asleep_looks: u32,
-    busy_before: Duration,
-}
 
 struct Watch {
     machines: Vec<Weak<Machine>>,
@@ -90,7 +72,7 @@ impl Machine {
     /// Looks at the machine, unless a thread is at work in it.
     fn look(self: &Arc<Self>) {
         let Some(mut locked) = self.try_lock() else { return };
-        if locked.workers.is_shut_down() {
+        if locked.workers.shutdown {
             return;
         }
         if let Some(text) = locked.outlived() {
@@ -127,7 +109,7 @@ impl Locked<'_> {
         let control = self.control();
         let turn = control.turn?;
         let host = &control.hosts[turn as usize];
-        if control.has_ended || !host.is_running() || machine.is_being_entered() {
+        if control.has_ended || !host.is_running() || machine.entering.is_any() {
             return None;
         }
         let (moment, busy) = ((turn, host.waits), host.sighted.busy());

@@ -1,4 +1,4 @@
-//! What a controlled machine can choose from, and what it is told about it.
+//! The commands that a controlled machine can choose from.
 
 use smallvec::SmallVec;
 use thalweg_driver::Label;

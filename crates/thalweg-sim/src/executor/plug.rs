@@ -1,6 +1,6 @@
-//! What plugs into the executor, which knows none of it: collectives and conditional nodes today.
+//! Traits of commands that the executor does not know: of collectives and conditional nodes.
 //!
-//! - A mark tells whoever asked that it was [reached](Reached).
+//! - A mark can carry something that [learns](Reached) that it was reached.
 //! - A [`Step`] is a command without a worker: when it is reached, it may queue others, and it is complete when they and what
 //!   they lead to are.
 //! - A [`Gate`] holds commands whose work is [gated](super::task::Work::Gated): when they could run, they *arrive* there, and hold
@@ -16,7 +16,7 @@ use super::command::{CommandId, Frontier, Origin, Planned};
 use super::task::Task;
 use crate::refusal::Refusal;
 
-/// Something that is told when a place in the order is reached.
+/// Something that learns when a place in the order is reached.
 pub(crate) trait Reached: Send + Sync {
     /// Notes that the place was reached, so many nanoseconds after the machine started.
     fn reached(&self, nanoseconds: u64);
@@ -31,7 +31,7 @@ pub(crate) trait Step: Send + Sync {
     fn next(&self) -> Next<'_>;
 }
 
-/// What a [`Step`] does next.
+/// The action of a [`Step`] that was asked.
 pub(crate) enum Next<'a> {
     /// It is complete.
     Done,
@@ -72,7 +72,7 @@ pub(crate) trait Gate {
 /// Devices of gated commands.
 pub(crate) type Devices = SmallVec<[u32; 8]>;
 
-/// What has become of gated commands.
+/// The fate of gated commands.
 pub(crate) enum Verdict {
     /// The task runs as the first of these commands, by slot, and all are complete when it is.
     Runs { slots: SmallVec<[u32; 8]>, task: Arc<Task> },

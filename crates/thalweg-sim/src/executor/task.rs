@@ -52,7 +52,7 @@ pub(crate) enum Work {
     Host(HostFunction),
     /// It waits at the [gate](super::plug::Gate), which knows what it is, and one of several that do runs for all.
     Gated(Box<dyn Any + Send + Sync>),
-    /// What one of them runs.
+    /// The work that one of them runs.
     Joint(Box<dyn JointWork>),
 }
 

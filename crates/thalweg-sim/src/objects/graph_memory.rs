@@ -1,159 +1,22 @@
-//! Stream-ordered memory that graphs allocate and free.
-//!
-//! On a capturing stream an allocation is a node and so is a free. The address is known at once and is the same in every
-//! launch. Here the memory behind it is taken when it is captured and belongs to the graph and its executables until the
-//! last of them is gone and its launches are over: the nodes say who comes after whom, and move no bytes. (A GPU gives
-//! graphs memory from a pool of its own, and shares it between graphs that do not run at once.)
-//!
-//! Invariant: an address of a graph is an allocation of a pool for as long as the graph is listed here.
+//! The memory that graphs allocate.
 
 use std::collections::BTreeMap;
 
-use thalweg_driver::{Code, GraphNodeKind};
-
-use crate::executor::command::{Body, Frontier, Origin};
-use crate::executor::faults::Point;
-use crate::machine::Locked;
-use crate::refusal::{CallResult, Refusal};
-use crate::schedules::Actor;
-use crate::state::MachineState;
+use crate::executor::command::Frontier;
 
 /// The memory that a graph has allocated.
 #[derive(Default)]
 pub(crate) struct GraphMemory {
     /// The graph and its executables.
-    holders: usize,
-    allocations: BTreeMap<u64, Owned>,
-    launches: Frontier,
+    pub(crate) holders: usize,
+    pub(crate) allocations: BTreeMap<u64, Owned>,
+    pub(crate) launches: Frontier,
 }
 
 /// One allocation of a graph.
 #[derive(Default)]
-struct Owned {
-    freed_by_a_node: bool,
+pub(crate) struct Owned {
+    pub(crate) freed_by_a_node: bool,
     /// Whether the latest launch allocated it and it was not freed since.
-    is_live: bool,
-}
-
-impl MachineState {
-    /// Makes an allocation that was just made a node of what the stream captures, if it captures. An allocation that cannot
-    /// be a node is given back.
-    pub(crate) fn capture_allocation(&mut self, stream: u64, address: u64) -> CallResult<()> {
-        let captured = self.stream_id(stream).and_then(|own| match self.graph_of_capture(own) {
-            Some(graph) => self.capture_node(own, GraphNodeKind::Allocate, None).map(|()| Some(graph)),
-            None => Ok(None),
-        });
-        match captured {
-            Ok(None) => Ok(()),
-            Ok(Some(graph)) => {
-                let memory = self.graph_memory.entry(graph).or_default();
-                // The graph itself is the first to hold it.
-                memory.holders = memory.holders.max(1);
-                memory.allocations.insert(address, Owned::default());
-                Ok(())
-            }
-            Err(refusal) => {
-                self.pools.freed(address, &mut self.memory);
-                Err(refusal)
-            }
-        }
-    }
-
-    /// Captures a free.
-    pub(crate) fn capture_free(&mut self, own: u64, address: u64) -> CallResult<()> {
-        self.check_capture(own)?;
-        let graph = self.graph_of_capture(own).expect("the stream captures");
-        let is_there = self
-            .graph_memory
-            .get(&graph)
-            .and_then(|memory| memory.allocations.get(&address))
-            .is_some_and(|owned| !owned.freed_by_a_node);
-        if !is_there {
-            return Err(Refusal::new(
-                Code::InvalidValue,
-                format!("{address:#x} was not allocated in this capture, or was freed in it already"),
-            ));
-        }
-        self.capture_node(own, GraphNodeKind::Free, None)?;
-        let memory = self.graph_memory.get_mut(&graph).expect("found above");
-        memory.allocations.get_mut(&address).expect("found above").freed_by_a_node = true;
-        Ok(())
-    }
-
-    /// Returns a free of a graph's memory outside of captures: whether it was one.
-    pub(crate) fn free_of_graph(&mut self, address: u64) -> CallResult<bool> {
-        let owned = self.graph_memory.values_mut().find_map(|memory| memory.allocations.get_mut(&address));
-        match owned {
-            None => Ok(false),
-            Some(owned) if owned.is_live => {
-                owned.is_live = false;
-                Ok(true)
-            }
-            Some(_) => Err(Refusal::new(
-                Code::InvalidValue,
-                format!("{address:#x} belongs to a graph, and no launch of it has left it allocated"),
-            )),
-        }
-    }
-
-    /// Returns an executable of the graph begins to hold its memory: the name of that memory, if there is any.
-    pub(crate) fn hold_graph_memory(&mut self, graph: u64) -> Option<u64> {
-        self.graph_memory.get_mut(&graph)?.holders += 1;
-        Some(graph)
-    }
-
-    /// Releases the share of a graph or an executable that was dropped. The last one takes the memory with it, once all
-    /// launches are over.
-    pub(crate) fn let_go_of_graph_memory(&mut self, graph: u64) {
-        let Some(memory) = self.graph_memory.get_mut(&graph) else { return };
-        memory.holders -= 1;
-        if memory.holders > 0 {
-            return;
-        }
-        let GraphMemory { allocations, launches, .. } =
-            self.graph_memory.remove(&graph).expect("found above");
-        // The schedule does not choose when it happens: it comes with the end of the last launch.
-        let origin = Origin { level: 0, actor: Actor::Stream(0) };
-        for address in allocations.into_keys() {
-            let free = self.executor.add(Body::PoolFree(address), origin, launches.iter().copied());
-            self.pools.set_freeing(address, Frontier::from_slice(&[free]));
-        }
-    }
-
-    /// Notes a launch of the graph, which `launch` ends.
-    pub(crate) fn launched_graph_memory(&mut self, graph: u64, launch: &Frontier) {
-        let Some(memory) = self.graph_memory.get_mut(&graph) else { return };
-        self.executor.prune(&mut memory.launches);
-        memory.launches.extend_from_slice(launch);
-        for owned in memory.allocations.values_mut() {
-            owned.is_live = !owned.freed_by_a_node;
-        }
-    }
-}
-
-/// Allocates memory of a pool, in the order of a stream. Waits for memory that is free in stream order but not yet in fact.
-pub(crate) fn allocate_async(mut locked: Locked<'_>, pool: u64, bytes: u64, stream: u64) -> CallResult<u64> {
-    let own = locked.enter(stream)?;
-    let pool = locked.pool(pool)?;
-    let device = locked.pools.device(pool);
-    locked.check_alive(device)?;
-    locked.check_capture(own)?;
-    locked.executor.faults.pass(Point::DeviceMemory)?;
-    loop {
-        let MachineState { pools, memory, .. } = &mut *locked;
-        let refusal = match pools.allocate(pool, bytes, memory) {
-            Err(refusal) if refusal.code == Code::OutOfMemory => refusal,
-            outcome => {
-                let address = outcome?;
-                locked.capture_allocation(stream, address)?;
-                return Ok(address);
-            }
-        };
-        let frees = locked.pools.pending_frees(pool);
-        if frees.is_empty() {
-            return Err(refusal);
-        }
-        locked = locked.wait_for(&frees)?;
-        locked.settle();
-    }
+    pub(crate) is_live: bool,
 }

@@ -10,9 +10,9 @@ use thalweg_driver::{
     Code, GraphExecUpdate, GraphNodeHandle, GraphNodeKind, Launch, UpdateReason, UpdateRefusal,
 };
 
-use super::graph::{Node, sinks};
 use crate::executor::task::{Task, Work};
 use crate::memory::Memory;
+use crate::objects::graph::{Node, sinks};
 use crate::refusal::{CallResult, Refusal};
 use crate::state::{MachineState, unknown};
 

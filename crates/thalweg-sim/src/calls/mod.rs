@@ -1,0 +1,13 @@
+//! The driver's calls, by their subjects: each turns a call on [objects](crate::objects) into commands of the
+//! [executor](crate::executor).
+//!
+//! They are methods of [`MachineState`](crate::state::MachineState), which runs in the critical section and never waits, or functions of
+//! [`Locked`](crate::machine::Locked), which waits. Those of collectives and conditional nodes stand beside them.
+
+pub(crate) mod capture;
+pub(crate) mod code;
+pub(crate) mod graph;
+pub(crate) mod graph_memory;
+pub(crate) mod graph_update;
+pub(crate) mod stream;
+pub(crate) mod transfer;

@@ -1,0 +1,82 @@
+//! How threads of the program enter a controlled machine.
+
+use std::sync::Arc;
+
+use thalweg_driver::Code;
+
+use super::{CallKind, INSIDE, Phase, Wait};
+use crate::machine::{Locked, Machine};
+use crate::refusal::{CallResult, Refusal};
+
+impl Machine {
+    /// Enters the critical section for a call of the program, when it is the calling thread's turn.
+    pub(crate) fn call_in_turn(
+        self: &Arc<Self>,
+        call: &'static str,
+        step: CallKind,
+    ) -> CallResult<Locked<'_>> {
+        let mut locked = self.enter_for(call)?;
+        let control = locked.control();
+        let host = control.host_here().unwrap_or_default();
+        let wait = control.before(host, step);
+        let mut locked = locked.wait_in_turn(wait)?;
+        let control = locked.control();
+        match step {
+            CallKind::Submit => control.progress += 1,
+            CallKind::Look(object) => {
+                control.observe();
+                control.looked(host, object, true);
+            }
+            CallKind::Query(_) | CallKind::Other => {}
+        }
+        Ok(locked)
+    }
+
+    /// Waits, in a call that does nothing else.
+    pub(crate) fn wait_in_call(self: &Arc<Self>, call: &'static str, wait: Wait) -> CallResult<Locked<'_>> {
+        self.enter_for(call)?.wait_in_turn(wait)
+    }
+
+    /// Enters the critical section, whichever thread has the turn.
+    fn enter_for(self: &Arc<Self>, call: &'static str) -> CallResult<Locked<'_>> {
+        if INSIDE.get() == Arc::as_ptr(self).addr() {
+            let detail = "a host function or kernel must not call the driver: CUDA forbids it";
+            return Err(Refusal::new(Code::NotPermitted, detail));
+        }
+        let mut locked = self.entering.during(|| self.lock());
+        let control = locked.control();
+        let host = control.host_here().unwrap_or_else(|| control.attach());
+        let host = control.host(host);
+        (host.call, host.is_spinning) = (call, false);
+        Ok(locked)
+    }
+
+    /// Takes a host thread in that will begin when it gets the turn. No decision: the caller's next call is one.
+    pub(crate) fn introduce_host(self: &Arc<Self>, name: &str) -> CallResult<u32> {
+        let mut locked = self.enter_for("SimDriver::spawn")?;
+        let control = locked.control();
+        if control.has_ended { Err(control.ended()) } else { Ok(control.introduce(name.to_owned())) }
+    }
+
+    /// Makes the calling thread the host thread that was introduced, and waits for its first turn.
+    pub(crate) fn begin_host(self: &Arc<Self>, host: u32) -> CallResult<()> {
+        let mut locked = self.lock();
+        let entry = locked.control().host(host);
+        entry.bind();
+        entry.call = "the start of the thread";
+        locked.wait_in_turn(Wait::Turn { is_quiet: false }).map(drop)
+    }
+
+    /// Notes that a host thread has ended, or never began.
+    pub(crate) fn finish_host(self: &Arc<Self>, host: u32) {
+        let mut locked = self.lock();
+        let control = locked.control();
+        control.progress += 1;
+        let entry = control.host(host);
+        let has_begun = entry.thread != 0;
+        entry.phase = Phase::Finished;
+        if has_begun {
+            drop(locked.decide(host));
+        }
+    }
+}

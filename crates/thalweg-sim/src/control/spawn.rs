@@ -1,0 +1,110 @@
+//! Host threads of a controlled machine: how they start and end.
+
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::{Builder, JoinHandle};
+
+use thalweg_driver::{Code, Error, Result};
+
+use super::Wait;
+use crate::SimDriver;
+use crate::machine::Machine;
+
+/// A host thread of [`SimDriver::spawn`]. Dropping it leaves the thread alone.
+#[derive(Debug)]
+#[must_use = "a thread that is not joined may not have run when the program ends"]
+pub struct SimThread<T>(Kind<T>);
+
+#[derive(Debug)]
+enum Kind<T> {
+    /// On a machine with threads of its own.
+    Plain(JoinHandle<T>),
+    Controlled {
+        machine: Arc<Machine>,
+        host: u32,
+        outcome: Arc<Mutex<Option<std::thread::Result<T>>>>,
+    },
+}
+
+impl<T> SimThread<T> {
+    /// Waits for the thread's end and gives what it returned. If it panicked, so does this call, with the same payload.
+    ///
+    /// # Errors
+    /// On a controlled machine: [`Code::Timeout`] for a deadlock, with who waits for what; [`Code::Deinitialized`] where the
+    /// run ended before the thread did.
+    pub fn join(self) -> Result<T> {
+        const CALL: &str = "SimThread::join";
+        let result = match self.0 {
+            Kind::Plain(thread) => thread.join(),
+            Kind::Controlled { machine, host, outcome } => {
+                let waited = machine.wait_in_call(CALL, Wait::Thread(host));
+                drop(waited.map_err(|refusal| refusal.of(CALL))?);
+                let outcome = outcome.lock().unwrap_or_else(PoisonError::into_inner).take();
+                let never = || Error::new(Code::Deinitialized, CALL, "the run ended before the thread began");
+                outcome.ok_or_else(never)?
+            }
+        };
+        result.or_else(|payload| resume_unwind(payload))
+    }
+}
+
+/// A place for a host thread in the run of a controlled machine. The thread is over when this is dropped.
+#[derive(Debug)]
+pub struct Seat {
+    machine: Arc<Machine>,
+    host: u32,
+}
+
+impl Seat {
+    /// Seats the calling thread, and waits for its first turn.
+    pub fn take(&self) -> Result<()> {
+        self.machine.begin_host(self.host).map_err(|refusal| refusal.of("SimDriver::spawn"))
+    }
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        self.machine.finish_host(self.host);
+    }
+}
+
+impl SimDriver {
+    /// Starts a host thread that is an actor of the run: the schedule decides when it gets ahead, from one call of the
+    /// driver to the next. On a machine that is not controlled it is an ordinary thread.
+    ///
+    /// # Errors
+    /// [`Code::OperatingSystem`] where the system starts no thread, and on a controlled machine what any call may answer.
+    pub fn spawn<T: Send + 'static>(
+        &self,
+        name: &str,
+        body: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<SimThread<T>> {
+        const CALL: &str = "SimDriver::spawn";
+        let refused = |error| Error::new(Code::OperatingSystem, CALL, format!("thread `{name}`: {error}"));
+        let builder = Builder::new().name(name.to_owned());
+        if !self.is_controlled() {
+            return Ok(SimThread(Kind::Plain(builder.spawn(body).map_err(refused)?)));
+        }
+        let seat = self.seat(name)?;
+        let (machine, host) = (Arc::clone(&seat.machine), seat.host);
+        let outcome = Arc::new(Mutex::new(None));
+        let slot = Arc::clone(&outcome);
+        let run = move || {
+            if seat.take().is_ok() {
+                let ended = catch_unwind(AssertUnwindSafe(body));
+                *slot.lock().unwrap_or_else(PoisonError::into_inner) = Some(ended);
+            }
+            // The result is there before the seat is free, and what the body owned is gone.
+            drop(seat);
+        };
+        builder.spawn(run).map_err(refused)?;
+        Ok(SimThread(Kind::Controlled { machine, host, outcome }))
+    }
+
+    /// Returns a seat in the run of a controlled machine.
+    pub fn seat(&self, name: &str) -> Result<Seat> {
+        let introduced = self.machine.introduce_host(name);
+        let host = introduced.map_err(|refusal| refusal.of("SimDriver::spawn"))?;
+        Ok(Seat { machine: Arc::clone(&self.machine), host })
+    }
+}

@@ -1,0 +1,70 @@
+//! How a call of the driver enters the machine, and names itself in its errors.
+
+use thalweg_driver::Result;
+
+use crate::SimDriver;
+use crate::control::CallKind;
+use crate::executor::command::Frontier;
+use crate::machine::Locked;
+use crate::refusal::CallResult;
+use crate::state::MachineState;
+
+impl SimDriver {
+    /// Checks for a fork before any lock, which a thread that the child lacks may have held.
+    fn check_process(&self, call: &'static str) -> Result<()> {
+        self.process.check(call, "the simulated GPU")
+    }
+
+    /// Makes a call that does not wait.
+    pub(crate) fn enter<T>(
+        &self,
+        call: &'static str,
+        body: impl FnOnce(&mut MachineState) -> CallResult<T>,
+    ) -> Result<T> {
+        self.check_process(call)?;
+        let entered = self.machine.call(call, CallKind::Other);
+        entered.and_then(|mut locked| body(&mut locked)).map_err(|refusal| refusal.of(call))
+    }
+
+    /// Makes a call that queues work, once the queue has room.
+    pub(crate) fn submit<T>(
+        &self,
+        call: &'static str,
+        body: impl FnOnce(&mut MachineState) -> CallResult<T>,
+    ) -> Result<T> {
+        self.check_process(call)?;
+        let entered = self.machine.lock_to_submit(call);
+        entered.and_then(|mut locked| body(&mut locked)).map_err(|refusal| refusal.of(call))
+    }
+
+    /// Makes a call that waits.
+    pub(crate) fn enter_and_wait<T>(
+        &self,
+        call: &'static str,
+        body: impl FnOnce(Locked<'_>) -> CallResult<T>,
+    ) -> Result<T> {
+        self.check_process(call)?;
+        self.machine.call(call, CallKind::Other).and_then(body).map_err(|refusal| refusal.of(call))
+    }
+
+    /// Makes a call that looks at what others change, by a number, and waits.
+    pub(crate) fn look_and_wait<T>(
+        &self,
+        call: &'static str,
+        object: u64,
+        body: impl FnOnce(Locked<'_>) -> CallResult<T>,
+    ) -> Result<T> {
+        self.check_process(call)?;
+        self.machine.call(call, CallKind::Look(object)).and_then(body).map_err(|refusal| refusal.of(call))
+    }
+
+    pub(crate) fn query(
+        &self,
+        call: &'static str,
+        object: u64,
+        find: impl FnOnce(&mut MachineState) -> CallResult<Frontier>,
+    ) -> Result<bool> {
+        self.check_process(call)?;
+        self.machine.query(call, object, find).map_err(|refusal| refusal.of(call))
+    }
+}
