@@ -127,6 +127,8 @@ pub struct Schema {
     pub parameters: Vec<Parameter>,
     /// The results, in their order.
     pub returns: Vec<Type>,
+    /// The names of the results; empty where they have none.
+    pub return_names: Vec<String>,
 }
 
 /// The place and reason at which a schema cannot be read.
@@ -162,17 +164,17 @@ impl Schema {
         }
         let returns = returns.trim();
         let list = returns.strip_prefix('(').and_then(|list| list.strip_suffix(')')).unwrap_or(returns);
-        let returns = split(list)
-            .map(|part| {
-                // A result may have a name behind its type.
-                let ty = part.split_once(' ').map_or(part, |(ty, _)| ty);
-                Type::parse(ty).ok_or_else(|| fail(part))
-            })
-            .collect::<Result<_, _>>()?;
+        let (mut types, mut return_names) = (Vec::new(), Vec::new());
+        for part in split(list) {
+            // A result may have a name behind its type.
+            let (ty, name) = part.split_once(' ').unwrap_or((part, ""));
+            types.push(Type::parse(ty).ok_or_else(|| fail(part))?);
+            return_names.push(name.into());
+        }
         if name.trim().is_empty() {
             return Err(fail(text));
         }
-        Ok(Self { name: name.trim().into(), parameters, returns })
+        Ok(Self { name: name.trim().into(), parameters, returns: types, return_names })
     }
 
     /// Returns the name without overload and namespace: `add` of `add.Tensor`.

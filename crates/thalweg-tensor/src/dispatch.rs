@@ -18,7 +18,7 @@ use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
-use thalweg_ops::schema::{Parameter, Schema, base_name};
+use thalweg_ops::schema::{Kind, Parameter, Schema, base_name};
 use thalweg_runtime::{Device, Error, Label, Result};
 
 pub use crate::argument::{Argument, Arguments, Ints, Value, as_ints};
@@ -26,7 +26,7 @@ use crate::argument::{Forms, default_of};
 use crate::autocast::{Policy, is_autocast_enabled};
 use crate::caller::label_at;
 use crate::kernels::loops::{LoopArguments, Resolved};
-use crate::operators::{Body, in_place};
+use crate::operators::{Body, compare, in_place};
 use crate::tensor::{Tensor, Tensors, describe_call};
 
 /// What may have a say in a call, from the lowest priority to the highest.
@@ -281,7 +281,12 @@ impl Operator {
         let results = self.call(&arguments, device, label_at(self.base_name, Location::caller()))?;
         Ok(match self.schema.returns.as_slice() {
             [list] if list.list => vec![Value::Tensors(results.into_vec())],
-            _ => results.into_iter().map(Value::Tensor).collect(),
+            types => (results.into_iter().enumerate())
+                .map(|(place, result)| match types.get(place) {
+                    Some(ty) if ty.kind != Kind::Tensor => compare::as_number(&result).map(Value::Scalar),
+                    _ => Ok(Value::Tensor(result)),
+                })
+                .collect::<Result<_>>()?,
         })
     }
 
@@ -516,7 +521,7 @@ pub(crate) fn internal(name: &str) -> Result<&'static Operator> {
 }
 
 /// Returns the operator of a name with its overload: `add.Tensor`. Every operator of one result has a form in place, whose name has
-/// `_` behind the base: `add_.Tensor` writes the result into `self`, and gives it.
+/// `_` behind the base: `add_.Tensor` writes the result into `self`, and gives it; and one that writes it into `out`: `add.Tensor_out`.
 ///
 /// # Errors
 /// [`Error::is_invalid_argument`] if there is none.
@@ -530,9 +535,14 @@ pub fn find_operator(name: &str) -> Result<&'static Operator> {
     }
     let missing =
         || Error::invalid(format!("there is no operator {name}; define it with `dispatch::define_operator`"));
-    let functional = in_place::functional_name(name).and_then(|name| find(&name)).ok_or_else(missing)?;
-    let schema = in_place::schema(functional.schema()).ok_or_else(missing)?;
-    match registry().define(&schema.to_string(), Some(Body::InPlace(functional))) {
+    let derived = |name: Option<String>| name.and_then(|name| find(&name));
+    let (schema, body) = if let Some(functional) = derived(in_place::functional_name(name)) {
+        (in_place::schema(functional.schema()), Body::InPlace(functional))
+    } else {
+        let returning = derived(in_place::returning_name(name)).ok_or_else(missing)?;
+        (in_place::out_schema(returning.schema(), name), Body::Out(returning))
+    };
+    match registry().define(&schema.ok_or_else(missing)?.to_string(), Some(body)) {
         Ok(operator) => Ok(operator),
         // Another thread was faster.
         Err(_) => find(name).ok_or_else(missing),

@@ -7,7 +7,7 @@
 use std::panic::Location;
 
 use thalweg_ir::Scalar;
-use thalweg_ops::schema::{Alias, Kind, Schema};
+use thalweg_ops::schema::{Alias, Kind, Parameter, Schema, Type};
 use thalweg_runtime::{Error, Result};
 
 use super::{Body, single};
@@ -30,8 +30,7 @@ pub(crate) fn schema(functional: &Schema) -> Option<Schema> {
     let mut schema = functional.clone();
     let [result] = schema.returns.as_mut_slice() else { return None };
     let first = schema.parameters.first_mut().filter(|first| first.name == "self")?;
-    let is_tensor =
-        |ty: &thalweg_ops::schema::Type| ty.kind == Kind::Tensor && !ty.list && ty.alias.is_none();
+    let is_tensor = |ty: &Type| ty.kind == Kind::Tensor && !ty.list && ty.alias.is_none();
     if !is_tensor(&first.ty) || !is_tensor(result) {
         return None;
     }
@@ -43,6 +42,77 @@ pub(crate) fn schema(functional: &Schema) -> Option<Schema> {
         None => format!("{}_", functional.name),
     };
     Some(schema)
+}
+
+/// Returns the names that the operator may have whose `out=` form has this name: `add.Tensor` of `add.Tensor_out`, `cat` of `cat.out`,
+/// `kthvalue` of `kthvalue.values`.
+pub(crate) fn returning_name(name: &str) -> Option<String> {
+    let (base, overload) = name.split_once('.')?;
+    match overload.strip_suffix("out").map(|rest| rest.strip_suffix('_').unwrap_or(rest)) {
+        Some("") => Some(base.to_owned()),
+        Some(overload) => Some(format!("{base}.{overload}")),
+        None => (overload == "values").then(|| base.to_owned()),
+    }
+}
+
+/// Returns the schema of the `out=` form of this name, which gives the tensors that it writes; `None` where there is none.
+pub(crate) fn out_schema(returning: &Schema, name: &str) -> Option<Schema> {
+    let mut schema = returning.clone();
+    let is_tensor = |ty: &Type| ty.kind == Kind::Tensor && !ty.list && ty.alias.is_none();
+    if returning.is_mutable() || !schema.returns.iter().all(is_tensor) {
+        return None;
+    }
+    let names: Vec<&str> = match schema.returns.len() {
+        1 => vec!["out"],
+        _ => returning.return_names.iter().map(String::as_str).collect(),
+    };
+    for (place, name) in names.into_iter().enumerate().filter(|(_, name)| !name.is_empty()) {
+        let set = char::from(b'a' + place as u8).to_string();
+        let ty = Type { alias: Some(Alias { set, writes: true }), ..schema.returns[place].clone() };
+        schema.returns[place] = ty.clone();
+        schema.parameters.push(Parameter { name: name.into(), ty, default: None, keyword_only: true });
+    }
+    name.clone_into(&mut schema.name);
+    (schema.parameters.len() == returning.parameters.len() + returning.returns.len()).then_some(schema)
+}
+
+/// Runs the `out=` form of an operator.
+pub(crate) fn run_out(returning: &'static Operator, call: &Call<'_>) -> Result<Tensors> {
+    let (arguments, given) = call.arguments.split_at(returning.schema().parameters.len());
+    let out: Tensors = given
+        .iter()
+        .filter_map(|argument| match argument {
+            Argument::Tensor(tensor) => Some((*tensor).clone()),
+            _ => None,
+        })
+        .collect();
+    check_apart(returning.base_name(), call.tensors, &out)?;
+    call_out(returning, arguments, &out, call.label.location)?;
+    Ok(out)
+}
+
+/// Refuses what PyTorch refuses of some operators: results in memory of an input, or of another dtype than the operator gives.
+fn check_apart(name: &str, tensors: &[&Tensor], out: &[Tensor]) -> Result<()> {
+    if matches!(name, "amax" | "amin" | "aminmax" | "gather")
+        && let Some(wrong) = out.iter().find(|out| out.dtype() != tensors[0].dtype())
+    {
+        return Err(Error::invalid(format!(
+            "Expected out tensor to have dtype {}, but got {} instead",
+            tensors[0].dtype(),
+            wrong.dtype()
+        )));
+    }
+    let inputs = &tensors[..tensors.len() - out.len()];
+    let shares = |out: &Tensor| inputs.iter().any(|input| input.shares_storage_with(out));
+    if matches!(name, "cat" | "gather" | "index_select" | "kthvalue" | "masked_select" | "take")
+        && out.iter().any(shares)
+    {
+        return Err(Error::invalid(
+            "unsupported operation: some elements of the input tensor and the written-to tensor refer to a single memory location. \
+             Please clone() the tensor before performing the operation.",
+        ));
+    }
+    Ok(())
 }
 
 /// Runs the form in place of an operator.

@@ -269,6 +269,8 @@ pub(super) fn number_like(x: &Tensor, number: Scalar) -> Result<Tensor> {
 pub(super) fn long(index: &Tensor, operator: &str) -> Result<Tensor> {
     match index.dtype() {
         DType::I64 | DType::I32 => index.to_dtype(DType::I64),
+        // What names no place may be of any dtype.
+        _ if index.elements() == 0 && operator == "gather" => index.to_dtype(DType::I64),
         other => Err(Error::invalid(format!(
             "{operator}(): Expected dtype int32/int64 for index, but got {other}"
         ))),
@@ -583,7 +585,7 @@ fn index_fill(call: &Call<'_>, value: &Tensor) -> Result<Tensors> {
 }
 
 /// Returns a copy of the first tensor with the second in place of a part.
-fn with_part(call: &Call<'_>, part: impl Fn(&Tensor) -> Result<Tensor>) -> Result<Tensors> {
+pub(super) fn with_part(call: &Call<'_>, part: impl Fn(&Tensor) -> Result<Tensor>) -> Result<Tensors> {
     let (x, source) = (call.tensor(0), call.tensor(1));
     let whole = x.copied(call.label.location)?;
     let part = part(&whole)?;

@@ -13,6 +13,10 @@
 //! is needed.
 
 mod advanced_index;
+mod alias;
+mod assemble;
+mod calculus;
+pub(crate) mod compare;
 mod create;
 mod einsum;
 pub(crate) mod in_place;
@@ -20,6 +24,7 @@ pub(crate) mod index;
 mod join;
 mod linalg;
 mod loss;
+mod matrix;
 mod methods;
 mod norm;
 mod pointwise;
@@ -28,7 +33,10 @@ mod reduce;
 mod resample;
 mod scan;
 mod sort;
+mod split;
+mod statistics;
 mod view;
+mod view_copy;
 mod window;
 
 use std::panic::Location;
@@ -69,6 +77,8 @@ pub(crate) enum Body {
     Pair(fn(&Call<'_>) -> Result<Tensors>, fn(&Call<'_>) -> Result<Tensors>),
     /// By another operator, whose result is written into the first argument.
     InPlace(&'static Operator),
+    /// By another operator, whose results are written into the last arguments.
+    Out(&'static Operator),
 }
 
 /// Kernels by key, under which an operator is defined.
@@ -104,6 +114,7 @@ impl Body {
                 }),
                 None,
             ),
+            Self::Out(returning) => (Arc::new(move |call| in_place::run_out(returning, call)), None),
             Self::Pair(backend, autograd) => (Arc::new(backend), Some(Arc::new(autograd))),
         };
         let backends = [DispatchKey::Sim, DispatchKey::Cuda].map(|key| (key, backend.clone()));
@@ -129,6 +140,14 @@ static FAMILIES: &[&[OpDef]] = &[
     resample::OPERATORS,
     einsum::OPERATORS,
     sort::OPERATORS,
+    view_copy::OPERATORS,
+    split::OPERATORS,
+    assemble::OPERATORS,
+    alias::OPERATORS,
+    matrix::OPERATORS,
+    calculus::OPERATORS,
+    compare::OPERATORS,
+    statistics::OPERATORS,
     crate::kernels::INTERNAL,
 ];
 

@@ -278,6 +278,9 @@ fn extremum(call: &Call<'_>, operator: &str) -> Result<Tensors> {
 /// The greatest or smallest element over dimensions, of truth values too.
 fn extremum_of(call: &Call<'_>, name: &str, operator: &str, dim: &[i64], keepdim: bool) -> Result<Tensor> {
     let x = call.tensor(0);
+    if x.rank() > 64 {
+        return Err(Error::invalid("only tensors with up to 64 dims are supported"));
+    }
     check_not_empty(name, x, dim)?;
     let is_bool = x.dtype() == DType::Bool;
     let dtype = is_bool.then_some(DType::U8);

@@ -16,7 +16,9 @@ operators! {
     "alias(Tensor(a) self) -> Tensor(a)" = Composite(|call| alias(call.tensor(0)).map(single));
     /// Returns a view of the memory with these extents and strides. The memory is not left.
     "as_strided(Tensor(a) self, SymInt[] size, SymInt[] stride, SymInt? storage_offset=None) -> Tensor(a)"
-        fn as_strided(size: ints, stride: ints, storage_offset: optional_int) = Composite(as_strided);
+        fn as_strided(size: ints, stride: ints, storage_offset: optional_int) = Composite(|call| {
+            as_strided(call.tensor(0), &call.ints(1), &call.ints(2), call.optional_int(3)).map(single)
+        });
     /// Returns the diagonals of two dimensions as a new last one; `offset` is how far above the main one.
     "diagonal(Tensor(a) self, int offset=0, int dim1=0, int dim2=1) -> Tensor(a)"
         fn diagonal(offset: int, dim1: int, dim2: int) = Composite(|call| {
@@ -143,10 +145,6 @@ operators! {
     /// Returns a copy of the elements.
     "clone(Tensor self, *, MemoryFormat? memory_format=None) -> Tensor"
         = Composite(|call| copied_in_format(call, call.tensor(0), call.optional_int(1)).map(single));
-    /// Returns a copy of the diagonals of two dimensions.
-    "diagonal_copy(Tensor self, int offset=0, int dim1=0, int dim2=1) -> Tensor" = Composite(|call| {
-        diagonal(call.tensor(0), call.int(1), call.int(2), call.int(3))?.copied(call.label.location).map(single)
-    });
 }
 
 /// Returns a dimension counted from the end where it is negative. A tensor without dimensions is asked as if it had one.
@@ -234,16 +232,15 @@ fn part(x: &Tensor, name: &'static str, place: impl Fn(&Layout) -> Result<Layout
     }))
 }
 
-fn alias(x: &Tensor) -> Result<Tensor> {
+pub(super) fn alias(x: &Tensor) -> Result<Tensor> {
     Ok(record_view(x, x.view(x.layout().clone()), || ViewBackward::Reshape(x.shape().into())))
 }
 
-fn as_strided(call: &Call<'_>) -> Result<Tensors> {
-    let (x, size, stride) = (call.tensor(0), call.ints(1), call.ints(2));
+pub(super) fn as_strided(x: &Tensor, size: &[i64], stride: &[i64], start: Option<i64>) -> Result<Tensor> {
     if size.len() != stride.len() {
         return Err(Error::invalid("mismatch in length of strides and shape"));
     }
-    let shape = extents(&size)?;
+    let shape = extents(size)?;
     let strides: Shape =
         stride.iter().map(|&stride| usize::try_from(stride)).collect::<std::result::Result<_, _>>().map_err(
             |_| {
@@ -252,7 +249,7 @@ fn as_strided(call: &Call<'_>) -> Result<Tensors> {
                 ))
             },
         )?;
-    let offset = usize::try_from(call.optional_int(3).unwrap_or(x.layout().offset() as i64))
+    let offset = usize::try_from(start.unwrap_or(x.layout().offset() as i64))
         .map_err(|_| Error::invalid("Tensor: invalid storage offset"))?;
     let available = x.storage().buffer.size_bytes() as usize / x.dtype().size_bytes();
     let last = shape.iter().zip(&strides).try_fold(offset, |end, (&extent, &stride)| {
@@ -268,9 +265,14 @@ fn as_strided(call: &Call<'_>) -> Result<Tensors> {
         )));
     }
     let layout = Layout::new(&shape, &strides, offset)?;
+    Ok(strided(x, layout))
+}
+
+/// Returns a view of any layout inside of the memory.
+pub(super) fn strided(x: &Tensor, layout: Layout) -> Tensor {
     let view = x.view(layout.clone());
     let base = x.layout().clone();
-    Ok(single(record_view(x, view, || ViewBackward::Strided { base, view: layout })))
+    record_view(x, view, || ViewBackward::Strided { base, view: layout })
 }
 
 pub(super) fn diagonal(x: &Tensor, offset: i64, dim1: i64, dim2: i64) -> Result<Tensor> {
@@ -294,7 +296,7 @@ pub(super) fn diagonal(x: &Tensor, offset: i64, dim1: i64, dim2: i64) -> Result<
     })
 }
 
-fn expand(x: &Tensor, size: &[i64]) -> Result<Tensor> {
+pub(super) fn expand(x: &Tensor, size: &[i64]) -> Result<Tensor> {
     let Some(added) = size.len().checked_sub(x.rank()) else {
         return Err(Error::invalid(format!(
             "expand({}{{{:?}}}, size={size:?}): the number of sizes provided ({}) must be greater or equal to the number of \
@@ -350,7 +352,7 @@ fn permute(call: &Call<'_>) -> Result<Tensor> {
     x.permute(&order)
 }
 
-fn transpose(x: &Tensor, dim0: i64, dim1: i64) -> Result<Tensor> {
+pub(super) fn transpose(x: &Tensor, dim0: i64, dim1: i64) -> Result<Tensor> {
     let [first, second] = [wrap(dim0, x.rank())?, wrap(dim1, x.rank())?];
     if first == second { alias(x) } else { x.transpose(first as i64, second as i64) }
 }
@@ -419,7 +421,7 @@ fn narrow(call: &Call<'_>) -> Result<Tensor> {
 }
 
 /// Returns the parts of a dimension, of lengths that fill it.
-fn parts(x: &Tensor, dim: usize, lengths: Vec<usize>) -> Result<Tensors> {
+pub(super) fn parts(x: &Tensor, dim: usize, lengths: Vec<usize>) -> Result<Tensors> {
     let mut list = host_room(lengths.len())?;
     let mut start = 0;
     for &length in &lengths {
@@ -442,7 +444,7 @@ fn even(extent: usize, size: usize) -> Result<Vec<usize>> {
     }
 }
 
-fn split(call: &Call<'_>) -> Result<Tensors> {
+pub(super) fn split(call: &Call<'_>) -> Result<Tensors> {
     let (x, size) = (call.tensor(0), call.int(1));
     check_has_dimensions(x, "split expects at least a 1-dimensional tensor")?;
     let Ok(size) = usize::try_from(size) else {
@@ -482,7 +484,7 @@ fn split_with_sizes(call: &Call<'_>) -> Result<Tensors> {
     parts(x, dim, lengths)
 }
 
-fn chunk(call: &Call<'_>) -> Result<Tensors> {
+pub(super) fn chunk(call: &Call<'_>) -> Result<Tensors> {
     let (x, chunks) = (call.tensor(0), call.int(1));
     check_has_dimensions(x, "chunk expects at least a 1-dimensional tensor")?;
     if chunks <= 0 {

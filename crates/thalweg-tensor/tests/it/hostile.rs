@@ -184,7 +184,8 @@ impl Chooser {
             (Kind::Bool, true) => Value::Bools(vec![self.one_of(2); 3]),
             (Kind::Str, _) => Value::Str((*self.pick(&WORDS)).into()),
             (Kind::DType, _) => Value::DType(*self.pick(&DType::ALL)),
-            (Kind::Device | Kind::Generator | Kind::MemoryFormat | Kind::Layout, _) => Value::None,
+            (Kind::Device, _) => Value::Device(pools.tensors[0].device().clone()),
+            (Kind::Generator | Kind::MemoryFormat | Kind::Layout, _) => Value::None,
         }
     }
 }

@@ -1,0 +1,147 @@
+//! Other names that PyTorch has for operators, and what does nothing to real numbers.
+
+use thalweg_ir::DType;
+use thalweg_runtime::{Error, Result};
+
+use super::Body::Composite;
+use super::view::{alias, expand, transpose};
+use super::{operators, single};
+use crate::dispatch::{Arguments, Call, Operator, built_in};
+use crate::tensor::{Tensor, Tensors};
+
+operators! {
+    /// Returns self / other: `div`.
+    "divide.Tensor(Tensor self, Tensor other) -> Tensor" = Composite(|call| renamed(call, built_in!("div.Tensor")?));
+    /// Returns self / other: `div`.
+    "divide.Scalar(Tensor self, Scalar other) -> Tensor" = Composite(|call| renamed(call, built_in!("div.Scalar")?));
+    /// Returns self / other: `div`.
+    "true_divide.Tensor(Tensor self, Tensor other) -> Tensor"
+        = Composite(|call| renamed(call, built_in!("div.Tensor")?));
+    /// Returns self / other: `div`.
+    "true_divide.Scalar(Tensor self, Scalar other) -> Tensor"
+        = Composite(|call| renamed(call, built_in!("div.Scalar")?));
+    /// Returns self · other: `mul`.
+    "multiply.Tensor(Tensor self, Tensor other) -> Tensor" = Composite(|call| renamed(call, built_in!("mul.Tensor")?));
+    /// Returns self · other: `mul`.
+    "multiply.Scalar(Tensor self, Scalar other) -> Tensor" = Composite(|call| renamed(call, built_in!("mul.Scalar")?));
+    /// Returns self − alpha · other: `sub`.
+    "subtract.Tensor(Tensor self, Tensor other, *, Scalar alpha=1) -> Tensor"
+        = Composite(|call| renamed(call, built_in!("sub.Tensor")?));
+    /// Returns self − alpha · other: `sub`.
+    "subtract.Scalar(Tensor self, Scalar other, Scalar alpha=1) -> Tensor"
+        = Composite(|call| renamed(call, built_in!("sub.Scalar")?));
+    /// Returns the greater of self and other: `maximum`.
+    "max.other(Tensor self, Tensor other) -> Tensor" = Composite(|call| renamed(call, built_in!("maximum")?));
+    /// Returns the smaller of self and other: `minimum`.
+    "min.other(Tensor self, Tensor other) -> Tensor" = Composite(|call| renamed(call, built_in!("minimum")?));
+    /// Returns −1, 0 or 1 with the sign of each element: `sign`, for real numbers.
+    "sgn(Tensor self) -> Tensor" = Composite(|call| renamed(call, built_in!("sign")?));
+    /// Returns the tensor broadcast to a shape: `expand`.
+    "broadcast_to(Tensor(a) self, SymInt[] size) -> Tensor(a)"
+        = Composite(|call| expand(call.tensor(0), &call.ints(1)).map(single));
+    /// Returns matrices with their rows and columns swapped.
+    "mT(Tensor(a) self) -> Tensor(a)" fn m_t() = Composite(|call| transposed(call.tensor(0), "mT"));
+    /// Returns matrices with their rows and columns swapped, conjugated: the same as `mT` for real numbers.
+    "mH(Tensor(a) self) -> Tensor(a)" = Composite(|call| transposed(call.tensor(0), "mH"));
+    /// Returns the matrix with rows and columns swapped, conjugated; a tensor without dimensions is returned as it is.
+    "matrix_H(Tensor(a) self) -> Tensor(a)" = Composite(|call| match call.tensor(0).rank() {
+        0 => alias(call.tensor(0)).map(single),
+        2 => transposed(call.tensor(0), "H"),
+        rank => Err(Error::invalid(format!(
+            "tensor.H is only supported on matrices (2-D tensors). Got {rank}-D tensor. For batches of matrices, consider using \
+             tensor.mH"
+        ))),
+    });
+    /// Returns all dimensions in reverse order.
+    "numpy_T(Tensor(a) self) -> Tensor(a)" = Composite(|call| {
+        let x = call.tensor(0);
+        let order: Vec<usize> = (0..x.rank()).rev().collect();
+        x.permute(&order).map(single)
+    });
+    /// Returns the tensor, which must not be of truth values.
+    "positive(Tensor(a) self) -> Tensor(a)" fn positive() = Composite(|call| match call.tensor(0).dtype() {
+        DType::Bool => Err(Error::invalid("The `+` operator, on a bool tensor is not supported.")),
+        _ => Ok(single(call.tensor(0).clone())),
+    });
+    /// Returns the real parts, which are all there is.
+    "real(Tensor(a) self) -> Tensor(a)" = Composite(|call| Ok(single(call.tensor(0).clone())));
+    /// Returns the complex conjugate: of real numbers the tensor.
+    "resolve_conj(Tensor(a) self) -> Tensor(a)" = Composite(|call| Ok(single(call.tensor(0).clone())));
+    /// Returns the tensor, whose elements are never kept negated.
+    "resolve_neg(Tensor(a) self) -> Tensor(a)" = Composite(|call| Ok(single(call.tensor(0).clone())));
+    /// Returns the complex conjugates: of real numbers the tensor.
+    "conj_physical(Tensor self) -> Tensor" = Composite(|call| Ok(single(call.tensor(0).clone())));
+    /// Returns `length` places of a dimension, from the place on that a tensor without dimensions holds; the host reads it.
+    "narrow.Tensor(Tensor(a) self, int dim, Tensor start, SymInt length) -> Tensor(a)" = Composite(|call| {
+        let start = call.tensor(2);
+        if start.rank() != 0 || start.dtype().is_floating_point() || start.dtype() == DType::Bool {
+            return Err(Error::invalid("start must be an 0-dim integral Tensor."));
+        }
+        let start: i64 = start.detach().to_dtype(DType::I64)?.item()?;
+        let arguments = [call.tensor(0).into(), call.int(1).into(), start.into(), call.int(3).into()];
+        built_in!("narrow")?.call(&arguments, None, call.label)
+    });
+    /// Returns the elements in another dtype on the tensor's own device; a copy where it is asked for.
+    "to.device(Tensor(a) self, Device device, ScalarType dtype, bool non_blocking=False, bool copy=False, MemoryFormat? memory_format=None) -> Tensor(a)"
+        = Composite(|call| {
+            let [_, _, dtype, rest @ ..] = call.arguments else { return Err(Error::invalid("a dtype is missing")) };
+            let arguments: Vec<_> = [call.tensor(0).into(), *dtype].into_iter().chain(rest.iter().copied()).collect();
+            built_in!("to.dtype")?.call(&arguments, None, call.label)
+        });
+    /// Returns the sum over the dimensions that broadcasting to this shape had added or repeated.
+    "sum_to_size(Tensor self, SymInt[] size) -> Tensor" = Composite(|call| {
+        let shape = super::view::extents(&call.ints(1))?;
+        let x = call.tensor(0);
+        let fits = shape.len() <= x.rank()
+            && shape.iter().rev().zip(x.shape().iter().rev()).all(|(&to, &from)| to == from || to == 1);
+        if !fits {
+            return Err(Error::invalid(format!(
+                "size {{{shape:?}}} is not expandable to size {{{:?}}}.",
+                x.shape()
+            )));
+        }
+        if shape.is_empty() { x.sum(&[], false) } else { x.sum_to_shape(&shape) }.map(single)
+    });
+    /// Returns the elements in f64 to the power of the exponents.
+    "float_power.Tensor_Tensor(Tensor self, Tensor exponent) -> Tensor"
+        fn float_power(exponent: tensor) = Composite(|call| {
+            call.tensor(0).to_dtype(DType::F64)?.pow(&call.tensor(1).to_dtype(DType::F64)?).map(single)
+        });
+    /// Returns the elements in f64 to the power of a number.
+    "float_power.Tensor_Scalar(Tensor self, Scalar exponent) -> Tensor" = Composite(|call| {
+        call.tensor(0).to_dtype(DType::F64)?.pow_scalar(call.scalar(1).to_f64()).map(single)
+    });
+    /// Returns a number to the power of each element, in f64.
+    "float_power.Scalar(Scalar self, Tensor exponent) -> Tensor" = Composite(|call| {
+        let exponent = call.tensor(1).to_dtype(DType::F64)?;
+        let base = Tensor::full(&[], call.scalar(0).to_f64(), DType::F64, call.device)?;
+        base.pow(&exponent).map(single)
+    });
+    /// Returns self · 2 to the power of other.
+    "ldexp.Tensor(Tensor self, Tensor other) -> Tensor" fn ldexp(other: tensor) = Composite(|call| {
+        let base = thalweg_ir::Scalar::F64(2.0);
+        let arguments = [base.into(), call.tensor(1).into()];
+        let power = super::call(built_in!("pow.Scalar")?, &arguments, None, call.label.location)?;
+        call.tensor(0).mul(&power).map(single)
+    });
+    /// Sets every element to 0, in place.
+    "zero_(Tensor(a!) self) -> Tensor(a!)" = Composite(|call| {
+        call.tensor(0).zero_()?;
+        Ok(single(call.tensor(0).clone()))
+    });
+}
+
+/// Calls another operator with the same arguments.
+fn renamed(call: &Call<'_>, operator: &'static Operator) -> Result<Tensors> {
+    operator.call(call.arguments, None, call.label)
+}
+
+fn transposed(x: &Tensor, name: &str) -> Result<Tensors> {
+    if x.rank() < 2 {
+        return Err(Error::invalid(format!(
+            "tensor.{name} is only supported on matrices or batches of matrices. Got {}-D tensor.",
+            x.rank()
+        )));
+    }
+    transpose(x, -2, -1).map(single)
+}

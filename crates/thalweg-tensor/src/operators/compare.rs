@@ -1,0 +1,121 @@
+//! Tensors held against each other, and the only element of one as a number.
+
+use thalweg_ir::{DType, Scalar};
+use thalweg_runtime::{Error, Result};
+
+use super::Body::Composite;
+use super::{operators, single};
+use crate::dispatch::{Arguments, Call};
+use crate::tensor::{Tensor, Tensors};
+
+operators! {
+    /// Returns whether |self − other| ≤ atol + rtol · |other|; equal infinities are close, and NaNs where `equal_nan` says so.
+    "isclose(Tensor self, Tensor other, float rtol=1e-05, float atol=1e-08, bool equal_nan=False) -> Tensor"
+        fn isclose(other: tensor, rtol: float, atol: float, equal_nan: bool) = Composite(|call| isclose(call).map(single));
+    /// Returns whether all elements are close to each other; the host reads the answer.
+    "allclose(Tensor self, Tensor other, float rtol=1e-05, float atol=1e-08, bool equal_nan=False) -> bool"
+        = Composite(|call| isclose(call)?.all().map(single));
+    /// Returns whether shapes and all elements are equal; the host reads the answer.
+    "equal(Tensor self, Tensor other) -> bool" = Composite(|call| {
+        let (x, y) = (call.tensor(0), call.tensor(1));
+        if x.dtype() != y.dtype() {
+            return Err(Error::invalid(format!(
+                "Expected all tensors to have the same dtype, but got {} and {}",
+                x.dtype(),
+                y.dtype()
+            )));
+        }
+        if x.shape() != y.shape() {
+            return Tensor::zeros(&[], DType::Bool, call.device).map(single);
+        }
+        x.detach().eq(&y.detach())?.all().map(single)
+    });
+    /// Returns the only element, which the host reads.
+    "item(Tensor self) -> Scalar" = Composite(|call| only(call, "cannot be converted to Scalar").map(single));
+    /// Returns whether the only element is not 0; the host reads it.
+    "is_nonzero(Tensor self) -> bool" = Composite(|call| {
+        let x = call.tensor(0);
+        match x.elements() {
+            0 => Err(Error::invalid("Boolean value of Tensor with no values is ambiguous")),
+            1 => x.detach().reshape(&[])?.to_dtype(DType::Bool).map(single),
+            _ => Err(Error::invalid("Boolean value of Tensor with more than one value is ambiguous")),
+        }
+    });
+    /// Returns that every element is a real number.
+    "isreal(Tensor self) -> Tensor"
+        = Composite(|call| Tensor::ones(call.tensor(0).shape(), DType::Bool, call.device).map(single));
+    /// Returns which elements are among those of another tensor.
+    "isin.Tensor_Tensor(Tensor elements, Tensor test_elements, *, bool assume_unique=False, bool invert=False) -> Tensor"
+        = Composite(|call| isin(call, call.tensor(0), call.tensor(1)));
+    /// Returns which elements are equal to a number.
+    "isin.Tensor_Scalar(Tensor elements, Scalar test_element, *, bool assume_unique=False, bool invert=False) -> Tensor"
+        = Composite(|call| {
+            let x = call.tensor(0);
+            let (number, dtype) = (call.scalar(1), super::view::dtype_of(call.scalar(1)));
+            isin(call, x, &Tensor::full(&[], number, dtype, call.device)?)
+        });
+    /// Returns whether a number is among the elements.
+    "isin.Scalar_Tensor(Scalar element, Tensor test_elements, *, bool assume_unique=False, bool invert=False) -> Tensor"
+        = Composite(|call| {
+            let (number, dtype) = (call.scalar(0), super::view::dtype_of(call.scalar(0)));
+            isin(call, &Tensor::full(&[], number, dtype, call.device)?, call.tensor(1))
+        });
+}
+
+fn isclose(call: &Call<'_>) -> Result<Tensor> {
+    let (x, y, relative, absolute) =
+        (call.tensor(0).detach(), call.tensor(1).detach(), call.float(2), call.float(3));
+    if x.dtype() != y.dtype() {
+        return Err(Error::invalid(format!("{} did not match {}", x.dtype(), y.dtype())));
+    }
+    for (name, tolerance) in [("rtol", relative), ("atol", absolute)] {
+        if tolerance < 0.0 || tolerance.is_nan() {
+            return Err(Error::invalid(format!(
+                "{name} must be greater than or equal to zero, but got {tolerance}"
+            )));
+        }
+    }
+    let mut close = x.eq(&y)?;
+    if x.dtype().is_floating_point() && call.bool(4) {
+        close = close.logical_or(&x.isnan()?.logical_and(&y.isnan()?)?)?;
+    }
+    if relative == 0.0 && absolute == 0.0 {
+        return Ok(close);
+    }
+    let wide =
+        |x: &Tensor| if x.dtype().is_floating_point() { Ok(x.clone()) } else { x.to_dtype(DType::F32) };
+    let (x, y) = (wide(&x)?, wide(&y)?);
+    let allowed = y.mul_scalar(relative)?.abs()?.add_scalar(absolute)?;
+    let distance = x.sub(&y)?.abs()?;
+    close.logical_or(&distance.isfinite()?.logical_and(&distance.le(&allowed)?)?)
+}
+
+/// Returns the only element as a tensor without dimensions.
+fn only(call: &Call<'_>, refusal: &str) -> Result<Tensor> {
+    let x = call.tensor(0);
+    match x.elements() {
+        1 => x.detach().reshape(&[]),
+        count => Err(Error::invalid(format!("a Tensor with {count} elements {refusal}"))),
+    }
+}
+
+fn isin(call: &Call<'_>, x: &Tensor, among: &Tensor) -> Result<Tensors> {
+    if x.dtype() == DType::Bool && among.dtype() == DType::Bool && x.elements() > 0 && among.elements() > 0 {
+        return Err(Error::invalid("\"isin\" not implemented for 'Bool'"));
+    }
+    let flat = among.detach().reshape(&[among.elements()])?;
+    let found = match flat.elements() {
+        0 => Tensor::zeros(x.shape(), DType::Bool, call.device)?,
+        _ => x.detach().unsqueeze(-1)?.eq(&flat)?.any_dim(-1, false)?,
+    };
+    if call.bool(3) { found.logical_not().map(single) } else { Ok(single(found)) }
+}
+
+/// Returns a result as what the schema says it is: the only element of a tensor, read by the host.
+pub(crate) fn as_number(result: &Tensor) -> Result<Scalar> {
+    Ok(match result.dtype() {
+        DType::Bool => Scalar::Bool(result.to_dtype(DType::U8)?.item::<u8>()? != 0),
+        dtype if dtype.is_floating_point() => Scalar::F64(result.to_dtype(DType::F64)?.item()?),
+        _ => Scalar::I64(result.to_dtype(DType::I64)?.item()?),
+    })
+}

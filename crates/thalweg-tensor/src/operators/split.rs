@@ -1,0 +1,159 @@
+//! Parts of a dimension by their number, by the places between them, and the windows of one.
+
+use thalweg_ir::{DType, Layout, Shape};
+use thalweg_runtime::{Error, Result};
+
+use super::Body::Composite;
+use super::view::{chunk, parts, split, strided, wrap};
+use super::{operators, single};
+use crate::dispatch::{Arguments, Call};
+use crate::random::host_room;
+use crate::tensor::{Tensor, Tensors};
+
+operators! {
+    /// Returns so many parts of a dimension, the first ones a place longer where it does not divide.
+    "tensor_split.sections(Tensor(a -> *) self, SymInt sections, int dim=0) -> Tensor(a)[]"
+        fn tensor_split(sections: int, dim: int) -> list
+        = Composite(|call| into_sections(call.tensor(0), call.int(1), call.int(2)));
+    /// Returns the parts of a dimension that these places divide it into.
+    "tensor_split.indices(Tensor(a -> *) self, SymInt[] indices, int dim=0) -> Tensor(a)[]"
+        = Composite(|call| at_indices(call.tensor(0), &call.ints(1), call.int(2)));
+    /// Returns the parts of a dimension that a tensor without dimensions counts, or whose ends a vector holds; the host reads it.
+    "tensor_split.tensor_indices_or_sections(Tensor(a -> *) self, Tensor tensor_indices_or_sections, int dim=0) -> Tensor(a)[]"
+        = Composite(by_tensor);
+    /// Returns so many equal parts of the second dimension; of a vector, of its only one.
+    "hsplit.int(Tensor(a -> *) self, int sections) -> Tensor(a)[]"
+        = Composite(|call| equal_sections(call, "hsplit", 1));
+    /// Returns the parts that these places divide the second dimension into; of a vector, its only one.
+    "hsplit.array(Tensor(a -> *) self, int[] indices) -> Tensor(a)[]"
+        = Composite(|call| at_indices(call.tensor(0), &call.ints(1), dimension_of(call, "hsplit", 1)?));
+    /// Returns so many equal parts of the first dimension.
+    "vsplit.int(Tensor(a -> *) self, int sections) -> Tensor(a)[]"
+        = Composite(|call| equal_sections(call, "vsplit", 2));
+    /// Returns the parts that these places divide the first dimension into.
+    "vsplit.array(Tensor(a -> *) self, int[] indices) -> Tensor(a)[]"
+        = Composite(|call| at_indices(call.tensor(0), &call.ints(1), dimension_of(call, "vsplit", 2)?));
+    /// Returns so many equal parts of the third dimension.
+    "dsplit.int(Tensor(a -> *) self, int sections) -> Tensor(a)[]"
+        = Composite(|call| equal_sections(call, "dsplit", 3));
+    /// Returns the parts that these places divide the third dimension into.
+    "dsplit.array(Tensor(a -> *) self, int[] indices) -> Tensor(a)[]"
+        = Composite(|call| at_indices(call.tensor(0), &call.ints(1), dimension_of(call, "dsplit", 3)?));
+    /// Returns the parts of a dimension, each of `split_size` places, the last of what is left.
+    "unsafe_split.Tensor(Tensor self, SymInt split_size, int dim=0) -> Tensor[]" = Composite(split);
+    /// Returns at most so many parts of a dimension, all but the last of one size.
+    "unsafe_chunk(Tensor self, int chunks, int dim=0) -> Tensor[]" = Composite(chunk);
+    /// Returns all windows of a dimension, `step` apart, each of `size` places, which are a new last dimension.
+    "unfold(Tensor(a) self, int dimension, int size, int step) -> Tensor(a)"
+        fn unfold(dimension: int, size: int, step: int) = Composite(|call| unfold(call).map(single));
+}
+
+fn into_sections(x: &Tensor, sections: i64, dim: i64) -> Result<Tensors> {
+    check_divisible(x)?;
+    let dim = wrap(dim, x.rank())?;
+    let Some(count) = usize::try_from(sections).ok().filter(|&count| count > 0) else {
+        return Err(Error::invalid(format!("number of sections must be larger than 0, got {sections}")));
+    };
+    let extent = x.shape()[dim];
+    let mut lengths = host_room(count)?;
+    lengths.extend((0..count).map(|part| extent / count + usize::from(part < extent % count)));
+    parts(x, dim, lengths)
+}
+
+fn check_divisible(x: &Tensor) -> Result<()> {
+    match x.rank() {
+        0 => Err(Error::invalid(
+            "tensor_split expected at least a 1-dimensional tensor, but got a tensor with 0 dims",
+        )),
+        _ => Ok(()),
+    }
+}
+
+/// Returns the parts between places, which may overlap or be empty, as slices in Python.
+fn at_indices(x: &Tensor, indices: &[i64], dim: i64) -> Result<Tensors> {
+    check_divisible(x)?;
+    let dim = wrap(dim, x.rank())?;
+    let extent = x.shape()[dim] as i64;
+    let place = |index: i64| if index < 0 { index.saturating_add(extent) } else { index }.clamp(0, extent);
+    let starts = std::iter::once(0).chain(indices.iter().map(|&index| place(index)));
+    let ends = indices.iter().map(|&index| place(index)).chain([extent]);
+    starts
+        .zip(ends)
+        .map(|(start, end)| x.narrow(dim as i64, start as usize, (end - start).max(0) as usize))
+        .collect()
+}
+
+fn by_tensor(call: &Call<'_>) -> Result<Tensors> {
+    let (x, which, dim) = (call.tensor(0), call.tensor(1), call.int(2));
+    check_divisible(x)?;
+    if which.dtype() != DType::I64 {
+        return Err(Error::invalid(format!(
+            "tensor_split expected tensor_indices_or_sections to have dtype of long, but got {}",
+            which.dtype()
+        )));
+    }
+    let numbers = || which.detach().to_vec::<i64>();
+    match which.rank() {
+        0 => into_sections(x, numbers()?[0], dim),
+        1 => at_indices(x, &numbers()?, dim),
+        rank => Err(Error::invalid(format!(
+            "tensor_split expected tensor_indices_or_sections to be a zero-dimensional or one-dimensional tensor, but got a tensor \
+             with {rank} dims"
+        ))),
+    }
+}
+
+/// Returns the dimension that `hsplit`, `vsplit` or `dsplit` takes apart, if a tensor has as many as it asks for.
+fn dimension_of(call: &Call<'_>, name: &str, least: usize) -> Result<i64> {
+    let rank = call.tensor(0).rank();
+    if rank < least {
+        return Err(Error::invalid(format!(
+            "torch.{name} requires a tensor with at least {least} dimension{}, but got a tensor with {rank} dimensions!",
+            if least == 1 { "" } else { "s" }
+        )));
+    }
+    Ok(match name {
+        "hsplit" => i64::from(rank > 1),
+        "vsplit" => 0,
+        _ => 2,
+    })
+}
+
+fn equal_sections(call: &Call<'_>, name: &str, least: usize) -> Result<Tensors> {
+    let (x, sections) = (call.tensor(0), call.int(1));
+    let dim = dimension_of(call, name, least)?;
+    let extent = x.shape()[dim as usize];
+    if sections == 0 || extent as i64 % sections.max(1) != 0 {
+        return Err(Error::invalid(format!(
+            "torch.{name} attempted to split along dimension {dim}, but the size of the dimension {extent} is not divisible by the \
+             split_size {sections}!"
+        )));
+    }
+    into_sections(x, sections, dim)
+}
+
+fn unfold(call: &Call<'_>) -> Result<Tensor> {
+    let (x, size, step) = (call.tensor(0), call.int(2), call.int(3));
+    let dim = wrap(call.int(1), x.rank())?;
+    let extent = x.shape().get(dim).copied().unwrap_or(1);
+    let Some(size) = usize::try_from(size).ok().filter(|&size| size <= extent) else {
+        return Err(Error::invalid(format!(
+            "maximum size for tensor at dimension {dim} is {extent} but size is {size}"
+        )));
+    };
+    let Some(step) = usize::try_from(step).ok().filter(|&step| step > 0) else {
+        return Err(Error::invalid(format!("step is {step} but must be > 0")));
+    };
+    let layout = x.layout();
+    let (mut shape, mut strides): (Shape, Shape) = (layout.shape().into(), layout.strides().into());
+    if x.rank() == 0 {
+        shape.push(size);
+        strides.push(1);
+    } else {
+        shape.push(size);
+        strides.push(strides[dim]);
+        shape[dim] = (extent - size) / step + 1;
+        strides[dim] = if shape[dim] > 1 { strides[dim] * step } else { strides[dim] };
+    }
+    Ok(strided(x, Layout::new(&shape, &strides, layout.offset())?))
+}

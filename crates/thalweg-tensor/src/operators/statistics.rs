@@ -1,0 +1,320 @@
+//! Means with their spread, covariance, quantiles, and how often values are there.
+
+use thalweg_ir::{DType, Scalar, Shape};
+use thalweg_runtime::{Error, Result};
+
+use super::Body::Composite;
+use super::view::wrap;
+use super::{call_all, operators, single};
+use crate::dispatch::{Argument, Arguments, Call, built_in};
+use crate::tensor::{Tensor, Tensors};
+
+operators! {
+    /// Returns the variance and the mean of all elements.
+    "var_mean(Tensor self, bool unbiased=True) -> (Tensor, Tensor)"
+        = Composite(|call| spread(call, built_in!("var_mean.correction")?, Argument::None, call.bool(1), false));
+    /// Returns the variance and the mean over dimensions.
+    "var_mean.dim(Tensor self, int[1]? dim, bool unbiased=True, bool keepdim=False) -> (Tensor, Tensor)"
+        = Composite(|call| {
+            spread(call, built_in!("var_mean.correction")?, call.argument(1), call.bool(2), call.bool(3))
+        });
+    /// Returns the standard deviation and the mean of all elements.
+    "std_mean(Tensor self, bool unbiased=True) -> (Tensor, Tensor)"
+        = Composite(|call| spread(call, built_in!("std_mean.correction")?, Argument::None, call.bool(1), false));
+    /// Returns the standard deviation and the mean over dimensions.
+    "std_mean.dim(Tensor self, int[1]? dim, bool unbiased=True, bool keepdim=False) -> (Tensor, Tensor)"
+        = Composite(|call| {
+            spread(call, built_in!("std_mean.correction")?, call.argument(1), call.bool(2), call.bool(3))
+        });
+    /// Returns the covariance of the rows' variables over the columns' observations, each as often as `fweights` and as heavy as
+    /// `aweights` say.
+    "cov(Tensor self, *, int correction=1, Tensor? fweights=None, Tensor? aweights=None) -> Tensor"
+        = Composite(|call| {
+            let weights = [call.optional_tensor(2), call.optional_tensor(3)];
+            cov(call.tensor(0), call.int(1) as f64, weights).map(single)
+        });
+    /// Returns Pearson's correlation of the rows' variables.
+    "corrcoef(Tensor self) -> Tensor" fn corrcoef() = Composite(|call| corrcoef(call.tensor(0)).map(single));
+    /// Returns the quantiles along a dimension, or of all elements; NaN where there is one.
+    "quantile(Tensor self, Tensor q, int? dim=None, bool keepdim=False, *, str interpolation='linear') -> Tensor"
+        = Composite(|call| quantile(call, call.tensor(1), false).map(single));
+    /// Returns a quantile along a dimension, or of all elements; NaN where there is one.
+    "quantile.scalar(Tensor self, float q, int? dim=None, bool keepdim=False, *, str interpolation='linear') -> Tensor"
+        = Composite(|call| quantile(call, &fraction(call)?, false).map(single));
+    /// Returns the quantiles along a dimension, or of all elements, of what is not NaN.
+    "nanquantile(Tensor self, Tensor q, int? dim=None, bool keepdim=False, *, str interpolation='linear') -> Tensor"
+        = Composite(|call| quantile(call, call.tensor(1), true).map(single));
+    /// Returns a quantile along a dimension, or of all elements, of what is not NaN.
+    "nanquantile.scalar(Tensor self, float q, int? dim=None, bool keepdim=False, *, str interpolation='linear') -> Tensor"
+        = Composite(|call| quantile(call, &fraction(call)?, true).map(single));
+    /// Returns the median of all elements that are not NaN: the lower one of two.
+    "nanmedian(Tensor self) -> Tensor" fn nanmedian() = Composite(|call| {
+        let x = call.tensor(0);
+        let flat = x.reshape(&[x.elements()])?;
+        if flat.elements() == 0 {
+            let nothing = if x.dtype().is_floating_point() { f64::NAN } else { 0.0 };
+            return Tensor::full(&[], nothing, x.dtype(), x.device()).map(single);
+        }
+        Ok(nanmedian(&flat, 0, false)?.into_iter().take(1).collect())
+    });
+    /// Returns the median along a dimension of what is not NaN, and its place.
+    "nanmedian.dim(Tensor self, int dim, bool keepdim=False) -> (Tensor values, Tensor indices)"
+        = Composite(|call| nanmedian(call.tensor(0), call.int(1), call.bool(2)));
+    /// Returns the value that is there most often along a dimension, the least of several, and a place of it.
+    "mode(Tensor self, int dim=-1, bool keepdim=False) -> (Tensor values, Tensor indices)"
+        fn mode(dim: int, keepdim: bool) -> 2 = Composite(mode);
+}
+
+/// Calls an operator that takes a correction for one that asks whether the variance is unbiased.
+fn spread(
+    call: &Call<'_>,
+    operator: &'static crate::dispatch::Operator,
+    dim: Argument<'_>,
+    is_unbiased: bool,
+    keepdim: bool,
+) -> Result<Tensors> {
+    let correction = Argument::Scalar(Scalar::I64(i64::from(is_unbiased)));
+    operator.call(&[call.tensor(0).into(), dim, correction, keepdim.into()], None, call.label)
+}
+
+fn cov(x: &Tensor, correction: f64, [frequencies, weights]: [Option<&Tensor>; 2]) -> Result<Tensor> {
+    if x.rank() > 2 {
+        return Err(Error::invalid(format!(
+            "cov(): expected input to have two or fewer dimensions but got an input with {} dimensions",
+            x.rank()
+        )));
+    }
+    if x.dtype() == DType::Bool {
+        return Err(Error::invalid("cov(): bool dtype is not supported for input"));
+    }
+    let rows = if x.rank() < 2 { x.reshape(&[1, x.elements()])? } else { x.clone() };
+    let count = rows.shape()[1];
+    for (name, list, is_integer) in [("fweights", frequencies, true), ("aweights", weights, false)] {
+        let Some(list) = list else { continue };
+        if list.rank() > 1 || list.elements() != count {
+            return Err(Error::invalid(format!(
+                "cov(): expected {name} to have the same numel as there are observations in the input but got {:?} != {count}",
+                list.shape()
+            )));
+        }
+        if list.dtype().is_floating_point() == is_integer || list.dtype() == DType::Bool {
+            let wanted = if is_integer { "integral" } else { "floating point" };
+            return Err(Error::invalid(format!(
+                "cov(): expected {name} to have {wanted} dtype but got {name} with {} dtype",
+                list.dtype()
+            )));
+        }
+    }
+    if let Some(frequencies) = frequencies
+        && frequencies.detach().lt_scalar(0)?.any()?.to_dtype(DType::U8)?.item::<u8>()? != 0
+    {
+        return Err(Error::invalid("cov(): fweights cannot be negative"));
+    }
+    let dtype = if x.dtype().is_floating_point() { x.dtype() } else { DType::F32 };
+    let rows = rows.to_dtype(dtype)?;
+    let as_row = |list: &Tensor| list.reshape(&[count]);
+    let all = match (frequencies, weights) {
+        (Some(a), Some(b)) => Some(as_row(a)?.mul(&as_row(b)?)?),
+        (a, b) => a.or(b).map(as_row).transpose()?,
+    };
+    let (weighted, norm) = match &all {
+        None => {
+            let norm = Tensor::full(&[], (count as f64 - correction).max(0.0), dtype, x.device())?;
+            (rows.sub(&rows.sum(&[1], true)?.div_scalar(count as f64)?)?, norm)
+        }
+        Some(all) => {
+            let total = all.sum(&[], false)?;
+            let mean = rows.mul(all)?.sum(&[1], true)?.div(&total)?;
+            let taken = match weights {
+                Some(weights) => {
+                    all.mul(&as_row(weights)?)?.sum(&[], false)?.div(&total)?.mul_scalar(correction)?
+                }
+                None => Tensor::full(&[], correction, dtype, x.device())?,
+            };
+            (rows.sub(&mean)?, total.sub(&taken)?.clamp_min(0.0)?)
+        }
+    };
+    let right = match &all {
+        Some(all) => weighted.mul(all)?,
+        None => weighted.clone(),
+    };
+    let products =
+        weighted.mm(&right.to_dtype(weighted.dtype())?.transpose(0, 1)?)?.div(&norm.to_dtype(dtype)?)?;
+    if products.elements() == 1 { products.reshape(&[]) } else { Ok(products) }
+}
+
+fn corrcoef(x: &Tensor) -> Result<Tensor> {
+    if x.rank() > 2 {
+        return Err(Error::invalid(format!(
+            "corrcoef(): expected input to have two or fewer dimensions but got an input with {} dimensions",
+            x.rank()
+        )));
+    }
+    let c = cov(x, 1.0, [None, None])?;
+    if c.rank() == 0 {
+        return c.div(&c);
+    }
+    let deviation = c.diagonal(0, 0, 1)?.sqrt()?;
+    c.div(&deviation.unsqueeze(1)?)?.div(&deviation)?.clamp(-1.0, 1.0)
+}
+
+/// Returns the quantile of a call as a tensor without dimensions.
+fn fraction(call: &Call<'_>) -> Result<Tensor> {
+    let q = call.float(1);
+    if !(0.0..=1.0).contains(&q) {
+        return Err(Error::invalid(format!("quantile() q must be in the range [0, 1] but got {q}")));
+    }
+    let dtype = if call.tensor(0).dtype().is_floating_point() { call.tensor(0).dtype() } else { DType::F32 };
+    Tensor::full(&[], q, dtype, call.device)
+}
+
+fn check_quantile(x: &Tensor, q: &Tensor, name: &str, interpolation: &str) -> Result<()> {
+    if x.elements() == 0 {
+        return Err(Error::invalid(format!("{name} input tensor must be non-empty")));
+    }
+    if q.rank() > 1 {
+        return Err(Error::invalid(format!(
+            "{name} q must be a scalar or 1D tensor, but got a tensor with {} dimensions",
+            q.rank()
+        )));
+    }
+    if !matches!(x.dtype(), DType::F32 | DType::F64) {
+        return Err(Error::invalid(format!("{name} input tensor must be either float or double dtype")));
+    }
+    if x.dtype() != q.dtype() {
+        return Err(Error::invalid(format!("{name} q tensor must be same dtype as the input tensor")));
+    }
+    if !["linear", "lower", "higher", "midpoint", "nearest"].contains(&interpolation) {
+        return Err(Error::invalid(format!(
+            "{name} interpolation must be one of linear, lower, higher, midpoint or nearest, but got {interpolation}"
+        )));
+    }
+    Ok(())
+}
+
+fn quantile(call: &Call<'_>, q: &Tensor, skips_nan: bool) -> Result<Tensor> {
+    let (x, dim, keepdim, interpolation) = (call.tensor(0), call.optional_int(2), call.bool(3), call.str(4));
+    let name = if skips_nan { "nanquantile()" } else { "quantile()" };
+    check_quantile(x, q, name, interpolation)?;
+    // The dimension becomes the last, and the quantiles stand in its place.
+    let kept: Shape = match dim {
+        Some(dim) => {
+            let dim = wrap(dim, x.rank())?;
+            x.shape().iter().enumerate().map(|(at, &extent)| if at == dim { 1 } else { extent }).collect()
+        }
+        None => Shape::from_elem(1, x.rank()),
+    };
+    let rows = match dim {
+        None => x.reshape(&[x.elements()])?,
+        Some(_) if x.rank() == 0 => x.reshape(&[1])?,
+        Some(dim) => x.movedim(&[dim], &[-1])?,
+    };
+    let [sorted, _] = rows.sort(-1, false)?;
+    let last = sorted.shape()[sorted.rank() - 1] as f64 - 1.0;
+    let list = q.reshape(&[q.elements()])?;
+    let ranks = if skips_nan {
+        let counts = sorted.eq(&sorted)?.sum(&[-1], true)?.sub_scalar(1)?.to_dtype(q.dtype())?;
+        list.mul(&counts)?.clamp_min(0.0)?
+    } else {
+        let has_nan = sorted.isnan()?.any_dim(-1, true)?;
+        let end = Tensor::full(&[], last, q.dtype(), x.device())?;
+        has_nan.select_where(&end, &list.mul_scalar(last)?)?
+    };
+    let ranks = match interpolation {
+        "lower" => ranks.floor()?,
+        "higher" => ranks.ceil()?,
+        "nearest" => ranks.round()?,
+        _ => ranks,
+    };
+    let below = ranks.detach().to_dtype(DType::I64)?;
+    let mut result = sorted.gather(-1, &below)?;
+    if matches!(interpolation, "linear" | "midpoint") {
+        let above = sorted.gather(-1, &ranks.detach().ceil()?.to_dtype(DType::I64)?)?;
+        let weight = match interpolation {
+            "midpoint" => Tensor::full(&[], 0.5, x.dtype(), x.device())?.expand(result.shape())?,
+            _ => ranks.sub(&below.to_dtype(x.dtype())?)?,
+        };
+        result = result.lerp_tensor(&above, &weight)?;
+    }
+    let result = result.movedim(&[-1], &[0])?;
+    let mut shape: Shape = q.shape().into();
+    if keepdim {
+        shape.extend(kept);
+    } else {
+        shape.extend_from_slice(&result.shape()[1..]);
+    }
+    // With `keepdim` the rows' dimension stands where it was.
+    result.reshape(&shape)
+}
+
+/// Returns what stands at places along a dimension, and the places: gradients flow to them.
+fn at_places(x: &Tensor, places: &Tensor, dim: i64, keepdim: bool) -> Result<Tensors> {
+    if x.rank() == 0 {
+        let value = x.copied(std::panic::Location::caller())?;
+        return Ok(Tensors::from_iter([value, places.reshape(&[])?]));
+    }
+    let values = x.gather(dim, places)?;
+    match keepdim {
+        true => Ok(Tensors::from_iter([values, places.clone()])),
+        false => Ok(Tensors::from_iter([values.squeeze(dim)?, places.squeeze(dim)?.contiguous()?])),
+    }
+}
+
+fn check_row(x: &Tensor, dim: i64, name: &str) -> Result<()> {
+    let at = wrap(dim, x.rank())?;
+    match x.shape().get(at) {
+        Some(0) => {
+            Err(Error::invalid(format!("{name}(): Expected reduction dim {dim} to have non-zero size.")))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn nanmedian(x: &Tensor, dim: i64, keepdim: bool) -> Result<Tensors> {
+    check_row(x, dim, "median")?;
+    if x.rank() == 0 {
+        return at_places(x, &Tensor::zeros(&[], DType::I64, x.device())?, dim, keepdim);
+    }
+    // NaNs are behind all numbers.
+    let [sorted, order] = x.detach().sort(dim, false)?;
+    let counts = sorted.eq(&sorted)?.sum(&[dim], true)?;
+    let middle = counts.sub_scalar(1)?.clamp_min(0)?.floor_divide_scalar(2)?;
+    at_places(x, &order.gather(dim, &middle)?, dim, keepdim)
+}
+
+fn mode(call: &Call<'_>) -> Result<Tensors> {
+    let (x, dim, keepdim) = (call.tensor(0), call.int(1), call.bool(2));
+    check_row(x, dim, "mode")?;
+    if x.rank() == 0 || x.elements() == 0 {
+        let at = wrap(dim, x.rank())?;
+        let shape: Shape = x
+            .shape()
+            .iter()
+            .enumerate()
+            .map(|(place, &extent)| if place == at { 1 } else { extent })
+            .collect();
+        return at_places(x, &Tensor::zeros(&shape, DType::I64, x.device())?, dim, keepdim);
+    }
+    let mut sorted = call_all(
+        built_in!("sort.stable")?,
+        &[(&x.detach()).into(), true.into(), dim.into(), false.into()],
+        None,
+        call.label.location,
+    )?;
+    let (order, values) = (sorted.swap_remove(1), sorted.swap_remove(0));
+    // How many equal ones stand in front of each, by the place at which its run began.
+    let at = wrap(dim, x.rank())?;
+    let length = x.shape()[at];
+    let mut shape = vec![1; x.rank()];
+    shape[at] = length;
+    let places = Tensor::arange(length, 0, 1, DType::I64, x.device())?.reshape(&shape)?;
+    let begins = values.narrow(dim, 1, length - 1)?.ne(&values.narrow(dim, 0, length - 1)?)?;
+    let zero = Tensor::zeros(&[], DType::I64, x.device())?;
+    let starts = begins.select_where(&places.narrow(dim, 1, length - 1)?, &zero)?;
+    let mut first_shape: Shape = x.shape().into();
+    first_shape[at] = 1;
+    let starts = Tensor::cat(&[Tensor::zeros(&first_shape, DType::I64, x.device())?, starts], dim)?;
+    let [starts, _] = starts.cummax(dim)?;
+    let [_, best] = places.sub(&starts)?.max_dim(dim, true)?;
+    at_places(x, &order.gather(dim, &best)?, dim, keepdim)
+}

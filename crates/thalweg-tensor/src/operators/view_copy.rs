@@ -1,0 +1,74 @@
+//! Copies of views: each is the view of its name, in memory of its own.
+
+use super::Body::Composite;
+use super::index::with_part;
+use super::operators;
+use super::view::as_strided;
+use crate::dispatch::{Arguments, Call, Operator, built_in};
+use crate::tensor::{Tensor, Tensors};
+use thalweg_runtime::Result;
+
+operators! {
+    /// Returns a copy of all elements.
+    "alias_copy(Tensor self) -> Tensor" = Composite(|call| copied(call, built_in!("alias")?));
+    /// Returns a copy of all elements, outside the autograd graph.
+    "detach_copy(Tensor self) -> Tensor" = Composite(|call| copied(call, built_in!("detach")?));
+    /// Returns a copy of the memory with these extents and strides.
+    "as_strided_copy(Tensor self, SymInt[] size, SymInt[] stride, SymInt? storage_offset=None) -> Tensor"
+        = Composite(|call| copied(call, built_in!("as_strided")?));
+    /// Returns a copy of the diagonals of two dimensions.
+    "diagonal_copy(Tensor self, int offset=0, int dim1=0, int dim2=1) -> Tensor"
+        = Composite(|call| copied(call, built_in!("diagonal")?));
+    /// Returns the tensor broadcast to a shape, with memory for each element.
+    "expand_copy(Tensor self, SymInt[] size, *, bool implicit=False) -> Tensor"
+        = Composite(|call| copied(call, built_in!("expand")?));
+    /// Returns a copy of `length` places of a dimension, from `start` on.
+    "narrow_copy(Tensor self, int dim, SymInt start, SymInt length) -> Tensor"
+        = Composite(|call| copied(call, built_in!("narrow")?));
+    /// Returns a copy with the dimensions in another order.
+    "permute_copy(Tensor self, int[] dims) -> Tensor" = Composite(|call| copied(call, built_in!("permute")?));
+    /// Returns a copy of one place of a dimension, without that dimension.
+    "select_copy.int(Tensor self, int dim, SymInt index) -> Tensor"
+        = Composite(|call| copied(call, built_in!("select.int")?));
+    /// Returns a copy of every `step`th place of a dimension.
+    "slice_copy.Tensor(Tensor self, int dim=0, SymInt? start=None, SymInt? end=None, SymInt step=1) -> Tensor"
+        = Composite(|call| copied(call, built_in!("slice.Tensor")?));
+    /// Returns copies of the parts of a dimension, each of `split_size` places, the last of what is left.
+    "split_copy.Tensor(Tensor self, SymInt split_size, int dim=0) -> Tensor[]"
+        = Composite(|call| copied(call, built_in!("split.Tensor")?));
+    /// Returns copies of the parts of a dimension, of these sizes.
+    "split_with_sizes_copy(Tensor self, SymInt[] split_sizes, int dim=0) -> Tensor[]"
+        = Composite(|call| copied(call, built_in!("split_with_sizes")?));
+    /// Returns a copy without the dimensions of extent 1.
+    "squeeze_copy(Tensor self) -> Tensor" = Composite(|call| copied(call, built_in!("squeeze")?));
+    /// Returns a copy without a dimension, if its extent is 1.
+    "squeeze_copy.dim(Tensor self, int dim) -> Tensor" = Composite(|call| copied(call, built_in!("squeeze.dim")?));
+    /// Returns a copy without those of these dimensions whose extent is 1.
+    "squeeze_copy.dims(Tensor self, int[] dim) -> Tensor"
+        = Composite(|call| copied(call, built_in!("squeeze.dims")?));
+    /// Returns a copy of a matrix with its two dimensions swapped.
+    "t_copy(Tensor self) -> Tensor" = Composite(|call| copied(call, built_in!("t")?));
+    /// Returns a copy with two dimensions swapped.
+    "transpose_copy.int(Tensor self, int dim0, int dim1) -> Tensor"
+        = Composite(|call| copied(call, built_in!("transpose.int")?));
+    /// Returns copies of every place of a dimension, without that dimension.
+    "unbind_copy.int(Tensor self, int dim=0) -> Tensor[]" = Composite(|call| copied(call, built_in!("unbind.int")?));
+    /// Returns copies of all windows of a dimension, which is their last.
+    "unfold_copy(Tensor self, int dimension, int size, int step) -> Tensor"
+        = Composite(|call| copied(call, built_in!("unfold")?));
+    /// Returns a copy with a new dimension of extent 1.
+    "unsqueeze_copy(Tensor self, int dim) -> Tensor" = Composite(|call| copied(call, built_in!("unsqueeze")?));
+    /// Returns a copy of the elements, row-major, in another shape, in which one extent may be −1.
+    "view_copy(Tensor self, SymInt[] size) -> Tensor" = Composite(|call| copied(call, built_in!("view")?));
+    /// Returns the tensor with the elements at these strides of its memory replaced.
+    "as_strided_scatter(Tensor self, Tensor src, SymInt[] size, SymInt[] stride, SymInt? storage_offset=None) -> Tensor"
+        fn as_strided_scatter(src: tensor, size: ints, stride: ints, storage_offset: optional_int) = Composite(|call| {
+            with_part(call, |x| as_strided(x, &call.ints(2), &call.ints(3), call.optional_int(4)))
+        });
+}
+
+/// Copies what another operator returns for the same arguments.
+fn copied(call: &Call<'_>, view: &'static Operator) -> Result<Tensors> {
+    let views = view.call(call.arguments, None, call.label)?;
+    views.iter().map(|view| view.copied(call.label.location)).collect()
+}
