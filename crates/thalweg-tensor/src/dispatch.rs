@@ -18,6 +18,7 @@ use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
+use thalweg_ir::{DType, Scalar};
 use thalweg_ops::schema::{Kind, Parameter, Schema, base_name};
 use thalweg_runtime::{Device, Error, Label, Result};
 
@@ -26,7 +27,7 @@ use crate::argument::{Forms, default_of};
 use crate::autocast::{Policy, is_autocast_enabled};
 use crate::caller::label_at;
 use crate::kernels::loops::{LoopArguments, Resolved};
-use crate::operators::{Body, compare, in_place};
+use crate::operators::{Body, in_place};
 use crate::tensor::{Tensor, Tensors, describe_call};
 
 /// What may have a say in a call, from the lowest priority to the highest.
@@ -283,7 +284,7 @@ impl Operator {
             [list] if list.list => vec![Value::Tensors(results.into_vec())],
             types => (results.into_iter().enumerate())
                 .map(|(place, result)| match types.get(place) {
-                    Some(ty) if ty.kind != Kind::Tensor => compare::as_number(&result).map(Value::Scalar),
+                    Some(ty) if ty.kind != Kind::Tensor => as_number(&result).map(Value::Scalar),
                     _ => Ok(Value::Tensor(result)),
                 })
                 .collect::<Result<_>>()?,
@@ -428,6 +429,15 @@ impl Call<'_> {
     pub fn redispatch(&self) -> Result<Tensors> {
         self.dispatch()
     }
+}
+
+/// Returns a result as what the schema says it is: the only element of a tensor, read by the host.
+fn as_number(result: &Tensor) -> Result<Scalar> {
+    Ok(match result.dtype() {
+        DType::Bool => Scalar::Bool(result.to_dtype(DType::U8)?.item::<u8>()? != 0),
+        dtype if dtype.is_floating_point() => Scalar::F64(result.to_dtype(DType::F64)?.item()?),
+        _ => Scalar::I64(result.to_dtype(DType::I64)?.item()?),
+    })
 }
 
 /// The operators by name. Built-in ones are defined on first use.

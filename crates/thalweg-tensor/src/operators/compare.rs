@@ -1,6 +1,6 @@
 //! Tensors held against each other, and the only element of one as a number.
 
-use thalweg_ir::{DType, Scalar};
+use thalweg_ir::DType;
 use thalweg_runtime::{Error, Result};
 
 use super::Body::Composite;
@@ -109,13 +109,4 @@ fn isin(call: &Call<'_>, x: &Tensor, among: &Tensor) -> Result<Tensors> {
         _ => x.detach().unsqueeze(-1)?.eq(&flat)?.any_dim(-1, false)?,
     };
     if call.bool(3) { found.logical_not().map(single) } else { Ok(single(found)) }
-}
-
-/// Returns a result as what the schema says it is: the only element of a tensor, read by the host.
-pub(crate) fn as_number(result: &Tensor) -> Result<Scalar> {
-    Ok(match result.dtype() {
-        DType::Bool => Scalar::Bool(result.to_dtype(DType::U8)?.item::<u8>()? != 0),
-        dtype if dtype.is_floating_point() => Scalar::F64(result.to_dtype(DType::F64)?.item()?),
-        _ => Scalar::I64(result.to_dtype(DType::I64)?.item()?),
-    })
 }

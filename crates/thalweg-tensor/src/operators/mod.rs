@@ -16,7 +16,7 @@ mod advanced_index;
 mod alias;
 mod assemble;
 mod calculus;
-pub(crate) mod compare;
+mod compare;
 mod create;
 mod einsum;
 pub(crate) mod in_place;
