@@ -96,10 +96,10 @@ thalweg_allocator* the_allocator = nullptr;
 
 // A stream that PyTorch did not make (torch.cuda.ExternalStream, a green context's) may be destroyed by its owner at any moment.
 // PyTorch knows it by its handle, and its own streams by numbers.
-inline void lend_if_external(c10::cuda::CUDAStream stream) {
+inline void set_transient_if_external(c10::cuda::CUDAStream stream) {
   const auto handle = number(stream.stream());
   if (C10_UNLIKELY(handle != 0 && static_cast<uint64_t>(stream.id()) == handle)) {
-    check(thalweg_lend_stream(the_allocator, stream.device_index(), handle));
+    check(thalweg_set_stream_transient(the_allocator, stream.device_index(), handle));
   }
 }
 
