@@ -1,4 +1,4 @@
-//! What an allocation costs the host, on the fake upstream: no device is needed, so that a regression shows anywhere.
+//! The cost of an allocation for the host, on the fake upstream: no device is needed, so that a regression shows anywhere.
 //!
 //! `cargo bench -p thalweg-memory` prints a table, with `-- --json` one object a line (`name`, `value`, `least`, `unit`,
 //! `samples`, `steps`); a word after `--` runs only the rows that contain it. `value` is the median over the samples of the

@@ -1,4 +1,4 @@
-//! What recording costs: nanoseconds an event, which must stay below 100 without stacks.
+//! The cost of recording: nanoseconds per event, which must stay below 100 without stacks.
 //!
 //! `cargo bench -p thalweg-memory --bench history` prints a table, with `-- --json` one object a line (`name`, `value`, `unit`,
 //! `samples`, `steps`). Each figure is the median over the samples of the mean time of a step.
@@ -71,7 +71,7 @@ fn push_in_threads(threads: u64, steps: u64) -> f64 {
                 scope.spawn(move || {
                     barrier.wait();
                     for address in 0..steps {
-                        ring.lock().expect("nobody panics").push(history, &event(address));
+                        ring.lock().expect("no thread panics").push(history, &event(address));
                     }
                 });
             }

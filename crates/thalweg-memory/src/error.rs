@@ -38,7 +38,7 @@ pub(crate) enum Kind {
     Capturing { call: &'static str },
     #[error(
         "the allocator was called by a function that it calls itself with its locks held (an observer of events, a \
-         callback for want of memory, a source of segments); take note there, and call it afterwards"
+         callback for lack of memory, a source of segments); take note there, and call it afterwards"
     )]
     Reentered,
     #[error("{what} cannot be changed once there is an allocator; set it before the first allocation")]
@@ -60,20 +60,20 @@ pub(crate) enum Kind {
     Address { address: u64, requested_bytes: u64, problem: AddressProblem, reason: String },
 }
 
-/// What stands against an allocation at an address ([`DeviceAllocator::allocate_at`](crate::DeviceAllocator::allocate_at)).
+/// The reason why an allocation at an address failed ([`DeviceAllocator::allocate_at`](crate::DeviceAllocator::allocate_at)).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum AddressProblem {
     /// The address is not a multiple of 512.
     Misaligned,
-    /// Not all of the range is free: somebody has memory there, or work on other streams still uses it, or it ends too soon.
+    /// Not all of the range is free: part of it is taken, or work on other streams still uses it, or it ends too soon.
     Occupied,
     /// There is no such memory on this stream and in this pool.
     Unknown,
 }
 
 impl AddressProblem {
-    /// The problem in a word.
+    /// Returns the problem in a word.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Misaligned => "misaligned",
@@ -83,17 +83,17 @@ impl AddressProblem {
     }
 }
 
-/// What the memory looked like when a request could not be served. Sizes are in bytes.
+/// The figures of a request that could not be served. Sizes are in bytes.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 #[non_exhaustive]
 pub struct OutOfMemory {
-    /// What the memory belongs to, in words: `GPU 0`.
+    /// The owner of the memory, in words: `GPU 0`.
     pub label: String,
     /// Its number; -1 for the host.
     pub device_number: i32,
     /// The size that was asked for.
     pub requested_bytes: u64,
-    /// What would have been taken from the upstream for it.
+    /// The size of the segment that would have been taken from the upstream.
     pub segment_bytes: u64,
     /// In the hands of callers.
     pub allocated_bytes: u64,
@@ -111,7 +111,7 @@ pub struct OutOfMemory {
     pub largest_free_block_bytes: u64,
     /// The most that may be taken from the upstream, if there is such a limit.
     pub allowed_bytes: Option<u64>,
-    /// What the upstream says of the device, if it could be asked.
+    /// The device's figures, if the upstream could give them.
     pub device: Option<MemoryInfo>,
     /// Whether a capture was under way, during which nothing cached goes back to the upstream.
     pub capturing: bool,
@@ -125,12 +125,12 @@ pub struct OutOfMemory {
 }
 
 impl OutOfMemory {
-    /// Cached: taken from the upstream, and in nobody's hands.
+    /// Returns how much is cached: taken from the upstream, and held by no caller.
     pub fn cached_bytes(&self) -> u64 {
         self.reserved_bytes.saturating_sub(self.allocated_bytes + self.pending_bytes)
     }
 
-    /// What the device lacks and this allocator does not have: other processes, other libraries, the driver's own needs.
+    /// Returns what the device lacks and this allocator does not have: other processes, other libraries, the driver's own needs.
     pub fn outside_bytes(&self) -> Option<u64> {
         let MemoryInfo { free_bytes, total_bytes } = self.device?;
         Some(total_bytes.saturating_sub(free_bytes).saturating_sub(self.reserved_bytes))
@@ -142,13 +142,13 @@ impl AllocationError {
         Kind::Upstream { call, error }.into()
     }
 
-    /// Whether there was no room: freeing memory and trying again makes sense.
+    /// Returns whether there was no room: freeing memory and trying again makes sense.
     pub fn is_out_of_memory(&self) -> bool {
         matches!(*self.0, Kind::OutOfMemory(_))
     }
 
-    /// Whether the caller named a pool that does not exist, or in the wrong state, or gave a value out of its range, or was in a
-    /// function that the allocator calls with its locks held.
+    /// Returns whether the caller named a pool that does not exist, or in the wrong state, or gave a value out of its range, or was in
+    /// a function that the allocator calls with its locks held.
     pub fn is_invalid_argument(&self) -> bool {
         matches!(
             *self.0,
@@ -165,18 +165,18 @@ impl AllocationError {
         )
     }
 
-    /// Whether the call is not possible while a capture is under way.
+    /// Returns whether the call is not possible while a capture is under way.
     pub fn is_capture(&self) -> bool {
         matches!(*self.0, Kind::Capturing { .. })
     }
 
-    /// Whether the upstream failed, for another reason than want of memory. [`into_upstream`](Self::into_upstream) gives
+    /// Returns whether the upstream failed, for another reason than lack of memory. [`into_upstream`](Self::into_upstream) gives
     /// its error.
     pub fn is_upstream(&self) -> bool {
         matches!(*self.0, Kind::Upstream { .. })
     }
 
-    /// Why there is no memory to be had at an address.
+    /// Returns why there is no memory to be had at an address.
     pub fn address_problem(&self) -> Option<AddressProblem> {
         match *self.0 {
             Kind::Address { problem, .. } => Some(problem),
@@ -184,7 +184,7 @@ impl AllocationError {
         }
     }
 
-    /// The figures of an error for want of memory.
+    /// Returns the figures of an error for lack of memory.
     pub fn figures(&self) -> Option<&OutOfMemory> {
         match &*self.0 {
             Kind::OutOfMemory(figures) => Some(figures),
@@ -192,7 +192,7 @@ impl AllocationError {
         }
     }
 
-    /// The same, to be completed.
+    /// Returns the figures of an error for lack of memory, to be completed.
     pub(crate) fn figures_mut(&mut self) -> Option<&mut OutOfMemory> {
         match &mut *self.0 {
             Kind::OutOfMemory(figures) => Some(figures),
@@ -200,7 +200,7 @@ impl AllocationError {
         }
     }
 
-    /// The upstream's own error, unharmed.
+    /// Returns the upstream's own error, unharmed.
     ///
     /// # Errors
     /// This error, if it is not one of the upstream.
@@ -240,7 +240,7 @@ impl std::error::Error for AllocationError {
 }
 
 impl fmt::Display for OutOfMemory {
-    /// PyTorch's parts in PyTorch's order, then what it does not say, then the advice.
+    /// Writes PyTorch's parts in PyTorch's order, then ours, then the advice.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { label, .. } = self;
         write!(f, "out of memory. Tried to allocate {}. ", Size(self.requested_bytes))?;
@@ -300,7 +300,7 @@ impl fmt::Display for OutOfMemory {
 pub enum Advice {
     /// Let other streams finish with memory that was freed.
     WaitForUses {
-        /// What they hold.
+        /// The memory that they hold.
         bytes: u64,
     },
     /// Give cached memory back, where that is not done by itself: before a capture begins, or before a request that
@@ -308,14 +308,14 @@ pub enum Advice {
     EmptyCache,
     /// End the capture, which keeps what was freed during it.
     EndCapture {
-        /// What it keeps.
+        /// The memory that it keeps.
         bytes: u64,
     },
     /// Release a private pool that has free memory and nothing else.
     ReleasePool {
         /// Which.
         pool: PoolId,
-        /// What it keeps.
+        /// The memory that it keeps.
         bytes: u64,
     },
     /// Set `cross_stream_reuse:ordered`.
@@ -374,7 +374,7 @@ impl fmt::Display for Advice {
             ),
             Self::ReleasePool { pool, bytes } => write!(
                 f,
-                "It would fit without the {} that private pool (0, {}) caches and nobody uses: release the pool, or \
+                "It would fit without the {} that private pool (0, {}) caches and does not use: release the pool, or \
                  call empty_pool_cache if no graph relies on it.",
                 Size(bytes),
                 pool.raw()

@@ -24,7 +24,7 @@ use crate::upstream::{
     UpstreamError, VirtualMemory,
 };
 
-/// What an injected failure looks like.
+/// The kind of an injected failure.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Fault {
     /// [`UpstreamError::OutOfMemory`].
@@ -102,7 +102,7 @@ pub struct Calls {
 }
 
 impl Calls {
-    /// All calls that can fail, which is all but `release_event`.
+    /// Returns all calls that can fail, which is all but `release_event`.
     pub fn fallible(&self) -> u64 {
         self.allocate
             + self.free
@@ -236,7 +236,7 @@ pub struct FakeUpstream {
 }
 
 impl FakeUpstream {
-    /// A device with `capacity_bytes`, and a host with as many to pin.
+    /// Creates a device with `capacity_bytes`, and a host with as many to pin.
     pub fn new(capacity_bytes: u64) -> Self {
         Self {
             inner: Mutex::new(Inner {
@@ -261,22 +261,22 @@ impl FakeUpstream {
         }
     }
 
-    /// The same, with a granularity of 2 MiB for memory that is mapped by hand.
+    /// Creates a device with virtual memory, whose pages are multiples of 2 MiB.
     pub fn with_virtual_memory(capacity_bytes: u64) -> Self {
         Self { has_virtual_memory: true, ..Self::new(capacity_bytes) }
     }
 
-    /// The mapped pages, as (address, bytes, page), in address order.
+    /// Returns the mapped pages, as (address, bytes, page), in address order.
     pub fn mapped_pages(&self) -> Vec<(u64, u64, PageId)> {
         self.lock().mapped.iter().map(|(&address, &(bytes, page))| (address, bytes, page)).collect()
     }
 
-    /// How many physical pages there are.
+    /// Returns how many physical pages there are.
     pub fn live_pages(&self) -> usize {
         self.lock().pages.len()
     }
 
-    /// The reserved ranges of addresses, as (address, bytes), in address order.
+    /// Returns the reserved ranges of addresses, as (address, bytes), in address order.
     pub fn reserved_ranges(&self) -> Vec<(u64, u64)> {
         self.lock().addresses.live.iter().map(|(&address, &bytes)| (address, bytes)).collect()
     }
@@ -293,48 +293,48 @@ impl FakeUpstream {
         self.lock().faults.clear();
     }
 
-    /// Whether it offers memory that is mapped by hand.
+    /// Returns whether it offers virtual memory.
     pub fn has_virtual_memory(&self) -> bool {
         self.has_virtual_memory
     }
 
-    /// How often each method was called so far.
+    /// Returns how often each method was called so far.
     pub fn calls(&self) -> Calls {
         self.lock().calls
     }
 
-    /// The device segments that are out, as (address, bytes), in address order.
+    /// Returns the device segments that are out, as (address, bytes), in address order.
     pub fn live_segments(&self) -> Vec<(u64, u64)> {
         self.lock().device.live.iter().map(|(&address, &bytes)| (address, bytes)).collect()
     }
 
-    /// The pieces of pinned memory that are out, as (address, bytes), in address order.
+    /// Returns the pieces of pinned memory that are out, as (address, bytes), in address order.
     pub fn live_host_allocations(&self) -> Vec<(u64, u64)> {
         self.lock().host.live.iter().map(|(&address, &bytes)| (address, bytes)).collect()
     }
 
-    /// How the pinned memory that is out was pinned, in address order.
+    /// Returns how the pinned memory that is out was pinned, in address order.
     pub fn live_host_methods(&self) -> Vec<HostMethod> {
         self.lock().host_methods.values().copied().collect()
     }
 
-    /// How many events were recorded and not released.
+    /// Returns how many events were recorded and not released.
     pub fn live_events(&self) -> usize {
         self.lock().events.len()
     }
 
-    /// How many events were recorded on `stream` so far.
+    /// Returns how many events were recorded on `stream` so far.
     pub fn recorded_events(&self, stream: StreamId) -> u64 {
         self.lock().timelines.get(&stream).map_or(0, |timeline| timeline.recorded)
     }
 
-    /// How many of the events recorded on `stream` the device has passed.
+    /// Returns how many of the events recorded on `stream` the device has passed.
     pub fn passed_events(&self, stream: StreamId) -> u64 {
         self.lock().timelines.get(&stream).map_or(0, |timeline| timeline.passed)
     }
 
-    /// From now on the owner of `stream` may destroy it.
-    pub fn lend_stream(&self, stream: StreamId) {
+    /// Declares that the owner of `stream` may destroy it at any moment.
+    pub fn make_transient(&self, stream: StreamId) {
         self.lock().timelines.entry(stream).or_default().may_end = true;
     }
 
@@ -361,7 +361,7 @@ impl FakeUpstream {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// One fallible call: counts it, and either fails it or does it.
+    /// Returns one fallible call: counts it, and either fails it or does it.
     fn call<T>(
         &self,
         count: impl FnOnce(&mut Calls) -> &mut u64,
@@ -390,7 +390,7 @@ impl Inner {
         *self.events.get(&event).unwrap_or_else(|| panic!("{event:?} was never recorded, or was released"))
     }
 
-    /// A touched event would become part of a graph, or end its capture.
+    /// Panics if an event is touched during a capture: the event would become part of a graph, or end its capture.
     fn assert_events_may_be_touched(&self) {
         assert!(!self.graphs.are_under_way(), "an event is touched while a capture is under way");
     }
@@ -594,7 +594,7 @@ impl VirtualMemory for FakeUpstream {
 
 impl HostUpstream for FakeUpstream {
     fn allocate_host(&self, bytes: u64, method: HostMethod) -> Result<u64, UpstreamError> {
-        assert!(bytes > 0, "nobody pins nothing");
+        assert!(bytes > 0, "a request to pin has a size");
         self.call(
             |calls| &mut calls.allocate_host,
             |inner| {

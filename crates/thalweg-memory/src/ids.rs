@@ -10,8 +10,8 @@ pub use thalweg_snapshot::{PoolId, SizeClass, StreamId};
 /// Which requests a private pool serves while allocations go to it.
 #[derive(Clone)]
 pub enum StreamFilter {
-    /// Those on every stream. Memory that a bystander allocates meanwhile is overwritten by the next replay, if the capture
-    /// had used it before: choose this only if there is no bystander.
+    /// Those on every stream. Memory that unrelated work allocates meanwhile is overwritten by the next replay, if the capture
+    /// had used it before: choose this only if there is no such work.
     All,
     /// Those on one stream.
     Stream(StreamId),
@@ -56,7 +56,7 @@ impl Owner {
     }
 }
 
-/// The key of an arena: whose memory it is, and on which stream.
+/// The key of an arena: the owner of its memory, and its stream.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct ArenaKey {
     pub(crate) stream: StreamId,
@@ -64,7 +64,7 @@ pub(crate) struct ArenaKey {
 }
 
 impl ArenaKey {
-    /// What snapshots call the pool.
+    /// Returns what snapshots call the pool.
     pub(crate) fn pool_id(self) -> (u64, u64) {
         (0, self.owner.pool().map_or(0, PoolId::raw))
     }
@@ -76,6 +76,6 @@ pub(crate) struct SegmentKind {
     pub(crate) class: SizeClass,
     /// Its pages come and go one by one.
     pub(crate) is_expandable: bool,
-    /// Its place among the segments of a pool whose addresses mean nothing; 0 elsewhere.
+    /// The rank of the segment among those of a pool whose addresses mean nothing; 0 elsewhere.
     pub(crate) registration: u32,
 }

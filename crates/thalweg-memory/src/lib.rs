@@ -11,8 +11,8 @@
 //! # The words
 //!
 //! - **Upstream**: where memory and events come from ([`Upstream`]): a driver, or a [fake](fake::FakeUpstream).
-//! - **Segment**: a range of addresses. A *plain* one is taken from the upstream as it is; in one that *grows*, pages of
-//!   physical memory are mapped as they are needed. It belongs to one arena and one size class, for life.
+//! - **Segment**: a range of addresses. A *plain* one is taken from the upstream as it is; in an *expandable* one, pages
+//!   of physical memory are mapped as they are needed. It belongs to one arena and one size class, for life.
 //! - **Block**: a part of a segment. Blocks tile their segment; the free ones never touch each other. A caller holds a block
 //!   as a [`Block`], which frees it when dropped.
 //! - **Pool**: the memory among which a request looks. There is the shared pool, and there are private ones ([`PoolId`]): for
@@ -53,17 +53,17 @@
 //! | `device/common` | what all arenas share, and which there are | what is in them |
 //! | `device/pages`, `expandable`, `spare` | pages, and how they move | where else there is memory |
 //! | `device/slow_path`, `release`, `failure` | what to do when memory is short, and what goes back; all arenas, one at a time | |
-//! | `device/directory`, `pools`, `scopes` | which arena serves whom | blocks |
+//! | `device/directory`, `pools`, `scopes` | which arena serves which request | blocks |
 //! | `device/direct` | the same books for memory that is not cached here | |
 //! | `device/exact`, `restore` | blocks at an address, and a recorded state laid out again | |
 //! | `device/recording`, `graph_pools`, `sharing` | the allocator's side of `trace`, `graph_pools` and `ipc` | |
-//! | `device/inbox`, `reentry` | how a drop gets past a lock that is taken; who is in a function of the program's with a lock held | |
-//! | `graph_pools` | pools of captured graphs: put back to what they were (`checkpoint`), pages under two addresses (`aliases`), which blocks are held and who hears when one is given back (`vigil`) | graphs |
+//! | `device/inbox`, `reentry` | how a drop gets past a lock that is taken; which threads are in a function of the program's with a lock held | |
+//! | `graph_pools` | pools of captured graphs: put back to what they were (`checkpoint`), pages under two addresses (`aliases`), which blocks are held, and notices when one is given back (`liveness`) | graphs |
 //! | `ipc` | memory for other processes, and theirs | |
 //! | `policy` | sizes: rounding, segments, when to split | state |
 //! | [`settings`] | every key of the configuration, and its text | what an allocator makes of it |
 //! | `statistics` | what happened, in sums; the table for people | |
-//! | `trace` | each event, with its time and its place in the program ([`history`]); who wants to be told ([`observe`]) | blocks |
+//! | `trace` | each event, with its time and its place in the program ([`history`]); its observers ([`observe`]) | blocks |
 //! | `diagnose` | which setting would have helped | |
 //! | [`pinned`] | pinned host memory, from end to end | |
 //!
@@ -75,7 +75,7 @@
 //! - A block is handed out on a stream only where its memory's last life is over for that stream: the same stream, or events
 //!   that have passed, or that the stream was made to wait for.
 //! - In steady state an allocation takes no lock that another stream takes, and calls no driver.
-//! - No request fails for want of memory while a legal free block exists (`device/slow_path` says what is legal).
+//! - No request fails for lack of memory while an eligible free block exists (`device/slow_path` says which are eligible).
 //! - Any call of the upstream may fail, or panic: the allocator is valid before and after, and works on.
 //! - Dropping a block neither fails nor waits.
 //! - With the same calls by one thread, the same decisions: nothing depends on hash order or a clock (but to report how long

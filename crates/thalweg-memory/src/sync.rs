@@ -1,4 +1,4 @@
-//! What threads share, from the standard library, or from the model checker in its place.
+//! The atomics and locks that threads share, from the standard library, or from the model checker in its place.
 //!
 //! With `--cfg loom` the counting without a shared counter ([`gauges`](crate::device::gauges)), the
 //! [`inbox`](crate::device::inbox) and the [`roll`](crate::device::roll) run on loom's atomics and locks, whose tests try every

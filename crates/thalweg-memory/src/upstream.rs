@@ -34,7 +34,7 @@ thalweg_snapshot::identifiers! {
 /// Free and total memory of a device, in bytes, as the device itself sees it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct MemoryInfo {
-    /// What an allocation could still take.
+    /// The memory that an allocator could still take.
     pub free_bytes: u64,
     /// All there is.
     pub total_bytes: u64,
@@ -81,7 +81,7 @@ pub trait Events: Send + Sync {
     /// Any. The allocator keeps the block and tries again at a later call.
     fn record_event(&self, stream: StreamId) -> Result<EventId, UpstreamError>;
 
-    /// Whether the device has passed `event`. Must not block.
+    /// Returns whether the device has passed `event`. Must not block.
     ///
     /// # Errors
     /// Any; it reads as "not yet".
@@ -105,15 +105,16 @@ pub trait Events: Send + Sync {
 
 /// A source of device memory.
 pub trait Upstream: Events {
-    /// Whether the stream may end at any moment without a word, since its owner is somebody else. Then it is named only in calls
-    /// that the caller of the allocator has named it in: its memory is not handed on behind an event, but stays with it, or goes
-    /// back behind [`VirtualMemory::synchronize_stream`], which has to get along without naming it: by a wait for all of the device.
+    /// Returns whether the stream may end at any moment without notice, since its owner is another library. Then it is named only
+    /// in calls that the caller of the allocator has named it in: its memory does not go to other streams behind an event, but
+    /// stays with it, or goes back behind [`VirtualMemory::synchronize_stream`], which has to wait for all of the device instead
+    /// of that stream.
     fn may_end(&self, _stream: StreamId) -> bool {
         false
     }
 
-    /// Takes a segment of `bytes` (a positive multiple of 512) and returns its address, a positive multiple of 512. The
-    /// first work to use it will be on `stream`. May block, and must be legal while a stream captures.
+    /// Takes a segment of `bytes` (a positive multiple of 512) and returns its address, a positive multiple of 512. The first
+    /// work to use it will be on `stream`. May block, and must be allowed while a stream captures.
     ///
     /// # Errors
     /// [`UpstreamError::OutOfMemory`] when there is no room: then the allocator gives back what it caches and asks again.
@@ -127,10 +128,10 @@ pub trait Upstream: Events {
     /// Any; the segment is then still the allocator's, and is offered again later.
     fn free(&self, address: u64, bytes: u64, stream: StreamId) -> Result<(), UpstreamError>;
 
-    /// Free and total memory of the device.
+    /// Returns the free and total memory of the device.
     ///
     /// # Errors
-    /// Any. In an error message for want of memory the figure is then left out.
+    /// Any. An error message for lack of memory then leaves the figure out.
     fn memory_info(&self) -> Result<MemoryInfo, UpstreamError>;
 
     /// Addresses apart from memory, if the device can do that. Segments can then grow, and pages can move.
@@ -138,18 +139,18 @@ pub trait Upstream: Events {
         None
     }
 
-    /// The driver's own stream-ordered allocator (`cudaMallocAsync`), if it has one.
+    /// Returns the driver's own stream-ordered allocator (`cudaMallocAsync`), if it has one.
     fn stream_ordered(&self) -> Option<&dyn StreamOrdered> {
         None
     }
 
-    /// What captures are building, if the upstream can say. Without it, memory that other streams used is never reused within
+    /// Returns what captures are building, if the upstream can say. Without it, memory that other streams used is never reused within
     /// the capture that freed it.
     fn captures(&self) -> Option<&dyn Captures> {
         None
     }
 
-    /// Memory that several processes have, if the upstream can do that.
+    /// Returns the source of memory that several processes share, if the upstream has one.
     fn sharing(&self) -> Option<&dyn MemorySharing> {
         None
     }
@@ -158,25 +159,25 @@ pub trait Upstream: Events {
 /// Where the segments of one private pool come from, if not from the allocator's upstream: `ncclMemAlloc`, say, or a pluggable
 /// allocator of the user. Events still come from the upstream.
 pub trait SegmentSource: Send + Sync {
-    /// As [`Upstream::allocate`].
+    /// Allocates a segment, as [`Upstream::allocate`] does.
     ///
     /// # Errors
     /// As there.
     fn allocate(&self, bytes: u64, stream: StreamId) -> Result<u64, UpstreamError>;
 
-    /// As [`Upstream::free`].
+    /// Frees a segment, as [`Upstream::free`] does.
     ///
     /// # Errors
     /// As there.
     fn free(&self, address: u64, bytes: u64, stream: StreamId) -> Result<(), UpstreamError>;
 }
 
-/// Address ranges and physical pages that are put together by hand (`cuMemAddressReserve`, `cuMemCreate`, `cuMemMap`).
+/// Address ranges and physical pages that are put together explicitly (`cuMemAddressReserve`, `cuMemCreate`, `cuMemMap`).
 pub trait VirtualMemory: Send + Sync {
-    /// All sizes and offsets below are multiples of this: 2 MiB on every card so far.
+    /// Returns the granularity, of which all sizes and offsets below are multiples: 2 MiB on every GPU so far.
     fn granularity_bytes(&self) -> u64;
 
-    /// A range of addresses with nothing behind it.
+    /// Reserves a range of addresses with no memory behind it.
     ///
     /// # Errors
     /// [`UpstreamError::OutOfMemory`] when there is no such range.
@@ -188,7 +189,7 @@ pub trait VirtualMemory: Send + Sync {
     /// Any; the range is then still reserved.
     fn free_addresses(&self, address: u64, bytes: u64) -> Result<(), UpstreamError>;
 
-    /// A page of physical memory.
+    /// Creates a page of physical memory.
     ///
     /// # Errors
     /// [`UpstreamError::OutOfMemory`] when there is no room.
@@ -223,7 +224,7 @@ pub trait VirtualMemory: Send + Sync {
 
 /// A driver's allocator whose memory comes and goes in stream order.
 pub trait StreamOrdered: Send + Sync {
-    /// `bytes` for work that comes later on `stream`. Must not block.
+    /// Allocates `bytes` for work that comes later on `stream`. Must not block.
     ///
     /// # Errors
     /// [`UpstreamError::OutOfMemory`] when there is no room.
@@ -241,7 +242,7 @@ pub trait StreamOrdered: Send + Sync {
     /// Any.
     fn trim(&self, keep_bytes: u64) -> Result<(), UpstreamError>;
 
-    /// What the driver's pool holds, in use or not, in bytes.
+    /// Returns what the driver's pool holds, in use or not, in bytes.
     ///
     /// # Errors
     /// Any.
@@ -256,19 +257,19 @@ pub trait StreamOrdered: Send + Sync {
 
 /// The graphs that captures are building, as far as order is concerned. Nothing here waits or changes a graph.
 pub trait Captures: Send + Sync {
-    /// The capture that `stream` is part of, if any.
+    /// Returns the capture that `stream` is part of, if any.
     ///
     /// # Errors
     /// Any; the stream then counts as capturing something unknown, within which nothing is reused early.
     fn capture_of(&self, stream: StreamId) -> Result<Option<CaptureId>, UpstreamError>;
 
-    /// The nodes that the next command on the capturing `stream` will depend on.
+    /// Returns the nodes that the next command on the capturing `stream` will depend on.
     ///
     /// # Errors
     /// Any.
     fn terminals(&self, stream: StreamId) -> Result<Vec<NodeId>, UpstreamError>;
 
-    /// The nodes that `node` depends on directly. The graph it belongs to is still being captured, on `stream` among others.
+    /// Returns the nodes that `node` depends on directly. The graph it belongs to is still being captured, on `stream` among others.
     ///
     /// # Errors
     /// Any.
@@ -293,8 +294,8 @@ pub enum HostMethod {
 /// Pinning and unpinning are called with no lock of the allocator held, but for the reserve segment's. A block whose event
 /// cannot be asked for, or cannot be recorded when the block is freed, is never used again and stays pinned.
 pub trait HostUpstream: Events {
-    /// Takes `bytes` (more than 0) of page-locked memory and returns its address, which is not 0. May block, and must be
-    /// legal while a stream captures. An upstream that knows one method only may use that.
+    /// Takes `bytes` (more than 0) of page-locked memory and returns its address, which is not 0. May block, and must be allowed
+    /// while a stream captures. An upstream that knows one method only may use that.
     ///
     /// # Errors
     /// [`UpstreamError::OutOfMemory`] when the host has no more, anything else as it is.
@@ -319,7 +320,7 @@ pub enum PageHandle {
 
 /// Memory that several processes have. What is exported must stay as long as another process has it open.
 pub trait MemorySharing: Send + Sync {
-    /// What another process needs to open what [`Upstream::allocate`] gave: `base_address` is its first address.
+    /// Returns what another process needs to open what [`Upstream::allocate`] gave: `base_address` is its first address.
     ///
     /// # Errors
     /// Any: memory of some kinds cannot be shared.
@@ -338,20 +339,20 @@ pub trait MemorySharing: Send + Sync {
     /// Any; it is then still open.
     fn close_allocation(&self, address: u64) -> Result<(), UpstreamError>;
 
-    /// A page of [`VirtualMemory`] for another process. A file descriptor stays the upstream's: it is the same each time, and
+    /// Returns a page of [`VirtualMemory`] for another process. A file descriptor stays the upstream's: it is the same each time, and
     /// open until the page is destroyed.
     ///
     /// # Errors
     /// Any.
     fn export_page(&self, page: PageId) -> Result<PageHandle, UpstreamError>;
 
-    /// A number that is another whenever a file descriptor that was exported has been closed, so that its number may be another's
-    /// since; and another in every process.
+    /// Returns a number that is another whenever a file descriptor that was exported has been closed, so that its number may be
+    /// another's since; and another in every process.
     fn serial(&self) -> u64 {
         0
     }
 
-    /// A page of `bytes` that `process` exported, to be mapped as one's own, and given back by
+    /// Returns a page of `bytes` that `process` exported, to be mapped as one's own, and given back by
     /// [`VirtualMemory::destroy_page`].
     ///
     /// # Errors

@@ -27,8 +27,8 @@ use crate::statistics::stats::DeviceStatistics;
 use crate::trace::history::StackId;
 use crate::upstream::Upstream;
 
-/// No segment that grows reserves more addresses than this (4 TiB, which is more than any device has) without need, so that there
-/// are enough for thousands of streams and pools.
+/// The most addresses that an expandable segment reserves without need: 4 TiB, which is more than any device has and leaves
+/// enough for thousands of streams and pools.
 const MOST_RESERVE_BYTES: u64 = 4 << 40;
 
 /// A caching allocator for the memory of one device. See the [crate's essay](crate).
@@ -49,7 +49,7 @@ pub struct DeviceAllocator {
 }
 
 impl DeviceAllocator {
-    /// An allocator that holds nothing yet.
+    /// Creates an allocator that holds nothing yet.
     pub fn new(upstream: Arc<dyn Upstream>, settings: Settings) -> Arc<Self> {
         let mut allocator = Self {
             common: Common::new(upstream),
@@ -67,8 +67,8 @@ impl DeviceAllocator {
         Arc::new(allocator)
     }
 
-    /// A block of at least `bytes` for use on `stream`, at a multiple of 512. It comes from the private pool that allocations
-    /// on `stream` go to, if any, else from the shared one. `bytes` of 0 give a null block, which holds no memory.
+    /// Allocates a block of at least `bytes` for use on `stream`, at a multiple of 512. It comes from the private pool that
+    /// allocations on `stream` go to, if any, else from the shared one. `bytes` of 0 give a null block, which holds no memory.
     ///
     /// Steady work is served from the cache and touches no driver. What is not may block: the upstream's allocation does,
     /// and if it finds no room, the host waits for all pending events.
@@ -200,8 +200,8 @@ impl DeviceAllocator {
         self.empty("empty_cache", None)
     }
 
-    /// The same for one private pool only, which may still be referred to. Whoever replays a graph that was captured into it
-    /// needs its memory where it was.
+    /// Gives the cached memory of one private pool back to the upstream, also of one that still has references. A graph that was
+    /// captured into the pool cannot be replayed afterwards.
     ///
     /// # Errors
     /// As [`empty_cache`](Self::empty_cache).
@@ -233,8 +233,8 @@ impl DeviceAllocator {
         }
     }
 
-    /// Never takes more than `fraction` of the device's total memory from the upstream; 1 lifts the limit. What is taken
-    /// already stays.
+    /// Limits the memory taken from the upstream to `fraction` of the device's total memory; 1 lifts the limit. Memory that is
+    /// taken already stays.
     ///
     /// # Errors
     /// If `fraction` is not within 0 and 1, or the upstream cannot say how much there is.
@@ -249,7 +249,7 @@ impl DeviceAllocator {
         Ok(())
     }
 
-    /// The fraction of the device's memory that may be taken.
+    /// Returns the fraction of the device's memory that may be taken.
     pub fn memory_fraction(&self) -> f64 {
         self.settings().per_process_memory_fraction()
     }
@@ -259,12 +259,12 @@ impl DeviceAllocator {
         self.central().free_memory_callbacks.push(callback);
     }
 
-    /// A new private pool, with one reference for the caller to [`release`](Self::release_pool).
+    /// Returns a new private pool, with one reference for the caller to [`release`](Self::release_pool).
     pub fn create_pool(&self) -> PoolId {
         self.create_pool_with(PoolOptions::default())
     }
 
-    /// The same, with options.
+    /// Creates a private pool with options and one reference for the caller to [`release`](Self::release_pool).
     pub fn create_pool_with(&self, options: PoolOptions) -> PoolId {
         if options.source.is_some() {
             self.common.watch.note_calls_out();
@@ -310,9 +310,9 @@ impl DeviceAllocator {
         Ok(self.enter()?.pools.release(pool)?)
     }
 
-    /// The same for a pool whose memory work of other streams than its blocks' own may still touch, beyond the life of any
-    /// block: replays of graphs that were captured into it. Its memory goes back to the upstream behind what these streams have
-    /// then.
+    /// Takes a reference away from a pool whose memory may still be touched by work of other streams than its blocks' own, beyond
+    /// the life of any block: replays of graphs that were captured into it. Its memory goes back to the upstream behind the work
+    /// that these streams have at the time of the call.
     ///
     /// # Errors
     /// Those of [`release_pool`](Self::release_pool).
@@ -320,8 +320,8 @@ impl DeviceAllocator {
         Ok(self.enter()?.pools.release_behind(pool, streams)?)
     }
 
-    /// Gives a pool whose last reference has gone a new one, so that what memory it still has serves again; `false` if it
-    /// has none any more, or a reference. Only where all work that may touch its memory is done.
+    /// Gives a pool whose last reference is gone a new one, so that the memory it still has serves again. Returns `false` if it
+    /// has no memory or still has a reference. Call this only when all work that may touch its memory is done.
     pub fn revive_pool(&self, pool: PoolId) -> bool {
         let mut central = self.central();
         let revived = central.pools.revive(pool);
@@ -331,24 +331,25 @@ impl DeviceAllocator {
         revived
     }
 
-    /// How many references a pool has: those of its creator and of who retained it, and one for each open scope.
+    /// Returns how many references a pool has: that of its creator, one per call of [`retain_pool`](Self::retain_pool), and one
+    /// per open scope.
     pub fn pool_use_count(&self, pool: PoolId) -> usize {
         self.central().pools.references(pool)
     }
 
-    /// What a private pool has reserved, in bytes: one entry of
+    /// Returns what a private pool has reserved, in bytes: one entry of
     /// [`reserved_bytes_by_private_pools`](DeviceStatistics::reserved_bytes_by_private_pools), without the other figures.
     pub fn pool_reserved_bytes(&self, pool: PoolId) -> u64 {
         self.central().ledger.private.get(&pool).map_or(0, |statistic| statistic.current)
     }
 
-    /// From now until [`end_allocate_to_pool`](Self::end_allocate_to_pool), requests that match `filter` get memory from
-    /// `pool`, and a capture counts as under way: no event is touched, no cached memory goes back to the upstream, and blocks
-    /// that are freed with uses on other streams wait for the end. Call it before the capture begins. Pools nest; the one
-    /// begun last goes first. The pool is retained meanwhile.
+    /// Directs requests that match `filter` to `pool` until [`end_allocate_to_pool`](Self::end_allocate_to_pool). Meanwhile a
+    /// capture counts as under way: no event is touched, no cached memory goes back to the upstream, and blocks that are freed
+    /// with uses on other streams wait for the end. Call this before the capture begins. Pools nest; the one begun last ends
+    /// first. The pool is retained meanwhile.
     ///
     /// *Blocks* until calls that touch events are through with that. If no other capture is under way, what is left of pools
-    /// that nobody holds any more goes back to the upstream, behind the work that may touch it: a capture could not have it.
+    /// without references goes back to the upstream, behind the work that may touch it: a capture could not have it.
     ///
     /// # Errors
     /// If there is no such pool, or allocations go to it already.
@@ -377,7 +378,7 @@ impl DeviceAllocator {
         Ok(())
     }
 
-    /// The statistics at this moment.
+    /// Returns the statistics at this moment.
     pub fn statistics(&self) -> DeviceStatistics {
         let central = self.central();
         let mut statistics = central.ledger.statistics.clone();
@@ -394,7 +395,7 @@ impl DeviceAllocator {
         statistics
     }
 
-    /// The statistics under PyTorch's keys, sorted by key.
+    /// Returns the statistics under PyTorch's keys, sorted by key.
     pub fn memory_stats(&self) -> Vec<(String, i64)> {
         self.statistics().memory_stats()
     }
@@ -416,14 +417,14 @@ impl DeviceAllocator {
         self.common.totals.reset_accumulated(&Common::each(&arenas));
     }
 
-    /// All arenas, after they have taken in what was dropped while they were busy.
+    /// Returns all arenas, after they have taken in what was dropped while they were busy.
     fn settled_arenas(&self) -> Vec<Arc<Arena>> {
         let arenas = self.common.all_arenas();
         arenas.iter().for_each(|arena| drop(arena.lock()));
         arenas
     }
 
-    /// All segments in address order, each with its blocks.
+    /// Returns all segments in address order, each with its blocks.
     pub fn snapshot(&self) -> Vec<SegmentSnapshot> {
         let _cold = self.central();
         let arenas = self.common.all_arenas();
@@ -432,7 +433,7 @@ impl DeviceAllocator {
         segments
     }
 
-    /// The settings.
+    /// Returns the settings.
     pub fn settings(&self) -> Settings {
         self.settings.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -460,19 +461,21 @@ impl DeviceAllocator {
         Ok(())
     }
 
+    /// Locks the central state.
+    ///
     /// # Panics
     /// If the calling thread is in a function that is called with a lock held ([`reentry`](super::reentry)): it may be this one.
     pub(crate) fn central(&self) -> MutexGuard<'_, Central> {
         self.enter().unwrap_or_else(|refusal| panic!("{}", AllocationError::from(refusal)))
     }
 
-    /// The same, with an error in that case.
+    /// Locks the central state, with an error where [`central`](Self::central) panics.
     pub(crate) fn enter(&self) -> Result<MutexGuard<'_, Central>, Kind> {
         reentry::check()?;
         Ok(self.central.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// What the settings come to on this upstream.
+    /// Returns what the settings come to on this upstream.
     fn policy(&self, no_split: bool) -> Policy {
         let has_virtual_memory = self.common.upstream.virtual_memory().is_some();
         Policy::new(&self.settings(), has_virtual_memory, no_split)
@@ -493,8 +496,8 @@ impl DeviceAllocator {
         Some((fraction * self.total_bytes()? as f64).round() as u64)
     }
 
-    /// Counts `stream` among the streams of a class, for which `expandable_segments_reserve_by_class` may say how many addresses
-    /// a segment that grows reserves; `None` takes it out again. Segments that are there already stay as they are.
+    /// Adds `stream` to a class of streams, for which `expandable_segments_reserve_by_class` may say how many addresses an
+    /// expandable segment reserves; `None` removes it. Existing segments stay as they are.
     pub fn set_expandable_segment_reserve_class(&self, stream: StreamId, class: Option<&str>) {
         let mut classes = self.reserve_classes.write().unwrap_or_else(PoisonError::into_inner);
         match class {
@@ -503,12 +506,12 @@ impl DeviceAllocator {
         }
     }
 
-    /// The class of a stream, if it has one.
+    /// Returns the class of a stream, if it has one.
     pub fn expandable_segment_reserve_class(&self, stream: StreamId) -> Option<String> {
         self.reserve_classes.read().unwrap_or_else(PoisonError::into_inner).get(&stream).cloned()
     }
 
-    /// The addresses that segments that grow have reserved, in bytes, and how many such segments there are. Addresses are not
+    /// Returns the addresses that segments that grow have reserved, in bytes, and how many such segments there are. Addresses are not
     /// memory: most of them have none behind them.
     pub fn expandable_segments_reserved(&self) -> (u64, usize) {
         let arenas = self.common.all_arenas();
@@ -520,14 +523,14 @@ impl DeviceAllocator {
         sizes.fold((0, 0), |(bytes, count), size_bytes| (bytes + size_bytes, count + 1))
     }
 
-    /// The addresses to reserve for a segment that grows, in which `bytes` fit; `None` if so many are not to be reserved.
+    /// Returns how many addresses to reserve for an expandable segment in which `bytes` fit; `None` if that is above the limit.
     pub(crate) fn segment_reserve_bytes(&self, stream: StreamId, bytes: u64) -> Option<u64> {
         let reserve_bytes =
             self.full_reserve_bytes(stream).filter(|reserve_bytes| *reserve_bytes >= bytes)?;
         Some(reserve_bytes.min(MOST_RESERVE_BYTES.max(bytes)))
     }
 
-    /// The most addresses that a segment may reserve.
+    /// Returns the most addresses that a segment may reserve.
     pub(crate) fn full_reserve_bytes(&self, stream: StreamId) -> Option<u64> {
         let total_bytes = self.total_bytes()?;
         let class = self.expandable_segment_reserve_class(stream);
@@ -535,11 +538,12 @@ impl DeviceAllocator {
         Some(bytes.min(MAX_REQUEST_BYTES))
     }
 
-    /// From now on work of `stream` may touch memory of other streams that nobody recorded, and that was freed before that work is
-    /// done: so much PyTorch's programs may do, as long as the memory's own stream has waited for the work when it is next
-    /// asked for memory. Free memory then keeps its stream, and its pages, until all such streams have passed as well. (What its own
-    /// stream gets again needs no more care than before.) A stream that the driver does not know any more counts as done. As soon as
-    /// one of them [may end](crate::Upstream::may_end) at any moment, memory leaves its stream behind a wait for the device only.
+    /// Declares that work of `stream` may touch memory of other streams without a record of the use, also memory that is freed
+    /// before that work is done. PyTorch's programs may do so, as long as the memory's own stream has waited for the work when it
+    /// is next asked for memory. Free memory then leaves its stream, and pages move, only after all such streams have passed as
+    /// well. (A stream that gets its own memory again needs no more care than before.) A stream that the driver does not know any
+    /// more counts as done. As soon as one of them [may end](crate::Upstream::may_end) at any moment, memory leaves its stream
+    /// only behind a wait for the device.
     pub fn add_unrecorded_user(&self, stream: StreamId) {
         self.common.add_unrecorded_user(stream);
     }
@@ -548,7 +552,7 @@ impl DeviceAllocator {
         &self.common
     }
 
-    /// The arena that serves requests of the calling thread on `stream`.
+    /// Returns the arena that serves requests of the calling thread on `stream`.
     ///
     /// # Errors
     /// If the pool that they go to has lost its last reference.
@@ -567,7 +571,8 @@ impl Drop for DeviceAllocator {
         // Arenas may live on, as long as they have blocks; pages that are in no arena do not.
         self.common.all_arenas().iter().for_each(|arena| arena.close());
         if let Some(memory) = self.common.upstream.virtual_memory() {
-            // What the upstream refuses now is offered again when an arena goes, and then there is nobody to tell.
+            // Memory that the upstream refuses now is offered again when an arena is dropped, and no caller is left to hear of an
+            // error then.
             let _ = self.common.destroy_spare_pages(memory, |_| {});
         }
     }

@@ -8,24 +8,24 @@
 //! Invariants, which hold whenever the upstream is called:
 //!
 //! - A block is free and in exactly one bin, or unmapped and in the map of unmapped blocks, or taken and in neither. A
-//!   taken block is in a caller's hands, or pending, or a *hole*: a range whose pages have moved away, but which work in
+//!   taken block is in a caller's hands, or pending, or a *stale mapping*: a range whose pages have moved away, but which work in
 //!   flight may still touch through its old address.
 //! - The gauges are those of the blocks as they are.
 //!
 //! # Locks
 //!
-//! An arena's lock is held for an operation on it, which in steady state calls no driver. Nobody holds two arenas' locks.
-//! Who holds the lock of the slow path ([`slow_path`](super::slow_path)) may take an arena's; never the other way round. A panic
-//! of the upstream poisons nothing: the state is valid at every call of the upstream, and checks of our own come before
-//! the change that they guard. An arena is used by one thread nearly always, so its lock leans towards that
+//! An arena's lock is held for an operation on it, which in steady state calls no driver. No thread holds two arenas'
+//! locks. A thread that holds the lock of the slow path ([`slow_path`](super::slow_path)) may take an arena's; never the other
+//! way round. A panic of the upstream poisons nothing: the state is valid at every call of the upstream, and checks of our own
+//! come before the change that they guard. An arena is used by one thread nearly always, so its lock leans towards that
 //! ([`BiasedMutex`]).
 //!
 //! # What an allocation costs
 //!
 //! A block refers to its arena, so that its memory outlives the allocator, and counting references is atomic. So the
 //! reference of a block that is freed is left behind the lock, and the next block gets it. That makes the arena its own
-//! owner; who keeps arenas ([`DeviceAllocator`](crate::DeviceAllocator), [`Pools`](super::pools::Pools)) closes one when he
-//! gives it up ([`Arena::close`]), and from then on it goes with its last block. With that, and a lock that the thread that
+//! owner; so the code that keeps arenas ([`DeviceAllocator`](crate::DeviceAllocator), [`Pools`](super::pools::Pools)) closes one
+//! that it gives up ([`Arena::close`]), and from then on the arena goes with its last block. With that, and a lock that the thread that
 //! uses the arena takes by plain stores, a pair that the arena serves has no atomic read-modify-write. (`docs/record/` has
 //! the figures.)
 //!
@@ -82,14 +82,14 @@ impl Arena {
         })
     }
 
-    /// The state, after taking in what was dropped while it was busy, with every free block in its bin.
+    /// Returns the state, after taking in what was dropped while it was busy, with every free block in its bin.
     pub(crate) fn lock(&self) -> BiasedMutexGuard<'_, ArenaState> {
         let mut state = self.lock_keeping_last_freed();
         state.bin_last_freed(self);
         state
     }
 
-    /// The same, but for the block that was freed last: it may still be in the hand.
+    /// Locks the state as [`lock`](Self::lock) does, except that the block that was freed last may still be in no bin.
     #[inline]
     pub(crate) fn lock_keeping_last_freed(&self) -> BiasedMutexGuard<'_, ArenaState> {
         let mut state = self.state();
@@ -112,7 +112,8 @@ impl Arena {
         debug_assert!(turned, "an arena that is used is there");
     }
 
-    /// The state, if nobody is busy, with the reference that led here.
+    /// Locks the state if that does not wait, and keeps the reference that led here; gives the reference back if the lock is
+    /// taken.
     #[inline]
     fn try_lock(arena: Arc<Self>) -> Result<OwnedGuard<Self, ArenaState>, Arc<Self>> {
         let state = OwnedGuard::try_lock(arena, |arena| &arena.state)?;
@@ -138,13 +139,13 @@ impl Arena {
         }
     }
 
-    /// The state as it is. The totals take gauges through this, and so no lock of the totals may be taken under it.
+    /// Returns the state as it is. The totals take gauges through this, and so no lock of the totals may be taken under it.
     #[inline]
     pub(crate) fn state(&self) -> BiasedMutexGuard<'_, ArenaState> {
         self.state.lock()
     }
 
-    /// The same, unless the lock is taken.
+    /// Locks the state as it is, unless the lock is taken.
     #[inline]
     pub(crate) fn try_state(&self) -> Option<BiasedMutexGuard<'_, ArenaState>> {
         self.state.try_lock()
@@ -154,7 +155,7 @@ impl Arena {
         self.returned.is_empty()
     }
 
-    /// Whether something waits for other streams here, or to be taken in. It is cheaper to ask than to turn to the arena.
+    /// Returns whether something waits for other streams here, or to be taken in. It is cheaper to ask than to turn to the arena.
     pub(crate) fn is_waiting(&self) -> bool {
         !self.returned.is_empty() || !self.state().pending.is_idle()
     }
@@ -168,8 +169,8 @@ impl Arena {
         state.collect_ready(self);
     }
 
-    /// Takes a block back: at once if nobody is busy, else at the next call. The reference that the block held is left for
-    /// the next block, unless the arena is closed.
+    /// Takes a block back: at once if the lock is free, else at the next call. The reference that the block held is left for the
+    /// next block, unless the arena is closed.
     #[inline]
     pub(crate) fn take_back(arena: Arc<Self>, block: BlockId, uses: Uses) {
         let stack = arena.common.watch.stack_of_free();
@@ -188,8 +189,8 @@ impl Arena {
         }
     }
 
-    /// From now on the arena lives as long as something else refers to it: references are not left here any more, and those
-    /// that were are dropped. To be called by whoever keeps arenas, when he gives one up.
+    /// Drops the references that were left here and leaves none any more, so that the arena lives only as long as something else
+    /// refers to it. The code that keeps arenas calls this when it gives one up.
     pub(crate) fn close(&self) {
         let mut state = self.state();
         state.closed = true;
@@ -198,7 +199,7 @@ impl Arena {
         drop(left);
     }
 
-    /// What a block's own stream did with it needs no event: the stream's order is enough.
+    /// Removes the uses by the block's own stream, which need no event: the stream's order is enough.
     pub(crate) fn forget_own_use(&self, uses: &mut Uses) {
         uses.retain(|one| {
             let own = one.stream == self.key.stream;
@@ -209,8 +210,8 @@ impl Arena {
         });
     }
 
-    /// Work of these streams, too, may touch what is free here: it goes back to the upstream behind that. The upstream is not
-    /// called.
+    /// Adds streams whose work may touch the memory that is free here: it goes back to the upstream behind that work. Does not
+    /// call the upstream.
     pub(crate) fn add_users(&self, streams: &[StreamId]) {
         let mut state = self.state();
         for stream in streams.iter().filter(|stream| **stream != self.key.stream) {
@@ -234,7 +235,7 @@ impl Arena {
         streams.try_for_each(|stream| memory.synchronize_stream(*stream))
     }
 
-    /// To be called when no capture is under way any more.
+    /// Handles the frees that waited for the end of captures. No capture is under way any more.
     pub(crate) fn end_captures(&self) {
         let mut state = self.lock();
         state.pending.end_captures(&self.common.event_context());
@@ -253,7 +254,7 @@ impl Arena {
         waited.map_err(|error| AllocationError::upstream("synchronize_event", error))
     }
 
-    /// Whether nothing is left here; then the sums that were kept are taken into the totals.
+    /// Returns whether nothing is left here; then the sums that were kept are taken into the totals.
     pub(crate) fn forget_if_empty(&self) -> bool {
         let mut state = self.lock();
         if state.blocks.segments().next().is_some() {
@@ -265,8 +266,8 @@ impl Arena {
         true
     }
 
-    /// Gives everything back, at the end. What the upstream refuses now cannot be offered again, and there is nobody to
-    /// tell: a lost device is the usual reason, and its memory is gone with it. *Blocks*.
+    /// Gives everything back, at the end. There is no caller to report a refusal of the upstream to: a lost device is the usual
+    /// reason, and its memory is gone with it. *Blocks*.
     fn release_everything(&self) {
         let _gate = self.common.hold_gate();
         let mut state = self.state();
@@ -293,8 +294,8 @@ impl Arena {
         }
         self.common.watch.retire(&state.log.ring);
         drop(state);
-        // An arena that goes with memory goes after the allocator: nobody counts any more. One that goes without, as that of a
-        // forgotten pool does, leaves the spare pages alone.
+        // An arena with memory is dropped after the allocator, when nothing is counted any more. One without memory, as that of a
+        // forgotten pool, leaves the spare pages alone.
         if let Some(memory) = memory.filter(|_| had_pages) {
             let _ = self.common.destroy_spare_pages(memory, |_| {});
         }
@@ -332,7 +333,7 @@ impl Drop for Arena {
     }
 }
 
-/// What stands behind an arena's lock.
+/// The state behind an arena's lock.
 pub(crate) struct ArenaState {
     pub(crate) policy: Policy,
     pub(crate) blocks: Blocks<SegmentKind>,
@@ -344,30 +345,31 @@ pub(crate) struct ArenaState {
     pub(crate) searches: [u64; 2],
     /// The physical pages of segments that grow.
     pub(crate) pages: FxHashMap<SegmentId, PageTable>,
-    /// Ranges whose pages have moved away, but which are still mapped.
+    /// Ranges whose pages have moved away, but that are still mapped.
     pub(crate) stale_mappings: FxHashMap<BlockId, StaleMapping>,
-    /// Names without a place: their memory was taken back while somebody had it ([`checkpoint`](crate::graph_pools::checkpoint)).
+    /// Blocks without a place: their memory was taken back while a caller held them
+    /// ([`checkpoint`](crate::graph_pools::checkpoint)).
     pub(crate) revoked: FxHashSet<BlockId>,
-    /// Who wants to hear when a block is given back ([`vigil`](crate::graph_pools::liveness)).
+    /// The watches to notify when a block is given back ([`liveness`](crate::graph_pools::liveness)).
     pub(crate) watched: FxHashMap<BlockId, Vec<Arc<LivenessWatch>>>,
     pub(crate) pending: PendingFrees<BlockId>,
-    /// Other streams whose work may touch what is free: those that replay the graphs of a pool.
+    /// Other streams whose work may touch free memory: those that replay the graphs of a pool.
     users: Vec<StreamId>,
     pub(crate) gauges: Gauges,
     pub(crate) idle: Idle,
     pub(crate) log: Log,
     /// Without a cache: what was freed during a capture and must not be given back before its end.
     pub(crate) deferred: Vec<BlockId>,
-    /// The block that was freed last. It is free as far as anybody can see, but not merged yet: most often the next request
-    /// is for the same size, and then merging and cutting again would be for nothing.
+    /// The block that was freed last. To callers it is free, but it is not merged yet: most often the next request is for the
+    /// same size, and merging and splitting again would be for nothing.
     last_freed: Option<(BlockId, u64)>,
     /// References to this very arena, of blocks that were freed, for blocks to come: behind the lock they are a plain number.
     references: Pile<Arena>,
     /// None are left here any more.
     closed: bool,
-    /// What is written down of it ([`roll`](super::roll)). Where this says no, it may be all the same.
+    /// Whether the arena is on the [roll](super::roll) of those that wait. It may be on it although this is `false`.
     pub(crate) is_on_waiting: bool,
-    /// The same, exactly.
+    /// Whether the arena is on the [roll](super::roll) of those with free memory, exactly.
     pub(crate) is_on_free_memory: bool,
 }
 
@@ -397,13 +399,14 @@ impl ArenaState {
         }
     }
 
-    /// A reference for a block.
+    /// Returns a reference for a block.
     #[inline]
     pub(crate) fn reference(&mut self, arena: &Arc<Arena>) -> Arc<Arena> {
         self.references.pop().unwrap_or_else(|| Arc::clone(arena))
     }
 
-    /// Takes the block in the hand, if it is just what is asked for. Whether it was; then `span` says where it is.
+    /// Takes the block that was freed last, if it has just the size that is asked for; `span` says where it is then. Returns
+    /// whether it does.
     #[inline]
     pub(crate) fn take_last_freed(&mut self, arena: &Arena, request: &Request, span: &mut Span) -> bool {
         let Some((block, size_bytes)) = self.last_freed else { return false };
@@ -427,7 +430,7 @@ impl ArenaState {
         true
     }
 
-    /// Puts the block in the hand into its bin.
+    /// Puts the block that was freed last into its bin.
     #[inline]
     pub(crate) fn bin_last_freed(&mut self, arena: &Arena) {
         if let Some((block, _)) = self.last_freed.take() {
@@ -435,7 +438,7 @@ impl ArenaState {
         }
     }
 
-    /// From now on `policy` counts; what is oversize is told anew. Nothing that was dropped is waiting to be taken in.
+    /// Changes the policy, and counts the oversize blocks by it. No dropped block is waiting to be taken in.
     pub(crate) fn set_policy(&mut self, arena: &Arena, policy: Policy) {
         self.policy = policy;
         let pending: FxHashSet<BlockId> = self.pending.iter().collect();
@@ -453,13 +456,13 @@ impl ArenaState {
         }
     }
 
-    /// How many plain segments are oversize.
+    /// Returns how many plain segments are oversize.
     pub(crate) fn oversize_segments(&self) -> u64 {
         let plain = self.blocks.segments().filter(|segment| !segment.tag.is_expandable);
         plain.filter(|segment| segment.size_bytes >= self.policy.max_split_bytes).count() as u64
     }
 
-    /// What a request comes to now.
+    /// Returns what a request comes to now.
     #[inline]
     pub(crate) fn request(&self, requested_bytes: u64) -> Request {
         let size_bytes = self.policy.round_size(requested_bytes);
@@ -492,7 +495,8 @@ impl ArenaState {
         self.search(request)
     }
 
-    /// The same, where it is the search that led here once more: for the age of blocks it does not count again.
+    /// Takes the best free block for a request out of its bin, without counting the search in the age of blocks: for a search
+    /// that [`cached`](Self::cached) has counted already.
     #[inline(always)]
     pub(crate) fn search(&mut self, request: &Request) -> Option<Span> {
         let entry = self.find(request)?;
@@ -521,7 +525,7 @@ impl ArenaState {
         if growable == entry.size_bytes { Some(entry) } else { Some(self.least_growable(request, entry)) }
     }
 
-    /// A block before unmapped addresses counts as large as it could become, so a block that is a little larger but cannot
+    /// Returns a block before unmapped addresses counts as large as it could become, so a block that is a little larger but cannot
     /// grow is preferred. The blocks are taken in order, up to the first that does not improve on the one before it.
     #[cold]
     fn least_growable(&self, request: &Request, mut best: Entry) -> Entry {
@@ -546,7 +550,8 @@ impl ArenaState {
         self.hand_out_here(arena, request, found)
     }
 
-    /// The same, in the caller's own code: spans that go from one function to the next through memory are waited for.
+    /// Does what [`hand_out`](Self::hand_out) does, inlined: spans that go from one function to the next through memory are
+    /// waited for.
     #[inline(always)]
     fn hand_out_here(&mut self, arena: &Arena, request: &Request, found: Span) -> Span {
         use Quantity::{InactiveSplit, InactiveSplitBytes};
@@ -594,7 +599,7 @@ impl ArenaState {
         self.free[class as usize].remove(span, registration);
     }
 
-    /// The time now, in searches: with `policy:pytorch`, of the shared pool on all streams; else of this arena. It never goes
+    /// Returns the time now, in searches: with `policy:pytorch`, of the shared pool on all streams; else of this arena. It never goes
     /// back, also where the policy changes.
     #[inline]
     pub(crate) fn now(&mut self, arena: &Arena, class: SizeClass) -> u64 {
@@ -605,7 +610,7 @@ impl ArenaState {
         *seen
     }
 
-    /// Since when a block is free, in searches.
+    /// Returns since when a block is free, in searches.
     pub(crate) fn free_since(&self, block: BlockId) -> u64 {
         match self.blocks.usage(block) {
             BlockUse::Free { since } => since,
@@ -707,7 +712,7 @@ impl ArenaState {
         arena.common.totals.changed(arena.number, gauges, class);
     }
 
-    /// The segments in no particular order, each with its blocks. A segment that grows is shown as its mapped ranges.
+    /// Returns the segments in no particular order, each with its blocks. An expandable segment is shown as its mapped ranges.
     pub(crate) fn snapshot(&self, key: ArenaKey) -> Vec<SegmentSnapshot> {
         let pending: FxHashSet<BlockId> = self.pending.iter().chain(self.deferred.iter().copied()).collect();
         let mut shown: Vec<SegmentSnapshot> = Vec::new();

@@ -8,7 +8,7 @@
 //! ```text
 //! size      512  1024 ...  64 KiB | 64..66 KiB  66..68 KiB ... 126..128 KiB | 128..132 KiB ...
 //! bin         1     2 ...     127 |        128         129 ...          159 |          160 ...
-//!           one size each         |               thirty-two an octave
+//!           one size each         |               thirty-two per octave
 //! ```
 //!
 //! and a bitmap says which bins have any. The blocks of a bin stand in a list in no order, and each knows its place there. So
@@ -27,7 +27,7 @@ use crate::upstream::UpstreamError;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Entry {
     pub(crate) size_bytes: u64,
-    /// The place of its segment among those of a pool whose addresses mean nothing; 0 elsewhere.
+    /// The rank of its segment among those of a pool whose addresses mean nothing; 0 elsewhere.
     pub(crate) registration: u32,
     pub(crate) block: BlockId,
     pub(crate) address: u64,
@@ -39,8 +39,8 @@ impl Entry {
     }
 }
 
-/// What decides between blocks, packed: 48 bits of size, 32 of registration, 48 of address. (The name of a block decides
-/// nothing.) Sizes and addresses are multiples of 512, and no device has addresses of more than 57 bits.
+/// The key that orders blocks, packed: 48 bits of size, 32 of registration, 48 of address. (The block's identifier is not part of
+/// it.) Sizes and addresses are multiples of 512, and no device has addresses of more than 57 bits.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Key {
     high: u64,
@@ -50,8 +50,10 @@ struct Key {
 const GRANULE_SHIFT: u32 = UNIT_BYTES.ilog2();
 
 impl Key {
+    /// Packs a key.
+    ///
     /// # Panics
-    /// If the size or the address is no multiple of 512, or too large: what comes in from outside is [checked](checked).
+    /// If the size or the address is not a multiple of 512, or too large: values from outside are [checked](checked) first.
     #[inline]
     fn new(size_bytes: u64, registration: u32, address: u64) -> Self {
         Self::checked(size_bytes, registration, address)
@@ -157,7 +159,7 @@ impl Bin {
         }
     }
 
-    /// The first block in the order from the key with this number on.
+    /// Returns the first block in the order from the key with this number on.
     #[inline(always)]
     fn first_from(&self, floor: u128) -> Option<Entry> {
         match self {
@@ -176,7 +178,7 @@ impl Bin {
         }
     }
 
-    /// The blocks in order.
+    /// Returns the blocks in order.
     fn entries(&self) -> impl DoubleEndedIterator<Item = Entry> {
         let (mut few, many) = match self {
             Self::Few(few) => (few.clone(), None),
@@ -196,7 +198,7 @@ const UNIT_BYTES: u64 = 512;
 /// No device has addresses of more bits.
 const ADDRESS_BITS: u32 = 57;
 
-/// The address of a range, after a check that its blocks can be kept here: what an upstream hands out is not ours to assert.
+/// Returns the address of a range, after a check that its blocks can be kept here: what an upstream hands out is not ours to assert.
 /// A range that cannot be is given back.
 pub(crate) fn checked(
     address: u64,
@@ -208,7 +210,7 @@ pub(crate) fn checked(
     if address > 0 && are_units && ends {
         return Ok(address);
     }
-    // It is nobody's then; who breaks the contract may break it here too.
+    // The range belongs to neither side then. The upstream has broken the contract already; its answer changes nothing.
     let _ = give_back();
     let refusal = format!(
         "an upstream, or a source of segments, handed out {size_bytes} bytes at {address:#x}: ranges begin at positive \
@@ -217,7 +219,8 @@ pub(crate) fn checked(
     Err(UpstreamError::Other(refusal.into()))
 }
 const LINEAR_BINS: usize = (LINEAR_BYTES / UNIT_BYTES) as usize;
-/// Bins an octave, as a power of two.
+///
+/// Bins per octave, as a power of two.
 const OCTAVE_SHIFT: u32 = 5;
 
 #[inline]
@@ -262,6 +265,8 @@ impl Bins {
         self.places.resize(places, 0);
     }
 
+    /// Removes a block.
+    ///
     /// # Panics
     /// If the block is not here as it is described.
     #[inline]
@@ -272,19 +277,19 @@ impl Bins {
         self.occupied[index / 64] &= !(u64::from(empty) << (index % 64));
     }
 
-    /// The first block in the order that has at least `size_bytes`. No block has 2^57 or more: a setting may ask for one.
+    /// Returns the first block in the order that has at least `size_bytes`. No block has 2^57 or more: a setting may ask for one.
     #[inline(always)]
     pub(crate) fn best_fit(&self, size_bytes: u64) -> Option<Entry> {
         self.first_from(Key::checked(size_bytes, 0, 0)?.number(), bin_of(size_bytes))
     }
 
-    /// The block after this one in the order.
+    /// Returns the block after this one in the order.
     pub(crate) fn after(&self, entry: Entry) -> Option<Entry> {
         let key = Key::new(entry.size_bytes, entry.registration, entry.address);
         self.first_from(key.number() + 1, bin_of(entry.size_bytes))
     }
 
-    /// The first block in the order from the key with this number on, which belongs into this bin.
+    /// Returns the first block in the order from the key with this number on, which belongs into this bin.
     #[inline(always)]
     fn first_from(&self, floor: u128, bin: usize) -> Option<Entry> {
         let mut index = self.next_occupied(bin)?;
@@ -297,7 +302,7 @@ impl Bins {
         }
     }
 
-    /// The first occupied bin from `index` on.
+    /// Returns the first occupied bin from `index` on.
     #[inline]
     fn next_occupied(&self, index: usize) -> Option<usize> {
         let mut word = index / 64;
@@ -309,12 +314,12 @@ impl Bins {
         Some(word * 64 + bits.trailing_zeros() as usize)
     }
 
-    /// The blocks from the first of at least `size_bytes` on, in order.
+    /// Returns the blocks from the first of at least `size_bytes` on, in order.
     pub(crate) fn at_least(&self, size_bytes: u64) -> impl Iterator<Item = Entry> {
         std::iter::successors(self.best_fit(size_bytes), |entry| self.after(*entry))
     }
 
-    /// All blocks, in order.
+    /// Returns all blocks, in order.
     pub(crate) fn iter(&self) -> impl DoubleEndedIterator<Item = Entry> {
         self.bins.iter().flat_map(Bin::entries)
     }

@@ -44,32 +44,32 @@ impl Block {
         Self::new(arena, Span::NULL, 0, stream)
     }
 
-    /// Where the memory begins: a multiple of 512, or 0 for a null block.
+    /// Returns where the memory begins: a multiple of 512, or 0 for a null block.
     pub fn address(&self) -> u64 {
         self.address
     }
 
-    /// How many bytes there are: what was asked for, rounded up. A block that was cached whole may be larger still.
+    /// Returns how many bytes there are: what was asked for, rounded up. A block that was cached whole may be larger still.
     pub fn size_bytes(&self) -> u64 {
         self.size_bytes
     }
 
-    /// How many bytes were asked for.
+    /// Returns how many bytes were asked for.
     pub fn requested_bytes(&self) -> u64 {
         self.requested_bytes
     }
 
-    /// The stream that the block was allocated on.
+    /// Returns the stream that the block was allocated on.
     pub fn stream(&self) -> StreamId {
         self.stream
     }
 
-    /// The private pool that the memory belongs to; `None` for the shared one.
+    /// Returns the private pool that the memory belongs to; `None` for the shared one.
     pub fn pool(&self) -> Option<PoolId> {
         self.arena().key.owner.pool()
     }
 
-    /// Whether this is a null block, which holds no memory.
+    /// Returns whether this is a null block, which holds no memory.
     pub fn is_null(&self) -> bool {
         self.block == BlockId::NONE
     }
@@ -78,8 +78,8 @@ impl Block {
     /// far, and the memory is not used again before that has passed, or before its own stream waits for it. On the block's
     /// own stream it is a no-op, and so it is the second time. Touches neither the allocator nor the device.
     pub fn record_stream(&self, stream: StreamId) {
-        let is_foreign = stream != self.stream;
-        if is_foreign && !self.is_null() {
+        let is_other = stream != self.stream;
+        if is_other && !self.is_null() {
             use_of(self.uses().get_or_insert_default(), stream).note(self.arena().common.is_capturing());
         }
     }
@@ -128,15 +128,16 @@ impl Block {
         }
     }
 
-    /// Never gives the memory back: for a forked child, to which it does not belong, and where a drop could wait for a thread that is
-    /// not there. To be called before the drop, and no other call is to follow.
+    /// Gives the memory up for good instead of back: for a forked child, to which it does not belong, and where a drop could wait
+    /// for a thread that does not exist there. Call it right before the drop, and no other method in between.
     pub fn abandon(&mut self) {
         std::mem::forget(self.arena.take());
     }
 
-    /// Takes the block out of what is being dropped, so that its memory goes back later: for checks that hold freed memory back.
-    /// For those who watch it ([`LivenessWatch`](crate::LivenessWatch)) it dies now. No other call of what is left is to follow. `None` if it is of a private
-    /// pool and a capture is under way: then what is captured next gets the memory, as it does in every replay.
+    /// Takes the block out of a value that is being dropped, so that its memory goes back later: for checks that hold freed
+    /// memory back. Its [watches](crate::LivenessWatch) are notified now. Call no other method of what is left. Returns `None` if
+    /// the block is of a private pool and a capture is under way: then what is captured next gets the memory, as it does in every
+    /// replay.
     pub fn hold_back(&mut self) -> Option<Self> {
         if self.pool().is_some() && self.arena().common.is_capturing() {
             return None;
@@ -149,7 +150,7 @@ impl Block {
         Some(Self { arena, uses, ..*self })
     }
 
-    /// Its arena, and its name there.
+    /// Returns its arena, and its name there.
     pub(crate) fn place(&self) -> (&Arc<Arena>, Option<BlockId>) {
         (self.arena(), self.block.some())
     }

@@ -3,14 +3,14 @@
 //! A *segment* is a range of addresses. At any time it is tiled by *blocks*: every byte belongs to exactly one, and in
 //! address order each knows its neighbours. A block is in one of three states:
 //!
-//! - *free*: memory stands behind it, and nobody has it;
-//! - *taken*: somebody has it;
-//! - *unmapped*: an address range without memory. Only segments that grow have such blocks.
+//! - *free*: memory stands behind it, and no caller has it;
+//! - *taken*: a caller has it, or it is a stale mapping;
+//! - *unmapped*: an address range without memory. Only expandable segments have such blocks.
 //!
 //! No two free blocks touch, and no two unmapped ones. The movements that keep it so:
 //!
 //! ```text
-//! add_segment   [            free            ]        or all unmapped, for one that grows
+//! add_segment   [            free            ]        or all unmapped, for an expandable one
 //! split         [   free   |      free       ]        then at once:
 //! take          [  taken   |      free       ]
 //! release       [            free            ]        merged with free neighbours
@@ -18,9 +18,9 @@
 //! unmap         [ free     |    unmapped     ]  ->  [    unmapped     ]   merged with unmapped neighbours
 //! ```
 //!
-//! Between `split` and the next call two equal blocks touch; no caller leaves it there.
+//! Between `split` and the next call two equal blocks touch; every caller makes that call at once.
 //!
-//! What this module never sees: a stream, a pool, an event, the upstream, a physical page. A block carries the *tag* of
+//! This module never sees a stream, a pool, an event, the upstream or a physical page. A block carries the *tag* of
 //! its segment, which is opaque here. Whether a taken block is in use or waits for an event makes no difference to its
 //! address, so that is not known here either.
 
@@ -36,7 +36,7 @@ impl BlockId {
     /// No block.
     pub(crate) const NONE: Self = Self(u32::MAX);
 
-    /// A small number of its own: what else is known of blocks can lie in a vector.
+    /// Returns a small number of its own: what else is known of blocks can lie in a vector.
     #[inline]
     pub(crate) fn index(self) -> usize {
         self.0 as usize
@@ -47,7 +47,7 @@ impl BlockId {
         Self(u32::try_from(index).expect("a small number"))
     }
 
-    /// The block, if it is one.
+    /// Returns the block, if it is one.
     #[inline]
     pub(crate) fn some(self) -> Option<Self> {
         (self != Self::NONE).then_some(self)
@@ -78,15 +78,15 @@ impl Span {
 /// Who has a block.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum BlockUse {
-    /// Nobody, since this moment of its owner's clock.
+    /// The block is free, since this moment of its owner's clock.
     Free { since: u64 },
-    /// Somebody, who asked for so many bytes of it.
+    /// The block is taken, by a request for so many bytes of it.
     Taken { requested_bytes: u64 },
     /// No memory is there.
     Unmapped,
 }
 
-/// What became of a block that joined its neighbours.
+/// The outcome of joining a block with its neighbours.
 #[derive(Debug)]
 pub(crate) struct Merged {
     /// The block that covers it now. It has the name of the first of the blocks that joined; the names of the others are void.
@@ -165,7 +165,7 @@ impl<Tag> IndexMut<BlockId> for Records<Tag> {
 }
 
 impl<Tag> Records<Tag> {
-    /// A name for a block.
+    /// Returns a name for a block.
     #[inline]
     fn insert(&mut self, record: Record<Tag>) -> BlockId {
         let Some(vacant) = self.vacant.some() else { return self.insert_behind(record) };
@@ -184,7 +184,7 @@ impl<Tag> Records<Tag> {
         name
     }
 
-    /// From now on the name is void.
+    /// Marks the identifier of a removed block as vacant.
     #[inline]
     fn vacate(&mut self, block: BlockId) {
         let vacant = self.vacant;
@@ -218,7 +218,7 @@ impl<Tag: Copy> Blocks<Tag> {
         let (state, figure) = match usage {
             BlockUse::Free { since } => (RecordState::Free, since),
             BlockUse::Unmapped => (RecordState::Unmapped, 0),
-            BlockUse::Taken { .. } => panic!("nobody has a new segment"),
+            BlockUse::Taken { .. } => panic!("a new segment is free or unmapped"),
         };
         // The two name each other; the block's name is filled in as soon as there is one.
         let segment =
@@ -236,7 +236,7 @@ impl<Tag: Copy> Blocks<Tag> {
     /// If the block is taken, or is not alone.
     pub(crate) fn remove_segment(&mut self, block: BlockId) -> SegmentId {
         let taken = self.requested_bytes(block).is_some();
-        assert!(!taken && !self.is_split(block), "only a segment that nobody has a part of can be removed");
+        assert!(!taken && !self.is_split(block), "only a segment without a taken block can be removed");
         let segment = self.records[block].segment;
         self.records.vacate(block);
         self.segments.remove(segment.0);
@@ -252,7 +252,7 @@ impl<Tag: Copy> Blocks<Tag> {
         let record = &mut self.records[block];
         assert!(
             matches!(record.state, RecordState::Free | RecordState::Unmapped),
-            "a block that somebody has is not split"
+            "a taken block is not split"
         );
         assert!(0 < size_bytes && size_bytes < record.size_bytes, "both parts of a split block have bytes");
         let address = record.address + size_bytes;
@@ -292,7 +292,7 @@ impl<Tag: Copy> Blocks<Tag> {
         (record.state, record.figure) = (RecordState::Taken, requested_bytes);
     }
 
-    /// A taken block changes hands; `requested_bytes` of it were asked for this time. Its address and tag.
+    /// Gives a block that was freed last to its next holder, who asked for `requested_bytes` of it. Returns its address and tag.
     ///
     /// # Panics
     /// If it is not taken, or too small.
@@ -357,7 +357,7 @@ impl<Tag: Copy> Blocks<Tag> {
     /// If it is not taken.
     pub(crate) fn rename(&mut self, block: BlockId) -> BlockId {
         let record = &mut self.records[block];
-        assert!(record.state == RecordState::Taken, "only what somebody has is taken from him");
+        assert!(record.state == RecordState::Taken, "only a taken block is revoked");
         let Record { address, size_bytes, figure, previous, next, segment, tag, state } = *record;
         (record.previous, record.next) = (BlockId::NONE, BlockId::NONE);
         let heir =
@@ -395,7 +395,7 @@ impl<Tag: Copy> Blocks<Tag> {
         Merged { span: self.span(first), absorbed }
     }
 
-    /// Whether a neighbour is in the state of the block that joins it.
+    /// Returns whether a neighbour is in the state of the block that joins it.
     #[inline]
     fn is_alike(&self, neighbour: BlockId, state: RecordState) -> bool {
         let other = self.records[neighbour].state;
@@ -416,14 +416,14 @@ impl<Tag: Copy> Blocks<Tag> {
         }
     }
 
-    /// The range of a block.
+    /// Returns the range of a block.
     #[inline]
     pub(crate) fn span(&self, block: BlockId) -> Span {
         let record = &self.records[block];
         Span { block, address: record.address, size_bytes: record.size_bytes }
     }
 
-    /// Who has a block.
+    /// Returns the state of a block.
     pub(crate) fn usage(&self, block: BlockId) -> BlockUse {
         let Record { state, figure, .. } = self.records[block];
         match state {
@@ -434,14 +434,14 @@ impl<Tag: Copy> Blocks<Tag> {
         }
     }
 
-    /// How many bytes of a taken block were asked for; `None` for another.
+    /// Returns how many bytes of a taken block were asked for; `None` for another.
     #[inline]
     pub(crate) fn requested_bytes(&self, block: BlockId) -> Option<u64> {
         let record = &self.records[block];
         (record.state == RecordState::Taken).then_some(record.figure)
     }
 
-    /// The tag of a taken block, its size, and how many bytes of it were asked for.
+    /// Returns the tag of a taken block, its size, and how many bytes of it were asked for.
     ///
     /// # Panics
     /// If it is not taken.
@@ -452,35 +452,35 @@ impl<Tag: Copy> Blocks<Tag> {
         (record.tag, record.size_bytes, record.figure)
     }
 
-    /// Whether a block shares its segment with others.
+    /// Returns whether a block shares its segment with others.
     #[inline]
     pub(crate) fn is_split(&self, block: BlockId) -> bool {
         let record = &self.records[block];
         record.previous != BlockId::NONE || record.next != BlockId::NONE
     }
 
-    /// The block before this one in its segment.
+    /// Returns the block before this one in its segment.
     pub(crate) fn previous(&self, block: BlockId) -> Option<BlockId> {
         self.records[block].previous.some()
     }
 
-    /// The block behind this one in its segment.
+    /// Returns the block behind this one in its segment.
     pub(crate) fn next(&self, block: BlockId) -> Option<BlockId> {
         self.records[block].next.some()
     }
 
-    /// The tag of the segment that a block lies in.
+    /// Returns the tag of the segment that a block lies in.
     #[inline]
     pub(crate) fn tag(&self, block: BlockId) -> Tag {
         self.records[block].tag
     }
 
-    /// The segment that a block lies in.
+    /// Returns the segment that a block lies in.
     pub(crate) fn segment_of(&self, block: BlockId) -> SegmentView<Tag> {
         self.view(self.records[block].segment)
     }
 
-    /// All segments, in no particular order.
+    /// Returns all segments, in no particular order.
     pub(crate) fn segments(&self) -> impl Iterator<Item = SegmentView<Tag>> + '_ {
         self.segments.indices().map(|index| self.view(SegmentId(index)))
     }
@@ -490,7 +490,7 @@ impl<Tag: Copy> Blocks<Tag> {
         SegmentView { id, address, size_bytes, tag, first }
     }
 
-    /// The blocks of a segment, in address order.
+    /// Returns the blocks of a segment, in address order.
     pub(crate) fn blocks_of(&self, segment: SegmentView<Tag>) -> impl Iterator<Item = BlockId> + '_ {
         std::iter::successors(segment.first.some(), |block| self.next(*block))
     }

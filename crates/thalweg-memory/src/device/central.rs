@@ -9,7 +9,7 @@ use crate::trace::history::Ring;
 /// Called when memory is short; whether it freed any. It may drop blocks; other calls of the allocator are refused.
 pub type FreeMemoryCallback = Arc<dyn Fn() -> bool + Send + Sync>;
 
-/// What stands behind the lock of the slow path.
+/// The state behind the lock of the slow path.
 #[derive(Default)]
 pub(crate) struct Central {
     pub(crate) ledger: Ledger,

@@ -1,8 +1,8 @@
-//! What the arenas of one allocator share.
+//! State that the arenas of one allocator share.
 //!
-//! Here is what a block needs when its allocator is gone: the upstream, and the places of events. And here is the list of all
-//! arenas, for those who ask them all: the ladder, the statistics, snapshots. An arena owns this and not the other way
-//! round, so that it goes with its last block.
+//! It has what a block needs when its allocator is gone: the upstream, and the places of events. It also has the list of all
+//! arenas, for the slow path, the statistics and snapshots. An arena owns it and not the other way round, so that it goes with
+//! the last block.
 //!
 //! What is not here: anything that an allocation in steady state would write, but for `policy:pytorch`, which counts the searches of
 //! all streams together. What it reads does not change then.
@@ -22,7 +22,7 @@ use crate::ids::{Owner, SizeClass, StreamId};
 use crate::trace::watch::Watch;
 use crate::upstream::{PageId, Upstream, UpstreamError, VirtualMemory};
 
-/// What the arenas of one allocator share.
+/// The state that the arenas of one allocator share.
 pub(crate) struct Common {
     pub(crate) upstream: Arc<dyn Upstream>,
     pub(crate) totals: Totals,
@@ -31,8 +31,8 @@ pub(crate) struct Common {
     pub(crate) rolls: Rolls,
     /// How many captures are under way on the device.
     captures: AtomicUsize,
-    /// Held to read by whoever touches events with no arena's lock held, because it goes, or there is none: no capture begins
-    /// meanwhile.
+    /// Held to read while events are touched with no arena's lock held (the arena is being dropped, or there is none): no capture
+    /// begins meanwhile.
     gate: RwLock<()>,
     /// Places for recorded events.
     sequence: AtomicU64,
@@ -41,7 +41,7 @@ pub(crate) struct Common {
     searches: [AtomicU64; 2],
     /// How often one stream was made to wait for another, so that memory could change hands.
     waits: AtomicU64,
-    /// Streams whose uses of memory may go unrecorded.
+    /// Streams that may use memory without a record of the use.
     unrecorded: RwLock<Vec<StreamId>>,
     arenas: RwLock<Arenas>,
     /// How many arenas there were.
@@ -75,33 +75,33 @@ impl Common {
         })
     }
 
-    /// Whether a capture is under way. One may begin at any moment, but for who holds the lock of the slow path, an arena's, or
-    /// the [gate](Self::hold_gate).
+    /// Returns whether a capture is under way. One may begin at any moment, unless the caller holds the lock of the slow path, an
+    /// arena's, or the [gate](Self::hold_gate).
     pub(crate) fn is_capturing(&self) -> bool {
         self.captures.load(Ordering::Acquire) > 0
     }
 
-    /// To be called when no capture is under way any more: what waited for that is done now.
+    /// Handles in all arenas what waited for the end of captures. No capture is under way any more.
     pub(crate) fn end_captures(&self) {
         for arena in self.waiting_arenas() {
             arena.end_captures();
         }
     }
 
-    /// From now on a capture is under way. *Waits* for those who have seen that there was none, and still touch events: else one
-    /// could be recorded in the capture, and never pass. The lock of the slow path is held, and no other.
+    /// Begins a capture. *Waits* for threads that have seen none under way and still touch events: else an event could be
+    /// recorded in the capture, and never pass. The caller holds the lock of the slow path, and no other.
     pub(crate) fn begin_capture(&self) {
         self.captures.fetch_add(1, Ordering::AcqRel);
         drop(self.gate.write().unwrap_or_else(PoisonError::into_inner));
         self.all_arenas().iter().for_each(|arena| drop(arena.state()));
     }
 
-    /// A capture is over; whether it was the last one.
+    /// Ends a capture. Returns whether it was the last one.
     pub(crate) fn end_capture(&self) -> bool {
         self.captures.fetch_sub(1, Ordering::AcqRel) == 1
     }
 
-    /// No capture begins as long as this is held.
+    /// Holds captures off: none begins as long as the guard lives.
     pub(crate) fn hold_gate(&self) -> RwLockReadGuard<'_, ()> {
         self.gate.read().unwrap_or_else(PoisonError::into_inner)
     }
@@ -115,7 +115,7 @@ impl Common {
         }
     }
 
-    /// The searches so far that are counted for all streams together.
+    /// Returns the searches so far that are counted for all streams together.
     pub(crate) fn searches(&self, class: SizeClass) -> u64 {
         self.searches[class as usize].load(Ordering::Relaxed)
     }
@@ -139,12 +139,13 @@ impl Common {
         self.waits.store(0, Ordering::Relaxed);
     }
 
-    /// How [`Totals`] gets at one arena's gauges.
+    /// Returns how [`Totals`] gets at one arena's gauges.
     pub(crate) fn with(&self) -> impl Fn(u64, &mut dyn FnMut(&mut Gauges)) -> bool + '_ {
         |number, change| self.change_gauges(number, change)
     }
 
-    /// What is active in all arenas together, in bytes; or something less than that, if it is certain to be no more than `known`.
+    /// Returns what is active in all arenas together, in bytes; or something less than that, if it is certain to be no more than
+    /// `known`.
     pub(crate) fn active_bytes(&self, known: u64) -> u64 {
         match self.totals.sum(Quantity::ActiveBytes, &self.with()) {
             (sum, is_exact) if is_exact || sum <= known => sum,
@@ -155,7 +156,7 @@ impl Common {
         }
     }
 
-    /// How [`Totals`] gets at the gauges of all arenas.
+    /// Returns how [`Totals`] gets at the gauges of all arenas.
     pub(crate) fn each(arenas: &[Arc<Arena>]) -> impl Fn(&mut dyn FnMut(&mut Gauges)) + '_ {
         |change| arenas.iter().for_each(|arena| change(&mut arena.state().gauges))
     }
@@ -168,7 +169,7 @@ impl Common {
         true
     }
 
-    /// The same, unless the lock is taken.
+    /// Changes one arena's gauges under its lock, unless the lock is taken; whether it could.
     pub(crate) fn try_change_gauges(&self, number: u64, change: &mut dyn FnMut(&mut Gauges)) -> bool {
         let Some(arena) = self.arena(number) else { return true };
         arena.try_state().map(|mut state| change(&mut state.gauges)).is_some()
@@ -196,7 +197,7 @@ impl Common {
         self.arenas.read().unwrap_or_else(PoisonError::into_inner).all.get(&number)?.upgrade()
     }
 
-    /// The pages that are mapped in holes.
+    /// Returns the pages of stale mappings.
     pub(crate) fn pages_of_stale_mappings(&self) -> FxHashSet<PageId> {
         let arenas = self.holed_arenas();
         arenas
@@ -212,7 +213,7 @@ impl Common {
             .collect()
     }
 
-    /// The arenas of one owner that are alive, oldest first.
+    /// Returns the arenas of one owner that are alive, oldest first.
     pub(crate) fn arenas_of(&self, owner: Owner) -> Vec<Arc<Arena>> {
         let arenas = self.arenas.read().unwrap_or_else(PoisonError::into_inner);
         let numbers = arenas.of_owners.range((owner, 0)..=(owner, u64::MAX));
@@ -226,12 +227,12 @@ impl Common {
         }
     }
 
-    /// The streams whose uses of memory may go unrecorded.
+    /// Returns the streams that may use memory without a record of the use.
     pub(crate) fn unrecorded_users(&self) -> Vec<StreamId> {
         self.unrecorded.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Whether free memory may go from one stream to another behind events. Not if one of the two may end, or another that may
+    /// Returns whether free memory may go from one stream to another behind events. Not if one of the two may end, or another that may
     /// be using it: no event can be recorded there any more.
     pub(crate) fn may_reuse_across(&self, from: StreamId, to: StreamId) -> bool {
         let unrecorded = self.unrecorded.read().unwrap_or_else(PoisonError::into_inner);
@@ -262,7 +263,7 @@ impl Common {
         self.spare.destroy(memory, &self.pages_of_stale_mappings(), wait, destroyed)
     }
 
-    /// All arenas that are alive, oldest first.
+    /// Returns all arenas that are alive, oldest first.
     pub(crate) fn all_arenas(&self) -> Vec<Arc<Arena>> {
         let arenas = self.arenas.read().unwrap_or_else(PoisonError::into_inner);
         arenas.all.values().filter_map(Weak::upgrade).collect()
@@ -297,7 +298,7 @@ mod tests {
             drop(allocator.allocate(1000, stream).expect("there is room"));
             allocator.end_allocate_to_pool(pool).expect("it was begun");
             allocator.release_pool(pool).expect("one reference");
-            let listed = allocator.common().arenas.read().expect("nobody panics").all.len();
+            let listed = allocator.common().arenas.read().expect("no thread panics").all.len();
             assert!(listed <= 1, "{listed} arenas are listed, and one pool has memory");
         }
         drop(allocator.allocate(1000, stream).expect("there is room"));

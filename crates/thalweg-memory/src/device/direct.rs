@@ -27,7 +27,7 @@ use crate::policy::Request;
 use crate::statistics::stats::{ByPool, DeviceStatistics};
 
 impl DeviceAllocator {
-    /// A block of its own for `request`.
+    /// Returns a block of its own for `request`.
     pub(crate) fn allocate_directly(
         &self,
         arena: &Arc<Arena>,
@@ -53,8 +53,8 @@ impl DeviceAllocator {
         Err(self.out_of_memory(&mut central, arena, request))
     }
 
-    /// Gives back what the driver's own allocator has and nobody uses. *Blocks* until the device is idle. No capture may be under
-    /// way, since it would be invalid then.
+    /// Gives back the memory that the driver's own allocator has and that is free. *Blocks* until the device is idle. No capture
+    /// may be under way: it would be invalidated.
     ///
     /// # Errors
     /// The upstream's.
@@ -100,7 +100,7 @@ impl DeviceAllocator {
         Ok(Some(state.hand_out(arena, request, span)))
     }
 
-    /// What is reserved is what the driver's pool holds, or what is allocated.
+    /// Completes statistics without a cache: reserved is what the driver's pool holds, or what is allocated.
     pub(crate) fn complete_directly(&self, statistics: &mut DeviceStatistics) {
         let settings = self.settings();
         if settings.is_cached_here() {
@@ -170,7 +170,7 @@ impl ArenaState {
         arena.common.totals.changed(arena.number, &mut self.gauges, class);
     }
 
-    /// Whether a free during a capture becomes a part of the graph: what the pool of a capture has from the driver's allocator
+    /// Returns whether a free during a capture becomes a part of the graph: what the pool of a capture has from the driver's allocator
     /// does, on its own stream. Anything else would be freed by every replay.
     fn frees_in_graph(&self, arena: &Arena) -> bool {
         self.policy.stream_ordered && arena.key.owner.pool().is_some()

@@ -23,7 +23,7 @@ impl Table {
         Self { slots: (0..slots).map(|_| OnceLock::new()).collect(), next: OnceLock::new() }
     }
 
-    /// The slots where a stream may stand, the likeliest first.
+    /// Returns the slots where a stream may stand, the likeliest first.
     #[inline]
     fn probes(&self, stream: StreamId) -> impl Iterator<Item = &OnceLock<Arc<Arena>>> {
         // Fibonacci hashing: handles are small numbers or aligned pointers.
@@ -59,7 +59,7 @@ impl Default for Directory {
 }
 
 impl Directory {
-    /// The arena of a stream, if it has one.
+    /// Returns the arena of a stream, if it has one.
     #[inline]
     pub(crate) fn find(&self, stream: StreamId) -> Option<&Arc<Arena>> {
         let mut table = &self.first;
@@ -71,7 +71,7 @@ impl Directory {
         }
     }
 
-    /// The arena of a stream; made if it has none.
+    /// Returns the arena of a stream; made if it has none.
     #[cold]
     pub(crate) fn find_or_add(&self, stream: StreamId, make: impl FnOnce() -> Arc<Arena>) -> &Arc<Arena> {
         let mut count = self.count.lock().unwrap_or_else(PoisonError::into_inner);

@@ -1,8 +1,8 @@
 //! Memory at an address that the caller names.
 //!
-//! A tensor whose storage was given up for a while may need it back where it was, since others know the address: views, a
-//! captured graph, a peer. [`allocate_at`](DeviceAllocator::allocate_at) takes it out of the free block that it lies in; what
-//! is before and behind stays free.
+//! A tensor whose storage was given up for a while may need it back where it was, since its address is known elsewhere:
+//! to views, a captured graph, a peer. [`allocate_at`](DeviceAllocator::allocate_at) takes it out of the free block that it lies
+//! in; the parts before and behind it stay free.
 //!
 //! ```text
 //! before   [ live ][              free               ][ live ]
@@ -24,7 +24,7 @@ use crate::ids::StreamId;
 use crate::policy::{MAX_REQUEST_BYTES, MIN_BLOCK_BYTES, Request};
 
 impl DeviceAllocator {
-    /// A block of at least `bytes` that begins at `address`, a multiple of 512, where memory is free and cached: on
+    /// Returns a block of at least `bytes` that begins at `address`, a multiple of 512, where memory is free and cached: on
     /// `stream`, and in the pool that allocations on it go to now. `bytes` of 0 give a null block, whatever the address.
     ///
     /// # Errors
@@ -64,7 +64,7 @@ impl DeviceAllocator {
         }
     }
 
-    /// Whose an address is, in words.
+    /// Returns which arena an address belongs to, in words.
     fn whose(&self, address: u64) -> String {
         let owner = self.common().all_arenas().into_iter().find_map(|arena| {
             let state = arena.lock();
@@ -94,7 +94,7 @@ pub(crate) enum Obstacle {
 }
 
 impl ArenaState {
-    /// The block that an address lies in. Looks at all segments.
+    /// Returns the block that an address lies in. Looks at all segments.
     fn block_at(&self, address: u64) -> Option<BlockId> {
         let segment = self
             .blocks
@@ -104,7 +104,7 @@ impl ArenaState {
         self.blocks.blocks_of(segment).find(lies_in)
     }
 
-    /// What a request at an address comes to. Where no block is ever cut, it is a whole one.
+    /// Returns what a request at an address comes to. Where no block is ever cut, it is a whole one.
     fn request_at(&self, address: u64, bytes: u64) -> Result<Request, Obstacle> {
         let mut request = self.request(bytes);
         let free =
@@ -147,7 +147,7 @@ impl ArenaState {
         Ok(self.hand_out(arena, request, Span { block, ..part }))
     }
 
-    /// What is in the way, in words.
+    /// Returns what is in the way, in words.
     fn occupant(&self, block: BlockId) -> String {
         let Span { address, size_bytes, .. } = self.blocks.span(block);
         let what = if self.blocks.usage(block) == BlockUse::Unmapped {

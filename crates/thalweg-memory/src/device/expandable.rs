@@ -1,27 +1,27 @@
 //! Where an arena's memory comes from, and where it goes.
 //!
 //! There are two kinds of segments. A *plain* one is taken from the upstream as it is, and goes back when all of it is free.
-//! One that *grows* is a large range of addresses, in which physical pages are mapped as they are needed, the lowest
-//! address first; any of its pages can go back as soon as it is free. Fragmentation of addresses costs nothing then.
+//! An *expandable* one is a large range of addresses, in which physical pages are mapped as they are needed, the
+//! lowest address first; any of its pages can go back as soon as it is free. Fragmentation of addresses costs nothing then.
 //!
 //! # Stitching
 //!
 //! A page that is free can also move. If no free block is large enough, but there are enough free pages in pieces, they are
-//! mapped side by side behind a range that is short of them, before any more is taken from the upstream. The page is mapped
+//! mapped side by side behind a range that lacks them, before more is taken from the upstream. The page is mapped
 //! at its new address at once, and stays mapped at the old one (the same memory, seen twice) until work in flight that may
-//! touch it there is done: so moving waits for nothing. Meanwhile the old range is a *hole*, which nobody gets.
+//! touch it there is done: so moving waits for nothing. Meanwhile the old range is a *stale mapping*, which is not handed out.
 //!
 //! ```text
 //! before    [ live ][free A][ live ][free B][ live ][    unmapped     ]
-//! after     [ live ][ hole ][ live ][ hole ][ live ][ A  B ][unmapped ]     holes are unmapped when their event has passed
+//! after     [ live ][stale ][ live ][stale ][ live ][ A  B ][unmapped ]     stale mappings are unmapped when their event has passed
 //! ```
 //!
-//! The smallest free blocks give first: they are the least likely to serve anyone.
+//! The smallest free blocks give first: they are the least likely to serve a request.
 //!
 //! Order is kept by the stream: the work that used the page at its old address, and the work that will at its new one, are
 //! on the same stream, or the second stream waits for the first ([`Idle`](super::pages::Idle)).
 //!
-//! Mapping costs, some 30 us a page on an H100 and as much to unmap it, whether the page is new or moves. A program that
+//! Mapping a page takes some 30 us on an H100, and unmapping it as much, whether the page is new or moves. A program that
 //! repeats itself may move the same pages in every step, and be slower for it for as long as it runs. So pages are made,
 //! not moved, as long as that costs next to no memory (`stitching_slack`): then there is soon a free block for everything.
 //!
@@ -31,8 +31,8 @@
 //! # Idle
 //!
 //! What is free on one stream may serve another when the first is done with it. That is found out without a mark at every
-//! free: the first time somebody asks, an event is recorded behind everything so far, and when it has passed, all that was
-//! free at that time, and still is, may go to anyone.
+//! free: at the first request for it an event is recorded behind all work so far, and when that has passed, all memory
+//! that was free at that time, and still is, may go to any stream.
 
 use std::ops::Range;
 
@@ -62,10 +62,10 @@ pub(crate) enum Eligibility {
     Aliased,
 }
 
-/// Pages that somebody wants.
+/// A demand for pages.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PageDemand {
-    /// What they are for.
+    /// The request that the pages are for.
     pub(crate) request: Request,
     /// Which blocks may be taken apart.
     pub(crate) eligibility: Eligibility,
@@ -84,7 +84,7 @@ struct GrowthPlan {
     pages: usize,
 }
 
-/// An answer of the upstream: want of memory is not an error here, but leads on.
+/// Turns the upstream's lack of memory from an error into `None`, upon which the caller goes on to the next stage.
 pub(crate) fn found<T>(
     call: &'static str,
     answer: Result<T, UpstreamError>,
@@ -108,7 +108,7 @@ impl ArenaState {
         size_bytes: u64,
     ) -> Span {
         let registration = match arena.source {
-            // Addresses of a foreign source mean nothing; what was registered first is used first.
+            // Addresses of an external source mean nothing; the segment registered first is used first.
             Some(_) => u32::try_from(ledger.statistics.num_device_alloc).unwrap_or(u32::MAX),
             None => 0,
         };
@@ -163,7 +163,7 @@ impl ArenaState {
         Ok(true)
     }
 
-    /// Where `request` could be served by mapping pages, and how many: the place that lacks the fewest, and the lowest of
+    /// Returns where `request` could be served by mapping pages, and how many: the place that lacks the fewest, and the lowest of
     /// several. PyTorch takes the lowest of all.
     fn plan(&self, request: &Request) -> Option<GrowthPlan> {
         let unmapped = self.unmapped[request.class as usize].values();
@@ -171,7 +171,8 @@ impl ArenaState {
         if self.policy.stitching { plans.min_by_key(|plan| plan.pages) } else { plans.next() }
     }
 
-    /// How `request` could be served by mapping pages from an unmapped block on, behind the free one before it if there is one.
+    /// Returns how `request` could be served by mapping pages from an unmapped block on, behind the free one before it if there is
+    /// one.
     fn plan_at(&self, request: &Request, unmapped: BlockId) -> Option<GrowthPlan> {
         let page_bytes = self.policy.page_bytes[request.class as usize];
         if self.page_bytes_of(unmapped) != page_bytes {
@@ -201,8 +202,8 @@ impl ArenaState {
         Some(GrowthPlan { first, end, pages })
     }
 
-    /// The pages that a taken block of a segment that grows lies in: where the first begins, how large each is, and which
-    /// they are.
+    /// Returns the pages that a taken block of an expandable segment lies in: the address of the first, the size of each, and
+    /// their identifiers.
     pub(crate) fn pages_behind(&self, block: BlockId) -> (u64, u64, Vec<PageId>) {
         let span = self.blocks.span(block);
         let table = &self.pages[&self.blocks.segment_of(block).id];
@@ -217,7 +218,7 @@ impl ArenaState {
         self.pages[&self.blocks.segment_of(block).id].page_bytes
     }
 
-    /// How many pages `request` lacks at the place where it would be served; `None` if there is no such place.
+    /// Returns how many pages `request` lacks at the place where it would be served; `None` if there is no such place.
     pub(crate) fn missing_pages(&self, request: &Request) -> Option<usize> {
         self.plan(request).map(|plan| plan.pages)
     }
@@ -266,7 +267,7 @@ impl ArenaState {
         Ok(Some((span, ranges)))
     }
 
-    /// Where the unmapped addresses of a class begin that are highest.
+    /// Returns where the unmapped addresses of a class begin that are highest.
     pub(crate) fn last_unmapped(&self, class: SizeClass) -> Option<u64> {
         self.unmapped[class as usize].keys().next_back().copied()
     }
@@ -371,8 +372,8 @@ impl ArenaState {
         unmapped.insert(merged.span.address, merged.span.block);
     }
 
-    /// The whole pages for requests of a class within free blocks that may be taken away, each with its block. What lies in the
-    /// range `keep` is left alone.
+    /// Returns the whole pages for requests of a class within free blocks that may be taken away, each with its block. What lies in
+    /// the range `keep` is left alone.
     fn movable(
         &self,
         class: SizeClass,
@@ -390,7 +391,7 @@ impl ArenaState {
             })
     }
 
-    /// How many pages this arena could give, as `order` says; no more are counted than are wanted.
+    /// Returns how many pages this arena could give, as `order` says; no more are counted than are wanted.
     pub(crate) fn count_pages(&self, order: &PageDemand) -> usize {
         let PageDemand { request, eligibility, own, wanted } = *order;
         let page_bytes = self.policy.page_bytes[request.class as usize];
@@ -399,7 +400,7 @@ impl ArenaState {
         wanted.min((bytes / page_bytes) as usize)
     }
 
-    /// The addresses where a request of this very arena will be served when there are pages: nothing is taken away there.
+    /// Returns the addresses where a request of this very arena will be served when there are pages: nothing is taken away there.
     fn kept_for(&self, request: &Request, own: bool) -> Range<u64> {
         let plan = if own { self.plan(request) } else { None };
         plan.map_or(0..0, |plan| self.blocks.span(plan.first).address..plan.end)
@@ -479,14 +480,14 @@ impl ArenaState {
         }
     }
 
-    /// Nothing in flight touches the hole that is ready first: its addresses are unmapped.
+    /// Unmaps the stale mapping that is ready first: no work in flight touches it any more.
     pub(crate) fn unmap_first_stale(&mut self, arena: &Arena, block: BlockId) {
         let Span { address, size_bytes, .. } = self.blocks.span(block);
         let memory = arena.common.upstream.virtual_memory().expect("who made the stale had virtual memory");
         let unmapped = memory.unmap(address, size_bytes);
         self.pending.pop_ready();
         if unmapped.is_err() {
-            // It is tried again behind a later event. The addresses are missed by nobody meanwhile.
+            // It is tried again behind a later event. Nothing else needs the addresses meanwhile.
             self.note_waiting(arena);
             self.pending.free(block, vec![Use::noted(arena.key.stream)], &arena.common.event_context());
             return;
@@ -496,8 +497,8 @@ impl ArenaState {
         self.note_unmapped(merged);
     }
 
-    /// Unmaps whole pages of a free block of a segment that grows, from its end, until they make up `bytes`: they are spare then.
-    /// No work in flight touches them. Returns how many bytes it were.
+    /// Unmaps whole pages of a free block of an expandable segment, from its end, until they make up `bytes`: they are spare
+    /// then. No work in flight touches them. Returns how many bytes were unmapped.
     pub(crate) fn release_pages(
         &mut self,
         arena: &Arena,
@@ -575,7 +576,7 @@ impl ArenaState {
     }
 }
 
-/// What may go to another stream.
+/// Memory that may go to another stream.
 impl ArenaState {
     fn is_eligible(&self, block: BlockId, eligibility: Eligibility) -> bool {
         match (eligibility, self.blocks.usage(block)) {
@@ -588,7 +589,7 @@ impl ArenaState {
         }
     }
 
-    /// What this arena's stream is known to be done with, after a look at how far it has come. Waits for nothing.
+    /// Returns what this arena's stream is known to be done with, after a look at how far it has come. Waits for nothing.
     pub(crate) fn look_how_idle(&mut self, arena: &Arena) -> Option<Eligibility> {
         if arena.common.is_capturing() {
             return None;
@@ -620,8 +621,8 @@ impl ArenaState {
         self.idle.passed.map(Eligibility::Idle)
     }
 
-    /// The same, after the host has waited until all that is free here is idle. *Blocks*. `None` if there are no pages for
-    /// requests of `class` to be had for it, or the stream cannot be waited for, as one that captures cannot.
+    /// Waits until all free memory here is idle, and returns what may go to another stream then. *Blocks*. Returns `None` if
+    /// there are no pages for requests of `class`, or the stream cannot be waited for, as one that captures cannot.
     pub(crate) fn wait_until_idle(&mut self, arena: &Arena, class: SizeClass) -> Option<Eligibility> {
         let must_wait = self.movable(class, Eligibility::Ordered, 0..0).next().is_some();
         if !must_wait || arena.wait_for_users(self).is_err() {
@@ -642,7 +643,7 @@ impl ArenaState {
         }
     }
 
-    /// The blocks that wait for uses elsewhere and would serve, the oldest first.
+    /// Returns the blocks that wait for uses elsewhere and would serve, the oldest first.
     pub(crate) fn waiting_for_uses(&self, request: &Request) -> Vec<BlockId> {
         let serves = |block: &BlockId| {
             let size_bytes = self.blocks.span(*block).size_bytes;
@@ -654,7 +655,7 @@ impl ArenaState {
         self.pending.iter().filter(serves).collect()
     }
 
-    /// A free block for a request of another stream; it is still in its bin. Under `lenient` every block serves that is large
+    /// Returns a free block for a request of another stream; it is still in its bin. Under `lenient` every block serves that is large
     /// enough, whatever its class and size.
     pub(crate) fn find_to_borrow(
         &self,

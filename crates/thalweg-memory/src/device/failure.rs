@@ -1,4 +1,4 @@
-//! What is left to do when a request cannot be served: to say why, and to whom.
+//! The end of a request that cannot be served: figures, advice, observers.
 //!
 //! The figures and the advice are made from one look at the state, under the lock of the slow path. Observers are told, and
 //! snapshots written, when no lock is held any more: an observer may free memory, or allocate some.
@@ -20,7 +20,7 @@ use crate::trace::history::Event;
 use crate::trace::observe::OutOfMemoryEvent;
 
 impl DeviceAllocator {
-    /// The error for a request that cannot be served. It is counted, and an event.
+    /// Returns the error for a request that cannot be served. It is counted, and an event.
     pub(crate) fn out_of_memory(
         &self,
         central: &mut Central,
@@ -46,7 +46,7 @@ impl DeviceAllocator {
         Kind::OutOfMemory(Box::new(figures)).into()
     }
 
-    /// The error for a request that is refused for the memory fraction alone.
+    /// Returns the error for a request that is refused for the memory fraction alone.
     pub(crate) fn rejected(
         &self,
         central: &mut Central,
@@ -57,7 +57,7 @@ impl DeviceAllocator {
         Kind::OutOfMemory(Box::new(self.figures(central, arena, request, true))).into()
     }
 
-    /// Tells whoever wants to know of a failed request. No lock is held.
+    /// Tells the observers of a failed request, and writes a snapshot if that is wanted. No lock is held.
     #[cold]
     pub(crate) fn tell_of_failure(&self, mut error: AllocationError) -> AllocationError {
         let Some(figures) = error.figures_mut() else { return error };
@@ -83,7 +83,7 @@ impl DeviceAllocator {
         error
     }
 
-    /// Whether a request that was not served would be now: others may have freed memory meanwhile.
+    /// Returns whether a request that was not served would be now: others may have freed memory meanwhile.
     pub(crate) fn would_fit_now(&self, central: &mut Central, arena: &Arc<Arena>, request: &Request) -> bool {
         self.look(central, arena, request, false).1.fits()
     }
@@ -101,7 +101,7 @@ impl DeviceAllocator {
         figures
     }
 
-    /// What the memory looks like to a request that cannot be served.
+    /// Returns what the memory looks like to a request that cannot be served.
     fn look(
         &self,
         central: &mut Central,

@@ -2,8 +2,8 @@
 //!
 //! Every allocation and every free changes a dozen figures. Kept once for the device, they would be the one cache line that
 //! all streams fight over: an exact global counter costs more than the allocation itself. So each arena counts its own
-//! ([`Gauges`], under the arena's lock), and sums are made when somebody asks. Sums are enough for what there is now
-//! (`current`) and for all that there ever was (`allocated`, `freed`). They are not for `peak`, since arenas do not peak at
+//! ([`Gauges`], under the arena's lock), and sums are made when they are asked for. Sums are enough for the present values
+//! (`current`) and for running totals (`allocated`, `freed`). They are not for `peak`, since arenas do not peak at
 //! the same moment. There are two ways to know the peak of a sum:
 //!
 //! - **One thread.** As long as one arena alone changes, the peak of the sum is its own peak plus what the others have. The
@@ -12,7 +12,7 @@
 //! - **Several threads.** From the first moment at which a second thread uses an arena while another is exclusive, none
 //!   is. Each arena *publishes* a figure that is at least what it has, and at most [`SLACK_BYTES`] more, and the peak is that
 //!   of the published sum. A shared line is written only when a figure leaves its band. So `peak` is never too small, and
-//!   too large by at most 1 MiB a stream (half for each size class), and by [`SLACK_COUNT`] blocks a class.
+//!   too large by at most 1 MiB per stream (half per size class), and by [`SLACK_COUNT`] blocks per class.
 //!
 //! What is active is what is allocated and what is pending, and hardly anything ever is pending. So that is what is counted
 //! at a free that has to wait, and the figures of what is active follow from it ([`Gauges::derive`]).
@@ -29,10 +29,10 @@ use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering, ThreadId, fence, threa
 
 /// How far a published sum of bytes may be above the true one, for each class of each arena.
 const SLACK_BYTES: u64 = 512 << 10;
-/// The same for counts of blocks.
+/// How far a published count of blocks may be above the true one, for each class of each arena.
 const SLACK_COUNT: u64 = 64;
 
-/// What is counted on every allocation. The names are those of the fields of [`DeviceStatistics`].
+/// A quantity that is counted on every allocation. The names are those of the fields of [`DeviceStatistics`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Quantity {
     Allocation,
@@ -71,7 +71,7 @@ pub(crate) struct Gauges {
     allocated: [Row; 2],
     /// The most since the arena was folded last.
     peak: [Row; 2],
-    /// The same for both classes together.
+    /// The peaks of both classes together.
     peak_all: Row,
     published: [Row; 2],
     /// How many blocks are pending, and how many bytes. The rows of what is active are kept up while there are any, and
@@ -79,14 +79,14 @@ pub(crate) struct Gauges {
     pending: [[u64; 2]; 2],
 }
 
-/// What is active, and the part of it that is allocated.
+/// Each row of what is active, and the row of the part of it that is allocated.
 const DERIVED: [(usize, usize); 2] = [
     (Quantity::Active as usize, Quantity::Allocation as usize),
     (Quantity::ActiveBytes as usize, Quantity::AllocatedBytes as usize),
 ];
 
 impl Gauges {
-    /// A block is given to a caller.
+    /// Counts a block that is given to a caller.
     #[inline]
     pub(crate) fn taken(&mut self, class: SizeClass, size_bytes: u64, requested_bytes: u64) {
         self.add(class, Quantity::Allocation, 1);
@@ -97,7 +97,7 @@ impl Gauges {
         }
     }
 
-    /// A caller gives a block back that waits for nothing.
+    /// Counts a block that a caller gives back and that waits for nothing.
     #[inline]
     pub(crate) fn returned(&mut self, class: SizeClass, size_bytes: u64, requested_bytes: u64) {
         self.subtract(class, Quantity::Allocation, 1);
@@ -105,7 +105,7 @@ impl Gauges {
         self.subtract(class, Quantity::RequestedBytes, requested_bytes);
     }
 
-    /// A caller gives a block back that is pending.
+    /// Counts a block that a caller gives back and that is pending.
     pub(crate) fn held(&mut self, class: SizeClass, size_bytes: u64) {
         // What was active so far was allocated, if nothing was pending.
         self.derive();
@@ -115,7 +115,7 @@ impl Gauges {
         (*blocks, *bytes) = (*blocks + 1, *bytes + size_bytes);
     }
 
-    /// A pending block waits for nothing any more.
+    /// Counts a pending block that waits for nothing any more.
     ///
     /// # Panics
     /// If it was not pending.
@@ -157,6 +157,8 @@ impl Gauges {
         self.raise(class, quantity, current);
     }
 
+    /// Takes an amount away.
+    ///
     /// # Panics
     /// If there is less: then something is taken away that was never added.
     #[inline]
@@ -172,7 +174,7 @@ impl Gauges {
         let current = self.current[class][quantity] + added;
         let current = current.checked_sub(removed).expect("a statistic never falls below zero");
         self.current[class][quantity] = current;
-        // Which of the two it is, is anybody's guess: no branch.
+        // Which of the two it is cannot be predicted: no branch.
         self.allocated[class][quantity] += added.saturating_sub(removed);
         self.raise(class, quantity, current);
     }
@@ -189,7 +191,7 @@ impl Gauges {
         }
     }
 
-    /// What there is of a quantity now, in one class.
+    /// Returns what there is of a quantity now, in one class.
     pub(crate) fn current_of(&self, class: SizeClass, quantity: Quantity) -> u64 {
         let (current, pending) = (&self.current[class as usize], &self.pending[class as usize]);
         match quantity {
@@ -199,7 +201,7 @@ impl Gauges {
         }
     }
 
-    /// What there is of a quantity now, in both classes.
+    /// Returns what there is of a quantity now, in both classes.
     pub(crate) fn current(&self, quantity: Quantity) -> u64 {
         self.current_of(SizeClass::Small, quantity) + self.current_of(SizeClass::Large, quantity)
     }
@@ -209,13 +211,13 @@ impl Gauges {
 struct Calm {
     /// The one thread that has used arenas so far.
     thread: Option<ThreadId>,
-    /// What there was of each quantity when the sums were reset last.
+    /// The value of each quantity when the sums were reset last.
     base: [Row; 2],
     /// The sums of arenas that are gone.
     gone: [Row; 2],
 }
 
-/// What the arenas of one allocator know of each other's figures.
+/// The figures that the arenas of one allocator share.
 #[derive(Debug)]
 pub(crate) struct Totals {
     /// The number of the arena that alone changes, or [`SHARED`], or [`UNUSED`].
@@ -243,7 +245,7 @@ impl Totals {
         self.calm.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether arena `number` may change its gauges without a word. If not, call [`turn_to`](Self::turn_to) first, without
+    /// Returns whether arena `number` may change its gauges without a word. If not, call [`turn_to`](Self::turn_to) first, without
     /// any arena's lock, and ask again. Under the arena's lock the answer, if it is yes, stays so.
     #[inline]
     pub(crate) fn is_quiet(&self, number: u64) -> bool {
@@ -251,9 +253,9 @@ impl Totals {
         exclusive == number || exclusive == SHARED
     }
 
-    /// The calling thread is about to change arena `number`. `with` runs a function on the gauges of an arena, under its
-    /// lock, and says whether it could. `false` if it could not, or if `patient` is not set and another thread is in here:
-    /// then nothing has changed.
+    /// Prepares a change of arena `number` by the calling thread. `with` runs a function on the gauges of an arena, under its
+    /// lock, and says whether it could. Returns `false` if it could not, or if `patient` is not set and another thread is in
+    /// here: then nothing has changed.
     #[cold]
     pub(crate) fn turn_to(&self, number: u64, patient: bool, with: &With<'_>) -> bool {
         let mut calm = match self.calm.try_lock() {
@@ -269,7 +271,7 @@ impl Totals {
         let thread = thread::current().id();
         let alone = *calm.thread.get_or_insert(thread) == thread;
         let next = if alone { UNUSED } else { SHARED };
-        // Whoever takes the lock of the arena that was exclusive after this publishes its changes; what was changed before
+        // A thread that takes the lock of the arena that was exclusive after this publishes its changes; what was changed before
         // is folded, under the same lock.
         let folded = before == UNUSED
             || with(before, &mut |gauges| {
@@ -288,7 +290,7 @@ impl Totals {
             })
     }
 
-    /// To be called under the lock of arena `number` after its gauges have changed in `class`.
+    /// Publishes the gauges of arena `number` after they have changed in `class`. The caller holds the arena's lock.
     #[inline]
     pub(crate) fn changed(&self, number: u64, gauges: &mut Gauges, class: SizeClass) {
         if self.exclusive.load(Ordering::Relaxed) != number {
@@ -403,7 +405,8 @@ impl Totals {
         statistics.oversize_allocations = statistic(2, Quantity::OversizeAllocations as usize);
     }
 
-    /// The sum of a quantity over all arenas, and whether it is exact. If several threads count it is not, but never too small.
+    /// Returns the sum of a quantity over all arenas, and whether it is exact. If several threads count it is not, but never too
+    /// small.
     pub(crate) fn sum(&self, quantity: Quantity, with: &With<'_>) -> (u64, bool) {
         let _calm = self.calm();
         self.fold_exclusive(with);
@@ -428,12 +431,12 @@ impl Totals {
             self.peak[0][quantity].store(sums[0], Ordering::Relaxed);
             self.peak[1][quantity].store(sums[1], Ordering::Relaxed);
             self.peak[2][quantity].store(sums[0] + sums[1], Ordering::Relaxed);
-            // What was published meanwhile, by a thread whose own raise is undone here.
+            // A figure that another thread published meanwhile, whose own raise is undone here.
             (0..2).for_each(|class| self.raise_peaks(class, quantity));
         }
     }
 
-    /// An arena that holds nothing any more is forgotten, but for its sums.
+    /// Forgets an arena that holds nothing any more, but for its sums.
     pub(crate) fn forget(&self, arena: &Each<'_>) {
         let mut calm = self.calm();
         let shared = self.exclusive.load(Ordering::Relaxed) == SHARED;
@@ -484,8 +487,8 @@ mod loom_tests {
     struct Model {
         totals: Totals,
         arenas: [Mutex<Gauges>; 2],
-        /// What there is at least, and at most, and the most of each that there was. A change happens at some moment while the
-        /// arena's lock is held: for the least what is added comes late, and what is removed early.
+        /// The least and the most that there is, and the peak of each. A change happens at some moment while the arena's lock is
+        /// held: for the least, additions come late and removals early.
         least: std::sync::Mutex<(u64, u64)>,
         most: std::sync::Mutex<(u64, u64)>,
     }

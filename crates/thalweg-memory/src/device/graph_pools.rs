@@ -1,5 +1,5 @@
-//! What an allocator does for captured graphs: their pools put back to what they were, memory at two addresses, and which
-//! blocks callers hold. How each works is said in [`graph_pools`](crate::graph_pools).
+//! The allocator's side of captured graphs: checkpoints and restoration of their pools, memory at two addresses, and which blocks
+//! callers hold. [`graph_pools`](crate::graph_pools) says how each works.
 
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ use crate::upstream::PageId;
 
 /// Checkpoints of private pools.
 impl DeviceAllocator {
-    /// What a private pool looks like now. *Blocks* until frees that wait for other streams are through, so that they are
+    /// Returns what a private pool looks like now. *Blocks* until frees that wait for other streams are through, so that they are
     /// free in the checkpoint.
     ///
     /// # Errors
@@ -37,13 +37,13 @@ impl DeviceAllocator {
     /// Puts a private pool back to a checkpoint of it, whatever `max_split_size` is now. *Blocks* as
     /// [`checkpoint_pool`](Self::checkpoint_pool) does.
     ///
-    /// All live blocks of the pool are *revoked* ([`Block::is_revoked`](crate::Block::is_revoked)), also those that it lent to others (`use_on_oom`):
-    /// their drop frees nothing from then on. New blocks are handed out for those that are live in the
-    /// checkpoint. Memory that the pool took since stays with it, and is free.
+    /// All live blocks of the pool are *revoked* ([`Block::is_revoked`](crate::Block::is_revoked)), also those that other
+    /// requests borrowed (`use_on_oom`): their drop frees nothing from then on. New blocks are handed out for those that are live
+    /// in the checkpoint. Memory that the pool took since stays with it, and is free.
     ///
-    /// The caller answers for it that nobody touches memory through a revoked block any more, except as the checkpoint has
-    /// it, and that work on other streams which was given such memory is ordered before what comes: uses that were told of
-    /// on a revoked block are forgotten, not waited for.
+    /// The caller guarantees that no work touches memory through a revoked block any more, except as the checkpoint has
+    /// it, and that work on other streams that uses such memory is ordered before what comes: uses that were recorded on a
+    /// revoked block are forgotten, not waited for.
     ///
     /// # Errors
     /// If the checkpoint is of another pool, or memory that it has is gone from the pool; and those of
@@ -58,7 +58,7 @@ impl DeviceAllocator {
         checkpoint.restore(pool, &arenas)
     }
 
-    /// Whether the live blocks of a private pool begin at `expected` and nowhere else. A pool that does not exist has none.
+    /// Returns whether the live blocks of a private pool begin at `expected` and nowhere else. A pool that does not exist has none.
     ///
     /// # Errors
     /// How they differ.
@@ -66,7 +66,7 @@ impl DeviceAllocator {
         check_live(pool, &self.common().arenas_of(Owner::Private(pool)), expected)
     }
 
-    /// The arenas of a private pool that can be checkpointed now.
+    /// Returns the arenas of a private pool that can be checkpointed now.
     fn arenas_of(&self, central: &Central, pool: PoolId) -> Result<Vec<Arc<Arena>>, AllocationError> {
         if central.pools.references(pool) == 0 {
             return Err(Kind::UnknownPool(pool).into());
@@ -81,7 +81,8 @@ impl DeviceAllocator {
 
 /// Memory at two addresses.
 impl DeviceAllocator {
-    /// Where memory of a pool was that is somewhere else now and can still be touched there, by address. A range for each page.
+    /// Returns where memory of a pool was that is somewhere else now and can still be touched there, by address. A range for each
+    /// page.
     pub fn aliases(&self, pool: PoolId) -> Vec<Alias> {
         // Pages move under this lock only.
         let _cold = self.central();
@@ -95,8 +96,8 @@ impl DeviceAllocator {
         aliases
     }
 
-    /// Unmaps the aliases of a pool, whose addresses nobody relies on and which no work touches. What the upstream refuses stays
-    /// an alias.
+    /// Unmaps the aliases of a pool on whose addresses nothing relies and which no work touches. Aliases that the upstream
+    /// refuses to unmap stay.
     pub(crate) fn close_aliases(&self, pool: PoolId) {
         let Some(memory) = self.common().upstream.virtual_memory() else { return };
         for arena in self.common().arenas_of(Owner::Private(pool)) {
@@ -104,7 +105,8 @@ impl DeviceAllocator {
         }
     }
 
-    /// From now on no page of a pool moves, even if it could stay mapped where it is. There may be aliases already.
+    /// Keeps the pages of a pool where they are from now on, even if one could move and stay mapped. There may be aliases
+    /// already.
     pub fn keep_pool_in_place(&self, pool: PoolId) {
         self.central().pools.keep_in_place(pool);
     }
@@ -112,13 +114,13 @@ impl DeviceAllocator {
 
 /// Blocks in callers' hands.
 impl DeviceAllocator {
-    /// All blocks that are in callers' hands, in ascending order of their addresses. Takes time with the number of all
+    /// Returns all blocks that are in callers' hands, in ascending order of their addresses. Takes time with the number of all
     /// blocks: meant for a capture, not for an operator.
     pub fn live_blocks(&self) -> Vec<LiveBlock> {
         self.live_blocks_where(|_| true)
     }
 
-    /// Those of one private pool.
+    /// Returns those of one private pool.
     pub fn live_blocks_of(&self, pool: PoolId) -> Vec<LiveBlock> {
         self.live_blocks_where(|owner| owner == Owner::Private(pool))
     }
@@ -138,7 +140,7 @@ impl DeviceAllocator {
         live
     }
 
-    /// Has `vigil` told when the block dies. `false` if it has died already.
+    /// Notifies `watch` when the block dies. Returns `false` if it has died already.
     pub fn watch_block(&self, block: &LiveBlock, watch: &Arc<LivenessWatch>) -> bool {
         let Some(arena) = self.common().arena(block.arena) else { return false };
         let mut state = arena.lock();
@@ -156,7 +158,7 @@ impl DeviceAllocator {
 }
 
 impl ArenaState {
-    /// The span of a block, if it is in a caller's hands.
+    /// Returns the span of a block, if it is in a caller's hands.
     fn live_span(&self, block: BlockId) -> Option<Span> {
         let is_taken =
             self.blocks.requested_bytes(block).is_some() && !self.stale_mappings.contains_key(&block);
@@ -164,7 +166,7 @@ impl ArenaState {
         is_live.then(|| self.blocks.span(block))
     }
 
-    /// A watched block is given back, or taken away.
+    /// Notifies the watches of a block that is given back, or taken away.
     #[cold]
     pub(crate) fn notify_watches(&mut self, block: BlockId) {
         for watch in self.watched.remove(&block).into_iter().flatten() {

@@ -1,9 +1,9 @@
-//! A queue in front of a lock, for those who must not wait for it.
+//! A queue in front of a lock, for threads that must not wait for it.
 //!
 //! Dropping a block gives it back to an allocator that may be busy: another thread may be pinning memory with the lock held,
 //! or the drop may happen inside a call that the allocator itself makes. A drop must neither wait nor fail. So it *tries*
-//! the lock, and when that is taken it leaves what it brings in the inbox. Whoever takes the lock next empties the inbox
-//! first, before it looks at anything else.
+//! the lock, and when that is taken it leaves its entry in the inbox. The next thread to take the lock empties the inbox first,
+//! before it looks at anything else.
 //!
 //! ```text
 //! drop ──try_lock──▶ got it: empty the inbox, apply
@@ -17,19 +17,19 @@
 //! Invariants:
 //!
 //! - The number changes only with the queue's own lock held, after the queue has changed. That lock is held for a push or a
-//!   pop and for nothing else: no call leaves this module meanwhile, so that waiting for it is not waiting for anybody.
+//!   pop and for nothing else: no call leaves this module meanwhile, so that waiting for it is short.
 //! - What was pushed before a look that is ordered after the push (by the lock that the inbox stands in front of, say) is
-//!   seen by that look. One that races with the push may miss it; then the next one sees it.
+//!   seen by that look. A look that races with the push may miss it; then the next one sees it.
 //! - Entries leave in the order in which they came, one at a time: if applying one panics, the rest is still there.
 //!
-//! What is not here: the lock, and what an entry means.
+//! Not here: the lock, and what an entry means.
 
 use std::collections::VecDeque;
 use std::sync::PoisonError;
 
 use crate::sync::{AtomicUsize, Mutex, MutexGuard, Ordering};
 
-/// Things on their way to somebody who was busy. See the [module's essay](self).
+/// Entries for a thread that was busy. See the [module's essay](self).
 #[derive(Debug)]
 pub(crate) struct Inbox<T> {
     len: AtomicUsize,
@@ -50,7 +50,7 @@ impl<T> Inbox<T> {
         self.len.store(entries.len(), Ordering::Release);
     }
 
-    /// Whether there was nothing at the time of the call. One atomic load.
+    /// Returns whether there was nothing at the time of the call. One atomic load.
     #[inline]
     pub(crate) fn is_empty(&self) -> bool {
         self.len.load(Ordering::Acquire) == 0
@@ -89,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_takes_the_lock_last_finds_all_that_was_left() {
+    fn the_last_thread_to_take_the_lock_finds_all_entries() {
         // Producers try the lock and leave an entry when it is taken; nothing may be lost or come twice.
         let (sum, inbox) = (Mutex::new(0u64), Inbox::default());
         let deliver = |amount: u64| match sum.try_lock() {
@@ -135,7 +135,7 @@ mod loom_tests {
             let handle = thread::spawn(move || [1, 10].map(|amount| deliver(&other, amount)));
             deliver(&shared, 100);
             handle.join().expect("no thread panics");
-            // Whoever takes the lock next finds all that was left.
+            // The next thread to take the lock finds all entries.
             let sum = shared.0.lock().expect("no thread panics");
             let left: u64 = std::iter::from_fn(|| shared.1.pop()).sum();
             assert_eq!(*sum + left, 111);

@@ -1,4 +1,4 @@
-//! What was taken from the upstream, and how much more may be.
+//! The memory that was taken from the upstream, and how much more may be.
 //!
 //! Segments come and go in the slow path only, which has one lock; so these figures are plain numbers behind it, and exact
 //! whatever the number of threads.
@@ -17,7 +17,8 @@ const MOST_PRIVATE: usize = 1024;
 pub(crate) struct Ledger {
     /// Those fields that concern segments and driver calls. The others are summed from the arenas when asked for.
     pub(crate) statistics: DeviceStatistics,
-    /// What private pools have taken. A pool's entry outlives it, until the next reset, or until there are many such.
+    /// The memory that each private pool has taken. A pool's entry outlives it, until the next reset, or until there are many
+    /// such.
     pub(crate) private: BTreeMap<PoolId, Statistic>,
     /// So many entries there were when those without memory were looked for last, and were left.
     private_left: usize,
@@ -30,7 +31,7 @@ pub(crate) struct Ledger {
 }
 
 impl Ledger {
-    /// What has been taken and not given back.
+    /// Returns what has been taken and not given back.
     pub(crate) fn reserved_bytes(&self) -> u64 {
         self.statistics.reserved_bytes.all.current
     }
@@ -48,7 +49,7 @@ impl Ledger {
         self.private.values_mut().for_each(Statistic::reset_accumulated);
     }
 
-    /// What is oversize was told anew.
+    /// Sets the number of oversize segments, which a change of policy may change.
     pub(crate) fn recount_oversize(&mut self, segments: u64) {
         let statistic = &mut self.statistics.oversize_segments;
         if segments > statistic.current {
@@ -58,12 +59,12 @@ impl Ledger {
         }
     }
 
-    /// Whether `bytes` more would be too many.
+    /// Returns whether `bytes` more would be too many.
     pub(crate) fn would_exceed(&self, bytes: u64) -> bool {
         self.allowed_bytes.is_some_and(|allowed| self.reserved_bytes().saturating_add(bytes) > allowed)
     }
 
-    /// A plain segment was taken.
+    /// Counts a plain segment that was taken.
     pub(crate) fn segment_taken(&mut self, owner: Owner, class: SizeClass, bytes: u64, oversize: bool) {
         self.statistics.segment.increase(class, 1);
         if oversize {
@@ -72,7 +73,7 @@ impl Ledger {
         self.bytes_taken(owner, class, bytes);
     }
 
-    /// A plain segment was given back.
+    /// Counts a plain segment that was given back.
     pub(crate) fn segment_returned(&mut self, owner: Owner, class: SizeClass, bytes: u64, oversize: bool) {
         self.statistics.segment.decrease(class, 1);
         if oversize {
@@ -81,7 +82,7 @@ impl Ledger {
         self.bytes_returned(owner, class, bytes);
     }
 
-    /// Pages were made and mapped, in one go.
+    /// Counts pages that were made and mapped, in one go.
     pub(crate) fn bytes_taken(&mut self, owner: Owner, class: SizeClass, bytes: u64) {
         self.statistics.reserved_bytes.increase(class, bytes);
         self.statistics.num_device_alloc += 1;
@@ -90,7 +91,7 @@ impl Ledger {
         }
     }
 
-    /// A pool's entry. Beyond some number of them, those of the oldest pools that have nothing are forgotten.
+    /// Returns a pool's entry. Beyond some number of them, those of the oldest pools that have nothing are forgotten.
     fn of_pool(&mut self, pool: PoolId) -> &mut Statistic {
         // As many again must have come, so that a look is paid for.
         let most = MOST_PRIVATE.max(2 * self.private_left);
@@ -106,21 +107,21 @@ impl Ledger {
         self.private.entry(pool).or_default()
     }
 
-    /// Pages of `owner` are nobody's now; they are not given back yet.
+    /// Counts pages of `owner` that become spare; they are not given back yet.
     pub(crate) fn bytes_spared(&mut self, owner: Owner, bytes: u64) {
         if let Owner::Private(pool) = owner {
             self.private.entry(pool).or_default().decrease(bytes);
         }
     }
 
-    /// Pages that were nobody's are those of `owner` now.
+    /// Counts spare pages, or pages of another pool, that go to `owner`.
     pub(crate) fn bytes_moved_to(&mut self, owner: Owner, bytes: u64) {
         if let Owner::Private(pool) = owner {
             self.of_pool(pool).increase(bytes);
         }
     }
 
-    /// A page that was nobody's was given back.
+    /// Counts a spare page that was given back.
     pub(crate) fn page_destroyed(&mut self, class: SizeClass, bytes: u64) {
         self.statistics.reserved_bytes.decrease(class, bytes);
     }
@@ -133,7 +134,7 @@ impl Ledger {
         }
     }
 
-    /// Pages changed from one class to the other.
+    /// Counts pages that changed from one class to the other.
     pub(crate) fn bytes_moved(&mut self, from: SizeClass, to: SizeClass, bytes: u64) {
         self.statistics.num_pages_moved += 1;
         if from != to {

@@ -1,5 +1,5 @@
-//! Which physical pages stand behind the addresses of a segment that grows, those that have moved away, and how far the host
-//! knows a stream to be done with what is free.
+//! The physical pages behind the addresses of an expandable segment, the ones that have moved away, and how far the host knows a
+//! stream to be done with free memory.
 //!
 //! What is not here: when pages are mapped, and when they move ([`expandable`](super::expandable)).
 
@@ -12,7 +12,7 @@ use super::pending::EventContext;
 use crate::ids::StreamId;
 use crate::upstream::{EventId, PageId, Upstream};
 
-/// The physical pages of one segment that grows.
+/// The physical pages of one expandable segment.
 #[derive(Debug)]
 pub(crate) struct PageTable {
     pub(super) address: u64,
@@ -43,13 +43,13 @@ impl PageTable {
         self.pages[range].iter_mut().map(|slot| slot.take().expect("a mapped address has a page")).collect()
     }
 
-    /// The pages with their addresses.
+    /// Returns the pages with their addresses.
     pub(crate) fn places(&self) -> impl Iterator<Item = (PageId, u64)> + '_ {
         let places = (0u64..).map(|place| self.address + place * self.page_bytes);
         self.pages.iter().zip(places).filter_map(|(page, address)| Some(((*page)?, address)))
     }
 
-    /// The whole pages within a free block.
+    /// Returns the whole pages within a free block.
     pub(super) fn whole_pages(&self, span: Span) -> Option<Span> {
         let from = (span.address - self.address).next_multiple_of(self.page_bytes);
         let end = span.end() - self.address;
@@ -63,7 +63,7 @@ impl PageTable {
 pub(crate) struct Idle {
     /// Events on the way, and the clocks of the classes when they were recorded.
     pub(super) fence: Option<Fence>,
-    /// What became free before these has passed.
+    /// The clocks of the classes whose fence has passed: memory that became free before is idle.
     pub(super) passed: Option<[u64; 2]>,
 }
 
@@ -74,8 +74,8 @@ pub(super) struct Fence {
 }
 
 impl Fence {
-    /// Records an event on an arena's stream, and on the others that may touch what is free there; `None` where there are no
-    /// events.
+    /// Records an event on an arena's stream, and on the others that may touch its free memory; `None` where no event can be
+    /// recorded.
     pub(super) fn record(
         context: &EventContext<'_>,
         stream: StreamId,
@@ -97,10 +97,10 @@ impl Fence {
     }
 }
 
-/// A range whose pages have moved away. It is a taken block, which nobody has.
+/// A range whose pages have moved away, but are still mapped there too. It is a taken block that no caller holds.
 #[derive(Debug)]
 pub(crate) struct StaleMapping {
-    /// What is still mapped there.
+    /// The pages that are still mapped there.
     pub(crate) pages: Vec<PageId>,
     /// It stays: a graph may run at its addresses. If not, it goes when its event has passed.
     pub(crate) is_alias: bool,

@@ -1,24 +1,24 @@
-//! When may a freed thing be used again?
+//! When a freed block may be used again.
 //!
-//! A block belongs to one stream, its *home*. Freed there, it may be handed out on the same stream at once: the stream's own
+//! A block belongs to one stream, its *own* stream. Freed there, it may be handed out on the same stream at once: the stream's own
 //! order puts the new use behind the old one. If other streams used it too, each of them must be past that use first, or be
-//! *ordered before* the reuse: the home stream is made to wait, on the device, for the event behind the use.
+//! *ordered before* the reuse: the block's own stream is made to wait, on the device, for the event behind the use.
 //!
 //! There are two ways to tell of a use:
 //!
 //! - `record_stream`: the stream is noted, and when the block is freed an event is recorded there, behind all its work so
 //!   far. Late, so behind more work than need be.
 //! - `record_use`: the event is recorded at the call, behind the use and nothing else. A later one on the same stream
-//!   replaces it, so there is never more than one a stream.
+//!   replaces it, so there is never more than one per stream.
 //!
 //! ```text
 //!              no uses                                        ┌──────────────┐
 //! free ────────────────────────────────────────────────────▶  │              │
 //!   │  uses                 record                all passed  │  may be used │
 //!   └─────────▶ unrecorded ────────▶ events queued ─────────▶ │    again     │
-//!                  ▲    │      │          │   home waits      │              │
+//!                  ▲    │      │          │  own stream waits │              │
 //!                  └────┘      │          └─────────────────▶ │              │
-//!      a capture is under way, │   home has waited for, or    │              │
+//!      a capture is under way, │  own stream has waited, or   │              │
 //!      or recording failed     └────────────────────────────▶ │              │
 //!                                  the host has seen, a later └──────────────┘
 //!                                  event of the same stream
@@ -26,17 +26,17 @@
 //!
 //! Invariants:
 //!
-//! - What waits is in `pending`, with the number of its queued events and the uses that have no event yet; it becomes
+//! - Each waiting free is in `pending`, with the number of its queued events and the uses that have no event yet; it becomes
 //!   `ready` when both are none.
 //! - The events of one stream stand in its queue in the order in which they were recorded, so that only the head is asked
 //!   for, and none that has passed waits behind one that has not.
 //! - While a capture is under way no event is recorded, queried or waited for: a recorded event would become part of the
 //!   graph. Uses by streams of the capture are known by the graph's own nodes instead (*marks*), and are over when those
-//!   are ordered before the home stream's next command ([`Reach`]), or with the capture. Other uses wait, unrecorded, until
+//!   are ordered before the own stream's next command ([`Reach`]), or with the capture. Other uses wait, unrecorded, until
 //!   it ends; an event recorded later stands behind more work than needed, never less.
 //! - The state is valid at each call of the upstream: a call that fails or panics loses nothing.
 //!
-//! What this module never sees: an address, a size, a pool. `T` is a name that its owner understands.
+//! This module never sees an address, a size or a pool. `T` is an identifier that its owner understands.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -55,7 +55,7 @@ pub(crate) struct Recorded {
     pub(crate) sequence: u64,
 }
 
-/// What the orders of all arenas of an allocator share.
+/// The upstream, as far as frees need it, and what the pending frees of all arenas of an allocator share.
 pub(crate) struct EventContext<'a> {
     pub(crate) events: &'a dyn Events,
     pub(crate) captures: Option<&'a dyn Captures>,
@@ -74,7 +74,7 @@ impl EventContext<'_> {
         Ok(Recorded { event, sequence })
     }
 
-    /// The nodes behind which the next command of `stream` stands, if it is part of a capture.
+    /// Returns the nodes behind which the next command of `stream` stands, if it is part of a capture.
     pub(crate) fn marks(&self, stream: StreamId) -> Option<Vec<NodeId>> {
         let captures = self.captures?;
         captures.capture_of(stream).ok()??;
@@ -92,7 +92,7 @@ pub(crate) struct Use {
     pub(crate) eager: bool,
     /// The event behind the last use that was told of precisely.
     pub(crate) event: Option<Recorded>,
-    /// The same during a capture: nodes of the graph.
+    /// Nodes of a graph behind the last use that was told of precisely, during a capture.
     pub(crate) marks: Vec<NodeId>,
 }
 
@@ -101,7 +101,7 @@ impl Use {
         Self { stream, at_free: true, eager: true, event: None, marks: Vec::new() }
     }
 
-    /// The stream uses the block from now until it is freed, at most.
+    /// Notes that the stream may use the block until it is freed.
     pub(crate) fn note(&mut self, capturing: bool) {
         self.at_free = true;
         self.eager |= !capturing;
@@ -111,7 +111,7 @@ impl Use {
 /// The uses of a block by other streams than its own. No stream twice.
 pub(crate) type Uses = Vec<Use>;
 
-/// The entry of `stream`, made if there is none.
+/// Returns the entry of `stream`, made if there is none.
 pub(crate) fn use_of(uses: &mut Uses, stream: StreamId) -> &mut Use {
     let position = uses.iter().position(|one| one.stream == stream).unwrap_or_else(|| {
         uses.push(Use { stream, at_free: false, eager: false, event: None, marks: Vec::new() });
@@ -136,7 +136,7 @@ struct Queued {
     ticket: u64,
 }
 
-/// The frees of one home stream that wait.
+/// The frees of one stream that wait.
 #[derive(Debug)]
 pub(crate) struct PendingFrees<T> {
     /// By ticket, so the oldest free is first.
@@ -145,9 +145,9 @@ pub(crate) struct PendingFrees<T> {
     /// Those of `pending` that have uses without an event, oldest first.
     unrecorded: VecDeque<u64>,
     queues: BTreeMap<StreamId, VecDeque<Queued>>,
-    /// For each stream, the last of its events that the host has seen pass or that home has waited for.
+    /// For each stream, the last of its events that the host has seen pass or that the own stream has waited for.
     settled: FxHashMap<StreamId, u64>,
-    /// Events that home was made to wait for and that have not been seen to pass.
+    /// Events that the own stream was made to wait for and that have not been seen to pass.
     waits: VecDeque<EventId>,
     /// Some of `pending` have marks.
     marked: usize,
@@ -172,7 +172,7 @@ impl<T> Default for PendingFrees<T> {
 }
 
 impl<T: Copy + Eq> PendingFrees<T> {
-    /// Frees `freed` behind its uses. It comes out of [`pop_ready`](Self::pop_ready), some day.
+    /// Frees `freed` behind its uses. [`pop_ready`](Self::pop_ready) returns it when they are over.
     pub(crate) fn free(&mut self, freed: T, uses: Uses, context: &EventContext<'_>) {
         let mut pending =
             PendingFree { freed, queued_events: 0, unrecorded: SmallVec::new(), marks: Vec::new() };
@@ -220,7 +220,7 @@ impl<T: Copy + Eq> PendingFrees<T> {
         }
     }
 
-    /// If `stream` is part of a capture, the use by it is known by nodes of the graph instead of an event.
+    /// Marks a use by nodes of the graph instead of an event, if `stream` is part of a capture.
     fn mark(&mut self, ticket: u64, stream: StreamId, context: &EventContext<'_>) {
         let Some(marks) = context.marks(stream) else { return };
         let pending = self.pending.get_mut(&ticket).expect("it was just put there");
@@ -230,41 +230,41 @@ impl<T: Copy + Eq> PendingFrees<T> {
         self.finish(ticket);
     }
 
-    /// What may be used again now; the oldest first. The caller empties this after every call that may add to it.
+    /// Returns what may be used again now; the oldest first. The caller empties this after every call that may add to it.
     #[inline]
     pub(crate) fn pop_ready(&mut self) -> Option<T> {
         self.ready.pop_front()
     }
 
-    /// The same, left where it is.
+    /// Returns what may be used again now, the oldest first, and leaves it where it is.
     #[inline]
     pub(crate) fn first_ready(&self) -> Option<T> {
         self.ready.front().copied()
     }
 
-    /// Whether something is ready that was not taken out yet.
+    /// Returns whether something is ready that was not taken out yet.
     #[inline]
     pub(crate) fn has_ready(&self) -> bool {
         !self.ready.is_empty()
     }
 
-    /// Whether nothing waits, and there is nothing to look after.
+    /// Returns whether nothing waits, and there is nothing to look after.
     #[inline]
     pub(crate) fn is_idle(&self) -> bool {
         self.pending.is_empty() && self.waits.is_empty()
     }
 
-    /// What waits, the oldest first.
+    /// Returns what waits, the oldest first.
     pub(crate) fn iter(&self) -> impl Iterator<Item = T> + '_ {
         self.pending.values().map(|pending| pending.freed)
     }
 
-    /// How many device-side waits have not been seen to pass.
+    /// Returns how many device-side waits have not been seen to pass.
     pub(crate) fn waits_in_flight(&self) -> usize {
         self.waits.len()
     }
 
-    /// Home was made to wait for these, for another reason. They are given back when they have passed.
+    /// Adds events that the own stream was made to wait for, for another reason. They are given back when they have passed.
     pub(crate) fn add_waits(&mut self, events: impl Iterator<Item = EventId>) {
         self.waits.extend(events);
     }
@@ -296,7 +296,7 @@ impl<T: Copy + Eq> PendingFrees<T> {
         }
     }
 
-    /// To be called when no capture is under way any more: what waited for that is recorded now.
+    /// Records the events that waited for the end of captures. No capture is under way any more.
     pub(crate) fn end_captures(&mut self, context: &EventContext<'_>) {
         self.drop_marks();
         self.record_all(context);
@@ -322,8 +322,8 @@ impl<T: Copy + Eq> PendingFrees<T> {
         Ok(())
     }
 
-    /// Makes `home` wait, on the device, for all uses of `freed`, which is ready then; and so is whatever waited for earlier
-    /// events of the same streams. `false` if that cannot be: a use has no event, or `freed` does not wait.
+    /// Makes `own_stream` wait, on the device, for all uses of `freed`, which is ready then; and so is whatever waited for
+    /// earlier events of the same streams. Returns `false` if that cannot be: a use has no event, or `freed` does not wait.
     ///
     /// # Errors
     /// The upstream's; what was ordered before stays so.
@@ -378,7 +378,7 @@ impl<T: Copy + Eq> PendingFrees<T> {
         queue.insert(queue.len() - behind, Queued { recorded, ticket });
     }
 
-    /// The streams that have queues, copied, so that the queues may change while they are gone through.
+    /// Returns the streams that have queues, copied, so that the queues may change while they are gone through.
     fn streams(&self) -> SmallVec<[StreamId; 4]> {
         self.queues.keys().copied().collect()
     }
@@ -387,7 +387,7 @@ impl<T: Copy + Eq> PendingFrees<T> {
         self.queues.get(&stream)?.front()
     }
 
-    /// The head of a queue has passed, or home waits for it.
+    /// Takes the head off a queue: its event has passed, or the own stream waits for it.
     fn settle_head(&mut self, stream: StreamId) {
         let queue = self.queues.get_mut(&stream).expect("a queue with a head");
         let Queued { recorded, ticket } = queue.pop_front().expect("a queue with a head");
@@ -435,7 +435,7 @@ impl<T: Copy + Eq> PendingFrees<T> {
         }
     }
 
-    /// Frees what the graph under capture orders before the next command of `home`.
+    /// Frees what the graph under capture orders before the next command of `own_stream`.
     fn process_marks(&mut self, own_stream: StreamId, context: &EventContext<'_>) {
         let Some(captures) = context.captures else { return };
         if self.marked == 0 || !self.reach.advance(own_stream, captures) {

@@ -5,7 +5,7 @@
 //! to it ([`begin_allocate_to_pool`](crate::DeviceAllocator::begin_allocate_to_pool)), the requests that match the filter
 //! get blocks from the pool's own segments, and a block that came from a pool goes back to it whenever it is freed.
 //!
-//! A private pool is counted: created and retained by those who need its addresses, and held by the scope that allocates to
+//! A private pool is counted: created and retained by code that needs its addresses, and held by the scope that allocates to
 //! it. After the last release its blocks may live on, but its free segments may go back to the upstream, and when the last
 //! has gone the pool is forgotten.
 //!
@@ -13,7 +13,7 @@
 //! thread. It need not be a capture: a program may want a pool to itself ([`use_pool`](crate::DeviceAllocator::use_pool)), and
 //! while nothing is captured, events and waits are as ever.
 //!
-//! What is not here: the deferral of frees during a capture ([`pending`](super::pending)).
+//! Not here: the deferral of frees during a capture ([`pending`](super::pending)).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -26,7 +26,7 @@ use crate::error::Kind;
 use crate::ids::{Owner, PoolId, StreamFilter, StreamId};
 use crate::upstream::SegmentSource;
 
-/// What a private pool is for (`torch.cuda.MemPool`).
+/// The options of a private pool (`torch.cuda.MemPool`).
 #[derive(Clone, Default)]
 pub struct PoolOptions {
     /// Where its segments come from; the allocator's upstream if `None`.
@@ -35,11 +35,10 @@ pub struct PoolOptions {
     pub use_on_oom: bool,
     /// Its blocks are never cut: a request gets a whole segment.
     pub no_split: bool,
-    /// Where free pages are needed in one piece (`stitching`), they are mapped there and stay mapped where they are: the same
-    /// memory at two addresses, for as long as the pool is held. For who relies on the pool's addresses, as graphs do, but
-    /// not on it that different addresses are different memory. It ends with the first
-    /// [checkpoint](crate::DeviceAllocator::checkpoint_pool), or when
-    /// [asked for](crate::DeviceAllocator::keep_pool_in_place).
+    /// Whether free pages that are needed in one piece (`stitching`) are mapped there and stay mapped where they are: the same
+    /// memory at two addresses, for as long as the pool is held. For users that rely on the pool's addresses, as graphs do, but
+    /// not on different addresses being different memory. It ends with the first
+    /// [checkpoint](crate::DeviceAllocator::checkpoint_pool), or when [asked for](crate::DeviceAllocator::keep_pool_in_place).
     pub may_alias: bool,
 }
 
@@ -68,14 +67,14 @@ struct PrivatePool {
 #[derive(Default)]
 pub(crate) struct Pools {
     private: BTreeMap<PoolId, PrivatePool>,
-    /// Those of them that nobody refers to.
+    /// The private pools without a reference.
     unheld: BTreeSet<PoolId>,
     /// Those of them that help out when memory is short.
     helping: BTreeSet<PoolId>,
 }
 
 impl Pools {
-    /// A new private pool with one reference.
+    /// Returns a new private pool with one reference.
     pub(crate) fn create(&mut self, options: PoolOptions) -> PoolId {
         let id = PoolId::unique();
         if options.use_on_oom {
@@ -100,13 +99,13 @@ impl Pools {
         Ok(())
     }
 
-    /// The same for a pool whose memory work of these streams may still touch.
+    /// Takes a reference away from a pool whose memory may still be touched by work of these streams.
     pub(crate) fn release_behind(&mut self, id: PoolId, streams: &[StreamId]) -> Result<(), Kind> {
         self.referenced(id)?.arenas.values().for_each(|arena| arena.add_users(streams));
         self.release(id)
     }
 
-    /// Gives a pool whose last reference has gone one again, if it has not been forgotten yet. Whether it did.
+    /// Gives a pool whose last reference is gone a new one, if it has not been forgotten yet. Returns whether it did.
     pub(crate) fn revive(&mut self, id: PoolId) -> bool {
         let found = self.private.get_mut(&id).filter(|private| private.references == 0);
         let revived =
@@ -114,13 +113,13 @@ impl Pools {
         revived && self.unheld.remove(&id)
     }
 
-    /// How many references a pool has; 0 if there is no such pool.
+    /// Returns how many references a pool has; 0 if there is none of this name.
     pub(crate) fn references(&self, id: PoolId) -> usize {
         self.private.get(&id).map_or(0, |private| private.references)
     }
 
-    /// The arena of a pool for a stream, made by `make` if there is none. A pool whose last reference goes while a request is
-    /// on its way to it gives `None`.
+    /// Returns the arena of a pool for a stream, made by `make` if there is none. A pool whose last reference goes while a
+    /// request is on its way to it gives `None`.
     pub(crate) fn arena(
         &mut self,
         id: PoolId,
@@ -132,7 +131,7 @@ impl Pools {
         Some(Arc::clone(arena))
     }
 
-    /// Whether free memory of `owner` may be taken away from where it is: nobody relies on its addresses.
+    /// Returns whether free memory of `owner` may be taken away from where it is: nothing relies on its addresses.
     pub(crate) fn is_releasable(&self, owner: Owner) -> bool {
         match owner {
             Owner::Shared => true,
@@ -140,32 +139,33 @@ impl Pools {
         }
     }
 
-    /// Whether free memory of `owner`, who is held, may be mapped at a second address.
+    /// Returns whether free memory of `owner`, which is held, may be mapped at a second address.
     pub(crate) fn may_alias(&self, owner: Owner) -> bool {
         let held = owner.pool().and_then(|id| self.private.get(&id)).filter(|pool| pool.references > 0);
         held.is_some_and(|pool| pool.options.may_alias && !pool.options.no_split && !pool.stays_in_place)
     }
 
-    /// From now on a pool's free memory stays where it is.
+    /// Keeps a pool's free memory where it is from now on.
     pub(crate) fn keep_in_place(&mut self, id: PoolId) {
         if let Some(pool) = self.private.get_mut(&id) {
             pool.stays_in_place = true;
         }
     }
 
-    /// The arenas of pools that help out when memory is short, for one stream.
+    /// Returns the arenas of pools that help out when memory is short, for one stream.
     pub(crate) fn helping_out(&self, stream: StreamId) -> Vec<Arc<Arena>> {
         let helping = self.helping.iter().filter_map(|id| self.private.get(id));
         helping.filter_map(|private| private.arenas.get(&stream).cloned()).collect()
     }
 
-    /// The arenas of pools that nobody holds any more: they are here as long as they have memory.
-    pub(crate) fn of_nobody(&self) -> Vec<Arc<Arena>> {
+    /// Returns the arenas of pools without references: they are here as long as they have memory.
+    pub(crate) fn unreferenced(&self) -> Vec<Arc<Arena>> {
         let left = self.unheld.iter().filter_map(|id| self.private.get(id));
         left.flat_map(|private| private.arenas.values().cloned()).collect()
     }
 
-    /// Changes what a pool is for; the source of its segments is for life. Its arenas, whose policy may depend on it.
+    /// Changes the options of a pool; the source of its segments is for life. Returns its arenas, whose policy may depend on
+    /// them.
     pub(crate) fn change_options(
         &mut self,
         id: PoolId,
@@ -182,12 +182,12 @@ impl Pools {
         Ok(arenas)
     }
 
-    /// Whether a pool's blocks are never cut.
+    /// Returns whether a pool's blocks are never cut.
     pub(crate) fn no_split(&self, owner: Owner) -> bool {
         owner.pool().and_then(|id| self.private.get(&id)).is_some_and(|private| private.options.no_split)
     }
 
-    /// Forgets the pools that nobody refers to and that hold nothing.
+    /// Forgets the pools that have neither a reference nor memory.
     pub(crate) fn forget_done(&mut self) {
         let Self { private, unheld, helping } = self;
         unheld.retain(|id| {
@@ -202,7 +202,7 @@ impl Pools {
         });
     }
 
-    /// A pool that somebody still holds.
+    /// Returns a pool that still has a reference.
     fn referenced(&mut self, id: PoolId) -> Result<&mut PrivatePool, Kind> {
         self.private.get_mut(&id).filter(|private| private.references > 0).ok_or(Kind::UnknownPool(id))
     }
@@ -229,7 +229,7 @@ pub(crate) struct Scopes {
 }
 
 impl Scopes {
-    /// Who serves a request on `stream` by the calling thread now.
+    /// Returns the owner of memory for a request on `stream` by the calling thread now.
     #[inline]
     pub(crate) fn owner_for(&self, stream: StreamId) -> Owner {
         if self.open.load(Ordering::Acquire) == 0 { Owner::Shared } else { self.search(stream) }
@@ -299,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn a_scope_of_a_thread_is_nobody_elses() {
+    fn a_scope_serves_its_thread_alone() {
         let (scopes, mut pools) = (Scopes::default(), Pools::default());
         let pool = pools.create(PoolOptions::default());
         let (stream, thread) = (StreamId::from_raw(1), std::thread::current().id());

@@ -1,4 +1,4 @@
-//! What the next command of a capturing stream is ordered behind.
+//! The commands that the next command of a capturing stream is ordered behind.
 //!
 //! While a graph is captured nothing runs, so no event can tell how far a stream has come. But the graph itself says what
 //! will be ordered behind what: a block may be used again once the nodes of all its uses are *predecessors* of the next
@@ -6,10 +6,10 @@
 //!
 //! It grows with the graph. The next command always depends on the commands before it on its stream, so what was reached
 //! once is reached for ever, and each search stops at nodes that are known: over a whole capture every edge is walked once
-//! a stream, however often is asked. (Walking the whole graph at every allocation made captures up to 20 times slower where
-//! it was tried.)
+//! per stream, however often the set is asked for. (Walking the whole graph at every allocation made captures up to 20 times
+//! slower where it was tried.)
 //!
-//! What is not here: the graph, which belongs to the driver ([`Captures`]), and blocks.
+//! Not here: the graph, which belongs to the driver ([`Captures`]), and blocks.
 
 use rustc_hash::FxHashSet;
 

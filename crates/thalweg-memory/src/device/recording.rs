@@ -1,9 +1,9 @@
-//! What an allocator records of its memory, and the snapshots that are made of that.
+//! The events that an allocator records of its memory, and the snapshots that are made of them.
 //!
 //! An arena tells its events where they happen, under its lock, since only there is it known what came before what. Snapshots
 //! look at all arenas in turn.
 //!
-//! What is not here: what is kept of an event ([`history`](crate::history)), and whether anybody wants it
+//! What is not here: what is kept of an event ([`history`](crate::history)), and whether it is wanted
 //! ([`watch`](crate::trace::watch)).
 
 use std::sync::{Arc, PoisonError};
@@ -25,9 +25,9 @@ use crate::trace::history::{
 use crate::trace::observe::{ObserverId, OutOfMemoryEvent, SnapshotFiles};
 use crate::trace::watch::{SnapshotOptions, SnapshotPart};
 
-/// The events of an arena. All are told only if somebody wants to know.
+/// The events of an arena. They are recorded only if history or an observer wants them.
 impl ArenaState {
-    /// A caller gets a block.
+    /// Records that a caller gets a block.
     #[cold]
     #[inline(never)]
     pub(crate) fn tell_allocated(&mut self, arena: &Arena, span: Span, request: &Request) {
@@ -44,7 +44,7 @@ impl ArenaState {
         self.tell_event(arena, event);
     }
 
-    /// A caller gave a block back, or it is free. The stack is that of the free, if there is one.
+    /// Records that a caller gave a block back, or that it is free. The stack is that of the free, if there is one.
     #[cold]
     #[inline(never)]
     pub(crate) fn tell_freed(
@@ -63,7 +63,7 @@ impl ArenaState {
         self.tell(arena, action, address, bytes, stack);
     }
 
-    /// Memory was taken from the upstream, or moved here.
+    /// Records that memory was taken from the upstream, or moved here.
     pub(crate) fn tell_gained(&mut self, arena: &Arena, action: Action, span: Span, stack: Option<StackId>) {
         if !arena.common.watch.is_on() {
             return;
@@ -77,8 +77,8 @@ impl ArenaState {
         self.tell(arena, action, span.address, span.size_bytes, stack);
     }
 
-    /// Memory is about to go back to the upstream, or moved away. The block is still there. The stack is that of who gives it
-    /// back, or of who took it.
+    /// Records that memory is about to go back to the upstream, or moved away. The block is still there. The stack is that of the
+    /// code that gives it back or takes it.
     pub(crate) fn tell_lost(&mut self, arena: &Arena, action: Action, span: Span, stack: Option<StackId>) {
         if !arena.common.watch.is_on() {
             return;
@@ -112,7 +112,7 @@ impl ArenaState {
         self.tell_event(arena, event);
     }
 
-    /// The block in a caller's hands that `address` is in.
+    /// Returns the block in a caller's hands that `address` is in.
     fn live_block_at(&self, address: u64) -> Option<BlockId> {
         let within = |from: u64, bytes: u64| (from..from + bytes).contains(&address);
         let segment = self.blocks.segments().find(|segment| within(segment.address, segment.size_bytes))?;
@@ -126,7 +126,7 @@ impl ArenaState {
         (taken && !waits()).then_some(block)
     }
 
-    /// A segment without memory is gone.
+    /// Forgets the stack of a segment that is gone.
     pub(crate) fn forget_segment(&mut self, segment: SegmentId) {
         self.log.segments.remove(&segment);
     }
@@ -177,8 +177,8 @@ impl Stacks {
 
 /// History, snapshots and observers.
 impl DeviceAllocator {
-    /// From now on, records what happens to the memory (`torch.cuda.memory._record_memory_history`). Without stacks that costs
-    /// less than 100 ns an event. When recording ends, everything that was recorded is forgotten.
+    /// Begins to record what happens to the memory (`torch.cuda.memory._record_memory_history`). Without stacks that costs less
+    /// than 100 ns per event. When recording ends, everything that was recorded is forgotten.
     pub fn record_memory_history(&self, settings: HistorySettings) {
         let ((), remembers) = self.common().watch.switch(|watch| watch.history.configure(settings));
         if !remembers {
@@ -188,7 +188,7 @@ impl DeviceAllocator {
         }
     }
 
-    /// Where the stacks in the history come from, from now on and for good.
+    /// Sets where the stacks in the history come from, from now on and for good.
     ///
     /// # Errors
     /// Gives `source` back if there is one already.
@@ -196,8 +196,8 @@ impl DeviceAllocator {
         self.common().watch.history.set_stack_source(source)
     }
 
-    /// From now on, and for good, snapshots contain the pinned memory of `host` too, also those that are written when memory
-    /// runs out. What is recorded of it is that allocator's own matter
+    /// Adds the pinned memory of `host` to all snapshots from now on, also those that are written when memory runs out. Its
+    /// history is recorded by that allocator itself
     /// ([`HostAllocator::record_memory_history`](crate::HostAllocator::record_memory_history)).
     ///
     /// # Errors
@@ -206,15 +206,15 @@ impl DeviceAllocator {
         self.common().watch.pinned.set(host)
     }
 
-    /// Everything that is known of the memory, as PyTorch's `_snapshot()` has it: segments and blocks, with the stacks of their
-    /// allocation as far as they were recorded, what happened, settings and annotations. The snapshot itself is an event too,
-    /// the last one of the next snapshot's past. Pinned memory is part of it if its allocator is
+    /// Returns everything that is known of the memory, as PyTorch's `_snapshot()` has it: segments and blocks, with the stacks of
+    /// their allocation as far as they were recorded, what happened, settings and annotations. The snapshot itself is an event
+    /// too, the last one in the past of the next snapshot. Pinned memory is part of it if its allocator is
     /// [attached](Self::attach_host_allocator).
     pub fn memory_snapshot(&self) -> Snapshot {
         self.memory_snapshot_with(&SnapshotOptions::default())
     }
 
-    /// The same, or a part of it.
+    /// Returns a snapshot as [`memory_snapshot`](Self::memory_snapshot) does, or a part of it.
     pub fn memory_snapshot_with(&self, options: &SnapshotOptions) -> Snapshot {
         let watch = &self.common().watch;
         let device = self.settings().device_number();
@@ -262,8 +262,8 @@ impl DeviceAllocator {
         snapshot
     }
 
-    /// The stacks that live blocks, segments and events refer to: a source that keeps more of them may forget the rest. Locks all
-    /// memory in turn.
+    /// Returns the stacks that live blocks, segments and events refer to: a source that keeps more of them may forget the rest. Locks
+    /// all memory in turn.
     pub fn stacks_in_use(&self) -> FxHashSet<StackId> {
         let history = &self.common().watch.history;
         let central = self.central();
@@ -277,7 +277,7 @@ impl DeviceAllocator {
         used
     }
 
-    /// Where the live block that `address` is in was allocated; `None` if there is none, or nothing was recorded then. Looks
+    /// Returns where the live block that `address` is in was allocated; `None` if there is none, or nothing was recorded then. Looks
     /// through all blocks.
     pub fn allocation_traceback(&self, address: u64) -> Option<Frames> {
         let stack = self.common().all_arenas().into_iter().find_map(|arena| {
@@ -319,7 +319,7 @@ impl DeviceAllocator {
         self.common().watch.switch(|watch| watch.events.remove(observer)).0
     }
 
-    /// Tells `observer` of every request that fails for want of memory, when all has been tried, on the thread that asked, with
+    /// Tells `observer` of every request that fails for lack of memory, when all has been tried, on the thread that asked, with
     /// no lock held.
     pub fn add_out_of_memory_observer(
         &self,
@@ -347,8 +347,8 @@ impl DeviceAllocator {
         self.common().watch.rejections.remove(observer)
     }
 
-    /// Writes a snapshot into these files when a request fails for want of memory; `None` ends that. The error says where it is,
-    /// or why it is not there.
+    /// Writes a snapshot into these files when a request fails for lack of memory; `None` ends that. The error names the file, or
+    /// says why there is none.
     pub fn write_snapshots_on_out_of_memory(&self, files: Option<SnapshotFiles>) {
         *self.common().watch.files.lock().unwrap_or_else(PoisonError::into_inner) = files.map(Arc::new);
     }

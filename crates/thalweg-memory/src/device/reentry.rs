@@ -1,10 +1,10 @@
-//! Whether a thread is in a function of the program's that an allocator calls with its locks held.
+//! Guards against calls of an allocator from a function that it calls with its locks held.
 //!
-//! Observers of events, callbacks for want of memory and sources of segments are the program's, and may do what they like. An
-//! allocation there would wait for a lock that its own thread has. So the thread takes note, and calls that would wait for ever
-//! are refused instead: with an error where there is one to give, else by a panic. Dropping a block is fine: it is queued.
+//! Observers of events, callbacks for lack of memory and sources of segments are functions of the program, and may do what they
+//! like. An allocation there would wait for a lock that its own thread has. So the thread takes note, and calls that would wait
+//! for ever are refused instead: with an error if the call returns one, else by a panic. Dropping a block is fine: it is queued.
 //!
-//! What is not here: the locks. Nobody is asked on the way of an allocation that the cache serves, unless somebody observes.
+//! What is not here: the locks. An allocation that the cache serves does not ask, unless there is an observer.
 
 use std::cell::Cell;
 
@@ -32,13 +32,12 @@ impl Drop for Outside {
     }
 }
 
-/// An error if the calling thread is in such a function.
+/// Returns an error if the calling thread is in such a function.
 pub(crate) fn check() -> Result<(), Kind> {
     if CALLS.get() > 0 { Err(Kind::Reentered) } else { Ok(()) }
 }
 
-/// Tells somebody of a request that failed. What he asks for himself and does not get he is not told of: that would go on for
-/// ever.
+/// Runs `tell`, which tells observers of a failed request. Requests that fail inside are not told of: that would go on for ever.
 pub(crate) fn tell_of_failure(tell: impl FnOnce()) {
     struct Told;
     impl Drop for Told {

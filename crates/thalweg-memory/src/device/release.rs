@@ -1,13 +1,13 @@
 //! Giving cached memory back to the upstream.
 //!
-//! All that is free goes back when somebody asks for it (`empty_cache`), or when a request would fail otherwise. Before that, a
+//! All that is free goes back when the program asks for it (`empty_cache`), or when a request would fail otherwise. Before that, a
 //! request for which there are not enough pages has just as many go back as it lacks: first those that are of the other size,
 //! which is why they could not move to where they are needed. Small pages and large ones are not exchanged; this is how memory
 //! gets from the one kind to the other, and a program that does it now and then should not lose its whole cache each time.
 //!
 //! Memory goes back in whole plain segments and whole pages, behind the work that may touch it: the host waits for that.
 //!
-//! What is not here: when it is done ([`slow_path`](super::slow_path)), and the end of an arena or an allocator.
+//! Not here: when it is done ([`slow_path`](super::slow_path)), and the end of an arena or an allocator.
 
 use std::sync::Arc;
 
@@ -47,10 +47,10 @@ impl DeviceAllocator {
         Ok(())
     }
 
-    /// Gives back what is left of pools that nobody holds any more, memory and addresses, but for what waits for other streams.
-    /// *Blocks* until nothing touches it. What is refused stays until memory is short.
-    pub(crate) fn release_pools_of_nobody(&self, central: &mut Central) {
-        let left = central.pools.of_nobody();
+    /// Gives back the memory and addresses of pools without references, except memory that waits for other streams. *Blocks*
+    /// until nothing touches it. What is refused stays until memory is short.
+    pub(crate) fn release_unreferenced_pools(&self, central: &mut Central) {
+        let left = central.pools.unreferenced();
         if left.is_empty() {
             return;
         }

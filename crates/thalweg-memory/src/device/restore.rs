@@ -28,14 +28,14 @@ pub fn rounding(settings: &Settings) -> impl Fn(u64) -> u64 {
 pub struct RestoreArena(Arc<Arena>);
 
 impl RestoreArena {
-    /// The size of a block for so many bytes, and whether what it does not need is cut off.
+    /// Returns the size of a block for so many bytes, and whether what it does not need is cut off.
     pub fn rounding(&self, requested_bytes: u64) -> (u64, bool) {
         let state = self.0.lock();
         let size_bytes = state.request(requested_bytes.clamp(1, MAX_REQUEST_BYTES)).size_bytes;
         (size_bytes, size_bytes < state.policy.max_split_bytes)
     }
 
-    /// The stream.
+    /// Returns the stream.
     pub fn stream(&self) -> StreamId {
         self.0.key.stream
     }
@@ -77,8 +77,9 @@ impl DeviceAllocator {
         Ok(address)
     }
 
-    /// Takes addresses for a segment that grows, and maps these ranges of it, as (offset, bytes); they are free. Returns where
-    /// it begins; `None` if the ranges are no whole pages or do not fit, or the upstream has no room. What was mapped stays.
+    /// Takes addresses for an expandable segment, and maps these ranges of it, as (offset, bytes); they are free. Returns the
+    /// address of the segment; `None` if the ranges are not whole pages or do not fit, or the upstream has no room. What was
+    /// mapped stays.
     ///
     /// # Errors
     /// The upstream's.
@@ -131,7 +132,7 @@ impl DeviceAllocator {
         Some(Block::new(Arc::clone(arena), span, requested_bytes, stream))
     }
 
-    /// How much is free right behind a block.
+    /// Returns how much is free right behind a block.
     pub fn restore_free_behind(&self, block: &Block) -> u64 {
         let (arena, Some(block)) = block.place() else { return 0 };
         let state = arena.lock();

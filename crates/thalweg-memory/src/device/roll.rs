@@ -1,28 +1,29 @@
-//! Which arenas there is something to do for, so that nobody looks at all of them.
+//! The arenas that there is something to do for, so that no call looks at all of them.
 //!
 //! A program may have thousands of streams and private pools, with an arena each, and what is done at every step must not walk
 //! them all. So those that matter are written down, on a [`Roll`] for each question:
 //!
-//! | roll | who is on it | who looks |
+//! | roll | the arenas on it | looked at by |
 //! |---|---|---|
-//! | `waiting` | who has frees that wait, waits in flight, or an inbox that is not empty | [`process_events`](crate::DeviceAllocator::process_events), the end of captures |
-//! | `lending` | who has free memory, by owner | the [slow path](super::slow_path), for memory of other streams |
-//! | `stale` | who has holes, whose pages are mapped still | the way back of [spare](super::spare) pages |
+//! | `waiting` | those with frees that wait, waits in flight, or an inbox that is not empty | [`process_events`](crate::DeviceAllocator::process_events), the end of captures |
+//! | `free_memory` | those with free memory, by owner | the [slow path](super::slow_path), for memory of other streams |
+//! | `stale` | those with stale mappings | the way back of [spare](super::spare) pages |
 //!
-//! An arena is written down when it comes to have such a thing, and struck when somebody looks in vain. So each look is paid for
-//! by an entry, and N streams of which K have something cost N + K looks, however often is asked.
+//! An arena is written down when it comes to have such a thing, and struck when a look finds nothing. So each look is paid for
+//! by an entry, and N streams of which K have something cost N + K looks, however often there is a question.
 //!
 //! # Threads
 //!
 //! A roll has a lock of its own, under which nothing else is taken; an arena's lock comes before it. What an arena has changes
 //! under the arena's lock, and so do its entries: it is written down *before* it has something, and struck when it has nothing.
-//! So whoever looks while no arena is busy finds all that have something, also after a panic of the upstream. That an arena is on
+//! So a look while no arena is busy finds all that have something, also after a panic of the upstream. That an arena is on
 //! a roll is kept behind its lock as well, so that it is written down once: what is freed on the fast path costs a look at a plain
 //! `bool`.
 //!
-//! The inbox alone is filled without the arena's lock, by who could not get it: he fills it first and writes the arena down then.
-//! Whoever strikes it looks into the inbox with the roll's lock held. If the other was there before, what he brought is seen and
-//! the entry stays; if not, he writes it anew. At worst an arena is on the roll in vain, until the next look.
+//! The inbox alone is filled without the arena's lock, by a thread that could not get it: it fills the inbox first and writes the
+//! arena down then. The thread that strikes the arena looks into the inbox with the roll's lock held. If the other thread came
+//! first, its entry is seen and the arena stays on the roll; if not, the other writes it down anew. At worst an arena is on the
+//! roll in vain, until the next look.
 //!
 //! How many there are is kept in an atomic, which is changed with the roll's lock held: a look at an empty roll is one load, and
 //! sees every entry that was made before it.
@@ -80,18 +81,19 @@ impl<K: Ord + Copy> Roll<K> {
         }
     }
 
-    /// Whether there was nobody at the time of the call. One atomic load.
+    /// Returns whether the roll was empty at the time of the call. One atomic load.
     #[inline]
     pub(crate) fn is_empty(&self) -> bool {
         self.len.load(Ordering::Acquire) == 0
     }
 
-    /// The names within a range, in order.
+    /// Returns the names within a range, in order.
     pub(crate) fn within(&self, range: RangeInclusive<K>) -> Vec<K> {
         if self.is_empty() { Vec::new() } else { self.lock().names.range(range).copied().collect() }
     }
 
-    /// The same, if there are no more than `most`; else so many of them, other ones at each call.
+    /// Returns the names within a range, in order, if there are no more than `most`; else so many of them, other ones at each
+    /// call.
     pub(crate) fn some(&self, range: RangeInclusive<K>, most: usize) -> Vec<K> {
         let mut inner = self.lock();
         let all = || inner.names.range(range.clone());
@@ -123,7 +125,7 @@ pub(crate) struct Rolls {
 }
 
 impl Rolls {
-    /// An arena goes.
+    /// Removes an arena that goes.
     pub(crate) fn forget(&self, arena: &Arena) {
         self.waiting.strike_if(arena.number, || true);
         self.free_memory.strike_if((arena.key.owner, arena.number), || true);
@@ -132,19 +134,19 @@ impl Rolls {
 }
 
 impl Common {
-    /// The arenas that something may wait in, oldest first.
+    /// Returns the arenas that something may wait in, oldest first.
     pub(crate) fn waiting_arenas(&self) -> Vec<Arc<Arena>> {
         let waiting = self.rolls.waiting.within(0..=u64::MAX);
         waiting.into_iter().filter_map(|number| self.arena(number)).collect()
     }
 
-    /// The arenas that have free memory of an owner, oldest first; or, if there are more than `most`, other ones at each call.
+    /// Returns the arenas that have free memory of an owner, oldest first; or, if there are more than `most`, other ones at each call.
     pub(crate) fn arenas_with_free(&self, owner: Owner, most: usize) -> Vec<Arc<Arena>> {
         let arenas = self.rolls.free_memory.some((owner, 0)..=(owner, u64::MAX), most);
         arenas.into_iter().filter_map(|(_, number)| self.arena(number)).collect()
     }
 
-    /// The arenas that have holes, oldest first.
+    /// Returns the arenas that have stale mappings, oldest first.
     pub(crate) fn holed_arenas(&self) -> Vec<Arc<Arena>> {
         let mut arenas: Vec<Arc<Arena>> = Vec::new();
         for number in self.rolls.stale.within(0..=u64::MAX) {
@@ -161,7 +163,7 @@ impl Common {
 }
 
 impl Arena {
-    /// This stream was made to wait for these events. The upstream is not called.
+    /// Adds events that this stream was made to wait for. Does not call the upstream.
     pub(crate) fn add_waits(&self, events: impl ExactSizeIterator<Item = EventId>) {
         if events.len() > 0 {
             let mut state = self.state();
@@ -172,7 +174,7 @@ impl Arena {
 }
 
 impl ArenaState {
-    /// To be called before something may come to wait here.
+    /// Writes the arena down before a free may come to wait here.
     pub(crate) fn note_waiting(&mut self, arena: &Arena) {
         if !self.is_on_waiting {
             self.is_on_waiting = true;
@@ -180,7 +182,7 @@ impl ArenaState {
         }
     }
 
-    /// Somebody looked here for what waits. The arena is struck if nothing does.
+    /// Strikes the arena from the roll if nothing waits here, after a look in vain.
     pub(crate) fn strike_waiting(&mut self, arena: &Arena) {
         if self.pending.is_idle() && self.deferred.is_empty() {
             self.is_on_waiting = false;
@@ -188,7 +190,7 @@ impl ArenaState {
         }
     }
 
-    /// To be called when memory becomes free here.
+    /// Writes the arena down when memory becomes free here.
     #[inline]
     pub(crate) fn note_free(&mut self, arena: &Arena) {
         if !self.is_on_free_memory {
@@ -203,7 +205,7 @@ impl ArenaState {
         arena.common.rolls.free_memory.insert((arena.key.owner, arena.number));
     }
 
-    /// Whether there is free memory here, with every free block in its bin. The arena is struck if there is not.
+    /// Returns whether there is free memory here, with every free block in its bin. The arena is struck if there is not.
     pub(crate) fn has_free(&mut self, arena: &Arena) -> bool {
         let has_free = self.free.iter().any(|bins| bins.iter().next().is_some());
         if !has_free && self.is_on_free_memory {
@@ -228,7 +230,7 @@ mod tests {
         (upstream.clone(), DeviceAllocator::new(upstream, Settings::default()))
     }
 
-    /// A block on each of so many streams.
+    /// Returns a block on each of so many streams.
     fn blocks(allocator: &DeviceAllocator, streams: u64, bytes: u64) -> Vec<Block> {
         let streams = (1..=streams).map(StreamId::from_raw);
         streams.map(|stream| allocator.allocate(bytes, stream).expect("there is room")).collect()
@@ -262,7 +264,7 @@ mod tests {
         blocks.truncate(97);
         assert_eq!(with_free(), 3);
         let again = allocator.allocate(20 << 20, StreamId::from_raw(100)).expect("it is cached");
-        // Somebody else looks there, and finds nothing.
+        // Another thread looks there, and finds nothing.
         drop(allocator.allocate(20 << 20, StreamId::from_raw(200)).expect("there is room"));
         assert_eq!(with_free(), 3, "two of the three, and the new one");
         drop(again);

@@ -25,8 +25,8 @@ impl DeviceAllocator {
         Ok(())
     }
 
-    /// From now until the scope is dropped, requests of the calling thread get memory from `pool` (`torch.cuda.use_mem_pool`).
-    /// Scopes nest. The pool is retained meanwhile. Nothing is captured: all else is as ever.
+    /// Directs requests of the calling thread to `pool` until the scope is dropped (`torch.cuda.use_mem_pool`). Scopes nest. The
+    /// pool is retained meanwhile. Nothing is captured: all else is as ever.
     ///
     /// # Errors
     /// If there is no such pool, or it has no reference left.
@@ -36,8 +36,8 @@ impl DeviceAllocator {
         Ok(PoolScope { allocator: Arc::clone(self), pool, thread })
     }
 
-    /// The same for requests that match `filter`, until [`end_use_pool`](Self::end_use_pool). If it is for a capture, that is to be
-    /// said too ([`begin_capture`](Self::begin_capture)).
+    /// Directs requests that match `filter` to `pool` until [`end_use_pool`](Self::end_use_pool). For a capture, call
+    /// [`begin_capture`](Self::begin_capture) too.
     ///
     /// # Errors
     /// If there is no such pool, or requests on streams go to it already.
@@ -55,18 +55,18 @@ impl DeviceAllocator {
         Ok(central.pools.release(pool)?)
     }
 
-    /// Until the answer is dropped a capture counts as under way, with what that means
-    /// ([`begin_allocate_to_pool`](Self::begin_allocate_to_pool), which counts one by itself). To be asked for before the capture
-    /// begins, and dropped after it has ended.
+    /// Announces a capture, which counts as under way until the scope is dropped, with what that means
+    /// ([`begin_allocate_to_pool`](Self::begin_allocate_to_pool), which counts one by itself). Call it before the capture begins,
+    /// and drop the scope after it has ended.
     pub fn begin_capture(self: &Arc<Self>) -> CaptureScope {
         self.announce_capture(&mut self.central());
         CaptureScope { allocator: Arc::clone(self) }
     }
 
-    /// From now on a capture is under way. If it is the first, what is left of pools that nobody holds goes back before.
+    /// Counts a capture as under way. If it is the first, the rest of pools without references goes back before.
     pub(crate) fn announce_capture(&self, central: &mut Central) {
         if !self.common.is_capturing() {
-            self.release_pools_of_nobody(central);
+            self.release_unreferenced_pools(central);
         }
         self.common.begin_capture();
     }

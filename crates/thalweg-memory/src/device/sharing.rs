@@ -1,4 +1,4 @@
-//! What an allocator opens of other processes' memory. How is said in [`imports`](crate::ipc::imports).
+//! Opening the memory of other processes; [`imports`](crate::ipc::imports) says how.
 
 use std::sync::Arc;
 
@@ -17,9 +17,9 @@ impl DeviceAllocator {
         self.imports.open(self.common(), handle)
     }
 
-    /// Lets go of opened memory. If the caller was the last to have it, he is given it back, to keep it until work that may read it
-    /// is through: from then on it is not found open any more, since its handle may stand for other memory as soon as the other
-    /// process hears of this.
+    /// Lets go of opened memory. Returns it if the caller was the last to have it, to keep until work that may read it is done:
+    /// from then on it is not found open any more, since its handle may stand for other memory as soon as the other process hears
+    /// of this.
     pub fn retire_shared(&self, memory: Arc<SharedMemory>) -> Option<Arc<SharedMemory>> {
         self.imports.retire(memory)
     }

@@ -2,7 +2,7 @@
 //!
 //! Segments and their blocks point at each other; an index says the same as a pointer would, in half the space, with a check
 //! on every use. A slot is used again after its element was removed, so that an index means something only as long
-//! as the element lives: who holds an index owns, or is owned by, what it names.
+//! as the element lives: the holder of an index owns the element, or is owned by it.
 
 use std::ops::{Index, IndexMut};
 
@@ -40,7 +40,7 @@ impl<T> Slots<T> {
         element
     }
 
-    /// The indices of all elements.
+    /// Returns the indices of all elements.
     pub(crate) fn indices(&self) -> impl Iterator<Item = u32> + '_ {
         (0u32..).zip(&self.slots).filter(|(_, slot)| slot.is_some()).map(|(index, _)| index)
     }

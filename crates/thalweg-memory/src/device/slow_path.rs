@@ -10,22 +10,23 @@
 //! | 6 | more from the upstream | yes |
 //! | 7 | pools that help out | yes |
 //! | 8 | with `max_split_size`: oversize blocks go back, no more than needed, and 6 again | yes |
-//! | 9 | whatever a device-side wait makes legal: waiting blocks, pages and blocks of other streams | |
+//! | 9 | whatever a device-side wait makes available: waiting blocks, pages and blocks of other streams | |
 //! | 10 | as much as is missing goes back, of pages of the other size if there are any, and 6 again | |
 //! | | the host waits for all events, all that is free goes back, and 6 again | yes |
-//! | | then a free block after all: part of a segment, say, that somebody still uses | |
+//! | | then a free block after all: part of a segment, say, that is still in use | |
 //! | 11 | as 1, 4 and 6, without rounding, with more [aliases](crate::graph_pools::aliases), and for a large request with the pages of small ones; then any free block that is large enough, whatever its size class | |
 //! | 12 | an error that says what the memory looks like | yes |
 //!
 //! With `policy:pytorch` only PyTorch's stages are there, and they decide as it does. While a capture is under way nothing may
 //! be waited for or given back, so stages 2 to 5 and 8 to 10 are left out, and stage 11 looks at the
-//! stream's own blocks only. Pools whose memory may have two addresses ([`aliases`](crate::graph_pools::aliases)) are stitched then too.
+//! stream's own blocks only. Pools whose memory may have two addresses ([`aliases`](crate::graph_pools::aliases)) are stitched
+//! then too.
 //!
-//! The upstream's want of memory leads one stage down; any other failure of it ends the climb and goes to the caller. Either
-//! way the state is as valid as before.
+//! The upstream's lack of memory leads one stage down; any other failure of it ends the slow path and goes to the caller.
+//! Either way the state is as valid as before.
 //!
-//! One lock is held for the whole climb, and an arena's only for a step: what other threads do between two steps may make
-//! the climb longer, never wrong, since each step ends with the block in the caller's hands or with nothing.
+//! One lock is held for the whole slow path, and an arena's only for a stage: what other threads do between two stages
+//! may make it longer, never wrong, since each stage ends with the block in the caller's hands or with nothing.
 
 use std::sync::{Arc, MutexGuard};
 
@@ -48,7 +49,7 @@ use crate::upstream::{EventId, PageId, VirtualMemory};
 /// A block in the caller's hands, and where it belongs.
 pub(crate) type Obtained = (Arc<Arena>, Span);
 
-/// One climb.
+/// One request on the slow path.
 struct SlowPath<'a> {
     allocator: &'a DeviceAllocator,
     /// `None` only while the upstream is asked without the lock.
@@ -94,10 +95,10 @@ impl<'a> SlowPath<'a> {
     }
 
     fn central(&mut self) -> &mut Central {
-        self.central.as_mut().expect("the lock is held between two steps")
+        self.central.as_mut().expect("the lock is held between two stages")
     }
 
-    /// The whole climb; and once more, if others have freed enough meanwhile.
+    /// Runs all stages, and once more if other threads have freed enough meanwhile.
     fn obtain(mut self) -> Result<Obtained, AllocationError> {
         self.central().ledger.given_back_at = self.request.stack;
         let obtained = self.run_twice();
@@ -146,8 +147,8 @@ impl<'a> SlowPath<'a> {
         Ok(None)
     }
 
-    /// Whether a capture is under way. Each stage that waits, or gives anything back, asks for itself: the lock may have been given
-    /// up since the last one (`release_lock_on_cudamalloc`), and it holds captures off as long as it is held.
+    /// Returns whether a capture is under way. Each stage that waits, or gives anything back, asks for itself: the lock may have been
+    /// given up since the last one (`release_lock_on_cudamalloc`), and it holds captures off as long as it is held.
     fn is_capturing(&self) -> bool {
         self.arena.common.is_capturing()
     }
@@ -241,7 +242,7 @@ impl<'a> SlowPath<'a> {
         Ok(None)
     }
 
-    /// Free pages side by side, of this stream and of those that are known to be idle; what is still missing is made.
+    /// Maps free pages side by side, of this stream and of those that are known to be idle; missing ones are made.
     fn stitch(&mut self) -> Found {
         let owner = self.arena.key.owner;
         if !self.policy.stitching {
@@ -256,7 +257,7 @@ impl<'a> SlowPath<'a> {
         }
     }
 
-    /// Whether so many pages may be made although free ones could move: what is reserved is hardly more then than what was
+    /// Returns whether so many pages may be made although free ones could move: what is reserved is hardly more then than what was
     /// in use at some time. A page that moves costs the step as much as one that is made, and may have to move again in each.
     fn has_slack(&mut self, pages: usize) -> bool {
         let (bytes, slack) = (pages as u64 * self.page_bytes(), self.policy.stitching_slack);
@@ -283,8 +284,8 @@ impl<'a> SlowPath<'a> {
         obtained
     }
 
-    /// Free pages of `donors`, and new ones for what these lack. Whether there are `wanted`. Nobody's free memory is taken apart
-    /// for a growth that does not come about: so what is lacking is made first.
+    /// Gathers free pages of `donors`, and makes the missing ones. Returns whether there are `wanted`. No free memory is taken
+    /// apart for a growth that does not come about: so the missing pages are made first.
     fn gather_pages(
         &mut self,
         memory: &dyn VirtualMemory,
@@ -341,8 +342,8 @@ impl<'a> SlowPath<'a> {
         self.policy.expandable && self.arena.source.is_none()
     }
 
-    /// How many pages are missing where the request fits best; a new range of addresses is taken if it fits nowhere, as large as
-    /// it may be and there is.
+    /// Returns how many pages are missing where the request fits best; a new range of addresses is taken if it fits nowhere, as large
+    /// as it may be and there is.
     fn make_room_to_grow(&mut self, memory: &dyn VirtualMemory) -> Result<Option<usize>, AllocationError> {
         let missing = self.arena.lock().missing_pages(&self.request);
         if missing.is_some() {
@@ -364,23 +365,20 @@ impl<'a> SlowPath<'a> {
     }
 
     fn map_pages(&mut self, memory: &dyn VirtualMemory) -> Found {
-        let mut state = self.arena.lock();
-        let Some((span, ranges)) = state.grow(self.arena, &self.request, &mut self.pages, memory)? else {
+        let arena = self.arena;
+        let mut state = arena.lock();
+        let Some((span, ranges)) = state.grow(arena, &self.request, &mut self.pages, memory)? else {
             return Ok(None);
         };
         if !self.policy.stitching {
             // All pages were made at once, for this; PyTorch makes and counts those of each range by themselves.
-            self.central
-                .as_mut()
-                .expect("the lock is held between two steps")
-                .ledger
-                .statistics
-                .num_device_alloc += ranges.saturating_sub(1);
+            self.central().ledger.statistics.num_device_alloc += ranges.saturating_sub(1);
         }
-        Ok(Some(self.hand_out(self.arena, &mut state, span)))
+        Ok(Some(self.hand_out(arena, &mut state, span)))
     }
 
-    /// Spare pages, then new ones, until there are `wanted` more. `false` if the limit or the upstream has no room.
+    /// Takes spare pages, then makes new ones, until there are `wanted` more. Returns `false` if the limit or the upstream has no
+    /// room.
     fn create_pages(&mut self, memory: &dyn VirtualMemory, wanted: usize) -> Result<bool, AllocationError> {
         let (page_bytes, class, owner) = (self.page_bytes(), self.request.class, self.arena.key.owner);
         // They stay where they are until the others are there.
@@ -398,7 +396,7 @@ impl<'a> SlowPath<'a> {
         Ok(true)
     }
 
-    /// New pages. `false`, and none, if the limit or the upstream has no room for all of them.
+    /// Makes new pages. Returns `false`, and makes none, if the limit or the upstream has no room for all of them.
     fn make_pages(&mut self, memory: &dyn VirtualMemory, wanted: usize) -> Result<bool, AllocationError> {
         let (page_bytes, class, owner) = (self.page_bytes(), self.request.class, self.arena.key.owner);
         if self.policy.stitching && self.exceeds_limit(wanted as u64 * page_bytes)? {
@@ -424,7 +422,7 @@ impl<'a> SlowPath<'a> {
         made
     }
 
-    /// Whether `bytes` more would pass the memory fraction.
+    /// Returns whether `bytes` more would pass the memory fraction.
     ///
     /// # Errors
     /// If that is so and is to be refused at once, without an attempt to make room.
@@ -437,12 +435,11 @@ impl<'a> SlowPath<'a> {
         Ok(exceeds)
     }
 
-    /// The arenas that may give pages to this one: its own first. Nobody's addresses lose their pages while somebody relies on
-    /// them.
+    /// Returns the arenas that may give pages to this one: its own first. No address loses its page while something relies on it.
     fn donors(&mut self, donors: Donors) -> Vec<Arc<Arena>> {
         let owner = self.arena.key.owner;
         match donors {
-            Donors::Nobody => Vec::new(),
+            Donors::None => Vec::new(),
             Donors::Own => {
                 let mut all = Vec::new();
                 if self.may_alias_more() {
@@ -453,15 +450,15 @@ impl<'a> SlowPath<'a> {
                 }
                 all
             }
-            Donors::Idle | Donors::Anybody if self.central().pools.is_releasable(owner) => {
+            Donors::Idle | Donors::All if self.central().pools.is_releasable(owner) => {
                 self.block_donors(donors)
             }
-            Donors::Idle | Donors::Anybody => Vec::new(),
+            Donors::Idle | Donors::All => Vec::new(),
         }
     }
 
-    /// Whether less is mapped at old addresses here than its pool has reserved. Aliases stay for as long as the pool is held, so
-    /// that a program that runs for long gathers more and more. Beyond this, then, only what would fail gets there.
+    /// Returns whether less is mapped at old addresses here than its pool has reserved. Aliases stay for as long as the pool is held,
+    /// so that a program that runs for long gathers more and more. Beyond this, then, only what would fail gets there.
     fn may_alias_more(&mut self) -> bool {
         if self.is_last_resort {
             return true;
@@ -472,10 +469,11 @@ impl<'a> SlowPath<'a> {
         alias_bytes == 0 || reserved.is_some_and(|reserved| alias_bytes < reserved.current)
     }
 
-    /// The arenas that may lend blocks to this one: its own first. Before memory is short, not all that may be idle are asked.
+    /// Returns the arenas that may give blocks to this one: its own first. Before memory is short, not all that may be idle are
+    /// asked.
     fn block_donors(&self, donors: Donors) -> Vec<Arc<Arena>> {
         let mut all = vec![Arc::clone(self.arena)];
-        // What makes another stream's memory legal is an event, and there are none while a capture is under way.
+        // Memory of another stream becomes eligible by an event, and there are none while a capture is under way.
         if self.policy.cross_stream_reuse != CrossStreamReuse::Never && !self.is_capturing() {
             let ArenaKey { owner, .. } = self.arena.key;
             let is_urgent = donors != Donors::Idle || self.is_last_resort;
@@ -486,7 +484,7 @@ impl<'a> SlowPath<'a> {
         all
     }
 
-    /// What of `donor` may be taken now.
+    /// Returns what of `donor` may be taken now.
     fn eligibility(&self, donor: &Arc<Arena>, state: &mut ArenaState, donors: Donors) -> Option<Eligibility> {
         let own = donor.number == self.arena.number;
         match (own, donors) {
@@ -501,13 +499,13 @@ impl<'a> SlowPath<'a> {
         }
         let idle = state.look_how_idle(donor);
         match (donors, self.policy.cross_stream_reuse) {
-            (Donors::Anybody, _) => Some(Eligibility::Ordered),
+            (Donors::All, _) => Some(Eligibility::Ordered),
             (Donors::Idle, CrossStreamReuse::Ordered) if self.waits_left > 0 => Some(Eligibility::Ordered),
             _ => idle,
         }
     }
 
-    /// How many of `wanted` pages `donor` could give now, and how to ask for them.
+    /// Returns how many of `wanted` pages `donor` could give now, and how to ask for them.
     fn look_for_pages(
         &self,
         donor: &Arc<Arena>,
@@ -529,7 +527,7 @@ impl<'a> SlowPath<'a> {
             return;
         }
         let (owner, before) = (self.arena.key.owner, self.pages.len());
-        let ledger = &mut self.central.as_mut().expect("the lock is held between two steps").ledger;
+        let ledger = &mut self.central.as_mut().expect("the lock is held between two stages").ledger;
         state.give_pages(donor, ledger, &demand, &mut self.pages);
         if donor.key.owner != owner {
             let moved_bytes = (self.pages.len() - before) as u64 * self.page_bytes();
@@ -567,7 +565,7 @@ impl<'a> SlowPath<'a> {
         true
     }
 
-    /// A free block of a stream that is done with it.
+    /// Returns a free block of a stream that is done with it.
     fn borrow_idle(&mut self) -> Found {
         let reuse = self.policy.cross_stream_reuse;
         if reuse == CrossStreamReuse::Never || self.is_capturing() {
@@ -595,7 +593,7 @@ impl<'a> SlowPath<'a> {
         Ok(None)
     }
 
-    /// More memory from the upstream: a plain segment, or pages.
+    /// Takes more memory from the upstream: a plain segment, or pages.
     fn take_more(&mut self) -> Found {
         let is_expandable = self.is_expandable() && self.arena.common.upstream.virtual_memory().is_some();
         let bytes = self.policy.segment_size(self.request.size_bytes);
@@ -605,11 +603,11 @@ impl<'a> SlowPath<'a> {
             return Ok(None);
         }
         if is_expandable {
-            let grown = self.grow_with(Donors::Nobody)?;
+            let grown = self.grow_with(Donors::None)?;
             if grown.is_some() || !self.central().addresses_are_short {
                 return Ok(grown);
             }
-            // There is no range of addresses left to grow in. The driver may have a segment all the same.
+            // No range of addresses is left to map pages in. The driver may have a segment all the same.
             if asks_later && self.exceeds_limit(bytes)? {
                 return Ok(None);
             }
@@ -630,7 +628,7 @@ impl<'a> SlowPath<'a> {
         Ok(Some(self.hand_out(self.arena, &mut state, span)))
     }
 
-    /// Cached blocks of pools that help out. Only what goes to no pool is helped.
+    /// Takes a cached block of a pool that helps out. Only requests that go to no pool are helped.
     fn helping_pools(&mut self) -> Found {
         if self.arena.key.owner.pool().is_some() {
             return Ok(None);
@@ -670,7 +668,7 @@ impl<'a> SlowPath<'a> {
                     oversize.map(|entry| entry.span()).filter(is_plain).collect()
                 }
             };
-            let ledger = &mut self.central.as_mut().expect("the lock is held between two steps").ledger;
+            let ledger = &mut self.central.as_mut().expect("the lock is held between two stages").ledger;
             for span in chosen {
                 if released_bytes >= needed_bytes {
                     break;
@@ -682,7 +680,7 @@ impl<'a> SlowPath<'a> {
         if released_bytes >= needed_bytes { self.take_more() } else { Ok(None) }
     }
 
-    /// What becomes legal if this stream waits, on the device: the alternative is to let the host wait for everything.
+    /// Takes what becomes eligible if this stream waits, on the device: the alternative is to let the host wait for everything.
     fn order_anything(&mut self) -> Found {
         if self.is_capturing() {
             return Ok(None);
@@ -698,10 +696,10 @@ impl<'a> SlowPath<'a> {
         if self.policy.cross_stream_reuse == CrossStreamReuse::Never {
             return Ok(None);
         }
-        if let Some(obtained) = self.borrow(Donors::Anybody, false)? {
+        if let Some(obtained) = self.borrow(Donors::All, false)? {
             return Ok(Some(obtained));
         }
-        if self.policy.stitching { self.grow_with(Donors::Anybody) } else { Ok(None) }
+        if self.policy.stitching { self.grow_with(Donors::All) } else { Ok(None) }
     }
 
     /// Gives back as many bytes as pages are missing, of the other size if there are any, and asks the upstream again. *Blocks*.
@@ -736,8 +734,8 @@ impl<'a> SlowPath<'a> {
         if self.policy.processes_all { Ok(None) } else { self.cached() }
     }
 
-    /// Any free block, or any room, that is large enough for the request without its rounding (`roundup_power2_divisions`),
-    /// which is no reason to fail; nor is it that the pages of large requests are large.
+    /// Takes any free block, or any room, that is large enough for the request without its rounding (`roundup_power2_divisions`).
+    /// Neither that rounding nor the size of large pages may make a request fail.
     fn last_resort(&mut self) -> Found {
         if !self.policy.last_resort {
             return Ok(None);
@@ -760,7 +758,7 @@ impl<'a> SlowPath<'a> {
             }
             self.request.class = class;
         }
-        let obtained = self.borrow(Donors::Anybody, true)?;
+        let obtained = self.borrow(Donors::All, true)?;
         if obtained.is_none() {
             self.request = rounded;
         }
@@ -778,7 +776,7 @@ impl<'a> SlowPath<'a> {
 }
 
 impl Drop for SlowPath<'_> {
-    /// Whatever ended the climb, nothing that it had in its hands is lost. The upstream is not called.
+    /// Keeps pages and events that the slow path still has, whatever ended it. Does not call the upstream.
     fn drop(&mut self) {
         self.spare_pages();
         self.arena.add_waits(self.waits.drain(..));
@@ -788,12 +786,12 @@ impl Drop for SlowPath<'_> {
 /// Who may give pages away.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Donors {
-    /// None: new pages are made.
-    Nobody,
+    /// No arena: new pages are made.
+    None,
     /// This stream, whose pages stay mapped where they are as well; and, for a capture, shared memory that the host finds idle.
     Own,
     /// This stream, and the blocks of others that they are done with.
     Idle,
-    /// Everybody; this stream waits for them.
-    Anybody,
+    /// All streams; this one waits for them.
+    All,
 }

@@ -3,10 +3,10 @@
 //! A page is *spare* when it was made, or taken from where it was, for a growth that did not come about; or when it was
 //! unmapped to be given back. Two things are to be minded before it is used again or given back:
 //!
-//! - Work in flight may still touch it. Whoever collects pages from other streams waits for them on the device; so such a
-//!   page is free for the work that comes later *on that stream*, and for no other until the host knows that to be done.
-//! - It may still be mapped where it was: a hole ([`expandable`](super::expandable)) that has not been closed. Then it is kept; and if
-//!   that hole stays for as long as a pool does, the page serves that pool alone.
+//! - Work in flight may still touch it. A request that collects pages from other streams waits for them on the device; so
+//!   such a page is free for the work that comes later *on that stream*, and for no other until the host knows that to be done.
+//! - It may still be mapped where it was: a stale mapping ([`expandable`](super::expandable)). Then it is kept; and if that mapping
+//!   stays for as long as a pool does, the page serves that pool alone.
 //!
 //! What is not here: the figures. Spare pages are reserved memory, of no pool.
 
@@ -31,7 +31,7 @@ pub(crate) struct SparePage {
 }
 
 impl SparePage {
-    /// Whether the arena at `home` may use it as a page of `bytes`.
+    /// Returns whether the arena of `key` may use it as a page of `bytes`.
     pub(crate) fn serves(&self, bytes: u64, key: ArenaKey) -> bool {
         self.bytes == bytes
             && self.after.is_none_or(|after| after == key.stream)
@@ -54,12 +54,12 @@ impl SparePages {
         self.lock().extend(pages);
     }
 
-    /// All of them, as they are now.
+    /// Returns all of them, as they are now.
     pub(crate) fn copy(&self) -> Vec<SparePage> {
         self.lock().clone()
     }
 
-    /// How many pages there are, of up to `wanted`, that the arena at `home` may use.
+    /// Returns how many pages there are, of up to `wanted`, that the arena of `key` may use.
     pub(crate) fn count(&self, wanted: usize, bytes: u64, key: ArenaKey) -> usize {
         self.lock().iter().filter(|spare| spare.serves(bytes, key)).take(wanted).count()
     }

@@ -1,6 +1,6 @@
 //! The one change with which a failed request would have been served.
 //!
-//! An error that lists what might help helps nobody. So the state is copied, as plain numbers, and the changes that a user can
+//! An error that lists all that might help does not help. So the state is copied, as plain numbers, and the changes that a user can
 //! make are tried on the copy, from the cheapest to the dearest: is there a block then, or room in the driver? The first with
 //! which the request fits is the advice. What is on already, or changes nothing, is never advised, since the request did not
 //! fit with it.
@@ -10,7 +10,7 @@
 //! | wait for uses on other streams | time |
 //! | `empty_cache`, where nothing is given back now | time |
 //! | end the capture, which holds frees back | the capture |
-//! | release a private pool that nobody uses | its addresses |
+//! | release a private pool that is not used | its addresses |
 //! | `cross_stream_reuse:ordered`, `max_split_size_mb`, `last_resort:True` | a setting |
 //! | `expandable_segments:True`, `expandable_page_mb:2` | a setting, from the start of the program |
 //! | a larger memory fraction | other people's memory |
@@ -21,11 +21,11 @@
 //! `stitching` is not among them: whatever it can move, the last attempt before failure has given back to the driver and
 //! asked for again.
 //!
-//! The simulation knows what the ladder knows ([`slow_path`](crate::device::slow_path)) as arithmetic, and errs on the side of no advice:
+//! The simulation knows the stages of the [slow path](crate::device::slow_path) as arithmetic, and errs on the side of no advice:
 //! a change is only advised if the copy says that it is enough by itself. Settings that shape segments from the start of a
 //! program (`expandable_segments`, `expandable_page_mb`) are judged by the segments as they are.
 //!
-//! What is not here: the figures of the error, and who is told of it.
+//! Not here: the figures of the error, and its observers.
 
 use std::sync::Arc;
 
@@ -59,7 +59,7 @@ struct BlockCopy {
 #[derive(Clone, Debug)]
 struct SegmentCopy {
     class: SizeClass,
-    /// Of a segment that grows.
+    /// The page size of an expandable segment.
     page_bytes: Option<u64>,
     blocks: Vec<BlockCopy>,
 }
@@ -74,18 +74,18 @@ struct ArenaCopy {
     /// Its free blocks serve requests that go to no pool.
     helps: bool,
     /// It takes segments from elsewhere: what it gives back is not the device's.
-    foreign: bool,
+    has_source: bool,
     segments: Vec<SegmentCopy>,
 }
 
-/// What decides whether a request fits, as plain numbers.
+/// The plain numbers that decide whether a request fits.
 #[derive(Clone, Debug)]
 pub(crate) struct Situation {
     size_bytes: u64,
     requested_bytes: u64,
     class: SizeClass,
     key: ArenaKey,
-    foreign: bool,
+    has_source: bool,
     policy: Policy,
     has_virtual_memory: bool,
     /// The largest range of addresses to grow in.
@@ -117,7 +117,7 @@ impl Situation {
             own: one.number == arena.number,
             releasable: central.pools.is_releasable(one.key.owner),
             helps: helping.iter().any(|helper| helper.number == one.number),
-            foreign: one.source.is_some(),
+            has_source: one.source.is_some(),
             segments: copy_segments(&one.lock()),
         };
         Self {
@@ -125,7 +125,7 @@ impl Situation {
             requested_bytes: request.requested_bytes,
             class: request.class,
             key: arena.key,
-            foreign: arena.source.is_some(),
+            has_source: arena.source.is_some(),
             policy,
             has_virtual_memory: common.upstream.virtual_memory().is_some(),
             reserve_bytes: match central.addresses_are_short {
@@ -151,7 +151,7 @@ fn copy_segments(state: &ArenaState) -> Vec<SegmentCopy> {
         state: match state.blocks.usage(block) {
             BlockUse::Free { .. } => CopyState::Free,
             BlockUse::Unmapped => CopyState::Unmapped,
-            // A hole has no memory, but its addresses are taken.
+            // A stale mapping has no memory, but its addresses are taken.
             BlockUse::Taken { .. } if state.stale_mappings.contains_key(&block) => CopyState::Live,
             BlockUse::Taken { .. } if pending.binary_search(&block).is_ok() => CopyState::Pending,
             BlockUse::Taken { .. } => CopyState::Live,
@@ -170,7 +170,7 @@ impl SegmentCopy {
         self.blocks.iter().filter(|block| block.state == CopyState::Free).map(|block| block.size_bytes)
     }
 
-    /// What is pending is free now.
+    /// Makes pending blocks free.
     fn finish_pending(&mut self) {
         let mut merged: Vec<BlockCopy> = Vec::with_capacity(self.blocks.len());
         for mut block in self.blocks.drain(..) {
@@ -209,7 +209,7 @@ impl SegmentCopy {
         released_bytes
     }
 
-    /// The fewest bytes of pages with which `size_bytes` would fit here.
+    /// Returns the fewest bytes of pages with which `size_bytes` would fit here.
     fn missing_bytes(&self, size_bytes: u64) -> Option<u64> {
         let page_bytes = self.page_bytes?;
         (0..self.blocks.len())
@@ -251,19 +251,19 @@ fn push(blocks: &mut Vec<BlockCopy>, block: BlockCopy) {
 
 /// The question.
 impl Situation {
-    /// What would be taken from the driver.
+    /// Returns what would be taken from the driver.
     pub(crate) fn segment_bytes(&self) -> u64 {
         if self.policy.direct || self.size_bytes > MAX_REQUEST_BYTES {
             return self.size_bytes;
         }
-        if self.policy.expandable && !self.foreign {
+        if self.policy.expandable && !self.has_source {
             let page_bytes = self.policy.page_bytes[self.class as usize];
             return self.size_bytes.next_multiple_of(page_bytes);
         }
         self.policy.segment_size(self.size_bytes)
     }
 
-    /// Whether the request would be served, with all that the allocator does by itself.
+    /// Returns whether the request would be served, with all that the allocator does by itself.
     pub(crate) fn fits(&self) -> bool {
         if self.is_served() {
             return true;
@@ -283,7 +283,7 @@ impl Situation {
         !self.policy.direct && self.arenas.iter().any(|arena| self.is_served_by(arena))
     }
 
-    /// A free block of the request's own arena, or of a pool that helps.
+    /// Returns a free block of the request's own arena, or of a pool that helps.
     fn is_served_by(&self, arena: &ArenaCopy) -> bool {
         let helps = arena.helps && self.key.owner == Owner::Shared;
         let segments = || arena.segments.iter().filter(|segment| segment.class == self.class);
@@ -294,7 +294,7 @@ impl Situation {
         block_bytes >= self.size_bytes && self.policy.may_serve(self.size_bytes, block_bytes)
     }
 
-    /// A free block that the last rungs of the ladder find.
+    /// Returns whether the last stages of the slow path find a free block.
     fn is_borrowed(&self) -> bool {
         // While a capture is under way no stream can be made to wait for another.
         let others = self.policy.cross_stream_reuse != CrossStreamReuse::Never && !self.capturing;
@@ -308,17 +308,17 @@ impl Situation {
             })
     }
 
-    /// Whether the driver would give what the request lacks.
+    /// Returns whether the driver would give what the request lacks.
     fn has_room(&self) -> bool {
-        if self.policy.direct || !self.policy.expandable || self.foreign {
+        if self.policy.direct || !self.policy.expandable || self.has_source {
             let bytes = self.segment_bytes();
-            return self.is_allowed(bytes) && (self.foreign || bytes <= self.device.free_bytes);
+            return self.is_allowed(bytes) && (self.has_source || bytes <= self.device.free_bytes);
         }
         let smaller = self.policy.stitching && self.policy.last_resort && self.class == SizeClass::Large;
         self.has_room_in(self.class) || smaller && self.has_room_in(SizeClass::Small)
     }
 
-    /// Whether the driver would give the pages that the request lacks in segments of a class.
+    /// Returns whether the driver would give the pages that the request lacks in segments of a class.
     fn has_room_in(&self, class: SizeClass) -> bool {
         let page_bytes = self.policy.page_bytes[class as usize];
         let own = self.arenas.iter().filter(|arena| arena.own).flat_map(|arena| &arena.segments);
@@ -350,20 +350,20 @@ impl Situation {
         segments.for_each(SegmentCopy::finish_pending);
     }
 
-    /// What `empty_cache` does.
+    /// Does what `empty_cache` does.
     fn release(&mut self) {
         self.finish_pending();
         self.release_free();
     }
 
-    /// The same, but for what waits.
+    /// Does what `empty_cache` does, without waiting for pending blocks.
     fn release_free(&mut self) {
         for index in 0..self.arenas.len() {
             let arena = &mut self.arenas[index];
             if arena.releasable {
                 let bytes = arena.segments.iter_mut().map(SegmentCopy::release).sum();
-                let foreign = arena.foreign;
-                self.give_back(bytes, foreign);
+                let has_source = arena.has_source;
+                self.give_back(bytes, has_source);
             }
         }
         // What serves one pool alone may be mapped there still.
@@ -372,9 +372,9 @@ impl Situation {
         self.give_back(spare_bytes, false);
     }
 
-    fn give_back(&mut self, bytes: u64, foreign: bool) {
+    fn give_back(&mut self, bytes: u64, has_source: bool) {
         self.reserved_bytes = self.reserved_bytes.saturating_sub(bytes);
-        self.device.free_bytes += if foreign { 0 } else { bytes };
+        self.device.free_bytes += if has_source { 0 } else { bytes };
     }
 
     fn bytes(&self, state: CopyState) -> u64 {
@@ -383,7 +383,7 @@ impl Situation {
         blocks.filter(|block| block.state == state).map(|block| block.size_bytes).sum()
     }
 
-    /// The same situation after a change.
+    /// Returns the situation after a change.
     fn with(&self, change: impl FnOnce(&mut Self)) -> Self {
         let mut changed = self.clone();
         change(&mut changed);
@@ -391,7 +391,8 @@ impl Situation {
     }
 }
 
-/// The smallest of the numbers from `low` to `high` for which `holds`, if it does for `high`; it does for all behind the first.
+/// Returns the smallest of the numbers from `low` to `high` for which `holds`, if it does for `high`; it does for all behind the
+/// first.
 fn least(low: u64, high: u64, holds: impl Fn(u64) -> bool) -> Option<u64> {
     let (mut low, mut high) = (low, high);
     if low > high || !holds(high) {
@@ -406,12 +407,12 @@ fn least(low: u64, high: u64, holds: impl Fn(u64) -> bool) -> Option<u64> {
 
 /// The changes.
 impl Situation {
-    /// The first change with which the request fits.
+    /// Returns the first change with which the request fits.
     pub(crate) fn advice(&self) -> Option<Advice> {
         if self.size_bytes > MAX_REQUEST_BYTES {
             return Some(Advice::Divide);
         }
-        if self.device.total_bytes > 0 && self.size_bytes > self.device.total_bytes && !self.foreign {
+        if self.device.total_bytes > 0 && self.size_bytes > self.device.total_bytes && !self.has_source {
             return Some(Advice::Divide);
         }
         if self.fits() {
@@ -454,7 +455,7 @@ impl Situation {
         (self.capturing && ended().fits()).then_some(Advice::EndCapture { bytes })
     }
 
-    /// The pool with the least that is enough.
+    /// Returns the pool with the least that is enough.
     fn release_pool(&self) -> Option<Advice> {
         let mut kept: Vec<(u64, PoolId)> = Vec::new();
         for arena in self.arenas.iter().filter(|arena| !arena.releasable && arena.owner != self.key.owner) {
@@ -496,13 +497,13 @@ impl Situation {
     }
 
     fn expandable_segments(&self) -> Option<Advice> {
-        if self.policy.expandable || self.policy.direct || self.foreign || !self.has_virtual_memory {
+        if self.policy.expandable || self.policy.direct || self.has_source || !self.has_virtual_memory {
             return None;
         }
         let expanded = self.with(|now| {
             now.policy.expandable = true;
             let page_bytes = now.policy.page_bytes;
-            for arena in now.arenas.iter_mut().filter(|arena| !arena.foreign) {
+            for arena in now.arenas.iter_mut().filter(|arena| !arena.has_source) {
                 let plain = arena.segments.iter_mut().filter(|segment| segment.page_bytes.is_none());
                 plain.for_each(|segment| segment.page_bytes = Some(page_bytes[segment.class as usize]));
             }
@@ -512,7 +513,7 @@ impl Situation {
 
     fn small_pages(&self) -> Option<Advice> {
         let [small_bytes, large_bytes] = self.policy.page_bytes;
-        if !self.policy.stitching || self.foreign || large_bytes <= small_bytes {
+        if !self.policy.stitching || self.has_source || large_bytes <= small_bytes {
             return None;
         }
         let smaller = self.with(|now| {

@@ -1,3 +1,3 @@
-//! What would have helped where memory ran out.
+//! Advice where memory ran out: the change that would have helped.
 
 pub(crate) mod advice;

@@ -25,7 +25,7 @@ pub(super) struct DriverPool {
     /// Size and stream of what is out, by address.
     live: BTreeMap<u64, (u64, StreamId)>,
     freed: Vec<Freed>,
-    /// Sizes of what nobody uses, by address.
+    /// Sizes of free memory, by address.
     idle: BTreeMap<u64, u64>,
     /// The places of others that a stream was made to wait for.
     waits: BTreeMap<StreamId, Vec<(StreamId, u64)>>,
@@ -65,17 +65,17 @@ impl Inner {
 
 /// For tests of the driver's own allocator.
 impl FakeUpstream {
-    /// The same as [`new`](Self::new), with a stream-ordered allocator of its own.
+    /// Creates a device as [`new`](Self::new) does, with a stream-ordered allocator of its own.
     pub fn with_stream_order(capacity_bytes: u64) -> Self {
         Self { has_stream_order: true, ..Self::new(capacity_bytes) }
     }
 
-    /// What the driver's allocator has given out, as (address, bytes), in address order.
+    /// Returns what the driver's allocator has given out, as (address, bytes), in address order.
     pub fn live_stream_ordered(&self) -> Vec<(u64, u64)> {
         self.lock().driver_pool.live.iter().map(|(&address, &(bytes, _))| (address, bytes)).collect()
     }
 
-    /// How much was freed in stream order and is not free yet, in bytes.
+    /// Returns how much was freed in stream order and is not free yet, in bytes.
     pub fn freed_in_stream_order(&self) -> u64 {
         let mut inner = self.lock();
         inner.settle();
@@ -85,7 +85,7 @@ impl FakeUpstream {
 
 impl StreamOrdered for FakeUpstream {
     fn allocate_async(&self, bytes: u64, stream: StreamId) -> Result<u64, UpstreamError> {
-        assert!(bytes > 0, "nobody asks for nothing");
+        assert!(bytes > 0, "a request has a size");
         self.call(
             |calls| &mut calls.allocate_async,
             |inner| {

@@ -2,7 +2,7 @@
 //!
 //! A capture begins on one stream and spreads by [`join`](FakeUpstream::capture_join): what joins a stream of it becomes part
 //! of it. Each stream of a capture has *terminals*, the nodes that its next command will depend on. As with a driver, a join
-//! is no node.
+//! is not a node.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -31,7 +31,7 @@ impl Graphs {
 }
 
 impl FakeUpstream {
-    /// `stream` begins to capture. Until the last capture ends, touching an event is a breach of the contract, and panics.
+    /// Begins a capture on `stream`. Until the last capture ends, touching an event is a breach of the contract, and panics.
     ///
     /// # Panics
     /// If it captures already.

@@ -1,9 +1,9 @@
-//! Memory at two addresses, in pools whose addresses somebody relies on.
+//! Memory at two addresses, in pools whose addresses must stay valid.
 //!
 //! A replay runs at the addresses of its capture. So in a pool of graphs no address may lose its page, and free pages that lie
-//! about in pieces could not be [stitched](crate::device::expandable). Where the pool allows it ([`PoolOptions::may_alias`]), they are all the
-//! same: a page is mapped where it is needed, and the old range is an *alias*, a hole that stays mapped for as long as the pool
-//! is held.
+//! about in pieces could not be [stitched](crate::device::expandable). Where the pool allows it ([`PoolOptions::may_alias`]),
+//! they are all the same: a page is mapped where it is needed, and the old range is an *alias*, a stale mapping that stays for as
+//! long as the pool is held.
 //!
 //! ```text
 //! capture   [ a ][free A][ b ][free B][ unmapped  ]      a request for two pages
@@ -11,23 +11,24 @@
 //! ```
 //!
 //! The work of a graph that goes through the old address, and the work that goes through the new one, are on one stream in one
-//! order, like two lives of a block at one address. (On a card, what a kernel writes through one address is seen through another
+//! order, like two lives of a block at one address. (On a GPU, what a kernel writes through one address is seen through another
 //! by the kernels behind it, on a stream and in a graph: cases of the driver's conformance suite.)
 //!
-//! While a program captures, it also frees memory of the shared pool that nobody can make use of: gradients of the steps before,
-//! say. Such pages move to the pool for good, after the host has waited for the stream that had them. A capture is no place
-//! where that costs.
+//! While a program captures, it also frees memory of the shared pool that no request can use: gradients of the steps before,
+//! say. Such pages move to the pool for good, after the host has waited for the stream that had them. During a capture that
+//! wait costs nothing.
 //!
-//! Who compares addresses to see whether two graphs touch the same memory has to know the [aliases](crate::DeviceAllocator::aliases).
+//! Code that compares addresses to see whether two graphs touch the same memory has to know the
+//! [aliases](crate::DeviceAllocator::aliases).
 //!
 //! Invariants:
 //!
-//! - An alias is a taken block that nobody has, and is no part of any snapshot, checkpoint or sum.
+//! - An alias is a taken block that no caller holds, and is part of no snapshot, checkpoint or sum.
 //! - Its pages belong to the pool, or are [spare](crate::device::spare) pages that serve this pool alone.
 //! - An arena whose aliases are as large as what its pool has reserved makes pages as long as there is room for any: a pool
 //!   of a program that captures nothing, and runs for long, would gather ever more of them.
-//! - Aliases are unmapped when free memory of the pool goes back, which only happens when nobody holds it, or asks for it; or
-//!   when a pool that nobody held is held again.
+//! - Aliases are unmapped when free memory of the pool goes back, which only happens when it has no reference, or on request;
+//!   or when a pool without references gets one again.
 
 use rustc_hash::FxHashMap;
 
@@ -53,8 +54,8 @@ pub struct Alias {
 }
 
 impl ArenaState {
-    /// Where memory was that is somewhere else now and can still be touched there, page by page. `now_at` says where the pages of
-    /// the pool are: one that was spare meanwhile may be on another stream.
+    /// Returns where memory was that is somewhere else now and can still be touched there, page by page. `now_at` says where the pages
+    /// of the pool are: one that was spare meanwhile may be on another stream.
     pub(crate) fn aliases(&self, now_at: &FxHashMap<PageId, u64>) -> Vec<Alias> {
         let of_stale = |(block, stale): (&BlockId, &StaleMapping)| {
             let Span { address, size_bytes, .. } = self.blocks.span(*block);
@@ -70,18 +71,18 @@ impl ArenaState {
         stale_mappings.filter_map(alias).collect()
     }
 
-    /// Whether any address has lost its page without being unmapped, for as long as the pool is held.
+    /// Returns whether any address has lost its page without being unmapped, for as long as the pool is held.
     pub(crate) fn has_aliases(&self) -> bool {
         self.stale_mappings.values().any(|stale| stale.is_alias)
     }
 
-    /// How large the ranges are that did.
+    /// Returns how large the ranges are that did.
     pub(crate) fn alias_bytes(&self) -> u64 {
         let aliases = self.stale_mappings.iter().filter(|(_, stale)| stale.is_alias);
         aliases.map(|(block, _)| self.blocks.span(*block).size_bytes).sum()
     }
 
-    /// Unmaps the aliases: nobody relies on the pool's addresses any more, and nothing in flight touches what is free.
+    /// Unmaps the aliases: nothing relies on the pool's addresses any more, and nothing in flight touches its free memory.
     ///
     /// # Errors
     /// The upstream's; the rest are still aliases.

@@ -16,18 +16,18 @@
 //!
 //! Every live block of the pool is *revoked*, even if it is live in the checkpoint too: new [`Block`]s are handed out for
 //! those. A revoked block ([`Block::is_revoked`]) keeps its address as a number, and nothing else: dropping it frees
-//! nothing, and what is told of its uses is forgotten. Whoever restores a pool answers for it that nobody touches memory
+//! nothing, and uses recorded on it are forgotten. The code that restores a pool guarantees that no work touches memory
 //! through a revoked block except as the checkpointed state allows (a tensor that stands for an output of the graph may go on
 //! standing for it), and that work which uses the pool's memory on *other* streams than its own is ordered before what
 //! comes: uses that were noted on a revoked block are forgotten, not waited for. Frees that were waiting for uses are
 //! waited for.
 //!
 //! In the books the name of a revoked block lives on without a place, until its holder lets go of it: so a drop, early or
-//! late, is told apart from the drop of the block that stands there now, and the usual drop pays one look at an empty set.
+//! late, differs from the drop of the block that stands there now, and the usual drop pays one look at an empty set.
 //!
 //! # What may have changed
 //!
-//! The pool may have taken more segments since, and segments that grow may have grown: what is new is free after the
+//! The pool may have taken more segments since, and expandable ones may have grown: new memory is free after the
 //! restoration. What the checkpoint has must still be there. If not, nothing is changed.
 //!
 //! The lock of the slow path is held throughout, so that no segment comes or goes meanwhile. Blocks that other threads
@@ -48,7 +48,7 @@ use crate::error::{AllocationError, Kind};
 use crate::ids::{PoolId, SegmentKind, StreamId};
 use crate::policy::Request;
 
-/// What a private pool looked like: its segments and blocks, not what is in them. It holds no memory.
+/// A state of a private pool: its segments and blocks, not what is in them. It holds no memory.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct PoolCheckpoint {
     pool: PoolId,
@@ -69,7 +69,7 @@ struct SavedSegment {
     tag: SegmentKind,
     /// The parts with memory, in address order. What is between the live ones is free.
     mapped: Vec<(u64, u64)>,
-    /// The blocks that somebody had: address, size and what was asked for.
+    /// The blocks that callers held: address, size and the size asked for.
     live: Vec<(u64, u64, u64)>,
 }
 
@@ -129,12 +129,12 @@ impl PoolCheckpoint {
         Ok(restored)
     }
 
-    /// The pool.
+    /// Returns the pool.
     pub fn pool(&self) -> PoolId {
         self.pool
     }
 
-    /// Where the blocks begin that were live, in ascending order.
+    /// Returns where the blocks begin that were live, in ascending order.
     pub fn live_addresses(&self) -> Vec<u64> {
         let segments = self.arenas.iter().flat_map(|arena| &arena.segments);
         let mut live: Vec<u64> =
@@ -144,7 +144,7 @@ impl PoolCheckpoint {
     }
 }
 
-/// What [`DeviceAllocator::restore_pool`](crate::DeviceAllocator::restore_pool) did.
+/// The outcome of [`DeviceAllocator::restore_pool`](crate::DeviceAllocator::restore_pool).
 #[derive(Debug)]
 #[must_use = "the blocks in it are freed when it is dropped"]
 pub struct Restored {
@@ -203,7 +203,7 @@ pub(crate) fn check_live(
 }
 
 impl Block {
-    /// Whether the memory was taken back, because its pool was put back to a checkpoint
+    /// Returns whether the memory was taken back, because its pool was put back to a checkpoint
     /// ([`DeviceAllocator::restore_pool`](crate::DeviceAllocator::restore_pool)). Dropping the block then frees nothing.
     pub fn is_revoked(&self) -> bool {
         let (arena, block) = self.place();
@@ -211,7 +211,7 @@ impl Block {
     }
 }
 
-/// An arena's state in which no free waits for anything. *Blocks*.
+/// Returns an arena's state in which no free waits for anything. *Blocks*.
 fn settled<'a>(
     arena: &'a Arc<Arena>,
     call: &'static str,
@@ -230,13 +230,13 @@ fn settled<'a>(
 }
 
 impl ArenaState {
-    /// Whether this is a name without a place.
+    /// Returns whether this is a name without a place.
     #[inline]
     pub(crate) fn is_revoked(&self, block: BlockId) -> bool {
         !self.revoked.is_empty() && self.revoked.contains(&block)
     }
 
-    /// The holder of a revoked block has let go of it.
+    /// Forgets a revoked block, whose holder has let go of it.
     #[cold]
     pub(crate) fn forget_revoked(&mut self, arena: &Arena, block: BlockId, uses: Uses) {
         let was_revoked = self.revoked.remove(&block);
@@ -246,7 +246,7 @@ impl ArenaState {
         events.for_each(|recorded| arena.common.upstream.release_event(recorded.event));
     }
 
-    /// All blocks that are neither free nor unmapped, nor holes: live ones, and those that wait.
+    /// Returns all blocks that are neither free nor unmapped, nor stale mappings: live ones, and those that wait.
     fn taken_blocks(&self) -> impl Iterator<Item = BlockId> + '_ {
         let all = self.blocks.segments().flat_map(|segment| self.blocks.blocks_of(segment));
         all.filter(|block| {
@@ -255,13 +255,13 @@ impl ArenaState {
         })
     }
 
-    /// The blocks that are in callers' hands.
+    /// Returns the blocks that are in callers' hands.
     pub(crate) fn live_blocks(&self) -> impl Iterator<Item = BlockId> + '_ {
         let pending: FxHashSet<BlockId> = self.pending.iter().collect();
         self.taken_blocks().filter(move |block| !pending.contains(block))
     }
 
-    /// Takes all memory back from whoever has it, or waits to give it back. The addresses of what was live go to `freed`.
+    /// Takes all memory back from its holders, or from pending frees. The addresses of live blocks go to `freed`.
     fn revoke_live(&mut self, arena: &Arena, freed: &mut Vec<u64>) {
         let live: FxHashSet<BlockId> = self.live_blocks().collect();
         let taken: Vec<BlockId> = self.taken_blocks().collect();
@@ -311,7 +311,7 @@ impl ArenaState {
         SavedSegment { address, size_bytes, tag, mapped, live }
     }
 
-    /// Whether all the memory that `segments` had is here; if not, why not.
+    /// Returns whether all the memory that `segments` had is here; if not, why not.
     fn check(&self, segments: &[SavedSegment]) -> Result<(), String> {
         let here: FxHashMap<u64, SegmentView<SegmentKind>> =
             self.blocks.segments().map(|view| (view.address, view)).collect();

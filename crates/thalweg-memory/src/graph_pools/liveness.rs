@@ -1,25 +1,25 @@
-//! Which blocks are in callers' hands, and who wants to hear when one is given back.
+//! Which blocks callers hold, and who is notified when one is given back.
 //!
-//! A captured graph goes on using memory by its address alone. Who replays it must know that the blocks behind these
-//! addresses are still held by the callers who held them at the capture, and must know it cheaply: a replay takes a few
+//! A captured graph goes on using memory by its address alone. A replay must know that the blocks behind these
+//! addresses are still held by the callers that held them at the capture, and must know it cheaply: a replay takes a few
 //! microseconds, and a graph has hundreds of inputs. So nothing is asked at a replay. The graph keeps a [`LivenessWatch`] over its
-//! blocks, and a block that is given back says so there: as long as nobody has said anything, one load is the answer.
+//! blocks, and a block that is given back says so there: as long as no block has, one load is the answer.
 //!
 //! ```text
 //! capture   live_blocks ─▶ the blocks at the graph's addresses ─▶ watch_block, for each
-//! drop      the arena takes the block back ─▶ is it watched? ─▶ the vigil has its address
-//! replay    vigil.is_undisturbed(): one load
+//! drop      the arena takes the block back ─▶ is it watched? ─▶ the watch has its address
+//! replay    watch.is_undisturbed(): one load
 //! ```
 //!
 //! Invariants:
 //!
-//! - A block has died for its vigils when its arena takes it back, or takes it *from* its holder
-//!   ([`restore_pool`](crate::DeviceAllocator::restore_pool)); so before anybody else has its memory. (A drop that finds its arena
+//! - A block has died for its watches when its arena takes it back, or takes it *from* its holder
+//!   ([`restore_pool`](crate::DeviceAllocator::restore_pool)); so before its memory serves again. (A drop that finds its arena
 //!   busy is taken in by the next call there, and counts from then on.)
 //! - An arena without watched blocks pays one look at an empty map for a drop.
-//! - A vigil that nobody keeps any more is forgotten when its block dies, or gets another one.
+//! - A watch that its owner has dropped is forgotten when its block dies, or gets another one.
 //!
-//! What is not here: graphs, and what their owner does when a block has died.
+//! Not here: graphs, and what their owner does when a block has died.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -27,7 +27,7 @@ use std::sync::{Mutex, PoisonError};
 use crate::device::blocks::BlockId;
 use crate::ids::{PoolId, StreamId};
 
-/// A watch over blocks that somebody else holds.
+/// A watch over blocks that others hold: a flag that is cleared when one of them is given back.
 #[derive(Debug, Default)]
 pub struct LivenessWatch {
     disturbed: AtomicBool,
@@ -35,13 +35,13 @@ pub struct LivenessWatch {
 }
 
 impl LivenessWatch {
-    /// Whether none of the blocks has died. One load.
+    /// Returns whether none of the blocks has died. One load.
     #[inline]
     pub fn is_undisturbed(&self) -> bool {
         !self.disturbed.load(Ordering::Acquire)
     }
 
-    /// Where the blocks began that have died, in the order of their deaths.
+    /// Returns where the blocks began that have died, in the order of their deaths.
     pub fn died(&self) -> Vec<u64> {
         self.died.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }

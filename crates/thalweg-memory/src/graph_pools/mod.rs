@@ -1,4 +1,4 @@
-//! What pools of captured graphs need beside allocation: their addresses stay put while a graph may run.
+//! The needs of captured graphs' pools beside allocation: their addresses stay put while a graph may run.
 
 pub(crate) mod aliases;
 pub(crate) mod checkpoint;

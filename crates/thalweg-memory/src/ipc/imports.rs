@@ -1,8 +1,9 @@
 //! Memory of other processes, opened in this one.
 //!
-//! [`DeviceAllocator::open_shared`](crate::DeviceAllocator::open_shared) opens what another process exported ([`sharing`](super::sharing)). Many tensors may lie in
-//! one exported piece, so a piece is opened once, however often it is asked for, and closed when its last owner goes. What
-//! is opened is not the allocator's: it is never cached, never handed out, and in no statistic.
+//! [`DeviceAllocator::open_shared`](crate::DeviceAllocator::open_shared) opens what another process exported
+//! ([`sharing`](super::sharing)). Many tensors may lie in one exported piece, so a piece is opened once, however often it is
+//! asked for, and closed when its last owner goes. What is opened is not the allocator's: it is never cached, never handed out,
+//! and in no statistic.
 //!
 //! The memory belongs to the other process, which knows nothing of the streams here. So closing waits for them: the streams
 //! that used the memory are noted ([`SharedMemory::record_stream`]), and the last owner's drop *blocks* until they are
@@ -20,7 +21,7 @@ use crate::error::{AllocationError, Kind};
 use crate::ids::StreamId;
 use crate::upstream::{MemorySharing, PageHandle, PageId, VirtualMemory};
 
-/// What is open, by what it was opened from.
+/// The open memory, by the handle it was opened from.
 #[derive(Default)]
 pub(crate) struct Imports(Mutex<FxHashMap<MemoryHandle, Weak<SharedMemory>>>);
 
@@ -73,7 +74,7 @@ impl Imports {
 
     /// Forgets memory and returns it, if the caller is the last to have it.
     pub(crate) fn retire(&self, memory: Arc<SharedMemory>) -> Option<Arc<SharedMemory>> {
-        // With the lock held nobody finds it, and of two that let go at once the second sees that he is the last.
+        // With the lock held it is not found, and of two threads that let go at once the second sees that it is the last.
         let mut imports = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if Arc::strong_count(&memory) > 1 {
             return None;
@@ -121,7 +122,7 @@ impl SharedMemory {
         Self { common: Arc::clone(common), address, mapping: None, users: Mutex::default() }
     }
 
-    /// Where it begins in this process. A block lies behind that by its
+    /// Returns where it begins in this process. A block lies behind that by its
     /// [`offset_bytes`](crate::SharedBlock::offset_bytes).
     pub fn address(&self) -> u64 {
         self.address
@@ -146,7 +147,7 @@ impl SharedMemory {
         users.is_empty() || (!self.common.is_capturing() && users.iter().all(wait))
     }
 
-    /// Gives the memory back. What is refused now cannot be offered again, and there is nobody to tell.
+    /// Gives the memory back. There is no caller to report a refusal to.
     fn close(&self) {
         let (upstream, address) = (&self.common.upstream, self.address);
         let Some(Mapping { bytes, pages, is_mapped }) = &self.mapping else {

@@ -1,22 +1,22 @@
-//! Memory that another process is to have as well.
+//! Memory that is shared with another process.
 //!
 //! A process *exports* a block as bytes, sends them by whatever means, and another process opens them. Three things are kept
 //! apart here: what of the memory is shared ([`SharedExtent`]), what stands for it outside of this process
-//! ([`MemoryHandle`]), and who asks the driver ([`MemorySharing`](crate::upstream::MemorySharing)).
+//! ([`MemoryHandle`]), and what asks the driver ([`MemorySharing`](crate::upstream::MemorySharing)).
 //!
 //! | [`SharingKind`] | what is shared | how it is opened |
 //! |---|---|---|
 //! | `Plain` | the whole segment that the block lies in: a driver exports what it allocated, by its first address | in one call |
 //! | `Pages` | the pages that the block lies in, and no others | a page at a time, then mapped side by side |
 //!
-//! Either way others of the process's blocks may lie there too: whoever opens it is trusted with them. Plain memory is the
+//! Either way others of the process's blocks may lie there too: the process that opens it is trusted with them. Plain memory is the
 //! better one to share: it is one handle however large it is, where pages take one each, and file descriptors are scarce. A
 //! program that means to share a tensor allocates it from a pool of plain memory, or with `expandable_segments` off, and
 //! can see what it got by [`Block::sharing_kind`].
 //!
 //! PyTorch exports *all* pages of an expandable segment up to the end of what is mapped. Here pages move when they are
-//! free, so that a process which opened more than the block could be left with a page that is somebody else's by now.
-//! The pages of a live block stay. So a block must stay alive while somebody has it open; that is between the processes.
+//! free, so that a process which opened more than the block could be left with a page that another block has by now.
+//! The pages of a live block stay. So a block must stay alive while another process has it open; the processes see to that.
 //!
 //! # The bytes
 //!
@@ -32,7 +32,7 @@
 //! Numbers are little-endian, and the gaps are those that C leaves. The offset of the block goes beside them. The bytes come
 //! from another process: whatever they are, reading them neither panics nor takes more memory than their own length.
 //!
-//! What is not here: opening what others exported ([`imports`](super::imports)), sending the bytes, keeping blocks alive for
+//! What is not here: opening what other processes exported ([`imports`](super::imports)), sending the bytes, keeping blocks alive for
 //! others, and events between processes.
 
 use std::fmt;
@@ -50,7 +50,7 @@ pub enum SharingKind {
     Pages,
 }
 
-/// What is shared of a block. Sizes are in bytes.
+/// The memory that is shared of a block. Sizes are in bytes.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct SharedExtent {
     /// How.
@@ -70,7 +70,7 @@ pub struct SharedExtent {
 /// A block as another process may be given it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct SharedBlock {
-    /// What to open.
+    /// The handle of the memory to open.
     pub memory: MemoryHandle,
     /// How far behind the beginning of that the block begins, in bytes.
     pub offset_bytes: u64,
@@ -79,7 +79,7 @@ pub struct SharedBlock {
 }
 
 impl Block {
-    /// How the memory can be shared with another process; `None` if it cannot: there is none, it was taken back, or the
+    /// Returns how the memory can be shared with another process; `None` if it cannot: there is none, it was taken back, or the
     /// driver's stream-ordered allocator has it.
     pub fn sharing_kind(&self) -> Option<SharingKind> {
         let (arena, block) = self.place();
@@ -88,12 +88,12 @@ impl Block {
         Some(if state.blocks.tag(block).is_expandable { SharingKind::Pages } else { SharingKind::Plain })
     }
 
-    /// Whether [`share`](Self::share) can work: the memory is of a kind that can be shared, and the upstream knows how.
+    /// Returns whether [`share`](Self::share) can work: the memory is of a kind that can be shared, and the upstream knows how.
     pub fn is_exportable(&self) -> bool {
         self.place().0.common.upstream.sharing().is_some() && self.sharing_kind().is_some()
     }
 
-    /// What is shared if the block is; `None` as [`sharing_kind`](Self::sharing_kind).
+    /// Returns what is shared if the block is; `None` as [`sharing_kind`](Self::sharing_kind).
     pub fn shared_extent(&self) -> Option<SharedExtent> {
         let kind = self.sharing_kind()?;
         let (arena, block) = self.place();
@@ -156,10 +156,10 @@ pub enum MemoryHandle {
     Allocation(Box<[u8; 64]>),
     /// Pages that belong side by side.
     Pages {
-        /// The process that exported them, whose file descriptors they are.
+        /// The process that exported the memory, whose file descriptors they are.
         process: u32,
-        /// Its [`serial`](crate::MemorySharing::serial) when it exported them: descriptors of one number are the same only where this is.
-        /// PyTorch, which has none, leaves what it likes in its place.
+        /// Its [`serial`](crate::MemorySharing::serial) when it exported them: descriptors of one number are the same only where
+        /// this is. PyTorch, which has none, leaves what it likes in its place.
         serial: u64,
         /// The size of each, in bytes.
         page_bytes: u64,
@@ -175,7 +175,7 @@ const DESCRIPTORS: i32 = 1;
 const FABRIC: i32 = 2;
 
 impl MemoryHandle {
-    /// The bytes to send.
+    /// Returns the bytes to send.
     ///
     /// # Panics
     /// If it has no pages, or pages of both kinds, or the process is none: what this crate exports does not.
@@ -211,7 +211,7 @@ impl MemoryHandle {
         }
     }
 
-    /// What the bytes stand for.
+    /// Returns what the bytes stand for.
     ///
     /// # Errors
     /// If they are of another version, or cut short, or have something behind their end, or make no sense.
@@ -232,7 +232,7 @@ impl MemoryHandle {
         }
     }
 
-    /// How much memory it stands for, in bytes, if it says so itself.
+    /// Returns how much memory it stands for, in bytes, if it says so itself.
     pub fn extent_bytes(&self) -> Option<u64> {
         match self {
             Self::Allocation(_) => None,

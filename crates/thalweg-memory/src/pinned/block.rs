@@ -33,22 +33,22 @@ impl HostBlock {
         Self { allocator, block, owner, users: Mutex::default() }
     }
 
-    /// Where the memory begins; 0 for a null block.
+    /// Returns where the memory begins; 0 for a null block.
     pub fn address(&self) -> u64 {
         self.block.map_or(0, |block| block.address)
     }
 
-    /// How many bytes there are: what was asked for, rounded up (see [`HostSettings`](crate::HostSettings)).
+    /// Returns how many bytes there are: what was asked for, rounded up (see [`HostSettings`](crate::HostSettings)).
     pub fn size_bytes(&self) -> u64 {
         self.block.map_or(0, |block| block.size_bytes)
     }
 
-    /// How many bytes were asked for.
+    /// Returns how many bytes were asked for.
     pub fn requested_bytes(&self) -> u64 {
         self.block.map_or(0, |block| block.requested_bytes)
     }
 
-    /// Whether this is a null block, which holds no memory.
+    /// Returns whether this is a null block, which holds no memory.
     pub fn is_null(&self) -> bool {
         self.block.is_none()
     }
@@ -58,7 +58,7 @@ impl HostBlock {
     /// an earlier one, so that the list is bounded by the number of streams.
     ///
     /// While a capture is under way nothing is recorded. If the stream takes part in it, the block is kept for the
-    /// capture's pool: freed, it serves nobody until the pool's last reference is released. If not, this is
+    /// capture's pool: freed, it serves no request until the pool's last reference is released. If not, this is
     /// [`record_stream`](Self::record_stream).
     ///
     /// An event that cannot be recorded now is recorded at the drop. Waits for a capture that is just beginning or ending.

@@ -1,4 +1,4 @@
-//! Blocks of about one size that nobody holds: free ones, and those that were freed and wait.
+//! Blocks of about one size that no caller holds: free ones, and those that were freed and wait.
 //!
 //! A [`Bucket`] is one lock with everything behind it that serving a request of its size needs, so that requests of different
 //! sizes never meet. There is one for each power of two, and one for each private pool (for all its sizes).
@@ -12,11 +12,11 @@
 //!
 //! Invariants, which hold whenever the upstream is called and whenever the lock is free:
 //!
-//! - A slab is in one of these places, or in a caller's hands, or retired.
-//! - `active` counts the slabs that were taken from here and have not come to be free (or retired) here. A slab that is kept
+//! - A block is in one of these places, or in a caller's hands, or retired.
+//! - `active` counts the blocks that were taken from here and have not become free (or retired) here. A block that is kept
 //!   by another pool's bucket is still counted by its own.
 //!
-//! What this module does not know: which bucket serves whom, captures, and how memory is pinned.
+//! This module does not know which bucket serves which request, captures, and how memory is pinned.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex};
@@ -35,7 +35,7 @@ use crate::statistics::stats::Statistic;
 use crate::trace::history::{History, StackId};
 use crate::upstream::HostUpstream;
 
-/// Whose a slab is: where it was taken from, and where it comes back to.
+/// The owner of a block: where it was taken from, and where it comes back to.
 #[derive(Clone, Debug)]
 pub(crate) enum PinnedOwner {
     /// The bucket of its size.
@@ -45,12 +45,12 @@ pub(crate) enum PinnedOwner {
 }
 
 impl PinnedOwner {
-    /// Whether it is a pool that has closed, from which slabs move on to the shared buckets.
+    /// Returns whether it is a pool that has closed, from which blocks move on to the shared buckets.
     pub(crate) fn is_closed(&self) -> bool {
         matches!(self, Self::Private(pool) if pool.is_closed())
     }
 
-    /// What the history calls it.
+    /// Returns what the history calls it.
     pub(crate) fn pool_id(&self) -> (u64, u64) {
         match self {
             Self::Shared => (0, 0),
@@ -59,15 +59,15 @@ impl PinnedOwner {
     }
 }
 
-/// A slab on its way back.
+/// A block on its way back.
 #[derive(Debug)]
 pub(crate) struct Freed {
     pub(crate) block: PinnedBlock,
     pub(crate) owner: PinnedOwner,
     pub(crate) uses: Uses,
-    /// The pools whose captures used it: it goes from one to the next, and home at last.
+    /// The pools whose captures used it: it goes from one to the next, and at last to its owner.
     pub(crate) captured_by: SmallVec<[Arc<PrivatePool>; 1]>,
-    /// Whether an event could not be recorded, so that nobody will ever know when the uses are over.
+    /// Whether an event could not be recorded, so that it is never known when the uses are over.
     pub(crate) failed: bool,
     /// Where it was freed, if that was asked for.
     pub(crate) stack: Option<StackId>,
@@ -75,22 +75,22 @@ pub(crate) struct Freed {
     pub(crate) told: bool,
 }
 
-/// What all buckets look at.
+/// The state that all buckets look at.
 pub(crate) struct Common {
     pub(crate) rounding: Rounding,
     pub(crate) history: History,
 }
 
-/// What arrives in a bucket.
+/// A block that arrives in a bucket.
 #[derive(Debug)]
 pub(crate) enum Arrival {
     /// A block that goes back to the bucket it was taken from.
     Returned(Freed),
-    /// A slab that stays here until the pool closes.
+    /// A block that stays here until the pool closes.
     Kept(Freed),
 }
 
-/// Free slabs, by size; those of one size as a stack.
+/// Free blocks, by size; those of one size as a stack.
 #[derive(Default, Debug)]
 pub(crate) struct FreeList {
     stacks: BTreeMap<u64, Vec<(u64, PinnedBlock)>>,
@@ -107,7 +107,7 @@ impl FreeList {
         self.stacks.entry(block.size_bytes).or_default().push((self.frees, block));
     }
 
-    /// The free slab that serves the request best, if one does.
+    /// Takes the free block that serves the request best, if one does.
     pub(crate) fn take(&mut self, request: &Request) -> Option<PinnedBlock> {
         let stacks = self.stacks.range(request.requested_bytes..=request.most_bytes);
         let mut stacks = stacks.filter(|(_, stack)| !stack.is_empty());
@@ -119,7 +119,7 @@ impl FreeList {
         self.pop(size)
     }
 
-    /// The slab of exactly this size that was freed last.
+    /// Takes the block of exactly this size that was freed last.
     fn pop(&mut self, size_bytes: u64) -> Option<PinnedBlock> {
         let stack = self.stacks.get_mut(&size_bytes)?;
         let (_, block) = stack.pop()?;
@@ -149,17 +149,17 @@ impl FreeList {
     }
 }
 
-/// What stands behind a bucket's lock.
+/// The state behind a bucket's lock.
 #[derive(Default, Debug)]
 pub(crate) struct Shelf {
     pub(crate) free: FreeList,
     pub(crate) waiting: Waiting,
-    /// Slabs with marks that could not get their events yet: a capture was under way. The oldest first.
+    /// Blocks with marks that could not get their events yet: a capture was under way. The oldest first.
     pub(crate) deferred: VecDeque<(PinnedBlock, Uses)>,
     pub(crate) kept: Vec<Freed>,
-    /// Free slabs that are too large to be kept: to be given back as soon as somebody may wait for that.
+    /// Free blocks that are too large to be kept: to be given back as soon as a call may wait for that.
     pub(crate) discarded: Vec<PinnedBlock>,
-    /// Slabs that nobody will ever use again.
+    /// Blocks that are never used again.
     pub(crate) retired: Vec<PinnedBlock>,
     pub(crate) active_requests: Statistic,
     pub(crate) active_bytes: Statistic,
@@ -167,13 +167,13 @@ pub(crate) struct Shelf {
 }
 
 impl Shelf {
-    /// Takes a free slab.
+    /// Takes a free block.
     pub(crate) fn take(&mut self, asked: &Asked, common: &Common) -> Option<PinnedBlock> {
         let block = self.free.take(&asked.request)?;
         Some(self.taken(block, asked, common))
     }
 
-    /// A slab goes from here into a caller's hands: as it is from now on.
+    /// Counts a block that goes from here into a caller's hands. Returns it with the request's size.
     pub(crate) fn taken(&mut self, block: PinnedBlock, asked: &Asked, common: &Common) -> PinnedBlock {
         let block = PinnedBlock { requested_bytes: asked.request.requested_bytes, ..block };
         self.active_requests.increase(1);
@@ -184,7 +184,7 @@ impl Shelf {
         block
     }
 
-    /// Takes any slab that is large enough out of those that nobody uses, without counting it as active.
+    /// Takes any free block that is large enough, without counting it as active.
     pub(crate) fn take_any(&mut self, request: &Request) -> Option<PinnedBlock> {
         for block in self.discarded.drain(..) {
             self.free.push(block);
@@ -213,7 +213,7 @@ impl Shelf {
         }
     }
 
-    /// Whether anything here could become free by looking at events.
+    /// Returns whether anything here could become free by looking at events.
     pub(crate) fn has_pending(&self) -> bool {
         !self.deferred.is_empty() || !self.waiting.is_empty()
     }
@@ -229,7 +229,7 @@ impl Shelf {
     ) {
         self.settle_all(common);
         while let Some((block, uses)) = self.deferred.front_mut() {
-            // The slab stays where it is while events are recorded, which may panic.
+            // The block stays where it is while events are recorded, which may panic.
             let (block, recorded) = (*block, uses.record_marks(recorder));
             let (_, uses) = self.deferred.pop_front().expect("the front is there");
             match recorded {
@@ -252,7 +252,7 @@ impl Shelf {
         }
     }
 
-    /// A slab that was active is so no more. The stack is that of the free, where that is still known.
+    /// Ends the wait of a block: it is free, or retired. The stack is that of the free, where that is still known.
     fn settle(&mut self, block: PinnedBlock, outcome: WaitOutcome, stack: Option<StackId>, common: &Common) {
         self.active_requests.decrease(1);
         self.active_bytes.decrease(block.size_bytes);
@@ -268,7 +268,7 @@ impl Shelf {
         }
     }
 
-    /// A free slab comes to be here.
+    /// Puts a free block here.
     pub(crate) fn put(&mut self, block: PinnedBlock, rounding: &Rounding) {
         if rounding.is_cached(block.size_bytes) || block.source == Source::Reserve {
             self.free.push(block);
@@ -277,20 +277,20 @@ impl Shelf {
         }
     }
 
-    /// Whether no slab is here, and none is to come back.
+    /// Returns whether no block is here, and none is to come back.
     pub(crate) fn is_empty(&self) -> bool {
         let counted = self.active_requests.current == 0 && self.kept.is_empty() && self.discarded.is_empty();
         counted && self.free.is_empty()
     }
 
-    /// Freed slabs that wait.
+    /// Returns the freed blocks that wait.
     pub(crate) fn pending_blocks(&self) -> impl Iterator<Item = &PinnedBlock> {
         let deferred = self.deferred.iter().map(|(block, _)| block);
         let kept = self.kept.iter().map(|freed| &freed.block);
         deferred.chain(kept).chain(self.waiting.blocks())
     }
 
-    /// Their number and bytes.
+    /// Returns their number and bytes.
     pub(crate) fn pending(&self) -> Tally {
         let deferred = Tally::of(self.deferred.iter().map(|(block, _)| block.size_bytes));
         let kept = Tally::of(self.kept.iter().map(|freed| freed.block.size_bytes));
@@ -299,7 +299,7 @@ impl Shelf {
     }
 }
 
-/// One lock, and the slabs behind it. Buckets of neighbouring sizes do not share a line of the cache.
+/// One lock, and the blocks behind it. Buckets of neighbouring sizes do not share a line of the cache.
 #[derive(Default, Debug)]
 #[repr(align(128))]
 pub(crate) struct Bucket {

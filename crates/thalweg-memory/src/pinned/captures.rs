@@ -1,7 +1,7 @@
 //! Captures: which are under way, whose requests they serve, and what their graphs keep.
 //!
-//! A captured copy runs at every replay, so the pinned memory that it uses must belong to nobody else for as long as the
-//! graph lives, and while a capture is under way no event may be recorded (it would become part of the graph) or asked for.
+//! A captured copy runs at every replay, so the pinned memory that it uses must belong to the graph for as long as it
+//! lives, and while a capture is under way no event may be recorded (it would become part of the graph) or asked for.
 //! The graph holds a *private pool*, named by the same [`PoolId`] as its device memory:
 //!
 //! ```text
@@ -10,13 +10,13 @@
 //!                 └ no event is touched from here ───┘ to here                        └ memory is shared again
 //! ```
 //!
-//! - A request for a stream that a scope matches is served from the pool, and comes back to it. If no captured work used it, it
+//! - A request for a stream that a scope matches is served from the pool, and goes back to it. If no captured work used it, it
 //!   may serve the pool's next request.
-//! - A block that captured work used, from the pool or not, is *kept* by the pool when it is freed, and serves nobody until
-//!   the last reference is released.
+//! - A block that captured work used, from the pool or not, is *kept* by the pool when it is freed, and serves no request
+//!   until the last reference is released.
 //!
-//! The [`Gate`] says whether events may be touched. Whoever touches events holds it open meanwhile, and a capture is
-//! announced by closing it, which waits until nobody does. Drops do not wait: they take a gate that is just moving for a
+//! The [`Gate`] says whether events may be touched. A call that touches events holds it open meanwhile, and a
+//! capture is announced by closing it, which waits until no call does. Drops do not wait: they take a gate that is just moving for a
 //! closed one, which defers their events and harms nothing.
 //!
 //! Locks are taken in this order: gate, the list of pools, a bucket, an inbox; where a bucket's lock comes before the gate,
@@ -43,11 +43,11 @@ pub(crate) struct PrivatePool {
 impl PrivatePool {
     fn new(id: PoolId) -> Self {
         let pool = Self { id, closed: AtomicBool::new(false), bucket: Bucket::default() };
-        pool.bucket.shelf.lock().expect("nobody had it yet").log.pool_id = pool.pool_id();
+        pool.bucket.shelf.lock().expect("no other thread has it yet").log.pool_id = pool.pool_id();
         pool
     }
 
-    /// What the history calls it.
+    /// Returns what the history calls it.
     pub(crate) fn pool_id(&self) -> (u64, u64) {
         (0, self.id.raw())
     }
@@ -88,12 +88,12 @@ pub(crate) struct Gate {
 pub(crate) struct GateGuard<'a>(RwLockReadGuard<'a, Vec<Scope>>);
 
 impl GateGuard<'_> {
-    /// Whether events may be touched.
+    /// Returns whether events may be touched.
     pub(crate) fn is_open(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// The pool that serves requests on this stream; without a stream, one that serves all.
+    /// Returns the pool that serves requests on this stream; without a stream, one that serves all.
     pub(crate) fn pool_for(&self, stream: Option<StreamId>) -> Option<&Arc<PrivatePool>> {
         let serves = |scope: &&Scope| match (stream, &scope.filter) {
             (Some(stream), filter) => filter.matches(stream),
@@ -104,7 +104,7 @@ impl GateGuard<'_> {
 }
 
 impl Gate {
-    /// Whether a capture is under way, as far as can be told without waiting.
+    /// Returns whether a capture is under way, as far as can be told without waiting.
     pub(crate) fn is_closed(&self) -> bool {
         self.count.load(Ordering::Acquire) > 0
     }
@@ -124,7 +124,7 @@ impl Gate {
         Some(GateGuard(scopes)).filter(GateGuard::is_open)
     }
 
-    /// Opens a scope, and thereby closes the gate. *Waits* for whoever holds it.
+    /// Opens a scope, and thereby closes the gate. *Waits* for calls that hold it open.
     pub(crate) fn begin(&self, pool: Arc<PrivatePool>, filter: StreamFilter) -> Result<(), Kind> {
         let mut scopes = self.scopes.write().unwrap_or_else(PoisonError::into_inner);
         if scopes.iter().any(|scope| scope.pool.id == pool.id) {
@@ -156,7 +156,7 @@ struct Counted {
 pub(crate) struct PrivatePools(Mutex<BTreeMap<PoolId, Counted>>);
 
 impl PrivatePools {
-    /// One more reference. A name that is not known becomes a new pool.
+    /// Adds a reference. A name that is not known becomes a new pool.
     ///
     /// # Errors
     /// If the last reference was released and blocks of the pool are still out.
@@ -172,7 +172,7 @@ impl PrivatePools {
         Ok(())
     }
 
-    /// One reference less. Whether it was the last: then the pool is closed.
+    /// Takes a reference away. Returns whether it was the last: then the pool is closed.
     pub(crate) fn release(&self, id: PoolId) -> Result<bool, Kind> {
         let mut pools = self.lock();
         let counted = referenced(&mut pools, id)?;
@@ -182,7 +182,7 @@ impl PrivatePools {
         Ok(last)
     }
 
-    /// One more reference to a pool that somebody holds already.
+    /// Adds a reference to a pool that has one already.
     pub(crate) fn hold(&self, id: PoolId) -> Result<Arc<PrivatePool>, Kind> {
         let mut pools = self.lock();
         let counted = referenced(&mut pools, id)?;
@@ -190,12 +190,12 @@ impl PrivatePools {
         Ok(counted.pool.clone())
     }
 
-    /// All that are known, the closed ones included.
+    /// Returns all that are known, the closed ones included.
     pub(crate) fn all(&self) -> Vec<Arc<PrivatePool>> {
         self.lock().values().map(|counted| counted.pool.clone()).collect()
     }
 
-    /// Forgets a closed pool if nothing is in it, and nobody but the caller could still bring something. Whether it did.
+    /// Forgets a closed pool if nothing is in it, and only the caller could still bring something. Returns whether it did.
     pub(crate) fn forget(&self, pool: &Arc<PrivatePool>, is_empty: impl FnOnce() -> bool) -> bool {
         let mut pools = self.lock();
         // The caller's and ours. Others are copied from one of these, or from ours with the lock held.

@@ -1,4 +1,4 @@
-//! What all handles of a host allocator share: the buckets and the ways between them.
+//! The state that all handles of a host allocator share: the buckets and the ways between them.
 //!
 //! A request takes one bucket's lock; only if nothing there serves does it go further:
 //!
@@ -12,7 +12,7 @@
 //! ```
 //!
 //! Waiting (5) comes after everything that needs none, and everything that has completed is found before the first wait: a
-//! stream that is stuck holds up nobody who can be served without it. Steps 4 and 5 are left out during a capture, when events
+//! stream that is stuck holds up no request that can be served without it. Steps 4 and 5 are left out during a capture, when events
 //! may not be touched and freeing may break the capture. Step 6 makes sure that a request fails only when no free block could
 //! serve it. A private pool that finds nothing may have a shared block for good; never the other way round.
 //!
@@ -50,8 +50,8 @@ pub(crate) struct Core {
     pub(crate) gate: Gate,
     pub(crate) pools: PrivatePools,
     pub(crate) pinning: Pinning,
-    /// Held to read by whoever has slabs in no bucket and in nobody's hands, and to write by whoever looks at all slabs. It
-    /// comes before the locks of buckets.
+    /// Held to read while a call has blocks in no bucket and in no caller's hands, and to write while all blocks are looked at.
+    /// It comes before the locks of buckets.
     pub(crate) moving: RwLock<()>,
     has_chores: AtomicBool,
     /// How often a pool was about to be forgotten, and how often that was over.
@@ -125,7 +125,7 @@ impl Core {
         }
     }
 
-    /// A cached slab, perhaps one that has just become free.
+    /// Takes a cached block, perhaps one that has just become free.
     fn cached(&self, asked: &Asked, owner: &PinnedOwner) -> Option<PinnedBlock> {
         let bucket = self.bucket(owner, asked.request.size_bytes);
         let mut shelf = self.lock(bucket);
@@ -153,7 +153,7 @@ impl Core {
         self.lock(self.bucket(owner, block.size_bytes)).taken(block, asked, &self.common)
     }
 
-    /// The smallest free slab that is large enough, whatever it wastes.
+    /// Takes the smallest free block that is large enough, however much of it is unused.
     fn any(&self, asked: &Asked, owner: &PinnedOwner) -> Option<PinnedBlock> {
         let request = &asked.request;
         let own = match owner {
@@ -165,7 +165,7 @@ impl Core {
         Some(self.taken(block, asked, owner))
     }
 
-    /// Takes a slab back from a caller's hands. Neither fails nor waits.
+    /// Takes a block back from a caller's hands. Neither fails nor waits.
     pub(crate) fn take_back(&self, freed: Freed) {
         let mut delivery = Delivery { core: self, freed: Some(freed) };
         if let Some(freed) = &mut delivery.freed
@@ -176,7 +176,7 @@ impl Core {
         }
     }
 
-    /// Brings a freed slab to where it waits, or is kept, or is free.
+    /// Brings a freed block to where it waits, or is kept, or is free.
     fn deliver(&self, mut freed: Freed) {
         let pool = loop {
             match freed.captured_by.pop() {
@@ -227,7 +227,7 @@ impl Core {
         looked && self.gate.try_hold_open().is_some()
     }
 
-    /// The caller holds the gate open.
+    /// Processes the events of a bucket. The caller holds the gate open.
     fn process(&self, shelf: &mut Shelf, wait: bool) {
         shelf.process(&self.recorder, &*self.upstream, &self.common, wait);
         if !shelf.discarded.is_empty() {
@@ -316,7 +316,7 @@ impl Core {
             if kept.is_empty() {
                 break;
             }
-            // Some of it may come back here, as free slabs.
+            // Some of it may come back here, as free blocks.
             kept.into_iter().for_each(|freed| self.deliver(freed));
         }
         let is_empty = || self.lock(&pool.bucket).is_empty();
@@ -403,13 +403,13 @@ impl Core {
         &self.shared[exponent(size_bytes)]
     }
 
-    /// Every bucket in turn, those of private pools last.
+    /// Runs `action` on every bucket in turn, those of private pools last.
     pub(crate) fn each_bucket(&self, mut action: impl FnMut(&mut Shelf)) {
         let pools = self.pools.all();
         self.buckets(&pools).for_each(|bucket| action(&mut self.lock(bucket)));
     }
 
-    /// All buckets that there are, those of these pools last.
+    /// Returns all buckets that there are, those of these pools last.
     pub(crate) fn buckets<'a>(&'a self, pools: &'a [Arc<PrivatePool>]) -> impl Iterator<Item = &'a Bucket> {
         self.shared.iter().chain(pools.iter().map(|pool| &pool.bucket))
     }
@@ -418,7 +418,7 @@ impl Core {
         self.moving.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes a bucket's lock and takes in what was left while somebody else had it.
+    /// Takes a bucket's lock and takes in the blocks that were left while another thread had it.
     pub(crate) fn lock<'a>(&self, bucket: &'a Bucket) -> MutexGuard<'a, Shelf> {
         // A shelf is valid whenever the upstream, which may panic, is called.
         let mut shelf = bucket.shelf.lock().unwrap_or_else(PoisonError::into_inner);
@@ -430,12 +430,12 @@ impl Core {
     }
 }
 
-/// The exponent of the power of two that a size is at most.
+/// Returns the exponent of the power of two that a size is at most.
 fn exponent(size_bytes: u64) -> usize {
     size_bytes.next_power_of_two().trailing_zeros() as usize
 }
 
-/// A slab that is delivered come what may: what recording its events has left undone is done later.
+/// A block that is delivered whatever happens: what recording its events has left undone is done later.
 struct Delivery<'a> {
     core: &'a Core,
     freed: Option<Freed>,
@@ -449,7 +449,7 @@ impl Drop for Delivery<'_> {
     }
 }
 
-/// Slabs on their way to the upstream. Those that did not get there are free again.
+/// Blocks on their way to the upstream. Those that did not get there are free again.
 struct Going<'a> {
     core: &'a Core,
     blocks: Vec<PinnedBlock>,
@@ -464,8 +464,8 @@ impl Drop for Going<'_> {
 }
 
 impl Drop for Core {
-    /// Nobody holds a block any more. What could not be waited for may still be copied to or from, and what a graph's pool
-    /// keeps may be replayed: that is left pinned rather than taken away from under the device.
+    /// Gives back what can be given back; no block is held any more. Memory that could not be waited for may still be copied to
+    /// or from, and what a graph's pool keeps may be replayed: that is left pinned rather than taken away from the device.
     fn drop(&mut self) {
         // An upstream that panics now must not keep the rest from going back.
         let guarded = |action: &dyn Fn()| drop(catch_unwind(AssertUnwindSafe(action)));

@@ -1,4 +1,4 @@
-//! What a bucket remembers of the events of its slabs.
+//! The events of its blocks that a bucket remembers.
 
 use rustc_hash::FxHashMap;
 use thalweg_snapshot::Action;
@@ -10,7 +10,7 @@ use crate::trace::history::{Event, History, Ring, StackId, TextId};
 /// Pinned memory belongs to no stream.
 pub(crate) const NO_STREAM: StreamId = StreamId::from_raw(0);
 
-/// A slab that was handed out while something was recorded.
+/// A block that was handed out while something was recorded.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Holding {
     pub(crate) requested_bytes: u64,
@@ -18,7 +18,7 @@ pub(crate) struct Holding {
     pub(crate) stack: Option<StackId>,
 }
 
-/// What a bucket remembers of its events.
+/// The events that a bucket remembers.
 #[derive(Default, Debug)]
 pub(crate) struct Log {
     pub(crate) pool_id: (u64, u64),
@@ -28,7 +28,7 @@ pub(crate) struct Log {
 }
 
 impl Log {
-    /// A caller gets a slab.
+    /// Records that a caller gets a block.
     #[cold]
     #[inline(never)]
     pub(crate) fn tell_allocated(&mut self, history: &History, block: PinnedBlock, stack: Option<StackId>) {
@@ -36,7 +36,7 @@ impl Log {
         self.tell(history, Event { stack, ..event(Action::Alloc, block, self.pool_id) });
     }
 
-    /// A caller gave a slab back, or it is free. The stack is that of the free, if there is one.
+    /// Records that a caller gave a block back, or that it is free. The stack is that of the free, if there is one.
     #[cold]
     #[inline(never)]
     pub(crate) fn tell_freed(

@@ -5,8 +5,8 @@
 //! classes, and a request takes a free block of its class, the one that was freed last, which is the likeliest to be in the
 //! host's caches.
 //!
-//! A block belongs to no stream. Each stream that copies to or from it is told of with [`HostBlock::record_use`], which
-//! records an event behind the copy; freed, the block serves nobody until all its events have passed. (It may be freed at
+//! A block belongs to no stream. Each stream that copies to or from it is recorded with [`HostBlock::record_use`], which
+//! records an event behind the copy; freed, the block serves no request until all its events have passed. (It may be freed at
 //! once after the copy was submitted: the next owner gets it when the copy is over.)
 //!
 //! ```text
@@ -33,7 +33,7 @@
 //! | `unsplit`, `log` | a range of pinned memory; what was recorded of it | who has it |
 //! | `core` | the ways between all these; what to do when memory is short | handles |
 //! | `poller` | the background thread | |
-//! | `watch` | the history: what happened to which slab; snapshots | how a slab is found |
+//! | `watch` | the history: what happened to which block; snapshots | how a block is found |
 //! | `block` | handles | |
 //!
 //! # What holds
@@ -87,7 +87,7 @@ pub struct HostAllocator {
 }
 
 impl HostAllocator {
-    /// An allocator that holds nothing yet.
+    /// Creates an allocator that holds nothing yet.
     pub fn new(upstream: Arc<dyn HostUpstream>, settings: HostSettings) -> Arc<Self> {
         let core = Arc::new(Core::new(upstream, HostSettings::default()));
         let allocator = Arc::new(Self { core, poller: Mutex::default() });
@@ -95,7 +95,7 @@ impl HostAllocator {
         allocator
     }
 
-    /// How it behaves now.
+    /// Returns how it behaves now.
     pub fn settings(&self) -> HostSettings {
         self.core.settings()
     }
@@ -114,7 +114,7 @@ impl HostAllocator {
         }
     }
 
-    /// A block of at least `bytes` of pinned memory, for no stream in particular: of private pools only one that serves all
+    /// Returns a block of at least `bytes` of pinned memory, for no stream in particular: of private pools only one that serves all
     /// streams serves it. `bytes` of 0 give a null block, which holds no memory. May block: when nothing cached fits, the
     /// upstream pins memory, and when it has run out, the host waits for all pending uses.
     ///
@@ -125,7 +125,7 @@ impl HostAllocator {
         self.allocate_for(bytes, None)
     }
 
-    /// As [`allocate`](Self::allocate), for work on `stream`: while allocations for it go to a private pool (see
+    /// Allocates a block as [`allocate`](Self::allocate) does, for work on `stream`: while allocations for it go to a private pool (see
     /// [`begin_allocate_to_pool`](Self::begin_allocate_to_pool)), the block is from there.
     ///
     /// # Errors
@@ -152,8 +152,8 @@ impl HostAllocator {
         Ok(HostBlock::new(Arc::clone(self), Some(block), owner))
     }
 
-    /// Looks how far the streams have come, and gives back what is not to be kept. Calls that need a block do this by
-    /// themselves; this is for who wants the statistics to be up to date. Touches no event while a capture is under way.
+    /// Looks how far the streams have come, and gives back what is not to be kept. Calls that need a block do this by themselves;
+    /// call it to bring the statistics up to date. Touches no event while a capture is under way.
     pub fn process_events(&self) {
         self.core.process_events();
     }
@@ -169,7 +169,7 @@ impl HostAllocator {
         self.core.empty_cache()
     }
 
-    /// A new private pool with one reference, which the caller gives back with [`release_pool`](Self::release_pool).
+    /// Returns a new private pool with one reference, which the caller gives back with [`release_pool`](Self::release_pool).
     pub fn create_pool(&self) -> PoolId {
         let id = PoolId::unique();
         let retained = self.core.pools.retain(id);
@@ -177,8 +177,7 @@ impl HostAllocator {
         id
     }
 
-    /// One more reference to a private pool. A name that is not known here, a device allocator's say, becomes a pool with one
-    /// reference: the graphs that hold the pool of the device's memory hold the pool of the host's under the same name.
+    /// Adds a reference to a private pool. A name that is not known here, a device allocator's for instance, becomes a pool.
     ///
     /// # Errors
     /// [`is_invalid_argument`](AllocationError::is_invalid_argument) if the last reference was released, and blocks of the
@@ -187,24 +186,24 @@ impl HostAllocator {
         Ok(self.core.pools.retain(pool)?)
     }
 
-    /// One reference less. With the last, no graph uses the pool's memory any more: no replay is under way, but for what
-    /// [`record_use`](HostBlock::record_use) or [`record_stream`](HostBlock::record_stream) told of. All of it is shared from
-    /// then on.
+    /// Takes a reference away. With the last, no graph uses the pool's memory any more: no replay is under way, except those that
+    /// [`record_use`](HostBlock::record_use) or [`record_stream`](HostBlock::record_stream) has recorded. All of it is shared
+    /// from then on.
     ///
     /// # Errors
-    /// [`is_invalid_argument`](AllocationError::is_invalid_argument) if nobody holds a reference.
+    /// [`is_invalid_argument`](AllocationError::is_invalid_argument) if there is no reference.
     pub fn release_pool(&self, pool: PoolId) -> Result<(), AllocationError> {
         self.released(self.core.pools.release(pool)?);
         Ok(())
     }
 
-    /// From now until the matching [`end_allocate_to_pool`](Self::end_allocate_to_pool), requests for streams that match the
-    /// filter go to the pool, blocks that such streams use are kept for it, and *no event is touched*: freed blocks that
-    /// were used wait. Call it before the capture begins. Captures may overlap; the scope begun last whose filter matches
-    /// serves. Holds a reference. Waits for calls that are touching events.
+    /// Directs requests for streams that match the filter to the pool until [`end_allocate_to_pool`](Self::end_allocate_to_pool).
+    /// Meanwhile blocks that such streams use are kept for the pool, and *no event is touched*: freed blocks that were used wait.
+    /// Call it before the capture begins. Captures may overlap; the scope begun last whose filter matches serves. Holds a
+    /// reference. Waits for calls that are touching events.
     ///
     /// # Errors
-    /// [`is_invalid_argument`](AllocationError::is_invalid_argument) if nobody holds a reference to the pool, or
+    /// [`is_invalid_argument`](AllocationError::is_invalid_argument) if there is no reference to the pool, or
     /// allocations go to it already.
     pub fn begin_allocate_to_pool(&self, pool: PoolId, filter: StreamFilter) -> Result<(), AllocationError> {
         let private = self.core.pools.hold(pool)?;
@@ -235,17 +234,17 @@ impl HostAllocator {
         }
     }
 
-    /// The statistics at this moment.
+    /// Returns the statistics at this moment.
     pub fn statistics(&self) -> HostStatistics {
         self.core.statistics()
     }
 
-    /// The statistics under PyTorch's keys, sorted by key (`torch.cuda.host_memory_stats`).
+    /// Returns the statistics under PyTorch's keys, sorted by key (`torch.cuda.host_memory_stats`).
     pub fn memory_stats(&self) -> Vec<(String, u64)> {
         self.statistics().memory_stats()
     }
 
-    /// The same, by quantity (`torch.cuda.host_memory_stats_as_nested_dict`).
+    /// Returns the statistics by quantity (`torch.cuda.host_memory_stats_as_nested_dict`).
     pub fn memory_stats_nested(&self) -> Vec<(&'static str, StatisticEntry)> {
         self.statistics().memory_stats_nested()
     }

@@ -48,21 +48,21 @@ fn granules(bytes: u64) -> u64 {
     bytes.next_multiple_of(RESERVE_GRANULE_BYTES)
 }
 
-/// A slab as it was pinned.
+/// A block as it was pinned.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Piece {
     pub(crate) size_bytes: u64,
     /// Where in the program it was pinned, if that was recorded.
     pub(crate) stack: Option<StackId>,
-    /// Whether nobody will ever use it again, nor any bucket knows of it.
+    /// Whether it is never used again, and in no bucket.
     pub(crate) lost: bool,
 }
 
 #[derive(Default, Debug)]
 pub(crate) struct Accounts {
-    /// Without what the buckets count: the active slabs.
+    /// The statistics, without what the buckets count: the active blocks.
     pub(crate) statistics: HostStatistics,
-    /// All slabs, by address.
+    /// All blocks, by address.
     pub(crate) pieces: BTreeMap<u64, Piece>,
     /// When they came and went, and the events of buckets that are gone.
     pub(crate) ring: Ring,
@@ -129,7 +129,7 @@ impl Pinning {
         address
     }
 
-    /// Gives one slab, which nobody uses, back to the upstream it came from.
+    /// Gives one block, which has no uses, back to the upstream it came from.
     pub(crate) fn unpin(
         &self,
         block: &PinnedBlock,
@@ -153,22 +153,22 @@ impl Pinning {
         Ok(())
     }
 
-    /// Gives the reserve back if these are all the slabs that came from it. This is for the end only.
+    /// Gives the reserve back if these are all the blocks that came from it. This is for the end only.
     pub(crate) fn unpin_reserve(&self, blocks: &[PinnedBlock], upstream: &dyn HostUpstream) {
         let Some(reserve) = self.lock().reserve else { return };
         let returned: u64 = blocks.iter().map(|block| granules(block.size_bytes)).sum();
         if returned == reserve.used_bytes {
-            // Nobody is left to be told of a failure.
+            // No caller is left to report a failure to.
             let _ = upstream.free_host(reserve.address, reserve.size_bytes, reserve.method);
         }
     }
 
-    /// The statistics, to be read or changed.
+    /// Locks the accounts and returns their statistics, to be read or changed.
     pub(crate) fn with_statistics<T>(&self, action: impl FnOnce(&mut HostStatistics) -> T) -> T {
         action(&mut self.lock().statistics)
     }
 
-    /// The accounts, to be read or changed.
+    /// Locks the accounts, to be read or changed.
     pub(crate) fn lock(&self) -> MutexGuard<'_, Accounts> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -180,7 +180,7 @@ impl Accounts {
         self.ring.push(history, &Event { stack: piece.stack, ..event });
     }
 
-    /// Slabs that are lost belong to no bucket any more.
+    /// Marks blocks as lost: they belong to no bucket any more.
     pub(crate) fn lose(&mut self, blocks: &[PinnedBlock]) {
         for block in blocks {
             self.statistics.retired.count(block.size_bytes);
@@ -191,8 +191,8 @@ impl Accounts {
     }
 }
 
-/// A slab that is about to go back. The history is told before, since its address may come back at once on another thread. A
-/// slab that stays after all, because the upstream refuses it, has come again.
+/// A block that is about to go back. The history records it before, since its address may come back at once on another thread. A
+/// block that stays after all, because the upstream refuses it, is recorded as taken again.
 struct Leaving<'a> {
     pinning: &'a Pinning,
     history: &'a History,

@@ -2,7 +2,7 @@
 //!
 //! It looks every 100 microseconds as long as a freed block waits for an event, and sleeps for as long as none does. It holds
 //! the [`Core`], not the allocator: the allocator ends it, and waits for it, when its last handle goes. It touches no event
-//! while a capture is under way, as nobody does.
+//! while a capture is under way.
 //!
 //! # Note: falling asleep
 //! A block may be freed just as the thread finds nothing to do. So it says that it is about to sleep *before* it looks for the

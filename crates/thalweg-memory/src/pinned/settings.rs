@@ -1,4 +1,4 @@
-//! How a host allocator behaves, and what a request comes to under that.
+//! How a host allocator behaves, and how it rounds requests.
 //!
 //! # Rounding
 //!
@@ -6,8 +6,8 @@
 //! rounds to powers of two: a request for 20.4 GiB pins 32, and pinned memory is the host's for good. Here only requests up
 //! to 1 MiB are rounded so, where a pinned page is little and calls are many; above that a class is an eighth of a power of
 //! two, and at most 12.5 % are wasted. A cached block serves a request only within the same bound. A cache of eight classes
-//! a power hits as often in steady work, where sizes repeat exactly, and pins at most as much in any other.
-//! [`HostSettings::pytorch`] rounds as PyTorch does, for comparison and for who wants few classes at any cost.
+//! per power hits as often in steady work, where sizes repeat exactly, and pins at most as much in any other.
+//! [`HostSettings::pytorch`] rounds as PyTorch does, for comparison and for programs that need few classes at any cost.
 //!
 //! Two thresholds change that. Above `pinned_max_round_threshold` nothing is rounded. Above `pinned_max_cached_size` nothing
 //! is rounded either, and freed blocks are given back instead of kept; nor does rounding ever carry a request over it.
@@ -57,8 +57,8 @@ impl Default for HostSettings {
 }
 
 impl HostSettings {
-    /// PyTorch's own choices: all sizes are rounded up to a power of two, and of the cached blocks of the right power the one
-    /// that was freed last serves, if it is large enough.
+    /// Returns PyTorch's own choices: all sizes are rounded up to a power of two, and of the cached blocks of the right power the
+    /// one that was freed last serves, if it is large enough.
     pub fn pytorch() -> Self {
         Self { powers_of_two_only: true, ..Self::default() }
     }
@@ -80,7 +80,7 @@ impl HostSettings {
         self
     }
 
-    /// Whether a thread looks every 100 microseconds how far the streams have come, as long as a freed block waits for one. By
+    /// Sets whether a thread looks every 100 microseconds how far the streams have come, as long as a freed block waits for one. By
     /// default that is done by calls that need a block.
     #[must_use]
     pub fn with_pinned_use_background_threads(mut self, background: bool) -> Self {
@@ -88,7 +88,7 @@ impl HostSettings {
         self
     }
 
-    /// Whether memory is allocated as ordinary memory, touched and then registered with the driver, instead of being allocated
+    /// Sets whether memory is allocated as ordinary memory, touched and then registered with the driver, instead of being allocated
     /// by the driver. Touching it can be done by several threads, which makes pinning of large blocks faster.
     #[must_use]
     pub fn with_pinned_use_cuda_host_register(mut self, register: bool) -> Self {
@@ -96,7 +96,7 @@ impl HostSettings {
         self
     }
 
-    /// How many threads touch the pages of memory that is registered: 1 by default.
+    /// Sets how many threads touch the pages of memory that is registered: 1 by default.
     ///
     /// # Errors
     /// If it is not a power of two from 1 to 128.
@@ -127,7 +127,7 @@ impl HostSettings {
         Ok(self)
     }
 
-    /// Whether a failure to give memory back is swallowed: the memory is then lost to the process
+    /// Sets whether a failure to give memory back is swallowed: the memory is then lost to the process
     /// ([`retired`](crate::HostStatistics::retired)), and the rest is given back. By default
     /// [`empty_cache`](crate::HostAllocator::empty_cache) reports the failure and the memory stays cached.
     #[must_use]
@@ -136,47 +136,47 @@ impl HostSettings {
         self
     }
 
-    /// Whether sizes above 1 MiB are rounded to powers of two, too.
+    /// Returns whether sizes above 1 MiB are rounded to powers of two, too.
     pub fn powers_of_two_only(&self) -> bool {
         self.powers_of_two_only
     }
 
-    /// The size, in bytes, above which requests are not rounded.
+    /// Returns the size, in bytes, above which requests are not rounded.
     pub fn pinned_max_round_threshold_bytes(&self) -> Option<u64> {
         self.pinned_max_round_threshold_bytes
     }
 
-    /// The size, in bytes, above which freed blocks are not kept.
+    /// Returns the size, in bytes, above which freed blocks are not kept.
     pub fn pinned_max_cached_size_bytes(&self) -> Option<u64> {
         self.pinned_max_cached_size_bytes
     }
 
-    /// Whether a thread of the allocator's own processes events.
+    /// Returns whether a thread of the allocator's own processes events.
     pub fn pinned_use_background_threads(&self) -> bool {
         self.pinned_use_background_threads
     }
 
-    /// Whether memory is registered instead of allocated by the driver.
+    /// Returns whether memory is registered instead of allocated by the driver.
     pub fn pinned_use_cuda_host_register(&self) -> bool {
         self.pinned_use_cuda_host_register
     }
 
-    /// How many threads touch the pages of memory that is registered.
+    /// Returns how many threads touch the pages of memory that is registered.
     pub fn pinned_num_register_threads(&self) -> u32 {
         self.pinned_num_register_threads
     }
 
-    /// The size of the reserve in bytes; 0 if there is none.
+    /// Returns the size of the reserve in bytes; 0 if there is none.
     pub fn pinned_reserve_segment_size_bytes(&self) -> u64 {
         self.pinned_reserve_segment_size_bytes
     }
 
-    /// Whether failures to give memory back are swallowed.
+    /// Returns whether failures to give memory back are swallowed.
     pub fn pinned_free_catch_all(&self) -> bool {
         self.pinned_free_catch_all
     }
 
-    /// How memory is pinned.
+    /// Returns how memory is pinned.
     pub(crate) fn method(&self) -> HostMethod {
         if self.pinned_use_cuda_host_register {
             HostMethod::Register { threads: self.pinned_num_register_threads }
@@ -186,10 +186,10 @@ impl HostSettings {
     }
 }
 
-/// What a request comes to.
+/// A request after rounding.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Request {
-    /// What was asked for: no block may be smaller.
+    /// The size that was asked for: no block may be smaller.
     pub(crate) requested_bytes: u64,
     /// The size of a new block.
     pub(crate) size_bytes: u64,
@@ -227,7 +227,7 @@ impl Rounding {
         self.max_cached_bytes.store(max_cached, Ordering::Relaxed);
     }
 
-    /// What a request of 1 to 2^60 bytes comes to.
+    /// Returns what a request of 1 to 2^60 bytes comes to.
     pub(crate) fn request(&self, requested_bytes: u64) -> Request {
         let powers_of_two_only = self.powers_of_two_only.load(Ordering::Relaxed);
         let mut size_bytes = requested_bytes;
@@ -249,14 +249,14 @@ impl Rounding {
         Request { requested_bytes, size_bytes, most_bytes, latest_first: powers_of_two_only }
     }
 
-    /// Whether a freed block of this size is kept.
+    /// Returns whether a freed block of this size is kept.
     pub(crate) fn is_cached(&self, size_bytes: u64) -> bool {
         size_bytes <= self.max_cached_bytes.load(Ordering::Relaxed)
     }
 }
 
 impl From<&Settings> for HostSettings {
-    /// The `pinned_*` keys of the settings of an allocator; with `policy:pytorch`, PyTorch's rounding too.
+    /// Creates the `pinned_*` keys of the settings of an allocator; with `policy:pytorch`, PyTorch's rounding too.
     fn from(settings: &Settings) -> Self {
         let base = match settings.policy() {
             Policy::PyTorch => Self::pytorch(),

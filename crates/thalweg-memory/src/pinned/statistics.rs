@@ -65,7 +65,7 @@ pub struct TimeStatistic {
 }
 
 impl TimeStatistic {
-    /// The mean, in microseconds; 0 when there was no call.
+    /// Returns the mean, in microseconds; 0 when there was no call.
     pub fn average_us(&self) -> u64 {
         self.total_us.checked_div(self.count).unwrap_or(0)
     }
@@ -126,7 +126,7 @@ impl HostStatistics {
         [&mut self.allocations, &mut self.active_requests, &mut self.allocated_bytes, &mut self.active_bytes]
     }
 
-    /// All figures under PyTorch's keys (`active_bytes.peak`), sorted by key. Times are in microseconds.
+    /// Returns all figures under PyTorch's keys (`active_bytes.peak`), sorted by key. Times are in microseconds.
     pub fn memory_stats(&self) -> Vec<(String, u64)> {
         let mut entries = Vec::with_capacity(32);
         for (name, entry) in self.memory_stats_nested() {
@@ -143,7 +143,7 @@ impl HostStatistics {
         entries
     }
 
-    /// The same figures, those of one quantity together, sorted by its name.
+    /// Returns the figures under PyTorch's keys, those of one quantity together, sorted by its name.
     pub fn memory_stats_nested(&self) -> Vec<(&'static str, StatisticEntry)> {
         vec![
             ("active_bytes", figures(&self.active_bytes)),

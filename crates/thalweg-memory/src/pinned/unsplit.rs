@@ -4,7 +4,7 @@ use super::settings::Request;
 use crate::trace::history::StackId;
 use crate::upstream::HostMethod;
 
-/// Where a slab came from, and so how it goes back.
+/// The source of a block, which says how it goes back.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Source {
     /// The upstream, pinned in this way.
@@ -18,7 +18,7 @@ pub(crate) enum Source {
 pub(crate) struct PinnedBlock {
     pub(crate) address: u64,
     pub(crate) size_bytes: u64,
-    /// What its last holder asked for.
+    /// The size that its last holder asked for.
     pub(crate) requested_bytes: u64,
     pub(crate) source: Source,
 }

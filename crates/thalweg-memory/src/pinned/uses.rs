@@ -2,7 +2,7 @@
 //!
 //! Pinned memory belongs to no stream. Each stream that copies to or from it is a *use* of the block, told of in one of two
 //! ways: *precisely*, by an event recorded there and then, behind the copy; or by a *mark*, whose event is recorded when
-//! the block is freed, behind all work of the stream so far. A block has one use a stream: a later precise use replaces an
+//! the block is freed, behind all work of the stream so far. A block has one use per stream: a later precise use replaces an
 //! earlier one, and a mark replaces both, because the event of a mark stands behind theirs.
 //!
 //! A freed block whose uses all have events is [`Waiting`]: it comes out when every one of them has passed.
@@ -23,7 +23,7 @@
 //! - An [`Event`] is given back when it is dropped, once.
 //! - The state is valid at each call of the upstream: a call that fails or panics loses nothing.
 //!
-//! What this module does not know: captures, during which its owner calls nothing here that touches events; and what
+//! This module does not know captures, during which its owner calls nothing here that touches events, and what
 //! becomes of a block that comes out.
 
 use std::collections::{BTreeMap, VecDeque};
@@ -96,7 +96,7 @@ impl Uses {
         self.0.iter().any(|used| used.event.is_none())
     }
 
-    /// The stream's event is recorded at the free.
+    /// Notes a use whose event is recorded at the free.
     pub(crate) fn mark(&mut self, stream: StreamId) {
         match self.of(stream) {
             Some(used) => used.event = None,
@@ -104,8 +104,8 @@ impl Uses {
         }
     }
 
-    /// The stream's event is recorded now. Where that fails (or panics), the use is a mark instead: its event comes later,
-    /// and stands behind more work than needed, never less.
+    /// Records the stream's event now. Where that fails (or panics), the use is a mark instead: its event comes later, and stands
+    /// behind more work than needed, never less.
     pub(crate) fn record(&mut self, stream: StreamId, recorder: &Recorder) {
         let earlier = match self.of(stream) {
             Some(Use { event: None, .. }) => return,
@@ -166,7 +166,7 @@ pub(crate) struct Waiting {
     blocks: FxHashMap<u64, Waiter>,
     /// Each sorted by the events' numbers.
     queues: BTreeMap<StreamId, VecDeque<Queued>>,
-    /// What came out and was not taken yet.
+    /// Blocks that came out and were not taken yet.
     settled: VecDeque<(PinnedBlock, WaitOutcome)>,
     bytes: u64,
 }
@@ -184,7 +184,7 @@ impl Waiting {
         self.bytes
     }
 
-    /// All that wait, or came out and were not taken yet.
+    /// Returns all that wait, or came out and were not taken yet.
     pub(crate) fn blocks(&self) -> impl Iterator<Item = &PinnedBlock> {
         self.blocks.values().map(|waiter| &waiter.block).chain(self.settled.iter().map(|(block, _)| block))
     }
@@ -234,7 +234,7 @@ impl Waiting {
         self.queues.retain(|_, queue| !queue.is_empty());
     }
 
-    /// The head of the stream's queue, which belongs to the block there, has passed.
+    /// Takes the head off the stream's queue, which belongs to the block there: it has passed.
     fn passed(&mut self, stream: StreamId, address: u64) {
         let head = self.queues.get_mut(&stream).and_then(VecDeque::pop_front);
         let waiter = self.blocks.get_mut(&address).expect("what has a queued event waits");
@@ -245,7 +245,7 @@ impl Waiting {
         drop(head);
     }
 
-    /// One of the block's events failed: the others are of no use any more.
+    /// Handles the failure of one of the block's events: the others are of no use any more.
     fn failed(&mut self, address: u64) {
         let mut dropped = Vec::new();
         for queue in self.queues.values_mut() {
@@ -262,7 +262,7 @@ impl Waiting {
         self.settled.push_back((block, outcome));
     }
 
-    /// What came out, the oldest first. The owner empties this after each call above.
+    /// Returns a block that came out, the oldest first. The owner empties this after each call above.
     pub(crate) fn pop_settled(&mut self) -> Option<(PinnedBlock, WaitOutcome)> {
         self.settled.pop_front()
     }

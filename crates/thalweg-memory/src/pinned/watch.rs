@@ -1,8 +1,8 @@
 //! The history of pinned memory, and its part of a snapshot.
 //!
-//! Each bucket tells what happens to its slabs into a ring of its own, with its lock held; what comes from the upstream and
-//! goes back there is told where that is accounted for. With the history off that is one load an allocation and two a free.
-//! A pinned slab is a segment with one block.
+//! Each bucket records what happens to its blocks in a ring of its own, with its lock held; what comes from the upstream and
+//! goes back there is recorded where that is accounted for. With the history off that is one load per allocation and two per
+//! free. A pinned block is a segment with one block.
 //!
 //! ```text
 //!  allocate ─▶ segment_alloc (if it had to be pinned) ─▶ alloc
@@ -10,14 +10,14 @@
 //!  empty_cache, and what is too large to be kept ─▶ segment_free
 //! ```
 //!
-//! A block that is freed while another thread holds its bucket arrives, and is told of, when that thread's or the next call takes
+//! A block that is freed while another thread holds its bucket arrives, and is recorded, when that thread's or the next call takes
 //! it in: never after the memory serves again, but perhaps later than the drop.
 //!
-//! All slabs are known, recorded or not. What is known only of those that were handed out while something was recorded:
-//! how much was asked for, where, and from which pool. A slab that a caller holds since before is shown as asked for in full,
-//! in the shared pool.
+//! All blocks are known, recorded or not. How much was asked for, where, and from which pool is known only of those
+//! that were handed out while something was recorded. A block that a caller holds since before is shown as asked for in full, in
+//! the shared pool.
 //!
-//! A snapshot holds all buckets at once, so that it is of one moment. (Nobody else holds two.)
+//! A snapshot holds all buckets at once, so that it is of one moment. (No other code holds two.)
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, MutexGuard, PoisonError};
@@ -34,9 +34,9 @@ use crate::pinned::log::NO_STREAM;
 use crate::trace::history::{HistorySettings, StackId, StackSource};
 use crate::trace::watch::{SnapshotOptions, SnapshotPart};
 
-/// What snapshots call the host.
+/// The number of the host in snapshots.
 const HOST: i32 = -1;
-/// A slab as a snapshot sees it, before names are looked up.
+/// A block as a snapshot sees it, before names are looked up.
 struct Seen {
     size_bytes: u64,
     requested_bytes: u64,
@@ -77,7 +77,7 @@ impl Seen {
     }
 }
 
-/// What one bucket knows of the slabs.
+/// Notes the state of all blocks that one bucket knows.
 fn look(shelf: &Shelf, seen: &mut BTreeMap<u64, Seen>) {
     let pool_id = shelf.log.pool_id;
     for (address, holding) in &shelf.log.held {
@@ -99,7 +99,7 @@ fn look(shelf: &Shelf, seen: &mut BTreeMap<u64, Seen>) {
 }
 
 impl Core {
-    /// All slabs at one moment, and what happened until then.
+    /// Returns all blocks at one moment, and what happened until then.
     fn see(&self, include_traces: bool) -> (BTreeMap<u64, Seen>, Vec<TraceEntry>) {
         let still = self.moving.write().unwrap_or_else(PoisonError::into_inner);
         let pools = self.pools.all();
@@ -149,7 +149,7 @@ impl Core {
 
 /// History and snapshots.
 impl HostAllocator {
-    /// From now on, records what happens to pinned memory, as
+    /// Begins to record what happens to pinned memory, as
     /// [`DeviceAllocator::record_memory_history`](crate::DeviceAllocator::record_memory_history) does for a device's: each is
     /// switched by itself. When recording ends, everything that was recorded is forgotten.
     pub fn record_memory_history(&self, settings: HistorySettings) {
@@ -160,7 +160,7 @@ impl HostAllocator {
         }
     }
 
-    /// Where the stacks in the history come from, from now on and for good.
+    /// Sets where the stacks in the history come from, from now on and for good.
     ///
     /// # Errors
     /// Gives `source` back if there is one already.
@@ -168,7 +168,7 @@ impl HostAllocator {
         self.core.common.history.set_stack_source(source)
     }
 
-    /// What is known of pinned memory: the `host_segments` and `host_traces` of a snapshot, and nothing else. It waits for
+    /// Returns what is known of pinned memory: the `host_segments` and `host_traces` of a snapshot, and nothing else. It waits for
     /// calls that give memory back or wait for uses.
     pub fn memory_snapshot(&self) -> Snapshot {
         let mut snapshot = Snapshot::default();

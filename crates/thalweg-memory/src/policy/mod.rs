@@ -1,9 +1,9 @@
 //! The rules by which sizes are rounded, segments are sized and blocks are cut.
 //!
-//! A [`Policy`] is arithmetic on sizes: it holds no state, sees no address and calls nobody. It is what the
-//! [`Settings`](crate::Settings) come to for one arena.
+//! A [`Policy`] is arithmetic on sizes: it holds no state, sees no address and calls no other code. It is
+//! made from the [`Settings`](crate::Settings) for one arena.
 //!
-//! | request | class | plain segment | page of a growing segment |
+//! | request | class | plain segment | page of an expandable segment |
 //! |---|---|---|---|
 //! | up to 1 MiB | small | 2 MiB | 2 MiB |
 //! | up to 10 MiB | large | 20 MiB | 20 MiB as PyTorch, 8 MiB as Thalweg (`expandable_page_mb`) |
@@ -13,7 +13,7 @@
 //! from going back.
 //! Every size is rounded up to a multiple of 512 bytes, and so every address is one too.
 //!
-//! A rest is split off a block when it has at least 512 bytes (small blocks, and all in growing segments) or more than 1 MiB
+//! A rest is split off a block when it has at least 512 bytes (small blocks, and all in expandable segments) or more than 1 MiB
 //! (large blocks of plain segments). With `max_split_size` set, blocks of that size or more are *oversize*: they are never
 //! cut, serve only requests that are oversize themselves, and only when little is wasted.
 
@@ -48,14 +48,14 @@ pub(crate) struct Request {
 }
 
 impl Request {
-    /// The same request, rounded to whole granules only.
+    /// Returns the request, rounded to whole granules only.
     pub(crate) fn unrounded(self) -> Self {
         let size_bytes = self.requested_bytes.next_multiple_of(MIN_BLOCK_BYTES);
         Self { size_bytes, class: size_class(size_bytes), ..self }
     }
 }
 
-/// What the settings come to.
+/// The rules for one arena.
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) struct Policy {
     /// Blocks of this size or more are never cut.
@@ -82,7 +82,7 @@ pub(crate) struct Policy {
     pub(crate) cross_stream_wait_limit: usize,
     /// How many fitting blocks must be waiting before the stream is made to wait for the oldest.
     pub(crate) record_use_depth: Option<usize>,
-    /// Before failing, any legal free block serves.
+    /// Before failing, any free block that is safe to use serves.
     pub(crate) last_resort: bool,
     /// The fraction of the allowed memory above which old cached segments go back; 0 if never.
     pub(crate) garbage_collection_threshold: f64,
@@ -101,7 +101,7 @@ pub(crate) struct Policy {
 }
 
 impl Policy {
-    /// What `settings` come to on an upstream with or without virtual memory.
+    /// Returns what `settings` come to on an upstream with or without virtual memory.
     pub(crate) fn new(settings: &Settings, has_virtual_memory: bool, no_split: bool) -> Self {
         let expandable = settings.expandable_segments() && has_virtual_memory;
         let depth = usize::try_from(settings.record_use_depth()).unwrap_or(usize::MAX);
@@ -134,7 +134,7 @@ impl Policy {
         }
     }
 
-    /// The size of the block for a request.
+    /// Returns the size of the block for a request.
     #[inline]
     pub(crate) fn round_size(&self, requested_bytes: u64) -> u64 {
         match &self.power2 {
@@ -143,7 +143,7 @@ impl Policy {
         }
     }
 
-    /// The size of the segment to ask the upstream for when nothing cached serves a rounded size.
+    /// Returns the size of the segment to ask the upstream for when nothing cached serves a rounded size.
     pub(crate) fn segment_size(&self, size_bytes: u64) -> u64 {
         if size_bytes <= SMALL_REQUEST_BYTES {
             SMALL_SEGMENT_BYTES
@@ -154,7 +154,7 @@ impl Policy {
         }
     }
 
-    /// Whether to cut a block that serves `size_bytes` and has `rest_bytes` to spare.
+    /// Returns whether to cut a block that serves `size_bytes` and has `rest_bytes` to spare.
     #[inline]
     pub(crate) fn should_split(&self, class: SizeClass, size_bytes: u64, rest_bytes: u64) -> bool {
         if self.no_split {
@@ -166,7 +166,7 @@ impl Policy {
         }
     }
 
-    /// Whether a free block of `block_bytes`, which is large enough, may serve a request of `size_bytes`.
+    /// Returns whether a free block of `block_bytes`, which is large enough, may serve a request of `size_bytes`.
     #[inline]
     pub(crate) fn may_serve(&self, size_bytes: u64, block_bytes: u64) -> bool {
         if size_bytes < self.max_split_bytes {
@@ -177,7 +177,7 @@ impl Policy {
     }
 }
 
-/// The class of a rounded size.
+/// Returns the class of a rounded size.
 #[inline]
 pub(crate) fn size_class(size_bytes: u64) -> SizeClass {
     if size_bytes <= SMALL_REQUEST_BYTES { SizeClass::Small } else { SizeClass::Large }

@@ -17,36 +17,36 @@ impl Settings {
         self.consistent()
     }
 
-    /// For a key that takes every value of its type.
+    /// Sets a key that takes every value of its type.
     fn with_any<T: Clone>(self, key: &Key<T>, value: T) -> Self {
         self.with(key, value).expect("every value of this key is valid")
     }
 
-    /// What error messages call the device: `GPU 0`.
+    /// Sets what error messages call the device: `GPU 0`.
     #[must_use]
     pub fn with_label(mut self, label: impl Into<String>) -> Self {
         self.label = label.into();
         self
     }
 
-    /// What error messages call the device.
+    /// Returns what error messages call the device.
     pub fn label(&self) -> &str {
         &self.label
     }
 
-    /// What snapshots and observers call the device: its number, from 0.
+    /// Sets what snapshots and observers call the device: its number, from 0.
     #[must_use]
     pub fn with_device_number(mut self, number: i32) -> Self {
         self.device_number = number;
         self
     }
 
-    /// What snapshots and observers call the device.
+    /// Returns what snapshots and observers call the device.
     pub fn device_number(&self) -> i32 {
         self.device_number
     }
 
-    /// Whether freed memory is kept for later requests. Without, every request asks the driver, which finds misuse of
+    /// Sets whether freed memory is kept for later requests. Without, every request asks the driver, which finds misuse of
     /// memory that a cache would hide.
     #[must_use]
     pub fn with_caching(mut self, caching: bool) -> Self {
@@ -54,7 +54,7 @@ impl Settings {
         self
     }
 
-    /// Whether freed memory is kept for later requests. No key of the text says so, only the environment.
+    /// Returns whether freed memory is kept for later requests. No key of the text says so, only the environment.
     pub fn caching(&self) -> bool {
         self.caching
     }
@@ -65,23 +65,23 @@ impl Settings {
         self.with_any(&keys::POLICY, policy)
     }
 
-    /// `policy`: where the defaults of other keys come from.
+    /// Returns `policy`: where the defaults of other keys come from.
     pub fn policy(&self) -> Policy {
         keys::POLICY.value(self)
     }
 
-    /// Sets `backend`: who hands out device memory.
+    /// Sets `backend`: which allocator hands out device memory.
     #[must_use]
     pub fn with_backend(self, backend: Backend) -> Self {
         self.with_any(&keys::BACKEND, backend)
     }
 
-    /// Whether this crate hands out memory from a cache of its own.
+    /// Returns whether this crate hands out memory from a cache of its own.
     pub(crate) fn is_cached_here(&self) -> bool {
         self.caching() && self.backend() == Backend::Native
     }
 
-    /// `backend`: who hands out device memory.
+    /// Returns `backend`: which allocator hands out device memory.
     pub fn backend(&self) -> Backend {
         keys::BACKEND.value(self)
     }
@@ -95,7 +95,7 @@ impl Settings {
         self.with(&keys::LARGE_SEGMENT_SIZE, bytes)
     }
 
-    /// `large_segment_size_mb`, in bytes.
+    /// Returns `large_segment_size_mb`, in bytes.
     pub fn large_segment_size_bytes(&self) -> u64 {
         keys::LARGE_SEGMENT_SIZE.value(self)
     }
@@ -109,7 +109,7 @@ impl Settings {
         self.with(&keys::MAX_SPLIT_SIZE, bytes)
     }
 
-    /// `max_split_size_mb`, in bytes: the size from which blocks are not cut; `None` if all may be.
+    /// Returns `max_split_size_mb`, in bytes: the size from which blocks are not cut; `None` if all may be.
     pub fn max_split_size_bytes(&self) -> Option<u64> {
         keys::MAX_SPLIT_SIZE.get(self)
     }
@@ -122,7 +122,7 @@ impl Settings {
         self.with(&keys::MAX_NON_SPLIT_ROUNDING, bytes)
     }
 
-    /// `max_non_split_rounding_mb`, in bytes: what a block that is not cut may not waste.
+    /// Returns `max_non_split_rounding_mb`, in bytes: what a block that is not cut may not waste.
     pub fn max_non_split_rounding_bytes(&self) -> u64 {
         keys::MAX_NON_SPLIT_ROUNDING.value(self)
     }
@@ -136,7 +136,7 @@ impl Settings {
         self.with(&keys::GARBAGE_COLLECTION_THRESHOLD, fraction)
     }
 
-    /// `garbage_collection_threshold`; `None` if nothing is collected.
+    /// Returns `garbage_collection_threshold`; `None` if nothing is collected.
     pub fn garbage_collection_threshold(&self) -> Option<f64> {
         keys::GARBAGE_COLLECTION_THRESHOLD.get(self)
     }
@@ -147,7 +147,7 @@ impl Settings {
         self.with_any(&keys::ROUNDUP_POWER2_DIVISIONS, divisions)
     }
 
-    /// `roundup_power2_divisions`: the steps to which sizes are rounded up.
+    /// Returns `roundup_power2_divisions`: the steps to which sizes are rounded up.
     pub fn roundup_power2_divisions(&self) -> PowerTwoDivisions {
         keys::ROUNDUP_POWER2_DIVISIONS.get(self).unwrap_or_default()
     }
@@ -160,7 +160,7 @@ impl Settings {
         self.with(&keys::PER_PROCESS_MEMORY_FRACTION, fraction)
     }
 
-    /// `per_process_memory_fraction`, from 0 to 1.
+    /// Returns `per_process_memory_fraction`, from 0 to 1.
     pub fn per_process_memory_fraction(&self) -> f64 {
         keys::PER_PROCESS_MEMORY_FRACTION.value(self)
     }
@@ -171,7 +171,7 @@ impl Settings {
         self.with_any(&keys::THROW_ON_CUDAMALLOC_OOM, on)
     }
 
-    /// `throw_on_cudamalloc_oom`: whether a request that would pass the memory fraction fails at once.
+    /// Returns `throw_on_cudamalloc_oom`: whether a request that would pass the memory fraction fails at once.
     pub fn throw_on_cudamalloc_oom(&self) -> bool {
         keys::THROW_ON_CUDAMALLOC_OOM.value(self)
     }
@@ -183,7 +183,7 @@ impl Settings {
         self.with_any(&keys::RELEASE_LOCK_ON_CUDAMALLOC, on)
     }
 
-    /// `release_lock_on_cudamalloc`: whether other threads may use the allocator while one waits for the driver's
+    /// Returns `release_lock_on_cudamalloc`: whether other threads may use the allocator while one waits for the driver's
     /// memory.
     pub fn release_lock_on_cudamalloc(&self) -> bool {
         keys::RELEASE_LOCK_ON_CUDAMALLOC.value(self)
@@ -196,7 +196,7 @@ impl Settings {
         self.with_any(&keys::GRAPH_CAPTURE_RECORD_STREAM_REUSE, on)
     }
 
-    /// `graph_capture_record_stream_reuse`: whether, in a capture, blocks with recorded streams are used again.
+    /// Returns `graph_capture_record_stream_reuse`: whether, in a capture, blocks with recorded streams are used again.
     pub fn graph_capture_record_stream_reuse(&self) -> bool {
         keys::GRAPH_CAPTURE_RECORD_STREAM_REUSE.value(self)
     }
@@ -207,8 +207,8 @@ impl Settings {
         self.with_any(&keys::EXPANDABLE_SEGMENTS, on)
     }
 
-    /// `expandable_segments`: whether segments grow page by page, where the upstream has virtual memory.
-    /// [`is_set`](Self::is_set) tells a wish from the default.
+    /// Returns `expandable_segments`: whether segments grow page by page, where the upstream has virtual memory.
+    /// [`is_set`](Self::is_set) tells a value that was set from the default.
     pub fn expandable_segments(&self) -> bool {
         keys::EXPANDABLE_SEGMENTS.value(self)
     }
@@ -237,12 +237,12 @@ impl Settings {
         self.with(key, classes)
     }
 
-    /// `expandable_segments_reserve_by_class`, sorted by class.
+    /// Returns `expandable_segments_reserve_by_class`, sorted by class.
     pub fn expandable_segments_reserve_by_class(&self) -> BTreeMap<String, Reserve> {
         keys::EXPANDABLE_SEGMENTS_RESERVE_BY_CLASS.get(self).unwrap_or_default()
     }
 
-    /// How many bytes of addresses an expandable segment reserves on a device with `total_bytes` of memory, for
+    /// Returns how many bytes of addresses an expandable segment reserves on a device with `total_bytes` of memory, for
     /// streams of a class or of none. A class that is not in the list is like none. Never more than 9/8 of the
     /// memory.
     pub fn expandable_segments_reserve_bytes(&self, class: Option<&str>, total_bytes: u64) -> u64 {
@@ -260,7 +260,7 @@ impl Settings {
         self.with(&keys::EXPANDABLE_PAGE, bytes)
     }
 
-    /// The page by which expandable segments grow, in bytes: 2 MiB for small requests, `expandable_page_mb` for large
+    /// Returns the page by which expandable segments grow, in bytes: 2 MiB for small requests, `expandable_page_mb` for large
     /// ones.
     pub fn expandable_page_bytes(&self, class: SizeClass) -> u64 {
         match class {
@@ -275,7 +275,7 @@ impl Settings {
         self.with_any(&keys::STITCHING, on)
     }
 
-    /// `stitching`: whether free pages may be moved into one contiguous range.
+    /// Returns `stitching`: whether free pages may be moved into one contiguous range.
     pub fn stitching(&self) -> bool {
         keys::STITCHING.value(self)
     }
@@ -289,7 +289,7 @@ impl Settings {
         self.with(&keys::STITCHING_SLACK, fraction)
     }
 
-    /// `stitching_slack`: how much more than was ever active may be reserved before pages move, as a part of that.
+    /// Returns `stitching_slack`: how much more than was ever active may be reserved before pages move, as a part of that.
     pub fn stitching_slack(&self) -> f64 {
         keys::STITCHING_SLACK.value(self)
     }
@@ -300,7 +300,7 @@ impl Settings {
         self.with_any(&keys::CROSS_STREAM_REUSE, reuse)
     }
 
-    /// `cross_stream_reuse`: when free memory of another stream serves.
+    /// Returns `cross_stream_reuse`: when free memory of another stream serves.
     pub fn cross_stream_reuse(&self) -> CrossStreamReuse {
         keys::CROSS_STREAM_REUSE.value(self)
     }
@@ -312,7 +312,7 @@ impl Settings {
         self.with_any(&keys::CROSS_STREAM_WAIT_LIMIT, waits)
     }
 
-    /// `cross_stream_wait_limit`: the most waits that may not be known to have passed.
+    /// Returns `cross_stream_wait_limit`: the most waits that may not be known to have passed.
     pub fn cross_stream_wait_limit(&self) -> u64 {
         keys::CROSS_STREAM_WAIT_LIMIT.value(self)
     }
@@ -324,18 +324,18 @@ impl Settings {
         self.with_any(&keys::RECORD_USE_DEPTH, blocks)
     }
 
-    /// `record_use_depth`: how many blocks that fit must wait before the stream does.
+    /// Returns `record_use_depth`: how many blocks that fit must wait before the stream does.
     pub fn record_use_depth(&self) -> u64 {
         keys::RECORD_USE_DEPTH.value(self)
     }
 
-    /// Sets `last_resort`: before a request fails, any legal free block serves.
+    /// Sets `last_resort`: before a request fails, any free block that is safe to use serves.
     #[must_use]
     pub fn with_last_resort(self, on: bool) -> Self {
         self.with_any(&keys::LAST_RESORT, on)
     }
 
-    /// `last_resort`: whether any legal free block serves before a request fails.
+    /// Returns `last_resort`: whether any free block that is safe to use serves before a request fails.
     pub fn last_resort(&self) -> bool {
         keys::LAST_RESORT.value(self)
     }
@@ -349,7 +349,7 @@ impl Settings {
         self.with_any(&keys::PINNED_USE_BACKGROUND_THREADS, on)
     }
 
-    /// `pinned_use_background_threads`: whether a thread in the background looks which blocks the device is done
+    /// Returns `pinned_use_background_threads`: whether a thread in the background looks which blocks the device is done
     /// with.
     pub fn pinned_use_background_threads(&self) -> bool {
         keys::PINNED_USE_BACKGROUND_THREADS.value(self)
@@ -363,7 +363,7 @@ impl Settings {
         self.with(&keys::PINNED_MAX_ROUND_THRESHOLD, bytes)
     }
 
-    /// `pinned_max_round_threshold_mb`, in bytes; `None` if all are rounded.
+    /// Returns `pinned_max_round_threshold_mb`, in bytes; `None` if all are rounded.
     pub fn pinned_max_round_threshold_bytes(&self) -> Option<u64> {
         keys::PINNED_MAX_ROUND_THRESHOLD.get(self)
     }
@@ -376,7 +376,7 @@ impl Settings {
         self.with(&keys::PINNED_MAX_CACHED_SIZE, bytes)
     }
 
-    /// `pinned_max_cached_size_mb`, in bytes; `None` if all are kept.
+    /// Returns `pinned_max_cached_size_mb`, in bytes; `None` if all are kept.
     pub fn pinned_max_cached_size_bytes(&self) -> Option<u64> {
         keys::PINNED_MAX_CACHED_SIZE.get(self)
     }
@@ -387,7 +387,7 @@ impl Settings {
         self.with_any(&keys::PINNED_USE_CUDA_HOST_REGISTER, on)
     }
 
-    /// `pinned_use_cuda_host_register`: whether ordinary memory is taken, touched and registered.
+    /// Returns `pinned_use_cuda_host_register`: whether ordinary memory is taken, touched and registered.
     pub fn pinned_use_cuda_host_register(&self) -> bool {
         keys::PINNED_USE_CUDA_HOST_REGISTER.value(self)
     }
@@ -400,7 +400,7 @@ impl Settings {
         self.with(&keys::PINNED_NUM_REGISTER_THREADS, threads)
     }
 
-    /// `pinned_num_register_threads`, from 1 to 128.
+    /// Returns `pinned_num_register_threads`, from 1 to 128.
     pub fn pinned_num_register_threads(&self) -> u64 {
         keys::PINNED_NUM_REGISTER_THREADS.value(self)
     }
@@ -413,7 +413,7 @@ impl Settings {
         self.with(&keys::PINNED_RESERVE_SEGMENT_SIZE, bytes)
     }
 
-    /// `pinned_reserve_segment_size_mb`, in bytes; `None` if nothing is reserved.
+    /// Returns `pinned_reserve_segment_size_mb`, in bytes; `None` if nothing is reserved.
     pub fn pinned_reserve_segment_size_bytes(&self) -> Option<u64> {
         keys::PINNED_RESERVE_SEGMENT_SIZE.get(self)
     }
@@ -424,7 +424,7 @@ impl Settings {
         self.with_any(&keys::PINNED_FREE_CATCH_ALL, on)
     }
 
-    /// `pinned_free_catch_all`: whether errors while pinned memory is given back are dropped.
+    /// Returns `pinned_free_catch_all`: whether errors while pinned memory is given back are dropped.
     pub fn pinned_free_catch_all(&self) -> bool {
         keys::PINNED_FREE_CATCH_ALL.value(self)
     }

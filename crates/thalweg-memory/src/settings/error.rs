@@ -1,4 +1,4 @@
-//! What is wrong with a text of settings, and where.
+//! The error of a text of settings: what is wrong, and where.
 //!
 //! Reading finds a [`Fault`], which knows its place in the text but not the text; at the way out it becomes a
 //! [`SettingsError`], which knows both and can draw the line with the caret.
@@ -8,7 +8,7 @@ use std::error::Error;
 use std::fmt;
 use std::ops::Range;
 
-/// Why settings were refused. Nothing has changed then.
+/// The reason why settings were refused. Nothing has changed then.
 ///
 /// ```
 /// use thalweg_memory::Settings;
@@ -39,7 +39,7 @@ pub(super) struct Fault {
     pub range: Range<usize>,
     /// The key that it concerns, if that is known.
     pub key: Option<&'static str>,
-    /// What stands there instead.
+    /// The text that stands there instead.
     pub found: String,
     pub expected: Cow<'static, str>,
     pub kind: FaultKind,
@@ -56,7 +56,7 @@ pub(super) enum FaultKind {
 }
 
 impl Fault {
-    /// A value that its key does not take.
+    /// Creates a value that its key does not take.
     pub fn value(
         key: &'static str,
         range: Range<usize>,
@@ -82,17 +82,17 @@ impl SettingsError {
         self
     }
 
-    /// Whether a key is named that does not exist.
+    /// Returns whether a key is named that does not exist.
     pub fn is_unknown_key(&self) -> bool {
         matches!(self.0.fault.kind, FaultKind::UnknownKey { .. })
     }
 
-    /// Whether a key was given a value that it does not take.
+    /// Returns whether a key was given a value that it does not take.
     pub fn is_invalid_value(&self) -> bool {
         self.0.fault.kind == FaultKind::Value
     }
 
-    /// The key that it is about, if the text got as far as naming one. An unknown key is its own text.
+    /// Returns the key that it is about, if the text got as far as naming one. An unknown key is its own text.
     pub fn key(&self) -> Option<&str> {
         match self.0.fault.kind {
             FaultKind::UnknownKey { .. } => Some(&self.0.fault.found),
@@ -100,17 +100,17 @@ impl SettingsError {
         }
     }
 
-    /// What was found; empty where the text ended too early.
+    /// Returns what was found; empty where the text ended too early.
     pub fn found(&self) -> &str {
         &self.0.fault.found
     }
 
-    /// What should have been there, in words.
+    /// Returns what should have been there, in words.
     pub fn expected(&self) -> &str {
         &self.0.fault.expected
     }
 
-    /// The key that was probably meant by an unknown one.
+    /// Returns the key that was probably meant by an unknown one.
     pub fn suggestion(&self) -> Option<&'static str> {
         match self.0.fault.kind {
             FaultKind::UnknownKey { nearest } => nearest,
@@ -118,29 +118,29 @@ impl SettingsError {
         }
     }
 
-    /// The whole text, unless a value was set by a method.
+    /// Returns the whole text, unless a value was set by a method.
     pub fn text(&self) -> Option<&str> {
         self.0.text.as_deref()
     }
 
-    /// Which bytes of the [`text`](Self::text) are wrong; empty where something is missing at its end.
+    /// Returns which bytes of the [`text`](Self::text) are wrong; empty where something is missing at its end.
     pub fn byte_range(&self) -> Option<Range<usize>> {
         self.0.text.as_ref().map(|_| self.0.fault.range.clone())
     }
 
-    /// Where that begins in characters, counted from 1.
+    /// Returns where that begins in characters, counted from 1.
     pub fn column(&self) -> Option<usize> {
         let text = self.text()?;
         Some(text[..self.0.fault.range.start].chars().count() + 1)
     }
 
-    /// The environment variable that the text came from.
+    /// Returns the environment variable that the text came from.
     pub fn variable(&self) -> Option<&'static str> {
         self.0.variable
     }
 }
 
-/// As much of something wrong as helps, with what cannot be seen made visible.
+/// Returns as much of a wrong text as helps, with invisible characters made visible.
 fn shown(found: &str) -> String {
     const LONGEST: usize = 60;
     let mut shown: String = found.chars().take(LONGEST).flat_map(char::escape_debug).collect();
@@ -151,7 +151,7 @@ fn shown(found: &str) -> String {
 }
 
 impl fmt::Display for SettingsError {
-    /// One sentence; then, for a text, its part around the place, and a line of carets below.
+    /// Returns one sentence; then, for a text, its part around the place, and a line of carets below.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Inner { fault, text, variable } = &*self.0;
         if let Some(variable) = variable {

@@ -45,7 +45,7 @@ impl Token<'_> {
         self.start..self.start + self.text.len()
     }
 
-    /// This token is not what belongs here.
+    /// Returns the fault of a token that does not belong here.
     pub fn unexpected(&self, expected: impl Into<String>) -> Fault {
         let (found, expected) = (self.text.to_owned(), expected.into().into());
         Fault { range: self.range(), key: None, found, expected, kind: FaultKind::Syntax }
@@ -63,7 +63,7 @@ impl<'a> Cursor<'a> {
         Self { text, at: 0 }
     }
 
-    /// The next token, which stays.
+    /// Returns the next token, which stays.
     pub fn peek(&self) -> Token<'a> {
         let rest = self.text[self.at..].trim_start();
         let start = self.text.len() - rest.len();
@@ -101,7 +101,7 @@ impl<'a> Cursor<'a> {
         found
     }
 
-    /// The end of the last token taken, in bytes.
+    /// Returns the end of the last token taken, in bytes.
     pub fn position(&self) -> usize {
         self.at
     }
@@ -121,21 +121,21 @@ fn is_of_word(character: char) -> bool {
     sign(character).is_none() && !character.is_whitespace()
 }
 
-/// Whether this can stand in a text as one word.
+/// Returns whether this can stand in a text as one word.
 pub(super) fn is_word(text: &str) -> bool {
     !text.is_empty() && text.chars().all(is_of_word)
 }
 
-/// What a value is read for.
+/// The key and words that a value is read for.
 #[derive(Clone, Copy)]
 pub(super) struct Wanted {
     pub key: &'static str,
-    /// What the key takes, in words.
+    /// The values that the key takes, in words.
     pub accepts: &'static str,
 }
 
 impl Wanted {
-    /// A word that is no value of the key.
+    /// Returns the fault of a word that the key does not take.
     fn refuses(self, token: &Token<'_>) -> Fault {
         Fault::value(self.key, token.range(), token.text, self.accepts)
     }
@@ -160,7 +160,7 @@ pub(super) struct Syntax<T: 'static> {
     pub write: fn(&T, &mut fmt::Formatter<'_>) -> fmt::Result,
 }
 
-/// One of a few words.
+/// Returns one of a few words.
 pub(super) const fn choice<T: Choice>() -> Syntax<T> {
     Syntax {
         read: |cursor, wanted| {
@@ -282,7 +282,7 @@ fn integer(text: &str) -> Option<u64> {
     text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse().ok())?
 }
 
-/// A number as people write one. The library's parser would also take `inf` and `nan`.
+/// Returns a number as people write one. The library's parser would also take `inf` and `nan`.
 fn number(text: &str) -> Option<f64> {
     let plain = text.bytes().all(|byte| byte.is_ascii_digit() || b".eE+-".contains(&byte));
     plain.then(|| text.parse().ok())?

@@ -12,7 +12,7 @@ use super::grammar::{
 };
 use super::values::{Backend, CrossStreamReuse, MIB, Policy, PowerTwoDivisions, Reserve};
 
-/// What a key has an effect on.
+/// The allocator that a key has an effect on.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Concerns {
     /// Device memory, whichever the backend.
@@ -29,9 +29,9 @@ pub(super) struct Key<T: 'static> {
     meaning: &'static str,
     /// The values it takes, in words.
     accepts: &'static str,
-    /// What is in effect when it is not set, in words.
+    /// The value that is in effect when the key is not set, in words.
     default_words: &'static str,
-    /// The same as a value, where there is one.
+    /// The default as a value, where there is one.
     default: fn(&Settings) -> Option<T>,
     valid: fn(&T) -> bool,
     syntax: Syntax<T>,
@@ -41,17 +41,17 @@ pub(super) struct Key<T: 'static> {
 }
 
 impl<T: Clone> Key<T> {
-    /// What was set.
+    /// Returns what was set.
     pub fn explicit(&self, settings: &Settings) -> Option<T> {
         (self.field)(&settings.values).clone()
     }
 
-    /// What is in effect: what was set, or else the default if there is one.
+    /// Returns what is in effect: what was set, or else the default if there is one.
     pub fn get(&self, settings: &Settings) -> Option<T> {
         self.explicit(settings).or_else(|| (self.default)(settings))
     }
 
-    /// What is in effect, of a key whose default is a value.
+    /// Returns what is in effect, of a key whose default is a value.
     pub fn value(&self, settings: &Settings) -> T {
         self.get(settings).expect("the default of this key is a value")
     }
@@ -79,7 +79,7 @@ impl<T> fmt::Display for Written<'_, T> {
     }
 }
 
-/// A key whose type does not matter.
+/// A key without its type.
 pub(super) trait AnyKey: Sync {
     fn name(&self) -> &'static str;
     fn concerns(&self) -> Concerns;
@@ -87,7 +87,7 @@ pub(super) trait AnyKey: Sync {
     fn clear(&self, settings: &mut Settings);
     /// Reads a value and sets it; `default` clears it.
     fn read(&self, cursor: &mut Cursor<'_>, settings: &mut Settings) -> Result<(), Fault>;
-    /// What was set, as text.
+    /// Returns what was set, as text.
     fn written(&self, settings: &Settings) -> Option<String>;
     fn describe(&self, settings: &Settings) -> KeyDescription;
 }
@@ -148,28 +148,28 @@ impl<T: Clone> AnyKey for Key<T> {
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct KeyDescription {
-    /// What stands before the colon.
+    /// The name of the key, which stands before the colon.
     pub name: &'static str,
-    /// What it does.
+    /// The meaning of the key.
     pub meaning: &'static str,
     /// The values it takes, in words.
     pub accepts: &'static str,
-    /// What is in effect when it is not set, in words.
+    /// The value that is in effect when the key is not set, in words.
     pub default: &'static str,
-    /// What is in effect now, as it would be set in a text; words where no value says it (`unlimited`).
+    /// The value that is in effect now, as it would be set in a text; words where no value says it (`unlimited`).
     pub value: String,
     /// Whether it was set, and not left to its default.
     pub is_set: bool,
-    /// What it has an effect on.
+    /// The allocator that the key has an effect on.
     pub concerns: Concerns,
 }
 
-/// The key of this name.
+/// Returns the key of this name.
 pub(super) fn find(name: &str) -> Option<&'static dyn AnyKey> {
     KEYS.iter().copied().find(|key| key.name() == name)
 }
 
-/// The key whose name is nearest to a wrong one, if it is near enough to have been meant.
+/// Returns the key whose name is nearest to a wrong one, if it is near enough to have been meant.
 pub(super) fn nearest(wrong: &str) -> Option<&'static str> {
     const LONGEST: usize = 64;
     if wrong.len() > LONGEST {
@@ -181,7 +181,7 @@ pub(super) fn nearest(wrong: &str) -> Option<&'static str> {
     (distance <= wrong.len().min(name.len()) / 3).then_some(name)
 }
 
-/// How many bytes must be inserted, removed or replaced to make one text of the other.
+/// Returns how many bytes must be inserted, removed or replaced to make one text of the other.
 fn edit_distance(from: &str, to: &str) -> usize {
     // One row of the usual table: the distances of a part of `from` to every part of `to` that begins it.
     let mut row: Vec<usize> = (0..=to.len()).collect();
@@ -210,7 +210,7 @@ fn is_thalweg(settings: &Settings) -> bool {
 
 macro_rules! keys {
     ($($constant:ident, $field:ident: $type:ty { $($entry:tt)* })*) => {
-        /// What was set of each key; `None` leaves it to its default, which may depend on other keys.
+        /// The value that was set of each key; `None` leaves it to its default, which may depend on other keys.
         #[derive(Clone, PartialEq, Default, Debug)]
         pub(super) struct Values {
             $($field: Option<$type>,)*
@@ -440,7 +440,7 @@ keys! {
     }
     LAST_RESORT, last_resort: bool {
         name: "last_resort",
-        meaning: "before a request fails, any legal free block serves, whatever its class and `max_split_size_mb`",
+        meaning: "before a request fails, any free block that is safe to use serves, whatever its class and `max_split_size_mb`",
         accepts: BOOLEAN,
         default_words: "True; pytorch: False",
         default: |settings| Some(is_thalweg(settings)),

@@ -1,7 +1,7 @@
 //! How an allocator behaves: every key of PyTorch's `PYTORCH_ALLOC_CONF`, and ours.
 //!
 //! [`Settings`] is a value: it is made from a text, from the environment or by methods, and changed by making
-//! another. It decides nothing and asks nobody; what each key means for an allocator is said where it is obeyed.
+//! another. It decides nothing and calls no other code; what each key means for an allocator is said where it is obeyed.
 //! Sizes are in bytes, though the keys of the text are in MiB, as in PyTorch.
 //!
 //! ```
@@ -44,7 +44,7 @@
 //! | `cross_stream_reuse` | `never`, `idle` or `ordered` | idle; pytorch: never | when free memory of another stream serves: once its work is done, or also by waiting for it |
 //! | `cross_stream_wait_limit` | a whole number | 64 | at most this many waits that reuse put on streams may not be known to have passed |
 //! | `record_use_depth` | a whole number | 2 | a stream waits for a block's recorded uses, not taking more memory, when this many that fit wait |
-//! | `last_resort` | `True` or `False` | True; pytorch: False | before a request fails, any legal free block serves, whatever its class and `max_split_size_mb` |
+//! | `last_resort` | `True` or `False` | True; pytorch: False | before a request fails, any free block that is safe to use serves, whatever its class and `max_split_size_mb` |
 //! | `pinned_use_background_threads` | `True` or `False` | False | a thread in the background looks which pinned blocks the device is done with |
 //! | `pinned_max_round_threshold_mb` | a whole number of MiB | unlimited | pinned requests above this are not rounded up to a power of two |
 //! | `pinned_max_cached_size_mb` | a whole number of MiB | unlimited | pinned blocks above this are not rounded up, and not kept when they are free |
@@ -123,7 +123,7 @@ impl Default for Settings {
 type Places = Vec<(&'static str, Range<usize>)>;
 
 impl Settings {
-    /// The settings that a text describes. Keys that it does not name have their defaults.
+    /// Creates the settings that a text describes. Keys that it does not name have their defaults.
     ///
     /// # Errors
     /// If the text is not well formed, names an unknown key, or gives one a value that it does not take. The error
@@ -134,7 +134,7 @@ impl Settings {
         Ok(settings)
     }
 
-    /// These settings with those changed that a text names: for a change at run time. What it does not name stays.
+    /// Returns these settings with those changed that a text names: for a change at run time. What it does not name stays.
     ///
     /// # Errors
     /// As for [`parse`](Self::parse); and if the text names another `backend`, which can only be chosen at the start.
@@ -149,7 +149,7 @@ impl Settings {
         Ok(changed)
     }
 
-    /// The settings of the environment, asked for by name: `|name| std::env::var(name).ok()`.
+    /// Creates the settings of the environment, asked for by name: `|name| std::env::var(name).ok()`.
     ///
     /// # Errors
     /// As for [`parse`](Self::parse). The error names the variable.
@@ -163,7 +163,7 @@ impl Settings {
         Ok(settings.with_caching(caching))
     }
 
-    /// These settings with one key set back to its default.
+    /// Returns these settings with one key set back to its default.
     ///
     /// # Errors
     /// If there is no such key, or a value that is set does not go with the default.
@@ -174,12 +174,12 @@ impl Settings {
         changed.consistent()
     }
 
-    /// Whether a key is set, and not left to its default. An unknown one is not.
+    /// Returns whether a key is set, and not left to its default. An unknown one is not.
     pub fn is_set(&self, name: &str) -> bool {
         keys::find(name).is_some_and(|key| key.is_set(self))
     }
 
-    /// All keys with their meanings and what is in effect, for people.
+    /// Returns all keys with their meanings and what is in effect, for people.
     pub fn keys(&self) -> impl Iterator<Item = KeyDescription> + '_ {
         KEYS.iter().map(|key| key.describe(self))
     }
@@ -206,7 +206,7 @@ impl Settings {
         }
     }
 
-    /// Two values that do not go together.
+    /// Returns two values that do not go together.
     fn conflict(&self) -> Option<Conflict> {
         let large_bytes = self.large_segment_size_bytes();
         let bounded = [&keys::MAX_SPLIT_SIZE, &keys::MAX_NON_SPLIT_ROUNDING];
@@ -216,7 +216,7 @@ impl Settings {
         })
     }
 
-    /// These settings, after a change by a method.
+    /// Returns these settings, after a change by a method.
     fn consistent(self) -> Result<Self, SettingsError> {
         match self.conflict() {
             Some(conflict) => Err(conflict.too_small(0..0).outside_text()),
@@ -253,7 +253,7 @@ impl Conflict {
     }
 }
 
-/// Where the value of a key stands that a text names; the one that counts, if there are two.
+/// Returns where the value of a key stands that a text names; the one that counts, if there are two.
 fn place(places: &Places, name: &str) -> Option<Range<usize>> {
     places.iter().rev().find(|(other, _)| *other == name).map(|(_, range)| range.clone())
 }

@@ -1,4 +1,4 @@
-//! What others read off the settings: warnings for people, and their part of a snapshot.
+//! Reports of the settings: warnings for people, and their part of a snapshot.
 
 use super::keys::{Concerns, KEYS};
 use super::values::{Backend, MIB, PowerTwoDivisions};
@@ -19,7 +19,7 @@ pub enum SnapshotValue {
     Table(Vec<(String, i64)>),
 }
 
-/// As PyTorch has it: a size beyond what a signed number holds is as good as unlimited.
+/// Returns a limit as PyTorch shows it: a size beyond what a signed number holds is as good as unlimited.
 fn limit(bytes: Option<u64>) -> SnapshotValue {
     SnapshotValue::Integer(bytes.and_then(|bytes| i64::try_from(bytes).ok()).unwrap_or(-1))
 }
@@ -29,7 +29,7 @@ fn integer(value: u64) -> i64 {
 }
 
 impl Settings {
-    /// The settings under the names and in the order of PyTorch's snapshots. `PYTORCH_CUDA_ALLOC_CONF` is the
+    /// Returns the settings under the names and in the order of PyTorch's snapshots. `PYTORCH_CUDA_ALLOC_CONF` is the
     /// canonical text: the last one that was applied may have been only a part. `expandable_segments` is what was
     /// asked for, whether or not the upstream can.
     pub fn allocator_settings(&self) -> Vec<(&'static str, SnapshotValue)> {
@@ -53,7 +53,7 @@ impl Settings {
         ]
     }
 
-    /// What is set but has no effect, each in one sentence for people.
+    /// Returns what is set but has no effect, each in one sentence for people.
     pub fn warnings(&self) -> Vec<String> {
         let mut warnings = Vec::new();
         if self.backend() == Backend::CudaMallocAsync {
@@ -80,13 +80,13 @@ impl Settings {
         warnings
     }
 
-    /// The most that may be taken from the driver on a device with `total_bytes` of memory; `None` if all of it may.
+    /// Returns the most that may be taken from the driver on a device with `total_bytes` of memory; `None` if all of it may.
     pub fn allowed_bytes(&self, total_bytes: u64) -> Option<u64> {
         let fraction = self.per_process_memory_fraction();
         (fraction < 1.0).then(|| (fraction * total_bytes as f64).round() as u64)
     }
 
-    /// The size of the block for a request, under [`roundup_power2_divisions`](Self::roundup_power2_divisions).
+    /// Returns the size of the block for a request, under [`roundup_power2_divisions`](Self::roundup_power2_divisions).
     pub fn round_size(&self, requested_bytes: u64) -> u64 {
         PowerTwoDivisions::round_size(&self.roundup_power2_divisions(), requested_bytes)
     }

@@ -11,9 +11,9 @@ const MIN_BLOCK_BYTES: u64 = 512;
 /// Where the defaults of the other keys come from.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Policy {
-    /// What serves best.
+    /// Thalweg's own decisions.
     Thalweg,
-    /// What PyTorch 2.11 does, decision by decision.
+    /// PyTorch 2.11's, decision by decision.
     PyTorch,
 }
 
@@ -62,7 +62,7 @@ impl Choice for bool {
     const WORDS: &'static [(Self, &'static str)] = &[(true, "True"), (false, "False")];
 }
 
-/// The word of a choice.
+/// Returns the word of a choice.
 pub(super) fn word<T: Choice>(value: T) -> &'static str {
     let (_, word) = T::WORDS.iter().find(|(other, _)| *other == value).expect("every choice has a word");
     word
@@ -78,7 +78,7 @@ pub enum Reserve {
 }
 
 impl Reserve {
-    /// The reservation in bytes on a device with `total_bytes` of memory: never more than 9/8 of that, since no
+    /// Returns the reservation in bytes on a device with `total_bytes` of memory: never more than 9/8 of that, since no
     /// request that could use more can be served.
     pub fn bytes(self, total_bytes: u64) -> u64 {
         let asked = match self {
@@ -89,7 +89,7 @@ impl Reserve {
         asked.min(Self::full_bytes(total_bytes))
     }
 
-    /// What is reserved unless something else was asked for: 9/8 of the device's memory.
+    /// Returns what is reserved unless something else was asked for: 9/8 of the device's memory.
     pub(super) fn full_bytes(total_bytes: u64) -> u64 {
         total_bytes.saturating_add(total_bytes / 8)
     }
@@ -114,27 +114,27 @@ impl PowerTwoDivisions {
     /// How many intervals there are.
     pub const INTERVALS: usize = 16;
 
-    /// The same number of divisions everywhere; `None` unless it is a power of two.
+    /// Returns one number of divisions for all sizes; `None` unless it is a power of two.
     pub fn uniform(divisions: u64) -> Option<Self> {
         divisions.is_power_of_two().then_some(Self { intervals: [divisions; Self::INTERVALS] })
     }
 
-    /// The divisions of each interval; `None` unless each is 0 or a power of two.
+    /// Returns the divisions of each interval; `None` unless each is 0 or a power of two.
     pub fn from_intervals(intervals: [u64; Self::INTERVALS]) -> Option<Self> {
         intervals.iter().all(|&divisions| Self::is_valid(divisions)).then_some(Self { intervals })
     }
 
-    /// The divisions of each interval.
+    /// Returns the divisions of each interval.
     pub fn intervals(&self) -> [u64; Self::INTERVALS] {
         self.intervals
     }
 
-    /// The divisions at a size.
+    /// Returns the divisions at a size.
     pub fn at(&self, size_bytes: u64) -> u64 {
         self.intervals[Self::interval(size_bytes / MIB)]
     }
 
-    /// The size of the block for a request: at least 512 bytes; where the size is more than 512 bytes a division, the
+    /// Returns the size of the block for a request: at least 512 bytes; where the size is more than 512 bytes a division, the
     /// next step between its two powers of two; elsewhere the next multiple of 512.
     ///
     /// ```
@@ -159,7 +159,7 @@ impl PowerTwoDivisions {
         divisions == 0 || divisions.is_power_of_two()
     }
 
-    /// The interval that a size in MiB falls into.
+    /// Returns the interval that a size in MiB falls into.
     pub(super) fn interval(size_mib: u64) -> usize {
         (size_mib.max(1).ilog2() as usize).min(Self::INTERVALS - 1)
     }

@@ -2,11 +2,11 @@
 //!
 //! Every [`Statistic`] has four figures: what is there now (`current`), the most there ever was (`peak`), and the sums of
 //! what was added (`allocated`) and taken away (`freed`). Those of device memory exist three times, for all requests and for
-//! the small and the large ones. What the names mean is said on the fields of [`DeviceStatistics`] and, for pinned host
+//! the small and the large ones. The meanings of the names stand on the fields of [`DeviceStatistics`] and, for pinned host
 //! memory, of [`HostStatistics`](crate::HostStatistics); `memory_stats` lists them under PyTorch's keys
 //! (`allocated_bytes.all.peak`).
 //!
-//! The counters are plain numbers; who holds them keeps them exact. This module decides nothing.
+//! The counters are plain numbers; their owner keeps them exact. This module decides nothing.
 
 use std::collections::BTreeMap;
 
@@ -15,7 +15,7 @@ use crate::ids::{PoolId, SizeClass};
 /// One quantity over time.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Statistic {
-    /// What there is now.
+    /// The present value.
     pub current: u64,
     /// The most that `current` has been since the last reset of peaks.
     pub peak: u64,
@@ -32,6 +32,8 @@ impl Statistic {
         self.peak = self.peak.max(self.current);
     }
 
+    /// Takes `amount` away.
+    ///
     /// # Panics
     /// If there is less than `amount`: then something was taken away that was never added.
     pub(crate) fn decrease(&mut self, amount: u64) {
@@ -119,7 +121,7 @@ pub struct DeviceStatistics {
     pub oversize_segments: Statistic,
     /// How often the upstream was asked again after the cache had been given back to it.
     pub num_alloc_retries: u64,
-    /// How many requests failed for want of memory.
+    /// How many requests failed for lack of memory.
     pub num_ooms: u64,
     /// How often the host waited for all pending events.
     pub num_sync_all_streams: u64,
@@ -131,7 +133,7 @@ pub struct DeviceStatistics {
     pub num_oom_rejections: u64,
     /// The size from which blocks are not cut; `None` if all may be.
     pub max_split_size: Option<u64>,
-    /// What each private pool has taken from the upstream. A pool's entry outlives it, until the peaks are reset.
+    /// The memory that each private pool has taken from the upstream. A pool's entry outlives it, until the peaks are reset.
     pub reserved_bytes_by_private_pools: BTreeMap<PoolId, Statistic>,
     /// Bytes that were freed and wait for uses on other streams. Thalweg's own.
     pub pending_use_bytes: u64,
@@ -142,7 +144,7 @@ pub struct DeviceStatistics {
 }
 
 impl DeviceStatistics {
-    /// All figures under PyTorch's keys, sorted by key; Thalweg's own have keys of the same form. `max_split_size` is -1 when
+    /// Returns all figures under PyTorch's keys, sorted by key; Thalweg's own have keys of the same form. `max_split_size` is -1 when
     /// it is off.
     pub fn memory_stats(&self) -> Vec<(String, i64)> {
         let mut copy = self.clone();
@@ -179,7 +181,7 @@ impl DeviceStatistics {
         named.counters.into_iter().for_each(|(_, counter)| *counter = 0);
     }
 
-    /// The one list of all fields; everything that concerns them all goes by it.
+    /// Returns the one list of all fields; everything that concerns them all goes by it.
     fn named(&mut self) -> Named<'_> {
         Named {
             by_pool: [

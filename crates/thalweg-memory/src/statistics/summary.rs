@@ -11,7 +11,7 @@ use super::stats::{ByPool, DeviceStatistics, Statistic};
 const WIDTH: usize = 75;
 
 impl DeviceStatistics {
-    /// The statistics as a table: now, at most, and in sum, for all requests, for the large and for the small ones.
+    /// Returns the statistics as a table: now, at most, and in sum, for all requests, for the large and for the small ones.
     /// `label` says what the memory belongs to (`GPU 0`). Abbreviated, it leaves the large and the small ones out.
     ///
     /// ```
@@ -70,7 +70,7 @@ struct Table {
 }
 
 impl Table {
-    /// A line of exactly [`WIDTH`] columns between bars.
+    /// Adds a line of exactly [`WIDTH`] columns between bars.
     fn line(&mut self, inner: &str) {
         self.text.push('|');
         self.text.push_str(inner);
@@ -81,7 +81,7 @@ impl Table {
         self.line(&character.to_string().repeat(WIDTH));
     }
 
-    /// Counters without a history; nothing where there is no name.
+    /// Adds counters without a history; nothing where there is no name.
     fn counters(&mut self, pair: [(&str, u64); 2]) {
         let [left, right] = pair.map(|(name, value)| match name {
             "" => " ".repeat(35),
@@ -109,7 +109,7 @@ impl Table {
     }
 }
 
-/// Ten columns: ` 20.00 MiB`, `   512 B  `.
+/// Returns a size in ten columns: ` 20.00 MiB`, `   512 B  `.
 fn size(bytes: u64) -> String {
     scaled(
         bytes,
@@ -117,7 +117,7 @@ fn size(bytes: u64) -> String {
     )
 }
 
-/// Ten columns: `999999    `, `  1.23 M  `.
+/// Returns a count in ten columns: `999999    `, `  1.23 M  `.
 fn count(count: u64) -> String {
     scaled(count, &Scale { units: ["", "K", "M", "G", "T", "P", "E"], step: 1000.0, plain: 1_000_000 })
 }

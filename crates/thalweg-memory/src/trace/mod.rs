@@ -1,4 +1,4 @@
-//! What happened to the memory: events as they are recorded, and observers who are told.
+//! The events of the memory: how they are recorded, and the observers that hear of them.
 
 pub mod history;
 pub mod observe;

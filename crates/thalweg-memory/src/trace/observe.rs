@@ -1,11 +1,11 @@
-//! Those who want to be told: when memory runs out, and of each event.
+//! Observers: of requests that fail for lack of memory, and of each event.
 //!
-//! [`Observers`] is a list of functions that anybody may add to at any time. Asking whether there is anybody is one load, so that
-//! an allocator can ask at every event. Which lock is held when they are told is said by whoever tells them: of a failed request
+//! [`Observers`] is a list of functions that can be added to at any time. Asking whether it is empty is one load, so that an
+//! allocator can ask at every event. Which lock is held when they are told depends on the event: of a failed request
 //! ([`OutOfMemoryEvent`]) they are told with no lock held, and may do anything, even allocate; of an event
 //! ([`Event`]) with the lock of its memory held, and what they ask of the allocator then is refused.
 //!
-//! [`SnapshotFiles`] is what nearly everybody does when memory runs out: it writes a snapshot, but not a thousand of them.
+//! [`SnapshotFiles`] is the usual reaction when memory runs out: it writes a snapshot, but not a thousand of them.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -16,16 +16,16 @@ use thalweg_snapshot::Snapshot;
 
 use super::history::Event;
 
-/// A request that failed for want of memory. Sizes are in bytes.
+/// A request that failed for lack of memory. Sizes are in bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct OutOfMemoryEvent {
     /// The device's number; -1 for the host.
     pub device: i32,
-    /// What would have been taken from the device.
+    /// The size that would have been taken from the device.
     pub size_bytes: u64,
     /// The most that may be taken from it; all that it has, if there is no limit.
     pub allowed_bytes: u64,
-    /// What it has left.
+    /// The memory that is left on the device.
     pub free_bytes: u64,
 }
 
@@ -33,7 +33,7 @@ pub struct OutOfMemoryEvent {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct ObserverId(u64);
 
-/// Told of requests that fail for want of memory.
+/// The observers of requests that fail for lack of memory.
 pub type OutOfMemoryObservers = Observers<OutOfMemoryEvent>;
 
 /// Told of every event, whether it is recorded or not.
@@ -60,7 +60,7 @@ impl<E> Default for Observers<E> {
 }
 
 impl<E> Observers<E> {
-    /// Nobody.
+    /// Creates an empty list.
     pub fn new() -> Self {
         Self::default()
     }
@@ -84,7 +84,7 @@ impl<E> Observers<E> {
         list.observers.len() < before
     }
 
-    /// Whether there is nobody to tell.
+    /// Returns whether there are no observers.
     pub fn is_empty(&self) -> bool {
         self.count.load(Ordering::Acquire) == 0
     }
@@ -123,8 +123,8 @@ pub struct SnapshotFiles {
 }
 
 impl SnapshotFiles {
-    /// At most `limit` files in `folder`, which is made when it is needed: `<prefix>_0.pickle` and so on. Files of these names that
-    /// are there already are written over.
+    /// Creates a writer of at most `limit` files in `folder`, which is made when it is needed: `<prefix>_0.pickle` and so on.
+    /// Files of these names that are there already are overwritten.
     pub fn new(folder: impl Into<PathBuf>, prefix: impl Into<String>, limit: usize) -> Self {
         Self { folder: folder.into(), prefix: prefix.into(), limit, written: AtomicUsize::new(0) }
     }
@@ -147,7 +147,7 @@ impl SnapshotFiles {
         Ok(Some(path))
     }
 
-    /// The folder.
+    /// Returns the folder.
     pub fn folder(&self) -> &Path {
         &self.folder
     }
@@ -164,7 +164,7 @@ mod tests {
         let tell = |name: &'static str| {
             let (told, again) = (Arc::clone(&told), Arc::clone(&observers));
             move |event: &OutOfMemoryEvent| {
-                told.lock().expect("nobody panics").push((name, event.size_bytes));
+                told.lock().expect("no thread panics").push((name, event.size_bytes));
                 let _ = again.is_empty() || again.remove(ObserverId(1));
             }
         };
@@ -177,7 +177,7 @@ mod tests {
         assert!(!observers.remove(first), "the observers removed it");
         assert!(observers.remove(second) && observers.is_empty());
         observers.notify(&event(3));
-        assert_eq!(*told.lock().expect("nobody panics"), [("first", 1), ("second", 1), ("second", 2)]);
+        assert_eq!(*told.lock().expect("no thread panics"), [("first", 1), ("second", 1), ("second", 2)]);
     }
 
     #[test]

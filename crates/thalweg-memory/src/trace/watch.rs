@@ -1,15 +1,15 @@
-//! Who is told what happens to an allocator's memory: its history, observers, and files for when memory runs out.
+//! The receivers of an allocator's events: its history, observers, and files for when memory runs out.
 //!
-//! Nobody, as a rule; then all that an allocation pays is the load of one flag that never changes. Otherwise each event is told
+//! As a rule there are none; then all that an allocation pays is the load of one flag that never changes. Otherwise each event is reported
 //! where it happens, under the lock of the arena that it happens in, since only there is it known what came before what. What
-//! takes time is done elsewhere: a stack is taken before the lock, names are looked up when a snapshot is made, and whoever is
-//! told of a failed request is told when no lock is held any more.
+//! takes time is done elsewhere: a stack is taken before the lock, names are looked up when a snapshot is made, and observers
+//! are told of a failed request when no lock is held any more.
 //!
 //! An arena keeps its events in a ring of its own, with the stacks of its live blocks and of its segments ([`Log`]). What
 //! concerns no arena, a snapshot or a failed request, goes into the ring of the slow path. The events of an arena that is gone
 //! are kept with those of all that went before it.
 //!
-//! What is not here: which events there are and when they happen (`arena`, `expandable`, `direct`).
+//! Not here: which events there are and when they happen (`arena`, `expandable`, `direct`).
 
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -26,15 +26,15 @@ use crate::device::reentry::{self, Outside};
 use crate::error::Kind;
 use crate::ids::PoolId;
 
-/// Somebody wants to know of events.
+/// The flag that events are recorded or observed.
 const ON: u8 = 1;
-/// A function of the program's may be called with an arena's lock held, now or some day.
+/// The flag that a function of the program's may be called with an arena's lock held, now or later.
 const CALLS_OUT: u8 = 2;
 
-/// What the arenas of one allocator share of all this.
+/// The history and observers that the arenas of one allocator share.
 #[derive(Default)]
 pub(crate) struct Watch {
-    /// What an allocation has to mind: [`ON`] and [`CALLS_OUT`].
+    /// The flags that an allocation looks at: [`ON`] and [`CALLS_OUT`].
     flags: AtomicU8,
     /// Held while that changes.
     switch: Mutex<()>,
@@ -50,18 +50,18 @@ pub(crate) struct Watch {
 }
 
 impl Watch {
-    /// Whether events are to be told. Whoever takes an arena's lock after that has changed sees the change.
+    /// Returns whether events are to be told. A thread that takes an arena's lock after that has changed sees the change.
     #[inline]
     pub(crate) fn is_on(&self) -> bool {
         self.flags.load(Ordering::Relaxed) & ON != 0
     }
 
-    /// From now on a function of the program's may be called with an arena's lock held: an observer, a source of segments.
+    /// Notes that a function of the program's may be called with an arena's lock held: an observer, a source of segments.
     pub(crate) fn note_calls_out(&self) {
         self.flags.fetch_or(CALLS_OUT, Ordering::Relaxed);
     }
 
-    /// The stack of an allocation, if one is wanted. No lock may be held.
+    /// Returns the stack of an allocation, if one is wanted. No lock may be held.
     ///
     /// # Errors
     /// If it is a function that was called with one held that allocates.
@@ -74,17 +74,17 @@ impl Watch {
         Ok(if self.is_on() { self.history.stack_of_allocation() } else { None })
     }
 
-    /// The stack of a free, if one is wanted. No lock may be held.
+    /// Returns the stack of a free, if one is wanted. No lock may be held.
     #[inline]
     pub(crate) fn stack_of_free(&self) -> Option<StackId> {
         if self.is_on() { self.history.stack_of_free() } else { None }
     }
 
-    /// Tells the observers and the history of an event. `ring` belongs to who holds the lock.
+    /// Tells the observers and the history of an event. `ring` belongs to the holder of the lock.
     pub(crate) fn tell(&self, ring: &mut Ring, event: &Event) {
         if !self.events.is_empty() {
             let _outside = Outside::enter();
-            // Whoever tells is in the middle of a change. The panic has been reported by the hook.
+            // The caller is in the middle of a change. The panic has been reported by the hook.
             let _ = catch_unwind(AssertUnwindSafe(|| self.events.notify(event)));
         }
         ring.push(&self.history, event);
@@ -105,7 +105,7 @@ impl Watch {
         self.retired.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Runs `change` and looks who wants to know of events afterwards; whether the history remembers stacks.
+    /// Runs `change` and updates the flags afterwards; whether the history remembers stacks.
     pub(crate) fn switch<T>(&self, change: impl FnOnce(&Self) -> T) -> (T, bool) {
         let _switch = self.switch.lock().unwrap_or_else(PoisonError::into_inner);
         let changed = change(self);
@@ -125,7 +125,7 @@ pub trait SnapshotPart: fmt::Debug + Send + Sync {
     fn add_to_snapshot(&self, snapshot: &mut Snapshot, options: &SnapshotOptions);
 }
 
-/// What an arena remembers of its events.
+/// The events that an arena remembers.
 #[derive(Default)]
 pub(crate) struct Log {
     pub(crate) ring: Ring,
@@ -136,7 +136,7 @@ pub(crate) struct Log {
 }
 
 impl Log {
-    /// A block has another name now.
+    /// Gives a block's stack to its new identifier.
     pub(crate) fn rename(&mut self, from: BlockId, to: BlockId) {
         if let Some(stack) = self.allocations.remove(&from) {
             self.allocations.insert(to, stack);
@@ -144,7 +144,7 @@ impl Log {
     }
 }
 
-/// What a [`Snapshot`] is to contain.
+/// The parts that a [`Snapshot`] is to contain.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct SnapshotOptions {
@@ -161,14 +161,14 @@ impl Default for SnapshotOptions {
 }
 
 impl SnapshotOptions {
-    /// The segments of one private pool only.
+    /// Restricts the snapshot to the segments of one private pool.
     #[must_use]
     pub fn with_pool(mut self, pool: PoolId) -> Self {
         self.pool = Some(pool);
         self
     }
 
-    /// With or without the events.
+    /// Includes the events, or leaves them out.
     #[must_use]
     pub fn with_traces(mut self, include_traces: bool) -> Self {
         self.include_traces = include_traces;

@@ -1,4 +1,4 @@
-//! Pages in a pool whose addresses somebody relies on, and when pages move at all.
+//! Pages in a pool whose addresses must stay valid, and when pages move at all.
 
 use std::sync::Arc;
 
@@ -120,7 +120,7 @@ fn a_pool_may_ask_for_an_end_of_aliases() {
     drop((kept, more));
 }
 
-/// Nobody replays anything, but nobody says so either: aliases stay. So there is an end to them, unless memory is short.
+/// Nothing is replayed, but the allocator does not know: aliases stay. So there is an end to them, unless memory is short.
 #[test]
 fn a_pool_that_serves_for_long_has_no_more_aliases_than_memory() {
     for (settings, short) in [("stitching_slack:0", false), ("per_process_memory_fraction:0.002", true)] {
@@ -195,7 +195,7 @@ fn fewer_addresses_do_when_there_are_not_as_many_as_usual() {
     assert_eq!(ranges_after(2), [usual[0], usual[1] / 4]);
 }
 
-/// A capture cannot wait on the device for whoever had shared memory; the host can, unless that is being captured too.
+/// A capture cannot wait on the device for the stream that had shared memory; the host can, unless that is being captured too.
 #[test]
 fn a_capture_has_shared_pages_after_a_wait() {
     let world = World::new("");

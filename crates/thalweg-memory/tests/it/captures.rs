@@ -195,7 +195,7 @@ fn each_edge_of_the_graph_is_walked_once_however_often_is_asked() {
     capture.end();
 }
 
-/// What the next command of a stream is ordered after, found by walking the whole graph.
+/// Returns the nodes that the next command of a stream is ordered after, found by walking the whole graph.
 fn reachable(upstream: &FakeUpstream, on: u64) -> BTreeSet<NodeId> {
     use thalweg_memory::Captures;
     let capturing = upstream.capture_of(stream(on)).expect("no fault");

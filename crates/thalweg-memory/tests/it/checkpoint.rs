@@ -56,7 +56,7 @@ impl Bench {
         all.filter(|segment| segment.pool == Some(self.pool)).collect()
     }
 
-    /// What the pool's own statistics must agree with, computed from its blocks.
+    /// Returns the figures that the pool's own statistics must agree with, computed from its blocks.
     fn assert_counted(&self) {
         let blocks: Vec<_> =
             self.allocator.snapshot().into_iter().flat_map(|segment| segment.blocks).collect();
@@ -338,7 +338,7 @@ fn a_pool_without_references_and_a_capture_are_refused() {
             bench.allocator.checkpoint_pool(bench.pool).map(drop),
             bench.allocator.restore_pool(bench.pool, &checkpoint).map(drop),
         ] {
-            let error = error.expect_err("nobody holds it");
+            let error = error.expect_err("it has no reference");
             assert!(error.is_invalid_argument() && error.to_string().contains("does not exist"), "{error}");
         }
     }

@@ -160,7 +160,7 @@ fn a_pending_part_of_a_segment_serves_where_pytorch_gives_up() {
         let block = allocator.allocate(8 * MIB, stream(1));
         match gives_up {
             true => assert!(block.expect_err("PyTorch does not look again").is_out_of_memory()),
-            false => assert_eq!(block.expect("a legal free block exists").address(), address),
+            false => assert_eq!(block.expect("an eligible free block exists").address(), address),
         }
         assert_eq!(allocator.statistics().num_ooms, u64::from(gives_up));
     }

@@ -131,7 +131,7 @@ fn what_is_freed_in_stream_order_is_reclaimed_before_failure() {
     assert_eq!(statistics.reserved_bytes.all.current, other.size_bytes());
 }
 
-/// What other streams hold of another stream's memory is waited for too.
+/// A free waits for the uses by other streams too.
 #[test]
 fn pending_frees_of_every_stream_are_reclaimed_before_failure() {
     let (_upstream, allocator) = allocator(100, uncached());

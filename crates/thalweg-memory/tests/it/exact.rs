@@ -60,7 +60,7 @@ fn memory_returns_at_its_old_address() {
         assert_eq!((again.address(), again.size_bytes(), again.requested_bytes()), (address, 3072, 3000));
         assert_eq!((again.stream(), again.is_null()), (stream(1), false));
         let small = allocate(&allocator, 512);
-        assert!(small.address() >= address + 3072, "nobody else gets it");
+        assert!(small.address() >= address + 3072, "no other request gets it");
         assert_eq!((upstream.calls().allocate, upstream.calls().create_page), calls);
         let statistics = allocator.statistics();
         assert_eq!(statistics.allocation.all.current, 3);

@@ -17,7 +17,7 @@ pub fn small_pages() -> Settings {
     Settings::default().with_expandable_page_bytes(2 << 20).expect("an even number of MiB")
 }
 
-/// What follows PyTorch's decisions.
+/// The settings that follow PyTorch's decisions.
 pub fn pytorch() -> Settings {
     Settings::default().with_policy(Policy::PyTorch)
 }
@@ -185,7 +185,7 @@ impl Harness {
         self.allocator.begin_allocate_to_pool(self.pools[pool], filter)
     }
 
-    /// What must hold at any time, whatever happened.
+    /// Asserts what must hold at any time, whatever happened.
     pub fn assert_valid(&self) {
         let snapshot = self.allocator.snapshot();
         let mut live = BTreeMap::new();

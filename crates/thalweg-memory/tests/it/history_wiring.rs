@@ -1,4 +1,4 @@
-//! What an allocator records of itself: events in PyTorch's words, stacks of live blocks, snapshots.
+//! The events that an allocator records: events in PyTorch's words, stacks of live blocks, snapshots.
 //!
 //! The names of PyTorch's own tests of the same behaviour stand beside those here.
 
@@ -43,7 +43,7 @@ pub struct Numbered(Mutex<u32>);
 
 impl StackSource for Numbered {
     fn capture(&self) -> Option<StackId> {
-        let mut last = self.0.lock().expect("nobody panics");
+        let mut last = self.0.lock().expect("no thread panics");
         *last += 1;
         StackId::new(*last)
     }
@@ -224,7 +224,7 @@ fn metadata_stands_beside_events_and_annotations_come_after() {
     block.annotate("layer 1");
     assert!(allocator.annotate(address + 500, "a view of layer 1"));
     drop(block);
-    assert!(!allocator.annotate(address, "nobody has it"));
+    assert!(!allocator.annotate(address, "it is free"));
     let entries = trace(&allocator);
     let metadata = |action| {
         let of_kind = entries.iter().filter(move |entry| entry.action == action);
@@ -334,19 +334,19 @@ fn events_of_a_pool_outlive_it() {
 }
 
 #[test]
-fn observers_are_told_of_events_that_nobody_records() {
+fn observers_are_told_of_events_that_are_not_recorded() {
     let (_upstream, allocator) = allocator(pytorch());
     allocator.record_memory_history(HistorySettings::default());
     let told = Arc::new(Mutex::new(Vec::new()));
     let list = Arc::clone(&told);
     let observer = allocator.add_event_observer(move |event| {
-        list.lock().expect("nobody panics").push(event.action);
+        list.lock().expect("no thread panics").push(event.action);
     });
     drop(allocator.allocate(1000, stream(1)).expect("there is room"));
     assert!(allocator.remove_event_observer(observer));
     drop(allocator.allocate(1000, stream(1)).expect("there is room"));
     use Action::{Alloc, FreeCompleted, FreeRequested, SegmentAlloc};
-    assert_eq!(*told.lock().expect("nobody panics"), [SegmentAlloc, Alloc, FreeRequested, FreeCompleted]);
+    assert_eq!(*told.lock().expect("no thread panics"), [SegmentAlloc, Alloc, FreeRequested, FreeCompleted]);
     assert_eq!(actions(&allocator), []);
 }
 
@@ -403,7 +403,7 @@ fn a_restored_pool_gives_and_takes_blocks_in_its_history() {
     let newer = allocate();
     newer.record_stream(stream(2));
     let restored = allocator.restore_pool(pool, &checkpoint).expect("all is there");
-    kept.annotate("nobody has it");
+    kept.annotate("it is free");
     drop((kept, newer));
     use Action::{Alloc, FreeCompleted, FreeRequested};
     let of_restore: Vec<_> = trace(&allocator)
@@ -438,7 +438,7 @@ fn a_segment_that_is_given_back_names_who_gave_it_back() {
             assert!(allocator.set_stack_source(Arc::new(Numbered::default())).is_ok(), "it is the first");
             allocator.record_memory_history(HistorySettings { context, ..recorded() });
             drop(allocator.allocate(1000, stream(1)).expect("there is room"));
-            // `test_memory_plots_free_stack`: of the state alone, nothing is told of what is free.
+            // `test_memory_plots_free_stack`: the state alone says nothing of free memory.
             let segments = allocator.memory_snapshot().segments;
             let has_stack = segments.iter().any(|segment| !segment.frames.is_empty());
             assert_eq!(has_stack, context != ContextLevel::State, "{context:?}");

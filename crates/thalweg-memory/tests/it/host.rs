@@ -196,7 +196,7 @@ fn steady_work_asks_no_driver() {
     for _ in 0..10 {
         drop(allocate(&allocator, 1000));
     }
-    assert_eq!(upstream.calls(), before, "a free block serves, and nobody asks for the other one's event");
+    assert_eq!(upstream.calls(), before, "a free block serves, and the other one's event is not asked for");
 }
 
 #[test]
@@ -478,12 +478,12 @@ fn under_pressure_uses_are_waited_for_and_the_cache_goes_back() {
     let error = allocator.allocate(64 * KIB).expect_err("there is no room");
     assert!(error.is_out_of_memory());
     assert!(error.to_string().starts_with("out of memory. Tried to allocate 64.00 KiB."), "{error}");
-    assert!(allocator.allocate(u64::MAX).expect_err("nobody has that").is_out_of_memory());
+    assert!(allocator.allocate(u64::MAX).expect_err("there is not so much").is_out_of_memory());
     assert!(allocator.allocate(0).expect("nothing is needed").is_null());
 }
 
 #[test]
-fn under_pressure_nobody_waits_who_can_be_served_without() {
+fn under_pressure_no_request_waits_that_can_be_served_without() {
     let (upstream, allocator) = allocator(2 * MIB);
     let [stuck, done] = [(); 2].map(|()| allocate(&allocator, 512 * KIB));
     let idle = allocate(&allocator, MIB);

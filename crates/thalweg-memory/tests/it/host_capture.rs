@@ -115,7 +115,7 @@ fn two_graphs() {
                 assert_ne!(shared.address(), address, "the second graph lives");
                 drop(shared);
                 allocator.release_pool(pool).expect("the second graph's reference");
-                assert!(allocator.release_pool(pool).expect_err("nobody holds it").is_invalid_argument());
+                assert!(allocator.release_pool(pool).expect_err("it has no reference").is_invalid_argument());
                 allocator.empty_cache().expect("no capture is under way");
                 assert_eq!(allocator.statistics().allocations.current, 0, "all of it is shared again");
             }
@@ -234,7 +234,7 @@ fn requests_go_where_the_filter_says() {
     for pool in [all, one] {
         allocator.release_pool(pool).expect("one reference");
         let begun = allocator.begin_allocate_to_pool(pool, StreamFilter::All);
-        assert!(begun.expect_err("nobody holds it").is_invalid_argument());
+        assert!(begun.expect_err("it has no reference").is_invalid_argument());
     }
 }
 

@@ -213,7 +213,7 @@ impl Harness {
         self.held.push(Held { block, uses: Uses::new(), captured_by: Vec::new() });
     }
 
-    /// A request may fail for want of memory only if no free block that it may have is large enough.
+    /// A request may fail for lack of memory only if no free block that it may have is large enough.
     fn check_failure(&self, error: &AllocationError, bytes: u64, owner: Owner) {
         if self.faulty {
             return;
@@ -337,7 +337,7 @@ impl Harness {
         }
     }
 
-    /// What must hold at any time, whatever happened.
+    /// Asserts what must hold at any time, whatever happened.
     pub fn assert_valid(&mut self) {
         let live = self.upstream.live_host_allocations();
         self.owners.retain(|address, _| live.iter().any(|(start, _)| start == address));

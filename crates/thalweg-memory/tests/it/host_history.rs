@@ -1,4 +1,4 @@
-//! What the host allocator records of itself. Names are those of PyTorch's own tests where it has one.
+//! The events that the host allocator records. Names are those of PyTorch's own tests where it has one.
 
 use std::sync::Arc;
 
@@ -37,7 +37,7 @@ fn actions(allocator: &HostAllocator) -> Vec<Action> {
     trace(allocator).iter().map(|entry| entry.action).collect()
 }
 
-/// Address, size, requested size and state of every slab.
+/// Address, size, requested size and state of every block.
 fn blocks(allocator: &HostAllocator) -> Vec<(u64, u64, u64, BlockState)> {
     let snapshot = allocator.memory_snapshot();
     let block = |segment: &thalweg_snapshot::Segment| {
@@ -198,7 +198,7 @@ fn a_block_is_annotated() {
     assert_eq!(last.user_metadata.as_deref(), Some("a batch"));
 }
 
-/// What a capture keeps is pending until its graphs are gone, and is told of under its pool's name, also when that is gone.
+/// A block that a capture keeps is pending until its graphs are gone, and is recorded under its pool's name, also when that is gone.
 #[test]
 fn the_memory_of_a_pool_has_its_name() {
     let (_upstream, allocator) = recording();
@@ -239,7 +239,7 @@ fn the_memory_of_a_pool_has_its_name() {
     );
 }
 
-/// What the upstream refuses to take back is there again; what is lost stays pending for good.
+/// Memory that the upstream refuses to take back is there again; memory that is lost stays pending for good.
 #[test]
 fn memory_that_stays_is_still_shown() {
     let (upstream, allocator) = recording();

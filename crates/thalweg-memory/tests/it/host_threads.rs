@@ -97,7 +97,7 @@ fn pools_open_and_close_while_their_blocks_are_dropped() {
     assert_eq!((statistics.active_requests.current, statistics.active_requests.freed), (0, 2400));
 }
 
-/// Waits for something that another thread does some day.
+/// Waits for something that another thread does at some time.
 fn eventually(condition: impl Fn() -> bool) {
     while !condition() {
         std::thread::yield_now();
@@ -132,7 +132,7 @@ fn pinned_memory_use_background_threads() {
     assert_eq!(Arc::strong_count(&upstream), 1, "the thread has ended");
 }
 
-/// An upstream that drops blocks whenever it is called, and waits in `allocate_host` until it is told to go on.
+/// An upstream that drops blocks whenever it is called, and waits in `allocate_host` until it may go on.
 struct Unkind {
     inner: FakeUpstream,
     victims: Mutex<Vec<HostBlock>>,

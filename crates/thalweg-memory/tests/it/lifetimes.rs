@@ -1,5 +1,5 @@
-//! Arenas own themselves through what freed blocks left with them. Whoever goes last, allocator or block, on whatever thread:
-//! everything goes back to the upstream once, and nobody is left who could hold it.
+//! Arenas own themselves through what freed blocks left with them. Whichever goes last, allocator or block, on whatever thread:
+//! everything goes back to the upstream once, and nothing is left that could hold it.
 
 use std::sync::{Arc, Barrier};
 
@@ -27,7 +27,7 @@ fn used(allocator: &DeviceAllocator) -> Vec<Block> {
     blocks
 }
 
-/// Nothing is held of the upstream's, and nobody holds the upstream.
+/// Asserts that nothing of the upstream's is held, nor the upstream itself.
 fn assert_all_returned(upstream: &Arc<FakeUpstream>, what: &str) {
     assert_eq!(upstream.live_segments(), [], "{what}");
     assert_eq!((upstream.live_pages(), upstream.live_events()), (0, 0), "{what}");
@@ -39,7 +39,7 @@ fn upstreams() -> [Arc<FakeUpstream>; 2] {
 }
 
 #[test]
-fn whoever_goes_last_everything_is_returned() {
+fn whichever_goes_last_everything_is_returned() {
     for upstream in upstreams() {
         for (what, order) in [("blocks first", 0), ("allocator first", 1), ("allocator in the middle", 2)] {
             let allocator = DeviceAllocator::new(upstream.clone(), Settings::default());

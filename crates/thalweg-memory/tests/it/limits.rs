@@ -86,7 +86,7 @@ fn a_request_of_any_size_is_served_or_out_of_memory() {
                     assert!(again.is_ok() || again.is_err_and(|error| error.address_problem().is_some()));
                 }
                 let nowhere =
-                    allocator.allocate_at(512, bytes, stream(1)).expect_err("nobody has memory there");
+                    allocator.allocate_at(512, bytes, stream(1)).expect_err("there is no memory there");
                 assert!(nowhere.address_problem().is_some(), "{nowhere}");
             }
             drop(kept);
@@ -175,7 +175,7 @@ impl VirtualMemory for Reserving {
 }
 
 #[test]
-fn addresses_that_nobody_could_keep_are_an_error_of_the_upstream() {
+fn addresses_that_cannot_be_kept_are_an_error_of_the_upstream() {
     let strange: [Reserve; 4] =
         [|_, _| Ok(1 << 57), |_, _| Ok((1 << 57) - (2 << 20)), |_, _| Ok(0), |_, _| Ok(u64::MAX - 511)];
     for reserve in strange {
@@ -203,7 +203,7 @@ fn without_addresses_to_grow_in_plain_segments_serve_and_no_promise_is_made() {
     assert_eq!(allocator.statistics().reserved_bytes.all.current, 0);
 }
 
-/// What is freed while the climb is under way, too late for it, serves all the same.
+/// A block that is freed during the slow path, too late for it, serves all the same.
 #[test]
 fn memory_that_others_free_meanwhile_is_looked_for_again() {
     struct Freeing {
@@ -231,7 +231,7 @@ fn memory_that_others_free_meanwhile_is_looked_for_again() {
     upstream.victims.lock().expect("no thread panics").push(victim);
     let served = allocator.allocate(60 * MIB, stream(1)).expect("it is free by then");
     assert_eq!(allocator.statistics().num_ooms, 0);
-    let error = allocator.allocate(60 * MIB, stream(1)).expect_err("now nobody frees anything");
+    let error = allocator.allocate(60 * MIB, stream(1)).expect_err("now nothing is freed");
     let advice = error.figures().and_then(|figures| figures.advice);
     assert!(matches!(advice, Some(Advice::AskForLess { .. })), "{error}");
     drop(served);
@@ -257,9 +257,9 @@ fn thousands_of_streams_and_pools_have_memory() {
     assert_eq!((upstream.live_pages(), upstream.reserved_ranges().len()), (0, 0));
 }
 
-/// The simulator's card has room for 60 such pools.
+/// The simulated GPU has room for 60 such pools.
 #[test]
-fn pools_that_nobody_holds_leave_their_memory_and_addresses_to_the_next_capture() {
+fn pools_without_references_leave_their_memory_and_addresses_to_the_next_capture() {
     let upstreams = [FakeUpstream::with_virtual_memory(100 * MIB), FakeUpstream::new(100 * MIB)];
     for upstream in upstreams.map(Arc::new) {
         for settings in [Settings::default(), pytorch()] {
@@ -279,7 +279,7 @@ fn pools_that_nobody_holds_leave_their_memory_and_addresses_to_the_next_capture(
     }
 }
 
-/// What a pool had taken is told after its end, but not of all pools that there ever were.
+/// The statistics say what a pool had taken after its end, but not of all pools that there ever were.
 #[test]
 fn figures_of_pools_that_are_gone_are_not_kept_for_ever() {
     let allocator = DeviceAllocator::new(Arc::new(FakeUpstream::new(1 << 40)), Settings::default());

@@ -1,4 +1,4 @@
-//! Watches over blocks that somebody else holds.
+//! Watches over blocks that others hold.
 
 use std::sync::Arc;
 
@@ -37,7 +37,7 @@ fn live_blocks_are_those_in_callers_hands() {
 }
 
 #[test]
-fn a_death_is_told_to_every_vigil_and_nothing_else_is() {
+fn a_death_is_told_to_every_watch_and_nothing_else_is() {
     let allocator = allocator();
     let [one, other] = [(); 2].map(|()| allocator.allocate(1000, stream(1)).expect("there is room"));
     let watches = [(); 3].map(|()| Arc::new(LivenessWatch::default()));
@@ -45,7 +45,7 @@ fn a_death_is_told_to_every_vigil_and_nothing_else_is() {
     let block = at(&allocator, address);
     assert!(allocator.watch_block(&block, &watches[0]) && allocator.watch_block(&block, &watches[1]));
     assert!(allocator.watch_block(&at(&allocator, other.address()), &watches[2]));
-    // What comes and goes beside it disturbs nobody.
+    // What comes and goes beside it disturbs no watch.
     drop(allocator.allocate(1000, stream(1)).expect("there is room"));
     assert!(watches.iter().all(|watch| watch.is_undisturbed()));
     drop(one);

@@ -98,8 +98,8 @@ impl Model {
         }
     }
 
-    /// The address and the size of the block, or `None` for want of memory.
-    /// Somebody asks for memory on a stream, be it none.
+    /// The address and the size of the block, or `None` for lack of memory.
+    /// Requests memory on a stream, be it none.
     pub fn ask(&mut self, stream: u64) {
         let kind = (stream, self.pool_for(stream));
         if !self.kinds.contains(&kind) {
@@ -233,7 +233,7 @@ impl Model {
         self.scopes.iter().any(|(begun, _)| *begun == pool)
     }
 
-    /// What is left of pools that nobody holds goes back before the first capture.
+    /// Gives back the rest of pools without references, before the first capture.
     pub fn begin(&mut self, pool: usize, filter: Option<u64>) {
         self.pools[pool] += 1;
         if self.scopes.is_empty() {
@@ -313,7 +313,7 @@ impl Model {
         Some((self.segments.len() - 1, 0))
     }
 
-    /// What is done when the upstream has run out.
+    /// Does what the allocator does when the upstream has run out.
     fn run(&mut self, size: u64, key: (u64, bool, Option<usize>)) -> Option<(usize, usize)> {
         if self.release_oversize(size, key)
             && let Some(found) = self.reserve(size, key)
@@ -372,7 +372,7 @@ impl Model {
         self.segments.iter().map(Segment::size).sum()
     }
 
-    /// What there is now, under PyTorch's keys without the last part.
+    /// Returns the present values, under PyTorch's keys without the last part.
     fn currents(&self) -> BTreeMap<String, u64> {
         let mut sums = BTreeMap::new();
         let mut add = |name: &str, small: bool, amount: u64| {

@@ -1,4 +1,4 @@
-//! What a device that is nearly full still gives, with pages of large requests as large as they are by default.
+//! The memory that a device that is nearly full still gives, with pages of large requests as large as they are by default.
 
 use std::sync::Arc;
 
@@ -63,7 +63,7 @@ fn a_growth_that_fails_in_a_capture_leaves_what_is_free_as_it_is() {
     world.allocator.end_allocate_to_pool(pool).expect("it was begun");
 }
 
-/// What is left is less than a large page, or than the large pages that the request would take, but enough for small ones.
+/// The rest is less than a large page, or than the large pages that the request would take, but enough for small ones.
 #[test]
 fn large_requests_have_small_pages_when_large_ones_do_not_fit() {
     for (device, settings, held, requests) in [

@@ -1,4 +1,4 @@
-//! Running out of memory: who is told, what the error says, and that following its advice helps.
+//! Running out of memory: observers, what the error says, and that following its advice helps.
 
 use std::sync::{Arc, Mutex};
 
@@ -156,7 +156,7 @@ fn scenarios_of_captures() -> Vec<Scenario> {
             },
         },
         Scenario {
-            name: "a pool that nobody uses keeps its memory",
+            name: "an unused pool keeps its memory",
             mebibytes: 60,
             settings: Settings::default(),
             prepare: |world| {
@@ -353,7 +353,7 @@ fn a_request_larger_than_the_device_is_to_be_divided() {
             let mut world = World::new(100, settings);
             world.hold(10, 1);
             let error = world.allocator.allocate(request, stream(1)).expect_err("the device is smaller");
-            let figures = error.figures().expect("it is for want of memory");
+            let figures = error.figures().expect("it is for lack of memory");
             assert_eq!(figures.advice, Some(Advice::Divide), "{error}");
             assert!(world.allocate(10, 1).is_ok(), "later requests are served");
         }
@@ -371,7 +371,7 @@ fn the_figures_say_where_the_memory_is() {
     world.end();
     let _outside = Upstream::allocate(&*world.upstream, 50 * MIB, stream(9)).expect("there is room");
     let error = world.allocate(150, 1).expect_err("there is less");
-    let figures = error.figures().expect("it is for want of memory");
+    let figures = error.figures().expect("it is for lack of memory");
     let OutOfMemory { private_pool_bytes, private_pool_cached_bytes, other_streams_cached_bytes, .. } =
         *figures;
     assert_eq!((private_pool_bytes, private_pool_cached_bytes), (30 * MIB, 20 * MIB));
@@ -400,8 +400,8 @@ fn observers_are_told_without_a_lock_and_the_event_is_recorded() {
     let told = Arc::new(Mutex::new(Vec::new()));
     let (list, allocator) = (Arc::clone(&told), Arc::downgrade(&world.allocator));
     let observer = world.allocator.add_out_of_memory_observer(move |event: &OutOfMemoryEvent| {
-        list.lock().expect("nobody panics").push(*event);
-        // Whoever is told may use the allocator.
+        list.lock().expect("no thread panics").push(*event);
+        // An observer may use the allocator.
         let allocator = allocator.upgrade().expect("it is being used");
         drop(allocator.allocate(1000, stream(2)).expect("there is room"));
         allocator.empty_cache().expect("nothing fails");
@@ -409,7 +409,7 @@ fn observers_are_told_without_a_lock_and_the_event_is_recorded() {
     assert!(world.allocate(51, 1).expect_err("there is room for one").is_out_of_memory());
     let event =
         OutOfMemoryEvent { device: 3, size_bytes: 52 * MIB, allowed_bytes: 100 * MIB, free_bytes: 48 * MIB };
-    assert_eq!(*told.lock().expect("nobody panics"), [event]);
+    assert_eq!(*told.lock().expect("no thread panics"), [event]);
     let trace = world.allocator.memory_snapshot().device_traces.pop().expect("there is a device");
     let oom = trace.iter().find(|entry| entry.action == Action::Oom).expect("it is recorded");
     assert_eq!((oom.address, oom.size_bytes, oom.stream), (48 * MIB, 51 * MIB, stream(1)));
@@ -425,17 +425,17 @@ fn rejections_have_observers_of_their_own() {
     let mut world = World::new(100, fraction(pytorch(), 0.5).with_throw_on_cudamalloc_oom(true));
     let (failed, refused) = (Arc::new(Mutex::new(0)), Arc::new(Mutex::new(Vec::new())));
     let (count, list) = (Arc::clone(&failed), Arc::clone(&refused));
-    world.allocator.add_out_of_memory_observer(move |_| *count.lock().expect("nobody panics") += 1);
-    world.allocator.add_rejection_observer(move |event| list.lock().expect("nobody panics").push(*event));
+    world.allocator.add_out_of_memory_observer(move |_| *count.lock().expect("no thread panics") += 1);
+    world.allocator.add_rejection_observer(move |event| list.lock().expect("no thread panics").push(*event));
     world.hold(40, 1);
     let error = world.allocate(20, 1).expect_err("it would pass the limit");
     assert!(error.to_string().contains("preemptively rejected"), "{error}");
     let event =
         OutOfMemoryEvent { device: 0, size_bytes: 20 * MIB, allowed_bytes: 50 * MIB, free_bytes: 60 * MIB };
-    assert_eq!(*refused.lock().expect("nobody panics"), [event]);
+    assert_eq!(*refused.lock().expect("no thread panics"), [event]);
     let statistics = world.allocator.statistics();
     assert_eq!((statistics.num_oom_rejections, statistics.num_ooms), (1, 0));
-    assert_eq!((*failed.lock().expect("nobody panics"), statistics.num_alloc_retries), (0, 0));
+    assert_eq!((*failed.lock().expect("no thread panics"), statistics.num_alloc_retries), (0, 0));
 }
 
 #[test]
@@ -444,7 +444,7 @@ fn a_snapshot_is_written_when_memory_runs_out() {
     let world = World::new(10, pytorch());
     world.allocator.write_snapshots_on_out_of_memory(Some(SnapshotFiles::new(&folder, "gpu0", 1)));
     let error = world.allocate(11, 1).expect_err("the device is smaller");
-    let figures = error.figures().expect("it is for want of memory");
+    let figures = error.figures().expect("it is for lack of memory");
     let path = figures.snapshot.clone().expect("one was asked for").expect("there is room for a small file");
     assert!(error.to_string().contains("gpu0_0.pickle"), "{error}");
     assert!(Snapshot::from_pickle(&std::fs::read(&path).expect("it was written")).is_ok());

@@ -64,7 +64,7 @@ fn addresses_stay_put_until_the_last_reference_goes() {
     allocator.empty_cache().expect("no capture is under way");
     assert_eq!(upstream.live_segments(), [(kept.address(), 30 * MIB)], "a live block outlives its pool");
     for error in [allocator.release_pool(pool), allocator.retain_pool(pool)] {
-        let error = error.expect_err("nobody holds it");
+        let error = error.expect_err("it has no reference");
         assert!(error.is_invalid_argument() && error.to_string().contains("does not exist"), "{error}");
     }
     drop(kept);

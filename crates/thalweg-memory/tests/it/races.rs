@@ -68,7 +68,7 @@ impl Racing {
             allocator.begin_allocate_to_pool(pool, filter).expect("the pool is there");
             tell.store(true, Ordering::SeqCst);
         });
-        // Asked without a lock, it waits for nobody.
+        // Asked without a lock, it waits for no thread.
         let patience = if moment == Moment::Allocate { usize::MAX } else { 2000 };
         for _ in 0..patience {
             if begun.load(Ordering::SeqCst) {
@@ -162,7 +162,7 @@ fn a_capture_that_begins_while_the_driver_is_asked_without_the_lock() {
     }
 }
 
-/// The same between the look and the events that are waited for when nothing is cached here.
+/// A capture begins between the look and the events that are waited for when nothing is cached here.
 #[test]
 fn a_capture_that_would_begin_while_everything_is_waited_for() {
     let uncached = Settings::default().with_caching(false);

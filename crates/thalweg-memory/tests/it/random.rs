@@ -103,7 +103,7 @@ fn allocate(harness: &mut Harness, model: &mut Model, bytes: u64, on: u64) {
             assert!(error.is_out_of_memory(), "{error}");
             assert_eq!(model.allocate(usize::MAX, bytes, on), None, "the model finds room");
             model.count_out_of_memory();
-            let figures = error.figures().expect("an error for want of memory has figures");
+            let figures = error.figures().expect("an error for lack of memory has figures");
             let statistics = allocator.statistics();
             assert_eq!(figures.requested_bytes, bytes);
             assert_eq!(figures.allocated_bytes, statistics.allocated_bytes.all.current);

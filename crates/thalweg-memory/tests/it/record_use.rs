@@ -180,7 +180,7 @@ fn free_memory_keeps_its_stream_until_unrecorded_users_are_done() {
         }
         let reserved = || allocator.statistics().reserved_bytes.all.current;
         drop(allocator.allocate(40 * MIB, home).expect("there is room"));
-        // Whoever asks first finds out that nothing is known to be idle.
+        // The first request finds out that nothing is known to be idle.
         drop(allocator.allocate(2 * MIB, third).expect("there is room"));
         let before = reserved();
         upstream.complete_stream(home);
@@ -204,16 +204,16 @@ fn free_memory_keeps_its_stream_until_unrecorded_users_are_done() {
 /// nor does its own, and it gets no other's.
 #[test]
 fn memory_is_not_handed_on_past_a_stream_that_may_end() {
-    let [home, lent, third] = [1, 2, 3].map(stream);
-    for (from, to, unrecorded) in [(home, third, true), (lent, third, false), (home, lent, false)] {
+    let [home, transient, third] = [1, 2, 3].map(stream);
+    for (from, to, unrecorded) in [(home, third, true), (transient, third, false), (home, transient, false)] {
         for growing in ["", "expandable_segments:False,"] {
             for reuse in ["idle", "ordered"] {
                 let text = format!("{growing}cross_stream_reuse:{reuse}");
                 let (upstream, allocator) = allocator(small_pages().apply(&text).expect("it is right"));
                 if unrecorded {
-                    [home, lent, third].into_iter().for_each(|user| allocator.add_unrecorded_user(user));
+                    [home, transient, third].into_iter().for_each(|user| allocator.add_unrecorded_user(user));
                 }
-                upstream.lend_stream(lent);
+                upstream.make_transient(transient);
                 let reserved = || allocator.statistics().reserved_bytes.all.current;
                 drop(allocator.allocate(40 * MIB, from).expect("there is room"));
                 drop(allocator.allocate(2 * MIB, to).expect("there is room"));
@@ -223,7 +223,10 @@ fn memory_is_not_handed_on_past_a_stream_that_may_end() {
                 assert!(reserved() >= before + 36 * MIB, "{from:?} to {to:?}, {text}: {}", reserved());
                 drop(x);
                 allocator.empty_cache().expect("the upstream works");
-                assert_eq!((reserved(), upstream.live_events(), upstream.recorded_events(lent)), (0, 0, 0));
+                assert_eq!(
+                    (reserved(), upstream.live_events(), upstream.recorded_events(transient)),
+                    (0, 0, 0)
+                );
             }
         }
     }

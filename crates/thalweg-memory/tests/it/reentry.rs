@@ -42,17 +42,17 @@ fn an_observer_that_asks_is_refused_and_may_drop() {
         let held = Arc::new(held);
         let elsewhere = allocator.allocate(5000, stream(2)).expect("there is room");
         elsewhere.record_stream(stream(3));
-        held.lock().expect("nobody panics").push(elsewhere);
+        held.lock().expect("no thread panics").push(elsewhere);
         let (inside, count, blocks) = (Arc::downgrade(&allocator), Arc::clone(&told), Arc::clone(&held));
         let observer = allocator.add_event_observer(move |_| {
             count.fetch_add(1, Ordering::Relaxed);
             let allocator: Arc<DeviceAllocator> = Weak::upgrade(&inside).expect("it is being used");
             ask(&allocator);
             assert_refused(allocator.begin_allocate_to_pool(pool, StreamFilter::All));
-            for block in blocks.lock().expect("nobody panics").iter() {
+            for block in blocks.lock().expect("no thread panics").iter() {
                 block.record_use(stream(1));
             }
-            blocks.lock().expect("nobody panics").clear();
+            blocks.lock().expect("no thread panics").clear();
             // Without an error to give there is a panic, which ends here.
             assert!(catch_unwind(AssertUnwindSafe(|| allocator.statistics())).is_err());
             panic!("this goes no further than to here");
@@ -78,14 +78,14 @@ fn an_observer_that_removes_itself_is_refused_all_the_same() {
     let (inside, own) = (Arc::downgrade(&allocator), Arc::clone(&name));
     let observer = allocator.add_event_observer(move |_| {
         let allocator = inside.upgrade().expect("it is being used");
-        let own = own.lock().expect("nobody panics").take().expect("it is told once");
+        let own = own.lock().expect("no thread panics").take().expect("it is called once");
         assert!(allocator.remove_event_observer(own));
         ask(&allocator);
     });
-    *name.lock().expect("nobody panics") = Some(observer);
+    *name.lock().expect("no thread panics") = Some(observer);
     let block = allocator.allocate(1000, stream(1)).expect("there is room");
     drop(block);
-    assert!(name.lock().expect("nobody panics").is_none(), "it was told");
+    assert!(name.lock().expect("no thread panics").is_none(), "it was told");
     assert!(allocator.allocate(1000, stream(1)).is_ok());
 }
 
@@ -128,7 +128,7 @@ fn callbacks_for_want_of_memory_and_sources_are_refused_what_would_wait() {
     allocator.empty_cache().expect("no capture is under way");
 }
 
-/// Who is told of a failed request may ask for anything; what he does not get himself he is not told of.
+/// An observer of failed requests may ask for anything; it does not hear of its own requests that fail.
 #[test]
 fn an_observer_of_failures_may_fail_himself() {
     let allocator = DeviceAllocator::new(Arc::new(FakeUpstream::new(100 * MIB)), Settings::default());

@@ -87,7 +87,7 @@ fn every_key_is_read() {
     assert!(settings.pinned_free_catch_all());
 }
 
-/// What PyTorch's `test_allocator_settings` asserts, but for the resets, which do not happen here.
+/// Asserts what PyTorch's `test_allocator_settings` does, but for the resets, which do not happen here.
 #[test]
 fn settings_change_as_in_pytorch() {
     let start = Settings::default();
@@ -263,9 +263,8 @@ fn the_first_variable_that_is_set_wins() {
     assert_eq!(both, Ok(Settings::default().with_last_resort(false)));
     let empty = settings(&[("PYTORCH_ALLOC_CONF", "stitching:False"), ("PYTORCH_CUDA_ALLOC_CONF", "")]);
     assert_eq!(empty, Ok(Settings::default()));
-    let foreign =
-        settings(&[("PYTORCH_HIP_ALLOC_CONF", "rubbish"), ("PYTORCH_ALLOC_CONF", "stitching:False")]);
-    assert_eq!(foreign, Ok(Settings::default().with_stitching(false)));
+    let other = settings(&[("PYTORCH_HIP_ALLOC_CONF", "rubbish"), ("PYTORCH_ALLOC_CONF", "stitching:False")]);
+    assert_eq!(other, Ok(Settings::default().with_stitching(false)));
 
     for (value, caching) in [("1", false), ("0", true), ("", true), ("yes", false)] {
         let settings = Settings::from_environment(|name| {

@@ -13,7 +13,7 @@ use crate::harness::{forward_events, forward_memory, pytorch, stream};
 
 const MIB: u64 = 1 << 20;
 /// Where the memory of others begins.
-const FOREIGN: u64 = 1 << 45;
+const EXTERNAL: u64 = 1 << 45;
 
 /// A fake that exports what it has: handles are made of the numbers that they stand for. What it imports is made up.
 struct Exporter {
@@ -49,7 +49,7 @@ impl MemorySharing for Exporter {
 
     fn import_allocation(&self, handle: &[u8; 64]) -> Result<u64, UpstreamError> {
         self.inner.memory_info()?;
-        let address = FOREIGN + u64::from(handle[0]);
+        let address = EXTERNAL + u64::from(handle[0]);
         self.imported.lock().expect("no thread panics").push(address);
         Ok(address)
     }
@@ -162,14 +162,14 @@ fn what_is_shared_is_opened_once_and_closed_with_its_last_owner() {
     let other = MemoryHandle::Allocation(Box::new(handle(8)));
     let pages = pages(vec![PageHandle::Descriptor(5), PageHandle::Descriptor(6)]);
     let [first, again] = [(); 2].map(|()| allocator.open_shared(&plain).expect("nothing is in the way"));
-    assert!(Arc::ptr_eq(&first, &again) && first.address() == FOREIGN + 7);
+    assert!(Arc::ptr_eq(&first, &again) && first.address() == EXTERNAL + 7);
     let other = allocator.open_shared(&other).expect("nothing is in the way");
     let mapped = allocator.open_shared(&pages).expect("nothing is in the way");
     let places: Vec<_> = upstream.inner.mapped_pages().iter().map(|page| (page.0, page.1)).collect();
     assert_eq!(places, [(mapped.address(), 2 * MIB), (mapped.address() + 2 * MIB, 2 * MIB)]);
     assert_eq!(allocator.statistics().reserved_bytes.all.current, 0, "it is another process's");
     drop((first, other));
-    assert_eq!(*upstream.imported.lock().expect("no thread panics"), [FOREIGN + 7], "it has an owner left");
+    assert_eq!(*upstream.imported.lock().expect("no thread panics"), [EXTERNAL + 7], "it has an owner left");
     drop(again);
     let fresh = allocator.open_shared(&plain).expect("it can be opened again");
     mapped.record_stream(stream(3));
@@ -181,7 +181,7 @@ fn what_is_shared_is_opened_once_and_closed_with_its_last_owner() {
     assert_eq!(left, (0, Vec::new(), 0));
 }
 
-/// The other process may give the numbers of its descriptors to other memory as soon as it is told that nobody here has it any more.
+/// The other process may give the numbers of its descriptors to other memory as soon as it hears that this one has let go of it.
 #[test]
 fn memory_that_is_given_up_is_not_found_by_its_handle() {
     let (_, allocator) = allocator(Settings::default());
@@ -196,7 +196,7 @@ fn memory_that_is_given_up_is_not_found_by_its_handle() {
     assert!(Arc::ptr_eq(&first, &again));
     let other = allocator.open_shared(&handle(2)).expect("it can be opened");
     assert!(!Arc::ptr_eq(&first, &other), "the number was another's by then");
-    assert!(allocator.retire_shared(again).is_none(), "somebody has it still");
+    assert!(allocator.retire_shared(again).is_none(), "it has an owner still");
     let closing = allocator.retire_shared(first).expect("the last one has it");
     let reused = allocator.open_shared(&handle(1)).expect("it can be opened");
     assert!(!Arc::ptr_eq(&closing, &reused) && closing.address() != reused.address());

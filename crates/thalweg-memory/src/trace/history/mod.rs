@@ -1,7 +1,7 @@
-//! What happened to the memory, event by event, for snapshots.
+//! The history of the memory, event by event, for snapshots.
 //!
-//! Whoever looks for the reason of a peak wants to know each allocation and free, in order, with its time and where in the
-//! program it was. Whoever does not must not pay for it. So an event is a line of 64 bytes in a ring, and everything that takes
+//! To find the reason of a peak, one needs each allocation and free, in order, with its time and its place in the program.
+//! A program that does not record must not pay for it. So an event is a line of 64 bytes in a ring, and everything that takes
 //! time (names of functions, putting the rings together, writing a file) waits until a snapshot is asked for.
 //!
 //! ```text
@@ -34,7 +34,7 @@
 //! [`History::configure`] may be called at any time. Rings learn of it at their next event, by comparing a number that is part
 //! of what they look at anyway, to know whether to record.
 //!
-//! What is not here: who owns the rings, and which events there are.
+//! Not here: who owns the rings, and which events there are.
 
 mod ring;
 #[cfg(feature = "backtrace")]
@@ -78,7 +78,7 @@ pub enum ContextLevel {
     Never,
     /// When memory is allocated, for the blocks and segments of a snapshot.
     State,
-    /// The same stacks are in the events of allocations too.
+    /// Live blocks have the stacks of their allocation, and the events of allocations have them too.
     Alloc,
     /// Also when memory is freed.
     #[default]
@@ -93,12 +93,12 @@ impl ActionSet {
     /// All ten.
     const ALL: Self = Self((1 << Action::ALL.len()) - 1);
 
-    /// The set without `other`.
+    /// Returns the set without `other`.
     const fn without(self, other: Self) -> Self {
         Self(self.0 & !other.0)
     }
 
-    /// Whether `action` is one of them.
+    /// Returns whether `action` is one of them.
     pub const fn contains(self, action: Action) -> bool {
         self.0 >> action as u16 & 1 == 1
     }
@@ -110,7 +110,7 @@ impl FromIterator<Action> for ActionSet {
     }
 }
 
-/// What a [`History`] records: the arguments of PyTorch's `_record_memory_history`. The default records nothing.
+/// The settings of a [`History`]: the arguments of PyTorch's `_record_memory_history`. The default records nothing.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct HistorySettings {
     /// Whether, and what.
@@ -125,7 +125,7 @@ pub struct HistorySettings {
     pub clear_history: bool,
     /// Write down which compiled region is running.
     pub compile_context: bool,
-    /// Keep the scopes that [`History::annotate_scope`] is told of.
+    /// Whether to keep the scopes that [`History::annotate_scope`] notes.
     pub record_annotations: bool,
 }
 
@@ -149,15 +149,15 @@ pub type StackId = NonZeroU32;
 /// Where stacks come from: a Rust program's own, or those of an interpreter that calls it.
 pub trait StackSource: Send + Sync {
     /// Takes the calling thread's stack and names it; `None` if there is none. Equal stacks should get equal names, since a
-    /// name is good for as long as anything refers to it ([`stacks_in_use`](crate::DeviceAllocator::stacks_in_use)). It is called at every event that carries a stack, without any lock of the
-    /// allocator; looking names up is for [`frames`](Self::frames).
+    /// name is good for as long as anything refers to it ([`stacks_in_use`](crate::DeviceAllocator::stacks_in_use)). It is called
+    /// at every event that carries a stack, without any lock of the allocator; looking names up is for [`frames`](Self::frames).
     fn capture(&self) -> Option<StackId>;
 
-    /// The frames of a stack, innermost first. It is called when a snapshot is made, once for each stack in it.
+    /// Returns the frames of a stack, innermost first. It is called when a snapshot is made, once for each stack in it.
     fn frames(&self, stack: StackId) -> Vec<Frame>;
 }
 
-/// Something that happened, as whoever did it tells of it.
+/// An event, as the code that caused it reports it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Event {
     /// What.
@@ -172,14 +172,14 @@ pub struct Event {
     pub pool_id: (u64, u64),
     /// Where in the program: what [`History::stack_of_allocation`] or [`History::stack_of_free`] gave.
     pub stack: Option<StackId>,
-    /// What to write beside it instead of the thread's own [`user_metadata`]: for [`Action::Annotate`].
+    /// The text beside the event instead of the thread's own [`user_metadata`]: for [`Action::Annotate`].
     pub metadata: Option<TextId>,
     /// Whether the caller had asked for this very address. PyTorch's name of that is `mallocWithAddress`.
     pub exact_address: bool,
 }
 
 impl Event {
-    /// An event of the shared pool, with nothing to say beside it.
+    /// Creates an event of the shared pool, with nothing to say beside it.
     pub const fn new(action: Action, address: u64, size_bytes: u64, stream: StreamId) -> Self {
         Self {
             action,
@@ -194,7 +194,7 @@ impl Event {
     }
 }
 
-/// What a ring looks at before it records, in one word: the actions to record, some switches, and how often all that changed.
+/// The word that a ring looks at before it records: the actions to record, some switches, and how often all that changed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Mode(u64);
 
@@ -231,7 +231,7 @@ impl Mode {
         ActionSet(self.0 as u16).contains(action)
     }
 
-    /// How often the settings had changed.
+    /// Returns how often the settings had changed.
     fn changes(self) -> u32 {
         (self.0 >> 32) as u32
     }
@@ -252,7 +252,7 @@ pub struct History {
     configured: Mutex<Configured>,
     stacks: OnceLock<Arc<dyn StackSource>>,
     start: Instant,
-    /// The same moment, in microseconds since 1970.
+    /// The moment of `start`, in microseconds since 1970.
     start_us: i64,
 }
 
@@ -263,7 +263,7 @@ impl Default for History {
 }
 
 impl History {
-    /// A history that records nothing yet.
+    /// Creates a history that records nothing yet.
     pub fn new() -> Self {
         let settings = HistorySettings::default();
         let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
@@ -281,7 +281,7 @@ impl History {
         }
     }
 
-    /// From now on, records this. What was recorded stays, unless recording is switched off or `clear_history` is set; if
+    /// Changes what is recorded. Events that were recorded stay, unless recording is switched off or `clear_history` is set; if
     /// `max_entries` is smaller than before, the oldest are forgotten.
     pub fn configure(&self, settings: HistorySettings) {
         let mut configured = self.configured();
@@ -295,12 +295,12 @@ impl History {
         self.mode.store(mode.0, Ordering::Release);
     }
 
-    /// The settings.
+    /// Returns the settings.
     pub fn settings(&self) -> HistorySettings {
         self.configured().settings.clone()
     }
 
-    /// Where stacks come from, from now on and for good: the names that it gives are kept in events and blocks.
+    /// Sets where stacks come from, from now on and for good: the names that it gives are kept in events and blocks.
     ///
     /// # Errors
     /// Gives `source` back if there is one already.
@@ -308,38 +308,38 @@ impl History {
         self.stacks.set(source)
     }
 
-    /// Whether anything is recorded now: events, or where blocks were allocated.
+    /// Returns whether anything is recorded now: events, or where blocks were allocated.
     #[inline]
     pub fn is_on(&self) -> bool {
         self.mode().has(Mode::ON)
     }
 
-    /// Whether events of this kind are recorded now. [`Ring::push`] asks this itself; ask before doing work for an event.
+    /// Returns whether events of this kind are recorded now. [`Ring::push`] asks this itself; ask before doing work for an event.
     pub fn records(&self, action: Action) -> bool {
         self.mode().records(action)
     }
 
-    /// The stack of an allocation that is about to be made, if one is wanted. Call it without a lock: it may take long.
+    /// Returns the stack of an allocation that is about to be made, if one is wanted. Call it without a lock: it may take long.
     pub fn stack_of_allocation(&self) -> Option<StackId> {
         if self.mode().has(Mode::STACK_OF_ALLOCATION) { self.capture() } else { None }
     }
 
-    /// The stack of a free, if one is wanted. Call it without a lock: it may take long.
+    /// Returns the stack of a free, if one is wanted. Call it without a lock: it may take long.
     pub fn stack_of_free(&self) -> Option<StackId> {
         if self.mode().has(Mode::STACK_OF_FREE) { self.capture() } else { None }
     }
 
-    /// The frames of a stack, innermost first.
+    /// Returns the frames of a stack, innermost first.
     pub fn frames(&self, stack: StackId) -> Frames {
         self.stacks.get().map_or_else(Frames::default, |source| source.frames(stack).into())
     }
 
-    /// Whether events have stacks, and not live blocks alone.
+    /// Returns whether events have stacks, and not live blocks alone.
     pub(crate) fn keeps_stacks_of_events(&self) -> bool {
         self.mode().has(Mode::STACK_IN_EVENT)
     }
 
-    /// The stacks that the events of a ring refer to.
+    /// Returns the stacks that the events of a ring refer to.
     pub fn stacks_in<'r>(&self, ring: &'r Ring) -> impl Iterator<Item = StackId> + use<'r> {
         let cleared_at = self.configured().cleared_at;
         ring.entries(cleared_at).filter_map(|entry| entry.stack)
@@ -365,7 +365,7 @@ impl History {
         configured.annotations.push(Annotation { name: name.into(), stage: stage.into(), device, time_us });
     }
 
-    /// The scopes that were kept, oldest first.
+    /// Returns the scopes that were kept, oldest first.
     pub fn annotations(&self) -> Vec<Annotation> {
         let configured = self.configured();
         let surplus = configured.annotations.len().saturating_sub(configured.settings.max_entries);
@@ -431,7 +431,7 @@ impl Merge<'_> {
         self.entries.extend(ring.entries(cleared_at).take_while(|entry| entry.time_ns <= self.until_ns));
     }
 
-    /// The newest events of all rings, oldest first, as PyTorch has them.
+    /// Returns the newest events of all rings, oldest first, as PyTorch has them.
     pub fn finish(self) -> Vec<TraceEntry> {
         let Self { history, mut entries, .. } = self;
         // Each ring is in order, which this kind of sorting makes use of; and it keeps equals in place.

@@ -50,17 +50,17 @@ impl Default for Ring {
 }
 
 impl Ring {
-    /// A ring without events, and without room yet.
+    /// Creates a ring without events, and without room yet.
     pub const fn new() -> Self {
         Self { pieces: Vec::new(), next: 0, full: false, capacity: usize::MAX, changes: 0 }
     }
 
-    /// Whether nothing was ever recorded here.
+    /// Returns whether nothing was ever recorded here.
     pub fn is_empty(&self) -> bool {
         self.pieces.is_empty()
     }
 
-    /// Takes the events of a ring over whose owner goes. They are in order afterwards.
+    /// Takes over the events of a ring whose owner goes. They are in order afterwards.
     pub fn absorb(&mut self, history: &History, other: &Self) {
         let configured = history.configured();
         let (capacity, cleared_at) = (configured.settings.max_entries, configured.cleared_at);
@@ -130,13 +130,13 @@ impl Ring {
         kept.into_iter().for_each(|entry| self.put(entry));
     }
 
-    /// Whether everything here is from before the change at which all was forgotten.
+    /// Returns whether everything here is from before the change at which all was forgotten.
     fn is_cleared(&self, cleared_at: u32) -> bool {
         // The number may wrap around; a ring is never half of all numbers behind.
         (self.changes.wrapping_sub(cleared_at) as i32) < 0
     }
 
-    /// The events that were not forgotten, oldest first.
+    /// Returns the events that were not forgotten, oldest first.
     pub(super) fn entries(&self, cleared_at: u32) -> impl Iterator<Item = Entry> + '_ {
         let at = |index: usize| self.pieces[index / PIECE][index % PIECE].clone();
         let older = if self.full { self.next..self.capacity } else { 0..0 };

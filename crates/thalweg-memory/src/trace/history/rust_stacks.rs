@@ -32,7 +32,7 @@ struct Stacks {
 }
 
 impl RustStacks {
-    /// A source without stacks yet.
+    /// Creates a source without stacks yet.
     pub fn new() -> Self {
         Self::default()
     }
@@ -85,8 +85,8 @@ impl StackSource for RustStacks {
     }
 }
 
-/// Whether a frame is part of taking the stack, or of the allocator, which nobody wants to see. Where debug information has lines
-/// only, inlined functions have names without a path, and are known by their file.
+/// Returns whether a frame is part of taking the stack, or of the allocator, and so of no interest. Where debug information has
+/// lines only, inlined functions have names without a path, and are known by their file.
 fn is_our_own(frame: &Frame) -> bool {
     let name = frame.name.trim_start_matches('<');
     ["backtrace::", "thalweg_memory::"].iter().any(|path| name.starts_with(path))

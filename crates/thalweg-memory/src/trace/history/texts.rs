@@ -1,8 +1,8 @@
-//! Texts that events carry, by number: what a thread is told to write beside its events, and which compiled region it runs.
+//! Texts that events carry, by number: the metadata that a thread writes beside its events, and the compiled region it runs.
 //!
 //! An event has room for a number, so each distinct text has one, and is counted: by the events that carry it, and by the threads
-//! that write it. A text that nobody has any more is kept for a little while, for who is about to use its number, and then
-//! forgotten. So a program that names each of its steps keeps as many names as it keeps events.
+//! that write it. A text that is not used any more is kept for a little while, for a thread that is about to use its
+//! number, and then forgotten. So a program that names each of its steps keeps as many names as it keeps events.
 //!
 //! The numbers are those of the process, so that a thread's text is good for the history of every device.
 
@@ -14,7 +14,7 @@ use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 
 use rustc_hash::FxHashMap;
 
-/// How many texts are kept that nobody has.
+/// How many unused texts are kept.
 const IDLE: usize = 256;
 
 /// Names a text, as long as an event or a thread has it.
@@ -22,23 +22,23 @@ const IDLE: usize = 256;
 pub struct TextId(NonZeroU32);
 
 impl TextId {
-    /// The name of `text`; `None` if it is empty.
+    /// Returns the name of `text`; `None` if it is empty.
     pub fn of(text: &str) -> Option<Self> {
         Held::of(text).map(|held| held.0)
     }
 
-    /// The text; an empty one if nobody has it any more.
+    /// Returns the text; an empty one if it is forgotten.
     pub fn text(self) -> Arc<str> {
         texts().known.get(&self).map_or_else(|| Arc::from(""), |known| Arc::clone(&known.text))
     }
 }
 
-/// A text in somebody's hands.
+/// A reference to a text.
 #[derive(PartialEq, Eq, Debug)]
 pub(super) struct Held(TextId);
 
 impl Held {
-    /// `None` if it is empty.
+    /// Adds a reference to `text`; `None` if it is empty.
     pub(super) fn of(text: &str) -> Option<Self> {
         if text.is_empty() {
             return None;
@@ -48,7 +48,7 @@ impl Held {
         texts.hold(id)
     }
 
-    /// `None` if nobody has had it for a while.
+    /// Adds a reference to the text of a number; `None` if it is forgotten.
     pub(super) fn of_id(id: TextId) -> Option<Self> {
         texts().hold(id)
     }
@@ -127,7 +127,7 @@ fn texts() -> MutexGuard<'static, Texts> {
     TEXTS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What a thread writes beside its events.
+/// The texts that a thread writes beside its events.
 #[derive(Default)]
 struct Words {
     metadata: Option<Held>,
@@ -139,7 +139,7 @@ thread_local! {
     static WORDS: RefCell<Words> = RefCell::default();
 }
 
-/// The metadata and the innermost compiled region of the calling thread. One that is ending has none.
+/// Returns the metadata and the innermost compiled region of the calling thread. One that is ending has none.
 pub(super) fn of_this_thread() -> (Option<Held>, Option<Held>) {
     let words = |words: &RefCell<Words>| {
         let words = words.borrow();
@@ -148,12 +148,12 @@ pub(super) fn of_this_thread() -> (Option<Held>, Option<Held>) {
     WORDS.try_with(words).unwrap_or_default()
 }
 
-/// From now on `text` stands beside the events of the calling thread, on every device; nothing if it is empty.
+/// Writes `text` beside the events of the calling thread from now on, on every device; nothing if it is empty.
 pub fn set_user_metadata(text: &str) {
     WORDS.with_borrow_mut(|words| words.metadata = Held::of(text));
 }
 
-/// What stands beside the events of the calling thread.
+/// Returns what stands beside the events of the calling thread.
 pub fn user_metadata() -> Arc<str> {
     WORDS.with_borrow(|words| words.metadata.as_ref().map_or_else(|| Arc::from(""), Held::text))
 }
@@ -192,7 +192,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_text_lives_as_long_as_somebody_has_it_and_a_little_longer() {
+    fn a_text_lives_as_long_as_it_is_used_and_a_little_longer() {
         let of =
             |number: usize| Held::of(&format!("a text of many, number {number}")).expect("it is not empty");
         let first = of(0);
@@ -205,6 +205,6 @@ mod tests {
         (1..2000).for_each(|number| drop(of(number)));
         assert_eq!((&*id.text(), Held::of_id(id)), ("", None));
         let ours = texts().known.values().filter(|known| known.text.starts_with("a text of many")).count();
-        assert!(ours <= IDLE + 1, "{ours} texts are kept that nobody has");
+        assert!(ours <= IDLE + 1, "{ours} texts are kept without a use");
     }
 }

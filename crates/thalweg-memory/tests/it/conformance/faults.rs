@@ -1,4 +1,4 @@
-//! Every call of the upstream fails in turn, over a program that climbs every rung, in every set-up.
+//! Every call of the upstream fails in turn, over a program that reaches every stage of the slow path, in every set-up.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
@@ -6,8 +6,8 @@ use std::sync::Arc;
 use proptest::prelude::*;
 use thalweg_memory::fake::Fault;
 
+use super::checker::Checker;
 use super::programs::{ProgramStep, program};
-use super::referee::Referee;
 use super::trial::{Setup, Trial};
 use super::{MIB, setups};
 use crate::random::runner;
@@ -73,7 +73,7 @@ fn thorough_program() -> Vec<ProgramStep> {
 }
 
 /// Clears the faults when a run fails: a second panic, while the allocator is dropped, would hide the first.
-struct ClearFaults(Arc<Referee>);
+struct ClearFaults(Arc<Checker>);
 
 impl Drop for ClearFaults {
     fn drop(&mut self) {
@@ -83,22 +83,22 @@ impl Drop for ClearFaults {
 
 fn run(setup: &Setup, program: &[ProgramStep], faults: &[(u64, Fault)], emptied: bool) -> u64 {
     let mut trial = Trial::new(setup, 48 * MIB);
-    let before = trial.referee.fake.calls().fallible();
-    let _clear = ClearFaults(Arc::clone(&trial.referee));
+    let before = trial.checker.fake.calls().fallible();
+    let _clear = ClearFaults(Arc::clone(&trial.checker));
     trial.is_faulty = !faults.is_empty();
     let first = faults.iter().map(|(call, _)| *call).min().unwrap_or(u64::MAX);
     for &(call, fault) in faults {
-        trial.referee.fake.fail_call(call, fault);
+        trial.checker.fake.fail_call(call, fault);
     }
     for step in program {
         attempt(&mut trial, step);
         // Until the first fault it is the program that the other suite runs.
-        if trial.referee.fake.calls().fallible() - before >= first {
+        if trial.checker.fake.calls().fallible() - before >= first {
             assert_valid(&trial);
         }
     }
-    trial.referee.fake.clear_faults();
-    let calls = trial.referee.fake.calls().fallible() - before;
+    trial.checker.fake.clear_faults();
+    let calls = trial.checker.fake.calls().fallible() - before;
     trial.finish(emptied);
     calls
 }
@@ -128,7 +128,7 @@ fn the_thorough_program_makes_every_kind_of_call() {
     let setup = setups.iter().find(|setup| setup.name == "thalweg").expect("it is there");
     let mut trial = Trial::new(setup, 48 * MIB);
     thorough_program().iter().for_each(|step| attempt(&mut trial, step));
-    let (calls, statistics) = (trial.referee.fake.calls(), trial.allocator.statistics());
+    let (calls, statistics) = (trial.checker.fake.calls(), trial.allocator.statistics());
     let events = [
         calls.record_event,
         calls.query_event,

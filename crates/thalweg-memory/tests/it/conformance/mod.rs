@@ -1,8 +1,8 @@
-//! One suite for every way to set an allocator up: random programs before a referee that knows nothing of the allocator.
+//! One suite for every way to set an allocator up: random programs before a checker that knows nothing of the allocator.
 
+mod checker;
 mod faults;
 mod programs;
-mod referee;
 mod shadow;
 mod trial;
 

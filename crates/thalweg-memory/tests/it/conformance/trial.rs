@@ -1,4 +1,4 @@
-//! An allocator before the referee: a program's steps, and what must hold after each.
+//! An allocator before the checker: a program's steps, and what must hold after each.
 
 use std::collections::BTreeMap;
 use std::panic::resume_unwind;
@@ -10,14 +10,14 @@ use thalweg_memory::{
     SegmentSnapshot, Settings, SizeClass, StreamFilter, StreamId,
 };
 
+use super::checker::Checker;
 use super::programs::ProgramStep;
-use super::referee::Referee;
 use super::shadow::Point;
 use crate::harness::{STREAMS, stream};
 
 const MIB: u64 = 1 << 20;
 
-/// What the pools are that programs create.
+/// The kinds of pools that programs create.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Pools {
     Usual,
@@ -55,7 +55,7 @@ enum Open {
 
 /// See the [module](self).
 pub struct Trial {
-    pub referee: Arc<Referee>,
+    pub checker: Arc<Checker>,
     pub allocator: Arc<DeviceAllocator>,
     capacity_bytes: u64,
     kind_of_pools: Pools,
@@ -74,10 +74,10 @@ impl Trial {
             true => FakeUpstream::with_virtual_memory(capacity_bytes),
             false => FakeUpstream::new(capacity_bytes),
         };
-        let referee = Arc::new(Referee::new(fake));
-        let allocator = DeviceAllocator::new(referee.clone(), setup.settings.clone());
+        let checker = Arc::new(Checker::new(fake));
+        let allocator = DeviceAllocator::new(checker.clone(), setup.settings.clone());
         Self {
-            referee,
+            checker,
             allocator,
             capacity_bytes,
             kind_of_pools: setup.pools,
@@ -106,7 +106,7 @@ impl Trial {
     /// One step. What the upstream makes fail is for the caller to expect.
     pub fn step(&mut self, step: &ProgramStep) -> Result<(), AllocationError> {
         self.forget_released();
-        let referee = Arc::clone(&self.referee);
+        let checker = Arc::clone(&self.checker);
         let (held, pools) = (self.held.len().max(1), self.pools.len().max(1));
         match *step {
             ProgramStep::Allocate { bytes, stream } => self.allocate(bytes, stream)?,
@@ -120,11 +120,11 @@ impl Trial {
             }
             ProgramStep::RecordUse { block, stream: on } if !self.held.is_empty() => {
                 let held = &mut self.held[block % held];
-                held.after.push(referee.touched(stream(on)));
+                held.after.push(checker.touched(stream(on)));
                 held.block.record_use(stream(on));
             }
-            ProgramStep::CompleteNext { stream: on } => referee.complete_next(stream(on)),
-            ProgramStep::CompleteStream { stream: on } => referee.complete_stream(stream(on)),
+            ProgramStep::CompleteNext { stream: on } => checker.complete_next(stream(on)),
+            ProgramStep::CompleteStream { stream: on } => checker.complete_stream(stream(on)),
             ProgramStep::Process => self.allocator.process_events(),
             ProgramStep::EmptyCache => self.empty_cache(None)?,
             ProgramStep::EmptyPool { pool } if !self.pools.is_empty() => {
@@ -167,7 +167,7 @@ impl Trial {
             Pools::Aliased => PoolOptions { may_alias: true, ..usual },
             Pools::NoSplit => PoolOptions { no_split: true, ..usual },
             Pools::UseOnOom => PoolOptions { use_on_oom: true, ..usual },
-            Pools::Sourced => PoolOptions { source: Some(self.referee.clone()), ..usual },
+            Pools::Sourced => PoolOptions { source: Some(self.checker.clone()), ..usual },
         }
     }
 
@@ -183,10 +183,10 @@ impl Trial {
         };
         assert!(block.size_bytes() >= bytes && block.stream() == stream(on));
         if !block.is_null() {
-            self.referee.handed_out(block.address(), block.size_bytes(), block.stream());
+            self.checker.handed_out(block.address(), block.size_bytes(), block.stream());
             // Memory of the other kinds may serve who does not rely on it.
             if matches!(self.kind_of_pools, Pools::Usual | Pools::Aliased) {
-                self.referee.relied_on(block.address(), block.size_bytes(), self.pool_for(on));
+                self.checker.relied_on(block.address(), block.size_bytes(), self.pool_for(on));
             }
         }
         self.held.push(Held { block, noted: Vec::new(), after: Vec::new() });
@@ -197,8 +197,8 @@ impl Trial {
         let Held { block, noted, mut after } = self.held.swap_remove(index);
         if !block.is_null() {
             let streams = noted.into_iter().chain([block.stream()]);
-            after.extend(streams.map(|on| self.referee.touched(on)));
-            self.referee.given_back(block.address(), block.size_bytes(), &after);
+            after.extend(streams.map(|on| self.checker.touched(on)));
+            self.checker.given_back(block.address(), block.size_bytes(), &after);
         }
         if elsewhere {
             let dropped = std::thread::scope(|scope| scope.spawn(move || drop(block)).join());
@@ -214,7 +214,7 @@ impl Trial {
             Some(pool) => {
                 // Who asks for this does not rely on them; in a capture it is refused.
                 if !self.is_capturing() {
-                    self.referee.let_go_of(self.pools[pool]);
+                    self.checker.let_go_of(self.pools[pool]);
                 }
                 self.allocator.empty_pool_cache(self.pools[pool])
             }
@@ -235,7 +235,7 @@ impl Trial {
         let begun = self.allocator.begin_allocate_to_pool(self.pools[pool], chosen);
         assert_eq!(begun.is_ok(), possible, "{begun:?}");
         if possible {
-            self.referee.begin_capture(filter.map(stream));
+            self.checker.begin_capture(filter.map(stream));
             self.open.push(Open::Capture { pool, filter });
         }
     }
@@ -248,7 +248,7 @@ impl Trial {
         }
         match self.open.remove(place) {
             Open::Capture { pool, filter } => {
-                self.referee.end_capture(filter.map(stream));
+                self.checker.end_capture(filter.map(stream));
                 self.allocator.end_allocate_to_pool(self.pools[pool])?;
             }
             Open::Scope { .. } => {}
@@ -256,10 +256,10 @@ impl Trial {
         Ok(())
     }
 
-    /// Tells the referee what nobody relies on any more.
+    /// Tells the checker which pools are not relied on any more.
     fn forget_released(&self) {
         let released = self.pools.iter().filter(|pool| self.allocator.pool_use_count(**pool) == 0);
-        released.for_each(|pool| self.referee.let_go_of(*pool));
+        released.for_each(|pool| self.checker.let_go_of(*pool));
     }
 
     /// Changes a setting at run time.
@@ -284,7 +284,7 @@ impl Trial {
         self.allocator.set_settings(changed)
     }
 
-    /// No legal free block, and no room, for a request that has just failed.
+    /// Asserts that there is no eligible free block, and no room, for a request that has just failed.
     fn assert_nothing_fits(&self, bytes: u64, on: u64) {
         let settings = self.allocator.settings();
         let size_bytes = match settings.last_resort() {
@@ -298,11 +298,11 @@ impl Trial {
                 // A pool that helps does so on the stream of its memory.
                 let helps = self.kind_of_pools == Pools::UseOnOom && pool.is_none() && !self.is_capturing();
                 let own = segment.stream == stream(on);
-                let legal = segment.pool == pool && (own || anywhere) || helps && own;
+                let is_eligible = segment.pool == pool && (own || anywhere) || helps && own;
                 let fits = |state, size| state == BlockState::Inactive && size >= size_bytes;
                 let free = segment.blocks.iter().find(|block| fits(block.state, block.size_bytes));
                 assert!(
-                    !legal || free.is_none(),
+                    !is_eligible || free.is_none(),
                     "{bytes} bytes on {on} would fit in {free:?} of {segment:?}"
                 );
             }
@@ -310,7 +310,7 @@ impl Trial {
         let limit = self.allowed_bytes.min(self.capacity_bytes);
         let is_sourced = pool.is_some() && self.kind_of_pools == Pools::Sourced;
         let may_grow = settings.expandable_segments() && !is_sourced;
-        let expandable = may_grow && self.referee.fake.has_virtual_memory();
+        let expandable = may_grow && self.checker.fake.has_virtual_memory();
         let class = if size_bytes <= MIB { SizeClass::Small } else { SizeClass::Large };
         let plain_bytes = match class {
             SizeClass::Small => 2 * MIB,
@@ -324,7 +324,7 @@ impl Trial {
             (true, true) if settings.last_resort() => growth(class).min(growth(SizeClass::Small)),
             (true, true) => growth(class),
         };
-        let reserved_bytes = self.referee.reserved_bytes();
+        let reserved_bytes = self.checker.reserved_bytes();
         assert!(
             reserved_bytes + segment_bytes > limit,
             "{bytes} bytes on {on}: of {limit} only {reserved_bytes} are taken, and {segment_bytes} are missing"
@@ -334,7 +334,7 @@ impl Trial {
     /// The fewest bytes of pages of a class that would have to be mapped behind memory of a stream, so that `size_bytes` are
     /// free there.
     fn least_growth(&self, size_bytes: u64, pool: Option<PoolId>, on: u64, class: SizeClass) -> u64 {
-        let (mapped, ranges) = (self.referee.fake.mapped_pages(), self.referee.fake.reserved_ranges());
+        let (mapped, ranges) = (self.checker.fake.mapped_pages(), self.checker.fake.reserved_ranges());
         let page_bytes = self.allocator.settings().expandable_page_bytes(class);
         let growth = |segment: &SegmentSnapshot| {
             let end = segment.address + segment.total_bytes;
@@ -354,9 +354,9 @@ impl Trial {
         snapshot.iter().filter(own).filter_map(growth).min().unwrap_or(u64::MAX)
     }
 
-    /// What must hold at any time, whatever happened.
+    /// Asserts what must hold at any time, whatever happened.
     pub fn assert_valid(&self) {
-        assert_eq!(self.referee.violations(), Vec::<String>::new());
+        assert_eq!(self.checker.violations(), Vec::<String>::new());
         let snapshot = self.allocator.snapshot();
         let held = self.held.iter().filter(|held| !held.block.is_null());
         let held: BTreeMap<_, _> = held.map(|held| (held.block.address(), held.block.size_bytes())).collect();
@@ -384,8 +384,8 @@ impl Trial {
             ),
             ("inactive_split", &statistics.inactive_split, split),
             ("inactive_split_bytes", &statistics.inactive_split_bytes, split_bytes),
-            ("segment", &statistics.segment, self.referee.fake.live_segments().len() as u64),
-            ("reserved_bytes", &statistics.reserved_bytes, self.referee.reserved_bytes()),
+            ("segment", &statistics.segment, self.checker.fake.live_segments().len() as u64),
+            ("reserved_bytes", &statistics.reserved_bytes, self.checker.reserved_bytes()),
         ];
         for (name, by_pool, expected) in figures {
             assert_eq!(by_pool.all.current, expected, "{name}");
@@ -423,13 +423,13 @@ impl Trial {
         self.let_go();
         if emptied {
             self.allocator.process_events();
-            self.referee.complete_all();
+            self.checker.complete_all();
             self.allocator.process_events();
             self.allocator.empty_cache().expect("no fault is left");
             self.assert_valid();
             // A fence that asks how far a stream is may still be on its way.
             let fences = STREAMS as usize * (self.pools.len() + 1);
-            let [segments, pages, ranges, mapped, events] = self.referee.held();
+            let [segments, pages, ranges, mapped, events] = self.checker.held();
             assert_eq!([segments, pages, ranges, mapped], [0; 4], "all goes back when the cache is emptied");
             assert!(events <= fences, "{events} events are left");
             let left = self.allocator.memory_stats().into_iter();
@@ -437,8 +437,8 @@ impl Trial {
             assert_eq!(left, []);
         }
         drop(self.allocator);
-        assert_eq!(self.referee.held(), [0; 5], "all goes back when the allocator goes");
-        assert_eq!(self.referee.violations(), Vec::<String>::new());
+        assert_eq!(self.checker.held(), [0; 5], "all goes back when the allocator goes");
+        assert_eq!(self.checker.violations(), Vec::<String>::new());
     }
 }
 

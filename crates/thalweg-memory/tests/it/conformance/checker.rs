@@ -1,6 +1,6 @@
 //! An upstream that watches whether what it is asked for is safe. It knows nothing of the allocator.
 //!
-//! Memory comes from a [`FakeUpstream`]. Time is the referee's own: everything that the program does on a stream (the last
+//! Memory comes from a [`FakeUpstream`]. Time is the checker's own: everything that the program does on a stream (the last
 //! touch of a block, the record of an event) is a *point* there, counted from 1. A stream's later work is *behind* what it
 //! was made to wait for, and an event is behind all that its stream was behind; so what is done when an event has passed,
 //! and what another stream is ordered after, are vectors of points.
@@ -41,7 +41,7 @@ struct Inner {
     now: Clock,
     /// How far the device is.
     done: Clock,
-    /// What each stream's later work waits for.
+    /// The work that each stream's later work waits for.
     behind: BTreeMap<StreamId, Clock>,
     /// The live events: their stream, their point on it, and what is behind them.
     events: BTreeMap<EventId, (StreamId, u64, Clock)>,
@@ -50,7 +50,7 @@ struct Inner {
     /// By address: size and page.
     mapped: BTreeMap<u64, (u64, PageId)>,
     pages: BTreeMap<PageId, u64>,
-    /// Where somebody relies on addresses, by their beginnings, and for which pool.
+    /// The addresses that a graph relies on, by their beginnings, and for which pool.
     relied: BTreeMap<u64, (u64, PoolId)>,
     /// The pages that are behind those.
     bound: BTreeMap<PageId, PoolId>,
@@ -60,7 +60,7 @@ struct Inner {
 }
 
 impl Inner {
-    /// What the stream's next work is ordered after.
+    /// The work that the stream's next work is ordered after.
     fn clock(&self, stream: StreamId) -> Clock {
         let mut clock = self.behind.get(&stream).cloned().unwrap_or_default();
         clock.insert(stream, self.now.get(&stream).copied().unwrap_or(0));
@@ -120,12 +120,12 @@ impl Inner {
 
 /// See the [module](self).
 #[derive(Debug)]
-pub struct Referee {
+pub struct Checker {
     pub fake: FakeUpstream,
     inner: Mutex<Inner>,
 }
 
-impl Referee {
+impl Checker {
     pub fn new(fake: FakeUpstream) -> Self {
         Self { fake, inner: Mutex::default() }
     }
@@ -214,25 +214,25 @@ impl Referee {
         }
     }
 
-    /// Nobody relies on the addresses of a pool any more.
+    /// Notes that nothing relies on the addresses of a pool any more.
     pub fn let_go_of(&self, pool: PoolId) {
         let mut inner = self.lock();
         inner.relied.retain(|_, (_, of)| *of != pool);
         inner.bound.retain(|_, of| *of != pool);
     }
 
-    /// What was wrong so far.
+    /// Returns the violations so far.
     pub fn violations(&self) -> Vec<String> {
         self.lock().violations.clone()
     }
 
-    /// What the allocator has of the device's memory, in bytes.
+    /// Returns how much of the device's memory the allocator has, in bytes.
     pub fn reserved_bytes(&self) -> u64 {
         let plain: u64 = self.fake.live_segments().iter().map(|(_, bytes)| bytes).sum();
         plain + self.lock().pages.values().sum::<u64>()
     }
 
-    /// What the allocator has: segments, pages, ranges of addresses, mapped pages, events.
+    /// Returns how many of each the allocator has: segments, pages, ranges of addresses, mapped pages, events.
     pub fn held(&self) -> [usize; 5] {
         let fake = &self.fake;
         let (segments, ranges) = (fake.live_segments().len(), fake.reserved_ranges().len());
@@ -244,7 +244,7 @@ impl Referee {
     }
 }
 
-impl Events for Referee {
+impl Events for Checker {
     fn record_event(&self, stream: StreamId) -> Result<EventId, UpstreamError> {
         let event = self.fake.record_event(stream)?;
         let mut inner = self.lock();
@@ -287,7 +287,7 @@ impl Events for Referee {
     }
 }
 
-impl Upstream for Referee {
+impl Upstream for Checker {
     fn allocate(&self, bytes: u64, stream: StreamId) -> Result<u64, UpstreamError> {
         self.fake.allocate(bytes, stream)
     }
@@ -318,7 +318,7 @@ impl Upstream for Referee {
 }
 
 /// The source of some pools: the same memory.
-impl SegmentSource for Referee {
+impl SegmentSource for Checker {
     fn allocate(&self, bytes: u64, stream: StreamId) -> Result<u64, UpstreamError> {
         Upstream::allocate(self, bytes, stream)
     }
@@ -328,7 +328,7 @@ impl SegmentSource for Referee {
     }
 }
 
-impl VirtualMemory for Referee {
+impl VirtualMemory for Checker {
     fn granularity_bytes(&self) -> u64 {
         self.memory().granularity_bytes()
     }
