@@ -13,13 +13,11 @@ use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 
 use rustc_hash::FxHashMap;
 
-use super::driver::CudaDriver;
 use super::search::{Library, OpenLibrary, SearchEnvironment};
 use super::sys::RawStream;
 use super::table::{CallStatus, entry_points, function_at, text_at};
-use crate::command::LibraryLaunch;
-use crate::library::{ComputeFormat, ElementFormat, GpuCall, MatmulCall, Matrix};
-use crate::{Code, Error, Result, StreamHandle};
+use crate::library::{ComputeFormat, ElementFormat, MatmulCall, Matrix};
+use crate::{Code, Error, Result};
 
 /// `cublasLtMatmulAlgo_t`.
 #[repr(C)]
@@ -236,7 +234,7 @@ fn describe(call: &MatmulCall) -> String {
 }
 
 impl BlasLt {
-    fn load(environment: &SearchEnvironment, devices: usize) -> Result<Self> {
+    pub(super) fn load(environment: &SearchEnvironment, devices: usize) -> Result<Self> {
         let library = OpenLibrary::open(Library::CublasLt, environment, "cublasLtCreate")?;
         let symbol = |name: &CStr| library.symbol(name);
         // SAFETY: the signatures are those that `cublasLt.h` declares for these symbols, in versions 12 and 13; an
@@ -375,7 +373,7 @@ impl BlasLt {
     }
 
     /// Queues a product. The device's context is current.
-    fn matmul(
+    pub(super) fn matmul(
         &self,
         device: u32,
         stream: RawStream,
@@ -423,24 +421,6 @@ impl BlasLt {
             )
         };
         self.api.check(outcome, detail)
-    }
-}
-
-impl CudaDriver {
-    /// Returns cuBLASLt, or why there is none. Loaded at the first call.
-    pub(super) fn blas_lt(&self) -> Result<&BlasLt> {
-        let loaded = self.blas.get_or_init(|| BlasLt::load(&self.environment, self.devices.len()));
-        loaded.as_ref().map_err(Error::clone)
-    }
-
-    pub(super) fn library_async(&self, stream: StreamHandle, launch: &LibraryLaunch<'_>) -> Result<()> {
-        let GpuCall::Matmul(call) = launch.gpu;
-        let stream = self.streams.get(stream.raw(), "cublasLtMatmul")?;
-        self.submit_on(&stream)?;
-        let blas = self.blas_lt().map_err(|error| error.with_detail(&format!("for {}", launch.label)))?;
-        // The library's first use of a kernel loads it, which is no part of another capture.
-        let _relaxed = self.cuda.relaxed();
-        blas.matmul(stream.device, stream.raw, call, || launch.label.to_string())
     }
 }
 

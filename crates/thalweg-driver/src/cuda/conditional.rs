@@ -11,13 +11,12 @@
 //! taken off the list under that lock, since the driver's graphs go with it. The list is locked for a moment at a time, with no
 //! other lock taken meanwhile.
 
-use std::sync::{Mutex, OnceLock};
+use std::sync::Mutex;
 
-use rustc_hash::FxHashMap;
-
-use super::driver::CudaDriver;
-use super::graph::{Graph, handle_of};
+use super::graph::handle_of;
 use super::handles::lock;
+use super::objects::{Condition, ConditionalNode, Family, Graph};
+use super::state::CudaDriver;
 use super::sys::{self, ConditionalNodeParameters, RawGraph, RawGraphNode};
 use crate::command::{Label, Launch};
 use crate::graph::{CaptureMode, CaptureStatus, DependencyUpdate};
@@ -27,38 +26,6 @@ use crate::{
     Access, Code, ConditionFormat, ConditionHandle, Conditional, DevicePointer, Error, FunctionHandle,
     GraphHandle, GraphNodeHandle, Result, StreamHandle,
 };
-
-/// A condition.
-pub(super) struct Condition {
-    raw: u64,
-    root: GraphHandle,
-    device: u32,
-    /// Whether a node reads it.
-    is_used: Mutex<bool>,
-}
-
-/// The families by root.
-pub(super) type Families = Mutex<FxHashMap<GraphHandle, Family>>;
-
-/// The bodies and conditions that belong to a root.
-pub(super) struct Family {
-    /// While a capture builds the root: its number, and the stream through which it is known.
-    builder: Option<(u64, StreamHandle)>,
-    conditions: Vec<ConditionHandle>,
-    bodies: Vec<GraphHandle>,
-    /// The capture of a body failed.
-    is_broken: bool,
-}
-
-/// A conditional node of a graph.
-#[derive(Clone)]
-pub(super) struct ConditionalNode {
-    pub(super) conditional: Conditional,
-    pub(super) bodies: Vec<GraphHandle>,
-}
-
-/// The kernels that set a condition, one a format, once they are loaded on a device.
-pub(super) type Setters = OnceLock<[FunctionHandle; 2]>;
 
 /// A kernel that hands the value at an address on.
 macro_rules! setter {

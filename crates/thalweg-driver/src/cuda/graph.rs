@@ -15,71 +15,16 @@
 //! Graphs and executables of the driver are not safe to use from two threads at once, so each has its lock; where both are
 //! needed, the executable's is taken first.
 
-use std::sync::{Mutex, MutexGuard, OnceLock};
+use std::sync::{Mutex, MutexGuard};
 
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use super::conditional::ConditionalNode;
-use super::driver::CudaDriver;
 use super::handles::lock;
-use super::stream::Stream;
+use super::objects::{Graph, GraphExec, Stream, UnderConstruction};
+use super::state::CudaDriver;
 use super::sys::{self, EdgeData, RawGraph, RawGraphExec, RawGraphNode};
 use crate::graph::{CaptureInfo, CaptureMode, CaptureStatus, DependencyUpdate};
 use crate::{Code, Error, GraphExecHandle, GraphHandle, GraphNodeHandle, Result, StreamHandle};
-
-/// A graph.
-pub(super) struct Graph {
-    pub(super) raw: Mutex<RawGraph>,
-    pub(super) device: u32,
-    /// While a capture builds it: the capture's number, and the stream through which it is known.
-    capture: Mutex<Option<(u64, StreamHandle)>>,
-    /// Its nodes, once a finished graph has been asked for one of them: it gets no more.
-    nodes: OnceLock<FxHashSet<RawGraphNode>>,
-    /// Of a body: the graph that it lies in, at some depth.
-    pub(super) root: Option<GraphHandle>,
-    /// The conditional nodes that were put into it.
-    pub(super) conditionals: Mutex<FxHashMap<RawGraphNode, ConditionalNode>>,
-}
-
-/// An executable graph.
-pub(super) struct GraphExec {
-    pub(super) raw: Mutex<RawGraphExec>,
-    pub(super) device: u32,
-    /// The graph that it was instantiated from: its nodes are named as there.
-    pub(super) template: GraphHandle,
-}
-
-/// The graphs under construction, by the number of their capture.
-pub(super) type Captures = Mutex<FxHashMap<u64, UnderConstruction>>;
-
-/// A graph under construction.
-pub(super) struct UnderConstruction {
-    handle: GraphHandle,
-    /// Nodes of it that callers were told of. A capture only adds nodes, so they stay its own.
-    known: FxHashSet<RawGraphNode>,
-}
-
-impl Graph {
-    fn new(raw: RawGraph, device: u32, capture: Option<(u64, StreamHandle)>) -> Self {
-        Self {
-            raw: Mutex::new(raw),
-            device,
-            capture: Mutex::new(capture),
-            nodes: OnceLock::new(),
-            root: None,
-            conditionals: Mutex::default(),
-        }
-    }
-
-    /// Creates a body of a conditional node.
-    pub(super) fn body(raw: RawGraph, device: u32, root: GraphHandle) -> Self {
-        Self { root: Some(root), ..Self::new(raw, device, None) }
-    }
-
-    pub(super) fn is_under_construction(&self) -> bool {
-        lock(&self.capture).is_some()
-    }
-}
 
 /// How many predecessors a node has that a first question has room for.
 const USUAL_PREDECESSORS: usize = 8;

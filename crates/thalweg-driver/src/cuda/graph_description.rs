@@ -8,10 +8,10 @@ use std::path::Path;
 
 use rustc_hash::FxHashMap;
 
-use super::conditional::ConditionalNode;
-use super::driver::CudaDriver;
-use super::graph::{Graph, handle_of};
+use super::graph::handle_of;
 use super::handles::lock;
+use super::objects::{ConditionalNode, Graph};
+use super::state::CudaDriver;
 use super::sys::{
     self, CopyNodeParameters, FillNodeParameters, KernelNodeParameters, RawContext, RawFunction,
     RawGraphNode, RawKernel,

@@ -5,10 +5,10 @@
 
 use std::ffi::c_uint;
 
-use super::driver::CudaDriver;
 use super::graph::handle_of;
 use super::handles::lock;
 use super::module::{describe, packed};
+use super::state::CudaDriver;
 use super::sys::{self, KernelNodeParameters, RawContext, RawGraphNode, RawKernel, UpdateResult};
 use crate::command::Launch;
 use crate::graph::{GraphExecUpdate, UpdateReason, UpdateRefusal};

@@ -14,11 +14,12 @@ use std::sync::{Arc, LazyLock, Mutex, MutexGuard};
 use rustc_hash::FxHashMap;
 
 use super::context::Fault;
-use super::driver::CudaDriver;
-use super::graph::UnderConstruction;
+
 use super::handles::lock;
+use super::objects::{Stream, UnderConstruction};
 use super::pinned::PinnedBlock;
-use super::stream::Stream;
+use super::state::CudaDriver;
+
 use super::sys::{self, RawGraph, RawUserObject};
 use crate::command::Label;
 use crate::driver::HostFunction;

@@ -3,32 +3,19 @@
 use std::ffi::{c_int, c_uint, c_void};
 use std::sync::Arc;
 
-use super::driver::CudaDriver;
 use super::handles::lock;
+use super::objects::{Physical, Pool};
 use super::ranges::{Lookup, Range, RangeKind};
+use super::state::CudaDriver;
 use super::sys::{
     self, AccessDescription, AllocationProperties, MemoryLocation, PoolProperties, RawDevice, RawPhysical,
     RawPointer, RawPool,
 };
 use crate::command::{Copy, Endpoint, Fill, FillPattern, Label};
 use crate::{
-    Code, DevicePointer, Error, HandleType, HostPointer, MemoryAccess, MemoryAdvice, MemoryInfo,
-    PhysicalFlags, PhysicalHandle, PoolAttributes, PoolHandle, PoolUsage, Result, StreamHandle,
+    Code, DevicePointer, Error, HostPointer, MemoryAccess, MemoryAdvice, MemoryInfo, PhysicalFlags,
+    PhysicalHandle, PoolAttributes, PoolHandle, PoolUsage, Result, StreamHandle,
 };
-
-/// Physical memory.
-pub(super) struct Physical {
-    pub(super) raw: RawPhysical,
-    pub(super) bytes: u64,
-    pub(super) device: u32,
-    pub(super) share_as: Option<HandleType>,
-}
-
-/// A pool of the stream-ordered allocator.
-pub(super) struct Pool {
-    raw: RawPool,
-    device: u32,
-}
 
 fn size(bytes: u64) -> usize {
     usize::try_from(bytes).unwrap_or(usize::MAX)

@@ -6,10 +6,12 @@
 //! # The layers
 //! - `search` finds and loads libraries; `table` holds their entry points; `sys` is our copy of `cuda.h`. Nothing here
 //!   checks arguments.
-//! - `handles`, `ranges`, `pinned` know what exists: every handle, address and size that a caller gives is checked against
-//!   them before the driver sees it. They are why [`Driver`](crate::Driver) can be a safe trait over an unsafe library.
-//! - `context` (devices, errors, `fork`), `stream`, `memory`, `sharing`, `staging`, `module`, `graph`, `graph_description`, `graph_update`, `conditional`, `host_function`, `blaslt`, `nccl` are
-//!   the calls of the trait, group by group; `driver` ties them together.
+//! - `handles`, `objects`, `ranges`, `pinned` know what exists: every handle, address and size that a caller gives is checked
+//!   against them before the driver sees it. They are why [`Driver`](crate::Driver) can be a safe trait over an unsafe library.
+//! - `context` (devices, errors, `fork`) with `staging` memory, `blaslt` and `nccl` are the libraries; `state` holds all of these.
+//! - `stream`, `memory`, `host_memory`, `host_copy`, `sharing`, `module`, `library`, `collective`, `graph`, `graph_description`,
+//!   `graph_update`, `conditional` and `host_function` are the calls of the trait, group by group, on that state; `driver` ties them
+//!   together.
 //! - `nvrtc` compiles kernels and `nvml` counts devices; both work without the rest.
 //!
 //! # Invariants
@@ -22,6 +24,7 @@
 //! better than a destructor that runs while other libraries shut CUDA down.
 
 mod blaslt;
+mod collective;
 mod conditional;
 mod context;
 mod driver;
@@ -29,12 +32,16 @@ mod graph;
 mod graph_description;
 mod graph_update;
 mod handles;
+mod host_copy;
 mod host_function;
+mod host_memory;
+mod library;
 mod memory;
 mod module;
 mod nccl;
 mod nvml;
 mod nvrtc;
+mod objects;
 #[cfg(test)]
 mod oracle;
 mod pinned;
@@ -42,12 +49,13 @@ mod ranges;
 mod search;
 mod sharing;
 mod staging;
+mod state;
 mod stream;
 mod sys;
 mod table;
 
 pub use context::ContextGuard;
-pub use driver::CudaDriver;
 pub use nvml::{Availability, AvailabilityReason, availability, availability_with};
 pub use nvrtc::{Architecture, CompileOptions, Compiled, Nvrtc};
 pub use search::{Attempt, Found, FoundBy, Library, SearchEnvironment, SearchReport, locate};
+pub use state::CudaDriver;

@@ -8,11 +8,10 @@ use std::ffi::{CString, c_int, c_void};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use rustc_hash::FxHashMap;
-
 use super::context::Device;
-use super::driver::CudaDriver;
 use super::handles::lock;
+use super::objects::{Function, Module};
+use super::state::CudaDriver;
 use super::sys::{self, FunctionAttribute, RawFunction, RawModule};
 use crate::command::Launch;
 use crate::module::Image;
@@ -20,24 +19,6 @@ use crate::{Code, Error, FunctionAttributes, FunctionHandle, ModuleHandle, Resul
 
 /// Dynamic shared memory that a launch gets without asking.
 const SHARED_MEMORY_WITHOUT_ASKING_BYTES: u32 = 48 << 10;
-
-/// A loaded module.
-pub(super) struct Module {
-    raw: RawModule,
-    device: u32,
-    functions: Mutex<FxHashMap<String, FunctionHandle>>,
-}
-
-/// A kernel.
-pub(super) struct Function {
-    pub(super) raw: RawFunction,
-    device: u32,
-    name: String,
-    /// Where the last argument ends, where the driver says so.
-    argument_bytes: Option<usize>,
-    /// The dynamic shared memory that was asked for so far.
-    shared_memory_bytes: AtomicU32,
-}
 
 impl CudaDriver {
     pub(super) fn module_load(&self, device: u32, image: Image<'_>) -> Result<ModuleHandle> {

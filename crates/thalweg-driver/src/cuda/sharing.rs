@@ -7,9 +7,9 @@
 use std::ffi::{c_int, c_void};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
-use super::driver::CudaDriver;
-use super::memory::Physical;
+use super::objects::Physical;
 use super::ranges::{Range, RangeKind};
+use super::state::CudaDriver;
 use super::sys::{self, AllocationProperties, RawIpcHandle, RawPhysical, RawPointer, handle_type_number};
 use crate::{
     Code, DevicePointer, Error, HandleType, IpcHandle, PhysicalFlags, PhysicalHandle, Result, ShareableHandle,

@@ -3,42 +3,11 @@
 use std::ffi::{c_int, c_uint};
 
 use super::context::Device;
-use super::driver::CudaDriver;
 use super::handles::lock;
+use super::objects::{Event, Stream, StreamOwner};
+use super::state::CudaDriver;
 use super::sys::{self, RawContext, RawDevice, RawEvent, RawStream};
 use crate::{Code, Error, EventFlags, EventHandle, ExternalStream, Result, StreamHandle};
-
-/// Whose a stream is.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum StreamOwner {
-    /// The device's: the legacy default stream.
-    Device,
-    /// This driver's.
-    Driver,
-    /// Another library's.
-    External,
-}
-
-/// A stream.
-pub(super) struct Stream {
-    pub(super) raw: RawStream,
-    pub(super) device: u32,
-    /// If it is not the device's primary one: the stream is its legacy default stream, whose number says nothing without it.
-    pub(super) context: Option<RawContext>,
-    owner: StreamOwner,
-}
-
-impl Stream {
-    fn new(raw: RawStream, device: u32, owner: StreamOwner) -> Self {
-        Self { raw, device, context: None, owner }
-    }
-}
-
-/// An event.
-pub(super) struct Event {
-    raw: RawEvent,
-    device: u32,
-}
 
 impl CudaDriver {
     pub(super) fn default_stream(&self, device: u32) -> Result<StreamHandle> {

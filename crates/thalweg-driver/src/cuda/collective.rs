@@ -1,0 +1,145 @@
+//! Communicators and collectives.
+
+use std::ffi::c_int;
+use std::sync::Mutex;
+
+use super::handles::{Entry, lock};
+use super::nccl::{Communicator, Nccl, RawCommunicator, data_type};
+use super::objects::Stream;
+use super::state::CudaDriver;
+use crate::collective::{Collective, CommunicatorInfo};
+use crate::{Code, CommunicatorHandle, Error, Result};
+
+/// The objects of a group, each looked up once: a thread must not hold two guards of one slot.
+struct Members<'a> {
+    ranks: Vec<(u64, Entry<'a, Communicator>)>,
+    streams: Vec<(u64, Entry<'a, Stream>)>,
+}
+
+impl Members<'_> {
+    fn of(&self, call: &Collective) -> (&Communicator, &Stream) {
+        let rank = self.ranks.iter().find(|(handle, _)| *handle == call.communicator.raw());
+        let stream = self.streams.iter().find(|(handle, _)| *handle == call.stream.raw());
+        let looked_up = "everything in the group was looked up";
+        (&rank.expect(looked_up).1, &stream.expect(looked_up).1)
+    }
+}
+
+impl CudaDriver {
+    /// Returns NCCL, or why there is none. Loaded at the first call.
+    fn nccl(&self) -> Result<&Nccl> {
+        self.nccl.get_or_init(|| Nccl::load(&self.environment)).as_ref().map_err(Error::clone)
+    }
+
+    pub(super) fn communicators_create(&self, devices: &[u32]) -> Result<Vec<CommunicatorHandle>> {
+        let call = "ncclCommInitAll";
+        for (rank, device) in devices.iter().enumerate() {
+            self.submit(*device)?;
+            if devices[..rank].contains(device) {
+                let detail = format!("device {device} is named twice: each device has one rank");
+                return Err(Error::new(Code::InvalidValue, call, detail));
+            }
+        }
+        let ordinals: Vec<c_int> = devices.iter().map(|&device| device as c_int).collect();
+        if devices.is_empty() {
+            return Err(Error::new(Code::InvalidValue, call, "a communicator of no devices"));
+        }
+        let nccl = self.nccl()?;
+        let mut raw: Vec<RawCommunicator> = vec![0; devices.len()];
+        // SAFETY: there is room for a communicator per device, and as many ordinals are read.
+        let outcome =
+            unsafe { nccl.table.init_all(raw.as_mut_ptr(), ordinals.len() as c_int, ordinals.as_ptr()) };
+        nccl.check(outcome, || format!("devices {devices:?}"))?;
+        let ranks = devices.len() as u32;
+        let rank = |((rank, &device), raw): ((u32, &u32), usize)| {
+            let info = CommunicatorInfo { rank, ranks, device };
+            let handle = self.communicators.insert(Communicator { raw, info, in_use: Mutex::new(()) });
+            CommunicatorHandle::from_raw(handle)
+        };
+        Ok((0..).zip(devices).zip(raw).map(rank).collect())
+    }
+
+    pub(super) fn communicator_info(&self, communicator: CommunicatorHandle) -> Result<CommunicatorInfo> {
+        Ok(self.communicators.get(communicator.raw(), "ncclCommUserRank")?.info)
+    }
+
+    pub(super) fn communicator_destroy(&self, communicator: CommunicatorHandle) -> Result<()> {
+        self.communicators.remove(communicator.raw(), "ncclCommDestroy", |rank| {
+            self.enter(rank.info.device)?;
+            let nccl = self.nccl()?;
+            // SAFETY: the communicator is this driver's, and nothing else holds its entry.
+            let outcome = unsafe { nccl.table.destroy(rank.raw) };
+            nccl.check(outcome, || format!("rank {} of {}", rank.info.rank, rank.info.ranks))
+        })
+    }
+
+    /// Looks everything up that a group uses, and checks each call.
+    fn members(&self, group: &[Collective]) -> Result<Members<'_>> {
+        let call = "ncclGroupStart";
+        let mut ranks: Vec<u64> = group.iter().map(|call| call.communicator.raw()).collect();
+        let mut streams: Vec<u64> = group.iter().map(|call| call.stream.raw()).collect();
+        for handles in [&mut ranks, &mut streams] {
+            handles.sort_unstable();
+            handles.dedup();
+        }
+        let ranks = ranks.into_iter().map(|handle| Ok((handle, self.communicators.get(handle, call)?)));
+        let streams = streams.into_iter().map(|handle| Ok((handle, self.streams.get(handle, call)?)));
+        let members =
+            Members { ranks: ranks.collect::<Result<_>>()?, streams: streams.collect::<Result<_>>()? };
+        for part in group {
+            let (rank, stream) = members.of(part);
+            let CommunicatorInfo { rank, ranks, device } = rank.info;
+            let refuse =
+                |text: String| Err(Error::new(Code::InvalidValue, call, format!("`{}`: {text}", part.label)));
+            if stream.device != device {
+                let other = stream.device;
+                return refuse(format!(
+                    "rank {rank} is device {device}, and the stream is one of device {other}"
+                ));
+            }
+            if let Some(named) = part.operation.named_rank().filter(|&named| named >= ranks) {
+                return refuse(format!("there is no rank {named} in a communicator of {ranks} ranks"));
+            }
+            let Some(accesses) = part.accesses(rank, ranks).filter(|_| data_type(part.format).is_some())
+            else {
+                return refuse(format!("{} elements of format {}: no such size", part.count, part.format.0));
+            };
+            for access in accesses.iter().filter(|access| access.bytes > 0) {
+                self.check_device_range(access.start, access.bytes, call)?;
+            }
+        }
+        Ok(members)
+    }
+
+    pub(super) fn collectives_async(&self, group: &[Collective]) -> Result<()> {
+        if group.is_empty() {
+            return Ok(());
+        }
+        let members = self.members(group)?;
+        let nccl = self.nccl()?;
+        for (_, rank) in &members.ranks {
+            self.submit(rank.info.device)?;
+        }
+        // In the order of the handles: see the module.
+        let _in_use: Vec<_> = members.ranks.iter().map(|(_, rank)| lock(&rank.in_use)).collect();
+        // The library's first use of a connection allocates, which is no part of another capture.
+        let _relaxed = self.cuda.relaxed();
+        // SAFETY: takes nothing; the group is ended below on every path.
+        nccl.check(unsafe { nccl.table.group_start() }, || "a group".to_owned())?;
+        let mut first_error = None;
+        for call in group {
+            let (rank, stream) = members.of(call);
+            let format = data_type(call.format).expect("checked above");
+            // SAFETY: both are looked up and of one device, and the rank is locked.
+            let outcome = unsafe { nccl.queue(call, format, rank.raw, stream.raw) };
+            let checked = nccl.check(outcome, || format!("{}, for {}", call.operation, call.label));
+            if let Err(error) = checked {
+                first_error = Some(error);
+                break;
+            }
+        }
+        // SAFETY: ends the group that was begun above, on the same thread.
+        let ended = nccl.check(unsafe { nccl.table.group_end() }, || format!("for {}", group[0].label));
+        first_error.map_or(ended, Err)
+    }
+}

@@ -1,0 +1,110 @@
+//! Calls on pinned host memory.
+
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError};
+
+use super::handles::lock;
+use super::pinned::{PinnedBlock, bit_of};
+use super::state::CudaDriver;
+use crate::{Code, Error, HostFlags, HostMethod, HostPointer, Result};
+
+impl CudaDriver {
+    pub(super) fn host_allocate(&self, bytes: u64, flags: HostFlags) -> Result<HostPointer> {
+        if bytes == 0 {
+            return Err(Error::new(Code::InvalidValue, "cuMemHostAlloc", "0 bytes of pinned host memory"));
+        }
+        // The memory is for all devices, so any context will do: one that exists, if there is one.
+        let device = self.devices.iter().find(|device| device.existing_context().is_some());
+        self.enter(device.map_or(0, |device| device.index))?;
+        let block = match flags.method {
+            HostMethod::Allocate => PinnedBlock::allocate(&self.cuda, bytes, flags.write_combined)?,
+            HostMethod::Register { .. } if flags.write_combined => {
+                let detail = "memory of the process cannot be made write-combined: use HostMethod::Allocate";
+                return Err(Error::new(Code::InvalidValue, "cuMemHostRegister", detail));
+            }
+            HostMethod::Register { prefault_threads } => {
+                PinnedBlock::register(&self.cuda, bytes, prefault_threads)?
+            }
+        };
+        let start = block.start;
+        let mut live = self.pinned.live.write().unwrap_or_else(PoisonError::into_inner);
+        live.insert(start, Arc::new(block));
+        Ok(HostPointer::new(start))
+    }
+
+    pub(super) fn host_free(&self, pointer: HostPointer) -> Result<()> {
+        let address = pointer.address();
+        let mut block = {
+            let mut live = self.pinned.live.write().unwrap_or_else(PoisonError::into_inner);
+            live.remove(&address).ok_or_else(|| {
+                let detail = format!("{pointer:?} is not the start of a live allocation of pinned memory");
+                Error::new(Code::InvalidValue, "cuMemFreeHost", detail)
+            })?
+        };
+        if Arc::get_mut(&mut block).is_none() || self.would_break_a_capture(&block) {
+            // A call in flight or a captured graph has a share; a block that left the table gets no new ones.
+            lock(&self.pinned.retired).push(block);
+        } else if let Err(error) = self.free_unshared(&block) {
+            let mut live = self.pinned.live.write().unwrap_or_else(PoisonError::into_inner);
+            live.insert(address, block);
+            return Err(error);
+        }
+        self.release_retired();
+        Ok(())
+    }
+
+    /// Returns whether giving the block back would wait for a context on which a stream captures, which breaks the capture in
+    /// every mode.
+    fn would_break_a_capture(&self, block: &PinnedBlock) -> bool {
+        block.used_by.load(Ordering::Relaxed) != 0 && !lock(&self.capturing).is_empty()
+    }
+
+    /// Gives back a block of which the caller has the only share: waits for the devices whose streams copied from or to it.
+    fn free_unshared(&self, block: &PinnedBlock) -> Result<()> {
+        let used_by = block.used_by.load(Ordering::Relaxed);
+        let has_context = || self.devices.iter().filter(|device| device.existing_context().is_some());
+        for device in has_context().filter(|device| used_by & bit_of(device.index) != 0) {
+            self.enter(device.index)?;
+            // SAFETY: waits for the current context.
+            let outcome = unsafe { self.cuda.table.context_synchronize() };
+            self.cuda.check(outcome, || format!("device {}, which uses {:#x}", device.index, block.start))?;
+        }
+        // Any context will do for the rest.
+        self.enter(has_context().next().map_or(0, |device| device.index))?;
+        block.free(&self.cuda)
+    }
+
+    /// Frees the retired blocks that are no longer shared, and that may be waited for now.
+    fn release_retired(&self) {
+        let idle: Vec<Arc<PinnedBlock>> = {
+            let mut retired = lock(&self.pinned.retired);
+            retired
+                .extract_if(.., |block| Arc::get_mut(block).is_some() && !self.would_break_a_capture(block))
+                .collect()
+        };
+        for block in idle {
+            // The caller freed another block: what this one answers is no answer to that call. It is tried again later.
+            if self.free_unshared(&block).is_err() {
+                lock(&self.pinned.retired).push(block);
+            }
+        }
+    }
+
+    pub(super) fn host_read(&self, source: HostPointer, target: &mut [u8]) -> Result<()> {
+        if target.is_empty() {
+            return Ok(());
+        }
+        let (block, offset) = self.pinned.find(source, target.len() as u64, "host_read")?;
+        block.read(offset, target);
+        Ok(())
+    }
+
+    pub(super) fn host_write(&self, target: HostPointer, source: &[u8]) -> Result<()> {
+        if source.is_empty() {
+            return Ok(());
+        }
+        let (block, offset) = self.pinned.find(target, source.len() as u64, "host_write")?;
+        block.write(offset, source);
+        Ok(())
+    }
+}
