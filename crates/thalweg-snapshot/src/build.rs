@@ -15,7 +15,7 @@ use std::sync::Arc;
 use rustc_hash::FxHashMap;
 
 use super::frames::{FrameIds, Function};
-use super::recording::{Context, Entry, RecordedBlock, RecordedSegment, Recording, Trace};
+use super::records::{Context, Entry, RecordedBlock, RecordedSegment, Recording, Trace};
 use super::stacks::StackIds;
 use super::{Action, BlockState};
 use crate::SizeClass;

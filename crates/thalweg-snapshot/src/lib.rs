@@ -30,6 +30,7 @@
 
 mod build;
 mod dump;
+mod files;
 mod frames;
 mod ids;
 mod json;
@@ -39,19 +40,21 @@ mod model;
 mod names;
 mod pickle;
 mod recording;
+mod records;
 mod sniff;
 mod source;
 mod stacks;
 mod undump;
+mod whole;
 
 use std::fmt;
 
-pub use mend::Gap;
 pub use model::{
     Action, Annotation, Frame, Frames, Segment, SegmentBlock, SettingValue, Snapshot, TraceEntry,
 };
 pub use names::{PoolId, SizeClass, StreamId};
-pub use recording::{BlockView, Event, FrameId, FrameView, Recording, Remarks, SegmentView, StackId};
+pub use recording::{BlockView, Event, FrameId, FrameView, Remarks, SegmentView, StackId};
+pub use records::{Gap, Recording};
 
 /// One segment that was taken from the upstream.
 #[derive(Clone, PartialEq, Eq, Debug)]

@@ -15,30 +15,8 @@
 
 use rustc_hash::FxHashMap;
 
-use super::recording::{Context, Entry, Recording, Trace};
+use super::records::{Context, Entry, Gap, Mended, Recording, Trace};
 use super::{Action, BlockState};
-
-/// A part of a history that is missing in its middle: see [`Recording::gap`].
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Gap {
-    /// The entry before which it is; the first of several.
-    pub entry: usize,
-    /// Whether one gap explains all that does not fit together.
-    pub is_one: bool,
-    /// How many blocks must have been freed meanwhile.
-    pub freed_blocks: usize,
-    /// How many blocks must have been allocated meanwhile.
-    pub allocated_blocks: usize,
-}
-
-/// The trace of a device with what it lacks.
-#[derive(Clone, Default, Debug)]
-pub(super) struct Mended {
-    pub(super) trace: Trace,
-    pub(super) gap: Option<Gap>,
-    /// Whether frees are over when they are requested.
-    pub(super) ends_at_request: bool,
-}
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum RepairState {
@@ -148,7 +126,7 @@ impl Walk {
     fn compare_with_end(&mut self, recording: &mut Recording, device: usize, length: usize) {
         let mut live: FxHashMap<u64, (u64, Option<u32>)> = FxHashMap::default();
         let of_device =
-            |segment: &&super::recording::RecordedSegment| usize::try_from(segment.device) == Ok(device);
+            |segment: &&super::records::RecordedSegment| usize::try_from(segment.device) == Ok(device);
         let mut is_empty = true;
         for segment in recording.segments.iter().filter(of_device) {
             is_empty = false;

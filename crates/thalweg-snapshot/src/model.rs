@@ -6,10 +6,7 @@
 
 use std::sync::Arc;
 
-use super::dump;
-use super::json::JsonWriter;
-use super::pickle::PickleWriter;
-use super::{BlockState, Recording, SegmentSnapshot, SnapshotError};
+use super::{BlockState, SegmentSnapshot};
 use crate::SizeClass;
 use crate::StreamId;
 
@@ -31,29 +28,6 @@ pub struct Snapshot {
 }
 
 impl Snapshot {
-    /// Reads a pickle as PyTorch's `_dump_snapshot` and this crate write it: the whole dictionary, or a plain list of segments.
-    ///
-    /// # Errors
-    /// If it is no such thing. The message says where in the file, and what was expected there.
-    pub fn from_pickle(bytes: &[u8]) -> Result<Self, SnapshotError> {
-        Recording::read(bytes).map(|recording| recording.to_snapshot())
-    }
-
-    /// Returns the pickle (protocol 4) that `pickle.load`, `torch/cuda/_memory_viz.py` and the web viewer open.
-    pub fn to_pickle(&self) -> Vec<u8> {
-        let mut writer = PickleWriter::new();
-        dump::snapshot(self, &mut writer);
-        writer.finish()
-    }
-
-    /// Returns the dictionary as JSON, which late versions of the web viewer open. Infinities and NaN, which JSON lacks, are
-    /// null.
-    pub fn to_json(&self) -> String {
-        let mut writer = JsonWriter::default();
-        dump::snapshot(self, &mut writer);
-        writer.finish()
-    }
-
     /// Adds the memory of one device, as its allocator describes it. The result stays sorted if devices come in order.
     pub fn add_segments(&mut self, device: i32, segments: &[SegmentSnapshot]) {
         self.segments.extend(segments.iter().map(|segment| Segment::of(device, segment)));

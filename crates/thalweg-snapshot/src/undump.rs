@@ -7,8 +7,7 @@
 use std::sync::Arc;
 
 use super::build::{BuildResult, Builder, Value};
-use super::mend::Mended;
-use super::recording::{RecordedSegment, Recording, Trace};
+use super::records::{Mended, RecordedSegment, Recording, Trace};
 use super::{Annotation, SettingValue};
 
 /// Makes the recording of which `root` is the dictionary, or the list of segments; the file has `file_bytes`.

@@ -1,0 +1,62 @@
+//! How snapshots are read from files, and written.
+
+use std::io::Read;
+
+use super::build::Builder;
+use super::json::JsonWriter;
+use super::pickle::PickleWriter;
+use super::source::Source;
+use super::{Recording, Snapshot, SnapshotError};
+use super::{dump, sniff, undump};
+
+impl Recording {
+    /// Reads a snapshot: a pickle of protocol 2 to 5, or JSON. It is read as a stream, in less memory than the file has.
+    ///
+    /// # Errors
+    /// If it cannot be read, is broken, or is something else. The message has the offset, in bytes, of what is wrong.
+    pub fn read(reader: impl Read) -> Result<Self, SnapshotError> {
+        let mut source = Source::new(reader);
+        let mut builder = Builder::new();
+        let first = source.peek()?;
+        if let Some(other) = sniff::what_else(source.ahead()) {
+            return Err(SnapshotError::new(format!(
+                "this is {other}, and no memory snapshot; torch.cuda.memory._dump_snapshot writes one"
+            )));
+        }
+        let is_pickle =
+            first.is_some_and(|first| !matches!(first, b'{' | b'[' | b' ' | b'\t' | b'\r' | b'\n'));
+        source.mark();
+        let root = if is_pickle {
+            super::pickle::run(&mut source, &mut builder)?
+        } else {
+            super::json_reader::run(&mut source, &mut builder)?
+        };
+        let bytes = source.offset();
+        undump::finish(builder, root, bytes).map_err(|what| source.error(&what))
+    }
+}
+
+impl Snapshot {
+    /// Reads a pickle as PyTorch's `_dump_snapshot` and this crate write it: the whole dictionary, or a plain list of segments.
+    ///
+    /// # Errors
+    /// If it is no such thing. The message says where in the file, and what was expected there.
+    pub fn from_pickle(bytes: &[u8]) -> Result<Self, SnapshotError> {
+        Recording::read(bytes).map(|recording| recording.to_snapshot())
+    }
+
+    /// Returns the pickle (protocol 4) that `pickle.load`, `torch/cuda/_memory_viz.py` and the web viewer open.
+    pub fn to_pickle(&self) -> Vec<u8> {
+        let mut writer = PickleWriter::new();
+        dump::snapshot(self, &mut writer);
+        writer.finish()
+    }
+
+    /// Returns the dictionary as JSON, which late versions of the web viewer open. Infinities and NaN, which JSON lacks, are
+    /// null.
+    pub fn to_json(&self) -> String {
+        let mut writer = JsonWriter::default();
+        dump::snapshot(self, &mut writer);
+        writer.finish()
+    }
+}
