@@ -362,3 +362,21 @@ fn report(bugs: &[Bug], verdicts: &[(usize, Verdict)]) -> bool {
     println!("\n{failures}{caught} planted bugs are caught, {failed} failures");
     failed == 0
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_bug_has_its_places() {
+        let root = crate::root();
+        let bugs = parse(&read(&root.join(LIST)).unwrap()).unwrap();
+        let places = || bugs.iter().flat_map(|bug| bug.places.iter().map(move |place| (1, bug, place)));
+        let files: BTreeSet<&str> = places().map(|(.., place)| &*place.file).collect();
+        for file in files {
+            let here: Vec<_> = places().filter(|(.., place)| place.file == file).collect();
+            let source = read(&root.join("crates").join(file)).unwrap();
+            mutate(&source, &here).unwrap_or_else(|text| panic!("{text}"));
+        }
+    }
+}

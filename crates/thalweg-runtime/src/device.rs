@@ -13,18 +13,17 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use thalweg_driver::cuda::CudaDriver;
 use thalweg_driver::{DeviceProperties, Driver, Label, Process};
-use thalweg_memory::{DeviceAllocator, HostAllocator, HostSettings};
+use thalweg_memory::{AllocationError, DeviceAllocator, HostAllocator, HostSettings};
 use thalweg_sim::{SimConfig, SimDriver};
 
 use crate::environment::Environment;
 use crate::forgotten::ForgottenStreams;
 use crate::graph::Captures;
-use crate::graph::audit::{Auditor, called};
-use crate::kernel::KernelTable;
-use crate::launch::LaunchTable;
+use crate::graph::audit::{Auditor, next_call};
+use crate::loaded::{KernelTable, LaunchTable};
 use crate::memory::{DriverUpstream, Quarantine};
-use crate::stream::{StreamPool, StreamState};
-use crate::{Error, Result, Stream};
+use crate::stream_state::{StreamPool, StreamState};
+use crate::{Error, Result};
 
 /// Which device, among all that the process ever opened.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -176,6 +175,14 @@ impl Device {
         if self.0.auditor.is_on() { &self.0.audited } else { &self.0.driver }
     }
 
+    /// Tells an audit which line makes this thread's next call, which has no label of its own. It costs one load while nothing is
+    /// audited.
+    pub(crate) fn called(&self, label: Label) {
+        if self.0.auditor.is_on() {
+            next_call::set(label, None);
+        }
+    }
+
     pub(crate) fn auditor(&self) -> &Arc<Auditor> {
         &self.0.auditor
     }
@@ -223,6 +230,10 @@ impl Device {
         &self.0.host_allocator
     }
 
+    pub(crate) fn default_stream_state(&self) -> &Arc<StreamState> {
+        &self.0.default_stream
+    }
+
     pub(crate) fn stream_pool(&self) -> &StreamPool {
         &self.0.streams
     }
@@ -239,20 +250,10 @@ impl Device {
         &self.0.captures
     }
 
-    /// Returns the legacy default stream: it waits for all blocking streams and they for it. Streams of the pool do not block.
-    pub fn default_stream(&self) -> Stream {
-        Stream::from_state(self, self.0.default_stream.clone())
-    }
-
-    /// Returns the calling thread's current stream of this device.
-    pub fn current_stream(&self) -> Stream {
-        Stream::current(self)
-    }
-
     /// Blocks until all work of the device is done.
     #[track_caller]
     pub fn synchronize(&self) -> Result<()> {
-        called(self, Label::here("synchronize"));
+        self.called(Label::here("synchronize"));
         let streams = self.stream_states().map(|stream| (stream.next_command(), stream)).collect::<Vec<_>>();
         self.check(self.driver().device_synchronize(self.0.index))?;
         streams.iter().for_each(|(next, stream)| stream.complete_before(*next));
@@ -293,7 +294,7 @@ impl Device {
     pub fn empty_cache(&self) -> Result<()> {
         self.check_process("empty_cache")?;
         self.give_back_held();
-        self.0.allocator.empty_cache().map_err(|error| crate::memory::from_allocation(self, error))
+        self.0.allocator.empty_cache().map_err(|error| from_allocation(self, error))
     }
 
     /// Holds freed memory back from now on ([`Quarantine`]).
@@ -341,6 +342,25 @@ impl Device {
             }
             error.suspects(self.stream_states().flat_map(|stream| stream.outstanding()).collect())
         })
+    }
+}
+
+/// Returns an allocator's refusal as an error: the driver's own error where that is the cause.
+pub(crate) fn from_allocation(device: &Device, error: AllocationError) -> Error {
+    let mut source: Option<&(dyn std::error::Error + 'static)> = Some(&error);
+    while let Some(cause) = source {
+        if let Some(driver_error) = cause.downcast_ref::<thalweg_driver::Error>() {
+            let answer: thalweg_driver::Result<()> = Err(driver_error.clone());
+            return device.check(answer).expect_err("made from an error");
+        }
+        source = cause.source();
+    }
+    if error.is_out_of_memory() {
+        Error::out_of_memory(error.to_string())
+    } else if error.is_capture() {
+        Error::capture(format!("{device}: {error}"))
+    } else {
+        Error::invalid(format!("{device}: {error}"))
     }
 }
 

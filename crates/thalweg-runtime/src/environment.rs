@@ -8,8 +8,24 @@ use std::time::Duration;
 
 use thalweg_memory::Settings;
 
-use crate::sim::CheckedProgram;
 use crate::{Error, Result};
+
+/// The settings that the environment gives to a checked program.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct CheckedProgram {
+    /// `THALWEG_SIM_SEED`.
+    pub seed: u64,
+    /// `THALWEG_SIM_FAULTS=1`: lets things fail as well.
+    pub faults: bool,
+    /// `THALWEG_SIM_ORDER_ONLY=1`: no command touches memory.
+    pub order_only: bool,
+    /// `THALWEG_SIM_QUARANTINE=1`: freed memory is held back.
+    pub quarantine: bool,
+    /// `THALWEG_SIM_TIMEOUT`, in seconds.
+    pub time_limit: Option<Duration>,
+    /// `THALWEG_SIM_REPORT`.
+    pub report: Option<PathBuf>,
+}
 
 /// The settings of the environment variables. [`Environment::get`] reads it once per process.
 #[derive(Clone, PartialEq, Debug, Default)]

@@ -5,7 +5,6 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use thalweg_driver::{EventFlags, EventHandle, Label};
 
-use crate::graph::audit::called;
 use crate::stream::same_device;
 use crate::{Device, Error, Result, Stream};
 
@@ -68,7 +67,7 @@ impl Event {
     /// device is an error from then on.
     #[track_caller]
     pub fn record(&self, stream: &Stream) -> Result<()> {
-        called(stream.device(), Label::here("record"));
+        stream.device().called(Label::here("record"));
         let recorded = {
             let mut slot = self.recorded.lock().unwrap_or_else(PoisonError::into_inner);
             match &*slot {
@@ -100,7 +99,7 @@ impl Event {
 
     /// Waits as [`Event::wait`] does, under the name of another call.
     pub(crate) fn wait_as(&self, stream: &Stream, label: Label) -> Result<()> {
-        called(stream.device(), label);
+        stream.device().called(label);
         match self.recorded() {
             Some(recorded) => {
                 if !Arc::ptr_eq(recorded.device.driver(), stream.device().driver()) {
@@ -129,7 +128,7 @@ impl Event {
     pub fn query(&self) -> Result<bool> {
         match self.recorded() {
             Some(recorded) => {
-                called(&recorded.device, Label::here("query"));
+                recorded.device.called(Label::here("query"));
                 let answer = recorded.device.check(recorded.device.driver().event_query(recorded.handle));
                 crate::stream::polled(answer, Label::here("query"))
             }
@@ -142,7 +141,7 @@ impl Event {
     pub fn synchronize(&self) -> Result<()> {
         match self.recorded() {
             Some(recorded) => {
-                called(&recorded.device, Label::here("synchronize"));
+                recorded.device.called(Label::here("synchronize"));
                 recorded.device.check(recorded.device.driver().event_synchronize(recorded.handle))
             }
             None => Ok(()),
@@ -158,10 +157,33 @@ impl Event {
         match (self.recorded(), end.recorded()) {
             (Some(start), Some(end)) => {
                 same_device("the end event", &start.device, &end.device)?;
-                called(&start.device, Label::here("elapsed_ms"));
+                start.device.called(Label::here("elapsed_ms"));
                 start.device.check(start.device.driver().event_elapsed_ms(start.handle, end.handle))
             }
             _ => Err(Error::invalid("both events must be recorded before the time between them is taken")),
         }
+    }
+}
+
+impl Stream {
+    /// Makes later work on this stream wait for the event's latest record so far.
+    #[track_caller]
+    pub fn wait_event(&self, event: &Event) -> Result<()> {
+        event.wait_as(self, Label::here("wait_event"))
+    }
+
+    /// Makes later work on this stream wait for all work that the other has now.
+    #[track_caller]
+    pub fn wait_stream(&self, other: &Self) -> Result<()> {
+        let event = other.record_event()?;
+        event.wait_as(self, Label::here("wait_stream"))
+    }
+
+    /// Records a new event (without timing) behind the work that the stream has now.
+    #[track_caller]
+    pub fn record_event(&self) -> Result<Event> {
+        let event = Event::new();
+        event.record(self)?;
+        Ok(event)
     }
 }

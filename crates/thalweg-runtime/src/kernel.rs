@@ -5,76 +5,23 @@
 //! the same in both: packed arguments and the ranges that they touch, both derived from the kernel's geometry.
 
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
+use std::sync::{Arc, OnceLock, PoisonError};
 
-use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 use thalweg_driver::cuda::{CompileOptions, Nvrtc, SearchEnvironment};
 use thalweg_driver::{
-    Access, Code, ComputeCapability, DevicePointer, Driver, FunctionHandle, HostFault, HostKernel,
-    HostLaunch, HostModule, Image, ImageKind, ModuleHandle,
+    Access, Code, ComputeCapability, DevicePointer, FunctionHandle, HostFault, HostKernel, HostLaunch,
+    HostModule, Image, ImageKind,
 };
+use thalweg_ir::Kernel;
 use thalweg_ir::host::{Cells, Program, Source};
-use thalweg_ir::{Class, DType, Kernel};
 use thalweg_kernels::{NativeKernel, cells, slice};
 
+use crate::accesses::{Accesses, accesses, extents};
 use crate::disk_cache::{self, EntryKey};
 use crate::environment::Environment;
-use crate::launch::{Accesses, accesses, extents};
+use crate::loaded::{KernelKey, LoadedKernel};
 use crate::{Device, Error, Result};
-
-/// The name of a kernel among those of a device: which body (a number that the caller keeps unique), which dtypes, which
-/// class. Looking one up must be cheap, so this is all numbers.
-#[derive(Clone, PartialEq, Eq, Hash, Debug)]
-pub struct KernelKey {
-    /// The body, by a number that the caller chose.
-    pub body: u64,
-    /// The dtypes that it was built for.
-    pub dtypes: SmallVec<[DType; 8]>,
-    /// The class that it was compiled for.
-    pub class: Class,
-}
-
-/// A kernel that is ready to launch on one device.
-#[derive(Debug)]
-pub struct LoadedKernel {
-    kernel: Arc<Kernel>,
-    function: FunctionHandle,
-}
-
-/// The kernels of one device.
-#[derive(Default)]
-pub(crate) struct KernelTable {
-    loops: RwLock<FxHashMap<KernelKey, Arc<LoadedKernel>>>,
-    natives: RwLock<FxHashMap<String, FunctionHandle>>,
-    /// The modules behind them, to be unloaded with the device.
-    modules: Mutex<Vec<ModuleHandle>>,
-}
-
-impl KernelTable {
-    /// Unloads everything: the device is dropped, so nothing can launch any more. *Blocks* until running kernels are done.
-    pub(crate) fn unload(&mut self, driver: &dyn Driver) {
-        for module in self.modules.get_mut().unwrap_or_else(PoisonError::into_inner).drain(..) {
-            // A module that a lost device cannot unload is lost with it.
-            let _ = driver.module_unload(module);
-        }
-    }
-
-    fn loaded(&self, module: ModuleHandle) {
-        self.modules.lock().unwrap_or_else(PoisonError::into_inner).push(module);
-    }
-}
-
-impl LoadedKernel {
-    /// Returns the kernel.
-    pub fn kernel(&self) -> &Kernel {
-        &self.kernel
-    }
-
-    pub(crate) fn function(&self) -> FunctionHandle {
-        self.function
-    }
-}
 
 impl Device {
     /// Returns the kernel of this key, made and loaded if it is not there yet: some 100 ms on a GPU without a cache, then a

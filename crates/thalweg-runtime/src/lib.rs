@@ -17,6 +17,7 @@
 //! - An error of asynchronous work names the commands that may have caused it.
 #![forbid(unsafe_code)]
 
+mod accesses;
 mod copy;
 mod device;
 pub mod disk_cache;
@@ -28,24 +29,27 @@ pub mod graph;
 mod kernel;
 mod launch;
 mod library;
+mod loaded;
 mod mem_pool;
 mod memory;
 mod native;
 mod pinned;
 pub mod sim;
 mod stream;
+mod stream_state;
 
 pub use device::{Device, DeviceGuard, Devices};
 pub use environment::Environment;
 pub use error::{Error, Result};
 pub use event::Event;
 pub use graph::{CaptureOptions, Graph, GraphPool};
-pub use kernel::{KernelKey, LoadedKernel, compiler, precompile};
-pub use launch::{LaunchKey, PreparedLaunch};
+pub use kernel::{compiler, precompile};
+pub use loaded::{KernelKey, LaunchKey, LoadedKernel, PreparedLaunch};
 pub use mem_pool::{MemPool, MemPoolScope};
 pub use memory::{Buffer, ManagedMemory, OutputHandle, SharedBuffer, SharedHandle};
 pub use pinned::PinnedBuffer;
-pub use stream::{STREAMS_PER_PRIORITY, Stream, StreamGuard};
+pub use stream::{Stream, StreamGuard};
+pub use stream_state::STREAMS_PER_PRIORITY;
 pub use thalweg_driver::{CaptureMode, DevicePointer, ExternalStream, Label};
 pub use thalweg_driver::{Within, within};
 

@@ -8,7 +8,7 @@
 
 use thalweg_memory::{PoolId, PoolOptions, PoolScope};
 
-use crate::memory::from_allocation;
+use crate::device::from_allocation;
 use crate::{Device, Result};
 
 /// A private memory pool. Dropping it gives its cached memory back as soon as its last block is freed and no scope uses it.

@@ -7,7 +7,7 @@ use thalweg_driver::{BlockKind, UseKind};
 use thalweg_driver::{HostPointer, Label, StreamHandle};
 use thalweg_memory::{HostBlock, StreamId};
 
-use crate::memory::from_allocation;
+use crate::device::from_allocation;
 use crate::{Device, Error, Result, Stream};
 
 /// Page-locked host memory from the cache: the only host memory that is copied asynchronously.

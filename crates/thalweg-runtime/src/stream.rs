@@ -9,25 +9,17 @@
 //! reports that asynchronous work failed, those are the suspects that the error names.
 
 use std::cell::RefCell;
-use std::collections::VecDeque;
 use std::fmt;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, PoisonError};
 
-use thalweg_driver::{Access, CaptureStatus, Code, Driver, ExternalStream, Label, Launch, StreamHandle};
+use thalweg_driver::{Access, CaptureStatus, Code, ExternalStream, Label, Launch, StreamHandle};
 use thalweg_memory::StreamId;
 
 use crate::device::{Device, DeviceGuard, DeviceId};
-use crate::forgotten::ForgottenStreams;
 use crate::graph::Command;
-use crate::graph::audit::called;
 use crate::memory::outside_capture;
-use crate::{Error, Event, Result};
-
-/// Streams of one priority in the pool (`kStreamsPerPool` in PyTorch's `CUDAStream.cpp`).
-pub const STREAMS_PER_PRIORITY: usize = 32;
-
-/// How many labels a stream remembers.
-const LOG_LENGTH: usize = 64;
+use crate::stream_state::{StreamKind, StreamState};
+use crate::{Error, Result};
 
 /// A queue of commands on one device. Clones are the same stream.
 #[derive(Clone)]
@@ -36,188 +28,21 @@ pub struct Stream {
     state: Arc<StreamState>,
 }
 
-/// The part of a stream that its device keeps.
-pub(crate) struct StreamState {
-    driver: Arc<dyn Driver>,
-    handle: StreamHandle,
-    priority: i32,
-    kind: StreamKind,
-    /// Where an external stream is remembered when it is forgotten.
-    forgotten: Option<Arc<ForgottenStreams>>,
-    log: Mutex<Log>,
-}
-
-/// The labels of the commands that a stream was given and that are not known to be complete, oldest first. Commands are
-/// numbered, so that what was submitted while a thread waited is not taken for complete.
-#[derive(Default)]
-struct Log {
-    labels: VecDeque<Label>,
-    /// The number of the first label that is left.
-    first: u64,
-}
-
-impl Log {
-    /// Returns the number that the next command gets.
-    fn next(&self) -> u64 {
-        self.first + self.labels.len() as u64
-    }
-
-    fn push(&mut self, label: Label) {
-        if self.labels.len() == LOG_LENGTH {
-            self.labels.pop_front();
-            self.first += 1;
-        }
-        self.labels.push_back(label);
-    }
-
-    /// Forgets the commands before a number.
-    fn forget_before(&mut self, end: u64) {
-        let count = end.saturating_sub(self.first).min(self.labels.len() as u64);
-        self.labels.drain(..count as usize);
-        self.first += count;
-    }
-
-    /// Forgets the commands from a number on.
-    fn forget_from(&mut self, start: u64) {
-        self.labels.truncate(start.saturating_sub(self.first) as usize);
-    }
-}
-
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum StreamKind {
-    Default,
-    Pool,
-    External,
-}
-
-impl StreamState {
-    pub(crate) fn default_of(driver: &Arc<dyn Driver>, device: u32) -> Result<Self> {
-        let handle = driver.default_stream(device)?;
-        Ok(Self::new(driver, handle, 0, StreamKind::Default))
-    }
-
-    fn new(driver: &Arc<dyn Driver>, handle: StreamHandle, priority: i32, kind: StreamKind) -> Self {
-        Self { driver: driver.clone(), handle, priority, kind, forgotten: None, log: Mutex::default() }
-    }
-
-    fn log(&self) -> std::sync::MutexGuard<'_, Log> {
-        self.log.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Returns the labels that are not known to be complete, oldest first.
-    pub(crate) fn outstanding(&self) -> Vec<Label> {
-        self.log().labels.iter().copied().collect()
-    }
-
-    /// Returns the number of the next command.
-    pub(crate) fn next_command(&self) -> u64 {
-        self.log().next()
-    }
-
-    /// Notes that the commands before this number are complete.
-    pub(crate) fn complete_before(&self, number: u64) {
-        self.log().forget_before(number);
-    }
-
-    /// Asks whether the stream is idle, or waits until it is: what it was given before is complete then.
-    fn completed(&self, is_idle: impl FnOnce() -> Result<bool>) -> Result<bool> {
-        let next = self.next_command();
-        let is_idle = is_idle()?;
-        if is_idle {
-            self.complete_before(next);
-        }
-        Ok(is_idle)
-    }
-
-    /// Removes the command of this number, which was refused. If others came after it, it stays: a suspect too many does no
-    /// harm.
-    fn retract(&self, number: u64) {
-        let mut log = self.log();
-        if log.next() == number + 1 {
-            log.forget_from(number);
-        }
-    }
-}
-
-impl Drop for StreamState {
-    fn drop(&mut self) {
-        if let Some(forgotten) = &self.forgotten {
-            forgotten.forget(self.handle);
-        } else if self.kind != StreamKind::Default {
-            // A stream that cannot be given up (the driver is gone already) has nothing left to leak.
-            let _ = self.driver.stream_destroy(self.handle);
-        }
-    }
-}
-
-/// The streams of one device.
-pub(crate) struct StreamPool {
-    priorities: Mutex<Vec<PriorityPool>>,
-    external: Mutex<Vec<std::sync::Weak<StreamState>>>,
-    /// The stream on which captures run that were given none.
-    capture: OnceLock<Arc<StreamState>>,
-    forgotten: Arc<ForgottenStreams>,
-}
-
-struct PriorityPool {
-    priority: i32,
-    streams: Vec<Arc<StreamState>>,
-    next: usize,
-}
-
-impl StreamPool {
-    pub(crate) fn new(forgotten: Arc<ForgottenStreams>) -> Self {
-        Self { priorities: Mutex::default(), external: Mutex::default(), capture: OnceLock::new(), forgotten }
-    }
-
-    fn take(
-        &self,
-        driver: &Arc<dyn Driver>,
-        device: u32,
-        priority: i32,
-    ) -> thalweg_driver::Result<Arc<StreamState>> {
-        let mut pools = self.priorities.lock().unwrap_or_else(PoisonError::into_inner);
-        if !pools.iter().any(|pool| pool.priority == priority) {
-            pools.push(PriorityPool { priority, streams: Vec::new(), next: 0 });
-        }
-        let pool = pools.iter_mut().find(|pool| pool.priority == priority).expect("pushed above");
-        if pool.streams.len() < STREAMS_PER_PRIORITY {
-            let handle = driver.stream_create(device, priority)?;
-            pool.streams.push(Arc::new(StreamState::new(driver, handle, priority, StreamKind::Pool)));
-        }
-        let state = pool.streams[pool.next].clone();
-        pool.next = (pool.next + 1) % STREAMS_PER_PRIORITY;
-        Ok(state)
-    }
-
-    fn for_captures(
-        &self,
-        driver: &Arc<dyn Driver>,
-        device: u32,
-    ) -> thalweg_driver::Result<Arc<StreamState>> {
-        if let Some(state) = self.capture.get() {
-            return Ok(state.clone());
-        }
-        let handle = driver.stream_create(device, 0)?;
-        let state = Arc::new(StreamState::new(driver, handle, 0, StreamKind::Pool));
-        // If another thread was faster, this one is destroyed with its state.
-        Ok(self.capture.get_or_init(|| state).clone())
-    }
-
-    /// Returns every stream that is known, the default stream apart.
-    pub(crate) fn all(&self) -> Vec<Arc<StreamState>> {
-        let pools = self.priorities.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut external = self.external.lock().unwrap_or_else(PoisonError::into_inner);
-        external.retain(|state| state.strong_count() > 0);
-        let pooled = pools.iter().flat_map(|pool| pool.streams.iter().cloned());
-        let capture = self.capture.get().cloned();
-        pooled.chain(capture).chain(external.iter().filter_map(std::sync::Weak::upgrade)).collect()
-    }
-}
-
 thread_local! {
     /// The streams that guards of this thread made current; the latest entry of a device counts.
     static CURRENT: RefCell<Vec<(DeviceId, Stream)>> = const { RefCell::new(Vec::new()) };
+}
+
+impl Device {
+    /// Returns the legacy default stream: it waits for all blocking streams and they for it. Streams of the pool do not block.
+    pub fn default_stream(&self) -> Stream {
+        Stream::from_state(self, self.default_stream_state().clone())
+    }
+
+    /// Returns the calling thread's current stream of this device.
+    pub fn current_stream(&self) -> Stream {
+        Stream::current(self)
+    }
 }
 
 impl Stream {
@@ -350,7 +175,7 @@ impl Stream {
     /// Returns whether all work is done.
     #[track_caller]
     pub fn query(&self) -> Result<bool> {
-        called(&self.device, Label::here("query"));
+        self.device.called(Label::here("query"));
         let label = Label::here("query");
         self.state.completed(|| {
             let answer = polled(self.check(self.device.driver().stream_query(self.handle())), label)?;
@@ -361,7 +186,7 @@ impl Stream {
     /// Blocks until all work is done.
     #[track_caller]
     pub fn synchronize(&self) -> Result<()> {
-        called(&self.device, Label::here("synchronize"));
+        self.device.called(Label::here("synchronize"));
         let driver = self.device.driver();
         let is_idle = self.state.completed(|| {
             self.check(driver.stream_synchronize(self.handle()))?;
@@ -370,36 +195,15 @@ impl Stream {
         is_idle.map(drop)
     }
 
-    /// Makes later work on this stream wait for the event's latest record so far.
-    #[track_caller]
-    pub fn wait_event(&self, event: &Event) -> Result<()> {
-        event.wait_as(self, Label::here("wait_event"))
-    }
-
-    /// Makes later work on this stream wait for all work that the other has now.
-    #[track_caller]
-    pub fn wait_stream(&self, other: &Self) -> Result<()> {
-        let event = other.record_event()?;
-        event.wait_as(self, Label::here("wait_stream"))
-    }
-
-    /// Records a new event (without timing) behind the work that the stream has now.
-    #[track_caller]
-    pub fn record_event(&self) -> Result<Event> {
-        let event = Event::new();
-        event.record(self)?;
-        Ok(event)
-    }
-
     /// Returns whether the stream captures; in a region that is [audited](crate::graph::audit()), whether it would.
     #[track_caller]
     pub fn is_capturing(&self) -> Result<bool> {
-        called(&self.device, Label::here("is_capturing"));
+        self.device.called(Label::here("is_capturing"));
         let info = self.check(self.device.driver().stream_capture_info(self.handle()))?;
         Ok(info.status != CaptureStatus::None)
     }
 
-    /// Launches a kernel of the program's own, asynchronously: what [`Driver::launch`] does, as a command of this stream. So it is
+    /// Launches a kernel of the program's own, asynchronously: what [`Driver::launch`](thalweg_driver::Driver::launch) does, as a command of this stream. So it is
     /// a suspect of what fails later, and a graph knows what it touches.
     ///
     /// # Errors
@@ -518,84 +322,6 @@ mod tests {
     use thalweg_sim::{SimConfig, SimDriver};
 
     use super::*;
-
-    /// Commands are told apart by the last digit of their number.
-    const NAMES: [&str; 10] = ["0", "1", "2", "3", "4", "5", "6", "7", "8", "9"];
-
-    fn label(number: u64) -> Label {
-        Label::here(NAMES[(number % 10) as usize])
-    }
-
-    /// The log beside a list of all numbers that are not forgotten.
-    #[test]
-    fn the_log_forgets_by_number() {
-        for seed in 1..=50_u64 {
-            let (mut log, mut known, mut next, mut state) = (Log::default(), VecDeque::new(), 0, seed);
-            for _ in 0..400 {
-                state ^= state << 13;
-                state ^= state >> 7;
-                state ^= state << 17;
-                // Around the oldest, around the latest, and far beyond both.
-                let place = (next + state / 64 % 4).saturating_sub(state / 256 % 90);
-                match state % 16 {
-                    0 => {
-                        log.forget_before(place);
-                        known.retain(|&number| number >= place);
-                        if known.is_empty() {
-                            next = log.next();
-                        }
-                    }
-                    1 if known.front().is_some_and(|&oldest| oldest <= place) => {
-                        log.forget_from(place);
-                        known.retain(|&number| number < place);
-                        next = next.min(place);
-                    }
-                    _ => {
-                        log.push(label(next));
-                        known.push_back(next);
-                        next += 1;
-                        if known.len() > LOG_LENGTH {
-                            known.pop_front();
-                        }
-                    }
-                }
-                assert_eq!(log.next(), next);
-                let expected = known.iter().map(|&number| label(number).operator);
-                assert!(log.labels.iter().map(|label| label.operator).eq(expected), "seed {seed}: {known:?}");
-            }
-        }
-    }
-
-    #[test]
-    fn a_refused_command_takes_no_later_one_with_it() {
-        let driver: Arc<dyn Driver> = SimDriver::new(SimConfig::default()).unwrap();
-        let stream = StreamState::default_of(&driver, 0).unwrap();
-        (0..3).for_each(|number| stream.log().push(label(number)));
-        let names = || stream.outstanding().iter().map(|label| label.operator).collect::<Vec<_>>();
-        stream.retract(1);
-        assert_eq!(names(), ["0", "1", "2"], "another thread's has come after it");
-        stream.retract(2);
-        assert_eq!((names(), stream.next_command()), (vec!["0", "1"], 2));
-    }
-
-    #[test]
-    fn what_comes_during_a_wait_is_not_complete() {
-        let driver: Arc<dyn Driver> = SimDriver::new(SimConfig::default()).unwrap();
-        let stream = StreamState::default_of(&driver, 0).unwrap();
-        stream.log().push(label(0));
-        let asked = |is_idle| {
-            stream.completed(|| {
-                let number = stream.next_command();
-                stream.log().push(label(number));
-                Ok(is_idle)
-            })
-        };
-        assert!(!asked(false).unwrap());
-        assert_eq!(stream.outstanding().len(), 2, "it is not idle");
-        assert!(asked(true).unwrap());
-        let left: Vec<_> = stream.outstanding().iter().map(|label| label.operator).collect();
-        assert_eq!(left, ["2"], "another thread's");
-    }
 
     #[test]
     fn external_streams_that_are_gone_leave_the_list() {

@@ -1,25 +1,23 @@
-//! A capture under way: what it opens, what is noted of it, and how each of its ends leaves stream, allocator and pool usable.
+//! How a capture begins, and how each of its ends leaves stream, allocator and pool usable.
 
 use std::fmt;
 use std::marker::PhantomData;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::thread::ThreadId;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
 
-use smallvec::SmallVec;
-use thalweg_driver::{Access, CaptureInfo, CaptureMode, CaptureStatus, Code, Label, StreamHandle};
-use thalweg_memory::{Backend, Block, PoolId, StreamFilter, StreamId};
+use thalweg_driver::{CaptureMode, Code, StreamHandle};
+use thalweg_memory::{Backend, StreamFilter, StreamId};
 
 use super::branches::Branches;
 use super::captured::{CapturedGraph, Content, Template};
+use super::captures::{Ids, UnderWay, lock};
 use super::footprint::{Footprint, Traces};
 use super::report::GraphMemory;
-use super::steps::{Command, Steps};
+use super::steps::Steps;
 use super::{GraphPool, REGION};
-use crate::memory::from_allocation;
-use crate::pinned::PinnedBlock;
+use crate::device::from_allocation;
 use crate::stream::same_device;
-use crate::{Device, Error, Result, STREAMS_PER_PRIORITY, Stream};
+use crate::{Device, Error, Result, Stream};
 
 /// How a region is captured.
 #[derive(Clone, Debug, Default)]
@@ -32,224 +30,6 @@ pub struct CaptureOptions {
     /// The stream that captures; where there is none, one that the device keeps for captures, or another if that captures
     /// already. Never the default stream.
     pub stream: Option<Stream>,
-}
-
-/// The captures of one device that are under way.
-#[derive(Default)]
-pub(crate) struct Captures {
-    /// How many, to be asked without the lock.
-    count: AtomicUsize,
-    under_way: Mutex<Vec<UnderWay>>,
-    /// The latest pool that served one graph and is released. Its memory may be there still: until the next capture begins.
-    left: Mutex<Option<PoolId>>,
-}
-
-/// The numbers of a capture and of its bodies'.
-type Ids = Arc<Mutex<SmallVec<[u64; 2]>>>;
-
-impl UnderWay {
-    fn has(&self, id: u64) -> bool {
-        lock(&self.ids).contains(&id)
-    }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// The notes of a capture that is under way.
-struct UnderWay {
-    /// Its number; and behind it those of the captures of its conditional nodes' bodies.
-    ids: Ids,
-    thread: ThreadId,
-    mode: CaptureMode,
-    /// For each of its streams on which a conditional node was captured, the one that the bodies are captured on.
-    body_streams: Vec<(Stream, Stream)>,
-    /// Why no graph can come of it, if so.
-    broken: Option<String>,
-    pool: GraphPool,
-    branches: Branches,
-    steps: Steps,
-    footprint: Footprint,
-    /// The pinned memory that its copies use.
-    pinned: Vec<Arc<PinnedBlock>>,
-    /// The calls of the driver that were made for it.
-    questions: Arc<AtomicU64>,
-}
-
-impl Captures {
-    /// Returns whether any capture is under way. One load.
-    pub(crate) fn are_under_way(&self) -> bool {
-        self.count.load(Ordering::Acquire) > 0
-    }
-
-    /// Notes that A pool that served one graph was released.
-    pub(super) fn leave(&self, pool: PoolId) {
-        *lock(&self.left) = Some(pool);
-    }
-
-    /// Returns the pool of a graph that is gone, if there is one.
-    pub(super) fn take_left(&self) -> Option<PoolId> {
-        lock(&self.left).take()
-    }
-
-    /// Returns the number of the capture that a stream takes part in; 0 for none.
-    pub(crate) fn of(&self, stream: &Stream) -> u64 {
-        self.info(stream).map_or(0, |info| info.id)
-    }
-
-    /// Returns what a stream captures, if it does.
-    #[inline]
-    pub(crate) fn info(&self, stream: &Stream) -> Option<CaptureInfo> {
-        if self.are_under_way() { Self::ask(stream) } else { None }
-    }
-
-    #[cold]
-    fn ask(stream: &Stream) -> Option<CaptureInfo> {
-        let info = stream.device().driver().stream_capture_info(stream.handle()).ok()?;
-        (info.status == CaptureStatus::Active).then_some(info)
-    }
-
-    /// Runs `note` on the capture that a stream takes part in, if it is one of ours.
-    fn note(&self, stream: &Stream, note: impl FnOnce(&mut UnderWay, &CaptureInfo)) {
-        let Some(info) = self.info(stream) else { return };
-        if let Some(capture) = self.lock().iter_mut().find(|capture| capture.has(info.id)) {
-            capture.questions.fetch_add(1, Ordering::Relaxed);
-            note(capture, &info);
-        }
-    }
-
-    /// Makes the graph keep pinned memory, if the stream captures.
-    pub(crate) fn keep(&self, stream: &Stream, block: &Arc<PinnedBlock>) {
-        self.note(stream, |capture, _| {
-            if !capture.pinned.iter().any(|known| Arc::ptr_eq(known, block)) {
-                capture.pinned.push(block.clone());
-            }
-        });
-    }
-
-    /// Notes that the stream was given a command, when it took part in the capture `before`.
-    pub(crate) fn submitted(&self, stream: &Stream, before: &CaptureInfo, command: &Command<'_>) {
-        self.note(stream, |capture, after| {
-            // The one before it, too.
-            capture.questions.fetch_add(1, Ordering::Relaxed);
-            let label = command.label();
-            capture.branches.submitted(stream, label);
-            capture.steps.submitted(&before.dependencies, &after.dependencies, command);
-            capture.footprint.touched(command.accesses(), label);
-        });
-    }
-
-    /// Notes the ranges of commands that the stream was given without the runtime.
-    pub(crate) fn declared(&self, stream: &Stream, accesses: &[Access], label: Label) {
-        self.note(stream, |capture, info| {
-            capture.steps.declare(&info.dependencies);
-            capture.footprint.touched(accesses, label);
-        });
-    }
-
-    /// Notes the work of the stream so far, since the next call looks at nothing.
-    pub(super) fn look(&self, stream: &Stream) {
-        self.note(stream, |capture, info| capture.steps.look(&info.dependencies));
-    }
-
-    /// Notes that A block was handed out. If it is of the pool of a capture, it is the capture's own.
-    #[inline]
-    pub(crate) fn allocated(&self, block: &Block, label: Label) {
-        if self.are_under_way() && !block.is_null() {
-            let pool = block.pool();
-            if let Some(capture) = self.lock().iter_mut().find(|capture| pool == Some(capture.pool.id())) {
-                let (size, requested) = (block.size_bytes(), block.requested_bytes());
-                capture.footprint.allocated(block.address(), size, requested, label);
-            }
-        }
-    }
-
-    /// Notes that the stream waits for an event, and may take part in a capture from now on.
-    pub(crate) fn joined(&self, stream: &Stream) {
-        self.note(stream, |capture, _| capture.branches.joined(stream));
-    }
-
-    /// Checks whether the stream may wait for an event of a capture (0 for an event outside captures). CUDA would break the
-    /// capture before it says no.
-    pub(crate) fn check_wait(&self, stream: &Stream, capture: u64) -> Result<()> {
-        let Some(info) = self.info(stream) else { return Ok(()) };
-        if info.id == capture {
-            return Ok(());
-        }
-        let place = if capture == 0 { "outside it" } else { "in another capture" };
-        Err(Error::capture(format!(
-            "{stream:?} captures, and the event was recorded {place}: a graph cannot wait for what is not in it. Work from before \
-             the capture is done when it begins, so leave this wait out; a stream that shall take part waits for the capturing \
-             stream first (`wait_stream`), and is joined by an event that is recorded after that"
-        )))
-    }
-
-    /// Returns the mode of the capture that a stream takes part in, if it is one of ours.
-    pub(super) fn mode_of(&self, stream: &Stream) -> Option<CaptureMode> {
-        let mut mode = None;
-        self.note(stream, |capture, _| mode = Some(capture.mode));
-        mode
-    }
-
-    /// Makes the capture fail that a stream takes part in.
-    pub(super) fn break_capture(&self, stream: &Stream, why: String) {
-        self.note(stream, |capture, _| {
-            capture.broken.get_or_insert(why);
-        });
-    }
-
-    /// Notes that A body of a conditional node on a stream is captured under this number.
-    pub(super) fn body_began(&self, stream: &Stream, id: u64) {
-        self.note(stream, |capture, _| lock(&capture.ids).push(id));
-    }
-
-    /// Returns the stream on which the bodies of a stream's conditional nodes are captured.
-    pub(super) fn body_stream(&self, stream: &Stream) -> Result<Stream> {
-        let mut found = None;
-        self.note(stream, |capture, _| {
-            found =
-                capture.body_streams.iter().find(|(outer, _)| outer == stream).map(|(_, body)| body.clone());
-        });
-        if let Some(found) = found {
-            return Ok(found);
-        }
-        // One that is not in use: those of the pool come round again.
-        for _ in 0..STREAMS_PER_PRIORITY {
-            let body = Stream::with_priority(stream.device(), stream.priority())?;
-            let mut is_free = !body.is_capturing()?;
-            self.note(stream, |capture, _| {
-                is_free &= capture.body_streams.iter().all(|(_, other)| *other != body);
-                if is_free {
-                    capture.body_streams.push((stream.clone(), body.clone()));
-                }
-            });
-            if is_free {
-                return Ok(body);
-            }
-        }
-        Err(Error::capture(
-            "every stream of the pool captures already: there is none left for a conditional node's body",
-        ))
-    }
-
-    /// Returns which streams of a capture its origin does not wait for, in words.
-    pub(super) fn unjoined(&self, origin: &Stream, id: u64) -> Option<String> {
-        let under_way = self.lock();
-        let capture = under_way.iter().find(|capture| capture.has(id))?;
-        capture.branches.unjoined(origin, id, &capture.questions)
-    }
-
-    fn take(&self, id: u64) -> Option<UnderWay> {
-        let mut under_way = self.lock();
-        let position = under_way.iter().position(|capture| capture.has(id))?;
-        self.count.fetch_sub(1, Ordering::Release);
-        Some(under_way.swap_remove(position))
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Vec<UnderWay>> {
-        lock(&self.under_way)
-    }
 }
 
 /// A capture under way: what is submitted to its [stream](Self::stream), and to streams that join it, becomes a graph.

@@ -10,9 +10,9 @@ use thalweg_driver::{GraphDescription, GraphHandle, Label};
 use thalweg_memory::StreamId;
 
 use super::contract::Contract;
+use super::members::Member;
 use super::pool::GraphPool;
 use super::report::{CaptureCost, GraphMemory};
-use super::sharing::Member;
 use super::steps::Steps;
 use super::update::UpdateCounts;
 use super::{Executable, Graph};

@@ -8,7 +8,7 @@ use thalweg_memory::{Block, PoolCheckpoint};
 
 use super::GraphPool;
 use crate::Result;
-use crate::memory::from_allocation;
+use crate::device::from_allocation;
 
 /// A state of a [`GraphPool`] that can be restored: which memory was live, not its content.
 #[derive(Clone, Debug)]

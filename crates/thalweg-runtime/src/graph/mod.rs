@@ -21,14 +21,14 @@
 //!
 //! | module | what it knows |
 //! |---|---|
-//! | `capture` | captures under way, how they begin and end |
+//! | `captures`, `capture` | captures under way, how they begin and end |
 //! | `branches` | their streams: forks that were not joined |
 //! | `footprint` | the memory that their commands touch |
 //! | `conditional` | parts that run, or run again, as a value on the device says |
 //! | `captured` | what is kept of a capture |
 //! | `contract` | inputs and outputs, and whether they are still there |
 //! | `pool`, `report` | private pools, and what is in them |
-//! | `sharing` | what graphs of one pool do to each other's outputs |
+//! | `members`, `sharing` | what graphs of one pool do to each other's outputs |
 //! | `outputs` | outputs that borrow from their graph |
 //! | `steps`, `update` | what was captured, and how an executable becomes another capture |
 //!
@@ -50,10 +50,12 @@ pub mod audit;
 mod branches;
 mod capture;
 mod captured;
+mod captures;
 mod checkpoint;
 mod conditional;
 mod contract;
 mod footprint;
+mod members;
 mod outputs;
 mod pool;
 mod ranges;
@@ -73,13 +75,13 @@ pub use captured::CapturedGraph;
 pub use checkpoint::{HeldMemory, PoolState};
 pub use conditional::{Condition, Region, if_, if_else, switch, while_};
 pub use contract::{Contract, Input, InputKind, Output};
+pub use members::OverwritePolicy;
 pub use outputs::{BoundGraph, Outputs};
 pub use pool::GraphPool;
 pub use report::{CaptureCost, GraphMemory, PoolMemory};
-pub use sharing::OverwritePolicy;
 pub use update::{Update, UpdateCounts};
 
-pub(crate) use capture::Captures;
+pub(crate) use captures::Captures;
 pub(crate) use steps::Command;
 
 use crate::stream::same_device;
@@ -197,7 +199,7 @@ impl Graph {
         if let Some(instrument) = device.driver().instrument() {
             instrument.label_next(label);
         }
-        audit::called(device, label);
+        device.called(label);
         stream.submit(Command::Other { label, accesses: &[], parameters: &[] }, || {
             device.driver().graph_launch(*handle, stream.handle())
         })?;

@@ -5,8 +5,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use smallvec::SmallVec;
 use thalweg_memory::{PoolId, PoolOptions, StreamId};
 
+use super::members::{Members, OverwritePolicy};
 use super::report::PoolMemory;
-use super::sharing::{Members, OverwritePolicy};
 use crate::Device;
 
 /// A private memory pool for captures (`torch.cuda.graph_pool_handle`). Graphs that share one reuse each other's freed memory;

@@ -19,7 +19,7 @@ use smallvec::SmallVec;
 use thalweg_driver::{BlockKind, UseKind};
 use thalweg_driver::{DevicePointer, Label};
 
-use super::{Buffer, Memory};
+use super::buffer::{Buffer, Memory};
 use crate::graph::{GraphPool, HeldMemory};
 use crate::{Error, Event, Result, Stream};
 

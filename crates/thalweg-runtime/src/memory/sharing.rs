@@ -20,8 +20,10 @@ use thalweg_memory::{
     AllocationError, MemoryHandle, MemorySharing, PageHandle, PageId, SharedMemory, UpstreamError,
 };
 
+use super::buffer::{Buffer, Memory};
+use super::outside_capture;
 use super::upstream::{DriverUpstream, lock, upstream_error};
-use super::{Buffer, Memory, from_allocation, outside_capture};
+use crate::device::from_allocation;
 use crate::{Device, Error, Result, Stream};
 
 impl MemorySharing for DriverUpstream {

@@ -4,7 +4,7 @@ use std::fmt;
 
 use thalweg_sanitizer::{Finding, FindingKind, Site};
 
-use super::run::RunPlan;
+use super::plan::RunPlan;
 
 /// The problem of a run.
 #[derive(Clone, Debug)]

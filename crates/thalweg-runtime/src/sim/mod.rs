@@ -31,6 +31,7 @@ mod failure;
 mod gpu;
 mod handover;
 mod panics;
+mod plan;
 mod program;
 mod run;
 mod shrink;
@@ -41,10 +42,12 @@ use std::time::{Duration, Instant};
 pub use self::failure::{Failure, Problem};
 pub use self::gpu::{Gpu, Thread};
 pub use self::handover::{Flag, Mutex, MutexGuard, Receiver, Sender};
-pub use self::program::{CheckedProgram, FINDING_SEPARATOR, OBSERVED_SUFFIX, POSSIBLE_PREFIX, TIMED_OUT};
+pub use self::program::{FINDING_SEPARATOR, OBSERVED_SUFFIX, POSSIBLE_PREFIX, TIMED_OUT};
 pub use self::run::ProgramResult;
+pub use crate::environment::CheckedProgram;
 
-use self::run::{ProgramFn, Run, RunPlan};
+use self::plan::RunPlan;
+use self::run::{ProgramFn, Run};
 use thalweg_memory::Settings;
 use thalweg_sim::Trace;
 

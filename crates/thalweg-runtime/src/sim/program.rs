@@ -13,16 +13,15 @@
 
 use std::fmt::Display;
 use std::io::Write;
-use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
 
 use thalweg_driver::Driver;
 use thalweg_sanitizer::{FindingKind, SanitizerDriver};
 use thalweg_sim::{SimConfig, SimDriver};
 
-use super::run::RunPlan;
+use super::plan::RunPlan;
 use crate::Result;
+use crate::environment::CheckedProgram;
 
 /// The separator of findings in a report: a line of its own.
 pub const FINDING_SEPARATOR: &str = "----";
@@ -35,23 +34,6 @@ pub const POSSIBLE_PREFIX: &str = "note: ";
 
 /// The status of a process that was ended because it took too long: that of `timeout(1)`.
 pub const TIMED_OUT: i32 = 124;
-
-/// The settings that the environment gives to a checked program.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct CheckedProgram {
-    /// `THALWEG_SIM_SEED`.
-    pub seed: u64,
-    /// `THALWEG_SIM_FAULTS=1`: lets things fail as well.
-    pub faults: bool,
-    /// `THALWEG_SIM_ORDER_ONLY=1`: no command touches memory.
-    pub order_only: bool,
-    /// `THALWEG_SIM_QUARANTINE=1`: freed memory is held back.
-    pub quarantine: bool,
-    /// `THALWEG_SIM_TIMEOUT`, in seconds.
-    pub time_limit: Option<Duration>,
-    /// `THALWEG_SIM_REPORT`.
-    pub report: Option<PathBuf>,
-}
 
 impl CheckedProgram {
     /// Returns a driver with that seed's schedule and faults, watched.

@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use thalweg_driver::Driver;
 use thalweg_sanitizer::{Finding, FindingKind, SanitizerDriver};
-use thalweg_sim::schedules::{Eager, Late, PriorityChange, Random, Replay, RoundRobin, SplitMix};
-use thalweg_sim::{Choice, Deviation, Fault, Schedule, SimConfig, SimDriver, Trace};
+use thalweg_sim::{Choice, Schedule, SimConfig, SimDriver, Trace};
 
+use super::plan::RunPlan;
 use super::{Check, Gpu, Problem, panics};
 use crate::{Device, Environment};
 
@@ -36,103 +36,6 @@ impl<E: fmt::Display> ProgramResult for Result<(), E> {
 
 /// The status of a process that ends because a run hangs: that of a panic.
 const HANGS: i32 = 101;
-
-/// Over how many decisions the changes of priority are spread.
-const EXPECTED_STEPS: u64 = 200;
-
-/// How the choices of a run are made.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Style {
-    Eager,
-    Late,
-    RoundRobin,
-    Random,
-    PriorityChange { depth: u32 },
-}
-
-impl fmt::Display for Style {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Eager => f.write_str("everything as soon as it can"),
-            Self::Late => f.write_str("everything as late as possible"),
-            Self::RoundRobin => f.write_str("in turn"),
-            Self::Random => f.write_str("at random"),
-            Self::PriorityChange { depth } => write!(f, "by priorities that change {depth} times"),
-        }
-    }
-}
-
-/// Everything that decides a run of a program.
-#[derive(Clone, Debug)]
-pub(super) struct RunPlan {
-    pub(super) seed: u64,
-    pub(super) style: Style,
-    pub(super) faults: Vec<Fault>,
-    /// The choices themselves, where they are to be made as they were before and not by the style.
-    pub(super) deviations: Option<Vec<Deviation>>,
-    /// Whether freed memory is held back. Allocators then behave otherwise than without (their figures, their errors), so nothing
-    /// counts but uses of freed memory: those are wrong whatever an allocator does.
-    pub(super) holds_freed: bool,
-}
-
-impl RunPlan {
-    /// Returns the plan of a seed. The first seeds have the plain styles, so that a short check has them too.
-    pub(super) fn of_seed(seed: u64, with_faults: bool) -> Self {
-        let mut random = SplitMix::new(seed);
-        let style = match (seed, random.below(4)) {
-            (0, _) => Style::Late,
-            (1, _) => Style::Eager,
-            (2, _) => Style::RoundRobin,
-            (_, 0) => Style::PriorityChange { depth: 1 + random.below(3) as u32 },
-            _ => Style::Random,
-        };
-        let count = if with_faults && random.below(2) == 0 { 1 + random.below(4) } else { 0 };
-        let faults = (0..count).map(|_| fault(&mut random)).collect();
-        Self { seed, style, faults, deviations: None, holds_freed: false }
-    }
-
-    /// Creates the schedule of a seed without faults, with freed memory held back.
-    pub(super) fn holding_freed(seed: u64) -> Self {
-        Self { holds_freed: true, ..Self::of_seed(seed, false) }
-    }
-
-    /// Returns the run with its choices written down.
-    pub(super) fn recorded(&self, trace: &Trace) -> Self {
-        Self { deviations: Some(trace.deviations.clone()), ..self.clone() }
-    }
-
-    /// Returns whether every other schedule would have given the same calls as this one, of which there is the trace.
-    pub(super) fn shows_all(&self, trace: &Trace) -> bool {
-        self.style == Style::Late && self.faults.is_empty() && trace.is_controlled && trace.observations == 0
-    }
-
-    pub(super) fn schedule(&self) -> Box<dyn Schedule> {
-        if let Some(deviations) = &self.deviations {
-            return Box::new(Replay::new(deviations, self.seed));
-        }
-        match self.style {
-            Style::Eager => Box::new(Eager::new(self.seed)),
-            Style::Late => Box::new(Late::new(self.seed)),
-            Style::RoundRobin => Box::new(RoundRobin::new(self.seed)),
-            Style::Random => Box::new(Random::new(self.seed)),
-            Style::PriorityChange { depth } => {
-                Box::new(PriorityChange::new(self.seed, depth, EXPECTED_STEPS))
-            }
-        }
-    }
-}
-
-/// Draws a fault. Early ones are more likely: programs under test are short.
-fn fault(random: &mut SplitMix) -> Fault {
-    let reach = 1 << random.below(7);
-    let number = random.below(reach) as u64;
-    match random.below(5) {
-        0 | 1 => Fault::OutOfMemory { request: number },
-        2 => Fault::MapFails { call: number },
-        3 => Fault::PinnedOutOfMemory { request: number },
-        _ => Fault::CommandFails { command: number, by_hardware: random.below(2) == 0 },
-    }
-}
 
 /// The result of a run.
 pub(super) struct Run {
@@ -239,21 +142,10 @@ impl Check {
             problems.push(panic.into());
         }
         machine.clear_time_limit().expect("the machine of a check is controlled");
-        let struck = struck.load(Ordering::Relaxed);
-        let is_excused = |number: usize, finding: &Finding| {
-            let is_record = matches!(finding.kind, FindingKind::MissingRecord | FindingKind::EarlyRecord);
-            returned_early && is_record && number >= struck
-        };
-        let all = sanitizer.findings().into_iter().enumerate();
-        let (excused, findings): (Vec<_>, Vec<_>) =
-            all.partition(|(number, finding)| is_excused(*number, finding));
-        let (possible, findings): (Vec<_>, Vec<_>) = findings
-            .into_iter()
-            .map(|(_, finding)| finding)
-            .partition(|finding| finding.is_possible() && !self.denies_possible_races);
+        let excused_from = returned_early.then(|| struck.load(Ordering::Relaxed));
+        let Sorted { certain, possible, excused } = self.sorted(sanitizer.findings(), excused_from);
         // An order that is missing explains an assertion that fails, so it comes first.
-        let findings = findings.into_iter().map(|finding| Problem::Finding(Box::new(finding)));
-        problems.splice(0..0, findings);
+        problems.splice(0..0, certain);
         put_first(&mut problems, stuck);
         if plan.holds_freed {
             problems.retain(Problem::is_use_after_free);
@@ -261,8 +153,34 @@ impl Check {
         let notes = std::mem::take(&mut *notes.lock().unwrap_or_else(PoisonError::into_inner));
         let mut trace = machine.trace().unwrap_or_default();
         trace.observations += u64::from(was_seen);
-        Run { problems, unrecorded_after_fault: excused.len() as u64, possible, trace, notes }
+        Run { problems, unrecorded_after_fault: excused, possible, trace, notes }
     }
+
+    /// Sorts the findings of a run. From the one of number `excused_from` on, a record that is missing is not counted as a
+    /// problem.
+    fn sorted(&self, findings: Vec<Finding>, excused_from: Option<usize>) -> Sorted {
+        let mut sorted = Sorted { certain: Vec::new(), possible: Vec::new(), excused: 0 };
+        for (number, finding) in findings.into_iter().enumerate() {
+            let is_record = matches!(finding.kind, FindingKind::MissingRecord | FindingKind::EarlyRecord);
+            if is_record && excused_from.is_some_and(|from| number >= from) {
+                sorted.excused += 1;
+            } else if finding.is_possible() && !self.denies_possible_races {
+                sorted.possible.push(finding);
+            } else {
+                sorted.certain.push(Problem::Finding(Box::new(finding)));
+            }
+        }
+        sorted
+    }
+}
+
+/// The findings of a run.
+struct Sorted {
+    certain: Vec<Problem>,
+    /// Races that are possible and no more.
+    possible: Vec<Finding>,
+    /// How many records were missing after a fault had made the program return early.
+    excused: u64,
 }
 
 /// Returns how many findings there are before the first after a fault has struck: a number that grows until then.

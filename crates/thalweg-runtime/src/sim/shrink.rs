@@ -4,7 +4,7 @@
 //! the choices in which the schedule differs from the plain order, and over the list of faults: parts are left out, large
 //! ones first, as long as the failure stays. At the end no single entry can be left out.
 
-use super::run::RunPlan;
+use super::plan::RunPlan;
 
 /// Returns the smallest plan that was found.
 pub(super) fn shrink(plan: RunPlan, fails: &mut impl FnMut(&RunPlan) -> bool) -> RunPlan {

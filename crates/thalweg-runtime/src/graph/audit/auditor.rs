@@ -27,9 +27,9 @@ use thalweg_driver::{
 
 use super::counts::Command;
 use super::dry_run::{Caller, DryRun, StreamIdentity};
-use super::hooks;
+use super::next_call;
 use super::obstacle::{ObstacleKind, Site};
-use super::savings::SubmissionTimes;
+use super::times::SubmissionTimes;
 
 /// The number of the dry run's capture: no driver gets so far.
 const REHEARSED_CAPTURE: u64 = u64::MAX;
@@ -119,7 +119,7 @@ impl Auditor {
 
     /// Returns the calling thread, in a call of this name.
     fn caller(&self, call: &'static str) -> Caller {
-        let (site, kind) = match hooks::take() {
+        let (site, kind) = match next_call::take() {
             Some((label, kind)) => (label.into(), kind),
             None => (Site::unknown(call), None),
         };

@@ -1,19 +1,18 @@
 //! The knowledge of the runtime and the operators that no call of the driver shows to an audit: who makes a call that has no
 //! label, what a call is for, and what the host decides without any call. While nothing is audited each of these is one load.
 
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::sync::Weak;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use thalweg_driver::Label;
 
 use super::auditor::Auditor;
+use super::next_call;
 use super::obstacle::ObstacleKind;
 use crate::Device;
 
 thread_local! {
-    /// Who makes this thread's next call of the driver, and what it is, if that is known.
-    static NEXT: Cell<Option<(Label, Option<ObstacleKind>)>> = const { Cell::new(None) };
     /// The audit whose region this thread runs.
     static REGION: RefCell<Weak<Auditor>> = const { RefCell::new(Weak::new()) };
 }
@@ -21,18 +20,11 @@ thread_local! {
 /// How many audits are under way in the process.
 static UNDER_WAY: AtomicUsize = AtomicUsize::new(0);
 
-/// Sets the line of this thread's next call, which has no label of its own.
-pub(crate) fn called(device: &Device, label: Label) {
-    if device.auditor().is_on() {
-        NEXT.set(Some((label, None)));
-    }
-}
-
 /// Says of the calling thread's next command that, should a capture refuse it, the obstacle is of this kind: an operator knows
 /// what it does, the driver sees a copy. It costs one load while the device is not audited.
 pub fn explain(device: &Device, kind: ObstacleKind, label: Label) {
     if device.auditor().is_on() {
-        NEXT.set(Some((label, Some(kind))));
+        next_call::set(label, Some(kind));
     }
 }
 
@@ -47,17 +39,12 @@ pub fn host_random(label: Label) {
     }
 }
 
-/// Returns what was said of the next call.
-pub(super) fn take() -> Option<(Label, Option<ObstacleKind>)> {
-    NEXT.take()
-}
-
 /// This thread runs the region of an audit, until the guard is dropped.
 pub(super) struct RegionGuard(());
 
 impl RegionGuard {
     pub(super) fn enter(auditor: Weak<Auditor>) -> Self {
-        NEXT.set(None);
+        next_call::take();
         REGION.set(auditor);
         UNDER_WAY.fetch_add(1, Ordering::Relaxed);
         Self(())

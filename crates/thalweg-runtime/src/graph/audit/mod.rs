@@ -32,8 +32,10 @@ mod counts;
 mod display;
 mod dry_run;
 mod hooks;
+pub(crate) mod next_call;
 mod obstacle;
 mod savings;
+mod times;
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -48,7 +50,6 @@ use crate::{Device, Error, Result, Stream};
 
 pub(crate) use self::auditor::Auditor;
 pub use self::counts::Counts;
-pub(crate) use self::hooks::called;
 pub use self::hooks::{explain, host_random};
 pub use self::obstacle::{Obstacle, ObstacleKind};
 pub use self::savings::Savings;

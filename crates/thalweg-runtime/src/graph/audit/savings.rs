@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 use thalweg_driver::{FillPattern, Label};
 
 use super::counts::Counts;
+use super::times::SubmissionTimes;
 use crate::{Buffer, CaptureOptions, Device, Graph, Result, Stream};
 
 /// Nodes of the graph whose replay is measured: more cost in proportion.
@@ -22,40 +23,6 @@ const MOST_NODES: u64 = 1000;
 
 /// Replays that are measured; the middle one counts.
 const REPLAYS: usize = 21;
-
-/// How fast a region was submitted.
-pub(super) struct SubmissionTimes {
-    /// When the region's thread submitted last, or began.
-    last: Instant,
-    /// From one submission to the next.
-    intervals: Vec<Duration>,
-    /// How long the host waited for the device.
-    waiting: Duration,
-}
-
-impl SubmissionTimes {
-    pub(super) fn start() -> Self {
-        Self { last: Instant::now(), intervals: Vec::new(), waiting: Duration::ZERO }
-    }
-
-    /// Notes when the driver had taken a command. The time that the audit took since is not the region's.
-    pub(super) fn submitted(&mut self, taken: Instant) {
-        self.intervals.push(taken.duration_since(self.last));
-        self.last = Instant::now();
-    }
-
-    pub(super) fn waited(&mut self, time: Duration) {
-        self.waiting += time;
-        self.last = Instant::now();
-    }
-
-    /// Returns the host time of a command.
-    fn per_command(&self) -> Duration {
-        let mut sorted = self.intervals.clone();
-        sorted.sort_unstable();
-        sorted.get(sorted.len() / 2).copied().unwrap_or_default()
-    }
-}
 
 /// The savings per run if a region were captured, predicted on a GPU.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -1,0 +1,37 @@
+//! How fast a region was submitted.
+
+use std::time::{Duration, Instant};
+
+/// How fast a region was submitted.
+pub(super) struct SubmissionTimes {
+    /// When the region's thread submitted last, or began.
+    pub(super) last: Instant,
+    /// From one submission to the next.
+    pub(super) intervals: Vec<Duration>,
+    /// How long the host waited for the device.
+    pub(super) waiting: Duration,
+}
+
+impl SubmissionTimes {
+    pub(super) fn start() -> Self {
+        Self { last: Instant::now(), intervals: Vec::new(), waiting: Duration::ZERO }
+    }
+
+    /// Notes when the driver had taken a command. The time that the audit took since is not the region's.
+    pub(super) fn submitted(&mut self, taken: Instant) {
+        self.intervals.push(taken.duration_since(self.last));
+        self.last = Instant::now();
+    }
+
+    pub(super) fn waited(&mut self, time: Duration) {
+        self.waiting += time;
+        self.last = Instant::now();
+    }
+
+    /// Returns the host time of a command.
+    pub(super) fn per_command(&self) -> Duration {
+        let mut sorted = self.intervals.clone();
+        sorted.sort_unstable();
+        sorted.get(sorted.len() / 2).copied().unwrap_or_default()
+    }
+}

@@ -1,0 +1,83 @@
+//! Loaded code and prepared launches, as a device keeps them.
+
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+
+use rustc_hash::FxHashMap;
+use smallvec::SmallVec;
+use thalweg_driver::{Driver, FunctionHandle, ModuleHandle};
+use thalweg_ir::cuda::LaunchShape;
+use thalweg_ir::{Class, DType, Kernel};
+
+use crate::accesses::Extent;
+
+/// The name of a kernel among those of a device: which body (a number that the caller keeps unique), which dtypes, which
+/// class. Looking one up must be cheap, so this is all numbers.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub struct KernelKey {
+    /// The body, by a number that the caller chose.
+    pub body: u64,
+    /// The dtypes that it was built for.
+    pub dtypes: SmallVec<[DType; 8]>,
+    /// The class that it was compiled for.
+    pub class: Class,
+}
+
+/// A kernel that is ready to launch on one device.
+#[derive(Debug)]
+pub struct LoadedKernel {
+    pub(crate) kernel: Arc<Kernel>,
+    pub(crate) function: FunctionHandle,
+}
+
+impl LoadedKernel {
+    /// Returns the kernel.
+    pub fn kernel(&self) -> &Kernel {
+        &self.kernel
+    }
+
+    pub(crate) fn function(&self) -> FunctionHandle {
+        self.function
+    }
+}
+
+/// The kernels of one device.
+#[derive(Default)]
+pub(crate) struct KernelTable {
+    pub(crate) loops: RwLock<FxHashMap<KernelKey, Arc<LoadedKernel>>>,
+    pub(crate) natives: RwLock<FxHashMap<String, FunctionHandle>>,
+    /// The modules behind them, to be unloaded with the device.
+    pub(crate) modules: Mutex<Vec<ModuleHandle>>,
+}
+
+impl KernelTable {
+    /// Unloads everything: the device is dropped, so nothing can launch any more. *Blocks* until running kernels are done.
+    pub(crate) fn unload(&mut self, driver: &dyn Driver) {
+        for module in self.modules.get_mut().unwrap_or_else(PoisonError::into_inner).drain(..) {
+            // A module that a lost device cannot unload is lost with it.
+            let _ = driver.module_unload(module);
+        }
+    }
+
+    /// Notes a module that is to be unloaded with the device.
+    pub(crate) fn loaded(&self, module: ModuleHandle) {
+        self.modules.lock().unwrap_or_else(PoisonError::into_inner).push(module);
+    }
+}
+
+/// The key by which a caller names a prepared launch: numbers that no launch of another kernel or geometry has.
+pub type LaunchKey = SmallVec<[u64; 40]>;
+
+/// The prepared launches of one device.
+pub(crate) type LaunchTable = RwLock<FxHashMap<LaunchKey, Arc<PreparedLaunch>>>;
+
+/// A launch that lacks only its addresses and scalars.
+#[derive(Debug)]
+pub struct PreparedLaunch {
+    pub(crate) loaded: Arc<LoadedKernel>,
+    pub(crate) rows: u64,
+    pub(crate) shape: LaunchShape,
+    /// How much each operand touches.
+    pub(crate) extents: SmallVec<[Extent; 8]>,
+    /// The words of the arguments that follow the scalars.
+    pub(crate) sizes: SmallVec<[u64; 16]>,
+}

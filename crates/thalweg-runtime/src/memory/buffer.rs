@@ -1,0 +1,149 @@
+//! [`Buffer`]: a piece of device memory.
+
+use std::sync::Arc;
+
+use thalweg_driver::{BlockKind, DevicePointer, Label, UseKind};
+use thalweg_memory::{AllocationError, Block};
+
+use super::graph_output::GraphOutput;
+use crate::device::from_allocation;
+use crate::{Device, Result, Stream};
+
+/// A piece of device memory from the caching allocator. It belongs to the stream it was allocated on: work there may use it
+/// at once, and dropping it lets later work of that stream have it. Use on another stream needs order (an event), and
+/// [`Buffer::record_use`] or [`Buffer::record_stream`] before the drop.
+pub struct Buffer {
+    pub(super) device: Device,
+    pub(super) memory: Memory,
+}
+
+/// Whose the memory of a buffer is.
+pub(super) enum Memory {
+    /// The buffer's own block.
+    Owned(Block),
+    /// A graph pool's ([`OutputHandle`]).
+    GraphOutput(Arc<GraphOutput>),
+}
+
+impl Buffer {
+    /// Returns at least `bytes` of device memory for work on `stream`. 0 bytes give a null pointer and take nothing.
+    #[track_caller]
+    pub fn new(stream: &Stream, bytes: u64) -> Result<Self> {
+        Self::labelled(stream, bytes, Label::here("Buffer::new"))
+    }
+
+    /// Allocates, with the operator and the line that reports name as the allocation.
+    pub fn labelled(stream: &Stream, bytes: u64, label: Label) -> Result<Self> {
+        let device = stream.device();
+        device.check_process("Buffer::new")?;
+        let mut outcome = device.allocator().allocate(bytes, stream.id());
+        if outcome.as_ref().is_err_and(AllocationError::is_out_of_memory) && device.give_back_held() {
+            outcome = device.allocator().allocate(bytes, stream.id());
+        }
+        let block = outcome.map_err(|error| from_allocation(device, error).at(label.location))?;
+        if let Some(instrument) = device.driver().instrument() {
+            let (start, kind) = (block.address(), BlockKind::Device);
+            instrument.block_allocated(start, block.requested_bytes(), kind, stream.handle(), label);
+        }
+        device.captures().allocated(&block, label);
+        Ok(Self { device: device.clone(), memory: Memory::Owned(block) })
+    }
+
+    /// Returns the device.
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// Returns the address.
+    pub fn pointer(&self) -> DevicePointer {
+        match &self.memory {
+            Memory::Owned(block) => DevicePointer::new(block.address()),
+            Memory::GraphOutput(output) => output.pointer(),
+        }
+    }
+
+    /// Returns the bytes that were asked for.
+    pub fn size_bytes(&self) -> u64 {
+        match &self.memory {
+            Memory::Owned(block) => block.requested_bytes(),
+            Memory::GraphOutput(output) => output.size_bytes(),
+        }
+    }
+
+    /// Says that work on `stream` uses the memory: after the drop it is not reused before the work that the stream has at
+    /// that moment is done.
+    #[track_caller]
+    pub fn record_stream(&self, stream: &Stream) {
+        match &self.memory {
+            Memory::Owned(block) => block.record_stream(stream.id()),
+            Memory::GraphOutput(output) => output.record(stream, UseKind::UntilFree),
+        }
+        self.recorded(stream, UseKind::UntilFree, Label::here("record_stream"));
+    }
+
+    /// Says that what `stream` has been given so far is the last that it does with the memory, until the next call: an event is
+    /// recorded there *now*. After the drop the memory waits for that event, and for nothing that the stream does later.
+    /// Nothing blocks. See [`thalweg_memory::Block::record_use`].
+    #[track_caller]
+    pub fn record_use(&self, stream: &Stream) {
+        match &self.memory {
+            Memory::Owned(block) => block.record_use(stream.id()),
+            Memory::GraphOutput(output) => output.record(stream, UseKind::SoFar),
+        }
+        self.recorded(stream, UseKind::SoFar, Label::here("record_use"));
+    }
+
+    /// Creates a copy of what the memory holds, in the order of `stream`, in memory of its own there. (A clone, which CUDA
+    /// cannot make without a stream.)
+    ///
+    /// # Errors
+    /// Those of an allocation and of a copy.
+    #[track_caller]
+    pub fn duplicate(&self, stream: &Stream) -> Result<Self> {
+        let label = Label::here("duplicate");
+        let copy = Self::labelled(stream, self.size_bytes(), label)?;
+        stream.copy_on_device(copy.pointer(), self.pointer(), self.size_bytes(), label)?;
+        Ok(copy)
+    }
+
+    fn recorded(&self, stream: &Stream, kind: UseKind, label: Label) {
+        if let Some(instrument) = self.device.driver().instrument() {
+            instrument.block_recorded(self.pointer().address(), stream.handle(), kind, label);
+        }
+    }
+}
+
+impl Drop for Buffer {
+    /// Reports the free before the block goes back: a moment later it may be another owner's. In a forked child nothing goes
+    /// back: it is the parent's, whose locks may be held by threads that are not there.
+    fn drop(&mut self) {
+        if self.device.is_left() {
+            return match &mut self.memory {
+                Memory::Owned(block) => block.abandon(),
+                Memory::GraphOutput(output) => std::mem::forget(output.clone()),
+            };
+        }
+        match &mut self.memory {
+            Memory::Owned(block) => {
+                if let Some(instrument) = self.device.driver().instrument() {
+                    instrument.block_freed(block.address(), None);
+                    if let Some(quarantine) = self.device.quarantine() {
+                        quarantine.hold(block);
+                    }
+                }
+            }
+            Memory::GraphOutput(output) => output.give_back(),
+        }
+    }
+}
+
+impl std::fmt::Debug for Buffer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Buffer")
+            .field("device", &self.device)
+            .field("pointer", &self.pointer())
+            .field("size_bytes", &self.size_bytes())
+            .field("is_graph_output", &matches!(self.memory, Memory::GraphOutput(_)))
+            .finish()
+    }
+}
