@@ -547,7 +547,7 @@ pub fn find_operator(name: &str) -> Result<&'static Operator> {
         || Error::invalid(format!("there is no operator {name}; define it with `dispatch::define_operator`"));
     let derived = |name: Option<String>| name.and_then(|name| find(&name));
     let (schema, body) = if let Some(functional) = derived(in_place::functional_name(name)) {
-        (in_place::schema(functional.schema()), Body::InPlace(functional))
+        (in_place::schema(functional.schema(), name), Body::InPlace(functional))
     } else {
         let returning = derived(in_place::returning_name(name)).ok_or_else(missing)?;
         (in_place::out_schema(returning.schema(), name), Body::Out(returning))

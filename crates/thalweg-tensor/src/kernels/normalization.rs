@@ -6,8 +6,9 @@ use thalweg_ops::structured::LAYER_NORM_AFFINE;
 use thalweg_runtime::{Error, Label, Result};
 
 use super::loops::{self, LoopArguments, LoopCall};
-use crate::autograd::{Backward, Gradients, Saved, record};
-use crate::dispatch::{Arguments, Call, built_in, internal};
+use crate::autograd::{Backward, Gradients, Saved, is_grad_enabled, record};
+use crate::dispatch::{Arguments, Call, Ints, built_in, internal};
+use crate::operators::norm_backward::Normalized;
 use crate::tensor::{Tensor, Tensors};
 
 /// The place of the input among the results of a fork: behind mean and inverse deviation.
@@ -87,6 +88,31 @@ impl LayerNormBackward {
         Ok(operator.call_loop(&inputs, &arguments, None, self.label)?.into_iter().next())
     }
 
+    /// The gradients by operators that record theirs.
+    fn recorded(&self, gradient: &Tensor, past: Option<&Tensor>) -> Result<Gradients> {
+        let (x, weight) = (self.x.get()?, self.weight.get()?);
+        let compute = x.dtype().compute();
+        let rows = x.rank() - self.dimensions.len();
+        let mut kept: Shape = x.shape().into();
+        kept[rows..].fill(1);
+        let [mean, inverse] = [&self.mean, &self.inverse_deviation].map(|saved| saved.get()?.reshape(&kept));
+        let dims: Ints = self.dimensions.iter().map(|&dim| dim as i64).collect();
+        let normalized = Normalized::new(&x.to_dtype(compute)?, &mean?, &inverse?, dims)?;
+        let wide = gradient.to_dtype(compute)?;
+        let outer: Ints = (0..rows as i64).collect();
+        let over_rows = |tensor: Tensor| -> Result<Tensor> {
+            let sum = if rows == 0 { tensor } else { tensor.sum(&outer, false)? };
+            sum.to_dtype(weight.dtype())
+        };
+        let of_input = normalized.gradient(&wide.mul(&weight.to_dtype(compute)?)?)?.to_dtype(x.dtype())?;
+        let of_input = match past {
+            Some(past) => of_input.add(past)?,
+            None => of_input,
+        };
+        let of_weight = over_rows(wide.mul(&normalized.values)?)?;
+        Ok(Gradients::from_iter([Some(of_input), Some(of_weight), Some(over_rows(wide)?)]))
+    }
+
     /// Of weight and bias, in the shape of a row.
     fn parameters(&self, gradient: &Tensor) -> Result<Tensors> {
         let x = self.x.get()?;
@@ -115,6 +141,9 @@ impl Backward for LayerNormBackward {
             results[0] = past.cloned();
             return Ok(results);
         };
+        if is_grad_enabled() {
+            return self.recorded(gradient, past);
+        }
         if self.wanted[0] {
             results[0] = self.input(gradient, past)?;
         }
@@ -124,10 +153,6 @@ impl Backward for LayerNormBackward {
             }
         }
         Ok(results)
-    }
-
-    fn is_recorded(&self) -> bool {
-        false
     }
 
     fn release(&self) {

@@ -17,16 +17,26 @@ use crate::dispatch::{Argument, Arguments, Call, Operator, built_in};
 use crate::kernels::loops::{LoopCall, run_into};
 use crate::tensor::{Tensor, Tensors};
 
+/// Forms in place that PyTorch names otherwise than their operators.
+const RENAMED: [(&str, &str); 3] = [
+    ("floor_divide_.Tensor", "floor_divide"),
+    ("pow_.Tensor", "pow.Tensor_Tensor"),
+    ("pow_.Scalar", "pow.Tensor_Scalar"),
+];
+
 /// Returns the name of the operator whose form in place has this name: `add.Tensor` of `add_.Tensor`.
 pub(crate) fn functional_name(name: &str) -> Option<String> {
+    if let Some((_, functional)) = RENAMED.iter().find(|(renamed, _)| *renamed == name) {
+        return Some((*functional).to_owned());
+    }
     let (base, overload) =
         name.split_once('.').map_or((name, None), |(base, overload)| (base, Some(overload)));
     let base = base.strip_suffix('_').filter(|base| !base.is_empty())?;
     Some(overload.map_or_else(|| base.to_owned(), |overload| format!("{base}.{overload}")))
 }
 
-/// Returns the schema of the form in place; `None` where an operator has none.
-pub(crate) fn schema(functional: &Schema) -> Option<Schema> {
+/// Returns the schema of the form in place of this name; `None` where an operator has none.
+pub(crate) fn schema(functional: &Schema, name: &str) -> Option<Schema> {
     let mut schema = functional.clone();
     let [result] = schema.returns.as_mut_slice() else { return None };
     let first = schema.parameters.first_mut().filter(|first| first.name == "self")?;
@@ -37,10 +47,7 @@ pub(crate) fn schema(functional: &Schema) -> Option<Schema> {
     let alias = Some(Alias { set: "a".into(), writes: true });
     first.ty.alias.clone_from(&alias);
     result.alias = alias;
-    schema.name = match functional.name.split_once('.') {
-        Some((base, overload)) => format!("{base}_.{overload}"),
-        None => format!("{}_", functional.name),
-    };
+    name.clone_into(&mut schema.name);
     Some(schema)
 }
 

@@ -297,8 +297,14 @@ fn former_reduction(name: &str) -> Result<&'static str> {
 }
 
 fn gather(call: &Call<'_>) -> Result<Tensors> {
-    let (x, index) = (call.tensor(0), long(call.tensor(2), "gather")?);
+    let (x, index) = (call.tensor(0), call.tensor(2));
     let dim = wrap(call.int(1), x.rank())?;
+    if index.elements() == 0 {
+        // As in PyTorch, whatever the dtype of no indices.
+        let none = x.reshape(&[x.elements()])?.narrow(0, 0, 0)?;
+        return none.copied(call.label.location)?.reshape(index.shape()).map(single);
+    }
+    let index = long(index, "gather")?;
     if x.rank().max(1) != index.rank().max(1) {
         return Err(Error::invalid("Index tensor must have the same number of dimensions as input tensor"));
     }

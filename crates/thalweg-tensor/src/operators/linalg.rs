@@ -1,6 +1,6 @@
 //! Products of matrices and vectors, over `thalweg::matmul` of two matrices or two batches.
 
-use thalweg_ir::{Scalar, Shape, broadcast_shapes};
+use thalweg_ir::{DType, Scalar, Shape, broadcast_shapes};
 use thalweg_runtime::{Error, Result};
 
 use super::Body::Composite;
@@ -258,7 +258,7 @@ fn add_to(input: &Tensor, call: &Call<'_>, a: &Tensor, b: &Tensor) -> Result<Ten
     call_operator(built_in!("thalweg::addmm")?, &arguments, None, call.label.location)
 }
 
-fn check_added(input: &Tensor, dtype: thalweg_ir::DType) -> Result<()> {
+fn check_added(input: &Tensor, dtype: DType) -> Result<()> {
     if input.dtype() == dtype {
         return Ok(());
     }
@@ -273,9 +273,10 @@ fn blend(call: &Call<'_>, product: Tensor) -> Result<Tensors> {
     let (input, beta, alpha) = (call.tensor(0), call.scalar(3), call.scalar(4));
     check_added(input, product.dtype())?;
     // As PyTorch does: a factor of integers is one.
-    let whole = |number: Scalar| match input.dtype().is_floating_point() {
-        true => number,
-        false => Scalar::I64(number.to_i64()),
+    let whole = |number: Scalar| match input.dtype() {
+        dtype if dtype.is_floating_point() => number,
+        DType::Bool => Scalar::Bool(number.to_f64() != 0.0),
+        _ => Scalar::I64(number.to_i64()),
     };
     let [beta, alpha] = [beta, alpha].map(whole);
     let input = input.expand(product.shape())?;

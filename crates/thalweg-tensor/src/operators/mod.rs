@@ -27,6 +27,7 @@ mod loss;
 mod matrix;
 mod methods;
 mod norm;
+pub(crate) mod norm_backward;
 mod pointwise;
 mod pool;
 mod reduce;
@@ -133,6 +134,7 @@ static FAMILIES: &[&[OpDef]] = &[
     advanced_index::OPERATORS,
     linalg::OPERATORS,
     norm::OPERATORS,
+    norm_backward::OPERATORS,
     loss::OPERATORS,
     window::OPERATORS,
     pool::OPERATORS,

@@ -33,7 +33,10 @@ operators! {
     /// Returns channels with mean 0 and variance 1, times weight plus bias. In training the batch's statistics are taken, and the
     /// running ones move towards them; else the running ones are.
     "batch_norm(Tensor input, Tensor? weight, Tensor? bias, Tensor? running_mean, Tensor? running_var, bool training, float momentum, float eps, bool cudnn_enabled) -> Tensor"
-        = Composite(|call| first(running(call)?));
+        = Composite(|call| match call.tensor(0).elements() {
+            0 => empty_batch(call).map(single),
+            _ => first(running(call)?),
+        });
     /// Returns channels with mean 0 and variance 1, times weight plus bias, and the batch's mean and inverse deviation.
     "native_batch_norm(Tensor input, Tensor? weight, Tensor? bias, Tensor? running_mean, Tensor? running_var, bool training, float momentum, float eps) -> (Tensor, Tensor, Tensor)"
         = Composite(running);
@@ -65,7 +68,11 @@ fn sizes(list: &[usize]) -> String {
 }
 
 /// The extents of `normalized_shape`, if the input's shape ends with them.
-fn normalized_shape(input: &Tensor, list: &Ints, parameters: &[(&str, Option<&Tensor>)]) -> Result<Shape> {
+pub(super) fn normalized_shape(
+    input: &Tensor,
+    list: &Ints,
+    parameters: &[(&str, Option<&Tensor>)],
+) -> Result<Shape> {
     if list.is_empty() {
         return Err(Error::invalid(
             "Expected normalized_shape to be at least 1-dimensional, i.e., containing at least one element, but got \
@@ -245,6 +252,18 @@ fn native_group_norm(call: &Call<'_>) -> Result<Tensors> {
         )));
     }
     group_norm(x, call.int(6), [call.optional_tensor(1), call.optional_tensor(2)], call.float(7))
+}
+
+/// Batch normalization of nothing, of any shape.
+fn empty_batch(call: &Call<'_>) -> Result<Tensor> {
+    let mut result = call.tensor(0).copied(call.label.location)?;
+    if let Some(weight) = call.optional_tensor(1) {
+        result = result.mul(&weight.narrow(0, 0, 1)?)?;
+    }
+    if let Some(bias) = call.optional_tensor(2) {
+        result = result.add(&bias.narrow(0, 0, 1)?)?;
+    }
+    Ok(result)
 }
 
 /// Batch normalization with running statistics.

@@ -60,11 +60,11 @@ operators! {
         });
     /// Returns the product of all elements. Integers and truth values are multiplied in i64.
     "prod(Tensor self, *, ScalarType? dtype=None) -> Tensor"
-        fn prod() = Composite(|call| reduce(call, "prod", &[], false, call.optional_dtype(1)));
+        fn prod() = Composite(|call| prod(call, &[], false, call.optional_dtype(1)));
     /// Returns the product over a dimension. Integers and truth values are multiplied in i64.
     "prod.dim_int(Tensor self, int dim, bool keepdim=False, *, ScalarType? dtype=None) -> Tensor"
         fn prod_dim(dim: int, keepdim: bool) = Composite(|call| {
-            reduce(call, "prod", &[call.int(1)], call.bool(2), call.optional_dtype(3))
+            prod(call, &[call.int(1)], call.bool(2), call.optional_dtype(3))
         });
     /// Returns whether any element is not 0.
     "any(Tensor self) -> Tensor"
@@ -164,8 +164,14 @@ operators! {
         fn log_softmax(dim: int) = Composite(|call| along(call, "log_softmax", call.optional_dtype(2)));
 }
 
+/// How many dimensions a tensor may have that is reduced, as in PyTorch.
+const MOST_DIMENSIONS: usize = 64;
+
 /// Returns dimensions sorted, negative ones counted from the end; an empty list is all of them.
 pub(super) fn dimensions(x: &Tensor, list: &[i64]) -> Result<Shape> {
+    if x.rank() > MOST_DIMENSIONS {
+        return Err(Error::invalid(format!("only tensors with up to {MOST_DIMENSIONS} dims are supported")));
+    }
     let mut sorted = Shape::new();
     if list.is_empty() {
         (0..x.rank()).for_each(|dimension| sorted.push(dimension));
@@ -200,6 +206,15 @@ fn reduce(
     let x = call.tensor(0);
     let converted = dtype.map(|dtype| x.to_dtype(dtype)).transpose()?;
     reduce_tensor(call, operator, converted.as_ref().unwrap_or(x), dim, keepdim, &[])
+}
+
+/// The product, of a dtype that is asked for.
+fn prod(call: &Call<'_>, dim: &[i64], keepdim: bool, dtype: Option<DType>) -> Result<Tensors> {
+    let results = reduce(call, "prod", dim, keepdim, dtype)?;
+    results
+        .into_iter()
+        .map(|result| dtype.map_or(Ok(result.clone()), |dtype| result.to_dtype(dtype)))
+        .collect()
 }
 
 /// Reduces a tensor on behalf of a call. A mean and a variance are told how many elements there are, then the numbers.

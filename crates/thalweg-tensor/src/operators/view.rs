@@ -4,7 +4,7 @@ use smallvec::SmallVec;
 use thalweg_ir::{DType, Layout, Shape, element_count};
 use thalweg_runtime::{Error, Result};
 
-use super::Body::Composite;
+use super::Body::{Composite, Kernel};
 use super::{operators, single};
 use crate::autograd::nodes::{ViewBackward, record_split, record_view};
 use crate::dispatch::{Arguments, Call};
@@ -19,6 +19,14 @@ operators! {
         fn as_strided(size: ints, stride: ints, storage_offset: optional_int) = Composite(|call| {
             as_strided(call.tensor(0), &call.ints(1), &call.ints(2), call.optional_int(3)).map(single)
         });
+    /// Returns the memory as a contiguous tensor of another size: that of the tensor where it is large enough, else new memory with a
+    /// copy of it, in which further elements are anything. The tensor that is given keeps its own size.
+    "resize_(Tensor(a!) self, SymInt[] size, *, MemoryFormat? memory_format=None) -> Tensor(a!)"
+        fn resize_(size: ints) = Kernel(|call| resized(call.tensor(0), &extents(&call.ints(1))?).map(single));
+    /// Returns the memory as a contiguous tensor of another's size, as `resize_` does.
+    "resize_as_(Tensor(a!) self, Tensor the_template, *, MemoryFormat? memory_format=None) -> Tensor(a!)"
+        fn resize_as_(the_template: tensor)
+        = Kernel(|call| resized(call.tensor(0), call.tensor(1).shape()).map(single));
     /// Returns the diagonals of two dimensions as a new last one; `offset` is how far above the main one.
     "diagonal(Tensor(a) self, int offset=0, int dim1=0, int dim2=1) -> Tensor(a)"
         fn diagonal(offset: int, dim1: int, dim2: int) = Composite(|call| {
@@ -273,6 +281,24 @@ pub(super) fn strided(x: &Tensor, layout: Layout) -> Tensor {
     let view = x.view(layout.clone());
     let base = x.layout().clone();
     record_view(x, view, || ViewBackward::Strided { base, view: layout })
+}
+
+fn resized(x: &Tensor, shape: &[usize]) -> Result<Tensor> {
+    if x.requires_grad() {
+        return Err(Error::invalid("cannot resize variables that require grad"));
+    }
+    let count = element_count(shape)?;
+    let start = x.layout().offset();
+    let layout = Layout::new(shape, &thalweg_ir::contiguous_strides(shape), start)?;
+    let available = x.storage().buffer.size_bytes() as usize / x.dtype().size_bytes();
+    if count == 0 || start + count <= available {
+        return Ok(x.with_layout(layout));
+    }
+    let result = Tensor::empty(&[count], x.dtype(), x.device())?;
+    let kept = x.layout().span().min(available - start);
+    let memory = x.with_layout(Layout::new(&[kept], &[1], start)?);
+    result.narrow(0, 0, kept)?.copy_(&memory)?;
+    result.reshape(shape)
 }
 
 pub(super) fn diagonal(x: &Tensor, offset: i64, dim1: i64, dim2: i64) -> Result<Tensor> {

@@ -30,6 +30,9 @@ operators! {
             let output_padding = call.bool(6).then(|| call.ints(7));
             Convolution { stride, padding, dilation, output_padding, groups: call.int(8) }.run(call)
         });
+    /// Returns the gradients of a convolution for input, weight and bias, as far as the mask asks for them; the others are empty.
+    "convolution_backward(Tensor grad_output, Tensor input, Tensor weight, SymInt[]? bias_sizes, SymInt[] stride, SymInt[] padding, SymInt[] dilation, bool transposed, SymInt[] output_padding, SymInt groups, bool[3] output_mask) -> (Tensor, Tensor, Tensor)"
+        = Composite(convolution_backward);
     /// Returns the convolution of sequences (batch, channels, length) with a weight (out, in / groups, length), plus bias.
     "conv1d(Tensor input, Tensor weight, Tensor? bias=None, SymInt[1] stride=1, SymInt[1] padding=0, SymInt[1] dilation=1, SymInt groups=1) -> Tensor"
         = Composite(|call| Convolution::plain(call).run(call));
@@ -300,6 +303,13 @@ fn col2im(call: &Call<'_>) -> Result<Tensors> {
     out_of_batch(folded(&x, [&output, &kernel, &dilation, &padding, &stride, &windows])?, made)
 }
 
+/// A value per channel, so that it is broadcast over images of this rank.
+fn per_channel(values: &Tensor, rank: usize) -> Result<Tensor> {
+    let mut shape = Shape::from_elem(1, rank);
+    shape[1] = values.elements();
+    values.reshape(&shape)
+}
+
 /// The numbers of a convolution; the transpose of one has an output padding.
 struct Convolution {
     stride: Ints,
@@ -333,16 +343,21 @@ impl Convolution {
         let (input, made) = in_batch(input, rank, call.operator.base_name())?;
         let groups = self.check(&input, weight, bias)?;
         let result = match &self.output_padding {
-            None => self.forward(&input, weight, groups)?,
-            Some(output_padding) => self.backward(&input, weight, groups, output_padding)?,
-        };
-        let result = match bias {
-            Some(bias) => {
-                let mut shape = Shape::from_elem(1, rank);
-                shape[1] = bias.elements();
-                result.add(&bias.reshape(&shape)?)?
+            None => self.forward(&input, weight, bias, groups)?,
+            Some(output_padding) => {
+                // The columns of 16-bit floats are summed, and with the bias rounded once.
+                let dtype = input.dtype();
+                let wide = |tensor: &Tensor| match dtype.is_floating_point() {
+                    true => tensor.to_dtype(dtype.compute()),
+                    false => Ok(tensor.clone()),
+                };
+                let result = self.backward(&wide(&input)?, &wide(weight)?, groups, output_padding)?;
+                match bias {
+                    Some(bias) => result.add(&per_channel(&wide(bias)?, rank)?)?,
+                    None => result,
+                }
+                .to_dtype(dtype)?
             }
-            None => result,
         };
         out_of_batch(result, made)
     }
@@ -398,8 +413,14 @@ impl Convolution {
         Ok(groups)
     }
 
-    /// weight · the windows of the input as columns, for each image and group.
-    fn forward(&self, input: &Tensor, weight: &Tensor, groups: usize) -> Result<Tensor> {
+    /// weight · the windows of the input as columns + bias, for each image and group.
+    fn forward(
+        &self,
+        input: &Tensor,
+        weight: &Tensor,
+        bias: Option<&Tensor>,
+        groups: usize,
+    ) -> Result<Tensor> {
         let axes = weight.rank() - 2;
         let kernel: Ints = weight.shape()[2..].iter().map(|&extent| extent as i64).collect();
         let columns = unfolded(input, [&kernel, &self.dilation, &self.padding, &self.stride])?;
@@ -407,14 +428,33 @@ impl Convolution {
         let geometry = strided(extents_of(input.shape(), axes), numbers, false)?;
         let (batch, out) = (input.shape()[0], weight.shape()[0]);
         let rows: usize = weight.shape()[1..].iter().product();
-        let columns = columns.reshape(&[batch, groups, rows, geometry.window_count()?])?;
-        let weight = weight.reshape(&[groups, out / groups, rows])?;
+        let columns = columns.reshape(&[batch * groups, rows, geometry.window_count()?])?;
+        let mut weight = weight.reshape(&[groups, out / groups, rows])?;
+        let mut bias = bias.map(|bias| bias.reshape(&[groups, out / groups, 1])).transpose()?;
+        if groups > 1 {
+            let of_all = |tensor: &Tensor| {
+                let [groups, out, rows] = [0, 1, 2].map(|dim| tensor.shape()[dim]);
+                tensor.expand(&[batch, groups, out, rows])?.reshape(&[batch * groups, out, rows])
+            };
+            weight = of_all(&weight)?;
+            bias = bias.as_ref().map(of_all).transpose()?;
+        }
         let shape: Shape =
             [batch, out].into_iter().chain(geometry.windows[3 - axes..].iter().copied()).collect();
-        if groups == 1 {
-            return weight.matmul(&columns.squeeze(1)?)?.reshape(&shape);
-        }
-        weight.matmul(&columns)?.reshape(&shape)
+        let location = std::panic::Location::caller();
+        let result = match bias {
+            // Rounded once.
+            Some(bias) if input.dtype().is_floating_point() => {
+                let one = Argument::Scalar(1.0.into());
+                let arguments = [(&bias).into(), (&weight).into(), (&columns).into(), one, one];
+                call_operator(built_in!("thalweg::addmm")?, &arguments, None, location)?
+            }
+            bias => {
+                let product = weight.matmul(&columns)?;
+                bias.map_or(Ok(product.clone()), |bias| product.add(&bias))?
+            }
+        };
+        result.reshape(&shape)
     }
 
     fn numbers(&self, kernel: &Ints, axes: usize) -> Result<[PerAxis; 4]> {
@@ -466,5 +506,77 @@ impl Convolution {
         let columns = columns.reshape(&[batch, groups * rows, count])?;
         let windows: Ints = windows[3 - axes..].iter().map(|&count| count as i64).collect();
         folded(&columns, [&output, &kernel, &self.dilation, &self.padding, &self.stride, &windows])
+    }
+}
+
+fn convolution_backward(call: &Call<'_>) -> Result<Tensors> {
+    let (gradient, input, weight) = (call.tensor(0), call.tensor(1), call.tensor(2));
+    let Argument::Bools(&[of_input, of_weight, of_bias]) = call.argument(10) else {
+        return Err(Error::invalid("output_mask has three truth values: for input, weight and bias"));
+    };
+    let rank = weight.rank();
+    if !(3..=5).contains(&rank) || input.rank() != rank || gradient.rank() != rank {
+        return Err(Error::invalid(format!(
+            "convolution_backward: gradient {:?}, input {:?} and weight {:?} must have 1 to 3 axes behind batch and channels",
+            gradient.shape(),
+            input.shape(),
+            weight.shape()
+        )));
+    }
+    let [stride, padding, dilation] = [4, 5, 6].map(|place| call.ints(place));
+    let is_transposed = call.bool(7);
+    let output_padding = is_transposed.then(|| call.ints(8));
+    let convolution = Convolution { stride, padding, dilation, output_padding, groups: call.int(9) };
+    let groups = convolution.check(input, weight, None)?;
+    let empty = || Tensor::empty(&[0], input.dtype(), input.device());
+    let dims: Ints = [0].into_iter().chain(2..rank as i64).collect();
+    Ok(Tensors::from_iter([
+        if of_input { convolution.of_input(gradient, input, weight, groups)? } else { empty()? },
+        if of_weight { convolution.of_weight(gradient, input, weight, groups)? } else { empty()? },
+        if of_bias { gradient.sum(&dims, false)? } else { empty()? },
+    ]))
+}
+
+impl Convolution {
+    /// The gradient of the input: the transposed convolution of the result's, or of a transposed one the convolution.
+    fn of_input(&self, gradient: &Tensor, input: &Tensor, weight: &Tensor, groups: usize) -> Result<Tensor> {
+        let axes = weight.rank() - 2;
+        if self.output_padding.is_some() {
+            return self.forward(gradient, weight, None, groups);
+        }
+        let kernel: Ints = weight.shape()[2..].iter().map(|&extent| extent as i64).collect();
+        let [kernels, stride, padding, dilation] = self.numbers(&kernel, axes)?;
+        let (extents, windows) = (extents_of(input.shape(), axes), extents_of(gradient.shape(), axes));
+        let rest: Ints = (3 - axes..3)
+            .map(|axis| {
+                let reach = (windows[axis] as i64 - 1) * stride[axis] as i64
+                    + 1
+                    + dilation[axis] as i64 * (kernels[axis] as i64 - 1);
+                extents[axis] as i64 + 2 * padding[axis] as i64 - reach
+            })
+            .collect();
+        self.backward(gradient, weight, groups, &rest)
+    }
+
+    /// The gradient of the weight: one image's windows times the other's points, summed over the batch.
+    fn of_weight(&self, gradient: &Tensor, input: &Tensor, weight: &Tensor, groups: usize) -> Result<Tensor> {
+        let kernel: Ints = weight.shape()[2..].iter().map(|&extent| extent as i64).collect();
+        let (image, points) =
+            if self.output_padding.is_some() { (gradient, input) } else { (input, gradient) };
+        let columns = unfolded(image, [&kernel, &self.dilation, &self.padding, &self.stride])?;
+        let (batch, outer) = (points.shape()[0], weight.shape()[0]);
+        let rows: usize = weight.shape()[1..].iter().product();
+        let count: usize = points.shape()[2..].iter().product();
+        if columns.shape() != [batch, groups * rows, count] || points.shape()[1] != outer {
+            return Err(Error::invalid(format!(
+                "convolution_backward: a gradient {:?} is not that of an input {:?} with a weight {:?}",
+                gradient.shape(),
+                input.shape(),
+                weight.shape()
+            )));
+        }
+        let columns = columns.reshape(&[batch, groups, rows, count])?;
+        let points = points.reshape(&[batch, groups, outer / groups, count])?;
+        points.matmul(&columns.transpose(2, 3)?)?.sum(&[0], false)?.reshape(weight.shape())
     }
 }

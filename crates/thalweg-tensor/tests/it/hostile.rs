@@ -241,6 +241,7 @@ const HARD: &[&str] = &[
     "max_pool2d_with_indices_backward",
     "max_pool3d_with_indices_backward",
     "native_group_norm",
+    "native_group_norm_backward",
     "thalweg::conv2d",
     "thalweg::dropout",
     "thalweg::fold",

@@ -14,6 +14,7 @@ mod judge;
 mod numbers;
 mod program;
 mod table;
+mod unspecified;
 
 use std::collections::BTreeSet;
 use std::env;

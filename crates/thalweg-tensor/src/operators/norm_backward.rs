@@ -1,0 +1,152 @@
+//! The gradients of normalizations, as operators of their own and for gradients of gradients.
+
+use thalweg_ir::{DType, Shape};
+use thalweg_runtime::{Error, Result};
+
+use super::Body::Composite;
+use super::operators;
+use crate::autograd::is_grad_enabled;
+use crate::dispatch::{Argument, Arguments, Call, Ints};
+use crate::tensor::{Tensor, Tensors};
+
+operators! {
+    /// Returns the gradients of layer normalization for input, weight and bias, as far as the mask asks for them; the others are empty.
+    "native_layer_norm_backward(Tensor grad_out, Tensor input, SymInt[] normalized_shape, Tensor mean, Tensor rstd, Tensor? weight, Tensor? bias, bool[3] output_mask) -> (Tensor, Tensor, Tensor)"
+        = Composite(layer_norm_backward);
+    /// Returns the gradients of group normalization for input, weight and bias, as far as the mask asks for them; the others are empty.
+    "native_group_norm_backward(Tensor grad_out, Tensor input, Tensor mean, Tensor rstd, Tensor? weight, SymInt N, SymInt C, SymInt HxW, int group, bool[3] output_mask) -> (Tensor, Tensor, Tensor)"
+        = Composite(group_norm_backward);
+}
+
+/// Rows of which each has mean 0 and variance 1 after normalization: their elements, and what they were normalized with, which has
+/// the same rank.
+pub(crate) struct Normalized {
+    /// The dimensions of a row.
+    pub dims: Ints,
+    /// The elements less the mean, over the deviation.
+    pub values: Tensor,
+    /// One over the deviation of each row.
+    pub inverse: Tensor,
+}
+
+impl Normalized {
+    /// Normalizes rows with statistics that were computed from them: where gradients are recorded, they flow through these.
+    pub(crate) fn new(x: &Tensor, mean: &Tensor, inverse: &Tensor, dims: Ints) -> Result<Self> {
+        let (mut mean, mut inverse) = (mean.to_dtype(x.dtype())?, inverse.to_dtype(x.dtype())?);
+        if is_grad_enabled() && x.requires_grad() {
+            // The numbers that are given, with the gradients of those that they were computed as.
+            let [variance, own] = x.var_mean(&dims, 0, true)?;
+            mean = mean.detach().add(&own.sub(&own.detach())?)?;
+            let past = inverse.detach().square()?.reciprocal()?;
+            inverse = past.add(&variance.sub(&variance.detach())?)?.rsqrt()?;
+        }
+        let values = x.sub(&mean)?.mul(&inverse)?;
+        Ok(Self { dims, values, inverse })
+    }
+
+    /// Returns the gradient of the rows from that of the normalized ones.
+    pub(crate) fn gradient(&self, gradient: &Tensor) -> Result<Tensor> {
+        let along = gradient.mul(&self.values)?.mean(&self.dims, true)?;
+        let rest = gradient.sub(&gradient.mean(&self.dims, true)?)?.sub(&self.values.mul(&along)?)?;
+        rest.mul(&self.inverse)
+    }
+}
+
+/// Whether each of the three gradients is wanted.
+fn mask(call: &Call<'_>, place: usize) -> Result<[bool; 3]> {
+    match call.argument(place) {
+        Argument::Bools(&[input, weight, bias]) => Ok([input, weight, bias]),
+        _ => Err(Error::invalid("output_mask has three truth values: for input, weight and bias")),
+    }
+}
+
+/// What is wanted, and an empty tensor for what is not.
+fn masked(
+    x: &Tensor,
+    is_wanted: bool,
+    dtype: DType,
+    gradient: impl FnOnce() -> Result<Tensor>,
+) -> Result<Tensor> {
+    if is_wanted { gradient()?.to_dtype(dtype) } else { Tensor::empty(&[0], dtype, x.device()) }
+}
+
+fn check(call: &Call<'_>, gradient: &Tensor, x: &Tensor) -> Result<()> {
+    if gradient.shape() == x.shape() && x.dtype().is_floating_point() {
+        return Ok(());
+    }
+    Err(Error::invalid(format!(
+        "{}: a gradient of shape {:?} does not fit an input of floats of shape {:?}, but {}",
+        call.operator.base_name(),
+        gradient.shape(),
+        x.shape(),
+        x.dtype()
+    )))
+}
+
+fn layer_norm_backward(call: &Call<'_>) -> Result<Tensors> {
+    let (gradient, x, weight) = (call.tensor(0), call.tensor(1), call.optional_tensor(5));
+    check(call, gradient, x)?;
+    let shape = super::norm::normalized_shape(x, &call.ints(2), &[("weight", weight)])?;
+    let [of_input, of_weight, of_bias] = mask(call, 7)?;
+    let rows = x.rank() - shape.len();
+    let dims: Ints = (rows as i64..x.rank() as i64).collect();
+    let outer: Ints = (0..rows as i64).collect();
+    let compute = x.dtype().compute();
+    let mut kept: Shape = x.shape().into();
+    kept[rows..].fill(1);
+    let [mean, inverse] = [call.tensor(3), call.tensor(4)].map(|statistic| statistic.reshape(&kept));
+    let normalized = Normalized::new(&x.to_dtype(compute)?, &mean?, &inverse?, dims)?;
+    let gradient = gradient.to_dtype(compute)?;
+    let over_rows = |tensor: &Tensor| if rows == 0 { Ok(tensor.clone()) } else { tensor.sum(&outer, false) };
+    let scaled = match weight {
+        Some(weight) => gradient.mul(&weight.to_dtype(compute)?)?,
+        None => gradient.clone(),
+    };
+    let dtype = weight.map_or(x.dtype(), Tensor::dtype);
+    Ok(Tensors::from_iter([
+        masked(x, of_input, x.dtype(), || normalized.gradient(&scaled))?,
+        masked(x, of_weight, dtype, || over_rows(&gradient.mul(&normalized.values)?))?,
+        masked(x, of_bias, dtype, || over_rows(&gradient))?,
+    ]))
+}
+
+fn group_norm_backward(call: &Call<'_>) -> Result<Tensors> {
+    let (gradient, x, weight) = (call.tensor(0), call.tensor(1), call.optional_tensor(4));
+    check(call, gradient, x)?;
+    let numbers = [5, 6, 7, 8].map(|place| usize::try_from(call.int(place)).ok());
+    let [Some(batch), Some(channels), Some(plane), Some(groups)] = numbers else {
+        return Err(Error::invalid("native_group_norm_backward: N, C, HxW and group are not negative"));
+    };
+    let fits = x.rank() >= 2
+        && x.shape()[..2] == [batch, channels]
+        && x.shape()[2..].iter().product::<usize>() == plane
+        && groups > 0
+        && channels.is_multiple_of(groups)
+        && [call.tensor(2), call.tensor(3)].iter().all(|statistic| statistic.elements() == batch * groups)
+        && weight.is_none_or(|weight| weight.shape() == [channels]);
+    if !fits {
+        return Err(Error::invalid(format!(
+            "native_group_norm_backward: an input of shape {:?} is not ({batch}, {channels}, {plane}) in {groups} groups, with \
+             statistics per group and a weight per channel",
+            x.shape()
+        )));
+    }
+    let [of_input, of_weight, of_bias] = mask(call, 9)?;
+    let compute = x.dtype().compute();
+    let grouped = |tensor: &Tensor| tensor.reshape(&[batch, groups, channels / groups * plane]);
+    let [mean, inverse] = [call.tensor(2), call.tensor(3)].map(|list| list.reshape(&[batch, groups, 1]));
+    let rows = grouped(&x.to_dtype(compute)?)?;
+    let normalized = Normalized::new(&rows, &mean?, &inverse?, Ints::from_slice(&[2]))?;
+    let planes = |tensor: &Tensor| tensor.reshape(&[batch, channels, plane]);
+    let gradient = planes(&gradient.to_dtype(compute)?)?;
+    let scaled = match weight {
+        Some(weight) => gradient.mul(&weight.to_dtype(compute)?.reshape(&[channels, 1])?)?,
+        None => gradient.clone(),
+    };
+    let dtype = weight.map_or(x.dtype(), Tensor::dtype);
+    Ok(Tensors::from_iter([
+        masked(x, of_input, x.dtype(), || normalized.gradient(&grouped(&scaled)?)?.reshape(x.shape()))?,
+        masked(x, of_weight, dtype, || gradient.mul(&planes(&normalized.values)?)?.sum(&[0, 2], false))?,
+        masked(x, of_bias, dtype, || gradient.sum(&[0, 2], false))?,
+    ]))
+}
