@@ -8,8 +8,8 @@
 //!
 //! Reductions are evaluated in order, each over all inner points of the row; later reductions and the outputs may use the
 //! results of earlier ones ([`Node::Reduced`]). An output is written once a row ([`Place::Row`]) or once a point
-//! ([`Place::Point`]), or, with a [`Scatter`], at a place that is computed. So a sum is one reduction and a row output; log-softmax is two reductions (maximum, sum of
-//! exponentials) and a point output, and all of it is one kernel.
+//! ([`Place::Point`]), or, with a [`Scatter`], at a place that is computed. So a sum is one reduction and a row output;
+//! log-softmax is two reductions (maximum, sum of exponentials) and a point output, and all of it is one kernel.
 //!
 //! # Invariants
 //! - Operands of a node come before it: a body is evaluated front to back.
@@ -26,7 +26,7 @@ use crate::{Category, DType};
 pub struct ExprId(pub u32);
 
 impl ExprId {
-    /// The index into [`Body::nodes`].
+    /// Returns the index into [`Body::nodes`].
     pub const fn index(self) -> usize {
         self.0 as usize
     }
@@ -44,7 +44,7 @@ pub enum Scalar {
 }
 
 impl Scalar {
-    /// The bits that travel in a launch's arguments: 8 bytes, whatever the kind.
+    /// Returns the bits that travel in a launch's arguments: 8 bytes, whatever the kind.
     pub const fn to_bits(self) -> u64 {
         match self {
             Self::Bool(value) => value as u64,
@@ -53,7 +53,7 @@ impl Scalar {
         }
     }
 
-    /// The value as an f64.
+    /// Returns the value as an f64.
     pub const fn to_f64(self) -> f64 {
         match self {
             Self::Bool(value) => value as u8 as f64,
@@ -62,7 +62,7 @@ impl Scalar {
         }
     }
 
-    /// The value as an i64; a floating-point number is truncated and saturates.
+    /// Returns the value as an i64; a floating-point number is truncated and saturates.
     pub const fn to_i64(self) -> i64 {
         match self {
             Self::Bool(value) => value as i64,
@@ -71,7 +71,7 @@ impl Scalar {
         }
     }
 
-    /// Whether it is a floating-point number.
+    /// Returns whether it is a floating-point number.
     pub const fn is_floating_point(self) -> bool {
         matches!(self, Self::F64(_))
     }
@@ -237,7 +237,7 @@ pub enum Binary {
 }
 
 impl Binary {
-    /// Whether the result is a bool.
+    /// Returns whether the result is a bool.
     pub const fn is_comparison(self) -> bool {
         matches!(self, Self::Equal | Self::Less | Self::LessEqual)
     }
@@ -277,7 +277,7 @@ pub enum Node {
     },
     /// The element of an input at a computed place. Where the guard is false nothing is read and the value is `otherwise`.
     /// The place is an i64: an offset in elements from the input's first; outside `0..elements` it is a fault on the host
-    /// and undefined on a card, so an index that comes from data needs a guard.
+    /// and undefined on a GPU, so an index that comes from data needs a guard.
     Gather {
         /// Which input.
         input: u16,
@@ -319,7 +319,7 @@ pub enum Node {
 }
 
 impl Node {
-    /// The nodes that this one reads.
+    /// Returns the nodes that this one reads.
     pub fn operands(&self) -> impl Iterator<Item = ExprId> + use<> {
         let list = match *self {
             Self::Constant(_)
@@ -390,21 +390,21 @@ pub struct Output {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Scatter {
     /// The place (i64): an offset in elements from the output's first; outside `0..elements` it is a fault on the host and
-    /// undefined on a card, so an index that comes from data needs a guard.
+    /// undefined on a GPU, so an index that comes from data needs a guard.
     pub index: ExprId,
     /// Whether to write (bool).
     pub guard: ExprId,
 }
 
 impl Output {
-    /// The expressions that writing it needs: the value, then place and guard of a scatter.
+    /// Returns the expressions that writing it needs: the value, then place and guard of a scatter.
     pub fn operands(&self) -> impl Iterator<Item = ExprId> + use<> {
         let places = self.scatter.into_iter().flat_map(|scatter| [scatter.index, scatter.guard]);
         std::iter::once(self.value).chain(places)
     }
 }
 
-/// What a loop kernel computes. See the [module](self).
+/// The expressions that a loop kernel computes. See the [module](self).
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct Body {
     /// The expressions; operands come first.
@@ -422,12 +422,12 @@ pub struct Body {
 }
 
 impl Body {
-    /// The dtype of an expression.
+    /// Returns the dtype of an expression.
     pub fn dtype(&self, id: ExprId) -> DType {
         self.dtypes[id.index()]
     }
 
-    /// Whether any expression that an output or a reduction needs reads this input.
+    /// Returns whether any expression that an output or a reduction needs reads this input.
     pub fn uses_input(&self, input: usize) -> bool {
         let live = self.live();
         self.nodes.iter().zip(live).any(|(node, live)| {
@@ -435,12 +435,12 @@ impl Body {
         })
     }
 
-    /// Whether the body asks for coordinates, so that its dimensions must not be merged.
+    /// Returns whether the body asks for coordinates, so that its dimensions must not be merged.
     pub fn uses_coordinates(&self) -> bool {
         self.nodes.iter().any(|node| matches!(node, Node::Index(_)))
     }
 
-    /// Which expressions are needed by an output or a reduction.
+    /// Returns which expressions are needed by an output or a reduction.
     pub fn live(&self) -> Vec<bool> {
         let mut live = vec![false; self.nodes.len()];
         let outputs = self.outputs.iter().flat_map(Output::operands);
@@ -457,7 +457,7 @@ impl Body {
         live
     }
 
-    /// Which expressions differ from point to point of one row (they depend on a load over inner dimensions or on an inner
+    /// Returns which expressions differ from point to point of one row (they depend on a load over inner dimensions or on an inner
     /// coordinate), as opposed to once a row. `varies_inside` says of each input whether it has inner dimensions at all;
     /// a kernel passes what it knows, a body alone assumes that every input has them.
     pub fn point_dependent(&self, varies_inside: impl Fn(usize) -> bool) -> Vec<bool> {
@@ -487,12 +487,12 @@ pub struct Value<'b> {
 }
 
 impl BodyBuilder {
-    /// An empty body.
+    /// Creates an empty body.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// The body.
+    /// Returns the body.
     pub fn finish(self) -> Body {
         self.body.into_inner()
     }
@@ -539,12 +539,12 @@ impl BodyBuilder {
         self.node(Node::Scalar { slot }, dtype)
     }
 
-    /// A constant.
+    /// Returns a constant.
     pub fn constant(&self, value: impl Into<Scalar>, dtype: DType) -> Value<'_> {
         self.node(Node::Constant(value.into()), dtype)
     }
 
-    /// The coordinate in a dimension (i64).
+    /// Returns the coordinate in a dimension (i64).
     pub fn index(&self, dimension: Dimension) -> Value<'_> {
         self.node(Node::Index(dimension), DType::I64)
     }
@@ -575,7 +575,7 @@ impl BodyBuilder {
         self.body.borrow_mut().outputs.push(Output { value: value.id, dtype, place: Place::Row, scatter });
     }
 
-    /// The random word at a position of a subsequence of a seed, all i64. See [`Node::Random`].
+    /// Returns the random word at a position of a subsequence of a seed, all i64. See [`Node::Random`].
     pub fn random<'b>(&'b self, seed: Value<'b>, subsequence: Value<'b>, position: Value<'b>) -> Value<'b> {
         for operand in [seed, subsequence, position] {
             assert_eq!(operand.dtype(), DType::I64, "a random word's operands are i64");
@@ -599,7 +599,7 @@ impl BodyBuilder {
         Value { builder: self, id: ExprId(index as u32) }
     }
 
-    /// The value of a node that was added before.
+    /// Returns the value of a node that was added before.
     pub fn value(&self, id: ExprId) -> Value<'_> {
         assert!(id.index() < self.body.borrow().nodes.len(), "the node belongs to this body");
         Value { builder: self, id }
@@ -622,32 +622,32 @@ fn same_node(a: &Node, b: &Node) -> bool {
 }
 
 impl<'b> Value<'b> {
-    /// The builder.
+    /// Returns the builder.
     pub fn builder(self) -> &'b BodyBuilder {
         self.builder
     }
 
-    /// The node.
+    /// Returns the node.
     pub fn id(self) -> ExprId {
         self.id
     }
 
-    /// What it is, for code that transforms bodies.
+    /// Returns the node, for code that transforms bodies.
     pub fn node(self) -> Node {
         self.builder.body.borrow().nodes[self.id.index()]
     }
 
-    /// The dtype.
+    /// Returns the dtype.
     pub fn dtype(self) -> DType {
         self.builder.body.borrow().dtype(self.id)
     }
 
-    /// A constant of this value's dtype.
+    /// Returns a constant of this value's dtype.
     pub fn like(self, value: impl Into<Scalar>) -> Self {
         self.builder.constant(value, self.dtype())
     }
 
-    /// The value in another dtype.
+    /// Returns the value in another dtype.
     #[must_use]
     pub fn to(self, dtype: DType) -> Self {
         if self.dtype() == dtype { self } else { self.builder.node(Node::Cast(self.id), dtype) }
@@ -659,13 +659,13 @@ impl<'b> Value<'b> {
         self.builder.node(Node::Detach(self.id), self.dtype())
     }
 
-    /// A primitive of this operand.
+    /// Returns a primitive of this operand.
     #[must_use]
     pub fn unary(self, op: Unary) -> Self {
         self.builder.node(Node::Unary(op, self.id), self.dtype())
     }
 
-    /// A primitive of this and another operand of the same dtype.
+    /// Returns a primitive of this and another operand of the same dtype.
     #[must_use]
     pub fn binary(self, op: Binary, other: Self) -> Self {
         let dtype = self.dtype();
@@ -674,13 +674,13 @@ impl<'b> Value<'b> {
             .node(Node::Binary(op, self.id, other.id), if op.is_comparison() { DType::Bool } else { dtype })
     }
 
-    /// `self · b + c`, rounded once.
+    /// Returns `self · b + c`, rounded once.
     #[must_use]
     pub fn mul_add(self, b: Self, c: Self) -> Self {
         self.builder.node(Node::Fma(self.id, b.id, c.id), self.dtype())
     }
 
-    /// `yes` where this bool is true, else `no`.
+    /// Returns `yes` where this bool is true, else `no`.
     #[must_use]
     pub fn select(self, yes: Self, no: Self) -> Self {
         assert_eq!(self.dtype(), DType::Bool, "select takes a bool");
@@ -718,9 +718,9 @@ unary_methods! {
     round => Round;
 }
 
-/// What stands on the right of an arithmetic operator: a value, or a number of the left one's dtype.
+/// The right side of an arithmetic operator: a value, or a number of the left one's dtype.
 pub trait Operand<'b> {
-    /// The operand as a value of the same builder and dtype as `like`.
+    /// Returns the operand as a value of the same builder and dtype as `like`.
     fn value(self, like: Value<'b>) -> Value<'b>;
 }
 
@@ -784,13 +784,13 @@ binary_methods! {
 }
 
 impl<'b> Value<'b> {
-    /// self > other.
+    /// Returns self > other.
     #[must_use]
     pub fn gt(self, other: impl Operand<'b>) -> Self {
         other.value(self).lt(self)
     }
 
-    /// self ≥ other.
+    /// Returns self ≥ other.
     #[must_use]
     pub fn ge(self, other: impl Operand<'b>) -> Self {
         other.value(self).le(self)

@@ -6,8 +6,8 @@ use std::str::FromStr;
 
 use elements::{bf16, f8e4m3, f8e5m2, f16};
 
-/// Calls a macro with the table of dtypes, behind further tokens where there are any. A line has the dtype's documentation, its variant of [`DType`], the Rust type of an element, and PyTorch's name.
-/// The group says what is done with it:
+/// Calls a macro with the table of dtypes, behind further tokens where there are any. A line has the dtype's documentation, its
+/// variant of [`DType`], the Rust type of an element, and PyTorch's name. The group says what is done with it:
 /// - `bool`: truth values, whose elements are bytes of 0 and 1;
 /// - `integer`: arithmetic wraps around;
 /// - `reduced`: floats of 8 and 16 bits, which are loaded, stored and cast; arithmetic is done in f32;
@@ -62,7 +62,7 @@ pub mod elements {
     pub use half::{bf16, f16};
 }
 
-/// What a dtype's numbers are. The order is that of promotion: an operand of a later category decides the result's.
+/// The kind of a dtype's numbers. The order is that of promotion: an operand of a later category decides the result's.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub enum Category {
     /// Truth values.
@@ -105,7 +105,7 @@ macro_rules! define_dtypes {
                 }
             }
 
-            /// Whether it holds truth values, integers or floating-point numbers.
+            /// Returns whether it holds truth values, integers or floating-point numbers.
             pub const fn category(self) -> Category {
                 match self {
                     Self::$bool => Category::Bool,
@@ -114,7 +114,7 @@ macro_rules! define_dtypes {
                 }
             }
 
-            /// Whether it has negative numbers (`torch.is_signed`).
+            /// Returns whether it has negative numbers (`torch.is_signed`).
             pub const fn is_signed(self) -> bool {
                 match self {
                     Self::$bool => false,
@@ -123,7 +123,7 @@ macro_rules! define_dtypes {
                 }
             }
 
-            /// The type in which arithmetic on elements of this type is done (PyTorch's `opmath_t`): f32 for floats of 8 and
+            /// Returns the type in which arithmetic on elements of this type is done (PyTorch's `opmath_t`): f32 for floats of 8 and
             /// 16 bits, the type itself otherwise.
             pub const fn compute(self) -> Self {
                 match self {
@@ -132,7 +132,7 @@ macro_rules! define_dtypes {
                 }
             }
 
-            /// PyTorch's name (`float32`).
+            /// Returns PyTorch's name (`float32`).
             pub const fn name(self) -> &'static str {
                 match self {
                     Self::$bool => $bool_name,
@@ -142,7 +142,7 @@ macro_rules! define_dtypes {
                 }
             }
 
-            /// The short name (`f32`, `bool`): the type of a value in CUDA code.
+            /// Returns the short name (`f32`, `bool`): the type of a value in CUDA code.
             pub const fn short_name(self) -> &'static str {
                 match self {
                     Self::$bool => "bool",
@@ -282,17 +282,17 @@ macro_rules! define_with_dtype {
 for_each_dtype! { define_with_dtype $ }
 
 impl DType {
-    /// Whether it is a floating-point type.
+    /// Returns whether it is a floating-point type.
     pub const fn is_floating_point(self) -> bool {
         matches!(self.category(), Category::FloatingPoint)
     }
 
-    /// Whether it is a float of 8 bits: a type for storage, which PyTorch casts, fills and copies.
+    /// Returns whether it is a float of 8 bits: a type for storage, which PyTorch casts, fills and copies.
     pub const fn is_float8(self) -> bool {
         self.is_floating_point() && self.size_bytes() == 1
     }
 
-    /// Whether it is an integer type; `Bool` is none.
+    /// Returns whether it is an integer type; `Bool` is none.
     pub const fn is_integer(self) -> bool {
         matches!(self.category(), Category::Integer)
     }
@@ -324,7 +324,7 @@ impl DType {
         Ok(if is_tie { Self::I16 } else { higher })
     }
 
-    /// Category and width: where its numbers stand in promotion.
+    /// Returns category and width: where its numbers stand in promotion.
     const fn rank(self) -> (Category, usize) {
         (self.category(), self.size_bytes())
     }
@@ -385,10 +385,10 @@ pub trait Element: bytemuck::Pod + PartialEq + fmt::Debug + Send + Sync {
     /// Its dtype. `u8` is [`DType::U8`]; `bool` tensors are read as `u8` through [`DType::Bool`].
     const DTYPE: DType;
 
-    /// The nearest value of this type (saturating for integers, as Rust's `as`).
+    /// Creates the nearest value of this type (saturating for integers, as Rust's `as`).
     fn from_f64(value: f64) -> Self;
 
-    /// The value as an f64, rounded where f64 cannot hold it.
+    /// Returns the value as an f64, rounded where f64 cannot hold it.
     fn to_f64(self) -> f64;
 }
 
@@ -397,8 +397,8 @@ mod tests {
     use super::{DType, PromotionError};
 
     /// `torch.promote_types`, by `promoteTypes` in PyTorch's `c10/core/ScalarType.cpp`: the row's dtype with those of the columns up to
-    /// itself. "-" is what PyTorch refuses: "Promotion for uint16, uint32, uint64 types is not supported", "Promotion for Float8 Types is
-    /// not supported".
+    /// itself. "-" is what PyTorch refuses: "Promotion for uint16, uint32, uint64 types is not supported", "Promotion for Float8
+    /// Types is not supported".
     const PROMOTION: &str = "\
 bool:     bool
 uint8:    uint8    uint8

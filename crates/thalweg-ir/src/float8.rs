@@ -119,7 +119,7 @@ impl f8e5m2 {
 mod tests {
     use super::{f8e4m3, f8e5m2};
 
-    /// A cast to 8 bits, its inverse, and an f32's distance from it.
+    /// Returns a cast to 8 bits, its inverse, and an f32's distance from it.
     fn check(from: impl Fn(f32) -> u8, to: impl Fn(u8) -> f32, greatest: u8, beyond: u8) {
         let numbers: Vec<(u8, f64)> = (0..=greatest).map(|bits| (bits, f64::from(to(bits)))).collect();
         assert!(numbers.is_sorted_by(|a, b| a.1 < b.1), "codes of magnitudes grow with them");

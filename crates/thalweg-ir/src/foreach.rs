@@ -25,7 +25,7 @@ pub const BLOCK: u32 = 256;
 /// Elements that a block handles.
 pub const CHUNK: u64 = 2048;
 
-/// What an input is to the tensors of a list.
+/// The part of an input that a tensor of a list takes.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum ForeachOperand {
     /// As many elements as the tensor has, contiguous: its own.
@@ -41,9 +41,9 @@ pub enum ForeachOperand {
 pub struct ForeachKernel {
     /// The name of the entry point: letters, digits and underscores.
     pub name: String,
-    /// What it computes for an element.
+    /// The body that it computes for an element.
     pub body: Body,
-    /// What each input is.
+    /// The kind of each input.
     pub operands: SmallVec<[ForeachOperand; 8]>,
     /// For each output the input of elements in whose place it is written.
     pub targets: SmallVec<[u16; 4]>,
@@ -101,12 +101,12 @@ impl ForeachKernel {
         if self.operands[input] == ForeachOperand::Elements { of_tensor } else { 1 }
     }
 
-    /// Whether an input's place is written.
+    /// Returns whether an input's place is written.
     pub fn is_written(&self, input: usize) -> bool {
         self.targets.iter().any(|&target| usize::from(target) == input)
     }
 
-    /// The words of a launch.
+    /// Returns the words of a launch.
     ///
     /// # Panics
     /// If there are more tensors than the [`capacity`](Self::capacity), or other operands than the kernel has.
@@ -164,12 +164,12 @@ impl ForeachKernel {
         })
     }
 
-    /// The blocks of a launch: none where no tensor has elements.
+    /// Returns the blocks of a launch: none where no tensor has elements.
     pub fn blocks(items: &[ForeachItem]) -> u64 {
         items.iter().map(|item| item.elements.div_ceil(CHUNK)).sum()
     }
 
-    /// The body over one tensor, as a kernel of its own: what the host runs for each.
+    /// Returns the body over one tensor, as a kernel of its own: what the host runs for each.
     pub fn single(&self) -> Kernel {
         let class = Class {
             row_rank: 1,
@@ -184,7 +184,7 @@ impl ForeachKernel {
         Kernel { name: self.name.clone(), body: self.body.clone(), class }
     }
 
-    /// The geometry of [`ForeachKernel::single`] for a tensor of this many elements.
+    /// Returns the geometry of [`ForeachKernel::single`] for a tensor of this many elements.
     pub fn geometry(&self, elements: u64) -> Geometry {
         let strided = |stride: u64| OperandGeometry::Strided {
             row_strides: Dimensions::from_slice(&[stride]),

@@ -59,9 +59,9 @@ pub const RUN: u64 = 32;
 pub struct Kernel {
     /// The name of the entry point: letters, digits and underscores.
     pub name: String,
-    /// What it computes.
+    /// The body that it computes.
     pub body: Body,
-    /// What it is compiled for.
+    /// The class of launches that it is compiled for.
     pub class: Class,
 }
 
@@ -97,17 +97,17 @@ pub struct Geometry {
 }
 
 impl Geometry {
-    /// How many rows there are.
+    /// Returns how many rows there are.
     pub fn rows(&self) -> u64 {
         self.row_shape.iter().product()
     }
 
-    /// How many points a row has.
+    /// Returns how many points a row has.
     pub fn points(&self) -> u64 {
         self.inner_shape.iter().product()
     }
 
-    /// How many elements, from its first on, an operand may touch; 0 where nothing is touched.
+    /// Returns how many elements, from its first on, an operand may touch; 0 where nothing is touched.
     pub fn span(&self, operand: usize) -> u64 {
         match &self.operands[operand] {
             OperandGeometry::Gathered { elements } => *elements,
@@ -144,7 +144,7 @@ impl Arguments {
         Self::behind(kernel, addresses, scalars, &Self::sizes(kernel, geometry))
     }
 
-    /// The words that follow addresses and scalars: they are the same for every launch of this geometry.
+    /// Returns the words that follow addresses and scalars: they are the same for every launch of this geometry.
     pub fn sizes(kernel: &Kernel, geometry: &Geometry) -> SmallVec<[u64; 16]> {
         let mut words = SmallVec::new();
         words.push(geometry.rows());
@@ -166,7 +166,7 @@ impl Arguments {
         words
     }
 
-    /// The arguments of a launch whose [`sizes`](Self::sizes) are known: `addresses` are those of the inputs, then of the
+    /// Creates the arguments of a launch whose [`sizes`](Self::sizes) are known: `addresses` are those of the inputs, then of the
     /// outputs.
     #[inline]
     pub fn behind(
@@ -187,7 +187,7 @@ impl Arguments {
         arguments
     }
 
-    /// The words as the bytes of a launch.
+    /// Returns the words as the bytes of a launch.
     pub fn as_bytes(&self) -> &[u8] {
         bytemuck::cast_slice(&self.words)
     }

@@ -44,7 +44,7 @@ fn error<T>(text: String) -> Result<T, LayoutError> {
     Err(LayoutError(text))
 }
 
-/// The strides of a row-major tensor of this shape.
+/// Returns the strides of a row-major tensor of this shape.
 pub fn contiguous_strides(shape: &[usize]) -> Shape {
     let mut strides = Shape::from_elem(1, shape.len());
     for dimension in (0..shape.len().saturating_sub(1)).rev() {
@@ -53,7 +53,7 @@ pub fn contiguous_strides(shape: &[usize]) -> Shape {
     strides
 }
 
-/// The shape that both broadcast to (`torch.broadcast_shapes`).
+/// Returns the shape that both broadcast to (`torch.broadcast_shapes`).
 pub fn broadcast_shapes(a: &[usize], b: &[usize]) -> Result<Shape, LayoutError> {
     let rank = a.len().max(b.len());
     let at = |shape: &[usize], dimension: usize| {
@@ -71,7 +71,7 @@ pub fn broadcast_shapes(a: &[usize], b: &[usize]) -> Result<Shape, LayoutError> 
         .collect()
 }
 
-/// The number of elements of a shape, or an error where it does not fit the address space. Extents of 0 are left out of that
+/// Returns the number of elements of a shape, or an error where it does not fit the address space. Extents of 0 are left out of that
 /// check, so that strides, and products of some of the extents, fit as well.
 pub fn element_count(shape: &[usize]) -> Result<usize, LayoutError> {
     shape
@@ -82,7 +82,7 @@ pub fn element_count(shape: &[usize]) -> Result<usize, LayoutError> {
         .map_or_else(|| error(format!("shape {shape:?} has more elements than can be addressed")), Ok)
 }
 
-/// The number of bytes of a contiguous tensor of a shape, or an error where it does not fit the address space.
+/// Returns the number of bytes of a contiguous tensor of a shape, or an error where it does not fit the address space.
 pub fn byte_count(shape: &[usize], dtype: DType) -> Result<usize, LayoutError> {
     element_count(shape)?
         .checked_mul(dtype.size_bytes())
@@ -91,12 +91,12 @@ pub fn byte_count(shape: &[usize], dtype: DType) -> Result<usize, LayoutError> {
 }
 
 impl Layout {
-    /// A row-major layout from offset 0.
+    /// Creates a row-major layout from offset 0.
     pub fn contiguous(shape: &[usize]) -> Self {
         Self { shape: Shape::from_slice(shape), strides: contiguous_strides(shape), offset: 0 }
     }
 
-    /// Any layout. The caller vouches that it lies inside the storage: [`Layout::span`] says what it takes.
+    /// Returns any layout. The caller vouches that it lies inside the storage: [`Layout::span`] says what it takes.
     pub fn new(shape: &[usize], strides: &[usize], offset: usize) -> Result<Self, LayoutError> {
         if shape.len() != strides.len() {
             return error(format!("shape {shape:?} and strides {strides:?} have different lengths"));
@@ -105,32 +105,32 @@ impl Layout {
         Ok(Self { shape: Shape::from_slice(shape), strides: Shape::from_slice(strides), offset })
     }
 
-    /// The extents.
+    /// Returns the extents.
     pub fn shape(&self) -> &[usize] {
         &self.shape
     }
 
-    /// The strides, in elements.
+    /// Returns the strides, in elements.
     pub fn strides(&self) -> &[usize] {
         &self.strides
     }
 
-    /// The first element, counted from the storage's start.
+    /// Returns the first element, counted from the storage's start.
     pub fn offset(&self) -> usize {
         self.offset
     }
 
-    /// How many dimensions there are.
+    /// Returns how many dimensions there are.
     pub fn rank(&self) -> usize {
         self.shape.len()
     }
 
-    /// How many elements there are.
+    /// Returns how many elements there are.
     pub fn elements(&self) -> usize {
         self.shape.iter().product()
     }
 
-    /// How many elements of the storage lie between the first and the last, both counted; 0 for an empty tensor.
+    /// Returns how many elements of the storage lie between the first and the last, both counted; 0 for an empty tensor.
     pub fn span(&self) -> usize {
         if self.elements() == 0 {
             return 0;
@@ -143,7 +143,7 @@ impl Layout {
             .sum::<usize>()
     }
 
-    /// Whether elements lie row-major with no gaps. Strides of dimensions of extent 1 do not matter, and none does where
+    /// Returns whether elements lie row-major with no gaps. Strides of dimensions of extent 1 do not matter, and none does where
     /// there are no elements.
     pub fn is_contiguous(&self) -> bool {
         if self.elements() == 0 {
@@ -161,7 +161,7 @@ impl Layout {
         true
     }
 
-    /// Whether two different coordinates may name the same element (an expanded tensor): such a tensor cannot be written.
+    /// Returns whether two different coordinates may name the same element (an expanded tensor): such a tensor cannot be written.
     pub fn may_overlap(&self) -> bool {
         if self.elements() <= 1 {
             return false;
@@ -184,7 +184,7 @@ impl Layout {
         false
     }
 
-    /// A dimension counted from the end where it is negative.
+    /// Returns a dimension counted from the end where it is negative.
     pub fn dimension(&self, dimension: i64) -> Result<usize, LayoutError> {
         let rank = self.rank() as i64;
         let index = if dimension < 0 { dimension + rank } else { dimension };
@@ -202,7 +202,7 @@ impl Layout {
         }
     }
 
-    /// The layout with its dimensions in another order.
+    /// Returns the layout with its dimensions in another order.
     pub fn permute(&self, order: &[usize]) -> Result<Self, LayoutError> {
         let mut seen: SmallVec<[bool; 6]> = std::iter::repeat_n(false, self.rank()).collect();
         let valid = order.len() == self.rank()
@@ -220,7 +220,7 @@ impl Layout {
         })
     }
 
-    /// The layout with two dimensions swapped.
+    /// Returns the layout with two dimensions swapped.
     pub fn transpose(&self, a: usize, b: usize) -> Result<Self, LayoutError> {
         let mut order: Shape = (0..self.rank()).collect();
         if a >= self.rank() || b >= self.rank() {
@@ -230,7 +230,7 @@ impl Layout {
         self.permute(&order)
     }
 
-    /// `length` elements of a dimension, from `start` on.
+    /// Returns `length` elements of a dimension, from `start` on.
     pub fn narrow(&self, dimension: usize, start: usize, length: usize) -> Result<Self, LayoutError> {
         let extent = self.shape[dimension];
         if start.checked_add(length).is_none_or(|end| end > extent) {
@@ -245,7 +245,7 @@ impl Layout {
         Ok(layout)
     }
 
-    /// The layout without a dimension, at one place of it.
+    /// Returns the layout without a dimension, at one place of it.
     pub fn select(&self, dimension: usize, index: usize) -> Result<Self, LayoutError> {
         let mut layout = self.narrow(dimension, index, 1)?;
         layout.shape.remove(dimension);
@@ -253,7 +253,7 @@ impl Layout {
         Ok(layout)
     }
 
-    /// The layout with a new dimension of extent 1.
+    /// Returns the layout with a new dimension of extent 1.
     pub fn unsqueeze(&self, dimension: usize) -> Result<Self, LayoutError> {
         if dimension > self.rank() {
             return error(format!("cannot add dimension {dimension} to shape {:?}", self.shape.as_slice()));
@@ -266,7 +266,7 @@ impl Layout {
         Ok(layout)
     }
 
-    /// The layout without a dimension of extent 1; unchanged where the extent is another.
+    /// Returns the layout without a dimension of extent 1; unchanged where the extent is another.
     #[must_use]
     pub fn squeeze(&self, dimension: usize) -> Self {
         let mut layout = self.clone();
@@ -277,7 +277,7 @@ impl Layout {
         layout
     }
 
-    /// The layout broadcast to a shape: repeated dimensions get stride 0.
+    /// Returns the layout broadcast to a shape: repeated dimensions get stride 0.
     pub fn expand(&self, shape: &[usize]) -> Result<Self, LayoutError> {
         let Some(added) = shape.len().checked_sub(self.rank()) else {
             return error(format!(
@@ -302,7 +302,7 @@ impl Layout {
         Ok(Self { shape: Shape::from_slice(shape), strides, offset: self.offset })
     }
 
-    /// The layout seen in another shape of as many elements, or `Ok(None)` where that needs a copy.
+    /// Returns the layout seen in another shape of as many elements, or `Ok(None)` where that needs a copy.
     pub fn reshape(&self, shape: &[usize]) -> Result<Option<Self>, LayoutError> {
         if element_count(shape)? != self.elements() {
             return error(format!(

@@ -10,7 +10,7 @@ const ROUNDS: usize = 10;
 const MULTIPLIERS: [u32; 2] = [0xd251_1f53, 0xcd9e_8d57];
 const KEY_STEPS: [u32; 2] = [0x9e37_79b9, 0xbb67_ae85];
 
-/// The block of a counter under a key.
+/// Returns the block of a counter under a key.
 pub fn block(mut counter: [u32; 4], mut key: [u32; 2]) -> [u32; 4] {
     for _ in 0..ROUNDS {
         let [low, high] = [(0, 0), (1, 2)]
@@ -26,7 +26,7 @@ pub fn block(mut counter: [u32; 4], mut key: [u32; 2]) -> [u32; 4] {
     counter
 }
 
-/// The word at a position of a subsequence: what the draw of that number gives after `curand_init(seed, subsequence, 0)`.
+/// Returns the word at a position of a subsequence: what the draw of that number gives after `curand_init(seed, subsequence, 0)`.
 pub fn word(seed: u64, subsequence: u64, position: u64) -> u32 {
     let halves = |value: u64| [value as u32, (value >> 32) as u32];
     let ([low, high], [thread_low, thread_high]) = (halves(position / 4), halves(subsequence));

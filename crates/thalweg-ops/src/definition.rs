@@ -55,7 +55,7 @@ pub enum Space {
     Coordinates,
 }
 
-/// What the sizes of a call are.
+/// The meaning of the sizes of a call.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Sizes {
     /// There are none.
@@ -77,9 +77,9 @@ pub enum Sizes {
 pub struct Signature {
     /// Of each input, in memory.
     pub inputs: DTypes,
-    /// What inputs and numbers are converted to (`torch.result_type`), before anything is computed.
+    /// The dtype that inputs and numbers are converted to (`torch.result_type`), before anything is computed.
     pub common: DType,
-    /// What is computed in.
+    /// The dtype of the computation.
     pub compute: DType,
     /// Of each output, in memory.
     pub outputs: DTypes,
@@ -108,7 +108,7 @@ pub struct LoopOp {
     /// The signature of the operator that this entry is, in the notation of [`schema`](crate::schema); `None` where it is a part
     /// of others: see [`LoopOp::schema`].
     pub aten: Option<&'static str>,
-    /// What it computes, in a sentence.
+    /// The meaning of the operator, in a sentence.
     pub doc: &'static str,
     /// How many tensors it takes.
     pub input_count: usize,
@@ -150,7 +150,7 @@ impl fmt::Display for DTypeError {
 impl std::error::Error for DTypeError {}
 
 impl LoopOp {
-    /// A number that tells the operator from every other: a hash of its name (FNV-1a), which the table's test holds unique.
+    /// Returns a number that tells the operator from every other: a hash of its name (FNV-1a), which the table's test holds unique.
     pub const fn id(&self) -> u64 {
         let bytes = self.name.as_bytes();
         let mut hash = 0xcbf2_9ce4_8422_2325_u64;
@@ -188,7 +188,7 @@ impl LoopOp {
         schema.split_once('(').map_or_else(|| schema.to_string(), |(name, _)| name.to_owned())
     }
 
-    /// The dtypes of a call. `scalar_is_float` says whether a scalar argument is a floating-point number, which turns
+    /// Returns the dtypes of a call. `scalar_is_float` says whether a scalar argument is a floating-point number, which turns
     /// integers into f32 as in PyTorch; `requested` is the dtype that the call asks for, where the rule wants one.
     pub fn signature(
         &self,
@@ -290,7 +290,7 @@ impl LoopOp {
         Ok(Signature { inputs: inputs.into(), common, compute, outputs })
     }
 
-    /// The body for a signature.
+    /// Returns the body for a signature.
     pub fn body(&self, signature: &Signature) -> Body {
         let builder = BodyBuilder::new();
         (self.build)(&builder, signature);
@@ -320,13 +320,13 @@ fn names(dtypes: &[DType]) -> String {
     dtypes.iter().map(|dtype| dtype.name()).collect::<Vec<_>>().join(", ")
 }
 
-/// A scalar argument as a value of the compute dtype: it travels as f64 or i64.
+/// Returns a scalar argument as a value of the compute dtype: it travels as f64 or i64.
 pub fn scalar(builder: &BodyBuilder, compute: DType) -> Value<'_> {
     let travels = if compute.is_floating_point() { DType::F64 } else { DType::I64 };
     builder.scalar(travels).to(compute)
 }
 
-/// The bits of a scalar argument in the form in which [`scalar`] reads it.
+/// Returns the bits of a scalar argument in the form in which [`scalar`] reads it.
 pub fn scalar_bits(value: Scalar, compute: DType) -> u64 {
     if compute.is_floating_point() {
         Scalar::F64(value.to_f64()).to_bits()

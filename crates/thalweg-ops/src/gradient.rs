@@ -31,7 +31,7 @@ fn keep<K: Clone + Eq + Hash, V: Clone>(kept: &Kept<K, V>, key: K, make: impl Fn
     made
 }
 
-/// The body of an operator.
+/// Returns the body of an operator.
 pub fn forward(operator: &LoopOp, signature: &Signature) -> Arc<ForwardBody> {
     static BODIES: Kept<(u64, Signature), Arc<ForwardBody>> = OnceLock::new();
     keep(&BODIES, (operator.id(), signature.clone()), || {
@@ -56,7 +56,7 @@ pub struct GradientBody {
 
 type Derived = Result<Arc<GradientBody>, String>;
 
-/// The gradient of `operator` with respect to the inputs in `wanted` (a bit each), or why there is none.
+/// Returns the gradient of `operator` with respect to the inputs in `wanted` (a bit each), or why there is none.
 pub fn gradient(operator: &LoopOp, signature: &Signature, wanted: u32) -> Derived {
     static GRADIENTS: Kept<(u64, Signature, u32), Derived> = OnceLock::new();
     keep(&GRADIENTS, (operator.id(), signature.clone(), wanted), || derive(operator, signature, wanted))
@@ -76,7 +76,7 @@ fn derive(operator: &LoopOp, signature: &Signature, wanted: u32) -> Derived {
     of_body(operator.name, id, &operator.body(signature), &wrt)
 }
 
-/// The gradient of a derived gradient, with respect to the inputs of its body in `wanted` (a bit each), or why there is none.
+/// Returns the gradient of a derived gradient, with respect to the inputs of its body in `wanted` (a bit each), or why there is none.
 pub fn gradient_of(name: &'static str, derived: &GradientBody, wanted: u32) -> Derived {
     static GRADIENTS: Kept<(u64, DTypes, u32), Derived> = OnceLock::new();
     let dtypes: DTypes = derived.body.inputs.iter().map(|input| input.dtype).collect();
@@ -88,7 +88,7 @@ pub fn gradient_of(name: &'static str, derived: &GradientBody, wanted: u32) -> D
     })
 }
 
-/// The gradient of a body.
+/// Returns the gradient of a body.
 fn of_body(name: &str, id: u64, body: &Body, wrt: &[usize]) -> Derived {
     let gradient = thalweg_ir::grad::gradient(body, wrt)
         .map_err(|reason| format!("{name} is not differentiable: {reason}"))?;
@@ -103,7 +103,7 @@ fn of_body(name: &str, id: u64, body: &Body, wrt: &[usize]) -> Derived {
     }))
 }
 
-/// The body that an entry writes by its result.
+/// Returns the body that an entry writes by its result.
 fn by_result(operator: &LoopOp, signature: &Signature, wrt: &[usize], from_result: FromResult) -> Body {
     let builder = BodyBuilder::new();
     {
@@ -117,7 +117,7 @@ fn by_result(operator: &LoopOp, signature: &Signature, wrt: &[usize], from_resul
     builder.finish().pruned()
 }
 
-/// The body without the inputs that nothing reads, and the numbers of those that stay.
+/// Returns the body without the inputs that nothing reads, and the numbers of those that stay.
 fn without_unused_inputs(body: &Body) -> (Body, SmallVec<[usize; 4]>) {
     let kept: SmallVec<[usize; 4]> = (0..body.inputs.len()).filter(|&input| body.uses_input(input)).collect();
     let renumber = |input: &mut u16| {

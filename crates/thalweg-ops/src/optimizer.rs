@@ -68,7 +68,7 @@ pub struct OptimizerRule {
     pub title: &'static str,
     /// The numbers that it takes beside the learning rate.
     pub numbers: &'static [NumberRule],
-    /// What is decided when a kernel is made: the names of the bits of [`OptimizerValues::flags`].
+    /// The decisions that are made when a kernel is made: the names of the bits of [`OptimizerValues::flags`].
     pub flags: &'static [&'static str],
     /// The states of a parameter's shape and dtype, by PyTorch's names.
     pub states: &'static [&'static str],
@@ -91,7 +91,7 @@ pub struct OptimizerValues {
     pub numbers: SmallVec<[f64; 8]>,
     /// In the order of [`OptimizerRule::flags`], from the lowest bit on.
     pub flags: u32,
-    /// What each of [`OptimizerRule::states`] starts as; `None` for one that these options do not need.
+    /// The value that each of [`OptimizerRule::states`] starts as; `None` for one that these options do not need.
     pub states: SmallVec<[Option<f64>; 4]>,
 }
 
@@ -153,13 +153,13 @@ impl OptimizerRule {
         [defaults, all]
     }
 
-    /// A part of a kernel's name that tells the flags.
+    /// Returns a part of a kernel's name that tells the flags.
     fn variant(&self, flags: u32) -> String {
         let set = self.flags.iter().enumerate().filter(|(bit, _)| flags >> bit & 1 == 1);
         set.map(|(_, name)| format!("_{name}")).collect()
     }
 
-    /// Whether a flag is set in the bits of a call.
+    /// Returns whether a flag is set in the bits of a call.
     fn is_set(&self, flags: u32, name: &str) -> bool {
         let bit = self.flags.iter().position(|&flag| flag == name).expect("the rule has the flag");
         flags >> bit & 1 == 1

@@ -1,6 +1,6 @@
 //! The planner: from a body and the layouts of its operands to a kernel's class and a launch's geometry.
 //!
-//! It decides, and nobody else does: which dimensions can be seen as one, whether a launch is contiguous, how wide loads
+//! It alone decides which dimensions can be seen as one, whether a launch is contiguous, how wide loads
 //! are, how many lanes combine a row. Each decision depends on shapes, strides and dtypes alone, so the same call always
 //! runs the same kernel and sums in the same order.
 
@@ -36,12 +36,12 @@ pub struct Iteration {
     pub alignment_bytes: u64,
 }
 
-/// What was decided.
+/// A plan: the decisions for one launch.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Plan {
-    /// What the kernel is compiled for.
+    /// The class of launches that the kernel is compiled for.
     pub class: Class,
-    /// What this launch is given.
+    /// The geometry of this launch.
     pub geometry: Geometry,
 }
 
@@ -54,7 +54,7 @@ const SERIAL_POINTS: u64 = 16;
 /// Rows with at most this many points are combined by a warp, longer ones by a block.
 const WARP_POINTS: u64 = 1024;
 
-/// With this many rows, whose neighbours lie side by side in memory, a thread a row reads whole sectors and fills a card.
+/// With this many rows, whose neighbours lie side by side in memory, a thread per row reads whole sectors and fills a GPU.
 const ROWS_FOR_A_THREAD_EACH: u64 = 1 << 15;
 
 /// With fewer rows than that, so many neighbours share a block: eight elements of 4 bytes are a sector.
@@ -193,7 +193,7 @@ fn is_narrow(geometry: &Geometry) -> bool {
         && (0..geometry.operands.len()).all(|operand| geometry.span(operand) < limit)
 }
 
-/// How many lanes a row has, and how many rows a block takes abreast.
+/// Returns how many lanes a row has, and how many rows a block takes abreast.
 fn lanes(body: &Body, geometry: &Geometry) -> (u16, u8) {
     let (rows, points) = (geometry.rows(), geometry.points());
     if body.reductions.is_empty() || points <= SERIAL_POINTS {
@@ -221,7 +221,7 @@ fn lanes(body: &Body, geometry: &Geometry) -> (u16, u8) {
     }
 }
 
-/// How many levels of partial results a lane keeps. Extrema are exact, and so are integers.
+/// Returns how many levels of partial results a lane keeps. Extrema are exact, and so are integers.
 fn cascade(body: &Body, geometry: &Geometry, lanes: u16) -> u8 {
     let rounds = body.reductions.iter().any(|reduction| {
         matches!(reduction.op, ReduceOp::Sum | ReduceOp::Product)
@@ -242,14 +242,14 @@ fn vector(body: &Body, geometry: &Geometry, alignment_bytes: u64) -> u8 {
         body.inputs.iter().map(|input| input.dtype).chain(body.outputs.iter().map(|output| output.dtype));
     let largest = sizes.map(|dtype| dtype.size_bytes() as u64).max().unwrap_or(1);
     let mut vector = (VECTOR_BYTES / largest).clamp(1, 8);
-    // Each thread moves `vector` elements of every operand, so the smallest of them sets the pace, the largest the width.
+    // Each thread moves `vector` elements of every operand, so the smallest of them sets the rate, the largest the width.
     while vector > 1 && (!alignment_bytes.is_multiple_of(vector * largest) || geometry.rows() < vector) {
         vector /= 2;
     }
     vector as u8
 }
 
-/// A kernel's name: what it computes, on which dtypes, for which class. Two kernels of one name are the same kernel.
+/// Returns a kernel's name: what it computes, on which dtypes, for which class. Two kernels of one name are the same kernel.
 pub fn kernel(operator: &str, compute: DType, body: Body, class: Class) -> Kernel {
     use std::fmt::Write;
     let mut name = format!("{operator}_");

@@ -188,7 +188,7 @@ pub static TRIANGLE: LoopOp = LoopOp {
     ..ARANGE
 };
 
-/// A reduction of one input to one output a row.
+/// Returns a reduction of one input to one output a row.
 const fn reduction(
     name: &'static str,
     doc: &'static str,
@@ -257,13 +257,13 @@ pub static ARGMAX: LoopOp = LoopOp {
     )
 };
 
-/// x − max, and the sum of its exponentials over the row. The shift changes no result, so no gradient flows through it.
+/// Returns x − max, and the sum of its exponentials over the row. The shift changes no result, so no gradient flows through it.
 fn shifted_exponentials<'b>(b: &'b BodyBuilder, x: Value<'b>) -> (Value<'b>, Value<'b>) {
     let shifted = x - b.reduce(ReduceOp::Max, x.detach()).detach();
     (shifted, b.reduce(ReduceOp::Sum, shifted.exp()))
 }
 
-/// The gradient of a softmax: y · (g − Σ g · y).
+/// Returns the gradient of a softmax: y · (g − Σ g · y).
 fn softmax_gradient<'b>(b: &'b BodyBuilder, y: Value<'b>, g: Value<'b>) -> Value<'b> {
     y * (g - b.reduce(ReduceOp::Sum, g * y))
 }
@@ -354,7 +354,7 @@ impl<'b> Window<'b> {
         }
     }
 
-    /// What belongs to one axis: extent of the image, stride, extent of the kernel, number of windows.
+    /// Returns the values of one axis: extent of the image, stride, extent of the kernel, number of windows.
     fn axis(&self, axis: usize) -> [Value<'b>; 4] {
         match axis {
             0 => [self.height, self.stride_height, self.kernel_height, self.output_height],
@@ -362,14 +362,14 @@ impl<'b> Window<'b> {
         }
     }
 
-    /// The input coordinate of an axis that an output and a kernel coordinate meet at, and whether it is inside.
+    /// Returns the input coordinate of an axis that an output and a kernel coordinate meet at, and whether it is inside.
     fn input_at(&self, axis: usize, output: Value<'b>, kernel: Value<'b>) -> (Value<'b>, Value<'b>) {
         let [extent, stride, ..] = self.axis(axis);
         let at = output * stride + kernel * self.dilation - self.padding;
         (at, at.ge(0).and(at.lt(extent)))
     }
 
-    /// The windows of an axis that an input coordinate lies in, counted back from the last one that begins before it: the
+    /// Returns the windows of an axis that an input coordinate lies in, counted back from the last one that begins before it: the
     /// output coordinate, the kernel coordinate that meets the input there, and whether there is such a window. The first
     /// division is the same for the whole row.
     fn window_of(&self, axis: usize, input: Value<'b>, back: Value<'b>) -> (Value<'b>, Value<'b>, Value<'b>) {
@@ -384,7 +384,7 @@ impl<'b> Window<'b> {
     }
 }
 
-/// How many windows of an axis an input coordinate can lie in: the inner extents of `fold2d` and `max_pool2d_backward`.
+/// Returns how many windows of an axis an input coordinate can lie in: the inner extents of `fold2d` and `max_pool2d_backward`.
 pub const fn windows_of_a_pixel(kernel: usize, stride: usize, dilation: usize) -> usize {
     (kernel - 1) * dilation / stride + 1
 }

@@ -1,16 +1,17 @@
-//! How far a card's results may be from the correctly rounded ones, primitive by primitive.
+//! How far a GPU's results may be from the correctly rounded ones, primitive by primitive.
 //!
 //! The bounds are those of the tables of maximum errors in NVIDIA's CUDA programming guide (mathematical functions, default
 //! compilation), in units in the last place of the result's type. Where editions of the guide differ, the larger bound
-//! stands. Tolerances belong to primitives and never to tests: a test that compares a card with the host adds this budget to
+//! stands. Tolerances belong to primitives and never to tests: a test that compares a GPU with the host adds this budget to
 //! the one of the host's own function, and follows it through the body.
 //!
-//! The budgets of functions of one number stand beside them, in the table of `functions.rs`. A bound of 0 is a promise of equal bits, save for the payload of a NaN.
+//! The budgets of functions of one number stand beside them, in the table of `functions.rs`. A bound of 0 is a promise of equal
+//! bits, save for the payload of a NaN.
 
 use crate::{Binary, DType};
 
 impl Binary {
-    /// The largest error of the card's result in units in the last place. `dtype` is the operands'.
+    /// Returns the largest error of the GPU's result in units in the last place. `dtype` is the operands'.
     pub const fn ulp_budget(self, dtype: DType) -> u32 {
         match self {
             Self::Pow if matches!(dtype, DType::F64) => 2,

@@ -5,7 +5,7 @@ use crate::{Binary, Body, Category, DType, ExprId, ReduceOp, Scalar, Unary};
 
 use super::writer::Writer;
 
-/// The type of an element in memory.
+/// Returns the type of an element in memory.
 pub(super) const fn memory_type(dtype: DType) -> &'static str {
     match dtype {
         DType::Bool => "u8",
@@ -13,7 +13,7 @@ pub(super) const fn memory_type(dtype: DType) -> &'static str {
     }
 }
 
-/// The type of the word in which a scalar argument travels.
+/// Returns the type of the word in which a scalar argument travels.
 pub(super) const fn scalar_type(dtype: DType) -> &'static str {
     match dtype.category() {
         Category::Bool => "u64",
@@ -22,19 +22,19 @@ pub(super) const fn scalar_type(dtype: DType) -> &'static str {
     }
 }
 
-/// An element as it is stored, from a value of dtype `from`.
+/// Returns an element as it is stored, from a value of dtype `from`.
 pub(super) fn stored(value: &str, from: DType, to: DType) -> String {
     let cast = cast(value, from, to);
     if to == DType::Bool { format!("u8({cast})") } else { cast }
 }
 
-/// The statement that writes a scattered output.
+/// Returns the statement that writes a scattered output.
 pub(super) fn scattered(statements: &Statements<'_>, number: usize, scatter: Scatter, value: &str) -> String {
     let (index, guard) = (statements.name(scatter.index), statements.name(scatter.guard));
     format!("if ({guard}) a.output{number}[{index}] = {value};")
 }
 
-/// A literal.
+/// Returns a literal.
 pub(super) fn literal(value: Scalar, dtype: DType) -> String {
     match dtype {
         DType::Bool => (value.to_f64() != 0.0).to_string(),
@@ -77,7 +77,7 @@ pub(super) fn literal(value: Scalar, dtype: DType) -> String {
     }
 }
 
-/// The value with which a reduction starts.
+/// Returns the value with which a reduction starts.
 pub(super) fn neutral(op: ReduceOp, dtype: DType) -> String {
     #[expect(clippy::unnecessary_cast, reason = "one of the integer types is i64")]
     let (lowest, highest) = with_dtype!(dtype,
@@ -95,7 +95,7 @@ pub(super) fn neutral(op: ReduceOp, dtype: DType) -> String {
     literal(value, dtype)
 }
 
-/// The primitive that combines two values of a reduction.
+/// Returns the primitive that combines two values of a reduction.
 pub(super) const fn combining(op: ReduceOp) -> Binary {
     match op {
         ReduceOp::Sum => Binary::Add,
@@ -105,7 +105,7 @@ pub(super) const fn combining(op: ReduceOp) -> Binary {
     }
 }
 
-/// A value in another dtype. A 16-bit float is reached and left through f32.
+/// Returns a value in another dtype. A 16-bit float is reached and left through f32.
 fn cast(x: &str, from: DType, to: DType) -> String {
     let is_reduced = |dtype: DType| dtype.compute() != dtype;
     let through_f32 = || cast(&cast(x, from, DType::F32), DType::F32, to);
@@ -155,7 +155,7 @@ fn unary(op: Unary, x: &str, dtype: DType) -> String {
     }
 }
 
-/// A primitive of two operands, which are names or literals.
+/// Returns a primitive of two operands, which are names or literals.
 pub(super) fn binary(op: Binary, a: &str, b: &str, dtype: DType) -> String {
     assert_computes(&op, dtype);
     let float = dtype.is_floating_point();
@@ -221,7 +221,7 @@ impl<'k> Statements<'k> {
         vec![false; self.body.nodes.len()]
     }
 
-    /// The name of a defined value, or its literal.
+    /// Returns the name of a defined value, or its literal.
     pub fn name(&self, id: ExprId) -> String {
         match self.body.nodes[id.index()] {
             Node::Constant(value) => literal(value, self.body.dtype(id)),
@@ -231,7 +231,7 @@ impl<'k> Statements<'k> {
         }
     }
 
-    /// The nodes that the roots need and that `wanted` admits, without those that are defined.
+    /// Returns the nodes that the roots need and that `wanted` admits, without those that are defined.
     fn missing<'s>(
         &'s self,
         roots: &[ExprId],
@@ -248,7 +248,7 @@ impl<'k> Statements<'k> {
         (0..needed.len()).filter(move |&index| needed[index] && !defined[index] && wanted(index))
     }
 
-    /// The inputs that [`Statements::define`] would load.
+    /// Returns the inputs that [`Statements::define`] would load.
     pub fn loads(&self, roots: &[ExprId], defined: &Defined) -> Vec<usize> {
         let mut inputs: Vec<usize> = self
             .missing(roots, defined, |_| true)
@@ -279,7 +279,7 @@ impl<'k> Statements<'k> {
         }
     }
 
-    /// The expression of a node, where it has a name of its own.
+    /// Returns the expression of a node, where it has a name of its own.
     fn expression(&self, index: usize) -> Option<String> {
         let body = self.body;
         let dtype = body.dtypes[index];

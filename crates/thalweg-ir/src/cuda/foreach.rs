@@ -8,8 +8,8 @@ use super::expression::{Statements, memory_type, scalar_type, stored};
 use super::prelude;
 use super::writer::Writer;
 
-/// The translation unit of a kernel over a list of tensors, whose entry point takes the words of [`ForeachKernel::pack`] as one
-/// structure by value. What inputs of one element and scalars determine is computed once per thread.
+/// Returns the translation unit of a kernel over a list of tensors, whose entry point takes the words of [`ForeachKernel::pack`] as
+/// one structure by value. What inputs of one element and scalars determine is computed once per thread.
 ///
 /// # Panics
 /// Where the kernel is none: a body with reductions, coordinates, gathers or scatters, or an output whose dtype is not that of

@@ -10,8 +10,8 @@
 //! - **Strided points.** The same with coordinates: the linear index is divided once by each extent.
 //! - **Rows.** A body with reductions. [`Class::lanes`] threads work on a row: one thread, part of a warp, a warp, or a
 //!   block. Where neighbouring rows lie side by side in memory, as in a sum over columns, a block works on
-//!   [`Class::rows_abreast`] of them, and neighbouring threads are the same lane of neighbouring rows. Reductions that need no earlier result share one pass over the row; what does not change inside a row is
-//!   computed before the pass.
+//!   [`Class::rows_abreast`] of them, and neighbouring threads are the same lane of neighbouring rows. Reductions that need no
+//!   earlier result share one pass over the row; what does not change inside a row is computed before the pass.
 //!
 //! Every form loops over its work in steps of the grid, so that any grid is right and [`launch_shape`] is only about speed.
 //!
@@ -61,7 +61,7 @@ pub struct LaunchShape {
     pub block: [u32; 3],
 }
 
-/// The translation unit of one kernel, whose entry point has the kernel's name and takes one structure by value: the words
+/// Returns the translation unit of one kernel, whose entry point has the kernel's name and takes one structure by value: the words
 /// of [`Arguments`](crate::Arguments).
 ///
 /// # Panics
@@ -71,7 +71,7 @@ pub fn print(kernel: &Kernel) -> String {
     print_unit(&[kernel])
 }
 
-/// Several kernels in one translation unit, which compiles much faster than as many units. Names must differ.
+/// Prints several kernels in one translation unit, which compiles much faster than as many units. Names must differ.
 ///
 /// # Panics
 /// As [`print()`], and where two kernels have one name.
@@ -87,9 +87,9 @@ pub fn print_unit(kernels: &[&Kernel]) -> String {
     prelude::needed_by(&code) + &code
 }
 
-/// The launch of a kernel over a geometry on a card with this many multiprocessors.
+/// Returns the launch of a kernel over a geometry on a GPU with this many multiprocessors.
 ///
-/// The grid is never empty: whoever launches skips a geometry without rows or points itself.
+/// The grid is never empty: the caller skips a geometry without rows or points itself.
 pub fn launch_shape(kernel: &Kernel, geometry: &Geometry, multi_processor_count: u32) -> LaunchShape {
     let class = &kernel.class;
     let lanes = u64::from(class.lanes);
@@ -108,7 +108,7 @@ pub fn launch_shape(kernel: &Kernel, geometry: &Geometry, multi_processor_count:
     LaunchShape { grid: [blocks.clamp(1, most) as u32, 1, 1], block: [threads, 1, 1] }
 }
 
-/// Whether threads have points of their own rather than rows: there is nothing to combine, and nothing that is written
+/// Returns whether threads have points of their own rather than rows: there is nothing to combine, and nothing that is written
 /// once for several points.
 fn works_by_points(kernel: &Kernel) -> bool {
     let body = &kernel.body;
@@ -149,7 +149,7 @@ fn print_kernel(kernel: &Kernel) -> String {
     writer.finish()
 }
 
-/// The structure of a kernel's arguments: the words of [`Arguments::pack`](crate::Arguments::pack), by name.
+/// Prints the structure of a kernel's arguments: the words of [`Arguments::pack`](crate::Arguments::pack), by name.
 fn print_arguments(kernel: &Kernel, writer: &mut Writer) {
     let (body, class) = (&kernel.body, &kernel.class);
     writer.open(&format!("struct {}_arguments", kernel.name));
@@ -198,12 +198,12 @@ fn print_arguments(kernel: &Kernel, writer: &mut Writer) {
     writer.blank();
 }
 
-/// The type of offsets, coordinates and counts of a kernel.
+/// Returns the type of offsets, coordinates and counts of a kernel.
 fn index_type(class: &Class) -> &'static str {
     if class.narrow_index { "u32" } else { "u64" }
 }
 
-/// The line that opens a kernel's entry point.
+/// Prints the line that opens a kernel's entry point.
 fn open_entry(kernel: &Kernel, threads: u32, writer: &mut Writer) {
     writer.open(&format!(
         "extern \"C\" __global__ void __launch_bounds__({threads}) {name}(const __grid_constant__ {name}_arguments a)",
@@ -230,17 +230,17 @@ fn split_index(linear: &str, dimensions: &[(String, String)], index: &str, write
     }
 }
 
-/// The row coordinates with the arguments that hold their extents.
+/// Returns the row coordinates with the arguments that hold their extents.
 fn row_dimensions(class: &Class) -> Vec<(String, String)> {
     (0..class.row_rank).map(|d| (format!("row{d}"), format!("row_extent{d}"))).collect()
 }
 
-/// The inner coordinates with the arguments that hold their extents.
+/// Returns the inner coordinates with the arguments that hold their extents.
 fn inner_dimensions(class: &Class) -> Vec<(String, String)> {
     (0..class.inner_rank).map(|d| (format!("inner{d}"), format!("inner_extent{d}"))).collect()
 }
 
-/// The sum of coordinates times strides of an operand: `group` is `row` or `inner`.
+/// Returns the sum of coordinates times strides of an operand: `group` is `row` or `inner`.
 fn offset(operand: &str, group: &str, rank: u8, index: &str) -> String {
     let terms: Vec<String> =
         (0..rank).map(|d| format!("{group}{d} * {index}(a.{operand}_{group}_stride{d})")).collect();

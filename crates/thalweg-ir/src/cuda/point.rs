@@ -7,7 +7,7 @@ use super::expression::{Statements, memory_type, scattered, stored};
 use super::writer::Writer;
 use super::{POINT_BLOCK, index_type, inner_dimensions, offset, open_entry, row_dimensions, split_index};
 
-/// The strided inputs that the body reads.
+/// Returns the strided inputs that the body reads.
 fn loaded_inputs(kernel: &Kernel) -> Vec<usize> {
     let inputs = kernel.body.inputs.iter().enumerate();
     inputs
@@ -16,14 +16,14 @@ fn loaded_inputs(kernel: &Kernel) -> Vec<usize> {
         .collect()
 }
 
-/// The lines with the thread's number, the number of threads and the number of points.
+/// Prints the lines with the thread's number, the number of threads and the number of points.
 fn print_counts(index: &str, writer: &mut Writer) {
     writer.line(&format!("const {index} count = {index}(a.rows * a.points);"));
     writer.line(&format!("const {index} threads = {index}(gridDim.x) * blockDim.x;"));
     writer.line(&format!("const {index} thread = {index}(blockIdx.x) * blockDim.x + threadIdx.x;"));
 }
 
-/// The kernel of a contiguous class: one function for a point, called for vectors and for the rest.
+/// Prints the kernel of a contiguous class: one function for a point, called for vectors and for the rest.
 pub(super) fn print_contiguous(kernel: &Kernel, writer: &mut Writer) {
     let index = index_type(&kernel.class);
     let inputs = loaded_inputs(kernel);
@@ -69,7 +69,7 @@ pub(super) fn print_contiguous(kernel: &Kernel, writer: &mut Writer) {
     writer.close("");
 }
 
-/// The function of one point: elements by value, results by reference.
+/// Prints the function of one point: elements by value, results by reference.
 fn print_point_function(kernel: &Kernel, inputs: &[usize], writer: &mut Writer) {
     let (body, class, name) = (&kernel.body, &kernel.class, &kernel.name);
     let index = index_type(class);
@@ -97,7 +97,7 @@ fn print_point_function(kernel: &Kernel, inputs: &[usize], writer: &mut Writer) 
     writer.blank();
 }
 
-/// The kernel of a strided class.
+/// Prints the kernel of a strided class.
 pub(super) fn print_strided(kernel: &Kernel, writer: &mut Writer) {
     let (body, class) = (&kernel.body, &kernel.class);
     let index = index_type(class);
@@ -133,7 +133,7 @@ pub(super) fn print_strided(kernel: &Kernel, writer: &mut Writer) {
     writer.close("");
 }
 
-/// The body at one point. All values come before the first store, so that an output may be an input's memory.
+/// Returns the body at one point. All values come before the first store, so that an output may be an input's memory.
 fn print_outputs(
     kernel: &Kernel,
     input: &dyn Fn(usize) -> String,

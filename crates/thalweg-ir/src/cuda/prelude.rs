@@ -1,4 +1,4 @@
-//! What generated code may call: types, casts, and the combination of lanes.
+//! The functions that generated code may call: types, casts, and the combination of lanes.
 //!
 //! Each fragment defines one name. A unit gets the fragments whose names it mentions, and those that they mention: there is
 //! no list of uses to keep right.
@@ -257,7 +257,7 @@ pub fn with_prelude(code: &str) -> String {
     needed_by(code) + "\n" + code
 }
 
-/// The prelude of a unit with this code.
+/// Returns the prelude of a unit with this code.
 pub(crate) fn needed_by(code: &str) -> String {
     let mut needed: Vec<&'static str> = Vec::new();
     for fragment in FRAGMENTS.iter().rev() {
@@ -270,7 +270,7 @@ pub(crate) fn needed_by(code: &str) -> String {
     needed.concat()
 }
 
-/// Whether the text has this word.
+/// Returns whether the text has this word.
 fn mentions(text: &str, word: &str) -> bool {
     let inside_word = |byte: Option<&u8>| byte.is_some_and(|b| b.is_ascii_alphanumeric() || *b == b'_');
     text.match_indices(word).any(|(start, _)| {

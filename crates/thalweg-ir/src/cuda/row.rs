@@ -48,12 +48,12 @@ impl RowPrinter<'_> {
         writer.close("");
     }
 
-    /// How many rows a block takes, neighbouring threads neighbouring rows.
+    /// Returns how many rows a block takes, neighbouring threads neighbouring rows.
     fn abreast(&self) -> u32 {
         u32::from(self.kernel.class.rows_abreast)
     }
 
-    /// The loop over rows, in which `row`, `points`, `lane` and `active` (whether the thread has a row at all) are known as
+    /// Opens the loop over rows, in which `row`, `points`, `lane` and `active` (whether the thread has a row at all) are known as
     /// far as they are needed.
     fn open_rows(&self, writer: &mut Writer) {
         let index = self.index;
@@ -90,7 +90,7 @@ impl RowPrinter<'_> {
         }
     }
 
-    /// The loop of a block over rows of which it takes several at a time; `mine` is which of them the thread's is. A thread
+    /// Opens the loop of a block over rows of which it takes several at a time; `mine` is which of them the thread's is. A thread
     /// without a row takes part with no points.
     fn open_shared_rows(&self, per_block: u32, mine: &str, writer: &mut Writer) {
         let index = self.index;
@@ -103,7 +103,7 @@ impl RowPrinter<'_> {
         writer.line(&format!("const {index} points = active ? {index}(a.points) : 0;"));
     }
 
-    /// Where the row's elements begin, operand by operand.
+    /// Prints where the row's elements begin, operand by operand.
     fn print_row_places(&self, writer: &mut Writer) {
         let (body, class, index) = (&self.kernel.body, &self.kernel.class, self.index);
         if class.contiguous {
@@ -121,7 +121,7 @@ impl RowPrinter<'_> {
         }
     }
 
-    /// The names of the strided inputs that are read.
+    /// Returns the names of the strided inputs that are read.
     fn used_inputs(&self) -> impl Iterator<Item = String> {
         let body = &self.kernel.body;
         (0..body.inputs.len())
@@ -129,7 +129,7 @@ impl RowPrinter<'_> {
             .map(|number| format!("input{number}"))
     }
 
-    /// The reductions by passes: each in the first that comes after all results that it needs.
+    /// Returns the reductions by passes: each in the first that comes after all results that it needs.
     fn passes(&self) -> Vec<Vec<usize>> {
         let body = &self.kernel.body;
         let mut passes: Vec<Vec<usize>> = Vec::new();
@@ -144,7 +144,7 @@ impl RowPrinter<'_> {
         passes
     }
 
-    /// The reductions whose results these values need.
+    /// Returns the reductions whose results these values need.
     fn reduced_by(&self, roots: impl IntoIterator<Item = ExprId>) -> impl Iterator<Item = usize> {
         let nodes = &self.kernel.body.nodes;
         let mut needed = self.statements.nothing();
@@ -160,7 +160,7 @@ impl RowPrinter<'_> {
         })
     }
 
-    /// One pass over the row for reductions that do not need each other.
+    /// Prints one pass over the row for reductions that do not need each other.
     fn print_pass(&self, pass: &[usize], defined: &mut Defined, writer: &mut Writer) {
         let body = &self.kernel.body;
         let values: Vec<ExprId> = pass.iter().map(|&number| body.reductions[number].value).collect();
@@ -196,7 +196,7 @@ impl RowPrinter<'_> {
         }
     }
 
-    /// The name of a reduction's partial result on a level of the cascade.
+    /// Returns the name of a reduction's partial result on a level of the cascade.
     fn so_far(&self, level: u8, number: usize) -> String {
         if level + 1 == self.kernel.class.cascade {
             format!("reduced{number}")
@@ -211,7 +211,7 @@ impl RowPrinter<'_> {
         writer.line(&format!("{so_far} = {};", binary(combining(reduction.op), so_far, value, dtype)));
     }
 
-    /// Where the points of a lane begin and end inside of the runs of a level; of the row, if there are none.
+    /// Returns where the points of a lane begin and end inside of the runs of a level; of the row, if there are none.
     fn run(&self, levels: u8, level: u8) -> [String; 2] {
         if level < levels {
             return ["begin", "end"].map(|name| format!("{name}{level}"));
@@ -219,7 +219,7 @@ impl RowPrinter<'_> {
         [if self.kernel.class.lanes == 1 { "0" } else { "lane" }.to_owned(), "points".to_owned()]
     }
 
-    /// The loop over the runs whose results a level combines.
+    /// Opens the loop over the runs whose results a level combines.
     fn open_runs(&self, pass: &[usize], level: u8, writer: &mut Writer) {
         let (index, body, below) = (self.index, &self.kernel.body, level - 1);
         let [begin, end] = self.run(self.kernel.class.cascade - 1, level);
@@ -238,7 +238,7 @@ impl RowPrinter<'_> {
         }
     }
 
-    /// The tree over the lanes of a row.
+    /// Prints the tree over the lanes of a row.
     fn print_combination(&self, number: usize, writer: &mut Writer) {
         let reduction = &self.kernel.body.reductions[number];
         let dtype = self.kernel.body.dtype(reduction.value);
@@ -288,7 +288,7 @@ impl RowPrinter<'_> {
         self.statements.define(roots, &mut defined.clone(), |index| self.at_points[index], writer);
     }
 
-    /// Whether the points of a row are walked by nested loops: one lane visits them all in order, so that it needs no
+    /// Returns whether the points of a row are walked by nested loops: one lane visits them all in order, so that it needs no
     /// divisions to find its coordinates.
     fn nests_points(&self) -> bool {
         self.kernel.class.lanes == 1 && self.kernel.class.inner_rank > 1 && self.kernel.class.cascade == 1
@@ -299,7 +299,7 @@ impl RowPrinter<'_> {
         self.open_points_of(&self.run(0, 0), writer)
     }
 
-    /// [`RowPrinter::open_points`] from a point to another one.
+    /// Opens a loop as [`RowPrinter::open_points`] does, from a point to another one.
     fn open_points_of(&self, [begin, end]: &[String; 2], writer: &mut Writer) -> usize {
         let (class, index) = (&self.kernel.class, self.index);
         let dimensions = inner_dimensions(class);
@@ -322,7 +322,7 @@ impl RowPrinter<'_> {
         1
     }
 
-    /// The outputs of the row, by its first lane, then those of its points, by all.
+    /// Prints the outputs of the row, by its first lane, then those of its points, by all.
     fn print_outputs(&self, defined: &mut Defined, writer: &mut Writer) {
         let body = &self.kernel.body;
         let (of_points, of_row): (Vec<usize>, Vec<usize>) =
@@ -345,7 +345,7 @@ impl RowPrinter<'_> {
         }
     }
 
-    /// The outputs that are written once a row. Those that load elements (of operands that do not vary inside) do so at the
+    /// Prints the outputs that are written once per row. Those that load elements (of operands that do not vary inside) do so at the
     /// row's first point.
     fn print_row_outputs(&self, outputs: &[usize], defined: &Defined, writer: &mut Writer) {
         let (body, class) = (&self.kernel.body, &self.kernel.class);

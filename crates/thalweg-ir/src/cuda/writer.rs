@@ -8,19 +8,19 @@ pub(super) struct Writer {
 }
 
 impl Writer {
-    /// One line.
+    /// Adds one line.
     pub fn line(&mut self, line: &str) {
         self.text.extend(std::iter::repeat_n("    ", self.depth));
         self.text.push_str(line);
         self.text.push('\n');
     }
 
-    /// An empty line.
+    /// Adds an empty line.
     pub fn blank(&mut self) {
         self.text.push('\n');
     }
 
-    /// A line that opens a block.
+    /// Adds a line that opens a block.
     pub fn open(&mut self, head: &str) {
         self.line(format!("{head} {{").trim_start());
         self.depth += 1;
@@ -32,7 +32,7 @@ impl Writer {
         self.line(&format!("}}{tail}"));
     }
 
-    /// The text, when every block is closed.
+    /// Returns the text, when every block is closed.
     pub fn finish(self) -> String {
         assert_eq!(self.depth, 0, "every block is closed");
         self.text

@@ -4,7 +4,7 @@
 
 use crate::{Binary, DType, Node, Scalar, Unary, Value};
 
-/// The number of a constant.
+/// Returns the number of a constant.
 fn constant(value: Value<'_>) -> Option<f64> {
     match value.node() {
         Node::Constant(Scalar::F64(number)) if value.dtype() == DType::F32 => Some(f64::from(number as f32)),
@@ -13,7 +13,7 @@ fn constant(value: Value<'_>) -> Option<f64> {
     }
 }
 
-/// The operand of a negation.
+/// Returns the operand of a negation.
 fn negated(value: Value<'_>) -> Option<Value<'_>> {
     match value.node() {
         Node::Unary(Unary::Neg, operand) => Some(value.builder().value(operand)),
@@ -21,7 +21,7 @@ fn negated(value: Value<'_>) -> Option<Value<'_>> {
     }
 }
 
-/// −a.
+/// Returns −a.
 pub(super) fn neg(a: Value<'_>) -> Value<'_> {
     match (constant(a), negated(a)) {
         (Some(number), _) => a.like(-number),
@@ -30,7 +30,7 @@ pub(super) fn neg(a: Value<'_>) -> Value<'_> {
     }
 }
 
-/// a + b.
+/// Returns a + b.
 pub(super) fn add<'b>(a: Value<'b>, b: Value<'b>) -> Value<'b> {
     if a.id() == b.id() {
         return mul(a, a.like(2.0));
@@ -42,7 +42,7 @@ pub(super) fn add<'b>(a: Value<'b>, b: Value<'b>) -> Value<'b> {
     }
 }
 
-/// a · b.
+/// Returns a · b.
 pub(super) fn mul<'b>(a: Value<'b>, b: Value<'b>) -> Value<'b> {
     match (constant(a), constant(b)) {
         // The product of two 32-bit floats is exact in 64 bits, so folding rounds once, as the kernel would.
@@ -60,7 +60,7 @@ pub(super) fn mul<'b>(a: Value<'b>, b: Value<'b>) -> Value<'b> {
     }
 }
 
-/// a / b.
+/// Returns a / b.
 pub(super) fn div<'b>(a: Value<'b>, b: Value<'b>) -> Value<'b> {
     match (constant(b), negated(a)) {
         (Some(1.0), _) => a,
@@ -70,22 +70,22 @@ pub(super) fn div<'b>(a: Value<'b>, b: Value<'b>) -> Value<'b> {
     }
 }
 
-/// `value` where the condition holds, else 0.
+/// Returns `value` where the condition holds, else 0.
 pub(super) fn masked<'b>(condition: Value<'b>, value: Value<'b>) -> Value<'b> {
     condition.select(value, value.like(0.0))
 }
 
-/// 0 where the condition holds, else `value`.
+/// Returns 0 where the condition holds, else `value`.
 pub(super) fn masked_out<'b>(condition: Value<'b>, value: Value<'b>) -> Value<'b> {
     condition.select(value.like(0.0), value)
 }
 
-/// The constant power a^exponent.
+/// Returns the constant power a^exponent.
 pub(super) fn power<'b>(a: Value<'b>, exponent: f64) -> Value<'b> {
     if exponent == 1.0 { a } else { a.pow(exponent) }
 }
 
-/// The number that an exponent is, if it is a constant.
+/// Returns the number that an exponent is, if it is a constant.
 pub(super) fn constant_exponent(value: Value<'_>) -> Option<f64> {
     constant(value)
 }

@@ -21,8 +21,8 @@
 //!
 //! # What it does not do
 //! It differentiates nothing with respect to gathered inputs (their gradient is a scatter, which no body is), and it sums
-//! nothing over broadcast dimensions: the gradient of an input is given at every point, and whoever broadcast the input
-//! sums.
+//! nothing over broadcast dimensions: the gradient of an input is given at every point, and the code that broadcast the
+//! input sums.
 
 mod algebra;
 mod prune;
@@ -37,7 +37,7 @@ use algebra::{add, div};
 /// The gradient of a body. See [`gradient`].
 #[derive(Clone, PartialEq, Debug)]
 pub struct Gradient {
-    /// What computes it.
+    /// The body that computes it.
     ///
     /// Its inputs are those of the body, in order, then the gradient of each output, with the dtype and the geometry of that
     /// output; [`Body::uses_input`] says which of them matter. Its scalars are those of the body. Its outputs are the
@@ -59,11 +59,11 @@ impl fmt::Display for NotDifferentiable {
 
 impl std::error::Error for NotDifferentiable {}
 
-/// The gradient with respect to inputs, by their numbers.
+/// Returns the gradient with respect to inputs, by their numbers.
 ///
 /// # Errors
-/// If an output is scattered; if an input does not exist, is no float, or is gathered from; or if an output that is written once a row depends on such
-/// an input at single points, without a reduction.
+/// If an output is scattered; if an input does not exist, is no float, or is gathered from; or if an output that is written once
+/// a row depends on such an input at single points, without a reduction.
 pub fn gradient(body: &Body, wrt: &[usize]) -> Result<Gradient, NotDifferentiable> {
     check_inputs(body, wrt)?;
     let at_points = body.point_dependent(|_| true);
@@ -106,7 +106,7 @@ fn check_inputs(body: &Body, wrt: &[usize]) -> Result<(), NotDifferentiable> {
     Ok(())
 }
 
-/// Through which expressions a gradient flows to the inputs.
+/// Returns through which expressions a gradient flows to the inputs.
 fn carriers(body: &Body, wrt: &[usize]) -> Vec<bool> {
     let mut carries = vec![false; body.nodes.len()];
     for (index, node) in body.nodes.iter().enumerate() {
@@ -127,7 +127,7 @@ fn carriers(body: &Body, wrt: &[usize]) -> Vec<bool> {
     carries
 }
 
-/// Where the gradients are written: at points, save that a body without points has but one kind of place.
+/// Returns where the gradients are written: at points, save that a body without points has but one kind of place.
 fn gradient_place(body: &Body, at_points: &[bool], carries: &[bool]) -> Result<Place, NotDifferentiable> {
     let places = || body.outputs.iter().map(|output| output.place);
     if body.reductions.is_empty() && places().all(|place| place == Place::Row) {
@@ -144,7 +144,7 @@ fn gradient_place(body: &Body, at_points: &[bool], carries: &[bool]) -> Result<P
     Ok(Place::Point)
 }
 
-/// What has been collected of an expression's adjoint.
+/// The parts of an expression's adjoint that were collected so far.
 #[derive(Clone, Copy, Default)]
 struct Adjoint<'b> {
     /// From uses on the expression's own level.
@@ -201,7 +201,7 @@ impl<'b> Reverse<'b> {
         reverse
     }
 
-    /// A reduction of the new body.
+    /// Returns a reduction of the new body.
     fn reduce(&mut self, op: ReduceOp, value: Value<'b>) -> Value<'b> {
         let known = self.reductions.iter().find(|(other, id, _)| *other == op && *id == value.id());
         if let Some(&(_, _, result)) = known {
@@ -258,7 +258,7 @@ impl<'b> Reverse<'b> {
         }
     }
 
-    /// From the result of a reduction to the values that it combined.
+    /// Takes the gradient from the result of a reduction to the values that it combined.
     fn through_reduction(&mut self, number: usize, result: Value<'b>, adjoint: Value<'b>) {
         let reduction = self.forward.reductions[number];
         let value = self.copies[reduction.value.index()];

@@ -3,7 +3,7 @@
 use crate::{Body, ExprId, Node, Output, Scatter};
 
 impl Body {
-    /// The body without the expressions and reductions that no output needs. Inputs and scalars keep their numbers, needed
+    /// Returns the body without the expressions and reductions that no output needs. Inputs and scalars keep their numbers, needed
     /// or not. ([`Body::live`] counts what a reduction needs as needed, since a kernel runs all reductions of its body.)
     #[must_use]
     pub fn pruned(&self) -> Self {
@@ -25,7 +25,7 @@ impl Body {
         self.keeping(&nodes, &reductions)
     }
 
-    /// The body with only these expressions and reductions.
+    /// Returns the body with only these expressions and reductions.
     fn keeping(&self, nodes: &[bool], reductions: &[bool]) -> Self {
         let node_places = places(nodes);
         let reduction_places = places(reductions);
@@ -53,7 +53,7 @@ impl Body {
     }
 }
 
-/// The place of each kept element among the kept ones.
+/// Returns the place of each kept element among the kept ones.
 fn places(kept: &[bool]) -> Vec<u32> {
     kept.iter()
         .scan(0, |next, &kept| {
@@ -65,7 +65,7 @@ fn places(kept: &[bool]) -> Vec<u32> {
 }
 
 impl Node {
-    /// The node with other operands.
+    /// Returns the node with other operands.
     #[must_use]
     pub fn with_operands(self, mut map: impl FnMut(ExprId) -> ExprId) -> Self {
         match self {

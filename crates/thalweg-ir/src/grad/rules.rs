@@ -6,13 +6,13 @@ use crate::{Binary, ExprId, Node, Unary, Value};
 
 use super::algebra::{add, constant_exponent, div, masked, masked_out, mul, neg, power};
 
-/// Whether a primitive is constant between its jumps, so that nothing flows through it.
+/// Returns whether a primitive is constant between its jumps, so that nothing flows through it.
 pub(super) const fn is_flat(op: Unary) -> bool {
     matches!(op, Unary::Not | Unary::Floor | Unary::Ceil | Unary::Trunc | Unary::Round)
 }
 
-/// What a node adds to the adjoints of its operands. `copy` gives operands, `result` is the node and `g` its adjoint;
-/// adjoints have the dtype in which there is arithmetic.
+/// Adds a node's part to the adjoints of its operands. `copy` gives operands, `result` is the node and `g` its adjoint; adjoints
+/// have the dtype in which there is arithmetic.
 pub(super) fn operands<'b>(
     node: &Node,
     copy: impl Fn(ExprId) -> Value<'b>,
@@ -73,7 +73,7 @@ fn unary<'b>(op: Unary, x: Value<'b>, y: Value<'b>, g: Value<'b>) -> Option<Valu
     })
 }
 
-/// What flows to the first and to the second operand.
+/// Returns the gradients that flow to the first and to the second operand.
 fn binary<'b>(
     op: Binary,
     a: Value<'b>,
@@ -109,13 +109,13 @@ fn binary<'b>(
     (Some(of_a), Some(of_b))
 }
 
-/// The gradient of an operand of a maximum or minimum: nothing where it lost, half where the operands are equal.
+/// Returns the gradient of an operand of a maximum or minimum: nothing where it lost, half where the operands are equal.
 fn share<'b>(lost: Value<'b>, a: Value<'b>, b: Value<'b>, g: Value<'b>) -> Value<'b> {
     masked_out(lost, a.eq(b).select(mul(g, g.like(0.5)), g))
 }
 
-/// b · a^(b − 1) for the base, 0 where the exponent is 0; y · ln a for the exponent, 0 where the base is 0 and the exponent
-/// is not negative.
+/// Returns b · a^(b − 1) for the base, 0 where the exponent is 0; y · ln a for the exponent, 0 where the base is 0 and the
+/// exponent
 fn power_rule<'b>(
     a: Value<'b>,
     b: Value<'b>,

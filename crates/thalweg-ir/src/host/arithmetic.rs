@@ -1,4 +1,4 @@
-//! What each primitive means for one element of each type. Loops over blocks are in [`step`](super::step).
+//! The meaning of each primitive for one element of each type. Loops over blocks are in [`step`](super::step).
 
 use super::register::Lane;
 use crate::Unary;
@@ -18,17 +18,17 @@ pub(super) trait Number: Lane + PartialOrd {
     fn rem(self, other: Self) -> Self;
     fn neg(self) -> Self;
     fn abs(self) -> Self;
-    /// self · b + c, rounded once.
+    /// Returns self · b + c, rounded once.
     fn fma(self, b: Self, c: Self) -> Self;
 
-    /// The greater; a NaN where one is NaN; the second operand where they are equal.
+    /// Returns the greater; a NaN where one is NaN; the second operand where they are equal.
     #[inline(always)]
     #[expect(clippy::eq_op, reason = "a number that differs from itself is a NaN")]
     fn greater(self, other: Self) -> Self {
         if self > other || self != self { self } else { other }
     }
 
-    /// The smaller; a NaN where one is NaN; the second operand where they are equal.
+    /// Returns the smaller; a NaN where one is NaN; the second operand where they are equal.
     #[inline(always)]
     #[expect(clippy::eq_op, reason = "a number that differs from itself is a NaN")]
     fn smaller(self, other: Self) -> Self {
@@ -226,7 +226,7 @@ floats! {
     f64, f64::mul_add, of_f64;
 }
 
-/// a · b + c rounded once, without the instruction that not every x86-64 has (calling the mathematical library for each
+/// Returns a · b + c rounded once, without the instruction that not every x86-64 has (calling the mathematical library for each
 /// element costs far more, and does not vectorise).
 ///
 /// # Note: rounding to odd

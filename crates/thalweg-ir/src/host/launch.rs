@@ -12,13 +12,13 @@ use super::step::{Accumulators, Block, argument};
 use crate::body::{Dimension, Place, Scalar};
 use crate::kernel::{Geometry, OperandGeometry};
 
-/// What deciding on a step costs, in elements that a loop handles meanwhile.
+/// The cost of deciding on a step, in elements that a loop handles meanwhile.
 const STEP_COST: f64 = 48.0;
 
-/// What starting on a new run of the innermost dimension costs, likewise.
+/// The cost of starting on a new run of the innermost dimension, likewise.
 const RUN_COST: f64 = 12.0;
 
-/// What an element costs that is not next to the one before it.
+/// The cost of an element that is not next to the one before it.
 const SCATTERED_COST: f64 = 4.0;
 
 /// The most accumulators of a reduction across rows, so that they stay in the second-level cache.
@@ -238,7 +238,7 @@ impl<'l> Launch<'l> {
         Ok(())
     }
 
-    /// All phases of a block of rows.
+    /// Returns all phases of a block of rows.
     fn rows(&mut self, file: &mut File, count: usize) -> Result<(), Fault> {
         let program = self.program;
         for phase in &program.phases {
@@ -334,7 +334,7 @@ impl<'l> Launch<'l> {
         }
     }
 
-    /// The dimensions that the elements of a block differ in, if any, with the cursor at its first.
+    /// Returns the dimensions that the elements of a block differ in, if any, with the cursor at its first.
     fn moving(&self, level: Level) -> Option<(&Space, &Cursor)> {
         match (self.direction, level) {
             (Direction::Across, _) => Some((&self.row_space, &self.row)),
@@ -561,7 +561,7 @@ impl<'l> Launch<'l> {
     }
 }
 
-/// The cheaper direction for the loops over points.
+/// Returns the cheaper direction for the loops over points.
 fn direction(
     program: &Program,
     (rows, row_space): (usize, &Space),

@@ -1,5 +1,5 @@
 //! The host executor: runs a [`Kernel`] on the CPU. It is the embedded default where there is no GPU, and the definition
-//! that kernels on a card are held against.
+//! that kernels on a GPU are held against.
 //!
 //! A [`Program`] is a kernel compiled once: straight lists of `Step`s over registers. A register is a block
 //! of up to `BLOCK` elements of one type, and a step is one tight loop over blocks, which the compiler vectorises; so

@@ -11,7 +11,7 @@ macro_rules! define_slices {
         bool { $(#[$bool_doc:meta])* $bool:ident $bool_element:ident $bool_name:literal, }
         $($group:ident { $($(#[$doc:meta])* $variant:ident $element:ident $name:literal,)* })*
     ) => {
-        /// Elements that nobody writes during the run. Bools are bytes of 0 and 1.
+        /// Elements that are not written during the run. Bools are bytes of 0 and 1.
         #[derive(Clone, Copy, Debug)]
         pub enum Slice<'a> {
             $($($(#[$doc])* $variant(&'a [$element]),)*)*
@@ -36,7 +36,7 @@ macro_rules! define_slices {
     };
     (@describe $kind:ident $($variant:ident)*) => {
         impl $kind<'_> {
-            /// How many elements there are.
+            /// Returns how many elements there are.
             #[must_use]
             pub fn len(&self) -> usize {
                 match self {
@@ -44,13 +44,13 @@ macro_rules! define_slices {
                 }
             }
 
-            /// Whether there is no element.
+            /// Returns whether there is no element.
             #[must_use]
             pub fn is_empty(&self) -> bool {
                 self.len() == 0
             }
 
-            /// The dtype of the elements; [`DType::U8`] for bools too, whose representation is the same.
+            /// Returns the dtype of the elements; [`DType::U8`] for bools too, whose representation is the same.
             #[must_use]
             pub fn dtype(&self) -> DType {
                 match self {
@@ -110,7 +110,7 @@ pub enum Source<'a> {
 }
 
 impl Source<'_> {
-    /// How many elements there are.
+    /// Returns how many elements there are.
     #[must_use]
     pub fn len(&self) -> usize {
         match self {
@@ -119,13 +119,13 @@ impl Source<'_> {
         }
     }
 
-    /// Whether there is no element.
+    /// Returns whether there is no element.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The dtype of the elements; [`DType::U8`] for bools too.
+    /// Returns the dtype of the elements; [`DType::U8`] for bools too.
     #[must_use]
     pub fn dtype(&self) -> DType {
         match self {
@@ -135,7 +135,7 @@ impl Source<'_> {
     }
 }
 
-/// Whether elements of `actual`, the dtype of a slice, represent elements of `wanted`.
+/// Returns whether elements of `actual`, the dtype of a slice, represent elements of `wanted`.
 pub fn represents(actual: DType, wanted: DType) -> bool {
     actual == wanted || (actual == DType::U8 && wanted == DType::Bool)
 }

@@ -13,7 +13,7 @@ use crate::{Body, Class, DType, Kernel};
 
 use super::register::{BANKS, Lane};
 
-/// What a step does.
+/// The operation of a step.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(super) enum Op {
     /// Fills the target with a constant.
@@ -56,9 +56,9 @@ pub(super) struct Step<R = u16> {
     pub op: Op,
     /// The type that the loop works in: that of the operands, or of the target where there are none.
     pub dtype: DType,
-    /// What it writes; meaningless for `Start`, `Accumulate`, `Store` and `Scatter`.
+    /// The register that it writes; meaningless for `Start`, `Accumulate`, `Store` and `Scatter`.
     pub target: R,
-    /// What it reads; only as many as the operation has.
+    /// The registers that it reads; only as many as the operation has.
     pub operands: [R; 3],
     /// Whether a whole block is needed of a value that is one element a row (blocks that lie along points).
     pub wide: bool,
@@ -134,7 +134,7 @@ struct ValueInfo {
 
 struct Compiler<'k> {
     kernel: &'k Kernel,
-    /// What differs from point to point of a row, and what is the same in the whole launch.
+    /// Which expressions differ from point to point of a row, and which are the same in the whole launch.
     point: Vec<bool>,
     uniform: Vec<bool>,
     /// The first phase in which an expression can be computed.
@@ -206,7 +206,7 @@ impl<'k> Compiler<'k> {
         &self.kernel.body
     }
 
-    /// Whether an output is written in the loop over points.
+    /// Returns whether an output is written in the loop over points.
     fn at_points(&self, place: Place) -> bool {
         place == Place::Point && self.kernel.class.inner_rank > 0
     }
@@ -272,7 +272,7 @@ impl<'k> Compiler<'k> {
         }
     }
 
-    /// The value that a step at points reads for an expression.
+    /// Returns the value that a step at points reads for an expression.
     fn value_at_point(&self, phase: usize, id: ExprId) -> ValueId {
         if self.point[id.index()] {
             self.point_values[phase][id.index()]
@@ -546,12 +546,12 @@ fn allocate(sections: Vec<Vec<Step<ValueId>>>, values: &[ValueInfo]) -> (Vec<Vec
 }
 
 impl Program {
-    /// How an input is read.
+    /// Returns how an input is read.
     fn is_gathered(&self, input: usize) -> bool {
         self.inputs[input].kind == InputKind::Gathered
     }
 
-    /// Whether an operand (inputs, then outputs) is read or written at computed places.
+    /// Returns whether an operand (inputs, then outputs) is read or written at computed places.
     pub fn is_anywhere(&self, operand: usize) -> bool {
         match operand.checked_sub(self.inputs.len()) {
             None => self.is_gathered(operand),

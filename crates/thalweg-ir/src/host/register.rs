@@ -106,7 +106,7 @@ fn reserve<T: Lane>(file: &mut File, registers: &[u16; BANKS], accumulators: &[u
 }
 
 impl File {
-    /// The first `count` elements of a register.
+    /// Returns the first `count` elements of a register.
     #[inline]
     pub fn read<'f, T: Lane>(&'f self, inputs: &'f [Source<'_>], register: u16, count: usize) -> &'f [T] {
         let register = &T::bank(self).registers[usize::from(register)];

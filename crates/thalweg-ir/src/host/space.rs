@@ -23,7 +23,7 @@ pub(super) struct Cursor {
 }
 
 impl Space {
-    /// A space of this shape. `strides` gives an operand's strides, none where the operand does not move in this space.
+    /// Creates a space of this shape. `strides` gives an operand's strides, none where the operand does not move in this space.
     /// Unless dimensions are to be kept apart, those that every operand walks as one are merged.
     pub fn new<'s>(
         shape: &[u64],
@@ -70,27 +70,27 @@ impl Space {
         space
     }
 
-    /// The innermost dimension.
+    /// Returns the innermost dimension.
     fn last(&self) -> usize {
         self.extents.len() - 1
     }
 
-    /// The extent of the innermost dimension.
+    /// Returns the extent of the innermost dimension.
     pub fn run(&self) -> usize {
         self.extents[self.last()]
     }
 
-    /// An operand's stride in the innermost dimension.
+    /// Returns an operand's stride in the innermost dimension.
     pub fn run_stride(&self, operand: usize) -> usize {
         self.stride(operand, self.last())
     }
 
-    /// Whether an operand walks all dimensions as one, [`Space::run_stride`] apart.
+    /// Returns whether an operand walks all dimensions as one, [`Space::run_stride`] apart.
     pub fn is_flat(&self, operand: usize) -> bool {
         operand < 64 && self.flat >> operand & 1 == 1
     }
 
-    /// Whether an operand's elements lie evenly over the `count` places from the cursor on.
+    /// Returns whether an operand's elements lie evenly over the `count` places from the cursor on.
     pub fn is_one_run(&self, cursor: &Cursor, operand: usize, count: usize) -> bool {
         self.is_flat(operand) || cursor.position[self.last()] + count <= self.run()
     }
@@ -99,7 +99,7 @@ impl Space {
         self.strides[dimension * self.operands + operand]
     }
 
-    /// The first place.
+    /// Returns the first place.
     pub fn start(&self) -> Cursor {
         Cursor {
             position: SmallVec::from_elem(0, self.extents.len()),
@@ -165,7 +165,7 @@ impl Space {
         }
     }
 
-    /// The coordinates in one dimension of the places from the cursor on.
+    /// Writes the coordinates in one dimension of the places from the cursor on.
     pub fn coordinates(&self, cursor: &Cursor, dimension: usize, target: &mut [i64]) {
         // How many consecutive places share a coordinate, and how many of them are left at the cursor.
         let repeat: usize = self.extents[dimension + 1..].iter().product();

@@ -20,7 +20,7 @@ pub(super) struct Block<'f, 'a> {
 }
 
 impl Block<'_, '_> {
-    /// target = f(a).
+    /// Computes target = f(a).
     #[inline(always)]
     fn map1<A: Lane, T: Lane>(&mut self, step: &Step, f: impl Fn(A) -> T) {
         let (inputs, count) = (self.inputs, self.count);
@@ -32,7 +32,7 @@ impl Block<'_, '_> {
         });
     }
 
-    /// target = f(a, b).
+    /// Computes target = f(a, b).
     #[inline(always)]
     fn map2<A: Lane, T: Lane>(&mut self, step: &Step, f: impl Fn(A, A) -> T) {
         let (inputs, count) = (self.inputs, self.count);
@@ -45,7 +45,7 @@ impl Block<'_, '_> {
         });
     }
 
-    /// target = a / b of integers. Dividing by one is common (a stride, a dilation), and a pass that finds it costs a small
+    /// Computes target = a / b of integers. Dividing by one is common (a stride, a dilation), and a pass that finds it costs a small
     /// part of what the divisions would.
     fn divide<T: Bits>(&mut self, step: &Step) {
         let (inputs, count) = (self.inputs, self.count);
@@ -62,7 +62,7 @@ impl Block<'_, '_> {
         });
     }
 
-    /// target = f(a, b, c).
+    /// Computes target = f(a, b, c).
     #[inline(always)]
     fn map3<A: Lane, T: Lane>(&mut self, step: &Step, f: impl Fn(A, T, T) -> T) {
         let (inputs, count) = (self.inputs, self.count);
@@ -212,7 +212,7 @@ impl Block<'_, '_> {
         );
     }
 
-    /// A float of 8 or 16 bits as an f32; a cast to its own type copies.
+    /// Extends a float of 8 or 16 bits to an f32; a cast to its own type copies.
     fn extend<H: Lane + Reduced>(&mut self, to: DType, step: &Step) {
         if to != DType::F32 {
             return self.map1(step, |a: H| a);
@@ -223,7 +223,7 @@ impl Block<'_, '_> {
         });
     }
 
-    /// An f32 rounded to a float of 8 or 16 bits.
+    /// Rounds an f32 to a float of 8 or 16 bits.
     fn round<H: Lane + Reduced>(&mut self, step: &Step) {
         let (inputs, count) = (self.inputs, self.count);
         self.file.write(step.target, count, |file, target: &mut [H]| {
@@ -274,7 +274,7 @@ macro_rules! reduced_by_one {
 reduced_in_vectors! { f16 bf16 }
 reduced_by_one! { f8e4m3 f8e5m2 }
 
-/// The value that a reduction starts with.
+/// Returns the value that a reduction starts with.
 fn neutral<T: Number>(op: ReduceOp) -> T {
     match op {
         ReduceOp::Sum => T::ZERO,
@@ -284,7 +284,7 @@ fn neutral<T: Number>(op: ReduceOp) -> T {
     }
 }
 
-/// accumulators = op(accumulators, values), element by element.
+/// Computes accumulators = op(accumulators, values), element by element.
 fn combine<T: Number>(op: ReduceOp, accumulators: &mut [T], values: &[T]) {
     #[inline(always)]
     fn each<T: Number>(accumulators: &mut [T], values: &[T], f: impl Fn(T, T) -> T) {
@@ -303,7 +303,7 @@ fn combine<T: Number>(op: ReduceOp, accumulators: &mut [T], values: &[T]) {
 /// How many lanes [`combine_rounds`] keeps in registers of the processor at a time.
 const TILE: usize = 16;
 
-/// accumulators = op(accumulators, values) for values that are whole rounds of all lanes, as many lanes at a time as stay
+/// Computes accumulators = op(accumulators, values) for values that are whole rounds of all lanes, as many lanes at a time as stay
 /// in registers of the processor.
 fn combine_rounds<T: Number>(op: ReduceOp, accumulators: &mut [T], values: &[T]) {
     #[inline(always)]
@@ -332,7 +332,7 @@ fn combine_rounds<T: Number>(op: ReduceOp, accumulators: &mut [T], values: &[T])
     }
 }
 
-/// accumulator = op(… op(accumulator, first value) …, last value).
+/// Returns op(… op(accumulator, first value) …, last value).
 fn fold<T: Number>(op: ReduceOp, accumulator: T, values: &[T]) -> T {
     let values = values.iter().copied();
     match op {
@@ -375,7 +375,7 @@ impl Accumulators {
         &mut T::bank_mut(file).accumulators[usize::from(self.number)]
     }
 
-    /// What every accumulator starts with.
+    /// Returns the value that every accumulator starts with.
     fn neutral<T: Number>(&self) -> T {
         match (self.dtype, neutral::<T>(self.op)) {
             // The highest bool is 1, not 255.
@@ -384,7 +384,7 @@ impl Accumulators {
         }
     }
 
-    /// How many accumulators a level has.
+    /// Returns how many accumulators a level has.
     const fn level(&self) -> usize {
         self.lanes * self.columns
     }
@@ -399,7 +399,7 @@ impl Accumulators {
         });
     }
 
-    /// How many points of a row the runs of a level have together.
+    /// Returns how many points of a row the runs of a level have together.
     fn points_of_runs(&self, level: u32) -> usize {
         self.lanes * (RUN as usize).pow(level)
     }
@@ -494,7 +494,7 @@ impl Accumulators {
     }
 }
 
-/// The number that an argument's bits stand for.
+/// Returns the number that an argument's bits stand for.
 pub(super) fn argument(dtype: DType, bits: u64) -> Scalar {
     match dtype.category() {
         Category::Bool => Scalar::Bool(bits != 0),

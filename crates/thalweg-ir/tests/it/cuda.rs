@@ -97,7 +97,7 @@ fn counts(rows: u64, points: u64) -> Geometry {
 }
 
 #[test]
-fn launches_cover_the_work_and_no_more_than_fills_the_card() {
+fn launches_cover_the_work_and_no_more_than_fills_the_gpu() {
     let body = pointwise(&[DType::F32], |x| x[0].exp());
     let grid = |class, rows, points| {
         let shape = cuda::launch_shape(&kernel("exp", &body, class), &counts(rows, points), 132);

@@ -25,7 +25,7 @@ enum Shape {
     Full,
     /// An element a row.
     Row,
-    /// The same elements for each row.
+    /// As many elements as a row has, equal in each row.
     Inner,
 }
 

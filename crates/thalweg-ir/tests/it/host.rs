@@ -92,7 +92,7 @@ fn sum_rows(lanes: u16, rows: usize, values: &[f32]) -> Vec<f32> {
     cascade_rows(lanes, 1, rows, values)
 }
 
-/// The same by a cascade of so many levels.
+/// Returns the sums of rows by a cascade of so many levels.
 fn cascade_rows(lanes: u16, cascade: u8, rows: usize, values: &[f32]) -> Vec<f32> {
     let builder = BodyBuilder::new();
     let sum = builder.reduce(ReduceOp::Sum, builder.input(DType::F32));

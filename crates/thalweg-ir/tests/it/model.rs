@@ -415,7 +415,7 @@ fn cascade(op: ReduceOp, start: Value, values: &[Value], levels: u8) -> Value {
     fold(&values)
 }
 
-/// What the kernel writes.
+/// Writes what the kernel writes.
 pub fn run(kernel: &Kernel, geometry: &Geometry, scalars: &[u64], inputs: &[Memory], outputs: &mut [Memory]) {
     let body = &kernel.body;
     let points = coordinates(&geometry.inner_shape);

@@ -1,4 +1,4 @@
-//! What is written at computed places, drawn at random, and done over lists of tensors.
+//! Writes at computed places, random numbers, and kernels over lists of tensors.
 
 use smallvec::SmallVec;
 use smallvec::smallvec;

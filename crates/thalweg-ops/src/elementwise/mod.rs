@@ -158,7 +158,7 @@ pub fn parts() -> impl Iterator<Item = &'static LoopOp> {
     PARTS.iter().copied()
 }
 
-/// x − y · ⌊x / y⌋.
+/// Returns x − y · ⌊x / y⌋.
 fn floored_remainder<'b>(x: Value<'b>, y: Value<'b>) -> Value<'b> {
     let rest = x % y;
     let zero = rest.like(0.0);
@@ -166,7 +166,7 @@ fn floored_remainder<'b>(x: Value<'b>, y: Value<'b>) -> Value<'b> {
     is_off.select(rest + y, rest)
 }
 
-/// ⌊x / y⌋, as PyTorch computes it: from the exact remainder.
+/// Returns ⌊x / y⌋, as PyTorch computes it: from the exact remainder.
 fn floored_quotient<'b>(x: Value<'b>, y: Value<'b>) -> Value<'b> {
     let rest = x % y;
     let zero = rest.like(0.0);
@@ -181,7 +181,7 @@ fn floored_quotient<'b>(x: Value<'b>, y: Value<'b>) -> Value<'b> {
     y.eq(zero).select(x / y, lowered.eq(zero).select(zero * x / y, raised))
 }
 
-/// x to the power of y, of integers, by squaring.
+/// Returns x to the power of y, of integers, by squaring.
 fn integer_power_of<'b>(x: Value<'b>, y: Value<'b>) -> Value<'b> {
     let one = x.like(1.0);
     let bits = 8 * x.dtype().size_bytes() - usize::from(x.dtype().is_signed());
@@ -221,8 +221,8 @@ fn inputs<'b>(builder: &'b BodyBuilder, signature: &Signature, rule: DTypeRule) 
         .collect()
 }
 
-/// A number in the dtype in which the rule computes. One that is compared is rounded as the tensor is; others are as exact as what
-/// is computed with them, as in PyTorch.
+/// Returns a number in the dtype in which the rule computes. One that is compared is rounded as the tensor is; others are as exact as
+/// what is computed with them, as in PyTorch.
 fn number<'b>(builder: &'b BodyBuilder, signature: &Signature, rule: DTypeRule) -> Value<'b> {
     let number = scalar(builder, signature.compute);
     if rule == DTypeRule::Comparison { number.to(signature.common).to(signature.compute) } else { number }

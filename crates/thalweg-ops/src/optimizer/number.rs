@@ -12,7 +12,7 @@ use thalweg_ir::{DType, Value};
 pub struct Number<'b>(Value<'b>);
 
 impl<'b> Number<'b> {
-    /// A number from a value of any floating-point dtype.
+    /// Creates a number from a value of any floating-point dtype.
     pub(super) fn new(value: Value<'b>) -> Self {
         Self(value.to(DType::F64))
     }

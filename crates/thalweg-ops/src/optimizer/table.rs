@@ -81,7 +81,7 @@ macro_rules! optimizers {
                 pub learning_rate: f64,
                 $($(#[$number_doc])* pub $number: f64,)*
                 $($(#[$flag_doc])* pub $flag: bool,)*
-                /// Whether to climb along the gradient instead of going down.
+                /// Whether to go up along the gradient instead of down.
                 pub maximize: bool,
             }
 
@@ -161,7 +161,7 @@ optimizers! {
             beta1: 0.9, BelowOne;
             /// How slowly the second moment forgets.
             beta2: 0.999, BelowOne;
-            /// What keeps the division finite.
+            /// The term that keeps the division finite.
             epsilon: 1e-8, AtLeastZero;
             /// L2 regularisation, added to the gradient.
             weight_decay: 0.0, AtLeastZero;
@@ -194,7 +194,7 @@ optimizers! {
             beta1: 0.9, BelowOne;
             /// How slowly the second moment forgets.
             beta2: 0.999, BelowOne;
-            /// What keeps the division finite.
+            /// The term that keeps the division finite.
             epsilon: 1e-8, AtLeastZero;
             /// The part of a parameter that a step of size 1 takes away.
             weight_decay: 1e-2, AtLeastZero;
@@ -264,9 +264,9 @@ optimizers! {
             lr_decay: 0.0, AtLeastZero;
             /// L2 regularisation, added to the gradient.
             weight_decay: 0.0, AtLeastZero;
-            /// What the sum of squares starts as.
+            /// The value that the sum of squares starts as.
             initial_accumulator_value: 0.0, AtLeastZero;
-            /// What keeps the division finite.
+            /// The term that keeps the division finite.
             epsilon: 1e-10, AtLeastZero;
         }
         flags {}
@@ -290,7 +290,7 @@ optimizers! {
             beta1: 0.9, BelowOne;
             /// How slowly the second moment forgets.
             beta2: 0.999, BelowOne;
-            /// What keeps the division finite.
+            /// The term that keeps the division finite.
             epsilon: 1e-8, AtLeastZero;
             /// L2 regularisation, added to the gradient.
             weight_decay: 0.0, AtLeastZero;
@@ -333,7 +333,7 @@ optimizers! {
             beta1: 0.9, BelowOne;
             /// How slowly the second moment forgets.
             beta2: 0.999, BelowOne;
-            /// What keeps the division finite.
+            /// The term that keeps the division finite.
             epsilon: 1e-8, AtLeastZero;
             /// L2 regularisation, added to the gradient.
             weight_decay: 0.0, AtLeastZero;
@@ -372,7 +372,7 @@ optimizers! {
         numbers {
             /// How slowly the mean of the squares forgets.
             alpha: 0.99, AtLeastZero;
-            /// What keeps the division finite.
+            /// The term that keeps the division finite.
             epsilon: 1e-8, AtLeastZero;
             /// L2 regularisation, added to the gradient.
             weight_decay: 0.0, AtLeastZero;
@@ -417,7 +417,7 @@ optimizers! {
             beta1: 0.9, BelowOne;
             /// How slowly the greatest gradient is forgotten.
             beta2: 0.999, BelowOne;
-            /// What keeps the division finite.
+            /// The term that keeps the division finite.
             epsilon: 1e-8, AtLeastZero;
             /// L2 regularisation, added to the gradient.
             weight_decay: 0.0, AtLeastZero;
@@ -442,7 +442,7 @@ optimizers! {
         numbers {
             /// How slowly both means of squares forget.
             rho: 0.9, BelowOne;
-            /// What keeps the division finite, and the first update above 0.
+            /// The term that keeps the division finite, and the first update above 0.
             epsilon: 1e-6, AtLeastZero;
             /// L2 regularisation, added to the gradient.
             weight_decay: 0.0, AtLeastZero;
@@ -484,8 +484,8 @@ optimizers! {
         }
     }
 
-    /// Averaged stochastic gradient descent (Polyak and Juditsky, <https://doi.org/10.1137/0330046>); the step size of a step follows from
-    /// its number and the learning rate that holds then:
+    /// Averaged stochastic gradient descent (Polyak and Juditsky, <https://doi.org/10.1137/0330046>); the step size of a step
+    /// follows from its number and the learning rate that holds then:
     /// <https://docs.pytorch.org/docs/stable/generated/torch.optim.ASGD.html>
     asgd ASGD AsgdOptions "ASGD" (learning_rate: 1e-2) {
         numbers {
@@ -516,9 +516,9 @@ optimizers! {
     /// <https://docs.pytorch.org/docs/stable/generated/torch.optim.Rprop.html>
     rprop RPROP RpropOptions "Rprop" (learning_rate: 1e-2) {
         numbers {
-            /// What a step size is multiplied by where the gradient changed its sign.
+            /// The factor of a step size where the gradient changed its sign.
             eta_minus: 0.5, Positive;
-            /// What it is multiplied by where the gradient kept its sign.
+            /// The factor where the gradient kept its sign.
             eta_plus: 1.2, Positive;
             /// The smallest step size.
             min_step_size: 1e-6, AtLeastZero;
@@ -547,7 +547,7 @@ optimizers! {
     }
 }
 
-/// −1, 0 or 1.
+/// Returns −1, 0 or 1.
 fn sign(value: thalweg_ir::Value<'_>) -> thalweg_ir::Value<'_> {
     let positive = value.gt(0.0).select(value.like(1.0), value.like(0.0));
     value.lt(0.0).select(value.like(-1.0), positive)

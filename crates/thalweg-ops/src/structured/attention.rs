@@ -31,7 +31,7 @@ const fn attention(
     }
 }
 
-/// The gradients of scores and mask; of what is masked the result is 0, and so is its gradient.
+/// Returns the gradients of scores and mask; of what is masked the result is 0, and so is its gradient.
 fn from_result<'b>(
     b: &'b BodyBuilder,
     signature: &Signature,
@@ -42,12 +42,12 @@ fn from_result<'b>(
     SmallVec::from_slice(&[of_mask * b.scalar(DType::F64).to(signature.compute), of_mask])
 }
 
-/// The first input times the scale.
+/// Returns the first input times the scale.
 fn scaled<'b>(b: &'b BodyBuilder, signature: &Signature) -> Value<'b> {
     b.input(signature.inputs[0]).to(signature.compute) * b.scalar(DType::F64).to(signature.compute)
 }
 
-/// The softmax of a row in which −∞ stands for what is masked.
+/// Returns the softmax of a row in which −∞ stands for what is masked.
 fn safe_softmax<'b>(b: &'b BodyBuilder, x: Value<'b>) -> Value<'b> {
     let greatest = b.reduce(ReduceOp::Max, x.detach()).detach();
     let nothing = greatest.eq(f64::NEG_INFINITY);

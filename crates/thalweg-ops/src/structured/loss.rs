@@ -8,7 +8,7 @@ use thalweg_ir::{BodyBuilder, DType, Dimension, Place, ReduceOp, Value};
 use super::shifted_exponentials;
 use crate::definition::{DTypeRule, LoopOp, Signature, Sizes, Space, scalar};
 
-/// A loss over classes of a floating-point tensor and the classes.
+/// Returns a loss over classes of a floating-point tensor and the classes.
 const fn loss(
     name: &'static str,
     doc: &'static str,
@@ -50,7 +50,8 @@ impl<'b> Classes<'b> {
         self.class.eq(self.ignored)
     }
 
-    /// The value at the row's class. Where the class is out of range, all values times NaN: so the gradient of each is NaN too.
+    /// Returns the value at the row's class. Where the class is out of range, all values times NaN: so the gradient of each is NaN
+    /// too.
     fn pick(&self, b: &'b BodyBuilder, value: Value<'b>) -> Value<'b> {
         let in_range = self.class.ge(0).and(self.class.lt(self.count));
         let wrong = in_range.or(self.is_ignored()).logical_not();
@@ -59,7 +60,7 @@ impl<'b> Classes<'b> {
         b.reduce(ReduceOp::Sum, is_class.or(wrong).select(value, value.like(0.0)))
     }
 
-    /// The loss, save where the class is ignored.
+    /// Returns the loss, save where the class is ignored.
     fn counted(&self, loss: Value<'b>) -> Value<'b> {
         self.is_ignored().select(loss.like(0.0), loss)
     }

@@ -8,7 +8,7 @@ use thalweg_ir::{BodyBuilder, DType, Place, ReduceOp, Value};
 use super::reduction;
 use crate::definition::{DTypeRule, LoopOp, Signature, Sizes, Space};
 
-/// (x − mean) / √(variance + ε) of a row, with the mean and 1 / √(variance + ε).
+/// Returns (x − mean) / √(variance + ε) of a row, with the mean and 1 / √(variance + ε).
 fn normalized<'b>(b: &'b BodyBuilder, x: Value<'b>) -> [Value<'b>; 3] {
     let [count, epsilon] = [0; 2].map(|_| b.scalar(DType::F64).to(x.dtype()));
     let mean = b.reduce(ReduceOp::Sum, x) / count;
@@ -77,7 +77,7 @@ pub static LAYER_NORM_AFFINE: LoopOp = affine(
     },
 );
 
-/// The gradient of the input from the first five inputs: input, weight, mean, inverse deviation and the result's gradient.
+/// Returns the gradient of the input from the first five inputs: input, weight, mean, inverse deviation and the result's gradient.
 fn input_gradient<'b>(b: &'b BodyBuilder, signature: &Signature) -> Value<'b> {
     let [x, weight, mean, inverse_deviation, gradient] =
         [0, 1, 2, 3, 4].map(|input| loaded(b, signature, input));

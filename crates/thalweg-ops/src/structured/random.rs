@@ -51,17 +51,17 @@ impl<'b> Words<'b> {
         Self { builder: b, seed, subsequence: element - round * threads, position: offset + round }
     }
 
-    /// The word at a position, as f32.
+    /// Returns the word at a position, as f32.
     fn at(&self, position: Value<'b>) -> Value<'b> {
         self.builder.random(self.seed, self.subsequence, position).to(DType::F32)
     }
 
-    /// A number in (0, 1], with cuRAND's rounding.
+    /// Returns a number in (0, 1], with cuRAND's rounding.
     fn uniform(&self) -> Value<'b> {
         part(self.at(self.position), 1.0)
     }
 
-    /// A normally distributed number: the sine or the cosine half of a Box-Muller pair.
+    /// Returns a normally distributed number: the sine or the cosine half of a Box-Muller pair.
     fn normal(&self) -> Value<'b> {
         let odd = self.position % 2;
         let first = self.position - odd;
@@ -71,7 +71,7 @@ impl<'b> Words<'b> {
     }
 }
 
-/// (word + ½) / 2³² of a whole, rounded once.
+/// Returns (word + ½) / 2³² of a whole, rounded once.
 fn part(word: Value<'_>, whole: f64) -> Value<'_> {
     let unit = whole / f64::from(1u32 << 31) / 2.0;
     word.mul_add(word.like(unit), word.like(unit / 2.0))

@@ -47,7 +47,7 @@ pub static NANSUM: LoopOp =
         b.output(sum, signature.outputs[0], Place::Row);
     });
 
-/// Whether an element is not 0, as 0 or 1.
+/// Returns whether an element is not 0, as 0 or 1.
 fn truth<'b>(b: &'b BodyBuilder, signature: &Signature) -> Value<'b> {
     b.input(signature.inputs[0]).to(DType::Bool).to(DType::I32)
 }
@@ -74,7 +74,7 @@ pub static COUNT_NONZERO: LoopOp =
         b.output(b.reduce(ReduceOp::Sum, one), DType::I64, Place::Row);
     });
 
-/// The variance of a row, and its mean. The call says how many elements there are, and what the squares' sum is divided by.
+/// Returns the variance of a row, and its mean. The call says how many elements there are, and what the squares' sum is divided by.
 fn variance<'b>(b: &'b BodyBuilder, signature: &Signature) -> [Value<'b>; 2] {
     let x = loaded(b, signature);
     let [count, divisor] = [0; 2].map(|_| number(b, signature));
@@ -83,7 +83,7 @@ fn variance<'b>(b: &'b BodyBuilder, signature: &Signature) -> [Value<'b>; 2] {
     [b.reduce(ReduceOp::Sum, centred * centred) / divisor, mean]
 }
 
-/// √x with a gradient of 0 where x is 0, as PyTorch's deviations and norms have it.
+/// Returns √x with a gradient of 0 where x is 0, as PyTorch's deviations and norms have it.
 fn root(x: Value<'_>) -> Value<'_> {
     let is_zero = x.eq(0.0);
     is_zero.select(x.like(0.0), is_zero.select(x.like(1.0), x).sqrt())
@@ -158,7 +158,7 @@ pub static NORM_1: LoopOp =
         b.output(sum, signature.outputs[0], Place::Row);
     });
 
-/// xᵖ of an x ≥ 0, with a gradient of 0 where x is 0.
+/// Returns xᵖ of an x ≥ 0, with a gradient of 0 where x is 0.
 fn power<'b>(x: Value<'b>, exponent: Value<'b>) -> Value<'b> {
     let is_zero = x.eq(0.0);
     is_zero.select(x.detach().pow(exponent).detach(), is_zero.select(x.like(1.0), x).pow(exponent))

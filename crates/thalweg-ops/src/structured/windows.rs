@@ -28,7 +28,7 @@ enum Geometry<'b> {
         dilation: PerAxis<'b>,
         /// Whether an average counts padding.
         counts_padding: Value<'b>,
-        /// What an average divides by, where that is not 0.
+        /// The number that an average divides by, where that is not 0.
         divisor: Value<'b>,
     },
     Adaptive {
@@ -69,12 +69,12 @@ impl<'b> Geometry<'b> {
         }
     }
 
-    /// The first and the last coordinate, exclusive, of an adaptive window.
+    /// Returns the first and the last coordinate, exclusive, of an adaptive window.
     fn span(extent: Value<'b>, windows: Value<'b>, window: Value<'b>) -> (Value<'b>, Value<'b>) {
         (window * extent / windows, ((window + 1) * extent + windows - 1) / windows)
     }
 
-    /// The coordinate of a place in a window, and whether it is inside.
+    /// Returns the coordinate of a place in a window, and whether it is inside.
     fn at(&self, axis: usize, window: Value<'b>, place: Value<'b>) -> (Value<'b>, Value<'b>) {
         match self {
             Self::Strided { extents, stride, padding, dilation, .. } => {
@@ -88,7 +88,7 @@ impl<'b> Geometry<'b> {
         }
     }
 
-    /// The window that is the `back`th from the last that a coordinate can lie in, the place in it, and whether it lies there.
+    /// Returns the window that is the `back`th from the last that a coordinate can lie in, the place in it, and whether it lies there.
     fn window_of(&self, axis: usize, at: Value<'b>, back: Value<'b>) -> (Value<'b>, Value<'b>, Value<'b>) {
         match self {
             Self::Strided { kernel, windows, stride, padding, dilation, .. } => {
@@ -107,7 +107,7 @@ impl<'b> Geometry<'b> {
         }
     }
 
-    /// What an average over a window divides by.
+    /// Returns the number that an average over a window divides by.
     fn divisor(&self, window: PerAxis<'b>) -> Value<'b> {
         match self {
             Self::Strided { extents, kernel, stride, padding, counts_padding, divisor, .. } => {
@@ -129,13 +129,13 @@ impl<'b> Geometry<'b> {
         }
     }
 
-    /// The coordinates of a place in a window, and whether all are inside.
+    /// Returns the coordinates of a place in a window, and whether all are inside.
     fn point(&self, window: PerAxis<'b>, place: PerAxis<'b>) -> (PerAxis<'b>, Value<'b>) {
         let points = [0, 1, 2].map(|axis| self.at(axis, window[axis], place[axis]));
         (points.map(|(at, _)| at), points[0].1.and(points[1].1).and(points[2].1))
     }
 
-    /// The windows of coordinates, the places in them, and whether there are such.
+    /// Returns the windows of coordinates, the places in them, and whether there are such.
     fn windows_of(&self, at: PerAxis<'b>, back: PerAxis<'b>) -> (PerAxis<'b>, PerAxis<'b>, Value<'b>) {
         let found = [0, 1, 2].map(|axis| self.window_of(axis, at[axis], back[axis]));
         let exists = found[0].2.and(found[1].2).and(found[2].2);
@@ -143,7 +143,7 @@ impl<'b> Geometry<'b> {
     }
 }
 
-/// The place of coordinates among those of these extents.
+/// Returns the place of coordinates among those of these extents.
 fn linear<'b>(at: PerAxis<'b>, extents: PerAxis<'b>) -> Value<'b> {
     (at[0] * extents[1] + at[1]) * extents[2] + at[2]
 }
@@ -224,7 +224,7 @@ pub static FOLD_WINDOWS: LoopOp = windows(
     },
 );
 
-/// The mean over each window. Rows: plane, window; inner: places in a window.
+/// Returns the mean over each window. Rows: plane, window; inner: places in a window.
 fn average<'b>(
     b: &'b BodyBuilder,
     signature: &Signature,
@@ -241,7 +241,7 @@ fn average<'b>(
     b.output(sum / geometry.divisor(window).to(signature.compute), signature.outputs[0], Place::Row);
 }
 
-/// The gradient of [`average`]. Rows: plane, coordinates; inner: the windows of a point.
+/// Returns the gradient of [`average`]. Rows: plane, coordinates; inner: the windows of a point.
 fn average_backward<'b>(
     b: &'b BodyBuilder,
     signature: &Signature,
@@ -258,7 +258,7 @@ fn average_backward<'b>(
     b.output(b.reduce(ReduceOp::Sum, part), signature.outputs[0], Place::Row);
 }
 
-/// What no element is below.
+/// Returns the value that no element is below.
 fn lowest(dtype: DType) -> Scalar {
     match dtype.is_signed() {
         _ if dtype.is_floating_point() => Scalar::F64(f64::NEG_INFINITY),
@@ -267,8 +267,8 @@ fn lowest(dtype: DType) -> Scalar {
     }
 }
 
-/// The greatest element of each window and its place in the plane: the first of equals, or of NaNs. Rows: plane, window; inner:
-/// places in a window.
+/// Returns the greatest element of each window and its place in the plane: the first of equals, or of NaNs. Rows: plane, window;
+/// inner: places in a window.
 fn greatest<'b>(
     b: &'b BodyBuilder,
     signature: &Signature,
@@ -288,8 +288,8 @@ fn greatest<'b>(
     b.output(first, DType::I64, Place::Row);
 }
 
-/// The gradient of [`greatest`], from the gradient of its first output and the places that won. Rows: plane, coordinates; inner:
-/// the windows of a point.
+/// Returns the gradient of [`greatest`], from the gradient of its first output and the places that won. Rows: plane, coordinates;
+/// inner: the windows of a point.
 fn greatest_backward<'b>(
     b: &'b BodyBuilder,
     signature: &Signature,
