@@ -15,6 +15,7 @@ mod audit;
 mod doctor;
 mod generate;
 mod memory;
+mod ops;
 mod output;
 mod progress;
 mod sim;
@@ -57,6 +58,7 @@ enum Command {
     Audit(audit::AuditArgs),
     Doctor(doctor::DoctorArgs),
     Memory(memory::MemoryArgs),
+    Ops(ops::OpsArgs),
     Sim(sim::SimArgs),
     Completions(generate::Completions),
     Man(generate::Man),
@@ -81,6 +83,7 @@ fn run() -> ExitCode {
         Command::Audit(arguments) => Ok(audit::run(&arguments)),
         Command::Doctor(arguments) => Ok(doctor::run(&arguments)),
         Command::Memory(arguments) => memory::run(&arguments),
+        Command::Ops(arguments) => ops::run(&arguments),
         Command::Sim(arguments) => Ok(sim::run(&arguments)),
         Command::Completions(arguments) => Ok(generate::completions(&arguments)),
         Command::Man(arguments) => generate::man(&arguments),

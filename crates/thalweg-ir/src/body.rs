@@ -19,7 +19,7 @@
 use std::cell::RefCell;
 use std::ops;
 
-use crate::{Category, DType};
+use crate::{DType, Scalar};
 
 /// The place of a node in its body.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
@@ -29,90 +29,6 @@ impl ExprId {
     /// Returns the index into [`Body::nodes`].
     pub const fn index(self) -> usize {
         self.0 as usize
-    }
-}
-
-/// A constant or a run-time scalar.
-#[derive(Clone, Copy, PartialEq, Debug)]
-pub enum Scalar {
-    /// A truth value.
-    Bool(bool),
-    /// An integer.
-    I64(i64),
-    /// A floating-point number.
-    F64(f64),
-}
-
-impl Scalar {
-    /// Returns the bits that travel in a launch's arguments: 8 bytes, whatever the kind.
-    pub const fn to_bits(self) -> u64 {
-        match self {
-            Self::Bool(value) => value as u64,
-            Self::I64(value) => value as u64,
-            Self::F64(value) => value.to_bits(),
-        }
-    }
-
-    /// Returns the value as an f64.
-    pub const fn to_f64(self) -> f64 {
-        match self {
-            Self::Bool(value) => value as u8 as f64,
-            Self::I64(value) => value as f64,
-            Self::F64(value) => value,
-        }
-    }
-
-    /// Returns the value as an i64; a floating-point number is truncated and saturates.
-    pub const fn to_i64(self) -> i64 {
-        match self {
-            Self::Bool(value) => value as i64,
-            Self::I64(value) => value,
-            Self::F64(value) => value as i64,
-        }
-    }
-
-    /// Returns whether it is a floating-point number.
-    pub const fn is_floating_point(self) -> bool {
-        matches!(self, Self::F64(_))
-    }
-
-    /// Returns the category of dtypes that hold it.
-    pub const fn category(self) -> Category {
-        match self {
-            Self::Bool(_) => Category::Bool,
-            Self::I64(_) => Category::Integer,
-            Self::F64(_) => Category::FloatingPoint,
-        }
-    }
-}
-
-impl From<bool> for Scalar {
-    fn from(value: bool) -> Self {
-        Self::Bool(value)
-    }
-}
-
-impl From<i64> for Scalar {
-    fn from(value: i64) -> Self {
-        Self::I64(value)
-    }
-}
-
-impl From<i32> for Scalar {
-    fn from(value: i32) -> Self {
-        Self::I64(i64::from(value))
-    }
-}
-
-impl From<f64> for Scalar {
-    fn from(value: f64) -> Self {
-        Self::F64(value)
-    }
-}
-
-impl From<f32> for Scalar {
-    fn from(value: f32) -> Self {
-        Self::F64(f64::from(value))
     }
 }
 

@@ -22,6 +22,7 @@ mod float8;
 pub mod body;
 pub mod kernel;
 mod layout;
+mod scalar;
 
 pub mod cuda;
 pub mod foreach;
@@ -32,7 +33,7 @@ pub mod philox;
 
 pub use body::{
     Binary, Body, BodyBuilder, Dimension, ExprId, Input, InputKind, Node, Operand, Output, Place, ReduceOp,
-    Reduction, Scalar, Scatter, Unary, Value,
+    Reduction, Scatter, Unary, Value,
 };
 #[doc(hidden)]
 pub use dtype::elements;
@@ -43,3 +44,4 @@ pub use kernel::{Arguments, Class, Dimensions, Geometry, Kernel, OperandGeometry
 pub use layout::{
     Layout, LayoutError, Shape, broadcast_shapes, byte_count, contiguous_strides, element_count,
 };
+pub use scalar::Scalar;

@@ -218,15 +218,46 @@ impl LoopOp {
                 inputs.len()
             )));
         }
-        let promote = |first: usize| {
-            promoted(&inputs[first..], zero_dimensional >> first)
-                .map(|dtype| match scalars {
-                    Category::FloatingPoint if dtype.category() < scalars => DType::F32,
-                    Category::Integer if dtype.category() < scalars => DType::I64,
-                    _ => dtype,
-                })
-                .map_err(|error| DTypeError(format!("{} takes operands that promote: {error}", self.name)))
+        let promote = |first| self.promote(inputs, first, zero_dimensional, scalars);
+        let result = self.result_of(inputs, &promote, requested)?;
+        let common = match self.rule {
+            DTypeRule::Comparison => promote(0)?,
+            _ => result,
         };
+        let compute = match self.rule {
+            DTypeRule::Comparison => common.compute(),
+            DTypeRule::NumericOrBool if result == DType::Bool => DType::I32,
+            DTypeRule::Position => inputs[0].compute(),
+            _ => result.compute(),
+        };
+        let outputs = std::iter::repeat_n(result, self.outputs.len()).collect();
+        Ok(Signature { inputs: inputs.into(), common, compute, outputs })
+    }
+
+    /// Returns the dtype that the inputs from `first` on promote to, with the numbers.
+    fn promote(
+        &self,
+        inputs: &[DType],
+        first: usize,
+        zero_dimensional: u32,
+        scalars: Category,
+    ) -> Result<DType, DTypeError> {
+        promoted(&inputs[first..], zero_dimensional >> first)
+            .map(|dtype| match scalars {
+                Category::FloatingPoint if dtype.category() < scalars => DType::F32,
+                Category::Integer if dtype.category() < scalars => DType::I64,
+                _ => dtype,
+            })
+            .map_err(|error| DTypeError(format!("{} takes operands that promote: {error}", self.name)))
+    }
+
+    /// Returns the dtype of the results.
+    fn result_of(
+        &self,
+        inputs: &[DType],
+        promote: &dyn Fn(usize) -> Result<DType, DTypeError>,
+        requested: Option<DType>,
+    ) -> Result<DType, DTypeError> {
         let floating = |dtype: DType| if dtype.is_floating_point() { dtype } else { DType::F32 };
         let refuse =
             |why: &str| Err(DTypeError(format!("{} does not take {}: {why}", self.name, names(inputs))));
@@ -238,7 +269,7 @@ impl LoopOp {
         if !only_moves && inputs.iter().copied().chain(counted).any(DType::is_float8) {
             return refuse("floats of 8 bits are for storage; convert with `to_dtype`");
         }
-        let result = match self.rule {
+        Ok(match self.rule {
             DTypeRule::Numeric | DTypeRule::NumericOrBool => {
                 let promoted = promote(0)?;
                 if promoted == DType::Bool && self.rule == DTypeRule::Numeric {
@@ -275,19 +306,7 @@ impl LoopOp {
                 Some(dtype) => dtype,
                 None => return refuse("the call must say which dtype it wants"),
             },
-        };
-        let common = match self.rule {
-            DTypeRule::Comparison => promote(0)?,
-            _ => result,
-        };
-        let compute = match self.rule {
-            DTypeRule::Comparison => common.compute(),
-            DTypeRule::NumericOrBool if result == DType::Bool => DType::I32,
-            DTypeRule::Position => inputs[0].compute(),
-            _ => result.compute(),
-        };
-        let outputs = std::iter::repeat_n(result, self.outputs.len()).collect();
-        Ok(Signature { inputs: inputs.into(), common, compute, outputs })
+        })
     }
 
     /// Returns the body for a signature.

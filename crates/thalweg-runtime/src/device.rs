@@ -22,6 +22,7 @@ use crate::graph::Captures;
 use crate::graph::audit::{Auditor, next_call};
 use crate::loaded::{KernelTable, LaunchTable};
 use crate::memory::{DriverUpstream, Quarantine};
+use crate::meta::MetaDriver;
 use crate::stream_state::{StreamPool, StreamState};
 use crate::{Error, Result};
 
@@ -41,6 +42,7 @@ struct DeviceState {
     audited: Arc<dyn Driver>,
     index: u32,
     is_simulated: bool,
+    is_meta: bool,
     /// In which process it was opened.
     process: Process,
     properties: DeviceProperties,
@@ -109,19 +111,34 @@ impl Device {
         Ok(device)
     }
 
-    /// Creates the device of a name: `cuda`, `cuda:1`, `sim`, `sim:1`.
+    /// Creates the meta device: tensors on it have shapes, strides, dtypes and addresses, and no elements (`torch.device("meta")`).
+    /// Every operator checks its arguments and gives a result of the right shape; allocators, streams and captures work as on a GPU, so
+    /// that the memory of a program can be foretold where there is no GPU. What reads elements is refused. It has
+    /// `THALWEG_META_MEMORY_BYTES` of memory, 4 TiB unless that is set, and takes none of the host's.
+    pub fn meta() -> Result<Self> {
+        static DEVICES: Opened = Opened(Mutex::new(None));
+        let environment = Environment::get();
+        DEVICES.get(0, || {
+            environment.check()?;
+            let driver = MetaDriver::new(environment.meta_memory_bytes.unwrap_or(4 << 40))?;
+            Ok(Devices::new(driver, environment))
+        })
+    }
+
+    /// Creates the device of a name: `cuda`, `cuda:1`, `sim`, `sim:1`, `meta`.
     pub fn from_name(name: &str) -> Result<Self> {
         let (kind, index) = name.split_once(':').unwrap_or((name, "0"));
         let index = index.parse().map_err(|_| {
             Error::invalid(format!(
-                "device '{name}': '{index}' is no device number; write `cuda:0` or `sim:0`"
+                "device '{name}': '{index}' is no device number; write `cuda:0`, `sim:0` or `meta`"
             ))
         })?;
         match kind {
             "cuda" => Self::cuda(index),
             "sim" => Self::sim(index),
+            "meta" if index == 0 => Self::meta(),
             _ => Err(Error::invalid(format!(
-                "device '{name}': unknown kind '{kind}'; write `cuda:0` or `sim:0`"
+                "device '{name}': unknown kind '{kind}'; write `cuda:0`, `sim:0` or `meta`"
             ))),
         }
     }
@@ -208,6 +225,11 @@ impl Device {
     /// Returns whether it is simulated.
     pub fn is_simulated(&self) -> bool {
         self.0.is_simulated
+    }
+
+    /// Returns whether its tensors have no elements: see [`Device::meta`].
+    pub fn is_meta(&self) -> bool {
+        self.0.is_meta
     }
 
     /// Returns what it is and can do.
@@ -412,6 +434,7 @@ impl System {
             audited: self.auditor.clone(),
             index,
             is_simulated: driver.name() == "sim",
+            is_meta: driver.name() == "meta",
             process: Process::current(),
         })))
     }

@@ -47,6 +47,8 @@ pub struct Environment {
     pub sim_devices: Option<u32>,
     /// `THALWEG_SIM_MEMORY_BYTES`: memory of each simulated GPU.
     pub sim_memory_bytes: Option<u64>,
+    /// `THALWEG_META_MEMORY_BYTES`: memory of the [meta device](crate::Device::meta).
+    pub meta_memory_bytes: Option<u64>,
     /// `THALWEG_SIM_SEED`, `THALWEG_SIM_FAULTS`, `THALWEG_SIM_REPORT`: the simulated GPUs of this process are controlled and
     /// watched, as `thalweg sim` asks for.
     pub sim_check: Option<CheckedProgram>,
@@ -87,17 +89,7 @@ impl Environment {
                 })
                 .map(|base| base.join("thalweg")),
         };
-        let beside_program = std::env::current_exe()
-            .ok()
-            .and_then(|program| Some(program.parent()?.join("kernels")))
-            .filter(|folder| folder.is_dir());
-        let mut precompiled_directories: Vec<PathBuf> = variable("THALWEG_PRECOMPILED_KERNELS")
-            .map(|folders| {
-                std::env::split_paths(&folders).filter(|folder| !folder.as_os_str().is_empty()).collect()
-            })
-            .unwrap_or_default();
-        precompiled_directories
-            .extend(beside_program.filter(|folder| !precompiled_directories.contains(folder)));
+        let precompiled_directories = precompiled(variable("THALWEG_PRECOMPILED_KERNELS"));
         let mut mistakes = Vec::new();
         let mut number = |name: &str| -> Option<u64> {
             let value = variable(name).filter(|value| !value.is_empty())?;
@@ -110,6 +102,7 @@ impl Environment {
         // The driver refuses a number that is out of its range, so one that is too large may be cut.
         let sim_devices = number("THALWEG_SIM_DEVICES").map(|count| u32::try_from(count).unwrap_or(u32::MAX));
         let sim_memory_bytes = number("THALWEG_SIM_MEMORY_BYTES");
+        let meta_memory_bytes = number("THALWEG_META_MEMORY_BYTES");
         let time_limit = number("THALWEG_SIM_TIMEOUT").map(Duration::from_secs);
         let sim_check = number("THALWEG_SIM_SEED").map(|seed| CheckedProgram {
             seed,
@@ -133,6 +126,7 @@ impl Environment {
                 .map(PathBuf::from),
             sim_devices,
             sim_memory_bytes,
+            meta_memory_bytes,
             sim_check,
             check_seed: variable("THALWEG_SEED").and_then(|seed| seed.parse().ok()),
             check_seeds: variable("THALWEG_SEEDS").and_then(|count| count.parse().ok()),
@@ -146,4 +140,19 @@ impl Environment {
     pub(crate) fn check(&self) -> Result<()> {
         if self.mistakes.is_empty() { Ok(()) } else { Err(Error::invalid(self.mistakes.join("; "))) }
     }
+}
+
+/// Returns the folders of a list as in `PATH`, then `kernels` beside the program.
+fn precompiled(folders: Option<String>) -> Vec<PathBuf> {
+    let beside_program = std::env::current_exe()
+        .ok()
+        .and_then(|program| Some(program.parent()?.join("kernels")))
+        .filter(|folder| folder.is_dir());
+    let mut directories: Vec<PathBuf> = folders
+        .map(|folders| {
+            std::env::split_paths(&folders).filter(|folder| !folder.as_os_str().is_empty()).collect()
+        })
+        .unwrap_or_default();
+    directories.extend(beside_program.filter(|folder| !directories.contains(folder)));
+    directories
 }

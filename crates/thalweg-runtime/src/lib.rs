@@ -32,6 +32,7 @@ mod library;
 mod loaded;
 mod mem_pool;
 mod memory;
+mod meta;
 mod native;
 mod pinned;
 pub mod sim;

@@ -110,96 +110,36 @@ pub(crate) enum Policy {
     Banned,
 }
 
+/// The operators of each policy, by base name: PyTorch's lists for CUDA, and the parts that this crate's operators are made of.
+const POLICIES: [(Policy, &str); 4] = [
+    (
+        Policy::Lower,
+        "convolution conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d prelu addmm addmv addr \
+     matmul einsum mm mv linalg_vecdot linear addbmm baddbmm bmm lstm_cell gru_cell packed_attention \
+     scaled_dot_product_attention",
+    ),
+    (
+        Policy::Full,
+        "acos asin cosh erfinv exp expm1 log log10 log2 log1p reciprocal rsqrt sinh tan pow softplus layer_norm \
+     native_layer_norm layer_norm_affine layer_norm_fork rms_norm group_norm native_group_norm cosine_similarity \
+     nll_loss cross_entropy cross_entropy_smoothed kl_div l1_loss smooth_l1_loss huber_loss mse_loss soft_margin_loss \
+     margin_ranking_loss hinge_embedding_loss binary_cross_entropy_with_logits dist renorm logsumexp \
+     upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_bilinear2d upsample_bicubic2d \
+     upsample_linear1d upsample_trilinear3d prod softmax scaled_softmax causal_softmax masked_softmax log_softmax \
+     cumprod cumsum linalg_vector_norm norm sum",
+    ),
+    (
+        Policy::Widest,
+        "addcdiv addcmul atan2 cross dot vdot grid_sampler index_put tensordot scatter_add cat stack",
+    ),
+    (Policy::Banned, "binary_cross_entropy"),
+];
+
 impl Policy {
     /// Returns the policy of the operators of a base name; `None` of those that compute in the dtypes that they get.
     pub(crate) fn of(base_name: &str) -> Option<Self> {
-        Some(match base_name {
-            "convolution"
-            | "conv1d"
-            | "conv2d"
-            | "conv3d"
-            | "conv_transpose1d"
-            | "conv_transpose2d"
-            | "conv_transpose3d"
-            | "prelu"
-            | "addmm"
-            | "addmv"
-            | "addr"
-            | "matmul"
-            | "einsum"
-            | "mm"
-            | "mv"
-            | "linalg_vecdot"
-            | "linear"
-            | "addbmm"
-            | "baddbmm"
-            | "bmm"
-            | "lstm_cell"
-            | "gru_cell"
-            | "packed_attention"
-            | "scaled_dot_product_attention" => Self::Lower,
-            "acos"
-            | "asin"
-            | "cosh"
-            | "erfinv"
-            | "exp"
-            | "expm1"
-            | "log"
-            | "log10"
-            | "log2"
-            | "log1p"
-            | "reciprocal"
-            | "rsqrt"
-            | "sinh"
-            | "tan"
-            | "pow"
-            | "softplus"
-            | "layer_norm"
-            | "native_layer_norm"
-            | "layer_norm_affine"
-            | "layer_norm_fork"
-            | "rms_norm"
-            | "group_norm"
-            | "native_group_norm"
-            | "cosine_similarity"
-            | "nll_loss"
-            | "cross_entropy"
-            | "cross_entropy_smoothed"
-            | "kl_div"
-            | "l1_loss"
-            | "smooth_l1_loss"
-            | "huber_loss"
-            | "mse_loss"
-            | "soft_margin_loss"
-            | "margin_ranking_loss"
-            | "hinge_embedding_loss"
-            | "binary_cross_entropy_with_logits"
-            | "dist"
-            | "renorm"
-            | "logsumexp"
-            | "upsample_nearest1d"
-            | "upsample_nearest2d"
-            | "upsample_nearest3d"
-            | "upsample_bilinear2d"
-            | "upsample_bicubic2d"
-            | "upsample_linear1d"
-            | "upsample_trilinear3d"
-            | "prod"
-            | "softmax"
-            | "scaled_softmax"
-            | "causal_softmax"
-            | "masked_softmax"
-            | "log_softmax"
-            | "cumprod"
-            | "cumsum"
-            | "linalg_vector_norm"
-            | "norm"
-            | "sum" => Self::Full,
-            "addcdiv" | "addcmul" | "atan2" | "cross" | "dot" | "vdot" | "grid_sampler" | "index_put"
-            | "tensordot" | "scatter_add" | "cat" | "stack" => Self::Widest,
-            "binary_cross_entropy" => Self::Banned,
-            _ => return None,
-        })
+        let lists = |(_, names): &&(Self, &str)| names.split_ascii_whitespace().any(|name| name == base_name);
+        POLICIES.iter().find(lists).map(|(policy, _)| *policy)
     }
 
     /// Answers a call: casts its tensors, and calls on without autocast.

@@ -9,9 +9,17 @@
 //!                                        └─ keys {Sim} ─▶ backend kernel: plan, load, launch
 //! ```
 //!
-//! Kernels of one (operator, key) form a stack: the newest answers, and dropping its [`Registration`] restores the former.
+//! Kernels of one (operator, key) form a stack: the newest answers, and dropping its [`Registration`] restores the former. Where an
+//! operator has none for a key, the key's *fallback* answers ([`register_fallback`]), one function for all operators; where there is
+//! none either, or where a *fallthrough* was registered, the call goes on to the next key as if this one were not there.
+//!
+//! A thread adds keys to its calls ([`IncludeKeyGuard`]) and leaves some out ([`ExcludeKeyGuard`]). Keys that no call has by itself
+//! ([`DispatchKey::Python`], [`DispatchKey::User1`]) are modes: with a fallback, they see every call of the thread.
 
-use std::cell::Cell;
+mod keys;
+mod trace;
+
+use std::fmt;
 use std::panic::Location;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, PoisonError, RwLock};
@@ -30,96 +38,9 @@ use crate::kernels::loops::{LoopArguments, Resolved};
 use crate::operators::{Body, in_place};
 use crate::tensor::{Tensor, Tensors, describe_call};
 
-/// What may have a say in a call, from the lowest priority to the highest.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-#[repr(u8)]
-pub enum DispatchKey {
-    /// Tensors on a simulated GPU.
-    Sim = 0,
-    /// Tensors on a GPU.
-    Cuda = 1,
-    /// A gradient may flow through the call.
-    Autograd = 2,
-    /// The call stands in a region of [`autocast`](crate::autocast::autocast).
-    Autocast = 3,
-}
-
-impl DispatchKey {
-    /// Every key, lowest priority first.
-    pub const ALL: [Self; 4] = [Self::Sim, Self::Cuda, Self::Autograd, Self::Autocast];
-
-    /// The backend of a device.
-    pub fn of_device(device: &Device) -> Self {
-        if device.is_simulated() { Self::Sim } else { Self::Cuda }
-    }
-}
-
-/// A set of keys.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
-pub struct DispatchKeySet(u64);
-
-impl DispatchKeySet {
-    /// No key.
-    pub const EMPTY: Self = Self(0);
-
-    /// The set with a key more.
-    #[must_use]
-    pub const fn with(self, key: DispatchKey) -> Self {
-        Self(self.0 | 1 << key as u8)
-    }
-
-    /// The set with a key less.
-    #[must_use]
-    pub const fn without(self, key: DispatchKey) -> Self {
-        Self(self.0 & !(1 << key as u8))
-    }
-
-    /// Returns the keys, highest priority first.
-    fn highest_first(self) -> impl Iterator<Item = DispatchKey> {
-        let mut rest = self.0;
-        std::iter::from_fn(move || {
-            let highest = rest.checked_ilog2()?;
-            rest ^= 1 << highest;
-            Some(DispatchKey::ALL[highest as usize])
-        })
-    }
-
-    /// Whether the key is in it.
-    pub const fn has(self, key: DispatchKey) -> bool {
-        self.0 & 1 << key as u8 != 0
-    }
-}
-
-thread_local! {
-    static EXCLUDED: Cell<DispatchKeySet> = const { Cell::new(DispatchKeySet::EMPTY) };
-}
-
-/// Leaves a key out of every call of this thread until it is dropped.
-#[must_use = "the key is left out only while the guard lives"]
-pub struct ExcludeKeyGuard {
-    former: DispatchKeySet,
-    _not_send: std::marker::PhantomData<*const ()>,
-}
-
-impl ExcludeKeyGuard {
-    /// Starts leaving the key out.
-    pub fn new(key: DispatchKey) -> Self {
-        let former = EXCLUDED.get();
-        EXCLUDED.set(former.with(key));
-        Self { former, _not_send: std::marker::PhantomData }
-    }
-}
-
-impl Drop for ExcludeKeyGuard {
-    fn drop(&mut self) {
-        EXCLUDED.set(self.former);
-    }
-}
-
-/// Whether calls of this thread leave a key out.
-pub(crate) fn is_excluded(key: DispatchKey) -> bool {
-    EXCLUDED.get().has(key)
-}
+pub(crate) use keys::is_excluded;
+pub use keys::{DispatchKey, DispatchKeySet, ExcludeKeyGuard, IncludeKeyGuard};
+pub use trace::{Trace, TracedCall, trace};
 
 /// One call of an operator, as its kernels see it.
 #[derive(Clone, Copy)]
@@ -149,6 +70,8 @@ pub struct Operator {
     /// The name without overload, for labels and errors.
     base_name: &'static str,
     schema: Schema,
+    /// What it computes, in sentences.
+    doc: &'static str,
     /// Per parameter: the forms in which kernels read it, and its default.
     parameters: Vec<(Forms, Option<Value>)>,
     /// How a built-in operator is computed.
@@ -156,44 +79,82 @@ pub struct Operator {
     slots: [Slot; DispatchKey::ALL.len()],
 }
 
-/// The kernels of one operator and key.
+/// The kernels of one operator and key, or of a key's fallback.
 #[derive(Default)]
 struct Slot {
     /// The kernel of a built-in operator, which answers unless others were registered. Reading it takes no lock.
     built_in: OnceLock<KernelFunction>,
     /// Whether `registered` holds any.
     is_registered: AtomicBool,
-    /// What [`Operator::register`] added, the newest last.
-    registered: RwLock<Vec<(u64, KernelFunction)>>,
+    /// What was registered, the newest last; `None` is a fallthrough.
+    registered: RwLock<Vec<(u64, Option<KernelFunction>)>>,
+}
+
+/// What a slot has for a call.
+enum Found {
+    /// An answer.
+    Answer(Result<Tensors>),
+    /// A fallthrough: the call goes on to the next key.
+    Fallthrough,
+    /// Nothing.
+    Nothing,
 }
 
 impl Slot {
+    const fn new() -> Self {
+        Self {
+            built_in: OnceLock::new(),
+            is_registered: AtomicBool::new(false),
+            registered: RwLock::new(Vec::new()),
+        }
+    }
+
+    /// Adds a kernel or a fallthrough, which answers before all that are there.
+    fn register(&'static self, kernel: Option<KernelFunction>) -> Registration {
+        static SERIAL: AtomicU64 = AtomicU64::new(0);
+        let serial = SERIAL.fetch_add(1, Ordering::Relaxed);
+        self.change(|registered| registered.push((serial, kernel)));
+        Registration { slot: self, serial }
+    }
+
     /// Changes the list of registered kernels.
-    fn change(&self, change: impl FnOnce(&mut Vec<(u64, KernelFunction)>)) {
+    fn change(&self, change: impl FnOnce(&mut Vec<(u64, Option<KernelFunction>)>)) {
         let mut registered = self.registered.write().unwrap_or_else(PoisonError::into_inner);
         change(&mut registered);
         self.is_registered.store(!registered.is_empty(), Ordering::Release);
     }
 
     /// Runs the kernel that answers, if there is one.
-    fn answer(&self, call: &Call<'_>) -> Option<Result<Tensors>> {
+    fn answer(&self, call: &Call<'_>) -> Found {
         if self.is_registered.load(Ordering::Acquire) {
             let registered = self.registered.read().unwrap_or_else(PoisonError::into_inner);
-            if let Some(kernel) = registered.last().map(|(_, kernel)| kernel.clone()) {
-                // A kernel may register others.
-                drop(registered);
-                return Some(kernel(call));
+            let newest = registered.last().map(|(_, kernel)| kernel.clone());
+            // A kernel may register others.
+            drop(registered);
+            match newest {
+                Some(Some(kernel)) => return Found::Answer(kernel(call)),
+                Some(None) => return Found::Fallthrough,
+                None => {}
             }
         }
-        self.built_in.get().map(|kernel| kernel(call))
+        self.built_in.get().map_or(Found::Nothing, |kernel| Found::Answer(kernel(call)))
     }
+}
+
+/// The kernels that answer for every operator that has none of its own, by key.
+static FALLBACKS: [Slot; DispatchKey::ALL.len()] = [const { Slot::new() }; DispatchKey::ALL.len()];
+
+/// Registers a kernel for a key that answers for every operator that has none of its own under this key. It reads the operator and
+/// its arguments from the [`Call`], so one function serves all operators: to count, log or record calls, or to run them elsewhere.
+/// The newest answers.
+pub fn register_fallback(key: DispatchKey, kernel: KernelFunction) -> Registration {
+    FALLBACKS[key as usize].register(Some(kernel))
 }
 
 /// A registered kernel. Dropping it takes the kernel back; [`Registration::keep`] leaves it for good.
 #[must_use = "the kernel is taken back when the registration is dropped"]
 pub struct Registration {
-    operator: &'static Operator,
-    key: DispatchKey,
+    slot: &'static Slot,
     serial: u64,
 }
 
@@ -206,23 +167,30 @@ impl Registration {
 
 impl Drop for Registration {
     fn drop(&mut self) {
-        self.operator.slots[self.key as usize]
-            .change(|registered| registered.retain(|(serial, _)| *serial != self.serial));
+        self.slot.change(|registered| registered.retain(|(serial, _)| *serial != self.serial));
+    }
+}
+
+impl fmt::Debug for Operator {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Operator({})", self.schema)
     }
 }
 
 impl Operator {
-    /// The name.
+    /// Returns the name, with the overload.
     pub fn name(&self) -> &'static str {
         self.name
     }
 
     /// Registers a kernel for a key. The newest answers.
     pub fn register(&'static self, key: DispatchKey, kernel: KernelFunction) -> Registration {
-        static SERIAL: AtomicU64 = AtomicU64::new(0);
-        let serial = SERIAL.fetch_add(1, Ordering::Relaxed);
-        self.slots[key as usize].change(|registered| registered.push((serial, kernel)));
-        Registration { operator: self, key, serial }
+        self.slots[key as usize].register(Some(kernel))
+    }
+
+    /// Registers that a key has no say in calls of this operator, not even by its fallback.
+    pub fn register_fallthrough(&'static self, key: DispatchKey) -> Registration {
+        self.slots[key as usize].register(None)
     }
 
     /// Returns the name without overload and namespace: `add` of `add.Tensor`.
@@ -238,6 +206,21 @@ impl Operator {
     /// Returns what a call must pass.
     pub fn schema(&self) -> &Schema {
         &self.schema
+    }
+
+    /// Returns what a built-in operator computes, in sentences; of a part of others, or one that was defined elsewhere, nothing.
+    pub fn documentation(&self) -> &'static str {
+        self.doc
+    }
+
+    /// Returns how a built-in operator is computed and where its gradient comes from, in words; `None` of others.
+    pub fn computed_by(&self) -> Option<&'static str> {
+        self.body.map(Body::words)
+    }
+
+    /// Returns the schema of the form in place (`add_.Tensor` of `add.Tensor`), if there is one.
+    pub fn in_place_schema(&self) -> Option<Schema> {
+        in_place::schema(&self.schema, &in_place::name(self.name))
     }
 
     /// Calls the operator: an argument per parameter, in the schema's order; those left out at the end take their defaults.
@@ -384,7 +367,7 @@ impl Operator {
         if is_autocast_enabled() {
             keys = keys.with(DispatchKey::Autocast);
         }
-        let keys = DispatchKeySet(keys.0 & !EXCLUDED.get().0);
+        let keys = keys.of_thread();
         Call { operator: self, keys, arguments, tensors: &tensors, device, label, resolved: None }.dispatch()
     }
 }
@@ -403,8 +386,14 @@ impl Call<'_> {
     fn dispatch(&self) -> Result<Tensors> {
         for key in self.keys.highest_first() {
             let call = Self { keys: self.keys.without(key), ..*self };
-            if let Some(answer) = self.operator.slots[key as usize].answer(&call) {
-                return answer;
+            match self.operator.slots[key as usize].answer(&call) {
+                Found::Answer(answer) => return answer,
+                Found::Fallthrough => {}
+                Found::Nothing => {
+                    if let Found::Answer(answer) = FALLBACKS[key as usize].answer(&call) {
+                        return answer;
+                    }
+                }
             }
         }
         Err(Error::invalid(format!("no kernel is registered for {:?}", self.keys)))
@@ -447,15 +436,16 @@ fn registry() -> &'static Registry {
     static REGISTRY: OnceLock<Registry> = OnceLock::new();
     REGISTRY.get_or_init(|| {
         let registry = Registry(RwLock::default());
-        crate::operators::define_all(&mut |schema, body| {
-            registry.define(schema, Some(body)).expect("built-in schemas are right, and their names unique");
+        crate::operators::define_all(&mut |schema, doc, body| {
+            let defined = registry.define(schema, doc, Some(body));
+            defined.expect("built-in schemas are right, and their names unique");
         });
         registry
     })
 }
 
 impl Registry {
-    fn define(&self, schema: &str, body: Option<Body>) -> Result<&'static Operator> {
+    fn define(&self, schema: &str, doc: &'static str, body: Option<Body>) -> Result<&'static Operator> {
         let schema = Schema::parse(schema).map_err(|error| Error::invalid(error.to_string()))?;
         let mut operators = self.0.write().unwrap_or_else(PoisonError::into_inner);
         if operators.contains_key(schema.name.as_str()) {
@@ -470,14 +460,9 @@ impl Registry {
         let parameters = (schema.parameters.iter())
             .map(|parameter| (Forms::of(&parameter.ty), default(parameter)))
             .collect();
-        let operator = Operator {
-            name,
-            base_name: base_name(name),
-            schema,
-            parameters,
-            body,
-            slots: Default::default(),
-        };
+        let base_name = base_name(name);
+        let slots = Default::default();
+        let operator = Operator { name, base_name, schema, doc, parameters, body, slots };
         for (key, kernel) in body.map(Body::kernels).unwrap_or_default() {
             let former = operator.slots[key as usize].built_in.set(kernel);
             debug_assert!(former.is_ok(), "{name}: one built-in kernel per key");
@@ -552,7 +537,7 @@ pub fn find_operator(name: &str) -> Result<&'static Operator> {
         let returning = derived(in_place::returning_name(name)).ok_or_else(missing)?;
         (in_place::out_schema(returning.schema(), name), Body::Out(returning))
     };
-    match registry().define(&schema.ok_or_else(missing)?.to_string(), Some(body)) {
+    match registry().define(&schema.ok_or_else(missing)?.to_string(), "", Some(body)) {
         Ok(operator) => Ok(operator),
         // Another thread was faster.
         Err(_) => find(name).ok_or_else(missing),
@@ -573,5 +558,5 @@ pub fn operators() -> Vec<&'static Operator> {
 /// # Errors
 /// [`Error::is_invalid_argument`] if the schema cannot be read, or the name is taken.
 pub fn define_operator(schema: &str) -> Result<&'static Operator> {
-    registry().define(schema, None)
+    registry().define(schema, "", None)
 }

@@ -6,6 +6,7 @@ mod browser;
 mod doctor;
 mod looking;
 mod memory;
+mod ops;
 mod sim;
 mod usage;
 

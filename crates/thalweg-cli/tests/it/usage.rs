@@ -4,7 +4,7 @@ use std::process::{Command, Stdio};
 
 use crate::{program, scratch, text, thalweg};
 
-const COMMANDS: [&[&str]; 13] = [
+const COMMANDS: [&[&str]; 14] = [
     &["audit"],
     &["doctor"],
     &["memory"],
@@ -15,6 +15,7 @@ const COMMANDS: [&[&str]; 13] = [
     &["memory", "events"],
     &["memory", "at"],
     &["memory", "flame"],
+    &["ops"],
     &["sim"],
     &["completions"],
     &["man"],
@@ -46,6 +47,7 @@ fn wrong_arguments_are_explained_with_status_2() {
         (&["sim", "--seeds", "many", "--", "x"], "'many' for '--seeds <N>'"),
         (&["sim", "--sedes", "3", "--", "x"], "a similar argument exists: '--seeds'"),
         (&["sim", "--timeout", "0", "--", "x"], "'0' for '--timeout <SECONDS>'"),
+        (&["ops", "qwerty"], "no operator has 'qwerty' in its name"),
         (&["completions", "tcsh"], "possible values: bash, elvish, fish"),
         (&["--color", "alwyas", "doctor"], "a similar value exists: 'always'"),
     ] {

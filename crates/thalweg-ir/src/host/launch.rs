@@ -9,7 +9,8 @@ use super::program::{Op, Program, Step};
 use super::register::{File, Lane, View};
 use super::space::{Cursor, Space};
 use super::step::{Accumulators, Block, argument};
-use crate::body::{Dimension, Place, Scalar};
+use crate::Scalar;
+use crate::body::{Dimension, Place};
 use crate::kernel::{Geometry, OperandGeometry};
 
 /// The cost of deciding on a step, in elements that a loop handles meanwhile.

@@ -8,7 +8,8 @@
 //! - A value that outlives its section keeps its register until the end of the last section that reads it, because
 //!   sections of points are loops.
 
-use crate::body::{Binary, Dimension, ExprId, InputKind, Node, Place, ReduceOp, Scalar, Scatter, Unary};
+use crate::Scalar;
+use crate::body::{Binary, Dimension, ExprId, InputKind, Node, Place, ReduceOp, Scatter, Unary};
 use crate::{Body, Class, DType, Kernel};
 
 use super::register::{BANKS, Lane};

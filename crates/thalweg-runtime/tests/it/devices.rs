@@ -21,7 +21,7 @@ fn names_that_are_none_say_what_to_write() {
         assert!(error.is_invalid_argument(), "{error}");
         let text = error.to_string();
         assert!(text.contains(&format!("'{name}'")) && text.contains(words), "{text}");
-        assert!(text.contains("`cuda:0` or `sim:0`"), "{text}");
+        assert!(text.contains("`cuda:0`, `sim:0` or `meta`"), "{text}");
     }
 }
 

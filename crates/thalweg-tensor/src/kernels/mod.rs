@@ -40,72 +40,72 @@ pub(crate) fn loop_entries() -> impl Iterator<Item = &'static LoopOp> {
 /// A reduction of the table: in stages where its rows are few and long.
 macro_rules! reduction {
     ($schema:literal, $entry:ident) => {
-        OpDef {
-            schema: $schema,
-            body: Pair(
+        OpDef::part(
+            $schema,
+            Pair(
                 |call| reductions::backend(&LoopCall::of(&$entry, call)?, call.resolved),
                 |call| autograd(&LoopCall::of(&$entry, call)?, call),
             ),
-        }
+        )
     };
 }
 
 /// The operators that are parts of others.
 pub(crate) static INTERNAL: &[OpDef] = &[
-    OpDef {
-        schema: "thalweg::full(Scalar value, int[] sizes, ScalarType dtype) -> Tensor",
-        body: Kernel(creation::full),
-    },
+    OpDef::part(
+        "thalweg::full(Scalar value, int[] sizes, ScalarType dtype) -> Tensor",
+        Kernel(creation::full),
+    ),
     reduction!("thalweg::sum(Tensor self, int[] sizes) -> Tensor", SUM),
     reduction!("thalweg::mean(Tensor self, Scalar count, int[] sizes) -> Tensor", MEAN),
     reduction!("thalweg::amax(Tensor self, int[] sizes) -> Tensor", AMAX),
     reduction!("thalweg::amin(Tensor self, int[] sizes) -> Tensor", AMIN),
-    OpDef {
-        schema: "thalweg::dropout(Tensor input, Tensor seed, Tensor offset, Scalar threads, Scalar keep, int[] sizes) -> (Tensor, Tensor)",
-        body: Pair(|call| run(&LoopCall::of(&DROPOUT, call)?, call.resolved), dropout::autograd),
-    },
-    OpDef {
-        schema: "thalweg::layer_norm_affine(Tensor input, Tensor weight, Tensor bias, Scalar count, Scalar epsilon, int[] sizes) -> (Tensor, Tensor, Tensor)",
-        body: Pair(normalization::backend, normalization::autograd),
-    },
-    OpDef {
-        schema: "thalweg::layer_norm_fork(Tensor input, Tensor weight, Tensor bias, Scalar count, Scalar epsilon, int[] sizes) -> (Tensor, Tensor, Tensor, Tensor)",
-        body: Pair(normalization::fork, normalization::autograd),
-    },
-    OpDef {
-        schema: "thalweg::embedding(Tensor weight, Tensor indices, Scalar padding=-1) -> Tensor",
-        body: Pair(indexing::embedding, indexing::embedding_autograd),
-    },
-    OpDef {
-        schema: "thalweg::packed_attention(Tensor packed, Scalar scale, bool is_causal) -> (Tensor, Tensor, Tensor)",
-        body: Pair(attention::backend, attention::autograd),
-    },
-    OpDef {
-        schema: "thalweg::linear(Tensor input, Tensor weight, Tensor? bias=None, Tensor? addend=None) -> Tensor",
-        body: Pair(linear::backend, linear::autograd),
-    },
-    OpDef {
-        schema: "thalweg::matmul(Tensor self, Tensor other) -> Tensor",
-        body: Pair(matmul::backend, matmul::autograd),
-    },
-    OpDef {
-        schema: "thalweg::addmm(Tensor self, Tensor mat1, Tensor mat2, Scalar beta, Scalar alpha) -> Tensor",
-        body: Differentiable(matmul::add_backend, &matmul::ADD_GRADIENT),
-    },
-    OpDef {
-        schema: "thalweg::conv2d(Tensor input, Tensor weight, int[2] stride, int padding, int dilation) -> Tensor",
-        body: Pair(convolution::backend, convolution::autograd),
-    },
-    OpDef {
-        schema: "thalweg::unfold2d(Tensor self, int[] window) -> Tensor",
-        body: Pair(windows::unfold, |call| windows::transposed(call, &["unfold2d", "fold2d"])),
-    },
-    OpDef {
-        schema: "thalweg::fold2d(Tensor self, int[] window) -> Tensor",
-        body: Pair(windows::fold, |call| windows::transposed(call, &["fold2d", "unfold2d"])),
-    },
-    OpDef {
-        schema: "thalweg::max_pool2d(Tensor self, int[2] kernel, int[2] stride, int padding, int dilation) -> (Tensor, Tensor)",
-        body: Pair(windows::max_pool, windows::max_pool_autograd),
-    },
+    OpDef::part(
+        "thalweg::dropout(Tensor input, Tensor seed, Tensor offset, Scalar threads, Scalar keep, int[] sizes) -> (Tensor, Tensor)",
+        Pair(|call| run(&LoopCall::of(&DROPOUT, call)?, call.resolved), dropout::autograd),
+    ),
+    OpDef::part(
+        "thalweg::layer_norm_affine(Tensor input, Tensor weight, Tensor bias, Scalar count, Scalar epsilon, int[] sizes) -> (Tensor, Tensor, Tensor)",
+        Pair(normalization::backend, normalization::autograd),
+    ),
+    OpDef::part(
+        "thalweg::layer_norm_fork(Tensor input, Tensor weight, Tensor bias, Scalar count, Scalar epsilon, int[] sizes) -> (Tensor, Tensor, Tensor, Tensor)",
+        Pair(normalization::fork, normalization::autograd),
+    ),
+    OpDef::part(
+        "thalweg::embedding(Tensor weight, Tensor indices, Scalar padding=-1) -> Tensor",
+        Pair(indexing::embedding, indexing::embedding_autograd),
+    ),
+    OpDef::part(
+        "thalweg::packed_attention(Tensor packed, Scalar scale, bool is_causal) -> (Tensor, Tensor, Tensor)",
+        Pair(attention::backend, attention::autograd),
+    ),
+    OpDef::part(
+        "thalweg::linear(Tensor input, Tensor weight, Tensor? bias=None, Tensor? addend=None) -> Tensor",
+        Pair(linear::backend, linear::autograd),
+    ),
+    OpDef::part(
+        "thalweg::matmul(Tensor self, Tensor other) -> Tensor",
+        Pair(matmul::backend, matmul::autograd),
+    ),
+    OpDef::part(
+        "thalweg::addmm(Tensor self, Tensor mat1, Tensor mat2, Scalar beta, Scalar alpha) -> Tensor",
+        Differentiable(matmul::add_backend, &matmul::ADD_GRADIENT),
+    ),
+    OpDef::part(
+        "thalweg::conv2d(Tensor input, Tensor weight, int[2] stride, int padding, int dilation) -> Tensor",
+        Pair(convolution::backend, convolution::autograd),
+    ),
+    OpDef::part(
+        "thalweg::unfold2d(Tensor self, int[] window) -> Tensor",
+        Pair(windows::unfold, |call| windows::transposed(call, &["unfold2d", "fold2d"])),
+    ),
+    OpDef::part(
+        "thalweg::fold2d(Tensor self, int[] window) -> Tensor",
+        Pair(windows::fold, |call| windows::transposed(call, &["fold2d", "unfold2d"])),
+    ),
+    OpDef::part(
+        "thalweg::max_pool2d(Tensor self, int[2] kernel, int[2] stride, int padding, int dilation) -> (Tensor, Tensor)",
+        Pair(windows::max_pool, windows::max_pool_autograd),
+    ),
 ];

@@ -35,6 +35,16 @@ pub(crate) fn functional_name(name: &str) -> Option<String> {
     Some(overload.map_or_else(|| base.to_owned(), |overload| format!("{base}.{overload}")))
 }
 
+/// Returns the name of an operator's form in place: `add_.Tensor` of `add.Tensor`.
+pub(crate) fn name(functional: &str) -> String {
+    if let Some((renamed, _)) = RENAMED.iter().find(|(_, named)| *named == functional) {
+        return (*renamed).to_owned();
+    }
+    functional
+        .split_once('.')
+        .map_or_else(|| format!("{functional}_"), |(base, overload)| format!("{base}_.{overload}"))
+}
+
 /// Returns the schema of the form in place of this name; `None` where an operator has none.
 pub(crate) fn schema(functional: &Schema, name: &str) -> Option<Schema> {
     let mut schema = functional.clone();

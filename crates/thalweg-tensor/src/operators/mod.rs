@@ -57,8 +57,17 @@ use crate::tensor::{Tensor, Tensors};
 pub(crate) struct OpDef {
     /// The signature, in the notation of `native_functions.yaml`.
     pub schema: &'static str,
-    /// What it computes.
+    /// What it computes, in sentences; empty of a part of other operators.
+    pub doc: &'static str,
+    /// How it is computed.
     pub body: Body,
+}
+
+impl OpDef {
+    /// A part of other operators.
+    pub(crate) const fn part(schema: &'static str, body: Body) -> Self {
+        Self { schema, doc: "", body }
+    }
 }
 
 /// How an operator is computed.
@@ -83,9 +92,22 @@ pub(crate) enum Body {
 }
 
 /// Kernels by key, under which an operator is defined.
-pub(crate) type Kernels = SmallVec<[(DispatchKey, KernelFunction); 3]>;
+pub(crate) type Kernels = SmallVec<[(DispatchKey, KernelFunction); 4]>;
 
 impl Body {
+    /// Returns how the operator is computed and where its gradient comes from, in words.
+    pub(crate) const fn words(self) -> &'static str {
+        match self {
+            Self::Loop(_) | Self::Lowered(_) => "one loop; the gradient is derived",
+            Self::Composite(_) => "other operators, and so is the gradient",
+            Self::Kernel(_) => "a kernel; there is no gradient",
+            Self::Differentiable(..) => "a kernel; the gradient is a formula of operators",
+            Self::Pair(..) => "a kernel; the gradient is another",
+            Self::InPlace(_) => "the operator without `_`, written into the first argument",
+            Self::Out(_) => "the operator that returns its results, written into `out`",
+        }
+    }
+
     /// Returns the kernels that answer.
     pub(crate) fn kernels(self) -> Kernels {
         let (backend, autograd): (KernelFunction, Option<KernelFunction>) = match self {
@@ -118,7 +140,7 @@ impl Body {
             Self::Out(returning) => (Arc::new(move |call| in_place::run_out(returning, call)), None),
             Self::Pair(backend, autograd) => (Arc::new(backend), Some(Arc::new(autograd))),
         };
-        let backends = [DispatchKey::Sim, DispatchKey::Cuda].map(|key| (key, backend.clone()));
+        let backends = DispatchKey::BACKENDS.map(|key| (key, backend.clone()));
         backends.into_iter().chain(autograd.map(|kernel| (DispatchKey::Autograd, kernel))).collect()
     }
 }
@@ -154,13 +176,13 @@ static FAMILIES: &[&[OpDef]] = &[
 ];
 
 /// Defines every built-in operator.
-pub(crate) fn define_all(define: &mut dyn FnMut(&str, Body)) {
+pub(crate) fn define_all(define: &mut dyn FnMut(&str, &'static str, Body)) {
     for entry in thalweg_ops::elementwise().chain(thalweg_ops::parts()).chain(crate::kernels::loop_entries())
     {
-        define(&entry.schema(), Body::Loop(entry));
+        define(&entry.schema(), entry.doc, Body::Loop(entry));
     }
     for operator in FAMILIES.iter().copied().flatten() {
-        define(operator.schema, operator.body);
+        define(operator.schema, operator.doc, operator.body);
     }
 }
 
@@ -290,7 +312,7 @@ macro_rules! operators {
     )*) => {
         /// The operators of this family.
         pub(super) static OPERATORS: &[$crate::operators::OpDef] =
-            &[$($crate::operators::OpDef { schema: $schema, body: $body }),*];
+            &[$($crate::operators::OpDef { schema: $schema, doc: concat!($($doc, "\n"),+), body: $body }),*];
 
         $($crate::operators::method! {
             [$($doc)+] $schema $($name($($parameter: $kind),*) $(-> $results)?)?

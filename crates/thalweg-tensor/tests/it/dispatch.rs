@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use thalweg_ir::{DType, Scalar};
 use thalweg_runtime::{Label, Result};
 use thalweg_tensor::dispatch::{
-    Argument, Arguments, Call, DispatchKey, DispatchKeySet, ExcludeKeyGuard, KernelFunction, Operator, Value,
-    define_operator, find_operator,
+    Argument, Arguments, Call, DispatchKey, DispatchKeySet, ExcludeKeyGuard, IncludeKeyGuard, KernelFunction,
+    Operator, Value, define_operator, find_operator, register_fallback, trace,
 };
 use thalweg_tensor::{Tensor, Tensors};
 
@@ -74,6 +74,64 @@ fn key_sets_add_and_take_away() {
     let set = DispatchKeySet::EMPTY.with(DispatchKey::Cuda).with(DispatchKey::Autograd);
     assert!(set.has(DispatchKey::Cuda) && set.has(DispatchKey::Autograd) && !set.has(DispatchKey::Sim));
     assert!(!set.without(DispatchKey::Autograd).has(DispatchKey::Autograd));
+}
+
+/// A mode is a fallback of a key that a thread includes: it sees every call, whatever the operator, and those that composites make.
+#[test]
+fn a_fallback_sees_the_calls_of_all_operators() {
+    thread_local! { static SEEN: std::cell::RefCell<Vec<&'static str>> = const { std::cell::RefCell::new(Vec::new()) }; }
+    let log: KernelFunction = Arc::new(|call| {
+        SEEN.with_borrow_mut(|seen| seen.push(call.operator.name()));
+        call.redispatch()
+    });
+    let registration = register_fallback(DispatchKey::User1, log);
+    let seen = || SEEN.take();
+    let x = Tensor::ones(&[2, 2], DType::F32, &device()).unwrap();
+    x.exp().unwrap();
+    assert!(seen().is_empty(), "the thread includes no key");
+    {
+        let _mode = IncludeKeyGuard::new(DispatchKey::User1);
+        let product = x.matmul(&x).unwrap();
+        assert_eq!(seen(), ["matmul", "thalweg::matmul"]);
+        assert_eq!(values(&product), [2.0; 4]);
+        _ = seen();
+        let fallthrough = find_operator("exp").unwrap().register_fallthrough(DispatchKey::User1);
+        x.exp().unwrap();
+        assert!(seen().is_empty(), "a fallthrough hides the fallback");
+        drop(fallthrough);
+        x.exp().unwrap();
+        assert_eq!(seen(), ["exp"]);
+        let _without = ExcludeKeyGuard::new(DispatchKey::User1);
+        x.exp().unwrap();
+        assert!(seen().is_empty(), "what a thread excludes it does not include");
+    }
+    drop(registration);
+    let _mode = IncludeKeyGuard::new(DispatchKey::User1);
+    x.exp().unwrap();
+    assert!(seen().is_empty());
+}
+
+#[test]
+fn a_trace_has_the_calls_of_a_function_and_runs_them_again() {
+    let x = Tensor::ones(&[2], DType::F32, &device()).unwrap();
+    let (result, recorded) = trace(|| x.add(&x)?.softmax(-1)?.sum(&[], false)).unwrap();
+    assert_eq!(
+        recorded.to_string(),
+        "\
+%1: float32[2] = add.Tensor(%0, %0, alpha=1)
+%2: float32[2] = softmax.int(%1, -1, None)
+%3: float32[] = sum.dim_IntList(%2, [], False, dtype=None)
+"
+    );
+    assert_eq!(values(&result), [1.0]);
+    x.exp().unwrap();
+    assert_eq!(recorded.calls.len(), 3, "what is called later is not recorded");
+    let three = Tensor::full(&[2], 3.0, DType::F32, &device()).unwrap();
+    let again = recorded.calls[0].call_with(|_| three.clone()).unwrap();
+    assert!(matches!(&again[..], [Value::Tensor(sum)] if values(sum) == [6.0, 6.0]));
+    assert!(trace(|| x.add(&Tensor::ones(&[3], DType::F32, &device())?)).is_err());
+    let ((), inner) = trace(|| Ok(())).unwrap();
+    assert!(inner.calls.is_empty(), "a failed trace leaves nothing behind");
 }
 
 /// An operator with a parameter of each kind, which gives its tensor.

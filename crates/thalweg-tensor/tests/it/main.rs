@@ -24,6 +24,7 @@ mod kernels;
 mod layouts;
 mod leaves;
 mod linalg;
+mod meta;
 mod norms;
 mod opinfo;
 mod pools;

@@ -1,0 +1,77 @@
+//! [`MetaDriver`]: the driver of [`Device::meta`](crate::Device::meta).
+
+use std::sync::Arc;
+
+use thalweg_driver::{
+    Code, Collective, Copy, DevicePointer, Driver, Endpoint, Error, Fill, Label, Launch, LibraryLaunch,
+    Result, StreamHandle, Version,
+};
+use thalweg_sim::{SimConfig, SimDriver};
+
+/// A driver whose tensors have shapes, strides and dtypes and no elements: allocation, streams, events and captures are a simulated
+/// GPU's; kernels, copies and fills are accepted and forgotten. Its memory costs the host nothing, since nothing is ever written.
+#[derive(Debug)]
+pub(crate) struct MetaDriver(Arc<SimDriver>);
+
+impl MetaDriver {
+    /// Returns the driver of one device with this much memory.
+    pub(crate) fn new(memory_bytes: u64) -> Result<Arc<Self>> {
+        let config =
+            SimConfig { devices: 1, memory_bytes, workers: 1, name: "Thalweg meta device".to_owned() };
+        Ok(Arc::new(Self(SimDriver::new(config)?)))
+    }
+}
+
+fn no_elements() -> Error {
+    let detail = "tensors on the meta device have no elements to read; compute on `sim` or `cuda` where values are needed";
+    Error::new(Code::NotSupported, "cuMemcpyDtoH", detail)
+}
+
+impl Driver for MetaDriver {
+    fn name(&self) -> &'static str {
+        "meta"
+    }
+
+    fn inner(&self) -> Option<&dyn Driver> {
+        Some(&*self.0)
+    }
+
+    fn version(&self) -> Version {
+        self.0.version()
+    }
+
+    fn device_count(&self) -> u32 {
+        self.0.device_count()
+    }
+
+    fn copy_async(&self, _: StreamHandle, copy: &Copy) -> Result<()> {
+        match copy.target {
+            Endpoint::Device(_) => Ok(()),
+            Endpoint::Pinned(_) => Err(no_elements()),
+        }
+    }
+
+    fn copy_from_host(&self, _: StreamHandle, _: DevicePointer, _: &[u8], _: Label) -> Result<()> {
+        Ok(())
+    }
+
+    fn copy_to_host(&self, _: StreamHandle, target: &mut [u8], _: DevicePointer, _: Label) -> Result<()> {
+        if target.is_empty() { Ok(()) } else { Err(no_elements()) }
+    }
+
+    fn fill_async(&self, _: StreamHandle, _: &Fill) -> Result<()> {
+        Ok(())
+    }
+
+    fn launch(&self, _: StreamHandle, _: &Launch<'_>) -> Result<()> {
+        Ok(())
+    }
+
+    fn library_async(&self, _: StreamHandle, _: &LibraryLaunch<'_>) -> Result<()> {
+        Ok(())
+    }
+
+    fn collectives_async(&self, _: &[Collective]) -> Result<()> {
+        Ok(())
+    }
+}

@@ -1,0 +1,167 @@
+//! [`DispatchKey`]: what may have a say in a call, and what a thread adds to calls or leaves out.
+
+use std::cell::Cell;
+use std::marker::PhantomData;
+
+use thalweg_runtime::Device;
+
+/// What may have a say in a call, from the lowest priority to the highest.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[repr(u8)]
+pub enum DispatchKey {
+    /// Tensors on a simulated GPU.
+    Sim = 0,
+    /// Tensors on a GPU.
+    Cuda = 1,
+    /// Tensors of shapes and dtypes alone, on [`Device::meta`].
+    Meta = 2,
+    /// A front end that sees each call below autograd: gradients' calls too. A thread includes it.
+    Python = 3,
+    /// A gradient may flow through the call.
+    Autograd = 4,
+    /// The call is recorded by [`trace`](super::trace).
+    Trace = 5,
+    /// The call stands in a region of [`autocast`](crate::autocast::autocast).
+    Autocast = 6,
+    /// A mode of the program's own, which sees each call first. A thread includes it.
+    User1 = 7,
+    /// Another mode, above the first.
+    User2 = 8,
+    /// Another mode, above all.
+    User3 = 9,
+}
+
+impl DispatchKey {
+    /// Every key, lowest priority first.
+    pub const ALL: [Self; 10] = [
+        Self::Sim,
+        Self::Cuda,
+        Self::Meta,
+        Self::Python,
+        Self::Autograd,
+        Self::Trace,
+        Self::Autocast,
+        Self::User1,
+        Self::User2,
+        Self::User3,
+    ];
+
+    /// The keys of devices: a call has one of them.
+    pub const BACKENDS: [Self; 3] = [Self::Sim, Self::Cuda, Self::Meta];
+
+    /// Returns the backend of a device.
+    pub fn of_device(device: &Device) -> Self {
+        match (device.is_meta(), device.is_simulated()) {
+            (true, _) => Self::Meta,
+            (false, true) => Self::Sim,
+            (false, false) => Self::Cuda,
+        }
+    }
+}
+
+/// A set of keys, one bit for each.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub struct DispatchKeySet(u64);
+
+impl DispatchKeySet {
+    /// No key.
+    pub const EMPTY: Self = Self(0);
+
+    /// Returns the set with a key more.
+    #[must_use]
+    pub const fn with(self, key: DispatchKey) -> Self {
+        Self(self.0 | 1 << key as u8)
+    }
+
+    /// Returns the set with a key less.
+    #[must_use]
+    pub const fn without(self, key: DispatchKey) -> Self {
+        Self(self.0 & !(1 << key as u8))
+    }
+
+    /// Returns whether the key is in it.
+    pub const fn has(self, key: DispatchKey) -> bool {
+        self.0 & 1 << key as u8 != 0
+    }
+
+    /// Returns the keys, highest priority first.
+    pub fn highest_first(self) -> impl Iterator<Item = DispatchKey> {
+        let mut rest = self.0;
+        std::iter::from_fn(move || {
+            let highest = rest.checked_ilog2()?;
+            rest ^= 1 << highest;
+            Some(DispatchKey::ALL[highest as usize])
+        })
+    }
+
+    /// Returns the set as calls of this thread have it: with the keys that the thread includes, without those that it excludes.
+    pub(super) fn of_thread(self) -> Self {
+        let Local { included, excluded } = LOCAL.get();
+        Self((self.0 | included.0) & !excluded.0)
+    }
+}
+
+/// What a thread does to the keys of its calls.
+#[derive(Clone, Copy)]
+struct Local {
+    included: DispatchKeySet,
+    excluded: DispatchKeySet,
+}
+
+thread_local! {
+    static LOCAL: Cell<Local> =
+        const { Cell::new(Local { included: DispatchKeySet::EMPTY, excluded: DispatchKeySet::EMPTY }) };
+}
+
+/// Puts the thread's keys back as they were. Guards are dropped in the reverse order of their making.
+struct Restore {
+    former: Local,
+    _not_send: PhantomData<*const ()>,
+}
+
+impl Restore {
+    fn after(change: impl FnOnce(&mut Local)) -> Self {
+        let former = LOCAL.get();
+        let mut local = former;
+        change(&mut local);
+        LOCAL.set(local);
+        Self { former, _not_send: PhantomData }
+    }
+}
+
+impl Drop for Restore {
+    fn drop(&mut self) {
+        LOCAL.set(self.former);
+    }
+}
+
+/// Leaves a key out of every call of this thread until it is dropped.
+#[must_use = "the key is left out only while the guard lives"]
+pub struct ExcludeKeyGuard {
+    _restore: Restore,
+}
+
+impl ExcludeKeyGuard {
+    /// Starts leaving the key out.
+    pub fn new(key: DispatchKey) -> Self {
+        Self { _restore: Restore::after(|local| local.excluded = local.excluded.with(key)) }
+    }
+}
+
+/// Adds a key to every call of this thread until it is dropped, unless the thread excludes it.
+#[must_use = "the key is added only while the guard lives"]
+pub struct IncludeKeyGuard {
+    _restore: Restore,
+}
+
+impl IncludeKeyGuard {
+    /// Starts adding the key.
+    pub fn new(key: DispatchKey) -> Self {
+        Self { _restore: Restore::after(|local| local.included = local.included.with(key)) }
+    }
+}
+
+/// Returns whether calls of this thread leave a key out.
+pub(crate) fn is_excluded(key: DispatchKey) -> bool {
+    LOCAL.get().excluded.has(key)
+}
