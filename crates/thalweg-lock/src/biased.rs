@@ -43,6 +43,9 @@
 //!   stuck as that of an ordinary mutex.
 //! - *A panic with a guard* unlocks. There is no poison: users keep their value valid at each call that may panic, or ignore
 //!   poison today.
+//! - *A thread is cancelled, or exits, with a guard* (`pthread_cancel`, `pthread_exit`). Rust gives no meaning to that: the guard
+//!   may be dropped on the way or not. What is sure is that nothing goes on with the mutex locked for ever, since the process is
+//!   aborted where the unwinding comes to a catch of panics or to a function that C calls.
 //!
 //! # What it costs
 //!

@@ -2,5 +2,6 @@
 
 #[cfg(all(target_os = "linux", not(miri), not(loom)))]
 mod it {
+    mod cancelled;
     mod filter;
 }

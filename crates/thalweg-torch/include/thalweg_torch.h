@@ -8,7 +8,10 @@
  * THALWEG_PANIC, with a report on the standard error.
  *
  * Threads. Every function may be called from any thread at any time. None needs Python's interpreter lock, and none waits for
- * it, unless a history with stacks is recorded. The caller's current CUDA context is the same afterwards as before.
+ * it, unless a history with stacks is recorded. The caller's current CUDA context is the same afterwards as before. A thread
+ * must not be cancelled (pthread_cancel) or leave (pthread_exit) inside one of these functions, nor in a function of the caller's that
+ * they call: the process is aborted then, since a thread that goes without its locks would leave the others waiting for ever.
+ * Cancellation that is deferred strikes where the driver waits, so disable it around the calls (pthread_setcancelstate).
  *
  * Fork. Until a device is open a process may fork, and parent and child may go on. In a forked child of the process that opened one,
  * what destructors call does nothing, since what a child inherits is its parent's: thalweg_free, thalweg_record_stream,

@@ -29,7 +29,8 @@
 //!
 //! # Invariants
 //!
-//! - Nothing unwinds into C: each exported function catches what panics, reports it, and answers [`Status::Panic`].
+//! - Nothing unwinds into C: each exported function catches what panics, reports it, and answers [`Status::Panic`]. A thread that is
+//!   cancelled inside, which is an unwinding of C's own, ends the process: it is neither caught nor let through.
 //! - The caller's current CUDA context is the same after a call as before.
 //! - In a forked child nothing is touched: what would take a lock is refused, and what frees does nothing.
 //! - No lock is held while Python is asked for anything.

@@ -225,6 +225,32 @@ fn unknown_threads_are_served_and_the_trace_says_so() {
     assert!(!driver.trace().unwrap().is_controlled);
 }
 
+/// The system's list of threads is walked while those that are older than the run end, all of them.
+#[test]
+fn a_thread_that_has_not_called_yet_is_no_deadlock_while_others_end() {
+    for round in 0..20 {
+        let (stop, stopped): (Vec<_>, Vec<_>) = (0..200)
+            .map(|_| {
+                let (stop, wait) = std::sync::mpsc::channel::<()>();
+                (stop, std::thread::spawn(move || wait.recv().is_err()))
+            })
+            .unzip();
+        let driver = controlled(Late::new(round));
+        let (own, has_called) = (Arc::clone(&driver), Arc::new(AtomicBool::new(false)));
+        let flag = Arc::clone(&has_called);
+        // It sleeps outside of the driver, and makes its first call when all the others are gone.
+        let newcomer = std::thread::spawn(move || {
+            drop(stop);
+            stopped.into_iter().for_each(|thread| assert!(thread.join().unwrap()));
+            own.pass().unwrap();
+            flag.store(true, Ordering::SeqCst);
+        });
+        driver.wait_until("the call", move || has_called.load(Ordering::SeqCst)).unwrap();
+        newcomer.join().unwrap();
+        assert_eq!(driver.stuck(), None, "round {round}");
+    }
+}
+
 #[test]
 fn exhaustive_finds_all_orders_and_ends() {
     let mut search = Exhaustive::new();

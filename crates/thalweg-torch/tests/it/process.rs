@@ -185,3 +185,50 @@ fn a_child_that_was_forked_beside_an_allocating_thread_is_refused() {
         assert_eq!(held, 60);
     });
 }
+
+unsafe extern "C-unwind" {
+    fn pthread_cancel(thread: libc::pthread_t) -> libc::c_int;
+    fn pthread_testcancel();
+}
+
+/// A filter in which the calling thread is cancelled.
+extern "C-unwind" fn is_cancelled(_: *mut std::ffi::c_void, _: u64) -> u8 {
+    // SAFETY: a thread may cancel itself; it takes effect at the next point at which it may, which is here.
+    unsafe {
+        pthread_cancel(libc::pthread_self());
+        pthread_testcancel();
+    }
+    1
+}
+
+/// It must neither go on without the thread, whose locks would be held for ever, nor hang.
+#[test]
+fn a_thread_that_is_cancelled_inside_a_call_ends_the_process() {
+    const CHILD: &str = "THALWEG_TEST_CANCELLED";
+    if std::env::var_os(CHILD).is_some() {
+        let torch = Torch::small();
+        type Filter = unsafe extern "C" fn(*mut std::ffi::c_void, u64) -> u8;
+        // SAFETY: they differ in whether the caller expects unwinding, which is what is tried.
+        let filter: Filter = unsafe { std::mem::transmute(is_cancelled as *const ()) };
+        // SAFETY: the allocator is open, and the filter takes anything.
+        let begun = unsafe {
+            thalweg_begin_allocate_to_pool(torch.raw(), 0, 0, 9, filter, std::ptr::null_mut(), None)
+        };
+        assert_eq!(begun, Status::Ok);
+        let own = Arc::clone(&torch);
+        let cancelled = std::thread::spawn(move || own.empty(512, &own.stream(0)).map(drop));
+        let _ = cancelled.join();
+        // The lock is the allocator's, so this hangs if it is held by a thread that is gone.
+        drop(torch.empty(512, &torch.default_stream(0)));
+        std::process::exit(0);
+    }
+    let name = "process::a_thread_that_is_cancelled_inside_a_call_ends_the_process";
+    let child = std::process::Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", name, "--nocapture", "--test-threads=1"])
+        .env(CHILD, "1")
+        .output()
+        .unwrap();
+    use std::os::unix::process::ExitStatusExt;
+    let text = String::from_utf8_lossy(&child.stderr);
+    assert_eq!(child.status.signal(), Some(libc::SIGABRT), "{:?}: {text}", child.status);
+}
