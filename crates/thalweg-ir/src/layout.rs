@@ -65,7 +65,8 @@ pub fn broadcast_shapes(a: &[usize], b: &[usize]) -> Result<Shape, LayoutError> 
             (1, y) => Ok(y),
             (x, 1) => Ok(x),
             (x, y) => error(format!(
-                "shapes {a:?} and {b:?} do not broadcast: dimension {dimension} is {x} in one and {y} in the other"
+                "shapes {a:?} and {b:?} do not broadcast. The size of tensor a ({x}) must match the size of tensor b ({y}) at \
+                 non-singleton dimension {dimension}"
             )),
         })
         .collect()

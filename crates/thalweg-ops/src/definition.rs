@@ -272,6 +272,12 @@ impl LoopOp {
         Ok(match self.rule {
             DTypeRule::Numeric | DTypeRule::NumericOrBool => {
                 let promoted = promote(0)?;
+                if promoted == DType::Bool && self.name == "neg" {
+                    return refuse(
+                        "Negation, the `-` operator, on a bool tensor is not supported. If you are trying to invert a mask, use the `~` \
+                         or `logical_not()` operator instead.",
+                    );
+                }
                 if promoted == DType::Bool && self.rule == DTypeRule::Numeric {
                     return refuse("it is not defined for truth values; convert them first");
                 }

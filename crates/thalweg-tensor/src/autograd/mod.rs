@@ -260,19 +260,6 @@ impl Backward for Undifferentiable {
     }
 }
 
-/// Marks a tensor that a gradient computes by a kernel alone, from these tensors: where gradients of gradients are asked for, it
-/// has none.
-pub(crate) fn undifferentiable(name: &'static str, inputs: &[&Tensor], result: Tensor) -> Tensor {
-    if !is_grad_enabled() || !inputs.iter().any(|input| input.requires_grad()) {
-        return result;
-    }
-    let stream = result.device().current_stream();
-    let mut marked = [result];
-    record(Box::new(Undifferentiable(name)), inputs, &mut marked, stream);
-    let [marked] = marked;
-    marked
-}
-
 /// Runs a node's backward function; what it computes without recording itself is marked as having no gradient of its own.
 pub(crate) fn run_function(node: &Arc<Node>, gradients: &[Option<Tensor>]) -> Result<Gradients> {
     let function = &node.function;

@@ -20,7 +20,9 @@ mod reductions;
 pub(crate) mod windows;
 
 use thalweg_ops::LoopOp;
-use thalweg_ops::structured::{AMAX, AMIN, DROPOUT, FULL, LAYER_NORM_AFFINE, MEAN, STACK3, STRUCTURED, SUM};
+use thalweg_ops::structured::{
+    AMAX, AMIN, DROPOUT, FULL, LAYER_NORM_AFFINE, MEAN, PROD, STACK3, STRUCTURED, SUM,
+};
 
 use crate::operators::Body::{Differentiable, Kernel, Pair};
 use crate::operators::OpDef;
@@ -30,7 +32,7 @@ use loops::{LoopCall, autograd, run};
 pub(crate) fn loop_entries() -> impl Iterator<Item = &'static LoopOp> {
     // What is only ever launched into given tensors is no operator to be called.
     let in_place = [&STACK3];
-    let others = [&FULL, &SUM, &MEAN, &AMAX, &AMIN, &DROPOUT, &LAYER_NORM_AFFINE];
+    let others = [&FULL, &PROD, &SUM, &MEAN, &AMAX, &AMIN, &DROPOUT, &LAYER_NORM_AFFINE];
     STRUCTURED.iter().copied().filter(move |operator| {
         let is = |list: &[&LoopOp]| list.iter().any(|other| other.name == operator.name);
         !windows::is_window(operator) && !indexing::is_indexing(operator) && !is(&in_place) && !is(&others)
@@ -55,6 +57,13 @@ pub(crate) static INTERNAL: &[OpDef] = &[
     OpDef::part(
         "thalweg::full(Scalar value, int[] sizes, ScalarType dtype) -> Tensor",
         Kernel(creation::full),
+    ),
+    OpDef::part(
+        "thalweg::prod(Tensor self, int[] sizes) -> Tensor",
+        Pair(
+            |call| run(&LoopCall::of(&PROD, call)?, call.resolved),
+            |call| reductions::PRODUCT.record(call),
+        ),
     ),
     reduction!("thalweg::sum(Tensor self, int[] sizes) -> Tensor", SUM),
     reduction!("thalweg::mean(Tensor self, Scalar count, int[] sizes) -> Tensor", MEAN),

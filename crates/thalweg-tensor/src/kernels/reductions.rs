@@ -9,6 +9,8 @@ use thalweg_ops::{LoopOp, Signature};
 use thalweg_runtime::{Label, Result};
 
 use super::loops::{self, LoopArguments, LoopCall, Resolved, reduce_into, signature_of};
+use crate::autograd::formula::Formula;
+use crate::dispatch::Arguments;
 use crate::tensor::{Tensor, Tensors};
 
 /// So many rows fill a card by themselves.
@@ -135,3 +137,32 @@ impl Stages<'_> {
         reduce_into(operator, &signature, (x, inner), arguments, result, self.label)
     }
 }
+
+/// A product's gradient: at each element the product of all others in its row, without a division, so that zeros do no harm.
+pub(crate) static PRODUCT: Formula = Formula {
+    inputs: &[0],
+    outputs: &[],
+    backward: |call| {
+        call.one(0, || {
+            let (x, gradient, reduced) = (call.saved(0)?, call.gradient()?, call.ints(1));
+            let is_reduced = |dim: &usize| reduced.contains(&(*dim as i64));
+            let mut order: Shape = (0..x.rank()).filter(|dim| !is_reduced(dim)).collect();
+            let rows: usize = order.iter().map(|&dim| x.shape()[dim]).product();
+            order.extend((0..x.rank()).filter(is_reduced));
+            let turned = x.permute(&order)?;
+            if x.elements() == 0 {
+                return x.mul_scalar(0);
+            }
+            let wide = turned.to_dtype(x.dtype().compute())?.reshape(&[rows, x.elements() / rows])?;
+            let one = Tensor::ones(&[rows, 1], wide.dtype(), wide.device())?;
+            // The product of what is in front of each element.
+            let before =
+                |x: &Tensor| Tensor::cat(&[one.clone(), x.narrow(1, 0, x.shape()[1] - 1)?], 1)?.cumprod(1);
+            let others = before(&wide)?.mul(&before(&wide.flip(&[1])?)?.flip(&[1])?)?;
+            let result = others.mul(&gradient.to_dtype(wide.dtype())?.reshape(&[rows, 1])?)?;
+            let mut inverse: Shape = order.clone();
+            order.iter().enumerate().for_each(|(to, &from)| inverse[from] = to);
+            result.reshape(turned.shape())?.permute(&inverse)?.to_dtype(x.dtype())
+        })
+    },
+};

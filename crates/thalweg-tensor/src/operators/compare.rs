@@ -32,6 +32,9 @@ operators! {
     });
     /// Returns the only element, which the host reads.
     "item(Tensor self) -> Scalar" = Composite(|call| only(call, "cannot be converted to Scalar").map(single));
+    /// Returns the only element; the host reads it.
+    "_local_scalar_dense(Tensor self) -> Scalar"
+        = Composite(|call| only(call, "cannot be converted to Scalar").map(single));
     /// Returns whether the only element is not 0; the host reads it.
     "is_nonzero(Tensor self) -> bool" = Composite(|call| {
         let x = call.tensor(0);

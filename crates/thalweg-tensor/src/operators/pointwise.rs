@@ -162,7 +162,10 @@ operators! {
         fn softshrink(lambd: scalar) = Lowered(|call| {
             let lambd = call.scalar(1);
             if lambd.to_f64().is_nan() || lambd.to_f64() < 0.0 {
-                return Err(Error::invalid(format!("lambda must be greater or equal to 0, but found {}", lambd.to_f64())));
+                return Err(Error::invalid(format!(
+                    "lambda must be in range [0, 3.40282e+38] for input dtype Float, but found {}",
+                    lambd.to_f64()
+                )));
             }
             Ok(with_numbers(call, &table::softshrink_of, [lambd]))
         });

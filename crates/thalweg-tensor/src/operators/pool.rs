@@ -146,15 +146,40 @@ struct Pool {
 impl Pool {
     /// The pool of a call over an input of this shape; the place of the first argument behind the input.
     fn of(call: &impl Arguments, shape: &[usize], first: usize) -> Result<Self> {
+        if call.schema().name.contains("adaptive") {
+            let windows = Self::adaptive_windows(call, first)?;
+            let axes = Self::check(call, shape)?;
+            let extents = extents_of(shape, axes);
+            return Ok(Self::over(shape, Geometry { extents, windows, placing: Placing::Adaptive }, axes));
+        }
+        let numbers = Self::numbers(call, first)?;
         let axes = Self::check(call, shape)?;
-        let extents = extents_of(shape, axes);
-        let geometry = if call.schema().name.contains("adaptive") {
-            let windows = per_axis("output_size", &call.ints(first), axes, 1)?;
-            Geometry { extents, windows, placing: Placing::Adaptive }
-        } else {
-            Self::strided(call, extents, axes, first)?
-        };
-        Ok(Self::over(shape, geometry, axes))
+        Ok(Self::over(shape, Self::strided(call, extents_of(shape, axes), numbers, first)?, axes))
+    }
+
+    /// How many windows there are along each axis, in PyTorch's words where they cannot be so many.
+    fn adaptive_windows(call: &impl Arguments, place: usize) -> Result<PerAxis> {
+        let (axes, name, sizes) = (axes_of(call), call.schema().name.as_str(), call.ints(place));
+        let is_max = name.contains("max");
+        let fail = |why: String| Err(Error::invalid(why));
+        if sizes.len() != axes {
+            return fail(match (axes, is_max) {
+                (1, _) => {
+                    format!("{name}() argument 'output_size' should contain one int (got {})", sizes.len())
+                }
+                (_, true) => format!("{name}(): internal error: output_size.size() must be {axes}"),
+                (_, false) => format!("{name}: output_size must be {axes}"),
+            });
+        }
+        match sizes.iter().find(|&&size| size < 0) {
+            Some(size) if is_max => {
+                fail(format!("Trying to create tensor with negative dimension {size}: {sizes:?}"))
+            }
+            Some(_) => fail(format!(
+                "{name}: elements of output_size must be greater than or equal to 0 but received {sizes:?}"
+            )),
+            None => per_axis("output_size", &sizes, axes, 1),
+        }
     }
 
     /// The pool of a call for its gradient, over an input of this shape.
@@ -189,40 +214,88 @@ impl Pool {
         let is_batch = shape.len() == axes + 2;
         let is_adaptive = name.contains("adaptive");
         let has_channels = is_adaptive || shape.get(usize::from(is_batch)) != Some(&0);
-        if !(axes + 1..=axes + 2).contains(&shape.len()) || !has_channels {
-            return Err(Error::invalid(format!(
-                "{name}: Expected {}D or {}D (batch mode) tensor with optional 0 dim batch size for input, but got:{shape:?}",
-                axes + 1,
-                axes + 2
-            )));
+        let has_points = shape.len() > axes && !shape[shape.len() - axes..].contains(&0);
+        if (axes + 1..=axes + 2).contains(&shape.len()) && has_channels && has_points {
+            return Ok(axes);
         }
-        if shape[shape.len() - axes..].contains(&0) {
-            return Err(Error::invalid(format!(
-                "{name}: Expected input to have non-zero size for non-batch dimensions, but got {shape:?}"
-            )));
-        }
-        Ok(axes)
+        let [one, batch] = [axes + 1, axes + 2];
+        Err(Error::invalid(match (axes, is_adaptive) {
+            (3, false) if name.contains("max") && (one..=batch).contains(&shape.len()) => {
+                format!(
+                    "{name}: Expected input's non-batch dimensions to have positive length, but input has a shape of {shape:?}"
+                )
+            }
+            (3, false) => format!(
+                "{name}: non-empty {one}D or {batch}D (batch mode) tensor expected for input, but got: {shape:?}"
+            ),
+            (_, false) => format!(
+                "{name}: Expected {one}D or {batch}D (batch mode) tensor with optional 0 dim batch size for input, but got:{shape:?}"
+            ),
+            (_, true) => format!(
+                "{name}: Expected {one}D or {batch}D tensor of non-zero size for non-batch dimensions, but got {shape:?}"
+            ),
+        }))
     }
 
-    fn strided(call: &impl Arguments, extents: PerAxis, axes: usize, first: usize) -> Result<Geometry> {
-        let is_max = call.schema().name.contains("max");
-        let kernel = per_axis("kernel_size", &call.ints(first), axes, 1)?;
+    /// Kernel, stride, padding and dilation of a call.
+    fn numbers(call: &impl Arguments, first: usize) -> Result<[PerAxis; 4]> {
+        let (axes, is_max) = (axes_of(call), call.schema().name.contains("max"));
+        let positive = |name: &str, list: &Ints| match list.iter().find(|&&number| number <= 0) {
+            Some(number) => {
+                Err(Error::invalid(format!("{name} must be greater than zero, but got {number}")))
+            }
+            None => per_axis(name, list, axes, 1),
+        };
+        let kernel = positive("kernel_size", &call.ints(first))?;
         let stride = match call.ints(first + 1) {
             list if list.is_empty() => kernel,
-            list => per_axis("stride", &list, axes, 1)?,
+            list => positive("stride", &list)?,
         };
-        let padding = per_axis("padding", &call.ints(first + 2), axes, 0)?;
-        let dilation = if is_max { per_axis("dilation", &call.ints(first + 3), axes, 1)? } else { [1; 3] };
+        let dilation = if is_max { positive("dilation", &call.ints(first + 3))? } else { [1; 3] };
+        let padding = call.ints(first + 2);
+        if let Some(negative) = padding.iter().find(|&&number| number < 0) {
+            return Err(Error::invalid(format!("pad must be non-negative, but got pad: {negative}")));
+        }
+        let padding = per_axis("padding", &padding, axes, 0)?;
         for axis in 0..3 {
-            if padding[axis] > kernel[axis] / 2 {
+            let reach = dilation[axis].saturating_mul(kernel[axis] - 1).saturating_add(1);
+            if padding[axis] > reach / 2 {
                 return Err(Error::invalid(format!(
                     "pad should be at most half of effective kernel size, but got pad={}, kernel_size={} and dilation={}",
                     padding[axis], kernel[axis], dilation[axis]
                 )));
             }
         }
+        Ok([kernel, stride, padding, dilation])
+    }
+
+    fn strided(
+        call: &impl Arguments,
+        extents: PerAxis,
+        numbers: [PerAxis; 4],
+        first: usize,
+    ) -> Result<Geometry> {
+        let (axes, is_max) = (axes_of(call), call.schema().name.contains("max"));
         let ceil_mode = call.bool(first + if is_max { 4 } else { 3 });
-        let mut geometry = strided(extents, [kernel, stride, padding, dilation], ceil_mode)?;
+        let [kernel, stride, padding, dilation] = numbers;
+        for axis in 3 - axes..3 {
+            // In i128, so that no number is too large.
+            let [kernel, stride, padding, dilation, extent] =
+                [kernel, stride, padding, dilation, extents].map(|list| list[axis] as i128);
+            let room = extent + 2 * padding - dilation * (kernel - 1) - 1;
+            if room < 0 {
+                let output = room.div_euclid(stride) + 1;
+                return Err(Error::invalid(match axes {
+                    1 => format!("{}() Invalid computed output size: {output}", call.schema().name),
+                    _ => format!(
+                        "Given input size: {:?}. Calculated output size: {output} along axis {}. Output size is too small",
+                        &extents[3 - axes..],
+                        axis + axes - 3
+                    ),
+                }));
+            }
+        }
+        let mut geometry = strided(extents, numbers, ceil_mode)?;
         if let (Placing::Strided { counts_padding, divisor, .. }, false) = (&mut geometry.placing, is_max) {
             *counts_padding = call.bool(first + 4);
             *divisor = if axes == 1 { 0 } else { call.optional_int(first + 5).unwrap_or(0) };

@@ -5,6 +5,7 @@ use thalweg_ir::{DType, Scalar, Shape};
 use thalweg_runtime::{Error, Result};
 
 use super::Body::{Composite, Differentiable};
+use super::view::wrap;
 use super::{operators, single};
 use crate::autograd::formula::Formula;
 use crate::dispatch::{Arguments, Call, Ints, Operator, built_in, internal};
@@ -178,7 +179,7 @@ pub(super) fn dimensions(x: &Tensor, list: &[i64]) -> Result<Shape> {
     } else if !(x.rank() == 0 && matches!(list, [0 | -1])) {
         // As in PyTorch, a tensor without dimensions may be asked for the first and the last.
         for &dim in list {
-            sorted.push(x.layout().dimension(dim)?);
+            sorted.push(wrap(dim, x.rank())?);
         }
         sorted.sort_unstable();
     }
@@ -204,6 +205,13 @@ fn reduce(
     dtype: Option<DType>,
 ) -> Result<Tensors> {
     let x = call.tensor(0);
+    if operator == "mean" && !dtype.unwrap_or(x.dtype()).is_floating_point() {
+        return Err(Error::invalid(format!(
+            "mean(): could not infer output dtype. {} dtype must be either a floating point or complex dtype. Got: {}",
+            if dtype.is_some() { "Optional" } else { "Input" },
+            named_by_pytorch(dtype.unwrap_or(x.dtype()))
+        )));
+    }
     let converted = dtype.map(|dtype| x.to_dtype(dtype)).transpose()?;
     reduce_tensor(call, operator, converted.as_ref().unwrap_or(x), dim, keepdim, &[])
 }
@@ -215,6 +223,19 @@ fn prod(call: &Call<'_>, dim: &[i64], keepdim: bool, dtype: Option<DType>) -> Re
         .into_iter()
         .map(|result| dtype.map_or(Ok(result.clone()), |dtype| result.to_dtype(dtype)))
         .collect()
+}
+
+/// The name of a dtype of whole numbers in PyTorch's messages.
+fn named_by_pytorch(dtype: DType) -> String {
+    match dtype {
+        DType::I64 => "Long".into(),
+        DType::I32 => "Int".into(),
+        DType::I16 => "Short".into(),
+        DType::I8 => "Char".into(),
+        DType::U8 => "Byte".into(),
+        DType::Bool => "Bool".into(),
+        other => other.to_string(),
+    }
 }
 
 /// Reduces a tensor on behalf of a call. A mean and a variance are told how many elements there are, then the numbers.

@@ -6,11 +6,10 @@ use thalweg_kernels::Placed;
 use thalweg_kernels::scan::{Scan, ScanOp};
 use thalweg_runtime::{DevicePointer, Error, Label, Result};
 
-use super::Body::{Composite, Differentiable, Kernel};
+use super::Body::{Composite, Differentiable};
 use super::reduce::dimensions;
 use super::{call as call_operator, operators, single};
 use crate::autograd::formula::{Formula, GradientCall};
-use crate::autograd::undifferentiable;
 use crate::dispatch::{Argument, Arguments, Call, built_in};
 use crate::tensor::{Tensor, Tensors};
 
@@ -36,13 +35,13 @@ operators! {
     /// Returns the running product of a dtype that a kernel takes.
     "thalweg::cumprod(Tensor self, int dim) -> Tensor" = Differentiable(|call| running(call, ScanOp::Product), &CUMPROD);
     /// Returns y = self + factor · the y behind it along a dimension, from the end on.
-    "thalweg::recurrence(Tensor self, Tensor factor, int dim) -> Tensor" = Kernel(|call| {
-        let (x, factors) = (call.tensor(0).contiguous()?, call.tensor(1).contiguous()?);
+    "thalweg::recurrence(Tensor self, Tensor factor, int dim) -> Tensor" = Differentiable(|call| {
+        let (x, factors) = (call.tensor(0).detach().contiguous()?, call.tensor(1).detach().contiguous()?);
         if x.shape() != factors.shape() || x.dtype() != factors.dtype() {
             return Err(Error::invalid("a recurrence takes a factor per element"));
         }
         scan(&x, Some(&factors), call.int(2), ScanOp::Recurrence, true, call.label).map(single)
-    });
+    }, &RECURRENCE);
 }
 
 /// Combines the points of a contiguous tensor along a dimension.
@@ -140,10 +139,30 @@ fn dimension_of(call: &GradientCall<'_>) -> Option<i64> {
 
 /// y = gradient + factor · the y behind.
 fn recurrence(gradient: &Tensor, factor: &Tensor, dim: i64, label: Label) -> Result<Tensor> {
-    let (points, factors) = (gradient.detach().contiguous()?, factor.detach().contiguous()?);
-    let result = scan(&points, Some(&factors), dim, ScanOp::Recurrence, true, label)?;
-    Ok(undifferentiable("a running product or extremum", &[gradient, factor], result))
+    let arguments = [Argument::Tensor(gradient), Argument::Tensor(factor), Argument::Int(dim)];
+    Ok(built_in!("thalweg::recurrence")?.call(&arguments, None, label)?.swap_remove(0))
 }
+
+/// That of the points is the same recurrence from the front on; that of a factor is the point's times the y behind it.
+static RECURRENCE: Formula = Formula {
+    inputs: &[1],
+    outputs: &[0],
+    backward: |call| {
+        let (gradient, factors, y, dim) = (call.gradient()?, call.saved(1)?, call.result(0)?, call.int(2));
+        if y.rank() == 0 || y.elements() == 0 {
+            return call.each(|tensor| (tensor == 0).then(|| Ok(gradient.clone())).transpose());
+        }
+        let dim = y.layout().dimension(dim)? as i64;
+        let length = y.shape()[dim as usize];
+        let before = Tensor::cat(&[filled(&y, dim, 0.0)?, factors.narrow(dim, 0, length - 1)?], dim)?;
+        let turned = recurrence(&gradient.flip(&[dim])?, &before.flip(&[dim])?, dim, call.label())?;
+        let of_points = turned.flip(&[dim])?;
+        call.each(|tensor| match tensor {
+            0 => Ok(Some(of_points.clone())),
+            _ => of_points.mul(&shifted_forward(&y, dim, 0.0)?).map(Some),
+        })
+    },
+};
 
 /// The elements one place further to the front along a dimension, and a value behind.
 fn shifted_forward(x: &Tensor, dim: i64, value: f64) -> Result<Tensor> {

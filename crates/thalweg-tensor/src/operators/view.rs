@@ -87,7 +87,7 @@ operators! {
     "unbind.int(Tensor(a -> *) self, int dim=0) -> Tensor(a)[]" = Composite(|call| {
         let x = call.tensor(0);
         let dim = wrap(call.int(1), x.rank())?;
-        check_has_dimensions(x, "unbind() cannot be applied to a 0-dim tensor.")?;
+        check_has_dimensions(x, "Dimension specified as 0 but tensor has no dimensions")?;
         Ok(x.unbind(dim as i64)?.into())
     });
     /// Returns the tensor without its dimensions of extent 1.

@@ -91,7 +91,7 @@ pub(super) fn strided(
             [("kernel size", kernel[axis]), ("stride", stride[axis]), ("dilation", dilation[axis])]
         {
             if number == 0 {
-                return Err(Error::invalid(format!("{name} should be greater than zero, but got 0")));
+                return Err(Error::invalid(format!("{name} must be greater than zero, but got 0")));
             }
         }
         let reach = dilation[axis].checked_mul(kernel[axis] - 1).and_then(|reach| reach.checked_add(1));

@@ -41,7 +41,7 @@ fn shapes_that_do_not_fit() {
     refused(a.narrow(1, 2, 2), &["cannot take 2 elements from 2"]);
     refused(a.narrow(1, usize::MAX, 2), &["cannot take"]);
     refused(a.select(0, 2), &["select([2, 3]", "index 2 is out of range", "[2, 3]"]);
-    refused(a.sum(&[2], false), &["dimension 2 is out of range", "expected -2 to 1"]);
+    refused(a.sum(&[2], false), &["Dimension out of range (expected to be in range of [-2, 1], but got 2)"]);
     refused(a.sum(&[0, -2], false), &["appears multiple times"]);
     refused(a.size(5), &["out of range"]);
     refused(a.unsqueeze(4), &["unsqueeze"]);

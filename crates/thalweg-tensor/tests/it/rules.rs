@@ -79,7 +79,7 @@ fn truth_values_are_added_and_multiplied() {
     check(x.maximum(&y), [0.0, 1.0, 1.0, 1.0]);
     check(x.minimum(&y), [0.0, 0.0, 0.0, 1.0]);
     refused(x.sub(&y), "not defined for truth values");
-    refused(x.neg(), "not defined for truth values");
+    refused(x.neg(), "Negation, the `-` operator, on a bool tensor is not supported");
 }
 
 #[test]
@@ -230,7 +230,7 @@ fn reductions_of_a_tensor_without_dimensions() {
         assert_eq!(values(&x.log_softmax(dimension).unwrap()), [0.0]);
         assert_eq!(values(&x.argmax(dimension).unwrap()), [0.0]);
     }
-    refused(x.sum(&[1], false), "dimension 1 is out of range");
+    refused(x.sum(&[1], false), "Dimension out of range");
     refused(x.size(0), "the tensor has no dimensions");
     refused(x.select(0, 0), "the tensor has no dimensions");
 }
