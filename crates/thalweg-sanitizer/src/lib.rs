@@ -23,6 +23,9 @@
 //! - `collective`: which parts meet. `told`: programs that do not go through this driver.
 //! - `finding` is the report, `report` writes it. `driver` is the trait, thin; `calls` is what its methods share.
 //!
+//! `model` is the hub of the one circle of modules: it holds what `blocks`, `bodies`, `collective` and `report` keep, and they, as
+//! `touch`, change it.
+//!
 //! Memory is bounded by the layout of the program's memory: of each byte the last write is remembered, and those reads since
 //! which do not come before another of them.
 //!
