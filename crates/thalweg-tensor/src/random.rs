@@ -5,6 +5,7 @@
 //!
 //! Both are Philox4x32-10 ([`thalweg_ir::philox`]): the same seed gives the same numbers on every machine.
 
+mod default;
 mod device;
 
 use std::panic::Location;
@@ -13,6 +14,7 @@ use thalweg_ir::{DType, philox};
 use thalweg_runtime::graph::audit::host_random;
 use thalweg_runtime::{Device, Error, Label, Result};
 
+pub use default::default_generator;
 pub use device::DeviceGenerator;
 
 use crate::caller::{at_line, creating, label_at, outermost};

@@ -24,6 +24,8 @@ mod activations;
 mod binary;
 mod functions;
 mod parts;
+mod series;
+mod special;
 
 /// Hands every elementwise operator's entry to a macro: they are the only list of them there is.
 #[macro_export]
@@ -32,6 +34,7 @@ macro_rules! elementwise_operators {
         $crate::functions_table!($callback);
         $crate::activations_table!($callback);
         $crate::binary_functions_table!($callback);
+        $crate::special_table!($callback);
     };
 }
 
@@ -39,7 +42,7 @@ use smallvec::SmallVec;
 use thalweg_ir::{BodyBuilder, DType, Value};
 
 use crate::definition::{DTypeRule, LoopOp, Signature, scalar};
-use crate::{activations_table, binary_functions_table, functions_table, parts_table};
+use crate::{activations_table, binary_functions_table, functions_table, parts_table, special_table};
 
 /// The schema of an entry: what it says, else its name and a tensor.
 macro_rules! schema {
@@ -138,6 +141,7 @@ macro_rules! define {
 functions_table!(define operator FUNCTIONS function_entries);
 activations_table!(define operator ACTIVATIONS activation_entries);
 binary_functions_table!(define operator BINARY_FUNCTIONS binary_entries);
+special_table!(define operator SPECIAL special_entries);
 parts_table!(define part PARTS part_entries);
 
 /// Every entry as a value, by its name.
@@ -146,11 +150,12 @@ pub mod table {
     pub use super::binary_entries::*;
     pub use super::function_entries::*;
     pub use super::part_entries::*;
+    pub use super::special_entries::*;
 }
 
 /// Returns the elementwise operators.
 pub fn elementwise() -> impl Iterator<Item = &'static LoopOp> {
-    [FUNCTIONS, ACTIVATIONS, BINARY_FUNCTIONS].into_iter().flatten().copied()
+    [FUNCTIONS, ACTIVATIONS, BINARY_FUNCTIONS, SPECIAL].into_iter().flatten().copied()
 }
 
 /// Returns the formulas that operators choose from by their arguments.

@@ -6,7 +6,7 @@
 
 use std::panic::Location;
 
-use thalweg_ir::Scalar;
+use thalweg_ir::{DType, Scalar};
 use thalweg_ops::schema::{Alias, Kind, Parameter, Schema, Type};
 use thalweg_runtime::{Error, Result};
 
@@ -118,6 +118,9 @@ fn check_apart(name: &str, tensors: &[&Tensor], out: &[Tensor]) -> Result<()> {
             tensors[0].dtype(),
             wrong.dtype()
         )));
+    }
+    if name == "multinomial" && out.iter().any(|out| out.dtype() != DType::I64) {
+        return Err(Error::invalid(format!("multinomial expects Long tensor out, got: {}", out[0].dtype())));
     }
     let inputs = &tensors[..tensors.len() - out.len()];
     let shares = |out: &Tensor| inputs.iter().any(|input| input.shares_storage_with(out));

@@ -72,12 +72,12 @@ impl Tensor {
 }
 
 /// The dtype that a loss is computed in.
-fn wide(tensor: &Tensor) -> Result<Tensor> {
+pub(super) fn wide(tensor: &Tensor) -> Result<Tensor> {
     tensor.to_dtype(tensor.dtype().compute())
 }
 
 /// A loss of elements, reduced and rounded to a dtype.
-fn reduced(loss: &Tensor, reduction: i64, dtype: DType) -> Result<Tensors> {
+pub(super) fn reduced(loss: &Tensor, reduction: i64, dtype: DType) -> Result<Tensors> {
     let result = match reduction {
         0 => Ok(loss.clone()),
         1 => loss.mean(&[], false),

@@ -15,27 +15,34 @@
 mod advanced_index;
 mod alias;
 mod assemble;
+mod attention;
 mod calculus;
 mod compare;
 mod create;
+mod distance;
 mod einsum;
+mod grid;
 pub(crate) mod in_place;
 pub(crate) mod index;
 mod join;
 mod linalg;
 mod loss;
+mod margin;
 mod matrix;
 mod methods;
 mod norm;
 pub(crate) mod norm_backward;
+mod padding;
 mod pointwise;
 mod pool;
+mod random;
 mod reduce;
 mod resample;
 mod scan;
 mod sort;
 mod split;
 mod statistics;
+mod unpool;
 mod view;
 mod view_copy;
 mod window;
@@ -172,6 +179,13 @@ static FAMILIES: &[&[OpDef]] = &[
     calculus::OPERATORS,
     compare::OPERATORS,
     statistics::OPERATORS,
+    attention::OPERATORS,
+    unpool::OPERATORS,
+    grid::OPERATORS,
+    margin::OPERATORS,
+    distance::OPERATORS,
+    padding::OPERATORS,
+    random::OPERATORS,
     crate::kernels::INTERNAL,
 ];
 

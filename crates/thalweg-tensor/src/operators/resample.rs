@@ -38,6 +38,9 @@ operators! {
     /// Returns volumes of another size, interpolated linearly along all axes.
     "upsample_trilinear3d.vec(Tensor input, SymInt[]? output_size, bool align_corners, float[]? scale_factors) -> Tensor"
         = Composite(|call| linear(call, 3));
+    /// Returns images of another size, by cubic convolution along both axes.
+    "upsample_bicubic2d.vec(Tensor input, SymInt[]? output_size, bool align_corners, float[]? scale_factors) -> Tensor"
+        = Composite(cubic);
     /// Returns images (…, channels · r², height, width) as (…, channels, height · r, width · r).
     "pixel_shuffle(Tensor self, int upscale_factor) -> Tensor"
         = Composite(|call| pixel_shuffle(call).map(single));
@@ -173,6 +176,46 @@ fn linear(call: &Call<'_>, count: usize) -> Result<Tensors> {
         let weight = places.sub(&first.to_dtype(places.dtype())?)?.reshape(&shape)?;
         let rest = weight.neg()?.add_scalar(1.0)?;
         x = axis.select(&x, &first)?.mul(&rest)?.add(&axis.select(&x, &second)?.mul(&weight)?)?;
+    }
+    x.to_dtype(dtype).map(single)
+}
+
+/// Returns the weights of four points at a distance behind the second: cubic convolution (R. Keys, *Cubic convolution interpolation for
+/// digital image processing*, 1981) with A = −3/4.
+pub(super) fn cubic_weights(distance: &Tensor) -> Result<[Tensor; 4]> {
+    let a = -0.75;
+    // Up to 1 away, and from there up to 2.
+    let near = |t: &Tensor| t.mul_scalar(a + 2.0)?.sub_scalar(a + 3.0)?.mul(t)?.mul(t)?.add_scalar(1.0);
+    let far = |t: &Tensor| {
+        let t = t.add_scalar(1.0)?;
+        t.mul_scalar(a)?.sub_scalar(5.0 * a)?.mul(&t)?.add_scalar(8.0 * a)?.mul(&t)?.sub_scalar(4.0 * a)
+    };
+    let rest = distance.neg()?.add_scalar(1.0)?;
+    Ok([far(distance)?, near(distance)?, near(&rest)?, far(&rest)?])
+}
+
+fn cubic(call: &Call<'_>) -> Result<Tensors> {
+    let (dtype, align_corners) = (call.tensor(0).dtype(), call.bool(2));
+    let mut x = call.tensor(0).to_dtype(dtype.compute())?;
+    for axis in axes(call, 2, 3, align_corners)? {
+        let points = axis.points(&x)?;
+        let places = match align_corners {
+            true => points.mul_scalar(axis.scale)?,
+            false => points.add_scalar(0.5)?.mul_scalar(axis.scale)?.add_scalar(-0.5)?,
+        };
+        let first = places.floor()?;
+        let mut shape = Shape::from_elem(1, x.rank());
+        shape[axis.dimension as usize] = axis.size;
+        let mut sum: Option<Tensor> = None;
+        for (tap, weight) in cubic_weights(&places.sub(&first)?)?.into_iter().enumerate() {
+            let index = axis.inside(&first.add_scalar(tap as f64 - 1.0)?)?;
+            let part = axis.select(&x, &index)?.mul(&weight.reshape(&shape)?)?;
+            sum = Some(match sum {
+                Some(sum) => sum.add(&part)?,
+                None => part,
+            });
+        }
+        x = sum.expect("there are four taps");
     }
     x.to_dtype(dtype).map(single)
 }

@@ -1,0 +1,245 @@
+//! Attention, bilinear forms, and convolutions that keep the size.
+
+use smallvec::SmallVec;
+use thalweg_ir::{DType, Scalar, Shape};
+use thalweg_runtime::{Error, Result};
+
+use super::Body::Composite;
+use super::create::pad;
+use super::{call as call_operator, operators, single};
+use crate::dispatch::{Argument, Arguments, Call, Ints, Operator, built_in};
+use crate::tensor::{Tensor, Tensors};
+
+operators! {
+    /// Returns softmax(query · keyᵀ · scale + mask) · value. A mask of truth values says what counts; `is_causal` is that of a lower
+    /// triangle; with `enable_gqa` several heads of the query share one of key and value.
+    "scaled_dot_product_attention(Tensor query, Tensor key, Tensor value, Tensor? attn_mask=None, float dropout_p=0.0, bool is_causal=False, *, float? scale=None, bool enable_gqa=False) -> Tensor"
+        = Composite(|call| attention(call).map(single));
+    /// Returns softmax along a dimension, with 0 in rows that are −∞ throughout.
+    "_safe_softmax(Tensor self, int dim, ScalarType? dtype=None) -> Tensor"
+        = Composite(|call| {
+            let x = call.tensor(0).to_dtype(call.optional_dtype(2).unwrap_or(call.tensor(0).dtype()))?;
+            safe_softmax(&x, call.int(1)).map(single)
+        });
+    /// Returns the gradient of softmax along a dimension from its result.
+    "_softmax_backward_data(Tensor grad_output, Tensor output, int dim, ScalarType input_dtype) -> Tensor"
+        = Composite(|call| {
+            let (gradient, y) = (call.tensor(0), call.tensor(1));
+            if gradient.shape() != y.shape() || gradient.dtype() != y.dtype() || !y.dtype().is_floating_point() {
+                return Err(Error::invalid("grad_output and output of a softmax have the same shape and dtype of floats"));
+            }
+            let (g, y) = (gradient.to_dtype(y.dtype().compute())?, y.to_dtype(y.dtype().compute())?);
+            let sums = g.mul(&y)?.sum(&[call.int(2)], true)?;
+            g.sub(&sums)?.mul(&y)?.to_dtype(call.dtype(3)).map(single)
+        });
+    /// Returns input1ᵀ · weight · input2 + bias over the last dimensions: a weight is (out, in1, in2).
+    "bilinear(Tensor input1, Tensor input2, Tensor weight, Tensor? bias=None) -> Tensor"
+        = Composite(|call| bilinear(call).map(single));
+    /// Returns self where it is positive, else self · weight: one weight, or one per channel.
+    "prelu(Tensor self, Tensor weight) -> Tensor" = Composite(prelu);
+    /// Returns the convolution of sequences with `padding='valid'`, or with zeros around so that the length stays (`'same'`).
+    "conv1d.padding(Tensor input, Tensor weight, Tensor? bias=None, SymInt[1] stride=1, str padding=\"valid\", SymInt[1] dilation=1, SymInt groups=1) -> Tensor"
+        = Composite(|call| same(call, built_in!("conv1d")?, 1));
+    /// Returns the convolution of images with `padding='valid'`, or with zeros around so that the size stays (`'same'`).
+    "conv2d.padding(Tensor input, Tensor weight, Tensor? bias=None, SymInt[2] stride=1, str padding=\"valid\", SymInt[2] dilation=1, SymInt groups=1) -> Tensor"
+        = Composite(|call| same(call, built_in!("conv2d")?, 2));
+    /// Returns the convolution of volumes with `padding='valid'`, or with zeros around so that the size stays (`'same'`).
+    "conv3d.padding(Tensor input, Tensor weight, Tensor? bias=None, SymInt[3] stride=1, str padding=\"valid\", SymInt[3] dilation=1, SymInt groups=1) -> Tensor"
+        = Composite(|call| same(call, built_in!("conv3d")?, 3));
+}
+
+fn safe_softmax(x: &Tensor, dim: i64) -> Result<Tensor> {
+    if x.rank() == 0 {
+        return x.softmax(dim);
+    }
+    // Of such rows softmax and its gradient would be NaN.
+    let is_masked = x.detach().eq_scalar(f64::NEG_INFINITY)?.all_dim(dim, true)?;
+    let zero = Tensor::zeros(&[], x.dtype(), x.device())?;
+    is_masked.select_where(&zero, &is_masked.select_where(&zero, x)?.softmax(dim)?)
+}
+
+fn attention(call: &Call<'_>) -> Result<Tensor> {
+    let [query, key, value] = [0, 1, 2].map(|place| call.tensor(place));
+    let (mask, p, is_causal) = (call.optional_tensor(3), call.float(4), call.bool(5));
+    let refused = |why: String| Err(Error::invalid(format!("scaled_dot_product_attention: {why}")));
+    if [query, key, value].iter().any(|tensor| tensor.rank() < 2) {
+        return refused("Expected query, key, and value to all be at least 2 dimensional".into());
+    }
+    if key.dtype() != query.dtype() || value.dtype() != query.dtype() || !query.dtype().is_floating_point() {
+        return refused("Expected query, key, and value to have the same dtype of floats".into());
+    }
+    if is_causal && mask.is_some() {
+        return refused("Explicit attn_mask should not be set when is_causal=True".into());
+    }
+    let width = query.shape()[query.rank() - 1];
+    let scale = call.optional_float(6).unwrap_or(1.0 / (width as f64).sqrt());
+    let (mut key, mut value) = (key.clone(), value.clone());
+    if call.bool(7) {
+        (key, value) = (repeated_heads(query, &key)?, repeated_heads(query, &value)?);
+    }
+    let dtype = query.dtype();
+    let wide = dtype.compute();
+    let scores = query.to_dtype(wide)?.mul_scalar(scale)?.matmul(&key.to_dtype(wide)?.transpose(-2, -1)?)?;
+    let lowest = Tensor::full(&[], f64::NEG_INFINITY, wide, query.device())?;
+    let scores = match mask {
+        Some(mask) if mask.dtype() == DType::Bool => mask.select_where(&scores, &lowest)?,
+        Some(mask) => scores.add(&mask.to_dtype(wide)?)?,
+        None if is_causal => {
+            let rank = scores.rank();
+            let shape = &scores.shape()[rank - 2..];
+            let counts = Tensor::ones(shape, DType::Bool, query.device())?.tril(0)?;
+            counts.select_where(&scores, &lowest)?
+        }
+        None => scores,
+    };
+    let weights = safe_softmax(&scores, -1)?;
+    let weights = match p {
+        0.0 => weights,
+        _ => {
+            let arguments = [(&weights).into(), p.into(), true.into()];
+            call_operator(built_in!("dropout")?, &arguments, None, call.label.location)?
+        }
+    };
+    weights.matmul(&value.to_dtype(wide)?)?.to_dtype(dtype)
+}
+
+/// Returns the heads of key or value, each as often as several heads of the query share it.
+fn repeated_heads(query: &Tensor, shared: &Tensor) -> Result<Tensor> {
+    let refused =
+        || Error::invalid("Number of heads in key and value must divide the number of heads in query");
+    if query.rank() < 3 || shared.rank() < 3 {
+        return Err(refused());
+    }
+    let [heads, own] = [query, shared].map(|tensor| tensor.shape()[tensor.rank() - 3]);
+    if own == 0 || heads % own != 0 {
+        return Err(refused());
+    }
+    shared.repeat_interleave((heads / own) as i64, Some(-3))
+}
+
+fn bilinear(call: &Call<'_>) -> Result<Tensor> {
+    let [x, y, weight] = [0, 1, 2].map(|place| call.tensor(place));
+    let &[outputs, left, right] = weight.shape() else {
+        return Err(Error::invalid(format!("bilinear(): weight must be 3-D, but got {}-D", weight.rank())));
+    };
+    if x.rank() == 0 || x.rank() != y.rank() || x.shape()[..x.rank() - 1] != y.shape()[..y.rank() - 1] {
+        return Err(Error::invalid(format!(
+            "bilinear(): input batch dimensions do not match: got {:?} and {:?}",
+            x.shape(),
+            y.shape()
+        )));
+    }
+    if x.shape()[x.rank() - 1] != left || y.shape()[y.rank() - 1] != right {
+        return Err(Error::invalid(format!(
+            "bilinear(): input sizes {:?} and {:?} do not match those of the weight {:?}",
+            x.shape(),
+            y.shape(),
+            weight.shape()
+        )));
+    }
+    if x.dtype() != weight.dtype() || y.dtype() != weight.dtype() {
+        return Err(Error::invalid("bilinear(): inputs and weight must have the same dtype"));
+    }
+    let batch: Shape = x.shape()[..x.rank() - 1].into();
+    let rows: usize = batch.iter().product();
+    let wide = if x.dtype().is_floating_point() { x.dtype().compute() } else { x.dtype() };
+    let (a, b) = (x.reshape(&[rows, left])?.to_dtype(wide)?, y.reshape(&[rows, right])?.to_dtype(wide)?);
+    let matrix = weight.to_dtype(wide)?.permute(&[1, 0, 2])?.reshape(&[left, outputs * right])?;
+    let forms = a.mm(&matrix)?.reshape(&[rows, outputs, right])?;
+    let mut result = forms.mul(&b.unsqueeze(1)?)?.sum(&[2], false)?;
+    if let Some(bias) = call.optional_tensor(3) {
+        if bias.shape() != [outputs] {
+            return Err(Error::invalid(format!(
+                "bilinear(): bias must have {outputs} elements, not {:?}",
+                bias.shape()
+            )));
+        }
+        result = result.add(&bias.to_dtype(wide)?)?;
+    }
+    let shape: Shape = batch.into_iter().chain([outputs]).collect();
+    result.reshape(&shape)?.to_dtype(x.dtype())
+}
+
+fn prelu(call: &Call<'_>) -> Result<Tensors> {
+    let (x, weight) = (call.tensor(0), call.tensor(1));
+    if weight.dtype() != x.dtype() {
+        return Err(Error::invalid(format!(
+            "prelu: Type promoting not supported. Got {} and {}",
+            x.dtype(),
+            weight.dtype()
+        )));
+    }
+    if weight.rank() > 1 {
+        return Err(Error::invalid(format!(
+            "prelu: Expected `weight` to be a scalar or 1D tensor, but got: ndim = {}",
+            weight.rank()
+        )));
+    }
+    let mut shape = Shape::from_elem(1, x.rank());
+    if weight.elements() != 1 {
+        if x.rank() == 0 {
+            return Err(Error::invalid("prelu: Not allow zero-dim input tensor."));
+        }
+        let channels = x.shape().get(1).copied().unwrap_or(1);
+        if channels != weight.elements() {
+            return Err(Error::invalid(format!(
+                "Mismatch of parameter numbers and input channel size. Found parameter numbers = {} and channel size = {channels}.",
+                weight.elements()
+            )));
+        }
+        if x.rank() > 1 {
+            shape[1] = channels;
+        }
+    }
+    let weight = weight.reshape(&shape)?;
+    built_in!("_prelu_kernel")?.call(&[x.into(), (&weight).into()], None, call.label)
+}
+
+/// Calls a convolution with a padding that a word names.
+fn same(call: &Call<'_>, convolution: &'static Operator, axes: usize) -> Result<Tensors> {
+    let (x, weight, stride, dilation) = (call.tensor(0), call.tensor(1), call.ints(3), call.ints(5));
+    let mut padding = Ints::from_elem(0, axes);
+    let mut input = x.clone();
+    match call.str(4) {
+        "valid" => {}
+        "same" => {
+            if stride.iter().any(|&stride| stride != 1) {
+                return Err(Error::invalid("padding='same' is not supported for strided convolutions"));
+            }
+            if weight.rank() != axes + 2
+                || x.rank() < axes
+                || !matches!(dilation.len(), 1 | 3) && dilation.len() != axes
+            {
+                return Err(Error::invalid(format!(
+                    "Expected a weight of {} dimensions and an input of at least as many axes, but got {:?} and {:?}",
+                    axes + 2,
+                    weight.shape(),
+                    x.shape()
+                )));
+            }
+            // Where the two sides differ, the one behind is a place wider.
+            let mut wider: SmallVec<[i64; 6]> = SmallVec::from_elem(0, 2 * axes);
+            for axis in 0..axes {
+                let dilation = dilation[if dilation.len() == 1 { 0 } else { axis }];
+                let total = (weight.shape()[2 + axis] as i64).saturating_sub(1).saturating_mul(dilation);
+                if !(0..1 << 40).contains(&total) {
+                    return Err(Error::invalid(format!("a dilation of {dilation} cannot keep the size")));
+                }
+                padding[axis] = total / 2;
+                wider[2 * (axes - 1 - axis) + 1] = total % 2;
+            }
+            input = pad(x, &wider, Scalar::I64(0))?;
+        }
+        other => return Err(Error::invalid(format!("Invalid padding string: '{other}'"))),
+    }
+    let arguments = [
+        (&input).into(),
+        weight.into(),
+        Argument::from(call.optional_tensor(2)),
+        stride.as_slice().into(),
+        padding.as_slice().into(),
+        dilation.as_slice().into(),
+        call.int(6).into(),
+    ];
+    convolution.call(&arguments, None, call.label)
+}

@@ -1,0 +1,152 @@
+//! Distances and similarities of rows.
+
+use thalweg_ir::{Scalar, Shape, broadcast_shapes};
+use thalweg_runtime::{Error, Result};
+
+use super::Body::Composite;
+use super::{operators, single};
+use crate::autograd::no_grad;
+use crate::dispatch::{Arguments, Call, Ints};
+use crate::tensor::Tensor;
+
+operators! {
+    /// Returns the p-norm of the difference.
+    "dist(Tensor self, Tensor other, Scalar p=2) -> Tensor"
+        fn dist(other: tensor, p: scalar) = Composite(|call| {
+            call.tensor(0).sub(call.tensor(1))?.vector_norm(call.scalar(2), &[], false).map(single)
+        });
+    /// Returns the p-norm of the rows' differences, plus eps in each element.
+    "pairwise_distance(Tensor x1, Tensor x2, float p=2, float eps=1e-06, bool keepdim=False) -> Tensor"
+        = Composite(|call| {
+            pairwise(call.tensor(0), call.tensor(1), call.float(2), call.float(3), call.bool(4)).map(single)
+        });
+    /// Returns the p-norms of the differences of each row of one matrix and each of another.
+    "cdist(Tensor x1, Tensor x2, float p=2, int? compute_mode=None) -> Tensor"
+        = Composite(|call| cdist(call).map(single));
+    /// Returns the p-norms of the differences of each two rows of a matrix, in the order of their places.
+    "pdist(Tensor self, float p=2) -> Tensor" = Composite(|call| pdist(call).map(single));
+    /// Returns the cosine of the angle between vectors along a dimension; norms are at least eps.
+    "cosine_similarity(Tensor x1, Tensor x2, int dim=1, float eps=1e-08) -> Tensor"
+        = Composite(|call| cosine_similarity(call).map(single));
+    /// Returns the tensor with each place of a dimension scaled down to a p-norm of at most `maxnorm`.
+    "renorm(Tensor self, Scalar p, int dim, Scalar maxnorm) -> Tensor"
+        fn renorm(p: scalar, dim: int, maxnorm: scalar) = Composite(|call| renorm(call).map(single));
+}
+
+/// Returns the p-norm of the rows' differences, plus eps in each element.
+pub(super) fn pairwise(x: &Tensor, y: &Tensor, p: f64, eps: f64, keepdim: bool) -> Result<Tensor> {
+    let distance = x.sub(y)?.add_scalar(eps)?;
+    if distance.rank() == 0 {
+        return Err(Error::invalid("pairwise_distance takes at least one dimension"));
+    }
+    distance.vector_norm(p, &[-1], keepdim)
+}
+
+fn cdist(call: &Call<'_>) -> Result<Tensor> {
+    let (x, y, p) = (call.tensor(0), call.tensor(1), call.float(2));
+    for (name, tensor) in [("X1", x), ("X2", y)] {
+        if !tensor.dtype().is_floating_point() {
+            return Err(Error::invalid(format!(
+                "cdist only supports floating-point dtypes, {name} got: {}",
+                tensor.dtype()
+            )));
+        }
+        if tensor.rank() < 2 {
+            return Err(Error::invalid(format!(
+                "cdist only supports at least 2D tensors, {name} got: {}D",
+                tensor.rank()
+            )));
+        }
+    }
+    if x.shape()[x.rank() - 1] != y.shape()[y.rank() - 1] {
+        return Err(Error::invalid(format!(
+            "X1 and X2 must have the same number of columns. X1: {} X2: {}",
+            x.shape()[x.rank() - 1],
+            y.shape()[y.rank() - 1]
+        )));
+    }
+    if p < 0.0 || p.is_nan() {
+        return Err(Error::invalid("cdist only supports non-negative p values"));
+    }
+    if call.optional_int(3).is_some_and(|mode| !(0..=2).contains(&mode)) {
+        return Err(Error::invalid("possible modes: 0, 1, 2, but was another"));
+    }
+    let [rows, columns] = [x.shape()[x.rank() - 2], y.shape()[y.rank() - 2]];
+    if x.shape()[x.rank() - 1] == 0 {
+        let mut shape: Shape = broadcast_shapes(&x.shape()[..x.rank() - 2], &y.shape()[..y.rank() - 2])?;
+        shape.extend([rows, columns]);
+        let zeros = Tensor::zeros(&shape, x.dtype(), x.device())?;
+        // A constant, through which a gradient of 0 flows.
+        let nothing = x.sum(&[], false)?.add(&y.sum(&[], false)?)?.mul_scalar(0.0)?;
+        return zeros.add(&nothing);
+    }
+    x.unsqueeze(-2)?.sub(&y.unsqueeze(-3)?)?.vector_norm(p, &[-1], false)
+}
+
+fn pdist(call: &Call<'_>) -> Result<Tensor> {
+    let (x, p) = (call.tensor(0), call.float(1));
+    if x.rank() != 2 {
+        return Err(Error::invalid(format!("pdist only supports 2D tensors, got: {}D", x.rank())));
+    }
+    if !x.dtype().is_floating_point() {
+        return Err(Error::invalid("pdist only supports floating-point dtypes"));
+    }
+    if p < 0.0 || p.is_nan() {
+        return Err(Error::invalid("pdist only supports non-negative p values"));
+    }
+    let rows = x.shape()[0] as i64;
+    let pairs = || (0..rows).flat_map(move |i| (i + 1..rows).map(move |j| (i, j)));
+    let mut list = crate::random::host_room((rows * (rows - 1).max(0) / 2) as usize)?;
+    list.extend(pairs().map(|(i, _)| i));
+    let first = Tensor::from_slice(&list, &[list.len()], x.device())?;
+    list.clear();
+    list.extend(pairs().map(|(_, j)| j));
+    let second = Tensor::from_slice(&list, &[list.len()], x.device())?;
+    if x.shape()[1] == 0 {
+        return Tensor::zeros(&[list.len()], x.dtype(), x.device());
+    }
+    x.index_select(0, &first)?.sub(&x.index_select(0, &second)?)?.vector_norm(p, &[-1], false)
+}
+
+fn cosine_similarity(call: &Call<'_>) -> Result<Tensor> {
+    let (x, y, dim, eps) = (call.tensor(0), call.tensor(1), call.int(2), call.float(3));
+    let dtype = x.dtype().promote(y.dtype()).map_err(|error| Error::invalid(error.to_string()))?;
+    if !dtype.is_floating_point() {
+        return Err(Error::invalid(format!(
+            "expected common dtype to be floating point, yet common dtype is {dtype}"
+        )));
+    }
+    let shape = broadcast_shapes(x.shape(), y.shape())?;
+    let unit = |tensor: &Tensor| {
+        let whole = tensor.to_dtype(dtype)?.expand(&shape)?;
+        let norm = whole.vector_norm(2.0, &[dim], true)?;
+        // Where it is the bound, the gradient is that of the norm, as in PyTorch.
+        let least = no_grad(|| norm.detach().clamp_min(eps)?.sub(&norm.detach()))?;
+        whole.div(&norm.add(&least)?)
+    };
+    unit(x)?.mul(&unit(y)?)?.sum(&[dim], false)
+}
+
+fn renorm(call: &Call<'_>) -> Result<Tensor> {
+    let (x, p, dim, most) = (call.tensor(0), call.scalar(1).to_f64(), call.int(2), call.scalar(3).to_f64());
+    if p <= 0.0 || p.is_nan() {
+        return Err(Error::invalid("renorm: non-positive-norm not supported"));
+    }
+    if most < 0.0 || most.is_nan() {
+        return Err(Error::invalid(format!("renorm: expected maxnorm to be >= 0 but got {most}")));
+    }
+    if x.rank() < 2 {
+        return Err(Error::invalid(format!(
+            "renorm: input needs at least 2 dimensions, got {} dimensions",
+            x.rank()
+        )));
+    }
+    let kept = super::view::wrap(dim, x.rank())?;
+    let others: Ints = (0..x.rank()).filter(|&dim| dim != kept).map(|dim| dim as i64).collect();
+    let wide = x.to_dtype(x.dtype().compute())?;
+    let norm = wide.vector_norm(Scalar::F64(p), &others, true)?;
+    let limit = Tensor::full(&[], most, norm.dtype(), x.device())?;
+    let one = Tensor::full(&[], 1.0, norm.dtype(), x.device())?;
+    let factor = norm.gt(&limit)?.select_where(&limit.div(&norm.add_scalar(1e-7)?)?, &one)?;
+    wide.mul(&factor)?.to_dtype(x.dtype())
+}

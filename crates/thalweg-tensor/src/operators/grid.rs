@@ -1,0 +1,200 @@
+//! Images sampled at the points of a grid.
+
+use thalweg_ir::{DType, Shape};
+use thalweg_runtime::{Error, Result};
+
+use super::Body::Composite;
+use super::{operators, single};
+use crate::dispatch::{Arguments, Call};
+use crate::tensor::{Tensor, Tensors};
+
+operators! {
+    /// Returns images or volumes at the points of a grid, whose coordinates are −1 to 1 over each axis: interpolated linearly (0), the
+    /// nearest (1), or cubically (2); outside they are 0 (0), the border (1), or mirrored (2).
+    "grid_sampler(Tensor input, Tensor grid, int interpolation_mode, int padding_mode, bool align_corners) -> Tensor"
+        = Composite(|call| grid_sampler(call, call.tensor(0).rank().saturating_sub(2)));
+    /// Returns images at the points of a grid.
+    "grid_sampler_2d(Tensor input, Tensor grid, int interpolation_mode, int padding_mode, bool align_corners) -> Tensor"
+        = Composite(|call| grid_sampler(call, 2));
+    /// Returns volumes at the points of a grid.
+    "grid_sampler_3d(Tensor input, Tensor grid, int interpolation_mode, int padding_mode, bool align_corners) -> Tensor"
+        = Composite(|call| grid_sampler(call, 3));
+}
+
+/// One axis of the images.
+#[derive(Clone, Copy)]
+struct Axis {
+    extent: usize,
+    padding: i64,
+    align_corners: bool,
+}
+
+impl Axis {
+    /// Returns the places of coordinates between −1 and 1.
+    fn unnormalized(self, coordinate: &Tensor) -> Result<Tensor> {
+        let extent = self.extent as f64;
+        let from_zero = coordinate.add_scalar(1.0)?;
+        match self.align_corners {
+            true => from_zero.mul_scalar((extent - 1.0) / 2.0),
+            false => from_zero.mul_scalar(extent)?.sub_scalar(1.0)?.div_scalar(2.0),
+        }
+    }
+
+    /// Returns places moved inside of the image, as the padding says.
+    fn padded(self, place: &Tensor) -> Result<Tensor> {
+        let last = self.extent as f64 - 1.0;
+        match self.padding {
+            1 => place.clamp(0.0, last),
+            2 => {
+                let (low, span) = if self.align_corners { (0.0, last) } else { (-0.5, last + 1.0) };
+                if span == 0.0 {
+                    return place.mul_scalar(0.0);
+                }
+                let distance = place.sub_scalar(low)?.abs()?;
+                let extra = distance.fmod_scalar(span)?;
+                let is_even = distance.detach().div_scalar(span)?.floor()?.fmod_scalar(2.0)?.eq_scalar(0)?;
+                let back = extra.neg()?.add_scalar(span)?;
+                is_even.select_where(&extra, &back)?.add_scalar(low)?.clamp(0.0, last)
+            }
+            _ => Ok(place.clone()),
+        }
+    }
+
+    /// Returns the four weights of cubic convolution (Keys 1981, A = −3/4) at a distance behind the second of four points.
+    fn cubic(distance: &Tensor) -> Result<[Tensor; 4]> {
+        super::resample::cubic_weights(distance)
+    }
+
+    /// Returns the points of the axis that count at places, with their weights.
+    fn taps(self, place: &Tensor, interpolation: i64) -> Result<Vec<(Tensor, Option<Tensor>)>> {
+        match interpolation {
+            1 => Ok(vec![(self.padded(place)?.detach().round()?, None)]),
+            2 => {
+                let first = place.detach().floor()?;
+                let weights = Self::cubic(&place.sub(&first)?)?;
+                (weights.into_iter().enumerate())
+                    .map(|(tap, weight)| {
+                        let point = first.add_scalar(tap as f64 - 1.0)?;
+                        Ok((self.padded(&point)?, Some(weight)))
+                    })
+                    .collect()
+            }
+            _ => {
+                let place = self.padded(place)?;
+                let first = place.detach().floor()?;
+                let weight = place.sub(&first)?;
+                let rest = weight.neg()?.add_scalar(1.0)?;
+                Ok(vec![(first.clone(), Some(rest)), (first.add_scalar(1.0)?, Some(weight))])
+            }
+        }
+    }
+}
+
+fn check(call: &Call<'_>, axes: usize) -> Result<()> {
+    let (x, grid) = (call.tensor(0), call.tensor(1));
+    let refused = |why: String| Err(Error::invalid(format!("grid_sampler(): {why}")));
+    if !(2..=3).contains(&axes) || x.rank() != axes + 2 || grid.rank() != axes + 2 {
+        return refused(format!(
+            "expected 4D or 5D input and grid with same number of dimensions, but got input with sizes {:?} and grid with sizes {:?}",
+            x.shape(),
+            grid.shape()
+        ));
+    }
+    if x.shape()[0] != grid.shape()[0] {
+        return refused(format!(
+            "expected grid and input to have same batch size, but got input with sizes {:?} and grid with sizes {:?}",
+            x.shape(),
+            grid.shape()
+        ));
+    }
+    if grid.shape()[axes + 1] != axes {
+        return refused(format!(
+            "expected grid to have size {axes} in last dimension, but got grid with sizes {:?}",
+            grid.shape()
+        ));
+    }
+    if x.shape()[2..].contains(&0) {
+        return refused(format!(
+            "expected input to have non-empty spatial dimensions, but input has sizes {:?}",
+            x.shape()
+        ));
+    }
+    if x.dtype() != grid.dtype() || !x.dtype().is_floating_point() {
+        return refused(format!(
+            "expected input and grid to have the same floating-point dtype, but got {} and {}",
+            x.dtype(),
+            grid.dtype()
+        ));
+    }
+    if call.int(2) == 2 && axes == 3 {
+        return refused("bicubic interpolation only supports 4D input".into());
+    }
+    match (call.int(2), call.int(3)) {
+        (0..=2, 0..=2) => Ok(()),
+        (interpolation, padding) => {
+            refused(format!("there is no interpolation {interpolation} with padding {padding}"))
+        }
+    }
+}
+
+fn grid_sampler(call: &Call<'_>, axes: usize) -> Result<Tensors> {
+    check(call, axes)?;
+    let (input, interpolation) = (call.tensor(0), call.int(2));
+    let x = input.to_dtype(input.dtype().compute())?;
+    let grid = call.tensor(1).to_dtype(x.dtype())?;
+    let [batch, channels] = [x.shape()[0], x.shape()[1]];
+    let extents = &x.shape()[2..];
+    let shape: Shape = grid.shape()[1..=axes].into();
+    let count: usize = shape.iter().product();
+    let points = grid.reshape(&[batch, 1, count, axes])?;
+    // The grid's coordinates are those of the last axis first.
+    let taps: Vec<_> = (0..axes)
+        .map(|axis| {
+            let own = Axis { extent: extents[axis], padding: call.int(3), align_corners: call.bool(4) };
+            let coordinate = points.select(3, axes - 1 - axis)?;
+            own.taps(&own.unnormalized(&coordinate)?, interpolation)
+        })
+        .collect::<Result<_>>()?;
+    let flat = x.reshape(&[batch, channels, extents.iter().product()])?;
+    let mut sum: Option<Tensor> = None;
+    for choice in 0..taps.iter().map(Vec::len).product() {
+        let (mut rest, mut chosen) = (choice, Vec::new());
+        for list in &taps {
+            chosen.push(&list[rest % list.len()]);
+            rest /= list.len();
+        }
+        let value = corner(&flat, extents, &chosen)?;
+        sum = Some(match sum {
+            Some(sum) => sum.add(&value)?,
+            None => value,
+        });
+    }
+    let shape: Shape = [batch, channels].into_iter().chain(shape).collect();
+    sum.expect("there is a tap").reshape(&shape)?.to_dtype(input.dtype()).map(single)
+}
+
+/// Returns the weighted elements of flat images (batch, channels, places) at points (batch, 1, count) per axis; 0 outside.
+fn corner(flat: &Tensor, extents: &[usize], chosen: &[&(Tensor, Option<Tensor>)]) -> Result<Tensor> {
+    let mut index = Tensor::zeros(&[], DType::I64, flat.device())?;
+    let mut inside: Option<Tensor> = None;
+    let mut weight: Option<Tensor> = None;
+    for (&extent, (point, own)) in extents.iter().zip(chosen) {
+        let point = point.detach();
+        let is_inside = point.ge_scalar(0)?.logical_and(&point.le_scalar(extent as f64 - 1.0)?)?;
+        let bounded = point.clamp(0.0, extent as f64 - 1.0)?.nan_to_num()?.to_dtype(DType::I64)?;
+        index = index.mul_scalar(extent as i64)?.add(&bounded)?;
+        inside = Some(match inside {
+            Some(inside) => inside.logical_and(&is_inside)?,
+            None => is_inside,
+        });
+        weight = match (weight, own) {
+            (Some(weight), Some(own)) => Some(weight.mul(own)?),
+            (weight, own) => weight.or_else(|| own.clone()),
+        };
+    }
+    let shape = [flat.shape()[0], flat.shape()[1], index.shape()[2]];
+    let values = flat.gather(2, &index.expand(&shape)?)?;
+    let zero = Tensor::zeros(&[], flat.dtype(), flat.device())?;
+    let values = inside.expect("there is an axis").select_where(&values, &zero)?;
+    weight.map_or(Ok(values.clone()), |weight| values.mul(&weight))
+}

@@ -1,0 +1,365 @@
+//! Random numbers, drawn from the device's default generator: from distributions, and which elements are dropped.
+
+use thalweg_ir::{DType, Scalar, Shape};
+use thalweg_runtime::{Error, Result};
+
+use super::Body::{Composite, Differentiable};
+use super::view::{check_options, extents};
+use super::{operators, single};
+use crate::autograd::formula::Formula;
+use crate::autograd::no_grad;
+use crate::dispatch::{Arguments, Call};
+use crate::random::default_generator;
+use crate::tensor::{Tensor, Tensors};
+
+operators! {
+    /// Returns numbers in [0, 1).
+    "rand(SymInt[] size, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None) -> Tensor"
+        = Composite(|call| new(call, 1, DType::F32, |dtype| uniform(call, &extents(&call.ints(0))?, [0.0, 1.0], dtype)));
+    /// Returns numbers in [0, 1), of a tensor's shape.
+    "rand_like(Tensor self, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None, MemoryFormat? memory_format=None) -> Tensor"
+        fn rand_like() = Composite(|call| {
+            let x = call.tensor(0);
+            new(call, 1, x.dtype(), |dtype| uniform(call, x.shape(), [0.0, 1.0], dtype))
+        });
+    /// Returns numbers with mean 0 and variance 1.
+    "randn(SymInt[] size, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None) -> Tensor"
+        = Composite(|call| new(call, 1, DType::F32, |dtype| normal(call, &extents(&call.ints(0))?, [0.0, 1.0], dtype)));
+    /// Returns numbers with mean 0 and variance 1, of a tensor's shape.
+    "randn_like(Tensor self, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None, MemoryFormat? memory_format=None) -> Tensor"
+        fn randn_like() = Composite(|call| {
+            let x = call.tensor(0);
+            new(call, 1, x.dtype(), |dtype| normal(call, x.shape(), [0.0, 1.0], dtype))
+        });
+    /// Returns integers from 0 on below a bound.
+    "randint(SymInt high, SymInt[] size, *, ScalarType? dtype=long, Layout? layout=None, Device? device=None, bool? pin_memory=None) -> Tensor"
+        = Composite(|call| new(call, 2, DType::I64, |dtype| {
+            integers(call, &extents(&call.ints(1))?, [0, call.int(0)], dtype)
+        }));
+    /// Returns integers from one bound on below another.
+    "randint.low(SymInt low, SymInt high, SymInt[] size, *, ScalarType? dtype=long, Layout? layout=None, Device? device=None, bool? pin_memory=None) -> Tensor"
+        = Composite(|call| new(call, 3, DType::I64, |dtype| {
+            integers(call, &extents(&call.ints(2))?, [call.int(0), call.int(1)], dtype)
+        }));
+    /// Returns integers from 0 on below a bound, of a tensor's shape.
+    "randint_like(Tensor self, SymInt high, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None, MemoryFormat? memory_format=None) -> Tensor"
+        = Composite(|call| {
+            let x = call.tensor(0);
+            new(call, 2, x.dtype(), |dtype| integers(call, x.shape(), [0, call.int(1)], dtype))
+        });
+    /// Returns integers from one bound on below another, of a tensor's shape.
+    "randint_like.low_dtype(Tensor self, SymInt low, SymInt high, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None, MemoryFormat? memory_format=None) -> Tensor"
+        = Composite(|call| {
+            let x = call.tensor(0);
+            new(call, 3, x.dtype(), |dtype| integers(call, x.shape(), [call.int(1), call.int(2)], dtype))
+        });
+    /// Returns 1 with the probability that each element is, else 0. The gradient is 0.
+    "bernoulli(Tensor self, *, Generator? generator=None) -> Tensor"
+        fn bernoulli() = Differentiable(bernoulli, &NOTHING);
+    /// Returns numbers with these means and standard deviations. The gradient is 0.
+    "normal.Tensor_Tensor(Tensor mean, Tensor std, *, Generator? generator=None) -> Tensor"
+        = Differentiable(|call| {
+            let (mean, deviation) = (call.tensor(0).detach(), call.tensor(1).detach());
+            let shape = thalweg_ir::broadcast_shapes(mean.shape(), deviation.shape())?;
+            let drawn = normal(call, &shape, [0.0, 1.0], mean.dtype())?;
+            drawn.mul(&deviation)?.add(&mean)?.to_dtype(mean.dtype()).map(single)
+        }, &NOTHING);
+    /// Returns numbers with these means and one standard deviation. The gradient is 0.
+    "normal.Tensor_float(Tensor mean, float std=1, *, Generator? generator=None) -> Tensor"
+        = Differentiable(|call| {
+            let mean = call.tensor(0).detach();
+            normal(call, mean.shape(), [0.0, call.float(1)], mean.dtype())?.add(&mean).map(single)
+        }, &NOTHING);
+    /// Returns numbers with one mean and these standard deviations. The gradient is 0.
+    "normal.float_Tensor(float mean, Tensor std, *, Generator? generator=None) -> Tensor"
+        = Differentiable(|call| {
+            let deviation = call.tensor(1).detach();
+            let drawn = normal(call, deviation.shape(), [0.0, 1.0], deviation.dtype())?;
+            drawn.mul(&deviation)?.add_scalar(call.float(0)).map(single)
+        }, &NOTHING);
+    /// Returns numbers with a mean and a standard deviation.
+    "normal.float_float(float mean, float std, SymInt[] size, *, Generator? generator=None, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None) -> Tensor"
+        = Composite(|call| new(call, 4, DType::F32, |dtype| {
+            normal(call, &extents(&call.ints(2))?, [call.float(0), call.float(1)], dtype)
+        }));
+    /// Sets every element to a number in [from, to).
+    "uniform_(Tensor(a!) self, float from=0, float to=1, *, Generator? generator=None) -> Tensor(a!)"
+        = Composite(|call| write(call, |x| {
+            let [from, to] = [call.float(1), call.float(2)];
+            if from > to {
+                return Err(Error::invalid(format!(
+                    "uniform_ expects to return a [from, to) range, but found from={from} > to={to}"
+                )));
+            }
+            uniform(call, x.shape(), [from, to], x.dtype())
+        }));
+    /// Sets every element to a number of a normal distribution.
+    "normal_(Tensor(a!) self, float mean=0, float std=1, *, Generator? generator=None) -> Tensor(a!)"
+        = Composite(|call| write(call, |x| normal(call, x.shape(), [call.float(1), call.float(2)], x.dtype())));
+    /// Sets every element to e to the power of a number of a normal distribution.
+    "log_normal_(Tensor(a!) self, float mean=1, float std=2, *, Generator? generator=None) -> Tensor(a!)"
+        = Composite(|call| write(call, |x| {
+            check_positive("log_normal_", "std", call.float(2))?;
+            normal(call, x.shape(), [call.float(1), call.float(2)], x.dtype())?.exp()
+        }));
+    /// Sets every element to a number of a Cauchy distribution: median + sigma · tan (π (u − ½)).
+    "cauchy_(Tensor(a!) self, float median=0, float sigma=1, *, Generator? generator=None) -> Tensor(a!)"
+        = Composite(|call| write(call, |x| {
+            check_positive("cauchy_", "sigma", call.float(2))?;
+            let angle = open(call, x)?.add_scalar(-0.5)?.mul_scalar(std::f64::consts::PI)?;
+            angle.tan()?.mul_scalar(call.float(2))?.add_scalar(call.float(1))
+        }));
+    /// Sets every element to a number of an exponential distribution: −ln u / lambd.
+    "exponential_(Tensor(a!) self, float lambd=1, *, Generator? generator=None) -> Tensor(a!)"
+        = Composite(|call| write(call, |x| {
+            check_positive("exponential_", "lambda", call.float(1))?;
+            open(call, x)?.log()?.mul_scalar(-1.0 / call.float(1))
+        }));
+    /// Sets every element to the number of trials up to the first success: ⌈ln u / ln (1 − p)⌉.
+    "geometric_(Tensor(a!) self, float p, *, Generator? generator=None) -> Tensor(a!)"
+        = Composite(|call| write(call, |x| {
+            let p = call.float(1);
+            if !(p > 0.0 && p < 1.0) {
+                return Err(Error::invalid(format!("geometric_ expects p to be in (0, 1), but got p={p}")));
+            }
+            open(call, x)?.log()?.mul_scalar(1.0 / (-p).ln_1p())?.ceil()
+        }));
+    /// Returns the places that were drawn from each row, with probabilities that its elements are in proportion to: no place twice
+    /// unless `replacement` says so.
+    "multinomial(Tensor self, SymInt num_samples, bool replacement=False, *, Generator? generator=None) -> Tensor"
+        fn multinomial(num_samples: int, replacement: bool) = Composite(|call| no_grad(|| multinomial(call)).map(single));
+    /// Returns the tensor with each element set to 0 with probability p, and the others divided by 1 − p, in training.
+    "dropout(Tensor input, float p, bool train) -> Tensor" = Composite(|call| drop(call, false, false).map(single));
+    /// Returns the tensor with each channel set to 0 with probability p, and the others divided by 1 − p, in training.
+    "feature_dropout(Tensor input, float p, bool train) -> Tensor" = Composite(|call| drop(call, true, false).map(single));
+    /// Returns the tensor with elements dropped to the least value of `selu`, and scaled so that mean and variance stay.
+    "alpha_dropout(Tensor input, float p, bool train) -> Tensor" = Composite(|call| drop(call, false, true).map(single));
+    /// Returns the tensor with channels dropped to the least value of `selu`, and scaled so that mean and variance stay.
+    "feature_alpha_dropout(Tensor input, float p, bool train) -> Tensor"
+        = Composite(|call| drop(call, true, true).map(single));
+    /// Returns the tensor with each element set to 0 with probability p and the others divided by 1 − p, and which were kept.
+    "native_dropout(Tensor input, float p, bool? train) -> (Tensor, Tensor)" = Composite(|call| {
+        let (x, p) = (call.tensor(0), call.float(1));
+        check_probability(p)?;
+        if !call.optional_bool(2).unwrap_or(true) || x.elements() == 0 {
+            let kept = Tensor::ones(x.shape(), DType::Bool, call.device)?;
+            return Ok(Tensors::from_iter([x.copied(call.label.location)?, kept]));
+        }
+        let kept = default_generator(call.device)?.bernoulli(x.shape(), 1.0 - p, x.dtype())?;
+        let scale = if p == 1.0 { 0.0 } else { 1.0 / (1.0 - p) };
+        Ok(Tensors::from_iter([x.mul(&kept)?.mul_scalar(scale)?, kept.to_dtype(DType::Bool)?]))
+    });
+    /// Returns the gradient of `native_dropout`: that of the kept elements, scaled.
+    "native_dropout_backward(Tensor grad_output, Tensor mask, float scale) -> Tensor" = Composite(|call| {
+        let gradient = call.tensor(0);
+        gradient.mul(&call.tensor(1).to_dtype(gradient.dtype())?)?.mul_scalar(call.float(2)).map(single)
+    });
+    /// Returns self where it is positive, else self times a number that is drawn between two bounds in training, and their mean
+    /// otherwise.
+    "rrelu(Tensor self, Scalar lower=0.125, Scalar upper=0.3333333333333333, bool training=False, Generator? generator=None) -> Tensor"
+        = Composite(|call| rrelu(call).map(single));
+}
+
+/// A gradient of 0 for every tensor.
+static NOTHING: Formula = Formula {
+    inputs: &[],
+    outputs: &[],
+    backward: |call| {
+        call.each(|tensor| Tensor::zeros(call.shape(tensor), call.dtype_of(tensor), call.device()).map(Some))
+    },
+};
+
+/// Makes a new tensor of the dtype that the options from a place on ask for.
+fn new(
+    call: &Call<'_>,
+    at: usize,
+    dtype: DType,
+    draw: impl FnOnce(DType) -> Result<Tensor>,
+) -> Result<Tensors> {
+    check_options(call.optional_int(at + 1), call.optional_bool(at + 3))?;
+    draw(call.optional_dtype(at).unwrap_or(dtype)).map(single)
+}
+
+/// Writes what is drawn into the first tensor.
+fn write(call: &Call<'_>, draw: impl FnOnce(&Tensor) -> Result<Tensor>) -> Result<Tensors> {
+    let x = call.tensor(0);
+    if !x.dtype().is_floating_point() && call.operator.base_name() != "geometric_" {
+        return Err(Error::invalid(format!(
+            "\"{}\" not implemented for '{}'",
+            call.operator.base_name(),
+            x.dtype()
+        )));
+    }
+    let drawn = no_grad(|| draw(x))?;
+    x.copy_(&drawn)?;
+    Ok(single(x.clone()))
+}
+
+fn check_positive(name: &str, parameter: &str, number: f64) -> Result<()> {
+    if number > 0.0 {
+        return Ok(());
+    }
+    Err(Error::invalid(format!("{name} expects {parameter} > 0.0, but found {parameter}={number}")))
+}
+
+fn check_probability(p: f64) -> Result<()> {
+    if (0.0..=1.0).contains(&p) {
+        return Ok(());
+    }
+    Err(Error::invalid(format!("dropout probability has to be between 0 and 1, but got {p}")))
+}
+
+fn check_floats(dtype: DType, name: &str) -> Result<()> {
+    if dtype.is_floating_point() && !dtype.is_float8() {
+        return Ok(());
+    }
+    Err(Error::invalid(format!("\"{name}\" not implemented for '{dtype}'")))
+}
+
+fn uniform(call: &Call<'_>, shape: &[usize], [low, high]: [f64; 2], dtype: DType) -> Result<Tensor> {
+    check_floats(dtype, "uniform")?;
+    if low == high {
+        return Tensor::full(shape, low, dtype, call.device);
+    }
+    default_generator(call.device)?.uniform(shape, low, high, dtype)
+}
+
+fn normal(call: &Call<'_>, shape: &[usize], [mean, deviation]: [f64; 2], dtype: DType) -> Result<Tensor> {
+    check_floats(dtype, "normal")?;
+    if deviation < 0.0 || deviation.is_nan() {
+        return Err(Error::invalid(format!("normal expects std >= 0.0, but found std {deviation}")));
+    }
+    default_generator(call.device)?.normal(shape, mean, deviation, dtype)
+}
+
+/// Draws numbers above 0 and at most 1, in the dtype that a tensor's is computed in.
+fn open(call: &Call<'_>, x: &Tensor) -> Result<Tensor> {
+    let dtype = if x.dtype().is_floating_point() { x.dtype().compute() } else { DType::F32 };
+    uniform(call, x.shape(), [0.0, 1.0], dtype)?.neg()?.add_scalar(1.0)
+}
+
+/// Draws integers: 63 random bits, of which the remainder is taken.
+fn integers(call: &Call<'_>, shape: &[usize], [low, high]: [i64; 2], dtype: DType) -> Result<Tensor> {
+    if low >= high {
+        return Err(Error::invalid(format!(
+            "random_ expects 'from' to be less than 'to', but got from={low} >= to={high}"
+        )));
+    }
+    let Ok(range) = i64::try_from(i128::from(high) - i128::from(low)) else {
+        return Err(Error::invalid(format!(
+            "randint: from {low} to {high} are more numbers than an int64 counts"
+        )));
+    };
+    let mut bits = Tensor::zeros(&[], DType::I64, call.device)?;
+    for _ in 0..3 {
+        // A number in [0, 1) of f32 has 24 bits; 21 of them are taken at a time.
+        let part = uniform(call, shape, [0.0, 1.0], DType::F32)?.mul_scalar(f64::from(1 << 21))?.floor()?;
+        bits = bits.mul_scalar(1i64 << 21)?.add(&part.to_dtype(DType::I64)?)?;
+    }
+    bits.remainder_scalar(range)?.add_scalar(low)?.to_dtype(dtype)
+}
+
+fn bernoulli(call: &Call<'_>) -> Result<Tensors> {
+    let x = call.tensor(0).detach();
+    check_floats(x.dtype(), "bernoulli")?;
+    uniform(call, x.shape(), [0.0, 1.0], DType::F32)?
+        .lt(&x.to_dtype(DType::F32)?)?
+        .to_dtype(x.dtype())
+        .map(single)
+}
+
+fn multinomial(call: &Call<'_>) -> Result<Tensor> {
+    let (x, count, replacement) = (call.tensor(0).detach(), call.int(1), call.bool(2));
+    if !(1..=2).contains(&x.rank()) {
+        return Err(Error::invalid("prob_dist must be 1 or 2 dim"));
+    }
+    if !x.dtype().is_floating_point() {
+        return Err(Error::invalid(format!(
+            "multinomial only supports floating-point dtypes for input, got: {}",
+            x.dtype()
+        )));
+    }
+    let categories = x.shape()[x.rank() - 1];
+    let Some(count) = usize::try_from(count).ok().filter(|&count| count > 0) else {
+        return Err(Error::invalid("cannot sample n_sample <= 0 samples"));
+    };
+    if !replacement && count > categories {
+        return Err(Error::invalid(
+            "cannot sample n_sample > prob_dist.size(-1) samples without replacement",
+        ));
+    }
+    if categories > 1 << 24 {
+        return Err(Error::invalid("number of categories cannot exceed 2^24"));
+    }
+    if categories == 0 {
+        return Err(Error::invalid("invalid multinomial distribution (with no categories)"));
+    }
+    let weights = x.to_dtype(x.dtype().compute())?;
+    let is_wrong = weights.lt_scalar(0)?.logical_or(&weights.isfinite()?.logical_not()?)?.any()?;
+    let is_empty = weights.sum(&[-1], false)?.le_scalar(0)?.any()?;
+    if is_wrong.logical_or(&is_empty)?.to_dtype(DType::U8)?.item::<u8>()? != 0 {
+        return Err(Error::invalid(
+            "probability tensor contains either `inf`, `nan` or element < 0, or a row of an invalid multinomial distribution (sum of \
+             probabilities <= 0)",
+        ));
+    }
+    // The first of exponentially distributed waiting times is each place's with its probability; the next, among the rest.
+    if !replacement || count == 1 {
+        let scores = weights.div(&waiting_times(call, weights.shape())?.to_dtype(weights.dtype())?)?;
+        let [_, places] = scores.sort(-1, true)?;
+        return places.narrow(-1, 0, count)?.contiguous();
+    }
+    let mut shape: Shape = weights.shape().into();
+    shape.insert(shape.len() - 1, count);
+    let times = waiting_times(call, &shape)?.to_dtype(weights.dtype())?;
+    weights.unsqueeze(-2)?.div(&times)?.argmax(-1)
+}
+
+fn waiting_times(call: &Call<'_>, shape: &[usize]) -> Result<Tensor> {
+    uniform(call, shape, [0.0, 1.0], DType::F32)?.neg()?.log1p()?.neg()
+}
+
+/// Drops elements, or whole channels, to 0 or to what `selu` has far below 0.
+fn drop(call: &Call<'_>, by_channel: bool, is_alpha: bool) -> Result<Tensor> {
+    let (x, p, train) = (call.tensor(0), call.float(1), call.bool(2));
+    check_probability(p)?;
+    if p == 0.0 || !train || x.elements() == 0 {
+        return Ok(x.clone());
+    }
+    if by_channel && x.rank() < 2 {
+        return Err(Error::invalid("Feature dropout requires at least 2 dimensions in the input"));
+    }
+    if p == 1.0 {
+        return x.mul(&Tensor::zeros(&[], x.dtype(), x.device())?);
+    }
+    check_floats(x.dtype(), "dropout")?;
+    let shape: Shape = match by_channel {
+        true => x.shape().iter().enumerate().map(|(dim, &extent)| if dim < 2 { extent } else { 1 }).collect(),
+        false => x.shape().into(),
+    };
+    let kept = default_generator(call.device)?.bernoulli(&shape, 1.0 - p, x.dtype())?;
+    if !is_alpha {
+        return x.mul(&kept.div_scalar(1.0 - p)?);
+    }
+    // Klambauer et al., Self-Normalizing Neural Networks: scale · alpha of `selu`, and the affine map that restores mean and variance.
+    let alpha = 1.758_099_340_847_376_6;
+    let scale = 1.0 / ((alpha * alpha * p + 1.0) * (1.0 - p)).sqrt();
+    let shift = kept.sub_scalar(1.0)?.mul_scalar(alpha * scale)?.add_scalar(alpha * scale * p)?;
+    x.mul(&kept.mul_scalar(scale)?)?.add(&shift)
+}
+
+fn rrelu(call: &Call<'_>) -> Result<Tensor> {
+    let (x, lower, upper) = (call.tensor(0), call.scalar(1).to_f64(), call.scalar(2).to_f64());
+    if lower > upper {
+        return Err(Error::invalid("Lower bound should be less than or equal to the upper bound"));
+    }
+    if !lower.is_finite() || !upper.is_finite() {
+        return Err(Error::invalid("rrelu: lower bound and upper bound must be finite"));
+    }
+    check_floats(x.dtype(), "rrelu")?;
+    let slopes = match call.bool(3) {
+        true => no_grad(|| uniform(call, x.shape(), [lower, upper], x.dtype()))?,
+        false => Tensor::full(&[], Scalar::F64((lower + upper) / 2.0), x.dtype(), x.device())?,
+    };
+    x.le_scalar(0)?.select_where(&x.mul(&slopes)?, x)
+}

@@ -1,0 +1,36 @@
+//! Each device's default generator, from which operators draw that are given none.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use thalweg_runtime::{Device, Result};
+
+use super::DeviceGenerator;
+
+/// The generators by the number of their device. They live as long as the process, as PyTorch's do.
+static GENERATORS: Mutex<Vec<(u64, Arc<DeviceGenerator>)>> = Mutex::new(Vec::new());
+
+/// PyTorch's seed of a generator that nobody has seeded.
+const SEED: u64 = 67_280_421_310_721;
+
+/// Returns the generator from which operators such as `rand` and `dropout` draw on a device (`torch.cuda.default_generators`). Its seed
+/// is 67280421310721 until [`DeviceGenerator::manual_seed`] sets another.
+///
+/// # Errors
+/// Those of [`DeviceGenerator::new`], at the first call for the device.
+pub fn default_generator(device: &Device) -> Result<Arc<DeviceGenerator>> {
+    let find = |list: &[(u64, Arc<DeviceGenerator>)]| {
+        list.iter().find(|(number, _)| *number == device.number()).map(|(_, generator)| generator.clone())
+    };
+    let known = find(&GENERATORS.lock().unwrap_or_else(PoisonError::into_inner));
+    if let Some(generator) = known {
+        return Ok(generator);
+    }
+    let generator = Arc::new(DeviceGenerator::new(SEED, device)?);
+    let mut list = GENERATORS.lock().unwrap_or_else(PoisonError::into_inner);
+    // Another thread may have been faster.
+    if let Some(generator) = find(&list) {
+        return Ok(generator);
+    }
+    list.push((device.number(), generator.clone()));
+    Ok(generator)
+}
