@@ -19,7 +19,9 @@ pub mod matmul;
 mod operands;
 pub mod scan;
 pub mod scatter;
+pub mod search;
 pub mod sort;
+pub mod special;
 
 use std::sync::Arc;
 
@@ -92,6 +94,8 @@ pub fn sources() -> Vec<(String, String)> {
     }
     all.extend(scan::sources());
     all.extend(sort::sources());
+    all.extend(search::sources());
+    all.extend(special::sources());
     all.push((matmul::fused::cuda::NAME.to_owned(), matmul::fused::cuda::print()));
     all
 }

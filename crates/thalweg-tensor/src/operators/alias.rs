@@ -124,11 +124,42 @@ operators! {
         let power = super::call(built_in!("pow.Scalar")?, &arguments, None, call.label.location)?;
         call.tensor(0).mul(&power).map(single)
     });
+    /// Returns a tensor whose elements are anything, and lie in memory in this order of dimensions.
+    "empty_permuted(SymInt[] size, int[] physical_layout, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None) -> Tensor"
+        = Composite(|call| empty_permuted(call).map(single));
     /// Sets every element to 0, in place.
     "zero_(Tensor(a!) self) -> Tensor(a!)" = Composite(|call| {
         call.tensor(0).zero_()?;
         Ok(single(call.tensor(0).clone()))
     });
+}
+
+fn empty_permuted(call: &Call<'_>) -> Result<Tensor> {
+    let (size, order) = (super::view::extents(&call.ints(0))?, call.ints(1));
+    super::view::check_options(call.optional_int(3), call.optional_bool(5))?;
+    if size.len() != order.len() {
+        return Err(Error::invalid(format!(
+            "Number of dimensions in size does not match the length of the physical_layout; i.e. len(size) = {} is not equal to \
+             len(physical_layout) = {}",
+            size.len(),
+            order.len()
+        )));
+    }
+    let mut inverse = vec![usize::MAX; size.len()];
+    for (place, &dim) in order.iter().enumerate() {
+        match usize::try_from(dim).ok().and_then(|dim| inverse.get_mut(dim)) {
+            Some(slot) if *slot == usize::MAX => *slot = place,
+            Some(_) => return Err(Error::invalid("Duplicate dim not allowed")),
+            None => {
+                return Err(Error::invalid(format!(
+                    "Dimension out of range (expected to be between 0 and {}, but got {dim} at index {place})",
+                    size.len() as i64 - 1
+                )));
+            }
+        }
+    }
+    let lying: thalweg_ir::Shape = order.iter().map(|&dim| size[dim as usize]).collect();
+    Tensor::empty(&lying, call.optional_dtype(2).unwrap_or(DType::F32), call.device)?.permute(&inverse)
 }
 
 /// Calls another operator with the same arguments.

@@ -18,6 +18,7 @@ mod assemble;
 mod attention;
 mod calculus;
 mod compare;
+mod counting;
 mod create;
 mod distance;
 mod einsum;
@@ -40,6 +41,7 @@ mod reduce;
 mod resample;
 mod scan;
 mod sort;
+mod special;
 mod split;
 mod statistics;
 mod unpool;
@@ -179,6 +181,8 @@ static FAMILIES: &[&[OpDef]] = &[
     calculus::OPERATORS,
     compare::OPERATORS,
     statistics::OPERATORS,
+    counting::OPERATORS,
+    special::OPERATORS,
     attention::OPERATORS,
     unpool::OPERATORS,
     grid::OPERATORS,

@@ -105,10 +105,12 @@ fn cov(x: &Tensor, correction: f64, [frequencies, weights]: [Option<&Tensor>; 2]
             )));
         }
     }
-    if let Some(frequencies) = frequencies
-        && frequencies.detach().lt_scalar(0)?.any()?.to_dtype(DType::U8)?.item::<u8>()? != 0
-    {
-        return Err(Error::invalid("cov(): fweights cannot be negative"));
+    for (name, list) in [("fweights", frequencies), ("aweights", weights)] {
+        if let Some(list) = list
+            && list.detach().lt_scalar(0)?.any()?.to_dtype(DType::U8)?.item::<u8>()? != 0
+        {
+            return Err(Error::invalid(format!("cov(): {name} cannot be negative")));
+        }
     }
     let dtype = if x.dtype().is_floating_point() { x.dtype() } else { DType::F32 };
     let rows = rows.to_dtype(dtype)?;

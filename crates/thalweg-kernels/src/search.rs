@@ -1,0 +1,198 @@
+//! [`Search`]: where values would stand in sorted rows, by a binary search per value.
+
+use std::sync::Arc;
+
+use thalweg_driver::{Access, DevicePointer, HostFault, HostKernel, HostLaunch};
+use thalweg_ir::cuda::{LaunchShape, with_prelude};
+use thalweg_ir::host::Fault;
+use thalweg_ir::{DType, Element, with_dtype};
+
+use crate::scan::names;
+use crate::{Accesses, NativeKernel, Placed, Words};
+
+/// The sizes of a launch: sorted rows (rows, length) and values (rows, count), without gaps; or one row for all values.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Search {
+    /// How many sorted rows there are.
+    pub rows: u64,
+    /// The points of a sorted row.
+    pub length: u64,
+    /// How many values each row is searched for.
+    pub count: u64,
+    /// Whether a value stands behind those that are equal to it, and not before them.
+    pub right: bool,
+    /// Of rows and values: a floating-point type or int64.
+    pub dtype: DType,
+}
+
+/// Threads of a block.
+const BLOCK: u32 = 256;
+
+/// How many 8-byte words a launch takes.
+const ARGUMENT_WORDS: usize = 8;
+
+/// The dtypes that there is a kernel for.
+const DTYPES: [DType; 5] = [DType::F32, DType::F64, DType::F16, DType::Bf16, DType::I64];
+
+fn name(dtype: DType) -> &'static str {
+    match dtype {
+        DType::F16 => "search_float16",
+        DType::Bf16 => "search_bfloat16",
+        DType::F32 => "search_float32",
+        DType::F64 => "search_float64",
+        _ => "search_int64",
+    }
+}
+
+/// Returns name and source of every kernel here.
+pub(crate) fn sources() -> impl Iterator<Item = (String, String)> {
+    DTYPES.into_iter().map(|dtype| (name(dtype).to_owned(), print(dtype)))
+}
+
+fn print(dtype: DType) -> String {
+    let [element, key, load, _] = names(dtype);
+    let code = TEMPLATE
+        .replace("NAME", name(dtype))
+        .replace("ELEMENT", &element)
+        .replace("KEY", &key)
+        .replace("LOAD", &load);
+    with_prelude(&code)
+}
+
+impl Search {
+    fn pack(&self, at: [u64; 3]) -> [u64; ARGUMENT_WORDS] {
+        let dtype = DType::ALL.iter().position(|&dtype| dtype == self.dtype).expect("ALL lists every dtype");
+        let right = u64::from(self.right);
+        [at[0], at[1], at[2], self.rows, self.length, self.count, right, dtype as u64]
+    }
+
+    fn unpack(bytes: &[u8]) -> Option<(Self, [u64; 3])> {
+        let (chunks, []) = bytes.as_chunks::<8>() else { return None };
+        let words: Vec<u64> = chunks.iter().map(|&chunk| u64::from_le_bytes(chunk)).collect();
+        let &[sorted, values, places, rows, length, count, right, dtype] = words.as_slice() else {
+            return None;
+        };
+        let dtype = *DType::ALL.get(usize::try_from(dtype).ok()?)?;
+        Some((Self { rows, length, count, right: right != 0, dtype }, [sorted, values, places]))
+    }
+}
+
+/// The sorted rows; the values; and their places, of int64.
+impl NativeKernel for Placed<Search, [DevicePointer; 3]> {
+    fn name(&self) -> &str {
+        name(self.kernel.dtype)
+    }
+
+    fn source(&self) -> String {
+        print(self.kernel.dtype)
+    }
+
+    fn host(&self) -> Arc<dyn HostKernel> {
+        Arc::new(run_on_host)
+    }
+
+    fn check(&self) -> Result<(), Fault> {
+        match DTYPES.contains(&self.kernel.dtype) {
+            true => Ok(()),
+            false => Err(Fault::new(format!("search does not take {}", self.kernel.dtype))),
+        }
+    }
+
+    fn launch_shape(&self) -> Option<LaunchShape> {
+        let values = self.kernel.rows * self.kernel.count;
+        let blocks = values.div_ceil(u64::from(BLOCK)).min((1 << 31) - 1) as u32;
+        (blocks > 0).then_some(LaunchShape { grid: [blocks, 1, 1], block: [BLOCK, 1, 1] })
+    }
+
+    fn words(&self) -> Words {
+        self.kernel.pack(self.at.map(DevicePointer::address)).into_iter().collect()
+    }
+
+    fn accesses(&self) -> Accesses {
+        let Search { rows, length, count, dtype, .. } = self.kernel;
+        let size = dtype.size_bytes() as u64;
+        let [sorted, values, places] = self.at;
+        Accesses::from_iter([
+            Access::read(sorted, rows * length * size),
+            Access::read(values, rows * count * size),
+            Access::write(places, rows * count * size_of::<i64>() as u64),
+        ])
+    }
+}
+
+fn run_on_host(launch: &HostLaunch<'_>) -> Result<(), HostFault> {
+    let (search, at) = Search::unpack(launch.arguments)
+        .ok_or_else(|| HostFault("search: the arguments are not in its layout".to_owned()))?;
+    if search.dtype == DType::I64 {
+        return run_typed::<i64>(launch, &search, at, |a, b| a < b);
+    }
+    let refuse = || Err(HostFault(format!("search: {} is no dtype of it", search.dtype)));
+    with_dtype!(search.dtype,
+        bool => refuse(),
+        integer T => refuse(),
+        reduced T => run_typed::<T>(launch, &search, at, is_before),
+        float T => run_typed::<T>(launch, &search, at, is_before),
+    )
+}
+
+/// Whether a float stands before another: NaN is above every number.
+fn is_before<T: Element>(a: &T, b: &T) -> bool {
+    let (a, b) = (a.to_f64(), b.to_f64());
+    a < b || (b.is_nan() && !a.is_nan())
+}
+
+fn run_typed<T: Element>(
+    launch: &HostLaunch<'_>,
+    search: &Search,
+    at: [u64; 3],
+    is_before: impl Fn(&T, &T) -> bool,
+) -> Result<(), HostFault> {
+    let [sorted, values, places] = at.map(DevicePointer::new);
+    let (length, count) = (search.length as usize, search.count as usize);
+    let rows = search.rows as usize;
+    let sorted = launch.read::<T>(sorted, rows * length)?;
+    let values = launch.read::<T>(values, rows * count)?;
+    let places = launch.write::<i64>(places, rows * count)?;
+    for (at, (place, value)) in places.iter_mut().zip(values).enumerate() {
+        let row = &sorted[at / count * length..][..length];
+        let stands_before =
+            |point: &T| if search.right { !is_before(value, point) } else { is_before(point, value) };
+        *place = row.partition_point(stands_before) as i64;
+    }
+    Ok(())
+}
+
+const TEMPLATE: &str = "\
+struct NAME_arguments {
+    const ELEMENT* sorted;
+    const ELEMENT* values;
+    i64* places;
+    u64 rows;
+    u64 length;
+    u64 count;
+    u64 right;
+    u64 dtype;
+};
+
+static __device__ __forceinline__ bool NAME_before(KEY a, KEY b) {
+    return a < b || (b != b && a == a);
+}
+
+extern \"C\" __global__ void __launch_bounds__(256) NAME(const __grid_constant__ NAME_arguments x) {
+    for (u64 at = u64(blockIdx.x) * 256 + threadIdx.x; at < x.rows * x.count; at += u64(gridDim.x) * 256) {
+        const u64 begin = at / x.count * x.length;
+        const KEY value = LOAD(x.values[at]);
+        u64 low = 0, high = x.length;
+        while (low < high) {
+            const u64 probe = low + (high - low) / 2;
+            const KEY point = LOAD(x.sorted[begin + probe]);
+            if (x.right ? !NAME_before(value, point) : NAME_before(point, value)) {
+                low = probe + 1;
+            } else {
+                high = probe;
+            }
+        }
+        x.places[at] = i64(low);
+    }
+}
+";

@@ -1,0 +1,459 @@
+//! [`Special`]: functions of two numbers whose work depends on the numbers: sums up to a precision, recurrences, Euclid's algorithm.
+//!
+//! Floats of every dtype are computed in f64. The polynomials are those of Abramowitz and Stegun, *Handbook of Mathematical Functions*,
+//! chapter 22; the incomplete gamma functions by 6.5.29 and 6.5.31, the zeta function by 23.2.
+//!
+//! What would take more than [`MOST_STEPS`] steps is NaN: polynomials of a higher degree outside of [−1, 1], the zeta function far below 0.
+
+mod source;
+
+use std::sync::Arc;
+
+use thalweg_driver::{Access, DevicePointer, HostFault, HostKernel, HostLaunch};
+use thalweg_ir::cuda::{LaunchShape, with_prelude};
+use thalweg_ir::host::Fault;
+use thalweg_ir::{DType, Element, with_dtype};
+
+use crate::scan::names;
+use crate::{Accesses, NativeKernel, Placed, Words};
+
+/// A function of two numbers.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[repr(u64)]
+pub enum Function {
+    /// The greatest common divisor; of int64.
+    Gcd = 0,
+    /// The next number from the first towards the second, in the dtype.
+    NextAfter,
+    /// The Hurwitz zeta function of s and q.
+    Zeta,
+    /// The lower incomplete gamma function of a and x, over Γ(a).
+    LowerGamma,
+    /// The upper incomplete gamma function of a and x, over Γ(a).
+    UpperGamma,
+    /// Chebyshev's polynomial of the first kind, of x and its degree.
+    ChebyshevT,
+    /// Chebyshev's polynomial of the second kind.
+    ChebyshevU,
+    /// Chebyshev's polynomial of the third kind.
+    ChebyshevV,
+    /// Chebyshev's polynomial of the fourth kind.
+    ChebyshevW,
+    /// The physicists' Hermite polynomial.
+    HermiteH,
+    /// The probabilists' Hermite polynomial.
+    HermiteHe,
+    /// Laguerre's polynomial.
+    Laguerre,
+    /// Legendre's polynomial.
+    Legendre,
+}
+
+impl Function {
+    const ALL: [Self; 13] = [
+        Self::Gcd,
+        Self::NextAfter,
+        Self::Zeta,
+        Self::LowerGamma,
+        Self::UpperGamma,
+        Self::ChebyshevT,
+        Self::ChebyshevU,
+        Self::ChebyshevV,
+        Self::ChebyshevW,
+        Self::HermiteH,
+        Self::HermiteHe,
+        Self::Laguerre,
+        Self::Legendre,
+    ];
+}
+
+/// A launch over two contiguous operands of one dtype. See the [module](self).
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Special {
+    /// What is computed.
+    pub function: Function,
+    /// How many elements each operand has.
+    pub elements: u64,
+    /// Of both operands and the result: int64 of [`Function::Gcd`], else a floating-point type.
+    pub dtype: DType,
+}
+
+/// The most steps of a recurrence.
+pub const MOST_STEPS: u32 = 1 << 20;
+
+/// Threads of a block.
+const BLOCK: u32 = 256;
+
+/// How many 8-byte words a launch takes.
+const ARGUMENT_WORDS: usize = 6;
+
+/// The dtypes that there is a kernel for.
+const DTYPES: [DType; 5] = [DType::F32, DType::F64, DType::F16, DType::Bf16, DType::I64];
+
+fn name(dtype: DType) -> &'static str {
+    match dtype {
+        DType::F16 => "special_float16",
+        DType::Bf16 => "special_bfloat16",
+        DType::F32 => "special_float32",
+        DType::F64 => "special_float64",
+        _ => "special_int64",
+    }
+}
+
+/// Returns name and source of every kernel here.
+pub(crate) fn sources() -> impl Iterator<Item = (String, String)> {
+    DTYPES.into_iter().map(|dtype| (name(dtype).to_owned(), print(dtype)))
+}
+
+fn print(dtype: DType) -> String {
+    let [element, sum, load, store] = names(dtype);
+    let value = if dtype == DType::I64 { "i64" } else { "double" };
+    let functions = match dtype {
+        DType::I64 => source::INTEGERS.to_owned(),
+        _ => source::FLOATS
+            .replace("STEP", &step_bits(dtype).to_string())
+            .replace("NEXT_AFTER", if dtype == DType::F64 { "nextafter(a, b)" } else { "next_after(a, b)" }),
+    };
+    let code = source::TEMPLATE
+        .replace("FUNCTIONS", &functions)
+        .replace("NAME", name(dtype))
+        .replace("ELEMENT", &element)
+        .replace("VALUE", value)
+        .replace("SUM", &sum)
+        .replace("LOAD", &load)
+        .replace("STORE", &store);
+    with_prelude(&code)
+}
+
+/// Returns how far neighbours of a dtype are apart in the bits of f32: the low bits of bfloat16 are not there.
+fn step_bits(dtype: DType) -> u32 {
+    if dtype == DType::Bf16 { 1 << 16 } else { 1 }
+}
+
+impl Special {
+    fn pack(&self, at: [u64; 3]) -> [u64; ARGUMENT_WORDS] {
+        let dtype = DType::ALL.iter().position(|&dtype| dtype == self.dtype).expect("ALL lists every dtype");
+        [at[0], at[1], at[2], self.elements, self.function as u64, dtype as u64]
+    }
+
+    fn unpack(bytes: &[u8]) -> Option<(Self, [u64; 3])> {
+        let (chunks, []) = bytes.as_chunks::<8>() else { return None };
+        let words: Vec<u64> = chunks.iter().map(|&chunk| u64::from_le_bytes(chunk)).collect();
+        let &[first, second, output, elements, function, dtype] = words.as_slice() else { return None };
+        let function = *Function::ALL.get(usize::try_from(function).ok()?)?;
+        let dtype = *DType::ALL.get(usize::try_from(dtype).ok()?)?;
+        Some((Self { function, elements, dtype }, [first, second, output]))
+    }
+}
+
+/// The operands and the result.
+impl NativeKernel for Placed<Special, [DevicePointer; 3]> {
+    fn name(&self) -> &str {
+        name(self.kernel.dtype)
+    }
+
+    fn source(&self) -> String {
+        print(self.kernel.dtype)
+    }
+
+    fn host(&self) -> Arc<dyn HostKernel> {
+        Arc::new(run_on_host)
+    }
+
+    fn check(&self) -> Result<(), Fault> {
+        let Special { function, dtype, .. } = self.kernel;
+        let fits = match function {
+            Function::Gcd => dtype == DType::I64,
+            // The neighbours of a float16 are not those of a shorter f32 in its range of small numbers.
+            Function::NextAfter => dtype != DType::F16 && dtype != DType::I64 && DTYPES.contains(&dtype),
+            _ => dtype != DType::I64 && DTYPES.contains(&dtype),
+        };
+        if fits { Ok(()) } else { Err(Fault::new(format!("{function:?} does not take {dtype}"))) }
+    }
+
+    fn launch_shape(&self) -> Option<LaunchShape> {
+        let blocks = self.kernel.elements.div_ceil(u64::from(BLOCK)).min((1 << 31) - 1) as u32;
+        (blocks > 0).then_some(LaunchShape { grid: [blocks, 1, 1], block: [BLOCK, 1, 1] })
+    }
+
+    fn words(&self) -> Words {
+        self.kernel.pack(self.at.map(DevicePointer::address)).into_iter().collect()
+    }
+
+    fn accesses(&self) -> Accesses {
+        let bytes = self.kernel.elements * self.kernel.dtype.size_bytes() as u64;
+        let [first, second, output] = self.at;
+        Accesses::from_iter([
+            Access::read(first, bytes),
+            Access::read(second, bytes),
+            Access::write(output, bytes),
+        ])
+    }
+}
+
+fn run_on_host(launch: &HostLaunch<'_>) -> Result<(), HostFault> {
+    let (special, at) = Special::unpack(launch.arguments)
+        .ok_or_else(|| HostFault("special: the arguments are not in its layout".to_owned()))?;
+    if special.function == Function::Gcd {
+        return run_typed::<i64>(launch, &special, at, gcd);
+    }
+    let refuse = || Err(HostFault(format!("special: {} is no dtype of it", special.dtype)));
+    fn floats<T: Element>(special: &Special) -> impl Fn(T, T) -> T + use<T> {
+        let Special { function, dtype, .. } = *special;
+        move |a, b| T::from_f64(compute(function, dtype, a.to_f64(), b.to_f64()))
+    }
+    with_dtype!(special.dtype,
+        bool => refuse(),
+        integer T => refuse(),
+        reduced T => run_typed::<T>(launch, &special, at, floats::<T>(&special)),
+        float T => run_typed::<T>(launch, &special, at, floats::<T>(&special)),
+    )
+}
+
+fn run_typed<T: Element>(
+    launch: &HostLaunch<'_>,
+    special: &Special,
+    at: [u64; 3],
+    function: impl Fn(T, T) -> T,
+) -> Result<(), HostFault> {
+    let [first, second, output] = at.map(DevicePointer::new);
+    let count = special.elements as usize;
+    let (first, second) = (launch.read::<T>(first, count)?, launch.read::<T>(second, count)?);
+    let output = launch.write::<T>(output, count)?;
+    for (to, (&a, &b)) in output.iter_mut().zip(first.iter().zip(second)) {
+        *to = function(a, b);
+    }
+    Ok(())
+}
+
+/// Returns the greatest common divisor. That of two numbers −2⁶³ wraps around.
+fn gcd(a: i64, b: i64) -> i64 {
+    let (mut a, mut b) = (a.unsigned_abs(), b.unsigned_abs());
+    while b != 0 {
+        (a, b) = (b, a % b);
+    }
+    a as i64
+}
+
+fn compute(function: Function, dtype: DType, a: f64, b: f64) -> f64 {
+    match function {
+        Function::Gcd => f64::NAN,
+        Function::NextAfter => next_after(dtype, a, b),
+        Function::Zeta => zeta(a, b),
+        Function::LowerGamma => incomplete_gamma(a, b, true),
+        Function::UpperGamma => incomplete_gamma(a, b, false),
+        _ => polynomial(function, a, b, if dtype == DType::F64 { 512.0 } else { 128.0 }),
+    }
+}
+
+fn next_after(dtype: DType, a: f64, b: f64) -> f64 {
+    if a.is_nan() || b.is_nan() {
+        return f64::NAN;
+    }
+    if a == b {
+        return b;
+    }
+    if dtype == DType::F64 {
+        return if a < b { a.next_up() } else { a.next_down() };
+    }
+    let (step, number) = (step_bits(dtype), a as f32);
+    if a == 0.0 {
+        return f64::from(f32::from_bits(step)).copysign(b);
+    }
+    let grows = (a < b) == (a > 0.0);
+    let bits = if grows { number.to_bits() + step } else { number.to_bits() - step };
+    f64::from(f32::from_bits(bits))
+}
+
+/// B₂ₖ / (2k)! for k from 1 on.
+const BERNOULLI: [f64; 8] = [
+    1.0 / 12.0,
+    -1.0 / 720.0,
+    1.0 / 30_240.0,
+    -1.0 / 1_209_600.0,
+    1.0 / 47_900_160.0,
+    -691.0 / 1_307_674_368_000.0,
+    1.0 / 74_724_249_600.0,
+    -3617.0 / 10_670_622_842_880_000.0,
+];
+
+/// Returns Σ (q + k)⁻ˢ over k from 0 on, by Euler and Maclaurin from the first q + k above 10 on.
+fn zeta(s: f64, q: f64) -> f64 {
+    if s == 1.0 {
+        return f64::INFINITY;
+    }
+    if s < 1.0 || s.is_nan() || q.is_nan() {
+        return f64::NAN;
+    }
+    if q <= 0.0 {
+        if q == q.floor() {
+            return f64::INFINITY;
+        }
+        if s != s.floor() {
+            return f64::NAN;
+        }
+    }
+    if q < -f64::from(MOST_STEPS) {
+        return f64::NAN;
+    }
+    let (mut sum, mut a) = (0.0, q);
+    while a < 10.0 {
+        sum += a.powf(-s);
+        a += 1.0;
+    }
+    let mut power = a.powf(-s);
+    sum += power * a / (s - 1.0) + power / 2.0;
+    power *= s / a;
+    for (k, coefficient) in BERNOULLI.iter().enumerate() {
+        sum += coefficient * power;
+        let next = s + 2.0 * k as f64 + 1.0;
+        power *= next * (next + 1.0) / (a * a);
+    }
+    sum
+}
+
+fn incomplete_gamma(a: f64, x: f64, is_lower: bool) -> f64 {
+    let pick = |lower: f64| if is_lower { lower } else { 1.0 - lower };
+    if a.is_nan() || x.is_nan() || a < 0.0 || x < 0.0 {
+        return f64::NAN;
+    }
+    if a == 0.0 {
+        return if x > 0.0 { pick(1.0) } else { f64::NAN };
+    }
+    if x == 0.0 {
+        return pick(0.0);
+    }
+    if a.is_infinite() {
+        return if x.is_infinite() { f64::NAN } else { pick(0.0) };
+    }
+    if x.is_infinite() {
+        return pick(1.0);
+    }
+    let factor = (a * x.ln() - x - libm::lgamma(a)).exp();
+    if x < a + 1.0 {
+        let (mut term, mut sum, mut n) = (1.0 / a, 1.0 / a, a);
+        for _ in 0..MOST_STEPS {
+            n += 1.0;
+            term *= x / n;
+            sum += term;
+            if term < sum * 1e-17 {
+                break;
+            }
+        }
+        return pick(sum * factor);
+    }
+    // The continued fraction, by Lentz's method.
+    let tiny = 1e-300;
+    let mut b = x + 1.0 - a;
+    let (mut c, mut d) = (1.0 / tiny, 1.0 / b);
+    let mut fraction = d;
+    for step in 1..MOST_STEPS {
+        let n = f64::from(step);
+        let numerator = -n * (n - a);
+        b += 2.0;
+        d = numerator * d + b;
+        d = 1.0 / if d.abs() < tiny { tiny } else { d };
+        c = b + numerator / c;
+        c = if c.abs() < tiny { tiny } else { c };
+        fraction *= c * d;
+        if (c * d - 1.0).abs() < 1e-16 {
+            break;
+        }
+    }
+    let upper = fraction * factor;
+    if is_lower { 1.0 - upper } else { upper }
+}
+
+/// Returns a polynomial of x, of a degree whose fraction is dropped; of a negative degree 0. Hermite's are NaN from a degree on.
+fn polynomial(function: Function, x: f64, degree: f64, hermite_limit: f64) -> f64 {
+    let n = degree.trunc();
+    if x.is_nan() || n.is_nan() {
+        return f64::NAN;
+    }
+    if n < 0.0 {
+        return 0.0;
+    }
+    let is_chebyshev =
+        (Function::ChebyshevT as u64..=Function::ChebyshevW as u64).contains(&(function as u64));
+    if is_chebyshev && n > 8.0 && x.abs() < 1.0 {
+        let angle = x.acos();
+        return match function {
+            Function::ChebyshevT => (n * angle).cos(),
+            Function::ChebyshevU => ((n + 1.0) * angle).sin() / angle.sin(),
+            Function::ChebyshevV => ((n + 0.5) * angle).cos() / (angle / 2.0).cos(),
+            _ => ((n + 0.5) * angle).sin() / (angle / 2.0).sin(),
+        };
+    }
+    let is_hermite = matches!(function, Function::HermiteH | Function::HermiteHe);
+    if is_hermite && n > hermite_limit || n > f64::from(MOST_STEPS) {
+        return f64::NAN;
+    }
+    let (mut former, mut current) = (1.0, first(function, x));
+    if n == 0.0 {
+        return former;
+    }
+    for step in 1..n as u32 {
+        let k = f64::from(step);
+        let next = match function {
+            Function::HermiteH => 2.0 * x * current - 2.0 * k * former,
+            Function::HermiteHe => x * current - k * former,
+            Function::Laguerre => ((2.0 * k + 1.0 - x) * current - k * former) / (k + 1.0),
+            Function::Legendre => ((2.0 * k + 1.0) * x * current - k * former) / (k + 1.0),
+            _ => 2.0 * x * current - former,
+        };
+        (former, current) = (current, next);
+        if current.is_nan() {
+            break;
+        }
+    }
+    current
+}
+
+/// Returns the polynomial of degree 1.
+fn first(function: Function, x: f64) -> f64 {
+    match function {
+        Function::ChebyshevU | Function::HermiteH => 2.0 * x,
+        Function::ChebyshevV => 2.0 * x - 1.0,
+        Function::ChebyshevW => 2.0 * x + 1.0,
+        Function::Laguerre => 1.0 - x,
+        _ => x,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::f64::consts::PI;
+
+    use super::*;
+
+    #[test]
+    fn functions_have_their_known_values() {
+        let near = |found: f64, expected: f64| {
+            assert!((found - expected).abs() <= 1e-13 * expected.abs(), "{found}, not {expected}");
+        };
+        near(zeta(2.0, 1.0), PI * PI / 6.0);
+        near(zeta(4.0, 1.0), PI.powi(4) / 90.0);
+        near(zeta(2.0, 0.5), PI * PI / 2.0);
+        near(zeta(3.0, -0.5), zeta(3.0, 0.5) - 8.0);
+        for x in [0.25, 1.5, 40.0] {
+            // P(1, x) = 1 − e⁻ˣ, and P(½, x) = erf √x.
+            near(incomplete_gamma(1.0, x, true), -(-x).exp_m1());
+            near(incomplete_gamma(0.5, x, true), libm::erf(x.sqrt()));
+            near(incomplete_gamma(0.5, x, false), libm::erfc(x.sqrt()));
+        }
+        let of = |function, x, n| polynomial(function, x, n, 512.0);
+        let x: f64 = 0.375;
+        near(of(Function::ChebyshevT, x, 3.0), 4.0 * x.powi(3) - 3.0 * x);
+        near(of(Function::ChebyshevT, x, 12.0), 2.0 * of(Function::ChebyshevT, x, 6.0).powi(2) - 1.0);
+        near(of(Function::ChebyshevU, x, 3.0), 8.0 * x.powi(3) - 4.0 * x);
+        near(of(Function::ChebyshevV, x, 2.0), 4.0 * x * x - 2.0 * x - 1.0);
+        near(of(Function::ChebyshevW, x, 2.0), 4.0 * x * x + 2.0 * x - 1.0);
+        near(of(Function::HermiteH, x, 3.0), 8.0 * x.powi(3) - 12.0 * x);
+        near(of(Function::HermiteHe, x, 3.0), x.powi(3) - 3.0 * x);
+        near(of(Function::Laguerre, x, 2.0), x * x / 2.0 - 2.0 * x + 1.0);
+        near(of(Function::Legendre, x, 3.0), 2.5 * x.powi(3) - 1.5 * x);
+        assert_eq!((gcd(-12, 18), gcd(0, -5), gcd(0, 0)), (6, 5, 0));
+        assert_eq!(next_after(DType::Bf16, 1.0, 2.0), 1.0 + 2f64.powi(-7));
+        assert_eq!(next_after(DType::F32, 1.0, 0.0), 1.0 - 2f64.powi(-24));
+    }
+}

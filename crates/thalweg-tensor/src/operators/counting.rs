@@ -1,0 +1,494 @@
+//! Places of values in sorted rows, how often values are there, and which there are.
+
+use thalweg_ir::{DType, Shape};
+use thalweg_kernels::Placed;
+use thalweg_kernels::search::Search;
+use thalweg_runtime::{Error, Result};
+
+use super::Body::{Composite, Kernel};
+use super::index::long;
+use super::view::wrap;
+use super::{call as call_operator, call_all, operators, single};
+use crate::autograd::no_grad;
+use crate::dispatch::{Argument, Arguments, Call, built_in};
+use crate::tensor::{Tensor, Tensors};
+
+operators! {
+    /// Returns where values would stand in sorted rows (rows, length), as (rows, count); one row is that of all values. With `right`, or
+    /// `side='right'`, behind those that are equal. A `sorter` is the order of rows that are not sorted.
+    "searchsorted.Tensor(Tensor sorted_sequence, Tensor self, *, bool out_int32=False, bool right=False, str? side=None, Tensor? sorter=None) -> Tensor"
+        = Kernel(searchsorted);
+    /// Returns where values would stand in a sorted vector of boundaries.
+    "bucketize.Tensor(Tensor self, Tensor boundaries, *, bool out_int32=False, bool right=False) -> Tensor"
+        = Kernel(|call| {
+            let (x, boundaries) = (call.tensor(0), call.tensor(1));
+            if boundaries.rank() != 1 {
+                return Err(Error::invalid(format!(
+                    "boundaries tensor must be 1 dimension, but got dim({})",
+                    boundaries.rank()
+                )));
+            }
+            as_int32(&search(call, boundaries, x, call.bool(3))?, call.bool(2)).map(single)
+        });
+    /// Returns how often each integer from 0 on is there, or the sum of its weights; at least `minlength` of them. The host reads the
+    /// greatest one.
+    "bincount(Tensor self, Tensor? weights=None, SymInt minlength=0) -> Tensor" = Kernel(|call| bincount(call).map(single));
+    /// Returns how many elements are in each of so many equal bins between two bounds: those of the elements where both are equal.
+    "histc(Tensor self, int bins=100, Scalar min=0, Scalar max=0) -> Tensor" = Kernel(|call| histc(call).map(single));
+    /// Returns how many elements are in each of so many equal bins, or the sum of their weights, and the bins' edges.
+    "histogram.bin_ct(Tensor self, int bins=100, *, float[]? range=None, Tensor? weight=None, bool density=False) -> (Tensor hist, Tensor bin_edges)"
+        = Kernel(|call| {
+            let x = call.tensor(0);
+            let bins = bin_count(call.int(1))?;
+            let range = match call.argument(2) {
+                Argument::Floats(&[low, high]) => Some([low, high]),
+                Argument::None => None,
+                _ => return Err(Error::invalid("torch.histogram(): range should have 2 elements")),
+            };
+            let edges = edges(call, x, bins, range)?;
+            histogram(call, &edges, call.optional_tensor(3), call.bool(4))
+        });
+    /// Returns how many elements are between each two edges, or the sum of their weights, and the edges.
+    "histogram.bins_tensor(Tensor self, Tensor bins, *, Tensor? weight=None, bool density=False) -> (Tensor hist, Tensor bin_edges)"
+        = Kernel(|call| histogram(call, call.tensor(1), call.optional_tensor(2), call.bool(3)));
+    /// Returns the places of a dimension, each as often as a tensor says; of all elements in a row where there is no dimension. The host
+    /// reads how many they are, unless it is given.
+    "repeat_interleave.self_Tensor(Tensor self, Tensor repeats, int? dim=None, *, SymInt? output_size=None) -> Tensor"
+        = Composite(|call| repeat_interleave(call).map(single));
+    /// Returns the different elements, sorted; where each element stands among them, and how often each is there, where it is asked for.
+    "_unique2(Tensor self, bool sorted=True, bool return_inverse=False, bool return_counts=False) -> (Tensor, Tensor, Tensor)"
+        = Kernel(|call| {
+            let x = call.tensor(0).detach();
+            let flat = x.reshape(&[x.elements()])?;
+            let [values, order] = flat.sort(0, false)?;
+            let rows = values.unsqueeze(1)?;
+            let [values, inverse, counts] = runs(call, &rows, Some(&order), [call.bool(2), call.bool(3)])?;
+            let inverse = if call.bool(2) { inverse.reshape(x.shape())? } else { inverse };
+            Ok(Tensors::from_iter([values.reshape(&[values.elements()])?, inverse, counts]))
+        });
+    /// Returns the different places of a dimension, sorted, with where each place stands among them and how often each is there.
+    "unique_dim(Tensor self, int dim, bool sorted=True, bool return_inverse=False, bool return_counts=False) -> (Tensor, Tensor, Tensor)"
+        = Kernel(|call| unique_dim(call, call.int(1), true, [call.bool(3), call.bool(4)]));
+    /// Returns the elements, or places of a dimension, without those that repeat the one before.
+    "unique_consecutive(Tensor self, bool return_inverse=False, bool return_counts=False, int? dim=None) -> (Tensor, Tensor, Tensor)"
+        = Kernel(|call| {
+            let wanted = [call.bool(1), call.bool(2)];
+            let Some(dim) = call.optional_int(3) else {
+                let x = call.tensor(0).detach();
+                let [values, inverse, counts] = runs(call, &x.reshape(&[x.elements(), 1])?, None, wanted)?;
+                let inverse = if wanted[0] { inverse.reshape(x.shape())? } else { inverse };
+                return Ok(Tensors::from_iter([values.reshape(&[values.elements()])?, inverse, counts]));
+            };
+            unique_dim(call, dim, false, wanted)
+        });
+    /// Returns the coordinates of the first so many elements that are not 0, and rows of `fill_value` where there are fewer. The host
+    /// reads nothing.
+    "nonzero_static(Tensor self, *, SymInt size, int fill_value=-1) -> Tensor"
+        = Kernel(|call| nonzero_static(call).map(single));
+    /// Returns numbers from a start to an end as powers of a base.
+    "logspace(Scalar start, Scalar end, int steps, float base=10.0, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None) -> Tensor"
+        = Composite(|call| logspace(call).map(single));
+    /// Returns numbers from a start to an end as powers of a base; the host reads the bounds.
+    "logspace.Tensor_Tensor(Tensor start, Tensor end, int steps, float base=10.0, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None) -> Tensor"
+        = Composite(|call| with_bounds(call, built_in!("logspace")?));
+    /// Returns numbers from a start to an end as powers of a base; the host reads the end.
+    "logspace.Scalar_Tensor(Scalar start, Tensor end, int steps, float base=10.0, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None) -> Tensor"
+        = Composite(|call| with_bounds(call, built_in!("logspace")?));
+    /// Returns numbers from a start to an end as powers of a base; the host reads the start.
+    "logspace.Tensor_Scalar(Tensor start, Scalar end, int steps, float base=10.0, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None) -> Tensor"
+        = Composite(|call| with_bounds(call, built_in!("logspace")?));
+    /// Returns so many numbers from a start to an end, both included; the host reads them.
+    "linspace.Tensor_Tensor(Tensor start, Tensor end, int steps, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None) -> Tensor"
+        = Composite(|call| with_bounds(call, built_in!("linspace")?));
+    /// Returns so many numbers from a start to an end, both included; the host reads the end.
+    "linspace.Scalar_Tensor(Scalar start, Tensor end, int steps, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None) -> Tensor"
+        = Composite(|call| with_bounds(call, built_in!("linspace")?));
+    /// Returns so many numbers from a start to an end, both included; the host reads the start.
+    "linspace.Tensor_Scalar(Tensor start, Scalar end, int steps, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None) -> Tensor"
+        = Composite(|call| with_bounds(call, built_in!("linspace")?));
+}
+
+fn as_int32(places: &Tensor, wanted: bool) -> Result<Tensor> {
+    if wanted { places.to_dtype(DType::I32) } else { Ok(places.clone()) }
+}
+
+/// Searches sorted rows, or one row, for values of their own shape.
+fn search(call: &Call<'_>, sorted: &Tensor, values: &Tensor, right: bool) -> Result<Tensor> {
+    let dtype = sorted.dtype().promote(values.dtype()).map_err(|error| Error::invalid(error.to_string()))?;
+    let dtype = if dtype.is_floating_point() { dtype } else { DType::I64 };
+    let operand = |tensor: &Tensor| tensor.detach().to_dtype(dtype)?.contiguous();
+    let (row, values) = (operand(sorted)?, operand(values)?);
+    let length = row.shape().last().copied().unwrap_or(1);
+    let rows = if row.rank() > 1 { row.shape()[..row.rank() - 1].iter().product() } else { 1usize };
+    let stream = call.device.current_stream();
+    let places = Tensor::empty_on(values.shape(), DType::I64, &stream, call.label)?;
+    if places.elements() > 0 {
+        let count = (values.elements() / rows.max(1)) as u64;
+        let kernel = Search { rows: rows as u64, length: length as u64, count, right, dtype };
+        stream.launch_native(
+            &Placed { kernel, at: [&row, &values, &places].map(Tensor::pointer) },
+            call.label,
+        )?;
+    }
+    Ok(places)
+}
+
+fn searchsorted(call: &Call<'_>) -> Result<Tensors> {
+    let (sorted, values, sorter) = (call.tensor(0), call.tensor(1), call.optional_tensor(5));
+    let refused = |why: String| Err(Error::invalid(format!("torch.searchsorted(): {why}")));
+    let right = match (call.optional_str(4), call.bool(3)) {
+        (Some("left"), true) => {
+            return refused(
+                "side and right can't be set to opposites, got side of left while right was True".into(),
+            );
+        }
+        (Some("left"), false) => false,
+        (Some("right"), _) => true,
+        (None, right) => right,
+        (Some(other), _) => return refused(format!("side can only be 'left' or 'right' but got {other}")),
+    };
+    if sorted.rank() == 0 {
+        return refused("boundaries tensor should have positive dimension".into());
+    }
+    if sorted.rank() > 1 {
+        let front = |tensor: &Tensor| -> Shape { tensor.shape()[..tensor.rank().saturating_sub(1)].into() };
+        if sorted.rank() != values.rank() || front(sorted) != front(values) {
+            return refused(format!(
+                "boundaries tensor should be 1 dimension or the first N-1 dimensions of boundaries tensor and input value tensor must \
+                 match, but we got boundaries tensor {:?} and input value tensor {:?}",
+                sorted.shape(),
+                values.shape()
+            ));
+        }
+    }
+    let sorted = match sorter {
+        Some(sorter) if sorter.shape() != sorted.shape() || sorter.dtype() != DType::I64 => {
+            return refused(format!(
+                "boundary and sorter must have the same size, and the sorter int64, but got {:?} and {:?} {}",
+                sorted.shape(),
+                sorter.shape(),
+                sorter.dtype()
+            ));
+        }
+        Some(sorter) => sorted.detach().gather(-1, sorter)?,
+        None => sorted.clone(),
+    };
+    as_int32(&search(call, &sorted, values, right)?, call.bool(2)).map(single)
+}
+
+fn bincount(call: &Call<'_>) -> Result<Tensor> {
+    let (x, weights, least) = (call.tensor(0), call.optional_tensor(1), call.int(2));
+    if least < 0 {
+        return Err(Error::invalid("minlength should be >= 0"));
+    }
+    let refused = || Error::invalid("bincount only supports 1-d non-negative integral inputs.");
+    if x.rank() != 1 || x.dtype().is_floating_point() || x.dtype() == DType::Bool {
+        return Err(refused());
+    }
+    if let Some(weights) = weights
+        && weights.shape() != x.shape()
+    {
+        return Err(Error::invalid("weights should be 1-d and have the same length as input"));
+    }
+    let index = x.detach().to_dtype(DType::I64)?;
+    let mut bins = least as usize;
+    if x.elements() > 0 {
+        if index.min()?.item::<i64>()? < 0 {
+            return Err(refused());
+        }
+        bins = bins.max((index.max()?.item::<i64>()? as usize).saturating_add(1));
+    }
+    let source = match weights {
+        None => Tensor::ones(x.shape(), DType::I64, x.device())?,
+        Some(weights) if weights.dtype() == DType::F32 => weights.detach(),
+        Some(weights) => weights.detach().to_dtype(DType::F64)?,
+    };
+    Tensor::zeros(&[bins], source.dtype(), x.device())?.index_add(0, &index, &source)
+}
+
+fn bin_count(bins: i64) -> Result<usize> {
+    usize::try_from(bins)
+        .ok()
+        .filter(|&bins| bins > 0 && bins < 1 << 40)
+        .ok_or_else(|| Error::invalid(format!("bins must be > 0, but got {bins}")))
+}
+
+/// Returns the bounds of bins: those given, or the least and greatest of the elements; moved apart by a margin where they are one.
+fn bounds(x: &Tensor, given: [f64; 2], margin: f64) -> Result<[f64; 2]> {
+    let [mut low, mut high] = given;
+    if low == high && x.elements() > 0 {
+        let wide = x.detach().to_dtype(DType::F64)?;
+        [low, high] = [wide.min()?.item::<f64>()?, wide.max()?.item::<f64>()?];
+    }
+    if !low.is_finite() || !high.is_finite() {
+        return Err(Error::invalid(format!("range of [{low}, {high}] is not finite")));
+    }
+    if low == high {
+        [low, high] = [low - margin, high + margin];
+    }
+    if low > high {
+        return Err(Error::invalid("max must be larger than min"));
+    }
+    Ok([low, high])
+}
+
+fn check_floats(x: &Tensor, name: &str) -> Result<()> {
+    match x.dtype() {
+        dtype if dtype.is_floating_point() && !dtype.is_float8() => Ok(()),
+        dtype => Err(Error::invalid(format!("\"{name}\" not implemented for '{dtype}'"))),
+    }
+}
+
+fn histc(call: &Call<'_>) -> Result<Tensor> {
+    let x = call.tensor(0).detach();
+    check_floats(&x, "histogram_cpu")?;
+    let bins = bin_count(call.int(1))?;
+    let given = [call.scalar(2).to_f64(), call.scalar(3).to_f64()];
+    if given[0] > given[1] {
+        return Err(Error::invalid("torch.histc: max must be larger than min"));
+    }
+    let [low, high] = bounds(&x, given, 1.0)?;
+    let flat = x.reshape(&[x.elements()])?.to_dtype(x.dtype().compute())?;
+    let counted = flat.ge_scalar(low)?.logical_and(&flat.le_scalar(high)?)?;
+    let place = flat.sub_scalar(low)?.mul_scalar(bins as f64)?.div_scalar(high - low)?;
+    let place = place.nan_to_num()?.clamp(0.0, bins as f64 - 1.0)?.to_dtype(DType::I64)?;
+    let counts = Tensor::zeros(&[bins], DType::I64, x.device())?;
+    counts.index_add(0, &place, &counted.to_dtype(DType::I64)?)?.to_dtype(x.dtype())
+}
+
+fn edges(call: &Call<'_>, x: &Tensor, bins: usize, range: Option<[f64; 2]>) -> Result<Tensor> {
+    check_floats(x, "histogram")?;
+    let [low, high] = match range {
+        Some([low, high]) if low > high => {
+            return Err(Error::invalid("torch.histogramdd: min should not exceed max"));
+        }
+        None if x.elements() == 0 => [0.0, 1.0],
+        range => bounds(x, range.unwrap_or([0.0; 2]), 0.5)?,
+    };
+    let dtype = Argument::DType(x.dtype());
+    let [low, high] = [low, high].map(|bound| Argument::Scalar(bound.into()));
+    let arguments = [low, high, Argument::Int(bins as i64 + 1), dtype];
+    call_operator(built_in!("linspace")?, &arguments, Some(call.device), call.label.location)
+}
+
+fn histogram(call: &Call<'_>, edges: &Tensor, weight: Option<&Tensor>, density: bool) -> Result<Tensors> {
+    let x = call.tensor(0).detach();
+    check_floats(&x, "histogram")?;
+    if edges.rank() != 1 || edges.elements() < 2 || edges.dtype() != x.dtype() {
+        return Err(Error::invalid(format!(
+            "torch.histogram(): bins must be a vector of at least two edges of the input's dtype, but got {:?} {}",
+            edges.shape(),
+            edges.dtype()
+        )));
+    }
+    let flat = x.reshape(&[x.elements()])?;
+    let source = match weight {
+        Some(weight) if weight.shape() != x.shape() || weight.dtype() != x.dtype() => {
+            return Err(Error::invalid(
+                "torch.histogram(): if weight tensor is provided it should have the input's shape and dtype",
+            ));
+        }
+        Some(weight) => weight.detach().reshape(&[x.elements()])?,
+        None => Tensor::ones(&[x.elements()], x.dtype(), x.device())?,
+    };
+    let bins = edges.elements() - 1;
+    let (first, last) = (edges.narrow(0, 0, 1)?, edges.narrow(0, bins, 1)?);
+    // The last bin has both of its edges.
+    let counted = flat.ge(&first)?.logical_and(&flat.le(&last)?)?;
+    let place = search(call, edges, &flat, true)?.sub_scalar(1)?.clamp(0, bins as i64 - 1)?;
+    let zero = Tensor::zeros(&[], x.dtype(), x.device())?;
+    let wide = x.dtype().compute();
+    let source = counted.select_where(&source, &zero)?.to_dtype(wide)?;
+    let mut sums = Tensor::zeros(&[bins], wide, x.device())?.index_add(0, &place, &source)?;
+    if density {
+        let widths = edges.narrow(0, 1, bins)?.sub(&edges.narrow(0, 0, bins)?)?.to_dtype(wide)?;
+        sums = sums.div(&sums.sum(&[], false)?.mul(&widths)?)?;
+    }
+    Ok(Tensors::from_iter([sums.to_dtype(x.dtype())?, edges.detach().copied(call.label.location)?]))
+}
+
+fn repeat_interleave(call: &Call<'_>) -> Result<Tensor> {
+    let (x, repeats, dim, total) =
+        (call.tensor(0), call.tensor(1), call.optional_int(2), call.optional_int(3));
+    if repeats.rank() > 1 || !matches!(repeats.dtype(), DType::I64 | DType::I32) {
+        return Err(Error::invalid("repeats must be 0-dim or 1-dim tensor of Long or Int"));
+    }
+    let (rows, dim) = match dim {
+        Some(dim) => (x.clone(), wrap(dim, x.rank())? as i64),
+        None => (x.reshape(&[x.elements()])?, 0),
+    };
+    let rows = if rows.rank() == 0 { rows.reshape(&[1])? } else { rows };
+    let extent = rows.size(dim)?;
+    let repeats = long(&repeats.detach(), "repeat_interleave")?.reshape(&[repeats.elements()])?;
+    if repeats.elements() != 1 && repeats.elements() != extent {
+        return Err(Error::invalid(format!(
+            "repeats must have the same size as input along dim, but got repeats.size(0) = {} and input.size({dim}) = {extent}",
+            repeats.elements()
+        )));
+    }
+    let repeats = repeats.expand(&[extent])?;
+    if extent == 0 {
+        return Ok(rows);
+    }
+    let ends = repeats.cumsum(0)?;
+    let total = match total {
+        Some(total) => total,
+        None => {
+            if repeats.min()?.item::<i64>()? < 0 {
+                return Err(Error::invalid("repeats can not be negative"));
+            }
+            ends.select(0, extent - 1)?.item::<i64>()?
+        }
+    };
+    let Ok(total) = usize::try_from(total) else {
+        return Err(Error::invalid(format!("repeats add up to {total}")));
+    };
+    let places = Tensor::arange(total, 0, 1, DType::I64, x.device())?;
+    let index = no_grad(|| search(call, &ends, &places, true))?;
+    rows.index_select(dim, &index)
+}
+
+/// Returns of rows those that begin a run of equal ones; of each row, in its former order, the run; and the runs' lengths.
+fn runs(call: &Call<'_>, rows: &Tensor, order: Option<&Tensor>, wanted: [bool; 2]) -> Result<[Tensor; 3]> {
+    let (count, device) = (rows.shape()[0], call.device);
+    let nothing = Tensor::empty(&[0], DType::I64, device)?;
+    if count == 0 {
+        return Ok([rows.clone(), nothing.clone(), nothing]);
+    }
+    let differs = rows.narrow(0, 1, count - 1)?.ne(&rows.narrow(0, 0, count - 1)?)?.any_dim(1, false)?;
+    let begins = Tensor::cat(&[Tensor::ones(&[1], DType::Bool, device)?, differs], 0)?;
+    let first = begins.nonzero()?.select(1, 0)?.contiguous()?;
+    let values = rows.index_select(0, &first)?;
+    let ranks = begins.to_dtype(DType::I64)?.cumsum(0)?.sub_scalar(1)?;
+    let inverse = match (wanted[0], order) {
+        (false, _) => nothing.clone(),
+        (true, None) => ranks,
+        (true, Some(order)) => Tensor::zeros(&[count], DType::I64, device)?.scatter(0, order, &ranks)?,
+    };
+    let counts = match wanted[1] {
+        false => nothing,
+        true => {
+            let end = Tensor::full(&[1], count as i64, DType::I64, device)?;
+            let ends = Tensor::cat(&[first.narrow(0, 1, first.elements() - 1)?, end], 0)?;
+            ends.sub(&first)?
+        }
+    };
+    Ok([values, inverse, counts])
+}
+
+fn unique_dim(call: &Call<'_>, dim: i64, sorts: bool, wanted: [bool; 2]) -> Result<Tensors> {
+    let x = call.tensor(0).detach();
+    if x.rank() == 0 {
+        wrap(dim, 0)?;
+        let [values, inverse, counts] = runs(call, &x.reshape(&[1, 1])?, None, wanted)?;
+        return Ok(Tensors::from_iter([values.reshape(&[1])?, inverse, counts]));
+    }
+    let dim = wrap(dim, x.rank())?;
+    let turned = x.movedim(&[dim as i64], &[0])?;
+    let (shape, count): (Shape, usize) = (turned.shape().into(), turned.shape()[0]);
+    let width: usize = shape[1..].iter().product();
+    if width == 0 {
+        return Err(Error::invalid(
+            "There are 0 sized dimensions, and they aren't selected, so unique cannot be applied",
+        ));
+    }
+    let mut rows = turned.reshape(&[count, width])?;
+    let mut order = None;
+    if sorts {
+        // By the last column first: later sorts keep the order of equals.
+        let mut places = Tensor::arange(count, 0, 1, DType::I64, x.device())?;
+        for column in (0..width).rev() {
+            let keys = rows.select(1, column)?.index_select(0, &places)?;
+            let arguments = [(&keys).into(), true.into(), 0i64.into(), false.into()];
+            let sorted = call_all(built_in!("sort.stable")?, &arguments, None, call.label.location)?;
+            places = places.index_select(0, &sorted[1])?;
+        }
+        rows = rows.index_select(0, &places)?;
+        order = Some(places);
+    }
+    let [values, inverse, counts] = runs(call, &rows, order.as_ref(), wanted)?;
+    let mut result = shape;
+    result[0] = values.shape()[0];
+    let values = values.reshape(&result)?.movedim(&[0], &[dim as i64])?.contiguous()?;
+    Ok(Tensors::from_iter([values, inverse, counts]))
+}
+
+fn nonzero_static(call: &Call<'_>) -> Result<Tensor> {
+    let (x, size, fill) = (call.tensor(0).detach(), call.int(1), call.int(2));
+    let Some(size) = usize::try_from(size).ok().filter(|&size| size < 1 << 40) else {
+        return Err(Error::invalid(format!(
+            "nonzero_static: 'size' must be an non-negative integer, but got {size}"
+        )));
+    };
+    let (count, device) = (x.elements(), call.device);
+    if x.rank() == 0 || size == 0 {
+        return Tensor::empty(&[size, x.rank()], DType::I64, device);
+    }
+    let is_there = x.reshape(&[count])?.to_dtype(DType::Bool)?;
+    // Each goes to its rank; all that find no room to one place behind.
+    let ranks = is_there.to_dtype(DType::I64)?.cumsum(0)?;
+    let behind = Tensor::full(&[], size as i64, DType::I64, device)?;
+    let target = is_there.select_where(&ranks.sub_scalar(1)?.clamp(0, size as i64)?, &behind)?;
+    let places = Tensor::arange(count, 0, 1, DType::I64, device)?;
+    let missing = Tensor::full(&[size + 1], -1, DType::I64, device)?;
+    let found =
+        if count == 0 { missing } else { missing.scatter(0, &target, &places)? }.narrow(0, 0, size)?;
+    let is_missing = found.lt_scalar(0)?;
+    let fill = Tensor::full(&[], fill, DType::I64, device)?;
+    let strides = thalweg_ir::contiguous_strides(x.shape());
+    let columns: Tensors = (x.shape().iter().zip(&strides))
+        .map(|(&extent, &stride)| {
+            let coordinate =
+                found.floor_divide_scalar(stride.max(1) as i64)?.remainder_scalar(extent.max(1) as i64)?;
+            is_missing.select_where(&fill, &coordinate)
+        })
+        .collect::<Result<_>>()?;
+    Tensor::stack(&columns, 1)
+}
+
+fn logspace(call: &Call<'_>) -> Result<Tensor> {
+    let dtype = call.optional_dtype(4).unwrap_or(DType::F32);
+    if dtype == DType::Bool {
+        return Err(Error::invalid("\"logspace\" not implemented for 'Bool'"));
+    }
+    let [start, end] = [0, 1].map(|place| match dtype.is_floating_point() {
+        true => call.argument(place),
+        false => Argument::Scalar(call.scalar(place).to_i64().into()),
+    });
+    let mut arguments = [
+        start,
+        end,
+        Argument::Int(call.int(2)),
+        Argument::DType(DType::F64),
+        Argument::None,
+        Argument::None,
+        Argument::None,
+    ];
+    arguments[4..].copy_from_slice(&call.arguments[5..8]);
+    let exponents =
+        call_operator(built_in!("linspace")?, &arguments, Some(call.device), call.label.location)?;
+    let base = Argument::Scalar(call.float(3).into());
+    call_operator(built_in!("pow.Scalar")?, &[base, (&exponents).into()], None, call.label.location)?
+        .to_dtype(dtype)
+}
+
+/// Calls an operator with bounds that tensors without dimensions hold.
+fn with_bounds(call: &Call<'_>, operator: &'static crate::dispatch::Operator) -> Result<Tensors> {
+    let mut arguments: Vec<Argument<'_>> = call.arguments.to_vec();
+    for argument in &mut arguments[..2] {
+        let Argument::Tensor(bound) = *argument else { continue };
+        if bound.rank() != 0 {
+            return Err(Error::invalid(format!(
+                "{} only supports 0-dimensional start and end tensors, but got one with {} dimension(s)",
+                operator.base_name(),
+                bound.rank()
+            )));
+        }
+        let bound = bound.detach();
+        *argument = Argument::Scalar(match bound.dtype().is_floating_point() {
+            true => bound.to_dtype(DType::F64)?.item::<f64>()?.into(),
+            false => bound.to_dtype(DType::I64)?.item::<i64>()?.into(),
+        });
+    }
+    operator.call(&arguments, Some(call.device), call.label)
+}

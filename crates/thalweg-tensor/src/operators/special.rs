@@ -1,0 +1,201 @@
+//! Functions of two numbers whose kernel is no loop over a formula: divisors, zeta and gamma functions, orthogonal polynomials.
+
+use thalweg_ir::{DType, Scalar, broadcast_shapes};
+use thalweg_kernels::Placed;
+use thalweg_kernels::special::{Function, Special};
+use thalweg_runtime::{Error, Result};
+
+use super::Body::{Composite, Differentiable, Kernel};
+use super::{operators, single};
+use crate::autograd::Gradients;
+use crate::autograd::formula::{Formula, GradientCall};
+use crate::dispatch::{Arguments, Call};
+use crate::tensor::{Tensor, Tensors};
+
+operators! {
+    /// Returns the greatest common divisors of integers, which are not negative.
+    "gcd(Tensor self, Tensor other) -> Tensor" fn gcd(other: tensor) = Kernel(|call| divisor(call).map(single));
+    /// Returns the least common multiples of integers, which are not negative.
+    "lcm(Tensor self, Tensor other) -> Tensor" fn lcm(other: tensor) = Kernel(|call| {
+        let (x, y) = (call.tensor(0).detach(), call.tensor(1).detach());
+        let divisor = divisor(call)?;
+        let one = Tensor::ones(&[], divisor.dtype(), call.device)?;
+        let divisor = divisor.eq_scalar(0)?.select_where(&one, &divisor)?;
+        x.floor_divide(&divisor)?.mul(&y)?.abs().map(single)
+    });
+    /// Returns the next number from each towards the other, in the dtype.
+    "nextafter(Tensor self, Tensor other) -> Tensor"
+        fn nextafter(other: tensor) = Kernel(|call| {
+            if call.tensor(0).dtype().promote(call.tensor(1).dtype()).is_ok_and(|dtype| !dtype.is_floating_point()) {
+                return Err(Error::invalid("\"nextafter\" not implemented for integers"));
+            }
+            function(call, Function::NextAfter)
+        });
+    /// Returns Σ (other + k)⁻ˢ over k from 0 on, with s self: the Hurwitz zeta function.
+    "special_zeta(Tensor self, Tensor other) -> Tensor"
+        fn zeta(other: tensor) = Differentiable(|call| function(call, Function::Zeta), &ZETA);
+    /// Returns the integral of tᵃ⁻¹ e⁻ᵗ from 0 to x over Γ(a), with a self and x other.
+    "igamma(Tensor self, Tensor other) -> Tensor"
+        fn igamma(other: tensor) = Differentiable(|call| function(call, Function::LowerGamma), &LOWER_GAMMA);
+    /// Returns the integral of tᵃ⁻¹ e⁻ᵗ from x on over Γ(a), with a self and x other.
+    "igammac(Tensor self, Tensor other) -> Tensor"
+        fn igammac(other: tensor) = Differentiable(|call| function(call, Function::UpperGamma), &UPPER_GAMMA);
+    /// Returns the (n + 1)-th derivative of ln Γ(self).
+    "polygamma(int n, Tensor self) -> Tensor" = Composite(|call| polygamma(call).map(single));
+    /// Returns the (n + 1)-th derivative of ln Γ(self).
+    "special_polygamma(int n, Tensor self) -> Tensor" = Composite(|call| polygamma(call).map(single));
+    /// Returns ln Γₚ(self), the multivariate gamma function of dimension p.
+    "mvlgamma(Tensor self, int p) -> Tensor" fn mvlgamma(p: int) = Composite(|call| mvlgamma(call).map(single));
+    /// Returns Chebyshev's polynomial of the first kind of degree n.
+    "special_chebyshev_polynomial_t(Tensor x, Tensor n) -> Tensor" = Kernel(|call| function(call, Function::ChebyshevT));
+    /// Returns Chebyshev's polynomial of the second kind of degree n.
+    "special_chebyshev_polynomial_u(Tensor x, Tensor n) -> Tensor" = Kernel(|call| function(call, Function::ChebyshevU));
+    /// Returns Chebyshev's polynomial of the third kind of degree n.
+    "special_chebyshev_polynomial_v(Tensor x, Tensor n) -> Tensor" = Kernel(|call| function(call, Function::ChebyshevV));
+    /// Returns Chebyshev's polynomial of the fourth kind of degree n.
+    "special_chebyshev_polynomial_w(Tensor x, Tensor n) -> Tensor" = Kernel(|call| function(call, Function::ChebyshevW));
+    /// Returns Chebyshev's polynomial of the first kind of 2x − 1.
+    "special_shifted_chebyshev_polynomial_t(Tensor x, Tensor n) -> Tensor" = Kernel(|call| shifted(call, Function::ChebyshevT));
+    /// Returns Chebyshev's polynomial of the second kind of 2x − 1.
+    "special_shifted_chebyshev_polynomial_u(Tensor x, Tensor n) -> Tensor" = Kernel(|call| shifted(call, Function::ChebyshevU));
+    /// Returns Chebyshev's polynomial of the third kind of 2x − 1.
+    "special_shifted_chebyshev_polynomial_v(Tensor x, Tensor n) -> Tensor" = Kernel(|call| shifted(call, Function::ChebyshevV));
+    /// Returns Chebyshev's polynomial of the fourth kind of 2x − 1.
+    "special_shifted_chebyshev_polynomial_w(Tensor x, Tensor n) -> Tensor" = Kernel(|call| shifted(call, Function::ChebyshevW));
+    /// Returns the physicists' Hermite polynomial of degree n.
+    "special_hermite_polynomial_h(Tensor x, Tensor n) -> Tensor" = Kernel(|call| function(call, Function::HermiteH));
+    /// Returns the probabilists' Hermite polynomial of degree n.
+    "special_hermite_polynomial_he(Tensor x, Tensor n) -> Tensor" = Kernel(|call| function(call, Function::HermiteHe));
+    /// Returns Laguerre's polynomial of degree n.
+    "special_laguerre_polynomial_l(Tensor x, Tensor n) -> Tensor" = Kernel(|call| function(call, Function::Laguerre));
+    /// Returns Legendre's polynomial of degree n.
+    "special_legendre_polynomial_p(Tensor x, Tensor n) -> Tensor" = Kernel(|call| function(call, Function::Legendre));
+}
+
+/// Launches a function over two tensors of one dtype, broadcast.
+fn launch(call: &Call<'_>, function: Function, x: &Tensor, y: &Tensor, dtype: DType) -> Result<Tensor> {
+    let shape = broadcast_shapes(x.shape(), y.shape())?;
+    let operand = |tensor: &Tensor| tensor.detach().to_dtype(dtype)?.expand(&shape)?.contiguous();
+    let (x, y) = (operand(x)?, operand(y)?);
+    let stream = call.device.current_stream();
+    let result = Tensor::empty_on(&shape, dtype, &stream, call.label)?;
+    if result.elements() > 0 {
+        let kernel = Special { function, elements: result.elements() as u64, dtype };
+        stream.launch_native(&Placed { kernel, at: [&x, &y, &result].map(Tensor::pointer) }, call.label)?;
+    }
+    Ok(result)
+}
+
+/// Returns the dtype that both tensors are promoted to; one without dimensions gives way to the other's of its category.
+fn common(x: &Tensor, y: &Tensor) -> Result<DType> {
+    let gives_way = |one: &Tensor, other: &Tensor| {
+        one.rank() == 0 && other.rank() > 0 && one.dtype().category() <= other.dtype().category()
+    };
+    match (gives_way(x, y), gives_way(y, x)) {
+        (true, _) => Ok(y.dtype()),
+        (_, true) => Ok(x.dtype()),
+        _ => x.dtype().promote(y.dtype()).map_err(|error| Error::invalid(error.to_string())),
+    }
+}
+
+fn floats(call: &Call<'_>) -> Result<DType> {
+    let dtype = common(call.tensor(0), call.tensor(1))?;
+    match dtype {
+        dtype if dtype.is_float8() => {
+            Err(Error::invalid(format!("\"{}\" not implemented for '{dtype}'", call.operator.base_name())))
+        }
+        dtype if dtype.is_floating_point() => Ok(dtype),
+        _ => Ok(DType::F32),
+    }
+}
+
+fn function(call: &Call<'_>, function: Function) -> Result<Tensors> {
+    let dtype = floats(call)?;
+    if function == Function::NextAfter && dtype == DType::F16 {
+        return Err(Error::invalid("\"nextafter\" not implemented for 'Half'"));
+    }
+    launch(call, function, call.tensor(0), call.tensor(1), dtype).map(single)
+}
+
+fn shifted(call: &Call<'_>, function: Function) -> Result<Tensors> {
+    let dtype = floats(call)?;
+    // Not rounded to 16 bits in between.
+    let x = call.tensor(0).detach().to_dtype(dtype.compute())?.mul_scalar(2.0)?.sub_scalar(1.0)?;
+    launch(call, function, &x, call.tensor(1), dtype.compute())?.to_dtype(dtype).map(single)
+}
+
+fn divisor(call: &Call<'_>) -> Result<Tensor> {
+    let dtype = common(call.tensor(0), call.tensor(1))?;
+    if dtype.is_floating_point() || dtype == DType::Bool {
+        return Err(Error::invalid(format!(
+            "\"{}\" not implemented for '{dtype}'",
+            call.operator.base_name()
+        )));
+    }
+    launch(call, Function::Gcd, call.tensor(0), call.tensor(1), DType::I64)?.to_dtype(dtype)
+}
+
+/// Gradients of the second tensor only, as PyTorch has them.
+fn of_second(
+    call: &GradientCall<'_>,
+    slope: impl FnOnce(&Tensor, &Tensor) -> Result<Tensor>,
+) -> Result<Gradients> {
+    if call.wants(0) {
+        return Err(Error::invalid("the derivative for 'self' is not implemented; only that for 'other' is"));
+    }
+    let (x, y) = (call.saved(0)?, call.saved(1)?);
+    let gradient =
+        call.gradient()?.mul(&slope(&x, &y)?)?.sum_to_shape(call.shape(1))?.to_dtype(call.dtype_of(1))?;
+    Ok(Gradients::from_iter([None, Some(gradient)]))
+}
+
+/// −s ζ(s + 1, q).
+static ZETA: Formula = Formula {
+    inputs: &[0, 1],
+    outputs: &[],
+    backward: |call| of_second(call, |s, q| s.add_scalar(1.0)?.zeta(q)?.mul(&s.neg()?)),
+};
+
+/// xᵃ⁻¹ e⁻ˣ / Γ(a).
+fn density(a: &Tensor, x: &Tensor) -> Result<Tensor> {
+    a.sub_scalar(1.0)?.mul(&x.log()?)?.sub(x)?.sub(&a.lgamma()?)?.exp()
+}
+
+static LOWER_GAMMA: Formula =
+    Formula { inputs: &[0, 1], outputs: &[], backward: |call| of_second(call, density) };
+
+static UPPER_GAMMA: Formula =
+    Formula { inputs: &[0, 1], outputs: &[], backward: |call| of_second(call, |a, x| density(a, x)?.neg()) };
+
+fn polygamma(call: &Call<'_>) -> Result<Tensor> {
+    let (n, x) = (call.int(0), call.tensor(1));
+    if n < 0 {
+        return Err(Error::invalid("polygamma(n, x) does not support negative n."));
+    }
+    if n == 0 {
+        return x.digamma();
+    }
+    // (−1)ⁿ⁺¹ n! ζ(n + 1, x).
+    let x = if x.dtype().is_floating_point() { x.clone() } else { x.to_dtype(DType::F32)? };
+    let wide = x.to_dtype(x.dtype().compute())?;
+    let order = Tensor::full(&[], Scalar::F64(n as f64 + 1.0), wide.dtype(), x.device())?;
+    let factorial: f64 = (2..=n.min(171)).map(|factor| factor as f64).product();
+    let sign = if n % 2 == 0 { -1.0 } else { 1.0 };
+    order.zeta(&wide)?.mul_scalar(sign * factorial)?.to_dtype(x.dtype())
+}
+
+fn mvlgamma(call: &Call<'_>) -> Result<Tensor> {
+    let (x, p) = (call.tensor(0), call.int(1));
+    if p < 1 {
+        return Err(Error::invalid("p has to be greater than or equal to 1"));
+    }
+    if x.dtype() == DType::Bool || p > 1 << 20 {
+        return Err(Error::invalid(format!("\"mvlgamma\" not implemented for '{}' and p = {p}", x.dtype())));
+    }
+    let dtype = if x.dtype().is_floating_point() { x.dtype() } else { DType::F32 };
+    // Σ ln Γ(x − j/2) over j below p.
+    let shifts = Tensor::arange(p as usize, 0.0, -0.5, dtype.compute(), x.device())?;
+    let sum = x.to_dtype(dtype.compute())?.unsqueeze(-1)?.add(&shifts)?.lgamma()?.sum(&[-1], false)?;
+    let p = p as f64;
+    sum.add_scalar(p * (p - 1.0) / 4.0 * std::f64::consts::PI.ln())?.to_dtype(dtype)
+}
