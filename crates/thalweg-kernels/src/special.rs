@@ -70,7 +70,7 @@ impl Function {
 /// A launch over two contiguous operands of one dtype. See the [module](self).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Special {
-    /// What is computed.
+    /// The function.
     pub function: Function,
     /// How many elements each operand has.
     pub elements: u64,

@@ -20,7 +20,8 @@ fn every_form_in_place_gives_what_the_operator_gives() {
         });
         let own = operator.name().contains("::") || schema.is_mutable();
         // The elements of what is empty are anything, and those of what is drawn.
-        let is_anything = operator.name().starts_with("empty") || operator.name() == "bernoulli";
+        let is_anything =
+            ["empty", "bernoulli", "rand"].iter().any(|prefix| operator.name().starts_with(prefix));
         if own
             || is_anything
             || !only_tensors
