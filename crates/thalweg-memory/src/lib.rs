@@ -49,7 +49,7 @@
 //! | `device/bins` | the free blocks by size | everything else |
 //! | `device/pending`, `reach` | when a freed block may be used again: by events, or by a captured graph | addresses, sizes |
 //! | `device/gauges`, `ledger` | sums, exact without a shared counter | why |
-//! | `device/arena` | how a block moves through all of these, under one lock | other arenas |
+//! | `device/arena`, `references` | how a block moves through all of these, under one lock | other arenas |
 //! | `device/common` | what all arenas share, and which there are | what is in them |
 //! | `device/pages`, `expandable`, `spare` | pages, and how they move | where else there is memory |
 //! | `device/slow_path`, `release`, `failure` | what to do when memory is short, and what goes back; all arenas, one at a time | |

@@ -79,7 +79,8 @@ impl DeviceAllocator {
     #[inline]
     pub fn allocate(&self, bytes: u64, stream: StreamId) -> Result<Block, AllocationError> {
         // The block is put together here, in the caller's own code, of what is in registers: returned whole, through memory, it
-        // would be copied at once, and a copy waits for what was written just before it in other pieces.
+        // would be copied at once, and a copy waits for what was written just before it in other pieces. The block returned whole
+        // costs 8 ns beside a pair of 24, the span beside the arena 2 (`docs/record/`, 2026-11-22); so the span is filled in.
         let mut span = Span::NULL;
         let arena = self.obtain(bytes, stream, &mut span)?;
         Ok(Block::new(arena, span, bytes, stream))
@@ -143,7 +144,7 @@ impl DeviceAllocator {
         state.process_events(arena);
         let request = Request { stack, ..state.request(bytes) };
         if state.take_last_freed(arena, &request, span) || state.take_from_bins(arena, &request, span) {
-            return Ok(state.reference(arena));
+            return Ok(state.references.take(arena));
         }
         drop(state);
         self.obtain_slowly(arena, bytes, stack, span)

@@ -20,14 +20,7 @@
 //! come before the change that they guard. An arena is used by one thread nearly always, so its lock leans towards that
 //! ([`BiasedMutex`]).
 //!
-//! # What an allocation costs
-//!
-//! A block refers to its arena, so that its memory outlives the allocator, and counting references is atomic. So the
-//! reference of a block that is freed is left behind the lock, and the next block gets it. That makes the arena its own
-//! owner; so the code that keeps arenas ([`DeviceAllocator`](crate::DeviceAllocator), [`Pools`](super::pools::Pools)) closes one
-//! that it gives up ([`Arena::close`]), and from then on the arena goes with its last block. With that, and a lock that the thread that
-//! uses the arena takes by plain stores, a pair that the arena serves has no atomic read-modify-write. (`docs/record/` has
-//! the figures.)
+//! A block's reference to its arena is not counted each time ([`references`](super::references)).
 //!
 //! Where memory comes from when no free block serves is next door ([`expandable`](super::expandable)).
 
@@ -35,7 +28,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use rustc_hash::{FxHashMap, FxHashSet};
-use thalweg_lock::{BiasedMutex, BiasedMutexGuard, OwnedGuard, Pile};
+use thalweg_lock::{BiasedMutex, BiasedMutexGuard, OwnedGuard};
 use thalweg_snapshot::{Action, BlockSnapshot, BlockState, SegmentSnapshot};
 
 use super::bins::{self, Bins, Entry};
@@ -46,6 +39,7 @@ use super::inbox::Inbox;
 use super::pages::{Idle, PageTable, StaleMapping};
 use super::pending::{PendingFrees, Uses};
 use super::reentry::Outside;
+use super::references::LeftReferences;
 use crate::error::AllocationError;
 use crate::graph_pools::liveness::LivenessWatch;
 use crate::ids::{ArenaKey, Owner, SegmentKind, SizeClass, StreamId};
@@ -178,8 +172,8 @@ impl Arena {
             Ok(mut state) => {
                 let (inside, arena) = state.parts();
                 inside.free(arena, block, uses, stack);
-                if !inside.closed {
-                    state.leave(|state| &mut state.references);
+                if !inside.references.is_closed() {
+                    state.leave(|state| state.references.left());
                 }
             }
             Err(arena) => {
@@ -193,8 +187,7 @@ impl Arena {
     /// refers to it. The code that keeps arenas calls this when it gives one up.
     pub(crate) fn close(&self) {
         let mut state = self.state();
-        state.closed = true;
-        let left = state.references.take();
+        let left = state.references.close();
         drop(state);
         drop(left);
     }
@@ -363,10 +356,7 @@ pub(crate) struct ArenaState {
     /// The block that was freed last. To callers it is free, but it is not merged yet: most often the next request is for the
     /// same size, and merging and splitting again would be for nothing.
     last_freed: Option<(BlockId, u64)>,
-    /// References to this very arena, of blocks that were freed, for blocks to come: behind the lock they are a plain number.
-    references: Pile<Arena>,
-    /// None are left here any more.
-    closed: bool,
+    pub(crate) references: LeftReferences,
     /// Whether the arena is on the [roll](super::roll) of those that wait. It may be on it although this is `false`.
     pub(crate) is_on_waiting: bool,
     /// Whether the arena is on the [roll](super::roll) of those with free memory, exactly.
@@ -392,17 +382,10 @@ impl ArenaState {
             log: Log::default(),
             deferred: Vec::new(),
             last_freed: None,
-            references: Pile::default(),
-            closed: false,
+            references: LeftReferences::default(),
             is_on_waiting: false,
             is_on_free_memory: false,
         }
-    }
-
-    /// Returns a reference for a block.
-    #[inline]
-    pub(crate) fn reference(&mut self, arena: &Arc<Arena>) -> Arc<Arena> {
-        self.references.pop().unwrap_or_else(|| Arc::clone(arena))
     }
 
     /// Takes the block that was freed last, if it has just the size that is asked for; `span` says where it is then. Returns
@@ -426,7 +409,7 @@ impl ArenaState {
     pub(crate) fn take_from_bins(&mut self, arena: &Arena, request: &Request, span: &mut Span) -> bool {
         self.bin_last_freed(arena);
         let Some(found) = self.cached(arena, request) else { return false };
-        *span = self.hand_out_here(arena, request, found);
+        *span = self.hand_out(arena, request, found);
         true
     }
 
@@ -545,15 +528,10 @@ impl ArenaState {
         entry.size_bytes + unmapped.map_or(0, |next| self.blocks.span(next).size_bytes)
     }
 
-    /// Gives a free block, which is in no bin, to the caller: cuts off what is too much and counts.
-    pub(crate) fn hand_out(&mut self, arena: &Arena, request: &Request, found: Span) -> Span {
-        self.hand_out_here(arena, request, found)
-    }
-
-    /// Does what [`hand_out`](Self::hand_out) does, inlined: spans that go from one function to the next through memory are
-    /// waited for.
+    /// Gives a free block, which is in no bin, to the caller: splits off what is too much and counts. Inlined, since a span that
+    /// goes from one function to the next through memory is waited for.
     #[inline(always)]
-    fn hand_out_here(&mut self, arena: &Arena, request: &Request, found: Span) -> Span {
+    pub(crate) fn hand_out(&mut self, arena: &Arena, request: &Request, found: Span) -> Span {
         use Quantity::{InactiveSplit, InactiveSplitBytes};
         let SegmentKind { class, is_expandable, registration } = self.blocks.tag(found.block);
         let was_split = !is_expandable && self.blocks.is_split(found.block);
@@ -579,7 +557,7 @@ impl ArenaState {
         span
     }
 
-    #[inline]
+    #[inline(always)]
     fn count_taken(&mut self, arena: &Arena, class: SizeClass, span: Span, request: &Request) {
         let Span { size_bytes, .. } = span;
         let gauges = &mut self.gauges;

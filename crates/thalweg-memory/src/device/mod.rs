@@ -31,6 +31,7 @@ pub(crate) mod pools;
 pub(crate) mod reach;
 mod recording;
 pub(crate) mod reentry;
+pub(crate) mod references;
 pub(crate) mod release;
 pub mod restore;
 pub(crate) mod roll;
