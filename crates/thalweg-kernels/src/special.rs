@@ -110,9 +110,11 @@ fn print(dtype: DType) -> String {
     let value = if dtype == DType::I64 { "i64" } else { "double" };
     let functions = match dtype {
         DType::I64 => source::INTEGERS.to_owned(),
+        // f64 has a function of its own.
+        DType::F64 => source::FLOATS.replace("NEIGHBOUR", "").replace("NEXT_AFTER", "nextafter(a, b)"),
         _ => source::FLOATS
-            .replace("STEP", &step_bits(dtype).to_string())
-            .replace("NEXT_AFTER", if dtype == DType::F64 { "nextafter(a, b)" } else { "next_after(a, b)" }),
+            .replace("NEIGHBOUR", &source::NEIGHBOUR.replace("STEP", &step_bits(dtype).to_string()))
+            .replace("NEXT_AFTER", "next_after(a, b)"),
     };
     let code = source::TEMPLATE
         .replace("FUNCTIONS", &functions)

@@ -98,7 +98,9 @@ struct NAME_arguments {
     f64 beta;
 };
 
-static __device__ __forceinline__ u64 multiply_add(const u64 a, const u64 b, const u64 sum) {
+// Only the kernel of integers calls it: of a template that is no warning.
+template <typename INTEGER>
+static __device__ __forceinline__ INTEGER multiply_add(const INTEGER a, const INTEGER b, const INTEGER sum) {
     return a * b + sum;
 }
 

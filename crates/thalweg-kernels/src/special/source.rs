@@ -33,11 +33,8 @@ static __device__ i64 compute(u64, i64 first, i64 second) {
 }
 ";
 
-/// The functions of floats: `STEP` and `NEXT_AFTER` are replaced.
-pub(super) const FLOATS: &str = "\
-#define NOT_A_NUMBER __longlong_as_double(0x7ff8000000000000LL)
-#define INFINITE __longlong_as_double(0x7ff0000000000000LL)
-
+/// The next number in a dtype of at most 32 bits: `STEP` is replaced.
+pub(super) const NEIGHBOUR: &str = "\
 static __device__ double next_after(double a, double b) {
     if (a != a || b != b) { return NOT_A_NUMBER; }
     if (a == b) { return b; }
@@ -47,7 +44,14 @@ static __device__ double next_after(double a, double b) {
     return double(__int_as_float(grows ? bits + STEP : bits - STEP));
 }
 
-static __device__ double zeta(double s, double q) {
+";
+
+/// The functions of floats: `NEIGHBOUR` and `NEXT_AFTER` are replaced.
+pub(super) const FLOATS: &str = "\
+#define NOT_A_NUMBER __longlong_as_double(0x7ff8000000000000LL)
+#define INFINITE __longlong_as_double(0x7ff0000000000000LL)
+
+NEIGHBOURstatic __device__ double zeta(double s, double q) {
     const double bernoulli[8] = {1.0 / 12.0, -1.0 / 720.0, 1.0 / 30240.0, -1.0 / 1209600.0, 1.0 / 47900160.0,
         -691.0 / 1307674368000.0, 1.0 / 74724249600.0, -3617.0 / 10670622842880000.0};
     if (s == 1.0) { return INFINITE; }
