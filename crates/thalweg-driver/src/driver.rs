@@ -113,6 +113,12 @@ pub trait Driver: Send + Sync + fmt::Debug {
         self.inner().and_then(Driver::instrument)
     }
 
+    /// Returns whether the driver, or a sanitizer around it, reads the ranges that a launch says it touches. Where none does, launches
+    /// may leave them out.
+    fn reads_accesses(&self) -> bool {
+        self.instrument().is_some() || self.inner().is_none_or(Driver::reads_accesses)
+    }
+
     /// Returns the version of the CUDA interface that the driver implements.
     fn version(&self) -> Version;
 

@@ -43,6 +43,7 @@ struct DeviceState {
     index: u32,
     is_simulated: bool,
     is_meta: bool,
+    reads_accesses: bool,
     /// In which process it was opened.
     process: Process,
     properties: DeviceProperties,
@@ -230,6 +231,11 @@ impl Device {
     /// Returns whether its tensors have no elements: see [`Device::meta`].
     pub fn is_meta(&self) -> bool {
         self.0.is_meta
+    }
+
+    /// Returns whether anyone reads the ranges that launches list.
+    pub(crate) fn reads_accesses(&self) -> bool {
+        self.0.reads_accesses
     }
 
     /// Returns what it is and can do.
@@ -435,6 +441,7 @@ impl System {
             index,
             is_simulated: driver.name() == "sim",
             is_meta: driver.name() == "meta",
+            reads_accesses: driver.reads_accesses(),
             process: Process::current(),
         })))
     }

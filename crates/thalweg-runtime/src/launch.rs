@@ -12,12 +12,10 @@
 
 use std::sync::{Arc, PoisonError};
 
-use smallvec::SmallVec;
 use thalweg_driver::{DevicePointer, Label, Launch};
 use thalweg_ir::{Arguments, Geometry};
 
 use crate::accesses::{accesses, extents};
-use crate::graph::Command;
 use crate::loaded::{LaunchKey, LoadedKernel, PreparedLaunch};
 use crate::{Device, Result, Stream};
 
@@ -74,17 +72,15 @@ impl Stream {
         let kernel = prepared.loaded.kernel();
         let addresses = inputs.iter().chain(outputs).map(|pointer| pointer.address());
         let arguments = Arguments::behind(kernel, addresses, scalars, &prepared.sizes);
-        let mut ranges = SmallVec::new();
-        accesses(&mut ranges, &prepared.extents, inputs, outputs);
         let launch = Launch {
             function: prepared.loaded.function(),
             grid: prepared.shape.grid,
             block: prepared.shape.block,
             shared_memory_bytes: 0,
             arguments: arguments.as_bytes(),
-            accesses: &ranges,
+            accesses: &[],
             label,
         };
-        self.submit(Command::Launch(&launch), || self.device().driver().launch(self.handle(), &launch))
+        self.submit_launch(launch, |list| accesses(list, &prepared.extents, inputs, outputs))
     }
 }

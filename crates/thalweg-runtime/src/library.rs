@@ -12,7 +12,6 @@ use thalweg_kernels::matmul::fused::{self, FusedMatmul, PerOperand};
 use thalweg_kernels::matmul::{Matmul, Operand, host_function};
 use thalweg_kernels::{NativeKernel, Placed};
 
-use crate::graph::Command;
 use crate::{Buffer, Result, Stream};
 
 /// Scratch memory that cuBLASLt may use for a product of at least [`WORKSPACE_FLOPS`]: enough for its split-k algorithms.
@@ -43,16 +42,13 @@ impl Stream {
         if placed.launch_shape().is_none() {
             return Ok(());
         }
-        let (arguments, mut accesses) = (placed.words(), placed.accesses());
+        let arguments = placed.words();
         // The workspace goes back to the cache when the call is queued: later work of this stream may have it then.
         let workspace = if !self.device().is_simulated() && product.flops() >= WORKSPACE_FLOPS {
             Some(Buffer::labelled(self, WORKSPACE_BYTES, label)?)
         } else {
             None
         };
-        if let Some(workspace) = &workspace {
-            accesses.push(Access::write(workspace.pointer(), WORKSPACE_BYTES));
-        }
         let gpu = GpuCall::Matmul(MatmulCall {
             m: product.m,
             n: product.n,
@@ -71,12 +67,13 @@ impl Stream {
             gpu: &gpu,
             host: host_function(),
             arguments: bytemuck::cast_slice(&arguments),
-            accesses: &accesses,
+            accesses: &[],
             label,
         };
-        let parameters = launch.arguments;
-        let command = Command::Other { label, accesses: &accesses, parameters };
-        self.submit(command, || self.device().driver().library_async(self.handle(), &launch))
+        self.submit_library(launch, |list| {
+            list.extend(placed.accesses());
+            list.extend(workspace.as_ref().map(|memory| Access::write(memory.pointer(), WORKSPACE_BYTES)));
+        })
     }
 }
 

@@ -32,6 +32,10 @@ impl Driver for MetaDriver {
         "meta"
     }
 
+    fn reads_accesses(&self) -> bool {
+        false
+    }
+
     fn inner(&self) -> Option<&dyn Driver> {
         Some(&*self.0)
     }

@@ -3,7 +3,6 @@
 use thalweg_driver::{Label, Launch};
 use thalweg_kernels::NativeKernel;
 
-use crate::graph::Command;
 use crate::{Error, Result, Stream};
 
 impl Stream {
@@ -18,17 +17,18 @@ impl Stream {
         let Some(shape) = kernel.launch_shape() else { return Ok(()) };
         let device = self.device();
         let function = device.native_kernel(kernel)?;
-        let (words, mut accesses) = (kernel.words(), kernel.accesses());
-        accesses.retain(|access| access.bytes > 0);
+        let words = kernel.words();
         let launch = Launch {
             function,
             grid: shape.grid,
             block: shape.block,
             shared_memory_bytes: 0,
             arguments: bytemuck::cast_slice(&words),
-            accesses: &accesses,
+            accesses: &[],
             label,
         };
-        self.submit(Command::Launch(&launch), || device.driver().launch(self.handle(), &launch))
+        self.submit_launch(launch, |list| {
+            list.extend(kernel.accesses().into_iter().filter(|access| access.bytes > 0));
+        })
     }
 }

@@ -12,9 +12,12 @@ use std::cell::RefCell;
 use std::fmt;
 use std::sync::{Arc, PoisonError};
 
-use thalweg_driver::{Access, CaptureStatus, Code, ExternalStream, Label, Launch, StreamHandle};
+use thalweg_driver::{
+    Access, CaptureInfo, CaptureStatus, Code, ExternalStream, Label, Launch, LibraryLaunch, StreamHandle,
+};
 use thalweg_memory::StreamId;
 
+use crate::accesses::Accesses;
 use crate::device::{Device, DeviceGuard, DeviceId};
 use crate::graph::Command;
 use crate::memory::outside_capture;
@@ -226,12 +229,51 @@ impl Stream {
         command: Command<'_>,
         call: impl FnOnce() -> thalweg_driver::Result<()>,
     ) -> Result<()> {
-        let (captures, label) = (self.device.captures(), command.label());
-        let Some(before) = captures.info(self) else { return self.submit_numbered(label, call).map(drop) };
+        self.submit_in(self.device.captures().info(self), command, call)
+    }
+
+    /// Submits a command to a stream that took part in this capture, if in any, when it was asked.
+    fn submit_in(
+        &self,
+        capture: Option<CaptureInfo>,
+        command: Command<'_>,
+        call: impl FnOnce() -> thalweg_driver::Result<()>,
+    ) -> Result<()> {
+        let label = command.label();
+        let Some(before) = capture else { return self.submit_numbered(label, call).map(drop) };
         // It does not run now, so it is no suspect of what fails later.
         self.check(call()).map_err(|error| error.context(label.operator).at(label.location))?;
-        captures.submitted(self, &before, &command);
+        self.device.captures().submitted(self, &before, &command);
         Ok(())
+    }
+
+    /// Submits a kernel, whose ranges are listed only where they are read: by the driver, a sanitizer, or a capture.
+    pub(crate) fn submit_launch(&self, launch: Launch<'_>, list: impl FnOnce(&mut Accesses)) -> Result<()> {
+        let capture = self.device.captures().info(self);
+        let mut accesses = Accesses::new();
+        if capture.is_some() || self.device.reads_accesses() {
+            list(&mut accesses);
+        }
+        let launch = Launch { accesses: &accesses, ..launch };
+        let call = || self.device.driver().launch(self.handle(), &launch);
+        self.submit_in(capture, Command::Launch(&launch), call)
+    }
+
+    /// Submits a library's call, whose ranges are listed as those of [`submit_launch`](Self::submit_launch).
+    pub(crate) fn submit_library(
+        &self,
+        launch: LibraryLaunch<'_>,
+        list: impl FnOnce(&mut Accesses),
+    ) -> Result<()> {
+        let capture = self.device.captures().info(self);
+        let mut accesses = Accesses::new();
+        if capture.is_some() || self.device.reads_accesses() {
+            list(&mut accesses);
+        }
+        let launch = LibraryLaunch { accesses: &accesses, ..launch };
+        let command =
+            Command::Other { label: launch.label, accesses: &accesses, parameters: launch.arguments };
+        self.submit_in(capture, command, || self.device.driver().library_async(self.handle(), &launch))
     }
 
     /// Submits a call that is done when it returns, and so is all that the stream was given before.

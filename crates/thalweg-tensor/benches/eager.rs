@@ -24,6 +24,10 @@ impl Driver for NullDriver {
         self.0.name()
     }
 
+    fn reads_accesses(&self) -> bool {
+        false
+    }
+
     fn inner(&self) -> Option<&dyn Driver> {
         Some(&*self.0)
     }

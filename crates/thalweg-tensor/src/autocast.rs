@@ -8,6 +8,7 @@
 //! Backward passes cast nothing: their operators compute in the dtypes of the forward pass.
 
 use std::cell::{Cell, RefCell};
+use std::sync::OnceLock;
 
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
@@ -138,8 +139,15 @@ const POLICIES: [(Policy, &str); 4] = [
 impl Policy {
     /// Returns the policy of the operators of a base name; `None` of those that compute in the dtypes that they get.
     pub(crate) fn of(base_name: &str) -> Option<Self> {
-        let lists = |(_, names): &&(Self, &str)| names.split_ascii_whitespace().any(|name| name == base_name);
-        POLICIES.iter().find(lists).map(|(policy, _)| *policy)
+        static BY_NAME: OnceLock<FxHashMap<&str, Policy>> = OnceLock::new();
+        let by_name = BY_NAME.get_or_init(|| {
+            let names = |(policy, names): &(Self, &'static str)| {
+                let policy = *policy;
+                names.split_ascii_whitespace().map(move |name| (name, policy))
+            };
+            POLICIES.iter().flat_map(names).collect()
+        });
+        by_name.get(base_name).copied()
     }
 
     /// Answers a call: casts its tensors, and calls on without autocast.

@@ -166,6 +166,10 @@ impl Driver for CudaDriver {
         "cuda"
     }
 
+    fn reads_accesses(&self) -> bool {
+        false
+    }
+
     fn version(&self) -> Version {
         self.cuda.version
     }

@@ -79,6 +79,11 @@ fn product(a: &Tensor, b: &Tensor) -> Result<(Matmul, [Tensor; 2])> {
     Ok((product, [a, b]))
 }
 
+/// The transpose of a matrix, outside the graph.
+fn turned(matrix: &Tensor) -> Result<Tensor> {
+    Ok(matrix.with_layout(matrix.layout().transpose(0, 1)?))
+}
+
 /// A tensor of rank 2 whose rows lie one after another, and where they lie.
 fn rows_of(tensor: &Tensor) -> Result<(Tensor, Operand)> {
     match matrix(tensor)? {
@@ -94,7 +99,7 @@ fn rows_of(tensor: &Tensor) -> Result<(Tensor, Operand)> {
 /// The layer.
 pub(crate) fn backend(call: &Call<'_>) -> Result<Tensors> {
     let Operands { input, weight, bias, addend } = Operands::new(call)?;
-    let (product, [a, b]) = product(&input.detach(), &weight.detach().transpose(0, 1)?)?;
+    let (product, [a, b]) = product(input, &turned(weight)?)?;
     let stream = call.device.current_stream();
     let shape = [product.m as usize, product.n as usize];
     let result = Tensor::empty_on(&shape, input.dtype(), &stream, call.label)?;
@@ -170,12 +175,11 @@ impl LinearBackward {
             return Ok([None, bias]);
         }
         let input = self.input.get()?;
-        let turned = gradient.transpose(0, 1)?;
-        let (product, [a, b]) = product(&turned, &input)?;
+        let (product, [a, b]) = product(&turned(gradient)?, &input)?;
         // One kernel for both records nothing.
         if !wants_bias || !fits(&product) || is_grad_enabled() {
             let bias = wants_bias.then(|| gradient.sum(&[0], false)).transpose()?;
-            return Ok([Some(turned.matmul(&input)?), bias]);
+            return Ok([Some(gradient.transpose(0, 1)?.matmul(&input)?), bias]);
         }
         let stream = gradient.device().current_stream();
         let empty = |shape: &[usize]| Tensor::empty_on(shape, gradient.dtype(), &stream, self.label);

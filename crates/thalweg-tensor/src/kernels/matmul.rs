@@ -12,12 +12,13 @@ use crate::autograd::{Backward, Gradients, Saved, record};
 use crate::dispatch::{Arguments, Call};
 use crate::tensor::{Tensor, Tensors};
 
-/// The last two dimensions of a tensor as a matrix that the library can read, copied first where it cannot.
+/// The last two dimensions of a tensor as a matrix that the library can read, copied first where it cannot. A copy is outside the
+/// graph.
 pub(super) fn matrix(tensor: &Tensor) -> Result<(Tensor, Operand)> {
     if let Some(operand) = as_it_lies(tensor) {
         return Ok((tensor.clone(), operand));
     }
-    let copy = tensor.contiguous()?;
+    let copy = tensor.detach().contiguous()?;
     let operand = as_it_lies(&copy).expect("a contiguous matrix can be read");
     Ok((copy, operand))
 }
@@ -118,8 +119,8 @@ pub(crate) static ADD_GRADIENT: Formula = Formula {
 
 fn multiply(added: Option<Added<'_>>, a: &Tensor, b: &Tensor, call: &Call<'_>) -> Result<Tensors> {
     check(a, b)?;
-    let (a, a_matrix) = matrix(&a.detach())?;
-    let (b, b_matrix) = matrix(&b.detach())?;
+    let (a, a_matrix) = matrix(a)?;
+    let (b, b_matrix) = matrix(b)?;
     let batch_of = |tensor: &Tensor| if tensor.rank() == 3 { tensor.shape()[0] } else { 1 };
     // A batch of one meets any other, an empty one too.
     let batch = if batch_of(&a) == 1 { batch_of(&b) } else { batch_of(&a) };

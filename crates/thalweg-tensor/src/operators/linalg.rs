@@ -365,14 +365,20 @@ fn linear(call: &Call<'_>) -> Result<Tensors> {
             "mat1 and mat2 shapes cannot be multiplied ({count}x{width} and {inputs}x{outputs})"
         )));
     }
-    let bias = bias.map(|bias| bias.expand(&[outputs])).transpose()?;
+    let bias = match bias {
+        Some(bias) if bias.shape() != [outputs] => Some(bias.expand(&[outputs])?),
+        other => other.cloned(),
+    };
     if !input.dtype().is_floating_point() {
         let result = matmul(input, &weight.transpose(0, 1)?)?;
         return bias.map_or(Ok(result.clone()), |bias| result.add(&bias)).map(single);
     }
-    let matrix = input.reshape(&[count, width])?;
+    let matrix = if input.rank() == 2 { input.clone() } else { input.reshape(&[count, width])? };
     let arguments = [(&matrix).into(), weight.into(), Argument::from(bias.as_ref())];
     let result = call_operator(built_in!("thalweg::linear")?, &arguments, None, call.label.location)?;
+    if input.rank() == 2 {
+        return Ok(single(result));
+    }
     let shape: Shape = rows.iter().copied().chain([outputs]).collect();
     result.reshape(&shape).map(single)
 }
