@@ -9,7 +9,7 @@ use thalweg_driver::{
 use thalweg_sim::schedules::{Eager, Late, Random, RoundRobin};
 use thalweg_sim::{Schedule, SimConfig, SimDriver};
 
-use super::sim_support::{Gate, code, launch, number, sim};
+use super::sim_support::{Gate, append, code, launch, number, read, sim};
 
 /// The words of a program: the first is its result, the others are what it decides by.
 const WORDS: usize = 6;
@@ -230,6 +230,27 @@ fn a_fault_in_a_body_ends_the_loop() {
     let error = driver.stream_synchronize(stream).unwrap_err();
     assert_eq!(error.code(), Code::LaunchFailed);
     assert!(error.detail().contains("on purpose"), "{error}");
+}
+
+#[test]
+fn each_launch_begins_with_the_conditions_of_the_graph() {
+    let driver = sim(1);
+    let stream = driver.stream_create(0, 0).unwrap();
+    let (count, zero) = (number(&driver, 0), number(&driver, 0));
+    let label = Label::here("decide");
+    driver.stream_begin_capture(stream, CaptureMode::Relaxed).unwrap();
+    let condition = driver.condition_create(stream, 1).unwrap();
+    let bodies = driver.conditional_node_add(stream, condition, Conditional::If, label).unwrap();
+    driver.condition_set_async(stream, condition, zero, ConditionFormat::U32, label).unwrap();
+    let graph = driver.stream_end_capture(stream).unwrap();
+    driver.stream_begin_capture_to_graph(stream, bodies[0], CaptureMode::Relaxed).unwrap();
+    append(&driver, stream, count, 1);
+    driver.stream_end_capture(stream).unwrap();
+    let exec = driver.graph_instantiate(graph, 0).unwrap();
+    for launches in [1, 11, 111] {
+        driver.graph_launch(exec, stream).unwrap();
+        assert_eq!(read(&driver, stream, count), launches, "the body runs, and then the condition becomes 0");
+    }
 }
 
 #[test]

@@ -60,10 +60,7 @@ pub(crate) static INTERNAL: &[OpDef] = &[
     ),
     OpDef::part(
         "thalweg::prod(Tensor self, int[] sizes) -> Tensor",
-        Pair(
-            |call| run(&LoopCall::of(&PROD, call)?, call.resolved),
-            |call| reductions::PRODUCT.record(call),
-        ),
+        Pair(|call| run(&LoopCall::of(&PROD, call)?, call.resolved), |call| reductions::PRODUCT.record(call)),
     ),
     reduction!("thalweg::sum(Tensor self, int[] sizes) -> Tensor", SUM),
     reduction!("thalweg::mean(Tensor self, Scalar count, int[] sizes) -> Tensor", MEAN),
