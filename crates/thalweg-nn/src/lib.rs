@@ -9,6 +9,9 @@
 //! - What it needs of tensors is public there: a user's crate can do whatever this one does.
 #![forbid(unsafe_code)]
 
+// What `derive(Module)` writes names this crate, also within it.
+extern crate self as thalweg_nn;
+
 pub mod functional;
 pub mod module;
 pub mod optim;

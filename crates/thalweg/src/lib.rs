@@ -33,10 +33,17 @@ pub use thalweg_snapshot as snapshot;
 pub use thalweg_tensor as tensor;
 
 pub use thalweg_ir::{DType, Element, Scalar, bf16, f16};
-pub use thalweg_nn::{functional, module, optim};
+pub use thalweg_nn::{functional, optim};
 pub use thalweg_runtime::{
     CaptureMode, CaptureOptions, Device, DeviceGuard, Environment, Error, Event, Graph, GraphPool, Result,
     Stream, StreamGuard, is_available,
 };
 pub use thalweg_runtime::{graph, sim};
+
+/// Modules: functions with parameters. [`thalweg_nn::module`] tells more.
+pub mod module {
+    pub use thalweg_derive::FacadeModule as Module;
+    pub use thalweg_nn::module::*;
+}
+
 pub use thalweg_tensor::{HostTensor, Tensor, autograd, dispatch, no_grad, random};

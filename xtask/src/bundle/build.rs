@@ -32,8 +32,15 @@ pub struct BuiltProgram {
 }
 
 /// Crates that never meet a GPU: their programs would only make the bundle heavier.
-const WITHOUT_GPUS: [&str; 6] =
-    ["xtask", "thalweg-ir", "thalweg-kernels", "thalweg-lock", "thalweg-memory-tools", "thalweg-snapshot"];
+const WITHOUT_GPUS: [&str; 7] = [
+    "xtask",
+    "thalweg-derive",
+    "thalweg-ir",
+    "thalweg-kernels",
+    "thalweg-lock",
+    "thalweg-memory-tools",
+    "thalweg-snapshot",
+];
 
 /// Builds them, stripped. The library tests, which look into private parts, are not among them.
 pub fn build(root: &Path) -> Result<Vec<BuiltProgram>, String> {

@@ -1,7 +1,7 @@
 //! The regions that `thalweg audit` knows: steps as people write them, some that can be captured and some that cannot.
 
 use thalweg::functional::{AttentionOptions, cross_entropy, scaled_dot_product_attention};
-use thalweg::module::{Embedding, Linear, Module};
+use thalweg::module::{Embedding, Forward, Linear, Module};
 use thalweg::optim::{Adam, AdamOptions};
 use thalweg::random::Generator;
 use thalweg::{DType, Device, Result, Stream, Tensor, no_grad};

@@ -23,6 +23,32 @@ pub enum Reduction {
     Sum,
 }
 
+impl Reduction {
+    /// Returns losses as this reduction of them.
+    ///
+    /// # Errors
+    /// Those of the reduction.
+    #[track_caller]
+    pub fn of(self, losses: &Tensor) -> Result<Tensor> {
+        match self {
+            Self::None => Ok(losses.clone()),
+            Self::Mean => losses.mean(&[], false),
+            Self::Sum => losses.sum(&[], false),
+        }
+    }
+}
+
+impl From<Reduction> for Argument<'_> {
+    /// The number by which ATen's operators know it.
+    fn from(reduction: Reduction) -> Self {
+        Self::Int(match reduction {
+            Reduction::None => 0,
+            Reduction::Mean => 1,
+            Reduction::Sum => 2,
+        })
+    }
+}
+
 /// The options of a loss over classes, with PyTorch's defaults.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct ClassLossOptions {

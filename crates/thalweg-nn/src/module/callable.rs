@@ -4,14 +4,14 @@ use thalweg_runtime::{Error, Result};
 use thalweg_tensor::Tensor;
 use thalweg_tensor::graph::callable::Callable;
 
-use super::Module;
+use super::Forward;
 
 /// A module as a callable of one input and one result.
 struct OfModule<M>(M);
 
-impl<M: Module + Send + Sync> Callable for OfModule<M> {
+impl<M: Forward + Send + Sync> Callable for OfModule<M> {
     fn name(&self) -> &str {
-        std::any::type_name::<M>().rsplit("::").next().unwrap_or("module")
+        self.0.type_name()
     }
 
     fn call(&self, inputs: &[Tensor]) -> Result<Vec<Tensor>> {
@@ -24,9 +24,17 @@ impl<M: Module + Send + Sync> Callable for OfModule<M> {
     fn parameters(&self) -> Vec<Tensor> {
         self.0.parameters()
     }
+
+    fn buffers(&self) -> Vec<Tensor> {
+        self.0.named_buffers().into_iter().map(|(_, tensor)| tensor).collect()
+    }
+
+    fn is_training(&self) -> bool {
+        self.0.is_training()
+    }
 }
 
 /// Returns a module as a [`Callable`], for [`make_graphed_callables`](thalweg_tensor::graph::callable::make_graphed_callables).
-pub fn callable(module: impl Module + Send + Sync + 'static) -> Box<dyn Callable> {
+pub fn callable(module: impl Forward + Send + Sync + 'static) -> Box<dyn Callable> {
     Box::new(OfModule(module))
 }

@@ -7,7 +7,7 @@ use std::panic::Location;
 
 use thalweg_runtime::{Device, Error, Result};
 
-use super::{Embedding, LayerNorm, Linear, Module, prefixed};
+use super::{Embedding, Forward, LayerNorm, Linear, Module};
 use crate::functional;
 use thalweg_tensor::Tensor;
 use thalweg_tensor::caller::{enter, outermost};
@@ -25,17 +25,21 @@ fn times(features: usize, count: usize) -> Result<usize> {
 
 /// Self-attention with several heads: (tokens, batch, features) to the same.
 ///
-/// One projection gives queries, keys and values, as in PyTorch, but head by head: the rows of its weight are (head, query or
-/// key or value, feature of the head).
-#[derive(Clone, Debug)]
-pub struct MultiheadAttention {
+/// One projection gives queries, keys and values head by head, so that the products read them where they lie: the rows of its weight
+/// are (head, query or key or value, feature of the head). [`MultiheadAttention`](super::MultiheadAttention) has PyTorch's rows.
+#[derive(Module, Clone, Debug)]
+pub struct SelfAttention {
+    #[module(name = "in_proj")]
     projection: Linear,
+    #[module(name = "out_proj")]
     output: Linear,
+    #[module(skip)]
     heads: usize,
+    #[module(skip)]
     is_causal: bool,
 }
 
-impl MultiheadAttention {
+impl SelfAttention {
     /// A layer over `features` features, of which each of `heads` heads gets an equal part.
     #[track_caller]
     pub fn new(
@@ -54,7 +58,7 @@ impl MultiheadAttention {
         Ok(Self { projection, output, heads, is_causal })
     }
 
-    /// [`Module::forward`] plus an addend of the input's shape.
+    /// [`Forward::forward`] plus an addend of the input's shape.
     #[track_caller]
     pub fn forward_add(&self, input: &Tensor, addend: &Tensor) -> Result<Tensor> {
         let _entered = enter(Location::caller());
@@ -67,7 +71,7 @@ impl MultiheadAttention {
         let _entered = enter(Location::caller());
         let &[tokens, batch, features] = input.shape() else {
             return Err(invalid(format!(
-                "MultiheadAttention: the input is (tokens, batch, features), not {:?}",
+                "SelfAttention: the input is (tokens, batch, features), not {:?}",
                 input.shape()
             )));
         };
@@ -77,28 +81,26 @@ impl MultiheadAttention {
     }
 }
 
-impl Module for MultiheadAttention {
+impl Forward for SelfAttention {
     #[track_caller]
     fn forward(&self, input: &Tensor) -> Result<Tensor> {
         let _entered = enter(Location::caller());
         self.output.forward(&self.heads_result(input)?)
     }
-
-    fn named_parameters(&self) -> Vec<(String, Tensor)> {
-        [("in_proj", &self.projection), ("out_proj", &self.output)]
-            .into_iter()
-            .flat_map(|(name, layer)| prefixed(name, layer))
-            .collect()
-    }
 }
 
 /// A layer of a transformer: x + attention(norm(x)), then x + mlp(norm(x)), with GELU between the two products of the latter.
-#[derive(Clone, Debug)]
+#[derive(Module, Clone, Debug)]
 pub struct TransformerBlock {
+    #[module(name = "norm1")]
     attention_norm: LayerNorm,
-    attention: MultiheadAttention,
+    #[module(name = "self_attn")]
+    attention: SelfAttention,
+    #[module(name = "norm2")]
     mlp_norm: LayerNorm,
+    #[module(name = "linear1")]
     expand: Linear,
+    #[module(name = "linear2")]
     contract: Linear,
 }
 
@@ -109,7 +111,7 @@ impl TransformerBlock {
         let _entered = enter(Location::caller());
         Ok(Self {
             attention_norm: LayerNorm::new(features, device)?,
-            attention: MultiheadAttention::new(features, heads, true, generator, device)?,
+            attention: SelfAttention::new(features, heads, true, generator, device)?,
             mlp_norm: LayerNorm::new(features, device)?,
             expand: Linear::new(features, times(features, 4)?, generator, device)?,
             contract: Linear::new(times(features, 4)?, features, generator, device)?,
@@ -117,7 +119,7 @@ impl TransformerBlock {
     }
 }
 
-impl Module for TransformerBlock {
+impl Forward for TransformerBlock {
     #[track_caller]
     fn forward(&self, input: &Tensor) -> Result<Tensor> {
         let _entered = enter(Location::caller());
@@ -126,17 +128,6 @@ impl Module for TransformerBlock {
         let [normalized, x] = self.mlp_norm.forward_fork(&x)?;
         let hidden = self.expand.forward(&normalized)?.gelu()?;
         self.contract.forward_add(&hidden, &x)
-    }
-
-    fn named_parameters(&self) -> Vec<(String, Tensor)> {
-        let modules: [(&str, &dyn Module); 5] = [
-            ("norm1", &self.attention_norm),
-            ("self_attn", &self.attention),
-            ("norm2", &self.mlp_norm),
-            ("linear1", &self.expand),
-            ("linear2", &self.contract),
-        ];
-        modules.into_iter().flat_map(|(name, module)| prefixed(name, module)).collect()
     }
 }
 
@@ -156,10 +147,11 @@ pub struct TransformerOptions {
 }
 
 /// A decoder-only transformer: from tokens (batch, tokens) of i64 to scores of the next ones (tokens, batch, vocabulary).
-#[derive(Clone, Debug)]
+#[derive(Module, Clone, Debug)]
 pub struct Transformer {
     tokens: Embedding,
     positions: Embedding,
+    #[module(name = "layers")]
     blocks: Vec<TransformerBlock>,
     norm: LayerNorm,
     head: Linear,
@@ -193,33 +185,22 @@ impl Transformer {
     }
 }
 
-impl Module for Transformer {
+impl Forward for Transformer {
     #[track_caller]
     fn forward(&self, input: &Tensor) -> Result<Tensor> {
         let _entered = enter(Location::caller());
         let &[_, tokens] = input.shape() else {
             return Err(invalid(format!("Transformer: tokens are (batch, tokens), not {:?}", input.shape())));
         };
-        let context = self.positions.weight().size(0)?;
+        let context = self.positions.weight.size(0)?;
         if tokens > context {
             return Err(invalid(format!("Transformer: {tokens} tokens are more than its {context}")));
         }
-        let positions = self.positions.weight().narrow(0, 0, tokens)?.unsqueeze(1)?;
+        let positions = self.positions.weight.narrow(0, 0, tokens)?.unsqueeze(1)?;
         let mut x = self.tokens.forward(&input.transpose(0, 1)?)?.add(&positions)?;
         for block in &self.blocks {
             x = block.forward(&x)?;
         }
         self.head.forward(&self.norm.forward(&x)?)
-    }
-
-    fn named_parameters(&self) -> Vec<(String, Tensor)> {
-        let mut list = prefixed("tokens", &self.tokens);
-        list.extend(prefixed("positions", &self.positions));
-        for (number, block) in self.blocks.iter().enumerate() {
-            list.extend(prefixed(&format!("layers.{number}"), block));
-        }
-        list.extend(prefixed("norm", &self.norm));
-        list.extend(prefixed("head", &self.head));
-        list
     }
 }

@@ -3,9 +3,11 @@
 //! They run on the simulator, and on a GPU where `THALWEG_TEST_DEVICE=cuda` is set.
 
 mod linear;
+mod modules;
 mod networks;
 mod optimizer_goldens;
 mod optimizers;
+mod state;
 mod step;
 #[path = "../../../thalweg-tensor/tests/it/support.rs"]
 mod support;

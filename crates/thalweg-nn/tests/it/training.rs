@@ -1,8 +1,8 @@
 //! A whole training step: deterministic, and the same when it is captured and replayed.
 
 use thalweg_ir::DType;
-use thalweg_nn::functional::{PoolOptions, WindowOptions, cross_entropy, max_pool2d};
-use thalweg_nn::module::{Conv2d, Linear, Module};
+use thalweg_nn::functional::{ConvOptions, PoolOptions, cross_entropy, max_pool2d};
+use thalweg_nn::module::{Conv2d, Forward, Linear, Module};
 use thalweg_nn::optim::{Adam, AdamOptions};
 use thalweg_runtime::{CaptureOptions, Device, Graph, Stream};
 use thalweg_tensor::random::Generator;
@@ -21,8 +21,8 @@ struct Step {
 impl Step {
     fn new(device: &Device) -> Self {
         let mut generator = Generator::new(3);
-        let options = WindowOptions { stride: 1, padding: 1, dilation: 1 };
-        let conv = Conv2d::new(1, 4, 3, options, &mut generator, device).unwrap();
+        let options = ConvOptions { stride: [1; 2], padding: [1; 2], dilation: [1; 2], groups: 1 };
+        let conv = Conv2d::new(1, 4, [3; 2], options, &mut generator, device).unwrap();
         let linear = Linear::new(4 * 3 * 3, 5, &mut generator, device).unwrap();
         let parameters = conv.parameters().into_iter().chain(linear.parameters()).collect();
         let optimizer =

@@ -1,27 +1,27 @@
 //! Convolution and pooling against loops, and their gradients against finite differences.
 
-use thalweg_nn::functional::{PoolOptions, WindowOptions, conv2d, max_pool2d};
+use thalweg_nn::functional::{ConvOptions, PoolOptions, conv2d, max_pool2d};
 use thalweg_tensor::Tensor;
 
 use crate::support::{assert_close, check_gradient, device, random, values};
 
 /// Shapes: images, channels, height, width, out channels, kernel, options.
-type Case = (usize, usize, usize, usize, usize, [usize; 2], WindowOptions);
+type Case = (usize, usize, usize, usize, usize, [usize; 2], ConvOptions<2>);
 
 const CASES: &[Case] = &[
-    (2, 3, 5, 6, 4, [3, 3], WindowOptions { stride: 1, padding: 1, dilation: 1 }),
-    (1, 2, 7, 7, 3, [3, 2], WindowOptions { stride: 2, padding: 0, dilation: 1 }),
-    (2, 1, 8, 9, 2, [2, 3], WindowOptions { stride: 3, padding: 2, dilation: 2 }),
-    (1, 1, 4, 4, 1, [1, 1], WindowOptions { stride: 1, padding: 0, dilation: 1 }),
-    (3, 2, 4, 5, 2, [4, 5], WindowOptions { stride: 1, padding: 0, dilation: 1 }),
+    (2, 3, 5, 6, 4, [3, 3], ConvOptions { stride: [1; 2], padding: [1; 2], dilation: [1; 2], groups: 1 }),
+    (1, 2, 7, 7, 3, [3, 2], ConvOptions { stride: [2; 2], padding: [0; 2], dilation: [1; 2], groups: 1 }),
+    (2, 1, 8, 9, 2, [2, 3], ConvOptions { stride: [3; 2], padding: [2; 2], dilation: [2; 2], groups: 1 }),
+    (1, 1, 4, 4, 1, [1, 1], ConvOptions { stride: [1; 2], padding: [0; 2], dilation: [1; 2], groups: 1 }),
+    (3, 2, 4, 5, 2, [4, 5], ConvOptions { stride: [1; 2], padding: [0; 2], dilation: [1; 2], groups: 1 }),
 ];
 
-fn extent(size: usize, kernel: usize, options: WindowOptions) -> usize {
-    (size + 2 * options.padding - options.dilation * (kernel - 1) - 1) / options.stride + 1
+fn extent(size: usize, kernel: usize, options: ConvOptions<2>) -> usize {
+    (size + 2 * options.padding[0] - options.dilation[0] * (kernel - 1) - 1) / options.stride[0] + 1
 }
 
 /// The convolution written out.
-fn convolve(x: &Tensor, w: &Tensor, bias: &Tensor, options: WindowOptions) -> Vec<f64> {
+fn convolve(x: &Tensor, w: &Tensor, bias: &Tensor, options: ConvOptions<2>) -> Vec<f64> {
     let [images, channels, height, width] = [0, 1, 2, 3].map(|d| x.shape()[d]);
     let [out, _, kernel_height, kernel_width] = [0, 1, 2, 3].map(|d| w.shape()[d]);
     let (xs, ws, bs) = (values(x), values(w), values(bias));
@@ -35,10 +35,10 @@ fn convolve(x: &Tensor, w: &Tensor, bias: &Tensor, options: WindowOptions) -> Ve
                     for c in 0..channels {
                         for i in 0..kernel_height {
                             for j in 0..kernel_width {
-                                let y = (row * options.stride + i * options.dilation)
-                                    .wrapping_sub(options.padding);
-                                let z = (column * options.stride + j * options.dilation)
-                                    .wrapping_sub(options.padding);
+                                let y = (row * options.stride[0] + i * options.dilation[0])
+                                    .wrapping_sub(options.padding[0]);
+                                let z = (column * options.stride[0] + j * options.dilation[0])
+                                    .wrapping_sub(options.padding[0]);
                                 if y < height && z < width {
                                     sum += xs[((image * channels + c) * height + y) * width + z]
                                         * ws[((o * channels + c) * kernel_height + i) * kernel_width + j];
@@ -85,12 +85,12 @@ fn gradients_of_convolutions_agree_with_finite_differences() {
 fn pooling_agrees_with_loops() {
     let x = random(&[2, 3, 7, 8], 8);
     for options in [
-        WindowOptions { stride: 2, padding: 0, dilation: 1 },
-        WindowOptions { stride: 1, padding: 1, dilation: 1 },
-        WindowOptions { stride: 3, padding: 1, dilation: 2 },
+        ConvOptions { stride: [2; 2], padding: [0; 2], dilation: [1; 2], groups: 1 },
+        ConvOptions { stride: [1; 2], padding: [1; 2], dilation: [1; 2], groups: 1 },
+        ConvOptions { stride: [3; 2], padding: [1; 2], dilation: [2; 2], groups: 1 },
     ] {
         let kernel = [2, 3];
-        let WindowOptions { stride, padding, dilation } = options;
+        let ConvOptions { stride: [stride, _], padding: [padding, _], dilation: [dilation, _], .. } = options;
         let pool = PoolOptions { stride: Some([stride; 2]), padding, dilation };
         let y = max_pool2d(&x, kernel, pool).unwrap();
         let (rows, columns) = (extent(7, 2, options), extent(8, 3, options));
@@ -101,9 +101,10 @@ fn pooling_agrees_with_loops() {
                 for column in 0..columns {
                     let mut greatest = f64::NEG_INFINITY;
                     for (i, j) in (0..2).flat_map(|i| (0..3).map(move |j| (i, j))) {
-                        let y = (row * options.stride + i * options.dilation).wrapping_sub(options.padding);
-                        let z =
-                            (column * options.stride + j * options.dilation).wrapping_sub(options.padding);
+                        let y = (row * options.stride[0] + i * options.dilation[0])
+                            .wrapping_sub(options.padding[0]);
+                        let z = (column * options.stride[0] + j * options.dilation[0])
+                            .wrapping_sub(options.padding[0]);
                         if y < 7 && z < 8 {
                             greatest = greatest.max(plane[y * 8 + z]);
                         }

@@ -1,7 +1,7 @@
 //! What a graph keeps for backward, in bytes: what PyTorch keeps (its table, by `saved_tensors_hooks`, beside each case).
 
 use thalweg_ir::DType;
-use thalweg_nn::functional::{WindowOptions, conv2d, linear, packed_attention};
+use thalweg_nn::functional::{ConvOptions, conv2d, linear, packed_attention};
 use thalweg_runtime::{Device, Environment, Result};
 use thalweg_sim::{SimConfig, SimDriver};
 use thalweg_tensor::Tensor;
@@ -40,7 +40,7 @@ fn convolutions_keep_no_columns() {
     let weight = |device: &Device| leaf(&[16, 16, 3, 3], device);
     // A weight of 9 KiB, as it is rounded up.
     let one = 9 << 10;
-    let options = WindowOptions { padding: 1, ..WindowOptions::default() };
+    let options = ConvOptions { padding: [1; 2], ..ConvOptions::default() };
     // PyTorch: nothing beside images, weight and result.
     assert_eq!(held_beside(one, &images, |x| conv2d(x, &weight(x.device()), None, options)), MIB);
     // PyTorch: the three results of relu, of which the last is the result.

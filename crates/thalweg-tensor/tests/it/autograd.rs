@@ -1,7 +1,7 @@
 //! The graph: accumulation, sharing, streams, what may not be done.
 
 use thalweg_ir::DType;
-use thalweg_nn::module::{Linear, Module};
+use thalweg_nn::module::{Forward, Linear, Module};
 use thalweg_nn::optim::{Adam, AdamOptions};
 use thalweg_runtime::{Device, Stream};
 use thalweg_tensor::autograd::is_grad_enabled;

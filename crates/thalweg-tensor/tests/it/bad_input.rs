@@ -2,9 +2,9 @@
 
 use thalweg_ir::DType;
 use thalweg_nn::functional::{
-    PoolOptions, WindowOptions, conv2d, cross_entropy, linear, linear_add, max_pool2d,
+    ConvOptions, PoolOptions, conv2d, cross_entropy, linear, linear_add, max_pool2d,
 };
-use thalweg_nn::module::{Conv2d, Linear, MultiheadAttention};
+use thalweg_nn::module::{Conv2d, Linear, SelfAttention};
 use thalweg_nn::optim::{Adam, AdamOptions};
 use thalweg_runtime::{Device, Environment, Label, Result};
 use thalweg_sim::{SimConfig, SimDriver};
@@ -49,7 +49,7 @@ fn shapes_that_do_not_fit() {
     refused(a.sum_to_shape(&[1, 1, 1]), &["does not sum"]);
     refused(random(&[0, 3], 6).amax(&[0], false), &["Expected reduction dim 0 to have non-zero size"]);
     refused(linear(&a, &random(&[5, 2], 7), None), &["linear", "(out, 3)", "[5, 2]"]);
-    refused(linear(&random(&[3], 7), &random(&[5, 3], 7), None), &["linear", "2 dimensions", "[3]"]);
+    refused(linear(&random(&[4], 7), &random(&[5, 3], 7), None), &["linear", "weight"]);
     let weight = random(&[5, 3], 7);
     refused(linear(&a, &weight, Some(&random(&[1], 7))), &["the bias is [5], not [1]"]);
     refused(linear_add(&a, &weight, None, &random(&[5], 7)), &["the addend is [2, 5], not [5]"]);
@@ -68,33 +68,33 @@ fn shapes_that_do_not_fit() {
 #[test]
 fn windows_that_do_not_fit() {
     let image = random(&[1, 2, 4, 4], 1);
-    let (options, pool) = (WindowOptions::default(), PoolOptions::default());
+    let (options, pool) = (ConvOptions::default(), PoolOptions::default());
     refused(conv2d(&image, &random(&[3, 1, 2, 2], 2), None, options), &["conv2d(", "2 channels", "takes 1"]);
     refused(conv2d(&image, &random(&[3, 2, 5, 5], 3), None, options), &["larger than 4×4"]);
     refused(
-        conv2d(&random(&[2, 4, 4], 4), &random(&[3, 2, 2, 2], 5), None, options),
+        conv2d(&random(&[4, 4], 4), &random(&[3, 2, 2, 2], 5), None, options),
         &["(count, channels, height, width)"],
     );
     refused(
         conv2d(&image, &random(&[3, 2, 2, 2], 6), Some(&random(&[2], 7)), options),
         &["the bias is [2], not [3]"],
     );
-    let still = WindowOptions { stride: 0, ..options };
+    let still = ConvOptions { stride: [0; 2], ..options };
     refused(conv2d(&image, &random(&[3, 2, 2, 2], 8), None, still), &["at least 1"]);
     refused(max_pool2d(&image, [2, 2], PoolOptions { padding: 2, ..pool }), &["more than half"]);
-    let huge = WindowOptions { padding: usize::MAX, ..options };
+    let huge = ConvOptions { padding: [usize::MAX; 2], ..options };
     refused(conv2d(&image, &random(&[3, 2, 2, 2], 9), None, huge), &["conv2d"]);
-    let wide = WindowOptions { dilation: usize::MAX, ..options };
+    let wide = ConvOptions { dilation: [usize::MAX; 2], ..options };
     refused(conv2d(&image, &random(&[3, 2, 2, 2], 10), None, wide), &["conv2d"]);
     for (stride, padding) in [(1, 1 << 40), (1, 1 << 62), (usize::MAX, 0), (usize::MAX, 1 << 62)] {
-        let options = WindowOptions { stride, padding, ..options };
+        let options = ConvOptions { stride: [stride; 2], padding: [padding; 2], ..options };
         refused(conv2d(&image, &random(&[3, 2, 2, 2], 11), None, options), &["conv2d"]);
     }
     let far = PoolOptions { padding: 1 << 61, ..pool };
     refused(max_pool2d(&image, [1 << 62, 1 << 62], far), &["max_pool2d"]);
     refused(max_pool2d(&image, [2, 2], PoolOptions { padding: usize::MAX, ..pool }), &["more than half"]);
     // The largest stride that can be said leaves one window.
-    let leap = WindowOptions { stride: isize::MAX as usize, ..options };
+    let leap = ConvOptions { stride: [isize::MAX as usize; 2], ..options };
     let (leaf, weight) = (image.requires_grad_().unwrap(), random(&[3, 2, 2, 2], 12));
     let result = conv2d(&leaf, &weight, None, leap).unwrap();
     assert_eq!(result.shape(), [1, 3, 1, 1]);
@@ -133,9 +133,9 @@ fn gigantic_tensors_are_out_of_memory() {
     assert!(Linear::new(1 << 30, 1 << 30, &mut generator, device).unwrap_err().is_out_of_memory());
     refused(Tensor::normal(&[1 << 62], 0.0, 1.0, &mut generator, device), &["larger than the address space"]);
     refused(Tensor::arange(usize::MAX, 0, 1, DType::F32, device), &["more elements"]);
-    let options = WindowOptions::default();
-    refused(Conv2d::new(1 << 40, 1, 1 << 40, options, &mut generator, device), &["more elements"]);
-    refused(MultiheadAttention::new(1 << 63, 1, true, &mut generator, device), &["features are too many"]);
+    let options = ConvOptions::default();
+    refused(Conv2d::new(1 << 40, 1, [1 << 40; 2], options, &mut generator, device), &["more elements"]);
+    refused(SelfAttention::new(1 << 63, 1, true, &mut generator, device), &["features are too many"]);
     refused(HostTensor::pinned(&[1 << 62], DType::F64, device), &["larger than the address space"]);
     refused(HostTensor::pinned(&[(1 << 62) + 1], DType::F32, device), &["larger than the address space"]);
     refused(Tensor::empty(&[0, usize::MAX, 4], DType::F32, device), &["more elements"]);

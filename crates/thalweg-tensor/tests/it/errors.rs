@@ -6,10 +6,12 @@ use thalweg_ir::DType;
 use thalweg_kernels::Placed;
 use thalweg_kernels::embedding::EmbeddingBackward;
 use thalweg_nn::functional::{
-    AttentionOptions, PoolOptions, WindowOptions, conv2d, cross_entropy, dropout, embedding, layer_norm,
+    AttentionOptions, ConvOptions, PoolOptions, conv2d, cross_entropy, dropout, embedding, layer_norm,
     layer_norm_fork, linear, linear_add, max_pool2d, packed_attention, scaled_dot_product_attention,
 };
-use thalweg_nn::module::{Conv2d, Embedding, LayerNorm, Linear, Module, Transformer, TransformerOptions};
+use thalweg_nn::module::{
+    Conv2d, Embedding, Forward, LayerNorm, Linear, Module, Transformer, TransformerOptions,
+};
 use thalweg_nn::optim::{Adam, AdamOptions, GradientScaler, GradientScalerOptions};
 use thalweg_runtime::{Device, DevicePointer, Environment, Label, Result};
 use thalweg_sim::{SimConfig, SimDriver};
@@ -87,7 +89,7 @@ fn functions_name_the_tensors_that_were_passed() {
     let image = random(&[1, 1, 3, 3], 4);
     let weight = random(&[4, 1, 3, 3], 5).to_dtype(DType::F32).unwrap();
     says(
-        conv2d(&image, &weight, None, WindowOptions::default()),
+        conv2d(&image, &weight, None, ConvOptions::default()),
         "conv2d([1, 1, 3, 3] float64 on sim:0, [4, 1, 3, 3] float32 on sim:0): the images are float64, the weight float32",
     );
     let whole = image.to_dtype(DType::I64).unwrap();
@@ -119,7 +121,7 @@ fn modules_optimizers_and_backward_name_the_line_of_their_call() {
         layer.forward(&bad),
         "linear([2, 7] float32 on sim:0, [4, 3] float32 on sim:0, [4] float32 on sim:0): ",
     );
-    let conv = Conv2d::new(1, 1, 3, WindowOptions::default(), &mut generator, &device).unwrap();
+    let conv = Conv2d::new(1, 1, [3; 2], ConvOptions::default(), &mut generator, &device).unwrap();
     says(conv.forward(&bad), "conv2d([2, 7] ");
     says(LayerNorm::new(3, &device).unwrap().forward(&bad), "layer_norm([2, 7] ");
     says(Embedding::new(3, 2, &mut generator, &device).unwrap().forward(&bad), "embedding([2, 7] ");
@@ -146,7 +148,7 @@ fn the_suspects_of_a_lost_device_are_lines_of_the_user() {
     let mut generator = Generator::new(1);
     let first = line!();
     let images = Tensor::uniform(&[2, 1, 6, 6], 0.0, 1.0, &mut generator, &device).unwrap();
-    let conv = Conv2d::new(1, 2, 3, WindowOptions::default(), &mut generator, &device).unwrap();
+    let conv = Conv2d::new(1, 2, [3; 2], ConvOptions::default(), &mut generator, &device).unwrap();
     let classifier = Linear::new(8, 3, &mut generator, &device).unwrap();
     let parameters = conv.parameters().into_iter().chain(classifier.parameters()).collect();
     let optimizer = Adam::new(parameters, AdamOptions::default()).unwrap();

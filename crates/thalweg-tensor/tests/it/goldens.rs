@@ -5,7 +5,7 @@ use std::collections::HashMap;
 
 use thalweg_ir::{DType, Element, Scalar, with_dtype};
 use thalweg_nn::functional::{
-    AttentionOptions, ClassLossOptions, PoolOptions, Reduction, WindowOptions, conv2d, cross_entropy_with,
+    AttentionOptions, ClassLossOptions, ConvOptions, PoolOptions, Reduction, conv2d, cross_entropy_with,
     embedding, layer_norm, max_pool2d, nll_loss, scaled_dot_product_attention,
 };
 use thalweg_nn::optim::{Adam, AdamOptions};
@@ -117,9 +117,10 @@ impl Case {
         self.numbers[name]
     }
 
-    fn window(&self) -> WindowOptions {
+    fn window(&self) -> ConvOptions<2> {
         let size = |name| self.number(name) as usize;
-        WindowOptions { stride: size("stride"), padding: size("padding"), dilation: size("dilation") }
+        let [stride, padding, dilation] = ["stride", "padding", "dilation"].map(|name| [size(name); 2]);
+        ConvOptions { stride, padding, dilation, groups: 1 }
     }
 
     fn class_loss(&self) -> ClassLossOptions {
@@ -169,8 +170,9 @@ impl Case {
             "conv2d" => conv2d(x, &inputs[1], Some(&inputs[2]), self.window()),
             "max_pool2d" => {
                 let kernel = ["kernel_height", "kernel_width"].map(|name| self.number(name) as usize);
-                let WindowOptions { stride, padding, dilation } = self.window();
-                max_pool2d(x, kernel, PoolOptions { stride: Some([stride; 2]), padding, dilation })
+                let ConvOptions { stride, padding: [padding, _], dilation: [dilation, _], .. } =
+                    self.window();
+                max_pool2d(x, kernel, PoolOptions { stride: Some(stride), padding, dilation })
             }
             name => {
                 let name = match name {

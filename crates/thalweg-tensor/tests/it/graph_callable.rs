@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use thalweg_ir::DType;
 use thalweg_nn::functional::linear;
 use thalweg_nn::module::callable;
-use thalweg_nn::module::{Linear, Module};
+use thalweg_nn::module::{Forward, Linear};
 use thalweg_runtime::sim::Check;
 use thalweg_runtime::{Device, Result, Stream};
 use thalweg_tensor::autograd::{BackwardOptions, gradients, gradients_with};

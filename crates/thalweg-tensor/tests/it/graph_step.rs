@@ -2,7 +2,7 @@
 
 use thalweg_ir::DType;
 use thalweg_nn::functional::{cross_entropy, dropout};
-use thalweg_nn::module::{Linear, Module};
+use thalweg_nn::module::{Forward, Linear, Module};
 use thalweg_nn::optim::{Adam, AdamOptions, AdamW, AdamWOptions, GradientScaler, GradientScalerOptions};
 use thalweg_runtime::sim::Check;
 use thalweg_runtime::{CaptureOptions, Device, Graph, Result, Stream};

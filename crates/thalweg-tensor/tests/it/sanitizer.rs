@@ -3,7 +3,7 @@
 
 use thalweg_ir::DType;
 use thalweg_nn::functional;
-use thalweg_nn::module::{Linear, Module};
+use thalweg_nn::module::{Forward, Linear};
 use thalweg_runtime::sim::{Check, Gpu, Problem};
 use thalweg_runtime::{Result, Stream};
 use thalweg_sanitizer::{Finding, FindingKind};

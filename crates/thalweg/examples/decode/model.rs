@@ -5,7 +5,7 @@
 //! next position behind. The host decides nothing, so a captured step can be replayed as often as the context is long.
 
 use thalweg::functional::{self, AttentionOptions};
-use thalweg::module::{Embedding, LayerNorm, Linear, Module};
+use thalweg::module::{Embedding, Forward, LayerNorm, Linear};
 use thalweg::random::Generator;
 use thalweg::{DType, Device, Result, Tensor};
 

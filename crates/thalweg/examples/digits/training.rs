@@ -1,6 +1,6 @@
 //! The training loop: loading on a side stream, the step on the compute stream, eager or captured.
 
-use thalweg::module::Module;
+use thalweg::module::{Forward, Module};
 use thalweg::optim::{Adam, AdamOptions};
 use thalweg::random::Generator;
 use thalweg::{

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use thalweg::module::{Module, Transformer, TransformerOptions};
+use thalweg::module::{Forward, Transformer, TransformerOptions};
 use thalweg::random::Generator;
 use thalweg::{DType, Device, Result, Tensor};
 

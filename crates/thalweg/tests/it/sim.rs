@@ -60,7 +60,7 @@ fn a_prefetcher_must_wait_and_record() {
 
 #[test]
 fn a_training_step_is_ordered_under_every_schedule_and_comes_again() {
-    use thalweg::module::{Linear, Module};
+    use thalweg::module::{Forward, Linear, Module};
     use thalweg::optim::{Adam, AdamOptions};
     use thalweg::random::Generator;
     let program = |gpu: &Gpu| -> Result<()> {

@@ -1,6 +1,7 @@
 //! Functions of neural networks, composed of operators (`torch.nn.functional`): names, defaults and meaning are PyTorch's.
 
 mod attention;
+mod convolution;
 mod losses;
 mod normalization;
 
@@ -14,7 +15,33 @@ macro_rules! operator {
         *OPERATOR
     }};
 }
-use operator;
+pub(crate) use operator;
+
+/// Calls an operator of several results.
+pub(crate) fn call_all(
+    operator: &'static Operator,
+    arguments: &[Argument<'_>],
+    location: &'static Location<'static>,
+) -> Result<Tensors> {
+    operator.call(arguments, None, label_at(operator.base_name(), location))
+}
+
+/// Calls an operator, and returns its first result.
+pub(crate) fn call(
+    operator: &'static Operator,
+    arguments: &[Argument<'_>],
+    location: &'static Location<'static>,
+) -> Result<Tensor> {
+    Ok(call_all(operator, arguments, location)?.swap_remove(0))
+}
+
+/// Returns the operator for so many axes, of one name for each number of axes from 1 to 3.
+pub(crate) fn of_axes<const AXES: usize>(names: [&str; 3]) -> Result<&'static Operator> {
+    match AXES.checked_sub(1).and_then(|axis| names.get(axis)) {
+        Some(name) => find_operator(name),
+        None => Err(Error::invalid(format!("there are windows over 1 to 3 axes, not over {AXES}"))),
+    }
+}
 
 use std::panic::Location;
 
@@ -23,13 +50,14 @@ use thalweg_ir::{Scalar, Shape};
 use thalweg_runtime::{Error, Result};
 
 pub use attention::{AttentionOptions, packed_attention, scaled_dot_product_attention};
+pub use convolution::{ConvOptions, conv, conv_transpose, conv1d, conv2d, conv3d};
 pub use losses::{ClassLossOptions, Reduction, cross_entropy, cross_entropy_with, nll_loss};
 pub use normalization::{layer_norm, layer_norm_fork};
 
-use thalweg_tensor::Tensor;
 use thalweg_tensor::caller::{in_call, label_at};
-use thalweg_tensor::dispatch::{Argument, as_ints};
+use thalweg_tensor::dispatch::{Argument, Operator, as_ints, find_operator};
 use thalweg_tensor::random::DeviceGenerator;
+use thalweg_tensor::{Tensor, Tensors};
 
 /// `input · weightᵀ + bias`: input (…, in), weight (out, in), bias (out) (`torch.nn.functional.linear`).
 #[track_caller]
@@ -44,6 +72,30 @@ pub fn linear_add(input: &Tensor, weight: &Tensor, bias: Option<&Tensor>, addend
     affine(input, weight, bias, Some(addend), Location::caller())
 }
 
+/// `input1ᵀ · weight · input2 + bias`, per output feature: inputs (…, in1) and (…, in2), weight (out, in1, in2), bias (out)
+/// (`torch.nn.functional.bilinear`).
+#[track_caller]
+pub fn bilinear(input1: &Tensor, input2: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
+    in_call("bilinear", &[input1, input2, weight], Location::caller(), || {
+        let rank = input1.rank();
+        let leading = rank.checked_sub(1).map(|last| &input1.shape()[..last]);
+        let fits = matches!((weight.shape(), input1.shape().last(), input2.shape().last()),
+            (&[_, in1, in2], Some(&a), Some(&b)) if a == in1 && b == in2);
+        if !fits || input2.rank() != rank || leading != Some(&input2.shape()[..rank.saturating_sub(1)]) {
+            return Err(Error::invalid(
+                "bilinear(): the inputs are (…, in1) and (…, in2) and the weight (out, in1, in2)",
+            ));
+        }
+        let tensors = [input1.clone(), weight.clone(), input2.clone()];
+        let arguments = ["...i,oij,...j->...o".into(), tensors.as_slice().into()];
+        let result = call(operator!("einsum"), &arguments, Location::caller())?;
+        match bias {
+            Some(bias) => result.add(bias),
+            None => Ok(result),
+        }
+    })
+}
+
 fn affine(
     input: &Tensor,
     weight: &Tensor,
@@ -56,37 +108,22 @@ fn affine(
     in_call(if addend.is_some() { "linear_add" } else { "linear" }, &passed, location, || {
         // One product over all rows rather than a batch of products.
         let rows = |tensor: &Tensor| match tensor.rank() {
-            0..=2 => Ok(tensor.clone()),
+            0 | 2 => Ok(tensor.clone()),
+            1 if input.rank() == 1 => tensor.unsqueeze(0),
+            1 => Ok(tensor.clone()),
             _ => tensor.flatten_to_matrix(),
         };
         let (matrix, addend) = (rows(input)?, addend.map(rows).transpose()?);
         let arguments = [(&matrix).into(), weight.into(), bias.into(), addend.as_ref().into()];
         let result =
             operator!("thalweg::linear").call(&arguments, None, label_at("linear", location))?.swap_remove(0);
-        if input.rank() <= 2 {
+        if matches!(input.rank(), 0 | 2) {
             return Ok(result);
         }
         let features = result.size(-1)?;
         let shape: Shape = input.shape()[..input.rank() - 1].iter().copied().chain([features]).collect();
         result.reshape(&shape)
     })
-}
-
-/// How a convolution moves.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct WindowOptions {
-    /// From one window to the next.
-    pub stride: usize,
-    /// Zeros around the image.
-    pub padding: usize,
-    /// From one element of the kernel to the next.
-    pub dilation: usize,
-}
-
-impl Default for WindowOptions {
-    fn default() -> Self {
-        Self { stride: 1, padding: 0, dilation: 1 }
-    }
 }
 
 /// How a pooling moves.
@@ -104,34 +141,6 @@ impl Default for PoolOptions {
     fn default() -> Self {
         Self { stride: None, padding: 0, dilation: 1 }
     }
-}
-
-/// The convolution of images (images, in, height, width) with a weight (out, in, height, width), plus a bias (out).
-///
-/// As one matrix product over the windows as columns, which are made again for the gradient. The result is a view whose images and channels are swapped in memory;
-/// elementwise operators take it as it is.
-#[track_caller]
-pub fn conv2d(
-    input: &Tensor,
-    weight: &Tensor,
-    bias: Option<&Tensor>,
-    options: WindowOptions,
-) -> Result<Tensor> {
-    let location = Location::caller();
-    let passed: SmallVec<[&Tensor; 3]> = [Some(input), Some(weight), bias].into_iter().flatten().collect();
-    in_call("conv2d", &passed, location, || {
-        let WindowOptions { stride, padding, dilation } = options;
-        let stride = [stride; 2];
-        let arguments = [input.into(), weight.into(), as_ints(&stride).into(), int(padding)?, int(dilation)?];
-        let label = label_at("conv2d", location);
-        let result = operator!("thalweg::conv2d").call(&arguments, None, label)?.swap_remove(0);
-        let out = weight.shape()[0];
-        match bias {
-            Some(bias) if bias.shape() == [out] => result.add(&bias.reshape(&[out, 1, 1])?),
-            Some(bias) => Err(Error::invalid(format!("the bias is {:?}, not [{out}]", bias.shape()))),
-            None => Ok(result),
-        }
-    })
 }
 
 /// The greatest element of each window of images (images, channels, height, width).

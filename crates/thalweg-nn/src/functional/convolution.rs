@@ -1,0 +1,149 @@
+//! Convolutions.
+
+use std::panic::Location;
+
+use smallvec::SmallVec;
+use thalweg_runtime::{Error, Result};
+use thalweg_tensor::Tensor;
+use thalweg_tensor::caller::in_call;
+use thalweg_tensor::dispatch::as_ints;
+
+use super::{call, int, of_axes, operator};
+
+/// How a convolution over some axes moves.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ConvOptions<const AXES: usize> {
+    /// The way from one window to the next.
+    pub stride: [usize; AXES],
+    /// The width of the border of zeros.
+    pub padding: [usize; AXES],
+    /// The way from one element of the kernel to the next.
+    pub dilation: [usize; AXES],
+    /// How many parts the channels fall into, each of which sees only itself.
+    pub groups: usize,
+}
+
+impl<const AXES: usize> Default for ConvOptions<AXES> {
+    fn default() -> Self {
+        Self { stride: [1; AXES], padding: [0; AXES], dilation: [1; AXES], groups: 1 }
+    }
+}
+
+/// Returns the convolution of sequences (batch, in, length) with a weight (out, in / groups, length), plus a bias (out).
+///
+/// # Errors
+/// [`Error::is_invalid_argument`] if shapes or dtypes do not fit.
+#[track_caller]
+pub fn conv1d(
+    input: &Tensor,
+    weight: &Tensor,
+    bias: Option<&Tensor>,
+    options: ConvOptions<1>,
+) -> Result<Tensor> {
+    conv(input, weight, bias, options)
+}
+
+/// Returns the convolution of images (batch, in, height, width) with a weight (out, in / groups, height, width), plus a bias (out).
+///
+/// Without groups and with the same padding and dilation along both axes it is one matrix product over the windows as columns, which
+/// are made again for the gradient. The result is then a view whose images and channels are swapped in memory; elementwise operators
+/// take it as it is.
+///
+/// # Errors
+/// [`Error::is_invalid_argument`] if shapes or dtypes do not fit.
+#[track_caller]
+pub fn conv2d(
+    input: &Tensor,
+    weight: &Tensor,
+    bias: Option<&Tensor>,
+    options: ConvOptions<2>,
+) -> Result<Tensor> {
+    conv(input, weight, bias, options)
+}
+
+/// Returns the convolution of volumes (batch, in, depth, height, width) with a weight (out, in / groups, depth, height, width), plus
+/// a bias (out).
+///
+/// # Errors
+/// [`Error::is_invalid_argument`] if shapes or dtypes do not fit.
+#[track_caller]
+pub fn conv3d(
+    input: &Tensor,
+    weight: &Tensor,
+    bias: Option<&Tensor>,
+    options: ConvOptions<3>,
+) -> Result<Tensor> {
+    conv(input, weight, bias, options)
+}
+
+/// Returns the convolution over one to three axes, with or without a batch: [`conv1d`], [`conv2d`] or [`conv3d`].
+///
+/// # Errors
+/// [`Error::is_invalid_argument`] if shapes or dtypes do not fit.
+#[track_caller]
+pub fn conv<const AXES: usize>(
+    input: &Tensor,
+    weight: &Tensor,
+    bias: Option<&Tensor>,
+    options: ConvOptions<AXES>,
+) -> Result<Tensor> {
+    let location = Location::caller();
+    let name = ["conv1d", "conv2d", "conv3d"].get(AXES.wrapping_sub(1)).copied().unwrap_or("conv");
+    let passed: SmallVec<[&Tensor; 3]> = [Some(input), Some(weight), bias].into_iter().flatten().collect();
+    in_call(name, &passed, location, || {
+        let ConvOptions { stride, padding, dilation, groups } = options;
+        if let (&[padding, width_padding], &[dilation, width_dilation]) =
+            (padding.as_slice(), dilation.as_slice())
+            && (padding, dilation, groups) == (width_padding, width_dilation, 1)
+            && input.rank() != 3
+        {
+            return plain_conv2d(input, weight, bias, &stride, [padding, dilation], location);
+        }
+        let [stride, padding, dilation] = [&stride, &padding, &dilation].map(|list| as_ints(list).into());
+        let arguments = [input.into(), weight.into(), bias.into(), stride, padding, dilation, int(groups)?];
+        call(of_axes::<AXES>(["conv1d", "conv2d", "conv3d"])?, &arguments, location)
+    })
+}
+
+/// The convolution of images as one product.
+fn plain_conv2d(
+    input: &Tensor,
+    weight: &Tensor,
+    bias: Option<&Tensor>,
+    stride: &[usize],
+    [padding, dilation]: [usize; 2],
+    location: &'static Location<'static>,
+) -> Result<Tensor> {
+    let numbers = [as_ints(stride).into(), int(padding)?, int(dilation)?];
+    let [stride, padding, dilation] = numbers;
+    let arguments = [input.into(), weight.into(), stride, padding, dilation];
+    let result = call(operator!("thalweg::conv2d"), &arguments, location)?;
+    let out = weight.shape()[0];
+    match bias {
+        Some(bias) if bias.shape() == [out] => result.add(&bias.reshape(&[out, 1, 1])?),
+        Some(bias) => Err(Error::invalid(format!("the bias is {:?}, not [{out}]", bias.shape()))),
+        None => Ok(result),
+    }
+}
+
+/// Returns the transpose of a convolution over one to three axes: input (batch, in, …) or (in, …), weight (in, out / groups, …), bias
+/// (out). `output_padding` lengthens each axis of the result.
+///
+/// # Errors
+/// [`Error::is_invalid_argument`] if shapes or dtypes do not fit.
+#[track_caller]
+pub fn conv_transpose<const AXES: usize>(
+    input: &Tensor,
+    weight: &Tensor,
+    bias: Option<&Tensor>,
+    options: ConvOptions<AXES>,
+    output_padding: [usize; AXES],
+) -> Result<Tensor> {
+    let names = ["conv_transpose1d", "conv_transpose2d.input", "conv_transpose3d.input"];
+    let ConvOptions { stride, padding, dilation, groups } = options;
+    let sizes = [&stride, &padding, &output_padding, &dilation].map(|list| as_ints(list).into());
+    let [stride, padding, output_padding, dilation] = sizes;
+    let arguments =
+        [input.into(), weight.into(), bias.into(), stride, padding, output_padding, int(groups)?, dilation];
+    call(of_axes::<AXES>(names)?, &arguments, Location::caller())
+}

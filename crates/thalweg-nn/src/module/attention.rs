@@ -1,0 +1,315 @@
+//! Attention with several heads, in PyTorch's layout of weights.
+
+use std::panic::Location;
+use std::sync::Arc;
+
+use thalweg_ir::DType;
+use thalweg_runtime::{Device, Error, Result};
+use thalweg_tensor::Tensor;
+use thalweg_tensor::caller::{enter, in_call};
+use thalweg_tensor::random::{DeviceGenerator, Generator};
+
+use super::{Forward, Linear, Module, constant, uniform};
+use crate::functional::{self, AttentionOptions};
+
+/// The options of [`MultiheadAttention`].
+#[derive(Clone, Debug)]
+pub struct MultiheadAttentionOptions {
+    /// The probability with which a weight is dropped in training, and its generator.
+    pub dropout: Option<(f64, Arc<DeviceGenerator>)>,
+    /// Whether the projections have biases.
+    pub bias: bool,
+    /// Whether a learnt key and value are added to the sequence.
+    pub add_bias_kv: bool,
+    /// Whether a key and a value of zeros are added to the sequence.
+    pub add_zero_attn: bool,
+    /// The features of keys, if they are not those of queries.
+    pub kdim: Option<usize>,
+    /// The features of values, if they are not those of queries.
+    pub vdim: Option<usize>,
+    /// Whether the batch comes before the sequence.
+    pub batch_first: bool,
+}
+
+impl Default for MultiheadAttentionOptions {
+    /// PyTorch's options.
+    fn default() -> Self {
+        Self {
+            dropout: None,
+            bias: true,
+            add_bias_kv: false,
+            add_zero_attn: false,
+            kdim: None,
+            vdim: None,
+            batch_first: false,
+        }
+    }
+}
+
+/// Attention with several heads (`torch.nn.MultiheadAttention`).
+#[derive(Module, Clone, Debug)]
+pub struct MultiheadAttention {
+    /// (3 · features, features): the projections of queries, keys and values one below the other, where all have as many features.
+    #[module(parameter)]
+    in_proj_weight: Option<Tensor>,
+    #[module(parameter)]
+    q_proj_weight: Option<Tensor>,
+    #[module(parameter)]
+    k_proj_weight: Option<Tensor>,
+    #[module(parameter)]
+    v_proj_weight: Option<Tensor>,
+    #[module(parameter)]
+    in_proj_bias: Option<Tensor>,
+    out_proj: Linear,
+    #[module(parameter)]
+    bias_k: Option<Tensor>,
+    #[module(parameter)]
+    bias_v: Option<Tensor>,
+    #[module(skip)]
+    options: MultiheadAttentionOptions,
+    #[module(skip)]
+    features: usize,
+    #[module(skip)]
+    heads: usize,
+    #[module(training)]
+    training: bool,
+}
+
+/// The masks of an attention. All are by default absent.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct AttentionMasks<'a> {
+    /// (batch, keys): truth values of keys that are left out, or numbers to add to their scores.
+    pub key_padding_mask: Option<&'a Tensor>,
+    /// (queries, keys) or (batch · heads, queries, keys): truth values of pairs that are left out, or numbers to add to their scores.
+    pub attn_mask: Option<&'a Tensor>,
+}
+
+/// The result of an attention.
+#[derive(Clone, Debug)]
+pub struct Attended {
+    /// The result, shaped as the query.
+    pub output: Tensor,
+    /// The weights of each head: (batch, heads, queries, keys).
+    pub weights: Tensor,
+}
+
+impl MultiheadAttention {
+    /// Makes a layer over `features` features, of which each of `heads` heads gets an equal part.
+    ///
+    /// # Errors
+    /// [`Error::is_invalid_argument`] if the heads do not divide the features.
+    #[track_caller]
+    pub fn new(
+        features: usize,
+        heads: usize,
+        options: MultiheadAttentionOptions,
+        generator: &mut Generator,
+        device: &Device,
+    ) -> Result<Self> {
+        in_call("MultiheadAttention::new", &[], Location::caller(), || {
+            if features == 0 || heads == 0 || !features.is_multiple_of(heads) {
+                return Err(Error::invalid(format!(
+                    "embed_dim must be divisible by num_heads, and both greater than 0, got embed_dim={features} and \
+                     num_heads={heads}"
+                )));
+            }
+            // Xavier's bound, over the rows as they lie.
+            let mut weight = |shape: [usize; 2]| {
+                uniform(&shape, (6.0 / (shape[0] + shape[1]) as f64).sqrt(), generator, device)
+            };
+            let (kdim, vdim) = (options.kdim.unwrap_or(features), options.vdim.unwrap_or(features));
+            let is_packed = kdim == features && vdim == features;
+            let in_proj_weight = is_packed.then(|| weight([3 * features, features])).transpose()?;
+            let mut apart = |inputs| (!is_packed).then(|| weight([features, inputs])).transpose();
+            let [q, k, v] = [apart(features)?, apart(kdim)?, apart(vdim)?];
+            let mut out_proj = Linear::new(features, features, generator, device)?;
+            out_proj.bias = options.bias.then(|| constant(&[features], 0.0, device)).transpose()?;
+            let mut added = || {
+                let deviation = (2.0 / (2 * features) as f32).sqrt();
+                let tensor = Tensor::normal(&[1, 1, features], 0.0, deviation, generator, device);
+                options.add_bias_kv.then(|| tensor?.requires_grad_()).transpose()
+            };
+            let (bias_k, bias_v) = (added()?, added()?);
+            Ok(Self {
+                in_proj_weight,
+                q_proj_weight: q,
+                k_proj_weight: k,
+                v_proj_weight: v,
+                in_proj_bias: options.bias.then(|| constant(&[3 * features], 0.0, device)).transpose()?,
+                out_proj,
+                bias_k,
+                bias_v,
+                options,
+                features,
+                heads,
+                training: true,
+            })
+        })
+    }
+
+    /// Returns the attention of queries (queries, batch, features) to keys and values (keys, batch, features), the batch first with
+    /// `batch_first`, or all without a batch; and its weights. Asynchronous.
+    ///
+    /// # Errors
+    /// [`Error::is_invalid_argument`] if shapes or dtypes do not fit.
+    #[track_caller]
+    pub fn forward(
+        &self,
+        query: &Tensor,
+        key: &Tensor,
+        value: &Tensor,
+        masks: AttentionMasks<'_>,
+    ) -> Result<Attended> {
+        in_call("MultiheadAttention", &[query, key, value], Location::caller(), || {
+            let (heads, is_batched) = self.split(query, key, value)?;
+            let mask = self.mask(&heads, masks, is_batched)?;
+            let [query, key, value] = &heads;
+            let scale = ((self.features / self.heads) as f64).sqrt().recip();
+            let mut scores = query.mul_scalar(scale)?.matmul(&key.transpose(-2, -1)?)?;
+            if let Some(mask) = &mask {
+                scores = scores.add(mask)?;
+            }
+            let weights = scores.softmax(-1)?;
+            let dropped = match &self.options.dropout {
+                Some((p, generator)) => functional::dropout(&weights, *p, self.training, generator)?,
+                None => weights.clone(),
+            };
+            let output = self.join(&dropped.matmul(value)?, is_batched)?;
+            Ok(Attended { output, weights: if is_batched { weights } else { weights.squeeze(0)? } })
+        })
+    }
+
+    /// As [`MultiheadAttention::forward`] without the weights, which are then not kept where they lie. A query whose keys are all left
+    /// out gives the output's bias.
+    ///
+    /// # Errors
+    /// Those of [`MultiheadAttention::forward`].
+    #[track_caller]
+    pub fn attend(
+        &self,
+        query: &Tensor,
+        key: &Tensor,
+        value: &Tensor,
+        masks: AttentionMasks<'_>,
+    ) -> Result<Tensor> {
+        in_call("MultiheadAttention", &[query, key, value], Location::caller(), || {
+            let (heads, is_batched) = self.split(query, key, value)?;
+            let mask = self.mask(&heads, masks, is_batched)?;
+            let dropout = match &self.options.dropout {
+                Some((p, generator)) if self.training && *p > 0.0 => Some((*p, &**generator)),
+                _ => None,
+            };
+            let options =
+                AttentionOptions { attn_mask: mask.as_ref(), dropout, ..AttentionOptions::default() };
+            let [query, key, value] = &heads;
+            self.join(&functional::scaled_dot_product_attention(query, key, value, options)?, is_batched)
+        })
+    }
+
+    /// Queries, keys and values of each head: (batch, heads, tokens, features of a head); and whether there is a batch.
+    fn split(&self, query: &Tensor, key: &Tensor, value: &Tensor) -> Result<([Tensor; 3], bool)> {
+        let rank = query.rank();
+        if !(2..=3).contains(&rank) || key.rank() != rank || value.rank() != rank {
+            return Err(Error::invalid(format!(
+                "query should be unbatched 2D or batched 3D tensor but received {rank}-D query tensor, and key and value of as \
+                 many dimensions"
+            )));
+        }
+        let weights = match &self.in_proj_weight {
+            Some(packed) => packed.chunk(3, 0)?,
+            None => [&self.q_proj_weight, &self.k_proj_weight, &self.v_proj_weight]
+                .into_iter()
+                .flatten()
+                .cloned()
+                .collect(),
+        };
+        let biases = self.in_proj_bias.as_ref().map(|bias| bias.chunk(3, 0)).transpose()?;
+        let added = [None, self.bias_k.as_ref(), self.bias_v.as_ref()];
+        let mut parts = Vec::new();
+        for (place, tensor) in [query, key, value].into_iter().enumerate() {
+            let tensor = match (rank, self.options.batch_first) {
+                (2, _) => tensor.unsqueeze(1)?,
+                (_, true) => tensor.transpose(0, 1)?,
+                _ => tensor.clone(),
+            };
+            let bias = biases.as_ref().map(|list| &list[place]);
+            let mut part = functional::linear(&tensor, &weights[place], bias)?;
+            let batch = part.shape()[1];
+            let one = [1, batch, self.features];
+            if let Some(added) = added[place] {
+                part = Tensor::cat(&[part, added.expand(&one)?], 0)?;
+            }
+            if place > 0 && self.options.add_zero_attn {
+                let zeros = Tensor::zeros(&one, part.dtype(), part.device())?;
+                part = Tensor::cat(&[part, zeros], 0)?;
+            }
+            let shape = [part.shape()[0], batch, self.heads, self.features / self.heads];
+            parts.push(part.reshape(&shape)?.permute(&[1, 2, 0, 3])?);
+        }
+        let parts: [Tensor; 3] = parts.try_into().expect("there are three");
+        if parts[1].shape() != parts[2].shape() || parts[0].shape()[0] != parts[1].shape()[0] {
+            return Err(Error::invalid("keys and values must be as many, and in as many batches as queries"));
+        }
+        Ok((parts, rank == 3))
+    }
+
+    /// The numbers that are added to the scores, broadcast to (batch, heads, queries, keys).
+    fn mask(
+        &self,
+        heads: &[Tensor; 3],
+        masks: AttentionMasks<'_>,
+        is_batched: bool,
+    ) -> Result<Option<Tensor>> {
+        let [batch, _, queries, _] = [0, 1, 2, 3].map(|dim| heads[0].shape()[dim]);
+        let (keys, dtype) = (heads[1].shape()[2], heads[0].dtype());
+        let own = keys - usize::from(self.bias_k.is_some()) - usize::from(self.options.add_zero_attn);
+        let mut sum: Option<Tensor> = None;
+        let mut add = |mask: &Tensor, name: &str, shapes: [&[usize]; 2], to: [usize; 4]| -> Result<()> {
+            if !shapes.contains(&mask.shape()) {
+                let (found, wanted) = (mask.shape(), shapes[0]);
+                return Err(Error::invalid(format!(
+                    "The shape of the {name} is {found:?}, but should be {wanted:?}."
+                )));
+            }
+            let numbers = match mask.dtype() {
+                DType::Bool => {
+                    let (zero, out) = (Tensor::zeros(&[], dtype, mask.device())?, f64::NEG_INFINITY);
+                    mask.select_where(&Tensor::full(&[], out, dtype, mask.device())?, &zero)?
+                }
+                _ => mask.to_dtype(dtype)?,
+            };
+            // What was added to the sequence takes part.
+            let numbers = numbers.constant_pad_nd(&[0, (keys - own) as i64], 0.0)?.reshape(&to)?;
+            sum = Some(match sum.take() {
+                Some(other) => other.add(&numbers)?,
+                None => numbers,
+            });
+            Ok(())
+        };
+        if let Some(mask) = masks.attn_mask {
+            let (of_all, of_heads) = ([queries, own], [batch * self.heads, queries, own]);
+            let to =
+                if mask.rank() == 2 { [1, 1, queries, keys] } else { [batch, self.heads, queries, keys] };
+            add(mask, "attn_mask", [&of_all, &of_heads], to)?;
+        }
+        if let Some(mask) = masks.key_padding_mask {
+            let shape = [batch, own];
+            let shape = &shape[usize::from(!is_batched)..];
+            add(mask, "key_padding_mask", [shape; 2], [batch, 1, 1, keys])?;
+        }
+        Ok(sum)
+    }
+
+    /// The output of the heads' results.
+    fn join(&self, heads: &Tensor, is_batched: bool) -> Result<Tensor> {
+        let (batch, queries) = (heads.shape()[0], heads.shape()[2]);
+        let joined = heads.permute(&[2, 0, 1, 3])?.reshape(&[queries, batch, self.features])?;
+        let _entered = enter(Location::caller());
+        let output = self.out_proj.forward(&joined)?;
+        match (is_batched, self.options.batch_first) {
+            (false, _) => output.squeeze(1),
+            (_, true) => output.transpose(0, 1),
+            _ => Ok(output),
+        }
+    }
+}

@@ -1,0 +1,94 @@
+//! Modules of modules.
+
+use thalweg_runtime::Result;
+use thalweg_tensor::Tensor;
+
+use super::{Entry, EntryMut, Forward, Module};
+
+/// Names the modules of a list by their numbers (`torch.nn.ModuleList`).
+impl<M: Module> Module for Vec<M> {
+    fn visit<'a>(&'a self, visitor: &mut dyn FnMut(&str, Entry<'a>)) {
+        for (number, module) in self.iter().enumerate() {
+            visitor(&number.to_string(), Entry::Child(module));
+        }
+    }
+
+    fn visit_mut<'a>(&'a mut self, visitor: &mut dyn FnMut(&str, EntryMut<'a>)) {
+        for (number, module) in self.iter_mut().enumerate() {
+            visitor(&number.to_string(), EntryMut::Child(module));
+        }
+    }
+}
+
+impl<M: Module> Module for Option<M> {
+    fn visit<'a>(&'a self, visitor: &mut dyn FnMut(&str, Entry<'a>)) {
+        if let Some(module) = self {
+            module.visit(visitor);
+        }
+    }
+
+    fn visit_mut<'a>(&'a mut self, visitor: &mut dyn FnMut(&str, EntryMut<'a>)) {
+        if let Some(module) = self {
+            module.visit_mut(visitor);
+        }
+    }
+}
+
+impl<M: Module + ?Sized> Module for Box<M> {
+    fn visit<'a>(&'a self, visitor: &mut dyn FnMut(&str, Entry<'a>)) {
+        (**self).visit(visitor);
+    }
+
+    fn visit_mut<'a>(&'a mut self, visitor: &mut dyn FnMut(&str, EntryMut<'a>)) {
+        (**self).visit_mut(visitor);
+    }
+
+    fn type_name(&self) -> &'static str {
+        (**self).type_name()
+    }
+}
+
+impl<M: Forward + ?Sized> Forward for Box<M> {
+    #[track_caller]
+    fn forward(&self, input: &Tensor) -> Result<Tensor> {
+        (**self).forward(input)
+    }
+}
+
+/// Modules one behind the other, named by their numbers (`torch.nn.Sequential`).
+#[derive(Module, Default)]
+pub struct Sequential {
+    #[module(flatten)]
+    modules: Vec<Box<dyn Forward + Send + Sync>>,
+}
+
+impl Sequential {
+    /// Makes a sequence of no modules, which gives its input.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Adds a module at the end.
+    #[must_use]
+    pub fn then(mut self, module: impl Forward + Send + Sync + 'static) -> Self {
+        self.modules.push(Box::new(module));
+        self
+    }
+
+    /// Returns how many modules there are.
+    pub fn len(&self) -> usize {
+        self.modules.len()
+    }
+
+    /// Returns whether there is no module.
+    pub fn is_empty(&self) -> bool {
+        self.modules.is_empty()
+    }
+}
+
+impl Forward for Sequential {
+    #[track_caller]
+    fn forward(&self, input: &Tensor) -> Result<Tensor> {
+        self.modules.iter().try_fold(input.clone(), |x, module| module.forward(&x))
+    }
+}

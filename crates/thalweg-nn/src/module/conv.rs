@@ -1,0 +1,131 @@
+//! Convolutions and transposed ones.
+
+use std::panic::Location;
+
+use thalweg_runtime::{Device, Error, Result};
+use thalweg_tensor::Tensor;
+use thalweg_tensor::caller::{enter, outermost};
+use thalweg_tensor::random::Generator;
+
+use super::{Forward, Module, weight_and_bias};
+use crate::functional::{self, ConvOptions};
+
+/// A convolution over one to three axes: (batch, in, …) or (in, …) to (batch, out, …) or (out, …).
+#[derive(Module, Clone, Debug)]
+pub struct Conv<const AXES: usize> {
+    /// (out, in / groups, kernel …).
+    #[module(parameter)]
+    pub weight: Tensor,
+    /// (out).
+    #[module(parameter)]
+    pub bias: Option<Tensor>,
+    /// How it moves.
+    #[module(skip)]
+    pub options: ConvOptions<AXES>,
+}
+
+/// A convolution of sequences.
+pub type Conv1d = Conv<1>;
+/// A convolution of images.
+pub type Conv2d = Conv<2>;
+/// A convolution of volumes.
+pub type Conv3d = Conv<3>;
+
+/// Refuses channels that cannot be grouped.
+fn check_groups(inputs: usize, outputs: usize, groups: usize) -> Result<()> {
+    if groups == 0 {
+        return Err(Error::invalid("groups must be a positive integer"));
+    }
+    for (name, channels) in [("in_channels", inputs), ("out_channels", outputs)] {
+        if !channels.is_multiple_of(groups) {
+            return Err(Error::invalid(format!("{name} must be divisible by groups")));
+        }
+    }
+    Ok(())
+}
+
+impl<const AXES: usize> Conv<AXES> {
+    /// Makes a layer from `inputs` to `outputs` channels, with random parameters and a bias (set `bias` to `None` for none).
+    ///
+    /// # Errors
+    /// [`Error::is_invalid_argument`] if the groups do not divide the channels.
+    #[track_caller]
+    pub fn new(
+        inputs: usize,
+        outputs: usize,
+        kernel: [usize; AXES],
+        options: ConvOptions<AXES>,
+        generator: &mut Generator,
+        device: &Device,
+    ) -> Result<Self> {
+        let _entered = enter(Location::caller());
+        check_groups(inputs, outputs, options.groups)
+            .map_err(|error| error.at(outermost(Location::caller())))?;
+        let shape: Vec<usize> = [outputs, inputs / options.groups].into_iter().chain(kernel).collect();
+        let (weight, bias) = weight_and_bias(&shape, Some(outputs), generator, device)?;
+        Ok(Self { weight, bias, options })
+    }
+}
+
+impl<const AXES: usize> Forward for Conv<AXES> {
+    #[track_caller]
+    fn forward(&self, input: &Tensor) -> Result<Tensor> {
+        let _entered = enter(Location::caller());
+        functional::conv(input, &self.weight, self.bias.as_ref(), self.options)
+    }
+}
+
+/// A transposed convolution over one to three axes: (batch, in, …) or (in, …) to (batch, out, …) or (out, …).
+#[derive(Module, Clone, Debug)]
+pub struct ConvTranspose<const AXES: usize> {
+    /// (in, out / groups, kernel …).
+    #[module(parameter)]
+    pub weight: Tensor,
+    /// (out).
+    #[module(parameter)]
+    pub bias: Option<Tensor>,
+    /// How the convolution moves whose transpose this is.
+    #[module(skip)]
+    pub options: ConvOptions<AXES>,
+    /// How much longer each axis of the result is than the shortest that the convolution would make the input of.
+    #[module(skip)]
+    pub output_padding: [usize; AXES],
+}
+
+/// A transposed convolution of sequences.
+pub type ConvTranspose1d = ConvTranspose<1>;
+/// A transposed convolution of images.
+pub type ConvTranspose2d = ConvTranspose<2>;
+/// A transposed convolution of volumes.
+pub type ConvTranspose3d = ConvTranspose<3>;
+
+impl<const AXES: usize> ConvTranspose<AXES> {
+    /// Makes a layer from `inputs` to `outputs` channels, with random parameters and a bias (set `bias` to `None` for none).
+    ///
+    /// # Errors
+    /// [`Error::is_invalid_argument`] if the groups do not divide the channels.
+    #[track_caller]
+    pub fn new(
+        inputs: usize,
+        outputs: usize,
+        kernel: [usize; AXES],
+        options: ConvOptions<AXES>,
+        generator: &mut Generator,
+        device: &Device,
+    ) -> Result<Self> {
+        let _entered = enter(Location::caller());
+        check_groups(inputs, outputs, options.groups)
+            .map_err(|error| error.at(outermost(Location::caller())))?;
+        let shape: Vec<usize> = [inputs, outputs / options.groups].into_iter().chain(kernel).collect();
+        let (weight, bias) = weight_and_bias(&shape, Some(outputs), generator, device)?;
+        Ok(Self { weight, bias, options, output_padding: [0; AXES] })
+    }
+}
+
+impl<const AXES: usize> Forward for ConvTranspose<AXES> {
+    #[track_caller]
+    fn forward(&self, input: &Tensor) -> Result<Tensor> {
+        let _entered = enter(Location::caller());
+        functional::conv_transpose(input, &self.weight, self.bias.as_ref(), self.options, self.output_padding)
+    }
+}

@@ -1,0 +1,219 @@
+//! Linear layers, embeddings, and changes of shape.
+
+use std::panic::Location;
+
+use thalweg_runtime::{Device, Error, Result};
+use thalweg_tensor::Tensor;
+use thalweg_tensor::caller::{enter, outermost};
+use thalweg_tensor::random::Generator;
+
+use super::{Forward, Module, uniform, weight_and_bias};
+use crate::functional;
+
+/// `input · weightᵀ + bias`.
+#[derive(Module, Clone, Debug)]
+pub struct Linear {
+    /// (out, in).
+    #[module(parameter)]
+    pub weight: Tensor,
+    /// (out).
+    #[module(parameter)]
+    pub bias: Option<Tensor>,
+}
+
+impl Linear {
+    /// Makes a layer from `inputs` to `outputs` features, with random parameters.
+    ///
+    /// # Errors
+    /// Those of the allocation.
+    #[track_caller]
+    pub fn new(inputs: usize, outputs: usize, generator: &mut Generator, device: &Device) -> Result<Self> {
+        let _entered = enter(Location::caller());
+        let (weight, bias) = weight_and_bias(&[outputs, inputs], Some(outputs), generator, device)?;
+        Ok(Self { weight, bias })
+    }
+
+    /// Makes a layer without a bias.
+    ///
+    /// # Errors
+    /// Those of the allocation.
+    #[track_caller]
+    pub fn without_bias(
+        inputs: usize,
+        outputs: usize,
+        generator: &mut Generator,
+        device: &Device,
+    ) -> Result<Self> {
+        let _entered = enter(Location::caller());
+        let (weight, bias) = weight_and_bias(&[outputs, inputs], None, generator, device)?;
+        Ok(Self { weight, bias })
+    }
+
+    /// [`Forward::forward`] plus an addend of the result's shape.
+    ///
+    /// # Errors
+    /// Those of [`functional::linear_add`].
+    #[track_caller]
+    pub fn forward_add(&self, input: &Tensor, addend: &Tensor) -> Result<Tensor> {
+        let _entered = enter(Location::caller());
+        functional::linear_add(input, &self.weight, self.bias.as_ref(), addend)
+    }
+}
+
+impl Forward for Linear {
+    #[track_caller]
+    fn forward(&self, input: &Tensor) -> Result<Tensor> {
+        let _entered = enter(Location::caller());
+        functional::linear(input, &self.weight, self.bias.as_ref())
+    }
+}
+
+/// `input1ᵀ · weight · input2 + bias`, per output feature.
+#[derive(Module, Clone, Debug)]
+pub struct Bilinear {
+    /// (out, in1, in2).
+    #[module(parameter)]
+    pub weight: Tensor,
+    /// (out).
+    #[module(parameter)]
+    pub bias: Option<Tensor>,
+}
+
+impl Bilinear {
+    /// Makes a layer with random parameters, from pairs of features.
+    ///
+    /// # Errors
+    /// Those of the allocation.
+    #[track_caller]
+    pub fn new(
+        inputs: [usize; 2],
+        outputs: usize,
+        bias: bool,
+        generator: &mut Generator,
+        device: &Device,
+    ) -> Result<Self> {
+        let _entered = enter(Location::caller());
+        let bound = 1.0 / (inputs[0].max(1) as f64).sqrt();
+        let weight = uniform(&[outputs, inputs[0], inputs[1]], bound, generator, device)?;
+        let bias = bias.then(|| uniform(&[outputs], bound, generator, device)).transpose()?;
+        Ok(Self { weight, bias })
+    }
+
+    /// Returns the result for inputs (…, in1) and (…, in2).
+    ///
+    /// # Errors
+    /// [`Error::is_invalid_argument`] if the shapes do not fit.
+    #[track_caller]
+    pub fn forward(&self, input1: &Tensor, input2: &Tensor) -> Result<Tensor> {
+        let _entered = enter(Location::caller());
+        functional::bilinear(input1, input2, &self.weight, self.bias.as_ref())
+    }
+}
+
+/// The rows of a weight at indices.
+#[derive(Module, Clone, Debug)]
+pub struct Embedding {
+    /// (rows, features).
+    #[module(parameter)]
+    pub weight: Tensor,
+    /// The row that gets no gradient; a negative one is counted from the end.
+    #[module(skip)]
+    pub padding_idx: Option<i64>,
+}
+
+impl Embedding {
+    /// Makes a table of `count` rows of `features` numbers, normally distributed.
+    ///
+    /// # Errors
+    /// Those of the allocation.
+    #[track_caller]
+    pub fn new(count: usize, features: usize, generator: &mut Generator, device: &Device) -> Result<Self> {
+        let _entered = enter(Location::caller());
+        let weight = Tensor::normal(&[count, features], 0.0, 1.0, generator, device)?.requires_grad_()?;
+        Ok(Self { weight, padding_idx: None })
+    }
+
+    /// Makes a table with a row of zeros that is not learnt.
+    ///
+    /// # Errors
+    /// Those of the allocation; [`Error::is_invalid_argument`] if there is no such row.
+    #[track_caller]
+    pub fn with_padding(
+        count: usize,
+        features: usize,
+        padding_idx: usize,
+        generator: &mut Generator,
+        device: &Device,
+    ) -> Result<Self> {
+        let _entered = enter(Location::caller());
+        if padding_idx >= count {
+            let text = format!("Embedding: padding_idx {padding_idx} must be below the {count} embeddings");
+            return Err(Error::invalid(text).at(outermost(Location::caller())));
+        }
+        let table = Self::new(count, features, generator, device)?;
+        let row = table.weight.detach().narrow(0, padding_idx, 1)?;
+        row.copy_(&Tensor::zeros(&[], row.dtype(), device)?)?;
+        Ok(Self { padding_idx: Some(padding_idx as i64), ..table })
+    }
+}
+
+impl Forward for Embedding {
+    #[track_caller]
+    fn forward(&self, input: &Tensor) -> Result<Tensor> {
+        let _entered = enter(Location::caller());
+        functional::embedding(input, &self.weight, self.padding_idx)
+    }
+}
+
+/// The input itself.
+#[derive(Module, Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Identity;
+
+impl Forward for Identity {
+    fn forward(&self, input: &Tensor) -> Result<Tensor> {
+        Ok(input.clone())
+    }
+}
+
+/// Dimensions from one to another as one.
+#[derive(Module, Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Flatten {
+    /// The first of them.
+    #[module(skip)]
+    pub start_dim: i64,
+    /// The last of them.
+    #[module(skip)]
+    pub end_dim: i64,
+}
+
+impl Default for Flatten {
+    /// All but the first dimension.
+    fn default() -> Self {
+        Self { start_dim: 1, end_dim: -1 }
+    }
+}
+
+impl Forward for Flatten {
+    #[track_caller]
+    fn forward(&self, input: &Tensor) -> Result<Tensor> {
+        input.flatten(self.start_dim, self.end_dim)
+    }
+}
+
+/// A dimension as several.
+#[derive(Module, Clone, PartialEq, Eq, Debug)]
+pub struct Unflatten {
+    /// The dimension.
+    #[module(skip)]
+    pub dim: i64,
+    /// Their extents; one of them may be −1.
+    #[module(skip)]
+    pub unflattened_size: Vec<i64>,
+}
+
+impl Forward for Unflatten {
+    #[track_caller]
+    fn forward(&self, input: &Tensor) -> Result<Tensor> {
+        input.unflatten(self.dim, &self.unflattened_size)
+    }
+}

@@ -1,0 +1,321 @@
+//! Losses. Each is a structure of options with PyTorch's defaults, and its `forward` takes a prediction and a target.
+
+use std::panic::Location;
+
+use thalweg_ir::Scalar;
+use thalweg_runtime::{Error, Result};
+use thalweg_tensor::Tensor;
+use thalweg_tensor::caller::in_call;
+use thalweg_tensor::dispatch::Argument;
+
+use super::Module;
+use crate::functional::{Reduction, call, operator};
+
+/// Losses of two tensors without tensors of their own.
+macro_rules! losses {
+    ($(
+        $(#[$doc:meta])*
+        $name:ident { $( $(#[$field_doc:meta])* $field:ident: $type:ty = $default:expr, )* }
+        |$this:ident, $x:ident, $target:ident| $body:expr;
+    )*) => {$(
+        $(#[$doc])*
+        #[derive(Module, Clone, Copy, PartialEq, Debug)]
+        pub struct $name {
+            $( $(#[$field_doc])* #[module(skip)] pub $field: $type, )*
+            /// How the losses of all elements are reduced.
+            #[module(skip)]
+            pub reduction: Reduction,
+        }
+
+        impl Default for $name {
+            /// PyTorch's options.
+            fn default() -> Self {
+                Self { $($field: $default,)* reduction: Reduction::Mean }
+            }
+        }
+
+        impl $name {
+            /// Returns the loss of a prediction against a target. Asynchronous.
+            ///
+            /// # Errors
+            /// [`Error::is_invalid_argument`] if shapes or dtypes do not fit.
+            #[track_caller]
+            pub fn forward(&self, $x: &Tensor, $target: &Tensor) -> Result<Tensor> {
+                let $this = self;
+                in_call(stringify!($name), &[$x, $target], Location::caller(), || $body)
+            }
+        }
+    )*};
+}
+
+losses! {
+    /// |x − target|.
+    L1Loss {} |this, x, target| call(operator!("l1_loss"), &[x.into(), target.into(), this.reduction.into()], Location::caller());
+    /// (x − target)².
+    MSELoss {} |this, x, target| call(operator!("mse_loss"), &[x.into(), target.into(), this.reduction.into()], Location::caller());
+    /// |x − target| less half of beta where it is above beta, else its square over 2 · beta.
+    SmoothL1Loss {
+        /// Where the square ends.
+        beta: f64 = 1.0,
+    } |this, x, target| {
+        let arguments = [x.into(), target.into(), this.reduction.into(), this.beta.into()];
+        call(operator!("smooth_l1_loss"), &arguments, Location::caller())
+    };
+    /// delta · (|x − target| − delta / 2) where the distance is above delta, else half of its square.
+    HuberLoss {
+        /// Where the square ends.
+        delta: f64 = 1.0,
+    } |this, x, target| {
+        let arguments = [x.into(), target.into(), this.reduction.into(), this.delta.into()];
+        call(operator!("huber_loss"), &arguments, Location::caller())
+    };
+    /// ln(1 + e^(−target · x)).
+    SoftMarginLoss {} |this, x, target| {
+        call(operator!("soft_margin_loss"), &[x.into(), target.into(), this.reduction.into()], Location::caller())
+    };
+    /// x where the target is 1, max(0, margin − x) where it is −1.
+    HingeEmbeddingLoss {
+        /// The least x of a target −1 that costs nothing.
+        margin: f64 = 1.0,
+    } |this, x, target| {
+        let far = x.neg()?.add_scalar(this.margin)?.clamp_min(0.0)?;
+        let zero = Tensor::zeros(&[], x.dtype(), x.device())?;
+        let of_negative = target.ne_scalar(1.0)?.select_where(&far, &zero)?;
+        let of_positive = target.ne_scalar(-1.0)?.select_where(x, &zero)?;
+        this.reduction.of(&of_negative.add(&of_positive)?)
+    };
+    /// e^x − target · x, the likelihood of counts up to a constant.
+    PoissonNLLLoss {
+        /// Whether x is the logarithm of the rate.
+        log_input: bool = true,
+        /// Whether Stirling's approximation of the constant is added.
+        full: bool = false,
+        /// The number that is added to a rate of 0 before its logarithm.
+        eps: f64 = 1e-8,
+    } |this, x, target| {
+        let mut loss = match this.log_input {
+            true => x.exp()?.sub(&target.mul(x)?)?,
+            false => x.sub(&target.mul(&x.add_scalar(this.eps)?.log()?)?)?,
+        };
+        if this.full {
+            let logarithm = target.clamp_min(1.0)?.log()?;
+            let circle = logarithm.add_scalar(std::f64::consts::TAU.ln())?.mul_scalar(0.5)?;
+            let stirling = target.mul(&logarithm)?.sub(target)?.add(&circle)?;
+            let zero = Tensor::zeros(&[], stirling.dtype(), x.device())?;
+            loss = loss.add(&target.gt_scalar(1.0)?.select_where(&stirling, &zero)?)?;
+        }
+        this.reduction.of(&loss)
+    };
+}
+
+/// target · (ln target − x), where x holds logarithms.
+#[derive(Module, Clone, Copy, PartialEq, Debug, Default)]
+pub struct KLDivLoss {
+    /// How the losses of all elements are reduced.
+    #[module(skip)]
+    pub reduction: Reduction,
+    /// Whether the sum is divided by the first extent, whatever `reduction` says (`reduction='batchmean'`).
+    #[module(skip)]
+    pub batch_mean: bool,
+    /// Whether the target holds logarithms, too.
+    #[module(skip)]
+    pub log_target: bool,
+}
+
+impl KLDivLoss {
+    /// Returns the loss of a prediction against a target. Asynchronous.
+    ///
+    /// # Errors
+    /// [`Error::is_invalid_argument`] if shapes or dtypes do not fit.
+    #[track_caller]
+    pub fn forward(&self, x: &Tensor, target: &Tensor) -> Result<Tensor> {
+        in_call("KLDivLoss", &[x, target], Location::caller(), || {
+            let reduction = if self.batch_mean { Reduction::Sum } else { self.reduction };
+            let arguments = [x.into(), target.into(), reduction.into(), self.log_target.into()];
+            let loss = call(operator!("kl_div"), &arguments, Location::caller())?;
+            match (self.batch_mean, x.shape().first()) {
+                (true, Some(&rows)) => loss.div_scalar(rows as f64),
+                _ => Ok(loss),
+            }
+        })
+    }
+}
+
+/// Losses with weights.
+macro_rules! weighted_losses {
+    ($(
+        $(#[$doc:meta])*
+        $name:ident { $( $(#[$field_doc:meta])* $attribute:ident $field:ident: $type:ty = $default:expr, )* }
+        |$this:ident| $operator:literal, $($argument:expr),*;
+    )*) => {$(
+        $(#[$doc])*
+        #[derive(Module, Clone, Debug)]
+        pub struct $name {
+            $( $(#[$field_doc])* #[module($attribute)] pub $field: $type, )*
+            /// How the losses are reduced.
+            #[module(skip)]
+            pub reduction: Reduction,
+        }
+
+        impl Default for $name {
+            /// PyTorch's options.
+            fn default() -> Self {
+                Self { $($field: $default,)* reduction: Reduction::Mean }
+            }
+        }
+
+        impl $name {
+            /// Returns the loss of a prediction against a target. Asynchronous.
+            ///
+            /// # Errors
+            /// [`Error::is_invalid_argument`] if shapes or dtypes do not fit.
+            #[track_caller]
+            pub fn forward(&self, x: &Tensor, target: &Tensor) -> Result<Tensor> {
+                let $this = self;
+                call(operator!($operator), &[x.into(), target.into(), $($argument),*], Location::caller())
+            }
+        }
+    )*};
+}
+
+weighted_losses! {
+    /// −ln softmax(x) at the class of each row, or against probabilities: x (classes), (rows, classes) or (rows, classes, …).
+    CrossEntropyLoss {
+        /// A weight per class.
+        buffer weight: Option<Tensor> = None,
+        /// A class whose rows count for nothing.
+        skip ignore_index: i64 = -100,
+        /// The part of a target that is spread evenly over all classes.
+        skip label_smoothing: f64 = 0.0,
+    } |this| "cross_entropy_loss", this.weight.as_ref().into(), this.reduction.into(), this.ignore_index.into(), this.label_smoothing.into();
+    /// −x at the class of each row, where x holds logarithms of probabilities.
+    NLLLoss {
+        /// A weight per class.
+        buffer weight: Option<Tensor> = None,
+        /// A class whose rows count for nothing.
+        skip ignore_index: i64 = -100,
+    } |this| "nll_loss_nd", this.weight.as_ref().into(), this.reduction.into(), this.ignore_index.into();
+    /// −target · ln x − (1 − target) · ln(1 − x).
+    BCELoss {
+        /// A weight per element, broadcast.
+        buffer weight: Option<Tensor> = None,
+    } |this| "binary_cross_entropy", this.weight.as_ref().into(), this.reduction.into();
+    /// [`BCELoss`] of σ(x).
+    BCEWithLogitsLoss {
+        /// A weight per element, broadcast.
+        buffer weight: Option<Tensor> = None,
+        /// The factor of targets that are 1, broadcast.
+        buffer pos_weight: Option<Tensor> = None,
+    } |this| "binary_cross_entropy_with_logits", this.weight.as_ref().into(), this.pos_weight.as_ref().into(), this.reduction.into();
+}
+
+/// max(0, −target · (x1 − x2) + margin).
+#[derive(Module, Clone, Copy, PartialEq, Debug, Default)]
+pub struct MarginRankingLoss {
+    /// By how much the better one must be better.
+    #[module(skip)]
+    pub margin: f64,
+    /// How the losses are reduced.
+    #[module(skip)]
+    pub reduction: Reduction,
+}
+
+impl MarginRankingLoss {
+    /// Returns the loss of pairs whose order is the target, 1 or −1. Asynchronous.
+    ///
+    /// # Errors
+    /// [`Error::is_invalid_argument`] if shapes or dtypes do not fit.
+    #[track_caller]
+    pub fn forward(&self, x1: &Tensor, x2: &Tensor, target: &Tensor) -> Result<Tensor> {
+        let arguments = [x1, x2, target].map(Argument::Tensor);
+        let [x1, x2, target] = arguments;
+        let arguments = [x1, x2, target, self.margin.into(), self.reduction.into()];
+        call(operator!("margin_ranking_loss"), &arguments, Location::caller())
+    }
+}
+
+/// 1 − cos(x1, x2) where the target is 1, max(0, cos(x1, x2) − margin) where it is −1.
+#[derive(Module, Clone, Copy, PartialEq, Debug, Default)]
+pub struct CosineEmbeddingLoss {
+    /// The greatest cosine of a target −1 that costs nothing.
+    #[module(skip)]
+    pub margin: f64,
+    /// How the losses are reduced.
+    #[module(skip)]
+    pub reduction: Reduction,
+}
+
+impl CosineEmbeddingLoss {
+    /// Returns the loss of rows (rows, features), or of one of (features). Asynchronous.
+    ///
+    /// # Errors
+    /// [`Error::is_invalid_argument`] if shapes or dtypes do not fit.
+    #[track_caller]
+    pub fn forward(&self, x1: &Tensor, x2: &Tensor, target: &Tensor) -> Result<Tensor> {
+        in_call("CosineEmbeddingLoss", &[x1, x2, target], Location::caller(), || {
+            if x1.rank() != target.rank() + 1 || x1.shape() != x2.shape() {
+                return Err(Error::invalid(format!(
+                    "{}D target tensor expects {}D input tensors, but found inputs with sizes {:?} and {:?}.",
+                    target.rank(),
+                    target.rank() + 1,
+                    x1.shape(),
+                    x2.shape()
+                )));
+            }
+            // PyTorch's number against a division by 0.
+            let length = |x: &Tensor| x.square()?.sum(&[-1], false)?.add_scalar(1e-12);
+            let product = x1.mul(x2)?.sum(&[-1], false)?;
+            let cosine = product.div(&length(x1)?.mul(&length(x2)?)?.sqrt()?)?;
+            let zero = Tensor::zeros(&[], cosine.dtype(), x1.device())?;
+            let near = cosine.neg()?.add_scalar(1.0)?;
+            let far = cosine.sub_scalar(self.margin)?.clamp_min(0.0)?;
+            let of_positive = target.eq_scalar(1.0)?.select_where(&near, &zero)?;
+            let of_negative = target.eq_scalar(-1.0)?.select_where(&far, &zero)?;
+            self.reduction.of(&of_positive.add(&of_negative)?)
+        })
+    }
+}
+
+/// Half of ln variance + (x − target)² / variance.
+#[derive(Module, Clone, Copy, PartialEq, Debug)]
+pub struct GaussianNLLLoss {
+    /// Whether half of ln 2π is added.
+    #[module(skip)]
+    pub full: bool,
+    /// The least variance.
+    #[module(skip)]
+    pub eps: f64,
+    /// How the losses are reduced.
+    #[module(skip)]
+    pub reduction: Reduction,
+}
+
+impl Default for GaussianNLLLoss {
+    /// PyTorch's options.
+    fn default() -> Self {
+        Self { full: false, eps: 1e-6, reduction: Reduction::Mean }
+    }
+}
+
+impl GaussianNLLLoss {
+    /// Returns the loss of predictions with variances of the same shape, of that shape with a last extent of 1, or without the last
+    /// dimension. Variances get no gradient where they are below the least. Asynchronous.
+    ///
+    /// # Errors
+    /// [`Error::is_invalid_argument`] if shapes or dtypes do not fit.
+    #[track_caller]
+    pub fn forward(&self, x: &Tensor, target: &Tensor, variance: &Tensor) -> Result<Tensor> {
+        in_call("GaussianNLLLoss", &[x, target, variance], Location::caller(), || {
+            let is_without_last = variance.rank() + 1 == x.rank() && x.shape().starts_with(variance.shape());
+            let variance = if is_without_last { variance.unsqueeze(-1)? } else { variance.clone() };
+            // The limit holds for the value, and the gradient passes by it.
+            let missing = variance.detach().clamp_min(self.eps)?.sub(&variance.detach())?;
+            let variance = variance.add(&missing)?;
+            let mut loss = x.sub(target)?.square()?.div(&variance)?.add(&variance.log()?)?.mul_scalar(0.5)?;
+            if self.full {
+                loss = loss.add_scalar(Scalar::F64(0.5 * std::f64::consts::TAU.ln()))?;
+            }
+            self.reduction.of(&loss)
+        })
+    }
+}

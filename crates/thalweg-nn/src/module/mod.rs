@@ -1,0 +1,334 @@
+//! Modules: functions with parameters (`torch.nn`), by PyTorch's names, with its names and layouts of weights.
+//!
+//! A module is a structure that derives [`Module`]: its fields are parameters, buffers, other modules, and plain data.
+//!
+//! ```
+//! # use thalweg_runtime::{Device, Result};
+//! # use thalweg_tensor::{Tensor, random::Generator};
+//! use thalweg_nn::module::{Forward, Linear, Module};
+//!
+//! #[derive(Module)]
+//! struct Network {
+//!     hidden: Linear,
+//!     #[module(name = "out")]
+//!     output: Linear,
+//! }
+//!
+//! impl Forward for Network {
+//!     fn forward(&self, input: &Tensor) -> Result<Tensor> {
+//!         self.output.forward(&self.hidden.forward(input)?.relu()?)
+//!     }
+//! }
+//!
+//! # fn main() -> Result<()> {
+//! # let (device, mut generator) = (Device::sim(0)?, Generator::new(0));
+//! let hidden = Linear::new(4, 8, &mut generator, &device)?;
+//! let network = Network { hidden, output: Linear::new(8, 2, &mut generator, &device)? };
+//! let names: Vec<String> = network.state_dict().into_keys().collect();
+//! assert_eq!(names, ["hidden.weight", "hidden.bias", "out.weight", "out.bias"]);
+//! # Ok(())
+//! # }
+//! ```
+
+mod activation;
+mod attention;
+mod callable;
+mod container;
+mod conv;
+mod dropout;
+mod linear;
+mod loss;
+mod norm;
+mod pad;
+mod pool;
+mod recurrent;
+mod state;
+mod transformer;
+mod upsample;
+
+use std::panic::Location;
+
+use thalweg_ir::DType;
+use thalweg_runtime::{Device, Result};
+use thalweg_tensor::Tensor;
+use thalweg_tensor::caller::{at_line, enter};
+use thalweg_tensor::random::Generator;
+
+pub use activation::{
+    CELU, ELU, GELU, GLU, Hardshrink, Hardsigmoid, Hardswish, Hardtanh, LeakyReLU, LogSigmoid, LogSoftmax,
+    Mish, PReLU, ReLU, ReLU6, SELU, SiLU, Sigmoid, Softmax, Softmax2d, Softmin, Softplus, Softshrink,
+    Softsign, Tanh, Tanhshrink, Threshold,
+};
+pub use attention::{Attended, AttentionMasks, MultiheadAttention, MultiheadAttentionOptions};
+pub use callable::callable;
+pub use container::Sequential;
+pub use conv::{
+    Conv, Conv1d, Conv2d, Conv3d, ConvTranspose, ConvTranspose1d, ConvTranspose2d, ConvTranspose3d,
+};
+pub use dropout::Dropout;
+pub use linear::{Bilinear, Embedding, Flatten, Identity, Linear, Unflatten};
+pub use loss::{
+    BCELoss, BCEWithLogitsLoss, CosineEmbeddingLoss, CrossEntropyLoss, GaussianNLLLoss, HingeEmbeddingLoss,
+    HuberLoss, KLDivLoss, L1Loss, MSELoss, MarginRankingLoss, NLLLoss, PoissonNLLLoss, SmoothL1Loss,
+    SoftMarginLoss,
+};
+pub use norm::{
+    BatchNorm, BatchNorm1d, BatchNorm2d, BatchNorm3d, BatchNormOptions, GroupNorm, InstanceNorm,
+    InstanceNorm1d, InstanceNorm2d, InstanceNorm3d, LayerNorm, LocalResponseNorm, RMSNorm,
+};
+pub use pad::{CircularPad, ConstantPad, ReflectionPad, ReplicationPad, ZeroPad};
+pub use pool::{
+    AdaptiveAvgPool, AdaptiveMaxPool, AvgPool, AvgPool1d, AvgPool2d, AvgPool3d, LPPool, MaxPool, MaxPool1d,
+    MaxPool2d, MaxPool3d,
+};
+pub use recurrent::{
+    Elman, GRU, GRUCell, Gated, LSTM, LSTMCell, LongShortTerm, RNN, RNNCell, Recurrent, RecurrentCell,
+    RecurrentOptions, Step,
+};
+pub use state::{IncompatibleKeys, StateDict};
+pub use thalweg_derive::Module;
+pub use transformer::{SelfAttention, Transformer, TransformerBlock, TransformerOptions};
+pub use upsample::{PixelShuffle, PixelUnshuffle, Upsample, UpsampleMode};
+
+/// A part of a module.
+pub enum Entry<'a> {
+    /// A tensor that is learnt.
+    Parameter(&'a Tensor),
+    /// A tensor that is saved with the parameters and not learnt.
+    Buffer(&'a Tensor),
+    /// A module within the module.
+    Child(&'a dyn Module),
+    /// Whether the module is in training mode.
+    Training(&'a bool),
+}
+
+/// A part of a module that can be replaced.
+pub enum EntryMut<'a> {
+    /// A tensor that is learnt.
+    Parameter(&'a mut Tensor),
+    /// A tensor that is saved with the parameters and not learnt.
+    Buffer(&'a mut Tensor),
+    /// A module within the module.
+    Child(&'a mut dyn Module),
+    /// Whether the module is in training mode.
+    Training(&'a mut bool),
+}
+
+/// A field of a module that holds a tensor: `Tensor`, or `Option<Tensor>` where there may be none.
+pub trait TensorField {
+    /// Returns the tensor, if there is one.
+    fn tensor(&self) -> Option<&Tensor>;
+
+    /// Returns the tensor, if there is one.
+    fn tensor_mut(&mut self) -> Option<&mut Tensor>;
+}
+
+impl TensorField for Tensor {
+    fn tensor(&self) -> Option<&Tensor> {
+        Some(self)
+    }
+
+    fn tensor_mut(&mut self) -> Option<&mut Tensor> {
+        Some(self)
+    }
+}
+
+impl TensorField for Option<Tensor> {
+    fn tensor(&self) -> Option<&Tensor> {
+        self.as_ref()
+    }
+
+    fn tensor_mut(&mut self) -> Option<&mut Tensor> {
+        self.as_mut()
+    }
+}
+
+/// Tensors, modes and other modules by their names (`torch.nn.Module`).
+///
+/// Derive it: [`derive@Module`] says how. Names of parts within parts are joined with a point, as in PyTorch.
+pub trait Module {
+    /// Passes each part of the module with its name, in the order of declaration. Parts of children are not passed.
+    fn visit<'a>(&'a self, visitor: &mut dyn FnMut(&str, Entry<'a>));
+
+    /// Passes each part of the module with its name, to be changed.
+    fn visit_mut<'a>(&'a mut self, visitor: &mut dyn FnMut(&str, EntryMut<'a>));
+
+    /// Returns the name of the type, for messages.
+    fn type_name(&self) -> &'static str {
+        let name = std::any::type_name::<Self>();
+        let name = name.split('<').next().unwrap_or(name);
+        name.rsplit("::").next().unwrap_or(name)
+    }
+
+    /// Returns the parameters with their names (`weight`, `bias`; nested ones as `conv1.weight`).
+    fn named_parameters(&self) -> Vec<(String, Tensor)> {
+        let mut list = Vec::new();
+        walk(self, "", &mut |name, entry| {
+            if let Entry::Parameter(tensor) = entry {
+                list.push((name.to_owned(), tensor.clone()));
+            }
+        });
+        list
+    }
+
+    /// Returns the parameters.
+    fn parameters(&self) -> Vec<Tensor> {
+        self.named_parameters().into_iter().map(|(_, tensor)| tensor).collect()
+    }
+
+    /// Returns the buffers with their names.
+    fn named_buffers(&self) -> Vec<(String, Tensor)> {
+        let mut list = Vec::new();
+        walk(self, "", &mut |name, entry| {
+            if let Entry::Buffer(tensor) = entry {
+                list.push((name.to_owned(), tensor.clone()));
+            }
+        });
+        list
+    }
+
+    /// Returns whether any part is in training mode.
+    fn is_training(&self) -> bool {
+        let mut training = false;
+        walk(self, "", &mut |_, entry| training |= matches!(entry, Entry::Training(true)));
+        training
+    }
+
+    /// Sets whether the module and all within it are in training mode (`train`). New modules are.
+    fn train(&mut self, training: bool) {
+        walk_mut(self, &mut |entry| {
+            if let EntryMut::Training(mode) = entry {
+                *mode = training;
+            }
+        });
+    }
+
+    /// Sets the module and all within it to evaluation.
+    fn eval(&mut self) {
+        self.train(false);
+    }
+
+    /// Forgets the gradients of all parameters.
+    fn zero_grad(&self) {
+        self.parameters().iter().for_each(Tensor::zero_grad);
+    }
+
+    /// Sets whether all parameters collect gradients (`requires_grad_`).
+    ///
+    /// # Errors
+    /// Those of [`Tensor::set_requires_grad`].
+    #[track_caller]
+    fn set_requires_grad(&self, requires_grad: bool) -> Result<()> {
+        at_line(Location::caller(), || {
+            self.parameters().iter().try_for_each(|tensor| tensor.set_requires_grad(requires_grad))
+        })
+    }
+
+    /// Converts the parameters and buffers that are floating-point numbers. They are new tensors: make the optimizer afterwards.
+    /// Asynchronous.
+    ///
+    /// # Errors
+    /// [`is_invalid_argument`](thalweg_runtime::Error::is_invalid_argument) if the dtype is not of floating-point numbers. Then
+    /// nothing has changed.
+    #[track_caller]
+    fn to_dtype(&mut self, dtype: DType) -> Result<()> {
+        state::convert(self, Location::caller(), |tensor| match tensor.dtype().is_floating_point() {
+            true => tensor.to_dtype(dtype),
+            false => Ok(tensor.clone()),
+        })
+    }
+
+    /// Moves all parameters and buffers to a device. They are new tensors: make the optimizer afterwards. *Blocks* until the values
+    /// are on the host in between.
+    ///
+    /// # Errors
+    /// Those of [`Tensor::to_device`]. Then nothing has changed.
+    #[track_caller]
+    fn to_device(&mut self, device: &Device) -> Result<()> {
+        state::convert(self, Location::caller(), |tensor| tensor.to_device(device))
+    }
+
+    /// Returns parameters and buffers by their names. They are those of the module, not copies.
+    fn state_dict(&self) -> StateDict {
+        state::state_dict(self)
+    }
+
+    /// Overwrites parameters and buffers, in place, with saved ones of the same names and shapes, converted to their dtypes.
+    /// Asynchronous.
+    ///
+    /// # Errors
+    /// [`is_invalid_argument`](thalweg_runtime::Error::is_invalid_argument) with all differences, in PyTorch's words, if names are
+    /// missing or unknown, or shapes differ. Then nothing has changed.
+    #[track_caller]
+    fn load_state_dict(&self, saved: &StateDict) -> Result<()> {
+        at_line(Location::caller(), || state::load(self, saved, true).map(drop))
+    }
+
+    /// Overwrites those parameters and buffers that were saved (`strict=False`), and returns the names that only one side has.
+    /// Asynchronous.
+    ///
+    /// # Errors
+    /// [`is_invalid_argument`](thalweg_runtime::Error::is_invalid_argument) if shapes differ. Then nothing has changed.
+    #[track_caller]
+    fn load_state_dict_partially(&self, saved: &StateDict) -> Result<IncompatibleKeys> {
+        at_line(Location::caller(), || state::load(self, saved, false))
+    }
+}
+
+/// A module of one input and one result.
+pub trait Forward: Module {
+    /// Returns the result for an input.
+    ///
+    /// # Errors
+    /// Those of the operators that it is made of, if the input does not fit.
+    #[track_caller]
+    fn forward(&self, input: &Tensor) -> Result<Tensor>;
+}
+
+/// Passes every part of a module and of all modules within it, with the whole name.
+fn walk<'a, M: Module + ?Sized>(module: &'a M, prefix: &str, visitor: &mut dyn FnMut(&str, Entry<'a>)) {
+    module.visit(&mut |name, entry| {
+        let name = if prefix.is_empty() { name.to_owned() } else { format!("{prefix}.{name}") };
+        match entry {
+            Entry::Child(child) => walk(child, &name, visitor),
+            entry => visitor(&name, entry),
+        }
+    });
+}
+
+/// Passes every part of a module and of all modules within it, to be changed.
+fn walk_mut<'a, M: Module + ?Sized>(module: &'a mut M, visitor: &mut dyn FnMut(EntryMut<'a>)) {
+    module.visit_mut(&mut |_, entry| match entry {
+        EntryMut::Child(child) => walk_mut(child, visitor),
+        entry => visitor(entry),
+    });
+}
+
+/// A parameter with uniform values in ±bound.
+#[track_caller]
+fn uniform(shape: &[usize], bound: f64, generator: &mut Generator, device: &Device) -> Result<Tensor> {
+    let _entered = enter(Location::caller());
+    Tensor::uniform(shape, -bound as f32, bound as f32, generator, device)?.requires_grad_()
+}
+
+/// A parameter of f32 with one value everywhere.
+#[track_caller]
+fn constant(shape: &[usize], value: f64, device: &Device) -> Result<Tensor> {
+    let _entered = enter(Location::caller());
+    Tensor::full(shape, value, DType::F32, device)?.requires_grad_()
+}
+
+/// A weight and a bias as PyTorch starts them: uniform in ±1/√fan_in (`kaiming_uniform_` with a = √5).
+#[track_caller]
+fn weight_and_bias(
+    shape: &[usize],
+    bias: Option<usize>,
+    generator: &mut Generator,
+    device: &Device,
+) -> Result<(Tensor, Option<Tensor>)> {
+    let _entered = enter(Location::caller());
+    let fan_in = at_line(Location::caller(), || Ok(thalweg_ir::element_count(&shape[1..])?))?;
+    let bound = 1.0 / (fan_in.max(1) as f64).sqrt();
+    let weight = uniform(shape, bound, generator, device)?;
+    Ok((weight, bias.map(|count| uniform(&[count], bound, generator, device)).transpose()?))
+}

@@ -1,0 +1,98 @@
+//! Padding of the last axes. Widths are those in front of and behind each axis, the last axis first, as in PyTorch; negative ones
+//! cut.
+
+use std::panic::Location;
+
+use thalweg_runtime::{Error, Result};
+use thalweg_tensor::Tensor;
+use thalweg_tensor::caller::in_call;
+
+use super::{Forward, Module};
+
+macro_rules! pads {
+    ($($(#[$doc:meta])* $name:ident |$this:ident, $x:ident| $body:expr;)*) => {$(
+        $(#[$doc])*
+        #[derive(Module, Clone, PartialEq, Debug)]
+        pub struct $name {
+            /// Two widths per axis, the last axis first.
+            #[module(skip)]
+            pub padding: Vec<i64>,
+        }
+
+        impl Forward for $name {
+            #[track_caller]
+            fn forward(&self, $x: &Tensor) -> Result<Tensor> {
+                let $this = self;
+                in_call(stringify!($name), &[$x], Location::caller(), || $body)
+            }
+        }
+    )*};
+}
+
+pads! {
+    /// Zeros around the input.
+    ZeroPad |this, x| x.constant_pad_nd(&this.padding, 0.0);
+    /// The input mirrored at its ends, which are not repeated.
+    ReflectionPad |this, x| match this.padding.len() {
+        2 => x.reflection_pad1d(&this.padding),
+        4 => x.reflection_pad2d(&this.padding),
+        6 => x.reflection_pad3d(&this.padding),
+        count => Err(uneven(count)),
+    };
+    /// The input's ends repeated.
+    ReplicationPad |this, x| match this.padding.len() {
+        2 => x.replication_pad1d(&this.padding),
+        4 => x.replication_pad2d(&this.padding),
+        6 => x.replication_pad3d(&this.padding),
+        count => Err(uneven(count)),
+    };
+    /// The input from its other end.
+    CircularPad |this, x| circular(x, &this.padding);
+}
+
+fn uneven(count: usize) -> Error {
+    Error::invalid(format!("the padding has {count} widths, and must have 2 for each of 1 to 3 axes"))
+}
+
+fn circular(x: &Tensor, padding: &[i64]) -> Result<Tensor> {
+    let axes = padding.len() / 2;
+    if !padding.len().is_multiple_of(2) || axes == 0 || axes > x.rank() {
+        return Err(uneven(padding.len()));
+    }
+    padding.chunks_exact(2).enumerate().try_fold(x.clone(), |x, (back, widths)| {
+        let dim = (x.rank() - 1 - back) as i64;
+        let (extent, [front, behind]) = (x.size(dim)? as i64, [widths[0], widths[1]]);
+        if front > extent || behind > extent || extent + front + behind < 0 {
+            return Err(Error::invalid(
+                "Padding value causes wrapping around more than once, or a negative result.",
+            ));
+        }
+        let kept = x.slice(dim, Some((-front).max(0)), Some(extent + behind.min(0)), 1)?;
+        let mut parts = vec![kept];
+        if front > 0 {
+            parts.insert(0, x.slice(dim, Some(extent - front), None, 1)?);
+        }
+        if behind > 0 {
+            parts.push(x.slice(dim, Some(0), Some(behind), 1)?);
+        }
+        Tensor::cat(&parts, dim)
+    })
+}
+
+/// One value around the input.
+#[derive(Module, Clone, PartialEq, Debug)]
+pub struct ConstantPad {
+    /// Two widths per axis, the last axis first.
+    #[module(skip)]
+    pub padding: Vec<i64>,
+    /// The value.
+    #[module(skip)]
+    pub value: f64,
+}
+
+impl Forward for ConstantPad {
+    #[track_caller]
+    fn forward(&self, input: &Tensor) -> Result<Tensor> {
+        input.constant_pad_nd(&self.padding, self.value)
+    }
+}

@@ -1,0 +1,218 @@
+//! Pooling. Windows move over the last axes of (batch, channels, …) or (channels, …).
+
+use std::panic::Location;
+
+use thalweg_runtime::{Error, Result};
+use thalweg_tensor::caller::{enter, in_call};
+use thalweg_tensor::dispatch::{Argument, Operator, as_ints};
+use thalweg_tensor::{Tensor, Tensors};
+
+use super::{Forward, Module};
+use crate::functional::{call, call_all, of_axes};
+
+/// The greatest element of each window.
+#[derive(Module, Clone, Copy, PartialEq, Eq, Debug)]
+pub struct MaxPool<const AXES: usize> {
+    /// The extents of a window.
+    #[module(skip)]
+    pub kernel_size: [usize; AXES],
+    /// The way from one window to the next: the extents by default.
+    #[module(skip)]
+    pub stride: Option<[usize; AXES]>,
+    /// The width of the border, whose elements are never the greatest: at most half of the extents.
+    #[module(skip)]
+    pub padding: [usize; AXES],
+    /// The way from one element of a window to the next.
+    #[module(skip)]
+    pub dilation: [usize; AXES],
+    /// Whether the number of windows is rounded up.
+    #[module(skip)]
+    pub ceil_mode: bool,
+}
+
+/// The greatest element of each window of sequences.
+pub type MaxPool1d = MaxPool<1>;
+/// The greatest element of each window of images.
+pub type MaxPool2d = MaxPool<2>;
+/// The greatest element of each window of volumes.
+pub type MaxPool3d = MaxPool<3>;
+
+impl<const AXES: usize> MaxPool<AXES> {
+    /// Makes a pool of windows side by side.
+    pub fn new(kernel_size: [usize; AXES]) -> Self {
+        Self { kernel_size, stride: None, padding: [0; AXES], dilation: [1; AXES], ceil_mode: false }
+    }
+
+    fn run(
+        &self,
+        operator: &'static Operator,
+        input: &Tensor,
+        location: &'static Location<'static>,
+    ) -> Result<Tensors> {
+        let stride = self.stride.unwrap_or(self.kernel_size);
+        let sizes =
+            [&self.kernel_size, &stride, &self.padding, &self.dilation].map(|list| as_ints(list).into());
+        let [kernel, stride, padding, dilation] = sizes;
+        call_all(
+            operator,
+            &[input.into(), kernel, stride, padding, dilation, self.ceil_mode.into()],
+            location,
+        )
+    }
+
+    /// Returns the greatest elements and their places in the plane (`return_indices=True`).
+    ///
+    /// # Errors
+    /// [`Error::is_invalid_argument`] if the windows do not fit the input.
+    #[track_caller]
+    pub fn forward_with_indices(&self, input: &Tensor) -> Result<[Tensor; 2]> {
+        let names = ["max_pool1d_with_indices", "max_pool2d_with_indices", "max_pool3d_with_indices"];
+        let results = self.run(of_axes::<AXES>(names)?, input, Location::caller())?;
+        Ok(results.into_vec().try_into().expect("the operator has two results"))
+    }
+}
+
+impl<const AXES: usize> Forward for MaxPool<AXES> {
+    #[track_caller]
+    fn forward(&self, input: &Tensor) -> Result<Tensor> {
+        let operator = of_axes::<AXES>(["max_pool1d", "max_pool2d", "max_pool3d"])?;
+        Ok(self.run(operator, input, Location::caller())?.swap_remove(0))
+    }
+}
+
+/// The mean of each window.
+#[derive(Module, Clone, Copy, PartialEq, Eq, Debug)]
+pub struct AvgPool<const AXES: usize> {
+    /// The extents of a window.
+    #[module(skip)]
+    pub kernel_size: [usize; AXES],
+    /// The way from one window to the next: the extents by default.
+    #[module(skip)]
+    pub stride: Option<[usize; AXES]>,
+    /// The width of the border of zeros: at most half of the extents.
+    #[module(skip)]
+    pub padding: [usize; AXES],
+    /// Whether the number of windows is rounded up.
+    #[module(skip)]
+    pub ceil_mode: bool,
+    /// Whether the border counts in the mean.
+    #[module(skip)]
+    pub count_include_pad: bool,
+    /// The number that sums are divided by, if it is not that of the elements. Not of sequences.
+    #[module(skip)]
+    pub divisor_override: Option<i64>,
+}
+
+/// The mean of each window of sequences.
+pub type AvgPool1d = AvgPool<1>;
+/// The mean of each window of images.
+pub type AvgPool2d = AvgPool<2>;
+/// The mean of each window of volumes.
+pub type AvgPool3d = AvgPool<3>;
+
+impl<const AXES: usize> AvgPool<AXES> {
+    /// Makes a pool of windows side by side.
+    pub fn new(kernel_size: [usize; AXES]) -> Self {
+        Self {
+            kernel_size,
+            stride: None,
+            padding: [0; AXES],
+            ceil_mode: false,
+            count_include_pad: true,
+            divisor_override: None,
+        }
+    }
+}
+
+impl<const AXES: usize> Forward for AvgPool<AXES> {
+    #[track_caller]
+    fn forward(&self, input: &Tensor) -> Result<Tensor> {
+        let stride = self.stride.unwrap_or(self.kernel_size);
+        let sizes = [&self.kernel_size, &stride, &self.padding].map(|list| as_ints(list).into());
+        let [kernel, stride, padding] = sizes;
+        let flags = [self.ceil_mode, self.count_include_pad].map(Argument::Bool);
+        let divisor = self.divisor_override.into();
+        let arguments = [input.into(), kernel, stride, padding, flags[0], flags[1], divisor];
+        let operator = of_axes::<AXES>(["avg_pool1d", "avg_pool2d", "avg_pool3d"])?;
+        let count = if AXES == 1 { 6 } else { 7 };
+        call(operator, &arguments[..count], Location::caller())
+    }
+}
+
+/// The power mean of each window, without the division by the number of elements: (Σ x^p)^(1/p).
+#[derive(Module, Clone, Copy, PartialEq, Debug)]
+pub struct LPPool<const AXES: usize> {
+    /// The power.
+    #[module(skip)]
+    pub norm_type: f64,
+    /// The extents of a window.
+    #[module(skip)]
+    pub kernel_size: [usize; AXES],
+    /// The way from one window to the next: the extents by default.
+    #[module(skip)]
+    pub stride: Option<[usize; AXES]>,
+    /// Whether the number of windows is rounded up.
+    #[module(skip)]
+    pub ceil_mode: bool,
+}
+
+impl<const AXES: usize> Forward for LPPool<AXES> {
+    #[track_caller]
+    fn forward(&self, input: &Tensor) -> Result<Tensor> {
+        in_call("LPPool", &[input], Location::caller(), || {
+            let (stride, ceil_mode) = (self.stride, self.ceil_mode);
+            let pool = AvgPool { stride, ceil_mode, ..AvgPool::new(self.kernel_size) };
+            let mean = pool.forward(&input.pow_scalar(self.norm_type)?)?;
+            let count: usize = self.kernel_size.iter().product();
+            mean.mul_scalar(count as f64)?.pow_scalar(1.0 / self.norm_type)
+        })
+    }
+}
+
+/// The mean of each of so many windows that cover the input.
+#[derive(Module, Clone, Copy, PartialEq, Eq, Debug)]
+pub struct AdaptiveAvgPool<const AXES: usize> {
+    /// The numbers of windows; as many as the input has elements where there is none.
+    #[module(skip)]
+    pub output_size: [Option<usize>; AXES],
+}
+
+/// The greatest element of each of so many windows that cover the input.
+#[derive(Module, Clone, Copy, PartialEq, Eq, Debug)]
+pub struct AdaptiveMaxPool<const AXES: usize> {
+    /// The numbers of windows; as many as the input has elements where there is none.
+    #[module(skip)]
+    pub output_size: [Option<usize>; AXES],
+}
+
+/// The numbers of windows over an input.
+fn windows<const AXES: usize>(input: &Tensor, output_size: [Option<usize>; AXES]) -> Result<[usize; AXES]> {
+    let Some(outer) = input.rank().checked_sub(AXES) else {
+        return Err(Error::invalid(format!("the input has {} dimensions, fewer than {AXES}", input.rank())));
+    };
+    let mut sizes = [0; AXES];
+    for (axis, size) in sizes.iter_mut().enumerate() {
+        *size = output_size[axis].unwrap_or(input.shape()[outer + axis]);
+    }
+    Ok(sizes)
+}
+
+impl<const AXES: usize> Forward for AdaptiveAvgPool<AXES> {
+    #[track_caller]
+    fn forward(&self, input: &Tensor) -> Result<Tensor> {
+        let _entered = enter(Location::caller());
+        let sizes = windows(input, self.output_size)?;
+        let names = ["adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d"];
+        call(of_axes::<AXES>(names)?, &[input.into(), as_ints(&sizes).into()], Location::caller())
+    }
+}
+
+impl<const AXES: usize> Forward for AdaptiveMaxPool<AXES> {
+    #[track_caller]
+    fn forward(&self, input: &Tensor) -> Result<Tensor> {
+        let _entered = enter(Location::caller());
+        let sizes = windows(input, self.output_size)?;
+        let names = ["adaptive_max_pool1d", "adaptive_max_pool2d", "adaptive_max_pool3d"];
+        call(of_axes::<AXES>(names)?, &[input.into(), as_ints(&sizes).into()], Location::caller())
+    }
+}

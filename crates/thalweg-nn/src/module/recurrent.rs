@@ -1,0 +1,463 @@
+//! Recurrent networks, with PyTorch's names and layouts: the gates of a weight lie one behind the other in its rows.
+//!
+//! A layer multiplies the whole sequence with its input weight at once; the recurrence is a loop over time on the host.
+
+use std::panic::Location;
+use std::sync::Arc;
+
+use thalweg_runtime::{Device, Error, Result};
+use thalweg_tensor::Tensor;
+use thalweg_tensor::caller::{enter, in_call};
+use thalweg_tensor::random::{DeviceGenerator, Generator};
+
+use super::{Entry, EntryMut, Module, uniform};
+use crate::functional;
+
+/// A kind of recurrent network: its computation at a step of time.
+pub trait Step {
+    /// Blocks of rows in a weight.
+    const GATES: usize;
+    /// States: the hidden one, and more.
+    const STATES: usize;
+
+    /// Returns the next states, from the input's part and the hidden state's part of the gates, and the states.
+    ///
+    /// # Errors
+    /// Those of the operators.
+    fn step(&self, of_input: &Tensor, of_hidden: &Tensor, states: &[Tensor]) -> Result<Vec<Tensor>>;
+}
+
+/// Long short-term memory: gates i, f, g, o; states h and c.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct LongShortTerm;
+
+impl Step for LongShortTerm {
+    const GATES: usize = 4;
+    const STATES: usize = 2;
+
+    fn step(&self, of_input: &Tensor, of_hidden: &Tensor, states: &[Tensor]) -> Result<Vec<Tensor>> {
+        let gates = of_input.add(of_hidden)?.chunk(4, -1)?;
+        let [input, forget, output] = [0, 1, 3].map(|gate: usize| gates[gate].sigmoid());
+        let cell = forget?.mul(&states[1])?.add(&input?.mul(&gates[2].tanh()?)?)?;
+        Ok(vec![output?.mul(&cell.tanh()?)?, cell])
+    }
+}
+
+/// Gated recurrent unit: gates r, z, n; state h.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Gated;
+
+impl Step for Gated {
+    const GATES: usize = 3;
+    const STATES: usize = 1;
+
+    fn step(&self, of_input: &Tensor, of_hidden: &Tensor, states: &[Tensor]) -> Result<Vec<Tensor>> {
+        let (x, h) = (of_input.chunk(3, -1)?, of_hidden.chunk(3, -1)?);
+        let [reset, update] = [0, 1].map(|gate: usize| x[gate].add(&h[gate])?.sigmoid());
+        let new = x[2].add(&reset?.mul(&h[2])?)?.tanh()?;
+        Ok(vec![new.add(&update?.mul(&states[0].sub(&new)?)?)?])
+    }
+}
+
+/// Elman's network: one gate, state h.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Elman {
+    /// Whether max(0, x) takes the place of tanh (`nonlinearity='relu'`).
+    pub relu: bool,
+}
+
+impl Step for Elman {
+    const GATES: usize = 1;
+    const STATES: usize = 1;
+
+    fn step(&self, of_input: &Tensor, of_hidden: &Tensor, _: &[Tensor]) -> Result<Vec<Tensor>> {
+        let sum = of_input.add(of_hidden)?;
+        Ok(vec![if self.relu { sum.relu()? } else { sum.tanh()? }])
+    }
+}
+
+/// The options of a [`Recurrent`] network.
+#[derive(Clone, Debug)]
+pub struct RecurrentOptions {
+    /// Layers, each over the results of the one before it.
+    pub num_layers: usize,
+    /// Whether there are biases.
+    pub bias: bool,
+    /// Whether the batch comes before the sequence.
+    pub batch_first: bool,
+    /// The probability with which what goes from layer to layer is dropped in training, and its generator.
+    pub dropout: Option<(f64, Arc<DeviceGenerator>)>,
+    /// Whether each layer runs in both directions.
+    pub bidirectional: bool,
+    /// Features that hidden states are projected to; 0 for no projection. Of an LSTM only.
+    pub proj_size: usize,
+}
+
+impl Default for RecurrentOptions {
+    /// PyTorch's options.
+    fn default() -> Self {
+        let (num_layers, proj_size) = (1, 0);
+        Self { num_layers, bias: true, batch_first: false, dropout: None, bidirectional: false, proj_size }
+    }
+}
+
+/// The tensors of one layer in one direction, or of a cell.
+#[derive(Module, Clone, Debug)]
+struct Weights {
+    /// (gates · hidden, in).
+    #[module(parameter)]
+    weight_ih: Tensor,
+    /// (gates · hidden, hidden or projected).
+    #[module(parameter)]
+    weight_hh: Tensor,
+    #[module(parameter)]
+    bias_ih: Option<Tensor>,
+    #[module(parameter)]
+    bias_hh: Option<Tensor>,
+    /// (projected, hidden).
+    #[module(parameter)]
+    weight_hr: Option<Tensor>,
+}
+
+impl Weights {
+    fn new(
+        [gates, inputs, hidden, projected]: [usize; 4],
+        bias: bool,
+        generator: &mut Generator,
+        device: &Device,
+    ) -> Result<Self> {
+        let bound = if hidden > 0 { 1.0 / (hidden as f64).sqrt() } else { 0.0 };
+        let rows = gates
+            .checked_mul(hidden)
+            .ok_or_else(|| Error::invalid(format!("a hidden state of {hidden} features is too large")))?;
+        let out = if projected > 0 { projected } else { hidden };
+        let mut tensor = |shape: &[usize]| uniform(shape, bound, generator, device);
+        Ok(Self {
+            weight_ih: tensor(&[rows, inputs])?,
+            weight_hh: tensor(&[rows, out])?,
+            bias_ih: bias.then(|| tensor(&[rows])).transpose()?,
+            bias_hh: bias.then(|| tensor(&[rows])).transpose()?,
+            weight_hr: (projected > 0).then(|| tensor(&[projected, hidden])).transpose()?,
+        })
+    }
+
+    /// The states after a step, from the input's part of the gates.
+    fn step<K: Step>(&self, kind: &K, of_input: &Tensor, states: &[Tensor]) -> Result<Vec<Tensor>> {
+        let of_hidden = functional::linear(&states[0], &self.weight_hh, self.bias_hh.as_ref())?;
+        let mut states = kind.step(of_input, &of_hidden, states)?;
+        if let Some(projection) = &self.weight_hr {
+            states[0] = functional::linear(&states[0], projection, None)?;
+        }
+        Ok(states)
+    }
+
+    fn gates(&self, input: &Tensor) -> Result<Tensor> {
+        functional::linear(input, &self.weight_ih, self.bias_ih.as_ref())
+    }
+}
+
+/// A network of recurrent layers.
+#[derive(Clone, Debug)]
+pub struct Recurrent<K> {
+    kind: K,
+    options: RecurrentOptions,
+    hidden: usize,
+    /// Layer by layer, forwards and then backwards.
+    layers: Vec<Weights>,
+    training: bool,
+}
+
+/// A network of long short-term memory (`torch.nn.LSTM`): states h and c.
+pub type LSTM = Recurrent<LongShortTerm>;
+/// A network of gated recurrent units (`torch.nn.GRU`): state h.
+pub type GRU = Recurrent<Gated>;
+/// Elman's network (`torch.nn.RNN`): state h.
+pub type RNN = Recurrent<Elman>;
+
+impl<K: Step + Default> Recurrent<K> {
+    /// Makes a network from `inputs` features to hidden states of `hidden` features, with random parameters.
+    ///
+    /// # Errors
+    /// [`Error::is_invalid_argument`] if an option does not fit.
+    #[track_caller]
+    pub fn new(
+        inputs: usize,
+        hidden: usize,
+        options: RecurrentOptions,
+        generator: &mut Generator,
+        device: &Device,
+    ) -> Result<Self> {
+        Self::with_kind(K::default(), inputs, hidden, options, generator, device)
+    }
+}
+
+impl<K: Step> Recurrent<K> {
+    /// Makes a network that steps as `kind` says.
+    ///
+    /// # Errors
+    /// [`Error::is_invalid_argument`] if an option does not fit.
+    #[track_caller]
+    pub fn with_kind(
+        kind: K,
+        inputs: usize,
+        hidden: usize,
+        options: RecurrentOptions,
+        generator: &mut Generator,
+        device: &Device,
+    ) -> Result<Self> {
+        in_call("Recurrent::with_kind", &[], Location::caller(), || {
+            if options.proj_size > 0 && (K::STATES < 2 || options.proj_size >= hidden) {
+                return Err(Error::invalid(
+                    "proj_size is only supported for LSTM, and has to be smaller than hidden_size",
+                ));
+            }
+            if hidden == 0 || options.num_layers == 0 {
+                return Err(Error::invalid("hidden_size and num_layers must be greater than zero"));
+            }
+            let directions = 1 + usize::from(options.bidirectional);
+            let out = if options.proj_size > 0 { options.proj_size } else { hidden };
+            let layers = (0..options.num_layers * directions)
+                .map(|index| {
+                    let inputs = if index < directions { inputs } else { out * directions };
+                    let sizes = [K::GATES, inputs, hidden, options.proj_size];
+                    Weights::new(sizes, options.bias, generator, device)
+                })
+                .collect::<Result<_>>()?;
+            Ok(Self { kind, options, hidden, layers, training: true })
+        })
+    }
+
+    fn directions(&self) -> usize {
+        1 + usize::from(self.options.bidirectional)
+    }
+
+    /// Returns the hidden states of the last layer at each step, and the last states: `h_n`, and `c_n` of an LSTM.
+    ///
+    /// The input is (length, batch, features), or (batch, length, features) with `batch_first`, or (length, features); states are
+    /// (layers · directions, batch, hidden), and zeros where there are none. Asynchronous.
+    ///
+    /// # Errors
+    /// [`Error::is_invalid_argument`] if shapes or dtypes do not fit.
+    #[track_caller]
+    pub fn forward(&self, input: &Tensor, states: Option<&[Tensor]>) -> Result<(Tensor, Vec<Tensor>)> {
+        in_call("Recurrent", &[input], Location::caller(), || {
+            let is_batched = match input.rank() {
+                2 => false,
+                3 => true,
+                rank => {
+                    return Err(Error::invalid(format!(
+                        "Expected input to be 2D or 3D, got {rank}D instead"
+                    )));
+                }
+            };
+            let batch_first = is_batched && self.options.batch_first;
+            let sequence = match (is_batched, batch_first) {
+                (false, _) => input.unsqueeze(1)?,
+                (_, true) => input.transpose(0, 1)?,
+                _ => input.clone(),
+            };
+            let states = self.states(&sequence, states, is_batched)?;
+            let (mut result, mut last) = self.run(sequence, &states)?;
+            if !is_batched {
+                result = result.squeeze(1)?;
+                last = last.iter().map(|state| state.squeeze(1)).collect::<Result<_>>()?;
+            } else if batch_first {
+                result = result.transpose(0, 1)?;
+            }
+            Ok((result, last))
+        })
+    }
+
+    /// The states before the first step, with a batch.
+    fn states(&self, sequence: &Tensor, given: Option<&[Tensor]>, is_batched: bool) -> Result<Vec<Tensor>> {
+        let features = self.layers[0].weight_ih.shape()[1];
+        if sequence.shape()[2] != features || sequence.shape()[0] == 0 {
+            return Err(Error::invalid(format!(
+                "input.size(-1) must be equal to input_size. Expected {features}, got {}; and a sequence has at least one step",
+                sequence.shape()[2]
+            )));
+        }
+        let batch = sequence.shape()[1];
+        let out = if self.options.proj_size > 0 { self.options.proj_size } else { self.hidden };
+        let shapes = [out, self.hidden].map(|features| [self.layers.len(), batch, features]);
+        let Some(given) = given else {
+            let zeros = |shape: &[usize; 3]| Tensor::zeros(shape, sequence.dtype(), sequence.device());
+            return shapes[..K::STATES].iter().map(zeros).collect();
+        };
+        if given.len() != K::STATES {
+            return Err(Error::invalid(format!("it has {} states, not {}", K::STATES, given.len())));
+        }
+        let mut states = Vec::new();
+        for (state, shape) in given.iter().zip(&shapes) {
+            let state = if is_batched { state.clone() } else { state.unsqueeze(1)? };
+            if state.shape() != shape {
+                return Err(Error::invalid(format!(
+                    "Expected hidden size {shape:?}, got {:?}",
+                    state.shape()
+                )));
+            }
+            states.push(state);
+        }
+        Ok(states)
+    }
+
+    fn run(&self, mut sequence: Tensor, first: &[Tensor]) -> Result<(Tensor, Vec<Tensor>)> {
+        let (directions, mut last) = (self.directions(), vec![Vec::new(); K::STATES]);
+        for (index, layer) in self.layers.chunks(directions).enumerate() {
+            if let (true, Some((p, generator))) = (index > 0, &self.options.dropout) {
+                sequence = functional::dropout(&sequence, *p, self.training, generator)?;
+            }
+            let mut results = Vec::new();
+            for (direction, weights) in layer.iter().enumerate() {
+                let place = index * directions + direction;
+                let states = first.iter().map(|state| state.select(0, place)).collect::<Result<_>>()?;
+                let (result, states) = self.run_layer(weights, &sequence, states, direction == 1)?;
+                results.push(result);
+                last.iter_mut().zip(states).for_each(|(list, state)| list.push(state));
+            }
+            sequence = if directions == 1 { results.remove(0) } else { Tensor::cat(&results, -1)? };
+        }
+        let last = last.iter().map(|list| Tensor::stack(list, 0)).collect::<Result<_>>()?;
+        Ok((sequence, last))
+    }
+
+    /// One layer in one direction over a sequence.
+    fn run_layer(
+        &self,
+        weights: &Weights,
+        sequence: &Tensor,
+        mut states: Vec<Tensor>,
+        backwards: bool,
+    ) -> Result<(Tensor, Vec<Tensor>)> {
+        let mut steps = weights.gates(sequence)?.unbind(0)?;
+        if backwards {
+            steps.reverse();
+        }
+        let mut results = Vec::with_capacity(steps.len());
+        for of_input in &steps {
+            states = weights.step(&self.kind, of_input, &states)?;
+            results.push(states[0].clone());
+        }
+        if backwards {
+            results.reverse();
+        }
+        Ok((Tensor::stack(&results, 0)?, states))
+    }
+
+    /// The name of a tensor of a layer.
+    fn name(&self, name: &str, index: usize) -> String {
+        let (layer, direction) = (index / self.directions(), index % self.directions());
+        format!("{name}_l{layer}{}", if direction == 1 { "_reverse" } else { "" })
+    }
+}
+
+impl<K: Step> Module for Recurrent<K> {
+    fn visit<'a>(&'a self, visitor: &mut dyn FnMut(&str, Entry<'a>)) {
+        for (index, layer) in self.layers.iter().enumerate() {
+            layer.visit(&mut |name, entry| visitor(&self.name(name, index), entry));
+        }
+        visitor("training", Entry::Training(&self.training));
+    }
+
+    fn visit_mut<'a>(&'a mut self, visitor: &mut dyn FnMut(&str, EntryMut<'a>)) {
+        for layer in &mut self.layers {
+            layer.visit_mut(visitor);
+        }
+        visitor("training", EntryMut::Training(&mut self.training));
+    }
+}
+
+/// One step of a recurrent network.
+#[derive(Clone, Debug)]
+pub struct RecurrentCell<K> {
+    kind: K,
+    weights: Weights,
+}
+
+/// A step of long short-term memory.
+pub type LSTMCell = RecurrentCell<LongShortTerm>;
+/// A step of a gated recurrent unit.
+pub type GRUCell = RecurrentCell<Gated>;
+/// A step of Elman's network.
+pub type RNNCell = RecurrentCell<Elman>;
+
+impl<K: Step> Module for RecurrentCell<K> {
+    fn visit<'a>(&'a self, visitor: &mut dyn FnMut(&str, Entry<'a>)) {
+        self.weights.visit(visitor);
+    }
+
+    fn visit_mut<'a>(&'a mut self, visitor: &mut dyn FnMut(&str, EntryMut<'a>)) {
+        self.weights.visit_mut(visitor);
+    }
+}
+
+impl<K: Step + Default> RecurrentCell<K> {
+    /// Makes a cell from `inputs` features to states of `hidden` features, with random parameters.
+    ///
+    /// # Errors
+    /// Those of the allocation.
+    #[track_caller]
+    pub fn new(
+        inputs: usize,
+        hidden: usize,
+        bias: bool,
+        generator: &mut Generator,
+        device: &Device,
+    ) -> Result<Self> {
+        Self::with_kind(K::default(), inputs, hidden, bias, generator, device)
+    }
+}
+
+impl<K: Step> RecurrentCell<K> {
+    /// Makes a cell that steps as `kind` says.
+    ///
+    /// # Errors
+    /// Those of the allocation.
+    #[track_caller]
+    pub fn with_kind(
+        kind: K,
+        inputs: usize,
+        hidden: usize,
+        bias: bool,
+        generator: &mut Generator,
+        device: &Device,
+    ) -> Result<Self> {
+        let _entered = enter(Location::caller());
+        Ok(Self { kind, weights: Weights::new([K::GATES, inputs, hidden, 0], bias, generator, device)? })
+    }
+
+    /// Returns the states after a step, from an input (batch, features) or (features) and states (batch, hidden) or (hidden), which
+    /// are zeros where there are none. Asynchronous.
+    ///
+    /// # Errors
+    /// [`Error::is_invalid_argument`] if shapes or dtypes do not fit.
+    #[track_caller]
+    pub fn forward(&self, input: &Tensor, states: Option<&[Tensor]>) -> Result<Vec<Tensor>> {
+        in_call("RecurrentCell", &[input], Location::caller(), || {
+            let features = self.weights.weight_ih.shape()[1];
+            if !(1..=2).contains(&input.rank()) || input.shape().last() != Some(&features) {
+                return Err(Error::invalid(format!(
+                    "Expected input to be 1D or 2D with {features} features, got {:?} instead",
+                    input.shape()
+                )));
+            }
+            let mut shape = input.shape().to_vec();
+            shape[input.rank() - 1] = self.weights.weight_hh.shape()[1];
+            let states = match states {
+                None => (0..K::STATES)
+                    .map(|_| Tensor::zeros(&shape, input.dtype(), input.device()))
+                    .collect::<Result<Vec<_>>>()?,
+                Some(states) => states.to_vec(),
+            };
+            if states.len() != K::STATES || states.iter().any(|state| state.shape() != shape) {
+                return Err(Error::invalid(format!("it takes {} states of shape {shape:?}", K::STATES)));
+            }
+            if input.rank() == 2 {
+                return self.weights.step(&self.kind, &self.weights.gates(input)?, &states);
+            }
+            let states = states.iter().map(|state| state.unsqueeze(0)).collect::<Result<Vec<_>>>()?;
+            let gates = self.weights.gates(&input.unsqueeze(0)?)?;
+            self.weights.step(&self.kind, &gates, &states)?.iter().map(|state| state.squeeze(0)).collect()
+        })
+    }
+}

@@ -1,0 +1,118 @@
+//! State dictionaries: parameters and buffers by name, saved, loaded, converted.
+
+use std::panic::Location;
+
+use indexmap::IndexMap;
+use thalweg_runtime::{Error, Result};
+use thalweg_tensor::caller::at_line;
+use thalweg_tensor::{Tensor, no_grad};
+
+use super::{Entry, EntryMut, Module, walk, walk_mut};
+
+/// Tensors by name, in the order of the module (`state_dict`).
+pub type StateDict = IndexMap<String, Tensor>;
+
+/// The names that only a module or only what was saved has.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct IncompatibleKeys {
+    /// Names of the module that were not saved.
+    pub missing_keys: Vec<String>,
+    /// Names that were saved and the module does not have.
+    pub unexpected_keys: Vec<String>,
+}
+
+/// Returns the parameters and then the buffers of each module, as PyTorch orders them.
+pub(super) fn state_dict<M: Module + ?Sized>(module: &M) -> StateDict {
+    let mut dictionary = StateDict::new();
+    collect(module, "", &mut dictionary);
+    dictionary
+}
+
+fn collect<M: Module + ?Sized>(module: &M, prefix: &str, dictionary: &mut StateDict) {
+    let (mut buffers, mut children) = (Vec::new(), Vec::new());
+    module.visit(&mut |name, entry| {
+        let name = if prefix.is_empty() { name.to_owned() } else { format!("{prefix}.{name}") };
+        match entry {
+            Entry::Parameter(tensor) => _ = dictionary.insert(name, tensor.detach()),
+            Entry::Buffer(tensor) => buffers.push((name, tensor.detach())),
+            Entry::Child(child) => children.push((name, child)),
+            Entry::Training(_) => {}
+        }
+    });
+    dictionary.extend(buffers);
+    for (name, child) in children {
+        collect(child, &name, dictionary);
+    }
+}
+
+/// Overwrites what a module has with what was saved.
+pub(super) fn load<M: Module + ?Sized>(
+    module: &M,
+    saved: &StateDict,
+    strict: bool,
+) -> Result<IncompatibleKeys> {
+    let own = state_dict(module);
+    let quoted =
+        |names: &[String]| names.iter().map(|name| format!("\"{name}\"")).collect::<Vec<_>>().join(", ");
+    let keys = IncompatibleKeys {
+        missing_keys: own.keys().filter(|name| !saved.contains_key(*name)).cloned().collect(),
+        unexpected_keys: saved.keys().filter(|name| !own.contains_key(*name)).cloned().collect(),
+    };
+    let mut errors = Vec::new();
+    if strict && !keys.missing_keys.is_empty() {
+        errors.push(format!("Missing key(s) in state_dict: {}.", quoted(&keys.missing_keys)));
+    }
+    if strict && !keys.unexpected_keys.is_empty() {
+        errors.push(format!("Unexpected key(s) in state_dict: {}.", quoted(&keys.unexpected_keys)));
+    }
+    let pairs: Vec<_> =
+        own.iter().filter_map(|(name, target)| Some((name, target, saved.get(name)?))).collect();
+    for (name, target, source) in &pairs {
+        if target.shape() != source.shape() {
+            errors.push(format!(
+                "size mismatch for {name}: copying a param with shape torch.Size({:?}) from checkpoint, the shape in current \
+                 model is torch.Size({:?}).",
+                source.shape(),
+                target.shape()
+            ));
+        }
+    }
+    if !errors.is_empty() {
+        let (name, errors) = (module.type_name(), errors.join("\n\t"));
+        return Err(Error::invalid(format!("Error(s) in loading state_dict for {name}:\n\t{errors}")));
+    }
+    let sources = pairs
+        .iter()
+        .map(|(_, target, source)| source.to_device(target.device()))
+        .collect::<Result<Vec<_>>>()?;
+    no_grad(|| pairs.iter().zip(&sources).try_for_each(|((_, target, _), source)| target.copy_(source)))?;
+    Ok(keys)
+}
+
+/// Replaces every parameter and buffer by what a function makes of it.
+pub(super) fn convert<M: Module + ?Sized>(
+    module: &mut M,
+    location: &'static Location<'static>,
+    function: impl Fn(&Tensor) -> Result<Tensor>,
+) -> Result<()> {
+    at_line(location, || {
+        let mut tensors = Vec::new();
+        walk(module, "", &mut |_, entry| {
+            if let Entry::Parameter(tensor) | Entry::Buffer(tensor) = entry {
+                tensors.push(tensor.clone());
+            }
+        });
+        let convert = |old: &Tensor| {
+            let new = no_grad(|| function(&old.detach()))?.detach();
+            new.set_requires_grad(old.requires_grad())?;
+            Ok(new)
+        };
+        let mut converted = tensors.iter().map(convert).collect::<Result<Vec<_>>>()?.into_iter();
+        walk_mut(module, &mut |entry| {
+            if let EntryMut::Parameter(tensor) | EntryMut::Buffer(tensor) = entry {
+                *tensor = converted.next().expect("a tensor per tensor");
+            }
+        });
+        Ok(())
+    })
+}
