@@ -16,6 +16,7 @@
 #![forbid(unsafe_code)]
 
 mod argument;
+mod arithmetic;
 pub mod autocast;
 pub mod autograd;
 pub mod caller;
@@ -24,11 +25,15 @@ mod display;
 pub mod graph;
 mod host_tensor;
 mod kernels;
+#[cfg(feature = "ndarray")]
+mod ndarray;
 mod operators;
 pub mod random;
+mod subscript;
 mod tensor;
 mod views;
 
 pub use autograd::no_grad;
 pub use host_tensor::HostTensor;
+pub use subscript::Index;
 pub use tensor::{DevicePointer, Tensor, Tensors};

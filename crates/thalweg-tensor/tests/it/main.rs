@@ -9,6 +9,7 @@ mod autograd;
 mod bad_input;
 mod dispatch;
 mod display;
+mod ergonomics;
 mod errors;
 mod generator;
 mod goldens;

@@ -1,0 +1,41 @@
+//! Arrays of `ndarray` as tensors, and back.
+
+use std::panic::Location;
+
+use ::ndarray::{ArrayBase, ArrayD, Data, Dimension, IxDyn};
+use thalweg_ir::Element;
+use thalweg_runtime::{Device, Result};
+
+use crate::caller::at_line;
+use crate::tensor::Tensor;
+
+impl Tensor {
+    /// Returns an array's elements as a tensor, row-major whatever the array's layout.
+    ///
+    /// # Errors
+    /// Those of [`Tensor::from_slice`].
+    #[track_caller]
+    pub fn from_ndarray<T: Element, S: Data<Elem = T>, D: Dimension>(
+        array: &ArrayBase<S, D>,
+        device: &Device,
+    ) -> Result<Self> {
+        at_line(Location::caller(), || {
+            let standard = array.as_standard_layout();
+            let elements = standard.as_slice().expect("the standard layout has no gaps");
+            Self::from_slice(elements, array.shape(), device)
+        })
+    }
+
+    /// Returns the elements as an array. *Blocks* until they are on the host.
+    ///
+    /// # Errors
+    /// Those of [`Tensor::to_vec`].
+    #[track_caller]
+    pub fn to_ndarray<T: Element>(&self) -> Result<ArrayD<T>> {
+        at_line(Location::caller(), || {
+            let elements = self.to_vec::<T>()?;
+            Ok(ArrayD::from_shape_vec(IxDyn(self.shape()), elements)
+                .expect("as many elements as the shape has"))
+        })
+    }
+}

@@ -1,0 +1,249 @@
+//! Subscripts: `x.i(i![0, 1..3, ..;2, None, ..., &indices, &mask])` as Python's `x[0, 1:3, ::2, None, ..., indices, mask]`.
+
+use std::ops::{Range, RangeFrom, RangeFull, RangeInclusive, RangeTo, RangeToInclusive};
+use std::panic::Location;
+
+use thalweg_ir::DType;
+use thalweg_runtime::{Error, Result};
+
+use crate::caller::in_call;
+use crate::dispatch::{Argument, built_in};
+use crate::operators::call;
+use crate::tensor::Tensor;
+
+/// One part of a subscript. [`i!`](crate::i) makes lists of them.
+#[derive(Clone, Debug)]
+pub enum Index {
+    /// One place of a dimension, which goes; a negative one is counted from the end.
+    At(i64),
+    /// A part of a dimension: from, up to and without, and every so manieth. Bounds beyond the ends are the ends.
+    Slice(Option<i64>, Option<i64>, i64),
+    /// A new dimension of extent 1.
+    NewAxis,
+    /// As many whole dimensions as are left.
+    Ellipsis,
+    /// Places of a dimension, of integers; or truth values over one or more dimensions, whose true places are taken.
+    Tensor(Tensor),
+}
+
+impl Index {
+    /// Returns a slice with another step.
+    pub fn step(self, step: i64) -> Self {
+        match self {
+            Self::Slice(start, end, _) => Self::Slice(start, end, step),
+            other => other,
+        }
+    }
+}
+
+macro_rules! integers {
+    ($($type:ty)*) => {$(
+        impl From<$type> for Index {
+            fn from(place: $type) -> Self {
+                Self::At(place as i64)
+            }
+        }
+
+        impl From<Range<$type>> for Index {
+            fn from(range: Range<$type>) -> Self {
+                Self::Slice(Some(range.start as i64), Some(range.end as i64), 1)
+            }
+        }
+
+        impl From<RangeFrom<$type>> for Index {
+            fn from(range: RangeFrom<$type>) -> Self {
+                Self::Slice(Some(range.start as i64), None, 1)
+            }
+        }
+
+        impl From<RangeTo<$type>> for Index {
+            fn from(range: RangeTo<$type>) -> Self {
+                Self::Slice(None, Some(range.end as i64), 1)
+            }
+        }
+
+        impl From<RangeInclusive<$type>> for Index {
+            fn from(range: RangeInclusive<$type>) -> Self {
+                Self::Slice(Some(*range.start() as i64), behind(*range.end() as i64), 1)
+            }
+        }
+
+        impl From<RangeToInclusive<$type>> for Index {
+            fn from(range: RangeToInclusive<$type>) -> Self {
+                Self::Slice(None, behind(range.end as i64), 1)
+            }
+        }
+    )*};
+}
+
+integers!(i32 i64 usize);
+
+/// The place behind one: none behind the last, which is −1.
+fn behind(place: i64) -> Option<i64> {
+    (place != -1).then(|| place.saturating_add(1))
+}
+
+impl From<RangeFull> for Index {
+    fn from(_: RangeFull) -> Self {
+        Self::Slice(None, None, 1)
+    }
+}
+
+impl From<&Tensor> for Index {
+    fn from(tensor: &Tensor) -> Self {
+        Self::Tensor(tensor.clone())
+    }
+}
+
+impl From<Tensor> for Index {
+    fn from(tensor: Tensor) -> Self {
+        Self::Tensor(tensor)
+    }
+}
+
+/// Makes a subscript for [`Tensor::i`] and [`Tensor::assign`]: integers, ranges with a step behind a semicolon, `None` for a new
+/// dimension, `...` for the dimensions that are left, tensors of integers or of truth values.
+///
+/// ```
+/// # use thalweg_runtime::{Device, Result};
+/// # use thalweg_tensor::{Tensor, i};
+/// # fn main() -> Result<()> {
+/// # let device = Device::sim(0)?;
+/// let x = Tensor::from_slice(&[0i64, 1, 2, 3, 4, 5, 6, 7], &[2, 4], &device)?;
+/// assert_eq!(x.i(i![-1, 1..3])?.to_vec::<i64>()?, [5, 6]);
+/// assert_eq!(x.i(i![..., 0..;2])?.shape(), [2, 2]);
+/// assert_eq!(x.i(i![0, None])?.shape(), [1, 4]);
+/// x.assign(i![x.gt_scalar(4)?], &Tensor::from_slice(&[9i64], &[], &device)?)?;
+/// assert_eq!(x.to_vec::<i64>()?, [0, 1, 2, 3, 4, 9, 9, 9]);
+/// # Ok(())
+/// # }
+/// ```
+#[macro_export]
+macro_rules! i {
+    (@list [$($done:expr,)*]) => {
+        [$($done),*]
+    };
+    (@list [$($done:expr,)*] None $(, $($rest:tt)*)?) => {
+        $crate::i!(@list [$($done,)* $crate::Index::NewAxis,] $($($rest)*)?)
+    };
+    (@list [$($done:expr,)*] ... $(, $($rest:tt)*)?) => {
+        $crate::i!(@list [$($done,)* $crate::Index::Ellipsis,] $($($rest)*)?)
+    };
+    (@list [$($done:expr,)*] $range:expr; $step:expr $(, $($rest:tt)*)?) => {
+        $crate::i!(@list [$($done,)* $crate::Index::from($range).step($step),] $($($rest)*)?)
+    };
+    (@list [$($done:expr,)*] $index:expr $(, $($rest:tt)*)?) => {
+        $crate::i!(@list [$($done,)* $crate::Index::from($index),] $($($rest)*)?)
+    };
+    ($($index:tt)*) => {
+        $crate::i!(@list [] $($index)*)
+    };
+}
+
+/// A view by all that views can do, and the tensors that remain, per dimension of the view.
+struct Subscript {
+    view: Tensor,
+    tensors: Vec<Option<Tensor>>,
+}
+
+impl Subscript {
+    fn new(tensor: &Tensor, indices: &[Index]) -> Result<Self> {
+        let takes = |index: &Index| match index {
+            Index::At(_) | Index::Slice(..) => 1,
+            Index::NewAxis | Index::Ellipsis => 0,
+            Index::Tensor(mask) if mask.dtype() == DType::Bool => mask.rank(),
+            Index::Tensor(_) => 1,
+        };
+        let taken: usize = indices.iter().map(takes).sum();
+        if indices.iter().filter(|index| matches!(index, Index::Ellipsis)).count() > 1 {
+            return Err(Error::invalid("an index can only have a single ellipsis ('...')"));
+        }
+        let Some(left) = tensor.rank().checked_sub(taken) else {
+            return Err(Error::invalid(format!(
+                "too many indices for tensor of dimension {}",
+                tensor.rank()
+            )));
+        };
+        let (mut view, mut dim, mut tensors) = (tensor.clone(), 0, Vec::new());
+        for index in indices {
+            let at = dim as i64;
+            match index {
+                Index::At(place) => {
+                    let extent = view.shape()[dim] as i64;
+                    if !(-extent..extent).contains(place) {
+                        return Err(Error::invalid(format!(
+                            "index {place} is out of bounds for dimension {dim} with size {extent}"
+                        )));
+                    }
+                    view = view.select(at, place.rem_euclid(extent) as usize)?;
+                }
+                Index::Slice(start, end, step) => {
+                    view = view.slice(at, *start, *end, *step)?;
+                    dim += 1;
+                }
+                Index::NewAxis => {
+                    view = view.unsqueeze(at)?;
+                    dim += 1;
+                }
+                Index::Ellipsis => dim += left,
+                Index::Tensor(tensor) => {
+                    tensors.resize(dim, None);
+                    dim += takes(index);
+                    match tensor.dtype() {
+                        DType::Bool => {
+                            let covered = &view.shape()[tensors.len()..dim];
+                            if tensor.shape() != covered {
+                                return Err(Error::invalid(format!(
+                                    "The shape of the mask {:?} does not match the shape of the indexed tensor, {covered:?}",
+                                    tensor.shape()
+                                )));
+                            }
+                            tensors.extend(tensor.nonzero_numpy()?.into_iter().map(Some));
+                        }
+                        _ => tensors.push(Some(tensor.clone())),
+                    }
+                }
+            }
+        }
+        Ok(Self { view, tensors })
+    }
+}
+
+impl Tensor {
+    /// Returns the elements at a subscript that [`i!`](crate::i) makes: a view, or new memory where a tensor is among the indices.
+    /// Asynchronous, but with a mask: the host then waits for its number of true values.
+    ///
+    /// # Errors
+    /// [`Error::is_invalid_argument`] if there are more indices than dimensions, or one is out of bounds.
+    #[track_caller]
+    pub fn i(&self, indices: impl AsRef<[Index]>) -> Result<Self> {
+        in_call("i", &[self], Location::caller(), || {
+            let Subscript { view, tensors } = Subscript::new(self, indices.as_ref())?;
+            if tensors.is_empty() { Ok(view) } else { view.index(&tensors) }
+        })
+    }
+
+    /// Overwrites the elements at a subscript, in place, with those of another tensor, which is broadcast and converted.
+    /// Recorded by autograd. Asynchronous, but with a mask.
+    ///
+    /// # Errors
+    /// Those of [`Tensor::i`] and [`Tensor::copy_`].
+    #[track_caller]
+    pub fn assign(&self, indices: impl AsRef<[Index]>, value: &Self) -> Result<()> {
+        in_call("assign", &[self, value], Location::caller(), || {
+            let Subscript { view, tensors } = Subscript::new(self, indices.as_ref())?;
+            // Extents of 1 in front of what is overwritten go, as in PyTorch.
+            let spare = value.rank().saturating_sub(view.rank());
+            let value = match value.shape()[..spare].iter().all(|&extent| extent == 1) {
+                true if tensors.is_empty() => value.reshape(&value.shape()[spare..])?,
+                _ => value.clone(),
+            };
+            if tensors.is_empty() {
+                return view.copy_(&value);
+            }
+            let value = value.to_dtype(view.dtype())?;
+            let arguments = [(&view).into(), Argument::OptionalTensors(&tensors), (&value).into()];
+            call(built_in!("index_put_")?, &arguments, None, Location::caller()).map(drop)
+        })
+    }
+}
