@@ -1,8 +1,10 @@
 //! Neural networks over tensors: functions, modules, optimizers.
 //!
+//! - [`data`]: batches on the device (`torch.utils.data`).
 //! - [`functional`]: functions of tensors (`torch.nn.functional`).
 //! - [`module`]: functions with parameters (`torch.nn`).
 //! - [`optim`]: optimizers, schedules of learning rates, clipping and scaling of gradients (`torch.optim`).
+//! - [`serialize`]: tensors in files, `safetensors` and PyTorch's own.
 //!
 //! # Invariants
 //! - Everything is asynchronous on the current stream, unless its documentation says that it blocks.
@@ -12,6 +14,8 @@
 // What `derive(Module)` writes names this crate, also within it.
 extern crate self as thalweg_nn;
 
+pub mod data;
 pub mod functional;
 pub mod module;
 pub mod optim;
+pub mod serialize;

@@ -33,7 +33,7 @@ pub use thalweg_snapshot as snapshot;
 pub use thalweg_tensor as tensor;
 
 pub use thalweg_ir::{DType, Element, Scalar, bf16, f16};
-pub use thalweg_nn::{functional, optim};
+pub use thalweg_nn::{data, functional, optim, serialize};
 pub use thalweg_runtime::{
     CaptureMode, CaptureOptions, Device, DeviceGuard, Environment, Error, Event, Graph, GraphPool, Result,
     Stream, StreamGuard, is_available,
@@ -46,4 +46,4 @@ pub mod module {
     pub use thalweg_nn::module::*;
 }
 
-pub use thalweg_tensor::{HostTensor, Tensor, autograd, dispatch, no_grad, random};
+pub use thalweg_tensor::{HostTensor, Index, Tensor, autograd, dispatch, i, no_grad, random};

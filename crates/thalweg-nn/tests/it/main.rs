@@ -2,6 +2,8 @@
 //!
 //! They run on the simulator, and on a GPU where `THALWEG_TEST_DEVICE=cuda` is set.
 
+mod data;
+mod files;
 mod linear;
 mod modules;
 mod networks;

@@ -95,6 +95,25 @@ fn decode_gives_the_same_tokens_captured_and_allocates_nothing_then() {
 }
 
 #[test]
+fn gpt_learns_saves_and_resumes() {
+    let Some(program) = example("gpt") else { return };
+    let file = std::env::temp_dir().join(format!("thalweg-gpt-{}.safetensors", std::process::id()));
+    let path = file.to_str().expect("a path of text");
+    let loss = |text: &str| line(text, "loss: ")["loss: ".len()..].parse::<f64>().expect("a number");
+    let short = ["--batch", "8", "--sample", "5", "--prompt", "Love"];
+    let first = printed(&program, &[&["--steps", "1"], &short[..]].concat());
+    let trained = printed(&program, &[&["--steps", "12", "--save", path], &short[..]].concat());
+    assert!(loss(&trained) < loss(&first), "{first}{trained}");
+    assert!(trained.lines().any(|line| line.starts_with("Love")), "{trained}");
+    let resumed =
+        printed(&program, &[&["--steps", "1", "--resume", path, "--dtype", "bf16"], &short[..]].concat());
+    assert!(loss(&resumed) < loss(&first) && resumed.contains("bfloat16"), "{resumed}");
+    std::fs::remove_file(&file).expect("it was saved");
+    refuses(&program, &["--dtype", "f16"], "--dtype takes f32 or bf16");
+    refuses(&program, &["--prompt", "ß"], "the text has no 'ß'");
+}
+
+#[test]
 fn decode_refuses_what_it_does_not_know() {
     let Some(program) = example("decode") else { return };
     for (arguments, words) in [

@@ -1,0 +1,430 @@
+//! Batches of a data set on the device (`torch.utils.data`): worker threads fill pinned memory, and copies run on a stream of their own
+//! while the batch before is computed with.
+//!
+//! ```
+//! # use std::sync::Arc;
+//! # use thalweg_ir::DType;
+//! # use thalweg_nn::data::{DataLoader, DataLoaderOptions, Dataset, Field, put};
+//! # use thalweg_runtime::{Device, Result};
+//! struct Squares;
+//!
+//! impl Dataset for Squares {
+//!     fn len(&self) -> usize {
+//!         10
+//!     }
+//!
+//!     fn fields(&self) -> Vec<Field> {
+//!         vec![Field { shape: vec![1], dtype: DType::F32 }, Field { shape: vec![], dtype: DType::I64 }]
+//!     }
+//!
+//!     fn read(&self, index: usize, fields: &mut [&mut [u8]]) -> Result<()> {
+//!         put(fields[0], &[index as f32])?;
+//!         put(fields[1], &[(index * index) as i64])
+//!     }
+//! }
+//!
+//! # fn main() -> Result<()> {
+//! # let device = Device::sim(0)?;
+//! let options = DataLoaderOptions { batch_size: 4, num_workers: 2, ..DataLoaderOptions::default() };
+//! let mut loader = DataLoader::new(Arc::new(Squares), options, &device)?;
+//! let batches = loader.epoch()?.collect::<Result<Vec<_>>>()?;
+//! assert_eq!(batches.len(), 3);
+//! assert_eq!(batches[1][1].to_vec::<i64>()?, [16, 25, 36, 49]);
+//! # Ok(())
+//! # }
+//! ```
+
+use std::collections::{BTreeMap, VecDeque};
+use std::panic::{AssertUnwindSafe, Location, catch_unwind};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+
+use thalweg_ir::{DType, Element, byte_count};
+use thalweg_runtime::{Device, Error, Event, PinnedBuffer, Result, Stream};
+use thalweg_tensor::Tensor;
+use thalweg_tensor::caller::{at_line, label_at};
+use thalweg_tensor::random::Generator;
+
+/// One part of a sample: an image, a class.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Field {
+    /// The extents of one sample.
+    pub shape: Vec<usize>,
+    /// The dtype.
+    pub dtype: DType,
+}
+
+/// Samples by number, all of the same fields (`torch.utils.data.Dataset`). Threads read it at the same time.
+pub trait Dataset: Send + Sync + 'static {
+    /// Returns how many samples there are.
+    fn len(&self) -> usize;
+
+    /// Returns whether there is no sample.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Returns the fields of a sample.
+    fn fields(&self) -> Vec<Field>;
+
+    /// Writes a sample into the bytes of its fields: [`put`] does so.
+    ///
+    /// # Errors
+    /// Its own, which end the epoch.
+    fn read(&self, index: usize, fields: &mut [&mut [u8]]) -> Result<()>;
+}
+
+/// Writes elements into the bytes of a field.
+///
+/// # Errors
+/// [`Error::is_invalid_argument`] if they are not as many as the field has.
+pub fn put<T: Element>(field: &mut [u8], elements: &[T]) -> Result<()> {
+    let bytes: &[u8] = bytemuck::cast_slice(elements);
+    if bytes.len() != field.len() {
+        return Err(Error::invalid(format!(
+            "{} elements of {} do not fill a field of {} bytes",
+            elements.len(),
+            T::DTYPE,
+            field.len()
+        )));
+    }
+    field.copy_from_slice(bytes);
+    Ok(())
+}
+
+/// The options of a [`DataLoader`], by PyTorch's names.
+#[derive(Clone, Debug)]
+pub struct DataLoaderOptions {
+    /// Samples of a batch.
+    pub batch_size: usize,
+    /// The seed by which each epoch is shuffled; without one the order is that of the data set.
+    pub shuffle: Option<u64>,
+    /// Threads that read samples; with 0 it is the caller's.
+    pub num_workers: usize,
+    /// Batches that each worker is ahead.
+    pub prefetch_factor: usize,
+    /// Whether a last batch that is not full is left out.
+    pub drop_last: bool,
+}
+
+impl Default for DataLoaderOptions {
+    /// PyTorch's options.
+    fn default() -> Self {
+        Self { batch_size: 1, shuffle: None, num_workers: 0, prefetch_factor: 2, drop_last: false }
+    }
+}
+
+/// A batch in pinned memory: a buffer per field, and the event behind the copies that last read them.
+struct PinnedBatch {
+    buffers: Vec<PinnedBuffer>,
+    copied: Event,
+    /// The bytes of a field before they are written to its buffer.
+    staging: Vec<Vec<u8>>,
+}
+
+/// Samples to be read into a pinned batch.
+struct Task {
+    number: usize,
+    samples: Vec<usize>,
+    into: PinnedBatch,
+}
+
+/// A task that was done.
+struct Filled {
+    number: usize,
+    count: usize,
+    batch: PinnedBatch,
+    outcome: Result<()>,
+}
+
+/// Batches of a data set, epoch by epoch (`torch.utils.data.DataLoader` with `pin_memory=True`).
+pub struct DataLoader<D> {
+    dataset: Arc<D>,
+    options: DataLoaderOptions,
+    fields: Vec<Field>,
+    device: Device,
+    stream: Stream,
+    epoch: u64,
+    free: Vec<PinnedBatch>,
+}
+
+impl<D: Dataset> DataLoader<D> {
+    /// Makes a loader whose batches come to a device.
+    ///
+    /// # Errors
+    /// [`Error::is_invalid_argument`] if a batch has no samples or too many bytes; [`Error::is_out_of_memory`] if the host has no room
+    /// for the pinned batches.
+    #[track_caller]
+    pub fn new(dataset: Arc<D>, options: DataLoaderOptions, device: &Device) -> Result<Self> {
+        at_line(Location::caller(), || {
+            if options.batch_size == 0 {
+                return Err(Error::invalid("DataLoader: batch_size must be at least 1"));
+            }
+            let fields = dataset.fields();
+            let ahead = (options.num_workers * options.prefetch_factor.max(1)).max(1) + 1;
+            let batch = || {
+                let sizes = fields.iter().map(|field| Ok(byte_count(&field.shape, field.dtype)?));
+                let sizes = sizes.collect::<Result<Vec<usize>>>()?;
+                let buffer = |&bytes: &usize| {
+                    let bytes = bytes.checked_mul(options.batch_size);
+                    let bytes = bytes.ok_or_else(|| Error::invalid("DataLoader: a batch is too large"))?;
+                    PinnedBuffer::new(device, bytes.max(1) as u64)
+                };
+                let buffers = sizes.iter().map(buffer).collect::<Result<_>>()?;
+                Ok(PinnedBatch { buffers, copied: Event::new(), staging: vec![Vec::new(); fields.len()] })
+            };
+            let free = (0..ahead).map(|_| batch()).collect::<Result<_>>()?;
+            let stream = Stream::new(device)?;
+            Ok(Self { dataset, options, fields, device: device.clone(), stream, epoch: 0, free })
+        })
+    }
+
+    /// Returns how many batches an epoch has.
+    pub fn len(&self) -> usize {
+        match self.options.drop_last {
+            true => self.dataset.len() / self.options.batch_size,
+            false => self.dataset.len().div_ceil(self.options.batch_size),
+        }
+    }
+
+    /// Returns whether an epoch has no batch.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Begins the next epoch, and returns its batches: a tensor per field, whose first extent is that of the batch.
+    ///
+    /// # Errors
+    /// [`Error::is_invalid_argument`] if the data set is too large to be shuffled.
+    #[track_caller]
+    pub fn epoch(&mut self) -> Result<Epoch<'_, D>> {
+        let count = self.dataset.len();
+        let order = match self.options.shuffle {
+            // Each epoch draws from a stream of its own.
+            Some(seed) => {
+                let seed = seed.wrapping_add(self.epoch.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+                Generator::new(seed).permutation(count)?
+            }
+            None => (0..count).collect(),
+        };
+        self.epoch += 1;
+        let (tasks, todo) = channel();
+        let (results, filled) = channel();
+        let todo = Arc::new(Mutex::new(todo));
+        let sizes: Vec<usize> = self.sizes();
+        let workers = (0..self.options.num_workers)
+            .map(|_| {
+                let (dataset, todo) = (Arc::clone(&self.dataset), Arc::clone(&todo));
+                let (results, sizes) = (results.clone(), sizes.clone());
+                std::thread::spawn(move || work(&*dataset, &sizes, &todo, &results))
+            })
+            .collect();
+        let batches = self.len();
+        Ok(Epoch {
+            loader: self,
+            order,
+            batches,
+            asked: 0,
+            given: 0,
+            next: 0,
+            tasks: Some(tasks),
+            todo,
+            filled,
+            early: BTreeMap::new(),
+            ahead: VecDeque::new(),
+            workers,
+        })
+    }
+
+    /// The bytes of each field of a sample.
+    fn sizes(&self) -> Vec<usize> {
+        let bytes = |field: &Field| field.shape.iter().product::<usize>() * field.dtype.size_bytes();
+        self.fields.iter().map(bytes).collect()
+    }
+}
+
+impl<D> std::fmt::Debug for DataLoader<D> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("DataLoader").field("options", &self.options).finish_non_exhaustive()
+    }
+}
+
+/// Does tasks until there are no more.
+fn work<D: Dataset>(dataset: &D, sizes: &[usize], todo: &Mutex<Receiver<Task>>, results: &Sender<Filled>) {
+    loop {
+        let task = todo.lock().unwrap_or_else(PoisonError::into_inner).recv();
+        let Ok(task) = task else { return };
+        if results.send(fill(dataset, sizes, task)).is_err() {
+            return;
+        }
+    }
+}
+
+/// Reads the samples of a task into its pinned batch.
+fn fill<D: Dataset>(dataset: &D, sizes: &[usize], task: Task) -> Filled {
+    let Task { number, samples, into: mut batch } = task;
+    let count = samples.len();
+    let read = || {
+        // Copies of the batch that was here before may still be under way.
+        batch.copied.synchronize()?;
+        for (bytes, size) in batch.staging.iter_mut().zip(sizes) {
+            bytes.resize(count * size, 0);
+        }
+        for (place, &sample) in samples.iter().enumerate() {
+            let fields = batch.staging.iter_mut().zip(sizes);
+            let mut fields: Vec<&mut [u8]> =
+                fields.map(|(bytes, size)| &mut bytes[place * size..(place + 1) * size]).collect();
+            dataset.read(sample, &mut fields)?;
+        }
+        let mut pairs = batch.buffers.iter().zip(&batch.staging);
+        pairs.try_for_each(|(buffer, bytes)| buffer.write(0, &bytes[..]))
+    };
+    // A batch that a panic took with it would be waited for.
+    let outcome = catch_unwind(AssertUnwindSafe(read))
+        .unwrap_or_else(|_| Err(Error::invalid("DataLoader: the data set panicked as it read a sample")));
+    Filled { number, count, batch, outcome }
+}
+
+/// A batch on its way to the device.
+struct Coming {
+    tensors: Vec<Tensor>,
+    ready: Event,
+}
+
+/// The batches of an epoch, in order. Dropping it ends the workers.
+pub struct Epoch<'a, D: Dataset> {
+    loader: &'a mut DataLoader<D>,
+    order: Vec<usize>,
+    batches: usize,
+    /// Batches that were asked for, that came, and the next to be copied.
+    asked: usize,
+    given: usize,
+    next: usize,
+    tasks: Option<Sender<Task>>,
+    todo: Arc<Mutex<Receiver<Task>>>,
+    filled: Receiver<Filled>,
+    /// Batches that came before their turn.
+    early: BTreeMap<usize, Filled>,
+    ahead: VecDeque<Coming>,
+    workers: Vec<JoinHandle<()>>,
+}
+
+impl<D: Dataset> Epoch<'_, D> {
+    /// Hands out tasks as long as there are pinned batches.
+    fn ask(&mut self) {
+        while self.asked < self.batches {
+            let Some(into) = self.loader.free.pop() else { return };
+            let size = self.loader.options.batch_size;
+            let last = ((self.asked + 1) * size).min(self.order.len());
+            let samples = self.order[self.asked * size..last].to_vec();
+            let task = Task { number: self.asked, samples, into };
+            if let Some(tasks) = &self.tasks {
+                _ = tasks.send(task);
+            }
+            self.asked += 1;
+        }
+    }
+
+    /// Takes the next batch in order, if it is there; waits for it if it must be.
+    fn take(&mut self, waits: bool) -> Option<Filled> {
+        loop {
+            if let Some(filled) = self.early.remove(&self.next) {
+                return Some(filled);
+            }
+            if self.workers.is_empty() {
+                let task = self.todo.lock().unwrap_or_else(PoisonError::into_inner).try_recv().ok()?;
+                let filled = fill(&*self.loader.dataset, &self.loader.sizes(), task);
+                self.early.insert(filled.number, filled);
+                continue;
+            }
+            let filled = if waits { self.filled.recv().ok()? } else { self.filled.try_recv().ok()? };
+            self.early.insert(filled.number, filled);
+        }
+    }
+
+    /// Starts the copies of a filled batch.
+    fn copy(&mut self, filled: Filled) -> Result<()> {
+        let Filled { count, batch, outcome, .. } = filled;
+        self.next += 1;
+        let (stream, label) = (&self.loader.stream, label_at("DataLoader", Location::caller()));
+        let started = outcome.and_then(|()| {
+            let _current = stream.make_current();
+            let mut tensors = Vec::new();
+            for (field, buffer) in self.loader.fields.iter().zip(&batch.buffers) {
+                let shape: Vec<usize> = [count].into_iter().chain(field.shape.iter().copied()).collect();
+                let tensor = Tensor::empty(&shape, field.dtype, &self.loader.device)?;
+                let bytes = (tensor.elements() * field.dtype.size_bytes()) as u64;
+                if bytes > 0 {
+                    stream.copy_from_pinned(tensor.pointer(), buffer, 0, bytes, label)?;
+                }
+                tensors.push(tensor);
+            }
+            batch.copied.record(stream)?;
+            Ok(Coming { tensors, ready: stream.record_event()? })
+        });
+        self.loader.free.push(batch);
+        self.ahead.push_back(started?);
+        Ok(())
+    }
+
+    fn advance(&mut self) -> Result<Vec<Tensor>> {
+        self.ask();
+        if self.ahead.is_empty() {
+            let stopped = || Error::invalid("DataLoader: a worker stopped without a batch: did it panic?");
+            let filled = self.take(true).ok_or_else(stopped)?;
+            self.copy(filled)?;
+        }
+        self.ask();
+        // The one behind it, if it is ready: its copy runs beside the work on this one.
+        if self.next < self.batches
+            && let Some(filled) = self.take(false)
+        {
+            self.copy(filled)?;
+            self.ask();
+        }
+        let Coming { tensors, ready } = self.ahead.pop_front().expect("one was just copied");
+        let current = self.loader.device.current_stream();
+        current.wait_event(&ready)?;
+        tensors.iter().for_each(|tensor| tensor.record_stream(&current));
+        self.given += 1;
+        Ok(tensors)
+    }
+}
+
+impl<D: Dataset> Iterator for Epoch<'_, D> {
+    type Item = Result<Vec<Tensor>>;
+
+    /// Returns the next batch, ready for work on the current stream. *Blocks* only until the batch is in pinned memory. An error ends
+    /// the epoch.
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.given == self.batches {
+            return None;
+        }
+        let batch = self.advance();
+        if batch.is_err() {
+            self.given = self.batches;
+        }
+        Some(batch)
+    }
+
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        (self.batches - self.given, Some(self.batches - self.given))
+    }
+}
+
+impl<D: Dataset> Drop for Epoch<'_, D> {
+    fn drop(&mut self) {
+        self.tasks = None;
+        // What workers have not begun, and what they have filled, goes back to the loader.
+        while let Ok(task) = self.todo.lock().unwrap_or_else(PoisonError::into_inner).try_recv() {
+            self.loader.free.push(task.into);
+        }
+        for worker in self.workers.drain(..) {
+            _ = worker.join();
+        }
+        self.loader.free.extend(self.filled.try_iter().map(|filled| filled.batch));
+        let early = std::mem::take(&mut self.early);
+        self.loader.free.extend(early.into_values().map(|filled| filled.batch));
+    }
+}

@@ -1,0 +1,170 @@
+//! The `safetensors` format: a header of names, dtypes, shapes and places as JSON, and the bytes.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::io::{BufWriter, Read, Seek, SeekFrom, Write};
+use std::panic::Location;
+use std::path::Path;
+
+use ::safetensors::Dtype;
+use ::safetensors::tensor::{Metadata, TensorInfo};
+use thalweg_ir::{DType, byte_count};
+use thalweg_runtime::{Device, Error, Result};
+use thalweg_tensor::Tensor;
+use thalweg_tensor::caller::at_line;
+
+use super::stream::{Upload, download, file_error};
+use crate::module::StateDict;
+
+/// The most bytes of a header, which is the format's own limit.
+const MOST_HEADER_BYTES: u64 = 100_000_000;
+
+const DTYPES: [(DType, Dtype); 13] = [
+    (DType::Bool, Dtype::BOOL),
+    (DType::U8, Dtype::U8),
+    (DType::I8, Dtype::I8),
+    (DType::I16, Dtype::I16),
+    (DType::U16, Dtype::U16),
+    (DType::I32, Dtype::I32),
+    (DType::I64, Dtype::I64),
+    (DType::F16, Dtype::F16),
+    (DType::Bf16, Dtype::BF16),
+    (DType::F32, Dtype::F32),
+    (DType::F64, Dtype::F64),
+    (DType::F8E4m3, Dtype::F8_E4M3),
+    (DType::F8E5m2, Dtype::F8_E5M2),
+];
+
+/// An open file, whose tensors are read one by one.
+#[derive(Debug)]
+pub struct SafeTensorsFile {
+    file: File,
+    metadata: Metadata,
+    /// The place of the first byte behind the header.
+    data: u64,
+}
+
+impl SafeTensorsFile {
+    /// Opens a file and reads its header.
+    ///
+    /// # Errors
+    /// [`Error::is_invalid_argument`] if it cannot be read, or is not such a file.
+    #[track_caller]
+    pub fn open(path: impl AsRef<Path>) -> Result<Self> {
+        at_line(Location::caller(), || {
+            let path = path.as_ref();
+            let what = path.display().to_string();
+            let mut file = File::open(path).map_err(|error| file_error(&what, error))?;
+            let length = file.metadata().map_err(|error| file_error(&what, error))?.len();
+            let mut count = [0; 8];
+            file.read_exact(&mut count).map_err(|error| file_error(&what, error))?;
+            let count = u64::from_le_bytes(count);
+            if count > MOST_HEADER_BYTES || count > length - 8 {
+                return Err(file_error(&what, "it is not a safetensors file: its header is too long"));
+            }
+            let mut header = vec![0; count as usize];
+            file.read_exact(&mut header).map_err(|error| file_error(&what, error))?;
+            let metadata: Metadata =
+                serde_json::from_slice(&header).map_err(|error| file_error(&what, error))?;
+            if metadata.data_len() as u64 != length - 8 - count {
+                return Err(file_error(&what, "it has another length than its header says; copy it again"));
+            }
+            Ok(Self { file, metadata, data: 8 + count })
+        })
+    }
+
+    /// Returns the names, in the order of the bytes.
+    pub fn names(&self) -> Vec<String> {
+        self.metadata.offset_keys()
+    }
+
+    /// Returns the notes of the header (`__metadata__`).
+    pub fn notes(&self) -> HashMap<String, String> {
+        self.metadata.metadata().clone().unwrap_or_default()
+    }
+
+    /// Returns a tensor by its name. The last copies are asynchronous on the current stream.
+    ///
+    /// # Errors
+    /// [`Error::is_invalid_argument`] if there is none of this name, or it has a dtype that does not exist here.
+    #[track_caller]
+    pub fn tensor(&mut self, name: &str, device: &Device) -> Result<Tensor> {
+        at_line(Location::caller(), || self.read(name, &mut Upload::new(device)))
+    }
+
+    fn read(&mut self, name: &str, upload: &mut Upload) -> Result<Tensor> {
+        let info = self.metadata.info(name).ok_or_else(|| {
+            Error::invalid(format!("there is no tensor {name} in the file; `names` lists those that are"))
+        })?;
+        let (shape, start) = (info.shape.clone(), info.data_offsets.0 as u64);
+        let Some((dtype, _)) = DTYPES.iter().find(|(_, theirs)| *theirs == info.dtype) else {
+            return Err(Error::invalid(format!("{name} is of {:?}, which is not a dtype here", info.dtype)));
+        };
+        if byte_count(&shape, *dtype)? != info.data_offsets.1 - info.data_offsets.0 {
+            return Err(Error::invalid(format!("{name} has not as many bytes as its shape {shape:?} says")));
+        }
+        self.file
+            .seek(SeekFrom::Start(self.data + start))
+            .map_err(|error| file_error("the file cannot be read", error))?;
+        upload.tensor(&shape, *dtype, &mut self.file)
+    }
+}
+
+/// Reads all tensors of a file (`safetensors.torch.load_file`), in the order of the bytes. The last copies are asynchronous on the
+/// current stream.
+///
+/// # Errors
+/// [`Error::is_invalid_argument`] if it cannot be read, or is not such a file.
+#[track_caller]
+pub fn load_file(path: impl AsRef<Path>, device: &Device) -> Result<StateDict> {
+    at_line(Location::caller(), || {
+        let (mut file, mut upload) = (SafeTensorsFile::open(path)?, Upload::new(device));
+        file.names()
+            .into_iter()
+            .map(|name| {
+                let tensor = file.read(&name, &mut upload)?;
+                Ok((name, tensor))
+            })
+            .collect()
+    })
+}
+
+/// Writes tensors by their names (`safetensors.torch.save_file`), with notes. *Blocks.*
+///
+/// # Errors
+/// [`Error::is_invalid_argument`] if the file cannot be written.
+#[track_caller]
+pub fn save_file(tensors: &StateDict, path: impl AsRef<Path>, notes: &[(&str, &str)]) -> Result<()> {
+    at_line(Location::caller(), || {
+        let path = path.as_ref();
+        let failed = |error: &dyn std::fmt::Display| file_error(&path.display().to_string(), error);
+        // The widest first, as the format wants it, so that each lies at a multiple of its width.
+        let mut order: Vec<(&String, &Tensor)> = tensors.iter().collect();
+        order.sort_by_key(|(name, tensor)| (std::cmp::Reverse(tensor.dtype().size_bytes()), *name));
+        let mut end = 0;
+        let mut infos = Vec::new();
+        for (name, tensor) in &order {
+            let Some((_, dtype)) = DTYPES.iter().find(|(ours, _)| *ours == tensor.dtype()) else {
+                return Err(failed(&format!(
+                    "{name} is of {}, which the format does not have",
+                    tensor.dtype()
+                )));
+            };
+            let start = end;
+            end += tensor.elements() * tensor.dtype().size_bytes();
+            let info =
+                TensorInfo { dtype: *dtype, shape: tensor.shape().to_vec(), data_offsets: (start, end) };
+            infos.push(((*name).clone(), info));
+        }
+        let notes: HashMap<String, String> =
+            notes.iter().map(|(name, text)| ((*name).to_owned(), (*text).to_owned())).collect();
+        let metadata = Metadata::new((!notes.is_empty()).then_some(notes), infos).map_err(|e| failed(&e))?;
+        let mut header = serde_json::to_vec(&metadata).map_err(|error| failed(&error))?;
+        header.resize(header.len().next_multiple_of(8), b' ');
+        let mut file = BufWriter::new(File::create(path).map_err(|error| failed(&error))?);
+        file.write_all(&(header.len() as u64).to_le_bytes()).map_err(|error| failed(&error))?;
+        file.write_all(&header).map_err(|error| failed(&error))?;
+        order.iter().try_for_each(|(_, tensor)| download(tensor, &mut file))?;
+        file.flush().map_err(|error| failed(&error))
+    })
+}

@@ -1,0 +1,137 @@
+//! The data loader: order, shuffles, workers, errors; and its streams under the sanitizer.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use thalweg_ir::DType;
+use thalweg_nn::data::{DataLoader, DataLoaderOptions, Dataset, Field, put};
+use thalweg_runtime::sim::Check;
+use thalweg_runtime::{Error, Result};
+use thalweg_tensor::Tensor;
+
+use crate::support::device;
+
+/// Sample n is (n, n + 0.5) and n².
+struct Numbers {
+    count: usize,
+    /// A sample that cannot be read.
+    broken: Option<usize>,
+    reads: AtomicUsize,
+}
+
+impl Numbers {
+    fn new(count: usize) -> Self {
+        Self { count, broken: None, reads: AtomicUsize::new(0) }
+    }
+}
+
+impl Dataset for Numbers {
+    fn len(&self) -> usize {
+        self.count
+    }
+
+    fn fields(&self) -> Vec<Field> {
+        vec![Field { shape: vec![2], dtype: DType::F32 }, Field { shape: vec![], dtype: DType::I64 }]
+    }
+
+    fn read(&self, index: usize, fields: &mut [&mut [u8]]) -> Result<()> {
+        self.reads.fetch_add(1, Ordering::Relaxed);
+        if self.broken == Some(index) {
+            return Err(Error::invalid(format!("sample {index} is broken")));
+        }
+        put(fields[0], &[index as f32, index as f32 + 0.5])?;
+        put(fields[1], &[(index * index) as i64])
+    }
+}
+
+fn loader(dataset: Numbers, options: DataLoaderOptions) -> DataLoader<Numbers> {
+    DataLoader::new(Arc::new(dataset), options, &device()).unwrap()
+}
+
+/// The samples of an epoch, by their squares, each batch checked against its other field.
+fn squares(loader: &mut DataLoader<Numbers>) -> Vec<Vec<i64>> {
+    let mut batches = Vec::new();
+    for batch in loader.epoch().unwrap() {
+        let batch = batch.unwrap();
+        let (pairs, squares) = (batch[0].to_vec::<f32>().unwrap(), batch[1].to_vec::<i64>().unwrap());
+        assert_eq!(batch[0].shape(), [squares.len(), 2]);
+        for (pair, &square) in pairs.chunks_exact(2).zip(&squares) {
+            assert_eq!((pair[0] * pair[0], pair[1]), (square as f32, pair[0] + 0.5));
+        }
+        batches.push(squares);
+    }
+    batches
+}
+
+#[test]
+fn batches_come_in_order_whatever_the_workers() {
+    for num_workers in [0, 1, 3] {
+        let options = DataLoaderOptions { batch_size: 4, num_workers, ..DataLoaderOptions::default() };
+        let mut loader = loader(Numbers::new(10), options);
+        for _ in 0..2 {
+            let expected = [vec![0, 1, 4, 9], vec![16, 25, 36, 49], vec![64, 81]];
+            assert_eq!(squares(&mut loader), expected, "{num_workers} workers");
+        }
+    }
+}
+
+#[test]
+fn a_shuffle_has_each_sample_once_and_differs_between_epochs() {
+    let options = DataLoaderOptions {
+        batch_size: 8,
+        shuffle: Some(3),
+        num_workers: 2,
+        drop_last: true,
+        ..DataLoaderOptions::default()
+    };
+    let mut first = loader(Numbers::new(64), options.clone());
+    assert_eq!(first.len(), 8);
+    let epochs = [squares(&mut first).concat(), squares(&mut first).concat()];
+    assert_ne!(epochs[0], epochs[1]);
+    for epoch in &epochs {
+        let mut sorted = epoch.clone();
+        sorted.sort_unstable();
+        assert_eq!(sorted, (0..64).map(|n| n * n).collect::<Vec<i64>>());
+    }
+    let mut again = loader(Numbers::new(67), options.clone());
+    assert_eq!(again.len(), 8, "three samples are left out");
+    assert_eq!(squares(&mut loader(Numbers::new(64), options)).concat(), epochs[0], "the seed decides");
+    assert_eq!(squares(&mut again).concat().len(), 64);
+}
+
+#[test]
+fn an_error_ends_the_epoch_and_the_next_one_begins_anew() {
+    for num_workers in [0, 2] {
+        let dataset = Numbers { broken: Some(5), ..Numbers::new(12) };
+        let options = DataLoaderOptions { batch_size: 2, num_workers, ..DataLoaderOptions::default() };
+        let mut loader = loader(dataset, options);
+        for _ in 0..3 {
+            let outcomes: Vec<bool> = loader.epoch().unwrap().map(|batch| batch.is_ok()).collect();
+            assert_eq!(outcomes.last(), Some(&false), "{outcomes:?}");
+            assert!(outcomes.len() <= 3, "{outcomes:?}");
+        }
+        // An epoch that is left early gives its pinned batches back.
+        for _ in 0..20 {
+            assert!(loader.epoch().unwrap().next().unwrap().is_ok());
+        }
+    }
+    let none = DataLoaderOptions { batch_size: 0, ..DataLoaderOptions::default() };
+    assert!(DataLoader::new(Arc::new(Numbers::new(1)), none, &device()).unwrap_err().is_invalid_argument());
+}
+
+#[test]
+fn copies_are_ordered_before_the_work_and_memory_is_not_reused_too_early() {
+    Check::new().seeds(0..60).run(|gpu| -> Result<()> {
+        let device = gpu.device();
+        let options = DataLoaderOptions { batch_size: 3, ..DataLoaderOptions::default() };
+        let mut loader = DataLoader::new(Arc::new(Numbers::new(12)), options, device)?;
+        let mut total = Tensor::zeros(&[], DType::I64, device)?;
+        for _ in 0..2 {
+            for batch in loader.epoch()? {
+                total = total.add(&batch?[1].sum(&[], false)?)?;
+            }
+        }
+        assert_eq!(total.item::<i64>()?, 2 * (0..12).map(|n| n * n).sum::<i64>());
+        Ok(())
+    });
+}

@@ -1,0 +1,164 @@
+//! Files that PyTorch and the `safetensors` package wrote (`tests/files/make.py`), and files of ours.
+
+use std::path::{Path, PathBuf};
+
+use thalweg_ir::DType;
+use thalweg_nn::module::{Forward, Linear, Module, ReLU, Sequential, StateDict};
+use thalweg_nn::serialize::{Object, SafeTensorsFile, load, load_file, save, save_file};
+use thalweg_tensor::Tensor;
+use thalweg_tensor::random::Generator;
+
+use crate::support::{assert_close, device, values};
+
+fn file(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/files").join(name)
+}
+
+/// A file of a test, which goes when the test ends.
+struct Scratch(PathBuf);
+
+impl Scratch {
+    fn new(name: &str) -> Self {
+        Self(std::env::temp_dir().join(format!("thalweg-{}-{name}", std::process::id())))
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        _ = std::fs::remove_file(&self.0);
+    }
+}
+
+const DTYPES: [(&str, DType); 13] = [
+    ("bool", DType::Bool),
+    ("uint8", DType::U8),
+    ("int8", DType::I8),
+    ("int16", DType::I16),
+    ("int32", DType::I32),
+    ("int64", DType::I64),
+    ("float16", DType::F16),
+    ("bfloat16", DType::Bf16),
+    ("float32", DType::F32),
+    ("float64", DType::F64),
+    ("uint16", DType::U16),
+    ("float8_e4m3fn", DType::F8E4m3),
+    ("float8_e5m2", DType::F8E5m2),
+];
+
+/// Holds a dictionary against that of `make.py`: 0 to 5 in every dtype, a tensor of nothing and one of one number.
+fn check_dtypes(tensors: &StateDict) {
+    for (name, dtype) in DTYPES {
+        let (tensor, odd) = (&tensors[name], [0.0, 1.0, 0.0, 1.0, 0.0, 1.0]);
+        assert_eq!((tensor.dtype(), tensor.shape()), (dtype, &[2, 3][..]), "{name}");
+        let expected = if dtype == DType::Bool { odd } else { [0.0, 1.0, 2.0, 3.0, 4.0, 5.0] };
+        assert_eq!(values(tensor), expected, "{name}");
+    }
+    assert_eq!(tensors["empty"].shape(), [0, 4]);
+    assert_eq!((tensors["scalar"].shape(), values(&tensors["scalar"])), (&[][..], vec![2.5]));
+    assert_eq!(tensors.len(), DTYPES.len() + 2);
+}
+
+#[test]
+fn every_dtype_of_pytorchs_file_is_read_and_written() {
+    let read = load(file("dtypes.pt"), &device()).unwrap();
+    check_dtypes(&read.state_dict().unwrap());
+    let scratch = Scratch::new("dtypes.pt");
+    save(&read, &scratch.0).unwrap();
+    check_dtypes(&load(&scratch.0, &device()).unwrap().state_dict().unwrap());
+}
+
+#[test]
+fn every_dtype_of_a_safetensors_file_is_read_and_written() {
+    let read = load_file(file("dtypes.safetensors"), &device()).unwrap();
+    check_dtypes(&read);
+    let scratch = Scratch::new("dtypes.safetensors");
+    save_file(&read, &scratch.0, &[("format", "pt")]).unwrap();
+    // The package sorts by the name of the dtype where the width is the same; the bytes of each tensor are the same.
+    check_dtypes(&load_file(&scratch.0, &device()).unwrap());
+    let mut written = SafeTensorsFile::open(&scratch.0).unwrap();
+    assert_eq!(written.notes()["format"], "pt");
+    assert_eq!(values(&written.tensor("int16", &device()).unwrap()), [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]);
+    let error = written.tensor("int128", &device()).unwrap_err();
+    assert!(error.to_string().contains("there is no tensor int128"), "{error}");
+}
+
+#[test]
+fn views_and_plain_values_come_as_they_were() {
+    let read = load(file("checkpoint.pt"), &device()).unwrap();
+    let model = read.get("model").unwrap().state_dict().unwrap();
+    let rows: Vec<f64> = (0..12).map(f64::from).collect();
+    assert_eq!(values(&model["weight"]), rows);
+    assert_eq!(values(&model["transposed"]), [0.0, 4.0, 8.0, 1.0, 5.0, 9.0, 2.0, 6.0, 10.0, 3.0, 7.0, 11.0]);
+    assert_eq!(values(&model["row"]), [5.0, 6.0, 7.0]);
+    assert!(model["weight"].shares_storage_with(&model["tied"]));
+    assert!(model["weight"].shares_storage_with(&model["row"]));
+    let names: Vec<&str> = model.keys().map(String::as_str).collect();
+    assert_eq!(names, ["weight", "tied", "transposed", "row"]);
+    assert!(matches!(read.get("parameter"), Some(Object::Tensor(tensor)) if values(tensor) == [1.0, 1.0]));
+    assert!(matches!(read.get("epoch"), Some(Object::Int(7))));
+    assert!(matches!(read.get("large"), Some(Object::Int(number)) if *number == 1 << 40));
+    assert!(matches!(read.get("negative"), Some(Object::Int(number)) if *number == -(1 << 40)));
+    assert!(matches!(read.get("rate"), Some(Object::Float(rate)) if *rate == 0.125));
+    assert!(matches!(read.get("done"), Some(Object::Bool(false))));
+    assert!(matches!(read.get("nothing"), Some(Object::None)));
+    let Some(Object::List(names)) = read.get("names") else { panic!("a list") };
+    assert!(matches!(&names[1], Object::Str(name) if name == "ö"));
+    assert!(matches!(read.get("shape"), Some(Object::Tuple(sizes)) if sizes.len() == 2));
+    let scratch = Scratch::new("checkpoint.pt");
+    save(&read, &scratch.0).unwrap();
+    let again = load(&scratch.0, &device()).unwrap();
+    assert_eq!(values(&again.get("model").unwrap().state_dict().unwrap()["row"]), [5.0, 6.0, 7.0]);
+    assert!(matches!(again.get("negative"), Some(Object::Int(number)) if *number == -(1 << 40)));
+}
+
+#[test]
+fn a_model_of_pytorch_gives_pytorchs_results() {
+    let mut generator = Generator::new(1);
+    let mut linear = |inputs, outputs| Linear::new(inputs, outputs, &mut generator, &device()).unwrap();
+    let model = Sequential::new().then(linear(3, 4)).then(ReLU {}).then(linear(4, 2));
+    model.load_state_dict(&load(file("model.pt"), &device()).unwrap().state_dict().unwrap()).unwrap();
+    let expected = load(file("model_values.pt"), &device()).unwrap().state_dict().unwrap();
+    assert_close(&values(&model.forward(&expected["x"]).unwrap()), &values(&expected["y"]), 1e-6);
+}
+
+#[test]
+fn code_is_refused_and_broken_files_are_errors() {
+    let error = load(file("code.pt"), &device()).unwrap_err();
+    assert!(error.to_string().contains("Weights only load failed. Unsupported global"), "{error}");
+    let whole = std::fs::read(file("checkpoint.pt")).unwrap();
+    let scratch = Scratch::new("broken.pt");
+    for length in [0, 10, whole.len() / 2] {
+        std::fs::write(&scratch.0, &whole[..length]).unwrap();
+        assert!(load(&scratch.0, &device()).unwrap_err().is_invalid_argument());
+    }
+    // Every byte that is changed gives a value or an error.
+    for place in (0..whole.len()).step_by(7) {
+        let mut bytes = whole.clone();
+        bytes[place] ^= 0x55;
+        std::fs::write(&scratch.0, &bytes).unwrap();
+        _ = load(&scratch.0, &device());
+    }
+    let whole = std::fs::read(file("dtypes.safetensors")).unwrap();
+    for length in [0, 7, 8, 100, whole.len() - 1] {
+        std::fs::write(&scratch.0, &whole[..length]).unwrap();
+        assert!(load_file(&scratch.0, &device()).unwrap_err().is_invalid_argument());
+    }
+    for place in 0..600.min(whole.len()) {
+        let mut bytes = whole.clone();
+        bytes[place] ^= 0x15;
+        std::fs::write(&scratch.0, &bytes).unwrap();
+        _ = load_file(&scratch.0, &device());
+    }
+}
+
+#[test]
+fn tensors_larger_than_a_piece_are_whole() {
+    // Three pieces of 4 MiB, the last one not full.
+    let count = (9 << 20) / 4;
+    let large = Tensor::arange(count, 0.0, 1.0, DType::F32, &device()).unwrap();
+    let scratch = Scratch::new("large.safetensors");
+    save_file(&StateDict::from_iter([("large".to_owned(), large)]), &scratch.0, &[]).unwrap();
+    let read = load_file(&scratch.0, &device()).unwrap()["large"].to_vec::<f32>().unwrap();
+    assert!(read.iter().enumerate().all(|(place, &value)| value == place as f32));
+    assert_eq!(read.len(), count);
+}
