@@ -29,6 +29,13 @@ operators! {
             "prod" => PRODUCT.record(call),
             _ => EXTREMUM.record(call),
         });
+    /// Returns what `thalweg::scatter` gives for `amax` and `amin`, of the source alone where indices name a place.
+    "thalweg::scatter_anew(Tensor self, Tensor index, Tensor source, str reduce) -> Tensor"
+        = Differentiable(|call| {
+            let (x, index, source) = (call.tensor(0).detach(), call.tensor(1), call.tensor(2).detach());
+            let start = number_like(&x, neutral(call.str(3), x.dtype()))?.expand(index.shape())?;
+            scatter(&scatter(&x, index, &start, "replace")?, index, &source, call.str(3)).map(single)
+        }, &ANEW);
     /// Returns the elements at indices of a dimension, which have the result's shape.
     "gather(Tensor self, int dim, Tensor index, *, bool sparse_grad=False) -> Tensor"
         fn gather(dim: int, index: tensor) = Composite(gather);
@@ -173,6 +180,22 @@ static EXTREMUM: Formula = Formula {
             2 => of_source.mul(&gathered(&share, &index)?).map(Some),
             _ => Ok(None),
         })
+    },
+};
+
+/// As [`EXTREMUM`]: an element of the target shares the gradient with those of the source that equal it, as in PyTorch, although it
+/// was not looked at; it gets nothing.
+static ANEW: Formula = Formula {
+    inputs: &[0, 1, 2],
+    outputs: &[0],
+    backward: |call| {
+        let mut gradients = (EXTREMUM.backward)(call)?;
+        if let Some(of_target) = &gradients[0] {
+            let index = call.saved(1)?;
+            let zeros = number_like(of_target, Scalar::F64(0.0))?.expand(index.shape())?;
+            gradients[0] = Some(scatter(of_target, &index, &zeros, "replace")?);
+        }
+        Ok(gradients)
     },
 };
 
@@ -441,6 +464,12 @@ impl Write {
         };
         let Some([index, source]) = &self.parts else { return self.combined(combine) };
         let mut target = around(&at_least_1d(&self.x)?, self.dim)?;
+        if !include_self && matches!(combine, "amax" | "amin") {
+            let arguments = [(&target).into(), index.into(), source.into(), combine.into()];
+            let location = std::panic::Location::caller();
+            return super::call(built_in!("thalweg::scatter_anew")?, &arguments, None, location)?
+                .reshape(self.x.shape());
+        }
         if !include_self {
             let start = number_like(&target, neutral(combine, target.dtype()))?.expand(index.shape())?;
             target = scatter(&target, index, &start, "replace")?;

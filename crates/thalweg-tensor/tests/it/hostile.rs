@@ -257,6 +257,7 @@ const HARD: &[&str] = &[
     "thalweg::layer_norm_affine",
     "thalweg::layer_norm_fork",
     "thalweg::scatter",
+    "thalweg::scatter_anew",
     "upsample_nearest3d.vec",
     "upsample_trilinear3d.vec",
 ];

@@ -6,6 +6,7 @@ mod activations;
 mod audit;
 mod autocast;
 mod autograd;
+mod backward_operators;
 mod bad_input;
 mod dispatch;
 mod display;

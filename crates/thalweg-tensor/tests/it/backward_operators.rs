@@ -1,0 +1,150 @@
+//! Gradients that are operators of their own, against those that autograd computes through the operator itself.
+
+use thalweg_ir::{DType, bf16};
+use thalweg_tensor::Tensor;
+use thalweg_tensor::autograd::gradients;
+use thalweg_tensor::dispatch::{Value, find_operator};
+
+use crate::support::{assert_close, device, random, values};
+
+fn call(name: &str, arguments: &[Value]) -> Vec<Tensor> {
+    let results = find_operator(name).unwrap().call_boxed(arguments, None).unwrap();
+    results
+        .into_iter()
+        .map(|result| match result {
+            Value::Tensor(tensor) => tensor,
+            other => panic!("{name} gives {other:?}"),
+        })
+        .collect()
+}
+
+/// Holds the results of a backward operator against autograd's gradients of an operator's first result.
+fn agree(
+    name: &str,
+    arguments: &[Value],
+    leaves: &[&Tensor],
+    backward: impl Fn(&Tensor, &[Tensor]) -> Vec<Tensor>,
+) {
+    let results = call(name, arguments);
+    let cotangent = random(results[0].shape(), 77);
+    let leaves: Vec<Tensor> = leaves.iter().map(|&leaf| leaf.clone()).collect();
+    let expected = gradients(&results[..1], &[Some(cotangent.clone())], &leaves).unwrap();
+    let found = backward(&cotangent, &results);
+    assert_eq!(found.len(), expected.len());
+    for (place, (found, expected)) in found.iter().zip(expected).enumerate() {
+        let expected = expected.unwrap_or_else(|| panic!("{name}: leaf {place} has a gradient"));
+        assert_eq!(found.shape(), expected.shape(), "{name}: gradient {place}");
+        assert_close(&values(found), &values(&expected), 1e-10);
+    }
+}
+
+fn leaf(shape: &[usize], seed: u64) -> Tensor {
+    random(shape, seed).requires_grad_().unwrap()
+}
+
+fn ints(list: &[i64]) -> Value {
+    Value::Ints(list.to_vec())
+}
+
+fn all() -> Value {
+    Value::Bools(vec![true; 3])
+}
+
+#[test]
+fn convolutions() {
+    for (is_transposed, groups, output_padding) in [(false, 1, 0), (false, 2, 0), (true, 1, 1), (true, 2, 0)]
+    {
+        let x = leaf(&[2, 4, 6, 5], 1);
+        let shape = if is_transposed { [4, 3, 3, 2] } else { [6, 4 / groups, 3, 2] };
+        let weight = leaf(&shape, 2);
+        let channels = if is_transposed { 3 * groups } else { 6 };
+        let bias = leaf(&[channels], 3);
+        let numbers = [
+            ints(&[2, 2]),
+            ints(&[1, 1]),
+            ints(&[1, 2]),
+            Value::Bool(is_transposed),
+            ints(&[output_padding, output_padding]),
+            Value::Int(groups as i64),
+        ];
+        let tensors = [&x, &weight, &bias].map(|tensor| Value::Tensor(tensor.clone()));
+        let forward: Vec<Value> = tensors.iter().chain(&numbers).cloned().collect();
+        agree("convolution", &forward, &[&x, &weight, &bias], |gradient, _| {
+            let first = [Value::Tensor(gradient.clone()), tensors[0].clone(), tensors[1].clone()];
+            let sizes = [ints(&[channels as i64])];
+            let last = [all()];
+            let arguments: Vec<Value> =
+                first.iter().chain(&sizes).chain(&numbers).chain(&last).cloned().collect();
+            call("convolution_backward", &arguments)
+        });
+    }
+}
+
+#[test]
+fn normalizations() {
+    let (x, weight, bias) = (leaf(&[3, 4, 5], 1), leaf(&[4, 5], 2), leaf(&[4, 5], 3));
+    let of = |tensor: &Tensor| Value::Tensor(tensor.clone());
+    let forward = [of(&x), ints(&[4, 5]), of(&weight), of(&bias), Value::Float(1e-5)];
+    agree("native_layer_norm", &forward, &[&x, &weight, &bias], |gradient, results| {
+        let statistics = [of(&results[1]), of(&results[2])];
+        let [mean, inverse] = statistics;
+        let list = [of(gradient), of(&x), ints(&[4, 5]), mean, inverse, of(&weight), of(&bias), all()];
+        call("native_layer_norm_backward", &list)
+    });
+    let (weight, bias) = (leaf(&[4], 4), leaf(&[4], 5));
+    let sizes = [3, 4, 5].map(Value::Int);
+    let [batch, channels, plane] = sizes;
+    let forward = [
+        of(&x),
+        of(&weight),
+        of(&bias),
+        batch.clone(),
+        channels.clone(),
+        plane.clone(),
+        Value::Int(2),
+        Value::Float(1e-5),
+    ];
+    agree("native_group_norm", &forward, &[&x, &weight, &bias], |gradient, results| {
+        let [batch, channels, plane] = [batch.clone(), channels.clone(), plane.clone()];
+        let list = [
+            of(gradient),
+            of(&x),
+            of(&results[1]),
+            of(&results[2]),
+            of(&weight),
+            batch,
+            channels,
+            plane,
+            Value::Int(2),
+            all(),
+        ];
+        call("native_group_norm_backward", &list)
+    });
+}
+
+/// 256 + 1 · 1 is 257 in f32, and 256 in bfloat16; less 256 it is 1 where the sum was rounded once.
+#[test]
+fn a_product_is_rounded_with_what_it_is_added_to() {
+    let tensor = |list: &[f64], shape: &[usize]| {
+        Tensor::from_slice(list, shape, &device()).unwrap().to_dtype(DType::Bf16).unwrap()
+    };
+    let (a, b) = (tensor(&[16.0, 1.0], &[1, 2]), tensor(&[16.0, 1.0], &[2, 1]));
+    let added = tensor(&[-256.0], &[1]);
+    let one = |result: Tensor| result.to_vec::<bf16>().unwrap()[0].to_f64();
+    assert_eq!(one(a.matmul(&b).unwrap()), 256.0);
+    assert_eq!(one(added.addmm(&a, &b).unwrap()), 1.0);
+    assert_eq!(one(a.linear(&b.transpose(0, 1).unwrap(), Some(&added)).unwrap()), 1.0);
+    let image = a.reshape(&[1, 2, 1]).unwrap();
+    let kernel = b.reshape(&[1, 2, 1]).unwrap();
+    let arguments = [&image, &kernel, &added].map(|tensor| Value::Tensor(tensor.clone()));
+    assert_eq!(one(call("conv1d", &arguments).remove(0)), 1.0);
+    assert_eq!(
+        one(call(
+            "conv_transpose1d",
+            &[&image, &kernel.transpose(0, 1).unwrap().reshape(&[2, 1, 1]).unwrap(), &added]
+                .map(|tensor| Value::Tensor(tensor.clone()))
+        )
+        .remove(0)),
+        1.0
+    );
+}
