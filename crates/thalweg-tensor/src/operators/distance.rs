@@ -23,6 +23,11 @@ operators! {
     /// Returns the p-norms of the differences of each row of one matrix and each of another.
     "cdist(Tensor x1, Tensor x2, float p=2, int? compute_mode=None) -> Tensor"
         = Composite(|call| cdist(call).map(single));
+    /// Returns the p-norms of the differences of each row of one matrix and each of another.
+    "_cdist_forward(Tensor x1, Tensor x2, float p, int? compute_mode) -> Tensor"
+        = Composite(|call| cdist(call).map(single));
+    /// Returns the p-norms of the differences of each two rows of a matrix, in the order of their places.
+    "_pdist_forward(Tensor self, float p=2) -> Tensor" = Composite(|call| pdist(call).map(single));
     /// Returns the p-norms of the differences of each two rows of a matrix, in the order of their places.
     "pdist(Tensor self, float p=2) -> Tensor" = Composite(|call| pdist(call).map(single));
     /// Returns the cosine of the angle between vectors along a dimension; norms are at least eps.

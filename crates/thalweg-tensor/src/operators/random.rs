@@ -31,6 +31,14 @@ operators! {
             let x = call.tensor(0);
             new(call, 1, x.dtype(), |dtype| normal(call, x.shape(), [0.0, 1.0], dtype))
         });
+    /// Returns the numbers 0 to n − 1 in random order: that of keys of 48 random bits.
+    "randperm(SymInt n, *, ScalarType? dtype=long, Layout? layout=None, Device? device=None, bool? pin_memory=None) -> Tensor"
+        = Composite(|call| new(call, 1, DType::I64, |dtype| {
+            let shape = extents(&[call.int(0)])?;
+            let half = || uniform(call, &shape, [0.0, 1.0], DType::F32)?.to_dtype(DType::F64);
+            let keys = half()?.mul_scalar(f64::from(1 << 24))?.add(&half()?)?;
+            keys.argsort(0, false)?.to_dtype(dtype)
+        }));
     /// Returns integers from 0 on below a bound.
     "randint(SymInt high, SymInt[] size, *, ScalarType? dtype=long, Layout? layout=None, Device? device=None, bool? pin_memory=None) -> Tensor"
         = Composite(|call| new(call, 2, DType::I64, |dtype| {

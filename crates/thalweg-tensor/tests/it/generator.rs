@@ -144,3 +144,20 @@ fn draws_on_several_streams_are_ordered() {
     assert!(draws[1] != draws[0] && draws[2] != draws[1]);
     assert_eq!(generator.state().unwrap().1, 12);
 }
+
+#[test]
+fn permutations_have_each_number_once() {
+    let operator = thalweg_tensor::dispatch::find_operator("randperm").unwrap();
+    let draw = || {
+        let arguments = [thalweg_tensor::dispatch::Value::Int(1000)];
+        match operator.call_boxed(&arguments, Some(&device())).unwrap().remove(0) {
+            thalweg_tensor::dispatch::Value::Tensor(tensor) => tensor.to_vec::<i64>().unwrap(),
+            other => panic!("randperm gives {other:?}"),
+        }
+    };
+    let (first, second) = (draw(), draw());
+    assert_ne!(first, second);
+    let mut sorted = first;
+    sorted.sort_unstable();
+    assert_eq!(sorted, (0..1000).collect::<Vec<i64>>());
+}
