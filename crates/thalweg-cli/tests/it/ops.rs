@@ -20,7 +20,8 @@ fn an_operator_is_shown_with_its_schemas() {
 #[test]
 fn a_list_has_one_name_per_operator() {
     let part = text(&thalweg(&["ops", "softma"], &[]).stdout);
-    assert!(part.contains(" log_softmax ") && part.contains(" operators, "), "{part}");
+    assert!(part.split_whitespace().any(|word| word == "log_softmax"), "{part}");
+    assert!(part.contains(" operators, ") && !part.contains("relu"), "{part}");
     let whole = text(&thalweg(&["ops"], &[]).stdout);
     assert!(whole.split_whitespace().any(|word| word == "matmul") && !whole.contains("thalweg::"), "{whole}");
     assert!(whole.lines().all(|line| line.chars().count() <= 80), "{whole}");
