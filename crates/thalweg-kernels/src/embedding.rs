@@ -15,6 +15,7 @@ use thalweg_ir::cuda::{FloatNames, LaunchShape, with_prelude};
 use thalweg_ir::host::Fault;
 use thalweg_ir::{DType, Element, with_dtype};
 
+use crate::arguments;
 use crate::{Accesses, NativeKernel, Placed, Words};
 
 /// The sizes of a launch. See the [module](self).
@@ -49,22 +50,18 @@ impl EmbeddingBackward {
     /// the dtype's place in [`DType::ALL`].
     #[must_use]
     pub fn pack(&self, [gradient, indices, result]: [u64; 3]) -> [u64; ARGUMENT_WORDS] {
-        let dtype = DType::ALL.iter().position(|&dtype| dtype == self.dtype).expect("ALL lists every dtype");
+        let dtype = arguments::number_of(self.dtype);
         let padding = self.padding as u64;
         let sizes = [self.indices, self.embeddings, self.features, padding];
-        [gradient, indices, result, sizes[0], sizes[1], sizes[2], sizes[3], dtype as u64]
+        [gradient, indices, result, sizes[0], sizes[1], sizes[2], sizes[3], dtype]
     }
 
     /// Reads back what [`EmbeddingBackward::pack`] packed, with the addresses. `None` if the bytes are no such thing.
     #[must_use]
     pub fn unpack(bytes: &[u8]) -> Option<(Self, [u64; 3])> {
-        let (chunks, []) = bytes.as_chunks::<8>() else { return None };
-        let words: Vec<u64> = chunks.iter().map(|&chunk| u64::from_le_bytes(chunk)).collect();
-        let &[gradient, indices, result, count, embeddings, features, padding, dtype] = words.as_slice()
-        else {
-            return None;
-        };
-        let dtype = *DType::ALL.get(usize::try_from(dtype).ok()?)?;
+        let [gradient, indices, result, count, embeddings, features, padding, dtype] =
+            arguments::words(bytes)?;
+        let dtype = arguments::dtype_of(dtype)?;
         let sizes = Self { indices: count, embeddings, features, padding: padding as i64, dtype };
         Some((sizes, [gradient, indices, result]))
     }

@@ -13,6 +13,7 @@
 //! - What a launch touches is derived from the description alone, and the host function reads and writes nothing else.
 #![forbid(unsafe_code)]
 
+mod arguments;
 pub mod embedding;
 pub mod foreach;
 pub mod matmul;

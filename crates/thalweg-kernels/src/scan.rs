@@ -12,6 +12,7 @@ use thalweg_ir::cuda::{FloatNames, LaunchShape, with_prelude};
 use thalweg_ir::host::Fault;
 use thalweg_ir::{DType, Element, with_dtype};
 
+use crate::arguments;
 use crate::{Accesses, NativeKernel, Placed, Words};
 
 /// The operation that combines a point with those before it.
@@ -160,19 +161,15 @@ impl Scan {
     }
 
     fn pack(&self, at: [u64; 3]) -> [u64; ARGUMENT_WORDS] {
-        let dtype = DType::ALL.iter().position(|&dtype| dtype == self.dtype).expect("ALL lists every dtype");
+        let dtype = arguments::number_of(self.dtype);
         let op = ScanOp::ALL.iter().position(|&op| op == self.op).expect("ALL lists every operation");
         let flags = u64::from(self.reversed);
-        [at[0], at[1], at[2], self.outer, self.length, self.inner, flags, dtype as u64, op as u64]
+        [at[0], at[1], at[2], self.outer, self.length, self.inner, flags, dtype, op as u64]
     }
 
     fn unpack(bytes: &[u8]) -> Option<(Self, [u64; 3])> {
-        let (chunks, []) = bytes.as_chunks::<8>() else { return None };
-        let words: Vec<u64> = chunks.iter().map(|&chunk| u64::from_le_bytes(chunk)).collect();
-        let &[source, other, result, outer, length, inner, reversed, dtype, op] = words.as_slice() else {
-            return None;
-        };
-        let dtype = *DType::ALL.get(usize::try_from(dtype).ok()?)?;
+        let [source, other, result, outer, length, inner, reversed, dtype, op] = arguments::words(bytes)?;
+        let dtype = arguments::dtype_of(dtype)?;
         let op = *ScanOp::ALL.get(usize::try_from(op).ok()?)?;
         let scan = Self { op, outer, length, inner, reversed: reversed != 0, dtype };
         Some((scan, [source, other, result]))

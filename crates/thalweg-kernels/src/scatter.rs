@@ -15,6 +15,7 @@ use thalweg_ir::cuda::{LaunchShape, with_prelude};
 use thalweg_ir::host::Fault;
 use thalweg_ir::{DType, Element};
 
+use crate::arguments;
 use crate::{Accesses, NativeKernel, Placed, Words};
 
 /// How an element is combined with what is there.
@@ -94,9 +95,7 @@ impl ScatterReduce {
     /// Reads back what [`ScatterReduce::pack`] packed, with the addresses. `None` if the bytes are no such thing.
     #[must_use]
     pub fn unpack(bytes: &[u8]) -> Option<(Self, [u64; 3])> {
-        let (chunks, []) = bytes.as_chunks::<8>() else { return None };
-        let words: Vec<u64> = chunks.iter().map(|&chunk| u64::from_le_bytes(chunk)).collect();
-        let words: [u64; ARGUMENT_WORDS] = words.try_into().ok()?;
+        let words: [u64; ARGUMENT_WORDS] = arguments::words(bytes)?;
         let three = |from: usize| [words[from], words[from + 1], words[from + 2]];
         let sizes = Self {
             sizes: [words[3], words[4], words[5], words[6]],

@@ -7,6 +7,7 @@ use thalweg_ir::cuda::{LaunchShape, with_prelude};
 use thalweg_ir::host::Fault;
 use thalweg_ir::{DType, Element, with_dtype};
 
+use crate::arguments;
 use crate::scan::names;
 use crate::{Accesses, NativeKernel, Placed, Words};
 
@@ -61,18 +62,14 @@ fn print(dtype: DType) -> String {
 
 impl Search {
     fn pack(&self, at: [u64; 3]) -> [u64; ARGUMENT_WORDS] {
-        let dtype = DType::ALL.iter().position(|&dtype| dtype == self.dtype).expect("ALL lists every dtype");
+        let dtype = arguments::number_of(self.dtype);
         let right = u64::from(self.right);
-        [at[0], at[1], at[2], self.rows, self.length, self.count, right, dtype as u64]
+        [at[0], at[1], at[2], self.rows, self.length, self.count, right, dtype]
     }
 
     fn unpack(bytes: &[u8]) -> Option<(Self, [u64; 3])> {
-        let (chunks, []) = bytes.as_chunks::<8>() else { return None };
-        let words: Vec<u64> = chunks.iter().map(|&chunk| u64::from_le_bytes(chunk)).collect();
-        let &[sorted, values, places, rows, length, count, right, dtype] = words.as_slice() else {
-            return None;
-        };
-        let dtype = *DType::ALL.get(usize::try_from(dtype).ok()?)?;
+        let [sorted, values, places, rows, length, count, right, dtype] = arguments::words(bytes)?;
+        let dtype = arguments::dtype_of(dtype)?;
         Some((Self { rows, length, count, right: right != 0, dtype }, [sorted, values, places]))
     }
 }

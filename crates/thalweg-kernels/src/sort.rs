@@ -11,6 +11,7 @@ use thalweg_ir::cuda::{LaunchShape, with_prelude};
 use thalweg_ir::host::Fault;
 use thalweg_ir::{DType, Element, with_dtype};
 
+use crate::arguments;
 use crate::scan::names;
 use crate::{Accesses, NativeKernel, Placed, Words};
 
@@ -70,19 +71,15 @@ impl Sort {
     }
 
     fn pack(&self, at: [u64; 4]) -> [u64; ARGUMENT_WORDS] {
-        let dtype = DType::ALL.iter().position(|&dtype| dtype == self.dtype).expect("ALL lists every dtype");
+        let dtype = arguments::number_of(self.dtype);
         let descending = u64::from(self.descending);
-        [at[0], at[1], at[2], at[3], self.outer, self.length, self.inner, descending, dtype as u64]
+        [at[0], at[1], at[2], at[3], self.outer, self.length, self.inner, descending, dtype]
     }
 
     fn unpack(bytes: &[u8]) -> Option<(Self, [u64; 4])> {
-        let (chunks, []) = bytes.as_chunks::<8>() else { return None };
-        let words: Vec<u64> = chunks.iter().map(|&chunk| u64::from_le_bytes(chunk)).collect();
-        let &[source, values, places, scratch, outer, length, inner, descending, dtype] = words.as_slice()
-        else {
-            return None;
-        };
-        let dtype = *DType::ALL.get(usize::try_from(dtype).ok()?)?;
+        let [source, values, places, scratch, outer, length, inner, descending, dtype] =
+            arguments::words(bytes)?;
+        let dtype = arguments::dtype_of(dtype)?;
         let sort = Self { outer, length, inner, descending: descending != 0, dtype };
         Some((sort, [source, values, places, scratch]))
     }

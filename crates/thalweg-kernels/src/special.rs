@@ -14,6 +14,7 @@ use thalweg_ir::cuda::{LaunchShape, with_prelude};
 use thalweg_ir::host::Fault;
 use thalweg_ir::{DType, Element, with_dtype};
 
+use crate::arguments;
 use crate::scan::names;
 use crate::{Accesses, NativeKernel, Placed, Words};
 
@@ -134,16 +135,14 @@ fn step_bits(dtype: DType) -> u32 {
 
 impl Special {
     fn pack(&self, at: [u64; 3]) -> [u64; ARGUMENT_WORDS] {
-        let dtype = DType::ALL.iter().position(|&dtype| dtype == self.dtype).expect("ALL lists every dtype");
-        [at[0], at[1], at[2], self.elements, self.function as u64, dtype as u64]
+        let dtype = arguments::number_of(self.dtype);
+        [at[0], at[1], at[2], self.elements, self.function as u64, dtype]
     }
 
     fn unpack(bytes: &[u8]) -> Option<(Self, [u64; 3])> {
-        let (chunks, []) = bytes.as_chunks::<8>() else { return None };
-        let words: Vec<u64> = chunks.iter().map(|&chunk| u64::from_le_bytes(chunk)).collect();
-        let &[first, second, output, elements, function, dtype] = words.as_slice() else { return None };
+        let [first, second, output, elements, function, dtype] = arguments::words(bytes)?;
         let function = *Function::ALL.get(usize::try_from(function).ok()?)?;
-        let dtype = *DType::ALL.get(usize::try_from(dtype).ok()?)?;
+        let dtype = arguments::dtype_of(dtype)?;
         Some((Self { function, elements, dtype }, [first, second, output]))
     }
 }

@@ -3,6 +3,7 @@
 use smallvec::SmallVec;
 use thalweg_driver::{Access, AccessMode, DevicePointer, Touch};
 use thalweg_ir::{Geometry, Kernel, OperandGeometry};
+use thalweg_kernels::Accesses;
 
 /// The bytes that an operand touches, from its first element on.
 #[derive(Clone, Copy, Debug)]
@@ -25,9 +26,6 @@ pub(crate) fn extents(kernel: &Kernel, geometry: &Geometry, gaps: bool) -> Small
         })
         .collect()
 }
-
-/// The ranges that a launch touches.
-pub(crate) type Accesses = SmallVec<[Access; 8]>;
 
 /// Lists the ranges that a launch touches. Where an input overlaps an output, both are one range that is read and written. The list
 /// is filled where it lies: it is large, and each launch has one.

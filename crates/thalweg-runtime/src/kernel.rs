@@ -15,9 +15,9 @@ use thalweg_driver::{
 };
 use thalweg_ir::Kernel;
 use thalweg_ir::host::{Cells, Program, Source};
-use thalweg_kernels::{NativeKernel, cells, slice};
+use thalweg_kernels::{Accesses, NativeKernel, cells, slice};
 
-use crate::accesses::{Accesses, accesses, extents};
+use crate::accesses::{accesses, extents};
 use crate::disk_cache::{self, EntryKey};
 use crate::environment::Environment;
 use crate::loaded::{KernelKey, LoadedKernel};

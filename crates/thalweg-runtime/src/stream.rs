@@ -15,9 +15,9 @@ use std::sync::{Arc, PoisonError};
 use thalweg_driver::{
     Access, CaptureInfo, CaptureStatus, Code, ExternalStream, Label, Launch, LibraryLaunch, StreamHandle,
 };
+use thalweg_kernels::Accesses;
 use thalweg_memory::StreamId;
 
-use crate::accesses::Accesses;
 use crate::device::{Device, DeviceGuard, DeviceId};
 use crate::graph::Command;
 use crate::memory::outside_capture;

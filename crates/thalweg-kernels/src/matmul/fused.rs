@@ -15,6 +15,7 @@
 pub mod cuda;
 
 use super::{Factor, Matmul, Operand, host as product_on_host};
+use crate::arguments;
 use thalweg_ir::DType;
 use thalweg_ir::host::{Fault, Slice, SliceMut};
 
@@ -184,9 +185,7 @@ impl FusedMatmul {
     /// Reads back what [`FusedMatmul::pack`] packed. `None` if the bytes are no such thing.
     #[must_use]
     pub fn unpack(bytes: &[u8]) -> Option<(Self, PerOperand)> {
-        let (chunks, []) = bytes.as_chunks::<8>() else { return None };
-        let words: Vec<u64> = chunks.iter().map(|&chunk| u64::from_le_bytes(chunk)).collect();
-        let &[
+        let [
             a,
             b,
             d,
@@ -206,10 +205,7 @@ impl FusedMatmul {
             addend_leading,
             addend_stride,
             flags,
-        ] = words.as_slice()
-        else {
-            return None;
-        };
+        ] = arguments::words(bytes)?;
         let has = |bit: u64| flags & bit != 0;
         let operand = |leading_dimension, batch_stride, transposed| Operand {
             leading_dimension,

@@ -13,6 +13,7 @@ pub mod fused;
 pub mod host;
 mod native;
 
+use crate::arguments;
 use thalweg_ir::DType;
 use thalweg_ir::host::Fault;
 
@@ -216,8 +217,8 @@ impl Matmul {
     /// on: the dtype's place in [`DType::ALL`]); the factors' bits.
     #[must_use]
     pub fn pack(&self, a: u64, b: u64, d: u64) -> [u64; ARGUMENT_WORDS] {
-        let dtype = DType::ALL.iter().position(|&dtype| dtype == self.dtype).expect("ALL lists every dtype");
-        let flags = u64::from(self.a.transposed) | u64::from(self.b.transposed) << 1 | (dtype as u64) << 8;
+        let dtype = arguments::number_of(self.dtype);
+        let flags = u64::from(self.a.transposed) | u64::from(self.b.transposed) << 1 | dtype << 8;
         [
             a,
             b,
@@ -242,12 +243,9 @@ impl Matmul {
     /// such thing.
     #[must_use]
     pub fn unpack(bytes: &[u8]) -> Option<(Self, [u64; 3])> {
-        let (chunks, []) = bytes.as_chunks::<8>() else { return None };
-        let words: Vec<u64> = chunks.iter().map(|&chunk| u64::from_le_bytes(chunk)).collect();
-        let [a, b, d, m, n, k, batch, lda, sa, ldb, sb, ldd, sd, flags, alpha, beta] = *words else {
-            return None;
-        };
-        let dtype = *DType::ALL.get(usize::try_from(flags >> 8).ok()?)?;
+        let [a, b, d, m, n, k, batch, lda, sa, ldb, sb, ldd, sd, flags, alpha, beta] =
+            arguments::words(bytes)?;
+        let dtype = arguments::dtype_of(flags >> 8)?;
         if flags & 0xfc != 0 {
             return None;
         }
