@@ -1,15 +1,16 @@
-//! CUDA graphs for tensors: what a program replays instead of launching it again.
+//! CUDA graphs for tensors: work that a program replays instead of launching it again.
 //!
 //! [`thalweg_runtime::graph`] captures and replays regions. This module knows what a region computes:
 //!
 //! - [`capture_step`]: one piece of work that is done over and over, a whole training step above all. Eager while it warms up,
 //!   then one graph.
 //! - [`make_graphed_callables`]: functions whose forward and backward passes are a graph each, inside an eager program.
-//! - [`GraphTree`]: functions that are called in changing order, with changing shapes, each call a graph.
+//! - [`GraphTreeManager`]: functions that are called in changing order, with changing shapes, each call a graph.
 //!
 //! # Memory
-//! A graph writes where it was captured. What it gives is *lent* ([`thalweg_runtime::OutputHandle`]): the tensor keeps the pool, and the
-//! lender knows whether it is still held when the next replay would overwrite it.
+//! A graph writes to the addresses at which it was captured. Its outputs are tensors over its pool's memory, which they keep alive.
+//! The graph's owner has an [`OutputHandle`](thalweg_runtime::OutputHandle) of each, which says whether the output is still held when
+//! the next replay would overwrite it.
 
 pub mod callable;
 mod outputs;
@@ -19,4 +20,4 @@ pub mod tree;
 pub use callable::{CallableOptions, GraphedCallable, make_graphed_callables};
 pub use outputs::LiveOutputs;
 pub use step::{CapturedStep, StepOptions, capture_step};
-pub use tree::{GraphTree, GraphTreeCounters, GraphTreeOptions};
+pub use tree::{GraphTreeCounters, GraphTreeManager, GraphTreeOptions};

@@ -5,22 +5,22 @@ use thalweg_runtime::{CaptureOptions, Device, Graph, Result};
 /// How a step is captured.
 #[derive(Clone, Debug)]
 pub struct StepOptions {
-    /// How many runs are eager before the capture: they compile the kernels and make what lives on (moments, caches).
+    /// The number of eager runs before the capture: they compile the kernels and make the tensors that stay (moments, caches).
     pub warm_up: usize,
-    /// Pool, mode and stream of the capture.
+    /// The pool, mode and stream of the capture.
     pub capture: CaptureOptions,
 }
 
 impl Default for StepOptions {
-    /// Three eager runs, as PyTorch warms up, and a pool of its own.
+    /// Returns three eager runs, as PyTorch warms up, and a new pool.
     fn default() -> Self {
         Self { warm_up: 3, capture: CaptureOptions::default() }
     }
 }
 
-/// A step that is captured when it is warm, and replayed from then on.
+/// A step that is captured after its warm-up, and replayed from then on.
 ///
-/// Each [`run`](Self::run) is one step, whichever way it is done: `N` runs leave every tensor, generator and optimizer as `N`
+/// Each [`run`](Self::run) is one step, eager or replayed: `N` runs leave every tensor, generator and optimizer as `N`
 /// calls of the function would. So the function must do the same work at each call, on the same tensors: batches are copied
 /// into the tensors that it reads, numbers that change live in device memory (the step of an
 /// optimizer, the state of [`DeviceGenerator`](crate::random::DeviceGenerator)). What it does on the host
@@ -35,12 +35,12 @@ pub struct CapturedStep<F, T> {
     options: StepOptions,
     step: F,
     eager_runs: usize,
-    /// What the last run gave; of a captured step, what every replay writes.
+    /// The result of the last run; once the step is captured, every replay writes it.
     result: Option<T>,
     graph: Option<Graph>,
 }
 
-/// A step to be captured on a device, once it is warm.
+/// Returns a step that is captured on `device` once it has warmed up. Runs nothing yet.
 pub fn capture_step<T, F: FnMut() -> Result<T>>(
     device: &Device,
     options: StepOptions,
@@ -50,8 +50,8 @@ pub fn capture_step<T, F: FnMut() -> Result<T>>(
 }
 
 impl<F: FnMut() -> Result<T>, T> CapturedStep<F, T> {
-    /// Does the step, on the current stream, and gives its result. Asynchronous, but for the run that captures, which waits
-    /// for the device. The next run overwrites the result of a captured one: clone the values that are to stay.
+    /// Runs the step once on the current stream, and returns its result. Asynchronous, except for the run that captures, which waits
+    /// for the device. Once the step is captured, the next run overwrites the result: clone what must stay.
     ///
     /// # Errors
     /// The function's own, and those of [`Graph::capture`] and [`Graph::replay`]. A capture that failed has run nothing: the
@@ -61,7 +61,7 @@ impl<F: FnMut() -> Result<T>, T> CapturedStep<F, T> {
         if let Some(graph) = &self.graph {
             graph.replay()?;
         } else if self.eager_runs < self.options.warm_up {
-            // What the last run recorded for backward goes first: it would tie the next one to its stream.
+            // The autograd graph of the last run is dropped first: it would tie the next run to its stream.
             self.result = None;
             self.result = Some((self.step)()?);
             self.eager_runs += 1;
@@ -74,12 +74,12 @@ impl<F: FnMut() -> Result<T>, T> CapturedStep<F, T> {
         Ok(self.result.as_ref().expect("each branch leaves a result"))
     }
 
-    /// The graph, once there is one.
+    /// Returns the graph, once the step is captured.
     pub fn graph(&self) -> Option<&Graph> {
         self.graph.as_ref()
     }
 
-    /// Forgets the graph and its result: the next run captures anew. For when the tensors or shapes of the step have changed.
+    /// Drops the graph and its result: the next run captures again. Call it when the tensors or shapes of the step have changed.
     pub fn reset(&mut self) {
         self.graph = None;
         self.result = None;

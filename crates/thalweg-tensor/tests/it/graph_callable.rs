@@ -259,6 +259,24 @@ impl Callable for Switch {
 }
 
 #[test]
+fn a_second_derivative_is_an_error() {
+    let device = device();
+    let layers = layers(&device).unwrap();
+    let callables = vec![layers[0].callable("layer")];
+    let x = uniform(&[4, 5], 50, &device).unwrap().requires_grad_().unwrap();
+    let graphed =
+        make_graphed_callables(&device, callables, vec![vec![x.clone()]], &CallableOptions::default())
+            .unwrap();
+    let y = graphed[0].call(from_ref(&x)).unwrap().remove(0);
+    let create = BackwardOptions { retain_graph: true, create_graph: true };
+    let from = y.detach().requires_grad_().unwrap();
+    let gradient =
+        gradients_with(from_ref(&y), &[Some(from.clone())], from_ref(&x), create).unwrap().remove(0).unwrap();
+    let error = gradients(&[gradient], &[Some(x.detach())], &[from]).unwrap_err().to_string();
+    assert!(error.contains("graphed_callable cannot be differentiated again"), "{error}");
+}
+
+#[test]
 fn the_function_itself_is_called_where_training_differs() {
     let device = device();
     let compute = Stream::new(&device).unwrap();

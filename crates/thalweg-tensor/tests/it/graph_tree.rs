@@ -7,7 +7,7 @@ use thalweg_nn::functional::dropout;
 use thalweg_runtime::{CaptureOptions, Device, Graph, Result, Stream};
 use thalweg_tensor::Tensor;
 use thalweg_tensor::graph::tree::{DecisionKind, FunctionOptions, Steps};
-use thalweg_tensor::graph::{GraphTree, GraphTreeOptions, LiveOutputs};
+use thalweg_tensor::graph::{GraphTreeManager, GraphTreeOptions, LiveOutputs};
 use thalweg_tensor::random::DeviceGenerator;
 
 use crate::support::own_device;
@@ -20,8 +20,8 @@ pub fn read(tensor: &Tensor) -> Vec<f32> {
     tensor.to_vec::<f32>().unwrap()
 }
 
-fn tree(device: &Device) -> GraphTree {
-    GraphTree::new(device, GraphTreeOptions::default()).unwrap()
+fn tree(device: &Device) -> GraphTreeManager {
+    GraphTreeManager::new(device, GraphTreeOptions::default()).unwrap()
 }
 
 /// Runs a test on a stream of its own.
@@ -59,7 +59,7 @@ fn a_function_is_warmed_up_recorded_and_replayed() {
         assert_eq!((counters.copied_inputs, counters.copied_bytes), (4, 32));
         assert_eq!(tree.graphs(), 1);
         let decisions: Vec<_> = tree.decisions().map(ToString::to_string).collect();
-        assert_eq!(decisions, ["two: recorded: there was no graph in this place"]);
+        assert_eq!(decisions, ["two: recorded: there was no graph for this call behind the path"]);
     });
 }
 
@@ -136,7 +136,7 @@ fn an_output_held_beyond_its_step_is_refused_by_name_or_moved() {
     on_a_stream(|device| {
         for live_outputs in [LiveOutputs::Refuse, LiveOutputs::Clone] {
             let options = GraphTreeOptions { live_outputs, ..GraphTreeOptions::default() };
-            let mut tree = GraphTree::new(device, options).unwrap();
+            let mut tree = GraphTreeManager::new(device, options).unwrap();
             let two = tree.register("two", FunctionOptions::default(), two).unwrap();
             drop(tree.call(two, vec![tensor(&[1.0], device)]).unwrap());
             let mut held = tree.call(two, vec![tensor(&[2.0], device)]).unwrap();
@@ -172,7 +172,7 @@ fn an_output_held_beyond_its_step_is_refused_by_name_or_moved() {
 fn a_static_input_that_moved_gets_a_variant_and_breaks_no_assumption() {
     on_a_stream(|device| {
         let options = GraphTreeOptions { rerecord_limit: 1, variant_limit: 3, ..GraphTreeOptions::default() };
-        let mut tree = GraphTree::new(device, options).unwrap();
+        let mut tree = GraphTreeManager::new(device, options).unwrap();
         let parameter = FunctionOptions { static_inputs: vec![1], ..FunctionOptions::default() };
         let scaled = tree.register("scaled", parameter, sum).unwrap();
         let weights: Vec<Tensor> = (0..5).map(|value| tensor(&[100.0 * value as f32], device)).collect();
@@ -201,7 +201,7 @@ fn a_static_input_that_moved_gets_a_variant_and_breaks_no_assumption() {
 fn an_input_that_keeps_moving_within_the_pool_is_copied_in_the_end() {
     on_a_stream(|device| {
         let options = GraphTreeOptions { managed_move_limit: 2, ..GraphTreeOptions::default() };
-        let mut tree = GraphTree::new(device, options).unwrap();
+        let mut tree = GraphTreeManager::new(device, options).unwrap();
         let many = tree
             .register("many", FunctionOptions::default(), |inputs| {
                 (0..6).map(|number| inputs[0].add_scalar(f64::from(number))).collect()
@@ -232,7 +232,7 @@ fn an_input_that_keeps_moving_within_the_pool_is_copied_in_the_end() {
 fn a_function_whose_assumptions_keep_breaking_runs_eagerly_and_says_why() {
     on_a_stream(|device| {
         let options = GraphTreeOptions { rerecord_limit: 2, managed_move_limit: 100, ..Default::default() };
-        let mut tree = GraphTree::new(device, options).unwrap();
+        let mut tree = GraphTreeManager::new(device, options).unwrap();
         let many = tree
             .register("many", FunctionOptions::default(), |inputs| {
                 (0..6).map(|number| inputs[0].add_scalar(f64::from(number))).collect()
@@ -378,7 +378,7 @@ fn what_cannot_be_a_graph_runs_eagerly_for_good() {
         assert_eq!((tree.graphs(), tree.counters().eager), (0, 6));
         // A function's own error is its own, and the next call is as good as ever.
         let adds = tree.register("adds", FunctionOptions::default(), sum).unwrap();
-        let call = |tree: &mut GraphTree, other: &[f32]| {
+        let call = |tree: &mut GraphTreeManager, other: &[f32]| {
             tree.call(adds, vec![tensor(&[1.0, 2.0], device), tensor(other, device)])
         };
         for _ in 0..2 {
@@ -393,7 +393,7 @@ fn a_loop_that_feeds_its_output_back_keeps_one_graph() {
     on_a_stream(|device| {
         for steps in [Steps::Automatic, Steps::Explicit] {
             let options = GraphTreeOptions { steps, depth_limit: 4, ..GraphTreeOptions::default() };
-            let mut tree = GraphTree::new(device, options).unwrap();
+            let mut tree = GraphTreeManager::new(device, options).unwrap();
             let next = tree
                 .register("next", FunctionOptions::default(), |inputs| {
                     Ok(vec![inputs[0].mul_scalar(1.0)?.add_scalar(1.0)?])
@@ -488,7 +488,7 @@ fn pools_are_given_up_when_they_are_too_large() {
     let _current = stream.make_current();
     let limit = 40 << 20;
     let options = GraphTreeOptions { pool_bytes_limit: Some(limit), ..GraphTreeOptions::default() };
-    let mut tree = GraphTree::new(&device, options).unwrap();
+    let mut tree = GraphTreeManager::new(&device, options).unwrap();
     let functions: Vec<_> =
         (0..4).map(|_| tree.register("two", FunctionOptions::default(), two).unwrap()).collect();
     let x = |elements: usize| Tensor::ones(&[elements], DType::F32, &device).unwrap();

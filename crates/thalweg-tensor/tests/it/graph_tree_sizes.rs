@@ -8,7 +8,7 @@ use thalweg_runtime::sim::{Check, Gpu};
 use thalweg_runtime::{Device, Result, Stream};
 use thalweg_tensor::Tensor;
 use thalweg_tensor::graph::tree::{CaptureSizes, FunctionId, FunctionOptions, Padding, Steps};
-use thalweg_tensor::graph::{GraphTree, GraphTreeOptions, LiveOutputs};
+use thalweg_tensor::graph::{GraphTreeManager, GraphTreeOptions, LiveOutputs};
 
 use crate::graph_tree::{on_a_stream, read, tensor};
 
@@ -25,7 +25,7 @@ fn sizes(padding: Padding) -> FunctionOptions {
 #[test]
 fn a_call_takes_the_nearest_size_that_fits() {
     on_a_stream(|device| {
-        let mut tree = GraphTree::new(device, GraphTreeOptions::default()).unwrap();
+        let mut tree = GraphTreeManager::new(device, GraphTreeOptions::default()).unwrap();
         let seen = Arc::new(AtomicU64::new(0));
         let counter = seen.clone();
         let double = tree
@@ -59,7 +59,7 @@ fn a_call_takes_the_nearest_size_that_fits() {
 #[test]
 fn padding_may_be_the_callers_and_changes_of_padded_inputs_come_back() {
     on_a_stream(|device| {
-        let mut tree = GraphTree::new(device, GraphTreeOptions::default()).unwrap();
+        let mut tree = GraphTreeManager::new(device, GraphTreeOptions::default()).unwrap();
         let last_row = |input: &Tensor, _: usize, size: usize| {
             let rows = input.shape()[0];
             let whole = input.narrow(0, rows - 1, 1)?.expand(&[size, 2])?.contiguous()?;
@@ -93,7 +93,7 @@ fn padding_may_be_the_callers_and_changes_of_padded_inputs_come_back() {
 fn too_many_shapes_run_eagerly() {
     on_a_stream(|device| {
         let options = GraphTreeOptions { shape_limit: 2, ..GraphTreeOptions::default() };
-        let mut tree = GraphTree::new(device, options).unwrap();
+        let mut tree = GraphTreeManager::new(device, options).unwrap();
         let same = |inputs: &[Tensor]| Ok(vec![inputs[0].mul_scalar(2.0)?]);
         let double = tree.register("double", FunctionOptions::default(), same).unwrap();
         for _ in 0..2 {
@@ -107,7 +107,7 @@ fn too_many_shapes_run_eagerly() {
 }
 
 /// A path of two functions, the first of which works on a side stream as well.
-fn path(tree: &mut GraphTree) -> Result<[FunctionId; 2]> {
+fn path(tree: &mut GraphTreeManager) -> Result<[FunctionId; 2]> {
     let first = tree.register("first", FunctionOptions::default(), |inputs| {
         let device = inputs[0].device();
         let (main, side) = (device.current_stream(), Stream::new(device)?);
@@ -131,7 +131,7 @@ fn path(tree: &mut GraphTree) -> Result<[FunctionId; 2]> {
 fn calls_on_several_streams_are_ordered() {
     Check::new().seeds(0..20).run(|gpu| -> Result<()> {
         let device = gpu.device();
-        let mut tree = GraphTree::new(device, GraphTreeOptions::default())?;
+        let mut tree = GraphTreeManager::new(device, GraphTreeOptions::default())?;
         let [first, second] = path(&mut tree)?;
         let streams = [Stream::new(device)?, Stream::new(device)?];
         let reader = Stream::new(device)?;
@@ -146,7 +146,7 @@ fn calls_on_several_streams_are_ordered() {
                 reader.wait_stream(stream)?;
                 result
             };
-            // Somebody else reads the output, says so, and lets go of it at once.
+            // Another stream reads the output, which is recorded, and the output is dropped at once.
             let copied = {
                 let _current = reader.make_current();
                 let copied = result.mul_scalar(1.0)?;
@@ -179,7 +179,7 @@ fn trees_of_several_threads_run_side_by_side() {
                 gpu.spawn(&format!("worker {number}"), move || -> Result<u64> {
                     let stream = Stream::new(&device)?;
                     let _current = stream.make_current();
-                    let mut tree = GraphTree::new(&device, GraphTreeOptions::default())?;
+                    let mut tree = GraphTreeManager::new(&device, GraphTreeOptions::default())?;
                     let [first, second] = path(&mut tree)?;
                     for round in 0..5 {
                         let x = (round + 10 * number) as f32;
@@ -198,7 +198,7 @@ fn trees_of_several_threads_run_side_by_side() {
     });
 }
 
-/// What a random program holds: a tensor, and what must be in it.
+/// A tensor that a random program holds, and its elements as they must be.
 struct Held {
     tensor: Tensor,
     expected: Vec<f32>,
@@ -206,7 +206,7 @@ struct Held {
 
 struct Program<'a> {
     gpu: &'a Gpu,
-    tree: GraphTree,
+    tree: GraphTreeManager,
     two: FunctionId,
     sum: FunctionId,
     grow: FunctionId,
@@ -228,7 +228,7 @@ impl<'a> Program<'a> {
             pool_bytes_limit: Some(LIMIT),
             ..GraphTreeOptions::default()
         };
-        let mut tree = GraphTree::new(gpu.device(), options)?;
+        let mut tree = GraphTreeManager::new(gpu.device(), options)?;
         let two = tree.register("two", FunctionOptions::default(), |inputs| {
             let between = inputs[0].mul_scalar(2.0)?;
             Ok(vec![between.add_scalar(1.0)?, inputs[0].add_scalar(3.0)?])

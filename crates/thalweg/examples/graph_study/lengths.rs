@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use thalweg::random::Generator;
 use thalweg::tensor::graph::tree::{CaptureSizes, FunctionId, FunctionOptions, Padding};
-use thalweg::tensor::graph::{GraphTree, GraphTreeCounters, GraphTreeOptions};
+use thalweg::tensor::graph::{GraphTreeCounters, GraphTreeManager, GraphTreeOptions};
 use thalweg::{Result, Tensor};
 
 use super::report::{Chart, Figure, Line, Row, Section, Unit};
@@ -26,12 +26,12 @@ const TOLERANCE: f64 = 1e-4;
 /// How calls are served.
 enum Server<'a> {
     Eager(&'a Network),
-    Tree(Box<GraphTree>, FunctionId),
+    Tree(Box<GraphTreeManager>, FunctionId),
 }
 
 impl<'a> Server<'a> {
     fn tree(setting: &Setting, sizes: Option<CaptureSizes>) -> Result<Self> {
-        let mut tree = GraphTree::new(&setting.device, GraphTreeOptions::default())?;
+        let mut tree = GraphTreeManager::new(&setting.device, GraphTreeOptions::default())?;
         let network = setting.network().clone();
         let options = FunctionOptions { sizes, ..FunctionOptions::default() };
         let forward =

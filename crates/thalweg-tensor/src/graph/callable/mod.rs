@@ -1,26 +1,24 @@
 //! Graphed callables: functions of tensors whose forward and backward passes are a graph each (`make_graphed_callables`).
 //!
 //! A graphed callable stands in for a function inside a program that is otherwise eager: it takes part in autograd as one
-//! node, whose backward pass replays the captured one. All callables of one making share a pool, and are captured in the order
-//! in which a step uses them, so that the pool's memory is used again as it would be in that step:
+//! node, whose backward pass replays the captured one. Callables that are made together share a pool, and are captured in the order
+//! in which a step uses them, so that they reuse the pool's memory as that step would:
 //!
 //! ```text
-//! capture   forward 1 … forward N   backward N … backward 1      (one pool; what backward i has read is free for the next)
-//! call      copy inputs that lie elsewhere ─ replay forward i ─ record a node
-//! backward  copy gradients that lie elsewhere ─ replay backward i
+//! capture   forward 1 … forward N   backward N … backward 1      (one pool; memory that backward i has read is free for the next)
+//! call      copy inputs to the graph's own ─ replay forward i ─ record an autograd node
+//! backward  copy gradients to the graph's own ─ replay backward i
 //! ```
 //!
-//! # What a replay overwrites, and what is done about it
-//! A replay writes wherever its recording did, which may be memory that a later recording was given. So forward `i` overwrites
+//! # Overwritten memory
+//! A replay writes the memory that its recording wrote, which later recordings may have been given too. So forward `i` overwrites
 //! the results of callables from `i` on, and all gradients; backward `i` overwrites the gradients of callables up to `i`.
-//! Results and gradients are lent, so it is known whether somebody still holds them: a held result is refused or moved
-//! ([`LiveOutputs`]), a held gradient is moved, so that gradients accumulate as ever. What forward `i` saves for backward is
-//! overwritten by any later forward up to `i` and by a later backward before `i`: backward is an error then, never a wrong
-//! number.
+//! The callables have a handle of each result and gradient, which says whether it is still held: a held result is refused or moved
+//! ([`LiveOutputs`]), a held gradient is moved, so that gradients accumulate as usual. The tensors that forward `i` saves for backward
+//! are overwritten by any later forward up to `i` and by a later backward before `i`: backward is an error then, never a wrong number.
 //!
-//! # What it does not do
-//! A module here has no hooks and autograd runs no second derivative, so neither has to be refused. Numbers that a callable
-//! reads on the host are those of the capture.
+//! # Limits
+//! Second derivatives are an error. A number that a callable reads on the host keeps its value from the capture.
 
 mod record;
 mod replay;
@@ -33,38 +31,38 @@ use thalweg_runtime::{CaptureMode, Device, GraphPool, Result};
 use super::LiveOutputs;
 use crate::caller::label_at;
 use crate::tensor::Tensor;
-use replay::Set;
+use replay::CallableSet;
 
-/// A function of tensors with parameters, of which a graph can be made.
+/// A function of tensors with parameters, from which [`make_graphed_callables`] makes graphs.
 pub trait Callable: Send + Sync {
-    /// The name, for messages.
+    /// Returns the name, for errors.
     fn name(&self) -> &str;
 
-    /// The results for some inputs. It must do the same work at each call.
+    /// Returns the results for some inputs. It must do the same work at each call.
     fn call(&self, inputs: &[Tensor]) -> Result<Vec<Tensor>>;
 
-    /// The tensors beside the inputs that gradients flow to.
+    /// Returns the tensors beside the inputs that gradients flow to.
     fn parameters(&self) -> Vec<Tensor>;
 
-    /// Tensors that belong to it and want no gradient.
+    /// Returns the tensors that belong to it and require no gradient.
     fn buffers(&self) -> Vec<Tensor> {
         Vec::new()
     }
 
-    /// Whether it is being trained. While this differs from what it was at the capture, calls go to the function itself.
+    /// Returns whether it is in training mode. While this differs from the mode at the capture, calls go to the function itself.
     fn is_training(&self) -> bool {
         true
     }
 }
 
-/// A closure as a callable.
-struct OfFunction<F> {
+/// A closure with its name and parameters.
+struct FunctionCallable<F> {
     name: String,
     parameters: Vec<Tensor>,
     function: F,
 }
 
-impl<F: Fn(&[Tensor]) -> Result<Vec<Tensor>> + Send + Sync> Callable for OfFunction<F> {
+impl<F: Fn(&[Tensor]) -> Result<Vec<Tensor>> + Send + Sync> Callable for FunctionCallable<F> {
     fn name(&self) -> &str {
         &self.name
     }
@@ -78,32 +76,32 @@ impl<F: Fn(&[Tensor]) -> Result<Vec<Tensor>> + Send + Sync> Callable for OfFunct
     }
 }
 
-/// A closure as a [`Callable`], with the tensors that it reads and that gradients flow to.
+/// Makes a [`Callable`] of a closure. `parameters` are the tensors that it reads beside its inputs and that gradients flow to.
 pub fn function(
     name: &str,
     parameters: Vec<Tensor>,
     function: impl Fn(&[Tensor]) -> Result<Vec<Tensor>> + Send + Sync + 'static,
 ) -> Box<dyn Callable> {
-    Box::new(OfFunction { name: name.to_owned(), parameters, function })
+    Box::new(FunctionCallable { name: name.to_owned(), parameters, function })
 }
 
-/// How callables are captured.
+/// The options of [`make_graphed_callables`].
 #[derive(Clone, Debug)]
 pub struct CallableOptions {
-    /// How often each is run, forward and backward, before the capture, on a stream of its own. Random numbers are drawn there.
+    /// The number of runs of each callable, forward and backward, before the capture. They draw random numbers.
     pub warm_up: usize,
-    /// Whether inputs and parameters that want a gradient may go without one.
+    /// A flag that permits inputs and parameters that require a gradient and get none.
     pub allow_unused_input: bool,
-    /// The pool; a new one where there is none. Graphs of others in a shared pool must be replayed in the order of capture.
+    /// The pool of the graphs; by default a new one. Replay other graphs of a shared pool in the order of their capture.
     pub pool: Option<GraphPool>,
-    /// Which calls of other threads the captures forbid.
+    /// The calls of other threads that the captures forbid.
     pub mode: CaptureMode,
-    /// What to do about results that are still held when they would be overwritten.
+    /// The policy for results that are still held when a replay would overwrite them.
     pub live_outputs: LiveOutputs,
 }
 
 impl Default for CallableOptions {
-    /// PyTorch's: three warm-ups, no unused input.
+    /// Returns PyTorch's defaults: three warm-ups, no unused input.
     fn default() -> Self {
         let (pool, mode, live_outputs) = (None, CaptureMode::default(), LiveOutputs::default());
         Self { warm_up: 3, allow_unused_input: false, pool, mode, live_outputs }
@@ -112,13 +110,14 @@ impl Default for CallableOptions {
 
 /// A function whose forward and backward passes are graphs. See the [module](self).
 pub struct GraphedCallable {
-    set: Arc<Set>,
+    set: Arc<CallableSet>,
     index: usize,
 }
 
-/// Makes graphs of callables, which a step uses in this order, once each, before it runs backward. `samples` are the inputs of
-/// each: the graphs read these very tensors, so an input that is passed as such is not copied. Whether gradients flow to an
-/// input is what its sample says; under [`no_grad`](crate::no_grad) there are forward graphs only.
+/// Captures the forward and backward passes of callables as graphs (`torch.cuda.make_graphed_callables`). A step must call them in
+/// this order, once each, before it runs backward. `samples` are the inputs of each callable: the graphs read these tensors, so a
+/// call that passes one of them copies nothing for it. Gradients flow to an input if its sample requires one. Under
+/// [`no_grad`](crate::no_grad) there are forward graphs only.
 ///
 /// *Blocks*: each capture waits for the device.
 ///
@@ -142,14 +141,14 @@ pub fn make_graphed_callables(
 }
 
 impl GraphedCallable {
-    /// The results for some inputs, of the shapes and dtypes of the samples. Asynchronous on the current stream, like any
+    /// Returns the results for inputs that have the shapes and dtypes of the samples. Asynchronous on the current stream, like any
     /// operator. The next call of this callable, or of one before it, writes the results' memory again: see [`LiveOutputs`].
     ///
-    /// Within a capture, or while the callable's training differs, the function itself is called.
+    /// Inside a capture, or while the callable's training mode differs from that at its capture, calls the function itself.
     ///
     /// # Errors
     /// [`Error::is_invalid_argument`](thalweg_runtime::Error::is_invalid_argument) if an input differs from its sample, or
-    /// results that would be overwritten are still held, and [`LiveOutputs::Refuse`] was asked for.
+    /// results that would be overwritten are still held under [`LiveOutputs::Refuse`].
     #[track_caller]
     pub fn call(&self, inputs: &[Tensor]) -> Result<Vec<Tensor>> {
         let callable = self.original();
@@ -162,12 +161,12 @@ impl GraphedCallable {
         self.set.forward(self.index, inputs, label).map_err(|error| error.context(callable.name()))
     }
 
-    /// The function itself.
+    /// Returns the function from which the graphs were captured.
     pub fn original(&self) -> &dyn Callable {
         self.set.callable(self.index)
     }
 
-    /// The pool of all callables that were made together.
+    /// Returns the pool of all callables that were made together.
     pub fn pool(&self) -> &GraphPool {
         self.set.pool()
     }

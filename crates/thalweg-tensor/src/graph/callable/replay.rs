@@ -1,4 +1,4 @@
-//! Replaying graphed callables, in whatever order a program calls them.
+//! Replays of graphed callables, in any order in which a program calls them.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -11,22 +11,22 @@ use crate::graph::outputs::{LiveOutputs, Outputs, clear, still_held};
 use crate::tensor::Tensor;
 
 /// Callables that were made together.
-pub(super) struct Set {
-    pub(super) entries: Vec<Entry>,
+pub(super) struct CallableSet {
+    pub(super) entries: Vec<CallableEntry>,
     pub(super) pool: GraphPool,
-    /// The memory of all results and gradients. Whoever holds one keeps it.
+    /// The memory of all results and gradients, which each of them keeps alive.
     pub(super) held: Arc<Vec<HeldMemory>>,
     pub(super) live_outputs: LiveOutputs,
-    /// The stream that was current when they were made, which the graphs' own inputs belong to.
-    pub(super) home: Stream,
-    pub(super) state: Mutex<SetState>,
+    /// The stream that was current when they were made, which the memory of the graphs' own inputs belongs to.
+    pub(super) input_stream: Stream,
+    pub(super) state: Mutex<ReplayState>,
 }
 
-/// One callable.
-pub(super) struct Entry {
+/// A callable with its graphs.
+pub(super) struct CallableEntry {
     pub(super) callable: Box<dyn Callable>,
     pub(super) was_training: bool,
-    /// What the forward graph reads.
+    /// The inputs that the forward graph reads.
     pub(super) inputs: Vec<Tensor>,
     pub(super) parameters: Vec<Tensor>,
     pub(super) forward: Graph,
@@ -37,32 +37,32 @@ pub(super) struct Entry {
 /// The backward pass of a callable.
 pub(super) struct BackwardGraph {
     pub(super) graph: Graph,
-    /// What it reads: the gradients of those results from which gradients flow.
+    /// The gradients that the graph reads, of the results that require one.
     pub(super) result_gradients: Vec<Option<Tensor>>,
-    /// Whether it computes a gradient for each input and parameter.
+    /// A flag per input and parameter: whether the graph computes its gradient.
     pub(super) is_computed: Vec<bool>,
     pub(super) gradients: Outputs,
 }
 
-/// What was replayed when, and what is lent.
-pub(super) struct SetState {
+/// The order of the replays so far, and the handles of their outputs.
+pub(super) struct ReplayState {
     replays: u64,
     forward_at: Vec<u64>,
     backward_at: Vec<u64>,
     results: Vec<Vec<OutputHandle>>,
     gradients: Vec<Vec<OutputHandle>>,
-    /// Where the last replay ran.
+    /// The stream of the last replay.
     stream: Option<Stream>,
 }
 
-impl SetState {
+impl ReplayState {
     pub(super) fn new(count: usize) -> Self {
         let none = || (0..count).map(|_| Vec::new()).collect();
         let (forward_at, backward_at) = (vec![0; count], vec![0; count]);
         Self { replays: 0, forward_at, backward_at, results: none(), gradients: none(), stream: None }
     }
 
-    /// Orders a stream behind the last replay: all replays share memory.
+    /// Orders a stream behind the last replay, since all replays share memory.
     fn follow(&mut self, stream: &Stream) -> Result<()> {
         if let Some(last) = self.stream.replace(stream.clone())
             && last != *stream
@@ -78,9 +78,9 @@ impl SetState {
     }
 }
 
-impl Set {
+impl CallableSet {
     pub(super) fn device(&self) -> &Device {
-        self.home.device()
+        self.input_stream.device()
     }
 
     pub(super) fn pool(&self) -> &GraphPool {
@@ -95,11 +95,11 @@ impl Set {
         self.entries[index].was_training
     }
 
-    fn state(&self) -> MutexGuard<'_, SetState> {
+    fn state(&self) -> MutexGuard<'_, ReplayState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Replays the forward pass of a callable, and records it.
+    /// Replays the forward pass of a callable, and records an autograd node.
     pub(super) fn forward(
         self: &Arc<Self>,
         index: usize,
@@ -120,21 +120,21 @@ impl Set {
                 held.len()
             )));
         }
-        for loans in &mut state.results[index..] {
-            clear(loans, &stream)?;
+        for handles in &mut state.results[index..] {
+            clear(handles, &stream)?;
         }
-        for loans in &mut state.gradients {
-            clear(loans, &stream)?;
+        for handles in &mut state.gradients {
+            clear(handles, &stream)?;
         }
         no_grad(|| entry.inputs.iter().zip(inputs).try_for_each(|(own, given)| fill(own, Some(given))))?;
-        self.stays_for(&stream, entry.inputs.iter());
-        let lending = entry.results.lend(&self.pool, &stream, label);
-        lending.loans.iter().for_each(|loan| loan.keep(self.held.clone()));
+        self.record_use(&stream, entry.inputs.iter());
+        let reconstructed = entry.results.reconstruct(&self.pool, &stream, label);
+        reconstructed.handles.iter().for_each(|handle| handle.keep(self.held.clone()));
         entry.forward.replay()?;
-        // What is held of them is known here: the pool need not refuse the next callable's replay.
+        // The handles say which results are held, so the pool need not refuse the next callable's replay.
         entry.forward.release_outputs();
-        let mut results = no_grad(|| entry.results.results(&lending, &entry.inputs, |_| false))?;
-        state.results[index] = lending.loans;
+        let mut results = no_grad(|| entry.results.results(&reconstructed, &entry.inputs, |_| false))?;
+        state.results[index] = reconstructed.handles;
         let number = state.next();
         state.forward_at[index] = number;
         drop(state);
@@ -168,29 +168,29 @@ impl Set {
             || state.backward_at[..index].iter().any(|&at| at > number);
         if is_overwritten {
             return Err(Error::invalid(format!(
-                "what the graphed callable '{}' saved for backward was overwritten by a later replay of it or of one that was \
-                 made before it: run backward first, in the reverse order of the calls, or make one callable a call",
+                "the tensors that the graphed callable '{}' saved for backward were overwritten by a later replay of it or of one that was \
+                 made before it: run backward first, in the reverse order of the calls, or make one callable per call",
                 entry.callable.name()
             )));
         }
         state.follow(&stream)?;
-        for loans in &mut state.gradients[..=index] {
-            clear(loans, &stream)?;
+        for handles in &mut state.gradients[..=index] {
+            clear(handles, &stream)?;
         }
         for (own, given) in graph.result_gradients.iter().zip(gradients) {
             own.as_ref().map_or(Ok(()), |own| fill(own, given.as_ref()))?;
         }
-        self.stays_for(&stream, graph.result_gradients.iter().flatten());
+        self.record_use(&stream, graph.result_gradients.iter().flatten());
         let label =
             state.results[index].first().map_or_else(|| Label::here("graphed_backward"), OutputHandle::label);
         let label = Label { operator: "graphed_backward", ..label };
-        let lending = graph.gradients.lend(&self.pool, &stream, label);
-        lending.loans.iter().for_each(|loan| loan.keep(self.held.clone()));
+        let reconstructed = graph.gradients.reconstruct(&self.pool, &stream, label);
+        reconstructed.handles.iter().for_each(|handle| handle.keep(self.held.clone()));
         graph.graph.replay()?;
         graph.graph.release_outputs();
         let read: Vec<Tensor> = graph.result_gradients.iter().flatten().cloned().collect();
-        let mut computed = graph.gradients.results(&lending, &read, |_| false)?.into_iter();
-        state.gradients[index] = lending.loans;
+        let mut computed = graph.gradients.results(&reconstructed, &read, |_| false)?.into_iter();
+        state.gradients[index] = reconstructed.handles;
         let number = state.next();
         state.backward_at[index] = number;
         Ok(graph
@@ -200,16 +200,16 @@ impl Set {
             .collect())
     }
 
-    /// The graphs' own inputs are used on another stream than their own.
-    fn stays_for<'a>(&self, stream: &Stream, tensors: impl Iterator<Item = &'a Tensor>) {
-        if *stream != self.home {
+    /// Records that a stream uses the graphs' own inputs, unless they belong to it.
+    fn record_use<'a>(&self, stream: &Stream, tensors: impl Iterator<Item = &'a Tensor>) {
+        if *stream != self.input_stream {
             tensors.for_each(|tensor| tensor.record_stream(stream));
         }
     }
 }
 
-impl Entry {
-    /// Whether the inputs are like the samples.
+impl CallableEntry {
+    /// Checks inputs against the samples: shapes, dtypes, device, and gradients.
     fn check(&self, inputs: &[Tensor]) -> Result<()> {
         let alike = |own: &Tensor, given: &Tensor| {
             (own.shape(), own.dtype(), own.device()) == (given.shape(), given.dtype(), given.device())
@@ -229,7 +229,7 @@ impl Entry {
     }
 }
 
-/// Writes what is given to a tensor that a graph reads, unless it lies there already. What is not given is zero.
+/// Copies a tensor, or zeros where none is given, to a tensor that a graph reads, unless they are the same memory.
 fn fill(own: &Tensor, given: Option<&Tensor>) -> Result<()> {
     match given {
         Some(given)
@@ -242,11 +242,11 @@ fn fill(own: &Tensor, given: Option<&Tensor>) -> Result<()> {
     }
 }
 
-/// The node of a graphed call.
+/// The autograd node of a call.
 struct GraphedBackward {
-    set: Arc<Set>,
+    set: Arc<CallableSet>,
     index: usize,
-    /// Of the forward replay.
+    /// The number of the forward replay.
     number: u64,
 }
 
@@ -257,5 +257,10 @@ impl Backward for GraphedBackward {
 
     fn backward(&self, gradients: &[Option<Tensor>]) -> Result<Gradients> {
         self.set.backward(self.index, self.number, gradients)
+    }
+
+    /// Returns `false`: a second derivative through a graphed callable is an error.
+    fn is_recorded(&self) -> bool {
+        false
     }
 }

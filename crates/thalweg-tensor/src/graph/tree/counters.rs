@@ -1,4 +1,4 @@
-//! What a tree has decided, counted and in words.
+//! Counters of a [`GraphTreeManager`](super::GraphTreeManager), and the log of its decisions.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -7,50 +7,50 @@ use thalweg_runtime::Result;
 
 use crate::tensor::Tensor;
 
-/// How many decisions are remembered in words.
+/// The number of decisions that the log keeps.
 const REMEMBERED: usize = 256;
 
-/// How often a [`GraphTree`](super::GraphTree) did what.
+/// The counters of a [`GraphTreeManager`](super::GraphTreeManager).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct GraphTreeCounters {
     /// Calls of functions.
     pub calls: u64,
-    /// Calls that ran eagerly because their function and shapes were not warm yet.
+    /// Calls that ran eagerly to warm up their function for their shapes.
     pub warm_ups: u64,
-    /// Calls that ran eagerly because of a limit, or because the function cannot be captured or has no size that fits.
+    /// Calls that ran eagerly because of a limit, because the function cannot be captured, or because no captured size is large enough.
     pub eager: u64,
-    /// Calls inside somebody else's capture, which became part of that.
+    /// Calls inside a capture of the caller, which became part of that.
     pub inlined: u64,
     /// Graphs that were recorded.
     pub recordings: u64,
-    /// Graphs that were replayed, those included that were recorded for it.
+    /// Graphs that were replayed, including each new one.
     pub replays: u64,
-    /// Recordings in a place where there was a graph already, because a static input had moved, or was another one in its place.
+    /// Variants that were recorded because a static input had moved or been freed.
     pub static_inputs_moved: u64,
-    /// … because an input that lies in the pool had moved.
+    /// Variants that were recorded because a managed input, one that lies in the pool, had moved.
     pub managed_inputs_moved: u64,
-    /// … because an output was still held that the graph would overwrite.
+    /// Variants that were recorded because an output was alive that the graph would overwrite.
     pub outputs_alive: u64,
-    /// Inputs that were found in the pool too often at changing places, and are copied from then on.
+    /// Managed inputs that moved too often, and are copied from then on.
     pub demotions: u64,
-    /// Steps that ended: explicitly, or because nothing of them was held any more.
+    /// Steps that ended.
     pub steps: u64,
-    /// Inputs that were copied to where a graph reads them.
+    /// Inputs that were copied to a graph's own tensors.
     pub copied_inputs: u64,
-    /// The bytes of those.
+    /// The number of bytes of the inputs that were copied to a graph's own tensors.
     pub copied_bytes: u64,
-    /// Inputs that a graph had changed where it reads them, and that were copied back.
+    /// Inputs that a graph changed, and that were copied back to the caller's tensors.
     pub written_back: u64,
     /// Calls whose inputs were padded to a captured size.
     pub padded: u64,
     /// Outputs of earlier steps that were moved to memory of their own.
     pub moved_outputs: u64,
-    /// Pools that were given up because of the limit of bytes.
+    /// Pools that were evicted because of the limit of bytes.
     pub evictions: u64,
 }
 
 impl GraphTreeCounters {
-    /// Copies an input to where a graph reads it.
+    /// Copies an input to a graph's own tensor, and counts it.
     pub(super) fn copy(&mut self, own: &Tensor, input: &Tensor) -> Result<()> {
         own.copy_(input)?;
         self.copied_inputs += 1;
@@ -59,29 +59,29 @@ impl GraphTreeCounters {
     }
 }
 
-/// What a decision was about.
+/// The kind of a [`Decision`].
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum DecisionKind {
     /// A graph was recorded.
     Record,
-    /// A graph was recorded where there was one, which did not fit.
+    /// A variant was recorded, because an invariant of the present graphs failed.
     Rerecord,
-    /// An input is copied from now on.
+    /// A managed input is copied from now on.
     Demote,
     /// A call, or all calls from now on, run without a graph.
     Eager,
-    /// A pool was given up.
+    /// A pool was evicted.
     Evict,
 }
 
-/// A decision, with its reason.
+/// A decision of a [`GraphTreeManager`](super::GraphTreeManager), with its reason.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Decision {
     /// The name of the function.
     pub function: String,
-    /// What was decided.
+    /// The kind of the decision.
     pub kind: DecisionKind,
-    /// Why.
+    /// The reason for it.
     pub reason: String,
 }
 
@@ -98,7 +98,7 @@ impl fmt::Display for Decision {
     }
 }
 
-/// The last decisions, oldest first.
+/// A log of the last decisions, oldest first.
 #[derive(Debug, Default)]
 pub(super) struct DecisionLog(VecDeque<Decision>);
 

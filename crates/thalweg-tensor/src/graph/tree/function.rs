@@ -1,4 +1,4 @@
-//! Functions of a tree, and the sizes that they are captured for.
+//! The functions of a [`GraphTreeManager`](super::GraphTreeManager), and the sizes that they are captured for.
 
 use std::fmt;
 use std::sync::Arc;
@@ -10,43 +10,43 @@ use thalweg_runtime::{Error, Result};
 
 use crate::tensor::Tensor;
 
-/// A function of a [`GraphTree`](super::GraphTree).
+/// The identifier of a function of a [`GraphTreeManager`](super::GraphTreeManager) (PyTorch: `FunctionID`).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct FunctionId(pub(super) usize);
 
-/// What is known of a function.
+/// The options of a function: its static inputs, and the sizes to capture.
 #[derive(Clone, Debug, Default)]
 pub struct FunctionOptions {
-    /// The inputs that lie at the same address at nearly every call: parameters, caches. Graphs read and write them where they
-    /// are. When one has moved, another graph is recorded.
+    /// The indices of the inputs that have the same address at nearly every call: parameters, caches. Graphs read and write them in
+    /// place. When one has moved, another graph is recorded.
     pub static_inputs: Vec<usize>,
-    /// The sizes to capture, of a function whose inputs have a dimension that varies.
+    /// The sizes to capture, for a function whose inputs have a dimension that varies.
     pub sizes: Option<CaptureSizes>,
 }
 
-/// Sizes of a dimension that varies: a call is padded to the nearest one that fits, and its outputs are cut back.
+/// The sizes to capture of a dimension that varies: the inputs of a call are padded to the next larger size, and its outputs narrowed.
 #[derive(Clone, Debug)]
 pub struct CaptureSizes {
-    /// The sizes. A call that is larger than all runs eagerly, as it is.
+    /// The sizes, in any order. A call that is larger than all of them runs eagerly, without padding.
     pub sizes: Vec<usize>,
-    /// Inputs and their dimension that varies. All have the same size there.
+    /// The inputs that vary, each with its dimension. All have the same size in these dimensions.
     pub inputs: Vec<(usize, usize)>,
-    /// Outputs and their dimension that is cut back.
+    /// The outputs to narrow to the size of the call, each with its dimension.
     pub outputs: Vec<(usize, usize)>,
-    /// What padding holds.
+    /// The elements of the padding.
     pub padding: Padding,
 }
 
-/// Makes an input longer: from the input, a dimension and the wanted size to a tensor of that size there.
+/// A function that pads a tensor: takes the input, the dimension and the wanted size, and returns a tensor of that size.
 pub type PaddingFunction = Arc<dyn Fn(&Tensor, usize, usize) -> Result<Tensor> + Send + Sync>;
 
-/// How an input is made longer.
+/// The elements that an input is padded with.
 #[derive(Clone)]
 pub enum Padding {
-    /// By this value, behind what is there. The function must give the same results for what is there whatever follows: rows of a
+    /// One value, behind the input's elements. The results for the input's elements must not depend on what follows them: rows of a
     /// batch, or tokens behind a causal mask.
     Value(f64),
-    /// By a function of the caller's.
+    /// The result of a function.
     By(PaddingFunction),
 }
 
@@ -59,91 +59,91 @@ impl fmt::Debug for Padding {
     }
 }
 
-/// What a function does.
-pub(super) type Body = Arc<dyn Fn(&[Tensor]) -> Result<Vec<Tensor>> + Send + Sync>;
+/// The computation of a function.
+pub(super) type FunctionBody = Arc<dyn Fn(&[Tensor]) -> Result<Vec<Tensor>> + Send + Sync>;
 
-/// A registered function, with what was learned of it.
+/// A registered function, and what its calls have shown.
 pub(super) struct Function {
     pub(super) name: String,
     pub(super) options: FunctionOptions,
-    pub(super) body: Body,
-    /// Eager runs by shapes.
-    pub(super) warm: FxHashMap<Key, usize>,
-    /// Why it is not captured any more.
+    pub(super) body: FunctionBody,
+    /// The number of eager runs by shapes.
+    pub(super) warm: FxHashMap<CallKey, usize>,
+    /// The reason why it runs eagerly for good, if it does.
     pub(super) eager: Option<String>,
-    /// How often an assumption about it was broken.
-    pub(super) broken: usize,
-    /// How often each input in the pool had moved.
+    /// The number of times that an invariant of its graphs failed.
+    pub(super) failed_invariants: usize,
+    /// The number of times that each managed input had moved.
     pub(super) moves: FxHashMap<usize, usize>,
-    /// Inputs that are copied wherever they are.
+    /// The inputs that are copied even where they lie in the pool.
     pub(super) demoted: FxHashSet<usize>,
-    /// The inputs that it was seen to write.
+    /// The inputs that a run has written.
     pub(super) written: FxHashSet<usize>,
-    /// Whether it was looked at.
-    pub(super) was_seen: bool,
+    /// A flag that is set once a run has shown which inputs it writes.
+    pub(super) writes_are_known: bool,
 }
 
-/// Which graph can serve a call, as far as shapes say: the function, and shape and dtype of each input.
+/// The key of a call, by which nodes are found: the function, and the shape and dtype of each input.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
-pub(super) struct Key {
+pub(super) struct CallKey {
     pub(super) function: usize,
     inputs: SmallVec<[(Shape, DType); 4]>,
 }
 
-impl Key {
+impl CallKey {
     pub(super) fn new(function: usize, inputs: &[Tensor]) -> Self {
         let inputs = inputs.iter().map(|input| (input.shape().into(), input.dtype())).collect();
         Self { function, inputs }
     }
 }
 
-/// The inputs of a call, padded where they had to be.
-pub(super) struct Fitted {
-    pub(super) inputs: Vec<Tensor>,
-    /// What was padded, with its dimension.
+/// The inputs of a call, padded to a captured size.
+pub(super) struct CallInputs {
+    pub(super) tensors: Vec<Tensor>,
+    /// The inputs that were padded, as they were, with their dimension.
     originals: Vec<Option<(Tensor, usize)>>,
-    /// The size before, of a padded call.
-    pub(super) cut: Option<usize>,
+    /// The size before padding, of a padded call.
+    pub(super) unpadded_size: Option<usize>,
 }
 
-impl Fitted {
-    /// Inputs that need no padding.
-    pub(super) fn exact(inputs: Vec<Tensor>) -> Self {
-        Self { originals: inputs.iter().map(|_| None).collect(), inputs, cut: None }
+impl CallInputs {
+    /// Returns inputs that need no padding.
+    pub(super) fn exact(tensors: Vec<Tensor>) -> Self {
+        Self { originals: tensors.iter().map(|_| None).collect(), tensors, unpadded_size: None }
     }
 
-    /// Where a change of an input belongs, and the part of `changed` that it is.
+    /// Copies an input that the function has changed back to the caller's tensor, without the padding.
     pub(super) fn write_back(&self, index: usize, changed: &Tensor) -> Result<()> {
-        match (&self.originals[index], self.cut) {
+        match (&self.originals[index], self.unpadded_size) {
             (Some((original, dimension)), Some(size)) => {
                 original.copy_(&changed.narrow(*dimension as i64, 0, size)?)
             }
-            _ => self.inputs[index].copy_(changed),
+            _ => self.tensors[index].copy_(changed),
         }
     }
 
-    /// Whether an input is a padded copy already, of which nobody else knows.
+    /// Returns whether an input is a padded copy, which only this call holds.
     pub(super) fn is_padded(&self, index: usize) -> bool {
         self.originals[index].is_some()
     }
 
-    /// Every tensor of the caller's that the call holds.
-    pub(super) fn of_caller(&self) -> impl Iterator<Item = &Tensor> {
-        self.inputs
+    /// Returns the caller's tensors that the call still holds, each input's in its place.
+    pub(super) fn given(&self) -> impl Iterator<Item = &Tensor> {
+        self.tensors
             .iter()
             .zip(&self.originals)
             .map(|(input, original)| original.as_ref().map_or(input, |(original, _)| original))
     }
 
-    /// Lets go of an input of the caller's.
+    /// Drops the caller's tensor of an input, and takes another one in its place.
     pub(super) fn replace(&mut self, index: usize, by: Tensor) {
-        self.inputs[index] = by;
+        self.tensors[index] = by;
         self.originals[index] = None;
     }
 }
 
 impl Function {
-    pub(super) fn new(name: &str, options: FunctionOptions, body: Body) -> Result<Self> {
+    pub(super) fn new(name: &str, options: FunctionOptions, body: FunctionBody) -> Result<Self> {
         if let Some(sizes) = &options.sizes {
             let is_static = sizes.inputs.iter().find(|(input, _)| options.static_inputs.contains(input));
             if let Some((input, _)) = is_static {
@@ -167,36 +167,39 @@ impl Function {
             body,
             warm: FxHashMap::default(),
             eager: None,
-            broken: 0,
+            failed_invariants: 0,
             moves: FxHashMap::default(),
             demoted: FxHashSet::default(),
             written: FxHashSet::default(),
-            was_seen: false,
+            writes_are_known: false,
         })
     }
 
-    /// Pads the inputs to the nearest size that fits; `Err` with the inputs and the reason where there is none.
-    pub(super) fn fit(&self, inputs: Vec<Tensor>) -> Result<Result<Fitted, (Vec<Tensor>, String)>> {
-        let Some(sizes) = &self.options.sizes else { return Ok(Ok(Fitted::exact(inputs))) };
+    /// Pads the inputs to the smallest captured size that they fit in; `Err` with the inputs and the reason if there is none.
+    pub(super) fn pad_inputs(
+        &self,
+        inputs: Vec<Tensor>,
+    ) -> Result<Result<CallInputs, (Vec<Tensor>, String)>> {
+        let Some(sizes) = &self.options.sizes else { return Ok(Ok(CallInputs::exact(inputs))) };
         let size = self.size(sizes, &inputs)?;
         let Some(&wanted) = sizes.sizes.iter().find(|&&wanted| wanted >= size) else {
             let reason = format!("size {size} is larger than all captured ones: {:?}", sizes.sizes);
             return Ok(Err((inputs, reason)));
         };
-        let mut fitted = Fitted::exact(inputs);
+        let mut inputs = CallInputs::exact(inputs);
         if wanted == size {
-            return Ok(Ok(fitted));
+            return Ok(Ok(inputs));
         }
         for &(input, dimension) in &sizes.inputs {
-            let padded = pad(&fitted.inputs[input], dimension, wanted, &sizes.padding)?;
-            let original = std::mem::replace(&mut fitted.inputs[input], padded);
-            fitted.originals[input] = Some((original, dimension));
+            let padded = pad(&inputs.tensors[input], dimension, wanted, &sizes.padding)?;
+            let original = std::mem::replace(&mut inputs.tensors[input], padded);
+            inputs.originals[input] = Some((original, dimension));
         }
-        fitted.cut = Some(size);
-        Ok(Ok(fitted))
+        inputs.unpadded_size = Some(size);
+        Ok(Ok(inputs))
     }
 
-    /// Why inputs that share memory had better not be copied one by one.
+    /// Returns why the inputs must not be copied one by one, if they share memory that the function writes.
     pub(super) fn reason_against_aliases(&self, inputs: &[Tensor]) -> Option<String> {
         if self.written.is_empty() {
             return None;
@@ -227,14 +230,14 @@ impl Function {
         Ok(size.expect("checked at registration: there is an input that varies"))
     }
 
-    /// Cuts outputs of a padded call back.
-    pub(super) fn cut(&self, outputs: Vec<Tensor>, size: Option<usize>) -> Result<Vec<Tensor>> {
+    /// Narrows the outputs of a padded call to its size before padding.
+    pub(super) fn narrow_outputs(&self, outputs: Vec<Tensor>, size: Option<usize>) -> Result<Vec<Tensor>> {
         let (Some(sizes), Some(size)) = (&self.options.sizes, size) else { return Ok(outputs) };
         let mut outputs = outputs;
         for &(output, dimension) in &sizes.outputs {
             let Some(whole) = outputs.get(output) else {
                 return Err(Error::invalid(format!(
-                    "output {output} is to be cut back, but there are {}",
+                    "output {output} is to be narrowed, but the function returns {}",
                     outputs.len()
                 )));
             };
@@ -243,28 +246,29 @@ impl Function {
         Ok(outputs)
     }
 
-    /// Runs it without a graph, and sees which inputs it writes.
-    pub(super) fn run_eagerly(&mut self, fitted: &Fitted) -> Result<Vec<Tensor>> {
-        let versions: Vec<u32> = fitted.inputs.iter().map(Tensor::version).collect();
-        let outputs = (self.body)(&fitted.inputs)?;
-        self.see_writes(&fitted.inputs, &versions);
+    /// Runs the function without a graph, and notes which inputs it writes.
+    pub(super) fn run_eagerly(&mut self, inputs: &CallInputs) -> Result<Vec<Tensor>> {
+        let versions: Vec<u32> = inputs.tensors.iter().map(Tensor::version).collect();
+        let outputs = (self.body)(&inputs.tensors)?;
+        self.note_writes(&inputs.tensors, &versions);
         for (index, version) in versions.into_iter().enumerate() {
-            if fitted.is_padded(index) && fitted.inputs[index].version() != version {
-                fitted.write_back(index, &fitted.inputs[index])?;
+            if inputs.is_padded(index) && inputs.tensors[index].version() != version {
+                inputs.write_back(index, &inputs.tensors[index])?;
             }
         }
-        self.cut(outputs, fitted.cut)
+        self.narrow_outputs(outputs, inputs.unpadded_size)
     }
 
     /// Notes which inputs have another version than before a run.
-    pub(super) fn see_writes(&mut self, inputs: &[Tensor], before: &[u32]) {
+    pub(super) fn note_writes(&mut self, inputs: &[Tensor], before: &[u32]) {
         let changed =
             inputs.iter().zip(before).enumerate().filter(|(_, (input, before))| input.version() != **before);
         self.written.extend(changed.map(|(index, _)| index));
-        self.was_seen = true;
+        self.writes_are_known = true;
     }
 }
 
+/// Returns an input padded to a size, and checks a caller's padding function.
 fn pad(input: &Tensor, dimension: usize, size: usize, padding: &Padding) -> Result<Tensor> {
     let mut shape: Shape = input.shape().into();
     shape[dimension] = size;

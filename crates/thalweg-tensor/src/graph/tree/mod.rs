@@ -1,42 +1,42 @@
 //! Graph trees: functions that a program calls in changing order, each call a graph, all graphs of a path in one pool.
 //!
-//! A [`GraphTree`] has functions registered with it. It runs each eagerly until it is warm, then *records* a graph of it in the
-//! place where it was called, and from then on *replays* that graph whenever the program comes to the same place again:
+//! Functions are registered with a [`GraphTreeManager`]. It runs each eagerly to warm up, then *records* its call as a *node*, a graph
+//! behind the graphs that were replayed before it in this step, and *replays* that node whenever the program takes the same path again:
 //!
 //! ```text
-//! root ─┬─ forward(8×64) ── backward(8×64)          a place: the function, the shapes of its inputs, and the graphs that were
-//!       ├─ forward(4×64) ── backward(4×64)                   replayed before it in this step
-//!       └─ forward(8×64)′                           a variant: the same place, recorded with an input at another address
+//! root ─┬─ forward(8×64) ── backward(8×64)          a node: a function, the shapes of its inputs, and the path to it
+//!       ├─ forward(4×64) ── backward(4×64)
+//!       └─ forward(8×64)′                           a variant: the same call, recorded with an input at another address
 //! ```
 //!
 //! # Memory
-//! The graphs below the roots of one function share a pool (a grove). A graph that is recorded behind others finds the pool as
-//! they leave it: what is held of their outputs has its memory, everything else is free to be used again. For that the pool's
-//! state is kept with each graph, and put back before the next recording, whatever was recorded meanwhile on other paths.
+//! The trees whose roots are calls of one function share a pool (a forest). A graph that is recorded behind others may use whatever
+//! memory of the pool they leave free: outputs that are still held keep theirs. To that end each node keeps a checkpoint of the pool,
+//! which is restored before a recording behind it, whatever was recorded meanwhile on other paths.
 //!
-//! # What a graph assumes, and what happens where it does not hold
-//! - *Static inputs* and *managed* ones (outputs of graphs of this step) lie where they lay; all others are copied to where the
-//!   graph reads them. What an input holds may be changed in place: that is no obstacle (a copied input is copied back).
-//! - Outputs of the path that were dead when it was recorded are dead: it may overwrite them.
+//! # Invariants of a node
+//! - *Static inputs* and *managed inputs* (outputs of this step's graphs) have the addresses of the recording. All other inputs are
+//!   copied to the tensors that the graph reads, and copied back if the graph writes them.
+//! - *Liveness*: outputs of the path that were dead at the recording are dead, since the graph may overwrite them.
 //!
-//! If an assumption is broken, a variant is recorded, the reason is counted and logged. An input in the pool that keeps moving is
-//! copied from then on. A function whose assumptions are broken too often runs eagerly from then on.
+//! If an invariant does not hold, a variant is recorded, and the reason is counted and logged. A managed input that keeps moving is
+//! copied from then on. A function whose invariants fail too often runs eagerly from then on.
 //!
 //! # Steps
-//! A step is a path from a root. It ends when [`GraphTree::begin_step`] says so, or when nothing is held of its outputs any more;
-//! and, with [`Steps::Automatic`], when only the inputs of a call hold some, and the call has a graph at a root, to which they are
-//! copied: so a loop that feeds its output back does not grow the tree. Outputs are lent: one that is held beyond its step is
-//! refused or moved ([`LiveOutputs`]) when a call would overwrite it.
+//! A step is a path from a root (PyTorch: a generation). It ends at [`GraphTreeManager::begin_step`], or when none of its outputs is
+//! held any more. With [`Steps::Automatic`] it also ends when only the inputs of a call hold outputs, and a root serves that call and
+//! copies them: a loop that feeds its output back does not grow the tree. An output that is held beyond its step is refused or moved
+//! when a call would overwrite it ([`LiveOutputs`]).
 //!
-//! # What it does not do
+//! # Limits
 //! Functions run under `no_grad`: a backward pass is a function of its own, of what the forward pass returns
-//! ([graphed callables](super::callable) take part in autograd). A function must not keep what it makes, and does on the host
-//! what it does at recordings only. A tree belongs to one thread at a time (`&mut`) and one device; trees of several threads run
-//! side by side, and a call during another's capture runs eagerly.
+//! ([graphed callables](super::callable) take part in autograd). A function must not keep tensors that it makes, and its host code
+//! runs at warm-ups and recordings only. A manager belongs to one thread at a time (`&mut`) and one device; managers of several
+//! threads run side by side, and a call during another thread's capture runs eagerly.
 
 mod counters;
+mod forest;
 mod function;
-mod grove;
 mod node;
 mod record;
 
@@ -54,47 +54,48 @@ use crate::autograd::no_grad;
 use crate::caller::label_at;
 use crate::tensor::Tensor;
 use counters::DecisionLog;
-use function::{Fitted, Function, Key};
-use grove::{Found, Grove};
+use forest::{Forest, Lookup};
+use function::{CallInputs, CallKey, Function};
 use node::{Mismatch, NodeId};
 
-/// When a step ends.
+/// The rule for the end of a step.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Steps {
-    /// Also when the inputs of a call hold all that is left of it, and the call has a graph at a root.
+    /// The step ends when the program says so or holds none of its outputs, and also when the inputs of a call hold all that are left
+    /// and a root serves the call.
     #[default]
     Automatic,
-    /// When [`GraphTree::begin_step`] says so, or nothing of it is held.
+    /// The step ends at [`GraphTreeManager::begin_step`], or when none of its outputs is held.
     Explicit,
 }
 
-/// The numbers of a [`GraphTree`].
+/// The options of a [`GraphTreeManager`].
 #[derive(Clone, Debug)]
 pub struct GraphTreeOptions {
-    /// Eager runs of a function with some shapes before it is recorded.
+    /// The number of eager runs of a function with some shapes before it is recorded.
     pub warm_up: usize,
-    /// What to do about outputs that are held beyond their step when they would be overwritten.
+    /// The policy for outputs that are held beyond their step when a call would overwrite them.
     pub live_outputs: LiveOutputs,
-    /// When a step ends.
+    /// The rule for the end of a step.
     pub steps: Steps,
-    /// How often the assumptions about a function may be broken (static inputs apart) before it runs eagerly for good.
+    /// The number of times that the invariants of a function's graphs may fail (static inputs apart) before it runs eagerly for good.
     pub rerecord_limit: usize,
-    /// How often an input in the pool may be found at another place before it is copied for good.
+    /// The number of times that a managed input may have moved before it is copied for good.
     pub managed_move_limit: usize,
-    /// How many different shapes a function is captured for. Others run eagerly.
+    /// The number of different shapes that a function is captured for. Calls with others run eagerly.
     pub shape_limit: usize,
-    /// How many graphs there may be in one place. The one used longest ago makes room.
+    /// The number of variants of a node. The least recently used one is dropped for a new one.
     pub variant_limit: usize,
-    /// How many graphs a step may have. Further calls run eagerly.
+    /// The number of graphs of a step. Further calls run eagerly.
     pub depth_limit: usize,
-    /// How many bytes all pools may take from the driver. The pool used longest ago is given up, with its graphs.
+    /// The number of bytes that all pools together may take from the driver. The least recently used pool is evicted with its graphs.
     pub pool_bytes_limit: Option<u64>,
-    /// Which calls of other threads the captures forbid.
+    /// The calls of other threads that the captures forbid.
     pub mode: CaptureMode,
 }
 
 impl Default for GraphTreeOptions {
-    /// PyTorch's where it has one: one warm-up, 128 re-recordings, 5 moves of an input.
+    /// Returns PyTorch's values where it has them: one warm-up, 128 re-recordings, 5 moves of an input.
     fn default() -> Self {
         Self {
             warm_up: 1,
@@ -111,41 +112,42 @@ impl Default for GraphTreeOptions {
     }
 }
 
-/// Functions whose calls are recorded and replayed as graphs. See the [module](self).
-pub struct GraphTree {
+/// A manager of functions whose calls are recorded and replayed as graphs (PyTorch: `CUDAGraphTreeManager`). See the
+/// [module](self).
+pub struct GraphTreeManager {
     device: Device,
     options: GraphTreeOptions,
     functions: Vec<Function>,
-    /// By the function of their roots.
-    groves: FxHashMap<usize, Grove>,
-    /// The grove of the current step.
+    /// The forests by the function of their roots.
+    forests: FxHashMap<usize, Forest>,
+    /// The function at the root of the current step.
     current: Option<usize>,
-    /// Where graphs are recorded.
+    /// The stream on which graphs are recorded.
     capture_stream: Stream,
-    /// Where the last graph was replayed.
+    /// The stream of the last replay.
     last_stream: Option<Stream>,
-    /// Grows with every call.
+    /// The number of calls, by which uses are ordered.
     clock: u64,
     counters: GraphTreeCounters,
     log: DecisionLog,
 }
 
-/// A call on its way.
+/// A call of a function: its key, stream and label.
 struct CallSite {
     function: usize,
-    key: Key,
+    key: CallKey,
     stream: Stream,
     label: Label,
 }
 
-impl GraphTree {
-    /// A tree without functions.
+impl GraphTreeManager {
+    /// Returns a manager without functions.
     pub fn new(device: &Device, options: GraphTreeOptions) -> Result<Self> {
         Ok(Self {
             device: device.clone(),
             options,
             functions: Vec::new(),
-            groves: FxHashMap::default(),
+            forests: FxHashMap::default(),
             current: None,
             capture_stream: Stream::new(device)?,
             last_stream: None,
@@ -172,12 +174,12 @@ impl GraphTree {
     /// Calls a function, as a graph where that is possible. Asynchronous on the current stream, like any operator; a call that
     /// records waits for the device.
     ///
-    /// Inputs are given away, so that outputs of earlier calls among them count as dropped: clone what is to stay. Outputs must
-    /// be dropped, or copied, before their step is repeated; see [`LiveOutputs`].
+    /// The call takes its inputs by value, so that outputs of earlier calls among them count as dropped: clone the tensors that must
+    /// stay. Drop or copy outputs before their step is repeated; see [`LiveOutputs`].
     ///
     /// # Errors
     /// The function's own; [`Error::is_invalid_argument`] if an input lies on another device, or outputs of an earlier step are
-    /// still held and [`LiveOutputs::Refuse`] was asked for. The tree is as usable afterwards as before.
+    /// still held under [`LiveOutputs::Refuse`]. The manager can be used afterwards as before.
     #[track_caller]
     pub fn call(&mut self, function: FunctionId, inputs: Vec<Tensor>) -> Result<Vec<Tensor>> {
         let label = label_at("graph_tree_call", Location::caller());
@@ -185,7 +187,7 @@ impl GraphTree {
         if index >= self.functions.len() {
             let count = self.functions.len();
             return Err(Error::invalid(format!(
-                "{function:?} is of another tree: this one has {count} functions"
+                "{function:?} is of another manager: this one has {count} functions"
             )));
         }
         self.counters.calls += 1;
@@ -198,50 +200,50 @@ impl GraphTree {
     pub fn begin_step(&mut self) {
         if let Some(current) = self.current.take() {
             let functions = &self.functions;
-            let grove = self.groves.get_mut(&current).expect("the current grove is there");
-            grove.end_path(|key| functions[key.function].name.clone());
+            let forest = self.forests.get_mut(&current).expect("the current forest exists");
+            forest.end_path(|key| functions[key.function].name.clone());
             self.counters.steps += 1;
         }
     }
 
-    /// Forgets all graphs, and what was learned of the functions. Outputs that are held stay valid.
+    /// Drops all graphs, and all that was learned of the functions. Outputs that are held stay valid.
     pub fn reset(&mut self) {
         self.begin_step();
-        self.groves.clear();
+        self.forests.clear();
         for function in &mut self.functions {
             let (name, options, body) = (&function.name, function.options.clone(), function.body.clone());
             *function = Function::new(name, options, body).expect("the options were accepted before");
         }
     }
 
-    /// How often the tree did what.
+    /// Returns counters of calls, recordings, replays and the reasons for them.
     pub fn counters(&self) -> GraphTreeCounters {
         self.counters
     }
 
-    /// The last decisions, oldest first, each with its reason.
+    /// Returns the last 256 decisions, oldest first, each with its reason.
     pub fn decisions(&self) -> impl Iterator<Item = &Decision> {
         self.log.iter()
     }
 
-    /// Why a function runs eagerly for good, if it does.
+    /// Returns why a function runs eagerly for good, if it does.
     pub fn eager_reason(&self, function: FunctionId) -> Option<&str> {
         self.functions.get(function.0)?.eager.as_deref()
     }
 
-    /// How many graphs there are.
+    /// Returns the number of recorded graphs.
     pub fn graphs(&self) -> usize {
-        self.groves.values().map(Grove::graphs).sum()
+        self.forests.values().map(Forest::graphs).sum()
     }
 
-    /// The bytes that the pools have taken from the driver.
+    /// Returns the number of bytes that the pools have taken from the driver.
     pub fn pool_bytes(&self) -> u64 {
-        self.groves.values().map(|grove| grove.pool.reserved_bytes()).sum()
+        self.forests.values().map(|forest| forest.pool.reserved_bytes()).sum()
     }
 
     fn dispatch(&mut self, index: usize, inputs: Vec<Tensor>, label: Label) -> Result<Vec<Tensor>> {
         if let Some(input) = inputs.iter().find(|input| *input.device() != self.device) {
-            return Err(Error::invalid(format!("{input:?} is not on {}, the tree's device", self.device)));
+            return Err(Error::invalid(format!("{input:?} is not on {}, the manager's device", self.device)));
         }
         let stream = self.device.current_stream();
         let function = &self.functions[index];
@@ -254,95 +256,93 @@ impl GraphTree {
             return (function.body)(&inputs);
         }
         let inputs = inputs.into_iter().map(|input| input.detach()).collect();
-        let fitted = match function.fit(inputs)? {
-            Ok(fitted) => fitted,
-            Err((inputs, reason)) => return self.run_eagerly(index, &Fitted::exact(inputs), reason),
+        let inputs = match function.pad_inputs(inputs)? {
+            Ok(inputs) => inputs,
+            Err((inputs, reason)) => return self.run_eagerly(index, &CallInputs::exact(inputs), reason),
         };
-        self.counters.padded += u64::from(fitted.cut.is_some());
-        let key = Key::new(index, &fitted.inputs);
-        if let Some(reason) = self.reason_against(index, &key, &fitted) {
-            return self.run_eagerly(index, &fitted, reason);
+        self.counters.padded += u64::from(inputs.unpadded_size.is_some());
+        let key = CallKey::new(index, &inputs.tensors);
+        if let Some(reason) = self.reason_against(index, &key, &inputs) {
+            return self.run_eagerly(index, &inputs, reason);
         }
         let runs = self.functions[index].warm.entry(key.clone()).or_insert(0);
         if *runs < self.options.warm_up {
             *runs += 1;
             self.counters.warm_ups += 1;
-            return self.functions[index].run_eagerly(&fitted);
+            return self.functions[index].run_eagerly(&inputs);
         }
-        self.serve(CallSite { function: index, key, stream, label }, fitted)
+        self.serve(CallSite { function: index, key, stream, label }, inputs)
     }
 
-    /// Why a call had better run eagerly, this once.
-    fn reason_against(&self, index: usize, key: &Key, fitted: &Fitted) -> Option<String> {
+    /// Returns why a call must run eagerly this time, if it must.
+    fn reason_against(&self, index: usize, key: &CallKey, inputs: &CallInputs) -> Option<String> {
         let function = &self.functions[index];
         let limit = self.options.shape_limit;
         if !function.warm.contains_key(key) && function.warm.len() >= limit {
             return Some(format!("its inputs have had {limit} different shapes, the limit"));
         }
-        function.reason_against_aliases(&fitted.inputs)
+        function.reason_against_aliases(&inputs.tensors)
     }
 
-    fn run_eagerly(&mut self, index: usize, fitted: &Fitted, reason: String) -> Result<Vec<Tensor>> {
+    fn run_eagerly(&mut self, index: usize, inputs: &CallInputs, reason: String) -> Result<Vec<Tensor>> {
         self.counters.eager += 1;
         self.log.push(&self.functions[index].name, DecisionKind::Eager, reason);
-        self.functions[index].run_eagerly(fitted)
+        self.functions[index].run_eagerly(inputs)
     }
 
-    /// Serves a call with a graph: one that fits, or a new one.
-    fn serve(&mut self, site: CallSite, fitted: Fitted) -> Result<Vec<Tensor>> {
-        if self.current.is_some_and(|current| self.groves[&current].live_loans().next().is_none()) {
+    /// Serves a call with a graph: one whose invariants hold, or a new one.
+    fn serve(&mut self, site: CallSite, inputs: CallInputs) -> Result<Vec<Tensor>> {
+        if self.current.is_some_and(|current| self.forests[&current].live_outputs().next().is_none()) {
             self.begin_step();
         }
         let mut mismatch = None;
         if let Some(current) = self.current {
-            match self.groves[&current].find(&site.key, &fitted.inputs) {
-                Found::Fits(node) => return self.replay(current, node, &site, fitted),
-                Found::Nothing if self.is_fed_back(current, &site, &fitted) => self.begin_step(),
-                Found::Nothing => {}
-                Found::Mismatch(found) => mismatch = Some(found),
+            match self.forests[&current].find(&site.key, &inputs.tensors) {
+                Lookup::Node(node) => return self.replay(current, node, &site, inputs),
+                Lookup::Nothing if self.is_fed_back(current, &site, &inputs) => self.begin_step(),
+                Lookup::Nothing => {}
+                Lookup::Mismatch(found) => mismatch = Some(found),
             }
         }
         if self.current.is_none()
-            && let Some(grove) = self.groves.get(&site.function)
+            && let Some(forest) = self.forests.get(&site.function)
         {
-            match grove.find(&site.key, &fitted.inputs) {
-                Found::Fits(node) => return self.replay(site.function, node, &site, fitted),
-                Found::Nothing => {}
-                Found::Mismatch(found) => mismatch = Some(found),
+            match forest.find(&site.key, &inputs.tensors) {
+                Lookup::Node(node) => return self.replay(site.function, node, &site, inputs),
+                Lookup::Nothing => {}
+                Lookup::Mismatch(found) => mismatch = Some(found),
             }
         }
         if let Some(mismatch) = mismatch {
-            self.note_broken(site.function, mismatch);
+            self.note_failed_invariant(site.function, mismatch);
         }
         if self.functions[site.function].eager.is_some() {
             self.counters.eager += 1;
-            return self.functions[site.function].run_eagerly(&fitted);
+            return self.functions[site.function].run_eagerly(&inputs);
         }
-        self.record(site, fitted, mismatch)
+        self.record(site, inputs, mismatch)
     }
 
-    /// Whether a call's inputs hold all that is held of the step, and a root serves the call.
-    fn is_fed_back(&self, current: usize, site: &CallSite, fitted: &Fitted) -> bool {
+    /// Returns whether a call's inputs are all that holds outputs of the step, and a root serves the call.
+    fn is_fed_back(&self, current: usize, site: &CallSite, inputs: &CallInputs) -> bool {
         if self.options.steps == Steps::Explicit {
             return false;
         }
-        let inputs: Vec<&Tensor> = fitted.of_caller().collect();
-        let is_held_by_inputs = |loan: &thalweg_runtime::OutputHandle| {
+        let given: Vec<&Tensor> = inputs.given().collect();
+        let is_held_by_inputs = |handle: &thalweg_runtime::OutputHandle| {
             let own: Vec<&&Tensor> =
-                inputs.iter().filter(|input| loan.is_of(&input.storage().buffer)).collect();
+                given.iter().filter(|input| handle.is_of(&input.storage().buffer)).collect();
             own.first().is_some_and(|first| Arc::strong_count(first.storage()) == own.len())
         };
-        let current = &self.groves[&current];
-        current.live_loans().all(is_held_by_inputs)
-            && self.groves.get(&site.function).is_some_and(|grove| {
-                grove.has_root(&site.key, &fitted.inputs, |input| {
-                    fitted.of_caller().nth(input).is_some_and(|input| current.is_managed(input))
-                })
+        let current = &self.forests[&current];
+        current.live_outputs().all(is_held_by_inputs)
+            && self.forests.get(&site.function).is_some_and(|forest| {
+                forest.has_root(&site.key, &inputs.tensors, |input| current.is_managed(given[input]))
             })
     }
 
-    /// An assumption about a function did not hold.
-    fn note_broken(&mut self, index: usize, mismatch: Mismatch) {
+    /// Counts a failed invariant of a function's graphs, and draws the consequences at the limits.
+    fn note_failed_invariant(&mut self, index: usize, mismatch: Mismatch) {
         let function = &mut self.functions[index];
         match mismatch {
             Mismatch::StaticInput(_) | Mismatch::DeadInput => {
@@ -356,18 +356,16 @@ impl GraphTree {
                 *moves += 1;
                 if *moves > self.options.managed_move_limit && function.demoted.insert(input) {
                     self.counters.demotions += 1;
-                    let reason =
-                        format!("input {input} was found at another place of the pool {moves} times");
+                    let reason = format!("input {input}, which lies in the pool, has moved {moves} times");
                     self.log.push(&function.name, DecisionKind::Demote, reason);
                 }
             }
         }
-        function.broken += 1;
-        if function.broken > self.options.rerecord_limit {
+        function.failed_invariants += 1;
+        if function.failed_invariants > self.options.rerecord_limit {
             let limit = self.options.rerecord_limit;
-            let reason = format!(
-                "what its graphs assume was broken more than {limit} times; the last time: {mismatch}"
-            );
+            let reason =
+                format!("invariants of its graphs failed more than {limit} times; the last time: {mismatch}");
             self.log.push(&function.name, DecisionKind::Eager, reason.clone());
             function.eager = Some(reason);
         }
@@ -381,29 +379,29 @@ impl GraphTree {
         }
     }
 
-    /// Replays a graph behind the current path, which becomes that of `grove`.
+    /// Replays a node behind the current path of the forest of `root`, which becomes the current one.
     fn replay(
         &mut self,
-        grove_of: usize,
+        root: usize,
         node: NodeId,
         site: &CallSite,
-        mut fitted: Fitted,
+        mut inputs: CallInputs,
     ) -> Result<Vec<Tensor>> {
         self.follow(&site.stream)?;
-        let grove = self.groves.get_mut(&grove_of).expect("found in it");
-        grove.node(node).read(&mut fitted, &site.stream, &mut self.counters)?;
-        self.counters.moved_outputs += grove.clear(self.options.live_outputs, &site.stream)?;
-        let (outputs, loans) =
-            grove.node(node).replay(&grove.pool, &fitted, &site.stream, site.label, &mut self.counters)?;
-        grove.advance(node, loans, self.clock);
-        self.current = Some(grove_of);
-        self.functions[site.function].cut(outputs, fitted.cut)
+        let forest = self.forests.get_mut(&root).expect("the node was found in it");
+        forest.node(node).read(&mut inputs, &site.stream, &mut self.counters)?;
+        self.counters.moved_outputs += forest.clear(self.options.live_outputs, &site.stream)?;
+        let (outputs, handles) =
+            forest.node(node).replay(&forest.pool, &inputs, &site.stream, site.label, &mut self.counters)?;
+        forest.advance(node, handles, self.clock);
+        self.current = Some(root);
+        self.functions[site.function].narrow_outputs(outputs, inputs.unpadded_size)
     }
 }
 
-impl std::fmt::Debug for GraphTree {
+impl std::fmt::Debug for GraphTreeManager {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("GraphTree")
+        f.debug_struct("GraphTreeManager")
             .field("device", &self.device)
             .field("functions", &self.functions.len())
             .field("graphs", &self.graphs())

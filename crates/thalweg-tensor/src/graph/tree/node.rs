@@ -1,4 +1,4 @@
-//! One recorded graph of a tree: what it assumes, and its replay.
+//! A node of a graph tree: a recorded graph, its invariants, and its replay.
 
 use std::fmt;
 
@@ -8,57 +8,59 @@ use thalweg_runtime::graph::PoolState;
 use thalweg_runtime::{DevicePointer, Graph, GraphPool, Label, OutputHandle, Result, Stream};
 
 use super::counters::GraphTreeCounters;
-use super::function::{Fitted, Key};
+use super::function::{CallInputs, CallKey};
 use crate::graph::outputs::Outputs;
 use crate::tensor::Tensor;
 
-/// A node of a grove, by its place in the list.
+/// The identifier of a node: its index in the list of its forest.
 pub(super) type NodeId = usize;
 
-/// A recorded graph, in its place behind the graphs that were replayed before it.
+/// A recorded graph behind the graphs that were replayed before it (PyTorch: `CUDAGraphNode`).
 pub(super) struct Node {
     pub(super) graph: Graph,
+    /// The rule of each input.
     pub(super) rules: Vec<InputRule>,
     pub(super) outputs: Outputs,
-    /// Memory of earlier graphs of the path that nobody held when this one was recorded, and that it may overwrite: by the depth
-    /// of the graph, and the index of its memory.
+    /// The memory of outputs of the path that were dead at the recording, and that the graph may overwrite: by depth of the node and
+    /// index of its memory.
     pub(super) expected_dead: Vec<(usize, usize)>,
-    /// The pool behind the recording, with the outputs alive.
+    /// The checkpoint of the pool behind the recording, with the node's outputs alive.
     pub(super) state: PoolState,
-    /// The stream whose memory the copied inputs are.
-    pub(super) home: Stream,
-    pub(super) children: FxHashMap<Key, Vec<NodeId>>,
+    /// The stream that the memory of the graph's own inputs belongs to.
+    pub(super) input_stream: Stream,
+    pub(super) children: FxHashMap<CallKey, Vec<NodeId>>,
+    /// The call that last replayed it.
     pub(super) last_used: u64,
 }
 
-/// How a graph gets an input.
+/// The way in which a graph gets an input.
 pub(super) enum InputRule {
-    /// It reads and writes the caller's tensor, which must lie where it lay: its memory's beginning, and its layout there.
+    /// The graph reads and writes the caller's tensor, which must have this address and layout.
     InPlace { base: DevicePointer, layout: Layout, is_managed: bool, is_written: bool },
-    /// The input is copied to a tensor of the graph's, and back if the graph writes it.
+    /// The input is copied to the graph's own tensor, and back if the graph writes it.
     Copied { own: Tensor, is_written: bool },
 }
 
 impl InputRule {
-    /// Whether the graph reads a tensor of its own.
+    /// Returns whether the graph reads a tensor of its own.
     pub(super) fn is_copied(&self) -> bool {
         matches!(self, Self::Copied { .. })
     }
 
-    /// Whether the caller's tensor is not needed once it has been copied.
+    /// Returns whether the caller's tensor is not needed once it has been copied.
     pub(super) fn is_only_copied(&self) -> bool {
         matches!(self, Self::Copied { is_written: false, .. })
     }
 }
 
-/// Why a graph cannot be replayed now.
+/// The invariant that keeps a graph from being replayed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Mismatch {
-    /// A static input lies elsewhere.
+    /// A static input has another address.
     StaticInput(usize),
-    /// Memory that it reads was given back since, whatever lies there now: of a static input, mostly.
+    /// Memory that the graph reads has been freed since the recording, mostly a static input's.
     DeadInput,
-    /// An input that was an output of an earlier graph lies elsewhere.
+    /// A managed input, an output of an earlier graph, has another address.
     ManagedInput(usize),
     /// An output of an earlier graph is alive that was dead at the recording.
     LiveOutput { depth: usize },
@@ -67,23 +69,20 @@ pub(super) enum Mismatch {
 impl fmt::Display for Mismatch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::StaticInput(index) => write!(f, "static input {index} lies at another address"),
-            Self::DeadInput => f.write_str("memory that the graph reads has been given back"),
+            Self::StaticInput(index) => write!(f, "static input {index} has another address"),
+            Self::DeadInput => f.write_str("memory that the graph reads has been freed"),
             Self::ManagedInput(index) => {
-                write!(f, "input {index}, which was an output of an earlier graph, lies at another address")
+                write!(f, "input {index}, which was an output of an earlier graph, has another address")
             }
             Self::LiveOutput { depth } => {
-                write!(
-                    f,
-                    "an output of the {depth}. graph of the path is alive that was dead at the recording"
-                )
+                write!(f, "an output of graph {depth} of the path is alive, which was dead at the recording")
             }
         }
     }
 }
 
 impl Node {
-    /// Whether the assumptions of the recording hold.
+    /// Returns the first invariant that does not hold, if there is one.
     pub(super) fn mismatch(
         &self,
         inputs: &[Tensor],
@@ -109,40 +108,40 @@ impl Node {
         live.map(|&(depth, _)| Mismatch::LiveOutput { depth: depth + 1 })
     }
 
-    /// Copies the inputs that are copied, and lets go of those that are not written back.
+    /// Copies inputs to the graph's own tensors, and drops the caller's where they are not written back.
     pub(super) fn read(
         &self,
-        fitted: &mut Fitted,
+        inputs: &mut CallInputs,
         stream: &Stream,
         counters: &mut GraphTreeCounters,
     ) -> Result<()> {
         for (index, rule) in self.rules.iter().enumerate() {
             let InputRule::Copied { own, is_written } = rule else { continue };
-            if own.shares_storage_with(&fitted.inputs[index]) {
-                // Copied for the recording already.
+            if own.shares_storage_with(&inputs.tensors[index]) {
+                // It was copied for the recording.
                 continue;
             }
-            counters.copy(own, &fitted.inputs[index])?;
-            if *stream != self.home {
+            counters.copy(own, &inputs.tensors[index])?;
+            if *stream != self.input_stream {
                 own.record_stream(stream);
             }
             if !is_written {
-                fitted.replace(index, own.clone());
+                inputs.replace(index, own.clone());
             }
         }
         Ok(())
     }
 
-    /// Replays the graph: the outputs, and the lender's side of them.
+    /// Replays the graph, and returns the outputs with their handles.
     pub(super) fn replay(
         &self,
         pool: &GraphPool,
-        fitted: &Fitted,
+        inputs: &CallInputs,
         stream: &Stream,
         label: Label,
         counters: &mut GraphTreeCounters,
     ) -> Result<(Vec<Tensor>, Vec<OutputHandle>)> {
-        let lending = self.outputs.lend(pool, stream, label);
+        let reconstructed = self.outputs.reconstruct(pool, stream, label);
         self.graph.replay()?;
         counters.replays += 1;
         let mut read = Vec::new();
@@ -150,13 +149,13 @@ impl Node {
             match rule {
                 InputRule::InPlace { is_written, .. } => {
                     if *is_written {
-                        fitted.inputs[index].bump_version();
+                        inputs.tensors[index].bump_version();
                     }
-                    read.push(fitted.inputs[index].clone());
+                    read.push(inputs.tensors[index].clone());
                 }
                 InputRule::Copied { own, is_written } => {
                     if *is_written {
-                        fitted.write_back(index, own)?;
+                        inputs.write_back(index, own)?;
                         counters.written_back += 1;
                     }
                     read.push(own.clone());
@@ -164,11 +163,11 @@ impl Node {
             }
         }
         let is_callers = |index: usize| matches!(self.rules[index], InputRule::InPlace { .. });
-        let outputs = self.outputs.results(&lending, &read, is_callers)?;
-        Ok((outputs, lending.loans))
+        let outputs = self.outputs.results(&reconstructed, &read, is_callers)?;
+        Ok((outputs, reconstructed.handles))
     }
 
-    /// The words for outputs that are still held: which, of how many.
+    /// Returns a description of the outputs that lie in a memory of the pool.
     pub(super) fn describe_outputs(&self, memory: usize) -> String {
         let list: Vec<String> = self.outputs.results_in(memory).iter().map(ToString::to_string).collect();
         format!("output {}", list.join(", "))

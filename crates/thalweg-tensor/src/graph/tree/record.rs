@@ -1,126 +1,128 @@
-//! Recording a graph in its place, and keeping the pools within their limit.
+//! Recording of nodes, and eviction of pools.
 
 use rustc_hash::FxHashMap;
 use thalweg_runtime::{CaptureOptions, Graph, Result};
 
 use super::counters::DecisionKind;
-use super::function::Fitted;
-use super::grove::Grove;
+use super::forest::Forest;
+use super::function::CallInputs;
 use super::node::{InputRule, Mismatch, Node, NodeId};
-use super::{CallSite, GraphTree};
+use super::{CallSite, GraphTreeManager};
 use crate::graph::outputs::Outputs;
 use crate::tensor::Tensor;
 
-/// What became of a recording.
-enum Recorded {
-    /// A graph in its place.
+/// The outcome of a recording.
+enum RecordOutcome {
+    /// A new node.
     Node(NodeId),
-    /// None this time, for this reason.
+    /// No node this time, for this reason.
     NotNow(String),
-    /// None, now or ever, for this reason.
+    /// No node at any time, for this reason.
     Never(String),
 }
 
-impl GraphTree {
-    /// Records a graph behind the path, and replays it. Where that cannot be, the function runs eagerly.
+impl GraphTreeManager {
+    /// Records a node behind the path, and replays it. Where that is not possible, runs the function eagerly.
     pub(super) fn record(
         &mut self,
         site: CallSite,
-        mut fitted: Fitted,
+        mut inputs: CallInputs,
         mismatch: Option<Mismatch>,
     ) -> Result<Vec<Tensor>> {
-        let grove_of = self.current.unwrap_or(site.function);
-        let recorded = match self.groves.get(&grove_of) {
-            Some(grove) if grove.depth() >= self.options.depth_limit => Recorded::NotNow(format!(
+        let root = self.current.unwrap_or(site.function);
+        let recorded = match self.forests.get(&root) {
+            Some(forest) if forest.depth() >= self.options.depth_limit => RecordOutcome::NotNow(format!(
                 "the step has {} graphs, the limit: drop its outputs, or end it with `begin_step`",
-                grove.depth()
+                forest.depth()
             )),
-            _ => self.try_record(grove_of, &site, &mut fitted)?,
+            _ => self.try_record(root, &site, &mut inputs)?,
         };
         match recorded {
-            Recorded::Node(node) => {
+            RecordOutcome::Node(node) => {
                 let (kind, reason) = match mismatch {
-                    None => (DecisionKind::Record, "there was no graph in this place".to_owned()),
+                    None => {
+                        (DecisionKind::Record, "there was no graph for this call behind the path".to_owned())
+                    }
                     Some(mismatch) => (DecisionKind::Rerecord, mismatch.to_string()),
                 };
                 self.counters.recordings += 1;
                 self.log.push(&self.functions[site.function].name, kind, reason);
-                let outputs = self.replay(grove_of, node, &site, fitted);
-                self.keep_within_limit(grove_of, site.function);
+                let outputs = self.replay(root, node, &site, inputs);
+                self.keep_within_limit(root, site.function);
                 outputs
             }
-            Recorded::NotNow(reason) => self.run_eagerly(site.function, &fitted, reason),
-            Recorded::Never(reason) => {
+            RecordOutcome::NotNow(reason) => self.run_eagerly(site.function, &inputs, reason),
+            RecordOutcome::Never(reason) => {
                 self.functions[site.function].eager = Some(reason.clone());
-                self.run_eagerly(site.function, &fitted, reason)
+                self.run_eagerly(site.function, &inputs, reason)
             }
         }
     }
 
-    fn try_record(&mut self, grove_of: usize, site: &CallSite, fitted: &mut Fitted) -> Result<Recorded> {
-        if !self.groves.contains_key(&grove_of) {
-            match Grove::new(&self.device) {
-                Err(error) if error.is_capture() => return Ok(Recorded::NotNow(error.to_string())),
-                grove => self.groves.insert(grove_of, grove?),
+    fn try_record(&mut self, root: usize, site: &CallSite, inputs: &mut CallInputs) -> Result<RecordOutcome> {
+        if !self.forests.contains_key(&root) {
+            match Forest::new(&self.device) {
+                Err(error) if error.is_capture() => return Ok(RecordOutcome::NotNow(error.to_string())),
+                forest => self.forests.insert(root, forest?),
             };
         }
-        let (mut rules, read) = self.rules(grove_of, site, fitted)?;
+        let (mut rules, read) = self.rules(root, site, inputs)?;
         self.follow(&site.stream)?;
-        let grove = self.groves.get_mut(&grove_of).expect("made above");
-        // Before the recording: where it allocates, outputs of earlier steps may be that are to be moved.
-        self.counters.moved_outputs += grove.clear(self.options.live_outputs, &site.stream)?;
-        match grove.restore() {
-            Err(error) if error.is_capture() => return Ok(Recorded::NotNow(error.to_string())),
+        let forest = self.forests.get_mut(&root).expect("made above");
+        // Before the recording, since it may allocate where outputs of earlier steps lie that are moved.
+        self.counters.moved_outputs += forest.clear(self.options.live_outputs, &site.stream)?;
+        match forest.restore() {
+            Err(error) if error.is_capture() => return Ok(RecordOutcome::NotNow(error.to_string())),
             restored => restored?,
         }
         let versions: Vec<u32> = read.iter().map(Tensor::version).collect();
-        let (grove, body) = (&self.groves[&grove_of], &self.functions[site.function].body);
+        let (forest, body) = (&self.forests[&root], &self.functions[site.function].body);
         let options = CaptureOptions {
-            pool: Some(grove.pool.clone()),
+            pool: Some(forest.pool.clone()),
             mode: self.options.mode,
             stream: Some(self.capture_stream.clone()),
         };
         let captured = Graph::capture(&self.device, options, || {
-            // Of the path's other graphs: what a graph assumes of them is looked at before each replay.
-            grove.pool.vouch(&self.capture_stream);
+            // The memory of the path's other graphs: invariants about it are checked before each replay.
+            forest.pool.vouch(&self.capture_stream);
             body(&read)
         });
         let (graph, results) = match captured {
             Err(error) if error.is_capture() => {
-                return Ok(Recorded::Never(format!("it cannot be captured: {error}")));
+                return Ok(RecordOutcome::Never(format!("it cannot be captured: {error}")));
             }
             captured => captured?,
         };
         let function = &mut self.functions[site.function];
-        function.see_writes(&read, &versions);
+        function.note_writes(&read, &versions);
         for (index, rule) in rules.iter_mut().enumerate() {
             let (InputRule::InPlace { is_written, .. } | InputRule::Copied { is_written, .. }) = rule;
             *is_written = read[index].version() != versions[index];
-            if *is_written && fitted.inputs[index].shares_storage_with(&read[index]) && rule.is_copied() {
-                return Ok(Recorded::Never(format!("it changes input {index} at some calls only")));
+            if *is_written && inputs.tensors[index].shares_storage_with(&read[index]) && rule.is_copied() {
+                return Ok(RecordOutcome::Never(format!("it changes input {index} at some calls only")));
             }
         }
-        if let Some(reason) = self.functions[site.function].reason_against_aliases(&fitted.inputs) {
-            return Ok(Recorded::NotNow(reason));
+        if let Some(reason) = self.functions[site.function].reason_against_aliases(&inputs.tensors) {
+            return Ok(RecordOutcome::NotNow(reason));
         }
-        self.plant(grove_of, site, graph, rules, read, results)
+        self.insert_node(root, site, graph, rules, read, results)
     }
 
-    /// How the graph will get each input, and the tensors that it is recorded with. What is copied is copied now, and the
-    /// caller's let go of where nothing will be written to it: it may lie where the recording allocates.
+    /// Returns the rule of each input, and the tensors that the graph is recorded with. Copies inputs that are copied, and drops the
+    /// caller's tensors that are not written back: they may lie where the recording allocates.
     fn rules(
         &mut self,
-        grove_of: usize,
+        root: usize,
         site: &CallSite,
-        fitted: &mut Fitted,
+        inputs: &mut CallInputs,
     ) -> Result<(Vec<InputRule>, Vec<Tensor>)> {
-        let (grove, function) = (&self.groves[&grove_of], &self.functions[site.function]);
+        let (forest, function) = (&self.forests[&root], &self.functions[site.function]);
         let mut rules = Vec::new();
         let mut read = Vec::new();
-        for index in 0..fitted.inputs.len() {
-            let input = &fitted.inputs[index];
+        for index in 0..inputs.tensors.len() {
+            let input = &inputs.tensors[index];
             let is_static = function.options.static_inputs.contains(&index);
-            let is_managed = !is_static && !function.demoted.contains(&index) && grove.is_managed(input);
+            let is_managed = !is_static && !function.demoted.contains(&index) && forest.is_managed(input);
             if is_static || is_managed {
                 let (base, layout) = (input.storage().buffer.pointer(), input.layout().clone());
                 rules.push(InputRule::InPlace { base, layout, is_managed, is_written: false });
@@ -128,9 +130,9 @@ impl GraphTree {
                 continue;
             }
             let own = Tensor::empty(input.shape(), input.dtype(), &self.device)?;
-            if function.was_seen && !function.written.contains(&index) {
+            if function.writes_are_known && !function.written.contains(&index) {
                 self.counters.copy(&own, input)?;
-                fitted.replace(index, own.clone());
+                inputs.replace(index, own.clone());
             }
             read.push(own.clone());
             rules.push(InputRule::Copied { own, is_written: false });
@@ -138,75 +140,77 @@ impl GraphTree {
         Ok((rules, read))
     }
 
-    /// Puts a captured graph in its place, if its memory is all accounted for.
-    fn plant(
+    /// Inserts a captured graph as a node, if its outputs account for all memory that it holds.
+    fn insert_node(
         &mut self,
-        grove_of: usize,
+        root: usize,
         site: &CallSite,
         graph: Graph,
         rules: Vec<InputRule>,
         read: Vec<Tensor>,
         results: Vec<Tensor>,
-    ) -> Result<Recorded> {
-        let grove = self.groves.get_mut(&grove_of).expect("made before the capture");
-        let state = match grove.pool.checkpoint() {
-            Err(error) if error.is_capture() => return Ok(Recorded::NotNow(error.to_string())),
+    ) -> Result<RecordOutcome> {
+        let forest = self.forests.get_mut(&root).expect("made before the capture");
+        let state = match forest.pool.checkpoint() {
+            Err(error) if error.is_capture() => return Ok(RecordOutcome::NotNow(error.to_string())),
             state => state?,
         };
-        let adopted = match Outputs::adopt(results, &read, &grove.pool, site.label) {
-            Err(error) => return Ok(Recorded::Never(error.to_string())),
-            Ok(adopted) => adopted,
+        let (outputs, held) = match Outputs::take_over(results, &read, &forest.pool, site.label) {
+            Err(error) => return Ok(RecordOutcome::Never(error.to_string())),
+            Ok(taken) => taken,
         };
-        grove.hold(adopted.held);
-        if let Some(address) = state.live_addresses().into_iter().find(|&address| !grove.holds(address)) {
-            return Ok(Recorded::Never(format!(
+        forest.hold(held);
+        if let Some(address) = state.live_addresses().into_iter().find(|&address| !forest.holds(address)) {
+            return Ok(RecordOutcome::Never(format!(
                 "the function keeps memory that it allocated ({address:#x}), which every replay overwrites"
             )));
         }
         let node = Node {
             graph,
             rules,
-            outputs: adopted.outputs,
-            expected_dead: grove.dead_memories(),
+            outputs,
+            expected_dead: forest.dead_memories(),
             state,
-            home: site.stream.clone(),
+            input_stream: site.stream.clone(),
             children: FxHashMap::default(),
             last_used: self.clock,
         };
-        Ok(Recorded::Node(grove.insert(&site.key, node, self.options.variant_limit)))
+        Ok(RecordOutcome::Node(forest.insert(&site.key, node, self.options.variant_limit)))
     }
 
-    /// Gives up pools, the one used longest ago first, until all together are within the limit.
+    /// Evicts pools, the least recently used one first, until all together are within the limit.
     fn keep_within_limit(&mut self, recorded: usize, function: usize) {
         let Some(limit) = self.options.pool_bytes_limit else { return };
         while self.pool_bytes() > limit {
-            let others = self.groves.iter().filter(|(of, _)| **of != recorded);
-            let oldest = others.min_by_key(|(_, grove)| grove.last_used).map(|(of, _)| *of);
-            let Some(of) = oldest.or_else(|| self.groves.contains_key(&recorded).then_some(recorded)) else {
+            let others = self.forests.iter().filter(|(of, _)| **of != recorded);
+            let oldest = others.min_by_key(|(_, forest)| forest.last_used).map(|(of, _)| *of);
+            let Some(of) = oldest.or_else(|| self.forests.contains_key(&recorded).then_some(recorded)) else {
                 return;
             };
-            let grove = &self.groves[&of];
-            let bytes = grove.pool.reserved_bytes();
-            if of == recorded && grove.graphs() == grove.depth() {
+            let forest = &self.forests[&of];
+            let bytes = forest.pool.reserved_bytes();
+            if of == recorded && forest.graphs() == forest.depth() {
                 let reason = format!("the graphs of one step take {bytes} bytes; the limit is {limit}");
                 self.log.push(&self.functions[function].name, DecisionKind::Eager, reason.clone());
                 self.functions[function].eager = Some(reason);
             }
             self.evict(
                 of,
-                format!("its pool has {bytes} bytes, all of them are more than the limit of {limit}"),
+                format!(
+                    "its pool has {bytes} bytes, and all pools together have more than the limit of {limit}"
+                ),
             );
         }
     }
 
-    /// Gives up a pool with all its graphs. What is lent stays valid, and keeps the pool until it is dropped.
+    /// Evicts a pool with all its graphs. Outputs that are held stay valid, and keep the pool until they are dropped.
     fn evict(&mut self, of: usize, reason: String) {
         if self.current == Some(of) {
             self.begin_step();
         }
-        let Some(grove) = self.groves.remove(&of) else { return };
-        let (id, is_held) = (grove.pool.id(), grove.is_held());
-        drop(grove);
+        let Some(forest) = self.forests.remove(&of) else { return };
+        let (id, is_held) = (forest.pool.id(), forest.is_held());
+        drop(forest);
         if !is_held {
             // In a capture of another thread, or on a lost device, the memory stays cached for now.
             let _ = self.device.allocator().empty_pool_cache(id);
