@@ -22,6 +22,8 @@ pub enum DTypeRule {
     Comparison,
     /// Inputs are promoted to one dtype of integers or truth values, which is also the result's. Floats are refused.
     Bits,
+    /// As `Bits`, without truth values.
+    Integers,
     /// Inputs are read as truth values ("not 0"); the result is `Bool`.
     Logical,
     /// The first input is a condition, read as a truth value; the others are promoted to one dtype, the result's.
@@ -283,10 +285,13 @@ impl LoopOp {
                 }
                 promoted
             }
-            DTypeRule::Bits => {
+            DTypeRule::Bits | DTypeRule::Integers => {
                 let promoted = promote(0)?;
                 if promoted.is_floating_point() {
                     return refuse("bits are those of integers and truth values");
+                }
+                if promoted == DType::Bool && self.rule == DTypeRule::Integers {
+                    return refuse("truth values are not shifted; convert them first");
                 }
                 promoted
             }

@@ -213,6 +213,20 @@ macro_rules! binary_functions_table {
                 samples: [[5.0, 3.0], [-2.0, 7.0]],
                 numbers: [],
             }
+            /// x · 2ʸ, whose bits beyond the dtype are lost; 0 where y is negative or not below the number of bits.
+            bitwise_left_shift(x, y): "bitwise_left_shift.Tensor(Tensor self, Tensor other) -> Tensor" Integers {
+                body: shifted_left(x, y),
+                reference: ((x as i64) << (y as i64)) as f64,
+                samples: [[5.0, 3.0], [-2.0, 4.0], [1.0, 0.0]],
+                numbers: [],
+            }
+            /// ⌊x / 2ʸ⌋; 0 or −1, as the sign says, where y is negative or not below the number of bits.
+            bitwise_right_shift(x, y): "bitwise_right_shift.Tensor(Tensor self, Tensor other) -> Tensor" Integers {
+                body: shifted_right(x, y),
+                reference: ((x as i64) >> (y as i64)) as f64,
+                samples: [[45.0, 3.0], [-2.0, 4.0], [1.0, 0.0]],
+                numbers: [],
+            }
             /// x + value · y · z.
             addcmul(x, y, z; value): "addcmul(Tensor self, Tensor tensor1, Tensor tensor2, *, Scalar value=1) -> Tensor" Numeric {
                 body: x + value * y * z,

@@ -369,6 +369,21 @@ macro_rules! functions_table {
                 samples: [[5.0], [-2.0]],
                 numbers: [3.0],
             }
+            /// x · 2 to the power of other, whose bits beyond the dtype are lost; 0 where other is negative or not below the number of bits.
+            bitwise_left_shift_scalar(x; other): "bitwise_left_shift.Tensor_Scalar(Tensor self, Scalar other) -> Tensor" Integers {
+                body: shifted_left(x, other),
+                reference: ((x as i64) << (other as i64)) as f64,
+                samples: [[5.0], [-2.0]],
+                numbers: [3.0],
+            }
+            /// x over 2 to the power of other, rounded down; 0 or −1, as the sign says, where other is negative or not below the number
+            /// of bits.
+            bitwise_right_shift_scalar(x; other): "bitwise_right_shift.Tensor_Scalar(Tensor self, Scalar other) -> Tensor" Integers {
+                body: shifted_right(x, other),
+                reference: ((x as i64) >> (other as i64)) as f64,
+                samples: [[45.0], [-2.0]],
+                numbers: [3.0],
+            }
             /// The bits that are not set; of a truth value, its opposite.
             bitwise_not(x) Bits {
                 body: if x.dtype() == DType::Bool { x.logical_not() } else { -x - 1.0 },

@@ -73,7 +73,9 @@ macro_rules! define {
             use smallvec::SmallVec;
             use thalweg_ir::{BodyBuilder, DType, Place, Value};
 
-            use super::{floored_quotient, floored_remainder, integer_power_of};
+            use super::{
+                floored_quotient, floored_remainder, halves, integer_power_of, shifted_left, shifted_right,
+            };
             use crate::definition::{DTypeRule, Examples, FromResult, LoopOp, Signature, Sizes, Space};
 
             $(
@@ -203,6 +205,58 @@ fn integer_power_of<'b>(x: Value<'b>, y: Value<'b>) -> Value<'b> {
     let of_minus_one = is_odd.select(x.like(-1.0), one);
     let inverse = x.eq(one).select(one, x.eq(-1.0).select(of_minus_one, x.like(0.0)));
     y.lt(0.0).select(inverse, result)
+}
+
+/// Returns the bits of an integer, and those of how far it is shifted: by 1, 2, 4, ….
+fn shift_bits(x: Value<'_>) -> (i64, impl Iterator<Item = i64> + use<>) {
+    let bits = 8 * x.dtype().size_bytes() as i64;
+    (bits, (0..bits.trailing_zeros()).map(|place| 1 << place))
+}
+
+/// Returns x · 2ʸ of integers, 0 where y is out of range.
+fn shifted_left<'b>(x: Value<'b>, y: Value<'b>) -> Value<'b> {
+    let (bits, distances) = shift_bits(x);
+    let shifted = distances.fold(x, |sum, distance| {
+        y.and(y.like(distance)).eq(y.like(0)).select(sum, sum * sum.like(1i64 << distance))
+    });
+    y.ge(y.like(0)).and(y.lt(y.like(bits))).select(shifted, x.like(0))
+}
+
+/// Returns ⌊x / 2ʸ⌋ of integers; the sign alone is left where y is out of range.
+fn shifted_right<'b>(x: Value<'b>, y: Value<'b>) -> Value<'b> {
+    let (bits, distances) = shift_bits(x);
+    let shifted = distances.fold(x, |rest, distance| {
+        let quotient = floored_quotient(rest, rest.like(1i64 << distance));
+        y.and(y.like(distance)).eq(y.like(0)).select(rest, quotient)
+    });
+    let zero = x.like(0);
+    let sign = if x.dtype().is_signed() { x.lt(zero).select(x.like(-1), zero) } else { zero };
+    y.ge(y.like(0)).and(y.lt(y.like(bits))).select(shifted, sign)
+}
+
+/// Returns a float as a fraction between ½ and 1 and an exponent of 2; itself and 0 where it is 0 or not finite. Every step is exact.
+fn halves(x: Value<'_>) -> (Value<'_>, Value<'_>) {
+    let size = x.abs();
+    let is_plain = size.gt(0.0).and(size.lt(f64::INFINITY));
+    let (mut fraction, mut exponent) = (x, x.like(0.0));
+    // The smallest number is halved up from 2⁻¹⁴⁹, of f64 2⁻¹⁰⁷⁴; a factor must be a number, too.
+    let (largest, twice) = if x.dtype() == DType::F64 { (512, 512) } else { (64, 64) };
+    let steps = || {
+        std::iter::once(twice).chain((0..10).rev().map(|place| 1 << place).filter(|&step| step <= largest))
+    };
+    for step in steps() {
+        let power = f64::from(step).exp2();
+        let is_large = is_plain.and(fraction.abs().ge(power));
+        fraction = is_large.select(fraction * power.recip(), fraction);
+        exponent = is_large.select(exponent + f64::from(step), exponent);
+    }
+    for step in steps() {
+        let power = f64::from(step).exp2();
+        let is_small = is_plain.and(fraction.abs().lt(2.0 / power));
+        fraction = is_small.select(fraction * power, fraction);
+        exponent = is_small.select(exponent - f64::from(step), exponent);
+    }
+    (is_plain.select(fraction * 0.5, x), is_plain.select(exponent + 1.0, exponent))
 }
 
 /// Loads the inputs in the dtype in which the rule computes.

@@ -19,6 +19,20 @@ macro_rules! parts_table {
                 samples: [[-2.0], [0.5], [30.0]],
                 numbers: [0.5, 8.0],
             }
+            /// The number between ½ and 1, with the sign of x, that x is by a power of 2; x where it is 0 or not finite.
+            fraction_of_power(x) Floating {
+                body: halves(x).0,
+                reference: { let (mut m, mut e) = (x.abs(), 0); while m >= 1.0 { m /= 2.0; e += 1 } while m < 0.5 { m *= 2.0; e -= 1 } let _ = e; m.copysign(x) },
+                samples: [[-3.0], [0.75], [0.011]],
+                numbers: [],
+            }
+            /// The exponent of 2 that belongs to `fraction_of_power`; 0 where x is 0 or not finite.
+            exponent_of_power(x) Floating {
+                body: halves(x).1.detach(),
+                reference: { let (mut m, mut e) = (x.abs(), 0.0); while m >= 1.0 { m /= 2.0; e += 1.0 } while m < 0.5 { m *= 2.0; e -= 1.0 } e },
+                samples: [[-3.0], [0.75], [0.011]],
+                numbers: [],
+            }
             /// x, but not below min; NaN where min is.
             clamp_min(x; min) Numeric {
                 body: min.eq(min).select(x.lt(min).select(min, x), min),

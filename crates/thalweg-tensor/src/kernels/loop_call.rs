@@ -87,6 +87,24 @@ impl<'a> LoopCall<'a> {
 }
 
 impl LoopCall<'_> {
+    /// Returns the inputs that require a gradient, as bits.
+    pub(super) fn wanted(&self) -> u32 {
+        let inputs = self.tensors.iter().enumerate();
+        inputs
+            .filter(|(_, tensor)| tensor.requires_grad() && tensor.dtype().is_floating_point())
+            .fold(0, |mask, (input, _)| mask | 1 << input)
+    }
+
+    /// Whether the gradients of the call read its first tensor.
+    pub(crate) fn saves_first_input(&self) -> Result<bool> {
+        let wanted = self.wanted();
+        let is_differentiable = self.result()?.is_some_and(|(_, dtype)| dtype.is_floating_point());
+        if wanted == 0 || !is_differentiable {
+            return Ok(false);
+        }
+        Ok(Resolved::of(self)?.gradient(self.operator, wanted)?.saved_inputs.contains(&0))
+    }
+
     /// Returns shape and dtype of the only result of an elementwise call, or `None` of another call.
     pub(crate) fn result(&self) -> Result<Option<(Shape, DType)>> {
         if self.operator.space != Space::Elementwise || self.operator.outputs.len() != 1 {

@@ -406,7 +406,7 @@ impl Resolved {
     }
 
     /// The gradient for the inputs that `wanted` has a bit for.
-    fn gradient(&self, operator: &'static LoopOp, wanted: u32) -> Result<Arc<GradientBody>> {
+    pub(super) fn gradient(&self, operator: &'static LoopOp, wanted: u32) -> Result<Arc<GradientBody>> {
         if let Some((_, gradient)) = self.gradient.get().filter(|(inputs, _)| *inputs == wanted) {
             return Ok(Arc::clone(gradient));
         }
@@ -555,12 +555,7 @@ pub(crate) fn autograd(lowered: &LoopCall<'_>, call: &Call<'_>) -> Result<Tensor
     let resolved = Resolved::of(lowered)?;
     let mut results = Call { resolved: Some(&resolved), ..*call }.redispatch()?;
     let differentiable = results.iter().any(|result| result.dtype().is_floating_point());
-    let wanted = lowered
-        .tensors
-        .iter()
-        .enumerate()
-        .filter(|(_, tensor)| tensor.requires_grad() && tensor.dtype().is_floating_point())
-        .fold(0u32, |mask, (input, _)| mask | 1 << input);
+    let wanted = lowered.wanted();
     if !differentiable || wanted == 0 {
         return Ok(results);
     }

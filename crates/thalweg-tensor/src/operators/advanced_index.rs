@@ -48,6 +48,23 @@ operators! {
                 Some(indexed) => indexed.write(x, values, call.bool(3)).map(single),
             }
         });
+    /// Returns the elements at places that index tensors name where a mask is true, else a number. Where the mask is false, an index
+    /// need not be in range.
+    "_unsafe_masked_index(Tensor self, Tensor mask, Tensor?[] indices, Scalar fill) -> Tensor" = Composite(|call| {
+        let (x, mask) = (call.tensor(0), call.tensor(1));
+        let indices = call.argument(2);
+        let read = built_in!("index.Tensor")?.call(&[x.into(), in_range(x, indices)?.as_slice().into()], None, call.label)?;
+        mask.logical_not()?.select_where(&number_like(x, call.scalar(3))?, &read[0]).map(single)
+    });
+    /// Returns the tensor with values added at places that index tensors name where a mask is true.
+    "_unsafe_masked_index_put_accumulate(Tensor self, Tensor mask, Tensor?[] indices, Tensor values) -> Tensor"
+        = Composite(|call| {
+            let (x, mask, values) = (call.tensor(0), call.tensor(1), call.tensor(3));
+            let values = mask.select_where(values, &Tensor::zeros(&[], x.dtype(), x.device())?)?;
+            let indices = in_range(x, call.argument(2))?;
+            let arguments = [x.into(), indices.as_slice().into(), (&values).into(), true.into()];
+            built_in!("index_put")?.call(&arguments, None, call.label)
+        });
     /// Returns the tensor with a number where a mask is true.
     "masked_fill.Scalar(Tensor self, Tensor mask, Scalar value) -> Tensor"
         fn masked_fill(mask: tensor, value: scalar) = Composite(|call| {
@@ -248,6 +265,20 @@ impl Indexed {
         let moved: Shape = self.order.iter().map(|&dim| x.shape()[dim]).collect();
         written.reshape(&moved)?.permute(&inverse)?.contiguous()
     }
+}
+
+/// Returns index tensors with what is out of range moved into it.
+fn in_range(x: &Tensor, indices: Argument<'_>) -> Result<Vec<Option<Tensor>>> {
+    let given: Vec<Option<&Tensor>> = match indices {
+        Argument::OptionalTensors(given) => given.iter().map(Option::as_ref).collect(),
+        Argument::Tensors(given) => given.iter().map(Some).collect(),
+        _ => Vec::new(),
+    };
+    let moved = |(dim, index): (usize, Option<&Tensor>)| {
+        let extent = x.shape().get(dim).map_or(1, |&extent| extent as i64);
+        index.map(|index| index.clamp(-extent, extent - 1)).transpose()
+    };
+    given.into_iter().enumerate().map(moved).collect()
 }
 
 /// The indices of a call, of int64; truth values are replaced by the coordinates where they are true.

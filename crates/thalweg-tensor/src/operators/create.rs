@@ -194,6 +194,12 @@ operators! {
     /// row.
     "roll(Tensor self, SymInt[1] shifts, int[1] dims=[]) -> Tensor"
         fn roll(shifts: ints, dims: ints) = Composite(|call| roll(call).map(single));
+    /// Returns the tensor with the frequency 0 of dimensions, or of all, moved from the first place to the middle.
+    "fft_fftshift(Tensor self, int[1]? dim=None) -> Tensor"
+        fn fft_fftshift(dim: optional_ints) = Composite(|call| centered(call, 0).map(single));
+    /// Returns the tensor with the frequency 0 of dimensions, or of all, moved back from the middle to the first place.
+    "fft_ifftshift(Tensor self, int[1]? dim=None) -> Tensor"
+        fn fft_ifftshift(dim: optional_ints) = Composite(|call| centered(call, 1).map(single));
     /// Returns tensors of at most one dimension as the coordinates of a grid, the first one's dimension first.
     "meshgrid(Tensor[] tensors) -> Tensor[]" = Composite(|call| meshgrid(call.tensor_list(0), "ij"));
     /// Returns tensors of at most one dimension as the coordinates of a grid; with the indexing `xy` the second one's dimension is
@@ -579,6 +585,15 @@ fn flip_matrix(call: &Call<'_>, dim: usize, refusal: &str) -> Result<Tensor> {
         return Err(Error::invalid(refusal.to_owned()));
     }
     x.flip(&[dim as i64])
+}
+
+/// Rolls dimensions by half of their extents, rounded up by `odd`.
+fn centered(call: &Call<'_>, odd: i64) -> Result<Tensor> {
+    let x = call.tensor(0);
+    let dims = call.optional_ints(1).unwrap_or_else(|| (0..x.rank() as i64).collect());
+    let half = |&dim: &i64| -> Result<i64> { Ok((x.shape()[x.layout().dimension(dim)?] as i64 + odd) / 2) };
+    let shifts: SmallVec<[i64; 6]> = dims.iter().map(half).collect::<Result<_>>()?;
+    x.roll(&shifts, &dims)
 }
 
 fn roll(call: &Call<'_>) -> Result<Tensor> {

@@ -6,6 +6,7 @@
 
 use std::panic::Location;
 
+use smallvec::SmallVec;
 use thalweg_ir::{DType, Scalar};
 use thalweg_ops::schema::{Alias, Kind, Parameter, Schema, Type};
 use thalweg_runtime::{Error, Result};
@@ -18,7 +19,8 @@ use crate::kernels::loops::{LoopCall, run_into};
 use crate::tensor::{Tensor, Tensors};
 
 /// Forms in place that PyTorch names otherwise than their operators.
-const RENAMED: [(&str, &str); 3] = [
+const RENAMED: [(&str, &str); 4] = [
+    ("ldexp_", "ldexp.Tensor"),
     ("floor_divide_.Tensor", "floor_divide"),
     ("pow_.Tensor", "pow.Tensor_Tensor"),
     ("pow_.Scalar", "pow.Tensor_Scalar"),
@@ -139,11 +141,32 @@ fn check_apart(name: &str, tensors: &[&Tensor], out: &[Tensor]) -> Result<()> {
 pub(crate) fn run(functional: &'static Operator, call: &Call<'_>) -> Result<Tensors> {
     let target = call.tensor(0);
     if !written_by_loop(functional, call)? {
-        let result = functional.call(call.arguments, None, call.label)?.swap_remove(0);
+        let before =
+            if is_kept(functional, call)? { Some(target.copied(call.label.location)?) } else { None };
+        let mut arguments: SmallVec<[Argument<'_>; 6]> = call.arguments.into();
+        if let Some(before) = &before {
+            arguments[0] = Argument::Tensor(before);
+        }
+        let result = functional.call(&arguments, None, call.label)?.swap_remove(0);
         check_result(&result, target)?;
         target.copy_(&result)?;
     }
     Ok(single(target.clone()))
+}
+
+/// Whether backward reads what the target was before it is written.
+fn is_kept(functional: &'static Operator, call: &Call<'_>) -> Result<bool> {
+    if !is_grad_enabled() || !call.tensors.iter().any(|tensor| tensor.requires_grad()) {
+        return Ok(false);
+    }
+    let functional_call = Call { operator: functional, ..*call };
+    match functional.body() {
+        Some(Body::Loop(entry)) => LoopCall::of(entry, &functional_call)?.saves_first_input(),
+        Some(Body::Lowered(lower)) => lower(&functional_call)?.saves_first_input(),
+        Some(Body::Differentiable(_, formula)) => Ok(formula.inputs.contains(&0)),
+        Some(Body::Kernel(_)) => Ok(false),
+        _ => Ok(true),
+    }
 }
 
 /// Lets a loop write into the target, if one computes the result and nobody would notice the difference.

@@ -18,6 +18,9 @@ operators! {
     "cat(Tensor[] tensors, int dim=0) -> Tensor" = Differentiable(cat, &CAT);
     /// Puts tensors of one shape side by side along a new dimension.
     "stack(Tensor[] tensors, int dim=0) -> Tensor" = Composite(stack);
+    /// Cuts a dimension of each tensor into so many chunks, the last filled up with zeros, and puts the chunks of all tensors, as
+    /// rows, side by side.
+    "_chunk_cat(Tensor[] tensors, int dim, int num_chunks) -> Tensor" = Composite(chunk_cat);
 }
 
 /// The parts of the result's gradient, each where its tensor was.
@@ -107,6 +110,42 @@ pub(super) fn copy_into(call: &Call<'_>, source: &Tensor, target: &Tensor, dtype
     }
     let arguments = LoopArguments { dtype: Some(dtype), ..LoopArguments::default() };
     run_into(&COPY, &[source], &arguments, std::slice::from_ref(target), call.label)
+}
+
+fn chunk_cat(call: &Call<'_>) -> Result<Tensors> {
+    let (list, dim, chunks) = (call.tensor_list(0), call.int(1), call.int(2));
+    let refuse = |why: &str| Err(Error::invalid(format!("_chunk_cat expects {why}")));
+    let Some(first) = list.first() else { return refuse("a non-empty input tensor list") };
+    let Some(chunks) = usize::try_from(chunks).ok().filter(|&chunks| chunks > 0) else {
+        return refuse("positive num_chunks");
+    };
+    if list.iter().any(|tensor| tensor.elements() == 0) {
+        return refuse("non-empty tensor");
+    }
+    if dim < 0 && list.iter().any(|tensor| tensor.rank() != first.rank()) {
+        return refuse("non-negative dim when input tensors have different ndims");
+    }
+    let dim = if dim < 0 { dim + first.rank() as i64 } else { dim };
+    let Some(at) = usize::try_from(dim).ok().filter(|&at| list.iter().all(|tensor| at < tensor.rank()))
+    else {
+        return refuse("dim < ndim for all input tensors");
+    };
+    let leading = &first.shape()[..at];
+    if list.iter().any(|tensor| tensor.shape()[..at] != *leading) {
+        return refuse("same sizes of 0,...,dim-1 dimensions for all tensors");
+    }
+    let rows = list.iter().map(|tensor| {
+        let extent = tensor.shape()[at];
+        let mut filled: Shape = tensor.shape().into();
+        filled[at] = extent.next_multiple_of(chunks) - extent;
+        let zeros = Tensor::zeros(&filled, tensor.dtype(), tensor.device())?;
+        let whole = Tensor::cat(&[tensor.clone(), zeros], dim)?;
+        let width = whole.shape()[at..].iter().product::<usize>() / chunks;
+        let shape: Shape = leading.iter().copied().chain([chunks, width]).collect();
+        whole.reshape(&shape)
+    });
+    let rows: SmallVec<[Tensor; 4]> = rows.collect::<Result<_>>()?;
+    Tensor::cat(&rows, dim + 1).map(single)
 }
 
 fn stack(call: &Call<'_>) -> Result<Tensors> {

@@ -52,6 +52,15 @@ operators! {
             let running = [Some(call.tensor(3)), Some(call.tensor(4))];
             batch_norm(call, running, false, call.float(5), call.float(6))
         });
+    /// Returns channels with mean 0 and variance 1, times weight plus bias, the batch's mean and inverse deviation, and an empty
+    /// tensor. The running statistics move towards the batch's.
+    "_batch_norm_with_update(Tensor input, Tensor? weight, Tensor? bias, Tensor(a!) running_mean, Tensor(b!) running_var, float momentum, float eps) -> (Tensor, Tensor, Tensor, Tensor)"
+        = Composite(|call| {
+            let statistics = [Some(call.tensor(3)), Some(call.tensor(4))];
+            let mut results = batch_norm(call, statistics, true, call.float(5), call.float(6))?;
+            results.push(Tensor::empty(&[0], DType::U8, call.device)?);
+            Ok(results)
+        });
     /// Returns channels of each instance with mean 0 and variance 1, times weight plus bias.
     "instance_norm(Tensor input, Tensor? weight, Tensor? bias, Tensor? running_mean, Tensor? running_var, bool use_input_stats, float momentum, float eps, bool cudnn_enabled) -> Tensor"
         = Composite(instance_norm);

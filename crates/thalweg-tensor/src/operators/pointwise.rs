@@ -6,7 +6,7 @@ use thalweg_runtime::{Error, Result};
 
 use super::Body::{Composite, Lowered};
 use super::{operators, single};
-use crate::dispatch::{Argument, Arguments, Call, internal};
+use crate::dispatch::{Argument, Arguments, Call, Operator, built_in, internal};
 use crate::kernels::creation::convertible;
 use crate::kernels::loops::{LoopArguments, LoopCall, signature_of};
 use crate::tensor::{Tensor, Tensors};
@@ -24,6 +24,39 @@ operators! {
     /// Returns self − alpha · other. Integers wrap around, and so does a number that their dtype does not hold.
     "sub.Scalar(Tensor self, Scalar other, Scalar alpha=1) -> Tensor"
         fn sub_scalar(other: scalar) = Lowered(|call| shifted(call, -1));
+    /// Returns self · 2 to the power of each element of other; see `bitwise_left_shift.Tensor`.
+    "bitwise_left_shift.Scalar_Tensor(Scalar self, Tensor other) -> Tensor" = Composite(|call| {
+        let base = Tensor::full(&[], call.scalar(0), call.tensor(1).dtype(), call.device)?;
+        base.bitwise_left_shift(call.tensor(1)).map(single)
+    });
+    /// Returns self over 2 to the power of each element of other, rounded down; see `bitwise_right_shift.Tensor`.
+    "bitwise_right_shift.Scalar_Tensor(Scalar self, Tensor other) -> Tensor" = Composite(|call| {
+        let base = Tensor::full(&[], call.scalar(0), call.tensor(1).dtype(), call.device)?;
+        base.bitwise_right_shift(call.tensor(1)).map(single)
+    });
+    /// Returns self · 2 to the power of other, of integers: Python's `<<`.
+    "__lshift__.Tensor(Tensor self, Tensor other) -> Tensor"
+        = Composite(|call| call.tensor(0).bitwise_left_shift(call.tensor(1)).map(single));
+    /// Returns self · 2 to the power of other, of integers: Python's `<<`.
+    "__lshift__.Scalar(Tensor self, Scalar other) -> Tensor"
+        = Composite(|call| call.tensor(0).bitwise_left_shift_scalar(call.scalar(1)).map(single));
+    /// Returns self over 2 to the power of other, rounded down, of integers: Python's `>>`.
+    "__rshift__.Tensor(Tensor self, Tensor other) -> Tensor"
+        = Composite(|call| call.tensor(0).bitwise_right_shift(call.tensor(1)).map(single));
+    /// Returns self over 2 to the power of other, rounded down, of integers: Python's `>>`.
+    "__rshift__.Scalar(Tensor self, Scalar other) -> Tensor"
+        = Composite(|call| call.tensor(0).bitwise_right_shift_scalar(call.scalar(1)).map(single));
+    /// Returns fractions between ½ and 1, or −½ and −1, and int32 exponents of 2, whose product is self; 0 has the exponent 0.
+    "frexp.Tensor(Tensor self) -> (Tensor mantissa, Tensor exponent)"
+        fn frexp() -> 2 = Composite(|call| {
+            if !call.tensor(0).dtype().is_floating_point() {
+                return Err(Error::invalid("torch.frexp() only supports floating-point dtypes"));
+            }
+            let arguments = [call.tensor(0).into()];
+            let part = |operator: &'static Operator| super::call(operator, &arguments, None, call.label.location);
+            let exponent = part(built_in!("thalweg::exponent_of_power")?)?.detach().to_dtype(DType::I32)?;
+            Ok(Tensors::from_iter([part(built_in!("thalweg::fraction_of_power")?)?, exponent]))
+        });
     /// Returns self, but not below min and not above max; max where min is above it, and NaN where a bound is. At the bounds the
     /// gradient is self's. Bounds that the dtype does not hold are refused.
     "clamp(Tensor self, Scalar? min=None, Scalar? max=None) -> Tensor"

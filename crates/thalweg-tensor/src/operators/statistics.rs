@@ -77,6 +77,40 @@ fn spread(
     operator.call(&[call.tensor(0).into(), dim, correction, keepdim.into()], None, call.label)
 }
 
+/// Refuses weights of observations that do not fit them.
+fn check_weights(count: usize, [frequencies, weights]: [Option<&Tensor>; 2]) -> Result<()> {
+    for (name, list, is_integer) in [("fweights", frequencies, true), ("aweights", weights, false)] {
+        let Some(list) = list else { continue };
+        if list.rank() > 1 {
+            return Err(Error::invalid(format!(
+                "cov(): expected {name} to have one or fewer dimensions but got {name} with {} dimensions",
+                list.rank()
+            )));
+        }
+        if list.dtype().is_floating_point() == is_integer || list.dtype() == DType::Bool {
+            let wanted = if is_integer { "integral" } else { "floating point" };
+            return Err(Error::invalid(format!(
+                "cov(): expected {name} to have {wanted} dtype but got {name} with {} dtype",
+                list.dtype()
+            )));
+        }
+        if list.elements() != count {
+            return Err(Error::invalid(format!(
+                "cov(): expected {name} to have the same numel as there are observations in the input but got {} != {count}",
+                list.elements()
+            )));
+        }
+    }
+    for (name, list) in [("fweights", frequencies), ("aweights", weights)] {
+        if let Some(list) = list
+            && list.detach().lt_scalar(0)?.any()?.to_dtype(DType::U8)?.item::<u8>()? != 0
+        {
+            return Err(Error::invalid(format!("cov(): {name} cannot be negative")));
+        }
+    }
+    Ok(())
+}
+
 fn cov(x: &Tensor, correction: f64, [frequencies, weights]: [Option<&Tensor>; 2]) -> Result<Tensor> {
     if x.rank() > 2 {
         return Err(Error::invalid(format!(
@@ -89,30 +123,16 @@ fn cov(x: &Tensor, correction: f64, [frequencies, weights]: [Option<&Tensor>; 2]
     }
     let rows = if x.rank() < 2 { x.reshape(&[1, x.elements()])? } else { x.clone() };
     let count = rows.shape()[1];
-    for (name, list, is_integer) in [("fweights", frequencies, true), ("aweights", weights, false)] {
-        let Some(list) = list else { continue };
-        if list.rank() > 1 || list.elements() != count {
-            return Err(Error::invalid(format!(
-                "cov(): expected {name} to have the same numel as there are observations in the input but got {:?} != {count}",
-                list.shape()
-            )));
+    check_weights(count, [frequencies, weights])?;
+    // Sums of 16-bit floats are kept in f32, and the result alone is rounded.
+    let narrow = if x.dtype().is_floating_point() { x.dtype() } else { DType::F32 };
+    let dtype = narrow.compute();
+    let result = match weights {
+        Some(weights) => {
+            narrow.promote(weights.dtype()).map_err(|error| Error::invalid(error.to_string()))?
         }
-        if list.dtype().is_floating_point() == is_integer || list.dtype() == DType::Bool {
-            let wanted = if is_integer { "integral" } else { "floating point" };
-            return Err(Error::invalid(format!(
-                "cov(): expected {name} to have {wanted} dtype but got {name} with {} dtype",
-                list.dtype()
-            )));
-        }
-    }
-    for (name, list) in [("fweights", frequencies), ("aweights", weights)] {
-        if let Some(list) = list
-            && list.detach().lt_scalar(0)?.any()?.to_dtype(DType::U8)?.item::<u8>()? != 0
-        {
-            return Err(Error::invalid(format!("cov(): {name} cannot be negative")));
-        }
-    }
-    let dtype = if x.dtype().is_floating_point() { x.dtype() } else { DType::F32 };
+        None => narrow,
+    };
     let rows = rows.to_dtype(dtype)?;
     let as_row = |list: &Tensor| list.reshape(&[count]);
     let all = match (frequencies, weights) {
@@ -142,6 +162,7 @@ fn cov(x: &Tensor, correction: f64, [frequencies, weights]: [Option<&Tensor>; 2]
     };
     let products =
         weighted.mm(&right.to_dtype(weighted.dtype())?.transpose(0, 1)?)?.div(&norm.to_dtype(dtype)?)?;
+    let products = products.to_dtype(result)?;
     if products.elements() == 1 { products.reshape(&[]) } else { Ok(products) }
 }
 
@@ -152,12 +173,13 @@ fn corrcoef(x: &Tensor) -> Result<Tensor> {
             x.rank()
         )));
     }
-    let c = cov(x, 1.0, [None, None])?;
+    let narrow = if x.dtype().is_floating_point() { x.dtype() } else { DType::F32 };
+    let c = cov(&x.to_dtype(narrow.compute())?, 1.0, [None, None])?;
     if c.rank() == 0 {
-        return c.div(&c);
+        return c.div(&c)?.to_dtype(narrow);
     }
     let deviation = c.diagonal(0, 0, 1)?.sqrt()?;
-    c.div(&deviation.unsqueeze(1)?)?.div(&deviation)?.clamp(-1.0, 1.0)
+    c.div(&deviation.unsqueeze(1)?)?.div(&deviation)?.clamp(-1.0, 1.0)?.to_dtype(narrow)
 }
 
 /// Returns the quantile of a call as a tensor without dimensions.

@@ -19,9 +19,14 @@ fn entries() -> impl Iterator<Item = &'static LoopOp> {
     elementwise().chain(parts())
 }
 
+/// Whether an entry takes integers and no floats.
+fn is_of_bits(operator: &LoopOp) -> bool {
+    matches!(operator.rule, DTypeRule::Bits | DTypeRule::Integers)
+}
+
 /// The entries that take floats.
 fn of_floats() -> impl Iterator<Item = &'static LoopOp> {
-    entries().filter(|operator| operator.rule != DTypeRule::Bits)
+    entries().filter(|operator| !is_of_bits(operator))
 }
 
 /// One tensor an input, holding that input's value of every sample.
@@ -89,7 +94,7 @@ fn gradients_agree_with_finite_differences() {
 
 #[test]
 fn bits_of_integers_agree_with_the_reference() {
-    let mut entries = entries().filter(|operator| operator.rule == DTypeRule::Bits).peekable();
+    let mut entries = entries().filter(|operator| is_of_bits(operator)).peekable();
     assert!(entries.peek().is_some());
     for operator in entries {
         let example = examples(operator);
@@ -111,9 +116,11 @@ fn integers_follow_the_rule() {
             let inputs = sample_tensors(operator, dtype);
             let result = run(operator, &inputs.iter().collect::<Vec<_>>());
             let expected = match operator.rule {
-                DTypeRule::Numeric | DTypeRule::NumericOrBool | DTypeRule::Condition | DTypeRule::Bits => {
-                    dtype
-                }
+                DTypeRule::Numeric
+                | DTypeRule::NumericOrBool
+                | DTypeRule::Condition
+                | DTypeRule::Bits
+                | DTypeRule::Integers => dtype,
                 DTypeRule::Floating => DType::F32,
                 _ => DType::Bool,
             };

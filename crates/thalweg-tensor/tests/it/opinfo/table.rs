@@ -50,7 +50,8 @@ pub fn page(scores: &[Score]) -> String {
          16-bit floats, for which OpInfo has no tolerance, may also be off by its relative one of the tensor's largest number.\n\n\
          Of random numbers only dtype and shape are compared. Where PyTorch leaves open which of equal elements stands first (`sort`,\n\
          `topk`), places agree that hold the values. The samples are from PyTorch on the CPU; what it does otherwise on CUDA is done as\n\
-         there: statistics of normalization in 16-bit floats are float32, and indices out of range are not refused by the host.\n\n\
+         there: statistics of normalization in 16-bit floats are float32, and indices out of range are not refused by the host.\n\
+         `as_strided_scatter` does not pass because PyTorch's gradient of its first input is what the written part had, not the rest.\n\n\
          **{passing} of {NAMES} names pass**; of those of Core ATen, {core_passing} of {}. {} names have samples that can be replayed on\n\
          strided tensors without complex numbers.\n\n\
          A number is that of samples that all agree. Samples count twice under *forward* where they are also run on inputs with gaps\n\
