@@ -1,8 +1,8 @@
-//! What a CUDA graph costs the host: to capture, a node; to replay.
+//! The host time of CUDA graphs: of capture, per node, and of replay.
 //!
-//! `cargo bench -p thalweg-tensor --bench graphs [-- --device cuda|sim]`: a line of JSON a figure. The region is a chain of
-//! additions of 16 `f32`, each into memory of its own from the graph's pool. On a card, run it beside
-//! `benches/peers/graph_launch.cu`, which does the same with the bare runtime, and is timed in the same ways.
+//! `cargo bench -p thalweg-tensor --bench graphs [-- --device cuda|sim]`: one line of JSON per figure. The region is a chain of
+//! additions of 16 `f32`, each into memory of its own from the graph's pool. On a GPU, run it beside
+//! `benches/peers/graph_launch.cu`, which does the same with CUDA's runtime alone, and is timed in the same ways.
 
 use std::time::Instant;
 

@@ -14,7 +14,7 @@ use crate::tensor::Tensor;
 /// A list of integers: extents, dimensions.
 pub type Ints = SmallVec<[i64; 6]>;
 
-/// What a call passes for one parameter.
+/// An argument of a call, for one parameter of the schema.
 #[derive(Clone, Copy, Debug)]
 pub enum Argument<'a> {
     /// Nothing, for a parameter that is optional.
@@ -151,7 +151,7 @@ impl Forms {
         Self(if ty.optional { forms | Self::NONE } else { forms })
     }
 
-    /// Whether an argument has one of them.
+    /// Returns whether an argument has one of them.
     #[inline]
     pub(crate) fn include(self, argument: &Argument<'_>) -> bool {
         self.0 & argument.form() != 0
@@ -228,7 +228,7 @@ impl Argument<'_> {
         }
     }
 
-    /// An empty list is of any type.
+    /// Converts an empty list to one of a parameter's type.
     fn fit_list(self, ty: &Type) -> Option<Self> {
         let Self::Ints([]) = self else { return None };
         match ty.kind {
@@ -341,7 +341,7 @@ macro_rules! readers {
         }
 
         $(#[doc = $doc])+
-        /// `None` where it was left out.
+        /// Returns the argument at a place, or `None` where the call left it out.
         fn $optional(&self, place: usize) -> Option<$type> {
             match self.argument(place) {
                 Argument::None => None,
@@ -355,7 +355,7 @@ macro_rules! readers {
 /// Arguments that were held against a schema, read by their place in it.
 ///
 /// # Panics
-/// Each method, if the parameter at `place` is of another type: whoever reads knows the operator's schema.
+/// Each method, if the parameter at `place` is of another type: a kernel must read what its operator's schema has there.
 pub trait Arguments {
     /// Returns the schema.
     fn schema(&self) -> &Schema;

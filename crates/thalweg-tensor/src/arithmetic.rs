@@ -1,8 +1,8 @@
 //! Rust's operators on tensors: `&a + &b`, `2.0 - &a`, `-&a`, `a += &b`.
 //!
-//! Numbers are `f64` or `i64`: a literal is then of one of them without a suffix. An expression gives a [`Result`], like the method of the same name, so that a chain is `((&a * &b)? + &c)?`. An assignment cannot
-//! give one: it panics with the error. Where that is not wanted, call the operator in place by its name
-//! ([`find_operator`](crate::dispatch::find_operator) of `add_.Tensor`).
+//! Numbers are `f64` or `i64`: a literal is then of one of them without a suffix. An expression gives a [`Result`], like the method
+//! of the same name, so that a chain is `((&a * &b)? + &c)?`. An assignment cannot give one: it panics with the error. Where that
+//! is not wanted, call the operator in place by its name ([`find_operator`](crate::dispatch::find_operator) of `add_.Tensor`).
 
 use std::ops::{
     Add, AddAssign, BitAnd, BitOr, BitXor, Div, DivAssign, Mul, MulAssign, Neg, Not, Rem, Sub, SubAssign,
@@ -148,6 +148,8 @@ fn assign(operator: Result<&'static Operator>, target: &Tensor, value: Argument<
 macro_rules! assignments {
     ($($trait:ident $name:ident: $tensor:literal, $scalar:literal;)*) => {$(
         impl $trait<&Tensor> for Tensor {
+            /// Computes in place with another tensor.
+            ///
             /// # Panics
             /// With the operator's error, if the tensors do not fit or the write is refused.
             #[track_caller]
@@ -160,6 +162,8 @@ macro_rules! assignments {
     )*};
     (@numbers $trait:ident $name:ident $scalar:literal; $($number:ty)*) => {$(
         impl $trait<$number> for Tensor {
+            /// Computes in place with a number.
+            ///
             /// # Panics
             /// With the operator's error, if the write is refused.
             #[track_caller]

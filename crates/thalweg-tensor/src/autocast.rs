@@ -1,8 +1,8 @@
 //! Autocast (`torch.autocast`): a region whose operators choose the dtype that they compute in.
 //!
-//! Products and convolutions cast their tensors to a 16-bit dtype; functions that lose too much there cast theirs to f32; operators of
-//! several tensors cast to the widest dtype of them. Each is a kernel under [`DispatchKey::Autocast`], above autograd, so that casts
-//! are recorded and gradients arrive in the dtype of the leaves. Which operator does what is PyTorch's list for CUDA.
+//! Products and convolutions cast their tensors to a 16-bit dtype; functions that lose too much there cast theirs to f32; operators
+//! of several tensors cast to the widest dtype of them. Each is a kernel under [`DispatchKey::Autocast`], above autograd, so that
+//! casts are recorded and gradients arrive in the dtype of the leaves. Which operator does what is PyTorch's list for CUDA.
 //!
 //! A leaf that requires a gradient, such as a weight, is cast once per region: the cast is kept until the outermost region ends.
 //! Backward passes cast nothing: their operators compute in the dtypes of the forward pass.
@@ -51,7 +51,7 @@ pub fn autocast<T>(dtype: DType, function: impl FnOnce() -> Result<T>) -> Result
     autocast_with(AutocastOptions { dtype, ..AutocastOptions::default() }, function)
 }
 
-/// [`autocast`] with options.
+/// Runs a function in a region like that of [`autocast`], with options.
 ///
 /// # Errors
 /// Those of [`autocast`].
@@ -98,7 +98,7 @@ impl Drop for Region {
     }
 }
 
-/// What an operator casts to.
+/// The dtype that an operator's tensors are cast to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Policy {
     /// The 16-bit dtype of the region.
@@ -199,19 +199,19 @@ impl Policy {
     }
 }
 
-/// Whether autocast looks at a tensor: floats of at most 32 bits.
+/// Returns whether autocast looks at a tensor: floats of at most 32 bits.
 fn is_eligible(tensor: &Tensor) -> bool {
     matches!(tensor.dtype(), DType::F32 | DType::F16 | DType::Bf16)
 }
 
-/// The widest dtype of the tensors that autocast looks at.
+/// Returns the widest dtype of the tensors that autocast looks at.
 fn widest(tensors: &[&Tensor]) -> Option<DType> {
     let mut dtypes = tensors.iter().filter(|tensor| is_eligible(tensor)).map(|tensor| tensor.dtype());
     let first = dtypes.next()?;
     Some(dtypes.fold(first, |widest, dtype| if widest == dtype { widest } else { DType::F32 }))
 }
 
-/// A tensor in a dtype, from the kept casts where it is a leaf.
+/// Returns a tensor in a dtype, from the kept casts where it is a leaf.
 fn cast(tensor: &Tensor, dtype: DType, options: AutocastOptions) -> Result<Tensor> {
     if !is_eligible(tensor) || tensor.dtype() == dtype {
         return Ok(tensor.clone());

@@ -85,7 +85,7 @@ pub fn at_line<T>(location: Place, run: impl FnOnce() -> Result<T>) -> Result<T>
     run().map_err(|error| error.at(outermost(location)))
 }
 
-/// As [`in_call`], for a function that makes a tensor of a shape and dtype on a device.
+/// Runs a function that makes a tensor of a shape and dtype on a device, within the call as [`in_call`] does.
 pub(crate) fn creating<T>(
     operator: &str,
     (shape, dtype, device): (&[usize], DType, &Device),

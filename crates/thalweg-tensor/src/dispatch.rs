@@ -10,8 +10,8 @@
 //! ```
 //!
 //! Kernels of one (operator, key) form a stack: the newest answers, and dropping its [`Registration`] restores the former. Where an
-//! operator has none for a key, the key's *fallback* answers ([`register_fallback`]), one function for all operators; where there is
-//! none either, or where a *fallthrough* was registered, the call goes on to the next key as if this one were not there.
+//! operator has none for a key, the key's *fallback* answers ([`register_fallback`]), one function for all operators; where there
+//! is none either, or where a *fallthrough* was registered, the call goes on to the next key as if this one were not there.
 //!
 //! A thread adds keys to its calls ([`IncludeKeyGuard`]) and leaves some out ([`ExcludeKeyGuard`]). Keys that no call has by itself
 //! ([`DispatchKey::Python`], [`DispatchKey::User1`]) are modes: with a fallback, they see every call of the thread.
@@ -57,11 +57,11 @@ pub struct Call<'a> {
     pub device: &'a Device,
     /// Who called, from where.
     pub label: Label,
-    /// What the call resolves to, where an earlier kernel has worked it out for these tensors and arguments.
+    /// The resolved loop call, where an earlier kernel has resolved it for these tensors and arguments.
     pub(crate) resolved: Option<&'a Resolved>,
 }
 
-/// What answers a call.
+/// A kernel: a function that computes the results of a call.
 pub type KernelFunction = Arc<dyn Fn(&Call<'_>) -> Result<Tensors> + Send + Sync>;
 
 /// An operator: a schema and, per key, the kernels that may answer.
@@ -70,7 +70,7 @@ pub struct Operator {
     /// The name without overload, for labels and errors.
     base_name: &'static str,
     schema: Schema,
-    /// What it computes, in sentences.
+    /// The documentation, in sentences.
     doc: &'static str,
     /// Per parameter: the forms in which kernels read it, and its default.
     parameters: Vec<(Forms, Option<Value>)>,
@@ -86,11 +86,11 @@ struct Slot {
     built_in: OnceLock<KernelFunction>,
     /// Whether `registered` holds any.
     is_registered: AtomicBool,
-    /// What was registered, the newest last; `None` is a fallthrough.
+    /// The registered kernels, the newest last; `None` is a fallthrough.
     registered: RwLock<Vec<(u64, Option<KernelFunction>)>>,
 }
 
-/// What a slot has for a call.
+/// The kernel of a slot for a call.
 enum Found {
     /// An answer.
     Answer(Result<Tensors>),
@@ -198,7 +198,7 @@ impl Operator {
         self.base_name
     }
 
-    /// How a built-in operator is computed.
+    /// Returns the body of a built-in operator.
     pub(crate) fn body(&self) -> Option<Body> {
         self.body
     }
@@ -237,7 +237,7 @@ impl Operator {
     ) -> Result<Tensors> {
         let run = || {
             if !self.fits(arguments) {
-                return self.run(&self.fitted(arguments)?, device, label);
+                return self.run(&self.with_defaults(arguments)?, device, label);
             }
             if arguments.len() == self.parameters.len() {
                 return self.run(arguments, device, label);
@@ -246,7 +246,7 @@ impl Operator {
             for (_, default) in &self.parameters[arguments.len()..] {
                 match default {
                     Some(default) => list.push(default.as_argument()),
-                    None => return self.run(&self.fitted(arguments)?, device, label),
+                    None => return self.run(&self.with_defaults(arguments)?, device, label),
                 }
             }
             self.run(&list, device, label)
@@ -305,14 +305,14 @@ impl Operator {
         self.call(&list, device, label)
     }
 
-    /// Whether each argument is in the form in which kernels read it.
+    /// Returns whether each argument is in the form in which kernels read it.
     fn fits(&self, arguments: &[Argument<'_>]) -> bool {
         arguments.len() <= self.parameters.len()
             && arguments.iter().zip(&self.parameters).all(|(argument, (forms, _))| forms.include(argument))
     }
 
-    /// The arguments in the form in which kernels read them, with defaults.
-    fn fitted<'a>(&'a self, arguments: &[Argument<'a>]) -> Result<SmallVec<[Argument<'a>; 8]>> {
+    /// Returns the arguments in the form in which kernels read them, with defaults.
+    fn with_defaults<'a>(&'a self, arguments: &[Argument<'a>]) -> Result<SmallVec<[Argument<'a>; 8]>> {
         let parameters = &self.schema.parameters;
         let refused = |why: String| Error::invalid(format!("the operator takes `{}`: {why}", self.schema));
         if arguments.len() > parameters.len() {
@@ -516,7 +516,8 @@ pub(crate) fn internal(name: &str) -> Result<&'static Operator> {
 }
 
 /// Returns the operator of a name with its overload: `add.Tensor`. Every operator of one result has a form in place, whose name has
-/// `_` behind the base: `add_.Tensor` writes the result into `self`, and gives it; and one that writes it into `out`: `add.Tensor_out`.
+/// `_` behind the base: `add_.Tensor` writes the result into `self`, and gives it; and one that writes it into `out`:
+/// `add.Tensor_out`.
 ///
 /// # Errors
 /// [`Error::is_invalid_argument`] if there is none.

@@ -60,7 +60,7 @@ impl Tensor {
         Ok(with_suffixes(format!("{PREFIX}{body}"), &suffixes))
     }
 
-    /// The elements that are printed, and their shape: those at the edges of a large tensor.
+    /// Returns the elements that are printed, and their shape: those at the edges of a large tensor.
     fn shown(&self) -> Result<(Numbers, Vec<usize>)> {
         no_grad(|| {
             let mut kept = self.detach();
@@ -141,7 +141,7 @@ impl Numbers {
     }
 }
 
-/// A number with an exponent of at least two digits, as C writes it.
+/// Returns a number with an exponent of at least two digits, as C writes it.
 fn exponent_text(value: f64) -> String {
     let text = format!("{value:.PRECISION$e}");
     let (digits, exponent) = text.split_once('e').expect("the format has an exponent");
@@ -161,7 +161,7 @@ impl Printed<'_> {
         format!("{:>width$}", self.values.texts[index], width = self.width)
     }
 
-    /// The elements from `first` on, in brackets; `shape` is what is kept of `whole`.
+    /// Returns the elements from `first` on, in brackets; `shape` is what is kept of `whole`.
     fn dimension(&self, shape: &[usize], whole: &[usize], first: usize, indent: usize) -> String {
         let Some((&extent, inner)) = shape.split_first() else { return self.number(first) };
         // Where elements are left out.
@@ -192,7 +192,7 @@ impl Printed<'_> {
     }
 }
 
-/// The text with what else is to be said of the tensor, on new lines where it does not fit.
+/// Returns the text with what else is to be said of the tensor, on new lines where it does not fit.
 fn with_suffixes(mut text: String, suffixes: &[String]) -> String {
     let mut line = text.len() - text.rfind('\n').map_or(0, |end| end) + usize::from(text.contains('\n'));
     for suffix in suffixes {

@@ -20,7 +20,7 @@ pub struct HostTensor {
 }
 
 impl HostTensor {
-    /// A tensor in pinned memory of a device's driver. Its elements are anything.
+    /// Allocates a tensor in pinned memory of a device's driver. Its elements are uninitialized.
     #[track_caller]
     pub fn pinned(shape: &[usize], dtype: DType, device: &Device) -> Result<Self> {
         creating("HostTensor::pinned", (shape, dtype, device), Location::caller(), || {
@@ -30,12 +30,12 @@ impl HostTensor {
         })
     }
 
-    /// The extents.
+    /// Returns the shape: the extent of each dimension.
     pub fn shape(&self) -> &[usize] {
         &self.shape
     }
 
-    /// The dtype.
+    /// Returns the dtype.
     pub fn dtype(&self) -> DType {
         self.dtype
     }
@@ -101,8 +101,8 @@ impl Tensor {
         }
     }
 
-    /// Returns the elements on another device, through pinned memory; the tensor itself where it is there. The result is outside the
-    /// graph. *Blocks* until the elements are on the host.
+    /// Returns the elements on another device, through pinned memory; the tensor itself where it is there. The result is outside
+    /// the graph. *Blocks* until the elements are on the host.
     ///
     /// # Errors
     /// [`Error::is_out_of_memory`] if a device or the host has no room; and those of the copies.

@@ -30,12 +30,12 @@ pub struct Generator {
 }
 
 impl Generator {
-    /// The stream of a seed (`torch.manual_seed` in purpose; the numbers are not PyTorch's).
+    /// Returns the stream of a seed (`torch.manual_seed` in purpose; the numbers are not PyTorch's).
     pub fn new(seed: u64) -> Self {
         Self { key: [seed as u32, (seed >> 32) as u32], counter: 0, block: [0; 4], used: 4 }
     }
 
-    /// 32 random bits.
+    /// Returns 32 random bits.
     #[track_caller]
     pub fn next_u32(&mut self) -> u32 {
         host_random(Label::here("next_u32"));
@@ -52,7 +52,7 @@ impl Generator {
         self.block[self.used - 1]
     }
 
-    /// A number in [0, 1) with 24 random bits.
+    /// Returns a number in [0, 1) with 24 random bits.
     #[track_caller]
     pub fn uniform(&mut self) -> f32 {
         host_random(Label::here("uniform"));
@@ -63,7 +63,7 @@ impl Generator {
         (self.bits() >> 8) as f32 / (1 << 24) as f32
     }
 
-    /// A number below `bound`, each as likely as the others.
+    /// Returns a number below `bound`, each as likely as the others.
     ///
     /// # Errors
     /// [`Error::is_invalid_argument`] if `bound` is 0.
@@ -86,7 +86,7 @@ impl Generator {
         }
     }
 
-    /// The numbers 0 to `count` − 1 in random order (`torch.randperm`).
+    /// Returns the numbers 0 to `count` − 1 in random order (`torch.randperm`).
     ///
     /// # Errors
     /// [`Error::is_invalid_argument`] if there are 2³² numbers or more; [`Error::is_out_of_memory`] if the host has no room.
@@ -108,7 +108,7 @@ impl Generator {
 }
 
 impl Generator {
-    /// A normally distributed number, with mean 0 and variance 1: the cosine half of a Box-Muller pair.
+    /// Returns a normally distributed number, with mean 0 and variance 1: the cosine half of a Box-Muller pair.
     #[track_caller]
     pub fn normal(&mut self) -> f32 {
         host_random(Label::here("normal"));
@@ -122,7 +122,7 @@ impl Generator {
 }
 
 impl Tensor {
-    /// A tensor of f32 with normally distributed numbers; the deviation is at least 0.
+    /// Returns a tensor of f32 with normally distributed numbers; the deviation is at least 0.
     #[track_caller]
     pub fn normal(
         shape: &[usize],
@@ -138,7 +138,7 @@ impl Tensor {
         })
     }
 
-    /// A tensor of f32 with numbers in [low, high), both finite.
+    /// Returns a tensor of f32 with numbers in [low, high), both finite.
     #[track_caller]
     pub fn uniform(
         shape: &[usize],
@@ -154,7 +154,7 @@ impl Tensor {
         })
     }
 
-    /// A tensor of numbers from the host, a piece at a time: the host holds little of what may be large.
+    /// Returns a tensor of numbers from the host, a piece at a time: the host holds little of what may be large.
     fn drawn(shape: &[usize], device: &Device, label: Label, mut draw: impl FnMut() -> f32) -> Result<Self> {
         let stream = device.current_stream();
         let tensor = Self::empty_on(shape, DType::F32, &stream, label)?;
@@ -174,11 +174,11 @@ impl Tensor {
 /// How many numbers the host draws at a time.
 const PIECE: usize = 1 << 20;
 
-/// What a list may take without asking what the host has.
+/// The size up to which a list is allocated without a check of the host's free memory.
 const SMALL_LIST_BYTES: usize = 1 << 30;
 
-/// Returns an empty list with room for `count` elements, or an error where the host has none. A system that grants any memory ends the
-/// process when it is used, so what is available is asked for too.
+/// Returns an empty list with room for `count` elements, or an error where the host has none. A system that grants any memory ends
+/// the process when it is used, so what is available is asked for too.
 pub(crate) fn host_room<T>(count: usize) -> Result<Vec<T>> {
     let bytes = count.saturating_mul(size_of::<T>());
     let is_there = bytes <= SMALL_LIST_BYTES || available_bytes().is_none_or(|available| bytes <= available);

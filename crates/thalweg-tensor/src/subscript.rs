@@ -78,7 +78,7 @@ macro_rules! integers {
 
 integers!(i32 i64 usize);
 
-/// The place behind one: none behind the last, which is −1.
+/// Returns the place behind one: none behind the last, which is −1.
 fn behind(place: i64) -> Option<i64> {
     (place != -1).then(|| place.saturating_add(1))
 }

@@ -47,7 +47,7 @@ impl Storage {
 impl Tensor {
     // ---- Making ---------------------------------------------------------------------------------------------------
 
-    /// A tensor whose elements are anything (`torch.empty`).
+    /// Returns a tensor whose elements are anything (`torch.empty`).
     #[track_caller]
     pub fn empty(shape: &[usize], dtype: DType, device: &Device) -> Result<Self> {
         let location = Location::caller();
@@ -56,14 +56,14 @@ impl Tensor {
         })
     }
 
-    /// A tensor whose elements are anything, in memory that belongs to this stream, for the operator of this label.
+    /// Returns a tensor whose elements are anything, in memory that belongs to this stream, for the operator of this label.
     pub(crate) fn empty_on(shape: &[usize], dtype: DType, stream: &Stream, label: Label) -> Result<Self> {
         let bytes = byte_count(shape, dtype)?;
         let buffer = Buffer::labelled(stream, bytes as u64, label)?;
         Ok(Self::over(Arc::new(Storage::new(buffer)), Layout::contiguous(shape), dtype))
     }
 
-    /// A tensor over a storage, outside the graph.
+    /// Returns a tensor over a storage, outside the graph.
     pub(crate) fn over(storage: Arc<Storage>, layout: Layout, dtype: DType) -> Self {
         Self::from_parts(storage, layout, dtype, AutogradMeta::leaf(false))
     }
@@ -77,7 +77,7 @@ impl Tensor {
         Self(Arc::new(TensorState { storage, layout, dtype, autograd }))
     }
 
-    /// A tensor with these elements, row-major. Returns when `values` may change.
+    /// Returns a tensor with these elements, row-major. Returns when `values` may change.
     #[track_caller]
     pub fn from_slice<T: Element>(values: &[T], shape: &[usize], device: &Device) -> Result<Self> {
         let location = Location::caller();
@@ -99,48 +99,48 @@ impl Tensor {
 
     // ---- What it is -----------------------------------------------------------------------------------------------
 
-    /// The extents.
+    /// Returns the extents.
     pub fn shape(&self) -> &[usize] {
         self.0.layout.shape()
     }
 
-    /// The extent of a dimension; a negative one is counted from the end.
+    /// Returns the extent of a dimension; a negative one is counted from the end.
     #[track_caller]
     pub fn size(&self, dimension: i64) -> Result<usize> {
         in_call("size", &[self], Location::caller(), || Ok(self.shape()[self.0.layout.dimension(dimension)?]))
     }
 
-    /// How many dimensions it has.
+    /// Returns how many dimensions it has.
     pub fn rank(&self) -> usize {
         self.0.layout.rank()
     }
 
-    /// How many elements it has (`numel`).
+    /// Returns how many elements it has (`numel`).
     pub fn elements(&self) -> usize {
         self.0.layout.elements()
     }
 
-    /// The dtype.
+    /// Returns the dtype.
     pub fn dtype(&self) -> DType {
         self.0.dtype
     }
 
-    /// The device.
+    /// Returns the device.
     pub fn device(&self) -> &Device {
         self.0.storage.buffer.device()
     }
 
-    /// Shape, strides and offset.
+    /// Returns shape, strides and offset.
     pub fn layout(&self) -> &Layout {
         &self.0.layout
     }
 
-    /// Whether its elements lie row-major with no gaps.
+    /// Returns whether its elements lie row-major with no gaps.
     pub fn is_contiguous(&self) -> bool {
         self.0.layout.is_contiguous()
     }
 
-    /// The address of the first element (`data_ptr`); it is valid while the tensor lives.
+    /// Returns the address of the first element (`data_ptr`); it is valid while the tensor lives.
     pub fn pointer(&self) -> DevicePointer {
         let offset = self.0.layout.offset() * self.dtype().size_bytes();
         self.0.storage.buffer.pointer().offset(offset as u64)
@@ -161,41 +161,41 @@ impl Tensor {
         self.0.storage.buffer.record_use(stream);
     }
 
-    /// The memory behind it.
+    /// Returns the memory behind it.
     pub(crate) fn storage(&self) -> &Arc<Storage> {
         &self.0.storage
     }
 
-    /// How often the memory was written in place.
+    /// Returns how often the memory was written in place.
     pub(crate) fn version(&self) -> u32 {
         self.0.storage.version.load(Ordering::Acquire)
     }
 
-    /// Notes a write in place by a kernel of one's own (`torch.autograd.graph.increment_version`): backward then refuses to read what
-    /// it has saved of this memory before. Operators in place do this themselves.
+    /// Notes a write in place by a kernel of one's own (`torch.autograd.graph.increment_version`): backward then refuses to read
+    /// what it has saved of this memory before. Operators in place do this themselves.
     pub fn bump_version(&self) {
         self.0.storage.version.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// A number that tells the tensor from every other that lives.
+    /// Returns a number that tells the tensor from every other that lives.
     pub(crate) fn identity(&self) -> usize {
         Arc::as_ptr(&self.0) as usize
     }
 
-    /// Whether both are views of one storage.
+    /// Returns whether both are views of one storage.
     pub fn shares_storage_with(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0.storage, &other.0.storage)
     }
 
     // ---- Autograd -------------------------------------------------------------------------------------------------
 
-    /// The same memory outside the autograd graph.
+    /// Returns the same memory outside the autograd graph.
     #[must_use]
     pub fn detach(&self) -> Self {
         self.with_autograd(AutogradMeta::leaf(false))
     }
 
-    /// The gradient that `backward` has accumulated, if any.
+    /// Returns the gradient that `backward` has accumulated, if any.
     pub fn grad(&self) -> Option<Self> {
         self.gradient_slot().lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -245,7 +245,7 @@ impl Tensor {
         Self::from_parts(self.0.storage.clone(), self.0.layout.clone(), self.dtype(), autograd)
     }
 
-    /// The result of a node that recorded itself.
+    /// Returns the result of a node that recorded itself.
     pub(crate) fn with_edge(&self, edge: GradientEdge) -> Self {
         self.with_autograd(self.0.autograd.with_edge(edge))
     }
@@ -258,7 +258,7 @@ impl Tensor {
         }
     }
 
-    /// Another layout over the same storage, as a view of it.
+    /// Returns another layout over the same storage, as a view of it.
     pub(crate) fn view(&self, layout: Layout) -> Self {
         let view_of = match self.0.autograd.view_of() {
             Some(view_of) => view_of.clone(),
@@ -268,14 +268,14 @@ impl Tensor {
         Self::from_parts(self.0.storage.clone(), layout, self.dtype(), AutogradMeta::view(view_of))
     }
 
-    /// Another layout over the same storage, outside the graph.
+    /// Returns another layout over the same storage, outside the graph.
     pub(crate) fn with_layout(&self, layout: Layout) -> Self {
         Self::over(self.0.storage.clone(), layout, self.dtype())
     }
 
     // ---- Reading --------------------------------------------------------------------------------------------------
 
-    /// The elements, row-major. Blocks until they are there. `Bool` tensors are read as `u8`.
+    /// Returns the elements, row-major. Blocks until they are there. `Bool` tensors are read as `u8`.
     #[track_caller]
     pub fn to_vec<T: Element>(&self) -> Result<Vec<T>> {
         let label = label_at("to_vec", Location::caller());
@@ -303,7 +303,7 @@ impl Tensor {
         Ok(values)
     }
 
-    /// The only element of a tensor with one element. Blocks until it is there.
+    /// Returns the only element of a tensor with one element. Blocks until it is there.
     #[track_caller]
     pub fn item<T: Element>(&self) -> Result<T> {
         let label = label_at("item", Location::caller());
@@ -332,7 +332,7 @@ impl fmt::Debug for Tensor {
     }
 }
 
-/// `name(shape dtype, …)`: how errors and labels name a call.
+/// Describes a call for errors and labels, as `name(shape dtype, …)`.
 pub(crate) fn describe(operator: &str, tensors: &[&Tensor]) -> String {
     let list: Vec<String> = tensors
         .iter()
@@ -341,12 +341,12 @@ pub(crate) fn describe(operator: &str, tensors: &[&Tensor]) -> String {
     format!("{operator}({})", list.join(", "))
 }
 
-/// [`describe`] for a call that makes a tensor.
+/// Describes a call that makes a tensor, as [`describe`] does.
 pub(crate) fn describe_new(operator: &str, shape: &[usize], dtype: DType, device: &Device) -> String {
     format!("{operator}({shape:?} {dtype} on {device})")
 }
 
-/// [`describe`] for any arguments: the tensors, or what a tensor is made of.
+/// Describes a call with any arguments, as [`describe`] does: by its tensors, or by the shape, dtype and device of the new tensor.
 pub(crate) fn describe_call(operator: &str, arguments: &[Argument<'_>], device: Option<&Device>) -> String {
     let mut tensors: Vec<&Tensor> = Vec::new();
     let (mut shape, mut dtype): (&[i64], _) = (&[], None);

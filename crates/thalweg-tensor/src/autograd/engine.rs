@@ -75,7 +75,7 @@ struct Pass {
     options: BackwardOptions,
 }
 
-/// What a walk looks for, if it is not to fill the leaves.
+/// The edges whose gradients a walk returns, in place of writing those of the leaves.
 struct Wanted {
     /// The indices of the targets, by node and input.
     targets: FxHashMap<(u64, usize), SmallVec<[usize; 1]>>,
@@ -155,7 +155,7 @@ impl Pass {
         Ok(())
     }
 
-    /// Whether what a node computes is asked for.
+    /// Returns whether what a node computes is asked for.
     fn runs(&self, node: &Node) -> bool {
         self.wanted.as_ref().is_none_or(|wanted| wanted.on_the_way.contains(&node.sequence))
     }
@@ -243,7 +243,7 @@ impl Wanted {
     }
 }
 
-/// The nodes that the roots reach, each once.
+/// Returns the nodes that the roots reach, each once.
 fn reachable<'a>(roots: impl Iterator<Item = &'a Arc<Node>>) -> Vec<Arc<Node>> {
     let mut seen: FxHashSet<u64> = FxHashSet::default();
     let mut pending: Vec<Arc<Node>> = roots.cloned().collect();
@@ -293,7 +293,7 @@ fn move_to(tensor: Tensor, from: &Stream, to: &Stream) -> Result<Tensor> {
     Ok(tensor)
 }
 
-/// A gradient on top of what arrived earlier. The sum is made on the stream of whoever will use it.
+/// Returns the sum of a gradient and those that arrived earlier, computed on the stream of the node that will use it.
 fn added(
     earlier: Option<(Tensor, Stream)>,
     gradient: Tensor,

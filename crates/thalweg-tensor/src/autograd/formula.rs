@@ -55,7 +55,7 @@ impl Formula {
     }
 }
 
-/// What a node knows of a tensor of its call.
+/// The shape and dtype of a tensor of a call, and whether its gradient is wanted.
 struct Input {
     shape: Shape,
     dtype: DType,

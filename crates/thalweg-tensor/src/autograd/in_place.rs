@@ -15,7 +15,7 @@ use crate::dispatch::{Argument, built_in};
 use crate::kernels::indexing::index_copy;
 use crate::tensor::Tensor;
 
-/// What a write in place did to the region that it wrote.
+/// The effect of a write in place on the region that it wrote.
 pub(crate) enum Write {
     /// All elements are the source's, broadcast and converted.
     Copy {
@@ -43,7 +43,8 @@ impl Write {
         }
     }
 
-    /// From the gradient of the region: that of what it was before, `None` where nothing of it is left, and that of the source.
+    /// Computes, from the gradient of the region, that of its earlier value (`None` if nothing of it is left) and that of the
+    /// source.
     fn gradients(&self, gradient: &Tensor) -> Result<(Option<Tensor>, Tensor)> {
         match self {
             Self::Copy { shape, dtype } => Ok((None, gradient.sum_to_shape(shape)?.to_dtype(*dtype)?)),
@@ -162,7 +163,7 @@ impl Region {
         Ok(Self { whole: from_start(base.layout())?, part: from_start(view.layout())? })
     }
 
-    /// A tensor of zeros that lies like the whole, and the part of it.
+    /// Returns a tensor of zeros that lies like the whole, and the part of it.
     fn zeros(&self, like: &Tensor) -> Result<[Tensor; 2]> {
         let memory = Tensor::zeros(&[self.whole.span()], like.dtype(), like.device())?;
         // Elements that an expanded view repeats are there once.
@@ -217,7 +218,7 @@ impl Backward for WriteBackward {
     }
 }
 
-/// The edge of a view whose base has a new history: it is a part of it.
+/// Returns the edge of a view whose base has a new history: it is a part of it.
 pub(super) fn region_edge(view: &Tensor, base: &Tensor, edge: Edge) -> Edge {
     let region = Region::new(view, base).expect("both have layouts");
     let edges = [Some(edge)].into_iter().collect();

@@ -32,7 +32,7 @@ pub(crate) struct AutogradMeta {
     accumulator: OnceLock<Mutex<Weak<Node>>>,
 }
 
-/// What a tensor is the result of.
+/// The node that a tensor is the result of.
 #[derive(Default)]
 struct History {
     edge: Option<GradientEdge>,
@@ -52,7 +52,7 @@ impl AutogradMeta {
         }
     }
 
-    /// The part of a view that is outside the graph so far.
+    /// Returns the part of a view that is outside the graph so far.
     pub(crate) fn view(view_of: ViewOf) -> Self {
         let writes_of_base = match &view_of {
             ViewOf::Base(base) => base.0.autograd.writes.load(Ordering::Acquire),
@@ -62,7 +62,7 @@ impl AutogradMeta {
         Self { history, view_of: Some(view_of), ..Self::leaf(false) }
     }
 
-    /// The part of a node's result that sees the same memory.
+    /// Returns the part of a node's result that sees the same memory.
     pub(crate) fn with_edge(&self, edge: GradientEdge) -> Self {
         let writes_of_base = self.history().writes_of_base;
         Self {
@@ -72,7 +72,7 @@ impl AutogradMeta {
         }
     }
 
-    /// Becomes the part of a node's result, of a tensor that nobody else has.
+    /// Makes the tensor the result of a node. Nothing else holds the tensor yet.
     pub(crate) fn join(&mut self, edge: GradientEdge) {
         self.history.get_mut().unwrap_or_else(PoisonError::into_inner).edge = Some(edge);
         *self.requires_grad.get_mut() = true;
@@ -91,7 +91,7 @@ impl AutogradMeta {
         self.history.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The tensor whose writes in place this one has to look for.
+    /// Returns the tensor whose writes in place this one has to look for.
     fn base(&self) -> Option<&Tensor> {
         match &self.view_of {
             Some(ViewOf::Base(base)) if base.0.autograd.writes.load(Ordering::Acquire) > 0 => Some(base),
@@ -101,7 +101,7 @@ impl AutogradMeta {
 }
 
 impl Tensor {
-    /// Whether gradients flow to it.
+    /// Returns whether gradients flow to it.
     pub fn requires_grad(&self) -> bool {
         let meta = &self.0.autograd;
         if meta.base().is_some() {
@@ -110,12 +110,12 @@ impl Tensor {
         meta.requires_grad.load(Ordering::Acquire)
     }
 
-    /// Whether it is a leaf: not the result of an operator that recorded itself.
+    /// Returns whether it is a leaf: not the result of an operator that recorded itself.
     pub fn is_leaf(&self) -> bool {
         self.edge().is_none()
     }
 
-    /// The operator that it is the result of, for messages; empty of a leaf.
+    /// Returns the operator that it is the result of, for messages; empty of a leaf.
     pub(crate) fn gradient_name(&self) -> &'static str {
         self.edge().map_or("", |edge| edge.node.function.name())
     }
@@ -156,7 +156,7 @@ impl Tensor {
         })
     }
 
-    /// Where this tensor's gradient goes: its node, or the accumulator of a leaf. `None` where it wants none.
+    /// Returns where this tensor's gradient goes: its node, or the accumulator of a leaf. `None` where it wants none.
     pub(crate) fn gradient_edge(&self) -> Option<Edge> {
         let meta = &self.0.autograd;
         if let Some(edge) = self.edge() {
@@ -177,7 +177,7 @@ impl Tensor {
         Some(Edge { node, input: 0 })
     }
 
-    /// The node that it is a result of. A view whose base was written since is a part of what the base is now.
+    /// Returns the node that it is a result of. A view whose base was written since is a part of what the base is now.
     fn edge(&self) -> Option<GradientEdge> {
         let meta = &self.0.autograd;
         let mut history = meta.history();

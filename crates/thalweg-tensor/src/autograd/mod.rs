@@ -2,7 +2,8 @@
 //!
 //! An operator whose inputs require a gradient records a [`Node`]: what it saved, and an [`Edge`] to the node of each input.
 //! A leaf's node accumulates into [`Tensor::grad`]. [`backward`](Tensor::backward) walks the graph from the result to the
-//! leaves, each node after all nodes that feed it; see `engine` for streams. [`gradients`] gives what arrives at chosen tensors instead.
+//! leaves, each node after all nodes that feed it; see `engine` for streams. [`gradients`] gives what arrives at chosen tensors
+//! instead.
 //!
 //! What a node saved must still be what it was: a write in place to a saved tensor is found by its version and is an error
 //! that names the operator. A backward pass frees what the nodes saved as it goes, unless [`BackwardOptions::retain_graph`] is
@@ -31,17 +32,17 @@ pub(crate) use meta::{AutogradMeta, ViewOf};
 /// A gradient for each of a node's inputs or outputs; `None` is zero.
 pub type Gradients = SmallVec<[Option<Tensor>; 4]>;
 
-/// What a node computes: the gradients of its inputs from those of its outputs.
+/// The backward function of a node: it computes the gradients of the node's inputs from those of its outputs.
 pub trait Backward: Send + Sync {
-    /// The operator, for messages.
+    /// Returns the operator, for messages.
     fn name(&self) -> &'static str;
 
-    /// The gradient of each input, in the order of the node's edges. Runs on the stream that was current when the node was
+    /// Returns the gradient of each input, in the order of the node's edges. Runs on the stream that was current when the node was
     /// recorded; `gradients` are ready there.
     fn backward(&self, gradients: &[Option<Tensor>]) -> Result<Gradients>;
 
-    /// Whether its gradient can be differentiated: it is computed by operators that record themselves, or records a node of its
-    /// own.
+    /// Returns whether its gradient can be differentiated: it is computed by operators that record themselves, or records a node of
+    /// its own.
     fn is_recorded(&self) -> bool {
         true
     }
@@ -49,7 +50,7 @@ pub trait Backward: Send + Sync {
     /// Frees what was saved: a backward pass that does not retain the graph has run this node.
     fn release(&self) {}
 
-    /// Of a leaf: the gradient that it keeps, if it has one by now.
+    /// Returns the gradient that a leaf keeps, if it has one by now.
     fn leaf_gradient(&self) -> Option<Tensor> {
         None
     }
@@ -68,7 +69,7 @@ pub(crate) type GradientEdge = Edge;
 /// One recorded operator.
 pub struct Node {
     pub(crate) function: Box<dyn Backward>,
-    /// Where the gradient of each input goes; `None` where nobody wants it.
+    /// The node that the gradient of each input goes to; `None` for an input that requires none.
     pub(crate) edges: SmallVec<[Option<Edge>; 4]>,
     /// How many outputs the operator had.
     pub(crate) outputs: usize,
@@ -117,7 +118,7 @@ impl Tensor {
         self.backward_options(None, BackwardOptions::default())
     }
 
-    /// [`Tensor::backward`] from a given gradient of this tensor.
+    /// Runs backward as [`Tensor::backward`] does, from a given gradient of this tensor.
     ///
     /// # Errors
     /// Those of [`Tensor::backward_options`].
@@ -126,10 +127,11 @@ impl Tensor {
         self.backward_options(Some(gradient), BackwardOptions::default())
     }
 
-    /// [`Tensor::backward`] from a gradient of this tensor (1 where none is given, for one element), with options.
+    /// Runs backward as [`Tensor::backward`] does, with options, from a gradient of this tensor (1 where none is given and the
+    /// tensor has one element).
     ///
     /// # Errors
-    /// Those of [`Tensor::backward`]; [`Error::is_invalid_argument`] if the gradient has not the tensor's shape, dtype and
+    /// Those of [`Tensor::backward`]; [`Error::is_invalid_argument`] if the gradient does not have the tensor's shape, dtype and
     /// device.
     #[track_caller]
     pub fn backward_options(&self, gradient: Option<&Tensor>, options: BackwardOptions) -> Result<()> {
@@ -182,14 +184,14 @@ impl BackwardOptions {
         if self.create_graph { pass() } else { no_grad(pass) }
     }
 
-    /// A gradient that the caller gave: outside the graph unless gradients of gradients are asked for.
+    /// Returns a gradient that the caller gave: outside the graph unless gradients of gradients are asked for.
     fn given(self, gradient: &Tensor) -> Tensor {
         if self.create_graph { gradient.clone() } else { gradient.detach() }
     }
 }
 
-/// The gradients of `inputs`, from gradients of `outputs` (`torch.autograd.grad` with `allow_unused`): `None` for an input that
-/// wants none, or that no output depends on; outputs without a gradient, or outside the graph, count for nothing. No leaf's
+/// Returns the gradients of `inputs`, from gradients of `outputs` (`torch.autograd.grad` with `allow_unused`): `None` for an input
+/// that wants none, or that no output depends on; outputs without a gradient, or outside the graph, count for nothing. No leaf's
 /// [`Tensor::grad`] changes. Frees what the nodes on the way saved. Asynchronous: the results are ready for work on the current
 /// stream.
 ///
@@ -205,7 +207,7 @@ pub fn gradients(
     gradients_with(outputs, output_gradients, inputs, BackwardOptions::default())
 }
 
-/// [`gradients`] with options.
+/// Computes gradients as [`gradients`] does, with options.
 ///
 /// # Errors
 /// Those of [`gradients`].
@@ -242,12 +244,12 @@ pub fn no_grad<T>(function: impl FnOnce() -> T) -> T {
     function()
 }
 
-/// Whether operators of this thread record themselves.
+/// Returns whether operators of this thread record themselves.
 pub fn is_grad_enabled() -> bool {
     !is_excluded(DispatchKey::Autograd)
 }
 
-/// What stands behind a gradient whose own gradient is not known.
+/// The backward function of a gradient whose own gradient is not known.
 struct Undifferentiable(&'static str);
 
 impl Backward for Undifferentiable {
@@ -280,7 +282,7 @@ pub(crate) fn run_function(node: &Arc<Node>, gradients: &[Option<Tensor>]) -> Re
     Ok(results)
 }
 
-/// The node of an operator over `inputs` with these results: `results` become part of the graph.
+/// Records the node of an operator over `inputs`: its `results` become part of the graph.
 pub(crate) fn record(
     function: Box<dyn Backward>,
     inputs: &[&Tensor],
@@ -349,8 +351,8 @@ impl Saved {
         Self { tensor: Mutex::new(Some(tensor.detach())), version: tensor.version(), origin }
     }
 
-    /// The tensor for work on the current stream, if it was not written since. Where operators record themselves, gradients flow
-    /// on from it.
+    /// Returns the tensor for work on the current stream, if it was not written since. Where operators record themselves, gradients
+    /// flow on from it.
     pub(crate) fn get(&self) -> Result<Tensor> {
         let saved = self.tensor.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let Some(tensor) = saved else {
@@ -368,7 +370,7 @@ impl Saved {
                 self.version
             )));
         }
-        // It may be another stream's memory, and whoever recorded its use there knew of the forward pass alone.
+        // It may be another stream's memory, and the record of its use there covers the forward pass alone.
         tensor.record_stream(&tensor.device().current_stream());
         if !is_grad_enabled() {
             return Ok(tensor);

@@ -25,8 +25,8 @@ impl Accumulate {
         Self { gradient, shape: shape.into() }
     }
 
-    /// What arrived, in memory that nobody else sees: a leaf's gradient may be written in place. It is taken as it is where this
-    /// pass alone holds it, and copied where another leaf, a saved tensor or the caller does.
+    /// Returns a gradient in memory that it does not share, since a leaf's gradient may be written in place: `arrived` itself where
+    /// only this pass holds it, a copy where another leaf, a saved tensor or the caller does.
     fn own(&self, arrived: &Tensor) -> Result<Tensor> {
         let is_ours = Arc::strong_count(&arrived.0) == 1 && Arc::strong_count(arrived.storage()) == 1;
         if is_ours && !arrived.layout().may_overlap() {
@@ -49,7 +49,7 @@ impl Backward for Accumulate {
             // Stays where it is until the sum is there: a sum that fails leaves it.
             let earlier = self.leaf_gradient();
             let sum = match &earlier {
-                // A new tensor, never a sum in place: somebody may hold the one that is there.
+                // A new tensor, never a sum in place: the caller may hold the present one.
                 Some(earlier) => {
                     earlier.record_stream(&earlier.device().current_stream());
                     earlier.add(arrived)?

@@ -5,7 +5,7 @@ use std::marker::PhantomData;
 
 use thalweg_runtime::Device;
 
-/// What may have a say in a call, from the lowest priority to the highest.
+/// The key of a kernel: backends, autograd and modes, from the lowest priority to the highest.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[repr(u8)]
 pub enum DispatchKey {
@@ -101,7 +101,7 @@ impl DispatchKeySet {
     }
 }
 
-/// What a thread does to the keys of its calls.
+/// The keys that a thread includes in and excludes from its calls.
 #[derive(Clone, Copy)]
 struct Local {
     included: DispatchKeySet,

@@ -15,7 +15,7 @@ use crate::autograd::{Backward, Gradients, Saved, no_grad, record};
 use crate::dispatch::{Arguments, Call, internal};
 use crate::tensor::{Tensor, Tensors};
 
-/// The softmax of a call, whose arguments say whether a query sees only the keys up to its own place.
+/// Returns the softmax of a call, whose arguments say whether a query sees only the keys up to its own place.
 fn softmax_of(call: &Call<'_>) -> (&'static LoopOp, LoopArguments) {
     let operator = if call.bool(2) { &CAUSAL_SOFTMAX } else { &SCALED_SOFTMAX };
     let arguments = LoopArguments {
@@ -33,7 +33,7 @@ fn parts(packed: &Tensor) -> Result<[Tensor; 3]> {
     Ok([part(0)?, part(1)?, part(2)?])
 }
 
-/// The heads' results (tokens, heads, features); for the gradient also the scores and their softmax.
+/// Returns the heads' results (tokens, heads, features); for the gradient also the scores and their softmax.
 pub(crate) fn backend(call: &Call<'_>) -> Result<Tensors> {
     let packed = call.tensors[0].detach();
     let &[tokens, heads, 3, features] = packed.shape() else {

@@ -10,7 +10,7 @@ use crate::autograd::{Backward, Gradients, Saved, record};
 use crate::dispatch::{Call, internal};
 use crate::tensor::{Tensor, Tensors};
 
-/// A window operator or a product, called for a convolution.
+/// Returns a window operator or a product, called for a convolution.
 fn run(name: &str, tensors: &[&Tensor], arguments: &LoopArguments, label: Label) -> Result<Tensor> {
     Ok(internal(name)?.call_loop(tensors, arguments, None, label)?.swap_remove(0))
 }
@@ -19,7 +19,7 @@ fn product(a: &Tensor, b: &Tensor, label: Label) -> Result<Tensor> {
     run("matmul", &[a, b], &LoopArguments::default(), label)
 }
 
-/// A weight (out, in, height, width) as a matrix with a row for each result.
+/// Returns a weight (out, in, height, width) as a matrix with a row for each result.
 fn matrix(weight: &Tensor) -> Result<Tensor> {
     weight.reshape(&[weight.shape()[0], weight.shape()[1..].iter().product()])
 }

@@ -8,7 +8,7 @@ use super::loops::{self, LoopCall};
 use crate::dispatch::Call;
 use crate::tensor::Tensors;
 
-/// A tensor with one value, which the dtype must hold.
+/// Returns a tensor with one value, which the dtype must hold.
 pub(crate) fn full(call: &Call<'_>) -> Result<Tensors> {
     let mut lowered = LoopCall::of(&FULL, call)?;
     let dtype = lowered.arguments.dtype.unwrap_or(DType::F32);
@@ -16,8 +16,8 @@ pub(crate) fn full(call: &Call<'_>) -> Result<Tensors> {
     loops::run(&lowered, None)
 }
 
-/// The value as the kernel reads it. A truth value is whether it is not 0, which NaN is not. What is beyond the dtype's range is
-/// refused as PyTorch refuses it: infinities are floats, and a negative integer of an unsigned type wraps around.
+/// Returns the value as the kernel reads it. A truth value is whether it is not 0, which NaN is not. What is beyond the dtype's
+/// range is refused as PyTorch refuses it: infinities are floats, and a negative integer of an unsigned type wraps around.
 pub(crate) fn convertible(value: Scalar, dtype: DType) -> Result<Scalar> {
     if dtype == DType::Bool {
         return Ok(Scalar::I64(i64::from(value.to_f64() != 0.0)));

@@ -19,8 +19,8 @@ pub(crate) type PerAxis = [usize; 3];
 /// How windows lie along the axes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Placing {
-    /// At a stride, with padding and dilation. An average divides by `divisor`, or where that is 0 by the elements that it has, with
-    /// those of the padding where it counts them.
+    /// At a stride, with padding and dilation. An average divides by `divisor`, or where that is 0 by the elements that it has,
+    /// with those of the padding where it counts them.
     Strided {
         kernel: PerAxis,
         stride: PerAxis,
@@ -59,7 +59,7 @@ impl Geometry {
         volume(self.windows)
     }
 
-    /// The extents of the greatest window.
+    /// Returns the extents of the greatest window.
     fn window_extents(&self) -> PerAxis {
         match self.placing {
             Placing::Strided { kernel, .. } => kernel,
@@ -70,7 +70,7 @@ impl Geometry {
         }
     }
 
-    /// How many windows a point can lie in.
+    /// Returns how many windows a point can lie in.
     fn windows_of_a_point(&self) -> PerAxis {
         [0, 1, 2].map(|axis| {
             let (extent, windows) = (self.extents[axis], self.windows[axis]);
@@ -84,7 +84,7 @@ impl Geometry {
         })
     }
 
-    /// The numbers of the operators.
+    /// Returns the numbers of the operators.
     fn numbers(&self) -> SmallVec<[u64; 20]> {
         let Self { extents, windows, placing } = *self;
         let lists: SmallVec<[PerAxis; 6]> = match placing {

@@ -14,7 +14,7 @@ use crate::autograd::{Backward, Gradients, Saved, record};
 use crate::dispatch::{Argument, Arguments, Call, built_in};
 use crate::tensor::{Tensor, Tensors};
 
-/// Whether an operator of the table is one of this module's.
+/// Returns whether an operator of the table is one of this module's.
 pub(crate) fn is_indexing(operator: &LoopOp) -> bool {
     [&EMBEDDING, &INDEX_COPY, &GATHER].iter().any(|indexing| indexing.name == operator.name)
 }
@@ -64,7 +64,7 @@ fn sizes(weight: &Tensor, indices: &Tensor) -> Result<([usize; 2], Tensor)> {
     Ok(([embeddings, features], indices.reshape(&[indices.elements()])?.contiguous()?))
 }
 
-/// The rows of a weight at indices of any shape.
+/// Returns the rows of a weight at indices of any shape.
 pub(crate) fn embedding(call: &Call<'_>) -> Result<Tensors> {
     let weight = call.tensors[0].contiguous()?;
     let ([embeddings, features], indices) = sizes(&weight, call.tensors[1])?;
@@ -149,7 +149,7 @@ fn check_index([outer, _, inner]: [usize; 3], index: &Tensor) -> Result<[usize; 
     )))
 }
 
-/// The elements of (outer, extent, inner) at indices (outer, count, inner) of the middle dimension.
+/// Returns the elements of (outer, extent, inner) at indices (outer, count, inner) of the middle dimension.
 pub(crate) fn gather(call: &Call<'_>) -> Result<Tensors> {
     let (source, index) = (call.tensor(0).contiguous()?, call.tensor(1));
     let [_, extent, inner] = three(&source)?;
@@ -173,7 +173,8 @@ pub(crate) fn gather(call: &Call<'_>) -> Result<Tensors> {
     Ok(SmallVec::from_elem(result, 1))
 }
 
-/// A copy of (outer, extent, inner), into which the elements of a source (outer, count, inner) are combined at indices of its shape.
+/// Returns a copy of (outer, extent, inner), into which the elements of a source (outer, count, inner) are combined at indices of
+/// its shape.
 pub(crate) fn scatter(call: &Call<'_>) -> Result<Tensors> {
     let (target, index, source) = (call.tensor(0), call.tensor(1), call.tensor(2));
     let combine = match call.str(3) {
@@ -221,7 +222,7 @@ pub(crate) fn scatter(call: &Call<'_>) -> Result<Tensors> {
     Ok(SmallVec::from_elem(result.to_dtype(target.dtype())?, 1))
 }
 
-/// The gradient of a table of embeddings, from that of the places that read it, which are at indices of any shape.
+/// Returns the gradient of a table of embeddings, from that of the places that read it, which are at indices of any shape.
 pub(crate) fn embedding_gradient(
     gradient: &Tensor,
     indices: &Tensor,
@@ -244,7 +245,7 @@ pub(crate) fn embedding_gradient(
     Ok(sum)
 }
 
-/// A layout as (outside of a dimension, the dimension, inside): extents and strides, if the strides allow it.
+/// Returns a layout as (outside of a dimension, the dimension, inside): extents and strides, if the strides allow it.
 fn around(tensor: &Tensor, dimension: usize) -> Result<Option<([usize; 3], [usize; 3])>> {
     let (outer, rest) = tensor.shape().split_at(dimension);
     let shape = [outer.iter().product(), rest[0], rest[1..].iter().product()];

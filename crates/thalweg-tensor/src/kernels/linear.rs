@@ -69,7 +69,7 @@ impl<'a> Operands<'a> {
     }
 }
 
-/// `a · b` over the matrices of two tensors of rank 2, and the tensors that it reads.
+/// Describes the product `a · b` of two tensors of rank 2, and returns the tensors that it reads.
 fn product(a: &Tensor, b: &Tensor) -> Result<(Matmul, [Tensor; 2])> {
     check(a, b)?;
     let ((a, left), (b, right)) = (matrix(a)?, matrix(b)?);
@@ -79,12 +79,12 @@ fn product(a: &Tensor, b: &Tensor) -> Result<(Matmul, [Tensor; 2])> {
     Ok((product, [a, b]))
 }
 
-/// The transpose of a matrix, outside the graph.
+/// Returns the transpose of a matrix, outside the graph.
 fn turned(matrix: &Tensor) -> Result<Tensor> {
     Ok(matrix.with_layout(matrix.layout().transpose(0, 1)?))
 }
 
-/// A tensor of rank 2 whose rows lie one after another, and where they lie.
+/// Returns a tensor of rank 2 whose rows lie one after another, and where they lie.
 fn rows_of(tensor: &Tensor) -> Result<(Tensor, Operand)> {
     match matrix(tensor)? {
         (tensor, operand) if !operand.transposed => Ok((tensor, operand)),
@@ -96,7 +96,7 @@ fn rows_of(tensor: &Tensor) -> Result<(Tensor, Operand)> {
     }
 }
 
-/// The layer.
+/// Returns the layer.
 pub(crate) fn backend(call: &Call<'_>) -> Result<Tensors> {
     let Operands { input, weight, bias, addend } = Operands::new(call)?;
     let (product, [a, b]) = product(input, &turned(weight)?)?;
@@ -168,7 +168,7 @@ struct LinearBackward {
 }
 
 impl LinearBackward {
-    /// The gradients of weight and bias, as far as they are wanted.
+    /// Returns the gradients of weight and bias, as far as they are wanted.
     fn parameters(&self, gradient: &Tensor, wants_bias: bool) -> Result<[Option<Tensor>; 2]> {
         if !self.wanted[1] {
             let bias = wants_bias.then(|| gradient.sum(&[0], false)).transpose()?;

@@ -9,7 +9,7 @@ use super::loops::Resolved;
 use crate::dispatch::{Argument, Call};
 use crate::tensor::Tensor;
 
-/// What a loop operator takes beside tensors.
+/// The arguments of a loop operator beside its tensors.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub(crate) struct LoopArguments {
     /// Numbers, in the operator's order.

@@ -28,11 +28,11 @@ use crate::tensor::{Tensor, Tensors};
 pub(crate) struct LoopLaunch<'a> {
     /// A number that tells the body from every other one of these dtypes.
     pub id: u64,
-    /// What the kernel is named after.
+    /// The name from which the kernel's is made.
     pub name: &'a str,
     /// The body.
     pub body: &'a Body,
-    /// What it computes in.
+    /// The dtype that the body computes in.
     pub compute: DType,
     /// The extents of rows and inner dimensions.
     pub rows: &'a [usize],
@@ -60,7 +60,7 @@ impl LoopLaunch<'_> {
         stream.launch(&prepared, &input_pointers, &output_pointers, self.scalars, self.label)
     }
 
-    /// The launch without addresses and numbers, planned and loaded once.
+    /// Returns the launch without addresses and numbers, planned and loaded once.
     fn prepared(&self, device: &Device, alignment_bytes: u64) -> Result<Arc<PreparedLaunch>> {
         device.prepared_launch(&self.key(alignment_bytes), || self.prepare(device, alignment_bytes))
     }
@@ -93,7 +93,7 @@ impl LoopLaunch<'_> {
         )))
     }
 
-    /// Everything that the plan depends on.
+    /// Returns the key of a prepared launch: everything that the plan depends on.
     fn key(&self, alignment_bytes: u64) -> LaunchKey {
         let body = self.body;
         let inputs = body.inputs.iter().map(|input| input.dtype);
@@ -155,7 +155,7 @@ pub(crate) fn widen(sizes: &[usize]) -> Dimensions {
     sizes.iter().map(|&size| size as u64).collect()
 }
 
-/// The placement of a tensor that is broadcast over the rows of an elementwise operator.
+/// Returns the placement of a tensor that is broadcast over the rows of an elementwise operator.
 fn broadcast_placement(layout: &Layout, shape: &[usize]) -> Result<Placement> {
     if layout.shape() == shape {
         return Ok(Placement::Strided { rows: widen(layout.strides()), inner: Dimensions::new() });
@@ -183,7 +183,7 @@ impl Split {
         (of(&self.rows), of(&self.inner))
     }
 
-    /// The placement of a tensor over all dimensions, or over the rows alone (repeated inside for an input).
+    /// Returns the placement of a tensor over all dimensions, or over the rows alone (repeated inside for an input).
     fn placement(&self, layout: &Layout, full_rank: usize, place: Place, is_output: bool) -> Placement {
         let strides = layout.strides();
         if layout.rank() == full_rank && place == Place::Point {
@@ -229,7 +229,7 @@ impl Extents {
         }
     }
 
-    /// The shape of an output that is written at a place.
+    /// Returns the shape of an output that is written at a place.
     fn output_shape(&self, place: Place) -> Shape {
         match (self, place) {
             (Self::Rows { shape, .. }, Place::Point) => shape.clone(),
@@ -266,7 +266,7 @@ impl Extents {
     }
 }
 
-/// What a call of a loop operator resolves to: all that follows from its tensors' dtypes, shapes, strides and alignment.
+/// A resolved call of a loop operator: all that follows from its tensors' dtypes, shapes, strides and alignment.
 #[derive(Debug)]
 pub(crate) struct Resolved {
     signature: Signature,
@@ -280,7 +280,7 @@ pub(crate) struct Resolved {
     placements: SmallVec<[Placement; 8]>,
     /// The launch, once a kernel of the loop is asked for.
     launch: OnceLock<Arc<PreparedLaunch>>,
-    /// What the launch counts on for the addresses of inputs and outputs.
+    /// The alignment of the addresses of inputs and outputs that the launch relies on.
     alignment_bytes: u64,
     /// The gradient that was asked for first, with the inputs that it is for.
     gradient: OnceLock<(u32, Arc<GradientBody>)>,
@@ -378,7 +378,7 @@ impl Resolved {
         })
     }
 
-    /// The launch, planned and loaded once.
+    /// Returns the launch, planned and loaded once.
     fn launch(&self, call: &LoopCall<'_>) -> Result<&Arc<PreparedLaunch>> {
         if let Some(launch) = self.launch.get() {
             return Ok(launch);
@@ -387,7 +387,7 @@ impl Resolved {
         Ok(self.launch.get_or_init(|| launch))
     }
 
-    /// The launch for addresses of this alignment.
+    /// Returns the launch for addresses of this alignment.
     fn prepared(&self, call: &LoopCall<'_>, alignment_bytes: u64) -> Result<Arc<PreparedLaunch>> {
         let (rows, inner) = self.extents.rows_and_inner();
         let launch = LoopLaunch {
@@ -405,7 +405,7 @@ impl Resolved {
         launch.prepared(call.device, alignment_bytes)
     }
 
-    /// The gradient for the inputs that `wanted` has a bit for.
+    /// Returns the gradient for the inputs that `wanted` has a bit for.
     pub(super) fn gradient(&self, operator: &'static LoopOp, wanted: u32) -> Result<Arc<GradientBody>> {
         if let Some((_, gradient)) = self.gradient.get().filter(|(inputs, _)| *inputs == wanted) {
             return Ok(Arc::clone(gradient));
@@ -417,7 +417,7 @@ impl Resolved {
     }
 }
 
-/// What all of these addresses are aligned to, up to 256 bytes.
+/// Returns the alignment that all of these addresses have, up to 256 bytes.
 fn alignment_of(pointers: impl IntoIterator<Item = DevicePointer>) -> u64 {
     let addresses = pointers.into_iter().fold(0, |all, pointer| all | pointer.address());
     1 << addresses.trailing_zeros().min(8)
@@ -442,7 +442,7 @@ pub(crate) fn signature_of(
         .map_err(|error| Error::invalid(error.to_string()))
 }
 
-/// The bits of a call's scalars, in the forms in which the body reads them.
+/// Returns the bits of a call's scalars, in the forms in which the body reads them.
 fn bits_of(body: &Body, arguments: &LoopArguments) -> SmallVec<[u64; 12]> {
     let mut bits = SmallVec::new();
     for (&scalar, &slot) in arguments.scalars.iter().zip(&body.scalars) {
@@ -451,8 +451,8 @@ fn bits_of(body: &Body, arguments: &LoopArguments) -> SmallVec<[u64; 12]> {
     bits
 }
 
-/// Runs a loop operator, recorded by nobody: allocates the results and launches. `resolved` is what the call resolves to, where
-/// that is known.
+/// Runs a loop operator below autograd: allocates the results and launches. `resolved` is the resolved call, if an earlier kernel
+/// has it.
 pub(crate) fn run(call: &LoopCall<'_>, resolved: Option<&Resolved>) -> Result<Tensors> {
     let own;
     let resolved = match resolved {
@@ -564,7 +564,7 @@ pub(crate) fn autograd(lowered: &LoopCall<'_>, call: &Call<'_>) -> Result<Tensor
     Ok(results)
 }
 
-/// What backward needs of a call with these results, for the gradients of the inputs that `wanted` has a bit for.
+/// Returns the backward function of a call with these results, for the gradients of the inputs that `wanted` has a bit for.
 pub(crate) fn node(call: &LoopCall<'_>, results: &[Tensor], wanted: u32) -> Result<LoopBackward> {
     node_of(&Resolved::of(call)?, call, results, wanted)
 }
@@ -591,14 +591,14 @@ fn node_of(
     })
 }
 
-/// What a loop operator keeps for backward.
+/// The backward function of a loop operator, with the tensors that it saves.
 pub(crate) struct LoopBackward {
     operator: &'static LoopOp,
     resolved: Arc<Resolved>,
     derived: Arc<GradientBody>,
     saved: SmallVec<[Saved; 4]>,
     scalars: SmallVec<[u64; 12]>,
-    /// What it is the gradient of, where that is itself a gradient.
+    /// The shapes of the operator, where it is itself a gradient.
     shapes: Option<Box<Shapes>>,
     wanted: u32,
     label: Label,
@@ -611,17 +611,17 @@ struct Shapes {
 }
 
 impl LoopBackward {
-    /// Shape and dtype of each output of what it is the gradient of.
+    /// Returns shape and dtype of each output of the operator.
     fn outputs(&self) -> &[(Shape, DType)] {
         self.shapes.as_ref().map_or(&self.resolved.outputs, |shapes| &shapes.outputs)
     }
 
-    /// The shape of each input of what it is the gradient of.
+    /// Returns the shape of each input of the operator.
     fn inputs(&self) -> &[Shape] {
         self.shapes.as_ref().map_or(&self.resolved.inputs, |shapes| &shapes.inputs)
     }
 
-    /// The gradients of the outputs that the derived body reads; a missing one is zero.
+    /// Returns the gradients of the outputs that the derived body reads; a missing one is zero.
     fn used_gradients(&self, gradients: &[Option<Tensor>], device: &Device) -> Result<Tensors> {
         self.derived
             .used_outputs
@@ -636,7 +636,7 @@ impl LoopBackward {
             .collect()
     }
 
-    /// Where the derived body only hands a gradient on, which of the used ones it is.
+    /// Returns where the derived body only hands a gradient on, which of the used ones it is.
     fn passed_on(&self, output: usize) -> Option<usize> {
         let body = &self.derived.body;
         let Expression::Load { input } = body.nodes[body.outputs[output].value.index()] else { return None };
@@ -684,8 +684,8 @@ impl Backward for LoopBackward {
 }
 
 impl LoopBackward {
-    /// The gradient of an input of this shape from that of every point: an input with one value per row is repeated over the points
-    /// of the row, any other is broadcast.
+    /// Returns the gradient of an input of this shape from that of every point: an input with one value per row is repeated over
+    /// the points of the row, any other is broadcast.
     fn summed(&self, gradient: &Tensor, shape: &[usize]) -> Result<Tensor> {
         if let Extents::Rows { split, shape: points } = &self.resolved.extents
             && shape != points.as_slice()
@@ -698,8 +698,8 @@ impl LoopBackward {
         gradient.sum_to_shape(shape)
     }
 
-    /// The body, whose outputs that are summed afterwards stay in the dtype that is computed in, and its number: a sum of what was
-    /// rounded to 16 bits would lose digits.
+    /// Returns the body, whose outputs that are summed afterwards stay in the dtype that is computed in, and its number: a sum of
+    /// what was rounded to 16 bits would lose digits.
     fn unrounded(&self) -> (u64, Cow<'_, Body>) {
         let (mut id, mut body) = (self.derived.id, Cow::Borrowed(&self.derived.body));
         let wanted = (0..self.inputs().len()).filter(|input| self.wanted & (1 << input) != 0);

@@ -12,8 +12,8 @@ use crate::autograd::{Backward, Gradients, Saved, record};
 use crate::dispatch::{Arguments, Call};
 use crate::tensor::{Tensor, Tensors};
 
-/// The last two dimensions of a tensor as a matrix that the library can read, copied first where it cannot. A copy is outside the
-/// graph.
+/// Returns the last two dimensions of a tensor as a matrix that the library can read, copied first where it cannot. A copy is
+/// outside the graph.
 pub(super) fn matrix(tensor: &Tensor) -> Result<(Tensor, Operand)> {
     if let Some(operand) = as_it_lies(tensor) {
         return Ok((tensor.clone(), operand));
@@ -48,7 +48,7 @@ fn as_it_lies(tensor: &Tensor) -> Option<Operand> {
     }
 }
 
-/// Whether two tensors can be multiplied.
+/// Returns whether two tensors can be multiplied.
 pub(super) fn check(a: &Tensor, b: &Tensor) -> Result<()> {
     let fail = |why: String| Err(Error::invalid(why));
     if a.dtype() != b.dtype() {
@@ -78,19 +78,19 @@ pub(super) fn check(a: &Tensor, b: &Tensor) -> Result<()> {
     Ok(())
 }
 
-/// `a · b`, for each matrix of a batch.
+/// Computes `a · b` for each matrix of a batch.
 pub(crate) fn backend(call: &Call<'_>) -> Result<Tensors> {
     multiply(None, call.tensors[0], call.tensors[1], call)
 }
 
-/// `beta · self + alpha · a · b`, for each matrix of a batch, rounded once. `self` is broadcast.
+/// Computes `beta · self + alpha · a · b` for each matrix of a batch, rounded once. `self` is broadcast.
 pub(crate) fn add_backend(call: &Call<'_>) -> Result<Tensors> {
     let added =
         Added { tensor: call.tensor(0), beta: call.scalar(3).to_f64(), alpha: call.scalar(4).to_f64() };
     multiply(Some(added), call.tensor(1), call.tensor(2), call)
 }
 
-/// What a product is added to, and the factors of both.
+/// The tensor that a product is added to, and the factors of both.
 struct Added<'a> {
     tensor: &'a Tensor,
     beta: f64,
@@ -151,8 +151,7 @@ fn multiply(added: Option<Added<'_>>, a: &Tensor, b: &Tensor, call: &Call<'_>) -
     Ok(SmallVec::from_elem(result, 1))
 }
 
-/// `a · b` for each matrix of a batch, (batch, m, k) and (batch, k, n), into elements of a result (batch, m, n) that lie row by
-/// row, anywhere.
+/// Writes `a · b` for each matrix of a batch, (batch, m, k) and (batch, k, n), to a result (batch, m, n) whose rows are contiguous.
 pub(super) fn multiply_into(a: &Tensor, b: &Tensor, result: &Tensor, label: Label) -> Result<()> {
     check(a, b)?;
     let ((a, a_matrix), (b, b_matrix)) = (matrix(a)?, matrix(b)?);
@@ -219,8 +218,8 @@ impl Backward for MatmulBackward {
     }
 }
 
-/// `x · y`, summed to the shape of `operand` and laid out as it is: column-major for a transposed view, so that the gradient
-/// of what it views (a linear layer's weight) comes out contiguous.
+/// Returns `x · y`, summed to the shape of `operand` and laid out as it is: column-major for a transposed view, so that the
+/// gradient of what it views (a linear layer's weight) comes out contiguous.
 fn product_like(operand: &Tensor, x: &Tensor, y: &Tensor) -> Result<Tensor> {
     let strides = operand.layout().strides();
     let column_major = strides[strides.len() - 2] == 1 && !operand.is_contiguous();

@@ -1,9 +1,8 @@
 //! The kernels of the built-in operators: what the dispatcher calls for a backend or for autograd.
 //!
 //! All loop operators of the table share one backend kernel and one autograd kernel ([`loops`]), made from their entry.
-//! Matrix products, linear layers, attention, windows and what gathers or scatters have kernels of their own; layer normalization and dropout record
-//! nodes of their own. Every kernel serves both backends: the runtime below tells a card
-//! from the simulator.
+//! Matrix products, linear layers, attention, windows, gathers and scatters have kernels of their own; layer normalization and
+//! dropout record nodes of their own. Every kernel serves both backends: the runtime distinguishes a GPU from the simulator.
 
 pub(crate) mod attention;
 mod convolution;

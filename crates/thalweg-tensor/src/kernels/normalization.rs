@@ -14,7 +14,7 @@ use crate::tensor::{Tensor, Tensors};
 /// The place of the input among the results of a fork: behind mean and inverse deviation.
 const FORK: usize = 3;
 
-/// Weight and bias have the shape of a row, and are repeated over the rows.
+/// Normalizes the rows of a call. Weight and bias have the shape of a row, and are repeated over the rows.
 pub(crate) fn backend(call: &Call<'_>) -> Result<Tensors> {
     let x = call.tensors[0];
     let arguments = LoopCall::of(&LAYER_NORM_AFFINE, call)?.arguments;
@@ -33,7 +33,7 @@ pub(crate) fn backend(call: &Call<'_>) -> Result<Tensors> {
     loops::run(&LoopCall::new(&LAYER_NORM_AFFINE, call, &[x, &weight, &bias], arguments.clone()), None)
 }
 
-/// [`backend`] with the input itself as a further result.
+/// Normalizes as [`backend`] does, and returns the input itself as a further result.
 pub(crate) fn fork(call: &Call<'_>) -> Result<Tensors> {
     let mut results = backend(call)?;
     results.push(call.tensors[0].detach());
@@ -88,7 +88,7 @@ impl LayerNormBackward {
         Ok(operator.call_loop(&inputs, &arguments, None, self.label)?.into_iter().next())
     }
 
-    /// The gradients by operators that record theirs.
+    /// Returns the gradients by operators that record theirs.
     fn recorded(&self, gradient: &Tensor, past: Option<&Tensor>) -> Result<Gradients> {
         let (x, weight) = (self.x.get()?, self.weight.get()?);
         let compute = x.dtype().compute();
@@ -113,7 +113,7 @@ impl LayerNormBackward {
         Ok(Gradients::from_iter([Some(of_input), Some(of_weight), Some(over_rows(wide)?)]))
     }
 
-    /// Of weight and bias, in the shape of a row.
+    /// Returns the gradients of weight and bias, in the shape of a row.
     fn parameters(&self, gradient: &Tensor) -> Result<Tensors> {
         let x = self.x.get()?;
         let rows = x.rank() - self.dimensions.len();

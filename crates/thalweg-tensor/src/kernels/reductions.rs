@@ -1,6 +1,6 @@
 //! Reductions of few long rows, in stages: parts of the rows first, then the results of the parts. A block works on a row, so
-//! this is what fills a card; and it keeps the error of a sum small. Which stages there are follows from the shape alone, so the
-//! same call combines in the same order everywhere.
+//! only parts fill a GPU; they also keep the error of a sum small. The stages follow from the shape alone, so the same call
+//! combines in the same order on every device.
 
 use smallvec::SmallVec;
 use thalweg_ir::{DType, Layout, Shape};
@@ -13,7 +13,7 @@ use crate::autograd::formula::Formula;
 use crate::dispatch::Arguments;
 use crate::tensor::{Tensor, Tensors};
 
-/// So many rows fill a card by themselves.
+/// The number of rows that fill a GPU without being divided into parts.
 const MANY_ROWS: usize = 1024;
 
 /// A row with fewer points is not worth another launch.
@@ -24,16 +24,16 @@ const PART: usize = 4096;
 
 /// A reduction over dimensions of a tensor, and how it ends.
 struct Stages<'a> {
-    /// What combines the points of a part, and the dtype of its result.
+    /// The operator that combines the points of a part, and the dtype of its result.
     part: (&'static LoopOp, DType),
-    /// What combines what is left, and the dtype of the result.
+    /// The operator that combines the results of the parts, and the dtype of its result.
     last: (&'static LoopOp, DType),
     arguments: &'a LoopArguments,
     compute: DType,
     label: Label,
 }
 
-/// The backend kernel of sums, means and extrema.
+/// Returns the backend kernel of sums, means and extrema.
 pub(crate) fn backend(call: &LoopCall<'_>, resolved: Option<&Resolved>) -> Result<Tensors> {
     let (operator, x, inner) = (call.operator, call.tensors[0], &call.arguments.sizes);
     if !is_long(x, inner) {
@@ -54,7 +54,7 @@ pub(crate) fn backend(call: &LoopCall<'_>, resolved: Option<&Resolved>) -> Resul
     Ok(SmallVec::from_elem(stages.run(&x.detach(), inner)?, 1))
 }
 
-/// Whether a reduction has few rows of many points.
+/// Returns whether a reduction has few rows of many points.
 fn is_long(x: &Tensor, inner: &[usize]) -> bool {
     let points: usize = inner.iter().map(|&dimension| x.shape()[dimension]).product();
     points >= LONG_ROW && (1..MANY_ROWS).contains(&(x.elements() / points))
@@ -91,7 +91,7 @@ impl Stages<'_> {
         self.run(&parts, &[0])
     }
 
-    /// The results of the parts of rows (…, points): (parts, …).
+    /// Returns the results of the parts of rows (…, points): (parts, …).
     fn parts(&self, x: &Tensor, layout: &Layout, points: usize) -> Result<Tensor> {
         let rows = layout.rank() - 1;
         let (whole, rest) = (points / PART, points % PART);

@@ -13,7 +13,7 @@ use crate::autograd::{Backward, Gradients, Saved, record};
 use crate::dispatch::{Arguments, Call, internal};
 use crate::tensor::{Tensor, Tensors};
 
-/// Whether an operator of the table is one of this module's.
+/// Returns whether an operator of the table is one of this module's.
 pub(crate) fn is_window(operator: &LoopOp) -> bool {
     let planes = [&UNFOLD2D, &FOLD2D, &MAX_POOL2D, &MAX_POOL2D_BACKWARD];
     planes.iter().chain(WINDOWS).any(|window| window.name == operator.name)
@@ -34,7 +34,7 @@ pub(crate) struct Window {
 }
 
 impl Window {
-    /// The window of an image tensor (images, channels, height, width).
+    /// Returns the window of an image tensor (images, channels, height, width).
     pub(crate) fn new(
         shape: &[usize],
         kernel: [usize; 2],
@@ -76,7 +76,7 @@ impl Window {
         Ok(window)
     }
 
-    /// The window as an operator's arguments.
+    /// Returns the window as an operator's arguments.
     pub(crate) fn arguments(&self) -> LoopArguments {
         LoopArguments { sizes: self.numbers().into_iter().collect(), ..LoopArguments::default() }
     }
@@ -89,7 +89,7 @@ impl Window {
         ]
     }
 
-    /// The window of a call, whose argument at this place it is.
+    /// Returns the window of a call, whose argument at this place it is.
     pub(crate) fn of(call: &Call<'_>, place: usize) -> Result<Self> {
         let sizes: Shape = (call.ints(place).iter())
             .map(|&size| usize::try_from(size))
@@ -124,12 +124,12 @@ impl Window {
         Ok(window)
     }
 
-    /// The window of a pool: kernel, stride, padding and dilation are the arguments behind the images.
+    /// Returns the window of a pool: kernel, stride, padding and dilation are the arguments behind the images.
     fn of_pool(call: &Call<'_>) -> Result<Self> {
         Self::moving(call, call.tensor(0).shape(), pair(&call.ints(1))?, 2)
     }
 
-    /// The window of a convolution: stride, padding and dilation are the arguments behind images and weight.
+    /// Returns the window of a convolution: stride, padding and dilation are the arguments behind images and weight.
     pub(crate) fn of_convolution(call: &Call<'_>) -> Result<Self> {
         let (images, weight) = (call.tensor(0), call.tensor(1));
         let &[_, channels, height, width] = weight.shape() else {
@@ -148,7 +148,7 @@ impl Window {
         Ok(window)
     }
 
-    /// The window of a kernel over images whose stride, padding and dilation are the arguments from a place on.
+    /// Returns the window of a kernel over images whose stride, padding and dilation are the arguments from a place on.
     fn moving(call: &Call<'_>, images: &[usize], kernel: [usize; 2], place: usize) -> Result<Self> {
         let stride = pair(&call.ints(place))?;
         let [padding, dilation] = pair(&[call.int(place + 1), call.int(place + 2)])?;
@@ -169,7 +169,7 @@ impl Window {
         [self.channels * kernel, self.images * self.output[0] * self.output[1]]
     }
 
-    /// How many windows a pixel can lie in, in y and in x.
+    /// Returns how many windows a pixel can lie in, in y and in x.
     fn windows_of_a_pixel(&self) -> [usize; 2] {
         [0, 1].map(|axis| windows_of_a_pixel(self.kernel[axis], self.stride[axis], self.dilation))
     }
@@ -222,7 +222,7 @@ impl Window {
     }
 }
 
-/// Two numbers that are at least 0.
+/// Returns two numbers that are at least 0.
 fn pair(numbers: &[i64]) -> Result<[usize; 2]> {
     let number = |number: i64| usize::try_from(number).ok();
     match *numbers {
@@ -274,7 +274,7 @@ pub(crate) fn max_pool(call: &Call<'_>) -> Result<Tensors> {
     window.run(&MAX_POOL2D, &[image], &shape, &window.kernel, &outputs, call.label)
 }
 
-/// The autograd kernel of an operator whose gradient is another operator with the same arguments.
+/// Returns the autograd kernel of an operator whose gradient is another operator with the same arguments.
 pub(crate) fn transposed(call: &Call<'_>, names: &'static [&'static str; 2]) -> Result<Tensors> {
     let mut results = call.redispatch()?;
     let node = TransposedBackward { names, arguments: Window::of(call, 1)?.arguments(), label: call.label };
@@ -346,7 +346,7 @@ impl Backward for MaxPoolBackward {
     }
 }
 
-/// The shape of a convolution's columns as a view: (channels, kernel y, kernel x, images, output y, output x).
+/// Returns the shape of a convolution's columns as a view: (channels, kernel y, kernel x, images, output y, output x).
 pub(crate) fn output_plane(window: &Window) -> Shape {
     [window.images, window.output[0], window.output[1]].into_iter().collect()
 }

@@ -1,8 +1,8 @@
 //! Reading and writing at places that several index tensors name, and at those where a mask is true.
 //!
 //! The indices become places: numbers in a tensor's elements, or in those of its indexed dimensions, which
-//! [`index`](super::index) reads and writes at. **What is as long as a mask has true elements is known only once the host has read the
-//! mask**: such a call blocks, and cannot be captured.
+//! [`index`](super::index) reads and writes at. **What is as long as a mask has true elements is known only once the host has read
+//! the mask**: such a call blocks, and cannot be captured.
 
 use std::panic::Location;
 
@@ -21,8 +21,8 @@ use crate::random::host_room;
 use crate::tensor::{Tensor, Tensors};
 
 operators! {
-    /// Returns the elements at places that index tensors, broadcast against each other, name in the first dimensions; a missing one is
-    /// all places, truth values are those where they are true.
+    /// Returns the elements at places that index tensors, broadcast against each other, name in the first dimensions; a missing one
+    /// is all places, truth values are those where they are true.
     "index.Tensor(Tensor self, Tensor?[] indices) -> Tensor"
         fn index(indices: optional_tensors) = Composite(|call| {
             let x = call.tensor(0);
@@ -138,8 +138,8 @@ operators! {
     "where.Scalar(Tensor condition, Scalar self, Scalar other) -> Tensor" = Composite(|call| {
         call.tensor(0).select_where(&number(call, 1)?, &number(call, 2)?).map(single)
     });
-    /// Returns classes as rows with a 1 at the class, in int64. Where the number of classes is −1, it is one more than the greatest, and
-    /// the call blocks.
+    /// Returns classes as rows with a 1 at the class, in int64. Where the number of classes is −1, it is one more than the
+    /// greatest, and the call blocks.
     "one_hot(Tensor self, int num_classes=-1) -> Tensor"
         fn one_hot(num_classes: int) = Kernel(|call| one_hot(call).map(single));
 }
@@ -208,7 +208,7 @@ impl Indexed {
         Ok(Some(Self { order, count: indexed.len(), places, leading }))
     }
 
-    /// The tensor as (1, indexed elements, others), and the extents of the others.
+    /// Returns the tensor as (1, indexed elements, others), and the extents of the others.
     fn rows(&self, x: &Tensor) -> Result<(Tensor, Shape)> {
         let moved = x.permute(&self.order)?;
         let (indexed, others) = moved.shape().split_at(self.count);
@@ -216,13 +216,13 @@ impl Indexed {
         Ok((moved.reshape(&[1, indexed.iter().product(), others.iter().product()])?, others))
     }
 
-    /// The places for every one of the others.
+    /// Returns the places for every one of the others.
     fn index(&self, inner: usize) -> Result<Tensor> {
         let count = self.places.elements();
         self.places.reshape(&[1, count, 1])?.expand(&[1, count, inner])
     }
 
-    /// From the order of a result to that of places, then others.
+    /// Returns the permutation from a result's dimensions to those of places, then others.
     fn result_order(&self, others: usize) -> Shape {
         let rank = self.places.rank();
         let places = self.leading..self.leading + rank;
@@ -281,7 +281,7 @@ fn in_range(x: &Tensor, indices: Argument<'_>) -> Result<Vec<Option<Tensor>>> {
     given.into_iter().enumerate().map(moved).collect()
 }
 
-/// The indices of a call, of int64; truth values are replaced by the coordinates where they are true.
+/// Returns the indices of a call, of int64; truth values are replaced by the coordinates where they are true.
 fn expanded(call: &Call<'_>, x: &Tensor) -> Result<Vec<Option<Tensor>>> {
     let mut list = Vec::new();
     let given: Vec<Option<&Tensor>> = match call.argument(1) {

@@ -13,7 +13,7 @@ operators! {
     "einsum(str equation, Tensor[] tensors, *, int[]? path=None) -> Tensor" = Composite(einsum);
 }
 
-/// What stands for a dimension: a letter, or one of those that `...` stands for, counted from the last.
+/// The label of a dimension: a letter, or the number, from the last, of a dimension that `...` stands for.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 enum Label {
     Hidden(usize),
@@ -24,7 +24,7 @@ fn fail<T>(why: impl Into<String>) -> Result<T> {
     Err(Error::invalid(format!("einsum(): {}", why.into())))
 }
 
-/// The labels of an operand or of the result; `hidden` is how many dimensions `...` stands for.
+/// Returns the labels of an operand or of the result; `hidden` is how many dimensions `...` stands for.
 fn labels(text: &str, hidden: usize) -> Result<Vec<Label>> {
     let mut list = Vec::new();
     let mut rest = text;
@@ -42,7 +42,7 @@ fn labels(text: &str, hidden: usize) -> Result<Vec<Label>> {
     Ok(list)
 }
 
-/// The labels of each operand and of the result.
+/// Returns the labels of each operand and of the result.
 fn parse(equation: &str, tensors: &[Tensor]) -> Result<(Vec<Vec<Label>>, Vec<Label>)> {
     let equation: String = equation.chars().filter(|letter| !letter.is_whitespace()).collect();
     let (left, right) = match equation.split_once("->") {
@@ -150,7 +150,7 @@ fn einsum(call: &Call<'_>) -> Result<Tensors> {
     product.reshape(&shape).map(single)
 }
 
-/// A tensor with one dimension per label, of extent 1 where it has none.
+/// Returns a tensor with one dimension per label, of extent 1 where it has none.
 fn spread(tensor: &Tensor, own: &[Label], all: &[Label]) -> Result<Tensor> {
     let (mut tensor, mut own) = (tensor.clone(), own.to_vec());
     // A label that repeats is a diagonal.
@@ -184,13 +184,13 @@ fn repeated(labels: &[Label]) -> Option<(usize, usize)> {
     })
 }
 
-/// The sum over dimensions, which are kept.
+/// Returns the sum over dimensions, which are kept.
 fn sum(tensor: &Tensor, dimensions: &[usize]) -> Result<Tensor> {
     let list: Vec<i64> = dimensions.iter().filter(|&&d| tensor.shape()[d] != 1).map(|&d| d as i64).collect();
     if list.is_empty() { Ok(tensor.clone()) } else { tensor.sum(&list, true) }
 }
 
-/// The product of two operands, summed over dimensions: a product of matrices of a batch.
+/// Returns the product of two operands, summed over dimensions: a product of matrices of a batch.
 fn pair(a: &Tensor, b: &Tensor, summed: &[usize]) -> Result<Tensor> {
     let is_one = |tensor: &Tensor, d: usize| tensor.shape()[d] == 1;
     // What only one of both has is summed before.

@@ -1,8 +1,8 @@
 //! The forms of an operator that write into given tensors: in place (`add_`), and `out=`. Every operator has them; none is written
 //! by hand.
 //!
-//! Where nothing is recorded and a loop computes the result, the loop writes into the tensor itself. Else the result is computed and
-//! copied, which autograd records as any write in place.
+//! Where nothing is recorded and a loop computes the result, the loop writes into the tensor itself. Else the result is computed
+//! and copied, which autograd records as any write in place.
 
 use std::panic::Location;
 
@@ -63,8 +63,8 @@ pub(crate) fn schema(functional: &Schema, name: &str) -> Option<Schema> {
     Some(schema)
 }
 
-/// Returns the names that the operator may have whose `out=` form has this name: `add.Tensor` of `add.Tensor_out`, `cat` of `cat.out`,
-/// `kthvalue` of `kthvalue.values`.
+/// Returns the names that the operator may have whose `out=` form has this name: `add.Tensor` of `add.Tensor_out`, `cat` of
+/// `cat.out`, `kthvalue` of `kthvalue.values`.
 pub(crate) fn returning_name(name: &str) -> Option<String> {
     let (base, overload) = name.split_once('.')?;
     match overload.strip_suffix("out").map(|rest| rest.strip_suffix('_').unwrap_or(rest)) {
@@ -154,7 +154,7 @@ pub(crate) fn run(functional: &'static Operator, call: &Call<'_>) -> Result<Tens
     Ok(single(target.clone()))
 }
 
-/// Whether backward reads what the target was before it is written.
+/// Returns whether backward reads what the target was before it is written.
 fn is_kept(functional: &'static Operator, call: &Call<'_>) -> Result<bool> {
     if !is_grad_enabled() || !call.tensors.iter().any(|tensor| tensor.requires_grad()) {
         return Ok(false);
@@ -169,7 +169,8 @@ fn is_kept(functional: &'static Operator, call: &Call<'_>) -> Result<bool> {
     }
 }
 
-/// Lets a loop write into the target, if one computes the result and nobody would notice the difference.
+/// Writes the result of a loop right into the target, if a loop computes it and the elements are those that a copy would give.
+/// Returns whether it was written.
 fn written_by_loop(functional: &'static Operator, call: &Call<'_>) -> Result<bool> {
     let target = call.tensor(0);
     let is_recorded = is_grad_enabled() && call.tensors.iter().any(|tensor| tensor.requires_grad());

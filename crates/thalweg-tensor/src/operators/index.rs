@@ -1,8 +1,8 @@
 //! Reading and writing at indices of one dimension: gathering, scattering, selecting.
 //!
-//! All of it is brought into one form: a tensor (outer, extent, inner), and indices (outer, count, inner) of its middle dimension. The
-//! host never reads an index. **One that is out of range** reads NaN, or 0 of integers, and writes nothing, where PyTorch fails: a
-//! kernel cannot raise an error.
+//! All of it is brought into one form: a tensor (outer, extent, inner), and indices (outer, count, inner) of its middle dimension.
+//! The host never reads an index. **One that is out of range** reads NaN, or 0 of integers, and writes nothing, where PyTorch
+//! fails: a kernel cannot raise an error.
 
 use smallvec::SmallVec;
 use thalweg_ir::{DType, Scalar, Shape};
@@ -66,8 +66,8 @@ operators! {
         fn scatter_add(dim: int, index: tensor, src: tensor) = Composite(|call| {
             Along::of(call, "scatter").scatter(call.tensor(3), "sum").map(single)
         });
-    /// Returns the tensor with the elements of a source combined with those at indices of a dimension: `sum`, `prod`, `mean`, `amax` or
-    /// `amin`; without `include_self` only those of the source.
+    /// Returns the tensor with the elements of a source combined with those at indices of a dimension: `sum`, `prod`, `mean`,
+    /// `amax` or `amin`; without `include_self` only those of the source.
     "scatter_reduce.two(Tensor self, int dim, Tensor index, Tensor src, str reduce, *, bool include_self=True) -> Tensor"
         fn scatter_reduce(dim: int, index: tensor, src: tensor, reduce: str, include_self: bool) = Composite(|call| {
             let along = Along::of(call, "scatter_reduce");
@@ -98,7 +98,8 @@ operators! {
         }
         index_fill(call, &value.to_dtype(call.tensor(0).dtype())?)
     });
-    /// Returns the tensor with the places of a source combined with those that a list of indices names: `prod`, `mean`, `amax` or `amin`.
+    /// Returns the tensor with the places of a source combined with those that a list of indices names: `prod`, `mean`, `amax` or
+    /// `amin`.
     "index_reduce(Tensor self, int dim, Tensor index, Tensor source, str reduce, *, bool include_self=True) -> Tensor"
         fn index_reduce(dim: int, index: tensor, source: tensor, reduce: str, include_self: bool) = Composite(|call| {
             let slices = Places::of(call, "index_reduce_", call.tensor(3))?;
@@ -119,7 +120,8 @@ operators! {
         fn diagonal_scatter(src: tensor, offset: int, dim1: int, dim2: int) = Composite(|call| {
             with_part(call, |x| diagonal(x, call.int(2), call.int(3), call.int(4)))
         });
-    /// Returns the elements of a dimension at indices, which are broadcast against the others; without one, of all elements in a row.
+    /// Returns the elements of a dimension at indices, which are broadcast against the others; without one, of all elements in a
+    /// row.
     "take_along_dim(Tensor self, Tensor indices, int? dim=None) -> Tensor"
         fn take_along_dim(indices: tensor, dim: optional_int) = Composite(take_along_dim);
     /// Returns the rows of a weight (embeddings, features) at indices of any shape. The row `padding_idx` gets no gradient; with
@@ -147,7 +149,7 @@ static GATHER: Formula = Formula {
     },
 };
 
-/// What is left of the target keeps its gradient; the source's is at its places.
+/// The gradient of a write to places: the target's where it was not written, the source's at its places.
 static LINEAR: Formula = Formula {
     inputs: &[1],
     outputs: &[],
@@ -244,7 +246,7 @@ static EMBEDDING: Formula = Formula {
     },
 };
 
-/// What a row's gradient is made of has the row's.
+/// The gradient of the embedding's gradient: each gradient that was added to a row has that row's.
 static EMBEDDING_BACKWARD: Formula = Formula {
     inputs: &[1],
     outputs: &[],

@@ -52,7 +52,7 @@ static CAT: Formula = Formula {
     },
 };
 
-/// Whether `cat` passes over a tensor of this shape, whatever those of the others are.
+/// Returns whether `cat` passes over a tensor of this shape, whatever those of the others are.
 fn is_skipped(shape: &[usize]) -> bool {
     shape == [0]
 }
@@ -103,7 +103,7 @@ fn cat(call: &Call<'_>) -> Result<Tensors> {
     Ok(single(result))
 }
 
-/// Writes the elements of a tensor, converted, into memory that nobody else sees yet.
+/// Writes the elements of a tensor, converted, into memory that no other work uses yet.
 pub(super) fn copy_into(call: &Call<'_>, source: &Tensor, target: &Tensor, dtype: DType) -> Result<()> {
     if target.elements() == 0 {
         return Ok(());

@@ -9,8 +9,8 @@ use crate::dispatch::{Argument, Arguments, Call, built_in};
 use crate::tensor::{Tensor, Tensors};
 
 operators! {
-    /// Returns the matrix product over the last two dimensions; the others are broadcast. A vector is a row on the left, a column on
-    /// the right.
+    /// Returns the matrix product over the last two dimensions; the others are broadcast. A vector is a row on the left, a column
+    /// on the right.
     "matmul(Tensor self, Tensor other) -> Tensor"
         fn matmul(other: tensor) = Composite(|call| matmul(call.tensor(0), call.tensor(1)).map(single));
     /// Returns the product of two matrices.
@@ -75,13 +75,13 @@ operators! {
         fn linear(weight: tensor, bias: optional_tensor) = Composite(linear);
 }
 
-/// The product of two matrices, or of two batches of them.
+/// Returns the product of two matrices, or of two batches of them.
 fn product(a: &Tensor, b: &Tensor) -> Result<Tensor> {
     let location = std::panic::Location::caller();
     call_operator(built_in!("thalweg::matmul")?, &[a.into(), b.into()], None, location)
 }
 
-/// An extent list as PyTorch writes it: `2x3`.
+/// Returns an extent list as PyTorch writes it: `2x3`.
 fn by(shape: &[usize]) -> String {
     shape.iter().map(ToString::to_string).collect::<Vec<_>>().join("x")
 }
@@ -238,7 +238,7 @@ fn inner(call: &Call<'_>) -> Result<Tensors> {
     mm(&rows(a)?, &rows(b)?.transpose(0, 1)?)?.reshape(&shape).map(single)
 }
 
-/// beta · self + alpha · a · b, for the first tensor of a call and its last two numbers: of floats rounded once.
+/// Returns beta · self + alpha · a · b, for the first tensor of a call and its last two numbers; floats are rounded once.
 fn add_product(call: &Call<'_>, a: &Tensor, b: &Tensor) -> Result<Tensor> {
     match call.tensor(0).dtype().is_floating_point() {
         true => add_to(call.tensor(0), call, a, b),
@@ -268,7 +268,7 @@ fn check_added(input: &Tensor, dtype: DType) -> Result<()> {
     )))
 }
 
-/// beta · self + alpha · a product, for the first tensor of a call and its last two numbers.
+/// Returns beta · self + alpha · `product`, for the first tensor of a call and its last two numbers.
 fn blend(call: &Call<'_>, product: Tensor) -> Result<Tensors> {
     let (input, beta, alpha) = (call.tensor(0), call.scalar(3), call.scalar(4));
     check_added(input, product.dtype())?;
@@ -291,7 +291,7 @@ fn blend(call: &Call<'_>, product: Tensor) -> Result<Tensors> {
     times(input, beta)?.add(&product).map(single)
 }
 
-/// PyTorch's matmul.
+/// Multiplies as `torch.matmul` does, by the ranks of both tensors.
 fn matmul(a: &Tensor, b: &Tensor) -> Result<Tensor> {
     if a.rank() == 0 || b.rank() == 0 {
         return Err(Error::invalid(format!(

@@ -64,19 +64,19 @@ operators! {
 }
 
 impl Tensor {
-    /// The greater of each element and 0.
+    /// Returns the greater of each element and 0.
     fn clamp_min_zero(&self) -> Result<Self> {
         let location = std::panic::Location::caller();
         call(built_in!("clamp_min")?, &[self.into(), Argument::Scalar(0.into())], None, location)
     }
 }
 
-/// The dtype that a loss is computed in.
+/// Returns the dtype that a loss is computed in.
 pub(super) fn wide(tensor: &Tensor) -> Result<Tensor> {
     tensor.to_dtype(tensor.dtype().compute())
 }
 
-/// A loss of elements, reduced and rounded to a dtype.
+/// Returns a loss of elements, reduced and rounded to a dtype.
 pub(super) fn reduced(loss: &Tensor, reduction: i64, dtype: DType) -> Result<Tensors> {
     let result = match reduction {
         0 => Ok(loss.clone()),
@@ -87,7 +87,7 @@ pub(super) fn reduced(loss: &Tensor, reduction: i64, dtype: DType) -> Result<Ten
     result?.to_dtype(dtype).map(single)
 }
 
-/// A loss of the first two tensors' elements, which are broadcast.
+/// Returns a loss of the first two tensors' elements, which are broadcast.
 fn pointwise(
     call: &Call<'_>,
     reduction: usize,
@@ -134,14 +134,14 @@ fn huber_loss(call: &Call<'_>) -> Result<Tensors> {
     })
 }
 
-/// ln (1 + eˣ), without overflow, at any x.
+/// Returns ln (1 + eˣ), without overflow at any x.
 fn softplus(x: &Tensor) -> Result<Tensor> {
     let operator = crate::dispatch::built_in!("softplus")?;
     let arguments = [x.into(), Scalar::F64(1.0).into(), Scalar::F64(f64::INFINITY).into()];
     super::call(operator, &arguments, None, std::panic::Location::caller())
 }
 
-/// The loss times the weight of its elements, if there is one.
+/// Returns the loss times the weight of its elements, if there is one.
 fn weighted(loss: Tensor, weight: Option<&Tensor>) -> Result<Tensor> {
     match weight {
         Some(weight) => loss.mul(&wide(weight)?),
@@ -246,7 +246,7 @@ impl Classes {
         Ok(Self { dimension, count })
     }
 
-    /// −x at each row's class: 0 where it is ignored, NaN where there is no such class.
+    /// Returns −x at each row's class: 0 where the row is ignored, NaN where there is no such class.
     fn pick(&self, call: &Call<'_>, x: &Tensor, target: &Tensor, ignored: i64) -> Result<Tensor> {
         let arguments = LoopArguments {
             scalars: [self.count as i64, ignored].map(Scalar::I64).into_iter().collect(),
@@ -256,14 +256,14 @@ impl Classes {
         Ok(internal("nll_loss")?.call_loop(&[x, target], &arguments, None, call.label)?.swap_remove(0))
     }
 
-    /// A value per class, spread over a tensor's rows.
+    /// Returns a value per class, spread over a tensor's rows.
     fn spread(&self, values: &Tensor, shape: &[usize]) -> Result<Tensor> {
         let mut extents: Shape = Shape::from_elem(1, shape.len());
         extents[self.dimension] = self.count;
         values.reshape(&extents)?.expand(shape)
     }
 
-    /// The weight of each row's class; 0 where it is ignored.
+    /// Returns the weight of each row's class; 0 where it is ignored.
     fn weights(
         &self,
         call: &Call<'_>,
@@ -280,7 +280,7 @@ impl Classes {
     }
 }
 
-/// The loss at classes, and the sum of the classes' weights.
+/// Returns the loss at classes, and the sum of the classes' weights.
 fn nll(call: &Call<'_>) -> Result<[Tensor; 2]> {
     let (x, target, weight) = (call.tensor(0), call.tensor(1), call.optional_tensor(2));
     let (reduction, ignored) = (call.int(3), call.int(4));
@@ -334,7 +334,7 @@ fn cross_entropy(call: &Call<'_>) -> Result<Tensors> {
     loss.to_dtype(x.dtype()).map(single)
 }
 
-/// −Σ target · ln softmax(x), where the target gives every class a probability.
+/// Returns −Σ target · ln softmax(x), where the target gives every class a probability.
 fn against_probabilities(call: &Call<'_>, smoothing: f64) -> Result<Tensors> {
     let (x, target, weight) = (call.tensor(0), call.tensor(1), call.optional_tensor(2));
     if x.shape() != target.shape() || x.rank() == 0 {

@@ -156,7 +156,7 @@ fn triangle_indices(call: &Call<'_>, is_lower: bool) -> Result<Tensor> {
     Tensor::from_slice(&list, &[2, count as usize], call.device)?.to_dtype(index_dtype(call)?)
 }
 
-/// The dtype of indices: integers that hold places.
+/// Returns the dtype of indices: integers that hold places.
 fn index_dtype(call: &Call<'_>) -> Result<DType> {
     match call.optional_dtype(3).unwrap_or(DType::I64) {
         DType::Bool => Err(Error::invalid("\"tril_indices\" not implemented for 'Bool'")),
@@ -272,8 +272,8 @@ fn multi_dot(call: &Call<'_>) -> Result<Tensor> {
     chain(&matrices, &cheapest_cuts(&matrices), 0, last)?.reshape(&shape)
 }
 
-/// Returns behind which matrix each range of a chain is cut, so that the fewest multiplications are needed (Cormen et al., *Introduction
-/// to Algorithms*, 15.2).
+/// Returns behind which matrix each range of a chain is cut, so that the fewest multiplications are needed (Cormen et al.,
+/// *Introduction to Algorithms*, 15.2).
 fn cheapest_cuts(matrices: &[Tensor]) -> Vec<Vec<usize>> {
     let count = matrices.len();
     let sizes: Vec<f64> = matrices

@@ -52,7 +52,7 @@ impl Tensor {
 
     // ---- Creation and conversion ----------------------------------------------------------------------------------
 
-    /// A tensor with one value everywhere (`torch.full`). Of `Bool` it is whether the value is not 0.
+    /// Returns a tensor with one value everywhere (`torch.full`). Of `Bool` it is whether the value is not 0.
     ///
     /// # Errors
     /// [`Error::is_invalid_argument`] if the value is beyond what the dtype holds.
@@ -62,19 +62,19 @@ impl Tensor {
         call(built_in!("thalweg::full")?, &arguments, Some(device), Location::caller())
     }
 
-    /// A tensor of zeros.
+    /// Returns a tensor of zeros.
     #[track_caller]
     pub fn zeros(shape: &[usize], dtype: DType, device: &Device) -> Result<Self> {
         Self::full(shape, 0.0, dtype, device)
     }
 
-    /// A tensor of ones.
+    /// Returns a tensor of ones.
     #[track_caller]
     pub fn ones(shape: &[usize], dtype: DType, device: &Device) -> Result<Self> {
         Self::full(shape, 1.0, dtype, device)
     }
 
-    /// `count` numbers from `start` on, `step` apart.
+    /// Returns `count` numbers from `start` on, `step` apart.
     #[track_caller]
     pub fn arange(
         count: usize,
@@ -89,7 +89,7 @@ impl Tensor {
         call(built_in!("thalweg::arange")?, &arguments, Some(device), Location::caller())
     }
 
-    /// The elements in another dtype; the tensor itself where it has that dtype.
+    /// Returns the elements in another dtype; the tensor itself where it has that dtype.
     #[track_caller]
     pub fn to_dtype(&self, dtype: DType) -> Result<Self> {
         if dtype == self.dtype() {
@@ -100,7 +100,7 @@ impl Tensor {
         })
     }
 
-    /// The elements row-major with no gaps; the tensor itself where they lie so.
+    /// Returns the elements row-major with no gaps; the tensor itself where they lie so.
     #[track_caller]
     pub fn contiguous(&self) -> Result<Self> {
         if self.is_contiguous() {
@@ -109,7 +109,7 @@ impl Tensor {
         self.copied(Location::caller())
     }
 
-    /// The elements in memory of their own.
+    /// Returns the elements in memory of their own.
     pub(crate) fn copied(&self, location: &'static Location<'static>) -> Result<Self> {
         call(built_in!("thalweg::copy")?, &[self.into(), self.dtype().into()], None, location)
     }
@@ -198,7 +198,7 @@ impl Tensor {
         Ok(())
     }
 
-    /// The sum over whatever dimensions broadcasting added or repeated: the gradient of `expand`.
+    /// Returns the sum over whatever dimensions broadcasting added or repeated: the gradient of `expand`.
     #[track_caller]
     pub fn sum_to_shape(&self, shape: &[usize]) -> Result<Self> {
         in_call("sum_to_shape", &[self], Location::caller(), || {

@@ -66,14 +66,14 @@ use crate::tensor::{Tensor, Tensors};
 pub(crate) struct OpDef {
     /// The signature, in the notation of `native_functions.yaml`.
     pub schema: &'static str,
-    /// What it computes, in sentences; empty of a part of other operators.
+    /// The documentation, in sentences; empty for a part of other operators.
     pub doc: &'static str,
-    /// How it is computed.
+    /// The body: how it is computed.
     pub body: Body,
 }
 
 impl OpDef {
-    /// A part of other operators.
+    /// Makes an entry that is a part of other operators, without a method.
     pub(crate) const fn part(schema: &'static str, body: Body) -> Self {
         Self { schema, doc: "", body }
     }
@@ -225,7 +225,7 @@ pub(crate) fn call_all(
     operator.call(arguments, device, label_at(operator.base_name(), location))
 }
 
-/// One tensor as the results of a kernel.
+/// Returns one tensor as the results of a kernel.
 pub(crate) fn single(tensor: Tensor) -> Tensors {
     SmallVec::from_elem(tensor, 1)
 }

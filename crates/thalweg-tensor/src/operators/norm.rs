@@ -66,17 +66,17 @@ operators! {
         = Composite(instance_norm);
 }
 
-/// The first of several results.
+/// Returns the first of several results.
 fn first(results: Tensors) -> Result<Tensors> {
     Ok(results.into_iter().take(1).collect())
 }
 
-/// A list of extents as PyTorch writes it.
+/// Returns a list of extents as PyTorch writes it.
 fn sizes(list: &[usize]) -> String {
     format!("{list:?}")
 }
 
-/// The extents of `normalized_shape`, if the input's shape ends with them.
+/// Returns the extents of `normalized_shape`, if the input's shape ends with them.
 pub(super) fn normalized_shape(
     input: &Tensor,
     list: &Ints,
@@ -113,7 +113,7 @@ pub(super) fn normalized_shape(
     })
 }
 
-/// The result of layer normalization with mean and inverse deviation, which keep the dimensions.
+/// Returns the result of layer normalization with mean and inverse deviation, which keep the dimensions.
 fn layer_norm(call: &Call<'_>) -> Result<Tensors> {
     let (x, weight, bias) = (call.tensor(0), call.optional_tensor(2), call.optional_tensor(3));
     let shape = normalized_shape(x, &call.ints(1), &[("weight", weight), ("bias", bias)])?;
@@ -139,7 +139,7 @@ fn layer_norm(call: &Call<'_>) -> Result<Tensors> {
     Ok(results)
 }
 
-/// The smallest number that 1 differs from by adding it.
+/// Returns the smallest number that 1 differs from by adding it.
 fn epsilon(dtype: DType) -> f64 {
     match dtype {
         DType::F16 => 2f64.powi(-10),
@@ -171,14 +171,14 @@ fn check_floats(name: &str, x: &Tensor) -> Result<()> {
     }
 }
 
-/// A tensor of one value per channel, so that it is broadcast over a tensor (batch, channels, …) of this rank.
+/// Returns a tensor of one value per channel, so that it is broadcast over a tensor (batch, channels, …) of this rank.
 fn per_channel(values: &Tensor, rank: usize) -> Result<Tensor> {
     let mut shape: Shape = Shape::from_elem(1, rank);
     shape[1] = values.elements();
     values.reshape(&shape)
 }
 
-/// x · weight + bias per channel, in the dtype of x.
+/// Returns x · weight + bias per channel, in the dtype of x.
 fn affine(x: Tensor, [weight, bias]: [Option<&Tensor>; 2]) -> Result<Tensor> {
     let spread = |tensor: &Tensor| per_channel(&tensor.to_dtype(x.dtype())?, x.rank());
     let mut result = x.clone();
@@ -263,7 +263,7 @@ fn native_group_norm(call: &Call<'_>) -> Result<Tensors> {
     group_norm(x, call.int(6), [call.optional_tensor(1), call.optional_tensor(2)], call.float(7))
 }
 
-/// Batch normalization of nothing, of any shape.
+/// Returns the batch normalization of a tensor without elements, of any shape.
 fn empty_batch(call: &Call<'_>) -> Result<Tensor> {
     let mut result = call.tensor(0).copied(call.label.location)?;
     if let Some(weight) = call.optional_tensor(1) {
@@ -275,13 +275,13 @@ fn empty_batch(call: &Call<'_>) -> Result<Tensor> {
     Ok(result)
 }
 
-/// Batch normalization with running statistics.
+/// Normalizes a batch by running statistics.
 fn running(call: &Call<'_>) -> Result<Tensors> {
     let statistics = [call.optional_tensor(3), call.optional_tensor(4)];
     batch_norm(call, statistics, call.bool(5), call.float(6), call.float(7))
 }
 
-/// The result, and of the batch the mean and inverse deviation; empty ones where it was not looked at.
+/// Returns the result, and of the batch the mean and inverse deviation; empty ones where it was not looked at.
 fn batch_norm(
     call: &Call<'_>,
     running: [Option<&Tensor>; 2],

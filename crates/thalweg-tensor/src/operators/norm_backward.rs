@@ -10,10 +10,12 @@ use crate::dispatch::{Argument, Arguments, Call, Ints};
 use crate::tensor::{Tensor, Tensors};
 
 operators! {
-    /// Returns the gradients of layer normalization for input, weight and bias, as far as the mask asks for them; the others are empty.
+    /// Returns the gradients of layer normalization for input, weight and bias, as far as the mask asks for them; the others are
+    /// empty.
     "native_layer_norm_backward(Tensor grad_out, Tensor input, SymInt[] normalized_shape, Tensor mean, Tensor rstd, Tensor? weight, Tensor? bias, bool[3] output_mask) -> (Tensor, Tensor, Tensor)"
         = Composite(layer_norm_backward);
-    /// Returns the gradients of group normalization for input, weight and bias, as far as the mask asks for them; the others are empty.
+    /// Returns the gradients of group normalization for input, weight and bias, as far as the mask asks for them; the others are
+    /// empty.
     "native_group_norm_backward(Tensor grad_out, Tensor input, Tensor mean, Tensor rstd, Tensor? weight, SymInt N, SymInt C, SymInt HxW, int group, bool[3] output_mask) -> (Tensor, Tensor, Tensor)"
         = Composite(group_norm_backward);
 }
@@ -52,7 +54,7 @@ impl Normalized {
     }
 }
 
-/// Whether each of the three gradients is wanted.
+/// Returns whether each of the three gradients is wanted.
 fn mask(call: &Call<'_>, place: usize) -> Result<[bool; 3]> {
     match call.argument(place) {
         Argument::Bools(&[input, weight, bias]) => Ok([input, weight, bias]),
@@ -60,7 +62,7 @@ fn mask(call: &Call<'_>, place: usize) -> Result<[bool; 3]> {
     }
 }
 
-/// What is wanted, and an empty tensor for what is not.
+/// Returns the gradients that are wanted, and an empty tensor for each other one.
 fn masked(
     x: &Tensor,
     is_wanted: bool,

@@ -232,7 +232,7 @@ operators! {
         });
 }
 
-/// A call of a body over the tensors of a call and these numbers.
+/// Returns a call of a body over the tensors of a call and these numbers.
 fn with_numbers<'a>(
     call: &'a Call<'a>,
     body: &'static LoopOp,
@@ -243,7 +243,7 @@ fn with_numbers<'a>(
     LoopCall::new(body, call, call.tensors, arguments)
 }
 
-/// Whether a number is 1, whatever its kind.
+/// Returns whether a number is 1, whatever its kind.
 fn is_one(number: Scalar) -> bool {
     number.to_f64() == 1.0
 }
@@ -263,7 +263,7 @@ fn check_alpha(alpha: Scalar, tensors: &[&Tensor]) -> Result<()> {
     }
 }
 
-/// The first body, or the second with a factor of the second tensor.
+/// Returns the first body, or the second with a factor of the second tensor.
 fn scaled<'a>(call: &'a Call<'a>, [plain, with_alpha]: [&'static LoopOp; 2]) -> Result<LoopCall<'a>> {
     let alpha = call.scalar(2);
     check_alpha(alpha, call.tensors)?;
@@ -273,7 +273,7 @@ fn scaled<'a>(call: &'a Call<'a>, [plain, with_alpha]: [&'static LoopOp; 2]) -> 
     })
 }
 
-/// A number, times alpha and a sign, added to a tensor.
+/// Returns a number, times alpha and a sign, added to a tensor.
 fn shifted<'a>(call: &'a Call<'a>, sign: i64) -> Result<LoopCall<'a>> {
     let (other, alpha) = (call.scalar(1), call.scalar(2));
     check_alpha(alpha, call.tensors)?;
@@ -287,7 +287,7 @@ fn shifted<'a>(call: &'a Call<'a>, sign: i64) -> Result<LoopCall<'a>> {
     Ok(with_numbers(call, &table::add_scalar, [added]))
 }
 
-/// One bound or both, which the dtype that is computed in must hold.
+/// Returns the loop of a clamp with one bound or both, which the dtype that is computed in must hold.
 fn clamp<'a>(call: &'a Call<'a>) -> Result<LoopCall<'a>> {
     let lowered = match (call.optional_scalar(1), call.optional_scalar(2)) {
         (Some(min), Some(max)) => with_numbers(call, &table::clamp, [min, max]),
@@ -312,7 +312,7 @@ fn gelu<'a>(call: &'a Call<'a>) -> Result<LoopCall<'a>> {
     }
 }
 
-/// The body for a rounding mode: none, towards 0, down.
+/// Returns the body for a rounding mode: none, towards 0, down.
 fn rounded(call: &Call<'_>, bodies: [&'static LoopOp; 3]) -> Result<&'static LoopOp> {
     match call.optional_str(2) {
         None => Ok(bodies[0]),

@@ -111,18 +111,18 @@ operators! {
         = Differentiable(greatest_backward, &GREATEST_BACKWARD);
 }
 
-/// How many axes the windows of an operator have, by its name.
+/// Returns how many axes the windows of an operator have, by its name.
 fn axes_of(call: &impl Arguments) -> usize {
     let name = &call.schema().name;
     1 + usize::from(name.contains("2d")) + 2 * usize::from(name.contains("3d"))
 }
 
-/// A pool's numbers of one axis as those of rows of images; an empty list stays empty.
+/// Returns a pool's numbers of one axis as those of rows of images; an empty list stays empty.
 fn of_rows(call: &Call<'_>, place: usize, rest: i64) -> Ints {
     call.ints(place).last().map_or_else(Ints::new, |&number| Ints::from_slice(&[rest, number]))
 }
 
-/// The results of a pool of images of one row, without the row.
+/// Returns the results of a pool of images of one row, without the row.
 fn without_rows(call: &Call<'_>, operator: &'static Operator, arguments: &[Argument<'_>]) -> Result<Tensors> {
     let results = call_all(operator, arguments, None, call.label.location)?;
     results.iter().map(|result| result.squeeze(result.rank() as i64 - 2)).collect()
@@ -144,7 +144,7 @@ struct Pool {
 }
 
 impl Pool {
-    /// The pool of a call over an input of this shape; the place of the first argument behind the input.
+    /// Returns the pool of a call over an input of this shape; the place of the first argument behind the input.
     fn of(call: &impl Arguments, shape: &[usize], first: usize) -> Result<Self> {
         if call.schema().name.contains("adaptive") {
             let windows = Self::adaptive_windows(call, first)?;
@@ -157,7 +157,7 @@ impl Pool {
         Ok(Self::over(shape, Self::strided(call, extents_of(shape, axes), numbers, first)?, axes))
     }
 
-    /// How many windows there are along each axis, in PyTorch's words where they cannot be so many.
+    /// Returns how many windows there are along each axis, in PyTorch's words where they cannot be so many.
     fn adaptive_windows(call: &impl Arguments, place: usize) -> Result<PerAxis> {
         let (axes, name, sizes) = (axes_of(call), call.schema().name.as_str(), call.ints(place));
         let is_max = name.contains("max");
@@ -182,7 +182,7 @@ impl Pool {
         }
     }
 
-    /// The pool of a call for its gradient, over an input of this shape.
+    /// Returns the pool of a call for its gradient, over an input of this shape.
     fn of_backward(call: &impl Arguments, shape: &[usize], gradient: &[usize]) -> Result<Self> {
         let pool = if call.schema().name.contains("adaptive") {
             let axes = Self::check(call, shape)?;
@@ -208,7 +208,7 @@ impl Pool {
         Self { geometry, planes: outer.iter().product(), output }
     }
 
-    /// How many axes there are, if the shape fits.
+    /// Returns how many axes there are, if the shape fits.
     fn check(call: &impl Arguments, shape: &[usize]) -> Result<usize> {
         let (axes, name) = (axes_of(call), call.schema().name.as_str());
         let is_batch = shape.len() == axes + 2;
@@ -237,7 +237,7 @@ impl Pool {
         }))
     }
 
-    /// Kernel, stride, padding and dilation of a call.
+    /// Returns kernel, stride, padding and dilation of a call.
     fn numbers(call: &impl Arguments, first: usize) -> Result<[PerAxis; 4]> {
         let (axes, is_max) = (axes_of(call), call.schema().name.contains("max"));
         let positive = |name: &str, list: &Ints| match list.iter().find(|&&number| number <= 0) {
@@ -348,7 +348,7 @@ fn average_backward(call: &Call<'_>) -> Result<Tensors> {
     pool.geometry.average_backward(&gradient, pool.planes, shape, call.label).map(single)
 }
 
-/// A tensor that lends its shape: its elements are never read.
+/// Returns a tensor that lends its shape: its elements are never read.
 fn shape_of(call: &GradientCall<'_>, tensor: usize) -> Result<Tensor> {
     Tensor::empty(&[], call.dtype_of(tensor), call.device())?.expand(call.shape(tensor))
 }
@@ -468,7 +468,7 @@ static GREATEST_BACKWARD: Formula = Formula {
     },
 };
 
-/// The first result of an operator with the arguments of a call.
+/// Returns the first result of an operator with the arguments of a call.
 fn first(call: &Call<'_>, operator: &'static Operator) -> Result<Tensors> {
     call_operator(operator, call.arguments, None, call.label.location).map(single)
 }

@@ -191,7 +191,7 @@ pub(super) fn dimensions(x: &Tensor, list: &[i64]) -> Result<Shape> {
     }
 }
 
-/// The dimensions of an optional list.
+/// Returns the dimensions of an optional list.
 fn dims(call: &Call<'_>, place: usize) -> Ints {
     call.optional_ints(place).unwrap_or_default()
 }
@@ -216,7 +216,7 @@ fn reduce(
     reduce_tensor(call, operator, converted.as_ref().unwrap_or(x), dim, keepdim, &[])
 }
 
-/// The product, of a dtype that is asked for.
+/// Returns the product, of a dtype that is asked for.
 fn prod(call: &Call<'_>, dim: &[i64], keepdim: bool, dtype: Option<DType>) -> Result<Tensors> {
     let results = reduce(call, "prod", dim, keepdim, dtype)?;
     results
@@ -225,7 +225,7 @@ fn prod(call: &Call<'_>, dim: &[i64], keepdim: bool, dtype: Option<DType>) -> Re
         .collect()
 }
 
-/// The name of a dtype of whole numbers in PyTorch's messages.
+/// Returns the name of a dtype of whole numbers in PyTorch's messages.
 fn named_by_pytorch(dtype: DType) -> String {
     match dtype {
         DType::I64 => "Long".into(),
@@ -285,7 +285,7 @@ fn run(call: &Call<'_>, operator: &str, x: &Tensor, reduced: &Shape, numbers: &[
     named(operator)?.call_loop(&[x], &arguments, None, call.label)
 }
 
-/// How many elements are reduced to one.
+/// Returns how many elements are reduced to one.
 fn count_of(x: &Tensor, reduced: &Shape) -> f64 {
     reduced.iter().map(|&dimension| x.shape()[dimension] as f64).product()
 }
@@ -311,7 +311,7 @@ fn extremum(call: &Call<'_>, operator: &str) -> Result<Tensors> {
     extremum_of(call, operator, operator, &call.ints(1), call.bool(2)).map(single)
 }
 
-/// The greatest or smallest element over dimensions, of truth values too.
+/// Returns the greatest or smallest element over dimensions, of truth values too.
 fn extremum_of(call: &Call<'_>, name: &str, operator: &str, dim: &[i64], keepdim: bool) -> Result<Tensor> {
     let x = call.tensor(0);
     if x.rank() > 64 {
@@ -340,7 +340,7 @@ fn position(call: &Call<'_>, operator: &str) -> Result<Tensors> {
     reduce(call, operator, &[dim], call.bool(2), None)
 }
 
-/// The extremum along a dimension and its place.
+/// Returns the extremum along a dimension and its place.
 fn chosen(call: &Call<'_>, [name, value, place]: [&str; 3]) -> Result<Tensors> {
     let (dim, keepdim) = ([call.int(1)], call.bool(2));
     let dtype = (call.tensor(0).dtype() == DType::Bool).then_some(DType::U8);
@@ -361,7 +361,7 @@ static CHOSEN: Formula = Formula {
     },
 };
 
-/// A tensor of this shape that is a gradient at one place along a dimension, and 0 elsewhere.
+/// Returns a tensor of this shape that is a gradient at one place along a dimension, and 0 elsewhere.
 pub(super) fn at_place(
     gradient: &Tensor,
     place: &Tensor,
@@ -382,7 +382,7 @@ pub(super) fn at_place(
     places.eq(&kept(place)?)?.select_where(&kept(gradient)?, &zero)
 }
 
-/// Whether any element is not 0, or all. Of bytes the result is a byte, as in PyTorch; an empty list reduces nothing.
+/// Returns whether any element is not 0, or all. Of bytes the result is a byte, as in PyTorch; an empty list reduces nothing.
 fn truth(call: &Call<'_>, operator: &str, dim: Option<&[i64]>, keepdim: bool) -> Result<Tensors> {
     let x = call.tensor(0);
     let result = match dim {
@@ -393,7 +393,7 @@ fn truth(call: &Call<'_>, operator: &str, dim: Option<&[i64]>, keepdim: bool) ->
     if x.dtype() == DType::U8 { result.to_dtype(DType::U8).map(single) } else { Ok(single(result)) }
 }
 
-/// What is taken off the number of elements that a variance divides by.
+/// Returns Bessel's correction: 1 is subtracted from the number of elements that an unbiased variance divides by.
 fn bessel(is_unbiased: bool) -> f64 {
     if is_unbiased { 1.0 } else { 0.0 }
 }
@@ -402,7 +402,7 @@ fn correction(call: &Call<'_>) -> f64 {
     call.optional_scalar(2).map_or(1.0, |number| number.to_f64())
 }
 
-/// A variance, a standard deviation, or a variance with the mean.
+/// Returns a variance, a standard deviation, or a variance with the mean.
 fn deviation(
     call: &Call<'_>,
     operator: &str,
@@ -430,7 +430,7 @@ fn nanmean(call: &Call<'_>) -> Result<Tensors> {
     sum.div(&count.to_dtype(sum.dtype())?).map(single)
 }
 
-/// The exponent of a norm; 2 where there is none.
+/// Returns the exponent of a norm; 2 where there is none.
 fn exponent(call: &Call<'_>) -> f64 {
     call.optional_scalar(1).map_or(2.0, |number| number.to_f64())
 }
@@ -472,7 +472,7 @@ fn norm(call: &Call<'_>, exponent: f64, dim: &[i64], keepdim: bool, dtype: Optio
     }
 }
 
-/// The dtype of a softmax that is told to give f32 for 16-bit floats.
+/// Returns the dtype of a softmax whose `half_to_float` asks for f32 from 16-bit floats.
 fn half_to_float(call: &Call<'_>) -> Result<Option<DType>> {
     match (call.bool(2), call.tensor(0).dtype()) {
         (false, _) => Ok(None),
@@ -481,7 +481,7 @@ fn half_to_float(call: &Call<'_>) -> Result<Option<DType>> {
     }
 }
 
-/// An operator along one dimension that keeps the shape.
+/// Returns an operator along one dimension that keeps the shape.
 fn along(call: &Call<'_>, operator: &str, dtype: Option<DType>) -> Result<Tensors> {
     let converted = dtype.map(|dtype| call.tensor(0).to_dtype(dtype)).transpose()?;
     let x = converted.as_ref().unwrap_or_else(|| call.tensor(0));

@@ -60,7 +60,7 @@ struct Axis {
     scale: f64,
 }
 
-/// The axes of a call, if the sizes fit.
+/// Returns the axes of a call, if the sizes fit.
 fn axes(call: &Call<'_>, axes: usize, factors: usize, align_corners: bool) -> Result<Vec<Axis>> {
     let x = call.tensor(0);
     let rank = axes + 2;
@@ -120,18 +120,18 @@ fn axes(call: &Call<'_>, axes: usize, factors: usize, align_corners: bool) -> Re
 }
 
 impl Axis {
-    /// 0, 1, 2, … of the new points, in the dtype that places are computed in.
+    /// Returns the new points 0, 1, 2, …, in the dtype that places are computed in.
     fn points(&self, x: &Tensor) -> Result<Tensor> {
         let dtype = if x.dtype() == DType::F64 { DType::F64 } else { DType::F32 };
         Tensor::arange(self.size, 0, 1, dtype, x.device())
     }
 
-    /// Places as indices inside of the axis.
+    /// Clamps places to indices inside of the axis.
     fn inside(&self, places: &Tensor) -> Result<Tensor> {
         places.floor()?.clamp(0, self.extent as i64 - 1)?.to_dtype(DType::I64)
     }
 
-    /// The elements at indices of the axis.
+    /// Returns the elements at indices of the axis.
     fn select(&self, x: &Tensor, index: &Tensor) -> Result<Tensor> {
         let turned = x.transpose(0, self.dimension)?;
         let rest: usize = turned.shape()[1..].iter().product();
@@ -180,8 +180,8 @@ fn linear(call: &Call<'_>, count: usize) -> Result<Tensors> {
     x.to_dtype(dtype).map(single)
 }
 
-/// Returns the weights of four points at a distance behind the second: cubic convolution (R. Keys, *Cubic convolution interpolation for
-/// digital image processing*, 1981) with A = −3/4.
+/// Returns the weights of four points at a distance behind the second: cubic convolution (R. Keys, *Cubic convolution interpolation
+/// for digital image processing*, 1981) with A = −3/4.
 pub(super) fn cubic_weights(distance: &Tensor) -> Result<[Tensor; 4]> {
     let a = -0.75;
     // Up to 1 away, and from there up to 2.
@@ -220,7 +220,7 @@ fn cubic(call: &Call<'_>) -> Result<Tensors> {
     x.to_dtype(dtype).map(single)
 }
 
-/// The dimensions of images in front of channels, and channels, height and width.
+/// Returns the dimensions of images in front of channels, and channels, height and width.
 fn image(x: &Tensor, name: &str) -> Result<(Shape, [usize; 3])> {
     let Some(front) = x.rank().checked_sub(3) else {
         return Err(Error::invalid(format!(

@@ -76,7 +76,7 @@ fn scan(
     Ok(result)
 }
 
-/// A running sum or product in the dtype that it is asked for, or in i64 of integers.
+/// Returns a running sum or product in the dtype that it is asked for, or in i64 of integers.
 fn widened(call: &Call<'_>, operator: &'static crate::dispatch::Operator) -> Result<Tensors> {
     let x = call.tensor(0);
     let wanted = match call.optional_dtype(2) {
@@ -130,14 +130,14 @@ static CUMSUM: Formula = Formula {
     },
 };
 
-/// The dimension of a gradient's call; `None` of a tensor without any.
+/// Returns the dimension of a gradient's call; `None` of a tensor without any.
 fn dimension_of(call: &GradientCall<'_>) -> Option<i64> {
     let rank = call.shape(0).len() as i64;
     let dim = call.int(1);
     (rank > 0).then_some(if dim < 0 { dim + rank } else { dim })
 }
 
-/// y = gradient + factor · the y behind.
+/// Solves y[i] = gradient[i] + factor[i] · y[i + 1] from the last place to the first.
 fn recurrence(gradient: &Tensor, factor: &Tensor, dim: i64, label: Label) -> Result<Tensor> {
     let arguments = [Argument::Tensor(gradient), Argument::Tensor(factor), Argument::Int(dim)];
     Ok(built_in!("thalweg::recurrence")?.call(&arguments, None, label)?.swap_remove(0))
@@ -164,7 +164,7 @@ static RECURRENCE: Formula = Formula {
     },
 };
 
-/// The elements one place further to the front along a dimension, and a value behind.
+/// Returns the elements one place further to the front along a dimension, and a value behind.
 fn shifted_forward(x: &Tensor, dim: i64, value: f64) -> Result<Tensor> {
     let length = x.shape()[dim as usize];
     Tensor::cat(&[x.narrow(dim, 1, length - 1)?, filled(x, dim, value)?], dim)

@@ -82,7 +82,7 @@ static SORT: Formula = Formula {
     },
 };
 
-/// The elements of a tensor at places along a dimension; there are as many.
+/// Returns the elements of a tensor at places along a dimension; there are as many.
 fn at_places(x: &Tensor, places: &Tensor, dim: i64, label: Label) -> Result<Tensor> {
     if x.elements() == 0 {
         return Ok(x.clone());
@@ -153,7 +153,7 @@ fn topk(call: &Call<'_>) -> Result<Tensors> {
     }
 }
 
-/// Of sorted rows one place, whose dimension is kept or not.
+/// Selects one place of sorted rows, and keeps their dimension or not.
 fn at_place(results: &Tensors, dim: i64, place: usize, keepdim: bool) -> Result<Tensors> {
     (results.iter())
         .map(|result| {

@@ -135,7 +135,7 @@ fn divisor(call: &Call<'_>) -> Result<Tensor> {
     launch(call, Function::Gcd, call.tensor(0), call.tensor(1), DType::I64)?.to_dtype(dtype)
 }
 
-/// Gradients of the second tensor only, as PyTorch has them.
+/// Returns the gradient of the second tensor. That of the first is an error, as in PyTorch.
 fn of_second(
     call: &GradientCall<'_>,
     slope: impl FnOnce(&Tensor, &Tensor) -> Result<Tensor>,
@@ -149,14 +149,14 @@ fn of_second(
     Ok(Gradients::from_iter([None, Some(gradient)]))
 }
 
-/// −s ζ(s + 1, q).
+/// The gradient of ζ(s, q) with respect to q, −s ζ(s + 1, q).
 static ZETA: Formula = Formula {
     inputs: &[0, 1],
     outputs: &[],
     backward: |call| of_second(call, |s, q| s.add_scalar(1.0)?.zeta(q)?.mul(&s.neg()?)),
 };
 
-/// xᵃ⁻¹ e⁻ˣ / Γ(a).
+/// Returns the density of the gamma distribution, xᵃ⁻¹ e⁻ˣ / Γ(a).
 fn density(a: &Tensor, x: &Tensor) -> Result<Tensor> {
     a.sub_scalar(1.0)?.mul(&x.log()?)?.sub(x)?.sub(&a.lgamma()?)?.exp()
 }

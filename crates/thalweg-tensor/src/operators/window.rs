@@ -36,7 +36,8 @@ operators! {
     /// Returns the convolution of sequences (batch, channels, length) with a weight (out, in / groups, length), plus bias.
     "conv1d(Tensor input, Tensor weight, Tensor? bias=None, SymInt[1] stride=1, SymInt[1] padding=0, SymInt[1] dilation=1, SymInt groups=1) -> Tensor"
         = Composite(|call| Convolution::plain(call).run(call));
-    /// Returns the convolution of images (batch, channels, height, width) with a weight (out, in / groups, height, width), plus bias.
+    /// Returns the convolution of images (batch, channels, height, width) with a weight (out, in / groups, height, width), plus
+    /// bias.
     "conv2d(Tensor input, Tensor weight, Tensor? bias=None, SymInt[2] stride=1, SymInt[2] padding=0, SymInt[2] dilation=1, SymInt groups=1) -> Tensor"
         = Composite(|call| Convolution::plain(call).run(call));
     /// Returns the convolution of volumes (batch, channels, depth, height, width) with a weight, plus bias.
@@ -72,14 +73,14 @@ pub(super) fn per_axis(name: &str, list: &[i64], axes: usize, rest: usize) -> Re
     Ok(numbers)
 }
 
-/// The extents of the last axes of a shape.
+/// Returns the extents of the last axes of a shape.
 pub(super) fn extents_of(shape: &[usize], axes: usize) -> PerAxis {
     let mut extents = [1; 3];
     extents[3 - axes..].copy_from_slice(&shape[shape.len() - axes..]);
     extents
 }
 
-/// The extents of dilated windows, and how many fit.
+/// Returns the extents of dilated windows, and how many fit.
 pub(super) fn strided(
     extents: PerAxis,
     [kernel, stride, padding, dilation]: [PerAxis; 4],
@@ -121,7 +122,7 @@ struct Columns {
 }
 
 impl Columns {
-    /// The windows of a call of `thalweg::unfold` over an image of this shape.
+    /// Returns the windows of a call of `thalweg::unfold` over an image of this shape.
     fn of(call: &impl Arguments, shape: &[usize]) -> Result<Self> {
         let Some(axes) = shape.len().checked_sub(2).filter(|axes| (1..=3).contains(axes)) else {
             return Err(Error::invalid(format!(
@@ -135,7 +136,7 @@ impl Columns {
         Ok(Self { geometry, batch: shape[0], channels: shape[1] })
     }
 
-    /// The windows of a call of `thalweg::fold` over columns of this shape, and the shape of the images.
+    /// Returns the windows of a call of `thalweg::fold` over columns of this shape, and the shape of the images.
     fn folded(call: &impl Arguments, shape: &[usize]) -> Result<(Self, Shape)> {
         let output = call.ints(1);
         let axes = output.len();
@@ -240,7 +241,7 @@ static FOLD: Formula = Formula {
     },
 };
 
-/// How many windows fit along each axis.
+/// Returns how many windows fit along each axis.
 fn strided_of(geometry: &Geometry) -> Result<PerAxis> {
     let Placing::Strided { kernel, stride, padding, dilation, .. } = geometry.placing else {
         return Ok(geometry.windows);
@@ -262,7 +263,7 @@ fn folded(x: &Tensor, lists: [&Ints; 6]) -> Result<Tensor> {
     call_operator(built_in!("thalweg::fold")?, &arguments, None, std::panic::Location::caller())
 }
 
-/// A batch around an image without one, and whether it was made.
+/// Returns a batch around an image without one, and whether it was made.
 fn in_batch(x: &Tensor, rank: usize, name: &str) -> Result<(Tensor, bool)> {
     match rank.checked_sub(x.rank()) {
         Some(0) => Ok((x.clone(), false)),
@@ -275,7 +276,7 @@ fn in_batch(x: &Tensor, rank: usize, name: &str) -> Result<(Tensor, bool)> {
     }
 }
 
-/// A result without the batch that was put around the input.
+/// Returns a result without the batch that was put around the input.
 fn out_of_batch(result: Tensor, was_made: bool) -> Result<Tensors> {
     if was_made { result.squeeze(0).map(single) } else { Ok(single(result)) }
 }
@@ -303,7 +304,7 @@ fn col2im(call: &Call<'_>) -> Result<Tensors> {
     out_of_batch(folded(&x, [&output, &kernel, &dilation, &padding, &stride, &windows])?, made)
 }
 
-/// A value per channel, so that it is broadcast over images of this rank.
+/// Returns a value per channel, so that it is broadcast over images of this rank.
 fn per_channel(values: &Tensor, rank: usize) -> Result<Tensor> {
     let mut shape = Shape::from_elem(1, rank);
     shape[1] = values.elements();
@@ -330,7 +331,7 @@ impl Convolution {
         Self { stride, padding, dilation, output_padding: Some(output_padding), groups: call.int(6) }
     }
 
-    /// The convolution of the first two tensors of a call, plus the third.
+    /// Returns the convolution of the first two tensors of a call, plus the third.
     fn run(&self, call: &Call<'_>) -> Result<Tensors> {
         let (input, weight, bias) = (call.tensor(0), call.tensor(1), call.optional_tensor(2));
         let rank = weight.rank();
@@ -362,7 +363,7 @@ impl Convolution {
         out_of_batch(result, made)
     }
 
-    /// How many groups there are, if shapes and dtypes fit.
+    /// Returns how many groups there are, if shapes and dtypes fit.
     fn check(&self, input: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<usize> {
         let fail = |why: String| Err(Error::invalid(why));
         let Some(groups) = usize::try_from(self.groups).ok().filter(|&groups| groups > 0) else {
@@ -413,7 +414,7 @@ impl Convolution {
         Ok(groups)
     }
 
-    /// weight · the windows of the input as columns + bias, for each image and group.
+    /// Returns weight · columns + bias for each image and group, where the columns are the input's windows.
     fn forward(
         &self,
         input: &Tensor,
@@ -466,7 +467,7 @@ impl Convolution {
         ])
     }
 
-    /// weightᵀ · the input, for each image and group, as columns of the result.
+    /// Returns weightᵀ · input for each image and group, folded as columns of the result.
     fn backward(
         &self,
         input: &Tensor,
@@ -538,7 +539,7 @@ fn convolution_backward(call: &Call<'_>) -> Result<Tensors> {
 }
 
 impl Convolution {
-    /// The gradient of the input: the transposed convolution of the result's, or of a transposed one the convolution.
+    /// Returns the gradient of the input: the transposed convolution of the result's, or of a transposed one the convolution.
     fn of_input(&self, gradient: &Tensor, input: &Tensor, weight: &Tensor, groups: usize) -> Result<Tensor> {
         let axes = weight.rank() - 2;
         if self.output_padding.is_some() {
@@ -558,7 +559,7 @@ impl Convolution {
         self.backward(gradient, weight, groups, &rest)
     }
 
-    /// The gradient of the weight: one image's windows times the other's points, summed over the batch.
+    /// Returns the gradient of the weight: one image's windows times the other's points, summed over the batch.
     fn of_weight(&self, gradient: &Tensor, input: &Tensor, weight: &Tensor, groups: usize) -> Result<Tensor> {
         let kernel: Ints = weight.shape()[2..].iter().map(|&extent| extent as i64).collect();
         let (image, points) =

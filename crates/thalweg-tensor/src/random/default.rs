@@ -9,11 +9,11 @@ use super::DeviceGenerator;
 /// The generators by the number of their device. They live as long as the process, as PyTorch's do.
 static GENERATORS: Mutex<Vec<(u64, Arc<DeviceGenerator>)>> = Mutex::new(Vec::new());
 
-/// PyTorch's seed of a generator that nobody has seeded.
+/// The seed of a generator that was not seeded, PyTorch's `default_rng_seed_val`.
 const SEED: u64 = 67_280_421_310_721;
 
-/// Returns the generator from which operators such as `rand` and `dropout` draw on a device (`torch.cuda.default_generators`). Its seed
-/// is 67280421310721 until [`DeviceGenerator::manual_seed`] sets another.
+/// Returns the generator from which operators such as `rand` and `dropout` draw on a device (`torch.cuda.default_generators`). Its
+/// seed is 67280421310721 until [`DeviceGenerator::manual_seed`] sets another.
 ///
 /// # Errors
 /// Those of [`DeviceGenerator::new`], at the first call for the device.

@@ -29,7 +29,7 @@ const BLOCK: usize = 256;
 /// Words that a thread draws at a time.
 const WORDS: usize = 4;
 
-/// The largest number of a floating-point dtype. Numbers are drawn in f32 whatever the dtype.
+/// Returns the largest number of a floating-point dtype. Numbers are drawn in f32 whatever the dtype.
 fn largest(dtype: DType) -> f64 {
     match dtype {
         DType::F16 => f64::from(f16::MAX),
@@ -43,8 +43,8 @@ fn largest(dtype: DType) -> f64 {
 /// PyTorch's sine and cosine are rougher, and in [`DeviceGenerator::dropout`], where PyTorch hands four words to
 /// neighbours.
 ///
-/// Draws on different streams are ordered by the generator, outside captures and within one. A replay of a graph that draws
-/// is ordered behind other draws by whoever replays it, and the generator must outlive such graphs.
+/// The generator orders draws on different streams, outside captures and within one. Order a replay of a graph that draws behind
+/// other draws yourself, and keep the generator alive as long as such graphs.
 #[derive(Debug)]
 pub struct DeviceGenerator {
     /// Seed and offset, as i64.
@@ -54,14 +54,14 @@ pub struct DeviceGenerator {
 }
 
 impl DeviceGenerator {
-    /// A generator at the beginning of a seed's numbers.
+    /// Returns a generator at the beginning of a seed's numbers.
     #[track_caller]
     pub fn new(seed: u64, device: &Device) -> Result<Self> {
         let state = Tensor::from_slice(&[seed as i64, 0], &[2], device)?;
         Ok(Self { state, last_stream: Mutex::new(device.current_stream()) })
     }
 
-    /// The device.
+    /// Returns the device.
     pub fn device(&self) -> &Device {
         self.state.device()
     }
@@ -73,7 +73,7 @@ impl DeviceGenerator {
         self.set_state(seed, 0)
     }
 
-    /// Seed and offset: where the generator is in its numbers. *Blocks* until the draws so far are done.
+    /// Returns the seed, and the offset of the next draw. *Blocks* until the draws so far are done.
     #[track_caller]
     pub fn state(&self) -> Result<(u64, u64)> {
         let last = self.ordered()?;
@@ -118,7 +118,7 @@ impl DeviceGenerator {
         self.normal(shape, 0.0, 1.0, dtype)
     }
 
-    /// Normally distributed numbers (`torch.normal`); the deviation is at least 0.
+    /// Draws normally distributed numbers (`torch.normal`); the deviation is at least 0.
     #[track_caller]
     pub fn normal(&self, shape: &[usize], mean: f64, deviation: f64, dtype: DType) -> Result<Tensor> {
         creating("normal", (shape, dtype, self.device()), Location::caller(), || {
@@ -127,7 +127,7 @@ impl DeviceGenerator {
         })
     }
 
-    /// 1 with a probability, else 0 (`torch.bernoulli`).
+    /// Draws 1 with a probability, else 0 (`torch.bernoulli`).
     #[track_caller]
     pub fn bernoulli(&self, shape: &[usize], probability: f64, dtype: DType) -> Result<Tensor> {
         creating("bernoulli", (shape, dtype, self.device()), Location::caller(), || {
@@ -161,7 +161,8 @@ impl DeviceGenerator {
     /// `torch.nn.functional.dropout` of 1 − probability does. A gradient flows. Asynchronous.
     ///
     /// # Errors
-    /// [`Error::is_invalid_argument`] if the probability is not above 0 and at most 1, or the tensor is not of floating-point numbers.
+    /// [`Error::is_invalid_argument`] if the probability is not above 0 and at most 1, or the tensor is not of floating-point
+    /// numbers.
     #[track_caller]
     pub fn dropout(&self, input: &Tensor, probability: f64) -> Result<Tensor> {
         let is_probability = probability > 0.0 && probability <= 1.0;
@@ -223,7 +224,7 @@ impl DeviceGenerator {
         Ok(results)
     }
 
-    /// How many threads PyTorch's kernels have for so many elements.
+    /// Returns how many threads PyTorch's kernels have for so many elements.
     fn threads(&self, count: usize) -> usize {
         let properties = self.device().properties();
         let resident = properties.max_threads_per_multi_processor as usize / BLOCK;

@@ -1,4 +1,4 @@
-//! What a graph keeps for backward, in bytes: what PyTorch keeps (its table, by `saved_tensors_hooks`, beside each case).
+//! The bytes that an autograd graph keeps for backward, against those that PyTorch keeps (by `saved_tensors_hooks`, in each case).
 
 use thalweg_ir::DType;
 use thalweg_nn::functional::{ConvOptions, conv2d, linear, packed_attention};
@@ -81,7 +81,7 @@ fn operators_that_can_keep_their_result_do() {
         ("log_softmax", |x| x.log_softmax(-1)),
     ];
     for (name, operator) in all {
-        // Of a tensor that nobody else keeps: the result alone is left.
+        // The tensor is kept by nothing else: the result alone is left.
         let held = held(&[1024, 256], |x| operator(&x.mul_scalar(2.0)?));
         assert_eq!(held, MIB, "{name}");
     }

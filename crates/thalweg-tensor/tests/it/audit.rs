@@ -1,4 +1,4 @@
-//! What tensors tell the audit of a region that is to be captured.
+//! The audit of regions that compute with tensors.
 
 use thalweg_ir::DType;
 use thalweg_nn::functional::dropout;

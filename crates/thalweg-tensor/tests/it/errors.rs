@@ -1,4 +1,4 @@
-//! What an error says: the call that the user made, once, with the tensors that were passed, and its line.
+//! Errors name the call that the user made, once, with the tensors that were passed, and its line.
 
 use std::panic::Location;
 

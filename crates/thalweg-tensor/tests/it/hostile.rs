@@ -1,4 +1,4 @@
-//! Every built-in operator, called by its name with arguments that nobody would mean: each call gives results or an error, never a
+//! Every built-in operator, called by its name with arguments that make no sense: each call gives results or an error, never a
 //! panic, and the device works afterwards.
 
 use thalweg_ir::{DType, Scalar};
@@ -194,7 +194,7 @@ impl Chooser {
 const WORDS: [&str; 12] =
     ["none", "tanh", "mean", "sum", "amax", "prod", "floor", "trunc", "whale", "ij", "add", "ij->ji"];
 
-/// What calls choose from.
+/// The arguments that calls choose from.
 struct Pools {
     tensors: Vec<Tensor>,
     typical: Vec<Tensor>,

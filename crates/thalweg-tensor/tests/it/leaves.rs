@@ -1,5 +1,5 @@
-//! What backward leaves behind: gradients of leaves that are nobody else's, saved tensors that are gone, and, after a failure,
-//! what was there before.
+//! The state that backward leaves behind: gradients that leaves do not share, saved tensors that are gone, and, after a failure,
+//! the state from before.
 
 use std::slice::from_ref;
 
@@ -58,7 +58,7 @@ fn a_repeated_gradient_is_written_out() {
 }
 
 #[test]
-fn a_gradient_that_nobody_else_holds_is_not_copied() {
+fn a_gradient_that_nothing_else_holds_is_not_copied() {
     let device =
         Device::all_of(SimDriver::new(SimConfig::default()).unwrap(), Environment::get()).unwrap().remove(0);
     let x = Tensor::ones(&[1 << 18], DType::F32, &device).unwrap().requires_grad_().unwrap();

@@ -1,6 +1,6 @@
 //! The integration tests of tensors: every operator of the table, autograd, dispatch, graphs, hostile input.
 //!
-//! They run on the simulator, and on a card where `THALWEG_TEST_DEVICE=cuda` is set.
+//! They run on the simulator, and on a GPU where `THALWEG_TEST_DEVICE=cuda` is set.
 
 mod activations;
 mod audit;

@@ -263,7 +263,7 @@ fn a_long_sum_is_as_exact_as_pytorchs() {
 }
 
 #[test]
-fn a_card_reduces_in_the_order_of_the_simulator() {
+fn a_gpu_reduces_in_the_order_of_the_simulator() {
     let simulator = thalweg_runtime::Device::sim(0).unwrap();
     for (seed, &(shape, dimensions)) in LONG.iter().chain(CASES).enumerate() {
         let numbers: Vec<f32> = values(&random(shape, seed as u64)).into_iter().map(|x| x as f32).collect();

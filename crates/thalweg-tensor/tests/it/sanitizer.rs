@@ -1,5 +1,5 @@
-//! What the sanitizer says of operators on views, of rows that data chooses, and whose line it names. These run on the simulator
-//! alone.
+//! Findings of the sanitizer: of operators on views, of rows that data chooses, and the lines that they name. These tests run on
+//! the simulator alone.
 
 use thalweg_ir::DType;
 use thalweg_nn::functional;
@@ -20,7 +20,7 @@ fn passes(program: impl Fn(&Gpu) -> Result<()>) {
     Check::new().seeds(0..6).run(program);
 }
 
-/// What is found first.
+/// Runs a program and returns its first finding, which must be of this kind.
 #[track_caller]
 fn finds(kind: FindingKind, program: impl Fn(&Gpu) -> Result<()>) -> Finding {
     let failure = Check::new().seeds(0..1).find(program).expect_err("the program has a bug");
@@ -95,7 +95,7 @@ fn indices(gpu: &Gpu, rows: &[i64]) -> Result<Tensor> {
 }
 
 #[test]
-fn what_nobody_has_written_is_not_read_through_any_view() {
+fn unwritten_memory_is_not_read_through_any_view() {
     let uninitialised = |program: &dyn Fn(&Gpu) -> Result<()>| finds(FindingKind::Uninitialised, program);
     uninitialised(&|gpu| empty(gpu, &[4, 8, 8])?.narrow(1, 0, 4)?.narrow(2, 0, 4)?.exp().map(drop));
     passes(|gpu| {

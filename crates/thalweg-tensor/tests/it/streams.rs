@@ -1,5 +1,5 @@
-//! Programs over several streams, right in all that a program has to say, under every schedule: whatever the sanitizer finds in
-//! them is ours. Each of them is there for a line of ours that would otherwise be missed by nobody.
+//! Programs over several streams that order all that a program has to order, under every schedule: a finding of the sanitizer is an
+//! error of this crate. Each program covers a line of the crate that no other test would miss.
 
 use std::slice::from_ref;
 
@@ -31,7 +31,7 @@ fn side(gpu: &Gpu) -> Result<Stream> {
     Ok(side)
 }
 
-/// What belongs to one stream and is read on another.
+/// Orders a stream behind another, and records its use of a tensor.
 fn hand_over(tensor: &Tensor, from: &Stream, to: &Stream) -> Result<()> {
     to.wait_stream(from)?;
     tensor.record_stream(to);

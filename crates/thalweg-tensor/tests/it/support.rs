@@ -1,4 +1,4 @@
-//! What the tests share: the device, tensors from numbers, comparison.
+//! The parts that the tests share: the device, tensors from numbers, comparison.
 
 use std::sync::Arc;
 

@@ -156,12 +156,12 @@ fn is_exact(operator: &LoopOp, dtype: DType) -> bool {
 }
 
 #[test]
-fn a_card_agrees_with_the_host_functions() {
-    let card = crate::support::device();
+fn a_gpu_agrees_with_the_host_functions() {
+    let gpu = crate::support::device();
     let simulator = Device::sim(0).expect("there is always a simulator");
-    if card.is_simulated() {
+    if gpu.is_simulated() {
         println!(
-            "skipped: both sides are the simulator; set THALWEG_TEST_DEVICE=cuda to compare a card with it"
+            "skipped: both sides are the simulator; set THALWEG_TEST_DEVICE=cuda to compare a GPU with it"
         );
     }
     let mut exact = 0;
@@ -180,7 +180,7 @@ fn a_card_agrees_with_the_host_functions() {
                 .collect();
             values(&run(operator, &tensors.iter().collect::<Vec<_>>()))
         };
-        let (found, expected) = (on(&card), on(&simulator));
+        let (found, expected) = (on(&gpu), on(&simulator));
         if is_exact(operator, DType::F32) {
             exact += 1;
             assert_eq!(found, expected, "{} is made of correctly rounded primitives", operator.name);
@@ -194,6 +194,6 @@ fn a_card_agrees_with_the_host_functions() {
             assert_close(&found, &expected, 2e-6);
         }
     }
-    println!("{card} and {simulator}: {exact} of {} operators agree bit for bit", entries().count());
+    println!("{gpu} and {simulator}: {exact} of {} operators agree bit for bit", entries().count());
     assert!(exact > 25, "most operators are exact");
 }

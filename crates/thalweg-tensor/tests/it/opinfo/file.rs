@@ -152,7 +152,8 @@ fn padded(row: &Row<'_>) -> usize {
     if row.shape.contains(&0) { 0 } else { whole }
 }
 
-/// The view of a flat tensor with the row's strides and offset. Overlapping dimensions (a diagonal, a window) become a contiguous copy.
+/// The view of a flat tensor with the row's strides and offset. Overlapping dimensions (a diagonal, a window) become a contiguous
+/// copy.
 fn view(base: &Tensor, row: &Row<'_>) -> Tensor {
     let order = nested(row);
     let whole = padded(row);
@@ -213,7 +214,7 @@ fn spread(bytes: &[u8], row: &Row<'_>, dtype: DType) -> Tensor {
     let mut spaced = Vec::with_capacity(2 * bytes.len());
     for place in places(&row.shape, &row.strides) {
         let start = (row.offset + place) * size;
-        // The gap holds the element's bytes reversed: whoever reads it gets another number.
+        // The gap holds the element's bytes reversed: a read of it gives another number.
         spaced.extend(bytes[start..start + size].iter().rev());
         spaced.extend(&bytes[start..start + size]);
     }

@@ -26,7 +26,7 @@ pub struct Tally {
     pub of: usize,
 }
 
-/// What is known of one operator.
+/// The score of one operator: its samples that agree, and the others by reason.
 #[derive(Default)]
 pub struct Score {
     /// OpInfo's name.
@@ -200,8 +200,8 @@ impl Judged<'_> {
         self.agrees_within(found, row, exact, |tolerance, _| tolerance)
     }
 
-    /// Compares a gradient. For those in 16-bit floats OpInfo has no tolerance; their sums cancel, so that the largest number says how
-    /// far the others may be off.
+    /// Compares a gradient. For those in 16-bit floats OpInfo has no tolerance; their sums cancel, so that the largest number says
+    /// how far the others may be off.
     fn gradient_agrees(&self, found: &Tensor, row: &Json, exact: &Json) -> Result<(), String> {
         self.agrees_within(found, row, exact, |tolerance, row| {
             let is_reduced = matches!(row.dtype, "float16" | "bfloat16");

@@ -1,5 +1,5 @@
-//! What a sample's values do not say: numbers from PyTorch's CPU generator, which of equal elements stands first, and where PyTorch
-//! on CUDA differs from PyTorch on the CPU, on which the goldens are made.
+//! Results that a sample's values do not determine: numbers from PyTorch's CPU generator, which of equal elements stands first, and
+//! where PyTorch on CUDA differs from PyTorch on the CPU, on which the goldens are made.
 
 use serde_json::{Value as Json, json};
 use thalweg_tensor::Tensor;
