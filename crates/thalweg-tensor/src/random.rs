@@ -30,7 +30,7 @@ pub struct Generator {
 }
 
 impl Generator {
-    /// Returns the stream of a seed (`torch.manual_seed` in purpose; the numbers are not PyTorch's).
+    /// Returns a generator with a seed (as `torch.manual_seed`, but the numbers are not PyTorch's).
     pub fn new(seed: u64) -> Self {
         Self { key: [seed as u32, (seed >> 32) as u32], counter: 0, block: [0; 4], used: 4 }
     }
@@ -122,7 +122,7 @@ impl Generator {
 }
 
 impl Tensor {
-    /// Returns a tensor of f32 with normally distributed numbers; the deviation is at least 0.
+    /// Returns an f32 tensor of normally distributed numbers from a host generator; the deviation is at least 0.
     #[track_caller]
     pub fn normal(
         shape: &[usize],
@@ -138,7 +138,7 @@ impl Tensor {
         })
     }
 
-    /// Returns a tensor of f32 with numbers in [low, high), both finite.
+    /// Returns an f32 tensor of numbers in [low, high) from a host generator; both bounds are finite.
     #[track_caller]
     pub fn uniform(
         shape: &[usize],
@@ -154,7 +154,7 @@ impl Tensor {
         })
     }
 
-    /// Returns a tensor of numbers from the host, a piece at a time: the host holds little of what may be large.
+    /// Returns a tensor of numbers that the host draws and copies in pieces, since the whole may be large.
     fn drawn(shape: &[usize], device: &Device, label: Label, mut draw: impl FnMut() -> f32) -> Result<Self> {
         let stream = device.current_stream();
         let tensor = Self::empty_on(shape, DType::F32, &stream, label)?;

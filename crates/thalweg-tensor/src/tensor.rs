@@ -18,9 +18,12 @@ use crate::random::host_room;
 /// A list of tensors; most operators give one.
 pub type Tensors = SmallVec<[Tensor; 2]>;
 
-/// A tensor on one device. Clones are the same tensor; views share the storage.
+/// A tensor on one device: elements of one dtype in device memory, seen through a shape and strides (`torch.Tensor`).
 ///
-/// Work on tensors goes to the current stream of their device and is asynchronous. The methods that wait say so.
+/// A clone is the same tensor, and costs a reference count. A view ([`narrow`](Self::narrow), [`transpose`](Self::transpose), …) is
+/// another tensor over the same memory, or *storage*. Operators are methods; they run on the current stream of the tensor's device
+/// and are asynchronous: the methods that block the host say so. Operators and views return
+/// [`Error::is_invalid_argument`] for arguments that do not fit.
 #[derive(Clone)]
 pub struct Tensor(pub(crate) Arc<TensorState>);
 
@@ -34,7 +37,7 @@ pub(crate) struct TensorState {
 /// The memory behind tensors that are views of each other.
 pub(crate) struct Storage {
     pub(crate) buffer: Buffer,
-    /// How often it was written in place: what backward saved must not have changed.
+    /// The number of writes in place. Backward checks it, since the tensors that it saved must not have changed.
     version: AtomicU32,
 }
 
@@ -47,7 +50,7 @@ impl Storage {
 impl Tensor {
     // ---- Making ---------------------------------------------------------------------------------------------------
 
-    /// Returns a tensor whose elements are anything (`torch.empty`).
+    /// Allocates a tensor without writing its elements (`torch.empty`).
     #[track_caller]
     pub fn empty(shape: &[usize], dtype: DType, device: &Device) -> Result<Self> {
         let location = Location::caller();
@@ -56,14 +59,14 @@ impl Tensor {
         })
     }
 
-    /// Returns a tensor whose elements are anything, in memory that belongs to this stream, for the operator of this label.
+    /// Allocates a tensor in memory that belongs to a stream, for the operator of a label, without writing its elements.
     pub(crate) fn empty_on(shape: &[usize], dtype: DType, stream: &Stream, label: Label) -> Result<Self> {
         let bytes = byte_count(shape, dtype)?;
         let buffer = Buffer::labelled(stream, bytes as u64, label)?;
         Ok(Self::over(Arc::new(Storage::new(buffer)), Layout::contiguous(shape), dtype))
     }
 
-    /// Returns a tensor over a storage, outside the graph.
+    /// Returns a tensor over a storage, outside the autograd graph.
     pub(crate) fn over(storage: Arc<Storage>, layout: Layout, dtype: DType) -> Self {
         Self::from_parts(storage, layout, dtype, AutogradMeta::leaf(false))
     }
@@ -77,7 +80,10 @@ impl Tensor {
         Self(Arc::new(TensorState { storage, layout, dtype, autograd }))
     }
 
-    /// Returns a tensor with these elements, row-major. Returns when `values` may change.
+    /// Copies a slice to a new tensor, row-major. `values` may change once this has returned.
+    ///
+    /// # Errors
+    /// [`Error::is_invalid_argument`] if `values` does not have as many elements as the shape.
     #[track_caller]
     pub fn from_slice<T: Element>(values: &[T], shape: &[usize], device: &Device) -> Result<Self> {
         let location = Location::caller();
@@ -97,25 +103,28 @@ impl Tensor {
         })
     }
 
-    // ---- What it is -----------------------------------------------------------------------------------------------
+    // ---- Properties -----------------------------------------------------------------------------------------------
 
-    /// Returns the extents.
+    /// Returns the shape: the extent of each dimension.
     pub fn shape(&self) -> &[usize] {
         self.0.layout.shape()
     }
 
-    /// Returns the extent of a dimension; a negative one is counted from the end.
+    /// Returns the extent of a dimension; a negative dimension is counted from the end.
+    ///
+    /// # Errors
+    /// [`Error::is_invalid_argument`] if there is no such dimension.
     #[track_caller]
     pub fn size(&self, dimension: i64) -> Result<usize> {
         in_call("size", &[self], Location::caller(), || Ok(self.shape()[self.0.layout.dimension(dimension)?]))
     }
 
-    /// Returns how many dimensions it has.
+    /// Returns the number of dimensions (`torch.Tensor.dim`).
     pub fn rank(&self) -> usize {
         self.0.layout.rank()
     }
 
-    /// Returns how many elements it has (`numel`).
+    /// Returns the number of elements (`torch.Tensor.numel`).
     pub fn elements(&self) -> usize {
         self.0.layout.elements()
     }
@@ -130,54 +139,54 @@ impl Tensor {
         self.0.storage.buffer.device()
     }
 
-    /// Returns shape, strides and offset.
+    /// Returns the layout: shape, and strides and offset in elements.
     pub fn layout(&self) -> &Layout {
         &self.0.layout
     }
 
-    /// Returns whether its elements lie row-major with no gaps.
+    /// Returns whether the elements lie in memory in row-major order without gaps.
     pub fn is_contiguous(&self) -> bool {
         self.0.layout.is_contiguous()
     }
 
-    /// Returns the address of the first element (`data_ptr`); it is valid while the tensor lives.
+    /// Returns the device address of the first element (`torch.Tensor.data_ptr`), which is valid while the tensor lives.
     pub fn pointer(&self) -> DevicePointer {
         let offset = self.0.layout.offset() * self.dtype().size_bytes();
         self.0.storage.buffer.pointer().offset(offset as u64)
     }
 
-    /// Says that work on `stream` uses the tensor: when it is dropped, its memory is not reused before the work that the
-    /// stream has then is done (`torch.Tensor.record_stream`).
+    /// Records that work on `stream` uses the tensor (`torch.Tensor.record_stream`): once the tensor is dropped, its memory is
+    /// reused only after all work that the stream has at that time.
     #[track_caller]
     pub fn record_stream(&self, stream: &Stream) {
         self.0.storage.buffer.record_stream(stream);
     }
 
-    /// Says that what `stream` has been given so far is the last that it does with the memory, until the next call. Once the
-    /// tensor is dropped, on any thread and at any time, its memory waits for that point of the stream and for nothing
-    /// later. Nothing blocks.
+    /// Records that the work submitted to `stream` so far is the last that uses the tensor, until the next call. Once the tensor is
+    /// dropped, its memory is reused after that work, without waiting for later work of the stream as
+    /// [`record_stream`](Self::record_stream) does. Does not block.
     #[track_caller]
     pub fn record_use(&self, stream: &Stream) {
         self.0.storage.buffer.record_use(stream);
     }
 
-    /// Returns the memory behind it.
+    /// Returns the storage, which views of it share.
     pub(crate) fn storage(&self) -> &Arc<Storage> {
         &self.0.storage
     }
 
-    /// Returns how often the memory was written in place.
+    /// Returns the number of writes in place to the storage.
     pub(crate) fn version(&self) -> u32 {
         self.0.storage.version.load(Ordering::Acquire)
     }
 
-    /// Notes a write in place by a kernel of one's own (`torch.autograd.graph.increment_version`): backward then refuses to read
-    /// what it has saved of this memory before. Operators in place do this themselves.
+    /// Marks the storage as written in place (`torch.autograd.graph.increment_version`): backward then refuses to read a tensor
+    /// that it saved before. Call it after a kernel of your own has written the memory; in-place operators do it themselves.
     pub fn bump_version(&self) {
         self.0.storage.version.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// Returns a number that tells the tensor from every other that lives.
+    /// Returns a number that is unique among the tensors that live.
     pub(crate) fn identity(&self) -> usize {
         Arc::as_ptr(&self.0) as usize
     }
@@ -189,21 +198,21 @@ impl Tensor {
 
     // ---- Autograd -------------------------------------------------------------------------------------------------
 
-    /// Returns the same memory outside the autograd graph.
+    /// Returns a tensor over the same memory that is outside the autograd graph (`torch.Tensor.detach`).
     #[must_use]
     pub fn detach(&self) -> Self {
         self.with_autograd(AutogradMeta::leaf(false))
     }
 
-    /// Returns the gradient that `backward` has accumulated, if any.
+    /// Returns the gradient that [`backward`](Self::backward) has accumulated in this leaf, if any.
     pub fn grad(&self) -> Option<Self> {
         self.gradient_slot().lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Sets or forgets the gradient: it has the tensor's shape, dtype and device.
+    /// Sets the gradient, or removes it with `None`.
     ///
     /// # Errors
-    /// [`Error::is_invalid_argument`] if it has not.
+    /// [`Error::is_invalid_argument`] if the gradient does not have the tensor's shape, dtype and device.
     #[track_caller]
     pub fn set_grad(&self, gradient: Option<Self>) -> Result<()> {
         if let Some(gradient) = &gradient {
@@ -213,12 +222,12 @@ impl Tensor {
         Ok(())
     }
 
-    /// Forgets the gradient.
+    /// Removes the gradient.
     pub fn zero_grad(&self) {
         *self.gradient_slot().lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
 
-    /// Refuses a gradient that is not this tensor's.
+    /// Checks that a gradient has the tensor's shape, dtype and device.
     pub(crate) fn check_gradient(&self, operator: &str, gradient: &Self) -> Result<()> {
         let fits = gradient.shape() == self.shape()
             && gradient.dtype() == self.dtype()
@@ -245,12 +254,12 @@ impl Tensor {
         Self::from_parts(self.0.storage.clone(), self.0.layout.clone(), self.dtype(), autograd)
     }
 
-    /// Returns the result of a node that recorded itself.
+    /// Returns the tensor as the result of a node of the autograd graph.
     pub(crate) fn with_edge(&self, edge: GradientEdge) -> Self {
         self.with_autograd(self.0.autograd.with_edge(edge))
     }
 
-    /// Makes the tensor the result of a node that recorded itself. Tensors that are clones of it stay what they were.
+    /// Makes the tensor the result of a node of the autograd graph. Clones of it stay as they were.
     pub(crate) fn join(&mut self, edge: GradientEdge) {
         match Arc::get_mut(&mut self.0) {
             Some(state) => state.autograd.join(edge),
@@ -258,7 +267,7 @@ impl Tensor {
         }
     }
 
-    /// Returns another layout over the same storage, as a view of it.
+    /// Returns a view of the tensor with another layout.
     pub(crate) fn view(&self, layout: Layout) -> Self {
         let view_of = match self.0.autograd.view_of() {
             Some(view_of) => view_of.clone(),
@@ -268,21 +277,24 @@ impl Tensor {
         Self::from_parts(self.0.storage.clone(), layout, self.dtype(), AutogradMeta::view(view_of))
     }
 
-    /// Returns another layout over the same storage, outside the graph.
+    /// Returns a tensor with another layout over the storage, outside the autograd graph.
     pub(crate) fn with_layout(&self, layout: Layout) -> Self {
         Self::over(self.0.storage.clone(), layout, self.dtype())
     }
 
     // ---- Reading --------------------------------------------------------------------------------------------------
 
-    /// Returns the elements, row-major. Blocks until they are there. `Bool` tensors are read as `u8`.
+    /// Copies the elements to the host, row-major. *Blocks* until they are there. Read `Bool` tensors as `u8`.
+    ///
+    /// # Errors
+    /// [`Error::is_invalid_argument`] if the tensor's dtype is not that of `T`.
     #[track_caller]
     pub fn to_vec<T: Element>(&self) -> Result<Vec<T>> {
         let label = label_at("to_vec", Location::caller());
         in_call("to_vec", &[self], label.location, || self.read(label, None))
     }
 
-    /// Reads the elements; `kind` is what that is to the audit of a capture, where it is more than a copy.
+    /// Copies the elements to the host; `kind` is the obstacle that an audit reports for it, where it is not just a copy.
     pub(crate) fn read<T: Element>(&self, label: Label, kind: Option<ObstacleKind>) -> Result<Vec<T>> {
         let readable = self.dtype() == T::DTYPE || (self.dtype() == DType::Bool && T::DTYPE == DType::U8);
         if !readable {
@@ -303,7 +315,10 @@ impl Tensor {
         Ok(values)
     }
 
-    /// Returns the only element of a tensor with one element. Blocks until it is there.
+    /// Copies the element of a tensor with one element to the host (`torch.Tensor.item`). *Blocks* until it is there.
+    ///
+    /// # Errors
+    /// [`Error::is_invalid_argument`] if there is not exactly one element, or the tensor's dtype is not that of `T`.
     #[track_caller]
     pub fn item<T: Element>(&self) -> Result<T> {
         let label = label_at("item", Location::caller());

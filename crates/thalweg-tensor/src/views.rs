@@ -16,7 +16,7 @@ impl Tensor {
         record_view(self, self.view(layout), backward)
     }
 
-    /// Returns the dimensions in another order.
+    /// Permutes the dimensions (`torch.permute`): dimension `i` of the view is dimension `order[i]` of the tensor.
     #[track_caller]
     pub fn permute(&self, order: &[usize]) -> Result<Self> {
         in_call("permute", &[self], Location::caller(), || {
@@ -29,7 +29,7 @@ impl Tensor {
         })
     }
 
-    /// Returns two dimensions swapped; negative ones are counted from the end.
+    /// Swaps two dimensions (`torch.transpose`); negative ones are counted from the end.
     #[track_caller]
     pub fn transpose(&self, a: i64, b: i64) -> Result<Self> {
         in_call("transpose", &[self], Location::caller(), || {
@@ -39,7 +39,7 @@ impl Tensor {
         })
     }
 
-    /// Returns `length` elements of a dimension, from `start` on.
+    /// Narrows a dimension to the `length` places from `start` on (`torch.narrow`).
     #[track_caller]
     pub fn narrow(&self, dimension: i64, start: usize, length: usize) -> Result<Self> {
         in_call("narrow", &[self], Location::caller(), || {
@@ -54,7 +54,7 @@ impl Tensor {
         })
     }
 
-    /// Returns one place of a dimension, without that dimension.
+    /// Selects one place of a dimension, and removes that dimension (`torch.select`).
     #[track_caller]
     pub fn select(&self, dimension: i64, index: usize) -> Result<Self> {
         in_call("select", &[self], Location::caller(), || {
@@ -70,7 +70,7 @@ impl Tensor {
         })
     }
 
-    /// Returns every place of a dimension, without that dimension (`torch.unbind`).
+    /// Returns a view of each place of a dimension, without that dimension (`torch.unbind`).
     #[track_caller]
     pub fn unbind(&self, dimension: i64) -> Result<Vec<Self>> {
         in_call("unbind", &[self], Location::caller(), || {
@@ -83,7 +83,7 @@ impl Tensor {
         })
     }
 
-    /// Returns a new dimension of extent 1; a negative place is counted from the end, −1 being behind the last.
+    /// Inserts a dimension of extent 1 (`torch.unsqueeze`); a negative place is counted from the end, −1 being behind the last.
     #[track_caller]
     pub fn unsqueeze(&self, dimension: i64) -> Result<Self> {
         in_call("unsqueeze", &[self], Location::caller(), || {
@@ -102,7 +102,7 @@ impl Tensor {
         })
     }
 
-    /// Removes a dimension of extent 1; the view is unchanged where the extent is another.
+    /// Removes a dimension if its extent is 1 (`torch.squeeze`).
     #[track_caller]
     pub fn squeeze(&self, dimension: i64) -> Result<Self> {
         in_call("squeeze", &[self], Location::caller(), || {
@@ -111,7 +111,7 @@ impl Tensor {
         })
     }
 
-    /// Broadcasts to a shape without copying: the result cannot be written in place.
+    /// Broadcasts to a shape without copying (`torch.Tensor.expand`): the result cannot be written in place.
     #[track_caller]
     pub fn expand(&self, shape: &[usize]) -> Result<Self> {
         in_call("expand", &[self], Location::caller(), || {
@@ -120,7 +120,7 @@ impl Tensor {
         })
     }
 
-    /// Returns the elements, row-major, in another shape: a view where the strides allow it, else a copy.
+    /// Returns the elements, row-major, in another shape (`torch.reshape`): a view where the strides allow it, else a copy.
     #[track_caller]
     pub fn reshape(&self, shape: &[usize]) -> Result<Self> {
         in_call("reshape", &[self], Location::caller(), || match self.layout().reshape(shape)? {
@@ -129,7 +129,7 @@ impl Tensor {
         })
     }
 
-    /// Returns all dimensions but the last as one: the rows of a matrix.
+    /// Merges all dimensions but the last: the result is a matrix.
     #[track_caller]
     pub fn flatten_to_matrix(&self) -> Result<Self> {
         in_call("flatten_to_matrix", &[self], Location::caller(), || {
@@ -139,7 +139,7 @@ impl Tensor {
         })
     }
 
-    /// Returns all dimensions from `start` on as one.
+    /// Merges all dimensions from `start` on (`torch.flatten`).
     #[track_caller]
     pub fn flatten_from(&self, start: usize) -> Result<Self> {
         in_call("flatten_from", &[self], Location::caller(), || {

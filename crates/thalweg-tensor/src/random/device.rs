@@ -47,14 +47,14 @@ fn largest(dtype: DType) -> f64 {
 /// other draws yourself, and keep the generator alive as long as such graphs.
 #[derive(Debug)]
 pub struct DeviceGenerator {
-    /// Seed and offset, as i64.
+    /// The seed and the offset, as two i64 in device memory.
     state: Tensor,
     /// The stream of the last draw. Locked during a draw, so that no other comes between it and the moving on of the offset.
     last_stream: Mutex<Stream>,
 }
 
 impl DeviceGenerator {
-    /// Returns a generator at the beginning of a seed's numbers.
+    /// Returns a generator with a seed and the offset 0.
     #[track_caller]
     pub fn new(seed: u64, device: &Device) -> Result<Self> {
         let state = Tensor::from_slice(&[seed as i64, 0], &[2], device)?;
@@ -66,8 +66,8 @@ impl DeviceGenerator {
         self.state.device()
     }
 
-    /// Goes to the beginning of a seed's numbers (`manual_seed`). In stream order, like a draw; not in a capture, because the
-    /// seed comes from the host.
+    /// Sets the seed, and the offset to 0 (`torch.Generator.manual_seed`). In stream order, like a draw; not in a capture, because
+    /// the seed comes from the host.
     #[track_caller]
     pub fn manual_seed(&self, seed: u64) -> Result<()> {
         self.set_state(seed, 0)
@@ -83,7 +83,7 @@ impl DeviceGenerator {
         Ok((values[0] as u64, values[1] as u64))
     }
 
-    /// Goes to a seed and an offset that [`DeviceGenerator::state`] gave: a multiple of four.
+    /// Sets the seed and the offset, a multiple of four, as [`DeviceGenerator::state`] returns them.
     #[track_caller]
     pub fn set_state(&self, seed: u64, offset: u64) -> Result<()> {
         let _entered = enter(Location::caller());
@@ -97,13 +97,13 @@ impl DeviceGenerator {
         self.state.copy_(&Tensor::from_slice(&[seed as i64, offset as i64], &[2], device)?)
     }
 
-    /// Numbers in [0, 1) (`torch.rand`). Asynchronous, like every draw.
+    /// Draws numbers in [0, 1) (`torch.rand`). Asynchronous, like every draw.
     #[track_caller]
     pub fn rand(&self, shape: &[usize], dtype: DType) -> Result<Tensor> {
         self.uniform(shape, 0.0, 1.0, dtype)
     }
 
-    /// Numbers in [low, high), both finite (`torch.Tensor.uniform_`).
+    /// Draws numbers in [low, high), both finite (`torch.Tensor.uniform_`).
     #[track_caller]
     pub fn uniform(&self, shape: &[usize], low: f64, high: f64, dtype: DType) -> Result<Tensor> {
         creating("uniform", (shape, dtype, self.device()), Location::caller(), || {
@@ -112,7 +112,7 @@ impl DeviceGenerator {
         })
     }
 
-    /// Numbers with mean 0 and variance 1 (`torch.randn`).
+    /// Draws normally distributed numbers with mean 0 and variance 1 (`torch.randn`).
     #[track_caller]
     pub fn randn(&self, shape: &[usize], dtype: DType) -> Result<Tensor> {
         self.normal(shape, 0.0, 1.0, dtype)
