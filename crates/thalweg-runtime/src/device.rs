@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use thalweg_driver::cuda::CudaDriver;
-use thalweg_driver::{DeviceProperties, Driver, Label, Process};
+use thalweg_driver::{DeviceProperties, Driver, Instrument, Label, Process};
 use thalweg_memory::{AllocationError, DeviceAllocator, HostAllocator, HostSettings};
 use thalweg_sim::{SimConfig, SimDriver};
 
@@ -43,6 +43,7 @@ struct DeviceState {
     index: u32,
     is_simulated: bool,
     is_meta: bool,
+    is_instrumented: bool,
     reads_accesses: bool,
     /// In which process it was opened.
     process: Process,
@@ -231,6 +232,12 @@ impl Device {
     /// Returns whether its tensors have no elements: see [`Device::meta`].
     pub fn is_meta(&self) -> bool {
         self.0.is_meta
+    }
+
+    /// Returns what watches the memory of the device; `None`, without a call of the driver, where nothing does.
+    #[inline]
+    pub(crate) fn instrument(&self) -> Option<&dyn Instrument> {
+        if self.0.is_instrumented { self.0.driver.instrument() } else { None }
     }
 
     /// Returns whether anyone reads the ranges that launches list.
@@ -441,6 +448,7 @@ impl System {
             index,
             is_simulated: driver.name() == "sim",
             is_meta: driver.name() == "meta",
+            is_instrumented: driver.instrument().is_some(),
             reads_accesses: driver.reads_accesses(),
             process: Process::current(),
         })))

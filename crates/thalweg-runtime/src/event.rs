@@ -112,7 +112,7 @@ impl Event {
                 let captures = stream.device().captures();
                 captures.check_wait(stream, recorded.capture.load(Ordering::Relaxed))?;
                 let driver = stream.device().driver();
-                if let Some(instrument) = driver.instrument() {
+                if let Some(instrument) = stream.device().instrument() {
                     instrument.label_next(label);
                 }
                 stream.check(driver.stream_wait_event(stream.handle(), recorded.handle))?;

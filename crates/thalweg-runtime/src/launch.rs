@@ -29,7 +29,7 @@ impl PreparedLaunch {
         let shape =
             thalweg_ir::cuda::launch_shape(kernel, geometry, device.properties().multi_processor_count);
         let sizes = Arguments::sizes(kernel, geometry);
-        let extents = extents(kernel, geometry, device.driver().instrument().is_some());
+        let extents = extents(kernel, geometry, device.instrument().is_some());
         Self { rows: geometry.rows(), shape, extents, sizes, loaded }
     }
 }

@@ -36,7 +36,7 @@ impl PinnedBlock {
             UseKind::UntilFree => self.block.record_stream(stream),
             UseKind::SoFar => self.block.record_use(stream),
         }
-        if let Some(instrument) = self.device.driver().instrument() {
+        if let Some(instrument) = self.device.instrument() {
             let stream = StreamHandle::from_raw(stream.raw());
             instrument.block_recorded(self.block.address(), stream, kind, label);
         }
@@ -51,7 +51,7 @@ impl PinnedBlock {
 impl Drop for PinnedBlock {
     /// Reports the free before the block goes back: a moment later it may be another owner's.
     fn drop(&mut self) {
-        if let Some(instrument) = self.device.driver().instrument() {
+        if let Some(instrument) = self.device.instrument() {
             instrument.block_freed(self.block.address(), None);
         }
     }
@@ -68,7 +68,7 @@ impl PinnedBuffer {
             .host_allocator()
             .allocate_on(bytes, stream.id())
             .map_err(|error| from_allocation(device, error))?;
-        if let Some(instrument) = device.driver().instrument() {
+        if let Some(instrument) = device.instrument() {
             let (start, kind) = (block.address(), BlockKind::Pinned);
             instrument.block_allocated(start, block.requested_bytes(), kind, stream.handle(), label);
         }
@@ -112,7 +112,7 @@ impl PinnedBuffer {
 
     /// Names the line whose call of the driver comes next.
     fn label(&self, label: Label) {
-        if let Some(instrument) = self.device.driver().instrument() {
+        if let Some(instrument) = self.device.instrument() {
             instrument.label_next(label);
         }
     }

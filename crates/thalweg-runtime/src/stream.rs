@@ -70,7 +70,7 @@ impl Stream {
         let (least, greatest) = device.properties().stream_priority_range;
         let priority = priority.clamp(greatest.min(least), least.max(greatest));
         let state = device.check(device.stream_pool().take(device.driver(), device.index(), priority))?;
-        if let Some(instrument) = device.driver().instrument() {
+        if let Some(instrument) = device.instrument() {
             instrument.stream_made(state.handle, label);
         }
         Ok(Self::from_state(device, state))
@@ -80,7 +80,7 @@ impl Stream {
     /// [checker](thalweg_sanitizer). Nothing, where there is none. A name that is an identifier goes into the calls that a
     /// report advises, so name it as the variable.
     pub fn set_name(&self, name: &str) {
-        if let Some(instrument) = self.device.driver().instrument() {
+        if let Some(instrument) = self.device.instrument() {
             instrument.name_stream(self.handle(), name);
         }
     }

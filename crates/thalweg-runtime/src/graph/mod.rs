@@ -198,7 +198,7 @@ impl Graph {
         let named = |error: Error| error.context("graph replay");
         contract.check().map_err(named)?;
         let kept = pool.members().before_replay(member, stream, label).map_err(named)?;
-        if let Some(instrument) = device.driver().instrument() {
+        if let Some(instrument) = device.instrument() {
             instrument.label_next(label);
         }
         device.called(label);

@@ -36,12 +36,11 @@ impl Buffer {
     pub fn labelled(stream: &Stream, bytes: u64, label: Label) -> Result<Self> {
         let device = stream.device();
         device.check_process("Buffer::new")?;
-        let mut outcome = device.allocator().allocate(bytes, stream.id());
-        if outcome.as_ref().is_err_and(AllocationError::is_out_of_memory) && device.give_back_held() {
-            outcome = device.allocator().allocate(bytes, stream.id());
-        }
-        let block = outcome.map_err(|error| from_allocation(device, error).at(label.location))?;
-        if let Some(instrument) = device.driver().instrument() {
+        let block = match device.allocator().allocate(bytes, stream.id()) {
+            Ok(block) => block,
+            Err(error) => allocate_again(stream, bytes, error).map_err(|error| error.at(label.location))?,
+        };
+        if let Some(instrument) = device.instrument() {
             let (start, kind) = (block.address(), BlockKind::Device);
             instrument.block_allocated(start, block.requested_bytes(), kind, stream.handle(), label);
         }
@@ -107,10 +106,23 @@ impl Buffer {
     }
 
     fn recorded(&self, stream: &Stream, kind: UseKind, label: Label) {
-        if let Some(instrument) = self.device.driver().instrument() {
+        if let Some(instrument) = self.device.instrument() {
             instrument.block_recorded(self.pointer().address(), stream.handle(), kind, label);
         }
     }
+}
+
+/// Allocates once more where memory was short and freed blocks are held back, which are given back first.
+#[cold]
+fn allocate_again(stream: &Stream, bytes: u64, mut error: AllocationError) -> Result<Block> {
+    let device = stream.device();
+    if error.is_out_of_memory() && device.give_back_held() {
+        match device.allocator().allocate(bytes, stream.id()) {
+            Ok(block) => return Ok(block),
+            Err(again) => error = again,
+        }
+    }
+    Err(from_allocation(device, error))
 }
 
 impl Drop for Buffer {
@@ -125,7 +137,7 @@ impl Drop for Buffer {
         }
         match &mut self.memory {
             Memory::Owned(block) => {
-                if let Some(instrument) = self.device.driver().instrument() {
+                if let Some(instrument) = self.device.instrument() {
                     instrument.block_freed(block.address(), None);
                     if let Some(quarantine) = self.device.quarantine() {
                         quarantine.hold(block);

@@ -99,7 +99,7 @@ impl GraphOutput {
             let mut state = self.state();
             (state.moved.take(), state.kept.take())
         };
-        if let (None, Some(instrument)) = (&moved, self.pool.device().driver().instrument()) {
+        if let (None, Some(instrument)) = (&moved, self.pool.device().instrument()) {
             instrument.block_freed(self.pointer().address(), None);
         }
         self.is_dropped.store(true, Ordering::Release);
@@ -156,7 +156,7 @@ impl OutputHandle {
         if size_bytes > 0 {
             stream.copy_on_device(copy.pointer(), old, size_bytes, label)?;
         }
-        if let Some(instrument) = stream.device().driver().instrument() {
+        if let Some(instrument) = stream.device().instrument() {
             instrument.block_freed(old.address(), None);
         }
         let mut state = self.0.state();
@@ -183,7 +183,7 @@ impl GraphPool {
         label: Label,
     ) -> (Buffer, OutputHandle) {
         let device = self.device();
-        if let Some(instrument) = device.driver().instrument() {
+        if let Some(instrument) = device.instrument() {
             let kind = BlockKind::GraphOutput;
             instrument.block_allocated(pointer.address(), size_bytes, kind, stream.handle(), label);
         }
@@ -202,7 +202,7 @@ impl GraphPool {
     /// `stream` captures uses: at each replay, the graphs that write it were replayed before, and nothing else has written it
     /// since. Without this, such a use is reported as a dead input of the graph.
     pub fn vouch(&self, stream: &Stream) {
-        if let Some(instrument) = self.device().driver().instrument() {
+        if let Some(instrument) = self.device().instrument() {
             instrument.capture_vouched(stream.handle());
         }
     }
