@@ -97,10 +97,18 @@ pub enum Touch {
         /// From the shortest step to the longest.
         steps: [StrideStep; STEPS],
     },
-    /// Some bytes, which ones is not said: it depends on data, most likely.
+    /// Some bytes, which ones is not said.
     Some {
         /// How many at most.
         most_bytes: u64,
+    },
+    /// Some bytes, which data chooses: a host function says which when it runs
+    /// ([`HostLaunch::touched`](crate::HostLaunch::touched)).
+    Chosen {
+        /// How many at most.
+        most_bytes: u64,
+        /// The number under which it is noted which they are; 0 if they need not be.
+        ticket: u64,
     },
 }
 
@@ -109,6 +117,11 @@ impl Touch {
     pub const fn rows(chunk_bytes: u64, step_bytes: u64, count: u64) -> Self {
         let first = StrideStep { bytes: step_bytes, count };
         Self::Strided { chunk_bytes, steps: [first, StrideStep::NONE, StrideStep::NONE, StrideStep::NONE] }
+    }
+
+    /// Creates the touch of some bytes that data chooses, as a launch declares it.
+    pub const fn chosen(most_bytes: u64) -> Self {
+        Self::Chosen { most_bytes, ticket: 0 }
     }
 
     /// Returns which bytes of its span an operand touches whose dimensions have these extents and strides, in elements of this size.
@@ -187,6 +200,14 @@ impl Access {
     /// Declares a read and a write of `bytes` from `start` on.
     pub const fn read_write(start: DevicePointer, bytes: u64) -> Self {
         Self::new(start.address(), bytes, AccessMode::ReadWrite)
+    }
+
+    /// Returns the number under which it is noted which bytes data chose; 0 for none.
+    pub const fn ticket(&self) -> u64 {
+        match self.touch {
+            Touch::Chosen { ticket, .. } => ticket,
+            _ => 0,
+        }
     }
 
     /// Returns whether both touch a byte in common.

@@ -64,6 +64,15 @@ pub type PhysicalRanges = SmallVec<[(u64, u64); 1]>;
 /// address of a copy is rounder.
 pub const ALIGNMENT: usize = align_of::<u128>();
 
+/// The bytes of an access that data chose, in one run of its command.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Touched {
+    /// The ticket of the access ([`Touch::Chosen`](crate::Touch::Chosen)).
+    pub ticket: u64,
+    /// The first address and the bytes of each part, in any order. Parts may overlap.
+    pub parts: Vec<(u64, u64)>,
+}
+
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Borrow {
     Shared,
@@ -83,6 +92,8 @@ pub struct HostLaunch<'a> {
     memory: &'a dyn Resolve,
     /// The physical ranges that the kernel holds.
     borrows: RefCell<SmallVec<[(u64, u64, Borrow); 16]>>,
+    /// The bytes that the kernel has named, of accesses with a ticket.
+    touched: RefCell<Vec<Touched>>,
 }
 
 impl<'a> HostLaunch<'a> {
@@ -97,7 +108,41 @@ impl<'a> HostLaunch<'a> {
         accesses: &'a [Access],
         memory: &'a dyn Resolve,
     ) -> Self {
-        Self { grid, block, arguments, accesses, memory, borrows: RefCell::new(SmallVec::new()) }
+        Self {
+            grid,
+            block,
+            arguments,
+            accesses,
+            memory,
+            borrows: RefCell::default(),
+            touched: RefCell::default(),
+        }
+    }
+
+    /// Returns whether any of its accesses has a ticket: then it is asked which bytes data chooses.
+    pub fn has_tickets(&self) -> bool {
+        self.accesses.iter().any(|access| access.ticket() != 0)
+    }
+
+    /// Says which bytes of an operand the kernel touches, where its launch has declared that data chooses them: the first address
+    /// and the bytes of each part. `operand` is the access as the launch declared it; its `touch` does not matter. A kernel says
+    /// it of every operand that shares the access, and of all parts, since what it leaves out counts as not touched.
+    pub fn touched(&self, operand: &Access, parts: impl IntoIterator<Item = (u64, u64)>) {
+        let is_it = |access: &&Access| {
+            let range = (access.start, access.bytes, access.mode);
+            access.ticket() != 0 && range == (operand.start, operand.bytes, operand.mode)
+        };
+        let Some(access) = self.accesses.iter().find(is_it) else { return };
+        let (ticket, mut touched) = (access.ticket(), self.touched.borrow_mut());
+        match touched.iter_mut().find(|touched| touched.ticket == ticket) {
+            Some(known) => known.parts.extend(parts),
+            None => touched.push(Touched { ticket, parts: parts.into_iter().collect() }),
+        }
+    }
+
+    /// Takes out all that [`touched`](Self::touched) was given.
+    pub fn take_touched(&self) -> Vec<Touched> {
+        self.touched.take()
     }
 
     /// Returns `count` elements from `start` on, to be read. The range must lie inside one declared access. Elements may want

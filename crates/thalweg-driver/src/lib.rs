@@ -51,7 +51,7 @@ pub use handle::{
     CommunicatorHandle, ConditionHandle, DevicePointer, EventHandle, FunctionHandle, GraphExecHandle,
     GraphHandle, GraphNodeHandle, HostPointer, ModuleHandle, PhysicalHandle, PoolHandle, StreamHandle,
 };
-pub use host::{HostFault, HostKernel, HostLaunch};
+pub use host::{HostFault, HostKernel, HostLaunch, Touched};
 pub use instrument::{BlockKind, HostClock, Instrument, UseKind, Within, within};
 pub use library::{ComputeFormat, ElementFormat, GpuCall, MatmulCall, Matrix};
 pub use memory::{

@@ -45,6 +45,12 @@ impl HostModule {
         self
     }
 
+    /// Returns the module with each function put through `wrap`.
+    #[must_use]
+    pub fn map(&self, wrap: impl Fn(&Arc<dyn HostKernel>) -> Arc<dyn HostKernel>) -> Self {
+        Self { kernels: self.kernels.iter().map(|(name, kernel)| (name.clone(), wrap(kernel))).collect() }
+    }
+
     /// Returns the function of that name.
     pub fn get(&self, name: &str) -> Option<&Arc<dyn HostKernel>> {
         self.kernels.iter().find(|(candidate, _)| candidate == name).map(|(_, kernel)| kernel)

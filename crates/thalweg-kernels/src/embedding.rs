@@ -10,7 +10,7 @@
 
 use std::sync::Arc;
 
-use thalweg_driver::{Access, DevicePointer, HostFault, HostKernel, HostLaunch};
+use thalweg_driver::{Access, DevicePointer, HostFault, HostKernel, HostLaunch, Touch};
 use thalweg_ir::cuda::{FloatNames, LaunchShape, with_prelude};
 use thalweg_ir::host::Fault;
 use thalweg_ir::{DType, Element, with_dtype};
@@ -169,16 +169,20 @@ impl NativeKernel for Placed<EmbeddingBackward, [DevicePointer; 3]> {
     }
 
     fn accesses(&self) -> Accesses {
-        let ([gradients, indices, results], element) =
-            (self.kernel.spans(), self.kernel.dtype.size_bytes() as u64);
+        let ([gradients, indices, _], element) = (self.kernel.spans(), self.kernel.dtype.size_bytes() as u64);
         let [gradient, index, result] = self.at;
         Accesses::from_iter([
             Access::read(gradient, gradients * element),
             Access::read(index, indices * size_of::<i64>() as u64),
             // The other rows stay as they are.
-            Access::read_write(result, results * element),
+            result_of(&self.kernel, result).touching(Touch::chosen(gradients * element)),
         ])
     }
+}
+
+/// Returns the whole table, of which a launch touches the rows that the indices name.
+fn result_of(sizes: &EmbeddingBackward, result: DevicePointer) -> Access {
+    Access::read_write(result, sizes.spans()[2] * sizes.dtype.size_bytes() as u64)
 }
 
 fn run_on_host(launch: &HostLaunch<'_>) -> Result<(), HostFault> {
@@ -202,6 +206,12 @@ fn run_typed<T: Element>(
     let [gradients, count, results] = sizes.spans().map(|span| span as usize);
     let (gradient, indices) = (launch.read::<T>(gradient, gradients)?, launch.read::<i64>(indices, count)?);
     sizes.run(gradient, indices, launch.write::<T>(result, results)?);
+    if launch.has_tickets() {
+        let row_bytes = sizes.features * size_of::<T>() as u64;
+        let rows = indices.iter().filter_map(|&index| sizes.row(index));
+        let parts = rows.map(|row| (result.address() + row as u64 * row_bytes, row_bytes));
+        launch.touched(&result_of(sizes, result), parts);
+    }
     Ok(())
 }
 

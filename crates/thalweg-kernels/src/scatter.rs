@@ -10,7 +10,7 @@
 
 use std::sync::Arc;
 
-use thalweg_driver::{Access, DevicePointer, HostFault, HostKernel, HostLaunch};
+use thalweg_driver::{Access, DevicePointer, HostFault, HostKernel, HostLaunch, Touch};
 use thalweg_ir::cuda::{LaunchShape, with_prelude};
 use thalweg_ir::host::Fault;
 use thalweg_ir::{DType, Element};
@@ -112,21 +112,27 @@ impl ScatterReduce {
     /// # Panics
     /// If an operand is shorter than its span.
     pub fn run<T: Term>(&self, index: &[i64], source: &[T], result: &mut [T]) {
-        let [outer, extent, count, inner] = self.sizes;
-        let at = |[o, k, i]: [u64; 3], strides: [u64; 3]| {
-            (o * strides[0] + k * strides[1] + i * strides[2]) as usize
-        };
-        for o in 0..outer {
-            for k in 0..count {
-                for i in 0..inner {
-                    let Ok(place) = u64::try_from(index[at([o, k, i], self.index_strides)]) else { continue };
-                    if place < extent {
-                        let target = &mut result[((o * extent + place) * inner + i) as usize];
-                        *target = target.combine(self.combine, source[at([o, k, i], self.source_strides)]);
-                    }
-                }
-            }
+        for (place, at) in self.places(index) {
+            let source = source[element(at, self.source_strides)];
+            result[place as usize] = result[place as usize].combine(self.combine, source);
         }
+    }
+
+    /// Returns which elements of the result are combined with what, in order: the element, and (o, k, i) of the source.
+    fn places<'a>(&'a self, index: &'a [i64]) -> impl Iterator<Item = (u64, [u64; 3])> + 'a {
+        let [outer, extent, count, inner] = self.sizes;
+        let walked =
+            (0..outer).flat_map(move |o| (0..count).flat_map(move |k| (0..inner).map(move |i| [o, k, i])));
+        walked.filter_map(move |at @ [o, _, i]| {
+            let place = u64::try_from(index[element(at, self.index_strides)]).ok();
+            Some(((o * extent + place.filter(|&place| place < extent)?) * inner + i, at))
+        })
+    }
+
+    /// Returns how many elements of the source there are.
+    fn walked(&self) -> u64 {
+        let [outer, _, count, inner] = self.sizes;
+        outer * count * inner
     }
 
     /// Returns the launch. The grid is never empty: the caller skips what has no elements.
@@ -134,6 +140,11 @@ impl ScatterReduce {
         let blocks = self.sizes[0].saturating_mul(self.sizes[3]).div_ceil(BLOCK);
         LaunchShape { grid: [blocks.clamp(1, (1 << 31) - 1) as u32, 1, 1], block: [BLOCK as u32, 1, 1] }
     }
+}
+
+/// Returns the number of the element at (o, k, i).
+fn element([o, k, i]: [u64; 3], strides: [u64; 3]) -> usize {
+    (o * strides[0] + k * strides[1] + i * strides[2]) as usize
 }
 
 /// An element that can be combined.
@@ -232,16 +243,20 @@ impl NativeKernel for Placed<ScatterReduce, [DevicePointer; 3]> {
     }
 
     fn accesses(&self) -> Accesses {
-        let ([indices, sources, results], element) =
-            (self.kernel.spans(), self.kernel.dtype.size_bytes() as u64);
+        let ([indices, sources, _], element) = (self.kernel.spans(), self.kernel.dtype.size_bytes() as u64);
         let [index, source, result] = self.at;
         Accesses::from_iter([
             Access::read(index, indices * size_of::<i64>() as u64),
             Access::read(source, sources * element),
             // The other elements stay as they are.
-            Access::read_write(result, results * element),
+            result_of(&self.kernel, result).touching(Touch::chosen(self.kernel.walked() * element)),
         ])
     }
+}
+
+/// Returns the whole result, of which a launch touches what the indices name.
+fn result_of(sizes: &ScatterReduce, result: DevicePointer) -> Access {
+    Access::read_write(result, sizes.spans()[2] * sizes.dtype.size_bytes() as u64)
 }
 
 fn run_on_host(launch: &HostLaunch<'_>) -> Result<(), HostFault> {
@@ -263,6 +278,11 @@ fn run_typed<T: Term>(
     let [indices, sources, results] = sizes.spans().map(|span| span as usize);
     let (index, source) = (launch.read::<i64>(index, indices)?, launch.read::<T>(source, sources)?);
     sizes.run(index, source, launch.write::<T>(result, results)?);
+    if launch.has_tickets() {
+        let size = size_of::<T>() as u64;
+        let parts = sizes.places(index).map(|(place, _)| (result.address() + place * size, size));
+        launch.touched(&result_of(sizes, result), parts);
+    }
     Ok(())
 }
 

@@ -65,7 +65,7 @@ fn touch_of_operand(geometry: &Geometry, operand: usize, element_bytes: u64) -> 
     match &geometry.operands[operand] {
         OperandGeometry::Gathered { .. } => {
             let points = geometry.rows().saturating_mul(geometry.points());
-            Touch::Some { most_bytes: points.saturating_mul(element_bytes) }
+            Touch::chosen(points.saturating_mul(element_bytes))
         }
         OperandGeometry::Strided { row_strides, inner_strides } => {
             let rows = geometry.row_shape.iter().zip(row_strides);

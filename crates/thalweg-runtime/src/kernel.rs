@@ -4,17 +4,18 @@
 //! precompiled kernels of a bundle). In the simulator the same kernel value becomes a host function. What is launched is
 //! the same in both: packed arguments and the ranges that they touch, both derived from the kernel's geometry.
 
+use std::cell::RefCell;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock, PoisonError};
 
 use smallvec::SmallVec;
 use thalweg_driver::cuda::{CompileOptions, Nvrtc, SearchEnvironment};
 use thalweg_driver::{
-    Access, Code, ComputeCapability, DevicePointer, FunctionHandle, HostFault, HostKernel, HostLaunch,
-    HostModule, Image, ImageKind,
+    Access, AccessMode, Code, ComputeCapability, DevicePointer, FunctionHandle, HostFault, HostKernel,
+    HostLaunch, HostModule, Image, ImageKind,
 };
-use thalweg_ir::Kernel;
 use thalweg_ir::host::{Cells, Program, Source};
+use thalweg_ir::{Geometry, Kernel, OperandGeometry};
 use thalweg_kernels::{Accesses, NativeKernel, cells, slice};
 
 use crate::accesses::{accesses, extents};
@@ -288,9 +289,47 @@ impl HostKernel for LoopKernel {
                 Source::Slice(slice(launch, input.dtype, address, elements)?)
             });
         }
-        self.program
-            .run(geometry, &arguments.scalars, &inputs, &outputs)
-            .map_err(|fault| HostFault(format!("{}: {fault}", self.kernel.name)))
+        let ran = if launch.has_tickets() {
+            let places = RefCell::new(vec![Vec::new(); geometry.operands.len()]);
+            let note = |operand: usize, place| places.borrow_mut()[operand].push(place);
+            let ran = self.program.run_noting(geometry, &arguments.scalars, &inputs, &outputs, &note);
+            let pointers = arguments.inputs.iter().chain(&arguments.outputs);
+            self.say_what_was_chosen(launch, geometry, pointers, &declared, &mut places.into_inner());
+            ran
+        } else {
+            self.program.run(geometry, &arguments.scalars, &inputs, &outputs)
+        };
+        ran.map_err(|fault| HostFault(format!("{}: {fault}", self.kernel.name)))
+    }
+}
+
+impl LoopKernel {
+    /// Says which elements data chose of each operand that the launch declared for itself. One that was declared together with
+    /// others, which it overlaps, stays unknown.
+    fn say_what_was_chosen<'a>(
+        &self,
+        launch: &HostLaunch<'_>,
+        geometry: &Geometry,
+        addresses: impl Iterator<Item = &'a u64>,
+        declared: &Accesses,
+        places: &mut [Vec<u64>],
+    ) {
+        let body = &self.kernel.body;
+        let reads = body.inputs.iter().map(|input| (input.dtype, AccessMode::Read));
+        let modes = reads.chain(body.outputs.iter().map(|output| (output.dtype, AccessMode::Write)));
+        for (operand, ((dtype, mode), &address)) in modes.zip(addresses).enumerate() {
+            if !matches!(geometry.operands[operand], OperandGeometry::Gathered { .. }) {
+                continue;
+            }
+            let size = dtype.size_bytes() as u64;
+            let access = Access::new(address, geometry.span(operand) * size, mode);
+            if declared.contains(&access) {
+                let places = &mut places[operand];
+                places.sort_unstable();
+                places.dedup();
+                launch.touched(&access, places.iter().map(|place| (address + place * size, size)));
+            }
+        }
     }
 }
 

@@ -27,7 +27,7 @@ impl Bytes {
     pub(super) fn of(access: &Access) -> Option<Self> {
         let (chunk, steps) = match access.touch {
             Touch::All => return Some(Self::range(access.start, access.start.saturating_add(access.bytes))),
-            Touch::Some { .. } => return None,
+            Touch::Some { .. } | Touch::Chosen { .. } => return None,
             Touch::Strided { chunk_bytes, steps } => (chunk_bytes, steps),
         };
         let mut bytes = Self { start: access.start, chunk, steps: SmallVec::new() };
@@ -75,6 +75,19 @@ impl Bytes {
             self.steps.push((step, count));
         }
         self
+    }
+
+    /// Shows the bytes that lie in a range too, as ranges in order, for as long as `visit` says so. Returns whether it still does.
+    pub(super) fn common(&self, range: (u64, u64), visit: &mut dyn FnMut(u64, u64) -> bool) -> bool {
+        let Some((step, count)) = self.longest() else {
+            let (start, end) = (range.0.max(self.start), range.1.min(self.start + self.chunk));
+            return start >= end || visit(start, end);
+        };
+        let one = self.repeated(self.start);
+        // Each ends before the next begins.
+        let first = range.0.saturating_sub(self.start) / step;
+        let last = range.1.saturating_sub(self.start).div_ceil(step).min(count);
+        (first..last).all(|number| one.clone().moved(self.start + number * step).common(range, visit))
     }
 
     /// Returns the bytes moved elsewhere.
@@ -147,6 +160,27 @@ mod tests {
             assert!(low.iter().all(|byte| *byte < at) && high.iter().all(|byte| *byte >= at), "at {at}");
             assert_eq!([low, high].concat(), all, "at {at}");
         }
+    }
+
+    #[test]
+    fn what_lies_in_a_range_is_shown_in_order() {
+        let set = Bytes { start: 5, chunk: 3, steps: smallvec![(4, 3), (20, 2), (50, 3)] };
+        let all = list(std::slice::from_ref(&set));
+        for (start, end) in (0..170).flat_map(|start| (start..=170).step_by(7).map(move |end| (start, end))) {
+            let mut found = Vec::new();
+            assert!(set.common((start, end), &mut |start, end| {
+                found.extend(start..end);
+                true
+            }));
+            let expected: Vec<u64> = all.iter().copied().filter(|at| (start..end).contains(at)).collect();
+            assert_eq!(found, expected, "{start} to {end}");
+        }
+        let mut calls = 0;
+        assert!(!set.common((0, 170), &mut |_, _| {
+            calls += 1;
+            calls < 2
+        }));
+        assert_eq!(calls, 2, "it ends when `visit` says so");
     }
 
     #[test]

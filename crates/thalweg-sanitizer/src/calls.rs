@@ -77,6 +77,7 @@ impl SanitizerDriver {
         let is_over = answer.as_ref().map_or_else(Error::is_device_lost, |is_done| *is_done);
         if let (true, Some(clock)) = (is_over, clock) {
             self.seen(&clock);
+            self.lock().decide();
         }
         answer
     }
@@ -163,6 +164,7 @@ impl SanitizerDriver {
             kind,
             is_certain: true,
             is_whole: false,
+            ticket: 0,
         };
         let clock = std::mem::take(&mut model.hosts[host as usize].clock);
         model.touch(&clock, mark, &access, Manner::Submitted);

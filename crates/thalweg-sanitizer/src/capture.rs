@@ -142,6 +142,7 @@ impl Model {
             kind: MarkKind::Command,
             is_certain: true,
             is_whole: false,
+            ticket: 0,
         };
         for trouble in troubles {
             self.report(&trouble, &mark, &Clock::default());
@@ -203,6 +204,7 @@ impl Model {
                 kind,
                 is_certain: true,
                 is_whole: false,
+                ticket: 0,
             };
             self.run_node(node, &clock, mark);
             if place.is_awaited {

@@ -141,6 +141,7 @@ impl Model {
                 kind,
                 is_certain: true,
                 is_whole: false,
+                ticket: 0,
             };
             for access in &accesses {
                 self.touch(&clock, mark, access, Manner::Submitted);

@@ -4,6 +4,7 @@
 //! something out enter the model afterwards, calls that give something up leave it beforehand and come back if the driver
 //! refuses.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use thalweg_driver::{
@@ -15,6 +16,7 @@ use thalweg_driver::{
 };
 
 use super::capture::CapturedCall;
+use super::chosen::Speaking;
 use super::model::{Model, Record, StreamId};
 use super::space::ObjectKind;
 use super::{Instrument, SanitizerDriver, take_label, threads};
@@ -392,6 +394,7 @@ impl Driver for SanitizerDriver {
                 frontier.learn(stream.strand, stream.clock.of(stream.strand));
             }
             model.saw(host, &frontier);
+            model.decide();
         }
         result
     }
@@ -415,7 +418,9 @@ impl Driver for SanitizerDriver {
     }
 
     fn launch(&self, stream: StreamHandle, launch: &Launch<'_>) -> Result<()> {
-        self.command(stream, launch.label, launch.accesses, || self.inner.launch(stream, launch))
+        let accesses = self.with_tickets(stream, launch.accesses);
+        let launch = Launch { accesses: accesses.as_deref().unwrap_or(launch.accesses), ..*launch };
+        self.command(stream, launch.label, launch.accesses, || self.inner.launch(stream, &launch))
     }
 
     fn library_async(&self, stream: StreamHandle, launch: &LibraryLaunch<'_>) -> Result<()> {
@@ -425,7 +430,16 @@ impl Driver for SanitizerDriver {
     // ---- Code -----------------------------------------------------------------------------------------------------
 
     fn module_load(&self, device: u32, image: Image<'_>) -> Result<ModuleHandle> {
-        let module = self.inner.module_load(device, image)?;
+        let module = match image {
+            Image::Host(module) => {
+                self.speaks.store(true, Ordering::Relaxed);
+                let said = Arc::clone(&self.lock().chosen.said);
+                let speaking = module
+                    .map(|kernel| Arc::new(Speaking { kernel: Arc::clone(kernel), said: Arc::clone(&said) }));
+                self.inner.module_load(device, Image::Host(&speaking))?
+            }
+            _ => self.inner.module_load(device, image)?,
+        };
         self.lock().modules.insert(module.raw(), device);
         Ok(module)
     }

@@ -146,7 +146,8 @@ pub struct History {
 pub struct Finding {
     /// What.
     pub kind: FindingKind,
-    /// Whether it is: else it is possible, since of one of the two it is only known that it touches some bytes of a range.
+    /// Whether it is: else it is possible, since of one of the two it is only known that it touches some bytes of a range, and
+    /// nothing has said which.
     pub is_certain: bool,
     /// Whether another host thread knows that the first is over, and may have told the one that submitted the second: by a
     /// mutex, a channel or a flag that the sanitizer was not told of. Then it is not certain either.
@@ -168,7 +169,7 @@ pub struct Finding {
 }
 
 impl Finding {
-    /// Returns whether it is no more than possible: two commands touch some rows each that data chooses, and nothing says
+    /// Returns whether it is no more than possible: two commands touch some rows each that data chooses, and nothing has said
     /// whether they are the same ones; or one thread has seen the first complete, and may have told the other so by means that
     /// the sanitizer does not see.
     pub fn is_possible(&self) -> bool {

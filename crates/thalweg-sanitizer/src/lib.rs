@@ -19,7 +19,7 @@
 //! - `clock`: vector clocks. `shadow`: what is known of every byte. `space`: which bytes an address means, with mappings of
 //!   virtual memory followed, so that two addresses of one page are one byte.
 //! - `bytes`: sets of bytes at regular distances. `model`: streams, events, hosts. `threads`: which thread is which
-//!   host. `touch`: accesses. `memory`, `blocks`: lifetimes. `graph`, `capture`, `bodies`, `update`: captured work.
+//!   host. `touch`: accesses. `chosen`: bytes that data chooses. `memory`, `blocks`: lifetimes. `graph`, `capture`, `bodies`, `update`: captured work.
 //! - `collective`: which parts meet. `told`: programs that do not go through this driver.
 //! - `finding` is the report, `report` writes it. `driver` is the trait, thin; `calls` is what its methods share.
 //!
@@ -41,6 +41,7 @@ mod bodies;
 mod bytes;
 mod calls;
 mod capture;
+mod chosen;
 mod clock;
 mod collective;
 mod driver;
@@ -62,8 +63,10 @@ use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use smallvec::SmallVec;
 use thalweg_driver::{
-    BlockKind, Code, Driver, Error, HostClock, Instrument, Label, Result, StreamHandle, UseKind,
+    Access, BlockKind, Code, Driver, Error, HostClock, Instrument, Label, Result, StreamHandle, Touch,
+    UseKind,
 };
 
 use self::calls::work;
@@ -82,6 +85,8 @@ pub struct SanitizerDriver {
     /// How many captures are under way.
     captures: AtomicUsize,
     fails: AtomicBool,
+    /// Whether host functions say which bytes data chooses.
+    speaks: AtomicBool,
 }
 
 thread_local! {
@@ -99,6 +104,7 @@ impl SanitizerDriver {
             inner,
             captures: AtomicUsize::new(0),
             fails: AtomicBool::new(false),
+            speaks: AtomicBool::new(false),
         })
     }
 
@@ -120,9 +126,10 @@ impl SanitizerDriver {
         self.lock().threads_are_one = true;
     }
 
-    /// Returns what was found so far, in order, each once.
+    /// Returns what was found so far, each once: in order, but for what depends on bytes that data chooses, which is found when the
+    /// work has run. Races of work that has not run yet may be none ([`Finding::is_possible`]), and come last.
     pub fn findings(&self) -> Vec<Finding> {
-        self.lock().findings.list.clone()
+        self.lock().found()
     }
 
     /// Calls `observer` with each finding, as it is found. It is called while the sanitizer is locked: it must not call the driver.
@@ -149,12 +156,41 @@ impl SanitizerDriver {
         }
     }
 
+    /// Returns the accesses of a launch with a ticket for each whose bytes data chooses; `None` where there is none, or where it
+    /// will not be known which bytes they are.
+    fn with_tickets(&self, stream: StreamHandle, accesses: &[Access]) -> Option<SmallVec<[Access; 4]>> {
+        let is_chosen = |access: &Access| matches!(access.touch, Touch::Chosen { .. });
+        // A launch of a graph runs what was captured once, many times.
+        if !accesses.iter().any(is_chosen)
+            || !self.speaks.load(Ordering::Relaxed)
+            || self.capture_of(stream) != 0
+        {
+            return None;
+        }
+        let mut accesses: SmallVec<[Access; 4]> = SmallVec::from_slice(accesses);
+        let mut model = self.lock();
+        for access in &mut accesses {
+            if let Touch::Chosen { ticket, .. } = &mut access.touch {
+                let pieces = model.space.translate(access.start, access.bytes);
+                // Before the work can run, and say what it is asked.
+                *ticket = model.chosen.enter(pieces);
+            }
+        }
+        Some(accesses)
+    }
+
     /// Returns the capture that a stream takes part in, if any is under way; 0 for none.
     fn capture_of(&self, stream: StreamHandle) -> u64 {
         if self.captures.load(Ordering::Acquire) == 0 {
             return 0;
         }
         self.inner.stream_capture_info(stream).map_or(0, |info| info.id)
+    }
+}
+
+impl Drop for SanitizerDriver {
+    fn drop(&mut self) {
+        self.lock().give_up();
     }
 }
 

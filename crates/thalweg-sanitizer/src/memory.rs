@@ -100,6 +100,7 @@ impl Model {
             kind,
             is_certain: true,
             is_whole: false,
+            ticket: 0,
         };
         for trouble in troubles {
             self.report(&trouble, &mark, &known);

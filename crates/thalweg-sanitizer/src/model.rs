@@ -11,6 +11,7 @@ use thalweg_driver::{AccessMode, StreamHandle};
 
 use super::blocks::Blocks;
 use super::bodies::Families;
+use super::chosen::Chosen;
 use super::clock::{Clock, Strand};
 use super::collective::Communicators;
 use super::graph::{Executable, Graph};
@@ -139,6 +140,8 @@ pub(super) struct Model {
     pub(super) given_away: FxHashMap<Shared, (u32, u64)>,
     pub(super) communicators: Communicators,
     pub(super) findings: Findings,
+    /// Bytes that data chooses, and questions about them.
+    pub(super) chosen: Chosen,
     /// The captures whose graphs have been launched.
     pub(super) launched: FxHashSet<u64>,
     /// Whether a wait was given up since nothing could go on.
@@ -180,6 +183,7 @@ impl Model {
             given_away: FxHashMap::default(),
             communicators: Communicators::default(),
             findings: Findings::default(),
+            chosen: Chosen::default(),
             launched: FxHashSet::default(),
             stands_still: false,
             traces_drops: false,
@@ -442,6 +446,7 @@ impl Model {
             kind,
             is_certain: true,
             is_whole: false,
+            ticket: 0,
         }
     }
 }

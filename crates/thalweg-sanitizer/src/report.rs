@@ -1,8 +1,11 @@
 //! From trouble to words: the finding with its accesses, its history, the missing order and the call that would add it.
 
+use std::collections::VecDeque;
+
 use rustc_hash::FxHashSet;
 use thalweg_driver::{BlockKind, UseKind};
 
+use super::chosen::{Answer, Key, Part, Pending};
 use super::clock::Clock;
 use super::finding::{Finding, FindingKind, History, Site, Work};
 use super::model::{Actor, Model, StreamId, Wait};
@@ -16,8 +19,9 @@ const FINDINGS: usize = 1000;
 /// The findings, each once.
 #[derive(Default)]
 pub(super) struct Findings {
-    /// The kind, and the sites of both, each with the call that it was part of.
-    known: FxHashSet<(FindingKind, [SiteId; 4])>,
+    known: FxHashSet<Key>,
+    /// Those of which it will not be known whether they are findings.
+    noted: FxHashSet<Key>,
     pub(super) list: Vec<Finding>,
     pub(super) observer: Option<Observer>,
 }
@@ -25,14 +29,45 @@ pub(super) struct Findings {
 /// The observers of findings.
 pub(super) type Observer = Box<dyn Fn(&Finding) + Send + Sync>;
 
+impl Findings {
+    fn push(&mut self, finding: Finding) {
+        if let Some(observer) = &self.observer {
+            observer(&finding);
+        }
+        self.list.push(finding);
+    }
+}
+
 impl Model {
     /// Says that something is wrong with the work of this mark, unless it was said already. `clock` is what the work comes
     /// after.
     pub(super) fn report(&mut self, trouble: &Trouble, mark: &Mark, clock: &Clock) {
+        let Some((key, trouble)) = self.unsaid(trouble, mark) else { return };
+        let finding = self.finding(&trouble, mark, clock);
+        self.say(key, finding);
+    }
+
+    /// Says that something is wrong with the work of this mark if the bytes that data chose are such, once they are known.
+    pub(super) fn ask(&mut self, trouble: &Trouble, parts: Vec<Part>, mark: &Mark, clock: &Clock) {
+        let Some((key, trouble)) = self.unsaid(trouble, mark) else { return };
+        let will_be_known = parts.iter().all(|part| !part.touched.contains(&0) && !part.spared.contains(&0));
+        if !will_be_known && self.findings.noted.contains(&key) {
+            return;
+        }
+        let finding = Finding { is_certain: false, ..self.finding(&trouble, mark, clock) };
+        if !will_be_known {
+            self.note(key, finding);
+        } else if self.chosen.ask(Pending { key, finding, parts }) {
+            self.decide();
+        }
+    }
+
+    /// Returns what a trouble is called, and what makes it one with others; `None` if nothing is to be said of it.
+    fn unsaid(&self, trouble: &Trouble, mark: &Mark) -> Option<(Key, Trouble)> {
         let mut trouble = *trouble;
         let is_race = trouble.kind == FindingKind::Race;
         if is_race && trouble.other.is_some_and(|other| self.may_yet_be_ordered(&other, mark)) {
-            return;
+            return None;
         }
         let block = self.blocks.get(trouble.block);
         if trouble.kind == FindingKind::Uninitialised
@@ -43,28 +78,93 @@ impl Model {
         }
         let origin = block.map_or(0, |block| block.allocated);
         let (other, around) = trouble.other.map_or((origin, 0), |other| (other.site, other.within));
-        let sites = [other, around, mark.site, mark.within];
-        if self.findings.list.len() >= FINDINGS || !self.findings.known.insert((trouble.kind, sites)) {
-            return;
-        }
-        let is_between_threads = self.teller(&trouble).is_some();
+        let key = (trouble.kind, [other, around, mark.site, mark.within]);
+        (self.findings.list.len() < FINDINGS && !self.findings.known.contains(&key)).then_some((key, trouble))
+    }
+
+    fn finding(&mut self, trouble: &Trouble, mark: &Mark, clock: &Clock) -> Finding {
+        let is_between_threads = self.teller(trouble).is_some();
         let is_known = trouble.other.is_none_or(|other| mark.surely_meets(&other));
-        let finding = Finding {
+        Finding {
             kind: trouble.kind,
             is_certain: !is_between_threads && (trouble.kind != FindingKind::Race || is_known),
             is_between_threads,
             first: trouble.other.map(|other| self.work_of(&other)),
             second: self.work_of(mark),
             range: (trouble.start, trouble.end - trouble.start),
-            history: self.history(&trouble),
-            streams: self.made(&trouble, mark),
-            missing: self.missing(&trouble, mark, clock),
-            advice: self.advice(&trouble, mark),
-        };
-        if let Some(observer) = &self.findings.observer {
-            observer(&finding);
+            history: self.history(trouble),
+            streams: self.made(trouble, mark),
+            missing: self.missing(trouble, mark, clock),
+            advice: self.advice(trouble, mark),
         }
-        self.findings.list.push(finding);
+    }
+
+    fn say(&mut self, key: Key, finding: Finding) {
+        if self.findings.list.len() < FINDINGS && self.findings.known.insert(key) {
+            self.findings.push(finding);
+        }
+    }
+
+    /// Says what may be wrong, and of which it will not be known.
+    fn note(&mut self, key: Key, finding: Finding) {
+        // Of a read of bytes that may not have been written nothing is said: most often they were.
+        if finding.kind == FindingKind::Race
+            && self.findings.list.len() < FINDINGS
+            && !self.findings.known.contains(&key)
+            && self.findings.noted.insert(key)
+        {
+            self.findings.push(finding);
+        }
+    }
+
+    /// Says what has turned out to be wrong, now that more is known of the bytes that data chose.
+    pub(super) fn decide(&mut self) {
+        if self.chosen.pending.is_empty() {
+            return;
+        }
+        self.chosen.hear();
+        let mut open = VecDeque::new();
+        for mut pending in std::mem::take(&mut self.chosen.pending) {
+            if self.findings.known.contains(&pending.key) {
+                continue;
+            }
+            match self.chosen.answer(&pending) {
+                Answer::Yes(start, bytes) => {
+                    pending.finding.range = (start, bytes);
+                    pending.finding.is_certain = !pending.finding.is_between_threads;
+                    self.say(pending.key, pending.finding);
+                }
+                Answer::No => {}
+                Answer::Open => open.push_back(pending),
+                Answer::Never => self.note(pending.key, pending.finding),
+            }
+        }
+        self.chosen.left(open);
+        while let Some(pending) = self.chosen.excess() {
+            self.note(pending.key, pending.finding);
+        }
+    }
+
+    /// Says what may be wrong of all that is not known by now.
+    pub(super) fn give_up(&mut self) {
+        self.decide();
+        for pending in std::mem::take(&mut self.chosen.pending) {
+            self.note(pending.key, pending.finding);
+        }
+    }
+
+    /// Returns what was found so far, and what may be wrong as far as it is known by now.
+    pub(super) fn found(&mut self) -> Vec<Finding> {
+        self.decide();
+        let mut list = self.findings.list.clone();
+        let mut noted = FxHashSet::default();
+        for Pending { key, finding, .. } in &self.chosen.pending {
+            let is_new = !self.findings.noted.contains(key) && noted.insert(*key);
+            if is_new && finding.kind == FindingKind::Race {
+                list.push(finding.clone());
+            }
+        }
+        list
     }
 
     fn site(&self, id: SiteId) -> Site {

@@ -39,6 +39,9 @@ pub(super) enum MarkKind {
     Host,
 }
 
+/// The number of an access whose bytes data chooses; 0 if it will not be known which.
+pub(super) type Ticket = u64;
+
 /// A piece of work that touched bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Mark {
@@ -58,6 +61,8 @@ pub(super) struct Mark {
     pub(super) is_certain: bool,
     /// Whether it touched every byte of the range.
     pub(super) is_whole: bool,
+    /// Of one that is not certain: under which ticket it will be known which bytes it touched; 0 if never.
+    pub(super) ticket: Ticket,
 }
 
 impl Mark {
@@ -94,12 +99,15 @@ pub(super) enum Written {
     Some { number: u64, most_bytes: u64 },
 }
 
+/// How many accesses to some bytes of a range are remembered of each byte since the last write that is certain.
+pub(super) const UNCERTAIN: usize = 64;
+
 /// The known state of the bytes of a span.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(super) struct ShadowState {
     /// The last write.
     pub(super) write: Option<Mark>,
-    /// The accesses since then, without what comes before others of them: reads, and writes of some bytes of a range.
+    /// The accesses since then, without reads that come before others which are certain: reads, and writes of some bytes of a range.
     pub(super) since: SmallVec<[Mark; 1]>,
     /// Whether the bytes have been written since they were given out.
     pub(super) written: Written,
@@ -113,11 +121,30 @@ impl ShadowState {
         self.write.iter().chain(&self.since)
     }
 
-    /// Remembers a read by an actor with this clock.
+    /// Remembers a read of all these bytes by an actor with this clock.
     pub(super) fn read(&mut self, mark: &Mark, clock: &Clock) {
         // What comes before this read comes before whatever comes after this read; but a read does not stand for a write.
         self.since.retain(|other| other.mode.writes() || !other.is_before(clock));
         self.since.push(*mark);
+    }
+
+    /// Remembers a read of some bytes, these or others. It stands for no other.
+    pub(super) fn may_have_been_read(&mut self, mark: &Mark) {
+        self.forget_uncertain();
+        self.since.push(*mark);
+    }
+
+    /// Forgets the oldest access to some bytes if there are too many.
+    fn forget_uncertain(&mut self) {
+        let is_uncertain = |mark: &&Mark| !mark.is_certain;
+        if self.since.len() < UNCERTAIN || self.since.iter().filter(is_uncertain).count() < UNCERTAIN {
+            return;
+        }
+        let oldest = self.since.iter().position(|mark| !mark.is_certain).expect("there are many");
+        if self.since.remove(oldest).mode.writes() {
+            // It may have been what wrote them.
+            self.written = Written::Yes;
+        }
     }
 
     /// Remembers a write.
@@ -127,9 +154,9 @@ impl ShadowState {
         self.written = Written::Yes;
     }
 
-    /// Remembers a write of some bytes, these or others, by an actor with this clock.
-    pub(super) fn may_have_been_written(&mut self, mark: &Mark, clock: &Clock, written: Written) {
-        self.since.retain(|other| !other.is_before(clock));
+    /// Remembers a write of some bytes, these or others. It stands for no other.
+    pub(super) fn may_have_been_written(&mut self, mark: &Mark, written: Written) {
+        self.forget_uncertain();
         self.since.push(*mark);
         if self.written != Written::Yes {
             self.written = written;
@@ -142,7 +169,20 @@ pub(super) struct Seen<'a> {
     pub(super) first: u64,
     pub(super) end: u64,
     pub(super) rows: u64,
+    around: Option<Around<'a>>,
     pub(super) state: &'a mut ShadowState,
+}
+
+impl Seen<'_> {
+    /// Returns all of its bytes, in all rows.
+    pub(super) fn bytes(&self) -> Bytes {
+        let (mut bytes, mut around) = (Bytes::range(self.first, self.end), self.around);
+        while let Some(Around { frame, step, count }) = around {
+            bytes = bytes.times(step, count);
+            around = frame.around;
+        }
+        bytes
+    }
 }
 
 /// A visitor of spans.
@@ -178,10 +218,19 @@ pub(super) struct Shadow {
 
 /// Where a shadow lies, and how often.
 #[derive(Clone, Copy)]
-struct Frame {
+struct Frame<'a> {
     base: u64,
     rows: u64,
     fuses: bool,
+    around: Option<Around<'a>>,
+}
+
+/// The rows that a shadow is one of.
+#[derive(Clone, Copy)]
+struct Around<'a> {
+    frame: &'a Frame<'a>,
+    step: u64,
+    count: u64,
 }
 
 impl Shadow {
@@ -242,17 +291,17 @@ impl Shadow {
 
     /// Shows every span of some bytes, cut to them, to be changed. Where `fuses` says so, what is alike then is one again.
     pub(super) fn each(&mut self, bytes: &Bytes, fuses: bool, mut visit: impl FnMut(Seen<'_>)) {
-        self.each_of(bytes, Frame { base: 0, rows: 1, fuses }, &mut visit);
+        self.each_of(bytes, Frame { base: 0, rows: 1, fuses, around: None }, &mut visit);
     }
 
-    fn each_of(&mut self, bytes: &Bytes, frame: Frame, visit: Visit<'_>) {
+    fn each_of(&mut self, bytes: &Bytes, frame: Frame<'_>, visit: Visit<'_>) {
         match bytes.end_of_range() {
             Some(end) => self.each_in(bytes.start, end, frame, visit),
             None => self.each_row(bytes, frame, visit),
         }
     }
 
-    fn each_in(&mut self, start: u64, end: u64, frame: Frame, visit: Visit<'_>) {
+    fn each_in(&mut self, start: u64, end: u64, frame: Frame<'_>, visit: Visit<'_>) {
         // Mostly an access has the range of the one before.
         if let Some(span) = self.spans.get_mut(&start)
             && span.end == end
@@ -272,7 +321,7 @@ impl Shadow {
     }
 
     /// Shows what takes steps: as many of them together as meet the same rows.
-    fn each_row(&mut self, bytes: &Bytes, frame: Frame, visit: Visit<'_>) {
+    fn each_row(&mut self, bytes: &Bytes, frame: Frame<'_>, visit: Visit<'_>) {
         let Some((step, count)) = bytes.longest() else { return };
         let one = bytes.repeated(bytes.start);
         let reach = one.reach();
@@ -446,10 +495,11 @@ enum Meeting {
 
 impl Span {
     /// Shows all of it.
-    fn show(&mut self, first: u64, frame: Frame, visit: Visit<'_>) {
+    fn show(&mut self, first: u64, frame: Frame<'_>, visit: Visit<'_>) {
         match &mut self.content {
             Content::Even(state) => {
-                visit(Seen { first: frame.base + first, end: frame.base + self.end, rows: frame.rows, state })
+                let Frame { base, rows, around, .. } = frame;
+                visit(Seen { first: base + first, end: base + self.end, rows, around, state })
             }
             Content::Rows(rows) => {
                 let whole = Bytes::range(0, rows.step);
@@ -459,12 +509,17 @@ impl Span {
     }
 
     /// Shows the same bytes of each of its rows.
-    fn show_in_rows(&mut self, first: u64, part: &Bytes, frame: Frame, visit: Visit<'_>) {
+    fn show_in_rows(&mut self, first: u64, part: &Bytes, frame: Frame<'_>, visit: Visit<'_>) {
         let Content::Rows(rows) = &mut self.content else { unreachable!("a span of rows was asked for") };
         let count = (self.end - first) / rows.step;
-        let frame =
-            Frame { base: frame.base + first, rows: frame.rows.saturating_mul(count), fuses: frame.fuses };
-        rows.row.each_of(part, frame, visit);
+        let around = Some(Around { frame: &frame, step: rows.step, count });
+        let inner = Frame {
+            base: frame.base + first,
+            rows: frame.rows.saturating_mul(count),
+            fuses: frame.fuses,
+            around,
+        };
+        rows.row.each_of(part, inner, visit);
         if rows.row.spans.len() == 1
             && let Some(Span { content: Content::Even(state), .. }) = rows.row.spans.get(&0)
         {
@@ -490,6 +545,15 @@ mod tests {
         let mut count = 0;
         shadow.each(bytes, true, |seen| {
             count += (seen.end - seen.first) * seen.rows;
+            seen.bytes().common((0, u64::MAX), &mut |start, end| {
+                let mut inside = 0;
+                bytes.common((start, end), &mut |start, end| {
+                    inside += end - start;
+                    true
+                });
+                assert_eq!(inside, end - start, "what is shown lies in what was asked for: {bytes:?}");
+                true
+            });
             seen.state.block = block;
         });
         count

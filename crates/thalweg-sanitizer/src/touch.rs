@@ -4,6 +4,7 @@ use smallvec::{SmallVec, smallvec};
 use thalweg_driver::{Access, AccessMode, Touch};
 
 use super::bytes::{Bytes, Parts};
+use super::chosen::{Part, Tickets};
 use super::clock::Clock;
 use super::finding::FindingKind;
 use super::graph::Owner;
@@ -54,24 +55,96 @@ struct Look<'a> {
     found_some: SmallVec<[(u64, u64, u64); 1]>,
     /// The block that the first of them belongs to.
     holder: Option<BlockId>,
+    /// The questions that depend on bytes that data chooses.
+    questions: Questions,
 }
 
+/// Something that is wrong if the bytes that data chose are such; mostly there is nothing.
+type Questions = SmallVec<[Question; 1]>;
+
+/// A question about the bytes that data chose.
+struct Question {
+    trouble: Trouble,
+    parts: Vec<Part>,
+}
+
+/// The marks that an access is not ordered after.
+type Conflicts = SmallVec<[Mark; 1]>;
+
 impl Look<'_> {
-    /// Returns the mark that this access is not ordered after, if there is one: one that touches the bytes for certain, if it
-    /// can be.
-    fn conflict(&self, state: &ShadowState) -> Option<Mark> {
+    /// Returns a mark that this access is not ordered after and surely meets; or else all that it may meet.
+    fn conflicts(&self, state: &ShadowState) -> Conflicts {
         // What was given back stays so, however well the use of it is ordered.
         let write = state.write.filter(|write| write.kind == MarkKind::Free || !write.is_before(self.clock));
-        if write.is_some() {
-            return write;
-        }
         let meets = |other: &&Mark| (self.writes || other.mode.writes()) && !other.is_before(self.clock);
-        state.since.iter().filter(meets).max_by_key(|other| self.mark.surely_meets(other)).copied()
+        let mut all: Conflicts = write.iter().chain(state.since.iter().filter(meets)).copied().collect();
+        if let Some(sure) = all.iter().find(|other| !self.is_question(other)).copied() {
+            all = smallvec![sure];
+        }
+        all
+    }
+
+    /// Returns whether it depends on data that this access and another, which it is not ordered after, race.
+    fn is_question(&self, other: &Mark) -> bool {
+        kind_of(other) == FindingKind::Race && !self.mark.surely_meets(other)
+    }
+
+    /// Returns what it reads if it reads bytes here that were never written, where that depends on data.
+    fn may_read_nothing(&self, state: &ShadowState) -> Option<(Tickets, Tickets)> {
+        let reader: Tickets = if self.mark.is_certain { smallvec![] } else { smallvec![self.mark.ticket] };
+        let uncertain = state.since.iter().filter(|other| other.mode.writes() && !other.is_certain);
+        let writers: Tickets = match state.written {
+            Written::Yes => return None,
+            Written::No if self.mark.is_certain => return None,
+            Written::No => smallvec![],
+            Written::Some { .. } => uncertain.map(|other| other.ticket).collect(),
+        };
+        let is_known = !reader.contains(&0) && !writers.contains(&0);
+        (self.reads_before && is_known).then_some((reader, writers))
+    }
+
+    /// Asks what this access does to the bytes of a span, as far as that depends on data.
+    fn ask(&mut self, seen: &Seen<'_>, piece: &Piece, conflicts: &[Mark]) {
+        let block = seen.state.block;
+        let part = |touched, spared| Part {
+            object: piece.object,
+            bytes: seen.bytes(),
+            address: piece.address.wrapping_sub(piece.start),
+            touched,
+            spared,
+        };
+        let mut asked: SmallVec<[(FindingKind, Option<Mark>, Part); 1]> = SmallVec::new();
+        for other in conflicts.iter().filter(|other| self.is_question(other)) {
+            let tickets = [&self.mark, other].into_iter().filter(|mark| !mark.is_certain);
+            let touched = tickets.map(|mark| mark.ticket).collect();
+            asked.push((FindingKind::Race, Some(*other), part(touched, smallvec![])));
+        }
+        if let Some((touched, spared)) = self.may_read_nothing(seen.state) {
+            asked.push((FindingKind::Uninitialised, None, part(touched, spared)));
+        }
+        for (kind, other, part) in asked {
+            let id = |mark: Option<Mark>| mark.map(|mark| (mark.strand, mark.number, mark.site));
+            let same = |question: &&mut Question| {
+                question.trouble.kind == kind && id(question.trouble.other) == id(other)
+            };
+            match self.questions.iter_mut().find(same) {
+                Some(question) => question.parts.push(part),
+                None => {
+                    let trouble = trouble(kind, other, block, piece, seen.first, seen.end);
+                    self.questions.push(Question { trouble, parts: vec![part] });
+                }
+            }
+        }
     }
 
     /// Checks which accesses it races with, and whether it reads bytes that were never written.
-    fn visit(&mut self, seen: &mut Seen<'_>) -> (Option<Mark>, bool) {
-        let conflict = self.conflict(seen.state);
+    fn visit(&mut self, seen: &mut Seen<'_>, piece: &Piece) -> (Conflicts, bool) {
+        let mut conflicts = self.conflicts(seen.state);
+        let is_plain = self.mark.is_certain && !matches!(seen.state.written, Written::Some { .. });
+        if !is_plain || conflicts.iter().any(|other| !other.is_certain) {
+            self.ask(seen, piece, &conflicts);
+            conflicts.retain(|other| !self.is_question(other));
+        }
         let mut reads_nothing = false;
         match seen.state.written {
             Written::Yes => self.found_written = true,
@@ -88,14 +161,15 @@ impl Look<'_> {
         let state = &mut seen.state;
         match (self.writes, self.mark.is_certain) {
             (true, true) => state.wrote(&self.mark),
-            (true, false) => state.may_have_been_written(&self.mark, self.clock, self.written),
-            (false, _) => state.read(&self.mark, self.clock),
+            (true, false) => state.may_have_been_written(&self.mark, self.written),
+            (false, true) => state.read(&self.mark, self.clock),
+            (false, false) => state.may_have_been_read(&self.mark),
         }
         if reads_nothing {
             // Said once is enough.
             state.written = Written::Yes;
         }
-        (conflict, reads_nothing)
+        (conflicts, reads_nothing)
     }
 
     /// Returns whether it is certain, from all bytes together, that it reads some that were never written.
@@ -118,7 +192,9 @@ impl Model {
         let bytes = Bytes::of(access);
         let (start, is_certain) = (access.start, bytes.is_some());
         let is_whole = bytes.as_ref().is_some_and(|bytes| bytes.end_of_range().is_some());
-        let mark = Mark { start, bytes: access.bytes, mode: access.mode, is_certain, is_whole, ..mark };
+        let ticket = access.ticket();
+        let mark =
+            Mark { start, bytes: access.bytes, mode: access.mode, is_certain, is_whole, ticket, ..mark };
         let pieces = self.space.translate(start, access.bytes);
         let writes = access.mode.writes();
         let written = if writes && !is_certain {
@@ -136,6 +212,7 @@ impl Model {
             found_written: false,
             found_some: SmallVec::new(),
             holder: None,
+            questions: Questions::new(),
         };
         let mut troubles = Troubles::new();
         let whole = bytes.unwrap_or_else(|| Bytes::range(start, start.saturating_add(access.bytes)));
@@ -158,13 +235,16 @@ impl Model {
         for trouble in troubles {
             self.report(&trouble, &mark, clock);
         }
+        for Question { trouble, parts } in look.questions {
+            self.ask(&trouble, parts, &mark, clock);
+        }
     }
 
     /// Returns the state of bytes of which some are written: all writes of that kind together may have written so many of
     /// them.
     fn some_written(&mut self, pieces: &Pieces, access: &Access, number: u64) -> Written {
         let most_bytes = match access.touch {
-            Touch::Some { most_bytes } => most_bytes,
+            Touch::Some { most_bytes } | Touch::Chosen { most_bytes, .. } => most_bytes,
             _ => access.bytes,
         };
         let mut former: SmallVec<[(u64, u64); 2]> = SmallVec::new();
@@ -193,11 +273,11 @@ impl Model {
         let (first, reach) = (part.start - piece.address + piece.start, part.reach());
         let mut strays = false;
         object.shadow.each(&part.moved(first), look.writes, |mut seen| {
-            let (conflict, reads_nothing) = look.visit(&mut seen);
+            let (conflicts, reads_nothing) = look.visit(&mut seen, piece);
             let block = seen.state.block;
             let mut say =
                 |kind, other| add(troubles, trouble(kind, other, block, piece, seen.first, seen.end));
-            if let Some(other) = conflict {
+            for other in conflicts {
                 say(kind_of(&other), Some(other));
             }
             if reads_nothing {

@@ -30,6 +30,9 @@ thread_local! {
     static FILE: Cell<Option<Box<File>>> = const { Cell::new(None) };
 }
 
+/// A function that takes each element that data chooses: operand and element.
+type Noting<'n> = Option<&'n dyn Fn(usize, u64)>;
+
 /// Runs a program. See [`Program::run`](super::Program::run).
 pub(super) fn run(
     program: &Program,
@@ -37,6 +40,7 @@ pub(super) fn run(
     scalars: &[u64],
     inputs: &[Source<'_>],
     outputs: &[Cells<'_>],
+    noting: Noting<'_>,
 ) -> Result<(), Fault> {
     check(program, geometry, scalars, inputs, outputs)?;
     if geometry.rows() == 0 {
@@ -45,6 +49,7 @@ pub(super) fn run(
     let mut file = FILE.take().unwrap_or_default();
     file.prepare(&program.registers, &program.accumulators);
     let mut launch = Launch::new(program, geometry, scalars, inputs, outputs);
+    launch.noting = noting;
     let result = launch.run(&mut file);
     FILE.set(Some(file));
     result
@@ -160,6 +165,7 @@ struct Launch<'l> {
     scalars: &'l [u64],
     inputs: &'l [Source<'l>],
     outputs: &'l [Cells<'l>],
+    noting: Noting<'l>,
     rows: usize,
     points: usize,
     row_space: Space,
@@ -212,6 +218,7 @@ impl<'l> Launch<'l> {
             scalars,
             inputs,
             outputs,
+            noting: None,
             rows,
             points,
             row_space,
@@ -490,7 +497,16 @@ impl<'l> Launch<'l> {
             }
             cells[place as usize].set(value);
         }
+        self.note(operand, places, guards);
         Ok(())
+    }
+
+    /// Notes elements that data chose.
+    fn note(&self, operand: usize, places: &[i64], guards: &[u8]) {
+        let Some(noting) = self.noting else { return };
+        for (&place, _) in places.iter().zip(guards).filter(|(_, guard)| **guard != 0) {
+            noting(operand, place as u64);
+        }
     }
 
     fn gather<T: Lane>(
@@ -510,6 +526,7 @@ impl<'l> Launch<'l> {
         block.file.write(step.target, count, |file, target: &mut [T]| {
             let places = file.read::<i64>(inputs, step.operands[0], count);
             let guards = file.read::<u8>(inputs, step.operands[1], count);
+            self.note(operand, places, guards);
             let mut read = |one: &dyn Fn(usize) -> T| {
                 for ((target, &place), &guard) in target.iter_mut().zip(places).zip(guards) {
                     if guard != 0 {

@@ -90,6 +90,22 @@ impl Program {
         inputs: &[Source<'_>],
         outputs: &[Cells<'_>],
     ) -> Result<(), Fault> {
-        launch::run(&self.0, geometry, scalars, inputs, outputs)
+        launch::run(&self.0, geometry, scalars, inputs, outputs, None)
+    }
+
+    /// Runs the program as [`run`](Self::run), and tells `noting` which elements it reads and writes of operands whose elements
+    /// data chooses: the operand's number (inputs, then outputs) and the element's, as often as it is touched.
+    ///
+    /// # Errors
+    /// As [`run`](Self::run).
+    pub fn run_noting(
+        &self,
+        geometry: &Geometry,
+        scalars: &[u64],
+        inputs: &[Source<'_>],
+        outputs: &[Cells<'_>],
+        noting: &dyn Fn(usize, u64),
+    ) -> Result<(), Fault> {
+        launch::run(&self.0, geometry, scalars, inputs, outputs, Some(noting))
     }
 }

@@ -179,8 +179,8 @@ impl Check {
     }
 
     /// Fails for a race that is only possible, too: two commands touch rows of one tensor that data chooses (`embedding`,
-    /// `index_copy_`), and nothing says whether they are the same rows; or only a mutex, a channel or an atomic that the simulator does
-    /// not see could order two threads. Without this, such races are printed and counted.
+    /// `index_copy_`), and nothing says whether they are the same rows, since they are part of a graph or did not run; or only a mutex, a
+    /// channel or an atomic that the simulator does not see could order two threads. Without this, such races are printed and counted.
     pub fn deny_possible_races(self) -> Self {
         Self { denies_possible_races: true, ..self }
     }

@@ -1,5 +1,6 @@
 //! The integration tests of the crate, in one binary.
 
+mod chosen;
 mod collectives;
 mod graphs;
 mod lifetimes;

@@ -4,9 +4,10 @@
 use std::sync::Arc;
 
 use thalweg_driver::{
-    Access, BlockKind, CaptureMode, ConditionFormat, Conditional, Copy, DevicePointer, Driver, Endpoint,
-    EventFlags, EventHandle, FunctionHandle, GraphExecHandle, GraphHandle, HostFlags, HostKernel, HostLaunch,
-    HostModule, HostPointer, Image, Instrument, Label, Launch, StreamHandle, UseKind,
+    Access, AccessMode, BlockKind, CaptureMode, ConditionFormat, Conditional, Copy, DevicePointer, Driver,
+    Endpoint, EventFlags, EventHandle, FunctionHandle, GraphExecHandle, GraphHandle, HostFault, HostFlags,
+    HostKernel, HostLaunch, HostModule, HostPointer, Image, Instrument, Label, Launch, StreamHandle, Touch,
+    UseKind,
 };
 use thalweg_sanitizer::{Finding, FindingKind, SanitizerDriver};
 use thalweg_sim::{SimConfig, SimDriver};
@@ -16,6 +17,8 @@ pub struct World {
     pub sim: Arc<SimDriver>,
     pub driver: Arc<SanitizerDriver>,
     function: FunctionHandle,
+    /// Touches the rows that its arguments name, and says so.
+    rows: FunctionHandle,
     pub a: StreamHandle,
     pub b: StreamHandle,
     pub c: StreamHandle,
@@ -28,6 +31,19 @@ pub struct World {
 
 pub const BYTES: u64 = 4096;
 
+/// The bytes of a row.
+pub const ROW: u64 = 64;
+
+/// Says that it touches the rows that its arguments name.
+fn touch_rows(launch: &HostLaunch<'_>) -> Result<(), HostFault> {
+    let words: Vec<u64> =
+        launch.arguments.chunks(8).map(|word| u64::from_le_bytes(word.try_into().unwrap())).collect();
+    let mode = [AccessMode::Read, AccessMode::Write, AccessMode::ReadWrite][words[1] as usize];
+    let rows = words[2..].iter().map(|row| (words[0] + row * ROW, ROW));
+    launch.touched(&Access::new(words[0], BYTES, mode), rows);
+    Ok(())
+}
+
 impl World {
     pub fn new() -> Self {
         let config = SimConfig { devices: 2, memory_bytes: 64 << 20, workers: 1, ..SimConfig::default() };
@@ -36,11 +52,14 @@ impl World {
         let kernel: Arc<dyn HostKernel> = Arc::new(|_: &HostLaunch<'_>| Ok(()));
         let module = driver.module_load(0, Image::Host(&HostModule::single("nothing", kernel))).unwrap();
         let function = driver.function_get(module, "nothing").unwrap();
+        let rows = HostModule::single("rows", Arc::new(touch_rows));
+        let module = driver.module_load(0, Image::Host(&rows)).unwrap();
+        let rows = driver.function_get(module, "rows").unwrap();
         let default = driver.default_stream(0).unwrap();
         let [a, b, c] = [0; 3].map(|_| driver.stream_create(0, 0).unwrap());
         let e = driver.event_create(0, EventFlags::default()).unwrap();
         let [x, y] = [0; 2].map(|_| driver.memory_allocate(0, BYTES).unwrap());
-        let world = Self { sim, driver, function, a, b, c, default, e, x, y };
+        let world = Self { sim, driver, function, rows, a, b, c, default, e, x, y };
         for pointer in [x, y] {
             world.write(a, pointer);
         }
@@ -66,6 +85,27 @@ impl World {
             accesses,
             label: Label::here(operator),
         }
+    }
+
+    /// Submits work that touches rows of [`ROW`] bytes of a piece of memory of [`BYTES`], which only its data names.
+    #[track_caller]
+    pub fn touch_rows(
+        &self,
+        stream: StreamHandle,
+        operator: &'static str,
+        mode: AccessMode,
+        pointer: DevicePointer,
+        rows: &[u64],
+    ) {
+        let access =
+            Access::new(pointer.address(), BYTES, mode).touching(Touch::chosen(ROW * rows.len() as u64));
+        let mode =
+            [AccessMode::Read, AccessMode::Write, AccessMode::ReadWrite].iter().position(|m| *m == mode);
+        let words = [pointer.address(), mode.unwrap() as u64];
+        let arguments: Vec<u8> = words.iter().chain(rows).flat_map(|word| word.to_le_bytes()).collect();
+        let accesses = [access];
+        let launch = self.kernel(operator, &accesses);
+        self.driver.launch(stream, &Launch { function: self.rows, arguments: &arguments, ..launch }).unwrap();
     }
 
     #[track_caller]

@@ -5,7 +5,7 @@ use thalweg_ir::DType;
 use thalweg_nn::functional;
 use thalweg_nn::module::{Forward, Linear};
 use thalweg_runtime::sim::{Check, Gpu, Problem};
-use thalweg_runtime::{Result, Stream};
+use thalweg_runtime::{CaptureOptions, Graph, Result, Stream};
 use thalweg_sanitizer::{Finding, FindingKind};
 use thalweg_tensor::Tensor;
 use thalweg_tensor::random::Generator;
@@ -138,18 +138,156 @@ fn more_rows_are_read_than_index_copy_has_written() {
     passes(|gpu| program(gpu, 1));
 }
 
+/// Returns what is found first under each of some schedules: as late, as early as possible, in turn, by priorities, at random.
+#[track_caller]
+fn always_finds(kind: FindingKind, program: impl Fn(&Gpu) -> Result<()>) {
+    for seed in 0..8 {
+        let check = Check::new().seeds(seed..seed + 1).without_shrinking();
+        let failure = check.find(&program).expect_err("the program has a bug");
+        let Problem::Finding(finding) = failure.problem() else { panic!("seed {seed}: {failure}") };
+        assert!(finding.kind == kind && finding.is_certain, "seed {seed}: {failure}");
+    }
+}
+
+/// Holds that nothing is found, and that nothing may be wrong, under each of those schedules.
+#[track_caller]
+fn always_passes(program: impl Fn(&Gpu) -> Result<()>) {
+    Check::new().seeds(0..8).deny_possible_races().run(program);
+}
+
+/// Work on a table.
+type Work<'a> = &'a dyn Fn(&Tensor) -> Result<()>;
+
+/// Two streams do work on one table, each after it was made and before it is read.
+fn two_on_a_table(gpu: &Gpu, works: [Work<'_>; 2]) -> Result<()> {
+    let device = gpu.device();
+    let main = device.current_stream();
+    let table = Tensor::zeros(&[8, 4], DType::F32, device)?;
+    let sides = [Stream::new(device)?, Stream::new(device)?];
+    for (side, work) in sides.iter().zip(works) {
+        side.wait_stream(&main)?;
+        on(side, || work(&table))?;
+    }
+    sides.iter().try_for_each(|side| main.wait_stream(side))?;
+    table.to_vec::<f32>().map(drop)
+}
+
+/// Writes rows of a table.
+fn copy_rows(table: &Tensor, rows: &[i64]) -> Result<()> {
+    let index = Tensor::from_slice(rows, &[rows.len()], table.device())?;
+    table.index_copy_(0, &index, &Tensor::ones(&[rows.len(), 4], DType::F32, table.device())?)
+}
+
+/// Reads rows of a table.
+fn look_up(table: &Tensor, rows: &[i64]) -> Result<()> {
+    let index = Tensor::from_slice(rows, &[rows.len()], table.device())?;
+    functional::embedding(&index, table, None).map(drop)
+}
+
 #[test]
-fn rows_that_data_chooses_may_overlap_and_the_report_says_so() {
+fn rows_that_data_chooses_race_only_where_they_are_the_same() {
+    let copy = |rows: &'static [i64]| move |table: &Tensor| copy_rows(table, rows);
+    let look_up = |rows: &'static [i64]| move |table: &Tensor| look_up(table, rows);
+    let fill = |first: usize| {
+        move |table: &Tensor| {
+            let ones = Tensor::ones(&[2, 4], DType::F32, table.device())?;
+            table.narrow(0, first, 2)?.copy_(&ones).map(drop)
+        }
+    };
+    let race = FindingKind::Race;
+    always_passes(|gpu| two_on_a_table(gpu, [&copy(&[1, 5]), &copy(&[0, 6, 2])]));
+    always_finds(race, |gpu| two_on_a_table(gpu, [&copy(&[1, 5]), &copy(&[0, 5, 2])]));
+    always_passes(|gpu| two_on_a_table(gpu, [&copy(&[1, 5]), &look_up(&[6, 0, 6])]));
+    always_finds(race, |gpu| two_on_a_table(gpu, [&copy(&[1, 5]), &look_up(&[6, 1])]));
+    always_passes(|gpu| two_on_a_table(gpu, [&look_up(&[1, 5]), &look_up(&[6, 1])]));
+    // Beside rows that are known.
+    always_passes(|gpu| two_on_a_table(gpu, [&fill(0), &look_up(&[6])]));
+    always_finds(race, |gpu| two_on_a_table(gpu, [&fill(0), &look_up(&[6, 1])]));
+    always_passes(|gpu| two_on_a_table(gpu, [&look_up(&[6]), &fill(4)]));
+    always_finds(race, |gpu| two_on_a_table(gpu, [&look_up(&[6]), &fill(5)]));
+}
+
+#[test]
+fn a_row_that_index_copy_leaves_out_is_not_read() {
+    let program = |gpu: &Gpu, read: i64| {
+        let table = empty(gpu, &[8, 4])?;
+        copy_rows(&table, &[0, 1, 2, 3, 5, 6, 7])?;
+        table.narrow(0, read as usize, 1)?.exp()?;
+        look_up(&table, &[read])
+    };
+    always_finds(FindingKind::Uninitialised, |gpu| program(gpu, 4));
+    always_passes(|gpu| program(gpu, 5));
+    // By a look-up alone, and in a part that was written otherwise.
+    always_finds(FindingKind::Uninitialised, |gpu| {
+        let table = empty(gpu, &[8, 4])?;
+        table.narrow(0, 0, 6)?.copy_(&Tensor::ones(&[6, 4], DType::F32, gpu.device())?)?;
+        look_up(&table, &[1, 6])
+    });
+}
+
+#[test]
+fn a_reader_of_a_row_that_is_copied_to_has_to_wait() {
+    let program = |gpu: &Gpu, read: usize, waits: bool| {
+        let device = gpu.device();
+        let (main, side) = (device.current_stream(), Stream::new(device)?);
+        let table = Tensor::zeros(&[8, 4], DType::F32, device)?;
+        side.wait_stream(&main)?;
+        copy_rows(&table, &[3])?;
+        if waits {
+            side.wait_stream(&main)?;
+        }
+        on(&side, || table.narrow(0, read, 1)?.exp())?.record_stream(&main);
+        table.record_stream(&side);
+        main.wait_stream(&side)
+    };
+    always_finds(FindingKind::Race, |gpu| program(gpu, 3, false));
+    always_passes(|gpu| program(gpu, 4, false));
+    always_passes(|gpu| program(gpu, 3, true));
+}
+
+#[test]
+fn gradients_of_a_table_and_sums_at_indices_are_ordered() {
+    let program = |gpu: &Gpu, waits: bool| {
+        let device = gpu.device();
+        let (main, side) = (device.current_stream(), Stream::new(device)?);
+        let table = Tensor::ones(&[8, 4], DType::F32, device)?.requires_grad_()?;
+        let summed = functional::embedding(&indices(gpu, &[1, 5, 1])?, &table, None)?.sum(&[], false)?;
+        let at = Tensor::from_slice(&[1i64, 5, 1], &[3, 1], device)?.expand(&[3, 4])?;
+        let added = table.detach().scatter_add(0, &at, &Tensor::ones(&[3, 4], DType::F32, device)?)?;
+        side.wait_stream(&main)?;
+        summed.backward()?;
+        let gradient = table.grad().expect("it is a leaf");
+        let more = added.scatter_add(0, &at, &Tensor::ones(&[3, 4], DType::F32, device)?)?;
+        if waits {
+            side.wait_stream(&main)?;
+        }
+        // Rows 2 and 3 get nothing but what they began with.
+        let seen = on(&side, || gradient.narrow(0, 2, 1)?.add(&more.narrow(0, 3, 1)?))?;
+        [&gradient, &more].iter().for_each(|tensor| tensor.record_stream(&side));
+        main.wait_stream(&side)?;
+        assert_eq!(seen.to_vec::<f32>()?, [1.0; 4]);
+        Ok(())
+    };
+    always_passes(|gpu| program(gpu, true));
+    let failure = Check::new().seeds(0..1).find(|gpu| program(gpu, false));
+    assert!(failure.is_err(), "what the rows began with is written by the other stream, too");
+}
+
+#[test]
+fn rows_that_will_never_be_known_may_overlap_and_the_report_says_so() {
+    // In a graph: each launch may touch other rows.
     let program = |gpu: &Gpu, rows: usize| -> Result<()> {
         let device = gpu.device();
         let (main, side) = (device.current_stream(), Stream::new(device)?);
         let table = Tensor::zeros(&[8, 4], DType::F32, device)?;
-        let indices = indices(gpu, &[6])?;
+        let index = indices(gpu, &[6])?;
+        let look_up = || functional::embedding(&index, &table, None);
+        let (graph, _rows) = Graph::capture(device, CaptureOptions::default(), look_up)?;
         side.wait_stream(&main)?;
         on(&side, || {
             table.narrow(0, 0, rows)?.copy_(&Tensor::ones(&[rows, 4], DType::F32, device)?).map(drop)
         })?;
-        functional::embedding(&indices, &table, None)?;
+        graph.replay()?;
         main.wait_stream(&side)
     };
     let check = || Check::new().seeds(0..1);
