@@ -9,7 +9,7 @@ use thalweg_ir::{DType, Scalar};
 use thalweg_ops::schema::{Kind, Literal, Parameter, Schema, Type};
 use thalweg_runtime::{Device, Error, Result};
 
-use crate::tensor::Tensor;
+use crate::tensor::{Tensor, describe};
 
 /// A list of integers: extents, dimensions.
 pub type Ints = SmallVec<[i64; 6]>;
@@ -350,6 +350,26 @@ macro_rules! readers {
             }
         }
     )*};
+}
+
+/// Describes a call with any arguments, as [`describe`] does: by its tensors, or by the shape, dtype and device of the new tensor.
+pub(crate) fn describe_call(operator: &str, arguments: &[Argument<'_>], device: Option<&Device>) -> String {
+    let mut tensors: Vec<&Tensor> = Vec::new();
+    let (mut shape, mut dtype): (&[i64], _) = (&[], None);
+    for argument in arguments {
+        match argument {
+            Argument::Tensor(tensor) => tensors.push(tensor),
+            Argument::Tensors(list) => tensors.extend(list.iter()),
+            Argument::OptionalTensors(list) => tensors.extend(list.iter().flatten()),
+            Argument::Ints(list) if shape.is_empty() => shape = list,
+            Argument::DType(of) => dtype = Some(of),
+            _ => {}
+        }
+    }
+    match (tensors.as_slice(), dtype, device) {
+        ([], Some(dtype), Some(device)) => format!("{operator}({shape:?} {dtype} on {device})"),
+        (tensors, ..) => describe(operator, tensors),
+    }
 }
 
 /// Arguments that were held against a schema, read by their place in it.

@@ -15,7 +15,7 @@ use smallvec::SmallVec;
 use thalweg_ir::DType;
 use thalweg_runtime::{Error, Result};
 
-use crate::dispatch::{Argument, Call, DispatchKey, ExcludeKeyGuard};
+use crate::dispatch::{Argument, Call, DispatchKey, ExcludeKeyGuard, IncludeKeyGuard};
 use crate::tensor::{Tensor, Tensors};
 
 /// The options of a region, with PyTorch's defaults.
@@ -79,12 +79,14 @@ pub fn clear_autocast_cache() {
 /// An open region; dropping it ends the region.
 struct Region {
     former: Option<AutocastOptions>,
+    _keys: IncludeKeyGuard,
 }
 
 impl Region {
     fn enter(options: AutocastOptions) -> Self {
         DEPTH.set(DEPTH.get() + 1);
-        Self { former: CURRENT.replace(Some(options)) }
+        let _keys = IncludeKeyGuard::only_if(options.enabled, DispatchKey::Autocast);
+        Self { former: CURRENT.replace(Some(options)), _keys }
     }
 }
 

@@ -23,6 +23,7 @@ pub mod caller;
 pub mod dispatch;
 mod display;
 pub mod graph;
+mod host_room;
 mod host_tensor;
 mod kernels;
 #[cfg(feature = "ndarray")]

@@ -18,6 +18,7 @@ pub use default::default_generator;
 pub use device::DeviceGenerator;
 
 use crate::caller::{at_line, creating, label_at, outermost};
+use crate::host_room::host_room;
 use crate::tensor::Tensor;
 
 /// A stream of random numbers from a seed.
@@ -173,31 +174,6 @@ impl Tensor {
 
 /// How many numbers the host draws at a time.
 const PIECE: usize = 1 << 20;
-
-/// The size up to which a list is allocated without a check of the host's free memory.
-const SMALL_LIST_BYTES: usize = 1 << 30;
-
-/// Returns an empty list with room for `count` elements, or an error where the host has none. A system that grants any memory ends
-/// the process when it is used, so what is available is asked for too.
-pub(crate) fn host_room<T>(count: usize) -> Result<Vec<T>> {
-    let bytes = count.saturating_mul(size_of::<T>());
-    let is_there = bytes <= SMALL_LIST_BYTES || available_bytes().is_none_or(|available| bytes <= available);
-    let mut list = Vec::new();
-    match is_there && list.try_reserve_exact(count).is_ok() {
-        true => Ok(list),
-        false => Err(Error::out_of_memory(format!(
-            "the host has no room for {count} elements of {} bytes",
-            size_of::<T>()
-        ))),
-    }
-}
-
-/// Returns the memory that the system says is available; `None` where it does not say (Linux does).
-fn available_bytes() -> Option<usize> {
-    let info = std::fs::read_to_string("/proc/meminfo").ok()?;
-    let line = info.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
-    line.trim().strip_suffix("kB")?.trim().parse::<usize>().ok()?.checked_mul(1024)
-}
 
 /// Refuses bounds of which nothing can be drawn, or whose difference is above what the dtype holds, as PyTorch does.
 fn check_uniform(low: f64, high: f64, largest: f64) -> Result<()> {

@@ -1,4 +1,7 @@
-//! [`Tensor`]: a view of device memory with a dtype, and a place in the autograd graph.
+//! [`Tensor`]: a view of device memory with a dtype, and its part in the autograd graph.
+//!
+//! This module is a hub: a tensor has a part in the graph (`autograd`, `autograd::meta`), whose nodes have tensors
+//! (`autograd::leaf`, `autograd::region`); and the errors of calls name tensors (`caller`). Operators are above it.
 
 use std::fmt;
 use std::panic::Location;
@@ -10,10 +13,9 @@ use thalweg_ir::{DType, Element, Layout, byte_count, contiguous_strides, element
 use thalweg_runtime::graph::audit::{ObstacleKind, explain};
 use thalweg_runtime::{Buffer, Device, Error, Label, Result, Stream};
 
-use crate::argument::Argument;
 use crate::autograd::{AutogradMeta, GradientEdge, ViewOf, is_grad_enabled};
 use crate::caller::{at_line, creating, in_call, label_at};
-use crate::random::host_room;
+use crate::host_room::host_room;
 
 /// A list of tensors; most operators give one.
 pub type Tensors = SmallVec<[Tensor; 2]>;
@@ -359,24 +361,4 @@ pub(crate) fn describe(operator: &str, tensors: &[&Tensor]) -> String {
 /// Describes a call that makes a tensor, as [`describe`] does.
 pub(crate) fn describe_new(operator: &str, shape: &[usize], dtype: DType, device: &Device) -> String {
     format!("{operator}({shape:?} {dtype} on {device})")
-}
-
-/// Describes a call with any arguments, as [`describe`] does: by its tensors, or by the shape, dtype and device of the new tensor.
-pub(crate) fn describe_call(operator: &str, arguments: &[Argument<'_>], device: Option<&Device>) -> String {
-    let mut tensors: Vec<&Tensor> = Vec::new();
-    let (mut shape, mut dtype): (&[i64], _) = (&[], None);
-    for argument in arguments {
-        match argument {
-            Argument::Tensor(tensor) => tensors.push(tensor),
-            Argument::Tensors(list) => tensors.extend(list.iter()),
-            Argument::OptionalTensors(list) => tensors.extend(list.iter().flatten()),
-            Argument::Ints(list) if shape.is_empty() => shape = list,
-            Argument::DType(of) => dtype = Some(of),
-            _ => {}
-        }
-    }
-    match (tensors.as_slice(), dtype, device) {
-        ([], Some(dtype), Some(device)) => format!("{operator}({shape:?} {dtype} on {device})"),
-        (tensors, ..) => describe(operator, tensors),
-    }
 }

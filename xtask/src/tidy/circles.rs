@@ -9,17 +9,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::scan;
 
 /// The most files that may use each other.
-const MOST: usize = 6;
-
-/// Crates that do not keep to it yet, with the size of their largest circle, which may not grow.
-const NOT_YET: &[(&str, usize)] = &[("thalweg-tensor", 23)];
+pub const MOST: usize = 6;
 
 /// A module by its names from the root of the crate: `[]` is the root.
 type Name = Vec<String>;
 
-/// The largest circle of a crate's modules that is larger than allowed, and what is allowed.
-pub fn too_large(package: &str, sources: &[(String, String)]) -> Option<(Vec<String>, usize)> {
-    let most = NOT_YET.iter().find(|(name, _)| *name == package).map_or(MOST, |(_, most)| *most);
+/// Returns the largest circle of a crate's modules, if it is larger than [`MOST`].
+pub fn too_large(sources: &[(String, String)]) -> Option<Vec<String>> {
     let product = sources.iter().filter(|(file, _)| !file.trim_end_matches(".rs").ends_with("tests"));
     let uses: BTreeMap<Name, Vec<Use>> =
         product.map(|(file, text)| (name_of(file), uses(&name_of(file), text))).collect();
@@ -45,7 +41,7 @@ pub fn too_large(package: &str, sources: &[(String, String)]) -> Option<(Vec<Str
         both.map(|other| other.join("::")).collect()
     };
     let largest = uses.keys().map(circle).max_by_key(Vec::len)?;
-    (largest.len() > most).then_some((largest, most))
+    (largest.len() > MOST).then_some(largest)
 }
 
 fn name_of(file: &str) -> Name {
@@ -154,15 +150,15 @@ mod tests {
             .collect();
         sources.push(("part.rs".into(), String::new()));
         sources.push(("lib.rs".into(), "pub use part::m0::X;\nuse crate::part::m1;".into()));
-        let (circle, most) = too_large("a", &sources).expect("seven use each other");
-        assert_eq!((circle.len(), circle[0].as_str(), most), (7, "part::m0", MOST));
+        let circle = too_large(&sources).expect("seven use each other");
+        assert_eq!((circle.len(), circle[0].as_str()), (7, "part::m0"));
         sources[6].1 = "//! [`m0`](super::m0)\nuse std::fmt; // use super::m0;\n#[cfg(test)]\nmod tests { use super::super::m0; }".into();
-        assert_eq!(too_large("a", &sources), None);
+        assert_eq!(too_large(&sources), None);
         // The tests of a module may be a file of their own.
         sources[6].1 = "#[cfg(test)]\nmod tests;\n".into();
         sources.push(("part/m6/tests.rs".into(), "use super::super::m0::X;".into()));
-        assert_eq!(too_large("a", &sources), None);
+        assert_eq!(too_large(&sources), None);
         sources[6].1 = "#[cfg(test)]\nmod tests;\nuse crate::X;".into();
-        assert!(too_large("a", &sources).is_some());
+        assert!(too_large(&sources).is_some());
     }
 }

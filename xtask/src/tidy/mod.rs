@@ -89,9 +89,9 @@ pub fn run() -> Result<bool, String> {
         }
     }
     for (package, sources) in packages {
-        if let Some((circle, most)) = circles::too_large(&package, &sources) {
-            let what =
-                format!("{} files use each other, more than {most}: {}", circle.len(), circle.join(", "));
+        if let Some(circle) = circles::too_large(&sources) {
+            let (count, most) = (circle.len(), circles::MOST);
+            let what = format!("{count} files use each other, more than {most}: {}", circle.join(", "));
             findings.push(Finding {
                 level: Level::Error,
                 file: format!("crates/{package}/src"),

@@ -7,9 +7,10 @@
 use std::panic::Location;
 
 use smallvec::SmallVec;
-use thalweg_ir::{DType, Layout, Shape};
+use thalweg_ir::{DType, Shape};
 use thalweg_runtime::{Error, Label, Result};
 
+use super::region::Region;
 use super::{Backward, Edge, Gradients, Node, Saved, ViewOf, is_grad_enabled};
 use crate::dispatch::{Argument, built_in};
 use crate::kernels::indexing::index_copy;
@@ -149,32 +150,6 @@ impl Recording {
     }
 }
 
-/// A part of a tensor, as both lie in memory from the tensor's first element on.
-struct Region {
-    whole: Layout,
-    part: Layout,
-}
-
-impl Region {
-    fn new(view: &Tensor, base: &Tensor) -> Result<Self> {
-        let start = base.layout().offset();
-        let from_start =
-            |layout: &Layout| Layout::new(layout.shape(), layout.strides(), layout.offset() - start);
-        Ok(Self { whole: from_start(base.layout())?, part: from_start(view.layout())? })
-    }
-
-    /// Returns a tensor of zeros that lies like the whole, and the part of it.
-    fn zeros(&self, like: &Tensor) -> Result<[Tensor; 2]> {
-        let memory = Tensor::zeros(&[self.whole.span()], like.dtype(), like.device())?;
-        // Elements that an expanded view repeats are there once.
-        let once: Shape = (self.part.shape().iter().zip(self.part.strides()))
-            .map(|(&extent, &stride)| if stride == 0 { extent.min(1) } else { extent })
-            .collect();
-        let part = Layout::new(&once, self.part.strides(), self.part.offset())?;
-        Ok([memory.view(self.whole.clone()), memory.view(part)])
-    }
-}
-
 struct WriteBackward {
     write: Write,
     region: Option<Region>,
@@ -215,29 +190,5 @@ impl Backward for WriteBackward {
 
     fn release(&self) {
         self.write.release();
-    }
-}
-
-/// Returns the edge of a view whose base has a new history: it is a part of it.
-pub(super) fn region_edge(view: &Tensor, base: &Tensor, edge: Edge) -> Edge {
-    let region = Region::new(view, base).expect("both have layouts");
-    let edges = [Some(edge)].into_iter().collect();
-    let node = Node::new(Box::new(RegionBackward(region)), edges, 1, base.device().current_stream());
-    Edge { node, input: 0 }
-}
-
-/// The gradient of a part of a tensor (`AsStridedBackward` of PyTorch).
-struct RegionBackward(Region);
-
-impl Backward for RegionBackward {
-    fn name(&self) -> &'static str {
-        "as_strided"
-    }
-
-    fn backward(&self, gradients: &[Option<Tensor>]) -> Result<Gradients> {
-        let Some(gradient) = &gradients[0] else { return Ok(Gradients::from_elem(None, 1)) };
-        let [whole, part] = self.0.zeros(gradient)?;
-        part.copy_(&gradient.sum_to_shape(part.shape())?)?;
-        Ok(Gradients::from_elem(Some(whole), 1))
     }
 }

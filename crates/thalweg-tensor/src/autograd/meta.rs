@@ -6,8 +6,9 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 use thalweg_runtime::{Error, Result};
 
-use super::in_place::region_edge;
-use super::{Edge, GradientEdge, Node, nodes};
+use super::leaf::Accumulate;
+use super::region::region_edge;
+use super::{Edge, GradientEdge, Node};
 use crate::caller::in_call;
 use crate::tensor::Tensor;
 
@@ -170,7 +171,7 @@ impl Tensor {
         if let Some(node) = slot.upgrade() {
             return Some(Edge { node, input: 0 });
         }
-        let accumulate = nodes::Accumulate::new(meta.gradient().clone(), self.shape());
+        let accumulate = Accumulate::new(meta.gradient().clone(), self.shape());
         let node =
             Node::new(Box::new(accumulate), smallvec::SmallVec::new(), 1, self.device().current_stream());
         *slot = Arc::downgrade(&node);

@@ -12,8 +12,10 @@
 pub(crate) mod engine;
 pub mod formula;
 pub(crate) mod in_place;
+mod leaf;
 mod meta;
-pub(crate) mod nodes;
+mod region;
+pub(crate) mod views;
 
 use std::cell::RefCell;
 use std::panic::Location;

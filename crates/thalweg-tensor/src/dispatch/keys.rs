@@ -157,7 +157,17 @@ pub struct IncludeKeyGuard {
 impl IncludeKeyGuard {
     /// Starts adding the key.
     pub fn new(key: DispatchKey) -> Self {
-        Self { _restore: Restore::after(|local| local.included = local.included.with(key)) }
+        Self::only_if(true, key)
+    }
+
+    /// Starts adding the key if `is_included`, else stops what an outer guard has started.
+    pub(crate) fn only_if(is_included: bool, key: DispatchKey) -> Self {
+        Self {
+            _restore: Restore::after(|local| {
+                local.included =
+                    if is_included { local.included.with(key) } else { local.included.without(key) };
+            }),
+        }
     }
 }
 

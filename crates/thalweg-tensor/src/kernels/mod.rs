@@ -23,8 +23,8 @@ use thalweg_ops::structured::{
     AMAX, AMIN, DROPOUT, FULL, LAYER_NORM_AFFINE, MEAN, PROD, STACK3, STRUCTURED, SUM,
 };
 
-use crate::operators::Body::{Differentiable, Kernel, Pair};
-use crate::operators::OpDef;
+use crate::operators::body::Body::{Differentiable, Kernel, Pair};
+use crate::operators::body::OpDef;
 use loops::{LoopCall, autograd, run};
 
 /// Returns the entries whose kernel is their loop, which are parts of other operators.

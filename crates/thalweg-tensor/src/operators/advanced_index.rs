@@ -17,7 +17,7 @@ use super::view::dtype_of;
 use super::{operators, single};
 use crate::caller::label_at;
 use crate::dispatch::{Argument, Arguments, Call, built_in};
-use crate::random::host_room;
+use crate::host_room::host_room;
 use crate::tensor::{Tensor, Tensors};
 
 operators! {

@@ -8,7 +8,7 @@ use super::Body::Composite;
 use super::create::pad;
 use super::{operators, single};
 use crate::dispatch::{Arguments, Call};
-use crate::random::host_room;
+use crate::host_room::host_room;
 use crate::tensor::{Tensor, Tensors};
 
 operators! {

@@ -101,7 +101,7 @@ fn pdist(call: &Call<'_>) -> Result<Tensor> {
     }
     let rows = x.shape()[0] as i64;
     let pairs = || (0..rows).flat_map(move |i| (i + 1..rows).map(move |j| (i, j)));
-    let mut list = crate::random::host_room((rows * (rows - 1).max(0) / 2) as usize)?;
+    let mut list = crate::host_room::host_room((rows * (rows - 1).max(0) / 2) as usize)?;
     list.extend(pairs().map(|(i, _)| i));
     let first = Tensor::from_slice(&list, &[list.len()], x.device())?;
     list.clear();

@@ -7,14 +7,14 @@
 use std::panic::Location;
 
 use smallvec::SmallVec;
-use thalweg_ir::{DType, Scalar};
+use thalweg_ir::DType;
 use thalweg_ops::schema::{Alias, Kind, Parameter, Schema, Type};
 use thalweg_runtime::{Error, Result};
 
-use super::{Body, single};
+use super::body::{Body, single};
 use crate::autograd::is_grad_enabled;
 use crate::caller::{enter, label_at};
-use crate::dispatch::{Argument, Arguments, Call, Operator, built_in};
+use crate::dispatch::{Argument, Arguments, Call, Operator};
 use crate::kernels::loops::{LoopCall, run_into};
 use crate::tensor::{Tensor, Tensors};
 
@@ -248,91 +248,4 @@ pub(crate) fn call_out(
         })
     };
     run().map_err(|error| error.in_call(operator.base_name(), location))
-}
-
-/// Methods in place, of one call each.
-macro_rules! in_place {
-    ($($(#[doc = $doc:literal])+ $schema:literal fn $name:ident($($parameter:ident: $kind:ident),*);)*) => {
-        impl Tensor {$(
-            $(#[doc = $doc])+
-            ///
-            /// In place, and asynchronous. Recorded by autograd as [`Tensor::copy_`] is.
-            ///
-            /// # Errors
-            /// Those of [`Tensor::copy_`]; [`Error::is_invalid_argument`] if the result has another shape, or a dtype of a higher
-            /// category.
-            #[track_caller]
-            pub fn $name(&self $(, $parameter: $crate::operators::parameter!($kind))*) -> Result<()> {
-                $crate::operators::call(
-                    built_in!($schema)?,
-                    &[self.into() $(, $crate::operators::argument!($kind, $parameter))*],
-                    None,
-                    Location::caller(),
-                )
-                .map(drop)
-            }
-        )*}
-    };
-}
-
-in_place! {
-    /// Adds other.
-    "add_.Tensor" fn add_(other: tensor);
-    /// Adds a number.
-    "add_.Scalar" fn add_scalar_(other: scalar);
-    /// Subtracts other.
-    "sub_.Tensor" fn sub_(other: tensor);
-    /// Subtracts a number.
-    "sub_.Scalar" fn sub_scalar_(other: scalar);
-    /// Multiplies by other.
-    "mul_.Tensor" fn mul_(other: tensor);
-    /// Multiplies by a number.
-    "mul_.Scalar" fn mul_scalar_(other: scalar);
-    /// Divides by other.
-    "div_.Tensor" fn div_(other: tensor);
-    /// Divides by a number.
-    "div_.Scalar" fn div_scalar_(other: scalar);
-    /// Raises to the power of a number.
-    "pow_.Tensor_Scalar" fn pow_scalar_(exponent: scalar);
-    /// Takes every element between two numbers.
-    "clamp_" fn clamp_(min: scalar, max: scalar);
-    /// Replaces negative elements by 0.
-    "relu_" fn relu_();
-    /// Negates.
-    "neg_" fn neg_();
-    /// Takes the exponential.
-    "exp_" fn exp_();
-    /// Takes the square root.
-    "sqrt_" fn sqrt_();
-    /// Takes the sigmoid.
-    "sigmoid_" fn sigmoid_();
-    /// Takes the hyperbolic tangent.
-    "tanh_" fn tanh_();
-    /// Moves towards end by weight times the distance.
-    "lerp_.Scalar" fn lerp_(end: tensor, weight: scalar);
-    /// Adds value · tensor1 · tensor2.
-    "addcmul_" fn addcmul_(tensor1: tensor, tensor2: tensor, value: scalar);
-    /// Adds value · tensor1 / tensor2.
-    "addcdiv_" fn addcdiv_(tensor1: tensor, tensor2: tensor, value: scalar);
-}
-
-impl Tensor {
-    /// Sets every element to a number, in place. Asynchronous.
-    ///
-    /// # Errors
-    /// Those of [`Tensor::copy_`]; [`Error::is_invalid_argument`] if the dtype does not hold the number.
-    #[track_caller]
-    pub fn fill_(&self, value: impl Into<Scalar>) -> Result<()> {
-        let value: Scalar = value.into();
-        self.copy_(&Self::full(&[], value, self.dtype(), self.device())?)
-    }
-
-    /// Sets every element to 0, in place. Asynchronous.
-    ///
-    /// # Errors
-    /// Those of [`Tensor::copy_`].
-    #[track_caller]
-    pub fn zero_(&self) -> Result<()> {
-        self.fill_(0)
-    }
 }

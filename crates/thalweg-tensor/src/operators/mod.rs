@@ -16,6 +16,7 @@ mod advanced_index;
 mod alias;
 mod assemble;
 mod attention;
+pub(crate) mod body;
 mod calculus;
 mod compare;
 mod counting;
@@ -24,6 +25,7 @@ mod distance;
 mod einsum;
 mod grid;
 pub(crate) mod in_place;
+mod in_place_methods;
 pub(crate) mod index;
 mod join;
 mod linalg;
@@ -50,109 +52,14 @@ mod view_copy;
 mod window;
 
 use std::panic::Location;
-use std::sync::Arc;
 
-use smallvec::SmallVec;
-use thalweg_ops::LoopOp;
 use thalweg_runtime::{Device, Result};
 
-use crate::autograd::formula::Formula;
-use crate::caller::{enter, label_at};
-use crate::dispatch::{Argument, Call, DispatchKey, KernelFunction, Operator};
-use crate::kernels::loops::{self, LoopCall};
+pub(crate) use body::{Body, OpDef, single};
+
+use crate::caller::label_at;
+use crate::dispatch::{Argument, Operator};
 use crate::tensor::{Tensor, Tensors};
-
-/// An operator as data.
-pub(crate) struct OpDef {
-    /// The signature, in the notation of `native_functions.yaml`.
-    pub schema: &'static str,
-    /// The documentation, in sentences; empty for a part of other operators.
-    pub doc: &'static str,
-    /// The body: how it is computed.
-    pub body: Body,
-}
-
-impl OpDef {
-    /// Makes an entry that is a part of other operators, without a method.
-    pub(crate) const fn part(schema: &'static str, body: Body) -> Self {
-        Self { schema, doc: "", body }
-    }
-}
-
-/// How an operator is computed.
-#[derive(Clone, Copy)]
-pub(crate) enum Body {
-    /// By a loop over points, which takes the arguments as they stand. The gradient is derived.
-    Loop(&'static LoopOp),
-    /// By a loop that the arguments choose. The gradient is derived.
-    Lowered(for<'a> fn(&'a Call<'a>) -> Result<LoopCall<'a>>),
-    /// By other operators, which autograd sees.
-    Composite(fn(&Call<'_>) -> Result<Tensors>),
-    /// By a kernel; there is no gradient.
-    Kernel(fn(&Call<'_>) -> Result<Tensors>),
-    /// By a kernel, with a gradient by a formula.
-    Differentiable(fn(&Call<'_>) -> Result<Tensors>, &'static Formula),
-    /// By a kernel for backends and one for autograd.
-    Pair(fn(&Call<'_>) -> Result<Tensors>, fn(&Call<'_>) -> Result<Tensors>),
-    /// By another operator, whose result is written into the first argument.
-    InPlace(&'static Operator),
-    /// By another operator, whose results are written into the last arguments.
-    Out(&'static Operator),
-}
-
-/// Kernels by key, under which an operator is defined.
-pub(crate) type Kernels = SmallVec<[(DispatchKey, KernelFunction); 4]>;
-
-impl Body {
-    /// Returns how the operator is computed and where its gradient comes from, in words.
-    pub(crate) const fn words(self) -> &'static str {
-        match self {
-            Self::Loop(_) | Self::Lowered(_) => "one loop; the gradient is derived",
-            Self::Composite(_) => "other operators, and so is the gradient",
-            Self::Kernel(_) => "a kernel; there is no gradient",
-            Self::Differentiable(..) => "a kernel; the gradient is a formula of operators",
-            Self::Pair(..) => "a kernel; the gradient is another",
-            Self::InPlace(_) => "the operator without `_`, written into the first argument",
-            Self::Out(_) => "the operator that returns its results, written into `out`",
-        }
-    }
-
-    /// Returns the kernels that answer.
-    pub(crate) fn kernels(self) -> Kernels {
-        let (backend, autograd): (KernelFunction, Option<KernelFunction>) = match self {
-            Self::Loop(operator) => (
-                Arc::new(move |call| loops::run(&LoopCall::of(operator, call)?, call.resolved)),
-                Some(Arc::new(move |call| loops::autograd(&LoopCall::of(operator, call)?, call))),
-            ),
-            Self::Lowered(lower) => (
-                Arc::new(move |call| loops::run(&lower(call)?, call.resolved)),
-                Some(Arc::new(move |call| loops::autograd(&lower(call)?, call))),
-            ),
-            Self::Composite(function) | Self::Kernel(function) => (
-                Arc::new(move |call| {
-                    // What it calls names the line of this call.
-                    let _entered = enter(call.label.location);
-                    function(call)
-                }),
-                None,
-            ),
-            Self::Differentiable(function, formula) => {
-                (Arc::new(function), Some(Arc::new(|call| formula.record(call))))
-            }
-            Self::InPlace(functional) => (
-                Arc::new(move |call| {
-                    let _entered = enter(call.label.location);
-                    in_place::run(functional, call)
-                }),
-                None,
-            ),
-            Self::Out(returning) => (Arc::new(move |call| in_place::run_out(returning, call)), None),
-            Self::Pair(backend, autograd) => (Arc::new(backend), Some(Arc::new(autograd))),
-        };
-        let backends = DispatchKey::BACKENDS.map(|key| (key, backend.clone()));
-        backends.into_iter().chain(autograd.map(|kernel| (DispatchKey::Autograd, kernel))).collect()
-    }
-}
 
 /// Every family.
 static FAMILIES: &[&[OpDef]] = &[
@@ -223,11 +130,6 @@ pub(crate) fn call_all(
     location: &'static Location<'static>,
 ) -> Result<Tensors> {
     operator.call(arguments, device, label_at(operator.base_name(), location))
-}
-
-/// Returns one tensor as the results of a kernel.
-pub(crate) fn single(tensor: Tensor) -> Tensors {
-    SmallVec::from_elem(tensor, 1)
 }
 
 /// The Rust type of a method's parameter.

@@ -7,7 +7,7 @@ use super::Body::Composite;
 use super::view::{chunk, parts, split, strided, wrap};
 use super::{operators, single};
 use crate::dispatch::{Arguments, Call};
-use crate::random::host_room;
+use crate::host_room::host_room;
 use crate::tensor::{Tensor, Tensors};
 
 operators! {

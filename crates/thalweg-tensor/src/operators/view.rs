@@ -6,9 +6,9 @@ use thalweg_runtime::{Error, Result};
 
 use super::Body::{Composite, Kernel};
 use super::{operators, single};
-use crate::autograd::nodes::{ViewBackward, record_split, record_view};
+use crate::autograd::views::{ViewBackward, record_split, record_view};
 use crate::dispatch::{Arguments, Call};
-use crate::random::host_room;
+use crate::host_room::host_room;
 use crate::tensor::{Tensor, Tensors};
 
 operators! {

@@ -1,0 +1,147 @@
+//! The registry: every operator by its name. Built-in operators are defined when the first is looked up, forms that write into given
+//! tensors when they are.
+
+use std::sync::{Arc, OnceLock, PoisonError, RwLock};
+
+use rustc_hash::FxHashMap;
+use thalweg_ops::schema::{Parameter, Schema, base_name};
+use thalweg_runtime::{Error, Result};
+
+use super::{DispatchKey, Operator};
+use crate::argument::{Forms, default_of};
+use crate::autocast::Policy;
+use crate::operators::body::Body;
+use crate::operators::{define_all, in_place};
+
+/// The operators by name. Built-in ones are defined on first use.
+struct Registry(RwLock<FxHashMap<&'static str, &'static Operator>>);
+
+fn registry() -> &'static Registry {
+    static REGISTRY: OnceLock<Registry> = OnceLock::new();
+    REGISTRY.get_or_init(|| {
+        let registry = Registry(RwLock::default());
+        define_all(&mut |schema, doc, body| {
+            let defined = registry.define(schema, doc, Some(body));
+            defined.expect("built-in schemas are right, and their names unique");
+        });
+        registry
+    })
+}
+
+impl Registry {
+    fn define(&self, schema: &str, doc: &'static str, body: Option<Body>) -> Result<&'static Operator> {
+        let schema = Schema::parse(schema).map_err(|error| Error::invalid(error.to_string()))?;
+        let mut operators = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        if operators.contains_key(schema.name.as_str()) {
+            return Err(Error::invalid(format!(
+                "operator {} is defined already; register kernels on it instead",
+                schema.name
+            )));
+        }
+        // Operators live as long as the process, like the functions that they name.
+        let name: &'static str = Box::leak(schema.name.clone().into_boxed_str());
+        let default = |parameter: &Parameter| Some(default_of(parameter).ok()?.to_value());
+        let parameters = (schema.parameters.iter())
+            .map(|parameter| (Forms::of(&parameter.ty), default(parameter)))
+            .collect();
+        let base_name = base_name(name);
+        let slots = Default::default();
+        let operator = Operator { name, base_name, schema, doc, parameters, body, slots };
+        for (key, kernel) in body.map(Body::kernels).unwrap_or_default() {
+            let former = operator.slots[key as usize].built_in.set(kernel);
+            debug_assert!(former.is_ok(), "{name}: one built-in kernel per key");
+        }
+        if let Some(policy) = Policy::of(operator.base_name) {
+            _ = operator.slots[DispatchKey::Autocast as usize]
+                .built_in
+                .set(Arc::new(move |call| policy.run(call)));
+        }
+        let operator: &'static Operator = Box::leak(Box::new(operator));
+        operators.insert(name, operator);
+        Ok(operator)
+    }
+}
+
+/// A built-in operator as one place in the code calls it: looked up by name once.
+pub(crate) struct BuiltIn {
+    name: &'static str,
+    operator: OnceLock<&'static Operator>,
+}
+
+impl BuiltIn {
+    pub(crate) const fn new(name: &'static str) -> Self {
+        Self { name, operator: OnceLock::new() }
+    }
+
+    /// Returns the operator.
+    pub(crate) fn get(&self) -> Result<&'static Operator> {
+        if let Some(operator) = self.operator.get() {
+            return Ok(operator);
+        }
+        // A schema names its operator in front of its parameters.
+        let name = self.name.split_once('(').map_or(self.name, |(name, _)| name);
+        let operator = find_operator(name)?;
+        Ok(self.operator.get_or_init(|| operator))
+    }
+}
+
+/// The built-in operator of a literal name, found without a look-up after the first time.
+macro_rules! built_in {
+    ($name:expr) => {{
+        static OPERATOR: $crate::dispatch::BuiltIn = $crate::dispatch::BuiltIn::new($name);
+        OPERATOR.get()
+    }};
+}
+pub(crate) use built_in;
+
+/// Returns the operator that a loop operator's entry, or another part of this crate, has for itself: `thalweg::name`.
+pub(crate) fn internal(name: &str) -> Result<&'static Operator> {
+    find_operator(&format!("thalweg::{name}"))
+}
+
+/// Returns the operator of a name with its overload: `add.Tensor`. Every operator of one result has a form in place, whose name has
+/// `_` behind the base: `add_.Tensor` writes the result into `self`, and gives it; and one that writes it into `out`:
+/// `add.Tensor_out`.
+///
+/// # Errors
+/// [`Error::is_invalid_argument`] if there is none.
+pub fn find_operator(name: &str) -> Result<&'static Operator> {
+    let find = |name: &str| {
+        let operators = registry().0.read().unwrap_or_else(PoisonError::into_inner);
+        operators.get(name).copied()
+    };
+    if let Some(operator) = find(name) {
+        return Ok(operator);
+    }
+    let missing =
+        || Error::invalid(format!("there is no operator {name}; define it with `dispatch::define_operator`"));
+    let derived = |name: Option<String>| name.and_then(|name| find(&name));
+    let (schema, body) = if let Some(functional) = derived(in_place::functional_name(name)) {
+        (in_place::schema(functional.schema(), name), Body::InPlace(functional))
+    } else {
+        let returning = derived(in_place::returning_name(name)).ok_or_else(missing)?;
+        (in_place::out_schema(returning.schema(), name), Body::Out(returning))
+    };
+    match registry().define(&schema.ok_or_else(missing)?.to_string(), "", Some(body)) {
+        Ok(operator) => Ok(operator),
+        // Another thread was faster.
+        Err(_) => find(name).ok_or_else(missing),
+    }
+}
+
+/// Returns every operator, by name.
+pub fn operators() -> Vec<&'static Operator> {
+    let operators = registry().0.read().unwrap_or_else(PoisonError::into_inner);
+    let mut list: Vec<_> = operators.values().copied().collect();
+    list.sort_unstable_by_key(|operator| operator.name);
+    list
+}
+
+/// Defines an operator of one's own by its schema, in the notation of `native_functions.yaml`. Register kernels for the backends,
+/// and one for `Autograd` where it has a gradient.
+///
+/// # Errors
+/// [`Error::is_invalid_argument`] if the schema cannot be read, or the name is taken.
+pub fn define_operator(schema: &str) -> Result<&'static Operator> {
+    registry().define(schema, "", None)
+}
