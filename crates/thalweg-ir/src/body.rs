@@ -7,8 +7,8 @@
 //! - the **inner** dimensions, over which reductions run. An elementwise body has none.
 //!
 //! Reductions are evaluated in order, each over all inner points of the row; later reductions and the outputs may use the
-//! results of earlier ones ([`Node::Reduced`]). An output is written once a row ([`Place::Row`]) or once a point
-//! ([`Place::Point`]), or, with a [`Scatter`], at a place that is computed. So a sum is one reduction and a row output;
+//! results of earlier ones ([`Node::Reduced`]). An output is written once a row ([`OutputPlace::Row`]) or once a point
+//! ([`OutputPlace::Point`]), or, with a [`Scatter`], at a place that is computed. So a sum is one reduction and a row output;
 //! log-softmax is two reductions (maximum, sum of exponentials) and a point output, and all of it is one kernel.
 //!
 //! # Invariants
@@ -281,7 +281,7 @@ pub struct Reduction {
 
 /// How often an output is written.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum Place {
+pub enum OutputPlace {
     /// Once a row.
     Row,
     /// Once a point.
@@ -296,8 +296,8 @@ pub struct Output {
     /// The dtype in memory: the value's dtype, or the 16-bit float that it is rounded to.
     pub dtype: DType,
     /// How often it is written.
-    pub place: Place,
-    /// Where it is written, if not at its own place of the row: only for [`Place::Row`].
+    pub place: OutputPlace,
+    /// Where it is written, if not at its own place of the row: only for [`OutputPlace::Row`].
     pub scatter: Option<Scatter>,
 }
 
@@ -477,7 +477,7 @@ impl BodyBuilder {
     }
 
     /// Adds an output in this dtype; the value is cast to it.
-    pub fn output(&self, value: Value<'_>, dtype: DType, place: Place) {
+    pub fn output(&self, value: Value<'_>, dtype: DType, place: OutputPlace) {
         let value = value.to(dtype.compute());
         self.body.borrow_mut().outputs.push(Output { value: value.id, dtype, place, scatter: None });
     }
@@ -488,7 +488,12 @@ impl BodyBuilder {
         assert_eq!(guard.dtype(), DType::Bool, "a scatter's guard is a bool");
         let value = value.to(dtype.compute());
         let scatter = Some(Scatter { index: index.id, guard: guard.id });
-        self.body.borrow_mut().outputs.push(Output { value: value.id, dtype, place: Place::Row, scatter });
+        self.body.borrow_mut().outputs.push(Output {
+            value: value.id,
+            dtype,
+            place: OutputPlace::Row,
+            scatter,
+        });
     }
 
     /// Returns the random word at a position of a subsequence of a seed, all i64. See [`Node::Random`].

@@ -25,7 +25,7 @@
 
 use smallvec::SmallVec;
 
-use crate::body::{Body, InputKind, Place};
+use crate::body::{Body, InputKind, OutputPlace};
 
 /// The layout class and the schedule that a kernel is compiled for.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -126,11 +126,11 @@ impl Geometry {
 
 /// The arguments of one launch, as words. See the [module](self#arguments).
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Arguments {
+pub struct LaunchArguments {
     words: SmallVec<[u64; 32]>,
 }
 
-impl Arguments {
+impl LaunchArguments {
     /// Packs the arguments of a launch. `inputs` and `outputs` are addresses, `scalars` their bits.
     pub fn pack(
         kernel: &Kernel,
@@ -207,7 +207,7 @@ pub struct Unpacked {
 }
 
 impl Kernel {
-    /// Reads back what [`Arguments::pack`] packed. `None` if the bytes are not of this kernel's layout.
+    /// Reads back what [`LaunchArguments::pack`] packed. `None` if the bytes are not of this kernel's layout.
     pub fn unpack(&self, bytes: &[u8]) -> Option<Unpacked> {
         let mut words =
             bytes.chunks_exact(8).map(|word| u64::from_le_bytes(word.try_into().expect("8 bytes")));
@@ -236,7 +236,7 @@ impl Kernel {
         });
         let places = body.outputs.iter().map(|output| match output.scatter {
             Some(_) => None,
-            None => Some(output.place == Place::Point),
+            None => Some(output.place == OutputPlace::Point),
         });
         for at_points in kinds.chain(places) {
             operands.push(match at_points {

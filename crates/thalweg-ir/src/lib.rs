@@ -6,8 +6,8 @@
 //! - the gradient ([`grad`]),
 //! - the ranges that a launch touches ([`Geometry::span`]).
 //!
-//! One body over a list of tensors is a [`foreach::ForeachKernel`]. Kernels that are no loop over a body (matrix products, sums whose
-//! terms the data name) are in the crate `thalweg-kernels`.
+//! One body over a list of tensors is a [`foreach::ForeachKernel`]. Kernels that are no loop over a body (matrix products, sums
+//! whose terms the data name) are in the crate `thalweg-kernels`.
 //!
 //! # Invariants
 //! - Pure: no I/O, no clock, no threads, no device. No `unsafe`.
@@ -32,15 +32,15 @@ pub mod host;
 pub mod philox;
 
 pub use body::{
-    Binary, Body, BodyBuilder, Dimension, ExprId, Input, InputKind, Node, Operand, Output, Place, ReduceOp,
-    Reduction, Scatter, Unary, Value,
+    Binary, Body, BodyBuilder, Dimension, ExprId, Input, InputKind, Node, Operand, Output, OutputPlace,
+    ReduceOp, Reduction, Scatter, Unary, Value,
 };
 #[doc(hidden)]
 pub use dtype::elements;
 pub use dtype::{Category, DType, Element, PromotionError, UnknownDType};
 pub use float8::{f8e4m3, f8e5m2};
 pub use half::{bf16, f16};
-pub use kernel::{Arguments, Class, Dimensions, Geometry, Kernel, OperandGeometry, RUN, Unpacked};
+pub use kernel::{Class, Dimensions, Geometry, Kernel, LaunchArguments, OperandGeometry, RUN, Unpacked};
 pub use layout::{
     Layout, LayoutError, Shape, broadcast_shapes, byte_count, contiguous_strides, element_count,
 };

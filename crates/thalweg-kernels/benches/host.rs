@@ -5,8 +5,10 @@
 use std::hint::black_box;
 use std::time::Instant;
 
-use thalweg_ir::host::{Program, Slice, SliceMut};
-use thalweg_ir::{BodyBuilder, Class, DType, Dimensions, Geometry, Kernel, OperandGeometry, Place, ReduceOp};
+use thalweg_ir::host::{HostProgram, Slice, SliceMut};
+use thalweg_ir::{
+    BodyBuilder, Class, DType, Dimensions, Geometry, Kernel, OperandGeometry, OutputPlace, ReduceOp,
+};
 use thalweg_kernels::matmul::{self, Matmul};
 
 /// Seconds of the fastest of many runs of `work`, each long enough for the clock and short enough to be undisturbed.
@@ -33,7 +35,7 @@ fn report(name: &str, value: f64, unit: &str) {
     }
 }
 
-fn kernel(builder: BodyBuilder, row_rank: u8, inner_rank: u8, lanes: u16) -> Program {
+fn kernel(builder: BodyBuilder, row_rank: u8, inner_rank: u8, lanes: u16) -> HostProgram {
     let class = Class {
         row_rank,
         inner_rank,
@@ -44,7 +46,7 @@ fn kernel(builder: BodyBuilder, row_rank: u8, inner_rank: u8, lanes: u16) -> Pro
         rows_abreast: 1,
         cascade: 1,
     };
-    Program::compile(&Kernel { name: "bench".into(), body: builder.finish(), class })
+    HostProgram::compile(&Kernel { name: "bench".into(), body: builder.finish(), class })
 }
 
 fn strided(row: &[u64], inner: &[u64]) -> OperandGeometry {
@@ -54,9 +56,9 @@ fn strided(row: &[u64], inner: &[u64]) -> OperandGeometry {
     }
 }
 
-fn add(row_rank: u8) -> Program {
+fn add(row_rank: u8) -> HostProgram {
     let builder = BodyBuilder::new();
-    builder.output(builder.input(DType::F32) + builder.input(DType::F32), DType::F32, Place::Point);
+    builder.output(builder.input(DType::F32) + builder.input(DType::F32), DType::F32, OutputPlace::Point);
     kernel(builder, row_rank, 0, 1)
 }
 
@@ -67,7 +69,7 @@ fn elementwise() {
     let mut c = vec![0.0f32; ELEMENTS];
     let copy = seconds(|| black_box(&mut c).copy_from_slice(black_box(&a)));
     report("memcpy_f32_1m", 8.0 * ELEMENTS as f64 / copy / 1e9, "GB/s");
-    let mut run = |program: &Program, geometry: &Geometry| {
+    let mut run = |program: &HostProgram, geometry: &Geometry| {
         seconds(|| {
             program
                 .run(geometry, &[], &[a.as_slice().into(), b.as_slice().into()], &[c.as_mut_slice().into()])
@@ -102,7 +104,7 @@ fn reductions() {
     for (rows, points, lanes) in [(1024, 1024, 32), (1024, 1024, 256), (65_536, 16, 1), (65_536, 16, 32)] {
         let builder = BodyBuilder::new();
         let sum = builder.reduce(ReduceOp::Sum, builder.input(DType::F32));
-        builder.output(sum, DType::F32, Place::Row);
+        builder.output(sum, DType::F32, OutputPlace::Row);
         let program = kernel(builder, 1, 1, lanes);
         let mut sums = vec![0.0f32; rows as usize];
         let mut run = |row_stride: u64, inner_stride: u64| {
@@ -141,15 +143,15 @@ fn compute() {
         report(name, time / 32768.0 * 1e9, "ns/element");
     };
     let builder = BodyBuilder::new();
-    builder.output(builder.input(DType::F32).exp(), DType::F32, Place::Point);
+    builder.output(builder.input(DType::F32).exp(), DType::F32, OutputPlace::Point);
     run("exp_f32", builder);
     let builder = BodyBuilder::new();
     let x = builder.input(DType::F32);
-    builder.output(x.mul_add(x, x), DType::F32, Place::Point);
+    builder.output(x.mul_add(x, x), DType::F32, OutputPlace::Point);
     run("fma_f32", builder);
     let builder = BodyBuilder::new();
     let x = builder.input(DType::F32);
-    builder.output((x * 2.0 + 1.0) * (x - 3.0) / (x * x + 1.0), DType::F32, Place::Point);
+    builder.output((x * 2.0 + 1.0) * (x - 3.0) / (x * x + 1.0), DType::F32, OutputPlace::Point);
     run("seven_operations_f32", builder);
 }
 

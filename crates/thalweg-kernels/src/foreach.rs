@@ -6,12 +6,12 @@ use smallvec::SmallVec;
 use thalweg_driver::{Access, DevicePointer, HostFault, HostKernel, HostLaunch};
 use thalweg_ir::cuda::LaunchShape;
 use thalweg_ir::foreach::{BLOCK, ForeachArguments, ForeachItem, ForeachKernel};
-use thalweg_ir::host::{Cells, Fault, Program, Source};
+use thalweg_ir::host::{Cells, Fault, HostProgram, Source};
 
 use crate::{Accesses, NativeKernel, Placed, Words, cells, slice};
 
-/// Returns the launches of a kernel over a list of tensors: one for each [`capacity`](ForeachKernel::capacity) of them. Outputs of different tensors must
-/// not overlap.
+/// Returns the launches of a kernel over a list of tensors: one for each [`capacity`](ForeachKernel::capacity) of them. Outputs of
+/// different tensors must not overlap.
 pub fn launches<'a>(
     kernel: &'a Arc<ForeachKernel>,
     arguments: &'a ForeachArguments,
@@ -33,7 +33,7 @@ impl NativeKernel for Placed<&Arc<ForeachKernel>, ForeachArguments> {
 
     fn host(&self) -> Arc<dyn HostKernel> {
         Arc::new(ForeachHost {
-            program: Program::compile(&self.kernel.single()),
+            program: HostProgram::compile(&self.kernel.single()),
             kernel: Arc::clone(self.kernel),
         })
     }
@@ -85,7 +85,7 @@ fn accesses(kernel: &ForeachKernel, arguments: &ForeachArguments) -> Accesses {
 /// The kernel as a host function: the body over one tensor after the other.
 struct ForeachHost {
     kernel: Arc<ForeachKernel>,
-    program: Program,
+    program: HostProgram,
 }
 
 impl ForeachHost {

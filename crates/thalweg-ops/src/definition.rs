@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::fmt;
 
 use smallvec::SmallVec;
-use thalweg_ir::{Body, BodyBuilder, Category, DType, Place, PromotionError, Scalar, Value};
+use thalweg_ir::{Body, BodyBuilder, Category, DType, OutputPlace, PromotionError, Scalar, Value};
 
 /// A list of dtypes; most operators have few operands.
 pub type DTypes = SmallVec<[DType; 8]>;
@@ -123,7 +123,7 @@ pub struct LoopOp {
     /// Iteration space.
     pub space: Space,
     /// How often each output is written.
-    pub outputs: &'static [Place],
+    pub outputs: &'static [OutputPlace],
     /// Writes the body for a signature.
     pub build: fn(&BodyBuilder, &Signature),
     /// The gradients of the inputs, where they are better written by the result than derived: a result is often kept by the
@@ -203,8 +203,8 @@ impl LoopOp {
     }
 
     /// [`LoopOp::signature`] where some inputs have no dimensions, a bit of `zero_dimensional` each: they do not take part in
-    /// promotion unless they are of a higher category (bool, integers, floats) than all others. `scalars` is the highest category of
-    /// the numbers: one above that of all tensors makes them i64 or f32.
+    /// promotion unless they are of a higher category (bool, integers, floats) than all others. `scalars` is the highest category
+    /// of the numbers: one above that of all tensors makes them i64 or f32.
     pub fn signature_of(
         &self,
         inputs: &[DType],

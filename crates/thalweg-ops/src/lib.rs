@@ -27,4 +27,4 @@ pub use definition::{
 };
 pub use elementwise::{elementwise, parts, table};
 pub use gradient::{ForwardBody, GradientBody, forward, gradient, gradient_of};
-pub use plan::{Iteration, Placement, Plan, kernel, plan};
+pub use plan::{Iteration, LaunchPlan, Placement, kernel, plan};

@@ -15,7 +15,7 @@ mod table;
 
 use smallvec::SmallVec;
 use thalweg_ir::foreach::{ForeachKernel, ForeachOperand};
-use thalweg_ir::{BodyBuilder, DType, Place, Value};
+use thalweg_ir::{BodyBuilder, DType, OutputPlace, Value};
 
 pub use number::Number;
 pub use table::*;
@@ -236,7 +236,7 @@ fn write_step<'b>(
     let skip = found_inf.eq(0.0).logical_not();
     let kept = rule.kept(values).map(|state| (states[state], body.states[state]));
     for (old, new) in std::iter::once((parameter, body.parameter)).chain(kept) {
-        builder.output(skip.select(old, new), parameter_dtype, Place::Row);
+        builder.output(skip.select(old, new), parameter_dtype, OutputPlace::Row);
     }
     operands
 }
@@ -273,7 +273,7 @@ fn write_count<'b>(builder: &'b BodyBuilder, rule: &'static OptimizerRule, value
     (rule.count)(&mut body);
     let skip = found_inf.eq(0.0).logical_not();
     for (&old, new) in old.iter().zip(&body.scalar_states) {
-        builder.output(skip.select(old, new.to(DType::F32)), DType::F32, Place::Row);
+        builder.output(skip.select(old, new.to(DType::F32)), DType::F32, OutputPlace::Row);
     }
 }
 

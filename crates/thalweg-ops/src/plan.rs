@@ -6,7 +6,7 @@
 
 use smallvec::SmallVec;
 use thalweg_ir::{
-    Body, Class, DType, Dimensions, Geometry, InputKind, Kernel, OperandGeometry, Place, RUN, ReduceOp,
+    Body, Class, DType, Dimensions, Geometry, InputKind, Kernel, OperandGeometry, OutputPlace, RUN, ReduceOp,
 };
 
 /// Where one operand lies over the iteration space.
@@ -38,7 +38,7 @@ pub struct Iteration {
 
 /// A plan: the decisions for one launch.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Plan {
+pub struct LaunchPlan {
     /// The class of launches that the kernel is compiled for.
     pub class: Class,
     /// The geometry of this launch.
@@ -74,7 +74,7 @@ const POINTS_OF_A_LANE: u64 = 2 * RUN;
 const POINTS_OF_TWO_LEVELS: u64 = 2 * RUN * RUN;
 
 /// Decides class and geometry.
-pub fn plan(body: &Body, iteration: &Iteration) -> Plan {
+pub fn plan(body: &Body, iteration: &Iteration) -> LaunchPlan {
     let keep_dimensions = body.uses_coordinates();
     let operands = &iteration.operands;
     let row_strides: SmallVec<[&[u64]; 8]> = strided(operands, |rows, _| Some(rows));
@@ -116,7 +116,7 @@ pub fn plan(body: &Body, iteration: &Iteration) -> Plan {
             1
         },
     };
-    Plan { class, geometry }
+    LaunchPlan { class, geometry }
 }
 
 fn strided<'a>(
@@ -176,11 +176,11 @@ fn is_contiguous(body: &Body, geometry: &Geometry) -> bool {
         strides.iter().all(|&stride| extent <= 1 || stride == wanted)
     };
     let places =
-        body.inputs.iter().map(|_| Place::Point).chain(body.outputs.iter().map(|output| output.place));
+        body.inputs.iter().map(|_| OutputPlace::Point).chain(body.outputs.iter().map(|output| output.place));
     geometry.operands.iter().zip(places).all(|(operand, place)| match operand {
         OperandGeometry::Gathered { .. } => true,
         OperandGeometry::Strided { row_strides, inner_strides } => {
-            let row = if place == Place::Point { points } else { 1 };
+            let row = if place == OutputPlace::Point { points } else { 1 };
             lies(row_strides, rows, row) && lies(inner_strides, points, 1)
         }
     })

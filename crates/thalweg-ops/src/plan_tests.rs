@@ -3,7 +3,7 @@
 use smallvec::SmallVec;
 use thalweg_ir::{Body, DType, Dimensions};
 
-use super::{Iteration, Placement, Plan, plan};
+use super::{Iteration, LaunchPlan, Placement, plan};
 use crate::definition::LoopOp;
 use crate::{forward, structured, table};
 
@@ -17,7 +17,7 @@ fn rows(strides: &[u64]) -> Placement {
     Placement::Strided { rows: strides.into(), inner: Dimensions::new() }
 }
 
-fn elementwise(shape: &[u64], operands: &[&[u64]], alignment_bytes: u64) -> Plan {
+fn elementwise(shape: &[u64], operands: &[&[u64]], alignment_bytes: u64) -> LaunchPlan {
     let iteration = Iteration {
         rows: shape.into(),
         inner: Dimensions::new(),
@@ -27,7 +27,7 @@ fn elementwise(shape: &[u64], operands: &[&[u64]], alignment_bytes: u64) -> Plan
     plan(&body(&table::add, &[DType::F32; 2]), &iteration)
 }
 
-fn sum(rows: &[u64], inner: &[u64], row_strides: &[u64], inner_strides: &[u64]) -> Plan {
+fn sum(rows: &[u64], inner: &[u64], row_strides: &[u64], inner_strides: &[u64]) -> LaunchPlan {
     let mut result: Dimensions = SmallVec::from_elem(1, rows.len());
     for dimension in (1..rows.len()).rev() {
         result[dimension - 1] = result[dimension] * rows[dimension];
@@ -121,7 +121,7 @@ fn a_lane_with_many_points_is_a_cascade() {
 
 #[test]
 fn rows_that_lie_side_by_side_share_blocks() {
-    let shared = |plan: Plan| (plan.class.lanes, plan.class.rows_abreast);
+    let shared = |plan: LaunchPlan| (plan.class.lanes, plan.class.rows_abreast);
     // The gradient of a bias: one of 512 features over 512 samples.
     assert_eq!(shared(sum(&[512], &[512], &[1], &[512])), (64, 8));
     assert_eq!(shared(sum(&[512], &[17], &[1], &[512])), (2, 8));

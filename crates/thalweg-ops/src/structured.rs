@@ -31,7 +31,7 @@ pub use windows::{
 };
 
 use smallvec::SmallVec;
-use thalweg_ir::{BodyBuilder, DType, Dimension, Place, ReduceOp, Scalar, Value};
+use thalweg_ir::{BodyBuilder, DType, Dimension, OutputPlace, ReduceOp, Scalar, Value};
 
 use crate::definition::{DTypeRule, LoopOp, Signature, Sizes, Space, scalar};
 
@@ -109,10 +109,10 @@ pub static COPY: LoopOp = LoopOp {
     sizes: Sizes::None,
     rule: DTypeRule::Converted,
     space: Space::Elementwise,
-    outputs: &[Place::Row],
+    outputs: &[OutputPlace::Row],
     build: |b, signature| {
         let result = b.input(signature.inputs[0]);
-        b.output(result, signature.outputs[0], Place::Row);
+        b.output(result, signature.outputs[0], OutputPlace::Row);
     },
     from_result: None,
     examples: None,
@@ -128,8 +128,8 @@ pub static FULL: LoopOp = LoopOp {
     sizes: Sizes::Shape,
     rule: DTypeRule::Created,
     space: Space::Elementwise,
-    outputs: &[Place::Row],
-    build: |b, signature| b.output(scalar(b, signature.compute), signature.outputs[0], Place::Row),
+    outputs: &[OutputPlace::Row],
+    build: |b, signature| b.output(scalar(b, signature.compute), signature.outputs[0], OutputPlace::Row),
     from_result: None,
     examples: None,
 };
@@ -144,11 +144,11 @@ pub static ARANGE: LoopOp = LoopOp {
     sizes: Sizes::Count,
     rule: DTypeRule::Counted,
     space: Space::Coordinates,
-    outputs: &[Place::Row],
+    outputs: &[OutputPlace::Row],
     build: |b, signature| {
         let (start, step) = (scalar(b, signature.compute), scalar(b, signature.compute));
         let result = start + b.index(Dimension::Row(0)).to(signature.compute) * step;
-        b.output(result, signature.outputs[0], Place::Row);
+        b.output(result, signature.outputs[0], OutputPlace::Row);
     },
     from_result: None,
     examples: None,
@@ -167,7 +167,11 @@ pub static LINSPACE: LoopOp = LoopOp {
         let at = b.index(Dimension::Row(0));
         let first = start + at.to(compute) * step;
         let second = end - (last - at).to(compute) * step;
-        b.output(at.lt(half).select(first, second).to(signature.compute), signature.outputs[0], Place::Row);
+        b.output(
+            at.lt(half).select(first, second).to(signature.compute),
+            signature.outputs[0],
+            OutputPlace::Row,
+        );
     },
     ..ARANGE
 };
@@ -183,7 +187,7 @@ pub static TRIANGLE: LoopOp = LoopOp {
         let diagonal = scalar(b, DType::I64);
         let [row, column] = [0, 1].map(|dimension| b.index(Dimension::Row(dimension)));
         let inside = (column - row).le(diagonal);
-        b.output(inside.to(signature.compute), signature.outputs[0], Place::Row);
+        b.output(inside.to(signature.compute), signature.outputs[0], OutputPlace::Row);
     },
     ..ARANGE
 };
@@ -205,7 +209,7 @@ const fn reduction(
         sizes: Sizes::Dimensions,
         rule,
         space: Space::Rows,
-        outputs: &[Place::Row],
+        outputs: &[OutputPlace::Row],
         build,
         from_result: None,
         examples: None,
@@ -215,7 +219,7 @@ const fn reduction(
 /// The sum over dimensions.
 pub static SUM: LoopOp = reduction("sum", "The sum over dimensions.", DTypeRule::Sum, &[], |b, signature| {
     let x = b.input(signature.inputs[0]).to(signature.compute);
-    b.output(b.reduce(ReduceOp::Sum, x), signature.outputs[0], Place::Row);
+    b.output(b.reduce(ReduceOp::Sum, x), signature.outputs[0], OutputPlace::Row);
 });
 
 /// The mean over dimensions; the call says over how many elements.
@@ -223,19 +227,27 @@ pub static MEAN: LoopOp =
     reduction("mean", "The mean over dimensions.", DTypeRule::FloatingPoint, &["count"], |b, signature| {
         let x = b.input(signature.inputs[0]).to(signature.compute);
         let mean = b.reduce(ReduceOp::Sum, x) / scalar(b, signature.compute);
-        b.output(mean, signature.outputs[0], Place::Row);
+        b.output(mean, signature.outputs[0], OutputPlace::Row);
     });
 
 /// The greatest element over dimensions; a gradient is split evenly among equals.
 pub static AMAX: LoopOp =
     reduction("amax", "The greatest element over dimensions.", DTypeRule::Numeric, &[], |b, signature| {
-        b.output(b.reduce(ReduceOp::Max, b.input(signature.inputs[0])), signature.outputs[0], Place::Row);
+        b.output(
+            b.reduce(ReduceOp::Max, b.input(signature.inputs[0])),
+            signature.outputs[0],
+            OutputPlace::Row,
+        );
     });
 
 /// The smallest element over dimensions; a gradient is split evenly among equals.
 pub static AMIN: LoopOp =
     reduction("amin", "The smallest element over dimensions.", DTypeRule::Numeric, &[], |b, signature| {
-        b.output(b.reduce(ReduceOp::Min, b.input(signature.inputs[0])), signature.outputs[0], Place::Row);
+        b.output(
+            b.reduce(ReduceOp::Min, b.input(signature.inputs[0])),
+            signature.outputs[0],
+            OutputPlace::Row,
+        );
     });
 
 /// The place of the greatest element in one dimension: the first of equals, or of NaNs.
@@ -252,7 +264,7 @@ pub static ARGMAX: LoopOp = LoopOp {
             let is_greatest = x.eq(greatest).or(x.eq(x).logical_not());
             let place = b.index(Dimension::Inner(0));
             let candidate = is_greatest.select(place, b.constant(i64::MAX, DType::I64));
-            b.output(b.reduce(ReduceOp::Min, candidate), DType::I64, Place::Row);
+            b.output(b.reduce(ReduceOp::Min, candidate), DType::I64, OutputPlace::Row);
         },
     )
 };
@@ -270,7 +282,7 @@ fn softmax_gradient<'b>(b: &'b BodyBuilder, y: Value<'b>, g: Value<'b>) -> Value
 
 /// eˣ over its sum along one dimension.
 pub static SOFTMAX: LoopOp = LoopOp {
-    outputs: &[Place::Point],
+    outputs: &[OutputPlace::Point],
     from_result: Some(|b, _, y, g| SmallVec::from_elem(softmax_gradient(b, y, g), 1)),
     sizes: Sizes::Dimension,
     ..reduction(
@@ -281,14 +293,14 @@ pub static SOFTMAX: LoopOp = LoopOp {
         |b, signature| {
             let x = b.input(signature.inputs[0]).to(signature.compute);
             let (shifted, sum) = shifted_exponentials(b, x);
-            b.output(shifted.exp() / sum, signature.outputs[0], Place::Point);
+            b.output(shifted.exp() / sum, signature.outputs[0], OutputPlace::Point);
         },
     )
 };
 
 /// The logarithm of softmax along one dimension, without overflow.
 pub static LOG_SOFTMAX: LoopOp = LoopOp {
-    outputs: &[Place::Point],
+    outputs: &[OutputPlace::Point],
     from_result: Some(|b, _, y, g| SmallVec::from_elem(g - y.exp() * b.reduce(ReduceOp::Sum, g), 1)),
     sizes: Sizes::Dimension,
     ..reduction(
@@ -299,7 +311,7 @@ pub static LOG_SOFTMAX: LoopOp = LoopOp {
         |b, signature| {
             let x = b.input(signature.inputs[0]).to(signature.compute);
             let (shifted, sum) = shifted_exponentials(b, x);
-            b.output(shifted - sum.log(), signature.outputs[0], Place::Point);
+            b.output(shifted - sum.log(), signature.outputs[0], OutputPlace::Point);
         },
     )
 };
@@ -400,7 +412,7 @@ pub static UNFOLD2D: LoopOp = LoopOp {
     sizes: Sizes::Numbers(WINDOW_SCALARS.len()),
     rule: DTypeRule::Moved,
     space: Space::Coordinates,
-    outputs: &[Place::Row],
+    outputs: &[OutputPlace::Row],
     build: |b, signature| {
         let image = b.gathered_input(signature.inputs[0]);
         let window = Window::new(b);
@@ -410,7 +422,7 @@ pub static UNFOLD2D: LoopOp = LoopOp {
         let (x, x_inside) = window.input_at(1, output_x, kernel_x);
         let place = ((batch * window.channels + channel) * window.height + y) * window.width + x;
         let value = b.gather(image, place, y_inside.and(x_inside), Scalar::F64(0.0));
-        b.output(value, signature.outputs[0], Place::Row);
+        b.output(value, signature.outputs[0], OutputPlace::Row);
     },
     from_result: None,
     examples: None,
@@ -427,7 +439,7 @@ pub static FOLD2D: LoopOp = LoopOp {
     sizes: Sizes::Numbers(WINDOW_SCALARS.len()),
     rule: DTypeRule::Numeric,
     space: Space::Coordinates,
-    outputs: &[Place::Row],
+    outputs: &[OutputPlace::Row],
     build: |b, signature| {
         let columns = b.gathered_input(signature.inputs[0]);
         let window = Window::new(b);
@@ -439,7 +451,7 @@ pub static FOLD2D: LoopOp = LoopOp {
         let place = ((row * window.images + batch) * window.output_height + output_y) * window.output_width
             + output_x;
         let value = b.gather(columns, place, y_exists.and(x_exists), Scalar::F64(0.0));
-        b.output(b.reduce(ReduceOp::Sum, value), signature.outputs[0], Place::Row);
+        b.output(b.reduce(ReduceOp::Sum, value), signature.outputs[0], OutputPlace::Row);
     },
     from_result: None,
     examples: None,
@@ -456,7 +468,7 @@ pub static MAX_POOL2D: LoopOp = LoopOp {
     sizes: Sizes::Numbers(WINDOW_SCALARS.len()),
     rule: DTypeRule::FloatingPoint,
     space: Space::Coordinates,
-    outputs: &[Place::Row, Place::Row],
+    outputs: &[OutputPlace::Row, OutputPlace::Row],
     build: |b, signature| {
         let image = b.gathered_input(signature.inputs[0]);
         let window = Window::new(b);
@@ -472,8 +484,8 @@ pub static MAX_POOL2D: LoopOp = LoopOp {
         let greatest = b.reduce(ReduceOp::Max, value);
         let wins = inside.and(value.eq(greatest).or(value.eq(value).logical_not()));
         let first = b.reduce(ReduceOp::Min, wins.select(plane, plane.like(i64::MAX)));
-        b.output(greatest, signature.outputs[0], Place::Row);
-        b.output(first, DType::I64, Place::Row);
+        b.output(greatest, signature.outputs[0], OutputPlace::Row);
+        b.output(first, DType::I64, OutputPlace::Row);
     },
     from_result: None,
     examples: None,
@@ -490,7 +502,7 @@ pub static MAX_POOL2D_BACKWARD: LoopOp = LoopOp {
     sizes: Sizes::Numbers(WINDOW_SCALARS.len()),
     rule: DTypeRule::FloatingPoint,
     space: Space::Coordinates,
-    outputs: &[Place::Row],
+    outputs: &[OutputPlace::Row],
     build: |b, signature| {
         let gradient = b.gathered_input(signature.inputs[0]);
         let winners = b.gathered_input(DType::I64);
@@ -509,7 +521,7 @@ pub static MAX_POOL2D_BACKWARD: LoopOp = LoopOp {
         b.output(
             b.reduce(ReduceOp::Sum, won.select(value, value.like(0.0))),
             signature.outputs[0],
-            Place::Row,
+            OutputPlace::Row,
         );
     },
     from_result: None,

@@ -78,7 +78,7 @@ fn touch_of_operand(geometry: &Geometry, operand: usize, element_bytes: u64) -> 
 #[cfg(test)]
 mod tests {
     use smallvec::smallvec;
-    use thalweg_ir::{BodyBuilder, Class, DType, OperandGeometry, Place};
+    use thalweg_ir::{BodyBuilder, Class, DType, OperandGeometry, OutputPlace};
 
     use super::*;
 
@@ -87,7 +87,7 @@ mod tests {
         let builder = BodyBuilder::new();
         let sum =
             inputs.iter().fold(builder.constant(0.0, DType::F32), |sum, _| sum + builder.input(DType::F32));
-        builder.output(sum, DType::F32, Place::Point);
+        builder.output(sum, DType::F32, OutputPlace::Point);
         let class = Class {
             row_rank: 1,
             inner_rank: 0,

@@ -14,7 +14,7 @@ use thalweg_driver::{
     Access, AccessMode, Code, ComputeCapability, DevicePointer, FunctionHandle, HostFault, HostKernel,
     HostLaunch, HostModule, Image, ImageKind,
 };
-use thalweg_ir::host::{Cells, Program, Source};
+use thalweg_ir::host::{Cells, HostProgram, Source};
 use thalweg_ir::{Geometry, Kernel, OperandGeometry};
 use thalweg_kernels::{Accesses, NativeKernel, cells, slice};
 
@@ -250,12 +250,12 @@ fn no_code(environment: &Environment, architecture: &str, refused: Option<&thalw
 /// A kernel of the loop IR as a host function.
 struct LoopKernel {
     kernel: Arc<Kernel>,
-    program: Program,
+    program: HostProgram,
 }
 
 impl LoopKernel {
     fn new(kernel: Arc<Kernel>) -> Self {
-        Self { program: Program::compile(&kernel), kernel }
+        Self { program: HostProgram::compile(&kernel), kernel }
     }
 }
 

@@ -13,7 +13,7 @@
 use std::sync::{Arc, PoisonError};
 
 use thalweg_driver::{DevicePointer, Label, Launch};
-use thalweg_ir::{Arguments, Geometry};
+use thalweg_ir::{Geometry, LaunchArguments};
 
 use crate::accesses::{accesses, extents};
 use crate::loaded::{LaunchKey, LoadedKernel, PreparedLaunch};
@@ -28,7 +28,7 @@ impl PreparedLaunch {
         let kernel = loaded.kernel();
         let shape =
             thalweg_ir::cuda::launch_shape(kernel, geometry, device.properties().multi_processor_count);
-        let sizes = Arguments::sizes(kernel, geometry);
+        let sizes = LaunchArguments::sizes(kernel, geometry);
         let extents = extents(kernel, geometry, device.instrument().is_some());
         Self { rows: geometry.rows(), shape, extents, sizes, loaded }
     }
@@ -71,7 +71,7 @@ impl Stream {
         }
         let kernel = prepared.loaded.kernel();
         let addresses = inputs.iter().chain(outputs).map(|pointer| pointer.address());
-        let arguments = Arguments::behind(kernel, addresses, scalars, &prepared.sizes);
+        let arguments = LaunchArguments::behind(kernel, addresses, scalars, &prepared.sizes);
         let launch = Launch {
             function: prepared.loaded.function(),
             grid: prepared.shape.grid,

@@ -33,20 +33,20 @@ use thalweg_runtime::{Device, Label, Result};
 use crate::tensor::{Tensor, describe, describe_new};
 
 /// A line of the source.
-pub type Place = &'static Location<'static>;
+pub type CallLocation = &'static Location<'static>;
 
 thread_local! {
-    static OUTERMOST: Cell<Option<Place>> = const { Cell::new(None) };
+    static OUTERMOST: Cell<Option<CallLocation>> = const { Cell::new(None) };
 }
 
 /// A guard: while it lives, what this thread calls was called from where the outermost of these was entered.
 #[must_use = "the line is named only while the guard lives"]
 pub struct Entered {
-    former: Option<Place>,
+    former: Option<CallLocation>,
 }
 
 /// Enters a public function that was called at `location`.
-pub fn enter(location: Place) -> Entered {
+pub fn enter(location: CallLocation) -> Entered {
     let former = OUTERMOST.get();
     OUTERMOST.set(Some(former.unwrap_or(location)));
     Entered { former }
@@ -59,12 +59,12 @@ impl Drop for Entered {
 }
 
 /// Returns the line of the user's call, for a function that was called at `location`.
-pub fn outermost(location: Place) -> Place {
+pub fn outermost(location: CallLocation) -> CallLocation {
     OUTERMOST.get().unwrap_or(location)
 }
 
 /// Returns a label for an operator that was called at `location`.
-pub fn label_at(operator: &'static str, location: Place) -> Label {
+pub fn label_at(operator: &'static str, location: CallLocation) -> Label {
     Label { operator, location: outermost(location) }
 }
 
@@ -72,7 +72,7 @@ pub fn label_at(operator: &'static str, location: Place) -> Label {
 pub fn in_call<T>(
     operator: &str,
     tensors: &[&Tensor],
-    location: Place,
+    location: CallLocation,
     run: impl FnOnce() -> Result<T>,
 ) -> Result<T> {
     let _entered = enter(location);
@@ -80,7 +80,7 @@ pub fn in_call<T>(
 }
 
 /// Runs a public function that is called on no tensors, or whose errors say enough of them; an error names its line.
-pub fn at_line<T>(location: Place, run: impl FnOnce() -> Result<T>) -> Result<T> {
+pub fn at_line<T>(location: CallLocation, run: impl FnOnce() -> Result<T>) -> Result<T> {
     let _entered = enter(location);
     run().map_err(|error| error.at(outermost(location)))
 }
@@ -89,7 +89,7 @@ pub fn at_line<T>(location: Place, run: impl FnOnce() -> Result<T>) -> Result<T>
 pub(crate) fn creating<T>(
     operator: &str,
     (shape, dtype, device): (&[usize], DType, &Device),
-    location: Place,
+    location: CallLocation,
     run: impl FnOnce() -> Result<T>,
 ) -> Result<T> {
     let _entered = enter(location);

@@ -199,7 +199,7 @@ impl Key {
     }
 }
 
-struct Plan {
+struct MatmulPlan {
     descriptor: Owned,
     a: Owned,
     b: Owned,
@@ -215,7 +215,7 @@ pub(super) struct BlasLt {
     api: Arc<Api>,
     /// One a device, made in its context.
     handles: Vec<OnceLock<usize>>,
-    plans: RwLock<FxHashMap<Key, Arc<Plan>>>,
+    plans: RwLock<FxHashMap<Key, Arc<MatmulPlan>>>,
 }
 
 fn describe(call: &MatmulCall) -> String {
@@ -312,7 +312,7 @@ impl BlasLt {
     }
 
     /// Returns the plan for a key; made at the first call.
-    fn plan(&self, key: Key, detail: impl Fn() -> String) -> Result<Arc<Plan>> {
+    fn plan(&self, key: Key, detail: impl Fn() -> String) -> Result<Arc<MatmulPlan>> {
         if let Some(plan) = self.plans.read().unwrap_or_else(PoisonError::into_inner).get(&key) {
             return Ok(Arc::clone(plan));
         }
@@ -325,7 +325,7 @@ impl BlasLt {
     }
 
     #[cold]
-    fn make_plan(&self, key: &Key) -> Result<Plan> {
+    fn make_plan(&self, key: &Key) -> Result<MatmulPlan> {
         let scale =
             if key.compute == ComputeFormat::F64 { ElementFormat::R_64F } else { ElementFormat::R_32F };
         let descriptor = self.own(BlasTable::descriptor_destroy, |table, raw| {
@@ -369,7 +369,7 @@ impl BlasLt {
         if found < 1 {
             return Err(Error::new(Code::Library, outcome.call, none()));
         }
-        Ok(Plan { descriptor, a, b, d, algorithm: result.algorithm })
+        Ok(MatmulPlan { descriptor, a, b, d, algorithm: result.algorithm })
     }
 
     /// Queues a product. The device's context is current.

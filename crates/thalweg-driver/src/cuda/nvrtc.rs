@@ -120,12 +120,12 @@ impl fmt::Debug for Nvrtc {
 }
 
 /// A program of the compiler, which goes back when this is dropped.
-struct Program<'a> {
+struct NvrtcProgram<'a> {
     nvrtc: &'a Nvrtc,
     raw: usize,
 }
 
-impl Drop for Program<'_> {
+impl Drop for NvrtcProgram<'_> {
     fn drop(&mut self) {
         // SAFETY: the program was created, and is destroyed once.
         let _ = unsafe { self.nvrtc.table.destroy(&raw mut self.raw) };
@@ -202,7 +202,7 @@ impl Nvrtc {
         let pointers: Vec<*const c_char> = texts.iter().map(|text| text.as_ptr()).collect();
         let what = format!("{name} with {}", arguments.join(" "));
 
-        let mut program = Program { nvrtc: self, raw: 0 };
+        let mut program = NvrtcProgram { nvrtc: self, raw: 0 };
         let none = std::ptr::null();
         // SAFETY: source and name end with 0 and are copied; there are no headers; writes one handle.
         let outcome =
@@ -219,7 +219,7 @@ impl Nvrtc {
         Ok(Compiled { cubin: self.cubin_of(&program, &what)?, log })
     }
 
-    fn log_of(&self, program: &Program<'_>) -> Result<String> {
+    fn log_of(&self, program: &NvrtcProgram<'_>) -> Result<String> {
         let mut bytes = 0_usize;
         // SAFETY: the program was created; writes one number.
         self.check(unsafe { self.table.log_size(program.raw, &raw mut bytes) }, "")?;
@@ -232,7 +232,7 @@ impl Nvrtc {
         Ok(String::from_utf8_lossy(&log[..end]).trim().to_owned())
     }
 
-    fn cubin_of(&self, program: &Program<'_>, what: &str) -> Result<Vec<u8>> {
+    fn cubin_of(&self, program: &NvrtcProgram<'_>, what: &str) -> Result<Vec<u8>> {
         let mut bytes = 0_usize;
         // SAFETY: the program was created; writes one number.
         self.check(unsafe { self.table.cubin_size(program.raw, &raw mut bytes) }, what)?;

@@ -21,13 +21,13 @@ use crate::library::{ComputeFormat, ElementFormat};
 use crate::{Code, Reduction};
 
 /// The sizes of a function's arguments.
-trait Arguments {
+trait ArgumentSizes {
     fn sizes(self) -> Vec<usize>;
 }
 
 macro_rules! arguments {
     ($($argument:ident)*) => {
-        impl<Answer, $($argument),*> Arguments for unsafe fn($($argument),*) -> Answer {
+        impl<Answer, $($argument),*> ArgumentSizes for unsafe fn($($argument),*) -> Answer {
             fn sizes(self) -> Vec<usize> {
                 vec![$(size_of::<$argument>()),*]
             }

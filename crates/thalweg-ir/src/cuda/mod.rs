@@ -33,7 +33,7 @@ mod prelude;
 mod row;
 mod writer;
 
-use crate::body::{InputKind, Place};
+use crate::body::{InputKind, OutputPlace};
 use crate::{Class, Geometry, Kernel};
 use writer::Writer;
 
@@ -62,7 +62,7 @@ pub struct LaunchShape {
 }
 
 /// Returns the translation unit of one kernel, whose entry point has the kernel's name and takes one structure by value: the words
-/// of [`Arguments`](crate::Arguments).
+/// of [`LaunchArguments`](crate::LaunchArguments).
 ///
 /// # Panics
 /// Where the kernel is none: arithmetic on a 16-bit float, a coordinate beyond its class's ranks, lanes that are no power of
@@ -113,7 +113,8 @@ pub fn launch_shape(kernel: &Kernel, geometry: &Geometry, multi_processor_count:
 fn works_by_points(kernel: &Kernel) -> bool {
     let body = &kernel.body;
     body.reductions.is_empty()
-        && (kernel.class.inner_rank == 0 || body.outputs.iter().all(|output| output.place == Place::Point))
+        && (kernel.class.inner_rank == 0
+            || body.outputs.iter().all(|output| output.place == OutputPlace::Point))
 }
 
 fn print_kernel(kernel: &Kernel) -> String {
@@ -149,7 +150,7 @@ fn print_kernel(kernel: &Kernel) -> String {
     writer.finish()
 }
 
-/// Prints the structure of a kernel's arguments: the words of [`Arguments::pack`](crate::Arguments::pack), by name.
+/// Prints the structure of a kernel's arguments: the words of [`LaunchArguments::pack`](crate::LaunchArguments::pack), by name.
 fn print_arguments(kernel: &Kernel, writer: &mut Writer) {
     let (body, class) = (&kernel.body, &kernel.class);
     writer.open(&format!("struct {}_arguments", kernel.name));
@@ -190,7 +191,7 @@ fn print_arguments(kernel: &Kernel, writer: &mut Writer) {
             continue;
         }
         words(writer, &format!("output{number}_row_stride"), class.row_rank);
-        if output.place == Place::Point {
+        if output.place == OutputPlace::Point {
             words(writer, &format!("output{number}_inner_stride"), class.inner_rank);
         }
     }

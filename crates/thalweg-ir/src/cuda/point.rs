@@ -1,6 +1,6 @@
 //! Kernels whose threads have points of their own: bodies without reductions.
 
-use crate::body::{InputKind, Output, Place};
+use crate::body::{InputKind, Output, OutputPlace};
 use crate::{ExprId, Kernel};
 
 use super::expression::{Statements, memory_type, scattered, stored};
@@ -124,7 +124,7 @@ pub(super) fn print_strided(kernel: &Kernel, writer: &mut Writer) {
         let operand = format!("output{number}");
         writer.line(&format!(
             "const {index} at_{operand} = {};",
-            place(&operand, output.place == Place::Point)
+            place(&operand, output.place == OutputPlace::Point)
         ));
     }
     let element = |kind: &str, number: usize| format!("a.{kind}{number}[at_{kind}{number}]");

@@ -1,6 +1,6 @@
 //! Kernels whose threads share rows: bodies with reductions, or with outputs that are written once for several points.
 
-use crate::body::{InputKind, Node, Output, Place};
+use crate::body::{InputKind, Node, Output, OutputPlace};
 use crate::kernel::RUN;
 use crate::{DType, ExprId, Kernel};
 
@@ -326,7 +326,7 @@ impl RowPrinter<'_> {
     fn print_outputs(&self, defined: &mut Defined, writer: &mut Writer) {
         let body = &self.kernel.body;
         let (of_points, of_row): (Vec<usize>, Vec<usize>) =
-            (0..body.outputs.len()).partition(|&number| body.outputs[number].place == Place::Point);
+            (0..body.outputs.len()).partition(|&number| body.outputs[number].place == OutputPlace::Point);
         let values: Vec<ExprId> = body.outputs.iter().flat_map(Output::operands).collect();
         self.define_for_row(&values, defined, writer);
         if !of_row.is_empty() {
@@ -345,8 +345,8 @@ impl RowPrinter<'_> {
         }
     }
 
-    /// Prints the outputs that are written once per row. Those that load elements (of operands that do not vary inside) do so at the
-    /// row's first point.
+    /// Prints the outputs that are written once per row. Those that load elements (of operands that do not vary inside) do so at
+    /// the row's first point.
     fn print_row_outputs(&self, outputs: &[usize], defined: &Defined, writer: &mut Writer) {
         let (body, class) = (&self.kernel.body, &self.kernel.class);
         let values: Vec<ExprId> =

@@ -30,7 +30,7 @@ mod rules;
 
 use std::fmt;
 
-use crate::body::{InputKind, Place};
+use crate::body::{InputKind, OutputPlace};
 use crate::{Body, BodyBuilder, ExprId, Node, ReduceOp, Value};
 use algebra::{add, div};
 
@@ -128,20 +128,24 @@ fn carriers(body: &Body, wrt: &[usize]) -> Vec<bool> {
 }
 
 /// Returns where the gradients are written: at points, save that a body without points has but one kind of place.
-fn gradient_place(body: &Body, at_points: &[bool], carries: &[bool]) -> Result<Place, NotDifferentiable> {
+fn gradient_place(
+    body: &Body,
+    at_points: &[bool],
+    carries: &[bool],
+) -> Result<OutputPlace, NotDifferentiable> {
     let places = || body.outputs.iter().map(|output| output.place);
-    if body.reductions.is_empty() && places().all(|place| place == Place::Row) {
-        return Ok(Place::Row);
+    if body.reductions.is_empty() && places().all(|place| place == OutputPlace::Row) {
+        return Ok(OutputPlace::Row);
     }
     for (number, output) in body.outputs.iter().enumerate() {
         let value = output.value.index();
-        if output.place == Place::Row && at_points[value] && carries[value] {
+        if output.place == OutputPlace::Row && at_points[value] && carries[value] {
             return Err(NotDifferentiable(format!(
                 "output {number} is written once a row, but depends on single points of it: reduce it first"
             )));
         }
     }
-    Ok(Place::Point)
+    Ok(OutputPlace::Point)
 }
 
 /// The parts of an expression's adjoint that were collected so far.
@@ -216,7 +220,7 @@ impl<'b> Reverse<'b> {
     fn seed(&mut self) {
         for output in &self.forward.outputs {
             let gradient = self.builder.input(output.dtype);
-            self.contribute(output.value, output.place == Place::Point, gradient);
+            self.contribute(output.value, output.place == OutputPlace::Point, gradient);
         }
     }
 

@@ -5,12 +5,12 @@ use std::cell::Cell;
 use super::BLOCK;
 use super::Fault;
 use super::operand::{Cells, Source, represents};
-use super::program::{Op, Program, Step};
+use super::program::{CompiledKernel, HostStep, Op};
 use super::register::{File, Lane, View};
 use super::space::{Cursor, Space};
 use super::step::{Accumulators, Block, argument};
 use crate::Scalar;
-use crate::body::{Dimension, Place};
+use crate::body::{Dimension, OutputPlace};
 use crate::kernel::{Geometry, OperandGeometry};
 
 /// The cost of deciding on a step, in elements that a loop handles meanwhile.
@@ -33,9 +33,9 @@ thread_local! {
 /// A function that takes each element that data chooses: operand and element.
 type Noting<'n> = Option<&'n dyn Fn(usize, u64)>;
 
-/// Runs a program. See [`Program::run`](super::Program::run).
+/// Runs a program. See [`HostProgram::run`](super::HostProgram::run).
 pub(super) fn run(
-    program: &Program,
+    program: &CompiledKernel,
     geometry: &Geometry,
     scalars: &[u64],
     inputs: &[Source<'_>],
@@ -57,7 +57,7 @@ pub(super) fn run(
 
 /// Holds the operands against the program and the geometry.
 fn check(
-    program: &Program,
+    program: &CompiledKernel,
     geometry: &Geometry,
     scalars: &[u64],
     inputs: &[Source<'_>],
@@ -84,7 +84,7 @@ fn check(
         ));
     }
     let sources = inputs.iter().zip(&program.inputs).enumerate().map(|(number, (source, input))| {
-        ("input", number, source.len(), source.dtype(), input.dtype, Place::Point)
+        ("input", number, source.len(), source.dtype(), input.dtype, OutputPlace::Point)
     });
     let targets =
         outputs.iter().zip(&program.outputs).enumerate().map(|(number, (cells, &(dtype, place, _)))| {
@@ -94,7 +94,7 @@ fn check(
         if !represents(actual, wanted) {
             return fault(format!("{name} {number} is of {wanted}; given are elements of {actual}"));
         }
-        let inner_rank = if place == Place::Point { ranks[1] } else { 0 };
+        let inner_rank = if place == OutputPlace::Point { ranks[1] } else { 0 };
         let fits = match &geometry.operands[operand] {
             OperandGeometry::Gathered { .. } => program.is_anywhere(operand),
             OperandGeometry::Strided { row_strides, inner_strides } => {
@@ -160,7 +160,7 @@ enum Direction {
 }
 
 struct Launch<'l> {
-    program: &'l Program,
+    program: &'l CompiledKernel,
     geometry: &'l Geometry,
     scalars: &'l [u64],
     inputs: &'l [Source<'l>],
@@ -183,7 +183,7 @@ struct Launch<'l> {
 
 impl<'l> Launch<'l> {
     fn new(
-        program: &'l Program,
+        program: &'l CompiledKernel,
         geometry: &'l Geometry,
         scalars: &'l [u64],
         inputs: &'l [Source<'l>],
@@ -280,7 +280,7 @@ impl<'l> Launch<'l> {
 
     /// Runs steps over a block of `count` elements.
     #[inline]
-    fn steps(&self, file: &mut File, steps: &[Step], level: Level, count: usize) -> Result<(), Fault> {
+    fn steps(&self, file: &mut File, steps: &[HostStep], level: Level, count: usize) -> Result<(), Fault> {
         for step in steps {
             let count = match (self.direction, level) {
                 (Direction::Along, Level::Row) if step.wide => self.width,
@@ -292,7 +292,7 @@ impl<'l> Launch<'l> {
         Ok(())
     }
 
-    fn step(&self, block: &mut Block<'_, '_>, step: &Step, level: Level) -> Result<(), Fault> {
+    fn step(&self, block: &mut Block<'_, '_>, step: &HostStep, level: Level) -> Result<(), Fault> {
         match step.op {
             Op::Constant(value) => block.fill_scalar(step, value),
             Op::Argument { slot } => {
@@ -330,7 +330,7 @@ impl<'l> Launch<'l> {
         Ok(())
     }
 
-    fn accumulators(&self, step: &Step, reduction: u16, count: usize) -> Accumulators {
+    fn accumulators(&self, step: &HostStep, reduction: u16, count: usize) -> Accumulators {
         let plan = self.program.reductions[usize::from(reduction)];
         Accumulators {
             op: plan.op,
@@ -372,7 +372,7 @@ impl<'l> Launch<'l> {
     fn load<T: Lane>(
         &self,
         block: &mut Block<'_, '_>,
-        step: &Step,
+        step: &HostStep,
         input: u16,
         level: Level,
     ) -> Result<(), Fault> {
@@ -432,7 +432,7 @@ impl<'l> Launch<'l> {
     fn copy<T: Lane>(
         &self,
         block: &mut Block<'_, '_>,
-        step: &Step,
+        step: &HostStep,
         level: Level,
         operand: usize,
         one: impl Fn(usize) -> T,
@@ -457,7 +457,7 @@ impl<'l> Launch<'l> {
         });
     }
 
-    fn store<T: Lane>(&self, block: &mut Block<'_, '_>, step: &Step, output: u16, level: Level) {
+    fn store<T: Lane>(&self, block: &mut Block<'_, '_>, step: &HostStep, output: u16, level: Level) {
         let operand = self.program.inputs.len() + usize::from(output);
         let cells =
             T::cells(&self.outputs[usize::from(output)]).expect("operands were checked against the program");
@@ -478,7 +478,7 @@ impl<'l> Launch<'l> {
         });
     }
 
-    fn scatter<T: Lane>(&self, block: &mut Block<'_, '_>, step: &Step, output: u16) -> Result<(), Fault> {
+    fn scatter<T: Lane>(&self, block: &mut Block<'_, '_>, step: &HostStep, output: u16) -> Result<(), Fault> {
         let operand = self.program.inputs.len() + usize::from(output);
         let OperandGeometry::Gathered { elements } = self.geometry.operands[operand] else {
             unreachable!("operands were checked against the program");
@@ -512,7 +512,7 @@ impl<'l> Launch<'l> {
     fn gather<T: Lane>(
         &self,
         block: &mut Block<'_, '_>,
-        step: &Step,
+        step: &HostStep,
         input: u16,
         otherwise: Scalar,
     ) -> Result<(), Fault> {
@@ -558,7 +558,7 @@ impl<'l> Launch<'l> {
         }
     }
 
-    fn coordinate(&self, block: &mut Block<'_, '_>, step: &Step, dimension: Dimension, level: Level) {
+    fn coordinate(&self, block: &mut Block<'_, '_>, step: &HostStep, dimension: Dimension, level: Level) {
         let (of_rows, dimension) = match dimension {
             Dimension::Row(dimension) => (true, usize::from(dimension)),
             Dimension::Inner(dimension) => (false, usize::from(dimension)),
@@ -581,7 +581,7 @@ impl<'l> Launch<'l> {
 
 /// Returns the cheaper direction for the loops over points.
 fn direction(
-    program: &Program,
+    program: &CompiledKernel,
     (rows, row_space): (usize, &Space),
     (points, inner_space): (usize, &Space),
     lanes: usize,

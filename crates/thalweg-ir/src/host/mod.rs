@@ -1,7 +1,7 @@
 //! The host executor: runs a [`Kernel`] on the CPU. It is the embedded default where there is no GPU, and the definition
 //! that kernels on a GPU are held against.
 //!
-//! A [`Program`] is a kernel compiled once: straight lists of `Step`s over registers. A register is a block
+//! A [`HostProgram`] is a kernel compiled once: straight lists of `HostStep`s over registers. A register is a block
 //! of up to `BLOCK` elements of one type, and a step is one tight loop over blocks, which the compiler vectorises; so
 //! the price of deciding what to do is paid once a block, not once an element.
 //!
@@ -65,9 +65,9 @@ impl std::error::Error for Fault {}
 
 /// A kernel, ready to run on the host. Compiling costs microseconds; programs are meant to be kept.
 #[derive(Clone, Debug)]
-pub struct Program(program::Program);
+pub struct HostProgram(program::CompiledKernel);
 
-impl Program {
+impl HostProgram {
     /// Compiles a kernel.
     ///
     /// # Panics

@@ -1,4 +1,4 @@
-//! [`Program`]: a kernel as straight lists of steps over registers. See [`host`](super) for levels and phases.
+//! [`CompiledKernel`]: a kernel as straight lists of steps over registers. See [`host`](super) for levels and phases.
 //!
 //! Compilation has three parts: which expression is needed at which level and in which phase (a walk from the outputs back),
 //! the steps in static single assignment form, and registers for their values by liveness.
@@ -9,7 +9,7 @@
 //!   sections of points are loops.
 
 use crate::Scalar;
-use crate::body::{Binary, Dimension, ExprId, InputKind, Node, Place, ReduceOp, Scatter, Unary};
+use crate::body::{Binary, Dimension, ExprId, InputKind, Node, OutputPlace, ReduceOp, Scatter, Unary};
 use crate::{Body, Class, DType, Kernel};
 
 use super::register::{BANKS, Lane};
@@ -53,7 +53,7 @@ pub(super) enum Op {
 
 /// One step. While a program is compiled its operands and its target are values, afterwards registers.
 #[derive(Clone, Debug)]
-pub(super) struct Step<R = u16> {
+pub(super) struct HostStep<R = u16> {
     pub op: Op,
     /// The type that the loop works in: that of the operands, or of the target where there are none.
     pub dtype: DType,
@@ -69,9 +69,9 @@ pub(super) struct Step<R = u16> {
 #[derive(Clone, Debug, Default)]
 pub(super) struct Phase {
     /// Once a row.
-    pub row: Vec<Step>,
+    pub row: Vec<HostStep>,
     /// Once a point.
-    pub point: Vec<Step>,
+    pub point: Vec<HostStep>,
 }
 
 /// A reduction of the program.
@@ -84,20 +84,20 @@ pub(super) struct ReductionPlan {
 
 /// A compiled kernel.
 #[derive(Clone, Debug)]
-pub(super) struct Program {
+pub(super) struct CompiledKernel {
     pub name: String,
     pub class: Class,
     pub inputs: Vec<crate::Input>,
     /// Dtype and place, and whether it is scattered.
-    pub outputs: Vec<(DType, Place, bool)>,
+    pub outputs: Vec<(DType, OutputPlace, bool)>,
     pub scalars: Vec<DType>,
     pub uses_coordinates: bool,
     /// Once a launch.
-    pub uniform: Vec<Step>,
+    pub uniform: Vec<HostStep>,
     /// In order.
     pub phases: Vec<Phase>,
     /// Once a row, after every phase: the row outputs.
-    pub stores: Vec<Step>,
+    pub stores: Vec<HostStep>,
     pub reductions: Vec<ReductionPlan>,
     /// How many registers of each bank.
     pub registers: [u16; BANKS],
@@ -110,7 +110,7 @@ pub(super) struct Program {
 }
 
 /// Compiles a kernel.
-pub(super) fn compile(kernel: &Kernel) -> Program {
+pub(super) fn compile(kernel: &Kernel) -> CompiledKernel {
     let mut compiler = Compiler::new(kernel);
     compiler.mark();
     compiler.emit();
@@ -149,7 +149,7 @@ struct Compiler<'k> {
     point_values: Vec<Vec<ValueId>>,
     values: Vec<ValueInfo>,
     /// 0: the launch; 1 + 2p: rows of phase p; 2 + 2p: points of phase p; last: row outputs.
-    sections: Vec<Vec<Step<ValueId>>>,
+    sections: Vec<Vec<HostStep<ValueId>>>,
 }
 
 const UNIFORM: usize = 0;
@@ -208,8 +208,8 @@ impl<'k> Compiler<'k> {
     }
 
     /// Returns whether an output is written in the loop over points.
-    fn at_points(&self, place: Place) -> bool {
-        place == Place::Point && self.kernel.class.inner_rank > 0
+    fn at_points(&self, place: OutputPlace) -> bool {
+        place == OutputPlace::Point && self.kernel.class.inner_rank > 0
     }
 
     /// Marks what the outputs need, back to front.
@@ -377,7 +377,7 @@ impl<'k> Compiler<'k> {
     fn push(&mut self, op: Op, dtype: DType, operands: &[ValueId], section: usize) -> usize {
         let mut list = [NONE; 3];
         list[..operands.len()].copy_from_slice(operands);
-        self.sections[section].push(Step { op, dtype, target: NONE, operands: list, wide: false });
+        self.sections[section].push(HostStep { op, dtype, target: NONE, operands: list, wide: false });
         self.sections[section].len() - 1
     }
 
@@ -436,7 +436,7 @@ impl<'k> Compiler<'k> {
         }
     }
 
-    fn finish(self) -> Program {
+    fn finish(self) -> CompiledKernel {
         let body = self.body();
         let mut accumulators = [0; BANKS];
         let reductions = body
@@ -467,7 +467,7 @@ impl<'k> Compiler<'k> {
         while let (Some(row), Some(point)) = (sections.next(), sections.next()) {
             phases.push(Phase { row, point });
         }
-        Program {
+        CompiledKernel {
             name: self.kernel.name.clone(),
             class: self.kernel.class,
             inputs: body.inputs.clone(),
@@ -495,7 +495,10 @@ fn bank(dtype: DType) -> usize {
 }
 
 /// Gives values registers, each bank apart.
-fn allocate(sections: Vec<Vec<Step<ValueId>>>, values: &[ValueInfo]) -> (Vec<Vec<Step>>, [u16; BANKS]) {
+fn allocate(
+    sections: Vec<Vec<HostStep<ValueId>>>,
+    values: &[ValueInfo],
+) -> (Vec<Vec<HostStep>>, [u16; BANKS]) {
     let mut last_use = vec![(usize::MAX, 0); values.len()];
     for (section, steps) in sections.iter().enumerate() {
         for (number, step) in steps.iter().enumerate() {
@@ -519,7 +522,7 @@ fn allocate(sections: Vec<Vec<Step<ValueId>>>, values: &[ValueInfo]) -> (Vec<Vec
                 });
             }
             let register = |value: ValueId| if value == NONE { 0 } else { assigned[value as usize] };
-            list.push(Step {
+            list.push(HostStep {
                 op: step.op,
                 dtype: step.dtype,
                 target: register(step.target),
@@ -546,7 +549,7 @@ fn allocate(sections: Vec<Vec<Step<ValueId>>>, values: &[ValueInfo]) -> (Vec<Vec
     (allocated, registers)
 }
 
-impl Program {
+impl CompiledKernel {
     /// Returns how an input is read.
     fn is_gathered(&self, input: usize) -> bool {
         self.inputs[input].kind == InputKind::Gathered

@@ -5,7 +5,7 @@ use half::slice::HalfFloatSliceExt;
 
 use super::arithmetic::{Bits, Float, Number};
 use super::operand::Source;
-use super::program::Step;
+use super::program::HostStep;
 use super::register::{File, Lane};
 use crate::Scalar;
 use crate::body::{Binary, ReduceOp, Unary};
@@ -23,7 +23,7 @@ pub(super) struct Block<'f, 'a> {
 impl Block<'_, '_> {
     /// Computes target = f(a).
     #[inline(always)]
-    fn map1<A: Lane, T: Lane>(&mut self, step: &Step, f: impl Fn(A) -> T) {
+    fn map1<A: Lane, T: Lane>(&mut self, step: &HostStep, f: impl Fn(A) -> T) {
         let (inputs, count) = (self.inputs, self.count);
         self.file.write(step.target, count, |file, target: &mut [T]| {
             let a = file.read::<A>(inputs, step.operands[0], count);
@@ -35,7 +35,7 @@ impl Block<'_, '_> {
 
     /// Computes target = f(a, b).
     #[inline(always)]
-    fn map2<A: Lane, T: Lane>(&mut self, step: &Step, f: impl Fn(A, A) -> T) {
+    fn map2<A: Lane, T: Lane>(&mut self, step: &HostStep, f: impl Fn(A, A) -> T) {
         let (inputs, count) = (self.inputs, self.count);
         self.file.write(step.target, count, |file, target: &mut [T]| {
             let a = file.read::<A>(inputs, step.operands[0], count);
@@ -46,9 +46,9 @@ impl Block<'_, '_> {
         });
     }
 
-    /// Computes target = a / b of integers. Dividing by one is common (a stride, a dilation), and a pass that finds it costs a small
-    /// part of what the divisions would.
-    fn divide<T: Bits>(&mut self, step: &Step) {
+    /// Computes target = a / b of integers. Dividing by one is common (a stride, a dilation), and a pass that finds it costs a
+    /// small part of what the divisions would.
+    fn divide<T: Bits>(&mut self, step: &HostStep) {
         let (inputs, count) = (self.inputs, self.count);
         self.file.write(step.target, count, |file, target: &mut [T]| {
             let a = file.read::<T>(inputs, step.operands[0], count);
@@ -65,7 +65,7 @@ impl Block<'_, '_> {
 
     /// Computes target = f(a, b, c).
     #[inline(always)]
-    fn map3<A: Lane, T: Lane>(&mut self, step: &Step, f: impl Fn(A, T, T) -> T) {
+    fn map3<A: Lane, T: Lane>(&mut self, step: &HostStep, f: impl Fn(A, T, T) -> T) {
         let (inputs, count) = (self.inputs, self.count);
         self.file.write(step.target, count, |file, target: &mut [T]| {
             let a = file.read::<A>(inputs, step.operands[0], count);
@@ -83,7 +83,7 @@ impl Block<'_, '_> {
     }
 
     /// Fills the target of a step with a number.
-    pub fn fill_scalar(&mut self, step: &Step, value: Value) {
+    pub fn fill_scalar(&mut self, step: &HostStep, value: Value) {
         with_dtype!(step.dtype,
             bool => self.fill(step.target, u8::from(value.to_f64() != 0.0)),
             integer T => self.fill(step.target, value.to_i64() as T),
@@ -92,7 +92,7 @@ impl Block<'_, '_> {
         );
     }
 
-    pub fn unary(&mut self, op: Unary, step: &Step) {
+    pub fn unary(&mut self, op: Unary, step: &HostStep) {
         with_dtype!(step.dtype,
             bool => self.map1(step, |a: u8| a ^ 1),
             integer T => self.unary_integer::<T>(op, step),
@@ -101,7 +101,7 @@ impl Block<'_, '_> {
         );
     }
 
-    fn unary_integer<T: Number>(&mut self, op: Unary, step: &Step) {
+    fn unary_integer<T: Number>(&mut self, op: Unary, step: &HostStep) {
         match op {
             Unary::Neg => self.map1(step, T::neg),
             Unary::Abs => self.map1(step, T::abs),
@@ -109,7 +109,7 @@ impl Block<'_, '_> {
         }
     }
 
-    fn unary_float<T: Float>(&mut self, op: Unary, step: &Step) {
+    fn unary_float<T: Float>(&mut self, op: Unary, step: &HostStep) {
         match op {
             Unary::Neg => self.map1(step, T::neg),
             Unary::Abs => self.map1(step, T::abs),
@@ -123,7 +123,7 @@ impl Block<'_, '_> {
         }
     }
 
-    pub fn binary(&mut self, op: Binary, step: &Step) {
+    pub fn binary(&mut self, op: Binary, step: &HostStep) {
         with_dtype!(step.dtype,
             bool => self.binary_integer::<u8>(op, step),
             integer T => self.binary_integer::<T>(op, step),
@@ -132,7 +132,7 @@ impl Block<'_, '_> {
         );
     }
 
-    fn binary_integer<T: Bits>(&mut self, op: Binary, step: &Step) {
+    fn binary_integer<T: Bits>(&mut self, op: Binary, step: &HostStep) {
         match op {
             Binary::And => self.map2(step, T::and),
             Binary::Or => self.map2(step, T::or),
@@ -143,7 +143,7 @@ impl Block<'_, '_> {
         }
     }
 
-    fn binary_float<T: Float>(&mut self, op: Binary, step: &Step) {
+    fn binary_float<T: Float>(&mut self, op: Binary, step: &HostStep) {
         match op {
             Binary::Pow => self.map2(step, T::pow),
             Binary::Atan2 => self.map2(step, T::atan2),
@@ -154,7 +154,7 @@ impl Block<'_, '_> {
         }
     }
 
-    fn binary_number<T: Number>(&mut self, op: Binary, step: &Step) {
+    fn binary_number<T: Number>(&mut self, op: Binary, step: &HostStep) {
         match op {
             Binary::Add => self.map2(step, T::add),
             Binary::Sub => self.map2(step, T::sub),
@@ -172,7 +172,7 @@ impl Block<'_, '_> {
         }
     }
 
-    pub fn fma(&mut self, step: &Step) {
+    pub fn fma(&mut self, step: &HostStep) {
         with_dtype!(step.dtype,
             bool => unreachable!("bodies are checked when they are compiled"),
             integer T => self.map3(step, <T as Number>::fma),
@@ -181,19 +181,19 @@ impl Block<'_, '_> {
         );
     }
 
-    pub fn random(&mut self, step: &Step) {
+    pub fn random(&mut self, step: &HostStep) {
         self.map3(step, |seed: i64, subsequence: i64, position: i64| {
             i64::from(philox::word(seed as u64, subsequence as u64, position as u64))
         });
     }
 
-    pub fn select(&mut self, step: &Step) {
+    pub fn select(&mut self, step: &HostStep) {
         with_dtype!(step.dtype, T => {
             self.map3(step, |condition: u8, yes: T, no: T| if condition != 0 { yes } else { no });
         });
     }
 
-    pub fn cast(&mut self, to: DType, step: &Step) {
+    pub fn cast(&mut self, to: DType, step: &HostStep) {
         /// The casts of one type to every type; one that is rounded to a 16-bit float is an f32.
         macro_rules! cast_from {
             ($from:ident) => {
@@ -214,7 +214,7 @@ impl Block<'_, '_> {
     }
 
     /// Extends a float of 8 or 16 bits to an f32; a cast to its own type copies.
-    fn extend<H: Lane + Reduced>(&mut self, to: DType, step: &Step) {
+    fn extend<H: Lane + Reduced>(&mut self, to: DType, step: &HostStep) {
         if to != DType::F32 {
             return self.map1(step, |a: H| a);
         }
@@ -225,7 +225,7 @@ impl Block<'_, '_> {
     }
 
     /// Rounds an f32 to a float of 8 or 16 bits.
-    fn round<H: Lane + Reduced>(&mut self, step: &Step) {
+    fn round<H: Lane + Reduced>(&mut self, step: &HostStep) {
         let (inputs, count) = (self.inputs, self.count);
         self.file.write(step.target, count, |file, target: &mut [H]| {
             H::round(file.read(inputs, step.operands[0], count), target);

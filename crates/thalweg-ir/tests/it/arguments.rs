@@ -1,7 +1,9 @@
 //! The arguments of a launch: what is packed is what is read back.
 
 use proptest::prelude::*;
-use thalweg_ir::{Arguments, Class, Dimensions, Geometry, InputKind, Kernel, OperandGeometry, Place};
+use thalweg_ir::{
+    Class, Dimensions, Geometry, InputKind, Kernel, LaunchArguments, OperandGeometry, OutputPlace,
+};
 
 use crate::random;
 
@@ -18,7 +20,7 @@ fn contiguous(kernel: &Kernel, rows: u64, points: u64) -> Geometry {
         InputKind::Strided => strided(true),
         InputKind::Gathered => OperandGeometry::Gathered { elements: 11 },
     });
-    let outputs = kernel.body.outputs.iter().map(|output| strided(output.place == Place::Point));
+    let outputs = kernel.body.outputs.iter().map(|output| strided(output.place == OutputPlace::Point));
     Geometry {
         row_shape: rank(rows, class.row_rank),
         inner_shape: rank(points, class.inner_rank),
@@ -30,7 +32,7 @@ fn round_trip(kernel: &Kernel, geometry: &Geometry, scalars: &[u64]) -> Result<(
     let addresses = |count: usize, base: u64| (0..count as u64).map(|i| base + i * 256).collect::<Vec<_>>();
     let inputs = addresses(kernel.body.inputs.len(), 1 << 40);
     let outputs = addresses(kernel.body.outputs.len(), 7 << 20);
-    let arguments = Arguments::pack(kernel, geometry, &inputs, &outputs, scalars);
+    let arguments = LaunchArguments::pack(kernel, geometry, &inputs, &outputs, scalars);
     let bytes = arguments.as_bytes();
     let unpacked = kernel.unpack(bytes);
     prop_assert!(unpacked.is_some(), "{geometry:?}");

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use thalweg_conformance::compiler_accepts;
 use thalweg_ir::grad::gradient;
-use thalweg_ir::{DType, Dimensions, Geometry, Place, Value, cuda};
+use thalweg_ir::{DType, Dimensions, Geometry, OutputPlace, Value, cuda};
 
 use crate::kernels::{
     self, contiguous, kernel, log_softmax, of_rows, pointwise, rows, softmax, strided, variance,
@@ -42,11 +42,11 @@ fn text_is_as_recorded() {
     assert_snapshot!("add_strided", cuda::print(&kernel("add", &add, strided(3, 0, 1, true))));
     let relu = pointwise(&[DType::Bf16], |x| x[0].maximum(0.0));
     assert_snapshot!("relu_vector", cuda::print(&kernel("relu", &relu, contiguous(8))));
-    let variance = of_rows(DType::F32, Place::Row, variance);
+    let variance = of_rows(DType::F32, OutputPlace::Row, variance);
     assert_snapshot!("variance_thread", cuda::print(&kernel("variance", &variance, strided(1, 2, 1, true))));
-    let softmax = of_rows(DType::F16, Place::Point, softmax);
+    let softmax = of_rows(DType::F16, OutputPlace::Point, softmax);
     assert_snapshot!("softmax_warp", cuda::print(&kernel("softmax", &softmax, rows(8))));
-    let log_softmax = of_rows(DType::F32, Place::Point, log_softmax);
+    let log_softmax = of_rows(DType::F32, OutputPlace::Point, log_softmax);
     assert_snapshot!(
         "log_softmax_block",
         cuda::print(&kernel("log_softmax", &log_softmax, strided(1, 1, 256, false))),
@@ -108,7 +108,7 @@ fn launches_cover_the_work_and_no_more_than_fills_the_gpu() {
     assert_eq!(grid(contiguous(4), 1025, 1), (2, 256));
     assert_eq!(grid(contiguous(1), 0, 1), (1, 256));
     assert_eq!(grid(contiguous(1), u64::MAX, 2), (132 * 32, 256));
-    let sums = of_rows(DType::F32, Place::Row, kernels::sum);
+    let sums = of_rows(DType::F32, OutputPlace::Row, kernels::sum);
     let grid = |lanes, rows| {
         let shape = cuda::launch_shape(&kernel("sum", &sums, kernels::rows(lanes)), &counts(rows, 9), 2);
         (shape.grid[0], shape.block[0])
@@ -129,7 +129,7 @@ fn units() -> Vec<(String, String)> {
     let bodies: [(&str, Formula); 3] =
         [("softmax", softmax), ("log_softmax", log_softmax), ("variance", variance)];
     for (name, formula) in bodies {
-        let derived = gradient(&of_rows(DType::Bf16, Place::Point, formula), &[0]).unwrap().body;
+        let derived = gradient(&of_rows(DType::Bf16, OutputPlace::Point, formula), &[0]).unwrap().body;
         all.push(kernel(format!("{name}_gradient"), &derived, rows(256)));
         let twice = gradient(&derived, &[0, 1]).unwrap().body;
         all.push(kernel(format!("{name}_gradient_twice"), &twice, strided(1, 1, 32, true)));

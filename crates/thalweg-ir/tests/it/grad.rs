@@ -1,10 +1,10 @@
 //! Gradients against differences of the host executor's results, in f64.
 
 use thalweg_ir::grad::gradient;
-use thalweg_ir::host::{Cells, Program, Source};
+use thalweg_ir::host::{Cells, HostProgram, Source};
 use thalweg_ir::{
-    Binary, Body, BodyBuilder, DType, Dimensions, Geometry, Node, OperandGeometry, Place, ReduceOp, Scalar,
-    Unary, Value,
+    Binary, Body, BodyBuilder, DType, Dimensions, Geometry, Node, OperandGeometry, OutputPlace, ReduceOp,
+    Scalar, Unary, Value,
 };
 
 use crate::kernels::{
@@ -46,8 +46,8 @@ impl Shape {
         }
     }
 
-    fn of(place: Place) -> Self {
-        if place == Place::Row { Self::Row } else { Self::Full }
+    fn of(place: OutputPlace) -> Self {
+        if place == OutputPlace::Row { Self::Row } else { Self::Full }
     }
 
     /// The element of a point.
@@ -68,9 +68,9 @@ struct Operand {
 fn evaluate(body: &Body, inputs: &[Operand]) -> Vec<Vec<f64>> {
     let has_reductions = !body.reductions.is_empty();
     let kernel = kernel("evaluated", body, strided(1, 1, if has_reductions { 2 } else { 1 }, false));
-    let strided = |shape: Shape, place: Place| OperandGeometry::Strided {
+    let strided = |shape: Shape, place: OutputPlace| OperandGeometry::Strided {
         row_strides: Dimensions::from_slice(&[shape.strides().0]),
-        inner_strides: Dimensions::from_slice(if place == Place::Row {
+        inner_strides: Dimensions::from_slice(if place == OutputPlace::Row {
             &[]
         } else {
             std::slice::from_ref(&1)
@@ -80,7 +80,7 @@ fn evaluate(body: &Body, inputs: &[Operand]) -> Vec<Vec<f64>> {
         .collect(),
     };
     let mut operands: Vec<OperandGeometry> =
-        inputs.iter().map(|input| strided(input.shape, Place::Point)).collect();
+        inputs.iter().map(|input| strided(input.shape, OutputPlace::Point)).collect();
     operands.extend(body.outputs.iter().map(|output| strided(Shape::of(output.place), output.place)));
     let geometry = Geometry {
         row_shape: Dimensions::from_slice(&[ROWS as u64]),
@@ -91,7 +91,7 @@ fn evaluate(body: &Body, inputs: &[Operand]) -> Vec<Vec<f64>> {
         body.outputs.iter().map(|output| vec![f64::NAN; Shape::of(output.place).elements()]).collect();
     let sources: Vec<Source> = inputs.iter().map(|input| Source::from(input.values.as_slice())).collect();
     let cells: Vec<Cells> = results.iter_mut().map(|values| Cells::from(values.as_mut_slice())).collect();
-    Program::compile(&kernel).run(&geometry, &[], &sources, &cells).unwrap();
+    HostProgram::compile(&kernel).run(&geometry, &[], &sources, &cells).unwrap();
     results
 }
 
@@ -246,19 +246,19 @@ fn composed_elementwise_bodies() {
 
 #[test]
 fn reductions_and_what_is_built_of_them() {
-    let formulas: [(&str, Place, Formula); 12] = [
-        ("sum", Place::Row, kernels::sum),
-        ("sum at points", Place::Point, kernels::sum),
-        ("mean", Place::Row, |x| kernels::sum(x) / kernels::count(x)),
-        ("maximum", Place::Row, kernels::maximum),
-        ("minimum times points", Place::Point, |x| x * x.builder().reduce(ReduceOp::Min, x)),
-        ("product", Place::Row, |x| x.builder().reduce(ReduceOp::Product, x)),
-        ("softmax", Place::Point, softmax),
-        ("log-softmax", Place::Point, log_softmax),
-        ("logsumexp", Place::Row, logsumexp),
-        ("variance", Place::Row, variance),
-        ("norm", Place::Row, |x| kernels::sum(x * x).sqrt()),
-        ("sum of sums", Place::Row, |x| kernels::sum(kernels::sum(x * x) * x)),
+    let formulas: [(&str, OutputPlace, Formula); 12] = [
+        ("sum", OutputPlace::Row, kernels::sum),
+        ("sum at points", OutputPlace::Point, kernels::sum),
+        ("mean", OutputPlace::Row, |x| kernels::sum(x) / kernels::count(x)),
+        ("maximum", OutputPlace::Row, kernels::maximum),
+        ("minimum times points", OutputPlace::Point, |x| x * x.builder().reduce(ReduceOp::Min, x)),
+        ("product", OutputPlace::Row, |x| x.builder().reduce(ReduceOp::Product, x)),
+        ("softmax", OutputPlace::Point, softmax),
+        ("log-softmax", OutputPlace::Point, log_softmax),
+        ("logsumexp", OutputPlace::Row, logsumexp),
+        ("variance", OutputPlace::Row, variance),
+        ("norm", OutputPlace::Row, |x| kernels::sum(x * x).sqrt()),
+        ("sum of sums", OutputPlace::Row, |x| kernels::sum(kernels::sum(x * x) * x)),
     ];
     for (name, place, formula) in formulas {
         check_twice(name, &of_rows(F64, place, formula), &[sample(Shape::Full, 0.3, 2.0, 21)]);
@@ -289,11 +289,11 @@ fn gradient_at(body: &Body, values: [f64; POINTS]) -> Vec<f64> {
 
 #[test]
 fn ties_and_kinks_follow_pytorch() {
-    let greatest = of_rows(F64, Place::Row, kernels::maximum);
+    let greatest = of_rows(F64, OutputPlace::Row, kernels::maximum);
     assert_eq!(gradient_at(&greatest, [3.0, 1.0, 3.0, 2.0]), [0.5, 0.0, 0.5, 0.0]);
-    let least = of_rows(F64, Place::Row, |x| x.builder().reduce(ReduceOp::Min, x));
+    let least = of_rows(F64, OutputPlace::Row, |x| x.builder().reduce(ReduceOp::Min, x));
     assert_eq!(gradient_at(&least, [1.0, 1.0, 1.0, 1.0]), [0.25; 4]);
-    let product = of_rows(F64, Place::Row, |x| x.builder().reduce(ReduceOp::Product, x));
+    let product = of_rows(F64, OutputPlace::Row, |x| x.builder().reduce(ReduceOp::Product, x));
     assert_eq!(gradient_at(&product, [2.0, 0.0, 3.0, 5.0]), [0.0, 30.0, 0.0, 0.0]);
     assert_eq!(gradient_at(&product, [2.0, 0.0, 3.0, 0.0]), [0.0; 4]);
     let clamp = pointwise(&[F64], |x| x[0].maximum(0.0));
@@ -322,7 +322,7 @@ fn nothing_flows_through_detached_values() {
 #[test]
 fn derived_bodies_are_small() {
     // Sum: the gradient is the output's, at every point; nothing is saved and nothing is reduced.
-    let sum = gradient(&of_rows(DType::F32, Place::Row, kernels::sum), &[0]).unwrap().body;
+    let sum = gradient(&of_rows(DType::F32, OutputPlace::Row, kernels::sum), &[0]).unwrap().body;
     assert!(!sum.uses_input(0) && sum.uses_input(1));
     assert_eq!((sum.nodes.len(), sum.reductions.len()), (1, 0));
     // Addition: the gradient of both is the output's.
@@ -332,14 +332,14 @@ fn derived_bodies_are_small() {
     let product = gradient(&pointwise(&[DType::F32; 2], |x| x[0] * x[1]), &[0]).unwrap().body;
     assert_eq!((product.uses_input(0), product.uses_input(1), product.uses_input(2)), (false, true, true));
     // Log-softmax: the maximum, the sum of exponentials, and the sum of the gradient.
-    let body = gradient(&of_rows(DType::F32, Place::Point, log_softmax), &[0]).unwrap().body;
+    let body = gradient(&of_rows(DType::F32, OutputPlace::Point, log_softmax), &[0]).unwrap().body;
     assert_eq!(body.reductions.len(), 3);
 }
 
 #[test]
 fn dtypes_of_gradients() {
     for dtype in [DType::F16, DType::Bf16, DType::F32] {
-        let body = gradient(&of_rows(dtype, Place::Point, softmax), &[0]).unwrap().body;
+        let body = gradient(&of_rows(dtype, OutputPlace::Point, softmax), &[0]).unwrap().body;
         assert_eq!(body.inputs.len(), 2);
         assert_eq!(body.outputs[0].dtype, dtype);
         assert_eq!(body.dtype(body.outputs[0].value), DType::F32);
@@ -362,7 +362,7 @@ fn what_has_no_gradient_is_an_error() {
     let builder = BodyBuilder::new();
     {
         let x = builder.input(DType::F32);
-        builder.output(kernels::sum(x) * x, DType::F32, Place::Row);
+        builder.output(kernels::sum(x) * x, DType::F32, OutputPlace::Row);
     }
     assert!(gradient(&builder.finish(), &[0]).unwrap_err().to_string().contains("reduce it first"));
 }
@@ -376,7 +376,7 @@ fn gathered_inputs_are_constants_to_others() {
         let place = builder.constant(0, DType::I64);
         let guard = builder.constant(true, DType::Bool);
         let y = builder.gather(table, place, guard, Scalar::F64(0.0)) * x;
-        builder.output(y, DType::F32, Place::Point);
+        builder.output(y, DType::F32, OutputPlace::Point);
     }
     let body = gradient(&builder.finish(), &[1]).unwrap().body;
     assert!(body.uses_input(0) && !body.uses_input(1));

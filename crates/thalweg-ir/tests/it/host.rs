@@ -3,10 +3,10 @@
 use std::cell::Cell;
 
 use proptest::prelude::*;
-use thalweg_ir::host::{Cells, Fault, Program, Slice, Source};
+use thalweg_ir::host::{Cells, Fault, HostProgram, Slice, Source};
 use thalweg_ir::{
-    Arguments, Body, BodyBuilder, Class, DType, Dimension, Dimensions, Geometry, Kernel, OperandGeometry,
-    Place, ReduceOp, Scalar,
+    Body, BodyBuilder, Class, DType, Dimension, Dimensions, Geometry, Kernel, LaunchArguments,
+    OperandGeometry, OutputPlace, ReduceOp, Scalar,
 };
 
 use crate::model::{self, Memory};
@@ -20,7 +20,7 @@ fn executor_equals_model(case: Case) -> Result<(), TestCaseError> {
     }
     let mut expected = before.clone();
     model::run(&kernel, &geometry, &scalars, &inputs, &mut expected);
-    let program = Program::compile(&kernel);
+    let program = HostProgram::compile(&kernel);
     for _ in 0..2 {
         let mut outputs = before.clone();
         let cells: Vec<Cells<'_>> = outputs.iter_mut().map(Memory::cells).collect();
@@ -96,12 +96,12 @@ fn sum_rows(lanes: u16, rows: usize, values: &[f32]) -> Vec<f32> {
 fn cascade_rows(lanes: u16, cascade: u8, rows: usize, values: &[f32]) -> Vec<f32> {
     let builder = BodyBuilder::new();
     let sum = builder.reduce(ReduceOp::Sum, builder.input(DType::F32));
-    builder.output(sum, DType::F32, Place::Row);
+    builder.output(sum, DType::F32, OutputPlace::Row);
     let points = values.len() / rows;
     let geometry =
         geometry(&[rows as u64], &[points as u64], vec![strided(&[points as u64], &[1]), strided(&[1], &[])]);
     let mut sums = vec![f32::NAN; rows];
-    Program::compile(&kernel(builder.finish(), Class { cascade, ..class(1, 1, lanes) }))
+    HostProgram::compile(&kernel(builder.finish(), Class { cascade, ..class(1, 1, lanes) }))
         .run(&geometry, &[], &[values.into()], &[sums.as_mut_slice().into()])
         .expect("a sum of rows");
     sums
@@ -177,11 +177,11 @@ fn the_direction_of_blocks_changes_no_bit() {
         // Column sums of the transposed matrix walk across rows: the inner stride is the long one.
         let builder = BodyBuilder::new();
         let sum = builder.reduce(ReduceOp::Sum, builder.input(DType::F32));
-        builder.output(sum, DType::F32, Place::Row);
+        builder.output(sum, DType::F32, OutputPlace::Row);
         let columns: Vec<f32> = long.iter().flat_map(|&value| [value; 64]).collect();
         let geometry = geometry(&[64], &[1300], vec![strided(&[1], &[64]), strided(&[1], &[])]);
         let mut sums = vec![0.0f32; 64];
-        Program::compile(&kernel(builder.finish(), class(1, 1, lanes)))
+        HostProgram::compile(&kernel(builder.finish(), class(1, 1, lanes)))
             .run(&geometry, &[], &[columns.as_slice().into()], &[sums.as_mut_slice().into()])
             .expect("a sum of columns");
         assert!(sums.iter().all(|sum| sum.to_bits() == alone[0].to_bits()), "{lanes} lanes");
@@ -194,7 +194,7 @@ fn log_softmax() -> Body {
     let x = builder.input(DType::F32);
     let shifted = x - builder.reduce(ReduceOp::Max, x);
     let sum = builder.reduce(ReduceOp::Sum, shifted.exp());
-    builder.output(shifted - sum.log(), DType::F32, Place::Point);
+    builder.output(shifted - sum.log(), DType::F32, OutputPlace::Point);
     builder.finish()
 }
 
@@ -206,7 +206,7 @@ fn log_softmax_in_place() {
         let operand = strided(&[points as u64], &[1]);
         let geometry = geometry(&[rows as u64], &[points as u64], vec![operand.clone(), operand]);
         let cells = Cell::from_mut(values.as_mut_slice()).as_slice_of_cells();
-        Program::compile(&kernel(log_softmax(), class(1, 1, 32)))
+        HostProgram::compile(&kernel(log_softmax(), class(1, 1, 32)))
             .run(&geometry, &[], &[cells.into()], &[cells.into()])
             .expect("a softmax");
         for (row, before) in values.chunks(points).zip(before.chunks(points)) {
@@ -224,16 +224,16 @@ fn a_contiguous_launch_through_its_arguments() {
     let builder = BodyBuilder::new();
     let (x, y) = (builder.input(DType::F32), builder.input(DType::F16));
     let alpha = builder.scalar(DType::F32);
-    builder.output(x + alpha * y, DType::F32, Place::Point);
+    builder.output(x + alpha * y, DType::F32, OutputPlace::Point);
     let kernel = kernel(builder.finish(), Class { contiguous: true, ..class(1, 0, 1) });
     let x: Vec<f32> = (0..1000).map(|i| i as f32).collect();
     let y = vec![thalweg_ir::f16::from_f32(0.5); 1000];
     let mut sum = vec![0.0f32; 1000];
     let whole = geometry(&[1000], &[], vec![strided(&[1], &[]); 3]);
     let scalars = [Scalar::F64(3.0).to_bits()];
-    let arguments = Arguments::pack(&kernel, &whole, &[1, 2], &[3], &scalars);
+    let arguments = LaunchArguments::pack(&kernel, &whole, &[1, 2], &[3], &scalars);
     let unpacked = kernel.unpack(arguments.as_bytes()).expect("what was packed");
-    Program::compile(&kernel)
+    HostProgram::compile(&kernel)
         .run(
             &unpacked.geometry,
             &unpacked.scalars,
@@ -250,8 +250,8 @@ fn row_outputs_read_inputs_at_the_first_point() {
     let builder = BodyBuilder::new();
     let x = builder.input(DType::I64);
     let sum = builder.reduce(ReduceOp::Sum, x);
-    builder.output(sum - x, DType::I64, Place::Row);
-    let program = Program::compile(&kernel(builder.finish(), class(1, 1, 2)));
+    builder.output(sum - x, DType::I64, OutputPlace::Row);
+    let program = HostProgram::compile(&kernel(builder.finish(), class(1, 1, 2)));
     let mut difference = [0i64; 2];
     let run = |points: u64, difference: &mut [i64]| {
         let geometry = geometry(&[2], &[points], vec![strided(&[3], &[1]), strided(&[1], &[])]);
@@ -268,9 +268,9 @@ fn coordinates_of_both_groups() {
     let builder = BodyBuilder::new();
     let [a, b] = [Dimension::Row(0), Dimension::Inner(1)].map(|dimension| builder.index(dimension));
     let sum = builder.reduce(ReduceOp::Sum, a * 10i64 + b);
-    builder.output(sum, DType::I64, Place::Row);
-    builder.output(a * 10i64 + b, DType::I64, Place::Point);
-    let program = Program::compile(&kernel(builder.finish(), class(1, 2, 1)));
+    builder.output(sum, DType::I64, OutputPlace::Row);
+    builder.output(a * 10i64 + b, DType::I64, OutputPlace::Point);
+    let program = HostProgram::compile(&kernel(builder.finish(), class(1, 2, 1)));
     let geometry = geometry(&[2], &[2, 3], vec![strided(&[1], &[]), strided(&[6], &[3, 1])]);
     let (mut sums, mut values) = ([0i64; 2], [0i64; 12]);
     program
@@ -283,8 +283,8 @@ fn coordinates_of_both_groups() {
 /// Runs y = x + 1 over four elements with operands that may not fit.
 fn add_one(geometry: &Geometry, scalars: &[u64], inputs: &[Source<'_>], outputs: &[Cells<'_>]) -> Fault {
     let builder = BodyBuilder::new();
-    builder.output(builder.input(DType::F32) + 1.0, DType::F32, Place::Point);
-    Program::compile(&kernel(builder.finish(), class(1, 0, 1)))
+    builder.output(builder.input(DType::F32) + 1.0, DType::F32, OutputPlace::Point);
+    HostProgram::compile(&kernel(builder.finish(), class(1, 0, 1)))
         .run(geometry, scalars, inputs, outputs)
         .expect_err("the operands do not fit")
 }
@@ -319,8 +319,8 @@ fn a_gather_outside_its_input_is_a_fault() {
     let index = builder.input(DType::I64);
     let table = builder.gathered_input(DType::F32);
     let guard = index.ge(0i64);
-    builder.output(builder.gather(table, index, guard, Scalar::F64(-1.0)), DType::F32, Place::Point);
-    let program = Program::compile(&kernel(builder.finish(), class(1, 0, 1)));
+    builder.output(builder.gather(table, index, guard, Scalar::F64(-1.0)), DType::F32, OutputPlace::Point);
+    let program = HostProgram::compile(&kernel(builder.finish(), class(1, 0, 1)));
     let line = strided(&[1], &[]);
     let geometry = geometry(&[3], &[], vec![line.clone(), OperandGeometry::Gathered { elements: 2 }, line]);
     let mut values = [0.0f32; 3];
@@ -344,6 +344,6 @@ fn a_gather_outside_its_input_is_a_fault() {
 fn a_sum_of_bools_has_no_meaning() {
     let builder = BodyBuilder::new();
     let sum = builder.reduce(ReduceOp::Sum, builder.input(DType::Bool));
-    builder.output(sum, DType::Bool, Place::Row);
-    let _ = Program::compile(&kernel(builder.finish(), class(1, 1, 1)));
+    builder.output(sum, DType::Bool, OutputPlace::Row);
+    let _ = HostProgram::compile(&kernel(builder.finish(), class(1, 1, 1)));
 }

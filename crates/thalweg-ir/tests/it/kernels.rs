@@ -1,7 +1,7 @@
 //! Bodies and kernels that several tests use.
 
 use thalweg_ir::{
-    Binary, Body, BodyBuilder, Class, DType, Dimension, Kernel, Place, ReduceOp, Scalar, Unary, Value,
+    Binary, Body, BodyBuilder, Class, DType, Dimension, Kernel, OutputPlace, ReduceOp, Scalar, Unary, Value,
 };
 
 /// A class of elementwise kernels over contiguous operands.
@@ -61,13 +61,13 @@ pub fn pointwise(dtypes: &[DType], formula: impl for<'b> Fn(&[Value<'b>]) -> Val
     {
         let inputs: Vec<Value> = dtypes.iter().map(|&dtype| builder.input(dtype)).collect();
         let value = formula(&inputs);
-        builder.output(value, value.dtype(), Place::Point);
+        builder.output(value, value.dtype(), OutputPlace::Point);
     }
     builder.finish()
 }
 
 /// A body with one input, in its dtype, whose output is at this place.
-pub fn of_rows(dtype: DType, place: Place, formula: impl for<'b> Fn(Value<'b>) -> Value<'b>) -> Body {
+pub fn of_rows(dtype: DType, place: OutputPlace, formula: impl for<'b> Fn(Value<'b>) -> Value<'b>) -> Body {
     let builder = BodyBuilder::new();
     {
         let value = formula(builder.input(dtype));
@@ -131,9 +131,9 @@ pub fn layer_norm(dtype: DType) -> Body {
         let mean = sum(x) / points;
         let centred = x - mean;
         let deviation = 1.0 / (sum(centred * centred) / points + 1e-5).sqrt();
-        builder.output((centred * deviation).mul_add(weight, bias), dtype, Place::Point);
-        builder.output(mean, dtype.compute(), Place::Row);
-        builder.output(deviation, dtype.compute(), Place::Row);
+        builder.output((centred * deviation).mul_add(weight, bias), dtype, OutputPlace::Point);
+        builder.output(mean, dtype.compute(), OutputPlace::Row);
+        builder.output(deviation, dtype.compute(), OutputPlace::Row);
     }
     builder.finish()
 }
@@ -148,7 +148,7 @@ pub fn embedding(dtype: DType, index: DType) -> Body {
         let height = builder.scalar(DType::I64);
         let inside = row.ge(0).and(row.lt(height));
         let place = row * width + builder.index(Dimension::Row(1));
-        builder.output(builder.gather(table, place, inside, Scalar::I64(0)), dtype, Place::Point);
+        builder.output(builder.gather(table, place, inside, Scalar::I64(0)), dtype, OutputPlace::Point);
     }
     builder.finish()
 }
@@ -198,7 +198,7 @@ pub fn primitives(dtype: DType) -> Body {
     let builder = BodyBuilder::new();
     {
         let (a, b, c) = (builder.input(dtype), builder.input(dtype), builder.input(dtype));
-        let out = |value: Value<'_>| builder.output(value, value.dtype(), Place::Point);
+        let out = |value: Value<'_>| builder.output(value, value.dtype(), OutputPlace::Point);
         Unary::ALL.iter().copied().filter(|&op| unary_is_valid(op, dtype)).for_each(|op| out(a.unary(op)));
         BINARIES.into_iter().filter(|&op| binary_is_valid(op, dtype)).for_each(|op| out(a.binary(op, b)));
         if dtype != DType::Bool {
@@ -219,7 +219,7 @@ pub fn casts(dtype: DType) -> Body {
     {
         let a = builder.input(dtype);
         for target in DType::ALL {
-            builder.output(a.to(target), target, Place::Point);
+            builder.output(a.to(target), target, OutputPlace::Point);
         }
     }
     builder.finish()
@@ -233,13 +233,17 @@ pub fn reductions(dtype: DType) -> Body {
         let compute = dtype.compute();
         let greatest = builder.reduce(ReduceOp::Max, a);
         let least = builder.reduce(ReduceOp::Min, a);
-        builder.output(greatest, dtype, Place::Row);
-        builder.output(least, dtype, Place::Row);
+        builder.output(greatest, dtype, OutputPlace::Row);
+        builder.output(least, dtype, OutputPlace::Row);
         if dtype != DType::Bool {
             let product = builder.reduce(ReduceOp::Product, a);
             let shifted = builder.reduce(ReduceOp::Sum, a - greatest);
-            builder.output(product, compute, Place::Row);
-            builder.output(shifted + builder.index(Dimension::Inner(0)).to(compute), dtype, Place::Point);
+            builder.output(product, compute, OutputPlace::Row);
+            builder.output(
+                shifted + builder.index(Dimension::Inner(0)).to(compute),
+                dtype,
+                OutputPlace::Point,
+            );
         }
     }
     builder.finish()
@@ -273,7 +277,7 @@ pub fn composed_kernels() -> Vec<Kernel> {
     for (dtype, short) in
         [(DType::F32, "f32"), (DType::Bf16, "bf16"), (DType::F16, "f16"), (DType::F64, "f64")]
     {
-        let body = of_rows(dtype, Place::Point, log_softmax);
+        let body = of_rows(dtype, OutputPlace::Point, log_softmax);
         let all_lanes: &[u16] = if dtype == DType::F32 { &[1, 2, 4, 32, 64, 1024] } else { &[4, 64] };
         for &lanes in all_lanes {
             kernels.push(kernel(format!("log_softmax_{short}_{lanes}"), &body, rows(lanes)));
@@ -283,7 +287,7 @@ pub fn composed_kernels() -> Vec<Kernel> {
         if dtype != DType::F64 {
             kernels.push(kernel(format!("layer_norm_{short}"), &layer_norm(dtype), strided(1, 1, 128, true)));
             kernels.push(kernel(format!("gelu_{short}_strided"), &body, strided(2, 2, 1, false)));
-            let body = of_rows(dtype, Place::Row, variance);
+            let body = of_rows(dtype, OutputPlace::Row, variance);
             kernels.push(kernel(format!("variance_{short}"), &body, strided(2, 3, 1, true)));
             kernels.push(kernel(format!("variance_{short}_columns"), &body, abreast(64, 8)));
             for (cascade, class) in
@@ -302,7 +306,7 @@ pub fn composed_kernels() -> Vec<Kernel> {
     let flat = BodyBuilder::new();
     {
         let position = flat.index(Dimension::Row(0)) + flat.index(Dimension::Inner(0));
-        flat.output(position, DType::I64, Place::Point);
+        flat.output(position, DType::I64, OutputPlace::Point);
     }
     let flat = flat.finish();
     let class = Class { lanes: 1, ..rows(1) };

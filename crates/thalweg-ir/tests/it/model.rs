@@ -3,8 +3,8 @@
 
 use thalweg_ir::host::{Cells, Slice};
 use thalweg_ir::{
-    Binary, DType, Dimension, Element, ExprId, Geometry, Kernel, Node, OperandGeometry, Place, ReduceOp,
-    Scalar, Unary, bf16, f8e4m3, f8e5m2, f16, with_dtype,
+    Binary, DType, Dimension, Element, ExprId, Geometry, Kernel, Node, OperandGeometry, OutputPlace,
+    ReduceOp, Scalar, Unary, bf16, f8e4m3, f8e5m2, f16, with_dtype,
 };
 
 /// One value.
@@ -451,7 +451,7 @@ pub fn run(kernel: &Kernel, geometry: &Geometry, scalars: &[u64], inputs: &[Memo
                 panic!("a gathered output")
             };
             let once = [vec![0; geometry.inner_shape.len()]];
-            for point in if output.place == Place::Point { points.as_slice() } else { &once } {
+            for point in if output.place == OutputPlace::Point { points.as_slice() } else { &once } {
                 place.inner.clone_from(point);
                 let at = offset(&place.row, row_strides) + offset(point, inner_strides);
                 outputs[number].set(at, place.value(output.value).cast(output.dtype));

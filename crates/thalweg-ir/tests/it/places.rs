@@ -3,9 +3,10 @@
 use smallvec::SmallVec;
 use smallvec::smallvec;
 use thalweg_ir::foreach::{CHUNK, ForeachArguments, ForeachItem, ForeachKernel, ForeachOperand};
-use thalweg_ir::host::Program;
+use thalweg_ir::host::HostProgram;
 use thalweg_ir::{
-    Arguments, Body, BodyBuilder, Class, DType, Dimension, Geometry, Kernel, OperandGeometry, Place, philox,
+    Body, BodyBuilder, Class, DType, Dimension, Geometry, Kernel, LaunchArguments, OperandGeometry,
+    OutputPlace, philox,
 };
 
 const CLASS: Class = Class {
@@ -49,10 +50,10 @@ fn a_scatter_writes_where_its_guard_holds_and_nowhere_else() {
     let (values, places) = ([1.0f32, 2.0, 3.0], [2i64, 7, 0]);
     let inputs = [values.as_slice().into(), places.as_slice().into()];
     let mut target = [9.0f32; 4];
-    let program = Program::compile(&scatter(true));
+    let program = HostProgram::compile(&scatter(true));
     program.run(&scatter_geometry(), &[], &inputs, &[target.as_mut_slice().into()]).unwrap();
     assert_eq!(target, [3.0, 9.0, 1.0, 9.0]);
-    let unguarded = Program::compile(&scatter(false));
+    let unguarded = HostProgram::compile(&scatter(false));
     let fault = unguarded.run(&scatter_geometry(), &[], &inputs, &[target.as_mut_slice().into()]);
     assert!(fault.unwrap_err().to_string().contains("element 7 of output 0"));
     let gradient = thalweg_ir::grad::gradient(&scatter(true).body, &[0]);
@@ -62,7 +63,7 @@ fn a_scatter_writes_where_its_guard_holds_and_nowhere_else() {
 #[test]
 fn a_scatters_arguments_are_read_back() {
     let kernel = scatter(true);
-    let packed = Arguments::pack(&kernel, &scatter_geometry(), &[16, 32], &[48], &[]);
+    let packed = LaunchArguments::pack(&kernel, &scatter_geometry(), &[16, 32], &[48], &[]);
     let unpacked = kernel.unpack(packed.as_bytes()).unwrap();
     assert_eq!(unpacked.geometry, scatter_geometry());
     assert_eq!(unpacked.outputs.as_slice(), [48]);
@@ -75,14 +76,14 @@ fn random_words_are_philoxs() {
     let b = BodyBuilder::new();
     let [seed, subsequence] = [b.input(DType::I64), b.input(DType::I64)];
     let word = b.random(seed, subsequence, b.index(Dimension::Row(0)));
-    b.output(word, DType::I64, Place::Row);
+    b.output(word, DType::I64, OutputPlace::Row);
     let kernel = kernel("words", b.finish());
     let (seeds, subsequences) = ([5i64, -1, 1 << 40, 5], [0i64, 3, 1 << 33, 1]);
     let mut words = [0i64; 4];
     let geometry =
         Geometry { row_shape: smallvec![4], inner_shape: smallvec![], operands: vec![strided(); 3] };
     let inputs = [seeds.as_slice().into(), subsequences.as_slice().into()];
-    Program::compile(&kernel).run(&geometry, &[], &inputs, &[words.as_mut_slice().into()]).unwrap();
+    HostProgram::compile(&kernel).run(&geometry, &[], &inputs, &[words.as_mut_slice().into()]).unwrap();
     for place in 0..4 {
         let expected = philox::word(seeds[place] as u64, subsequences[place] as u64, place as u64);
         assert_eq!(words[place], i64::from(expected));
@@ -94,7 +95,7 @@ fn random_words_are_philoxs() {
 fn foreach() -> ForeachKernel {
     let b = BodyBuilder::new();
     let [x, step, g, bias] = [0; 4].map(|_| b.input(DType::F32));
-    b.output(x + step * (g + bias), DType::F32, Place::Row);
+    b.output(x + step * (g + bias), DType::F32, OutputPlace::Row);
     ForeachKernel {
         name: "foreach_step".to_owned(),
         body: b.finish(),
@@ -140,7 +141,7 @@ fn a_list_runs_tensor_by_tensor() {
             gradient.as_slice().into(),
             bias.as_slice().into(),
         ];
-        let program = Program::compile(&kernel.single());
+        let program = HostProgram::compile(&kernel.single());
         program.run(&kernel.geometry(3), &[], &inputs, &[cells.into()]).unwrap();
     }
     assert_eq!(x, [1.0, 2.0, 3.0]);

@@ -4,7 +4,7 @@
 use proptest::prelude::*;
 use thalweg_ir::{
     Binary, BodyBuilder, Class, DType, Dimension, Dimensions, Geometry, InputKind, Kernel, Operand,
-    OperandGeometry, Place, ReduceOp, Scalar, Unary, Value as Expr, bf16, f8e4m3, f8e5m2, f16,
+    OperandGeometry, OutputPlace, ReduceOp, Scalar, Unary, Value as Expr, bf16, f8e4m3, f8e5m2, f16,
 };
 
 use crate::model::{Memory, Value};
@@ -100,7 +100,7 @@ pub fn case(choices: &[u32]) -> Case {
         });
     }
     for output in &body.outputs {
-        let at_points = output.place == Place::Point;
+        let at_points = output.place == OutputPlace::Point;
         let shape = if at_points { &shape[..] } else { row_shape };
         let strides = dense_strides(&mut tape, shape);
         geometry.operands.push(strided(&strides, row_rank, at_points));
@@ -183,7 +183,7 @@ fn input_strides(tape: &mut Tape<'_>, shape: &[u64]) -> Vec<u64> {
 /// Sometimes lets the first output take the place of an input of the same dtype, with the same layout.
 fn in_place(tape: &mut Tape<'_>, kernel: &Kernel, geometry: &mut Geometry, shape: &[u64]) -> Option<usize> {
     let body = &kernel.body;
-    let output = body.outputs.first().filter(|output| output.place == Place::Point)?;
+    let output = body.outputs.first().filter(|output| output.place == OutputPlace::Point)?;
     let fits = |input: &thalweg_ir::Input| input.dtype == output.dtype && input.kind == InputKind::Strided;
     let input = body.inputs.iter().position(fits).filter(|_| tape.rarely(2))?;
     let strides = strided(&dense_strides(tape, shape), usize::from(kernel.class.row_rank), true);
@@ -359,7 +359,7 @@ impl<'b> Generator<'b, '_> {
                 dtype => dtype,
             };
             let row = !(at_points && self.has_inner) && self.tape.below(2) == 0;
-            self.builder.output(value, dtype, if row { Place::Row } else { Place::Point });
+            self.builder.output(value, dtype, if row { OutputPlace::Row } else { OutputPlace::Point });
         }
     }
 }

@@ -83,7 +83,7 @@ pub use pool::{
 };
 pub use recurrent::{
     Elman, GRU, GRUCell, Gated, LSTM, LSTMCell, LongShortTerm, RNN, RNNCell, Recurrent, RecurrentCell,
-    RecurrentOptions, Step,
+    RecurrentOptions, RecurrentStep,
 };
 pub use state::{IncompatibleKeys, StateDict};
 pub use thalweg_derive::Module;

@@ -14,7 +14,7 @@ use super::{Entry, EntryMut, Module, uniform};
 use crate::functional;
 
 /// A kind of recurrent network: its computation at a step of time.
-pub trait Step {
+pub trait RecurrentStep {
     /// Blocks of rows in a weight.
     const GATES: usize;
     /// States: the hidden one, and more.
@@ -31,7 +31,7 @@ pub trait Step {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct LongShortTerm;
 
-impl Step for LongShortTerm {
+impl RecurrentStep for LongShortTerm {
     const GATES: usize = 4;
     const STATES: usize = 2;
 
@@ -47,7 +47,7 @@ impl Step for LongShortTerm {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Gated;
 
-impl Step for Gated {
+impl RecurrentStep for Gated {
     const GATES: usize = 3;
     const STATES: usize = 1;
 
@@ -66,7 +66,7 @@ pub struct Elman {
     pub relu: bool,
 }
 
-impl Step for Elman {
+impl RecurrentStep for Elman {
     const GATES: usize = 1;
     const STATES: usize = 1;
 
@@ -142,7 +142,7 @@ impl Weights {
     }
 
     /// The states after a step, from the input's part of the gates.
-    fn step<K: Step>(&self, kind: &K, of_input: &Tensor, states: &[Tensor]) -> Result<Vec<Tensor>> {
+    fn step<K: RecurrentStep>(&self, kind: &K, of_input: &Tensor, states: &[Tensor]) -> Result<Vec<Tensor>> {
         let of_hidden = functional::linear(&states[0], &self.weight_hh, self.bias_hh.as_ref())?;
         let mut states = kind.step(of_input, &of_hidden, states)?;
         if let Some(projection) = &self.weight_hr {
@@ -174,7 +174,7 @@ pub type GRU = Recurrent<Gated>;
 /// Elman's network (`torch.nn.RNN`): state h.
 pub type RNN = Recurrent<Elman>;
 
-impl<K: Step + Default> Recurrent<K> {
+impl<K: RecurrentStep + Default> Recurrent<K> {
     /// Makes a network from `inputs` features to hidden states of `hidden` features, with random parameters.
     ///
     /// # Errors
@@ -191,7 +191,7 @@ impl<K: Step + Default> Recurrent<K> {
     }
 }
 
-impl<K: Step> Recurrent<K> {
+impl<K: RecurrentStep> Recurrent<K> {
     /// Makes a network that steps as `kind` says.
     ///
     /// # Errors
@@ -351,7 +351,7 @@ impl<K: Step> Recurrent<K> {
     }
 }
 
-impl<K: Step> Module for Recurrent<K> {
+impl<K: RecurrentStep> Module for Recurrent<K> {
     fn visit<'a>(&'a self, visitor: &mut dyn FnMut(&str, Entry<'a>)) {
         for (index, layer) in self.layers.iter().enumerate() {
             layer.visit(&mut |name, entry| visitor(&self.name(name, index), entry));
@@ -381,7 +381,7 @@ pub type GRUCell = RecurrentCell<Gated>;
 /// A step of Elman's network.
 pub type RNNCell = RecurrentCell<Elman>;
 
-impl<K: Step> Module for RecurrentCell<K> {
+impl<K: RecurrentStep> Module for RecurrentCell<K> {
     fn visit<'a>(&'a self, visitor: &mut dyn FnMut(&str, Entry<'a>)) {
         self.weights.visit(visitor);
     }
@@ -391,7 +391,7 @@ impl<K: Step> Module for RecurrentCell<K> {
     }
 }
 
-impl<K: Step + Default> RecurrentCell<K> {
+impl<K: RecurrentStep + Default> RecurrentCell<K> {
     /// Makes a cell from `inputs` features to states of `hidden` features, with random parameters.
     ///
     /// # Errors
@@ -408,7 +408,7 @@ impl<K: Step + Default> RecurrentCell<K> {
     }
 }
 
-impl<K: Step> RecurrentCell<K> {
+impl<K: RecurrentStep> RecurrentCell<K> {
     /// Makes a cell that steps as `kind` says.
     ///
     /// # Errors

@@ -1,10 +1,10 @@
-//! Python's pickle, as far as PyTorch's files of weights need it. Nothing is imported and nothing called: names stand for themselves,
-//! and only those that rebuild tensors and dictionaries are known.
+//! Python's pickle, as far as PyTorch's files of weights need it. Nothing is imported and nothing called: names stand for
+//! themselves, and only those that rebuild tensors and dictionaries are known.
 
 use thalweg_runtime::{Error, Result};
 
 /// A value by its place in [`Values`].
-pub(super) type Place = usize;
+pub(super) type ValueIndex = usize;
 
 /// A value of a pickle.
 #[derive(Clone, Debug)]
@@ -14,15 +14,15 @@ pub(super) enum Node {
     Int(i64),
     Float(f64),
     Str(String),
-    List(Vec<Place>),
-    Tuple(Vec<Place>),
-    Dict(Vec<(Place, Place)>),
+    List(Vec<ValueIndex>),
+    Tuple(Vec<ValueIndex>),
+    Dict(Vec<(ValueIndex, ValueIndex)>),
     /// A name of Python's, `module name`.
     Global(String),
     /// The result of calling a name with arguments.
-    Called(Place, Place),
+    Called(ValueIndex, ValueIndex),
     /// A value that lies outside of the pickle, under an id.
-    Persistent(Place),
+    Persistent(ValueIndex),
 }
 
 /// The values of a pickle. They refer to each other by place, so that no nesting is too deep for the stack.
@@ -30,11 +30,11 @@ pub(super) enum Node {
 pub(super) struct Values(Vec<Node>);
 
 impl Values {
-    pub(super) fn at(&self, place: Place) -> &Node {
+    pub(super) fn at(&self, place: ValueIndex) -> &Node {
         &self.0[place]
     }
 
-    fn add(&mut self, node: Node) -> Place {
+    fn add(&mut self, node: Node) -> ValueIndex {
         self.0.push(node);
         self.0.len() - 1
     }
@@ -45,13 +45,13 @@ struct Machine<'a> {
     bytes: &'a [u8],
     next: usize,
     values: Values,
-    stack: Vec<Place>,
+    stack: Vec<ValueIndex>,
     marks: Vec<usize>,
-    memo: std::collections::HashMap<u32, Place>,
+    memo: std::collections::HashMap<u32, ValueIndex>,
 }
 
 /// Runs a pickle of protocol 2 to 5, and returns its values and the place of the whole.
-pub(super) fn run(bytes: &[u8]) -> Result<(Values, Place)> {
+pub(super) fn run(bytes: &[u8]) -> Result<(Values, ValueIndex)> {
     let values = Values::default();
     let (stack, marks, memo) = (Vec::new(), Vec::new(), Default::default());
     let mut machine = Machine { bytes, next: 0, values, stack, marks, memo };
@@ -107,7 +107,7 @@ impl Machine<'_> {
         self.stack.push(place);
     }
 
-    fn pop(&mut self) -> Result<Place> {
+    fn pop(&mut self) -> Result<ValueIndex> {
         let floor = self.marks.last().copied().unwrap_or(0);
         match self.stack.len() > floor {
             true => Ok(self.stack.pop().expect("it is not empty")),
@@ -115,17 +115,17 @@ impl Machine<'_> {
         }
     }
 
-    fn top(&self) -> Result<Place> {
+    fn top(&self) -> Result<ValueIndex> {
         self.stack.last().copied().ok_or_else(|| self.error("the stack is empty"))
     }
 
-    fn above_mark(&mut self) -> Result<Vec<Place>> {
+    fn above_mark(&mut self) -> Result<Vec<ValueIndex>> {
         let mark = self.marks.pop().ok_or_else(|| self.error("there is no mark"))?;
         Ok(self.stack.split_off(mark))
     }
 
     /// Adds pairs to the dictionary at the top.
-    fn set(&mut self, items: &[Place]) -> Result<()> {
+    fn set(&mut self, items: &[ValueIndex]) -> Result<()> {
         let target = self.top()?;
         if !items.len().is_multiple_of(2) {
             return Err(self.error("a key has no value"));
@@ -138,7 +138,7 @@ impl Machine<'_> {
         Ok(())
     }
 
-    fn append(&mut self, items: &[Place]) -> Result<()> {
+    fn append(&mut self, items: &[ValueIndex]) -> Result<()> {
         let target = self.top()?;
         match &mut self.values.0[target] {
             Node::List(list) => list.extend(items),
@@ -168,7 +168,7 @@ impl Machine<'_> {
     }
 
     /// Runs one instruction; the whole after the last.
-    fn step(&mut self) -> Result<Option<Place>> {
+    fn step(&mut self) -> Result<Option<ValueIndex>> {
         let [code] = self.array()?;
         match code {
             0x80 => drop(self.array::<1>()?),

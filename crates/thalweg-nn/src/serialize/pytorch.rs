@@ -14,7 +14,7 @@ use zip::write::SimpleFileOptions;
 use zip::{CompressionMethod, ZipArchive, ZipWriter};
 
 use super::Object;
-use super::pickle::{DICTIONARY, Node, Place, Values, Writer, run};
+use super::pickle::{DICTIONARY, Node, ValueIndex, Values, Writer, run};
 use super::stream::{Upload, download, file_error};
 
 /// The dtypes with their names and the classes of their storages. Those without a class of their own are saved by name.
@@ -108,11 +108,11 @@ impl<R: Read + Seek> Reader<R> {
         Ok(bytes)
     }
 
-    fn object(&mut self, values: &Values, place: Place, depth: usize) -> Result<Object> {
+    fn object(&mut self, values: &Values, place: ValueIndex, depth: usize) -> Result<Object> {
         if depth > MOST_NESTED {
             return Err(Error::invalid("containers lie too deep within each other"));
         }
-        let mut list = |places: &[Place]| -> Result<Vec<Object>> {
+        let mut list = |places: &[ValueIndex]| -> Result<Vec<Object>> {
             places.iter().map(|&place| self.object(values, place, depth + 1)).collect()
         };
         Ok(match values.at(place) {
@@ -124,7 +124,7 @@ impl<R: Read + Seek> Reader<R> {
             Node::List(places) => Object::List(list(places)?),
             Node::Tuple(places) => Object::Tuple(list(places)?),
             Node::Dict(pairs) => {
-                let pair = |&(key, value): &(Place, Place)| {
+                let pair = |&(key, value): &(ValueIndex, ValueIndex)| {
                     Ok((self.object(values, key, depth + 1)?, self.object(values, value, depth + 1)?))
                 };
                 Object::Dict(pairs.iter().map(pair).collect::<Result<_>>()?)
@@ -135,7 +135,13 @@ impl<R: Read + Seek> Reader<R> {
         })
     }
 
-    fn called(&mut self, values: &Values, function: Place, arguments: Place, depth: usize) -> Result<Object> {
+    fn called(
+        &mut self,
+        values: &Values,
+        function: ValueIndex,
+        arguments: ValueIndex,
+        depth: usize,
+    ) -> Result<Object> {
         let (Node::Global(name), Node::Tuple(arguments)) = (values.at(function), values.at(arguments)) else {
             return Err(Error::invalid("something else than a name is called"));
         };
@@ -173,14 +179,14 @@ impl<R: Read + Seek> Reader<R> {
     }
 
     /// A tensor of a storage, from its place, offset, extents and strides.
-    fn tensor(&mut self, values: &Values, parts: [Place; 4], dtype: Option<&String>) -> Result<Tensor> {
+    fn tensor(&mut self, values: &Values, parts: [ValueIndex; 4], dtype: Option<&String>) -> Result<Tensor> {
         let [storage, offset, size, stride] = parts;
         let broken = || Error::invalid("a tensor is not described as PyTorch does");
-        let number = |place: Place| match values.at(place) {
+        let number = |place: ValueIndex| match values.at(place) {
             Node::Int(number) => Ok(*number),
             _ => Err(broken()),
         };
-        let numbers = |place: Place| match values.at(place) {
+        let numbers = |place: ValueIndex| match values.at(place) {
             Node::Tuple(list) => list.iter().map(|&place| number(place)).collect::<Result<Vec<_>>>(),
             _ => Err(broken()),
         };
@@ -219,7 +225,7 @@ impl<R: Read + Seek> Reader<R> {
 }
 
 /// The id of a storage: ('storage', class, key, location, elements).
-fn storage_of(values: &Values, place: Place) -> Option<Storage> {
+fn storage_of(values: &Values, place: ValueIndex) -> Option<Storage> {
     let Node::Persistent(id) = values.at(place) else { return None };
     let Node::Tuple(parts) = values.at(*id) else { return None };
     let parts: Vec<&Node> = parts.iter().map(|&part| values.at(part)).collect();

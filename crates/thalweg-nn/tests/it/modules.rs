@@ -358,7 +358,12 @@ fn activation(name: &str, a: &Arguments<'_>, d: &Device) -> Option<Built> {
     })
 }
 
-fn recurrent<K: Step + 'static>(kind: K, a: &Arguments<'_>, g: &mut Generator, d: &Device) -> Result<Built> {
+fn recurrent<K: RecurrentStep + 'static>(
+    kind: K,
+    a: &Arguments<'_>,
+    g: &mut Generator,
+    d: &Device,
+) -> Result<Built> {
     let options = RecurrentOptions {
         num_layers: a.size("num_layers"),
         bias: a.flag("bias", true),
@@ -374,7 +379,12 @@ fn recurrent<K: Step + 'static>(kind: K, a: &Arguments<'_>, g: &mut Generator, d
     }))
 }
 
-fn cell<K: Step + 'static>(kind: K, a: &Arguments<'_>, g: &mut Generator, d: &Device) -> Result<Built> {
+fn cell<K: RecurrentStep + 'static>(
+    kind: K,
+    a: &Arguments<'_>,
+    g: &mut Generator,
+    d: &Device,
+) -> Result<Built> {
     let sizes = [a.size("input_size"), a.size("hidden_size")];
     let cell = RecurrentCell::with_kind(kind, sizes[0], sizes[1], a.flag("bias", true), g, d)?;
     Ok(three(cell, |module, inputs| of::<RecurrentCell<K>>(module).forward(inputs.at(0), inputs.states())))

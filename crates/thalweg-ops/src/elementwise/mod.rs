@@ -71,7 +71,7 @@ macro_rules! define {
         #[allow(non_upper_case_globals, unused_imports)] // a value is named like its operator; the parts need less
         mod $module {
             use smallvec::SmallVec;
-            use thalweg_ir::{BodyBuilder, DType, Place, Value};
+            use thalweg_ir::{BodyBuilder, DType, OutputPlace, Value};
 
             use super::{
                 floored_quotient, floored_remainder, halves, integer_power_of, shifted_left, shifted_right,
@@ -89,7 +89,7 @@ macro_rules! define {
                     sizes: Sizes::None,
                     rule: DTypeRule::$rule,
                     space: Space::Elementwise,
-                    outputs: &[Place::Row],
+                    outputs: &[OutputPlace::Row],
                     build: {
                         fn formula<'b>($($input: Value<'b>,)+ $($($number: Value<'b>,)+)?) -> Value<'b> {
                             $body
@@ -99,7 +99,7 @@ macro_rules! define {
                             $(let $input = inputs.next().expect("one value an input");)+
                             $($(let $number = super::number(builder, signature, DTypeRule::$rule);)+)?
                             let result = formula($($input,)+ $($($number,)+)?);
-                            builder.output(result, signature.outputs[0], Place::Row);
+                            builder.output(result, signature.outputs[0], OutputPlace::Row);
                         }
                         build
                     },
@@ -234,7 +234,8 @@ fn shifted_right<'b>(x: Value<'b>, y: Value<'b>) -> Value<'b> {
     y.ge(y.like(0)).and(y.lt(y.like(bits))).select(shifted, sign)
 }
 
-/// Returns a float as a fraction between ½ and 1 and an exponent of 2; itself and 0 where it is 0 or not finite. Every step is exact.
+/// Returns a float as a fraction between ½ and 1 and an exponent of 2; itself and 0 where it is 0 or not finite. Every step is
+/// exact.
 fn halves(x: Value<'_>) -> (Value<'_>, Value<'_>) {
     let size = x.abs();
     let is_plain = size.gt(0.0).and(size.lt(f64::INFINITY));
@@ -280,8 +281,8 @@ fn inputs<'b>(builder: &'b BodyBuilder, signature: &Signature, rule: DTypeRule) 
         .collect()
 }
 
-/// Returns a number in the dtype in which the rule computes. One that is compared is rounded as the tensor is; others are as exact as
-/// what is computed with them, as in PyTorch.
+/// Returns a number in the dtype in which the rule computes. One that is compared is rounded as the tensor is; others are as exact
+/// as what is computed with them, as in PyTorch.
 fn number<'b>(builder: &'b BodyBuilder, signature: &Signature, rule: DTypeRule) -> Value<'b> {
     let number = scalar(builder, signature.compute);
     if rule == DTypeRule::Comparison { number.to(signature.common).to(signature.compute) } else { number }

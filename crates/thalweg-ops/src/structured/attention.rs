@@ -4,7 +4,7 @@
 //! `scaled_dot_product_attention`.
 
 use smallvec::SmallVec;
-use thalweg_ir::{BodyBuilder, DType, Dimension, Place, ReduceOp, Value};
+use thalweg_ir::{BodyBuilder, DType, Dimension, OutputPlace, ReduceOp, Value};
 
 use super::softmax_gradient;
 use crate::definition::{DTypeRule, LoopOp, Signature, Sizes, Space};
@@ -24,7 +24,7 @@ const fn attention(
         sizes: Sizes::Dimension,
         rule: DTypeRule::FloatingPoint,
         space: Space::Rows,
-        outputs: &[Place::Point],
+        outputs: &[OutputPlace::Point],
         build,
         from_result: Some(from_result),
         examples: None,
@@ -59,7 +59,7 @@ fn safe_softmax<'b>(b: &'b BodyBuilder, x: Value<'b>) -> Value<'b> {
 /// softmax(scale · x).
 pub static SCALED_SOFTMAX: LoopOp =
     attention("scaled_softmax", "The softmax of scaled scores.", 1, |b, signature| {
-        b.output(safe_softmax(b, scaled(b, signature)), signature.outputs[0], Place::Point);
+        b.output(safe_softmax(b, scaled(b, signature)), signature.outputs[0], OutputPlace::Point);
     });
 
 /// softmax(scale · x) over the points up to the row's own place. Rows: batch, query; inner: key.
@@ -71,7 +71,7 @@ pub static CAUSAL_SOFTMAX: LoopOp = attention(
         let x = scaled(b, signature);
         let seen = b.index(Dimension::Inner(0)).le(b.index(Dimension::Row(1)));
         let masked = seen.select(x, x.like(f64::NEG_INFINITY));
-        b.output(safe_softmax(b, masked), signature.outputs[0], Place::Point);
+        b.output(safe_softmax(b, masked), signature.outputs[0], OutputPlace::Point);
     },
 );
 
@@ -88,6 +88,6 @@ pub static MASKED_SOFTMAX: LoopOp = attention(
         } else {
             x + mask.to(signature.compute)
         };
-        b.output(safe_softmax(b, masked), signature.outputs[0], Place::Point);
+        b.output(safe_softmax(b, masked), signature.outputs[0], OutputPlace::Point);
     },
 );

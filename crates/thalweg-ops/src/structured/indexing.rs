@@ -2,7 +2,7 @@
 //!
 //! A kernel cannot raise an error. An index out of range reads NaN and writes nothing.
 
-use thalweg_ir::{BodyBuilder, DType, Dimension, Place, Scalar, Value};
+use thalweg_ir::{BodyBuilder, DType, Dimension, OutputPlace, Scalar, Value};
 
 use crate::definition::{DTypeRule, LoopOp, Signature, Sizes, Space, scalar};
 
@@ -22,7 +22,7 @@ const fn indexing(
         sizes: Sizes::None,
         rule: DTypeRule::Moved,
         space: Space::Coordinates,
-        outputs: &[Place::Row],
+        outputs: &[OutputPlace::Row],
         build,
         from_result: None,
         examples: None,
@@ -45,12 +45,12 @@ pub static EMBEDDING: LoopOp = indexing(
         let [embeddings, features] = [0; 2].map(|_| scalar(b, DType::I64));
         let place = index * features + b.index(Dimension::Row(1));
         let value = b.gather(weight, place, in_range(index, embeddings), Scalar::F64(f64::NAN));
-        b.output(value, signature.outputs[0], Place::Row);
+        b.output(value, signature.outputs[0], OutputPlace::Row);
     },
 );
 
-/// The elements at indices of one dimension. Rows: outer, the number of the index, inner. Inputs: a contiguous source (outer, extent,
-/// inner), gathered; the indices.
+/// The elements at indices of one dimension. Rows: outer, the number of the index, inner. Inputs: a contiguous source (outer,
+/// extent, inner), gathered; the indices.
 pub static GATHER: LoopOp = indexing(
     "gather",
     "The elements at indices of one dimension; NaN where an index is out of range.",
@@ -63,7 +63,7 @@ pub static GATHER: LoopOp = indexing(
         let [outer, column] = [0, 2].map(|dimension| b.index(Dimension::Row(dimension)));
         let place = (outer * extent + index) * inner + column;
         let value = b.gather(source, place, in_range(index, extent), Scalar::F64(f64::NAN));
-        b.output(value, signature.outputs[0], Place::Row);
+        b.output(value, signature.outputs[0], OutputPlace::Row);
     },
 );
 
@@ -82,7 +82,11 @@ pub static PLACE: LoopOp = LoopOp {
             let [extent, stride] = [0; 2].map(|_| scalar(b, DType::I64));
             let index = index.lt(0).select(index + extent, index);
             let fits = in_range(index, extent).and(sum.ge(0));
-            b.output(fits.select(sum + index * stride, sum.like(-1i64)), signature.outputs[0], Place::Row);
+            b.output(
+                fits.select(sum + index * stride, sum.like(-1i64)),
+                signature.outputs[0],
+                OutputPlace::Row,
+            );
         },
     )
 };
@@ -115,6 +119,6 @@ pub static STACK3: LoopOp = indexing(
         let [first, second, third] = [0, 1, 2].map(|input| b.input(signature.inputs[input]));
         let place = b.index(Dimension::Row(0));
         let value = place.eq(0).select(first, place.eq(1).select(second, third));
-        b.output(value, signature.outputs[0], Place::Row);
+        b.output(value, signature.outputs[0], OutputPlace::Row);
     },
 );

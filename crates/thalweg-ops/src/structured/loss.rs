@@ -3,7 +3,7 @@
 //! A class is an i64 of its row. A row of class `ignore_index` has loss 0 and does not count in a mean. Any other class that is
 //! not one of the row's makes the loss NaN, and the gradient of the whole row with it, since a kernel cannot raise an error.
 
-use thalweg_ir::{BodyBuilder, DType, Dimension, Place, ReduceOp, Value};
+use thalweg_ir::{BodyBuilder, DType, Dimension, OutputPlace, ReduceOp, Value};
 
 use super::shifted_exponentials;
 use crate::definition::{DTypeRule, LoopOp, Signature, Sizes, Space, scalar};
@@ -24,7 +24,7 @@ const fn loss(
         sizes: Sizes::Dimension,
         rule: DTypeRule::Classes,
         space: Space::Rows,
-        outputs: &[Place::Row],
+        outputs: &[OutputPlace::Row],
         build,
         from_result: None,
         examples: None,
@@ -76,7 +76,7 @@ pub static CROSS_ENTROPY: LoopOp = loss(
         let classes = Classes::new(b);
         let (shifted, sum) = shifted_exponentials(b, x);
         let loss = sum.log() - classes.pick(b, shifted);
-        b.output(classes.counted(loss), signature.outputs[0], Place::Row);
+        b.output(classes.counted(loss), signature.outputs[0], OutputPlace::Row);
     },
 );
 
@@ -95,7 +95,7 @@ pub static CROSS_ENTROPY_SMOOTHED: LoopOp = loss(
         let loss = log_sum - classes.pick(b, shifted);
         let spread = log_sum - b.reduce(ReduceOp::Sum, shifted) / classes.count.to(compute);
         let smoothed = (1.0 - smoothing) * loss + smoothing * spread;
-        b.output(classes.counted(smoothed), signature.outputs[0], Place::Row);
+        b.output(classes.counted(smoothed), signature.outputs[0], OutputPlace::Row);
     },
 );
 
@@ -108,7 +108,7 @@ pub static NLL_LOSS: LoopOp = loss(
         let x = b.input(signature.inputs[0]).to(signature.compute);
         let classes = Classes::new(b);
         let loss = -classes.pick(b, x);
-        b.output(classes.counted(loss), signature.outputs[0], Place::Row);
+        b.output(classes.counted(loss), signature.outputs[0], OutputPlace::Row);
     },
 );
 
@@ -123,7 +123,7 @@ pub static MEAN_OVER_CLASSES: LoopOp = LoopOp {
             let losses = b.input(signature.inputs[0]).to(signature.compute);
             let counts = b.input(DType::I64).eq(scalar(b, DType::I64)).logical_not();
             let count = b.reduce(ReduceOp::Sum, counts.to(signature.compute));
-            b.output(b.reduce(ReduceOp::Sum, losses) / count, signature.outputs[0], Place::Row);
+            b.output(b.reduce(ReduceOp::Sum, losses) / count, signature.outputs[0], OutputPlace::Row);
         },
     )
 };

@@ -3,7 +3,7 @@
 //! The gradient of the form with weight and bias has two kernels of its own: one over rows for the input, one over features for
 //! weight and bias. Derived ones would write the parameters' gradients at every point, to be summed afterwards.
 
-use thalweg_ir::{BodyBuilder, DType, Place, ReduceOp, Value};
+use thalweg_ir::{BodyBuilder, DType, OutputPlace, ReduceOp, Value};
 
 use super::reduction;
 use crate::definition::{DTypeRule, LoopOp, Signature, Sizes, Space};
@@ -24,7 +24,7 @@ fn loaded<'b>(b: &'b BodyBuilder, signature: &Signature, input: usize) -> Value<
 
 /// Rows with mean 0 and variance 1.
 pub static LAYER_NORM: LoopOp = LoopOp {
-    outputs: &[Place::Point],
+    outputs: &[OutputPlace::Point],
     ..reduction(
         "layer_norm",
         "Rows with mean 0 and variance 1.",
@@ -32,7 +32,7 @@ pub static LAYER_NORM: LoopOp = LoopOp {
         &["count", "epsilon"],
         |b, signature| {
             let [result, ..] = normalized(b, loaded(b, signature, 0));
-            b.output(result, signature.outputs[0], Place::Point);
+            b.output(result, signature.outputs[0], OutputPlace::Point);
         },
     )
 };
@@ -42,7 +42,7 @@ const fn affine(
     doc: &'static str,
     input_count: usize,
     scalars: &'static [&'static str],
-    outputs: &'static [Place],
+    outputs: &'static [OutputPlace],
     build: fn(&BodyBuilder, &Signature),
 ) -> LoopOp {
     LoopOp {
@@ -67,13 +67,13 @@ pub static LAYER_NORM_AFFINE: LoopOp = affine(
     "Rows with mean 0 and variance 1, times a weight, plus a bias; with each row's mean and inverse deviation.",
     3,
     &["count", "epsilon"],
-    &[Place::Point, Place::Row, Place::Row],
+    &[OutputPlace::Point, OutputPlace::Row, OutputPlace::Row],
     |b, signature| {
         let [x, weight, bias] = [0, 1, 2].map(|input| loaded(b, signature, input));
         let [result, mean, inverse_deviation] = normalized(b, x);
-        b.output(result * weight + bias, signature.outputs[0], Place::Point);
-        b.output(mean, signature.compute, Place::Row);
-        b.output(inverse_deviation, signature.compute, Place::Row);
+        b.output(result * weight + bias, signature.outputs[0], OutputPlace::Point);
+        b.output(mean, signature.compute, OutputPlace::Row);
+        b.output(inverse_deviation, signature.compute, OutputPlace::Row);
     },
 );
 
@@ -95,8 +95,8 @@ pub static LAYER_NORM_BACKWARD: LoopOp = affine(
     "The gradient of layer_norm_affine with respect to its input.",
     5,
     &["count"],
-    &[Place::Point],
-    |b, signature| b.output(input_gradient(b, signature), signature.outputs[0], Place::Point),
+    &[OutputPlace::Point],
+    |b, signature| b.output(input_gradient(b, signature), signature.outputs[0], OutputPlace::Point),
 );
 
 /// [`LAYER_NORM_BACKWARD`] plus a gradient that comes past the layer, as that of a residual connection does.
@@ -105,10 +105,10 @@ pub static LAYER_NORM_BACKWARD_ADD: LoopOp = affine(
     "The gradient of layer_norm_affine with respect to its input, plus one that comes past the layer.",
     6,
     &["count"],
-    &[Place::Point],
+    &[OutputPlace::Point],
     |b, signature| {
         let gradient = input_gradient(b, signature).to(signature.outputs[0]).to(signature.compute);
-        b.output(loaded(b, signature, 5) + gradient, signature.outputs[0], Place::Point);
+        b.output(loaded(b, signature, 5) + gradient, signature.outputs[0], OutputPlace::Point);
     },
 );
 
@@ -119,11 +119,11 @@ pub static LAYER_NORM_PARAMETERS_BACKWARD: LoopOp = affine(
     "The gradients of layer_norm_affine with respect to weight and bias.",
     4,
     &[],
-    &[Place::Row, Place::Row],
+    &[OutputPlace::Row, OutputPlace::Row],
     |b, signature| {
         let [x, mean, inverse_deviation, gradient] = [0, 1, 2, 3].map(|input| loaded(b, signature, input));
         let normalized = (x - mean) * inverse_deviation;
-        b.output(b.reduce(ReduceOp::Sum, gradient * normalized), signature.outputs[0], Place::Row);
-        b.output(b.reduce(ReduceOp::Sum, gradient), signature.outputs[1], Place::Row);
+        b.output(b.reduce(ReduceOp::Sum, gradient * normalized), signature.outputs[0], OutputPlace::Row);
+        b.output(b.reduce(ReduceOp::Sum, gradient), signature.outputs[1], OutputPlace::Row);
     },
 );

@@ -7,7 +7,7 @@
 //!
 //! Numbers are drawn in f32 whatever the result's dtype; PyTorch draws f64 with twice as many bits.
 
-use thalweg_ir::{BodyBuilder, DType, Dimension, Place, Value};
+use thalweg_ir::{BodyBuilder, DType, Dimension, OutputPlace, Value};
 
 use crate::definition::{DTypeRule, LoopOp, Signature, Sizes, Space, scalar};
 
@@ -26,7 +26,7 @@ const fn drawn(
         sizes: Sizes::Count,
         rule: DTypeRule::Created,
         space: Space::Coordinates,
-        outputs: &[Place::Row],
+        outputs: &[OutputPlace::Row],
         build,
         from_result: None,
         examples: None,
@@ -86,7 +86,7 @@ pub static UNIFORM: LoopOp =
         // Drawn from (low, high]; the upper bound, also one that rounding reaches, becomes the lower.
         let value = words.uniform().mul_add(high - low, low).to(result).to(result.compute());
         let bound = high.to(result).to(result.compute());
-        b.output(value.eq(bound).select(low.to(value.dtype()), value), result, Place::Row);
+        b.output(value.eq(bound).select(low.to(value.dtype()), value), result, OutputPlace::Row);
     });
 
 /// Normally distributed numbers.
@@ -97,7 +97,7 @@ pub static NORMAL: LoopOp = drawn(
     |b, signature| {
         let words = Words::new(b);
         let [mean, deviation] = [0; 2].map(|_| b.scalar(DType::F64).to(DType::F32));
-        b.output(words.normal().mul_add(deviation, mean), signature.outputs[0], Place::Row);
+        b.output(words.normal().mul_add(deviation, mean), signature.outputs[0], OutputPlace::Row);
     },
 );
 
@@ -106,14 +106,18 @@ pub static BERNOULLI: LoopOp =
     drawn("bernoulli", "1 with a probability, else 0.", &["threads", "probability"], |b, signature| {
         let words = Words::new(b);
         let probability = b.scalar(DType::F64).to(DType::F32);
-        b.output(words.uniform().lt(probability).to(signature.compute), signature.outputs[0], Place::Row);
+        b.output(
+            words.uniform().lt(probability).to(signature.compute),
+            signature.outputs[0],
+            OutputPlace::Row,
+        );
     });
 
 /// x where a draw of `probability` says so, over that probability, else 0; and what was kept.
 pub static DROPOUT: LoopOp = LoopOp {
     input_count: 3,
     rule: DTypeRule::FloatingPoint,
-    outputs: &[Place::Row, Place::Row],
+    outputs: &[OutputPlace::Row, OutputPlace::Row],
     ..drawn(
         "dropout",
         "Elements that are kept with a probability, over it, else 0; and which were kept.",
@@ -125,8 +129,8 @@ pub static DROPOUT: LoopOp = LoopOp {
             let kept = words.uniform().lt(probability.to(DType::F32));
             // In this order, and as a product, so that the gradient has the same bits at a gradient of x.
             let scaled = x * kept.to(x.dtype()) * (1.0 / probability).to(x.dtype());
-            b.output(scaled, signature.outputs[0], Place::Row);
-            b.output(kept, DType::Bool, Place::Row);
+            b.output(scaled, signature.outputs[0], OutputPlace::Row);
+            b.output(kept, DType::Bool, OutputPlace::Row);
         },
     )
 };

@@ -1,6 +1,6 @@
 //! Reductions beyond sums and extrema: products, truth values, counts, variances, norms, the logarithm of a sum of exponentials.
 
-use thalweg_ir::{BodyBuilder, DType, Dimension, Place, ReduceOp, Value};
+use thalweg_ir::{BodyBuilder, DType, Dimension, OutputPlace, ReduceOp, Value};
 
 use super::reduction;
 use crate::definition::{DTypeRule, LoopOp, Signature, Sizes};
@@ -27,7 +27,7 @@ pub static ARGMIN: LoopOp = LoopOp {
             let is_smallest = x.eq(smallest).or(x.eq(x).logical_not());
             let candidate =
                 is_smallest.select(b.index(Dimension::Inner(0)), b.constant(i64::MAX, DType::I64));
-            b.output(b.reduce(ReduceOp::Min, candidate), DType::I64, Place::Row);
+            b.output(b.reduce(ReduceOp::Min, candidate), DType::I64, OutputPlace::Row);
         },
     )
 };
@@ -36,7 +36,7 @@ pub static ARGMIN: LoopOp = LoopOp {
 pub static PROD: LoopOp =
     reduction("prod", "The product over dimensions.", DTypeRule::Sum, &[], |b, signature| {
         let product = b.reduce(ReduceOp::Product, loaded(b, signature));
-        b.output(product, signature.outputs[0], Place::Row);
+        b.output(product, signature.outputs[0], OutputPlace::Row);
     });
 
 /// The sum over dimensions of what is not NaN.
@@ -44,7 +44,7 @@ pub static NANSUM: LoopOp =
     reduction("nansum", "The sum of what is not NaN.", DTypeRule::Sum, &[], |b, signature| {
         let x = loaded(b, signature);
         let sum = b.reduce(ReduceOp::Sum, x.eq(x).select(x, x.like(0.0)));
-        b.output(sum, signature.outputs[0], Place::Row);
+        b.output(sum, signature.outputs[0], OutputPlace::Row);
     });
 
 /// Returns whether an element is not 0, as 0 or 1.
@@ -57,21 +57,21 @@ pub static ANY: LoopOp =
     reduction("any", "Whether any element is not 0.", DTypeRule::Logical, &[], |b, signature| {
         // The highest of nothing is the lowest number there is.
         let found = b.reduce(ReduceOp::Max, truth(b, signature)).gt(0);
-        b.output(found, DType::Bool, Place::Row);
+        b.output(found, DType::Bool, OutputPlace::Row);
     });
 
 /// Whether all elements are not 0.
 pub static ALL: LoopOp =
     reduction("all", "Whether no element is 0.", DTypeRule::Logical, &[], |b, signature| {
         let found = b.reduce(ReduceOp::Min, truth(b, signature)).gt(0);
-        b.output(found, DType::Bool, Place::Row);
+        b.output(found, DType::Bool, OutputPlace::Row);
     });
 
 /// How many elements are not 0.
 pub static COUNT_NONZERO: LoopOp =
     reduction("count_nonzero", "How many elements are not 0.", DTypeRule::Position, &[], |b, signature| {
         let one = b.input(signature.inputs[0]).to(DType::Bool).to(DType::I64);
-        b.output(b.reduce(ReduceOp::Sum, one), DType::I64, Place::Row);
+        b.output(b.reduce(ReduceOp::Sum, one), DType::I64, OutputPlace::Row);
     });
 
 /// Returns the variance of a row, and its mean. The call says how many elements there are, and what the squares' sum is divided by.
@@ -95,12 +95,12 @@ pub static VAR: LoopOp = reduction(
     "The variance over dimensions.",
     DTypeRule::FloatingPoint,
     &["count", "divisor"],
-    |b, signature| b.output(variance(b, signature)[0], signature.outputs[0], Place::Row),
+    |b, signature| b.output(variance(b, signature)[0], signature.outputs[0], OutputPlace::Row),
 );
 
 /// The variance and the mean over dimensions.
 pub static VAR_MEAN: LoopOp = LoopOp {
-    outputs: &[Place::Row, Place::Row],
+    outputs: &[OutputPlace::Row, OutputPlace::Row],
     ..reduction(
         "var_mean",
         "The variance and the mean over dimensions.",
@@ -108,8 +108,8 @@ pub static VAR_MEAN: LoopOp = LoopOp {
         &["count", "divisor"],
         |b, signature| {
             let [variance, mean] = variance(b, signature);
-            b.output(variance, signature.outputs[0], Place::Row);
-            b.output(mean, signature.outputs[1], Place::Row);
+            b.output(variance, signature.outputs[0], OutputPlace::Row);
+            b.output(mean, signature.outputs[1], OutputPlace::Row);
         },
     )
 };
@@ -120,7 +120,7 @@ pub static STD: LoopOp = reduction(
     "The standard deviation over dimensions.",
     DTypeRule::FloatingPoint,
     &["count", "divisor"],
-    |b, signature| b.output(root(variance(b, signature)[0]), signature.outputs[0], Place::Row),
+    |b, signature| b.output(root(variance(b, signature)[0]), signature.outputs[0], OutputPlace::Row),
 );
 
 /// ln Σ eˣ over dimensions, without overflow. The shift changes no result, so no gradient flows through it.
@@ -135,7 +135,7 @@ pub static LOGSUMEXP: LoopOp = reduction(
         let is_finite = greatest.abs().lt(f64::INFINITY);
         let shift = is_finite.select(greatest, greatest.like(0.0));
         let sum = b.reduce(ReduceOp::Sum, (x - shift).exp());
-        b.output(sum.log() + shift, signature.outputs[0], Place::Row);
+        b.output(sum.log() + shift, signature.outputs[0], OutputPlace::Row);
     },
 );
 
@@ -147,7 +147,7 @@ pub static NORM_2: LoopOp = reduction(
     &[],
     |b, signature| {
         let x = loaded(b, signature);
-        b.output(root(b.reduce(ReduceOp::Sum, x * x)), signature.outputs[0], Place::Row);
+        b.output(root(b.reduce(ReduceOp::Sum, x * x)), signature.outputs[0], OutputPlace::Row);
     },
 );
 
@@ -155,7 +155,7 @@ pub static NORM_2: LoopOp = reduction(
 pub static NORM_1: LoopOp =
     reduction("norm_1", "The sum of |x| over dimensions.", DTypeRule::FloatingPoint, &[], |b, signature| {
         let sum = b.reduce(ReduceOp::Sum, loaded(b, signature).abs());
-        b.output(sum, signature.outputs[0], Place::Row);
+        b.output(sum, signature.outputs[0], OutputPlace::Row);
     });
 
 /// Returns xᵖ of an x ≥ 0, with a gradient of 0 where x is 0.
@@ -174,6 +174,6 @@ pub static NORM_P: LoopOp = reduction(
         let x = loaded(b, signature).abs();
         let [exponent, inverse] = [0; 2].map(|_| number(b, signature));
         let sum = b.reduce(ReduceOp::Sum, power(x, exponent));
-        b.output(power(sum, inverse), signature.outputs[0], Place::Row);
+        b.output(power(sum, inverse), signature.outputs[0], OutputPlace::Row);
     },
 );

@@ -3,7 +3,7 @@
 //! A geometry says where windows lie: at a stride, with padding and dilation, or adaptive, so that a given number of them covers
 //! each axis. What is done with them (columns, averages, maxima, and the transposes of these) is written once for both.
 
-use thalweg_ir::{BodyBuilder, DType, Dimension, Place, ReduceOp, Scalar, Value};
+use thalweg_ir::{BodyBuilder, DType, Dimension, OutputPlace, ReduceOp, Scalar, Value};
 
 use crate::definition::{DTypeRule, LoopOp, Signature, Sizes, Space, scalar};
 
@@ -88,7 +88,8 @@ impl<'b> Geometry<'b> {
         }
     }
 
-    /// Returns the window that is the `back`th from the last that a coordinate can lie in, the place in it, and whether it lies there.
+    /// Returns the window that is the `back`th from the last that a coordinate can lie in, the place in it, and whether it lies
+    /// there.
     fn window_of(&self, axis: usize, at: Value<'b>, back: Value<'b>) -> (Value<'b>, Value<'b>, Value<'b>) {
         match self {
             Self::Strided { kernel, windows, stride, padding, dilation, .. } => {
@@ -166,7 +167,7 @@ const fn windows(
     input_count: usize,
     rule: DTypeRule,
     numbers: usize,
-    outputs: &'static [Place],
+    outputs: &'static [OutputPlace],
     build: fn(&BodyBuilder, &Signature),
 ) -> LoopOp {
     LoopOp {
@@ -192,14 +193,14 @@ pub static UNFOLD_WINDOWS: LoopOp = windows(
     1,
     DTypeRule::Moved,
     STRIDED_NUMBERS,
-    &[Place::Row],
+    &[OutputPlace::Row],
     |b, signature| {
         let planes = b.gathered_input(signature.inputs[0]);
         let geometry = Geometry::strided(b);
         let (at, inside) = geometry.point(rows(b, 4), rows(b, 1));
         let extents = geometry.extents();
         let place = b.index(Dimension::Row(0)) * volume(extents) + linear(at, extents);
-        b.output(b.gather(planes, place, inside, Scalar::F64(0.0)), signature.outputs[0], Place::Row);
+        b.output(b.gather(planes, place, inside, Scalar::F64(0.0)), signature.outputs[0], OutputPlace::Row);
     },
 );
 
@@ -211,7 +212,7 @@ pub static FOLD_WINDOWS: LoopOp = windows(
     1,
     DTypeRule::Numeric,
     STRIDED_NUMBERS,
-    &[Place::Row],
+    &[OutputPlace::Row],
     |b, signature| {
         let columns = b.gathered_input(signature.inputs[0]);
         let geometry = Geometry::strided(b);
@@ -220,7 +221,7 @@ pub static FOLD_WINDOWS: LoopOp = windows(
         let column = b.index(Dimension::Row(0)) * volume(kernel) + linear(at, kernel);
         let place = column * volume(windows) + linear(window, windows);
         let value = b.gather(columns, place, exists, Scalar::F64(0.0)).to(signature.compute);
-        b.output(b.reduce(ReduceOp::Sum, value), signature.outputs[0], Place::Row);
+        b.output(b.reduce(ReduceOp::Sum, value), signature.outputs[0], OutputPlace::Row);
     },
 );
 
@@ -238,7 +239,7 @@ fn average<'b>(
     let place = b.index(Dimension::Row(0)) * volume(extents) + linear(at, extents);
     let value = b.gather(planes, place, inside, Scalar::F64(0.0)).to(signature.compute);
     let sum = b.reduce(ReduceOp::Sum, value);
-    b.output(sum / geometry.divisor(window).to(signature.compute), signature.outputs[0], Place::Row);
+    b.output(sum / geometry.divisor(window).to(signature.compute), signature.outputs[0], OutputPlace::Row);
 }
 
 /// Returns the gradient of [`average`]. Rows: plane, coordinates; inner: the windows of a point.
@@ -255,7 +256,7 @@ fn average_backward<'b>(
     let value = b.gather(gradients, place, exists, Scalar::F64(0.0)).to(signature.compute);
     let part = value / geometry.divisor(window).to(signature.compute);
     let part = exists.select(part, part.like(0.0));
-    b.output(b.reduce(ReduceOp::Sum, part), signature.outputs[0], Place::Row);
+    b.output(b.reduce(ReduceOp::Sum, part), signature.outputs[0], OutputPlace::Row);
 }
 
 /// Returns the value that no element is below.
@@ -284,8 +285,8 @@ fn greatest<'b>(
     let greatest = b.reduce(ReduceOp::Max, value);
     let wins = inside.and(value.eq(greatest).or(value.eq(value).logical_not()));
     let first = b.reduce(ReduceOp::Min, wins.select(in_plane, in_plane.like(i64::MAX)));
-    b.output(greatest, signature.outputs[0], Place::Row);
-    b.output(first, DType::I64, Place::Row);
+    b.output(greatest, signature.outputs[0], OutputPlace::Row);
+    b.output(first, DType::I64, OutputPlace::Row);
 }
 
 /// Returns the gradient of [`greatest`], from the gradient of its first output and the places that won. Rows: plane, coordinates;
@@ -305,7 +306,11 @@ fn greatest_backward<'b>(
     let winner = b.gather(winners, place, exists, Scalar::I64(-1));
     let value = b.gather(gradients, place, exists, Scalar::F64(0.0)).to(signature.compute);
     let won = exists.and(winner.eq(linear(at, extents)));
-    b.output(b.reduce(ReduceOp::Sum, won.select(value, value.like(0.0))), signature.outputs[0], Place::Row);
+    b.output(
+        b.reduce(ReduceOp::Sum, won.select(value, value.like(0.0))),
+        signature.outputs[0],
+        OutputPlace::Row,
+    );
 }
 
 /// The four bodies of a pool, for one geometry.
@@ -319,7 +324,7 @@ macro_rules! pools {
             1,
             DTypeRule::Numeric,
             $numbers,
-            &[Place::Row],
+            &[OutputPlace::Row],
             |b, signature| average(b, signature, Geometry::$geometry),
         );
 
@@ -330,7 +335,7 @@ macro_rules! pools {
             1,
             DTypeRule::FloatingPoint,
             $numbers,
-            &[Place::Row],
+            &[OutputPlace::Row],
             |b, signature| average_backward(b, signature, Geometry::$geometry),
         );
 
@@ -341,7 +346,7 @@ macro_rules! pools {
             1,
             DTypeRule::Numeric,
             $numbers,
-            &[Place::Row, Place::Row],
+            &[OutputPlace::Row, OutputPlace::Row],
             |b, signature| greatest(b, signature, Geometry::$geometry),
         );
 
@@ -352,7 +357,7 @@ macro_rules! pools {
             2,
             DTypeRule::FloatingPoint,
             $numbers,
-            &[Place::Row],
+            &[OutputPlace::Row],
             |b, signature| greatest_backward(b, signature, Geometry::$geometry),
         );
     };

@@ -1,7 +1,7 @@
 //! `x + 1` over a contiguous buffer: the kernel that the benches launch where any will do.
 
 use smallvec::smallvec;
-use thalweg_ir::{BodyBuilder, Class, DType, Geometry, Kernel, OperandGeometry, Place};
+use thalweg_ir::{BodyBuilder, Class, DType, Geometry, Kernel, OperandGeometry, OutputPlace};
 use thalweg_runtime::{Buffer, KernelKey, Label, LaunchKey, PreparedLaunch, Result, Stream};
 
 const CLASS: Class = Class {
@@ -48,6 +48,6 @@ impl Increment {
 
 fn increment() -> Kernel {
     let builder = BodyBuilder::new();
-    builder.output(builder.input(DType::F32) + 1.0, DType::F32, Place::Point);
+    builder.output(builder.input(DType::F32) + 1.0, DType::F32, OutputPlace::Point);
     Kernel { name: "increment".to_owned(), body: builder.finish(), class: CLASS }
 }

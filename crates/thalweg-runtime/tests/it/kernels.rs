@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use smallvec::smallvec;
 use thalweg_driver::DevicePointer;
-use thalweg_ir::{BodyBuilder, Class, DType, Geometry, Kernel, OperandGeometry, Place};
+use thalweg_ir::{BodyBuilder, Class, DType, Geometry, Kernel, OperandGeometry, OutputPlace};
 use thalweg_runtime::{Device, KernelKey, Label, PreparedLaunch, Result, Stream};
 
 use crate::support::{buffer_of, device, read};
@@ -27,7 +27,7 @@ fn sum_kernel(inputs: usize) -> Kernel {
         None => Some(input),
         Some(sum) => Some(sum + input),
     });
-    builder.output(sum.expect("there is an input") + 1.0, DType::F32, Place::Point);
+    builder.output(sum.expect("there is an input") + 1.0, DType::F32, OutputPlace::Point);
     Kernel { name: format!("sum_{inputs}"), body: builder.finish(), class: CLASS }
 }
 

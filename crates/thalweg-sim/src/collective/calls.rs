@@ -47,11 +47,11 @@ impl MachineState {
         let parts =
             group.iter().map(|call| self.part(call, number)).collect::<CallResult<Vec<(u64, Task)>>>()?;
         // All parts of a stream come after what is on it now, and the stream goes on after all of them.
-        let mut streams: Vec<(u64, Place, Place)> = Vec::new();
+        let mut streams: Vec<(u64, StreamPlace, StreamPlace)> = Vec::new();
         for (own, task) in parts {
             let position = streams.iter().position(|(stream, ..)| *stream == own).unwrap_or_else(|| {
                 let before = self.place(own);
-                let after = Place { frontier: Frontier::new(), nodes: SmallVec::new() };
+                let after = StreamPlace { frontier: Frontier::new(), nodes: SmallVec::new() };
                 streams.push((own, before, after));
                 streams.len() - 1
             });
@@ -98,13 +98,13 @@ impl MachineState {
     }
 
     /// Returns what the next command of a stream comes after.
-    fn place(&self, own: u64) -> Place {
+    fn place(&self, own: u64) -> StreamPlace {
         let stream = self.stream(own);
         let nodes = stream.capture.as_ref().map(|branch| branch.nodes.clone()).unwrap_or_default();
-        Place { frontier: stream.frontier.clone(), nodes }
+        StreamPlace { frontier: stream.frontier.clone(), nodes }
     }
 
-    fn set_place(&mut self, own: u64, place: Place) {
+    fn set_place(&mut self, own: u64, place: StreamPlace) {
         let stream = self.stream_mut(own);
         stream.frontier = place.frontier;
         if let Some(branch) = &mut stream.capture {
@@ -115,7 +115,7 @@ impl MachineState {
 
 /// A place in a stream: after these commands, or after these nodes of its capture.
 #[derive(Clone)]
-struct Place {
+struct StreamPlace {
     frontier: Frontier,
     nodes: SmallVec<[u32; 2]>,
 }

@@ -16,14 +16,14 @@ use thalweg_driver::{
 use super::{BodyOf, Branch, BranchBody, Condition, ConditionEntry, Conditions};
 use crate::executor::task::{Task, Work};
 use crate::objects::graph::{Graph, Node};
-use crate::objects::stream::Branch as Place;
+use crate::objects::stream::Branch as StreamBranch;
 use crate::refusal::{CallResult, Refusal};
 use crate::state::{MachineState, unknown};
 
 impl MachineState {
     /// Returns the graph that the stream captures into, and its root.
     fn captured_graphs(&self, own: u64) -> CallResult<(u64, u64)> {
-        let Some(Place { capture, .. }) = &self.stream(own).capture else {
+        let Some(StreamBranch { capture, .. }) = &self.stream(own).capture else {
             return Err(Refusal::new(
                 Code::IllegalState,
                 "the stream does not capture: conditions and conditional nodes are parts of a graph",

@@ -1,8 +1,8 @@
 //! Conditional nodes: conditions, the nodes that read them, and how these run.
 //!
-//! A conditional node is a [`Step`] of the executor: it reads its condition when it is reached, and queues the body that this
-//! chooses; when that is complete it is asked again. Once there is nothing more to run the node is complete, and what comes after
-//! it goes on. So bodies are queued only when they run, and order nothing but themselves.
+//! A conditional node is a [`QueueingCommand`] of the executor: it reads its condition when it is reached, and queues the body that
+//! this chooses; when that is complete it is asked again. Once there is nothing more to run the node is complete, and what comes
+//! after it goes on. So bodies are queued only when they run, and order nothing but themselves.
 //!
 //! How such nodes are captured and instantiated is in `calls`.
 
@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use thalweg_driver::{Code, Conditional, Label};
 
 use crate::executor::command::Origin;
-use crate::executor::plug::{Next, Reached, Step};
+use crate::executor::plug::{Next, QueueingCommand, Reached};
 use crate::objects::graph::{Node, planned};
 use crate::refusal::Refusal;
 use crate::schedules::Actor;
@@ -121,7 +121,7 @@ impl Round {
     }
 }
 
-impl Step for Round {
+impl QueueingCommand for Round {
     fn device(&self) -> u32 {
         self.branch.device
     }

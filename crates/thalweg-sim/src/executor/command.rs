@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-use super::plug::{Reached, Step};
+use super::plug::{QueueingCommand, Reached};
 use super::task::Task;
 use crate::schedules::Actor;
 
@@ -34,7 +34,7 @@ pub(crate) enum Body {
     /// A stream-ordered free of the allocation at this address.
     PoolFree(u64),
     /// A command that says itself what comes next; where it is the end of what that queued, the slot of the first.
-    Step(Box<dyn Step>, Option<u32>),
+    Step(Box<dyn QueueingCommand>, Option<u32>),
 }
 
 /// Where a command comes from.

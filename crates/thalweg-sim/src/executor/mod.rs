@@ -16,8 +16,8 @@
 //!   [`CommandId`] tells for ever whether its command is gone.
 //! - Edges lead from older commands to newer ones: there are no cycles.
 //! - Commands without a task (marks) never wait for a worker: they are complete at the moment their last predecessor is.
-//! - A gated command is never ready: when it could be, it waits at the gate ([`plug`](crate::executor::plug)) for others, and then one
-//!   of them runs for all.
+//! - A gated command is never ready: when it could be, it waits at the gate ([`plug`](crate::executor::plug)) for others, and then
+//!   one of them runs for all.
 //! - No task is dropped while the machine is locked: a task owns the program's values, whose destructors may call us.
 
 pub(crate) mod command;
@@ -38,7 +38,7 @@ use thalweg_driver::Code;
 
 use self::command::{Body, Claim, CommandId, Frontier, Origin, Planned};
 use self::faults::{Faults, Point};
-use self::plug::{Gate, Step};
+use self::plug::{Gate, QueueingCommand};
 use self::ready::Ready;
 use self::snapshot::Snapshot;
 use self::task::{Task, Work};
@@ -137,10 +137,10 @@ pub(super) struct Executor<G> {
     /// Marks that are complete but whose successors have not been told yet.
     completing: Vec<u32>,
     /// Steps to ask what comes next, by the slots of their commands.
-    reached: Vec<(u32, Box<dyn Step>)>,
+    reached: Vec<(u32, Box<dyn QueueingCommand>)>,
     is_stepping: bool,
     /// Steps that have been asked: they may be the last to know tasks, which are not dropped here.
-    pub(super) spent: Vec<Box<dyn Step>>,
+    pub(super) spent: Vec<Box<dyn QueueingCommand>>,
     /// Addresses whose stream-ordered frees have been reached.
     pub(super) freed: Vec<u64>,
     /// Whether a worker may find more to do than before.

@@ -1,8 +1,8 @@
 //! Traits of commands that the executor does not know: of collectives and conditional nodes.
 //!
 //! - A mark can carry something that [learns](Reached) that it was reached.
-//! - A [`Step`] is a command without a worker: when it is reached, it may queue others, and it is complete when they and what
-//!   they lead to are.
+//! - A [`QueueingCommand`] is a command without a worker: when it is reached, it may queue others, and it is complete when they and
+//!   what they lead to are.
 //! - A [`Gate`] holds commands whose work is [gated](super::task::Work::Gated): when they could run, they *arrive* there, and hold
 //!   their streams up until the gate gives [work](super::task::JointWork) that one of them does for several, or gives them up.
 //!
@@ -23,7 +23,7 @@ pub(crate) trait Reached: Send + Sync {
 }
 
 /// A command that queues others.
-pub(crate) trait Step: Send + Sync {
+pub(crate) trait QueueingCommand: Send + Sync {
     /// Returns the device whose loss ends it.
     fn device(&self) -> u32;
 
@@ -31,12 +31,12 @@ pub(crate) trait Step: Send + Sync {
     fn next(&self) -> Next<'_>;
 }
 
-/// The action of a [`Step`] that was asked.
+/// The action of a [`QueueingCommand`] that was asked.
 pub(crate) enum Next<'a> {
     /// It is complete.
     Done,
     /// These commands, after which `again` is asked.
-    Queue { commands: Vec<Planned<'a>>, origin: Origin, again: Box<dyn Step> },
+    Queue { commands: Vec<Planned<'a>>, origin: Origin, again: Box<dyn QueueingCommand> },
     /// It is complete, and its device is lost.
     Fail(Refusal),
 }

@@ -8,8 +8,8 @@ use bytemuck::cast_slice;
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 use thalweg_ir::{
-    Body, Category, DType, Dimension, Dimensions, Layout, Node as Expression, Place, Shape, broadcast_shapes,
-    byte_count,
+    Body, Category, DType, Dimension, Dimensions, Layout, Node as Expression, OutputPlace, Shape,
+    broadcast_shapes, byte_count,
 };
 use thalweg_ops::{
     DTypes, ForwardBody, GradientBody, Iteration, LoopOp, Placement, Signature, Space, forward, gradient,
@@ -184,9 +184,9 @@ impl Split {
     }
 
     /// Returns the placement of a tensor over all dimensions, or over the rows alone (repeated inside for an input).
-    fn placement(&self, layout: &Layout, full_rank: usize, place: Place, is_output: bool) -> Placement {
+    fn placement(&self, layout: &Layout, full_rank: usize, place: OutputPlace, is_output: bool) -> Placement {
         let strides = layout.strides();
-        if layout.rank() == full_rank && place == Place::Point {
+        if layout.rank() == full_rank && place == OutputPlace::Point {
             let (rows, inner) = self.pick(strides);
             return Placement::Strided { rows: widen(&rows), inner: widen(&inner) };
         }
@@ -230,9 +230,9 @@ impl Extents {
     }
 
     /// Returns the shape of an output that is written at a place.
-    fn output_shape(&self, place: Place) -> Shape {
+    fn output_shape(&self, place: OutputPlace) -> Shape {
         match (self, place) {
-            (Self::Rows { shape, .. }, Place::Point) => shape.clone(),
+            (Self::Rows { shape, .. }, OutputPlace::Point) => shape.clone(),
             _ => self.rows_and_inner().0,
         }
     }
@@ -242,7 +242,7 @@ impl Extents {
             Self::Elementwise(shape) | Self::Coordinates(shape) => broadcast_placement(layout, shape),
             Self::Rows { split, shape } => {
                 if layout.shape() == shape.as_slice() {
-                    return Ok(split.placement(layout, shape.len(), Place::Point, false));
+                    return Ok(split.placement(layout, shape.len(), OutputPlace::Point, false));
                 }
                 let rows = split.pick(shape).0;
                 if layout.shape() != rows.as_slice() {
@@ -251,12 +251,12 @@ impl Extents {
                         layout.shape()
                     )));
                 }
-                Ok(split.placement(layout, shape.len(), Place::Row, false))
+                Ok(split.placement(layout, shape.len(), OutputPlace::Row, false))
             }
         }
     }
 
-    fn output(&self, layout: &Layout, place: Place) -> Placement {
+    fn output(&self, layout: &Layout, place: OutputPlace) -> Placement {
         match self {
             Self::Elementwise(_) | Self::Coordinates(_) => {
                 Placement::Strided { rows: widen(layout.strides()), inner: Dimensions::new() }

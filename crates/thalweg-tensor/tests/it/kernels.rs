@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use smallvec::SmallVec;
 use thalweg_driver::cuda::{CompileOptions, Nvrtc};
 use thalweg_ir::foreach::ForeachKernel;
-use thalweg_ir::{DType, Dimension, Kernel, Node, Place};
+use thalweg_ir::{DType, Dimension, Kernel, Node, OutputPlace};
 use thalweg_ops::optimizer::{OPTIMIZERS, count_kernel, step_kernel};
 use thalweg_ops::{
     Iteration, LoopOp, Placement, Signature, Space, elementwise, forward, gradient, kernel, parts, plan,
@@ -57,7 +57,7 @@ fn iteration(body: &thalweg_ir::Body, rows: &[u64], inner: &[u64], transposed: b
     });
     let outputs = body.outputs.iter().map(|output| match output.scatter {
         Some(_) => Placement::Gathered(1 << 20),
-        None => strided(false, output.place == Place::Point || inner.is_empty()),
+        None => strided(false, output.place == OutputPlace::Point || inner.is_empty()),
     });
     Iteration {
         rows: rows.into(),
@@ -67,8 +67,8 @@ fn iteration(body: &thalweg_ir::Body, rows: &[u64], inner: &[u64], transposed: b
     }
 }
 
-/// The spaces in which an operator is compiled: extents of rows and of inner dimensions, and whether inputs are transposed. They have
-/// all dimensions whose coordinates the body reads.
+/// The spaces in which an operator is compiled: extents of rows and of inner dimensions, and whether inputs are transposed. They
+/// have all dimensions whose coordinates the body reads.
 fn spaces(operator: &LoopOp, body: &thalweg_ir::Body) -> Vec<(Vec<u64>, Vec<u64>, bool)> {
     let (mut row_rank, mut inner_rank) = (0, 0);
     for node in &body.nodes {
