@@ -193,6 +193,11 @@ impl Tensor {
         Arc::as_ptr(&self.0) as usize
     }
 
+    /// Returns whether both are one tensor (`a is b`): clones share values, gradient and history.
+    pub fn is_same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+
     /// Returns whether both are views of one storage.
     pub fn shares_storage_with(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0.storage, &other.0.storage)

@@ -45,7 +45,7 @@ fn check_groups(inputs: usize, outputs: usize, groups: usize) -> Result<()> {
 }
 
 impl<const AXES: usize> Conv<AXES> {
-    /// Makes a layer from `inputs` to `outputs` channels, with random parameters and a bias (set `bias` to `None` for none).
+    /// Makes a layer from `inputs` to `outputs` channels, with random parameters.
     ///
     /// # Errors
     /// [`Error::is_invalid_argument`] if the groups do not divide the channels.
@@ -64,6 +64,23 @@ impl<const AXES: usize> Conv<AXES> {
         let shape: Vec<usize> = [outputs, inputs / options.groups].into_iter().chain(kernel).collect();
         let (weight, bias) = weight_and_bias(&shape, Some(outputs), generator, device)?;
         Ok(Self { weight, bias, options })
+    }
+
+    /// Makes a layer without a bias.
+    ///
+    /// # Errors
+    /// Those of [`Self::new`].
+    #[track_caller]
+    pub fn without_bias(
+        inputs: usize,
+        outputs: usize,
+        kernel: [usize; AXES],
+        options: ConvOptions<AXES>,
+        generator: &mut Generator,
+        device: &Device,
+    ) -> Result<Self> {
+        let _entered = enter(Location::caller());
+        Ok(Self { bias: None, ..Self::new(inputs, outputs, kernel, options, generator, device)? })
     }
 }
 
@@ -100,7 +117,7 @@ pub type ConvTranspose2d = ConvTranspose<2>;
 pub type ConvTranspose3d = ConvTranspose<3>;
 
 impl<const AXES: usize> ConvTranspose<AXES> {
-    /// Makes a layer from `inputs` to `outputs` channels, with random parameters and a bias (set `bias` to `None` for none).
+    /// Makes a layer from `inputs` to `outputs` channels, with random parameters.
     ///
     /// # Errors
     /// [`Error::is_invalid_argument`] if the groups do not divide the channels.
@@ -119,6 +136,23 @@ impl<const AXES: usize> ConvTranspose<AXES> {
         let shape: Vec<usize> = [inputs, outputs / options.groups].into_iter().chain(kernel).collect();
         let (weight, bias) = weight_and_bias(&shape, Some(outputs), generator, device)?;
         Ok(Self { weight, bias, options, output_padding: [0; AXES] })
+    }
+
+    /// Makes a layer without a bias.
+    ///
+    /// # Errors
+    /// Those of [`Self::new`].
+    #[track_caller]
+    pub fn without_bias(
+        inputs: usize,
+        outputs: usize,
+        kernel: [usize; AXES],
+        options: ConvOptions<AXES>,
+        generator: &mut Generator,
+        device: &Device,
+    ) -> Result<Self> {
+        let _entered = enter(Location::caller());
+        Ok(Self { bias: None, ..Self::new(inputs, outputs, kernel, options, generator, device)? })
     }
 }
 

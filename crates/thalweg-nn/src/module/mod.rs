@@ -39,6 +39,7 @@ mod dropout;
 mod linear;
 mod loss;
 mod norm;
+mod packed;
 mod pad;
 mod pool;
 mod recurrent;
@@ -76,6 +77,7 @@ pub use norm::{
     BatchNorm, BatchNorm1d, BatchNorm2d, BatchNorm3d, BatchNormOptions, GroupNorm, InstanceNorm,
     InstanceNorm1d, InstanceNorm2d, InstanceNorm3d, LayerNorm, LocalResponseNorm, RMSNorm,
 };
+pub use packed::{PackedSequence, pack_padded_sequence, pack_sequence, pad_packed_sequence, pad_sequence};
 pub use pad::{CircularPad, ConstantPad, ReflectionPad, ReplicationPad, ZeroPad};
 pub use pool::{
     AdaptiveAvgPool, AdaptiveMaxPool, AvgPool, AvgPool1d, AvgPool2d, AvgPool3d, LPPool, MaxPool, MaxPool1d,
@@ -160,15 +162,13 @@ pub trait Module {
         name.rsplit("::").next().unwrap_or(name)
     }
 
-    /// Returns the parameters with their names (`weight`, `bias`; nested ones as `conv1.weight`).
+    /// Returns the parameters with their names (`weight`, `bias`; nested ones as `conv1.weight`). A parameter that stands in several
+    /// places, as a tied weight does ([`Tensor::is_same`]), is returned once, with the first of its names.
     fn named_parameters(&self) -> Vec<(String, Tensor)> {
-        let mut list = Vec::new();
-        walk(self, "", &mut |name, entry| {
-            if let Entry::Parameter(tensor) = entry {
-                list.push((name.to_owned(), tensor.clone()));
-            }
-        });
-        list
+        state::named(self, |entry| match entry {
+            Entry::Parameter(tensor) => Some(tensor),
+            _ => None,
+        })
     }
 
     /// Returns the parameters.
@@ -176,15 +176,12 @@ pub trait Module {
         self.named_parameters().into_iter().map(|(_, tensor)| tensor).collect()
     }
 
-    /// Returns the buffers with their names.
+    /// Returns the buffers with their names, each once.
     fn named_buffers(&self) -> Vec<(String, Tensor)> {
-        let mut list = Vec::new();
-        walk(self, "", &mut |name, entry| {
-            if let Entry::Buffer(tensor) = entry {
-                list.push((name.to_owned(), tensor.clone()));
-            }
-        });
-        list
+        state::named(self, |entry| match entry {
+            Entry::Buffer(tensor) => Some(tensor),
+            _ => None,
+        })
     }
 
     /// Returns whether any part is in training mode.
@@ -224,8 +221,8 @@ pub trait Module {
         })
     }
 
-    /// Converts the parameters and buffers that are floating-point numbers. They are new tensors: make the optimizer afterwards.
-    /// Asynchronous.
+    /// Converts the parameters and buffers that are floating-point numbers. They are new tensors: make the optimizer afterwards. Tied
+    /// ones stay tied. Asynchronous.
     ///
     /// # Errors
     /// [`is_invalid_argument`](thalweg_runtime::Error::is_invalid_argument) if the dtype is not of floating-point numbers. Then
@@ -238,8 +235,8 @@ pub trait Module {
         })
     }
 
-    /// Moves all parameters and buffers to a device. They are new tensors: make the optimizer afterwards. *Blocks* until the values
-    /// are on the host in between.
+    /// Moves all parameters and buffers to a device. They are new tensors: make the optimizer afterwards. Tied ones stay tied.
+    /// *Blocks* until the values are on the host in between.
     ///
     /// # Errors
     /// Those of [`Tensor::to_device`]. Then nothing has changed.

@@ -10,7 +10,7 @@ use thalweg_tensor::Tensor;
 use thalweg_tensor::caller::{enter, in_call};
 use thalweg_tensor::random::{DeviceGenerator, Generator};
 
-use super::{Entry, EntryMut, Module, uniform};
+use super::{Entry, EntryMut, Module, PackedSequence, uniform};
 use crate::functional;
 
 /// A kind of recurrent network: its computation at a step of time.
@@ -256,8 +256,11 @@ impl<K: RecurrentStep> Recurrent<K> {
                 (_, true) => input.transpose(0, 1)?,
                 _ => input.clone(),
             };
-            let states = self.states(&sequence, states, is_batched)?;
-            let (mut result, mut last) = self.run(sequence, &states)?;
+            if sequence.shape()[0] == 0 {
+                return Err(Error::invalid("a sequence has at least one step"));
+            }
+            let states = self.states(&sequence, sequence.shape()[1], states, is_batched)?;
+            let (mut result, mut last) = self.run(sequence, &states, None)?;
             if !is_batched {
                 result = result.squeeze(1)?;
                 last = last.iter().map(|state| state.squeeze(1)).collect::<Result<_>>()?;
@@ -268,16 +271,49 @@ impl<K: RecurrentStep> Recurrent<K> {
         })
     }
 
-    /// The states before the first step, with a batch.
-    fn states(&self, sequence: &Tensor, given: Option<&[Tensor]>, is_batched: bool) -> Result<Vec<Tensor>> {
+    /// Returns the hidden states of the last layer, packed as the input is, and the last states of every sequence, in the order of
+    /// the batch. States are those of [`Self::forward`]. Asynchronous.
+    ///
+    /// # Errors
+    /// [`Error::is_invalid_argument`] if shapes or dtypes do not fit.
+    #[track_caller]
+    pub fn forward_packed(
+        &self,
+        input: &PackedSequence,
+        states: Option<&[Tensor]>,
+    ) -> Result<(PackedSequence, Vec<Tensor>)> {
+        in_call("Recurrent", &[&input.data], Location::caller(), || {
+            if input.data.rank() != 2 {
+                let rank = input.data.rank();
+                return Err(Error::invalid(format!("Expected packed input to be 2D, got {rank}D instead")));
+            }
+            let reorder = |states: &[Tensor], order: Option<&Tensor>| match order {
+                Some(order) => states.iter().map(|state| state.index_select(1, order)).collect(),
+                None => Ok(states.to_vec()),
+            };
+            let states = self.states(&input.data, input.batch_sizes[0], states, true)?;
+            let states: Vec<Tensor> = reorder(&states, input.sorted_indices.as_ref())?;
+            let (data, last) = self.run(input.data.clone(), &states, Some(&input.batch_sizes))?;
+            let last = reorder(&last, input.unsorted_indices.as_ref())?;
+            Ok((PackedSequence { data, ..input.clone() }, last))
+        })
+    }
+
+    /// The states before the first step, of a batch.
+    fn states(
+        &self,
+        sequence: &Tensor,
+        batch: usize,
+        given: Option<&[Tensor]>,
+        is_batched: bool,
+    ) -> Result<Vec<Tensor>> {
         let features = self.layers[0].weight_ih.shape()[1];
-        if sequence.shape()[2] != features || sequence.shape()[0] == 0 {
+        let found = sequence.shape().last().copied().unwrap_or(0);
+        if found != features {
             return Err(Error::invalid(format!(
-                "input.size(-1) must be equal to input_size. Expected {features}, got {}; and a sequence has at least one step",
-                sequence.shape()[2]
+                "input.size(-1) must be equal to input_size. Expected {features}, got {found}"
             )));
         }
-        let batch = sequence.shape()[1];
         let out = if self.options.proj_size > 0 { self.options.proj_size } else { self.hidden };
         let shapes = [out, self.hidden].map(|features| [self.layers.len(), batch, features]);
         let Some(given) = given else {
@@ -301,7 +337,13 @@ impl<K: RecurrentStep> Recurrent<K> {
         Ok(states)
     }
 
-    fn run(&self, mut sequence: Tensor, first: &[Tensor]) -> Result<(Tensor, Vec<Tensor>)> {
+    /// All layers over a sequence (length, batch, features), or over a packed one with the sizes of its batches.
+    fn run(
+        &self,
+        mut sequence: Tensor,
+        first: &[Tensor],
+        batch_sizes: Option<&[usize]>,
+    ) -> Result<(Tensor, Vec<Tensor>)> {
         let (directions, mut last) = (self.directions(), vec![Vec::new(); K::STATES]);
         for (index, layer) in self.layers.chunks(directions).enumerate() {
             if let (true, Some((p, generator))) = (index > 0, &self.options.dropout) {
@@ -311,7 +353,10 @@ impl<K: RecurrentStep> Recurrent<K> {
             for (direction, weights) in layer.iter().enumerate() {
                 let place = index * directions + direction;
                 let states = first.iter().map(|state| state.select(0, place)).collect::<Result<_>>()?;
-                let (result, states) = self.run_layer(weights, &sequence, states, direction == 1)?;
+                let (result, states) = match batch_sizes {
+                    None => self.run_layer(weights, &sequence, states, direction == 1)?,
+                    Some(sizes) => self.run_packed(weights, &sequence, sizes, states, direction == 1)?,
+                };
                 results.push(result);
                 last.iter_mut().zip(states).for_each(|(list, state)| list.push(state));
             }
@@ -342,6 +387,49 @@ impl<K: RecurrentStep> Recurrent<K> {
             results.reverse();
         }
         Ok((Tensor::stack(&results, 0)?, states))
+    }
+
+    /// One layer in one direction over a packed sequence. A sequence that has ended keeps its states; backwards, one begins with the
+    /// first states where it ends.
+    fn run_packed(
+        &self,
+        weights: &Weights,
+        data: &Tensor,
+        batch_sizes: &[usize],
+        first: Vec<Tensor>,
+        backwards: bool,
+    ) -> Result<(Tensor, Vec<Tensor>)> {
+        let sizes: Vec<i64> = batch_sizes.iter().map(|&size| size as i64).collect();
+        let mut steps: Vec<_> = weights.gates(data)?.split_with_sizes(&sizes, 0)?.into_iter().collect();
+        if backwards {
+            steps.reverse();
+        }
+        let mut results = Vec::with_capacity(steps.len());
+        // What has ended, the latest end first.
+        let mut ended: Vec<Vec<Tensor>> = vec![Vec::new(); first.len()];
+        let start = if backwards { steps[0].shape()[0] } else { batch_sizes[0] };
+        let mut states = first.iter().map(|state| state.narrow(0, 0, start)).collect::<Result<Vec<_>>>()?;
+        for of_input in &steps {
+            let (active, running) = (of_input.shape()[0], states[0].shape()[0]);
+            for ((state, first), ended) in states.iter_mut().zip(&first).zip(&mut ended) {
+                if active < running {
+                    ended.insert(0, state.narrow(0, active, running - active)?);
+                    *state = state.narrow(0, 0, active)?;
+                } else if active > running {
+                    *state = Tensor::cat(&[state.clone(), first.narrow(0, running, active - running)?], 0)?;
+                }
+            }
+            states = weights.step(&self.kind, of_input, &states)?;
+            results.push(states[0].clone());
+        }
+        if backwards {
+            results.reverse();
+        }
+        let whole = states.into_iter().zip(ended).map(|(state, ended)| {
+            let parts: Vec<Tensor> = [state].into_iter().chain(ended).collect();
+            Tensor::cat(&parts, 0)
+        });
+        Ok((Tensor::cat(&results, 0)?, whole.collect::<Result<_>>()?))
     }
 
     /// The name of a tensor of a layer.

@@ -21,6 +21,22 @@ pub struct IncompatibleKeys {
     pub unexpected_keys: Vec<String>,
 }
 
+/// Returns the tensors that `choose` finds among the parts of a module, each once, with their names.
+pub(super) fn named<M: Module + ?Sized>(
+    module: &M,
+    choose: impl for<'a> Fn(Entry<'a>) -> Option<&'a Tensor>,
+) -> Vec<(String, Tensor)> {
+    let mut list: Vec<(String, Tensor)> = Vec::new();
+    walk(module, "", &mut |name, entry| {
+        if let Some(tensor) = choose(entry)
+            && !list.iter().any(|(_, known)| known.is_same(tensor))
+        {
+            list.push((name.to_owned(), tensor.clone()));
+        }
+    });
+    list
+}
+
 /// Returns the parameters and then the buffers of each module, as PyTorch orders them.
 pub(super) fn state_dict<M: Module + ?Sized>(module: &M) -> StateDict {
     let mut dictionary = StateDict::new();
@@ -105,9 +121,18 @@ pub(super) fn convert<M: Module + ?Sized>(
         let convert = |old: &Tensor| {
             let new = no_grad(|| function(&old.detach()))?.detach();
             new.set_requires_grad(old.requires_grad())?;
-            Ok(new)
+            Ok::<_, Error>(new)
         };
-        let mut converted = tensors.iter().map(convert).collect::<Result<Vec<_>>>()?.into_iter();
+        let mut converted: Vec<Tensor> = Vec::with_capacity(tensors.len());
+        for (place, tensor) in tensors.iter().enumerate() {
+            // A tied tensor is converted once.
+            let earlier = tensors[..place].iter().position(|earlier| earlier.is_same(tensor));
+            converted.push(match earlier {
+                Some(earlier) => converted[earlier].clone(),
+                None => convert(tensor)?,
+            });
+        }
+        let mut converted = converted.into_iter();
         walk_mut(module, &mut |entry| {
             if let EntryMut::Parameter(tensor) | EntryMut::Buffer(tensor) = entry {
                 *tensor = converted.next().expect("a tensor per tensor");

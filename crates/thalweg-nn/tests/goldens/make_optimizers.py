@@ -3,7 +3,8 @@
 
     python3 make_optimizers.py > optimizers.txt
 
-First come two parameters and their gradients for ten steps, in each dtype. Then a case a block: a line `case OPTIMIZER DTYPE
+First come two parameters and their gradients for ten steps, in each dtype. Then a case a block, of option sets of ours and of
+PyTorch's samples (OptimizerInfo): a line `case OPTIMIZER DTYPE
 FUSED option=number ...`, where the learning rate is halved after the fifth step (but for ASGD, of which PyTorch follows it a step
 late), then lines `param` and `state NAME` with what is
 there in the end. Then a line a schedule with its options and learning rates, and blocks for clipping. Numbers of float32 are the
@@ -11,6 +12,7 @@ hexadecimal digits of their bits, those of bfloat16 the upper half of them.
 """
 import sys, torch
 from torch.optim import lr_scheduler as lrs
+from torch.testing._internal.common_optimizers import optim_db
 
 torch.manual_seed(20261122)
 STEPS, SHAPES = 10, [(4,), (2, 3)]
@@ -55,34 +57,49 @@ PAIRS = {"beta1": ("betas", 0), "beta2": ("betas", 1), "eta_minus": ("etas", 0),
          "min_step_size": ("step_sizes", 0), "max_step_size": ("step_sizes", 1)}
 NAMES = {"learning_rate": "lr", "epsilon": "eps"}
 
-for optimizer, option_sets in CASES.items():
+def case(optimizer, options, dtype, fused, rate_of_tensor=False):
     kind = getattr(torch.optim, optimizer)
+    parameters = [p.to(dtype).clone().requires_grad_() for p in starts]
+    own = {}
+    for key, value in options.items():
+        if key in PAIRS:
+            target, place = PAIRS[key]
+            pair = list(own.get(target, kind(parameters).defaults[target]))
+            pair[place] = value
+            own[target] = tuple(pair)
+        else:
+            own[NAMES.get(key, key)] = bool(value) if key in FLAGS else value
+    if rate_of_tensor: own["lr"] = torch.tensor(own["lr"])
+    made = kind(parameters, **own, **(dict(fused=True) if fused else dict(foreach=False)))
+    print("case", optimizer, name(dtype), int(fused), *pairs(options))
+    for step in range(STEPS):
+        if step == 5 and optimizer != "ASGD": made.param_groups[0]["lr"] /= 2
+        for p, g in zip(parameters, gradients[step]): p.grad = g.to(dtype)
+        made.step()
+    for i, p in enumerate(parameters):
+        print("param", i, ":", *digits(p))
+        for key, value in made.state[p].items():
+            # What follows from the number of steps is no state of ours.
+            if optimizer == "ASGD" and key in ("eta", "mu"): continue
+            if value is not None: print("state", i, key, ":", *digits(value.to(dtype) if value.dim() else value.float()))
+
+for optimizer, option_sets in CASES.items():
     for options in option_sets:
         for dtype in (torch.float32, torch.bfloat16):
             if dtype == torch.bfloat16 and options.get("maximize"): continue
-            parameters = [p.to(dtype).clone().requires_grad_() for p in starts]
-            own = {}
-            for key, value in options.items():
-                if key in PAIRS:
-                    target, place = PAIRS[key]
-                    pair = list(own.get(target, kind(parameters).defaults[target]))
-                    pair[place] = value
-                    own[target] = tuple(pair)
-                else:
-                    own[NAMES.get(key, key)] = bool(value) if key in FLAGS else value
-            fused = optimizer in FUSED
-            made = kind(parameters, **own, **(dict(fused=True) if fused else dict(foreach=False)))
-            print("case", optimizer, name(dtype), int(fused), *pairs(options))
-            for step in range(STEPS):
-                if step == 5 and optimizer != "ASGD": made.param_groups[0]["lr"] /= 2
-                for p, g in zip(parameters, gradients[step]): p.grad = g.to(dtype)
-                made.step()
-            for i, p in enumerate(parameters):
-                print("param", i, ":", *digits(p))
-                for key, value in made.state[p].items():
-                    # What follows from the number of steps is no state of ours.
-                    if optimizer == "ASGD" and key in ("eta", "mu"): continue
-                    if value is not None: print("state", i, key, ":", *digits(value.to(dtype) if value.dim() else value.float()))
+            case(optimizer, options, dtype, optimizer in FUSED)
+
+# PyTorch's own samples (OptimizerInfo). Its implementations (one by one, foreach, fused) agree with each other; ours is one.
+OWN_NAMES = {theirs: ours for ours, theirs in NAMES.items()}
+PARTS = {"betas": ("beta1", "beta2"), "etas": ("eta_minus", "eta_plus"), "step_sizes": ("min_step_size", "max_step_size")}
+for info in optim_db:
+    optimizer = info.optim_cls.__name__
+    if optimizer not in CASES: continue
+    for sample in info.optim_inputs_func(device="cpu"):
+        options = {}
+        for key, value in sample.kwargs.items():
+            options.update(zip(PARTS[key], value) if key in PARTS else [(OWN_NAMES.get(key, key), float(value))])
+        case(optimizer, options, torch.float32, False, torch.is_tensor(sample.kwargs.get("lr")))
 
 # Schedules: the learning rates of the first epochs, for a group that starts at 0.5.
 def optimizer(): return torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.5)

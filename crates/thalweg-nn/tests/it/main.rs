@@ -5,10 +5,12 @@
 mod data;
 mod files;
 mod linear;
+mod models;
 mod modules;
 mod networks;
 mod optimizer_goldens;
 mod optimizers;
+mod packed;
 mod state;
 mod step;
 #[path = "../../../thalweg-tensor/tests/it/support.rs"]

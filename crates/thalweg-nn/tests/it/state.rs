@@ -175,3 +175,31 @@ fn running_statistics_move_in_training_alone() {
     norm.forward(&x).unwrap();
     assert_eq!(state(&norm), before);
 }
+
+/// Two layers with one weight.
+#[derive(Module)]
+struct Tied {
+    encoder: Linear,
+    decoder: Linear,
+}
+
+#[test]
+fn a_tied_weight_is_one_parameter_of_two_names_and_stays_tied() {
+    let encoder = Linear::new(3, 3, &mut Generator::new(1), &device()).unwrap();
+    let decoder = Linear { weight: encoder.weight.clone(), bias: None };
+    let mut network = Tied { encoder, decoder };
+    let names =
+        |network: &Tied| network.named_parameters().into_iter().map(|(name, _)| name).collect::<Vec<_>>();
+    assert_eq!(names(&network), ["encoder.weight", "encoder.bias"]);
+    let saved: Vec<String> = network.state_dict().into_keys().collect();
+    assert_eq!(saved, ["encoder.weight", "encoder.bias", "decoder.weight"]);
+    network.to_dtype(DType::F64).unwrap();
+    assert!(network.encoder.weight.is_same(&network.decoder.weight));
+    assert!(!network.encoder.weight.is_same(&network.encoder.weight.detach()));
+    assert_eq!(network.parameters().len(), 2);
+    network.load_state_dict(&network.state_dict()).unwrap();
+    let x = Tensor::ones(&[2, 3], DType::F64, &device()).unwrap();
+    let y = network.decoder.forward(&network.encoder.forward(&x).unwrap()).unwrap();
+    y.sum(&[], false).unwrap().backward().unwrap();
+    assert!(network.decoder.weight.grad().unwrap().is_same(&network.encoder.weight.grad().unwrap()));
+}

@@ -1,0 +1,187 @@
+//! Sequences of several lengths in one batch (`torch.nn.utils.rnn`): padded, or packed without padding.
+
+use std::panic::Location;
+
+use thalweg_ir::Scalar;
+use thalweg_runtime::{Error, Result};
+use thalweg_tensor::Tensor;
+use thalweg_tensor::caller::in_call;
+
+/// A batch of sequences without padding, step by step (`PackedSequence`), as
+/// [`Recurrent::forward_packed`](super::Recurrent::forward_packed) takes it.
+#[derive(Clone, Debug)]
+pub struct PackedSequence {
+    /// (sum of lengths, …): the first elements of all sequences, the longest sequence first, then the second elements of those that
+    /// have one, and so on.
+    pub data: Tensor,
+    /// How many sequences have an element at each step. It never grows.
+    pub batch_sizes: Vec<usize>,
+    /// (batch) of i64: the sequences of the batch from the longest to the shortest; none if the batch has them so.
+    pub sorted_indices: Option<Tensor>,
+    /// (batch) of i64: where each sequence of the batch is among the sorted ones; none if the batch has them so.
+    pub unsorted_indices: Option<Tensor>,
+}
+
+/// Where the elements of packed sequences are in the padded batch.
+struct Places {
+    batch_sizes: Vec<usize>,
+    /// Sequences from the longest to the shortest.
+    order: Vec<usize>,
+}
+
+impl Places {
+    fn new(lengths: &[usize]) -> Result<Self> {
+        if lengths.is_empty() || lengths.contains(&0) {
+            return Err(Error::invalid(
+                "Length of all samples has to be greater than 0, and there is at least one",
+            ));
+        }
+        let mut order: Vec<usize> = (0..lengths.len()).collect();
+        order.sort_by_key(|&sequence| std::cmp::Reverse(lengths[sequence]));
+        let sizes =
+            (0..lengths[order[0]]).map(|step| lengths.iter().filter(|&&length| length > step).count());
+        Ok(Self { batch_sizes: sizes.collect(), order })
+    }
+
+    /// Returns the place of each packed element in a padded batch of `(steps, batch)`, or of `(batch, steps)`.
+    fn flat(batch_sizes: &[usize], order: &[usize], steps: usize, batch_first: bool) -> Vec<i64> {
+        let place = |step: usize, sequence: usize| match batch_first {
+            true => sequence * steps + step,
+            false => step * order.len() + sequence,
+        };
+        let at = |(step, &size): (usize, &usize)| -> Vec<i64> {
+            order[..size].iter().map(|&sequence| place(step, sequence) as i64).collect()
+        };
+        batch_sizes.iter().enumerate().flat_map(at).collect()
+    }
+}
+
+fn indices(list: &[i64], beside: &Tensor) -> Result<Tensor> {
+    Tensor::from_slice(list, &[list.len()], beside.device())
+}
+
+/// Returns a padded batch (steps, batch, …), or (batch, steps, …) with `batch_first`, packed. With `enforce_sorted` the sequences
+/// come from the longest to the shortest; otherwise they are sorted, and [`pad_packed_sequence`] restores their order.
+///
+/// # Errors
+/// [`Error::is_invalid_argument`] if lengths are zero, do not fit the batch, or are not sorted although they should be.
+#[track_caller]
+pub fn pack_padded_sequence(
+    input: &Tensor,
+    lengths: &[usize],
+    batch_first: bool,
+    enforce_sorted: bool,
+) -> Result<PackedSequence> {
+    in_call("pack_padded_sequence", &[input], Location::caller(), || {
+        let Places { batch_sizes, order } = Places::new(lengths)?;
+        let (batch, steps) = match *input.shape() {
+            [first, second, ..] if batch_first => (first, second),
+            [first, second, ..] => (second, first),
+            _ => {
+                return Err(Error::invalid(format!("Expected a batch of sequences, got {:?}", input.shape())));
+            }
+        };
+        if batch != lengths.len() || batch_sizes.len() > steps {
+            return Err(Error::invalid(format!(
+                "Expected `len(lengths)` to be equal to batch_size {batch} and lengths up to {steps}, but got {lengths:?}"
+            )));
+        }
+        if enforce_sorted && !lengths.is_sorted_by(|a, b| a >= b) {
+            return Err(Error::invalid(
+                "`lengths` array must be sorted in decreasing order when `enforce_sorted` is True. You can pass \
+                 `enforce_sorted=False` to sort the sequences",
+            ));
+        }
+        let places = indices(&Places::flat(&batch_sizes, &order, steps, batch_first), input)?;
+        let data = input.flatten(0, 1)?.index_select(0, &places)?;
+        let (mut sorted_indices, mut unsorted_indices) = (None, None);
+        if !enforce_sorted {
+            let mut back = vec![0; order.len()];
+            order.iter().enumerate().for_each(|(place, &sequence)| back[sequence] = place as i64);
+            let order: Vec<i64> = order.iter().map(|&sequence| sequence as i64).collect();
+            (sorted_indices, unsorted_indices) =
+                (Some(indices(&order, input)?), Some(indices(&back, input)?));
+        }
+        Ok(PackedSequence { data, batch_sizes, sorted_indices, unsorted_indices })
+    })
+}
+
+/// Returns packed sequences padded to (steps, batch, …), or (batch, steps, …) with `batch_first`, with their lengths. There are
+/// `total_length` steps, or as many as the longest sequence has. *Blocks* if the sequences were sorted, until their order is read.
+///
+/// # Errors
+/// [`Error::is_invalid_argument`] if `total_length` is shorter than a sequence.
+#[track_caller]
+pub fn pad_packed_sequence(
+    sequence: &PackedSequence,
+    batch_first: bool,
+    padding_value: impl Into<Scalar>,
+    total_length: Option<usize>,
+) -> Result<(Tensor, Vec<usize>)> {
+    let padding_value = padding_value.into();
+    in_call("pad_packed_sequence", &[&sequence.data], Location::caller(), || {
+        let PackedSequence { data, batch_sizes, sorted_indices, .. } = sequence;
+        let (longest, batch) = (batch_sizes.len(), batch_sizes.first().copied().unwrap_or(0));
+        let steps = total_length.unwrap_or(longest);
+        if steps < longest {
+            return Err(Error::invalid(format!(
+                "Expected total_length to be at least the length of the longest sequence in input, but got total_length={steps} and \
+                 max sequence length being {longest}"
+            )));
+        }
+        let order: Vec<usize> = match sorted_indices {
+            Some(order) => order.to_vec::<i64>()?.into_iter().map(|sequence| sequence as usize).collect(),
+            None => (0..batch).collect(),
+        };
+        let mut lengths = vec![0; batch];
+        for &size in batch_sizes {
+            order[..size].iter().for_each(|&sequence| lengths[sequence] += 1);
+        }
+        let places = indices(&Places::flat(batch_sizes, &order, steps, batch_first), data)?;
+        let shape: Vec<usize> =
+            [steps * batch].into_iter().chain(data.shape()[1..].iter().copied()).collect();
+        let padding = Tensor::full(&shape, padding_value, data.dtype(), data.device())?;
+        let sizes = if batch_first { [batch, steps] } else { [steps, batch] };
+        let padded = padding.index_copy(0, &places, data)?.unflatten(0, &sizes.map(|size| size as i64))?;
+        Ok((padded, lengths))
+    })
+}
+
+/// Returns sequences of shapes (steps, …) padded to the longest, as (steps, batch, …), or (batch, steps, …) with `batch_first`.
+///
+/// # Errors
+/// [`Error::is_invalid_argument`] if there is none, or their elements differ in shape.
+#[track_caller]
+pub fn pad_sequence(
+    sequences: &[Tensor],
+    batch_first: bool,
+    padding_value: impl Into<Scalar>,
+) -> Result<Tensor> {
+    let padding_value = padding_value.into();
+    let all: Vec<&Tensor> = sequences.iter().collect();
+    in_call("pad_sequence", &all, Location::caller(), || {
+        let steps = |sequence: &Tensor| sequence.shape().first().copied().unwrap_or(0);
+        let longest = sequences.iter().map(steps).max().unwrap_or(0);
+        let padded = |sequence: &Tensor| {
+            let mut widths = vec![0; 2 * sequence.rank().saturating_sub(1)];
+            widths.extend([0, (longest - steps(sequence)) as i64]);
+            sequence.constant_pad_nd(&widths, padding_value)
+        };
+        let padded = sequences.iter().map(padded).collect::<Result<Vec<_>>>()?;
+        Tensor::stack(&padded, if batch_first { 0 } else { 1 })
+    })
+}
+
+/// Returns sequences of shapes (steps, …) packed.
+///
+/// # Errors
+/// Those of [`pad_sequence`] and [`pack_padded_sequence`].
+#[track_caller]
+pub fn pack_sequence(sequences: &[Tensor], enforce_sorted: bool) -> Result<PackedSequence> {
+    let all: Vec<&Tensor> = sequences.iter().collect();
+    in_call("pack_sequence", &all, Location::caller(), || {
+        let lengths: Vec<usize> =
+            sequences.iter().map(|one| one.shape().first().copied().unwrap_or(0)).collect();
+        pack_padded_sequence(&pad_sequence(sequences, false, 0.0)?, &lengths, false, enforce_sorted)
+    })
+}
