@@ -17,9 +17,9 @@ pub use group::GradientScale;
 pub use optimizer::{Optimizer, ParamGroup};
 pub use scaler::{GradientScaler, GradientScalerOptions};
 pub use schedule::{
-    Anneal, ConstantLr, CosineAnnealingLr, CosineAnnealingWarmRestarts, ExponentialLr, LambdaLr, LinearLr,
-    LrScheduler, MultiStepLr, OneCycleLr, PlateauMode, PlateauOptions, PolynomialLr, ReduceLrOnPlateau,
-    Schedule, SequentialLr, StepLr, ThresholdMode,
+    Anneal, ChainedLr, ConstantLr, CosineAnnealingLr, CosineAnnealingWarmRestarts, CyclicLr, CyclicMode,
+    ExponentialLr, LambdaLr, LinearLr, LrScheduler, MultiStepLr, MultiplicativeLr, OneCycleLr, PlateauMode,
+    PlateauOptions, PolynomialLr, ReduceLrOnPlateau, Schedule, SequentialLr, StepLr, ThresholdMode,
 };
 pub use state::{GroupState, OptimizerState, ParameterState};
 pub use thalweg_ops::optimizer::{

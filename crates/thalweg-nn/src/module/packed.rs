@@ -78,7 +78,10 @@ pub fn pack_padded_sequence(
             [first, second, ..] if batch_first => (first, second),
             [first, second, ..] => (second, first),
             _ => {
-                return Err(Error::invalid(format!("Expected a batch of sequences, got {:?}", input.shape())));
+                return Err(Error::invalid(format!(
+                    "Expected a batch of sequences, got {:?}",
+                    input.shape()
+                )));
             }
         };
         if batch != lengths.len() || batch_sizes.len() > steps {

@@ -105,6 +105,70 @@ impl Schedule for CosineAnnealingWarmRestarts {
     }
 }
 
+/// How far a [`CyclicLr`] goes up in later cycles.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub enum CyclicMode {
+    /// As far as in the first.
+    Triangular,
+    /// Half as far as in the one before.
+    Triangular2,
+    /// By this factor less with every epoch (`exp_range`, `gamma`).
+    ExpRange(f64),
+}
+
+/// Up and down along lines, again and again (<https://arxiv.org/abs/1506.01186>), whatever the options say. Momenta stay as they are
+/// (`cycle_momentum=False`).
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct CyclicLr {
+    /// The lowest rate.
+    pub base_lr: f64,
+    /// The highest rate of the first cycle.
+    pub max_lr: f64,
+    /// Epochs on the way up: at least 1. PyTorch's default is 2000.
+    pub step_size_up: u64,
+    /// Epochs on the way down: at least 1. PyTorch's default is `step_size_up`.
+    pub step_size_down: u64,
+    /// How far later cycles go up.
+    pub mode: CyclicMode,
+}
+
+impl Schedule for CyclicLr {
+    fn learning_rate(&self, _: f64, epoch: u64) -> f64 {
+        let (up, down) = (self.step_size_up.max(1), self.step_size_down.max(1));
+        let (cycle, place) = (epoch / (up + down), epoch % (up + down));
+        let part = match place.checked_sub(up) {
+            None => place as f64 / up as f64,
+            Some(behind) => 1.0 - behind as f64 / down as f64,
+        };
+        let factor = match self.mode {
+            CyclicMode::Triangular => 1.0,
+            CyclicMode::Triangular2 => 0.5f64.powf(cycle as f64),
+            CyclicMode::ExpRange(gamma) => gamma.powf(epoch as f64),
+        };
+        self.base_lr + (self.max_lr - self.base_lr) * part * factor
+    }
+}
+
+/// The product of a function's factors for epochs 1 to this one.
+#[derive(Clone, Copy, Debug)]
+pub struct MultiplicativeLr<F>(pub F);
+
+impl<F: Fn(u64) -> f64> Schedule for MultiplicativeLr<F> {
+    fn learning_rate(&self, base: f64, epoch: u64) -> f64 {
+        base * (1..=epoch).map(&self.0).product::<f64>()
+    }
+}
+
+/// The factors of several schedules together (`ChainedScheduler`). They are of those that multiply the rate, not of those that add
+/// to it (cosines) or set it (`OneCycleLr`, `CyclicLr`).
+pub struct ChainedLr(pub Vec<Box<dyn Schedule>>);
+
+impl Schedule for ChainedLr {
+    fn learning_rate(&self, base: f64, epoch: u64) -> f64 {
+        base * self.0.iter().map(|schedule| schedule.learning_rate(1.0, epoch)).product::<f64>()
+    }
+}
+
 /// From one factor to another along a line, for a warm-up.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct LinearLr {

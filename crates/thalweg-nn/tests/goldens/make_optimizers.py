@@ -134,6 +134,16 @@ print("schedule LambdaLR :", *map(repr, rates(made, lrs.LambdaLR(made, lambda ep
 made = optimizer()
 parts = [lrs.LinearLR(made, start_factor=0.1, total_iters=4), lrs.ExponentialLR(made, gamma=0.8), lrs.ConstantLR(made, factor=0.5, total_iters=3)]
 print("schedule SequentialLR :", *map(repr, rates(made, lrs.SequentialLR(made, parts, milestones=[4, 12]))))
+for number, (mode, gamma) in enumerate([("triangular", 1.0), ("triangular2", 1.0), ("exp_range", 0.9)]):
+    options = dict(base_lr=0.1, max_lr=0.9, step_size_up=3, step_size_down=5)
+    made = optimizer()
+    scheduler = lrs.CyclicLR(made, mode=mode, gamma=gamma, cycle_momentum=False, **options)
+    print("schedule CyclicLR", *pairs({**options, "mode": number, "gamma": gamma}), ":", *map(repr, rates(made, scheduler)))
+made = optimizer()
+print("schedule MultiplicativeLR :", *map(repr, rates(made, lrs.MultiplicativeLR(made, lambda epoch: 1 - 1 / (2 + epoch)))))
+made = optimizer()
+parts = [lrs.LinearLR(made, start_factor=0.1, total_iters=4), lrs.ExponentialLR(made, gamma=0.8), lrs.StepLR(made, step_size=7, gamma=0.5)]
+print("schedule ChainedScheduler :", *map(repr, rates(made, lrs.ChainedScheduler(parts, optimizer=made))))
 metrics = [1.0, 0.9, 0.95, 0.9, 0.9, 0.89999, 0.8, 0.81, 0.82, 0.83, 0.84, 0.7, 0.75, 0.75, 0.75, 0.75, 0.75, 0.75, 0.75, float("nan"), 0.1, 0.2, 0.3, 0.4]
 print("metrics :", *map(repr, metrics))
 for options in (dict(factor=0.5, patience=2, maximize=0, absolute=0, cooldown=0, min_lr=0.0, threshold=1e-4),

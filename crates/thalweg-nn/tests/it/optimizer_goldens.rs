@@ -6,10 +6,11 @@ use std::collections::HashMap;
 use thalweg_ir::{DType, bf16};
 use thalweg_nn::optim::{
     AdadeltaOptions, AdagradOptions, AdamOptions, AdamWOptions, AdamaxOptions, Anneal, AsgdOptions,
-    ConstantLr, CosineAnnealingLr, CosineAnnealingWarmRestarts, ExponentialLr, LambdaLr, LinearLr,
-    LionOptions, LrScheduler, MultiStepLr, NAdamOptions, OneCycleLr, Optimizer, OptimizerOptions,
-    PlateauMode, PlateauOptions, PolynomialLr, RAdamOptions, RMSpropOptions, ReduceLrOnPlateau, RpropOptions,
-    Schedule, SequentialLr, Sgd, SgdOptions, StepLr, ThresholdMode, clip_grad_norm_, clip_grad_value_,
+    ChainedLr, ConstantLr, CosineAnnealingLr, CosineAnnealingWarmRestarts, CyclicLr, CyclicMode,
+    ExponentialLr, LambdaLr, LinearLr, LionOptions, LrScheduler, MultiStepLr, MultiplicativeLr, NAdamOptions,
+    OneCycleLr, Optimizer, OptimizerOptions, PlateauMode, PlateauOptions, PolynomialLr, RAdamOptions,
+    RMSpropOptions, ReduceLrOnPlateau, RpropOptions, Schedule, SequentialLr, Sgd, SgdOptions, StepLr,
+    ThresholdMode, clip_grad_norm_, clip_grad_value_,
 };
 use thalweg_tensor::Tensor;
 
@@ -145,7 +146,7 @@ fn run<O: OptimizerOptions>(case: &Case) {
 #[test]
 fn optimizers_take_pytorchs_steps() {
     let cases = cases();
-    assert!(cases.len() > 50, "the file holds {} cases", cases.len());
+    assert!(cases.len() > 120, "the file holds {} cases", cases.len());
     for case in &cases {
         match case.head[1] {
             "Adam" => run::<AdamOptions>(case),
@@ -252,6 +253,23 @@ fn schedule(name: &str, options: &HashMap<String, f64>) -> Box<dyn Schedule> {
             three_phase: number("three_phase") == 1.0,
             ..OneCycleLr::new(number("max_lr"), whole("total_steps"))
         }),
+        "CyclicLR" => Box::new(CyclicLr {
+            base_lr: number("base_lr"),
+            max_lr: number("max_lr"),
+            step_size_up: whole("step_size_up"),
+            step_size_down: whole("step_size_down"),
+            mode: match whole("mode") {
+                0 => CyclicMode::Triangular,
+                1 => CyclicMode::Triangular2,
+                _ => CyclicMode::ExpRange(number("gamma")),
+            },
+        }),
+        "MultiplicativeLR" => Box::new(MultiplicativeLr(|epoch| 1.0 - 1.0 / (2.0 + epoch as f64))),
+        "ChainedScheduler" => Box::new(ChainedLr(vec![
+            Box::new(LinearLr { start_factor: 0.1, end_factor: 1.0, total_iters: 4 }),
+            Box::new(ExponentialLr { gamma: 0.8 }),
+            Box::new(StepLr { step_size: 7, gamma: 0.5 }),
+        ])),
         "LambdaLR" => Box::new(LambdaLr(|epoch| 1.0 / (1.0 + epoch as f64))),
         "SequentialLR" => Box::new(sequence()),
         name => panic!("{name} is no schedule here"),
@@ -276,7 +294,7 @@ fn schedules_give_pytorchs_learning_rates() {
         }
         count += 1;
     }
-    assert_eq!(count, 14);
+    assert_eq!(count, 19);
 }
 
 #[test]
