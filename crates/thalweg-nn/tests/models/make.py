@@ -2,8 +2,8 @@
 
     python3 make.py FOLDER
 
-It needs PyTorch 2.11. Names and layouts of weights are those of Hugging Face's transformers (GPT-2, BERT) and of torchvision
-(ResNet). A file is a dictionary:
+It needs PyTorch 2.11. Names and layouts of weights are those of Hugging Face's transformers (GPT-2, BERT, Llama) and of
+torchvision (ResNet). A file is a dictionary:
 
 - `weights`: the state at the start, rounded to 1/256;
 - `batches`: dictionaries of inputs;
@@ -244,6 +244,94 @@ class Bert(nn.Module):
         return torch.optim.AdamW(self.parameters(), lr=2e-3)
 
 
+class LlamaAttention(nn.Module):
+    """Attention with fewer heads of keys than of queries, and positions as rotations."""
+
+    def __init__(self, features, heads, key_heads):
+        super().__init__()
+        width = features // heads
+        self.q_proj = nn.Linear(features, heads * width, bias=False)
+        self.k_proj = nn.Linear(features, key_heads * width, bias=False)
+        self.v_proj = nn.Linear(features, key_heads * width, bias=False)
+        self.o_proj = nn.Linear(heads * width, features, bias=False)
+        self.heads, self.key_heads = heads, key_heads
+
+    def forward(self, x, cos, sin):
+        def rotated(x):
+            first, second = x.chunk(2, dim=-1)
+            return x * cos + torch.cat([-second, first], dim=-1) * sin
+
+        q = rotated(heads_apart(self.q_proj(x), self.heads))
+        k = rotated(heads_apart(self.k_proj(x), self.key_heads))
+        v = heads_apart(self.v_proj(x), self.key_heads)
+        shared = self.heads // self.key_heads
+        k, v = k.repeat_interleave(shared, dim=1), v.repeat_interleave(shared, dim=1)
+        return self.o_proj(heads_together(F.scaled_dot_product_attention(q, k, v, is_causal=True)))
+
+
+class LlamaMLP(nn.Module):
+    def __init__(self, features, wide):
+        super().__init__()
+        self.gate_proj = nn.Linear(features, wide, bias=False)
+        self.up_proj = nn.Linear(features, wide, bias=False)
+        self.down_proj = nn.Linear(wide, features, bias=False)
+
+    def forward(self, x):
+        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+class LlamaLayer(nn.Module):
+    def __init__(self, features):
+        super().__init__()
+        self.self_attn = LlamaAttention(features, 4, 2)
+        self.mlp = LlamaMLP(features, 48)
+        self.input_layernorm = nn.RMSNorm(features, eps=1e-5)
+        self.post_attention_layernorm = nn.RMSNorm(features, eps=1e-5)
+
+    def forward(self, x, cos, sin):
+        x = x + self.self_attn(self.input_layernorm(x), cos, sin)
+        return x + self.mlp(self.post_attention_layernorm(x))
+
+
+class LlamaModel(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed_tokens = nn.Embedding(53, 32)
+        nn.init.normal_(self.embed_tokens.weight, std=0.2)
+        self.layers = nn.ModuleList([LlamaLayer(32) for _ in range(2)])
+        self.norm = nn.RMSNorm(32, eps=1e-5)
+
+    def forward(self, tokens):
+        x = self.embed_tokens(tokens)
+        rates = 10000.0 ** (-torch.arange(0, 8, 2, dtype=x.dtype) / 8)
+        angles = torch.outer(torch.arange(tokens.shape[1], dtype=x.dtype), rates)
+        angles = torch.cat([angles, angles], dim=-1)
+        for layer in self.layers:
+            x = layer(x, angles.cos(), angles.sin())
+        return self.norm(x)
+
+
+class Llama(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.model = LlamaModel()
+        self.lm_head = nn.Linear(32, 53, bias=False)
+
+    def forward(self, batch):
+        return self.lm_head(self.model(batch["tokens"]))
+
+    def loss(self, output, batch):
+        return F.cross_entropy(output.flatten(0, 1), batch["next"].flatten())
+
+    def batch(self):
+        start, stride = torch.randint(53, (4, 1)), torch.randint(1, 5, (4, 1))
+        text = (start + stride * torch.arange(13)) % 53
+        return {"tokens": text[:, :-1].contiguous(), "next": text[:, 1:].contiguous()}
+
+    def optimizer(self):
+        return torch.optim.AdamW(self.parameters(), lr=3e-3, betas=(0.9, 0.95), weight_decay=0.1)
+
+
 class Bottleneck(nn.Module):
     def __init__(self, inputs, width, stride, downsample):
         super().__init__()
@@ -446,6 +534,7 @@ def main():
     models = {
         "gpt2": (GPT2, True),
         "bert": (Bert, False),
+        "llama": (Llama, False),
         "resnet": (ResNet, True),
         "unet": (UNet, False),
         "lstm": (LanguageModel, False),

@@ -4,7 +4,9 @@
 mod bert;
 mod gpt2;
 mod graph;
+mod llama;
 mod lstm;
+mod names;
 mod resnet;
 mod unet;
 
@@ -270,6 +272,7 @@ mod against_pytorch {
     use super::bert::Bert;
     use super::gpt2::GPT2;
     use super::graph::GraphNetwork;
+    use super::llama::Llama;
     use super::lstm::LanguageModel;
     use super::resnet::ResNet;
     use super::unet::UNet;
@@ -278,6 +281,7 @@ mod against_pytorch {
     models! {
         gpt2: GPT2, check_half;
         bert: Bert;
+        llama: Llama;
         resnet: ResNet, check_half;
         unet: UNet;
         lstm: LanguageModel;
