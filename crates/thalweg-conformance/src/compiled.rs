@@ -27,7 +27,7 @@ pub fn compiler_accepts(units: &[(String, String)], options: &[&str]) {
         }
     };
     thread::scope(|scope| {
-        for architecture in ["sm_80", "sm_90", "sm_100"] {
+        for architecture in ["sm_80", "sm_90a", "sm_100"] {
             let compile = &compile;
             scope.spawn(move || compile(architecture));
         }

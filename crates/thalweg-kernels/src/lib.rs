@@ -1,4 +1,4 @@
-//! Kernels that are no loop over a body of the IR: matrix products, sums whose terms the data name, lists of tensors.
+//! Kernels that are no loop over a body of the IR: matrix products, attention, sums whose terms the data name, lists of tensors.
 //!
 //! Each is a description (sizes, strides, dtypes: a small value without addresses) that knows its CUDA C and the same work on
 //! the host. [`Placed`] adds the addresses of its operands, and implements [`NativeKernel`], all that a stream needs to launch
@@ -14,6 +14,7 @@
 #![forbid(unsafe_code)]
 
 mod arguments;
+pub mod attention;
 pub mod embedding;
 pub mod foreach;
 pub mod matmul;
@@ -61,6 +62,11 @@ pub trait NativeKernel {
     /// Returns the grid and the blocks of the launch; `None` if there is nothing to compute.
     fn launch_shape(&self) -> Option<LaunchShape>;
 
+    /// Returns how much dynamic shared memory a block has.
+    fn shared_memory_bytes(&self) -> u32 {
+        0
+    }
+
     /// Returns the arguments.
     fn words(&self) -> Words;
 
@@ -97,6 +103,7 @@ pub fn sources() -> Vec<(String, String)> {
     all.extend(sort::sources());
     all.extend(search::sources());
     all.extend(special::sources());
+    all.extend(attention::sources());
     all.push((matmul::fused::cuda::NAME.to_owned(), matmul::fused::cuda::print()));
     all
 }

@@ -101,7 +101,9 @@ fn record(folder: &Path, name: &str, source: &str) -> Result<()> {
 /// Returns how every kernel is compiled for an architecture (`sm_90`).
 fn options_for(architecture: &str) -> CompileOptions {
     let extra = thalweg_ir::cuda::OPTIONS.iter().map(|&option| option.to_owned()).collect();
-    CompileOptions { fmad: false, extra, ..CompileOptions::new(architecture) }
+    // With the instructions that only this generation has: there is no other device of it.
+    let target = if architecture == "sm_90" { "sm_90a" } else { architecture };
+    CompileOptions { fmad: false, extra, ..CompileOptions::new(target) }
 }
 
 /// Compiles a kernel for an architecture and puts it into a folder of precompiled kernels, unless it is there already.

@@ -30,7 +30,7 @@ impl Compile for Fake {
     }
 
     fn compile(&self, wanted: &Wanted<'_>, options: &CompileOptions) -> Result<Vec<u8>> {
-        assert!(options.arguments()[0].ends_with("=sm_90") && wanted.source == "source");
+        assert!(options.arguments()[0].ends_with("=sm_90a") && wanted.source == "source");
         self.compiled.set(self.compiled.get() + 1);
         Ok(vec![self.version])
     }

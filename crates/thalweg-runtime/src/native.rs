@@ -22,7 +22,7 @@ impl Stream {
             function,
             grid: shape.grid,
             block: shape.block,
-            shared_memory_bytes: 0,
+            shared_memory_bytes: kernel.shared_memory_bytes(),
             arguments: bytemuck::cast_slice(&words),
             accesses: &[],
             label,

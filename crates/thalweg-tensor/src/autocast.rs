@@ -119,7 +119,7 @@ const POLICIES: [(Policy, &str); 4] = [
         Policy::Lower,
         "convolution conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d prelu addmm addmv addr \
      matmul einsum mm mv linalg_vecdot linear addbmm baddbmm bmm lstm_cell gru_cell packed_attention \
-     scaled_dot_product_attention",
+     packed_flash_attention flash_attention scaled_dot_product_attention",
     ),
     (
         Policy::Full,
@@ -214,6 +214,14 @@ fn widest(tensors: &[&Tensor]) -> Option<DType> {
 }
 
 /// Returns a tensor in a dtype, from the kept casts where it is a leaf.
+/// Returns the dtype that a tensor has in an operator of the policy [`Policy::Lower`].
+pub(crate) fn dtype_in_lower(tensor: &Tensor) -> DType {
+    match CURRENT.get().filter(|options| options.enabled && is_eligible(tensor)) {
+        Some(options) => options.dtype,
+        None => tensor.dtype(),
+    }
+}
+
 fn cast(tensor: &Tensor, dtype: DType, options: AutocastOptions) -> Result<Tensor> {
     if !is_eligible(tensor) || tensor.dtype() == dtype {
         return Ok(tensor.clone());

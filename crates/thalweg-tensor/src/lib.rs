@@ -5,6 +5,7 @@
 //! - [`autograd`]: the recorded graph and the engine that runs it backwards.
 //! - [`autocast`]: regions whose operators choose the dtype that they compute in.
 //! - [`graph`]: whole steps, callables with their backward passes, and trees of functions as CUDA graphs.
+//! - [`sdp`]: which backend computes attention.
 //! - [`random`]: random numbers from the host and on the device.
 //! - [`caller`]: the line that commands and errors name, for functions that are made of others.
 //! - [`HostTensor`]: pinned host memory with a shape.
@@ -30,6 +31,7 @@ mod kernels;
 mod ndarray;
 mod operators;
 pub mod random;
+pub mod sdp;
 mod subscript;
 mod tensor;
 mod views;

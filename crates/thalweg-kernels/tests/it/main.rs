@@ -1,4 +1,5 @@
 //! The tests of the crate, in one binary.
 
+mod attention;
 mod compiled;
 mod matmul;

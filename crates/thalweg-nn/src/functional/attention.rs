@@ -1,4 +1,4 @@
-//! Attention, as two batched matrix products around one kernel for scale, mask and softmax.
+//! Attention: fused where [`thalweg_tensor::sdp`] says so, else two batched matrix products around one kernel for scale, mask and softmax.
 
 use std::panic::Location;
 
@@ -11,6 +11,7 @@ use thalweg_tensor::Tensor;
 use thalweg_tensor::caller::{in_call, label_at};
 use thalweg_tensor::dispatch::{Argument, Operator};
 use thalweg_tensor::random::DeviceGenerator;
+use thalweg_tensor::sdp::{Request, fused_attention, fused_packed_attention};
 
 /// The options of [`scaled_dot_product_attention`]; the defaults are PyTorch's.
 #[derive(Clone, Copy, Debug, Default)]
@@ -39,12 +40,17 @@ pub fn scaled_dot_product_attention(
     let location = Location::caller();
     in_call("scaled_dot_product_attention", &[query, key, value], location, || {
         let sizes = Sizes::new(query, key, value)?;
+        let scale = options.scale.unwrap_or_else(|| default_scale(sizes.features));
+        let is_modified = options.attn_mask.is_some() || options.dropout.is_some();
+        let request = Request { is_causal: options.is_causal, scale, enable_gqa: false, is_modified };
+        if let Some(result) = fused_attention([query, key, value], request, location)? {
+            return Ok(result);
+        }
         let [query, key, value] = [query, key, value].map(|tensor| {
             let matrix = &tensor.shape()[tensor.rank() - 2..];
             tensor.reshape(&[sizes.batch(), matrix[0], matrix[1]])
         });
         let scores = query?.matmul(&key?.transpose(-2, -1)?)?;
-        let scale = options.scale.unwrap_or_else(|| default_scale(sizes.features));
         let mut weights = sizes.softmax(&scores, scale, &options, location)?;
         if let Some((probability, generator)) = options.dropout {
             weights = dropout(&weights, probability, true, generator)?;
@@ -63,6 +69,9 @@ pub fn packed_attention(packed: &Tensor, is_causal: bool) -> Result<Tensor> {
     let location = Location::caller();
     in_call("packed_attention", &[packed], location, || {
         let scale = default_scale(packed.size(-1)?);
+        if let Some(result) = fused_packed_attention(packed, is_causal, scale, location)? {
+            return Ok(result);
+        }
         let arguments = [packed.into(), Scalar::F64(scale).into(), is_causal.into()];
         let label = label_at("packed_attention", location);
         Ok(operator!("thalweg::packed_attention").call(&arguments, None, label)?.swap_remove(0))

@@ -8,6 +8,7 @@ pub(crate) mod attention;
 mod convolution;
 pub(crate) mod creation;
 pub(crate) mod dropout;
+pub(crate) mod flash;
 pub(crate) mod geometry;
 pub(crate) mod indexing;
 pub(crate) mod linear;
@@ -84,6 +85,18 @@ pub(crate) static INTERNAL: &[OpDef] = &[
     OpDef::part(
         "thalweg::packed_attention(Tensor packed, Scalar scale, bool is_causal) -> (Tensor, Tensor, Tensor)",
         Pair(attention::backend, attention::autograd),
+    ),
+    OpDef::part(
+        "thalweg::flash_attention(Tensor query, Tensor key, Tensor value, bool is_causal, float scale) -> (Tensor, Tensor)",
+        Differentiable(flash::forward, &flash::GRADIENT),
+    ),
+    OpDef::part(
+        "thalweg::flash_attention_backward(Tensor grad_out, Tensor query, Tensor key, Tensor value, Tensor out, Tensor logsumexp, bool is_causal, float scale) -> (Tensor, Tensor, Tensor)",
+        Kernel(flash::backward),
+    ),
+    OpDef::part(
+        "thalweg::packed_flash_attention(Tensor packed, bool is_causal, float scale) -> (Tensor, Tensor)",
+        Differentiable(flash::packed, &flash::PACKED_GRADIENT),
     ),
     OpDef::part(
         "thalweg::linear(Tensor input, Tensor weight, Tensor? bias=None, Tensor? addend=None) -> Tensor",

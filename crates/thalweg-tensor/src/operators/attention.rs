@@ -8,11 +8,13 @@ use super::Body::Composite;
 use super::create::pad;
 use super::{call as call_operator, operators, single};
 use crate::dispatch::{Argument, Arguments, Call, Ints, Operator, built_in};
+use crate::sdp::{Request, fused_attention};
 use crate::tensor::{Tensor, Tensors};
 
 operators! {
     /// Returns softmax(query · keyᵀ · scale + mask) · value. A mask of truth values says what counts; `is_causal` is that of a lower
     /// triangle; with `enable_gqa` several heads of the query share one of key and value.
+    /// Computed by the fused kernel where [`sdp`](crate::sdp) says so, else by other operators in f32 or f64.
     "scaled_dot_product_attention(Tensor query, Tensor key, Tensor value, Tensor? attn_mask=None, float dropout_p=0.0, bool is_causal=False, *, float? scale=None, bool enable_gqa=False) -> Tensor"
         = Composite(|call| attention(call).map(single));
     /// Returns softmax along a dimension, with 0 in rows that are −∞ throughout.
@@ -73,6 +75,11 @@ fn attention(call: &Call<'_>) -> Result<Tensor> {
     }
     let width = query.shape()[query.rank() - 1];
     let scale = call.optional_float(6).unwrap_or(1.0 / (width as f64).sqrt());
+    let request =
+        Request { is_causal, scale, enable_gqa: call.bool(7), is_modified: mask.is_some() || p != 0.0 };
+    if let Some(result) = fused_attention([query, key, value], request, call.label.location)? {
+        return Ok(result);
+    }
     let (mut key, mut value) = (key.clone(), value.clone());
     if call.bool(7) {
         (key, value) = (repeated_heads(query, &key)?, repeated_heads(query, &value)?);

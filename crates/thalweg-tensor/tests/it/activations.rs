@@ -88,6 +88,13 @@ fn operators_that_can_keep_their_result_do() {
 }
 
 #[test]
+fn fused_attention_keeps_its_result_and_a_number_per_query() {
+    // (tokens, heads, 3, features): the 16-bit input is 384 KiB, the result 128 KiB, with 8 KiB of logarithms.
+    let half = |x: &Tensor| packed_attention(&x.to_dtype(DType::Bf16)?, true);
+    assert_eq!(held(&[256, 8, 3, 32], half), (384 + 128 + 8) << 10);
+}
+
+#[test]
 fn attention_keeps_its_weights_and_not_its_scores() {
     // (tokens, heads, 3, features): weights of 8 · 256 · 256 are 2 MiB, the result is 256 KiB.
     assert_eq!(held(&[256, 8, 3, 32], |x| packed_attention(x, true)), 2 * MIB + (256 << 10));

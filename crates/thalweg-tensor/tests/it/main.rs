@@ -12,6 +12,7 @@ mod dispatch;
 mod display;
 mod ergonomics;
 mod errors;
+mod fused_attention;
 mod generator;
 mod goldens;
 mod graph_callable;

@@ -1,0 +1,192 @@
+// The two kernels with the gradient's products, of which a unit holds one. KERNEL 1 owns keys and values, and sums their gradients while
+// queries pass; KERNEL 2 owns queries, while keys and values pass.
+//
+// GROUPS groups of four warps own 64 rows each; the other side passes in tiles of TILE rows. Where keys are owned, scores are those of the
+// transposed matrix, so that weights and the gradients of scores are left factors as they lie in registers.
+constexpr u32 ROWS = GROUPS * 64, OWN_BYTES = ROWS * HEAD * 2, TILE_BYTES = TILE * HEAD * 2;
+constexpr u32 STAGE_BYTES = 2 * TILE_BYTES + (KERNEL == 1 ? 1024 : 0);
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1) NAME(const __grid_constant__ arguments x) {
+#if !WARP_GROUPS || defined(__CUDA_ARCH_FEAT_SM90_ALL)
+    extern __shared__ __align__(1024) u8 memory[];
+    const u32 own = (shared_address(memory) + 1023) / 1024 * 1024, stages = own + 2 * OWN_BYTES;
+    const u32 thread = threadIdx.x;
+    const i64 own_heads = KERNEL == 1 ? x.heads / x.shared : x.heads;
+    const place at = place_of(x, own_heads, ROWS, KERNEL == 2, i64(gridDim.x) / x.blocks, blockIdx.x);
+#if KERNEL == 1
+    const operand &own_first = x.k, &own_second = x.v, &first = x.q, &second = x.grad_o;
+    const i64 own_rows = x.keys, rows = x.queries;
+    // Queries before the first key see none of this block.
+    const i64 begin = x.is_causal ? at.first / TILE : 0;
+    const i64 end = (rows + TILE - 1) / TILE;
+    const u32 per_head = end > begin ? u32(end - begin) : 0, tiles = per_head * u32(x.shared);
+#else
+    const operand &own_first = x.q, &own_second = x.grad_o, &first = x.k, &second = x.v;
+    const i64 own_rows = x.queries, rows = x.keys;
+    i64 seen = x.keys;
+    if (x.is_causal && at.first + ROWS < seen) { seen = at.first + ROWS; }
+    const u32 tiles = u32((seen + TILE - 1) / TILE);
+#endif
+    const u16* const own_first_from = own_first.at + at.batch * own_first.batch + at.head * own_first.head;
+    const u16* const own_second_from = own_second.at + at.batch * own_second.batch + at.head * own_second.head;
+#if WARP_GROUPS
+    constexpr u32 COPIERS = 128;
+    const u32 copier = thread;
+#else
+    constexpr u32 COPIERS = THREADS;
+    const u32 copier = thread;
+#endif
+    const auto copy_own = [&]() {
+        copy_tile<ROWS, COPIERS>(own, own_first_from, own_first.row, at.first, own_rows, x.columns, copier);
+        copy_tile<ROWS, COPIERS>(own + OWN_BYTES, own_second_from, own_second.row, at.first, own_rows, x.columns, copier);
+    };
+    const auto copy_stage = [&](const u32 n) {
+        const u32 stage = stages + n % STAGES * STAGE_BYTES;
+#if KERNEL == 1
+        const i64 head = at.head * x.shared + n / per_head, row = (begin + n % per_head) * TILE;
+        const f32* const sums = x.sums + (at.batch * x.heads + head) * x.padded + row;
+        if (copier < TILE / 4) { copy_chunk(stage + 2 * TILE_BYTES + copier * 16, sums + copier * 4, true); }
+        else if (copier < TILE / 2) { copy_chunk(stage + 2 * TILE_BYTES + copier * 16, sums + x.all_heads * x.padded + (copier - TILE / 4) * 4, true); }
+#else
+        const i64 head = at.head / x.shared, row = i64(n) * TILE;
+#endif
+        copy_tile<TILE, COPIERS>(stage, first.at + at.batch * first.batch + head * first.head, first.row, row, rows, x.columns, copier);
+        copy_tile<TILE, COPIERS>(stage + TILE_BYTES, second.at + at.batch * second.batch + head * second.head, second.row, row, rows, x.columns, copier);
+    };
+#if WARP_GROUPS
+    const u32 there = stages + STAGES * STAGE_BYTES, free = there + 8 * STAGES;
+    if (thread == 0) {
+        for (u32 i = 0; i < STAGES; ++i) {
+            barrier_make(there + 8 * i, 128);
+            barrier_make(free + 8 * i, GROUPS * 4);
+        }
+        to_tensor_cores();
+    }
+    __syncthreads();
+    if (thread < 128) {
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 " COPIER_REGISTERS ";");
+        copy_own();
+        for (u32 n = 0; n < tiles; ++n) {
+            if (n >= STAGES) { barrier_wait(free + 8 * (n % STAGES), 1 - n / STAGES % 2); }
+            copy_stage(n);
+            copies_arrive(there + 8 * (n % STAGES));
+        }
+        copies_finish();
+        return;
+    }
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 " SUMMER_REGISTERS ";");
+    const u32 group = thread / 128 - 1;
+    #define TAKE(n) barrier_wait(there + 8 * ((n) % STAGES), (n) / STAGES % 2); to_tensor_cores()
+    #define GIVE(n) if (thread % 32 == 0) { barrier_arrive(free + 8 * ((n) % STAGES)); }
+#else
+    const u32 group = thread / 128;
+    copy_own();
+    for (u32 n = 0; n < STAGES; ++n) {
+        if (n < tiles) { copy_stage(n); }
+        copies_commit();
+    }
+    #define TAKE(n) copies_wait<STAGES - 1>(); __syncthreads()
+    #define GIVE(n) __syncthreads(); if ((n) + STAGES < tiles) { copy_stage((n) + STAGES); } copies_commit()
+#endif
+    const u32 a = own + group * 64 * 128, b = a + OWN_BYTES;
+    const u32 lane = thread % 32;
+    const i64 row = at.first + group * 64 + thread / 32 % 4 * 16 + lane / 4;
+    f32 s[TILE / 2], gp[TILE / 2], sum[HEAD / 2];
+    u32 gs[TILE / 4];
+    #pragma unroll
+    for (u32 i = 0; i < HEAD / 2; ++i) { sum[i] = 0; }
+#if KERNEL == 1
+    f32 values[HEAD / 2];
+    u32 p[TILE / 4];
+    #pragma unroll
+    for (u32 i = 0; i < HEAD / 2; ++i) { values[i] = 0; }
+#else
+    f32 logarithm[2], product[2];
+    #pragma unroll
+    for (u32 half = 0; half < 2; ++half) {
+        const f32* const sums = x.sums + (at.batch * x.heads + at.head) * x.padded + row + half * 8;
+        const bool is = row + half * 8 < x.queries;
+        logarithm[half] = is ? sums[0] : INFINITE;
+        product[half] = is ? sums[x.all_heads * x.padded] : 0;
+    }
+#endif
+    for (u32 n = 0; n < tiles; ++n) {
+        const u32 stage = stages + n % STAGES * STAGE_BYTES;
+        TAKE(n);
+        products_begin();
+        product_of_rows<TILE, ROWS>(s, a, stage);
+        products_commit();
+        product_of_rows<TILE, ROWS>(gp, b, stage + TILE_BYTES);
+        products_commit();
+        products_wait<1>();
+        keep(s);
+#if KERNEL == 1
+        const i64 query = (begin + n % per_head) * TILE;
+        const bool is_masked = x.is_causal && query < at.first + group * 64 + 63;
+        // The first query that sees a row's key, from the tile's first on.
+        const i32 from = i32(row - query) - i32(lane % 4 * 2);
+        const f32* const sums = (const f32*)(memory + (stage + 2 * TILE_BYTES - shared_address(memory)));
+        #pragma unroll
+        for (u32 j = 0; j < TILE / 8; ++j) {
+            const float2 logarithm = *(const float2*)(sums + j * 8 + lane % 4 * 2);
+            #pragma unroll
+            for (u32 i = 0; i < 4; ++i) {
+                f32& value = s[j * 4 + i];
+                value = exp2_of(__fmaf_rn(value, x.scale, -(i % 2 ? logarithm.y : logarithm.x)));
+                if (is_masked && i32(j * 8 + i % 2) < from + i32(i / 2 * 8)) { value = 0; }
+            }
+        }
+        round_to_elements(p, s);
+        products_begin();
+        product_of_registers<TILE>(values, p, stage + TILE_BYTES);
+        products_commit();
+        products_wait<1>();
+        keep(gp);
+        #pragma unroll
+        for (u32 j = 0; j < TILE / 8; ++j) {
+            const float2 product = *(const float2*)(sums + TILE + j * 8 + lane % 4 * 2);
+            #pragma unroll
+            for (u32 i = 0; i < 4; ++i) { s[j * 4 + i] *= gp[j * 4 + i] - (i % 2 ? product.y : product.x); }
+        }
+#else
+        const i64 key = i64(n) * TILE;
+        const bool is_masked = key + TILE > x.keys || (x.is_causal && key + TILE > at.first + group * 64 + 1);
+        i32 seen[2];
+        #pragma unroll
+        for (u32 half = 0; half < 2; ++half) {
+            i64 limit = x.keys - key;
+            if (x.is_causal && row + half * 8 + 1 - key < limit) { limit = row + half * 8 + 1 - key; }
+            seen[half] = i32(limit < 0 ? 0 : limit > TILE ? TILE : limit) - i32(lane % 4 * 2);
+        }
+        #pragma unroll
+        for (u32 j = 0; j < TILE / 8; ++j) {
+            #pragma unroll
+            for (u32 i = 0; i < 4; ++i) {
+                f32& value = s[j * 4 + i];
+                value = exp2_of(__fmaf_rn(value, x.scale, -logarithm[i / 2]));
+                if (is_masked && i32(j * 8 + i % 2) >= seen[i / 2]) { value = 0; }
+            }
+        }
+        products_wait<0>();
+        keep(gp);
+        #pragma unroll
+        for (u32 i = 0; i < TILE / 2; ++i) { s[i] *= gp[i] - product[i / 2 % 2]; }
+#endif
+        round_to_elements(gs, s);
+        products_begin();
+        product_of_registers<TILE>(sum, gs, stage);
+        products_commit();
+        products_wait<0>();
+        keep(sum);
+#if KERNEL == 1
+        keep(values);
+#endif
+        GIVE(n);
+    }
+    const operand& to = KERNEL == 1 ? x.grad_k : x.grad_q;
+    store_rows(to.at + at.batch * to.batch + at.head * to.head, to.row, at.first + group * 64, own_rows, x.columns, sum, x.factor, x.factor);
+#if KERNEL == 1
+    store_rows(x.grad_v.at + at.batch * x.grad_v.batch + at.head * x.grad_v.head, x.grad_v.row, at.first + group * 64, own_rows, x.columns, values, 1, 1);
+#endif
+#endif
+}

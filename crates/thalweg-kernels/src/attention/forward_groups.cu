@@ -1,0 +1,120 @@
+// A group of warps copies, the others compute. Blocks of threads stay, and take one block of queries after another.
+extern "C" __global__ void __launch_bounds__(THREADS, 1) NAME(const __grid_constant__ arguments x) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+    extern __shared__ __align__(1024) u8 memory[];
+    const u32 base = (shared_address(memory) + 1023) / 1024 * 1024;
+    const u32 q = base, k = q + QUERY_BYTES, v = k + STAGES * TILE_BYTES;
+    const u32 thread = threadIdx.x;
+    const u32 barriers = v + STAGES * TILE_BYTES;
+    const u32 k_there = barriers, v_there = k_there + 8 * STAGES, k_free = v_there + 8 * STAGES, v_free = k_free + 8 * STAGES, q_free = v_free + 8 * STAGES;
+    if (thread == 0) {
+        for (u32 i = 0; i < STAGES; ++i) {
+            barrier_make(k_there + 8 * i, 128);
+            barrier_make(v_there + 8 * i, 128);
+            barrier_make(k_free + 8 * i, GROUPS * 4);
+            barrier_make(v_free + 8 * i, GROUPS * 4);
+        }
+        barrier_make(q_free, GROUPS * 4);
+        to_tensor_cores();
+    }
+    __syncthreads();
+    const i64 items = x.blocks * x.all_heads;
+    if (thread < 128) {
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 " COPIER_REGISTERS ";");
+        u32 n = 0, turn = 0;
+        for (i64 item = blockIdx.x; item < items; item += gridDim.x, ++turn) {
+            const place at = place_of(x, x.heads, QUERIES, true, x.all_heads, item);
+            const i64 kv_head = at.head / x.shared;
+            const u16* const q_from = x.q.at + at.batch * x.q.batch + at.head * x.q.head;
+            const u16* const k_from = x.k.at + at.batch * x.k.batch + kv_head * x.k.head;
+            const u16* const v_from = x.v.at + at.batch * x.v.batch + kv_head * x.v.head;
+            const u32 end = n + tiles_seen(x, at.first + QUERIES);
+            if (turn > 0) { barrier_wait(q_free, (turn - 1) % 2); }
+            copy_tile<QUERIES, 128>(q, q_from, x.q.row, at.first, x.queries, x.columns, thread);
+            i64 row = 0;
+            for (; n < end; ++n, row += TILE) {
+                const u32 stage = n % STAGES, phase = n / STAGES % 2;
+                if (n >= STAGES) { barrier_wait(k_free + 8 * stage, 1 - phase); }
+                copy_tile<TILE, 128>(k + stage * TILE_BYTES, k_from, x.k.row, row, x.keys, x.columns, thread);
+                copies_arrive(k_there + 8 * stage);
+                if (n >= STAGES) { barrier_wait(v_free + 8 * stage, 1 - phase); }
+                copy_tile<TILE, 128>(v + stage * TILE_BYTES, v_from, x.v.row, row, x.keys, x.columns, thread);
+                copies_arrive(v_there + 8 * stage);
+            }
+        }
+        copies_finish();
+        return;
+    }
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 " SUMMER_REGISTERS ";");
+    const u32 group = thread / 128 - 1;
+    #define TAKE_KEYS(j) barrier_wait(k_there + 8 * ((j) % STAGES), (j) / STAGES % 2); to_tensor_cores()
+    #define TAKE_VALUES(j) barrier_wait(v_there + 8 * ((j) % STAGES), (j) / STAGES % 2); to_tensor_cores()
+    #define GIVE(at) if (thread % 32 == 0) { barrier_arrive(at); }
+    const u32 own_q = q + group * 64 * 128;
+    f32 o[HEAD / 2], s[TILE / 2], factor[2];
+    u32 p[TILE / 4];
+    // With TURNS, groups issue their products in turn, so that one's exponentials are computed during another's products.
+#if TURNS
+    if (group == GROUPS - 1) { asm volatile("bar.arrive 1, 256;" ::: "memory"); }
+#endif
+    u32 n = 0;
+    for (i64 item = blockIdx.x; item < items; item += gridDim.x) {
+        const place at = place_of(x, x.heads, QUERIES, true, x.all_heads, item);
+        const i64 first = at.first + group * 64, query = first + thread / 32 % 4 * 16 + thread % 32 / 4;
+        const u32 tiles = tiles_seen(x, at.first + QUERIES), whole_tiles = tiles_seen_whole(x, first);
+        rows_state rows = {{-INFINITE, -INFINITE}, {0, 0}};
+        #pragma unroll
+        for (u32 i = 0; i < HEAD / 2; ++i) { o[i] = 0; }
+        TAKE_KEYS(n);
+        products_begin();
+        product_of_rows<TILE, QUERIES>(s, own_q, k + n % STAGES * TILE_BYTES);
+        products_commit();
+        products_wait<0>();
+        keep(s);
+        GIVE(k_free + 8 * (n % STAGES));
+        if (whole_tiles == 0) { mask_scores(s, x, query, 0); }
+        soften(s, rows, factor, x.scale);
+        round_to_elements(p, s);
+        for (u32 j = 1; j < tiles; ++j) {
+            ++n;
+            TAKE_KEYS(n);
+#if TURNS
+            asm volatile("bar.sync %0, 256;" :: "r"(1 + group) : "memory");
+#endif
+            keep(s);
+            products_begin();
+            product_of_rows<TILE, QUERIES>(s, own_q, k + n % STAGES * TILE_BYTES);
+            products_commit();
+            TAKE_VALUES(n - 1);
+            keep(o);
+            products_begin();
+            product_of_registers<TILE>(o, p, v + (n - 1) % STAGES * TILE_BYTES);
+            products_commit();
+#if TURNS
+            asm volatile("bar.arrive %0, 256;" :: "r"(1 + (group + 1) % GROUPS) : "memory");
+#endif
+            products_wait<1>();
+            keep(s);
+            GIVE(k_free + 8 * (n % STAGES));
+            if (j >= whole_tiles) { mask_scores(s, x, query, i64(j) * TILE); }
+            soften(s, rows, factor, x.scale);
+            products_wait<0>();
+            keep(o);
+            GIVE(v_free + 8 * ((n - 1) % STAGES));
+            rescale(o, factor);
+            round_to_elements(p, s);
+        }
+        GIVE(q_free);
+        TAKE_VALUES(n);
+        keep(o);
+        products_begin();
+        product_of_registers<TILE>(o, p, v + n % STAGES * TILE_BYTES);
+        products_commit();
+        products_wait<0>();
+        keep(o);
+        GIVE(v_free + 8 * (n % STAGES));
+        ++n;
+        finish_rows(x, at, first, o, rows);
+    }
+#endif
+}

@@ -1,0 +1,362 @@
+//! [`Attention`]: softmax(scale · q · kᵀ) · v without the matrix of scores in memory, and its gradient.
+//!
+//! The operands are (batch, heads, tokens, features) with any strides but 1 along the features. Keys and values may have fewer heads, of which each
+//! serves several consecutive ones of the queries. `lse` is the natural logarithm of the sum of a row's exponentials, f32, contiguous
+//! (batch, heads, queries). It is all that the gradient needs beside the operands and the result.
+//!
+//! # On a GPU
+//! Four kernels, one per [`Pass`]. Products are those of the tensor cores, of 16-bit floats with sums in f32; weights, and the
+//! gradients of scores, are rounded to the operands' dtype before they are multiplied. Each element of each result is summed by one thread block
+//! in an order that follows from the sizes, so a call gives the same bits every time. The gradient computes the scores twice: once per block of
+//! keys (gradients of keys and values), and once per block of queries. Adding up the queries' gradient from all blocks of keys
+//! instead would save two of seven products and give bits that depend on timing.
+//!
+//! # On the host
+//! All in f32, rounded once at the end.
+
+mod host;
+mod native;
+mod source;
+
+use thalweg_driver::Touch;
+use thalweg_ir::DType;
+use thalweg_ir::cuda::LaunchShape;
+use thalweg_ir::host::Fault;
+
+pub use host::{Operands, Outputs, run_on_host};
+use source::Unit;
+pub(crate) use source::sources;
+
+/// The most features of a head.
+pub const MOST_FEATURES: u64 = 128;
+
+/// Features, bases and strides are multiples of so many elements: a copy of 16 bytes has them all.
+pub const CHUNK: u64 = 8;
+
+/// Rows of the [sums](PerOperand) of a head are padded to a multiple of this.
+const PADDING: u64 = 128;
+
+/// Bytes of keys and values that the heads under way together may have: about half of a large GPU's cache.
+const CACHED_BYTES: u64 = 24 << 20;
+
+/// One value per operand.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub struct PerOperand<T> {
+    /// Queries.
+    pub q: T,
+    /// Keys.
+    pub k: T,
+    /// Values.
+    pub v: T,
+    /// The result.
+    pub o: T,
+    /// The gradient of the result.
+    pub grad_o: T,
+    /// The gradient of the queries.
+    pub grad_q: T,
+    /// The gradient of the keys.
+    pub grad_k: T,
+    /// The gradient of the values.
+    pub grad_v: T,
+}
+
+impl<T: Copy> PerOperand<T> {
+    /// Returns the values in the order of the fields.
+    pub fn list(&self) -> [T; 8] {
+        [self.q, self.k, self.v, self.o, self.grad_o, self.grad_q, self.grad_k, self.grad_v]
+    }
+
+    /// Creates one from a list in the order of the fields.
+    pub fn of([q, k, v, o, grad_o, grad_q, grad_k, grad_v]: [T; 8]) -> Self {
+        Self { q, k, v, o, grad_o, grad_q, grad_k, grad_v }
+    }
+}
+
+/// How far the elements of an operand lie apart; neighbouring features are neighbours.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub struct Strides {
+    /// From one batch to the next.
+    pub batch: u64,
+    /// From one head to the next.
+    pub head: u64,
+    /// From one token to the next.
+    pub row: u64,
+}
+
+/// The sizes of attention, and how its operands lie.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Attention {
+    /// Of all operands: bf16 or f16.
+    pub dtype: DType,
+    /// Batches.
+    pub batch: u64,
+    /// Heads of the queries.
+    pub heads: u64,
+    /// Heads of keys and values: a divisor of `heads`.
+    pub kv_heads: u64,
+    /// Queries of a head.
+    pub queries: u64,
+    /// Keys of a head.
+    pub keys: u64,
+    /// Features of a head: a multiple of [`CHUNK`], at most [`MOST_FEATURES`].
+    pub features: u64,
+    /// Whether query i sees only the keys up to the i-th.
+    pub is_causal: bool,
+    /// The bits of the scores' factor, an f32 above 0.
+    pub scale_bits: u32,
+    /// How each operand lies.
+    pub strides: PerOperand<Strides>,
+}
+
+/// The kernels of attention.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Pass {
+    /// The result and `lse`, from q, k and v.
+    Forward,
+    /// For the gradient: per query lse in base 2, and the sum over result times gradient of the result.
+    Sums,
+    /// The gradients of keys and values, from q, k, v, the gradient of the result, and the sums.
+    Keys,
+    /// The gradient of the queries, from the same.
+    Queries,
+}
+
+impl Pass {
+    /// Every pass.
+    pub const ALL: [Self; 4] = [Self::Forward, Self::Sums, Self::Keys, Self::Queries];
+}
+
+/// The tensor cores' instructions that a kernel uses.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum TensorCores {
+    /// Those of a warp: GPUs from compute capability 8.0 on.
+    Warp,
+    /// Those of four warps, which read shared memory themselves: compute capability 9.0 alone.
+    WarpGroup,
+}
+
+/// A pass of attention, as a kernel.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct AttentionPass {
+    /// The sizes and the layouts of the operands.
+    pub attention: Attention,
+    /// The part of the work that this kernel does.
+    pub pass: Pass,
+    /// The instructions that multiply.
+    pub cores: TensorCores,
+    /// Multiprocessors of the device, each of which a block of threads keeps busy where blocks take one piece of work after another.
+    pub processors: u32,
+}
+
+/// Where the operands of a pass begin; those that the pass does not touch are 0.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub struct Addresses {
+    /// The operands.
+    pub operands: PerOperand<u64>,
+    /// The logarithms of the sums of exponentials.
+    pub lse: u64,
+    /// [`Attention::sums`] elements of f32, which the gradient's passes hand on.
+    pub sums: u64,
+}
+
+/// How many 8-byte words [`AttentionPass::pack`] writes.
+pub const ARGUMENT_WORDS: usize = 46;
+
+impl Attention {
+    /// Returns the factor of the scores.
+    #[must_use]
+    pub fn scale(&self) -> f32 {
+        f32::from_bits(self.scale_bits)
+    }
+
+    /// Returns how many elements `lse` has.
+    #[must_use]
+    pub fn lse(&self) -> u64 {
+        self.batch * self.heads * self.queries
+    }
+
+    /// Returns how many elements of f32 the gradient's passes need between them.
+    #[must_use]
+    pub fn sums(&self) -> u64 {
+        2 * self.batch * self.heads * self.padded_queries()
+    }
+
+    pub(crate) fn padded_queries(&self) -> u64 {
+        self.queries.next_multiple_of(PADDING)
+    }
+
+    /// Heads and rows of each operand.
+    fn extents(&self) -> PerOperand<[u64; 2]> {
+        let (q, k) = ([self.heads, self.queries], [self.kv_heads, self.keys]);
+        PerOperand::of([q, k, k, q, q, q, k, k])
+    }
+
+    /// Returns how many elements each operand takes, from its first on.
+    #[must_use]
+    pub fn spans(&self) -> PerOperand<u64> {
+        let (strides, extents) = (self.strides.list(), self.extents().list());
+        PerOperand::of(std::array::from_fn(|at| {
+            let (Strides { batch, head, row }, [heads, rows]) = (strides[at], extents[at]);
+            match self.batch * heads * rows * self.features {
+                0 => 0,
+                _ => (self.batch - 1) * batch + (heads - 1) * head + (rows - 1) * row + self.features,
+            }
+        }))
+    }
+
+    /// Returns which bytes of its span each operand touches.
+    fn touches(&self) -> PerOperand<Touch> {
+        let (strides, extents) = (self.strides.list(), self.extents().list());
+        PerOperand::of(std::array::from_fn(|at| {
+            let (Strides { batch, head, row }, [heads, rows]) = (strides[at], extents[at]);
+            let dimensions = [(self.batch, batch), (heads, head), (rows, row), (self.features, 1)];
+            Touch::of(dimensions.into_iter(), self.dtype.size_bytes() as u64)
+        }))
+    }
+
+    /// Checks that it can be computed.
+    ///
+    /// # Errors
+    /// Where dtype, features, keys, heads, scale or strides are none that the kernels take, or a head has 2³⁰ tokens.
+    pub fn check(&self) -> Result<(), Fault> {
+        let fault = |text: String| Err(Fault::new(format!("attention: {text}")));
+        if !matches!(self.dtype, DType::Bf16 | DType::F16) {
+            return fault(format!("operands are bfloat16 or float16, not {}", self.dtype));
+        }
+        if self.features == 0 || self.features > MOST_FEATURES || !self.features.is_multiple_of(CHUNK) {
+            let features = self.features;
+            return fault(format!(
+                "a head has a multiple of {CHUNK} up to {MOST_FEATURES} features, not {features}"
+            ));
+        }
+        if self.keys == 0 {
+            return fault("there is no key".to_owned());
+        }
+        if self.kv_heads == 0 || !self.heads.is_multiple_of(self.kv_heads) {
+            let (heads, kv_heads) = (self.heads, self.kv_heads);
+            return fault(format!("{kv_heads} heads of keys cannot be shared by {heads} heads of queries"));
+        }
+        if !(self.scale() > 0.0 && self.scale().is_finite()) {
+            return fault(format!("the scale is above 0, not {}", self.scale()));
+        }
+        if self.batch * self.heads > 1 << 24 || self.queries.max(self.keys) > 1 << 30 {
+            return fault("there are at most 2²⁴ heads, of 2³⁰ tokens each".to_owned());
+        }
+        let strides = self.strides.list();
+        if strides
+            .iter()
+            .any(|one| ![one.batch, one.head, one.row].iter().all(|step| step.is_multiple_of(CHUNK)))
+        {
+            return fault(format!("strides are multiples of {CHUNK} elements"));
+        }
+        Ok(())
+    }
+}
+
+impl AttentionPass {
+    /// The variant of the kernel.
+    fn unit(&self) -> Unit {
+        Unit::of(self.pass, self.attention.dtype, self.attention.features, self.cores)
+    }
+
+    /// Thread blocks per head, and heads.
+    fn blocks(&self) -> [u64; 2] {
+        let Attention { batch, heads, kv_heads, queries, keys, .. } = self.attention;
+        match self.pass {
+            Pass::Keys => [keys.div_ceil(self.unit().rows()), batch * kv_heads],
+            _ => [queries.div_ceil(self.unit().rows()), batch * heads],
+        }
+    }
+
+    /// How many heads are under way together: those whose operands stay in the cache.
+    fn band(&self) -> u64 {
+        let Attention { heads, kv_heads, queries, keys, features, .. } = self.attention;
+        let bytes = |rows: u64| (rows * features * 4).max(1);
+        let [_, all] = self.blocks();
+        let shared = heads / kv_heads;
+        let band = match self.pass {
+            Pass::Keys => CACHED_BYTES / (bytes(queries) * shared),
+            _ => CACHED_BYTES / bytes(keys) * shared,
+        };
+        band.clamp(1, all.max(1))
+    }
+
+    fn shape(&self) -> Option<LaunchShape> {
+        let [blocks, heads] = match self.pass {
+            Pass::Sums => [self.attention.sums() / 2 / source::SUMS_ROWS, 1],
+            _ => self.blocks(),
+        };
+        let all = u32::try_from(blocks * heads).ok().filter(|&all| all > 0)?;
+        let grid = match (self.pass, self.cores) {
+            (Pass::Forward, TensorCores::WarpGroup) => all.min(self.processors.max(1)),
+            _ => all,
+        };
+        Some(LaunchShape { grid: [grid, 1, 1], block: [self.unit().threads(), 1, 1] })
+    }
+
+    /// Returns the arguments of a launch as words: address and strides of each operand, in the order of [`PerOperand`]; the addresses of lse
+    /// and sums; heads, queries' heads per head of keys, queries, keys, padded queries, blocks per head, heads of a band, heads of all
+    /// batches; features and whether it is causal; scale in base 2, and scale; the numbers of dtype and pass.
+    #[must_use]
+    pub fn pack(&self, at: &Addresses) -> [u64; ARGUMENT_WORDS] {
+        let Attention { batch, heads, kv_heads, queries, keys, features, is_causal, .. } = self.attention;
+        let halves = |low: u32, high: u32| u64::from(low) | u64::from(high) << 32;
+        let scale = self.attention.scale();
+        let mut words = [0; ARGUMENT_WORDS];
+        let operands = at.operands.list().into_iter().zip(self.attention.strides.list());
+        for (four, (address, strides)) in words.chunks_exact_mut(4).zip(operands) {
+            four.copy_from_slice(&[address, strides.batch, strides.head, strides.row]);
+        }
+        let pass = Pass::ALL.iter().position(|&pass| pass == self.pass).expect("ALL lists every pass") as u64;
+        words[32..].copy_from_slice(&[
+            at.lse,
+            at.sums,
+            heads,
+            heads / kv_heads.max(1),
+            queries,
+            keys,
+            self.attention.padded_queries(),
+            self.blocks()[0],
+            self.band(),
+            batch * heads,
+            halves(features as u32, u32::from(is_causal)),
+            halves((scale * std::f32::consts::LOG2_E).to_bits(), scale.to_bits()),
+            crate::arguments::number_of(self.attention.dtype),
+            pass,
+        ]);
+        words
+    }
+
+    /// Reads back what [`AttentionPass::pack`] packed. `None` if the bytes are no such thing.
+    #[must_use]
+    pub fn unpack(bytes: &[u8]) -> Option<(Self, Addresses)> {
+        let words = crate::arguments::words::<ARGUMENT_WORDS>(bytes)?;
+        let (operands, rest) = words.split_at(32);
+        let [lse, sums, heads, shared, queries, keys, _, _, _, all, features, scale, dtype, pass] =
+            *rest.as_array()?;
+        let strides = std::array::from_fn(|at| Strides {
+            batch: operands[at * 4 + 1],
+            head: operands[at * 4 + 2],
+            row: operands[at * 4 + 3],
+        });
+        let attention = Attention {
+            dtype: crate::arguments::dtype_of(dtype)?,
+            batch: all.checked_div(heads)?,
+            heads,
+            kv_heads: heads.checked_div(shared)?,
+            queries,
+            keys,
+            features: features & u64::from(u32::MAX),
+            is_causal: features >> 32 != 0,
+            scale_bits: (scale >> 32) as u32,
+            strides: PerOperand::of(strides),
+        };
+        let pass = *Pass::ALL.get(usize::try_from(pass).ok()?)?;
+        let operands = PerOperand::of(std::array::from_fn(|at| operands[at * 4]));
+        // How a GPU does it does not matter to the host.
+        Some((
+            Self { attention, pass, cores: TensorCores::Warp, processors: 0 },
+            Addresses { operands, lse, sums },
+        ))
+    }
+}

@@ -1,0 +1,144 @@
+//! The passes as launches: what they touch, and their host functions.
+
+use std::sync::Arc;
+
+use thalweg_driver::{Access, DevicePointer, HostFault, HostKernel, HostLaunch};
+use thalweg_ir::cuda::LaunchShape;
+use thalweg_ir::host::Fault;
+use thalweg_ir::{DType, Element, bf16, f16};
+
+use super::{Addresses, AttentionPass, Operands, Outputs, Pass};
+use crate::{Accesses, NativeKernel, Placed, Words};
+
+/// The [`Addresses`] of the pass.
+impl NativeKernel for Placed<AttentionPass, Addresses> {
+    fn name(&self) -> &str {
+        self.kernel.unit().name()
+    }
+
+    fn source(&self) -> String {
+        self.kernel.unit().print()
+    }
+
+    fn host(&self) -> Arc<dyn HostKernel> {
+        Arc::new(run)
+    }
+
+    fn check(&self) -> Result<(), Fault> {
+        self.kernel.attention.check()?;
+        match self.at.operands.list().iter().all(|address| address.is_multiple_of(16)) {
+            true => Ok(()),
+            false => Err(Fault::new("attention: operands begin at multiples of 16 bytes".to_owned())),
+        }
+    }
+
+    fn launch_shape(&self) -> Option<LaunchShape> {
+        self.kernel.shape()
+    }
+
+    fn shared_memory_bytes(&self) -> u32 {
+        self.kernel.unit().shared_memory_bytes()
+    }
+
+    fn words(&self) -> Words {
+        self.kernel.pack(&self.at).into_iter().collect()
+    }
+
+    fn accesses(&self) -> Accesses {
+        let Self { kernel: AttentionPass { attention, pass, .. }, at } = self;
+        let (spans, touches) = (attention.spans().list(), attention.touches().list());
+        let addresses = at.operands.list();
+        let size = attention.dtype.size_bytes() as u64;
+        let read = |place: usize| {
+            Access::read(DevicePointer::new(addresses[place]), spans[place] * size).touching(touches[place])
+        };
+        let write = |place: usize| {
+            Access::write(DevicePointer::new(addresses[place]), spans[place] * size).touching(touches[place])
+        };
+        let (lse, sums) = (DevicePointer::new(at.lse), DevicePointer::new(at.sums));
+        let (lse_bytes, sums_bytes) = (attention.lse() * 4, attention.sums() * 4);
+        match pass {
+            Pass::Forward => {
+                Accesses::from_iter([read(0), read(1), read(2), write(3), Access::write(lse, lse_bytes)])
+            }
+            Pass::Sums => Accesses::from_iter([
+                read(3),
+                read(4),
+                Access::read(lse, lse_bytes),
+                Access::write(sums, sums_bytes),
+            ]),
+            Pass::Keys => Accesses::from_iter([
+                read(0),
+                read(1),
+                read(2),
+                read(4),
+                Access::read(sums, sums_bytes),
+                write(6),
+                write(7),
+            ]),
+            Pass::Queries => Accesses::from_iter([
+                read(0),
+                read(1),
+                read(2),
+                read(4),
+                Access::read(sums, sums_bytes),
+                write(5),
+            ]),
+        }
+    }
+}
+
+fn run(launch: &HostLaunch<'_>) -> Result<(), HostFault> {
+    let (pass, at) = AttentionPass::unpack(launch.arguments)
+        .ok_or_else(|| HostFault("attention: the arguments are not in its layout".to_owned()))?;
+    match pass.attention.dtype {
+        DType::Bf16 => run_typed::<bf16>(launch, &pass, &at),
+        DType::F16 => run_typed::<f16>(launch, &pass, &at),
+        other => Err(HostFault(format!("attention: {other} is no dtype of its operands"))),
+    }
+}
+
+fn run_typed<T: Element>(
+    launch: &HostLaunch<'_>,
+    kernel: &AttentionPass,
+    at: &Addresses,
+) -> Result<(), HostFault> {
+    let AttentionPass { attention, pass, .. } = kernel;
+    let (spans, addresses) = (attention.spans().list(), at.operands.list());
+    let [lse, sums] = [attention.lse(), attention.sums()].map(|count| count as usize);
+    let [backward, is_sums] = [matches!(pass, Pass::Keys | Pass::Queries), *pass == Pass::Sums];
+    let read = |place: usize, is: bool| -> Result<&[T], HostFault> {
+        if !is || spans[place] == 0 {
+            return Ok(&[]);
+        }
+        launch.read(DevicePointer::new(addresses[place]), spans[place] as usize)
+    };
+    let write = |place: usize, is: bool| {
+        let count = if is { spans[place] as usize } else { 0 };
+        if count == 0 { Ok(&[][..]) } else { launch.cells::<T>(DevicePointer::new(addresses[place]), count) }
+    };
+    let numbers = |address: u64, count: usize, is: bool| -> Result<&[f32], HostFault> {
+        if is && count > 0 { launch.read(DevicePointer::new(address), count) } else { Ok(&[]) }
+    };
+    let operands = Operands {
+        q: read(0, !is_sums)?,
+        k: read(1, !is_sums)?,
+        v: read(2, !is_sums)?,
+        o: read(3, is_sums)?,
+        grad_o: read(4, *pass != Pass::Forward)?,
+        lse: numbers(at.lse, lse, is_sums)?,
+        sums: numbers(at.sums, sums, backward)?,
+    };
+    let outputs = Outputs {
+        rows: if *pass == Pass::Forward { write(3, true)? } else { write(5, *pass == Pass::Queries)? },
+        grad_k: write(6, *pass == Pass::Keys)?,
+        grad_v: write(7, *pass == Pass::Keys)?,
+        numbers: match pass {
+            Pass::Forward if lse > 0 => launch.cells::<f32>(DevicePointer::new(at.lse), lse)?,
+            Pass::Sums if sums > 0 => launch.cells::<f32>(DevicePointer::new(at.sums), sums)?,
+            _ => &[],
+        },
+    };
+    super::run_on_host(attention, *pass, operands, outputs);
+    Ok(())
+}

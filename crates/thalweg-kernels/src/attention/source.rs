@@ -1,0 +1,226 @@
+//! The kernels of attention as CUDA C: a unit is one pass for one dtype, one number of features and one kind of tensor cores.
+
+use std::fmt::Write as _;
+
+use thalweg_ir::DType;
+use thalweg_ir::cuda::with_prelude;
+
+use super::{Pass, TensorCores};
+
+/// Rows of queries that a block of [`Pass::Sums`] handles.
+pub(super) const SUMS_ROWS: u64 = 16;
+
+/// One kernel: its names and numbers. They were measured on an H100; see `docs/record`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Unit {
+    pass: Pass,
+    dtype: DType,
+    cores: TensorCores,
+    /// Features that a tile has room for: 64 or 128.
+    head: u32,
+    /// Groups of four warps, each with 64 rows of its own.
+    groups: u32,
+    /// Rows of a tile that passes by.
+    tile: u32,
+    /// Tiles under way at a time.
+    stages: u32,
+    /// Registers of a thread that copies, and of one that computes.
+    registers: [u32; 2],
+}
+
+impl Unit {
+    pub(super) fn of(pass: Pass, dtype: DType, features: u64, cores: TensorCores) -> Self {
+        let head = if pass != Pass::Sums && features > 64 { 128 } else { 64 };
+        let cores = if pass == Pass::Sums { TensorCores::Warp } else { cores };
+        let (groups, tile, stages) = match (cores, pass, head) {
+            (TensorCores::Warp, ..) => (2, 64, 2),
+            (_, Pass::Forward, 64) => (3, 128, 3),
+            (_, Pass::Forward, _) => (2, 128, 3),
+            (_, Pass::Queries, 64) => (3, 64, 4),
+            (_, Pass::Queries, _) => (3, 64, 3),
+            (_, _, 64) => (2, 128, 3),
+            _ => (2, 64, 3),
+        };
+        // The registers of a multiprocessor, shared out: a group of four warps copies.
+        let registers = if groups == 3 { [32, 160] } else { [40, 232] };
+        Self { pass, dtype, cores, head, groups, tile, stages, registers }
+    }
+
+    /// Rows that a block of threads owns.
+    pub(super) fn rows(&self) -> u64 {
+        u64::from(self.groups) * 64
+    }
+
+    pub(super) fn threads(&self) -> u32 {
+        match (self.pass, self.cores) {
+            (Pass::Sums, _) => 256,
+            (_, TensorCores::Warp) => self.groups * 128,
+            (_, TensorCores::WarpGroup) => (self.groups + 1) * 128,
+        }
+    }
+
+    pub(super) fn shared_memory_bytes(&self) -> u32 {
+        let row = self.head * 2;
+        let (own, tile) = (self.groups * 64 * row, self.tile * row);
+        // Barriers, and what is lost to alignment.
+        let rest = 256 + 1024;
+        match self.pass {
+            Pass::Sums => 0,
+            Pass::Forward => own + self.stages * 2 * tile + rest,
+            // With two numbers per query.
+            Pass::Keys => 2 * own + self.stages * (2 * tile + 1024) + rest,
+            Pass::Queries => 2 * own + self.stages * 2 * tile + rest,
+        }
+    }
+
+    pub(super) fn name(&self) -> &'static str {
+        macro_rules! names {
+            ($($head:literal $dtype:ident $pass:ident $cores:ident => $name:literal,)*) => {
+                match (self.head, self.dtype, self.pass, self.cores) {
+                    $(($head, DType::$dtype, Pass::$pass, TensorCores::$cores) => $name,)*
+                    _ => "attention_of_no_dtype",
+                }
+            };
+        }
+        names! {
+            64 Bf16 Forward Warp => "attention_forward_64_bfloat16",
+            64 Bf16 Forward WarpGroup => "attention_forward_64_bfloat16_group",
+            128 Bf16 Forward Warp => "attention_forward_128_bfloat16",
+            128 Bf16 Forward WarpGroup => "attention_forward_128_bfloat16_group",
+            64 F16 Forward Warp => "attention_forward_64_float16",
+            64 F16 Forward WarpGroup => "attention_forward_64_float16_group",
+            128 F16 Forward Warp => "attention_forward_128_float16",
+            128 F16 Forward WarpGroup => "attention_forward_128_float16_group",
+            64 Bf16 Sums Warp => "attention_sums_bfloat16",
+            64 F16 Sums Warp => "attention_sums_float16",
+            64 Bf16 Keys Warp => "attention_keys_64_bfloat16",
+            64 Bf16 Keys WarpGroup => "attention_keys_64_bfloat16_group",
+            128 Bf16 Keys Warp => "attention_keys_128_bfloat16",
+            128 Bf16 Keys WarpGroup => "attention_keys_128_bfloat16_group",
+            64 F16 Keys Warp => "attention_keys_64_float16",
+            64 F16 Keys WarpGroup => "attention_keys_64_float16_group",
+            128 F16 Keys Warp => "attention_keys_128_float16",
+            128 F16 Keys WarpGroup => "attention_keys_128_float16_group",
+            64 Bf16 Queries Warp => "attention_queries_64_bfloat16",
+            64 Bf16 Queries WarpGroup => "attention_queries_64_bfloat16_group",
+            128 Bf16 Queries Warp => "attention_queries_128_bfloat16",
+            128 Bf16 Queries WarpGroup => "attention_queries_128_bfloat16_group",
+            64 F16 Queries Warp => "attention_queries_64_float16",
+            64 F16 Queries WarpGroup => "attention_queries_64_float16_group",
+            128 F16 Queries Warp => "attention_queries_128_float16",
+            128 F16 Queries WarpGroup => "attention_queries_128_float16_group",
+        }
+    }
+
+    /// Returns the translation unit. One for groups of warps is empty on other GPUs than those of compute capability 9.0.
+    pub(super) fn print(&self) -> String {
+        let is_bf16 = self.dtype == DType::Bf16;
+        let element = if is_bf16 { "bf16" } else { "f16" };
+        let is_group = self.cores == TensorCores::WarpGroup;
+        let kernel = match self.pass {
+            Pass::Forward => 0,
+            Pass::Keys => 1,
+            Pass::Queries => 2,
+            Pass::Sums => 3,
+        };
+        let numbers = [
+            ("HEAD", self.head),
+            ("GROUPS", self.groups),
+            ("TILE", self.tile),
+            ("STAGES", self.stages),
+            ("THREADS", self.threads()),
+            ("KERNEL", kernel),
+            ("WARP_GROUPS", u32::from(is_group)),
+            ("IS_BF16", u32::from(is_bf16)),
+            // It pays where exponentials take as long as products.
+            ("TURNS", u32::from(self.head == 64)),
+        ];
+        let [copier, summer] = self.registers;
+        let mut code = format!("#pragma nv_diag_suppress 177\n#define NAME {}\n", self.name());
+        for (name, number) in numbers {
+            let _ = writeln!(code, "#define {name} {number}");
+        }
+        for (name, text) in [
+            ("ELEMENT_NAME", element.to_owned()),
+            ("COPIER_REGISTERS", copier.to_string()),
+            ("SUMMER_REGISTERS", summer.to_string()),
+        ] {
+            let _ = writeln!(code, "#define {name} \"{text}\"");
+        }
+        if is_group {
+            code.push_str(&group_product_of_rows(self.tile, element));
+            code.push_str(&group_product_of_registers(self.head, element));
+        }
+        code.push_str(include_str!("tiles.cu"));
+        code.push_str(match self.pass {
+            Pass::Forward => include_str!("forward.cu"),
+            Pass::Sums => include_str!("sums.cu"),
+            Pass::Keys | Pass::Queries => include_str!("backward.cu"),
+        });
+        code.push_str(match (self.pass, self.cores) {
+            (Pass::Forward, TensorCores::Warp) => include_str!("forward_warps.cu"),
+            (Pass::Forward, TensorCores::WarpGroup) => include_str!("forward_groups.cu"),
+            _ => "",
+        });
+        with_prelude(&code)
+    }
+}
+
+/// Operands `from` … `to` of an instruction, and a list of them.
+fn placeholders(from: u32, to: u32) -> String {
+    (from..to).map(|at| format!("%{at}")).collect::<Vec<_>>().join(", ")
+}
+
+fn accumulators(count: u32) -> String {
+    (0..count).map(|at| format!("\"+f\"(x[{at}])")).collect::<Vec<_>>().join(", ")
+}
+
+/// Prints the product of 64 × 16 and 16 × `columns` elements, both in shared memory.
+fn group_product_of_rows(columns: u32, element: &str) -> String {
+    let count = columns / 2;
+    format!(
+        "static __device__ __forceinline__ void group_rows(f32 (&x)[{count}], const u64 a, const u64 b, const u32 adds) {{
+    asm volatile(\"{{\\n.reg .pred adds;\\nsetp.ne.b32 adds, %{adds}, 0;\\nwgmma.mma_async.sync.aligned.m64n{columns}k16.f32.{element}.{element} \
+{{{list}}}, %{a}, %{b}, adds, 1, 1, 0, 0;\\n}}\"
+        : {sums} : \"l\"(a), \"l\"(b), \"r\"(adds));
+}}
+",
+        adds = count + 2,
+        list = placeholders(0, count),
+        a = count,
+        b = count + 1,
+        sums = accumulators(count),
+    )
+}
+
+/// Prints the product of 64 × 16 elements in registers and 16 × `columns` in shared memory.
+fn group_product_of_registers(columns: u32, element: &str) -> String {
+    let count = columns / 2;
+    format!(
+        "static __device__ __forceinline__ void group_registers(f32 (&x)[{count}], const u32 a0, const u32 a1, const u32 a2, const u32 a3, const u64 b) {{
+    asm volatile(\"wgmma.mma_async.sync.aligned.m64n{columns}k16.f32.{element}.{element} {{{list}}}, {{{left}}}, %{b}, 1, 1, 1, 1;\"
+        : {sums} : \"r\"(a0), \"r\"(a1), \"r\"(a2), \"r\"(a3), \"l\"(b));
+}}
+",
+        list = placeholders(0, count),
+        left = placeholders(count, count + 4),
+        b = count + 4,
+        sums = accumulators(count),
+    )
+}
+
+/// Returns name and source of every unit.
+pub(crate) fn sources() -> Vec<(String, String)> {
+    let mut all = Vec::new();
+    for dtype in [DType::Bf16, DType::F16] {
+        for cores in [TensorCores::Warp, TensorCores::WarpGroup] {
+            for (pass, features) in Pass::ALL.into_iter().flat_map(|pass| [(pass, 64), (pass, 128)]) {
+                let unit = Unit::of(pass, dtype, features, cores);
+                if pass != Pass::Sums || (features == 64 && cores == TensorCores::Warp) {
+                    all.push((unit.name().to_owned(), unit.print()));
+                }
+            }
+        }
+    }
+    all
+}

@@ -1,0 +1,209 @@
+// Tiles of 16-bit floats in shared memory, and products of them by a warpgroup.
+//
+// A tile has rows of HEAD elements, in panels of 64 columns: a panel's row takes 128 bytes, in which the eight chunks of 16 bytes
+// are exchanged by the row's place among eight. So a warp reads eight rows of a chunk without conflicts, and the tensor cores of
+// sm_90a read the same layout ("128-byte swizzle").
+
+#define DEVICE static __device__ __forceinline__
+constexpr u32 CHUNKS = HEAD / 8;
+
+DEVICE u32 shared_address(const void* at) { return u32(__cvta_generic_to_shared(at)); }
+
+// Two floats as a pair of elements, the first in the low half.
+DEVICE u32 pair(const f32 low, const f32 high) {
+    u32 bits;
+    asm("cvt.rn." ELEMENT_NAME "x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(high), "f"(low));
+    return bits;
+}
+
+#if IS_BF16
+DEVICE f32 low_of(const u32 x) { return __uint_as_float(x << 16); }
+DEVICE f32 high_of(const u32 x) { return __uint_as_float(x & 0xffff0000u); }
+#else
+DEVICE f32 half_of(const u16 x) { f32 y; asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x)); return y; }
+DEVICE f32 low_of(const u32 x) { return half_of(u16(x)); }
+DEVICE f32 high_of(const u32 x) { return half_of(u16(x >> 16)); }
+#endif
+
+DEVICE f32 exp2_of(const f32 x) {
+    f32 y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+DEVICE void copy_chunk(const u32 to, const void* from, const bool is) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" :: "r"(to), "l"(from), "r"(is ? 16u : 0u) : "memory");
+}
+DEVICE void copies_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <u32 PENDING> DEVICE void copies_wait() { asm volatile("cp.async.wait_group %0;" :: "n"(PENDING) : "memory"); }
+
+struct operand {
+    u16* at;
+    i64 batch, head, row;
+};
+
+#define INFINITE __int_as_float(0x7f800000)
+
+struct arguments {
+    operand q, k, v, o, grad_o, grad_q, grad_k, grad_v;
+    f32* lse;
+    // Of each query: the logarithm to base 2 of its sum, and the sum over o · grad_o. Rows of `padded`; the second kind behind the first.
+    f32* sums;
+    // Heads of queries, and how many share one of keys; blocks of a head, and heads of a band.
+    i64 heads, shared, queries, keys, padded, blocks, band, all_heads;
+    u32 columns, is_causal;
+    // The factor of scores in base 2, and the factor itself.
+    f32 scale, factor;
+    u64 dtype, pass;
+};
+
+struct place {
+    i64 batch, head, first;
+};
+
+// Which rows of which head a block of threads owns: heads in bands whose operands stay in the cache, and in a band the blocks with the most work
+// first.
+DEVICE place place_of(const arguments& x, const i64 heads, const u32 rows, const bool descends, const i64 all_heads, const i64 item) {
+    const i64 per_band = x.band * x.blocks, band = item / per_band, within = item % per_band;
+    const i64 left = all_heads - band * x.band, width = left < x.band ? left : x.band;
+    const i64 head = band * x.band + within % width, block = within / width;
+    return {head / heads, head % heads, (descends ? x.blocks - 1 - block : block) * rows};
+}
+
+// Copies ROWS rows from `first` on into a tile, by COPIERS threads; zeros stand for rows and columns that are not there.
+template <u32 ROWS, u32 COPIERS>
+DEVICE void copy_tile(const u32 tile, const u16* from, const i64 stride, const i64 first, const i64 rows, const u32 columns, const u32 thread) {
+    constexpr u32 STEP = COPIERS / CHUNKS;
+    const u32 chunk = thread % CHUNKS, row = thread / CHUNKS;
+    const u32 to = tile + chunk / 8 * (ROWS * 128) + row * 128 + ((chunk ^ row) % 8) * 16;
+    const u16* source = from + (first + row) * stride + chunk * 8;
+    const bool is_column = chunk * 8 < columns;
+    #pragma unroll
+    for (u32 i = 0; i < ROWS / STEP; ++i) {
+        const bool is = is_column && first + row + i * STEP < rows;
+        copy_chunk(to + i * STEP * 128, is ? source : from, is);
+        source += stride * STEP;
+    }
+}
+
+#if WARP_GROUPS
+DEVICE void barrier_make(const u32 at, const u32 count) { asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" :: "r"(at), "r"(count) : "memory"); }
+DEVICE void barrier_arrive(const u32 at) { asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" :: "r"(at) : "memory"); }
+DEVICE void barrier_wait(const u32 at, const u32 phase) {
+    asm volatile("{\n.reg .pred done;\nwaits:\nmbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n@done bra.uni ready;\nbra.uni waits;\nready:\n}"
+        :: "r"(at), "r"(phase) : "memory");
+}
+// Arrives once this thread's copies so far are done, without waiting.
+DEVICE void copies_arrive(const u32 at) { asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" :: "r"(at) : "memory"); }
+DEVICE void copies_finish() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+DEVICE void to_tensor_cores() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+DEVICE void products_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+DEVICE void products_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+template <u32 PENDING> DEVICE void products_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" :: "n"(PENDING) : "memory"); }
+template <u32 COUNT> DEVICE void keep(f32 (&x)[COUNT]) {
+    #pragma unroll
+    for (u32 i = 0; i < COUNT; ++i) { asm volatile("" : "+f"(x[i]) :: "memory"); }
+}
+
+// The descriptor of a panel of rows of 128 bytes: `apart` is how many bytes panels lie apart.
+DEVICE u64 panel(const u32 at, const u32 apart) {
+    return u64(at >> 4 & 0x3fff) | u64(apart >> 4) << 16 | u64(1024 >> 4) << 32 | u64(1) << 62;
+}
+
+// x = a · bᵀ: 64 rows of A (of a tile of A_ROWS), COLUMNS rows of B, summed over HEAD.
+template <u32 COLUMNS, u32 A_ROWS>
+DEVICE void product_of_rows(f32 (&x)[COLUMNS / 2], const u32 a, const u32 b) {
+    #pragma unroll
+    for (u32 k = 0; k < HEAD / 16; ++k) {
+        const u32 at = k % 4 * 32;
+        group_rows(x, panel(a + k / 4 * (A_ROWS * 128) + at, 0), panel(b + k / 4 * (COLUMNS * 128) + at, 0), k != 0);
+    }
+}
+
+// x += a · b: A in registers (64 × TERMS), B a tile of TERMS rows.
+template <u32 TERMS>
+DEVICE void product_of_registers(f32 (&x)[HEAD / 2], const u32 (&a)[TERMS / 4], const u32 b) {
+    #pragma unroll
+    for (u32 k = 0; k < TERMS / 16; ++k) {
+        group_registers(x, a[k * 4], a[k * 4 + 1], a[k * 4 + 2], a[k * 4 + 3], panel(b + k * 2048, TERMS * 128));
+    }
+}
+#else
+DEVICE void products_begin() {}
+DEVICE void products_commit() {}
+template <u32 PENDING> DEVICE void products_wait() {}
+template <u32 COUNT> DEVICE void keep(f32 (&x)[COUNT]) {}
+
+DEVICE void multiply(f32* x, const u32 (&a)[4], const u32 b0, const u32 b1) {
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32." ELEMENT_NAME "." ELEMENT_NAME ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(x[0]), "+f"(x[1]), "+f"(x[2]), "+f"(x[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+template <bool TRANSPOSED> DEVICE void matrices(u32 (&x)[4], const u32 at) {
+    if (TRANSPOSED) {
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];" : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "r"(at) : "memory");
+    } else {
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];" : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "r"(at) : "memory");
+    }
+}
+
+// The address of a chunk of a row of a tile of ROWS rows.
+template <u32 ROWS> DEVICE u32 chunk_at(const u32 tile, const u32 row, const u32 chunk) {
+    return tile + chunk / 8 * (ROWS * 128) + row * 128 + ((chunk ^ row) % 8) * 16;
+}
+
+template <u32 COLUMNS, u32 A_ROWS>
+DEVICE void product_of_rows(f32 (&x)[COLUMNS / 2], const u32 a, const u32 b) {
+    const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
+    #pragma unroll
+    for (u32 i = 0; i < COLUMNS / 2; ++i) { x[i] = 0; }
+    #pragma unroll
+    for (u32 k = 0; k < HEAD / 16; ++k) {
+        u32 left[4];
+        matrices<false>(left, chunk_at<A_ROWS>(a, warp * 16 + lane % 16, k * 2 + lane / 16));
+        #pragma unroll
+        for (u32 n = 0; n < COLUMNS / 16; ++n) {
+            u32 right[4];
+            matrices<false>(right, chunk_at<COLUMNS>(b, n * 16 + lane / 16 * 8 + lane % 8, k * 2 + lane / 8 % 2));
+            multiply(x + n * 8, left, right[0], right[1]);
+            multiply(x + n * 8 + 4, left, right[2], right[3]);
+        }
+    }
+}
+
+template <u32 TERMS>
+DEVICE void product_of_registers(f32 (&x)[HEAD / 2], const u32 (&a)[TERMS / 4], const u32 b) {
+    const u32 lane = threadIdx.x % 32;
+    #pragma unroll
+    for (u32 k = 0; k < TERMS / 16; ++k) {
+        const u32 left[4] = {a[k * 4], a[k * 4 + 1], a[k * 4 + 2], a[k * 4 + 3]};
+        #pragma unroll
+        for (u32 n = 0; n < HEAD / 16; ++n) {
+            u32 right[4];
+            matrices<true>(right, chunk_at<TERMS>(b, k * 16 + lane % 16, n * 2 + lane / 16));
+            multiply(x + n * 8, left, right[0], right[1]);
+            multiply(x + n * 8 + 4, left, right[2], right[3]);
+        }
+    }
+}
+#endif
+
+// Rounds 64 × COUNT·2 sums to elements, as the left factor of the next product.
+template <u32 COUNT> DEVICE void round_to_elements(u32 (&to)[COUNT / 2], const f32 (&x)[COUNT]) {
+    #pragma unroll
+    for (u32 i = 0; i < COUNT / 2; ++i) { to[i] = pair(x[i * 2], x[i * 2 + 1]); }
+}
+
+// Writes 64 rows of sums times a factor per row half, where rows and columns are.
+DEVICE void store_rows(u16* to, const i64 stride, const i64 first, const i64 rows, const u32 columns, const f32 (&x)[HEAD / 2], const f32 upper, const f32 lower) {
+    const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
+    const i64 row = first + warp * 16 + lane / 4;
+    #pragma unroll
+    for (u32 j = 0; j < HEAD / 8; ++j) {
+        const u32 column = j * 8 + lane % 4 * 2;
+        if (j * 8 < columns) {
+            if (row < rows) { *(u32*)(to + row * stride + column) = pair(x[j * 4] * upper, x[j * 4 + 1] * upper); }
+            if (row + 8 < rows) { *(u32*)(to + (row + 8) * stride + column) = pair(x[j * 4 + 2] * lower, x[j * 4 + 3] * lower); }
+        }
+    }
+}

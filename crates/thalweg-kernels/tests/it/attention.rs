@@ -1,0 +1,298 @@
+//! Attention on the host against its formulas in f64.
+
+use std::cell::Cell;
+
+use proptest::prelude::*;
+use thalweg_ir::{DType, Element, bf16, f16};
+use thalweg_kernels::attention::{
+    Addresses, Attention, AttentionPass, Operands, Outputs, Pass, PerOperand, Strides, TensorCores,
+    run_on_host,
+};
+use thalweg_kernels::{NativeKernel, Placed};
+
+/// Returns numbers in −1.5 … 1.5 that repeat late.
+fn numbers<T: Element>(count: u64, seed: u64) -> Vec<T> {
+    let number = |i: u64| ((i * 7919 + seed * 104_729) % 2003) as f64 / 667.0 - 1.5;
+    (0..count).map(|i| T::from_f64(number(i))).collect()
+}
+
+/// The ways in which an operand of (batch, heads, rows, features) may lie.
+#[derive(Clone, Copy, Debug)]
+enum Lies {
+    /// (batch, heads, rows, features).
+    HeadFirst,
+    /// (batch, rows, heads, features), with so many elements between rows.
+    RowFirst(u64),
+    /// (rows, batch, heads, features).
+    BatchInside,
+}
+
+fn strides(lies: Lies, [batch, heads, rows]: [u64; 3], features: u64) -> Strides {
+    match lies {
+        Lies::HeadFirst => Strides { batch: heads * rows * features, head: rows * features, row: features },
+        Lies::RowFirst(gap) => {
+            let row = heads * features + gap;
+            Strides { batch: rows * row, head: features, row }
+        }
+        Lies::BatchInside => {
+            Strides { batch: heads * features, head: features, row: batch * heads * features }
+        }
+    }
+}
+
+fn attentions() -> impl Strategy<Value = Attention> {
+    let lies = || {
+        prop_oneof![
+            Just(Lies::HeadFirst),
+            Just(Lies::RowFirst(0)),
+            Just(Lies::RowFirst(16)),
+            Just(Lies::BatchInside)
+        ]
+    };
+    let all = (lies(), lies(), lies(), lies(), lies(), lies(), lies(), lies());
+    let sizes = (1..3u64, 1..3u64, 1..3u64, 1..40u64, 1..40u64, 1..4u64, any::<bool>(), 0.05..1.0f32);
+    (sizes, all).prop_map(|((batch, kv_heads, shared, queries, keys, chunks, is_causal, scale), all)| {
+        let (heads, features) = (kv_heads * shared, chunks * 8);
+        let (q, k) = ([batch, heads, queries], [batch, kv_heads, keys]);
+        let lies = [all.0, all.1, all.2, all.3, all.4, all.5, all.6, all.7];
+        let extents = [q, k, k, q, q, q, k, k];
+        let strides = PerOperand::of(std::array::from_fn(|at| strides(lies[at], extents[at], features)));
+        let scale_bits = scale.to_bits();
+        Attention {
+            dtype: DType::F16,
+            batch,
+            heads,
+            kv_heads,
+            queries,
+            keys,
+            features,
+            is_causal,
+            scale_bits,
+            strides,
+        }
+    })
+}
+
+/// The element of an operand, by its strides.
+fn place(strides: Strides, [batch, head, row]: [u64; 3], feature: u64) -> usize {
+    (batch * strides.batch + head * strides.head + row * strides.row + feature) as usize
+}
+
+/// Every result by the formulas of attention in f64, in the order (batch, head, row, feature).
+struct Model {
+    o: Vec<f64>,
+    lse: Vec<f64>,
+    grad_q: Vec<f64>,
+    grad_k: Vec<f64>,
+    grad_v: Vec<f64>,
+}
+
+/// The elements that the model reads: q, k, v and the gradient of the result, by operand, head of a batch, row and feature.
+type Read<'a> = &'a dyn Fn(usize, [u64; 3], u64) -> f64;
+
+fn model(attention: &Attention, read: Read<'_>) -> Model {
+    let Attention { batch, heads, kv_heads, queries, keys, features, is_causal, .. } = *attention;
+    let scale = f64::from(attention.scale());
+    let rows = |heads: u64, rows: u64| vec![0.0; (batch * heads * rows * features) as usize];
+    let mut model = Model {
+        o: rows(heads, queries),
+        lse: Vec::new(),
+        grad_q: rows(heads, queries),
+        grad_k: rows(kv_heads, keys),
+        grad_v: rows(kv_heads, keys),
+    };
+    for (batch, head, query) in (0..batch).flat_map(|batch| {
+        (0..heads).flat_map(move |head| (0..queries).map(move |query| (batch, head, query)))
+    }) {
+        let own = [batch, head, query];
+        let other = |key: u64| [batch, head / (heads / kv_heads), key];
+        let seen = if is_causal { keys.min(query + 1) } else { keys };
+        let dot = |a: usize, b: usize, key: u64| -> f64 {
+            (0..features).map(|at| read(a, own, at) * read(b, other(key), at)).sum()
+        };
+        let exponentials: Vec<f64> = (0..seen).map(|key| (dot(0, 1, key) * scale).exp()).collect();
+        let sum: f64 = exponentials.iter().sum();
+        model.lse.push(sum.ln());
+        let first = (((batch * heads + head) * queries + query) * features) as usize;
+        for at in 0..features {
+            let terms =
+                exponentials.iter().zip(0..).map(|(weight, key)| weight / sum * read(2, other(key), at));
+            model.o[first + at as usize] = terms.sum();
+        }
+        let product: f64 = (0..features).map(|at| model.o[first + at as usize] * read(4, own, at)).sum();
+        for (exponential, key) in exponentials.iter().zip(0..) {
+            let weight = exponential / sum;
+            let score = weight * (dot(4, 2, key) - product) * scale;
+            let [_, kv_head, _] = other(key);
+            let key_first = (((batch * kv_heads + kv_head) * keys + key) * features) as usize;
+            for at in 0..features {
+                let place = key_first + at as usize;
+                model.grad_q[first + at as usize] += score * read(1, other(key), at);
+                model.grad_k[place] += score * read(0, own, at);
+                model.grad_v[place] += weight * read(4, own, at);
+            }
+        }
+    }
+    model
+}
+
+/// Runs a pass on operands of which all that is not read is NaN, and gives what it wrote.
+fn run<T: Element>(
+    attention: &Attention,
+    pass: Pass,
+    operands: Operands<'_, T>,
+    written: [&[Cell<T>]; 3],
+    numbers: &[Cell<f32>],
+) {
+    let [rows, grad_k, grad_v] = written;
+    run_on_host(attention, pass, operands, Outputs { rows, grad_k, grad_v, numbers });
+}
+
+/// Compares what an output holds with the model, and what lies between its rows with the poison that was there.
+fn is_near<T: Element>(
+    found: &[Cell<T>],
+    strides: Strides,
+    [batch, heads, rows]: [u64; 3],
+    features: u64,
+    expected: &[f64],
+    tolerance: f64,
+) -> Result<(), TestCaseError> {
+    let mut is_written = vec![false; found.len()];
+    let mut expected = expected.iter();
+    for (batch, head, row) in (0..batch)
+        .flat_map(|batch| (0..heads).flat_map(move |head| (0..rows).map(move |row| (batch, head, row))))
+    {
+        for feature in 0..features {
+            let at = place(strides, [batch, head, row], feature);
+            is_written[at] = true;
+            let (found, expected) = (found[at].get().to_f64(), *expected.next().unwrap());
+            prop_assert!(
+                (found - expected).abs() <= tolerance * (1.0 + expected.abs()),
+                "{found} for {expected}"
+            );
+        }
+    }
+    for (cell, _) in found.iter().zip(is_written).filter(|(_, is_written)| !is_written) {
+        prop_assert!(cell.get().to_f64().is_nan(), "written outside of the rows");
+    }
+    Ok(())
+}
+
+fn passes_agree<T: Element>(attention: &Attention, epsilon: f64) -> Result<(), TestCaseError> {
+    let attention = Attention { dtype: T::DTYPE, ..*attention };
+    attention.check().unwrap();
+    let spans = attention.spans().list();
+    let all: [Vec<T>; 5] = std::array::from_fn(|at| numbers(spans[at], at as u64));
+    let strides = attention.strides.list();
+    let model = model(&attention, &|operand, row, feature| {
+        all[operand][place(strides[operand], row, feature)].to_f64()
+    });
+    let poison = |count: u64| vec![Cell::new(T::from_f64(f64::NAN)); count as usize];
+    let poison32 = |count: u64| vec![Cell::new(f32::NAN); count as usize];
+    let nothing = Operands { q: &[], k: &[], v: &[], o: &[], grad_o: &[], lse: &[], sums: &[] };
+    let Attention { batch, heads, kv_heads, queries, keys, features, .. } = attention;
+    let (rows, key_rows) = ([batch, heads, queries], [batch, kv_heads, keys]);
+
+    let (o, lse) = (poison(spans[3]), poison32(attention.lse()));
+    let qkv = Operands { q: &all[0], k: &all[1], v: &all[2], ..nothing };
+    run(&attention, Pass::Forward, qkv, [&o, &[], &[]], &lse);
+    is_near(&o, strides[3], rows, features, &model.o, epsilon)?;
+    for (found, expected) in lse.iter().zip(&model.lse) {
+        prop_assert!((f64::from(found.get()) - expected).abs() < 1e-4, "{} for {expected}", found.get());
+    }
+
+    let sums = poison32(attention.sums());
+    let o: Vec<T> = o.iter().map(Cell::get).collect();
+    let lse: Vec<f32> = lse.iter().map(Cell::get).collect();
+    let of_result = Operands { o: &o, grad_o: &all[4], lse: &lse, ..nothing };
+    run(&attention, Pass::Sums, of_result, [&[], &[], &[]], &sums);
+    let sums: Vec<f32> = sums.iter().map(Cell::get).collect();
+    prop_assert!(sums.iter().all(|sum| !sum.is_nan()), "every sum is written");
+
+    let [grad_q, grad_k, grad_v] = [5, 6, 7].map(|at| poison(spans[at]));
+    let given = Operands { grad_o: &all[4], sums: &sums, ..qkv };
+    run(&attention, Pass::Keys, given, [&[], &grad_k, &grad_v], &[]);
+    run(&attention, Pass::Queries, given, [&grad_q, &[], &[]], &[]);
+    // The result was rounded before its product with its gradient.
+    let tolerance = 8.0 * epsilon;
+    is_near(&grad_q, strides[5], rows, features, &model.grad_q, tolerance)?;
+    is_near(&grad_k, strides[6], key_rows, features, &model.grad_k, tolerance)?;
+    is_near(&grad_v, strides[7], key_rows, features, &model.grad_v, tolerance)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
+
+    #[test]
+    fn every_pass_is_its_formula(attention in attentions()) {
+        passes_agree::<f16>(&attention, 1.0 / 1024.0)?;
+        passes_agree::<bf16>(&attention, 1.0 / 128.0)?;
+    }
+
+    #[test]
+    fn arguments_are_read_back(attention in attentions(), pass in 0..4usize, lse in any::<u64>()) {
+        let kernel = AttentionPass { attention, pass: Pass::ALL[pass], cores: TensorCores::Warp, processors: 0 };
+        let at = Addresses { operands: PerOperand::of([16, 32, 48, 64, 80, 96, 112, 128]), lse, sums: 7 };
+        let words = kernel.pack(&at);
+        let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+        prop_assert_eq!(AttentionPass::unpack(&bytes), Some((kernel, at)));
+        prop_assert_eq!(AttentionPass::unpack(&bytes[8..]), None);
+    }
+}
+
+fn example() -> Attention {
+    let row = |heads: u64| Strides { batch: 100 * heads * 64, head: 64, row: heads * 64 };
+    Attention {
+        dtype: DType::Bf16,
+        batch: 2,
+        heads: 4,
+        kv_heads: 2,
+        queries: 100,
+        keys: 100,
+        features: 64,
+        is_causal: true,
+        scale_bits: 0.125f32.to_bits(),
+        strides: PerOperand::of([4, 2, 2, 4, 4, 4, 2, 2].map(row)),
+    }
+}
+
+#[test]
+fn what_no_kernel_takes_is_refused() {
+    assert_eq!(example().check(), Ok(()));
+    let refused = |attention: Attention, why: &str| {
+        let fault = attention.check().unwrap_err().to_string();
+        assert!(fault.contains(why), "{fault}");
+    };
+    refused(Attention { dtype: DType::F32, ..example() }, "not float32");
+    refused(Attention { features: 60, ..example() }, "not 60");
+    refused(Attention { features: 136, ..example() }, "not 136");
+    refused(Attention { kv_heads: 3, ..example() }, "3 heads of keys cannot be shared by 4");
+    refused(Attention { keys: 0, ..example() }, "no key");
+    refused(Attention { scale_bits: (-1.0f32).to_bits(), ..example() }, "above 0, not -1");
+    let mut strides = example().strides;
+    strides.v.row = 3;
+    refused(Attention { strides, ..example() }, "multiples of 8");
+    let kernel =
+        AttentionPass { attention: example(), pass: Pass::Forward, cores: TensorCores::Warp, processors: 0 };
+    let operands = PerOperand { k: 8, ..PerOperand::default() };
+    let placed = Placed { kernel, at: Addresses { operands, ..Addresses::default() } };
+    assert!(NativeKernel::check(&placed).unwrap_err().to_string().contains("16 bytes"));
+}
+
+#[test]
+fn a_pass_touches_what_it_reads_and_writes() {
+    let operands = PerOperand::of([1, 2, 3, 4, 5, 6, 7, 8].map(|place| place << 32));
+    let at = Addresses { operands, lse: 9 << 32, sums: 10 << 32 };
+    let touched = |pass| {
+        let kernel =
+            AttentionPass { attention: example(), pass, cores: TensorCores::WarpGroup, processors: 0 };
+        let accesses = Placed { kernel, at }.accesses();
+        accesses.iter().map(|access| (access.start >> 32, access.bytes)).collect::<Vec<_>>()
+    };
+    let (q, k) = (2 * 100 * 4 * 64 * 2, 2 * 100 * 2 * 64 * 2);
+    let (lse, sums) = (2 * 4 * 100 * 4, 2 * 2 * 4 * 128 * 4);
+    assert_eq!(touched(Pass::Forward), [(1, q), (2, k), (3, k), (4, q), (9, lse)]);
+    assert_eq!(touched(Pass::Sums), [(4, q), (5, q), (9, lse), (10, sums)]);
+    assert_eq!(touched(Pass::Keys), [(1, q), (2, k), (3, k), (5, q), (10, sums), (7, k), (8, k)]);
+    assert_eq!(touched(Pass::Queries), [(1, q), (2, k), (3, k), (5, q), (10, sums), (6, q)]);
+}

@@ -1,0 +1,299 @@
+//! Attention by the fused kernels of [`thalweg_kernels::attention`], and its gradient.
+//!
+//! Queries, keys and values are read where they lie, whatever their strides, and the gradient keeps nothing but them, the result and a number
+//! per query. The result lies as (batch, tokens, heads, features), so that joining the heads is a view.
+
+use thalweg_ir::DType;
+use thalweg_kernels::Placed;
+use thalweg_kernels::attention::{
+    Addresses, Attention, AttentionPass, CHUNK, Pass, PerOperand, Strides, TensorCores,
+};
+use thalweg_runtime::{Device, Error, Label, Result, Stream};
+
+use crate::autograd::formula::{Formula, GradientCall};
+use crate::autograd::is_grad_enabled;
+use crate::dispatch::{Argument, Arguments, Call, internal};
+use crate::tensor::{Tensor, Tensors};
+
+/// A tensor as the kernels read it, copied first where its strides or its address do not fit.
+fn readable(tensor: &Tensor) -> Result<Tensor> {
+    let tensor = tensor.detach();
+    let (shape, strides) = (tensor.shape(), tensor.layout().strides());
+    let steps_fit = shape
+        .iter()
+        .zip(strides)
+        .take(3)
+        .all(|(&size, &step)| size <= 1 || (step as u64).is_multiple_of(CHUNK));
+    let fits = steps_fit && strides[3] == 1 && tensor.pointer().address().is_multiple_of(16);
+    if fits { Ok(tensor) } else { tensor.contiguous() }
+}
+
+fn strides_of(tensor: &Tensor) -> Strides {
+    let step = |dimension: usize| match tensor.shape()[dimension] {
+        0 | 1 => 0,
+        _ => tensor.layout().strides()[dimension] as u64,
+    };
+    Strides { batch: step(0), head: step(1), row: step(2) }
+}
+
+/// Allocates a tensor (batch, heads, tokens, features) that lies as (batch, tokens, heads, features).
+fn empty_rows(shape: &[usize], dtype: DType, stream: &Stream, label: Label) -> Result<Tensor> {
+    let [batch, heads, tokens, features] = [0, 1, 2, 3].map(|at| shape[at]);
+    Tensor::empty_on(&[batch, tokens, heads, features], dtype, stream, label)?.transpose(1, 2)
+}
+
+/// The operands of one call: those that it has none of are the queries, which no kernel then touches.
+struct Operands<'t> {
+    tensors: PerOperand<&'t Tensor>,
+    lse: &'t Tensor,
+    is_causal: bool,
+    scale: f64,
+}
+
+impl Operands<'_> {
+    fn launch(&self, passes: &[Pass], sums: Option<&Tensor>, stream: &Stream, label: Label) -> Result<()> {
+        let attention = self.attention()?;
+        let operands = PerOperand::of(self.tensors.list().map(|tensor| tensor.pointer().address()));
+        let sums = sums.map_or(0, |sums| sums.pointer().address());
+        let at = Addresses { operands, lse: self.lse.pointer().address(), sums };
+        for &pass in passes {
+            let device = self.tensors.q.device();
+            let processors = device.properties().multi_processor_count;
+            let kernel = AttentionPass { attention, pass, cores: cores_of(device), processors };
+            stream.launch_native(&Placed { kernel, at }, label)?;
+        }
+        Ok(())
+    }
+
+    fn attention(&self) -> Result<Attention> {
+        let (q, k) = (self.tensors.q.shape(), self.tensors.k.shape());
+        let attention = Attention {
+            dtype: self.tensors.q.dtype(),
+            batch: q[0] as u64,
+            heads: q[1] as u64,
+            kv_heads: k[1] as u64,
+            queries: q[2] as u64,
+            keys: k[2] as u64,
+            features: q[3] as u64,
+            is_causal: self.is_causal,
+            scale_bits: (self.scale as f32).to_bits(),
+            strides: PerOperand::of(self.tensors.list().map(strides_of)),
+        };
+        attention.check().map_err(|fault| Error::invalid(fault.to_string()))?;
+        Ok(attention)
+    }
+}
+
+fn cores_of(device: &Device) -> TensorCores {
+    let capability = device.properties().compute_capability;
+    if (capability.major, capability.minor) == (9, 0) { TensorCores::WarpGroup } else { TensorCores::Warp }
+}
+
+/// Checks shapes and dtypes of queries, keys and values, and of what has the shape of the queries.
+fn check(query: &Tensor, key: &Tensor, value: &Tensor, like_query: &[&Tensor]) -> Result<()> {
+    let (q, k) = (query.shape(), key.shape());
+    let fits = q.len() == 4
+        && k.len() == 4
+        && k == value.shape()
+        && (q[0], q[3]) == (k[0], k[3])
+        && like_query.iter().all(|tensor| tensor.shape() == q)
+        && [key, value]
+            .into_iter()
+            .chain(like_query.iter().copied())
+            .all(|tensor| tensor.dtype() == query.dtype());
+    match fits {
+        true if [q, k].iter().all(|shape| !shape.contains(&0)) => Ok(()),
+        true => Err(Error::invalid("attention: every operand has elements")),
+        false => Err(Error::invalid(format!(
+            "attention: operands are (batch, heads, tokens, features) of one dtype, keys and values of one shape; but those are {q:?}, {k:?} \
+             and {:?}",
+            value.shape()
+        ))),
+    }
+}
+
+/// Checks the logarithms that belong to the queries.
+fn check_lse(query: &Tensor, lse: &Tensor) -> Result<()> {
+    match lse.dtype() == DType::F32 && lse.shape() == &query.shape()[..3] && lse.is_contiguous() {
+        true => Ok(()),
+        false => {
+            Err(Error::invalid("attention: the logarithms are contiguous float32 (batch, heads, tokens)"))
+        }
+    }
+}
+
+/// Computes softmax(scale · query · keyᵀ) · value, and the logarithm of each query's sum of exponentials.
+pub(crate) fn forward(call: &Call<'_>) -> Result<Tensors> {
+    let [query, key, value] = [0, 1, 2].map(|place| call.tensor(place));
+    check(query, key, value, &[])?;
+    let (q, k, v) = (readable(query)?, readable(key)?, readable(value)?);
+    let stream = call.device.current_stream();
+    let lse = Tensor::empty_on(&q.shape()[..3], DType::F32, &stream, call.label)?;
+    let result = empty_rows(q.shape(), q.dtype(), &stream, call.label)?;
+    let tensors = PerOperand { k: &k, v: &v, o: &result, ..PerOperand::of([&q; 8]) };
+    let operands = Operands { tensors, lse: &lse, is_causal: call.bool(3), scale: call.float(4) };
+    operands.launch(&[Pass::Forward], None, &stream, call.label)?;
+    Ok([result, lse].into_iter().collect())
+}
+
+/// The tensors that gradients are computed from.
+struct Known<'t> {
+    gradient: &'t Tensor,
+    query: &'t Tensor,
+    key: &'t Tensor,
+    value: &'t Tensor,
+    result: &'t Tensor,
+    lse: &'t Tensor,
+}
+
+/// Computes the gradients of queries, keys and values into tensors that lie as the kernels can write them.
+fn gradients_into(
+    known: &Known<'_>,
+    [of_query, of_key, of_value]: [&Tensor; 3],
+    (is_causal, scale): (bool, f64),
+    label: Label,
+) -> Result<()> {
+    let Known { gradient, query, key, value, result, lse } = *known;
+    check(query, key, value, &[gradient, result])?;
+    check_lse(query, lse)?;
+    let stream = query.device().current_stream();
+    let [q, k, v, o, grad_o] = [query, key, value, result, gradient].map(readable);
+    let (q, k, v, o, grad_o) = (q?, k?, v?, o?, grad_o?);
+    let tensors = PerOperand {
+        q: &q,
+        k: &k,
+        v: &v,
+        o: &o,
+        grad_o: &grad_o,
+        grad_q: of_query,
+        grad_k: of_key,
+        grad_v: of_value,
+    };
+    let operands = Operands { tensors, lse, is_causal, scale };
+    let count = operands.attention()?.sums() as usize;
+    let sums = Tensor::empty_on(&[count], DType::F32, &stream, label)?;
+    operands.launch(&[Pass::Sums, Pass::Keys, Pass::Queries], Some(&sums), &stream, label)
+}
+
+/// Computes the gradients of queries, keys and values.
+pub(crate) fn backward(call: &Call<'_>) -> Result<Tensors> {
+    let [gradient, query, key, value, result, lse] = [0, 1, 2, 3, 4, 5].map(|place| call.tensor(place));
+    check(query, key, value, &[gradient, result])?;
+    let stream = call.device.current_stream();
+    let [of_query, of_key, of_value] =
+        [query, key, value].map(|tensor| empty_rows(tensor.shape(), tensor.dtype(), &stream, call.label));
+    let gradients = [of_query?, of_key?, of_value?];
+    let known = Known { gradient, query, key, value, result, lse };
+    let [of_query, of_key, of_value] = &gradients;
+    gradients_into(&known, [of_query, of_key, of_value], (call.bool(6), call.float(7)), call.label)?;
+    Ok(gradients.into_iter().collect())
+}
+
+/// The gradient of [`forward`]: by the fused kernels, or, where it shall have a gradient itself, by operators.
+pub(crate) static GRADIENT: Formula = Formula {
+    inputs: &[0, 1, 2],
+    outputs: &[0, 1],
+    backward: |call| {
+        let (q, k, v) = (call.saved(0)?, call.saved(1)?, call.saved(2)?);
+        let (is_causal, scale) = (call.bool(3), call.float(4));
+        let gradient = call.gradient()?;
+        let gradients = if is_grad_enabled() {
+            by_operators([&q, &k, &v], &gradient, is_causal, scale)?
+        } else {
+            let (result, lse) = (call.result(0)?, call.result(1)?);
+            let tensors = [&gradient, &q, &k, &v, &result, &lse];
+            let mut arguments: Vec<Argument<'_>> = tensors.into_iter().map(Argument::from).collect();
+            arguments.extend([Argument::from(is_causal), Argument::from(scale)]);
+            internal("flash_attention_backward")?.call(&arguments, None, call.label())?
+        };
+        call.each(|place| Ok(Some(gradients[place].clone())))
+    },
+};
+
+/// Computes the gradients of queries, keys and values by operators that have gradients themselves.
+fn by_operators(
+    [query, key, value]: [&Tensor; 3],
+    gradient: &Tensor,
+    is_causal: bool,
+    scale: f64,
+) -> Result<Tensors> {
+    let shared = query.shape()[1] / key.shape()[1];
+    let wide = |tensor: &Tensor, times: usize| -> Result<Tensor> {
+        let tensor = tensor.to_dtype(DType::F32)?;
+        if times == 1 { Ok(tensor) } else { tensor.repeat_interleave(times as i64, Some(1)) }
+    };
+    let (q, k, v, gradient) = (wide(query, 1)?, wide(key, shared)?, wide(value, shared)?, wide(gradient, 1)?);
+    let mut scores = q.matmul(&k.transpose(-2, -1)?)?.mul_scalar(scale)?;
+    if is_causal {
+        let seen = Tensor::ones(&scores.shape()[2..], DType::Bool, q.device())?.tril(0)?;
+        scores =
+            seen.select_where(&scores, &Tensor::full(&[], f64::NEG_INFINITY, DType::F32, q.device())?)?;
+    }
+    let weights = scores.softmax(-1)?;
+    let of_weights = gradient.matmul(&v.transpose(-2, -1)?)?;
+    let sums = weights.mul(&of_weights)?.sum(&[-1], true)?;
+    let of_scores = weights.mul(&of_weights.sub(&sums)?)?.mul_scalar(scale)?;
+    let narrow = |tensor: &Tensor, like: &Tensor| -> Result<Tensor> {
+        let &[batch, heads, tokens, features] = like.shape() else {
+            return Err(Error::invalid("four dimensions"));
+        };
+        let of_groups = tensor.reshape(&[batch, heads, tensor.shape()[1] / heads, tokens, features])?;
+        of_groups.sum(&[2], false)?.to_dtype(like.dtype())
+    };
+    Ok([
+        narrow(&of_scores.matmul(&k)?, query)?,
+        narrow(&of_scores.transpose(-2, -1)?.matmul(&q)?, key)?,
+        narrow(&weights.transpose(-2, -1)?.matmul(&gradient)?, value)?,
+    ]
+    .into_iter()
+    .collect())
+}
+
+/// Queries, keys and values of a packed tensor (tokens, heads, 3, features): (1, heads, tokens, features) each, where they lie.
+fn parts(packed: &Tensor) -> Result<[Tensor; 3]> {
+    let parts = packed.unbind(2)?;
+    let part = |place: usize| parts[place].transpose(0, 1)?.unsqueeze(0);
+    Ok([part(0)?, part(1)?, part(2)?])
+}
+
+/// Computes self-attention of a packed tensor: the result (tokens, heads, features), and the logarithms (1, heads, tokens).
+pub(crate) fn packed(call: &Call<'_>) -> Result<Tensors> {
+    let packed = call.tensor(0).detach();
+    if !matches!(packed.shape(), [_, _, 3, _]) || packed.elements() == 0 {
+        let shape = packed.shape();
+        return Err(Error::invalid(format!("the input is (tokens, heads, 3, features), not {shape:?}")));
+    }
+    let [query, key, value] = parts(&packed)?;
+    let (q, k, v) = (readable(&query)?, readable(&key)?, readable(&value)?);
+    let stream = call.device.current_stream();
+    let lse = Tensor::empty_on(&q.shape()[..3], DType::F32, &stream, call.label)?;
+    let result = empty_rows(q.shape(), q.dtype(), &stream, call.label)?;
+    let tensors = PerOperand { k: &k, v: &v, o: &result, ..PerOperand::of([&q; 8]) };
+    let operands = Operands { tensors, lse: &lse, is_causal: call.bool(1), scale: call.float(2) };
+    operands.launch(&[Pass::Forward], None, &stream, call.label)?;
+    Ok([result.squeeze(0)?.transpose(0, 1)?, lse].into_iter().collect())
+}
+
+/// The gradient of [`packed`], written into one packed tensor.
+pub(crate) static PACKED_GRADIENT: Formula =
+    Formula { inputs: &[0], outputs: &[0, 1], backward: |call| call.one(0, || packed_gradient(call)) };
+
+fn packed_gradient(call: &GradientCall<'_>) -> Result<Tensor> {
+    let (packed, options) = (call.saved(0)?, (call.bool(1), call.float(2)));
+    let gradient = call.gradient()?.transpose(0, 1)?.unsqueeze(0)?;
+    let [query, key, value] = parts(&packed)?;
+    if is_grad_enabled() {
+        let gradients = by_operators([&query, &key, &value], &gradient, options.0, options.1)?;
+        let rows: Vec<Tensor> =
+            gradients.iter().map(|part| part.squeeze(0)?.transpose(0, 1)).collect::<Result<_>>()?;
+        return Tensor::stack(&rows, 2);
+    }
+    let (result, lse) = (call.result(0)?.transpose(0, 1)?.unsqueeze(0)?, call.result(1)?);
+    let stream = packed.device().current_stream();
+    let whole = Tensor::empty_on(packed.shape(), packed.dtype(), &stream, call.label())?;
+    let [of_query, of_key, of_value] = parts(&whole)?;
+    let known =
+        Known { gradient: &gradient, query: &query, key: &key, value: &value, result: &result, lse: &lse };
+    gradients_into(&known, [&of_query, &of_key, &of_value], options, call.label())?;
+    Ok(whole)
+}

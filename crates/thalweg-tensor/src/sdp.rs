@@ -1,0 +1,159 @@
+//! Which backend computes scaled dot product attention.
+//!
+//! [`SdpBackend::Flash`] is a kernel of our own, which keeps no matrix of scores; [`SdpBackend::Math`] is a composition of operators. A call
+//! takes the first of its thread's backends, in the order of [`SdpBackend`], that can compute it; [`sdp_kernel`] says which may be taken. Flash
+//! takes queries, keys and values of bf16 or f16 with 3 or 4 dimensions, equal batches, up to 128 features in a multiple of 8, and a scale above 0, without a
+//! mask and without dropout, on the simulator and on GPUs from compute capability 8.0 on. Math takes everything.
+
+use std::cell::Cell;
+use std::panic::Location;
+
+use thalweg_ir::DType;
+use thalweg_kernels::attention::{CHUNK, MOST_FEATURES};
+use thalweg_runtime::{Error, Result};
+
+use crate::autocast::dtype_in_lower;
+use crate::caller::label_at;
+use crate::dispatch::built_in;
+use crate::tensor::Tensor;
+
+/// A way to compute attention (`torch.nn.attention.SDPBackend`), the preferred first.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum SdpBackend {
+    /// NVIDIA's library (`CUDNN_ATTENTION`). No operator takes it yet.
+    Cudnn,
+    /// The fused kernel (`FLASH_ATTENTION`).
+    Flash,
+    /// A composition of operators (`MATH`).
+    Math,
+}
+
+thread_local! {
+    static ALLOWED: Cell<[bool; 3]> = const { Cell::new([true; 3]) };
+}
+
+/// Calls a function in which this thread's attention is computed by one of the backends alone (`torch.nn.attention.sdpa_kernel`).
+///
+/// # Errors
+/// Those of the function. Attention that no given backend can compute is an error in it.
+pub fn sdp_kernel<T>(backends: &[SdpBackend], function: impl FnOnce() -> Result<T>) -> Result<T> {
+    struct Restored([bool; 3]);
+    impl Drop for Restored {
+        fn drop(&mut self) {
+            ALLOWED.set(self.0);
+        }
+    }
+    let mut allowed = [false; 3];
+    backends.iter().for_each(|&backend| allowed[backend as usize] = true);
+    let _restored = Restored(ALLOWED.replace(allowed));
+    function()
+}
+
+/// The options of a call of attention, beside its three tensors.
+#[derive(Clone, Copy, Debug)]
+pub struct Request {
+    /// Whether query i sees only the keys up to the i-th.
+    pub is_causal: bool,
+    /// The factor of the scores.
+    pub scale: f64,
+    /// Whether several heads of queries share one of keys and values.
+    pub enable_gqa: bool,
+    /// Whether there is a mask or dropout.
+    pub is_modified: bool,
+}
+
+/// Returns attention by the backend that is to compute it; `None` where that is [`SdpBackend::Math`].
+///
+/// # Errors
+/// [`Error::is_invalid_argument`] if no backend that may be taken can compute it.
+pub fn fused_attention(
+    [query, key, value]: [&Tensor; 3],
+    request: Request,
+    location: &'static Location<'static>,
+) -> Result<Option<Tensor>> {
+    let reason = reason_against(&[query, key, value], request).or_else(|| {
+        let [q, k, v] = [query, key, value].map(Tensor::shape);
+        let (rank, fits) = (q.len(), q.len() == k.len() && k == v);
+        if !fits || !(3..=4).contains(&rank) || k[rank - 1] != q[rank - 1] {
+            return Some("it takes three tensors of 3 or 4 dimensions with equal features, keys and values of one shape");
+        }
+        let (heads, kv_heads) = (q[rank - 3], k[rank - 3]);
+        let is_shared = request.enable_gqa && rank == 4 && kv_heads > 0 && heads.is_multiple_of(kv_heads);
+        if (rank == 4 && q[0] != k[0]) || (heads != kv_heads && !is_shared) {
+            return Some("batches and heads differ");
+        }
+        [q, k].iter().any(|shape| shape.contains(&0)).then_some("a tensor has no elements")
+    });
+    if !takes(reason)? {
+        return Ok(None);
+    }
+    let is_single = query.rank() == 3;
+    let whole = |tensor: &Tensor| if is_single { tensor.unsqueeze(0) } else { Ok(tensor.clone()) };
+    let [query, key, value] = [whole(query)?, whole(key)?, whole(value)?];
+    let arguments =
+        [(&query).into(), (&key).into(), (&value).into(), request.is_causal.into(), request.scale.into()];
+    let label = label_at("scaled_dot_product_attention", location);
+    let result = built_in!("thalweg::flash_attention")?.call(&arguments, None, label)?.swap_remove(0);
+    if is_single { result.squeeze(0).map(Some) } else { Ok(Some(result)) }
+}
+
+/// Returns self-attention of a packed tensor (tokens, heads, 3, features), likewise: (tokens, heads, features).
+///
+/// # Errors
+/// As [`fused_attention`].
+pub fn fused_packed_attention(
+    packed: &Tensor,
+    is_causal: bool,
+    scale: f64,
+    location: &'static Location<'static>,
+) -> Result<Option<Tensor>> {
+    let request = Request { is_causal, scale, enable_gqa: false, is_modified: false };
+    let reason = reason_against(&[packed], request).or_else(|| {
+        let is_packed = matches!(packed.shape(), [_, _, 3, _]) && packed.elements() > 0;
+        (!is_packed).then_some("it takes (tokens, heads, 3, features)")
+    });
+    if !takes(reason)? {
+        return Ok(None);
+    }
+    let arguments = [packed.into(), is_causal.into(), scale.into()];
+    let label = label_at("packed_attention", location);
+    built_in!("thalweg::packed_flash_attention")?
+        .call(&arguments, None, label)
+        .map(|mut all| Some(all.swap_remove(0)))
+}
+
+/// Returns why Flash cannot compute attention of these tensors, as far as it is not their shapes that say so.
+fn reason_against(tensors: &[&Tensor], request: Request) -> Option<&'static str> {
+    let device = tensors[0].device();
+    let dtype = dtype_in_lower(tensors[0]);
+    if request.is_modified {
+        return Some("there is a mask or dropout");
+    }
+    if !matches!(dtype, DType::Bf16 | DType::F16)
+        || tensors.iter().any(|tensor| dtype_in_lower(tensor) != dtype)
+    {
+        return Some("it takes bfloat16 or float16");
+    }
+    let features = tensors[0].shape().last().map_or(0, |&features| features as u64);
+    if features == 0 || features > MOST_FEATURES || !features.is_multiple_of(CHUNK) {
+        return Some("it takes up to 128 features, in a multiple of 8");
+    }
+    if !(request.scale > 0.0 && (request.scale as f32) > 0.0 && (request.scale as f32).is_finite()) {
+        return Some("it takes a finite scale above 0");
+    }
+    let is_old = !device.is_simulated() && device.properties().compute_capability.major < 8;
+    is_old.then_some("it needs compute capability 8.0")
+}
+
+/// Returns whether Flash computes it, if there is no reason against that.
+fn takes(reason: Option<&str>) -> Result<bool> {
+    let [_, flash, math] = ALLOWED.get();
+    match reason {
+        None if flash => Ok(true),
+        _ if math => Ok(false),
+        reason => Err(Error::invalid(format!(
+            "No available kernel. Flash: {}; Math: it is not among the backends of sdp_kernel; add SdpBackend::Math",
+            reason.unwrap_or("it is not among the backends of sdp_kernel")
+        ))),
+    }
+}

@@ -1,0 +1,186 @@
+//! Fused attention against the composition of operators in f64, and which of the two is taken.
+
+use std::slice::from_ref;
+
+use thalweg_ir::DType;
+use thalweg_nn::functional::{AttentionOptions, packed_attention, scaled_dot_product_attention};
+use thalweg_runtime::{Label, Result};
+use thalweg_tensor::Tensor;
+use thalweg_tensor::autocast::autocast;
+use thalweg_tensor::autograd::{BackwardOptions, gradients_with};
+use thalweg_tensor::dispatch::{Argument, find_operator};
+use thalweg_tensor::sdp::SdpBackend::{Flash, Math};
+use thalweg_tensor::sdp::{SdpBackend, sdp_kernel};
+
+use crate::support::{assert_close, random, values};
+
+/// Calls the operator of ATen.
+fn attention([q, k, v]: [&Tensor; 3], is_causal: bool, scale: Option<f64>) -> Result<Tensor> {
+    let operator = find_operator("scaled_dot_product_attention")?;
+    let (mask, no_dropout, is_shared) = (Argument::None, Argument::Float(0.0), Argument::Bool(true));
+    let scale = scale.map_or(Argument::None, Argument::Float);
+    let all = [q.into(), k.into(), v.into(), mask, no_dropout, is_causal.into(), scale, is_shared];
+    Ok(operator.call(&all, None, Label::here("attention"))?.swap_remove(0))
+}
+
+/// The result and the gradients of three tensors, by one backend, in a dtype.
+fn results(
+    backend: SdpBackend,
+    inputs: &[Tensor; 3],
+    gradient: &Tensor,
+    dtype: DType,
+    is_causal: bool,
+    scale: Option<f64>,
+) -> [Vec<f64>; 4] {
+    let leaves =
+        inputs.each_ref().map(|input| input.to_dtype(dtype).unwrap().detach().requires_grad_().unwrap());
+    let result = sdp_kernel(&[backend], || attention(leaves.each_ref(), is_causal, scale)).unwrap();
+    assert_eq!(result.dtype(), dtype);
+    result.backward_with(&gradient.to_dtype(dtype).unwrap()).unwrap();
+    let [q, k, v] = leaves.map(|leaf| values(&leaf.grad().unwrap()));
+    [values(&result), q, k, v]
+}
+
+/// Numbers that a dtype holds exactly.
+fn held(shape: &[usize], seed: u64, dtype: DType) -> Tensor {
+    random(shape, seed).to_dtype(dtype).unwrap().to_dtype(DType::F64).unwrap()
+}
+
+#[test]
+fn fused_attention_and_its_gradients_are_those_of_operators_in_f64() {
+    // Shapes of queries and keys: heads of their own and shared, lengths that differ, one key, without a batch.
+    let shapes: [(&[usize], &[usize]); 6] = [
+        (&[2, 3, 17, 16], &[2, 3, 17, 16]),
+        (&[1, 4, 33, 8], &[1, 2, 9, 8]),
+        (&[2, 6, 5, 40], &[2, 1, 70, 40]),
+        (&[1, 1, 1, 128], &[1, 1, 130, 128]),
+        (&[2, 2, 3, 8], &[2, 2, 1, 8]),
+        (&[3, 12, 24], &[3, 7, 24]),
+    ];
+    for (seed, (q, k)) in (0..).step_by(10).zip(shapes) {
+        for (dtype, tolerance) in [(DType::Bf16, 0.03), (DType::F16, 0.004)] {
+            let inputs = [held(q, seed, dtype), held(k, seed + 1, dtype), held(k, seed + 2, dtype)];
+            let gradient = held(q, seed + 3, dtype);
+            for (is_causal, scale) in [(false, None), (true, None), (true, Some(0.7))] {
+                let fused = results(Flash, &inputs, &gradient, dtype, is_causal, scale);
+                let expected = results(Math, &inputs, &gradient, DType::F64, is_causal, scale);
+                for (found, expected) in fused.iter().zip(&expected) {
+                    assert_close(found, expected, tolerance);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn what_lies_in_other_ways_is_read_as_it_is() {
+    let whole = held(&[5, 2, 3, 4, 16], 1, DType::F16);
+    let gradient = held(&[2, 4, 5, 16], 2, DType::F16);
+    // (tokens, batch, 3, heads, features): parts of a packed tensor; one that is expanded, and one whose features lie apart.
+    let part = |place: usize| whole.select(2, place).unwrap().permute(&[1, 2, 0, 3]).unwrap();
+    let expanded = part(1).narrow(0, 0, 1).unwrap().expand(&[2, 4, 5, 16]).unwrap();
+    let turned = part(2).transpose(2, 3).unwrap().contiguous().unwrap().transpose(2, 3).unwrap();
+    for inputs in [[part(0), part(1), part(2)], [part(0), expanded, turned]] {
+        let found = [true, false].map(|is_copied| {
+            let inputs = inputs.each_ref().map(|input| {
+                let half = input.to_dtype(DType::F16).unwrap();
+                if is_copied { half.contiguous().unwrap() } else { half }
+            });
+            results(Flash, &inputs, &gradient, DType::F16, true, None)
+        });
+        assert_eq!(found[0], found[1]);
+    }
+}
+
+#[test]
+fn packed_attention_is_fused_for_floats_of_16_bits() {
+    for (dtype, tolerance) in [(DType::Bf16, 0.04), (DType::F16, 0.005)] {
+        let packed = held(&[21, 4, 3, 16], 1, dtype);
+        let gradient = held(&[21, 4, 16], 2, dtype);
+        for is_causal in [false, true] {
+            let [fused, expected] = [(Flash, dtype), (Math, DType::F64)].map(|(backend, dtype)| {
+                let leaf = packed.to_dtype(dtype).unwrap().detach().requires_grad_().unwrap();
+                let result = sdp_kernel(&[backend], || packed_attention(&leaf, is_causal)).unwrap();
+                result.backward_with(&gradient.to_dtype(dtype).unwrap()).unwrap();
+                [values(&result), values(&leaf.grad().unwrap())]
+            });
+            assert_close(&fused[0], &expected[0], tolerance);
+            assert_close(&fused[1], &expected[1], tolerance);
+        }
+    }
+}
+
+#[test]
+fn what_the_fused_kernel_does_not_take_goes_to_operators_or_is_refused() {
+    let tensor = |shape: &[usize], dtype: DType| random(shape, 1).to_dtype(dtype).unwrap();
+    let half = tensor(&[1, 2, 4, 8], DType::F16);
+    let refused = |x: &Tensor, options: AttentionOptions<'_>, why: &str| {
+        scaled_dot_product_attention(x, x, x, options).unwrap();
+        let call = || scaled_dot_product_attention(x, x, x, options);
+        let error = sdp_kernel(&[Flash], call).unwrap_err().to_string();
+        assert!(error.contains("No available kernel") && error.contains(why), "{error}");
+        sdp_kernel(&[Math], call).unwrap();
+    };
+    let plain = AttentionOptions::default();
+    let mask = tensor(&[4, 4], DType::F16);
+    refused(&half, AttentionOptions { attn_mask: Some(&mask), ..plain }, "a mask or dropout");
+    refused(&half, AttentionOptions { scale: Some(-1.0), ..plain }, "scale above 0");
+    refused(&tensor(&[1, 2, 4, 8], DType::F32), plain, "bfloat16 or float16");
+    refused(&tensor(&[1, 2, 4, 7], DType::F16), plain, "a multiple of 8");
+    refused(&tensor(&[1, 2, 4, 136], DType::F16), plain, "up to 128 features");
+    refused(&tensor(&[1, 1, 2, 4, 8], DType::F16), plain, "3 or 4 dimensions");
+    sdp_kernel(&[Flash], || scaled_dot_product_attention(&half, &half, &half, plain)).unwrap();
+    let inner = || sdp_kernel(&[Math], || scaled_dot_product_attention(&half, &half, &half, plain));
+    sdp_kernel(&[Flash], || {
+        inner()?;
+        let error = scaled_dot_product_attention(&mask, &mask, &mask, plain).unwrap_err().to_string();
+        assert!(error.contains("No available kernel"), "the outer choice is back: {error}");
+        Ok(())
+    })
+    .unwrap();
+    let none = sdp_kernel(&[], || scaled_dot_product_attention(&half, &half, &half, plain));
+    assert!(none.unwrap_err().is_invalid_argument());
+}
+
+#[test]
+fn autocast_fuses_what_is_given_in_float32() {
+    let x = random(&[1, 2, 6, 8], 1).to_dtype(DType::F32).unwrap();
+    let packed = random(&[6, 2, 3, 8], 1).to_dtype(DType::F32).unwrap().requires_grad_().unwrap();
+    autocast(DType::Bf16, || {
+        sdp_kernel(&[Flash], || {
+            let result = scaled_dot_product_attention(&x, &x, &x, AttentionOptions::default())?;
+            assert_eq!(result.dtype(), DType::Bf16);
+            assert_eq!(attention([&x, &x, &x], true, None)?.dtype(), DType::Bf16);
+            let result = packed_attention(&packed, true)?;
+            assert_eq!(result.dtype(), DType::Bf16);
+            result.sum(&[], false)?.backward()
+        })
+    })
+    .unwrap();
+    assert_eq!(packed.grad().unwrap().dtype(), DType::F32);
+}
+
+#[test]
+fn gradients_of_gradients_of_fused_attention_are_those_of_operators() {
+    let second = |backend: SdpBackend, dtype: DType| {
+        let leaf = |shape: &[usize], seed| {
+            held(shape, seed, DType::F16).to_dtype(dtype).unwrap().requires_grad_().unwrap()
+        };
+        let leaves = [leaf(&[1, 4, 5, 8], 1), leaf(&[1, 2, 6, 8], 2), leaf(&[1, 2, 6, 8], 3)];
+        let result = sdp_kernel(&[backend], || attention(leaves.each_ref(), true, None)).unwrap();
+        let along = held(&[1, 4, 5, 8], 4, DType::F16).to_dtype(dtype).unwrap();
+        let create = BackwardOptions { retain_graph: true, create_graph: true };
+        let first = gradients_with(from_ref(&result), &[Some(along)], &leaves, create).unwrap();
+        let squares: Vec<Tensor> = first
+            .into_iter()
+            .map(|gradient| gradient.unwrap().square().unwrap().sum(&[], false).unwrap())
+            .collect();
+        let one = |of: &Tensor| Some(Tensor::ones(&[], dtype, of.device()).unwrap());
+        let ones: Vec<Option<Tensor>> = squares.iter().map(one).collect();
+        let found = gradients_with(&squares, &ones, &leaves, BackwardOptions::default()).unwrap();
+        found.into_iter().map(|gradient| values(&gradient.unwrap())).collect::<Vec<_>>()
+    };
+    for (found, expected) in second(Flash, DType::F16).iter().zip(&second(Math, DType::F64)) {
+        assert_close(found, expected, 0.02);
+    }
+}
