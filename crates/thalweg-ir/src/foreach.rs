@@ -171,16 +171,7 @@ impl ForeachKernel {
 
     /// Returns the body over one tensor, as a kernel of its own: what the host runs for each.
     pub fn single(&self) -> Kernel {
-        let class = Class {
-            row_rank: 1,
-            inner_rank: 0,
-            contiguous: false,
-            narrow_index: false,
-            lanes: 1,
-            vector: 1,
-            rows_abreast: 1,
-            cascade: 1,
-        };
+        let class = Class::new(1, 0);
         Kernel { name: self.name.clone(), body: self.body.clone(), class }
     }
 

@@ -6,9 +6,10 @@
 //!
 //! # The order of a reduction
 //! A [`Class`] has a number of `lanes`. Lane *t* of a row combines the points *t*, *t* + lanes, *t* + 2·lanes … in this
-//! order, starting from the operation's neutral value; then lanes are combined as a tree: for `step` = lanes/2, lanes/4 …
-//! 1, lane *t* < `step` becomes `op(lane t, lane t + step)`. With one lane the row is combined front to back. So the order
-//! is data, and every executor gives the same bits for operations that are correctly rounded.
+//! order, starting from the operation's neutral value; then lanes are combined as a tree, neighbours first: for `step` = 1, 2,
+//! 4 … lanes/2, each lane *t* that is a multiple of 2·`step` becomes `op(lane t, lane t + step)`. With one lane the row is
+//! combined front to back. So the order is data, and every executor gives the same bits for operations that are correctly
+//! rounded. How many threads work on a row does not matter: one may take several neighbouring lanes ([`Class::vector`]).
 //!
 //! A lane with many points is a *cascade*, so that the error of a sum does not grow with their number: with a
 //! [`Class::cascade`] of 2 its points are taken in runs of [`RUN`], each of which starts from the neutral value, and the results
@@ -39,16 +40,68 @@ pub struct Class {
     pub contiguous: bool,
     /// Whether offsets, coordinates and the number of points of all rows together stay below 2³¹.
     pub narrow_index: bool,
-    /// How many lanes combine a row: a power of two up to 1,024; 1 for bodies without reductions.
+    /// How many lanes combine a row: a power of two; 1 for bodies without reductions. At most 1,024 threads share a row.
     pub lanes: u16,
-    /// How many consecutive elements a thread handles at a time, where the body has no reductions and is contiguous: 1, 2,
-    /// 4 or 8. Addresses are then aligned to that many elements of each operand.
+    /// How many consecutive elements a thread loads and stores at a time: 1, 2, 4 or 8. Addresses are then aligned to that many
+    /// elements of each operand. Of a body without reductions they are neighbours in the last dimension; of rows that are
+    /// [`held`](Class::held), neighbouring lanes; of rows abreast, neighbouring rows. It is 1 elsewhere.
     pub vector: u8,
     /// How many rows a block of threads takes at a time, neighbouring threads neighbouring rows: 1, or, of rows with several
     /// lanes whose elements lie side by side in memory, a power of two. Not part of a reduction's order.
-    pub rows_abreast: u8,
+    pub rows_abreast: u16,
     /// How many levels of partial results a lane keeps: 1, 2 or 3; 1 for bodies without reductions.
     pub cascade: u8,
+    /// How many vectors a thread holds of a row, from its first pass to its last: then a row has at most lanes · held points, a
+    /// multiple of [`vector`](Class::vector), in one inner dimension, and every operand's inner stride is 1, or 0 for the
+    /// inputs of [`repeated`](Class::repeated). 0 where each pass reads the row anew. Not part of a reduction's order.
+    pub held: u8,
+    /// The inputs that stay on one element, as bits: at all points of a row, of rows that are held; for all rows at a point, of
+    /// rows abreast that are handled by vectors; along the last dimension, of strided points that are. 0 elsewhere.
+    pub repeated: u32,
+    /// One more than the row dimension in which neighbouring elements of [`turned_inputs`](Class::turned_inputs) are neighbours in
+    /// memory, while those of outputs are in the last one; 0 where there is none. Such a kernel handles tiles of both.
+    pub turned: u8,
+    /// The inputs whose elements are neighbours in the dimension that is turned, as bits.
+    pub turned_inputs: u32,
+}
+
+impl Class {
+    /// Returns the class that any launch with these ranks is of, with one lane per row.
+    #[must_use]
+    pub const fn new(row_rank: u8, inner_rank: u8) -> Self {
+        Self {
+            row_rank,
+            inner_rank,
+            contiguous: false,
+            narrow_index: false,
+            lanes: 1,
+            vector: 1,
+            rows_abreast: 1,
+            cascade: 1,
+            held: 0,
+            repeated: 0,
+            turned: 0,
+            turned_inputs: 0,
+        }
+    }
+
+    /// Returns how many threads share a row.
+    #[must_use]
+    pub const fn threads_of_a_row(&self) -> u32 {
+        if self.held > 0 { self.lanes as u32 / self.vector as u32 } else { self.lanes as u32 }
+    }
+
+    /// Returns how many threads of a block take neighbouring rows.
+    #[must_use]
+    pub const fn threads_abreast(&self) -> u32 {
+        if self.held > 0 { 1 } else { self.rows_abreast as u32 / self.vector as u32 }
+    }
+
+    /// Returns whether an input is said to be in [`repeated`](Class::repeated).
+    #[must_use]
+    pub const fn repeats(&self, input: usize) -> bool {
+        input < 32 && self.repeated >> input & 1 == 1
+    }
 }
 
 /// How many points, or results of runs, a lane of a cascade combines before the result goes up a level.

@@ -28,6 +28,7 @@ pub mod cuda;
 pub mod foreach;
 mod functions;
 pub mod grad;
+pub mod held;
 pub mod host;
 pub mod philox;
 

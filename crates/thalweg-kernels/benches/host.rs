@@ -36,16 +36,7 @@ fn report(name: &str, value: f64, unit: &str) {
 }
 
 fn kernel(builder: BodyBuilder, row_rank: u8, inner_rank: u8, lanes: u16) -> HostProgram {
-    let class = Class {
-        row_rank,
-        inner_rank,
-        contiguous: false,
-        narrow_index: false,
-        lanes,
-        vector: 1,
-        rows_abreast: 1,
-        cascade: 1,
-    };
+    let class = Class { lanes, ..Class::new(row_rank, inner_rank) };
     HostProgram::compile(&Kernel { name: "bench".into(), body: builder.finish(), class })
 }
 

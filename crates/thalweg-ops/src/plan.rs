@@ -4,6 +4,11 @@
 //! are, how many lanes combine a row. Each decision depends on shapes, strides and dtypes alone, so the same call always
 //! runs the same kernel and sums in the same order.
 
+mod columns;
+mod explain;
+mod points;
+mod rows;
+
 use smallvec::SmallVec;
 use thalweg_ir::{
     Body, Class, DType, Dimensions, Geometry, InputKind, Kernel, OperandGeometry, OutputPlace, RUN, ReduceOp,
@@ -58,7 +63,7 @@ const WARP_POINTS: u64 = 1024;
 const ROWS_FOR_A_THREAD_EACH: u64 = 1 << 15;
 
 /// With fewer rows than that, so many neighbours share a block: eight elements of 4 bytes are a sector.
-const ROWS_ABREAST: u8 = 8;
+const ROWS_ABREAST: u16 = 8;
 
 /// Points of a lane of such rows, as long as there are no more than [`MOST_LANES_ABREAST`] lanes: loads that a thread has under
 /// way at once.
@@ -75,6 +80,8 @@ const POINTS_OF_TWO_LEVELS: u64 = 2 * RUN * RUN;
 
 /// Decides class and geometry.
 pub fn plan(body: &Body, iteration: &Iteration) -> LaunchPlan {
+    let ordered = points::in_order_of_outputs(body, iteration);
+    let iteration = ordered.as_ref().unwrap_or(iteration);
     let keep_dimensions = body.uses_coordinates();
     let operands = &iteration.operands;
     let row_strides: SmallVec<[&[u64]; 8]> = strided(operands, |rows, _| Some(rows));
@@ -101,12 +108,21 @@ pub fn plan(body: &Body, iteration: &Iteration) -> LaunchPlan {
             .collect(),
     };
     let contiguous = is_contiguous(body, &geometry);
-    let (lanes, rows_abreast) = lanes(body, &geometry);
     let class = Class {
-        row_rank: geometry.row_shape.len() as u8,
-        inner_rank: geometry.inner_shape.len() as u8,
         contiguous,
         narrow_index: is_narrow(&geometry),
+        ..Class::new(geometry.row_shape.len() as u8, geometry.inner_shape.len() as u8)
+    };
+    let alignment_bytes = iteration.alignment_bytes;
+    let special = rows::held(body, &geometry, class, alignment_bytes)
+        .or_else(|| columns::side_by_side(body, &geometry, class, alignment_bytes))
+        .or_else(|| points::turned(body, &geometry, class, alignment_bytes))
+        .or_else(|| points::vectors(body, &geometry, class, alignment_bytes));
+    if let Some(class) = special {
+        return LaunchPlan { class, geometry };
+    }
+    let (lanes, rows_abreast) = lanes(body, &geometry);
+    let class = Class {
         lanes,
         rows_abreast,
         cascade: cascade(body, &geometry, lanes),
@@ -115,6 +131,7 @@ pub fn plan(body: &Body, iteration: &Iteration) -> LaunchPlan {
         } else {
             1
         },
+        ..class
     };
     LaunchPlan { class, geometry }
 }
@@ -194,7 +211,7 @@ fn is_narrow(geometry: &Geometry) -> bool {
 }
 
 /// Returns how many lanes a row has, and how many rows a block takes abreast.
-fn lanes(body: &Body, geometry: &Geometry) -> (u16, u8) {
+fn lanes(body: &Body, geometry: &Geometry) -> (u16, u16) {
     let (rows, points) = (geometry.rows(), geometry.points());
     if body.reductions.is_empty() || points <= SERIAL_POINTS {
         return (1, 1);
@@ -258,14 +275,24 @@ pub fn kernel(operator: &str, compute: DType, body: Body, class: Class) -> Kerne
     for dtype in inputs.chain([compute]).chain(outputs) {
         name.push_str(abbreviation(dtype));
     }
-    let Class { row_rank, inner_rank, contiguous, narrow_index, lanes, vector, rows_abreast, cascade } =
-        class;
+    let Class {
+        row_rank, inner_rank, contiguous, narrow_index, lanes, vector, rows_abreast, cascade, ..
+    } = class;
     let shape = if contiguous { "c" } else { "s" };
     let index = if narrow_index { "n" } else { "w" };
     let abreast = if rows_abreast > 1 { format!("_a{rows_abreast}") } else { String::new() };
     let levels = if cascade > 1 { format!("_k{cascade}") } else { String::new() };
-    write!(name, "_{shape}{row_rank}{inner_rank}{index}_l{lanes}_v{vector}{abreast}{levels}")
-        .expect("writing to a string succeeds");
+    let held = if class.held > 0 { format!("_h{}", class.held) } else { String::new() };
+    let repeated = if class.repeated > 0 { format!("_r{:x}", class.repeated) } else { String::new() };
+    let turned = match class.turned {
+        0 => String::new(),
+        turned => format!("_t{turned}i{:x}", class.turned_inputs),
+    };
+    write!(
+        name,
+        "_{shape}{row_rank}{inner_rank}{index}_l{lanes}_v{vector}{abreast}{levels}{held}{repeated}{turned}"
+    )
+    .expect("writing to a string succeeds");
     Kernel { name, body, class }
 }
 

@@ -72,6 +72,54 @@ fn a_broadcast_operand_keeps_the_dimensions_apart_that_it_must() {
     assert_eq!(found.geometry.row_shape.as_slice(), [12, 5]);
     let transposed = elementwise(&[6, 5], &[&[1, 6], &[5, 1], &[5, 1]], 256);
     assert_eq!((transposed.class.row_rank, transposed.class.vector), (2, 1));
+    assert_eq!(transposed.class.turned, 0, "too small for tiles");
+    // A bias for each row, or for each column: loads are wide where memory is walked.
+    let bias = elementwise(&[6, 8], &[&[8, 1], &[1, 0], &[8, 1]], 256);
+    assert_eq!((bias.class.vector, bias.class.repeated), (4, 0b10));
+    let bias = elementwise(&[6, 8], &[&[8, 1], &[0, 1], &[8, 1]], 256);
+    assert_eq!((bias.class.vector, bias.class.repeated), (4, 0));
+    let odd = elementwise(&[6, 9], &[&[9, 1], &[0, 1], &[9, 1]], 256);
+    assert_eq!(odd.class.vector, 1);
+}
+
+#[test]
+fn points_are_walked_in_the_order_of_the_output() {
+    // Operands of one layout are contiguous, whatever their dimensions are called.
+    let turned: &[u64] = &[1, 100];
+    let found = elementwise(&[100, 50], &[turned; 3], 256);
+    assert!(found.class.contiguous);
+    assert_eq!(found.geometry.row_shape.as_slice(), [5000]);
+}
+
+#[test]
+fn a_transposition_is_done_by_tiles() {
+    let (plain, turned): (&[u64], &[u64]) = (&[64, 1], &[1, 128]);
+    let found = elementwise(&[128, 64], &[turned, plain, plain], 256);
+    assert_eq!((found.class.turned, found.class.turned_inputs, found.class.vector), (1, 1, 1));
+    // The same with the roles changed: what is written decides.
+    let found = elementwise(&[128, 64], &[turned, plain, turned], 256);
+    assert_eq!(found.geometry.row_shape.as_slice(), [64, 128]);
+    assert_eq!((found.class.turned, found.class.turned_inputs), (1, 2));
+    // Halves go in pairs, as long as all rows begin at a multiple of two.
+    let copy = |extents: [u64; 3], alignment_bytes| {
+        let [outer, rows, columns] = extents;
+        let iteration = Iteration {
+            rows: extents.as_slice().into(),
+            inner: Dimensions::new(),
+            operands: [[rows * columns, 1, rows], [rows * columns, columns, 1]]
+                .iter()
+                .map(|strides| self::rows(strides))
+                .collect(),
+            alignment_bytes,
+        };
+        let _ = outer;
+        let signature = structured::COPY.signature(&[DType::Bf16], false, Some(DType::Bf16)).expect("a copy");
+        let class = plan(&forward(&structured::COPY, &signature).body, &iteration).class;
+        (class.turned, class.vector)
+    };
+    assert_eq!(copy([3, 100, 200], 256), (2, 2));
+    assert_eq!(copy([3, 101, 200], 256), (2, 1));
+    assert_eq!(copy([3, 100, 200], 2), (2, 1));
 }
 
 #[test]
@@ -87,25 +135,26 @@ fn dimensions_of_one_element_do_not_matter() {
 #[test]
 fn the_lanes_of_a_row_follow_its_length() {
     assert_eq!(sum(&[100], &[8], &[8], &[1]).class.lanes, 1);
-    assert_eq!(sum(&[100], &[100], &[100], &[1]).class.lanes, 32);
-    assert_eq!(sum(&[100], &[5000], &[5000], &[1]).class.lanes, 256);
+    // With gaps between elements, so that nothing is held.
+    assert_eq!(sum(&[100], &[100], &[300], &[3]).class.lanes, 32);
+    assert_eq!(sum(&[100], &[5000], &[15_000], &[3]).class.lanes, 256);
     // Many rows that lie side by side: a thread each reads whole sectors.
-    assert_eq!(sum(&[1 << 16], &[5000], &[1], &[1 << 16]).class.lanes, 1);
+    assert_eq!(sum(&[(1 << 16) + 1], &[5000], &[1], &[(1 << 16) + 1]).class.lanes, 1);
     assert_eq!(sum(&[64], &[5000], &[1], &[64]).class.lanes, 128);
 }
 
 #[test]
 fn a_lane_with_many_points_is_a_cascade() {
-    let levels = |points: u64| sum(&[1], &[points], &[points], &[1]).class.cascade;
+    let levels = |points: u64| sum(&[1], &[points], &[3 * points], &[3]).class.cascade;
     // 256 lanes of 64 and of 2,048 points.
     assert_eq!([levels(1 << 14), levels((1 << 14) + 1)], [1, 2]);
     assert_eq!([levels(1 << 19), levels((1 << 19) + 1)], [2, 3]);
-    assert_eq!(sum(&[1 << 16], &[5000], &[1], &[1 << 16]).class.cascade, 3, "one lane a row");
+    assert_eq!(sum(&[(1 << 16) + 1], &[5000], &[1], &[(1 << 16) + 1]).class.cascade, 3, "one lane a row");
     let maximum = Iteration {
         rows: Dimensions::new(),
         inner: [1 << 20].into_iter().collect(),
         operands: [
-            Placement::Strided { rows: Dimensions::new(), inner: [1].into_iter().collect() },
+            Placement::Strided { rows: Dimensions::new(), inner: [3].into_iter().collect() },
             rows(&[]),
         ]
         .into_iter()
@@ -126,9 +175,88 @@ fn rows_that_lie_side_by_side_share_blocks() {
     assert_eq!(shared(sum(&[512], &[512], &[1], &[512])), (64, 8));
     assert_eq!(shared(sum(&[512], &[17], &[1], &[512])), (2, 8));
     // Rows that are contiguous themselves, too few neighbours, and nothing to share.
-    assert_eq!(shared(sum(&[512], &[512], &[512], &[1])), (32, 1));
+    assert_eq!(shared(sum(&[512], &[512], &[1024], &[2])), (32, 1));
     assert_eq!(shared(sum(&[100, 4], &[512], &[4096, 1], &[8])), (32, 1));
     assert_eq!(shared(sum(&[512], &[16], &[1], &[512])), (1, 1));
+}
+
+/// The threads of a row, the width of their loads, and how many they hold.
+fn held(plan: &LaunchPlan) -> (u32, u8, u8) {
+    (plan.class.threads_of_a_row(), plan.class.vector, plan.class.held)
+}
+
+#[test]
+fn many_columns_are_read_by_whole_lines() {
+    let of = |rows: u64, points: u64| {
+        let class = sum(&[rows], &[points], &[1], &[rows]).class;
+        (class.rows_abreast, class.vector, class.lanes)
+    };
+    assert_eq!(of(1 << 16, 5000), (128, 4, 8));
+    assert_eq!(of(1 << 14, 5000), (64, 4, 16), "fewer abreast, for as many blocks");
+    assert_eq!(of(1 << 16, 20), (128, 4, 8));
+    // Parts of columns are rows too.
+    let parts = sum(&[64, 1024], &[4096], &[4096 * 1024, 1], &[1024]).class;
+    assert_eq!((parts.rows_abreast, parts.vector, parts.cascade), (128, 4, 2));
+}
+
+#[test]
+fn rows_that_fit_into_registers_are_held() {
+    let of = |points: u64, stride: u64| held(&sum(&[100], &[points], &[stride], &[1]));
+    assert_eq!(of(24, 24), (8, 4, 1));
+    assert_eq!(of(1024, 1024), (32, 4, 8));
+    assert_eq!(of(8192, 8192), (256, 4, 8));
+    assert_eq!(of(32_768, 32_768), (1024, 4, 8), "elements alone, of a whole block");
+    assert_eq!(of(32_772, 32_772).2, 0, "too long");
+    // Loads are as wide as all rows are aligned.
+    assert_eq!(of(1024, 1026), (32, 2, 16));
+    assert_eq!(of(1023, 1023), (32, 1, 32));
+    assert_eq!(sum(&[100], &[1024], &[1024], &[1]).class.cascade, 1);
+}
+
+#[test]
+fn what_is_kept_between_passes_says_how_many_threads_a_row_has() {
+    let row = |rows: &[u64], inner: &[u64]| Placement::Strided { rows: rows.into(), inner: inner.into() };
+    let (points, once) = (|| row(&[2048], &[1]), || row(&[1], &[0]));
+    let of = |operator: &LoopOp, dtypes: &[DType], operands: &[Placement]| {
+        let iteration = Iteration {
+            rows: [100].into_iter().collect(),
+            inner: [2048].into_iter().collect(),
+            operands: operands.iter().cloned().collect(),
+            alignment_bytes: 256,
+        };
+        let signature = operator.signature(dtypes, false, Some(DType::Bf16)).expect("dtypes");
+        plan(&forward(operator, &signature).body, &iteration)
+    };
+    // One value per point: the exponential.
+    let softmax = of(&structured::SOFTMAX, &[DType::Bf16], &[points(), points()]);
+    assert_eq!(held(&softmax), (64, 8, 4));
+    // Two: the weighted gradient and the normalized input. Mean and deviation are the same for the whole row.
+    let dtypes = [DType::Bf16, DType::Bf16, DType::F32, DType::F32, DType::Bf16];
+    let operands = [points(), row(&[0], &[1]), once(), once(), points(), points()];
+    let backward = of(&structured::LAYER_NORM_BACKWARD, &dtypes, &operands);
+    assert_eq!((held(&backward), backward.class.repeated), ((128, 8, 2), 0b1100));
+    // The class of a row.
+    let operands = [points(), once(), row(&[1], &[])];
+    let loss = of(&structured::CROSS_ENTROPY, &[DType::Bf16, DType::I64], &operands);
+    assert_eq!((held(&loss), loss.class.repeated), ((64, 8, 4), 0b10));
+}
+
+#[test]
+fn a_plan_says_what_it_chose_and_why() {
+    let of_sum = |plan: LaunchPlan| plan.explain(&body(&structured::SUM, &[DType::F32]));
+    let says = |text: String, parts: &[&str]| {
+        assert!(parts.iter().all(|part| text.contains(part)), "{text}");
+    };
+    says(of_sum(sum(&[100], &[1024], &[1024], &[1])), &["[1024]", "held by 32 threads, 8 vectors of 4"]);
+    says(of_sum(sum(&[100], &[5000], &[15_000], &[3])), &["256 threads per row", "operand 0 have gaps"]);
+    says(of_sum(sum(&[100], &[40_000], &[40_000], &[1])), &["does not fit into registers"]);
+    says(of_sum(sum(&[1 << 16], &[5000], &[1], &[1 << 16])), &["whole lines of columns", "8 lanes"]);
+    let of_add = |plan: LaunchPlan| plan.explain(&body(&table::add, &[DType::F32; 2]));
+    says(of_add(elementwise(&[64], &[&[1][..]; 3], 256)), &["contiguous points, vectors of 4"]);
+    let turned = elementwise(&[128, 64], &[&[1, 128], &[64, 1], &[64, 1]], 256);
+    says(of_add(turned), &["tiles", "inputs 0", "dimension 0"]);
+    let gaps = elementwise(&[6, 5], &[&[30, 3], &[5, 1], &[5, 1]], 256);
+    says(of_add(gaps), &["strided points, one element", "operand 0 has gaps"]);
 }
 
 #[test]

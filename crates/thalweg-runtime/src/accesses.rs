@@ -88,16 +88,7 @@ mod tests {
         let sum =
             inputs.iter().fold(builder.constant(0.0, DType::F32), |sum, _| sum + builder.input(DType::F32));
         builder.output(sum, DType::F32, OutputPlace::Point);
-        let class = Class {
-            row_rank: 1,
-            inner_rank: 0,
-            contiguous: true,
-            narrow_index: true,
-            lanes: 1,
-            vector: 1,
-            rows_abreast: 1,
-            cascade: 1,
-        };
+        let class = Class { contiguous: true, narrow_index: true, ..Class::new(1, 0) };
         let kernel = Kernel { name: "sum".to_owned(), body: builder.finish(), class };
         let operand = OperandGeometry::Strided { row_strides: smallvec![1], inner_strides: smallvec![] };
         let geometry = Geometry {

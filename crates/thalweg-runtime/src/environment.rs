@@ -43,6 +43,8 @@ pub struct Environment {
     /// `THALWEG_RECORD_KERNELS`: a folder into which the CUDA C of every kernel that a device loads is written, simulated
     /// devices included. What a run needs can so be compiled for GPUs that this machine lacks ([`crate::precompile`]).
     pub kernel_record: Option<PathBuf>,
+    /// `THALWEG_EXPLAIN=1`: writes to standard error, once per operator and shape, which form of kernel was chosen, and why.
+    pub explain: bool,
     /// `THALWEG_SIM_DEVICES`: how many simulated GPUs there are (default 1).
     pub sim_devices: Option<u32>,
     /// `THALWEG_SIM_MEMORY_BYTES`: memory of each simulated GPU.
@@ -124,6 +126,7 @@ impl Environment {
             kernel_record: variable("THALWEG_RECORD_KERNELS")
                 .filter(|path| !path.is_empty())
                 .map(PathBuf::from),
+            explain: flag("THALWEG_EXPLAIN"),
             sim_devices,
             sim_memory_bytes,
             meta_memory_bytes,

@@ -4,14 +4,21 @@
 //! snapshots of the tests. It needs no header: a prelude of our own has the 16-bit floats, the saturating casts and the
 //! combination of lanes, and only what the kernels mention is printed.
 //!
-//! # Three forms
+//! # Forms
 //! - **Contiguous points.** A body without reductions whose operands are contiguous. A thread handles [`Class::vector`]
 //!   consecutive elements through loads and stores of up to 16 bytes, then the rest one by one.
-//! - **Strided points.** The same with coordinates: the linear index is divided once by each extent.
-//! - **Rows.** A body with reductions. [`Class::lanes`] threads work on a row: one thread, part of a warp, a warp, or a
-//!   block. Where neighbouring rows lie side by side in memory, as in a sum over columns, a block works on
-//!   [`Class::rows_abreast`] of them, and neighbouring threads are the same lane of neighbouring rows. Reductions that need no
-//!   earlier result share one pass over the row; what does not change inside a row is computed before the pass.
+//! - **Strided points.** The same with coordinates: the linear index is divided once by each extent. Vectors lie along the last
+//!   dimension, in which some inputs may stay on one element.
+//! - **Tiles.** Strided points where inputs have their neighbours in another dimension than outputs ([`Class::turned`]): a block reads
+//!   a tile along the one, and writes it along the other.
+//! - **Rows.** A body with reductions. [`Class::threads_of_a_row`] threads work on a row: one thread, part of a warp, a warp,
+//!   or a block. Where the points fit into their registers, the row is [`held`](Class::held): read once, as vectors.
+//! - **Columns.** Where neighbouring rows lie side by side in memory, as in a sum over columns, a block works on
+//!   [`Class::rows_abreast`] of them, and neighbouring threads are the same lane of neighbouring rows, or of neighbouring vectors
+//!   of rows.
+//!
+//! Reductions that need no earlier result share one pass over the row; what does not change inside a row is computed before the
+//! pass.
 //!
 //! Every form loops over its work in steps of the grid, so that any grid is right and [`launch_shape`] is only about speed.
 //!
@@ -26,11 +33,14 @@
 //! It compiles nothing and knows no device: the number of multiprocessors is an argument.
 
 pub mod accuracy;
+mod columns;
 mod expression;
 mod foreach;
+mod held;
 mod point;
 mod prelude;
 mod row;
+mod tile;
 mod writer;
 
 use crate::body::{InputKind, OutputPlace};
@@ -49,7 +59,8 @@ pub const OPTIONS: &[&str] = &["--std=c++17", "--fmad=false"];
 const POINT_BLOCK: u32 = 256;
 /// Threads of a block where up to a warp works on a row.
 const ROW_BLOCK: u32 = 128;
-/// Blocks a multiprocessor, at most: enough to fill it several times over, so that blocks that end early leave no hole.
+/// Blocks a multiprocessor, at most, of threads that handle one element at a time: a block is little work next to its start.
+/// Other kernels have a block for each part of their work, so that no multiprocessor waits for another at the end.
 const BLOCKS_PER_MULTI_PROCESSOR: u64 = 32;
 
 /// How many blocks and threads a launch has.
@@ -92,19 +103,27 @@ pub fn print_unit(kernels: &[&Kernel]) -> String {
 /// The grid is never empty: the caller skips a geometry without rows or points itself.
 pub fn launch_shape(kernel: &Kernel, geometry: &Geometry, multi_processor_count: u32) -> LaunchShape {
     let class = &kernel.class;
-    let lanes = u64::from(class.lanes);
+    let threads_of_a_row = u64::from(class.threads_of_a_row());
     let abreast = u32::from(class.rows_abreast);
-    let (blocks, threads) = if works_by_points(kernel) {
+    let (blocks, threads) = if class.turned > 0 {
+        (tile::count(&geometry.row_shape, class.turned), POINT_BLOCK)
+    } else if works_by_points(kernel) {
         let points = geometry.rows().saturating_mul(geometry.points());
-        (points.div_ceil(u64::from(class.vector)).div_ceil(u64::from(POINT_BLOCK)), POINT_BLOCK)
+        let vectors = points.div_ceil(u64::from(class.vector));
+        let at_once = if class.contiguous { point::vectors_at_once(kernel) } else { 1 };
+        (vectors.div_ceil(u64::from(POINT_BLOCK * at_once)), POINT_BLOCK)
     } else if abreast > 1 {
-        (geometry.rows().div_ceil(u64::from(abreast)), u32::from(class.lanes) * abreast)
-    } else if lanes <= 32 {
-        (geometry.rows().div_ceil(u64::from(ROW_BLOCK) / lanes), ROW_BLOCK)
+        (geometry.rows().div_ceil(u64::from(abreast)), u32::from(class.lanes) * class.threads_abreast())
+    } else if threads_of_a_row <= 32 {
+        (geometry.rows().div_ceil(u64::from(ROW_BLOCK) / threads_of_a_row), ROW_BLOCK)
     } else {
-        (geometry.rows(), u32::from(class.lanes))
+        (geometry.rows(), class.threads_of_a_row())
     };
-    let most = (u64::from(multi_processor_count.max(1)) * BLOCKS_PER_MULTI_PROCESSOR).min((1 << 31) - 1);
+    let most = if works_by_points(kernel) && class.vector == 1 && class.turned == 0 {
+        u64::from(multi_processor_count.max(1)) * BLOCKS_PER_MULTI_PROCESSOR
+    } else {
+        (1 << 31) - 1
+    };
     LaunchShape { grid: [blocks.clamp(1, most) as u32, 1, 1], block: [threads, 1, 1] }
 }
 
@@ -120,13 +139,16 @@ fn works_by_points(kernel: &Kernel) -> bool {
 fn print_kernel(kernel: &Kernel) -> String {
     let Class { row_rank, inner_rank, contiguous, lanes, vector, .. } = kernel.class;
     let name = &kernel.name;
+    let threads = kernel.class.threads_of_a_row();
     assert!(
-        lanes.is_power_of_two() && lanes <= 1024,
-        "{name}: {lanes} lanes are no power of two up to 1,024"
+        lanes.is_power_of_two() && threads.is_power_of_two() && threads <= 1024,
+        "{name}: {lanes} lanes are no power of two of up to 1,024 threads"
     );
     assert!(matches!(kernel.class.cascade, 1..=3), "{name}: a cascade has one to three levels");
-    let abreast = u32::from(kernel.class.rows_abreast);
-    let fits = abreast == 1 || (lanes > 1 && abreast.is_power_of_two() && u32::from(lanes) * abreast <= 1024);
+    let abreast = kernel.class.rows_abreast;
+    let threads_abreast = kernel.class.threads_abreast();
+    let fits = abreast == 1
+        || (lanes > 1 && abreast.is_power_of_two() && (1..=1024).contains(&(threads * threads_abreast)));
     assert!(fits, "{name}: {abreast} rows of {lanes} lanes are no block of up to 1,024 threads");
     assert!(matches!(vector, 1 | 2 | 4 | 8), "{name}: a vector of {vector} elements is not 1, 2, 4 or 8");
     let scatters = kernel.body.outputs.iter().any(|output| output.scatter.is_some());
@@ -135,16 +157,22 @@ fn print_kernel(kernel: &Kernel) -> String {
     let mut writer = Writer::default();
     print_arguments(kernel, &mut writer);
     if works_by_points(kernel) {
-        assert!(vector == 1 || contiguous, "{name}: only a contiguous kernel handles vectors");
         let is_plain = lanes == 1 && abreast == 1 && kernel.class.cascade == 1;
         assert!(is_plain, "{name}: nothing is combined, so a row has one lane");
         if contiguous {
             point::print_contiguous(kernel, &mut writer);
+        } else if kernel.class.turned > 0 {
+            assert!(
+                kernel.class.turned < row_rank && inner_rank == 0 && !scatters,
+                "{name}: nothing is turned"
+            );
+            tile::print(kernel, &mut writer);
         } else {
             point::print_strided(kernel, &mut writer);
         }
     } else {
-        assert!(vector == 1, "{name}: rows are not handled by vectors");
+        let has_vectors = kernel.class.held > 0 || abreast > 1 && inner_rank == 1 && !contiguous;
+        assert!(vector == 1 || has_vectors, "{name}: only rows that are held or abreast have vectors");
         row::print(kernel, &mut writer);
     }
     writer.finish()
@@ -204,10 +232,11 @@ fn index_type(class: &Class) -> &'static str {
     if class.narrow_index { "u32" } else { "u64" }
 }
 
-/// Prints the line that opens a kernel's entry point.
-fn open_entry(kernel: &Kernel, threads: u32, writer: &mut Writer) {
+/// Prints the line that opens a kernel's entry point. `bounds` says how many threads a block has, and how many blocks share a
+/// multiprocessor at least.
+fn open_entry(kernel: &Kernel, bounds: &str, writer: &mut Writer) {
     writer.open(&format!(
-        "extern \"C\" __global__ void __launch_bounds__({threads}) {name}(const __grid_constant__ {name}_arguments a)",
+        "extern \"C\" __global__ void __launch_bounds__({bounds}) {name}(const __grid_constant__ {name}_arguments a)",
         name = kernel.name
     ));
 }

@@ -1,19 +1,25 @@
 //! Kernels whose threads have points of their own: bodies without reductions.
 
 use crate::body::{InputKind, Output, OutputPlace};
-use crate::{ExprId, Kernel};
+use crate::{DType, ExprId, Kernel};
 
 use super::expression::{Statements, memory_type, scattered, stored};
 use super::writer::Writer;
 use super::{POINT_BLOCK, index_type, inner_dimensions, offset, open_entry, row_dimensions, split_index};
 
 /// Returns the strided inputs that the body reads.
-fn loaded_inputs(kernel: &Kernel) -> Vec<usize> {
+pub(super) fn loaded_inputs(kernel: &Kernel) -> Vec<usize> {
     let inputs = kernel.body.inputs.iter().enumerate();
     inputs
         .filter(|&(number, input)| input.kind == InputKind::Strided && kernel.body.uses_input(number))
         .map(|(number, _)| number)
         .collect()
+}
+
+/// Returns how many vectors of each input a thread loads before it uses the first: with few inputs one alone would leave too
+/// little under way.
+pub(super) fn vectors_at_once(kernel: &Kernel) -> u32 {
+    if kernel.class.vector > 1 && kernel.body.inputs.len() < 4 { 2 } else { 1 }
 }
 
 /// Prints the lines with the thread's number, the number of threads and the number of points.
@@ -35,15 +41,33 @@ pub(super) fn print_contiguous(kernel: &Kernel, writer: &mut Writer) {
         arguments.extend((0..body.outputs.len()).map(|number| element("output", number)));
         format!("{name}_point({});", arguments.join(", "))
     };
-    open_entry(kernel, POINT_BLOCK, writer);
+    open_entry(kernel, &POINT_BLOCK.to_string(), writer);
     print_counts(index, writer);
     let mut start = "thread".to_string();
     if vector > 1 {
-        writer.open(&format!("for ({index} i = thread; i < count / {vector}; i += threads)"));
+        let at_once = vectors_at_once(kernel);
+        let block = POINT_BLOCK * at_once;
+        writer.line(&format!("const {index} vectors = count / {vector};"));
+        writer.line(&format!("const {index} begin = {index}(blockIdx.x) * {block} + threadIdx.x;"));
+        writer.line(&format!("const {index} step = {index}(gridDim.x) * {block};"));
+        writer.open(&format!("for ({index} first = begin; first < vectors; first += step)"));
+        let open_vectors = |writer: &mut Writer| {
+            writer.line("#pragma unroll");
+            writer.open(&format!("for (u32 k = 0; k < {at_once}; ++k)"));
+            writer.line(&format!("const {index} i = first + k * {POINT_BLOCK};"));
+            writer.open("if (i < vectors)");
+        };
         for &number in &inputs {
             let pack = format!("pack<{}, {vector}>", memory_type(body.inputs[number].dtype));
-            writer.line(&format!("const {pack} input{number} = ((const {pack}*)a.input{number})[i];"));
+            writer.line(&format!("{pack} input{number}[{at_once}];"));
         }
+        open_vectors(writer);
+        for &number in &inputs {
+            let pack = format!("pack<{}, {vector}>", memory_type(body.inputs[number].dtype));
+            writer.line(&format!("input{number}[k] = ((const {pack}*)a.input{number})[i];"));
+        }
+        (0..2).for_each(|_| writer.close(""));
+        open_vectors(writer);
         let packs: Vec<String> = body
             .outputs
             .iter()
@@ -54,13 +78,15 @@ pub(super) fn print_contiguous(kernel: &Kernel, writer: &mut Writer) {
         }
         writer.line("#pragma unroll");
         writer.open(&format!("for (u32 e = 0; e < {vector}; ++e)"));
-        writer
-            .line(&call(&format!("i * {vector} + e"), &|kind, number| format!("{kind}{number}.element[e]")));
+        writer.line(&call(&format!("i * {vector} + e"), &|kind, number| {
+            let k = if kind == "input" { "[k]" } else { "" };
+            format!("{kind}{number}{k}.element[e]")
+        }));
         writer.close("");
         for (number, pack) in packs.iter().enumerate() {
             writer.line(&format!("(({pack}*)a.output{number})[i] = output{number};"));
         }
-        writer.close("");
+        (0..3).for_each(|_| writer.close(""));
         start = format!("count / {vector} * {vector} + thread");
     }
     writer.open(&format!("for ({index} i = {start}; i < count; i += threads)"));
@@ -97,16 +123,64 @@ fn print_point_function(kernel: &Kernel, inputs: &[usize], writer: &mut Writer) 
     writer.blank();
 }
 
-/// Prints the kernel of a strided class.
+/// Prints the kernel of a strided class. With vectors, a thread's points are neighbours in the last dimension.
 pub(super) fn print_strided(kernel: &Kernel, writer: &mut Writer) {
     let (body, class) = (&kernel.body, &kernel.class);
-    let index = index_type(class);
-    open_entry(kernel, POINT_BLOCK, writer);
+    let (index, vector) = (index_type(class), class.vector);
+    open_entry(kernel, &POINT_BLOCK.to_string(), writer);
     print_counts(index, writer);
-    writer.open(&format!("for ({index} i = thread; i < count; i += threads)"));
     let mut dimensions = row_dimensions(class);
     dimensions.extend(inner_dimensions(class));
-    split_index("i", &dimensions, index, writer);
+    if vector == 1 {
+        writer.open(&format!("for ({index} i = thread; i < count; i += threads)"));
+        split_index("i", &dimensions, index, writer);
+    } else {
+        let (coordinate, extent) = dimensions.pop().expect("vectors lie along a dimension");
+        writer.line(&format!("const {index} vectors = {index}(a.{extent}) / {vector};"));
+        writer.open(&format!("for ({index} i = thread; i < count / {vector}; i += threads)"));
+        writer.line(&format!("const {index} {coordinate} = i % vectors * {vector};"));
+        if !dimensions.is_empty() {
+            writer.line(&format!("const {index} outside = i / vectors;"));
+        }
+        split_index("outside", &dimensions, index, writer);
+    }
+    print_offsets(kernel, writer);
+    let element = |kind: &str, number: usize| format!("a.{kind}{number}[at_{kind}{number}]");
+    if vector == 1 {
+        let (input, output) = (|number| element("input", number), |number| element("output", number));
+        print_outputs(kernel, &input, &output, writer);
+    } else {
+        let packs = |dtype: DType| format!("pack<{}, {vector}>", memory_type(dtype));
+        for number in loaded_inputs(kernel).into_iter().filter(|&number| !class.repeats(number)) {
+            let pack = packs(body.inputs[number].dtype);
+            writer.line(&format!(
+                "const {pack} input{number} = *(const {pack}*)(a.input{number} + at_input{number});"
+            ));
+        }
+        for (number, output) in body.outputs.iter().enumerate() {
+            writer.line(&format!("{} output{number};", packs(output.dtype)));
+        }
+        writer.line("#pragma unroll");
+        writer.open(&format!("for (u32 e = 0; e < {vector}; ++e)"));
+        let input = |number: usize| {
+            let pack = format!("input{number}.element[e]");
+            if class.repeats(number) { element("input", number) } else { pack }
+        };
+        print_outputs(kernel, &input, &|number| format!("output{number}.element[e]"), writer);
+        writer.close("");
+        for (number, output) in body.outputs.iter().enumerate() {
+            let pack = packs(output.dtype);
+            writer.line(&format!("*({pack}*)(a.output{number} + at_output{number}) = output{number};"));
+        }
+    }
+    writer.close("");
+    writer.close("");
+}
+
+/// Prints where the operands of a strided kernel are.
+fn print_offsets(kernel: &Kernel, writer: &mut Writer) {
+    let (body, class) = (&kernel.body, &kernel.class);
+    let index = index_type(class);
     let place = |operand: &str, at_points: bool| {
         let row = offset(operand, "row", class.row_rank, index);
         if at_points && class.inner_rank > 0 {
@@ -127,10 +201,6 @@ pub(super) fn print_strided(kernel: &Kernel, writer: &mut Writer) {
             place(&operand, output.place == OutputPlace::Point)
         ));
     }
-    let element = |kind: &str, number: usize| format!("a.{kind}{number}[at_{kind}{number}]");
-    print_outputs(kernel, &|number| element("input", number), &|number| element("output", number), writer);
-    writer.close("");
-    writer.close("");
 }
 
 /// Returns the body at one point. All values come before the first store, so that an output may be an input's memory.
@@ -140,8 +210,17 @@ fn print_outputs(
     output: &dyn Fn(usize) -> String,
     writer: &mut Writer,
 ) {
+    print_values(kernel, &Statements::new(&kernel.body, input), output, writer);
+}
+
+/// Prints the values and the stores of the outputs at one point, where the statements say how elements are loaded.
+pub(super) fn print_values(
+    kernel: &Kernel,
+    statements: &Statements<'_>,
+    output: &dyn Fn(usize) -> String,
+    writer: &mut Writer,
+) {
     let body = &kernel.body;
-    let statements = Statements::new(body, input);
     let mut defined = statements.nothing();
     let values: Vec<ExprId> = body.outputs.iter().flat_map(Output::operands).collect();
     statements.define(&values, &mut defined, |_| true, writer);
@@ -149,7 +228,7 @@ fn print_outputs(
         let value = stored(&statements.name(place.value), body.dtype(place.value), place.dtype);
         match place.scatter {
             None => writer.line(&format!("{} = {value};", output(number))),
-            Some(scatter) => writer.line(&scattered(&statements, number, scatter, &value)),
+            Some(scatter) => writer.line(&scattered(statements, number, scatter, &value)),
         }
     }
 }

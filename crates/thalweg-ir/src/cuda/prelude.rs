@@ -155,6 +155,28 @@ template <class T, class F> static __device__ __forceinline__ T saturate(const F
 ",
     ),
     fragment(
+        "is_moderate",
+        "// Whether the magnitude of a number is between 2^-60 and 2^60.
+static __device__ __forceinline__ bool is_moderate(const f32 x) {
+    return (__float_as_uint(x) & 0x7fffffffu) - 0x21800000u < 0x3c000000u;
+}
+",
+    ),
+    fragment(
+        "quotient",
+        "// a / b from the reciprocal of b, for a divisor that is moderate. Two steps of Newton's method leave the nearest f32 (Markstein,
+// 1990: the last one starts within a unit in the last place, its remainder is exact, and the reciprocal is correctly rounded).
+// Where a is not moderate either, `exact` becomes false.
+static __device__ __forceinline__ f32 quotient(const f32 a, const f32 b, const f32 reciprocal, bool& exact) {
+    f32 q = a * reciprocal;
+    q = fmaf(fmaf(-q, b, a), reciprocal, q);
+    q = fmaf(fmaf(-q, b, a), reciprocal, q);
+    exact = exact && (is_moderate(a) || __float_as_uint(a) == 0);
+    return q;
+}
+",
+    ),
+    fragment(
         "philox_word",
         "// The word at a position of a subsequence of a seed: Philox4x32-10, counted as cuRAND does.
 static __device__ __forceinline__ u32 philox_word(const u64 seed, const u64 subsequence, const u64 position) {
@@ -184,12 +206,28 @@ static __device__ __forceinline__ u32 philox_word(const u64 seed, const u64 subs
 ",
     ),
     fragment(
+        "combine_vector",
+        "// Combines the neighbouring lanes of a thread, lane t with lane t + step.
+template <u32 N, class T, class Combine>
+static __device__ __forceinline__ T combine_vector(T (&lanes)[N], const Combine combine) {
+    #pragma unroll
+    for (u32 step = 1; step < N; step *= 2) {
+        #pragma unroll
+        for (u32 lane = 0; lane + step < N; lane += 2 * step) {
+            lanes[lane] = combine(lanes[lane], lanes[lane + step]);
+        }
+    }
+    return lanes[0];
+}
+",
+    ),
+    fragment(
         "combine_warp",
-        "// Combines LANES neighbouring lanes of a warp, lane t with lane t + step; all of them get the result.
+        "// The same for LANES neighbouring threads of a warp; all of them get the result.
 template <u32 LANES, class T, class Combine>
 static __device__ __forceinline__ T combine_warp(T value, const Combine combine) {
     #pragma unroll
-    for (u32 step = LANES / 2; step > 0; step /= 2) {
+    for (u32 step = 1; step < LANES; step *= 2) {
         value = combine(value, T(__shfl_down_sync(0xffffffffu, value, step, LANES)));
     }
     return T(__shfl_sync(0xffffffffu, value, 0, LANES));
@@ -198,31 +236,16 @@ static __device__ __forceinline__ T combine_warp(T value, const Combine combine)
     ),
     fragment(
         "combine_block",
-        "// The same for the threads of a block: through shared memory while a step leaves the warp.
+        "// The same for the threads of a block. Before it is called again with this memory, the block meets at a barrier.
 template <u32 LANES, class T, class Combine>
 static __device__ __forceinline__ T combine_block(T value, void* const shared, const Combine combine) {
-    T* const lanes = (T*)shared;
-    const u32 lane = threadIdx.x;
-    lanes[lane] = value;
-    __syncthreads();
-    #pragma unroll
-    for (u32 step = LANES / 2; step >= 32; step /= 2) {
-        if (lane < step) {
-            value = combine(value, lanes[lane + step]);
-            lanes[lane] = value;
-        }
-        __syncthreads();
-    }
-    if (lane < 32) {
-        value = combine_warp<32>(value, combine);
-        if (lane == 0) {
-            lanes[0] = value;
-        }
+    T* const warps = (T*)shared;
+    value = combine_warp<32>(value, combine);
+    if (threadIdx.x % 32 == 0) {
+        warps[threadIdx.x / 32] = value;
     }
     __syncthreads();
-    value = lanes[0];
-    __syncthreads();
-    return value;
+    return combine_warp<LANES / 32>(warps[threadIdx.x % (LANES / 32)], combine);
 }
 ",
     ),
@@ -236,8 +259,8 @@ static __device__ __forceinline__ T combine_abreast(T value, void* const shared,
     lanes[thread] = value;
     __syncthreads();
     #pragma unroll
-    for (u32 step = LANES / 2; step > 0; step /= 2) {
-        if (thread < step * ROWS) {
+    for (u32 step = 1; step < LANES; step *= 2) {
+        if (thread / ROWS % (2 * step) == 0) {
             value = combine(value, lanes[thread + step * ROWS]);
             lanes[thread] = value;
         }

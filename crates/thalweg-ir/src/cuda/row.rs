@@ -1,6 +1,7 @@
 //! Kernels whose threads share rows: bodies with reductions, or with outputs that are written once for several points.
 
-use crate::body::{InputKind, Node, Output, OutputPlace};
+use crate::body::{InputKind, Output, OutputPlace};
+use crate::held::passes;
 use crate::kernel::RUN;
 use crate::{DType, ExprId, Kernel};
 
@@ -9,41 +10,78 @@ use super::writer::Writer;
 use super::{ROW_BLOCK, index_type, inner_dimensions, offset, open_entry, row_dimensions, split_index};
 
 /// A row kernel while it is printed.
-struct RowPrinter<'k> {
-    kernel: &'k Kernel,
-    index: &'static str,
-    statements: Statements<'k>,
+pub(super) struct RowPrinter<'k> {
+    pub kernel: &'k Kernel,
+    pub index: &'static str,
+    pub statements: Statements<'k>,
     /// Which nodes differ from point to point.
-    at_points: Vec<bool>,
+    pub at_points: Vec<bool>,
 }
 
 /// Prints the kernel.
 pub(super) fn print(kernel: &Kernel, writer: &mut Writer) {
-    let contiguous = kernel.class.contiguous;
-    let load = move |number: usize| {
-        if contiguous { format!("a.input{number}[at]") } else { format!("a.input{number}[at_input{number}]") }
+    let class = &kernel.class;
+    let held = (class.held > 0).then(|| super::held::of(kernel));
+    let kept: Vec<bool> = match &held {
+        Some(held) => (0..kernel.body.inputs.len()).map(|input| held.is_kept(input)).collect(),
+        None => Vec::new(),
     };
-    RowPrinter {
-        kernel,
-        index: index_type(&kernel.class),
-        statements: Statements::new(&kernel.body, load),
-        at_points: kernel.body.point_dependent(|_| true),
+    let load = move |number: usize| match kept.get(number) {
+        None if class.vector > 1 && class.repeats(number) => format!("a.input{number}[at_input{number}]"),
+        None if class.vector > 1 => format!("input{number}[k].element[e]"),
+        _ if class.repeats(number) => format!("a.input{number}[start_input{number}]"),
+        Some(true) => format!("input{number}[k].element[e]"),
+        Some(false) => format!("input{number}.element[e]"),
+        None if class.contiguous => format!("a.input{number}[at]"),
+        None => format!("a.input{number}[at_input{number}]"),
+    };
+    let at_points = kernel.body.point_dependent(|input| !class.repeats(input));
+    let mut statements = Statements::new(&kernel.body, load);
+    statements.divide_by_reciprocals(&at_points);
+    let printer = RowPrinter { kernel, index: index_type(class), statements, at_points };
+    match held {
+        Some(held) => printer.print_held(&held, writer),
+        None if class.vector > 1 => printer.print_columns(writer),
+        None => printer.print(writer),
     }
-    .print(writer);
 }
 
 impl RowPrinter<'_> {
     fn print(&self, writer: &mut Writer) {
-        let (lanes, abreast) = (u32::from(self.kernel.class.lanes), self.abreast());
-        let threads = if abreast > 1 || lanes > 32 { lanes * abreast } else { ROW_BLOCK };
-        open_entry(self.kernel, threads, writer);
+        self.open_entry(writer);
         self.open_rows(writer);
         self.print_row_places(writer);
         let mut defined = self.statements.nothing();
-        for pass in self.passes() {
+        for pass in passes(&self.kernel.body) {
             self.print_pass(&pass, &mut defined, writer);
         }
         self.print_outputs(&mut defined, writer);
+        self.close_rows(writer);
+    }
+
+    /// Opens the kernel's entry point, with the memory in which a block combines its warps.
+    pub fn open_entry(&self, writer: &mut Writer) {
+        let (threads, abreast) = (self.kernel.class.threads_of_a_row(), self.kernel.class.threads_abreast());
+        let block = if abreast > 1 || threads > 32 { threads * abreast } else { ROW_BLOCK };
+        // Rows that a few large blocks hold wait for each other at barriers: others have to be there meanwhile.
+        let crowded = self.kernel.class.held > 0 && (256..=512).contains(&threads);
+        let bounds = if crowded { format!("{block}, {}", 1024 / block) } else { block.to_string() };
+        open_entry(self.kernel, &bounds, writer);
+        if abreast > 1 {
+            writer.line(&format!("__shared__ u64 shared[{}];", threads * abreast));
+        } else if threads > 32 {
+            let reductions = self.kernel.body.reductions.len();
+            writer.line(&format!("__shared__ u64 shared[{reductions}][{}];", threads / 32));
+        }
+    }
+
+    /// Closes the loop over rows and the entry point. Each reduction of a block has memory of its own, so that only a single one
+    /// could meet the row before.
+    pub fn close_rows(&self, writer: &mut Writer) {
+        let is_block = self.kernel.class.threads_of_a_row() > 32 && self.abreast() == 1;
+        if is_block && self.kernel.body.reductions.len() == 1 {
+            writer.line("__syncthreads();");
+        }
         writer.close("");
         writer.close("");
     }
@@ -55,15 +93,18 @@ impl RowPrinter<'_> {
 
     /// Opens the loop over rows, in which `row`, `points`, `lane` and `active` (whether the thread has a row at all) are known as
     /// far as they are needed.
-    fn open_rows(&self, writer: &mut Writer) {
+    pub fn open_rows(&self, writer: &mut Writer) {
         let index = self.index;
         writer.line(&format!("const {index} rows = {index}(a.rows);"));
-        match u32::from(self.kernel.class.lanes) {
-            lanes if self.abreast() > 1 => {
-                let abreast = self.abreast();
-                writer.line(&format!("__shared__ u64 shared[{}];", lanes * abreast));
-                writer.line(&format!("const u32 lane = threadIdx.x / {abreast};"));
-                self.open_shared_rows(abreast, &format!("threadIdx.x % {abreast}"), writer);
+        match self.kernel.class.threads_of_a_row() {
+            _ if self.abreast() > 1 => {
+                let (threads, vector) = (self.kernel.class.threads_abreast(), self.kernel.class.vector);
+                writer.line(&format!("const u32 lane = threadIdx.x / {threads};"));
+                let mine = match vector {
+                    1 => format!("threadIdx.x % {threads}"),
+                    _ => format!("threadIdx.x % {threads} * {vector}"),
+                };
+                self.open_shared_rows(self.abreast(), &mine, writer);
             }
             1 => {
                 if !self.nests_points() {
@@ -79,8 +120,7 @@ impl RowPrinter<'_> {
                 writer.line(&format!("const u32 lane = threadIdx.x % {lanes};"));
                 self.open_shared_rows(per_block, &format!("threadIdx.x / {lanes}"), writer);
             }
-            lanes => {
-                writer.line(&format!("__shared__ u64 shared[{lanes}];"));
+            _ => {
                 writer.line("const u32 lane = threadIdx.x;");
                 writer.line(&format!("const {index} points = {index}(a.points);"));
                 writer.open(&format!(
@@ -104,7 +144,7 @@ impl RowPrinter<'_> {
     }
 
     /// Prints where the row's elements begin, operand by operand.
-    fn print_row_places(&self, writer: &mut Writer) {
+    pub fn print_row_places(&self, writer: &mut Writer) {
         let (body, class, index) = (&self.kernel.body, &self.kernel.class, self.index);
         if class.contiguous {
             if body.uses_coordinates() && class.row_rank == 1 {
@@ -127,37 +167,6 @@ impl RowPrinter<'_> {
         (0..body.inputs.len())
             .filter(|&number| body.inputs[number].kind == InputKind::Strided && body.uses_input(number))
             .map(|number| format!("input{number}"))
-    }
-
-    /// Returns the reductions by passes: each in the first that comes after all results that it needs.
-    fn passes(&self) -> Vec<Vec<usize>> {
-        let body = &self.kernel.body;
-        let mut passes: Vec<Vec<usize>> = Vec::new();
-        let mut pass_of = Vec::with_capacity(body.reductions.len());
-        for (number, reduction) in body.reductions.iter().enumerate() {
-            let pass =
-                self.reduced_by([reduction.value]).map(|earlier| pass_of[earlier] + 1).max().unwrap_or(0);
-            pass_of.push(pass);
-            passes.resize_with(passes.len().max(pass + 1), Vec::new);
-            passes[pass].push(number);
-        }
-        passes
-    }
-
-    /// Returns the reductions whose results these values need.
-    fn reduced_by(&self, roots: impl IntoIterator<Item = ExprId>) -> impl Iterator<Item = usize> {
-        let nodes = &self.kernel.body.nodes;
-        let mut needed = self.statements.nothing();
-        roots.into_iter().for_each(|root| needed[root.index()] = true);
-        for index in (0..nodes.len()).rev() {
-            if needed[index] {
-                nodes[index].operands().for_each(|operand| needed[operand.index()] = true);
-            }
-        }
-        nodes.iter().zip(needed).filter_map(|(node, needed)| match node {
-            Node::Reduced { reduction } if needed => Some(usize::from(*reduction)),
-            _ => None,
-        })
     }
 
     /// Prints one pass over the row for reductions that do not need each other.
@@ -192,7 +201,7 @@ impl RowPrinter<'_> {
             writer.close("");
         }
         for &number in pass {
-            self.print_combination(number, writer);
+            self.print_combination(number, &format!("reduced{number}"), writer);
         }
     }
 
@@ -205,7 +214,7 @@ impl RowPrinter<'_> {
         }
     }
 
-    fn print_combining(&self, number: usize, so_far: &str, value: &str, writer: &mut Writer) {
+    pub fn print_combining(&self, number: usize, so_far: &str, value: &str, writer: &mut Writer) {
         let reduction = &self.kernel.body.reductions[number];
         let dtype = self.kernel.body.dtype(reduction.value);
         writer.line(&format!("{so_far} = {};", binary(combining(reduction.op), so_far, value, dtype)));
@@ -238,37 +247,31 @@ impl RowPrinter<'_> {
         }
     }
 
-    /// Prints the tree over the lanes of a row.
-    fn print_combination(&self, number: usize, writer: &mut Writer) {
+    /// Prints the tree over the threads of a row, whose own results have this name.
+    pub fn print_combination(&self, number: usize, own: &str, writer: &mut Writer) {
+        let function = self.combining_function(number);
+        let combined = match self.kernel.class.threads_of_a_row() {
+            lanes if self.abreast() > 1 => {
+                format!("combine_abreast<{lanes}, {}>({own}, shared, {function})", self.abreast())
+            }
+            1 => return,
+            lanes @ 2..=32 => format!("combine_warp<{lanes}>({own}, {function})"),
+            lanes => format!("combine_block<{lanes}>({own}, shared[{number}], {function})"),
+        };
+        writer.line(&format!("reduced{number} = {combined};"));
+    }
+
+    /// Returns the function that combines two results of a reduction.
+    pub fn combining_function(&self, number: usize) -> String {
         let reduction = &self.kernel.body.reductions[number];
         let dtype = self.kernel.body.dtype(reduction.value);
         let value = dtype.short_name();
-        let function = format!(
-            "[](const {value} x, const {value} y) {{ return {}; }}",
-            binary(combining(reduction.op), "x", "y", dtype)
-        );
-        match self.kernel.class.lanes {
-            lanes if self.abreast() > 1 => {
-                let abreast = self.abreast();
-                writer.line(&format!(
-                    "reduced{number} = combine_abreast<{lanes}, {abreast}>(reduced{number}, shared, {function});"
-                ));
-            }
-            1 => {}
-            lanes @ 2..=32 => {
-                writer
-                    .line(&format!("reduced{number} = combine_warp<{lanes}>(reduced{number}, {function});"));
-            }
-            lanes => {
-                writer.line(&format!(
-                    "reduced{number} = combine_block<{lanes}>(reduced{number}, shared, {function});"
-                ));
-            }
-        }
+        let combined = binary(combining(reduction.op), "x", "y", dtype);
+        format!("[](const {value} x, const {value} y) {{ return {combined}; }}")
     }
 
     /// Defines what values need and what is the same at all points of the row.
-    fn define_for_row(&self, roots: &[ExprId], defined: &mut Defined, writer: &mut Writer) {
+    pub fn define_for_row(&self, roots: &[ExprId], defined: &mut Defined, writer: &mut Writer) {
         self.statements.define(roots, defined, |index| !self.at_points[index], writer);
     }
 
@@ -345,14 +348,14 @@ impl RowPrinter<'_> {
         }
     }
 
-    /// Prints the outputs that are written once per row. Those that load elements (of operands that do not vary inside) do so at
-    /// the row's first point.
-    fn print_row_outputs(&self, outputs: &[usize], defined: &Defined, writer: &mut Writer) {
+    /// Prints the outputs that are written once per row. Those that load elements (of operands that do not vary inside) do so at the
+    /// row's first point.
+    pub fn print_row_outputs(&self, outputs: &[usize], defined: &Defined, writer: &mut Writer) {
         let (body, class) = (&self.kernel.body, &self.kernel.class);
         let values: Vec<ExprId> =
             outputs.iter().flat_map(|&number| body.outputs[number].operands()).collect();
         let at_a_point = values.iter().any(|value| self.at_points[value.index()]);
-        match class.lanes {
+        match class.threads_of_a_row() {
             1 if !at_a_point => {}
             1 => writer.open(""),
             2..=32 => writer.open("if (active && lane == 0)"),
@@ -374,7 +377,7 @@ impl RowPrinter<'_> {
             let place = if class.contiguous { "row".to_string() } else { format!("start_output{number}") };
             self.print_store(number, &place, writer);
         }
-        if class.lanes > 1 || at_a_point {
+        if class.threads_of_a_row() > 1 || at_a_point {
             writer.close("");
         }
     }

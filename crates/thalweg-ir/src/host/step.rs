@@ -470,18 +470,21 @@ impl Accumulators {
         }
     }
 
-    /// Combines the lanes as a tree and puts the results into a register, one a row of the block; the single result of a
+    /// Combines the lanes as a tree, neighbours first, and puts the results into a register, one a row of the block; the single result of a
     /// block along points fills the register.
     pub fn finish(&self, block: &mut Block<'_, '_>, register: u16) {
         with_number!(self.dtype, T => {
             let mut all = std::mem::take(self.of::<T>(block.file));
             (1..self.levels).for_each(|level| self.combine_up(&mut all, level));
             let accumulators = &mut all[(self.levels as usize - 1) * self.level()..];
-            let mut step = self.lanes / 2;
-            while step > 0 {
-                let (low, high) = accumulators.split_at_mut(step * self.columns);
-                combine(self.op, low, &high[..step * self.columns]);
-                step /= 2;
+            let (columns, mut lanes) = (self.columns, self.lanes);
+            while lanes > 1 {
+                lanes /= 2;
+                for lane in 0..lanes {
+                    let (first, second) = accumulators.split_at_mut((2 * lane + 1) * columns);
+                    combine(self.op, &mut first[2 * lane * columns..], &second[..columns]);
+                    first.copy_within(2 * lane * columns.., lane * columns);
+                }
             }
             block.file.write(register, block.count, |_, target: &mut [T]| {
                 if self.columns == 1 {

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use thalweg_conformance::compiler_accepts;
 use thalweg_ir::grad::gradient;
-use thalweg_ir::{DType, Dimensions, Geometry, OutputPlace, Value, cuda};
+use thalweg_ir::{Class, DType, Dimensions, Geometry, OutputPlace, Value, cuda};
 
 use crate::kernels::{
     self, contiguous, kernel, log_softmax, of_rows, pointwise, rows, softmax, strided, variance,
@@ -46,6 +46,7 @@ fn text_is_as_recorded() {
     assert_snapshot!("variance_thread", cuda::print(&kernel("variance", &variance, strided(1, 2, 1, true))));
     let softmax = of_rows(DType::F16, OutputPlace::Point, softmax);
     assert_snapshot!("softmax_warp", cuda::print(&kernel("softmax", &softmax, rows(8))));
+    assert_snapshot!("softmax_held", cuda::print(&kernel("softmax", &softmax, kernels::held(512, 8, 4))));
     let log_softmax = of_rows(DType::F32, OutputPlace::Point, log_softmax);
     assert_snapshot!(
         "log_softmax_block",
@@ -53,6 +54,13 @@ fn text_is_as_recorded() {
     );
     let columns = kernels::abreast(64, 8);
     assert_snapshot!("variance_columns", cuda::print(&kernel("variance", &variance, columns)));
+    let columns = Class { vector: 4, cascade: 2, ..kernels::abreast(8, 128) };
+    assert_snapshot!("variance_column_vectors", cuda::print(&kernel("variance", &variance, columns)));
+    let class = Class { vector: 4, repeated: 0b10, ..strided(3, 0, 1, true) };
+    assert_snapshot!("add_strided_vector", cuda::print(&kernel("add", &add, class)));
+    let class = Class { vector: 2, turned: 1, turned_inputs: 0b1, ..strided(2, 0, 1, true) };
+    let add_halves = pointwise(&[DType::Bf16, DType::Bf16], |x| x[0] + x[1]);
+    assert_snapshot!("add_turned", cuda::print(&kernel("add", &add_halves, class)));
     let embedding = kernels::embedding(DType::F32, DType::I64);
     assert_snapshot!("embedding", cuda::print(&kernel("embedding", &embedding, strided(2, 0, 1, true))));
 }
@@ -105,9 +113,13 @@ fn launches_cover_the_work_and_no_more_than_fills_the_gpu() {
     };
     assert_eq!(grid(contiguous(1), 1, 1), (1, 256));
     assert_eq!(grid(contiguous(1), 257, 1), (2, 256));
-    assert_eq!(grid(contiguous(4), 1025, 1), (2, 256));
+    // Threads that load vectors have two of them under way.
+    assert_eq!(grid(contiguous(4), 2048, 1), (1, 256));
+    assert_eq!(grid(contiguous(4), 2049, 1), (2, 256));
     assert_eq!(grid(contiguous(1), 0, 1), (1, 256));
+    // A block of single elements is too little work to have one for each 256.
     assert_eq!(grid(contiguous(1), u64::MAX, 2), (132 * 32, 256));
+    assert_eq!(grid(contiguous(8), 1 << 30, 1), (1 << 18, 256));
     let sums = of_rows(DType::F32, OutputPlace::Row, kernels::sum);
     let grid = |lanes, rows| {
         let shape = cuda::launch_shape(&kernel("sum", &sums, kernels::rows(lanes)), &counts(rows, 9), 2);
@@ -117,10 +129,22 @@ fn launches_cover_the_work_and_no_more_than_fills_the_gpu() {
     assert_eq!(grid(8, 17), (2, 128));
     assert_eq!(grid(32, 5), (2, 128));
     assert_eq!(grid(256, 5), (5, 256));
-    assert_eq!(grid(1024, 5_000), (64, 1024));
+    assert_eq!(grid(1024, 5_000), (5_000, 1024));
+    let held = |class| cuda::launch_shape(&kernel("sum", &sums, class), &counts(9, 1000), 2);
+    assert_eq!(held(kernels::held(256, 8, 4)).block[0], 128, "four rows of 32 threads");
+    assert_eq!(held(kernels::held(256, 8, 4)).grid[0], 3);
+    assert_eq!(held(kernels::held(512, 8, 2)).block[0], 64, "a block of 64 threads per row");
     let columns = kernel("sum", &sums, kernels::abreast(64, 8));
     let shape = cuda::launch_shape(&columns, &counts(129, 512), 132);
     assert_eq!((shape.grid[0], shape.block[0]), (17, 512));
+    let columns = kernel("sum", &sums, Class { vector: 8, ..kernels::abreast(8, 256) });
+    let shape = cuda::launch_shape(&columns, &counts(1025, 512), 132);
+    assert_eq!((shape.grid[0], shape.block[0]), (5, 256), "eight lanes of 32 vectors");
+    let turned = Class { turned: 2, turned_inputs: 1, ..strided(3, 0, 1, true) };
+    let space = Geometry { row_shape: Dimensions::from_slice(&[3, 65, 128]), ..counts(0, 0) };
+    let space = Geometry { inner_shape: Dimensions::new(), ..space };
+    let shape = cuda::launch_shape(&kernel("exp", &body, turned), &space, 132);
+    assert_eq!((shape.grid[0], shape.block[0]), (3 * 2 * 2, 256));
 }
 
 /// The units that cover every primitive, cast, reduction and class, and gradients.

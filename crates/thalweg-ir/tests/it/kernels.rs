@@ -6,48 +6,26 @@ use thalweg_ir::{
 
 /// A class of elementwise kernels over contiguous operands.
 pub fn contiguous(vector: u8) -> Class {
-    Class {
-        row_rank: 1,
-        inner_rank: 0,
-        contiguous: true,
-        narrow_index: false,
-        lanes: 1,
-        vector,
-        rows_abreast: 1,
-        cascade: 1,
-    }
+    Class { contiguous: true, vector, ..Class::new(1, 0) }
 }
 
 /// A class of kernels with dimensions.
 pub fn strided(row_rank: u8, inner_rank: u8, lanes: u16, narrow_index: bool) -> Class {
-    Class {
-        row_rank,
-        inner_rank,
-        contiguous: false,
-        narrow_index,
-        lanes,
-        vector: 1,
-        rows_abreast: 1,
-        cascade: 1,
-    }
+    Class { narrow_index, lanes, ..Class::new(row_rank, inner_rank) }
 }
 
 /// A class of row kernels over contiguous operands.
 pub fn rows(lanes: u16) -> Class {
-    Class {
-        row_rank: 1,
-        inner_rank: 1,
-        contiguous: true,
-        narrow_index: true,
-        lanes,
-        vector: 1,
-        rows_abreast: 1,
-        cascade: 1,
-    }
+    Class { contiguous: true, narrow_index: true, lanes, ..Class::new(1, 1) }
+}
+
+/// A class of row kernels whose threads hold so many vectors each.
+pub fn held(lanes: u16, vector: u8, held: u8) -> Class {
+    Class { vector, held, ..rows(lanes) }
 }
 
 /// A class of row kernels whose rows lie side by side.
-pub fn abreast(lanes: u16, rows_abreast: u8) -> Class {
+pub fn abreast(lanes: u16, rows_abreast: u16) -> Class {
     Class { rows_abreast, ..strided(1, 1, lanes, true) }
 }
 
@@ -282,14 +260,42 @@ pub fn composed_kernels() -> Vec<Kernel> {
         for &lanes in all_lanes {
             kernels.push(kernel(format!("log_softmax_{short}_{lanes}"), &body, rows(lanes)));
         }
+        for (lanes, vector, vectors) in [(8, 2, 4), (256, 8, 2), (64, 1, 3), (2048, 4, 2), (4096, 4, 1)] {
+            let class = held(lanes, vector, vectors);
+            kernels.push(kernel(format!("log_softmax_{short}_{lanes}_held"), &body, class));
+        }
         let body = pointwise(&[dtype], |x| gelu(x[0]));
         kernels.push(kernel(format!("gelu_{short}"), &body, contiguous(4)));
         if dtype != DType::F64 {
             kernels.push(kernel(format!("layer_norm_{short}"), &layer_norm(dtype), strided(1, 1, 128, true)));
+            // The second input is one weight per row.
+            for lanes in [32, 4096] {
+                let class = Class { vector: 4, held: 3, repeated: 0b10, ..strided(1, 1, lanes, lanes == 32) };
+                kernels.push(kernel(format!("layer_norm_{short}_{lanes}_held"), &layer_norm(dtype), class));
+            }
             kernels.push(kernel(format!("gelu_{short}_strided"), &body, strided(2, 2, 1, false)));
+            let sum = pointwise(&[dtype; 3], |x| x[0] + x[1] * x[2]);
+            for (vector, rank) in [(2, 1), (8, 2), (4, 4)] {
+                let class = Class { vector, repeated: 0b10, ..strided(rank, 0, 1, true) };
+                kernels.push(kernel(format!("sum_{short}_vector_{vector}"), &sum, class));
+            }
+            for (vector, rank, turned) in [(1, 2, 1), (2, 4, 2)] {
+                let class = Class { vector, turned, turned_inputs: 0b101, ..strided(rank, 0, 1, rank == 2) };
+                kernels.push(kernel(format!("sum_{short}_turned_{vector}"), &sum, class));
+            }
             let body = of_rows(dtype, OutputPlace::Row, variance);
             kernels.push(kernel(format!("variance_{short}"), &body, strided(2, 3, 1, true)));
             kernels.push(kernel(format!("variance_{short}_columns"), &body, abreast(64, 8)));
+            for (vector, cascade) in [(2, 1), (4, 2), (8, 3)] {
+                let class = Class { vector, cascade, ..abreast(8, 128) };
+                kernels.push(kernel(format!("variance_{short}_columns_{vector}"), &body, class));
+                let class = Class { repeated: 0b10, row_rank: 2, ..class };
+                kernels.push(kernel(
+                    format!("layer_norm_{short}_columns_{vector}"),
+                    &layer_norm(dtype),
+                    class,
+                ));
+            }
             for (cascade, class) in
                 [(2, rows(256)), (3, strided(1, 2, 1, false)), (2, abreast(64, 8)), (3, rows(32))]
             {

@@ -435,12 +435,12 @@ pub fn run(kernel: &Kernel, geometry: &Geometry, scalars: &[u64], inputs: &[Memo
                 .iter()
                 .map(|values| cascade(reduction.op, start, values, kernel.class.cascade))
                 .collect();
-            let mut step = lanes.len() / 2;
-            while step > 0 {
-                for lane in 0..step {
+            let mut step = 1;
+            while step < lanes.len() {
+                for lane in (0..lanes.len()).step_by(2 * step) {
                     lanes[lane] = combine(reduction.op, lanes[lane], lanes[lane + step]);
                 }
-                step /= 2;
+                step *= 2;
             }
             place.reduced.push(lanes[0]);
         }

@@ -9,16 +9,7 @@ use thalweg_ir::{
     OutputPlace, philox,
 };
 
-const CLASS: Class = Class {
-    row_rank: 1,
-    inner_rank: 0,
-    contiguous: false,
-    narrow_index: true,
-    lanes: 1,
-    vector: 1,
-    rows_abreast: 1,
-    cascade: 1,
-};
+const CLASS: Class = Class { narrow_index: true, ..Class::new(1, 0) };
 
 fn kernel(name: &str, body: Body) -> Kernel {
     Kernel { name: name.to_owned(), body, class: CLASS }

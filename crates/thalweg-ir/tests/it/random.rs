@@ -70,14 +70,9 @@ pub fn case(choices: &[u32]) -> Case {
     let mut tape = Tape::new(choices);
     let (row_rank, inner_rank) = (tape.below(4), tape.below(3));
     let class = Class {
-        row_rank: row_rank as u8,
-        inner_rank: inner_rank as u8,
-        contiguous: false,
-        narrow_index: false,
-        lanes: tape.pick(&[1, 2, 32, 256, 1024]),
-        vector: 1,
-        rows_abreast: 1,
+        lanes: tape.pick(&[1, 2, 32, 256, 1024, 4096]),
         cascade: tape.pick(&[1, 2, 3]),
+        ..Class::new(row_rank as u8, inner_rank as u8)
     };
     let shape = shape(&mut tape, row_rank + inner_rank);
     let (row_shape, inner_shape) = shape.split_at(row_rank);

@@ -302,8 +302,8 @@ fn sum_of_terms(terms: impl Iterator<Item = f32>) -> f32 {
     for (lane, part) in lanes.iter_mut().zip(parts.chunks(4)) {
         *lane = part[0] + part[1] + part[2] + part[3];
     }
-    for step in [8, 4, 2, 1] {
-        (0..step).for_each(|lane| lanes[lane] += lanes[lane + step]);
+    for step in [1, 2, 4, 8] {
+        (0..16).step_by(2 * step).for_each(|lane| lanes[lane] += lanes[lane + step]);
     }
     lanes[0]
 }

@@ -4,16 +4,7 @@ use smallvec::smallvec;
 use thalweg_ir::{BodyBuilder, Class, DType, Geometry, Kernel, OperandGeometry, OutputPlace};
 use thalweg_runtime::{Buffer, KernelKey, Label, LaunchKey, PreparedLaunch, Result, Stream};
 
-const CLASS: Class = Class {
-    row_rank: 1,
-    inner_rank: 0,
-    contiguous: true,
-    narrow_index: true,
-    lanes: 1,
-    vector: 1,
-    rows_abreast: 1,
-    cascade: 1,
-};
+const CLASS: Class = Class { contiguous: true, narrow_index: true, ..Class::new(1, 0) };
 
 /// The names of a kernel and its launch, and the shape of its launches.
 pub struct Increment {

@@ -9,16 +9,7 @@ use thalweg_runtime::{Device, KernelKey, Label, PreparedLaunch, Result, Stream};
 
 use crate::support::{buffer_of, device, read};
 
-const CLASS: Class = Class {
-    row_rank: 1,
-    inner_rank: 0,
-    contiguous: true,
-    narrow_index: true,
-    lanes: 1,
-    vector: 1,
-    rows_abreast: 1,
-    cascade: 1,
-};
+const CLASS: Class = Class { contiguous: true, narrow_index: true, ..Class::new(1, 0) };
 
 /// Returns a kernel that adds up its inputs and 1.
 fn sum_kernel(inputs: usize) -> Kernel {

@@ -16,7 +16,7 @@ use thalweg_ops::{
     gradient_of, kernel, plan, scalar_bits,
 };
 use thalweg_runtime::{
-    Device, DevicePointer, Error, KernelKey, Label, LaunchKey, PreparedLaunch, Result, Stream,
+    Device, DevicePointer, Environment, Error, KernelKey, Label, LaunchKey, PreparedLaunch, Result, Stream,
 };
 
 pub(crate) use super::loop_call::{LoopArguments, LoopCall};
@@ -135,6 +135,9 @@ impl LoopLaunch<'_> {
         };
         let body = self.body;
         let plan = plan(body, &iteration);
+        if Environment::get().explain {
+            eprintln!("{}: {}", self.name, plan.explain(body));
+        }
         let mut dtypes: DTypes = body.inputs.iter().map(|input| input.dtype).collect();
         dtypes.extend(body.outputs.iter().map(|output| output.dtype));
         dtypes.push(self.compute);

@@ -22,6 +22,18 @@ const LONG_ROW: usize = 1 << 16;
 /// The points of a part.
 const PART: usize = 4096;
 
+/// So many columns are a block's: with fewer than [`MANY_BLOCKS`] of them a GPU has too little to do.
+const COLUMNS: usize = 256;
+
+/// So many blocks of columns fill a GPU by themselves.
+const MANY_BLOCKS: usize = 512;
+
+/// The points of a part of columns.
+const PART_OF_COLUMNS: usize = 1024;
+
+/// A matrix with fewer elements is not worth another launch.
+const LARGE_MATRIX: usize = 1 << 22;
+
 /// A reduction over dimensions of a tensor, and how it ends.
 struct Stages<'a> {
     /// The operator that combines the points of a part, and the dtype of its result.
@@ -36,7 +48,7 @@ struct Stages<'a> {
 /// Returns the backend kernel of sums, means and extrema.
 pub(crate) fn backend(call: &LoopCall<'_>, resolved: Option<&Resolved>) -> Result<Tensors> {
     let (operator, x, inner) = (call.operator, call.tensors[0], &call.arguments.sizes);
-    if !is_long(x, inner) {
+    if part_of(x, inner).is_none() {
         return loops::run(call, resolved);
     }
     let whole = signature_of(operator, &call.tensors, &call.arguments)?;
@@ -54,27 +66,39 @@ pub(crate) fn backend(call: &LoopCall<'_>, resolved: Option<&Resolved>) -> Resul
     Ok(SmallVec::from_elem(stages.run(&x.detach(), inner)?, 1))
 }
 
-/// Returns whether a reduction has few rows of many points.
-fn is_long(x: &Tensor, inner: &[usize]) -> bool {
+/// Returns the points of a part, where a reduction has few rows of many points. Rows that lie side by side, as columns do, share
+/// blocks, so that more of them are few.
+fn part_of(x: &Tensor, inner: &[usize]) -> Option<usize> {
     let points: usize = inner.iter().map(|&dimension| x.shape()[dimension]).product();
-    points >= LONG_ROW && (1..MANY_ROWS).contains(&(x.elements() / points))
+    if points == 0 {
+        return None;
+    }
+    let rows = x.elements() / points;
+    let side_by_side =
+        (0..x.rank()).any(|dimension| !inner.contains(&dimension) && x.layout().strides()[dimension] == 1);
+    if side_by_side && rows >= COLUMNS {
+        let few = rows / COLUMNS < MANY_BLOCKS && x.elements() >= LARGE_MATRIX;
+        (few && points >= 2 * PART_OF_COLUMNS).then_some(PART_OF_COLUMNS)
+    } else {
+        (points >= LONG_ROW && (1..MANY_ROWS).contains(&rows)).then_some(PART)
+    }
 }
 
 impl Stages<'_> {
     fn run(&self, x: &Tensor, inner: &[usize]) -> Result<Tensor> {
         let rows: Shape = (0..x.rank()).filter(|dimension| !inner.contains(dimension)).collect();
         let row_shape: Shape = rows.iter().map(|&dimension| x.shape()[dimension]).collect();
-        if !is_long(x, inner) {
+        let Some(part) = part_of(x, inner) else {
             let result = self.empty(&row_shape, self.last.1, x)?;
             self.launch(self.last, self.arguments, x, inner, &result)?;
             return Ok(result);
-        }
+        };
         let order: Shape = rows.iter().chain(inner).copied().collect();
         let layout = x.layout().permute(&order)?;
         let points = layout.shape()[rows.len()..].iter().product();
         let shape: Shape = row_shape.iter().copied().chain([points]).collect();
         let parts = match layout.reshape(&shape)? {
-            Some(layout) => self.parts(x, &layout, points)?,
+            Some(layout) => self.parts(x, &layout, points, part)?,
             // Points that lie in several strides: a dimension of them becomes one of rows.
             None => {
                 let first = inner[0];
@@ -92,9 +116,9 @@ impl Stages<'_> {
     }
 
     /// Returns the results of the parts of rows (…, points): (parts, …).
-    fn parts(&self, x: &Tensor, layout: &Layout, points: usize) -> Result<Tensor> {
+    fn parts(&self, x: &Tensor, layout: &Layout, points: usize, part: usize) -> Result<Tensor> {
         let rows = layout.rank() - 1;
-        let (whole, rest) = (points / PART, points % PART);
+        let (whole, rest) = (points / part, points % part);
         let row_shape = &layout.shape()[..rows];
         let shape: Shape =
             [whole + usize::from(rest > 0)].into_iter().chain(row_shape.iter().copied()).collect();
@@ -106,14 +130,14 @@ impl Stages<'_> {
             [first].into_iter().chain(row.iter().copied()).chain([last]).collect()
         };
         let parts = Layout::new(
-            &split(whole, row_shape, PART),
-            &split(PART * stride, &layout.strides()[..rows], stride),
+            &split(whole, row_shape, part),
+            &split(part * stride, &layout.strides()[..rows], stride),
             layout.offset(),
         )?;
         let first = results.with_layout(results.layout().narrow(0, 0, whole)?);
         self.launch(self.part, &arguments, &x.with_layout(parts), &[rows + 1], &first)?;
         if rest > 0 {
-            let tail = layout.narrow(rows, whole * PART, rest)?;
+            let tail = layout.narrow(rows, whole * part, rest)?;
             let last = results.with_layout(results.layout().select(0, whole)?);
             self.launch(self.part, &arguments, &x.with_layout(tail), &[rows], &last)?;
         }

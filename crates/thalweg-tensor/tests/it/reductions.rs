@@ -212,6 +212,22 @@ const LONG: &[(&[usize], &[i64])] = &[
     (&[300, 2, 300], &[0, 2]),
 ];
 
+/// More columns than that of few points, in parts and a rest.
+#[test]
+fn long_columns_agree_with_loops() {
+    let x = random(&[16_500, 260], 7);
+    let expected = reduce(&x, &[0], 0.0, |a, b| a + b);
+    assert_close(&values(&x.sum(&[0], false).unwrap()), &expected, 1e-9);
+    let single = x.to_dtype(DType::F32).unwrap();
+    assert_close(&values(&single.sum(&[0], false).unwrap()), &expected, 1e-3);
+    let greatest = reduce(&x, &[0], f64::NEG_INFINITY, f64::max);
+    assert_eq!(values(&x.amax(&[0], false).unwrap()), greatest);
+    // Rows of their own beside the columns.
+    let x = random(&[3, 2100, 700], 8);
+    let expected = reduce(&x, &[1], 0.0, |a, b| a + b);
+    assert_close(&values(&x.sum(&[1], false).unwrap()), &expected, 1e-9);
+}
+
 #[test]
 fn long_rows_agree_with_loops() {
     for (seed, &(shape, dimensions)) in LONG.iter().enumerate() {

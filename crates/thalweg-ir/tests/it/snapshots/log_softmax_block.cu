@@ -11,40 +11,25 @@ typedef double f64;
 template <class T> static __device__ __forceinline__ T maximum(const T a, const T b) {
     return a > b || a != a ? a : b;
 }
-// Combines LANES neighbouring lanes of a warp, lane t with lane t + step; all of them get the result.
+// The same for LANES neighbouring threads of a warp; all of them get the result.
 template <u32 LANES, class T, class Combine>
 static __device__ __forceinline__ T combine_warp(T value, const Combine combine) {
     #pragma unroll
-    for (u32 step = LANES / 2; step > 0; step /= 2) {
+    for (u32 step = 1; step < LANES; step *= 2) {
         value = combine(value, T(__shfl_down_sync(0xffffffffu, value, step, LANES)));
     }
     return T(__shfl_sync(0xffffffffu, value, 0, LANES));
 }
-// The same for the threads of a block: through shared memory while a step leaves the warp.
+// The same for the threads of a block. Before it is called again with this memory, the block meets at a barrier.
 template <u32 LANES, class T, class Combine>
 static __device__ __forceinline__ T combine_block(T value, void* const shared, const Combine combine) {
-    T* const lanes = (T*)shared;
-    const u32 lane = threadIdx.x;
-    lanes[lane] = value;
-    __syncthreads();
-    #pragma unroll
-    for (u32 step = LANES / 2; step >= 32; step /= 2) {
-        if (lane < step) {
-            value = combine(value, lanes[lane + step]);
-            lanes[lane] = value;
-        }
-        __syncthreads();
-    }
-    if (lane < 32) {
-        value = combine_warp<32>(value, combine);
-        if (lane == 0) {
-            lanes[0] = value;
-        }
+    T* const warps = (T*)shared;
+    value = combine_warp<32>(value, combine);
+    if (threadIdx.x % 32 == 0) {
+        warps[threadIdx.x / 32] = value;
     }
     __syncthreads();
-    value = lanes[0];
-    __syncthreads();
-    return value;
+    return combine_warp<LANES / 32>(warps[threadIdx.x % (LANES / 32)], combine);
 }
 
 struct log_softmax_arguments {
@@ -61,8 +46,8 @@ struct log_softmax_arguments {
 };
 
 extern "C" __global__ void __launch_bounds__(256) log_softmax(const __grid_constant__ log_softmax_arguments a) {
+    __shared__ u64 shared[2][8];
     const u64 rows = u64(a.rows);
-    __shared__ u64 shared[256];
     const u32 lane = threadIdx.x;
     const u64 points = u64(a.points);
     for (u64 row = u64(blockIdx.x); row < rows; row += u64(gridDim.x)) {
@@ -76,7 +61,7 @@ extern "C" __global__ void __launch_bounds__(256) log_softmax(const __grid_const
             const f32 v0 = a.input0[at_input0];
             reduced0 = maximum<f32>(reduced0, v0);
         }
-        reduced0 = combine_block<256>(reduced0, shared, [](const f32 x, const f32 y) { return maximum<f32>(x, y); });
+        reduced0 = combine_block<256>(reduced0, shared[0], [](const f32 x, const f32 y) { return maximum<f32>(x, y); });
         f32 reduced1 = 0.0f;
         for (u64 point = lane; point < points; point += 256) {
             const u64 inner0 = point;
@@ -86,7 +71,7 @@ extern "C" __global__ void __launch_bounds__(256) log_softmax(const __grid_const
             const f32 v4 = expf(v3);
             reduced1 = reduced1 + v4;
         }
-        reduced1 = combine_block<256>(reduced1, shared, [](const f32 x, const f32 y) { return x + y; });
+        reduced1 = combine_block<256>(reduced1, shared[1], [](const f32 x, const f32 y) { return x + y; });
         const f32 v6 = logf(reduced1);
         for (u64 point = lane; point < points; point += 256) {
             const u64 inner0 = point;

@@ -37,14 +37,30 @@ extern "C" __global__ void __launch_bounds__(256) relu(const __grid_constant__ r
     const u64 count = u64(a.rows * a.points);
     const u64 threads = u64(gridDim.x) * blockDim.x;
     const u64 thread = u64(blockIdx.x) * blockDim.x + threadIdx.x;
-    for (u64 i = thread; i < count / 8; i += threads) {
-        const pack<bf16, 8> input0 = ((const pack<bf16, 8>*)a.input0)[i];
-        pack<f32, 8> output0;
+    const u64 vectors = count / 8;
+    const u64 begin = u64(blockIdx.x) * 512 + threadIdx.x;
+    const u64 step = u64(gridDim.x) * 512;
+    for (u64 first = begin; first < vectors; first += step) {
+        pack<bf16, 8> input0[2];
         #pragma unroll
-        for (u32 e = 0; e < 8; ++e) {
-            relu_point(a, i * 8 + e, input0.element[e], output0.element[e]);
+        for (u32 k = 0; k < 2; ++k) {
+            const u64 i = first + k * 256;
+            if (i < vectors) {
+                input0[k] = ((const pack<bf16, 8>*)a.input0)[i];
+            }
         }
-        ((pack<f32, 8>*)a.output0)[i] = output0;
+        #pragma unroll
+        for (u32 k = 0; k < 2; ++k) {
+            const u64 i = first + k * 256;
+            if (i < vectors) {
+                pack<f32, 8> output0;
+                #pragma unroll
+                for (u32 e = 0; e < 8; ++e) {
+                    relu_point(a, i * 8 + e, input0[k].element[e], output0.element[e]);
+                }
+                ((pack<f32, 8>*)a.output0)[i] = output0;
+            }
+        }
     }
     for (u64 i = count / 8 * 8 + thread; i < count; i += threads) {
         relu_point(a, i, a.input0[i], a.output0[i]);

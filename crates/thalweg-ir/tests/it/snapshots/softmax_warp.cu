@@ -22,11 +22,11 @@ static __device__ __forceinline__ f16 f16_from_f32(const f32 x) {
 template <class T> static __device__ __forceinline__ T maximum(const T a, const T b) {
     return a > b || a != a ? a : b;
 }
-// Combines LANES neighbouring lanes of a warp, lane t with lane t + step; all of them get the result.
+// The same for LANES neighbouring threads of a warp; all of them get the result.
 template <u32 LANES, class T, class Combine>
 static __device__ __forceinline__ T combine_warp(T value, const Combine combine) {
     #pragma unroll
-    for (u32 step = LANES / 2; step > 0; step /= 2) {
+    for (u32 step = 1; step < LANES; step *= 2) {
         value = combine(value, T(__shfl_down_sync(0xffffffffu, value, step, LANES)));
     }
     return T(__shfl_sync(0xffffffffu, value, 0, LANES));

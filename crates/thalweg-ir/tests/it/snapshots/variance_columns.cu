@@ -16,8 +16,8 @@ static __device__ __forceinline__ T combine_abreast(T value, void* const shared,
     lanes[thread] = value;
     __syncthreads();
     #pragma unroll
-    for (u32 step = LANES / 2; step > 0; step /= 2) {
-        if (thread < step * ROWS) {
+    for (u32 step = 1; step < LANES; step *= 2) {
+        if (thread / ROWS % (2 * step) == 0) {
             value = combine(value, lanes[thread + step * ROWS]);
             lanes[thread] = value;
         }
@@ -41,8 +41,8 @@ struct variance_arguments {
 };
 
 extern "C" __global__ void __launch_bounds__(512) variance(const __grid_constant__ variance_arguments a) {
-    const u32 rows = u32(a.rows);
     __shared__ u64 shared[512];
+    const u32 rows = u32(a.rows);
     const u32 lane = threadIdx.x / 8;
     const u32 step = u32(gridDim.x) * 8;
     for (u32 first = u32(blockIdx.x) * 8; first < rows; first += step) {

@@ -1,0 +1,234 @@
+//! Rows that their threads hold: elements are loaded as vectors, many at a time, and stay in registers from the first pass to the
+//! last. [`Held`] says what is kept.
+
+use crate::body::OutputPlace;
+use crate::held::{Held, MOST_THREADS_WITH_VALUES};
+use crate::{Kernel, ReduceOp};
+
+use super::expression::{Defined, memory_type, neutral, stored};
+use super::row::RowPrinter;
+use super::writer::Writer;
+
+/// Returns what a kernel whose class holds rows keeps.
+///
+/// # Panics
+/// Where the class does not allow it.
+pub(super) fn of(kernel: &Kernel) -> Held {
+    let (class, name) = (&kernel.class, &kernel.name);
+    let threads = class.threads_of_a_row();
+    assert!((2..=1024).contains(&threads), "{name}: {threads} threads do not hold a row");
+    let one = class.inner_rank == 1 && class.rows_abreast == 1 && class.cascade == 1;
+    assert!(one, "{name}: a row that is held is one dimension without runs, not abreast of others");
+    Held::of(&kernel.body, class, threads <= MOST_THREADS_WITH_VALUES)
+        .unwrap_or_else(|| panic!("{name}: an output of a row that is held reads no single element"))
+}
+
+impl RowPrinter<'_> {
+    /// Prints the kernel.
+    pub(super) fn print_held(&self, held: &Held, writer: &mut Writer) {
+        self.open_entry(writer);
+        self.open_rows(writer);
+        self.print_row_places(writer);
+        let mut defined = self.statements.nothing();
+        let body = &self.kernel.body;
+        for (pass, reductions) in held.passes.iter().enumerate() {
+            self.define_for_row(&held.roots[pass], &mut defined, writer);
+            self.print_reductions(held, pass, reductions, &defined, writer);
+        }
+        let operands: Vec<_> = body.outputs.iter().flat_map(|output| output.operands()).collect();
+        self.define_for_row(&operands, &mut defined, writer);
+        let (of_points, of_row): (Vec<usize>, Vec<usize>) =
+            (0..body.outputs.len()).partition(|&number| body.outputs[number].place == OutputPlace::Point);
+        if !of_row.is_empty() {
+            self.print_row_outputs(&of_row, &defined, writer);
+        }
+        if !of_points.is_empty() {
+            self.print_point_outputs(held, &of_points, &defined, writer);
+        }
+        self.close_rows(writer);
+    }
+
+    /// Returns the type of a vector of an operand's elements.
+    fn pack(&self, dtype: crate::DType) -> String {
+        format!("pack<{}, {}>", memory_type(dtype), self.kernel.class.vector)
+    }
+
+    /// Returns where a row of an operand begins.
+    fn start(&self, operand: &str) -> String {
+        if self.kernel.class.contiguous { "row_start".to_owned() } else { format!("start_{operand}") }
+    }
+
+    /// Opens the loop over the vectors of a thread, inside of which `first` is the first point of one that the row has.
+    fn open_vectors(&self, writer: &mut Writer) {
+        let (class, index) = (&self.kernel.class, self.index);
+        let (threads, vector) = (class.threads_of_a_row(), class.vector);
+        writer.line("#pragma unroll");
+        writer.open(&format!("for (u32 k = 0; k < {}; ++k)", class.held));
+        writer.line(&format!("const {index} first = (k * {threads} + lane) * {vector};"));
+        writer.open("if (first < points)");
+    }
+
+    /// Prints the loads that come before a pass: those of elements that stay, of which it is the first to need them.
+    fn print_loads(&self, held: &Held, pass: usize, writer: &mut Writer) {
+        let inputs: Vec<usize> = held.loads[pass]
+            .iter()
+            .copied()
+            .filter(|&input| {
+                held.is_kept(input) && held.pass_range(input).is_some_and(|range| range.0 == pass)
+            })
+            .collect();
+        if inputs.is_empty() {
+            return;
+        }
+        for &input in &inputs {
+            let pack = self.pack(self.kernel.body.inputs[input].dtype);
+            writer.line(&format!("{pack} input{input}[{}];", self.kernel.class.held));
+        }
+        self.open_vectors(writer);
+        for &input in &inputs {
+            self.print_load(input, &format!("input{input}[k]"), writer);
+        }
+        writer.close("");
+        writer.close("");
+    }
+
+    fn print_load(&self, input: usize, target: &str, writer: &mut Writer) {
+        let pack = self.pack(self.kernel.body.inputs[input].dtype);
+        let start = self.start(&format!("input{input}"));
+        writer.line(&format!("{target} = *(const {pack}*)(a.input{input} + {start} + first);"));
+    }
+
+    /// Opens the loop over the vectors of a pass, with the elements that it alone needs.
+    fn open_pass(&self, held: &Held, pass: usize, writer: &mut Writer) {
+        let body = &self.kernel.body;
+        self.print_loads(held, pass, writer);
+        for (index, _) in held.made_in.iter().enumerate().filter(|(_, made)| **made == Some(pass)) {
+            let (dtype, class) = (body.dtypes[index].short_name(), &self.kernel.class);
+            writer.line(&format!("{dtype} held{index}[{}][{}];", class.held, class.vector));
+        }
+        self.open_vectors(writer);
+        for &input in held.loads[pass].iter().filter(|&&input| !held.is_kept(input)) {
+            let pack = self.pack(body.inputs[input].dtype);
+            self.print_load(input, &format!("const {pack} input{input}"), writer);
+        }
+    }
+
+    /// Opens the loop over the points of a vector, with the values that a pass computes.
+    fn open_elements_held(&self, held: &Held, pass: usize, defined: &Defined, writer: &mut Writer) {
+        let body = &self.kernel.body;
+        writer.line("#pragma unroll");
+        writer.open(&format!("for (u32 e = 0; e < {}; ++e)", self.kernel.class.vector));
+        if body.uses_coordinates() {
+            writer.line(&format!("const {} inner0 = first + e;", self.index));
+        }
+        let mut defined = defined.clone();
+        for &index in &held.uses[pass] {
+            writer.line(&format!("const {} v{index} = held{index}[k][e];", body.dtypes[index].short_name()));
+            defined[index] = true;
+        }
+        self.statements.define(&held.roots[pass], &mut defined, |index| self.at_points[index], writer);
+        for (index, _) in held.made_in.iter().enumerate().filter(|(_, made)| **made == Some(pass)) {
+            writer.line(&format!("held{index}[k][e] = v{index};"));
+        }
+    }
+
+    /// Prints the pass of these reductions. The greatest and the least of a value that is the same at all points is that value.
+    fn print_reductions(
+        &self,
+        held: &Held,
+        pass: usize,
+        reductions: &[usize],
+        defined: &Defined,
+        writer: &mut Writer,
+    ) {
+        let (body, vector) = (&self.kernel.body, self.kernel.class.vector);
+        let is_one_value = |number: &usize| {
+            let reduction = &body.reductions[*number];
+            matches!(reduction.op, ReduceOp::Max | ReduceOp::Min) && !self.at_points[reduction.value.index()]
+        };
+        let (known, combined): (Vec<usize>, Vec<usize>) =
+            reductions.iter().partition(|number| is_one_value(number));
+        for number in known {
+            let value = body.reductions[number].value;
+            let dtype = body.dtype(value).short_name();
+            writer.line(&format!("const {dtype} reduced{number} = {};", self.statements.name(value)));
+        }
+        if combined.is_empty() {
+            return;
+        }
+        for &number in &combined {
+            let reduction = &body.reductions[number];
+            let dtype = body.dtype(reduction.value);
+            writer.line(&format!("{} lanes{number}[{vector}];", dtype.short_name()));
+            writer.line("#pragma unroll");
+            writer.open(&format!("for (u32 e = 0; e < {vector}; ++e)"));
+            writer.line(&format!("lanes{number}[e] = {};", neutral(reduction.op, dtype)));
+            writer.close("");
+        }
+        self.open_pass(held, pass, writer);
+        self.open_elements_held(held, pass, defined, writer);
+        for &number in &combined {
+            let value = self.statements.name(body.reductions[number].value);
+            self.print_combining(number, &format!("lanes{number}[e]"), &value, writer);
+        }
+        (0..3).for_each(|_| writer.close(""));
+        for &number in &combined {
+            let dtype = body.dtype(body.reductions[number].value).short_name();
+            let own = format!("combine_vector(lanes{number}, {})", self.combining_function(number));
+            writer.line(&format!("{dtype} reduced{number} = {own};"));
+            self.print_combination(number, &format!("reduced{number}"), writer);
+        }
+    }
+
+    /// Prints the last pass. What it divides by is the same for the whole row, so that it multiplies by reciprocals; vectors with
+    /// quotients that might be rounded in another way are computed again, by divisions.
+    fn print_point_outputs(&self, held: &Held, outputs: &[usize], defined: &Defined, writer: &mut Writer) {
+        let (body, last) = (&self.kernel.body, held.passes.len());
+        let mut known = defined.clone();
+        held.uses[last].iter().for_each(|&index| known[index] = true);
+        let divisors = self.statements.divisors(&held.roots[last], &known);
+        for divisor in &divisors {
+            let name = self.statements.name(*divisor);
+            writer.line(&format!("const f32 reciprocal{} = 1.0f / {name};", divisor.0));
+        }
+        let moderate: Vec<String> =
+            divisors.iter().map(|id| format!("is_moderate({})", self.statements.name(*id))).collect();
+        if !divisors.is_empty() {
+            writer.line(&format!("const bool divides = {};", moderate.join(" && ")));
+        }
+        self.open_pass(held, last, writer);
+        for &number in outputs {
+            writer.line(&format!("{} output{number};", self.pack(body.outputs[number].dtype)));
+        }
+        if !divisors.is_empty() {
+            writer.line("bool exact = divides;");
+            self.statements.quotients.set(true);
+            self.print_elements(held, outputs, defined, writer);
+            self.statements.quotients.set(false);
+            writer.open("if (!exact)");
+        }
+        self.print_elements(held, outputs, defined, writer);
+        if !divisors.is_empty() {
+            writer.close("");
+        }
+        for &number in outputs {
+            let (pack, start) =
+                (self.pack(body.outputs[number].dtype), self.start(&format!("output{number}")));
+            writer.line(&format!("*({pack}*)(a.output{number} + {start} + first) = output{number};"));
+        }
+        writer.close("");
+        writer.close("");
+    }
+
+    /// Prints the loop over the elements of a vector of outputs.
+    fn print_elements(&self, held: &Held, outputs: &[usize], defined: &Defined, writer: &mut Writer) {
+        let body = &self.kernel.body;
+        self.open_elements_held(held, held.passes.len(), defined, writer);
+        for &number in outputs {
+            let output = &body.outputs[number];
+            let value = stored(&self.statements.name(output.value), body.dtype(output.value), output.dtype);
+            writer.line(&format!("output{number}.element[e] = {value};"));
+        }
+        writer.close("");
+    }
+}

@@ -1,0 +1,152 @@
+//! [`Held`]: what a thread that holds its points of a row keeps from one pass to the next.
+//!
+//! A row kernel makes a pass over its points for each set of reductions that do not need each other, and a last one for outputs
+//! at points. Where the points fit into the registers of the row's threads, a value that a pass computed is there for the
+//! next ones, and nothing is read or computed twice. What costs no more than a cast is computed anew from the element as it
+//! was loaded, which takes less room.
+//!
+//! A block of more than [`MOST_THREADS_WITH_VALUES`] threads has too few registers for that: it keeps the elements alone.
+
+use crate::body::{Node, OutputPlace};
+use crate::{Body, Class, ExprId};
+
+/// The most threads of a block that keep values. A multiprocessor has 65,536 registers, so that those of 1,024 threads have
+/// 64 each.
+pub const MOST_THREADS_WITH_VALUES: u32 = 512;
+
+/// The values that are read, kept and used in each pass over the points of a row. See the [module](self).
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Held {
+    /// The reductions of each pass.
+    pub passes: Vec<Vec<usize>>,
+    /// The values that each pass computes, in the order of `passes`; then those of the outputs at points.
+    pub roots: Vec<Vec<ExprId>>,
+    /// The inputs whose elements each pass needs.
+    pub loads: Vec<Vec<usize>>,
+    /// The values of earlier passes that each pass uses.
+    pub uses: Vec<Vec<usize>>,
+    /// The pass that computes a value, by expression, of those that a later one uses.
+    pub made_in: Vec<Option<usize>>,
+}
+
+impl Held {
+    /// Returns what is kept of a body whose inputs `class` says to be repeated. `values` says whether computed values are kept at
+    /// all. `None` where a row output reads elements, or an output is written at no point and nothing is reduced.
+    pub fn of(body: &Body, class: &Class, values: bool) -> Option<Self> {
+        let at_points = body.point_dependent(|input| !class.repeats(input));
+        let of_rows = body.outputs.iter().filter(|output| output.place == OutputPlace::Row);
+        if of_rows.flat_map(|output| output.operands()).any(|id| at_points[id.index()]) {
+            return None;
+        }
+        let passes = passes(body);
+        let mut roots: Vec<Vec<ExprId>> = passes
+            .iter()
+            .map(|pass| pass.iter().map(|&number| body.reductions[number].value).collect())
+            .collect();
+        let written = body.outputs.iter().filter(|output| output.place == OutputPlace::Point);
+        roots.push(written.map(|output| output.value).collect());
+        let mut computed_in: Vec<Option<usize>> = vec![None; body.nodes.len()];
+        let mut made_in = computed_in.clone();
+        let (mut loads, mut uses) = (Vec::new(), Vec::new());
+        for (pass, roots) in roots.iter().enumerate() {
+            let mut needed = vec![false; body.nodes.len()];
+            roots.iter().for_each(|root| needed[root.index()] = true);
+            let (mut loaded, mut used) = (Vec::new(), Vec::new());
+            for index in (0..body.nodes.len()).rev().filter(|&index| at_points[index]) {
+                if !needed[index] {
+                    continue;
+                }
+                if let Node::Load { input } = body.nodes[index] {
+                    loaded.push(usize::from(input));
+                }
+                match computed_in[index] {
+                    Some(earlier) if values && !is_cheap(body, index) => {
+                        made_in[index] = Some(earlier);
+                        used.push(index);
+                        continue;
+                    }
+                    _ => computed_in[index] = computed_in[index].or(Some(pass)),
+                }
+                body.nodes[index].operands().for_each(|operand| needed[operand.index()] = true);
+            }
+            loaded.sort_unstable();
+            loads.push(loaded);
+            uses.push(used);
+        }
+        Some(Self { passes, roots, loads, uses, made_in })
+    }
+
+    /// Returns the passes that need an input's elements, the first and the last.
+    pub fn pass_range(&self, input: usize) -> Option<(usize, usize)> {
+        let needs = |loads: &Vec<usize>| loads.contains(&input);
+        Some((self.loads.iter().position(needs)?, self.loads.iter().rposition(needs)?))
+    }
+
+    /// Returns whether an input's elements are loaded for the whole row at once: for the first pass, where many loads under way
+    /// are what counts, or because several passes need them.
+    pub fn is_kept(&self, input: usize) -> bool {
+        self.pass_range(input).is_some_and(|(first, last)| first == 0 || first < last)
+    }
+
+    /// Returns the most bytes of registers that a point takes between two passes, or while elements are loaded. A `vector` of 1
+    /// takes a register for each element.
+    pub fn bytes_of_a_point(&self, body: &Body, vector: u8) -> usize {
+        let of_input = |&input: &usize| {
+            let bytes = body.inputs[input].dtype.size_bytes();
+            if vector == 1 { bytes.max(4) } else { bytes }
+        };
+        let first: usize = self.loads[0].iter().map(of_input).sum();
+        let between = (1..self.roots.len()).map(|pass| {
+            let inputs = (0..body.inputs.len()).filter(|&input| {
+                self.is_kept(input)
+                    && self.pass_range(input).is_some_and(|(first, last)| first < pass && pass <= last)
+            });
+            let inputs: usize = inputs.map(|input| of_input(&input)).sum();
+            let values = self.made_in.iter().enumerate().filter(|(index, made)| {
+                made.is_some_and(|made| made < pass)
+                    && self.uses[pass..].iter().any(|used| used.contains(index))
+            });
+            inputs + values.map(|(index, _)| body.dtypes[index].size_bytes().max(4)).sum::<usize>()
+        });
+        between.chain([first]).max().unwrap_or(0).max(1)
+    }
+}
+
+/// Returns whether a value follows from an element or a coordinate by casts alone.
+fn is_cheap(body: &Body, index: usize) -> bool {
+    match body.nodes[index] {
+        Node::Load { .. } | Node::Index(_) => true,
+        Node::Cast(operand) | Node::Detach(operand) => {
+            matches!(body.nodes[index], Node::Detach(_)) || is_cheap(body, operand.index())
+        }
+        _ => false,
+    }
+}
+
+/// Returns the reductions by passes: each in the first that comes after all results that it needs.
+pub(crate) fn passes(body: &Body) -> Vec<Vec<usize>> {
+    let mut passes: Vec<Vec<usize>> = Vec::new();
+    let mut pass_of: Vec<usize> = Vec::with_capacity(body.reductions.len());
+    for reduction in &body.reductions {
+        let pass = reduced_by(body, reduction.value).map(|earlier| pass_of[earlier] + 1).max().unwrap_or(0);
+        passes.resize_with(passes.len().max(pass + 1), Vec::new);
+        passes[pass].push(pass_of.len());
+        pass_of.push(pass);
+    }
+    passes
+}
+
+/// Returns the reductions whose results a value needs.
+fn reduced_by(body: &Body, root: ExprId) -> impl Iterator<Item = usize> {
+    let mut needed = vec![false; body.nodes.len()];
+    needed[root.index()] = true;
+    for index in (0..body.nodes.len()).rev() {
+        if needed[index] {
+            body.nodes[index].operands().for_each(|operand| needed[operand.index()] = true);
+        }
+    }
+    body.nodes.iter().zip(needed).filter_map(|(node, needed)| match node {
+        Node::Reduced { reduction } if needed => Some(usize::from(*reduction)),
+        _ => None,
+    })
+}

@@ -1,0 +1,170 @@
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+typedef signed char i8;
+typedef short i16;
+typedef int i32;
+typedef long long i64;
+typedef float f32;
+typedef double f64;
+template <class T, u32 N> struct alignas(sizeof(T) * N < 16 ? sizeof(T) * N : 16) pack {
+    T element[N];
+};
+// The same for a block of ROWS rows, where neighbouring threads are the same lane of neighbouring rows.
+template <u32 LANES, u32 ROWS, class T, class Combine>
+static __device__ __forceinline__ T combine_abreast(T value, void* const shared, const Combine combine) {
+    T* const lanes = (T*)shared;
+    const u32 thread = threadIdx.x;
+    lanes[thread] = value;
+    __syncthreads();
+    #pragma unroll
+    for (u32 step = 1; step < LANES; step *= 2) {
+        if (thread / ROWS % (2 * step) == 0) {
+            value = combine(value, lanes[thread + step * ROWS]);
+            lanes[thread] = value;
+        }
+        __syncthreads();
+    }
+    value = lanes[thread % ROWS];
+    __syncthreads();
+    return value;
+}
+
+struct variance_arguments {
+    const f32* input0;
+    f32* output0;
+    u64 rows;
+    u64 points;
+    u64 row_extent0;
+    u64 inner_extent0;
+    u64 input0_row_stride0;
+    u64 input0_inner_stride0;
+    u64 output0_row_stride0;
+};
+
+extern "C" __global__ void __launch_bounds__(256) variance(const __grid_constant__ variance_arguments a) {
+    __shared__ u64 shared[256];
+    const u32 rows = u32(a.rows);
+    const u32 lane = threadIdx.x / 32;
+    const u32 step = u32(gridDim.x) * 128;
+    for (u32 first = u32(blockIdx.x) * 128; first < rows; first += step) {
+        const bool active = first + threadIdx.x % 32 * 4 < rows;
+        const u32 row = active ? first + threadIdx.x % 32 * 4 : 0;
+        const u32 points = active ? u32(a.points) : 0;
+        const u32 row0 = row;
+        const u32 start_input0 = row0 * u32(a.input0_row_stride0);
+        const u32 start_output0 = row0 * u32(a.output0_row_stride0);
+        f32 results0[4];
+        f32 results1[4];
+        #pragma unroll
+        for (u32 e = 0; e < 4; ++e) {
+            results0[e] = 0.0f;
+            results1[e] = 0.0f;
+        }
+        for (u32 begin0 = lane; begin0 < points; begin0 += 256) {
+            const u32 end0 = begin0 + 256 < points ? begin0 + 256 : points;
+            f32 run0_0[4];
+            f32 run0_1[4];
+            #pragma unroll
+            for (u32 e = 0; e < 4; ++e) {
+                run0_0[e] = 0.0f;
+                run0_1[e] = 0.0f;
+            }
+            for (u32 next = begin0; next < end0; next += 32) {
+                pack<f32, 4> input0[4];
+                #pragma unroll
+                for (u32 k = 0; k < 4; ++k) {
+                    const u32 point = next + k * 8;
+                    if (point < end0) {
+                        const u32 inner0 = point;
+                        const u32 at_input0 = start_input0 + inner0 * u32(a.input0_inner_stride0);
+                        input0[k] = *(const pack<f32, 4>*)(a.input0 + at_input0);
+                    }
+                }
+                #pragma unroll
+                for (u32 k = 0; k < 4; ++k) {
+                    const u32 point = next + k * 8;
+                    if (point < end0) {
+                        #pragma unroll
+                        for (u32 e = 0; e < 4; ++e) {
+                            const f32 v0 = input0[k].element[e];
+                            run0_0[e] = run0_0[e] + 1.0f;
+                            run0_1[e] = run0_1[e] + v0;
+                        }
+                    }
+                }
+            }
+            #pragma unroll
+            for (u32 e = 0; e < 4; ++e) {
+                results0[e] = results0[e] + run0_0[e];
+                results1[e] = results1[e] + run0_1[e];
+            }
+        }
+        #pragma unroll
+        for (u32 e = 0; e < 4; ++e) {
+            results0[e] = combine_abreast<8, 32>(results0[e], shared, [](const f32 x, const f32 y) { return x + y; });
+            results1[e] = combine_abreast<8, 32>(results1[e], shared, [](const f32 x, const f32 y) { return x + y; });
+        }
+        f32 results2[4];
+        #pragma unroll
+        for (u32 e = 0; e < 4; ++e) {
+            results2[e] = 0.0f;
+        }
+        for (u32 begin0 = lane; begin0 < points; begin0 += 256) {
+            const u32 end0 = begin0 + 256 < points ? begin0 + 256 : points;
+            f32 run0_2[4];
+            #pragma unroll
+            for (u32 e = 0; e < 4; ++e) {
+                run0_2[e] = 0.0f;
+            }
+            for (u32 next = begin0; next < end0; next += 32) {
+                pack<f32, 4> input0[4];
+                #pragma unroll
+                for (u32 k = 0; k < 4; ++k) {
+                    const u32 point = next + k * 8;
+                    if (point < end0) {
+                        const u32 inner0 = point;
+                        const u32 at_input0 = start_input0 + inner0 * u32(a.input0_inner_stride0);
+                        input0[k] = *(const pack<f32, 4>*)(a.input0 + at_input0);
+                    }
+                }
+                #pragma unroll
+                for (u32 k = 0; k < 4; ++k) {
+                    const u32 point = next + k * 8;
+                    if (point < end0) {
+                        #pragma unroll
+                        for (u32 e = 0; e < 4; ++e) {
+                            const f32 reduced1 = results1[e];
+                            const f32 reduced0 = results0[e];
+                            const f32 v0 = input0[k].element[e];
+                            const f32 v4 = reduced1 / reduced0;
+                            const f32 v5 = v0 - v4;
+                            const f32 v6 = v5 * v5;
+                            run0_2[e] = run0_2[e] + v6;
+                        }
+                    }
+                }
+            }
+            #pragma unroll
+            for (u32 e = 0; e < 4; ++e) {
+                results2[e] = results2[e] + run0_2[e];
+            }
+        }
+        #pragma unroll
+        for (u32 e = 0; e < 4; ++e) {
+            results2[e] = combine_abreast<8, 32>(results2[e], shared, [](const f32 x, const f32 y) { return x + y; });
+        }
+        if (active && lane == 0) {
+            pack<f32, 4> output0;
+            #pragma unroll
+            for (u32 e = 0; e < 4; ++e) {
+                const f32 reduced2 = results2[e];
+                const f32 reduced0 = results0[e];
+                const f32 v8 = reduced2 / reduced0;
+                output0.element[e] = v8;
+            }
+            *(pack<f32, 4>*)(a.output0 + start_output0) = output0;
+        }
+    }
+}

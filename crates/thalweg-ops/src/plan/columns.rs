@@ -1,0 +1,75 @@
+//! Rows that lie side by side in memory, as the columns of a matrix do.
+
+use thalweg_ir::{Body, Class, Geometry, OperandGeometry, OutputPlace};
+
+use super::{SERIAL_POINTS, VECTOR_BYTES, cascade};
+
+/// Threads of a block.
+const THREADS: u64 = 256;
+
+/// The most threads of a block that take neighbouring vectors, and the fewest: a line of memory is eight vectors.
+const ABREAST: [u64; 3] = [32, 16, 8];
+
+/// So many blocks fill a GPU.
+const MANY_BLOCKS: u64 = 256;
+
+/// Points of a lane, at least: the loads that a thread has under way at once.
+const POINTS_OF_A_LANE: u64 = 4;
+
+/// Returns the class in which threads take vectors of neighbouring rows, if there are rows for enough blocks of such threads.
+pub(super) fn side_by_side(
+    body: &Body,
+    geometry: &Geometry,
+    class: Class,
+    alignment_bytes: u64,
+) -> Option<Class> {
+    let (points, last) = (geometry.points(), geometry.row_shape.len().checked_sub(1)?);
+    let neighbours = geometry.row_shape[last];
+    let at_points = body.point_dependent(|_| true);
+    let reads_rows = body.nodes.iter().any(|node| matches!(node, thalweg_ir::Node::Index(_)));
+    let of_rows = body.outputs.iter().filter(|output| output.place == OutputPlace::Row);
+    let reads_elements = of_rows.clone().any(|output| at_points[output.value.index()]);
+    let scatters = of_rows.clone().any(|output| output.scatter.is_some());
+    if body.reductions.is_empty() || class.inner_rank != 1 || points <= SERIAL_POINTS {
+        return None;
+    }
+    if reads_rows || reads_elements || scatters || body.inputs.len() > 32 {
+        return None;
+    }
+    let inputs = body.inputs.iter().map(|input| input.dtype);
+    let dtypes = inputs.chain(body.outputs.iter().map(|output| output.dtype));
+    let (mut repeated, mut largest, mut common) = (0u32, 1, neighbours);
+    for (number, (dtype, operand)) in dtypes.zip(&geometry.operands).enumerate() {
+        let OperandGeometry::Strided { row_strides, inner_strides } = operand else { return None };
+        let rows = geometry.row_shape.iter().zip(row_strides).filter(|(extent, _)| **extent > 1);
+        if number < body.inputs.len() && rows.clone().all(|(_, stride)| *stride == 0) {
+            repeated |= 1 << number;
+            continue;
+        }
+        if row_strides[last] != 1 {
+            return None;
+        }
+        largest = largest.max(dtype.size_bytes() as u64);
+        let others = row_strides[..last].iter().chain(inner_strides);
+        common = others.fold(common, |common, stride| common | stride);
+    }
+    let mut vector = (VECTOR_BYTES / largest).clamp(1, 8);
+    while vector > 1 && !(common.is_multiple_of(vector) && alignment_bytes.is_multiple_of(vector * largest)) {
+        vector /= 2;
+    }
+    if vector == 1 || repeated.count_ones() as usize == body.inputs.len() {
+        return None;
+    }
+    let abreast = ABREAST.into_iter().find(|abreast| {
+        geometry.rows() / (abreast * vector) >= MANY_BLOCKS && neighbours >= abreast * vector
+    })?;
+    let lanes = (THREADS / abreast).min((points / POINTS_OF_A_LANE).next_power_of_two());
+    Some(Class {
+        lanes: lanes as u16,
+        vector: vector as u8,
+        rows_abreast: (abreast * vector) as u16,
+        cascade: cascade(body, geometry, lanes as u16),
+        repeated,
+        ..class
+    })
+}

@@ -1,0 +1,140 @@
+//! Strided points: the order of their dimensions, vectors along the last of them, and tiles where operands disagree on it.
+
+use smallvec::SmallVec;
+use thalweg_ir::{Body, Class, DType, Geometry, InputKind, OperandGeometry};
+
+use super::{Iteration, Placement, VECTOR_BYTES};
+
+/// Points of a tile in a dimension, at least: with fewer, most of a block's threads would have none.
+const LEAST_TILED: u64 = 16;
+
+/// Shared memory of a block that needs no asking for.
+const SHARED_BYTES: u64 = 48 << 10;
+
+/// A tile has 64 rows of 64 elements, and room between them.
+const TILE_ELEMENTS: u64 = 64 * 66;
+
+/// The bytes that a thread moves at once to or from a tile.
+const TILE_VECTOR_BYTES: u64 = 4;
+
+/// Returns the iteration with its dimensions in the order in which the first output lies in memory. `None` where they are,
+/// and where the body asks which is which.
+pub(super) fn in_order_of_outputs(body: &Body, iteration: &Iteration) -> Option<Iteration> {
+    let Placement::Strided { rows: strides, .. } = iteration.operands.get(body.inputs.len())? else {
+        return None;
+    };
+    if !is_plain(body) || !iteration.inner.is_empty() || strides.is_sorted_by(|a, b| a >= b) {
+        return None;
+    }
+    let mut order: SmallVec<[usize; 6]> = (0..strides.len()).collect();
+    order.sort_by_key(|&dimension| std::cmp::Reverse(strides[dimension]));
+    let reorder = |values: &[u64]| order.iter().map(|&dimension| values[dimension]).collect();
+    let operands = iteration.operands.iter().map(|operand| match operand {
+        Placement::Strided { rows, inner } => {
+            Placement::Strided { rows: reorder(rows), inner: inner.clone() }
+        }
+        gathered @ Placement::Gathered(_) => gathered.clone(),
+    });
+    Some(Iteration {
+        rows: reorder(&iteration.rows),
+        inner: iteration.inner.clone(),
+        operands: operands.collect(),
+        alignment_bytes: iteration.alignment_bytes,
+    })
+}
+
+/// Returns whether points are handled alike: nothing is combined, gathered or scattered, and no coordinate is read.
+fn is_plain(body: &Body) -> bool {
+    body.reductions.is_empty()
+        && !body.uses_coordinates()
+        && body.inputs.iter().all(|input| input.kind == InputKind::Strided)
+        && body.outputs.iter().all(|output| output.scatter.is_none())
+}
+
+/// Returns the dtype and the strides of each operand, the inputs first.
+fn operands<'a>(body: &'a Body, geometry: &'a Geometry) -> impl Iterator<Item = (DType, &'a [u64])> {
+    let inputs = body.inputs.iter().map(|input| input.dtype);
+    let dtypes = inputs.chain(body.outputs.iter().map(|output| output.dtype));
+    dtypes.zip(&geometry.operands).map(|(dtype, operand)| match operand {
+        OperandGeometry::Strided { row_strides, .. } => (dtype, row_strides.as_slice()),
+        OperandGeometry::Gathered { .. } => (dtype, &[][..]),
+    })
+}
+
+/// Returns the widest vector, of at most so many bytes, in which operands can be walked along a dimension each: theirs is the
+/// second of a pair, the other strides and the extent of which are multiples of it.
+fn widest<'a>(
+    extents: &[u64],
+    walks: impl Iterator<Item = ((DType, &'a [u64]), usize)>,
+    bytes: u64,
+    alignment_bytes: u64,
+) -> u8 {
+    let (mut largest, mut common) = (1, 0);
+    for ((dtype, strides), dimension) in walks {
+        largest = largest.max(dtype.size_bytes() as u64);
+        common |= extents[dimension];
+        let others =
+            strides.iter().enumerate().filter(|&(other, _)| other != dimension && extents[other] > 1);
+        common = others.fold(common, |common, (_, stride)| common | stride);
+    }
+    let mut vector = (bytes / largest).clamp(1, 8);
+    while vector > 1 && !(common.is_multiple_of(vector) && alignment_bytes.is_multiple_of(vector * largest)) {
+        vector /= 2;
+    }
+    vector as u8
+}
+
+/// Returns the class of tiles, where inputs have their neighbours in another dimension than the outputs, which have them in the
+/// last.
+pub(super) fn turned(body: &Body, geometry: &Geometry, class: Class, alignment_bytes: u64) -> Option<Class> {
+    let extents = &geometry.row_shape;
+    let last = extents.len().checked_sub(1)?;
+    if !is_plain(body) || class.inner_rank != 0 || body.inputs.len() > 32 {
+        return None;
+    }
+    let count = body.inputs.len();
+    if operands(body, geometry).skip(count).any(|(_, strides)| strides[last] != 1) {
+        return None;
+    }
+    let is_turned = |strides: &[u64], dimension: usize| strides[dimension] == 1 && strides[last] > 1;
+    let turned = (0..last).rev().find(|&dimension| {
+        extents[dimension].min(extents[last]) >= LEAST_TILED
+            && operands(body, geometry).take(count).any(|(_, strides)| is_turned(strides, dimension))
+    })?;
+    let inputs: Vec<(usize, (DType, &[u64]))> = operands(body, geometry)
+        .take(count)
+        .enumerate()
+        .filter(|(_, (_, strides))| is_turned(strides, turned))
+        .collect();
+    let shared: u64 = inputs.iter().map(|(_, (dtype, _))| TILE_ELEMENTS * dtype.size_bytes() as u64).sum();
+    let walks = inputs.iter().map(|(_, operand)| (*operand, turned));
+    let walks = walks.chain(operands(body, geometry).skip(count).map(|operand| (operand, last)));
+    (shared <= SHARED_BYTES).then(|| Class {
+        turned: turned as u8 + 1,
+        turned_inputs: inputs.iter().fold(0, |bits, (number, _)| bits | 1 << number),
+        vector: widest(extents, walks, TILE_VECTOR_BYTES, alignment_bytes),
+        ..class
+    })
+}
+
+/// Returns the class in which strided points are handled as vectors along the last dimension: every operand walks it one by
+/// one, or is an input that stays on one element.
+pub(super) fn vectors(body: &Body, geometry: &Geometry, class: Class, alignment_bytes: u64) -> Option<Class> {
+    let extents = &geometry.row_shape;
+    let last = extents.len().checked_sub(1)?;
+    if class.contiguous || !is_plain(body) || class.inner_rank != 0 || body.inputs.len() > 32 {
+        return None;
+    }
+    let mut repeated = 0;
+    for (number, (_, strides)) in operands(body, geometry).enumerate() {
+        match strides[last] {
+            1 => {}
+            0 if number < body.inputs.len() => repeated |= 1 << number,
+            _ => return None,
+        }
+    }
+    let walks = operands(body, geometry).enumerate().filter(|(number, _)| repeated >> number & 1 == 0);
+    let walks = walks.map(|(_, operand)| (operand, last));
+    let vector = widest(extents, walks, VECTOR_BYTES, alignment_bytes);
+    (vector > 1).then_some(Class { vector, repeated, ..class })
+}
