@@ -1,0 +1,91 @@
+"""GPT-2's training step in PyTorch, to be run beside `gpt2` on the same GPU: eager, captured, and with --compile compiled.
+
+Prints one JSON object a line, with the names of our bench. The model, its sizes and the optimizer are those of the bench; products run in
+bfloat16 by autocast, and in TF32 where they do not.
+"""
+import json, statistics, sys, time
+import torch, torch.nn as nn, torch.nn.functional as F
+
+FEATURES, HEADS, LAYERS, VOCABULARY, BATCH, TOKENS = 768, 12, 12, 50304, 16, 1024
+torch.backends.cuda.matmul.allow_tf32 = True
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm1, self.norm2 = nn.LayerNorm(FEATURES), nn.LayerNorm(FEATURES)
+        self.qkv, self.projection = nn.Linear(FEATURES, 3 * FEATURES), nn.Linear(FEATURES, FEATURES)
+        self.expand, self.contract = nn.Linear(FEATURES, 4 * FEATURES), nn.Linear(4 * FEATURES, FEATURES)
+
+    def forward(self, x):
+        batch, tokens, _ = x.shape
+        packed = self.qkv(self.norm1(x)).view(batch, tokens, 3, HEADS, FEATURES // HEADS)
+        q, k, v = (packed[:, :, part].transpose(1, 2) for part in range(3))
+        heads = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(batch, tokens, FEATURES)
+        x = x + self.projection(heads)
+        return x + self.contract(F.gelu(self.expand(self.norm2(x)), approximate="tanh"))
+
+
+class Gpt2(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.tokens, self.positions = nn.Embedding(VOCABULARY, FEATURES), nn.Embedding(TOKENS, FEATURES)
+        self.blocks, self.norm = nn.ModuleList(Block() for _ in range(LAYERS)), nn.LayerNorm(FEATURES)
+
+    def forward(self, tokens, following):
+        x = self.tokens(tokens) + self.positions.weight
+        for block in self.blocks:
+            x = block(x)
+        scores = F.linear(self.norm(x), self.tokens.weight)
+        return F.cross_entropy(scores.view(-1, VOCABULARY), following.view(-1))
+
+
+def measure(mode):
+    torch.manual_seed(0)
+    torch.cuda.reset_peak_memory_stats()
+    model = Gpt2().cuda()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, fused=True, capturable=True)
+    tokens, following = (torch.randint(0, 50257, (BATCH, TOKENS), device="cuda") for _ in range(2))
+    forward = torch.compile(model) if mode == "compiled" else model
+
+    def step():
+        optimizer.zero_grad(set_to_none=True)
+        with torch.autocast("cuda", torch.bfloat16):
+            loss = forward(tokens, following)
+        loss.backward()
+        optimizer.step()
+
+    start = time.perf_counter()
+    step()
+    torch.cuda.synchronize()
+    first = time.perf_counter() - start
+    run = step
+    if mode == "captured":
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(3):
+                step()
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            step()
+        run = graph.replay
+    for _ in range(3):
+        run()
+    times = []
+    for _ in range(5):
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        for _ in range(5):
+            run()
+        torch.cuda.synchronize()
+        times.append((time.perf_counter() - start) / 5)
+    seconds = statistics.median(times)
+    print(json.dumps(dict(name=f"torch_gpt2_{mode}", value=round(BATCH * TOKENS / seconds), unit="tokens/s", ms=round(seconds * 1e3, 3),
+                          peak_allocated_MiB=torch.cuda.max_memory_allocated() >> 20, peak_reserved_MiB=torch.cuda.max_memory_reserved() >> 20,
+                          first_step_s=round(first, 2), torch=torch.__version__, device=torch.cuda.get_device_name())), flush=True)
+
+
+for mode in ["eager", "captured"] + (["compiled"] if "--compile" in sys.argv else []):
+    measure(mode)

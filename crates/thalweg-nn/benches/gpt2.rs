@@ -1,0 +1,180 @@
+//! A training step of GPT-2 (124 million parameters, AdamW, bf16 by autocast), written as a user of PyTorch writes it: tokens per second.
+//!
+//! `cargo bench -p thalweg-nn --bench gpt2 [-- --device cuda|sim] [--batch N] [--tokens N] [--layers N] [--steps N] [--f32] [--captured]
+//! [--once]`: a line of JSON per figure: the first step in seconds, with the compilation of kernels, and then steps, timed
+//! from first to last of a round with the device waited for at its end, eager and captured. `--once` runs two eager steps and
+//! nothing else, for a profiler. `benches/peers/gpt2.py` is the same in PyTorch.
+
+use std::time::Instant;
+
+use thalweg_ir::DType;
+use thalweg_nn::functional::{self, AttentionOptions};
+use thalweg_nn::module::{Embedding, Forward, LayerNorm, Linear, Module};
+use thalweg_nn::optim::{AdamW, AdamWOptions};
+use thalweg_runtime::{CaptureOptions, Device, Graph, Result, Stream};
+use thalweg_tensor::Tensor;
+use thalweg_tensor::autocast::autocast;
+use thalweg_tensor::random::Generator;
+
+/// Timed rounds; the median counts.
+const ROUNDS: usize = 5;
+const FEATURES: usize = 768;
+const HEADS: usize = 12;
+/// GPT-2's 50,257 tokens, rounded up to a multiple of 128 as everybody trains it.
+const VOCABULARY: usize = 50_304;
+
+#[derive(Module, Debug)]
+struct Block {
+    norm1: LayerNorm,
+    qkv: Linear,
+    projection: Linear,
+    norm2: LayerNorm,
+    expand: Linear,
+    contract: Linear,
+}
+
+impl Block {
+    fn new(generator: &mut Generator, device: &Device) -> Result<Self> {
+        Ok(Self {
+            norm1: LayerNorm::new(FEATURES, device)?,
+            qkv: Linear::new(FEATURES, 3 * FEATURES, generator, device)?,
+            projection: Linear::new(FEATURES, FEATURES, generator, device)?,
+            norm2: LayerNorm::new(FEATURES, device)?,
+            expand: Linear::new(FEATURES, 4 * FEATURES, generator, device)?,
+            contract: Linear::new(4 * FEATURES, FEATURES, generator, device)?,
+        })
+    }
+}
+
+impl Forward for Block {
+    fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        let (batch, tokens) = (x.shape()[0], x.shape()[1]);
+        let packed = self.qkv.forward(&self.norm1.forward(x)?)?;
+        let packed = packed.reshape(&[batch, tokens, 3, HEADS, FEATURES / HEADS])?;
+        let part = |part: usize| packed.select(2, part)?.transpose(1, 2);
+        let options = AttentionOptions { is_causal: true, ..AttentionOptions::default() };
+        let heads = functional::scaled_dot_product_attention(&part(0)?, &part(1)?, &part(2)?, options)?;
+        let heads = heads.transpose(1, 2)?.reshape(&[batch, tokens, FEATURES])?;
+        let x = x.add(&self.projection.forward(&heads)?)?;
+        let hidden = self.expand.forward(&self.norm2.forward(&x)?)?.gelu_tanh()?;
+        x.add(&self.contract.forward(&hidden)?)
+    }
+}
+
+#[derive(Module, Debug)]
+struct Gpt2 {
+    tokens: Embedding,
+    positions: Embedding,
+    blocks: Vec<Block>,
+    norm: LayerNorm,
+}
+
+impl Gpt2 {
+    fn new(context: usize, layers: usize, generator: &mut Generator, device: &Device) -> Result<Self> {
+        Ok(Self {
+            tokens: Embedding::new(VOCABULARY, FEATURES, generator, device)?,
+            positions: Embedding::new(context, FEATURES, generator, device)?,
+            blocks: (0..layers).map(|_| Block::new(generator, device)).collect::<Result<_>>()?,
+            norm: LayerNorm::new(FEATURES, device)?,
+        })
+    }
+
+    /// The head shares the weights of the embedding.
+    fn loss(&self, input: &Tensor, next: &Tensor) -> Result<Tensor> {
+        let positions = self.positions.weight.narrow(0, 0, input.shape()[1])?;
+        let mut x = self.tokens.forward(input)?.add(&positions)?;
+        for block in &self.blocks {
+            x = block.forward(&x)?;
+        }
+        let scores = functional::linear(&self.norm.forward(&x)?, &self.tokens.weight, None)?;
+        functional::cross_entropy(&scores.reshape(&[next.elements(), VOCABULARY])?, &next.reshape(&[next.elements()])?)
+    }
+}
+
+/// Returns the median over the rounds of a step's time in seconds.
+fn time(steps: usize, device: &Device, mut step: impl FnMut() -> Result<()>) -> Result<f64> {
+    let mut times = Vec::new();
+    for _ in 0..ROUNDS {
+        device.synchronize()?;
+        let start = Instant::now();
+        (0..steps).try_for_each(|_| step())?;
+        device.synchronize()?;
+        times.push(start.elapsed().as_secs_f64() / steps as f64);
+    }
+    times.sort_by(f64::total_cmp);
+    Ok(times[ROUNDS / 2])
+}
+
+fn main() -> Result<()> {
+    let arguments: Vec<String> = std::env::args().collect();
+    let has = |flag: &str| arguments.iter().any(|argument| argument == flag);
+    let after = |flag: &str| {
+        arguments.iter().position(|argument| argument == flag).and_then(|at| arguments.get(at + 1))
+    };
+    let number = |flag: &str, default: usize| {
+        after(flag).map_or(default, |text| text.parse().expect("a whole number"))
+    };
+    let device = match after("--device") {
+        Some(name) => Device::from_name(name)?,
+        None => Device::best()?,
+    };
+    let small = device.is_simulated();
+    let batch = number("--batch", if small { 1 } else { 16 });
+    let tokens = number("--tokens", if small { 16 } else { 1024 });
+    let layers = number("--layers", if small { 1 } else { 12 });
+    let steps = number("--steps", if small { 1 } else { 5 });
+    let stream = Stream::new(&device)?;
+    let _current = stream.make_current();
+    let mut generator = Generator::new(1);
+    let model = Gpt2::new(tokens, layers, &mut generator, &device)?;
+    let optimizer =
+        AdamW::new(model.parameters(), AdamWOptions { learning_rate: 3e-4, ..AdamWOptions::default() })?;
+    let mut random = || -> Result<Tensor> {
+        let values: Vec<i64> = (0..batch * tokens).map(|_| generator.below(50_257).unwrap().into()).collect();
+        Tensor::from_slice(&values, &[batch, tokens], &device)
+    };
+    let (input, next) = (random()?, random()?);
+    let step = || -> Result<Tensor> {
+        optimizer.zero_grad();
+        let loss = if has("--f32") {
+            model.loss(&input, &next)?
+        } else {
+            autocast(DType::Bf16, || model.loss(&input, &next))?
+        };
+        loss.backward()?;
+        optimizer.step()?;
+        Ok(loss.detach())
+    };
+    let peak = || {
+        let stats = device.allocator().statistics().memory_stats();
+        let find =
+            |key: &str| stats.iter().find(|(name, _)| name == key).map_or(0, |(_, value)| *value >> 20);
+        (find("allocated_bytes.all.peak"), find("reserved_bytes.all.peak"))
+    };
+    let report = |name: &str, seconds: f64| {
+        let (allocated, reserved) = peak();
+        println!(
+            "{{\"name\": \"gpt2_{name}\", \"value\": {:.0}, \"unit\": \"tokens/s\", \"ms\": {:.3}, \"peak_allocated_MiB\": {allocated}, \
+             \"peak_reserved_MiB\": {reserved}, \"device\": \"{}\"}}",
+            (batch * tokens) as f64 / seconds,
+            seconds * 1e3,
+            device.properties().name
+        );
+    };
+    let start = Instant::now();
+    let first = step()?.item::<f32>()?;
+    println!(
+        "{{\"name\": \"gpt2_first_step\", \"value\": {:.2}, \"unit\": \"s\", \"loss\": {first:.4}}}",
+        start.elapsed().as_secs_f64()
+    );
+    if has("--once") {
+        return step()?.item::<f32>().map(drop);
+    }
+    report("eager", time(steps, &device, || step().map(drop))?);
+    if has("--captured") {
+        let (graph, loss) = Graph::capture(&device, CaptureOptions::default(), step)?;
+        report("captured", time(steps, &device, || graph.replay())?);
+        eprintln!("loss {}", loss.item::<f32>()?);
+    }
+    Ok(())
+}
