@@ -2,9 +2,10 @@
 //! a body: how many places a row's gradient is summed over is in the data.
 //!
 //! A row of the table gets the sum of the gradients of all places whose index it is, in the order of the places, so that the result
-//! does not depend on timing. The first place of an index does the sum; on a GPU that is a block of threads, which finds the
-//! others by comparing all indices with its own, 128 at a time. So the work is that of the sum, and of comparing each index with
-//! each: little beside the other work of a network up to some ten thousand indices.
+//! does not depend on timing. The first place of an index does the sum; on a GPU that is a warp per 256 features, which finds the
+//! others by comparing all indices with its own. The eight warps of a block share the indices that they compare, 2,048 at a time in
+//! shared memory. So the work is that of the sum, and of comparing each index with each: little beside the other work of a
+//! network up to some hundred thousand indices.
 //!
 //! Rows that no place reads are not written: they are zeros before. An index out of range, and the padding index, write nothing.
 
@@ -36,8 +37,12 @@ pub struct EmbeddingBackward {
 /// How many 8-byte words [`EmbeddingBackward::pack`] writes.
 pub const ARGUMENT_WORDS: usize = 8;
 
-/// Threads of a block: features that it sums, and indices that it compares at a time.
-const BLOCK: u64 = 128;
+/// Threads of a block.
+const BLOCK: u64 = 256;
+/// Places that a block sums for: one per warp.
+const PLACES: u64 = 8;
+/// Features of a place that a block sums: eight per lane of a warp.
+const FEATURES: u64 = 256;
 
 impl EmbeddingBackward {
     /// Returns how many elements gradients, indices and result have.
@@ -103,7 +108,7 @@ impl EmbeddingBackward {
 
     /// Returns the launch. The grid is never empty: the caller skips tables and lists without elements itself.
     pub fn launch_shape(&self) -> LaunchShape {
-        let blocks = self.indices.saturating_mul(self.features.div_ceil(BLOCK));
+        let blocks = self.indices.div_ceil(PLACES).saturating_mul(self.features.div_ceil(FEATURES));
         LaunchShape { grid: [blocks.clamp(1, (1 << 31) - 1) as u32, 1, 1], block: [BLOCK as u32, 1, 1] }
     }
 }
@@ -227,59 +232,60 @@ struct NAME_arguments {
     u64 dtype;
 };
 
-extern \"C\" __global__ void __launch_bounds__(128) NAME(const __grid_constant__ NAME_arguments x) {
-    __shared__ u32 equal[2][4];
-    const u32 thread = threadIdx.x;
-    const u64 tiles = (x.features + 127) / 128, items = x.count * tiles;
+extern \"C\" __global__ void __launch_bounds__(256) NAME(const __grid_constant__ NAME_arguments x) {
+    __shared__ i64 tile[2048];
+    const u32 thread = threadIdx.x, lane = thread % 32;
+    const u64 parts = (x.features + 255) / 256, items = (x.count + 7) / 8 * parts;
     for (u64 item = blockIdx.x; item < items; item += gridDim.x) {
-        const u64 place = item / tiles, feature = item % tiles * 128 + thread;
-        const i64 index = x.indices[place];
+        // A warp has a place, its lanes the features from one on, each 32nd.
+        const u64 place = item / parts * 8 + thread / 32, feature = item % parts * 256 + lane;
+        const i64 index = place < x.count ? x.indices[place] : -1;
         bool sums = index >= 0 && u64(index) < x.embeddings && index != x.padding;
-        SUM sum = 0;
-        // All threads find the same bits, so that they leave the loop together.
-        u32 turn = 0;
-        for (u64 first = 0; sums && first < x.count; first += 128) {
-            const bool is_equal = first + thread < x.count && x.indices[first + thread] == index;
-            const u32 bits = __ballot_sync(0xffffffffu, is_equal);
-            if (thread % 32 == 0) {
-                equal[turn][thread / 32] = bits;
+        SUM sum[8] = {};
+        for (u64 first = 0; first < x.count && __syncthreads_or(sums); first += 2048) {
+            const u32 size = x.count - first < 2048 ? u32(x.count - first) : 2048;
+            for (u32 i = thread; i < size; i += 256) {
+                tile[i] = x.indices[first + i];
             }
             __syncthreads();
-            for (u32 part = 0; part < 4; ++part) {
-                const u64 start = first + part * 32;
-                u32 rest = equal[turn][part];
-                // An earlier place has this index: the sum is its block's.
-                if (rest != 0 && start + __ffs(i32(rest)) - 1 < place) {
-                    sums = false;
-                }
+            for (u32 start = 0; sums && start < size; start += 32) {
+                u32 rest = __ballot_sync(0xffffffffu, start + lane < size && tile[start + lane] == index);
+                // An earlier place has this index: the sum is its warp's.
+                sums = rest == 0 || first + start + __ffs(i32(rest)) - 1 >= place;
                 while (sums && rest != 0) {
-                    // Four loads at once, added in order.
-                    SUM values[4];
+                    // Four rows at once, added in order.
+                    SUM values[4][8];
                     u32 taken = 0;
                     #pragma unroll
                     for (u32 i = 0; i < 4; ++i) {
                         if (rest != 0) {
-                            const u64 at = start + __ffs(i32(rest)) - 1;
+                            const ELEMENT* const row = x.gradient + (first + start + __ffs(i32(rest)) - 1) * x.features;
                             rest &= rest - 1;
                             taken = i + 1;
-                            values[i] = feature < x.features ? LOAD(x.gradient[at * x.features + feature]) : SUM(0);
+                            #pragma unroll
+                            for (u32 j = 0; j < 8; ++j) {
+                                values[i][j] = feature + 32 * j < x.features ? LOAD(row[feature + 32 * j]) : SUM(0);
+                            }
                         }
                     }
                     #pragma unroll
                     for (u32 i = 0; i < 4; ++i) {
                         if (i < taken) {
-                            sum = sum + values[i];
+                            #pragma unroll
+                            for (u32 j = 0; j < 8; ++j) {
+                                sum[j] = sum[j] + values[i][j];
+                            }
                         }
                     }
                 }
             }
-            turn = 1 - turn;
         }
-        if (sums && feature < x.features) {
-            x.result[u64(index) * x.features + feature] = STORE(sum);
+        #pragma unroll
+        for (u32 j = 0; j < 8; ++j) {
+            if (sums && feature + 32 * j < x.features) {
+                x.result[u64(index) * x.features + feature + 32 * j] = STORE(sum[j]);
+            }
         }
-        // Before the bits are another item's.
-        __syncthreads();
     }
 }
 ";

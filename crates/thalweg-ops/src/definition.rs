@@ -34,6 +34,8 @@ pub enum DTypeRule {
     Position,
     /// The first input is floating-point, the second an i64 index: losses over classes.
     Classes,
+    /// As `Classes`, and of 16-bit floats the result is f32, the dtype of the computation.
+    WideClasses,
     /// The first input is floating-point, and the results have its dtype.
     FloatingPoint,
     /// Any dtype, kept as it is: what only moves elements.
@@ -303,9 +305,12 @@ impl LoopOp {
             DTypeRule::Condition => promote(1)?,
             DTypeRule::Sum if inputs[0].is_floating_point() => inputs[0],
             DTypeRule::Sum | DTypeRule::Position => DType::I64,
-            DTypeRule::Classes if !inputs[0].is_floating_point() || inputs[1] != DType::I64 => {
+            DTypeRule::Classes | DTypeRule::WideClasses
+                if !inputs[0].is_floating_point() || inputs[1] != DType::I64 =>
+            {
                 return refuse("it takes a floating-point tensor and int64 classes");
             }
+            DTypeRule::WideClasses => inputs[0].compute(),
             DTypeRule::FloatingPoint if !inputs[0].is_floating_point() => {
                 return refuse("it takes floating-point tensors; convert with `to_dtype`");
             }

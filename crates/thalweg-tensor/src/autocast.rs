@@ -15,7 +15,7 @@ use smallvec::SmallVec;
 use thalweg_ir::DType;
 use thalweg_runtime::{Error, Result};
 
-use crate::dispatch::{Argument, Call, DispatchKey, ExcludeKeyGuard, IncludeKeyGuard};
+use crate::dispatch::{Argument, Call, DispatchKey, ExcludeKeyGuard, IncludeKeyGuard, find_operator};
 use crate::tensor::{Tensor, Tensors};
 
 /// The options of a region, with PyTorch's defaults.
@@ -109,12 +109,14 @@ pub(crate) enum Policy {
     Full,
     /// The widest dtype of its tensors.
     Widest,
+    /// f32 for what is computed and for the results; the tensors are read as they are.
+    Wide(&'static str),
     /// It is refused.
     Banned,
 }
 
 /// The operators of each policy, by base name: PyTorch's lists for CUDA, and the parts that this crate's operators are made of.
-const POLICIES: [(Policy, &str); 4] = [
+const POLICIES: [(Policy, &str); 5] = [
     (
         Policy::Lower,
         "convolution conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d prelu addmm addmv addr \
@@ -125,7 +127,7 @@ const POLICIES: [(Policy, &str); 4] = [
         Policy::Full,
         "acos asin cosh erfinv exp expm1 log log10 log2 log1p reciprocal rsqrt sinh tan pow softplus layer_norm \
      native_layer_norm layer_norm_affine layer_norm_fork rms_norm group_norm native_group_norm cosine_similarity \
-     nll_loss cross_entropy cross_entropy_smoothed kl_div l1_loss smooth_l1_loss huber_loss mse_loss soft_margin_loss \
+     nll_loss cross_entropy_smoothed kl_div l1_loss smooth_l1_loss huber_loss mse_loss soft_margin_loss \
      margin_ranking_loss hinge_embedding_loss binary_cross_entropy_with_logits dist renorm logsumexp \
      upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_bilinear2d upsample_bicubic2d \
      upsample_linear1d upsample_trilinear3d prod softmax scaled_softmax causal_softmax masked_softmax log_softmax \
@@ -135,6 +137,8 @@ const POLICIES: [(Policy, &str); 4] = [
         Policy::Widest,
         "addcdiv addcmul atan2 cross dot vdot grid_sampler index_put tensordot scatter_add cat stack",
     ),
+    // Scores are the largest tensors of many networks: a copy of them in f32 would be four times their bytes, with its gradient.
+    (Policy::Wide("thalweg::cross_entropy_wide"), "cross_entropy"),
     (Policy::Banned, "binary_cross_entropy"),
 ];
 
@@ -162,6 +166,10 @@ impl Policy {
                 Some(dtype) => dtype,
                 None => return call.redispatch(),
             },
+            Self::Wide(operator) => {
+                let _without = ExcludeKeyGuard::new(DispatchKey::Autocast);
+                return find_operator(operator)?.call(call.arguments, Some(call.device), call.label);
+            }
             Self::Banned => {
                 return Err(Error::invalid(format!(
                     "{} is unsafe to autocast: its gradient overflows in float16; use binary_cross_entropy_with_logits, or a region \

@@ -80,6 +80,14 @@ pub static CROSS_ENTROPY: LoopOp = loss(
     },
 );
 
+/// [`CROSS_ENTROPY`] whose losses are f32 where x has 16 bits: what an autocast region computes, without x in f32.
+pub static CROSS_ENTROPY_WIDE: LoopOp = LoopOp {
+    name: "cross_entropy_wide",
+    doc: "−log softmax(x) at the row's class, for each row, in f32 where x has 16 bits; else as `cross_entropy`.",
+    rule: DTypeRule::WideClasses,
+    ..CROSS_ENTROPY
+};
+
 /// [`CROSS_ENTROPY`] against targets that give every class a part of `smoothing`: (1 − s) · loss + s · the mean over classes.
 pub static CROSS_ENTROPY_SMOOTHED: LoopOp = loss(
     "cross_entropy_smoothed",

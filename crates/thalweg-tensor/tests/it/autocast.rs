@@ -85,6 +85,20 @@ fn gradients_arrive_in_the_dtype_of_the_leaves() {
 }
 
 #[test]
+fn scores_are_not_copied_to_f32_for_their_loss() {
+    let scores = || floats(&[5, 7], 3).to_dtype(DType::Bf16).unwrap().requires_grad_().unwrap();
+    let target = Tensor::from_slice(&[0i64, 6, 2, 1, 5], &[5], &device()).unwrap();
+    let (read, copied) = (scores(), scores());
+    let loss = autocast(DType::Bf16, || cross_entropy(&read, &target)).unwrap();
+    let of_copy = cross_entropy(&copied.to_dtype(DType::F32).unwrap(), &target).unwrap();
+    assert_eq!((loss.dtype(), values(&loss)), (DType::F32, values(&of_copy)));
+    loss.backward().unwrap();
+    of_copy.backward().unwrap();
+    let (gradient, of_copy) = (read.grad().unwrap(), copied.grad().unwrap());
+    assert_eq!((gradient.dtype(), values(&gradient)), (DType::Bf16, values(&of_copy)));
+}
+
+#[test]
 fn a_network_learns_in_bf16() {
     let weight = floats(&[1, 4], 3).requires_grad_().unwrap();
     let (x, truth) = (floats(&[16, 4], 4), floats(&[1, 4], 5));
