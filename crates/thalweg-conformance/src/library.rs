@@ -15,6 +15,7 @@ group! {
     a_matmul_multiplies,
     a_matmul_reads_transposes_and_batches,
     a_matmul_adds_to_its_output,
+    a_matmul_adds_a_bias_to_each_row,
     a_matmul_is_ordered_with_its_stream,
     a_matmul_is_captured,
     a_matmul_needs_a_stream,
@@ -46,6 +47,7 @@ fn multiply(call: &MatmulCall, launch: &HostLaunch<'_>) -> Result<(), HostFault>
     let left = launch.read::<f32>(a.address, span(&a, batch, m, k))?;
     let right = launch.read::<f32>(b.address, span(&b, batch, k, n))?;
     let output = launch.write::<f32>(d.address, span(&d, batch, m, n))?;
+    let bias = call.bias.map(|bias| launch.read::<f32>(bias, n as usize)).transpose()?;
     for matrix in 0..batch {
         for row in 0..m {
             for column in 0..n {
@@ -53,7 +55,8 @@ fn multiply(call: &MatmulCall, launch: &HostLaunch<'_>) -> Result<(), HostFault>
                 let sum: f32 = (0..k).map(product).sum();
                 let target = &mut output[at(&d, matrix, row, column)];
                 let addend = if beta == 0.0 { 0.0 } else { beta * *target };
-                *target = alpha * sum + addend;
+                let bias = bias.map_or(0.0, |bias| bias[column as usize]);
+                *target = alpha * sum + addend + bias;
             }
         }
     }
@@ -64,7 +67,7 @@ fn submit(fixture: &Fixture, stream: StreamHandle, call: MatmulCall) -> Result<(
     let host: Arc<dyn HostKernel> = Arc::new(move |launch: &HostLaunch<'_>| multiply(&call, launch));
     let bytes = |matrix: &Matrix, rows, columns| 4 * span(matrix, call.batch, rows, columns) as u64;
     let output = bytes(&call.d, call.m, call.n);
-    let accesses = [
+    let mut accesses = vec![
         Access::read(call.a.address, bytes(&call.a, call.m, call.k)),
         Access::read(call.b.address, bytes(&call.b, call.k, call.n)),
         if call.beta == 0.0 {
@@ -73,6 +76,7 @@ fn submit(fixture: &Fixture, stream: StreamHandle, call: MatmulCall) -> Result<(
             Access::read_write(call.d.address, output)
         },
     ];
+    accesses.extend(call.bias.map(|bias| Access::read(bias, 4 * call.n)));
     let launch = LibraryLaunch {
         gpu: &GpuCall::Matmul(call),
         host: &host,
@@ -103,6 +107,7 @@ fn product(m: u64, n: u64, k: u64, operands: [Matrix; 3]) -> MatmulCall {
         compute: ComputeFormat::F32,
         alpha: 1.0,
         beta: 0.0,
+        bias: None,
         workspace: None,
     }
 }
@@ -165,6 +170,24 @@ fn a_matmul_adds_to_its_output(fixture: &Fixture) -> CaseResult {
         vec![64.0, 120.0, 180.0, 244.0],
         "twice a square plus half of what was there",
     )
+}
+
+fn a_matmul_adds_a_bias_to_each_row(fixture: &Fixture) -> CaseResult {
+    require_matmul(fixture)?;
+    let stream = fixture.stream()?;
+    let a = floats(fixture, &stream, &[1.0, 2.0, 3.0, 4.0, 5.0, 6.0])?;
+    let b = floats(fixture, &stream, &[1.0, 0.0, 2.0, 1.0, 0.0, 3.0])?;
+    let d = floats(fixture, &stream, &[f32::NAN; 4])?;
+    let operands = [contiguous(&a, 3), contiguous(&b, 2), contiguous(&d, 2)];
+    // The same product with one bias and then another: the description that is kept is not that of the first.
+    for bias in [[10.0, 20.0], [-1.0, 7.0]] {
+        let values = floats(fixture, &stream, &bias)?;
+        let call = MatmulCall { bias: Some(values.pointer), ..product(2, 2, 3, operands) };
+        submit(fixture, stream.handle, call)?;
+        let expected = vec![5.0 + bias[0], 11.0 + bias[1], 14.0 + bias[0], 23.0 + bias[1]];
+        equal(read(fixture, &stream, &d)?, expected, "a product of 2×3 and 3×2, and a bias")?;
+    }
+    Ok(())
 }
 
 fn a_matmul_is_ordered_with_its_stream(fixture: &Fixture) -> CaseResult {

@@ -78,7 +78,7 @@ pub struct Matrix {
     pub transposed: bool,
 }
 
-/// `D = alpha · op(A) · op(B) + beta · D`, for each matrix of a batch, row-major: `op(A)` is m×k, `op(B)` is k×n, `D` m×n.
+/// `D = alpha · op(A) · op(B) + beta · D + bias`, for each matrix of a batch, row-major: `op(A)` is m×k, `op(B)` is k×n, `D` m×n.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct MatmulCall {
     /// Rows of the output.
@@ -103,6 +103,9 @@ pub struct MatmulCall {
     pub alpha: f64,
     /// The factor of the addend.
     pub beta: f64,
+    /// The first of n numbers in the format of the elements that are added to each row of the output before it is rounded. Products in
+    /// 64-bit floats take none.
+    pub bias: Option<DevicePointer>,
     /// Scratch memory that the library may use while this command runs: address and bytes.
     pub workspace: Option<(DevicePointer, u64)>,
 }

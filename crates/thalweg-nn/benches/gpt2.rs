@@ -87,7 +87,10 @@ impl Gpt2 {
             x = block.forward(&x)?;
         }
         let scores = functional::linear(&self.norm.forward(&x)?, &self.tokens.weight, None)?;
-        functional::cross_entropy(&scores.reshape(&[next.elements(), VOCABULARY])?, &next.reshape(&[next.elements()])?)
+        functional::cross_entropy(
+            &scores.reshape(&[next.elements(), VOCABULARY])?,
+            &next.reshape(&[next.elements()])?,
+        )
     }
 }
 

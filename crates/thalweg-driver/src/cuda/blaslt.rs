@@ -9,7 +9,7 @@
 //! process, captured or not, and gives the same bits.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
-use std::sync::{Arc, OnceLock, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 
 use rustc_hash::FxHashMap;
 
@@ -17,7 +17,7 @@ use super::search::{Library, OpenLibrary, SearchEnvironment};
 use super::sys::RawStream;
 use super::table::{CallStatus, entry_points, function_at, text_at};
 use crate::library::{ComputeFormat, ElementFormat, MatmulCall, Matrix};
-use crate::{Code, Error, Result};
+use crate::{Code, DevicePointer, Error, Result};
 
 /// `cublasLtMatmulAlgo_t`.
 #[repr(C)]
@@ -41,6 +41,9 @@ pub(super) const OPERATION_NONE: u32 = 0;
 pub(super) const OPERATION_TRANSPOSE: u32 = 1;
 pub(super) const DESCRIPTOR_TRANSPOSE_A: u32 = 3;
 pub(super) const DESCRIPTOR_TRANSPOSE_B: u32 = 4;
+pub(super) const DESCRIPTOR_EPILOGUE: u32 = 7;
+pub(super) const DESCRIPTOR_BIAS_POINTER: u32 = 8;
+pub(super) const EPILOGUE_BIAS: u32 = 4;
 pub(super) const LAYOUT_BATCH_COUNT: u32 = 5;
 pub(super) const LAYOUT_BATCH_OFFSET: u32 = 6;
 pub(super) const PREFERENCE_WORKSPACE_BYTES: u32 = 1;
@@ -137,13 +140,18 @@ impl Layout {
             leading_dimension: matrix.leading_dimension,
             batch_stride: matrix.batch_stride,
             transposed: matrix.transposed,
-            alignment_bytes: 1 << matrix.address.address().trailing_zeros().min(8),
+            alignment_bytes: alignment_of(matrix.address),
         }
     }
 
     const fn operation(&self) -> u32 {
         if self.transposed { OPERATION_TRANSPOSE } else { OPERATION_NONE }
     }
+}
+
+/// Returns the largest power of two, up to 256, that divides an address.
+fn alignment_of(address: DevicePointer) -> u32 {
+    1 << address.address().trailing_zeros().min(8)
 }
 
 /// Everything that the choice of an algorithm depends on. The operands are the library's: `a` is our `b`.
@@ -157,6 +165,8 @@ struct Key {
     format: ElementFormat,
     compute: ComputeFormat,
     has_addend: bool,
+    /// The alignment of the bias's address; 0 without a bias.
+    bias_alignment: u32,
     workspace_bytes: u64,
 }
 
@@ -193,14 +203,20 @@ impl Key {
         if call.beta.is_nan() || call.alpha.is_nan() {
             return Err("a factor is not a number".to_owned());
         }
+        if call.bias.is_some() && call.compute == ComputeFormat::F64 {
+            return Err("products in 64-bit floats take no bias".to_owned());
+        }
         let workspace_bytes = call.workspace.map_or(0, |(_, bytes)| bytes);
-        let (format, compute) = (call.format, call.compute);
-        Ok(Self { device, a, b, d, batch, format, compute, has_addend: call.beta != 0.0, workspace_bytes })
+        let bias_alignment = call.bias.map_or(0, alignment_of);
+        let (format, compute, has_addend) = (call.format, call.compute, call.beta != 0.0);
+        Ok(Self { device, a, b, d, batch, format, compute, has_addend, bias_alignment, workspace_bytes })
     }
 }
 
 struct MatmulPlan {
     descriptor: Owned,
+    /// Held from the moment that a bias's address is written into the descriptor until the library has read it.
+    bias: Mutex<()>,
     a: Owned,
     b: Owned,
     d: Owned,
@@ -222,9 +238,10 @@ fn describe(call: &MatmulCall) -> String {
     let (m, n, k, batch) = (call.m, call.n, call.k, call.batch);
     let turned = |matrix: &Matrix| if matrix.transposed { "ᵀ" } else { "" };
     format!(
-        "{batch} products [{m}×{k}]{} · [{k}×{n}]{}, element format {}, compute format {}, leading dimensions {}, {}, {}",
+        "{batch} products [{m}×{k}]{} · [{k}×{n}]{}{}, element format {}, compute format {}, leading dimensions {}, {}, {}",
         turned(&call.a),
         turned(&call.b),
+        if call.bias.is_some() { " + bias" } else { "" },
         call.format.0,
         call.compute.0,
         call.a.leading_dimension,
@@ -312,11 +329,16 @@ impl BlasLt {
     }
 
     /// Returns the plan for a key; made at the first call.
-    fn plan(&self, key: Key, detail: impl Fn() -> String) -> Result<Arc<MatmulPlan>> {
+    fn plan(
+        &self,
+        key: Key,
+        bias: Option<DevicePointer>,
+        detail: impl Fn() -> String,
+    ) -> Result<Arc<MatmulPlan>> {
         if let Some(plan) = self.plans.read().unwrap_or_else(PoisonError::into_inner).get(&key) {
             return Ok(Arc::clone(plan));
         }
-        let plan = Arc::new(self.make_plan(&key).map_err(|error| error.with_detail(&detail()))?);
+        let plan = Arc::new(self.make_plan(&key, bias).map_err(|error| error.with_detail(&detail()))?);
         let mut plans = self.plans.write().unwrap_or_else(PoisonError::into_inner);
         if plans.len() >= PLANS {
             plans.clear();
@@ -325,7 +347,7 @@ impl BlasLt {
     }
 
     #[cold]
-    fn make_plan(&self, key: &Key) -> Result<MatmulPlan> {
+    fn make_plan(&self, key: &Key, bias: Option<DevicePointer>) -> Result<MatmulPlan> {
         let scale =
             if key.compute == ComputeFormat::F64 { ElementFormat::R_64F } else { ElementFormat::R_32F };
         let descriptor = self.own(BlasTable::descriptor_destroy, |table, raw| {
@@ -340,6 +362,16 @@ impl BlasLt {
                 self.api.table.descriptor_set(descriptor.raw, attribute, (&raw const operation).cast(), 4)
             };
             self.api.check(set, || "a transposition".to_owned())?;
+        }
+        if let Some(bias) = bias {
+            let epilogue = EPILOGUE_BIAS;
+            // SAFETY: the attribute is a `uint32_t`, read at once.
+            let set = unsafe {
+                let table = &self.api.table;
+                table.descriptor_set(descriptor.raw, DESCRIPTOR_EPILOGUE, (&raw const epilogue).cast(), 4)
+            };
+            self.api.check(set, || "a bias".to_owned())?;
+            self.set_bias(&descriptor, bias)?;
         }
         let a = self.layout(key.format, &key.a, key.batch)?;
         let b = self.layout(key.format, &key.b, key.batch)?;
@@ -369,7 +401,22 @@ impl BlasLt {
         if found < 1 {
             return Err(Error::new(Code::Library, outcome.call, none()));
         }
-        Ok(MatmulPlan { descriptor, a, b, d, algorithm: result.algorithm })
+        Ok(MatmulPlan { descriptor, bias: Mutex::new(()), a, b, d, algorithm: result.algorithm })
+    }
+
+    /// Writes the address of a bias into a descriptor.
+    fn set_bias(&self, descriptor: &Owned, bias: DevicePointer) -> Result<()> {
+        let address = bias.address();
+        // SAFETY: the attribute is an address, which is read at once; what it names is used by kernels only.
+        let set = unsafe {
+            self.api.table.descriptor_set(
+                descriptor.raw,
+                DESCRIPTOR_BIAS_POINTER,
+                (&raw const address).cast(),
+                size_of::<u64>(),
+            )
+        };
+        self.api.check(set, || "the address of a bias".to_owned())
     }
 
     /// Queues a product. The device's context is current.
@@ -387,7 +434,7 @@ impl BlasLt {
         let key = Key::new(device, call).map_err(|why| {
             Error::new(Code::InvalidValue, "cublasLtMatmul", format!("{why}: {}", detail()))
         })?;
-        let plan = self.plan(key, detail)?;
+        let plan = self.plan(key, call.bias, detail)?;
         let (alpha, beta) = (call.alpha, call.beta);
         let (alpha_32, beta_32) = (alpha as f32, beta as f32);
         let (alpha, beta): (*const c_void, *const c_void) = if call.compute == ComputeFormat::F64 {
@@ -398,6 +445,15 @@ impl BlasLt {
         let (workspace, workspace_bytes) =
             call.workspace.map_or((0, 0), |(start, bytes)| (start.address(), bytes));
         let output = call.d.address.address();
+        // Another thread may queue the same product with another bias.
+        let _bias = match call.bias {
+            Some(bias) => {
+                let guard = plan.bias.lock().unwrap_or_else(PoisonError::into_inner);
+                self.set_bias(&plan.descriptor, bias)?;
+                Some(guard)
+            }
+            None => None,
+        };
         // SAFETY: plan and stream live for the length of the call; the factors are in the type that the plan states and
         // are read before the call returns. The addresses are used by kernels only, whose affair they are.
         let outcome = unsafe {
@@ -446,6 +502,7 @@ mod tests {
             compute: ComputeFormat::F32,
             alpha: 1.0,
             beta: 0.0,
+            bias: None,
             workspace: None,
         }
     }

@@ -527,6 +527,10 @@ fn constants_of_the_libraries() {
     same_numbers! {
         blaslt::DESCRIPTOR_TRANSPOSE_A => blas::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_TRANSA;
         blaslt::DESCRIPTOR_TRANSPOSE_B => blas::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_TRANSB;
+        blaslt::DESCRIPTOR_EPILOGUE => blas::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_EPILOGUE;
+        blaslt::DESCRIPTOR_BIAS_POINTER =>
+            blas::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_BIAS_POINTER;
+        blaslt::EPILOGUE_BIAS => blas::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_BIAS;
         blaslt::LAYOUT_BATCH_COUNT =>
             blas::cublasLtMatrixLayoutAttribute_t::CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT;
         blaslt::LAYOUT_BATCH_OFFSET =>

@@ -127,15 +127,22 @@ pub(crate) fn backend(call: &Call<'_>) -> Result<Tensors> {
             let arguments = LoopArguments { dtype: Some(result.dtype()), ..LoopArguments::default() };
             run_into(operator, inputs, &arguments, target, call.label)
         };
-        // One of them is there when the product is added to it, which is rounded once.
-        let mut added = [addend, bias].into_iter().flatten();
-        let first = added.next();
-        if let Some(first) = first {
-            into_result(&structured::COPY, &[&first.detach().expand(&shape)?])?;
+        // The library adds the bias itself; else one of them is there when the product is added to it, which is rounded once.
+        let stored = bias.filter(|_| stream.takes_bias(&product));
+        let stored = stored.map(|bias| bias.detach().contiguous()).transpose()?;
+        let mut added = [addend, bias.filter(|_| stored.is_none())].into_iter().flatten();
+        let pointers = [a.pointer(), b.pointer(), result.pointer()];
+        match &stored {
+            Some(bias) => stream.matmul_with_bias(&product, pointers, bias.pointer(), call.label)?,
+            None => {
+                let first = added.next();
+                if let Some(first) = first {
+                    into_result(&structured::COPY, &[&first.detach().expand(&shape)?])?;
+                }
+                let beta = if first.is_some() { Factor::ONE } else { Factor::ZERO };
+                stream.matmul(&Matmul { beta, ..product }, pointers, call.label)?;
+            }
         }
-        let beta = if first.is_some() { Factor::ONE } else { Factor::ZERO };
-        let product = Matmul { beta, ..product };
-        stream.matmul(&product, [a.pointer(), b.pointer(), result.pointer()], call.label)?;
         for added in added {
             into_result(&table::add, &[&result, added])?;
         }
