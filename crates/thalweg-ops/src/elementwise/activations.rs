@@ -139,6 +139,13 @@ macro_rules! activations_table {
                 samples: [[-2.0, 0.25], [0.5, 4.0]],
                 numbers: [],
             }
+            /// x / (1 + |x|).
+            softsign(x) Floating {
+                body: x / (1.0 + x.abs()),
+                reference: if x < 0.0 { x / (1.0 - x) } else { x / (1.0 + x) },
+                samples: [[-2.0], [0.5], [30.0]],
+                numbers: [],
+            }
         }
     };
 }
