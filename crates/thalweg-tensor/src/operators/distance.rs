@@ -26,6 +26,16 @@ operators! {
     /// Returns the p-norms of the differences of each row of one matrix and each of another.
     "_cdist_forward(Tensor x1, Tensor x2, float p, int? compute_mode) -> Tensor"
         = Composite(|call| cdist(call).map(single));
+    /// Returns the Euclidean distances of each row of one matrix and each of another by one product of matrices, |x|² − 2x · y + |y|²: for
+    /// many rows faster than `cdist`, and less accurate for rows that lie close together.
+    "_euclidean_dist(Tensor x1, Tensor x2) -> Tensor"
+        fn euclidean_dist(x2: tensor) = Composite(|call| {
+            let (x, y) = (call.tensor(0), call.tensor(1));
+            let [x_norm, y_norm] = [x.square()?.sum(&[-1], true)?, y.square()?.sum(&[-1], true)?];
+            let left = Tensor::cat(&[x.mul_scalar(-2)?, x_norm.clone(), x_norm.ones_like()?], -1)?;
+            let right = Tensor::cat(&[y.clone(), y_norm.ones_like()?, y_norm], -1)?;
+            left.matmul(&right.transpose(-2, -1)?)?.clamp_min(0)?.sqrt().map(single)
+        });
     /// Returns the p-norms of the differences of each two rows of a matrix, in the order of their places.
     "_pdist_forward(Tensor self, float p=2) -> Tensor" = Composite(|call| pdist(call).map(single));
     /// Returns the p-norms of the differences of each two rows of a matrix, in the order of their places.

@@ -118,6 +118,20 @@ fn model_outer(a: &Tensor, b: &Tensor) -> Vec<f64> {
 }
 
 #[test]
+fn euclidean_distances_are_those_of_the_differences() {
+    let (x, y) = (random(&[2, 3, 4], 1), random(&[2, 5, 4], 2));
+    let distances = values(&x.euclidean_dist(&y).unwrap());
+    let (a, b) = (values(&x), values(&y));
+    for (index, distance) in distances.iter().enumerate() {
+        let (batch, row, column) = (index / 15, index / 5 % 3, index % 5);
+        let square = |at: usize| (a[(batch * 3 + row) * 4 + at] - b[(batch * 5 + column) * 4 + at]).powi(2);
+        let expected = (0..4).map(square).sum::<f64>().sqrt();
+        assert!((distance - expected).abs() < 1e-6, "{index}: {distance}, not {expected}");
+    }
+    check_gradient(&x, |x| x.euclidean_dist(&y).unwrap());
+}
+
+#[test]
 fn shapes_that_do_not_fit_are_refused_in_pytorchs_words() {
     let (a, b) = (random(&[2, 3], 1), random(&[4, 5], 2));
     let says = |result: thalweg_runtime::Result<Tensor>, words: &str| {
