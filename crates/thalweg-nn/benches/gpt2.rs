@@ -108,6 +108,21 @@ fn time(steps: usize, device: &Device, mut step: impl FnMut() -> Result<()>) -> 
     Ok(times[ROUNDS / 2])
 }
 
+/// Prints the tokens per second of steps that take so long, and the most memory so far.
+fn report(name: &str, tokens: usize, seconds: f64, device: &Device) {
+    let stats = device.allocator().statistics().memory_stats();
+    let peak = |key: &str| stats.iter().find(|(name, _)| name == key).map_or(0, |(_, value)| *value >> 20);
+    println!(
+        "{{\"name\": \"gpt2_{name}\", \"value\": {:.0}, \"unit\": \"tokens/s\", \"ms\": {:.3}, \"peak_allocated_MiB\": {}, \
+         \"peak_reserved_MiB\": {}, \"device\": \"{}\"}}",
+        tokens as f64 / seconds,
+        seconds * 1e3,
+        peak("allocated_bytes.all.peak"),
+        peak("reserved_bytes.all.peak"),
+        device.properties().name
+    );
+}
+
 fn main() -> Result<()> {
     let arguments: Vec<String> = std::env::args().collect();
     let has = |flag: &str| arguments.iter().any(|argument| argument == flag);
@@ -148,22 +163,6 @@ fn main() -> Result<()> {
         optimizer.step()?;
         Ok(loss.detach())
     };
-    let peak = || {
-        let stats = device.allocator().statistics().memory_stats();
-        let find =
-            |key: &str| stats.iter().find(|(name, _)| name == key).map_or(0, |(_, value)| *value >> 20);
-        (find("allocated_bytes.all.peak"), find("reserved_bytes.all.peak"))
-    };
-    let report = |name: &str, seconds: f64| {
-        let (allocated, reserved) = peak();
-        println!(
-            "{{\"name\": \"gpt2_{name}\", \"value\": {:.0}, \"unit\": \"tokens/s\", \"ms\": {:.3}, \"peak_allocated_MiB\": {allocated}, \
-             \"peak_reserved_MiB\": {reserved}, \"device\": \"{}\"}}",
-            (batch * tokens) as f64 / seconds,
-            seconds * 1e3,
-            device.properties().name
-        );
-    };
     let start = Instant::now();
     let first = step()?.item::<f32>()?;
     println!(
@@ -173,10 +172,10 @@ fn main() -> Result<()> {
     if has("--once") {
         return step()?.item::<f32>().map(drop);
     }
-    report("eager", time(steps, &device, || step().map(drop))?);
+    report("eager", batch * tokens, time(steps, &device, || step().map(drop))?, &device);
     if has("--captured") {
         let (graph, loss) = Graph::capture(&device, CaptureOptions::default(), step)?;
-        report("captured", time(steps, &device, || graph.replay())?);
+        report("captured", batch * tokens, time(steps, &device, || graph.replay())?, &device);
         eprintln!("loss {}", loss.item::<f32>()?);
     }
     Ok(())
