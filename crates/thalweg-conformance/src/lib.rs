@@ -21,6 +21,7 @@
 //! - Orderings that depend on the schedule: those are [`litmus`] programs.
 //! - Speed.
 
+mod attention;
 mod capture;
 mod capture_rules;
 mod child;
@@ -131,6 +132,7 @@ pub fn cases() -> &'static [Case] {
             events::CASES,
             code::CASES,
             library::CASES,
+            attention::CASES,
             collectives::CASES,
             capture::CASES,
             capture_rules::CASES,

@@ -38,6 +38,7 @@ use crate::command::{Copy, Fill, Label, Launch, LibraryLaunch};
 use crate::conditional::{ConditionFormat, Conditional};
 use crate::description::GraphDescription;
 use crate::graph::{CaptureInfo, CaptureMode, DependencyUpdate, GraphExecUpdate};
+use crate::library::GpuCall;
 use crate::memory::{
     HostFlags, IpcHandle, MemoryAdvice, PhysicalFlags, PoolAttributes, PoolUsage, ShareableHandle,
 };
@@ -532,6 +533,16 @@ pub trait Driver: Send + Sync + fmt::Debug {
     /// [`InvalidValue`](crate::Code::InvalidValue).
     fn launch(&self, stream: StreamHandle, launch: &Launch<'_>) -> Result<()> {
         forwarded(self.inner(), "launch")?.launch(stream, launch)
+    }
+
+    /// Returns the bytes of scratch memory that a call of a vendor's library must be given; the call's addresses and its workspace are
+    /// not looked at, apart from their alignment. Prepares the call, which may take some tenths of a second the first time that a
+    /// device meets its shape.
+    ///
+    /// A library that cannot do the call is [`NotSupported`](crate::Code::NotSupported), and says why; a missing one is
+    /// [`LibraryMissing`](crate::Code::LibraryMissing).
+    fn library_workspace(&self, device: u32, call: &GpuCall) -> Result<u64> {
+        forwarded(self.inner(), "library_workspace")?.library_workspace(device, call)
     }
 
     /// Queues work of a vendor's library. A missing library is [`LibraryMissing`](crate::Code::LibraryMissing), and the

@@ -14,6 +14,7 @@
 //! - A missing library is an error that says where it was looked for, never a panic.
 
 pub mod anonymous;
+mod attention;
 pub mod collective;
 mod command;
 pub mod conditional;
@@ -33,6 +34,7 @@ mod module;
 mod process;
 mod properties;
 
+pub use attention::{AttentionCall, AttentionGradients, AttentionOperand, AttentionShape};
 pub use collective::{Collective, CollectiveOperation, CommunicatorInfo, Reduction};
 pub use command::{
     Access, AccessMode, Copy, Endpoint, Fill, FillPattern, Label, Launch, LibraryLaunch, STEPS, StrideStep,

@@ -5,6 +5,7 @@
 //! formats are CUDA's own numbers (`cudaDataType_t` in `library_types.h`).
 
 use crate::DevicePointer;
+use crate::attention::AttentionCall;
 
 /// A call of a vendor library.
 #[derive(Clone, PartialEq, Debug)]
@@ -12,6 +13,18 @@ use crate::DevicePointer;
 pub enum GpuCall {
     /// A matrix product through cuBLASLt.
     Matmul(MatmulCall),
+    /// Scaled dot-product attention, or its gradient, through cuDNN.
+    Attention(AttentionCall),
+}
+
+impl GpuCall {
+    /// Returns the library's function that does the work: the name that errors give.
+    pub const fn entry_point(&self) -> &'static str {
+        match self {
+            Self::Matmul(_) => "cublasLtMatmul",
+            Self::Attention(_) => "cudnnBackendExecute",
+        }
+    }
 }
 
 /// An element format, as `cudaDataType_t` numbers it.

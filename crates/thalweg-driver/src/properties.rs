@@ -105,6 +105,9 @@ pub struct ConditionalSupport {
 pub struct LibrarySupport {
     /// [`crate::GpuCall::Matmul`]: cuBLASLt was found, or the device runs host functions.
     pub matmul: bool,
+    /// [`crate::GpuCall::Attention`]: a cuDNN was found that has it, or the device runs host functions. Whether it takes a shape is
+    /// asked of [`Driver::library_workspace`](crate::Driver::library_workspace).
+    pub attention: bool,
 }
 
 /// A version, as CUDA numbers it.

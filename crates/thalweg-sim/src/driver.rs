@@ -7,7 +7,7 @@ use thalweg_driver::{
     Access, CaptureInfo, CaptureMode, Code, Collective, CommunicatorHandle, CommunicatorInfo,
     ConditionFormat, ConditionHandle, Conditional, Copy, DependencyUpdate, DevicePointer, DeviceProperties,
     Driver, Error, EventFlags, EventHandle, ExternalStream, Fill, FunctionAttributes, FunctionHandle,
-    GraphDescription, GraphExecHandle, GraphExecUpdate, GraphHandle, GraphNodeHandle, GraphNodeKind,
+    GpuCall, GraphDescription, GraphExecHandle, GraphExecUpdate, GraphHandle, GraphNodeHandle, GraphNodeKind,
     HostFlags, HostFunction, HostMethod, HostPointer, Image, IpcHandle, Label, Launch, LibraryLaunch,
     MemoryAccess, MemoryAdvice, MemoryInfo, ModuleHandle, PhysicalFlags, PhysicalHandle, PoolAttributes,
     PoolHandle, PoolUsage, Result, ShareableHandle, StreamHandle, Version,
@@ -593,8 +593,13 @@ impl Driver for SimDriver {
         self.submit("cuLaunchKernel", |state| state.launch(stream.raw(), launch))
     }
 
+    fn library_workspace(&self, device: u32, _: &GpuCall) -> Result<u64> {
+        // A host function needs none.
+        self.device_properties(device).map(|_| 0)
+    }
+
     fn library_async(&self, stream: StreamHandle, launch: &LibraryLaunch<'_>) -> Result<()> {
-        self.submit("cublasLtMatmul", |state| state.library(stream.raw(), launch))
+        self.submit(launch.gpu.entry_point(), |state| state.library(stream.raw(), launch))
     }
 
     // ---- Several devices together ---------------------------------------------------------------------------------

@@ -51,7 +51,7 @@ fn without(library: Library) -> &'static str {
         Library::Nvrtc => "no kernel can be compiled: on a GPU, precompiled kernels are used",
         Library::CublasLt => "on a GPU, our own matmul kernel is used, which is slower",
         Library::Nvml => "whether there is a GPU is asked of the driver",
-        Library::Cudnn => "nothing needs it yet",
+        Library::Cudnn => "on a GPU, the driver has no attention of a library",
         Library::Nccl => "no collectives over several GPUs",
         _ => "something may be slower",
     }

@@ -15,6 +15,7 @@ use crate::conditional::{ConditionFormat, Conditional};
 use crate::description::GraphDescription;
 use crate::driver::HostFunction;
 use crate::graph::{CaptureInfo, CaptureMode, DependencyUpdate, GraphExecUpdate};
+use crate::library::GpuCall;
 use crate::module::Image;
 use crate::properties::{ImageKind, LibrarySupport};
 use crate::{
@@ -88,7 +89,7 @@ impl CudaDriver {
             host_register: able(DeviceAttribute::HostRegisterSupported),
             stream_priority_range: self.priority_range(device)?,
             conditional_nodes: support(cuda.version),
-            libraries: LibrarySupport { matmul: self.blas_lt().is_ok() },
+            libraries: LibrarySupport { matmul: self.blas_lt().is_ok(), attention: self.cudnn().is_ok() },
         })
     }
 
@@ -249,6 +250,7 @@ impl Driver for CudaDriver {
         fn function_get(module: ModuleHandle, name: &str) -> FunctionHandle;
         fn function_attributes(function: FunctionHandle) -> FunctionAttributes;
         fn launch(stream: StreamHandle, launch: &Launch<'_>) -> ();
+        fn library_workspace(device: u32, call: &GpuCall) -> u64;
         fn library_async(stream: StreamHandle, launch: &LibraryLaunch<'_>) -> ();
 
         fn communicators_create(devices: &[u32]) -> Vec<CommunicatorHandle>;

@@ -1,10 +1,11 @@
 //! Library calls on streams.
 
 use super::blaslt::BlasLt;
+use super::cudnn::Cudnn;
 use super::state::CudaDriver;
 use crate::command::LibraryLaunch;
 use crate::library::GpuCall;
-use crate::{Error, Result, StreamHandle};
+use crate::{DevicePointer, Error, Result, StreamHandle};
 
 impl CudaDriver {
     /// Returns cuBLASLt, or why there is none. Loaded at the first call.
@@ -13,13 +14,45 @@ impl CudaDriver {
         loaded.as_ref().map_err(Error::clone)
     }
 
+    /// Returns cuDNN, or why there is none. Loaded at the first call.
+    pub(super) fn cudnn(&self) -> Result<&Cudnn> {
+        let loaded = self.cudnn.get_or_init(|| Cudnn::load(&self.environment, self.devices.len()));
+        loaded.as_ref().map_err(Error::clone)
+    }
+
+    pub(super) fn library_workspace(&self, device: u32, call: &GpuCall) -> Result<u64> {
+        self.enter(device)?;
+        match call {
+            // A product takes what it is given.
+            GpuCall::Matmul(_) => Ok(0),
+            GpuCall::Attention(call) => {
+                let _relaxed = self.cuda.relaxed();
+                self.cudnn()?.workspace(device, call)
+            }
+        }
+    }
+
     pub(super) fn library_async(&self, stream: StreamHandle, launch: &LibraryLaunch<'_>) -> Result<()> {
-        let GpuCall::Matmul(call) = launch.gpu;
-        let stream = self.streams.get(stream.raw(), "cublasLtMatmul")?;
+        let stream = self.streams.get(stream.raw(), launch.gpu.entry_point())?;
         self.submit_on(&stream)?;
-        let blas = self.blas_lt().map_err(|error| error.with_detail(&format!("for {}", launch.label)))?;
+        let label = || launch.label.to_string();
+        let explain = |error: Error| error.with_detail(&format!("for {}", launch.label));
         // The library's first use of a kernel loads it, which is no part of another capture.
         let _relaxed = self.cuda.relaxed();
-        blas.matmul(stream.device, stream.raw, call, || launch.label.to_string())
+        match launch.gpu {
+            GpuCall::Matmul(call) => {
+                self.blas_lt().map_err(explain)?.matmul(stream.device, stream.raw, call, label)
+            }
+            GpuCall::Attention(call) => {
+                let fill = |target: DevicePointer, value, count: u64| {
+                    self.check_device_range(target.address(), 4 * count, "cuMemsetD32Async")?;
+                    let (table, start) = (&self.cuda.table, target.address());
+                    // SAFETY: the range is device memory; the stream is looked up.
+                    let outcome = unsafe { table.fill_32(start, value, count as usize, stream.raw) };
+                    self.cuda.check(outcome, || format!("{count} lengths, for {}", launch.label))
+                };
+                self.cudnn().map_err(explain)?.attention(stream.device, stream.raw, call, fill, label)
+            }
+        }
     }
 }

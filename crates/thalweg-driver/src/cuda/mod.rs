@@ -8,7 +8,7 @@
 //!   checks arguments.
 //! - `handles`, `objects`, `ranges`, `pinned` know what exists: every handle, address and size that a caller gives is checked
 //!   against them before the driver sees it. They are why [`Driver`](crate::Driver) can be a safe trait over an unsafe library.
-//! - `context` (devices, errors, `fork`) with `staging` memory, `blaslt` and `nccl` are the libraries; `state` holds all of these.
+//! - `context` (devices, errors, `fork`) with `staging` memory, `blaslt`, `cudnn` and `nccl` are the libraries; `state` holds all of these.
 //!   (A context has its staging memory, which is pinned through a context: these three know each other.)
 //! - `stream`, `memory`, `host_memory`, `host_copy`, `sharing`, `module`, `library`, `collective`, `graph`, `graph_description`,
 //!   `graph_update`, `conditional` and `host_function` are the calls of the trait, group by group, on that state; `driver` ties them
@@ -28,6 +28,7 @@ mod blaslt;
 mod collective;
 mod conditional;
 mod context;
+mod cudnn;
 mod driver;
 mod graph;
 mod graph_description;

@@ -34,7 +34,7 @@ pub enum Library {
     CublasLt,
     /// NVML: questions about devices without a context.
     Nvml,
-    /// cuDNN. Located for reports only.
+    /// cuDNN: attention.
     Cudnn,
     /// NCCL: collectives over several devices.
     Nccl,

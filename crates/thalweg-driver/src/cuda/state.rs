@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 use super::blaslt::BlasLt;
 use super::context::{ContextGuard, Cuda, Device, check_not_forked};
+use super::cudnn::Cudnn;
 use super::handles::{Table, lock};
 use super::nccl::{Communicator, LazyNccl};
 use super::objects::{
@@ -38,6 +39,7 @@ pub struct CudaDriver {
     pub(super) families: Families,
     pub(super) environment: SearchEnvironment,
     pub(super) blas: OnceLock<Result<BlasLt>>,
+    pub(super) cudnn: OnceLock<Result<Cudnn>>,
     pub(super) communicators: Table<Communicator>,
     pub(super) nccl: LazyNccl,
 }
@@ -107,6 +109,7 @@ impl CudaDriver {
             families: Mutex::default(),
             environment,
             blas: OnceLock::new(),
+            cudnn: OnceLock::new(),
             communicators: Table::new("communicator"),
             nccl: OnceLock::new(),
         })

@@ -67,7 +67,7 @@ macro_rules! entry_points {
         }
     ) => {
         $(#[$meta])*
-        pub(super) struct $table {
+        pub(in crate::cuda) struct $table {
             $($field: Option<unsafe extern "C" fn($($type),*) -> u32>,)*
         }
 
@@ -77,7 +77,7 @@ macro_rules! entry_points {
             /// # Safety
             /// `find` answers null or the address of the C function of the entry point, in the signature that belongs
             /// to its symbol; the functions stay loaded for the rest of the process.
-            pub(super) unsafe fn resolve(
+            pub(in crate::cuda) unsafe fn resolve(
                 mut find: impl FnMut(&$crate::cuda::table::EntryPoint) -> *const std::ffi::c_void,
             ) -> Self {
                 Self {
@@ -99,7 +99,7 @@ macro_rules! entry_points {
                 // Signatures are C's: some are long.
                 #[allow(clippy::too_many_arguments)]
                 #[inline]
-                pub(super) unsafe fn $field(&self, $($argument: $type),*) -> $crate::cuda::table::CallStatus {
+                pub(in crate::cuda) unsafe fn $field(&self, $($argument: $type),*) -> $crate::cuda::table::CallStatus {
                     match self.$field {
                         Some(function) => {
                             // SAFETY: `resolve` promised the signature; the caller promises the arguments.
@@ -115,7 +115,7 @@ macro_rules! entry_points {
         #[cfg(test)]
         impl $table {
             /// Returns the symbol and the sizes of the arguments of every entry, for the comparison with generated bindings.
-            pub(super) fn signatures() -> Vec<(&'static std::ffi::CStr, Vec<usize>)> {
+            pub(in crate::cuda) fn signatures() -> Vec<(&'static std::ffi::CStr, Vec<usize>)> {
                 vec![$(($symbol, vec![$(size_of::<$type>()),*])),*]
             }
         }

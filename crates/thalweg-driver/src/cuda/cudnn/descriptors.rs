@@ -1,0 +1,439 @@
+//! cuDNN's descriptors: typed attributes of opaque objects, and the library's graphs and plans made of them.
+
+use std::ffi::{CStr, c_char, c_void};
+use std::sync::Arc;
+
+use super::graph::{Format, Graph, Operation, Overrides, Pointwise, RANK, Reduction, Tensor, TensorIndex};
+use crate::cuda::search::{Library, OpenLibrary, SearchEnvironment};
+use crate::cuda::sys::RawStream;
+use crate::cuda::table::{CallStatus, entry_points, function_at, text_at};
+use crate::{Code, Error, Result};
+
+entry_points! {
+    /// libcudnn.
+    CudnnTable {
+        create = "cudnnCreate" @ 0 c"cudnnCreate" (handle: *mut usize);
+        set_stream = "cudnnSetStream" @ 0 c"cudnnSetStream" (handle: usize, stream: RawStream);
+        descriptor_create = "cudnnBackendCreateDescriptor" @ 0 c"cudnnBackendCreateDescriptor"
+            (kind: u32, descriptor: *mut usize);
+        descriptor_destroy = "cudnnBackendDestroyDescriptor" @ 0 c"cudnnBackendDestroyDescriptor" (descriptor: usize);
+        descriptor_set = "cudnnBackendSetAttribute" @ 0 c"cudnnBackendSetAttribute"
+            (descriptor: usize, attribute: u32, kind: u32, count: i64, values: *const c_void);
+        descriptor_get = "cudnnBackendGetAttribute" @ 0 c"cudnnBackendGetAttribute"
+            (descriptor: usize, attribute: u32, kind: u32, room: i64, count: *mut i64, values: *mut c_void);
+        finalize = "cudnnBackendFinalize" @ 0 c"cudnnBackendFinalize" (descriptor: usize);
+        execute = "cudnnBackendExecute" @ 0 c"cudnnBackendExecute" (handle: usize, plan: usize, pack: usize);
+    }
+}
+
+/// Kinds of descriptors (`cudnnBackendDescriptorType_t`).
+pub(in crate::cuda) mod kind {
+    pub(in crate::cuda) const POINTWISE: u32 = 0;
+    pub(in crate::cuda) const ENGINE_CONFIGURATION: u32 = 3;
+    pub(in crate::cuda) const HEURISTIC: u32 = 4;
+    pub(in crate::cuda) const PLAN: u32 = 5;
+    pub(in crate::cuda) const OPERATION_POINTWISE: u32 = 13;
+    pub(in crate::cuda) const GRAPH: u32 = 15;
+    pub(in crate::cuda) const VARIANT_PACK: u32 = 16;
+    pub(in crate::cuda) const TENSOR: u32 = 17;
+    pub(in crate::cuda) const MATMUL: u32 = 18;
+    pub(in crate::cuda) const OPERATION_MATMUL: u32 = 19;
+    pub(in crate::cuda) const REDUCTION: u32 = 21;
+    pub(in crate::cuda) const OPERATION_REDUCTION: u32 = 22;
+    pub(in crate::cuda) const OPERATION_RESHAPE: u32 = 31;
+}
+
+/// Types of attributes (`cudnnBackendAttributeType_t`).
+pub(in crate::cuda) mod of_type {
+    pub(in crate::cuda) const HANDLE: u32 = 0;
+    pub(in crate::cuda) const DATA_TYPE: u32 = 1;
+    pub(in crate::cuda) const BOOLEAN: u32 = 2;
+    pub(in crate::cuda) const INT64: u32 = 3;
+    pub(in crate::cuda) const POINTER: u32 = 6;
+    pub(in crate::cuda) const HEURISTIC_MODE: u32 = 8;
+    pub(in crate::cuda) const POINTWISE_MODE: u32 = 14;
+    pub(in crate::cuda) const DESCRIPTOR: u32 = 15;
+    pub(in crate::cuda) const REDUCTION: u32 = 18;
+}
+
+/// Attributes (`cudnnBackendAttributeName_t`).
+pub(in crate::cuda) mod attribute {
+    pub(in crate::cuda) const POINTWISE_MODE: u32 = 0;
+    pub(in crate::cuda) const POINTWISE_COMPUTE: u32 = 1;
+    pub(in crate::cuda) const POINTWISE_AXIS: u32 = 9;
+    pub(in crate::cuda) const HEURISTIC_MODE: u32 = 200;
+    pub(in crate::cuda) const HEURISTIC_GRAPH: u32 = 201;
+    pub(in crate::cuda) const HEURISTIC_RESULTS: u32 = 202;
+    pub(in crate::cuda) const PLAN_HANDLE: u32 = 400;
+    pub(in crate::cuda) const PLAN_ENGINE_CONFIGURATION: u32 = 401;
+    pub(in crate::cuda) const PLAN_WORKSPACE_BYTES: u32 = 402;
+    pub(in crate::cuda) const OPERATION_POINTWISE_MODE: u32 = 750;
+    /// The first, second and third operand, in this order.
+    pub(in crate::cuda) const OPERATION_POINTWISE_INPUTS: [u32; 3] = [751, 752, 758];
+    pub(in crate::cuda) const OPERATION_POINTWISE_OUTPUT: u32 = 753;
+    pub(in crate::cuda) const GRAPH_HANDLE: u32 = 800;
+    pub(in crate::cuda) const GRAPH_OPERATIONS: u32 = 801;
+    pub(in crate::cuda) const TENSOR_ALIGNMENT_BYTES: u32 = 900;
+    pub(in crate::cuda) const TENSOR_FORMAT: u32 = 901;
+    pub(in crate::cuda) const TENSOR_SIZES: u32 = 902;
+    pub(in crate::cuda) const TENSOR_STRIDES: u32 = 903;
+    pub(in crate::cuda) const TENSOR_ID: u32 = 906;
+    pub(in crate::cuda) const TENSOR_IS_VIRTUAL: u32 = 907;
+    pub(in crate::cuda) const TENSOR_IS_BY_VALUE: u32 = 908;
+    pub(in crate::cuda) const VARIANT_PACK_IDS: u32 = 1000;
+    pub(in crate::cuda) const VARIANT_PACK_POINTERS: u32 = 1001;
+    pub(in crate::cuda) const VARIANT_PACK_WORKSPACE: u32 = 1003;
+    pub(in crate::cuda) const MATMUL_COMPUTE: u32 = 1500;
+    pub(in crate::cuda) const OPERATION_MATMUL_A: u32 = 1520;
+    pub(in crate::cuda) const OPERATION_MATMUL_B: u32 = 1521;
+    pub(in crate::cuda) const OPERATION_MATMUL_OUTPUT: u32 = 1522;
+    pub(in crate::cuda) const OPERATION_MATMUL_MODE: u32 = 1523;
+    /// Rows, columns, and the sum's length.
+    pub(in crate::cuda) const OPERATION_MATMUL_OVERRIDES: [u32; 3] = [1525, 1526, 1527];
+    pub(in crate::cuda) const REDUCTION_OPERATOR: u32 = 1600;
+    pub(in crate::cuda) const REDUCTION_COMPUTE: u32 = 1601;
+    pub(in crate::cuda) const OPERATION_REDUCTION_INPUT: u32 = 1610;
+    pub(in crate::cuda) const OPERATION_REDUCTION_OUTPUT: u32 = 1611;
+    pub(in crate::cuda) const OPERATION_REDUCTION_MODE: u32 = 1612;
+    pub(in crate::cuda) const OPERATION_RESHAPE_INPUT: u32 = 2200;
+    pub(in crate::cuda) const OPERATION_RESHAPE_OUTPUT: u32 = 2201;
+}
+
+/// Ways to ask for engines (`cudnnBackendHeurMode_t`): those that its model of speed prefers, then any that can.
+pub(in crate::cuda) const HEURISTIC_MODES: [u32; 2] = [3, 2];
+
+/// The first of the statuses (`cudnnStatus_t`) that say "not supported", and the first behind them.
+pub(in crate::cuda) const NOT_SUPPORTED: std::ops::Range<u32> = 3000..4000;
+
+/// The alignment of every address, in bytes.
+pub(super) const ALIGNMENT_BYTES: i64 = 16;
+
+/// The functions of the library, shared by the descriptors that it made.
+pub(super) struct Api {
+    table: CudnnTable,
+    /// 91400 of 9.14.0.
+    pub(super) version: usize,
+    status_name: Option<unsafe extern "C" fn(u32) -> *const c_char>,
+    last_error: Option<unsafe extern "C" fn(*mut c_char, usize)>,
+}
+
+/// A descriptor that goes back when it is dropped.
+pub(super) struct Descriptor {
+    api: Arc<Api>,
+    raw: usize,
+}
+
+impl Drop for Descriptor {
+    fn drop(&mut self) {
+        // SAFETY: `raw` is a descriptor, and this is its only owner.
+        let _ = unsafe { self.api.table.descriptor_destroy(self.raw) };
+    }
+}
+
+impl Api {
+    pub(super) fn load(environment: &SearchEnvironment) -> Result<Arc<Self>> {
+        let library = OpenLibrary::open(Library::Cudnn, environment, "cudnnCreate")?;
+        let symbol = |name: &CStr| library.symbol(name);
+        // SAFETY: the signatures are those that `cudnn_graph.h` declares for these symbols in version 9; an `OpenLibrary` is
+        // never unloaded.
+        unsafe {
+            let version: Option<unsafe extern "C" fn() -> usize> = function_at(symbol(c"cudnnGetVersion"));
+            Ok(Arc::new(Self {
+                table: CudnnTable::resolve(|entry| symbol(entry.symbol)),
+                version: version.map_or(0, |version| version()),
+                status_name: function_at(symbol(c"cudnnGetErrorString")),
+                last_error: function_at(symbol(c"cudnnGetLastErrorString")),
+            }))
+        }
+    }
+
+    /// Returns the version as its vendor writes it.
+    pub(super) fn version_text(&self) -> String {
+        let number = self.version;
+        format!("{}.{}.{}", number / 10_000, number / 100 % 100, number % 100)
+    }
+
+    pub(super) fn check(&self, outcome: CallStatus, detail: impl FnOnce() -> String) -> Result<()> {
+        if outcome.is_success() {
+            return Ok(());
+        }
+        let (detail, version) = (detail(), self.version_text());
+        if outcome.missing.is_some() {
+            let detail = format!("{detail}: the installed cuDNN {version} has no such call");
+            return Err(Error::new(Code::LibraryMissing, outcome.call, detail));
+        }
+        let mut words: [c_char; 512] = [0; 512];
+        // SAFETY: the first function takes any number and answers with a string of the library; the second writes at most that
+        // many bytes, a 0 at their end, about this thread's last call.
+        let (name, words) = unsafe {
+            let name = self.status_name.map(|name| text_at(name(outcome.status))).unwrap_or_default();
+            if let Some(last_error) = self.last_error {
+                last_error(words.as_mut_ptr(), words.len() - 1);
+            }
+            (name, text_at(words.as_ptr()))
+        };
+        let words = words.trim().replace('\n', "; ");
+        let status = outcome.status;
+        let code = if NOT_SUPPORTED.contains(&status) { Code::NotSupported } else { Code::Library };
+        Err(Error::new(
+            code,
+            outcome.call,
+            format!("{name} ({status}) of cuDNN {version}: {detail}: {words}"),
+        ))
+    }
+
+    /// Creates a handle for the current context's device. It is never destroyed.
+    pub(super) fn handle(&self, device: u32) -> Result<usize> {
+        let mut handle = 0_usize;
+        // SAFETY: writes one handle.
+        let outcome = unsafe { self.table.create(&raw mut handle) };
+        self.check(outcome, || format!("device {device}"))?;
+        Ok(handle)
+    }
+
+    fn descriptor(self: &Arc<Self>, kind: u32) -> Result<Descriptor> {
+        let mut raw = 0_usize;
+        // SAFETY: writes one descriptor.
+        let outcome = unsafe { self.table.descriptor_create(kind, &raw mut raw) };
+        self.check(outcome, || format!("a descriptor of kind {kind}"))?;
+        Ok(Descriptor { api: Arc::clone(self), raw })
+    }
+
+    /// Executes a plan on a stream of the handle's device.
+    ///
+    /// # Safety
+    /// No other thread uses the handle or the plan. `pointers` are addresses for `ids`: in host memory for numbers, which are read
+    /// before the call returns.
+    pub(super) unsafe fn execute(
+        self: &Arc<Self>,
+        handle: usize,
+        stream: RawStream,
+        plan: &Descriptor,
+        (ids, pointers): (&[i64], &[u64]),
+        workspace: u64,
+    ) -> Result<()> {
+        let pack = self.descriptor(kind::VARIANT_PACK)?;
+        pack.set(attribute::VARIANT_PACK_IDS, of_type::INT64, ids)?;
+        pack.set(attribute::VARIANT_PACK_POINTERS, of_type::POINTER, pointers)?;
+        pack.set(attribute::VARIANT_PACK_WORKSPACE, of_type::POINTER, &[workspace])?;
+        pack.finalize()?;
+        // SAFETY: the handle, the stream, the plan and the pack live; the rest is the caller's promise.
+        unsafe {
+            self.check(self.table.set_stream(handle, stream), || "the stream".to_owned())?;
+            self.check(self.table.execute(handle, plan.raw, pack.raw), || "the execution".to_owned())
+        }
+    }
+}
+
+/// Types whose values an attribute is made of, as the library reads them.
+trait Value: Copy {}
+impl Value for i64 {}
+impl Value for u64 {}
+impl Value for usize {}
+impl Value for bool {}
+impl Value for u32 {}
+impl Value for Format {}
+impl Value for Pointwise {}
+impl Value for Reduction {}
+
+impl Descriptor {
+    fn set<T: Value>(&self, attribute: u32, of_type: u32, values: &[T]) -> Result<()> {
+        let table = &self.api.table;
+        // SAFETY: every attribute here is an array of 1, 4 or 8 bytes an element, as `T` is for its type, and is copied at once.
+        let outcome = unsafe {
+            table.descriptor_set(self.raw, attribute, of_type, values.len() as i64, values.as_ptr().cast())
+        };
+        self.api.check(outcome, || format!("attribute {attribute}"))
+    }
+
+    fn refer(&self, attribute: u32, to: &Self) -> Result<()> {
+        self.set(attribute, of_type::DESCRIPTOR, &[to.raw])
+    }
+
+    fn finalize(&self) -> Result<()> {
+        // SAFETY: the descriptor lives.
+        let outcome = unsafe { self.api.table.finalize(self.raw) };
+        self.api.check(outcome, || "a description".to_owned())
+    }
+}
+
+/// Builds the library's descriptors of a graph. What refers to a descriptor keeps it, so these live until the plan is made.
+struct Builder<'a> {
+    api: &'a Arc<Api>,
+    tensors: Vec<Descriptor>,
+    operations: Vec<Descriptor>,
+    modes: Vec<Descriptor>,
+}
+
+impl Builder<'_> {
+    fn tensor(&mut self, id: i64, tensor: &Tensor) -> Result<()> {
+        let made = self.api.descriptor(kind::TENSOR)?;
+        made.set(attribute::TENSOR_ID, of_type::INT64, &[id])?;
+        made.set(attribute::TENSOR_FORMAT, of_type::DATA_TYPE, &[tensor.format])?;
+        made.set(attribute::TENSOR_ALIGNMENT_BYTES, of_type::INT64, &[ALIGNMENT_BYTES])?;
+        const { assert!(RANK == 4) };
+        made.set(attribute::TENSOR_SIZES, of_type::INT64, &tensor.sizes)?;
+        made.set(attribute::TENSOR_STRIDES, of_type::INT64, &tensor.strides)?;
+        match tensor.role {
+            None => made.set(attribute::TENSOR_IS_VIRTUAL, of_type::BOOLEAN, &[true])?,
+            Some(role) if role.is_number() => {
+                made.set(attribute::TENSOR_IS_BY_VALUE, of_type::BOOLEAN, &[true])?;
+            }
+            Some(_) => {}
+        }
+        made.finalize()?;
+        self.tensors.push(made);
+        Ok(())
+    }
+
+    fn operation(&mut self, operation: &Operation) -> Result<()> {
+        let made = match operation {
+            Operation::Pointwise { mode, inputs, output, compute, axis } => {
+                self.pointwise((*mode, *compute, *axis), inputs, *output)
+            }
+            Operation::Matmul { a, b, output, overrides } => self.matmul([*a, *b, *output], overrides),
+            Operation::Reduction { mode, input, output } => self.reduction(*mode, *input, *output),
+            Operation::Reshape { input, output } => {
+                let made = self.api.descriptor(kind::OPERATION_RESHAPE)?;
+                made.refer(attribute::OPERATION_RESHAPE_INPUT, &self.tensors[input.0])?;
+                made.refer(attribute::OPERATION_RESHAPE_OUTPUT, &self.tensors[output.0])?;
+                Ok(made)
+            }
+        }?;
+        made.finalize()?;
+        self.operations.push(made);
+        Ok(())
+    }
+
+    fn pointwise(
+        &mut self,
+        (mode, compute, axis): (Pointwise, Format, Option<i64>),
+        inputs: &[TensorIndex],
+        output: TensorIndex,
+    ) -> Result<Descriptor> {
+        let how = self.api.descriptor(kind::POINTWISE)?;
+        how.set(attribute::POINTWISE_MODE, of_type::POINTWISE_MODE, &[mode])?;
+        how.set(attribute::POINTWISE_COMPUTE, of_type::DATA_TYPE, &[compute])?;
+        if let Some(axis) = axis {
+            how.set(attribute::POINTWISE_AXIS, of_type::INT64, &[axis])?;
+        }
+        how.finalize()?;
+        let made = self.api.descriptor(kind::OPERATION_POINTWISE)?;
+        made.refer(attribute::OPERATION_POINTWISE_MODE, &how)?;
+        for (input, attribute) in inputs.iter().zip(attribute::OPERATION_POINTWISE_INPUTS) {
+            made.refer(attribute, &self.tensors[input.0])?;
+        }
+        made.refer(attribute::OPERATION_POINTWISE_OUTPUT, &self.tensors[output.0])?;
+        self.modes.push(how);
+        Ok(made)
+    }
+
+    fn matmul(&mut self, [a, b, output]: [TensorIndex; 3], overrides: &Overrides) -> Result<Descriptor> {
+        let how = self.api.descriptor(kind::MATMUL)?;
+        how.set(attribute::MATMUL_COMPUTE, of_type::DATA_TYPE, &[Format::F32])?;
+        how.finalize()?;
+        let made = self.api.descriptor(kind::OPERATION_MATMUL)?;
+        made.refer(attribute::OPERATION_MATMUL_MODE, &how)?;
+        made.refer(attribute::OPERATION_MATMUL_A, &self.tensors[a.0])?;
+        made.refer(attribute::OPERATION_MATMUL_B, &self.tensors[b.0])?;
+        made.refer(attribute::OPERATION_MATMUL_OUTPUT, &self.tensors[output.0])?;
+        for (length, attribute) in overrides.iter().zip(attribute::OPERATION_MATMUL_OVERRIDES) {
+            if let Some(length) = length {
+                made.refer(attribute, &self.tensors[length.0])?;
+            }
+        }
+        self.modes.push(how);
+        Ok(made)
+    }
+
+    fn reduction(&mut self, mode: Reduction, input: TensorIndex, output: TensorIndex) -> Result<Descriptor> {
+        let how = self.api.descriptor(kind::REDUCTION)?;
+        how.set(attribute::REDUCTION_OPERATOR, of_type::REDUCTION, &[mode])?;
+        how.set(attribute::REDUCTION_COMPUTE, of_type::DATA_TYPE, &[Format::F32])?;
+        how.finalize()?;
+        let made = self.api.descriptor(kind::OPERATION_REDUCTION)?;
+        made.refer(attribute::OPERATION_REDUCTION_MODE, &how)?;
+        made.refer(attribute::OPERATION_REDUCTION_INPUT, &self.tensors[input.0])?;
+        made.refer(attribute::OPERATION_REDUCTION_OUTPUT, &self.tensors[output.0])?;
+        self.modes.push(how);
+        Ok(made)
+    }
+}
+
+/// Returns the id that a graph's tensor goes by.
+pub(super) const fn id(index: usize) -> i64 {
+    index as i64 + 1
+}
+
+/// Makes a plan for a graph, and says how many bytes of workspace it needs: the first engine of the library's heuristics that
+/// can do it.
+pub(super) fn plan(api: &Arc<Api>, handle: usize, graph: &Graph) -> Result<(Descriptor, u64)> {
+    let mut builder = Builder { api, tensors: Vec::new(), operations: Vec::new(), modes: Vec::new() };
+    for (index, tensor) in graph.tensors.iter().enumerate() {
+        builder.tensor(id(index), tensor)?;
+    }
+    for operation in &graph.operations {
+        builder.operation(operation)?;
+    }
+    let made = api.descriptor(kind::GRAPH)?;
+    made.set(attribute::GRAPH_HANDLE, of_type::HANDLE, &[handle])?;
+    let operations: Vec<usize> = builder.operations.iter().map(|operation| operation.raw).collect();
+    made.set(attribute::GRAPH_OPERATIONS, of_type::DESCRIPTOR, &operations)?;
+    made.finalize()?;
+    let mut refused = None;
+    for mode in HEURISTIC_MODES {
+        let configurations = configurations(api, &made, mode);
+        for configuration in
+            configurations.inspect_err(|error| refused = Some(error.clone())).unwrap_or_default()
+        {
+            match finalized(api, handle, &configuration) {
+                Ok(plan) => return Ok(plan),
+                Err(error) => refused = refused.or(Some(error)),
+            }
+        }
+    }
+    let version = api.version_text();
+    let detail = format!("cuDNN {version} has no engine for this");
+    let why = refused.map_or_else(|| "its heuristics name none".to_owned(), |error| error.to_string());
+    Err(Error::new(Code::NotSupported, "cudnnBackendFinalize", detail).with_detail(&why))
+}
+
+/// Asks for the engines, set up, that a mode of the heuristics prefers, the first one first.
+fn configurations(api: &Arc<Api>, graph: &Descriptor, mode: u32) -> Result<Vec<Descriptor>> {
+    let heuristic = api.descriptor(kind::HEURISTIC)?;
+    heuristic.refer(attribute::HEURISTIC_GRAPH, graph)?;
+    heuristic.set(attribute::HEURISTIC_MODE, of_type::HEURISTIC_MODE, &[mode])?;
+    heuristic.finalize()?;
+    let get = |room: i64, count: &mut i64, values: *mut c_void| {
+        // SAFETY: writes the count, and at most `room` descriptors into as many that were made for it.
+        let outcome = unsafe {
+            let (results, of_type) = (attribute::HEURISTIC_RESULTS, of_type::DESCRIPTOR);
+            api.table.descriptor_get(heuristic.raw, results, of_type, room, &raw mut *count, values)
+        };
+        api.check(outcome, || format!("engines by mode {mode}"))
+    };
+    let mut count = 0_i64;
+    get(0, &mut count, std::ptr::null_mut())?;
+    let made: Vec<Descriptor> =
+        (0..count).map(|_| api.descriptor(kind::ENGINE_CONFIGURATION)).collect::<Result<_>>()?;
+    let mut raw: Vec<usize> = made.iter().map(|descriptor| descriptor.raw).collect();
+    get(raw.len() as i64, &mut count, raw.as_mut_ptr().cast())?;
+    // The library fills the descriptors that it was given, from the first on.
+    Ok(made.into_iter().take(usize::try_from(count).unwrap_or(0)).collect())
+}
+
+fn finalized(api: &Arc<Api>, handle: usize, configuration: &Descriptor) -> Result<(Descriptor, u64)> {
+    let plan = api.descriptor(kind::PLAN)?;
+    plan.set(attribute::PLAN_HANDLE, of_type::HANDLE, &[handle])?;
+    plan.refer(attribute::PLAN_ENGINE_CONFIGURATION, configuration)?;
+    plan.finalize()?;
+    let (mut bytes, mut count) = (0_i64, 0_i64);
+    // SAFETY: writes one number and a count.
+    let outcome = unsafe {
+        let values = (&raw mut bytes).cast();
+        let workspace = attribute::PLAN_WORKSPACE_BYTES;
+        api.table.descriptor_get(plan.raw, workspace, of_type::INT64, 1, &raw mut count, values)
+    };
+    api.check(outcome, || "the size of the workspace".to_owned())?;
+    Ok((plan, u64::try_from(bytes).unwrap_or(0)))
+}

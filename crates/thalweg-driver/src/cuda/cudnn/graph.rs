@@ -1,0 +1,231 @@
+//! A graph of operations as cuDNN's graph interface takes it, as data: tensors, and the operations between them.
+//!
+//! cuDNN does not run such a graph node by node: it looks for an engine that knows the whole pattern. What lies between the
+//! operations (*virtual* tensors) has no memory.
+
+/// The number of dimensions of every tensor here.
+pub(super) const RANK: usize = 4;
+
+/// A tensor's sizes, or its strides in elements.
+pub(super) type Extents = [i64; RANK];
+
+/// The element formats that appear in a graph, as `cudnnDataType_t` numbers them.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[repr(u32)]
+pub(in crate::cuda) enum Format {
+    /// 32-bit floats.
+    F32 = 0,
+    /// IEEE 16-bit floats.
+    F16 = 2,
+    /// 32-bit integers.
+    I32 = 4,
+    /// 16-bit brain floats.
+    Bf16 = 9,
+    /// Truth values.
+    Bool = 11,
+}
+
+/// The memory or the number that a tensor stands for: what an execution gives an address for.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[repr(u8)]
+pub(super) enum Role {
+    Query,
+    Key,
+    Value,
+    Output,
+    LogSumExp,
+    OutputGradient,
+    QueryGradient,
+    KeyGradient,
+    ValueGradient,
+    /// Σ output gradient · output of each row: scratch memory.
+    RowProducts,
+    /// The query's gradient in f32: scratch memory.
+    QuerySums,
+    /// The number of queries, once per batch: scratch memory.
+    QueryLengths,
+    /// The number of keys, once per batch: scratch memory.
+    KeyLengths,
+    /// The factor of the scores: a number, like the two below.
+    Scale,
+    /// One.
+    One,
+    /// The score of what is masked out.
+    Masked,
+}
+
+impl Role {
+    /// Returns whether it is one number, which an execution takes from host memory.
+    pub(super) const fn is_number(self) -> bool {
+        matches!(self, Self::Scale | Self::One | Self::Masked)
+    }
+}
+
+/// The place of a tensor in its graph.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct TensorIndex(pub(super) usize);
+
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct Tensor {
+    /// `None` for a virtual tensor.
+    pub(super) role: Option<Role>,
+    pub(super) sizes: Extents,
+    pub(super) strides: Extents,
+    pub(super) format: Format,
+}
+
+/// The functions of one, two or three tensors, as `cudnnPointwiseMode_t` numbers them. Operands are broadcast.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u32)]
+pub(in crate::cuda) enum Pointwise {
+    Add = 0,
+    Multiply = 1,
+    Divide = 6,
+    Subtract = 9,
+    Exponential = 13,
+    Logarithm = 15,
+    Identity = 21,
+    GreaterOrEqual = 303,
+    Less = 304,
+    And = 400,
+    /// The place of the element along an axis.
+    Index = 501,
+    /// The first operand where the third is true, the second elsewhere.
+    Select = 601,
+}
+
+/// The reductions, as `cudnnReduceTensorOp_t` numbers them.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u32)]
+pub(in crate::cuda) enum Reduction {
+    Add = 0,
+    Maximum = 3,
+}
+
+/// The sizes of a product that tensors give instead of the operands' sizes: rows of the output, columns, and the sum's length.
+pub(super) type Overrides = [Option<TensorIndex>; 3];
+
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) enum Operation {
+    Pointwise {
+        mode: Pointwise,
+        inputs: Vec<TensorIndex>,
+        output: TensorIndex,
+        compute: Format,
+        /// The axis of [`Pointwise::Index`].
+        axis: Option<i64>,
+    },
+    /// A product of the last two dimensions. Where `b` has fewer of the second dimension (heads), several of `a` share one.
+    Matmul { a: TensorIndex, b: TensorIndex, output: TensorIndex, overrides: Overrides },
+    /// A reduction of every dimension that the output has less of.
+    Reduction { mode: Reduction, input: TensorIndex, output: TensorIndex },
+    /// All elements under other sizes and strides: here, always two dimensions swapped.
+    Reshape { input: TensorIndex, output: TensorIndex },
+}
+
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub(super) struct Graph {
+    pub(super) tensors: Vec<Tensor>,
+    pub(super) operations: Vec<Operation>,
+}
+
+/// Returns the strides of a contiguous tensor.
+pub(super) const fn contiguous(sizes: Extents) -> Extents {
+    let [_, b, c, d] = sizes;
+    [b * c * d, c * d, d, 1]
+}
+
+/// Returns sizes or strides with the last two dimensions swapped.
+pub(super) const fn transposed(extents: Extents) -> Extents {
+    let [a, b, c, d] = extents;
+    [a, b, d, c]
+}
+
+impl Graph {
+    fn push(&mut self, tensor: Tensor) -> TensorIndex {
+        self.tensors.push(tensor);
+        TensorIndex(self.tensors.len() - 1)
+    }
+
+    /// Adds a tensor in memory.
+    pub(super) fn tensor(
+        &mut self,
+        role: Role,
+        sizes: Extents,
+        strides: Extents,
+        format: Format,
+    ) -> TensorIndex {
+        self.push(Tensor { role: Some(role), sizes, strides, format })
+    }
+
+    /// Adds a number, or returns the one that was added.
+    pub(super) fn number(&mut self, role: Role) -> TensorIndex {
+        let known = self.tensors.iter().position(|tensor| tensor.role == Some(role));
+        known.map_or_else(|| self.tensor(role, [1; RANK], [1; RANK], Format::F32), TensorIndex)
+    }
+
+    /// Adds a tensor without memory, contiguous as far as that means anything.
+    pub(super) fn between(&mut self, sizes: Extents, format: Format) -> TensorIndex {
+        self.push(Tensor { role: None, sizes, strides: contiguous(sizes), format })
+    }
+
+    /// Adds a function in f32 whose output is `output`.
+    pub(super) fn point(&mut self, mode: Pointwise, inputs: &[TensorIndex], output: TensorIndex) {
+        self.point_in(Format::F32, mode, inputs, output);
+    }
+
+    fn point_in(&mut self, compute: Format, mode: Pointwise, inputs: &[TensorIndex], output: TensorIndex) {
+        let inputs = inputs.to_vec();
+        self.operations.push(Operation::Pointwise { mode, inputs, output, compute, axis: None });
+    }
+
+    /// Adds a function in f32, and its output, of the first operand's sizes.
+    pub(super) fn map(&mut self, mode: Pointwise, inputs: &[TensorIndex]) -> TensorIndex {
+        let output = self.between(self.tensors[inputs[0].0].sizes, Format::F32);
+        self.point(mode, inputs, output);
+        output
+    }
+
+    /// Adds the places of elements along an axis of a tensor.
+    pub(super) fn index(&mut self, of: TensorIndex, axis: i64) -> TensorIndex {
+        let output = self.between(self.tensors[of.0].sizes, Format::I32);
+        self.operations.push(Operation::Pointwise {
+            mode: Pointwise::Index,
+            inputs: vec![of],
+            output,
+            compute: Format::I32,
+            axis: Some(axis),
+        });
+        output
+    }
+
+    /// Adds a comparison, or a function of truth values.
+    pub(super) fn decide(&mut self, mode: Pointwise, inputs: &[TensorIndex]) -> TensorIndex {
+        let output = self.between(self.tensors[inputs[0].0].sizes, Format::Bool);
+        self.point_in(Format::Bool, mode, inputs, output);
+        output
+    }
+
+    pub(super) fn multiply(
+        &mut self,
+        a: TensorIndex,
+        b: TensorIndex,
+        output: TensorIndex,
+        overrides: Overrides,
+    ) {
+        self.operations.push(Operation::Matmul { a, b, output, overrides });
+    }
+
+    pub(super) fn reduce(&mut self, mode: Reduction, input: TensorIndex, output: TensorIndex) {
+        self.operations.push(Operation::Reduction { mode, input, output });
+    }
+
+    /// Adds the transpose of a tensor's last two dimensions.
+    pub(super) fn transpose(&mut self, input: TensorIndex, format: Format) -> TensorIndex {
+        let Tensor { sizes, strides, .. } = self.tensors[input.0];
+        let output =
+            self.push(Tensor { role: None, sizes: transposed(sizes), strides: transposed(strides), format });
+        self.operations.push(Operation::Reshape { input, output });
+        output
+    }
+}

@@ -1,0 +1,339 @@
+//! Attention through cuDNN's graph interface.
+//!
+//! - `graph` is a graph of operations as data, `attention` the graphs of attention and its backward pass.
+//! - `descriptors` turns a graph into the library's objects, and those into a *plan*: the engine that its heuristics name first and
+//!   that takes the graph.
+//!
+//! A plan takes the library some tenths of a second and is kept by everything that it depends on: sizes, strides, format, mask
+//! and device, not addresses or the scale. A pass therefore runs the same engine whenever it is asked for in a process, captured
+//! or not. That a plan cannot be made is kept, too.
+//!
+//! The library allows one thread at a time on a handle; a lock a device orders them.
+
+mod attention;
+mod descriptors;
+mod graph;
+#[cfg(test)]
+mod tests;
+
+use std::sync::{Arc, Mutex};
+
+use rustc_hash::FxHashMap;
+
+use self::attention::{Recipe, Strides};
+use self::descriptors::{Api, Descriptor};
+use self::graph::Role;
+use super::handles::lock;
+use super::search::SearchEnvironment;
+use super::sys::RawStream;
+use crate::attention::{AttentionCall, AttentionGradients, AttentionOperand, AttentionShape};
+use crate::library::ElementFormat;
+use crate::{Code, DevicePointer, Error, Result};
+
+#[cfg(test)]
+pub(super) use self::descriptors::{CudnnTable, HEURISTIC_MODES, NOT_SUPPORTED, attribute, kind, of_type};
+#[cfg(test)]
+pub(super) use self::graph::{Format, Pointwise, Reduction};
+
+/// The oldest version that clears its sums by itself.
+const OLDEST: usize = 90_600;
+
+/// Versions whose attention is known to be wrong, by the support surface of cudnn-frontend.
+const BROKEN: [usize; 2] = [91_000, 91_001];
+
+/// The last version whose backward pass reads beyond a sequence whose length is no multiple of [`LENGTH_MULTIPLE`], unless
+/// lengths are told (cudnn-frontend does the same; pytorch/pytorch#169849).
+const NEEDS_LENGTHS: usize = 91_500;
+const LENGTH_MULTIPLE: u64 = 128;
+
+/// The first version that takes an infinite score for what is masked out.
+const TAKES_INFINITY: usize = 91_000;
+
+/// The alignment of a part of the workspace, in bytes.
+const PART: u64 = 256;
+
+/// Plans of a device are made anew when there are so many.
+const PLANS: usize = 1024;
+
+/// A pass without its addresses.
+struct AttentionPlan {
+    descriptor: Descriptor,
+    /// The memory and the numbers that the graph names, and their ids.
+    roles: Vec<Role>,
+    ids: Vec<i64>,
+    /// Where in the workspace our own scratch memory is; the library's comes first.
+    scratch: Vec<(Role, u64)>,
+    workspace_bytes: u64,
+}
+
+#[derive(Default)]
+struct DeviceState {
+    /// Made in the device's context.
+    handle: Option<usize>,
+    plans: FxHashMap<Recipe, Result<Arc<AttentionPlan>>>,
+}
+
+/// The library, with its handles and plans.
+pub(super) struct Cudnn {
+    api: Arc<Api>,
+    devices: Vec<Mutex<DeviceState>>,
+}
+
+fn describe(shape: &AttentionShape, is_backward: bool) -> String {
+    let AttentionShape { batch, heads, kv_heads, queries, keys, head_size, causal, format } = *shape;
+    let pass = if is_backward { "backward" } else { "forward" };
+    let mask = if causal { "causal" } else { "full" };
+    format!(
+        "{mask} attention, {pass}, {batch} × {heads} heads of {head_size} over {kv_heads} of keys and values, {queries} queries, \
+         {keys} keys, element format {}",
+        format.0
+    )
+}
+
+/// Returns the strides of an operand as the library gets them, or why it cannot have them.
+fn strides(
+    name: &str,
+    operand: &AttentionOperand,
+    sizes: [u64; 4],
+    is_written: bool,
+) -> Result<Strides, String> {
+    let address = operand.address.address();
+    if !address.is_multiple_of(16) {
+        return Err(format!("the address of {name}, {address:#x}, is not aligned to 16 bytes"));
+    }
+    let [_, heads, positions, head_size] = sizes;
+    let contiguous = [heads * positions * head_size, positions * head_size, head_size];
+    let mut strides = [0; 3];
+    for (dimension, stride) in strides.iter_mut().enumerate() {
+        // A dimension of one element has no next one, so any stride will do.
+        let own = if sizes[dimension] == 1 { contiguous[dimension] } else { operand.strides[dimension] };
+        if own == 0 && is_written {
+            return Err(format!("{name} is written, and its elements would lie in one place"));
+        }
+        *stride = i64::try_from(own).ok().filter(|own| own % 8 == 0).ok_or_else(|| {
+            format!("stride {own} of {name} is no multiple of 8 elements, or more than 2^63 - 1")
+        })?;
+    }
+    Ok(strides)
+}
+
+impl Recipe {
+    /// Creates the recipe of a call whose sizes and strides make sense.
+    fn new(call: &AttentionCall, version: usize) -> Result<Self, String> {
+        let AttentionShape { batch, heads, kv_heads, queries, keys, head_size, .. } = call.shape;
+        let sizes = [batch, heads, kv_heads, queries, keys, head_size];
+        if sizes.iter().any(|&size| size == 0 || size > i32::MAX as u64) {
+            return Err("a size is 0, or more than 2^31 - 1".to_owned());
+        }
+        if heads % kv_heads != 0 {
+            return Err(format!("{heads} heads do not divide evenly over {kv_heads}"));
+        }
+        let elements = [batch, heads, queries.max(keys), head_size]
+            .into_iter()
+            .try_fold(8_u64, |product, size| product.checked_mul(size));
+        if elements.is_none_or(|bytes| i64::try_from(bytes).is_err()) {
+            return Err("the operands are larger than any memory".to_owned());
+        }
+        let rows = [batch, heads, queries, head_size];
+        let columns = [batch, kv_heads, keys, head_size];
+        let is_backward = call.gradients.is_some();
+        let gradients = call
+            .gradients
+            .map(|AttentionGradients { output, query, key, value }| {
+                Ok::<_, String>([
+                    strides("the output's gradient", &output, rows, false)?,
+                    strides("the query's gradient", &query, rows, true)?,
+                    strides("the key's gradient", &key, columns, true)?,
+                    strides("the value's gradient", &value, columns, true)?,
+                ])
+            })
+            .transpose()?;
+        if !call.log_sum_exp.address().is_multiple_of(16) {
+            return Err("the address of the logarithms is not aligned to 16 bytes".to_owned());
+        }
+        Ok(Self {
+            shape: call.shape,
+            query: strides("the query", &call.query, rows, false)?,
+            key: strides("the key", &call.key, columns, false)?,
+            value: strides("the value", &call.value, columns, false)?,
+            output: strides("the output", &call.output, rows, !is_backward)?,
+            gradients,
+            deterministic: is_backward && call.deterministic,
+            lengths: Self::tells_lengths(&call.shape, is_backward, version),
+        })
+    }
+
+    /// Returns whether a version must be told lengths through memory.
+    const fn tells_lengths(shape: &AttentionShape, is_backward: bool, version: usize) -> bool {
+        let whole =
+            shape.keys.is_multiple_of(LENGTH_MULTIPLE) && shape.queries.is_multiple_of(LENGTH_MULTIPLE);
+        is_backward && !whole && version <= NEEDS_LENGTHS
+    }
+
+    /// Returns the bytes of our own scratch memory for a role.
+    const fn scratch_bytes(&self, role: Role) -> Option<u64> {
+        let AttentionShape { batch, heads, queries, head_size, .. } = self.shape;
+        match role {
+            Role::RowProducts => Some(4 * batch * heads * queries),
+            Role::QuerySums => Some(4 * batch * heads * queries * head_size),
+            Role::QueryLengths | Role::KeyLengths => Some(4 * batch),
+            _ => None,
+        }
+    }
+}
+
+impl Cudnn {
+    pub(super) fn load(environment: &SearchEnvironment, devices: usize) -> Result<Self> {
+        let api = Api::load(environment)?;
+        let version = api.version_text();
+        if api.version < OLDEST || BROKEN.contains(&api.version) {
+            let detail = format!(
+                "cuDNN {version} is installed: attention wants 9.6 or later, other than 9.10.0 and 9.10.1"
+            );
+            return Err(Error::new(Code::LibraryMissing, "cudnnGetVersion", detail));
+        }
+        Ok(Self { api, devices: (0..devices).map(|_| Mutex::default()).collect() })
+    }
+
+    fn recipe(&self, call: &AttentionCall, detail: impl Fn() -> String) -> Result<Recipe> {
+        let name = "cudnnBackendExecute";
+        if ![ElementFormat::R_16F, ElementFormat::R_16BF].contains(&call.shape.format) {
+            let detail = format!("attention is of 16-bit floats: {}", detail());
+            return Err(Error::new(Code::NotSupported, name, detail));
+        }
+        Recipe::new(call, self.api.version)
+            .map_err(|why| Error::new(Code::InvalidValue, name, format!("{why}: {}", detail())))
+    }
+
+    /// Returns the handle and the plan for a recipe; made at the first call.
+    fn plan(
+        &self,
+        device: u32,
+        state: &mut DeviceState,
+        recipe: &Recipe,
+    ) -> Result<(usize, Arc<AttentionPlan>)> {
+        let handle = match state.handle {
+            Some(handle) => handle,
+            None => *state.handle.insert(self.api.handle(device)?),
+        };
+        if let Some(plan) = state.plans.get(recipe) {
+            return plan.clone().map(|plan| (handle, plan));
+        }
+        let plan = self.make_plan(handle, recipe).map(Arc::new);
+        if state.plans.len() >= PLANS {
+            state.plans.clear();
+        }
+        if plan.as_ref().is_ok() || plan.as_ref().is_err_and(Error::is_not_supported) {
+            state.plans.insert(*recipe, plan.clone());
+        }
+        plan.map(|plan| (handle, plan))
+    }
+
+    #[cold]
+    fn make_plan(&self, handle: usize, recipe: &Recipe) -> Result<AttentionPlan> {
+        let graph = recipe.graph();
+        let (descriptor, library_bytes) = descriptors::plan(&self.api, handle, &graph)?;
+        let (mut roles, mut ids, mut scratch) = (Vec::new(), Vec::new(), Vec::new());
+        let mut workspace_bytes = library_bytes;
+        for (index, tensor) in graph.tensors.iter().enumerate() {
+            let Some(role) = tensor.role else { continue };
+            roles.push(role);
+            ids.push(descriptors::id(index));
+            if let Some(bytes) = recipe.scratch_bytes(role) {
+                let start = workspace_bytes.next_multiple_of(PART);
+                scratch.push((role, start));
+                workspace_bytes = start + bytes;
+            }
+        }
+        Ok(AttentionPlan { descriptor, roles, ids, scratch, workspace_bytes })
+    }
+
+    /// Returns the bytes of scratch memory that a call needs. The device's context is current.
+    pub(super) fn workspace(&self, device: u32, call: &AttentionCall) -> Result<u64> {
+        let detail = || describe(&call.shape, call.gradients.is_some());
+        let recipe = self.recipe(call, detail)?;
+        let mut state = lock(&self.devices[device as usize]);
+        let (_, plan) =
+            self.plan(device, &mut state, &recipe).map_err(|error| error.with_detail(&detail()))?;
+        Ok(plan.workspace_bytes)
+    }
+
+    /// Queues a pass. The device's context is current; `fill` queues a fill of so many 32-bit words.
+    pub(super) fn attention(
+        &self,
+        device: u32,
+        stream: RawStream,
+        call: &AttentionCall,
+        fill: impl Fn(DevicePointer, u32, u64) -> Result<()>,
+        label: impl Fn() -> String,
+    ) -> Result<()> {
+        let detail = || format!("{}, for {}", describe(&call.shape, call.gradients.is_some()), label());
+        let recipe = self.recipe(call, detail)?;
+        let mut state = lock(&self.devices[device as usize]);
+        let (handle, plan) =
+            self.plan(device, &mut state, &recipe).map_err(|error| error.with_detail(&detail()))?;
+        let workspace = workspace_of(call, plan.workspace_bytes).map_err(|why| {
+            Error::new(Code::InvalidValue, "cudnnBackendExecute", format!("{why}: {}", detail()))
+        })?;
+        for &(role, start) in &plan.scratch {
+            let length = match role {
+                Role::QueryLengths => call.shape.queries,
+                Role::KeyLengths => call.shape.keys,
+                _ => continue,
+            };
+            // A length is less than 2^31, as the recipe has it.
+            fill(workspace.offset(start), length as u32, call.shape.batch)?;
+        }
+        let masked = if self.api.version < TAKES_INFINITY { f32::MIN } else { f32::NEG_INFINITY };
+        let numbers = [call.scale, 1.0, masked];
+        let pointers: Vec<u64> = plan
+            .roles
+            .iter()
+            .map(|&role| match role {
+                Role::Scale => (&raw const numbers[0]) as u64,
+                Role::One => (&raw const numbers[1]) as u64,
+                Role::Masked => (&raw const numbers[2]) as u64,
+                _ => address_of(call, role).unwrap_or_else(|| {
+                    let part = plan.scratch.iter().find(|(own, _)| *own == role);
+                    workspace.offset(part.map_or(0, |(_, start)| *start)).address()
+                }),
+            })
+            .collect();
+        let bindings = (plan.ids.as_slice(), pointers.as_slice());
+        // SAFETY: the lock is held, so this thread alone uses the handle and the device's plans. The numbers live until the call
+        // returns; the other addresses are used by kernels only, whose affair they are.
+        let outcome =
+            unsafe { self.api.execute(handle, stream, &plan.descriptor, bindings, workspace.address()) };
+        outcome.map_err(|error| error.with_detail(&detail()))
+    }
+}
+
+/// Returns the start of a call's workspace, or why it will not do.
+fn workspace_of(call: &AttentionCall, needed: u64) -> Result<DevicePointer, String> {
+    let (start, bytes) = call.workspace.unwrap_or((DevicePointer::new(0), 0));
+    if bytes < needed {
+        return Err(format!("a workspace of {bytes} bytes; {needed} are needed"));
+    }
+    if !start.address().is_multiple_of(PART) {
+        return Err(format!("the workspace at {start:?} is not aligned to {PART} bytes"));
+    }
+    Ok(start)
+}
+
+/// Returns the address that a call gives for a role; `None` for what is in the workspace.
+fn address_of(call: &AttentionCall, role: Role) -> Option<u64> {
+    let gradients = call.gradients;
+    let address = match role {
+        Role::Query => call.query.address,
+        Role::Key => call.key.address,
+        Role::Value => call.value.address,
+        Role::Output => call.output.address,
+        Role::LogSumExp => call.log_sum_exp,
+        Role::OutputGradient => gradients?.output.address,
+        Role::QueryGradient => gradients?.query.address,
+        Role::KeyGradient => gradients?.key.address,
+        Role::ValueGradient => gradients?.value.address,
+        _ => return None,
+    };
+    Some(address.address())
+}
