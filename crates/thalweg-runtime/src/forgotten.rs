@@ -104,3 +104,23 @@ impl Drop for ForgottenStreams {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use thalweg_sim::{SimConfig, SimDriver};
+
+    use super::*;
+
+    #[test]
+    fn a_streams_last_event_is_recorded_unless_it_is_transient() {
+        let driver: Arc<dyn Driver> = SimDriver::new(SimConfig::default()).expect("there is memory");
+        let forgotten = ForgottenStreams::new(driver.clone());
+        let [lasting, transient] = [(); 2].map(|()| driver.stream_create(0, 0).expect("there is room"));
+        forgotten.set_transient(transient);
+        forgotten.forget(transient);
+        forgotten.forget(lasting);
+        assert!(matches!(forgotten.last_work(lasting), Some(LastWork::Event(_))));
+        // Its owner may have destroyed it: the driver is not asked.
+        assert!(matches!(forgotten.last_work(transient), Some(LastWork::Unknown)));
+    }
+}

@@ -20,6 +20,7 @@ use thalweg_kernels::{Accesses, NativeKernel, cells, slice};
 
 use crate::accesses::{accesses, extents};
 use crate::disk_cache::{self, EntryKey};
+use crate::elements::Elements;
 use crate::environment::Environment;
 use crate::loaded::{KernelKey, LoadedKernel};
 use crate::{Device, Error, Result};
@@ -292,11 +293,15 @@ impl HostKernel for LoopKernel {
             });
         }
         let ran = if launch.has_tickets() {
-            let places = RefCell::new(vec![Vec::new(); geometry.operands.len()]);
-            let note = |operand: usize, place| places.borrow_mut()[operand].push(place);
+            let none = (0..geometry.operands.len()).map(|operand| match geometry.operands[operand] {
+                OperandGeometry::Gathered { elements } => Elements::below(elements),
+                OperandGeometry::Strided { .. } => Elements::default(),
+            });
+            let chosen: RefCell<Vec<Elements>> = RefCell::new(none.collect());
+            let note = |operand: usize, element| chosen.borrow_mut()[operand].add(element);
             let ran = self.program.run_noting(geometry, &arguments.scalars, &inputs, &outputs, &note);
             let pointers = arguments.inputs.iter().chain(&arguments.outputs);
-            self.say_what_was_chosen(launch, geometry, pointers, &declared, &mut places.into_inner());
+            self.say_what_was_chosen(launch, geometry, pointers, &declared, &chosen.into_inner());
             ran
         } else {
             self.program.run(geometry, &arguments.scalars, &inputs, &outputs)
@@ -314,7 +319,7 @@ impl LoopKernel {
         geometry: &Geometry,
         addresses: impl Iterator<Item = &'a u64>,
         declared: &Accesses,
-        places: &mut [Vec<u64>],
+        chosen: &[Elements],
     ) {
         let body = &self.kernel.body;
         let reads = body.inputs.iter().map(|input| (input.dtype, AccessMode::Read));
@@ -326,10 +331,11 @@ impl LoopKernel {
             let size = dtype.size_bytes() as u64;
             let access = Access::new(address, geometry.span(operand) * size, mode);
             if declared.contains(&access) {
-                let places = &mut places[operand];
-                places.sort_unstable();
-                places.dedup();
-                launch.touched(&access, places.iter().map(|place| (address + place * size, size)));
+                let runs = chosen[operand].runs();
+                launch.touched(
+                    &access,
+                    runs.iter().map(|(first, count)| (address + first * size, count * size)),
+                );
             }
         }
     }

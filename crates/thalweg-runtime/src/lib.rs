@@ -21,6 +21,7 @@ mod accesses;
 mod copy;
 mod device;
 pub mod disk_cache;
+mod elements;
 mod environment;
 mod error;
 mod event;

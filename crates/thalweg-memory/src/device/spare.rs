@@ -110,3 +110,82 @@ impl Drop for Leaving<'_> {
         self.from.add(self.pages.drain(..));
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fake::FakeUpstream;
+    use crate::upstream::Upstream;
+
+    const PAGE: u64 = 2 << 20;
+
+    #[test]
+    fn a_page_goes_when_its_stream_is_done_and_stays_where_that_cannot_be_known() {
+        let upstream = FakeUpstream::with_virtual_memory(1 << 30);
+        let memory = upstream.virtual_memory().expect("it was asked for");
+        let streams = [1, 2].map(StreamId::from_raw);
+        let pages = [(); 4].map(|()| memory.create_page(PAGE).expect("there is room"));
+        let spare = SparePages::default();
+        let after = [Some(streams[0]), Some(streams[1]), Some(streams[0]), None];
+        spare.add(pages.into_iter().zip(after).map(|(page, after)| SparePage {
+            page,
+            bytes: PAGE,
+            class: SizeClass::Large,
+            after,
+            pool: None,
+        }));
+        let refused = spare.destroy(
+            memory,
+            &FxHashSet::default(),
+            |_| Err(UpstreamError::Other("it is lost".into())),
+            |_| panic!("no page goes"),
+        );
+        assert_eq!(refused.expect_err("no stream can be waited for").0, "synchronize_stream");
+        assert_eq!((upstream.live_pages(), spare.copy().len()), (4, 4));
+        let waited = std::cell::RefCell::new(Vec::new());
+        let wait = |stream| {
+            assert_eq!(upstream.live_pages(), 4, "all are waited for before any goes");
+            waited.borrow_mut().push(stream);
+            Ok(())
+        };
+        let mapped = FxHashSet::from_iter([pages[0]]);
+        let mut gone = Vec::new();
+        spare.destroy(memory, &mapped, wait, |spare| gone.push(spare.page)).expect("all are done");
+        waited.borrow_mut().sort_unstable();
+        gone.sort_unstable();
+        assert_eq!((waited.into_inner(), gone), (streams.to_vec(), pages[1..].to_vec()));
+        let left: Vec<_> = spare.copy().iter().map(|spare| (spare.page, spare.after)).collect();
+        assert_eq!(left, [(pages[0], None)], "what is mapped stays, and waits for nothing any more");
+    }
+
+    #[test]
+    fn a_page_serves_the_stream_that_it_waits_for_and_the_pool_that_it_must_stay_in() {
+        let [stream, other_stream] = [1, 2].map(StreamId::from_raw);
+        let [pool, other_pool] = [(); 2].map(|()| PoolId::unique());
+        let page = |number, after, pool| SparePage {
+            page: PageId::from_raw(number),
+            bytes: PAGE,
+            class: SizeClass::Large,
+            after,
+            pool,
+        };
+        let spare = SparePages::default();
+        spare.add([
+            page(1, None, None),
+            page(2, Some(stream), None),
+            page(3, None, Some(pool)),
+            page(4, Some(stream), Some(pool)),
+        ]);
+        let count = |stream, owner| spare.count(9, PAGE, ArenaKey { stream, owner });
+        assert_eq!([stream, other_stream].map(|stream| count(stream, Owner::Shared)), [2, 1]);
+        assert_eq!([stream, other_stream].map(|stream| count(stream, Owner::Private(pool))), [4, 2]);
+        assert_eq!([stream, other_stream].map(|stream| count(stream, Owner::Private(other_pool))), [2, 1]);
+        assert_eq!(
+            spare.count(9, 2 * PAGE, ArenaKey { stream, owner: Owner::Private(pool) }),
+            0,
+            "larger pages"
+        );
+        let taken = spare.take(9, PAGE, ArenaKey { stream: other_stream, owner: Owner::Private(pool) });
+        assert_eq!(taken.iter().map(|spare| spare.page.raw()).collect::<Vec<_>>(), [1, 3]);
+    }
+}

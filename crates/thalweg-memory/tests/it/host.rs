@@ -434,6 +434,26 @@ fn the_reserve_is_pinned_once_and_serves_until_it_is_used_up() {
 }
 
 #[test]
+fn a_block_of_the_reserve_is_kept_however_large() {
+    let settings = HostSettings::default()
+        .with_pinned_reserve_segment_size_bytes(16 * KIB)
+        .expect("more than nothing")
+        .with_pinned_max_cached_size_bytes(Some(4 * KIB));
+    let (upstream, allocator) = with(1 << 30, settings);
+    let block = allocate(&allocator, 8 * KIB);
+    let (address, reserve) = (block.address(), upstream.live_host_allocations());
+    drop(block);
+    assert_eq!(upstream.live_host_allocations(), reserve, "a part of it cannot go back");
+    assert_eq!(allocate(&allocator, 8 * KIB).address(), address);
+    assert_eq!(upstream.calls().allocate_host, 1);
+    // Of other memory such a block is not kept.
+    let blocks = [(); 2].map(|()| allocate(&allocator, 16 * KIB));
+    drop(blocks);
+    drop(allocate(&allocator, 16 * KIB));
+    assert_eq!(upstream.calls().allocate_host, 4);
+}
+
+#[test]
 fn a_reserve_that_cannot_be_had_is_done_without() {
     let settings = HostSettings::default().with_pinned_reserve_segment_size_bytes(1 << 40).expect("enough");
     let (upstream, allocator) = with(1 << 30, settings);

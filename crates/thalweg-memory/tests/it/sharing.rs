@@ -219,6 +219,25 @@ fn memory_whose_users_cannot_be_waited_for_stays_open() {
     assert_eq!(upstream.inner.live_events(), 0);
 }
 
+/// The streams that use it cannot be waited for then, and what captures could not be unmapped under them.
+#[test]
+fn memory_that_is_dropped_in_a_capture_stays_open() {
+    let (upstream, allocator) = allocator(pytorch());
+    let open = |number| {
+        let memory = allocator.open_shared(&MemoryHandle::Allocation(Box::new(handle(number))));
+        memory.expect("nothing is in the way")
+    };
+    let (used, unused) = (open(7), open(8));
+    used.record_stream(stream(3));
+    let capture = allocator.begin_capture();
+    let before = upstream.inner.calls();
+    drop(used);
+    assert_eq!(upstream.inner.calls(), before, "the driver is asked nothing");
+    drop(unused);
+    assert_eq!(*upstream.imported.lock().expect("no thread panics"), [EXTERNAL + 7]);
+    drop(capture);
+}
+
 #[test]
 fn a_failure_to_open_leaves_nothing_open() {
     for call in 1..=5 {

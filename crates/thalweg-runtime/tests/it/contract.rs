@@ -60,6 +60,7 @@ fn a_contract_names_inputs_mutated_inputs_and_outputs() {
         contract.outputs().iter().map(|output| (output.address, output.size_bytes)).collect();
     assert_eq!(outputs, [(address(&output), 200)]);
     assert!(contract.input_at(address(&read_only) + 399).is_some());
+    assert!(contract.input_at(address(&read_only) + 400).is_none());
     assert!(contract.input_at(address(&unused)).is_none());
     assert!(contract.outputs()[0].is_held());
     drop(output);

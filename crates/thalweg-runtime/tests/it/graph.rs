@@ -274,3 +274,26 @@ fn capturing_again_and_again_gathers_no_memory() {
     let (first, last) = (reserved_bytes[0], *reserved_bytes.last().unwrap());
     assert_eq!(first, last, "memory of graphs that are gone serves the next one: {reserved_bytes:?}");
 }
+
+#[test]
+fn a_pool_with_an_output_that_is_held_serves_no_other_graph() {
+    let device = device();
+    let stream = Stream::new(&device).unwrap();
+    let data = buffer_of(&stream, &[1.0; 64]);
+    let capture = || {
+        let sum = || {
+            let stream = device.current_stream();
+            let result = Buffer::new(&stream, 256)?;
+            launch_sum(&stream, &[data.pointer()], result.pointer(), 64)?;
+            Ok(result)
+        };
+        Graph::capture(&device, CaptureOptions::default(), sum).unwrap()
+    };
+    device.synchronize().unwrap();
+    let (first, held) = capture();
+    let pool = first.pool().id();
+    drop(first);
+    let (second, result) = capture();
+    assert_ne!(second.pool().id(), pool, "a replay would not know whose the output is");
+    assert_ne!(result.pointer(), held.pointer());
+}

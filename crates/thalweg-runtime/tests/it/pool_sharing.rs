@@ -113,6 +113,35 @@ fn a_live_output_is_kept_by_copying() {
 }
 
 #[test]
+fn all_outputs_in_the_way_are_kept_by_copying() {
+    const BYTES: u64 = 4096;
+    let device = device();
+    let [stream, on] = [(); 2].map(|()| Stream::new(&device).unwrap());
+    let pool = GraphPool::with_policy(&device, OverwritePolicy::Preserve);
+    let options = CaptureOptions { pool: Some(pool), stream: Some(on.clone()), ..Default::default() };
+    let filled = |bytes: u64, value: f32| {
+        let buffer = Buffer::new(&on, bytes)?;
+        on.fill(buffer.pointer(), FillPattern::U32(value.to_bits()), bytes / 4, Label::here("fill"))?;
+        Ok::<_, thalweg_runtime::Error>(buffer)
+    };
+    let (first, between) =
+        Graph::capture(&device, options.clone(), || Ok(filled(3 * BYTES, 1.0)?.pointer().address())).unwrap();
+    let values = [2.0, 3.0, 4.0];
+    let (second, outputs) = Graph::capture(&device, options, || {
+        values.iter().map(|&value| filled(BYTES, value)).collect::<Result<Vec<_>>>()
+    })
+    .unwrap();
+    for output in &outputs {
+        assert!((between..between + 3 * BYTES).contains(&output.pointer().address()), "{output:?}");
+    }
+    second.replay_on(&stream).unwrap();
+    for _ in 0..2 {
+        first.replay_on(&stream).unwrap();
+        outputs.iter().zip(values).for_each(|(output, value)| all(&stream, output, value));
+    }
+}
+
+#[test]
 fn unchecked_is_as_in_cuda() {
     let device = device();
     let Pair { stream, inputs: _inputs, mut first, mut second } = pair(&device, OverwritePolicy::Unchecked);
