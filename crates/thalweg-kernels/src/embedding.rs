@@ -232,7 +232,7 @@ struct NAME_arguments {
     u64 dtype;
 };
 
-extern \"C\" __global__ void __launch_bounds__(256) NAME(const __grid_constant__ NAME_arguments x) {
+extern \"C\" __global__ void __launch_bounds__(256, 4) NAME(const __grid_constant__ NAME_arguments x) {
     __shared__ i64 tile[2048];
     const u32 thread = threadIdx.x, lane = thread % 32;
     const u64 parts = (x.features + 255) / 256, items = (x.count + 7) / 8 * parts;
@@ -249,15 +249,27 @@ extern \"C\" __global__ void __launch_bounds__(256) NAME(const __grid_constant__
             }
             __syncthreads();
             for (u32 start = 0; sums && start < size; start += 32) {
+                if (start % 256 == 0) {
+                    // Eight windows of 32 indices at once: most have none that is equal.
+                    bool is_any = false;
+                    #pragma unroll
+                    for (u32 i = 0; i < 8; ++i) {
+                        is_any |= tile[start + 32 * i + lane] == index;
+                    }
+                    if (!__any_sync(0xffffffffu, is_any)) {
+                        start += 224;
+                        continue;
+                    }
+                }
                 u32 rest = __ballot_sync(0xffffffffu, start + lane < size && tile[start + lane] == index);
                 // An earlier place has this index: the sum is its warp's.
                 sums = rest == 0 || first + start + __ffs(i32(rest)) - 1 >= place;
                 while (sums && rest != 0) {
-                    // Four rows at once, added in order.
-                    SUM values[4][8];
+                    // Two rows at once, added in order.
+                    SUM values[2][8];
                     u32 taken = 0;
                     #pragma unroll
-                    for (u32 i = 0; i < 4; ++i) {
+                    for (u32 i = 0; i < 2; ++i) {
                         if (rest != 0) {
                             const ELEMENT* const row = x.gradient + (first + start + __ffs(i32(rest)) - 1) * x.features;
                             rest &= rest - 1;
@@ -269,7 +281,7 @@ extern \"C\" __global__ void __launch_bounds__(256) NAME(const __grid_constant__
                         }
                     }
                     #pragma unroll
-                    for (u32 i = 0; i < 4; ++i) {
+                    for (u32 i = 0; i < 2; ++i) {
                         if (i < taken) {
                             #pragma unroll
                             for (u32 j = 0; j < 8; ++j) {

@@ -1,7 +1,5 @@
 //! Nodes as C++ expressions: types, literals, primitives, casts.
 
-use std::cell::Cell;
-
 use crate::body::{Dimension, Node, Scatter};
 use crate::{Binary, Body, Category, DType, ExprId, ReduceOp, Scalar, Unary};
 
@@ -207,10 +205,6 @@ pub(super) struct Statements<'k> {
     body: &'k Body,
     /// How the element of an input is written.
     load: Box<dyn Fn(usize) -> String + 'k>,
-    /// The divisions that are written as products with a reciprocal that has a name, while [`Statements::quotients`] asks for it.
-    by_reciprocal: Vec<bool>,
-    /// Whether those divisions are written so. Then `exact` becomes false where a result may not be rounded as a division's is.
-    pub quotients: Cell<bool>,
 }
 
 /// The values that are defined at a place of the text, by node.
@@ -219,34 +213,7 @@ pub(super) type Defined = Vec<bool>;
 impl<'k> Statements<'k> {
     /// Statements over a body, whose loads are written by `load`.
     pub fn new(body: &'k Body, load: impl Fn(usize) -> String + 'k) -> Self {
-        Self { body, load: Box::new(load), by_reciprocal: Vec::new(), quotients: Cell::new(false) }
-    }
-
-    /// Lets divisions of f32 by what is the same at all points be written as products. `at_points` says what differs.
-    pub fn divide_by_reciprocals(&mut self, at_points: &[bool]) {
-        let body = self.body;
-        self.by_reciprocal = (0..body.nodes.len())
-            .map(|index| match body.nodes[index] {
-                Node::Binary(Binary::Div, a, b) => {
-                    body.dtypes[index] == DType::F32 && at_points[a.index()] && !at_points[b.index()]
-                }
-                _ => false,
-            })
-            .collect();
-    }
-
-    /// Returns the divisors whose reciprocals the roots need.
-    pub fn divisors(&self, roots: &[ExprId], defined: &Defined) -> Vec<ExprId> {
-        let mut divisors: Vec<ExprId> = self
-            .missing(roots, defined, |index| self.by_reciprocal.get(index) == Some(&true))
-            .filter_map(|index| match self.body.nodes[index] {
-                Node::Binary(_, _, divisor) => Some(divisor),
-                _ => None,
-            })
-            .collect();
-        divisors.sort_unstable();
-        divisors.dedup();
-        divisors
+        Self { body, load: Box::new(load) }
     }
 
     /// No value is defined.
@@ -332,10 +299,6 @@ impl<'k> Statements<'k> {
             Node::Index(Dimension::Row(dimension)) => format!("i64(row{dimension})"),
             Node::Index(Dimension::Inner(dimension)) => format!("i64(inner{dimension})"),
             Node::Unary(op, x) => unary(op, &self.name(x), body.dtype(x)),
-            Node::Binary(_, a, b) if self.quotients.get() && self.by_reciprocal.get(index) == Some(&true) => {
-                let (a, divisor) = (self.name(a), self.name(b));
-                format!("quotient({a}, {divisor}, reciprocal{}, exact)", b.0)
-            }
             Node::Binary(op, a, b) => binary(op, &self.name(a), &self.name(b), body.dtype(a)),
             Node::Fma(a, b, c) => {
                 assert_computes(&"Fma", dtype);

@@ -180,37 +180,14 @@ impl RowPrinter<'_> {
         }
     }
 
-    /// Prints the last pass. What it divides by is the same for the whole row, so that it multiplies by reciprocals; vectors with
-    /// quotients that might be rounded in another way are computed again, by divisions.
+    /// Prints the last pass.
     fn print_point_outputs(&self, held: &Held, outputs: &[usize], defined: &Defined, writer: &mut Writer) {
         let (body, last) = (&self.kernel.body, held.passes.len());
-        let mut known = defined.clone();
-        held.uses[last].iter().for_each(|&index| known[index] = true);
-        let divisors = self.statements.divisors(&held.roots[last], &known);
-        for divisor in &divisors {
-            let name = self.statements.name(*divisor);
-            writer.line(&format!("const f32 reciprocal{} = 1.0f / {name};", divisor.0));
-        }
-        let moderate: Vec<String> =
-            divisors.iter().map(|id| format!("is_moderate({})", self.statements.name(*id))).collect();
-        if !divisors.is_empty() {
-            writer.line(&format!("const bool divides = {};", moderate.join(" && ")));
-        }
         self.open_pass(held, last, writer);
         for &number in outputs {
             writer.line(&format!("{} output{number};", self.pack(body.outputs[number].dtype)));
         }
-        if !divisors.is_empty() {
-            writer.line("bool exact = divides;");
-            self.statements.quotients.set(true);
-            self.print_elements(held, outputs, defined, writer);
-            self.statements.quotients.set(false);
-            writer.open("if (!exact)");
-        }
         self.print_elements(held, outputs, defined, writer);
-        if !divisors.is_empty() {
-            writer.close("");
-        }
         for &number in outputs {
             let (pack, start) =
                 (self.pack(body.outputs[number].dtype), self.start(&format!("output{number}")));

@@ -155,28 +155,6 @@ template <class T, class F> static __device__ __forceinline__ T saturate(const F
 ",
     ),
     fragment(
-        "is_moderate",
-        "// Whether the magnitude of a number is between 2^-60 and 2^60.
-static __device__ __forceinline__ bool is_moderate(const f32 x) {
-    return (__float_as_uint(x) & 0x7fffffffu) - 0x21800000u < 0x3c000000u;
-}
-",
-    ),
-    fragment(
-        "quotient",
-        "// a / b from the reciprocal of b, for a divisor that is moderate. Two steps of Newton's method leave the nearest f32 (Markstein,
-// 1990: the last one starts within a unit in the last place, its remainder is exact, and the reciprocal is correctly rounded).
-// Where a is not moderate either, `exact` becomes false.
-static __device__ __forceinline__ f32 quotient(const f32 a, const f32 b, const f32 reciprocal, bool& exact) {
-    f32 q = a * reciprocal;
-    q = fmaf(fmaf(-q, b, a), reciprocal, q);
-    q = fmaf(fmaf(-q, b, a), reciprocal, q);
-    exact = exact && (is_moderate(a) || __float_as_uint(a) == 0);
-    return q;
-}
-",
-    ),
-    fragment(
         "philox_word",
         "// The word at a position of a subsequence of a seed: Philox4x32-10, counted as cuRAND does.
 static __device__ __forceinline__ u32 philox_word(const u64 seed, const u64 subsequence, const u64 position) {

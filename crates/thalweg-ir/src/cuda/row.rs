@@ -36,8 +36,7 @@ pub(super) fn print(kernel: &Kernel, writer: &mut Writer) {
         None => format!("a.input{number}[at_input{number}]"),
     };
     let at_points = kernel.body.point_dependent(|input| !class.repeats(input));
-    let mut statements = Statements::new(&kernel.body, load);
-    statements.divide_by_reciprocals(&at_points);
+    let statements = Statements::new(&kernel.body, load);
     let printer = RowPrinter { kernel, index: index_type(class), statements, at_points };
     match held {
         Some(held) => printer.print_held(&held, writer),
@@ -63,10 +62,7 @@ impl RowPrinter<'_> {
     pub fn open_entry(&self, writer: &mut Writer) {
         let (threads, abreast) = (self.kernel.class.threads_of_a_row(), self.kernel.class.threads_abreast());
         let block = if abreast > 1 || threads > 32 { threads * abreast } else { ROW_BLOCK };
-        // Rows that a few large blocks hold wait for each other at barriers: others have to be there meanwhile.
-        let crowded = self.kernel.class.held > 0 && (256..=512).contains(&threads);
-        let bounds = if crowded { format!("{block}, {}", 1024 / block) } else { block.to_string() };
-        open_entry(self.kernel, &bounds, writer);
+        open_entry(self.kernel, block, writer);
         if abreast > 1 {
             writer.line(&format!("__shared__ u64 shared[{}];", threads * abreast));
         } else if threads > 32 {

@@ -22,20 +22,6 @@ static __device__ __forceinline__ f16 f16_from_f32(const f32 x) {
 template <class T> static __device__ __forceinline__ T maximum(const T a, const T b) {
     return a > b || a != a ? a : b;
 }
-// Whether the magnitude of a number is between 2^-60 and 2^60.
-static __device__ __forceinline__ bool is_moderate(const f32 x) {
-    return (__float_as_uint(x) & 0x7fffffffu) - 0x21800000u < 0x3c000000u;
-}
-// a / b from the reciprocal of b, for a divisor that is moderate. Two steps of Newton's method leave the nearest f32 (Markstein,
-// 1990: the last one starts within a unit in the last place, its remainder is exact, and the reciprocal is correctly rounded).
-// Where a is not moderate either, `exact` becomes false.
-static __device__ __forceinline__ f32 quotient(const f32 a, const f32 b, const f32 reciprocal, bool& exact) {
-    f32 q = a * reciprocal;
-    q = fmaf(fmaf(-q, b, a), reciprocal, q);
-    q = fmaf(fmaf(-q, b, a), reciprocal, q);
-    exact = exact && (is_moderate(a) || __float_as_uint(a) == 0);
-    return q;
-}
 template <class T, u32 N> struct alignas(sizeof(T) * N < 16 ? sizeof(T) * N : 16) pack {
     T element[N];
 };
@@ -136,27 +122,16 @@ extern "C" __global__ void __launch_bounds__(64) softmax(const __grid_constant__
         }
         f32 reduced1 = combine_vector(lanes1, [](const f32 x, const f32 y) { return x + y; });
         reduced1 = combine_block<64>(reduced1, shared[1], [](const f32 x, const f32 y) { return x + y; });
-        const f32 reciprocal6 = 1.0f / reduced1;
-        const bool divides = is_moderate(reduced1);
         #pragma unroll
         for (u32 k = 0; k < 4; ++k) {
             const u32 first = (k * 64 + lane) * 8;
             if (first < points) {
                 pack<f16, 8> output0;
-                bool exact = divides;
                 #pragma unroll
                 for (u32 e = 0; e < 8; ++e) {
                     const f32 v5 = held5[k][e];
-                    const f32 v7 = quotient(v5, reduced1, reciprocal6, exact);
+                    const f32 v7 = v5 / reduced1;
                     output0.element[e] = f16_from_f32(v7);
-                }
-                if (!exact) {
-                    #pragma unroll
-                    for (u32 e = 0; e < 8; ++e) {
-                        const f32 v5 = held5[k][e];
-                        const f32 v7 = v5 / reduced1;
-                        output0.element[e] = f16_from_f32(v7);
-                    }
                 }
                 *(pack<f16, 8>*)(a.output0 + row_start + first) = output0;
             }
