@@ -15,6 +15,7 @@
 
 mod arguments;
 pub mod attention;
+pub mod decompose;
 pub mod embedding;
 pub mod foreach;
 pub mod matmul;
@@ -104,6 +105,7 @@ pub fn sources() -> Vec<(String, String)> {
     all.extend(search::sources());
     all.extend(special::sources());
     all.extend(attention::sources());
+    all.extend(decompose::sources());
     all.push((matmul::fused::cuda::NAME.to_owned(), matmul::fused::cuda::print()));
     all
 }

@@ -78,8 +78,6 @@ operators! {
             };
             cross(x, y, dim).map(single)
         });
-    /// Returns matrices to the power of an integer that is not negative.
-    "thalweg::matrix_power(Tensor self, int n) -> Tensor" = Composite(|call| matrix_power(call.tensor(0), call.int(1)).map(single));
     /// Returns the tensor turned by k right angles in the plane of two dimensions, from the first to the second.
     "rot90(Tensor self, int k=1, int[] dims=[0,1]) -> Tensor"
         fn rot90(k: int, dims: ints) = Composite(|call| rot90(call).map(single));
@@ -346,7 +344,7 @@ fn cross(x: &Tensor, y: &Tensor, dim: i64) -> Result<Tensor> {
     turned(&x, 1)?.mul(&turned(&y, 2)?)?.sub(&turned(&x, 2)?.mul(&turned(&y, 1)?)?)
 }
 
-/// Returns matrices to the power of an integer that is not negative, by squaring.
+/// Returns matrices to the power of an integer, by squaring; of the inverses where it is negative.
 pub(super) fn matrix_power(x: &Tensor, exponent: i64) -> Result<Tensor> {
     let &[.., rows, columns] = x.shape() else {
         return Err(Error::invalid(
@@ -359,7 +357,7 @@ pub(super) fn matrix_power(x: &Tensor, exponent: i64) -> Result<Tensor> {
         )));
     }
     if exponent < 0 {
-        return Err(Error::invalid("matrix_power: a negative power needs an inverse"));
+        return matrix_power(&x.linalg_inv()?, exponent.checked_neg().unwrap_or(i64::MAX));
     }
     let (mut rest, mut square, mut result) = (exponent, x.clone(), None::<Tensor>);
     while rest > 0 {
@@ -380,7 +378,10 @@ pub(super) fn matrix_power(x: &Tensor, exponent: i64) -> Result<Tensor> {
         None => {
             let places = Tensor::arange(rows, 0, 1, DType::I64, x.device())?;
             let identity = places.unsqueeze(1)?.eq(&places)?.to_dtype(x.dtype())?;
-            identity.expand(x.shape())?.copied(std::panic::Location::caller())
+            // The gradient is 0, but there is one.
+            let result = x.copied(std::panic::Location::caller())?;
+            result.copy_(&identity)?;
+            Ok(result)
         }
     }
 }

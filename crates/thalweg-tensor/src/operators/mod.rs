@@ -21,6 +21,8 @@ mod calculus;
 mod compare;
 mod counting;
 mod create;
+mod ctc;
+mod decompose;
 mod distance;
 mod einsum;
 mod grid;
@@ -32,6 +34,7 @@ mod linalg;
 mod loss;
 mod margin;
 mod matrix;
+mod matrix_norm;
 mod methods;
 mod norm;
 pub(crate) mod norm_backward;
@@ -42,6 +45,7 @@ mod random;
 mod reduce;
 mod resample;
 mod scan;
+mod solve;
 mod sort;
 mod special;
 mod split;
@@ -71,6 +75,10 @@ static FAMILIES: &[&[OpDef]] = &[
     index::OPERATORS,
     advanced_index::OPERATORS,
     linalg::OPERATORS,
+    ctc::OPERATORS,
+    decompose::OPERATORS,
+    solve::OPERATORS,
+    matrix_norm::OPERATORS,
     norm::OPERATORS,
     norm_backward::OPERATORS,
     loss::OPERATORS,

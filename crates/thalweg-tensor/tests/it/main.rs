@@ -8,6 +8,7 @@ mod autocast;
 mod autograd;
 mod backward_operators;
 mod bad_input;
+mod decompositions;
 mod dispatch;
 mod display;
 mod ergonomics;

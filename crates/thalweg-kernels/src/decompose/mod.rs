@@ -1,0 +1,246 @@
+//! [`Decompose`]: decompositions of matrices, and solutions by them: Cholesky, LU, QR, symmetric eigenvalues, singular values.
+//!
+//! Matrices are row-major f64, one after another, and a block works on each. Single precision is not enough for what is computed
+//! *with* a decomposition (gradients subtract close numbers), and 64-bit arithmetic is at half the rate of 32-bit on the GPUs that these
+//! are for. The host functions sum in the order of the kernels, so results have a GPU's bits.
+//!
+//! Algorithms (G. H. Golub, *Matrix Computations*): Cholesky by columns, LU by outer products with partial pivoting,
+//! QR by Householder reflectors as LAPACK packs them, eigenvalues and singular values by cyclic Jacobi rotations.
+
+mod cuda;
+mod host;
+
+use std::sync::Arc;
+
+use thalweg_driver::{Access, DevicePointer, HostFault, HostKernel, HostLaunch};
+use thalweg_ir::Element;
+use thalweg_ir::cuda::LaunchShape;
+use thalweg_ir::host::Fault;
+
+use crate::arguments;
+use crate::{Accesses, NativeKernel, Placed, Words};
+
+/// A decomposition, or a solution by one. The operands of each are in its order; (batch, …) is left out.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Method {
+    /// A symmetric matrix (rows, rows), which becomes its lower factor, zeros above the diagonal; and an i32, 0 or the order of the
+    /// leading minor that is not positive definite. The part above the diagonal is not read.
+    Cholesky,
+    /// A triangular matrix (rows, rows), and right sides (rows, columns), which become the solutions. Bit 0 of the flags: the upper
+    /// triangle is read; bit 1: the matrix is transposed; bit 2: its diagonal is 1.
+    Triangular,
+    /// A matrix (rows, columns), which becomes both factors, the lower one's diagonal of ones left out; int32 rows (least of both)
+    /// that were swapped, from 1 on; and an i32, 0 or the first pivot that is 0. Bit 0 of the flags: rows are swapped.
+    Lu,
+    /// Swapped rows (columns) as [`Method::Lu`] gives them, and the int64 rows in their new order (rows).
+    Permutation,
+    /// A matrix (rows, columns), which becomes the upper factor, with the reflectors' vectors below the diagonal; and their factors
+    /// (least of both).
+    Qr,
+    /// Vectors of reflectors (rows, columns) below a diagonal, their factors (columns), and the first `width` columns of the product
+    /// of the reflectors (rows, width).
+    Reflectors,
+    /// A symmetric matrix (rows, rows), which is overwritten; its eigenvectors as columns (rows, rows); and its eigenvalues, the least
+    /// first (rows).
+    Eigen,
+    /// A matrix (rows, columns) with at least as many rows as columns, which becomes the left singular vectors; the right ones as
+    /// columns (columns, columns); and the singular values, the greatest first (columns).
+    Singular,
+}
+
+impl Method {
+    /// Every method.
+    pub const ALL: [Self; 8] = [
+        Self::Cholesky,
+        Self::Triangular,
+        Self::Lu,
+        Self::Permutation,
+        Self::Qr,
+        Self::Reflectors,
+        Self::Eigen,
+        Self::Singular,
+    ];
+
+    /// The name of the entry point.
+    fn name(self) -> &'static str {
+        match self {
+            Self::Cholesky => "decompose_cholesky",
+            Self::Triangular => "decompose_triangular",
+            Self::Lu => "decompose_lu",
+            Self::Permutation => "decompose_permutation",
+            Self::Qr => "decompose_qr",
+            Self::Reflectors => "decompose_reflectors",
+            Self::Eigen => "decompose_eigen",
+            Self::Singular => "decompose_singular",
+        }
+    }
+}
+
+/// The sizes of a launch. See the [module](self) and [`Method`].
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Decompose {
+    /// The method.
+    pub method: Method,
+    /// How many matrices.
+    pub batch: u64,
+    /// The rows of a matrix.
+    pub rows: u64,
+    /// Its columns, or those of the right sides.
+    pub columns: u64,
+    /// The columns of [`Method::Reflectors`]' product.
+    pub width: u64,
+    /// The bits that the method has.
+    pub flags: u64,
+}
+
+/// How an operand of a method is used.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Use {
+    Read,
+    Write,
+    Change,
+}
+
+/// How many 8-byte words a launch takes.
+const ARGUMENT_WORDS: usize = 9;
+
+/// Threads of a block.
+const BLOCK: u32 = 256;
+
+/// Returns name and source of every kernel here.
+pub(crate) fn sources() -> impl Iterator<Item = (String, String)> {
+    Method::ALL.into_iter().map(|method| (method.name().to_owned(), cuda::print(method)))
+}
+
+impl Decompose {
+    /// Returns the elements of each operand per matrix, their size in bytes, and what is done with them.
+    fn operands(&self) -> [(u64, u64, Use); 3] {
+        let Self { rows, columns, width, .. } = *self;
+        let least = rows.min(columns);
+        let none = (0, 8, Use::Read);
+        match self.method {
+            Method::Cholesky => [(rows * rows, 8, Use::Change), (1, 4, Use::Write), none],
+            Method::Triangular => [(rows * rows, 8, Use::Read), (rows * columns, 8, Use::Change), none],
+            Method::Lu => [(rows * columns, 8, Use::Change), (least, 4, Use::Write), (1, 4, Use::Write)],
+            Method::Permutation => [(columns, 4, Use::Read), (rows, 8, Use::Write), none],
+            Method::Qr => [(rows * columns, 8, Use::Change), (least, 8, Use::Write), none],
+            Method::Reflectors => {
+                [(rows * columns, 8, Use::Read), (columns, 8, Use::Read), (rows * width, 8, Use::Write)]
+            }
+            Method::Eigen => {
+                [(rows * rows, 8, Use::Change), (rows * rows, 8, Use::Write), (rows, 8, Use::Write)]
+            }
+            Method::Singular => [
+                (rows * columns, 8, Use::Change),
+                (columns * columns, 8, Use::Write),
+                (columns, 8, Use::Write),
+            ],
+        }
+    }
+
+    fn pack(&self, at: [u64; 3]) -> [u64; ARGUMENT_WORDS] {
+        let method =
+            Method::ALL.iter().position(|&method| method == self.method).expect("ALL lists every method");
+        let Self { batch, rows, columns, width, flags, .. } = *self;
+        [at[0], at[1], at[2], batch, rows, columns, width, flags, method as u64]
+    }
+
+    fn unpack(bytes: &[u8]) -> Option<(Self, [u64; 3])> {
+        let [a, b, c, batch, rows, columns, width, flags, method] = arguments::words(bytes)?;
+        let method = *Method::ALL.get(usize::try_from(method).ok()?)?;
+        Some((Self { method, batch, rows, columns, width, flags }, [a, b, c]))
+    }
+}
+
+/// The operands that [`Method`] lists; a null address where there are fewer.
+impl NativeKernel for Placed<Decompose, [DevicePointer; 3]> {
+    fn name(&self) -> &str {
+        self.kernel.method.name()
+    }
+
+    fn source(&self) -> String {
+        cuda::print(self.kernel.method)
+    }
+
+    fn host(&self) -> Arc<dyn HostKernel> {
+        Arc::new(run_on_host)
+    }
+
+    fn check(&self) -> Result<(), Fault> {
+        let Decompose { method, rows, columns, width, .. } = self.kernel;
+        let fits = match method {
+            Method::Singular => columns <= rows,
+            Method::Reflectors => columns <= rows && width <= rows,
+            _ => true,
+        };
+        match fits {
+            true => Ok(()),
+            false => Err(Fault::new(format!("{} does not take {rows}x{columns}", method.name()))),
+        }
+    }
+
+    fn launch_shape(&self) -> Option<LaunchShape> {
+        let writes =
+            self.kernel.operands().into_iter().any(|(count, _, usage)| count > 0 && usage != Use::Read);
+        let blocks = self.kernel.batch.min((1 << 31) - 1) as u32;
+        (blocks > 0 && writes).then_some(LaunchShape { grid: [blocks, 1, 1], block: [BLOCK, 1, 1] })
+    }
+
+    fn words(&self) -> Words {
+        self.kernel.pack(self.at.map(DevicePointer::address)).into_iter().collect()
+    }
+
+    fn accesses(&self) -> Accesses {
+        let operands = self.at.into_iter().zip(self.kernel.operands());
+        operands
+            .map(|(at, (count, size, usage))| {
+                let bytes = self.kernel.batch * count * size;
+                match usage {
+                    Use::Read => Access::read(at, bytes),
+                    Use::Write => Access::write(at, bytes),
+                    Use::Change => Access::read_write(at, bytes),
+                }
+            })
+            .collect()
+    }
+}
+
+/// Returns elements that a launch reads; none where there are none.
+fn read<'a, T: Element>(launch: &'a HostLaunch<'_>, at: u64, count: u64) -> Result<&'a [T], HostFault> {
+    if count == 0 { Ok(&[]) } else { launch.read(DevicePointer::new(at), count as usize) }
+}
+
+/// Returns elements that a launch writes; none where there are none.
+fn write<'a, T: Element>(launch: &'a HostLaunch<'_>, at: u64, count: u64) -> Result<&'a mut [T], HostFault> {
+    if count == 0 { Ok(&mut []) } else { launch.write(DevicePointer::new(at), count as usize) }
+}
+
+fn run_on_host(launch: &HostLaunch<'_>) -> Result<(), HostFault> {
+    let (call, at) = Decompose::unpack(launch.arguments)
+        .ok_or_else(|| HostFault("decompose: the arguments are not in its layout".to_owned()))?;
+    let counts = call.operands().map(|(count, _, _)| count);
+    for matrix in 0..call.batch {
+        let operands = call.operands();
+        let place = |operand: usize| at[operand] + matrix * counts[operand] * operands[operand].1;
+        let [rows, columns, width] = [call.rows, call.columns, call.width].map(|extent| extent as usize);
+        let change = |operand: usize| write::<f64>(launch, place(operand), counts[operand]);
+        let given = |operand: usize| read::<f64>(launch, place(operand), counts[operand]);
+        let integers = |operand: usize| write::<i32>(launch, place(operand), counts[operand]);
+        match call.method {
+            Method::Cholesky => integers(1)?[0] = host::cholesky(change(0)?, rows),
+            Method::Triangular => host::triangular(given(0)?, change(1)?, [rows, columns], call.flags),
+            Method::Lu => {
+                integers(2)?[0] = host::lu(change(0)?, integers(1)?, [rows, columns], call.flags & 1 != 0)
+            }
+            Method::Permutation => host::permutation(
+                read::<i32>(launch, place(0), counts[0])?,
+                write::<i64>(launch, place(1), counts[1])?,
+            ),
+            Method::Qr => host::qr(change(0)?, change(1)?, [rows, columns]),
+            Method::Reflectors => host::reflectors(given(0)?, given(1)?, change(2)?, [rows, columns, width]),
+            Method::Eigen => host::eigen(change(0)?, change(1)?, change(2)?, rows),
+            Method::Singular => host::singular(change(0)?, change(1)?, change(2)?, [rows, columns]),
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,168 @@
+//! Connectionist temporal classification (A. Graves et al., *Connectionist Temporal Classification*, 2006): the probability of a sequence of
+//! labels, summed over all ways in which it may be spread over time.
+
+use thalweg_ir::DType;
+use thalweg_runtime::{Error, Result};
+
+use super::Body::Composite;
+use super::{operators, single};
+use crate::dispatch::{Arguments, Call};
+use crate::tensor::{Tensor, Tensors};
+
+operators! {
+    /// Returns −ln of the probability of each sequence of labels, from the logarithms of the labels' probabilities (time, batch, labels).
+    /// Targets are (batch, places), or one after another. The gradient is that of probabilities whose sum is 1, as in PyTorch.
+    "ctc_loss.IntList(Tensor log_probs, Tensor targets, int[] input_lengths, int[] target_lengths, int blank=0, int reduction=Mean, bool zero_infinity=False) -> Tensor"
+        = Composite(|call| ctc(call, &call.ints(2), &call.ints(3)));
+    /// Returns −ln of the probability of each sequence of labels, with the lengths in tensors, which the host reads: blocks.
+    "ctc_loss.Tensor(Tensor log_probs, Tensor targets, Tensor input_lengths, Tensor target_lengths, int blank=0, int reduction=Mean, bool zero_infinity=False) -> Tensor"
+        = Composite(|call| {
+            let read = |place: usize| -> Result<Vec<i64>> {
+                let lengths = call.tensor(place);
+                lengths.detach().to_dtype(DType::I64)?.reshape(&[lengths.elements()])?.to_vec()
+            };
+            ctc(call, &read(2)?, &read(3)?)
+        });
+}
+
+/// The logarithm of what is impossible; sums of it stay finite, so that gradients do.
+const IMPOSSIBLE: f64 = -1e30;
+
+fn ctc(call: &Call<'_>, times: &[i64], counts: &[i64]) -> Result<Tensors> {
+    let (given, targets) = (call.tensor(0), call.tensor(1));
+    let x = match given.rank() {
+        3 => given.clone(),
+        2 => given.unsqueeze(1)?,
+        _ => {
+            return Err(Error::invalid(format!(
+                "ctc_loss: log_probs are (time, batch, labels), not {given:?}"
+            )));
+        }
+    };
+    let [time, batch, labels] = [0, 1, 2].map(|dim| x.shape()[dim]);
+    check(call, &x, times, counts)?;
+    let device = x.device();
+    let wide = x.to_dtype(DType::F64)?;
+    let number = |value: f64| Tensor::full(&[], value, DType::F64, device);
+    let column = |list: &[i64]| Tensor::from_slice(list, &[batch, 1], device);
+    let (times_column, counts_column) = (column(times)?, column(counts)?);
+    let longest = counts.iter().copied().max().unwrap_or(0) as usize;
+    let width = 2 * longest + 1;
+    let (names, skips) = states(call, targets, counts, [batch, labels, longest])?;
+    let places = Tensor::arange(width, 0, 1, DType::I64, device)?;
+    let emitted = wide.gather(2, &names.unsqueeze(0)?.expand(&[time, batch, width])?)?;
+    // The first state is a blank or the first label.
+    let starts = places.lt_scalar(2)?.logical_and(&places.le(&counts_column.mul_scalar(2)?)?)?;
+    let nowhere = number(IMPOSSIBLE)?;
+    let mut sums = starts.select_where(&emitted.select(0, 0)?, &nowhere)?;
+    let gap = |columns: usize| number(IMPOSSIBLE)?.expand(&[batch, columns]);
+    for step in 1..time {
+        let mut from = vec![sums.clone()];
+        if width > 2 {
+            from.push(Tensor::cat(&[gap(1)?, sums.narrow(1, 0, width - 1)?], 1)?);
+            let two = Tensor::cat(&[gap(2)?, sums.narrow(1, 0, width - 2)?], 1)?;
+            from.push(skips.select_where(&two, &nowhere)?);
+        }
+        let next = Tensor::stack(&from, 0)?.logsumexp(&[0], false)?.add(&emitted.select(0, step)?)?;
+        sums = times_column.gt_scalar(step as i64)?.select_where(&next, &sums)?;
+    }
+    let last = counts_column.mul_scalar(2)?;
+    let before = last.sub_scalar(1)?.clamp_min(0)?;
+    let of_label = counts_column.gt_scalar(0)?.select_where(&sums.gather(1, &before)?, &nowhere)?;
+    let ends = Tensor::cat(&[sums.gather(1, &last)?, of_label], 1)?;
+    let loss = ends.logsumexp(&[1], false)?.neg()?;
+    // What is only a constant adds the gradient of the probabilities' sum.
+    let inside = Tensor::arange(time, 0, 1, DType::I64, device)?
+        .unsqueeze(1)?
+        .lt(&times_column.reshape(&[1, batch])?)?;
+    let total = inside.unsqueeze(2)?.select_where(&wide.exp()?, &number(0.0)?)?.sum(&[0, 2], false)?;
+    let loss = loss.add(&total.sub(&total.detach())?)?;
+    let is_impossible = loss.detach().gt_scalar(-IMPOSSIBLE / 2.0)?;
+    let otherwise = number(if call.bool(6) { 0.0 } else { f64::INFINITY })?;
+    let loss = is_impossible.select_where(&otherwise, &loss)?;
+    let result = match call.int(5) {
+        0 if given.rank() == 2 => loss.reshape(&[])?,
+        0 => loss,
+        1 => loss.div(&counts_column.reshape(&[batch])?.clamp_min(1)?)?.mean(&[], false)?,
+        2 => loss.sum(&[], false)?,
+        other => return Err(Error::invalid(format!("{other} is not a valid value for reduction"))),
+    };
+    result.to_dtype(x.dtype()).map(single)
+}
+
+fn check(call: &Call<'_>, x: &Tensor, times: &[i64], counts: &[i64]) -> Result<()> {
+    let refuse = |why: String| Err(Error::invalid(format!("ctc_loss: {why}")));
+    let (targets, blank) = (call.tensor(1), call.int(4));
+    let [time, batch, labels] = [0, 1, 2].map(|dim| x.shape()[dim]);
+    if !x.dtype().is_floating_point() || !matches!(targets.dtype(), DType::I64 | DType::I32) {
+        return refuse(format!(
+            "log_probs must be floats and targets int64 or int32, not {} and {}",
+            x.dtype(),
+            targets.dtype()
+        ));
+    }
+    if !(0..labels as i64).contains(&blank) {
+        return refuse("blank must be in label range".into());
+    }
+    if times.len() != batch || counts.len() != batch {
+        return refuse("input_lengths and target_lengths must be of size batch_size".into());
+    }
+    if time == 0 || times.iter().any(|time_of| !(1..=time as i64).contains(time_of)) {
+        return refuse(format!(
+            "Expected input_lengths to have value at least 1 and at most {time}, but got {times:?}"
+        ));
+    }
+    let room = match *targets.shape() {
+        [rows, places] if rows == batch => counts.iter().all(|&count| count as usize <= places),
+        [all] => counts.iter().map(|count| i128::from(*count)).sum::<i128>() <= all as i128,
+        _ => false,
+    };
+    if counts.iter().any(|&count| count < 0) || !room {
+        return refuse(format!(
+            "target_lengths {counts:?} do not fit targets of shape {:?}",
+            targets.shape()
+        ));
+    }
+    Ok(())
+}
+
+/// Returns the states (batch, 2 · places + 1), labels between blanks, and whether a state may follow the second before it.
+fn states(
+    call: &Call<'_>,
+    targets: &Tensor,
+    counts: &[i64],
+    [batch, labels, longest]: [usize; 3],
+) -> Result<(Tensor, Tensor)> {
+    let device = targets.device();
+    let blank = Tensor::full(&[batch, longest + 1], call.int(4), DType::I64, device)?;
+    if longest == 0 {
+        let none = Tensor::zeros(&[batch, 1], DType::Bool, device)?;
+        return Ok((blank, none));
+    }
+    let targets = targets.to_dtype(DType::I64)?;
+    let rows = if targets.rank() == 2 {
+        targets.narrow(1, 0, longest)?
+    } else {
+        let all = targets.elements() as i64;
+        let begins = counts.iter().scan(0, |sum, count| {
+            let begin = *sum;
+            *sum += count;
+            Some(begin)
+        });
+        let places: Vec<i64> =
+            begins.flat_map(|begin| (0..longest as i64).map(move |at| (begin + at).min(all - 1))).collect();
+        targets
+            .index_select(0, &Tensor::from_slice(&places, &[batch * longest], device)?)?
+            .reshape(&[batch, longest])?
+    };
+    // Behind a target's end there may be anything.
+    let rows = rows.clamp(0, labels as i64 - 1)?;
+    let pairs =
+        Tensor::stack(&[blank.narrow(1, 0, longest)?, rows.clone()], 2)?.reshape(&[batch, 2 * longest])?;
+    let names = Tensor::cat(&[pairs, blank.narrow(1, 0, 1)?], 1)?;
+    let differs = rows.narrow(1, 1, longest - 1)?.ne(&rows.narrow(1, 0, longest - 1)?)?;
+    let no = |columns: usize| Tensor::zeros(&[batch, columns], DType::Bool, device);
+    // Labels stand at odd places; the first has none before it.
+    let skips = Tensor::stack(&[no(longest - 1)?, differs], 2)?.reshape(&[batch, 2 * longest - 2])?;
+    Ok((names, Tensor::cat(&[no(2)?, skips, no(1)?], 1)?))
+}

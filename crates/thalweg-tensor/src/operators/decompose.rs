@@ -1,0 +1,502 @@
+//! Decompositions of batches (batch, rows, columns) of f64 matrices, with their gradients: what [`solve`](super::solve) is made of.
+//!
+//! The gradients are those of PyTorch's `FunctionsManual.cpp`, derived in M. B. Giles, *An extended collection of matrix derivative
+//! results* (2008), and S. F. Walter, L. Lehmann, *Algorithmic differentiation of linear algebra functions* (2010).
+
+use thalweg_ir::DType;
+use thalweg_kernels::Placed;
+use thalweg_kernels::decompose::{Decompose, Method};
+use thalweg_runtime::{DevicePointer, Error, Label, Result};
+
+use super::Body::{Differentiable, Kernel};
+use super::{call_all, operators, single};
+use crate::autograd::Gradients;
+use crate::autograd::formula::{Formula, GradientCall};
+use crate::dispatch::{Argument, Arguments, Call, built_in};
+use crate::tensor::{Tensor, Tensors};
+
+operators! {
+    /// Returns the lower factors of symmetric matrices, of which only the lower triangle is read, and 0 or the order of the leading
+    /// minor that is not positive definite, of int32.
+    "thalweg::cholesky(Tensor self) -> (Tensor L, Tensor info)" = Differentiable(cholesky, &CHOLESKY);
+    /// Returns the solutions X of A X = B, or Aᵀ X = B, with triangular matrices A, whose diagonal may be taken as ones.
+    "thalweg::triangular(Tensor A, Tensor B, bool upper, bool transpose, bool unitriangular) -> Tensor"
+        = Differentiable(triangular, &TRIANGULAR);
+    /// Returns both factors of matrices in one, the rows that were swapped, from 1 on, and 0 or the first pivot that is 0.
+    "thalweg::lu(Tensor self, bool pivot) -> (Tensor LU, Tensor pivots, Tensor info)" = Differentiable(lu, &LU);
+    /// Returns the rows in their order after swaps, of int64 (batch, rows).
+    "thalweg::permutation(Tensor pivots, int rows) -> Tensor" = Kernel(|call| permutation(call).map(single));
+    /// Returns upper factors with the vectors of reflectors below them, and the factors of the reflectors.
+    "thalweg::geqrf(Tensor self) -> (Tensor a, Tensor tau)"
+        = Kernel(|call| geqrf(call.tensor(0), call.label).map(Tensors::from_iter));
+    /// Returns orthogonal matrices, whole or only as many columns as there are in the product, and upper factors.
+    "thalweg::qr(Tensor self, bool complete) -> (Tensor Q, Tensor R)" = Differentiable(qr, &QR);
+    /// Returns the eigenvalues of symmetric matrices, the least first, and the eigenvectors as columns. One triangle is read.
+    "thalweg::eigh(Tensor self, bool upper) -> (Tensor values, Tensor vectors)" = Differentiable(eigen, &EIGEN);
+    /// Returns left singular vectors, singular values, the greatest first, and right singular vectors of matrices with at least as
+    /// many rows as columns; the vectors are columns.
+    "thalweg::svd(Tensor self) -> (Tensor U, Tensor S, Tensor V)" = Differentiable(singular, &SINGULAR);
+    /// Returns the determinants of square matrices.
+    "thalweg::det(Tensor self) -> Tensor" = Differentiable(|call| det(call.tensor(0)).map(single), &DET);
+    /// Returns the pseudoinverses of matrices; singular values that are not above a matrix's cutoff count as 0.
+    "thalweg::pinv(Tensor self, Tensor cutoff, bool hermitian) -> Tensor"
+        = Differentiable(|call| {
+            let x = call.tensor(0).detach();
+            let x = if call.bool(2) { symmetric(&x, false)? } else { x };
+            pseudoinverse(&x, call.tensor(1)).map(single)
+        }, &PINV);
+    /// Returns the solutions of equations with symmetric matrices, whose triangular factors are given.
+    "thalweg::cholesky_solve(Tensor B, Tensor factor, bool upper) -> Tensor"
+        = Differentiable(|call| {
+            let (b, factor, upper) = (call.tensor(0), call.tensor(1), call.bool(2));
+            let first = solve_triangular(factor, b, [upper, upper, false])?;
+            solve_triangular(factor, &first, [upper, !upper, false]).map(single)
+        }, &CHOLESKY_SOLVE);
+}
+
+/// Returns batch, rows and columns of a batch of matrices of f64.
+fn sizes(x: &Tensor) -> Result<[usize; 3]> {
+    match *x.shape() {
+        [batch, rows, columns] if x.dtype() == DType::F64 => Ok([batch, rows, columns]),
+        _ => Err(Error::invalid(format!("matrices are (batch, rows, columns) of float64, not {x:?}"))),
+    }
+}
+
+/// Returns batch and rows of a batch of square matrices.
+fn square(x: &Tensor) -> Result<[usize; 2]> {
+    match sizes(x)? {
+        [batch, rows, columns] if rows == columns => Ok([batch, rows]),
+        _ => Err(Error::invalid(format!("the matrices must be square, not {x:?}"))),
+    }
+}
+
+/// The transposes.
+pub(super) fn turned(x: &Tensor) -> Result<Tensor> {
+    x.transpose(-2, -1)
+}
+
+/// A copy of the elements, row-major, that a kernel may overwrite.
+fn room(x: &Tensor, label: Label) -> Result<Tensor> {
+    x.detach().copied(label.location)
+}
+
+fn empty(x: &Tensor, shape: &[usize], dtype: DType, label: Label) -> Result<Tensor> {
+    Tensor::empty_on(shape, dtype, &x.device().current_stream(), label)
+}
+
+/// Launches a method over (batch, rows, columns) with a width and flags.
+fn launch(
+    method: Method,
+    [batch, rows, columns]: [usize; 3],
+    [width, flags]: [u64; 2],
+    operands: &[&Tensor],
+    label: Label,
+) -> Result<()> {
+    let [batch, rows, columns] = [batch, rows, columns].map(|extent| extent as u64);
+    let kernel = Decompose { method, batch, rows, columns, width, flags };
+    let at =
+        [0, 1, 2].map(|place| operands.get(place).map_or(DevicePointer::new(0), |operand| operand.pointer()));
+    let stream = operands[0].device().current_stream();
+    stream.launch_native(&Placed { kernel, at }, label)
+}
+
+fn cholesky(call: &Call<'_>) -> Result<Tensors> {
+    let x = call.tensor(0);
+    let [batch, n] = square(x)?;
+    let (factor, info) = (room(x, call.label)?, Tensor::zeros(&[batch], DType::I32, x.device())?);
+    launch(Method::Cholesky, [batch, n, n], [0, 0], &[&factor, &info], call.label)?;
+    Ok(Tensors::from_iter([factor, info]))
+}
+
+/// Solves by triangles.
+pub(super) fn solve_triangular(
+    a: &Tensor,
+    b: &Tensor,
+    [upper, transpose, unit]: [bool; 3],
+) -> Result<Tensor> {
+    let arguments = [a.into(), b.into(), upper.into(), transpose.into(), unit.into()];
+    super::call(built_in!("thalweg::triangular")?, &arguments, None, std::panic::Location::caller())
+}
+
+static CHOLESKY: Formula = Formula {
+    inputs: &[],
+    outputs: &[0],
+    backward: |call| {
+        call.one(0, || {
+            let factor = call.result(0)?;
+            let product = turned(&factor)?.matmul(&call.gradient()?)?.tril(0)?;
+            let symmetric = product.add(&turned(&product.tril(-1)?)?)?.mul_scalar(0.5)?;
+            let left = solve_triangular(&factor, &symmetric, [false, true, false])?;
+            turned(&solve_triangular(&factor, &turned(&left)?, [false, true, false])?)
+        })
+    },
+};
+
+fn triangular(call: &Call<'_>) -> Result<Tensors> {
+    let (a, b) = (call.tensor(0).detach().contiguous()?, call.tensor(1));
+    let [batch, n, columns] = sizes(b)?;
+    if square(&a)? != [batch, n] || a.device() != b.device() {
+        return Err(Error::invalid(format!(
+            "the triangular matrices {a:?} do not fit the right sides {b:?}"
+        )));
+    }
+    let flags = (2..5).map(|place| u64::from(call.bool(place)) << (place - 2)).sum();
+    let result = room(b, call.label)?;
+    launch(Method::Triangular, [batch, n, columns], [0, flags], &[&a, &result], call.label)?;
+    Ok(single(result))
+}
+
+static TRIANGULAR: Formula = Formula {
+    inputs: &[0],
+    outputs: &[0],
+    backward: |call| {
+        let [upper, transpose, unit] = [2, 3, 4].map(|place| call.bool(place));
+        let back = solve_triangular(&call.saved(0)?, &call.gradient()?, [upper, !transpose, unit])?;
+        call.each(|input| {
+            if input == 1 {
+                return Ok(Some(back.clone()));
+            }
+            let solution = call.result(0)?;
+            let product = match transpose {
+                true => solution.matmul(&turned(&back)?)?,
+                false => back.matmul(&turned(&solution)?)?,
+            };
+            let inside = i64::from(unit);
+            if upper { product.triu(inside)? } else { product.tril(-inside)? }.neg().map(Some)
+        })
+    },
+};
+
+/// The gradient of the factor is of all its elements, those beside the triangle included, as in PyTorch.
+static CHOLESKY_SOLVE: Formula = Formula {
+    inputs: &[1],
+    outputs: &[0],
+    backward: |call| {
+        let (factor, upper) = (call.saved(1)?, call.bool(2));
+        let back = solve_cholesky(&call.gradient()?, &factor, upper)?;
+        call.each(|input| {
+            if input == 0 {
+                return Ok(Some(back.clone()));
+            }
+            let product = back.matmul(&turned(&call.result(0)?)?)?;
+            let both = product.add(&turned(&product)?)?;
+            if upper { factor.matmul(&both)? } else { both.matmul(&factor)? }.neg().map(Some)
+        })
+    },
+};
+
+/// Solves by the factor of a symmetric matrix.
+pub(super) fn solve_cholesky(b: &Tensor, factor: &Tensor, upper: bool) -> Result<Tensor> {
+    let arguments = [b.into(), factor.into(), upper.into()];
+    super::call(built_in!("thalweg::cholesky_solve")?, &arguments, None, std::panic::Location::caller())
+}
+
+fn lu(call: &Call<'_>) -> Result<Tensors> {
+    let x = call.tensor(0);
+    let [batch, rows, columns] = sizes(x)?;
+    let factors = room(x, call.label)?;
+    let pivots = empty(x, &[batch, rows.min(columns)], DType::I32, call.label)?;
+    let info = Tensor::zeros(&[batch], DType::I32, x.device())?;
+    let flags = u64::from(call.bool(1));
+    launch(Method::Lu, [batch, rows, columns], [0, flags], &[&factors, &pivots, &info], call.label)?;
+    Ok(Tensors::from_iter([factors, pivots, info]))
+}
+
+fn permutation(call: &Call<'_>) -> Result<Tensor> {
+    let pivots = call.tensor(0).to_dtype(DType::I32)?.contiguous()?;
+    let &[batch, count] = pivots.shape() else { return Err(Error::invalid("pivots are (batch, rows)")) };
+    let rows = usize::try_from(call.int(1)).map_err(|_| Error::invalid("rows are not negative"))?;
+    batch
+        .checked_mul(rows)
+        .filter(|&elements| elements < 1 << 60)
+        .ok_or_else(|| Error::invalid("so many rows have no place in memory"))?;
+    let order = empty(&pivots, &[batch, rows], DType::I64, call.label)?;
+    launch(Method::Permutation, [batch, rows, count], [0, 0], &[&pivots, &order], call.label)?;
+    Ok(order)
+}
+
+/// Returns the rows of matrices in their order after swaps; or, backwards, rows in their order before.
+pub(super) fn swapped(x: &Tensor, pivots: &Tensor, is_backward: bool) -> Result<Tensor> {
+    let [batch, rows, columns] = sizes(x)?;
+    let arguments = [pivots.into(), (rows as i64).into()];
+    let order =
+        super::call(built_in!("thalweg::permutation")?, &arguments, None, std::panic::Location::caller())?;
+    let order = if is_backward { order.argsort(-1, false)? } else { order };
+    if x.elements() == 0 {
+        return Ok(x.clone());
+    }
+    x.gather(1, &order.unsqueeze(-1)?.expand(&[batch, rows, columns])?)
+}
+
+/// Returns the factors L (rows, least) and U (least, columns) of both in one.
+pub(super) fn unpacked(factors: &Tensor) -> Result<[Tensor; 2]> {
+    let [_, rows, columns] = sizes(factors)?;
+    let least = rows.min(columns);
+    let ones = Tensor::ones(&[least], factors.dtype(), factors.device())?.diag_embed(0, 0, 1)?;
+    let lower = factors.narrow(2, 0, least)?.tril(-1)?;
+    let square = lower.narrow(1, 0, least)?.add(&ones)?;
+    let lower = match rows > least {
+        true => Tensor::cat(&[square, lower.narrow(1, least, rows - least)?], 1)?,
+        false => square,
+    };
+    Ok([lower, factors.narrow(1, 0, least)?.triu(0)?])
+}
+
+static LU: Formula =
+    Formula { inputs: &[], outputs: &[0, 1], backward: |call| call.one(0, || lu_backward(call)) };
+
+/// The gradient of P L U: of its square part by both triangles of a product, of what is beside or below it by a solution.
+fn lu_backward(call: &GradientCall<'_>) -> Result<Tensor> {
+    let (factors, pivots, gradient) = (call.result(0)?, call.result(1)?, call.gradient()?);
+    let [_, rows, columns] = sizes(&factors)?;
+    let least = rows.min(columns);
+    let square = factors.narrow(1, 0, least)?.narrow(2, 0, least)?;
+    let of_square = gradient.narrow(1, 0, least)?.narrow(2, 0, least)?;
+    let [lower, upper] = unpacked(&square)?;
+    let mut of_lower = turned(&lower)?.matmul(&of_square.tril(-1)?)?;
+    let mut of_upper = of_square.triu(0)?.matmul(&turned(&upper)?)?;
+    let mut beside = None;
+    if columns > least {
+        let (part, slope) =
+            (factors.narrow(2, least, columns - least)?, gradient.narrow(2, least, columns - least)?);
+        of_lower = of_lower.sub(&slope.matmul(&turned(&part)?)?)?;
+        beside = Some((2, solve_triangular(&square, &slope, [false, true, true])?));
+    }
+    if rows > least {
+        let (part, slope) =
+            (factors.narrow(1, least, rows - least)?, gradient.narrow(1, least, rows - least)?);
+        of_upper = of_upper.sub(&turned(&part)?.matmul(&slope)?)?;
+        // slope · U⁻ᵀ.
+        beside = Some((1, turned(&solve_triangular(&square, &turned(&slope)?, [true, false, false])?)?));
+    }
+    let both = of_lower.tril(-1)?.add(&of_upper.triu(0)?)?;
+    let left = solve_triangular(&square, &both, [false, true, true])?;
+    let mut result = turned(&solve_triangular(&square, &turned(&left)?, [true, false, false])?)?;
+    if let Some((dim, part)) = beside {
+        result = Tensor::cat(&[result, part], dim)?;
+    }
+    swapped(&result, &pivots, true)
+}
+
+/// Returns the packed form of QR, and the factors of its reflectors.
+fn geqrf(x: &Tensor, label: Label) -> Result<[Tensor; 2]> {
+    let [batch, rows, columns] = sizes(x)?;
+    let packed = room(x, label)?;
+    let factors = empty(x, &[batch, rows.min(columns)], DType::F64, label)?;
+    launch(Method::Qr, [batch, rows, columns], [0, 0], &[&packed, &factors], label)?;
+    Ok([packed, factors])
+}
+
+fn qr(call: &Call<'_>) -> Result<Tensors> {
+    let x = call.tensor(0);
+    let [batch, rows, columns] = sizes(x)?;
+    let least = rows.min(columns);
+    let width = if call.bool(1) { rows } else { least };
+    let [packed, factors] = geqrf(x, call.label)?;
+    let vectors = packed.narrow(2, 0, least)?.contiguous()?;
+    let q = empty(x, &[batch, rows, width], DType::F64, call.label)?;
+    launch(
+        Method::Reflectors,
+        [batch, rows, least],
+        [width as u64, 0],
+        &[&vectors, &factors, &q],
+        call.label,
+    )?;
+    Ok(Tensors::from_iter([q, packed.narrow(1, 0, width)?.triu(0)?]))
+}
+
+static QR: Formula = Formula {
+    inputs: &[0],
+    outputs: &[0, 1],
+    backward: |call| {
+        call.one(0, || {
+            let (q, r, x) = (call.result(0)?, call.result(1)?, call.saved(0)?);
+            let (of_q, of_r) = (call.gradient_of(0)?, call.gradient_of(1)?);
+            let [_, rows, columns] = sizes(&x)?;
+            if call.bool(1) && rows > columns {
+                return Err(Error::invalid(
+                    "The QR decomposition is not differentiable when mode='complete' and nrows > ncols.",
+                ));
+            }
+            if rows >= columns {
+                return qr_backward(&q, &r, &of_q, &of_r);
+            }
+            // What is beside the square part is Q · R there.
+            let slope = of_r.narrow(2, rows, columns - rows)?;
+            let of_q = of_q.add(&x.narrow(2, rows, columns - rows)?.matmul(&turned(&slope)?)?)?;
+            let square = qr_backward(&q, &r.narrow(2, 0, rows)?, &of_q, &of_r.narrow(2, 0, rows)?)?;
+            Tensor::cat(&[square, q.matmul(&slope)?], 2)
+        })
+    },
+};
+
+/// The gradient of Q R with a square R.
+fn qr_backward(q: &Tensor, r: &Tensor, of_q: &Tensor, of_r: &Tensor) -> Result<Tensor> {
+    let product = of_r.matmul(&turned(r)?)?.sub(&turned(q)?.matmul(of_q)?)?.triu(0)?;
+    let symmetric = product.add(&turned(&product.triu(1)?)?)?;
+    let sum = of_q.add(&q.matmul(&symmetric)?)?;
+    turned(&solve_triangular(r, &turned(&sum)?, [true, false, false])?)
+}
+
+/// Returns symmetric matrices of which one triangle is given.
+pub(super) fn symmetric(x: &Tensor, upper: bool) -> Result<Tensor> {
+    match upper {
+        true => x.triu(0)?.add(&turned(&x.triu(1)?)?),
+        false => x.tril(0)?.add(&turned(&x.tril(-1)?)?),
+    }
+}
+
+fn eigen(call: &Call<'_>) -> Result<Tensors> {
+    let x = call.tensor(0).detach();
+    let [batch, n] = square(&x)?;
+    let matrices = room(&symmetric(&x, call.bool(1))?, call.label)?;
+    let vectors = empty(&x, &[batch, n, n], DType::F64, call.label)?;
+    let values = empty(&x, &[batch, n], DType::F64, call.label)?;
+    launch(Method::Eigen, [batch, n, n], [0, 0], &[&matrices, &vectors, &values], call.label)?;
+    Ok(Tensors::from_iter([values, vectors]))
+}
+
+/// The differences b − a of each two numbers of a list, with 1 in the diagonal.
+fn differences(numbers: &Tensor) -> Result<Tensor> {
+    let n = numbers.shape()[1];
+    let ones = Tensor::ones(&[n], numbers.dtype(), numbers.device())?.diag_embed(0, 0, 1)?;
+    numbers.unsqueeze(1)?.sub(&numbers.unsqueeze(2)?)?.add(&ones)
+}
+
+static EIGEN: Formula = Formula {
+    inputs: &[],
+    outputs: &[0, 1],
+    backward: |call| {
+        call.one(0, || {
+            let (values, vectors) = (call.result(0)?, call.result(1)?);
+            let mut inner = call.gradient_of(0)?.diag_embed(0, -2, -1)?;
+            if call.has_gradient(1) {
+                let product = turned(&vectors)?.matmul(&call.gradient_of(1)?)?;
+                // Vectors stay orthogonal: only what is skew counts.
+                let off = product.sub(&turned(&product)?)?.mul_scalar(0.5)?;
+                inner = inner.add(&off.div(&differences(&values)?)?)?;
+            }
+            vectors.matmul(&inner)?.matmul(&turned(&vectors)?)
+        })
+    },
+};
+
+fn singular(call: &Call<'_>) -> Result<Tensors> {
+    let x = call.tensor(0);
+    let [batch, rows, columns] = sizes(x)?;
+    let left = room(x, call.label)?;
+    let right = empty(x, &[batch, columns, columns], DType::F64, call.label)?;
+    let values = empty(x, &[batch, columns], DType::F64, call.label)?;
+    launch(Method::Singular, [batch, rows, columns], [0, 0], &[&left, &right, &values], call.label)?;
+    Ok(Tensors::from_iter([left, values, right]))
+}
+
+static SINGULAR: Formula = Formula {
+    inputs: &[],
+    outputs: &[0, 1, 2],
+    backward: |call| {
+        call.one(0, || {
+            let (u, s, v) = (call.result(0)?, call.result(1)?, call.result(2)?);
+            let mut inner = call.gradient_of(1)?.diag_embed(0, -2, -1)?;
+            let mut outer = None;
+            if call.has_gradient(0) || call.has_gradient(2) {
+                let (of_u, of_v) = (call.gradient_of(0)?, call.gradient_of(2)?);
+                let skew = |a: &Tensor, of_a: &Tensor| -> Result<Tensor> {
+                    let product = turned(a)?.matmul(of_a)?;
+                    product.sub(&turned(&product)?)
+                };
+                let squares = differences(&s.mul(&s)?)?;
+                let left = skew(&u, &of_u)?.div(&squares)?.mul(&s.unsqueeze(1)?)?;
+                let right = s.unsqueeze(2)?.mul(&skew(&v, &of_v)?.div(&squares)?)?;
+                inner = inner.add(&left)?.add(&right)?;
+                let [_, rows, columns] = sizes(&u)?;
+                if rows > columns {
+                    // What of the gradient is outside of U.
+                    let rest = of_u.sub(&u.matmul(&turned(&u)?.matmul(&of_u)?)?)?.div(&s.unsqueeze(1)?)?;
+                    outer = Some(rest.matmul(&turned(&v)?)?);
+                }
+            }
+            let result = u.matmul(&inner)?.matmul(&turned(&v)?)?;
+            outer.map_or(Ok(result.clone()), |outer| result.add(&outer))
+        })
+    },
+};
+
+/// The signs of permutations: 1 where an even number of rows is swapped.
+pub(super) fn signs(pivots: &Tensor) -> Result<Tensor> {
+    let count = pivots.shape()[1];
+    let places = Tensor::arange(count, 1, 1, DType::I32, pivots.device())?;
+    let swaps = pivots.ne(&places)?.sum(&[-1], false)?.remainder_scalar(2)?.to_dtype(DType::F64)?;
+    swaps.mul_scalar(-2.0)?.add_scalar(1.0)
+}
+
+fn det(x: &Tensor) -> Result<Tensor> {
+    square(x)?;
+    let location = std::panic::Location::caller();
+    let results = call_all(built_in!("thalweg::lu")?, &[(&x.detach()).into(), true.into()], None, location)?;
+    let diagonal = results[0].diagonal(0, -2, -1)?;
+    diagonal.prod_dim(-1, false)?.mul(&signs(&results[1])?)
+}
+
+static DET: Formula = Formula {
+    inputs: &[0],
+    outputs: &[],
+    backward: |call| {
+        call.one(0, || {
+            // The cofactors, by singular values, which need no inverse: U · (products of all other values) · Vᵀ, with the sign of
+            // the orthogonal matrices.
+            let x = call.saved(0)?;
+            let [_, n, _] = sizes(&x)?;
+            let results = call_all(built_in!("thalweg::svd")?, &[(&x).into()], None, call.label().location)?;
+            let [u, s, v] = [0, 1, 2].map(|place| results[place].clone());
+            let eye = Tensor::ones(&[n], DType::F64, x.device())?.diag_embed(0, 0, 1)?;
+            let others = eye
+                .ne_scalar(0)?
+                .select_where(&Tensor::ones(&[], DType::F64, x.device())?, &s.unsqueeze(1)?)?;
+            let sign = det(&u.detach())?.mul(&det(&v.detach())?)?.sign()?;
+            let factors = others
+                .prod_dim(-1, false)?
+                .mul(&sign.unsqueeze(-1)?)?
+                .mul(&call.gradient()?.unsqueeze(-1)?)?;
+            u.mul(&factors.unsqueeze(1)?)?.matmul(&turned(&v)?)
+        })
+    },
+};
+
+fn pseudoinverse(x: &Tensor, cutoff: &Tensor) -> Result<Tensor> {
+    let x = x.detach();
+    let [_, rows, columns] = sizes(&x)?;
+    if rows < columns {
+        return turned(&pseudoinverse(&turned(&x)?, cutoff)?);
+    }
+    let location = std::panic::Location::caller();
+    let results = call_all(built_in!("thalweg::svd")?, &[Argument::Tensor(&x)], None, location)?;
+    let values = &results[1];
+    let zero = Tensor::zeros(&[], DType::F64, x.device())?;
+    let inverse = values.gt(&cutoff.unsqueeze(-1)?)?.select_where(&values.reciprocal()?, &zero)?;
+    results[2].mul(&inverse.unsqueeze(1)?)?.matmul(&turned(&results[0])?)
+}
+
+static PINV: Formula = Formula {
+    inputs: &[0],
+    outputs: &[0],
+    backward: |call| -> Result<Gradients> {
+        call.one(0, || {
+            let (x, inverse, gradient) = (call.saved(0)?, call.result(0)?, turned(&call.gradient()?)?);
+            let turned_inverse = turned(&inverse)?;
+            let [_, rows, columns] = sizes(&x)?;
+            if rows <= columns {
+                let k = gradient.matmul(&inverse)?;
+                let product = k.matmul(&turned_inverse)?;
+                let sum = product.sub(&turned(&inverse.matmul(&k)?)?)?;
+                let sum = sum.sub(&x.matmul(&inverse)?.matmul(&product)?)?;
+                return sum.add(&turned_inverse.matmul(&inverse)?.matmul(&gradient.sub(&k.matmul(&x)?)?)?);
+            }
+            let k = inverse.matmul(&gradient)?;
+            let product = turned_inverse.matmul(&k)?;
+            let sum = product.sub(&turned(&k.matmul(&inverse)?)?)?;
+            let sum = sum.sub(&product.matmul(&inverse)?.matmul(&x)?)?;
+            sum.add(&gradient.sub(&x.matmul(&k)?)?.matmul(&inverse)?.matmul(&turned_inverse)?)
+        })
+    },
+};

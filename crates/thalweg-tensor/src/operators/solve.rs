@@ -1,0 +1,548 @@
+//! Solutions of linear equations, factors, determinants, eigenvalues and singular values of matrices of any batch.
+//!
+//! All is computed in f64, by [`decompose`](super::decompose), and rounded once. What PyTorch checks after a decomposition (a matrix that
+//! has no inverse, one that is not positive definite) is read by the host, as there: those calls block, and their `_ex` forms do not.
+
+use thalweg_ir::{DType, Shape, broadcast_shapes};
+use thalweg_runtime::{Error, Result};
+
+use super::Body::Composite;
+use super::decompose::{signs, solve_cholesky, solve_triangular, swapped, turned, unpacked};
+use super::{call_all, operators, single};
+use crate::dispatch::{Argument, Arguments, Call, Operator, built_in};
+use crate::tensor::{Tensor, Tensors};
+
+operators! {
+    /// Returns the lower factors L of symmetric positive-definite matrices L Lᵀ, or the upper ones. Blocks.
+    "linalg_cholesky(Tensor self, *, bool upper=False) -> Tensor"
+        fn linalg_cholesky() = Composite(|call| cholesky(call, "linalg.cholesky", call.bool(1), true).map(first));
+    /// Returns the lower factors of matrices, or the upper ones, and 0 or the order of the leading minor that is not positive definite.
+    "linalg_cholesky_ex(Tensor self, *, bool upper=False, bool check_errors=False) -> (Tensor L, Tensor info)"
+        fn linalg_cholesky_ex() -> 2
+        = Composite(|call| cholesky(call, "linalg.cholesky_ex", call.bool(1), call.bool(2)));
+    /// Returns the lower factors of symmetric positive-definite matrices, or the upper ones. Blocks.
+    "cholesky(Tensor self, bool upper=False) -> Tensor"
+        fn cholesky(upper: bool) = Composite(|call| cholesky(call, "cholesky", call.bool(1), true).map(first));
+    /// Returns the solutions of equations with matrices whose factors are given.
+    "cholesky_solve(Tensor self, Tensor input2, bool upper=False) -> Tensor"
+        fn cholesky_solve(input2: tensor, upper: bool) = Composite(|call| {
+            let (b, factor) = (Stack::new("cholesky_solve", call.tensor(0))?, Stack::square("cholesky_solve", call.tensor(1))?);
+            let upper = call.bool(2);
+            let [factor, b, batch] = Stack::together(&factor, &b, "cholesky_solve")?;
+            batch.give(&solve_cholesky(&b.matrices, &factor.matrices, upper)?).map(single)
+        });
+    /// Returns the inverses of matrices whose factors are given.
+    "cholesky_inverse(Tensor self, bool upper=False) -> Tensor"
+        fn cholesky_inverse(upper: bool) = Composite(|call| {
+            let factor = Stack::square("cholesky_inverse", call.tensor(0))?;
+            factor.give(&solve_cholesky(&factor.identity()?, &factor.matrices, call.bool(1))?).map(single)
+        });
+    /// Returns the solutions X of A X = B, or X A = B, with triangular matrices A.
+    "linalg_solve_triangular(Tensor self, Tensor B, *, bool upper, bool left=True, bool unitriangular=False) -> Tensor"
+        fn linalg_solve_triangular(b: tensor, upper: bool) = Composite(|call| {
+            let name = "linalg.solve_triangular";
+            let (a, b) = (Stack::square(name, call.tensor(0))?, Stack::new(name, call.tensor(1))?);
+            let (upper, left, unit) = (call.bool(2), call.bool(3), call.bool(4));
+            let b = if left { b } else { b.turned()? };
+            let [a, b, batch] = Stack::together(&a, &b, name)?;
+            let solution = solve_triangular(&a.matrices, &b.matrices, [upper, !left, unit])?;
+            batch.give(&if left { solution } else { turned(&solution)? }).map(single)
+        });
+    /// Returns the solutions of equations with triangular matrices A, and a copy of A.
+    "triangular_solve(Tensor self, Tensor A, bool upper=True, bool transpose=False, bool unitriangular=False) -> (Tensor solution, Tensor cloned_coefficient)"
+        = Composite(|call| {
+            let name = "triangular_solve";
+            let (b, a) = (Stack::new(name, call.tensor(0))?, Stack::square(name, call.tensor(1))?);
+            let [a, b, batch] = Stack::together(&a, &b, name)?;
+            let solution = solve_triangular(&a.matrices, &b.matrices, [call.bool(2), call.bool(3), call.bool(4)])?;
+            Ok(Tensors::from_iter([batch.give(&solution)?, batch.give(&a.matrices)?]))
+        });
+    /// Returns both factors of P L U in one, and the swapped rows, from 1 on. Blocks.
+    "linalg_lu_factor(Tensor A, *, bool pivot=True) -> (Tensor LU, Tensor pivots)"
+        fn linalg_lu_factor() -> 2
+        = Composite(|call| Ok(factors(call, "torch.linalg.lu_factor", call.bool(1), true)?.into_iter().take(2).collect()));
+    /// Returns both factors of P L U in one, the swapped rows, and 0 or the first pivot that is 0.
+    "linalg_lu_factor_ex(Tensor A, *, bool pivot=True, bool check_errors=False) -> (Tensor LU, Tensor pivots, Tensor info)"
+        = Composite(|call| factors(call, "torch.linalg.lu_factor_ex", call.bool(1), call.bool(2)));
+    /// Returns both factors of P L U in one, the swapped rows, and 0 or the first pivot that is 0.
+    "_lu_with_info(Tensor self, bool pivot=True, bool check_errors=True) -> (Tensor LU, Tensor pivots, Tensor info)"
+        = Composite(|call| factors(call, "torch.lu_factor", call.bool(1), call.bool(2)));
+    /// Returns the factors P, L and U of matrices; P is empty where rows are not swapped.
+    "linalg_lu(Tensor A, *, bool pivot=True) -> (Tensor P, Tensor L, Tensor U)"
+        fn linalg_lu() -> 3 = Composite(|call| {
+            let a = Stack::new("linalg.lu", call.tensor(0))?;
+            let packed = a.call(built_in!("thalweg::lu")?, &[call.bool(1).into()])?;
+            let [lower, upper] = unpacked(&packed[0])?;
+            let order = if call.bool(1) { a.give(&permutation(&packed[1], a.rows())?)? } else { a.nothing()? };
+            Ok(Tensors::from_iter([order, a.give(&lower)?, a.give(&upper)?]))
+        });
+    /// Returns the factors P, L and U of what `linalg_lu_factor` gave; those that are not asked for are empty.
+    "lu_unpack(Tensor LU_data, Tensor LU_pivots, bool unpack_data=True, bool unpack_pivots=True) -> (Tensor P, Tensor L, Tensor U)"
+        = Composite(|call| {
+            let a = Stack::new("torch.lu_unpack", call.tensor(0))?;
+            if call.tensor(1).dtype() != DType::I32 {
+                return Err(Error::invalid("torch.lu_unpack: LU_pivots is expected to be a contiguous tensor of torch.int32 dtype."));
+            }
+            let order = if call.bool(3) { a.give(&permutation(&pivots_of(&a, call.tensor(1))?, a.rows())?)? } else { a.nothing()? };
+            let [lower, upper] = if call.bool(2) {
+                let [lower, upper] = unpacked(&a.matrices)?;
+                [a.give(&lower)?, a.give(&upper)?]
+            } else {
+                [a.nothing()?, a.nothing()?]
+            };
+            Ok(Tensors::from_iter([order, lower, upper]))
+        });
+    /// Returns the solutions of equations with matrices whose factors are given.
+    "lu_solve(Tensor self, Tensor LU_data, Tensor LU_pivots) -> Tensor"
+        = Composite(|call| lu_solve(call.tensor(1), call.tensor(2), call.tensor(0), [true, false]).map(single));
+    /// Returns the solutions of equations with matrices whose factors are given, or their transposes, on the left or the right.
+    "linalg_lu_solve(Tensor LU, Tensor pivots, Tensor B, *, bool left=True, bool adjoint=False) -> Tensor"
+        fn linalg_lu_solve(pivots: tensor, b: tensor)
+        = Composite(|call| {
+            lu_solve(call.tensor(0), call.tensor(1), call.tensor(2), [call.bool(3), call.bool(4)]).map(single)
+        });
+    /// Returns the solutions X of A X = B, or X A = B. Blocks.
+    "linalg_solve(Tensor A, Tensor B, *, bool left=True) -> Tensor"
+        fn linalg_solve(b: tensor) = Composite(|call| solve(call, "torch.linalg.solve", call.bool(2), true).map(first));
+    /// Returns the solutions X of A X = B, or X A = B, and 0 or the first pivot that is 0.
+    "linalg_solve_ex(Tensor A, Tensor B, *, bool left=True, bool check_errors=False) -> (Tensor result, Tensor info)"
+        = Composite(|call| solve(call, "torch.linalg.solve_ex", call.bool(2), call.bool(3)));
+    /// Returns the inverses of matrices. Blocks.
+    "linalg_inv(Tensor A) -> Tensor" fn linalg_inv() = Composite(|call| inverse(call, "linalg.inv", true).map(first));
+    /// Returns the inverses of matrices, and 0 or the first pivot that is 0.
+    "linalg_inv_ex(Tensor A, *, bool check_errors=False) -> (Tensor inverse, Tensor info)"
+        = Composite(|call| inverse(call, "linalg.inv_ex", call.bool(1)));
+    /// Returns the inverses of matrices. Blocks.
+    "inverse(Tensor self) -> Tensor" fn inverse() = Composite(|call| inverse(call, "linalg.inv", true).map(first));
+    /// Returns the determinants of matrices.
+    "linalg_det(Tensor A) -> Tensor" fn linalg_det() = Composite(|call| det(call.tensor(0)).map(single));
+    /// Returns the determinants of matrices.
+    "det(Tensor self) -> Tensor" fn det() = Composite(|call| det(call.tensor(0)).map(single));
+    /// Returns the signs of determinants and the logarithms of their sizes.
+    "linalg_slogdet(Tensor A) -> (Tensor sign, Tensor logabsdet)"
+        fn linalg_slogdet() -> 2 = Composite(|call| sign_and_log(call.tensor(0)));
+    /// Returns the signs of determinants and the logarithms of their sizes.
+    "slogdet(Tensor self) -> (Tensor sign, Tensor logabsdet)"
+        fn slogdet() -> 2 = Composite(|call| sign_and_log(call.tensor(0)));
+    /// Returns the logarithms of determinants; NaN of negative ones.
+    "logdet(Tensor self) -> Tensor" fn logdet() = Composite(|call| {
+        let [sign, log] = <[Tensor; 2]>::try_from(sign_and_log(call.tensor(0))?.into_vec()).expect("there are two");
+        let nan = Tensor::full(&[], f64::NAN, log.dtype(), call.device)?;
+        sign.eq_scalar(-1.0)?.select_where(&nan, &log).map(single)
+    });
+    /// Returns orthogonal matrices Q and upper factors R; of the mode `complete` Q is square, of `r` it is empty.
+    "linalg_qr(Tensor A, str mode='reduced') -> (Tensor Q, Tensor R)"
+        fn linalg_qr(mode: str) -> 2 = Composite(|call| qr(call.tensor(0), call.str(1)));
+    /// Returns orthogonal matrices Q and upper factors R, in the mode `reduced` or `complete`.
+    "qr(Tensor self, bool some=True) -> (Tensor Q, Tensor R)"
+        = Composite(|call| qr(call.tensor(0), if call.bool(1) { "reduced" } else { "complete" }));
+    /// Returns upper factors with the vectors of reflectors below them, and the factors of the reflectors, as LAPACK packs them.
+    "geqrf(Tensor self) -> (Tensor a, Tensor tau)" fn geqrf() -> 2 = Composite(|call| {
+        let a = Stack::new("torch.geqrf", call.tensor(0))?;
+        a.call(built_in!("thalweg::geqrf")?, &[])?.iter().map(|result| a.give(result)).collect()
+    });
+    /// Returns the first columns of products of reflectors, whose vectors stand below a diagonal.
+    "linalg_householder_product(Tensor input, Tensor tau) -> Tensor"
+        fn linalg_householder_product(tau: tensor)
+        = Composite(|call| {
+            let a = Stack::new("torch.linalg.householder_product", call.tensor(0))?;
+            let [rows, columns] = [a.rows(), a.columns()];
+            if rows < columns {
+                return Err(Error::invalid(
+                    "torch.linalg.householder_product: input.shape[-2] must be greater than or equal to input.shape[-1]",
+                ));
+            }
+            let eye = identity(&a.matrices, rows)?.narrow(1, 0, columns)?.unsqueeze(0)?;
+            let start = eye.expand(&[a.count(), rows, columns])?;
+            a.give(&reflected(&a, call.tensor(1), &start, true)?).map(single)
+        });
+    /// Returns the product of all reflectors, or of its transpose, with other matrices, on the left or the right.
+    "ormqr(Tensor self, Tensor input2, Tensor input3, bool left=True, bool transpose=False) -> Tensor"
+        = Composite(|call| {
+            let (a, other) = (Stack::new("torch.ormqr", call.tensor(0))?, Stack::new("torch.ormqr", call.tensor(2))?);
+            let (left, transpose) = (call.bool(3), call.bool(4));
+            let other = if left { other } else { other.turned()? };
+            if call.tensor(1).shape().last() != Some(&a.columns().min(other.rows())) {
+                return Err(Error::invalid(
+                    "torch.ormqr: tau.shape[-1] must be equal to min(other.shape[-2], input.shape[-1])",
+                ));
+            }
+            let product = reflected(&a, call.tensor(1), &other.matrices, left != transpose)?;
+            other.give(&if left { product } else { turned(&product)? }).map(single)
+        });
+    /// Returns the eigenvalues of symmetric matrices, the least first, and the eigenvectors as columns. One triangle is read.
+    "linalg_eigh(Tensor self, str UPLO=\"L\") -> (Tensor eigenvalues, Tensor eigenvectors)"
+        fn linalg_eigh() -> 2 = Composite(|call| eigen(call, "linalg.eigh"));
+    /// Returns the eigenvalues of symmetric matrices, the least first. One triangle is read.
+    "linalg_eigvalsh(Tensor self, str UPLO=\"L\") -> Tensor"
+        fn linalg_eigvalsh() = Composite(|call| eigen(call, "linalg.eigvalsh").map(first));
+    /// Returns left singular vectors as columns, singular values, the greatest first, and right singular vectors as rows.
+    "linalg_svd(Tensor A, bool full_matrices=True, *, str? driver=None) -> (Tensor U, Tensor S, Tensor Vh)"
+        fn linalg_svd(full_matrices: bool) -> 3 = Composite(|call| {
+            let [u, s, v] = singular("linalg.svd", call.tensor(0), call.bool(1))?;
+            Ok(Tensors::from_iter([u, s, turned(&v)?]))
+        });
+    /// Returns singular values, the greatest first.
+    "linalg_svdvals(Tensor A, *, str? driver=None) -> Tensor"
+        fn linalg_svdvals() = Composite(|call| values("linalg.svdvals", call.tensor(0)).map(single));
+    /// Returns left singular vectors, singular values, the greatest first, and right singular vectors; the vectors are columns.
+    "svd(Tensor self, bool some=True, bool compute_uv=True) -> (Tensor U, Tensor S, Tensor V)"
+        fn svd(some: bool) -> 3 = Composite(|call| {
+            let [u, s, v] = singular("linalg.svd", call.tensor(0), !call.bool(1))?;
+            if call.bool(2) {
+                return Ok(Tensors::from_iter([u, s, v]));
+            }
+            let zeros = |x: &Tensor| Tensor::zeros(x.shape(), x.dtype(), x.device());
+            Ok(Tensors::from_iter([zeros(&u)?, s, zeros(&v)?]))
+        });
+}
+
+/// The first of several results.
+fn first(results: Tensors) -> Tensors {
+    results.into_iter().take(1).collect()
+}
+
+/// Matrices of any batch as f64 (batch, rows, columns).
+pub(super) struct Stack {
+    /// The matrices.
+    pub matrices: Tensor,
+    batch: Shape,
+    dtype: DType,
+}
+
+impl Stack {
+    /// Reads an argument of the operator of this name.
+    pub(super) fn new(name: &str, x: &Tensor) -> Result<Self> {
+        let &[ref batch @ .., rows, columns] = x.shape() else {
+            return Err(Error::invalid(format!("{name}: The input tensor must have at least 2 dimensions.")));
+        };
+        match x.dtype() {
+            DType::F32 | DType::F64 => {}
+            dtype if dtype.is_floating_point() => {
+                return Err(Error::invalid(format!(
+                    "{name}: Low precision dtypes not supported. Got {dtype}"
+                )));
+            }
+            dtype => {
+                return Err(Error::invalid(format!(
+                    "{name}: Expected a floating point or complex tensor as input. Got {dtype}"
+                )));
+            }
+        }
+        let count = batch.iter().product();
+        let matrices = x.to_dtype(DType::F64)?.reshape(&[count, rows, columns])?;
+        Ok(Self { matrices, batch: batch.into(), dtype: x.dtype() })
+    }
+
+    /// Reads square matrices.
+    pub(super) fn square(name: &str, x: &Tensor) -> Result<Self> {
+        let stack = Self::new(name, x)?;
+        match [stack.rows(), stack.columns()] {
+            [rows, columns] if rows != columns => Err(Error::invalid(format!(
+                "{name}: A must be batches of square matrices, but they are {rows} by {columns} matrices"
+            ))),
+            _ => Ok(stack),
+        }
+    }
+
+    pub(super) fn count(&self) -> usize {
+        self.matrices.shape()[0]
+    }
+
+    pub(super) fn rows(&self) -> usize {
+        self.matrices.shape()[1]
+    }
+
+    pub(super) fn columns(&self) -> usize {
+        self.matrices.shape()[2]
+    }
+
+    fn turned(self) -> Result<Self> {
+        Ok(Self { matrices: turned(&self.matrices)?, ..self })
+    }
+
+    /// Calls an operator over the matrices.
+    pub(super) fn call(&self, operator: &'static Operator, rest: &[Argument<'_>]) -> Result<Tensors> {
+        let arguments: Vec<Argument<'_>> =
+            [(&self.matrices).into()].into_iter().chain(rest.iter().copied()).collect();
+        call_all(operator, &arguments, None, std::panic::Location::caller())
+    }
+
+    /// Returns a result in the batch's shape and the argument's dtype; integers keep theirs.
+    pub(super) fn give(&self, result: &Tensor) -> Result<Tensor> {
+        let shape: Shape = self.batch.iter().chain(&result.shape()[1..]).copied().collect();
+        let result = result.reshape(&shape)?;
+        if result.dtype().is_floating_point() {
+            result.to_dtype(self.dtype)?.contiguous()
+        } else {
+            Ok(result)
+        }
+    }
+
+    fn identity(&self) -> Result<Tensor> {
+        identity(&self.matrices, self.rows())?.unsqueeze(0)?.expand(&[self.count(), self.rows(), self.rows()])
+    }
+
+    /// An empty result.
+    fn nothing(&self) -> Result<Tensor> {
+        Tensor::empty(&[0], self.dtype, self.matrices.device())
+    }
+
+    /// Broadcasts the batches of square matrices and of right sides; and gives the shape of both.
+    fn together(a: &Self, b: &Self, name: &str) -> Result<[Self; 3]> {
+        if a.dtype != b.dtype {
+            return Err(Error::invalid(format!(
+                "{name}: Expected A and B to have the same dtype, but found A of type {} and B of type {} instead",
+                a.dtype, b.dtype
+            )));
+        }
+        if a.columns() != b.rows() {
+            return Err(Error::invalid(format!(
+                "{name}: Incompatible shapes of A and B for the equation AX = B ({}x{} and {}x{})",
+                a.rows(),
+                a.columns(),
+                b.rows(),
+                b.columns()
+            )));
+        }
+        let batch = broadcast_shapes(&a.batch, &b.batch)?;
+        let broadcast = |stack: &Self| -> Result<Self> {
+            let [rows, columns] = [stack.rows(), stack.columns()];
+            let with = |batch: &[usize]| -> Shape { batch.iter().copied().chain([rows, columns]).collect() };
+            let whole = stack.matrices.reshape(&with(&stack.batch))?.expand(&with(&batch))?;
+            let matrices = whole.reshape(&[batch.iter().product(), rows, columns])?;
+            Ok(Self { matrices, batch: batch.clone(), dtype: stack.dtype })
+        };
+        Ok([broadcast(a)?, broadcast(b)?, broadcast(b)?])
+    }
+}
+
+fn identity(like: &Tensor, n: usize) -> Result<Tensor> {
+    Tensor::ones(&[n], DType::F64, like.device())?.diag_embed(0, 0, 1)
+}
+
+/// Reads what a decomposition said of the matrices; the first that it could not decompose is named.
+fn check(info: &Tensor, refuse: impl Fn(Option<usize>, i32) -> String) -> Result<()> {
+    if info.device().is_meta() {
+        return Ok(());
+    }
+    let list: Vec<i32> = info.detach().reshape(&[info.elements()])?.to_vec()?;
+    match list.iter().position(|&info| info != 0) {
+        Some(matrix) => Err(Error::invalid(refuse((list.len() > 1).then_some(matrix), list[matrix]))),
+        None => Ok(()),
+    }
+}
+
+/// Of which matrix of a batch an error speaks.
+fn of_batch(matrix: Option<usize>) -> String {
+    matrix.map_or_else(String::new, |matrix| format!("(Batch element {matrix}): "))
+}
+
+fn cholesky(call: &Call<'_>, name: &str, upper: bool, checks: bool) -> Result<Tensors> {
+    let a = Stack::square(name, call.tensor(0))?;
+    let a = if upper { a.turned()? } else { a };
+    let results = a.call(built_in!("thalweg::cholesky")?, &[])?;
+    if checks {
+        check(&results[1], |matrix, order| {
+            format!(
+                "{name}: {}The factorization could not be completed because the input is not positive-definite (the leading minor of \
+                 order {order} is not positive-definite).",
+                of_batch(matrix)
+            )
+        })?;
+    }
+    let factor = if upper { turned(&results[0])? } else { results[0].clone() };
+    Ok(Tensors::from_iter([a.give(&factor)?, a.give(&results[1])?]))
+}
+
+/// Returns swapped rows of any batch as (batch, rows).
+fn pivots_of(a: &Stack, pivots: &Tensor) -> Result<Tensor> {
+    let count = pivots.shape().last().copied().unwrap_or(0);
+    if pivots.elements() != a.count() * count || pivots.rank() == 0 {
+        return Err(Error::invalid(format!(
+            "pivots must be a row per matrix, but {:?} do not fit matrices {:?}",
+            pivots.shape(),
+            a.matrices.shape()
+        )));
+    }
+    pivots.reshape(&[a.count(), count])
+}
+
+/// Returns the matrices P whose product with rows puts them in the order before the swaps.
+fn permutation(pivots: &Tensor, rows: usize) -> Result<Tensor> {
+    let batch = pivots.shape()[0];
+    let eye = Tensor::ones(&[rows], DType::F64, pivots.device())?.diag_embed(0, 0, 1)?;
+    turned(&swapped(&eye.unsqueeze(0)?.expand(&[batch, rows, rows])?.contiguous()?, pivots, false)?)
+}
+
+fn factors(call: &Call<'_>, name: &str, pivot: bool, checks: bool) -> Result<Tensors> {
+    let a = Stack::new(name, call.tensor(0))?;
+    let results = a.call(built_in!("thalweg::lu")?, &[pivot.into()])?;
+    if checks {
+        check(&results[2], |matrix, order| {
+            format!(
+                "{name}: {}U[{order},{order}] is zero and using it on lu_solve would result in a division by zero. If you still want to \
+                 perform the factorization, consider calling linalg.lu(A, pivot) or linalg.lu_factor_ex(A, pivot)",
+                of_batch(matrix)
+            )
+        })?;
+    }
+    results.iter().map(|result| a.give(result)).collect()
+}
+
+/// Solves with both factors in one: P L U X = B, or its transpose.
+fn solved(factors: &Tensor, pivots: &Tensor, b: &Tensor, transpose: bool) -> Result<Tensor> {
+    if transpose {
+        let first = solve_triangular(factors, b, [true, true, false])?;
+        return swapped(&solve_triangular(factors, &first, [false, true, true])?, pivots, true);
+    }
+    let first = solve_triangular(factors, &swapped(b, pivots, false)?, [false, false, true])?;
+    solve_triangular(factors, &first, [true, false, false])
+}
+
+fn lu_solve(factors: &Tensor, pivots: &Tensor, b: &Tensor, [left, transpose]: [bool; 2]) -> Result<Tensor> {
+    let name = "torch.linalg.lu_solve";
+    let (a, b) = (Stack::square(name, factors)?, Stack::new(name, b)?);
+    if pivots.dtype() != DType::I32 {
+        return Err(Error::invalid(format!("{name}: pivots should be a Tensor of scalar type torch.int32")));
+    }
+    let rows = pivots_of(&a, pivots)?;
+    let b = if left { b } else { b.turned()? };
+    let of_factors = a.batch.clone();
+    let [a, b, batch] = Stack::together(&a, &b, name)?;
+    let whole: Shape = of_factors.iter().copied().chain([rows.shape()[1]]).collect();
+    let shape: Shape = batch.batch.iter().copied().chain([rows.shape()[1]]).collect();
+    let rows = rows.reshape(&whole)?.expand(&shape)?.reshape(&[a.count(), rows.shape()[1]])?;
+    let solution = solved(&a.matrices, &rows, &b.matrices, left == transpose)?;
+    batch.give(&if left { solution } else { turned(&solution)? })
+}
+
+fn solve(call: &Call<'_>, name: &str, left: bool, checks: bool) -> Result<Tensors> {
+    let (a, b) = (Stack::square(name, call.tensor(0))?, call.tensor(1));
+    let is_vector = b.rank() == 1
+        || b.rank() + 1 == call.tensor(0).rank() && *b.shape() == call.tensor(0).shape()[..b.rank()];
+    let b = Stack::new(name, &if is_vector { b.unsqueeze(-1)? } else { b.clone() })?;
+    let b = if left || is_vector { b } else { b.turned()? };
+    let info_batch = a.batch.clone();
+    let [a, b, batch] = Stack::together(&a, &b, name)?;
+    let results = a.call(built_in!("thalweg::lu")?, &[true.into()])?;
+    if checks {
+        check(&results[2], |matrix, _| {
+            format!("{name}: {}The solver failed because the input matrix is singular.", of_batch(matrix))
+        })?;
+    }
+    let solution = solved(&results[0], &results[1], &b.matrices, !left)?;
+    let solution = batch.give(&if left || is_vector { solution } else { turned(&solution)? })?;
+    let solution = if is_vector { solution.squeeze(-1)? } else { solution };
+    let info = if info_batch == batch.batch {
+        a.give(&results[2])?
+    } else {
+        Tensor::zeros(&info_batch, DType::I32, b.matrices.device())?
+    };
+    Ok(Tensors::from_iter([solution, info]))
+}
+
+fn inverse(call: &Call<'_>, name: &str, checks: bool) -> Result<Tensors> {
+    let a = Stack::square(name, call.tensor(0))?;
+    let results = a.call(built_in!("thalweg::lu")?, &[true.into()])?;
+    if checks {
+        check(&results[2], |matrix, order| {
+            format!(
+                "{name}: {}The diagonal element {order} is zero, the inversion could not be completed because the input matrix is singular.",
+                of_batch(matrix)
+            )
+        })?;
+    }
+    let result = solved(&results[0], &results[1], &a.identity()?, false)?;
+    Ok(Tensors::from_iter([a.give(&result)?, a.give(&results[2])?]))
+}
+
+fn det(x: &Tensor) -> Result<Tensor> {
+    let a = Stack::square("linalg.det", x)?;
+    a.give(&a.call(built_in!("thalweg::det")?, &[])?[0])
+}
+
+fn sign_and_log(x: &Tensor) -> Result<Tensors> {
+    let a = Stack::square("linalg.slogdet", x)?;
+    let results = a.call(built_in!("thalweg::lu")?, &[true.into()])?;
+    let diagonal = results[0].diagonal(0, -2, -1)?;
+    let sign = diagonal.sign()?.prod_dim(-1, false)?.mul(&signs(&results[1])?)?;
+    let log = diagonal.abs()?.log()?.sum(&[-1], false)?;
+    Ok(Tensors::from_iter([a.give(&sign)?, a.give(&log)?]))
+}
+
+fn qr(x: &Tensor, mode: &str) -> Result<Tensors> {
+    let a = Stack::new("linalg.qr", x)?;
+    if !["reduced", "complete", "r"].contains(&mode) {
+        return Err(Error::invalid(format!(
+            "qr received unrecognized mode '{mode}' but expected one of 'reduced' (default), 'r', or 'complete'"
+        )));
+    }
+    let results = a.call(built_in!("thalweg::qr")?, &[(mode == "complete").into()])?;
+    let q = if mode == "r" { a.nothing()? } else { a.give(&results[0])? };
+    Ok(Tensors::from_iter([q, a.give(&results[1])?]))
+}
+
+/// Applies reflectors I − τ v vᵀ to matrices, the last first, or the first first.
+fn reflected(a: &Stack, tau: &Tensor, start: &Tensor, last_first: bool) -> Result<Tensor> {
+    let count = tau.shape().last().copied().unwrap_or(0);
+    if tau.elements() != a.count() * count || tau.rank() == 0 || count > a.columns() || count > a.rows() {
+        return Err(Error::invalid(format!(
+            "a factor per reflector is needed, but {:?} do not fit {:?}",
+            tau.shape(),
+            a.matrices.shape()
+        )));
+    }
+    let tau = tau.to_dtype(DType::F64)?.reshape(&[a.count(), count, 1, 1])?;
+    let vectors = a.matrices.narrow(2, 0, count)?.tril(-1)?;
+    let ones = identity(&a.matrices, a.rows())?.narrow(1, 0, count)?;
+    let vectors = vectors.add(&ones)?;
+    // Without reflectors the result is still one of theirs, whose gradient is 0.
+    let mut result = start.add(&a.matrices.narrow(2, 0, 0)?.sum(&[2], true)?)?;
+    for step in 0..count {
+        let place = if last_first { count - 1 - step } else { step };
+        let vector = vectors.narrow(2, place, 1)?;
+        let product = vector.matmul(&turned(&vector)?.matmul(&result)?)?;
+        result = result.sub(&product.mul(&tau.select(1, place)?)?)?;
+    }
+    Ok(result)
+}
+
+fn eigen(call: &Call<'_>, name: &str) -> Result<Tensors> {
+    let a = Stack::square(name, call.tensor(0))?;
+    let upper = match call.str(1) {
+        "U" | "u" => true,
+        "L" | "l" => false,
+        other => {
+            return Err(Error::invalid(format!("Expected UPLO argument to be 'L' or 'U', but got {other}")));
+        }
+    };
+    let results = a.call(built_in!("thalweg::eigh")?, &[upper.into()])?;
+    results.iter().map(|result| a.give(result)).collect()
+}
+
+/// Returns left singular vectors, singular values and right singular vectors of f64 matrices, and what fills the wider ones up.
+fn singular(name: &str, x: &Tensor, is_full: bool) -> Result<[Tensor; 3]> {
+    let a = Stack::new(name, x)?;
+    let is_wide = a.rows() < a.columns();
+    let tall = if is_wide { a.turned()? } else { a };
+    let results = tall.call(built_in!("thalweg::svd")?, &[])?;
+    let mut left = results[0].clone();
+    let [rows, columns] = [tall.rows(), tall.columns()];
+    if is_full && rows > columns {
+        // The reflectors of orthogonal columns have the others behind them.
+        let columns_alone = left.detach();
+        let arguments = [(&columns_alone).into(), true.into()];
+        let whole = call_all(built_in!("thalweg::qr")?, &arguments, None, std::panic::Location::caller())?;
+        left = Tensor::cat(&[left, whole[0].narrow(2, columns, rows - columns)?], 2)?;
+    }
+    let [left, values, right] = [tall.give(&left)?, tall.give(&results[1])?, tall.give(&results[2])?];
+    Ok(if is_wide { [right, values, left] } else { [left, values, right] })
+}
+
+/// Returns singular values, the greatest first.
+pub(super) fn values(name: &str, x: &Tensor) -> Result<Tensor> {
+    let a = Stack::new(name, x)?;
+    let tall = if a.rows() < a.columns() { a.turned()? } else { a };
+    tall.give(&tall.call(built_in!("thalweg::svd")?, &[])?[1])
+}
