@@ -237,3 +237,94 @@ impl PythonStacks {
         numbers.iter().map(|frame| seen.frame_texts[*frame as usize].clone()).collect()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+
+    /// The only object.
+    const OBJECT: Object = 16 as Object;
+
+    thread_local! {
+        /// The exceptions that the thread has under way, by number; 0 for none.
+        static PENDING: Cell<usize> = const { Cell::new(0) };
+    }
+
+    extern "C" fn yes() -> c_int {
+        1
+    }
+
+    extern "C" fn object() -> Object {
+        OBJECT
+    }
+
+    extern "C" fn no_object(_: Object) -> Object {
+        null_mut()
+    }
+
+    extern "C" fn line(_: Object) -> c_int {
+        7
+    }
+
+    extern "C" fn ignore(_: Object) {}
+
+    extern "C" fn ignore_number(_: c_int) {}
+
+    /// Fails, as Python does for a name that is no text: with an exception of its own.
+    extern "C" fn fail(_: Object, _: *const c_char) -> Object {
+        assert_eq!(PENDING.replace(9), 0, "Python's functions are not called while an exception travels");
+        null_mut()
+    }
+
+    extern "C" fn no_text(_: Object) -> *const c_char {
+        std::ptr::null()
+    }
+
+    unsafe extern "C" fn fetch(kind: *mut Object, _: *mut Object, _: *mut Object) {
+        // SAFETY: the caller has a place for it.
+        unsafe { *kind = PENDING.take() as Object };
+    }
+
+    extern "C" fn restore(kind: Object, _: Object, _: Object) {
+        PENDING.set(kind as usize);
+    }
+
+    const INTERPRETER: Interpreter = Interpreter {
+        is_initialized: yes,
+        is_finalizing: None,
+        thread_state: object,
+        hold: yes,
+        let_go: ignore_number,
+        current_frame: object,
+        frame_back: no_object,
+        frame_code: object_of,
+        frame_line: line,
+        attribute: fail,
+        text: no_text,
+        retain: ignore,
+        release: ignore,
+        fetch_error: fetch,
+        restore_error: restore,
+    };
+
+    extern "C" fn object_of(_: Object) -> Object {
+        OBJECT
+    }
+
+    #[test]
+    fn an_exception_that_travels_survives_a_stack_whose_names_are_no_texts() {
+        for travelling in [0, 3] {
+            PENDING.set(travelling);
+            // SAFETY: these functions take any object.
+            let name = INTERPRETER.held(|| unsafe {
+                let frames = INTERPRETER.walk();
+                assert_eq!(frames, [(OBJECT, 7)]);
+                INTERPRETER.text_of(frames[0].0, c"co_name")
+            });
+            assert_eq!(name.as_deref(), Some("?"));
+            assert_eq!(PENDING.take(), travelling, "the program's exception, and none of ours");
+        }
+    }
+}
