@@ -227,6 +227,21 @@ fn backward_behind_a_later_forward_is_an_error_and_not_a_wrong_number() {
     assert!(error.is_invalid_argument() && error.to_string().contains("overwritten"), "{error}");
     first.backward().unwrap();
     assert!(layers[0].weight.grad().is_some());
+    // Behind a later call of its own, and behind the backward pass of one that was made before it.
+    let overwritten = |loss: &Tensor| {
+        let error = loss.backward().unwrap_err();
+        assert!(error.is_invalid_argument() && error.to_string().contains("overwritten"), "{error}");
+    };
+    let (stale, fresh) = (call(0), call(0));
+    overwritten(&stale);
+    fresh.backward().unwrap();
+    let (first, middle) = (call(0), call(1));
+    first.backward().unwrap();
+    overwritten(&middle);
+    // The samples wanted no gradient.
+    let wanted = uniform(&[4, 5], 1, &device).unwrap().requires_grad_().unwrap();
+    let error = graphed[0].call(from_ref(&wanted)).unwrap_err();
+    assert!(error.is_invalid_argument() && error.to_string().contains("gradients where"), "{error}");
 }
 
 /// A callable whose training can be switched, with a buffer.

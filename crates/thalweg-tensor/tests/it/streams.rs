@@ -129,6 +129,23 @@ fn a_generator_draws_on_three_streams() {
     Check::new().seeds(SEEDS).run(program);
 }
 
+/// The state of a generator is read and set on another stream than it draws on: behind the draws.
+#[test]
+fn a_generator_is_asked_and_set_on_another_stream_than_it_draws_on() {
+    let program = |gpu: &Gpu| -> Result<()> {
+        let elsewhere = side(gpu)?;
+        let generator = DeviceGenerator::new(7, gpu.device())?;
+        on(&elsewhere, || generator.rand(&[64], DType::F32).map(drop))?;
+        assert_eq!(generator.state()?, (7, 4));
+        on(&elsewhere, || generator.rand(&[64], DType::F32).map(drop))?;
+        generator.set_state(9, 8)?;
+        on(&elsewhere, || generator.rand(&[64], DType::F32).map(drop))?;
+        assert_eq!(generator.state()?, (9, 12));
+        Ok(())
+    };
+    Check::new().seeds(SEEDS).run(program);
+}
+
 /// Graphed callables that were made together share memory: a call follows the last one, wherever that was.
 #[test]
 fn graphed_callables_follow_one_another_across_streams() {
@@ -181,18 +198,20 @@ fn the_caller_reads_and_drops_the_gradient_of_another_streams_leaf() {
     let program = |gpu: &Gpu| -> Result<()> {
         let main = gpu.device().current_stream();
         let elsewhere = side(gpu)?;
-        let (leaf, loss) = on(&elsewhere, || {
-            let leaf = ones(gpu)?.requires_grad_()?;
-            let loss = leaf.square()?.sum(&[], false)?;
-            Ok((leaf, loss))
+        let (leaves, loss) = on(&elsewhere, || {
+            let leaves = [ones(gpu)?.requires_grad_()?, ones(gpu)?.requires_grad_()?];
+            let loss = leaves[0].square()?.add(&leaves[1].square()?)?.sum(&[], false)?;
+            Ok((leaves, loss))
         })?;
         hand_over(&loss, &elsewhere, &main)?;
         loss.backward()?;
-        let twice = leaf.grad().expect("a leaf has a gradient").mul_scalar(2.0)?;
-        leaf.zero_grad();
-        // Takes what the other stream may have again.
-        on(&elsewhere, || Tensor::full(&[64], 1000.0, DType::F32, gpu.device()).map(drop))?;
-        assert_eq!(twice.to_vec::<f32>()?, [4.0; 64]);
+        for leaf in &leaves {
+            let twice = leaf.grad().expect("a leaf has a gradient").mul_scalar(2.0)?;
+            leaf.zero_grad();
+            // Takes what the other stream may have again.
+            on(&elsewhere, || Tensor::full(&[64], 1000.0, DType::F32, gpu.device()).map(drop))?;
+            assert_eq!(twice.to_vec::<f32>()?, [4.0; 64]);
+        }
         Ok(())
     };
     Check::new().seeds(SEEDS).run(program);
