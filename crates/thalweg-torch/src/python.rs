@@ -245,7 +245,7 @@ mod tests {
     use super::*;
 
     /// The only object.
-    const OBJECT: Object = 16 as Object;
+    const OBJECT: Object = std::ptr::without_provenance_mut(16);
 
     thread_local! {
         /// The exceptions that the thread has under way, by number; 0 for none.
