@@ -22,6 +22,7 @@
 
 pub use thalweg_driver as driver;
 pub use thalweg_ir as ir;
+pub use thalweg_kernels as kernels;
 pub use thalweg_memory as memory;
 pub use thalweg_memory_tools as memory_tools;
 pub use thalweg_nn as nn;

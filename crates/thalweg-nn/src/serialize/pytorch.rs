@@ -240,7 +240,8 @@ fn storage_of(values: &Values, place: ValueIndex) -> Option<Storage> {
     }
 }
 
-/// Writes a value as `torch.save` does, so that `torch.load` reads it. Each tensor gets a storage of its own. *Blocks.*
+/// Writes a value as `torch.save` does, so that `torch.load` reads it. Tensors with the same elements in memory, as tied weights, stay
+/// one storage; every other gets one of its own. *Blocks.*
 ///
 /// # Errors
 /// [`Error::is_invalid_argument`] if the file cannot be written.
@@ -282,8 +283,11 @@ fn write<'a>(object: &'a Object, pickle: &mut Writer, tensors: &mut Vec<&'a Tens
         Object::Float(number) => pickle.float(*number),
         Object::Str(text) => pickle.text(text)?,
         Object::Tensor(tensor) => {
-            write_tensor(tensor, tensors.len(), pickle)?;
-            tensors.push(tensor);
+            let key = tensors.iter().position(|known| is_same_memory(known, tensor)).unwrap_or_else(|| {
+                tensors.push(tensor);
+                tensors.len() - 1
+            });
+            write_tensor(tensor, key, pickle)?;
         }
         Object::List(list) => {
             pickle.code(b']');
@@ -309,6 +313,11 @@ fn write<'a>(object: &'a Object, pickle: &mut Writer, tensors: &mut Vec<&'a Tens
         }
     }
     Ok(())
+}
+
+/// Whether two tensors are the same elements of one storage, in one layout.
+fn is_same_memory(a: &Tensor, b: &Tensor) -> bool {
+    a.shares_storage_with(b) && a.dtype() == b.dtype() && a.layout() == b.layout()
 }
 
 /// Writes the call that rebuilds a tensor of the storage with this key.

@@ -573,4 +573,5 @@ def main():
         print(name, numbers, "parameters; losses", golden["losses"][0], golden["losses"][-1], golden["losses64"][-1])
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! cargo run --release --example gpt                       # the GPU if there is one, else the simulated GPU
+//! cargo run --release --example gpt -- --graph            # the training step captured once and replayed
 //! cargo run --release --example gpt -- --dtype bf16 --save sonnets.safetensors
 //! cargo run --release --example gpt -- --steps 0 --resume sonnets.safetensors --prompt "Shall I "
 //! ```
@@ -19,7 +20,8 @@ use thalweg::module::{Forward, Module, Transformer, TransformerOptions};
 use thalweg::optim::{AdamW, AdamWOptions, clip_grad_norm_};
 use thalweg::random::Generator;
 use thalweg::tensor::autocast::autocast;
-use thalweg::{DType, Device, Result, Tensor, i, no_grad, serialize};
+use thalweg::tensor::graph::{StepOptions, capture_step};
+use thalweg::{DType, Device, Result, Stream, Tensor, i, no_grad, serialize};
 
 use options::{Command, Options};
 use progress::Progress;
@@ -56,6 +58,9 @@ fn run(options: &Options) -> Result<()> {
         Some(name) => Device::from_name(name)?,
         None => Device::best()?,
     };
+    // The default stream cannot be captured.
+    let stream = Stream::new(&device)?;
+    let _current = stream.make_current();
     let text = Arc::new(Text::sonnets(CONTEXT));
     let prompt = text.encode(&options.prompt)?;
     let mut generator = Generator::new(options.seed);
@@ -106,20 +111,32 @@ fn train(model: &Transformer, text: &Arc<Text>, options: &Options, device: &Devi
     let parameters = model.parameters();
     let rates = AdamWOptions { learning_rate: 3e-3, ..AdamWOptions::default() };
     let optimizer = AdamW::new(parameters.clone(), rates)?;
+    let place = || Tensor::zeros(&[options.batch, CONTEXT], DType::I64, device);
+    let (input, next) = (place()?, place()?);
+    let step = || {
+        optimizer.zero_grad();
+        let loss = in_dtype(options.dtype, || model.loss(&input, &next))?;
+        loss.backward()?;
+        clip_grad_norm_(&parameters, 1.0, 2.0)?;
+        optimizer.step()?;
+        loss.detach().to_dtype(DType::F32)
+    };
+    let mut captured = options.graph.then(|| capture_step(device, StepOptions::default(), step));
     let mut progress = Progress::new(options.steps);
-    let (mut step, mut last) = (0, None);
-    while step < options.steps {
-        for batch in loader.epoch()?.take(options.steps - step) {
+    let (mut done, mut last) = (0, None);
+    while done < options.steps {
+        for batch in loader.epoch()?.take(options.steps - done) {
             let batch = batch?;
-            optimizer.zero_grad();
-            let loss = in_dtype(options.dtype, || model.loss(&batch[0], &batch[1]))?;
-            loss.backward()?;
-            clip_grad_norm_(&parameters, 1.0, 2.0)?;
-            optimizer.step()?;
-            step += 1;
-            if progress.is_due(step) {
-                let loss = loss.detach().to_dtype(DType::F32)?.item()?;
-                progress.draw(step, loss, step * options.batch);
+            input.copy_(&batch[0])?;
+            next.copy_(&batch[1])?;
+            let loss = match &mut captured {
+                Some(captured) => captured.run()?.clone(),
+                None => step()?,
+            };
+            done += 1;
+            if progress.is_due(done) {
+                let loss = loss.item()?;
+                progress.draw(done, loss, done * options.batch);
                 last = Some(loss);
             }
         }

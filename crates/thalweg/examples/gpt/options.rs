@@ -3,11 +3,12 @@
 use thalweg::DType;
 
 pub const USAGE: &str = "\
-usage: gpt [--device cuda|sim[:N]] [--dtype f32|bf16] [--steps N] [--batch N] [--seed N] [--save FILE] [--resume FILE]
-           [--prompt TEXT] [--sample N]
+usage: gpt [--device cuda|sim[:N]] [--dtype f32|bf16] [--graph] [--steps N] [--batch N] [--seed N] [--save FILE]
+           [--resume FILE] [--prompt TEXT] [--sample N]
 
   --device D     where to run (default: the GPU if the machine has one, else the simulated GPU)
   --dtype T      the dtype of products (default f32); with bf16 they run in an autocast region
+  --graph        capture the training step after three steps, and replay it
   --steps N      how many steps to train (default 200; 0 only samples)
   --batch N      pieces of text per step (default 16)
   --seed N       the seed of weights, order and sample (default 0)
@@ -21,6 +22,7 @@ usage: gpt [--device cuda|sim[:N]] [--dtype f32|bf16] [--steps N] [--batch N] [-
 pub struct Options {
     pub device: Option<String>,
     pub dtype: DType,
+    pub graph: bool,
     pub steps: usize,
     pub batch: usize,
     pub seed: u64,
@@ -40,6 +42,7 @@ impl Options {
         let mut options = Self {
             device: None,
             dtype: DType::F32,
+            graph: false,
             steps: 200,
             batch: 16,
             seed: 0,
@@ -53,6 +56,7 @@ impl Options {
             match argument.as_str() {
                 "--device" => options.device = Some(value()?),
                 "--dtype" => options.dtype = dtype(&value()?)?,
+                "--graph" => options.graph = true,
                 "--steps" => options.steps = number(&argument, &value()?, 0)?,
                 "--batch" => options.batch = number(&argument, &value()?, 1)?,
                 "--seed" => options.seed = number(&argument, &value()?, 0)? as u64,

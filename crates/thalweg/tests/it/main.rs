@@ -105,12 +105,42 @@ fn gpt_learns_saves_and_resumes() {
     let trained = printed(&program, &[&["--steps", "12", "--save", path], &short[..]].concat());
     assert!(loss(&trained) < loss(&first), "{first}{trained}");
     assert!(trained.lines().any(|line| line.starts_with("Love")), "{trained}");
+    let replayed = printed(&program, &[&["--steps", "12", "--graph"], &short[..]].concat());
+    assert_eq!(line(&replayed, "loss: "), line(&trained, "loss: "), "replays are steps");
     let resumed =
         printed(&program, &[&["--steps", "1", "--resume", path, "--dtype", "bf16"], &short[..]].concat());
     assert!(loss(&resumed) < loss(&first) && resumed.contains("bfloat16"), "{resumed}");
     std::fs::remove_file(&file).expect("it was saved");
     refuses(&program, &["--dtype", "f16"], "--dtype takes f32 or bf16");
     refuses(&program, &["--prompt", "ß"], "the text has no 'ß'");
+}
+
+#[test]
+fn resnet_learns_saves_and_resumes() {
+    let Some(program) = example("resnet") else { return };
+    let file = std::env::temp_dir().join(format!("thalweg-resnet-{}.safetensors", std::process::id()));
+    let path = file.to_str().expect("a path of text");
+    let loss = |text: &str| line(text, "loss: ")["loss: ".len()..].parse::<f64>().expect("a number");
+    let first = printed(&program, &["--batch", "16", "--steps", "1"]);
+    let trained = printed(&program, &["--batch", "16", "--steps", "12", "--save", path]);
+    assert!(loss(&trained) < loss(&first), "{first}{trained}");
+    let replayed = printed(&program, &["--batch", "16", "--steps", "12", "--graph"]);
+    assert_eq!(line(&replayed, "loss: "), line(&trained, "loss: "), "replays are steps");
+    let resumed = printed(&program, &["--steps", "0", "--resume", path]);
+    assert_eq!(line(&resumed, "test accuracy"), line(&trained, "test accuracy"));
+    let half = printed(&program, &["--batch", "16", "--steps", "1", "--resume", path, "--dtype", "bf16"]);
+    assert!(loss(&half) < loss(&first) && half.contains("bfloat16"), "{half}");
+    std::fs::remove_file(&file).expect("it was saved");
+    refuses(&program, &["--dtype", "f16"], "--dtype takes f32 or bf16");
+}
+
+#[test]
+fn an_operator_of_ones_own_has_values_and_gradients() {
+    let Some(program) = example("user_operator") else { return };
+    let text = printed(&program, &[]);
+    assert!(line(&text, "squared_relu on").ends_with(": [0.0, 0.0, 0.25, 9.0]"), "{text}");
+    assert_eq!(line(&text, "its gradient"), "its gradient: [0.0, 0.0, 1.0, 6.0]");
+    refuses(&program, &["--dtype", "f16"], "usage: user_operator");
 }
 
 #[test]

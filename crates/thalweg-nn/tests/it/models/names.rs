@@ -2,7 +2,7 @@
 
 use thalweg_ir::DType;
 use thalweg_nn::module::{Module, StateDict};
-use thalweg_nn::serialize::{load_file, save_file};
+use thalweg_nn::serialize::{Object, load, load_file, save, save_file};
 use thalweg_runtime::Result;
 use thalweg_tensor::Tensor;
 use thalweg_tensor::random::Generator;
@@ -174,5 +174,31 @@ fn a_resnet_takes_torchvisions_names() -> Result<()> {
     // A stem, two layers of two blocks, a head: 6 and 2 · (2 · 18 + 6) and 2 tensors.
     assert_eq!(model.state_dict().len(), 6 + 2 * (2 * 18 + 6) + 2);
     check_loaded(&model, &file);
+    Ok(())
+}
+
+/// `THALWEG_KEEP=FOLDER` keeps the file for `tests/models/check_saved.py`, which reads it in PyTorch.
+#[test]
+fn a_saved_model_keeps_its_tied_weights_one_storage() -> Result<()> {
+    let model = new::<GPT2>();
+    let tied = &model.state_dict()["lm_head.weight"];
+    let folder = std::env::var("THALWEG_KEEP").map_or_else(|_| std::env::temp_dir(), Into::into);
+    let path = folder.join(format!("thalweg-{}-gpt2.pt", std::process::id()));
+    let checksum: f64 = values(tied).iter().sum();
+    let file = vec![
+        (Object::Str("model".into()), model.state_dict().into()),
+        (Object::Str("epoch".into()), Object::Int(3)),
+        (Object::Str("checksum".into()), Object::Float(checksum)),
+    ];
+    save(&Object::Dict(file), &path)?;
+    let read = load(&path, &device())?;
+    if std::env::var("THALWEG_KEEP").is_err() {
+        std::fs::remove_file(&path).unwrap();
+    }
+    let read = read.get("model").unwrap().state_dict().unwrap();
+    assert!(read["lm_head.weight"].shares_storage_with(&read["transformer.wte.weight"]));
+    assert!(!read["transformer.wpe.weight"].shares_storage_with(&read["transformer.wte.weight"]));
+    assert_eq!(values(&read["lm_head.weight"]), values(tied));
+    assert_eq!(read.len(), model.state_dict().len());
     Ok(())
 }
