@@ -17,7 +17,7 @@ macro_rules! in_place {
             /// In place, and asynchronous. Recorded by autograd as [`Tensor::copy_`] is.
             ///
             /// # Errors
-            /// Those of [`Tensor::copy_`]; [`Error::is_invalid_argument`] if the result has another shape, or a dtype of a higher
+            /// Those of [`Tensor::copy_`]; [`Error::is_invalid_argument`](thalweg_runtime::Error::is_invalid_argument) if the result has another shape, or a dtype of a higher
             /// category.
             #[track_caller]
             pub fn $name(&self $(, $parameter: $crate::operators::parameter!($kind))*) -> Result<()> {
@@ -78,7 +78,7 @@ impl Tensor {
     /// Sets every element to a number, in place. Asynchronous.
     ///
     /// # Errors
-    /// Those of [`Tensor::copy_`]; [`Error::is_invalid_argument`] if the dtype does not hold the number.
+    /// Those of [`Tensor::copy_`]; [`Error::is_invalid_argument`](thalweg_runtime::Error::is_invalid_argument) if the dtype does not hold the number.
     #[track_caller]
     pub fn fill_(&self, value: impl Into<Scalar>) -> Result<()> {
         let value: Scalar = value.into();
