@@ -9,7 +9,7 @@ use thalweg_driver::{
 };
 use thalweg_ir::DType;
 use thalweg_kernels::matmul::fused::{self, FusedMatmul, PerOperand};
-use thalweg_kernels::matmul::{Matmul, Operand, biased_host_function, host_function};
+use thalweg_kernels::matmul::{Matmul, Operand, host_function};
 use thalweg_kernels::{NativeKernel, Placed};
 
 use crate::{Buffer, Error, Result, Stream};
@@ -106,7 +106,7 @@ impl Stream {
         });
         let launch = LibraryLaunch {
             gpu: &gpu,
-            host: if bias.is_some() { biased_host_function() } else { host_function() },
+            host: host_function(),
             arguments: bytemuck::cast_slice(&arguments),
             accesses: &[],
             label,

@@ -15,7 +15,7 @@ use smallvec::SmallVec;
 use thalweg_ir::DType;
 use thalweg_runtime::{Error, Result};
 
-use crate::dispatch::{Argument, Call, DispatchKey, ExcludeKeyGuard, IncludeKeyGuard, find_operator};
+use crate::dispatch::{Argument, Call, DispatchKey, ExcludeKeyGuard, IncludeKeyGuard, Operator, built_in};
 use crate::tensor::{Tensor, Tensors};
 
 /// The options of a region, with PyTorch's defaults.
@@ -101,7 +101,7 @@ impl Drop for Region {
 }
 
 /// The dtype that an operator's tensors are cast to.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) enum Policy {
     /// The 16-bit dtype of the region.
     Lower,
@@ -109,8 +109,8 @@ pub(crate) enum Policy {
     Full,
     /// The widest dtype of its tensors.
     Widest,
-    /// f32 for what is computed and for the results; the tensors are read as they are.
-    Wide(&'static str),
+    /// None: the operator that this returns reads the tensors as they are, computes in f32 and gives f32.
+    Wide(fn() -> Result<&'static Operator>),
     /// It is refused.
     Banned,
 }
@@ -138,7 +138,7 @@ const POLICIES: [(Policy, &str); 5] = [
         "addcdiv addcmul atan2 cross dot vdot grid_sampler index_put tensordot scatter_add cat stack",
     ),
     // Scores are the largest tensors of many networks: a copy of them in f32 would be four times their bytes, with its gradient.
-    (Policy::Wide("thalweg::cross_entropy_wide"), "cross_entropy"),
+    (Policy::Wide(|| built_in!("thalweg::cross_entropy_wide")), "cross_entropy"),
     (Policy::Banned, "binary_cross_entropy"),
 ];
 
@@ -168,7 +168,7 @@ impl Policy {
             },
             Self::Wide(operator) => {
                 let _without = ExcludeKeyGuard::new(DispatchKey::Autocast);
-                return find_operator(operator)?.call(call.arguments, Some(call.device), call.label);
+                return operator()?.call(call.arguments, Some(call.device), call.label);
             }
             Self::Banned => {
                 return Err(Error::invalid(format!(

@@ -187,25 +187,19 @@ impl RowPrinter<'_> {
         for &number in outputs {
             writer.line(&format!("{} output{number};", self.pack(body.outputs[number].dtype)));
         }
-        self.print_elements(held, outputs, defined, writer);
+        self.open_elements_held(held, last, defined, writer);
+        for &number in outputs {
+            let output = &body.outputs[number];
+            let value = stored(&self.statements.name(output.value), body.dtype(output.value), output.dtype);
+            writer.line(&format!("output{number}.element[e] = {value};"));
+        }
+        writer.close("");
         for &number in outputs {
             let (pack, start) =
                 (self.pack(body.outputs[number].dtype), self.start(&format!("output{number}")));
             writer.line(&format!("*({pack}*)(a.output{number} + {start} + first) = output{number};"));
         }
         writer.close("");
-        writer.close("");
-    }
-
-    /// Prints the loop over the elements of a vector of outputs.
-    fn print_elements(&self, held: &Held, outputs: &[usize], defined: &Defined, writer: &mut Writer) {
-        let body = &self.kernel.body;
-        self.open_elements_held(held, held.passes.len(), defined, writer);
-        for &number in outputs {
-            let output = &body.outputs[number];
-            let value = stored(&self.statements.name(output.value), body.dtype(output.value), output.dtype);
-            writer.line(&format!("output{number}.element[e] = {value};"));
-        }
         writer.close("");
     }
 }

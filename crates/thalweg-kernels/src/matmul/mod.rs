@@ -17,7 +17,7 @@ use crate::arguments;
 use thalweg_ir::DType;
 use thalweg_ir::host::Fault;
 
-pub use native::{biased_host_function, host_function};
+pub use native::host_function;
 
 /// Where one operand's elements lie, in elements.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]

@@ -1,5 +1,6 @@
 //! Products as launches: what they touch, and their host functions.
 
+use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
 use thalweg_driver::{Access, DevicePointer, HostFault, HostKernel, HostLaunch, Touch};
@@ -8,7 +9,7 @@ use thalweg_ir::host::{Fault, SliceMut};
 use thalweg_ir::with_dtype;
 
 use super::fused::{self, FusedMatmul, HostOperands, PerOperand};
-use super::{Factor, Matmul, Operand};
+use super::{ARGUMENT_WORDS, Factor, Matmul, Operand};
 use crate::{Accesses, NativeKernel, Placed, Words, slice};
 
 /// The left factor, the right factor and the result.
@@ -111,52 +112,48 @@ fn touch_of_matrix(product: &Matmul, operand: &Operand, rows: u64, columns: u64)
     Touch::of(dimensions.into_iter(), product.dtype.size_bytes() as u64)
 }
 
-/// Returns the host function of a [`Matmul`], which the vendor's library has beside its call.
+/// Returns the host function of a [`Matmul`], which the vendor's library has beside its call. Behind the product's words may stand the
+/// address of a bias, n elements of its dtype: it is added to each row before it is rounded, and what D holds is not.
 pub fn host_function() -> &'static Arc<dyn HostKernel> {
     static FUNCTION: OnceLock<Arc<dyn HostKernel>> = OnceLock::new();
     FUNCTION.get_or_init(|| Arc::new(run_on_host))
 }
 
 fn run_on_host(launch: &HostLaunch<'_>) -> Result<(), HostFault> {
-    let (product, [a, b, d]) = Matmul::unpack(launch.arguments)
-        .ok_or_else(|| HostFault("matmul: the arguments are not in its layout".to_owned()))?;
+    let refused = || HostFault("matmul: the arguments are not in its layout".to_owned());
+    let (words, bias) =
+        launch.arguments.split_at_checked(size_of::<[u64; ARGUMENT_WORDS]>()).ok_or_else(refused)?;
+    let bias = match bias {
+        [] => None,
+        bias => Some(u64::from_le_bytes(bias.try_into().map_err(|_| refused())?)),
+    };
+    let (mut product, [a, b, d]) = Matmul::unpack(words).ok_or_else(refused)?;
     let [a_span, b_span, d_span] = product.spans();
     let a = slice(launch, product.dtype, a, a_span)?;
     let b = slice(launch, product.dtype, b, b_span)?;
     let (d, count) = (DevicePointer::new(d), d_span as usize);
-    let d: SliceMut<'_> = with_dtype!(product.dtype, T => launch.write::<T>(d, count)?.into());
-    super::host::run(&product, a, b, d).map_err(|fault| HostFault(format!("matmul: {fault}")))
-}
-
-/// Returns the host function of a product with a bias, which is added to each row before it is rounded: its words are those of the
-/// [`Matmul`], which is not added to what D holds, and then the address of the bias, n elements of the product's dtype.
-pub fn biased_host_function() -> &'static Arc<dyn HostKernel> {
-    static FUNCTION: OnceLock<Arc<dyn HostKernel>> = OnceLock::new();
-    FUNCTION.get_or_init(|| Arc::new(run_biased_on_host))
-}
-
-fn run_biased_on_host(launch: &HostLaunch<'_>) -> Result<(), HostFault> {
-    let refused = || HostFault("matmul: the arguments are not those of a product with a bias".to_owned());
-    let (words, bias) = launch.arguments.split_last_chunk::<8>().ok_or_else(refused)?;
-    let bias = DevicePointer::new(u64::from_le_bytes(*bias));
-    let (product, [a, b, d]) = Matmul::unpack(words).ok_or_else(refused)?;
-    let [a_span, b_span, d_span] = product.spans();
-    let a = slice(launch, product.dtype, a, a_span)?;
-    let b = slice(launch, product.dtype, b, b_span)?;
-    let (d, count) = (DevicePointer::new(d), d_span as usize);
-    // A row that begins with the bias, and to which the product is added, is rounded once.
-    let columns = product.n as usize;
-    let rows = (0..product.batch).flat_map(|item| {
-        let first = item * product.d.batch_stride;
-        (0..product.m).map(move |row| (first + row * product.d.leading_dimension) as usize)
-    });
     let d: SliceMut<'_> = with_dtype!(product.dtype, T => {
-        let (bias, d) = (launch.read::<T>(bias, columns)?, launch.write::<T>(d, count)?);
-        rows.for_each(|first| d[first..first + columns].copy_from_slice(bias));
+        let d = launch.write::<T>(d, count)?;
+        if let Some(bias) = bias {
+            let bias = launch.read::<T>(DevicePointer::new(bias), product.n as usize)?;
+            // A row that begins with the bias, and to which the product is added, is rounded once.
+            rows_of(&product).for_each(|row| d[row].copy_from_slice(bias));
+            product.beta = Factor::ONE;
+        }
         d.into()
     });
-    let product = Matmul { beta: Factor::ONE, ..product };
     super::host::run(&product, a, b, d).map_err(|fault| HostFault(format!("matmul: {fault}")))
+}
+
+/// Returns where the rows of D lie.
+fn rows_of(product: &Matmul) -> impl Iterator<Item = Range<usize>> + use<> {
+    let Matmul { m, n, batch, d, .. } = *product;
+    (0..batch).flat_map(move |item| {
+        (0..m).map(move |row| {
+            let first = (item * d.batch_stride + row * d.leading_dimension) as usize;
+            first..first + n as usize
+        })
+    })
 }
 
 fn run_fused_on_host(launch: &HostLaunch<'_>) -> Result<(), HostFault> {
