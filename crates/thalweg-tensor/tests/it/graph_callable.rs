@@ -209,6 +209,55 @@ fn a_held_result_is_refused_or_moved_but_never_overwritten() {
 }
 
 #[test]
+fn a_transposed_view_of_the_sample_is_an_input_like_any_other() {
+    let device = device();
+    let compute = Stream::new(&device).unwrap();
+    let _current = compute.make_current();
+    let own = uniform(&[4, 4], 1, &device).unwrap();
+    let double = function("double", Vec::new(), |inputs| Ok(vec![inputs[0].mul_scalar(2.0)?]));
+    let options = CallableOptions::default();
+    let graphed = make_graphed_callables(&device, vec![double], vec![vec![own.clone()]], &options).unwrap();
+    let view = own.transpose(0, 1).unwrap();
+    let expected: Vec<f32> = view.to_vec::<f32>().unwrap().iter().map(|x| 2.0 * x).collect();
+    match graphed[0].call(from_ref(&view)) {
+        Ok(results) => assert_eq!(results[0].to_vec::<f32>().unwrap(), expected),
+        // The same elements, read and written in other places.
+        Err(error) => assert!(error.is_invalid_argument(), "{error}"),
+    }
+}
+
+#[test]
+fn a_held_result_of_a_later_callable_is_moved_too() {
+    let device = device();
+    let compute = Stream::new(&device).unwrap();
+    let _current = compute.make_current();
+    // The first one's inner values lie where the second one's result does.
+    let chain = |name: &str| {
+        function(name, Vec::new(), |inputs| {
+            let mut x = inputs[0].mul_scalar(2.0)?;
+            for _ in 0..3 {
+                x = x.add_scalar(1.0)?;
+            }
+            Ok(vec![x.mul_scalar(1.0)?])
+        })
+    };
+    let sample = || vec![uniform(&[4, 5], 1, &device).unwrap()];
+    for live_outputs in [LiveOutputs::Refuse, LiveOutputs::Clone] {
+        let options = CallableOptions { live_outputs, ..CallableOptions::default() };
+        let (callables, samples) = (vec![chain("first"), chain("second")], vec![sample(), sample()]);
+        let graphed = make_graphed_callables(&device, callables, samples, &options).unwrap();
+        let x = uniform(&[4, 5], 2, &device).unwrap();
+        graphed[0].call(from_ref(&x)).unwrap();
+        let held = graphed[1].call(from_ref(&x)).unwrap().remove(0);
+        let (address, before) = (held.pointer(), bits(&held).unwrap());
+        let again = graphed[0].call(&[uniform(&[4, 5], 3, &device).unwrap()]);
+        assert_eq!(again.is_err(), live_outputs == LiveOutputs::Refuse);
+        assert_eq!(held.pointer() == address, live_outputs == LiveOutputs::Refuse);
+        assert_eq!(bits(&held).unwrap(), before);
+    }
+}
+
+#[test]
 fn backward_behind_a_later_forward_is_an_error_and_not_a_wrong_number() {
     let device = device();
     let compute = Stream::new(&device).unwrap();

@@ -160,3 +160,32 @@ fn two_threads_that_run_backward_over_one_leaf_lose_nothing() {
     });
     assert_eq!(values(&x.grad().unwrap()), vec![400.0; 64]);
 }
+
+#[test]
+fn every_result_that_was_saved_has_its_version_checked() {
+    let sorted = || {
+        let x = leaf(&[3.0, 1.0, 2.0]);
+        let results = x.sort(0, false).unwrap();
+        (x, results)
+    };
+    let (x, [values_, indices]) = sorted();
+    values_.square().unwrap().sum(&[], false).unwrap().backward().unwrap();
+    assert_eq!(values(&x.grad().unwrap()), [6.0, 2.0, 4.0]);
+    let (_x, [values_, written]) = sorted();
+    written.copy_(&indices).unwrap();
+    let error = values_.sum(&[], false).unwrap().backward().unwrap_err().to_string();
+    assert!(error.contains("in place"), "{error}");
+}
+
+#[test]
+fn saved_indices_are_given_back_by_backward() {
+    let device = Device::from_name("sim").unwrap();
+    let count = 1 << 20;
+    let x = Tensor::zeros(&[4], DType::F32, &device).unwrap().requires_grad_().unwrap();
+    let indices = Tensor::zeros(&[count], DType::I64, &device).unwrap();
+    let loss = x.gather(0, &indices).unwrap().sum(&[], false).unwrap();
+    drop(indices);
+    assert!(device.memory_allocated() >= 8 * count as u64, "the loss keeps them");
+    loss.backward().unwrap();
+    assert!(device.memory_allocated() < 1 << 20, "{} bytes are left", device.memory_allocated());
+}

@@ -277,3 +277,55 @@ fn a_second_graphed_backward_pass_spares_the_gradients_of_the_first() {
     };
     Check::new().seeds(SEEDS).run(program);
 }
+
+/// What a backward pass gives instead of writing it into leaves is read and dropped by the caller too.
+#[test]
+fn the_caller_reads_and_drops_a_gradient_that_another_stream_made() {
+    let program = |gpu: &Gpu| -> Result<()> {
+        let main = gpu.device().current_stream();
+        let elsewhere = side(gpu)?;
+        let (leaf, loss) = on(&elsewhere, || {
+            let leaf = ones(gpu)?.requires_grad_()?;
+            let loss = leaf.square()?.sum(&[], false)?;
+            Ok((leaf, loss))
+        })?;
+        hand_over(&loss, &elsewhere, &main)?;
+        let from = [Some(Tensor::ones(&[], DType::F32, gpu.device())?)];
+        let found = gradients_with(from_ref(&loss), &from, from_ref(&leaf), BackwardOptions::default())?;
+        let gradient = found.into_iter().flatten().next().expect("the loss depends on the leaf");
+        let twice = gradient.mul_scalar(2.0)?;
+        drop(gradient);
+        // Takes what the other stream may have again.
+        on(&elsewhere, || Tensor::full(&[64], 1000.0, DType::F32, gpu.device()).map(drop))?;
+        assert_eq!(twice.to_vec::<f32>()?, [4.0; 64]);
+        Ok(())
+    };
+    Check::new().seeds(SEEDS).run(program);
+}
+
+/// A backward pass that fails has run other nodes before, on another stream: the caller's is ordered behind them, and reads what
+/// they left in the leaves.
+#[test]
+fn the_caller_follows_what_ran_before_a_failure() {
+    let program = |gpu: &Gpu| -> Result<()> {
+        let main = gpu.device().current_stream();
+        let elsewhere = side(gpu)?;
+        // Recorded first, so that its node runs last; what it saved is overwritten.
+        let overwritten = ones(gpu)?.requires_grad_()?;
+        let copy = overwritten.mul_scalar(1.0)?;
+        let fails = copy.square()?.sum(&[], false)?;
+        no_grad(|| copy.copy_(&ones(gpu)?))?;
+        let (leaf, runs) = on(&elsewhere, || {
+            let leaf = ones(gpu)?.requires_grad_()?;
+            let runs = leaf.square()?.sum(&[], false)?;
+            Ok((leaf, runs))
+        })?;
+        hand_over(&runs, &elsewhere, &main)?;
+        let error = fails.add(&runs)?.backward().expect_err("what a node saved was overwritten");
+        assert!(error.to_string().contains("in place"), "{error}");
+        let gradient = leaf.grad().expect("its node ran before the failure");
+        assert_eq!(gradient.to_vec::<f32>()?, [2.0; 64]);
+        Ok(())
+    };
+    Check::new().seeds(SEEDS).run(program);
+}
