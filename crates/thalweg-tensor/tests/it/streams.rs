@@ -278,7 +278,7 @@ fn a_second_graphed_backward_pass_spares_the_gradients_of_the_first() {
     Check::new().seeds(SEEDS).run(program);
 }
 
-/// What a backward pass gives instead of writing it into leaves is read and dropped by the caller too.
+/// A gradient that a backward pass returns instead of writing it into a leaf is read and dropped by the caller too.
 #[test]
 fn the_caller_reads_and_drops_a_gradient_that_another_stream_made() {
     let program = |gpu: &Gpu| -> Result<()> {
