@@ -170,7 +170,8 @@ fn cases() -> Vec<Case> {
 }
 
 fn main() -> std::io::Result<()> {
-    let folder = std::env::args().nth(1).expect("an argument names the folder");
+    let folder = std::env::args().nth(1).unwrap_or_else(|| "target/printed".to_owned());
+    std::fs::create_dir_all(&folder)?;
     let mut lines = String::new();
     for case in cases() {
         let Case { name, operator, signature, body, iteration } = case;

@@ -61,8 +61,8 @@ impl<const AXES: usize> Conv<AXES> {
         let _entered = enter(Location::caller());
         check_groups(inputs, outputs, options.groups)
             .map_err(|error| error.at(outermost(Location::caller())))?;
-        let shape: Vec<usize> = [outputs, inputs / options.groups].into_iter().chain(kernel).collect();
-        let (weight, bias) = weight_and_bias(&shape, Some(outputs), generator, device)?;
+        let channels = [outputs, inputs / options.groups];
+        let (weight, bias) = parameters(channels, kernel, Some(outputs), generator, device)?;
         Ok(Self { weight, bias, options })
     }
 
@@ -80,8 +80,23 @@ impl<const AXES: usize> Conv<AXES> {
         device: &Device,
     ) -> Result<Self> {
         let _entered = enter(Location::caller());
-        Ok(Self { bias: None, ..Self::new(inputs, outputs, kernel, options, generator, device)? })
+        check_groups(inputs, outputs, options.groups)
+            .map_err(|error| error.at(outermost(Location::caller())))?;
+        let (weight, bias) = parameters([outputs, inputs / options.groups], kernel, None, generator, device)?;
+        Ok(Self { weight, bias, options })
     }
+}
+
+/// Returns a weight of two channels and the extents of a kernel, and a bias of so many channels.
+fn parameters<const AXES: usize>(
+    channels: [usize; 2],
+    kernel: [usize; AXES],
+    bias: Option<usize>,
+    generator: &mut Generator,
+    device: &Device,
+) -> Result<(Tensor, Option<Tensor>)> {
+    let shape: Vec<usize> = channels.into_iter().chain(kernel).collect();
+    weight_and_bias(&shape, bias, generator, device)
 }
 
 impl<const AXES: usize> Forward for Conv<AXES> {
@@ -133,8 +148,8 @@ impl<const AXES: usize> ConvTranspose<AXES> {
         let _entered = enter(Location::caller());
         check_groups(inputs, outputs, options.groups)
             .map_err(|error| error.at(outermost(Location::caller())))?;
-        let shape: Vec<usize> = [inputs, outputs / options.groups].into_iter().chain(kernel).collect();
-        let (weight, bias) = weight_and_bias(&shape, Some(outputs), generator, device)?;
+        let channels = [inputs, outputs / options.groups];
+        let (weight, bias) = parameters(channels, kernel, Some(outputs), generator, device)?;
         Ok(Self { weight, bias, options, output_padding: [0; AXES] })
     }
 
@@ -152,7 +167,10 @@ impl<const AXES: usize> ConvTranspose<AXES> {
         device: &Device,
     ) -> Result<Self> {
         let _entered = enter(Location::caller());
-        Ok(Self { bias: None, ..Self::new(inputs, outputs, kernel, options, generator, device)? })
+        check_groups(inputs, outputs, options.groups)
+            .map_err(|error| error.at(outermost(Location::caller())))?;
+        let (weight, bias) = parameters([inputs, outputs / options.groups], kernel, None, generator, device)?;
+        Ok(Self { weight, bias, options, output_padding: [0; AXES] })
     }
 }
 

@@ -22,6 +22,36 @@ pub struct PackedSequence {
     pub unsorted_indices: Option<Tensor>,
 }
 
+impl PackedSequence {
+    /// Returns the number of sequences.
+    ///
+    /// # Errors
+    /// [`Error::is_invalid_argument`] if the sizes of the batches are none, zero or growing, if they are not those of the data, or if
+    /// the indices have another shape.
+    pub(super) fn batch(&self) -> Result<usize> {
+        let Self { data, batch_sizes, sorted_indices, unsorted_indices } = self;
+        let sum = batch_sizes.iter().try_fold(0usize, |sum, &size| sum.checked_add(size));
+        let falls =
+            batch_sizes.is_sorted_by(|a, b| a >= b) && batch_sizes.last().is_some_and(|&last| last > 0);
+        if !falls || data.rank() == 0 || sum != Some(data.shape()[0]) {
+            return Err(Error::invalid(format!(
+                "Expected the batch sizes of a packed sequence to be above 0, not to grow, and to sum up to the length of its data, \
+                 but got {batch_sizes:?} for data of {:?}",
+                data.shape()
+            )));
+        }
+        let batch = batch_sizes[0];
+        match [sorted_indices, unsorted_indices].into_iter().flatten().find(|order| order.shape() != [batch])
+        {
+            None => Ok(batch),
+            Some(order) => Err(Error::invalid(format!(
+                "Expected the indices of a packed sequence to be of shape [{batch}], but got {:?}",
+                order.shape()
+            ))),
+        }
+    }
+}
+
 /// Where the elements of packed sequences are in the padded batch.
 struct Places {
     batch_sizes: Vec<usize>,
@@ -113,7 +143,8 @@ pub fn pack_padded_sequence(
 /// `total_length` steps, or as many as the longest sequence has. *Blocks* if the sequences were sorted, until their order is read.
 ///
 /// # Errors
-/// [`Error::is_invalid_argument`] if `total_length` is shorter than a sequence.
+/// [`Error::is_invalid_argument`] if `total_length` is shorter than a sequence, or the sizes or indices are not those of a packed
+/// sequence.
 #[track_caller]
 pub fn pad_packed_sequence(
     sequence: &PackedSequence,
@@ -124,7 +155,7 @@ pub fn pad_packed_sequence(
     let padding_value = padding_value.into();
     in_call("pad_packed_sequence", &[&sequence.data], Location::caller(), || {
         let PackedSequence { data, batch_sizes, sorted_indices, .. } = sequence;
-        let (longest, batch) = (batch_sizes.len(), batch_sizes.first().copied().unwrap_or(0));
+        let (longest, batch) = (batch_sizes.len(), sequence.batch()?);
         let steps = total_length.unwrap_or(longest);
         if steps < longest {
             return Err(Error::invalid(format!(
@@ -136,13 +167,22 @@ pub fn pad_packed_sequence(
             Some(order) => order.to_vec::<i64>()?.into_iter().map(|sequence| sequence as usize).collect(),
             None => (0..batch).collect(),
         };
+        let mut places = order.clone();
+        places.sort_unstable();
+        if !places.into_iter().eq(0..batch) {
+            return Err(Error::invalid(format!(
+                "Expected sorted_indices to name each sequence once, but got {order:?}"
+            )));
+        }
+        let Some(elements) = steps.checked_mul(batch) else {
+            return Err(Error::invalid(format!("total_length={steps} is too large for a batch of {batch}")));
+        };
         let mut lengths = vec![0; batch];
         for &size in batch_sizes {
             order[..size].iter().for_each(|&sequence| lengths[sequence] += 1);
         }
         let places = indices(&Places::flat(batch_sizes, &order, steps, batch_first), data)?;
-        let shape: Vec<usize> =
-            [steps * batch].into_iter().chain(data.shape()[1..].iter().copied()).collect();
+        let shape: Vec<usize> = [elements].into_iter().chain(data.shape()[1..].iter().copied()).collect();
         let padding = Tensor::full(&shape, padding_value, data.dtype(), data.device())?;
         let sizes = if batch_first { [batch, steps] } else { [steps, batch] };
         let padded = padding.index_copy(0, &places, data)?.unflatten(0, &sizes.map(|size| size as i64))?;

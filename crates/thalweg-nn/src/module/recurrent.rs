@@ -291,7 +291,7 @@ impl<K: RecurrentStep> Recurrent<K> {
                 Some(order) => states.iter().map(|state| state.index_select(1, order)).collect(),
                 None => Ok(states.to_vec()),
             };
-            let states = self.states(&input.data, input.batch_sizes[0], states, true)?;
+            let states = self.states(&input.data, input.batch()?, states, true)?;
             let states: Vec<Tensor> = reorder(&states, input.sorted_indices.as_ref())?;
             let (data, last) = self.run(input.data.clone(), &states, Some(&input.batch_sizes))?;
             let last = reorder(&last, input.unsorted_indices.as_ref())?;

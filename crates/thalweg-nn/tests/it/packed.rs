@@ -96,3 +96,47 @@ fn lengths_that_do_not_fit_are_refused() {
     let network = GRU::new(4, 5, RecurrentOptions::default(), &mut Generator::new(1), &device()).unwrap();
     assert!(network.forward_packed(&packed, None).unwrap_err().to_string().contains("input_size"));
 }
+
+#[test]
+fn a_packed_sequence_made_by_hand_is_checked() {
+    let device = device();
+    let lstm = LSTM::new(3, 2, RecurrentOptions::default(), &mut Generator::new(1), &device).unwrap();
+    let indices = |list: &[i64]| thalweg_tensor::Tensor::from_slice(list, &[list.len()], &device).unwrap();
+    let packed = |sizes: &[usize], order: Option<&[i64]>| PackedSequence {
+        data: random(&[6, 3], 2).to_dtype(DType::F32).unwrap(),
+        batch_sizes: sizes.to_vec(),
+        sorted_indices: order.map(indices),
+        unsorted_indices: None,
+    };
+    for sizes in [&[] as &[usize], &[2, 4], &[3, 3, 0], &[3, 2], &[4, 3], &[usize::MAX, 7]] {
+        let wrong = packed(sizes, None);
+        assert!(lstm.forward_packed(&wrong, None).unwrap_err().is_invalid_argument(), "{sizes:?}");
+        assert!(pad_packed_sequence(&wrong, true, 0.0, None).unwrap_err().is_invalid_argument(), "{sizes:?}");
+    }
+    for order in [&[0i64, 1] as &[i64], &[0, 0, 1], &[0, 1, 3], &[-1, 0, 1]] {
+        let wrong = packed(&[3, 2, 1], Some(order));
+        assert!(pad_packed_sequence(&wrong, true, 0.0, None).unwrap_err().is_invalid_argument(), "{order:?}");
+    }
+    let right = packed(&[3, 2, 1], Some(&[2, 0, 1]));
+    assert!(pad_packed_sequence(&right, true, 0.0, Some(usize::MAX)).unwrap_err().is_invalid_argument());
+    assert_eq!(pad_packed_sequence(&right, true, 0.0, None).unwrap().1, [2, 1, 3]);
+    lstm.forward_packed(&right, None).unwrap();
+}
+
+#[test]
+fn convolutions_without_a_bias_draw_no_numbers_for_one() {
+    let device = device();
+    let next = |draws: &dyn Fn(&mut Generator)| {
+        let mut generator = Generator::new(7);
+        draws(&mut generator);
+        let next = thalweg_tensor::Tensor::uniform(&[4], 0.0, 1.0, &mut generator, &device).unwrap();
+        values(&next)
+    };
+    let options = thalweg_nn::functional::ConvOptions::default();
+    let weight = next(&|generator| drop(Linear::without_bias(27, 5, generator, &device).unwrap()));
+    assert_eq!(weight, next(&|one| drop(Conv2d::without_bias(3, 5, [3, 3], options, one, &device).unwrap())));
+    let transposed = |one: &mut Generator| {
+        drop(ConvTranspose2d::without_bias(3, 5, [3, 3], options, one, &device).unwrap())
+    };
+    assert_eq!(weight, next(&transposed));
+}

@@ -49,7 +49,9 @@ operators! {
     /// Returns beta · self + alpha · the sum over the batch of batch1 · batch2; self is broadcast.
     "addbmm(Tensor self, Tensor batch1, Tensor batch2, *, Scalar beta=1, Scalar alpha=1) -> Tensor"
         fn addbmm(batch1: tensor, batch2: tensor) = Composite(|call| {
-            blend(call, bmm(call.tensor(1), call.tensor(2))?.sum(&[0], false)?)
+            check_batches(call.tensor(1), call.tensor(2))?;
+            let [left, right] = side_by_side(call.tensor(1), call.tensor(2))?;
+            add_product(call, &left, &right).map(single)
         });
     /// Returns beta · self + alpha · mat · vec, where self is broadcast.
     "addmv(Tensor self, Tensor mat, Tensor vec, *, Scalar beta=1, Scalar alpha=1) -> Tensor"
@@ -244,6 +246,15 @@ fn add_product(call: &Call<'_>, a: &Tensor, b: &Tensor) -> Result<Tensor> {
         true => add_to(call.tensor(0), call, a, b),
         false => blend(call, product(a, b)?).map(|mut results| results.swap_remove(0)),
     }
+}
+
+/// Returns matrices whose product is the sum of the products of two batches: those of the first side by side, those of the second one
+/// below the other.
+fn side_by_side(a: &Tensor, b: &Tensor) -> Result<[Tensor; 2]> {
+    let [batch, rows, inner] = [0, 1, 2].map(|dim| a.shape()[dim]);
+    let columns = b.shape()[2];
+    let left = a.permute(&[1, 0, 2])?.reshape(&[rows, batch * inner])?;
+    Ok([left, b.reshape(&[batch * inner, columns])?])
 }
 
 fn add_to(input: &Tensor, call: &Call<'_>, a: &Tensor, b: &Tensor) -> Result<Tensor> {

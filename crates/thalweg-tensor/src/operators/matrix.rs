@@ -305,14 +305,12 @@ fn chain(matrices: &[Tensor], cuts: &[Vec<usize>], first: usize, last: usize) ->
 
 fn vander(call: &Call<'_>) -> Result<Tensor> {
     let x = call.tensor(0);
-    if x.rank() == 0 {
-        return Err(Error::invalid("linalg.vander: The input tensor must have at least one dimension."));
-    }
+    let x = if x.rank() == 0 { x.unsqueeze(-1)? } else { x.clone() };
     let powers = call.optional_int(1).unwrap_or(x.shape()[x.rank() - 1] as i64);
     if powers <= 1 {
         return Err(Error::invalid("N must be greater than 1."));
     }
-    let x = if x.dtype().is_floating_point() { x.clone() } else { x.to_dtype(DType::I64)? };
+    let x = if x.dtype().is_floating_point() { x } else { x.to_dtype(DType::I64)? };
     let mut shape: Shape = x.shape().into();
     shape.push(1);
     let ones = Tensor::ones(&shape, x.dtype(), x.device())?;

@@ -13,7 +13,8 @@ use super::file::{File, Inputs, Row, list};
 use super::numbers::{Numbers, Tolerance, compare, compare_with_row, pattern};
 use super::program::{Machine, Stop};
 use super::unspecified::{
-    among_equals, is_for_the_cpu, is_random, is_statistic, places_agree, unordered_dimension,
+    among_equals, gives_places_alone, is_for_the_cpu, is_random, is_statistic, places_agree,
+    unordered_dimension,
 };
 use crate::support::device;
 
@@ -291,15 +292,34 @@ impl Judged<'_> {
             return self.agrees(&narrow, &output[1], exact);
         }
         let input = machine.tensor(&self.sample["calls"][0][1]["self"]["t"]);
-        if let (1, Ok(input)) = (index, input)
+        let is_alone = gives_places_alone(self.sample);
+        if let (true, Ok(input)) = (index == 1 || is_alone, input)
             && let Some(dimension) = unordered_dimension(self.sample, input.rank())
         {
+            let expected;
+            let values = match is_alone {
+                true => {
+                    expected = self.at_places(input, &row, dimension)?;
+                    &expected
+                }
+                false => values,
+            };
             if found.dtype() != DType::I64 || found.shape() != row.shape {
                 return Err(format!("places are {found:?}"));
             }
             return places_agree(input, found, values, dimension);
         }
         self.agrees(found, &output[1], exact)
+    }
+
+    /// Returns the elements of an input at PyTorch's places along a dimension.
+    fn at_places(&self, input: &Tensor, places: &Row<'_>, dimension: usize) -> Result<Tensor, String> {
+        let Some(Numbers::Integers(list)) = Numbers::of_row(self.file, places) else {
+            return Err("places are no integers".to_owned());
+        };
+        Tensor::from_slice(&list, &places.shape, input.device())
+            .and_then(|places| input.gather(dimension as i64, &places))
+            .map_err(|error| error.to_string())
     }
 
     /// Runs the program with leaves that require a gradient.

@@ -35,7 +35,7 @@ const DRAWING: &[&str] = &[
 ];
 
 /// Operators of which PyTorch leaves open which of equal elements they name first.
-const UNORDERED: &[&str] = &["kthvalue", "median", "mode", "msort", "sort", "topk"];
+const UNORDERED: &[&str] = &["argsort", "kthvalue", "median", "mode", "msort", "sort", "topk"];
 
 /// Operators with statistics of 16-bit floats behind their first result, which PyTorch keeps in float32 on CUDA.
 const STATISTICS: &[&str] = &[
@@ -55,7 +55,7 @@ fn base(call: &Json) -> &str {
 pub fn is_random(sample: &Json) -> bool {
     let draws = |call: &Json| {
         let is_off = ["train", "training"].iter().any(|flag| call[1][flag] == Json::Bool(false));
-        DRAWING.contains(&base(call)) && !is_off
+        DRAWING.contains(&base(call)) && !is_off || call[1]["dropout_p"].as_f64().is_some_and(|p| p > 0.0)
     };
     sample["random"] == Json::Bool(true) || list(&sample["calls"]).iter().any(draws)
 }
@@ -68,6 +68,11 @@ pub fn is_statistic(sample: &Json, output: usize) -> bool {
 /// Returns whether an input is refused by the CPU alone: OpInfo leaves it out on CUDA, where the host does not read indices.
 pub fn is_for_the_cpu(error: &Json) -> bool {
     error["message"].as_str().is_some_and(|message| message.contains("is out of bounds for dimension"))
+}
+
+/// Returns whether the sample is one call that gives places alone, without the values at them.
+pub fn gives_places_alone(sample: &Json) -> bool {
+    matches!(list(&sample["calls"]), [call] if base(call) == "argsort")
 }
 
 /// Returns the dimension along which equal elements may stand in any order, where the sample is one call that leaves it open.
