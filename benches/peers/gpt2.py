@@ -20,7 +20,7 @@ class Block(nn.Module):
     def forward(self, x):
         batch, tokens, _ = x.shape
         packed = self.qkv(self.norm1(x)).view(batch, tokens, 3, HEADS, FEATURES // HEADS)
-        q, k, v = (packed[:, :, part].transpose(1, 2) for part in range(3))
+        q, k, v = (part.transpose(1, 2) for part in packed.unbind(2))
         heads = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(batch, tokens, FEATURES)
         x = x + self.projection(heads)
         return x + self.contract(F.gelu(self.expand(self.norm2(x)), approximate="tanh"))

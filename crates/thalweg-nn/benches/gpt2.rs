@@ -50,10 +50,10 @@ impl Forward for Block {
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
         let (batch, tokens) = (x.shape()[0], x.shape()[1]);
         let packed = self.qkv.forward(&self.norm1.forward(x)?)?;
-        let packed = packed.reshape(&[batch, tokens, 3, HEADS, FEATURES / HEADS])?;
-        let part = |part: usize| packed.select(2, part)?.transpose(1, 2);
+        let parts = packed.reshape(&[batch, tokens, 3, HEADS, FEATURES / HEADS])?.unbind(2)?;
+        let heads = |part: usize| parts[part].transpose(1, 2);
         let options = AttentionOptions { is_causal: true, ..AttentionOptions::default() };
-        let heads = functional::scaled_dot_product_attention(&part(0)?, &part(1)?, &part(2)?, options)?;
+        let heads = functional::scaled_dot_product_attention(&heads(0)?, &heads(1)?, &heads(2)?, options)?;
         let heads = heads.transpose(1, 2)?.reshape(&[batch, tokens, FEATURES])?;
         let x = x.add(&self.projection.forward(&heads)?)?;
         let hidden = self.expand.forward(&self.norm2.forward(&x)?)?.gelu_tanh()?;

@@ -144,6 +144,11 @@ impl Error {
         self.driver_error().is_some_and(|error| error.is_library_missing())
     }
 
+    /// Returns whether the device, or a library that is there, cannot do the call.
+    pub fn is_not_supported(&self) -> bool {
+        self.driver_error().is_some_and(|error| error.is_not_supported())
+    }
+
     /// Returns whether a rule of stream capture was broken.
     pub fn is_capture(&self) -> bool {
         matches!(self.0.kind, Kind::Capture(_)) || self.driver_error().is_some_and(|error| error.is_capture())

@@ -1,13 +1,18 @@
-//! Library work: matrix products.
+//! Library work: matrix products and attention.
 //!
 //! On a GPU with cuBLASLt a product is a library call; where the library is missing it is a kernel of our own; in the
 //! simulator it is a host function. All three are described by one [`Matmul`]. A product of f32 that is too small to fill a GPU
 //! is a [`FusedMatmul`], always a kernel of our own: the library's are made for large ones.
+//!
+//! Attention is cuDNN's where it is there and takes the shape ([`Stream::library_attention`]); in the simulator it is a host function.
+//! Who calls it has kernels of our own for the rest.
 
 use thalweg_driver::{
-    Access, ComputeFormat, DevicePointer, ElementFormat, GpuCall, Label, LibraryLaunch, MatmulCall, Matrix,
+    Access, AttentionCall, AttentionGradients, AttentionOperand, AttentionShape, ComputeFormat,
+    DevicePointer, ElementFormat, GpuCall, Label, LibraryLaunch, MatmulCall, Matrix,
 };
 use thalweg_ir::DType;
+use thalweg_kernels::attention::{Addresses, LibraryAttention, PerOperand as PerAttentionOperand, Strides};
 use thalweg_kernels::matmul::fused::{self, FusedMatmul, PerOperand};
 use thalweg_kernels::matmul::{Matmul, Operand, host_function};
 use thalweg_kernels::{NativeKernel, Placed};
@@ -60,6 +65,39 @@ impl Stream {
             return Err(Error::invalid(format!("matmul {product}: no library here adds a bias to it")));
         }
         self.library_matmul(product, at, Some(bias), label)
+    }
+
+    /// Queues attention, or its gradient, as a call of the vendor's library. The first call for a shape prepares it, which may take some tenths
+    /// of a second.
+    ///
+    /// # Errors
+    /// [`Error::is_library_missing`] and [`Error::is_not_supported`] if there is no library, or none that takes these sizes and strides;
+    /// [`Error::is_invalid_argument`] for a description that no attention can have, and what the driver answers.
+    pub fn library_attention(&self, call: &LibraryAttention, at: &Addresses, label: Label) -> Result<()> {
+        let placed = Placed { kernel: *call, at: *at };
+        placed.check().map_err(|fault| Error::invalid(fault.to_string()))?;
+        let Some(mut attention) = attention_call(call, at) else {
+            return Err(Error::invalid("attention: the library computes in 16-bit floats"));
+        };
+        let bytes = self
+            .device()
+            .driver()
+            .library_workspace(self.device().index(), &GpuCall::Attention(attention))?;
+        // It goes back to the cache when the call is queued, like that of a product.
+        let workspace = (bytes > 0).then(|| Buffer::labelled(self, bytes, label)).transpose()?;
+        attention.workspace = workspace.as_ref().map(|memory| (memory.pointer(), bytes));
+        let (words, host) = (placed.words(), placed.host());
+        let launch = LibraryLaunch {
+            gpu: &GpuCall::Attention(attention),
+            host: &host,
+            arguments: bytemuck::cast_slice(&words),
+            accesses: &[],
+            label,
+        };
+        self.submit_library(launch, |list| {
+            list.extend(placed.accesses());
+            list.extend(workspace.as_ref().map(|memory| Access::write(memory.pointer(), bytes)));
+        })
     }
 
     /// Returns whether a product is a call of the vendor's library.
@@ -128,6 +166,43 @@ fn element_format(dtype: DType) -> Option<ElementFormat> {
         DType::Bf16 => Some(ElementFormat::R_16BF),
         _ => None,
     }
+}
+
+/// Returns a call without its workspace; `None` where the library has no format for the elements.
+fn attention_call(call: &LibraryAttention, at: &Addresses) -> Option<AttentionCall> {
+    let attention = &call.attention;
+    let of = |address: u64, Strides { batch, head, row }: Strides| AttentionOperand {
+        address: DevicePointer::new(address),
+        strides: [batch, head, row],
+    };
+    let (addresses, strides) = (at.operands.list(), attention.strides.list());
+    let operands = PerAttentionOperand::of(std::array::from_fn(|place| of(addresses[place], strides[place])));
+    Some(AttentionCall {
+        shape: AttentionShape {
+            batch: attention.batch,
+            heads: attention.heads,
+            kv_heads: attention.kv_heads,
+            queries: attention.queries,
+            keys: attention.keys,
+            head_size: attention.features,
+            causal: attention.is_causal,
+            format: element_format(attention.dtype)?,
+        },
+        scale: attention.scale(),
+        query: operands.q,
+        key: operands.k,
+        value: operands.v,
+        output: operands.o,
+        log_sum_exp: DevicePointer::new(at.lse),
+        gradients: call.is_backward.then_some(AttentionGradients {
+            output: operands.grad_o,
+            query: operands.grad_q,
+            key: operands.grad_k,
+            value: operands.grad_v,
+        }),
+        deterministic: call.is_deterministic,
+        workspace: None,
+    })
 }
 
 fn matrix(operand: &Operand, address: DevicePointer) -> Matrix {

@@ -1,12 +1,17 @@
 //! Which backend computes scaled dot product attention.
 //!
-//! [`SdpBackend::Flash`] is a kernel of our own, which keeps no matrix of scores; [`SdpBackend::Math`] is a composition of operators. A call
-//! takes the first of its thread's backends, in the order of [`SdpBackend`], that can compute it; [`sdp_kernel`] says which may be taken. Flash
-//! takes queries, keys and values of bf16 or f16 with 3 or 4 dimensions, equal batches, up to 128 features in a multiple of 8, and a scale above 0, without a
-//! mask and without dropout, on the simulator and on GPUs from compute capability 8.0 on. Math takes everything.
+//! [`SdpBackend::Cudnn`] is a call of NVIDIA's library, [`SdpBackend::Flash`] a kernel of our own; neither keeps a matrix of scores.
+//! [`SdpBackend::Math`] is a composition of operators. A call takes the first of its thread's backends, in the order of [`SdpBackend`], that can
+//! compute it; [`sdp_kernel`] says which may be taken. Cudnn and Flash take queries, keys and values of bf16 or f16 with 3 or 4 dimensions, equal
+//! batches, up to 128 features in a multiple of 8, and a scale above 0, without a mask and without dropout, on the simulator and on GPUs from
+//! compute capability 8.0 on; Cudnn where the library is there and takes the shape. Math takes everything.
+//!
+//! The first pass of attention by Cudnn over a shape prepares it, which takes some tenths of a second on a GPU. Its gradients may differ in their last bits
+//! from run to run; where [`use_deterministic_algorithms`] is set, they are Flash's.
 
 use std::cell::Cell;
 use std::panic::Location;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use thalweg_ir::DType;
 use thalweg_kernels::attention::{CHUNK, MOST_FEATURES};
@@ -14,18 +19,38 @@ use thalweg_runtime::{Error, Result};
 
 use crate::autocast::dtype_in_lower;
 use crate::caller::label_at;
-use crate::dispatch::built_in;
-use crate::tensor::Tensor;
+use crate::dispatch::{Argument, built_in};
+use crate::tensor::{Tensor, Tensors};
 
 /// A way to compute attention (`torch.nn.attention.SDPBackend`), the preferred first.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum SdpBackend {
-    /// NVIDIA's library (`CUDNN_ATTENTION`). No operator takes it yet.
+    /// NVIDIA's library (`CUDNN_ATTENTION`).
     Cudnn,
     /// The fused kernel (`FLASH_ATTENTION`).
     Flash,
     /// A composition of operators (`MATH`).
     Math,
+}
+
+impl SdpBackend {
+    /// Returns the backend's bit in the argument `backends` of the operators.
+    pub(crate) const fn bit(self) -> i64 {
+        1 << self as u32
+    }
+}
+
+static DETERMINISTIC: AtomicBool = AtomicBool::new(false);
+
+/// Sets whether operators of this process give the same bits each time that they get the same operands on one device
+/// (`torch.use_deterministic_algorithms`); false at first. All do but one: the gradient of attention by [`SdpBackend::Cudnn`].
+pub fn use_deterministic_algorithms(enabled: bool) {
+    DETERMINISTIC.store(enabled, Ordering::Relaxed);
+}
+
+/// Returns what [`use_deterministic_algorithms`] has set.
+pub fn are_deterministic_algorithms_enabled() -> bool {
+    DETERMINISTIC.load(Ordering::Relaxed)
 }
 
 thread_local! {
@@ -84,17 +109,16 @@ pub fn fused_attention(
         }
         [q, k].iter().any(|shape| shape.contains(&0)).then_some("a tensor has no elements")
     });
-    if !takes(reason)? {
-        return Ok(None);
-    }
+    let Some(backends) = fused_backends(query, reason)? else { return Ok(None) };
     let is_single = query.rank() == 3;
     let whole = |tensor: &Tensor| if is_single { tensor.unsqueeze(0) } else { Ok(tensor.clone()) };
     let [query, key, value] = [whole(query)?, whole(key)?, whole(value)?];
-    let arguments =
-        [(&query).into(), (&key).into(), (&value).into(), request.is_causal.into(), request.scale.into()];
+    let options = [request.is_causal.into(), request.scale.into(), backends.into()];
+    let arguments: Vec<Argument<'_>> =
+        [&query, &key, &value].into_iter().map(Argument::from).chain(options).collect();
     let label = label_at("scaled_dot_product_attention", location);
-    let result = built_in!("thalweg::flash_attention")?.call(&arguments, None, label)?.swap_remove(0);
-    if is_single { result.squeeze(0).map(Some) } else { Ok(Some(result)) }
+    let result = or_math(built_in!("thalweg::fused_attention")?.call(&arguments, None, label))?;
+    result.map(|result| if is_single { result.squeeze(0) } else { Ok(result) }).transpose()
 }
 
 /// Returns self-attention of a packed tensor (tokens, heads, 3, features), likewise: (tokens, heads, features).
@@ -112,17 +136,13 @@ pub fn fused_packed_attention(
         let is_packed = matches!(packed.shape(), [_, _, 3, _]) && packed.elements() > 0;
         (!is_packed).then_some("it takes (tokens, heads, 3, features)")
     });
-    if !takes(reason)? {
-        return Ok(None);
-    }
-    let arguments = [packed.into(), is_causal.into(), scale.into()];
+    let Some(backends) = fused_backends(packed, reason)? else { return Ok(None) };
+    let arguments = [packed.into(), is_causal.into(), scale.into(), backends.into()];
     let label = label_at("packed_attention", location);
-    built_in!("thalweg::packed_flash_attention")?
-        .call(&arguments, None, label)
-        .map(|mut all| Some(all.swap_remove(0)))
+    or_math(built_in!("thalweg::packed_fused_attention")?.call(&arguments, None, label))
 }
 
-/// Returns why Flash cannot compute attention of these tensors, as far as it is not their shapes that say so.
+/// Returns why neither Cudnn nor Flash can compute attention of these tensors, as far as it is not their shapes that say so.
 fn reason_against(tensors: &[&Tensor], request: Request) -> Option<&'static str> {
     let device = tensors[0].device();
     let dtype = dtype_in_lower(tensors[0]);
@@ -145,15 +165,38 @@ fn reason_against(tensors: &[&Tensor], request: Request) -> Option<&'static str>
     is_old.then_some("it needs compute capability 8.0")
 }
 
-/// Returns whether Flash computes it, if there is no reason against that.
-fn takes(reason: Option<&str>) -> Result<bool> {
-    let [_, flash, math] = ALLOWED.get();
-    match reason {
-        None if flash => Ok(true),
-        _ if math => Ok(false),
-        reason => Err(Error::invalid(format!(
-            "No available kernel. Flash: {}; Math: it is not among the backends of sdp_kernel; add SdpBackend::Math",
-            reason.unwrap_or("it is not among the backends of sdp_kernel")
-        ))),
+/// Returns the bits of the fused backends that may compute it, if there is no reason against that; `None` where Math does.
+fn fused_backends(query: &Tensor, reason: Option<&str>) -> Result<Option<i64>> {
+    let [cudnn, flash, math] = ALLOWED.get();
+    let cudnn = cudnn && query.device().properties().libraries.attention;
+    let bit = |is: bool, backend: SdpBackend| if is { backend.bit() } else { 0 };
+    match (reason, bit(cudnn, SdpBackend::Cudnn) | bit(flash, SdpBackend::Flash)) {
+        (None, backends @ 1..) => Ok(Some(backends)),
+        _ if math => Ok(None),
+        (reason, _) => Err(no_kernel(
+            reason.unwrap_or("it is not among the backends of sdp_kernel, or cuDNN's library is missing"),
+        )),
+    }
+}
+
+fn no_kernel(reason: &str) -> Error {
+    Error::invalid(format!(
+        "No available kernel. Cudnn, Flash: {reason}; Math: it is not among the backends of sdp_kernel; add SdpBackend::Math"
+    ))
+}
+
+/// Returns the result of a fused backend; `None` where Cudnn alone was asked, does not take the shape, and Math may.
+fn or_math(results: Result<Tensors>) -> Result<Option<Tensor>> {
+    let [_, _, math] = ALLOWED.get();
+    match results {
+        Ok(mut results) => Ok(Some(results.swap_remove(0))),
+        Err(error) if error.is_not_supported() || error.is_library_missing() => {
+            if math {
+                Ok(None)
+            } else {
+                Err(no_kernel(&error.to_string()))
+            }
+        }
+        Err(error) => Err(error),
     }
 }

@@ -148,6 +148,18 @@ pub struct AttentionPass {
     pub processors: u32,
 }
 
+/// Attention, or its whole gradient, as one command: a call of a vendor's library, which the simulator answers with the same
+/// passes as a host function.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct LibraryAttention {
+    /// The sizes and the layouts of the operands.
+    pub attention: Attention,
+    /// Whether it is the gradient: of queries, keys and values.
+    pub is_backward: bool,
+    /// Whether a gradient must have the same bits each time.
+    pub is_deterministic: bool,
+}
+
 /// Where the operands of a pass begin; those that the pass does not touch are 0.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct Addresses {

@@ -1,5 +1,6 @@
 //! The passes as launches: what they touch, and their host functions.
 
+use std::cell::Cell;
 use std::sync::Arc;
 
 use thalweg_driver::{Access, DevicePointer, HostFault, HostKernel, HostLaunch};
@@ -7,7 +8,7 @@ use thalweg_ir::cuda::LaunchShape;
 use thalweg_ir::host::Fault;
 use thalweg_ir::{DType, Element, bf16, f16};
 
-use super::{Addresses, AttentionPass, Operands, Outputs, Pass};
+use super::{Addresses, Attention, AttentionPass, LibraryAttention, Operands, Outputs, Pass, TensorCores};
 use crate::{Accesses, NativeKernel, Placed, Words};
 
 /// The [`Addresses`] of the pass.
@@ -86,6 +87,97 @@ impl NativeKernel for Placed<AttentionPass, Addresses> {
             ]),
         }
     }
+}
+
+/// The [`Addresses`] of a call of a library: of its operands, of the logarithms, and none of sums.
+impl Placed<LibraryAttention, Addresses> {
+    fn pass(&self) -> Placed<AttentionPass, Addresses> {
+        let pass = if self.kernel.is_backward { Pass::Sums } else { Pass::Forward };
+        let kernel =
+            AttentionPass { attention: self.kernel.attention, pass, cores: TensorCores::Warp, processors: 0 };
+        Placed { kernel, at: self.at }
+    }
+
+    /// Checks that it can be computed.
+    ///
+    /// # Errors
+    /// Those of [`Attention::check`], and where an operand does not begin at a multiple of 16 bytes.
+    pub fn check(&self) -> Result<(), Fault> {
+        self.pass().check()
+    }
+
+    /// Returns the host function, which reads [`words`](Self::words).
+    #[must_use]
+    pub fn host(&self) -> Arc<dyn HostKernel> {
+        if self.kernel.is_backward { Arc::new(run_backward) } else { Arc::new(run) }
+    }
+
+    /// Returns the arguments of the host function.
+    #[must_use]
+    pub fn words(&self) -> Words {
+        self.pass().words()
+    }
+
+    /// Returns the ranges that the call touches, without its workspace.
+    #[must_use]
+    pub fn accesses(&self) -> Accesses {
+        if !self.kernel.is_backward {
+            return self.pass().accesses();
+        }
+        let attention = &self.kernel.attention;
+        let (spans, touches) = (attention.spans().list(), attention.touches().list());
+        let size = attention.dtype.size_bytes() as u64;
+        let operands = self.at.operands.list().into_iter().zip(spans).zip(touches).enumerate();
+        let mut accesses: Accesses = operands
+            .map(|(place, ((address, span), touch))| {
+                let (address, bytes) = (DevicePointer::new(address), span * size);
+                let access =
+                    if place < 5 { Access::read(address, bytes) } else { Access::write(address, bytes) };
+                access.touching(touch)
+            })
+            .collect();
+        accesses.push(Access::read(DevicePointer::new(self.at.lse), attention.lse() * 4));
+        accesses
+    }
+}
+
+fn run_backward(launch: &HostLaunch<'_>) -> Result<(), HostFault> {
+    let (pass, at) = AttentionPass::unpack(launch.arguments)
+        .ok_or_else(|| HostFault("attention: the arguments are not in its layout".to_owned()))?;
+    match pass.attention.dtype {
+        DType::Bf16 => run_backward_typed::<bf16>(launch, &pass.attention, &at),
+        DType::F16 => run_backward_typed::<f16>(launch, &pass.attention, &at),
+        other => Err(HostFault(format!("attention: {other} is no dtype of its operands"))),
+    }
+}
+
+/// Carries out the passes of the gradient, one after another.
+fn run_backward_typed<T: Element>(
+    launch: &HostLaunch<'_>,
+    attention: &Attention,
+    at: &Addresses,
+) -> Result<(), HostFault> {
+    let (spans, addresses) = (attention.spans().list(), at.operands.list());
+    let read = |place: usize| launch.read::<T>(DevicePointer::new(addresses[place]), spans[place] as usize);
+    let write = |place: usize| launch.cells::<T>(DevicePointer::new(addresses[place]), spans[place] as usize);
+    let mut sums = vec![0.0_f32; attention.sums() as usize];
+    let operands = Operands {
+        q: read(0)?,
+        k: read(1)?,
+        v: read(2)?,
+        o: read(3)?,
+        grad_o: read(4)?,
+        lse: launch.read(DevicePointer::new(at.lse), attention.lse() as usize)?,
+        sums: &[],
+    };
+    let none = Outputs { rows: &[], grad_k: &[], grad_v: &[], numbers: &[] };
+    let numbers = Cell::from_mut(sums.as_mut_slice()).as_slice_of_cells();
+    super::run_on_host(attention, Pass::Sums, operands, Outputs { numbers, ..none });
+    let operands = Operands { sums: &sums, ..operands };
+    let keys = Outputs { grad_k: write(6)?, grad_v: write(7)?, ..none };
+    super::run_on_host(attention, Pass::Keys, operands, keys);
+    super::run_on_host(attention, Pass::Queries, operands, Outputs { rows: write(5)?, ..none });
+    Ok(())
 }
 
 fn run(launch: &HostLaunch<'_>) -> Result<(), HostFault> {

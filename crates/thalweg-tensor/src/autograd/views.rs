@@ -98,6 +98,31 @@ pub(crate) fn record_view(base: &Tensor, view: Tensor, backward: impl FnOnce() -
     view
 }
 
+/// Returns the tensor of a shape whose parts, in the layouts that `part` gives them in it, these gradients are already; `None` if they are
+/// not, or must record themselves.
+fn whole_of(
+    gradients: &[Option<Tensor>],
+    shape: &[usize],
+    mut part: impl FnMut(&Layout, usize) -> Option<Layout>,
+) -> Option<Tensor> {
+    let first = gradients.first()?.as_ref()?;
+    if super::is_grad_enabled() {
+        return None;
+    }
+    let base = Layout::contiguous(shape);
+    for (place, gradient) in gradients.iter().enumerate() {
+        let (gradient, part) = (gradient.as_ref()?, part(&base, place)?);
+        let (found, start) = (gradient.layout(), first.layout().offset() + part.offset());
+        let is_the_part = gradient.shares_storage_with(first)
+            && gradient.dtype() == first.dtype()
+            && (found.shape(), found.strides(), found.offset()) == (part.shape(), part.strides(), start);
+        if !is_the_part {
+            return None;
+        }
+    }
+    Some(first.with_layout(Layout::new(shape, base.strides(), first.layout().offset()).ok()?))
+}
+
 /// The parts of a dimension, one behind the other: their gradients are put together again.
 struct SplitBackward {
     /// The base's shape.
@@ -113,6 +138,15 @@ impl Backward for SplitBackward {
 
     fn backward(&self, gradients: &[Option<Tensor>]) -> Result<Gradients> {
         let Some(some) = gradients.iter().flatten().next() else { return Ok(Gradients::from_elem(None, 1)) };
+        let mut start = 0;
+        let packed = whole_of(gradients, &self.shape, |base, place| {
+            let length = self.lengths[place];
+            start += length;
+            base.narrow(self.dimension, start - length, length).ok()
+        });
+        if packed.is_some() {
+            return Ok(Gradients::from_elem(packed, 1));
+        }
         let whole = Tensor::empty(&self.shape, some.dtype(), some.device())?;
         let mut start = 0;
         for (&length, gradient) in self.lengths.iter().zip(gradients) {
@@ -155,6 +189,10 @@ impl Backward for UnbindBackward {
 
     fn backward(&self, gradients: &[Option<Tensor>]) -> Result<Gradients> {
         let Some(some) = gradients.iter().flatten().next() else { return Ok(Gradients::from_elem(None, 1)) };
+        let packed = whole_of(gradients, &self.shape, |base, place| base.select(self.dimension, place).ok());
+        if packed.is_some() {
+            return Ok(Gradients::from_elem(packed, 1));
+        }
         let whole = Tensor::empty(&self.shape, some.dtype(), some.device())?;
         if let ([Some(first), Some(second), Some(third)], false) = (gradients, super::is_grad_enabled()) {
             // Queries, keys and values: one kernel, which records nothing.

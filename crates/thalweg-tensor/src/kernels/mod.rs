@@ -8,7 +8,7 @@ pub(crate) mod attention;
 mod convolution;
 pub(crate) mod creation;
 pub(crate) mod dropout;
-pub(crate) mod flash;
+pub(crate) mod fused_attention;
 pub(crate) mod geometry;
 pub(crate) mod indexing;
 pub(crate) mod linear;
@@ -87,16 +87,16 @@ pub(crate) static INTERNAL: &[OpDef] = &[
         Pair(attention::backend, attention::autograd),
     ),
     OpDef::part(
-        "thalweg::flash_attention(Tensor query, Tensor key, Tensor value, bool is_causal, float scale) -> (Tensor, Tensor)",
-        Differentiable(flash::forward, &flash::GRADIENT),
+        "thalweg::fused_attention(Tensor query, Tensor key, Tensor value, bool is_causal, float scale, int backends) -> (Tensor, Tensor)",
+        Differentiable(fused_attention::forward, &fused_attention::GRADIENT),
     ),
     OpDef::part(
-        "thalweg::flash_attention_backward(Tensor grad_out, Tensor query, Tensor key, Tensor value, Tensor out, Tensor logsumexp, bool is_causal, float scale) -> (Tensor, Tensor, Tensor)",
-        Kernel(flash::backward),
+        "thalweg::fused_attention_backward(Tensor grad_out, Tensor query, Tensor key, Tensor value, Tensor out, Tensor logsumexp, bool is_causal, float scale, int backends) -> (Tensor, Tensor, Tensor)",
+        Kernel(fused_attention::backward),
     ),
     OpDef::part(
-        "thalweg::packed_flash_attention(Tensor packed, bool is_causal, float scale) -> (Tensor, Tensor)",
-        Differentiable(flash::packed, &flash::PACKED_GRADIENT),
+        "thalweg::packed_fused_attention(Tensor packed, bool is_causal, float scale, int backends) -> (Tensor, Tensor)",
+        Differentiable(fused_attention::packed, &fused_attention::PACKED_GRADIENT),
     ),
     OpDef::part(
         "thalweg::linear(Tensor input, Tensor weight, Tensor? bias=None, Tensor? addend=None) -> Tensor",

@@ -2,17 +2,18 @@
 
 use std::slice::from_ref;
 
+use thalweg_driver::GraphNode;
 use thalweg_ir::DType;
 use thalweg_nn::functional::{AttentionOptions, packed_attention, scaled_dot_product_attention};
-use thalweg_runtime::{Label, Result};
+use thalweg_runtime::{CaptureOptions, Graph, Label, Result, Stream};
 use thalweg_tensor::Tensor;
 use thalweg_tensor::autocast::autocast;
 use thalweg_tensor::autograd::{BackwardOptions, gradients_with};
 use thalweg_tensor::dispatch::{Argument, find_operator};
-use thalweg_tensor::sdp::SdpBackend::{Flash, Math};
-use thalweg_tensor::sdp::{SdpBackend, sdp_kernel};
+use thalweg_tensor::sdp::SdpBackend::{Cudnn, Flash, Math};
+use thalweg_tensor::sdp::{SdpBackend, sdp_kernel, use_deterministic_algorithms};
 
-use crate::support::{assert_close, random, values};
+use crate::support::{assert_close, device, random, values};
 
 /// Calls the operator of ATen.
 fn attention([q, k, v]: [&Tensor; 3], is_causal: bool, scale: Option<f64>) -> Result<Tensor> {
@@ -41,6 +42,14 @@ fn results(
     [values(&result), q, k, v]
 }
 
+/// The fused backends of the test device. A GPU without cuDNN has one; versions of cuDNN differ in the shapes that they take, so shapes
+/// that no network has are asked of it in the simulator alone.
+fn fused_backends(is_usual: bool) -> Vec<SdpBackend> {
+    let device = device();
+    let has_library = device.properties().libraries.attention && (is_usual || device.is_simulated());
+    [Cudnn, Flash].into_iter().filter(|&backend| backend == Flash || has_library).collect()
+}
+
 /// Numbers that a dtype holds exactly.
 fn held(shape: &[usize], seed: u64, dtype: DType) -> Tensor {
     random(shape, seed).to_dtype(dtype).unwrap().to_dtype(DType::F64).unwrap()
@@ -62,10 +71,12 @@ fn fused_attention_and_its_gradients_are_those_of_operators_in_f64() {
             let inputs = [held(q, seed, dtype), held(k, seed + 1, dtype), held(k, seed + 2, dtype)];
             let gradient = held(q, seed + 3, dtype);
             for (is_causal, scale) in [(false, None), (true, None), (true, Some(0.7))] {
-                let fused = results(Flash, &inputs, &gradient, dtype, is_causal, scale);
                 let expected = results(Math, &inputs, &gradient, DType::F64, is_causal, scale);
-                for (found, expected) in fused.iter().zip(&expected) {
-                    assert_close(found, expected, tolerance);
+                for backend in fused_backends(q.len() == 4) {
+                    let fused = results(backend, &inputs, &gradient, dtype, is_causal, scale);
+                    for (found, expected) in fused.iter().zip(&expected) {
+                        assert_close(found, expected, tolerance);
+                    }
                 }
             }
         }
@@ -89,6 +100,91 @@ fn what_lies_in_other_ways_is_read_as_it_is() {
             results(Flash, &inputs, &gradient, DType::F16, true, None)
         });
         assert_eq!(found[0], found[1]);
+    }
+}
+
+#[test]
+fn gradients_of_the_parts_of_a_packed_tensor_are_packed_without_a_copy() {
+    // (batch, tokens, …): the parts before the heads, behind them, and in one dimension with them; and two parts of one, which are no whole.
+    let whole = held(&[2, 5, 96], 1, DType::F16);
+    let gradient = held(&[2, 2, 5, 16], 2, DType::F16).to_dtype(DType::F16).unwrap();
+    let expected = packed_gradient(&whole, &gradient, Math, |whole| {
+        let parts = whole.reshape(&[2, 5, 3, 2, 16]).unwrap();
+        [0, 1, 2].map(|part| parts.select(2, part).unwrap().transpose(1, 2).unwrap())
+    });
+    type Parts = fn(&Tensor) -> [Tensor; 3];
+    let in_packs: [Parts; 2] = [
+        |whole| {
+            let parts = whole.reshape(&[2, 5, 3, 2, 16]).unwrap().unbind(2).unwrap();
+            [0, 1, 2].map(|part| parts[part].transpose(1, 2).unwrap())
+        },
+        |whole| {
+            let parts = whole.split(32, 2).unwrap();
+            [0, 1, 2].map(|part| parts[part].reshape(&[2, 5, 2, 16]).unwrap().transpose(1, 2).unwrap())
+        },
+    ];
+    for backend in fused_backends(true) {
+        for parts in in_packs {
+            let found = packed_gradient(&whole, &gradient, backend, parts);
+            assert_close(&found.0, &expected.0, 0.004);
+            assert_eq!(found.1, 0, "nothing is copied");
+        }
+        let swapped = packed_gradient(&whole, &gradient, backend, |whole| {
+            let parts = whole.reshape(&[2, 5, 3, 2, 16]).unwrap().unbind(2).unwrap();
+            [1, 0, 2].map(|part| parts[part].transpose(1, 2).unwrap())
+        });
+        let expected = packed_gradient(&whole, &gradient, Math, |whole| {
+            let parts = whole.reshape(&[2, 5, 3, 2, 16]).unwrap();
+            [1, 0, 2].map(|part| parts.select(2, part).unwrap().transpose(1, 2).unwrap())
+        });
+        assert_close(&swapped.0, &expected.0, 0.004);
+    }
+}
+
+/// The gradient of a packed tensor from that of the attention of its parts, and how many commands put it together.
+fn packed_gradient(
+    whole: &Tensor,
+    gradient: &Tensor,
+    backend: SdpBackend,
+    parts: impl Fn(&Tensor) -> [Tensor; 3],
+) -> (Vec<f64>, usize) {
+    let stream = Stream::new(&device()).unwrap();
+    stream.wait_stream(&device().current_stream()).unwrap();
+    let _current = stream.make_current();
+    let leaf = whole.to_dtype(DType::F16).unwrap().detach().requires_grad_().unwrap();
+    let run = || {
+        let parts = parts(&leaf);
+        let result = sdp_kernel(&[backend], || attention(parts.each_ref(), true, None))?;
+        result.backward_with(gradient)
+    };
+    run().unwrap();
+    let found = values(&leaf.grad().unwrap());
+    leaf.zero_grad();
+    let (graph, ()) = Graph::capture(&device(), CaptureOptions::default(), run).unwrap();
+    let nodes = &graph.description().unwrap().nodes;
+    let is_other =
+        |node: &&GraphNode| node.label.is_none_or(|label| !label.to_string().contains("attention"));
+    (found, nodes.iter().filter(is_other).count())
+}
+
+#[test]
+fn deterministic_gradients_are_those_of_flash() {
+    let inputs = [1, 2, 3].map(|seed| held(&[1, 2, 40, 16], seed, DType::Bf16));
+    let gradient = held(&[1, 2, 40, 16], 4, DType::Bf16);
+    let of = |backends: &[SdpBackend]| {
+        let leaves = inputs
+            .each_ref()
+            .map(|input| input.to_dtype(DType::Bf16).unwrap().detach().requires_grad_().unwrap());
+        let result = sdp_kernel(backends, || attention(leaves.each_ref(), true, None)).unwrap();
+        result.backward_with(&gradient.to_dtype(DType::Bf16).unwrap()).unwrap();
+        leaves.map(|leaf| values(&leaf.grad().unwrap()))
+    };
+    use_deterministic_algorithms(true);
+    let (found, again) = (of(&[Cudnn, Flash]), of(&[Cudnn, Flash]));
+    use_deterministic_algorithms(false);
+    assert_eq!(found, again);
+    for (found, expected) in found.iter().zip(&of(&[Flash])) {
+        assert_close(found, expected, 0.02);
     }
 }
 

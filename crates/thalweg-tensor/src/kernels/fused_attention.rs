@@ -1,18 +1,22 @@
-//! Attention by the fused kernels of [`thalweg_kernels::attention`], and its gradient.
+//! Attention by cuDNN or by the fused kernels of [`thalweg_kernels::attention`], and its gradient.
 //!
 //! Queries, keys and values are read where they lie, whatever their strides, and the gradient keeps nothing but them, the result and a number
-//! per query. The result lies as (batch, tokens, heads, features), so that joining the heads is a view.
+//! per query: the same for both backends, so the gradient may be the other's. The result lies as (batch, tokens, heads, features), so that
+//! joining the heads is a view. The gradients of parts of one packed tensor lie as its parts, so that putting them together is one too.
+//!
+//! The last argument of the operators is the set of backends that may compute them ([`SdpBackend::bit`]).
 
-use thalweg_ir::DType;
+use thalweg_ir::{DType, Layout};
 use thalweg_kernels::Placed;
 use thalweg_kernels::attention::{
-    Addresses, Attention, AttentionPass, CHUNK, Pass, PerOperand, Strides, TensorCores,
+    Addresses, Attention, AttentionPass, CHUNK, LibraryAttention, Pass, PerOperand, Strides, TensorCores,
 };
 use thalweg_runtime::{Device, Error, Label, Result, Stream};
 
 use crate::autograd::formula::{Formula, GradientCall};
 use crate::autograd::is_grad_enabled;
 use crate::dispatch::{Argument, Arguments, Call, internal};
+use crate::sdp::{SdpBackend, are_deterministic_algorithms_enabled};
 use crate::tensor::{Tensor, Tensors};
 
 /// A tensor as the kernels read it, copied first where its strides or its address do not fit.
@@ -42,27 +46,76 @@ fn empty_rows(shape: &[usize], dtype: DType, stream: &Stream, label: Label) -> R
     Tensor::empty_on(&[batch, tokens, heads, features], dtype, stream, label)?.transpose(1, 2)
 }
 
+/// The arguments of a call beside its tensors.
+#[derive(Clone, Copy)]
+struct Options {
+    is_causal: bool,
+    scale: f64,
+    /// The bits of the backends that may compute it.
+    backends: i64,
+}
+
+impl Options {
+    /// Reads the three arguments from a place on.
+    fn of(call: &Call<'_>, place: usize) -> Self {
+        Self { is_causal: call.bool(place), scale: call.float(place + 1), backends: call.int(place + 2) }
+    }
+
+    fn of_gradient(call: &GradientCall<'_>, place: usize) -> Self {
+        Self { is_causal: call.bool(place), scale: call.float(place + 1), backends: call.int(place + 2) }
+    }
+
+    fn may_be(self, backend: SdpBackend) -> bool {
+        self.backends & backend.bit() != 0
+    }
+}
+
 /// The operands of one call: those that it has none of are the queries, which no kernel then touches.
 struct Operands<'t> {
     tensors: PerOperand<&'t Tensor>,
     lse: &'t Tensor,
-    is_causal: bool,
-    scale: f64,
+    options: Options,
 }
 
 impl Operands<'_> {
-    fn launch(&self, passes: &[Pass], sums: Option<&Tensor>, stream: &Stream, label: Label) -> Result<()> {
-        let attention = self.attention()?;
+    /// Queues the call, or its gradient, by the first of its backends that takes it.
+    fn submit(&self, is_backward: bool, stream: &Stream, label: Label) -> Result<()> {
+        let (attention, is_deterministic) = (self.attention()?, are_deterministic_algorithms_enabled());
         let operands = PerOperand::of(self.tensors.list().map(|tensor| tensor.pointer().address()));
-        let sums = sums.map_or(0, |sums| sums.pointer().address());
-        let at = Addresses { operands, lse: self.lse.pointer().address(), sums };
-        for &pass in passes {
-            let device = self.tensors.q.device();
-            let processors = device.properties().multi_processor_count;
-            let kernel = AttentionPass { attention, pass, cores: cores_of(device), processors };
-            stream.launch_native(&Placed { kernel, at }, label)?;
+        let at = Addresses { operands, lse: self.lse.pointer().address(), sums: 0 };
+        let is_flash = self.options.may_be(SdpBackend::Flash);
+        if self.options.may_be(SdpBackend::Cudnn) && !(is_backward && is_deterministic && is_flash) {
+            let call = LibraryAttention { attention, is_backward, is_deterministic };
+            match stream.library_attention(&call, &at, label) {
+                Err(error) if is_flash && (error.is_not_supported() || error.is_library_missing()) => {}
+                done => return done,
+            }
         }
-        Ok(())
+        if !is_flash {
+            return Err(Error::invalid("attention: none of the backends of this call is a fused one"));
+        }
+        if !is_backward {
+            return self.launch(Pass::Forward, at, attention, stream, label);
+        }
+        let sums = Tensor::empty_on(&[attention.sums() as usize], DType::F32, stream, label)?;
+        let at = Addresses { sums: sums.pointer().address(), ..at };
+        [Pass::Sums, Pass::Keys, Pass::Queries]
+            .into_iter()
+            .try_for_each(|pass| self.launch(pass, at, attention, stream, label))
+    }
+
+    fn launch(
+        &self,
+        pass: Pass,
+        at: Addresses,
+        attention: Attention,
+        stream: &Stream,
+        label: Label,
+    ) -> Result<()> {
+        let device = self.tensors.q.device();
+        let processors = device.properties().multi_processor_count;
+        let kernel = AttentionPass { attention, pass, cores: cores_of(device), processors };
+        stream.launch_native(&Placed { kernel, at }, label)
     }
 
     fn attention(&self) -> Result<Attention> {
@@ -75,8 +128,8 @@ impl Operands<'_> {
             queries: q[2] as u64,
             keys: k[2] as u64,
             features: q[3] as u64,
-            is_causal: self.is_causal,
-            scale_bits: (self.scale as f32).to_bits(),
+            is_causal: self.options.is_causal,
+            scale_bits: (self.options.scale as f32).to_bits(),
             strides: PerOperand::of(self.tensors.list().map(strides_of)),
         };
         attention.check().map_err(|fault| Error::invalid(fault.to_string()))?;
@@ -131,8 +184,8 @@ pub(crate) fn forward(call: &Call<'_>) -> Result<Tensors> {
     let lse = Tensor::empty_on(&q.shape()[..3], DType::F32, &stream, call.label)?;
     let result = empty_rows(q.shape(), q.dtype(), &stream, call.label)?;
     let tensors = PerOperand { k: &k, v: &v, o: &result, ..PerOperand::of([&q; 8]) };
-    let operands = Operands { tensors, lse: &lse, is_causal: call.bool(3), scale: call.float(4) };
-    operands.launch(&[Pass::Forward], None, &stream, call.label)?;
+    let operands = Operands { tensors, lse: &lse, options: Options::of(call, 3) };
+    operands.submit(false, &stream, call.label)?;
     Ok([result, lse].into_iter().collect())
 }
 
@@ -150,7 +203,7 @@ struct Known<'t> {
 fn gradients_into(
     known: &Known<'_>,
     [of_query, of_key, of_value]: [&Tensor; 3],
-    (is_causal, scale): (bool, f64),
+    options: Options,
     label: Label,
 ) -> Result<()> {
     let Known { gradient, query, key, value, result, lse } = *known;
@@ -169,10 +222,48 @@ fn gradients_into(
         grad_k: of_key,
         grad_v: of_value,
     };
-    let operands = Operands { tensors, lse, is_causal, scale };
-    let count = operands.attention()?.sums() as usize;
-    let sums = Tensor::empty_on(&[count], DType::F32, &stream, label)?;
-    operands.launch(&[Pass::Sums, Pass::Keys, Pass::Queries], Some(&sums), &stream, label)
+    Operands { tensors, lse, options }.submit(true, &stream, label)
+}
+
+/// Allocates the gradients of queries, keys and values. Where those are the three parts of one packed tensor, which nothing else is a part
+/// of, so are the gradients; else each lies as (batch, tokens, heads, features).
+fn empty_gradients(parts: [&Tensor; 3], stream: &Stream, label: Label) -> Result<[Tensor; 3]> {
+    let [query, key, value] = parts;
+    if let Some(layouts) = packed_layouts(parts) {
+        let whole = Tensor::empty_on(&[3 * query.elements()], query.dtype(), stream, label)?;
+        return Ok(layouts.map(|layout| whole.with_layout(layout)));
+    }
+    let [query, key, value] =
+        [query, key, value].map(|tensor| empty_rows(tensor.shape(), tensor.dtype(), stream, label));
+    Ok([query?, key?, value?])
+}
+
+/// Returns the layouts of three parts of equal shapes and strides, equally far apart in one storage, from the first element of the first part
+/// on, if together they are all elements of a range.
+fn packed_layouts(parts: [&Tensor; 3]) -> Option<[Layout; 3]> {
+    let [first, second, third] = parts.map(Tensor::layout);
+    let step = second.offset().checked_sub(first.offset())?;
+    let is_alike = parts.iter().all(|part| {
+        part.shares_storage_with(parts[0])
+            && part.shape() == parts[0].shape()
+            && part.layout().strides() == first.strides()
+    });
+    if !is_alike || third.offset().checked_sub(second.offset()) != Some(step) {
+        return None;
+    }
+    let mut dimensions: Vec<(usize, usize)> =
+        (first.strides().iter().copied().zip(first.shape().iter().copied())).chain([(step, 3)]).collect();
+    dimensions.retain(|&(_, extent)| extent != 1);
+    dimensions.sort_unstable();
+    let mut next = 1;
+    for (stride, extent) in dimensions {
+        if stride != next {
+            return None;
+        }
+        next *= extent;
+    }
+    let part = |place: usize| Layout::new(first.shape(), first.strides(), place * step).ok();
+    Some([part(0)?, part(1)?, part(2)?])
 }
 
 /// Computes the gradients of queries, keys and values.
@@ -180,12 +271,9 @@ pub(crate) fn backward(call: &Call<'_>) -> Result<Tensors> {
     let [gradient, query, key, value, result, lse] = [0, 1, 2, 3, 4, 5].map(|place| call.tensor(place));
     check(query, key, value, &[gradient, result])?;
     let stream = call.device.current_stream();
-    let [of_query, of_key, of_value] =
-        [query, key, value].map(|tensor| empty_rows(tensor.shape(), tensor.dtype(), &stream, call.label));
-    let gradients = [of_query?, of_key?, of_value?];
+    let gradients = empty_gradients([query, key, value], &stream, call.label)?;
     let known = Known { gradient, query, key, value, result, lse };
-    let [of_query, of_key, of_value] = &gradients;
-    gradients_into(&known, [of_query, of_key, of_value], (call.bool(6), call.float(7)), call.label)?;
+    gradients_into(&known, gradients.each_ref(), Options::of(call, 6), call.label)?;
     Ok(gradients.into_iter().collect())
 }
 
@@ -195,16 +283,17 @@ pub(crate) static GRADIENT: Formula = Formula {
     outputs: &[0, 1],
     backward: |call| {
         let (q, k, v) = (call.saved(0)?, call.saved(1)?, call.saved(2)?);
-        let (is_causal, scale) = (call.bool(3), call.float(4));
+        let options = Options::of_gradient(call, 3);
         let gradient = call.gradient()?;
         let gradients = if is_grad_enabled() {
-            by_operators([&q, &k, &v], &gradient, is_causal, scale)?
+            by_operators([&q, &k, &v], &gradient, options)?
         } else {
             let (result, lse) = (call.result(0)?, call.result(1)?);
             let tensors = [&gradient, &q, &k, &v, &result, &lse];
             let mut arguments: Vec<Argument<'_>> = tensors.into_iter().map(Argument::from).collect();
-            arguments.extend([Argument::from(is_causal), Argument::from(scale)]);
-            internal("flash_attention_backward")?.call(&arguments, None, call.label())?
+            let Options { is_causal, scale, backends } = options;
+            arguments.extend([Argument::from(is_causal), scale.into(), backends.into()]);
+            internal("fused_attention_backward")?.call(&arguments, None, call.label())?
         };
         call.each(|place| Ok(Some(gradients[place].clone())))
     },
@@ -214,8 +303,7 @@ pub(crate) static GRADIENT: Formula = Formula {
 fn by_operators(
     [query, key, value]: [&Tensor; 3],
     gradient: &Tensor,
-    is_causal: bool,
-    scale: f64,
+    Options { is_causal, scale, .. }: Options,
 ) -> Result<Tensors> {
     let shared = query.shape()[1] / key.shape()[1];
     let wide = |tensor: &Tensor, times: usize| -> Result<Tensor> {
@@ -269,8 +357,8 @@ pub(crate) fn packed(call: &Call<'_>) -> Result<Tensors> {
     let lse = Tensor::empty_on(&q.shape()[..3], DType::F32, &stream, call.label)?;
     let result = empty_rows(q.shape(), q.dtype(), &stream, call.label)?;
     let tensors = PerOperand { k: &k, v: &v, o: &result, ..PerOperand::of([&q; 8]) };
-    let operands = Operands { tensors, lse: &lse, is_causal: call.bool(1), scale: call.float(2) };
-    operands.launch(&[Pass::Forward], None, &stream, call.label)?;
+    let operands = Operands { tensors, lse: &lse, options: Options::of(call, 1) };
+    operands.submit(false, &stream, call.label)?;
     Ok([result.squeeze(0)?.transpose(0, 1)?, lse].into_iter().collect())
 }
 
@@ -279,11 +367,11 @@ pub(crate) static PACKED_GRADIENT: Formula =
     Formula { inputs: &[0], outputs: &[0, 1], backward: |call| call.one(0, || packed_gradient(call)) };
 
 fn packed_gradient(call: &GradientCall<'_>) -> Result<Tensor> {
-    let (packed, options) = (call.saved(0)?, (call.bool(1), call.float(2)));
+    let (packed, options) = (call.saved(0)?, Options::of_gradient(call, 1));
     let gradient = call.gradient()?.transpose(0, 1)?.unsqueeze(0)?;
     let [query, key, value] = parts(&packed)?;
     if is_grad_enabled() {
-        let gradients = by_operators([&query, &key, &value], &gradient, options.0, options.1)?;
+        let gradients = by_operators([&query, &key, &value], &gradient, options)?;
         let rows: Vec<Tensor> =
             gradients.iter().map(|part| part.squeeze(0)?.transpose(0, 1)).collect::<Result<_>>()?;
         return Tensor::stack(&rows, 2);
