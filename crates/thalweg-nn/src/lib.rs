@@ -2,6 +2,7 @@
 //!
 //! - [`data`]: batches on the device (`torch.utils.data`).
 //! - [`functional`]: functions of tensors (`torch.nn.functional`).
+//! - [`models`]: GPT-2, BERT, Llama and residual networks, whose checkpoints load by name.
 //! - [`module`]: functions with parameters (`torch.nn`).
 //! - [`optim`]: optimizers, schedules of learning rates, clipping and scaling of gradients (`torch.optim`).
 //! - [`serialize`]: tensors in files, `safetensors` and PyTorch's own.
@@ -16,6 +17,7 @@ extern crate self as thalweg_nn;
 
 pub mod data;
 pub mod functional;
+pub mod models;
 pub mod module;
 pub mod optim;
 pub mod serialize;

@@ -34,7 +34,7 @@ pub use thalweg_snapshot as snapshot;
 pub use thalweg_tensor as tensor;
 
 pub use thalweg_ir::{DType, Element, Scalar, bf16, f16};
-pub use thalweg_nn::{data, functional, optim, serialize};
+pub use thalweg_nn::{data, functional, models, optim, serialize};
 pub use thalweg_runtime::{
     CaptureMode, CaptureOptions, Device, DeviceGuard, Environment, Error, Event, Graph, GraphPool, Result,
     Stream, StreamGuard, is_available,

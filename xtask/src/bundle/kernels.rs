@@ -58,7 +58,7 @@ pub fn collect(
         let place = entry.strip_prefix(&kept).expect("an entry lies in its folder");
         super::copy(&entry, &out.join(FOLDER).join(place))?;
     }
-    super::pack(out, FOLDER, "kernels.tar.gz", "gzip -9n")
+    super::pack(out, FOLDER, "kernels.tar.xz", "xz -9")
 }
 
 /// The folder of the kernels within the bundle, before it is packed and after it is unpacked.

@@ -3,7 +3,7 @@
 //! ```text
 //! bundle/run             the one script to call; `./run --help` says what it can do
 //! bundle/programs.tar.xz the command line and the examples, `tests/` (one program per crate) and `benches/`
-//! bundle/kernels.tar.gz  machine code of every kernel that those use, by architecture
+//! bundle/kernels.tar.xz  machine code of every kernel that those use, by architecture
 //! bundle/VERSION         which commit this is, and what it was built with
 //! ```
 //!

@@ -76,9 +76,9 @@ if [ -f "$here/programs.tar.xz" ]; then
     programs=$(unpacked programs.tar.xz programs) || { echo "run: the programs cannot be unpacked; tar and xz are needed" >&2; exit 2; }
 fi
 export CARGO_BIN_EXE_thalweg="$programs/thalweg"
-if [ -f "$here/kernels.tar.gz" ] && [ -z "${THALWEG_PRECOMPILED_KERNELS-}" ]; then
-    kernels=$(unpacked kernels.tar.gz kernels) ||
-        echo "run: the precompiled kernels cannot be unpacked; NVRTC is needed" >&2
+if [ -f "$here/kernels.tar.xz" ] && [ -z "${THALWEG_PRECOMPILED_KERNELS-}" ]; then
+    kernels=$(unpacked kernels.tar.xz kernels) ||
+        echo "run: the precompiled kernels cannot be unpacked, for which tar and xz are needed: NVRTC compiles them instead" >&2
     export THALWEG_PRECOMPILED_KERNELS="$kernels"
 fi
 summary=

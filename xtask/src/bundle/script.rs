@@ -134,9 +134,9 @@ mod tests {
             let kernels = fake.0.join("fresh/kernels/sm_90");
             fs::create_dir_all(&kernels).unwrap();
             fs::write(kernels.join("a.kernel"), content).unwrap();
-            let archive = fake.0.join("kernels.tar.gz");
+            let archive = fake.0.join("kernels.tar.xz");
             let mut tar = Command::new("tar");
-            tar.arg("-C").arg(fake.0.join("fresh")).arg("-czf").arg(archive).arg("kernels");
+            tar.arg("-C").arg(fake.0.join("fresh")).arg("-cJf").arg(archive).arg("kernels");
             assert!(tar.status().unwrap().success());
         };
         fake.program("thalweg", "#!/bin/sh\ncat \"$THALWEG_PRECOMPILED_KERNELS\"/sm_90/a.kernel\n");
@@ -153,6 +153,6 @@ mod tests {
         let mut left: Vec<String> = fs::read_dir(&fake.0).unwrap().map(names).collect();
         left.retain(|name| name.starts_with("kernels"));
         left.sort();
-        assert_eq!(left, ["kernels", "kernels.tar.gz"], "nothing half-way is left");
+        assert_eq!(left, ["kernels", "kernels.tar.xz"], "nothing half-way is left");
     }
 }

@@ -22,6 +22,9 @@ pub struct AttentionOptions<'a> {
     pub is_causal: bool,
     /// The factor of the scores; 1/√features by default.
     pub scale: Option<f64>,
+    /// Whether equally many heads of queries share each head of keys and values: (…, heads, queries, features) and (…, fewer heads,
+    /// keys, features).
+    pub enable_gqa: bool,
     /// The probability with which a weight is dropped, and the numbers by which it is.
     pub dropout: Option<(f64, &'a DeviceGenerator)>,
 }
@@ -39,13 +42,20 @@ pub fn scaled_dot_product_attention(
 ) -> Result<Tensor> {
     let location = Location::caller();
     in_call("scaled_dot_product_attention", &[query, key, value], location, || {
-        let sizes = Sizes::new(query, key, value)?;
-        let scale = options.scale.unwrap_or_else(|| default_scale(sizes.features));
+        let features = query.shape().last().copied().unwrap_or(0);
+        let scale = options.scale.unwrap_or_else(|| default_scale(features));
+        let AttentionOptions { is_causal, enable_gqa, .. } = options;
         let is_modified = options.attn_mask.is_some() || options.dropout.is_some();
-        let request = Request { is_causal: options.is_causal, scale, enable_gqa: false, is_modified };
+        let request = Request { is_causal, scale, enable_gqa, is_modified };
         if let Some(result) = fused_attention([query, key, value], request, location)? {
             return Ok(result);
         }
+        let [key, value] = [key, value].map(|tensor| match enable_gqa {
+            true => share_heads(tensor, query),
+            false => Ok(tensor.clone()),
+        });
+        let (key, value) = (&key?, &value?);
+        let sizes = Sizes::new(query, key, value)?;
         let [query, key, value] = [query, key, value].map(|tensor| {
             let matrix = &tensor.shape()[tensor.rank() - 2..];
             tensor.reshape(&[sizes.batch(), matrix[0], matrix[1]])
@@ -59,6 +69,25 @@ pub fn scaled_dot_product_attention(
         let shape: Shape = sizes.leading.iter().chain(&result.shape()[1..]).copied().collect();
         result.reshape(&shape)
     })
+}
+
+/// Returns keys or values with as many heads as queries have, each head repeated.
+fn share_heads(tensor: &Tensor, query: &Tensor) -> Result<Tensor> {
+    let (rank, heads) = (tensor.rank(), |tensor: &Tensor| tensor.size(-3));
+    if rank < 3 || query.rank() < 3 {
+        return Err(Error::invalid(format!(
+            "enable_gqa needs (…, heads, length, features), not queries of {:?} and keys or values of {:?}",
+            query.shape(),
+            tensor.shape()
+        )));
+    }
+    let (wanted, found) = (heads(query)?, heads(tensor)?);
+    if found == 0 || !wanted.is_multiple_of(found) {
+        return Err(Error::invalid(format!(
+            "Number of heads in key and value must divide the number of heads in query: {found} and {wanted}"
+        )));
+    }
+    tensor.repeat_interleave((wanted / found) as i64, Some(rank as i64 - 3))
 }
 
 /// Self-attention whose queries, keys and values lie packed: (tokens, heads, 3, features) to (tokens, heads, features), with scale
@@ -88,7 +117,6 @@ struct Sizes {
     leading: Shape,
     queries: usize,
     keys: usize,
-    features: usize,
 }
 
 impl Sizes {
@@ -109,7 +137,7 @@ impl Sizes {
                  numbers of keys and values",
             ));
         }
-        Ok(Self { leading, queries, keys, features })
+        Ok(Self { leading, queries, keys })
     }
 
     fn batch(&self) -> usize {

@@ -427,3 +427,21 @@ fn a_transformer_learns_and_a_captured_step_gives_the_same_bits() {
     let (first, last) = (f32::from_bits(eager[0]), f32::from_bits(eager[12]));
     assert!(last < 0.6 * first, "the transformer learns: {first} to {last}");
 }
+
+#[test]
+fn heads_of_keys_are_shared_as_if_they_were_repeated() {
+    let options = AttentionOptions { enable_gqa: true, is_causal: true, ..AttentionOptions::default() };
+    let [query, key, value] = [([2, 6, 5, 4], 1), ([2, 2, 5, 4], 2), ([2, 2, 5, 4], 3)]
+        .map(|(shape, seed)| random(&shape, seed).requires_grad_().unwrap());
+    let found = scaled_dot_product_attention(&query, &key, &value, options).unwrap();
+    let [k, v] = [&key, &value].map(|tensor| tensor.repeat_interleave(3, Some(1)).unwrap());
+    let plain = AttentionOptions { enable_gqa: false, ..options };
+    let expected = scaled_dot_product_attention(&query, &k, &v, plain).unwrap();
+    assert_close(&values(&found), &values(&expected), 1e-12);
+    assert!(scaled_dot_product_attention(&query, &key, &value, plain).is_err());
+    let three = random(&[2, 4, 5, 4], 4);
+    let error = scaled_dot_product_attention(&query, &three, &three, options).unwrap_err().to_string();
+    assert!(error.contains("must divide the number of heads"), "{error}");
+    let flat = random(&[5, 4], 4);
+    assert!(scaled_dot_product_attention(&flat, &flat, &flat, options).unwrap_err().is_invalid_argument());
+}

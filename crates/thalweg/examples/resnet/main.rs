@@ -6,32 +6,30 @@
 //! cargo run --release --example resnet -- --steps 0 --resume digits.safetensors
 //! ```
 
+#[path = "../common/mod.rs"]
+mod common;
 #[path = "../digits/data.rs"]
 mod data;
-mod model;
 mod options;
-#[path = "../digits/progress.rs"]
-mod progress;
 
 use std::process::ExitCode;
 use std::sync::Arc;
 
 use thalweg::data::{DataLoader, DataLoaderOptions, Dataset, Field, put};
 use thalweg::functional::cross_entropy;
+use thalweg::models::resnet::{ResNet, ResNetConfig};
 use thalweg::module::{Forward, Module, Upsample, UpsampleMode};
 use thalweg::optim::{Sgd, SgdOptions};
 use thalweg::random::Generator;
-use thalweg::tensor::autocast::autocast;
-use thalweg::tensor::graph::{StepOptions, capture_step};
 use thalweg::{DType, Device, Result, Stream, Tensor, no_grad, serialize};
 
+use common::arguments::Command;
+use common::options::TrainingOptions;
+use common::training::{in_dtype, train};
 use data::Sample;
-use model::ResNet;
-use options::{Command, Options};
-use progress::Progress;
 
 fn main() -> ExitCode {
-    let options = match Options::parse(std::env::args().skip(1)) {
+    let options = match options::parse(std::env::args().skip(1)) {
         Ok(Command::Run(options)) => options,
         Ok(Command::Help) => {
             println!("{}", options::USAGE);
@@ -69,22 +67,21 @@ impl Dataset for Images {
     }
 }
 
-fn run(options: &Options) -> Result<()> {
-    let device = match &options.device {
-        Some(name) => Device::from_name(name)?,
-        None => Device::best()?,
-    };
+fn run(options: &TrainingOptions) -> Result<()> {
+    let device = options.device()?;
     // The default stream cannot be captured.
     let stream = Stream::new(&device)?;
     let _current = stream.make_current();
     let digits = data::load();
-    let mut model = ResNet::new(10, &mut Generator::new(options.seed), &device)?;
+    let layers = vec![(8, 2), (16, 2)];
+    let config = ResNetConfig { channels: 1, stem: 16, layers, classes: 10 };
+    let mut model = ResNet::new(&config, &mut Generator::new(options.seed), &device)?;
     if let Some(path) = &options.resume {
         model.load_state_dict(&serialize::load_file(path, &device)?)?;
     }
     let count: usize = model.parameters().iter().map(Tensor::elements).sum();
     println!("device: {device} ({}); {count} parameters, {}", device.properties().name, options.dtype);
-    if let Some(loss) = train(&model, Images(digits.training), options, &device)? {
+    if let Some(loss) = learn(&model, Images(digits.training), options, &device)? {
         println!("loss: {loss:.4}");
     }
     if let Some(path) = &options.save {
@@ -99,59 +96,29 @@ fn run(options: &Options) -> Result<()> {
 fn scores(model: &ResNet, images: &Tensor, dtype: DType) -> Result<Tensor> {
     let mode = UpsampleMode::Linear { align_corners: false };
     let larger = Upsample { scale_factor: Some(vec![4.0]), mode, ..Upsample::default() }.forward(images)?;
-    if dtype == DType::F32 { model.forward(&larger) } else { autocast(dtype, || model.forward(&larger)) }
+    in_dtype(dtype, || model.forward(&larger))
 }
 
 /// Trains, and returns the last loss, if there was a step.
-fn train(model: &ResNet, images: Images, options: &Options, device: &Device) -> Result<Option<f32>> {
-    let loading = DataLoaderOptions {
-        batch_size: options.batch,
-        shuffle: Some(options.seed),
-        num_workers: 2,
-        drop_last: true,
-        ..DataLoaderOptions::default()
-    };
-    let mut loader = DataLoader::new(Arc::new(images), loading, device)?;
-    if loader.is_empty() && options.steps > 0 {
-        return Err(thalweg::Error::invalid("there are fewer images than a batch; choose a smaller --batch"));
-    }
+fn learn(model: &ResNet, images: Images, options: &TrainingOptions, device: &Device) -> Result<Option<f32>> {
     let rates =
         SgdOptions { learning_rate: 0.05, momentum: 0.9, weight_decay: 1e-4, ..SgdOptions::default() };
     let optimizer = Sgd::new(model.parameters(), rates)?;
     let input = Tensor::zeros(&[options.batch, 1, 8, 8], DType::F32, device)?;
-    let classes = Tensor::zeros(&[options.batch], DType::I64, device)?;
+    let inputs = [input, Tensor::zeros(&[options.batch], DType::I64, device)?];
     let step = || {
         optimizer.zero_grad();
-        let loss = cross_entropy(&scores(model, &input, options.dtype)?.to_dtype(DType::F32)?, &classes)?;
+        let scores = scores(model, &inputs[0], options.dtype)?.to_dtype(DType::F32)?;
+        let loss = cross_entropy(&scores, &inputs[1])?;
         loss.backward()?;
         optimizer.step()?;
         Ok(loss.detach())
     };
-    let mut captured = options.graph.then(|| capture_step(device, StepOptions::default(), step));
-    let mut progress = Progress::new(options.steps);
-    let (mut done, mut last) = (0, None);
-    while done < options.steps {
-        for batch in loader.epoch()?.take(options.steps - done) {
-            let batch = batch?;
-            input.copy_(&batch[0])?;
-            classes.copy_(&batch[1])?;
-            let loss = match &mut captured {
-                Some(captured) => captured.run()?.clone(),
-                None => step()?,
-            };
-            done += 1;
-            if progress.is_due(done) {
-                let loss = loss.item()?;
-                progress.draw(done, loss, done * options.batch);
-                last = Some(loss);
-            }
-        }
-    }
-    Ok(last)
+    train(Arc::new(images), &inputs, step, options, device)
 }
 
 /// The share of images that the model recognises.
-fn evaluate(model: &ResNet, images: Images, options: &Options, device: &Device) -> Result<f64> {
+fn evaluate(model: &ResNet, images: Images, options: &TrainingOptions, device: &Device) -> Result<f64> {
     let count = images.0.len();
     let loading = DataLoaderOptions { batch_size: 100, ..DataLoaderOptions::default() };
     let mut loader = DataLoader::new(Arc::new(images), loading, device)?;

@@ -6,6 +6,11 @@ mod sim;
 use std::path::PathBuf;
 use std::process::{Command, Output};
 
+use thalweg::models::bert::{BertConfig, BertForSequenceClassification};
+use thalweg::module::Module;
+use thalweg::random::Generator;
+use thalweg::serialize;
+
 /// An example's program, which cargo builds beside the tests. `None`, said aloud, where only the tests were copied.
 fn example(name: &str) -> Option<PathBuf> {
     let test = std::env::current_exe().expect("a running test has a path");
@@ -113,6 +118,43 @@ fn gpt_learns_saves_and_resumes() {
     std::fs::remove_file(&file).expect("it was saved");
     refuses(&program, &["--dtype", "f16"], "--dtype takes f32 or bf16");
     refuses(&program, &["--prompt", "ß"], "the text has no 'ß'");
+}
+
+#[test]
+fn bert_compares_sentences_with_the_weights_of_a_file() {
+    let Some(program) = example("bert") else { return };
+    let cosines = |text: &str| -> Vec<Vec<f64>> {
+        let number = |word: &str| word.parse::<f64>().ok();
+        text.lines().skip(1).map(|line| line.split_whitespace().map_while(number).collect()).collect()
+    };
+    let random = cosines(&printed(&program, &["the cat sat", "sat the cat", "dogs, no cat"]));
+    assert!(random.iter().enumerate().all(|(n, row)| row.len() == 3 && row[n] == 1.0), "{random:?}");
+    assert!(random[0][1] > random[0][2] && random[0][1] == random[1][0], "{random:?}");
+    let folder = std::env::temp_dir().join(format!("thalweg-bert-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).expect("a folder");
+    let [weights, vocab] = ["model.safetensors", "vocab.txt"].map(|name| folder.join(name));
+    let device = thalweg::Device::sim(0).expect("a simulated GPU");
+    let config = BertConfig {
+        vocab_size: 7,
+        hidden_size: 24,
+        num_hidden_layers: 1,
+        num_attention_heads: 3,
+        intermediate_size: 16,
+        max_position_embeddings: 9,
+        ..BertConfig::default()
+    };
+    let model =
+        BertForSequenceClassification::new(&config, 2, &mut Generator::new(3), &device).expect("a model");
+    serialize::save_file(&model.state_dict(), &weights, &[]).expect("weights are saved");
+    std::fs::write(&vocab, "[PAD]\n[UNK]\n[CLS]\n[SEP]\ncat\n##s\nzebra\n").expect("a vocabulary");
+    let [file, words] = [&weights, &vocab].map(|path| path.to_str().expect("a path of text"));
+    let options = ["--weights", file, "--vocab", words, "--heads", "3"];
+    let read = cosines(&printed(&program, &[&options[..], &["Cats", "cat ##s", "dog", "giraffe"]].concat()));
+    assert!(read[2][3] == 1.0 && read[0][2] < 1.0, "unknown words are one token: {read:?}");
+    assert!(read[0][1] < 1.0, "a piece is no word: {read:?}");
+    refuses(&program, &[&options[..5], &["2000000"]].concat(), "not a multiple");
+    refuses(&program, &["--weights", file], "go together");
+    std::fs::remove_dir_all(&folder).expect("it was there");
 }
 
 #[test]

@@ -269,19 +269,20 @@ macro_rules! models {
 }
 
 mod against_pytorch {
-    use super::bert::Bert;
-    use super::gpt2::GPT2;
+    use thalweg_nn::models::bert::BertForSequenceClassification;
+    use thalweg_nn::models::gpt2::GPT2LMHeadModel;
+    use thalweg_nn::models::llama::LlamaForCausalLM;
+    use thalweg_nn::models::resnet::ResNet;
+
     use super::graph::GraphNetwork;
-    use super::llama::Llama;
     use super::lstm::LanguageModel;
-    use super::resnet::ResNet;
     use super::unet::UNet;
     use super::*;
 
     models! {
-        gpt2: GPT2, check_half;
-        bert: Bert;
-        llama: Llama;
+        gpt2: GPT2LMHeadModel, check_half;
+        bert: BertForSequenceClassification;
+        llama: LlamaForCausalLM;
         resnet: ResNet, check_half;
         unet: UNet;
         lstm: LanguageModel;

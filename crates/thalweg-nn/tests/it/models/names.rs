@@ -1,6 +1,10 @@
 //! Files with the names and shapes that Hugging Face's transformers and torchvision give their weights.
 
 use thalweg_ir::DType;
+use thalweg_nn::models::bert::BertForSequenceClassification;
+use thalweg_nn::models::gpt2::GPT2LMHeadModel;
+use thalweg_nn::models::llama::LlamaForCausalLM;
+use thalweg_nn::models::resnet::ResNet;
 use thalweg_nn::module::{Module, StateDict};
 use thalweg_nn::serialize::{Object, load, load_file, save, save_file};
 use thalweg_runtime::Result;
@@ -8,10 +12,6 @@ use thalweg_tensor::Tensor;
 use thalweg_tensor::random::Generator;
 
 use super::Network;
-use super::bert::Bert;
-use super::gpt2::GPT2;
-use super::llama::Llama;
-use super::resnet::ResNet;
 use crate::support::{device, values};
 
 /// The shape of a weight by its name: `*` stands for the number of a layer.
@@ -140,7 +140,7 @@ fn check_loaded<M: Module>(model: &M, file: &StateDict) {
 
 #[test]
 fn llama_and_bert_take_their_files_whole() {
-    let (llama, bert) = (new::<Llama>(), new::<Bert>());
+    let (llama, bert) = (new::<LlamaForCausalLM>(), new::<BertForSequenceClassification>());
     for (model, names) in [(&llama as &dyn Module, LLAMA_NAMES), (&bert, BERT_NAMES)] {
         let file = file(names);
         model.load_state_dict(&file).unwrap();
@@ -152,7 +152,7 @@ fn llama_and_bert_take_their_files_whole() {
 
 #[test]
 fn gpt2_takes_a_file_without_its_tied_head_and_with_the_masks_of_old_files() -> Result<()> {
-    let (model, mut file) = (new::<GPT2>(), file(GPT2_NAMES));
+    let (model, mut file) = (new::<GPT2LMHeadModel>(), file(GPT2_NAMES));
     for layer in 0..2 {
         let mask = Tensor::ones(&[1, 1, 16, 16], DType::U8, &device())?;
         file.insert(format!("transformer.h.{layer}.attn.bias"), mask);
@@ -180,7 +180,7 @@ fn a_resnet_takes_torchvisions_names() -> Result<()> {
 /// `THALWEG_KEEP=FOLDER` keeps the file for `tests/models/check_saved.py`, which reads it in PyTorch.
 #[test]
 fn a_saved_model_keeps_its_tied_weights_one_storage() -> Result<()> {
-    let model = new::<GPT2>();
+    let model = new::<GPT2LMHeadModel>();
     let tied = &model.state_dict()["lm_head.weight"];
     let folder = std::env::var("THALWEG_KEEP").map_or_else(|_| std::env::temp_dir(), Into::into);
     let path = folder.join(format!("thalweg-{}-gpt2.pt", std::process::id()));

@@ -1,0 +1,167 @@
+//! GPT-2, with the names and layouts of Hugging Face's weights.
+
+use thalweg_ir::DType;
+use thalweg_runtime::{Device, Result};
+use thalweg_tensor::Tensor;
+use thalweg_tensor::random::Generator;
+
+use super::{check_heads, merge_heads, split_heads};
+use crate::functional::{AttentionOptions, scaled_dot_product_attention};
+use crate::module::{Embedding, Forward, LayerNorm, Linear, Module};
+
+/// The sizes of a GPT-2 (`GPT2Config`); the defaults are those of the smallest checkpoint, with 124 million parameters.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct GPT2Config {
+    /// How many tokens there are.
+    pub vocab_size: usize,
+    /// The greatest length of a sequence.
+    pub n_positions: usize,
+    /// Features of a token.
+    pub n_embd: usize,
+    /// Blocks.
+    pub n_layer: usize,
+    /// Heads of attention.
+    pub n_head: usize,
+}
+
+impl Default for GPT2Config {
+    fn default() -> Self {
+        Self { vocab_size: 50257, n_positions: 1024, n_embd: 768, n_layer: 12, n_head: 12 }
+    }
+}
+
+/// A linear layer whose weight lies transposed.
+#[derive(Module, Clone, Debug)]
+pub struct Conv1D {
+    /// (in, out).
+    #[module(parameter)]
+    pub weight: Tensor,
+    /// (out).
+    #[module(parameter)]
+    pub bias: Tensor,
+}
+
+impl Conv1D {
+    fn new(inputs: usize, outputs: usize, g: &mut Generator, d: &Device) -> Result<Self> {
+        let weight = Tensor::normal(&[inputs, outputs], 0.0, 0.02, g, d)?.requires_grad_()?;
+        let bias = Tensor::zeros(&[outputs], DType::F32, d)?.requires_grad_()?;
+        Ok(Self { weight, bias })
+    }
+}
+
+impl Forward for Conv1D {
+    fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        x.matmul(&self.weight)? + &self.bias
+    }
+}
+
+#[derive(Module, Clone, Debug)]
+struct Attention {
+    c_attn: Conv1D,
+    c_proj: Conv1D,
+    #[module(skip)]
+    heads: usize,
+}
+
+impl Forward for Attention {
+    fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        let parts = self.c_attn.forward(x)?.chunk(3, -1)?;
+        let [q, k, v] = [0, 1, 2].map(|part: usize| split_heads(&parts[part], self.heads));
+        let options = AttentionOptions { is_causal: true, ..AttentionOptions::default() };
+        self.c_proj.forward(&merge_heads(&scaled_dot_product_attention(&q?, &k?, &v?, options)?)?)
+    }
+}
+
+#[derive(Module, Clone, Debug)]
+struct Mlp {
+    c_fc: Conv1D,
+    c_proj: Conv1D,
+}
+
+impl Forward for Mlp {
+    fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        self.c_proj.forward(&self.c_fc.forward(x)?.gelu_tanh()?)
+    }
+}
+
+#[derive(Module, Clone, Debug)]
+struct Block {
+    ln_1: LayerNorm,
+    attn: Attention,
+    ln_2: LayerNorm,
+    mlp: Mlp,
+}
+
+impl Block {
+    fn new(features: usize, heads: usize, g: &mut Generator, d: &Device) -> Result<Self> {
+        let attn = Attention {
+            c_attn: Conv1D::new(features, 3 * features, g, d)?,
+            c_proj: Conv1D::new(features, features, g, d)?,
+            heads,
+        };
+        let mlp = Mlp {
+            c_fc: Conv1D::new(features, 4 * features, g, d)?,
+            c_proj: Conv1D::new(4 * features, features, g, d)?,
+        };
+        Ok(Self { ln_1: LayerNorm::new(features, d)?, attn, ln_2: LayerNorm::new(features, d)?, mlp })
+    }
+}
+
+impl Forward for Block {
+    fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        let x = (x + self.attn.forward(&self.ln_1.forward(x)?)?)?;
+        &x + self.mlp.forward(&self.ln_2.forward(&x)?)?
+    }
+}
+
+#[derive(Module, Clone, Debug)]
+struct Transformer {
+    wte: Embedding,
+    wpe: Embedding,
+    h: Vec<Block>,
+    ln_f: LayerNorm,
+}
+
+impl Forward for Transformer {
+    fn forward(&self, tokens: &Tensor) -> Result<Tensor> {
+        let positions = Tensor::arange(tokens.size(-1)?, 0, 1, DType::I64, tokens.device())?;
+        let mut x = (self.wte.forward(tokens)? + self.wpe.forward(&positions)?)?;
+        for block in &self.h {
+            x = block.forward(&x)?;
+        }
+        self.ln_f.forward(&x)
+    }
+}
+
+/// GPT-2 with a head that scores the next token; the head's weight is that of the embedding of tokens.
+#[derive(Module, Clone, Debug)]
+pub struct GPT2LMHeadModel {
+    transformer: Transformer,
+    lm_head: Linear,
+}
+
+impl GPT2LMHeadModel {
+    /// Makes a model with random weights in f32.
+    ///
+    /// # Errors
+    /// [`thalweg_runtime::Error::is_invalid_argument`] if the heads do not divide the features.
+    pub fn new(config: GPT2Config, g: &mut Generator, d: &Device) -> Result<Self> {
+        let GPT2Config { vocab_size, n_positions, n_embd, n_layer, n_head } = config;
+        check_heads(n_embd, n_head)?;
+        let transformer = Transformer {
+            wte: Embedding::new(vocab_size, n_embd, g, d)?,
+            wpe: Embedding::new(n_positions, n_embd, g, d)?,
+            h: (0..n_layer).map(|_| Block::new(n_embd, n_head, g, d)).collect::<Result<_>>()?,
+            ln_f: LayerNorm::new(n_embd, d)?,
+        };
+        let lm_head = Linear { weight: transformer.wte.weight.clone(), bias: None };
+        Ok(Self { transformer, lm_head })
+    }
+}
+
+impl Forward for GPT2LMHeadModel {
+    /// Returns the scores of the tokens that may come next, (batch, length, tokens), for tokens (batch, length) of i64. Asynchronous.
+    fn forward(&self, tokens: &Tensor) -> Result<Tensor> {
+        self.lm_head.forward(&self.transformer.forward(tokens)?)
+    }
+}

@@ -1,0 +1,42 @@
+//! Models whose weights have the names and layouts of Hugging Face's transformers and of torchvision, so that their checkpoints load by
+//! name.
+//!
+//! | module | model | checkpoints |
+//! |---|---|---|
+//! | [`gpt2`] | [`GPT2LMHeadModel`](gpt2::GPT2LMHeadModel) | `gpt2`, `gpt2-medium`, … |
+//! | [`bert`] | [`BertModel`](bert::BertModel), [`BertForSequenceClassification`](bert::BertForSequenceClassification) | `bert-base-uncased`, encoders of sentences such as `all-MiniLM-L6-v2` |
+//! | [`llama`] | [`LlamaForCausalLM`](llama::LlamaForCausalLM) | Llama and what is shaped like it, with unscaled rotations |
+//! | [`resnet`] | [`ResNet`](resnet::ResNet) | `resnet50`, `resnet101`, `resnet152` |
+//!
+//! Files are read by [`serialize::load_file`](crate::serialize::load_file), and taken up by
+//! [`Module::load_state_dict`](crate::module::Module::load_state_dict), or by
+//! [`Module::load_state_dict_partially`](crate::module::Module::load_state_dict_partially) where a file has entries that are no weights, as
+//! old ones have. None of the models has dropout. Layers of theirs are ordinary modules: what is missing here can be written in the same way.
+
+pub mod bert;
+pub mod gpt2;
+pub mod llama;
+pub mod resnet;
+
+use thalweg_runtime::{Error, Result};
+use thalweg_tensor::Tensor;
+
+/// Returns (…, length, features) as (…, heads, length, features per head): a view.
+fn split_heads(x: &Tensor, heads: usize) -> Result<Tensor> {
+    x.unflatten(-1, &[heads as i64, -1])?.transpose(-2, -3)
+}
+
+/// Returns (…, heads, length, features per head) as (…, length, features).
+fn merge_heads(x: &Tensor) -> Result<Tensor> {
+    x.transpose(-2, -3)?.flatten(-2, -1)
+}
+
+/// Checks that so many features are made of heads of equal size.
+fn check_heads(features: usize, heads: usize) -> Result<()> {
+    if heads == 0 || !features.is_multiple_of(heads) {
+        return Err(Error::invalid(format!(
+            "the hidden size {features} is not a multiple of the number of attention heads {heads}"
+        )));
+    }
+    Ok(())
+}

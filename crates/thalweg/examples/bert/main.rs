@@ -1,0 +1,131 @@
+//! Compares sentences by their embeddings: the mean over a BERT's tokens, and the cosines between them.
+//!
+//! ```text
+//! cargo run --release --example bert                      # random weights: similar are sentences of the same words
+//! cargo run --release --example bert -- --weights model.safetensors --vocab vocab.txt "How are you?" "What is the time?"
+//! ```
+
+#[path = "../common/arguments.rs"]
+mod arguments;
+mod options;
+mod tokens;
+
+use std::process::ExitCode;
+
+use thalweg::models::bert::{BertConfig, BertModel};
+use thalweg::module::{Module, StateDict};
+use thalweg::random::Generator;
+use thalweg::tensor::autocast::autocast;
+use thalweg::{DType, Device, Error, Result, Tensor, no_grad, serialize};
+
+use arguments::Command;
+use options::Options;
+use tokens::Vocabulary;
+
+fn main() -> ExitCode {
+    let options = match Options::parse(std::env::args().skip(1)) {
+        Ok(Command::Run(options)) => options,
+        Ok(Command::Help) => {
+            println!("{}", options::USAGE);
+            return ExitCode::SUCCESS;
+        }
+        Err(text) => {
+            eprintln!("bert: {text}\n\n{}", options::USAGE);
+            return ExitCode::from(2);
+        }
+    };
+    match run(&options) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("bert: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(options: &Options) -> Result<()> {
+    let device = arguments::device(options.device.as_deref())?;
+    let (model, vocabulary) = match (&options.weights, &options.vocab) {
+        (Some(weights), Some(vocab)) => (load(weights, options.heads, &device)?, read(vocab)?),
+        _ => {
+            let vocabulary = Vocabulary::of(&options.sentences);
+            let config = BertConfig {
+                vocab_size: vocabulary.len(),
+                hidden_size: 96,
+                num_hidden_layers: 2,
+                intermediate_size: 192,
+                max_position_embeddings: 128,
+                ..BertConfig::default()
+            };
+            (BertModel::new(&config, &mut Generator::new(0), &device)?, vocabulary)
+        }
+    };
+    let count: usize = model.parameters().iter().map(Tensor::elements).sum();
+    println!("device: {device} ({}); {count} parameters, {}", device.properties().name, options.dtype);
+    let sentences: Vec<Vec<i64>> =
+        options.sentences.iter().map(|sentence| vocabulary.encode(sentence)).collect();
+    let compare = || similarities(&model, &sentences, &device);
+    let cosines =
+        no_grad(|| if options.dtype == DType::F32 { compare() } else { autocast(options.dtype, compare) })?;
+    for (row, sentence) in cosines.chunks(sentences.len()).zip(&options.sentences) {
+        let row: Vec<String> = row.iter().map(|cosine| format!("{cosine:6.3}")).collect();
+        println!("{}  {sentence}", row.join(" "));
+    }
+    Ok(())
+}
+
+/// Returns the cosines between the embeddings of sentences, row by row.
+fn similarities(model: &BertModel, sentences: &[Vec<i64>], device: &Device) -> Result<Vec<f32>> {
+    let longest = sentences.iter().map(Vec::len).max().unwrap_or(0);
+    let filled: Vec<i64> = sentences
+        .iter()
+        .flat_map(|tokens| tokens.iter().copied().chain(std::iter::repeat(0)).take(longest))
+        .collect();
+    let tokens = Tensor::from_slice(&filled, &[sentences.len(), longest], device)?;
+    let mask = tokens.ne_scalar(0)?;
+    let features = model.encode(&tokens, &tokens.zeros_like()?, &mask)?.to_dtype(DType::F32)?;
+    let mask = mask.unsqueeze(-1)?.to_dtype(DType::F32)?;
+    let means = ((features * &mask)?.sum(&[1], false)? / mask.sum(&[1], false)?)?;
+    let units = (&means / means.square()?.sum(&[1], true)?.sqrt()?)?;
+    units.mm(&units.transpose(0, 1)?)?.to_vec()
+}
+
+/// Reads the weights of a model, whose sizes are those of the file.
+fn load(path: &str, heads: usize, device: &Device) -> Result<BertModel> {
+    let weights: StateDict = serialize::load_file(path, device)?
+        .into_iter()
+        .map(|(name, tensor)| (name.strip_prefix("bert.").map(str::to_owned).unwrap_or(name), tensor))
+        .collect();
+    let size = |name: &str, dim: usize| match weights.get(name) {
+        Some(tensor) if tensor.rank() == 2 => Ok(tensor.shape()[dim]),
+        _ => Err(Error::invalid(format!("{path} has no matrix {name}, as a BERT has"))),
+    };
+    let is_layer = |index: &usize| {
+        let prefix = format!("encoder.layer.{index}.");
+        weights.keys().any(|name| name.starts_with(&prefix))
+    };
+    let config = BertConfig {
+        vocab_size: size("embeddings.word_embeddings.weight", 0)?,
+        hidden_size: size("embeddings.word_embeddings.weight", 1)?,
+        num_hidden_layers: (0..).take_while(is_layer).count(),
+        num_attention_heads: heads,
+        intermediate_size: size("encoder.layer.0.intermediate.dense.weight", 0)?,
+        max_position_embeddings: size("embeddings.position_embeddings.weight", 0)?,
+        type_vocab_size: size("embeddings.token_type_embeddings.weight", 0)?,
+        ..BertConfig::default()
+    };
+    let model = BertModel::new(&config, &mut Generator::new(0), device)?;
+    let keys = model.load_state_dict_partially(&weights)?;
+    // The features of a whole sequence are not used here, and some files do not have their layer.
+    match keys.missing_keys.iter().find(|name| !name.starts_with("pooler.")) {
+        None => Ok(model),
+        Some(name) => Err(Error::invalid(format!("{path} has no {name}"))),
+    }
+}
+
+fn read(path: &str) -> Result<Vocabulary> {
+    std::fs::read_to_string(path)
+        .map_err(|error| error.to_string())
+        .and_then(|text| Vocabulary::read(&text))
+        .map_err(|reason| Error::invalid(format!("{path} cannot be read: {reason}")))
+}

@@ -1,0 +1,7 @@
+//! The parts that examples of training share.
+
+pub mod arguments;
+pub mod options;
+#[path = "../digits/progress.rs"]
+mod progress;
+pub mod training;

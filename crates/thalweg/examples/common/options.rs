@@ -1,0 +1,65 @@
+//! The options that examples of training share.
+
+use thalweg::{DType, Device};
+
+use super::arguments::{device, dtype, number};
+
+/// The lines of the usage text that are the same everywhere.
+macro_rules! training_usage {
+    () => {
+        "\
+  --device D     where to run (default: the GPU if the machine has one, else the simulated GPU)
+  --dtype T      f32 (default) or bf16, in which products then run by autocast
+  --graph        capture the training step after three steps, and replay it
+  --steps N      how many steps to train (default 200; 0 trains none)
+  --seed N       the seed of weights and order (default 0)
+  --save FILE    write the weights there at the end, as safetensors
+  --resume FILE  begin with the weights of a file"
+    };
+}
+pub(crate) use training_usage;
+
+/// The options that all examples of training have.
+#[derive(Clone, Debug)]
+pub struct TrainingOptions {
+    device: Option<String>,
+    pub dtype: DType,
+    pub graph: bool,
+    pub steps: usize,
+    pub batch: usize,
+    pub seed: u64,
+    pub save: Option<String>,
+    pub resume: Option<String>,
+}
+
+impl TrainingOptions {
+    /// Returns the defaults, with batches of this size.
+    pub fn new(batch: usize) -> Self {
+        let (device, save, resume) = (None, None, None);
+        Self { device, dtype: DType::F32, graph: false, steps: 200, batch, seed: 0, save, resume }
+    }
+
+    /// Takes an argument up, with its value if it has one; returns `false` if it is none of these.
+    pub fn take(
+        &mut self,
+        argument: &str,
+        mut value: impl FnMut() -> Result<String, String>,
+    ) -> Result<bool, String> {
+        match argument {
+            "--device" => self.device = Some(value()?),
+            "--dtype" => self.dtype = dtype(&value()?)?,
+            "--graph" => self.graph = true,
+            "--steps" => self.steps = number(argument, &value()?, 0)?,
+            "--batch" => self.batch = number(argument, &value()?, 1)?,
+            "--seed" => self.seed = number(argument, &value()?, 0)? as u64,
+            "--save" => self.save = Some(value()?),
+            "--resume" => self.resume = Some(value()?),
+            _ => return Ok(false),
+        }
+        Ok(true)
+    }
+
+    pub fn device(&self) -> thalweg::Result<Device> {
+        device(self.device.as_deref())
+    }
+}
