@@ -1,5 +1,5 @@
-//! Chores of this repository that are more than a line of shell: `cargo xtask bundle`, `cargo xtask wheel`,
-//! `cargo xtask planted` and `cargo xtask tidy`.
+//! Chores of this repository that are more than a line of shell: `cargo xtask bundle`, `cargo xtask wheel`, `cargo xtask python`,
+//! `cargo xtask stubs`, `cargo xtask planted` and `cargo xtask tidy`.
 //!
 //! Exit statuses: 0 is success, 1 is that the chore failed or found something, 2 is that it was called wrongly.
 #![forbid(unsafe_code)]
@@ -7,6 +7,7 @@
 mod bundle;
 mod planted;
 mod progress;
+mod python;
 mod tidy;
 mod wheel;
 
@@ -16,6 +17,9 @@ use std::process::ExitCode;
 const USAGE: &str = "\
 usage: cargo xtask bundle [--out FOLDER] [--no-kernels] [--archs sm_80,sm_90,...]
        cargo xtask wheel [--torch FOLDER]... [--cuda FOLDER] [--out FOLDER] [--objects-only]
+       cargo xtask wheel thalweg [--out FOLDER] [--profile NAME]
+       cargo xtask python [FILTER]...
+       cargo xtask stubs
        cargo xtask planted [FILTER]
        cargo xtask tidy
 
@@ -34,6 +38,16 @@ usage: cargo xtask bundle [--out FOLDER] [--no-kernels] [--archs sm_80,sm_90,...
     --out FOLDER    where to (default: target/wheels)
     --objects-only  the shared libraries beside the package, no wheel; and what
                     the allocation bench loads
+
+  wheel thalweg
+           builds the Python wheel `thalweg` (`import thalweg`)
+    --out FOLDER    where to (default: target/wheels)
+    --profile NAME  how the extension module is compiled (default: bundle)
+
+  python   builds the extension module beside the Python package, and runs the
+           package's tests; with FILTER those with this in their names
+
+  stubs    writes the package's type stubs from the operator table
 
   planted  plants bugs in copies of the allocators and the runtime, one at a
            time, and looks whether the simulated GPU catches each; with FILTER
@@ -55,6 +69,10 @@ fn main() -> ExitCode {
             Ok(options) => bundle::run(&options),
             Err(text) => return complain(&text),
         },
+        "wheel" if rest.first().is_some_and(|name| name == "thalweg") => python::wheel(&rest[1..]),
+        "python" => python::test(rest),
+        "stubs" if rest.is_empty() => python::stubs(),
+        "stubs" => return complain("stubs takes no arguments"),
         "wheel" => match wheel::Options::parse(rest) {
             Ok(options) => wheel::run(&options),
             Err(text) => return complain(&text),

@@ -56,13 +56,7 @@ pub fn autocast<T>(dtype: DType, function: impl FnOnce() -> Result<T>) -> Result
 /// # Errors
 /// Those of [`autocast`].
 pub fn autocast_with<T>(options: AutocastOptions, function: impl FnOnce() -> Result<T>) -> Result<T> {
-    if !matches!(options.dtype, DType::F16 | DType::Bf16) {
-        return Err(Error::invalid(format!(
-            "autocast computes in float16 or bfloat16, not in {}",
-            options.dtype
-        )));
-    }
-    let _region = Region::enter(options);
+    let _region = Region::enter(options)?;
     function()
 }
 
@@ -76,17 +70,29 @@ pub fn clear_autocast_cache() {
     let _dropped_outside = CASTS.take();
 }
 
-/// An open region; dropping it ends the region.
-struct Region {
+/// An open region, for code that cannot nest functions as [`autocast`] does. Dropping it ends the region; regions of a thread are
+/// dropped in the reverse order of their making.
+#[must_use = "the region lasts only while this lives"]
+pub struct Region {
     former: Option<AutocastOptions>,
     _keys: IncludeKeyGuard,
 }
 
 impl Region {
-    fn enter(options: AutocastOptions) -> Self {
+    /// Opens a region on this thread.
+    ///
+    /// # Errors
+    /// [`Error::is_invalid_argument`] if the dtype is neither float16 nor bfloat16.
+    pub fn enter(options: AutocastOptions) -> Result<Self> {
+        if !matches!(options.dtype, DType::F16 | DType::Bf16) {
+            return Err(Error::invalid(format!(
+                "autocast computes in float16 or bfloat16, not in {}",
+                options.dtype
+            )));
+        }
         DEPTH.set(DEPTH.get() + 1);
         let _keys = IncludeKeyGuard::only_if(options.enabled, DispatchKey::Autocast);
-        Self { former: CURRENT.replace(Some(options)), _keys }
+        Ok(Self { former: CURRENT.replace(Some(options)), _keys })
     }
 }
 

@@ -41,8 +41,8 @@ use crate::operators::body::Body;
 use crate::operators::in_place;
 use crate::tensor::{Tensor, Tensors};
 
-pub(crate) use keys::is_excluded;
 pub use keys::{DispatchKey, DispatchKeySet, ExcludeKeyGuard, IncludeKeyGuard};
+pub(crate) use keys::{is_excluded, set_excluded};
 pub(crate) use registry::{BuiltIn, built_in, internal};
 pub use registry::{define_operator, find_operator, operators};
 pub use trace::{Trace, TracedCall, trace};

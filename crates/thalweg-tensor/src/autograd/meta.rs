@@ -117,7 +117,7 @@ impl Tensor {
     }
 
     /// Returns the operator that it is the result of, for messages; empty of a leaf.
-    pub(crate) fn gradient_name(&self) -> &'static str {
+    pub fn gradient_name(&self) -> &'static str {
         self.edge().map_or("", |edge| edge.node.function.name())
     }
 

@@ -26,7 +26,7 @@ use smallvec::SmallVec;
 use thalweg_runtime::{Error, Label, Result, Stream, within};
 
 use crate::caller::at_line;
-use crate::dispatch::{DispatchKey, ExcludeKeyGuard, is_excluded};
+use crate::dispatch::{DispatchKey, ExcludeKeyGuard, is_excluded, set_excluded};
 use crate::tensor::Tensor;
 
 pub(crate) use meta::{AutogradMeta, ViewOf};
@@ -249,6 +249,12 @@ pub fn no_grad<T>(function: impl FnOnce() -> T) -> T {
 /// Returns whether operators of this thread record themselves.
 pub fn is_grad_enabled() -> bool {
     !is_excluded(DispatchKey::Autograd)
+}
+
+/// Sets whether operators of this thread record themselves from now on (`torch.set_grad_enabled`), and returns whether they did:
+/// for code that cannot nest functions as [`no_grad`] does, such as a context manager of another language.
+pub fn set_grad_enabled(enabled: bool) -> bool {
+    !set_excluded(DispatchKey::Autograd, !enabled)
 }
 
 /// The backward function of a gradient whose own gradient is not known.

@@ -171,6 +171,15 @@ impl IncludeKeyGuard {
     }
 }
 
+/// Sets whether calls of this thread leave a key out, and returns whether they did.
+pub(crate) fn set_excluded(key: DispatchKey, excluded: bool) -> bool {
+    let mut local = LOCAL.get();
+    let former = local.excluded.has(key);
+    local.excluded = if excluded { local.excluded.with(key) } else { local.excluded.without(key) };
+    LOCAL.set(local);
+    former
+}
+
 /// Returns whether calls of this thread leave a key out.
 pub(crate) fn is_excluded(key: DispatchKey) -> bool {
     LOCAL.get().excluded.has(key)

@@ -1,0 +1,68 @@
+"""Thalweg with PyTorch's names: `import thalweg as torch` runs programs on an NVIDIA GPU, or on a simulated one.
+
+Every operator of the table is a function here and a method of `Tensor`. What PyTorch has and this package leaves out raises by its
+name; `docs/python.md` of the repository lists the differences.
+"""
+
+import math as _math
+import warnings as _warnings
+
+from . import _core
+from ._core import *  # noqa: F401,F403
+from ._core import OutOfMemoryError, Tensor, __version__, device, dtype
+from ._results import Size
+from . import _tensor  # noqa: F401
+from . import amp, autograd, cuda, nn, optim, random, return_types, serialization, utils
+from ._dlpack import from_dlpack
+from ._functions import *  # noqa: F401,F403
+from ._prefixed import module as _module
+from .amp import autocast
+from .autograd import enable_grad, inference_mode, no_grad, set_grad_enabled
+from .random import get_rng_state, initial_seed, manual_seed, set_rng_state
+from .serialization import load, save
+
+# Names that builtins have too are no part of `*`.
+globals().update({_name: getattr(_core, _name) for _name in dir(_core) if not _name.startswith("_")})
+from ._functions import *  # noqa: E402,F401,F403
+
+linalg = _module("linalg", "Linear algebra (`torch.linalg`).")
+fft = _module("fft", "Transforms (`torch.fft`): what the table has.")
+special = _module("special", "Special functions (`torch.special`).")
+
+pi, e, inf, nan = _math.pi, _math.e, _math.inf, _math.nan
+newaxis = None
+
+_LEFT_OUT = {
+    "Generator": "draws come from the default generator of the device; seed it with `manual_seed`",
+    "jit": "programs run eagerly, or are captured into graphs (`cuda.graph`)",
+    "export": "programs run eagerly, or are captured into graphs (`cuda.graph`)",
+    "fx": "programs run eagerly, or are captured into graphs (`cuda.graph`)",
+    "onnx": "it needs traced programs",
+    "distributed": "process groups are not in Python yet",
+    "multiprocessing": "memory is not shared between processes",
+    "sparse": "there are no sparse tensors",
+    "quantization": "there are no quantized tensors",
+    "complex64": "there are no complex numbers in Python yet",
+    "complex128": "there are no complex numbers in Python yet",
+    "func": "transforms of functions are left out",
+    "vmap": "transforms of functions are left out",
+    "hub": "models come as code and `state_dict`",
+    "backends": "its switches are in the Rust crate",
+    "profiler": "use the tools of CUDA",
+    "FloatTensor": "say `tensor(..., dtype=float32)`",
+    "LongTensor": "say `tensor(..., dtype=int64)`",
+}
+
+
+def __getattr__(name):
+    if name in _LEFT_OUT:
+        raise AttributeError(f"thalweg.{name} is left out: {_LEFT_OUT[name]}")
+    raise AttributeError(f"module 'thalweg' has no attribute '{name}': PyTorch has no such name, or it is left out")
+
+
+def compile(model=None, **options):
+    """Returns the model as it is, with a warning: programs run eagerly, or are captured into graphs (`cuda.graph`)."""
+    if model is None:
+        return compile
+    _warnings.warn("thalweg.compile compiles nothing: the model runs eagerly", stacklevel=2)
+    return model

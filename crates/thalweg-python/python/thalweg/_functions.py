@@ -1,0 +1,197 @@
+"""Functions of `torch` that are more than an operator, and operators that take their tensors one by one."""
+
+import math
+
+from . import _core
+
+__all__ = [
+    "as_tensor", "asarray", "atleast_1d", "atleast_2d", "atleast_3d", "block_diag", "broadcast_tensors", "cartesian_prod", "einsum",
+    "finfo", "from_numpy", "frombuffer", "get_default_dtype", "iinfo", "is_floating_point", "is_complex", "is_tensor", "meshgrid",
+    "norm", "numel", "set_default_device", "set_default_dtype", "tensordot", "unique", "set_printoptions", "is_storage", "typename",
+    "get_num_threads", "set_num_threads", "set_float32_matmul_precision",
+]
+
+
+def is_tensor(obj):
+    """Returns whether an object is a tensor."""
+    return isinstance(obj, _core.Tensor)
+
+
+def is_storage(obj):
+    """Returns False: storages have no objects."""
+    return False
+
+
+def typename(obj):
+    """Returns the name of an object's type; of a tensor, with its dtype."""
+    return obj.type() if isinstance(obj, _core.Tensor) else type(obj).__qualname__
+
+
+def is_floating_point(input):
+    """Returns whether a tensor's dtype is a floating-point one."""
+    return input.is_floating_point()
+
+
+def is_complex(input):
+    """Returns whether a tensor's dtype is complex: none is."""
+    return False
+
+
+def numel(input):
+    """Returns the number of elements."""
+    return input.numel()
+
+
+def get_default_dtype():
+    """Returns float32."""
+    return _core.float32
+
+
+def set_default_dtype(d):
+    """Raises for all but float32: the default cannot be changed."""
+    if d != _core.float32:
+        raise NotImplementedError("set_default_dtype: the default stays float32; name the dtype where another is wanted")
+
+
+def set_default_device(device):
+    """Makes a device the one on which tensors are made that name none."""
+    _core._set_current_device(device)
+
+
+def set_printoptions(**options):
+    """Raises: tensors are printed with PyTorch's defaults."""
+    raise NotImplementedError("set_printoptions is left out: tensors are printed with PyTorch's defaults")
+
+
+def get_num_threads():
+    """Returns 1: threads are those of the device."""
+    return 1
+
+
+def set_num_threads(count):
+    """Does nothing: threads are those of the device."""
+
+
+def set_float32_matmul_precision(precision):
+    """Takes `highest`, which is how float32 products are computed; refuses the others."""
+    if precision != "highest":
+        raise NotImplementedError("set_float32_matmul_precision: products of float32 are computed in float32")
+
+
+def as_tensor(data, dtype=None, device=None):
+    """Returns data as a tensor; a tensor that fits is returned itself, everything else is copied."""
+    if isinstance(data, _core.Tensor):
+        return data.to(device=device, dtype=dtype) if device is not None or dtype is not None else data
+    return _core.tensor(data, dtype=dtype, device=device)
+
+
+def asarray(obj, *, dtype=None, device=None, copy=None, requires_grad=False):
+    """Returns an object as a tensor."""
+    made = as_tensor(obj, dtype, device)
+    if copy and made is obj:
+        made = made.clone()
+    elif copy is False and made is not obj:
+        raise ValueError("asarray(copy=False): the elements have to be copied to a device")
+    return made.requires_grad_() if requires_grad else made
+
+
+def from_numpy(ndarray):
+    """Returns an array of NumPy as a tensor: a copy, on the current device."""
+    return _core.tensor(ndarray)
+
+
+def frombuffer(buffer, *, dtype, count=-1, offset=0, requires_grad=False):
+    """Returns the bytes of a buffer as a tensor of one dimension: a copy, on the current device."""
+    data = bytes(memoryview(buffer).cast("B")[offset:])
+    count = len(data) // dtype.itemsize if count < 0 else count
+    made = _core._from_bytes(data[:count * dtype.itemsize], [count], dtype, None)
+    return made.requires_grad_() if requires_grad else made
+
+
+def _one_by_one(name):
+    """Returns an operator of a list of tensors that also takes them one by one."""
+    operator = getattr(_core, name)
+
+    def function(*tensors, **kwargs):
+        if len(tensors) == 1 and isinstance(tensors[0], (list, tuple)):
+            tensors = tensors[0]
+        elif len(tensors) == 1 and name.startswith("atleast"):
+            return operator(tensors[0])
+        return operator(list(tensors), **kwargs)
+    function.__name__ = function.__qualname__ = name
+    function.__doc__ = operator.__doc__
+    return function
+
+
+atleast_1d, atleast_2d, atleast_3d = (_one_by_one(f"atleast_{dims}d") for dims in (1, 2, 3))
+block_diag, broadcast_tensors, cartesian_prod, meshgrid = (
+    _one_by_one(name) for name in ("block_diag", "broadcast_tensors", "cartesian_prod", "meshgrid"))
+
+
+def einsum(equation, *operands):
+    """Returns sums of products by an equation (`"ij,jk->ik"`)."""
+    if len(operands) == 1 and isinstance(operands[0], (list, tuple)):
+        operands = operands[0]
+    return _core.einsum(equation, list(operands))
+
+
+def tensordot(a, b, dims=2):
+    """Returns sums of products over dimensions: so many of the last and first ones, or two lists of them."""
+    if isinstance(dims, int):
+        return _core.tensordot(a, b, list(range(-dims, 0)), list(range(dims)))
+    return _core.tensordot(a, b, *(list(part) for part in dims))
+
+
+def norm(input, p="fro", dim=None, keepdim=False, dtype=None):
+    """Returns a norm of the elements, or along dimensions."""
+    dims = [dim] if isinstance(dim, int) else dim
+    if p == "nuc":
+        return _core.linalg_matrix_norm(input, "nuc", dims or [-2, -1], keepdim, dtype=dtype)
+    return _core.linalg_vector_norm(input, 2 if p in ("fro", None) else p, dims, keepdim, dtype=dtype)
+
+
+def unique(input, sorted=True, return_inverse=False, return_counts=False, dim=None):
+    """Returns the distinct elements, or the distinct places of a dimension; the host waits for their number."""
+    if dim is not None:
+        results = _core.unique_dim(input, dim, sorted, return_inverse, return_counts)
+    else:
+        results = _core._unique2(input, sorted, return_inverse, return_counts)
+    wanted = [results[0]] + [results[1]] * return_inverse + [results[2]] * return_counts
+    return wanted[0] if len(wanted) == 1 else tuple(wanted)
+
+
+class finfo:
+    """The limits of a floating-point dtype."""
+
+    _BITS = {"float64": (53, 1024), "float32": (24, 128), "float16": (11, 16), "bfloat16": (8, 128)}
+
+    def __init__(self, type=None):
+        dtype = _core.float32 if type is None else type
+        if dtype._name not in self._BITS:
+            raise TypeError(f"torch.finfo() requires a floating point input type. Use torch.iinfo to handle '{dtype}'")
+        digits, exponent = self._BITS[dtype._name]
+        self.bits = 8 * dtype.itemsize
+        self.dtype = dtype._name
+        self.eps = 2.0 ** (1 - digits)
+        self.max = (2.0 - self.eps) * 2.0 ** (exponent - 1)
+        self.min = -self.max
+        self.tiny = self.smallest_normal = 2.0 ** (2 - exponent)
+        self.resolution = 10.0 ** -math.floor((digits - 1) * math.log10(2))
+
+    def __repr__(self):
+        return f"finfo(resolution={self.resolution}, min={self.min}, max={self.max}, eps={self.eps}, tiny={self.tiny}, dtype={self.dtype})"
+
+
+class iinfo:
+    """The limits of an integer dtype."""
+
+    def __init__(self, type):
+        if type.is_floating_point or type._name == "bool":
+            raise TypeError(f"torch.iinfo() requires an integer input type. Use torch.finfo to handle '{type}'")
+        self.bits = 8 * type.itemsize
+        self.dtype = type._name
+        self.max = 2 ** (self.bits - type.is_signed) - 1
+        self.min = -2 ** (self.bits - 1) if type.is_signed else 0
+
+    def __repr__(self):
+        return f"iinfo(min={self.min}, max={self.max}, dtype={self.dtype})"

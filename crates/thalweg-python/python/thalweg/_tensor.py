@@ -1,0 +1,121 @@
+"""What `Tensor` has beyond the operator table, in Python: conversions by the names of dtypes, NumPy, copies and pickles."""
+
+import builtins
+
+from . import _core
+
+Tensor = _core.Tensor
+
+_CONVERSIONS = {
+    "float": _core.float32, "double": _core.float64, "half": _core.float16, "bfloat16": _core.bfloat16,
+    "long": _core.int64, "int": _core.int32, "short": _core.int16, "char": _core.int8, "byte": _core.uint8,
+    "bool": getattr(_core, "bool"),
+}
+
+
+def _conversion(name, dtype):
+    def convert(self, memory_format=None):
+        return self.to(dtype) if memory_format is None else self.to(dtype, memory_format=memory_format)
+    convert.__name__ = name
+    convert.__qualname__ = f"Tensor.{name}"
+    convert.__doc__ = f"Returns the tensor in {dtype}; itself where it has that dtype."
+    return convert
+
+
+def _numpy(self, *, force=False):
+    """Returns the elements as an array of NumPy, a copy. Blocks until they are there."""
+    import numpy
+    if self.requires_grad and not force:
+        raise RuntimeError(
+            "Can't call numpy() on Tensor that requires grad. Use tensor.detach().numpy() instead.")
+    if self.is_cuda and not force:
+        raise TypeError(
+            f"can't convert {self.device} device type tensor to numpy. Use Tensor.cpu() to copy the tensor to host memory first.")
+    try:
+        dtype = numpy.dtype(self.dtype._name)
+    except TypeError:
+        raise TypeError(f"Got unsupported ScalarType {self.dtype}: NumPy has no such dtype") from None
+    return numpy.frombuffer(self._bytes(), dtype=dtype).reshape(tuple(self.shape))
+
+
+def _array(self, dtype=None, copy=None):
+    array = self.detach().cpu().numpy() if self.is_cuda else self.numpy()
+    return array if dtype is None else array.astype(dtype)
+
+
+def _deepcopy(self, memo):
+    if not self.is_leaf:
+        raise RuntimeError("Only Tensors created explicitly by the user (graph leaves) support the deepcopy protocol at the moment.")
+    if id(self) not in memo:
+        copy = self._deep_copy()
+        if type(self) is not Tensor:
+            copy = type(self)._of(copy)
+        memo[id(self)] = copy
+    return memo[id(self)]
+
+
+def _reduce(self, protocol):
+    return _rebuild, (type(self), builtins.bytes(self._bytes()), tuple(self.shape), self.dtype, str(self.device), self.requires_grad)
+
+
+def _rebuild(cls, elements, shape, dtype, device, requires_grad):
+    tensor = _core._from_bytes(elements, list(shape), dtype, device)
+    if cls is not Tensor:
+        tensor = cls._of(tensor)
+    return tensor.requires_grad_(requires_grad) if requires_grad else tensor
+
+
+def _type(self, dtype=None, non_blocking=False):
+    """Returns the name of the dtype; or the tensor in another dtype."""
+    if dtype is None:
+        names = {"float32": "Float", "float64": "Double", "float16": "Half", "bfloat16": "BFloat16", "int64": "Long", "int32": "Int",
+                 "int16": "Short", "int8": "Char", "uint8": "Byte", "bool": "Bool"}
+        name = names.get(self.dtype._name, self.dtype._name)
+        return f"torch.{'cuda.' if self.is_cuda else ''}{name}Tensor"
+    return self.to(dtype)
+
+
+def _new_tensor(self, data, *, dtype=None, device=None, requires_grad=False):
+    """Returns a tensor of numbers, with this one's dtype and device where none are given."""
+    return _core.tensor(data, dtype=dtype or self.dtype, device=device or self.device, requires_grad=requires_grad)
+
+
+def _record_stream(self, stream):
+    """Records that work of a stream uses the tensor: its memory is reused only after that."""
+    _core._cuda._record_stream(self, stream)
+
+
+def _left_out(name, reason):
+    def refuse(self, *args, **kwargs):
+        raise NotImplementedError(f"Tensor.{name} is left out: {reason}")
+    refuse.__name__ = name
+    refuse.__doc__ = f"Left out: {reason}."
+    return refuse
+
+
+for _name, _dtype in _CONVERSIONS.items():
+    setattr(Tensor, _name, _conversion(_name, _dtype))
+
+Tensor.numpy = _numpy
+Tensor.__array__ = _array
+Tensor.__array_priority__ = 1000
+Tensor.__deepcopy__ = _deepcopy
+Tensor.__reduce_ex__ = _reduce
+Tensor.__module__ = "thalweg"
+Tensor.type = _type
+Tensor.new_tensor = _new_tensor
+Tensor.record_stream = _record_stream
+Tensor.type_as = lambda self, other: self.to(other)
+Tensor.pin_memory = lambda self, device=None: self
+Tensor.is_pinned = lambda self, device=None: False
+Tensor.is_sparse = False
+Tensor.is_quantized = False
+Tensor.layout = _core.strided
+Tensor.get_device = lambda self: self.device.index
+for _name, _reason in {
+    "register_hook": "hooks of tensors are not called yet",
+    "retain_grad": "results of operators keep no gradient; use `autograd.grad`",
+    "apply_": "it calls Python for each element; write it with operators",
+    "share_memory_": "memory is not shared between processes",
+}.items():
+    setattr(Tensor, _name, _left_out(_name, _reason))

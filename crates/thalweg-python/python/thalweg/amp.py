@@ -1,0 +1,78 @@
+"""Automatic mixed precision (`torch.amp`)."""
+
+import functools
+
+from . import _core
+
+
+class autocast:
+    """A region whose operators choose the dtype that they compute in: a context manager, and a decorator."""
+
+    def __init__(self, device_type="cuda", dtype=None, enabled=True, cache_enabled=None):
+        if not isinstance(device_type, str):
+            raise ValueError(f"Expected `device_type` of type `str`, got: `{type(device_type)}`")
+        self._options = (dtype or _core.float16, enabled, True if cache_enabled is None else cache_enabled)
+        self._regions = []
+
+    def __enter__(self):
+        self._regions.append(_core._AutocastRegion(*self._options))
+        return self
+
+    def __exit__(self, *_):
+        self._regions.pop().close()
+
+    def __call__(self, function):
+        @functools.wraps(function)
+        def wrapped(*args, **kwargs):
+            with autocast("cuda", *self._options):
+                return function(*args, **kwargs)
+        return wrapped
+
+
+class GradScaler:
+    """Scales losses so that small gradients of low precision do not vanish, by a scale that finds itself on the device."""
+
+    def __init__(self, device="cuda", init_scale=65536.0, growth_factor=2.0, backoff_factor=0.5, growth_interval=2000, enabled=True):
+        self._numbers = (init_scale, growth_factor, backoff_factor, growth_interval)
+        self._enabled = enabled
+        self._inner = None
+
+    def _scaler(self, device=None):
+        if self._inner is None:
+            self._inner = _core._GradientScaler(*self._numbers, device)
+        return self._inner
+
+    def is_enabled(self):
+        """Returns whether it scales at all."""
+        return self._enabled
+
+    def scale(self, outputs):
+        """Returns a loss, or several, scaled."""
+        if not self._enabled:
+            return outputs
+        if isinstance(outputs, _core.Tensor):
+            return self._scaler(outputs.device).scale(outputs)
+        return type(outputs)(self.scale(output) for output in outputs)
+
+    def step(self, optimizer, *args, **kwargs):
+        """Steps an optimizer, unless a gradient is not finite: that is decided on the device, and the host learns nothing."""
+        if not self._enabled:
+            return optimizer.step(*args, **kwargs)
+        return optimizer._step(self._scaler())
+
+    def update(self, new_scale=None):
+        """Ends the step: the scale grows or shrinks."""
+        if new_scale is not None:
+            raise NotImplementedError("GradScaler.update(new_scale) is left out")
+        if self._enabled:
+            self._scaler().update()
+
+    def unscale_(self, optimizer):
+        """Raises: gradients are unscaled inside the fused step."""
+        if self._enabled:
+            raise NotImplementedError(
+                "GradScaler.unscale_ is left out: the fused step divides by the scale itself; clip by a norm times `get_scale()`")
+
+    def get_scale(self):
+        """Returns the scale. Blocks until it is there."""
+        return self._scaler().tensors()[0].item() if self._enabled else 1.0

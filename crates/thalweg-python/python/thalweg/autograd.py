@@ -1,0 +1,147 @@
+"""Automatic differentiation (`torch.autograd`)."""
+
+import functools
+
+from . import _core
+
+
+class _GradMode:
+    """A region in which operators record themselves or not: a context manager, and a decorator."""
+
+    _enabled = True
+
+    def __init__(self):
+        self._former = []
+
+    def __enter__(self):
+        self._former.append(_core._set_grad_enabled(self._enabled))
+        return self
+
+    def __exit__(self, *_):
+        _core._set_grad_enabled(self._former.pop())
+
+    def __call__(self, function):
+        @functools.wraps(function)
+        def wrapped(*args, **kwargs):
+            with type(self)._again(self):
+                return function(*args, **kwargs)
+        return wrapped
+
+    def _again(self):
+        return type(self)()
+
+
+def _usable_bare(cls):
+    """Lets `@cls` decorate a function as `@cls()` does."""
+    former = cls.__new__
+
+    def new(kind, function=None, *args, **kwargs):
+        made = object.__new__(kind)
+        if callable(function):
+            made.__init__()
+            return made(function)
+        return made
+    del former
+    cls.__new__ = new
+    return cls
+
+
+@_usable_bare
+class no_grad(_GradMode):
+    """A region whose operators record nothing."""
+
+    _enabled = False
+
+
+@_usable_bare
+class enable_grad(_GradMode):
+    """A region whose operators record themselves, also inside `no_grad`."""
+
+
+class set_grad_enabled(_GradMode):
+    """Sets at once whether operators record themselves; as a context manager, until its end."""
+
+    def __init__(self, mode):
+        super().__init__()
+        self._enabled = bool(mode)
+        self._before = _core._set_grad_enabled(self._enabled)
+
+    def __enter__(self):
+        self._former.append(self._before)
+        return self
+
+    def _again(self):
+        return set_grad_enabled(self._enabled)
+
+    def __call__(self, function):
+        _core._set_grad_enabled(self._before)
+        return super().__call__(function)
+
+
+class inference_mode(_GradMode):
+    """A region whose operators record nothing: as `no_grad`, also in that its results may enter graphs later."""
+
+    def __new__(cls, mode=True):
+        made = object.__new__(cls)
+        if callable(mode):
+            made.__init__()
+            return made(mode)
+        return made
+
+    def __init__(self, mode=True):
+        super().__init__()
+        self._enabled = not mode
+
+    def _again(self):
+        return inference_mode(not self._enabled)
+
+
+def _listed(value):
+    return [value] if isinstance(value, _core.Tensor) or value is None else list(value)
+
+
+def grad(outputs, inputs, grad_outputs=None, retain_graph=None, create_graph=False, only_inputs=True, allow_unused=None,
+         is_grads_batched=False, materialize_grads=False):
+    """Returns the gradients of `inputs`, from gradients of `outputs`: 1 where none is given and the output has one element."""
+    if not only_inputs or is_grads_batched:
+        raise NotImplementedError("autograd.grad: only_inputs=False and is_grads_batched=True are left out")
+    outputs, inputs = _listed(outputs), _listed(inputs)
+    given = [None] * len(outputs) if grad_outputs is None else _listed(grad_outputs)
+    for place, (output, gradient) in enumerate(zip(outputs, given)):
+        if not output.requires_grad:
+            raise RuntimeError(f"element {place} of tensors does not require grad and does not have a grad_fn")
+        if gradient is None:
+            if output.numel() != 1:
+                raise RuntimeError("grad can be implicitly created only for scalar outputs")
+            given[place] = _core.ones_like(output).detach()
+    for tensor in inputs:
+        if not tensor.requires_grad:
+            raise RuntimeError("One of the differentiated Tensors does not require grad")
+    retain = create_graph if retain_graph is None else retain_graph
+    found = _core._gradients(outputs, given, inputs, retain, create_graph)
+    if materialize_grads:
+        found = [_core.zeros_like(tensor) if gradient is None else gradient for gradient, tensor in zip(found, inputs)]
+    elif not allow_unused and any(gradient is None for gradient in found):
+        raise RuntimeError(
+            "One of the differentiated Tensors appears to not have been used in the graph. Set allow_unused=True if this is the "
+            "desired behavior.")
+    return tuple(found)
+
+
+def backward(tensors, grad_tensors=None, retain_graph=None, create_graph=False, inputs=None):
+    """Computes the gradients of the leaves that tensors depend on, and adds them to their `grad`."""
+    tensors = _listed(tensors)
+    given = [None] * len(tensors) if grad_tensors is None else _listed(grad_tensors)
+    for place, (tensor, gradient) in enumerate(zip(tensors, given)):
+        keep = bool(retain_graph) or create_graph or place + 1 < len(tensors)
+        tensor.backward(gradient, retain_graph=keep, create_graph=create_graph, inputs=inputs)
+
+
+class Function:
+    """Left out for now: operators of one's own are written in Rust."""
+
+    @classmethod
+    def apply(cls, *args, **kwargs):
+        """Raises: custom functions are not differentiated yet."""
+        raise NotImplementedError(
+            f"{cls.__name__}.apply: autograd.Function is left out for now; compose operators, whose gradients are known")

@@ -1,0 +1,25 @@
+"""Modules, functions and initial values (`torch.nn`)."""
+
+from . import functional, init, utils
+from .activations import *  # noqa: F401,F403
+from .activations import MultiheadAttention, PReLU
+from .containers import ModuleDict, ModuleList, ParameterList, Sequential
+from .layers import *  # noqa: F401,F403
+from .module import Module
+from .parameter import Buffer, Parameter
+from .recurrent import GRU, LSTM, RNN
+
+_LEFT_OUT = {
+    "DataParallel": "it replicates a module per thread; run a process per GPU",
+    "Bilinear": "there is no operator `bilinear`; write it with `einsum`",
+    "Transformer": "it is not written yet; `MultiheadAttention` is there",
+    "TransformerEncoderLayer": "it is not written yet; `MultiheadAttention` is there",
+    "TransformerEncoder": "it is not written yet; `MultiheadAttention` is there",
+    "SyncBatchNorm": "there are no process groups in Python yet",
+}
+
+
+def __getattr__(name):
+    if name in _LEFT_OUT:
+        raise AttributeError(f"thalweg.nn.{name} is left out: {_LEFT_OUT[name]}")
+    raise AttributeError(f"module 'thalweg.nn' has no attribute '{name}'")

@@ -1,0 +1,309 @@
+"""Functions of networks (`torch.nn.functional`): operators of the table with the names and arguments that PyTorch has here.
+
+A name that is not defined below is the operator of that name.
+"""
+
+import math
+
+from .. import _core
+
+_REDUCTIONS = {"none": 0, "mean": 1, "sum": 2}
+
+
+def __getattr__(name):
+    if not name.startswith("_") and hasattr(_core, name):
+        return getattr(_core, name)
+    raise AttributeError(f"module 'thalweg.nn.functional' has no attribute '{name}': PyTorch has no such function, or it is left out")
+
+
+def _reduction(reduction, size_average=None, reduce=None):
+    if size_average is not None or reduce is not None:
+        raise NotImplementedError("size_average and reduce are left out: they are deprecated; say reduction='none', 'mean' or 'sum'")
+    if reduction not in _REDUCTIONS:
+        raise ValueError(f"{reduction} is not a valid value for reduction")
+    return _REDUCTIONS[reduction]
+
+
+def _activation(name, *numbers):
+    """Returns an activation with an argument `inplace`; `numbers` are its other arguments with their defaults."""
+    def activation(input, *args, inplace=False, **kwargs):
+        if len(args) > len(numbers):
+            *args, inplace = args
+        return getattr(input, name + "_")(*args, **kwargs) if inplace else getattr(_core, name)(input, *args, **kwargs)
+    activation.__name__ = activation.__qualname__ = name
+    activation.__doc__ = f"Returns `{name}` of each element; in place where asked for."
+    return activation
+
+
+relu = _activation("relu")
+relu6 = _activation("relu6")
+silu = _activation("silu")
+mish = _activation("mish")
+selu = _activation("selu")
+hardswish = _activation("hardswish")
+hardsigmoid = _activation("hardsigmoid")
+leaky_relu = _activation("leaky_relu", "negative_slope")
+elu = _activation("elu", "alpha")
+celu = _activation("celu", "alpha")
+hardtanh = _activation("hardtanh", "min_val", "max_val")
+threshold = _activation("threshold", "threshold", "value")
+
+
+def gelu(input, approximate="none"):
+    """Returns x · Φ(x) of each element, or its approximation by tanh."""
+    return _core.gelu(input, approximate=approximate)
+
+
+def softmax(input, dim=None, _stacklevel=3, dtype=None):
+    """Returns softmax along a dimension."""
+    return _core.softmax(input, _softmax_dim("softmax", input, dim), dtype)
+
+
+def log_softmax(input, dim=None, _stacklevel=3, dtype=None):
+    """Returns the logarithm of softmax along a dimension."""
+    return _core.log_softmax(input, _softmax_dim("log_softmax", input, dim), dtype)
+
+
+def softmin(input, dim=None, _stacklevel=3, dtype=None):
+    """Returns softmax of the negated elements along a dimension."""
+    return _core.softmax(-input, _softmax_dim("softmin", input, dim), dtype)
+
+
+def _softmax_dim(name, input, dim):
+    return dim if dim is not None else (0 if input.dim() in (0, 1, 3) else 1)
+
+
+def dropout(input, p=0.5, training=True, inplace=False):
+    """Sets each element to 0 with probability p, and scales the others by 1 / (1 − p)."""
+    if p < 0.0 or p > 1.0:
+        raise ValueError(f"dropout probability has to be between 0 and 1, but got {p}")
+    result = _core.dropout(input, p, training)
+    return input.copy_(result) if inplace else result
+
+
+def alpha_dropout(input, p=0.5, training=False, inplace=False):
+    """Returns dropout that keeps mean and variance of what SELU gives."""
+    return _core.alpha_dropout(input, p, training)
+
+
+def dropout2d(input, p=0.5, training=True, inplace=False):
+    """Sets whole channels to 0 with probability p, and scales the others."""
+    return _core.feature_dropout(input, p, training)
+
+
+def linear(input, weight, bias=None):
+    """Returns input · weightᵀ + bias."""
+    return _core.linear(input, weight, bias)
+
+
+def embedding(input, weight, padding_idx=None, max_norm=None, norm_type=2.0, scale_grad_by_freq=False, sparse=False):
+    """Returns the rows of a table at indices."""
+    if max_norm is not None or sparse:
+        raise NotImplementedError("embedding: max_norm and sparse gradients are left out")
+    place = -1 if padding_idx is None else padding_idx % weight.shape[0]
+    return _core.embedding(weight, input, place, scale_grad_by_freq)
+
+
+def one_hot(tensor, num_classes=-1):
+    """Returns a 1 at each index among zeros."""
+    return _core.one_hot(tensor, num_classes)
+
+
+def layer_norm(input, normalized_shape, weight=None, bias=None, eps=1e-5):
+    """Returns the input normalized over its last dimensions."""
+    return _core.layer_norm(input, list(normalized_shape), weight, bias, eps)
+
+
+def rms_norm(input, normalized_shape, weight=None, eps=None):
+    """Returns the input divided by its root mean square over its last dimensions."""
+    return _core.rms_norm(input, list(normalized_shape), weight, eps)
+
+
+def batch_norm(input, running_mean, running_var, weight=None, bias=None, training=False, momentum=0.1, eps=1e-5):
+    """Returns the input normalized over all but its channels; updates the running statistics where it trains."""
+    return _core.batch_norm(input, weight, bias, running_mean, running_var, training, momentum, eps, False)
+
+
+def group_norm(input, num_groups, weight=None, bias=None, eps=1e-5):
+    """Returns the input normalized over groups of channels."""
+    return _core.group_norm(input, num_groups, weight, bias, eps)
+
+
+def instance_norm(input, running_mean=None, running_var=None, weight=None, bias=None, use_input_stats=True, momentum=0.1, eps=1e-5):
+    """Returns the input normalized over the places of each channel."""
+    return _core.instance_norm(input, weight, bias, running_mean, running_var, use_input_stats, momentum, eps, False)
+
+
+def normalize(input, p=2.0, dim=1, eps=1e-12):
+    """Returns the input divided by its norm along a dimension."""
+    return input / _core.linalg_vector_norm(input, p, [dim] if isinstance(dim, int) else dim, True).clamp_min(eps).expand_as(input)
+
+
+def _pool(name, dims):
+    pool, with_indices = getattr(_core, name), getattr(_core, f"{name}_with_indices")
+
+    def max_pool(input, kernel_size, stride=None, padding=0, dilation=1, ceil_mode=False, return_indices=False):
+        function = with_indices if return_indices else pool
+        return function(input, kernel_size, [] if stride is None else stride, padding, dilation, ceil_mode)
+    max_pool.__name__ = max_pool.__qualname__ = name
+    max_pool.__doc__ = f"Returns the greatest element of each window of {dims} dimensions."
+    return max_pool
+
+
+max_pool1d = _pool("max_pool1d", 1)
+max_pool2d = _pool("max_pool2d", 2)
+max_pool3d = _pool("max_pool3d", 3)
+
+
+def avg_pool1d(input, kernel_size, stride=None, padding=0, ceil_mode=False, count_include_pad=True):
+    """Returns the mean of each window."""
+    return _core.avg_pool1d(input, kernel_size, [] if stride is None else stride, padding, ceil_mode, count_include_pad)
+
+
+def avg_pool2d(input, kernel_size, stride=None, padding=0, ceil_mode=False, count_include_pad=True, divisor_override=None):
+    """Returns the mean of each window of 2 dimensions."""
+    return _core.avg_pool2d(input, kernel_size, [] if stride is None else stride, padding, ceil_mode, count_include_pad, divisor_override)
+
+
+def adaptive_avg_pool2d(input, output_size):
+    """Returns the means of as many windows as the output has places."""
+    sizes = [output_size] * 2 if isinstance(output_size, int) else output_size
+    return _core.adaptive_avg_pool2d(input, [own if size is None else size for own, size in zip(input.shape[-2:], sizes)])
+
+
+def _loss(function, input, target, weight, reduction, *numbers):
+    return function(input, target, weight, _reduction(reduction), *numbers)
+
+
+def cross_entropy(input, target, weight=None, size_average=None, ignore_index=-100, reduce=None, reduction="mean",
+                  label_smoothing=0.0):
+    """Returns the cross entropy of scores and classes, or probabilities of classes."""
+    return _core.cross_entropy_loss(input, target, weight, _reduction(reduction, size_average, reduce), ignore_index, label_smoothing)
+
+
+def nll_loss(input, target, weight=None, size_average=None, ignore_index=-100, reduce=None, reduction="mean"):
+    """Returns the negative log-likelihood of classes."""
+    return _core.nll_loss_nd(input, target, weight, _reduction(reduction, size_average, reduce), ignore_index)
+
+
+def mse_loss(input, target, size_average=None, reduce=None, reduction="mean", weight=None):
+    """Returns the squared differences."""
+    if weight is not None:
+        raise NotImplementedError("mse_loss(weight=...) is left out")
+    return _core.mse_loss(input, target, _reduction(reduction, size_average, reduce))
+
+
+def l1_loss(input, target, size_average=None, reduce=None, reduction="mean"):
+    """Returns the magnitudes of the differences."""
+    return _core.l1_loss(input, target, _reduction(reduction, size_average, reduce))
+
+
+def smooth_l1_loss(input, target, size_average=None, reduce=None, reduction="mean", beta=1.0):
+    """Returns the differences, squared where they are below `beta`."""
+    return _core.smooth_l1_loss(input, target, _reduction(reduction, size_average, reduce), beta)
+
+
+def huber_loss(input, target, reduction="mean", delta=1.0):
+    """Returns the differences, squared where they are below `delta`."""
+    return _core.huber_loss(input, target, _reduction(reduction), delta)
+
+
+def binary_cross_entropy(input, target, weight=None, size_average=None, reduce=None, reduction="mean"):
+    """Returns the cross entropy of probabilities and targets between 0 and 1."""
+    return _core.binary_cross_entropy(input, target, weight, _reduction(reduction, size_average, reduce))
+
+
+def binary_cross_entropy_with_logits(input, target, weight=None, size_average=None, reduce=None, reduction="mean", pos_weight=None):
+    """Returns the cross entropy of scores and targets between 0 and 1."""
+    return _core.binary_cross_entropy_with_logits(input, target, weight, pos_weight, _reduction(reduction, size_average, reduce))
+
+
+def kl_div(input, target, size_average=None, reduce=None, reduction="mean", log_target=False):
+    """Returns the divergence of Kullback and Leibler, of logarithms of probabilities."""
+    if reduction == "batchmean":
+        return _core.kl_div(input, target, 2, log_target=log_target) / input.shape[0]
+    return _core.kl_div(input, target, _reduction(reduction, size_average, reduce), log_target=log_target)
+
+
+def pad(input, pad, mode="constant", value=None):
+    """Returns the input with elements before and behind its last dimensions, the last one first."""
+    if mode == "constant":
+        return _core.constant_pad_nd(input, list(pad), 0 if value is None else value)
+    names = {"reflect": "reflection", "replicate": "replication"}
+    if mode not in names:
+        raise NotImplementedError(f"pad(mode='{mode}') is left out; there are constant, reflect and replicate")
+    return getattr(_core, f"{names[mode]}_pad{len(pad) // 2}d")(input, list(pad))
+
+
+def scaled_dot_product_attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):
+    """Returns softmax(query · keyᵀ · scale) · value."""
+    return _core.scaled_dot_product_attention(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+
+
+def interpolate(input, size=None, scale_factor=None, mode="nearest", align_corners=None, recompute_scale_factor=None, antialias=False):
+    """Returns the input at more or fewer places."""
+    dims = input.dim() - 2
+    names = {"nearest": f"upsample_nearest{dims}d", "linear": "upsample_linear1d", "bilinear": "upsample_bilinear2d",
+             "bicubic": "upsample_bicubic2d", "trilinear": "upsample_trilinear3d"}
+    if mode not in names or antialias or recompute_scale_factor:
+        raise NotImplementedError(f"interpolate(mode='{mode}') with these options is left out")
+    sizes = None if size is None else ([size] * dims if isinstance(size, int) else list(size))
+    scales = None if scale_factor is None else (
+        [float(scale_factor)] * dims if isinstance(scale_factor, (int, float)) else [float(scale) for scale in scale_factor])
+    if mode == "nearest":
+        return getattr(_core, names[mode])(input, sizes, scales)
+    return getattr(_core, names[mode])(input, sizes, bool(align_corners), scales)
+
+
+def unfold(input, kernel_size, dilation=1, padding=0, stride=1):
+    """Returns the windows of images as columns."""
+    def pair(value):
+        return [value] * 2 if isinstance(value, int) else list(value)
+    return _core.im2col(input, pair(kernel_size), pair(dilation), pair(padding), pair(stride))
+
+
+def glu(input, dim=-1):
+    """Returns the first half of a dimension, gated by the sigmoid of the second."""
+    return _core.glu(input, dim)
+
+
+def gumbel_softmax(logits, tau=1.0, hard=False, eps=1e-10, dim=-1):
+    """Returns a sample of the distribution of Gumbel and softmax."""
+    noise = -_core.empty_like(logits).exponential_().log()
+    soft = _core.softmax((logits + noise) / tau, dim)
+    if not hard:
+        return soft
+    index = soft.detach().argmax(dim, True)
+    return _core.zeros_like(soft).scatter(dim, index, 1.0) - soft.detach() + soft
+
+
+def _same_padding(kernel_size, dilation):
+    """Returns the padding of a convolution whose output has the extents of its input."""
+    total = [step * (size - 1) for size, step in zip(kernel_size, dilation)]
+    if any(amount % 2 for amount in total):
+        raise NotImplementedError("padding='same' with an even extent of the kernel is left out: it pads one side more than the other")
+    return [amount // 2 for amount in total]
+
+
+def _convolution(name, dims):
+    convolve = getattr(_core, name)
+
+    def conv(input, weight, bias=None, stride=1, padding=0, dilation=1, groups=1):
+        if padding == "valid":
+            padding = 0
+        elif padding == "same":
+            steps = [dilation] * dims if isinstance(dilation, int) else dilation
+            padding = _same_padding(weight.shape[2:], steps)
+        return convolve(input, weight, bias, stride, padding, dilation, groups)
+    conv.__name__ = conv.__qualname__ = name
+    conv.__doc__ = f"Returns the convolution over {dims} dimensions."
+    return conv
+
+
+conv1d = _convolution("conv1d", 1)
+conv2d = _convolution("conv2d", 2)
+conv3d = _convolution("conv3d", 3)
+
+
+def _bound(fan_in):
+    return 1.0 / math.sqrt(fan_in) if fan_in > 0 else 0.0

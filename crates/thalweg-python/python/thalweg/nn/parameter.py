@@ -1,0 +1,36 @@
+"""`Parameter` and `Buffer`: tensors that modules know."""
+
+from .. import _core
+
+
+class Parameter(_core.Tensor):
+    """A tensor that a module collects among its parameters when it becomes an attribute."""
+
+    def __new__(cls, data=None, requires_grad=True):
+        return super().__new__(cls, data, requires_grad)
+
+    def __init__(self, data=None, requires_grad=True):
+        pass
+
+    @classmethod
+    def _of(cls, tensor):
+        return cls(tensor, tensor.requires_grad)
+
+    def __repr__(self):
+        return "Parameter containing:\n" + super().__repr__()
+
+
+class Buffer(_core.Tensor):
+    """A tensor that a module collects among its buffers when it becomes an attribute."""
+
+    def __new__(cls, data=None, *, persistent=True):
+        made = super().__new__(cls, data, False)
+        made.persistent = persistent
+        return made
+
+    def __init__(self, data=None, *, persistent=True):
+        pass
+
+    @classmethod
+    def _of(cls, tensor):
+        return cls(tensor)

@@ -1,0 +1,143 @@
+"""Recurrent networks (`torch.nn.LSTM`, `GRU`, `RNN`), by operators: a step of time after the other."""
+
+import math
+
+from .. import _core
+from . import functional as F
+from . import init
+from .module import Module
+
+
+class _Recurrent(Module):
+    _gates = 1
+
+    def __init__(self, input_size, hidden_size, num_layers=1, bias=True, batch_first=False, dropout=0.0, bidirectional=False,
+                 device=None, dtype=None):
+        super().__init__()
+        self.input_size, self.hidden_size, self.num_layers, self.bias = input_size, hidden_size, num_layers, bias
+        self.batch_first, self.dropout, self.bidirectional = batch_first, dropout, bidirectional
+        from .layers import _empty
+        for layer in range(num_layers):
+            for direction in range(2 if bidirectional else 1):
+                width = input_size if layer == 0 else hidden_size * (2 if bidirectional else 1)
+                suffix = f"l{layer}" + ("_reverse" if direction else "")
+                rows = self._gates * hidden_size
+                setattr(self, f"weight_ih_{suffix}", _empty((rows, width), device, dtype))
+                setattr(self, f"weight_hh_{suffix}", _empty((rows, hidden_size), device, dtype))
+                if bias:
+                    setattr(self, f"bias_ih_{suffix}", _empty((rows,), device, dtype))
+                    setattr(self, f"bias_hh_{suffix}", _empty((rows,), device, dtype))
+        self.reset_parameters()
+
+    def reset_parameters(self):
+        """Draws new initial values."""
+        bound = 1.0 / math.sqrt(self.hidden_size) if self.hidden_size else 0.0
+        for parameter in self.parameters():
+            init.uniform_(parameter, -bound, bound)
+
+    def flatten_parameters(self):
+        """Does nothing: parameters need no common memory."""
+
+    def extra_repr(self):
+        return f"{self.input_size}, {self.hidden_size}" + (f", num_layers={self.num_layers}" if self.num_layers != 1 else "")
+
+    def _start(self, input, state):
+        layers = self.num_layers * (2 if self.bidirectional else 1)
+        if state is not None:
+            return state
+        return _core.zeros([layers, input.shape[1], self.hidden_size], dtype=input.dtype, device=input.device)
+
+    def _direction(self, steps, suffix, state, backwards):
+        bias_ih = getattr(self, f"bias_ih_{suffix}") if self.bias else None
+        bias_hh = getattr(self, f"bias_hh_{suffix}") if self.bias else None
+        weight_hh = getattr(self, f"weight_hh_{suffix}")
+        inputs = F.linear(steps, getattr(self, f"weight_ih_{suffix}"), bias_ih).unbind(0)
+        results = []
+        for input in reversed(inputs) if backwards else inputs:
+            state = self._cell(input, weight_hh, bias_hh, state)
+            results.append(state[0] if isinstance(state, tuple) else state)
+        return _core.stack(results[::-1] if backwards else results), state
+
+    def _run(self, input, states):
+        """Runs all layers over input (time, batch, features); `states` has one entry for each layer and direction."""
+        last = []
+        directions = 2 if self.bidirectional else 1
+        for layer in range(self.num_layers):
+            if layer and self.dropout and self.training:
+                input = F.dropout(input, self.dropout, True)
+            outputs = []
+            for direction in range(directions):
+                suffix = f"l{layer}" + ("_reverse" if direction else "")
+                output, state = self._direction(input, suffix, states[layer * directions + direction], direction == 1)
+                outputs.append(output)
+                last.append(state)
+            input = outputs[0] if directions == 1 else _core.cat(outputs, -1)
+        return input, last
+
+    def _turned(self, input, hx):
+        """Returns the input as (time, batch, features) and how to turn the output back."""
+        unbatched = input.dim() == 2
+        if unbatched:
+            return input.unsqueeze(1), lambda output: output.squeeze(1), True
+        if self.batch_first:
+            return input.transpose(0, 1), lambda output: output.transpose(0, 1), False
+        return input, lambda output: output, False
+
+    def forward(self, input, hx=None):
+        """Returns the outputs of all times, and the last state of each layer."""
+        input, back, unbatched = self._turned(input, hx)
+        if unbatched and hx is not None:
+            hx = hx.unsqueeze(1)
+        output, last = self._run(input, self._start(input, hx).unbind(0))
+        last = _core.stack(last)
+        return back(output), last.squeeze(1) if unbatched else last
+
+
+class RNN(_Recurrent):
+    """h = tanh(W · x + U · h + b), over time."""
+
+    def __init__(self, *args, nonlinearity="tanh", **kwargs):
+        super().__init__(*args, **kwargs)
+        self.nonlinearity = nonlinearity
+
+    def _cell(self, input, weight, bias, state):
+        total = input + F.linear(state, weight, bias)
+        return total.tanh() if self.nonlinearity == "tanh" else total.relu()
+
+
+class GRU(_Recurrent):
+    """Gated recurrent units, over time."""
+
+    _gates = 3
+
+    def _cell(self, input, weight, bias, state):
+        reset, update, new = input.chunk(3, -1)
+        own_reset, own_update, own_new = F.linear(state, weight, bias).chunk(3, -1)
+        reset, update = (reset + own_reset).sigmoid(), (update + own_update).sigmoid()
+        new = (new + reset * own_new).tanh()
+        return new + update * (state - new)
+
+
+class LSTM(_Recurrent):
+    """Long short-term memory, over time."""
+
+    _gates = 4
+
+    def _cell(self, input, weight, bias, state):
+        hidden, cell = state
+        enter, forget, new, leave = (input + F.linear(hidden, weight, bias)).chunk(4, -1)
+        cell = forget.sigmoid() * cell + enter.sigmoid() * new.tanh()
+        return leave.sigmoid() * cell.tanh(), cell
+
+    def forward(self, input, hx=None):
+        """Returns the outputs of all times, and the last hidden states and cells of each layer."""
+        input, back, unbatched = self._turned(input, hx)
+        hidden, cell = (None, None) if hx is None else hx
+        if unbatched and hx is not None:
+            hidden, cell = hidden.unsqueeze(1), cell.unsqueeze(1)
+        states = list(zip(self._start(input, hidden).unbind(0), self._start(input, cell).unbind(0)))
+        output, last = self._run(input, states)
+        hidden, cell = (_core.stack([state[place] for state in last]) for place in range(2))
+        if unbatched:
+            hidden, cell = hidden.squeeze(1), cell.squeeze(1)
+        return back(output), (hidden, cell)

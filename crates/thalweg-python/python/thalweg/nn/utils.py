@@ -1,0 +1,40 @@
+"""Helpers of training (`torch.nn.utils`)."""
+
+from .. import _core
+
+
+def _listed(parameters):
+    parameters = [parameters] if isinstance(parameters, _core.Tensor) else list(parameters)
+    return [parameter for parameter in parameters if parameter.grad is not None]
+
+
+def clip_grad_norm_(parameters, max_norm, norm_type=2.0, error_if_nonfinite=False, foreach=None):
+    """Scales gradients so that their norm is at most a number, and returns the norm that they had."""
+    parameters = _listed(parameters)
+    if not parameters:
+        return _core.tensor(0.0)
+    norm = _core._clip_grad_norm(parameters, float(max_norm), float(norm_type))
+    if error_if_nonfinite and not norm.isfinite().item():
+        raise RuntimeError(f"The total norm of order {norm_type} for gradients from `parameters` is non-finite")
+    return norm
+
+
+def clip_grad_value_(parameters, clip_value, foreach=None):
+    """Cuts gradients off at ± a number."""
+    parameters = _listed(parameters)
+    if parameters:
+        _core._clip_grad_value(parameters, float(clip_value))
+
+
+def parameters_to_vector(parameters):
+    """Returns all parameters in one row."""
+    return _core.cat([parameter.reshape(-1) for parameter in parameters])
+
+
+def vector_to_parameters(vec, parameters):
+    """Overwrites parameters with the parts of one row."""
+    start = 0
+    for parameter in parameters:
+        count = parameter.numel()
+        parameter.data = vec[start:start + count].reshape(parameter.shape).clone()
+        start += count

@@ -1,0 +1,272 @@
+"""Schedules of learning rates (`torch.optim.lr_scheduler`)."""
+
+import bisect
+import math
+
+
+class LRScheduler:
+    """Sets the learning rate of each group by the number of steps."""
+
+    def __init__(self, optimizer, last_epoch=-1):
+        self.optimizer = optimizer
+        self.last_epoch = last_epoch
+        for group in optimizer.param_groups:
+            if last_epoch == -1:
+                group["initial_lr"] = group["lr"]
+            elif "initial_lr" not in group:
+                raise KeyError("param 'initial_lr' is not specified in param_groups when resuming an optimizer")
+        self.base_lrs = [group["initial_lr"] for group in optimizer.param_groups]
+        self.step()
+
+    def _rates(self):
+        return [group["lr"] for group in self.optimizer.param_groups]
+
+    def get_lr(self):
+        """Returns the learning rate of each group at `last_epoch`; a subclass says how."""
+        raise NotImplementedError
+
+    def get_last_lr(self):
+        """Returns the learning rates that were set last."""
+        return self._last_lr
+
+    def step(self, epoch=None):
+        """Goes on by one step, or to a given one."""
+        self.last_epoch = self.last_epoch + 1 if epoch is None else epoch
+        for group, rate in zip(self.optimizer.param_groups, self.get_lr()):
+            group["lr"] = rate
+        self._last_lr = self._rates()
+
+    def state_dict(self):
+        """Returns all but the optimizer and functions."""
+        return {name: value for name, value in self.__dict__.items() if name != "optimizer" and not callable(value)}
+
+    def load_state_dict(self, state_dict):
+        """Goes on from a saved state."""
+        self.__dict__.update(state_dict)
+
+
+class LambdaLR(LRScheduler):
+    """The first rate times a function of the step."""
+
+    def __init__(self, optimizer, lr_lambda, last_epoch=-1):
+        count = len(optimizer.param_groups)
+        self._functions = list(lr_lambda) if isinstance(lr_lambda, (list, tuple)) else [lr_lambda] * count
+        super().__init__(optimizer, last_epoch)
+
+    def get_lr(self):
+        return [base * function(self.last_epoch) for base, function in zip(self.base_lrs, self._functions)]
+
+    def state_dict(self):
+        state = super().state_dict()
+        state.pop("_functions", None)
+        return state
+
+
+class MultiplicativeLR(LambdaLR):
+    """The last rate times a function of the step."""
+
+    def get_lr(self):
+        if self.last_epoch == 0:
+            return self._rates()
+        return [rate * function(self.last_epoch) for rate, function in zip(self._rates(), self._functions)]
+
+
+class StepLR(LRScheduler):
+    """The rate times gamma at every `step_size`-th step."""
+
+    def __init__(self, optimizer, step_size, gamma=0.1, last_epoch=-1):
+        self.step_size, self.gamma = step_size, gamma
+        super().__init__(optimizer, last_epoch)
+
+    def get_lr(self):
+        if self.last_epoch == 0 or self.last_epoch % self.step_size:
+            return self._rates()
+        return [rate * self.gamma for rate in self._rates()]
+
+
+class MultiStepLR(LRScheduler):
+    """The rate times gamma at each of some steps."""
+
+    def __init__(self, optimizer, milestones, gamma=0.1, last_epoch=-1):
+        self.milestones, self.gamma = sorted(milestones), gamma
+        super().__init__(optimizer, last_epoch)
+
+    def get_lr(self):
+        times = self.milestones.count(self.last_epoch)
+        return [rate * self.gamma**times for rate in self._rates()]
+
+
+class ExponentialLR(LRScheduler):
+    """The rate times gamma at every step."""
+
+    def __init__(self, optimizer, gamma, last_epoch=-1):
+        self.gamma = gamma
+        super().__init__(optimizer, last_epoch)
+
+    def get_lr(self):
+        return self._rates() if self.last_epoch == 0 else [rate * self.gamma for rate in self._rates()]
+
+
+class ConstantLR(LRScheduler):
+    """The first rate times a factor until a step."""
+
+    def __init__(self, optimizer, factor=1.0 / 3, total_iters=5, last_epoch=-1):
+        self.factor, self.total_iters = factor, total_iters
+        super().__init__(optimizer, last_epoch)
+
+    def get_lr(self):
+        factor = self.factor if self.last_epoch < self.total_iters else 1.0
+        return [base * factor for base in self.base_lrs]
+
+
+class LinearLR(LRScheduler):
+    """The first rate times a factor that goes from one number to another."""
+
+    def __init__(self, optimizer, start_factor=1.0 / 3, end_factor=1.0, total_iters=5, last_epoch=-1):
+        self.start_factor, self.end_factor, self.total_iters = start_factor, end_factor, total_iters
+        super().__init__(optimizer, last_epoch)
+
+    def get_lr(self):
+        part = min(self.last_epoch, self.total_iters) / self.total_iters
+        return [base * (self.start_factor + (self.end_factor - self.start_factor) * part) for base in self.base_lrs]
+
+
+class PolynomialLR(LRScheduler):
+    """The first rate times (1 − step / total) to a power."""
+
+    def __init__(self, optimizer, total_iters=5, power=1.0, last_epoch=-1):
+        self.total_iters, self.power = total_iters, power
+        super().__init__(optimizer, last_epoch)
+
+    def get_lr(self):
+        left = 1.0 - min(self.last_epoch, self.total_iters) / self.total_iters
+        return [base * left**self.power for base in self.base_lrs]
+
+
+class CosineAnnealingLR(LRScheduler):
+    """A rate that falls along half a cosine."""
+
+    def __init__(self, optimizer, T_max, eta_min=0.0, last_epoch=-1):
+        self.T_max, self.eta_min = T_max, eta_min
+        super().__init__(optimizer, last_epoch)
+
+    def get_lr(self):
+        part = (1 + math.cos(math.pi * self.last_epoch / self.T_max)) / 2
+        return [self.eta_min + (base - self.eta_min) * part for base in self.base_lrs]
+
+
+class CosineAnnealingWarmRestarts(LRScheduler):
+    """A rate that falls along half a cosine, again and again."""
+
+    def __init__(self, optimizer, T_0, T_mult=1, eta_min=0.0, last_epoch=-1):
+        self.T_0, self.T_mult, self.eta_min = T_0, T_mult, eta_min
+        super().__init__(optimizer, last_epoch)
+
+    def get_lr(self):
+        step, length = self.last_epoch, self.T_0
+        while step >= length:
+            step, length = step - length, length * self.T_mult
+        part = (1 + math.cos(math.pi * step / length)) / 2
+        return [self.eta_min + (base - self.eta_min) * part for base in self.base_lrs]
+
+
+class OneCycleLR(LRScheduler):
+    """A rate that rises to a maximum and falls far below its start."""
+
+    def __init__(self, optimizer, max_lr, total_steps=None, epochs=None, steps_per_epoch=None, pct_start=0.3,
+                 anneal_strategy="cos", cycle_momentum=False, div_factor=25.0, final_div_factor=1e4, last_epoch=-1):
+        if cycle_momentum:
+            raise NotImplementedError("OneCycleLR(cycle_momentum=True) is left out: only learning rates are scheduled")
+        self.total_steps = total_steps or epochs * steps_per_epoch
+        self.pct_start, self.anneal_strategy = pct_start, anneal_strategy
+        self.div_factor, self.final_div_factor = div_factor, final_div_factor
+        count = len(optimizer.param_groups)
+        self.max_lrs = list(max_lr) if isinstance(max_lr, (list, tuple)) else [max_lr] * count
+        for group, rate in zip(optimizer.param_groups, self.max_lrs):
+            if last_epoch == -1:
+                group["lr"] = rate / div_factor
+        super().__init__(optimizer, last_epoch)
+
+    def _between(self, start, end, part):
+        return start + (end - start) * part if self.anneal_strategy == "linear" else end + (start - end) / 2 * (1 + math.cos(math.pi * part))
+
+    def get_lr(self):
+        top, last = self.pct_start * self.total_steps - 1, self.total_steps - 1
+        if self.last_epoch > last:
+            raise ValueError(f"Tried to step {self.last_epoch + 1} times. The specified number of total steps is {self.total_steps}")
+        rates = []
+        for greatest in self.max_lrs:
+            first = greatest / self.div_factor
+            if self.last_epoch <= top:
+                rates.append(self._between(first, greatest, self.last_epoch / top))
+            else:
+                rates.append(self._between(greatest, first / self.final_div_factor, (self.last_epoch - top) / (last - top)))
+        return rates
+
+
+class SequentialLR(LRScheduler):
+    """Schedules one after the other."""
+
+    def __init__(self, optimizer, schedulers, milestones, last_epoch=-1):
+        self.optimizer, self._schedulers, self._milestones = optimizer, schedulers, milestones
+        self.last_epoch = last_epoch + 1
+        for group in optimizer.param_groups:
+            group["lr"] = group["initial_lr"]
+        for scheduler in schedulers:
+            scheduler.last_epoch -= 1
+        schedulers[0].step()
+        self._last_lr = schedulers[0].get_last_lr()
+
+    def step(self):
+        """Goes on by one step."""
+        self.last_epoch += 1
+        place = bisect.bisect_right(self._milestones, self.last_epoch)
+        scheduler = self._schedulers[place]
+        if place > 0 and self._milestones[place - 1] == self.last_epoch:
+            scheduler.step(0)
+        else:
+            scheduler.step()
+        self._last_lr = scheduler.get_last_lr()
+
+
+class ReduceLROnPlateau:
+    """A rate that is cut when a number stops to improve."""
+
+    def __init__(self, optimizer, mode="min", factor=0.1, patience=10, threshold=1e-4, threshold_mode="rel", cooldown=0, min_lr=0.0,
+                 eps=1e-8):
+        if factor >= 1.0:
+            raise ValueError("Factor should be < 1.0.")
+        self.optimizer, self.mode, self.factor, self.patience = optimizer, mode, factor, patience
+        self.threshold, self.threshold_mode, self.cooldown, self.min_lr, self.eps = threshold, threshold_mode, cooldown, min_lr, eps
+        self.best = math.inf if mode == "min" else -math.inf
+        self.num_bad_epochs = self.cooldown_counter = 0
+        self.last_epoch = 0
+        self._last_lr = [group["lr"] for group in optimizer.param_groups]
+
+    def _is_better(self, value):
+        sign = -1 if self.mode == "min" else 1
+        margin = self.threshold * abs(self.best) if self.threshold_mode == "rel" and math.isfinite(self.best) else self.threshold
+        return sign * value > sign * self.best + (margin if math.isfinite(self.best) else 0)
+
+    def step(self, metrics):
+        """Takes note of a number, and cuts the rate where it has not improved for long."""
+        value = float(metrics)
+        self.last_epoch += 1
+        if self._is_better(value):
+            self.best, self.num_bad_epochs = value, 0
+        else:
+            self.num_bad_epochs += 1
+        if self.cooldown_counter > 0:
+            self.cooldown_counter -= 1
+            self.num_bad_epochs = 0
+        if self.num_bad_epochs > self.patience:
+            for group in self.optimizer.param_groups:
+                rate = max(group["lr"] * self.factor, self.min_lr)
+                if group["lr"] - rate > self.eps:
+                    group["lr"] = rate
+            self.cooldown_counter, self.num_bad_epochs = self.cooldown, 0
+        self._last_lr = [group["lr"] for group in self.optimizer.param_groups]
+
+    def get_last_lr(self):
+        """Returns the learning rates that were set last."""
+        return self._last_lr

@@ -1,0 +1,236 @@
+"""`Optimizer`, over the fused optimizers: all parameters of a group in one kernel, states on the device."""
+
+from .. import _core
+
+_RULES = _core._optimizers()
+_PAIRS = ("betas", "etas", "step_sizes")
+_IGNORED = {"foreach": None, "fused": None, "capturable": False, "differentiable": False}
+
+
+def _defaults(rule):
+    """Returns the options of a rule with their defaults, as PyTorch's groups have them."""
+    options, known = {}, _RULES[rule]
+    for name, value in known.items():
+        pair, _, part = name.partition(".")
+        if part:
+            options.setdefault(pair, [0.0, 0.0])[int(part)] = value
+        else:
+            options[name] = value
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in options.items()}
+
+
+def _numbers(rule, group):
+    """Returns the options of a group as numbers by their names in the table of optimizers."""
+    numbers = {}
+    for name in _RULES[rule]:
+        pair, _, part = name.partition(".")
+        value = group[pair][int(part)] if part else group[pair]
+        numbers[name] = float(value.item() if isinstance(value, _core.Tensor) else value)
+    return numbers
+
+
+class Optimizer:
+    """Steps parameters by their gradients; a subclass names the rule."""
+
+    _rule = ""
+    _flags = ("maximize", "nesterov", "amsgrad", "centered", "decoupled_weight_decay")
+
+    def __init__(self, params, defaults):
+        if not self._rule:
+            raise NotImplementedError("Optimizer is the base of the fused optimizers; optimizers of one's own are written in Rust")
+        self.defaults = dict(defaults)
+        self.param_groups = []
+        self.state = {}
+        self._fused = None
+        self._rates = None
+        self._options = None
+        self._loaded = None
+        if isinstance(params, _core.Tensor):
+            raise TypeError(f"params argument given to the optimizer should be an iterable of Tensors or dicts, but got {type(params)}")
+        groups = list(params)
+        if not groups:
+            raise ValueError("optimizer got an empty parameter list")
+        for group in groups if isinstance(groups[0], dict) else [{"params": groups}]:
+            self.add_param_group(group)
+
+    def add_param_group(self, param_group):
+        """Adds parameters with options of their own."""
+        group = {**self.defaults, **param_group}
+        params = group["params"]
+        group["params"] = [params] if isinstance(params, _core.Tensor) else [
+            entry[1] if isinstance(entry, tuple) else entry for entry in params]
+        unknown = [name for name in group if name not in self.defaults and name not in ("params", "initial_lr", "name", "param_names")]
+        if unknown:
+            raise TypeError(f"{type(self).__name__} has no option {unknown[0]!r}")
+        for name, default in _IGNORED.items():
+            group.setdefault(name, default)
+        known = {id(parameter) for other in self.param_groups for parameter in other["params"]}
+        for parameter in group["params"]:
+            if not isinstance(parameter, _core.Tensor):
+                raise TypeError(f"optimizer can only optimize Tensors, but one of the params is {type(parameter).__name__}")
+            if not parameter.is_leaf:
+                raise ValueError("can't optimize a non-leaf Tensor")
+            if id(parameter) in known:
+                raise ValueError("some parameters appear in more than one parameter group")
+            known.add(id(parameter))
+        _core_check(self._rule, group)
+        if self._fused is not None:
+            self._loaded = self._saved()
+            self._fused = None
+        self.param_groups.append(group)
+
+    def _parameters(self):
+        return [parameter for group in self.param_groups for parameter in group["params"]]
+
+    def _made(self):
+        """Returns the fused optimizer over the parameters as they are now: it is made at the first step, when they have moved where
+        they stay."""
+        options = [_numbers(self._rule, group) for group in self.param_groups]
+        if self._fused is not None and not self._fused.steps(self._parameters()):
+            self._loaded = self._saved()
+            self._fused = None
+        if self._fused is None:
+            self._fused = _core._FusedOptimizer(
+                self._rule, [(group["params"], numbers) for group, numbers in zip(self.param_groups, options)])
+            if self._loaded is not None:
+                self._load(self._loaded, options)
+                self._loaded = None
+            self._options = options
+        elif options != self._options:
+            def others(numbers):
+                return {name: value for name, value in numbers.items() if name != "lr"}
+            if [others(numbers) for numbers in options] != [others(numbers) for numbers in self._options]:
+                self._load(self._saved(), options)
+            else:
+                self._fused.set_learning_rates([numbers["lr"] for numbers in options])
+            self._options = options
+        return self._fused
+
+    def _saved(self):
+        return self._fused.state()[0]
+
+    def _load(self, states, options):
+        parameters = self._parameters()
+        moved = {
+            number: {name: _core.tensor(value, device=parameters[number].device) if not isinstance(value, _core.Tensor)
+                     else value.to(parameters[number].device) for name, value in own.items()}
+            for number, own in states.items() if number < len(parameters)
+        }
+        places, start = [], 0
+        for group, numbers in zip(self.param_groups, options):
+            count = len(group["params"])
+            places.append((numbers, list(range(start, start + count))))
+            start += count
+        self._fused.load(moved, places)
+
+    def step(self, closure=None):
+        """Updates every parameter that has a gradient. Asynchronous."""
+        loss = None
+        if closure is not None:
+            former = _core._set_grad_enabled(True)
+            try:
+                loss = closure()
+            finally:
+                _core._set_grad_enabled(former)
+        self._step(None)
+        return loss
+
+    def _step(self, scaler):
+        self._made().step(scaler)
+
+    def zero_grad(self, set_to_none=True):
+        """Removes the gradients, or sets them to 0."""
+        for parameter in self._parameters():
+            if set_to_none:
+                parameter.grad = None
+            elif parameter.grad is not None:
+                parameter.grad.detach().zero_()
+
+    def state_dict(self):
+        """Returns states and options in PyTorch's form; the tensors are those that later steps change."""
+        if self._fused is not None:
+            states = self._saved()
+        else:
+            states = self._loaded or {}
+        groups, start = [], 0
+        for group in self.param_groups:
+            count = len(group["params"])
+            groups.append({**{name: value for name, value in group.items() if name != "params"},
+                           "params": list(range(start, start + count))})
+            start += count
+        return {"state": dict(states), "param_groups": groups}
+
+    def load_state_dict(self, state_dict):
+        """Overwrites states and options with saved ones."""
+        groups = state_dict["param_groups"]
+        if [len(group["params"]) for group in groups] != [len(group["params"]) for group in self.param_groups]:
+            raise ValueError("loaded state dict contains a parameter group that doesn't match the size of optimizer's group")
+        order = [number for group in groups for number in group["params"]]
+        for own, saved in zip(self.param_groups, groups):
+            own.update({name: value for name, value in saved.items() if name != "params" and (name in own or name == "initial_lr")})
+        states = {place: state_dict["state"][number] for place, number in enumerate(order) if number in state_dict["state"]}
+        self._loaded = states
+        self._fused = None
+
+    def __repr__(self):
+        text = type(self).__name__ + " (\n"
+        for number, group in enumerate(self.param_groups):
+            text += f"Parameter Group {number}\n"
+            text += "".join(f"    {name}: {group[name]}\n" for name in sorted(group) if name != "params")
+        return text + ")"
+
+
+def _core_check(rule, group):
+    """Refuses options that the rule cannot have, as its constructor in PyTorch does."""
+    numbers = _numbers(rule, group)
+    if numbers["lr"] < 0.0:
+        raise ValueError(f"Invalid learning rate: {group['lr']}")
+    for place, beta in enumerate(group.get("betas", ())):
+        if not 0.0 <= beta < 1.0:
+            raise ValueError(f"Invalid beta parameter at index {place}: {beta}")
+    for name in ("eps", "weight_decay", "momentum"):
+        if numbers.get(name, 0.0) < 0.0:
+            raise ValueError(f"Invalid {name} value: {group[name]}")
+
+
+def _optimizer(rule, order, overrides=None):
+    """Makes the class of a rule; `order` are the options that may be passed by their places."""
+    overrides = overrides or {}
+    defaults = {**_defaults(rule), **overrides}
+    flags = [name for name in Optimizer._flags if name in defaults]
+    for name in flags:
+        defaults[name] = bool(defaults[name])
+
+    def __init__(self, params, *args, **kwargs):
+        options = dict(defaults)
+        if len(args) > len(order):
+            raise TypeError(f"{rule}() takes {len(order)} options by their places")
+        options.update(zip(order, args))
+        for name, value in kwargs.items():
+            if name in _IGNORED:
+                if name == "differentiable" and value:
+                    raise NotImplementedError(f"{rule}(differentiable=True) is left out: steps record nothing")
+            elif name in defaults:
+                options[name] = value
+            else:
+                raise TypeError(f"{rule}.__init__() got an unexpected keyword argument {name!r}")
+        Optimizer.__init__(self, params, options)
+    return type(rule, (Optimizer,), {
+        "_rule": rule, "__init__": __init__, "__module__": "thalweg.optim", "__qualname__": rule,
+        "__doc__": f"{rule}, fused: options {', '.join(f'{name}={value}' for name, value in defaults.items())}.",
+    })
+
+
+_DECAY = ("lr", "betas", "eps", "weight_decay")
+SGD = _optimizer("SGD", ("lr", "momentum", "dampening", "weight_decay", "nesterov"))
+Adam = _optimizer("Adam", (*_DECAY, "amsgrad"))
+AdamW = _optimizer("AdamW", (*_DECAY, "amsgrad"))
+Adamax = _optimizer("Adamax", _DECAY)
+NAdam = _optimizer("NAdam", (*_DECAY, "momentum_decay"))
+RAdam = _optimizer("RAdam", _DECAY)
+Adadelta = _optimizer("Adadelta", ("lr", "rho", "eps", "weight_decay"))
+Adagrad = _optimizer("Adagrad", ("lr", "lr_decay", "weight_decay", "initial_accumulator_value", "eps"))
+ASGD = _optimizer("ASGD", ("lr", "lambd", "alpha", "t0", "weight_decay"))
+RMSprop = _optimizer("RMSprop", ("lr", "alpha", "eps", "weight_decay", "momentum", "centered"))
+Rprop = _optimizer("Rprop", ("lr", "etas", "step_sizes"))
+Lion = _optimizer("Lion", ("lr", "betas", "weight_decay"))

@@ -1,0 +1,3 @@
+"""Helpers (`torch.utils`)."""
+
+from . import data, dlpack

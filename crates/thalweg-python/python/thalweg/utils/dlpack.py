@@ -1,0 +1,3 @@
+"""Tensors of other libraries (`torch.utils.dlpack`)."""
+
+from .._dlpack import from_dlpack, to_dlpack

@@ -1,0 +1,371 @@
+//! The generic path: a call of Python to an operator of the table.
+//!
+//! A name has one or several overloads. Each is tried with the arguments by their places and names, first as they are, then with
+//! tensors of one element for numbers, as PyTorch's parser does; the first that fits is called. Nothing is looked up by name and
+//! no dictionary is made on the way.
+
+use std::panic::Location;
+
+use pyo3::exceptions::PyTypeError;
+use pyo3::prelude::*;
+use pyo3::types::{PyString, PyTuple};
+use smallvec::SmallVec;
+use thalweg::dispatch::{Argument, Operator, Value};
+use thalweg::ops::schema::{Kind, Literal, Parameter, Schema};
+use thalweg::tensor::caller::label_at;
+use thalweg::{Device, Tensor};
+
+use crate::convert::{number_object, read_value};
+use crate::failure::{exception, left_out, run, type_error};
+use crate::handle::PyTensor;
+
+/// The arguments of one overload: `None` where the call leaves one out.
+type Bound1 = SmallVec<[Option<Value>; 8]>;
+
+/// An overload as Python calls it.
+pub struct Overload {
+    /// The operator.
+    pub operator: &'static Operator,
+    /// The place of the parameter `self`, for methods.
+    pub receiver: Option<usize>,
+    /// How many parameters may be passed by their places.
+    positional: usize,
+    /// The defaults.
+    defaults: Vec<Option<Value>>,
+    /// The place of the parameter `dtype`, of a function that makes tensors: it takes `requires_grad` as well.
+    is_factory: bool,
+}
+
+/// A function of Python: the overloads of a name.
+pub struct Function {
+    /// The name.
+    pub name: String,
+    /// The overloads, in the order in which they are tried.
+    pub overloads: Vec<Overload>,
+    /// The class of several named results.
+    pub results: Option<Py<PyAny>>,
+}
+
+/// A call: the receiver of a method, and the arguments by place and by name.
+pub struct Passed<'a, 'py> {
+    /// The tensor whose method is called.
+    pub receiver: Option<&'a Bound<'py, PyAny>>,
+    /// The arguments by place.
+    pub places: &'a [Bound<'py, PyAny>],
+    /// The names and arguments by name.
+    pub names: &'a [(Bound<'py, PyString>, Bound<'py, PyAny>)],
+}
+
+/// The arguments by name that no schema has.
+#[derive(Default)]
+struct Extra<'a, 'py> {
+    out: Option<&'a Bound<'py, PyAny>>,
+    requires_grad: bool,
+}
+
+/// Returns the default of a parameter as a value.
+fn default_of(parameter: &Parameter) -> Option<Value> {
+    let is_scalar = parameter.ty.kind == Kind::Scalar;
+    Some(match parameter.default.as_ref()? {
+        Literal::None => Value::None,
+        Literal::Bool(truth) => Value::Bool(*truth),
+        Literal::Int(integer) if is_scalar => Value::Scalar(thalweg::Scalar::I64(*integer)),
+        Literal::Float(number) if is_scalar => Value::Scalar(thalweg::Scalar::F64(*number)),
+        Literal::Int(integer) => Value::Int(*integer),
+        Literal::Float(number) => Value::Float(*number),
+        Literal::Ints(list) => Value::Ints(list.clone()),
+        Literal::Str(_) if parameter.ty.kind == Kind::DType => Value::DType(thalweg::DType::I64),
+        Literal::Str(text) => Value::Str(text.clone()),
+    })
+}
+
+impl Overload {
+    /// Returns an operator as Python calls it.
+    pub fn new(operator: &'static Operator) -> Self {
+        let parameters = &operator.schema().parameters;
+        let is_tensor = |parameter: &Parameter| parameter.ty.kind == Kind::Tensor && !parameter.ty.list;
+        let receiver =
+            parameters.iter().position(|parameter| parameter.name == "self" && is_tensor(parameter));
+        Self {
+            operator,
+            receiver,
+            positional: parameters.iter().take_while(|parameter| !parameter.keyword_only).count(),
+            defaults: parameters.iter().map(default_of).collect(),
+            is_factory: parameters.iter().any(|parameter| parameter.name == "pin_memory"),
+        }
+    }
+
+    /// Returns the schema.
+    pub fn schema(&self) -> &'static Schema {
+        self.operator.schema()
+    }
+
+    /// Returns the place of a parameter by the name that a call has for it: PyTorch's own, or NumPy's.
+    fn place_of(&self, name: &str) -> Option<usize> {
+        let parameters = &self.schema().parameters;
+        let find = |name: &str| parameters.iter().position(|parameter| parameter.name == name);
+        find(name).or_else(|| match name {
+            "input" | "x" | "a" | "x1" => find("self"),
+            "axis" => find("dim"),
+            "keepdims" => find("keepdim"),
+            "x2" => find("other"),
+            _ => None,
+        })
+    }
+
+    /// Holds a call against the schema. `None` if it does not fit.
+    fn bind(&self, passed: &Passed<'_, '_>, lenient: bool) -> PyResult<Option<Bound1>> {
+        let parameters = &self.schema().parameters;
+        let mut bound: Bound1 = SmallVec::new();
+        bound.resize_with(parameters.len(), || None);
+        let mut read = |place: usize, value: &Bound<'_, PyAny>| -> PyResult<bool> {
+            if bound[place].is_some() {
+                return Ok(false);
+            }
+            let read = read_value(value, &parameters[place].ty, lenient)?;
+            bound[place] = read;
+            Ok(bound[place].is_some())
+        };
+        if let Some(receiver) = passed.receiver {
+            let Some(place) = self.receiver else { return Ok(None) };
+            if !read(place, receiver)? {
+                return Ok(None);
+            }
+        }
+        let skipped = passed.receiver.and(self.receiver);
+        let mut places = (0..self.positional).filter(|&place| Some(place) != skipped);
+        let room = self.positional - usize::from(skipped.is_some());
+        if let (1, Some(list)) = (room, self.repeated(places.clone().next(), passed.places)?) {
+            let place = places.next().expect("there is room for one");
+            bound[place] = Some(list);
+        } else {
+            if passed.places.len() > room {
+                return Ok(None);
+            }
+            for value in passed.places {
+                let place = places.next().expect("there is room for all");
+                if !read(place, value)? {
+                    return Ok(None);
+                }
+            }
+        }
+        for (name, value) in passed.names {
+            let name = name.to_cow()?;
+            let Some(place) = self.place_of(&name) else { return Ok(None) };
+            let read = if bound[place].is_some() {
+                None
+            } else {
+                read_value(value, &parameters[place].ty, lenient)?
+            };
+            if read.is_none() {
+                return Ok(None);
+            }
+            bound[place] = read;
+        }
+        let is_missing =
+            |(value, default): (&Option<Value>, &Option<Value>)| value.is_none() && default.is_none();
+        Ok(if bound.iter().zip(&self.defaults).any(is_missing) { None } else { Some(bound) })
+    }
+
+    /// Returns integers that are passed one by one for the only parameter, a list (`x.view(2, 3)`).
+    fn repeated(&self, place: Option<usize>, values: &[Bound<'_, PyAny>]) -> PyResult<Option<Value>> {
+        let Some(place) = place else { return Ok(None) };
+        let ty = &self.schema().parameters[place].ty;
+        if !ty.list || ty.kind != Kind::Int || values.is_empty() {
+            return Ok(None);
+        }
+        let mut list = Vec::with_capacity(values.len());
+        for value in values {
+            match crate::convert::read_int(value) {
+                Some(integer) => list.push(integer),
+                None => return Ok(None),
+            }
+        }
+        Ok(Some(Value::Ints(list)))
+    }
+}
+
+impl Function {
+    /// Calls the overload that fits.
+    pub fn call<'py>(&self, py: Python<'py>, passed: &Passed<'_, 'py>) -> PyResult<Bound<'py, PyAny>> {
+        let mut extra = Extra::default();
+        let mut kept: SmallVec<[_; 8]> = SmallVec::new();
+        let mut passed = Passed { ..*passed };
+        if !passed.names.is_empty() {
+            for (name, value) in passed.names {
+                match &*name.to_cow()? {
+                    "out" if value.is_none() => {}
+                    "out" => extra.out = Some(value),
+                    "requires_grad" if self.overloads[0].is_factory => {
+                        extra.requires_grad = value.extract()?
+                    }
+                    "generator" if value.is_none() => {}
+                    "generator" => {
+                        return Err(left_out(
+                            "generators are left out: draws come from the default generator of the device; seed it with `manual_seed`",
+                        ));
+                    }
+                    _ => kept.push((name.clone(), value.clone())),
+                }
+            }
+            passed.names = &kept;
+        }
+        for lenient in [false, true] {
+            for overload in &self.overloads {
+                if let Some(bound) = overload.bind(&passed, lenient)? {
+                    return self.run(py, overload, bound, &passed, &extra);
+                }
+            }
+        }
+        Err(self.refusal(&passed))
+    }
+
+    /// Calls an overload.
+    fn run<'py>(
+        &self,
+        py: Python<'py>,
+        overload: &Overload,
+        mut bound: Bound1,
+        passed: &Passed<'_, 'py>,
+        extra: &Extra<'_, 'py>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let operator = overload.operator;
+        while bound.last().is_some_and(Option::is_none) {
+            bound.pop();
+        }
+        let arguments: SmallVec<[Argument<'_>; 8]> = (bound.iter().zip(&overload.defaults))
+            .map(|(value, default)| {
+                value.as_ref().or(default.as_ref()).map_or(Argument::None, Value::as_argument)
+            })
+            .collect();
+        let first = first_tensor(&arguments);
+        let device = match first {
+            Some(tensor) => {
+                other_device(tensor, &arguments)?;
+                None
+            }
+            None if arguments.iter().any(|argument| matches!(argument, Argument::Device(_))) => None,
+            None => Some(Device::current().map_err(|error| exception(&error))?),
+        };
+        if let Some(out) = extra.out {
+            return self.run_out(py, operator, &arguments, out);
+        }
+        let is_number = operator.schema().returns.iter().any(|ty| ty.kind != Kind::Tensor);
+        if is_number {
+            return number_results(py, operator, &arguments, device);
+        }
+        let label = label_at(operator.base_name(), Location::caller());
+        let results = run(py, || operator.call(&arguments, device.as_ref(), label))?;
+        if let ([result], [ty]) = (results.as_slice(), operator.schema().returns.as_slice())
+            && !ty.list
+        {
+            if let Some(same) = same_object(result, passed) {
+                return Ok(same);
+            }
+            if extra.requires_grad {
+                result.set_requires_grad(true).map_err(|error| exception(&error))?;
+            }
+            return Ok(PyTensor::object(py, result.clone())?.into_any());
+        }
+        let list =
+            results.into_iter().map(|tensor| PyTensor::object(py, tensor)).collect::<PyResult<Vec<_>>>()?;
+        let tuple = PyTuple::new(py, list)?;
+        match &self.results {
+            Some(class) if !operator.schema().return_names.is_empty() => class.bind(py).call1(tuple),
+            _ => Ok(tuple.into_any()),
+        }
+    }
+
+    /// Calls an operator that writes its results into given tensors.
+    fn run_out<'py>(
+        &self,
+        py: Python<'py>,
+        operator: &'static Operator,
+        arguments: &[Argument<'_>],
+        out: &Bound<'py, PyAny>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let targets: Vec<Tensor> = match out.cast::<PyTensor>() {
+            Ok(one) => vec![one.borrow().tensor.clone()],
+            Err(_) => (out.try_iter()?)
+                .map(|target| Ok(target?.cast::<PyTensor>()?.borrow().tensor.clone()))
+                .collect::<PyResult<_>>()?,
+        };
+        run(py, || operator.call_out(arguments, &targets))?;
+        Ok(out.clone())
+    }
+
+    /// Returns the exception of a call that fits no overload.
+    fn refusal(&self, passed: &Passed<'_, '_>) -> PyErr {
+        let kind = |value: &Bound<'_, PyAny>| {
+            value.get_type().name().map_or_else(|_| "?".to_owned(), |name| name.to_string())
+        };
+        let places = passed.places.iter().map(kind);
+        let names = passed.names.iter().map(|(name, value)| format!("{name}={}", kind(value)));
+        let got: Vec<String> = places.chain(names).collect();
+        let expected: Vec<String> = (self.overloads.iter())
+            .map(|overload| format!("\n * {}", crate::table::signature(overload, passed.receiver.is_some())))
+            .collect();
+        PyTypeError::new_err(format!(
+            "{}() received an invalid combination of arguments - got ({}), but expected one of:{}",
+            self.name,
+            got.join(", "),
+            expected.concat()
+        ))
+    }
+}
+
+/// Returns the first tensor among arguments.
+fn first_tensor<'a>(arguments: &[Argument<'a>]) -> Option<&'a Tensor> {
+    arguments.iter().find_map(|argument| match *argument {
+        Argument::Tensor(tensor) => Some(tensor),
+        Argument::Tensors(list) => list.first(),
+        Argument::OptionalTensors(list) => list.iter().flatten().next(),
+        _ => None,
+    })
+}
+
+/// Refuses to make a result on another device than that of the tensors: the layers below give it on theirs.
+fn other_device(tensor: &Tensor, arguments: &[Argument<'_>]) -> PyResult<()> {
+    match arguments
+        .iter()
+        .find_map(|argument| if let Argument::Device(device) = argument { Some(*device) } else { None })
+    {
+        Some(device) if device != tensor.device() => Err(left_out(format!(
+            "the result of this call is on {}, the device of its tensors; move it to {device} with `to`",
+            tensor.device()
+        ))),
+        _ => Ok(()),
+    }
+}
+
+/// Returns the object of an argument that the result is: `x.add_(y)` and `x.contiguous()` give `x` itself.
+fn same_object<'py>(result: &Tensor, passed: &Passed<'_, 'py>) -> Option<Bound<'py, PyAny>> {
+    let candidate = passed.receiver.or(passed.places.first())?;
+    let tensor = candidate.cast::<PyTensor>().ok()?;
+    tensor.borrow().tensor.is_same(result).then(|| candidate.clone())
+}
+
+/// Calls an operator whose results are numbers, which the host reads.
+fn number_results<'py>(
+    py: Python<'py>,
+    operator: &'static Operator,
+    arguments: &[Argument<'_>],
+    device: Option<Device>,
+) -> PyResult<Bound<'py, PyAny>> {
+    let values: Vec<Value> = arguments.iter().map(|argument| argument.to_value()).collect();
+    let results = run(py, || operator.call_boxed(&values, device.as_ref()))?;
+    let objects = (results.into_iter().zip(&operator.schema().returns))
+        .map(|(value, ty)| match value {
+            Value::Tensor(tensor) => Ok(PyTensor::object(py, tensor)?.into_any()),
+            Value::Scalar(number) if ty.kind == Kind::Int => {
+                Ok(number.to_i64().into_pyobject(py)?.into_any())
+            }
+            Value::Scalar(number) => number_object(py, number),
+            other => Err(type_error(format!("the result {other:?} has no form in Python"))),
+        })
+        .collect::<PyResult<Vec<_>>>()?;
+    match <[_; 1]>::try_from(objects) {
+        Ok([one]) => Ok(one),
+        Err(several) => Ok(PyTuple::new(py, several)?.into_any()),
+    }
+}

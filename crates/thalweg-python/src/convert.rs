@@ -1,0 +1,349 @@
+//! Values of Python as arguments, and numbers and nested lists as tensors and back.
+
+use pyo3::prelude::*;
+use pyo3::types::{PyBool, PyBytes, PyFloat, PyInt, PyList, PyString, PyTuple};
+use thalweg::dispatch::Value;
+use thalweg::ops::schema::{Kind, Type};
+use thalweg::{DType, Device, Scalar, Tensor};
+
+use crate::device;
+use crate::dtype::{self, Numbered};
+use crate::failure::{exception, run, type_error, value_error};
+use crate::handle::{PyTensor, item};
+
+/// Reads an argument for a parameter of a type; `None` if it has another type. A lenient reading takes a tensor of one element
+/// for a number, whose value the host waits for.
+pub fn read_value(value: &Bound<'_, PyAny>, ty: &Type, lenient: bool) -> PyResult<Option<Value>> {
+    if !ty.list
+        && ty.kind == Kind::Tensor
+        && let Ok(tensor) = value.cast::<PyTensor>()
+    {
+        return Ok(Some(Value::Tensor(tensor.borrow().tensor.clone())));
+    }
+    if value.is_none() {
+        return Ok(ty.optional.then_some(Value::None));
+    }
+    if ty.list {
+        return read_list(value, ty, lenient);
+    }
+    Ok(match ty.kind {
+        Kind::Tensor | Kind::Generator => None,
+        Kind::Scalar => read_scalar(value, lenient)?.map(Value::Scalar),
+        Kind::Int => read_int_or_tensor(value, lenient)?.map(Value::Int),
+        Kind::Float if value.is_instance_of::<PyBool>() => None,
+        Kind::Float => read_scalar(value, lenient)?.map(|number| Value::Float(number.to_f64())),
+        Kind::Bool => match value.cast::<PyBool>() {
+            Ok(truth) => Some(Value::Bool(truth.is_true())),
+            Err(_) => None,
+        },
+        Kind::Str => match value.cast::<PyString>() {
+            Ok(text) => Some(Value::Str(text.to_cow()?.into_owned())),
+            Err(_) => None,
+        },
+        Kind::DType => dtype::read(value).map(Value::DType),
+        Kind::Device => device::read(value)?.map(Value::Device),
+        Kind::Layout | Kind::MemoryFormat => {
+            value.cast::<Numbered>().ok().map(|format| Value::Int(format.get().number))
+        }
+    })
+}
+
+/// Reads a list; one number stands for a list of a length.
+fn read_list(value: &Bound<'_, PyAny>, ty: &Type, lenient: bool) -> PyResult<Option<Value>> {
+    let is_list = value.is_instance_of::<PyList>() || value.is_instance_of::<PyTuple>();
+    if !is_list {
+        return Ok(match (ty.length, ty.kind) {
+            (Some(_), Kind::Int) => read_int_or_tensor(value, lenient)?.map(Value::Int),
+            (Some(_), Kind::Float) => {
+                read_scalar(value, lenient)?.map(|number| Value::Float(number.to_f64()))
+            }
+            (Some(_), Kind::Bool) => value.cast::<PyBool>().ok().map(|truth| Value::Bool(truth.is_true())),
+            _ => None,
+        });
+    }
+    fn all<'py, T>(
+        list: &Bound<'py, PyAny>,
+        read: impl Fn(&Bound<'py, PyAny>) -> PyResult<Option<T>>,
+    ) -> PyResult<Option<Vec<T>>> {
+        list.try_iter()?.map(|element| read(&element?)).collect()
+    }
+    let tensor = |element: &Bound<'_, PyAny>| {
+        Ok(element.cast::<PyTensor>().ok().map(|tensor| tensor.borrow().tensor.clone()))
+    };
+    Ok(match ty.kind {
+        Kind::Tensor if ty.optional_elements => {
+            all(
+                value,
+                |element| {
+                    if element.is_none() { Ok(Some(None)) } else { Ok(tensor(element)?.map(Some)) }
+                },
+            )?
+            .map(Value::OptionalTensors)
+        }
+        Kind::Tensor => all(value, tensor)?.map(Value::Tensors),
+        Kind::Int => all(value, |element| read_int_or_tensor(element, lenient))?.map(Value::Ints),
+        Kind::Float => {
+            all(value, |element| Ok(read_scalar(element, lenient)?.map(Scalar::to_f64)))?.map(Value::Floats)
+        }
+        Kind::Bool => all(value, |element| Ok(element.cast::<PyBool>().ok().map(|truth| truth.is_true())))?
+            .map(Value::Bools),
+        Kind::Scalar => all(value, |element| read_scalar(element, lenient))?.map(Value::Scalars),
+        _ => None,
+    })
+}
+
+/// Reads an integer: one of Python, or what counts as one (`__index__`), but no truth value.
+pub fn read_int(value: &Bound<'_, PyAny>) -> Option<i64> {
+    if value.is_instance_of::<PyBool>()
+        || value.is_instance_of::<PyTensor>()
+        || value.is_instance_of::<PyFloat>()
+    {
+        return None;
+    }
+    value.extract().ok()
+}
+
+fn read_int_or_tensor(value: &Bound<'_, PyAny>, lenient: bool) -> PyResult<Option<i64>> {
+    if lenient
+        && let Ok(tensor) = value.cast::<PyTensor>()
+        && !tensor.borrow().tensor.dtype().is_floating_point()
+    {
+        return Ok(one_element(tensor)?.map(Scalar::to_i64));
+    }
+    Ok(read_int(value))
+}
+
+/// Reads a number of any kind.
+pub fn read_scalar(value: &Bound<'_, PyAny>, lenient: bool) -> PyResult<Option<Scalar>> {
+    if let Ok(number) = value.cast_exact::<PyFloat>() {
+        return Ok(Some(Scalar::F64(number.value())));
+    }
+    if let Ok(truth) = value.cast::<PyBool>() {
+        return Ok(Some(Scalar::Bool(truth.is_true())));
+    }
+    if value.is_instance_of::<PyInt>() {
+        return value.extract().map(|integer| Some(Scalar::I64(integer)));
+    }
+    if let Ok(tensor) = value.cast::<PyTensor>() {
+        return if lenient { one_element(tensor) } else { Ok(None) };
+    }
+    if value.is_instance_of::<PyString>()
+        || value.is_instance_of::<PyList>()
+        || value.is_instance_of::<PyTuple>()
+    {
+        return Ok(None);
+    }
+    // Numbers of other libraries.
+    if let Ok(integer) = value.extract::<i64>() {
+        return Ok(Some(Scalar::I64(integer)));
+    }
+    Ok(value.extract::<f64>().ok().map(Scalar::F64))
+}
+
+/// Returns the number in a tensor without dimensions that wants no gradient.
+fn one_element(tensor: &Bound<'_, PyTensor>) -> PyResult<Option<Scalar>> {
+    let inner = tensor.borrow().tensor.clone();
+    if inner.rank() != 0 || inner.requires_grad() {
+        return Ok(None);
+    }
+    item(tensor.py(), &inner).map(Some)
+}
+
+/// Returns a number as Python has it.
+pub fn number_object<'py>(py: Python<'py>, number: Scalar) -> PyResult<Bound<'py, PyAny>> {
+    Ok(match number {
+        Scalar::Bool(truth) => PyBool::new(py, truth).to_owned().into_any(),
+        Scalar::I64(integer) => integer.into_pyobject(py)?.into_any(),
+        other => PyFloat::new(py, other.to_f64()).into_any(),
+    })
+}
+
+/// Returns the elements as nested lists (`tolist`).
+pub fn to_list<'py>(py: Python<'py>, tensor: &Tensor) -> PyResult<Bound<'py, PyAny>> {
+    let shape = tensor.shape().to_vec();
+    if shape.is_empty() {
+        return number_object(py, item(py, tensor)?);
+    }
+    let numbers = run(py, || {
+        let tensor = tensor.detach();
+        Ok(match tensor.dtype() {
+            DType::Bool => tensor.to_vec::<u8>()?.into_iter().map(|value| Scalar::Bool(value != 0)).collect(),
+            dtype if dtype.is_floating_point() => {
+                tensor.to_dtype(DType::F64)?.to_vec::<f64>()?.into_iter().map(Scalar::F64).collect()
+            }
+            _ => {
+                tensor.to_dtype(DType::I64)?.to_vec::<i64>()?.into_iter().map(Scalar::I64).collect::<Vec<_>>()
+            }
+        })
+    })?;
+    nest(py, &shape, &numbers)
+}
+
+fn nest<'py>(py: Python<'py>, shape: &[usize], numbers: &[Scalar]) -> PyResult<Bound<'py, PyAny>> {
+    let Some((&extent, inner)) = shape.split_first() else { return number_object(py, numbers[0]) };
+    let step: usize = inner.iter().product();
+    let parts = (0..extent).map(|place| nest(py, inner, &numbers[place * step..(place + 1) * step]));
+    Ok(PyList::new(py, parts.collect::<PyResult<Vec<_>>>()?)?.into_any())
+}
+
+/// The shape and the numbers of nested lists, row-major.
+#[derive(Default)]
+struct Nested {
+    shape: Vec<usize>,
+    numbers: Vec<Scalar>,
+}
+
+impl Nested {
+    /// Reads a value `depth` lists deep.
+    fn read(&mut self, value: &Bound<'_, PyAny>, depth: usize) -> PyResult<()> {
+        if value.is_instance_of::<PyList>() || value.is_instance_of::<PyTuple>() {
+            let extent = value.len()?;
+            match self.shape.get(depth) {
+                None if self.numbers.is_empty() && self.shape.len() == depth => self.shape.push(extent),
+                Some(&first) if first == extent => {}
+                first => {
+                    return Err(value_error(format!(
+                        "expected sequence of length {} at dim {depth} (got {extent})",
+                        first.copied().unwrap_or(0)
+                    )));
+                }
+            }
+            if depth > 64 {
+                return Err(value_error("too many dimensions: lists are more than 64 deep"));
+            }
+            return value.try_iter()?.try_for_each(|element| self.read(&element?, depth + 1));
+        }
+        if depth != self.shape.len() {
+            return Err(type_error(format!("a list was expected at dim {depth}, not a number")));
+        }
+        let number = read_scalar(value, true)?.ok_or_else(|| {
+            type_error(format!(
+                "tensors are made of numbers, lists of numbers, tensors and buffers, not of {}",
+                value.get_type()
+            ))
+        })?;
+        self.numbers.push(number);
+        Ok(())
+    }
+
+    /// Returns the dtype of the numbers, as PyTorch infers it.
+    fn dtype(&self) -> DType {
+        let category = self.numbers.iter().map(|number| number.category()).max();
+        match category {
+            Some(thalweg::ir::Category::Bool) => DType::Bool,
+            Some(thalweg::ir::Category::Integer) => DType::I64,
+            _ => DType::F32,
+        }
+    }
+
+    /// Returns them as a tensor. Numbers go to the device in the widest form of their kind and are converted there.
+    fn tensor(&self, dtype: DType, device: &Device) -> thalweg::Result<Tensor> {
+        let Self { shape, numbers } = self;
+        if self.dtype().is_floating_point() || dtype.is_floating_point() {
+            let values: Vec<f64> = numbers.iter().map(|number| number.to_f64()).collect();
+            if dtype == DType::F32 {
+                let narrow: Vec<f32> = values.iter().map(|&value| value as f32).collect();
+                return Tensor::from_slice(&narrow, shape, device);
+            }
+            return Tensor::from_slice(&values, shape, device)?.to_dtype(dtype);
+        }
+        let values: Vec<i64> = numbers.iter().map(|number| number.to_i64()).collect();
+        Tensor::from_slice(&values, shape, device)?.to_dtype(dtype)
+    }
+}
+
+/// Makes a tensor of numbers, nested lists, a tensor or a buffer (`torch.tensor`).
+pub fn tensor_of(data: &Bound<'_, PyAny>, dtype: Option<DType>, device: Option<Device>) -> PyResult<Tensor> {
+    let py = data.py();
+    let current = || device.clone().map_or_else(|| Device::current().map_err(|error| exception(&error)), Ok);
+    if let Ok(tensor) = data.cast::<PyTensor>() {
+        let source = tensor.borrow().tensor.detach();
+        let device = device.unwrap_or_else(|| source.device().clone());
+        return run(py, || {
+            let moved = source.to_device(&device)?;
+            let converted = moved.to_dtype(dtype.unwrap_or(source.dtype()))?;
+            if converted.shares_storage_with(&source) { cloned(&converted) } else { Ok(converted) }
+        });
+    }
+    let device = current()?;
+    let is_list = data.is_instance_of::<PyList>() || data.is_instance_of::<PyTuple>();
+    if !is_list && let Some((bytes, shape, own)) = read_buffer(data)? {
+        let bytes = bytes.as_bytes();
+        return run(py, || from_bytes(bytes, &shape, own, &device)?.to_dtype(dtype.unwrap_or(own)));
+    }
+    let mut nested = Nested::default();
+    nested.read(data, 0)?;
+    let dtype = dtype.unwrap_or_else(|| nested.dtype());
+    run(py, || nested.tensor(dtype, &device))
+}
+
+/// Reads the elements of an object with the buffer protocol, such as an array of NumPy, with shape and dtype.
+#[allow(clippy::type_complexity)]
+pub fn read_buffer<'py>(
+    data: &Bound<'py, PyAny>,
+) -> PyResult<Option<(Bound<'py, PyBytes>, Vec<usize>, DType)>> {
+    if data.is_instance_of::<PyInt>() || data.is_instance_of::<PyFloat>() || data.is_instance_of::<PyString>()
+    {
+        return Ok(None);
+    }
+    let py = data.py();
+    let Ok(view) = py.import("builtins")?.getattr("memoryview")?.call1((data,)) else { return Ok(None) };
+    let format: String = view.getattr("format")?.extract()?;
+    let size: usize = view.getattr("itemsize")?.extract()?;
+    let shape: Vec<usize> = view.getattr("shape")?.extract()?;
+    let dtype = match (format.trim_start_matches(['@', '=', '<']), size) {
+        ("?", 1) => DType::Bool,
+        ("e", 2) => DType::F16,
+        ("f", 4) => DType::F32,
+        ("d", 8) => DType::F64,
+        ("B", 1) => DType::U8,
+        ("b", 1) => DType::I8,
+        ("h", 2) => DType::I16,
+        ("H", 2) => DType::U16,
+        ("i" | "l", 4) => DType::I32,
+        ("q" | "l", 8) => DType::I64,
+        _ => {
+            return Err(type_error(format!(
+                "a buffer of format '{format}' has no dtype here; convert it first"
+            )));
+        }
+    };
+    let bytes = view.call_method0("tobytes")?.cast_into::<PyBytes>().map_err(PyErr::from)?;
+    Ok(Some((bytes, shape, dtype)))
+}
+
+/// Makes a tensor of the bytes of its elements.
+pub fn from_bytes(bytes: &[u8], shape: &[usize], dtype: DType, device: &Device) -> thalweg::Result<Tensor> {
+    let tensor = Tensor::empty(shape, dtype, device)?;
+    if bytes.len() != tensor.elements() * dtype.size_bytes() {
+        return Err(thalweg::Error::invalid(format!(
+            "{} bytes are not the elements of a {dtype} tensor of shape {shape:?}",
+            bytes.len()
+        )));
+    }
+    let label = thalweg::tensor::caller::label_at("from_bytes", std::panic::Location::caller());
+    device.current_stream().copy_from_host(tensor.pointer(), bytes, label)?;
+    Ok(tensor)
+}
+
+/// Returns the bytes of a tensor's elements, row-major.
+pub fn to_bytes(tensor: &Tensor) -> thalweg::Result<Vec<u8>> {
+    let source = tensor.detach().contiguous()?;
+    let mut bytes = Vec::new();
+    let count = source.elements() * source.dtype().size_bytes();
+    bytes.try_reserve_exact(count).map_err(|_| {
+        thalweg::Error::out_of_memory(format!("the host has no room for the {count} bytes of the tensor"))
+    })?;
+    bytes.resize(count, 0);
+    let label = thalweg::tensor::caller::label_at("to_bytes", std::panic::Location::caller());
+    source.device().current_stream().copy_to_host(&mut bytes, source.pointer(), label)?;
+    Ok(bytes)
+}
+
+/// Returns a copy of a tensor.
+pub fn cloned(tensor: &Tensor) -> thalweg::Result<Tensor> {
+    let location = std::panic::Location::caller();
+    let label = thalweg::tensor::caller::label_at("clone", location);
+    let mut results = thalweg::dispatch::find_operator("clone")?.call(&[tensor.into()], None, label)?;
+    Ok(results.swap_remove(0))
+}

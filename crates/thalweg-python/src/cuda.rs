@@ -1,0 +1,446 @@
+//! Streams, events, graphs and memory, for `thalweg.cuda`. They are those of the GPU and of the simulated one alike.
+
+use std::cell::RefCell;
+use std::sync::{Mutex, PoisonError};
+
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+use thalweg::driver::CaptureMode;
+use thalweg::graph::Capture;
+use thalweg::{CaptureOptions, Device, DeviceGuard, Event, Graph, GraphPool, Stream, StreamGuard};
+
+use crate::device::{PyDevice, or_current};
+use crate::failure::{exception, run, value_error};
+use crate::handle::PyTensor;
+
+thread_local! {
+    /// Streams and devices that `with` statements of this thread have made current, the innermost last.
+    static ENTERED: RefCell<Vec<Entered>> = const { RefCell::new(Vec::new()) };
+    /// The captures that this thread has begun, by the number of their graph.
+    static CAPTURES: RefCell<Vec<(usize, Capture)>> = const { RefCell::new(Vec::new()) };
+}
+
+/// A stream or a device that a `with` statement makes current.
+#[expect(dead_code, reason = "their drop is what they are for")]
+enum Entered {
+    Stream(StreamGuard),
+    Device(DeviceGuard),
+}
+
+/// A stream (`torch.cuda.Stream`).
+#[pyclass(name = "Stream", module = "thalweg.cuda", frozen, subclass)]
+struct PyStream(Stream);
+
+#[pymethods]
+impl PyStream {
+    #[new]
+    #[pyo3(signature = (device=None, priority=0))]
+    fn new(py: Python<'_>, device: Option<&Bound<'_, PyAny>>, priority: i32) -> PyResult<Self> {
+        let device = or_current(py, device)?;
+        run(py, || Stream::with_priority(&device, priority)).map(Self)
+    }
+
+    /// The device.
+    #[getter]
+    fn device(&self) -> PyDevice {
+        PyDevice(self.0.device().clone())
+    }
+
+    /// The priority: lower numbers go first.
+    #[getter]
+    fn priority(&self) -> i32 {
+        self.0.priority()
+    }
+
+    /// CUDA's handle.
+    #[getter]
+    fn cuda_stream(&self) -> PyResult<u64> {
+        self.0.cuda_stream().map_err(|error| exception(&error))
+    }
+
+    /// Returns whether all work of the stream is done.
+    fn query(&self, py: Python<'_>) -> PyResult<bool> {
+        run(py, || self.0.query())
+    }
+
+    /// Blocks until all work of the stream is done.
+    fn synchronize(&self, py: Python<'_>) -> PyResult<()> {
+        run(py, || self.0.synchronize())
+    }
+
+    /// Lets work that is submitted from now on wait for an event.
+    fn wait_event(&self, py: Python<'_>, event: &Bound<'_, PyEvent>) -> PyResult<()> {
+        let event = event.get();
+        run(py, || self.0.wait_event(&event.0))
+    }
+
+    /// Lets work that is submitted from now on wait for what another stream has now.
+    fn wait_stream(&self, py: Python<'_>, stream: &Bound<'_, PyStream>) -> PyResult<()> {
+        let stream = stream.get();
+        run(py, || self.0.wait_stream(&stream.0))
+    }
+
+    /// Records an event behind the work that the stream has now, and returns it.
+    #[pyo3(signature = (event=None))]
+    fn record_event<'py>(
+        slf: &Bound<'py, Self>,
+        event: Option<Bound<'py, PyEvent>>,
+    ) -> PyResult<Bound<'py, PyEvent>> {
+        let py = slf.py();
+        let event = match event {
+            Some(event) => event,
+            None => Bound::new(py, PyEvent(Event::new()))?,
+        };
+        let (stream, recorded) = (slf.get(), event.get());
+        run(py, || recorded.0.record(&stream.0))?;
+        Ok(event)
+    }
+
+    fn __eq__(&self, other: &Bound<'_, PyAny>) -> bool {
+        other.cast::<Self>().is_ok_and(|other| {
+            let other = other.get();
+            other.0.id() == self.0.id() && other.0.device() == self.0.device()
+        })
+    }
+
+    fn __hash__(&self) -> u64 {
+        (self.0.device().number() << 48) ^ self.0.cuda_stream().unwrap_or_default()
+    }
+
+    fn __repr__(&self) -> String {
+        format!("<thalweg.cuda.Stream device={} priority={}>", self.0.device(), self.0.priority())
+    }
+
+    /// Makes the stream current on this thread, until [`Self::_exit`].
+    fn _enter(&self) {
+        ENTERED.with_borrow_mut(|entered| entered.push(Entered::Stream(self.0.make_current())));
+    }
+
+    /// Makes the stream current on this thread for good.
+    fn _set_current(&self) {
+        std::mem::forget(self.0.make_current());
+    }
+}
+
+/// Makes a device current on this thread, until [`_exit`].
+#[pyfunction]
+fn _enter_device(device: &Bound<'_, PyAny>) -> PyResult<()> {
+    let device = or_current(device.py(), Some(device))?;
+    ENTERED.with_borrow_mut(|entered| entered.push(Entered::Device(device.make_current())));
+    Ok(())
+}
+
+/// Ends the innermost `with` statement of this thread.
+#[pyfunction]
+fn _exit() {
+    let _dropped_outside = ENTERED.with_borrow_mut(Vec::pop);
+}
+
+/// A marker in a stream (`torch.cuda.Event`).
+#[pyclass(name = "Event", module = "thalweg.cuda", frozen, subclass)]
+struct PyEvent(Event);
+
+#[pymethods]
+impl PyEvent {
+    #[new]
+    #[pyo3(signature = (enable_timing=false, blocking=false, interprocess=false))]
+    fn new(enable_timing: bool, blocking: bool, interprocess: bool) -> PyResult<Self> {
+        _ = blocking;
+        if interprocess {
+            return Err(crate::failure::left_out("events of several processes are left out"));
+        }
+        Ok(Self(if enable_timing { Event::with_timing() } else { Event::new() }))
+    }
+
+    /// Records the event behind the work that a stream has now: the current one, where none is given.
+    #[pyo3(signature = (stream=None))]
+    fn record(&self, py: Python<'_>, stream: Option<&Bound<'_, PyStream>>) -> PyResult<()> {
+        let stream = stream_or_current(py, stream)?;
+        run(py, || self.0.record(&stream))
+    }
+
+    /// Lets a stream wait for the event: the current one, where none is given.
+    #[pyo3(signature = (stream=None))]
+    fn wait(&self, py: Python<'_>, stream: Option<&Bound<'_, PyStream>>) -> PyResult<()> {
+        let stream = stream_or_current(py, stream)?;
+        run(py, || self.0.wait(&stream))
+    }
+
+    /// Returns whether the work in front of the event is done.
+    fn query(&self, py: Python<'_>) -> PyResult<bool> {
+        run(py, || self.0.query())
+    }
+
+    /// Blocks until the work in front of the event is done.
+    fn synchronize(&self, py: Python<'_>) -> PyResult<()> {
+        run(py, || self.0.synchronize())
+    }
+
+    /// Returns the time between two events, in milliseconds.
+    fn elapsed_time(&self, py: Python<'_>, end_event: &Bound<'_, Self>) -> PyResult<f32> {
+        let end = end_event.get();
+        run(py, || self.0.elapsed_ms(&end.0))
+    }
+}
+
+fn stream_or_current(py: Python<'_>, stream: Option<&Bound<'_, PyStream>>) -> PyResult<Stream> {
+    match stream {
+        Some(stream) => Ok(stream.get().0.clone()),
+        None => run(py, || Ok(Device::current()?.current_stream())),
+    }
+}
+
+/// Returns the current stream of a device.
+#[pyfunction]
+#[pyo3(signature = (device=None))]
+fn current_stream(py: Python<'_>, device: Option<&Bound<'_, PyAny>>) -> PyResult<PyStream> {
+    Ok(PyStream(or_current(py, device)?.current_stream()))
+}
+
+/// Returns the default stream of a device.
+#[pyfunction]
+#[pyo3(signature = (device=None))]
+fn default_stream(py: Python<'_>, device: Option<&Bound<'_, PyAny>>) -> PyResult<PyStream> {
+    Ok(PyStream(or_current(py, device)?.default_stream()))
+}
+
+/// Records that work of a stream uses a tensor.
+#[pyfunction]
+fn _record_stream(tensor: &Bound<'_, PyTensor>, stream: &Bound<'_, PyStream>) {
+    tensor.borrow().tensor.record_stream(&stream.get().0);
+}
+
+/// A captured graph (`torch.cuda.CUDAGraph`).
+#[pyclass(name = "CUDAGraph", module = "thalweg.cuda", subclass, frozen)]
+struct PyGraph {
+    graph: Mutex<Option<Graph>>,
+    pool: Mutex<Option<GraphPool>>,
+}
+
+/// The memory pool of graphs.
+#[pyclass(module = "thalweg.cuda", frozen)]
+struct _GraphPool(GraphPool);
+
+#[pymethods]
+impl PyGraph {
+    #[new]
+    #[pyo3(signature = (keep_graph=false))]
+    fn new(keep_graph: bool) -> PyResult<Self> {
+        if keep_graph {
+            return Err(crate::failure::left_out(
+                "keep_graph=True is left out: captured graphs are instantiated at once",
+            ));
+        }
+        Ok(Self { graph: Mutex::new(None), pool: Mutex::new(None) })
+    }
+
+    /// Begins to capture what is submitted to a stream, and makes it the current one.
+    #[pyo3(signature = (pool=None, capture_error_mode="global", stream=None))]
+    fn capture_begin(
+        slf: &Bound<'_, Self>,
+        pool: Option<&Bound<'_, _GraphPool>>,
+        capture_error_mode: &str,
+        stream: Option<&Bound<'_, PyStream>>,
+    ) -> PyResult<()> {
+        let mode = match capture_error_mode {
+            "global" => CaptureMode::Global,
+            "thread_local" => CaptureMode::ThreadLocal,
+            "relaxed" => CaptureMode::Relaxed,
+            other => {
+                return Err(value_error(format!(
+                    "capture_error_mode is global, thread_local or relaxed, not {other}"
+                )));
+            }
+        };
+        let stream = stream.map(|stream| stream.get().0.clone());
+        let device = match &stream {
+            Some(stream) => stream.device().clone(),
+            None => or_current(slf.py(), None)?,
+        };
+        let options = CaptureOptions { pool: pool.map(|pool| pool.get().0.clone()), mode, stream };
+        // A capture belongs to this thread, so the lock is kept.
+        let capture = Graph::capture_begin(&device, options).map_err(|error| exception(&error))?;
+        *slf.get().pool.lock().unwrap_or_else(PoisonError::into_inner) = Some(capture.pool().clone());
+        ENTERED.with_borrow_mut(|entered| entered.push(Entered::Stream(capture.stream().make_current())));
+        CAPTURES.with_borrow_mut(|captures| captures.push((slf.as_ptr() as usize, capture)));
+        Ok(())
+    }
+
+    /// Ends the capture; the stream that was current before is so again.
+    fn capture_end(slf: &Bound<'_, Self>) -> PyResult<()> {
+        let graph = Self::take_capture(slf)?.end().and_then(|captured| captured.instantiate());
+        let graph = graph.map_err(|error| exception(&error))?;
+        *slf.get().graph.lock().unwrap_or_else(PoisonError::into_inner) = Some(graph);
+        Ok(())
+    }
+
+    /// Gives a capture up whose region failed.
+    fn _capture_abandon(slf: &Bound<'_, Self>) -> PyResult<()> {
+        drop(Self::take_capture(slf)?);
+        Ok(())
+    }
+
+    /// Queues the whole graph on the current stream.
+    fn replay(&self, py: Python<'_>) -> PyResult<()> {
+        run(py, || match &*self.graph.lock().unwrap_or_else(PoisonError::into_inner) {
+            Some(graph) => graph.replay(),
+            None => Err(thalweg::Error::invalid(
+                "Called CUDAGraph::replay without a preceding successful capture.",
+            )),
+        })
+    }
+
+    /// Gives the graph up, and its memory unless something else keeps it.
+    fn reset(&self) {
+        *self.graph.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+
+    /// Returns the pool of its memory, for other captures to share.
+    fn pool(&self) -> PyResult<_GraphPool> {
+        let pool = self.pool.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        pool.map(_GraphPool).ok_or_else(|| value_error("the graph has no pool yet: nothing was captured"))
+    }
+}
+
+impl PyGraph {
+    fn take_capture(slf: &Bound<'_, Self>) -> PyResult<Capture> {
+        let own = slf.as_ptr() as usize;
+        let taken = CAPTURES.with_borrow_mut(|captures| {
+            let place = captures.iter().rposition(|(graph, _)| *graph == own)?;
+            Some(captures.remove(place).1)
+        });
+        let capture = taken.ok_or_else(|| value_error("this thread captures nothing into this graph"))?;
+        _exit();
+        Ok(capture)
+    }
+}
+
+/// Returns a pool that captures share.
+#[pyfunction]
+fn graph_pool_handle(py: Python<'_>) -> PyResult<_GraphPool> {
+    Ok(_GraphPool(GraphPool::new(&or_current(py, None)?)))
+}
+
+/// Returns whether the current stream captures.
+#[pyfunction]
+fn is_current_stream_capturing(py: Python<'_>) -> PyResult<bool> {
+    run(py, || Device::current()?.current_stream().is_capturing())
+}
+
+/// Returns whether this machine has a GPU.
+#[pyfunction]
+fn _is_available(py: Python<'_>) -> PyResult<bool> {
+    run(py, || Ok(thalweg::is_available()))
+}
+
+/// Returns the number of devices of the current device's kind.
+#[pyfunction]
+fn _device_count(py: Python<'_>) -> PyResult<u32> {
+    run(py, || Ok(Device::current()?.driver().device_count()))
+}
+
+/// Blocks until all work of a device is done.
+#[pyfunction]
+#[pyo3(signature = (device=None))]
+fn synchronize(py: Python<'_>, device: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
+    let device = or_current(py, device)?;
+    run(py, || device.synchronize())
+}
+
+/// Gives all memory that is cached and unused back to the driver.
+#[pyfunction]
+fn empty_cache(py: Python<'_>) -> PyResult<()> {
+    run(py, || Device::current()?.empty_cache())
+}
+
+/// Returns the statistics of a device's caching allocator, by PyTorch's names.
+#[pyfunction]
+#[pyo3(signature = (device=None))]
+fn memory_stats<'py>(py: Python<'py>, device: Option<&Bound<'py, PyAny>>) -> PyResult<Bound<'py, PyDict>> {
+    let device = or_current(py, device)?;
+    let stats = PyDict::new(py);
+    for (name, value) in run(py, || Ok(device.allocator().statistics().memory_stats()))? {
+        stats.set_item(name, value)?;
+    }
+    Ok(stats)
+}
+
+/// Returns the statistics as a table for people.
+#[pyfunction]
+#[pyo3(signature = (device=None, abbreviated=false))]
+fn memory_summary(py: Python<'_>, device: Option<&Bound<'_, PyAny>>, abbreviated: bool) -> PyResult<String> {
+    let device = or_current(py, device)?;
+    run(py, || Ok(device.memory_summary(abbreviated)))
+}
+
+/// Sets the peaks of the statistics to what is current.
+#[pyfunction]
+#[pyo3(signature = (device=None))]
+fn reset_peak_memory_stats(py: Python<'_>, device: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
+    let device = or_current(py, device)?;
+    run(py, || {
+        device.allocator().reset_peak_memory_stats();
+        Ok(())
+    })
+}
+
+/// Sets the sums of the statistics to 0.
+#[pyfunction]
+#[pyo3(signature = (device=None))]
+fn reset_accumulated_memory_stats(py: Python<'_>, device: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
+    let device = or_current(py, device)?;
+    run(py, || {
+        device.allocator().reset_accumulated_memory_stats();
+        Ok(())
+    })
+}
+
+/// Returns what a device is and can do, by PyTorch's names.
+#[pyfunction]
+#[pyo3(signature = (device=None))]
+fn _device_properties<'py>(
+    py: Python<'py>,
+    device: Option<&Bound<'py, PyAny>>,
+) -> PyResult<Bound<'py, PyDict>> {
+    let device = or_current(py, device)?;
+    let own = device.properties();
+    let properties = PyDict::new(py);
+    properties.set_item("name", &own.name)?;
+    properties.set_item("major", own.compute_capability.major)?;
+    properties.set_item("minor", own.compute_capability.minor)?;
+    properties.set_item("total_memory", own.total_memory_bytes)?;
+    properties.set_item("multi_processor_count", own.multi_processor_count)?;
+    properties.set_item("warp_size", own.warp_size)?;
+    properties.set_item("max_threads_per_multi_processor", own.max_threads_per_multi_processor)?;
+    properties.set_item("regs_per_multiprocessor", own.registers_per_multi_processor)?;
+    properties.set_item("shared_memory_per_block", own.shared_memory_per_block_bytes)?;
+    properties.set_item("shared_memory_per_block_optin", own.shared_memory_per_block_optin_bytes)?;
+    properties.set_item("L2_cache_size", own.l2_cache_bytes)?;
+    Ok(properties)
+}
+
+/// Adds the classes and the functions, in a module of their own.
+pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    let own = PyModule::new(module.py(), "_cuda")?;
+    own.add_class::<PyStream>()?;
+    own.add_class::<PyEvent>()?;
+    own.add_class::<PyGraph>()?;
+    own.add_class::<_GraphPool>()?;
+    own.add_function(wrap_pyfunction!(_enter_device, &own)?)?;
+    own.add_function(wrap_pyfunction!(_exit, &own)?)?;
+    own.add_function(wrap_pyfunction!(current_stream, &own)?)?;
+    own.add_function(wrap_pyfunction!(default_stream, &own)?)?;
+    own.add_function(wrap_pyfunction!(_record_stream, &own)?)?;
+    own.add_function(wrap_pyfunction!(graph_pool_handle, &own)?)?;
+    own.add_function(wrap_pyfunction!(is_current_stream_capturing, &own)?)?;
+    own.add_function(wrap_pyfunction!(_is_available, &own)?)?;
+    own.add_function(wrap_pyfunction!(_device_count, &own)?)?;
+    own.add_function(wrap_pyfunction!(synchronize, &own)?)?;
+    own.add_function(wrap_pyfunction!(empty_cache, &own)?)?;
+    own.add_function(wrap_pyfunction!(memory_stats, &own)?)?;
+    own.add_function(wrap_pyfunction!(memory_summary, &own)?)?;
+    own.add_function(wrap_pyfunction!(reset_peak_memory_stats, &own)?)?;
+    own.add_function(wrap_pyfunction!(reset_accumulated_memory_stats, &own)?)?;
+    own.add_function(wrap_pyfunction!(_device_properties, &own)?)?;
+    module.add("_cuda", own)
+}

@@ -1,0 +1,109 @@
+//! Errors and panics as Python's exceptions.
+
+use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use pyo3::create_exception;
+use pyo3::exceptions::{PyIndexError, PyNotImplementedError, PyRuntimeError, PyTypeError, PyValueError};
+use pyo3::prelude::*;
+use thalweg::Error;
+
+create_exception!(
+    thalweg,
+    OutOfMemoryError,
+    PyRuntimeError,
+    "The exception of a device without free memory (`torch.cuda.OutOfMemoryError`)."
+);
+
+/// Parts of messages whose exception in PyTorch is an `IndexError`: those of checks of dimensions and of subscripts.
+const INDEX_ERRORS: [&str; 7] = [
+    "is out of range for shape",
+    "Dimension out of range",
+    "dimension out of range",
+    "out of bounds for dimension",
+    "is out of bounds",
+    "too many indices",
+    "used as indices must be",
+];
+
+/// Returns the exception of an error, as PyTorch would raise it.
+pub fn exception(error: &Error) -> PyErr {
+    let text = message(error);
+    if error.is_out_of_memory() {
+        return OutOfMemoryError::new_err(text);
+    }
+    if error.is_invalid_argument() && INDEX_ERRORS.iter().any(|part| text.contains(part)) {
+        return PyIndexError::new_err(text);
+    }
+    PyRuntimeError::new_err(text)
+}
+
+/// Returns the text of an error without the line of this crate that made the call: the traceback has the program's own.
+fn message(error: &Error) -> String {
+    let text = error.to_string();
+    match error.location() {
+        Some(location) => {
+            let place = format!("at {}:{}", location.file(), location.line());
+            text.replace(&format!("\n  noticed {place}"), "").replace(&format!("\n  {place}"), "")
+        }
+        None => text,
+    }
+}
+
+/// Runs a function whose panic becomes a `RuntimeError`.
+pub fn guarded<T>(function: impl FnOnce() -> PyResult<T>) -> PyResult<T> {
+    catch_unwind(AssertUnwindSafe(function)).unwrap_or_else(|panic| Err(panicked(&*panic)))
+}
+
+/// Returns the exception of a panic.
+fn panicked(panic: &(dyn Any + Send)) -> PyErr {
+    let text = match (panic.downcast_ref::<&str>(), panic.downcast_ref::<String>()) {
+        (Some(text), _) => text,
+        (None, Some(text)) => text.as_str(),
+        (None, None) => "without a message",
+    };
+    PyRuntimeError::new_err(format!(
+        "a bug of Thalweg: an assertion failed ({text}); please report it with the call that led here"
+    ))
+}
+
+/// Runs a call of the layers below: without the interpreter lock, its error an exception, its panic as well.
+pub fn run<T: Send>(py: Python<'_>, call: impl FnOnce() -> thalweg::Result<T> + Send) -> PyResult<T> {
+    let result = py.detach(|| catch_unwind(AssertUnwindSafe(call)));
+    match result {
+        Ok(result) => result.map_err(|error| exception(&error)),
+        Err(panic) => Err(panicked(&*panic)),
+    }
+}
+
+/// Returns a `RuntimeError`.
+pub fn runtime(text: impl Into<String>) -> PyErr {
+    PyRuntimeError::new_err(text.into())
+}
+
+/// Returns a `TypeError`.
+pub fn type_error(text: impl Into<String>) -> PyErr {
+    PyTypeError::new_err(text.into())
+}
+
+/// Returns a `ValueError`.
+pub fn value_error(text: impl Into<String>) -> PyErr {
+    PyValueError::new_err(text.into())
+}
+
+/// Returns the exception of what PyTorch has and Thalweg leaves out.
+pub fn left_out(text: impl Into<String>) -> PyErr {
+    PyNotImplementedError::new_err(text.into())
+}
+
+/// Panics, for the test that a panic is an exception.
+#[pyfunction]
+fn _panic(py: Python<'_>) -> PyResult<()> {
+    run(py, || -> thalweg::Result<()> { panic!("asked for") })
+}
+
+/// Adds the exceptions.
+pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add("OutOfMemoryError", module.py().get_type::<OutOfMemoryError>())?;
+    module.add_function(wrap_pyfunction!(_panic, module)?)
+}

@@ -1,0 +1,67 @@
+//! Subscripts of Python: `x[0, 1:3, ::2, None, ..., indices, mask]`.
+
+use pyo3::prelude::*;
+use pyo3::types::{PyBool, PyEllipsis, PyList, PySlice, PyTuple};
+use smallvec::SmallVec;
+use thalweg::{DType, Device, Index};
+
+use crate::convert::{read_int, tensor_of};
+use crate::failure::{left_out, type_error};
+use crate::handle::PyTensor;
+
+/// Reads the parts of a subscript of a tensor on a device.
+pub fn read_subscript(subscript: &Bound<'_, PyAny>, device: &Device) -> PyResult<SmallVec<[Index; 4]>> {
+    match subscript.cast::<PyTuple>() {
+        Ok(parts) => parts.iter().map(|part| read_part(&part, device)).collect(),
+        Err(_) => Ok(SmallVec::from_iter([read_part(subscript, device)?])),
+    }
+}
+
+fn read_part(part: &Bound<'_, PyAny>, device: &Device) -> PyResult<Index> {
+    if part.is_none() {
+        return Ok(Index::NewAxis);
+    }
+    if let Ok(truth) = part.cast::<PyBool>() {
+        // One truth value is a mask without dimensions: a new dimension of extent 1 or 0.
+        return match truth.is_true() {
+            true => Ok(Index::NewAxis),
+            false => Err(left_out("the subscript False is left out: say x[None][:0]")),
+        };
+    }
+    if let Some(place) = read_int(part) {
+        return Ok(Index::At(place));
+    }
+    if let Ok(slice) = part.cast::<PySlice>() {
+        let bound = |name: &str| -> PyResult<Option<i64>> {
+            let value = slice.getattr(name)?;
+            if value.is_none() {
+                return Ok(None);
+            }
+            if let Ok(tensor) = value.cast::<PyTensor>() {
+                let number = crate::handle::item(value.py(), &tensor.borrow().tensor)?;
+                return Ok(Some(number.to_i64()));
+            }
+            read_int(&value).map(Some).ok_or_else(|| {
+                type_error("slice indices must be integers or None or have an __index__ method")
+            })
+        };
+        return Ok(Index::Slice(bound("start")?, bound("stop")?, bound("step")?.unwrap_or(1)));
+    }
+    if part.is_instance_of::<PyEllipsis>() {
+        return Ok(Index::Ellipsis);
+    }
+    if let Ok(tensor) = part.cast::<PyTensor>() {
+        return Ok(Index::Tensor(tensor.borrow().tensor.clone()));
+    }
+    if part.is_instance_of::<PyList>()
+        || part.is_instance_of::<PyTuple>()
+        || part.hasattr("__array_interface__")?
+    {
+        let dtype = if part.len().is_ok_and(|count| count == 0) { Some(DType::I64) } else { None };
+        return Ok(Index::Tensor(tensor_of(part, dtype, Some(device.clone()))?));
+    }
+    Err(type_error(format!(
+        "only integers, slices (`:`), ellipsis (`...`), None and long or bool tensors are valid indices (got {})",
+        part.get_type().name()?
+    )))
+}

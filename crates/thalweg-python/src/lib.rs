@@ -1,0 +1,48 @@
+//! Thalweg in Python: the extension module behind `import thalweg`.
+//!
+//! It holds what needs Rust: tensors, the generic path of every operator, the fused optimizers, streams and graphs, files. Modules,
+//! optimizers as classes and everything else that Python programs subclass is Python, in the package beside this crate.
+//!
+//! - `call` reads a call's arguments by the schemas of the operator table and chooses the overload, as PyTorch's parser does.
+//! - `functions` makes a Python function and a method of every name of the table. It and `dlpack` are the parts with `unsafe`.
+//! - `failure` turns errors and panics into Python's exceptions: nothing that a program does may end the interpreter.
+//!
+//! # Invariants
+//! - No operator has code of its own here: what the table has, Python has.
+//! - The interpreter lock is released around every call of the layers below.
+
+mod autograd;
+mod call;
+mod convert;
+mod cuda;
+mod device;
+mod dlpack;
+mod dtype;
+mod failure;
+mod files;
+mod functions;
+mod handle;
+mod index;
+mod optim;
+mod protocol;
+mod table;
+mod tensor;
+
+use pyo3::prelude::*;
+
+/// Fills the extension module.
+#[pymodule]
+fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add("__version__", env!("CARGO_PKG_VERSION"))?;
+    failure::register(module)?;
+    dtype::register(module)?;
+    device::register(module)?;
+    tensor::register(module)?;
+    functions::register(module)?;
+    table::register(module)?;
+    autograd::register(module)?;
+    optim::register(module)?;
+    cuda::register(module)?;
+    files::register(module)?;
+    dlpack::register(module)
+}

@@ -1,0 +1,281 @@
+//! The fused optimizers, gradient scaling and clipping, for the classes of `thalweg.optim`.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyList};
+use thalweg::ops::optimizer::{OptimizerOptions, pytorch_name};
+use thalweg::optim::{
+    AdadeltaOptions, AdagradOptions, AdamOptions, AdamWOptions, AdamaxOptions, AsgdOptions, GradientScaler,
+    GradientScalerOptions, GroupState, LionOptions, NAdamOptions, Optimizer, OptimizerState, RAdamOptions,
+    RMSpropOptions, RpropOptions, SgdOptions,
+};
+use thalweg::{Result, Tensor};
+
+use crate::device::or_current;
+use crate::failure::{run, value_error};
+use crate::handle::PyTensor;
+
+/// Options by PyTorch's names; a flag is 1 or 0, the parts of a pair are `betas.0` and `betas.1`.
+type Options = HashMap<String, f64>;
+
+/// An optimizer of any rule.
+trait AnyOptimizer: Send {
+    fn step(&self) -> Result<()>;
+    fn step_scaled(&self, scaler: &GradientScaler) -> Result<()>;
+    fn set_learning_rates(&self, rates: &[f64]) -> Result<()>;
+    fn state(&self) -> OptimizerState;
+    fn load(&mut self, state: &OptimizerState) -> Result<()>;
+    fn parameters(&self) -> Vec<Tensor>;
+}
+
+impl<O: OptimizerOptions> AnyOptimizer for Optimizer<O> {
+    fn step(&self) -> Result<()> {
+        Self::step(self)
+    }
+
+    fn step_scaled(&self, scaler: &GradientScaler) -> Result<()> {
+        scaler.step(self)
+    }
+
+    fn set_learning_rates(&self, rates: &[f64]) -> Result<()> {
+        Self::set_learning_rates(self, rates)
+    }
+
+    fn state(&self) -> OptimizerState {
+        self.state_dict()
+    }
+
+    fn load(&mut self, state: &OptimizerState) -> Result<()> {
+        self.load_state_dict(state)
+    }
+
+    fn parameters(&self) -> Vec<Tensor> {
+        Self::parameters(self).cloned().collect()
+    }
+}
+
+/// Returns the options of a rule with some values set.
+fn options<O: OptimizerOptions>(values: &Options) -> Result<O> {
+    let mut options = O::default();
+    for (name, &value) in values {
+        let own = options.named().into_iter().map(|(own, _)| own).find(|&own| pytorch_name(own) == name);
+        match own {
+            Some(own) => options.set(own, value),
+            None => {
+                return Err(thalweg::Error::invalid(format!("{} has no option '{name}'", O::RULE.title)));
+            }
+        }
+    }
+    Ok(options)
+}
+
+/// Makes an optimizer of groups of parameters.
+fn made<O: OptimizerOptions>(groups: &[(Vec<Tensor>, Options)]) -> Result<Box<dyn AnyOptimizer>> {
+    let mut groups = groups.iter();
+    let (parameters, values) =
+        groups.next().ok_or_else(|| thalweg::Error::invalid("there is no group of parameters"))?;
+    let mut optimizer = Optimizer::<O>::new(parameters.clone(), options(values)?)?;
+    for (parameters, values) in groups {
+        optimizer.add_param_group(parameters.clone(), options(values)?)?;
+    }
+    Ok(Box::new(optimizer))
+}
+
+/// A function that makes an optimizer of a rule.
+type Maker = fn(&[(Vec<Tensor>, Options)]) -> Result<Box<dyn AnyOptimizer>>;
+
+/// A function that returns the default options of a rule.
+type Defaults = fn() -> Vec<(&'static str, f64)>;
+
+/// The rules by their title.
+const RULES: [(&str, Maker, Defaults); 12] = [
+    ("Adadelta", made::<AdadeltaOptions>, defaults::<AdadeltaOptions>),
+    ("Adagrad", made::<AdagradOptions>, defaults::<AdagradOptions>),
+    ("Adam", made::<AdamOptions>, defaults::<AdamOptions>),
+    ("AdamW", made::<AdamWOptions>, defaults::<AdamWOptions>),
+    ("Adamax", made::<AdamaxOptions>, defaults::<AdamaxOptions>),
+    ("ASGD", made::<AsgdOptions>, defaults::<AsgdOptions>),
+    ("Lion", made::<LionOptions>, defaults::<LionOptions>),
+    ("NAdam", made::<NAdamOptions>, defaults::<NAdamOptions>),
+    ("RAdam", made::<RAdamOptions>, defaults::<RAdamOptions>),
+    ("RMSprop", made::<RMSpropOptions>, defaults::<RMSpropOptions>),
+    ("Rprop", made::<RpropOptions>, defaults::<RpropOptions>),
+    ("SGD", made::<SgdOptions>, defaults::<SgdOptions>),
+];
+
+fn defaults<O: OptimizerOptions>() -> Vec<(&'static str, f64)> {
+    O::default().named().into_iter().map(|(name, value)| (pytorch_name(name), value)).collect()
+}
+
+/// Returns each rule with its options by PyTorch's names and their defaults.
+#[pyfunction]
+fn _optimizers(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
+    let rules = PyDict::new(py);
+    for (title, _, defaults) in RULES {
+        let options = PyDict::new(py);
+        for (name, value) in defaults() {
+            options.set_item(name, value)?;
+        }
+        rules.set_item(title, options)?;
+    }
+    Ok(rules)
+}
+
+/// An optimizer: the rule, the parameters in groups, and their states on the device.
+#[pyclass(frozen)]
+struct _FusedOptimizer(Mutex<Box<dyn AnyOptimizer>>);
+
+impl _FusedOptimizer {
+    fn lock(&self) -> MutexGuard<'_, Box<dyn AnyOptimizer>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[pymethods]
+impl _FusedOptimizer {
+    #[new]
+    fn new(py: Python<'_>, rule: &str, groups: Vec<(Vec<Bound<'_, PyTensor>>, Options)>) -> PyResult<Self> {
+        let Some((_, make, _)) = RULES.iter().find(|(title, ..)| *title == rule) else {
+            return Err(value_error(format!("there is no optimizer {rule}")));
+        };
+        let groups: Vec<(Vec<Tensor>, Options)> = (groups.into_iter())
+            .map(|(tensors, options)| {
+                (tensors.iter().map(|tensor| tensor.borrow().tensor.clone()).collect(), options)
+            })
+            .collect();
+        run(py, || make(&groups)).map(|optimizer| Self(Mutex::new(optimizer)))
+    }
+
+    /// Updates every parameter that has a gradient; through a scaler, by gradients that it has scaled.
+    #[pyo3(signature = (scaler=None))]
+    fn step(&self, py: Python<'_>, scaler: Option<&Bound<'_, _GradientScaler>>) -> PyResult<()> {
+        let scaler = scaler.map(|scaler| scaler.get());
+        run(py, || match scaler {
+            None => self.lock().step(),
+            Some(scaler) => self.lock().step_scaled(&scaler.0),
+        })
+    }
+
+    /// Sets the learning rate of each group.
+    fn set_learning_rates(&self, py: Python<'_>, rates: Vec<f64>) -> PyResult<()> {
+        run(py, || self.lock().set_learning_rates(&rates))
+    }
+
+    /// Returns whether these are the parameters that are stepped.
+    fn steps(&self, tensors: Vec<Bound<'_, PyTensor>>) -> bool {
+        let own = self.lock().parameters();
+        own.len() == tensors.len()
+            && own.iter().zip(&tensors).all(|(own, tensor)| own.is_same(&tensor.borrow().tensor))
+    }
+
+    /// Returns the states of each parameter by their names, and the options of each group.
+    fn state<'py>(&self, py: Python<'py>) -> PyResult<(Bound<'py, PyDict>, Bound<'py, PyList>)> {
+        let state = self.lock().state();
+        let states = PyDict::new(py);
+        for (number, own) in state.state {
+            let named = PyDict::new(py);
+            for (name, tensor) in own {
+                named.set_item(name, PyTensor::object(py, tensor)?)?;
+            }
+            states.set_item(number, named)?;
+        }
+        let groups = PyList::empty(py);
+        for group in state.param_groups {
+            groups.append((group.options.into_iter().collect::<HashMap<_, _>>(), group.params))?;
+        }
+        Ok((states, groups))
+    }
+
+    /// Overwrites states and options.
+    fn load(
+        &self,
+        py: Python<'_>,
+        states: HashMap<usize, HashMap<String, Bound<'_, PyTensor>>>,
+        groups: Vec<(Options, Vec<usize>)>,
+    ) -> PyResult<()> {
+        let state = OptimizerState {
+            state: (states.into_iter())
+                .map(|(number, own)| {
+                    let own = own.into_iter().map(|(name, tensor)| (name, tensor.borrow().tensor.clone()));
+                    (number, own.collect())
+                })
+                .collect(),
+            param_groups: (groups.into_iter())
+                .map(|(options, params)| GroupState { options: options.into_iter().collect(), params })
+                .collect(),
+        };
+        run(py, || self.lock().load(&state))
+    }
+}
+
+/// A scale of gradients that finds itself; it lives on the device.
+#[pyclass(frozen)]
+struct _GradientScaler(GradientScaler);
+
+#[pymethods]
+impl _GradientScaler {
+    #[new]
+    fn new(
+        py: Python<'_>,
+        init_scale: f64,
+        growth_factor: f64,
+        backoff_factor: f64,
+        growth_interval: u32,
+        device: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<Self> {
+        let device = or_current(py, device)?;
+        let options = GradientScalerOptions { init_scale, growth_factor, backoff_factor, growth_interval };
+        run(py, || GradientScaler::new(options, &device)).map(Self)
+    }
+
+    /// Returns the loss, scaled.
+    fn scale<'py>(&self, loss: &Bound<'py, PyTensor>) -> PyResult<Bound<'py, PyTensor>> {
+        let own = loss.borrow().tensor.clone();
+        PyTensor::object(loss.py(), run(loss.py(), || self.0.scale(&own))?)
+    }
+
+    /// Ends the step: the scale grows or shrinks.
+    fn update(&self, py: Python<'_>) -> PyResult<()> {
+        run(py, || self.0.update())
+    }
+
+    /// Returns the tensors of the scale and of whether a gradient is not finite.
+    fn tensors<'py>(&self, py: Python<'py>) -> PyResult<(Bound<'py, PyTensor>, Bound<'py, PyTensor>)> {
+        let state = self.0.state();
+        Ok((PyTensor::object(py, state.scale.clone())?, PyTensor::object(py, state.found_inf.clone())?))
+    }
+}
+
+fn tensors(objects: &[Bound<'_, PyTensor>]) -> Vec<Tensor> {
+    objects.iter().map(|object| object.borrow().tensor.clone()).collect()
+}
+
+/// Scales gradients so that their norm is at most a number, and returns the norm that they had.
+#[pyfunction]
+fn _clip_grad_norm<'py>(
+    py: Python<'py>,
+    parameters: Vec<Bound<'py, PyTensor>>,
+    max_norm: f64,
+    norm_type: f64,
+) -> PyResult<Bound<'py, PyTensor>> {
+    let parameters = tensors(&parameters);
+    PyTensor::object(py, run(py, || thalweg::optim::clip_grad_norm_(&parameters, max_norm, norm_type))?)
+}
+
+/// Cuts gradients off at ± a number.
+#[pyfunction]
+fn _clip_grad_value(py: Python<'_>, parameters: Vec<Bound<'_, PyTensor>>, clip_value: f64) -> PyResult<()> {
+    let parameters = tensors(&parameters);
+    run(py, || thalweg::optim::clip_grad_value_(&parameters, clip_value))
+}
+
+/// Adds the classes and the functions.
+pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_class::<_FusedOptimizer>()?;
+    module.add_class::<_GradientScaler>()?;
+    module.add_function(wrap_pyfunction!(_optimizers, module)?)?;
+    module.add_function(wrap_pyfunction!(_clip_grad_norm, module)?)?;
+    module.add_function(wrap_pyfunction!(_clip_grad_value, module)?)
+}

@@ -1,0 +1,314 @@
+//! The operators and protocols of Python that tensors have: arithmetic, comparisons, subscripts, lengths, numbers.
+// What PyO3 makes of methods inside a `macro_rules!` macro is taken for code of this crate.
+#![expect(unsafe_op_in_unsafe_fn, reason = "the code is PyO3's")]
+
+use pyo3::basic::CompareOp;
+use pyo3::prelude::*;
+use pyo3::types::PyNotImplemented;
+
+use crate::call::Passed;
+use crate::convert::{number_object, read_scalar, tensor_of};
+use crate::failure::{left_out, run, runtime, type_error};
+use crate::functions::functions;
+use crate::handle::PyTensor;
+use crate::handle::item;
+use crate::index::read_subscript;
+
+/// Calls a function of the table by its number.
+pub fn call<'py>(
+    py: Python<'py>,
+    number: Option<usize>,
+    receiver: Option<&Bound<'py, PyAny>>,
+    places: &[Bound<'py, PyAny>],
+) -> PyResult<Bound<'py, PyAny>> {
+    let number = number.ok_or_else(|| left_out("the operator table has no such operator"))?;
+    functions()[number].call(py, &Passed { receiver, places, names: &[] })
+}
+
+/// Returns the number of a function by its literal name, found once.
+macro_rules! number {
+    ($name:literal) => {{
+        static NUMBER: std::sync::OnceLock<Option<usize>> = std::sync::OnceLock::new();
+        *NUMBER.get_or_init(|| $crate::functions::number_of($name))
+    }};
+}
+
+/// Calls a function of the table by its literal name, with a receiver and at most one argument.
+macro_rules! method {
+    ($name:literal, $receiver:expr) => {
+        $crate::protocol::method!($name, $receiver => &[])
+    };
+    ($name:literal, $receiver:expr, $argument:expr) => {
+        $crate::protocol::method!($name, $receiver => std::slice::from_ref($argument))
+    };
+    ($name:literal, $receiver:expr => $places:expr) => {{
+        let receiver: &pyo3::Bound<'_, $crate::handle::PyTensor> = $receiver;
+        $crate::protocol::call(receiver.py(), $crate::protocol::number!($name), Some(receiver.as_any()), $places)
+    }};
+}
+
+pub(crate) use {method, number};
+
+/// Returns whether an operand is one that operators take: others get their say by `NotImplemented`.
+fn is_operand(value: &Bound<'_, PyAny>) -> bool {
+    value.is_instance_of::<PyTensor>() || matches!(read_scalar(value, false), Ok(Some(_)))
+}
+
+/// Returns a number as a tensor without dimensions beside another tensor.
+fn beside<'py>(tensor: &Bound<'py, PyTensor>, number: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyTensor>> {
+    let device = tensor.borrow().tensor.device().clone();
+    PyTensor::object(tensor.py(), tensor_of(number, None, Some(device))?)
+}
+
+/// Operators of Python that are operators of the table: binary ones, with their forms in place.
+macro_rules! binary {
+    ($($python:ident $in_place:ident $name:literal $name_in_place:literal;)*) => {
+        #[pymethods]
+        impl PyTensor {
+            $(
+                fn $python<'py>(slf: &Bound<'py, Self>, other: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+                    if !is_operand(other) {
+                        return Ok(PyNotImplemented::get(slf.py()).to_owned().into_any());
+                    }
+                    crate::failure::guarded(|| method!($name, slf, other))
+                }
+
+                fn $in_place(slf: &Bound<'_, Self>, other: &Bound<'_, PyAny>) -> PyResult<()> {
+                    crate::failure::guarded(|| method!($name_in_place, slf, other).map(drop))
+                }
+            )*
+        }
+    };
+}
+
+binary! {
+    __add__ __iadd__ "add" "add_";
+    __sub__ __isub__ "sub" "sub_";
+    __mul__ __imul__ "mul" "mul_";
+    __truediv__ __itruediv__ "div" "div_";
+    __floordiv__ __ifloordiv__ "floor_divide" "floor_divide_";
+    __mod__ __imod__ "remainder" "remainder_";
+    __and__ __iand__ "bitwise_and" "bitwise_and_";
+    __or__ __ior__ "bitwise_or" "bitwise_or_";
+    __xor__ __ixor__ "bitwise_xor" "bitwise_xor_";
+    __lshift__ __ilshift__ "bitwise_left_shift" "bitwise_left_shift_";
+    __rshift__ __irshift__ "bitwise_right_shift" "bitwise_right_shift_";
+}
+
+/// Operators whose left operand is a number.
+macro_rules! reflected {
+    ($($python:ident $name:literal;)*) => {
+        #[pymethods]
+        impl PyTensor {
+            $(
+                fn $python<'py>(slf: &Bound<'py, Self>, other: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+                    if !is_operand(other) {
+                        return Ok(PyNotImplemented::get(slf.py()).to_owned().into_any());
+                    }
+                    let places = [slf.as_any().clone(), other.clone()];
+                    crate::failure::guarded(|| call(slf.py(), number!($name), None, &places))
+                }
+            )*
+        }
+    };
+}
+
+reflected! {
+    __radd__ "add";
+    __rmul__ "mul";
+    __rsub__ "rsub";
+    __rand__ "bitwise_and";
+    __ror__ "bitwise_or";
+    __rxor__ "bitwise_xor";
+}
+
+#[pymethods]
+impl PyTensor {
+    fn __matmul__<'py>(slf: &Bound<'py, Self>, other: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+        if !other.is_instance_of::<Self>() {
+            return Ok(PyNotImplemented::get(slf.py()).to_owned().into_any());
+        }
+        crate::failure::guarded(|| method!("matmul", slf, other))
+    }
+
+    fn __pow__<'py>(
+        slf: &Bound<'py, Self>,
+        other: &Bound<'py, PyAny>,
+        _modulo: Option<&Bound<'py, PyAny>>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        if !is_operand(other) {
+            return Ok(PyNotImplemented::get(slf.py()).to_owned().into_any());
+        }
+        crate::failure::guarded(|| method!("pow", slf, other))
+    }
+
+    fn __rpow__<'py>(
+        slf: &Bound<'py, Self>,
+        other: &Bound<'py, PyAny>,
+        _modulo: Option<&Bound<'py, PyAny>>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        if !is_operand(other) {
+            return Ok(PyNotImplemented::get(slf.py()).to_owned().into_any());
+        }
+        crate::failure::guarded(|| {
+            call(slf.py(), number!("pow"), None, &[other.clone(), slf.as_any().clone()])
+        })
+    }
+
+    fn __ipow__(
+        slf: &Bound<'_, Self>,
+        other: &Bound<'_, PyAny>,
+        _modulo: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<()> {
+        crate::failure::guarded(|| method!("pow_", slf, other).map(drop))
+    }
+
+    fn __rtruediv__<'py>(slf: &Bound<'py, Self>, other: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+        if !is_operand(other) {
+            return Ok(PyNotImplemented::get(slf.py()).to_owned().into_any());
+        }
+        crate::failure::guarded(|| {
+            let reciprocal = method!("reciprocal", slf)?;
+            call(slf.py(), number!("mul"), None, &[reciprocal, other.clone()])
+        })
+    }
+
+    fn __rfloordiv__<'py>(slf: &Bound<'py, Self>, other: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+        if !is_operand(other) {
+            return Ok(PyNotImplemented::get(slf.py()).to_owned().into_any());
+        }
+        crate::failure::guarded(|| method!("floor_divide", &beside(slf, other)?, slf.as_any()))
+    }
+
+    fn __rmod__<'py>(slf: &Bound<'py, Self>, other: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+        if !is_operand(other) {
+            return Ok(PyNotImplemented::get(slf.py()).to_owned().into_any());
+        }
+        crate::failure::guarded(|| method!("remainder", &beside(slf, other)?, slf.as_any()))
+    }
+
+    fn __neg__<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
+        method!("neg", slf)
+    }
+
+    fn __pos__<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
+        method!("positive", slf)
+    }
+
+    fn __abs__<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
+        method!("abs", slf)
+    }
+
+    fn __invert__<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
+        method!("bitwise_not", slf)
+    }
+
+    fn __richcmp__<'py>(
+        slf: &Bound<'py, Self>,
+        other: &Bound<'py, PyAny>,
+        op: CompareOp,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        if !is_operand(other) {
+            return Ok(PyNotImplemented::get(slf.py()).to_owned().into_any());
+        }
+        crate::failure::guarded(|| match op {
+            CompareOp::Lt => method!("lt", slf, other),
+            CompareOp::Le => method!("le", slf, other),
+            CompareOp::Eq => method!("eq", slf, other),
+            CompareOp::Ne => method!("ne", slf, other),
+            CompareOp::Gt => method!("gt", slf, other),
+            CompareOp::Ge => method!("ge", slf, other),
+        })
+    }
+
+    fn __hash__(slf: &Bound<'_, Self>) -> usize {
+        slf.as_ptr() as usize >> 4
+    }
+
+    fn __getitem__<'py>(slf: &Bound<'py, Self>, subscript: &Bound<'py, PyAny>) -> PyResult<Bound<'py, Self>> {
+        let tensor = slf.borrow().tensor.clone();
+        let indices = read_subscript(subscript, tensor.device())?;
+        Self::object(slf.py(), run(slf.py(), || tensor.i(indices))?)
+    }
+
+    fn __setitem__(
+        slf: &Bound<'_, Self>,
+        subscript: &Bound<'_, PyAny>,
+        value: &Bound<'_, PyAny>,
+    ) -> PyResult<()> {
+        let tensor = slf.borrow().tensor.clone();
+        let indices = read_subscript(subscript, tensor.device())?;
+        let value = match value.cast::<Self>() {
+            Ok(value) => value.borrow().tensor.clone(),
+            Err(_) => {
+                let own = tensor.dtype();
+                let is_number = read_scalar(value, false)?.is_some();
+                tensor_of(value, is_number.then_some(own), Some(tensor.device().clone()))?
+            }
+        };
+        run(slf.py(), || tensor.assign(indices, &value))
+    }
+
+    fn __len__(&self) -> PyResult<usize> {
+        match self.tensor.shape().first() {
+            Some(&extent) => Ok(extent),
+            None => Err(type_error("len() of a 0-d tensor")),
+        }
+    }
+
+    fn __iter__<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
+        if slf.borrow().tensor.rank() == 0 {
+            return Err(type_error("iteration over a 0-d tensor"));
+        }
+        let parts = method!("unbind", slf)?;
+        Ok(parts.try_iter()?.into_any())
+    }
+
+    fn __contains__(slf: &Bound<'_, Self>, value: &Bound<'_, PyAny>) -> PyResult<bool> {
+        let equal = slf.as_any().rich_compare(value, CompareOp::Eq)?;
+        method!("any", equal.cast::<Self>()?)?.is_truthy()
+    }
+
+    fn __bool__(slf: &Bound<'_, Self>) -> PyResult<bool> {
+        let tensor = slf.borrow().tensor.clone();
+        match tensor.elements() {
+            1 => Ok(item(slf.py(), &tensor)?.to_f64() != 0.0),
+            0 => Err(runtime("Boolean value of Tensor with no values is ambiguous")),
+            _ => Err(runtime("Boolean value of Tensor with more than one value is ambiguous")),
+        }
+    }
+
+    fn __float__(slf: &Bound<'_, Self>) -> PyResult<f64> {
+        Ok(Self::one(slf)?.to_f64())
+    }
+
+    fn __int__(slf: &Bound<'_, Self>) -> PyResult<Py<PyAny>> {
+        let number = number_object(slf.py(), Self::one(slf)?)?;
+        Ok(slf.py().import("builtins")?.getattr("int")?.call1((number,))?.unbind())
+    }
+
+    fn __index__(slf: &Bound<'_, Self>) -> PyResult<i64> {
+        let is_whole = !slf.borrow().tensor.dtype().is_floating_point();
+        if !is_whole || slf.borrow().tensor.elements() != 1 {
+            return Err(type_error("only integer tensors of a single element can be converted to an index"));
+        }
+        Ok(Self::one(slf)?.to_i64())
+    }
+
+    fn __repr__(slf: &Bound<'_, Self>) -> PyResult<String> {
+        let tensor = slf.borrow().tensor.clone();
+        run(slf.py(), || Ok(tensor.to_string()))
+    }
+
+    fn __format__(slf: &Bound<'_, Self>, form: &str) -> PyResult<String> {
+        let py = slf.py();
+        if slf.borrow().tensor.rank() == 0 {
+            let number = number_object(py, Self::one(slf)?)?;
+            return py.import("builtins")?.getattr("format")?.call1((number, form))?.extract();
+        }
+        match form {
+            "" => Self::__repr__(slf),
+            _ => Err(type_error("unsupported format string passed to Tensor.__format__")),
+        }
+    }
+}

@@ -1,0 +1,604 @@
+//! `Tensor`: the class, with what is no operator of the table.
+
+use pyo3::exceptions::PyTypeError;
+use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
+use pyo3::types::{PyByteArray, PyDict, PyTuple};
+use thalweg::autograd::no_grad;
+use thalweg::tensor::autograd::BackwardOptions;
+use thalweg::{DType, Device, Tensor};
+
+use crate::convert::{cloned, from_bytes, number_object, tensor_of, to_bytes, to_list};
+use crate::device::{self, PyDevice};
+use crate::dtype::{self, Numbered, PyDType};
+use crate::failure::{exception, left_out, run, type_error};
+use crate::handle::PyTensor;
+use crate::protocol::method;
+
+/// A recorded operator that a tensor is the result of (`grad_fn`).
+#[pyclass(module = "thalweg", frozen)]
+struct Node(&'static str);
+
+#[pymethods]
+impl Node {
+    /// Returns the name of the operator.
+    fn name(&self) -> &'static str {
+        self.0
+    }
+
+    fn __repr__(&self) -> String {
+        format!("<{}>", self.0)
+    }
+}
+
+/// The class of shapes, of the package.
+static SIZE: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+
+/// Returns numbers as a shape.
+fn size_object<'py>(py: Python<'py>, shape: &[usize]) -> PyResult<Bound<'py, PyAny>> {
+    let class = SIZE
+        .get_or_try_init(py, || Ok::<_, PyErr>(py.import("thalweg._results")?.getattr("Size")?.unbind()))?;
+    class.bind(py).call1((PyTuple::new(py, shape)?,))
+}
+
+impl PyTensor {
+    /// Returns the tensor in a dtype and on a device; itself where it is so.
+    fn moved(
+        &self,
+        py: Python<'_>,
+        device: Option<&Device>,
+        dtype: Option<DType>,
+        copy: bool,
+    ) -> PyResult<Tensor> {
+        let source = &self.tensor;
+        run(py, || {
+            let there = match device {
+                Some(device) if device != source.device() => source.to_device(device)?,
+                _ => source.clone(),
+            };
+            let converted = match dtype {
+                Some(dtype) => there.to_dtype(dtype)?,
+                None => there,
+            };
+            if copy && converted.shares_storage_with(source) { cloned(&converted) } else { Ok(converted) }
+        })
+    }
+
+    /// Returns the object itself where a call gave the tensor that it has.
+    fn same_or<'py>(slf: &Bound<'py, Self>, tensor: Tensor) -> PyResult<Bound<'py, Self>> {
+        if slf.borrow().tensor.is_same(&tensor) { Ok(slf.clone()) } else { Self::object(slf.py(), tensor) }
+    }
+}
+
+#[pymethods]
+impl PyTensor {
+    /// Makes a tensor over the memory of another, outside the graph: what classes of tensors call.
+    #[new]
+    #[pyo3(signature = (data=None, requires_grad=false))]
+    fn new(data: Option<&Bound<'_, PyAny>>, requires_grad: bool) -> PyResult<Self> {
+        let tensor = match data {
+            None => Tensor::empty(&[0], DType::F32, &Device::current().map_err(|error| exception(&error))?)
+                .map_err(|error| exception(&error))?,
+            Some(data) => match data.cast::<Self>() {
+                Ok(tensor) => tensor.borrow().tensor.detach(),
+                Err(_) => tensor_of(data, Some(DType::F32), None)?,
+            },
+        };
+        if requires_grad {
+            tensor.set_requires_grad(true).map_err(|error| exception(&error))?;
+        }
+        Ok(Self { tensor })
+    }
+
+    // ---- Properties -----------------------------------------------------------------------------------------------
+
+    /// The shape: the extent of each dimension.
+    #[getter]
+    fn shape<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        size_object(py, self.tensor.shape())
+    }
+
+    /// The dtype.
+    #[getter]
+    fn dtype(&self, py: Python<'_>) -> PyResult<Py<PyDType>> {
+        dtype::object(py, self.tensor.dtype())
+    }
+
+    /// The device.
+    #[getter(device)]
+    fn place(&self) -> PyDevice {
+        PyDevice(self.tensor.device().clone())
+    }
+
+    /// The number of dimensions.
+    #[getter]
+    fn ndim(&self) -> usize {
+        self.tensor.rank()
+    }
+
+    /// Whether it lies on a GPU, and not on a simulated one.
+    #[getter]
+    fn is_cuda(&self) -> bool {
+        let device = self.tensor.device();
+        !device.is_simulated() && !device.is_meta()
+    }
+
+    /// Whether it has no elements, only a shape and a dtype.
+    #[getter]
+    fn is_meta(&self) -> bool {
+        self.tensor.device().is_meta()
+    }
+
+    /// Bytes of an element.
+    #[getter]
+    fn itemsize(&self) -> usize {
+        self.tensor.dtype().size_bytes()
+    }
+
+    /// Bytes of all elements.
+    #[getter]
+    fn nbytes(&self) -> usize {
+        self.tensor.elements() * self.tensor.dtype().size_bytes()
+    }
+
+    /// Whether gradients flow to it.
+    #[getter]
+    fn get_requires_grad(&self) -> bool {
+        self.tensor.requires_grad()
+    }
+
+    #[setter]
+    fn set_requires_grad(&self, requires_grad: bool) -> PyResult<()> {
+        self.tensor.set_requires_grad(requires_grad).map_err(|error| exception(&error))
+    }
+
+    /// Whether it is not the result of a recorded operator.
+    #[getter]
+    fn is_leaf(&self) -> bool {
+        self.tensor.is_leaf()
+    }
+
+    /// The recorded operator that it is the result of.
+    #[getter]
+    fn grad_fn(&self) -> Option<Node> {
+        (!self.tensor.is_leaf()).then(|| Node(self.tensor.gradient_name()))
+    }
+
+    /// The gradient that `backward` has accumulated.
+    #[getter]
+    fn get_grad<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, Self>>> {
+        self.tensor.grad().map(|gradient| Self::object(py, gradient)).transpose()
+    }
+
+    #[setter]
+    fn set_grad(&self, gradient: Option<&Bound<'_, Self>>) -> PyResult<()> {
+        let gradient = gradient.map(|gradient| gradient.borrow().tensor.clone());
+        self.tensor.set_grad(gradient).map_err(|error| exception(&error))
+    }
+
+    /// The tensor outside the graph; another may be put in its place.
+    #[getter]
+    fn get_data<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, Self>> {
+        Self::object(py, self.tensor.detach())
+    }
+
+    #[setter]
+    fn set_data(slf: &Bound<'_, Self>, data: &Bound<'_, Self>) -> PyResult<()> {
+        let tensor = data.borrow().tensor.detach();
+        let requires_grad = slf.borrow().tensor.requires_grad();
+        tensor.set_requires_grad(requires_grad).map_err(|error| exception(&error))?;
+        slf.try_borrow_mut()?.tensor = tensor;
+        Ok(())
+    }
+
+    /// The dimensions in reverse order.
+    #[getter(T)]
+    fn reversed<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
+        method!("numpy_T", slf)
+    }
+
+    /// The matrices with rows and columns swapped.
+    #[getter(mT)]
+    fn matrices_transposed<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
+        method!("mT", slf)
+    }
+
+    /// The matrix with rows and columns swapped, conjugated.
+    #[getter(H)]
+    fn adjoint_matrix<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
+        method!("matrix_H", slf)
+    }
+
+    /// The matrices with rows and columns swapped, conjugated.
+    #[getter(mH)]
+    fn adjoint_matrices<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
+        method!("mH", slf)
+    }
+
+    /// The real parts.
+    #[getter]
+    fn real<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
+        method!("real", slf)
+    }
+
+    /// Returns the shape, or the extent of a dimension.
+    #[pyo3(signature = (dim=None))]
+    fn size<'py>(&self, py: Python<'py>, dim: Option<i64>) -> PyResult<Bound<'py, PyAny>> {
+        match dim {
+            None => self.shape(py),
+            Some(dim) => {
+                let extent = self.tensor.size(dim).map_err(|error| exception(&error))?;
+                Ok(extent.into_pyobject(py)?.into_any())
+            }
+        }
+    }
+
+    /// Returns the strides in elements, or that of a dimension.
+    #[pyo3(signature = (dim=None))]
+    fn stride<'py>(&self, py: Python<'py>, dim: Option<i64>) -> PyResult<Bound<'py, PyAny>> {
+        let strides = self.tensor.layout().strides();
+        match dim {
+            None => Ok(PyTuple::new(py, strides)?.into_any()),
+            Some(dim) => {
+                let layout = self.tensor.layout();
+                let place = layout.dimension(dim).map_err(|error| exception(&error.into()))?;
+                Ok(strides[place].into_pyobject(py)?.into_any())
+            }
+        }
+    }
+
+    /// Returns the number of dimensions.
+    fn dim(&self) -> usize {
+        self.tensor.rank()
+    }
+
+    /// Returns the number of elements.
+    fn numel(&self) -> usize {
+        self.tensor.elements()
+    }
+
+    /// Returns the number of elements.
+    fn nelement(&self) -> usize {
+        self.tensor.elements()
+    }
+
+    /// Returns the bytes of an element.
+    fn element_size(&self) -> usize {
+        self.tensor.dtype().size_bytes()
+    }
+
+    /// Returns the device address of the first element.
+    fn data_ptr(&self) -> u64 {
+        self.tensor.pointer().address()
+    }
+
+    /// Returns the place of the first element in the storage, in elements.
+    fn storage_offset(&self) -> usize {
+        self.tensor.layout().offset()
+    }
+
+    /// Returns whether the elements lie in memory in the order of a format without gaps.
+    #[pyo3(signature = (memory_format=None))]
+    fn is_contiguous(&self, memory_format: Option<&Bound<'_, Numbered>>) -> bool {
+        match memory_format.map_or(0, |format| format.get().number) {
+            2 => self.is_channels_last(4),
+            3 => self.is_channels_last(5),
+            _ => self.tensor.is_contiguous(),
+        }
+    }
+
+    /// Returns whether the dtype is a floating-point one.
+    fn is_floating_point(&self) -> bool {
+        self.tensor.dtype().is_floating_point()
+    }
+
+    /// Returns whether the dtype is complex: none is.
+    fn is_complex(&self) -> bool {
+        false
+    }
+
+    // ---- Elements -------------------------------------------------------------------------------------------------
+
+    /// Returns the only element as a number. Blocks until it is there.
+    fn item<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
+        number_object(slf.py(), Self::one(slf)?)
+    }
+
+    /// Returns the elements as nested lists. Blocks until they are there.
+    fn tolist<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
+        let tensor = slf.borrow().tensor.clone();
+        to_list(slf.py(), &tensor)
+    }
+
+    /// Returns the bytes of the elements, row-major. Blocks until they are there.
+    fn _bytes<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyByteArray>> {
+        let bytes = run(py, || to_bytes(&self.tensor))?;
+        Ok(PyByteArray::new(py, &bytes))
+    }
+
+    // ---- Other devices and dtypes ---------------------------------------------------------------------------------
+
+    /// Returns the tensor in another dtype or on another device; itself where nothing is to do. A move to another device blocks, and
+    /// is not recorded.
+    #[pyo3(signature = (*args, **kwargs))]
+    fn to<'py>(
+        slf: &Bound<'py, Self>,
+        args: &Bound<'py, PyTuple>,
+        kwargs: Option<&Bound<'py, PyDict>>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let mut target = Target::default();
+        for (place, value) in args.iter().enumerate() {
+            target.read_place(place, &value)?;
+        }
+        for (name, value) in kwargs.iter().flat_map(|kwargs| kwargs.iter()) {
+            target.read_name(&name.extract::<String>()?, &value)?;
+        }
+        let own = slf.borrow();
+        let moved = own.moved(slf.py(), target.device.as_ref(), target.dtype, target.copy)?;
+        drop(own);
+        let moved = Self::same_or(slf, moved)?;
+        match target.memory_format {
+            Some(format) => {
+                let kwargs = PyDict::new(slf.py());
+                kwargs.set_item("memory_format", format)?;
+                moved.call_method("contiguous", (), Some(&kwargs))
+            }
+            None => Ok(moved.into_any()),
+        }
+    }
+
+    /// Returns the tensor on a GPU.
+    #[pyo3(signature = (device=None, non_blocking=false))]
+    fn cuda<'py>(
+        slf: &Bound<'py, Self>,
+        device: Option<&Bound<'py, PyAny>>,
+        non_blocking: bool,
+    ) -> PyResult<Bound<'py, Self>> {
+        _ = non_blocking;
+        let device = match device {
+            Some(device) => device::or_current(slf.py(), Some(device))?,
+            None => run(slf.py(), || device::named("cuda"))?,
+        };
+        let moved = slf.borrow().moved(slf.py(), Some(&device), None, false)?;
+        Self::same_or(slf, moved)
+    }
+
+    /// Returns the tensor on the simulated GPU, whose memory is the host's.
+    fn cpu<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, Self>> {
+        let device = run(slf.py(), || device::named("cpu"))?;
+        let moved = slf.borrow().moved(slf.py(), Some(&device), None, false)?;
+        Self::same_or(slf, moved)
+    }
+
+    // ---- Autograd -------------------------------------------------------------------------------------------------
+
+    /// Computes the gradients of the leaves that it depends on, and adds them to their `grad`.
+    #[pyo3(signature = (gradient=None, retain_graph=None, create_graph=false, inputs=None))]
+    fn backward(
+        slf: &Bound<'_, Self>,
+        gradient: Option<&Bound<'_, Self>>,
+        retain_graph: Option<bool>,
+        create_graph: bool,
+        inputs: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<()> {
+        if inputs.is_some() {
+            return Err(left_out(
+                "backward(inputs=...) is left out: use `autograd.grad`, which gives the gradients of chosen tensors",
+            ));
+        }
+        let tensor = slf.borrow().tensor.clone();
+        let gradient = gradient.map(|gradient| gradient.borrow().tensor.clone());
+        let options = BackwardOptions { retain_graph: retain_graph.unwrap_or(create_graph), create_graph };
+        run(slf.py(), || tensor.backward_options(gradient.as_ref(), options))
+    }
+
+    /// Returns a tensor over the same memory that is outside the graph.
+    fn detach<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, Self>> {
+        Self::object(py, self.tensor.detach())
+    }
+
+    /// Takes the tensor out of the graph, in place.
+    fn detach_<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, Self>> {
+        let detached = slf.borrow().tensor.detach();
+        slf.try_borrow_mut()?.tensor = detached;
+        Ok(slf.clone())
+    }
+
+    /// Sets whether gradients flow to it, in place.
+    #[pyo3(signature = (requires_grad=true))]
+    fn requires_grad_<'py>(slf: &Bound<'py, Self>, requires_grad: bool) -> PyResult<Bound<'py, Self>> {
+        slf.borrow().set_requires_grad(requires_grad)?;
+        Ok(slf.clone())
+    }
+
+    /// Overwrites the elements with those of another tensor, converted and, where it is on another device, moved.
+    #[pyo3(signature = (src, non_blocking=false))]
+    fn copy_<'py>(
+        slf: &Bound<'py, Self>,
+        src: &Bound<'py, Self>,
+        non_blocking: bool,
+    ) -> PyResult<Bound<'py, Self>> {
+        _ = non_blocking;
+        let (target, source) = (slf.borrow().tensor.clone(), src.borrow().tensor.clone());
+        run(slf.py(), || {
+            let source = if source.device() == target.device() {
+                source
+            } else {
+                source.to_device(target.device())?
+            };
+            target.copy_(&source)
+        })?;
+        Ok(slf.clone())
+    }
+
+    /// Returns whether both are one tensor.
+    fn _is_same(&self, other: &Bound<'_, Self>) -> bool {
+        self.tensor.is_same(&other.borrow().tensor)
+    }
+
+    /// Returns a copy for `copy.deepcopy`: of a leaf, with its gradient.
+    fn _deep_copy<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, Self>> {
+        let own = &self.tensor;
+        let copy = run(py, || {
+            no_grad(|| {
+                let copy = cloned(&own.detach())?;
+                copy.set_requires_grad(own.requires_grad())?;
+                if let Some(gradient) = own.grad() {
+                    copy.set_grad(Some(cloned(&gradient.detach())?))?;
+                }
+                Ok(copy)
+            })
+        })?;
+        Self::object(py, copy)
+    }
+}
+
+impl PyTensor {
+    /// Returns whether the second of `rank` dimensions is the innermost in memory, without gaps.
+    fn is_channels_last(&self, rank: usize) -> bool {
+        if self.tensor.rank() != rank {
+            return false;
+        }
+        let order: Vec<usize> = std::iter::once(0).chain(2..rank).chain([1]).collect();
+        self.tensor.detach().permute(&order).is_ok_and(|tensor| tensor.is_contiguous())
+    }
+}
+
+/// The device, dtype and order that [`PyTensor::to`] is asked for.
+#[derive(Default)]
+struct Target<'py> {
+    device: Option<Device>,
+    dtype: Option<DType>,
+    copy: bool,
+    memory_format: Option<Bound<'py, PyAny>>,
+}
+
+impl<'py> Target<'py> {
+    fn read_place(&mut self, place: usize, value: &Bound<'py, PyAny>) -> PyResult<()> {
+        if value.is_none() {
+            return Ok(());
+        }
+        if let Ok(other) = value.cast::<PyTensor>() {
+            let other = other.borrow();
+            (self.device, self.dtype) = (Some(other.tensor.device().clone()), Some(other.tensor.dtype()));
+            return Ok(());
+        }
+        if let Some(dtype) = dtype::read(value) {
+            self.dtype = Some(dtype);
+            return Ok(());
+        }
+        if let Ok(flag) = value.extract::<bool>() {
+            // The first flag is `non_blocking`, the next `copy`.
+            if place >= 2 && flag {
+                self.copy = true;
+            }
+            return Ok(());
+        }
+        match device::read(value)? {
+            Some(device) => {
+                self.device = Some(device);
+                Ok(())
+            }
+            None => {
+                Err(PyTypeError::new_err(format!("to() takes a device, a dtype or a tensor, not {value:?}")))
+            }
+        }
+    }
+
+    fn read_name(&mut self, name: &str, value: &Bound<'py, PyAny>) -> PyResult<()> {
+        match name {
+            "device" | "dtype" | "other" | "tensor" => self.read_place(0, value),
+            "non_blocking" => value.extract::<bool>().map(drop),
+            "copy" => {
+                self.copy = value.extract()?;
+                Ok(())
+            }
+            "memory_format" => {
+                self.memory_format = (!value.is_none()).then(|| value.clone());
+                Ok(())
+            }
+            _ => Err(type_error(format!("to() got an unexpected keyword argument '{name}'"))),
+        }
+    }
+}
+
+/// Makes a tensor of numbers, nested lists, a tensor or a buffer: a copy.
+#[pyfunction]
+#[pyo3(signature = (data, *, dtype=None, device=None, requires_grad=false, pin_memory=false))]
+fn tensor<'py>(
+    data: &Bound<'py, PyAny>,
+    dtype: Option<&Bound<'py, PyAny>>,
+    device: Option<&Bound<'py, PyAny>>,
+    requires_grad: bool,
+    pin_memory: bool,
+) -> PyResult<Bound<'py, PyTensor>> {
+    _ = pin_memory;
+    let dtype = match dtype {
+        Some(value) => {
+            Some(dtype::read(value).ok_or_else(|| type_error(format!("{value:?} is not a dtype")))?)
+        }
+        None => None,
+    };
+    let device = device.map(|device| device::or_current(data.py(), Some(device))).transpose()?;
+    let tensor = crate::failure::guarded(|| tensor_of(data, dtype, device))?;
+    if requires_grad {
+        tensor.set_requires_grad(true).map_err(|error| exception(&error))?;
+    }
+    PyTensor::object(data.py(), tensor)
+}
+
+/// Makes a tensor of the bytes of its elements, row-major.
+#[pyfunction]
+fn _from_bytes<'py>(
+    bytes: &Bound<'py, PyAny>,
+    shape: Vec<usize>,
+    dtype: &Bound<'py, PyDType>,
+    device: Option<&Bound<'py, PyAny>>,
+) -> PyResult<Bound<'py, PyTensor>> {
+    let device = device::or_current(bytes.py(), device)?;
+    let (owned, dtype) = (bytes.extract::<Vec<u8>>()?, dtype.get().0);
+    let tensor = run(bytes.py(), || from_bytes(&owned, &shape, dtype, &device))?;
+    PyTensor::object(bytes.py(), tensor)
+}
+
+/// Seeds the default generators of the devices that this process may use.
+#[pyfunction]
+fn _manual_seed(py: Python<'_>, seed: i64) -> PyResult<()> {
+    run(py, || {
+        let mut devices = vec![Device::current()?];
+        if thalweg::is_available() {
+            devices.push(Device::cuda(0)?);
+        }
+        devices.push(Device::sim(0)?);
+        devices
+            .iter()
+            .try_for_each(|device| thalweg::random::default_generator(device)?.manual_seed(seed as u64))
+    })
+}
+
+/// Returns the seed and the offset of a device's default generator.
+#[pyfunction]
+#[pyo3(signature = (device=None))]
+fn _rng_state(py: Python<'_>, device: Option<&Bound<'_, PyAny>>) -> PyResult<(u64, u64)> {
+    let device = device::or_current(py, device)?;
+    run(py, || thalweg::random::default_generator(&device)?.state())
+}
+
+/// Sets the seed and the offset of a device's default generator.
+#[pyfunction]
+#[pyo3(signature = (seed, offset, device=None))]
+fn _set_rng_state(py: Python<'_>, seed: u64, offset: u64, device: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
+    let device = device::or_current(py, device)?;
+    run(py, || thalweg::random::default_generator(&device)?.set_state(seed, offset))
+}
+
+/// Adds the class and the functions.
+pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_class::<PyTensor>()?;
+    module.add_class::<Node>()?;
+    module.add_function(wrap_pyfunction!(tensor, module)?)?;
+    module.add_function(wrap_pyfunction!(_from_bytes, module)?)?;
+    module.add_function(wrap_pyfunction!(_manual_seed, module)?)?;
+    module.add_function(wrap_pyfunction!(_rng_state, module)?)?;
+    module.add_function(wrap_pyfunction!(_set_rng_state, module)?)
+}

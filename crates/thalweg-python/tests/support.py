@@ -1,0 +1,30 @@
+"""What several tests need."""
+
+import contextlib
+import math
+
+
+@contextlib.contextmanager
+def raises(kind, part=""):
+    """Fails unless its block raises this class of exception, with this part in its text."""
+    try:
+        yield
+    except kind as error:
+        assert type(error) is kind, f"{type(error).__name__} instead of {kind.__name__}: {error}"
+        assert part in str(error), f"{part!r} is not in {str(error)!r}"
+    else:
+        raise AssertionError(f"{kind.__name__} was not raised")
+
+
+def close(found, expected, tolerance=1e-5):
+    """Fails unless numbers, or nested lists of them, agree."""
+    if hasattr(found, "tolist"):
+        found = found.tolist()
+    if isinstance(expected, (list, tuple)):
+        assert len(found) == len(expected), f"{found} is not {expected}"
+        for one, other in zip(found, expected):
+            close(one, other, tolerance)
+    elif isinstance(expected, float) and math.isnan(expected):
+        assert math.isnan(found), f"{found} is a number"
+    else:
+        assert abs(found - expected) <= tolerance * max(1.0, abs(expected)), f"{found} is not {expected}"

@@ -1,0 +1,224 @@
+"""Modules, optimizers, schedules and files."""
+
+import os
+import tempfile
+
+import thalweg as th
+import thalweg.nn as nn
+import thalweg.nn.functional as F
+from support import close, raises
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(4, 8)
+        self.rest = nn.Sequential(nn.ReLU(), nn.Linear(8, 2, bias=False))
+        self.register_buffer("scale", th.tensor(2.0))
+        self.register_buffer("hidden", th.tensor(1.0), persistent=False)
+
+    def forward(self, x):
+        return self.rest(self.first(x)) * self.scale
+
+
+def test_modules_are_collected():
+    net = Net()
+    assert [name for name, _ in net.named_parameters()] == ["first.weight", "first.bias", "rest.1.weight"]
+    assert list(net.state_dict()) == ["scale", "first.weight", "first.bias", "rest.1.weight"]
+    assert [name for name, _ in net.named_modules()] == ["", "first", "rest", "rest.0", "rest.1"]
+    assert sum(p.numel() for p in net.parameters()) == 56 and len(list(net.buffers())) == 2
+    assert net.training and not net.eval().rest[0].training and net.train() is net
+    assert net.get_parameter("rest.1.weight") is net.rest[1].weight
+    net.rest[1].weight = net.first.weight
+    assert len(list(net.parameters())) == 2
+    with raises(TypeError, "cannot assign"):
+        net.first.weight = th.ones(2)
+    with raises(AttributeError, "no attribute 'nothing'"):
+        net.nothing
+    assert repr(Net()).splitlines()[1] == "  (first): Linear(in_features=4, out_features=8, bias=True)"
+
+
+def test_state_is_loaded():
+    one, other = Net(), Net()
+    other.load_state_dict(one.state_dict())
+    x = th.randn(3, 4)
+    assert other(x).tolist() == one(x).tolist()
+    with raises(RuntimeError, "Missing key(s) in state_dict: 'scale'"):
+        other.load_state_dict({name: value for name, value in one.state_dict().items() if name != "scale"})
+    with raises(RuntimeError, "size mismatch for first.weight"):
+        other.load_state_dict({**one.state_dict(), "first.weight": th.ones(2, 2)})
+    assert other.load_state_dict({}, strict=False).missing_keys == list(one.state_dict())
+
+
+def test_modules_move_and_convert():
+    net = Net()
+    weight = net.first.weight
+    assert net.double() is net and net.first.weight is weight and weight.dtype is th.float64 and net.scale.dtype is th.float64
+    net.to(th.float32).to("meta")
+    assert weight.device.type == "meta" and isinstance(weight, nn.Parameter)
+    with raises(TypeError, "floating point"):
+        net.to(th.int32)
+
+
+def test_hooks():
+    net, seen = Net(), []
+    with net.first.register_forward_hook(lambda module, args, output: seen.append(output.shape)):
+        net(th.ones(1, 4))
+    handle = net.register_forward_pre_hook(lambda module, args: (args[0] * 0,))
+    assert net(th.ones(1, 4)).tolist() == net(th.zeros(1, 4)).tolist() and seen == [(1, 8)]
+    handle.remove()
+
+
+def test_optimizers_step_as_by_hand():
+    def run(make, steps=3):
+        weight = nn.Parameter(th.tensor([1.0, -2.0]))
+        optimizer = make([weight])
+        for _ in range(steps):
+            optimizer.zero_grad()
+            (weight * weight).sum().backward()
+            optimizer.step()
+        return weight.tolist(), optimizer
+    close(run(lambda p: th.optim.SGD(p, lr=0.1))[0], [0.512, -1.024])
+    value, velocity = 1.0, 0.0
+    for _ in range(3):
+        velocity = 0.9 * velocity + 2 * value
+        value -= 0.1 * velocity
+    close(run(lambda p: th.optim.SGD(p, 0.1, 0.9))[0][0], value)
+    value, m, v = 1.0, 0.0, 0.0
+    for t in range(1, 4):
+        value *= 1 - 0.1 * 0.5
+        g = 2 * value / (1 - 0.1 * 0.5)
+        m, v = 0.8 * m + 0.2 * g, 0.99 * v + 0.01 * g * g
+        value -= 0.1 * (m / (1 - 0.8**t)) / ((v / (1 - 0.99**t)) ** 0.5 + 1e-8)
+    close(run(lambda p: th.optim.AdamW(p, lr=0.1, betas=(0.8, 0.99), weight_decay=0.5))[0][0], value)
+    for name in ("Adam", "Adamax", "NAdam", "RAdam", "Adadelta", "Adagrad", "ASGD", "RMSprop", "Rprop", "Lion"):
+        weight, _ = run(getattr(th.optim, name))
+        assert abs(weight[0]) < 1.0 and abs(weight[1]) < 2.0, name
+    with raises(ValueError, "Invalid learning rate"):
+        th.optim.SGD([th.ones(1, requires_grad=True)], lr=-1)
+    with raises(ValueError, "empty parameter list"):
+        th.optim.SGD([])
+    with raises(TypeError, "unexpected keyword"):
+        th.optim.SGD([th.ones(1)], nonsense=1)
+
+
+def test_groups_and_states():
+    a, b = nn.Parameter(th.ones(2)), nn.Parameter(th.ones(3))
+    optimizer = th.optim.Adam([{"params": [a], "lr": 0.5}, {"params": b}], lr=0.1)
+    assert [group["lr"] for group in optimizer.param_groups] == [0.5, 0.1]
+
+    def step(optimizer):
+        optimizer.zero_grad()
+        (a.sum() + (b * b).sum()).backward()
+        optimizer.step()
+    step(optimizer)
+    close(a, [0.5, 0.5])
+    close(b, [0.9] * 3)
+    optimizer.param_groups[0]["lr"] = 0.0
+    optimizer.param_groups[1]["weight_decay"] = 0.1
+    step(optimizer)
+    close(a, [0.5, 0.5])
+    state = optimizer.state_dict()
+    assert sorted(state["state"][0]) == ["exp_avg", "exp_avg_sq", "step"] and state["state"][1]["step"].item() == 2
+    saved = {name: {inner: value.clone() for inner, value in own.items()} for name, own in state["state"].items()}
+    kept = b.detach().clone()
+    step(optimizer)
+    expected = b.tolist()
+    b.data = kept
+    again = th.optim.Adam([{"params": [a]}, {"params": b}], lr=0.7)
+    again.load_state_dict({"state": saved, "param_groups": state["param_groups"]})
+    step(again)
+    close(b, expected)
+    assert again.param_groups[1]["weight_decay"] == 0.1
+    with raises(ValueError, "more than one"):
+        again.add_param_group({"params": a})
+
+
+def test_schedules():
+    def rates(make, count):
+        optimizer = th.optim.SGD([th.ones(1, requires_grad=True)], lr=1.0)
+        scheduler = make(optimizer)
+        found = []
+        for _ in range(count):
+            found.append(optimizer.param_groups[0]["lr"])
+            scheduler.step()
+        return found
+    schedules = th.optim.lr_scheduler
+    close(rates(lambda o: schedules.StepLR(o, 2, 0.1), 5), [1, 1, 0.1, 0.1, 0.01])
+    close(rates(lambda o: schedules.LambdaLR(o, lambda step: 0.5**step), 3), [1, 0.5, 0.25])
+    close(rates(lambda o: schedules.CosineAnnealingLR(o, 2), 3), [1, 0.5, 0])
+    close(rates(lambda o: schedules.MultiStepLR(o, [1, 3], 0.1), 5), [1, 0.1, 0.1, 0.01, 0.01])
+    close(rates(lambda o: schedules.LinearLR(o, 0.5, 1.0, 2), 4), [0.5, 0.75, 1, 1])
+    close(rates(lambda o: schedules.ExponentialLR(o, 0.5), 3), [1, 0.5, 0.25])
+    plateau = schedules.ReduceLROnPlateau(th.optim.SGD([th.ones(1, requires_grad=True)], lr=1.0), patience=1)
+    for loss in (1.0, 1.0, 1.0):
+        plateau.step(loss)
+    assert plateau.get_last_lr() == [0.1]
+
+
+def test_scaler():
+    weight = nn.Parameter(th.ones(2))
+    optimizer, scaler = th.optim.SGD([weight], lr=0.1), th.amp.GradScaler(init_scale=4.0, growth_interval=1)
+    scaler.scale((weight * 3).sum()).backward()
+    assert weight.grad.tolist() == [12, 12]
+    scaler.step(optimizer)
+    scaler.update()
+    close(weight, [0.7, 0.7])
+    assert scaler.get_scale() == 8.0
+    weight.grad = th.tensor([float("inf"), 1.0])
+    scaler.step(optimizer)
+    scaler.update()
+    close(weight, [0.7, 0.7])
+    assert scaler.get_scale() == 4.0
+
+
+def test_layers_have_shapes():
+    x = th.randn(2, 3, 8, 8)
+    assert nn.Conv2d(3, 4, 3, padding="same")(x).shape == (2, 4, 8, 8) and nn.MaxPool2d(2)(x).shape == (2, 3, 4, 4)
+    assert nn.Flatten()(x).shape == (2, 192) and nn.AdaptiveAvgPool2d(1)(x).shape == (2, 3, 1, 1)
+    assert nn.Upsample(scale_factor=2)(x).shape == (2, 3, 16, 16) and nn.GroupNorm(3, 3)(x).shape == x.shape
+    norm = nn.BatchNorm2d(3)
+    y = norm(x)
+    close(y.mean((0, 2, 3)), [0, 0, 0], 1e-4)
+    assert norm.num_batches_tracked.item() == 1 and norm.running_mean.tolist() != [0, 0, 0]
+    attention = nn.MultiheadAttention(8, 2, batch_first=True)
+    q = th.randn(2, 5, 8)
+    attended, shares = attention(q, q, q)
+    assert attended.shape == (2, 5, 8) and shares.shape == (2, 5, 5)
+    close(attention(q, q, q, need_weights=False)[0], attended.tolist(), 1e-4)
+    for kind in (nn.LSTM, nn.GRU, nn.RNN):
+        output, state = kind(8, 4, num_layers=2, bidirectional=True)(th.randn(5, 2, 8))
+        assert output.shape == (5, 2, 8) and (state[0] if kind is nn.LSTM else state).shape == (4, 2, 4)
+    assert nn.Dropout(0.5).eval()(x).tolist() == x.tolist()
+    dropped = F.dropout(th.ones(1000), 0.5)
+    assert set(dropped.tolist()) == {0.0, 2.0}
+    with raises(AttributeError, "left out"):
+        nn.Transformer
+
+
+def test_losses():
+    scores, classes = th.tensor([[2.0, 1.0, 0.0]]), th.tensor([0])
+    close(nn.CrossEntropyLoss()(scores, classes), 0.4076059)
+    close(nn.CrossEntropyLoss(weight=th.tensor([2.0, 1.0, 1.0]), reduction="sum")(scores, classes), 0.8152118)
+    assert nn.MSELoss(reduction="none")(scores, scores + 2).tolist() == [[4, 4, 4]]
+    close(F.binary_cross_entropy_with_logits(th.tensor([0.0]), th.tensor([1.0])), 0.6931472)
+    with raises(ValueError, "not a valid value"):
+        F.mse_loss(scores, scores, reduction="average")
+
+
+def test_files():
+    state = Net().state_dict()
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "net.pt")
+        th.save({"model": state, "epoch": 3, "rates": [0.1, 0.2], "name": "net"}, path)
+        loaded = th.load(path)
+        assert loaded["epoch"] == 3 and loaded["rates"] == [0.1, 0.2] and loaded["name"] == "net"
+        assert {name: value.tolist() for name, value in loaded["model"].items()} == {name: value.tolist() for name, value in state.items()}
+        with open(path, "rb") as file:
+            assert th.load(file, map_location="sim")["epoch"] == 3
+        with raises(TypeError, "save a state_dict"):
+            th.save(Net(), path)
+        with raises(NotImplementedError):
+            th.load(path, weights_only=False)
+        with raises(RuntimeError):
+            th.load(os.path.join(folder, "missing.pt"))

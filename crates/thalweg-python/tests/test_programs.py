@@ -1,0 +1,43 @@
+"""Programs in PyTorch's style run with `thalweg` in the place of `torch`, and lose what PyTorch loses from the same weights."""
+
+import json
+import pathlib
+import runpy
+import sys
+
+import thalweg
+
+PROGRAMS = pathlib.Path(__file__).parent / "programs"
+# By PyTorch 2.11 on a CPU: `python programs/NAME.py` there prints them.
+LOSSES = json.loads((PROGRAMS / "losses.json").read_text())
+
+
+def run(name):
+    """Returns what a program's `train` returns, with every `import torch` meaning this package."""
+    added = {"torch" + known.removeprefix("thalweg"): module for known, module in list(sys.modules.items())
+             if known == "thalweg" or known.startswith("thalweg.")}
+    former = {known: sys.modules.get(known) for known in added}
+    sys.modules.update(added)
+    try:
+        return runpy.run_path(str(PROGRAMS / f"{name}.py"))["train"]()
+    finally:
+        for known, module in former.items():
+            if module is None:
+                del sys.modules[known]
+            else:
+                sys.modules[known] = module
+
+
+def compare(found, expected):
+    worst = max(abs(one - other) / abs(other) for one, other in zip(found, expected))
+    assert len(found) == len(expected) and worst < 2e-5, (worst, found)
+
+
+def test_gpt():
+    compare(run("gpt"), LOSSES["gpt"])
+
+
+def test_images():
+    losses, accuracy = run("images")
+    compare(losses, LOSSES["images"])
+    assert accuracy == LOSSES["images_accuracy"]
