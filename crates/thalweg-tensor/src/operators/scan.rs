@@ -34,14 +34,17 @@ operators! {
         = Differentiable(|call| running(call, ScanOp::Sum), &CUMSUM);
     /// Returns the running product of a dtype that a kernel takes.
     "thalweg::cumprod(Tensor self, int dim) -> Tensor" = Differentiable(|call| running(call, ScanOp::Product), &CUMPROD);
-    /// Returns y = self + factor · the y behind it along a dimension, from the end on.
-    "thalweg::recurrence(Tensor self, Tensor factor, int dim) -> Tensor" = Differentiable(|call| {
-        let (x, factors) = (call.tensor(0).detach().contiguous()?, call.tensor(1).detach().contiguous()?);
-        if x.shape() != factors.shape() || x.dtype() != factors.dtype() {
-            return Err(Error::invalid("a recurrence takes a factor per element"));
-        }
-        scan(&x, Some(&factors), call.int(2), ScanOp::Recurrence, true, call.label).map(single)
-    }, &RECURRENCE);
+    /// Returns yᵢ = xᵢ + factorᵢ · yᵢ₋₁ along a dimension, with 0 before the first; reversed, yᵢ = xᵢ + factorᵢ · yᵢ₊₁ from the end on. The
+    /// factors have the shape and dtype of the points, which are floats.
+    "thalweg::linear_recurrence(Tensor self, Tensor factor, int dim, bool reversed=False) -> Tensor"
+        fn linear_recurrence(factor: tensor, dim: int) = Differentiable(|call| {
+            check(call, ScanOp::Recurrence)?;
+            let (x, factors) = (call.tensor(0).detach().contiguous()?, call.tensor(1).detach().contiguous()?);
+            if x.shape() != factors.shape() || x.dtype() != factors.dtype() {
+                return Err(Error::invalid("a recurrence takes a factor per element, of its dtype"));
+            }
+            scan(&x, Some(&factors), call.int(2), ScanOp::Recurrence, call.bool(3), call.label).map(single)
+        }, &RECURRENCE);
 }
 
 /// Combines the points of a contiguous tensor along a dimension.
@@ -137,32 +140,47 @@ fn dimension_of(call: &GradientCall<'_>) -> Option<i64> {
     (rank > 0).then_some(if dim < 0 { dim + rank } else { dim })
 }
 
-/// Solves y[i] = gradient[i] + factor[i] · y[i + 1] from the last place to the first.
-fn recurrence(gradient: &Tensor, factor: &Tensor, dim: i64, label: Label) -> Result<Tensor> {
-    let arguments = [Argument::Tensor(gradient), Argument::Tensor(factor), Argument::Int(dim)];
-    Ok(built_in!("thalweg::recurrence")?.call(&arguments, None, label)?.swap_remove(0))
+/// Solves y[i] = gradient[i] + factor[i] · y[i + 1] from the last place to the first, or y[i] = gradient[i] + factor[i] · y[i − 1] from the
+/// first on.
+fn recurrence(gradient: &Tensor, factor: &Tensor, dim: i64, reversed: bool, label: Label) -> Result<Tensor> {
+    let arguments =
+        [Argument::Tensor(gradient), Argument::Tensor(factor), Argument::Int(dim), Argument::Bool(reversed)];
+    Ok(built_in!("thalweg::linear_recurrence")?.call(&arguments, None, label)?.swap_remove(0))
 }
 
-/// That of the points is the same recurrence from the front on; that of a factor is the point's times the y behind it.
+/// That of the points is the recurrence in the other direction, with the factor of the next place; that of a factor is its point's times the
+/// y that it was multiplied with.
 static RECURRENCE: Formula = Formula {
     inputs: &[1],
     outputs: &[0],
     backward: |call| {
-        let (gradient, factors, y, dim) = (call.gradient()?, call.saved(1)?, call.result(0)?, call.int(2));
-        if y.rank() == 0 || y.elements() == 0 {
-            return call.each(|tensor| (tensor == 0).then(|| Ok(gradient.clone())).transpose());
+        let (gradient, factors, y, reversed) =
+            (call.gradient()?, call.saved(1)?, call.result(0)?, call.bool(3));
+        if y.elements() == 0 {
+            return call.each(|_| Ok(Some(gradient.clone())));
         }
-        let dim = y.layout().dimension(dim)? as i64;
-        let length = y.shape()[dim as usize];
-        let before = Tensor::cat(&[filled(&y, dim, 0.0)?, factors.narrow(dim, 0, length - 1)?], dim)?;
-        let turned = recurrence(&gradient.flip(&[dim])?, &before.flip(&[dim])?, dim, call.label())?;
-        let of_points = turned.flip(&[dim])?;
+        if y.rank() == 0 {
+            return call.each(|tensor| match tensor {
+                0 => Ok(Some(gradient.clone())),
+                _ => gradient.zeros_like().map(Some),
+            });
+        }
+        let dim = y.layout().dimension(call.int(2))? as i64;
+        let [earlier, later] = [shifted_back, shifted_forward];
+        let (of_next, of_last) = if reversed { (earlier, later) } else { (later, earlier) };
+        let of_points = recurrence(&gradient, &of_next(&factors, dim, 0.0)?, dim, !reversed, call.label())?;
         call.each(|tensor| match tensor {
             0 => Ok(Some(of_points.clone())),
-            _ => of_points.mul(&shifted_forward(&y, dim, 0.0)?).map(Some),
+            _ => of_points.mul(&of_last(&y, dim, 0.0)?).map(Some),
         })
     },
 };
+
+/// Returns the elements one place further to the back along a dimension, and a value before them.
+fn shifted_back(x: &Tensor, dim: i64, value: f64) -> Result<Tensor> {
+    let length = x.shape()[dim as usize];
+    Tensor::cat(&[filled(x, dim, value)?, x.narrow(dim, 0, length - 1)?], dim)
+}
 
 /// Returns the elements one place further to the front along a dimension, and a value behind.
 fn shifted_forward(x: &Tensor, dim: i64, value: f64) -> Result<Tensor> {
@@ -185,9 +203,8 @@ static CUMPROD: Formula = Formula {
         call.one(0, || {
             let (gradient, x, y) = (call.gradient()?, call.saved(0)?, call.result(0)?);
             let Some(dim) = dimension_of(call).filter(|_| x.elements() > 0) else { return Ok(gradient) };
-            let length = x.shape()[dim as usize];
-            let before = Tensor::cat(&[filled(&y, dim, 1.0)?, y.narrow(dim, 0, length - 1)?], dim)?;
-            recurrence(&gradient, &shifted_forward(&x, dim, 0.0)?, dim, call.label())?.mul(&before)
+            let before = shifted_back(&y, dim, 1.0)?;
+            recurrence(&gradient, &shifted_forward(&x, dim, 0.0)?, dim, true, call.label())?.mul(&before)
         })
     },
 };
@@ -204,7 +221,7 @@ static LOGCUMSUMEXP: Formula = Formula {
                 return gradient.mul(&share);
             };
             let behind = shifted_forward(&y, dim, f64::INFINITY)?;
-            recurrence(&gradient, &y.sub(&behind)?.exp()?, dim, call.label())?.mul(&share)
+            recurrence(&gradient, &y.sub(&behind)?.exp()?, dim, true, call.label())?.mul(&share)
         })
     },
 };
@@ -221,7 +238,7 @@ static EXTREMUM: Formula = Formula {
             };
             let dtype = gradient.dtype();
             let goes_on = places.eq(&shifted_forward(&places, dim, -1.0)?)?.to_dtype(dtype)?;
-            let sums = recurrence(&gradient, &goes_on, dim, call.label())?;
+            let sums = recurrence(&gradient, &goes_on, dim, true, call.label())?;
             let mut extents: SmallVec<[usize; 6]> = SmallVec::from_elem(1, places.rank());
             extents[dim as usize] = places.shape()[dim as usize];
             let own =

@@ -46,6 +46,43 @@ fn running_sums_products_and_extrema() {
 }
 
 #[test]
+fn linear_recurrences_in_both_directions() {
+    for shape in [[2, 5, 3], [1, 700, 2], [3, 1, 1], [2, 0, 3]] {
+        let (x, factors) = (random(&shape, 6), random(&shape, 7));
+        let (points, rates) = (values(&x), values(&factors));
+        let mut expected = vec![vec![0.0; x.elements()]; 2];
+        for (a, b) in (0..shape[0]).flat_map(|a| (0..shape[2]).map(move |b| (a, b))) {
+            let (mut y, mut z) = (0.0, 0.0);
+            for n in 0..shape[1] {
+                let place = |n: usize| (a * shape[1] + n) * shape[2] + b;
+                let (first, last) = (place(n), place(shape[1] - 1 - n));
+                y = points[first] + rates[first] * y;
+                z = points[last] + rates[last] * z;
+                (expected[0][first], expected[1][last]) = (y, z);
+            }
+        }
+        assert_close(&values(&x.linear_recurrence(&factors, 1).unwrap()), &expected[0], 1e-9);
+        assert_close(&values(&reversed(&x, &factors)), &expected[1], 1e-9);
+    }
+    let (x, factors, weights) = (random(&[2, 5, 3], 4), random(&[2, 5, 3], 5), random(&[2, 5, 3], 6));
+    check_gradient(&x, |x| x.linear_recurrence(&factors, -2).unwrap().mul(&weights).unwrap());
+    check_gradient(&factors, |factors| x.linear_recurrence(factors, 1).unwrap().mul(&weights).unwrap());
+    check_gradient(&x, |x| reversed(x, &factors).mul(&weights).unwrap());
+    check_gradient(&factors, |factors| reversed(&x, factors).mul(&weights).unwrap());
+    assert!(x.linear_recurrence(&random(&[2, 5, 1], 1), 1).unwrap_err().is_invalid_argument());
+    let number = tensor(&[3.0], &[], DType::F32);
+    assert_eq!(values(&number.linear_recurrence(&number, 0).unwrap()), [3.0]);
+    let integers = tensor(&[3.0], &[1], DType::F32).to_dtype(DType::I64).unwrap();
+    assert!(integers.linear_recurrence(&integers, 0).unwrap_err().is_invalid_argument());
+}
+
+fn reversed(x: &Tensor, factors: &Tensor) -> Tensor {
+    let arguments = [x.into(), factors.into(), 1i64.into(), true.into()];
+    let operator = thalweg_tensor::dispatch::find_operator("thalweg::linear_recurrence").unwrap();
+    operator.call(&arguments, None, thalweg_runtime::Label::here("linear_recurrence")).unwrap().remove(0)
+}
+
+#[test]
 fn gradients_of_running_results() {
     let x = random(&[2, 5, 3], 4);
     let weights = random(&[2, 5, 3], 5);
