@@ -19,6 +19,7 @@ mod ops;
 mod output;
 mod progress;
 mod sim;
+mod tune;
 
 use std::ffi::OsString;
 use std::process::ExitCode;
@@ -60,6 +61,7 @@ enum Command {
     Memory(memory::MemoryArgs),
     Ops(ops::OpsArgs),
     Sim(sim::SimArgs),
+    Tune(tune::TuneArgs),
     Completions(generate::Completions),
     Man(generate::Man),
 }
@@ -85,6 +87,7 @@ fn run() -> ExitCode {
         Command::Memory(arguments) => memory::run(&arguments),
         Command::Ops(arguments) => ops::run(&arguments),
         Command::Sim(arguments) => Ok(sim::run(&arguments)),
+        Command::Tune(arguments) => tune::run(&arguments),
         Command::Completions(arguments) => Ok(generate::completions(&arguments)),
         Command::Man(arguments) => generate::man(&arguments),
     };

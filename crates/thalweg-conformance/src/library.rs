@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use thalweg_driver::{
     Access, CaptureMode, Code, ComputeFormat, ElementFormat, GpuCall, HostFault, HostKernel, HostLaunch,
-    Label, LibraryLaunch, MatmulCall, Matrix, Result, StreamHandle,
+    Label, LibraryLaunch, MatmulAlgorithm, MatmulCall, Matrix, ReductionSchemes, Result, StreamHandle,
 };
 
 use super::fixture::{Buffer, Fixture, Stream, equal, refused, skip};
@@ -16,6 +16,7 @@ group! {
     a_matmul_reads_transposes_and_batches,
     a_matmul_adds_to_its_output,
     a_matmul_adds_a_bias_to_each_row,
+    algorithms_of_a_matmul_compute_the_same,
     a_matmul_is_ordered_with_its_stream,
     a_matmul_is_captured,
     a_matmul_needs_a_stream,
@@ -109,6 +110,8 @@ fn product(m: u64, n: u64, k: u64, operands: [Matrix; 3]) -> MatmulCall {
         beta: 0.0,
         bias: None,
         workspace: None,
+        reductions: ReductionSchemes::ANY,
+        algorithm: None,
     }
 }
 
@@ -188,6 +191,27 @@ fn a_matmul_adds_a_bias_to_each_row(fixture: &Fixture) -> CaseResult {
         equal(read(fixture, &stream, &d)?, expected, "a product of 2×3 and 3×2, and a bias")?;
     }
     Ok(())
+}
+
+fn algorithms_of_a_matmul_compute_the_same(fixture: &Fixture) -> CaseResult {
+    require_matmul(fixture)?;
+    let stream = fixture.stream()?;
+    let numbers = |count: u64| (0..count).map(|i| (i * 7 % 5) as f32 - 2.0).collect::<Vec<_>>();
+    let (a, b) = (floats(fixture, &stream, &numbers(512))?, floats(fixture, &stream, &numbers(1024))?);
+    let d = floats(fixture, &stream, &[f32::NAN; 512])?;
+    let call = product(16, 32, 32, [contiguous(&a, 32), contiguous(&b, 32), contiguous(&d, 32)]);
+    submit(fixture, stream.handle, call)?;
+    let expected = read(fixture, &stream, &d)?;
+    let algorithms = fixture.driver.matmul_algorithms(fixture.device, &call, 16)?;
+    equal((1..=16).contains(&algorithms.len()), true, "between 1 and 16 algorithms")?;
+    for algorithm in algorithms {
+        fixture.driver.copy_from_host(stream.handle, d.pointer, &[0xff; 2048], Label::here("poison"))?;
+        submit(fixture, stream.handle, MatmulCall { algorithm: Some(algorithm), ..call })?;
+        equal(read(fixture, &stream, &d)?, expected.clone(), "a product by one of its algorithms")?;
+    }
+    let unknown = MatmulAlgorithm { id: 12_345, tile: 9_999, ..MatmulAlgorithm::default() };
+    let result = submit(fixture, stream.handle, MatmulCall { algorithm: Some(unknown), ..call });
+    refused(result, &[Code::NotSupported], "an algorithm that the library does not have")
 }
 
 fn a_matmul_is_ordered_with_its_stream(fixture: &Fixture) -> CaseResult {

@@ -38,7 +38,7 @@ use crate::command::{Copy, Fill, Label, Launch, LibraryLaunch};
 use crate::conditional::{ConditionFormat, Conditional};
 use crate::description::GraphDescription;
 use crate::graph::{CaptureInfo, CaptureMode, DependencyUpdate, GraphExecUpdate};
-use crate::library::GpuCall;
+use crate::library::{GpuCall, MatmulAlgorithm, MatmulCall};
 use crate::memory::{
     HostFlags, IpcHandle, MemoryAdvice, PhysicalFlags, PoolAttributes, PoolUsage, ShareableHandle,
 };
@@ -543,6 +543,16 @@ pub trait Driver: Send + Sync + fmt::Debug {
     /// [`LibraryMissing`](crate::Code::LibraryMissing).
     fn library_workspace(&self, device: u32, call: &GpuCall) -> Result<u64> {
         forwarded(self.inner(), "library_workspace")?.library_workspace(device, call)
+    }
+
+    /// Returns algorithms of the library for a product, at most so many: the one that the library would choose first, and all of
+    /// them able to do it with the call's workspace. Addresses and workspace are not looked at, apart from their alignment. May take
+    /// some tenths of a second.
+    ///
+    /// A product that the library cannot do is [`Library`](crate::Code::Library), a missing library
+    /// [`LibraryMissing`](crate::Code::LibraryMissing).
+    fn matmul_algorithms(&self, device: u32, call: &MatmulCall, most: u32) -> Result<Vec<MatmulAlgorithm>> {
+        forwarded(self.inner(), "matmul_algorithms")?.matmul_algorithms(device, call, most)
     }
 
     /// Queues work of a vendor's library. A missing library is [`LibraryMissing`](crate::Code::LibraryMissing), and the

@@ -55,7 +55,9 @@ pub use handle::{
 };
 pub use host::{HostFault, HostKernel, HostLaunch, Touched};
 pub use instrument::{BlockKind, HostClock, Instrument, UseKind, Within, within};
-pub use library::{ComputeFormat, ElementFormat, GpuCall, MatmulCall, Matrix};
+pub use library::{
+    ComputeFormat, ElementFormat, GpuCall, MatmulAlgorithm, MatmulCall, Matrix, ReductionSchemes,
+};
 pub use memory::{
     HandleType, HostFlags, HostMethod, IpcHandle, MemoryAdvice, MemoryLocation, PhysicalFlags,
     PoolAttributes, PoolUsage, ShareableHandle,

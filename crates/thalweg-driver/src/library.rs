@@ -74,8 +74,51 @@ impl ComputeFormat {
     pub const F32: Self = Self(68);
     /// 32-bit floats whose operands are rounded to TF32 (`CUBLAS_COMPUTE_32F_FAST_TF32`).
     pub const F32_FAST_TF32: Self = Self(77);
+    /// 16-bit floats (`CUBLAS_COMPUTE_16F`), for operands of 16-bit IEEE floats; the factors are 0 or 1.
+    pub const F16: Self = Self(64);
+    /// 32-bit floats, each of which is taken as a sum of three 16-bit brain floats (`CUBLAS_COMPUTE_32F_EMULATED_16BFX9`, CUDA
+    /// 12.9 and later).
+    pub const F32_EMULATED_BF16X9: Self = Self(78);
     /// 64-bit floats (`CUBLAS_COMPUTE_64F`).
     pub const F64: Self = Self(70);
+}
+
+/// Which ways of adding up the parts of a product that is split along k an algorithm may take: a mask of
+/// `cublasLtReductionScheme_t`.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct ReductionSchemes(pub u32);
+
+impl ReductionSchemes {
+    /// No part is rounded to the output's format before it is added, and none is split off.
+    pub const NONE: Self = Self(0);
+    /// Parts are added in the format that products are accumulated in (`CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE`).
+    pub const COMPUTE_TYPE: Self = Self(2);
+    /// Any, parts in the output's format among them (`CUBLASLT_REDUCTION_SCHEME_MASK`).
+    pub const ANY: Self = Self(7);
+}
+
+/// An algorithm of the library for a product: cuBLASLt's `cublasLtMatmulAlgoConfigAttributes_t`, by which the same algorithm is found again
+/// in every process with the same library on the same kind of device. Numbers without a meaning outside the library.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Default)]
+pub struct MatmulAlgorithm {
+    /// The algorithm's number.
+    pub id: i32,
+    /// The shape of a tile.
+    pub tile: u32,
+    /// The depth of the pipeline.
+    pub stages: u32,
+    /// How many parts k is split into; 0 or 1 for one.
+    pub split_k: i32,
+    /// How the parts are added up.
+    pub reduction: u32,
+    /// The order of blocks.
+    pub swizzle: u32,
+    /// An option of this algorithm alone.
+    pub custom: u32,
+    /// The shape of the instruction.
+    pub inner_shape: u16,
+    /// The shape of a cluster of blocks.
+    pub cluster_shape: u16,
 }
 
 /// One matrix of a product: rows lie one after another (row-major).
@@ -121,4 +164,9 @@ pub struct MatmulCall {
     pub bias: Option<DevicePointer>,
     /// Scratch memory that the library may use while this command runs: address and bytes.
     pub workspace: Option<(DevicePointer, u64)>,
+    /// Which ways of adding up parts an algorithm that the library chooses may take.
+    pub reductions: ReductionSchemes,
+    /// The algorithm, one of [`Driver::matmul_algorithms`](crate::Driver::matmul_algorithms) for this product; `None` leaves the choice to the
+    /// library. One that it does not have for the product is [`NotSupported`](crate::Code::NotSupported).
+    pub algorithm: Option<MatmulAlgorithm>,
 }

@@ -105,6 +105,8 @@ pub struct ConditionalSupport {
 pub struct LibrarySupport {
     /// [`crate::GpuCall::Matmul`]: cuBLASLt was found, or the device runs host functions.
     pub matmul: bool,
+    /// The version of cuBLASLt, as `cublasLtGetVersion` numbers it; 0 without one.
+    pub matmul_version: u64,
     /// [`crate::GpuCall::Attention`]: a cuDNN was found that has it, or the device runs host functions. Whether it takes a shape is
     /// asked of [`Driver::library_workspace`](crate::Driver::library_workspace).
     pub attention: bool,

@@ -9,6 +9,7 @@
 //! - [`SharedBuffer`]: memory that another process has, by its [`SharedHandle`].
 //! - [`LoadedKernel`], [`PreparedLaunch`], [`Stream::launch`], [`Stream::matmul`]: work, with the ranges that it touches and a label.
 //! - [`Graph`]: capture and replay of a region with a private pool; [`graph::audit()`]: what stands in the way of one.
+//! - [`tunable`]: the fastest algorithm of each product, found by trying; [`backends`]: precision.
 //! - [`sim::check`]: a program under many schedules and faults of the simulated GPU, watched by a sanitizer.
 //!
 //! # Invariants
@@ -18,6 +19,7 @@
 #![forbid(unsafe_code)]
 
 mod accesses;
+pub mod backends;
 mod copy;
 mod device;
 pub mod disk_cache;
@@ -39,6 +41,7 @@ mod pinned;
 pub mod sim;
 mod stream;
 mod stream_state;
+pub mod tunable;
 
 pub use device::{Device, DeviceGuard, Devices};
 pub use environment::Environment;

@@ -8,8 +8,9 @@
 //! Who calls it has kernels of our own for the rest.
 
 use thalweg_driver::{
-    Access, AttentionCall, AttentionGradients, AttentionOperand, AttentionShape, ComputeFormat,
-    DevicePointer, ElementFormat, GpuCall, Label, LibraryLaunch, MatmulCall, Matrix,
+    Access, AttentionCall, AttentionGradients, AttentionOperand, AttentionShape, Code, ComputeFormat,
+    DevicePointer, ElementFormat, GpuCall, Label, LibraryLaunch, MatmulAlgorithm, MatmulCall, Matrix,
+    ReductionSchemes,
 };
 use thalweg_ir::DType;
 use thalweg_kernels::attention::{Addresses, LibraryAttention, PerOperand as PerAttentionOperand, Strides};
@@ -17,10 +18,9 @@ use thalweg_kernels::matmul::fused::{self, FusedMatmul, PerOperand};
 use thalweg_kernels::matmul::{Matmul, Operand, host_function};
 use thalweg_kernels::{NativeKernel, Placed};
 
-use crate::{Buffer, Error, Result, Stream};
-
-/// Scratch memory that cuBLASLt may use for a product of at least [`WORKSPACE_FLOPS`]: enough for its split-k algorithms.
-const WORKSPACE_BYTES: u64 = 4 << 20;
+use crate::backends::cuda::{BlasLibrary, cublaslt_workspace_size, preferred_blas_library};
+use crate::tunable::{Operands, Solution};
+use crate::{Buffer, Error, Result, Stream, backends, tunable};
 
 /// Below this no algorithm that needs scratch memory pays.
 const WORKSPACE_FLOPS: u64 = 1 << 28;
@@ -32,15 +32,7 @@ impl Stream {
     /// [`Error::is_invalid_argument`](crate::Error::is_invalid_argument) if there is no kernel for the dtype, and what the driver
     /// answers.
     pub fn matmul(&self, product: &Matmul, at: [DevicePointer; 3], label: Label) -> Result<()> {
-        if fused::fits(product) {
-            let [a, b, d] = at.map(DevicePointer::address);
-            let at = PerOperand { a, b, d, ..PerOperand::default() };
-            return self.launch_native(&Placed { kernel: FusedMatmul::alone(*product), at }, label);
-        }
-        if self.has_library_for(product) {
-            return self.library_matmul(product, at, None, label);
-        }
-        self.launch_native(&Placed { kernel: *product, at }, label)
+        self.matmul_as_tuned(product, at, None, label)
     }
 
     /// Returns whether [`matmul_with_bias`](Self::matmul_with_bias) takes a product.
@@ -64,7 +56,90 @@ impl Stream {
         if !self.takes_bias(product) {
             return Err(Error::invalid(format!("matmul {product}: no library here adds a bias to it")));
         }
-        self.library_matmul(product, at, Some(bias), label)
+        self.matmul_as_tuned(product, at, Some(bias), label)
+    }
+
+    /// Queues a product by the solution that tuning found, if it did.
+    fn matmul_as_tuned(
+        &self,
+        product: &Matmul,
+        at: [DevicePointer; 3],
+        bias: Option<DevicePointer>,
+        label: Label,
+    ) -> Result<()> {
+        let precision = backends::precision_of(product);
+        if !tunable::is_enabled() {
+            return self.matmul_by(Solution::Default, precision, product, at, bias, label);
+        }
+        let operands = Operands { at, bias };
+        let solution = tunable::solution_of(self, product, precision, &operands, label)?;
+        let result = self.matmul_by(solution, precision, product, at, bias, label);
+        match &result {
+            // The library changed, or the addresses are less aligned than those of the trial.
+            Err(error) if solution != Solution::Default && is_refusal(error) => {
+                tunable::refused(self.device(), product, precision, bias.is_some(), error);
+                self.matmul_by(Solution::Default, precision, product, at, bias, label)
+            }
+            _ => result,
+        }
+    }
+
+    /// Queues a product by a solution.
+    pub(crate) fn matmul_by(
+        &self,
+        solution: Solution,
+        precision: Precision,
+        product: &Matmul,
+        at: [DevicePointer; 3],
+        bias: Option<DevicePointer>,
+        label: Label,
+    ) -> Result<()> {
+        let algorithm = match solution {
+            Solution::Library(algorithm) => Some(algorithm),
+            Solution::Default | Solution::Tiles => None,
+        };
+        let by_default = || fused::fits(product) && preferred_blas_library() == BlasLibrary::Default;
+        let in_tiles = match solution {
+            Solution::Default => by_default(),
+            Solution::Tiles => true,
+            Solution::Library(_) => false,
+        };
+        if bias.is_none() && in_tiles {
+            let [a, b, d] = at.map(DevicePointer::address);
+            let at = PerOperand { a, b, d, ..PerOperand::default() };
+            return self.launch_native(&Placed { kernel: FusedMatmul::alone(*product), at }, label);
+        }
+        if self.has_library_for(product) {
+            return self.library_matmul(product, at, bias, (precision, algorithm), label);
+        }
+        self.launch_native(&Placed { kernel: *product, at }, label)
+    }
+
+    /// Returns algorithms that the library has for a product; none where the product is not the library's.
+    pub(crate) fn library_algorithms(
+        &self,
+        product: &Matmul,
+        precision: Precision,
+        operands: &Operands,
+        most: u32,
+    ) -> Result<Vec<MatmulAlgorithm>> {
+        if !self.has_library_for(product) {
+            return Ok(Vec::new());
+        }
+        // Only the size counts: the address stands for memory as it comes from the cache.
+        let bytes = self.workspace_bytes(product);
+        let workspace = (bytes > 0).then_some((DevicePointer::new(256), bytes));
+        let Operands { at, bias } = *operands;
+        let Some(call) = matmul_call(product, at, bias, workspace, (precision, None)) else {
+            return Ok(Vec::new());
+        };
+        self.check(self.device().driver().matmul_algorithms(self.device().index(), &call, most))
+    }
+
+    /// Returns the scratch memory of a product of the library.
+    fn workspace_bytes(&self, product: &Matmul) -> u64 {
+        let wants = !self.device().is_simulated() && product.flops() >= WORKSPACE_FLOPS;
+        if wants { cublaslt_workspace_size() } else { 0 }
     }
 
     /// Queues attention, or its gradient, as a call of the vendor's library. The first call for a shape prepares it, which may take some tenths
@@ -112,36 +187,21 @@ impl Stream {
         product: &Matmul,
         at: [DevicePointer; 3],
         bias: Option<DevicePointer>,
+        method: (Precision, Option<MatmulAlgorithm>),
         label: Label,
     ) -> Result<()> {
         let placed = Placed { kernel: *product, at };
-        let Some(format) = element_format(product.dtype).filter(|_| placed.launch_shape().is_some()) else {
+        if placed.launch_shape().is_none() {
             return Ok(());
-        };
+        }
         let mut arguments = placed.words();
         arguments.extend(bias.map(DevicePointer::address));
         // The workspace goes back to the cache when the call is queued: later work of this stream may have it then.
-        let workspace = if !self.device().is_simulated() && product.flops() >= WORKSPACE_FLOPS {
-            Some(Buffer::labelled(self, WORKSPACE_BYTES, label)?)
-        } else {
-            None
-        };
-        let [a, b, d] = at;
-        let gpu = GpuCall::Matmul(MatmulCall {
-            m: product.m,
-            n: product.n,
-            k: product.k,
-            batch: product.batch,
-            a: matrix(&product.a, a),
-            b: matrix(&product.b, b),
-            d: matrix(&product.d, d),
-            format,
-            compute: if product.dtype == DType::F64 { ComputeFormat::F64 } else { ComputeFormat::F32 },
-            alpha: product.alpha.get(),
-            beta: product.beta.get(),
-            bias,
-            workspace: workspace.as_ref().map(|buffer| (buffer.pointer(), WORKSPACE_BYTES)),
-        });
+        let bytes = self.workspace_bytes(product);
+        let workspace = (bytes > 0).then(|| Buffer::labelled(self, bytes, label)).transpose()?;
+        let scratch = workspace.as_ref().map(|buffer| (buffer.pointer(), bytes));
+        let Some(call) = matmul_call(product, at, bias, scratch, method) else { return Ok(()) };
+        let gpu = GpuCall::Matmul(call);
         let launch = LibraryLaunch {
             gpu: &gpu,
             host: host_function(),
@@ -151,11 +211,47 @@ impl Stream {
         };
         self.submit_library(launch, |list| {
             list.extend(placed.accesses());
-            let bytes = product.n * product.dtype.size_bytes() as u64;
-            list.extend(bias.map(|bias| Access::read(bias, bytes)));
-            list.extend(workspace.as_ref().map(|memory| Access::write(memory.pointer(), WORKSPACE_BYTES)));
+            let row = product.n * product.dtype.size_bytes() as u64;
+            list.extend(bias.map(|bias| Access::read(bias, row)));
+            list.extend(scratch.map(|(start, bytes)| Access::write(start, bytes)));
         })
     }
+}
+
+/// How products are accumulated, and which ways of adding up parts there may be.
+pub(crate) type Precision = (ComputeFormat, ReductionSchemes);
+
+/// Returns whether an error says that the library does not run an algorithm.
+fn is_refusal(error: &Error) -> bool {
+    error.driver_error().is_some_and(|error| error.code() == Code::NotSupported)
+}
+
+/// Returns the library's call for a product; `None` for a dtype that it does not take.
+fn matmul_call(
+    product: &Matmul,
+    at: [DevicePointer; 3],
+    bias: Option<DevicePointer>,
+    workspace: Option<(DevicePointer, u64)>,
+    ((compute, reductions), algorithm): (Precision, Option<MatmulAlgorithm>),
+) -> Option<MatmulCall> {
+    let [a, b, d] = at;
+    Some(MatmulCall {
+        m: product.m,
+        n: product.n,
+        k: product.k,
+        batch: product.batch,
+        a: matrix(&product.a, a),
+        b: matrix(&product.b, b),
+        d: matrix(&product.d, d),
+        format: element_format(product.dtype)?,
+        compute,
+        alpha: product.alpha.get(),
+        beta: product.beta.get(),
+        bias,
+        workspace,
+        reductions,
+        algorithm,
+    })
 }
 
 fn element_format(dtype: DType) -> Option<ElementFormat> {

@@ -9,8 +9,8 @@ use thalweg_driver::{
     Driver, Error, EventFlags, EventHandle, ExternalStream, Fill, FunctionAttributes, FunctionHandle,
     GpuCall, GraphDescription, GraphExecHandle, GraphExecUpdate, GraphHandle, GraphNodeHandle, GraphNodeKind,
     HostFlags, HostFunction, HostMethod, HostPointer, Image, IpcHandle, Label, Launch, LibraryLaunch,
-    MemoryAccess, MemoryAdvice, MemoryInfo, ModuleHandle, PhysicalFlags, PhysicalHandle, PoolAttributes,
-    PoolHandle, PoolUsage, Result, ShareableHandle, StreamHandle, Version,
+    MatmulAlgorithm, MatmulCall, MemoryAccess, MemoryAdvice, MemoryInfo, ModuleHandle, PhysicalFlags,
+    PhysicalHandle, PoolAttributes, PoolHandle, PoolUsage, Result, ShareableHandle, StreamHandle, Version,
 };
 
 use super::SimDriver;
@@ -21,7 +21,7 @@ use super::memory::SpanAccess;
 use super::refusal::Refusal;
 use super::state::{MachineState, unknown};
 use crate::calls::capture;
-use crate::calls::code::MAX_THREADS_PER_BLOCK;
+use crate::calls::code::{ALGORITHMS, MAX_THREADS_PER_BLOCK};
 use crate::calls::transfer::{self, take_away};
 use crate::executor::faults::Point;
 use crate::executor::task::{HostTarget, Task, Work};
@@ -596,6 +596,10 @@ impl Driver for SimDriver {
     fn library_workspace(&self, device: u32, _: &GpuCall) -> Result<u64> {
         // A host function needs none.
         self.device_properties(device).map(|_| 0)
+    }
+
+    fn matmul_algorithms(&self, device: u32, _: &MatmulCall, most: u32) -> Result<Vec<MatmulAlgorithm>> {
+        self.device_properties(device).map(|_| ALGORITHMS.into_iter().take(most as usize).collect())
     }
 
     fn library_async(&self, stream: StreamHandle, launch: &LibraryLaunch<'_>) -> Result<()> {

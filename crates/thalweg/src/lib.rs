@@ -35,11 +35,17 @@ pub use thalweg_tensor as tensor;
 
 pub use thalweg_ir::{DType, Element, Scalar, bf16, f16};
 pub use thalweg_nn::{data, functional, models, optim, serialize};
+pub use thalweg_runtime::backends::{self, get_float32_matmul_precision, set_float32_matmul_precision};
 pub use thalweg_runtime::{
     CaptureMode, CaptureOptions, Device, DeviceGuard, Environment, Error, Event, Graph, GraphPool, Result,
     Stream, StreamGuard, is_available,
 };
 pub use thalweg_runtime::{graph, sim};
+
+/// Parts of `torch.cuda`.
+pub mod cuda {
+    pub use thalweg_runtime::tunable;
+}
 
 /// Modules: functions with parameters. [`thalweg_nn::module`] tells more.
 pub mod module {

@@ -8,6 +8,7 @@ mod looking;
 mod memory;
 mod ops;
 mod sim;
+mod tune;
 mod usage;
 
 use std::path::PathBuf;

@@ -16,7 +16,7 @@ use rustc_hash::FxHashMap;
 use super::search::{Library, OpenLibrary, SearchEnvironment};
 use super::sys::RawStream;
 use super::table::{CallStatus, entry_points, function_at, text_at};
-use crate::library::{ComputeFormat, ElementFormat, MatmulCall, Matrix};
+use crate::library::{ComputeFormat, ElementFormat, MatmulAlgorithm, MatmulCall, Matrix, ReductionSchemes};
 use crate::{Code, DevicePointer, Error, Result};
 
 /// `cublasLtMatmulAlgo_t`.
@@ -47,6 +47,7 @@ pub(super) const EPILOGUE_BIAS: u32 = 4;
 pub(super) const LAYOUT_BATCH_COUNT: u32 = 5;
 pub(super) const LAYOUT_BATCH_OFFSET: u32 = 6;
 pub(super) const PREFERENCE_WORKSPACE_BYTES: u32 = 1;
+pub(super) const PREFERENCE_REDUCTION_SCHEMES: u32 = 3;
 pub(super) const PREFERENCE_ALIGNMENT_A_BYTES: u32 = 5;
 
 entry_points! {
@@ -60,6 +61,16 @@ entry_points! {
         heuristic = "cublasLtMatmulAlgoGetHeuristic" @ 0 c"cublasLtMatmulAlgoGetHeuristic"
             (handle: usize, descriptor: usize, a: usize, b: usize, c: usize, d: usize, preference: usize,
              wanted: c_int, results: *mut HeuristicResult, found: *mut c_int);
+        algorithm_init = "cublasLtMatmulAlgoInit" @ 0 c"cublasLtMatmulAlgoInit"
+            (handle: usize, compute: u32, scale: u32, a: u32, b: u32, c: u32, d: u32, id: c_int,
+             algorithm: *mut Algorithm);
+        algorithm_set = "cublasLtMatmulAlgoConfigSetAttribute" @ 0 c"cublasLtMatmulAlgoConfigSetAttribute"
+            (algorithm: *mut Algorithm, attribute: u32, value: *const c_void, bytes: usize);
+        algorithm_get = "cublasLtMatmulAlgoConfigGetAttribute" @ 0 c"cublasLtMatmulAlgoConfigGetAttribute"
+            (algorithm: *const Algorithm, attribute: u32, value: *mut c_void, bytes: usize, written: *mut usize);
+        algorithm_check = "cublasLtMatmulAlgoCheck" @ 0 c"cublasLtMatmulAlgoCheck"
+            (handle: usize, descriptor: usize, a: usize, b: usize, c: usize, d: usize, algorithm: *const Algorithm,
+             result: *mut HeuristicResult);
         descriptor_create = "cublasLtMatmulDescCreate" @ 0 c"cublasLtMatmulDescCreate"
             (descriptor: *mut usize, compute: u32, scale: u32);
         descriptor_set = "cublasLtMatmulDescSetAttribute" @ 0 c"cublasLtMatmulDescSetAttribute"
@@ -82,13 +93,14 @@ entry_points! {
 type StatusName = unsafe extern "C" fn(u32) -> *const c_char;
 
 /// The functions of the library, shared by the plans that it made.
-struct Api {
-    table: BlasTable,
+pub(super) struct Api {
+    pub(super) table: BlasTable,
     status_name: Option<StatusName>,
+    version: u64,
 }
 
 impl Api {
-    fn check(&self, outcome: CallStatus, detail: impl FnOnce() -> String) -> Result<()> {
+    pub(super) fn check(&self, outcome: CallStatus, detail: impl FnOnce() -> String) -> Result<()> {
         if outcome.is_success() {
             return Ok(());
         }
@@ -104,9 +116,9 @@ impl Api {
 }
 
 /// An object of the library that goes back when it is dropped.
-struct Owned {
+pub(super) struct Owned {
     api: Arc<Api>,
-    raw: usize,
+    pub(super) raw: usize,
     destroy: unsafe fn(&BlasTable, usize) -> CallStatus,
 }
 
@@ -156,23 +168,25 @@ fn alignment_of(address: DevicePointer) -> u32 {
 
 /// Everything that the choice of an algorithm depends on. The operands are the library's: `a` is our `b`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-struct Key {
-    device: u32,
+pub(super) struct Key {
+    pub(super) device: u32,
     a: Layout,
     b: Layout,
     d: Layout,
     batch: i32,
-    format: ElementFormat,
-    compute: ComputeFormat,
+    pub(super) format: ElementFormat,
+    pub(super) compute: ComputeFormat,
     has_addend: bool,
     /// The alignment of the bias's address; 0 without a bias.
     bias_alignment: u32,
-    workspace_bytes: u64,
+    pub(super) workspace_bytes: u64,
+    reductions: ReductionSchemes,
+    algorithm: Option<MatmulAlgorithm>,
 }
 
 impl Key {
     /// Creates the key of a call whose shapes make sense.
-    fn new(device: u32, call: &MatmulCall) -> Result<Self, String> {
+    pub(super) fn new(device: u32, call: &MatmulCall) -> Result<Self, String> {
         let (m, n, k) = (call.m, call.n, call.k);
         let (a, b) = (Layout::new(&call.b, k, n), Layout::new(&call.a, m, k));
         let d = Layout::new(&call.d, m, n);
@@ -203,23 +217,54 @@ impl Key {
         if call.beta.is_nan() || call.alpha.is_nan() {
             return Err("a factor is not a number".to_owned());
         }
+        let is_plain = |factor: f64| factor == 0.0 || factor == 1.0;
+        if call.compute == ComputeFormat::F16 && !(is_plain(call.alpha) && is_plain(call.beta)) {
+            return Err("a product that is accumulated in 16-bit floats has factors of 0 or 1".to_owned());
+        }
         if call.bias.is_some() && call.compute == ComputeFormat::F64 {
             return Err("products in 64-bit floats take no bias".to_owned());
         }
         let workspace_bytes = call.workspace.map_or(0, |(_, bytes)| bytes);
         let bias_alignment = call.bias.map_or(0, alignment_of);
         let (format, compute, has_addend) = (call.format, call.compute, call.beta != 0.0);
-        Ok(Self { device, a, b, d, batch, format, compute, has_addend, bias_alignment, workspace_bytes })
+        Ok(Self {
+            device,
+            a,
+            b,
+            d,
+            batch,
+            format,
+            compute,
+            has_addend,
+            bias_alignment,
+            workspace_bytes,
+            reductions: call.reductions,
+            algorithm: call.algorithm,
+        })
+    }
+
+    /// Returns the format of the factors.
+    pub(super) fn scale(&self) -> ElementFormat {
+        match self.compute {
+            ComputeFormat::F64 => ElementFormat::R_64F,
+            ComputeFormat::F16 => ElementFormat::R_16F,
+            _ => ElementFormat::R_32F,
+        }
     }
 }
 
+/// A product in the library's terms.
+pub(super) struct Problem {
+    pub(super) descriptor: Owned,
+    pub(super) a: Owned,
+    pub(super) b: Owned,
+    pub(super) d: Owned,
+}
+
 struct MatmulPlan {
-    descriptor: Owned,
+    problem: Problem,
     /// Held from the moment that a bias's address is written into the descriptor until the library has read it.
     bias: Mutex<()>,
-    a: Owned,
-    b: Owned,
-    d: Owned,
     algorithm: Algorithm,
 }
 
@@ -228,7 +273,7 @@ const PLANS: usize = 4096;
 
 /// The library, with its handles and plans.
 pub(super) struct BlasLt {
-    api: Arc<Api>,
+    pub(super) api: Arc<Api>,
     /// One a device, made in its context.
     handles: Vec<OnceLock<usize>>,
     plans: RwLock<FxHashMap<Key, Arc<MatmulPlan>>>,
@@ -256,15 +301,25 @@ impl BlasLt {
         let symbol = |name: &CStr| library.symbol(name);
         // SAFETY: the signatures are those that `cublasLt.h` declares for these symbols, in versions 12 and 13; an
         // `OpenLibrary` is never unloaded.
-        let (table, status_name) = unsafe {
-            (BlasTable::resolve(|entry| symbol(entry.symbol)), function_at(symbol(c"cublasLtGetStatusName")))
+        let (table, status_name, version) = unsafe {
+            let version = function_at::<unsafe extern "C" fn() -> usize>(symbol(c"cublasLtGetVersion"));
+            (
+                BlasTable::resolve(|entry| symbol(entry.symbol)),
+                function_at(symbol(c"cublasLtGetStatusName")),
+                version.map_or(0, |version| version() as u64),
+            )
         };
         let handles = (0..devices).map(|_| OnceLock::new()).collect();
-        Ok(Self { api: Arc::new(Api { table, status_name }), handles, plans: RwLock::default() })
+        Ok(Self { api: Arc::new(Api { table, status_name, version }), handles, plans: RwLock::default() })
+    }
+
+    /// Returns the library's version, as it numbers it itself.
+    pub(super) fn version(&self) -> u64 {
+        self.api.version
     }
 
     /// Returns the library's handle for a device whose context is current.
-    fn handle(&self, device: u32) -> Result<usize> {
+    pub(super) fn handle(&self, device: u32) -> Result<usize> {
         let slot = &self.handles[device as usize];
         if let Some(handle) = slot.get() {
             return Ok(*handle);
@@ -318,6 +373,12 @@ impl BlasLt {
             table.preference_set(owned.raw, PREFERENCE_WORKSPACE_BYTES, (&raw const bytes).cast(), 8)
         };
         self.api.check(set, || format!("a workspace of {bytes} bytes"))?;
+        let schemes = key.reductions.0;
+        // SAFETY: the attribute is a `uint32_t`, read at once.
+        let set = unsafe {
+            table.preference_set(owned.raw, PREFERENCE_REDUCTION_SCHEMES, (&raw const schemes).cast(), 4)
+        };
+        self.api.check(set, || format!("reduction schemes {schemes}"))?;
         for (index, layout) in (0..).zip([&key.a, &key.b, &key.d, &key.d]) {
             let alignment = layout.alignment_bytes;
             let attribute = PREFERENCE_ALIGNMENT_A_BYTES + index;
@@ -348,8 +409,17 @@ impl BlasLt {
 
     #[cold]
     fn make_plan(&self, key: &Key, bias: Option<DevicePointer>) -> Result<MatmulPlan> {
-        let scale =
-            if key.compute == ComputeFormat::F64 { ElementFormat::R_64F } else { ElementFormat::R_32F };
+        let problem = self.problem(key, bias)?;
+        let algorithm = match key.algorithm {
+            Some(algorithm) => self.configured(key, &problem, algorithm)?,
+            None => self.heuristic(key, &problem, 1)?[0].algorithm,
+        };
+        Ok(MatmulPlan { problem, bias: Mutex::new(()), algorithm })
+    }
+
+    /// Returns a product in the library's terms.
+    pub(super) fn problem(&self, key: &Key, bias: Option<DevicePointer>) -> Result<Problem> {
+        let scale = key.scale();
         let descriptor = self.own(BlasTable::descriptor_destroy, |table, raw| {
             // SAFETY: writes one handle.
             unsafe { table.descriptor_create(raw, key.compute.0, scale.0) }
@@ -376,11 +446,18 @@ impl BlasLt {
         let a = self.layout(key.format, &key.a, key.batch)?;
         let b = self.layout(key.format, &key.b, key.batch)?;
         let d = self.layout(key.format, &key.d, key.batch)?;
+        Ok(Problem { descriptor, a, b, d })
+    }
+
+    /// Returns what the library proposes for a product, best guess first: at least one algorithm, at most `most`.
+    pub(super) fn heuristic(&self, key: &Key, problem: &Problem, most: u32) -> Result<Vec<HeuristicResult>> {
         let preference = self.preference(key)?;
-        let mut result = HeuristicResult::default();
+        let most = most.clamp(1, 1024);
+        let mut results = vec![HeuristicResult::default(); most as usize];
         let mut found: c_int = 0;
         let handle = self.handle(key.device)?;
-        // SAFETY: every object was made above and lives; one result is asked for, and there is room for one.
+        let Problem { descriptor, a, b, d } = problem;
+        // SAFETY: every object was made above and lives; as many results are asked for as there is room for.
         let outcome = unsafe {
             self.api.table.heuristic(
                 handle,
@@ -390,18 +467,22 @@ impl BlasLt {
                 d.raw,
                 d.raw,
                 preference.raw,
-                1,
-                &raw mut result,
+                most as c_int,
+                results.as_mut_ptr(),
                 &raw mut found,
             )
         };
         let none = || "no algorithm for this product and workspace".to_owned();
         self.api.check(outcome, none)?;
-        self.api.check(CallStatus { status: result.status, ..outcome }, none)?;
-        if found < 1 {
+        results.truncate(usize::try_from(found).unwrap_or(0));
+        if let Some(first) = results.first() {
+            self.api.check(CallStatus { status: first.status, ..outcome }, none)?;
+        }
+        results.retain(|result| result.status == 0);
+        if results.is_empty() {
             return Err(Error::new(Code::Library, outcome.call, none()));
         }
-        Ok(MatmulPlan { descriptor, bias: Mutex::new(()), a, b, d, algorithm: result.algorithm })
+        Ok(results)
     }
 
     /// Writes the address of a bias into a descriptor.
@@ -437,10 +518,12 @@ impl BlasLt {
         let plan = self.plan(key, call.bias, detail)?;
         let (alpha, beta) = (call.alpha, call.beta);
         let (alpha_32, beta_32) = (alpha as f32, beta as f32);
-        let (alpha, beta): (*const c_void, *const c_void) = if call.compute == ComputeFormat::F64 {
-            ((&raw const alpha).cast(), (&raw const beta).cast())
-        } else {
-            ((&raw const alpha_32).cast(), (&raw const beta_32).cast())
+        // The bits of 0 and 1, the only factors here.
+        let [alpha_16, beta_16] = [alpha, beta].map(|factor| if factor == 0.0 { 0_u16 } else { 0x3c00 });
+        let (alpha, beta): (*const c_void, *const c_void) = match call.compute {
+            ComputeFormat::F64 => ((&raw const alpha).cast(), (&raw const beta).cast()),
+            ComputeFormat::F16 => ((&raw const alpha_16).cast(), (&raw const beta_16).cast()),
+            _ => ((&raw const alpha_32).cast(), (&raw const beta_32).cast()),
         };
         let (workspace, workspace_bytes) =
             call.workspace.map_or((0, 0), |(start, bytes)| (start.address(), bytes));
@@ -449,7 +532,7 @@ impl BlasLt {
         let _bias = match call.bias {
             Some(bias) => {
                 let guard = plan.bias.lock().unwrap_or_else(PoisonError::into_inner);
-                self.set_bias(&plan.descriptor, bias)?;
+                self.set_bias(&plan.problem.descriptor, bias)?;
                 Some(guard)
             }
             None => None,
@@ -459,17 +542,17 @@ impl BlasLt {
         let outcome = unsafe {
             self.api.table.matmul(
                 self.handle(device)?,
-                plan.descriptor.raw,
+                plan.problem.descriptor.raw,
                 alpha,
                 call.b.address.address(),
-                plan.a.raw,
+                plan.problem.a.raw,
                 call.a.address.address(),
-                plan.b.raw,
+                plan.problem.b.raw,
                 beta,
                 output,
-                plan.d.raw,
+                plan.problem.d.raw,
                 output,
-                plan.d.raw,
+                plan.problem.d.raw,
                 &raw const plan.algorithm,
                 workspace,
                 usize::try_from(workspace_bytes).unwrap_or(usize::MAX),
@@ -504,6 +587,8 @@ mod tests {
             beta: 0.0,
             bias: None,
             workspace: None,
+            reductions: ReductionSchemes::ANY,
+            algorithm: None,
         }
     }
 

@@ -5,6 +5,7 @@
 
 use std::path::Path;
 
+use super::blaslt::BlasLt;
 use super::conditional::support;
 use super::context::{Device, check_not_forked};
 use super::state::CudaDriver;
@@ -15,7 +16,7 @@ use crate::conditional::{ConditionFormat, Conditional};
 use crate::description::GraphDescription;
 use crate::driver::HostFunction;
 use crate::graph::{CaptureInfo, CaptureMode, DependencyUpdate, GraphExecUpdate};
-use crate::library::GpuCall;
+use crate::library::{GpuCall, MatmulAlgorithm, MatmulCall};
 use crate::module::Image;
 use crate::properties::{ImageKind, LibrarySupport};
 use crate::{
@@ -89,7 +90,11 @@ impl CudaDriver {
             host_register: able(DeviceAttribute::HostRegisterSupported),
             stream_priority_range: self.priority_range(device)?,
             conditional_nodes: support(cuda.version),
-            libraries: LibrarySupport { matmul: self.blas_lt().is_ok(), attention: self.cudnn().is_ok() },
+            libraries: LibrarySupport {
+                matmul: self.blas_lt().is_ok(),
+                matmul_version: self.blas_lt().map_or(0, BlasLt::version),
+                attention: self.cudnn().is_ok(),
+            },
         })
     }
 
@@ -251,6 +256,7 @@ impl Driver for CudaDriver {
         fn function_attributes(function: FunctionHandle) -> FunctionAttributes;
         fn launch(stream: StreamHandle, launch: &Launch<'_>) -> ();
         fn library_workspace(device: u32, call: &GpuCall) -> u64;
+        fn matmul_algorithms(device: u32, call: &MatmulCall, most: u32) -> Vec<MatmulAlgorithm>;
         fn library_async(stream: StreamHandle, launch: &LibraryLaunch<'_>) -> ();
 
         fn communicators_create(devices: &[u32]) -> Vec<CommunicatorHandle>;

@@ -4,7 +4,7 @@ use super::blaslt::BlasLt;
 use super::cudnn::Cudnn;
 use super::state::CudaDriver;
 use crate::command::LibraryLaunch;
-use crate::library::GpuCall;
+use crate::library::{GpuCall, MatmulAlgorithm, MatmulCall};
 use crate::{DevicePointer, Error, Result, StreamHandle};
 
 impl CudaDriver {
@@ -30,6 +30,17 @@ impl CudaDriver {
                 self.cudnn()?.workspace(device, call)
             }
         }
+    }
+
+    pub(super) fn matmul_algorithms(
+        &self,
+        device: u32,
+        call: &MatmulCall,
+        most: u32,
+    ) -> Result<Vec<MatmulAlgorithm>> {
+        self.enter(device)?;
+        let _relaxed = self.cuda.relaxed();
+        self.blas_lt()?.algorithms(device, call, most)
     }
 
     pub(super) fn library_async(&self, stream: StreamHandle, launch: &LibraryLaunch<'_>) -> Result<()> {

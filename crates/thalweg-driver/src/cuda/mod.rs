@@ -25,6 +25,7 @@
 //! better than a destructor that runs while other libraries shut CUDA down.
 
 mod blaslt;
+mod blaslt_algorithm;
 mod collective;
 mod conditional;
 mod context;

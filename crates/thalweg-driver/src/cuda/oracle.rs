@@ -14,6 +14,7 @@ use cudarc::nccl::sys as nccl;
 use cudarc::nvrtc::sys as nvrtc;
 
 use super::blaslt::{self, Algorithm, BlasTable, HeuristicResult};
+use super::blaslt_algorithm;
 use super::cudnn::{
     CudnnTable, Format, HEURISTIC_MODES, NOT_SUPPORTED, Pointwise, Reduction as DnnReduction, attribute,
     kind, of_type,
@@ -22,7 +23,7 @@ use super::nccl::{NcclTable, data_type, reduction_operation};
 use super::nvml::NvmlTable;
 use super::nvrtc::NvrtcTable;
 use super::sys::{self, *};
-use crate::library::{ComputeFormat, ElementFormat};
+use crate::library::{ComputeFormat, ElementFormat, ReductionSchemes};
 use crate::{Code, Reduction};
 
 /// The sizes of a function's arguments.
@@ -49,6 +50,7 @@ arguments!(A B C D E);
 arguments!(A B C D E F);
 arguments!(A B C D E F G);
 arguments!(A B C D E F G H);
+arguments!(A B C D E F G H I);
 arguments!(A B C D E F G H I J);
 arguments!(A B C D E F G H I J K);
 arguments!(A B C D E F G H I J K L M N O P);
@@ -215,6 +217,10 @@ fn arguments_of_the_libraries() {
             cublasLtCreate(_);
             cublasLtMatmul(_, _, _, _, _, _, _, _, _, _, _, _, _, _, _, _);
             cublasLtMatmulAlgoGetHeuristic(_, _, _, _, _, _, _, _, _, _);
+            cublasLtMatmulAlgoInit(_, _, _, _, _, _, _, _, _);
+            cublasLtMatmulAlgoConfigSetAttribute(_, _, _, _);
+            cublasLtMatmulAlgoConfigGetAttribute(_, _, _, _, _);
+            cublasLtMatmulAlgoCheck(_, _, _, _, _, _, _, _);
             cublasLtMatmulDescCreate(_, _, _);
             cublasLtMatmulDescSetAttribute(_, _, _, _);
             cublasLtMatmulDescDestroy(_);
@@ -540,6 +546,7 @@ fn attributes_of_devices_and_functions() {
 
 #[test]
 fn constants_of_the_libraries() {
+    use blas::cublasLtMatmulAlgoConfigAttributes_t as Config;
     use blas::cublasLtMatmulPreferenceAttributes_t as Preference;
     same_numbers! {
         blaslt::DESCRIPTOR_TRANSPOSE_A => blas::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_TRANSA;
@@ -557,6 +564,20 @@ fn constants_of_the_libraries() {
         blaslt::PREFERENCE_ALIGNMENT_A_BYTES + 1 => Preference::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES;
         blaslt::PREFERENCE_ALIGNMENT_A_BYTES + 2 => Preference::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES;
         blaslt::PREFERENCE_ALIGNMENT_A_BYTES + 3 => Preference::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES;
+        blaslt::PREFERENCE_REDUCTION_SCHEMES => Preference::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK;
+        ReductionSchemes::NONE.0 => blas::cublasLtReductionScheme_t::CUBLASLT_REDUCTION_SCHEME_NONE;
+        ReductionSchemes::COMPUTE_TYPE.0 =>
+            blas::cublasLtReductionScheme_t::CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
+        ReductionSchemes::ANY.0 => blas::cublasLtReductionScheme_t::CUBLASLT_REDUCTION_SCHEME_MASK;
+        blaslt_algorithm::CONFIG_ID => Config::CUBLASLT_ALGO_CONFIG_ID;
+        blaslt_algorithm::CONFIG_TILE => Config::CUBLASLT_ALGO_CONFIG_TILE_ID;
+        blaslt_algorithm::CONFIG_SPLIT_K => Config::CUBLASLT_ALGO_CONFIG_SPLITK_NUM;
+        blaslt_algorithm::CONFIG_REDUCTION => Config::CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME;
+        blaslt_algorithm::CONFIG_SWIZZLE => Config::CUBLASLT_ALGO_CONFIG_CTA_SWIZZLING;
+        blaslt_algorithm::CONFIG_CUSTOM => Config::CUBLASLT_ALGO_CONFIG_CUSTOM_OPTION;
+        blaslt_algorithm::CONFIG_STAGES => Config::CUBLASLT_ALGO_CONFIG_STAGES_ID;
+        blaslt_algorithm::CONFIG_INNER_SHAPE => Config::CUBLASLT_ALGO_CONFIG_INNER_SHAPE_ID;
+        blaslt_algorithm::CONFIG_CLUSTER_SHAPE => Config::CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID;
         ElementFormat::R_32F.0 => blas::cudaDataType::CUDA_R_32F;
         ElementFormat::R_64F.0 => blas::cudaDataType::CUDA_R_64F;
         ElementFormat::R_16F.0 => blas::cudaDataType::CUDA_R_16F;
@@ -569,6 +590,9 @@ fn constants_of_the_libraries() {
         ElementFormat::R_64U.0 => blas::cudaDataType::CUDA_R_64U;
         ComputeFormat::F32.0 => blas::cublasComputeType_t::CUBLAS_COMPUTE_32F;
         ComputeFormat::F32_FAST_TF32.0 => blas::cublasComputeType_t::CUBLAS_COMPUTE_32F_FAST_TF32;
+        ComputeFormat::F16.0 => blas::cublasComputeType_t::CUBLAS_COMPUTE_16F;
+        ComputeFormat::F32_EMULATED_BF16X9.0 =>
+            blas::cublasComputeType_t::CUBLAS_COMPUTE_32F_EMULATED_16BFX9;
         ComputeFormat::F64.0 => blas::cublasComputeType_t::CUBLAS_COMPUTE_64F;
         super::nvrtc::ERROR_COMPILATION => nvrtc::nvrtcResult::NVRTC_ERROR_COMPILATION;
         super::nvrtc::ERROR_INVALID_OPTION => nvrtc::nvrtcResult::NVRTC_ERROR_INVALID_OPTION;

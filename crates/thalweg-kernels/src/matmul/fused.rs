@@ -35,13 +35,25 @@ const MOST_TERMS: u64 = 2048;
 /// tiles.
 #[must_use]
 pub fn fits(product: &Matmul) -> bool {
+    terms(product).is_some_and(|terms| terms <= MOST_TERMS)
+}
+
+/// Returns whether a product is so small that trying it as a fused kernel's makes sense, even where it does not [fit](fits).
+#[must_use]
+pub fn could_fit(product: &Matmul) -> bool {
+    terms(product).is_some_and(|terms| terms <= 16 * MOST_TERMS)
+}
+
+/// Returns how many terms of an element of D a multiprocessor would sum one tile after another; `None` for a product that is none of
+/// a fused kernel.
+fn terms(product: &Matmul) -> Option<u64> {
     let tiles = product
         .m
         .div_ceil(TILE_ROWS)
         .saturating_mul(product.n.div_ceil(TILE_COLUMNS))
         .saturating_mul(product.batch)
         .div_ceil(MULTI_PROCESSORS);
-    is_plain(product) && tiles.saturating_mul(product.k) <= MOST_TERMS
+    is_plain(product).then(|| tiles.saturating_mul(product.k))
 }
 
 /// Whether a product is of f32, and without factors.

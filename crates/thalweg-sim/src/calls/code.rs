@@ -3,7 +3,9 @@
 use std::sync::Arc;
 
 use smallvec::SmallVec;
-use thalweg_driver::{Code, GraphNodeKind, Image, Launch, LibraryLaunch};
+use thalweg_driver::{
+    Code, GpuCall, GraphNodeKind, HostLaunch, Image, Launch, LibraryLaunch, MatmulAlgorithm, MatmulCall,
+};
 
 use crate::executor::task::{Task, Work};
 use crate::objects::code::{Function, Module};
@@ -100,6 +102,12 @@ impl MachineState {
 
     pub(crate) fn library(&mut self, stream: u64, launch: &LibraryLaunch<'_>) -> CallResult<()> {
         let own = self.enter(stream)?;
+        if let GpuCall::Matmul(MatmulCall { algorithm: Some(algorithm), .. }) = launch.gpu
+            && !ALGORITHMS.contains(algorithm)
+        {
+            let detail = format!("`{}`: the simulated library has no algorithm {algorithm:?}", launch.label);
+            return Err(Refusal::new(Code::NotSupported, detail));
+        }
         let task = Task {
             device: self.stream(own).device,
             label: launch.label,
@@ -113,7 +121,51 @@ impl MachineState {
                 arguments: SmallVec::from_slice(launch.arguments),
             },
         };
+        for _ in 0..extra_commands(launch.gpu) {
+            let task = Task {
+                device: self.stream(own).device,
+                label: launch.label,
+                accesses: SmallVec::new(),
+                work: Work::Kernel {
+                    kernel: Arc::new(|_: &HostLaunch<'_>| Ok(())),
+                    name: None,
+                    grid: [1; 3],
+                    block: [1; 3],
+                    shared_memory_bytes: 0,
+                    arguments: SmallVec::new(),
+                },
+            };
+            self.submit(own, task, GraphNodeKind::Library)?;
+        }
         self.submit(own, task, GraphNodeKind::Library).map(|_| ())
+    }
+}
+
+/// The algorithms that a simulated library has for every product: what tells them apart is how many commands one takes beside the
+/// host function, and so, where time is counted in commands, how long it takes.
+pub(crate) const ALGORITHMS: [MatmulAlgorithm; 4] =
+    [algorithm(0, 4), algorithm(1, 2), algorithm(2, 1), algorithm(3, 8)];
+
+const fn algorithm(id: i32, split_k: i32) -> MatmulAlgorithm {
+    MatmulAlgorithm {
+        id,
+        split_k,
+        tile: 0,
+        stages: 0,
+        reduction: 0,
+        swizzle: 0,
+        custom: 0,
+        inner_shape: 0,
+        cluster_shape: 0,
+    }
+}
+
+/// Returns how many commands without an effect stand before a library's work: of a product with an algorithm, one less than the
+/// parts that it is split into; of others, none.
+fn extra_commands(call: &GpuCall) -> i32 {
+    match call {
+        GpuCall::Matmul(MatmulCall { algorithm: Some(algorithm), .. }) => algorithm.split_k - 1,
+        _ => 0,
     }
 }
 

@@ -1,0 +1,127 @@
+//! Algorithms of cuBLASLt by their configuration: what its heuristic proposes, as numbers, and the algorithm of such numbers.
+
+use std::ffi::c_int;
+
+use super::blaslt::{Algorithm, Api, BlasLt, HeuristicResult, Key, Problem};
+use crate::library::{MatmulAlgorithm, MatmulCall};
+use crate::{Code, Error, Result};
+
+pub(super) const CONFIG_ID: u32 = 0;
+pub(super) const CONFIG_TILE: u32 = 1;
+pub(super) const CONFIG_SPLIT_K: u32 = 2;
+pub(super) const CONFIG_REDUCTION: u32 = 3;
+pub(super) const CONFIG_SWIZZLE: u32 = 4;
+pub(super) const CONFIG_CUSTOM: u32 = 5;
+pub(super) const CONFIG_STAGES: u32 = 6;
+pub(super) const CONFIG_INNER_SHAPE: u32 = 7;
+pub(super) const CONFIG_CLUSTER_SHAPE: u32 = 8;
+
+impl BlasLt {
+    /// Returns the algorithms that the library proposes for a product, best guess first, none twice. The device's context is current.
+    pub(super) fn algorithms(
+        &self,
+        device: u32,
+        call: &MatmulCall,
+        most: u32,
+    ) -> Result<Vec<MatmulAlgorithm>> {
+        let key = Key::new(device, &MatmulCall { algorithm: None, ..*call })
+            .map_err(|why| Error::new(Code::InvalidValue, "cublasLtMatmulAlgoGetHeuristic", why))?;
+        let problem = self.problem(&key, call.bias)?;
+        let mut algorithms: Vec<MatmulAlgorithm> = Vec::new();
+        for result in self.heuristic(&key, &problem, most)? {
+            let algorithm = self.api.configuration(&result.algorithm)?;
+            if !algorithms.contains(&algorithm) {
+                algorithms.push(algorithm);
+            }
+        }
+        Ok(algorithms)
+    }
+
+    /// Returns the algorithm of a configuration, if the library has it for the product and it makes do with the workspace.
+    pub(super) fn configured(
+        &self,
+        key: &Key,
+        problem: &Problem,
+        wanted: MatmulAlgorithm,
+    ) -> Result<Algorithm> {
+        let (handle, table) = (self.handle(key.device)?, &self.api.table);
+        let (format, compute, scale) = (key.format.0, key.compute.0, key.scale().0);
+        let unsupported = |why: &str| {
+            let detail =
+                format!("{wanted:?}: {why}; tune the product again, or leave the choice to the library");
+            Error::new(Code::NotSupported, "cublasLtMatmulAlgoCheck", detail)
+        };
+        let mut algorithm = Algorithm::default();
+        // SAFETY: writes one algorithm.
+        let made = unsafe {
+            let target = &raw mut algorithm;
+            table.algorithm_init(handle, compute, scale, format, format, format, format, wanted.id, target)
+        };
+        if !made.is_success() {
+            return Err(unsupported("the library has no such algorithm for these formats"));
+        }
+        self.api.configure(&mut algorithm, &wanted).map_err(|error| unsupported(&error.to_string()))?;
+        let mut result = HeuristicResult::default();
+        let Problem { descriptor, a, b, d } = problem;
+        // SAFETY: all objects live, and one result is written.
+        let checked = unsafe {
+            let (algorithm, result) = (&raw const algorithm, &raw mut result);
+            table.algorithm_check(handle, descriptor.raw, a.raw, b.raw, d.raw, d.raw, algorithm, result)
+        };
+        if !checked.is_success() || result.status != 0 {
+            return Err(unsupported("the library does not run it for this product on this device"));
+        }
+        if result.workspace_bytes as u64 > key.workspace_bytes {
+            let (needs, has) = (result.workspace_bytes, key.workspace_bytes);
+            return Err(unsupported(&format!("it needs a workspace of {needs} bytes and is given {has}")));
+        }
+        Ok(algorithm)
+    }
+}
+
+impl Api {
+    /// Returns the configuration of an algorithm.
+    fn configuration(&self, algorithm: &Algorithm) -> Result<MatmulAlgorithm> {
+        let read = |attribute: u32, bytes: usize| {
+            let (mut value, mut written) = (0_u32, 0_usize);
+            // SAFETY: at most `bytes` of the four are written, and the count.
+            let outcome = unsafe {
+                let (value, written) = ((&raw mut value).cast(), &raw mut written);
+                self.table.algorithm_get(algorithm, attribute, value, bytes, written)
+            };
+            self.check(outcome, || format!("attribute {attribute} of an algorithm")).map(|()| value)
+        };
+        Ok(MatmulAlgorithm {
+            id: read(CONFIG_ID, 4)? as c_int,
+            tile: read(CONFIG_TILE, 4)?,
+            stages: read(CONFIG_STAGES, 4)?,
+            split_k: read(CONFIG_SPLIT_K, 4)? as c_int,
+            reduction: read(CONFIG_REDUCTION, 4)?,
+            swizzle: read(CONFIG_SWIZZLE, 4)?,
+            custom: read(CONFIG_CUSTOM, 4)?,
+            inner_shape: read(CONFIG_INNER_SHAPE, 2)? as u16,
+            cluster_shape: read(CONFIG_CLUSTER_SHAPE, 2)? as u16,
+        })
+    }
+
+    /// Gives an algorithm a configuration.
+    fn configure(&self, algorithm: &mut Algorithm, wanted: &MatmulAlgorithm) -> Result<()> {
+        let attributes = [
+            (CONFIG_TILE, wanted.tile, 4),
+            (CONFIG_STAGES, wanted.stages, 4),
+            (CONFIG_SPLIT_K, wanted.split_k as u32, 4),
+            (CONFIG_REDUCTION, wanted.reduction, 4),
+            (CONFIG_SWIZZLE, wanted.swizzle, 4),
+            (CONFIG_CUSTOM, wanted.custom, 4),
+            (CONFIG_INNER_SHAPE, u32::from(wanted.inner_shape), 2),
+            (CONFIG_CLUSTER_SHAPE, u32::from(wanted.cluster_shape), 2),
+        ];
+        for (attribute, value, bytes) in attributes {
+            // SAFETY: `bytes` of the value are read at once; both bytes of a short number come first on a little-endian host.
+            let outcome =
+                unsafe { self.table.algorithm_set(algorithm, attribute, (&raw const value).cast(), bytes) };
+            self.check(outcome, || format!("attribute {attribute} of an algorithm"))?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,329 @@
+//! Settings of the libraries behind operators, process-wide, by PyTorch's names (`torch.backends`).
+//!
+//! Each is read when a product is queued. A captured product keeps what held when it was captured.
+
+use std::fmt;
+use std::str::FromStr;
+use std::sync::atomic::{AtomicU8, Ordering};
+
+use thalweg_driver::{ComputeFormat, ReductionSchemes};
+use thalweg_ir::DType;
+use thalweg_kernels::matmul::{Factor, Matmul};
+
+use crate::{Error, Result};
+
+/// How a product of 32-bit floats is computed (`fp32_precision`).
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[repr(u8)]
+pub enum Fp32Precision {
+    /// As the level above says: the process for CUDA, IEEE for the process.
+    None,
+    /// In IEEE single precision.
+    Ieee,
+    /// With operands rounded to TF32, which has 10 bits behind the point; sums are of single precision.
+    Tf32,
+    /// With operands taken as sums of three 16-bit brain floats: as exact as single precision, and on some devices faster. Only for products,
+    /// with cuBLASLt from CUDA 12.9 on.
+    Bfx9,
+}
+
+impl Fp32Precision {
+    const ALL: [Self; 4] = [Self::None, Self::Ieee, Self::Tf32, Self::Bfx9];
+
+    /// Returns PyTorch's word for it.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::Ieee => "ieee",
+            Self::Tf32 => "tf32",
+            Self::Bfx9 => "bfx9",
+        }
+    }
+
+    fn load(cell: &AtomicU8) -> Self {
+        Self::ALL[usize::from(cell.load(Ordering::Relaxed))]
+    }
+}
+
+impl fmt::Display for Fp32Precision {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for Fp32Precision {
+    type Err = Error;
+
+    fn from_str(name: &str) -> Result<Self> {
+        Self::ALL.into_iter().find(|precision| precision.name() == name).ok_or_else(|| {
+            Error::invalid(format!("fp32_precision '{name}': write `none`, `ieee`, `tf32` or `bfx9`"))
+        })
+    }
+}
+
+static FP32_PRECISION: AtomicU8 = AtomicU8::new(Fp32Precision::None as u8);
+
+/// Returns the precision of the process (`torch.backends.fp32_precision`), which [`cuda::matmul`] takes where it has none of its own.
+pub fn fp32_precision() -> Fp32Precision {
+    Fp32Precision::load(&FP32_PRECISION)
+}
+
+/// Sets the precision of the process.
+///
+/// # Errors
+/// [`Error::is_invalid_argument`] for [`Fp32Precision::Bfx9`], which is for products alone.
+pub fn set_fp32_precision(precision: Fp32Precision) -> Result<()> {
+    if precision == Fp32Precision::Bfx9 {
+        return Err(Error::invalid(
+            "`bfx9` is a precision of products: set it by `backends::cuda::matmul::set_fp32_precision`",
+        ));
+    }
+    FP32_PRECISION.store(precision as u8, Ordering::Relaxed);
+    Ok(())
+}
+
+/// Sets how products of 32-bit floats are computed (`torch.set_float32_matmul_precision`): `highest` is single precision, `high` and
+/// `medium` are TF32.
+///
+/// # Errors
+/// [`Error::is_invalid_argument`] for another word.
+pub fn set_float32_matmul_precision(precision: &str) -> Result<()> {
+    let precision = match precision {
+        "highest" => Fp32Precision::Ieee,
+        "high" | "medium" => Fp32Precision::Tf32,
+        _ => {
+            return Err(Error::invalid(format!(
+                "float32_matmul_precision '{precision}': write `highest`, `high` or `medium`"
+            )));
+        }
+    };
+    cuda::matmul::set_fp32_precision(precision);
+    Ok(())
+}
+
+/// Returns how products of 32-bit floats are computed, in the words of [`set_float32_matmul_precision`].
+pub fn get_float32_matmul_precision() -> &'static str {
+    if cuda::matmul::allow_tf32() { "high" } else { "highest" }
+}
+
+/// Settings of CUDA's libraries (`torch.backends.cuda`).
+pub mod cuda {
+    use std::sync::OnceLock;
+    use std::sync::atomic::{AtomicU64, Ordering};
+
+    use crate::{Error, Result};
+
+    /// Which code computes products (`preferred_blas_library`).
+    #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+    pub enum BlasLibrary {
+        /// cuBLASLt, and kernels of Thalweg where a product is too small for it.
+        Default,
+        /// cuBLASLt alone.
+        CublasLt,
+    }
+
+    static BLAS_LIBRARY: AtomicU64 = AtomicU64::new(0);
+
+    /// Returns which code computes products.
+    pub fn preferred_blas_library() -> BlasLibrary {
+        match BLAS_LIBRARY.load(Ordering::Relaxed) {
+            0 => BlasLibrary::Default,
+            _ => BlasLibrary::CublasLt,
+        }
+    }
+
+    /// Sets which code computes products. A layer's small product together with its bias stays one kernel of Thalweg.
+    pub fn set_preferred_blas_library(library: BlasLibrary) {
+        BLAS_LIBRARY.store(u64::from(library == BlasLibrary::CublasLt), Ordering::Relaxed);
+    }
+
+    /// Scratch memory of a product unless it was set otherwise: enough for the library's split-k algorithms.
+    const WORKSPACE_BYTES: u64 = 4 << 20;
+
+    /// Bytes that were set, plus one; 0 for none.
+    static WORKSPACE: AtomicU64 = AtomicU64::new(0);
+
+    /// Returns the scratch memory, in bytes, that cuBLASLt may use for a large product (`cublaslt_workspace_size`): what was set, else
+    /// `CUBLASLT_WORKSPACE_SIZE` in KiB, else 4 MiB.
+    pub fn cublaslt_workspace_size() -> u64 {
+        static VARIABLE: OnceLock<Option<u64>> = OnceLock::new();
+        match WORKSPACE.load(Ordering::Relaxed) {
+            0 => VARIABLE
+                .get_or_init(|| {
+                    let kibibytes = std::env::var("CUBLASLT_WORKSPACE_SIZE").ok()?.parse::<u64>().ok()?;
+                    kibibytes.checked_mul(1024)
+                })
+                .unwrap_or(WORKSPACE_BYTES),
+            bytes => bytes - 1,
+        }
+    }
+
+    /// Sets the scratch memory in bytes.
+    ///
+    /// # Errors
+    /// [`Error::is_invalid_argument`] for more than 1 GiB.
+    pub fn set_cublaslt_workspace_size(bytes: u64) -> Result<()> {
+        if bytes > 1 << 30 {
+            return Err(Error::invalid(format!(
+                "a workspace of {bytes} bytes: give 1 GiB (1073741824) at most"
+            )));
+        }
+        WORKSPACE.store(bytes + 1, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// How products are computed (`torch.backends.cuda.matmul`). Convolutions are products, too.
+    pub mod matmul {
+        use std::sync::OnceLock;
+        use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+
+        use super::super::Fp32Precision;
+        use crate::{Error, Result};
+
+        static PRECISION: AtomicU8 = AtomicU8::new(Fp32Precision::None as u8);
+        static FP16_REDUCTION: AtomicU8 = AtomicU8::new(REDUCED);
+        static BF16_REDUCTION: AtomicU8 = AtomicU8::new(REDUCED);
+        static FP16_ACCUMULATION: AtomicBool = AtomicBool::new(false);
+
+        const REDUCED: u8 = 0;
+        const FULL: u8 = 1;
+        const FULL_WITHOUT_SPLIT_K: u8 = 2;
+
+        /// Returns the precision of products of 32-bit floats that was set for CUDA.
+        pub fn fp32_precision() -> Fp32Precision {
+            Fp32Precision::load(&PRECISION)
+        }
+
+        /// Sets the precision of products of 32-bit floats. Those that are one small kernel of Thalweg are always of single precision.
+        pub fn set_fp32_precision(precision: Fp32Precision) {
+            PRECISION.store(precision as u8, Ordering::Relaxed);
+        }
+
+        /// Returns the precision that holds: what was set here, else for the process, else `TORCH_ALLOW_TF32_CUBLAS_OVERRIDE=1`, else
+        /// single precision.
+        pub fn effective_fp32_precision() -> Fp32Precision {
+            static OVERRIDE: OnceLock<bool> = OnceLock::new();
+            let overridden =
+                || std::env::var("TORCH_ALLOW_TF32_CUBLAS_OVERRIDE").is_ok_and(|value| value == "1");
+            match (fp32_precision(), super::super::fp32_precision()) {
+                (Fp32Precision::None, Fp32Precision::None) if *OVERRIDE.get_or_init(overridden) => {
+                    Fp32Precision::Tf32
+                }
+                (Fp32Precision::None, Fp32Precision::None) => Fp32Precision::Ieee,
+                (Fp32Precision::None, process) => process,
+                (own, _) => own,
+            }
+        }
+
+        /// Returns whether products of 32-bit floats are computed in TF32.
+        pub fn allow_tf32() -> bool {
+            effective_fp32_precision() == Fp32Precision::Tf32
+        }
+
+        /// Sets whether products of 32-bit floats are computed in TF32, as
+        /// [`set_fp32_precision`] does.
+        pub fn set_allow_tf32(allow: bool) {
+            set_fp32_precision(if allow { Fp32Precision::Tf32 } else { Fp32Precision::Ieee });
+        }
+
+        /// Whether the parts of a product that is split along k may be added up in the 16 bits of its elements, and whether it may be
+        /// split at all.
+        #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+        pub struct ReducedPrecisionReduction {
+            /// Whether parts may be rounded to 16 bits before they are added.
+            pub allow: bool,
+            /// Whether products may be split along k.
+            pub allow_split_k: bool,
+        }
+
+        fn reduction(cell: &AtomicU8) -> ReducedPrecisionReduction {
+            let state = cell.load(Ordering::Relaxed);
+            ReducedPrecisionReduction {
+                allow: state == REDUCED,
+                allow_split_k: state != FULL_WITHOUT_SPLIT_K,
+            }
+        }
+
+        fn set_reduction(cell: &AtomicU8, to: ReducedPrecisionReduction) -> Result<()> {
+            let state = match (to.allow, to.allow_split_k) {
+                (true, true) => REDUCED,
+                (false, true) => FULL,
+                (false, false) => FULL_WITHOUT_SPLIT_K,
+                (true, false) => {
+                    return Err(Error::invalid(
+                        "reduced precision is of products that are split along k: allow the split, or neither",
+                    ));
+                }
+            };
+            cell.store(state, Ordering::Relaxed);
+            Ok(())
+        }
+
+        /// Returns how parts of products of float16 may be added up.
+        pub fn allow_fp16_reduced_precision_reduction() -> ReducedPrecisionReduction {
+            reduction(&FP16_REDUCTION)
+        }
+
+        /// Sets how parts of products of float16 may be added up.
+        ///
+        /// # Errors
+        /// [`Error::is_invalid_argument`] if reduced precision is allowed and the split is not.
+        pub fn set_allow_fp16_reduced_precision_reduction(to: ReducedPrecisionReduction) -> Result<()> {
+            set_reduction(&FP16_REDUCTION, to)
+        }
+
+        /// Returns how parts of products of bfloat16 may be added up.
+        pub fn allow_bf16_reduced_precision_reduction() -> ReducedPrecisionReduction {
+            reduction(&BF16_REDUCTION)
+        }
+
+        /// Sets how parts of products of bfloat16 may be added up.
+        ///
+        /// # Errors
+        /// [`Error::is_invalid_argument`] if reduced precision is allowed and the split is not.
+        pub fn set_allow_bf16_reduced_precision_reduction(to: ReducedPrecisionReduction) -> Result<()> {
+            set_reduction(&BF16_REDUCTION, to)
+        }
+
+        /// Returns whether products of float16 are accumulated in 16 bits.
+        pub fn allow_fp16_accumulation() -> bool {
+            FP16_ACCUMULATION.load(Ordering::Relaxed)
+        }
+
+        /// Sets whether products of float16 whose factors are 0 or 1 are accumulated in 16 bits: faster on some devices, and far less exact.
+        pub fn set_allow_fp16_accumulation(allow: bool) {
+            FP16_ACCUMULATION.store(allow, Ordering::Relaxed);
+        }
+    }
+}
+
+/// Returns how the library is to compute a product now.
+pub(crate) fn precision_of(product: &Matmul) -> (ComputeFormat, ReductionSchemes) {
+    let schemes =
+        |reduction: cuda::matmul::ReducedPrecisionReduction| match (reduction.allow, reduction.allow_split_k)
+        {
+            (true, _) => ReductionSchemes::ANY,
+            (false, true) => ReductionSchemes::COMPUTE_TYPE,
+            (false, false) => ReductionSchemes::NONE,
+        };
+    match product.dtype {
+        DType::F64 => (ComputeFormat::F64, ReductionSchemes::ANY),
+        DType::F32 => {
+            let compute = match cuda::matmul::effective_fp32_precision() {
+                Fp32Precision::Tf32 => ComputeFormat::F32_FAST_TF32,
+                Fp32Precision::Bfx9 => ComputeFormat::F32_EMULATED_BF16X9,
+                Fp32Precision::None | Fp32Precision::Ieee => ComputeFormat::F32,
+            };
+            (compute, ReductionSchemes::ANY)
+        }
+        DType::F16 => {
+            let is_plain = |factor: Factor| [Factor::ZERO, Factor::ONE].contains(&factor);
+            let in_16_bits =
+                cuda::matmul::allow_fp16_accumulation() && is_plain(product.alpha) && is_plain(product.beta);
+            let compute = if in_16_bits { ComputeFormat::F16 } else { ComputeFormat::F32 };
+            (compute, schemes(cuda::matmul::allow_fp16_reduced_precision_reduction()))
+        }
+        _ => (ComputeFormat::F32, schemes(cuda::matmul::allow_bf16_reduced_precision_reduction())),
+    }
+}
