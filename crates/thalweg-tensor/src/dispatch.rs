@@ -42,7 +42,7 @@ use crate::operators::in_place;
 use crate::tensor::{Tensor, Tensors};
 
 pub use keys::{DispatchKey, DispatchKeySet, ExcludeKeyGuard, IncludeKeyGuard};
-pub(crate) use keys::{is_excluded, set_excluded};
+pub(crate) use keys::{ModeGuard, is_excluded, is_inference, set_excluded};
 pub(crate) use registry::{BuiltIn, built_in, internal};
 pub use registry::{define_operator, find_operator, operators};
 pub use trace::{Trace, TracedCall, trace};

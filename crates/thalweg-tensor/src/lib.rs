@@ -36,7 +36,7 @@ mod subscript;
 mod tensor;
 mod views;
 
-pub use autograd::no_grad;
+pub use autograd::{inference_mode, no_grad};
 pub use host_tensor::HostTensor;
 pub use subscript::Index;
 pub use tensor::{DevicePointer, Tensor, Tensors};

@@ -15,6 +15,7 @@ use thalweg_runtime::{Buffer, Device, Error, Label, Result, Stream};
 
 use crate::autograd::{AutogradMeta, GradientEdge, ViewOf, is_grad_enabled};
 use crate::caller::{at_line, creating, in_call, label_at};
+use crate::dispatch::is_inference;
 use crate::host_room::host_room;
 
 /// A list of tensors; most operators give one.
@@ -41,11 +42,13 @@ pub(crate) struct Storage {
     pub(crate) buffer: Buffer,
     /// The number of writes in place. Backward checks it, since the tensors that it saved must not have changed.
     version: AtomicU32,
+    /// Whether it was allocated in inference mode.
+    pub(crate) is_inference: bool,
 }
 
 impl Storage {
     pub(crate) fn new(buffer: Buffer) -> Self {
-        Self { buffer, version: AtomicU32::new(0) }
+        Self { buffer, version: AtomicU32::new(0), is_inference: is_inference() }
     }
 }
 
@@ -259,6 +262,34 @@ impl Tensor {
 
     pub(crate) fn with_autograd(&self, autograd: AutogradMeta) -> Self {
         Self::from_parts(self.0.storage.clone(), self.0.layout.clone(), self.dtype(), autograd)
+    }
+
+    /// Returns whether its memory was allocated in inference mode (`torch.Tensor.is_inference`).
+    pub fn is_inference(&self) -> bool {
+        self.0.storage.is_inference
+    }
+
+    /// Refuses a write in place to an inference tensor outside inference mode.
+    pub(crate) fn check_inference_write(&self) -> Result<()> {
+        if self.is_inference() && !is_inference() {
+            return Err(Error::invalid(
+                "Inplace update to inference tensor outside InferenceMode is not allowed. You can make a clone to get a normal tensor \
+                 before doing inplace update.",
+            ));
+        }
+        Ok(())
+    }
+
+    /// Refuses to save an inference tensor for backward.
+    pub(crate) fn check_inference_save(&self) -> Result<()> {
+        if self.is_inference() {
+            return Err(Error::invalid(
+                "Inference tensors cannot be saved for backward. Please do not use Tensors created in inference mode in computation \
+                 tracked by autograd. To work around this, you can make a clone to get a normal tensor and use it in autograd, or use \
+                 `no_grad` instead of `inference_mode`.",
+            ));
+        }
+        Ok(())
     }
 
     /// Returns the tensor as the result of a node of the autograd graph.

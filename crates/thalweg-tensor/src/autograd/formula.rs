@@ -44,9 +44,12 @@ impl Formula {
             saved: self
                 .inputs
                 .iter()
-                .filter_map(|&at| Some((at, Saved::new(call.tensors.get(at)?))))
-                .collect(),
-            saved_results: self.outputs.iter().map(|&at| (at, Saved::result(&results[at], at))).collect(),
+                .filter_map(|&at| Some((at, call.tensors.get(at)?)))
+                .map(|(at, tensor)| Ok((at, Saved::new(tensor)?)))
+                .collect::<Result<_>>()?,
+            saved_results: (self.outputs.iter())
+                .map(|&at| Ok((at, Saved::result(&results[at], at)?)))
+                .collect::<Result<_>>()?,
             device: call.device.clone(),
             label: call.label,
         };

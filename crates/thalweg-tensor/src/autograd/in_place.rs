@@ -96,9 +96,10 @@ impl Recording {
     /// Looks whether a write of `source` into `target` is recorded, and how.
     ///
     /// # Errors
-    /// [`Error::is_invalid_argument`] if the target is a leaf that requires a gradient or a view of one, or if it is a view of
-    /// which autograd does not know what it is a view of.
+    /// [`Error::is_invalid_argument`] if the target is a leaf that requires a gradient or a view of one, if it is a view of
+    /// which autograd does not know what it is a view of, or if it is an inference tensor and this is not inference mode.
     pub(crate) fn new(target: &Tensor, source: &Tensor) -> Result<Option<Self>> {
+        target.check_inference_write()?;
         let refused = |why: &str| Err(Error::invalid(format!("{target:?} {why}")));
         if !is_grad_enabled() {
             return Ok(None);
@@ -121,7 +122,7 @@ impl Recording {
         }
         if matches!(target.0.autograd.view_of(), Some(ViewOf::Unrecorded)) {
             return refused(
-                "is a view that was made inside `no_grad`, so a write that gradients flow through cannot be recorded; make the \
+                "is a view that was made inside `no_grad` or inference mode, so a write that gradients flow through cannot be recorded; make the \
                  view outside, or write inside `no_grad`",
             );
         }

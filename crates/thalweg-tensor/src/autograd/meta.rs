@@ -8,7 +8,7 @@ use thalweg_runtime::{Error, Result};
 
 use super::leaf::Accumulate;
 use super::region::region_edge;
-use super::{Edge, GradientEdge, Node};
+use super::{Edge, GradientEdge, Node, is_inference_mode_enabled};
 use crate::caller::in_call;
 use crate::tensor::Tensor;
 
@@ -135,7 +135,8 @@ impl Tensor {
     /// Sets whether it collects a gradient (`requires_grad` of PyTorch).
     ///
     /// # Errors
-    /// [`Error::is_invalid_argument`] if it is to, and is no floating-point tensor; or if it is not to, and is no leaf: then a
+    /// [`Error::is_invalid_argument`] if it is to, and is no floating-point tensor, or an inference tensor outside
+    /// inference mode; or if it is not to, and is no leaf: then a
     /// tensor outside the graph comes from [`Tensor::detach`].
     #[track_caller]
     pub fn set_requires_grad(&self, requires_grad: bool) -> Result<()> {
@@ -145,6 +146,11 @@ impl Tensor {
                     "only floating-point tensors have gradients, this one is {}",
                     self.dtype()
                 )));
+            }
+            if requires_grad && self.is_inference() && !is_inference_mode_enabled() {
+                return Err(Error::invalid(
+                    "Setting requires_grad=True on inference tensor outside InferenceMode is not allowed.",
+                ));
             }
             if self.is_leaf() {
                 self.0.autograd.requires_grad.store(requires_grad, Ordering::Release);

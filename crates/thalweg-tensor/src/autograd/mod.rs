@@ -14,6 +14,7 @@ pub mod formula;
 pub(crate) mod in_place;
 mod leaf;
 mod meta;
+mod mode;
 mod region;
 pub(crate) mod views;
 
@@ -26,10 +27,14 @@ use smallvec::SmallVec;
 use thalweg_runtime::{Error, Label, Result, Stream, within};
 
 use crate::caller::at_line;
-use crate::dispatch::{DispatchKey, ExcludeKeyGuard, is_excluded, set_excluded};
+use crate::dispatch::{DispatchKey, ExcludeKeyGuard};
 use crate::tensor::Tensor;
 
 pub(crate) use meta::{AutogradMeta, ViewOf};
+pub use mode::{
+    enable_grad, inference_mode, is_grad_enabled, is_inference_mode_enabled, no_grad, set_grad_enabled,
+    set_inference_mode,
+};
 
 /// A gradient for each of a node's inputs or outputs; `None` is zero.
 pub type Gradients = SmallVec<[Option<Tensor>; 4]>;
@@ -240,23 +245,6 @@ pub fn gradients_with(
     })
 }
 
-/// Runs a function whose operators record nothing (`torch.no_grad`).
-pub fn no_grad<T>(function: impl FnOnce() -> T) -> T {
-    let _guard = ExcludeKeyGuard::new(DispatchKey::Autograd);
-    function()
-}
-
-/// Returns whether operators of this thread record themselves.
-pub fn is_grad_enabled() -> bool {
-    !is_excluded(DispatchKey::Autograd)
-}
-
-/// Sets whether operators of this thread record themselves from now on (`torch.set_grad_enabled`), and returns whether they did:
-/// for code that cannot nest functions as [`no_grad`] does, such as a context manager of another language.
-pub fn set_grad_enabled(enabled: bool) -> bool {
-    !set_excluded(DispatchKey::Autograd, !enabled)
-}
-
 /// The backward function of a gradient whose own gradient is not known.
 struct Undifferentiable(&'static str);
 
@@ -341,7 +329,10 @@ enum Origin {
 
 impl Saved {
     /// Keeps an input of a node.
-    pub(crate) fn new(tensor: &Tensor) -> Self {
+    ///
+    /// # Errors
+    /// [`Error::is_invalid_argument`] for an inference tensor.
+    pub(crate) fn new(tensor: &Tensor) -> Result<Self> {
         let origin = match tensor.gradient_edge() {
             Some(edge) if edge.node.edges.is_empty() => Origin::Leaf(edge),
             Some(edge) => Origin::Input(Arc::downgrade(&edge.node), edge.input),
@@ -351,12 +342,16 @@ impl Saved {
     }
 
     /// Keeps a result of the node, by its place.
-    pub(crate) fn result(tensor: &Tensor, place: usize) -> Self {
+    ///
+    /// # Errors
+    /// Those of [`Saved::new`].
+    pub(crate) fn result(tensor: &Tensor, place: usize) -> Result<Self> {
         Self::with_origin(tensor, Origin::Result(place))
     }
 
-    fn with_origin(tensor: &Tensor, origin: Origin) -> Self {
-        Self { tensor: Mutex::new(Some(tensor.detach())), version: tensor.version(), origin }
+    fn with_origin(tensor: &Tensor, origin: Origin) -> Result<Self> {
+        tensor.check_inference_save()?;
+        Ok(Self { tensor: Mutex::new(Some(tensor.detach())), version: tensor.version(), origin })
     }
 
     /// Returns the tensor for work on the current stream, if it was not written since. Where operators record themselves, gradients

@@ -96,8 +96,9 @@ impl DispatchKeySet {
 
     /// Returns the set as calls of this thread have it: with the keys that the thread includes, without those that it excludes.
     pub(super) fn of_thread(self) -> Self {
-        let Local { included, excluded } = LOCAL.get();
-        Self((self.0 | included.0) & !excluded.0)
+        let Local { included, excluded, is_inference } = LOCAL.get();
+        let never = if is_inference { Self::EMPTY.with(DispatchKey::Autograd) } else { Self::EMPTY };
+        Self((self.0 | included.0) & !(excluded.0 | never.0))
     }
 }
 
@@ -106,11 +107,18 @@ impl DispatchKeySet {
 struct Local {
     included: DispatchKeySet,
     excluded: DispatchKeySet,
+    /// Whether the thread is in inference mode.
+    is_inference: bool,
+}
+
+impl Local {
+    const fn new() -> Self {
+        Self { included: DispatchKeySet::EMPTY, excluded: DispatchKeySet::EMPTY, is_inference: false }
+    }
 }
 
 thread_local! {
-    static LOCAL: Cell<Local> =
-        const { Cell::new(Local { included: DispatchKeySet::EMPTY, excluded: DispatchKeySet::EMPTY }) };
+    static LOCAL: Cell<Local> = const { Cell::new(Local::new()) };
 }
 
 /// Puts the thread's keys back as they were. Guards are dropped in the reverse order of their making.
@@ -178,6 +186,41 @@ pub(crate) fn set_excluded(key: DispatchKey, excluded: bool) -> bool {
     local.excluded = if excluded { local.excluded.with(key) } else { local.excluded.without(key) };
     LOCAL.set(local);
     former
+}
+
+/// A mode of recording, which lasts until it is dropped.
+#[must_use = "the mode lasts only while the guard lives"]
+pub(crate) struct ModeGuard {
+    _restore: Restore,
+}
+
+impl ModeGuard {
+    /// Starts to record, or stops it.
+    pub(crate) fn grad(enabled: bool) -> Self {
+        Self { _restore: Restore::after(|local| local.set_grad(enabled)) }
+    }
+
+    /// Starts inference mode, or a region like its outside.
+    pub(crate) fn inference(enabled: bool) -> Self {
+        Self {
+            _restore: Restore::after(|local| {
+                local.is_inference = enabled;
+                local.set_grad(!enabled);
+            }),
+        }
+    }
+}
+
+impl Local {
+    fn set_grad(&mut self, enabled: bool) {
+        let key = DispatchKey::Autograd;
+        self.excluded = if enabled { self.excluded.without(key) } else { self.excluded.with(key) };
+    }
+}
+
+/// Returns whether this thread is in inference mode.
+pub(crate) fn is_inference() -> bool {
+    LOCAL.get().is_inference
 }
 
 /// Returns whether calls of this thread leave a key out.

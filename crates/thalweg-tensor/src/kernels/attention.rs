@@ -61,8 +61,8 @@ pub(crate) fn autograd(call: &Call<'_>) -> Result<Tensors> {
     let scores = results[1].detach();
     let softmax_call = LoopCall::new(softmax, call, &[&scores], arguments);
     let node = PackedAttentionBackward {
-        packed: Saved::new(call.tensors[0]),
-        weights: Saved::new(&results[2]),
+        packed: Saved::new(call.tensors[0])?,
+        weights: Saved::new(&results[2])?,
         softmax: loops::node(&softmax_call, &results[2..], 1)?,
         label: call.label,
     };

@@ -46,8 +46,8 @@ pub(crate) fn autograd(call: &Call<'_>) -> Result<Tensors> {
     let mut results = call.redispatch()?;
     let [input, weight] = [0, 1].map(|place| call.tensors[place]);
     let node = ConvolutionBackward {
-        input: Saved::new(input),
-        weight: Saved::new(weight),
+        input: Saved::new(input)?,
+        weight: Saved::new(weight)?,
         wanted: [input.requires_grad(), weight.requires_grad()],
         arguments: Window::of_convolution(call)?.arguments(),
         label: call.label,

@@ -13,7 +13,7 @@ use crate::tensor::{Tensor, Tensors};
 pub(crate) fn autograd(call: &Call<'_>) -> Result<Tensors> {
     let mut results = call.redispatch()?;
     let node = DropoutBackward {
-        kept: Saved::new(&results[1]),
+        kept: Saved::new(&results[1])?,
         shape: call.tensors[0].shape().into(),
         scale: 1.0 / call.scalar(4).to_f64(),
         label: call.label,

@@ -89,7 +89,7 @@ pub(crate) fn embedding_autograd(call: &Call<'_>) -> Result<Tensors> {
     let indices = call.tensors[1].contiguous()?;
     let mut results = call.redispatch_with(&[call.tensors[0], &indices])?;
     let node = EmbeddingBackward {
-        indices: Saved::new(&indices),
+        indices: Saved::new(&indices)?,
         shape: call.tensors[0].shape().into(),
         // The row whose gradient stays 0; a negative one is none.
         padding: call.scalar(2).to_i64(),

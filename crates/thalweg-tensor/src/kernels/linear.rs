@@ -154,8 +154,8 @@ pub(crate) fn backend(call: &Call<'_>) -> Result<Tensors> {
 pub(crate) fn autograd(call: &Call<'_>) -> Result<Tensors> {
     let mut results = call.redispatch()?;
     let node = LinearBackward {
-        input: Saved::new(call.tensors[0]),
-        weight: Saved::new(call.tensors[1]),
+        input: Saved::new(call.tensors[0])?,
+        weight: Saved::new(call.tensors[1])?,
         has: [2, 3].map(|place| call.optional_tensor(place).is_some()),
         wanted: call.tensors.iter().map(|tensor| tensor.requires_grad()).collect(),
         label: call.label,

@@ -584,7 +584,7 @@ fn node_of(
         saved: (derived.saved_inputs.iter().map(|&input| call.tensors[input]))
             .map(Saved::new)
             .chain(derived.saved_outputs.iter().map(|&output| Saved::result(&results[output], output)))
-            .collect(),
+            .collect::<Result<_>>()?,
         scalars: bits_of(&resolved.forward.body, &call.arguments),
         resolved: Arc::clone(resolved),
         derived,
@@ -779,7 +779,11 @@ impl LoopBackward {
         let node = Self {
             operator: self.operator,
             resolved: Arc::clone(&self.resolved),
-            saved: derived.saved_inputs.iter().map(|&input| Saved::new(inputs[input])).collect(),
+            saved: derived
+                .saved_inputs
+                .iter()
+                .map(|&input| Saved::new(inputs[input]))
+                .collect::<Result<_>>()?,
             derived,
             scalars: self.scalars.clone(),
             shapes: Some(Box::new(shapes)),

@@ -178,8 +178,8 @@ pub(super) fn multiply_into(a: &Tensor, b: &Tensor, result: &Tensor, label: Labe
 pub(crate) fn autograd(call: &Call<'_>) -> Result<Tensors> {
     let mut results = call.redispatch()?;
     let node = MatmulBackward {
-        a: Saved::new(call.tensors[0]),
-        b: Saved::new(call.tensors[1]),
+        a: Saved::new(call.tensors[0])?,
+        b: Saved::new(call.tensors[1])?,
         wanted: [call.tensors[0].requires_grad(), call.tensors[1].requires_grad()],
     };
     record(Box::new(node), call.tensors, &mut results, call.device.current_stream());

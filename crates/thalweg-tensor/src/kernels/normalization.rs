@@ -45,10 +45,10 @@ pub(crate) fn autograd(call: &Call<'_>) -> Result<Tensors> {
     let mut results = call.redispatch()?;
     let [x, weight, bias] = [0, 1, 2].map(|input| call.tensors[input]);
     let node = LayerNormBackward {
-        x: Saved::new(x),
-        weight: Saved::new(weight),
-        mean: Saved::new(&results[1]),
-        inverse_deviation: Saved::new(&results[2]),
+        x: Saved::new(x)?,
+        weight: Saved::new(weight)?,
+        mean: Saved::new(&results[1])?,
+        inverse_deviation: Saved::new(&results[2])?,
         dimensions: LoopCall::of(&LAYER_NORM_AFFINE, call)?.arguments.sizes,
         count: call.scalar(3),
         wanted: [x.requires_grad(), weight.requires_grad() || bias.requires_grad()],

@@ -305,7 +305,7 @@ pub(crate) fn max_pool_autograd(call: &Call<'_>) -> Result<Tensors> {
     let mut results = call.redispatch()?;
     let node = MaxPoolBackward {
         window: Window::of_pool(call)?,
-        winners: Saved::new(&results[1]),
+        winners: Saved::new(&results[1])?,
         label: call.label,
     };
     record(Box::new(node), call.tensors, &mut results, call.device.current_stream());

@@ -183,6 +183,7 @@ fn written_by_loop(functional: &'static Operator, call: &Call<'_>) -> Result<boo
         Some(Body::Lowered(lower)) => lower(&functional_call)?,
         _ => return Ok(false),
     };
+    target.check_inference_write()?;
     // An input that overlaps the target elsewhere would be read after it was written.
     let is_apart =
         |tensor: &&Tensor| !tensor.shares_storage_with(target) || tensor.layout() == target.layout();

@@ -180,9 +180,13 @@ impl Tensor {
             }
             let label = label_at("index_copy_", Location::caller());
             let index = index.reshape(&[index.elements()])?.contiguous()?;
+            let recorded = match recording {
+                Some(recording) => Some((recording, Saved::new(&index)?)),
+                None => None,
+            };
             crate::kernels::indexing::index_copy(self, at, &index, &source.detach(), label)?;
-            if let Some(recording) = recording {
-                recording.record(Write::IndexCopy { dimension: at, index: Saved::new(&index), label });
+            if let Some((recording, index)) = recorded {
+                recording.record(Write::IndexCopy { dimension: at, index, label });
             }
             Ok(())
         })

@@ -16,7 +16,7 @@ use thalweg_ir::{DType, Scalar, bf16, element_count, f16};
 use thalweg_runtime::{Device, Error, Label, Result, Stream};
 
 use super::{check_normal, check_uniform};
-use crate::autograd::no_grad;
+use crate::autograd::{no_grad, set_inference_mode};
 use crate::caller::{creating, enter, label_at};
 use crate::dispatch::internal;
 use crate::kernels::loops::LoopArguments;
@@ -57,7 +57,8 @@ impl DeviceGenerator {
     /// Returns a generator with a seed and the offset 0.
     #[track_caller]
     pub fn new(seed: u64, device: &Device) -> Result<Self> {
-        let state = Tensor::from_slice(&[seed as i64, 0], &[2], device)?;
+        // It outlives a region of inference mode, and is written outside.
+        let state = set_inference_mode(false, || Tensor::from_slice(&[seed as i64, 0], &[2], device))?;
         Ok(Self { state, last_stream: Mutex::new(device.current_stream()) })
     }
 

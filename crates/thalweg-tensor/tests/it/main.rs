@@ -24,6 +24,7 @@ mod hostile;
 mod in_place;
 mod in_place_forms;
 mod indexing;
+mod inference;
 mod kernels;
 mod layouts;
 mod leaves;

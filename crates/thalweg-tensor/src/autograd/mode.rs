@@ -1,0 +1,48 @@
+//! The modes of recording, each of one thread: `no_grad`, `enable_grad`, and inference mode.
+
+use crate::dispatch::{DispatchKey, ModeGuard, is_excluded, is_inference, set_excluded};
+
+/// Runs a function whose operators record nothing (`torch.no_grad`).
+pub fn no_grad<T>(function: impl FnOnce() -> T) -> T {
+    let _guard = ModeGuard::grad(false);
+    function()
+}
+
+/// Runs a function whose operators record themselves, within `no_grad` too (`torch.enable_grad`). In inference mode nothing is
+/// recorded all the same.
+pub fn enable_grad<T>(function: impl FnOnce() -> T) -> T {
+    let _guard = ModeGuard::grad(true);
+    function()
+}
+
+/// Sets whether operators of this thread record themselves from now on (`torch.set_grad_enabled`), and returns whether they did:
+/// for code that cannot nest functions as [`no_grad`] does, such as a context manager of another language.
+pub fn set_grad_enabled(enabled: bool) -> bool {
+    !set_excluded(DispatchKey::Autograd, !enabled)
+}
+
+/// Returns whether operators of this thread record themselves. In inference mode they do not.
+pub fn is_grad_enabled() -> bool {
+    !is_excluded(DispatchKey::Autograd) && !is_inference()
+}
+
+/// Runs a function in inference mode (`torch.inference_mode`): its operators record nothing, and the memory that it allocates is
+/// marked, so that autograd refuses the tensors over it outside: they cannot be saved for backward, written in place, or made to
+/// require a gradient there. A clone that is made outside is a tensor like any other.
+///
+/// Tensors from outside can be read and written; their views are not marked.
+pub fn inference_mode<T>(function: impl FnOnce() -> T) -> T {
+    set_inference_mode(true, function)
+}
+
+/// Runs a function in inference mode, or, within it, in a region like the outside of it, which records
+/// (`torch.inference_mode(mode)`).
+pub fn set_inference_mode<T>(enabled: bool, function: impl FnOnce() -> T) -> T {
+    let _guard = ModeGuard::inference(enabled);
+    function()
+}
+
+/// Returns whether this thread is in inference mode (`torch.is_inference_mode_enabled`).
+pub fn is_inference_mode_enabled() -> bool {
+    is_inference()
+}
