@@ -5,8 +5,8 @@
 
 use std::fmt;
 use std::panic::Location;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 
 use smallvec::SmallVec;
 use thalweg_ir::{DType, Element, Layout, byte_count, contiguous_strides, element_count};
@@ -214,9 +214,10 @@ impl Tensor {
         self.with_autograd(AutogradMeta::leaf(false))
     }
 
-    /// Returns the gradient that [`backward`](Self::backward) has accumulated in this leaf, if any.
+    /// Returns the gradient that [`backward`](Self::backward) has accumulated in this leaf, or in this result of an operator if
+    /// [`retain_grad`](Self::retain_grad) asked for it; `None` if there is none.
     pub fn grad(&self) -> Option<Self> {
-        self.gradient_slot().lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.0.autograd.kept().get()
     }
 
     /// Sets the gradient, or removes it with `None`.
@@ -228,13 +229,13 @@ impl Tensor {
         if let Some(gradient) = &gradient {
             at_line(Location::caller(), || self.check_gradient("set_grad", gradient))?;
         }
-        *self.gradient_slot().lock().unwrap_or_else(PoisonError::into_inner) = gradient;
+        self.0.autograd.kept().set(gradient);
         Ok(())
     }
 
     /// Removes the gradient.
     pub fn zero_grad(&self) {
-        *self.gradient_slot().lock().unwrap_or_else(PoisonError::into_inner) = None;
+        self.0.autograd.kept().set(None);
     }
 
     /// Checks that a gradient has the tensor's shape, dtype and device.
@@ -254,10 +255,6 @@ impl Tensor {
             self.dtype(),
             self.device()
         )))
-    }
-
-    pub(crate) fn gradient_slot(&self) -> &Mutex<Option<Self>> {
-        self.0.autograd.gradient()
     }
 
     pub(crate) fn with_autograd(&self, autograd: AutogradMeta) -> Self {

@@ -18,6 +18,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
 use thalweg_runtime::{Error, Result, Stream};
 
+use super::leaf::Kept;
 use super::{BackwardOptions, Edge, Gradients, Node, run_function};
 use crate::tensor::Tensor;
 
@@ -79,6 +80,8 @@ struct Pass {
 struct Wanted {
     /// The indices of the targets, by node and input.
     targets: FxHashMap<(u64, usize), SmallVec<[usize; 1]>>,
+    /// The nodes of the targets.
+    nodes: FxHashSet<u64>,
     arrived: Vec<Option<(Tensor, Stream)>>,
     /// Nodes from which a target is reached.
     on_the_way: FxHashSet<u64>,
@@ -129,10 +132,10 @@ impl Pass {
         while let Some(Ready(node)) = self.ready.pop() {
             let buffer = self.buffers.remove(&node.sequence).unwrap_or_default();
             let runs = self.runs(&node);
-            let results = match runs {
+            let results = match buffer.iter().any(Option::is_some) {
                 true => {
                     left.note(&node, &self.caller);
-                    run_node(&node, buffer)?
+                    self.run_node(&node, buffer, runs)?
                 }
                 false => SmallVec::from_elem(None, node.edges.len()),
             };
@@ -160,18 +163,11 @@ impl Pass {
         self.wanted.as_ref().is_none_or(|wanted| wanted.on_the_way.contains(&node.sequence))
     }
 
-    /// Adds a gradient to what has arrived at an edge: at a target on the caller's stream, else on that of the node that will
-    /// use it.
+    /// Adds a gradient to what has arrived at an edge, on the stream of the node that will use it.
     fn deliver(&mut self, edge: &Edge, gradient: Tensor, producer: &Stream) -> Result<()> {
-        if let Some(wanted) = &mut self.wanted
-            && let Some(targets) = wanted.targets.get(&(edge.node.sequence, edge.input))
-        {
-            for &target in targets {
-                let slot = &mut wanted.arrived[target];
-                *slot = Some(added(slot.take(), gradient.clone(), producer, &self.caller)?);
-            }
-        }
-        if !self.runs(&edge.node) {
+        let is_target =
+            (self.wanted.as_ref()).is_some_and(|wanted| wanted.nodes.contains(&edge.node.sequence));
+        if !is_target && !self.runs(&edge.node) {
             return Ok(());
         }
         let buffer = self.buffers.entry(edge.node.sequence).or_default();
@@ -182,13 +178,46 @@ impl Pass {
         *slot = Some(added(slot.take(), gradient, producer, &edge.node.stream)?);
         Ok(())
     }
+
+    /// Runs one node on its stream, once its gradients are ready there: the hooks of tensors, which see what arrived; then, if what
+    /// it computes is asked for, the node.
+    fn run_node(&mut self, node: &Arc<Node>, mut buffer: Buffer, runs: bool) -> Result<Gradients> {
+        buffer.resize(node.outputs, None);
+        let mut gradients: Gradients = SmallVec::new();
+        for slot in buffer {
+            gradients.push(match slot {
+                Some((tensor, stream)) => Some(move_to(tensor, &stream, &node.stream)?),
+                None => None,
+            });
+        }
+        let _current = node.stream.make_current();
+        node.run_tensor_hooks(&mut gradients)?;
+        if let Some(wanted) = &mut self.wanted {
+            wanted.take(node, &gradients);
+        }
+        if !runs {
+            return Ok(SmallVec::from_elem(None, node.edges.len()));
+        }
+        node.run_before(&mut gradients)?;
+        let name = node.function.name();
+        let results =
+            run_function(node, &gradients).map_err(|error| error.context(format!("backward of {name}")))?;
+        if results.len() != node.edges.len() && !node.edges.is_empty() {
+            return Err(Error::invalid(format!(
+                "backward of {name} gave {} gradients for {} inputs",
+                results.len(),
+                node.edges.len()
+            )));
+        }
+        node.run_after(results, &gradients)
+    }
 }
 
 /// Where a walk has left work that the caller's stream does not know of.
 #[derive(Default)]
 struct Left {
     streams: SmallVec<[Stream; 4]>,
-    leaves: SmallVec<[Arc<Node>; 4]>,
+    kept: SmallVec<[Arc<Kept>; 4]>,
 }
 
 impl Left {
@@ -199,9 +228,8 @@ impl Left {
         if !self.streams.contains(&node.stream) {
             self.streams.push(node.stream.clone());
         }
-        if node.edges.is_empty() {
-            self.leaves.push(node.clone());
-        }
+        self.kept.extend(node.kept.iter().cloned());
+        self.kept.extend(node.retaining().into_iter().map(|(_, kept)| kept));
     }
 
     /// Orders the caller's stream behind the work.
@@ -209,7 +237,7 @@ impl Left {
         for stream in self.streams.iter().filter(|stream| stream.device() == caller.device()) {
             caller.wait_stream(stream)?;
         }
-        for gradient in self.leaves.iter().filter_map(|leaf| leaf.function.leaf_gradient()) {
+        for gradient in self.kept.iter().filter_map(|kept| kept.get()) {
             if gradient.device() == caller.device() {
                 gradient.record_stream(caller);
             }
@@ -239,7 +267,20 @@ impl Wanted {
                 on_the_way.insert(node.sequence);
             }
         }
-        Self { targets: by_place, arrived: vec![None; targets.len()], on_the_way }
+        let nodes = by_place.keys().map(|(sequence, _)| *sequence).collect();
+        Self { targets: by_place, nodes, arrived: vec![None; targets.len()], on_the_way }
+    }
+
+    /// Takes the gradients of the targets among a node's outputs.
+    fn take(&mut self, node: &Node, gradients: &Gradients) {
+        if !self.nodes.contains(&node.sequence) {
+            return;
+        }
+        for (output, gradient) in gradients.iter().enumerate() {
+            for &target in self.targets.get(&(node.sequence, output)).into_iter().flatten() {
+                self.arrived[target] = gradient.clone().map(|gradient| (gradient, node.stream.clone()));
+            }
+        }
     }
 }
 
@@ -255,33 +296,6 @@ fn reachable<'a>(roots: impl Iterator<Item = &'a Arc<Node>>) -> Vec<Arc<Node>> {
         }
     }
     nodes
-}
-
-/// Runs one node on its stream, once its gradients are ready there.
-fn run_node(node: &Arc<Node>, mut buffer: Buffer) -> Result<Gradients> {
-    buffer.resize(node.outputs, None);
-    let mut gradients: Gradients = SmallVec::new();
-    for slot in buffer {
-        gradients.push(match slot {
-            Some((tensor, stream)) => Some(move_to(tensor, &stream, &node.stream)?),
-            None => None,
-        });
-    }
-    if gradients.iter().all(Option::is_none) {
-        return Ok(SmallVec::from_elem(None, node.edges.len()));
-    }
-    let _current = node.stream.make_current();
-    let name = node.function.name();
-    let results =
-        run_function(node, &gradients).map_err(|error| error.context(format!("backward of {name}")))?;
-    if results.len() != node.edges.len() && !node.edges.is_empty() {
-        return Err(Error::invalid(format!(
-            "backward of {name} gave {} gradients for {} inputs",
-            results.len(),
-            node.edges.len()
-        )));
-    }
-    Ok(results)
 }
 
 /// Makes a gradient that is ready on one stream ready on another.

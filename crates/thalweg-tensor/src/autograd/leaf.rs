@@ -1,34 +1,106 @@
-//! The node of a leaf, which accumulates its gradient.
+//! The gradient that a tensor keeps, and the node of a leaf, which accumulates there.
 
 use std::panic::Location;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use thalweg_ir::Shape;
 use thalweg_runtime::Result;
 
-use super::{Backward, Gradients};
+use super::{Backward, Gradients, HookList};
 use crate::tensor::Tensor;
+
+/// A hook that sees a gradient, and may give another in its place.
+pub(crate) type TensorHook = dyn Fn(&Tensor) -> Result<Option<Tensor>> + Send + Sync;
+
+/// The gradient that a tensor keeps, with the hooks of a leaf.
+#[derive(Default)]
+pub(crate) struct Kept {
+    gradient: Mutex<Option<Tensor>>,
+    hooks: OnceLock<Box<LeafHooks>>,
+}
+
+/// The hooks of a leaf. They belong to the leaf, since its node lives only as long as graphs lead to it.
+#[derive(Default)]
+pub(crate) struct LeafHooks {
+    /// Hooks that see what arrives.
+    pub arriving: Arc<HookList<TensorHook>>,
+    /// Hooks that run once the leaf has accumulated.
+    pub accumulated: Arc<HookList<dyn Fn() -> Result<()> + Send + Sync>>,
+}
+
+impl Kept {
+    /// Returns the gradient.
+    pub(crate) fn get(&self) -> Option<Tensor> {
+        self.gradient.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Replaces the gradient.
+    pub(crate) fn set(&self, gradient: Option<Tensor>) {
+        let mut slot = self.gradient.lock().unwrap_or_else(PoisonError::into_inner);
+        // What was there is dropped without the lock.
+        let _former = std::mem::replace(&mut *slot, gradient);
+        drop(slot);
+    }
+
+    /// Returns the hooks, if there ever were any.
+    pub(crate) fn hooks(&self) -> Option<&LeafHooks> {
+        self.hooks.get().map(|hooks| &**hooks)
+    }
+
+    /// Returns the hooks, to add one.
+    pub(crate) fn hooks_to_add(&self) -> &LeafHooks {
+        self.hooks.get_or_init(Box::default)
+    }
+
+    /// Adds what has arrived, on the current stream.
+    pub(crate) fn add(&self, arrived: &Tensor) -> Result<()> {
+        loop {
+            // Stays where it is until the sum is there: a sum that fails leaves it.
+            let earlier = self.get();
+            let sum = match &earlier {
+                // A new tensor, never a sum in place: the caller may hold the present one.
+                Some(earlier) => {
+                    earlier.record_stream(&earlier.device().current_stream());
+                    earlier.add(arrived)?
+                }
+                None => own(arrived)?,
+            };
+            let mut slot = self.gradient.lock().unwrap_or_else(PoisonError::into_inner);
+            let is_unchanged = match (&*slot, &earlier) {
+                (Some(now), Some(earlier)) => Arc::ptr_eq(&now.0, &earlier.0),
+                (now, earlier) => now.is_none() && earlier.is_none(),
+            };
+            // Else another thread's backward pass, over this tensor too, was faster.
+            if is_unchanged {
+                // What was there is dropped without the lock.
+                let _earlier = slot.replace(sum);
+                drop(slot);
+                return Ok(());
+            }
+        }
+    }
+}
+
+/// Returns a gradient in memory that it does not share, since a kept gradient may be written in place: `arrived` itself where
+/// only this pass holds it, a copy where another leaf, a saved tensor or the caller does.
+fn own(arrived: &Tensor) -> Result<Tensor> {
+    let is_ours = Arc::strong_count(&arrived.0) == 1 && Arc::strong_count(arrived.storage()) == 1;
+    if is_ours && !arrived.layout().may_overlap() {
+        Ok(arrived.clone())
+    } else {
+        arrived.copied(Location::caller())
+    }
+}
 
 /// A leaf: adds what arrives to the leaf's gradient.
 pub(crate) struct Accumulate {
-    gradient: Arc<Mutex<Option<Tensor>>>,
+    kept: Arc<Kept>,
     shape: Shape,
 }
 
 impl Accumulate {
-    pub(crate) fn new(gradient: Arc<Mutex<Option<Tensor>>>, shape: &[usize]) -> Self {
-        Self { gradient, shape: shape.into() }
-    }
-
-    /// Returns a gradient in memory that it does not share, since a leaf's gradient may be written in place: `arrived` itself where
-    /// only this pass holds it, a copy where another leaf, a saved tensor or the caller does.
-    fn own(&self, arrived: &Tensor) -> Result<Tensor> {
-        let is_ours = Arc::strong_count(&arrived.0) == 1 && Arc::strong_count(arrived.storage()) == 1;
-        if is_ours && !arrived.layout().may_overlap() {
-            Ok(arrived.clone())
-        } else {
-            arrived.copied(Location::caller())
-        }
+    pub(crate) fn new(kept: Arc<Kept>, shape: &[usize]) -> Self {
+        Self { kept, shape: shape.into() }
     }
 }
 
@@ -38,35 +110,10 @@ impl Backward for Accumulate {
     }
 
     fn backward(&self, gradients: &[Option<Tensor>]) -> Result<Gradients> {
-        let Some(arrived) = &gradients[0] else { return Ok(Gradients::new()) };
-        debug_assert_eq!(arrived.shape(), self.shape.as_slice(), "a gradient has its leaf's shape");
-        loop {
-            // Stays where it is until the sum is there: a sum that fails leaves it.
-            let earlier = self.leaf_gradient();
-            let sum = match &earlier {
-                // A new tensor, never a sum in place: the caller may hold the present one.
-                Some(earlier) => {
-                    earlier.record_stream(&earlier.device().current_stream());
-                    earlier.add(arrived)?
-                }
-                None => self.own(arrived)?,
-            };
-            let mut slot = self.gradient.lock().unwrap_or_else(PoisonError::into_inner);
-            let is_unchanged = match (&*slot, &earlier) {
-                (Some(now), Some(earlier)) => Arc::ptr_eq(&now.0, &earlier.0),
-                (now, earlier) => now.is_none() && earlier.is_none(),
-            };
-            // Else another thread's backward pass, over this leaf too, was faster.
-            if is_unchanged {
-                // What was there is dropped without the lock.
-                let _earlier = slot.replace(sum);
-                drop(slot);
-                return Ok(Gradients::new());
-            }
+        if let Some(arrived) = &gradients[0] {
+            debug_assert_eq!(arrived.shape(), self.shape.as_slice(), "a gradient has its leaf's shape");
+            self.kept.add(arrived)?;
         }
-    }
-
-    fn leaf_gradient(&self) -> Option<Tensor> {
-        self.gradient.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        Ok(Gradients::new())
     }
 }

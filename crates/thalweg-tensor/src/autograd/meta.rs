@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 use thalweg_runtime::{Error, Result};
 
-use super::leaf::Accumulate;
+use super::leaf::{Accumulate, Kept};
 use super::region::region_edge;
 use super::{Edge, GradientEdge, Node, is_inference_mode_enabled};
 use crate::caller::in_call;
@@ -29,7 +29,7 @@ pub(crate) struct AutogradMeta {
     writes: AtomicU64,
     view_of: Option<ViewOf>,
     /// Of few tensors: made when it is first asked for.
-    gradient: OnceLock<Arc<Mutex<Option<Tensor>>>>,
+    kept: OnceLock<Arc<Kept>>,
     accumulator: OnceLock<Mutex<Weak<Node>>>,
 }
 
@@ -48,7 +48,7 @@ impl AutogradMeta {
             history: Mutex::default(),
             writes: AtomicU64::new(0),
             view_of: None,
-            gradient: OnceLock::new(),
+            kept: OnceLock::new(),
             accumulator: OnceLock::new(),
         }
     }
@@ -84,8 +84,17 @@ impl AutogradMeta {
     }
 
     /// Returns where the gradient lies.
-    pub(crate) fn gradient(&self) -> &Arc<Mutex<Option<Tensor>>> {
-        self.gradient.get_or_init(Arc::default)
+    pub(crate) fn kept(&self) -> &Arc<Kept> {
+        self.kept.get_or_init(Arc::default)
+    }
+
+    /// Lets the gradient that an earlier history retained be retained by the present one.
+    fn retain_still(&self, former: Option<&GradientEdge>, now: Option<&GradientEdge>) {
+        if let (Some(kept), Some(former), Some(now)) = (self.kept.get(), former, now)
+            && former.node.stop_retaining(kept)
+        {
+            now.node.retain(now.input, kept);
+        }
     }
 
     fn history(&self) -> MutexGuard<'_, History> {
@@ -177,9 +186,8 @@ impl Tensor {
         if let Some(node) = slot.upgrade() {
             return Some(Edge { node, input: 0 });
         }
-        let accumulate = Accumulate::new(meta.gradient().clone(), self.shape());
-        let node =
-            Node::new(Box::new(accumulate), smallvec::SmallVec::new(), 1, self.device().current_stream());
+        let accumulate = Accumulate::new(meta.kept().clone(), self.shape());
+        let node = Node::accumulator(Box::new(accumulate), meta.kept(), self.device().current_stream());
         *slot = Arc::downgrade(&node);
         Some(Edge { node, input: 0 })
     }
@@ -192,7 +200,9 @@ impl Tensor {
         let is_own_leaf = history.edge.is_none() && meta.requires_grad.load(Ordering::Acquire);
         let writes = base.0.autograd.writes.load(Ordering::Acquire);
         if history.writes_of_base != writes && !is_own_leaf {
-            history.edge = base.gradient_edge().map(|edge| region_edge(self, base, edge));
+            let edge = base.gradient_edge().map(|edge| region_edge(self, base, edge));
+            let former = std::mem::replace(&mut history.edge, edge);
+            meta.retain_still(former.as_ref(), history.edge.as_ref());
             history.writes_of_base = writes;
             meta.requires_grad.store(history.edge.is_some(), Ordering::Release);
         }
@@ -202,7 +212,8 @@ impl Tensor {
     /// Makes it the result of a node that has written it in place.
     pub(crate) fn set_history(&self, edge: GradientEdge) {
         let meta = &self.0.autograd;
-        meta.history().edge = Some(edge);
+        let former = meta.history().edge.replace(edge.clone());
+        meta.retain_still(former.as_ref(), Some(&edge));
         meta.requires_grad.store(true, Ordering::Release);
         meta.writes.fetch_add(1, Ordering::AcqRel);
     }

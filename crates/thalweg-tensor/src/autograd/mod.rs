@@ -3,7 +3,7 @@
 //! An operator whose inputs require a gradient records a [`Node`]: what it saved, and an [`Edge`] to the node of each input.
 //! A leaf's node accumulates into [`Tensor::grad`]. [`backward`](Tensor::backward) walks the graph from the result to the
 //! leaves, each node after all nodes that feed it; see `engine` for streams. [`gradients`] gives what arrives at chosen tensors
-//! instead.
+//! instead. [`hooks`](Tensor::register_hook) see, and may replace, what arrives at a tensor or a node on the way.
 //!
 //! What a node saved must still be what it was: a write in place to a saved tensor is found by its version and is an error
 //! that names the operator. A backward pass frees what the nodes saved as it goes, unless [`BackwardOptions::retain_graph`] is
@@ -11,17 +11,21 @@
 
 pub(crate) mod engine;
 pub mod formula;
+mod hook_list;
+mod hooks;
 pub(crate) mod in_place;
 mod leaf;
 mod meta;
 mod mode;
+mod offload;
 mod region;
+mod saved;
 pub(crate) mod views;
 
 use std::cell::RefCell;
 use std::panic::Location;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, OnceLock};
 
 use smallvec::SmallVec;
 use thalweg_runtime::{Error, Label, Result, Stream, within};
@@ -30,11 +34,16 @@ use crate::caller::at_line;
 use crate::dispatch::{DispatchKey, ExcludeKeyGuard};
 use crate::tensor::Tensor;
 
+pub use hook_list::HookHandle;
+pub(crate) use hook_list::HookList;
 pub(crate) use meta::{AutogradMeta, ViewOf};
 pub use mode::{
     enable_grad, inference_mode, is_grad_enabled, is_inference_mode_enabled, no_grad, set_grad_enabled,
     set_inference_mode,
 };
+pub use offload::save_on_cpu;
+pub(crate) use saved::Saved;
+pub use saved::saved_tensors_hooks;
 
 /// A gradient for each of a node's inputs or outputs; `None` is zero.
 pub type Gradients = SmallVec<[Option<Tensor>; 4]>;
@@ -56,11 +65,6 @@ pub trait Backward: Send + Sync {
 
     /// Frees what was saved: a backward pass that does not retain the graph has run this node.
     fn release(&self) {}
-
-    /// Returns the gradient that a leaf keeps, if it has one by now.
-    fn leaf_gradient(&self) -> Option<Tensor> {
-        None
-    }
 }
 
 /// A place in the graph that gradients flow to: an input of a node.
@@ -84,6 +88,10 @@ pub struct Node {
     pub(crate) sequence: u64,
     /// The stream of the forward pass, where the backward function runs too.
     pub(crate) stream: Stream,
+    /// The gradient that a leaf keeps, of a leaf's node.
+    pub(crate) kept: Option<Arc<leaf::Kept>>,
+    /// Hooks, of few nodes.
+    hooks: OnceLock<Box<hooks::NodeHooks>>,
 }
 
 impl Node {
@@ -93,9 +101,28 @@ impl Node {
         outputs: usize,
         stream: Stream,
     ) -> Arc<Self> {
+        Arc::new(Self::with_kept(function, edges, outputs, stream, None))
+    }
+
+    /// Returns the node of a leaf.
+    pub(crate) fn accumulator(
+        function: Box<dyn Backward>,
+        kept: &Arc<leaf::Kept>,
+        stream: Stream,
+    ) -> Arc<Self> {
+        Arc::new(Self::with_kept(function, SmallVec::new(), 1, stream, Some(kept.clone())))
+    }
+
+    fn with_kept(
+        function: Box<dyn Backward>,
+        edges: SmallVec<[Option<Edge>; 4]>,
+        outputs: usize,
+        stream: Stream,
+        kept: Option<Arc<leaf::Kept>>,
+    ) -> Self {
         static SEQUENCE: AtomicU64 = AtomicU64::new(0);
         let sequence = SEQUENCE.fetch_add(1, Ordering::Relaxed);
-        Arc::new(Self { function, edges, outputs, sequence, stream })
+        Self { function, edges, outputs, sequence, stream, kept, hooks: OnceLock::new() }
     }
 }
 
@@ -260,6 +287,7 @@ impl Backward for Undifferentiable {
 
 /// Runs a node's backward function; what it computes without recording itself is marked as having no gradient of its own.
 pub(crate) fn run_function(node: &Arc<Node>, gradients: &[Option<Tensor>]) -> Result<Gradients> {
+    let _unpacked = saved::Unpacked::new();
     let function = &node.function;
     if !is_grad_enabled() {
         return function.backward(gradients);
@@ -299,98 +327,15 @@ thread_local! {
     static RUNNING: RefCell<Option<Arc<Node>>> = const { RefCell::new(None) };
 }
 
+/// Returns the node that this thread runs, where gradients of gradients are asked for.
+fn running_node() -> Option<Arc<Node>> {
+    RUNNING.with_borrow(Option::clone)
+}
+
 /// Runs a function as a part of a node.
 pub(crate) fn running<T>(node: &Arc<Node>, function: impl FnOnce() -> T) -> T {
     let former = RUNNING.replace(Some(Arc::clone(node)));
     let result = function();
     RUNNING.set(former);
     result
-}
-
-/// A tensor that a node keeps for backward, with the version that it had.
-pub(crate) struct Saved {
-    /// `None` once a backward pass has freed it.
-    tensor: Mutex<Option<Tensor>>,
-    version: u32,
-    origin: Origin,
-}
-
-/// Where the gradient of a saved tensor goes, if that is asked for.
-enum Origin {
-    /// To the node that it is a result of, which the node that keeps it holds by an edge of its own.
-    Input(Weak<Node>, usize),
-    /// To its leaf.
-    Leaf(Edge),
-    /// Nowhere.
-    None,
-    /// To the node that keeps it, whose result it is: an edge would let the node keep itself alive.
-    Result(usize),
-}
-
-impl Saved {
-    /// Keeps an input of a node.
-    ///
-    /// # Errors
-    /// [`Error::is_invalid_argument`] for an inference tensor.
-    pub(crate) fn new(tensor: &Tensor) -> Result<Self> {
-        let origin = match tensor.gradient_edge() {
-            Some(edge) if edge.node.edges.is_empty() => Origin::Leaf(edge),
-            Some(edge) => Origin::Input(Arc::downgrade(&edge.node), edge.input),
-            None => Origin::None,
-        };
-        Self::with_origin(tensor, origin)
-    }
-
-    /// Keeps a result of the node, by its place.
-    ///
-    /// # Errors
-    /// Those of [`Saved::new`].
-    pub(crate) fn result(tensor: &Tensor, place: usize) -> Result<Self> {
-        Self::with_origin(tensor, Origin::Result(place))
-    }
-
-    fn with_origin(tensor: &Tensor, origin: Origin) -> Result<Self> {
-        tensor.check_inference_save()?;
-        Ok(Self { tensor: Mutex::new(Some(tensor.detach())), version: tensor.version(), origin })
-    }
-
-    /// Returns the tensor for work on the current stream, if it was not written since. Where operators record themselves, gradients
-    /// flow on from it.
-    pub(crate) fn get(&self) -> Result<Tensor> {
-        let saved = self.tensor.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        let Some(tensor) = saved else {
-            return Err(Error::invalid(
-                "Trying to backward through the graph a second time: what it saved was freed by the first pass; set \
-                 `BackwardOptions::retain_graph` there if another is to follow",
-            ));
-        };
-        if tensor.version() != self.version {
-            return Err(Error::invalid(format!(
-                "a tensor {:?} that backward needs was written in place after the forward pass (version {}, saved {}); \
-                 compute out of place, or run backward first",
-                tensor.shape(),
-                tensor.version(),
-                self.version
-            )));
-        }
-        // It may be another stream's memory, and the record of its use there covers the forward pass alone.
-        tensor.record_stream(&tensor.device().current_stream());
-        if !is_grad_enabled() {
-            return Ok(tensor);
-        }
-        let edge = match &self.origin {
-            Origin::Input(node, input) => node.upgrade().map(|node| Edge { node, input: *input }),
-            Origin::Leaf(edge) => Some(edge.clone()),
-            Origin::None => None,
-            Origin::Result(input) => {
-                let node = RUNNING.with_borrow(Option::clone);
-                node.map(|node| Edge { node, input: *input })
-            }
-        };
-        Ok(edge.map_or(tensor.clone(), |edge| tensor.with_edge(edge)))
-    }
-
-    pub(crate) fn release(&self) {
-        *self.tensor.lock().unwrap_or_else(PoisonError::into_inner) = None;
-    }
 }

@@ -20,6 +20,7 @@ mod graph_callable;
 mod graph_step;
 mod graph_tree;
 mod graph_tree_sizes;
+mod hooks;
 mod hostile;
 mod in_place;
 mod in_place_forms;

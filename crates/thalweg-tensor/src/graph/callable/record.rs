@@ -140,6 +140,12 @@ impl Draft {
         };
         let inputs = samples.into_iter().map(own).collect::<Result<Vec<_>>>()?;
         let parameters = callable.parameters();
+        if parameters.iter().any(Tensor::has_hooks) {
+            return Err(Error::invalid(
+                "a parameter has hooks, which the capture would make part of the graph: register them behind \
+                 `make_graphed_callables`, and each call of the callable runs them",
+            ));
+        }
         let wants = |tensor: &Tensor| (is_grad_enabled() && tensor.requires_grad()).then(|| tensor.clone());
         let targets = inputs.iter().chain(&parameters).map(wants).collect();
         Ok(Self { callable, inputs, targets, results: Vec::new(), forward: None, backward: None })

@@ -1,0 +1,303 @@
+//! Hooks: functions of the user that a backward pass calls.
+//!
+//! A pass comes to a node when all gradients of its outputs have arrived, and then calls, with the node's stream current:
+//!
+//! 1. the hooks of tensors ([`Tensor::register_hook`]) in the order of their registration, each of which sees what the former left;
+//! 2. [`Tensor::retain_grad`], which keeps what those left;
+//! 3. the hooks before the node ([`Node::register_prehook`]);
+//! 4. the node's backward function; of a leaf, the accumulation into [`Tensor::grad`];
+//! 5. the hooks behind the node ([`Node::register_hook`]), or behind the accumulation
+//!    ([`Tensor::register_post_accumulate_grad_hook`]).
+//!
+//! [`gradients`](super::gradients) calls those of 1 and 2 for its inputs too, and returns what they left; PyTorch's
+//! `torch.autograd.grad` returns what arrived where it goes on beyond the input. No hook is called where no gradient arrived.
+//!
+//! A hook's result must be ready on the stream that is current when it is called: one that works on another stream lets this one
+//! wait for it, and records the uses of tensors on both. Hooks run under `no_grad`, unless
+//! [`BackwardOptions::create_graph`](super::BackwardOptions::create_graph) is set. An error of a hook is one of the pass.
+
+use std::panic::Location;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use thalweg_runtime::{Error, Result};
+
+use super::leaf::{Kept, TensorHook};
+use super::{Gradients, HookHandle, HookList, Node};
+use crate::caller::in_call;
+use crate::tensor::Tensor;
+
+type PreHook = dyn Fn(&[Option<Tensor>]) -> Result<Option<Gradients>> + Send + Sync;
+type PostHook = dyn Fn(&[Option<Tensor>], &[Option<Tensor>]) -> Result<Option<Gradients>> + Send + Sync;
+
+/// The hooks of a node.
+#[derive(Default)]
+pub(super) struct NodeHooks {
+    /// Those of the tensors that are its results.
+    tensors: Arc<HookList<TensorHook>>,
+    /// The outputs whose gradients are kept, and where.
+    retained: Mutex<Vec<(usize, Arc<Kept>)>>,
+    before: Arc<HookList<PreHook>>,
+    after: Arc<HookList<PostHook>>,
+}
+
+impl NodeHooks {
+    fn retained(&self) -> std::sync::MutexGuard<'_, Vec<(usize, Arc<Kept>)>> {
+        self.retained.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Node {
+    /// Returns the operator that recorded it, for messages (`torch.autograd.graph.Node.name`).
+    pub fn name(&self) -> &'static str {
+        self.function.name()
+    }
+
+    /// Registers a hook that each backward pass calls before this node, with the gradients of the operator's results, `None` being
+    /// zero (`torch.autograd.graph.Node.register_prehook`). The gradients that it returns, if any, take their place: as many, each
+    /// with the shape, dtype and device of the former. See [`autograd`](super) for the order of hooks.
+    pub fn register_prehook(
+        &self,
+        hook: impl Fn(&[Option<Tensor>]) -> Result<Option<Gradients>> + Send + Sync + 'static,
+    ) -> HookHandle {
+        self.hooks.get_or_init(Box::default).before.add(0, Arc::new(hook))
+    }
+
+    /// Registers a hook that each backward pass calls behind this node, with the gradients of the operator's inputs and those of
+    /// its results (`torch.autograd.graph.Node.register_hook`). The gradients of inputs that it returns, if any, take the place of
+    /// those: as many, each with the shape, dtype and device of the former.
+    pub fn register_hook(
+        &self,
+        hook: impl Fn(&[Option<Tensor>], &[Option<Tensor>]) -> Result<Option<Gradients>> + Send + Sync + 'static,
+    ) -> HookHandle {
+        self.hooks.get_or_init(Box::default).after.add(0, Arc::new(hook))
+    }
+
+    /// Lets passes keep the gradient of an output.
+    pub(super) fn retain(&self, output: usize, kept: &Arc<Kept>) {
+        let mut retained = self.hooks.get_or_init(Box::default).retained();
+        if !retained.iter().any(|(_, other)| Arc::ptr_eq(other, kept)) {
+            retained.push((output, kept.clone()));
+        }
+    }
+
+    /// Lets passes no longer keep a gradient there, and returns whether they did.
+    pub(super) fn stop_retaining(&self, kept: &Arc<Kept>) -> bool {
+        let Some(hooks) = self.hooks.get() else { return false };
+        let mut retained = hooks.retained();
+        let place = retained.iter().position(|(_, other)| Arc::ptr_eq(other, kept));
+        place.map(|place| retained.swap_remove(place)).is_some()
+    }
+
+    /// Returns the outputs whose gradients are kept, and where.
+    pub(super) fn retaining(&self) -> Vec<(usize, Arc<Kept>)> {
+        self.hooks.get().map_or_else(Vec::new, |hooks| hooks.retained().clone())
+    }
+
+    /// Calls the hooks of the tensors that the gradients are of, and keeps those that are asked for.
+    pub(super) fn run_tensor_hooks(&self, gradients: &mut Gradients) -> Result<()> {
+        if let Some(hooks) = self.kept.as_ref().and_then(|kept| kept.hooks()) {
+            self.run_list(&hooks.arriving, gradients)?;
+        }
+        let Some(hooks) = self.hooks.get() else { return Ok(()) };
+        self.run_list(&hooks.tensors, gradients)?;
+        for (output, kept) in self.retaining() {
+            if let Some(gradient) = &gradients[output] {
+                kept.add(gradient)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn run_list(&self, list: &HookList<TensorHook>, gradients: &mut Gradients) -> Result<()> {
+        for (output, hook) in list.hooks() {
+            let Some(gradient) = &gradients[output] else { continue };
+            let replaced = hook(gradient).map_err(|error| self.in_hook(error))?;
+            if let Some(replaced) = replaced {
+                self.check_replaced(gradient, &replaced)?;
+                gradients[output] = Some(replaced);
+            }
+        }
+        Ok(())
+    }
+
+    /// Calls the hooks before the node.
+    pub(super) fn run_before(&self, gradients: &mut Gradients) -> Result<()> {
+        let Some(hooks) = self.hooks.get() else { return Ok(()) };
+        for (_, hook) in hooks.before.hooks() {
+            let replaced = hook(gradients).map_err(|error| self.in_hook(error))?;
+            self.replace(gradients, replaced)?;
+        }
+        Ok(())
+    }
+
+    /// Calls the hooks behind the node, which has run, and returns the gradients of its inputs.
+    pub(super) fn run_after(
+        &self,
+        mut results: Gradients,
+        gradients: &[Option<Tensor>],
+    ) -> Result<Gradients> {
+        if let Some(hooks) = self.hooks.get() {
+            for (_, hook) in hooks.after.hooks() {
+                let replaced = hook(&results, gradients).map_err(|error| self.in_hook(error))?;
+                self.replace(&mut results, replaced)?;
+            }
+        }
+        if let Some(hooks) = self.kept.as_ref().and_then(|kept| kept.hooks()) {
+            for (_, hook) in hooks.accumulated.hooks() {
+                hook().map_err(|error| self.in_hook(error))?;
+            }
+        }
+        Ok(results)
+    }
+
+    fn replace(&self, gradients: &mut Gradients, replaced: Option<Gradients>) -> Result<()> {
+        let Some(replaced) = replaced else { return Ok(()) };
+        if replaced.len() != gradients.len() {
+            return Err(Error::invalid(format!(
+                "a hook of {} has returned an incorrect number of values (got {}, but expected {})",
+                self.name(),
+                replaced.len(),
+                gradients.len()
+            )));
+        }
+        for (former, now) in gradients.iter().zip(&replaced) {
+            match (former, now) {
+                (Some(former), Some(now)) => self.check_replaced(former, now)?,
+                (None, Some(_)) => {
+                    return Err(Error::invalid(format!(
+                        "a hook of {} can't replace a None gradient with a non-None value",
+                        self.name()
+                    )));
+                }
+                (_, None) => {}
+            }
+        }
+        *gradients = replaced;
+        Ok(())
+    }
+
+    /// Refuses a gradient that does not fit where the former was, in PyTorch's words.
+    fn check_replaced(&self, former: &Tensor, now: &Tensor) -> Result<()> {
+        let changed = if former.dtype() != now.dtype() {
+            format!("type of value (was {} got {})", former.dtype(), now.dtype())
+        } else if former.device() != now.device() {
+            format!("type of value (was {} got {})", former.device(), now.device())
+        } else if former.shape() != now.shape() {
+            format!("size of value (was {:?} got {:?})", former.shape(), now.shape())
+        } else {
+            return Ok(());
+        };
+        Err(Error::invalid(format!("a hook of {} has changed the {changed}", self.name())))
+    }
+
+    fn in_hook(&self, error: Error) -> Error {
+        error.context(format!("a hook of {}", self.name()))
+    }
+}
+
+impl Tensor {
+    /// Registers a hook that each backward pass calls with the gradient of this tensor, once all of it has arrived
+    /// (`torch.Tensor.register_hook`). The gradient that it returns, if any, takes its place: it has the same shape, dtype and device,
+    /// and is ready on the stream that is current in the hook, which is that of the forward pass. The hook may not write the gradient
+    /// in place. Of a tensor that is written in place later, the hook sees the gradient of the value that it has now.
+    ///
+    /// Hooks of one tensor run in the order of their registration; see [`autograd::Node`](crate::autograd::Node) for those of nodes.
+    /// Dropping the handle leaves the hook where it is.
+    ///
+    /// # Errors
+    /// [`Error::is_invalid_argument`] if the tensor does not require a gradient.
+    #[track_caller]
+    pub fn register_hook(
+        &self,
+        hook: impl Fn(&Self) -> Result<Option<Self>> + Send + Sync + 'static,
+    ) -> Result<HookHandle> {
+        in_call("register_hook", &[self], Location::caller(), || {
+            self.check_hookable()?;
+            let hook: Arc<TensorHook> = Arc::new(hook);
+            Ok(match self.gradient_edge() {
+                Some(edge) if edge.node.kept.is_none() => {
+                    edge.node.hooks.get_or_init(Box::default).tensors.add(edge.input, hook)
+                }
+                _ => self.kept().hooks_to_add().arriving.add(0, hook),
+            })
+        })
+    }
+
+    /// Registers a hook that each backward pass calls with this leaf once it has accumulated its gradient
+    /// (`torch.Tensor.register_post_accumulate_grad_hook`): what steps an optimizer and frees the gradient right there. The stream
+    /// that is current in the hook is that on which the gradient is ready. The hook does not keep the tensor alive, and is not called
+    /// once its last handle is dropped.
+    ///
+    /// # Errors
+    /// [`Error::is_invalid_argument`] if the tensor does not require a gradient, or is not a leaf.
+    #[track_caller]
+    pub fn register_post_accumulate_grad_hook(
+        &self,
+        hook: impl Fn(&Self) -> Result<()> + Send + Sync + 'static,
+    ) -> Result<HookHandle> {
+        in_call("register_post_accumulate_grad_hook", &[self], Location::caller(), || {
+            self.check_hookable()?;
+            if !self.is_leaf() {
+                return Err(Error::invalid(
+                    "post accumulate grad hooks cannot be registered on non-leaf tensors",
+                ));
+            }
+            let leaf = Arc::downgrade(&self.0);
+            let hook = move || leaf.upgrade().map_or(Ok(()), |leaf| hook(&Self(leaf)));
+            Ok(self.kept().hooks_to_add().accumulated.add(0, Arc::new(hook)))
+        })
+    }
+
+    /// Lets backward passes keep the gradient of this result of an operator in [`Tensor::grad`], as they do that of a leaf
+    /// (`torch.Tensor.retain_grad`): they add to what is there. It is what the tensor's hooks left, and follows the tensor where it
+    /// is written in place. Of a leaf nothing changes.
+    ///
+    /// # Errors
+    /// [`Error::is_invalid_argument`] if the tensor does not require a gradient.
+    #[track_caller]
+    pub fn retain_grad(&self) -> Result<()> {
+        in_call("retain_grad", &[self], Location::caller(), || {
+            if !self.requires_grad() {
+                return Err(Error::invalid("can't retain_grad on Tensor that has requires_grad=False"));
+            }
+            if let Some(node) = self.grad_fn() {
+                let edge = self.gradient_edge().expect("it has a node");
+                node.retain(edge.input, self.kept());
+            }
+            Ok(())
+        })
+    }
+
+    /// Returns whether backward passes keep the gradient of this result of an operator (`torch.Tensor.retains_grad`); false of a
+    /// leaf.
+    pub fn retains_grad(&self) -> bool {
+        let is_kept =
+            |node: Arc<Node>| node.retaining().iter().any(|(_, kept)| Arc::ptr_eq(kept, self.kept()));
+        self.grad_fn().is_some_and(is_kept)
+    }
+
+    /// Returns the node that it is a result of (`torch.Tensor.grad_fn`); `None` of a leaf.
+    pub fn grad_fn(&self) -> Option<Arc<Node>> {
+        let edge = self.gradient_edge()?;
+        edge.node.kept.is_none().then_some(edge.node)
+    }
+
+    /// Returns whether it has hooks that backward passes call.
+    pub(crate) fn has_hooks(&self) -> bool {
+        let has_any = |hooks: &super::leaf::LeafHooks| {
+            !hooks.arriving.hooks().is_empty() || !hooks.accumulated.hooks().is_empty()
+        };
+        self.kept().hooks().is_some_and(has_any)
+    }
+
+    fn check_hookable(&self) -> Result<()> {
+        if self.requires_grad() {
+            return Ok(());
+        }
+        Err(Error::invalid("cannot register a hook on a tensor that doesn't require gradient"))
+    }
+
+    fn kept(&self) -> &Arc<Kept> {
+        self.0.autograd.kept()
+    }
+}

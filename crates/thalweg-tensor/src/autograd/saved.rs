@@ -1,0 +1,251 @@
+//! Tensors that nodes keep for backward, and the hooks that say where ([`saved_tensors_hooks`]).
+
+use std::cell::RefCell;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+use thalweg_ir::{DType, Layout};
+use thalweg_runtime::{Error, Result};
+
+use super::{Edge, Node, is_grad_enabled, no_grad, running_node};
+use crate::tensor::Tensor;
+
+/// A function that gives a packed tensor back.
+pub(super) type Unpack = Arc<dyn Fn() -> Result<Tensor> + Send + Sync>;
+
+/// A function that packs a tensor.
+pub(super) type Pack = Arc<dyn Fn(&Tensor) -> Result<Unpack> + Send + Sync>;
+
+thread_local! {
+    /// The hooks of the innermost region that this thread is in.
+    static HOOKS: RefCell<Option<Pack>> = const { RefCell::new(None) };
+    /// The tensors that the node that this thread runs has unpacked.
+    static UNPACKED: RefCell<Vec<(Arc<Packed>, Tensor)>> = const { RefCell::new(Vec::new()) };
+}
+
+/// A tensor that a node keeps for backward.
+pub(crate) struct Saved {
+    /// `None` once a backward pass has freed it.
+    state: Mutex<Option<State>>,
+    origin: Origin,
+}
+
+/// How a tensor is kept.
+#[derive(Clone)]
+enum State {
+    /// As it is, with the version that it had.
+    Tensor(Tensor, u32),
+    /// By hooks.
+    Packed(Arc<Packed>),
+}
+
+/// A tensor that hooks have packed.
+struct Packed {
+    unpack: Unpack,
+    layout: Layout,
+    dtype: DType,
+    device: thalweg_runtime::Device,
+}
+
+/// Where the gradient of a saved tensor goes, if that is asked for.
+enum Origin {
+    /// To the node that it is a result of, which the node that keeps it holds by an edge of its own.
+    Input(Weak<Node>, usize),
+    /// To its leaf.
+    Leaf(Edge),
+    /// Nowhere.
+    None,
+    /// To the node that keeps it, whose result it is: an edge would let the node keep itself alive.
+    Result(usize),
+}
+
+impl Saved {
+    /// Keeps an input of a node.
+    ///
+    /// # Errors
+    /// [`Error::is_invalid_argument`] for an inference tensor; and those of hooks.
+    pub(crate) fn new(tensor: &Tensor) -> Result<Self> {
+        let origin = match tensor.gradient_edge() {
+            Some(edge) if edge.node.edges.is_empty() => Origin::Leaf(edge),
+            Some(edge) => Origin::Input(Arc::downgrade(&edge.node), edge.input),
+            None => Origin::None,
+        };
+        Self::with_origin(tensor, origin)
+    }
+
+    /// Keeps a result of the node, by its place.
+    ///
+    /// # Errors
+    /// Those of [`Saved::new`].
+    pub(crate) fn result(tensor: &Tensor, place: usize) -> Result<Self> {
+        Self::with_origin(tensor, Origin::Result(place))
+    }
+
+    fn with_origin(tensor: &Tensor, origin: Origin) -> Result<Self> {
+        tensor.check_inference_save()?;
+        let hooks = HOOKS.with_borrow(Clone::clone);
+        let state = match hooks {
+            None => State::Tensor(tensor.detach(), tensor.version()),
+            Some(pack) => State::Packed(Arc::new(Packed::new(tensor, &pack)?)),
+        };
+        Ok(Self { state: Mutex::new(Some(state)), origin })
+    }
+
+    /// Returns the tensor for work on the current stream, if it was not written since. Where operators record themselves, gradients
+    /// flow on from it.
+    pub(crate) fn get(&self) -> Result<Tensor> {
+        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let Some(state) = state else {
+            return Err(Error::invalid(
+                "Trying to backward through the graph a second time: what it saved was freed by the first pass; set \
+                 `BackwardOptions::retain_graph` there if another is to follow",
+            ));
+        };
+        let tensor = match state {
+            State::Tensor(tensor, version) => {
+                check_version(&tensor, version)?;
+                tensor
+            }
+            State::Packed(packed) => packed.unpacked()?,
+        };
+        // It may be another stream's memory, and the record of its use there covers the forward pass alone.
+        tensor.record_stream(&tensor.device().current_stream());
+        if !is_grad_enabled() {
+            return Ok(tensor);
+        }
+        let edge = match &self.origin {
+            Origin::Input(node, input) => node.upgrade().map(|node| Edge { node, input: *input }),
+            Origin::Leaf(edge) => Some(edge.clone()),
+            Origin::None => None,
+            Origin::Result(input) => running_node().map(|node| Edge { node, input: *input }),
+        };
+        Ok(edge.map_or(tensor.clone(), |edge| tensor.with_edge(edge)))
+    }
+
+    pub(crate) fn release(&self) {
+        // Dropped without the lock: hooks may hold what has a `Drop` of its own.
+        let _released = self.state.lock().unwrap_or_else(PoisonError::into_inner).take();
+    }
+}
+
+fn check_version(tensor: &Tensor, version: u32) -> Result<()> {
+    if tensor.version() == version {
+        return Ok(());
+    }
+    Err(Error::invalid(format!(
+        "a tensor {:?} that backward needs was written in place after the forward pass (version {}, saved {version}); \
+         compute out of place, or run backward first",
+        tensor.shape(),
+        tensor.version(),
+    )))
+}
+
+impl Packed {
+    fn new(tensor: &Tensor, pack: &Pack) -> Result<Self> {
+        let version = tensor.version();
+        let unpack = without_hooks(|| no_grad(|| pack(&tensor.detach())))?;
+        if tensor.version() != version {
+            return Err(Error::invalid(
+                "A saved tensor pack hook is modifying its input in place. Tensors provided as input to pack hook can not be \
+                 modified by in-place operations as this can lead to unexpected side-effects.",
+            ));
+        }
+        let (layout, dtype) = (tensor.layout().clone(), tensor.dtype());
+        Ok(Self { unpack, layout, dtype, device: tensor.device().clone() })
+    }
+
+    /// Returns the tensor, unpacked once per run of a node.
+    fn unpacked(self: &Arc<Self>) -> Result<Tensor> {
+        let known = UNPACKED.with_borrow(|list| {
+            list.iter().find(|(other, _)| Arc::ptr_eq(other, self)).map(|(_, tensor)| tensor.clone())
+        });
+        if let Some(tensor) = known {
+            return Ok(tensor);
+        }
+        let tensor = without_hooks(|| no_grad(|| (self.unpack)()))?.detach();
+        let fits = tensor.shape() == self.layout.shape()
+            && tensor.dtype() == self.dtype
+            && *tensor.device() == self.device;
+        if !fits {
+            return Err(Error::invalid(format!(
+                "a saved tensor unpack hook gave {tensor:?} in place of {:?} {} on {}",
+                self.layout.shape(),
+                self.dtype,
+                self.device
+            )));
+        }
+        // A kernel that saved its own contiguous tensor reads it as such.
+        let tensor = if self.layout.is_contiguous() { no_grad(|| tensor.contiguous())? } else { tensor };
+        UNPACKED.with_borrow_mut(|list| list.push((self.clone(), tensor.clone())));
+        Ok(tensor)
+    }
+}
+
+/// A guard: while it lives, a node runs, and what it unpacks is unpacked once.
+pub(super) struct Unpacked(Vec<(Arc<Packed>, Tensor)>);
+
+impl Unpacked {
+    pub(super) fn new() -> Self {
+        Self(UNPACKED.take())
+    }
+}
+
+impl Drop for Unpacked {
+    fn drop(&mut self) {
+        let _unpacked = UNPACKED.replace(std::mem::take(&mut self.0));
+    }
+}
+
+/// A guard of a thread's hooks: dropping it puts those from before back.
+struct Restore(Option<Pack>);
+
+impl Drop for Restore {
+    fn drop(&mut self) {
+        let _ended = HOOKS.replace(self.0.take());
+    }
+}
+
+/// Runs a function in which nothing packs what is saved: the hooks themselves.
+fn without_hooks<T>(function: impl FnOnce() -> T) -> T {
+    let _restore = Restore(HOOKS.take());
+    function()
+}
+
+/// Runs a function in which this packs what is saved.
+pub(super) fn with_pack<T>(pack: Pack, function: impl FnOnce() -> T) -> T {
+    let _restore = Restore(HOOKS.replace(Some(pack)));
+    function()
+}
+
+/// Runs a function whose operators save tensors for backward as `pack` says (`torch.autograd.graph.saved_tensors_hooks`): it is called
+/// once for each tensor that a node keeps, outside the graph, when it is saved, and may not write it. `unpack` gives the tensor back,
+/// with the same shape, dtype and device, once each time that a backward pass runs the node. Both run under `no_grad`, on the stream of
+/// the operator, which is current; the innermost region's hooks alone are called, and none within them. An error of `pack` is one of
+/// the operator, an error of `unpack` one of the backward pass. Whether a tensor was written since is not looked for: `pack` is to copy
+/// what may be.
+///
+/// ```
+/// # use thalweg_runtime::{Device, Result};
+/// # use thalweg_tensor::{Tensor, autograd::saved_tensors_hooks};
+/// # use thalweg_ir::DType;
+/// # fn main() -> Result<()> {
+/// let x = Tensor::ones(&[2], DType::F32, &Device::sim(0)?)?.requires_grad_()?;
+/// // Half of the memory, for some of the precision.
+/// let pack = |tensor: &Tensor| tensor.to_dtype(DType::Bf16);
+/// let y = saved_tensors_hooks(pack, |packed| packed.to_dtype(DType::F32), || x.square())?;
+/// y.sum(&[], false)?.backward()?;
+/// assert_eq!(x.grad().expect("a gradient").to_vec::<f32>()?, [2.0, 2.0]);
+/// # Ok(())
+/// # }
+/// ```
+pub fn saved_tensors_hooks<P: Send + Sync + 'static, T>(
+    pack: impl Fn(&Tensor) -> Result<P> + Send + Sync + 'static,
+    unpack: impl Fn(&P) -> Result<Tensor> + Send + Sync + 'static,
+    function: impl FnOnce() -> T,
+) -> T {
+    let unpack = Arc::new(unpack);
+    let both = move |tensor: &Tensor| -> Result<Unpack> {
+        let (packed, unpack) = (pack(tensor)?, unpack.clone());
+        Ok(Arc::new(move || unpack(&packed)))
+    };
+    with_pack(Arc::new(both), function)
+}
