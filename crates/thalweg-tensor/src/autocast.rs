@@ -15,7 +15,9 @@ use smallvec::SmallVec;
 use thalweg_ir::DType;
 use thalweg_runtime::{Error, Result};
 
-use crate::dispatch::{Argument, Call, DispatchKey, ExcludeKeyGuard, IncludeKeyGuard, Operator, built_in};
+use crate::dispatch::{
+    Argument, Call, DispatchKey, ExcludeKeyGuard, IncludeKeyGuard, ModeGuard, Operator, built_in,
+};
 use crate::tensor::{Tensor, Tensors};
 
 /// The options of a region, with PyTorch's defaults.
@@ -58,6 +60,21 @@ pub fn autocast<T>(dtype: DType, function: impl FnOnce() -> Result<T>) -> Result
 pub fn autocast_with<T>(options: AutocastOptions, function: impl FnOnce() -> Result<T>) -> Result<T> {
     let _region = Region::enter(options)?;
     function()
+}
+
+/// Returns the options of the innermost region of this thread.
+pub(crate) fn current_options() -> Option<AutocastOptions> {
+    CURRENT.get()
+}
+
+/// Runs a function as in a region of these options, within a backward pass too.
+pub(crate) fn autocast_again<T>(
+    options: Option<AutocastOptions>,
+    function: impl FnOnce() -> Result<T>,
+) -> Result<T> {
+    let Some(options) = options else { return function() };
+    let _casts = ModeGuard::leave_in(DispatchKey::Autocast);
+    autocast_with(options, function)
 }
 
 /// Returns whether operators of this thread cast.

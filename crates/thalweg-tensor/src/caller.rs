@@ -63,6 +63,11 @@ pub fn outermost(location: CallLocation) -> CallLocation {
     OUTERMOST.get().unwrap_or(location)
 }
 
+/// Returns the line of the user's call, if a public function was entered.
+pub(crate) fn entered() -> Option<CallLocation> {
+    OUTERMOST.get()
+}
+
 /// Returns a label for an operator that was called at `location`.
 pub fn label_at(operator: &'static str, location: CallLocation) -> Label {
     Label { operator, location: outermost(location) }

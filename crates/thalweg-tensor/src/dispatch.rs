@@ -35,14 +35,14 @@ use thalweg_runtime::{Device, Error, Label, Result};
 
 pub use crate::argument::{Argument, Arguments, Ints, Value, as_ints};
 use crate::argument::{Forms, default_of, describe_call};
-use crate::caller::label_at;
+use crate::caller::{enter, label_at};
 use crate::kernels::loops::{LoopArguments, Resolved};
 use crate::operators::body::Body;
 use crate::operators::in_place;
 use crate::tensor::{Tensor, Tensors};
 
+pub(crate) use keys::{Anomaly, ModeGuard, anomaly, is_excluded, is_inference, set_excluded};
 pub use keys::{DispatchKey, DispatchKeySet, ExcludeKeyGuard, IncludeKeyGuard};
-pub(crate) use keys::{ModeGuard, is_excluded, is_inference, set_excluded};
 pub(crate) use registry::{BuiltIn, built_in, internal};
 pub use registry::{define_operator, find_operator, operators};
 pub use trace::{Trace, TracedCall, trace};
@@ -370,6 +370,9 @@ impl Operator {
             keys = keys.with(DispatchKey::Autograd);
         }
         let keys = keys.of_thread();
+        // The nodes that the call records name its line.
+        let _entered =
+            (keys.has(DispatchKey::Autograd) && anomaly() != Anomaly::Off).then(|| enter(label.location));
         Call { operator: self, keys, arguments, tensors: &tensors, device, label, resolved: None }.dispatch()
     }
 }

@@ -15,7 +15,9 @@ use thalweg_runtime::graph::audit::host_random;
 use thalweg_runtime::{Device, Error, Label, Result};
 
 pub use default::default_generator;
+pub(crate) use default::{SEED, made_generator};
 pub use device::DeviceGenerator;
+pub(crate) use device::GeneratorState;
 
 use crate::caller::{at_line, creating, label_at, outermost};
 use crate::host_room::host_room;

@@ -19,7 +19,8 @@ use smallvec::SmallVec;
 use thalweg_runtime::{Error, Result, Stream};
 
 use super::leaf::Kept;
-use super::{BackwardOptions, Edge, Gradients, Node, run_function};
+use super::pass::RunningPass;
+use super::{BackwardOptions, Edge, Gradients, Node, anomaly, run_function};
 use crate::tensor::Tensor;
 
 /// The gradients that have arrived for a node's outputs, each with the stream on which it is ready.
@@ -115,6 +116,7 @@ impl Pass {
 
     /// Runs what is ready until nothing is left. Gives the gradients of the targets, ready on the caller's stream.
     fn run(mut self) -> Result<Vec<Option<Tensor>>> {
+        let _running = RunningPass::new();
         let mut left = Left::default();
         let outcome = self.walk(&mut left);
         // After a failure too: what leaves have collected until then is theirs.
@@ -135,7 +137,7 @@ impl Pass {
             let results = match buffer.iter().any(Option::is_some) {
                 true => {
                     left.note(&node, &self.caller);
-                    self.run_node(&node, buffer, runs)?
+                    self.run_node(&node, buffer, runs).map_err(|error| anomaly::explain(&node, error))?
                 }
                 false => SmallVec::from_elem(None, node.edges.len()),
             };
@@ -209,6 +211,7 @@ impl Pass {
                 node.edges.len()
             )));
         }
+        anomaly::check(node, &results)?;
         node.run_after(results, &gradients)
     }
 }

@@ -1,20 +1,4 @@
-//! Hooks: functions of the user that a backward pass calls.
-//!
-//! A pass comes to a node when all gradients of its outputs have arrived, and then calls, with the node's stream current:
-//!
-//! 1. the hooks of tensors ([`Tensor::register_hook`]) in the order of their registration, each of which sees what the former left;
-//! 2. [`Tensor::retain_grad`], which keeps what those left;
-//! 3. the hooks before the node ([`Node::register_prehook`]);
-//! 4. the node's backward function; of a leaf, the accumulation into [`Tensor::grad`];
-//! 5. the hooks behind the node ([`Node::register_hook`]), or behind the accumulation
-//!    ([`Tensor::register_post_accumulate_grad_hook`]).
-//!
-//! [`gradients`](super::gradients) calls those of 1 and 2 for its inputs too, and returns what they left; PyTorch's
-//! `torch.autograd.grad` returns what arrived where it goes on beyond the input. No hook is called where no gradient arrived.
-//!
-//! A hook's result must be ready on the stream that is current when it is called: one that works on another stream lets this one
-//! wait for it, and records the uses of tensors on both. Hooks run under `no_grad`, unless
-//! [`BackwardOptions::create_graph`](super::BackwardOptions::create_graph) is set. An error of a hook is one of the pass.
+//! Hooks: functions of the user that a backward pass calls. The module [`autograd`](super) says when.
 
 use std::panic::Location;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -54,7 +38,7 @@ impl Node {
 
     /// Registers a hook that each backward pass calls before this node, with the gradients of the operator's results, `None` being
     /// zero (`torch.autograd.graph.Node.register_prehook`). The gradients that it returns, if any, take their place: as many, each
-    /// with the shape, dtype and device of the former. See [`autograd`](super) for the order of hooks.
+    /// with the shape, dtype and device of the former. See [`autograd`](crate::autograd) for the order of hooks.
     pub fn register_prehook(
         &self,
         hook: impl Fn(&[Option<Tensor>]) -> Result<Option<Gradients>> + Send + Sync + 'static,
@@ -201,7 +185,7 @@ impl Tensor {
     /// and is ready on the stream that is current in the hook, which is that of the forward pass. The hook may not write the gradient
     /// in place. Of a tensor that is written in place later, the hook sees the gradient of the value that it has now.
     ///
-    /// Hooks of one tensor run in the order of their registration; see [`autograd::Node`](crate::autograd::Node) for those of nodes.
+    /// Hooks of one tensor run in the order of their registration; see [`autograd`](crate::autograd) for the others.
     /// Dropping the handle leaves the hook where it is.
     ///
     /// # Errors

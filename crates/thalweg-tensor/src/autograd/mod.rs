@@ -3,14 +3,34 @@
 //! An operator whose inputs require a gradient records a [`Node`]: what it saved, and an [`Edge`] to the node of each input.
 //! A leaf's node accumulates into [`Tensor::grad`]. [`backward`](Tensor::backward) walks the graph from the result to the
 //! leaves, each node after all nodes that feed it; see `engine` for streams. [`gradients`] gives what arrives at chosen tensors
-//! instead. [`hooks`](Tensor::register_hook) see, and may replace, what arrives at a tensor or a node on the way.
+//! instead. Hooks see, and may replace, the gradients on the way.
 //!
 //! What a node saved must still be what it was: a write in place to a saved tensor is found by its version and is an error
 //! that names the operator. A backward pass frees what the nodes saved as it goes, unless [`BackwardOptions::retain_graph`] is
 //! set. A write in place of something that a gradient flows from is recorded too; see `in_place`.
+//!
+//! # Hooks
+//! A pass comes to a node when all gradients of its outputs have arrived, and then calls, with the node's stream current:
+//!
+//! 1. the hooks of tensors ([`Tensor::register_hook`]) in the order of their registration, each of which sees what the former left;
+//! 2. [`Tensor::retain_grad`], which keeps what those left;
+//! 3. the hooks before the node ([`Node::register_prehook`]);
+//! 4. the node's backward function; of a leaf, the accumulation into [`Tensor::grad`];
+//! 5. the hooks behind the node ([`Node::register_hook`]), or behind the accumulation
+//!    ([`Tensor::register_post_accumulate_grad_hook`]).
+//!
+//! [`gradients`] calls those of 1 and 2 for its inputs too, and returns what they left; PyTorch's
+//! `torch.autograd.grad` returns what arrived where it goes on beyond the input. No hook is called where no gradient arrived.
+//!
+//! A hook's result must be ready on the stream that is current when it is called: one that works on another stream lets this one
+//! wait for it, and records the uses of tensors on both. Hooks run under `no_grad`, unless
+//! [`BackwardOptions::create_graph`] is set. An error of a hook is one of the pass.
 
+mod anomaly;
+mod checkpoint;
 pub(crate) mod engine;
 pub mod formula;
+mod gradcheck;
 mod hook_list;
 mod hooks;
 pub(crate) mod in_place;
@@ -18,6 +38,7 @@ mod leaf;
 mod meta;
 mod mode;
 mod offload;
+mod pass;
 mod region;
 mod saved;
 pub(crate) mod views;
@@ -34,6 +55,9 @@ use crate::caller::at_line;
 use crate::dispatch::{DispatchKey, ExcludeKeyGuard};
 use crate::tensor::Tensor;
 
+pub use anomaly::{detect_anomaly, is_anomaly_enabled, set_detect_anomaly};
+pub use checkpoint::{CheckpointOptions, checkpoint, checkpoint_with};
+pub use gradcheck::{GradcheckOptions, gradcheck, gradgradcheck};
 pub use hook_list::HookHandle;
 pub(crate) use hook_list::HookList;
 pub(crate) use meta::{AutogradMeta, ViewOf};
@@ -90,6 +114,8 @@ pub struct Node {
     pub(crate) stream: Stream,
     /// The gradient that a leaf keeps, of a leaf's node.
     pub(crate) kept: Option<Arc<leaf::Kept>>,
+    /// The call that recorded it, if that was in anomaly mode.
+    origin: Option<Arc<anomaly::Origin>>,
     /// Hooks, of few nodes.
     hooks: OnceLock<Box<hooks::NodeHooks>>,
 }
@@ -122,7 +148,8 @@ impl Node {
     ) -> Self {
         static SEQUENCE: AtomicU64 = AtomicU64::new(0);
         let sequence = SEQUENCE.fetch_add(1, Ordering::Relaxed);
-        Self { function, edges, outputs, sequence, stream, kept, hooks: OnceLock::new() }
+        let origin = anomaly::origin(function.name(), running_node);
+        Self { function, edges, outputs, sequence, stream, kept, origin, hooks: OnceLock::new() }
     }
 }
 

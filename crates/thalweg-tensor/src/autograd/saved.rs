@@ -127,7 +127,7 @@ impl Saved {
     }
 }
 
-fn check_version(tensor: &Tensor, version: u32) -> Result<()> {
+pub(super) fn check_version(tensor: &Tensor, version: u32) -> Result<()> {
     if tensor.version() == version {
         return Ok(());
     }

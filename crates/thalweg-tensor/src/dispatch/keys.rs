@@ -96,7 +96,7 @@ impl DispatchKeySet {
 
     /// Returns the set as calls of this thread have it: with the keys that the thread includes, without those that it excludes.
     pub(super) fn of_thread(self) -> Self {
-        let Local { included, excluded, is_inference } = LOCAL.get();
+        let Local { included, excluded, is_inference, .. } = LOCAL.get();
         let never = if is_inference { Self::EMPTY.with(DispatchKey::Autograd) } else { Self::EMPTY };
         Self((self.0 | included.0) & !(excluded.0 | never.0))
     }
@@ -109,11 +109,28 @@ struct Local {
     excluded: DispatchKeySet,
     /// Whether the thread is in inference mode.
     is_inference: bool,
+    anomaly: Anomaly,
+}
+
+/// How far backward passes look for the lines that their failures come from.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Anomaly {
+    /// Not at all.
+    Off,
+    /// Nodes know the line that recorded them.
+    Lines,
+    /// Nodes know that line, and a NaN is a failure.
+    LinesAndNan,
 }
 
 impl Local {
     const fn new() -> Self {
-        Self { included: DispatchKeySet::EMPTY, excluded: DispatchKeySet::EMPTY, is_inference: false }
+        Self {
+            included: DispatchKeySet::EMPTY,
+            excluded: DispatchKeySet::EMPTY,
+            is_inference: false,
+            anomaly: Anomaly::Off,
+        }
     }
 }
 
@@ -200,6 +217,16 @@ impl ModeGuard {
         Self { _restore: Restore::after(|local| local.set_grad(enabled)) }
     }
 
+    /// Stops leaving a key out.
+    pub(crate) fn leave_in(key: DispatchKey) -> Self {
+        Self { _restore: Restore::after(|local| local.excluded = local.excluded.without(key)) }
+    }
+
+    /// Starts anomaly mode, or a region outside of it.
+    pub(crate) fn anomaly(anomaly: Anomaly) -> Self {
+        Self { _restore: Restore::after(|local| local.anomaly = anomaly) }
+    }
+
     /// Starts inference mode, or a region like its outside.
     pub(crate) fn inference(enabled: bool) -> Self {
         Self {
@@ -221,6 +248,11 @@ impl Local {
 /// Returns whether this thread is in inference mode.
 pub(crate) fn is_inference() -> bool {
     LOCAL.get().is_inference
+}
+
+/// Returns how far backward passes of this thread look for the lines that their failures come from.
+pub(crate) fn anomaly() -> Anomaly {
+    LOCAL.get().anomaly
 }
 
 /// Returns whether calls of this thread leave a key out.

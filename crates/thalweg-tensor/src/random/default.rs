@@ -10,7 +10,7 @@ use super::DeviceGenerator;
 static GENERATORS: Mutex<Vec<(u64, Arc<DeviceGenerator>)>> = Mutex::new(Vec::new());
 
 /// The seed of a generator that was not seeded, PyTorch's `default_rng_seed_val`.
-const SEED: u64 = 67_280_421_310_721;
+pub(crate) const SEED: u64 = 67_280_421_310_721;
 
 /// Returns the generator from which operators such as `rand` and `dropout` draw on a device (`torch.cuda.default_generators`). Its
 /// seed is 67280421310721 until [`DeviceGenerator::manual_seed`] sets another.
@@ -18,19 +18,24 @@ const SEED: u64 = 67_280_421_310_721;
 /// # Errors
 /// Those of [`DeviceGenerator::new`], at the first call for the device.
 pub fn default_generator(device: &Device) -> Result<Arc<DeviceGenerator>> {
-    let find = |list: &[(u64, Arc<DeviceGenerator>)]| {
-        list.iter().find(|(number, _)| *number == device.number()).map(|(_, generator)| generator.clone())
-    };
-    let known = find(&GENERATORS.lock().unwrap_or_else(PoisonError::into_inner));
-    if let Some(generator) = known {
+    if let Some(generator) = made_generator(device) {
         return Ok(generator);
     }
     let generator = Arc::new(DeviceGenerator::new(SEED, device)?);
     let mut list = GENERATORS.lock().unwrap_or_else(PoisonError::into_inner);
     // Another thread may have been faster.
-    if let Some(generator) = find(&list) {
+    if let Some(generator) = find(&list, device) {
         return Ok(generator);
     }
     list.push((device.number(), generator.clone()));
     Ok(generator)
+}
+
+/// Returns the generator of [`default_generator`], if it was asked for before.
+pub(crate) fn made_generator(device: &Device) -> Option<Arc<DeviceGenerator>> {
+    find(&GENERATORS.lock().unwrap_or_else(PoisonError::into_inner), device)
+}
+
+fn find(list: &[(u64, Arc<DeviceGenerator>)], device: &Device) -> Option<Arc<DeviceGenerator>> {
+    list.iter().find(|(number, _)| *number == device.number()).map(|(_, generator)| generator.clone())
 }

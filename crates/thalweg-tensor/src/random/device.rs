@@ -53,6 +53,13 @@ pub struct DeviceGenerator {
     last_stream: Mutex<Stream>,
 }
 
+/// A state of a generator, in device memory.
+pub(crate) struct GeneratorState {
+    state: Tensor,
+    /// The stream on which it is ready.
+    stream: Stream,
+}
+
 impl DeviceGenerator {
     /// Returns a generator with a seed and the offset 0.
     #[track_caller]
@@ -96,6 +103,23 @@ impl DeviceGenerator {
         let _last = self.ordered()?;
         let device = self.device();
         self.state.copy_(&Tensor::from_slice(&[seed as i64, offset as i64], &[2], device)?)
+    }
+
+    /// Returns the present state, in stream order: nothing waits.
+    pub(crate) fn snapshot(&self) -> Result<GeneratorState> {
+        let last = self.ordered()?;
+        let state = no_grad(|| self.state.copied(Location::caller()))?;
+        Ok(GeneratorState { state, stream: last.clone() })
+    }
+
+    /// Sets a state that [`snapshot`](Self::snapshot) returned, in stream order.
+    pub(crate) fn restore(&self, state: &GeneratorState) -> Result<()> {
+        let last = self.ordered()?;
+        if *last != state.stream {
+            last.wait_stream(&state.stream)?;
+            state.state.record_stream(&last);
+        }
+        no_grad(|| self.state.copy_(&state.state))
     }
 
     /// Draws numbers in [0, 1) (`torch.rand`). Asynchronous, like every draw.

@@ -6,7 +6,7 @@ use thalweg_ir::DType;
 use thalweg_ops::{DTypeRule, elementwise};
 use thalweg_runtime::Label;
 use thalweg_tensor::Tensor;
-use thalweg_tensor::autograd::{BackwardOptions, gradients_with};
+use thalweg_tensor::autograd::{BackwardOptions, GradcheckOptions, gradgradcheck, gradients_with};
 use thalweg_tensor::dispatch::{Argument, find_operator};
 
 use crate::support::{assert_close, random, tensor, values};
@@ -69,25 +69,17 @@ fn every_elementwise_operator_agrees_with_differences_of_its_gradient() {
 fn products_and_reductions_are_differentiated_twice() {
     let a = random(&[3, 4], 1).requires_grad_().unwrap();
     let b = random(&[4, 2], 2).requires_grad_().unwrap();
-    let loss = |a: &Tensor| {
-        let product = a.matmul(&b).unwrap().tanh().unwrap();
-        product.softmax(-1).unwrap().mul(&product).unwrap().sum(&[], false).unwrap()
+    let function = |inputs: &[Tensor]| {
+        let product = inputs[0].matmul(&inputs[1])?.tanh()?;
+        Ok(vec![product.softmax(-1)?.mul(&product)?, product.sum(&[1], false)?])
     };
-    let penalty = |a: &Tensor| {
-        let first = gradient(&loss(a), a);
-        first.mul(&first).unwrap().sum(&[], false).unwrap()
-    };
-    let found = values(&gradient(&penalty(&a), &a));
-    let step = 1e-6;
-    for (place, found) in found.iter().enumerate() {
-        let moved = |by: f64| {
-            let mut list = values(&a);
-            list[place] += by;
-            values(&penalty(&tensor(&list, &[3, 4], DType::F64).requires_grad_().unwrap()))[0]
-        };
-        let difference = (moved(step) - moved(-step)) / (2.0 * step);
-        assert_close(&[*found], &[difference], 1e-6);
-    }
+    gradgradcheck(
+        function,
+        &[a, b],
+        None,
+        GradcheckOptions { atol: 1e-6, rtol: 1e-6, ..GradcheckOptions::default() },
+    )
+    .unwrap();
 }
 
 #[test]
@@ -103,30 +95,18 @@ fn sums_over_some_dimensions_are_differentiated_twice() {
     }
 }
 
-/// Against differences of the first gradient. It goes through mean and deviation, which are kept as numbers.
+/// The gradient goes through mean and deviation, which are kept as numbers.
 #[test]
 fn normalized_rows_are_differentiated_twice() {
-    let (weight, bias) =
-        (random(&[6], 4).to_dtype(DType::F64).unwrap(), random(&[6], 5).to_dtype(DType::F64).unwrap());
-    let start = values(&random(&[2, 6], 3));
-    let first = |list: &[f64]| {
-        let x = tensor(list, &[2, 6], DType::F64).requires_grad_().unwrap();
-        let y = thalweg_nn::functional::layer_norm(&x, &[6], Some(&weight), Some(&bias), 1e-5).unwrap();
-        let gradient = gradient(&y.mul(&y).unwrap().mul(&y).unwrap(), &x);
-        (gradient.mul(&gradient).unwrap().sum(&[], false).unwrap(), x)
+    let inputs = [(&[2, 6][..], 3), (&[6], 4), (&[6], 5)]
+        .map(|(shape, seed)| random(shape, seed).requires_grad_().unwrap());
+    let cube = |inputs: &[Tensor]| {
+        let [x, weight, bias] = inputs else { unreachable!() };
+        let y = thalweg_nn::functional::layer_norm(x, &[6], Some(weight), Some(bias), 1e-5)?;
+        Ok(vec![y.mul(&y)?.mul(&y)?])
     };
-    let (penalty, x) = first(&start);
-    let found = values(&gradient(&penalty, &x));
-    let step = 1e-6;
-    for (place, found) in found.iter().enumerate() {
-        let moved = |by: f64| {
-            let mut list = start.clone();
-            list[place] += by;
-            values(&first(&list).0)[0]
-        };
-        let difference = (moved(step) - moved(-step)) / (2.0 * step);
-        assert_close(&[*found], &[difference], 1e-4 * difference.abs().max(1.0));
-    }
+    gradgradcheck(cube, &inputs, None, GradcheckOptions { rtol: 1e-4, ..GradcheckOptions::default() })
+        .unwrap();
 }
 
 #[test]

@@ -8,6 +8,7 @@ use thalweg_ir::DType;
 use thalweg_runtime::{Device, Environment};
 use thalweg_sim::{SimConfig, SimDriver};
 use thalweg_tensor::Tensor;
+use thalweg_tensor::autograd::{GradcheckOptions, gradcheck};
 use thalweg_tensor::random::Generator;
 
 /// The device under test: the simulator, or what `THALWEG_TEST_DEVICE` names.
@@ -65,25 +66,14 @@ pub fn tolerance(dtype: DType) -> f64 {
     }
 }
 
-/// The gradient of `function`'s sum by central differences, in f64.
-pub fn numerical_gradient(point: &Tensor, function: impl Fn(&Tensor) -> Tensor) -> Vec<f64> {
-    let origin = values(point);
-    let step = 1e-5;
-    let at = |index: usize, offset: f64| {
-        let mut moved = origin.clone();
-        moved[index] += offset;
-        values(&function(&tensor(&moved, point.shape(), DType::F64)).sum(&[], false).expect("sums"))[0]
-    };
-    (0..origin.len()).map(|index| (at(index, step) - at(index, -step)) / (2.0 * step)).collect()
-}
-
-/// Holds the gradient that autograd gives against central differences.
+/// Holds the gradient that autograd gives, of each element of the result, against central differences.
 #[track_caller]
 pub fn check_gradient(point: &Tensor, function: impl Fn(&Tensor) -> Tensor) {
     let leaf = point.detach().requires_grad_().expect("a floating-point tensor");
-    function(&leaf).sum(&[], false).and_then(|sum| sum.backward()).expect("backward runs");
-    let found = values(&leaf.grad().expect("the leaf has a gradient"));
-    assert_close(&found, &numerical_gradient(point, function), 1e-7);
+    let options = GradcheckOptions { eps: 1e-5, atol: 1e-7, rtol: 1e-7, ..GradcheckOptions::default() };
+    if let Err(error) = gradcheck(|inputs| Ok(vec![function(&inputs[0])]), &[leaf], options) {
+        panic!("{error}");
+    }
 }
 
 /// The device under test, with caches and captures of its own: for tests that other captures would disturb.

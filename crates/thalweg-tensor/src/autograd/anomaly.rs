@@ -1,0 +1,111 @@
+//! Anomaly mode: backward passes that say which line of the program their failures, and their NaNs, come from.
+
+use std::sync::Arc;
+
+use thalweg_runtime::{Error, Result};
+
+use super::{Node, no_grad};
+use crate::caller::{CallLocation, entered};
+use crate::dispatch::{Anomaly, ModeGuard, anomaly};
+use crate::tensor::Tensor;
+
+/// The call that recorded a node.
+pub(super) struct Origin {
+    operator: &'static str,
+    location: Option<CallLocation>,
+    /// The call whose gradient the node computes, where gradients of gradients are asked for.
+    parent: Option<Arc<Origin>>,
+}
+
+/// Runs a function in anomaly mode with a look for NaN (`torch.autograd.detect_anomaly`). See [`set_detect_anomaly`].
+pub fn detect_anomaly<T>(function: impl FnOnce() -> T) -> T {
+    set_detect_anomaly(true, true, function)
+}
+
+/// Runs a function in anomaly mode, or outside of it (`torch.autograd.set_detect_anomaly`). There each operator that records itself
+/// notes the line of the program that called it, and a backward pass that fails names that line. With `check_nan` a NaN in a gradient
+/// that an operator's backward function computes is a failure, too: each is then looked at by the host, which *blocks*, and cannot be
+/// captured. Forward and backward pass both belong in the function, on this thread.
+///
+/// ```
+/// # use thalweg_runtime::{Device, Result};
+/// # use thalweg_tensor::{Tensor, autograd::detect_anomaly};
+/// # use thalweg_ir::DType;
+/// # fn main() -> Result<()> {
+/// let x = Tensor::zeros(&[1], DType::F32, &Device::sim(0)?)?.requires_grad_()?;
+/// let error = detect_anomaly(|| x.sqrt()?.mul_scalar(0.0)?.backward()).unwrap_err().to_string();
+/// assert!(error.contains("Function 'sqrt' returned nan values in its 0th output"), "{error}");
+/// # Ok(())
+/// # }
+/// ```
+pub fn set_detect_anomaly<T>(mode: bool, check_nan: bool, function: impl FnOnce() -> T) -> T {
+    let _guard = ModeGuard::anomaly(match (mode, check_nan) {
+        (false, _) => Anomaly::Off,
+        (true, false) => Anomaly::Lines,
+        (true, true) => Anomaly::LinesAndNan,
+    });
+    function()
+}
+
+/// Returns whether this thread is in anomaly mode (`torch.is_anomaly_enabled`).
+pub fn is_anomaly_enabled() -> bool {
+    anomaly() != Anomaly::Off
+}
+
+/// Returns what anomaly mode notes of the operator that records a node now.
+pub(super) fn origin(
+    operator: &'static str,
+    running: impl FnOnce() -> Option<Arc<Node>>,
+) -> Option<Arc<Origin>> {
+    if !is_anomaly_enabled() {
+        return None;
+    }
+    let parent = running().and_then(|node| node.origin.clone());
+    Some(Arc::new(Origin { operator, location: entered(), parent }))
+}
+
+/// Adds to the error of a node's backward function where the node was recorded.
+pub(super) fn explain(node: &Node, error: Error) -> Error {
+    if !is_anomaly_enabled() {
+        return error;
+    }
+    let Some(mut origin) = node.origin.as_ref() else {
+        return error.context(format!(
+            "{}: no forward pass information is available; enable anomaly mode during the forward pass too",
+            node.name()
+        ));
+    };
+    let mut text = String::from("the forward call that caused the error is ");
+    loop {
+        text += origin.operator;
+        if let Some(location) = origin.location {
+            text += &format!(" at {location}");
+        }
+        match &origin.parent {
+            Some(parent) => {
+                text += ", induced by the backward pass of ";
+                origin = parent;
+            }
+            None => return error.context(text),
+        }
+    }
+}
+
+/// Looks for NaN in what a node's backward function has computed, if anomaly mode asks for it.
+pub(super) fn check(node: &Node, results: &[Option<Tensor>]) -> Result<()> {
+    if anomaly() != Anomaly::LinesAndNan {
+        return Ok(());
+    }
+    for (output, result) in results.iter().enumerate() {
+        let Some(result) = result.as_ref().filter(|result| result.dtype().is_floating_point()) else {
+            continue;
+        };
+        if no_grad(|| result.detach().isnan()?.any()?.to_vec::<u8>())?[0] != 0 {
+            return Err(Error::invalid(format!(
+                "Function '{}' returned nan values in its {output}th output.",
+                node.name()
+            )));
+        }
+    }
+    Ok(())
+}
