@@ -3,11 +3,12 @@
 use std::sync::Arc;
 
 use thalweg_driver::{
-    Access, CaptureMode, Code, ComputeFormat, ElementFormat, GpuCall, HostFault, HostKernel, HostLaunch,
-    Label, LibraryLaunch, MatmulAlgorithm, MatmulCall, Matrix, ReductionSchemes, Result, StreamHandle,
+    Access, CaptureMode, Code, ComputeFormat, ElementFormat, Gelu, GeluPass, GpuCall, HostFault, HostKernel,
+    HostLaunch, Label, LibraryLaunch, MatmulAlgorithm, MatmulCall, MatmulEpilogue, Matrix, ReductionSchemes,
+    Result, StreamHandle,
 };
 
-use super::fixture::{Buffer, Fixture, Stream, equal, refused, skip};
+use super::fixture::{Buffer, Fixture, Stream, equal, fail, refused, skip};
 use super::{CaseResult, group};
 
 group! {
@@ -17,6 +18,9 @@ group! {
     a_matmul_adds_to_its_output,
     a_matmul_adds_a_bias_to_each_row,
     algorithms_of_a_matmul_compute_the_same,
+    a_matmul_takes_gelu_and_keeps_its_argument,
+    a_matmul_is_multiplied_by_the_derivative_of_gelu,
+    a_matmul_of_16_bit_floats_gives_32,
     a_matmul_is_ordered_with_its_stream,
     a_matmul_is_captured,
     a_matmul_needs_a_stream,
@@ -48,7 +52,7 @@ fn multiply(call: &MatmulCall, launch: &HostLaunch<'_>) -> Result<(), HostFault>
     let left = launch.read::<f32>(a.address, span(&a, batch, m, k))?;
     let right = launch.read::<f32>(b.address, span(&b, batch, k, n))?;
     let output = launch.write::<f32>(d.address, span(&d, batch, m, n))?;
-    let bias = call.bias.map(|bias| launch.read::<f32>(bias, n as usize)).transpose()?;
+    let bias = call.epilogue.bias.map(|bias| launch.read::<f32>(bias, n as usize)).transpose()?;
     for matrix in 0..batch {
         for row in 0..m {
             for column in 0..n {
@@ -77,7 +81,7 @@ fn submit(fixture: &Fixture, stream: StreamHandle, call: MatmulCall) -> Result<(
             Access::read_write(call.d.address, output)
         },
     ];
-    accesses.extend(call.bias.map(|bias| Access::read(bias, 4 * call.n)));
+    accesses.extend(call.epilogue.bias.map(|bias| Access::read(bias, 4 * call.n)));
     let launch = LibraryLaunch {
         gpu: &GpuCall::Matmul(call),
         host: &host,
@@ -105,10 +109,11 @@ fn product(m: u64, n: u64, k: u64, operands: [Matrix; 3]) -> MatmulCall {
         b,
         d,
         format: ElementFormat::R_32F,
+        output_format: ElementFormat::R_32F,
         compute: ComputeFormat::F32,
         alpha: 1.0,
         beta: 0.0,
-        bias: None,
+        epilogue: MatmulEpilogue::default(),
         workspace: None,
         reductions: ReductionSchemes::ANY,
         algorithm: None,
@@ -185,7 +190,8 @@ fn a_matmul_adds_a_bias_to_each_row(fixture: &Fixture) -> CaseResult {
     // The same product with one bias and then another: the description that is kept is not that of the first.
     for bias in [[10.0, 20.0], [-1.0, 7.0]] {
         let values = floats(fixture, &stream, &bias)?;
-        let call = MatmulCall { bias: Some(values.pointer), ..product(2, 2, 3, operands) };
+        let epilogue = MatmulEpilogue { bias: Some(values.pointer), gelu: None };
+        let call = MatmulCall { epilogue, ..product(2, 2, 3, operands) };
         submit(fixture, stream.handle, call)?;
         let expected = vec![5.0 + bias[0], 11.0 + bias[1], 14.0 + bias[0], 23.0 + bias[1]];
         equal(read(fixture, &stream, &d)?, expected, "a product of 2×3 and 3×2, and a bias")?;
@@ -212,6 +218,186 @@ fn algorithms_of_a_matmul_compute_the_same(fixture: &Fixture) -> CaseResult {
     let unknown = MatmulAlgorithm { id: 12_345, tile: 9_999, ..MatmulAlgorithm::default() };
     let result = submit(fixture, stream.handle, MatmulCall { algorithm: Some(unknown), ..call });
     refused(result, &[Code::NotSupported], "an algorithm that the library does not have")
+}
+
+/// Rows, columns and terms of the products of 16-bit floats.
+const SIZES: [usize; 3] = [24, 16, 8];
+
+fn to_bf16(value: f32) -> u16 {
+    // Rounded to nearest, ties away from zero.
+    ((value.to_bits() + 0x8000) >> 16) as u16
+}
+
+fn from_bf16(bits: u16) -> f32 {
+    f32::from_bits(u32::from(bits) << 16)
+}
+
+/// Returns GELU by its formula with tanh, and its derivative, by a difference.
+fn gelu(x: f32) -> [f64; 2] {
+    let factor = (2.0 / std::f64::consts::PI).sqrt();
+    let of = |x: f64| 0.5 * x * (1.0 + (factor * (x + 0.044_715 * x * x * x)).tanh());
+    let (x, step) = (f64::from(x), 1e-5);
+    [of(x), (of(x + step) - of(x - step)) / (2.0 * step)]
+}
+
+/// A product of 16-bit floats, its operands, a bias and a matrix beside the output.
+struct Short<'f> {
+    fixture: &'f Fixture,
+    operands: [Vec<f32>; 4],
+    buffers: [Buffer<'f>; 4],
+    output: Buffer<'f>,
+}
+
+impl<'f> Short<'f> {
+    fn new(fixture: &'f Fixture, stream: &Stream<'_>) -> Result<Self> {
+        let [m, n, k] = SIZES;
+        let mut state = 5_u32;
+        let mut draw = |count: usize| -> Vec<f32> {
+            let mut next = || {
+                state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+                // Eighths up to 1, which 16 bits hold.
+                ((state >> 28) as f32 - 8.0) / 8.0
+            };
+            (0..count).map(|_| next()).collect()
+        };
+        let operands = [draw(m * k), draw(k * n), draw(n), draw(m * n)];
+        let short = |values: &Vec<f32>| -> Result<Buffer<'f>> {
+            let buffer = fixture.buffer((values.len() as u64).div_ceil(2))?;
+            let bytes: Vec<u8> = values.iter().flat_map(|&value| to_bf16(value).to_le_bytes()).collect();
+            fixture.driver.copy_from_host(stream.handle, buffer.pointer, &bytes, Label::here("16 bits"))?;
+            fixture.driver.stream_synchronize(stream.handle)?;
+            Ok(buffer)
+        };
+        let [a, b, bias, beside] = operands.each_ref().map(short);
+        let buffers = [a?, b?, bias?, beside?];
+        let output = fixture.buffer((m * n) as u64)?;
+        Ok(Self { fixture, operands, buffers, output })
+    }
+
+    /// Returns the product of a row and a column, without a bias.
+    fn product(&self, row: usize, column: usize) -> f32 {
+        let [_, n, k] = SIZES;
+        (0..k).map(|term| self.operands[0][row * k + term] * self.operands[1][term * n + column]).sum()
+    }
+
+    /// Submits the product; in the simulator `host` gives each element of the output, and of the matrix beside it.
+    fn submit(
+        &self,
+        stream: &Stream<'_>,
+        output_format: ElementFormat,
+        epilogue: MatmulEpilogue,
+        host: impl Fn(usize, usize) -> [f32; 2],
+    ) -> Result<()> {
+        let [m, n, k] = SIZES;
+        let [a, b, _, beside] = &self.buffers;
+        let (output, argument) = (self.output.pointer, beside.pointer);
+        let values: Vec<[f32; 2]> = (0..m * n).map(|place| host(place / n, place % n)).collect();
+        let is_wide = output_format == ElementFormat::R_32F;
+        let host: Arc<dyn HostKernel> = Arc::new(move |launch: &HostLaunch<'_>| -> Result<(), HostFault> {
+            if is_wide {
+                let output = launch.write::<f32>(output, values.len())?;
+                output.iter_mut().zip(&values).for_each(|(to, [value, _])| *to = *value);
+                return Ok(());
+            }
+            let output = launch.write::<u16>(output, values.len())?;
+            output.iter_mut().zip(&values).for_each(|(to, [value, _])| *to = to_bf16(*value));
+            let argument = launch.write::<u16>(argument, values.len())?;
+            argument.iter_mut().zip(&values).for_each(|(to, [_, value])| *to = to_bf16(*value));
+            Ok(())
+        });
+        let operands = [contiguous(a, k as u64), contiguous(b, n as u64), contiguous(&self.output, n as u64)];
+        let call = MatmulCall {
+            format: ElementFormat::R_16BF,
+            output_format,
+            epilogue,
+            ..product(m as u64, n as u64, k as u64, operands)
+        };
+        let [a, b, bias, beside] = self.buffers.each_ref().map(|buffer| (buffer.pointer, 4 * buffer.words));
+        let accesses = [
+            Access::read(a.0, a.1),
+            Access::read(b.0, b.1),
+            Access::read(bias.0, bias.1),
+            Access::read_write(beside.0, beside.1),
+            Access::write(output, 4 * self.output.words),
+        ];
+        let launch = LibraryLaunch {
+            gpu: &GpuCall::Matmul(call),
+            host: &host,
+            arguments: &[],
+            accesses: &accesses,
+            label: Label::here("matmul"),
+        };
+        self.fixture.driver.library_async(stream.handle, &launch)
+    }
+
+    /// Returns the 16-bit floats of a buffer.
+    fn read(&self, stream: &Stream<'_>, buffer: &Buffer<'_>) -> Result<Vec<f32>> {
+        let words = self.fixture.words_on(stream.handle, buffer.pointer, buffer.words)?;
+        let halves = words.iter().flat_map(|word| [*word as u16, (word >> 16) as u16]).map(from_bf16);
+        Ok(halves.take(SIZES[0] * SIZES[1]).collect())
+    }
+}
+
+/// Compares with the rounding of 16 bits.
+fn near(seen: &[f32], expected: impl Fn(usize, usize) -> f64, what: &str) -> CaseResult {
+    for (place, &seen) in seen.iter().enumerate() {
+        let expected = expected(place / SIZES[1], place % SIZES[1]);
+        let is_near = (f64::from(seen) - expected).abs() <= 0.01 * expected.abs() + 2e-3;
+        if !is_near {
+            return fail(format!("{what}: element {place} is {seen}, not {expected}"));
+        }
+    }
+    Ok(())
+}
+
+fn a_matmul_takes_gelu_and_keeps_its_argument(fixture: &Fixture) -> CaseResult {
+    require_matmul(fixture)?;
+    let stream = fixture.stream()?;
+    let short = Short::new(fixture, &stream)?;
+    let [_, _, bias, argument] = &short.buffers;
+    let gelu_of =
+        Gelu { pass: GeluPass::Forward, input: argument.pointer, leading_dimension: SIZES[1] as u64 };
+    for with_bias in [true, false] {
+        let sum = |row: usize, column: usize| {
+            short.product(row, column) + if with_bias { short.operands[2][column] } else { 0.0 }
+        };
+        let epilogue = MatmulEpilogue { bias: with_bias.then_some(bias.pointer), gelu: Some(gelu_of) };
+        short.submit(&stream, ElementFormat::R_16BF, epilogue, |row, column| {
+            [gelu(sum(row, column))[0] as f32, sum(row, column)]
+        })?;
+        near(&short.read(&stream, argument)?, |row, column| sum(row, column).into(), "GELU's argument")?;
+        near(&short.read(&stream, &short.output)?, |row, column| gelu(sum(row, column))[0], "GELU")?;
+    }
+    Ok(())
+}
+
+fn a_matmul_is_multiplied_by_the_derivative_of_gelu(fixture: &Fixture) -> CaseResult {
+    require_matmul(fixture)?;
+    let stream = fixture.stream()?;
+    let short = Short::new(fixture, &stream)?;
+    let argument = &short.buffers[3];
+    let gelu_of =
+        Gelu { pass: GeluPass::Backward, input: argument.pointer, leading_dimension: SIZES[1] as u64 };
+    let at = |row: usize, column: usize| short.operands[3][row * SIZES[1] + column];
+    let slope = |row: usize, column: usize| f64::from(short.product(row, column)) * gelu(at(row, column))[1];
+    let epilogue = MatmulEpilogue { bias: None, gelu: Some(gelu_of) };
+    short.submit(&stream, ElementFormat::R_16BF, epilogue, |row, column| {
+        [slope(row, column) as f32, at(row, column)]
+    })?;
+    near(&short.read(&stream, &short.output)?, slope, "a product times the derivative")?;
+    near(&short.read(&stream, argument)?, |row, column| at(row, column).into(), "GELU's argument is read")
+}
+
+fn a_matmul_of_16_bit_floats_gives_32(fixture: &Fixture) -> CaseResult {
+    require_matmul(fixture)?;
+    let stream = fixture.stream()?;
+    let short = Short::new(fixture, &stream)?;
+    let none = MatmulEpilogue::default();
+    short.submit(&stream, ElementFormat::R_32F, none, |row, column| [short.product(row, column), 0.0])?;
+    let [m, n, _] = SIZES;
+    let expected: Vec<f32> = (0..m * n).map(|place| short.product(place / n, place % n)).collect();
+    // Sums of eight products of eighths are exact.
+    equal(read(fixture, &stream, &short.output)?, expected, "a product of 16-bit floats, in 32 bits")
 }
 
 fn a_matmul_is_ordered_with_its_stream(fixture: &Fixture) -> CaseResult {

@@ -56,7 +56,8 @@ pub use handle::{
 pub use host::{HostFault, HostKernel, HostLaunch, Touched};
 pub use instrument::{BlockKind, HostClock, Instrument, UseKind, Within, within};
 pub use library::{
-    ComputeFormat, ElementFormat, GpuCall, MatmulAlgorithm, MatmulCall, Matrix, ReductionSchemes,
+    ComputeFormat, ElementFormat, Gelu, GeluPass, GpuCall, MatmulAlgorithm, MatmulCall, MatmulEpilogue,
+    Matrix, ReductionSchemes,
 };
 pub use memory::{
     HandleType, HostFlags, HostMethod, IpcHandle, MemoryAdvice, MemoryLocation, PhysicalFlags,

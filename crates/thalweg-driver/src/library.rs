@@ -134,7 +134,38 @@ pub struct Matrix {
     pub transposed: bool,
 }
 
-/// `D = alpha · op(A) · op(B) + beta · D + bias`, for each matrix of a batch, row-major: `op(A)` is m×k, `op(B)` is k×n, `D` m×n.
+/// The library's work on a product before it stores it.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+pub struct MatmulEpilogue {
+    /// The first of n numbers in the format of the output that are added to each row before it is rounded. Products in 64-bit floats
+    /// take none.
+    pub bias: Option<DevicePointer>,
+    /// A part in GELU.
+    pub gelu: Option<Gelu>,
+}
+
+/// A product's part in GELU, `g(x) = x/2 · (1 + tanh(√(2/π) · (x + 0.044715 x³)))`, of 16-bit floats. A batch, a `beta` that is not 0, and an
+/// output of another format than the operands are [`InvalidValue`](crate::Code::InvalidValue).
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Gelu {
+    /// Which of the two passes it is.
+    pub pass: GeluPass,
+    /// The argument of GELU, m×n in the format of the elements, aligned to 16 bytes.
+    pub input: DevicePointer,
+    /// Elements from one row of the argument to the next: a multiple of 8.
+    pub leading_dimension: u64,
+}
+
+/// The pass of a network that a [`Gelu`] belongs to.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum GeluPass {
+    /// The product, with its bias, is stored as the argument, and `g` of it as the output.
+    Forward,
+    /// The product is multiplied by the derivative `g′` of the argument, which is read. There is no bias.
+    Backward,
+}
+
+/// `D = alpha · op(A) · op(B) + beta · D`, with an epilogue, for each matrix of a batch, row-major: `op(A)` is m×k, `op(B)` is k×n, `D` m×n.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct MatmulCall {
     /// Rows of the output.
@@ -151,17 +182,18 @@ pub struct MatmulCall {
     pub b: Matrix,
     /// The output, and the addend where `beta` is not 0.
     pub d: Matrix,
-    /// The format of the elements of all three.
+    /// The format of the elements of both operands.
     pub format: ElementFormat,
+    /// The format of the elements of the output: that of the operands, or 32-bit floats where those are of 16 bits.
+    pub output_format: ElementFormat,
     /// How products are accumulated.
     pub compute: ComputeFormat,
     /// The factor of the product.
     pub alpha: f64,
     /// The factor of the addend.
     pub beta: f64,
-    /// The first of n numbers in the format of the elements that are added to each row of the output before it is rounded. Products in
-    /// 64-bit floats take none.
-    pub bias: Option<DevicePointer>,
+    /// The work on the product before it is stored.
+    pub epilogue: MatmulEpilogue,
     /// Scratch memory that the library may use while this command runs: address and bytes.
     pub workspace: Option<(DevicePointer, u64)>,
     /// Which ways of adding up parts an algorithm that the library chooses may take.

@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use thalweg_ir::DType;
 use thalweg_nn::functional::{self, AttentionOptions};
-use thalweg_nn::module::{Embedding, Forward, LayerNorm, Linear, Module};
+use thalweg_nn::module::{Embedding, Forward, LayerNorm, Linear, Mlp, Module};
 use thalweg_nn::optim::{AdamW, AdamWOptions};
 use thalweg_runtime::{CaptureOptions, Device, Graph, Result, Stream};
 use thalweg_tensor::Tensor;
@@ -29,8 +29,7 @@ struct Block {
     qkv: Linear,
     projection: Linear,
     norm2: LayerNorm,
-    expand: Linear,
-    contract: Linear,
+    mlp: Mlp,
 }
 
 impl Block {
@@ -40,8 +39,7 @@ impl Block {
             qkv: Linear::new(FEATURES, 3 * FEATURES, generator, device)?,
             projection: Linear::new(FEATURES, FEATURES, generator, device)?,
             norm2: LayerNorm::new(FEATURES, device)?,
-            expand: Linear::new(FEATURES, 4 * FEATURES, generator, device)?,
-            contract: Linear::new(4 * FEATURES, FEATURES, generator, device)?,
+            mlp: Mlp::new(FEATURES, 4 * FEATURES, generator, device)?,
         })
     }
 }
@@ -56,8 +54,7 @@ impl Forward for Block {
         let heads = functional::scaled_dot_product_attention(&heads(0)?, &heads(1)?, &heads(2)?, options)?;
         let heads = heads.transpose(1, 2)?.reshape(&[batch, tokens, FEATURES])?;
         let x = x.add(&self.projection.forward(&heads)?)?;
-        let hidden = self.expand.forward(&self.norm2.forward(&x)?)?.gelu_tanh()?;
-        x.add(&self.contract.forward(&hidden)?)
+        x.add(&self.mlp.forward(&self.norm2.forward(&x)?)?)
     }
 }
 

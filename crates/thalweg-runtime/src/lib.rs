@@ -56,6 +56,7 @@ pub use pinned::PinnedBuffer;
 pub use stream::{Stream, StreamGuard};
 pub use stream_state::STREAMS_PER_PRIORITY;
 pub use thalweg_driver::{CaptureMode, DevicePointer, ExternalStream, Label};
+pub use thalweg_driver::{Gelu, GeluPass, MatmulEpilogue};
 pub use thalweg_driver::{Within, within};
 
 /// Returns whether this machine has a GPU that [`Device::cuda`] could open. Creates no context; with

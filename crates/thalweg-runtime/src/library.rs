@@ -9,13 +9,13 @@
 
 use thalweg_driver::{
     Access, AttentionCall, AttentionGradients, AttentionOperand, AttentionShape, Code, ComputeFormat,
-    DevicePointer, ElementFormat, GpuCall, Label, LibraryLaunch, MatmulAlgorithm, MatmulCall, Matrix,
-    ReductionSchemes,
+    DevicePointer, ElementFormat, GpuCall, Label, LibraryLaunch, MatmulAlgorithm, MatmulCall, MatmulEpilogue,
+    Matrix, ReductionSchemes,
 };
 use thalweg_ir::DType;
 use thalweg_kernels::attention::{Addresses, LibraryAttention, PerOperand as PerAttentionOperand, Strides};
 use thalweg_kernels::matmul::fused::{self, FusedMatmul, PerOperand};
-use thalweg_kernels::matmul::{Matmul, Operand, host_function};
+use thalweg_kernels::matmul::{Matmul, Operand, host_function, library_accesses, library_words};
 use thalweg_kernels::{NativeKernel, Placed};
 
 use crate::backends::cuda::{BlasLibrary, cublaslt_workspace_size, preferred_blas_library};
@@ -35,28 +35,44 @@ impl Stream {
         self.matmul_as_tuned(product, at, None, label)
     }
 
-    /// Returns whether [`matmul_with_bias`](Self::matmul_with_bias) takes a product.
+    /// Returns whether [`matmul_with`](Self::matmul_with) takes a product with a bias.
     pub fn takes_bias(&self, product: &Matmul) -> bool {
         product.dtype != DType::F64 && !product.accumulates() && self.has_library_for(product)
     }
 
-    /// Queues [`matmul`](Self::matmul) with `bias`, n elements of the product's dtype that lie one after another, added to each
-    /// row of D before it is rounded: the library does so while it stores.
+    /// Returns whether [`matmul_with`](Self::matmul_with) takes a product with GELU, whose argument has the layout of D.
+    pub fn takes_gelu(&self, product: &Matmul) -> bool {
+        let is_short = matches!(product.dtype, DType::F16 | DType::Bf16);
+        let fits = product.batch == 1 && product.d.leading_dimension.is_multiple_of(8);
+        is_short && fits && self.takes_bias(product)
+    }
+
+    /// Queues [`matmul`](Self::matmul) with an epilogue, all of the product's dtype: a bias, n elements that lie one after another, is added to
+    /// each row of D before it is rounded, and GELU or its gradient is taken ([`MatmulEpilogue`]). The library does so while it stores.
     ///
     /// # Errors
-    /// [`Error::is_invalid_argument`](crate::Error::is_invalid_argument) for a product that is not
-    /// [taken](Self::takes_bias), and what the driver answers.
-    pub fn matmul_with_bias(
+    /// [`Error::is_invalid_argument`](crate::Error::is_invalid_argument) for a product that is not taken with
+    /// [a bias](Self::takes_bias) or [GELU](Self::takes_gelu), and what the driver answers.
+    pub fn matmul_with(
         &self,
         product: &Matmul,
         at: [DevicePointer; 3],
-        bias: DevicePointer,
+        epilogue: &MatmulEpilogue,
         label: Label,
     ) -> Result<()> {
-        if !self.takes_bias(product) {
-            return Err(Error::invalid(format!("matmul {product}: no library here adds a bias to it")));
+        let is_taken =
+            if epilogue.gelu.is_some() { self.takes_gelu(product) } else { self.takes_bias(product) };
+        if !is_taken {
+            return Err(Error::invalid(format!(
+                "matmul {product}: no library here adds a bias to it or takes GELU of it"
+            )));
         }
-        self.matmul_as_tuned(product, at, Some(bias), label)
+        match epilogue.gelu {
+            None => self.matmul_as_tuned(product, at, epilogue.bias, label),
+            Some(_) => {
+                self.library_matmul(product, at, epilogue, (backends::precision_of(product), None), label)
+            }
+        }
     }
 
     /// Queues a product by the solution that tuning found, if it did.
@@ -110,7 +126,8 @@ impl Stream {
             return self.launch_native(&Placed { kernel: FusedMatmul::alone(*product), at }, label);
         }
         if self.has_library_for(product) {
-            return self.library_matmul(product, at, bias, (precision, algorithm), label);
+            let epilogue = MatmulEpilogue { bias, gelu: None };
+            return self.library_matmul(product, at, &epilogue, (precision, algorithm), label);
         }
         self.launch_native(&Placed { kernel: *product, at }, label)
     }
@@ -130,7 +147,8 @@ impl Stream {
         let bytes = self.workspace_bytes(product);
         let workspace = (bytes > 0).then_some((DevicePointer::new(256), bytes));
         let Operands { at, bias } = *operands;
-        let Some(call) = matmul_call(product, at, bias, workspace, (precision, None)) else {
+        let epilogue = MatmulEpilogue { bias, gelu: None };
+        let Some(call) = matmul_call(product, at, epilogue, workspace, (precision, None)) else {
             return Ok(Vec::new());
         };
         self.check(self.device().driver().matmul_algorithms(self.device().index(), &call, most))
@@ -186,7 +204,7 @@ impl Stream {
         &self,
         product: &Matmul,
         at: [DevicePointer; 3],
-        bias: Option<DevicePointer>,
+        epilogue: &MatmulEpilogue,
         method: (Precision, Option<MatmulAlgorithm>),
         label: Label,
     ) -> Result<()> {
@@ -194,13 +212,12 @@ impl Stream {
         if placed.launch_shape().is_none() {
             return Ok(());
         }
-        let mut arguments = placed.words();
-        arguments.extend(bias.map(DevicePointer::address));
+        let arguments = library_words(&placed, epilogue);
         // The workspace goes back to the cache when the call is queued: later work of this stream may have it then.
         let bytes = self.workspace_bytes(product);
         let workspace = (bytes > 0).then(|| Buffer::labelled(self, bytes, label)).transpose()?;
         let scratch = workspace.as_ref().map(|buffer| (buffer.pointer(), bytes));
-        let Some(call) = matmul_call(product, at, bias, scratch, method) else { return Ok(()) };
+        let Some(call) = matmul_call(product, at, *epilogue, scratch, method) else { return Ok(()) };
         let gpu = GpuCall::Matmul(call);
         let launch = LibraryLaunch {
             gpu: &gpu,
@@ -210,9 +227,7 @@ impl Stream {
             label,
         };
         self.submit_library(launch, |list| {
-            list.extend(placed.accesses());
-            let row = product.n * product.dtype.size_bytes() as u64;
-            list.extend(bias.map(|bias| Access::read(bias, row)));
+            list.extend(library_accesses(&placed, epilogue));
             list.extend(scratch.map(|(start, bytes)| Access::write(start, bytes)));
         })
     }
@@ -230,11 +245,12 @@ fn is_refusal(error: &Error) -> bool {
 fn matmul_call(
     product: &Matmul,
     at: [DevicePointer; 3],
-    bias: Option<DevicePointer>,
+    epilogue: MatmulEpilogue,
     workspace: Option<(DevicePointer, u64)>,
     ((compute, reductions), algorithm): (Precision, Option<MatmulAlgorithm>),
 ) -> Option<MatmulCall> {
     let [a, b, d] = at;
+    let format = element_format(product.dtype)?;
     Some(MatmulCall {
         m: product.m,
         n: product.n,
@@ -243,11 +259,12 @@ fn matmul_call(
         a: matrix(&product.a, a),
         b: matrix(&product.b, b),
         d: matrix(&product.d, d),
-        format: element_format(product.dtype)?,
+        format,
+        output_format: format,
         compute,
         alpha: product.alpha.get(),
         beta: product.beta.get(),
-        bias,
+        epilogue,
         workspace,
         reductions,
         algorithm,

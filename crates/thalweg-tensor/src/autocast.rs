@@ -144,7 +144,7 @@ const POLICIES: [(Policy, &str); 5] = [
         Policy::Lower,
         "convolution conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d prelu addmm addmv addr \
      matmul einsum mm mv linalg_vecdot linear addbmm baddbmm bmm lstm_cell gru_cell packed_attention \
-     packed_fused_attention fused_attention scaled_dot_product_attention",
+     packed_fused_attention fused_attention mlp scaled_dot_product_attention",
     ),
     (
         Policy::Full,

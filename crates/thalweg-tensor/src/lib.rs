@@ -5,6 +5,7 @@
 //! - [`autograd`]: the recorded graph and the engine that runs it backwards.
 //! - [`autocast`]: regions whose operators choose the dtype that they compute in.
 //! - [`graph`]: whole steps, callables with their backward passes, and trees of functions as CUDA graphs.
+//! - [`mlp`]: two linear layers with GELU between them, where the library takes them.
 //! - [`sdp`]: which backend computes attention.
 //! - [`random`]: random numbers from the host and on the device.
 //! - [`caller`]: the line that commands and errors name, for functions that are made of others.
@@ -27,6 +28,7 @@ pub mod graph;
 mod host_room;
 mod host_tensor;
 mod kernels;
+pub mod mlp;
 #[cfg(feature = "ndarray")]
 mod ndarray;
 mod operators;

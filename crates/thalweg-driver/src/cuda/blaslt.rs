@@ -16,7 +16,10 @@ use rustc_hash::FxHashMap;
 use super::search::{Library, OpenLibrary, SearchEnvironment};
 use super::sys::RawStream;
 use super::table::{CallStatus, entry_points, function_at, text_at};
-use crate::library::{ComputeFormat, ElementFormat, MatmulAlgorithm, MatmulCall, Matrix, ReductionSchemes};
+use crate::library::{
+    ComputeFormat, ElementFormat, GeluPass, MatmulAlgorithm, MatmulCall, MatmulEpilogue, Matrix,
+    ReductionSchemes,
+};
 use crate::{Code, DevicePointer, Error, Result};
 
 /// `cublasLtMatmulAlgo_t`.
@@ -43,7 +46,13 @@ pub(super) const DESCRIPTOR_TRANSPOSE_A: u32 = 3;
 pub(super) const DESCRIPTOR_TRANSPOSE_B: u32 = 4;
 pub(super) const DESCRIPTOR_EPILOGUE: u32 = 7;
 pub(super) const DESCRIPTOR_BIAS_POINTER: u32 = 8;
+pub(super) const DESCRIPTOR_EPILOGUE_INPUT_POINTER: u32 = 11;
+pub(super) const DESCRIPTOR_EPILOGUE_INPUT_LEADING_DIMENSION: u32 = 12;
+pub(super) const DESCRIPTOR_EPILOGUE_INPUT_FORMAT: u32 = 22;
 pub(super) const EPILOGUE_BIAS: u32 = 4;
+pub(super) const EPILOGUE_GELU_KEPT: u32 = 32 | 128;
+pub(super) const EPILOGUE_GELU_KEPT_BIAS: u32 = EPILOGUE_GELU_KEPT | EPILOGUE_BIAS;
+pub(super) const EPILOGUE_GELU_GRADIENT: u32 = 64 | 128;
 pub(super) const LAYOUT_BATCH_COUNT: u32 = 5;
 pub(super) const LAYOUT_BATCH_OFFSET: u32 = 6;
 pub(super) const PREFERENCE_WORKSPACE_BYTES: u32 = 1;
@@ -175,13 +184,48 @@ pub(super) struct Key {
     d: Layout,
     batch: i32,
     pub(super) format: ElementFormat,
+    output_format: ElementFormat,
     pub(super) compute: ComputeFormat,
     has_addend: bool,
     /// The alignment of the bias's address; 0 without a bias.
     bias_alignment: u32,
+    gelu: Option<GeluKey>,
     pub(super) workspace_bytes: u64,
     reductions: ReductionSchemes,
     algorithm: Option<MatmulAlgorithm>,
+}
+
+/// A [`Gelu`](crate::Gelu) without its address.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+struct GeluKey {
+    pass: GeluPass,
+    alignment: u32,
+    leading_dimension: i64,
+}
+
+impl GeluKey {
+    /// Creates the key of a call's GELU, if it has one that makes sense.
+    fn new(call: &MatmulCall) -> Result<Option<Self>, String> {
+        let Some(gelu) = call.epilogue.gelu else { return Ok(None) };
+        let is_short = [ElementFormat::R_16F, ElementFormat::R_16BF].contains(&call.format);
+        let alignment = alignment_of(gelu.input);
+        if !is_short || call.output_format != call.format || call.batch != 1 || call.beta != 0.0 {
+            return Err("GELU is of one product of 16-bit floats that is added to nothing".to_owned());
+        }
+        if gelu.pass == GeluPass::Backward && call.epilogue.bias.is_some() {
+            return Err("the gradient of GELU takes no bias".to_owned());
+        }
+        let leading_dimension = i64::try_from(gelu.leading_dimension).unwrap_or(-1);
+        if alignment < 16 || leading_dimension % 8 != 0 || gelu.leading_dimension < call.n {
+            let rows = gelu.leading_dimension;
+            return Err(format!(
+                "rows of GELU's argument begin at {:?}, {rows} elements apart: 16 bytes and 8 elements must divide them, and a row \
+                 has {}",
+                gelu.input, call.n
+            ));
+        }
+        Ok(Some(Self { pass: gelu.pass, alignment, leading_dimension }))
+    }
 }
 
 impl Key {
@@ -221,22 +265,30 @@ impl Key {
         if call.compute == ComputeFormat::F16 && !(is_plain(call.alpha) && is_plain(call.beta)) {
             return Err("a product that is accumulated in 16-bit floats has factors of 0 or 1".to_owned());
         }
-        if call.bias.is_some() && call.compute == ComputeFormat::F64 {
+        let is_wide = call.output_format == ElementFormat::R_32F
+            && [ElementFormat::R_16F, ElementFormat::R_16BF].contains(&call.format);
+        if call.output_format != call.format && !is_wide {
+            return Err(format!(
+                "operands of format {} give no output of format {}",
+                call.format.0, call.output_format.0
+            ));
+        }
+        if call.epilogue.bias.is_some() && call.compute == ComputeFormat::F64 {
             return Err("products in 64-bit floats take no bias".to_owned());
         }
         let workspace_bytes = call.workspace.map_or(0, |(_, bytes)| bytes);
-        let bias_alignment = call.bias.map_or(0, alignment_of);
-        let (format, compute, has_addend) = (call.format, call.compute, call.beta != 0.0);
         Ok(Self {
             device,
             a,
             b,
             d,
             batch,
-            format,
-            compute,
-            has_addend,
-            bias_alignment,
+            format: call.format,
+            output_format: call.output_format,
+            compute: call.compute,
+            has_addend: call.beta != 0.0,
+            bias_alignment: call.epilogue.bias.map_or(0, alignment_of),
+            gelu: GeluKey::new(call)?,
             workspace_bytes,
             reductions: call.reductions,
             algorithm: call.algorithm,
@@ -263,8 +315,8 @@ pub(super) struct Problem {
 
 struct MatmulPlan {
     problem: Problem,
-    /// Held from the moment that a bias's address is written into the descriptor until the library has read it.
-    bias: Mutex<()>,
+    /// Held from the moment that an epilogue's addresses are written into the descriptor until the library has read them.
+    epilogue: Mutex<()>,
     algorithm: Algorithm,
 }
 
@@ -286,7 +338,13 @@ fn describe(call: &MatmulCall) -> String {
         "{batch} products [{m}×{k}]{} · [{k}×{n}]{}{}, element format {}, compute format {}, leading dimensions {}, {}, {}",
         turned(&call.a),
         turned(&call.b),
-        if call.bias.is_some() { " + bias" } else { "" },
+        match (call.epilogue.bias.is_some(), call.epilogue.gelu.map(|gelu| gelu.pass)) {
+            (false, None) => "",
+            (true, None) => " + bias",
+            (false, Some(GeluPass::Forward)) => ", GELU",
+            (true, Some(GeluPass::Forward)) => " + bias, GELU",
+            (_, Some(GeluPass::Backward)) => ", gradient of GELU",
+        },
         call.format.0,
         call.compute.0,
         call.a.leading_dimension,
@@ -393,13 +451,13 @@ impl BlasLt {
     fn plan(
         &self,
         key: Key,
-        bias: Option<DevicePointer>,
+        epilogue: &MatmulEpilogue,
         detail: impl Fn() -> String,
     ) -> Result<Arc<MatmulPlan>> {
         if let Some(plan) = self.plans.read().unwrap_or_else(PoisonError::into_inner).get(&key) {
             return Ok(Arc::clone(plan));
         }
-        let plan = Arc::new(self.make_plan(&key, bias).map_err(|error| error.with_detail(&detail()))?);
+        let plan = Arc::new(self.make_plan(&key, epilogue).map_err(|error| error.with_detail(&detail()))?);
         let mut plans = self.plans.write().unwrap_or_else(PoisonError::into_inner);
         if plans.len() >= PLANS {
             plans.clear();
@@ -408,17 +466,17 @@ impl BlasLt {
     }
 
     #[cold]
-    fn make_plan(&self, key: &Key, bias: Option<DevicePointer>) -> Result<MatmulPlan> {
-        let problem = self.problem(key, bias)?;
+    fn make_plan(&self, key: &Key, epilogue: &MatmulEpilogue) -> Result<MatmulPlan> {
+        let problem = self.problem(key, epilogue)?;
         let algorithm = match key.algorithm {
             Some(algorithm) => self.configured(key, &problem, algorithm)?,
             None => self.heuristic(key, &problem, 1)?[0].algorithm,
         };
-        Ok(MatmulPlan { problem, bias: Mutex::new(()), algorithm })
+        Ok(MatmulPlan { problem, epilogue: Mutex::new(()), algorithm })
     }
 
     /// Returns a product in the library's terms.
-    pub(super) fn problem(&self, key: &Key, bias: Option<DevicePointer>) -> Result<Problem> {
+    pub(super) fn problem(&self, key: &Key, epilogue: &MatmulEpilogue) -> Result<Problem> {
         let scale = key.scale();
         let descriptor = self.own(BlasTable::descriptor_destroy, |table, raw| {
             // SAFETY: writes one handle.
@@ -427,25 +485,12 @@ impl BlasLt {
         let operations =
             [(DESCRIPTOR_TRANSPOSE_A, key.a.operation()), (DESCRIPTOR_TRANSPOSE_B, key.b.operation())];
         for (attribute, operation) in operations {
-            // SAFETY: the attribute is an `int32_t`, read at once.
-            let set = unsafe {
-                self.api.table.descriptor_set(descriptor.raw, attribute, (&raw const operation).cast(), 4)
-            };
-            self.api.check(set, || "a transposition".to_owned())?;
+            self.set(&descriptor, attribute, &operation.to_ne_bytes(), "a transposition")?;
         }
-        if let Some(bias) = bias {
-            let epilogue = EPILOGUE_BIAS;
-            // SAFETY: the attribute is a `uint32_t`, read at once.
-            let set = unsafe {
-                let table = &self.api.table;
-                table.descriptor_set(descriptor.raw, DESCRIPTOR_EPILOGUE, (&raw const epilogue).cast(), 4)
-            };
-            self.api.check(set, || "a bias".to_owned())?;
-            self.set_bias(&descriptor, bias)?;
-        }
+        self.set_epilogue(&descriptor, key, epilogue)?;
         let a = self.layout(key.format, &key.a, key.batch)?;
         let b = self.layout(key.format, &key.b, key.batch)?;
-        let d = self.layout(key.format, &key.d, key.batch)?;
+        let d = self.layout(key.output_format, &key.d, key.batch)?;
         Ok(Problem { descriptor, a, b, d })
     }
 
@@ -485,19 +530,46 @@ impl BlasLt {
         Ok(results)
     }
 
-    /// Writes the address of a bias into a descriptor.
-    fn set_bias(&self, descriptor: &Owned, bias: DevicePointer) -> Result<()> {
-        let address = bias.address();
-        // SAFETY: the attribute is an address, which is read at once; what it names is used by kernels only.
-        let set = unsafe {
-            self.api.table.descriptor_set(
-                descriptor.raw,
-                DESCRIPTOR_BIAS_POINTER,
-                (&raw const address).cast(),
-                size_of::<u64>(),
-            )
+    /// Writes what a plan has of an epilogue into its descriptor.
+    fn set_epilogue(&self, descriptor: &Owned, key: &Key, epilogue: &MatmulEpilogue) -> Result<()> {
+        let kind = match (epilogue.bias.is_some(), key.gelu.map(|gelu| gelu.pass)) {
+            (false, None) => return Ok(()),
+            (true, None) => EPILOGUE_BIAS,
+            (false, Some(GeluPass::Forward)) => EPILOGUE_GELU_KEPT,
+            (true, Some(GeluPass::Forward)) => EPILOGUE_GELU_KEPT_BIAS,
+            (_, Some(GeluPass::Backward)) => EPILOGUE_GELU_GRADIENT,
         };
-        self.api.check(set, || "the address of a bias".to_owned())
+        self.set(descriptor, DESCRIPTOR_EPILOGUE, &kind.to_ne_bytes(), "an epilogue")?;
+        if let Some(gelu) = key.gelu {
+            let (leading_dimension, format) =
+                (gelu.leading_dimension.to_ne_bytes(), key.format.0.to_ne_bytes());
+            let attribute = DESCRIPTOR_EPILOGUE_INPUT_LEADING_DIMENSION;
+            self.set(descriptor, attribute, &leading_dimension, "the rows of GELU's argument")?;
+            self.set(descriptor, DESCRIPTOR_EPILOGUE_INPUT_FORMAT, &format, "the format of GELU's argument")?;
+        }
+        self.set_addresses(descriptor, epilogue)
+    }
+
+    /// Writes the addresses of an epilogue into a descriptor.
+    fn set_addresses(&self, descriptor: &Owned, epilogue: &MatmulEpilogue) -> Result<()> {
+        let address = |pointer: DevicePointer| pointer.address().to_ne_bytes();
+        if let Some(bias) = epilogue.bias {
+            self.set(descriptor, DESCRIPTOR_BIAS_POINTER, &address(bias), "the address of a bias")?;
+        }
+        if let Some(gelu) = epilogue.gelu {
+            let attribute = DESCRIPTOR_EPILOGUE_INPUT_POINTER;
+            self.set(descriptor, attribute, &address(gelu.input), "the address of GELU's argument")?;
+        }
+        Ok(())
+    }
+
+    /// Sets an attribute of a descriptor.
+    fn set(&self, descriptor: &Owned, attribute: u32, value: &[u8], what: &str) -> Result<()> {
+        // SAFETY: the library reads as many bytes as the length says, at once; an address among them is used by kernels only.
+        let set = unsafe {
+            self.api.table.descriptor_set(descriptor.raw, attribute, value.as_ptr().cast(), value.len())
+        };
+        self.api.check(set, || what.to_owned())
     }
 
     /// Queues a product. The device's context is current.
@@ -515,7 +587,7 @@ impl BlasLt {
         let key = Key::new(device, call).map_err(|why| {
             Error::new(Code::InvalidValue, "cublasLtMatmul", format!("{why}: {}", detail()))
         })?;
-        let plan = self.plan(key, call.bias, detail)?;
+        let plan = self.plan(key, &call.epilogue, detail)?;
         let (alpha, beta) = (call.alpha, call.beta);
         let (alpha_32, beta_32) = (alpha as f32, beta as f32);
         // The bits of 0 and 1, the only factors here.
@@ -529,14 +601,9 @@ impl BlasLt {
             call.workspace.map_or((0, 0), |(start, bytes)| (start.address(), bytes));
         let output = call.d.address.address();
         // Another thread may queue the same product with another bias.
-        let _bias = match call.bias {
-            Some(bias) => {
-                let guard = plan.bias.lock().unwrap_or_else(PoisonError::into_inner);
-                self.set_bias(&plan.problem.descriptor, bias)?;
-                Some(guard)
-            }
-            None => None,
-        };
+        let has_addresses = call.epilogue != MatmulEpilogue::default();
+        let _addresses = has_addresses.then(|| plan.epilogue.lock().unwrap_or_else(PoisonError::into_inner));
+        self.set_addresses(&plan.problem.descriptor, &call.epilogue)?;
         // SAFETY: plan and stream live for the length of the call; the factors are in the type that the plan states and
         // are read before the call returns. The addresses are used by kernels only, whose affair they are.
         let outcome = unsafe {
@@ -566,7 +633,7 @@ impl BlasLt {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::DevicePointer;
+    use crate::library::Gelu;
 
     fn matrix(leading_dimension: u64, transposed: bool) -> Matrix {
         Matrix { address: DevicePointer::new(0x1000), leading_dimension, batch_stride: 0, transposed }
@@ -582,10 +649,11 @@ mod tests {
             b: matrix(n, false),
             d: matrix(n, false),
             format: ElementFormat::R_32F,
+            output_format: ElementFormat::R_32F,
             compute: ComputeFormat::F32,
             alpha: 1.0,
             beta: 0.0,
-            bias: None,
+            epilogue: MatmulEpilogue::default(),
             workspace: None,
             reductions: ReductionSchemes::ANY,
             algorithm: None,
@@ -653,6 +721,28 @@ mod tests {
         );
         assert!(
             refuse(|c| c.a.batch_stride = 1 << 63).contains("of a are 9223372036854775808 elements apart")
+        );
+    }
+
+    #[test]
+    fn gelu_is_of_one_product_of_16_bit_floats() {
+        let key = |change: fn(&mut MatmulCall)| {
+            let mut call = call(2, 3, 4);
+            (call.format, call.output_format) = (ElementFormat::R_16BF, ElementFormat::R_16BF);
+            let input = DevicePointer::new(0x1010);
+            call.epilogue.gelu = Some(Gelu { pass: GeluPass::Backward, input, leading_dimension: 8 });
+            change(&mut call);
+            Key::new(0, &call)
+        };
+        let whole = key(|_| ()).expect("it is possible").gelu.expect("it has one");
+        assert_eq!((whole.alignment, whole.leading_dimension), (16, 8));
+        let refuse = |change: fn(&mut MatmulCall)| key(change).expect_err("it is impossible");
+        assert!(refuse(|c| c.output_format = ElementFormat::R_32F).contains("of one product"));
+        assert!(refuse(|c| c.beta = 1.0).contains("added to nothing"));
+        assert!(refuse(|c| c.epilogue.bias = Some(DevicePointer::new(16))).contains("no bias"));
+        assert!(refuse(|c| c.epilogue.gelu.as_mut().unwrap().leading_dimension = 12).contains("8 elements"));
+        assert!(
+            refuse(|c| c.epilogue.gelu.as_mut().unwrap().input = DevicePointer::new(8)).contains("16 bytes")
         );
     }
 

@@ -26,7 +26,7 @@ impl BlasLt {
     ) -> Result<Vec<MatmulAlgorithm>> {
         let key = Key::new(device, &MatmulCall { algorithm: None, ..*call })
             .map_err(|why| Error::new(Code::InvalidValue, "cublasLtMatmulAlgoGetHeuristic", why))?;
-        let problem = self.problem(&key, call.bias)?;
+        let problem = self.problem(&key, &call.epilogue)?;
         let mut algorithms: Vec<MatmulAlgorithm> = Vec::new();
         for result in self.heuristic(&key, &problem, most)? {
             let algorithm = self.api.configuration(&result.algorithm)?;

@@ -554,6 +554,15 @@ fn constants_of_the_libraries() {
         blaslt::DESCRIPTOR_EPILOGUE => blas::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_EPILOGUE;
         blaslt::DESCRIPTOR_BIAS_POINTER =>
             blas::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_BIAS_POINTER;
+        blaslt::DESCRIPTOR_EPILOGUE_INPUT_POINTER =>
+            blas::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER;
+        blaslt::DESCRIPTOR_EPILOGUE_INPUT_LEADING_DIMENSION =>
+            blas::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD;
+        blaslt::DESCRIPTOR_EPILOGUE_INPUT_FORMAT =>
+            blas::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_DATA_TYPE;
+        blaslt::EPILOGUE_GELU_KEPT => blas::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_GELU_AUX;
+        blaslt::EPILOGUE_GELU_KEPT_BIAS => blas::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_GELU_AUX_BIAS;
+        blaslt::EPILOGUE_GELU_GRADIENT => blas::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_DGELU;
         blaslt::EPILOGUE_BIAS => blas::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_BIAS;
         blaslt::LAYOUT_BATCH_COUNT =>
             blas::cublasLtMatrixLayoutAttribute_t::CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT;

@@ -17,7 +17,7 @@ use crate::arguments;
 use thalweg_ir::DType;
 use thalweg_ir::host::Fault;
 
-pub use native::host_function;
+pub use native::{host_function, library_accesses, library_words};
 
 /// Where one operand's elements lie, in elements.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]

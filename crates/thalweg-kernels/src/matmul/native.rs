@@ -3,10 +3,12 @@
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
-use thalweg_driver::{Access, DevicePointer, HostFault, HostKernel, HostLaunch, Touch};
+use thalweg_driver::{
+    Access, DevicePointer, Gelu, GeluPass, HostFault, HostKernel, HostLaunch, MatmulEpilogue, Touch,
+};
 use thalweg_ir::cuda::LaunchShape;
 use thalweg_ir::host::{Fault, SliceMut};
-use thalweg_ir::with_dtype;
+use thalweg_ir::{Element, with_dtype};
 
 use super::fused::{self, FusedMatmul, HostOperands, PerOperand};
 use super::{ARGUMENT_WORDS, Factor, Matmul, Operand};
@@ -112,37 +114,126 @@ fn touch_of_matrix(product: &Matmul, operand: &Operand, rows: u64, columns: u64)
     Touch::of(dimensions.into_iter(), product.dtype.size_bytes() as u64)
 }
 
-/// Returns the host function of a [`Matmul`], which the vendor's library has beside its call. Behind the product's words may stand the
-/// address of a bias, n elements of its dtype: it is added to each row before it is rounded, and what D holds is not.
+/// Returns the host function of a [`Matmul`], which the vendor's library has beside its call. Behind the product's words may stand those of an
+/// [`MatmulEpilogue`] ([`library_words`]): what D holds is not added then, and each element is rounded before GELU or its derivative is taken.
 pub fn host_function() -> &'static Arc<dyn HostKernel> {
     static FUNCTION: OnceLock<Arc<dyn HostKernel>> = OnceLock::new();
     FUNCTION.get_or_init(|| Arc::new(run_on_host))
 }
 
+/// Returns the arguments of [`host_function`] for a product with an epilogue. Behind the product's: the address of the bias, or 0; which
+/// pass of GELU it is (1 forward, 2 backward), or 0; the address and the leading dimension of its argument.
+#[must_use]
+pub fn library_words(placed: &Placed<Matmul, [DevicePointer; 3]>, epilogue: &MatmulEpilogue) -> Words {
+    let mut words = placed.words();
+    if *epilogue != MatmulEpilogue::default() {
+        let gelu = epilogue.gelu.map_or([0; 3], |Gelu { pass, input, leading_dimension }| {
+            let pass = if pass == GeluPass::Forward { 1 } else { 2 };
+            [pass, input.address(), leading_dimension]
+        });
+        words.push(epilogue.bias.map_or(0, DevicePointer::address));
+        words.extend(gelu);
+    }
+    words
+}
+
+/// Returns the ranges that a product with an epilogue touches.
+#[must_use]
+pub fn library_accesses(placed: &Placed<Matmul, [DevicePointer; 3]>, epilogue: &MatmulEpilogue) -> Accesses {
+    let (product, mut accesses) = (&placed.kernel, placed.accesses());
+    let size = product.dtype.size_bytes() as u64;
+    accesses.extend(epilogue.bias.map(|bias| Access::read(bias, product.n * size)));
+    accesses.extend(epilogue.gelu.map(|Gelu { pass, input, leading_dimension }| {
+        let bytes = argument_span(product, leading_dimension) * size;
+        let touch = Touch::of([(product.m, leading_dimension), (product.n, 1)].into_iter(), size);
+        let access =
+            if pass == GeluPass::Forward { Access::write(input, bytes) } else { Access::read(input, bytes) };
+        access.touching(touch)
+    }));
+    accesses
+}
+
+/// Returns how many elements GELU's argument takes.
+fn argument_span(product: &Matmul, leading_dimension: u64) -> u64 {
+    if product.m == 0 || product.n == 0 { 0 } else { (product.m - 1) * leading_dimension + product.n }
+}
+
+/// Reads back the words of an epilogue.
+fn epilogue_of(bytes: &[u8]) -> Option<MatmulEpilogue> {
+    if bytes.is_empty() {
+        return Some(MatmulEpilogue::default());
+    }
+    let [bias, pass, input, leading_dimension] = crate::arguments::words(bytes)?;
+    let input = DevicePointer::new(input);
+    let gelu = |pass| Some(Gelu { pass, input, leading_dimension });
+    let gelu = match pass {
+        0 => None,
+        1 => gelu(GeluPass::Forward),
+        2 => gelu(GeluPass::Backward),
+        _ => return None,
+    };
+    Some(MatmulEpilogue { bias: (bias != 0).then_some(DevicePointer::new(bias)), gelu })
+}
+
 fn run_on_host(launch: &HostLaunch<'_>) -> Result<(), HostFault> {
     let refused = || HostFault("matmul: the arguments are not in its layout".to_owned());
-    let (words, bias) =
+    let (words, epilogue) =
         launch.arguments.split_at_checked(size_of::<[u64; ARGUMENT_WORDS]>()).ok_or_else(refused)?;
-    let bias = match bias {
-        [] => None,
-        bias => Some(u64::from_le_bytes(bias.try_into().map_err(|_| refused())?)),
-    };
+    let epilogue = epilogue_of(epilogue).ok_or_else(refused)?;
     let (mut product, [a, b, d]) = Matmul::unpack(words).ok_or_else(refused)?;
     let [a_span, b_span, d_span] = product.spans();
     let a = slice(launch, product.dtype, a, a_span)?;
     let b = slice(launch, product.dtype, b, b_span)?;
     let (d, count) = (DevicePointer::new(d), d_span as usize);
-    let d: SliceMut<'_> = with_dtype!(product.dtype, T => {
+    with_dtype!(product.dtype, T => {
         let d = launch.write::<T>(d, count)?;
-        if let Some(bias) = bias {
-            let bias = launch.read::<T>(DevicePointer::new(bias), product.n as usize)?;
+        if let Some(bias) = epilogue.bias {
+            let bias = launch.read::<T>(bias, product.n as usize)?;
             // A row that begins with the bias, and to which the product is added, is rounded once.
             rows_of(&product).for_each(|row| d[row].copy_from_slice(bias));
             product.beta = Factor::ONE;
         }
-        d.into()
+        let target: SliceMut<'_> = (&mut *d).into();
+        super::host::run(&product, a, b, target).map_err(|fault| HostFault(format!("matmul: {fault}")))?;
+        match epilogue.gelu {
+            Some(gelu) => apply_gelu(&product, gelu, launch, d),
+            None => Ok(()),
+        }
+    })
+}
+
+/// Takes GELU of the elements of D, which are kept as its argument, or multiplies them by its derivative.
+fn apply_gelu<T: Element>(
+    product: &Matmul,
+    Gelu { pass, input, leading_dimension }: Gelu,
+    launch: &HostLaunch<'_>,
+    d: &mut [T],
+) -> Result<(), HostFault> {
+    let count = argument_span(product, leading_dimension) as usize;
+    let places = rows_of(product).enumerate().flat_map(|(row, columns)| {
+        columns.enumerate().map(move |(column, place)| (place, row * leading_dimension as usize + column))
     });
-    super::host::run(&product, a, b, d).map_err(|fault| HostFault(format!("matmul: {fault}")))
+    if pass == GeluPass::Forward {
+        let argument = launch.write::<T>(input, count)?;
+        for (place, at) in places {
+            argument[at] = d[place];
+            d[place] = T::from_f64(gelu(d[place].to_f64()).0);
+        }
+    } else {
+        let argument = launch.read::<T>(input, count)?;
+        for (place, at) in places {
+            d[place] = T::from_f64(d[place].to_f64() * gelu(argument[at].to_f64()).1);
+        }
+    }
+    Ok(())
+}
+
+/// Returns GELU by its formula with tanh, and its derivative.
+fn gelu(x: f64) -> (f64, f64) {
+    let factor = std::f64::consts::FRAC_2_SQRT_PI * std::f64::consts::FRAC_1_SQRT_2;
+    let tanh = (factor * (x + 0.044_715 * x * x * x)).tanh();
+    let slope = factor * (1.0 + 3.0 * 0.044_715 * x * x);
+    (0.5 * x * (1.0 + tanh), 0.5 * (1.0 + tanh) + 0.5 * x * (1.0 - tanh * tanh) * slope)
 }
 
 /// Returns where the rows of D lie.

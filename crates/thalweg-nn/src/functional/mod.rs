@@ -56,6 +56,7 @@ pub use normalization::{layer_norm, layer_norm_fork};
 
 use thalweg_tensor::caller::{in_call, label_at};
 use thalweg_tensor::dispatch::{Argument, Operator, as_ints, find_operator};
+use thalweg_tensor::mlp::fused_mlp;
 use thalweg_tensor::random::DeviceGenerator;
 use thalweg_tensor::{Tensor, Tensors};
 
@@ -93,6 +94,28 @@ pub fn bilinear(input1: &Tensor, input2: &Tensor, weight: &Tensor, bias: Option<
             Some(bias) => result.add(bias),
             None => Ok(result),
         }
+    })
+}
+
+/// `gelu_tanh(input · weight1ᵀ + bias1) · weight2ᵀ + bias2`: input (…, in), weights (hidden, in) and (out, hidden), biases (hidden) and
+/// (out). The feed-forward part of a transformer's block, as [`linear`], `gelu(approximate='tanh')` and [`linear`] compute it; of floats of 16 bits, those
+/// of autocast among them, cuBLASLt takes GELU, and multiplies by its derivative, while it stores the products.
+#[track_caller]
+pub fn gelu_mlp(input: &Tensor, weights: [&Tensor; 2], biases: [Option<&Tensor>; 2]) -> Result<Tensor> {
+    let location = Location::caller();
+    let passed: SmallVec<[&Tensor; 5]> =
+        [input].into_iter().chain(weights).chain(biases.into_iter().flatten()).collect();
+    in_call("gelu_mlp", &passed, location, || {
+        if input.rank() >= 2 {
+            let matrix = if input.rank() == 2 { input.clone() } else { input.flatten_to_matrix()? };
+            if let Some(result) = fused_mlp(&matrix, weights, biases, location)? {
+                let mut shape: Shape = input.shape().into();
+                shape[input.rank() - 1] = result.shape()[1];
+                return result.reshape(&shape);
+            }
+        }
+        let hidden = affine(input, weights[0], biases[0], None, location)?.gelu_tanh()?;
+        affine(&hidden, weights[1], biases[1], None, location)
     })
 }
 

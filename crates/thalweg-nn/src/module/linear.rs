@@ -68,6 +68,39 @@ impl Forward for Linear {
     }
 }
 
+/// Two linear layers with GELU (by its formula with tanh) between them: the feed-forward part of a transformer's block, in as few kernels as
+/// the library allows ([`functional::gelu_mlp`]).
+#[derive(Module, Clone, Debug)]
+pub struct Mlp {
+    /// (hidden, in).
+    pub expand: Linear,
+    /// (out, hidden).
+    pub contract: Linear,
+}
+
+impl Mlp {
+    /// Makes two layers, from `features` to `hidden` features and back, with random parameters.
+    ///
+    /// # Errors
+    /// Those of the allocation.
+    #[track_caller]
+    pub fn new(features: usize, hidden: usize, generator: &mut Generator, device: &Device) -> Result<Self> {
+        let _entered = enter(Location::caller());
+        let expand = Linear::new(features, hidden, generator, device)?;
+        let contract = Linear::new(hidden, features, generator, device)?;
+        Ok(Self { expand, contract })
+    }
+}
+
+impl Forward for Mlp {
+    #[track_caller]
+    fn forward(&self, input: &Tensor) -> Result<Tensor> {
+        let _entered = enter(Location::caller());
+        let weights = [&self.expand.weight, &self.contract.weight];
+        functional::gelu_mlp(input, weights, [self.expand.bias.as_ref(), self.contract.bias.as_ref()])
+    }
+}
+
 /// `input1ᵀ · weight · input2 + bias`, per output feature.
 #[derive(Module, Clone, Debug)]
 pub struct Bilinear {

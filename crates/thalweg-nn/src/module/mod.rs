@@ -67,7 +67,7 @@ pub use conv::{
     Conv, Conv1d, Conv2d, Conv3d, ConvTranspose, ConvTranspose1d, ConvTranspose2d, ConvTranspose3d,
 };
 pub use dropout::Dropout;
-pub use linear::{Bilinear, Embedding, Flatten, Identity, Linear, Unflatten};
+pub use linear::{Bilinear, Embedding, Flatten, Identity, Linear, Mlp, Unflatten};
 pub use loss::{
     BCELoss, BCEWithLogitsLoss, CosineEmbeddingLoss, CrossEntropyLoss, GaussianNLLLoss, HingeEmbeddingLoss,
     HuberLoss, KLDivLoss, L1Loss, MSELoss, MarginRankingLoss, NLLLoss, PoissonNLLLoss, SmoothL1Loss,

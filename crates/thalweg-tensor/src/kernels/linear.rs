@@ -8,7 +8,7 @@ use thalweg_kernels::Placed;
 use thalweg_kernels::matmul::fused::{FusedMatmul, PerOperand, fits};
 use thalweg_kernels::matmul::{Factor, Matmul, Operand};
 use thalweg_ops::{structured, table};
-use thalweg_runtime::{Error, Label, Result};
+use thalweg_runtime::{Error, Label, MatmulEpilogue, Result};
 
 use super::loops::{LoopArguments, run_into};
 use super::matmul::{check, matrix};
@@ -70,7 +70,7 @@ impl<'a> Operands<'a> {
 }
 
 /// Describes the product `a · b` of two tensors of rank 2, and returns the tensors that it reads.
-fn product(a: &Tensor, b: &Tensor) -> Result<(Matmul, [Tensor; 2])> {
+pub(super) fn product(a: &Tensor, b: &Tensor) -> Result<(Matmul, [Tensor; 2])> {
     check(a, b)?;
     let ((a, left), (b, right)) = (matrix(a)?, matrix(b)?);
     let [m, k, n] = [a.shape()[0], a.shape()[1], b.shape()[1]].map(|extent| extent as u64);
@@ -80,7 +80,7 @@ fn product(a: &Tensor, b: &Tensor) -> Result<(Matmul, [Tensor; 2])> {
 }
 
 /// Returns the transpose of a matrix, outside the graph.
-fn turned(matrix: &Tensor) -> Result<Tensor> {
+pub(super) fn turned(matrix: &Tensor) -> Result<Tensor> {
     Ok(matrix.with_layout(matrix.layout().transpose(0, 1)?))
 }
 
@@ -133,7 +133,10 @@ pub(crate) fn backend(call: &Call<'_>) -> Result<Tensors> {
         let mut added = [addend, bias.filter(|_| stored.is_none())].into_iter().flatten();
         let pointers = [a.pointer(), b.pointer(), result.pointer()];
         match &stored {
-            Some(bias) => stream.matmul_with_bias(&product, pointers, bias.pointer(), call.label)?,
+            Some(bias) => {
+                let epilogue = MatmulEpilogue { bias: Some(bias.pointer()), gelu: None };
+                stream.matmul_with(&product, pointers, &epilogue, call.label)?;
+            }
             None => {
                 let first = added.next();
                 if let Some(first) = first {

@@ -15,6 +15,7 @@ pub(crate) mod linear;
 mod loop_call;
 pub(crate) mod loops;
 pub(crate) mod matmul;
+pub(crate) mod mlp;
 pub(crate) mod normalization;
 mod reductions;
 pub(crate) mod windows;
@@ -101,6 +102,10 @@ pub(crate) static INTERNAL: &[OpDef] = &[
     OpDef::part(
         "thalweg::linear(Tensor input, Tensor weight, Tensor? bias=None, Tensor? addend=None) -> Tensor",
         Pair(linear::backend, linear::autograd),
+    ),
+    OpDef::part(
+        "thalweg::mlp(Tensor input, Tensor weight1, Tensor weight2, Tensor? bias1=None, Tensor? bias2=None) -> (Tensor, Tensor, Tensor)",
+        Differentiable(mlp::forward, &mlp::GRADIENT),
     ),
     OpDef::part(
         "thalweg::matmul(Tensor self, Tensor other) -> Tensor",

@@ -275,6 +275,7 @@ const HARD: &[&str] = &[
     "thalweg::layer_norm_affine",
     "thalweg::layer_norm_fork",
     "thalweg::lu",
+    "thalweg::mlp",
     "thalweg::packed_fused_attention",
     "thalweg::pinv",
     "thalweg::qr",

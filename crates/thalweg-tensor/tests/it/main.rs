@@ -33,6 +33,7 @@ mod layouts;
 mod leaves;
 mod linalg;
 mod meta;
+mod mlp;
 mod norms;
 mod opinfo;
 mod pools;

@@ -1,0 +1,150 @@
+//! Two linear layers with GELU between them as one operator, against the layers one by one.
+
+use std::slice::from_ref;
+
+use thalweg_ir::DType;
+use thalweg_nn::functional::{gelu_mlp, linear};
+use thalweg_runtime::Label;
+use thalweg_tensor::Tensor;
+use thalweg_tensor::autocast::autocast;
+use thalweg_tensor::autograd::{BackwardOptions, gradients_with};
+use thalweg_tensor::dispatch::{find_operator, trace};
+
+use crate::support::{assert_close, random, values};
+
+/// Input, weights and biases of 24 rows from 8 to 16 to 5 features.
+const SHAPES: [&[usize]; 5] = [&[4, 6, 8], &[16, 8], &[5, 16], &[16], &[5]];
+
+/// Leaves whose numbers 16 bits hold.
+fn leaves(dtype: DType) -> Vec<Tensor> {
+    let leaf = |(seed, shape): (usize, &&[usize])| {
+        let held = random(shape, seed as u64).to_dtype(DType::Bf16).unwrap().to_dtype(DType::F64).unwrap();
+        held.to_dtype(dtype).unwrap().detach().requires_grad_().unwrap()
+    };
+    SHAPES.iter().enumerate().map(leaf).collect()
+}
+
+fn whole(leaves: &[Tensor], has_biases: bool) -> Tensor {
+    let bias = |place: usize| has_biases.then_some(&leaves[place]);
+    gelu_mlp(&leaves[0], [&leaves[1], &leaves[2]], [bias(3), bias(4)]).unwrap()
+}
+
+fn layer_by_layer(leaves: &[Tensor], has_biases: bool) -> Tensor {
+    let bias = |place: usize| has_biases.then_some(&leaves[place]);
+    let hidden = linear(&leaves[0], &leaves[1], bias(3)).unwrap().gelu_tanh().unwrap();
+    linear(&hidden, &leaves[2], bias(4)).unwrap()
+}
+
+/// The numbers of a result and of the leaves' gradients.
+fn results(leaves: &[Tensor], result: &Tensor) -> Vec<Vec<f64>> {
+    let gradient = random(result.shape(), 9).to_dtype(DType::Bf16).unwrap();
+    result.backward_with(&gradient.to_dtype(result.dtype()).unwrap()).unwrap();
+    let gradients = leaves.iter().map(|leaf| leaf.grad().map_or(Vec::new(), |gradient| values(&gradient)));
+    std::iter::once(values(result)).chain(gradients).collect()
+}
+
+/// Whether a function calls the operator.
+fn is_fused(function: impl FnOnce()) -> bool {
+    let ((), trace) = trace(|| {
+        function();
+        Ok(())
+    })
+    .unwrap();
+    trace.to_string().contains("thalweg::mlp")
+}
+
+#[test]
+fn one_operator_and_its_gradients_are_those_of_the_layers_in_f64() {
+    for (dtype, tolerance) in [(DType::Bf16, 0.04), (DType::F16, 0.006)] {
+        for has_biases in [true, false] {
+            let [short, wide] = [leaves(dtype), leaves(DType::F64)];
+            let found = results(&short, &whole(&short, has_biases));
+            let expected = results(&wide, &layer_by_layer(&wide, has_biases));
+            for (found, expected) in found.iter().zip(&expected) {
+                assert_close(found, expected, tolerance);
+            }
+        }
+    }
+}
+
+#[test]
+fn gradients_that_are_not_wanted_are_left_out() {
+    let short = leaves(DType::Bf16);
+    for wanted in 0..5 {
+        let some: Vec<Tensor> = short
+            .iter()
+            .enumerate()
+            .map(|(place, leaf)| match place == wanted {
+                true => leaf.detach().requires_grad_().unwrap(),
+                false => leaf.detach(),
+            })
+            .collect();
+        results(&some, &whole(&some, true));
+        let all = leaves(DType::Bf16);
+        let expected = results(&all, &whole(&all, true));
+        for (place, leaf) in some.iter().enumerate() {
+            assert_eq!(leaf.grad().is_some(), place == wanted);
+        }
+        assert_eq!(values(&some[wanted].grad().unwrap()), expected[wanted + 1]);
+    }
+}
+
+#[test]
+fn second_derivatives_are_those_of_the_layers() {
+    let second = |dtype: DType, function: fn(&[Tensor], bool) -> Tensor| {
+        let leaves = leaves(dtype);
+        let result = function(&leaves, true);
+        let along = random(result.shape(), 9).to_dtype(DType::Bf16).unwrap().to_dtype(dtype).unwrap();
+        let create = BackwardOptions { retain_graph: true, create_graph: true };
+        let first = gradients_with(from_ref(&result), &[Some(along)], &leaves, create).unwrap();
+        let squares: Vec<Tensor> = first
+            .into_iter()
+            .map(|gradient| gradient.unwrap().square().unwrap().sum(&[], false).unwrap())
+            .collect();
+        let ones: Vec<Option<Tensor>> =
+            squares.iter().map(|of| Some(Tensor::ones(&[], dtype, of.device()).unwrap())).collect();
+        let found = gradients_with(&squares, &ones, &leaves, BackwardOptions::default()).unwrap();
+        // The last bias has none: nothing depends on it twice.
+        found.into_iter().flatten().map(|gradient| values(&gradient)).collect::<Vec<_>>()
+    };
+    for (found, expected) in second(DType::F16, whole).iter().zip(&second(DType::F64, layer_by_layer)) {
+        let largest = expected.iter().fold(0.0, |largest: f64, number| largest.max(number.abs()));
+        let [found, expected] =
+            [found, expected].map(|all| all.iter().map(|x| x / largest).collect::<Vec<_>>());
+        assert_close(&found, &expected, 0.02);
+    }
+}
+
+#[test]
+fn autocast_makes_it_one_operator_and_other_dtypes_do_not() {
+    let single = leaves(DType::F32);
+    assert!(!is_fused(|| drop(whole(&single, true))));
+    assert!(is_fused(|| {
+        let result = autocast(DType::Bf16, || Ok(whole(&single, true))).unwrap();
+        assert_eq!(result.dtype(), DType::Bf16);
+    }));
+    let short = leaves(DType::Bf16);
+    assert!(is_fused(|| drop(whole(&short, false))));
+    let one = [Some(&short[3]), None];
+    assert!(!is_fused(|| drop(gelu_mlp(&short[0], [&short[1], &short[2]], one).unwrap())));
+    let narrow = [short[1].narrow(0, 0, 12).unwrap(), short[2].narrow(1, 0, 12).unwrap()];
+    assert!(!is_fused(|| drop(gelu_mlp(&short[0], narrow.each_ref(), [None, None]).unwrap())));
+}
+
+#[test]
+fn operands_that_do_not_fit_are_refused() {
+    let short = leaves(DType::Bf16);
+    let refused = gelu_mlp(&short[0], [&short[2], &short[1]], [None, None]);
+    assert!(refused.unwrap_err().is_invalid_argument());
+    let rows = short[0].reshape(&[24, 8]).unwrap();
+    let operator = find_operator("thalweg::mlp").unwrap();
+    let call = |first: &Tensor, second: &Tensor| {
+        let arguments =
+            [(&rows).into(), first.into(), second.into(), None::<&Tensor>.into(), None::<&Tensor>.into()];
+        operator.call(&arguments, None, Label::here("mlp")).map(drop)
+    };
+    call(&short[1], &short[2]).unwrap();
+    for (first, second) in [(&short[2], &short[1]), (&short[1], &short[1]), (&short[3], &short[2])] {
+        assert!(call(first, second).unwrap_err().is_invalid_argument());
+    }
+}
