@@ -44,6 +44,9 @@ pub fn wheel(arguments: &[String]) -> Result<bool, String> {
         }
     }
     build(&profile)?;
+    if !run_script("tools/stubs.py", &[])? {
+        return Ok(false);
+    }
     let out = out.to_str().ok_or("the folder's name is not UTF-8")?.to_owned();
     run_script("tools/wheel.py", &[out, env!("CARGO_PKG_VERSION").to_owned()])
 }

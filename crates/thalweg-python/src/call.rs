@@ -20,7 +20,7 @@ use crate::failure::{exception, left_out, run, type_error};
 use crate::handle::PyTensor;
 
 /// The arguments of one overload: `None` where the call leaves one out.
-type Bound1 = SmallVec<[Option<Value>; 8]>;
+type Read = SmallVec<[Option<Value>; 8]>;
 
 /// An overload as Python calls it.
 pub struct Overload {
@@ -113,10 +113,10 @@ impl Overload {
         })
     }
 
-    /// Holds a call against the schema. `None` if it does not fit.
-    fn bind(&self, passed: &Passed<'_, '_>, lenient: bool) -> PyResult<Option<Bound1>> {
+    /// Holds a call against the schema and writes its arguments to `bound`. Returns whether it fits.
+    fn bind(&self, passed: &Passed<'_, '_>, lenient: bool, bound: &mut Read) -> PyResult<bool> {
         let parameters = &self.schema().parameters;
-        let mut bound: Bound1 = SmallVec::new();
+        bound.clear();
         bound.resize_with(parameters.len(), || None);
         let mut read = |place: usize, value: &Bound<'_, PyAny>| -> PyResult<bool> {
             if bound[place].is_some() {
@@ -127,9 +127,9 @@ impl Overload {
             Ok(bound[place].is_some())
         };
         if let Some(receiver) = passed.receiver {
-            let Some(place) = self.receiver else { return Ok(None) };
+            let Some(place) = self.receiver else { return Ok(false) };
             if !read(place, receiver)? {
-                return Ok(None);
+                return Ok(false);
             }
         }
         let skipped = passed.receiver.and(self.receiver);
@@ -140,31 +140,31 @@ impl Overload {
             bound[place] = Some(list);
         } else {
             if passed.places.len() > room {
-                return Ok(None);
+                return Ok(false);
             }
             for value in passed.places {
                 let place = places.next().expect("there is room for all");
                 if !read(place, value)? {
-                    return Ok(None);
+                    return Ok(false);
                 }
             }
         }
         for (name, value) in passed.names {
             let name = name.to_cow()?;
-            let Some(place) = self.place_of(&name) else { return Ok(None) };
+            let Some(place) = self.place_of(&name) else { return Ok(false) };
             let read = if bound[place].is_some() {
                 None
             } else {
                 read_value(value, &parameters[place].ty, lenient)?
             };
             if read.is_none() {
-                return Ok(None);
+                return Ok(false);
             }
             bound[place] = read;
         }
         let is_missing =
             |(value, default): (&Option<Value>, &Option<Value>)| value.is_none() && default.is_none();
-        Ok(if bound.iter().zip(&self.defaults).any(is_missing) { None } else { Some(bound) })
+        Ok(!bound.iter().zip(&self.defaults).any(is_missing))
     }
 
     /// Returns integers that are passed one by one for the only parameter, a list (`x.view(2, 3)`).
@@ -210,10 +210,11 @@ impl Function {
             }
             passed.names = &kept;
         }
+        let mut bound = Read::new();
         for lenient in [false, true] {
             for overload in &self.overloads {
-                if let Some(bound) = overload.bind(&passed, lenient)? {
-                    return self.run(py, overload, bound, &passed, &extra);
+                if overload.bind(&passed, lenient, &mut bound)? {
+                    return self.run(py, overload, &mut bound, &passed, &extra);
                 }
             }
         }
@@ -225,7 +226,7 @@ impl Function {
         &self,
         py: Python<'py>,
         overload: &Overload,
-        mut bound: Bound1,
+        bound: &mut Read,
         passed: &Passed<'_, 'py>,
         extra: &Extra<'_, 'py>,
     ) -> PyResult<Bound<'py, PyAny>> {

@@ -1,6 +1,385 @@
-//! DLPack.
+//! DLPack: tensors of other libraries, in and out, by the version 1.0 of its structures (`dlpack.h`), with capsules of both forms.
+//!
+//! Memory of a GPU is handed out as it is, and the capsule keeps the tensor. Memory of the simulated GPU is no host memory that other
+//! libraries could address, so a copy on the host is handed out; and what comes in is copied to the device. The order of streams is the
+//! package's part (`_dlpack.py`).
+
+use std::ffi::{CStr, c_void};
+
+use pyo3::ffi;
 use pyo3::prelude::*;
+use thalweg::{DType, Device, Tensor};
+
+use crate::convert::to_bytes;
+use crate::failure::{left_out, run, type_error, value_error};
+use crate::handle::PyTensor;
+
+/// `DLDevice`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct DlDevice {
+    kind: i32,
+    index: i32,
+}
+
+/// `DLDataType`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct DlType {
+    code: u8,
+    bits: u8,
+    lanes: u16,
+}
+
+/// `DLTensor`.
+#[repr(C)]
+struct DlTensor {
+    data: *mut c_void,
+    device: DlDevice,
+    rank: i32,
+    dtype: DlType,
+    shape: *mut i64,
+    strides: *mut i64,
+    offset_bytes: u64,
+}
+
+/// `DLManagedTensor`, the form without a version.
+#[repr(C)]
+struct Managed {
+    tensor: DlTensor,
+    context: *mut c_void,
+    deleter: Option<unsafe extern "C" fn(*mut Managed)>,
+}
+
+/// `DLManagedTensorVersioned`.
+#[repr(C)]
+struct ManagedVersioned {
+    major: u32,
+    minor: u32,
+    context: *mut c_void,
+    deleter: Option<unsafe extern "C" fn(*mut ManagedVersioned)>,
+    flags: u64,
+    tensor: DlTensor,
+}
+
+/// `kDLCPU`, `kDLCUDA`, `kDLCUDAHost`.
+const HOST: i32 = 1;
+const CUDA: i32 = 2;
+const PINNED: i32 = 3;
+
+/// `DLPACK_FLAG_BITMASK_IS_COPIED`.
+const IS_COPIED: u64 = 2;
+
+const NAME: &CStr = c"dltensor";
+const NAME_VERSIONED: &CStr = c"dltensor_versioned";
+const USED: &CStr = c"used_dltensor";
+const USED_VERSIONED: &CStr = c"used_dltensor_versioned";
+
+/// Returns DLPack's type of a dtype.
+fn type_of(dtype: DType) -> PyResult<DlType> {
+    let code = match dtype {
+        DType::Bool => 6,
+        DType::U8 | DType::U16 => 1,
+        DType::I8 | DType::I16 | DType::I32 | DType::I64 => 0,
+        DType::F16 | DType::F32 | DType::F64 => 2,
+        DType::Bf16 => 4,
+        other => return Err(left_out(format!("tensors of {other} are not handed out by DLPack"))),
+    };
+    Ok(DlType { code, bits: 8 * dtype.size_bytes() as u8, lanes: 1 })
+}
+
+/// Returns the dtype of DLPack's type.
+fn dtype_of(ty: DlType) -> PyResult<DType> {
+    let found = DType::ALL.into_iter().find(|&dtype| {
+        type_of(dtype).is_ok_and(|own| (own.code, own.bits, own.lanes) == (ty.code, ty.bits, ty.lanes))
+    });
+    found.ok_or_else(|| {
+        left_out(format!(
+            "DLPack's type (code {}, {} bits, {} lanes) has no dtype here",
+            ty.code, ty.bits, ty.lanes
+        ))
+    })
+}
+
+/// The memory behind a capsule of ours, and the lists that the structure points to.
+struct Kept {
+    _tensor: Tensor,
+    bytes: Vec<u8>,
+    shape: Vec<i64>,
+    strides: Vec<i64>,
+}
+
+impl Kept {
+    /// Returns the structure over what is kept, which must not move.
+    fn describe(&mut self, tensor: &Tensor) -> PyResult<DlTensor> {
+        let is_host = !is_on_gpu(tensor.device());
+        let data = match is_host {
+            true => self.bytes.as_mut_ptr().cast(),
+            false => tensor.pointer().address() as *mut c_void,
+        };
+        Ok(DlTensor {
+            data,
+            device: DlDevice {
+                kind: if is_host { HOST } else { CUDA },
+                index: if is_host { 0 } else { tensor.device().index() as i32 },
+            },
+            rank: self.shape.len() as i32,
+            dtype: type_of(tensor.dtype())?,
+            shape: self.shape.as_mut_ptr(),
+            strides: self.strides.as_mut_ptr(),
+            offset_bytes: 0,
+        })
+    }
+}
+
+fn is_on_gpu(device: &Device) -> bool {
+    !device.is_simulated() && !device.is_meta()
+}
+
+/// Frees a structure of ours without a version.
+///
+/// # Safety
+/// Called once, with a pointer that [`_to_dlpack`] made.
+unsafe extern "C" fn delete(managed: *mut Managed) {
+    // SAFETY: both were boxes, and this is the only call.
+    unsafe {
+        drop(Box::from_raw((*managed).context.cast::<Kept>()));
+        drop(Box::from_raw(managed));
+    }
+}
+
+/// Frees a structure of ours with a version.
+///
+/// # Safety
+/// Called once, with a pointer that [`_to_dlpack`] made.
+unsafe extern "C" fn delete_versioned(managed: *mut ManagedVersioned) {
+    // SAFETY: both were boxes, and this is the only call.
+    unsafe {
+        drop(Box::from_raw((*managed).context.cast::<Kept>()));
+        drop(Box::from_raw(managed));
+    }
+}
+
+/// Frees what a capsule holds that no consumer has taken: a consumer renames it.
+///
+/// # Safety
+/// Called by the interpreter with a capsule that [`_to_dlpack`] made.
+unsafe extern "C" fn destroy(capsule: *mut ffi::PyObject) {
+    // SAFETY: a capsule with one of these names holds the structure of that form, whose deleter nothing has called.
+    unsafe {
+        if ffi::PyCapsule_IsValid(capsule, NAME.as_ptr()) == 1 {
+            delete(ffi::PyCapsule_GetPointer(capsule, NAME.as_ptr()).cast());
+        } else if ffi::PyCapsule_IsValid(capsule, NAME_VERSIONED.as_ptr()) == 1 {
+            delete_versioned(ffi::PyCapsule_GetPointer(capsule, NAME_VERSIONED.as_ptr()).cast());
+        }
+    }
+}
+
+/// Returns a capsule over a tensor: of the form with a version where that is asked for.
+#[pyfunction]
+fn _to_dlpack<'py>(
+    py: Python<'py>,
+    object: &Bound<'py, PyTensor>,
+    versioned: bool,
+) -> PyResult<Bound<'py, PyAny>> {
+    let tensor = object.borrow().tensor.detach();
+    if tensor.device().is_meta() {
+        return Err(value_error("a tensor on the meta device has no elements to hand out"));
+    }
+    let is_copied = !is_on_gpu(tensor.device());
+    let bytes = if is_copied { run(py, || to_bytes(&tensor))? } else { Vec::new() };
+    let as_list = |list: &[usize]| list.iter().map(|&number| number as i64).collect::<Vec<i64>>();
+    let strides = match is_copied {
+        true => as_list(&thalweg::ir::contiguous_strides(tensor.shape())),
+        false => as_list(tensor.layout().strides()),
+    };
+    let mut kept = Box::new(Kept { _tensor: tensor.clone(), bytes, shape: as_list(tensor.shape()), strides });
+    let described = kept.describe(&tensor)?;
+    let context = Box::into_raw(kept).cast();
+    let (pointer, name): (*mut c_void, _) = if versioned {
+        let flags = if is_copied { IS_COPIED } else { 0 };
+        let managed = ManagedVersioned {
+            major: 1,
+            minor: 0,
+            context,
+            deleter: Some(delete_versioned),
+            flags,
+            tensor: described,
+        };
+        (Box::into_raw(Box::new(managed)).cast(), NAME_VERSIONED)
+    } else {
+        let managed = Managed { tensor: described, context, deleter: Some(delete) };
+        (Box::into_raw(Box::new(managed)).cast(), NAME)
+    };
+    // SAFETY: the name lives for ever; the pointer is that of the form which the name says.
+    unsafe { Bound::from_owned_ptr_or_err(py, ffi::PyCapsule_New(pointer, name.as_ptr(), Some(destroy))) }
+}
+
+/// A capsule's structure that this side has taken; dropping it calls the deleter.
+enum Taken {
+    Plain(*mut Managed),
+    Versioned(*mut ManagedVersioned),
+}
+
+impl Taken {
+    /// Takes the structure out of a capsule, which is renamed so that nothing else does.
+    fn of(capsule: &Bound<'_, PyAny>) -> PyResult<Self> {
+        let object = capsule.as_ptr();
+        // SAFETY: a capsule with one of these names holds the structure of that form, by DLPack's rules.
+        unsafe {
+            if ffi::PyCapsule_IsValid(object, NAME_VERSIONED.as_ptr()) == 1 {
+                let pointer =
+                    ffi::PyCapsule_GetPointer(object, NAME_VERSIONED.as_ptr()).cast::<ManagedVersioned>();
+                if (*pointer).major != 1 {
+                    return Err(left_out(format!(
+                        "DLPack {}.{} is not read, only 1",
+                        (*pointer).major,
+                        (*pointer).minor
+                    )));
+                }
+                ffi::PyCapsule_SetName(object, USED_VERSIONED.as_ptr());
+                Ok(Self::Versioned(pointer))
+            } else if ffi::PyCapsule_IsValid(object, NAME.as_ptr()) == 1 {
+                let pointer = ffi::PyCapsule_GetPointer(object, NAME.as_ptr()).cast::<Managed>();
+                ffi::PyCapsule_SetName(object, USED.as_ptr());
+                Ok(Self::Plain(pointer))
+            } else {
+                Err(type_error(
+                    "from_dlpack() takes a capsule named `dltensor` that was not taken before, or an object that gives one",
+                ))
+            }
+        }
+    }
+
+    fn tensor(&self) -> &DlTensor {
+        // SAFETY: the structure lives until the deleter is called, in `drop`.
+        unsafe {
+            match self {
+                Self::Plain(managed) => &(**managed).tensor,
+                Self::Versioned(managed) => &(**managed).tensor,
+            }
+        }
+    }
+}
+
+impl Drop for Taken {
+    fn drop(&mut self) {
+        // SAFETY: it was taken, so this is the only call of the deleter.
+        unsafe {
+            match *self {
+                Self::Plain(managed) => {
+                    if let Some(deleter) = (*managed).deleter {
+                        deleter(managed);
+                    }
+                }
+                Self::Versioned(managed) => {
+                    if let Some(deleter) = (*managed).deleter {
+                        deleter(managed);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Returns the extents and strides of a tensor of another library; strides are those of the order of rows where it has none.
+fn layout_of(tensor: &DlTensor) -> PyResult<(Vec<usize>, Vec<i64>)> {
+    let rank =
+        usize::try_from(tensor.rank).map_err(|_| value_error("the number of dimensions is negative"))?;
+    let shape: &[i64] = match rank {
+        0 => &[],
+        // SAFETY: DLPack's structure points to as many extents as it has dimensions.
+        _ => unsafe { std::slice::from_raw_parts(tensor.shape, rank) },
+    };
+    let shape: Vec<usize> = (shape.iter())
+        .map(|&extent| usize::try_from(extent).map_err(|_| value_error("an extent is negative")))
+        .collect::<PyResult<_>>()?;
+    let strides = if tensor.strides.is_null() || rank == 0 {
+        thalweg::ir::contiguous_strides(&shape).iter().map(|&stride| stride as i64).collect()
+    } else {
+        // SAFETY: as above; strides are there.
+        unsafe { std::slice::from_raw_parts(tensor.strides, rank) }.to_vec()
+    };
+    Ok((shape, strides))
+}
+
+/// Returns the elements of a tensor in the host's memory, row-major.
+fn host_bytes(tensor: &DlTensor, shape: &[usize], strides: &[i64], size: usize) -> Vec<u8> {
+    let count: usize = shape.iter().product();
+    let mut bytes = Vec::with_capacity(count * size);
+    let mut place = vec![0usize; shape.len()];
+    for _ in 0..count {
+        let offset: i64 = place.iter().zip(strides).map(|(&place, &stride)| place as i64 * stride).sum();
+        let start = tensor.data.cast::<u8>().wrapping_add(tensor.offset_bytes as usize);
+        let element = start.wrapping_offset(offset as isize * size as isize);
+        // SAFETY: the producer says that there is an element at each place within the extents.
+        bytes.extend_from_slice(unsafe { std::slice::from_raw_parts(element, size) });
+        for (place, &extent) in place.iter_mut().zip(shape).rev() {
+            *place += 1;
+            if *place < extent {
+                break;
+            }
+            *place = 0;
+        }
+    }
+    bytes
+}
+
+/// Copies the tensor of a capsule to a device: from the host's memory, or on the GPU that it lies on.
+#[pyfunction]
+fn _from_dlpack<'py>(
+    py: Python<'py>,
+    capsule: &Bound<'py, PyAny>,
+    device: Option<&Bound<'py, PyAny>>,
+) -> PyResult<Bound<'py, PyTensor>> {
+    let taken = Taken::of(capsule)?;
+    let other = taken.tensor();
+    let (shape, strides) = layout_of(other)?;
+    let dtype = dtype_of(other.dtype)?;
+    let is_row_major =
+        strides.iter().zip(thalweg::ir::contiguous_strides(&shape).iter()).all(|(&a, &b)| a == b as i64);
+    let tensor = match other.device.kind {
+        HOST | PINNED => {
+            let device = crate::device::or_current(py, device)?;
+            let bytes = host_bytes(other, &shape, &strides, dtype.size_bytes());
+            run(py, || crate::convert::from_bytes(&bytes, &shape, dtype, &device))?
+        }
+        CUDA if is_row_major => {
+            let index = other.device.index as u32;
+            let address = other.data as u64 + other.offset_bytes;
+            run(py, || copied_on_gpu(address, &shape, dtype, index))?
+        }
+        CUDA => {
+            return Err(left_out(
+                "from_dlpack() of a GPU's tensor takes one in row-major order; make it contiguous first",
+            ));
+        }
+        kind => return Err(left_out(format!("DLPack's device {kind} is none that Thalweg has"))),
+    };
+    PyTensor::object(py, tensor)
+}
+
+/// Copies memory of a GPU to a new tensor there. Blocks until it is done: the other library may free it then.
+fn copied_on_gpu(address: u64, shape: &[usize], dtype: DType, index: u32) -> thalweg::Result<Tensor> {
+    let device = Device::cuda(index)?;
+    let tensor = Tensor::empty(shape, dtype, &device)?;
+    let bytes = (tensor.elements() * dtype.size_bytes()) as u64;
+    let stream = device.current_stream();
+    let label = thalweg::tensor::caller::label_at("from_dlpack", std::panic::Location::caller());
+    if bytes > 0 {
+        stream.copy_on_device(
+            tensor.pointer(),
+            thalweg::driver::DevicePointer::new(address),
+            bytes,
+            label,
+        )?;
+    }
+    stream.synchronize()?;
+    Ok(tensor)
+}
+
 /// Adds the functions.
-pub fn register(_module: &Bound<'_, PyModule>) -> PyResult<()> {
-    Ok(())
+pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_function(wrap_pyfunction!(_to_dlpack, module)?)?;
+    module.add_function(wrap_pyfunction!(_from_dlpack, module)?)
 }

@@ -15,7 +15,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyList, PyString, PyTuple, PyType};
 use smallvec::SmallVec;
 use thalweg::dispatch::{find_operator, operators};
-use thalweg::ops::schema::base_name;
+use thalweg::ops::schema::{Kind, base_name};
 
 use crate::call::{Function, Overload, Passed};
 use crate::failure::{exception, guarded};
@@ -134,7 +134,13 @@ fn by_name() -> PyResult<BTreeMap<String, Vec<Overload>>> {
         }
     }
     for overloads in names.values_mut() {
-        overloads.sort_by_key(|overload| (overload.schema().parameters.len(), overload.operator.name()));
+        // Tensors before numbers: a tensor is never a number at first sight.
+        let numbers = |overload: &Overload| {
+            overload.schema().parameters.iter().filter(|parameter| parameter.ty.kind == Kind::Scalar).count()
+        };
+        overloads.sort_by_key(|overload| {
+            (overload.schema().parameters.len(), numbers(overload), overload.operator.name())
+        });
     }
     Ok(names)
 }
