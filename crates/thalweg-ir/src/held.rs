@@ -5,21 +5,28 @@
 //! next ones, and nothing is read or computed twice. What costs no more than a cast is computed anew from the element as it
 //! was loaded, which takes less room.
 //!
-//! A block of more than [`MOST_THREADS_WITH_VALUES`] threads has too few registers for that: it keeps the elements alone.
+//! A block of more than [`MOST_THREADS_WITH_VALUES`] threads has too few registers for that: it keeps elements alone, of as many inputs
+//! as fit into [`BYTES_OF_A_THREAD`]. Those of the others are loaded again by each pass, from the second-level cache as a rule.
 
 use crate::body::{Node, OutputPlace};
+use crate::online::{Picked, is_one_value, picked};
 use crate::{Body, Class, ExprId};
 
 /// The most threads of a block that keep values. A multiprocessor has 65,536 registers, so that those of 1,024 threads have
 /// 64 each.
 pub const MOST_THREADS_WITH_VALUES: u32 = 512;
 
+/// Registers of a thread that hold what is kept of a row, in bytes. As many again are left for what is computed with it.
+pub const BYTES_OF_A_THREAD: usize = 128;
+
 /// The values that are read, kept and used in each pass over the points of a row. See the [module](self).
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Held {
     /// The reductions of each pass.
     pub passes: Vec<Vec<usize>>,
-    /// The values that each pass computes, in the order of `passes`; then those of the outputs at points.
+    /// The reductions to which a single point gives a value, by their number.
+    pub picks: Vec<Option<Picked>>,
+    /// The values that each pass computes at points, in the order of `passes`; then those of the outputs at points.
     pub roots: Vec<Vec<ExprId>>,
     /// The inputs whose elements each pass needs.
     pub loads: Vec<Vec<usize>>,
@@ -27,6 +34,9 @@ pub struct Held {
     pub uses: Vec<Vec<usize>>,
     /// The pass that computes a value, by expression, of those that a later one uses.
     pub made_in: Vec<Option<usize>>,
+    /// The inputs whose elements are loaded for the whole row at once: for the first pass, where many loads under way are what counts,
+    /// or because several passes need them.
+    pub kept: Vec<bool>,
 }
 
 impl Held {
@@ -39,10 +49,13 @@ impl Held {
             return None;
         }
         let passes = passes(body);
-        let mut roots: Vec<Vec<ExprId>> = passes
-            .iter()
-            .map(|pass| pass.iter().map(|&number| body.reductions[number].value).collect())
-            .collect();
+        let picks: Vec<Option<Picked>> =
+            (0..body.reductions.len()).map(|number| picked(body, &at_points, number)).collect();
+        let is_combined =
+            |number: &usize| picks[*number].is_none() && !is_one_value(body, &at_points, *number);
+        let value = |number: usize| body.reductions[number].value;
+        let mut roots: Vec<Vec<ExprId>> =
+            passes.iter().map(|pass| pass.iter().copied().filter(is_combined).map(value).collect()).collect();
         let written = body.outputs.iter().filter(|output| output.place == OutputPlace::Point);
         roots.push(written.map(|output| output.value).collect());
         let mut computed_in: Vec<Option<usize>> = vec![None; body.nodes.len()];
@@ -73,7 +86,27 @@ impl Held {
             loads.push(loaded);
             uses.push(used);
         }
-        Some(Self { passes, roots, loads, uses, made_in })
+        let mut held = Self { passes, picks, roots, loads, uses, made_in, kept: Vec::new() };
+        held.kept = held.kept_inputs(body, class);
+        Some(held)
+    }
+
+    /// Returns which inputs a thread of this class keeps; of a class that is not yet planned, all that are worth it.
+    fn kept_inputs(&self, body: &Body, class: &Class) -> Vec<bool> {
+        let points = usize::from(class.held) * usize::from(class.vector);
+        let is_large = class.held > 0 && class.threads_of_a_row() > MOST_THREADS_WITH_VALUES;
+        let mut room = if is_large { BYTES_OF_A_THREAD } else { usize::MAX };
+        let inputs = 0..body.inputs.len();
+        inputs
+            .map(|input| {
+                let bytes = points * bytes_of_an_element(body, input, class.vector);
+                let is_worth_it =
+                    self.pass_range(input).is_some_and(|(first, last)| first == 0 || first < last);
+                let is_kept = is_worth_it && bytes <= room;
+                room -= if is_kept { bytes.min(room) } else { 0 };
+                is_kept
+            })
+            .collect()
     }
 
     /// Returns the passes that need an input's elements, the first and the last.
@@ -82,23 +115,26 @@ impl Held {
         Some((self.loads.iter().position(needs)?, self.loads.iter().rposition(needs)?))
     }
 
-    /// Returns whether an input's elements are loaded for the whole row at once: for the first pass, where many loads under way
-    /// are what counts, or because several passes need them.
-    pub fn is_kept(&self, input: usize) -> bool {
-        self.pass_range(input).is_some_and(|(first, last)| first == 0 || first < last)
+    /// Returns the picked reductions whose place is known from this pass on.
+    pub(crate) fn places_of<'h>(
+        &'h self,
+        body: &'h Body,
+        pass: usize,
+    ) -> impl Iterator<Item = (usize, Picked)> + 'h {
+        let pass_of = |reduction| self.passes.iter().position(|pass| pass.contains(&reduction)).unwrap_or(0);
+        let known_in = move |place| reduced_by(body, place).map(pass_of).max().unwrap_or(0);
+        let picks = self.picks.iter().enumerate().filter_map(|(number, picked)| Some((number, (*picked)?)));
+        picks.filter(move |(_, picked)| known_in(picked.place) == pass)
     }
 
     /// Returns the most bytes of registers that a point takes between two passes, or while elements are loaded. A `vector` of 1
     /// takes a register for each element.
     pub fn bytes_of_a_point(&self, body: &Body, vector: u8) -> usize {
-        let of_input = |&input: &usize| {
-            let bytes = body.inputs[input].dtype.size_bytes();
-            if vector == 1 { bytes.max(4) } else { bytes }
-        };
-        let first: usize = self.loads[0].iter().map(of_input).sum();
+        let of_input = |&input: &usize| bytes_of_an_element(body, input, vector);
+        let first: usize = self.loads[0].iter().filter(|&&input| self.kept[input]).map(of_input).sum();
         let between = (1..self.roots.len()).map(|pass| {
             let inputs = (0..body.inputs.len()).filter(|&input| {
-                self.is_kept(input)
+                self.kept[input]
                     && self.pass_range(input).is_some_and(|(first, last)| first < pass && pass <= last)
             });
             let inputs: usize = inputs.map(|input| of_input(&input)).sum();
@@ -110,6 +146,12 @@ impl Held {
         });
         between.chain([first]).max().unwrap_or(0).max(1)
     }
+}
+
+/// Returns the bytes of registers that an element of an input takes.
+fn bytes_of_an_element(body: &Body, input: usize, vector: u8) -> usize {
+    let bytes = body.inputs[input].dtype.size_bytes();
+    if vector == 1 { bytes.max(4) } else { bytes }
 }
 
 /// Returns whether a value follows from an element or a coordinate by casts alone.
@@ -137,7 +179,7 @@ pub(crate) fn passes(body: &Body) -> Vec<Vec<usize>> {
 }
 
 /// Returns the reductions whose results a value needs.
-fn reduced_by(body: &Body, root: ExprId) -> impl Iterator<Item = usize> {
+pub(crate) fn reduced_by(body: &Body, root: ExprId) -> impl Iterator<Item = usize> {
     let mut needed = vec![false; body.nodes.len()];
     needed[root.index()] = true;
     for index in (0..body.nodes.len()).rev() {

@@ -44,7 +44,7 @@ pub struct Class {
     pub lanes: u16,
     /// How many consecutive elements a thread loads and stores at a time: 1, 2, 4 or 8. Addresses are then aligned to that many
     /// elements of each operand. Of a body without reductions they are neighbours in the last dimension; of rows that are
-    /// [`held`](Class::held), neighbouring lanes; of rows abreast, neighbouring rows. It is 1 elsewhere.
+    /// [`held`](Class::held) or [`online`](Class::online), neighbouring lanes; of rows abreast, neighbouring rows. It is 1 elsewhere.
     pub vector: u8,
     /// How many rows a block of threads takes at a time, neighbouring threads neighbouring rows: 1, or, of rows with several
     /// lanes whose elements lie side by side in memory, a power of two. Not part of a reduction's order.
@@ -55,7 +55,11 @@ pub struct Class {
     /// multiple of [`vector`](Class::vector), in one inner dimension, and every operand's inner stride is 1, or 0 for the
     /// inputs of [`repeated`](Class::repeated). 0 where each pass reads the row anew. Not part of a reduction's order.
     pub held: u8,
-    /// The inputs that stay on one element, as bits: at all points of a row, of rows that are held; for all rows at a point, of
+    /// Whether a row is read once, front to back, and its sum of exponentials follows its greatest value so far
+    /// ([`Online`](crate::online::Online)): the sum's terms are scaled again whenever that grows, which is no order of `lanes`, and differs
+    /// from theirs by what exponentials are rounded. Rows are one inner dimension of vectors, as of rows that are held.
+    pub online: bool,
+    /// The inputs that stay on one element, as bits: at all points of a row, of rows that are held or online; for all rows at a point, of
     /// rows abreast that are handled by vectors; along the last dimension, of strided points that are. 0 elsewhere.
     pub repeated: u32,
     /// One more than the row dimension in which neighbouring elements of [`turned_inputs`](Class::turned_inputs) are neighbours in
@@ -79,6 +83,7 @@ impl Class {
             rows_abreast: 1,
             cascade: 1,
             held: 0,
+            online: false,
             repeated: 0,
             turned: 0,
             turned_inputs: 0,
@@ -88,13 +93,13 @@ impl Class {
     /// Returns how many threads share a row.
     #[must_use]
     pub const fn threads_of_a_row(&self) -> u32 {
-        if self.held > 0 { self.lanes as u32 / self.vector as u32 } else { self.lanes as u32 }
+        if self.held > 0 || self.online { self.lanes as u32 / self.vector as u32 } else { self.lanes as u32 }
     }
 
     /// Returns how many threads of a block take neighbouring rows.
     #[must_use]
     pub const fn threads_abreast(&self) -> u32 {
-        if self.held > 0 { 1 } else { self.rows_abreast as u32 / self.vector as u32 }
+        if self.held > 0 || self.online { 1 } else { self.rows_abreast as u32 / self.vector as u32 }
     }
 
     /// Returns whether an input is said to be in [`repeated`](Class::repeated).

@@ -30,6 +30,7 @@ mod functions;
 pub mod grad;
 pub mod held;
 pub mod host;
+pub mod online;
 pub mod philox;
 
 pub use body::{

@@ -1,9 +1,9 @@
 //! A training step of GPT-2 (124 million parameters, AdamW, bf16 by autocast), written as a user of PyTorch writes it: tokens per second.
 //!
-//! `cargo bench -p thalweg-nn --bench gpt2 [-- --device cuda|sim] [--batch N] [--tokens N] [--layers N] [--steps N] [--f32] [--captured]
+//! `cargo bench -p thalweg-nn --bench gpt2 [-- --device cuda|sim] [--batch N] [--tokens N] [--layers N] [--steps N] [--f32] [--plain] [--captured]
 //! [--once]`: a line of JSON per figure: the first step in seconds, with the compilation of kernels, and then steps, timed
 //! from first to last of a round with the device waited for at its end, eager and captured. `--once` runs two eager steps and
-//! nothing else, for a profiler. `benches/peers/gpt2.py` is the same in PyTorch.
+//! nothing else, for a profiler. `--plain` adds residuals and normalizes them by operators of their own, as the peer does. `benches/peers/gpt2.py` is the same in PyTorch.
 
 use std::time::Instant;
 
@@ -44,17 +44,32 @@ impl Block {
     }
 }
 
-impl Forward for Block {
-    fn forward(&self, x: &Tensor) -> Result<Tensor> {
+/// Adds a branch to the residual stream, and normalizes the sum: by one operator, or by two as in PyTorch. Returns the normalized rows and
+/// the sum.
+fn add_norm(norm: &LayerNorm, x: &Tensor, branch: &Tensor, is_plain: bool) -> Result<[Tensor; 2]> {
+    if !is_plain {
+        return norm.forward_add(x, branch);
+    }
+    let sum = x.add(branch)?;
+    Ok([norm.forward(&sum)?, sum])
+}
+
+impl Block {
+    /// Returns the residual stream, and the branch that the next norm is to add to it.
+    fn forward(&self, x: &Tensor, branch: Option<&Tensor>, is_plain: bool) -> Result<[Tensor; 2]> {
         let (batch, tokens) = (x.shape()[0], x.shape()[1]);
-        let packed = self.qkv.forward(&self.norm1.forward(x)?)?;
+        let [normalized, x] = match branch {
+            Some(branch) => add_norm(&self.norm1, x, branch, is_plain)?,
+            None => [self.norm1.forward(x)?, x.clone()],
+        };
+        let packed = self.qkv.forward(&normalized)?;
         let parts = packed.reshape(&[batch, tokens, 3, HEADS, FEATURES / HEADS])?.unbind(2)?;
         let heads = |part: usize| parts[part].transpose(1, 2);
         let options = AttentionOptions { is_causal: true, ..AttentionOptions::default() };
         let heads = functional::scaled_dot_product_attention(&heads(0)?, &heads(1)?, &heads(2)?, options)?;
         let heads = heads.transpose(1, 2)?.reshape(&[batch, tokens, FEATURES])?;
-        let x = x.add(&self.projection.forward(&heads)?)?;
-        x.add(&self.mlp.forward(&self.norm2.forward(&x)?)?)
+        let [normalized, x] = add_norm(&self.norm2, &x, &self.projection.forward(&heads)?, is_plain)?;
+        Ok([x, self.mlp.forward(&normalized)?])
     }
 }
 
@@ -77,13 +92,19 @@ impl Gpt2 {
     }
 
     /// The head shares the weights of the embedding.
-    fn loss(&self, input: &Tensor, next: &Tensor) -> Result<Tensor> {
+    fn loss(&self, input: &Tensor, next: &Tensor, is_plain: bool) -> Result<Tensor> {
         let positions = self.positions.weight.narrow(0, 0, input.shape()[1])?;
         let mut x = self.tokens.forward(input)?.add(&positions)?;
+        let mut branch = None;
         for block in &self.blocks {
-            x = block.forward(&x)?;
+            let [stream, next] = block.forward(&x, branch.as_ref(), is_plain)?;
+            (x, branch) = (stream, Some(next));
         }
-        let scores = functional::linear(&self.norm.forward(&x)?, &self.tokens.weight, None)?;
+        let normalized = match &branch {
+            Some(branch) => add_norm(&self.norm, &x, branch, is_plain)?[0].clone(),
+            None => self.norm.forward(&x)?,
+        };
+        let scores = functional::linear(&normalized, &self.tokens.weight, None)?;
         functional::cross_entropy(
             &scores.reshape(&[next.elements(), VOCABULARY])?,
             &next.reshape(&[next.elements()])?,
@@ -151,11 +172,8 @@ fn main() -> Result<()> {
     let (input, next) = (random()?, random()?);
     let step = || -> Result<Tensor> {
         optimizer.zero_grad();
-        let loss = if has("--f32") {
-            model.loss(&input, &next)?
-        } else {
-            autocast(DType::Bf16, || model.loss(&input, &next))?
-        };
+        let loss = || model.loss(&input, &next, has("--plain"));
+        let loss = if has("--f32") { loss()? } else { autocast(DType::Bf16, loss)? };
         loss.backward()?;
         optimizer.step()?;
         Ok(loss.detach())

@@ -114,7 +114,9 @@ fn matrices(shape: [u64; 2], cases: &mut Vec<Case>) {
     row("sum", &structured::SUM, &[Bf16], &[Points, Rows]);
     let lies = [Points, Columns, Rows, Rows, Points, Points];
     row("layer_norm_backward", &structured::LAYER_NORM_BACKWARD, &[Bf16, Bf16, F32, F32, Bf16], &lies);
-    row("cross_entropy", &structured::CROSS_ENTROPY, &[Bf16, I64], &[Points, Rows, Rows]);
+    row("cross_entropy", &structured::CROSS_ENTROPY, &[Bf16, I64], &[Points, Rows, Rows, Rows]);
+    let lies = [Points, Rows, Rows, Rows, Points];
+    row("cross_entropy_backward", &structured::CROSS_ENTROPY_BACKWARD, &[Bf16, I64, F32, Bf16], &lies);
     let of_softmax = signature(&structured::SOFTMAX, &[Bf16], Bf16);
     let derived = gradient(&structured::SOFTMAX, &of_softmax, 1).expect("softmax has a gradient");
     let parts = (of_softmax, derived.body.clone());
@@ -147,7 +149,9 @@ fn stages([points, columns]: [u64; 2], cases: &mut Vec<Case>) {
 
 fn cases() -> Vec<Case> {
     let mut cases = Vec::new();
-    for shape in [[262_144, 1024], [32_768, 8192], [4096, 65_536], [349_525, 768]] {
+    for shape in
+        [[262_144, 1024], [32_768, 8192], [4096, 65_536], [349_525, 768], [5336, 50_304], [2048, 131_072]]
+    {
         matrices(shape, &mut cases);
     }
     for shape in [[262_144, 1024], [32_768, 8192], [4096, 65_536]] {

@@ -38,6 +38,9 @@ pub enum DTypeRule {
     WideClasses,
     /// The first input is floating-point, and the results have its dtype.
     FloatingPoint,
+    /// As `FloatingPoint`, and the call may ask for another dtype of results; what is computed and results that go past stay in the
+    /// first input's.
+    FloatingPointAs,
     /// Any dtype, kept as it is: what only moves elements.
     Moved,
     /// One input of any dtype; the result's dtype is asked for by the call.
@@ -178,7 +181,11 @@ impl LoopOp {
         if self.sizes != Sizes::None {
             parameters.push("int[] sizes".into());
         }
-        if matches!(self.rule, DTypeRule::Converted | DTypeRule::Created | DTypeRule::Counted) {
+        let is_asked = matches!(
+            self.rule,
+            DTypeRule::Converted | DTypeRule::Created | DTypeRule::Counted | DTypeRule::FloatingPointAs
+        );
+        if is_asked {
             parameters.push("ScalarType dtype".into());
         }
         let results = vec!["Tensor"; self.outputs.len()].join(", ");
@@ -226,9 +233,11 @@ impl LoopOp {
         let result = self.result_of(inputs, &promote, requested)?;
         let common = match self.rule {
             DTypeRule::Comparison => promote(0)?,
+            DTypeRule::FloatingPointAs => inputs[0],
             _ => result,
         };
         let compute = match self.rule {
+            DTypeRule::FloatingPointAs => common.compute(),
             DTypeRule::Comparison => common.compute(),
             DTypeRule::NumericOrBool if result == DType::Bool => DType::I32,
             DTypeRule::Position => inputs[0].compute(),
@@ -311,9 +320,13 @@ impl LoopOp {
                 return refuse("it takes a floating-point tensor and int64 classes");
             }
             DTypeRule::WideClasses => inputs[0].compute(),
-            DTypeRule::FloatingPoint if !inputs[0].is_floating_point() => {
+            DTypeRule::FloatingPoint | DTypeRule::FloatingPointAs if !inputs[0].is_floating_point() => {
                 return refuse("it takes floating-point tensors; convert with `to_dtype`");
             }
+            DTypeRule::FloatingPointAs if requested.is_some_and(|dtype| !dtype.is_floating_point()) => {
+                return refuse("its result is floating-point");
+            }
+            DTypeRule::FloatingPointAs => requested.unwrap_or(inputs[0]),
             DTypeRule::Classes | DTypeRule::FloatingPoint | DTypeRule::Moved => inputs[0],
             DTypeRule::Counted if requested == Some(DType::Bool) => {
                 return Err(DTypeError(format!("{} counts in numbers, not in bool", self.name)));

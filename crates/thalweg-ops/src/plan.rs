@@ -114,7 +114,8 @@ pub fn plan(body: &Body, iteration: &Iteration) -> LaunchPlan {
         ..Class::new(geometry.row_shape.len() as u8, geometry.inner_shape.len() as u8)
     };
     let alignment_bytes = iteration.alignment_bytes;
-    let special = rows::held(body, &geometry, class, alignment_bytes)
+    let special = rows::online(body, &geometry, class, alignment_bytes)
+        .or_else(|| rows::held(body, &geometry, class, alignment_bytes))
         .or_else(|| columns::side_by_side(body, &geometry, class, alignment_bytes))
         .or_else(|| points::turned(body, &geometry, class, alignment_bytes))
         .or_else(|| points::vectors(body, &geometry, class, alignment_bytes));
@@ -282,7 +283,11 @@ pub fn kernel(operator: &str, compute: DType, body: Body, class: Class) -> Kerne
     let index = if narrow_index { "n" } else { "w" };
     let abreast = if rows_abreast > 1 { format!("_a{rows_abreast}") } else { String::new() };
     let levels = if cascade > 1 { format!("_k{cascade}") } else { String::new() };
-    let held = if class.held > 0 { format!("_h{}", class.held) } else { String::new() };
+    let held = match class.held {
+        0 if class.online => "_o".to_owned(),
+        0 => String::new(),
+        held => format!("_h{held}"),
+    };
     let repeated = if class.repeated > 0 { format!("_r{:x}", class.repeated) } else { String::new() };
     let turned = match class.turned {
         0 => String::new(),

@@ -15,10 +15,13 @@ mod windows;
 
 pub use attention::{CAUSAL_SOFTMAX, MASKED_SOFTMAX, SCALED_SOFTMAX};
 pub use indexing::{EMBEDDING, GATHER, INDEX_COPY, PLACE, STACK3};
-pub use loss::{CROSS_ENTROPY, CROSS_ENTROPY_SMOOTHED, CROSS_ENTROPY_WIDE, MEAN_OVER_CLASSES, NLL_LOSS};
+pub use loss::{
+    CROSS_ENTROPY, CROSS_ENTROPY_BACKWARD, CROSS_ENTROPY_SMOOTHED, CROSS_ENTROPY_WIDE, MEAN_OVER_CLASSES,
+    NLL_LOSS,
+};
 pub use normalization::{
-    LAYER_NORM, LAYER_NORM_AFFINE, LAYER_NORM_BACKWARD, LAYER_NORM_BACKWARD_ADD,
-    LAYER_NORM_PARAMETERS_BACKWARD,
+    ADD_LAYER_NORM, ADD_LAYER_NORM_BACKWARD, LAYER_NORM, LAYER_NORM_AFFINE, LAYER_NORM_BACKWARD,
+    LAYER_NORM_BACKWARD_ADD, LAYER_NORM_PARAMETERS_BACKWARD,
 };
 pub use random::{BERNOULLI, DROPOUT, NORMAL, UNIFORM};
 pub use reductions::{
@@ -66,6 +69,7 @@ pub static STRUCTURED: &[&LoopOp] = &[
     &CAUSAL_SOFTMAX,
     &MASKED_SOFTMAX,
     &CROSS_ENTROPY,
+    &CROSS_ENTROPY_BACKWARD,
     &CROSS_ENTROPY_SMOOTHED,
     &CROSS_ENTROPY_WIDE,
     &NLL_LOSS,
@@ -75,6 +79,8 @@ pub static STRUCTURED: &[&LoopOp] = &[
     &LAYER_NORM_BACKWARD,
     &LAYER_NORM_BACKWARD_ADD,
     &LAYER_NORM_PARAMETERS_BACKWARD,
+    &ADD_LAYER_NORM,
+    &ADD_LAYER_NORM_BACKWARD,
     &EMBEDDING,
     &INDEX_COPY,
     &GATHER,
@@ -294,7 +300,7 @@ pub static SOFTMAX: LoopOp = LoopOp {
         |b, signature| {
             let x = b.input(signature.inputs[0]).to(signature.compute);
             let (shifted, sum) = shifted_exponentials(b, x);
-            b.output(shifted.exp() / sum, signature.outputs[0], OutputPlace::Point);
+            b.output(shifted.exp() * (1.0 / sum), signature.outputs[0], OutputPlace::Point);
         },
     )
 };

@@ -134,12 +134,14 @@ pub(crate) enum Policy {
     Widest,
     /// None: the operator that this returns reads the tensors as they are, computes in f32 and gives f32.
     Wide(fn() -> Result<&'static Operator>),
+    /// None, and the result, if it is asked for in no dtype, has that of the region: what stands behind it is a product as a rule.
+    Rounded,
     /// It is refused.
     Banned,
 }
 
 /// The operators of each policy, by base name: PyTorch's lists for CUDA, and the parts that this crate's operators are made of.
-const POLICIES: [(Policy, &str); 5] = [
+const POLICIES: [(Policy, &str); 6] = [
     (
         Policy::Lower,
         "convolution conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d prelu addmm addmv addr \
@@ -162,6 +164,7 @@ const POLICIES: [(Policy, &str); 5] = [
     ),
     // Scores are the largest tensors of many networks: a copy of them in f32 would be four times their bytes, with its gradient.
     (Policy::Wide(|| built_in!("thalweg::cross_entropy_wide")), "cross_entropy"),
+    (Policy::Rounded, "add_layer_norm"),
     (Policy::Banned, "binary_cross_entropy"),
 ];
 
@@ -192,6 +195,16 @@ impl Policy {
             Self::Wide(operator) => {
                 let _without = ExcludeKeyGuard::new(DispatchKey::Autocast);
                 return operator()?.call(call.arguments, Some(call.device), call.label);
+            }
+            Self::Rounded => {
+                let _without = ExcludeKeyGuard::new(DispatchKey::Autocast);
+                let mut arguments: SmallVec<[Argument<'_>; 8]> = call.arguments.iter().copied().collect();
+                if let (Some(last @ Argument::None), DType::F32) =
+                    (arguments.last_mut(), call.tensors[0].dtype())
+                {
+                    *last = Argument::DType(options.dtype);
+                }
+                return call.operator.call(&arguments, Some(call.device), call.label);
             }
             Self::Banned => {
                 return Err(Error::invalid(format!(

@@ -125,10 +125,26 @@ def rows(case, name, r, p):
         theirs = lambda: native.native_layer_norm_backward(z, x, (p,), mean, inverse, w, None, [True, False, False])
         report(case, launcher(case, [x, w, mean, inverse, z, y], [float(p)]), [y], 6 * n, theirs, [(leaf.grad, FIRST)])
     elif name == "cross_entropy":
-        target, out = torch.randint(p, (r,), device="cuda"), torch.empty(r, device="cuda", dtype=BF16)
+        target = torch.randint(p, (r,), device="cuda")
+        out, log_sum = torch.empty(r, device="cuda", dtype=BF16), torch.empty(r, device="cuda")
         theirs = lambda: F.cross_entropy(x, target, reduction="none")
-        expected = F.cross_entropy(first, target[FIRST], reduction="none")
-        report(case, launcher(case, [x, target, out], [p, -100]), [out], 2 * n, theirs, [(expected, FIRST)])
+        references = [(F.cross_entropy(first, target[FIRST], reduction="none"), FIRST), (torch.logsumexp(first, 1), FIRST)]
+        report(case, launcher(case, [x, target, out, log_sum], [p, -100]), [out, log_sum], 2 * n, theirs, references)
+    elif name == "cross_entropy_backward":
+        target, g = torch.randint(p, (r,), device="cuda"), torch.randn(r, device="cuda").to(BF16)
+        target[1] = -100
+        log_sum = torch.cat([torch.logsumexp(part.float(), 1) for part in x.split(256)])
+        leaf = x.detach().requires_grad_()
+        loss = F.cross_entropy(leaf, target, reduction="none")
+        theirs = lambda: torch.autograd.grad(loss, leaf, g, retain_graph=True)
+        of_rows = torch.where(target[FIRST] == -100, 0, g[FIRST].double())[:, None]
+        classes = F.one_hot(target[FIRST].clamp(0), p)
+        references = [((torch.softmax(first, 1) - classes) * of_rows, FIRST)]
+        report(case, launcher(case, [x, target, log_sum, g, y], [p, -100]), [y], 4 * n, theirs, references)
+        # Over the scores, to the bit.
+        over = x.clone()
+        launcher(case, [over, target, log_sum, g, over], [p, -100])()
+        print(f"{'':32s} over the scores: {'equal' if torch.equal(over, y) else 'DIFFERENT'}")
     elif name == "softmax_backward":
         s = torch.softmax(x, 1)
         of, g = s[FIRST].double(), z[FIRST].double()

@@ -261,6 +261,12 @@ impl<'k> Statements<'k> {
         inputs
     }
 
+    /// Returns whether [`Statements::define`] would ask for an inner coordinate.
+    pub fn reads_inner(&self, roots: &[ExprId], defined: &Defined) -> bool {
+        let is_inner = |index| matches!(self.body.nodes[index], Node::Index(Dimension::Inner(_)));
+        self.missing(roots, defined, |_| true).any(is_inner)
+    }
+
     /// Defines the values that the roots need and that `wanted` admits.
     pub fn define(
         &self,

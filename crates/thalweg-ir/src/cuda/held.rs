@@ -1,9 +1,10 @@
 //! Rows that their threads hold: elements are loaded as vectors, many at a time, and stay in registers from the first pass to the
 //! last. [`Held`] says what is kept.
 
+use crate::Kernel;
 use crate::body::OutputPlace;
 use crate::held::{Held, MOST_THREADS_WITH_VALUES};
-use crate::{Kernel, ReduceOp};
+use crate::online::is_one_value;
 
 use super::expression::{Defined, memory_type, neutral, stored};
 use super::row::RowPrinter;
@@ -17,11 +18,20 @@ pub(super) fn of(kernel: &Kernel) -> Held {
     let (class, name) = (&kernel.class, &kernel.name);
     let threads = class.threads_of_a_row();
     assert!((2..=1024).contains(&threads), "{name}: {threads} threads do not hold a row");
-    let one = class.inner_rank == 1 && class.rows_abreast == 1 && class.cascade == 1;
-    assert!(one, "{name}: a row that is held is one dimension without runs, not abreast of others");
+    assert_is_one_dimension(kernel);
     Held::of(&kernel.body, class, threads <= MOST_THREADS_WITH_VALUES)
         .unwrap_or_else(|| panic!("{name}: an output of a row that is held reads no single element"))
 }
+
+/// Checks that the points of a kernel are one dimension, without runs and without rows abreast.
+pub(super) fn assert_is_one_dimension(kernel: &Kernel) {
+    let Kernel { class, name, .. } = kernel;
+    let one = class.inner_rank == 1 && class.rows_abreast == 1 && class.cascade == 1;
+    assert!(one, "{name}: a row that is held or online is one dimension without runs, not abreast of others");
+}
+
+/// The most vectors of a thread that are handled by statements of their own rather than in a loop.
+const UNROLLED: u8 = 16;
 
 impl RowPrinter<'_> {
     /// Prints the kernel.
@@ -32,8 +42,9 @@ impl RowPrinter<'_> {
         let mut defined = self.statements.nothing();
         let body = &self.kernel.body;
         for (pass, reductions) in held.passes.iter().enumerate() {
-            self.define_for_row(&held.roots[pass], &mut defined, writer);
-            self.print_reductions(held, pass, reductions, &defined, writer);
+            let values: Vec<_> = reductions.iter().map(|&number| body.reductions[number].value).collect();
+            self.define_for_row(&values, &mut defined, writer);
+            self.print_reductions(held, pass, reductions, &mut defined, writer);
         }
         let operands: Vec<_> = body.outputs.iter().flat_map(|output| output.operands()).collect();
         self.define_for_row(&operands, &mut defined, writer);
@@ -49,12 +60,12 @@ impl RowPrinter<'_> {
     }
 
     /// Returns the type of a vector of an operand's elements.
-    fn pack(&self, dtype: crate::DType) -> String {
+    pub(super) fn pack(&self, dtype: crate::DType) -> String {
         format!("pack<{}, {}>", memory_type(dtype), self.kernel.class.vector)
     }
 
     /// Returns where a row of an operand begins.
-    fn start(&self, operand: &str) -> String {
+    pub(super) fn start(&self, operand: &str) -> String {
         if self.kernel.class.contiguous { "row_start".to_owned() } else { format!("start_{operand}") }
     }
 
@@ -62,7 +73,7 @@ impl RowPrinter<'_> {
     fn open_vectors(&self, writer: &mut Writer) {
         let (class, index) = (&self.kernel.class, self.index);
         let (threads, vector) = (class.threads_of_a_row(), class.vector);
-        writer.line("#pragma unroll");
+        writer.line(if class.held <= UNROLLED { "#pragma unroll" } else { "#pragma unroll 4" });
         writer.open(&format!("for (u32 k = 0; k < {}; ++k)", class.held));
         writer.line(&format!("const {index} first = (k * {threads} + lane) * {vector};"));
         writer.open("if (first < points)");
@@ -73,9 +84,7 @@ impl RowPrinter<'_> {
         let inputs: Vec<usize> = held.loads[pass]
             .iter()
             .copied()
-            .filter(|&input| {
-                held.is_kept(input) && held.pass_range(input).is_some_and(|range| range.0 == pass)
-            })
+            .filter(|&input| held.kept[input] && held.pass_range(input).is_some_and(|range| range.0 == pass))
             .collect();
         if inputs.is_empty() {
             return;
@@ -92,7 +101,7 @@ impl RowPrinter<'_> {
         writer.close("");
     }
 
-    fn print_load(&self, input: usize, target: &str, writer: &mut Writer) {
+    pub(super) fn print_load(&self, input: usize, target: &str, writer: &mut Writer) {
         let pack = self.pack(self.kernel.body.inputs[input].dtype);
         let start = self.start(&format!("input{input}"));
         writer.line(&format!("{target} = *(const {pack}*)(a.input{input} + {start} + first);"));
@@ -107,7 +116,7 @@ impl RowPrinter<'_> {
             writer.line(&format!("{dtype} held{index}[{}][{}];", class.held, class.vector));
         }
         self.open_vectors(writer);
-        for &input in held.loads[pass].iter().filter(|&&input| !held.is_kept(input)) {
+        for &input in held.loads[pass].iter().filter(|&&input| !held.kept[input]) {
             let pack = self.pack(body.inputs[input].dtype);
             self.print_load(input, &format!("const {pack} input{input}"), writer);
         }
@@ -118,13 +127,13 @@ impl RowPrinter<'_> {
         let body = &self.kernel.body;
         writer.line("#pragma unroll");
         writer.open(&format!("for (u32 e = 0; e < {}; ++e)", self.kernel.class.vector));
-        if body.uses_coordinates() {
-            writer.line(&format!("const {} inner0 = first + e;", self.index));
-        }
         let mut defined = defined.clone();
         for &index in &held.uses[pass] {
             writer.line(&format!("const {} v{index} = held{index}[k][e];", body.dtypes[index].short_name()));
             defined[index] = true;
+        }
+        if self.statements.reads_inner(&held.roots[pass], &defined) {
+            writer.line(&format!("const {} inner0 = first + e;", self.index));
         }
         self.statements.define(&held.roots[pass], &mut defined, |index| self.at_points[index], writer);
         for (index, _) in held.made_in.iter().enumerate().filter(|(_, made)| **made == Some(pass)) {
@@ -132,31 +141,53 @@ impl RowPrinter<'_> {
         }
     }
 
-    /// Prints the pass of these reductions. The greatest and the least of a value that is the same at all points is that value.
+    /// Prints the reductions of a pass that are one value for the whole row.
+    pub(super) fn print_known(&self, reductions: &[usize], writer: &mut Writer) {
+        let body = &self.kernel.body;
+        for &number in reductions.iter().filter(|&&number| is_one_value(body, &self.at_points, number)) {
+            let value = body.reductions[number].value;
+            let dtype = body.dtype(value).short_name();
+            writer.line(&format!("const {dtype} reduced{number} = {};", self.statements.name(value)));
+        }
+    }
+
+    /// Prints the pass of these reductions.
     fn print_reductions(
         &self,
         held: &Held,
         pass: usize,
         reductions: &[usize],
+        defined: &mut Defined,
+        writer: &mut Writer,
+    ) {
+        let body = &self.kernel.body;
+        self.print_known(reductions, writer);
+        held.places_of(body, pass)
+            .for_each(|(number, picked)| self.print_place(number, picked, defined, writer));
+        let is_combined =
+            |number: &usize| held.picks[*number].is_none() && !is_one_value(body, &self.at_points, *number);
+        let combined: Vec<usize> = reductions.iter().copied().filter(is_combined).collect();
+        if !combined.is_empty() {
+            self.print_combined(held, pass, &combined, defined, writer);
+        }
+        for &number in reductions {
+            if let Some(picked) = held.picks[number] {
+                self.print_picked(number, picked, defined, writer);
+            }
+        }
+    }
+
+    /// Prints the loop over points that combines values.
+    fn print_combined(
+        &self,
+        held: &Held,
+        pass: usize,
+        combined: &[usize],
         defined: &Defined,
         writer: &mut Writer,
     ) {
         let (body, vector) = (&self.kernel.body, self.kernel.class.vector);
-        let is_one_value = |number: &usize| {
-            let reduction = &body.reductions[*number];
-            matches!(reduction.op, ReduceOp::Max | ReduceOp::Min) && !self.at_points[reduction.value.index()]
-        };
-        let (known, combined): (Vec<usize>, Vec<usize>) =
-            reductions.iter().partition(|number| is_one_value(number));
-        for number in known {
-            let value = body.reductions[number].value;
-            let dtype = body.dtype(value).short_name();
-            writer.line(&format!("const {dtype} reduced{number} = {};", self.statements.name(value)));
-        }
-        if combined.is_empty() {
-            return;
-        }
-        for &number in &combined {
+        for &number in combined {
             let reduction = &body.reductions[number];
             let dtype = body.dtype(reduction.value);
             writer.line(&format!("{} lanes{number}[{vector}];", dtype.short_name()));
@@ -167,12 +198,12 @@ impl RowPrinter<'_> {
         }
         self.open_pass(held, pass, writer);
         self.open_elements_held(held, pass, defined, writer);
-        for &number in &combined {
+        for &number in combined {
             let value = self.statements.name(body.reductions[number].value);
             self.print_combining(number, &format!("lanes{number}[e]"), &value, writer);
         }
         (0..3).for_each(|_| writer.close(""));
-        for &number in &combined {
+        for &number in combined {
             let dtype = body.dtype(body.reductions[number].value).short_name();
             let own = format!("combine_vector(lanes{number}, {})", self.combining_function(number));
             writer.line(&format!("{dtype} reduced{number} = {own};"));

@@ -13,6 +13,7 @@
 //!   a tile along the one, and writes it along the other.
 //! - **Rows.** A body with reductions. [`Class::threads_of_a_row`] threads work on a row: one thread, part of a warp, a warp,
 //!   or a block. Where the points fit into their registers, the row is [`held`](Class::held): read once, as vectors.
+//!   Where nothing but a greatest value and a sum of exponentials is asked for, it is read [`online`](Class::online): once, and not kept.
 //! - **Columns.** Where neighbouring rows lie side by side in memory, as in a sum over columns, a block works on
 //!   [`Class::rows_abreast`] of them, and neighbouring threads are the same lane of neighbouring rows, or of neighbouring vectors
 //!   of rows.
@@ -37,6 +38,7 @@ mod columns;
 mod expression;
 mod foreach;
 mod held;
+mod online;
 mod point;
 mod prelude;
 mod row;
@@ -171,8 +173,12 @@ fn print_kernel(kernel: &Kernel) -> String {
             point::print_strided(kernel, &mut writer);
         }
     } else {
-        let has_vectors = kernel.class.held > 0 || abreast > 1 && inner_rank == 1 && !contiguous;
-        assert!(vector == 1 || has_vectors, "{name}: only rows that are held or abreast have vectors");
+        let has_vectors =
+            kernel.class.held > 0 || kernel.class.online || abreast > 1 && inner_rank == 1 && !contiguous;
+        assert!(
+            vector == 1 || has_vectors,
+            "{name}: only rows that are held, online or abreast have vectors"
+        );
         row::print(kernel, &mut writer);
     }
     writer.finish()

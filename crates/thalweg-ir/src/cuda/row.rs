@@ -3,6 +3,7 @@
 use crate::body::{InputKind, Output, OutputPlace};
 use crate::held::passes;
 use crate::kernel::RUN;
+use crate::online::{is_one_value, picked};
 use crate::{DType, ExprId, Kernel};
 
 use super::expression::{Defined, Statements, binary, combining, neutral, scattered, stored};
@@ -23,7 +24,9 @@ pub(super) fn print(kernel: &Kernel, writer: &mut Writer) {
     let class = &kernel.class;
     let held = (class.held > 0).then(|| super::held::of(kernel));
     let kept: Vec<bool> = match &held {
-        Some(held) => (0..kernel.body.inputs.len()).map(|input| held.is_kept(input)).collect(),
+        Some(held) => held.kept.clone(),
+        // One by one from vectors that were loaded before.
+        None if class.online => vec![true; kernel.body.inputs.len()],
         None => Vec::new(),
     };
     let load = move |number: usize| match kept.get(number) {
@@ -40,6 +43,7 @@ pub(super) fn print(kernel: &Kernel, writer: &mut Writer) {
     let printer = RowPrinter { kernel, index: index_type(class), statements, at_points };
     match held {
         Some(held) => printer.print_held(&held, writer),
+        None if class.online => printer.print_online(&super::online::of(kernel), writer),
         None if class.vector > 1 => printer.print_columns(writer),
         None => printer.print(writer),
     }
@@ -65,10 +69,19 @@ impl RowPrinter<'_> {
         open_entry(self.kernel, block, writer);
         if abreast > 1 {
             writer.line(&format!("__shared__ u64 shared[{}];", threads * abreast));
-        } else if threads > 32 {
+        } else if threads > 32 && self.combines() {
             let reductions = self.kernel.body.reductions.len();
             writer.line(&format!("__shared__ u64 shared[{reductions}][{}];", threads / 32));
         }
+    }
+
+    /// Returns whether threads combine what they have of a row.
+    fn combines(&self) -> bool {
+        let (body, class) = (&self.kernel.body, &self.kernel.class);
+        let is_combined = |number| {
+            !is_one_value(body, &self.at_points, number) && picked(body, &self.at_points, number).is_none()
+        };
+        !(class.held > 0 || class.online) || (0..body.reductions.len()).any(is_combined)
     }
 
     /// Closes the loop over rows and the entry point. Each reduction of a block has memory of its own, so that only a single one

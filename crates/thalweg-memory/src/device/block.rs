@@ -128,6 +128,12 @@ impl Block {
         }
     }
 
+    /// Returns whether no stream but this one was given work that uses the memory, as far as was said: it is the block's own, and no
+    /// use was recorded.
+    pub fn is_used_only_on(&self, stream: StreamId) -> bool {
+        stream == self.stream && self.uses().is_none()
+    }
+
     /// Gives the memory up for good instead of back: for a forked child, to which it does not belong, and where a drop could wait
     /// for a thread that does not exist there. Call it right before the drop, and no other method in between.
     pub fn abandon(&mut self) {

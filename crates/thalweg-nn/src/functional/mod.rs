@@ -52,7 +52,7 @@ use thalweg_runtime::{Error, Result};
 pub use attention::{AttentionOptions, packed_attention, scaled_dot_product_attention};
 pub use convolution::{ConvOptions, conv, conv_transpose, conv1d, conv2d, conv3d};
 pub use losses::{ClassLossOptions, Reduction, cross_entropy, cross_entropy_with, nll_loss};
-pub use normalization::{layer_norm, layer_norm_fork};
+pub use normalization::{add_layer_norm, layer_norm, layer_norm_fork};
 
 use thalweg_tensor::caller::{in_call, label_at};
 use thalweg_tensor::dispatch::{Argument, Operator, as_ints, find_operator};

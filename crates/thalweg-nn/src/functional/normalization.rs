@@ -25,6 +25,27 @@ pub fn layer_norm_fork(input: &Tensor, weight: &Tensor, bias: &Tensor, epsilon: 
     })
 }
 
+/// Adds a branch to an input, and normalizes the sum with weight and bias: a residual connection and the layer behind it, in one kernel
+/// forward, and in one, beside that of the parameters, backward. Returns the normalized rows and the sum. Where the input is f32, the branch
+/// may be of 16 bits; in an autocast region the normalized rows then have the region's dtype, as the product behind them would ask for.
+#[track_caller]
+pub fn add_layer_norm(
+    input: &Tensor,
+    branch: &Tensor,
+    weight: &Tensor,
+    bias: &Tensor,
+    epsilon: f64,
+) -> Result<[Tensor; 2]> {
+    let location = Location::caller();
+    in_call("add_layer_norm", &[input, branch], location, || {
+        let rows = Rows::new(input, weight.shape(), [Some(weight), Some(bias)], epsilon)?;
+        let operator = operator!("thalweg::add_layer_norm");
+        let mut results = rows.call(operator, &[input, branch, weight, bias], location)?;
+        let [sum, result] = [results.pop(), results.into_iter().next()];
+        Ok([result, sum].map(|result| result.expect("there are four results")))
+    })
+}
+
 /// The rows that are normalized.
 struct Rows {
     /// The numbers of a row.

@@ -257,6 +257,20 @@ impl LayerNorm {
                 .at(outermost(Location::caller()))),
         }
     }
+
+    /// Returns the result for the sum of an input and a branch, and the sum: see [`functional::add_layer_norm`].
+    ///
+    /// # Errors
+    /// Those of [`functional::add_layer_norm`]; [`Error::is_invalid_argument`] without weight and bias.
+    #[track_caller]
+    pub fn forward_add(&self, input: &Tensor, branch: &Tensor) -> Result<[Tensor; 2]> {
+        let _entered = enter(Location::caller());
+        match (&self.weight, &self.bias) {
+            (Some(weight), Some(bias)) => functional::add_layer_norm(input, branch, weight, bias, self.eps),
+            _ => Err(Error::invalid("LayerNorm: a sum is normalized with a weight and a bias")
+                .at(outermost(Location::caller()))),
+        }
+    }
 }
 
 impl Forward for LayerNorm {

@@ -2,7 +2,7 @@
 
 use thalweg_ir::DType;
 use thalweg_nn::functional::{
-    AttentionOptions, ClassLossOptions, Reduction, cross_entropy_with, embedding, layer_norm,
+    AttentionOptions, ClassLossOptions, Reduction, add_layer_norm, cross_entropy_with, embedding, layer_norm,
     layer_norm_fork, nll_loss, packed_attention, scaled_dot_product_attention,
 };
 use thalweg_tensor::{Tensor, no_grad};
@@ -107,6 +107,55 @@ fn a_fork_of_layer_norm_adds_the_gradient_that_comes_past_it() {
         assert_eq!(gradients[0], gradients[1], "{dtype}");
     }
     assert!(layer_norm_fork(&x, &bias.narrow(0, 0, 4).unwrap(), &bias, 1e-5).is_err());
+}
+
+#[test]
+fn a_sum_is_normalized_as_an_addition_and_a_layer_are() {
+    let (x, branch) = (random(&[2, 3, 5], 1), random(&[2, 3, 5], 4));
+    let (weight, bias) = (random(&[5], 2), random(&[5], 3));
+    let both = |[normalized, sum]: [Tensor; 2]| weighted(normalized).add(&sum.square().unwrap()).unwrap();
+    check_gradient(&x, |x| both(add_layer_norm(x, &branch, &weight, &bias, 1e-2).unwrap()));
+    check_gradient(&branch, |branch| both(add_layer_norm(&x, branch, &weight, &bias, 1e-2).unwrap()));
+    check_gradient(&weight, |weight| both(add_layer_norm(&x, &branch, weight, &bias, 1e-2).unwrap()));
+    check_gradient(&branch, |branch| {
+        weighted(add_layer_norm(&x, branch, &weight, &bias, 1e-2).unwrap()[0].clone())
+    });
+    check_gradient(&branch, |branch| {
+        add_layer_norm(&x, branch, &weight, &bias, 1e-2).unwrap()[1].square().unwrap()
+    });
+    // The bits of an addition, a layer and a cast, where all have one dtype, and where the branch was computed in another.
+    for (dtype, of_branch) in
+        [(DType::F32, DType::F32), (DType::Bf16, DType::Bf16), (DType::F32, DType::Bf16)]
+    {
+        let found = [true, false].map(|is_one| {
+            let leaf =
+                |tensor: &Tensor, dtype| tensor.to_dtype(dtype).unwrap().detach().requires_grad_().unwrap();
+            let leaves =
+                [leaf(&x, dtype), leaf(&branch, of_branch), leaf(&weight, dtype), leaf(&bias, dtype)];
+            let [x, branch, weight, bias] = &leaves;
+            let run = || -> thalweg_runtime::Result<[Tensor; 2]> {
+                if is_one {
+                    return add_layer_norm(x, branch, weight, bias, 1e-5);
+                }
+                let sum = x.add(branch)?;
+                Ok([layer_norm(&sum, &[5], Some(weight), Some(bias), 1e-5)?.to_dtype(of_branch)?, sum])
+            };
+            let results = match dtype == of_branch {
+                true => run(),
+                false => thalweg_tensor::autocast::autocast(DType::Bf16, run),
+            };
+            let [normalized, sum] = results.unwrap();
+            assert_eq!((normalized.dtype(), sum.dtype()), (of_branch, dtype));
+            let loss = normalized.sin().unwrap().add(&sum.sin().unwrap()).unwrap().sum(&[], false).unwrap();
+            loss.backward().unwrap();
+            let gradients: Vec<Tensor> = leaves.iter().map(|leaf| leaf.grad().unwrap()).collect();
+            [&normalized, &sum].into_iter().chain(&gradients).map(values).collect::<Vec<_>>()
+        });
+        assert_eq!(found[0], found[1], "{dtype}, {of_branch}");
+    }
+    let refused = |x: &Tensor, branch: &Tensor| add_layer_norm(x, branch, &weight, &bias, 1e-5).is_err();
+    assert!(refused(&x, &branch.narrow(0, 0, 1).unwrap()));
+    assert!(refused(&x.to_dtype(DType::F32).unwrap(), &branch), "a sum in f64");
 }
 
 #[test]

@@ -38,6 +38,11 @@ fn form(body: &Body, class: &Class, geometry: &Geometry) -> String {
         };
         return format!("rows held by {threads} threads, {held} vectors of {vector} elements each; {kept}");
     }
+    if class.online {
+        return format!(
+            "rows read once by {threads} threads, vectors of {vector} elements; the sum of exponentials follows the greatest value"
+        );
+    }
     if *rows_abreast > 1 {
         let lines = if *vector > 1 { "whole lines of" } else { "sectors of, since there are few" };
         return format!(

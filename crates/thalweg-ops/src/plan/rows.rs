@@ -1,12 +1,10 @@
 //! Rows that fit into the registers of their threads.
 
-use thalweg_ir::held::{Held, MOST_THREADS_WITH_VALUES};
+use thalweg_ir::held::{BYTES_OF_A_THREAD, Held, MOST_THREADS_WITH_VALUES};
+use thalweg_ir::online::Online;
 use thalweg_ir::{Body, Class, Geometry, OperandGeometry, OutputPlace};
 
-use super::{SERIAL_POINTS, VECTOR_BYTES};
-
-/// Registers of a thread that hold what is kept of a row, in bytes. As many again are left for what is computed with it.
-const BYTES_OF_A_THREAD: usize = 128;
+use super::{POINTS_OF_A_LANE, SERIAL_POINTS, VECTOR_BYTES, WARP_POINTS};
 
 /// Points of a thread, at most, so that a lane's chain of additions stays short.
 const POINTS_OF_A_THREAD: u64 = 64;
@@ -20,8 +18,29 @@ const WARP: u64 = 32;
 /// The most threads of a block.
 const BLOCK: u64 = 1024;
 
+/// Points of a thread that reads a row online, at least, and the most threads of such a row: with more, fewer rows would be under way
+/// while some wait for their last elements.
+const POINTS_ONLINE: u64 = 32;
+const THREADS_ONLINE: u64 = 256;
+
+/// Returns the class in which rows of this geometry are read online, if the body allows it and the points are one dimension as for rows
+/// that are held. Shorter rows are held, since then a warp has several of them under way.
+pub(super) fn online(body: &Body, geometry: &Geometry, class: Class, alignment_bytes: u64) -> Option<Class> {
+    let points = geometry.points();
+    if class.inner_rank != 1 || points <= WARP_POINTS {
+        return None;
+    }
+    let class = Class { repeated: repeated(body, geometry)?, ..class };
+    Online::of(body, &class)?;
+    let vector = vector(body, geometry, &class, alignment_bytes);
+    let threads = points.div_ceil(POINTS_ONLINE).next_power_of_two().min(THREADS_ONLINE);
+    let lanes = (threads * u64::from(vector)) as u16;
+    Some(Class { lanes, vector, online: true, ..class })
+}
+
 /// Returns the class in which threads hold rows of this geometry, if they can: the points are one dimension that every operand
-/// walks one by one, or stays on, and there are registers for them.
+/// walks one by one, or stays on, and there are registers for them. A block of the most threads there are holds what it has registers
+/// for, and loads the rest again.
 pub(super) fn held(body: &Body, geometry: &Geometry, class: Class, alignment_bytes: u64) -> Option<Class> {
     let points = geometry.points();
     if body.reductions.is_empty() || class.inner_rank != 1 || points <= SERIAL_POINTS {
@@ -37,12 +56,14 @@ pub(super) fn held(body: &Body, geometry: &Geometry, class: Class, alignment_byt
         let fitting = points.div_ceil(room.max(1)).next_power_of_two();
         let reading = points.div_ceil(vector).next_power_of_two().clamp(2, WARP);
         let threads = if values { fitting.max(reading) } else { BLOCK };
-        let fits = if values { threads <= u64::from(MOST_THREADS_WITH_VALUES) } else { fitting <= BLOCK };
-        (room > 0 && fits).then(|| Class {
-            lanes: (threads * vector) as u16,
-            held: points.div_ceil(threads * vector) as u8,
-            ..class
-        })
+        let held = points.div_ceil(threads * vector);
+        let is_short = vector > 1 && held <= POINTS_OF_A_LANE;
+        let fits = if values {
+            room > 0 && threads <= u64::from(MOST_THREADS_WITH_VALUES)
+        } else {
+            room > 0 && fitting <= BLOCK || is_short
+        };
+        fits.then(|| Class { lanes: (threads * vector) as u16, held: held as u8, ..class })
     })
 }
 

@@ -50,14 +50,25 @@ impl<'b> Classes<'b> {
         self.class.eq(self.ignored)
     }
 
-    /// Returns the value at the row's class. Where the class is out of range, all values times NaN: so the gradient of each is NaN
-    /// too.
-    fn pick(&self, b: &'b BodyBuilder, value: Value<'b>) -> Value<'b> {
+    /// Returns whether the class is not one of the row's, nor the one that is ignored.
+    fn is_wrong(&self) -> Value<'b> {
         let in_range = self.class.ge(0).and(self.class.lt(self.count));
-        let wrong = in_range.or(self.is_ignored()).logical_not();
-        let value = value * wrong.select(value.like(f64::NAN), value.like(1.0));
-        let is_class = b.index(Dimension::Inner(0)).eq(self.class);
-        b.reduce(ReduceOp::Sum, is_class.or(wrong).select(value, value.like(0.0)))
+        in_range.or(self.is_ignored()).logical_not()
+    }
+
+    /// Returns 1, or NaN where the class is out of range: a factor that is the same for the whole row.
+    fn validity(&self, like: Value<'b>) -> Value<'b> {
+        self.is_wrong().select(like.like(f64::NAN), like.like(1.0))
+    }
+
+    /// Returns whether a point is that of the row's class.
+    fn is_class(&self, b: &'b BodyBuilder) -> Value<'b> {
+        b.index(Dimension::Inner(0)).eq(self.class)
+    }
+
+    /// Returns the value at the row's class; 0 where there is none.
+    fn pick(&self, b: &'b BodyBuilder, value: Value<'b>) -> Value<'b> {
+        b.reduce(ReduceOp::Sum, self.is_class(b).select(value, value.like(0.0)))
     }
 
     /// Returns the loss, save where the class is ignored.
@@ -66,19 +77,27 @@ impl<'b> Classes<'b> {
     }
 }
 
-/// −log softmax(x) at the row's class, for each row of x.
-pub static CROSS_ENTROPY: LoopOp = loss(
-    "cross_entropy",
-    "−log softmax(x) at the row's class, for each row; 0 where the class is ignored, NaN where it is out of range.",
-    &["classes", "ignore_index"],
-    |b, signature| {
-        let x = b.input(signature.inputs[0]).to(signature.compute);
-        let classes = Classes::new(b);
-        let (shifted, sum) = shifted_exponentials(b, x);
-        let loss = sum.log() - classes.pick(b, shifted);
-        b.output(classes.counted(loss), signature.outputs[0], OutputPlace::Row);
-    },
-);
+/// −log softmax(x) at the row's class, for each row of x; and the logarithm of the sum of eˣ, by which the gradient is a pass of its
+/// own over x.
+pub static CROSS_ENTROPY: LoopOp = LoopOp {
+    outputs: &[OutputPlace::Row, OutputPlace::Row],
+    ..loss(
+        "cross_entropy",
+        "−log softmax(x) at the row's class, for each row; 0 where the class is ignored, NaN where it is out of range. With the logarithm of \
+         each row's sum of exponentials.",
+        &["classes", "ignore_index"],
+        |b, signature| {
+            let x = b.input(signature.inputs[0]).to(signature.compute);
+            let classes = Classes::new(b);
+            let greatest = b.reduce(ReduceOp::Max, x);
+            let shifted = x - greatest;
+            let log_sum = b.reduce(ReduceOp::Sum, shifted.exp()).log();
+            let loss = (log_sum - classes.pick(b, shifted)) * classes.validity(log_sum);
+            b.output(classes.counted(loss), signature.outputs[0], OutputPlace::Row);
+            b.output(greatest + log_sum, signature.compute, OutputPlace::Row);
+        },
+    )
+};
 
 /// [`CROSS_ENTROPY`] whose losses are f32 where x has 16 bits: what an autocast region computes, without x in f32.
 pub static CROSS_ENTROPY_WIDE: LoopOp = LoopOp {
@@ -86,6 +105,28 @@ pub static CROSS_ENTROPY_WIDE: LoopOp = LoopOp {
     doc: "−log softmax(x) at the row's class, for each row, in f32 where x has 16 bits; else as `cross_entropy`.",
     rule: DTypeRule::WideClasses,
     ..CROSS_ENTROPY
+};
+
+/// The gradient of [`CROSS_ENTROPY`] in x: (softmax(x) − 1 at the row's class) · g, from x, classes, the logarithms of the sums and the
+/// losses' gradient. It may lie where x does.
+pub static CROSS_ENTROPY_BACKWARD: LoopOp = LoopOp {
+    input_count: 4,
+    outputs: &[OutputPlace::Point],
+    ..loss(
+        "cross_entropy_backward",
+        "The gradient of cross_entropy with respect to x.",
+        &["classes", "ignore_index"],
+        |b, signature| {
+            let x = b.input(signature.inputs[0]).to(signature.compute);
+            let classes = Classes::new(b);
+            let [log_sum, gradient] =
+                [2, 3].map(|input| b.input(signature.inputs[input]).to(signature.compute));
+            let gradient = classes.counted(gradient) * classes.validity(gradient);
+            let part = (x - log_sum).exp();
+            let difference = classes.is_class(b).select(part - 1.0, part);
+            b.output(difference * gradient, signature.outputs[0], OutputPlace::Point);
+        },
+    )
 };
 
 /// [`CROSS_ENTROPY`] against targets that give every class a part of `smoothing`: (1 − s) · loss + s · the mean over classes.
@@ -102,7 +143,7 @@ pub static CROSS_ENTROPY_SMOOTHED: LoopOp = loss(
         let log_sum = sum.log();
         let loss = log_sum - classes.pick(b, shifted);
         let spread = log_sum - b.reduce(ReduceOp::Sum, shifted) / classes.count.to(compute);
-        let smoothed = (1.0 - smoothing) * loss + smoothing * spread;
+        let smoothed = ((1.0 - smoothing) * loss + smoothing * spread) * classes.validity(loss);
         b.output(classes.counted(smoothed), signature.outputs[0], OutputPlace::Row);
     },
 );
@@ -115,7 +156,10 @@ pub static NLL_LOSS: LoopOp = loss(
     |b, signature| {
         let x = b.input(signature.inputs[0]).to(signature.compute);
         let classes = Classes::new(b);
-        let loss = -classes.pick(b, x);
+        // Where the class is out of range all points count, so that the gradient of each is NaN too.
+        let value = x * classes.validity(x);
+        let counts = classes.is_class(b).or(classes.is_wrong());
+        let loss = -b.reduce(ReduceOp::Sum, counts.select(value, value.like(0.0)));
         b.output(classes.counted(loss), signature.outputs[0], OutputPlace::Row);
     },
 );

@@ -112,6 +112,47 @@ pub static LAYER_NORM_BACKWARD_ADD: LoopOp = affine(
     },
 );
 
+/// [`LAYER_NORM_AFFINE`] of a sum of two inputs, which is a result too: a residual connection and the layer behind it. The normalized
+/// rows may have a dtype of their own.
+pub static ADD_LAYER_NORM: LoopOp = LoopOp {
+    rule: DTypeRule::FloatingPointAs,
+    ..affine(
+        "add_layer_norm",
+        "Rows of a sum with mean 0 and variance 1, times a weight, plus a bias; with each row's mean and inverse deviation, and the sum.",
+        4,
+        &["count", "epsilon"],
+        &[OutputPlace::Point, OutputPlace::Row, OutputPlace::Row, OutputPlace::Point],
+        |b, signature| {
+            let [x, branch, weight, bias] = [0, 1, 2, 3].map(|input| loaded(b, signature, input));
+            // As it is stored, so that the norm is that of the sum which goes on.
+            let sum = (x + branch).to(signature.common).to(signature.compute);
+            let [result, mean, inverse_deviation] = normalized(b, sum);
+            b.output(result * weight + bias, signature.outputs[0], OutputPlace::Point);
+            b.output(mean, signature.compute, OutputPlace::Row);
+            b.output(inverse_deviation, signature.compute, OutputPlace::Row);
+            b.output(sum, signature.common, OutputPlace::Point);
+        },
+    )
+};
+
+/// [`LAYER_NORM_BACKWARD_ADD`], twice: in the dtype of the input, and in that of the branch that was added to it.
+pub static ADD_LAYER_NORM_BACKWARD: LoopOp = LoopOp {
+    rule: DTypeRule::FloatingPointAs,
+    ..affine(
+        "add_layer_norm_backward",
+        "The gradients of add_layer_norm with respect to input and branch, which differ in their dtype.",
+        6,
+        &["count"],
+        &[OutputPlace::Point, OutputPlace::Point],
+        |b, signature| {
+            let gradient = input_gradient(b, signature).to(signature.common).to(signature.compute);
+            let sum = (loaded(b, signature, 5) + gradient).to(signature.common);
+            b.output(sum, signature.common, OutputPlace::Point);
+            b.output(sum.to(signature.compute), signature.outputs[1], OutputPlace::Point);
+        },
+    )
+};
+
 /// The gradients of weight and bias of [`LAYER_NORM_AFFINE`], from input, mean, inverse deviation and the result's gradient.
 /// Its rows are the features.
 pub static LAYER_NORM_PARAMETERS_BACKWARD: LoopOp = affine(

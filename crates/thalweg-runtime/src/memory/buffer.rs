@@ -92,6 +92,15 @@ impl Buffer {
         self.recorded(stream, UseKind::SoFar, Label::here("record_use"));
     }
 
+    /// Returns whether the memory is the buffer's own, and no stream but this one was said to use it: then what is queued there may write it
+    /// without waiting for others.
+    pub fn is_used_only_on(&self, stream: &Stream) -> bool {
+        match &self.memory {
+            Memory::Owned(block) => block.is_used_only_on(stream.id()),
+            Memory::GraphOutput(_) => false,
+        }
+    }
+
     /// Creates a copy of what the memory holds, in the order of `stream`, in memory of its own there. (A clone, which CUDA
     /// cannot make without a stream.)
     ///

@@ -202,8 +202,9 @@ impl Pass {
         }
         node.run_before(&mut gradients)?;
         let name = node.function.name();
-        let results =
-            run_function(node, &gradients).map_err(|error| error.context(format!("backward of {name}")))?;
+        let is_last = !self.options.retains();
+        let results = run_function(node, &gradients, is_last)
+            .map_err(|error| error.context(format!("backward of {name}")))?;
         if results.len() != node.edges.len() && !node.edges.is_empty() {
             return Err(Error::invalid(format!(
                 "backward of {name} gave {} gradients for {} inputs",

@@ -90,7 +90,11 @@ impl Backward for FormulaNode {
     }
 
     fn backward(&self, gradients: &[Option<Tensor>]) -> Result<Gradients> {
-        (self.formula.backward)(&GradientCall { node: self, gradients })
+        (self.formula.backward)(&GradientCall { node: self, gradients, is_last: false })
+    }
+
+    fn backward_last(&self, gradients: &[Option<Tensor>]) -> Result<Gradients> {
+        (self.formula.backward)(&GradientCall { node: self, gradients, is_last: true })
     }
 
     fn release(&self) {
@@ -103,6 +107,8 @@ impl Backward for FormulaNode {
 pub struct GradientCall<'a> {
     node: &'a FormulaNode,
     gradients: &'a [Option<Tensor>],
+    /// Whether what was saved is freed behind it.
+    is_last: bool,
 }
 
 impl Arguments for GradientCall<'_> {
@@ -145,6 +151,13 @@ impl GradientCall<'_> {
         let (_, saved) =
             self.node.saved.iter().find(|(at, _)| *at == tensor).expect("a saved tensor is named");
         saved.get()
+    }
+
+    /// Returns a tensor of the call that the formula names, as room for its own gradient: where this pass frees it and nothing else holds
+    /// its memory, so that a kernel may write over what it reads. Ask before [`saved`](Self::saved) is asked for it.
+    pub fn room(&self, tensor: usize) -> Option<Tensor> {
+        let mut saved = self.node.saved.iter().filter(|_| self.is_last);
+        saved.find(|(at, _)| *at == tensor)?.1.room()
     }
 
     /// Returns a result that the formula names.

@@ -81,6 +81,12 @@ pub trait Backward: Send + Sync {
     /// recorded; `gradients` are ready there.
     fn backward(&self, gradients: &[Option<Tensor>]) -> Result<Gradients>;
 
+    /// Returns the gradients as [`backward`](Self::backward) does, in a pass that frees what was saved: it may write over it, where nothing
+    /// else holds it.
+    fn backward_last(&self, gradients: &[Option<Tensor>]) -> Result<Gradients> {
+        self.backward(gradients)
+    }
+
     /// Returns whether its gradient can be differentiated: it is computed by operators that record themselves, or records a node of
     /// its own.
     fn is_recorded(&self) -> bool {
@@ -312,12 +318,17 @@ impl Backward for Undifferentiable {
     }
 }
 
-/// Runs a node's backward function; what it computes without recording itself is marked as having no gradient of its own.
-pub(crate) fn run_function(node: &Arc<Node>, gradients: &[Option<Tensor>]) -> Result<Gradients> {
+/// Runs a node's backward function, for the last time if what it saved is not kept; what it computes without recording itself is marked
+/// as having no gradient of its own.
+pub(crate) fn run_function(
+    node: &Arc<Node>,
+    gradients: &[Option<Tensor>],
+    is_last: bool,
+) -> Result<Gradients> {
     let _unpacked = saved::Unpacked::new();
     let function = &node.function;
     if !is_grad_enabled() {
-        return function.backward(gradients);
+        return if is_last { function.backward_last(gradients) } else { function.backward(gradients) };
     }
     if function.is_recorded() {
         return running(node, || function.backward(gradients));

@@ -121,6 +121,19 @@ impl Saved {
         Ok(edge.map_or(tensor.clone(), |edge| tensor.with_edge(edge)))
     }
 
+    /// Returns the tensor as room for a gradient of its shape and dtype, which the last pass may write over it: it is kept as it is and was
+    /// not written since, lies in row-major order, nothing else holds its memory, and no other stream has used that. Ask before
+    /// [`get`](Self::get) is asked.
+    pub(crate) fn room(&self) -> Option<Tensor> {
+        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let State::Tensor(tensor, version) = state.as_ref()? else { return None };
+        let storage = tensor.storage();
+        let is_ours = Arc::strong_count(&tensor.0) == 1 && Arc::strong_count(storage) == 1;
+        let stream = tensor.device().current_stream();
+        let fits = is_ours && tensor.is_contiguous() && storage.buffer.is_used_only_on(&stream);
+        (fits && tensor.version() == *version).then(|| tensor.detach())
+    }
+
     pub(crate) fn release(&self) {
         // Dropped without the lock: hooks may hold what has a `Drop` of its own.
         let _released = self.state.lock().unwrap_or_else(PoisonError::into_inner).take();

@@ -487,7 +487,8 @@ pub(crate) fn run(call: &LoopCall<'_>, resolved: Option<&Resolved>) -> Result<Te
     Ok(outputs)
 }
 
-/// Runs an elementwise operator into given tensors, which may be inputs too where the layouts agree.
+/// Runs an operator into given tensors, which may be inputs too where the layouts agree and each thread reads a point before it
+/// writes it.
 pub(crate) fn run_into(
     operator: &'static LoopOp,
     tensors: &[&Tensor],
@@ -496,7 +497,10 @@ pub(crate) fn run_into(
     label: Label,
 ) -> Result<()> {
     let signature = signature_of(operator, tensors, arguments)?;
-    let extents = Extents::Elementwise(outputs[0].shape().into());
+    let extents = match operator.space {
+        Space::Elementwise | Space::Coordinates => Extents::Elementwise(outputs[0].shape().into()),
+        Space::Rows => Extents::new(operator, tensors, arguments)?,
+    };
     let body = Prepared { operator, body: &forward(operator, &signature), compute: signature.compute };
     launch_into(&body, &extents, tensors, arguments, outputs, label)?;
     outputs.iter().for_each(Tensor::bump_version);

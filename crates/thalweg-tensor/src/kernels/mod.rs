@@ -7,6 +7,7 @@
 pub(crate) mod attention;
 mod convolution;
 pub(crate) mod creation;
+mod cross_entropy;
 pub(crate) mod dropout;
 pub(crate) mod fused_attention;
 pub(crate) mod geometry;
@@ -22,7 +23,8 @@ pub(crate) mod windows;
 
 use thalweg_ops::LoopOp;
 use thalweg_ops::structured::{
-    AMAX, AMIN, DROPOUT, FULL, LAYER_NORM_AFFINE, MEAN, PROD, STACK3, STRUCTURED, SUM,
+    ADD_LAYER_NORM, AMAX, AMIN, CROSS_ENTROPY, CROSS_ENTROPY_WIDE, DROPOUT, FULL, LAYER_NORM_AFFINE, MEAN,
+    PROD, STACK3, STRUCTURED, SUM,
 };
 
 use crate::operators::body::Body::{Differentiable, Kernel, Pair};
@@ -33,7 +35,19 @@ use loops::{LoopCall, autograd, run};
 pub(crate) fn loop_entries() -> impl Iterator<Item = &'static LoopOp> {
     // What is only ever launched into given tensors is no operator to be called.
     let in_place = [&STACK3];
-    let others = [&FULL, &PROD, &SUM, &MEAN, &AMAX, &AMIN, &DROPOUT, &LAYER_NORM_AFFINE];
+    let others = [
+        &FULL,
+        &PROD,
+        &SUM,
+        &MEAN,
+        &AMAX,
+        &AMIN,
+        &DROPOUT,
+        &LAYER_NORM_AFFINE,
+        &CROSS_ENTROPY,
+        &CROSS_ENTROPY_WIDE,
+        &ADD_LAYER_NORM,
+    ];
     STRUCTURED.iter().copied().filter(move |operator| {
         let is = |list: &[&LoopOp]| list.iter().any(|other| other.name == operator.name);
         !windows::is_window(operator) && !indexing::is_indexing(operator) && !is(&in_place) && !is(&others)
@@ -72,12 +86,30 @@ pub(crate) static INTERNAL: &[OpDef] = &[
         Pair(|call| run(&LoopCall::of(&DROPOUT, call)?, call.resolved), dropout::autograd),
     ),
     OpDef::part(
+        "thalweg::cross_entropy(Tensor input, Tensor target, Scalar classes, Scalar ignore_index, int[] sizes) -> (Tensor, Tensor)",
+        Differentiable(
+            |call| run(&LoopCall::of(&CROSS_ENTROPY, call)?, call.resolved),
+            &cross_entropy::GRADIENT,
+        ),
+    ),
+    OpDef::part(
+        "thalweg::cross_entropy_wide(Tensor input, Tensor target, Scalar classes, Scalar ignore_index, int[] sizes) -> (Tensor, Tensor)",
+        Differentiable(
+            |call| run(&LoopCall::of(&CROSS_ENTROPY_WIDE, call)?, call.resolved),
+            &cross_entropy::GRADIENT,
+        ),
+    ),
+    OpDef::part(
         "thalweg::layer_norm_affine(Tensor input, Tensor weight, Tensor bias, Scalar count, Scalar epsilon, int[] sizes) -> (Tensor, Tensor, Tensor)",
         Pair(normalization::backend, normalization::autograd),
     ),
     OpDef::part(
         "thalweg::layer_norm_fork(Tensor input, Tensor weight, Tensor bias, Scalar count, Scalar epsilon, int[] sizes) -> (Tensor, Tensor, Tensor, Tensor)",
         Pair(normalization::fork, normalization::autograd),
+    ),
+    OpDef::part(
+        "thalweg::add_layer_norm(Tensor input, Tensor branch, Tensor weight, Tensor bias, Scalar count, Scalar epsilon, int[] sizes, ScalarType? dtype=None) -> (Tensor, Tensor, Tensor, Tensor)",
+        Pair(normalization::add, normalization::autograd),
     ),
     OpDef::part(
         "thalweg::embedding(Tensor weight, Tensor indices, Scalar padding=-1) -> Tensor",

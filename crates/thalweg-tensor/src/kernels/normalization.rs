@@ -1,13 +1,14 @@
 //! The gradient of layer normalization with weight and bias: one kernel for the input, one for both parameters.
 
 use smallvec::SmallVec;
-use thalweg_ir::{Scalar, Shape};
-use thalweg_ops::structured::LAYER_NORM_AFFINE;
+use thalweg_ir::{DType, Scalar, Shape};
+use thalweg_ops::LoopOp;
+use thalweg_ops::structured::{ADD_LAYER_NORM, LAYER_NORM_AFFINE};
 use thalweg_runtime::{Error, Label, Result};
 
 use super::loops::{self, LoopArguments, LoopCall};
 use crate::autograd::{Backward, Gradients, Saved, is_grad_enabled, record};
-use crate::dispatch::{Arguments, Call, Ints, built_in, internal};
+use crate::dispatch::{Call, Ints, built_in, internal};
 use crate::operators::norm_backward::Normalized;
 use crate::tensor::{Tensor, Tensors};
 
@@ -16,21 +17,7 @@ const FORK: usize = 3;
 
 /// Normalizes the rows of a call. Weight and bias have the shape of a row, and are repeated over the rows.
 pub(crate) fn backend(call: &Call<'_>) -> Result<Tensors> {
-    let x = call.tensors[0];
-    let arguments = LoopCall::of(&LAYER_NORM_AFFINE, call)?.arguments;
-    let dimensions = arguments.sizes.as_slice();
-    let rows = x.rank() - dimensions.len();
-    let fits = !dimensions.is_empty()
-        && dimensions.iter().copied().eq(rows..x.rank())
-        && call.tensors[1..].iter().all(|parameter| parameter.shape() == &x.shape()[rows..]);
-    if !fits {
-        return Err(Error::invalid(format!(
-            "dimensions {dimensions:?} must be the last ones, in their order, and weight and bias have their shape"
-        )));
-    }
-    let [weight, bias] = [call.tensors[1], call.tensors[2]].map(|tensor| tensor.detach().expand(x.shape()));
-    let (weight, bias) = (weight?, bias?);
-    loops::run(&LoopCall::new(&LAYER_NORM_AFFINE, call, &[x, &weight, &bias], arguments.clone()), None)
+    normalize(&LAYER_NORM_AFFINE, call)
 }
 
 /// Normalizes as [`backend`] does, and returns the input itself as a further result.
@@ -40,18 +27,62 @@ pub(crate) fn fork(call: &Call<'_>) -> Result<Tensors> {
     Ok(results)
 }
 
-/// Runs it, and records a node that keeps input, weight and the statistics of the rows. A fork's gradient arrives behind theirs.
+/// Normalizes the sum of an input and a branch, which is a further result, as the input itself is of a [`fork`].
+pub(crate) fn add(call: &Call<'_>) -> Result<Tensors> {
+    let [x, branch] = [call.tensors[0], call.tensors[1]];
+    if x.shape() != branch.shape() || x.dtype().promote(branch.dtype()).ok() != Some(x.dtype()) {
+        return Err(Error::invalid(format!(
+            "the branch must have the shape {:?}, and a dtype that can be added to {}; it is {:?} {}",
+            x.shape(),
+            x.dtype(),
+            branch.shape(),
+            branch.dtype()
+        )));
+    }
+    normalize(&ADD_LAYER_NORM, call)
+}
+
+/// Runs an operator whose last two tensors are weight and bias.
+fn normalize(operator: &'static LoopOp, call: &Call<'_>) -> Result<Tensors> {
+    let x = call.tensors[0];
+    let (inputs, parameters) = call.tensors.split_at(call.tensors.len() - 2);
+    let arguments = LoopCall::of(operator, call)?.arguments;
+    let dimensions = arguments.sizes.as_slice();
+    let rows = x.rank() - dimensions.len();
+    let fits = !dimensions.is_empty()
+        && dimensions.iter().copied().eq(rows..x.rank())
+        && parameters.iter().all(|parameter| parameter.shape() == &x.shape()[rows..]);
+    if !fits {
+        return Err(Error::invalid(format!(
+            "dimensions {dimensions:?} must be the last ones, in their order, and weight and bias have their shape"
+        )));
+    }
+    let spread =
+        parameters.iter().map(|tensor| tensor.detach().expand(x.shape())).collect::<Result<Tensors>>()?;
+    let tensors: SmallVec<[&Tensor; 4]> = inputs.iter().copied().chain(&spread).collect();
+    loops::run(&LoopCall::new(operator, call, &tensors, arguments.clone()), None)
+}
+
+/// Runs it, and records a node that keeps what is normalized, weight and the statistics of the rows. A fork's gradient arrives behind
+/// theirs.
 pub(crate) fn autograd(call: &Call<'_>) -> Result<Tensors> {
     let mut results = call.redispatch()?;
-    let [x, weight, bias] = [0, 1, 2].map(|input| call.tensors[input]);
+    let (inputs, parameters) = call.tensors.split_at(call.tensors.len() - 2);
+    let (operator, x) = match inputs {
+        [x] => (&LAYER_NORM_AFFINE, Saved::new(x)?),
+        _ => (&ADD_LAYER_NORM, Saved::result(&results[FORK], FORK)?),
+    };
+    let wants = |tensors: &[&Tensor]| tensors.iter().any(|tensor| tensor.requires_grad());
+    let LoopArguments { scalars, sizes, .. } = LoopCall::of(operator, call)?.arguments;
     let node = LayerNormBackward {
-        x: Saved::new(x)?,
-        weight: Saved::new(weight)?,
+        x,
+        branch: inputs.get(1).map(|branch| branch.dtype()),
+        weight: Saved::new(parameters[0])?,
         mean: Saved::new(&results[1])?,
         inverse_deviation: Saved::new(&results[2])?,
-        dimensions: LoopCall::of(&LAYER_NORM_AFFINE, call)?.arguments.sizes,
-        count: call.scalar(3),
-        wanted: [x.requires_grad(), weight.requires_grad() || bias.requires_grad()],
+        dimensions: sizes,
+        count: scalars[0],
+        wanted: [wants(inputs), wants(parameters)],
         label: call.label,
     };
     record(Box::new(node), call.tensors, &mut results, call.device.current_stream());
@@ -59,7 +90,10 @@ pub(crate) fn autograd(call: &Call<'_>) -> Result<Tensors> {
 }
 
 struct LayerNormBackward {
+    /// What is normalized.
     x: Saved,
+    /// The dtype of a branch, of which that is the sum with an input.
+    branch: Option<DType>,
     weight: Saved,
     mean: Saved,
     inverse_deviation: Saved,
@@ -72,20 +106,35 @@ struct LayerNormBackward {
 }
 
 impl LayerNormBackward {
-    fn input(&self, gradient: &Tensor, past: Option<&Tensor>) -> Result<Option<Tensor>> {
+    /// Returns the gradient of what is normalized, and behind it that of a branch, if it has a dtype of its own.
+    fn inputs(&self, gradient: &Tensor, past: Option<&Tensor>) -> Result<Tensors> {
+        let x = self.x.get()?;
+        let branch = self.branch.filter(|&branch| branch != x.dtype());
+        let (name, dtype) = match (past, branch) {
+            (None, _) => ("layer_norm_backward", None),
+            (Some(_), None) => ("layer_norm_backward_add", None),
+            (Some(_), Some(_)) => ("add_layer_norm_backward", branch),
+        };
         let arguments = LoopArguments {
             scalars: SmallVec::from_slice(&[self.count]),
             sizes: self.dimensions.clone(),
-            dtype: None,
+            dtype,
         };
-        let x = self.x.get()?;
         let weight = self.weight.get()?.expand(x.shape())?;
         let (mean, inverse_deviation) = (self.mean.get()?, self.inverse_deviation.get()?);
         let inputs = [&x, &weight, &mean, &inverse_deviation, gradient];
         let inputs: SmallVec<[&Tensor; 6]> = inputs.into_iter().chain(past).collect();
-        let name = if past.is_some() { "layer_norm_backward_add" } else { "layer_norm_backward" };
-        let operator = internal(name)?;
-        Ok(operator.call_loop(&inputs, &arguments, None, self.label)?.into_iter().next())
+        let mut results = internal(name)?.call_loop(&inputs, &arguments, None, self.label)?;
+        if let (1, Some(branch)) = (results.len(), branch) {
+            results.push(results[0].to_dtype(branch)?);
+        }
+        Ok(results)
+    }
+
+    /// Returns the gradients in the order of the node's inputs: what is normalized is the first, or the sum of the first two.
+    fn in_order(&self, inputs: &[Tensor], [weight, bias]: [Option<Tensor>; 2]) -> Gradients {
+        let branch = self.branch.map(|_| inputs.get(1).or(inputs.first()).cloned());
+        [inputs.first().cloned()].into_iter().chain(branch).chain([weight, bias]).collect()
     }
 
     /// Returns the gradients by operators that record theirs.
@@ -110,7 +159,8 @@ impl LayerNormBackward {
             None => of_input,
         };
         let of_weight = over_rows(wide.mul(&normalized.values)?)?;
-        Ok(Gradients::from_iter([Some(of_input), Some(of_weight), Some(over_rows(wide)?)]))
+        let of_branch = of_input.to_dtype(self.branch.unwrap_or(x.dtype()))?;
+        Ok(self.in_order(&[of_input, of_branch], [Some(of_weight), Some(over_rows(wide)?)]))
     }
 
     /// Returns the gradients of weight and bias, in the shape of a row.
@@ -135,24 +185,25 @@ impl Backward for LayerNormBackward {
     }
 
     fn backward(&self, gradients: &[Option<Tensor>]) -> Result<Gradients> {
-        let mut results = Gradients::from_elem(None, 3);
         let past = gradients.get(FORK).and_then(Option::as_ref);
         let Some(gradient) = &gradients[0] else {
-            results[0] = past.cloned();
-            return Ok(results);
+            let mut inputs: Tensors = past.cloned().into_iter().collect();
+            if let (Some(past), Some(branch)) = (past, self.branch) {
+                inputs.push(past.to_dtype(branch)?);
+            }
+            return Ok(self.in_order(&inputs, [None, None]));
         };
         if is_grad_enabled() {
             return self.recorded(gradient, past);
         }
-        if self.wanted[0] {
-            results[0] = self.input(gradient, past)?;
-        }
+        let inputs = if self.wanted[0] { self.inputs(gradient, past)? } else { Tensors::new() };
+        let mut parameters = [None, None];
         if self.wanted[1] {
-            for (result, sum) in results[1..].iter_mut().zip(self.parameters(gradient)?) {
+            for (result, sum) in parameters.iter_mut().zip(self.parameters(gradient)?) {
                 *result = Some(sum);
             }
         }
-        Ok(results)
+        Ok(self.in_order(&inputs, parameters))
     }
 
     fn release(&self) {

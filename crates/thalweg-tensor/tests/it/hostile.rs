@@ -260,6 +260,8 @@ const HARD: &[&str] = &[
     "max_unpool3d",
     "native_group_norm",
     "native_group_norm_backward",
+    "thalweg::add_layer_norm",
+    "thalweg::add_layer_norm_backward",
     "thalweg::cholesky",
     "thalweg::cholesky_solve",
     "thalweg::conv2d",

@@ -117,15 +117,20 @@ fn signatures(operator: &LoopOp) -> Vec<Signature> {
     let dtypes = if operator.name == "copy" { &DType::ALL[..] } else { &DTYPES };
     for &dtype in dtypes {
         let inputs: Vec<DType> = match operator.name {
-            "cross_entropy" | "cross_entropy_smoothed" | "nll_loss" | "mean_over_classes" => {
+            "cross_entropy"
+            | "cross_entropy_wide"
+            | "cross_entropy_smoothed"
+            | "nll_loss"
+            | "mean_over_classes" => {
                 vec![dtype, DType::I64]
             }
+            "cross_entropy_backward" => vec![dtype, DType::I64, dtype.compute(), dtype],
             "max_pool2d_backward" => vec![dtype, DType::I64],
             "uniform" | "normal" | "bernoulli" => vec![DType::I64; 2],
             "dropout" => vec![dtype, DType::I64, DType::I64],
             "embedding" | "index_copy" => vec![dtype, DType::I64],
             "layer_norm_backward" => vec![dtype, dtype, dtype.compute(), dtype.compute(), dtype],
-            "layer_norm_backward_add" => {
+            "layer_norm_backward_add" | "add_layer_norm_backward" => {
                 vec![dtype, dtype, dtype.compute(), dtype.compute(), dtype, dtype]
             }
             "layer_norm_parameters_backward" => vec![dtype, dtype.compute(), dtype.compute(), dtype],
@@ -145,7 +150,9 @@ fn kernels(operator: &'static LoopOp, found: &mut BTreeMap<String, Kernel>) {
         let mut bodies = vec![(operator.name.to_owned(), forward(operator, &signature).body.clone())];
         let floating = |&input: &usize| signature.inputs[input].is_floating_point();
         let wanted = (0..signature.inputs.len()).filter(floating).fold(0, |mask, input| mask | 1 << input);
-        let own = matches!(operator.space, Space::Coordinates) || operator.name.starts_with("layer_norm_");
+        let own = matches!(operator.space, Space::Coordinates)
+            || operator.name.contains("layer_norm_")
+            || operator.name == "cross_entropy_backward";
         if wanted != 0 && !own && signature.outputs[0].is_floating_point() {
             let derived =
                 gradient(operator, &signature, wanted).expect("the table's operators are differentiable");

@@ -9,6 +9,7 @@ mod autograd;
 mod backward_operators;
 mod bad_input;
 mod checkpoint;
+mod cross_entropy;
 mod decompositions;
 mod dispatch;
 mod display;

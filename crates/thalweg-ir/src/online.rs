@@ -1,0 +1,90 @@
+//! [`Online`]: rows of which a single pass gives the greatest value and the sum of exponentials of the distances from it.
+//!
+//! A thread keeps the greatest value that it has seen, and the sum of the exponentials of what it has seen, less that value. Whenever
+//! the value grows, the sum is scaled (Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018). So nothing of the
+//! row is kept, many rows are under way on a multiprocessor at a time, and a row may be of any length.
+
+use crate::body::{Node, OutputPlace};
+use crate::held::reduced_by;
+use crate::{Binary, Body, Class, Dimension, ExprId, ReduceOp, Scalar, Unary};
+
+/// The reductions of a row that one pass gives. See the [module](self).
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Online {
+    /// The number of the reduction to the greatest value.
+    pub greatest: usize,
+    /// The number of the sum of exponentials.
+    pub sum: usize,
+    /// The value at each point of which they are.
+    pub value: ExprId,
+}
+
+impl Online {
+    /// Returns the reductions of a body whose inputs `class` says to be repeated. `None` where it has others, but for values that are the
+    /// same for the whole row and [picked](picked) ones, or where an output is written at points.
+    pub fn of(body: &Body, class: &Class) -> Option<Self> {
+        let at_points = body.point_dependent(|input| !class.repeats(input));
+        let of_rows = body.outputs.iter().all(|output| {
+            output.place == OutputPlace::Row && output.operands().all(|id| !at_points[id.index()])
+        });
+        let mut others = (0..body.reductions.len()).filter(|&number| {
+            !is_one_value(body, &at_points, number) && picked(body, &at_points, number).is_none()
+        });
+        let (greatest, sum) = (others.next()?, others.next()?);
+        let (value, shifted) = (body.reductions[greatest].value, body.reductions[sum].value);
+        let Node::Unary(Unary::Exp, distance) = body.nodes[shifted.index()] else { return None };
+        let Node::Binary(Binary::Sub, from, shift) = body.nodes[distance.index()] else { return None };
+        let fits = body.reductions[greatest].op == ReduceOp::Max
+            && body.reductions[sum].op == ReduceOp::Sum
+            && behind(body, from) == behind(body, value)
+            && body.nodes[behind(body, shift).index()] == Node::Reduced { reduction: greatest as u16 };
+        let is_plain = !reads_coordinates(body, value) && body.dtype(value).is_floating_point();
+        (of_rows && fits && is_plain && others.next().is_none()).then_some(Self { greatest, sum, value })
+    }
+}
+
+/// A sum over a row to which one point gives a value, and the others nothing: the value at the row's class.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Picked {
+    /// The point, the same for the whole row; there may be none of that number.
+    pub place: ExprId,
+    /// The value there.
+    pub value: ExprId,
+}
+
+/// Returns the one point of a reduction, if it is the sum of a value where the inner coordinate is a certain one, which follows from
+/// nothing that is combined, else of 0.
+pub fn picked(body: &Body, at_points: &[bool], number: usize) -> Option<Picked> {
+    let reduction = &body.reductions[number];
+    let Node::Select(condition, value, otherwise) = body.nodes[reduction.value.index()] else { return None };
+    let Node::Binary(Binary::Equal, a, b) = body.nodes[condition.index()] else { return None };
+    let is_coordinate = |id: ExprId| body.nodes[id.index()] == Node::Index(Dimension::Inner(0));
+    let place = if is_coordinate(a) { b } else { a };
+    let is_zero = matches!(body.nodes[otherwise.index()], Node::Constant(zero) if zero == Scalar::F64(0.0));
+    let fits = reduction.op == ReduceOp::Sum
+        && (is_coordinate(a) || is_coordinate(b))
+        && !at_points[place.index()]
+        && reduced_by(body, place).all(|earlier| is_one_value(body, at_points, earlier))
+        && is_zero;
+    fits.then_some(Picked { place, value })
+}
+
+/// Returns whether a reduction is the greatest or the least of a value that is the same at all points: that value.
+pub(crate) fn is_one_value(body: &Body, at_points: &[bool], number: usize) -> bool {
+    let reduction = &body.reductions[number];
+    matches!(reduction.op, ReduceOp::Max | ReduceOp::Min) && !at_points[reduction.value.index()]
+}
+
+/// Returns what a value is before it is cut off from gradients.
+fn behind(body: &Body, id: ExprId) -> ExprId {
+    match body.nodes[id.index()] {
+        Node::Detach(operand) => behind(body, operand),
+        _ => id,
+    }
+}
+
+/// Returns whether a value needs to know where it is.
+fn reads_coordinates(body: &Body, id: ExprId) -> bool {
+    let node = &body.nodes[id.index()];
+    matches!(node, Node::Index(_)) || node.operands().any(|operand| reads_coordinates(body, operand))
+}
