@@ -320,11 +320,10 @@ impl LoopOp {
                 return refuse("it takes a floating-point tensor and int64 classes");
             }
             DTypeRule::WideClasses => inputs[0].compute(),
-            DTypeRule::FloatingPoint | DTypeRule::FloatingPointAs if !inputs[0].is_floating_point() => {
+            DTypeRule::FloatingPoint | DTypeRule::FloatingPointAs
+                if !inputs[..1].iter().chain(&requested).all(|dtype| dtype.is_floating_point()) =>
+            {
                 return refuse("it takes floating-point tensors; convert with `to_dtype`");
-            }
-            DTypeRule::FloatingPointAs if requested.is_some_and(|dtype| !dtype.is_floating_point()) => {
-                return refuse("its result is floating-point");
             }
             DTypeRule::FloatingPointAs => requested.unwrap_or(inputs[0]),
             DTypeRule::Classes | DTypeRule::FloatingPoint | DTypeRule::Moved => inputs[0],

@@ -206,7 +206,10 @@ fn rows_that_fit_into_registers_are_held() {
     assert_eq!(of(1024, 1024), (32, 4, 8));
     assert_eq!(of(8192, 8192), (256, 4, 8));
     assert_eq!(of(32_768, 32_768), (1024, 4, 8), "elements alone, of a whole block");
-    assert_eq!(of(32_772, 32_772).2, 0, "too long");
+    assert_eq!(of(32_772, 32_772), (1024, 4, 9), "vectors, which each pass loads again");
+    assert_eq!(of(64 * 4096, 64 * 4096).2, 64);
+    assert_eq!(of(64 * 4096 + 4, 64 * 4096 + 4).2, 0, "a cascade");
+    assert_eq!(of(65_537, 65_537).2, 0, "single elements");
     // Loads are as wide as all rows are aligned.
     assert_eq!(of(1024, 1026), (32, 2, 16));
     assert_eq!(of(1023, 1023), (32, 1, 32));
@@ -236,9 +239,15 @@ fn what_is_kept_between_passes_says_how_many_threads_a_row_has() {
     let backward = of(&structured::LAYER_NORM_BACKWARD, &dtypes, &operands);
     assert_eq!((held(&backward), backward.class.repeated), ((128, 8, 2), 0b1100));
     // The class of a row.
-    let operands = [points(), once(), row(&[1], &[])];
+    let operands = [points(), once(), row(&[1], &[]), row(&[1], &[])];
     let loss = of(&structured::CROSS_ENTROPY, &[DType::Bf16, DType::I64], &operands);
-    assert_eq!((held(&loss), loss.class.repeated), ((64, 8, 4), 0b10));
+    assert!(loss.class.online, "a greatest value, and a sum of exponentials");
+    assert_eq!((held(&loss), loss.class.repeated), ((64, 8, 0), 0b10));
+    // Nothing is combined, and nothing kept.
+    let operands = [points(), once(), once(), once(), points()];
+    let dtypes = [DType::Bf16, DType::I64, DType::F32, DType::Bf16];
+    let backward = of(&structured::CROSS_ENTROPY_BACKWARD, &dtypes, &operands);
+    assert_eq!((held(&backward), backward.class.repeated), ((64, 8, 4), 0b1110));
 }
 
 #[test]
@@ -249,7 +258,7 @@ fn a_plan_says_what_it_chose_and_why() {
     };
     says(of_sum(sum(&[100], &[1024], &[1024], &[1])), &["[1024]", "held by 32 threads, 8 vectors of 4"]);
     says(of_sum(sum(&[100], &[5000], &[15_000], &[3])), &["256 threads per row", "operand 0 have gaps"]);
-    says(of_sum(sum(&[100], &[40_000], &[40_000], &[1])), &["does not fit into registers"]);
+    says(of_sum(sum(&[100], &[400_000], &[400_000], &[1])), &["does not fit into registers"]);
     says(of_sum(sum(&[1 << 16], &[5000], &[1], &[1 << 16])), &["whole lines of columns", "8 lanes"]);
     let of_add = |plan: LaunchPlan| plan.explain(&body(&table::add, &[DType::F32; 2]));
     says(of_add(elementwise(&[64], &[&[1][..]; 3], 256)), &["contiguous points, vectors of 4"]);

@@ -17,7 +17,8 @@
 //! the choice is made a launch at a time, by what it costs, and never changes a bit of the result.
 //!
 //! # Choices where the primitives leave room
-//! - Max and Min of zeros of both signs give the second operand; with a NaN, they give a NaN, but which is not fixed.
+//! - Max and Min of zeros of both signs give the second operand, on a GPU +0 and −0 in f32; with a NaN, they give a NaN, but which is not
+//!   fixed.
 //! - Casts between a 16-bit float and another type go through f32, as in PyTorch. Casts between integers wrap.
 //! - Exp, Log, Pow and their like are those of the platform's mathematical library; Erf is that of the `libm` crate.
 //! - In a body with inner dimensions, what a row output reads of an input directly is the input at the row's first point.

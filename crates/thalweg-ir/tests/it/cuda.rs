@@ -47,6 +47,11 @@ fn text_is_as_recorded() {
     let softmax = of_rows(DType::F16, OutputPlace::Point, softmax);
     assert_snapshot!("softmax_warp", cuda::print(&kernel("softmax", &softmax, rows(8))));
     assert_snapshot!("softmax_held", cuda::print(&kernel("softmax", &softmax, kernels::held(512, 8, 4))));
+    let cross_entropy = kernels::cross_entropy(DType::Bf16);
+    assert_snapshot!(
+        "cross_entropy_online",
+        cuda::print(&kernel("cross_entropy", &cross_entropy, kernels::online(2048, 8)))
+    );
     let log_softmax = of_rows(DType::F32, OutputPlace::Point, log_softmax);
     assert_snapshot!(
         "log_softmax_block",
@@ -134,6 +139,8 @@ fn launches_cover_the_work_and_no_more_than_fills_the_gpu() {
     assert_eq!(held(kernels::held(256, 8, 4)).block[0], 128, "four rows of 32 threads");
     assert_eq!(held(kernels::held(256, 8, 4)).grid[0], 3);
     assert_eq!(held(kernels::held(512, 8, 2)).block[0], 64, "a block of 64 threads per row");
+    let class = kernels::online(2048, 8);
+    assert_eq!((class.threads_of_a_row(), held(class).block[0], held(class).grid[0]), (256, 256, 9));
     let columns = kernel("sum", &sums, kernels::abreast(64, 8));
     let shape = cuda::launch_shape(&columns, &counts(129, 512), 132);
     assert_eq!((shape.grid[0], shape.block[0]), (17, 512));

@@ -24,6 +24,11 @@ pub fn held(lanes: u16, vector: u8, held: u8) -> Class {
     Class { vector, held, ..rows(lanes) }
 }
 
+/// A class of row kernels that read a row once.
+pub fn online(lanes: u16, vector: u8) -> Class {
+    Class { vector, online: true, repeated: 0b10, ..strided(1, 1, lanes, true) }
+}
+
 /// A class of row kernels whose rows lie side by side.
 pub fn abreast(lanes: u16, rows_abreast: u16) -> Class {
     Class { rows_abreast, ..strided(1, 1, lanes, true) }
@@ -227,6 +232,21 @@ pub fn reductions(dtype: DType) -> Body {
     builder.finish()
 }
 
+/// The cross entropy of the rows of a first input at the class that a second gives for each.
+pub fn cross_entropy(dtype: DType) -> Body {
+    let builder = BodyBuilder::new();
+    {
+        let (x, class) = (builder.input(dtype), builder.input(DType::I64));
+        let class = builder.reduce(ReduceOp::Max, class);
+        let greatest = maximum(x.detach());
+        let shifted = x - greatest.detach();
+        let is_class = builder.index(Dimension::Inner(0)).eq(class);
+        let at_class = sum(is_class.select(shifted, shifted.like(0.0)));
+        builder.output(sum(shifted.exp()).log() - at_class, dtype, OutputPlace::Row);
+    }
+    builder.finish()
+}
+
 /// Every primitive, cast, reduction and class variant.
 pub fn all_kernels() -> Vec<Kernel> {
     let mut kernels = Vec::new();
@@ -249,6 +269,24 @@ pub fn all_kernels() -> Vec<Kernel> {
     kernels
 }
 
+/// Kernels of rows that are long: of an input that is held and one that is not, of vectors in a loop, of the value at one point, and of
+/// rows that are read once.
+fn long_rows(dtype: DType, short: &str) -> Vec<Kernel> {
+    let product = pointwise(&[dtype, dtype], |x| x[0] * x[1] - sum(x[0] * x[1]));
+    let log_softmax = of_rows(dtype, OutputPlace::Point, log_softmax);
+    let class = Class { vector: 4, held: 3, repeated: 0b10, ..strided(1, 1, 256, true) };
+    let mut kernels = vec![
+        kernel(format!("product_{short}_long"), &product, held(8192, 8, 16)),
+        kernel(format!("log_softmax_{short}_long"), &log_softmax, held(4096, 4, 40)),
+        kernel(format!("cross_entropy_{short}_held"), &cross_entropy(dtype), class),
+    ];
+    for (lanes, vector) in [(256, 8), (64, 1), (2048, 4)] {
+        let name = format!("cross_entropy_{short}_{lanes}_online");
+        kernels.push(kernel(name, &cross_entropy(dtype), online(lanes, vector)));
+    }
+    kernels
+}
+
 /// Kernels as operators have them.
 pub fn composed_kernels() -> Vec<Kernel> {
     let mut kernels = Vec::new();
@@ -264,6 +302,7 @@ pub fn composed_kernels() -> Vec<Kernel> {
             let class = held(lanes, vector, vectors);
             kernels.push(kernel(format!("log_softmax_{short}_{lanes}_held"), &body, class));
         }
+        kernels.extend(long_rows(dtype, short));
         let body = pointwise(&[dtype], |x| gelu(x[0]));
         kernels.push(kernel(format!("gelu_{short}"), &body, contiguous(4)));
         if dtype != DType::F64 {

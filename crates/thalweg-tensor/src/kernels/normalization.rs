@@ -90,7 +90,7 @@ pub(crate) fn autograd(call: &Call<'_>) -> Result<Tensors> {
 }
 
 struct LayerNormBackward {
-    /// What is normalized.
+    /// The tensor that is normalized: the input, or the sum of it and a branch.
     x: Saved,
     /// The dtype of a branch, of which that is the sum with an input.
     branch: Option<DType>,
