@@ -1,4 +1,5 @@
-//! A training step of GPT-2 (124 million parameters, AdamW, bf16 by autocast), written as a user of PyTorch writes it: tokens per second.
+//! A training step of GPT-2 (124 million parameters, AdamW, bf16 by autocast), but for residuals and norms written as a user of PyTorch writes it: tokens per
+//! second.
 //!
 //! `cargo bench -p thalweg-nn --bench gpt2 [-- --device cuda|sim] [--batch N] [--tokens N] [--layers N] [--steps N] [--f32] [--plain] [--captured]
 //! [--once]`: a line of JSON per figure: the first step in seconds, with the compilation of kernels, and then steps, timed
