@@ -12,9 +12,9 @@ use crate::body::{Node, OutputPlace};
 use crate::online::{Picked, is_one_value, picked};
 use crate::{Body, Class, ExprId};
 
-/// The most threads of a block that keep values. A multiprocessor has 65,536 registers, so that those of 1,024 threads have
-/// 64 each.
-pub const MOST_THREADS_WITH_VALUES: u32 = 512;
+/// The most threads of a block that keep values. A multiprocessor has 65,536 registers, so that two blocks of 512 threads have 64 each:
+/// with values there would be one, and nothing under way while its threads wait for each other.
+pub const MOST_THREADS_WITH_VALUES: u32 = 256;
 
 /// Registers of a thread that hold what is kept of a row, in bytes. As many again are left for what is computed with it.
 pub const BYTES_OF_A_THREAD: usize = 128;

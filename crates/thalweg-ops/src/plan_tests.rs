@@ -205,7 +205,8 @@ fn rows_that_fit_into_registers_are_held() {
     assert_eq!(of(24, 24), (8, 4, 1));
     assert_eq!(of(1024, 1024), (32, 4, 8));
     assert_eq!(of(8192, 8192), (256, 4, 8));
-    assert_eq!(of(32_768, 32_768), (1024, 4, 8), "elements alone, of a whole block");
+    assert_eq!(of(16_384, 16_384), (512, 4, 8), "elements alone, of two blocks of a multiprocessor");
+    assert_eq!(of(32_768, 32_768), (1024, 4, 8), "of one");
     assert_eq!(of(32_772, 32_772), (1024, 4, 9), "vectors, which each pass loads again");
     assert_eq!(of(64 * 4096, 64 * 4096).2, 64);
     assert_eq!(of(64 * 4096 + 4, 64 * 4096 + 4).2, 0, "a cascade");

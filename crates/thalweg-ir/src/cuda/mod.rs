@@ -238,10 +238,12 @@ fn index_type(class: &Class) -> &'static str {
     if class.narrow_index { "u32" } else { "u64" }
 }
 
-/// Prints the line that opens a kernel's entry point. A block has at most so many threads.
-fn open_entry(kernel: &Kernel, threads: u32, writer: &mut Writer) {
+/// Prints the line that opens a kernel's entry point. A block has at most so many threads, and registers are such that so many blocks
+/// share a multiprocessor.
+fn open_entry(kernel: &Kernel, threads: u32, blocks: u32, writer: &mut Writer) {
+    let bounds = if blocks > 1 { format!("{threads}, {blocks}") } else { threads.to_string() };
     writer.open(&format!(
-        "extern \"C\" __global__ void __launch_bounds__({threads}) {name}(const __grid_constant__ {name}_arguments a)",
+        "extern \"C\" __global__ void __launch_bounds__({bounds}) {name}(const __grid_constant__ {name}_arguments a)",
         name = kernel.name
     ));
 }

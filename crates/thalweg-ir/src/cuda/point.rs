@@ -41,7 +41,7 @@ pub(super) fn print_contiguous(kernel: &Kernel, writer: &mut Writer) {
         arguments.extend((0..body.outputs.len()).map(|number| element("output", number)));
         format!("{name}_point({});", arguments.join(", "))
     };
-    open_entry(kernel, POINT_BLOCK, writer);
+    open_entry(kernel, POINT_BLOCK, 1, writer);
     print_counts(index, writer);
     let mut start = "thread".to_string();
     if vector > 1 {
@@ -127,7 +127,7 @@ fn print_point_function(kernel: &Kernel, inputs: &[usize], writer: &mut Writer) 
 pub(super) fn print_strided(kernel: &Kernel, writer: &mut Writer) {
     let (body, class) = (&kernel.body, &kernel.class);
     let (index, vector) = (index_type(class), class.vector);
-    open_entry(kernel, POINT_BLOCK, writer);
+    open_entry(kernel, POINT_BLOCK, 1, writer);
     print_counts(index, writer);
     let mut dimensions = row_dimensions(class);
     dimensions.extend(inner_dimensions(class));

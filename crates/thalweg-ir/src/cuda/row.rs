@@ -66,7 +66,9 @@ impl RowPrinter<'_> {
     pub fn open_entry(&self, writer: &mut Writer) {
         let (threads, abreast) = (self.kernel.class.threads_of_a_row(), self.kernel.class.threads_abreast());
         let block = if abreast > 1 || threads > 32 { threads * abreast } else { ROW_BLOCK };
-        open_entry(self.kernel, block, writer);
+        // Two blocks of half of a multiprocessor's threads share its registers.
+        let blocks = if self.kernel.class.held > 0 && block == 512 { 2 } else { 1 };
+        open_entry(self.kernel, block, blocks, writer);
         if abreast > 1 {
             writer.line(&format!("__shared__ u64 shared[{}];", threads * abreast));
         } else if threads > 32 && self.combines() {

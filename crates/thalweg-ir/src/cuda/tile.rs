@@ -49,7 +49,7 @@ impl TilePrinter<'_> {
         let inputs = loaded_inputs(kernel);
         let (tiled, plain): (Vec<usize>, Vec<usize>) =
             inputs.iter().partition(|&&input| kernel.class.turned_inputs >> input & 1 == 1);
-        open_entry(kernel, POINT_BLOCK, writer);
+        open_entry(kernel, POINT_BLOCK, 1, writer);
         for &input in &tiled {
             let dtype = kernel.body.inputs[input].dtype;
             writer.line(&format!(

@@ -15,6 +15,9 @@ const POINTS_WITH_VALUES: u64 = 32;
 /// Threads of a row, at least, if it has a vector for each: a whole warp reads without gaps.
 const WARP: u64 = 32;
 
+/// Threads of a block that keeps elements alone, at least: two such share a multiprocessor.
+const BLOCK_OF_ELEMENTS: u64 = 512;
+
 /// The most threads of a block.
 const BLOCK: u64 = 1024;
 
@@ -55,7 +58,7 @@ pub(super) fn held(body: &Body, geometry: &Geometry, class: Class, alignment_byt
         let room = most.min((BYTES_OF_A_THREAD / bytes) as u64) / vector * vector;
         let fitting = points.div_ceil(room.max(1)).next_power_of_two();
         let reading = points.div_ceil(vector).next_power_of_two().clamp(2, WARP);
-        let threads = if values { fitting.max(reading) } else { BLOCK };
+        let threads = if values { fitting.max(reading) } else { fitting.clamp(BLOCK_OF_ELEMENTS, BLOCK) };
         let held = points.div_ceil(threads * vector);
         let is_short = vector > 1 && held <= POINTS_OF_A_LANE;
         let fits = if values {
