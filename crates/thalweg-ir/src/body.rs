@@ -43,6 +43,8 @@ macro_rules! define_unary {
             Abs,
             /// Logical not of a bool.
             Not,
+            /// The conjugate of a complex number.
+            Conj,
             /// √x, correctly rounded.
             Sqrt,
             /// The largest integer that is not above x.
@@ -62,6 +64,7 @@ macro_rules! define_unary {
                 Self::Neg,
                 Self::Abs,
                 Self::Not,
+                Self::Conj,
                 Self::Sqrt,
                 Self::Floor,
                 Self::Ceil,
@@ -343,6 +346,22 @@ impl Body {
         self.dtypes[id.index()]
     }
 
+    /// Returns whether every primitive and reduction of complex numbers is one that there is: they have arithmetic, and no order,
+    /// no functions and no reductions.
+    pub fn complex_is_defined(&self) -> bool {
+        let is_complex = |id: ExprId| self.dtype(id).is_complex();
+        let nodes = self.nodes.iter().all(|node| match *node {
+            Node::Unary(op, x) => !is_complex(x) || matches!(op, Unary::Neg | Unary::Conj),
+            Node::Binary(op, x, _) => {
+                !is_complex(x)
+                    || matches!(op, Binary::Add | Binary::Sub | Binary::Mul | Binary::Div | Binary::Equal)
+            }
+            Node::Fma(x, ..) => !is_complex(x),
+            _ => true,
+        });
+        nodes && !self.reductions.iter().any(|reduction| is_complex(reduction.value))
+    }
+
     /// Returns whether any expression that an output or a reduction needs reads this input.
     pub fn uses_input(&self, input: usize) -> bool {
         let live = self.live();
@@ -578,6 +597,12 @@ impl<'b> Value<'b> {
     #[must_use]
     pub fn detach(self) -> Self {
         self.builder.node(Node::Detach(self.id), self.dtype())
+    }
+
+    /// Returns the conjugate; a number that is not complex itself.
+    #[must_use]
+    pub fn conj(self) -> Self {
+        if self.dtype().is_complex() { self.unary(Unary::Conj) } else { self }
     }
 
     /// Returns a primitive of this operand.

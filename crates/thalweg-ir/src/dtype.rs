@@ -4,14 +4,16 @@
 use std::fmt;
 use std::str::FromStr;
 
-use elements::{bf16, f8e4m3, f8e5m2, f16};
+use elements::{bf16, c64, c128, f8e4m3, f8e5m2, f16};
 
 /// Calls a macro with the table of dtypes, behind further tokens where there are any. A line has the dtype's documentation, its
 /// variant of [`DType`], the Rust type of an element, and PyTorch's name. The group says what is done with it:
 /// - `bool`: truth values, whose elements are bytes of 0 and 1;
 /// - `integer`: arithmetic wraps around;
 /// - `reduced`: floats of 8 and 16 bits, which are loaded, stored and cast; arithmetic is done in f32;
-/// - `float`: floats with arithmetic of their own.
+/// - `float`: floats with arithmetic of their own;
+/// - `complex`: a real and an imaginary part next to each other, with the arithmetic that complex numbers have: no order, no
+///   functions of floats.
 macro_rules! for_each_dtype {
     ($then:ident $($before:tt)*) => {
         $then! {
@@ -50,6 +52,12 @@ macro_rules! for_each_dtype {
                 /// 64-bit floats.
                 F64 f64 "float64",
             }
+            complex {
+                /// Complex numbers of two 32-bit floats.
+                C64 c64 "complex64",
+                /// Complex numbers of two 64-bit floats.
+                C128 c128 "complex128",
+            }
         }
     };
 }
@@ -57,6 +65,7 @@ macro_rules! for_each_dtype {
 /// The Rust types of elements, as [`with_dtype!`](crate::with_dtype) names them.
 #[doc(hidden)]
 pub mod elements {
+    pub use crate::complex::{c64, c128};
     pub use crate::float8::{f8e4m3, f8e5m2};
     pub use core::primitive::{f32, f64, i8, i16, i32, i64, u8, u16};
     pub use half::{bf16, f16};
@@ -71,6 +80,8 @@ pub enum Category {
     Integer,
     /// Floating-point numbers.
     FloatingPoint,
+    /// Complex numbers.
+    Complex,
 }
 
 /// Defines [`DType`] and what its table says.
@@ -80,6 +91,7 @@ macro_rules! define_dtypes {
         integer { $($(#[$integer_doc:meta])* $integer:ident $integer_element:ident $integer_name:literal,)* }
         reduced { $($(#[$reduced_doc:meta])* $reduced:ident $reduced_element:ident $reduced_name:literal,)* }
         float { $($(#[$float_doc:meta])* $float:ident $float_element:ident $float_name:literal,)* }
+        complex { $($(#[$complex_doc:meta])* $complex:ident $complex_element:ident $complex_name:literal,)* }
     ) => {
         /// The type of a tensor's elements, by PyTorch's names.
         #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
@@ -88,12 +100,16 @@ macro_rules! define_dtypes {
             $($(#[$integer_doc])* $integer,)*
             $($(#[$reduced_doc])* $reduced,)*
             $($(#[$float_doc])* $float,)*
+            $($(#[$complex_doc])* $complex,)*
         }
 
         impl DType {
-            /// Every dtype: bool, then integers, then floats.
-            pub const ALL: [Self; [$bool_name $(, $integer_name)* $(, $reduced_name)* $(, $float_name)*].len()] =
-                [Self::$bool $(, Self::$integer)* $(, Self::$reduced)* $(, Self::$float)*];
+            /// Every dtype: bool, then integers, then floats, then complex numbers.
+            pub const ALL: [Self; [
+                $bool_name $(, $integer_name)* $(, $reduced_name)* $(, $float_name)* $(, $complex_name)*
+            ].len()] = [
+                Self::$bool $(, Self::$integer)* $(, Self::$reduced)* $(, Self::$float)* $(, Self::$complex)*
+            ];
 
             /// Bytes of an element.
             pub const fn size_bytes(self) -> usize {
@@ -102,15 +118,17 @@ macro_rules! define_dtypes {
                     $(Self::$integer => size_of::<$integer_element>(),)*
                     $(Self::$reduced => size_of::<$reduced_element>(),)*
                     $(Self::$float => size_of::<$float_element>(),)*
+                    $(Self::$complex => size_of::<$complex_element>(),)*
                 }
             }
 
-            /// Returns whether it holds truth values, integers or floating-point numbers.
+            /// Returns whether it holds truth values, integers, floating-point or complex numbers.
             pub const fn category(self) -> Category {
                 match self {
                     Self::$bool => Category::Bool,
                     $(Self::$integer)|* => Category::Integer,
                     $(Self::$reduced)|* | $(Self::$float)|* => Category::FloatingPoint,
+                    $(Self::$complex)|* => Category::Complex,
                 }
             }
 
@@ -119,7 +137,7 @@ macro_rules! define_dtypes {
                 match self {
                     Self::$bool => false,
                     $(Self::$integer => $integer_element::MIN != 0,)*
-                    $(Self::$reduced)|* | $(Self::$float)|* => true,
+                    $(Self::$reduced)|* | $(Self::$float)|* | $(Self::$complex)|* => true,
                 }
             }
 
@@ -139,6 +157,7 @@ macro_rules! define_dtypes {
                     $(Self::$integer => $integer_name,)*
                     $(Self::$reduced => $reduced_name,)*
                     $(Self::$float => $float_name,)*
+                    $(Self::$complex => $complex_name,)*
                 }
             }
 
@@ -149,6 +168,7 @@ macro_rules! define_dtypes {
                     $(Self::$integer => stringify!($integer_element),)*
                     $(Self::$reduced => stringify!($reduced_element),)*
                     $(Self::$float => stringify!($float_element),)*
+                    $(Self::$complex => stringify!($complex_element),)*
                 }
             }
         }
@@ -192,6 +212,19 @@ macro_rules! define_dtypes {
                 }
             }
         )*
+        $(
+            impl Element for $complex_element {
+                const DTYPE: DType = DType::$complex;
+
+                fn from_f64(value: f64) -> Self {
+                    <Self as crate::complex::Pair>::of(value, 0.0)
+                }
+
+                fn to_f64(self) -> f64 {
+                    self.re.into()
+                }
+            }
+        )*
     };
 }
 
@@ -205,11 +238,13 @@ macro_rules! define_with_dtype {
         integer { $($(#[$integer_doc:meta])* $integer:ident $integer_element:ident $integer_name:literal,)* }
         reduced { $($(#[$reduced_doc:meta])* $reduced:ident $reduced_element:ident $reduced_name:literal,)* }
         float { $($(#[$float_doc:meta])* $float:ident $float_element:ident $float_name:literal,)* }
+        complex { $($(#[$complex_doc:meta])* $complex:ident $complex_element:ident $complex_name:literal,)* }
     ) => {
         /// Evaluates an expression with a name that stands for the Rust type of a dtype's elements.
         ///
         /// `with_dtype!(dtype, T => …)` has one expression for all dtypes, and the elements of bools are `u8`. Where groups of
-        /// dtypes differ, each has its own expression. Floats of 8 and 16 bits, which have no arithmetic of their own, are `reduced`:
+        /// dtypes differ, each has its own expression. Floats of 8 and 16 bits, which have no arithmetic of their own, are `reduced`.
+        /// Without an expression for complex numbers it panics on them: it stands where they were refused before.
         ///
         /// ```
         /// use thalweg_ir::{DType, Element, with_dtype};
@@ -244,6 +279,10 @@ macro_rules! define_with_dtype {
                         type $d T = $crate::elements::$float_element;
                         $d of_any
                     })*
+                    $($crate::DType::$complex => {
+                        type $d T = $crate::elements::$complex_element;
+                        $d of_any
+                    })*
                 }
             };
             (
@@ -273,6 +312,43 @@ macro_rules! define_with_dtype {
                         const _: usize = size_of::<$d F>();
                         $d of_float
                     })*
+                    $($crate::DType::$complex)|* => unreachable!("complex numbers were refused before"),
+                }
+            };
+            (
+                $d dtype:expr,
+                bool => $d of_bool:expr,
+                integer $d I:ident => $d of_integer:expr,
+                reduced $d R:ident => $d of_reduced:expr,
+                float $d F:ident => $d of_float:expr,
+                complex $d C:ident => $d of_complex:expr $d(,)?
+            ) => {
+                match $d dtype {
+                    $crate::DType::$bool => $d of_bool,
+                    $($crate::DType::$integer => {
+                        type $d I = $crate::elements::$integer_element;
+                        // An expression that does not ask for the type is as good.
+                        const _: usize = size_of::<$d I>();
+                        $d of_integer
+                    })*
+                    $($crate::DType::$reduced => {
+                        type $d R = $crate::elements::$reduced_element;
+                        // An expression that does not ask for the type is as good.
+                        const _: usize = size_of::<$d R>();
+                        $d of_reduced
+                    })*
+                    $($crate::DType::$float => {
+                        type $d F = $crate::elements::$float_element;
+                        // An expression that does not ask for the type is as good.
+                        const _: usize = size_of::<$d F>();
+                        $d of_float
+                    })*
+                    $($crate::DType::$complex => {
+                        type $d C = $crate::elements::$complex_element;
+                        // An expression that does not ask for the type is as good.
+                        const _: usize = size_of::<$d C>();
+                        $d of_complex
+                    })*
                 }
             };
         }
@@ -287,6 +363,36 @@ impl DType {
         matches!(self.category(), Category::FloatingPoint)
     }
 
+    /// Returns whether it is a type of complex numbers (`torch.is_complex`).
+    pub const fn is_complex(self) -> bool {
+        matches!(self.category(), Category::Complex)
+    }
+
+    /// Returns whether tensors of it have gradients: those of floating-point and complex numbers.
+    pub const fn is_differentiable(self) -> bool {
+        matches!(self.category(), Category::FloatingPoint | Category::Complex)
+    }
+
+    /// Returns the dtype of the parts of a complex number, and of its absolute value; any other dtype itself
+    /// (`torch.Tensor.real`).
+    pub const fn real(self) -> Self {
+        match self {
+            Self::C64 => Self::F32,
+            Self::C128 => Self::F64,
+            other => other,
+        }
+    }
+
+    /// Returns the dtype of complex numbers with parts of this dtype (`torch.dtype.to_complex`): complex128 of 64-bit floats,
+    /// complex64 of any other dtype; a complex dtype itself.
+    pub const fn complex(self) -> Self {
+        match self {
+            Self::C64 | Self::C128 => self,
+            Self::F64 => Self::C128,
+            _ => Self::C64,
+        }
+    }
+
     /// Returns whether it is a float of 8 bits: a type for storage, which PyTorch casts, fills and copies.
     pub const fn is_float8(self) -> bool {
         self.is_floating_point() && self.size_bytes() == 1
@@ -299,8 +405,9 @@ impl DType {
 
     /// Returns the type that both convert to when they meet in one operator (`torch.promote_types`).
     ///
-    /// A float wins over integers and bools, an integer over bools. Of two floats the wider wins, and two of the same width meet
-    /// in f32; of two integers the wider wins, and u8 and i8 meet in i16.
+    /// A complex number wins over all others, with parts as wide as a float that it meets; a float wins over integers and bools, an
+    /// integer over bools. Of two floats the wider wins, and two of the same width meet in f32; of two integers the wider wins, and
+    /// u8 and i8 meet in i16.
     ///
     /// # Errors
     /// If one is a float of 8 bits, or one is an unsigned integer of more than 8 bits and the other is an integer or bool: PyTorch
@@ -313,6 +420,9 @@ impl DType {
         let is_tie = lower.rank() == higher.rank();
         if self.is_float8() || other.is_float8() {
             return Err(PromotionError(self, other));
+        }
+        if higher.is_complex() {
+            return Ok(if lower == Self::F64 { Self::C128 } else { higher });
         }
         if higher.category() == Category::FloatingPoint {
             return Ok(if is_tie { Self::F32 } else { higher });
@@ -413,6 +523,8 @@ float16:  float16  float16  float16  float16  float16  float16  float16  -      
 bfloat16: bfloat16 bfloat16 bfloat16 bfloat16 bfloat16 bfloat16 bfloat16 -        -        float32  bfloat16
 float32:  float32  float32  float32  float32  float32  float32  float32  -        -        float32  float32  float32
 float64:  float64  float64  float64  float64  float64  float64  float64  -        -        float64  float64  float64  float64
+complex64: complex64 complex64 complex64 complex64 complex64 complex64 complex64 - - complex64 complex64 complex64 complex128 complex64
+complex128: complex128 complex128 complex128 complex128 complex128 complex128 complex128 - - complex128 complex128 complex128 complex128 complex128 complex128
 ";
 
     #[test]

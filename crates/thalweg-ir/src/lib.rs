@@ -17,6 +17,7 @@
 
 #[macro_use]
 mod dtype;
+mod complex;
 mod float8;
 
 pub mod body;
@@ -37,6 +38,7 @@ pub use body::{
     Binary, Body, BodyBuilder, Dimension, ExprId, Input, InputKind, Node, Operand, Output, OutputPlace,
     ReduceOp, Reduction, Scatter, Unary, Value,
 };
+pub use complex::{c64, c128};
 #[doc(hidden)]
 pub use dtype::elements;
 pub use dtype::{Category, DType, Element, PromotionError, UnknownDType};

@@ -212,7 +212,7 @@ impl LoopOp {
     }
 
     /// [`LoopOp::signature`] where some inputs have no dimensions, a bit of `zero_dimensional` each: they do not take part in
-    /// promotion unless they are of a higher category (bool, integers, floats) than all others. `scalars` is the highest category
+    /// promotion unless they are of a higher category (bool, integers, floats, complex numbers) than all others. `scalars` is the highest category
     /// of the numbers: one above that of all tensors makes them i64 or f32.
     pub fn signature_of(
         &self,
@@ -244,7 +244,24 @@ impl LoopOp {
             _ => result.compute(),
         };
         let outputs = std::iter::repeat_n(result, self.outputs.len()).collect();
-        Ok(Signature { inputs: inputs.into(), common, compute, outputs })
+        let signature = Signature { inputs: inputs.into(), common, compute, outputs };
+        match inputs.iter().chain(&signature.outputs).find(|dtype| dtype.is_complex()) {
+            Some(&dtype) if !self.takes_complex(&signature) => Err(self.not_for(dtype)),
+            _ => Ok(signature),
+        }
+    }
+
+    /// Returns whether its formula has a meaning for complex numbers: by its rule, and by its primitives.
+    fn takes_complex(&self, signature: &Signature) -> bool {
+        let is_moved_or_computed =
+            !matches!(self.rule, DTypeRule::Counted | DTypeRule::Bits | DTypeRule::Integers | DTypeRule::Sum);
+        is_moved_or_computed && self.body(signature).complex_is_defined()
+    }
+
+    /// Returns PyTorch's refusal of a dtype.
+    fn not_for(&self, dtype: DType) -> DTypeError {
+        let named = if dtype == DType::C64 { "ComplexFloat" } else { "ComplexDouble" };
+        DTypeError(format!("\"{}\" not implemented for '{named}'", self.name))
     }
 
     /// Returns the dtype that the inputs from `first` on promote to, with the numbers.
@@ -271,7 +288,7 @@ impl LoopOp {
         promote: &dyn Fn(usize) -> Result<DType, DTypeError>,
         requested: Option<DType>,
     ) -> Result<DType, DTypeError> {
-        let floating = |dtype: DType| if dtype.is_floating_point() { dtype } else { DType::F32 };
+        let floating = |dtype: DType| if dtype.is_differentiable() { dtype } else { DType::F32 };
         let refuse =
             |why: &str| Err(DTypeError(format!("{} does not take {}: {why}", self.name, names(inputs))));
         let only_moves = matches!(
@@ -298,7 +315,7 @@ impl LoopOp {
             }
             DTypeRule::Bits | DTypeRule::Integers => {
                 let promoted = promote(0)?;
-                if promoted.is_floating_point() {
+                if promoted.is_differentiable() {
                     return refuse("bits are those of integers and truth values");
                 }
                 if promoted == DType::Bool && self.rule == DTypeRule::Integers {
@@ -312,7 +329,7 @@ impl LoopOp {
                 DType::Bool
             }
             DTypeRule::Condition => promote(1)?,
-            DTypeRule::Sum if inputs[0].is_floating_point() => inputs[0],
+            DTypeRule::Sum if inputs[0].is_differentiable() => inputs[0],
             DTypeRule::Sum | DTypeRule::Position => DType::I64,
             DTypeRule::Classes | DTypeRule::WideClasses
                 if !inputs[0].is_floating_point() || inputs[1] != DType::I64 =>
@@ -355,6 +372,10 @@ fn promoted(inputs: &[DType], zero_dimensional: u32) -> Result<DType, PromotionE
         dtypes.try_fold(first, DType::promote).map(Some)
     };
     match (of(false)?, of(true)?) {
+        // A float stays as wide as it is: a complex number's parts are.
+        (Some(dimensioned), Some(zero)) if dimensioned.is_floating_point() && zero.is_complex() => {
+            Ok(dimensioned.complex())
+        }
         (Some(dimensioned), Some(zero)) if zero.category() > dimensioned.category() => {
             dimensioned.promote(zero)
         }
@@ -369,13 +390,13 @@ fn names(dtypes: &[DType]) -> String {
 
 /// Returns a scalar argument as a value of the compute dtype: it travels as f64 or i64.
 pub fn scalar(builder: &BodyBuilder, compute: DType) -> Value<'_> {
-    let travels = if compute.is_floating_point() { DType::F64 } else { DType::I64 };
+    let travels = if compute.is_differentiable() { DType::F64 } else { DType::I64 };
     builder.scalar(travels).to(compute)
 }
 
 /// Returns the bits of a scalar argument in the form in which [`scalar`] reads it.
 pub fn scalar_bits(value: Scalar, compute: DType) -> u64 {
-    if compute.is_floating_point() {
+    if compute.is_differentiable() {
         Scalar::F64(value.to_f64()).to_bits()
     } else {
         Scalar::I64(value.to_i64()).to_bits()

@@ -45,6 +45,7 @@ pub static STRUCTURED: &[&LoopOp] = &[
     &ARANGE,
     &LINSPACE,
     &TRIANGLE,
+    &ROOTS_OF_UNITY,
     &SUM,
     &MEAN,
     &AMAX,
@@ -195,6 +196,26 @@ pub static TRIANGLE: LoopOp = LoopOp {
         let [row, column] = [0, 1].map(|dimension| b.index(Dimension::Row(dimension)));
         let inside = (column - row).le(diagonal);
         b.output(inside.to(signature.compute), signature.outputs[0], OutputPlace::Row);
+    },
+    ..ARANGE
+};
+
+/// exp(sign · 2πi · row · column / period) as the products of a complex number with it: the element (row, part, column, of) is what
+/// the part of the factor adds to the part of the product. One part is the numbers themselves. Computed in f64.
+pub static ROOTS_OF_UNITY: LoopOp = LoopOp {
+    name: "roots_of_unity",
+    doc: "Powers of a root of unity, as the matrices with real numbers that multiply by them.",
+    scalars: &["period", "sign"],
+    sizes: Sizes::Numbers(4),
+    rule: DTypeRule::Created,
+    build: |b, signature| {
+        let (period, sign) = (scalar(b, DType::I64), scalar(b, DType::F64));
+        let [row, part, column, of] = [0, 1, 2, 3].map(|dimension| b.index(Dimension::Row(dimension)));
+        let turns = (row * column % period).to(DType::F64) / period.to(DType::F64);
+        let angle = turns * std::f64::consts::TAU;
+        let side = (of - part).to(DType::F64);
+        let value = side.eq(0.0).select(angle.cos(), side * sign * angle.sin());
+        b.output(value.to(signature.compute), signature.outputs[0], OutputPlace::Row);
     },
     ..ARANGE
 };

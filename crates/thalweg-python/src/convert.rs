@@ -9,7 +9,7 @@ use thalweg::{DType, Device, Scalar, Tensor};
 use crate::device;
 use crate::dtype::{self, Numbered};
 use crate::failure::{exception, run, type_error, value_error};
-use crate::handle::{PyTensor, item};
+use crate::handle::{PyTensor, item, no_number};
 
 /// Reads an argument for a parameter of a type; `None` if it has another type. A lenient reading takes a tensor of one element
 /// for a number, whose value the host waits for.
@@ -171,6 +171,7 @@ pub fn to_list<'py>(py: Python<'py>, tensor: &Tensor) -> PyResult<Bound<'py, PyA
             dtype if dtype.is_floating_point() => {
                 tensor.to_dtype(DType::F64)?.to_vec::<f64>()?.into_iter().map(Scalar::F64).collect()
             }
+            dtype if dtype.is_complex() => return Err(no_number(dtype)),
             _ => {
                 tensor.to_dtype(DType::I64)?.to_vec::<i64>()?.into_iter().map(Scalar::I64).collect::<Vec<_>>()
             }

@@ -38,7 +38,13 @@ pub fn item(py: Python<'_>, tensor: &Tensor) -> PyResult<Scalar> {
         Ok(match tensor.dtype() {
             DType::Bool => Scalar::Bool(tensor.to_dtype(DType::U8)?.item::<u8>()? != 0),
             dtype if dtype.is_floating_point() => Scalar::F64(tensor.to_dtype(DType::F64)?.item()?),
+            dtype if dtype.is_complex() => return Err(no_number(dtype)),
             _ => Scalar::I64(tensor.to_dtype(DType::I64)?.item()?),
         })
     })
+}
+
+/// Returns the refusal to make a number of a complex one, which numbers are not yet.
+pub fn no_number(dtype: DType) -> thalweg::Error {
+    thalweg::Error::invalid(format!("a number cannot be {dtype}; take it of `real()` and `imag()`"))
 }

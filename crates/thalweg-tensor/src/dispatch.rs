@@ -203,6 +203,11 @@ impl Operator {
         self.base_name
     }
 
+    /// Returns whether a built-in kernel answers for a key.
+    pub(crate) fn has_built_in(&self, key: DispatchKey) -> bool {
+        self.slots[key as usize].built_in.get().is_some()
+    }
+
     /// Returns the body of a built-in operator.
     pub(crate) fn body(&self) -> Option<Body> {
         self.body
@@ -369,6 +374,9 @@ impl Operator {
         if tensors.iter().any(|tensor| tensor.requires_grad()) {
             keys = keys.with(DispatchKey::Autograd);
         }
+        if tensors.iter().any(|tensor| tensor.dtype().is_complex()) {
+            keys = keys.with(DispatchKey::Complex);
+        }
         let keys = keys.of_thread();
         // The nodes that the call records name its line.
         let _entered =
@@ -430,6 +438,11 @@ fn as_number(result: &Tensor) -> Result<Scalar> {
     Ok(match result.dtype() {
         DType::Bool => Scalar::Bool(result.to_dtype(DType::U8)?.item::<u8>()? != 0),
         dtype if dtype.is_floating_point() => Scalar::F64(result.to_dtype(DType::F64)?.item()?),
+        dtype if dtype.is_complex() => {
+            return Err(Error::invalid(format!(
+                "a number cannot be {dtype}; read the tensor with `item` or `to_vec`"
+            )));
+        }
         _ => Scalar::I64(result.to_dtype(DType::I64)?.item()?),
     })
 }

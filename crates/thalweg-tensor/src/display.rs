@@ -3,7 +3,7 @@
 
 use std::fmt;
 
-use thalweg_ir::{DType, Element, with_dtype};
+use thalweg_ir::{DType, Element, c128, with_dtype};
 use thalweg_runtime::Result;
 
 use crate::autograd::no_grad;
@@ -38,7 +38,7 @@ impl Tensor {
         }
         let is_default = match self.dtype() {
             DType::F32 => true,
-            DType::I64 | DType::Bool => self.elements() > 0,
+            DType::I64 | DType::Bool | DType::C64 => self.elements() > 0,
             _ => false,
         };
         if !is_default {
@@ -84,6 +84,9 @@ impl Tensor {
                 dtype if dtype.is_floating_point() => {
                     Numbers::floats(kept.to_dtype(DType::F64)?.to_vec::<f64>()?)
                 }
+                dtype if dtype.is_complex() => {
+                    Numbers::complex(&kept.to_dtype(DType::C128)?.to_vec::<c128>()?)
+                }
                 dtype => with_dtype!(dtype,
                     bool => Numbers::texts(std::iter::empty()),
                     integer T => Numbers::texts(kept.to_vec::<T>()?.into_iter().map(|value| value.to_string())),
@@ -101,9 +104,10 @@ fn size_text(shape: &[usize]) -> String {
     format!("({}{})", list.join(", "), if shape.len() == 1 { "," } else { "" })
 }
 
-/// Elements as text, all of one width.
+/// Elements as text.
 struct Numbers {
     texts: Vec<String>,
+    /// How many characters an element takes of a line.
     width: usize,
 }
 
@@ -111,7 +115,7 @@ impl Numbers {
     fn texts(texts: impl Iterator<Item = String>) -> Self {
         let texts: Vec<String> = texts.collect();
         let width = texts.iter().map(String::len).max().unwrap_or(1);
-        Self { texts, width }
+        Self::aligned(texts, width)
     }
 
     /// Floats in one form: whole numbers with a point, fixed digits, or an exponent where they differ too much.
@@ -133,7 +137,25 @@ impl Numbers {
             value => format!("{value:.PRECISION$}"),
         };
         let width = finite.iter().map(|&value| text(value).len()).max().unwrap_or(1);
-        Self { texts: values.into_iter().map(text).collect(), width }
+        Self::aligned(values.into_iter().map(text).collect(), width)
+    }
+
+    /// Complex numbers, whose parts are each in one form; only the real ones are aligned.
+    fn complex(values: &[c128]) -> Self {
+        let real = Self::floats(values.iter().map(|value| value.re).collect());
+        let imaginary = Self::floats(values.iter().map(|value| value.im).collect());
+        let width = real.width + imaginary.width + 1;
+        let texts = real.texts.iter().zip(&imaginary.texts).map(|(real, imaginary)| {
+            let imaginary = imaginary.trim_start();
+            let sign = if imaginary.starts_with('-') { "" } else { "+" };
+            format!("{real}{sign}{imaginary}j")
+        });
+        Self { texts: texts.collect(), width }
+    }
+
+    /// Texts with spaces in front.
+    fn aligned(texts: Vec<String>, width: usize) -> Self {
+        Self { texts: texts.into_iter().map(|text| format!("{text:>width$}")).collect(), width }
     }
 
     fn width(&self) -> usize {
@@ -158,7 +180,7 @@ struct Printed<'a> {
 
 impl Printed<'_> {
     fn number(&self, index: usize) -> String {
-        format!("{:>width$}", self.values.texts[index], width = self.width)
+        self.values.texts[index].clone()
     }
 
     /// Returns the elements from `first` on, in brackets; `shape` is what is kept of `whole`.

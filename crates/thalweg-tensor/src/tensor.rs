@@ -312,6 +312,11 @@ impl Tensor {
         Self::from_parts(self.0.storage.clone(), layout, self.dtype(), AutogradMeta::view(view_of))
     }
 
+    /// Returns a view of the tensor's memory as elements of another dtype. A write through it that gradients flow through is refused.
+    pub(crate) fn view_of_dtype(&self, layout: Layout, dtype: DType) -> Self {
+        Self::from_parts(self.0.storage.clone(), layout, dtype, AutogradMeta::view(ViewOf::Unrecorded))
+    }
+
     /// Returns a tensor with another layout over the storage, outside the autograd graph.
     pub(crate) fn with_layout(&self, layout: Layout) -> Self {
         Self::over(self.0.storage.clone(), layout, self.dtype())

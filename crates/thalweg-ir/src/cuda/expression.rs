@@ -18,7 +18,7 @@ pub(super) const fn scalar_type(dtype: DType) -> &'static str {
     match dtype.category() {
         Category::Bool => "u64",
         Category::Integer => "i64",
-        Category::FloatingPoint => "f64",
+        Category::FloatingPoint | Category::Complex => "f64",
     }
 }
 
@@ -73,6 +73,7 @@ pub(super) fn literal(value: Scalar, dtype: DType) -> String {
                 format!("{}{{0x{:04x}}}", dtype.short_name(), T::from_f32(value.to_f64() as f32).to_bits())
             },
             float T => unreachable!("a float's literal is above"),
+            complex T => format!("{}{{{}, 0}}", dtype.short_name(), literal(value, dtype.real())),
         ),
     }
 }
@@ -85,6 +86,7 @@ pub(super) fn neutral(op: ReduceOp, dtype: DType) -> String {
         integer T => (Scalar::I64(T::MIN as i64), Scalar::I64(T::MAX as i64)),
         reduced T => panic!("{op:?} of {dtype}: reductions are done in compute types"),
         float T => (Scalar::F64(f64::NEG_INFINITY), Scalar::F64(f64::INFINITY)),
+        complex T => panic!("{op:?} of {dtype}: complex numbers have no reductions"),
     );
     let value = match op {
         ReduceOp::Sum => Scalar::I64(0),
@@ -115,7 +117,14 @@ fn cast(x: &str, from: DType, to: DType) -> String {
         _ if is_reduced(from) => through_f32(),
         _ if is_reduced(to) && from == DType::F32 => format!("{}_from_f32({x})", to.short_name()),
         _ if is_reduced(to) => through_f32(),
+        DType::Bool if from.is_complex() => format!("(({x}).re != 0 || ({x}).im != 0)"),
         DType::Bool => format!("{x} != 0"),
+        _ if from.is_complex() && to.is_complex() => {
+            let part = to.real().short_name();
+            format!("{}{{{part}(({x}).re), {part}(({x}).im)}}", to.short_name())
+        }
+        _ if from.is_complex() => cast(&format!("({x}).re"), from.real(), to),
+        _ if to.is_complex() => format!("{}{{{}, 0}}", to.short_name(), cast(x, from, to.real())),
         _ if to.is_integer() && from.is_floating_point() => format!("saturate<{}>({x})", to.short_name()),
         _ => format!("{}({x})", to.short_name()),
     }
@@ -134,7 +143,7 @@ fn unary(op: Unary, x: &str, dtype: DType) -> String {
     };
     match op {
         Unary::Neg => match dtype {
-            DType::F32 | DType::F64 => format!("-{x}"),
+            dtype if dtype.is_differentiable() => format!("-{x}"),
             other => format!("{}(0 - u64({x}))", other.short_name()),
         },
         Unary::Abs => match dtype {
@@ -145,6 +154,10 @@ fn unary(op: Unary, x: &str, dtype: DType) -> String {
         Unary::Not => {
             assert!(dtype == DType::Bool, "Not on {dtype}: the operand is no bool");
             format!("!{x}")
+        }
+        Unary::Conj => {
+            assert!(dtype.is_complex(), "Conj on {dtype}: the operand is not complex");
+            format!("{}{{{x}.re, -{x}.im}}", dtype.short_name())
         }
         Unary::Sqrt => function("sqrt"),
         Unary::Floor => function("floor"),
@@ -158,7 +171,7 @@ fn unary(op: Unary, x: &str, dtype: DType) -> String {
 /// Returns a primitive of two operands, which are names or literals.
 pub(super) fn binary(op: Binary, a: &str, b: &str, dtype: DType) -> String {
     assert_computes(&op, dtype);
-    let float = dtype.is_floating_point();
+    let float = dtype.is_differentiable();
     let bool = dtype == DType::Bool;
     let arithmetic = |sign: &str| {
         assert!(!bool, "{op:?} on bool: the operands are no numbers");
@@ -167,6 +180,10 @@ pub(super) fn binary(op: Binary, a: &str, b: &str, dtype: DType) -> String {
         } else {
             format!("{}(u64({a}) {sign} u64({b}))", dtype.short_name())
         }
+    };
+    let comparison = |sign: &str| {
+        assert!(!dtype.is_complex(), "{op:?} on {dtype}: complex numbers have no order");
+        format!("{a} {sign} {b}")
     };
     let logic = |of_bools: &str, of_integers: &str| {
         assert!(!float, "{op:?} on {dtype}: the operands are neither bools nor integers");
@@ -192,8 +209,8 @@ pub(super) fn binary(op: Binary, a: &str, b: &str, dtype: DType) -> String {
         Binary::Max => format!("maximum<{}>({a}, {b})", dtype.short_name()),
         Binary::Min => format!("minimum<{}>({a}, {b})", dtype.short_name()),
         Binary::Equal => format!("{a} == {b}"),
-        Binary::Less => format!("{a} < {b}"),
-        Binary::LessEqual => format!("{a} <= {b}"),
+        Binary::Less => comparison("<"),
+        Binary::LessEqual => comparison("<="),
         Binary::And => logic("&&", "&"),
         Binary::Or => logic("||", "|"),
         Binary::Xor => logic("!=", "^"),
@@ -300,7 +317,9 @@ impl<'k> Statements<'k> {
             Node::Scalar { slot } => match dtype.category() {
                 Category::Bool => format!("a.scalar{slot} != 0"),
                 Category::Integer => format!("{}(a.scalar{slot})", dtype.short_name()),
-                Category::FloatingPoint => cast(&format!("a.scalar{slot}"), DType::F64, dtype),
+                Category::FloatingPoint | Category::Complex => {
+                    cast(&format!("a.scalar{slot}"), DType::F64, dtype)
+                }
             },
             Node::Index(Dimension::Row(dimension)) => format!("i64(row{dimension})"),
             Node::Index(Dimension::Inner(dimension)) => format!("i64(inner{dimension})"),

@@ -27,12 +27,91 @@ const fn fragment(name: &'static str, text: &'static str) -> Fragment {
     Fragment { name, text }
 }
 
+/// The type of complex numbers with parts of a type of floats, and its arithmetic. A quotient is Smith's, as on the host.
+macro_rules! complex {
+    ($complex:literal, $float:literal, $abs:literal) => {
+        concat!(
+            "struct alignas(2 * sizeof(",
+            $float,
+            ")) ",
+            $complex,
+            " { ",
+            $float,
+            " re, im; };
+static __device__ __forceinline__ ",
+            $complex,
+            " operator-(const ",
+            $complex,
+            " a) { return {-a.re, -a.im}; }
+static __device__ __forceinline__ bool operator==(const ",
+            $complex,
+            " a, const ",
+            $complex,
+            " b) { return a.re == b.re && a.im == b.im; }
+static __device__ __forceinline__ ",
+            $complex,
+            " operator+(const ",
+            $complex,
+            " a, const ",
+            $complex,
+            " b) { return {a.re + b.re, a.im + b.im}; }
+static __device__ __forceinline__ ",
+            $complex,
+            " operator-(const ",
+            $complex,
+            " a, const ",
+            $complex,
+            " b) { return {a.re - b.re, a.im - b.im}; }
+static __device__ __forceinline__ ",
+            $complex,
+            " operator*(const ",
+            $complex,
+            " a, const ",
+            $complex,
+            " b) {
+    return {a.re * b.re - a.im * b.im, a.re * b.im + a.im * b.re};
+}
+static __device__ __forceinline__ ",
+            $complex,
+            " operator/(const ",
+            $complex,
+            " a, const ",
+            $complex,
+            " b) {
+    const ",
+            $float,
+            " wide = ",
+            $abs,
+            "(b.re), high = ",
+            $abs,
+            "(b.im);
+    if (wide >= high) {
+        if (wide == 0 && high == 0) {
+            return {a.re / wide, a.im / high};
+        }
+        const ",
+            $float,
+            " ratio = b.im / b.re, scale = 1 / (b.re + b.im * ratio);
+        return {(a.re + a.im * ratio) * scale, (a.im - a.re * ratio) * scale};
+    }
+    const ",
+            $float,
+            " ratio = b.re / b.im, scale = 1 / (b.re * ratio + b.im);
+    return {(a.re * ratio + a.im) * scale, (a.im * ratio - a.re) * scale};
+}
+"
+        )
+    };
+}
+
 /// In an order in which each uses only those before it.
 const FRAGMENTS: &[Fragment] = &[
     fragment("f16", "struct f16 { u16 bits; };\n"),
     fragment("bf16", "struct bf16 { u16 bits; };\n"),
     fragment("f8e4m3", "struct f8e4m3 { u8 bits; };\n"),
     fragment("f8e5m2", "struct f8e5m2 { u8 bits; };\n"),
+    fragment("c64", complex!("c64", "f32", "fabsf")),
+    fragment("c128", complex!("c128", "f64", "fabs")),
     fragment(
         "f32_from_f16",
         "static __device__ __forceinline__ f32 f32_from_f16(const f16 x) {

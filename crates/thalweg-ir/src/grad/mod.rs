@@ -94,7 +94,7 @@ fn check_inputs(body: &Body, wrt: &[usize]) -> Result<(), NotDifferentiable> {
             |reason: String| Err(NotDifferentiable(format!("no gradient for input {number}: {reason}")));
         match body.inputs.get(number) {
             None => return error(format!("the body has {} inputs", body.inputs.len())),
-            Some(input) if !input.dtype.is_floating_point() => {
+            Some(input) if !input.dtype.is_differentiable() => {
                 return error(format!("its dtype is {}, and only floats have gradients", input.dtype));
             }
             Some(input) if input.kind == InputKind::Gathered => {
@@ -122,7 +122,7 @@ fn carriers(body: &Body, wrt: &[usize]) -> Vec<bool> {
             Node::Detach(_) | Node::Gather { .. } => false,
             _ => any(node.operands().collect::<Vec<_>>().into_iter()),
         };
-        carries[index] = flows && body.dtypes[index].is_floating_point();
+        carries[index] = flows && body.dtypes[index].is_differentiable();
     }
     carries
 }

@@ -12,7 +12,8 @@ pub(super) const fn is_flat(op: Unary) -> bool {
 }
 
 /// Adds a node's part to the adjoints of its operands. `copy` gives operands, `result` is the node and `g` its adjoint; adjoints
-/// have the dtype in which there is arithmetic.
+/// have the dtype in which there is arithmetic. Those of complex numbers are PyTorch's: the derivative with respect to the conjugate,
+/// so that a step against the gradient goes down; a product with a derivative is one with its conjugate.
 pub(super) fn operands<'b>(
     node: &Node,
     copy: impl Fn(ExprId) -> Value<'b>,
@@ -46,6 +47,7 @@ fn unary<'b>(op: Unary, x: Value<'b>, y: Value<'b>, g: Value<'b>) -> Option<Valu
     Some(match op {
         Unary::Not | Unary::Floor | Unary::Ceil | Unary::Trunc | Unary::Round => return None,
         Unary::Neg => neg(g),
+        Unary::Conj => g.conj(),
         Unary::Abs => x.like(0.0).lt(x).select(g, masked(x.lt(0.0), neg(g))),
         Unary::Sqrt => div(g, y * 2.0),
         Unary::Exp => mul(g, y),
@@ -87,10 +89,10 @@ fn binary<'b>(
         }
         Binary::Add => (g, g),
         Binary::Sub => (g, neg(g)),
-        Binary::Mul => (mul(g, b), mul(g, a)),
+        Binary::Mul => (mul(g, b.conj()), mul(g, a.conj())),
         Binary::Div => {
-            let part = div(g, b);
-            (part, neg(mul(part, y)))
+            let part = div(g, b.conj());
+            (part, neg(mul(part, y.conj())))
         }
         // a − fmod(a, b) is a multiple of b, so the rounding finds the whole quotient even where a / b rounds up to it.
         Binary::Rem => {

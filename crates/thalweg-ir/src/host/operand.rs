@@ -3,7 +3,7 @@
 use std::cell::Cell;
 
 use crate::DType;
-use crate::elements::{bf16, f8e4m3, f8e5m2, f16};
+use crate::elements::{bf16, c64, c128, f8e4m3, f8e5m2, f16};
 
 /// Defines the enums over typed slices, with a variant per dtype that has elements of its own.
 macro_rules! define_slices {

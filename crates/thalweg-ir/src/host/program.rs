@@ -325,12 +325,19 @@ impl<'k> Compiler<'k> {
         self.define(step, dtype, section)
     }
 
-    /// Casts a value; between a 16-bit float and another type the way leads through f32.
+    /// Casts a value; between a 16-bit float and another type the way leads through f32, between a complex number and another
+    /// through its real part.
     fn emit_cast(&mut self, operand: ValueId, to: DType, section: usize) -> ValueId {
         let from = self.values[operand as usize].dtype;
         let half = |dtype: DType| dtype.compute() != dtype;
-        let operand = if from != to && (half(from) && to != DType::F32 || half(to) && from != DType::F32) {
-            self.emit_cast(operand, DType::F32, section)
+        let between = match (from.is_complex(), to.is_complex()) {
+            (false, true) => to.real(),
+            (true, false) if to != DType::Bool => from.real(),
+            _ if half(from) || half(to) => DType::F32,
+            _ => to,
+        };
+        let operand = if from != to && ![from, to].contains(&between) {
+            self.emit_cast(operand, between, section)
         } else {
             operand
         };
@@ -344,12 +351,15 @@ impl<'k> Compiler<'k> {
         let of = |operand: usize| self.values[operands[operand] as usize].dtype;
         let computes = dtype.compute() == dtype;
         let (float, integer) = (dtype.is_floating_point() && computes, dtype.is_integer());
+        let complex = dtype.is_complex();
         let valid = match op {
             Op::Unary(op) => {
                 of(0) == dtype
                     && match op {
                         Unary::Not => dtype == DType::Bool,
-                        Unary::Neg | Unary::Abs => float || integer,
+                        Unary::Conj => complex,
+                        Unary::Neg => float || integer || complex,
+                        Unary::Abs => float || integer,
                         _ => float,
                     }
             }
@@ -358,10 +368,10 @@ impl<'k> Compiler<'k> {
                     && match op {
                         Binary::Pow | Binary::Atan2 => float,
                         Binary::And | Binary::Or | Binary::Xor => integer || dtype == DType::Bool,
-                        Binary::Add | Binary::Sub | Binary::Mul | Binary::Div | Binary::Rem => {
-                            float || integer
-                        }
-                        _ => computes,
+                        Binary::Add | Binary::Sub | Binary::Mul | Binary::Div => float || integer || complex,
+                        Binary::Rem => float || integer,
+                        Binary::Equal => computes,
+                        _ => computes && !complex,
                     }
             }
             Op::Fma => (float || integer) && (0..3).all(|operand| of(operand) == dtype),

@@ -5,7 +5,7 @@ use std::cell::Cell;
 use super::BLOCK;
 use super::operand::{Cells, Slice, Source};
 use crate::DType;
-use crate::elements::{bf16, f8e4m3, f8e5m2, f16};
+use crate::elements::{bf16, c64, c128, f8e4m3, f8e5m2, f16};
 
 /// A block of elements: its own, or a view of an input that spares a copy.
 #[derive(Debug, Default)]

@@ -9,7 +9,8 @@ use super::program::HostStep;
 use super::register::{File, Lane};
 use crate::Scalar;
 use crate::body::{Binary, ReduceOp, Unary};
-use crate::elements::{bf16, f8e4m3, f8e5m2, f16};
+use crate::complex::Pair;
+use crate::elements::{bf16, c64, c128, f8e4m3, f8e5m2, f16};
 use crate::kernel::RUN;
 use crate::{Category, DType, Scalar as Value, philox};
 
@@ -89,6 +90,7 @@ impl Block<'_, '_> {
             integer T => self.fill(step.target, value.to_i64() as T),
             reduced T => self.fill(step.target, T::from_f32(value.to_f64() as f32)),
             float T => self.fill(step.target, value.to_f64() as T),
+            complex T => self.fill(step.target, T::of(value.to_f64(), 0.0)),
         );
     }
 
@@ -98,6 +100,11 @@ impl Block<'_, '_> {
             integer T => self.unary_integer::<T>(op, step),
             reduced T => unreachable!("arithmetic is done in compute types"),
             float T => self.unary_float::<T>(op, step),
+            complex T => match op {
+                Unary::Neg => self.map1(step, |a: T| -a),
+                Unary::Conj => self.map1(step, |a: T| a.conj()),
+                _ => unreachable!("bodies are checked when they are compiled"),
+            },
         );
     }
 
@@ -118,7 +125,7 @@ impl Block<'_, '_> {
             Unary::Ceil => self.map1(step, T::ceil),
             Unary::Trunc => self.map1(step, T::trunc),
             Unary::Round => self.map1(step, T::round),
-            Unary::Not => unreachable!("bodies are checked when they are compiled"),
+            Unary::Not | Unary::Conj => unreachable!("bodies are checked when they are compiled"),
             other => self.map1(step, T::function(other).expect("the others are functions")),
         }
     }
@@ -129,6 +136,14 @@ impl Block<'_, '_> {
             integer T => self.binary_integer::<T>(op, step),
             reduced T => unreachable!("arithmetic is done in compute types"),
             float T => self.binary_float::<T>(op, step),
+            complex T => match op {
+                Binary::Add => self.map2(step, |a: T, b: T| a + b),
+                Binary::Sub => self.map2(step, |a: T, b: T| a - b),
+                Binary::Mul => self.map2(step, |a: T, b: T| a * b),
+                Binary::Div => self.map2(step, T::over),
+                Binary::Equal => self.map2(step, |a: T, b: T| u8::from(a == b)),
+                _ => unreachable!("bodies are checked when they are compiled"),
+            },
         );
     }
 
@@ -202,6 +217,7 @@ impl Block<'_, '_> {
                     integer T => self.map1(step, |a: $from| a as T),
                     reduced T => self.round::<T>(step),
                     float T => self.map1(step, |a: $from| a as T),
+                    complex T => self.map1(step, |a: $from| T::of(a as f64, 0.0)),
                 )
             };
         }
@@ -210,6 +226,13 @@ impl Block<'_, '_> {
             integer A => cast_from!(A),
             reduced A => self.extend::<A>(to, step),
             float A => cast_from!(A),
+            complex A => match to {
+                DType::Bool => self.map1(step, |a: A| u8::from(a.parts() != [0.0; 2])),
+                DType::F32 => self.map1(step, |a: A| a.parts()[0] as f32),
+                DType::F64 => self.map1(step, |a: A| a.parts()[0]),
+                DType::C64 => self.map1(step, |a: A| c64::of(a.parts()[0], a.parts()[1])),
+                _ => self.map1(step, |a: A| c128::of(a.parts()[0], a.parts()[1])),
+            },
         );
     }
 
@@ -503,6 +526,6 @@ pub(super) fn argument(dtype: DType, bits: u64) -> Scalar {
     match dtype.category() {
         Category::Bool => Scalar::Bool(bits != 0),
         Category::Integer => Scalar::I64(bits as i64),
-        Category::FloatingPoint => Scalar::F64(f64::from_bits(bits)),
+        Category::FloatingPoint | Category::Complex => Scalar::F64(f64::from_bits(bits)),
     }
 }

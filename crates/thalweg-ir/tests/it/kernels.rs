@@ -162,17 +162,22 @@ pub fn compute_dtypes() -> impl Iterator<Item = DType> {
 fn unary_is_valid(op: Unary, dtype: DType) -> bool {
     match op {
         Unary::Not => dtype == DType::Bool,
-        Unary::Neg | Unary::Abs => dtype != DType::Bool,
+        Unary::Conj => dtype.is_complex(),
+        Unary::Neg => dtype != DType::Bool,
+        Unary::Abs => dtype != DType::Bool && !dtype.is_complex(),
         _ => dtype.is_floating_point(),
     }
 }
 
 fn binary_is_valid(op: Binary, dtype: DType) -> bool {
     match op {
-        Binary::Add | Binary::Sub | Binary::Mul | Binary::Div | Binary::Rem => dtype != DType::Bool,
+        Binary::Add | Binary::Sub | Binary::Mul | Binary::Div => dtype != DType::Bool,
+        Binary::Equal => true,
+        _ if dtype.is_complex() => false,
+        Binary::Rem => dtype != DType::Bool,
         Binary::Pow | Binary::Atan2 => dtype.is_floating_point(),
         Binary::And | Binary::Or | Binary::Xor => !dtype.is_floating_point(),
-        Binary::Max | Binary::Min | Binary::Equal | Binary::Less | Binary::LessEqual => true,
+        Binary::Max | Binary::Min | Binary::Less | Binary::LessEqual => true,
     }
 }
 
@@ -184,7 +189,7 @@ pub fn primitives(dtype: DType) -> Body {
         let out = |value: Value<'_>| builder.output(value, value.dtype(), OutputPlace::Point);
         Unary::ALL.iter().copied().filter(|&op| unary_is_valid(op, dtype)).for_each(|op| out(a.unary(op)));
         BINARIES.into_iter().filter(|&op| binary_is_valid(op, dtype)).for_each(|op| out(a.binary(op, b)));
-        if dtype != DType::Bool {
+        if dtype != DType::Bool && !dtype.is_complex() {
             out(a.mul_add(b, c));
         }
         out(a.eq(b).select(b, c));
@@ -255,6 +260,11 @@ pub fn all_kernels() -> Vec<Kernel> {
     }
     for dtype in DType::ALL {
         kernels.push(kernel(format!("casts_{dtype}"), &casts(dtype), strided(2, 0, 1, true)));
+        if dtype.is_complex() {
+            let body = pointwise(&[dtype, dtype], |x| x[0] + x[1]);
+            kernels.push(kernel(format!("sum_{dtype}_vector_2"), &body, contiguous(2)));
+            continue;
+        }
         for (number, lanes) in [1, 8, 256].into_iter().enumerate() {
             let body = reductions(dtype);
             let class = strided(1 + number as u8 % 2, 1 + number as u8 % 2, lanes, number == 1);

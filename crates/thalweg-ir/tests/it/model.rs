@@ -19,6 +19,8 @@ pub enum Value {
     F8E5m2(f8e5m2),
     F32(f32),
     F64(f64),
+    /// Of a complex type, with parts that its floats hold.
+    Complex(DType, f64, f64),
 }
 
 impl Value {
@@ -32,6 +34,20 @@ impl Value {
             Self::F8E5m2(_) => DType::F8E5m2,
             Self::F32(_) => DType::F32,
             Self::F64(_) => DType::F64,
+            Self::Complex(dtype, ..) => dtype,
+        }
+    }
+
+    /// A complex number of this type, whose parts are rounded.
+    fn complex(dtype: DType, re: f64, im: f64) -> Self {
+        let part = |value| Self::round(dtype.real(), value).float();
+        Self::Complex(dtype, part(re), part(im))
+    }
+
+    fn parts(self) -> (f64, f64) {
+        match self {
+            Self::Complex(_, re, im) => (re, im),
+            other => panic!("{other:?} is not complex"),
         }
     }
 
@@ -46,6 +62,9 @@ impl Value {
             }
             (Self::F32(a), Self::F32(b)) => a.to_bits() == b.to_bits() || (a.is_nan() && b.is_nan()),
             (Self::F64(a), Self::F64(b)) => a.to_bits() == b.to_bits() || (a.is_nan() && b.is_nan()),
+            (Self::Complex(a, re, im), Self::Complex(b, other_re, other_im)) => {
+                a == b && Self::F64(re).same(Self::F64(other_re)) && Self::F64(im).same(Self::F64(other_im))
+            }
             _ => self == other,
         }
     }
@@ -99,7 +118,15 @@ impl Value {
 
     pub fn cast(self, to: DType) -> Self {
         let from = self.dtype();
+        if let Self::Complex(dtype, re, im) = self {
+            return match to {
+                DType::Bool => Self::Bool((re, im) != (0.0, 0.0)),
+                to if to.is_complex() => Self::complex(to, re, im),
+                to => Self::round(dtype.real(), re).cast(to),
+            };
+        }
         match (from.is_floating_point(), to) {
+            (_, to) if to.is_complex() => Self::complex(to, self.cast(to.real()).float(), 0.0),
             (true, DType::Bool) => Self::Bool(self.float() != 0.0),
             (false, DType::Bool) => Self::Bool(self.int() != 0),
             (true, to) if to.is_integer() => {
@@ -117,6 +144,7 @@ impl Value {
         match dtype {
             DType::Bool => Self::Bool(value.to_f64() != 0.0),
             _ if dtype.is_integer() => Self::wrap(dtype, i128::from(value.to_i64())),
+            _ if dtype.is_complex() => Self::complex(dtype, value.to_f64(), 0.0),
             _ => Self::round(dtype, value.to_f64()),
         }
     }
@@ -143,6 +171,10 @@ fn unary(op: Unary, a: Value) -> Value {
         let value = if op == Unary::Neg { -a.int() } else { a.int().abs() };
         return Value::wrap(dtype, value);
     }
+    if let Value::Complex(_, re, im) = a {
+        let re = if op == Unary::Neg { -re } else { re };
+        return Value::complex(dtype, re, -im);
+    }
     // Correctly rounded in f64 and then in f32 is correctly rounded in f32 for these.
     let exact = |f: fn(f64) -> f64| Value::round(dtype, f(a.float()));
     let library = |narrow: fn(f32) -> f32, wide: fn(f64) -> f64| match a {
@@ -158,7 +190,7 @@ fn unary(op: Unary, a: Value) -> Value {
         Unary::Ceil => exact(f64::ceil),
         Unary::Trunc => exact(f64::trunc),
         Unary::Round => exact(f64::round_ties_even),
-        Unary::Not => unreachable!(),
+        Unary::Not | Unary::Conj => unreachable!(),
         other => library(other.of_f32().expect("a function"), other.of_f64().expect("a function")),
     }
 }
@@ -199,6 +231,9 @@ fn binary(op: Binary, a: Value, b: Value) -> Value {
             Binary::Pow | Binary::Atan2 => panic!("{op:?} is not for integers"),
         };
     }
+    if dtype.is_complex() {
+        return complex_binary(op, a, b);
+    }
     let (x, y) = (a.float(), b.float());
     let nan = x.is_nan() || y.is_nan();
     let round = |value| Value::round(dtype, value);
@@ -223,6 +258,32 @@ fn binary(op: Binary, a: Value, b: Value) -> Value {
         Binary::Less => Value::Bool(x < y),
         Binary::LessEqual => Value::Bool(x <= y),
         Binary::And | Binary::Or | Binary::Xor => panic!("{op:?} is not for floats"),
+    }
+}
+
+/// Each step on the parts is rounded.
+fn complex_binary(op: Binary, a: Value, b: Value) -> Value {
+    let dtype = a.dtype();
+    let part = |value| Value::round(dtype.real(), value).float();
+    let times = |x: f64, y: f64| part(x * y);
+    let ((a, b), (c, d)) = (a.parts(), b.parts());
+    match op {
+        Binary::Equal => Value::Bool(a == c && b == d),
+        Binary::Add => Value::complex(dtype, a + c, b + d),
+        Binary::Sub => Value::complex(dtype, a - c, b - d),
+        Binary::Mul => Value::complex(dtype, times(a, c) - times(b, d), times(a, d) + times(b, c)),
+        Binary::Div if c == 0.0 && d == 0.0 => Value::complex(dtype, a / c.abs(), b / d.abs()),
+        Binary::Div if c.abs() >= d.abs() => {
+            let ratio = part(d / c);
+            let scale = part(1.0 / part(c + times(d, ratio)));
+            Value::complex(dtype, part(a + times(b, ratio)) * scale, part(b - times(a, ratio)) * scale)
+        }
+        Binary::Div => {
+            let ratio = part(c / d);
+            let scale = part(1.0 / part(times(c, ratio) + d));
+            Value::complex(dtype, part(times(a, ratio) + b) * scale, part(times(b, ratio) - a) * scale)
+        }
+        other => panic!("{other:?} is not for complex numbers"),
     }
 }
 
@@ -282,6 +343,7 @@ impl Memory {
         &mut bytemuck::cast_slice_mut(&mut self.words)[..self.length]
     }
 
+    #[expect(clippy::useless_conversion, reason = "the parts of one of the complex types are f64")]
     pub fn get(&self, dtype: DType, at: usize) -> Value {
         assert_eq!(dtype, self.dtype, "memory is read as what it holds");
         with_dtype!(dtype,
@@ -289,6 +351,10 @@ impl Memory {
             integer T => Value::Int(dtype, i128::from(self.elements::<T>()[at])),
             reduced T => Value::round(dtype, self.elements::<T>()[at].to_f64()),
             float T => Value::round(dtype, self.elements::<T>()[at].to_f64()),
+            complex T => {
+                let number = self.elements::<T>()[at];
+                Value::Complex(dtype, number.re.into(), number.im.into())
+            },
         )
     }
 
@@ -299,6 +365,10 @@ impl Memory {
             integer T => self.elements_mut::<T>()[at] = value.int().try_into().expect("it is within bounds"),
             reduced T => self.elements_mut::<T>()[at] = T::from_f64(value.float()),
             float T => self.elements_mut::<T>()[at] = value.float() as T,
+            complex T => {
+                let (re, im) = value.parts();
+                self.elements_mut::<T>()[at] = T { re: re as _, im: im as _ };
+            },
         );
     }
 

@@ -263,6 +263,7 @@ impl<'b> Generator<'b, '_> {
         let (value, at_points) = self.any();
         match value.dtype() {
             DType::Bool => (value.to(DType::I32), at_points),
+            dtype if dtype.is_complex() => (value.to(dtype.real()), at_points),
             dtype => (value.to(dtype.compute()), at_points),
         }
     }
@@ -304,8 +305,14 @@ impl<'b> Generator<'b, '_> {
         }
         let value = value.to(value.dtype().compute());
         let integer = [Unary::Neg, Unary::Abs];
-        let float: Vec<Unary> = Unary::ALL.iter().copied().filter(|&op| op != Unary::Not).collect();
-        let op = self.tape.pick(if value.dtype().is_integer() { &integer[..] } else { &float });
+        let complex = [Unary::Neg, Unary::Conj];
+        let float: Vec<Unary> =
+            Unary::ALL.iter().copied().filter(|op| !matches!(op, Unary::Not | Unary::Conj)).collect();
+        let op = self.tape.pick(match value.dtype() {
+            dtype if dtype.is_integer() => &integer[..],
+            dtype if dtype.is_complex() => &complex,
+            _ => &float,
+        });
         (value.unary(op), at_points)
     }
 
@@ -319,6 +326,7 @@ impl<'b> Generator<'b, '_> {
         let op = match a.dtype() {
             DType::Bool => self.tape.pick(&[&every[..], &bits].concat()),
             dtype if dtype.is_integer() => self.tape.pick(&[&numbers[..], &every, &bits].concat()),
+            dtype if dtype.is_complex() => self.tape.pick(&[&numbers[..4], &[Binary::Equal]].concat()),
             _ => self.tape.pick(&[&numbers[..], &every, &[Binary::Pow, Binary::Atan2]].concat()),
         };
         (a.binary(op, b), at_a || at_b)
@@ -339,7 +347,7 @@ impl<'b> Generator<'b, '_> {
             ReduceOp::Sum | ReduceOp::Product => self.number().0,
             _ => {
                 let value = self.any().0;
-                value.to(value.dtype().compute())
+                value.to(value.dtype().real().compute())
             }
         };
         self.pool.push((self.builder.reduce(op, value), false));

@@ -18,7 +18,7 @@ use super::pickle::{DICTIONARY, Node, ValueIndex, Values, Writer, run};
 use super::stream::{Upload, download, file_error};
 
 /// The dtypes with their names and the classes of their storages. Those without a class of their own are saved by name.
-const DTYPES: [(DType, &str, Option<&str>); 13] = [
+const DTYPES: [(DType, &str, Option<&str>); 15] = [
     (DType::Bool, "bool", Some("BoolStorage")),
     (DType::U8, "uint8", Some("ByteStorage")),
     (DType::I8, "int8", Some("CharStorage")),
@@ -29,6 +29,8 @@ const DTYPES: [(DType, &str, Option<&str>); 13] = [
     (DType::Bf16, "bfloat16", Some("BFloat16Storage")),
     (DType::F32, "float32", Some("FloatStorage")),
     (DType::F64, "float64", Some("DoubleStorage")),
+    (DType::C64, "complex64", Some("ComplexFloatStorage")),
+    (DType::C128, "complex128", Some("ComplexDoubleStorage")),
     (DType::U16, "uint16", None),
     (DType::F8E4m3, "float8_e4m3fn", None),
     (DType::F8E5m2, "float8_e5m2", None),

@@ -19,7 +19,7 @@ use crate::module::StateDict;
 /// The most bytes of a header, which is the format's own limit.
 const MOST_HEADER_BYTES: u64 = 100_000_000;
 
-const DTYPES: [(DType, Dtype); 13] = [
+const DTYPES: [(DType, Dtype); 14] = [
     (DType::Bool, Dtype::BOOL),
     (DType::U8, Dtype::U8),
     (DType::I8, Dtype::I8),
@@ -33,6 +33,7 @@ const DTYPES: [(DType, Dtype); 13] = [
     (DType::F64, Dtype::F64),
     (DType::F8E4m3, Dtype::F8_E4M3),
     (DType::F8E5m2, Dtype::F8_E5M2),
+    (DType::C64, Dtype::C64),
 ];
 
 /// An open file, whose tensors are read one by one.

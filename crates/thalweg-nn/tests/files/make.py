@@ -23,6 +23,9 @@ every["empty"] = torch.zeros(0, 4)
 every["scalar"] = torch.tensor(2.5)
 torch.save(every, "dtypes.pt")
 
+numbers = torch.arange(6).reshape(2, 3) * (1 - 2j)
+torch.save({"complex64": numbers.to(torch.complex64), "complex128": numbers.to(torch.complex128)}, "complex.pt")
+
 # Views, storages that are shared, parameters, containers and plain values.
 weight = torch.arange(12.0).reshape(3, 4)
 checkpoint = {

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use thalweg_ir::DType;
+use thalweg_ir::{DType, c128};
 use thalweg_nn::module::{Forward, Linear, Module, ReLU, Sequential, StateDict};
 use thalweg_nn::serialize::{Object, SafeTensorsFile, load, load_file, save, save_file};
 use thalweg_tensor::Tensor;
@@ -80,6 +80,30 @@ fn every_dtype_of_a_safetensors_file_is_read_and_written() {
     assert_eq!(values(&written.tensor("int16", &device()).unwrap()), [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]);
     let error = written.tensor("int128", &device()).unwrap_err();
     assert!(error.to_string().contains("there is no tensor int128"), "{error}");
+}
+
+#[test]
+fn complex_numbers_are_read_and_written() {
+    let expected: Vec<c128> =
+        (0..6).map(f64::from).map(|number| c128 { re: number, im: -2.0 * number }).collect();
+    let check = |tensor: &Tensor, dtype: DType| {
+        assert_eq!((tensor.dtype(), tensor.shape()), (dtype, &[2, 3][..]));
+        assert_eq!(tensor.to_dtype(DType::C128).unwrap().to_vec::<c128>().unwrap(), expected);
+    };
+    let read = load(file("complex.pt"), &device()).unwrap();
+    let scratch = Scratch::new("complex.pt");
+    save(&read, &scratch.0).unwrap();
+    for tensors in [&read, &load(&scratch.0, &device()).unwrap()].map(|object| object.state_dict().unwrap()) {
+        check(&tensors["complex64"], DType::C64);
+        check(&tensors["complex128"], DType::C128);
+    }
+    let mut tensors = read.state_dict().unwrap();
+    let scratch = Scratch::new("complex.safetensors");
+    let error = save_file(&tensors, &scratch.0, &[]).unwrap_err();
+    assert!(error.to_string().contains("complex128"), "the format has no such dtype: {error}");
+    tensors.shift_remove("complex128");
+    save_file(&tensors, &scratch.0, &[]).unwrap();
+    check(&load_file(&scratch.0, &device()).unwrap()["complex64"], DType::C64);
 }
 
 #[test]

@@ -21,7 +21,7 @@ macro_rules! functions_table {
             /// 1 / x.
             reciprocal(x) Floating {
                 body: 1.0 / x,
-                gradient(y, g): -(g * y * y),
+                gradient(y, g): -(g * (y * y).conj()),
                 reference: x.recip(),
                 samples: [[-2.0], [0.5]],
                 numbers: [],
@@ -75,14 +75,14 @@ macro_rules! functions_table {
                 numbers: [],
             }
             /// The largest integer that is not above x.
-            floor(x) Numeric { body: if x.dtype().is_floating_point() { x.floor() } else { x }, reference: x.floor(), samples: [[-1.5], [0.5]], numbers: [] }
+            floor(x) Numeric { body: if x.dtype().is_differentiable() { x.floor() } else { x }, reference: x.floor(), samples: [[-1.5], [0.5]], numbers: [] }
             /// The smallest integer that is not below x.
-            ceil(x) Numeric { body: if x.dtype().is_floating_point() { x.ceil() } else { x }, reference: x.ceil(), samples: [[-1.5], [0.5]], numbers: [] }
+            ceil(x) Numeric { body: if x.dtype().is_differentiable() { x.ceil() } else { x }, reference: x.ceil(), samples: [[-1.5], [0.5]], numbers: [] }
             /// x without its fraction.
-            trunc(x) Numeric { body: if x.dtype().is_floating_point() { x.trunc() } else { x }, reference: x.trunc(), samples: [[-1.5], [0.5]], numbers: [] }
+            trunc(x) Numeric { body: if x.dtype().is_differentiable() { x.trunc() } else { x }, reference: x.trunc(), samples: [[-1.5], [0.5]], numbers: [] }
             /// The nearest integer, ties to even.
             round(x) Numeric {
-                body: if x.dtype().is_floating_point() { x.round() } else { x },
+                body: if x.dtype().is_differentiable() { x.round() } else { x },
                 reference: x.round_ties_even(),
                 samples: [[-1.25], [0.75]],
                 numbers: [],
@@ -98,7 +98,7 @@ macro_rules! functions_table {
             mul_scalar(x; other): "mul.Scalar(Tensor self, Scalar other) -> Tensor" Numeric { body: x * other, reference: x * other, samples: [[-2.0], [0.5]], numbers: [3.0] }
             /// Whether the sign of x is negative, that of −0 too.
             signbit(x) Comparison {
-                body: if x.dtype().is_floating_point() { x.lt(0.0).or((1.0 / x).eq(f64::NEG_INFINITY)) } else { x.lt(0.0) },
+                body: if x.dtype().is_differentiable() { x.lt(0.0).or((1.0 / x).eq(f64::NEG_INFINITY)) } else { x.lt(0.0) },
                 reference: f64::from(x.is_sign_negative()),
                 samples: [[-2.0], [0.0], [-0.0], [0.5]],
                 numbers: [],
@@ -241,28 +241,28 @@ macro_rules! functions_table {
             }
             /// Whether x is infinite.
             isinf(x) Comparison {
-                body: if x.dtype().is_floating_point() { x.abs().eq(f64::INFINITY) } else { x.eq(x).logical_not() },
+                body: if x.dtype().is_differentiable() { x.abs().eq(f64::INFINITY) } else { x.eq(x).logical_not() },
                 reference: f64::from(x.is_infinite()),
                 samples: [[1.0], [f64::NEG_INFINITY], [f64::NAN]],
                 numbers: [],
             }
             /// Whether x is neither infinite nor NaN.
             isfinite(x) Comparison {
-                body: if x.dtype().is_floating_point() { x.abs().lt(f64::INFINITY) } else { x.eq(x) },
+                body: if x.dtype().is_differentiable() { x.abs().lt(f64::INFINITY) } else { x.eq(x) },
                 reference: f64::from(x.is_finite()),
                 samples: [[1.0], [f64::NEG_INFINITY], [f64::NAN]],
                 numbers: [],
             }
             /// Whether x is +∞.
             isposinf(x) Comparison {
-                body: if x.dtype().is_floating_point() { x.eq(f64::INFINITY) } else { x.eq(x).logical_not() },
+                body: if x.dtype().is_differentiable() { x.ge(f64::INFINITY) } else { x.eq(x).logical_not() },
                 reference: f64::from(x == f64::INFINITY),
                 samples: [[1.0], [f64::NEG_INFINITY], [f64::INFINITY]],
                 numbers: [],
             }
             /// Whether x is −∞.
             isneginf(x) Comparison {
-                body: if x.dtype().is_floating_point() { x.eq(f64::NEG_INFINITY) } else { x.eq(x).logical_not() },
+                body: if x.dtype().is_differentiable() { x.le(f64::NEG_INFINITY) } else { x.eq(x).logical_not() },
                 reference: f64::from(x == f64::NEG_INFINITY),
                 samples: [[1.0], [f64::NEG_INFINITY], [f64::INFINITY]],
                 numbers: [],

@@ -178,7 +178,7 @@ fn floored_quotient<'b>(x: Value<'b>, y: Value<'b>) -> Value<'b> {
     let rest = x % y;
     let zero = rest.like(0.0);
     let is_off = rest.eq(zero).logical_not().and(rest.lt(zero).xor(y.lt(zero)));
-    if !x.dtype().is_floating_point() {
+    if !x.dtype().is_differentiable() {
         return is_off.select(x / y - 1.0, x / y);
     }
     let quotient = (x - rest) / y;

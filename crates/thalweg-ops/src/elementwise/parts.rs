@@ -106,6 +106,8 @@ macro_rules! parts_table {
             }
             /// x + y; of truth values, whether one of both is true.
             add(x, y) NumericOrBool { body: x + y, reference: x + y, samples: [[-2.0, 3.0], [0.5, 4.0]], numbers: [] }
+            /// The conjugate of x, of real numbers x.
+            conj_of(x) Numeric { body: x.conj(), reference: x, samples: [[-2.0], [0.5]], numbers: [] }
             /// x − y.
             sub(x, y) Numeric { body: x - y, reference: x - y, samples: [[-2.0, 3.0], [0.5, 4.0]], numbers: [] }
             /// x · mask · scale: the gradient of dropout.
@@ -124,7 +126,7 @@ macro_rules! parts_table {
             }
             /// x / y without its fraction.
             trunc_divide(x, y) Numeric {
-                body: if x.dtype().is_floating_point() { (x / y).trunc().detach() } else { x / y },
+                body: if x.dtype().is_differentiable() { (x / y).trunc().detach() } else { x / y },
                 reference: (x / y).trunc(),
                 samples: [[-5.5, 4.0], [9.5, 4.0]],
                 numbers: [],
@@ -138,7 +140,7 @@ macro_rules! parts_table {
             }
             /// x / other without its fraction.
             trunc_divide_scalar(x; other) Numeric {
-                body: if x.dtype().is_floating_point() { (x / other).trunc().detach() } else { x / other },
+                body: if x.dtype().is_differentiable() { (x / other).trunc().detach() } else { x / other },
                 reference: (x / other).trunc(),
                 samples: [[-5.5], [9.5]],
                 numbers: [4.0],
@@ -201,7 +203,7 @@ macro_rules! parts_table {
             power(x, y) Floating { body: x.pow(y), reference: x.powf(y), samples: [[2.0, 3.0], [0.5, 4.0]], numbers: [] }
             /// x to the power of y, of integers: 0 where y is negative and |x| is above 1.
             integer_power(x, y) Numeric {
-                body: if x.dtype().is_floating_point() { x.pow(y) } else { integer_power_of(x, y) },
+                body: if x.dtype().is_differentiable() { x.pow(y) } else { integer_power_of(x, y) },
                 reference: x.powf(y),
                 samples: [[2.0, 3.0], [-3.0, 4.0]],
                 numbers: [],
@@ -215,14 +217,14 @@ macro_rules! parts_table {
             }
             /// x to the power of exponent, of integers.
             integer_power_scalar(x; exponent) Numeric {
-                body: if x.dtype().is_floating_point() { x.pow(exponent) } else { integer_power_of(x, exponent) },
+                body: if x.dtype().is_differentiable() { x.pow(exponent) } else { integer_power_of(x, exponent) },
                 reference: x.powf(exponent),
                 samples: [[-3.0], [2.0]],
                 numbers: [3.0],
             }
             /// base to the power of x, of integers.
             integer_power_of_scalar(x; base) Numeric {
-                body: if x.dtype().is_floating_point() { base.pow(x) } else { integer_power_of(base, x) },
+                body: if x.dtype().is_differentiable() { base.pow(x) } else { integer_power_of(base, x) },
                 reference: base.powf(x),
                 samples: [[3.0], [2.0]],
                 numbers: [3.0],

@@ -32,7 +32,7 @@ impl Formula {
     pub(crate) fn record(&'static self, call: &Call<'_>) -> Result<Tensors> {
         let results = no_grad(|| call.redispatch())?;
         let mut results: Tensors = results.into_iter().map(|result| result.detach()).collect();
-        if !results.iter().any(|result| result.dtype().is_floating_point()) {
+        if !results.iter().any(|result| result.dtype().is_differentiable()) {
             return Ok(results);
         }
         let node = FormulaNode {
@@ -67,7 +67,7 @@ struct Input {
 
 impl Input {
     fn of(tensor: &Tensor) -> Self {
-        let is_wanted = tensor.requires_grad() && tensor.dtype().is_floating_point();
+        let is_wanted = tensor.requires_grad() && tensor.dtype().is_differentiable();
         Self { shape: tensor.shape().into(), dtype: tensor.dtype(), is_wanted }
     }
 }

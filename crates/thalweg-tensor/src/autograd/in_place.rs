@@ -117,7 +117,7 @@ impl Recording {
         }
         let wanted =
             source.requires_grad() || target.requires_grad() || base.is_some_and(Tensor::requires_grad);
-        if !wanted || !target.dtype().is_floating_point() {
+        if !wanted || !target.dtype().is_differentiable() {
             return Ok(None);
         }
         if matches!(target.0.autograd.view_of(), Some(ViewOf::Unrecorded)) {

@@ -150,9 +150,9 @@ impl Tensor {
     #[track_caller]
     pub fn set_requires_grad(&self, requires_grad: bool) -> Result<()> {
         in_call("requires_grad", &[self], Location::caller(), || {
-            if requires_grad && !self.dtype().is_floating_point() {
+            if requires_grad && !self.dtype().is_differentiable() {
                 return Err(Error::invalid(format!(
-                    "only floating-point tensors have gradients, this one is {}",
+                    "only floating-point and complex tensors have gradients, this one is {}",
                     self.dtype()
                 )));
             }

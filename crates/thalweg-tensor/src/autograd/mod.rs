@@ -211,6 +211,12 @@ impl Tensor {
                     self.elements()
                 )));
             }
+            if gradient.is_none() && self.dtype().is_complex() {
+                return Err(Error::invalid(
+                    "backward: grad can be implicitly created only for real scalar outputs, and this one is complex; give a gradient \
+                     with `backward_with`",
+                ));
+            }
             let Some(edge) = self.gradient_edge() else {
                 return Err(Error::invalid(
                     "backward: this tensor depends on no leaf that requires a gradient (was it computed under no_grad?)",
@@ -354,7 +360,7 @@ pub(crate) fn record(
     let edges = inputs.iter().map(|tensor| tensor.gradient_edge()).collect();
     let node = Node::new(function, edges, results.len(), stream);
     for (input, result) in results.iter_mut().enumerate() {
-        if result.dtype().is_floating_point() {
+        if result.dtype().is_differentiable() {
             result.join(Edge { node: node.clone(), input });
         }
     }

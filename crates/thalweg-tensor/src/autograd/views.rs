@@ -30,6 +30,10 @@ pub(crate) enum ViewBackward {
         /// Where the view's elements lie in a contiguous tensor of that shape.
         part: Layout,
     },
+    /// The parts of complex numbers as a last dimension.
+    Parts,
+    /// The last dimension as the parts of complex numbers.
+    Numbers,
     /// Any strides over the memory.
     Strided {
         /// The base's layout.
@@ -46,6 +50,8 @@ impl Backward for ViewBackward {
             Self::Reshape(_) => "reshape",
             Self::Expand(_) => "expand",
             Self::Part { name, .. } => name,
+            Self::Parts => "view_as_real",
+            Self::Numbers => "view_as_complex",
             Self::Strided { .. } => "as_strided",
         }
     }
@@ -63,6 +69,8 @@ impl Backward for ViewBackward {
                 whole.view(part.clone()).copy_(gradient)?;
                 whole
             }
+            Self::Parts => gradient.contiguous()?.view_as_complex()?,
+            Self::Numbers => gradient.view_as_real()?,
             Self::Strided { base, view } => strided_gradient(gradient, base, view)?,
         };
         Ok(Gradients::from_elem(Some(result), 1))

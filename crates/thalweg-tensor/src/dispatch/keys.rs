@@ -19,26 +19,29 @@ pub enum DispatchKey {
     Python = 3,
     /// A gradient may flow through the call.
     Autograd = 4,
+    /// A tensor of the call is of complex numbers: operators that compute with the parts answer here, by operators of real numbers.
+    Complex = 5,
     /// The call is recorded by [`trace`](super::trace).
-    Trace = 5,
+    Trace = 6,
     /// The call stands in a region of [`autocast`](crate::autocast::autocast).
-    Autocast = 6,
+    Autocast = 7,
     /// A mode of the program's own, which sees each call first. A thread includes it.
-    User1 = 7,
+    User1 = 8,
     /// Another mode, above the first.
-    User2 = 8,
+    User2 = 9,
     /// Another mode, above all.
-    User3 = 9,
+    User3 = 10,
 }
 
 impl DispatchKey {
     /// Every key, lowest priority first.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
         Self::Sim,
         Self::Cuda,
         Self::Meta,
         Self::Python,
         Self::Autograd,
+        Self::Complex,
         Self::Trace,
         Self::Autocast,
         Self::User1,

@@ -11,7 +11,7 @@ use super::{DispatchKey, Operator};
 use crate::argument::{Forms, default_of};
 use crate::autocast::Policy;
 use crate::operators::body::Body;
-use crate::operators::{define_all, in_place};
+use crate::operators::{complex_kernel, define_all, in_place};
 
 /// The operators by name. Built-in ones are defined on first use.
 struct Registry(RwLock<FxHashMap<&'static str, &'static Operator>>);
@@ -55,6 +55,9 @@ impl Registry {
             _ = operator.slots[DispatchKey::Autocast as usize]
                 .built_in
                 .set(Arc::new(move |call| policy.run(call)));
+        }
+        if let Some(kernel) = body.and_then(|body| complex_kernel(name, body)) {
+            _ = operator.slots[DispatchKey::Complex as usize].built_in.set(kernel);
         }
         let operator: &'static Operator = Box::leak(Box::new(operator));
         operators.insert(name, operator);

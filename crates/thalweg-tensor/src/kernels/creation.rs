@@ -22,6 +22,8 @@ pub(crate) fn convertible(value: Scalar, dtype: DType) -> Result<Scalar> {
     if dtype == DType::Bool {
         return Ok(Scalar::I64(i64::from(value.to_f64() != 0.0)));
     }
+    // A real number has the imaginary part 0.
+    let dtype = dtype.real();
     let range = with_dtype!(dtype,
         bool => f64::MIN..=f64::MAX,
         integer T => match dtype {

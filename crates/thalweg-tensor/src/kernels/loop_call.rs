@@ -91,14 +91,14 @@ impl LoopCall<'_> {
     pub(super) fn wanted(&self) -> u32 {
         let inputs = self.tensors.iter().enumerate();
         inputs
-            .filter(|(_, tensor)| tensor.requires_grad() && tensor.dtype().is_floating_point())
+            .filter(|(_, tensor)| tensor.requires_grad() && tensor.dtype().is_differentiable())
             .fold(0, |mask, (input, _)| mask | 1 << input)
     }
 
     /// Whether the gradients of the call read its first tensor.
     pub(crate) fn saves_first_input(&self) -> Result<bool> {
         let wanted = self.wanted();
-        let is_differentiable = self.result()?.is_some_and(|(_, dtype)| dtype.is_floating_point());
+        let is_differentiable = self.result()?.is_some_and(|(_, dtype)| dtype.is_differentiable());
         if wanted == 0 || !is_differentiable {
             return Ok(false);
         }

@@ -561,7 +561,7 @@ fn launch_into(
 pub(crate) fn autograd(lowered: &LoopCall<'_>, call: &Call<'_>) -> Result<Tensors> {
     let resolved = Resolved::of(lowered)?;
     let mut results = Call { resolved: Some(&resolved), ..*call }.redispatch()?;
-    let differentiable = results.iter().any(|result| result.dtype().is_floating_point());
+    let differentiable = results.iter().any(|result| result.dtype().is_differentiable());
     let wanted = lowered.wanted();
     if !differentiable || wanted == 0 {
         return Ok(results);
@@ -770,7 +770,7 @@ impl LoopBackward {
             return Ok(());
         }
         let wanted = (inputs.iter().enumerate())
-            .filter(|(_, tensor)| tensor.requires_grad() && tensor.dtype().is_floating_point())
+            .filter(|(_, tensor)| tensor.requires_grad() && tensor.dtype().is_differentiable())
             .fold(0u32, |mask, (input, _)| mask | 1 << input);
         if wanted == 0 {
             return Ok(());

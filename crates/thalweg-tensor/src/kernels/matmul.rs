@@ -49,7 +49,7 @@ fn as_it_lies(tensor: &Tensor) -> Option<Operand> {
 }
 
 /// Returns whether two tensors can be multiplied.
-pub(super) fn check(a: &Tensor, b: &Tensor) -> Result<()> {
+pub(crate) fn check(a: &Tensor, b: &Tensor) -> Result<()> {
     let fail = |why: String| Err(Error::invalid(why));
     if a.dtype() != b.dtype() {
         return fail(format!(

@@ -1,10 +1,10 @@
-//! Other names that PyTorch has for operators, and what does nothing to real numbers.
+//! Other names that PyTorch has for operators, and what does nothing.
 
 use thalweg_ir::DType;
 use thalweg_runtime::{Error, Result};
 
 use super::Body::Composite;
-use super::view::{alias, expand, transpose};
+use super::view::{expand, transpose};
 use super::{operators, single};
 use crate::dispatch::{Arguments, Call, Operator, built_in};
 use crate::tensor::{Tensor, Tensors};
@@ -34,19 +34,19 @@ operators! {
     "max.other(Tensor self, Tensor other) -> Tensor" = Composite(|call| renamed(call, built_in!("maximum")?));
     /// Returns the smaller of self and other: `minimum`.
     "min.other(Tensor self, Tensor other) -> Tensor" = Composite(|call| renamed(call, built_in!("minimum")?));
-    /// Returns −1, 0 or 1 with the sign of each element: `sign`, for real numbers.
-    "sgn(Tensor self) -> Tensor" = Composite(|call| renamed(call, built_in!("sign")?));
+    /// Returns −1, 0 or 1 with the sign of each element: `sign`; of complex numbers self / |self|, and 0 of 0.
+    "sgn(Tensor self) -> Tensor" fn sgn() = Composite(|call| renamed(call, built_in!("sign")?));
     /// Returns the tensor broadcast to a shape: `expand`.
     "broadcast_to(Tensor(a) self, SymInt[] size) -> Tensor(a)"
         = Composite(|call| expand(call.tensor(0), &call.ints(1)).map(single));
     /// Returns matrices with their rows and columns swapped.
     "mT(Tensor(a) self) -> Tensor(a)" fn m_t() = Composite(|call| transposed(call.tensor(0), "mT"));
     /// Returns matrices with their rows and columns swapped, conjugated: the same as `mT` for real numbers.
-    "mH(Tensor(a) self) -> Tensor(a)" = Composite(|call| transposed(call.tensor(0), "mH"));
+    "mH(Tensor(a) self) -> Tensor(a)" = Composite(|call| transposed(&call.tensor(0).conj()?, "mH"));
     /// Returns the matrix with rows and columns swapped, conjugated; a tensor without dimensions is returned as it is.
     "matrix_H(Tensor(a) self) -> Tensor(a)" = Composite(|call| match call.tensor(0).rank() {
-        0 => alias(call.tensor(0)).map(single),
-        2 => transposed(call.tensor(0), "H"),
+        0 => call.tensor(0).conj().map(single),
+        2 => transposed(&call.tensor(0).conj()?, "H"),
         rank => Err(Error::invalid(format!(
             "tensor.H is only supported on matrices (2-D tensors). Got {rank}-D tensor. For batches of matrices, consider using \
              tensor.mH"
@@ -63,14 +63,8 @@ operators! {
         DType::Bool => Err(Error::invalid("The `+` operator, on a bool tensor is not supported.")),
         _ => Ok(single(call.tensor(0).clone())),
     });
-    /// Returns the real parts, which are all there is.
-    "real(Tensor(a) self) -> Tensor(a)" = Composite(|call| Ok(single(call.tensor(0).clone())));
-    /// Returns the complex conjugate: of real numbers the tensor.
-    "resolve_conj(Tensor(a) self) -> Tensor(a)" = Composite(|call| Ok(single(call.tensor(0).clone())));
     /// Returns the tensor, whose elements are never kept negated.
     "resolve_neg(Tensor(a) self) -> Tensor(a)" = Composite(|call| Ok(single(call.tensor(0).clone())));
-    /// Returns the complex conjugates: of real numbers the tensor.
-    "conj_physical(Tensor self) -> Tensor" = Composite(|call| Ok(single(call.tensor(0).clone())));
     /// Returns `length` places of a dimension, from the place on that a tensor without dimensions holds; the host reads it.
     "narrow.Tensor(Tensor(a) self, int dim, Tensor start, SymInt length) -> Tensor(a)" = Composite(|call| {
         let start = call.tensor(2);

@@ -249,7 +249,7 @@ pub(super) fn pad(x: &Tensor, padding: &[i64], value: Scalar) -> Result<Tensor> 
 }
 
 /// Reads the options of a new tensor, whose first is at a place of the schema: dtype, layout, device, pinned memory.
-fn options(call: &Call<'_>, at: usize) -> Result<Option<DType>> {
+pub(super) fn options(call: &Call<'_>, at: usize) -> Result<Option<DType>> {
     check_options(call.optional_int(at + 1), call.optional_bool(at + 3))?;
     match call.argument(at + 2) {
         Argument::Device(device) if device != call.device => Err(Error::invalid(format!(

@@ -14,7 +14,7 @@ use thalweg_runtime::{Error, Result};
 use super::body::{Body, single};
 use crate::autograd::is_grad_enabled;
 use crate::caller::{enter, label_at};
-use crate::dispatch::{Argument, Arguments, Call, Operator};
+use crate::dispatch::{Argument, Arguments, Call, DispatchKey, Operator};
 use crate::kernels::loops::{LoopCall, run_into};
 use crate::tensor::{Tensor, Tensors};
 
@@ -121,6 +121,15 @@ fn check_apart(name: &str, tensors: &[&Tensor], out: &[Tensor]) -> Result<()> {
             wrong.dtype()
         )));
     }
+    if matches!(name, "complex" | "polar")
+        && let Some(wrong) = out.iter().find(|out| out.dtype() != tensors[0].dtype().complex())
+    {
+        return Err(Error::invalid(format!(
+            "Expected object of scalar type {} but got scalar type {} for argument 'out'",
+            tensors[0].dtype().complex(),
+            wrong.dtype()
+        )));
+    }
     if name == "multinomial" && out.iter().any(|out| out.dtype() != DType::I64) {
         return Err(Error::invalid(format!("multinomial expects Long tensor out, got: {}", out[0].dtype())));
     }
@@ -160,6 +169,9 @@ fn is_kept(functional: &'static Operator, call: &Call<'_>) -> Result<bool> {
         return Ok(false);
     }
     let functional_call = Call { operator: functional, ..*call };
+    if is_by_parts(functional, call) {
+        return Ok(true);
+    }
     match functional.body() {
         Some(Body::Loop(entry)) => LoopCall::of(entry, &functional_call)?.saves_first_input(),
         Some(Body::Lowered(lower)) => lower(&functional_call)?.saves_first_input(),
@@ -169,12 +181,18 @@ fn is_kept(functional: &'static Operator, call: &Call<'_>) -> Result<bool> {
     }
 }
 
+/// Returns whether complex numbers make other operators compute the result.
+fn is_by_parts(functional: &Operator, call: &Call<'_>) -> bool {
+    functional.has_built_in(DispatchKey::Complex)
+        && call.tensors.iter().any(|tensor| tensor.dtype().is_complex())
+}
+
 /// Writes the result of a loop right into the target, if a loop computes it and the elements are those that a copy would give.
 /// Returns whether it was written.
 fn written_by_loop(functional: &'static Operator, call: &Call<'_>) -> Result<bool> {
     let target = call.tensor(0);
     let is_recorded = is_grad_enabled() && call.tensors.iter().any(|tensor| tensor.requires_grad());
-    if is_recorded || target.layout().may_overlap() {
+    if is_recorded || target.layout().may_overlap() || is_by_parts(functional, call) {
         return Ok(false);
     }
     let functional_call = Call { operator: functional, ..*call };

@@ -25,9 +25,9 @@ operators! {
     /// Returns the sum of the products of two vectors' elements.
     "dot(Tensor self, Tensor tensor) -> Tensor"
         fn dot(tensor: tensor) = Composite(|call| dot(call.tensor(0), call.tensor(1)).map(single));
-    /// Returns the sum of the products of two vectors' elements.
+    /// Returns the sum of the products of two vectors' elements, those of the first conjugated.
     "vdot(Tensor self, Tensor other) -> Tensor"
-        fn vdot(other: tensor) = Composite(|call| dot(call.tensor(0), call.tensor(1)).map(single));
+        fn vdot(other: tensor) = Composite(|call| dot(&call.tensor(0).conj()?, call.tensor(1)).map(single));
     /// Returns the products of each element of a vector with each of another.
     "outer(Tensor self, Tensor vec2) -> Tensor"
         fn outer(vec2: tensor) = Composite(|call| outer(call.tensor(0), call.tensor(1)).map(single));
@@ -285,7 +285,7 @@ fn blend(call: &Call<'_>, product: Tensor) -> Result<Tensors> {
     check_added(input, product.dtype())?;
     // As PyTorch does: a factor of integers is one.
     let whole = |number: Scalar| match input.dtype() {
-        dtype if dtype.is_floating_point() => number,
+        dtype if dtype.is_differentiable() => number,
         DType::Bool => Scalar::Bool(number.to_f64() != 0.0),
         _ => Scalar::I64(number.to_i64()),
     };

@@ -96,6 +96,7 @@ impl Tensor {
             return Ok(self.clone());
         }
         in_call("to_dtype", &[self], Location::caller(), || {
+            super::complex::check_conversion(self.dtype(), dtype)?;
             call(built_in!("thalweg::copy")?, &[self.into(), dtype.into()], None, Location::caller())
         })
     }

@@ -19,12 +19,14 @@ mod attention;
 pub(crate) mod body;
 mod calculus;
 mod compare;
+mod complex;
 mod counting;
 mod create;
 mod ctc;
 mod decompose;
 mod distance;
 mod einsum;
+mod fft;
 mod grid;
 pub(crate) mod in_place;
 mod in_place_methods;
@@ -62,7 +64,7 @@ use thalweg_runtime::{Device, Result};
 pub(crate) use body::{Body, OpDef, single};
 
 use crate::caller::label_at;
-use crate::dispatch::{Argument, Operator};
+use crate::dispatch::{Argument, KernelFunction, Operator};
 use crate::tensor::{Tensor, Tensors};
 
 /// Every family.
@@ -87,6 +89,7 @@ static FAMILIES: &[&[OpDef]] = &[
     scan::OPERATORS,
     resample::OPERATORS,
     einsum::OPERATORS,
+    fft::OPERATORS,
     sort::OPERATORS,
     view_copy::OPERATORS,
     split::OPERATORS,
@@ -95,6 +98,7 @@ static FAMILIES: &[&[OpDef]] = &[
     matrix::OPERATORS,
     calculus::OPERATORS,
     compare::OPERATORS,
+    complex::OPERATORS,
     statistics::OPERATORS,
     counting::OPERATORS,
     special::OPERATORS,
@@ -117,6 +121,11 @@ pub(crate) fn define_all(define: &mut dyn FnMut(&str, &'static str, Body)) {
     for operator in FAMILIES.iter().copied().flatten() {
         define(operator.schema, operator.doc, operator.body);
     }
+}
+
+/// Returns the kernel that answers for a built-in operator where a tensor is of complex numbers, if it has one of its own.
+pub(crate) fn complex_kernel(name: &'static str, body: Body) -> Option<KernelFunction> {
+    complex::kernel(name, body)
 }
 
 /// Calls an operator that gives one tensor.

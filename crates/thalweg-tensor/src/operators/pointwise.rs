@@ -250,7 +250,7 @@ fn is_one(number: Scalar) -> bool {
 
 /// Refuses a floating-point factor of integers, and a truth value as a factor of other numbers.
 fn check_alpha(alpha: Scalar, tensors: &[&Tensor]) -> Result<()> {
-    let is_floating_point = tensors.iter().any(|tensor| tensor.dtype().is_floating_point());
+    let is_floating_point = tensors.iter().any(|tensor| tensor.dtype().is_differentiable());
     let is_bool = tensors.iter().all(|tensor| tensor.dtype() == DType::Bool);
     match alpha {
         Scalar::F64(_) if !is_floating_point => Err(Error::invalid(

@@ -218,7 +218,7 @@ fn check_probability(p: f64) -> Result<()> {
 }
 
 fn check_floats(dtype: DType, name: &str) -> Result<()> {
-    if dtype.is_floating_point() && !dtype.is_float8() {
+    if dtype.is_differentiable() && !dtype.is_float8() {
         return Ok(());
     }
     Err(Error::invalid(format!("\"{name}\" not implemented for '{dtype}'")))

@@ -205,7 +205,7 @@ fn reduce(
     dtype: Option<DType>,
 ) -> Result<Tensors> {
     let x = call.tensor(0);
-    if operator == "mean" && !dtype.unwrap_or(x.dtype()).is_floating_point() {
+    if operator == "mean" && !dtype.unwrap_or(x.dtype()).is_differentiable() {
         return Err(Error::invalid(format!(
             "mean(): could not infer output dtype. {} dtype must be either a floating point or complex dtype. Got: {}",
             if dtype.is_some() { "Optional" } else { "Input" },

@@ -170,6 +170,9 @@ impl DeviceGenerator {
         numbers: SmallVec<[f64; 2]>,
         dtype: DType,
     ) -> Result<Tensor> {
+        if dtype.is_complex() && name != "bernoulli" {
+            return self.draw_parts(name, shape, numbers, dtype);
+        }
         if name != "bernoulli" && (!dtype.is_floating_point() || dtype.is_float8()) {
             return Err(Error::invalid(format!("random numbers are drawn as floats, not as {dtype}")));
         }
@@ -180,6 +183,24 @@ impl DeviceGenerator {
         let mut results =
             self.call(name, None, count, numbers, Some(dtype), label_at(name, Location::caller()))?;
         results.swap_remove(0).reshape(shape)
+    }
+
+    /// Draws complex numbers: parts that are both uniform, or normal with half of the variance each and the mean in the real ones.
+    fn draw_parts(
+        &self,
+        name: &'static str,
+        shape: &[usize],
+        mut numbers: SmallVec<[f64; 2]>,
+        dtype: DType,
+    ) -> Result<Tensor> {
+        let mut mean = 0.0;
+        if name == "normal" {
+            mean = std::mem::take(&mut numbers[0]);
+            numbers[1] *= std::f64::consts::FRAC_1_SQRT_2;
+        }
+        let parts: SmallVec<[usize; 6]> = shape.iter().copied().chain([2]).collect();
+        let drawn = self.draw(name, &parts, numbers, dtype.real())?.view_as_complex()?;
+        if mean == 0.0 { Ok(drawn) } else { drawn.add_scalar(mean) }
     }
 
     /// Keeps each element of a floating-point tensor with a probability above 0, divided by it, and sets the others to 0: what

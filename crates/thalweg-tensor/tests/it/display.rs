@@ -1,6 +1,6 @@
 //! `Display`: the texts that PyTorch 2.11 prints, in `goldens/printed.txt`, plus the device.
 
-use thalweg_ir::DType;
+use thalweg_ir::{DType, c64};
 use thalweg_tensor::Tensor;
 
 use crate::support::{device, tensor};
@@ -22,6 +22,16 @@ fn expected(case: &str) -> &'static str {
 fn ramp(count: usize, scale: f64, shape: &[usize]) -> Tensor {
     let values: Vec<f64> = (0..count).map(|value| value as f64 * scale).collect();
     tensor(&values, shape, DType::F32)
+}
+
+fn complex(numbers: &[(f32, f32)], shape: &[usize]) -> Tensor {
+    let numbers: Vec<c64> = numbers.iter().map(|&(re, im)| c64 { re, im }).collect();
+    Tensor::from_slice(&numbers, shape, &device()).unwrap()
+}
+
+fn ramp_of(count: usize, (re, im): (f32, f32), shape: &[usize]) -> Tensor {
+    let numbers: Vec<(f32, f32)> = (0..count).map(|at| (at as f32 * re, at as f32 * im + 0.0)).collect();
+    complex(&numbers, shape)
 }
 
 #[test]
@@ -47,6 +57,13 @@ fn tensors_are_printed_as_pytorch_prints_them() {
         ("n", zeros(&[0], DType::I64)),
         ("o", floats(&[1e9, 1.0])),
         ("p", tensor(&[1.5, 2.25], &[2], DType::Bf16)),
+        ("q", complex(&[(1.0, 2.0), (3.0, -1.0), (-2.0, 0.5)], &[3])),
+        ("r", complex(&[(1.5, -2.0)], &[])),
+        ("s", complex(&[(1e-5, 1.0), (2.0, 300.0), (1e5, 0.0), (f32::NAN, f32::INFINITY)], &[2, 2])),
+        ("t", zeros(&[0, 2], DType::C64)),
+        ("u", complex(&[(1.0, 2.0)], &[1]).to_dtype(DType::C128).unwrap()),
+        ("v", ramp_of(12, (0.25, -1.5), &[2, 6])),
+        ("w", ramp_of(1200, (1.0, -1.0), &[2, 600])),
     ];
     for (case, tensor) in cases {
         assert_eq!(printed(&tensor), expected(case), "{case}");

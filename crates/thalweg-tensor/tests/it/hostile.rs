@@ -13,7 +13,7 @@ use thalweg_tensor::random::Generator;
 
 /// Calls of an operator with random arguments: so many, and more until some have given results.
 const CALLS: usize = 300;
-const MOST_CALLS: usize = 6000;
+const MOST_CALLS: usize = 20_000;
 const RESULTS: usize = 1;
 
 /// A device with little memory, so that what is too large is soon refused.

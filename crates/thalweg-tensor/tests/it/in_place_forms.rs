@@ -55,6 +55,10 @@ fn every_form_in_place_gives_what_the_operator_gives() {
             assert!(result.unwrap_err().to_string().contains("doesn't match"), "{name}");
             continue;
         }
+        if expected.dtype().is_complex() {
+            assert!(result.unwrap_err().to_string().contains("can't be cast"), "{name}");
+            continue;
+        }
         result.unwrap_or_else(|error| panic!("{name}: {error}"));
         let expected = values(&expected.to_dtype(DType::F32).unwrap());
         assert_eq!(format!("{:?}", values(&target)), format!("{expected:?}"), "{name}");

@@ -10,6 +10,7 @@ mod backward_operators;
 mod bad_input;
 mod checkpoint;
 mod cross_entropy;
+mod complex;
 mod decompositions;
 mod dispatch;
 mod display;

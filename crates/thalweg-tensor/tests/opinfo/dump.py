@@ -1,6 +1,7 @@
 """Dumps the samples of OpInfo, PyTorch's own database of operators, with what PyTorch's CPU backend answers to them.
 
     python3 dump.py --out goldens                              # the subset that the tests read
+    python3 dump.py --out complex --dtypes complex64 --samples 2 --core-samples 2 --cap 400 --ops ...
     python3 dump.py --out full --samples 0 --core-samples 0 --cap 0 --dtypes float32,bfloat16,float16,int64,bool
 
 A sample is stored as a *program*: the calls of ATen overloads that the Python function makes, seen above autograd and above
@@ -333,6 +334,7 @@ class Operator:
 
     def store_values(self, tensor, cap, values=True):
         """A result: its strides, and its elements in row-major order."""
+        tensor = tensor.resolve_conj().resolve_neg()
         check_storable(tensor, cap)
         return self.blob.row(tensor, tensor.stride(), 0, raw(tensor) if values else None)
 
@@ -436,8 +438,9 @@ class Operator:
 
     def add_gradients(self, op, entry, dtype, inputs, outputs, cap):
         leaves = [i for i, t in enumerate(inputs) if t.requires_grad]
-        differentiable = [(k, t) for k, t in enumerate(outputs) if t.requires_grad and t.dtype.is_floating_point]
-        if not leaves or not differentiable or any(t.is_complex() for t in outputs):
+        is_number = lambda t: t.dtype.is_floating_point or t.dtype.is_complex
+        differentiable = [(k, t) for k, t in enumerate(outputs) if t.requires_grad and is_number(t)]
+        if not leaves or not differentiable:
             return []
         twice = op.supports_gradgrad and dtype in (torch.float32, torch.float64)
         cotangents = [pattern(t, k).requires_grad_(twice) for k, t in differentiable]

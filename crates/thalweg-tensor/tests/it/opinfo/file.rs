@@ -6,7 +6,7 @@ use std::path::Path;
 
 use flate2::read::GzDecoder;
 use serde_json::Value as Json;
-use thalweg_ir::{DType, Element, with_dtype};
+use thalweg_ir::{DType, Element, c128, with_dtype};
 use thalweg_tensor::{Tensor, no_grad};
 
 use super::numbers::{Numbers, Tolerance, compare, elements};
@@ -126,6 +126,7 @@ fn flat(bytes: &[u8], needed: usize, dtype: DType) -> Tensor {
         integer T => make::<T>(bytes, needed),
         reduced T => make::<T>(bytes, needed),
         float T => make::<T>(bytes, needed),
+        complex T => make::<T>(bytes, needed),
     )
 }
 
@@ -186,9 +187,9 @@ fn view(base: &Tensor, row: &Row<'_>) -> Tensor {
 
 /// A contiguous tensor with the elements of the row.
 fn gather(base: &Tensor, row: &Row<'_>) -> Tensor {
-    let numbers: Vec<f64> =
-        base.to_dtype(DType::F64).and_then(|base| base.to_vec()).expect("the storage is read");
-    let elements: Vec<f64> =
+    let numbers: Vec<c128> =
+        base.to_dtype(DType::C128).and_then(|base| base.to_vec()).expect("the storage is read");
+    let elements: Vec<c128> =
         places(&row.shape, &row.strides).map(|place| numbers[row.offset + place]).collect();
     Tensor::from_slice(&elements, &row.shape, &device())
         .and_then(|tensor| tensor.to_dtype(base.dtype()))

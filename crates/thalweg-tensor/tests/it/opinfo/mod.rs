@@ -1,7 +1,8 @@
 //! PyTorch's own database of operator samples, OpInfo, replayed here: results, gradients, and inputs that must be refused.
 //!
 //! `tests/opinfo/dump.py` writes the goldens, where PyTorch is installed. `tests/opinfo/passing.txt` lists the operators that
-//! pass; the test fails when one of them no longer does, and when another does, so that the list is exact. After a change:
+//! pass; the test fails when one of them no longer does, and when another does, so that the list is exact. Samples of complex64 are in
+//! `tests/opinfo/complex`. After a change:
 //!
 //! ```text
 //! THALWEG_OPINFO_WRITE=1 cargo test -p thalweg-tensor --test it opinfo     # the list, and docs/operators.md
@@ -18,7 +19,7 @@ mod unspecified;
 
 use std::collections::BTreeSet;
 use std::env;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::thread;
 
@@ -27,12 +28,11 @@ use judge::{Score, judge};
 use thalweg_ops::schema::Schema;
 use thalweg_tensor::dispatch::find_operator;
 
-/// The files of the goldens, by name.
-fn files() -> Vec<PathBuf> {
-    let folder = env::var_os("THALWEG_OPINFO").map_or_else(|| table::folder().join("goldens"), PathBuf::from);
+/// The files of the goldens in a folder, by name.
+fn files(folder: &Path) -> Vec<PathBuf> {
     let only: Option<BTreeSet<String>> =
         env::var("THALWEG_OPINFO_ONLY").ok().map(|names| names.split(',').map(str::to_owned).collect());
-    let entries = std::fs::read_dir(&folder).expect("the folder of goldens is read");
+    let entries = std::fs::read_dir(folder).expect("the folder of goldens is read");
     let mut files: Vec<PathBuf> = entries.map(|entry| entry.expect("an entry is read").path()).collect();
     files.retain(|path| path.extension().is_some_and(|extension| extension == "gz"));
     files.retain(|path| {
@@ -44,8 +44,8 @@ fn files() -> Vec<PathBuf> {
 }
 
 /// Judges all operators, on as many threads as there are cores.
-fn scores() -> Vec<Score> {
-    let files = Mutex::new(files());
+fn scores(folder: &Path) -> Vec<Score> {
+    let files = Mutex::new(files(folder));
     let scores = Mutex::new(Vec::new());
     let threads = thread::available_parallelism().map_or(1, usize::from);
     let next = || files.lock().expect("no thread panics").pop();
@@ -66,7 +66,8 @@ fn scores() -> Vec<Score> {
 
 #[test]
 fn operators_agree_with_pytorchs_samples() {
-    let scores = scores();
+    let folder = env::var_os("THALWEG_OPINFO").map_or_else(|| table::folder().join("goldens"), PathBuf::from);
+    let scores = scores(&folder);
     for score in &scores {
         for failure in score.failures.iter().chain(&score.others) {
             println!("{}: {failure}", score.name);
@@ -92,6 +93,22 @@ fn operators_agree_with_pytorchs_samples() {
         .map(|score| score.name.as_str())
         .collect();
     assert!(gained.is_empty(), "these operators pass; say so with THALWEG_OPINFO_WRITE=1: {gained:?}");
+}
+
+/// `tests/opinfo/complex` has samples of complex64 of the operators that take it.
+#[test]
+fn operators_of_complex_numbers_agree_with_pytorchs_samples() {
+    let scores = scores(&table::folder().join("complex"));
+    let mut failures = Vec::new();
+    for score in scores.iter().filter(|score| !score.passes()) {
+        failures.push(format!("{}: {:?} {:?} {:?}", score.name, score.missing, score.failures, score.others));
+    }
+    assert!(failures.is_empty(), "{}", failures.join("\n"));
+    let backward: usize = scores.iter().map(|score| score.backward.held).sum();
+    assert!(
+        env::var_os("THALWEG_OPINFO_ONLY").is_some() || backward > 100,
+        "{backward} samples have gradients"
+    );
 }
 
 #[test]

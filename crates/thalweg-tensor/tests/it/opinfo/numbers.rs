@@ -13,7 +13,7 @@ pub fn elements<T: Element>(bytes: &[u8]) -> Vec<T> {
 
 /// Elements in row-major order, without loss.
 pub enum Numbers {
-    /// Of a floating-point dtype.
+    /// Of a floating-point dtype; of a complex one the parts of each, one behind the other.
     Floats(Vec<f64>),
     /// Of an integer dtype or bool.
     Integers(Vec<i64>),
@@ -26,6 +26,7 @@ impl Numbers {
     }
 
     /// Reads the bytes of elements.
+    #[expect(clippy::useless_conversion, reason = "the parts of one of the complex types are f64")]
     pub fn of_bytes(bytes: &[u8], dtype: DType) -> Self {
         fn floats<T: Element>(bytes: &[u8]) -> Numbers {
             Numbers::Floats(elements::<T>(bytes).into_iter().map(Element::to_f64).collect())
@@ -38,12 +39,21 @@ impl Numbers {
             integer T => integers::<T>(bytes),
             reduced T => floats::<T>(bytes),
             float T => floats::<T>(bytes),
+            complex T => {
+                let parts = elements::<T>(bytes).into_iter().flat_map(|number| [number.re.into(), number.im.into()]);
+                Self::Floats(parts.collect())
+            },
         )
     }
 
     /// Reads a tensor.
     pub fn of_tensor(tensor: &Tensor) -> Result<Self, String> {
-        let tensor = tensor.detach();
+        let tensor = match tensor.detach() {
+            tensor if tensor.dtype().is_complex() => {
+                tensor.view_as_real().map_err(|error| format!("the result has no parts: {error}"))?
+            }
+            tensor => tensor,
+        };
         let is_float = tensor.dtype().is_floating_point();
         let wide = tensor.to_dtype(if is_float { DType::F64 } else { DType::I64 });
         match is_float {
@@ -146,7 +156,7 @@ pub fn compare_with_row(
     }
     let Some(expected) = Numbers::of_row(file, row) else { return Ok(()) };
     let exact = match exact.and_then(|exact| Numbers::of_row(file, exact)) {
-        Some(Numbers::Floats(exact)) => Some(overflowed(exact, found.dtype())),
+        Some(Numbers::Floats(exact)) => Some(overflowed(exact, found.dtype().real())),
         _ => None,
     };
     compare(&Numbers::of_tensor(found)?, &expected, exact.as_deref(), tolerance)

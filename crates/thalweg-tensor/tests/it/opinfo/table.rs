@@ -53,7 +53,7 @@ pub fn page(scores: &[Score]) -> String {
          there: statistics of normalization in 16-bit floats are float32, and indices out of range are not refused by the host.\n\
          `as_strided_scatter` does not pass because PyTorch's gradient of its first input is what the written part had, not the rest.\n\n\
          **{passing} of {NAMES} names pass**; of those of Core ATen, {core_passing} of {}. {} names have samples that can be replayed on\n\
-         strided tensors without complex numbers.\n\n\
+         strided tensors. Samples of complex64 are held against PyTorch beside these, and are not counted.\n\n\
          A number is that of samples that all agree. Samples count twice under *forward* where they are also run on inputs with gaps\n\
          between their elements. *Double backward*, *in place*, *out=* and *in its words* (the message of a refusal has the words that\n\
          OpInfo asks for) are counted, and do not decide whether an operator passes.\n\n\

@@ -1,0 +1,408 @@
+//! Complex numbers: their parts as views, and the operators that compute with the parts.
+//!
+//! A loop takes complex numbers where its formula is one of them: arithmetic, comparison for equality, and what only moves elements
+//! (`thalweg_ir::Body::complex_is_defined`). [`BY_PARTS`] has the operators that are made of others over the parts instead; they
+//! answer under [`DispatchKey::Complex`](crate::dispatch::DispatchKey::Complex), above autograd, so that gradients flow through them.
+//! Every other kernel refuses complex numbers there, by its name and in PyTorch's words; and an operator made of others does where it
+//! would convert them to real ones.
+//!
+//! Gradients are PyTorch's: with respect to the conjugate, so that a step against a gradient makes a real loss smaller.
+
+use std::cell::Cell;
+use std::sync::Arc;
+
+use smallvec::SmallVec;
+use thalweg_ir::{DType, Layout, Shape};
+use thalweg_runtime::{Error, Result};
+
+use super::Body::{Composite, Differentiable};
+use super::body::Body;
+use super::{call as call_operator, operators, single};
+use crate::autograd::formula::Formula;
+use crate::autograd::views::{ViewBackward, record_view};
+use crate::caller::enter;
+use crate::dispatch::{Argument, Arguments, Call, KernelFunction, built_in};
+use crate::kernels::matmul;
+use crate::tensor::{Tensor, Tensors};
+
+operators! {
+    /// Returns complex numbers as a view of real ones, whose last dimension has the real and the imaginary part.
+    "view_as_real(Tensor(a) self) -> Tensor(a)"
+        fn view_as_real() = Composite(|call| view_as_real(call.tensor(0)).map(single));
+    /// Returns real numbers, whose last dimension has a real and an imaginary part next to each other, as a view of complex ones.
+    "view_as_complex(Tensor(a) self) -> Tensor(a)"
+        fn view_as_complex() = Composite(|call| view_as_complex(call.tensor(0)).map(single));
+    /// Returns a view of the real parts; real numbers themselves.
+    "real(Tensor(a) self) -> Tensor(a)" fn real() = Composite(|call| match call.tensor(0) {
+        x if x.dtype().is_complex() => x.view_as_real()?.select(-1, 0).map(single),
+        x => Ok(single(x.clone())),
+    });
+    /// Returns a view of the imaginary parts of complex numbers.
+    "imag(Tensor(a) self) -> Tensor(a)" fn imag() = Composite(|call| match call.tensor(0) {
+        x if x.dtype().is_complex() => x.view_as_real()?.select(-1, 1).map(single),
+        _ => Err(Error::invalid("imag is not implemented for tensors with non-complex dtypes.")),
+    });
+    /// Returns the complex conjugates, in memory of their own; real numbers themselves.
+    "conj(Tensor(a) self) -> Tensor(a)" fn conj() = Composite(|call| conjugate(call).map(single));
+    /// Returns the complex conjugates, in memory of their own; real numbers themselves.
+    "_conj(Tensor(a) self) -> Tensor(a)" = Composite(|call| conjugate(call).map(single));
+    /// Returns the complex conjugates, in memory of their own; real numbers themselves.
+    "conj_physical(Tensor self) -> Tensor" = Composite(|call| conjugate(call).map(single));
+    /// Returns the tensor: conjugates are always in memory of their own.
+    "resolve_conj(Tensor(a) self) -> Tensor(a)" = Composite(|call| Ok(single(call.tensor(0).clone())));
+    /// Returns complex numbers of real and imaginary parts, which are broadcast.
+    "complex(Tensor real, Tensor imag) -> Tensor"
+        fn complex(imag: tensor) = Composite(|call| {
+            check_parts(call.tensor(0), call.tensor(1))?;
+            of_parts(call.tensor(0), call.tensor(1)).map(single)
+        });
+    /// Returns complex numbers of absolute values and angles in radians, which are broadcast.
+    "polar(Tensor abs, Tensor angle) -> Tensor"
+        fn polar(angle: tensor) = Composite(|call| {
+            let (size, angle) = (call.tensor(0), call.tensor(1));
+            check_parts(size, angle)?;
+            of_parts(&size.mul(&angle.cos()?)?, &size.mul(&angle.sin()?)?).map(single)
+        });
+    /// Returns the absolute values of complex numbers.
+    "thalweg::abs_of_complex(Tensor self) -> Tensor" = Differentiable(|call| {
+        let [re, im] = parts(call.tensor(0))?;
+        re.hypot(&im).map(single)
+    }, &ABSOLUTE);
+    /// Returns the angles of complex numbers in radians, in (−π, π].
+    "thalweg::angle_of_complex(Tensor self) -> Tensor" = Differentiable(|call| {
+        let [re, im] = parts(call.tensor(0))?;
+        im.atan2(&re).map(single)
+    }, &ANGLE);
+}
+
+/// The gradient of |z| is z / |z|, and 0 where z is.
+static ABSOLUTE: Formula = Formula {
+    inputs: &[0],
+    outputs: &[],
+    backward: |call| call.one(0, || call.saved(0)?.sgn()?.mul(&call.gradient()?)),
+};
+
+/// The gradient of the angle is i · z / |z|², and 0 where z is 0.
+static ANGLE: Formula = Formula {
+    inputs: &[0],
+    outputs: &[],
+    backward: |call| {
+        call.one(0, || {
+            let (z, gradient) = (call.saved(0)?, call.gradient()?);
+            let [re, im] = parts(&z)?;
+            let square = re.square()?.add(&im.square()?)?;
+            let scale = gradient.div(&one_for_zero(&square)?)?;
+            of_parts(&im.neg()?.mul(&scale)?, &re.mul(&scale)?)
+        })
+    },
+};
+
+/// An operator made of others over the parts of complex numbers.
+type ByParts = fn(&Call<'_>) -> Result<Tensors>;
+
+/// The operators that other operators compute where a tensor is complex, by their names.
+static BY_PARTS: &[(&str, ByParts)] = &[
+    ("abs", |call| {
+        call_operator(
+            built_in!("thalweg::abs_of_complex")?,
+            &[call.tensor(0).into()],
+            None,
+            call.label.location,
+        )
+        .map(single)
+    }),
+    ("angle", |call| {
+        call_operator(
+            built_in!("thalweg::angle_of_complex")?,
+            &[call.tensor(0).into()],
+            None,
+            call.label.location,
+        )
+        .map(single)
+    }),
+    ("sgn", |call| {
+        let z = call.tensor(0);
+        z.div(&one_for_zero(&z.abs()?)?).map(single)
+    }),
+    ("exp", |call| {
+        let [re, im] = parts(call.tensor(0))?;
+        let size = re.exp()?;
+        of_parts(&size.mul(&im.cos()?)?, &size.mul(&im.sin()?)?).map(single)
+    }),
+    ("log", |call| of_parts(&call.tensor(0).abs()?.log()?, &call.tensor(0).angle()?).map(single)),
+    ("isfinite", |call| call.tensor(0).view_as_real()?.isfinite()?.all_dim(-1, false).map(single)),
+    ("isinf", |call| call.tensor(0).view_as_real()?.isinf()?.any_dim(-1, false).map(single)),
+    ("isreal", |call| call.tensor(0).imag()?.eq_scalar(0.0).map(single)),
+    ("linalg_vector_norm", of_absolute_values),
+    ("norm.ScalarOpt_dim", of_absolute_values),
+    ("norm.Scalar", of_absolute_values),
+    ("nan_to_num", over_parts),
+    ("thalweg::sum", over_parts),
+    ("thalweg::mean", over_parts),
+    ("thalweg::scatter", scatter),
+    ("thalweg::matmul", |call| product(call.tensor(0), call.tensor(1)).map(single)),
+];
+
+/// The operators that take complex numbers without further care: kernels that move elements, ask whether they are 0, or are of complex
+/// numbers alone, and conversions.
+const TAKING: &[&str] = &[
+    "_fft_c2c",
+    "_fft_c2r",
+    "_to_copy",
+    "argwhere",
+    "cat",
+    "constant_pad_nd",
+    "copy",
+    "fill.Scalar",
+    "fill.Tensor",
+    "flip",
+    "nonzero",
+    "nonzero_numpy",
+    "nonzero_static",
+    "resize_",
+    "resize_as_",
+    "take_along_dim",
+    "thalweg::abs_of_complex",
+    "thalweg::angle_of_complex",
+    "thalweg::gather",
+    "to.device",
+    "to.dtype",
+    "to.other",
+];
+
+/// Returns the kernel of an operator for complex numbers: its parts', or a refusal; nothing where its ordinary kernels take them or
+/// know themselves.
+pub(super) fn kernel(name: &'static str, body: Body) -> Option<KernelFunction> {
+    if let Some(&(_, by_parts)) = BY_PARTS.iter().find(|(known, _)| *known == name) {
+        return Some(Arc::new(move |call| {
+            let _entered = enter(call.label.location);
+            by_parts(call)
+        }));
+    }
+    match body {
+        _ if TAKING.contains(&name) => None,
+        Body::Loop(_) | Body::Lowered(_) | Body::InPlace(_) | Body::Out(_) => None,
+        Body::Composite(_) => Some(Arc::new(|call| {
+            let _made_of_others = Conversions::refused_by(call.operator.base_name());
+            call.redispatch()
+        })),
+        Body::Kernel(_) | Body::Differentiable(..) | Body::Pair(..) => Some(Arc::new(|call| {
+            let dtype = call.tensors.iter().map(|tensor| tensor.dtype()).find(|dtype| dtype.is_complex());
+            Err(not_for(call.operator.base_name(), dtype.unwrap_or(DType::C64)))
+        })),
+    }
+}
+
+/// Returns PyTorch's refusal of complex numbers.
+fn not_for(operator: &str, dtype: DType) -> Error {
+    Error::invalid(format!("\"{operator}\" not implemented for '{}'", named(dtype)))
+}
+
+/// Returns the name of a dtype of floats or complex numbers in PyTorch's messages.
+fn named(dtype: DType) -> &'static str {
+    match dtype {
+        DType::F32 => "Float",
+        DType::F64 => "Double",
+        DType::C64 => "ComplexFloat",
+        DType::C128 => "ComplexDouble",
+        other => other.name(),
+    }
+}
+
+thread_local! {
+    /// The operator of this thread, made of others, that has complex numbers and is not there to convert them.
+    static MADE_OF_OTHERS: Cell<Option<&'static str>> = const { Cell::new(None) };
+}
+
+/// A region in which imaginary parts are not lost: an operator that converts what is not a float was not written for complex numbers.
+struct Conversions {
+    former: Option<&'static str>,
+}
+
+impl Conversions {
+    fn refused_by(operator: &'static str) -> Self {
+        let former = MADE_OF_OTHERS.get();
+        MADE_OF_OTHERS.set(former.or(Some(operator)));
+        Self { former }
+    }
+}
+
+impl Drop for Conversions {
+    fn drop(&mut self) {
+        MADE_OF_OTHERS.set(self.former);
+    }
+}
+
+/// Refuses a conversion that loses imaginary parts inside an operator that is not a conversion.
+pub(super) fn check_conversion(from: DType, to: DType) -> Result<()> {
+    match MADE_OF_OTHERS.get() {
+        Some(operator) if from.is_complex() && !to.is_complex() && to != DType::Bool => {
+            Err(not_for(operator, from))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn view_as_real(x: &Tensor) -> Result<Tensor> {
+    if !x.dtype().is_complex() {
+        return Err(Error::invalid("view_as_real is only supported for complex tensors"));
+    }
+    let shape: Shape = x.shape().iter().copied().chain([2]).collect();
+    let strides: Shape = x.layout().strides().iter().map(|&stride| 2 * stride).chain([1]).collect();
+    let layout = Layout::new(&shape, &strides, 2 * x.layout().offset())?;
+    Ok(record_view(x, x.view_of_dtype(layout, x.dtype().real()), || ViewBackward::Parts))
+}
+
+fn view_as_complex(x: &Tensor) -> Result<Tensor> {
+    let refuse = |why: &str| Err(Error::invalid(why.to_owned()));
+    if !matches!(x.dtype(), DType::F32 | DType::F64) {
+        return Err(Error::invalid(format!(
+            "view_as_complex is only supported for float and double tensors, but got a tensor of scalar type: {}",
+            x.dtype()
+        )));
+    }
+    let (Some((&last, shape)), Some((&step, strides))) =
+        (x.shape().split_last(), x.layout().strides().split_last())
+    else {
+        return refuse("Input tensor must have one or more dimensions");
+    };
+    if last != 2 {
+        return refuse("Tensor must have a last dimension of size 2");
+    }
+    if step != 1 {
+        return refuse("Tensor must have a last dimension with stride 1");
+    }
+    if !strides.iter().all(|stride| stride.is_multiple_of(2)) {
+        return refuse("Tensor must have a stride divisible by 2 for all but last dimension");
+    }
+    if !x.layout().offset().is_multiple_of(2) {
+        return refuse("Tensor must have a storage_offset divisible by 2");
+    }
+    let strides: Shape = strides.iter().map(|&stride| stride / 2).collect();
+    let layout = Layout::new(shape, &strides, x.layout().offset() / 2)?;
+    Ok(record_view(x, x.view_of_dtype(layout, x.dtype().complex()), || ViewBackward::Numbers))
+}
+
+/// Returns the real and the imaginary parts of complex numbers, as views.
+fn parts(z: &Tensor) -> Result<[Tensor; 2]> {
+    let both = z.view_as_real()?.unbind(-1)?;
+    Ok(both.try_into().expect("a complex number has two parts"))
+}
+
+/// Returns complex numbers of real and imaginary parts, which are broadcast.
+fn of_parts(re: &Tensor, im: &Tensor) -> Result<Tensor> {
+    let shape = thalweg_ir::broadcast_shapes(re.shape(), im.shape())?;
+    Tensor::stack(&[re.expand(&shape)?, im.expand(&shape)?], -1)?.view_as_complex()
+}
+
+fn check_parts(a: &Tensor, b: &Tensor) -> Result<()> {
+    if ![a, b].iter().all(|part| matches!(part.dtype(), DType::F32 | DType::F64)) {
+        return Err(Error::invalid(format!(
+            "Expected both inputs to be Half, Float or Double tensors but got {} and {}",
+            named(a.dtype()),
+            named(b.dtype())
+        )));
+    }
+    if a.dtype() != b.dtype() {
+        return Err(Error::invalid(format!(
+            "Expected object of scalar type {} but got scalar type {} for second argument",
+            named(a.dtype()),
+            named(b.dtype())
+        )));
+    }
+    Ok(())
+}
+
+fn conjugate(call: &Call<'_>) -> Result<Tensor> {
+    match call.tensor(0) {
+        z if z.dtype().is_complex() => {
+            call_operator(built_in!("thalweg::conj_of")?, &[z.into()], None, call.label.location)
+        }
+        x => Ok(x.clone()),
+    }
+}
+
+/// Returns real numbers with 1 in place of 0.
+fn one_for_zero(x: &Tensor) -> Result<Tensor> {
+    let one = Tensor::ones(&[], x.dtype(), x.device())?;
+    x.eq_scalar(0.0)?.select_where(&one, x)
+}
+
+/// Returns what the operator gives for the real parts and for the imaginary ones.
+fn over_parts(call: &Call<'_>) -> Result<Tensors> {
+    let (rank, parts) = (call.tensor(0).rank(), call.tensor(0).view_as_real()?);
+    let reduced = call
+        .arguments
+        .iter()
+        .filter_map(|argument| if let Argument::Ints(list) = argument { Some(list) } else { None });
+    if let Some(dimension) =
+        reduced.flat_map(|list| list.iter()).find(|&&dimension| !(0..rank as i64).contains(&dimension))
+    {
+        return Err(Error::invalid(format!("dimension {dimension} is out of range for {rank} dimensions")));
+    }
+    with_first(call, &parts)?.swap_remove(0).contiguous()?.view_as_complex().map(single)
+}
+
+/// Returns what the operator gives for the absolute values.
+fn of_absolute_values(call: &Call<'_>) -> Result<Tensors> {
+    with_first(call, &call.tensor(0).abs()?)
+}
+
+/// Calls the operator of a call again, with another first tensor.
+fn with_first(call: &Call<'_>, first: &Tensor) -> Result<Tensors> {
+    let mut arguments: SmallVec<[Argument<'_>; 8]> = call.arguments.into();
+    arguments[0] = first.into();
+    call.operator.call(&arguments, None, call.label)
+}
+
+/// Writes or adds complex numbers at indices, as twice as many real ones next to each other.
+fn scatter(call: &Call<'_>) -> Result<Tensors> {
+    let (x, index, source, reduce) = (call.tensor(0), call.tensor(1), call.tensor(2), call.str(3));
+    if [x, index, source].iter().any(|tensor| tensor.rank() != 3) {
+        return Err(Error::invalid("the tensor, indices and source are (outer, extent, inner)"));
+    }
+    if x.dtype() != source.dtype() || !matches!(reduce, "replace" | "sum") {
+        return Err(Error::invalid(format!(
+            "scatter of {} into {} by `{reduce}` is not implemented for complex numbers",
+            source.dtype(),
+            x.dtype()
+        )));
+    }
+    let of_parts = |z: &Tensor| {
+        let [outer, extent, inner] = [0, 1, 2].map(|dimension| z.shape()[dimension]);
+        z.view_as_real()?.reshape(&[outer, extent, 2 * inner])
+    };
+    let [outer, count, inner] = [0, 1, 2].map(|dimension| source.shape()[dimension]);
+    let places = index.expand(&[outer, count, inner])?.unsqueeze(-1)?.expand(&[outer, count, inner, 2])?;
+    let places = places.reshape(&[outer, count, 2 * inner])?;
+    let arguments = [
+        Argument::from(&of_parts(x)?).to_value(),
+        Argument::from(&places).to_value(),
+        Argument::from(&of_parts(source)?).to_value(),
+        Argument::from(reduce).to_value(),
+    ];
+    let arguments: SmallVec<[Argument<'_>; 4]> = arguments.iter().map(|value| value.as_argument()).collect();
+    let written = call_operator(call.operator, &arguments, None, call.label.location)?;
+    let [outer, extent, inner] = [0, 1, 2].map(|dimension| x.shape()[dimension]);
+    written.reshape(&[outer, extent, inner, 2])?.view_as_complex().map(single)
+}
+
+/// Returns the product of complex matrices as one of real ones: each row (re, im, …) of the left meets, for each number of the
+/// right, the rows (re, im) and (−im, re).
+fn product(a: &Tensor, b: &Tensor) -> Result<Tensor> {
+    matmul::check(a, b)?;
+    let doubled = |matrix: &Tensor, rows: usize, columns: usize| {
+        let shape = matrix.shape();
+        let [height, width] = [shape[shape.len() - 2], shape[shape.len() - 1]];
+        let batch = shape[..shape.len() - 2].iter().copied();
+        batch.chain([rows * height, columns * width]).collect::<Shape>()
+    };
+    let left = a.view_as_real()?.reshape(&doubled(a, 1, 2))?;
+    let [re, im] = parts(b)?;
+    let turned = Tensor::stack(&[im.neg()?, re], -1)?;
+    let right = Tensor::stack(&[b.view_as_real()?, turned], -3)?.reshape(&doubled(b, 2, 2))?;
+    let result = left.matmul(&right)?;
+    let columns = b.shape()[b.rank() - 1];
+    let shape: Shape = result.shape()[..result.rank() - 1].iter().copied().chain([columns, 2]).collect();
+    result.reshape(&shape)?.contiguous()?.view_as_complex()
+}

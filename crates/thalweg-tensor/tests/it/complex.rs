@@ -1,0 +1,214 @@
+//! Complex numbers: views of their parts, promotion, refusals, gradients, and Fourier transforms against plain sums. Values and
+//! gradients of PyTorch's samples are in `opinfo`.
+
+use thalweg_ir::{DType, c64, c128};
+use thalweg_runtime::Result;
+use thalweg_tensor::autocast::autocast;
+use thalweg_tensor::dispatch::{Value, find_operator};
+use thalweg_tensor::random::DeviceGenerator;
+use thalweg_tensor::{HostTensor, Tensor};
+
+use crate::support::{device, tensor, values};
+
+/// A complex64 tensor of (re, im).
+fn complex(numbers: &[(f32, f32)], shape: &[usize]) -> Tensor {
+    let numbers: Vec<c64> = numbers.iter().map(|&(re, im)| c64 { re, im }).collect();
+    Tensor::from_slice(&numbers, shape, &device()).unwrap()
+}
+
+fn numbers(z: &Tensor) -> Vec<(f64, f64)> {
+    let wide = z.detach().to_dtype(DType::C128).unwrap();
+    wide.to_vec::<c128>().unwrap().iter().map(|number| (number.re, number.im)).collect()
+}
+
+fn call(name: &str, arguments: &[Value]) -> Result<Tensor> {
+    match find_operator(name)?.call_boxed(arguments, None)?.swap_remove(0) {
+        Value::Tensor(tensor) => Ok(tensor),
+        other => panic!("{name} gives {other:?}"),
+    }
+}
+
+#[test]
+fn numbers_come_and_go() {
+    let z = complex(&[(1.0, 2.0), (3.0, -1.0)], &[2]);
+    assert_eq!(z.to_vec::<c64>().unwrap(), [c64 { re: 1.0, im: 2.0 }, c64 { re: 3.0, im: -1.0 }]);
+    assert_eq!(z.select(0, 1).unwrap().item::<c64>().unwrap(), c64 { re: 3.0, im: -1.0 });
+    let host = HostTensor::pinned(&[2], DType::C64, &device()).unwrap();
+    z.copy_to_pinned(&host).unwrap();
+    device().current_stream().synchronize().unwrap();
+    assert_eq!(numbers(&host.to_device().unwrap()), [(1.0, 2.0), (3.0, -1.0)]);
+    assert_eq!(numbers(&Tensor::full(&[1], 2.5, DType::C64, &device()).unwrap()), [(2.5, 0.0)]);
+}
+
+#[test]
+fn parts_are_views() {
+    let z = complex(&[(1.0, 2.0), (3.0, 4.0), (5.0, 6.0), (7.0, 8.0)], &[2, 2]).transpose(0, 1).unwrap();
+    assert_eq!(values(&z.real().unwrap()), [1.0, 5.0, 3.0, 7.0]);
+    assert_eq!(values(&z.imag().unwrap()), [2.0, 6.0, 4.0, 8.0]);
+    let parts = z.view_as_real().unwrap();
+    assert_eq!((parts.shape(), parts.layout().strides()), (&[2, 2, 2][..], &[2, 4, 1][..]));
+    let again = parts.view_as_complex().unwrap();
+    assert!(again.shares_storage_with(&z) && again.layout() == z.layout() && again.dtype() == DType::C64);
+    z.imag().unwrap().copy_(&tensor(&[0.0], &[], DType::F32)).unwrap();
+    assert_eq!(numbers(&z), [(1.0, 0.0), (5.0, 0.0), (3.0, 0.0), (7.0, 0.0)]);
+    // A later part of a tensor keeps its place.
+    assert_eq!(numbers(&parts.select(0, 1).unwrap().view_as_complex().unwrap()), [(3.0, 0.0), (7.0, 0.0)]);
+}
+
+#[test]
+fn views_that_do_not_fit_are_refused_in_pytorchs_words() {
+    let floats = |shape: &[usize]| Tensor::zeros(shape, DType::F32, &device()).unwrap();
+    let refused = |tensor: &Tensor, words: &str| {
+        let error = tensor.view_as_complex().unwrap_err();
+        assert!(error.is_invalid_argument() && error.to_string().contains(words), "{error}");
+    };
+    refused(&floats(&[]), "Input tensor must have one or more dimensions");
+    refused(&floats(&[3]), "Tensor must have a last dimension of size 2");
+    refused(&floats(&[2, 2]).transpose(0, 1).unwrap(), "Tensor must have a last dimension with stride 1");
+    refused(&floats(&[3, 3]).narrow(1, 0, 2).unwrap(), "Tensor must have a stride divisible by 2");
+    refused(&floats(&[4]).narrow(0, 1, 2).unwrap(), "Tensor must have a storage_offset divisible by 2");
+    refused(&floats(&[2]).to_dtype(DType::I64).unwrap(), "view_as_complex is only supported for");
+    assert!(
+        floats(&[2]).view_as_real().unwrap_err().to_string().contains("only supported for complex tensors")
+    );
+    assert!(floats(&[2]).imag().unwrap_err().to_string().contains("imag is not implemented for"));
+}
+
+#[test]
+fn dtypes_promote_as_in_pytorch() {
+    let of = |dtype, shape: &[usize]| Tensor::ones(shape, dtype, &device()).unwrap();
+    let sum = |a: &Tensor, b: &Tensor| a.add(b).unwrap().dtype();
+    for dtype in [DType::Bool, DType::I64, DType::F16, DType::F32, DType::C64] {
+        assert_eq!(sum(&of(dtype, &[2]), &of(DType::C64, &[2])), DType::C64, "{dtype}");
+    }
+    assert_eq!(sum(&of(DType::F64, &[2]), &of(DType::C64, &[2])), DType::C128);
+    assert_eq!(sum(&of(DType::F64, &[]), &of(DType::C64, &[2])), DType::C64);
+    assert_eq!(sum(&of(DType::F32, &[2]), &of(DType::C128, &[])), DType::C64);
+    assert_eq!(sum(&of(DType::F64, &[2]), &of(DType::C64, &[])), DType::C128);
+    assert_eq!(of(DType::C64, &[2]).mul_scalar(2.5).unwrap().dtype(), DType::C64);
+    assert_eq!(of(DType::C64, &[2]).abs().unwrap().dtype(), DType::F32);
+    let floats = of(DType::F32, &[2]);
+    let error =
+        call("add_.Tensor", &[Value::Tensor(floats), Value::Tensor(of(DType::C64, &[2]))]).unwrap_err();
+    assert!(error.to_string().contains("can't be cast to the desired output type"), "{error}");
+}
+
+#[test]
+fn operators_without_complex_numbers_refuse_them_by_name() {
+    let z = complex(&[(1.0, 2.0), (3.0, 4.0)], &[2]);
+    let one = |name: &str| call(name, &[Value::Tensor(z.clone())]).unwrap_err().to_string();
+    for name in [
+        "floor",
+        "relu",
+        "sign",
+        "erf",
+        "trunc",
+        "isposinf",
+        "argmax",
+        "cumsum",
+        "sort",
+        "var",
+        "float_power",
+    ] {
+        let arguments = match name {
+            "cumsum" => vec![Value::Tensor(z.clone()), Value::Int(0)],
+            "float_power" => vec![Value::Tensor(z.clone()), Value::Tensor(z.clone())],
+            _ => vec![Value::Tensor(z.clone())],
+        };
+        let name = if name == "float_power" { "float_power.Tensor_Tensor" } else { name };
+        assert!(call(name, &arguments).unwrap_err().is_invalid_argument(), "{name}");
+    }
+    assert!(one("floor").contains("\"floor\" not implemented for 'ComplexFloat'"), "{}", one("floor"));
+    assert!(one("argmax").contains("not implemented for 'ComplexFloat'"), "{}", one("argmax"));
+    let both = [Value::Tensor(z.clone()), Value::Tensor(z.clone())];
+    for name in ["maximum", "lt.Tensor", "fmod.Tensor", "atan2", "pow.Tensor_Tensor"] {
+        let error = call(name, &both).unwrap_err().to_string();
+        assert!(error.contains("not implemented for 'ComplexFloat'"), "{error}");
+    }
+    let error = z.sum(&[], false).unwrap().requires_grad_().unwrap().backward().unwrap_err().to_string();
+    assert!(error.contains("grad can be implicitly created only for real scalar outputs"), "{error}");
+}
+
+#[test]
+fn a_step_against_the_gradient_goes_down() {
+    // Of |z|² the gradient is 2z; of |a · x|² with a real x it is the real number 2 |a|² x.
+    let z = complex(&[(1.0, 2.0), (-3.0, 0.5)], &[2]).requires_grad_().unwrap();
+    z.abs().unwrap().square().unwrap().sum(&[], false).unwrap().backward().unwrap();
+    let gradient = numbers(&z.grad().unwrap());
+    for ((re, im), (expected_re, expected_im)) in gradient.into_iter().zip([(2.0, 4.0), (-6.0, 1.0)]) {
+        assert!((re - expected_re).abs() < 1e-5 && (im - expected_im).abs() < 1e-5, "{re} + {im}i");
+    }
+    let x = tensor(&[0.5, -2.0], &[2], DType::F32).requires_grad_().unwrap();
+    let product = z.detach().mul(&x).unwrap().view_as_real().unwrap();
+    product.square().unwrap().sum(&[], false).unwrap().backward().unwrap();
+    assert_eq!(values(&x.grad().unwrap()), [5.0, -37.0]);
+}
+
+#[test]
+fn autocast_leaves_complex_numbers_alone() {
+    let z = complex(&[(1.0, 2.0), (3.0, 4.0)], &[1, 2]);
+    let product = autocast(DType::Bf16, || z.matmul(&z.transpose(0, 1)?)).unwrap();
+    assert_eq!((product.dtype(), numbers(&product)), (DType::C64, vec![(-10.0, 28.0)]));
+}
+
+#[test]
+fn normal_numbers_have_a_variance_of_one() {
+    let generator = DeviceGenerator::new(7, &device()).unwrap();
+    let z = generator.normal(&[20_000], 0.0, 1.0, DType::C64).unwrap();
+    let variance = values(&z.abs().unwrap()).iter().map(|size| size * size).sum::<f64>() / 20_000.0;
+    assert!((variance - 1.0).abs() < 0.03, "{variance}");
+}
+
+/// The transform as its definition has it, in f64.
+fn plain_transform(numbers: &[(f64, f64)], sign: f64) -> Vec<(f64, f64)> {
+    let size = numbers.len();
+    (0..size)
+        .map(|k| {
+            numbers.iter().enumerate().fold((0.0, 0.0), |(re, im), (t, &(a, b))| {
+                let angle = sign * std::f64::consts::TAU * ((t * k) % size) as f64 / size as f64;
+                (re + a * angle.cos() - b * angle.sin(), im + a * angle.sin() + b * angle.cos())
+            })
+        })
+        .collect()
+}
+
+#[test]
+fn transforms_of_every_kind_of_size_are_the_plain_sums() {
+    // Direct, split once and twice, prime (by a chirp), and split with a prime left.
+    for size in [1, 2, 3, 5, 8, 31, 63, 64, 65, 67, 81, 96, 97, 128, 134, 243, 257, 1000, 1024, 4160] {
+        let list: Vec<(f32, f32)> = (0..2 * size)
+            .map(|i| ((i * 7 % 13) as f32 / 6.0 - 1.0, (i * 5 % 11) as f32 / 5.0 - 1.0))
+            .collect();
+        let z = complex(&list, &[2, size]);
+        for (name, sign) in [("fft_fft", -1.0), ("fft_ifft", 1.0)] {
+            let found = numbers(&call(name, &[Value::Tensor(z.clone())]).unwrap());
+            let lines: Vec<(f64, f64)> = list.iter().map(|&(re, im)| (re.into(), im.into())).collect();
+            let factor = if sign > 0.0 { 1.0 / size as f64 } else { 1.0 };
+            let expected = lines.chunks(size).flat_map(|line| plain_transform(line, sign));
+            let mut square = (0.0, 0.0);
+            for ((re, im), (a, b)) in found.into_iter().zip(expected) {
+                let (a, b) = (a * factor, b * factor);
+                square.0 += (re - a).powi(2) + (im - b).powi(2);
+                square.1 += a * a + b * b;
+            }
+            // The error of a whole transform of f32 grows with the logarithm of its size.
+            let error = (square.0 / square.1).sqrt();
+            assert!(error < 1e-6, "{name} of {size}: the relative error is {error:e}");
+        }
+    }
+}
+
+#[test]
+fn transforms_of_real_numbers_go_there_and_back() {
+    for size in [2usize, 5, 64, 101, 360] {
+        let list: Vec<f64> = (0..3 * size).map(|i| (i * 7 % 13) as f64 / 6.0 - 1.0).collect();
+        let x = tensor(&list, &[size, 3], DType::F64).requires_grad_().unwrap();
+        let half = x.fft_rfft(None, 0, Some("ortho")).unwrap();
+        assert_eq!((half.shape(), half.dtype()), (&[size / 2 + 1, 3][..], DType::C128));
+        let back = half.fft_irfft(Some(size as i64), 0, Some("ortho")).unwrap();
+        crate::support::assert_close(&values(&back), &list, 1e-12);
+        // The gradient of Σ y²/2 through both is y.
+        back.square().unwrap().sum(&[], false).unwrap().mul_scalar(0.5).unwrap().backward().unwrap();
+        crate::support::assert_close(&values(&x.grad().unwrap()), &list, 1e-12);
+    }
+}
