@@ -19,6 +19,7 @@ pub mod decompose;
 pub mod embedding;
 pub mod foreach;
 pub mod matmul;
+pub mod one_query;
 mod operands;
 pub mod scan;
 pub mod scatter;
@@ -106,6 +107,14 @@ pub fn sources() -> Vec<(String, String)> {
     all.extend(special::sources());
     all.extend(attention::sources());
     all.extend(decompose::sources());
+    all.extend(one_query::sources());
+    for (dtype, (rows, lines)) in matmul::few_rows::DTYPES
+        .into_iter()
+        .flat_map(|dtype| matmul::few_rows::cuda::VARIANTS.map(|variant| (dtype, variant)))
+    {
+        let name = matmul::few_rows::cuda::name(dtype, rows, lines).to_owned();
+        all.push((name, matmul::few_rows::cuda::print(dtype, rows, lines)));
+    }
     all.push((matmul::fused::cuda::NAME.to_owned(), matmul::fused::cuda::print()));
     all
 }

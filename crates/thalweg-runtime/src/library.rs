@@ -14,6 +14,7 @@ use thalweg_driver::{
 };
 use thalweg_ir::DType;
 use thalweg_kernels::attention::{Addresses, LibraryAttention, PerOperand as PerAttentionOperand, Strides};
+use thalweg_kernels::matmul::few_rows::{self, FewRows};
 use thalweg_kernels::matmul::fused::{self, FusedMatmul, PerOperand};
 use thalweg_kernels::matmul::{Matmul, Operand, host_function, library_accesses, library_words};
 use thalweg_kernels::{NativeKernel, Placed};
@@ -24,6 +25,9 @@ use crate::{Buffer, Error, Result, Stream, backends, tunable};
 
 /// Below this no algorithm that needs scratch memory pays.
 const WORKSPACE_FLOPS: u64 = 1 << 28;
+
+/// Up to so many rows a product that reads its weight once is a kernel of our own; with more, the library's tensor cores are ahead.
+const MOST_ROWS_BY_DEFAULT: u64 = 4;
 
 impl Stream {
     /// Queues the product that `product` describes over the matrices A, B and D at these addresses.
@@ -75,6 +79,15 @@ impl Stream {
         }
     }
 
+    /// Returns whether a product with A, B and D at these addresses is one of [few rows](FewRows), by a kernel of our own, unless
+    /// tuning or [`preferred_blas_library`] says otherwise.
+    pub fn takes_few_rows(&self, product: &Matmul, at: [DevicePointer; 3]) -> bool {
+        product.m <= MOST_ROWS_BY_DEFAULT
+            && few_rows::fits(product)
+            && is_aligned_for_rows(at)
+            && preferred_blas_library() == BlasLibrary::Default
+    }
+
     /// Queues a product by the solution that tuning found, if it did.
     fn matmul_as_tuned(
         &self,
@@ -112,14 +125,18 @@ impl Stream {
     ) -> Result<()> {
         let algorithm = match solution {
             Solution::Library(algorithm) => Some(algorithm),
-            Solution::Default | Solution::Tiles => None,
+            Solution::Default | Solution::Tiles | Solution::Rows => None,
         };
-        let by_default = || fused::fits(product) && preferred_blas_library() == BlasLibrary::Default;
-        let in_tiles = match solution {
-            Solution::Default => by_default(),
-            Solution::Tiles => true,
-            Solution::Library(_) => false,
-        };
+        let is_ours = solution == Solution::Default && preferred_blas_library() == BlasLibrary::Default;
+        let in_tiles = solution == Solution::Tiles || (is_ours && fused::fits(product));
+        let by_rows = solution == Solution::Rows && few_rows::fits(product) && is_aligned_for_rows(at);
+        if by_rows || (is_ours && !in_tiles && self.takes_few_rows(product, at)) {
+            let [a, b, d] = at.map(DevicePointer::address);
+            let bias_at = bias.map_or(0, DevicePointer::address);
+            let at = PerOperand { a, b, d, bias: bias_at, ..PerOperand::default() };
+            let kernel = FewRows { bias: bias.is_some(), ..FewRows::alone(*product) };
+            return self.launch_native(&Placed { kernel, at }, label);
+        }
         if bias.is_none() && in_tiles {
             let [a, b, d] = at.map(DevicePointer::address);
             let at = PerOperand { a, b, d, ..PerOperand::default() };
@@ -235,6 +252,10 @@ impl Stream {
 
 /// How products are accumulated, and which ways of adding up parts there may be.
 pub(crate) type Precision = (ComputeFormat, ReductionSchemes);
+
+fn is_aligned_for_rows([a, b, _]: [DevicePointer; 3]) -> bool {
+    few_rows::is_aligned(a.address(), b.address())
+}
 
 /// Returns whether an error says that the library does not run an algorithm.
 fn is_refusal(error: &Error) -> bool {

@@ -6,6 +6,9 @@
 //! batches, up to 128 features in a multiple of 8, and a scale above 0, without a mask and without dropout, on the simulator and on GPUs from
 //! compute capability 8.0 on; Cudnn where the library is there and takes the shape. Math takes everything.
 //!
+//! One query per head that needs no gradient, such as a step of a decoder, is a form of Flash with a kernel of its own: of f32 as well, and with a
+//! mask of truth values.
+//!
 //! The first pass of attention by Cudnn over a shape prepares it, which takes some tenths of a second on a GPU. Its gradients may differ in their last bits
 //! from run to run; where [`use_deterministic_algorithms`] is set, they are Flash's.
 
@@ -18,8 +21,10 @@ use thalweg_kernels::attention::{CHUNK, MOST_FEATURES};
 use thalweg_runtime::{Error, Result};
 
 use crate::autocast::dtype_in_lower;
+use crate::autograd::is_grad_enabled;
 use crate::caller::label_at;
 use crate::dispatch::{Argument, built_in};
+use crate::kernels::one_query;
 use crate::tensor::{Tensor, Tensors};
 
 /// A way to compute attention (`torch.nn.attention.SDPBackend`), the preferred first.
@@ -119,6 +124,50 @@ pub fn fused_attention(
     let label = label_at("scaled_dot_product_attention", location);
     let result = or_math(built_in!("thalweg::fused_attention")?.call(&arguments, None, label))?;
     result.map(|result| if is_single { result.squeeze(0) } else { Ok(result) }).transpose()
+}
+
+/// Returns attention of one query per head by its own kernel, a form of [`SdpBackend::Flash`] that takes a mask of truth values and float32,
+/// too, and has no gradient; `None` where it does not take the call.
+///
+/// # Errors
+/// Those of the device.
+pub fn one_query_attention(
+    [query, key, value]: [&Tensor; 3],
+    mask: Option<&Tensor>,
+    request: Request,
+    location: &'static Location<'static>,
+) -> Result<Option<Tensor>> {
+    let [_, flash, _] = ALLOWED.get();
+    let wants_gradient = is_grad_enabled() && [query, key, value].iter().any(|tensor| tensor.requires_grad());
+    let (q, k) = (query.shape(), key.shape());
+    let rank = q.len();
+    let fits = flash
+        && !wants_gradient
+        && !request.is_causal
+        && (3..=4).contains(&rank)
+        && k == value.shape()
+        && k.len() == rank
+        && q[rank - 2] == 1
+        && q[rank - 1] == k[rank - 1]
+        && (rank == 3 || q[0] == k[0])
+        && !q.contains(&0)
+        && !k.contains(&0)
+        && [query, key, value].iter().all(|tensor| dtype_in_lower(tensor) == query.dtype());
+    let shares = fits
+        && (q[rank - 3] == k[rank - 3] || (request.enable_gqa && q[rank - 3].is_multiple_of(k[rank - 3])));
+    if !shares {
+        return Ok(None);
+    }
+    let whole = |tensor: &Tensor| if rank == 3 { tensor.unsqueeze(0) } else { Ok(tensor.clone()) };
+    let tensors = [whole(query)?, whole(key)?, whole(value)?];
+    if !one_query::takes(&tensors[0], &tensors[1], mask) {
+        return Ok(None);
+    }
+    let arguments: Vec<Argument<'_>> =
+        tensors.iter().map(Argument::from).chain([mask.into(), request.scale.into()]).collect();
+    let label = label_at("scaled_dot_product_attention", location);
+    let result = built_in!("thalweg::one_query_attention")?.call(&arguments, None, label)?.swap_remove(0);
+    if rank == 3 { result.squeeze(0).map(Some) } else { Ok(Some(result)) }
 }
 
 /// Returns self-attention of a packed tensor (tokens, heads, 3, features), likewise: (tokens, heads, features).

@@ -9,6 +9,7 @@
 //! [`fused`] product's.
 
 pub mod cuda;
+pub mod few_rows;
 pub mod fused;
 pub mod host;
 mod native;

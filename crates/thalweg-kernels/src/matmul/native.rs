@@ -108,7 +108,7 @@ impl NativeKernel for Placed<FusedMatmul, PerOperand> {
 }
 
 /// Returns which bytes of its span a matrix of a product touches, of this many rows and columns as it stands in the product.
-fn touch_of_matrix(product: &Matmul, operand: &Operand, rows: u64, columns: u64) -> Touch {
+pub(super) fn touch_of_matrix(product: &Matmul, operand: &Operand, rows: u64, columns: u64) -> Touch {
     let (rows, columns) = if operand.transposed { (columns, rows) } else { (rows, columns) };
     let dimensions = [(product.batch, operand.batch_stride), (rows, operand.leading_dimension), (columns, 1)];
     Touch::of(dimensions.into_iter(), product.dtype.size_bytes() as u64)

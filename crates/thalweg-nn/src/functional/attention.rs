@@ -11,7 +11,7 @@ use thalweg_tensor::Tensor;
 use thalweg_tensor::caller::{in_call, label_at};
 use thalweg_tensor::dispatch::{Argument, Operator};
 use thalweg_tensor::random::DeviceGenerator;
-use thalweg_tensor::sdp::{Request, fused_attention, fused_packed_attention};
+use thalweg_tensor::sdp::{Request, fused_attention, fused_packed_attention, one_query_attention};
 
 /// The options of [`scaled_dot_product_attention`]; the defaults are PyTorch's.
 #[derive(Clone, Copy, Debug, Default)]
@@ -47,7 +47,13 @@ pub fn scaled_dot_product_attention(
         let AttentionOptions { is_causal, enable_gqa, .. } = options;
         let is_modified = options.attn_mask.is_some() || options.dropout.is_some();
         let request = Request { is_causal, scale, enable_gqa, is_modified };
-        if let Some(result) = fused_attention([query, key, value], request, location)? {
+        let all = [query, key, value];
+        if options.dropout.is_none()
+            && let Some(result) = one_query_attention(all, options.attn_mask, request, location)?
+        {
+            return Ok(result);
+        }
+        if let Some(result) = fused_attention(all, request, location)? {
             return Ok(result);
         }
         let [key, value] = [key, value].map(|tensor| match enable_gqa {

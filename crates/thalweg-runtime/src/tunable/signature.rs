@@ -136,11 +136,14 @@ pub(crate) enum Solution {
     Default,
     /// By Thalweg's kernel for small products.
     Tiles,
+    /// By Thalweg's kernel for few rows.
+    Rows,
     /// By an algorithm of the library.
     Library(MatmulAlgorithm),
 }
 
 const TILES: &str = "Gemm_Thalweg_tiles";
+const ROWS: &str = "Gemm_Thalweg_rows";
 
 /// The words of a library's algorithm, in PyTorch's order.
 const WORDS: [&str; 9] = ["id", "tile", "stages", "splitk", "red", "swizzle", "custom", "inner", "cluster"];
@@ -150,6 +153,7 @@ impl fmt::Display for Solution {
         match self {
             Self::Default => f.write_str("Default"),
             Self::Tiles => f.write_str(TILES),
+            Self::Rows => f.write_str(ROWS),
             Self::Library(of) => {
                 write!(f, "Gemm_Cublaslt")?;
                 let numbers = [
@@ -175,6 +179,7 @@ impl Solution {
         match name {
             "Default" => return Some(Self::Default),
             TILES => return Some(Self::Tiles),
+            ROWS => return Some(Self::Rows),
             _ => {}
         }
         let mut words = name.strip_prefix("Gemm_Cublaslt_")?.split('_');
@@ -267,7 +272,7 @@ mod tests {
         let name =
             "Gemm_Cublaslt_id_66_tile_20_stages_36_splitk_3_red_2_swizzle_1_custom_7_inner_4_cluster_2";
         assert_eq!(Solution::Library(algorithm).to_string(), name);
-        for solution in [Solution::Default, Solution::Tiles, Solution::Library(algorithm)] {
+        for solution in [Solution::Default, Solution::Tiles, Solution::Rows, Solution::Library(algorithm)] {
             assert_eq!(Solution::parse(&solution.to_string()), Some(solution));
         }
         for other in

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use thalweg_driver::{DevicePointer, Label};
 use thalweg_ir::{DType, Element, bf16, f16, with_dtype};
-use thalweg_kernels::matmul::fused;
+use thalweg_kernels::matmul::{few_rows, fused};
 
 use super::settings::{Effective, Tolerances};
 use super::signature::{Shape, Solution};
@@ -38,6 +38,9 @@ impl Set {
 /// The most copies of the operands.
 const MOST_SETS: u64 = 256;
 
+/// Bytes that are filled in front of what is timed: some 25 microseconds of an H100, in which a host queues a few calls.
+const AHEAD_BYTES: u64 = 64 << 20;
+
 /// Milliseconds that a timed run of calls shall last at least: events are some thousandths off.
 const LEAST_MS: f32 = 0.05;
 
@@ -48,6 +51,8 @@ pub(super) struct Trial<'s> {
     precision: Precision,
     sets: Vec<Set>,
     next: usize,
+    /// Memory that a GPU fills in front of what is timed, so that the calls are queued before the first begins.
+    ahead: Option<Buffer>,
     label: Label,
 }
 
@@ -73,7 +78,7 @@ impl<'s> Trial<'s> {
         rotating_bytes: u64,
         label: Label,
     ) -> Result<Option<Self>> {
-        let mut trial = Self { stream, shape, precision, sets: Vec::new(), next: 0, label };
+        let mut trial = Self { stream, shape, precision, sets: Vec::new(), next: 0, ahead: None, label };
         let bytes = trial.bytes();
         let whole: u64 = bytes.iter().sum();
         let wanted = rotating_bytes.div_ceil(whole.max(1)).clamp(1, MOST_SETS);
@@ -83,6 +88,10 @@ impl<'s> Trial<'s> {
                 Err(error) if error.is_out_of_memory() => break,
                 Err(error) => return Err(error),
             }
+        }
+        if !stream.device().is_simulated() {
+            // Without it small products are timed by how fast the host queues them.
+            trial.ahead = Buffer::labelled(stream, AHEAD_BYTES, label).ok();
         }
         for number in 0..trial.sets.len() {
             let target = trial.sets[number].operands();
@@ -151,6 +160,9 @@ impl<'s> Trial<'s> {
         if !self.shape.has_bias && fused::could_fit(product) {
             candidates.push(Solution::Tiles);
         }
+        if few_rows::fits(product) {
+            candidates.push(Solution::Rows);
+        }
         let operands = self.sets[0].operands();
         let found = self.stream.library_algorithms(product, self.precision, &operands, algorithms)?;
         candidates.extend(found.into_iter().map(Solution::Library));
@@ -166,6 +178,12 @@ impl<'s> Trial<'s> {
     /// Returns the milliseconds of a call, from `calls` of them.
     fn time(&mut self, solution: Solution, calls: u32) -> Result<f32> {
         let (start, end) = (Event::with_timing(), Event::with_timing());
+        if let Some(ahead) = &self.ahead {
+            let zero = thalweg_driver::FillPattern::U32(0);
+            for _ in 0..calls.div_ceil(4) {
+                self.stream.fill(ahead.pointer(), zero, AHEAD_BYTES / 4, self.label)?;
+            }
+        }
         start.record(self.stream)?;
         (0..calls).try_for_each(|_| self.run(solution))?;
         end.record(self.stream)?;

@@ -5,6 +5,7 @@
 
 use smallvec::SmallVec;
 use thalweg_kernels::Placed;
+use thalweg_kernels::matmul::few_rows::FewRows;
 use thalweg_kernels::matmul::fused::{FusedMatmul, PerOperand, fits};
 use thalweg_kernels::matmul::{Factor, Matmul, Operand};
 use thalweg_ops::{structured, table};
@@ -121,6 +122,24 @@ pub(crate) fn backend(call: &Call<'_>) -> Result<Tensors> {
             row_sums: 0,
         };
         stream.launch_native(&Placed { kernel: fused, at }, call.label)?;
+    } else if stream.takes_few_rows(&product, [a.pointer(), b.pointer(), result.pointer()]) {
+        let bias = bias.map(|bias| bias.detach().contiguous()).transpose()?;
+        let addend = addend.map(|addend| rows_of(&addend.detach())).transpose()?;
+        let kernel = FewRows {
+            bias: bias.is_some(),
+            addend: addend.as_ref().map(|(_, operand)| *operand),
+            ..FewRows::alone(product)
+        };
+        let address = |tensor: &Tensor| tensor.pointer().address();
+        let at = PerOperand {
+            a: address(&a),
+            b: address(&b),
+            d: address(&result),
+            bias: bias.as_ref().map_or(0, address),
+            addend: addend.as_ref().map_or(0, |(tensor, _)| address(tensor)),
+            row_sums: 0,
+        };
+        stream.launch_native(&Placed { kernel, at }, call.label)?;
     } else {
         let into_result = |operator, inputs: &[&Tensor]| {
             let target = std::slice::from_ref(&result);

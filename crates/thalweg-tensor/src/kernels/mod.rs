@@ -18,6 +18,7 @@ pub(crate) mod loops;
 pub(crate) mod matmul;
 pub(crate) mod mlp;
 pub(crate) mod normalization;
+pub(crate) mod one_query;
 mod reductions;
 pub(crate) mod windows;
 
@@ -130,6 +131,10 @@ pub(crate) static INTERNAL: &[OpDef] = &[
     OpDef::part(
         "thalweg::packed_fused_attention(Tensor packed, bool is_causal, float scale, int backends) -> (Tensor, Tensor)",
         Differentiable(fused_attention::packed, &fused_attention::PACKED_GRADIENT),
+    ),
+    OpDef::part(
+        "thalweg::one_query_attention(Tensor query, Tensor key, Tensor value, Tensor? mask, float scale) -> Tensor",
+        Kernel(one_query::backend),
     ),
     OpDef::part(
         "thalweg::linear(Tensor input, Tensor weight, Tensor? bias=None, Tensor? addend=None) -> Tensor",

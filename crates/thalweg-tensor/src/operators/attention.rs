@@ -8,7 +8,7 @@ use super::Body::Composite;
 use super::create::pad;
 use super::{call as call_operator, operators, single};
 use crate::dispatch::{Argument, Arguments, Call, Ints, Operator, built_in};
-use crate::sdp::{Request, fused_attention};
+use crate::sdp::{Request, fused_attention, one_query_attention};
 use crate::tensor::{Tensor, Tensors};
 
 operators! {
@@ -77,6 +77,11 @@ fn attention(call: &Call<'_>) -> Result<Tensor> {
     let scale = call.optional_float(6).unwrap_or(1.0 / (width as f64).sqrt());
     let request =
         Request { is_causal, scale, enable_gqa: call.bool(7), is_modified: mask.is_some() || p != 0.0 };
+    if p == 0.0
+        && let Some(result) = one_query_attention([query, key, value], mask, request, call.label.location)?
+    {
+        return Ok(result);
+    }
     if let Some(result) = fused_attention([query, key, value], request, call.label.location)? {
         return Ok(result);
     }

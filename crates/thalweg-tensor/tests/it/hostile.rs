@@ -270,6 +270,7 @@ const HARD: &[&str] = &[
     "thalweg::eigh",
     "thalweg::fold",
     "thalweg::fold2d",
+    "thalweg::one_query_attention",
     "thalweg::fused_attention",
     "thalweg::fused_attention_backward",
     "thalweg::gather",

@@ -11,6 +11,7 @@ mod bad_input;
 mod checkpoint;
 mod cross_entropy;
 mod complex;
+mod decode;
 mod decompositions;
 mod dispatch;
 mod display;

@@ -2,23 +2,24 @@
 //!
 //! ```text
 //! cargo run --release --example decode
-//! cargo run --release --example decode -- --layers 12 --features 768 --heads 12 --context 1024 --tokens 256
+//! cargo run --release --example decode -- --layers 12 --features 768 --heads 12 --context 1024 --vocabulary 50257 --tokens 256
+//! cargo run --release --example decode -- --weights model.safetensors --first 50256 --temperature 0.8
 //! ```
 //!
-//! The weights are random, so the text means nothing; that both ways give the same tokens does.
+//! Without a file the weights are random, and the tokens mean nothing; that both ways give the same ones does.
 
+#[path = "../common/arguments.rs"]
+mod arguments;
 mod model;
 mod options;
 
 use std::process::ExitCode;
 use std::time::Instant;
 
-use model::Decoder;
-use options::{Command, Options};
-use thalweg::{CaptureOptions, Device, Error, Graph, Result, no_grad};
-
-/// The token that the sequence begins with.
-const FIRST: i64 = 42;
+use arguments::Command;
+use model::{Decoder, Sizes};
+use options::Options;
+use thalweg::{CaptureOptions, Device, Error, Graph, Result, no_grad, serialize};
 
 fn main() -> ExitCode {
     let options = match Options::parse(std::env::args().skip(1)) {
@@ -49,7 +50,7 @@ fn decode(
     options: &Options,
     mut step: impl FnMut() -> Result<()>,
 ) -> Result<Vec<i64>> {
-    model.restart(FIRST)?;
+    model.restart(options.first as i64)?;
     let allocations = || device.allocator().statistics().allocation.all.allocated;
     let before = allocations();
     device.synchronize()?;
@@ -71,13 +72,19 @@ fn decode(
 }
 
 fn run(options: &Options) -> Result<()> {
-    let device = match &options.device {
-        Some(name) => Device::from_name(name)?,
-        None => Device::best()?,
+    let device = arguments::device(options.device.as_deref())?;
+    let weights = options.weights.as_ref().map(|path| serialize::load_file(path, &device)).transpose()?;
+    let sizes = match &weights {
+        Some(weights) => Sizes::of(weights)?,
+        None => {
+            let &Options { layers, features, heads, context, vocabulary, .. } = options;
+            Sizes { layers, features, heads, context, vocabulary }
+        }
     };
-    let model = Decoder::new(options, &device)?;
+    options.check(sizes.context, sizes.vocabulary).map_err(Error::invalid)?;
+    let model = Decoder::new(&sizes, weights.as_ref(), options, &device)?;
     // Loads the kernels, so that neither way pays for that.
-    model.restart(FIRST)?;
+    model.restart(options.first as i64)?;
     model.step()?;
     let eager = decode("eager", &model, &device, options, || model.step())?;
     let (graph, ()) = Graph::capture(&device, CaptureOptions::default(), || model.step())?;

@@ -1,20 +1,89 @@
-//! A decoder-only transformer with a cache of keys and values, one token at a time.
+//! GPT-2 with a cache of keys and values, one token at a time.
 //!
 //! Everything that differs from step to step lies in device memory: the token, its position, the cache. A step reads the
 //! position there, writes keys and values at it, lets attention see what lies up to it, and leaves the next token and the
 //! next position behind. The host decides nothing, so a captured step can be replayed as often as the context is long.
 
 use thalweg::functional::{self, AttentionOptions};
-use thalweg::module::{Embedding, Forward, LayerNorm, Linear};
-use thalweg::random::Generator;
-use thalweg::{DType, Device, Result, Tensor};
+use thalweg::module::{Embedding, Forward, LayerNorm, Linear, StateDict};
+use thalweg::random::{Generator, default_generator};
+use thalweg::{DType, Device, Error, Result, Tensor};
 
 use super::options::Options;
 
-/// How many different tokens there are.
-pub const VOCABULARY: usize = 256;
+/// The sizes of a model.
+#[derive(Clone, Copy, Debug)]
+pub struct Sizes {
+    pub layers: usize,
+    pub features: usize,
+    pub heads: usize,
+    pub context: usize,
+    pub vocabulary: usize,
+}
 
-/// A layer, with its cache of the keys and values so far: (heads, context, features of a head).
+impl Sizes {
+    /// Returns the sizes of a file's model, by Hugging Face's names. GPT-2's heads have 64 features.
+    pub fn of(weights: &StateDict) -> Result<Self> {
+        let shape = |name: &str| found(weights, name).map(|tensor| tensor.shape().to_vec());
+        let (Some(tokens), Some(positions)) = (shape("wte.weight"), shape("wpe.weight")) else {
+            return Err(Error::invalid(
+                "the weights have no wte.weight and wpe.weight, so they are not of a GPT-2",
+            ));
+        };
+        let layers = (0..).take_while(|layer| shape(&format!("h.{layer}.ln_1.weight")).is_some()).count();
+        let (features, context, vocabulary) = (tokens[1], positions[0], tokens[0]);
+        Ok(Self { layers, features, heads: (features / 64).max(1), context, vocabulary })
+    }
+}
+
+/// Returns a weight by its name, with or without the name of the model in front.
+fn found<'w>(weights: &'w StateDict, name: &str) -> Option<&'w Tensor> {
+    weights.get(name).or_else(|| weights.get(&format!("transformer.{name}")))
+}
+
+/// Where weights come from: a file, or a generator.
+struct Source<'s> {
+    weights: Option<&'s StateDict>,
+    generator: Generator,
+    dtype: DType,
+    device: &'s Device,
+}
+
+impl Source<'_> {
+    /// Returns a weight of a shape. Without a file it is normally distributed about `mean`.
+    fn take(&mut self, name: &str, shape: &[usize], [mean, deviation]: [f32; 2]) -> Result<Tensor> {
+        let tensor = match self.weights {
+            None => Tensor::normal(shape, mean, deviation, &mut self.generator, self.device)?,
+            Some(weights) => found(weights, name)
+                .ok_or_else(|| Error::invalid(format!("the weights have no {name}")))?
+                .clone(),
+        };
+        if tensor.shape() != shape {
+            return Err(Error::invalid(format!("{name} is {shape:?}, not {:?}", tensor.shape())));
+        }
+        tensor.to_dtype(self.dtype)
+    }
+
+    fn norm(&mut self, name: &str, features: usize) -> Result<LayerNorm> {
+        let mut norm = LayerNorm::new(features, self.device)?;
+        norm.weight = Some(self.take(&format!("{name}.weight"), &[features], [1.0, 0.0])?);
+        norm.bias = Some(self.take(&format!("{name}.bias"), &[features], [0.0, 0.0])?);
+        Ok(norm)
+    }
+
+    /// Returns a layer, whose weight lies (in, out) in the file and (out, in) in the layer.
+    fn linear(&mut self, name: &str, inputs: usize, outputs: usize) -> Result<Linear> {
+        let weight = self.take(&format!("{name}.weight"), &[inputs, outputs], [0.0, 0.02])?;
+        let bias = self.take(&format!("{name}.bias"), &[outputs], [0.0, 0.0])?;
+        Ok(Linear { weight: weight.transpose(0, 1)?.contiguous()?, bias: Some(bias) })
+    }
+
+    fn embedding(&mut self, name: &str, rows: usize, features: usize) -> Result<Embedding> {
+        Ok(Embedding { weight: self.take(name, &[rows, features], [0.0, 0.02])?, padding_idx: None })
+    }
+}
+
+/// A layer, with its cache of the keys and values so far: (2, heads, context, features of a head).
 struct Layer {
     attention_norm: LayerNorm,
     projection: Linear,
@@ -22,37 +91,36 @@ struct Layer {
     mlp_norm: LayerNorm,
     expand: Linear,
     contract: Linear,
-    keys: Tensor,
-    values: Tensor,
+    cache: Tensor,
 }
 
 impl Layer {
-    fn new(options: &Options, generator: &mut Generator, device: &Device) -> Result<Self> {
-        let &Options { features, heads, context, .. } = options;
-        let cache = || Tensor::zeros(&[heads, context, features / heads], DType::F32, device);
+    fn new(number: usize, sizes: &Sizes, source: &mut Source<'_>) -> Result<Self> {
+        let &Sizes { features, heads, context, .. } = sizes;
+        let name = |part: &str| format!("h.{number}.{part}");
         Ok(Self {
-            attention_norm: LayerNorm::new(features, device)?,
-            projection: Linear::new(features, 3 * features, generator, device)?,
-            output: Linear::new(features, features, generator, device)?,
-            mlp_norm: LayerNorm::new(features, device)?,
-            expand: Linear::new(features, 4 * features, generator, device)?,
-            contract: Linear::new(4 * features, features, generator, device)?,
-            keys: cache()?,
-            values: cache()?,
+            attention_norm: source.norm(&name("ln_1"), features)?,
+            projection: source.linear(&name("attn.c_attn"), features, 3 * features)?,
+            output: source.linear(&name("attn.c_proj"), features, features)?,
+            mlp_norm: source.norm(&name("ln_2"), features)?,
+            expand: source.linear(&name("mlp.c_fc"), features, 4 * features)?,
+            contract: source.linear(&name("mlp.c_proj"), 4 * features, features)?,
+            cache: Tensor::zeros(&[2, heads, context, features / heads], source.dtype, source.device)?,
         })
     }
 
     /// (1, features) to the same, at the position; `mask` is true for the places that attention sees.
     fn forward(&self, x: &Tensor, position: &Tensor, mask: &Tensor) -> Result<Tensor> {
-        let &[heads, _, head_features] = self.keys.shape() else {
-            unreachable!("a cache has three dimensions")
+        let &[_, heads, _, head_features] = self.cache.shape() else {
+            unreachable!("a cache has four dimensions")
         };
         let packed = self.projection.forward(&self.attention_norm.forward(x)?)?;
-        let parts = packed.reshape(&[3, heads, 1, head_features])?.unbind(0)?;
-        self.keys.index_copy_(1, position, &parts[1])?;
-        self.values.index_copy_(1, position, &parts[2])?;
+        let parts = packed.reshape(&[3, heads, 1, head_features])?;
+        self.cache.index_copy_(2, position, &parts.narrow(0, 1, 2)?)?;
+        let [keys, values] = [0, 1].map(|part| self.cache.select(0, part));
         let options = AttentionOptions { attn_mask: Some(mask), ..AttentionOptions::default() };
-        let mixed = functional::scaled_dot_product_attention(&parts[0], &self.keys, &self.values, options)?;
+        let mixed =
+            functional::scaled_dot_product_attention(&parts.select(0, 0)?, &keys?, &values?, options)?;
         let x = self.output.forward_add(&mixed.reshape(&[1, heads * head_features])?, x)?;
         let hidden = self.expand.forward(&self.mlp_norm.forward(&x)?)?.gelu_tanh()?;
         self.contract.forward_add(&hidden, &x)
@@ -65,7 +133,10 @@ pub struct Decoder {
     positions: Embedding,
     layers: Vec<Layer>,
     norm: LayerNorm,
+    /// The embedding of tokens once more, as a layer.
     head: Linear,
+    /// The temperature at which tokens are drawn; `None` takes the likeliest.
+    temperature: Option<f64>,
     /// 0, 1, 2 … up to the context.
     places: Tensor,
     one: Tensor,
@@ -77,19 +148,26 @@ pub struct Decoder {
 }
 
 impl Decoder {
-    /// A model with random parameters, at the beginning of a sequence.
-    pub fn new(options: &Options, device: &Device) -> Result<Self> {
-        let mut generator = Generator::new(0);
-        let &Options { features, context, .. } = options;
+    /// A model with the weights of a file, or with random ones, at the beginning of a sequence.
+    pub fn new(
+        sizes: &Sizes,
+        weights: Option<&StateDict>,
+        options: &Options,
+        device: &Device,
+    ) -> Result<Self> {
+        let mut source = Source { weights, generator: Generator::new(0), dtype: options.dtype, device };
+        let &Sizes { features, context, vocabulary, .. } = sizes;
         let numbers = |count| Tensor::zeros(&[count], DType::I64, device);
+        let tokens = source.embedding("wte.weight", vocabulary, features)?;
         Ok(Self {
-            tokens: Embedding::new(VOCABULARY, features, &mut generator, device)?,
-            positions: Embedding::new(context, features, &mut generator, device)?,
-            layers: (0..options.layers)
-                .map(|_| Layer::new(options, &mut generator, device))
+            head: Linear { weight: tokens.weight.clone(), bias: None },
+            tokens,
+            positions: source.embedding("wpe.weight", context, features)?,
+            layers: (0..sizes.layers)
+                .map(|number| Layer::new(number, sizes, &mut source))
                 .collect::<Result<_>>()?,
-            norm: LayerNorm::new(features, device)?,
-            head: Linear::new(features, VOCABULARY, &mut generator, device)?,
+            norm: source.norm("ln_f", features)?,
+            temperature: options.temperature,
             places: Tensor::arange(context, 0, 1, DType::I64, device)?,
             one: Tensor::ones(&[1], DType::I64, device)?,
             token: numbers(1)?,
@@ -101,12 +179,13 @@ impl Decoder {
     /// Back to the beginning of a sequence. What the cache holds behind the position is never seen.
     pub fn restart(&self, first: i64) -> Result<()> {
         let device = self.token.device();
+        default_generator(device)?.manual_seed(0)?;
         self.token.copy_(&Tensor::from_slice(&[first], &[1], device)?)?;
         self.position.copy_(&Tensor::zeros(&[1], DType::I64, device)?)?;
         self.history.index_copy_(0, &self.position, &self.token)
     }
 
-    /// Reads the token at the position, and leaves the likeliest next one as the next to be read.
+    /// Reads the token at the position, and leaves the next one to be read.
     pub fn step(&self) -> Result<()> {
         let mask = self.places.le(&self.position)?;
         let mut x = self.tokens.forward(&self.token)?.add(&self.positions.forward(&self.position)?)?;
@@ -114,9 +193,18 @@ impl Decoder {
             x = layer.forward(&x, &self.position, &mask)?;
         }
         let scores = self.head.forward(&self.norm.forward(&x)?)?;
-        self.token.copy_(&scores.argmax(-1)?)?;
-        self.position.copy_(&self.position.add(&self.one)?)?;
+        self.token.copy_(&self.choose(&scores)?)?;
+        self.position.add_(&self.one)?;
         self.history.index_copy_(0, &self.position, &self.token)
+    }
+
+    /// Returns the likeliest token, or one that is drawn: of exponentially distributed waiting times, each token's by its weight, the first to end.
+    fn choose(&self, scores: &Tensor) -> Result<Tensor> {
+        let Some(temperature) = self.temperature else { return scores.argmax(-1) };
+        let weights = scores.to_dtype(DType::F32)?.mul_scalar(1.0 / temperature)?.softmax(-1)?;
+        let fractions = default_generator(weights.device())?.rand(weights.shape(), DType::F32)?;
+        let times = fractions.mul_scalar(-1.0)?.add_scalar(1.0)?.log()?.mul_scalar(-1.0)?;
+        weights.div(&times)?.argmax(-1)
     }
 
     /// The tokens of the sequence. *Blocks* until they are there.

@@ -1,0 +1,319 @@
+//! [`FewRows`]: up to sixteen rows times the transpose of a weight, with what stands beside the product in a network: a step of a
+//! decoder, whose time is that of reading its weights.
+//!
+//! D = act(A · Wᵀ + bias) + addend, where W has a row of k elements for each column of D, the bias has an element a column, and act is the
+//! identity or GELU by its tanh. Sums are of f32, and so is everything up to the one rounding when D is stored.
+//!
+//! # Invariants
+//! - Terms are summed in an order that depends on n and k alone, so the same row of A has the same bits in any batch.
+//! - The addend may be D itself; other operands do not overlap D.
+
+pub mod cuda;
+
+use std::sync::Arc;
+
+use thalweg_driver::{Access, DevicePointer, HostFault, HostKernel, HostLaunch};
+use thalweg_ir::cuda::LaunchShape;
+use thalweg_ir::host::Fault;
+use thalweg_ir::{DType, Element, bf16, f16};
+
+use super::fused::PerOperand;
+use super::{Factor, Matmul, Operand};
+use crate::arguments;
+use crate::{Accesses, NativeKernel, Placed, Words};
+
+/// The most rows of A.
+pub const MOST_ROWS: u64 = 16;
+
+/// The fewest elements of a weight for which a product is worth a kernel of its own.
+const LEAST_ELEMENTS: u64 = 1 << 16;
+
+/// The bytes that a thread loads at once.
+const LOAD_BYTES: u64 = 16;
+
+/// The dtypes that there is a kernel for.
+pub const DTYPES: [DType; 3] = [DType::F32, DType::F16, DType::Bf16];
+
+/// A product of few rows with what stands beside it. See the [module](self).
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct FewRows {
+    /// The product: A as it is, W as the transpose of B, without factors and not of a batch.
+    pub product: Matmul,
+    /// Whether a bias of n elements is added to each row.
+    pub bias: bool,
+    /// Whether GELU, by its tanh, is taken of that.
+    pub gelu: bool,
+    /// Where the elements of a matrix lie that is added to it; not transposed.
+    pub addend: Option<Operand>,
+}
+
+/// How many 8-byte words [`FewRows::pack`] writes.
+pub const ARGUMENT_WORDS: usize = 13;
+
+const BIAS: u64 = 16;
+const ADDEND: u64 = 32;
+const GELU: u64 = 64;
+
+/// Returns whether a product is one of few rows: by its sizes, its dtype, and because loads of 16 bytes can read it.
+#[must_use]
+pub fn fits(product: &Matmul) -> bool {
+    let (m, n, k) = (product.m, product.n, product.k);
+    (1..=MOST_ROWS).contains(&m) && n.saturating_mul(k) >= LEAST_ELEMENTS && refusal(product).is_none()
+}
+
+/// Returns whether operands lie where the kernel can read them: A and W on multiples of 16 bytes.
+#[must_use]
+pub fn is_aligned(a: u64, b: u64) -> bool {
+    a.is_multiple_of(LOAD_BYTES) && b.is_multiple_of(LOAD_BYTES)
+}
+
+/// Returns why a product cannot be computed by the kernel.
+fn refusal(product: &Matmul) -> Option<&'static str> {
+    let Matmul { m, n, k, batch, dtype, a, b, d, alpha, beta } = *product;
+    if !DTYPES.contains(&dtype) {
+        return Some("it takes float32, float16 and bfloat16");
+    }
+    let width = LOAD_BYTES / dtype.size_bytes() as u64;
+    let is_whole = |number: u64| number.is_multiple_of(width);
+    if batch != 1 || m > MOST_ROWS || k >= 1 << 31 || n >= 1 << 31 {
+        return Some("it takes one product of up to 16 rows, and fewer than 2³¹ columns and terms");
+    }
+    if a.transposed || !b.transposed || d.transposed {
+        return Some("it takes the transpose of a weight, and nothing else transposed");
+    }
+    if !(is_whole(k) && is_whole(a.leading_dimension) && is_whole(b.leading_dimension)) {
+        return Some("rows are multiples of 16 bytes");
+    }
+    (alpha != Factor::ONE || beta != Factor::ZERO).then_some("it takes no factors")
+}
+
+impl FewRows {
+    /// Creates a product alone.
+    #[must_use]
+    pub const fn alone(product: Matmul) -> Self {
+        Self { product, bias: false, gelu: false, addend: None }
+    }
+
+    /// Returns how many elements each operand takes, from its first on.
+    #[must_use]
+    pub fn spans(&self) -> PerOperand {
+        let [a, b, d] = self.product.spans();
+        let (m, n) = (self.product.m, self.product.n);
+        PerOperand {
+            a,
+            b,
+            d,
+            bias: if self.bias { n } else { 0 },
+            addend: self.addend.map_or(0, |addend| self.product.span(&addend, (m, n))),
+            row_sums: 0,
+        }
+    }
+
+    /// Checks whether the description can be carried out.
+    ///
+    /// # Errors
+    /// As [`Matmul::check`]; and what the kernel does not take, in a sentence.
+    pub fn check(&self) -> Result<(), Fault> {
+        self.product.check()?;
+        let fault = |why: &str| Err(Fault::new(format!("matmul of few rows {}: {why}", self.product)));
+        if let Some(why) = refusal(&self.product) {
+            return fault(why);
+        }
+        match &self.addend {
+            Some(addend)
+                if addend.transposed || !super::addressable(addend, self.product.m, self.product.n, 1) =>
+            {
+                fault("the addend is transposed, or larger than can be addressed")
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Returns how many rows of W a warp reads at once. Few rows of W spread over more warps, so that they are all read at once.
+    fn lines(&self) -> u64 {
+        if self.product.n >= 1 << 14 { 4 } else { 1 }
+    }
+
+    /// Returns how many warps share the terms of a row of W.
+    fn split(&self) -> u64 {
+        let chunks = self.product.k.div_ceil(32 * self.width());
+        let warps = self.product.n.div_ceil(self.lines()).max(1);
+        // 16 warps for each of 132 multiprocessors keep the memory busy.
+        let wanted = (132 * 16_u64).div_ceil(warps).min(chunks.div_ceil(2)).max(1);
+        wanted.next_power_of_two().min(8)
+    }
+
+    /// Returns how many elements a thread loads at once.
+    fn width(&self) -> u64 {
+        LOAD_BYTES / self.product.dtype.size_bytes() as u64
+    }
+
+    /// Returns how many rows of A the kernel is made for.
+    fn rows(&self) -> u64 {
+        match self.product.m {
+            0..=1 => 1,
+            2..=4 => 4,
+            _ => 16,
+        }
+    }
+
+    /// Returns the arguments of a launch as words: the addresses of A, W, D, bias and addend; m, n, k; the leading dimensions of A, W, D and
+    /// the addend; and a word of flags.
+    #[must_use]
+    pub fn pack(&self, at: &PerOperand) -> [u64; ARGUMENT_WORDS] {
+        let Matmul { m, n, k, a, b, d, dtype, .. } = self.product;
+        let set = |bit: u64, is: bool| if is { bit } else { 0 };
+        let flags = u64::from(self.split().trailing_zeros())
+            | set(BIAS, self.bias)
+            | set(ADDEND, self.addend.is_some())
+            | set(GELU, self.gelu)
+            | arguments::number_of(dtype) << 8;
+        let addend = self.addend.map_or(0, |addend| addend.leading_dimension);
+        let (lda, ldb, ldd) = (a.leading_dimension, b.leading_dimension, d.leading_dimension);
+        [at.a, at.b, at.d, at.bias, at.addend, m, n, k, lda, ldb, ldd, addend, flags]
+    }
+
+    /// Reads back what [`FewRows::pack`] packed. `None` if the bytes are no such thing.
+    #[must_use]
+    pub fn unpack(bytes: &[u8]) -> Option<(Self, PerOperand)> {
+        let [a, b, d, bias, addend, m, n, k, lda, ldb, ldd, lda_addend, flags] = arguments::words(bytes)?;
+        let operand =
+            |leading_dimension, transposed| Operand { leading_dimension, batch_stride: 0, transposed };
+        let product = Matmul {
+            a: operand(lda, false),
+            b: operand(ldb, true),
+            d: operand(ldd, false),
+            ..Matmul::contiguous(m, n, k, 1, arguments::dtype_of(flags >> 8)?)
+        };
+        let few = Self {
+            product,
+            bias: flags & BIAS != 0,
+            gelu: flags & GELU != 0,
+            addend: (flags & ADDEND != 0).then(|| operand(lda_addend, false)),
+        };
+        Some((few, PerOperand { a, b, d, bias, addend, row_sums: 0 }))
+    }
+
+    /// Returns an element of D before it is rounded, with the GPU's bits where there is no GELU: each lane of the warps that share a row sums its
+    /// terms, the lanes of a warp are added as a tree, and then the warps in order.
+    fn element<T: Element>(&self, a: &[T], weight: &[T], bias: f32) -> f32 {
+        let (width, split) = (self.width() as usize, self.split() as usize);
+        let mut lanes = vec![[0.0_f32; 32]; split];
+        let chunks = a.chunks(32 * width).zip(weight.chunks(32 * width));
+        for (chunk, (a, weight)) in chunks.enumerate() {
+            let sums = &mut lanes[chunk % split];
+            for (sum, (a, weight)) in sums.iter_mut().zip(a.chunks(width).zip(weight.chunks(width))) {
+                for (a, weight) in a.iter().zip(weight) {
+                    *sum = (weight.to_f64() as f32).mul_add(a.to_f64() as f32, *sum);
+                }
+            }
+        }
+        let mut parts = lanes.iter().map(|lanes| {
+            let mut lanes = *lanes;
+            for step in [1, 2, 4, 8, 16] {
+                (0..32).step_by(2 * step).for_each(|lane| lanes[lane] += lanes[lane + step]);
+            }
+            lanes[0]
+        });
+        let first = parts.next().unwrap_or(0.0);
+        let sum = parts.fold(first, |sum, part| sum + part);
+        let sum = if self.bias { sum + bias } else { sum };
+        if self.gelu { gelu(sum) } else { sum }
+    }
+}
+
+/// Returns GELU by its tanh: 0.5 · x · (1 + tanh(√(2/π) · (x + 0.044715 · x³))).
+fn gelu(x: f32) -> f32 {
+    let inner =
+        std::f32::consts::FRAC_2_SQRT_PI * std::f32::consts::FRAC_1_SQRT_2 * (x + 0.044_715 * x * x * x);
+    0.5 * x * (1.0 + inner.tanh())
+}
+
+/// The addresses of a [`PerOperand`], without sums of rows.
+impl NativeKernel for Placed<FewRows, PerOperand> {
+    fn name(&self) -> &str {
+        cuda::name(self.kernel.product.dtype, self.kernel.rows(), self.kernel.lines())
+    }
+
+    fn source(&self) -> String {
+        cuda::print(self.kernel.product.dtype, self.kernel.rows(), self.kernel.lines())
+    }
+
+    fn host(&self) -> Arc<dyn HostKernel> {
+        Arc::new(run_on_host)
+    }
+
+    fn check(&self) -> Result<(), Fault> {
+        self.kernel.check()?;
+        match is_aligned(self.at.a, self.at.b) {
+            true => Ok(()),
+            false => Err(Fault::new("matmul of few rows: A and W lie on multiples of 16 bytes")),
+        }
+    }
+
+    fn launch_shape(&self) -> Option<LaunchShape> {
+        let Matmul { m, n, .. } = self.kernel.product;
+        let lines = self.kernel.lines() * (8 / self.kernel.split());
+        (m > 0 && n > 0).then(|| LaunchShape { grid: [n.div_ceil(lines) as u32, 1, 1], block: [256, 1, 1] })
+    }
+
+    fn words(&self) -> Words {
+        self.kernel.pack(&self.at).into_iter().collect()
+    }
+
+    fn accesses(&self) -> Accesses {
+        let Self { kernel, at } = self;
+        let (product, spans) = (&kernel.product, kernel.spans());
+        let size = product.dtype.size_bytes() as u64;
+        let read = |address: u64, span: u64| Access::read(DevicePointer::new(address), span * size);
+        let touch = |operand: &Operand, rows, columns| {
+            super::native::touch_of_matrix(product, operand, rows, columns)
+        };
+        let (m, n, k) = (product.m, product.n, product.k);
+        let mut accesses = Accesses::from_iter([
+            read(at.a, spans.a).touching(touch(&product.a, m, k)),
+            read(at.b, spans.b).touching(touch(&product.b, k, n)),
+            read(at.bias, spans.bias),
+            Access::write(DevicePointer::new(at.d), spans.d * size).touching(touch(&product.d, m, n)),
+        ]);
+        if let Some(addend) = &kernel.addend {
+            accesses.push(read(at.addend, spans.addend).touching(touch(addend, m, n)));
+        }
+        accesses
+    }
+}
+
+fn run_on_host(launch: &HostLaunch<'_>) -> Result<(), HostFault> {
+    let (few, at) = FewRows::unpack(launch.arguments)
+        .ok_or_else(|| HostFault("matmul of few rows: the arguments are not in its layout".to_owned()))?;
+    match few.product.dtype {
+        DType::F32 => run_typed::<f32>(launch, &few, &at),
+        DType::F16 => run_typed::<f16>(launch, &few, &at),
+        DType::Bf16 => run_typed::<bf16>(launch, &few, &at),
+        other => Err(HostFault(format!("matmul of few rows: there is none of {other}"))),
+    }
+}
+
+fn run_typed<T: Element>(launch: &HostLaunch<'_>, few: &FewRows, at: &PerOperand) -> Result<(), HostFault> {
+    let spans = few.spans();
+    let read = |address: u64, span: u64| -> Result<&[T], HostFault> {
+        if span == 0 { Ok(&[]) } else { launch.read(DevicePointer::new(address), span as usize) }
+    };
+    let Matmul { m, n, k, a: left, b: right, d: result, .. } = few.product;
+    let (a, b, bias) = (read(at.a, spans.a)?, read(at.b, spans.b)?, read(at.bias, spans.bias)?);
+    let addend = read(at.addend, spans.addend)?;
+    let d = launch.write::<T>(DevicePointer::new(at.d), spans.d as usize)?;
+    for (row, column) in (0..m as usize).flat_map(|row| (0..n as usize).map(move |column| (row, column))) {
+        let line = |elements, of: &Operand, line: usize| -> &[T] {
+            let elements: &[T] = elements;
+            &elements[line * of.leading_dimension as usize..][..k as usize]
+        };
+        let bias = bias.get(column).map_or(0.0, |bias| bias.to_f64() as f32);
+        let mut value = few.element(line(a, &left, row), line(b, &right, column), bias);
+        if let Some(operand) = &few.addend {
+            value += addend[row * operand.leading_dimension as usize + column].to_f64() as f32;
+        }
+        d[row * result.leading_dimension as usize + column] = T::from_f64(f64::from(value));
+    }
+    Ok(())
+}

@@ -1,0 +1,137 @@
+struct NAME_arguments {
+    const ELEMENT* query;
+    const ELEMENT* key;
+    const ELEMENT* value;
+    const u8* mask;
+    ELEMENT* result;
+    u64 batch;
+    u64 heads;
+    u64 kv_heads;
+    u64 keys;
+    u64 features;
+    u64 scale;
+    u64 query_batch;
+    u64 query_head;
+    u64 key_batch;
+    u64 key_head;
+    u64 key_key;
+    u64 value_batch;
+    u64 value_head;
+    u64 value_key;
+    u64 mask_batch;
+    u64 mask_head;
+    u64 mask_key;
+    u64 flags;
+};
+
+typedef pack<ELEMENT, WIDTH> quad;
+
+// A sum of values under weights, whose exponents are less the greatest one's.
+struct weighted {
+    f32 greatest;
+    f32 total;
+    f32 sums[WIDTH];
+};
+
+// The factor that brings a sum with one greatest exponent to another that is at least as great.
+static __device__ __forceinline__ f32 to_greatest(const f32 from, const f32 to) {
+    return from == to ? 1.0f : expf(from - to);
+}
+
+extern "C" __global__ void __launch_bounds__(512) NAME(const __grid_constant__ NAME_arguments x) {
+    __shared__ f32 greatest[16], totals[16], values[16][TEAM * WIDTH];
+    const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, team = threadIdx.x / TEAM;
+    const u32 feature = threadIdx.x % TEAM * WIDTH, keys = u32(x.keys);
+    const bool is_active = feature < x.features, is_masked = (x.flags >> 8) != 0;
+    const f32 scale = __uint_as_float(u32(x.scale));
+    for (u64 block = blockIdx.x; block < x.batch * x.heads; block += gridDim.x) {
+        const u64 item = block / x.heads, head = block % x.heads, shared = head / (x.heads / x.kv_heads);
+        const ELEMENT* const own_keys = x.key + item * x.key_batch + shared * x.key_head + feature;
+        const ELEMENT* const own_values = x.value + item * x.value_batch + shared * x.value_head + feature;
+        const u8* const mask = x.mask + item * x.mask_batch + head * x.mask_head;
+        quad query = {};
+        if (is_active) {
+            query = *(const quad*)(x.query + item * x.query_batch + head * x.query_head + feature);
+        }
+        weighted own = {};
+        own.greatest = -__int_as_float(0x7f800000);
+        for (u32 start = team; start < keys + team; start += 4 * (512 / TEAM)) {
+            // The bound is the block's, so that whole warps meet.
+            quad key[4], value[4];
+            bool counts[4];
+            #pragma unroll
+            for (u32 ahead = 0; ahead < 4; ++ahead) {
+                const u32 place = start + ahead * (512 / TEAM);
+                counts[ahead] = place < keys && (!is_masked || mask[place * x.mask_key] != 0);
+                key[ahead] = {};
+                value[ahead] = {};
+                if (counts[ahead] && is_active) {
+                    key[ahead] = *(const quad*)(own_keys + place * x.key_key);
+                    value[ahead] = *(const quad*)(own_values + place * x.value_key);
+                }
+            }
+            #pragma unroll
+            for (u32 ahead = 0; ahead < 4; ++ahead) {
+                f32 score = 0.0f;
+                #pragma unroll
+                for (u32 i = 0; i < WIDTH; ++i) {
+                    score = fmaf(LOAD(query.element[i]), LOAD(key[ahead].element[i]), score);
+                }
+                #pragma unroll
+                for (u32 step = TEAM / 2; step > 0; step /= 2) {
+                    score = score + __shfl_xor_sync(0xffffffffu, score, step);
+                }
+                if (counts[ahead]) {
+                    score = score * scale;
+                    const f32 next = own.greatest < score ? score : own.greatest;
+                    const f32 before = to_greatest(own.greatest, next), weight = to_greatest(score, next);
+                    own.greatest = next;
+                    own.total = fmaf(own.total, before, weight);
+                    #pragma unroll
+                    for (u32 i = 0; i < WIDTH; ++i) {
+                        own.sums[i] = fmaf(own.sums[i], before, weight * LOAD(value[ahead].element[i]));
+                    }
+                }
+            }
+        }
+        #pragma unroll
+        for (u32 step = TEAM; step < 32; step *= 2) {
+            const f32 other = __shfl_xor_sync(0xffffffffu, own.greatest, step);
+            const f32 next = own.greatest < other ? other : own.greatest;
+            const f32 mine = to_greatest(own.greatest, next), theirs = to_greatest(other, next);
+            own.greatest = next;
+            own.total = own.total * mine + __shfl_xor_sync(0xffffffffu, own.total, step) * theirs;
+            #pragma unroll
+            for (u32 i = 0; i < WIDTH; ++i) {
+                own.sums[i] = own.sums[i] * mine + __shfl_xor_sync(0xffffffffu, own.sums[i], step) * theirs;
+            }
+        }
+        if (lane < TEAM) {
+            #pragma unroll
+            for (u32 i = 0; i < WIDTH; ++i) {
+                values[warp][feature + i] = own.sums[i];
+            }
+        }
+        if (lane == 0) {
+            greatest[warp] = own.greatest;
+            totals[warp] = own.total;
+        }
+        __syncthreads();
+        if (threadIdx.x < x.features) {
+            f32 most = greatest[0];
+            #pragma unroll
+            for (u32 other = 1; other < 16; ++other) {
+                most = most < greatest[other] ? greatest[other] : most;
+            }
+            f32 total = 0.0f, sum = 0.0f;
+            #pragma unroll
+            for (u32 other = 0; other < 16; ++other) {
+                const f32 factor = to_greatest(greatest[other], most);
+                total = fmaf(totals[other], factor, total);
+                sum = fmaf(values[other][threadIdx.x], factor, sum);
+            }
+            x.result[block * x.features + threadIdx.x] = STORE(total == 0.0f ? 0.0f : sum / total);
+        }
+        __syncthreads();
+    }
+}

@@ -1,0 +1,424 @@
+//! [`OneQuery`]: attention of one query per head over many keys, such as a step of a decoder over its cache.
+//!
+//! A block has a head. Its warps share the keys: a few neighbouring lanes, as many as it takes to read a key in loads of 16 bytes, sum a score and
+//! the values that it weighs, with the greatest score so far beside them; at last those sums are put together, in an order that depends
+//! on nothing but the sizes. Keys that the mask leaves out are not read.
+//!
+//! Scores, weights and sums are of f32, the result is rounded once. The host function computes in f64.
+
+use std::sync::Arc;
+
+use thalweg_driver::{Access, DevicePointer, HostFault, HostKernel, HostLaunch, Touch};
+use thalweg_ir::cuda::{FloatNames, LaunchShape, with_prelude};
+use thalweg_ir::host::Fault;
+use thalweg_ir::{DType, Element, bf16, f16};
+
+use crate::arguments;
+use crate::{Accesses, NativeKernel, Placed, Words};
+
+/// Where an operand's elements lie, in elements: from one item of the batch, head or key to the next. Features lie side by side.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub struct Steps {
+    /// From one item of the batch to the next.
+    pub batch: u64,
+    /// From one head to the next.
+    pub head: u64,
+    /// From one key to the next; of the query and the result, without a meaning.
+    pub key: u64,
+}
+
+/// The sizes of a launch. See the [module](self).
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct OneQuery {
+    /// Items of the batch.
+    pub batch: u64,
+    /// Heads of the query and of the result.
+    pub heads: u64,
+    /// Heads of keys and values; a divisor of `heads`.
+    pub kv_heads: u64,
+    /// Keys per head.
+    pub keys: u64,
+    /// Features of a head: a multiple of 16 bytes, 128 at most.
+    pub features: u64,
+    /// The factor of the scores, by its bits.
+    pub scale_bits: u32,
+    /// Of query, keys, values and result: float32, float16 or bfloat16.
+    pub dtype: DType,
+    /// Where queries lie.
+    pub query: Steps,
+    /// Where keys lie.
+    pub key: Steps,
+    /// Where values lie.
+    pub value: Steps,
+    /// Where the truth values lie that say which keys count, by heads of the query; `None` where all do.
+    pub mask: Option<Steps>,
+}
+
+/// How many 8-byte words [`OneQuery::pack`] writes.
+pub const ARGUMENT_WORDS: usize = 23;
+
+/// The dtypes that there are kernels for.
+pub const DTYPES: [DType; 3] = [DType::F32, DType::F16, DType::Bf16];
+
+/// The most features of a head.
+pub const MOST_FEATURES: u64 = 128;
+
+/// Lanes that share a key.
+pub const TEAMS: [u64; 3] = [8, 16, 32];
+
+/// The addresses of query, keys, values, mask and result; that of a mask that is not there does not matter.
+pub type Addresses = [DevicePointer; 5];
+
+impl OneQuery {
+    /// Returns how many elements a thread loads at once.
+    fn width(dtype: DType) -> u64 {
+        16 / dtype.size_bytes() as u64
+    }
+
+    /// Returns whether there is a kernel for heads of so many features.
+    #[must_use]
+    pub fn takes(dtype: DType, features: u64) -> bool {
+        DTYPES.contains(&dtype)
+            && (1..=MOST_FEATURES).contains(&features)
+            && features.is_multiple_of(Self::width(dtype))
+    }
+
+    /// Returns how many lanes share a key.
+    fn team(&self) -> u64 {
+        (self.features / Self::width(self.dtype)).next_power_of_two().max(TEAMS[0])
+    }
+
+    fn span(&self, steps: &Steps, heads: u64, rows: u64, row: u64) -> u64 {
+        if self.batch == 0 || heads == 0 || rows == 0 {
+            return 0;
+        }
+        (self.batch - 1) * steps.batch + (heads - 1) * steps.head + (rows - 1) * steps.key + row
+    }
+
+    /// Returns how many elements query, keys, values, mask and result take, from their first on.
+    #[must_use]
+    pub fn spans(&self) -> [u64; 5] {
+        let features = self.features;
+        [
+            self.span(&self.query, self.heads, 1, features),
+            self.span(&self.key, self.kv_heads, self.keys, features),
+            self.span(&self.value, self.kv_heads, self.keys, features),
+            self.mask.map_or(0, |mask| self.span(&mask, self.heads, self.keys, 1)),
+            self.batch * self.heads * features,
+        ]
+    }
+
+    /// Returns the arguments of a launch as words: the addresses; the sizes, the scale's bits; the steps of query, key, value and mask; and
+    /// the dtype's place in [`DType::ALL`], with bit 8 where there is a mask.
+    #[must_use]
+    pub fn pack(&self, at: [u64; 5]) -> [u64; ARGUMENT_WORDS] {
+        let [query, key, value, mask, result] = at;
+        let flags = arguments::number_of(self.dtype) | u64::from(self.mask.is_some()) << 8;
+        let steps = self.mask.unwrap_or_default();
+        [
+            query,
+            key,
+            value,
+            mask,
+            result,
+            self.batch,
+            self.heads,
+            self.kv_heads,
+            self.keys,
+            self.features,
+            u64::from(self.scale_bits),
+            self.query.batch,
+            self.query.head,
+            self.key.batch,
+            self.key.head,
+            self.key.key,
+            self.value.batch,
+            self.value.head,
+            self.value.key,
+            steps.batch,
+            steps.head,
+            steps.key,
+            flags,
+        ]
+    }
+
+    /// Reads back what [`OneQuery::pack`] packed, with the addresses. `None` if the bytes are no such thing.
+    #[must_use]
+    pub fn unpack(bytes: &[u8]) -> Option<(Self, [u64; 5])> {
+        let words: [u64; ARGUMENT_WORDS] = arguments::words(bytes)?;
+        let [
+            query,
+            key,
+            value,
+            mask,
+            result,
+            batch,
+            heads,
+            kv_heads,
+            keys,
+            features,
+            scale,
+            steps @ ..,
+            flags,
+        ] = words;
+        let [qb, qh, kb, kh, kk, vb, vh, vk, mb, mh, mk] = steps;
+        let sizes = Self {
+            batch,
+            heads,
+            kv_heads,
+            keys,
+            features,
+            scale_bits: u32::try_from(scale).ok()?,
+            dtype: arguments::dtype_of(flags & 0xff)?,
+            query: Steps { batch: qb, head: qh, key: 0 },
+            key: Steps { batch: kb, head: kh, key: kk },
+            value: Steps { batch: vb, head: vh, key: vk },
+            mask: (flags >> 8 == 1).then_some(Steps { batch: mb, head: mh, key: mk }),
+        };
+        (flags >> 8 < 2).then_some((sizes, [query, key, value, mask, result]))
+    }
+
+    /// Carries it out on the host, in f64.
+    ///
+    /// # Panics
+    /// If an operand is shorter than its span.
+    pub fn run<T: Element>(&self, query: &[T], key: &[T], value: &[T], mask: &[u8], result: &mut [T]) {
+        let scale = f64::from(f32::from_bits(self.scale_bits));
+        let features = self.features as usize;
+        let row = |elements: &'_ [T], start: u64| elements[start as usize..][..features].to_vec();
+        let heads = (0..self.batch).flat_map(|item| (0..self.heads).map(move |head| (item, head)));
+        for ((item, head), result) in heads.zip(result.chunks_exact_mut(features)) {
+            let shared = head / (self.heads / self.kv_heads);
+            let query = row(query, item * self.query.batch + head * self.query.head);
+            let counts = |place: u64| {
+                let at = |mask: Steps| item * mask.batch + head * mask.head + place * mask.key;
+                self.mask.is_none_or(|steps| mask[at(steps) as usize] != 0)
+            };
+            let of = |elements: &[T], steps: &Steps, place: u64| {
+                row(elements, item * steps.batch + shared * steps.head + place * steps.key)
+            };
+            let scores: Vec<(u64, f64)> = (0..self.keys)
+                .filter(|&place| counts(place))
+                .map(|place| {
+                    let key = of(key, &self.key, place);
+                    let terms = query.iter().zip(&key).map(|(q, k)| q.to_f64() * k.to_f64());
+                    (place, scale * terms.sum::<f64>())
+                })
+                .collect();
+            let greatest = scores.iter().fold(f64::NEG_INFINITY, |greatest, &(_, score)| greatest.max(score));
+            let (mut total, mut sums) = (0.0, vec![0.0; features]);
+            for (place, score) in scores {
+                let weight = (score - greatest).exp();
+                total += weight;
+                let value = of(value, &self.value, place);
+                sums.iter_mut().zip(&value).for_each(|(sum, value)| *sum += weight * value.to_f64());
+            }
+            let each = result.iter_mut().zip(sums);
+            each.for_each(|(to, sum)| *to = T::from_f64(if total == 0.0 { 0.0 } else { sum / total }));
+        }
+    }
+}
+
+/// Returns the name of the entry point.
+///
+/// # Panics
+/// If there is no such kernel.
+pub fn name(dtype: DType, team: u64) -> &'static str {
+    match (dtype, team) {
+        (DType::F32, 8) => "one_query_float32_8",
+        (DType::F32, 16) => "one_query_float32_16",
+        (DType::F32, 32) => "one_query_float32_32",
+        (DType::F16, 8) => "one_query_float16_8",
+        (DType::F16, 16) => "one_query_float16_16",
+        (DType::Bf16, 8) => "one_query_bfloat16_8",
+        (DType::Bf16, 16) => "one_query_bfloat16_16",
+        other => panic!("attention of one query: there is no kernel for {other:?}"),
+    }
+}
+
+/// Returns name and source of every kernel.
+pub(crate) fn sources() -> Vec<(String, String)> {
+    let all = DTYPES.into_iter().flat_map(|dtype| TEAMS.map(|team| (dtype, team)));
+    let exists =
+        |&(dtype, team): &(DType, u64)| team * OneQuery::width(dtype) <= 128.max(8 * OneQuery::width(dtype));
+    all.filter(exists).map(|(dtype, team)| (name(dtype, team).to_owned(), print(dtype, team))).collect()
+}
+
+/// Returns the translation unit, to be compiled with [`OPTIONS`](thalweg_ir::cuda::OPTIONS). Its entry point, [`name`], takes the words of
+/// [`OneQuery::pack`] as one structure by value.
+///
+/// # Panics
+/// If there is no such kernel.
+pub fn print(dtype: DType, team: u64) -> String {
+    let FloatNames { element, load, store, .. } = FloatNames::of(dtype);
+    let code = include_str!("one_query.cu")
+        .replace("NAME", name(dtype, team))
+        .replace("ELEMENT", element)
+        .replace("WIDTH", &OneQuery::width(dtype).to_string())
+        .replace("TEAM", &team.to_string())
+        .replace("LOAD", &load)
+        .replace("STORE", &store);
+    with_prelude(&code)
+}
+
+/// The addresses of query, keys, values, mask and result (contiguous: batch, heads, features).
+impl NativeKernel for Placed<OneQuery, Addresses> {
+    fn name(&self) -> &str {
+        name(self.kernel.dtype, self.kernel.team())
+    }
+
+    fn source(&self) -> String {
+        print(self.kernel.dtype, self.kernel.team())
+    }
+
+    fn host(&self) -> Arc<dyn HostKernel> {
+        Arc::new(run_on_host)
+    }
+
+    fn check(&self) -> Result<(), Fault> {
+        let sizes = &self.kernel;
+        let fault = |why: &str| Err(Fault::new(format!("attention of one query: {why}")));
+        if !OneQuery::takes(sizes.dtype, sizes.features) {
+            return fault(
+                "it takes float32, float16 or bfloat16, and up to 128 features in a multiple of 16 bytes",
+            );
+        }
+        if sizes.kv_heads == 0 || !sizes.heads.is_multiple_of(sizes.kv_heads) || sizes.keys >= 1 << 31 {
+            return fault(
+                "heads of keys and values divide those of queries, and there are fewer than 2³¹ keys",
+            );
+        }
+        let is_whole = |steps: &Steps| {
+            [steps.batch, steps.head, steps.key]
+                .iter()
+                .all(|step| step.is_multiple_of(OneQuery::width(sizes.dtype)))
+        };
+        let [query, key, value, _, _] = self.at;
+        let is_aligned = [query, key, value].iter().all(|at| at.address().is_multiple_of(16));
+        match is_aligned && [&sizes.query, &sizes.key, &sizes.value].into_iter().all(is_whole) {
+            true => Ok(()),
+            false => fault("query, keys and values lie on multiples of 16 bytes, row by row"),
+        }
+    }
+
+    fn launch_shape(&self) -> Option<LaunchShape> {
+        let blocks = self.kernel.batch * self.kernel.heads;
+        (blocks > 0)
+            .then(|| LaunchShape { grid: [blocks.min((1 << 31) - 1) as u32, 1, 1], block: [512, 1, 1] })
+    }
+
+    fn words(&self) -> Words {
+        self.kernel.pack(self.at.map(DevicePointer::address)).into_iter().collect()
+    }
+
+    fn accesses(&self) -> Accesses {
+        let Self { kernel: sizes, at: [query, key, value, mask, result] } = self;
+        let (size, spans) = (sizes.dtype.size_bytes() as u64, sizes.spans());
+        let touch = |steps: &Steps, heads: u64, keys: u64, row: u64, size: u64| {
+            let dimensions = [(sizes.batch, steps.batch), (heads, steps.head), (keys, steps.key), (row, 1)];
+            Touch::of(dimensions.into_iter(), size)
+        };
+        let of_keys = |steps: &Steps| touch(steps, sizes.kv_heads, sizes.keys, sizes.features, size);
+        let mut accesses = Accesses::from_iter([
+            Access::read(*query, spans[0] * size).touching(touch(
+                &sizes.query,
+                sizes.heads,
+                1,
+                sizes.features,
+                size,
+            )),
+            Access::read(*key, spans[1] * size).touching(of_keys(&sizes.key)),
+            Access::read(*value, spans[2] * size).touching(of_keys(&sizes.value)),
+            Access::write(*result, spans[4] * size),
+        ]);
+        if let Some(steps) = &sizes.mask {
+            let touch = touch(steps, sizes.heads, sizes.keys, 1, 1);
+            accesses.push(Access::read(*mask, spans[3]).touching(touch));
+        }
+        accesses
+    }
+}
+
+fn run_on_host(launch: &HostLaunch<'_>) -> Result<(), HostFault> {
+    let (sizes, at) = OneQuery::unpack(launch.arguments)
+        .ok_or_else(|| HostFault("attention of one query: the arguments are not in its layout".to_owned()))?;
+    match sizes.dtype {
+        DType::F32 => run_typed::<f32>(launch, &sizes, at),
+        DType::F16 => run_typed::<f16>(launch, &sizes, at),
+        DType::Bf16 => run_typed::<bf16>(launch, &sizes, at),
+        other => Err(HostFault(format!("attention of one query: there is none of {other}"))),
+    }
+}
+
+fn run_typed<T: Element>(launch: &HostLaunch<'_>, sizes: &OneQuery, at: [u64; 5]) -> Result<(), HostFault> {
+    let [query, key, value, mask, result] = at.map(DevicePointer::new);
+    let spans = sizes.spans().map(|span| span as usize);
+    let read = |at: DevicePointer, span: usize| -> Result<&[T], HostFault> {
+        if span == 0 { Ok(&[]) } else { launch.read::<T>(at, span) }
+    };
+    let (query, key, value) = (read(query, spans[0])?, read(key, spans[1])?, read(value, spans[2])?);
+    let mask: &[u8] = if spans[3] == 0 { &[] } else { launch.read(mask, spans[3])? };
+    sizes.run(query, key, value, mask, launch.write::<T>(result, spans[4])?);
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sizes() -> OneQuery {
+        OneQuery {
+            batch: 2,
+            heads: 4,
+            kv_heads: 2,
+            keys: 5,
+            features: 16,
+            scale_bits: 0.25_f32.to_bits(),
+            dtype: DType::F32,
+            query: Steps { batch: 64, head: 16, key: 0 },
+            key: Steps { batch: 160, head: 80, key: 16 },
+            value: Steps { batch: 160, head: 16, key: 32 },
+            mask: Some(Steps { batch: 0, head: 0, key: 1 }),
+        }
+    }
+
+    #[test]
+    fn arguments_are_read_back() {
+        for sizes in [sizes(), OneQuery { mask: None, dtype: DType::Bf16, ..sizes() }] {
+            let bytes: Vec<u8> = sizes.pack([1, 2, 3, 4, 5]).iter().flat_map(|w| w.to_le_bytes()).collect();
+            assert_eq!(OneQuery::unpack(&bytes), Some((sizes, [1, 2, 3, 4, 5])));
+            assert_eq!(OneQuery::unpack(&bytes[8..]), None);
+        }
+    }
+
+    #[test]
+    fn equal_keys_give_the_mean_of_the_values_that_count() {
+        let sizes = sizes();
+        let [query, key, value, _, result] = sizes.spans().map(|span| span as usize);
+        let values: Vec<f32> = (0..value).map(|i| (i * i % 23) as f32).collect();
+        let mut found = vec![f32::NAN; result];
+        sizes.run(&vec![1.0; query], &vec![0.5; key], &values, &[1, 0, 1, 0, 0], &mut found);
+        for (at, found) in found.iter().enumerate() {
+            let (item, head, feature) = (at / 64, at / 16 % 4, at % 16);
+            let of = |place: usize| values[item * 160 + head / 2 * 16 + place * 32 + feature];
+            assert_eq!(*found, (of(0) + of(2)) / 2.0, "{item}, {head}, {feature}");
+        }
+        sizes.run(&vec![1.0; query], &vec![0.5; key], &values, &[0; 5], &mut found);
+        assert!(found.iter().all(|&value| value == 0.0), "no key counts");
+    }
+
+    #[test]
+    fn what_cannot_be_carried_out_is_a_fault() {
+        let fault = |change: &dyn Fn(&mut Placed<OneQuery, Addresses>)| {
+            let mut placed = Placed { kernel: sizes(), at: [DevicePointer::new(4096); 5] };
+            placed.check().unwrap();
+            change(&mut placed);
+            placed.check().unwrap_err().to_string()
+        };
+        assert!(fault(&|placed| placed.kernel.features = 18).contains("features"));
+        assert!(fault(&|placed| placed.kernel.dtype = DType::F64).contains("float32"));
+        assert!(fault(&|placed| placed.kernel.kv_heads = 3).contains("divide"));
+        assert!(fault(&|placed| placed.kernel.key.key = 18).contains("16 bytes"));
+        assert!(fault(&|placed| placed.at[2] = DevicePointer::new(4100)).contains("16 bytes"));
+    }
+}

@@ -1,0 +1,90 @@
+//! Attention of one query per head over many keys, by the kernel of [`thalweg_kernels::one_query`]: a step of a decoder.
+
+use thalweg_ir::DType;
+use thalweg_kernels::Placed;
+use thalweg_kernels::one_query::{OneQuery, Steps};
+use thalweg_runtime::{DevicePointer, Error, Result};
+
+use crate::dispatch::{Arguments, Call};
+use crate::tensor::{Tensor, Tensors};
+
+/// Returns whether the kernel takes queries (batch, heads, 1, features), keys and values (batch, heads, keys, features) of these shapes,
+/// with a mask that can be expanded to (batch, heads, 1, keys).
+pub(crate) fn takes(query: &Tensor, key: &Tensor, mask: Option<&Tensor>) -> bool {
+    let shape = query.shape();
+    let is_mask = |mask: &Tensor| {
+        let wanted = [shape[0], shape[1], 1, key.shape()[2]];
+        let sizes = mask.shape().iter().rev().zip(wanted.iter().rev());
+        mask.dtype() == DType::Bool
+            && mask.rank() <= 4
+            && sizes.into_iter().all(|(has, wants)| has == wants || *has == 1)
+    };
+    shape[2] == 1 && OneQuery::takes(query.dtype(), shape[3] as u64) && mask.is_none_or(is_mask)
+}
+
+/// Returns a tensor of rank 4 whose steps the kernel can take, copied first where they do not fit.
+fn readable(tensor: &Tensor) -> Result<(Tensor, Steps)> {
+    let steps = |tensor: &Tensor| {
+        let step = |dimension: usize| match tensor.shape()[dimension] {
+            0 | 1 => 0,
+            _ => tensor.layout().strides()[dimension] as u64,
+        };
+        Steps { batch: step(0), head: step(1), key: step(2) }
+    };
+    let width = 16 / tensor.dtype().size_bytes() as u64;
+    let Steps { batch, head, key } = steps(tensor);
+    let fits = [batch, head, key].iter().all(|step| step.is_multiple_of(width))
+        && tensor.layout().strides()[3] == 1
+        && tensor.pointer().address().is_multiple_of(16);
+    let tensor = if fits { tensor.detach() } else { tensor.detach().contiguous()? };
+    let steps = steps(&tensor);
+    Ok((tensor, steps))
+}
+
+/// Returns the result (batch, heads, 1, features).
+pub(crate) fn backend(call: &Call<'_>) -> Result<Tensors> {
+    let [query, key, value] = [0, 1, 2].map(|place| call.tensor(place));
+    let mask = call.optional_tensor(3);
+    let fits = query.rank() == 4
+        && key.rank() == 4
+        && key.shape() == value.shape()
+        && (query.shape()[0], query.shape()[3]) == (key.shape()[0], key.shape()[3])
+        && [key, value].iter().all(|tensor| tensor.dtype() == query.dtype())
+        && takes(query, key, mask);
+    if !fits {
+        return Err(Error::invalid(format!(
+            "attention of one query: it takes (batch, heads, 1, features), keys and values of one shape, and a mask of truth values; not \
+             {:?}, {:?} and {:?}",
+            query.shape(),
+            key.shape(),
+            value.shape()
+        )));
+    }
+    let shape = [query.shape()[0], query.shape()[1], 1, query.shape()[3]];
+    let stream = call.device.current_stream();
+    let result = Tensor::empty_on(&shape, query.dtype(), &stream, call.label)?;
+    let ((query, query_steps), (key, key_steps), (value, value_steps)) =
+        (readable(query)?, readable(key)?, readable(value)?);
+    let mask = mask.map(|mask| mask.detach().expand(&[shape[0], shape[1], 1, key.shape()[2]])).transpose()?;
+    let mask_steps = mask.as_ref().map(|mask| {
+        let strides = mask.layout().strides();
+        Steps { batch: strides[0] as u64, head: strides[1] as u64, key: strides[3] as u64 }
+    });
+    let kernel = OneQuery {
+        batch: shape[0] as u64,
+        heads: shape[1] as u64,
+        kv_heads: key.shape()[1] as u64,
+        keys: key.shape()[2] as u64,
+        features: shape[3] as u64,
+        scale_bits: (call.float(4) as f32).to_bits(),
+        dtype: query.dtype(),
+        query: query_steps,
+        key: key_steps,
+        value: value_steps,
+        mask: mask_steps,
+    };
+    let mask = mask.as_ref().map_or(DevicePointer::new(0), Tensor::pointer);
+    let at = [query.pointer(), key.pointer(), value.pointer(), mask, result.pointer()];
+    stream.launch_native(&Placed { kernel, at }, call.label)?;
+    Ok(Tensors::from_elem(result, 1))
+}

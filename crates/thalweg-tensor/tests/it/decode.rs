@@ -1,0 +1,190 @@
+//! A decoder's step: products of few rows, and attention of one query, against their formulas in f64.
+
+use thalweg_ir::DType;
+use thalweg_nn::functional::{AttentionOptions, linear, linear_add, scaled_dot_product_attention};
+use thalweg_runtime::Result;
+use thalweg_runtime::sim::Check;
+use thalweg_tensor::sdp::{SdpBackend, sdp_kernel};
+use thalweg_tensor::{Tensor, no_grad};
+
+use crate::support::{assert_close, close, device, random, values};
+
+const DTYPES: [DType; 3] = [DType::F32, DType::F16, DType::Bf16];
+
+/// Numbers that a dtype holds exactly, in that dtype.
+fn held(shape: &[usize], seed: u64, dtype: DType) -> Tensor {
+    random(shape, seed).to_dtype(dtype).unwrap()
+}
+
+/// How far a sum of so many terms below 1 may be off that is rounded to a dtype once.
+fn bound(dtype: DType, terms: usize) -> f64 {
+    let rounding = match dtype {
+        DType::F16 => 5e-4,
+        DType::Bf16 => 4e-3,
+        _ => 1e-7,
+    };
+    rounding + terms as f64 * 6e-8
+}
+
+/// Leaves numbers that are none where the next tensor of this size will lie.
+fn poison(shape: &[usize], dtype: DType) {
+    drop(Tensor::full(shape, f64::NAN, dtype, &device()).unwrap());
+}
+
+/// Returns input · weightᵀ + bias + addend, from values.
+fn layer([input, weight, bias, addend]: [&Tensor; 4]) -> Vec<f64> {
+    let [x, w, b, a] = [input, weight, bias, addend].map(values);
+    let (k, n) = (input.shape()[1], weight.shape()[0]);
+    let term = |row: usize, column: usize| {
+        (0..k).map(|i| x[row * k + i] * w[column * k + i]).sum::<f64>() + b[column] + a[row * n + column]
+    };
+    (0..input.shape()[0])
+        .flat_map(|row| (0..n).map(move |column| (row, column)))
+        .map(|(r, c)| term(r, c))
+        .collect()
+}
+
+#[test]
+fn layers_of_few_rows_are_near_those_in_f64() {
+    // Columns and terms: whole chunks and a rest, rows that several warps share, columns that four rows at a time do not divide.
+    for (n, k) in [(300, 264), (37, 2048), (16_390, 8)] {
+        for (dtype, rows) in DTYPES.into_iter().flat_map(|dtype| [1, 2, 4].map(|rows| (dtype, rows))) {
+            let input = held(&[rows, k], 1, dtype);
+            // The weight is a part of a wider one.
+            let weight = held(&[n, k + 8], 2, dtype).narrow(1, 0, k).unwrap();
+            let (bias, addend) = (held(&[n], 3, dtype), held(&[rows, n], 4, dtype));
+            let expected = layer([&input, &weight, &bias, &addend]);
+            poison(&[rows, n], dtype);
+            let result = no_grad(|| linear_add(&input, &weight, Some(&bias), &addend)).unwrap();
+            let found = values(&result);
+            for (at, (&found, &expected)) in found.iter().zip(&expected).enumerate() {
+                let bound = bound(dtype, k);
+                assert!(
+                    close(found, expected, bound),
+                    "{dtype} {rows} x {n} x {k} [{at}]: {found}, {expected}"
+                );
+            }
+            // Without a bias and an addend, and from an address that is no multiple of 16 bytes.
+            let zero = |shape: &[usize]| Tensor::zeros(shape, dtype, &device()).unwrap();
+            let expected = layer([&input, &weight, &zero(&[n]), &zero(&[rows, n])]);
+            let shifted = zero(&[n * k + 1]).narrow(0, 1, n * k).unwrap().reshape(&[n, k]).unwrap();
+            shifted.copy_(&weight).unwrap();
+            for weight in [&weight, &shifted] {
+                poison(&[rows, n], dtype);
+                let result = no_grad(|| linear(&input, weight, None)).unwrap();
+                assert_close(&values(&result), &expected, bound(dtype, k));
+            }
+        }
+    }
+}
+
+#[test]
+fn a_row_has_the_same_bits_alone_and_beside_others() {
+    for dtype in DTYPES {
+        let (input, weight) = (held(&[4, 520], 1, dtype), held(&[130, 520], 2, dtype));
+        let of = |rows: usize| values(&linear(&input.narrow(0, 0, rows).unwrap(), &weight, None).unwrap());
+        let alone = no_grad(|| of(1));
+        for rows in 2..=4 {
+            assert_eq!(no_grad(|| of(rows))[..130], alone[..], "{dtype}, {rows} rows");
+        }
+    }
+}
+
+/// Whether the query of an item's head sees a key.
+type Counts = fn(usize, usize, usize) -> bool;
+
+/// Returns attention of one query per head from values; `counts` says whether a head's query sees a key.
+fn one_query(tensors: [&Tensor; 3], scale: f64, counts: impl Fn(usize, usize, usize) -> bool) -> Vec<f64> {
+    let [q, k, v] = tensors.map(values);
+    let [&[batch, heads, _, features], &[_, kv_heads, keys, _]] = [tensors[0].shape(), tensors[1].shape()]
+    else {
+        panic!("tensors of rank 4")
+    };
+    let mut all = Vec::new();
+    for (item, head) in (0..batch).flat_map(|item| (0..heads).map(move |head| (item, head))) {
+        let of = |elements: &[f64], key: usize, feature: usize| {
+            let shared = head / (heads / kv_heads);
+            elements[((item * kv_heads + shared) * keys + key) * features + feature]
+        };
+        let query = &q[(item * heads + head) * features..][..features];
+        let seen: Vec<usize> = (0..keys).filter(|&key| counts(item, head, key)).collect();
+        let score = |key: usize| scale * (0..features).map(|f| query[f] * of(&k, key, f)).sum::<f64>();
+        let weights: Vec<f64> = seen.iter().map(|&key| score(key).exp()).collect();
+        let total: f64 = weights.iter().sum();
+        all.extend((0..features).map(|feature| {
+            let sum: f64 =
+                seen.iter().zip(&weights).map(|(&key, weight)| weight * of(&v, key, feature)).sum();
+            if total == 0.0 { 0.0 } else { sum / total }
+        }));
+    }
+    all
+}
+
+#[test]
+fn attention_of_one_query_is_near_that_in_f64() {
+    let sizes = [(1, 12, 12, 70, 64), (2, 4, 2, 129, 128), (2, 2, 1, 1, 8), (1, 3, 3, 300, 96)];
+    for (dtype, (batch, heads, kv_heads, keys, features)) in
+        DTYPES.into_iter().flat_map(|dtype| sizes.map(|sizes| (dtype, sizes)))
+    {
+        let query = held(&[batch, 1, heads, features], 1, dtype).transpose(1, 2).unwrap();
+        // Keys lie as a cache, values as a projection gives them.
+        let key = held(&[batch, kv_heads, keys + 3, features], 2, dtype).narrow(2, 2, keys).unwrap();
+        let value = held(&[batch, keys, kv_heads, features], 3, dtype).transpose(1, 2).unwrap();
+        let masks: [(Option<Tensor>, Counts); 4] = [
+            (None, |_, _, _| true),
+            (Some(random(&[keys], 9)), |_, _, key| key % 3 != 1),
+            (Some(random(&[batch, heads, 1, keys], 9)), |item, head, key| (item + head + key) % 2 == 0),
+            (Some(random(&[keys], 9)), |_, _, _| false),
+        ];
+        for (number, (like, counts)) in masks.into_iter().enumerate() {
+            let mask = like.map(|like| {
+                let (shape, per_head) = (like.shape().to_vec(), like.rank() == 4);
+                let at = |place: usize| match per_head {
+                    true => counts(place / keys / heads, place / keys % heads, place % keys),
+                    false => counts(0, 0, place),
+                };
+                let truths: Vec<i64> = (0..like.elements()).map(|place| i64::from(at(place))).collect();
+                Tensor::from_slice(&truths, &shape, &device()).unwrap().to_dtype(DType::Bool).unwrap()
+            });
+            let options = AttentionOptions {
+                attn_mask: mask.as_ref(),
+                enable_gqa: heads != kv_heads,
+                scale: Some(0.25),
+                ..AttentionOptions::default()
+            };
+            poison(&[batch, heads, 1, features], dtype);
+            let attend = || scaled_dot_product_attention(&query, &key, &value, options);
+            let result = no_grad(|| sdp_kernel(&[SdpBackend::Flash], attend)).unwrap();
+            assert_eq!((result.shape(), result.dtype()), (&[batch, heads, 1, features][..], dtype));
+            let expected = one_query([&query, &key, &value], 0.25, counts);
+            for (at, (found, expected)) in values(&result).into_iter().zip(expected).enumerate() {
+                let case = format!(
+                    "{dtype} {batch} x {heads}/{kv_heads} x {keys} x {features}, mask {number} [{at}]"
+                );
+                assert!(close(found, expected, bound(dtype, 64)), "{case}: {found}, {expected}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_step_over_a_cache_has_no_race_under_any_schedule() {
+    Check::new().seeds(0..6).run(|gpu| -> Result<()> {
+        let device = gpu.device();
+        let ones = |shape: &[usize]| Tensor::ones(shape, DType::Bf16, device);
+        let (weight, cache) = (ones(&[1024, 64])?, Tensor::zeros(&[2, 4, 6, 16], DType::Bf16, device)?);
+        let position = Tensor::from_slice(&[2_i64], &[1], device)?;
+        let mask = Tensor::arange(6, 0, 1, DType::I64, device)?.le(&position)?;
+        no_grad(|| {
+            let hidden = linear(&ones(&[1, 64])?, &weight, None)?;
+            let parts = hidden.narrow(1, 0, 192)?.reshape(&[3, 4, 1, 16])?;
+            cache.index_copy_(2, &position, &parts.narrow(0, 1, 2)?)?;
+            let options = AttentionOptions { attn_mask: Some(&mask), ..AttentionOptions::default() };
+            let [keys, values] = [cache.select(0, 0)?, cache.select(0, 1)?];
+            let result = scaled_dot_product_attention(&parts.select(0, 0)?, &keys, &values, options)?;
+            // One key of three is 64 throughout, and its score is so great that the others do not count.
+            assert_eq!(result.to_dtype(DType::F32)?.to_vec::<f32>()?, vec![64.0; 64]);
+            Ok(())
+        })
+    });
+}
