@@ -14,6 +14,8 @@ use super::{CaseResult, Stop, group};
 group! {
     "collectives":
     a_communicator_names_each_device_once,
+    ranks_join_one_by_one,
+    an_aborted_rank_is_refused,
     every_operation_gives_its_values,
     ranks_exchange_in_one_group,
     parts_are_in_the_order_of_their_streams,
@@ -111,6 +113,58 @@ fn a_communicator_names_each_device_once(fixture: &Fixture) -> CaseResult {
     refused(driver.communicators_create(&[here, here]), &[Code::InvalidValue], "a device named twice")?;
     let unknown = driver.communicators_create(&[here, driver.device_count()]);
     refused(unknown, &[Code::InvalidDevice], "an unknown device")
+}
+
+/// Joins both ranks of a pair's devices, each on a thread of its own: a GPU blocks until all have come.
+fn joined(pair: &Pair<'_>) -> CaseResult<Vec<CommunicatorHandle>> {
+    let driver = pair.fixture.driver();
+    let id = driver.communicator_id()?;
+    let devices: Vec<u32> =
+        pair.ranks.iter().map(|rank| driver.stream_device(rank.stream)).collect::<Result<_, _>>()?;
+    let join = |rank: usize| driver.communicator_join(&id, devices[rank], rank as u32, 2);
+    let handles = std::thread::scope(|scope| {
+        let threads = [1, 0].map(|rank| scope.spawn(move || join(rank)));
+        let mut handles = threads.map(|thread| thread.join().expect("the thread does not panic"));
+        handles.reverse();
+        handles
+    });
+    Ok(handles.into_iter().collect::<Result<_, _>>()?)
+}
+
+fn ranks_join_one_by_one(fixture: &Fixture) -> CaseResult {
+    let driver = fixture.driver();
+    let pair = Pair::new(fixture)?;
+    let handles = joined(&pair)?;
+    let operation = CollectiveOperation::AllReduce(Reduction::Sum);
+    let mut group = Vec::new();
+    for (rank, &communicator) in handles.iter().enumerate() {
+        let info = driver.communicator_info(communicator)?;
+        equal((info.rank, info.ranks), (rank as u32, 2), "the rank and how many there are")?;
+        pair.write(rank, pair.ranks[rank].send, &[1.0 + rank as f32; COUNT as usize])?;
+        group.push(Collective { communicator, ..pair.part(rank, operation) });
+    }
+    driver.collectives_async(&group)?;
+    for rank in 0..2 {
+        equal(pair.read(rank, COUNT)?, vec![3.0; COUNT as usize], "the sum of ranks that joined")?;
+    }
+    let id = driver.communicator_id()?;
+    refused_argument(driver.communicator_join(&id, fixture.device, 2, 2), "a rank that there is not")?;
+    for handle in handles {
+        driver.communicator_destroy(handle)?;
+    }
+    Ok(())
+}
+
+fn an_aborted_rank_is_refused(fixture: &Fixture) -> CaseResult {
+    let driver = fixture.driver();
+    let pair = Pair::new(fixture)?;
+    for handle in joined(&pair)? {
+        driver.communicator_abort(handle)?;
+        refused(driver.communicator_info(handle), &[Code::InvalidHandle], "an aborted rank")?;
+    }
+    // The devices are as before.
+    pair.write(0, pair.ranks[0].receive, &[4.0])?;
+    equal(pair.read(0, 1)?, vec![4.0], "memory of a device whose rank aborted")
 }
 
 fn every_operation_gives_its_values(fixture: &Fixture) -> CaseResult {

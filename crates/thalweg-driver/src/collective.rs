@@ -4,6 +4,9 @@
 //! ([`Collective`]): its call, a *part*, is a command of its stream like any other, with the memory that it touches. The parts
 //! that belong together meet, and each stream goes on when its part is done. The verbs and their meaning are NCCL's.
 //!
+//! One call makes all ranks ([`communicators_create`](crate::Driver::communicators_create)), or each joins by itself under a
+//! name that they share ([`communicator_join`](crate::Driver::communicator_join)), from threads of one process or from several.
+//!
 //! # Which parts belong together
 //! The *k*-th collective of a rank meets the *k*-th of every other rank of its communicator, counted in the order of the
 //! calls. A send meets a receive in the same way, counted for each pair of ranks and apart from the collectives. Calls that
@@ -172,6 +175,22 @@ impl Collective {
         let bytes = self.format.bytes()?;
         let (read, written) = (read.checked_mul(bytes)?, written.checked_mul(bytes)?);
         Some([Access::read(self.send, read), Access::write(self.receive, written)])
+    }
+}
+
+/// The name of a communicator whose ranks join it one by one, from one process or several (`ncclUniqueId`). Its bytes mean
+/// something to the driver that made it alone; the program carries them to the other ranks.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct CommunicatorId(pub [u8; Self::BYTES]);
+
+impl CommunicatorId {
+    /// Bytes of a name.
+    pub const BYTES: usize = 128;
+}
+
+impl std::fmt::Debug for CommunicatorId {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("CommunicatorId").finish_non_exhaustive()
     }
 }
 

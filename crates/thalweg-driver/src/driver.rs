@@ -33,7 +33,7 @@ use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
 
-use crate::collective::{Collective, CommunicatorInfo};
+use crate::collective::{Collective, CommunicatorId, CommunicatorInfo};
 use crate::command::{Copy, Fill, Label, Launch, LibraryLaunch};
 use crate::conditional::{ConditionFormat, Conditional};
 use crate::description::GraphDescription;
@@ -569,6 +569,25 @@ pub trait Driver: Send + Sync + fmt::Debug {
         forwarded(self.inner(), "communicators_create")?.communicators_create(devices)
     }
 
+    /// Returns the name of a communicator that does not exist yet, for [`communicator_join`](Self::communicator_join). *Not in
+    /// capture.*
+    fn communicator_id(&self) -> Result<CommunicatorId> {
+        forwarded(self.inner(), "communicator_id")?.communicator_id()
+    }
+
+    /// Makes a device the rank `rank` of the `ranks` ranks of a communicator. All of them join with the same name, each from a
+    /// host thread of its own. A GPU blocks until all have come; the simulator does not, and the first collective waits for the
+    /// rank instead. A device has one rank. *Not in capture.*
+    fn communicator_join(
+        &self,
+        id: &CommunicatorId,
+        device: u32,
+        rank: u32,
+        ranks: u32,
+    ) -> Result<CommunicatorHandle> {
+        forwarded(self.inner(), "communicator_join")?.communicator_join(id, device, rank, ranks)
+    }
+
     /// Returns which rank of how many a handle is.
     fn communicator_info(&self, communicator: CommunicatorHandle) -> Result<CommunicatorInfo> {
         forwarded(self.inner(), "communicator_info")?.communicator_info(communicator)
@@ -577,6 +596,12 @@ pub trait Driver: Send + Sync + fmt::Debug {
     /// Gives a rank up. Blocks until the collectives that it was given are done. *Not in capture.*
     fn communicator_destroy(&self, communicator: CommunicatorHandle) -> Result<()> {
         forwarded(self.inner(), "communicator_destroy")?.communicator_destroy(communicator)
+    }
+
+    /// Gives a rank up without waiting: collectives of it that have not met end unfinished, and their streams go on (in the
+    /// simulator they cost the communicator's devices, with an error that says which rank gave up). *Not in capture.*
+    fn communicator_abort(&self, communicator: CommunicatorHandle) -> Result<()> {
+        forwarded(self.inner(), "communicator_abort")?.communicator_abort(communicator)
     }
 
     /// Queues a group of collectives' parts, of one rank or of several: all of them or, where it fails in the simulator, none.

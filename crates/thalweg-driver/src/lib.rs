@@ -35,7 +35,7 @@ mod process;
 mod properties;
 
 pub use attention::{AttentionCall, AttentionGradients, AttentionOperand, AttentionShape};
-pub use collective::{Collective, CollectiveOperation, CommunicatorInfo, Reduction};
+pub use collective::{Collective, CollectiveOperation, CommunicatorId, CommunicatorInfo, Reduction};
 pub use command::{
     Access, AccessMode, Copy, Endpoint, Fill, FillPattern, Label, Launch, LibraryLaunch, STEPS, StrideStep,
     Touch,

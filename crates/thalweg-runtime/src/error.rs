@@ -34,6 +34,7 @@ enum Kind {
     OutOfMemory(String),
     Invalid(String),
     Capture(String),
+    Distributed(String),
 }
 
 /// How many suspects a message lists.
@@ -51,6 +52,11 @@ impl Error {
     /// Creates the error of a device without free memory.
     pub fn out_of_memory(text: impl Into<String>) -> Self {
         Self::from_kind(Kind::OutOfMemory(text.into()))
+    }
+
+    /// Creates the error of ranks that work together: one did not come in time, gave up, or cannot be reached.
+    pub fn distributed(text: impl Into<String>) -> Self {
+        Self::from_kind(Kind::Distributed(text.into()))
     }
 
     /// Creates the call is not possible while a stream captures.
@@ -154,6 +160,11 @@ impl Error {
         matches!(self.0.kind, Kind::Capture(_)) || self.driver_error().is_some_and(|error| error.is_capture())
     }
 
+    /// Returns whether another rank is the cause: it did not come in time, gave up, or cannot be reached.
+    pub fn is_distributed(&self) -> bool {
+        matches!(self.0.kind, Kind::Distributed(_))
+    }
+
     /// Returns whether the run-time compiler refused a kernel.
     pub fn is_compilation(&self) -> bool {
         self.driver_error().is_some_and(|error| error.code() == Code::Compilation)
@@ -180,7 +191,9 @@ impl fmt::Display for Error {
         }
         match &self.0.kind {
             Kind::Driver(error) => write_driver_error(f, error)?,
-            Kind::OutOfMemory(text) | Kind::Invalid(text) | Kind::Capture(text) => f.write_str(text)?,
+            Kind::OutOfMemory(text) | Kind::Invalid(text) | Kind::Capture(text) | Kind::Distributed(text) => {
+                f.write_str(text)?
+            }
         }
         if let Some(location) = self.0.location {
             let told = if self.is_asynchronous() { "noticed at" } else { "at" };

@@ -8,6 +8,7 @@
 //! - [`Buffer`], [`PinnedBuffer`]: memory from the caches; [`ManagedMemory`]: a source for a pool of its own.
 //! - [`SharedBuffer`]: memory that another process has, by its [`SharedHandle`].
 //! - [`LoadedKernel`], [`PreparedLaunch`], [`Stream::launch`], [`Stream::matmul`]: work, with the ranges that it touches and a label.
+//! - [`Communicator`]: several devices together: collectives as commands of streams.
 //! - [`Graph`]: capture and replay of a region with a private pool; [`graph::audit()`]: what stands in the way of one.
 //! - [`tunable`]: the fastest algorithm of each product, found by trying; [`backends`]: precision.
 //! - [`sim::check`]: a program under many schedules and faults of the simulated GPU, watched by a sanitizer.
@@ -20,6 +21,7 @@
 
 mod accesses;
 pub mod backends;
+mod communicator;
 mod copy;
 mod device;
 pub mod disk_cache;
@@ -43,6 +45,7 @@ mod stream;
 mod stream_state;
 pub mod tunable;
 
+pub use communicator::{CollectivePart, Communicator};
 pub use device::{Device, DeviceGuard, Devices};
 pub use environment::Environment;
 pub use error::{Error, Result};
@@ -55,7 +58,7 @@ pub use memory::{Buffer, ManagedMemory, OutputHandle, SharedBuffer, SharedHandle
 pub use pinned::PinnedBuffer;
 pub use stream::{Stream, StreamGuard};
 pub use stream_state::STREAMS_PER_PRIORITY;
-pub use thalweg_driver::{CaptureMode, DevicePointer, ExternalStream, Label};
+pub use thalweg_driver::{CaptureMode, CommunicatorId, DevicePointer, ExternalStream, Label};
 pub use thalweg_driver::{Gelu, GeluPass, MatmulEpilogue};
 pub use thalweg_driver::{Within, within};
 

@@ -10,7 +10,9 @@
 
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
-use thalweg_driver::{Access, AccessMode, Collective, CollectiveOperation, CommunicatorHandle};
+use thalweg_driver::{
+    Access, AccessMode, Collective, CollectiveOperation, CommunicatorHandle, CommunicatorId,
+};
 
 use super::clock::Clock;
 use super::model::{Actor, HostId, Model, StreamId};
@@ -23,17 +25,26 @@ pub(super) struct Communicators {
     /// Communicator and rank of each handle.
     ranks: FxHashMap<u64, (u64, u32)>,
     all: FxHashMap<u64, Communicator>,
+    by_id: FxHashMap<CommunicatorId, u64>,
     made: u64,
 }
 
 struct Communicator {
-    devices: Vec<u32>,
+    /// The device of each rank, `None` until it joins.
+    devices: Vec<Option<u32>>,
     /// How many collectives each rank was given.
     calls: Vec<u64>,
     /// How many sends and receives there were from one rank to another.
     pairs: FxHashMap<(u32, u32), [u64; 2]>,
     /// The meetings to which some ranks have come, and others not.
     open: FxHashMap<Key, Vec<Option<Seat>>>,
+}
+
+impl Communicator {
+    fn of(devices: Vec<Option<u32>>) -> Self {
+        let calls = vec![0; devices.len()];
+        Self { devices, calls, pairs: FxHashMap::default(), open: FxHashMap::default() }
+    }
 }
 
 /// Which parts meet.
@@ -56,14 +67,27 @@ struct Seat {
 impl Communicators {
     pub(super) fn add(&mut self, devices: &[u32], handles: &[CommunicatorHandle]) {
         self.made += 1;
-        let all = Communicator {
-            devices: devices.to_vec(),
-            calls: vec![0; devices.len()],
-            pairs: FxHashMap::default(),
-            open: FxHashMap::default(),
-        };
-        self.all.insert(self.made, all);
+        self.all.insert(self.made, Communicator::of(devices.iter().copied().map(Some).collect()));
         self.ranks.extend((0..).zip(handles).map(|(rank, handle)| (handle.raw(), (self.made, rank))));
+    }
+
+    /// Takes in a rank that joined by itself.
+    pub(super) fn join(
+        &mut self,
+        id: &CommunicatorId,
+        device: u32,
+        (rank, ranks): (u32, u32),
+        handle: CommunicatorHandle,
+    ) {
+        let made = &mut self.made;
+        let communicator = *self.by_id.entry(*id).or_insert_with(|| {
+            *made += 1;
+            *made
+        });
+        let all = self.all.entry(communicator);
+        let all = all.or_insert_with(|| Communicator::of(vec![None; ranks as usize]));
+        all.devices[rank as usize] = Some(device);
+        self.ranks.insert(handle.raw(), (communicator, rank));
     }
 
     pub(super) fn forget(&mut self, handle: CommunicatorHandle) {
@@ -180,7 +204,7 @@ impl Model {
                         Key::All(_) => place,
                         Key::Pair(from, to, _) => [*from, *to][place as usize],
                     });
-                missing.any(|rank: u32| communicator.devices[rank as usize] == device)
+                missing.any(|rank: u32| communicator.devices[rank as usize].is_none_or(|own| own == device))
             };
             let follows = |mark: &Mark, stream: StreamId| {
                 seats.iter().flatten().any(|seat| seat.stream == stream && seat.number < mark.number)

@@ -9,10 +9,10 @@ use std::sync::atomic::Ordering;
 
 use thalweg_driver::{
     Access, AccessMode, CaptureInfo, CaptureMode, CaptureStatus, Collective, CommunicatorHandle,
-    ConditionFormat, ConditionHandle, Conditional, Copy, DevicePointer, Driver, Endpoint, Error, EventHandle,
-    Fill, GraphExecHandle, GraphExecUpdate, GraphHandle, GraphNodeHandle, HostFlags, HostFunction,
-    HostPointer, Image, IpcHandle, Label, Launch, LibraryLaunch, ModuleHandle, PhysicalFlags, PhysicalHandle,
-    PoolHandle, Result, ShareableHandle, StreamHandle, Version,
+    CommunicatorId, ConditionFormat, ConditionHandle, Conditional, Copy, DevicePointer, Driver, Endpoint,
+    Error, EventHandle, Fill, GraphExecHandle, GraphExecUpdate, GraphHandle, GraphNodeHandle, HostFlags,
+    HostFunction, HostPointer, Image, IpcHandle, Label, Launch, LibraryLaunch, ModuleHandle, PhysicalFlags,
+    PhysicalHandle, PoolHandle, Result, ShareableHandle, StreamHandle, Version,
 };
 
 use super::capture::CapturedCall;
@@ -460,6 +460,24 @@ impl Driver for SanitizerDriver {
         let handles = self.inner.communicators_create(devices)?;
         self.lock().communicators.add(devices, &handles);
         Ok(handles)
+    }
+
+    fn communicator_join(
+        &self,
+        id: &CommunicatorId,
+        device: u32,
+        rank: u32,
+        ranks: u32,
+    ) -> Result<CommunicatorHandle> {
+        let handle = self.inner.communicator_join(id, device, rank, ranks)?;
+        self.lock().communicators.join(id, device, (rank, ranks), handle);
+        Ok(handle)
+    }
+
+    fn communicator_abort(&self, communicator: CommunicatorHandle) -> Result<()> {
+        self.inner.communicator_abort(communicator)?;
+        self.lock().communicators.forget(communicator);
+        Ok(())
     }
 
     fn communicator_destroy(&self, communicator: CommunicatorHandle) -> Result<()> {

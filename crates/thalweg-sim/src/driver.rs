@@ -4,7 +4,7 @@ use std::path::Path;
 
 use smallvec::SmallVec;
 use thalweg_driver::{
-    Access, CaptureInfo, CaptureMode, Code, Collective, CommunicatorHandle, CommunicatorInfo,
+    Access, CaptureInfo, CaptureMode, Code, Collective, CommunicatorHandle, CommunicatorId, CommunicatorInfo,
     ConditionFormat, ConditionHandle, Conditional, Copy, DependencyUpdate, DevicePointer, DeviceProperties,
     Driver, Error, EventFlags, EventHandle, ExternalStream, Fill, FunctionAttributes, FunctionHandle,
     GpuCall, GraphDescription, GraphExecHandle, GraphExecUpdate, GraphHandle, GraphNodeHandle, GraphNodeKind,
@@ -610,6 +610,24 @@ impl Driver for SimDriver {
 
     fn communicators_create(&self, devices: &[u32]) -> Result<Vec<CommunicatorHandle>> {
         self.enter("ncclCommInitAll", |state| state.communicators_create(devices))
+    }
+
+    fn communicator_id(&self) -> Result<CommunicatorId> {
+        self.enter("ncclGetUniqueId", MachineState::communicator_id)
+    }
+
+    fn communicator_join(
+        &self,
+        id: &CommunicatorId,
+        device: u32,
+        rank: u32,
+        ranks: u32,
+    ) -> Result<CommunicatorHandle> {
+        self.enter("ncclCommInitRank", |state| state.communicator_join(id, device, rank, ranks))
+    }
+
+    fn communicator_abort(&self, communicator: CommunicatorHandle) -> Result<()> {
+        self.enter("ncclCommAbort", |state| state.communicator_abort(communicator))
     }
 
     fn communicator_info(&self, communicator: CommunicatorHandle) -> Result<CommunicatorInfo> {

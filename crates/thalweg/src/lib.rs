@@ -17,9 +17,10 @@
 //! ```
 //!
 //! The layers below have names of their own: [`nn`], [`tensor`], [`ops`], [`runtime`], [`memory`], [`driver`] (with the
-//! [`simulator`] and the [`sanitizer`]), [`ir`].
+//! [`simulator`] and the [`sanitizer`]), [`ir`]. Many GPUs: [`distributed`].
 #![forbid(unsafe_code)]
 
+pub use thalweg_dist as distributed;
 pub use thalweg_driver as driver;
 pub use thalweg_ir as ir;
 pub use thalweg_kernels as kernels;

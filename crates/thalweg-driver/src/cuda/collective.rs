@@ -4,10 +4,10 @@ use std::ffi::c_int;
 use std::sync::Mutex;
 
 use super::handles::{Entry, lock};
-use super::nccl::{Communicator, Nccl, RawCommunicator, data_type};
+use super::nccl::{Communicator, Nccl, RawCommunicator, RawId, data_type};
 use super::objects::Stream;
 use super::state::CudaDriver;
-use crate::collective::{Collective, CommunicatorInfo};
+use crate::collective::{Collective, CommunicatorId, CommunicatorInfo};
 use crate::{Code, CommunicatorHandle, Error, Result};
 
 /// The objects of a group, each looked up once: a thread must not hold two guards of one slot.
@@ -57,6 +57,51 @@ impl CudaDriver {
             CommunicatorHandle::from_raw(handle)
         };
         Ok((0..).zip(devices).zip(raw).map(rank).collect())
+    }
+
+    pub(super) fn communicator_id(&self) -> Result<CommunicatorId> {
+        let nccl = self.nccl()?;
+        let mut id = RawId([0; CommunicatorId::BYTES]);
+        // SAFETY: there is room for an identifier.
+        let outcome = unsafe { nccl.table.unique_id(&raw mut id) };
+        nccl.check(outcome, || "a new identifier".to_owned())?;
+        Ok(CommunicatorId(id.0))
+    }
+
+    pub(super) fn communicator_join(
+        &self,
+        id: &CommunicatorId,
+        device: u32,
+        rank: u32,
+        ranks: u32,
+    ) -> Result<CommunicatorHandle> {
+        let call = "ncclCommInitRank";
+        let (Ok(count), Ok(number)) = (c_int::try_from(ranks), c_int::try_from(rank)) else {
+            return Err(Error::new(Code::InvalidValue, call, format!("rank {rank} of {ranks}")));
+        };
+        if rank >= ranks {
+            let detail = format!("there is no rank {rank} in a communicator of {ranks} ranks");
+            return Err(Error::new(Code::InvalidValue, call, detail));
+        }
+        let nccl = self.nccl()?;
+        self.enter(device)?;
+        let mut raw: RawCommunicator = 0;
+        // SAFETY: there is room for a communicator; the device's context is current, which is where the library looks.
+        let outcome = unsafe { nccl.table.init_rank(&raw mut raw, count, RawId(id.0), number) };
+        nccl.check(outcome, || format!("rank {rank} of {ranks} on device {device}"))?;
+        let info = CommunicatorInfo { rank, ranks, device };
+        let handle = self.communicators.insert(Communicator { raw, info, in_use: Mutex::new(()) });
+        Ok(CommunicatorHandle::from_raw(handle))
+    }
+
+    pub(super) fn communicator_abort(&self, communicator: CommunicatorHandle) -> Result<()> {
+        self.communicators.remove(communicator.raw(), "ncclCommAbort", |rank| {
+            self.enter(rank.info.device)?;
+            let nccl = self.nccl()?;
+            // SAFETY: the communicator is this driver's, and nothing else holds its entry.
+            let outcome = unsafe { nccl.table.abort(rank.raw) };
+            nccl.check(outcome, || format!("rank {} of {}", rank.info.rank, rank.info.ranks))
+        })
     }
 
     pub(super) fn communicator_info(&self, communicator: CommunicatorHandle) -> Result<CommunicatorInfo> {

@@ -10,7 +10,7 @@ use super::conditional::support;
 use super::context::{Device, check_not_forked};
 use super::state::CudaDriver;
 use super::sys::DeviceAttribute;
-use crate::collective::{Collective, CommunicatorInfo};
+use crate::collective::{Collective, CommunicatorId, CommunicatorInfo};
 use crate::command::{Copy, Fill, Label, Launch, LibraryLaunch};
 use crate::conditional::{ConditionFormat, Conditional};
 use crate::description::GraphDescription;
@@ -260,8 +260,11 @@ impl Driver for CudaDriver {
         fn library_async(stream: StreamHandle, launch: &LibraryLaunch<'_>) -> ();
 
         fn communicators_create(devices: &[u32]) -> Vec<CommunicatorHandle>;
+        fn communicator_id() -> CommunicatorId;
+        fn communicator_join(id: &CommunicatorId, device: u32, rank: u32, ranks: u32) -> CommunicatorHandle;
         fn communicator_info(communicator: CommunicatorHandle) -> CommunicatorInfo;
         fn communicator_destroy(communicator: CommunicatorHandle) -> ();
+        fn communicator_abort(communicator: CommunicatorHandle) -> ();
         fn collectives_async(collectives: &[Collective]) -> ();
 
         fn stream_begin_capture(stream: StreamHandle, mode: CaptureMode) -> ();

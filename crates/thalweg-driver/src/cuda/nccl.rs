@@ -1,7 +1,8 @@
 //! Collectives through NCCL.
 //!
 //! The library is looked for when the first communicator is asked for. Its communicators are made for all devices at once, in
-//! this process (`ncclCommInitAll`), so no identifier travels. It runs over the primary contexts, as we do.
+//! this process (`ncclCommInitAll`), or rank by rank under an identifier that the program carries from one to the others
+//! (`ncclCommInitRank`). It runs over the primary contexts, as we do.
 //!
 //! NCCL wants each communicator used by one thread at a time, and calls that belong together inside a group, so each rank has
 //! a lock that a group holds from its first call to its end. Ranks are locked in the order of their handles: groups of
@@ -15,18 +16,27 @@ use std::sync::{Mutex, OnceLock};
 use super::search::{Library, OpenLibrary, SearchEnvironment};
 use super::sys::RawStream;
 use super::table::{CallStatus, entry_points, function_at, text_at};
-use crate::collective::{Collective, CollectiveOperation, CommunicatorInfo, Reduction};
+use crate::collective::{Collective, CollectiveOperation, CommunicatorId, CommunicatorInfo, Reduction};
 use crate::library::ElementFormat;
 use crate::{Code, Error, Result};
 
 /// `ncclComm_t`, as a number.
 pub(super) type RawCommunicator = usize;
 
+/// `ncclUniqueId`, which is passed by value.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(super) struct RawId(pub(super) [u8; CommunicatorId::BYTES]);
+
 entry_points! {
     /// libnccl.
     NcclTable {
         init_all = "ncclCommInitAll" @ 0 c"ncclCommInitAll"
             (communicators: *mut RawCommunicator, count: c_int, devices: *const c_int);
+        unique_id = "ncclGetUniqueId" @ 0 c"ncclGetUniqueId" (id: *mut RawId);
+        init_rank = "ncclCommInitRank" @ 0 c"ncclCommInitRank"
+            (communicator: *mut RawCommunicator, ranks: c_int, id: RawId, rank: c_int);
+        abort = "ncclCommAbort" @ 0 c"ncclCommAbort" (communicator: RawCommunicator);
         destroy = "ncclCommDestroy" @ 0 c"ncclCommDestroy" (communicator: RawCommunicator);
         group_start = "ncclGroupStart" @ 0 c"ncclGroupStart" ();
         group_end = "ncclGroupEnd" @ 0 c"ncclGroupEnd" ();

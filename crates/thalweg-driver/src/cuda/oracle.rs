@@ -19,7 +19,7 @@ use super::cudnn::{
     CudnnTable, Format, HEURISTIC_MODES, NOT_SUPPORTED, Pointwise, Reduction as DnnReduction, attribute,
     kind, of_type,
 };
-use super::nccl::{NcclTable, data_type, reduction_operation};
+use super::nccl::{NcclTable, RawId, data_type, reduction_operation};
 use super::nvml::NvmlTable;
 use super::nvrtc::NvrtcTable;
 use super::sys::{self, *};
@@ -247,6 +247,9 @@ fn arguments_of_the_libraries() {
     let theirs = generated! {
         nccl:
             ncclCommInitAll(_, _, _);
+            ncclGetUniqueId(_);
+            ncclCommInitRank(_, _, _, _);
+            ncclCommAbort(_);
             ncclCommDestroy(_);
             ncclGroupStart();
             ncclGroupEnd();
@@ -330,6 +333,7 @@ fn layouts_of_structs() {
         reserved = reserved,
     });
     same_struct!([u8; 16], cuda::CUuuid {});
+    same_struct!(RawId, nccl::ncclUniqueId {});
     same_struct!(RawIpcHandle, cuda::CUipcMemHandle { bytes = reserved });
     same_struct!([u8; 64], cuda::CUmemFabricHandle {});
     same_struct!(RawHostFunction, cuda::CUhostFn {});

@@ -1,7 +1,7 @@
 //! The driver's calls on communicators.
 
 use smallvec::SmallVec;
-use thalweg_driver::{Code, Collective, CommunicatorHandle, CommunicatorInfo, GraphNodeKind};
+use thalweg_driver::{Code, Collective, CommunicatorHandle, CommunicatorId, CommunicatorInfo, GraphNodeKind};
 
 use super::{Part, format_name};
 use crate::executor::command::Frontier;
@@ -24,7 +24,7 @@ impl MachineState {
                 return Err(Refusal::new(Code::InvalidValue, detail));
             }
         }
-        let communicator = self.executor.gate.create(devices);
+        let communicator = self.executor.gate.create(devices.iter().copied().map(Some));
         let ranks = 0..devices.len() as u32;
         let handles = ranks.map(|rank| self.communicators.insert((communicator, rank)));
         Ok(handles.map(CommunicatorHandle::from_raw).collect())
@@ -38,7 +38,77 @@ impl MachineState {
     pub(crate) fn communicator_info(&self, handle: CommunicatorHandle) -> CallResult<CommunicatorInfo> {
         let (communicator, rank) = self.communicator(handle)?;
         let ranks = &self.executor.gate.communicators[&communicator].ranks;
-        Ok(CommunicatorInfo { rank, ranks: ranks.len() as u32, device: ranks[rank as usize].device })
+        let device = ranks[rank as usize].device.expect("who has a handle has joined");
+        Ok(CommunicatorInfo { rank, ranks: ranks.len() as u32, device })
+    }
+
+    pub(crate) fn communicator_id(&mut self) -> CallResult<CommunicatorId> {
+        self.forbid_in_capture("communicator_id")?;
+        let made = &mut self.executor.gate.ids_made;
+        *made += 1;
+        let mut id = [0; CommunicatorId::BYTES];
+        id[..8].copy_from_slice(&made.to_le_bytes());
+        Ok(CommunicatorId(id))
+    }
+
+    pub(crate) fn communicator_join(
+        &mut self,
+        id: &CommunicatorId,
+        device: u32,
+        rank: u32,
+        ranks: u32,
+    ) -> CallResult<CommunicatorHandle> {
+        self.forbid_in_capture("communicator_join")?;
+        self.usable(device)?;
+        let refuse = |text: String| Err(Refusal::new(Code::InvalidValue, text));
+        if rank >= ranks {
+            return refuse(format!("there is no rank {rank} in a communicator of {ranks} ranks"));
+        }
+        let gate = &mut self.executor.gate;
+        let number = id.0[..8].try_into().map_or(0, u64::from_le_bytes);
+        if number == 0 || number > gate.ids_made || id.0[8..].iter().any(|&byte| byte != 0) {
+            return refuse("no `communicator_id` of this machine gave this identifier".to_owned());
+        }
+        let communicator = match gate.by_id.get(id) {
+            Some(&communicator) => communicator,
+            None => {
+                let communicator = gate.create((0..ranks).map(|_| None));
+                gate.by_id.insert(*id, communicator);
+                communicator
+            }
+        };
+        let Some(found) = gate.communicators.get_mut(&communicator) else {
+            return refuse(
+                "the communicator of this identifier has been given up by all its ranks".to_owned(),
+            );
+        };
+        let (all, places) = (found.ranks.len(), &mut found.ranks);
+        if all != ranks as usize {
+            return refuse(format!("rank {rank} joins a communicator of {ranks} ranks, others one of {all}"));
+        }
+        if let Some(other) = places.iter().position(|place| place.device == Some(device)) {
+            return refuse(format!("device {device} is rank {other} already: each device has one rank"));
+        }
+        let place = &mut places[rank as usize];
+        if place.device.is_some() {
+            return refuse(format!("rank {rank} has joined before"));
+        }
+        place.device = Some(device);
+        Ok(CommunicatorHandle::from_raw(self.communicators.insert((communicator, rank))))
+    }
+
+    /// Gives a rank up with the parts that it still has.
+    pub(crate) fn communicator_abort(&mut self, handle: CommunicatorHandle) -> CallResult<()> {
+        let (communicator, rank) = self.communicator(handle)?;
+        self.forbid_in_capture("communicator_abort")?;
+        self.communicators.remove(handle.raw());
+        let collectives = &mut self.executor.gate;
+        let found = collectives.communicators.get_mut(&communicator).expect("a rank of it was there");
+        let rank = &mut found.ranks[rank as usize];
+        (rank.is_gone, rank.is_aborted) = (true, true);
+        collectives.forget_communicator(communicator);
+        self.executor.review_gate();
+        Ok(())
     }
 
     /// Queues a group. Everything is checked before anything is queued.
@@ -133,11 +203,7 @@ pub(crate) fn communicator_destroy(mut locked: Locked<'_>, handle: CommunicatorH
     let collectives = &mut locked.executor.gate;
     let found = collectives.communicators.get_mut(&communicator).expect("a rank of it was there");
     found.ranks[rank as usize].is_gone = true;
-    let is_over = found.ranks.iter().all(|rank| rank.is_gone)
-        && !collectives.meetings.values().any(|meeting| meeting.communicator == communicator);
-    if is_over {
-        collectives.communicators.remove(&communicator);
-    }
+    collectives.forget_communicator(communicator);
     locked.executor.review_gate();
     Ok(())
 }

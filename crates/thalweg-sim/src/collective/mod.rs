@@ -36,7 +36,7 @@ use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
-use thalweg_driver::{Code, CollectiveOperation, ElementFormat};
+use thalweg_driver::{Code, CollectiveOperation, CommunicatorId, ElementFormat, Label};
 
 use self::joint::Joint;
 use crate::executor::command::{CommandId, Frontier};
@@ -62,7 +62,8 @@ struct Communicator {
 }
 
 struct Rank {
-    device: u32,
+    /// `None` until it joins.
+    device: Option<u32>,
     /// How many collectives it was given.
     calls: u64,
     /// The group that it was given last, and in which submission.
@@ -70,7 +71,11 @@ struct Rank {
     /// The parts of the group before that, which come before those of this one.
     before: Frontier,
     members: Frontier,
+    /// Its latest call.
+    last: Option<Label>,
     is_gone: bool,
+    /// Whether it went without waiting for its parts.
+    is_aborted: bool,
 }
 
 /// Which parts meet.
@@ -100,6 +105,9 @@ struct Seated {
 #[derive(Default)]
 pub(crate) struct Collectives {
     communicators: BTreeMap<u64, Communicator>,
+    /// Communicators whose ranks join one by one.
+    by_id: FxHashMap<CommunicatorId, u64>,
+    ids_made: u64,
     meetings: BTreeMap<u64, Meeting>,
     by_key: FxHashMap<(u64, Key), u64>,
     /// Meeting and seat of a command, by its slot.
@@ -143,6 +151,13 @@ fn format_name(format: ElementFormat) -> String {
     name.to_owned()
 }
 
+impl Rank {
+    /// Returns its latest call in words, for one that makes no more.
+    fn last_words(&self) -> String {
+        self.last.map_or_else(|| " before its first call".to_owned(), |last| format!(" after {last}"))
+    }
+}
+
 impl Communicator {
     /// Returns which meeting the rank's next part of this kind belongs to, and its seat there.
     fn next(&mut self, part: &Part) -> (Key, usize) {
@@ -161,7 +176,7 @@ impl Communicator {
     }
 
     fn devices(&self) -> Devices {
-        self.ranks.iter().map(|rank| rank.device).collect()
+        self.ranks.iter().filter_map(|rank| rank.device).collect()
     }
 }
 
@@ -198,18 +213,19 @@ fn part_of(task: &Task) -> &Part {
 }
 
 impl Collectives {
-    fn create(&mut self, devices: &[u32]) -> u64 {
+    fn create(&mut self, devices: impl Iterator<Item = Option<u32>>) -> u64 {
         self.communicators_made += 1;
-        let rank = |&device: &u32| Rank {
+        let rank = |device: Option<u32>| Rank {
             device,
             calls: 0,
             group: (0, 0),
             before: Frontier::new(),
             members: Frontier::new(),
+            last: None,
             is_gone: false,
+            is_aborted: false,
         };
-        let communicator =
-            Communicator { ranks: devices.iter().map(rank).collect(), pairs: FxHashMap::default() };
+        let communicator = Communicator { ranks: devices.map(rank).collect(), pairs: FxHashMap::default() };
         self.communicators.insert(self.communicators_made, communicator);
         self.communicators_made
     }
@@ -241,9 +257,11 @@ impl Collectives {
         for other in 0..meeting.seats.len() {
             let rank = &communicator.ranks[meeting.rank(other) as usize];
             let who = meeting.rank(other);
-            let why = match (&lost[rank.device as usize], &meeting.seats[other]) {
-                (Some(cause), _) => format!("whose device {} is lost: {}", rank.device, cause.detail),
-                (None, None) if rank.is_gone => "which has been given up".to_owned(),
+            let loss = rank.device.and_then(|device| Some((device, lost[device as usize].as_ref()?)));
+            let why = match (loss, &meeting.seats[other]) {
+                _ if rank.is_aborted => format!("which has aborted the communicator{}", rank.last_words()),
+                (Some((device, cause)), _) => format!("whose device {device} is lost: {}", cause.detail),
+                (None, None) if rank.is_gone => format!("which has been given up{}", rank.last_words()),
                 _ => continue,
             };
             let detail =
@@ -284,11 +302,16 @@ impl Collectives {
     fn forget(&mut self, id: u64) {
         if let Some(meeting) = self.meetings.remove(&id) {
             self.by_key.remove(&(meeting.communicator, meeting.key));
-            let is_over = self.communicators[&meeting.communicator].ranks.iter().all(|rank| rank.is_gone)
-                && !self.meetings.values().any(|other| other.communicator == meeting.communicator);
-            if is_over {
-                self.communicators.remove(&meeting.communicator);
-            }
+            self.forget_communicator(meeting.communicator);
+        }
+    }
+
+    /// Forgets a communicator that no rank has and no meeting is of.
+    fn forget_communicator(&mut self, communicator: u64) {
+        let is_over = self.communicators[&communicator].ranks.iter().all(|rank| rank.is_gone)
+            && !self.meetings.values().any(|meeting| meeting.communicator == communicator);
+        if is_over {
+            self.communicators.remove(&communicator);
         }
     }
 
@@ -323,6 +346,7 @@ impl Gate for Collectives {
             rank.group = group;
             rank.before = std::mem::take(&mut rank.members);
         }
+        rank.last = Some(task.label);
         rank.members.push(command);
         let before = rank.before.clone();
         let made = &mut self.meetings_made;

@@ -85,7 +85,14 @@ impl Collectives {
                 (None, Some(there)) => {
                     let _ = write!(text, ", whose {} comes after work that has not run", there.task.label);
                 }
-                (None, None) => text += ", which has not made this call",
+                (None, None) => {
+                    let rank =
+                        &self.communicators[&meeting.communicator].ranks[meeting.rank(wait.seat) as usize];
+                    text += ", which has not made this call";
+                    if let Some(last) = rank.last {
+                        let _ = write!(text, " (its latest is {last})");
+                    }
+                }
             }
             text += ". ";
         }
@@ -101,8 +108,8 @@ impl Collectives {
         }
     }
 
-    /// Returns the device of a seat.
-    fn device(&self, meeting: &Meeting, seat: usize) -> u32 {
+    /// Returns the device of a seat, `None` where its rank has not joined.
+    fn device(&self, meeting: &Meeting, seat: usize) -> Option<u32> {
         self.communicators[&meeting.communicator].ranks[meeting.rank(seat) as usize].device
     }
 

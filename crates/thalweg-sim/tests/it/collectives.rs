@@ -535,3 +535,58 @@ fn the_fast_machine_waits_for_a_rank_that_comes_late() {
     late.join().unwrap();
     assert_eq!(*order.lock().unwrap(), ["came", "met"]);
 }
+
+#[test]
+fn ranks_that_join_are_checked() {
+    let driver = SimDriver::new(thalweg_conformance::ranks::config(3)).unwrap();
+    let id = driver.communicator_id().unwrap();
+    let first = driver.communicator_join(&id, 2, 0, 2).unwrap();
+    let mut unknown = id;
+    unknown.0[100] = 1;
+    let cases = [
+        (driver.communicator_join(&id, 1, 2, 2), "there is no rank 2"),
+        (driver.communicator_join(&id, 1, 1, 3), "rank 1 joins a communicator of 3 ranks, others one of 2"),
+        (driver.communicator_join(&id, 2, 1, 2), "device 2 is rank 0 already"),
+        (driver.communicator_join(&id, 1, 0, 2), "rank 0 has joined before"),
+        (driver.communicator_join(&unknown, 1, 1, 2), "gave this identifier"),
+    ];
+    for (result, wanted) in cases {
+        let error = result.unwrap_err();
+        assert_eq!(error.code(), Code::InvalidValue, "{error}");
+        assert!(error.to_string().contains(wanted), "{error}");
+    }
+    driver.communicator_join(&id, 0, 1, 2).unwrap();
+    assert_eq!(driver.communicator_info(first).unwrap().device, 2);
+}
+
+#[test]
+fn a_collective_waits_for_a_rank_that_joins_late() {
+    let world = fast();
+    let id = world.driver.communicator_id().unwrap();
+    world.write(0, world.send[0], &encode_all(F32, &[2.0]));
+    world.write(1, world.send[1], &encode_all(F32, &[3.0]));
+    let part = |rank: usize, communicator| Collective { communicator, ..world.part(rank, SUM, F32, 1) };
+    let one = world.driver.communicator_join(&id, 0, 0, 2).unwrap();
+    world.driver.collectives_async(&[part(0, one)]).unwrap();
+    assert!(!world.driver.stream_query(world.streams[0]).unwrap());
+    let other = world.driver.communicator_join(&id, 1, 1, 2).unwrap();
+    world.driver.collectives_async(&[part(1, other)]).unwrap();
+    assert_eq!(world.read(0, world.receive[0], 4), encode_all(F32, &[5.0]));
+}
+
+#[test]
+fn an_abort_releases_those_who_wait_and_says_who_it_was() {
+    for world in [fast(), controlled(Late::new(1)), controlled(Random::new(7))] {
+        let first = world.part(1, SUM, F32, 4);
+        world.driver.collectives_async(&world.all(SUM, F32, 4)).unwrap();
+        world.synchronize().unwrap();
+        let waits = world.part(0, SUM, F32, 4);
+        world.driver.collectives_async(&[waits]).unwrap();
+        world.driver.communicator_abort(world.communicator[1]).unwrap();
+        let text = loss(&world, Code::LaunchTimeout);
+        assert!(text.contains(&format!("rank 0 waits in {}", at(&waits))), "{text}");
+        assert!(text.contains("for rank 1, which has aborted the communicator after all_reduce"), "{text}");
+        let error = world.driver.collectives_async(&[first]).unwrap_err();
+        assert_ne!(error.code(), Code::InvalidValue, "{error}");
+    }
+}

@@ -288,6 +288,16 @@ impl Wanted {
     }
 }
 
+/// Returns, of each leaf, whether a backward pass from any of these tensors would come to it.
+pub(super) fn reached(outputs: &[Tensor], leaves: &[Tensor]) -> Vec<bool> {
+    let edges: Vec<Edge> = outputs.iter().filter_map(Tensor::gradient_edge).collect();
+    let nodes: FxHashSet<u64> =
+        reachable(edges.iter().map(|edge| &edge.node)).iter().map(|node| node.sequence).collect();
+    let is_reached =
+        |leaf: &Tensor| leaf.gradient_edge().is_some_and(|edge| nodes.contains(&edge.node.sequence));
+    leaves.iter().map(is_reached).collect()
+}
+
 /// Returns the nodes that the roots reach, each once.
 fn reachable<'a>(roots: impl Iterator<Item = &'a Arc<Node>>) -> Vec<Arc<Node>> {
     let mut seen: FxHashSet<u64> = FxHashSet::default();

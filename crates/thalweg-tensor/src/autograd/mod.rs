@@ -263,6 +263,11 @@ impl BackwardOptions {
     }
 }
 
+/// Returns, of each leaf, whether a backward pass from any of these tensors would come to it: of parameters, which of them were used.
+pub fn reached(outputs: &[Tensor], leaves: &[Tensor]) -> Vec<bool> {
+    engine::reached(outputs, leaves)
+}
+
 /// Returns the gradients of `inputs`, from gradients of `outputs` (`torch.autograd.grad` with `allow_unused`): `None` for an input
 /// that wants none, or that no output depends on; outputs without a gradient, or outside the graph, count for nothing. No leaf's
 /// [`Tensor::grad`] changes. Frees what the nodes on the way saved. Asynchronous: the results are ready for work on the current

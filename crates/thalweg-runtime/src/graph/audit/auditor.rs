@@ -19,10 +19,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use thalweg_driver::{
-    CaptureInfo, CaptureMode, CaptureStatus, Collective, CommunicatorHandle, Copy, DependencyUpdate,
-    DevicePointer, Driver, EventHandle, Fill, FunctionHandle, GraphExecHandle, GraphNodeHandle, HostFlags,
-    HostFunction, HostPointer, Image, IpcHandle, Label, Launch, LibraryLaunch, ModuleHandle, PoolHandle,
-    Result, StreamHandle, Version,
+    CaptureInfo, CaptureMode, CaptureStatus, Collective, CommunicatorHandle, CommunicatorId, Copy,
+    DependencyUpdate, DevicePointer, Driver, EventHandle, Fill, FunctionHandle, GraphExecHandle,
+    GraphNodeHandle, HostFlags, HostFunction, HostPointer, Image, IpcHandle, Label, Launch, LibraryLaunch,
+    ModuleHandle, PoolHandle, Result, StreamHandle, Version,
 };
 
 use super::counts::Command;
@@ -383,6 +383,19 @@ impl Driver for Auditor {
     fn communicators_create(&self, devices: &[u32]) -> Result<Vec<CommunicatorHandle>> {
         let (kind, words) = (ObstacleKind::UncapturableCall, "makes communicators");
         self.unsafe_call(kind, "communicators_create", words, || self.inner.communicators_create(devices))
+    }
+
+    fn communicator_join(
+        &self,
+        id: &CommunicatorId,
+        device: u32,
+        rank: u32,
+        ranks: u32,
+    ) -> Result<CommunicatorHandle> {
+        let (kind, words) = (ObstacleKind::UncapturableCall, "joins a communicator");
+        self.unsafe_call(kind, "communicator_join", words, || {
+            self.inner.communicator_join(id, device, rank, ranks)
+        })
     }
 
     fn communicator_destroy(&self, communicator: CommunicatorHandle) -> Result<()> {

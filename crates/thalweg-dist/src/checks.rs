@@ -1,0 +1,140 @@
+//! The checks of a collective's arguments, in PyTorch's words, before anything is submitted.
+
+use thalweg_driver::{ElementFormat, Reduction};
+use thalweg_ir::DType;
+use thalweg_runtime::{Error, Result};
+use thalweg_tensor::Tensor;
+
+use crate::{ProcessGroup, ReduceOp};
+
+/// Returns the format in which a dtype's elements are moved.
+pub(crate) fn moved(dtype: DType) -> Result<ElementFormat> {
+    Ok(match dtype {
+        DType::Bool | DType::U8 | DType::F8E4m3 | DType::F8E5m2 => ElementFormat::R_8U,
+        DType::I8 => ElementFormat::R_8I,
+        DType::I32 => ElementFormat::R_32I,
+        DType::I64 => ElementFormat::R_64I,
+        DType::F16 => ElementFormat::R_16F,
+        DType::Bf16 => ElementFormat::R_16BF,
+        DType::F32 => ElementFormat::R_32F,
+        DType::F64 => ElementFormat::R_64F,
+        other => {
+            return Err(Error::invalid(format!(
+                "Input tensor data type is not supported for NCCL process group: {other}"
+            )));
+        }
+    })
+}
+
+/// Returns format and reduction for elements of a dtype.
+pub(crate) fn reduced(dtype: DType, operation: ReduceOp) -> Result<(ElementFormat, Reduction)> {
+    if matches!(dtype, DType::F8E4m3 | DType::F8E5m2) {
+        return Err(Error::invalid("Unsupported Float8 type for NCCL reduction"));
+    }
+    let format = moved(dtype)?;
+    let reduction = match operation {
+        // A byte of two truth values is 0 or 1, so their OR is the greater.
+        ReduceOp::Sum if dtype == DType::Bool => Reduction::Maximum,
+        ReduceOp::Avg if dtype == DType::Bool => {
+            return Err(Error::invalid("Cannot use ReduceOp.AVG with boolean inputs"));
+        }
+        ReduceOp::Sum => Reduction::Sum,
+        ReduceOp::Product => Reduction::Product,
+        ReduceOp::Min => Reduction::Minimum,
+        ReduceOp::Max => Reduction::Maximum,
+        ReduceOp::Avg => Reduction::Average,
+    };
+    Ok((format, reduction))
+}
+
+/// Checks that tensors are on the group's device and contiguous.
+pub(crate) fn fit(group: &ProcessGroup, tensors: &[&Tensor]) -> Result<()> {
+    for tensor in tensors {
+        if tensor.device() != group.device() {
+            return Err(Error::invalid(format!(
+                "Tensor found on device {} but rank {} of the process group is {}",
+                tensor.device(),
+                group.rank(),
+                group.device()
+            )));
+        }
+        if !tensor.is_contiguous() {
+            return Err(Error::invalid(format!(
+                "Tensors must be contiguous; one of shape {:?} has strides {:?}",
+                tensor.shape(),
+                tensor.layout().strides()
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// Checks that a rank is one of the group's.
+pub(crate) fn is_member(group: &ProcessGroup, what: &str, rank: u32) -> Result<()> {
+    if rank < group.size() {
+        return Ok(());
+    }
+    Err(Error::invalid(format!("{what}: rank {rank} is not part of a group of {} ranks", group.size())))
+}
+
+/// Checks that a rank is another one of the group's.
+pub(crate) fn is_other(group: &ProcessGroup, what: &str, rank: u32) -> Result<()> {
+    is_member(group, what, rank)?;
+    if rank == group.rank() {
+        return Err(Error::invalid(format!(
+            "Invalid {what} rank: {what} rank should not be the same as the rank of the current process."
+        )));
+    }
+    Ok(())
+}
+
+/// Checks that an output has an input's dtype.
+pub(crate) fn same_dtype(output: &Tensor, input: &Tensor) -> Result<()> {
+    if output.dtype() == input.dtype() {
+        return Ok(());
+    }
+    Err(Error::invalid(format!(
+        "output tensor must have the same type as input tensor: {} and {}",
+        output.dtype(),
+        input.dtype()
+    )))
+}
+
+/// Checks that there is a tensor for each rank.
+pub(crate) fn one_per_rank(group: &ProcessGroup, what: &str, tensors: &[Tensor]) -> Result<()> {
+    if tensors.len() == group.size() as usize {
+        return Ok(());
+    }
+    Err(Error::invalid(format!(
+        "Tensor list {what} must match number of collective participants: {} tensors, {} ranks",
+        tensors.len(),
+        group.size()
+    )))
+}
+
+/// Returns how many rows of dimension 0 go to or come from each rank.
+pub(crate) fn splits(group: &ProcessGroup, tensor: &Tensor, sizes: Option<&[usize]>) -> Result<Vec<usize>> {
+    let ranks = group.size() as usize;
+    let rows = tensor.shape().first().copied().unwrap_or(1);
+    let Some(sizes) = sizes.filter(|sizes| !sizes.is_empty()) else {
+        if !rows.is_multiple_of(ranks) {
+            return Err(Error::invalid(format!(
+                "Tensor's dim 0 does not divide equally across group size: {rows} rows, {ranks} ranks"
+            )));
+        }
+        return Ok(vec![rows / ranks; ranks]);
+    };
+    if sizes.len() != ranks {
+        return Err(Error::invalid(format!(
+            "Number of tensor splits not equal to group size: {} splits, {ranks} ranks",
+            sizes.len()
+        )));
+    }
+    let sum = sizes.iter().try_fold(0usize, |sum, &size| sum.checked_add(size));
+    if sum != Some(rows) {
+        return Err(Error::invalid(format!(
+            "Split sizes doesn't match total dim 0 size: splits {sizes:?}, {rows} rows"
+        )));
+    }
+    Ok(sizes.to_vec())
+}

@@ -1,0 +1,221 @@
+//! [`DistributedDataParallel`]: every rank has the whole module and a part of the batch.
+//!
+//! Backward passes call the `reducer` as gradients become ready. It collects them in buckets, and reduces a bucket as soon as it
+//! is full, while the pass goes on; when the last bucket is on its way, every parameter's gradient becomes a view of the reduced
+//! bucket, behind which the pass's stream is ordered. So the optimizer needs to know nothing.
+//!
+//! Buckets hold parameters in the order in which their gradients came in the first pass, as rank 0 saw it; before, all that
+//! have a dtype are one bucket, and so they stay where parameters may get no gradient.
+
+mod buckets;
+mod reducer;
+
+use std::panic::Location;
+use std::sync::Arc;
+
+use thalweg_nn::module::{Entry, EntryMut, Forward, Module};
+use thalweg_runtime::{Error, Result};
+use thalweg_tensor::Tensor;
+use thalweg_tensor::autograd::HookHandle;
+use thalweg_tensor::caller::at_line;
+
+use self::reducer::Reducer;
+use crate::{ProcessGroup, ReduceOp, Work};
+
+/// A function that reduces a bucket in another way (`register_comm_hook`). It gets the bucket's gradients, one after the other in one
+/// dimension, and returns work that is under way and the tensor that will hold the mean over the ranks: of the same number of
+/// elements, in any dtype of floats.
+pub type BucketHook = dyn Fn(&ProcessGroup, &Tensor) -> Result<(Work, Tensor)> + Send + Sync;
+
+/// The options of data parallel training, with PyTorch's names and defaults.
+#[derive(Clone)]
+pub struct DataParallelOptions {
+    /// The size of a bucket in bytes: 25 MiB. The first one of the rebuilt buckets has at most 1 MiB, so that reductions begin early.
+    pub bucket_cap_bytes: usize,
+    /// Whether a forward pass in training mode first gives the module's buffers rank 0's values.
+    pub broadcast_buffers: bool,
+    /// Whether parameters may get no gradient in a pass. Each forward pass then walks its graph to find them, and each backward
+    /// pass *blocks* to learn whether other ranks have used them.
+    pub find_unused_parameters: bool,
+    /// Whether all passes use the same parameters: those that get no gradient are found in the first one alone.
+    pub static_graph: bool,
+    /// How a bucket is reduced; `None` is the mean by `all_reduce`.
+    pub hook: Option<Arc<BucketHook>>,
+}
+
+impl Default for DataParallelOptions {
+    fn default() -> Self {
+        Self {
+            bucket_cap_bytes: 25 << 20,
+            broadcast_buffers: true,
+            find_unused_parameters: false,
+            static_graph: false,
+            hook: None,
+        }
+    }
+}
+
+/// Reduces a bucket in bfloat16, which halves what travels (`bf16_compress_hook`).
+///
+/// # Errors
+/// Those of a collective.
+pub fn bf16_compress_hook(group: &ProcessGroup, bucket: &Tensor) -> Result<(Work, Tensor)> {
+    let narrow = bucket.div_scalar(f64::from(group.size()))?.to_dtype(thalweg_ir::DType::Bf16)?;
+    Ok((group.all_reduce(&narrow, ReduceOp::Sum)?, narrow))
+}
+
+/// A module whose gradients are the means over all ranks (`torch.nn.parallel.DistributedDataParallel`): with a loss that is a mean
+/// over the samples and equal parts of the batch, the gradients of the whole batch. As a module it has one part, `module`.
+///
+/// Its forward passes go through [`Forward::forward`] or [`run`](Self::run). After each, one backward pass gives gradients to all
+/// parameters, unless the options say otherwise.
+pub struct DistributedDataParallel<M> {
+    module: M,
+    reducer: Arc<Reducer>,
+    hooks: Vec<HookHandle>,
+}
+
+impl<M: Module> DistributedDataParallel<M> {
+    /// Wraps a module, and gives its parameters and buffers rank 0's values. *Blocks* until the ranks have compared shapes.
+    ///
+    /// # Errors
+    /// [`Error::is_invalid_argument`] if no parameter requires a gradient, a parameter is on another device than the group, or the
+    /// ranks' modules differ.
+    #[track_caller]
+    pub fn new(module: M, group: &ProcessGroup, options: DataParallelOptions) -> Result<Self> {
+        at_line(Location::caller(), || {
+            let named = module.named_parameters();
+            let parameters: Vec<Tensor> = named
+                .iter()
+                .map(|(_, parameter)| parameter.clone())
+                .filter(|parameter| parameter.requires_grad())
+                .collect();
+            if parameters.is_empty() {
+                return Err(Error::invalid(
+                    "DistributedDataParallel is not needed when a module doesn't have any parameter that requires a gradient.",
+                ));
+            }
+            let buffers: Vec<Tensor> = module.named_buffers().into_iter().map(|(_, buffer)| buffer).collect();
+            verify_same(group, &named)?;
+            let all: Vec<Tensor> =
+                named.iter().map(|(_, parameter)| parameter).chain(&buffers).map(Tensor::detach).collect();
+            broadcast(group, &all)?;
+            let reducer = Arc::new(Reducer::new(group.clone(), parameters, buffers, options));
+            let hooks = reducer.register()?;
+            Ok(Self { module, reducer, hooks })
+        })
+    }
+
+    /// Returns the module.
+    pub fn module(&self) -> &M {
+        &self.module
+    }
+
+    /// Returns the process group.
+    pub fn group(&self) -> &ProcessGroup {
+        self.reducer.group()
+    }
+
+    /// Runs a forward pass of any form, and returns what it returns; the second of the pair are the tensors that the backward pass
+    /// will start from. Gradients are reduced in the backward pass that follows.
+    ///
+    /// # Errors
+    /// Those of the pass; [`Error::is_invalid_argument`] if the backward pass before gave no gradient to some parameter.
+    #[track_caller]
+    pub fn run<T>(&self, forward: impl FnOnce(&M) -> Result<(T, Vec<Tensor>)>) -> Result<T> {
+        at_line(Location::caller(), || self.reducer.prepare(self.module.is_training()))?;
+        let (result, outputs) = forward(&self.module)?;
+        self.reducer.expect(&outputs)?;
+        Ok(result)
+    }
+
+    /// Runs what is in `passes` without any reduction: gradients accumulate on each rank by itself, until a backward pass outside
+    /// reduces their sum (`no_sync`). Forward passes belong inside as well.
+    pub fn no_sync<T>(&self, passes: impl FnOnce(&Self) -> T) -> T {
+        let former = self.reducer.exchange_sync(false);
+        let result = passes(self);
+        self.reducer.exchange_sync(former);
+        result
+    }
+
+    /// Returns how many bytes of gradients each bucket has, in the order of their reductions.
+    pub fn bucket_bytes(&self) -> Vec<usize> {
+        self.reducer.bucket_bytes()
+    }
+}
+
+impl<M: Forward> Forward for DistributedDataParallel<M> {
+    #[track_caller]
+    fn forward(&self, input: &Tensor) -> Result<Tensor> {
+        self.run(|module| {
+            let output = module.forward(input)?;
+            Ok((output.clone(), vec![output]))
+        })
+    }
+}
+
+impl<M: Module> Module for DistributedDataParallel<M> {
+    fn visit<'a>(&'a self, visitor: &mut dyn FnMut(&str, Entry<'a>)) {
+        visitor("module", Entry::Child(&self.module));
+    }
+
+    fn visit_mut<'a>(&'a mut self, visitor: &mut dyn FnMut(&str, EntryMut<'a>)) {
+        visitor("module", EntryMut::Child(&mut self.module));
+    }
+}
+
+impl<M> Drop for DistributedDataParallel<M> {
+    fn drop(&mut self) {
+        self.hooks.iter().for_each(HookHandle::remove);
+    }
+}
+
+/// Checks that the ranks' parameters have the same shapes and dtypes.
+fn verify_same(group: &ProcessGroup, named: &[(String, Tensor)]) -> Result<()> {
+    for (name, parameter) in named {
+        if parameter.device() != group.device() {
+            return Err(Error::invalid(format!(
+                "DistributedDataParallel: the parameter `{name}` is on {}, and rank {} of the group is {}",
+                parameter.device(),
+                group.rank(),
+                group.device()
+            )));
+        }
+    }
+    let own: Vec<String> = named
+        .iter()
+        .map(|(name, parameter)| format!("{name} {:?} {}", parameter.shape(), parameter.dtype()))
+        .collect();
+    let all = group.all_gather_object(own.join("\n").as_bytes())?;
+    let of = |rank: usize| String::from_utf8_lossy(&all[rank]).into_owned();
+    for rank in 1..all.len() {
+        if all[rank] == all[0] {
+            continue;
+        }
+        let (first, other) = (of(0), of(rank));
+        let (count, others) = (first.lines().count(), other.lines().count());
+        let difference = first.lines().zip(other.lines()).find(|(one, two)| one != two);
+        return Err(Error::invalid(match difference {
+            Some((one, two)) => format!(
+                "DDP expects same model across all ranks, but Rank 0 has the parameter {one}, while rank {rank} has {two}."
+            ),
+            None => format!(
+                "DDP expects same model across all ranks, but Rank 0 has {count} params, while rank {rank} has inconsistent {others} \
+                 params."
+            ),
+        }));
+    }
+    Ok(())
+}
+
+/// Gives tensors rank 0's values. Asynchronous.
+fn broadcast(group: &ProcessGroup, tensors: &[Tensor]) -> Result<()> {
+    if tensors.is_empty() {
+        return Ok(());
+    }
+    let mut all = group.coalescing();
+    for tensor in tensors {
+        all.broadcast(tensor, 0)?;
+    }
+    all.submit()?.wait()
+}

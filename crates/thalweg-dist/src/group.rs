@@ -1,0 +1,412 @@
+//! [`ProcessGroup`]: ranks that do collectives together.
+//!
+//! A rank is a device with a communicator's handle and a stream of its own for collectives. How ranks find each other is a
+//! store's affair: the first rank puts the communicator's identifier there, the others read it. In the store each group has a
+//! prefix: `id`, who may join and how; `progress/R`, the last call of rank R; `failed`, why the group is over.
+//!
+//! This module is a hub: a group submits [`Coalescing`](crate::Coalescing)s, which give [`Work`](crate::Work), and the
+//! `watchdog` looks after it.
+
+use std::fmt;
+use std::panic::Location;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use thalweg_runtime::{Communicator, CommunicatorId, Device, Error, Label, Result, Stream};
+use thalweg_tensor::caller::at_line;
+
+use crate::flight::{Entry, FlightRecorder};
+use crate::store::{PrefixStore, Store};
+use crate::watchdog::{self, Outstanding};
+
+/// PyTorch's limit for NCCL's collectives: 10 minutes.
+const DEFAULT_TIMEOUT: Duration = Duration::from_secs(600);
+
+/// The name of the first group.
+const FIRST: &str = "world";
+
+/// Returns the part of the store that is a group's.
+fn prefix(name: &str) -> String {
+    format!("group/{name}")
+}
+
+/// The options of a process group.
+#[derive(Clone, Debug)]
+pub struct GroupOptions {
+    /// How long a collective may take before the [watchdog](Self::watchdog) ends the group; 10 minutes.
+    pub timeout: Duration,
+    /// Whether a thread watches over the group: it aborts the collectives of a group in which one takes longer than the
+    /// timeout, or another rank has failed, so that no host thread waits for ever. `None`: on GPUs. The simulated GPU finds
+    /// what cannot end by itself.
+    pub watchdog: Option<bool>,
+    /// The priority of the group's stream; smaller numbers are more urgent. 0.
+    pub stream_priority: i32,
+}
+
+impl Default for GroupOptions {
+    fn default() -> Self {
+        Self { timeout: DEFAULT_TIMEOUT, watchdog: None, stream_priority: 0 }
+    }
+}
+
+/// A rank of several that do collectives together (`torch.distributed.ProcessGroup`). A clone is the same rank.
+///
+/// All ranks make the same calls in the same order. Calls are asynchronous and give a [`Work`](crate::Work); they run behind what
+/// the current stream has at the call. One host thread at a time uses a group.
+#[derive(Clone)]
+pub struct ProcessGroup(pub(crate) Arc<GroupState>);
+
+pub(crate) struct GroupState {
+    name: String,
+    rank: u32,
+    size: u32,
+    /// The ranks in the first group.
+    global_ranks: Vec<u32>,
+    device: Device,
+    pub(crate) communicator: Communicator,
+    pub(crate) stream: Stream,
+    /// The group's part of the store.
+    pub(crate) store: Arc<dyn Store>,
+    /// The store of the first group.
+    root: Arc<dyn Store>,
+    pub(crate) options: GroupOptions,
+    children: AtomicU64,
+    flight: Mutex<FlightRecorder>,
+    pub(crate) outstanding: Outstanding,
+    failure: Mutex<Option<String>>,
+    has_watchdog: bool,
+}
+
+/// How a group is to be made, and by whom.
+struct Plan {
+    name: String,
+    rank: u32,
+    global_ranks: Vec<u32>,
+    device: Device,
+    root: Arc<dyn Store>,
+    options: GroupOptions,
+}
+
+impl ProcessGroup {
+    /// Makes a device the rank `rank` of `world_size` (`torch.distributed.init_process_group`). *Blocks* until rank 0 has come,
+    /// on GPUs until all have.
+    ///
+    /// # Errors
+    /// [`Error::is_invalid_argument`] if there is no such rank; [`Error::is_distributed`] if rank 0 does not come in time;
+    /// [`Error::is_library_missing`] on a GPU without NCCL.
+    #[track_caller]
+    pub fn new(
+        store: Arc<dyn Store>,
+        rank: u32,
+        world_size: u32,
+        device: &Device,
+        options: GroupOptions,
+    ) -> Result<Self> {
+        at_line(Location::caller(), || {
+            if rank >= world_size {
+                return Err(Error::invalid(format!(
+                    "init_process_group: rank {rank} is not in a world of {world_size} ranks, which are 0 to world_size - 1"
+                )));
+            }
+            Self::made(Plan {
+                name: FIRST.to_owned(),
+                rank,
+                global_ranks: (0..world_size).collect(),
+                device: device.clone(),
+                root: store,
+                options,
+            })
+        })
+    }
+
+    fn made(plan: Plan) -> Result<Self> {
+        let Plan { name, rank, global_ranks, device, root, options } = plan;
+        let size = global_ranks.len() as u32;
+        let store: Arc<dyn Store> = Arc::new(PrefixStore::new(prefix(&name), root.clone()));
+        let id = identifier(&*store, &device, rank, &global_ranks)?;
+        let communicator = Communicator::join(&device, &id, rank, size)?;
+        let stream = Stream::with_priority(&device, options.stream_priority)?;
+        let has_watchdog = options.watchdog.unwrap_or(!device.is_simulated());
+        let group = Self(Arc::new(GroupState {
+            name,
+            rank,
+            size,
+            global_ranks,
+            device,
+            communicator,
+            stream,
+            store,
+            root,
+            options,
+            children: AtomicU64::new(0),
+            flight: Mutex::default(),
+            outstanding: Outstanding::default(),
+            failure: Mutex::new(None),
+            has_watchdog,
+        }));
+        if has_watchdog {
+            watchdog::start(&group.0)?;
+        }
+        Ok(group)
+    }
+
+    /// Returns this rank's number in the group, from 0 on.
+    pub fn rank(&self) -> u32 {
+        self.0.rank
+    }
+
+    /// Returns the number of ranks.
+    pub fn size(&self) -> u32 {
+        self.0.size
+    }
+
+    /// Returns the device of this rank.
+    pub fn device(&self) -> &Device {
+        &self.0.device
+    }
+
+    /// Returns the name of the group, which is the same on all ranks.
+    pub fn name(&self) -> &str {
+        &self.0.name
+    }
+
+    /// Returns the stream on which the collectives of this rank run.
+    pub fn stream(&self) -> &Stream {
+        &self.0.stream
+    }
+
+    /// Returns the ranks of the group as they are numbered in the first group (`get_process_group_ranks`).
+    pub fn global_ranks(&self) -> &[u32] {
+        &self.0.global_ranks
+    }
+
+    /// Creates a group of some of these ranks, in this order (`torch.distributed.new_group`). *All* ranks of this group call it, in
+    /// the same order; those that are not in it get `None`. *Blocks* as [`ProcessGroup::new`] does.
+    ///
+    /// # Errors
+    /// [`Error::is_invalid_argument`] if a rank is none of this group or named twice; [`Error::is_distributed`] if another rank
+    /// calls with other ranks, or does not come in time.
+    #[track_caller]
+    pub fn new_group(&self, ranks: &[u32]) -> Result<Option<Self>> {
+        at_line(Location::caller(), || {
+            self.check()?;
+            for (place, &rank) in ranks.iter().enumerate() {
+                if rank >= self.size() {
+                    return Err(Error::invalid(format!(
+                        "new_group: the new group's rank should be within the world_size set by init_process_group: {rank} of {}",
+                        self.size()
+                    )));
+                }
+                if ranks[..place].contains(&rank) {
+                    return Err(Error::invalid(format!(
+                        "new_group: group ranks should be unique, and {rank} is named twice"
+                    )));
+                }
+            }
+            if ranks.is_empty() {
+                return Err(Error::invalid("new_group: a group of no ranks"));
+            }
+            let number = self.0.children.fetch_add(1, Ordering::Relaxed);
+            self.part(format!("{}.{number}", self.name()), ranks)
+        })
+    }
+
+    /// Creates one group per color from the ranks that call with it (`ncclCommSplit`, `MPI_Comm_split`): ordered by `key`, then by rank.
+    /// A rank without a color gets none. *All* ranks of this group call it, and it *blocks* until they have.
+    ///
+    /// # Errors
+    /// [`Error::is_distributed`] if a rank does not come in time.
+    #[track_caller]
+    pub fn split(&self, color: Option<u32>, key: i32) -> Result<Option<Self>> {
+        at_line(Location::caller(), || {
+            self.check()?;
+            let number = self.0.children.fetch_add(1, Ordering::Relaxed);
+            let entry = |rank: u32| format!("split/{number}/{rank}");
+            let own = format!("{} {key}", color.map_or(-1, i64::from));
+            self.0.store.set(&entry(self.rank()), own.as_bytes())?;
+            let mut chosen: Vec<(i32, u32)> = Vec::new();
+            for rank in 0..self.size() {
+                let text = String::from_utf8_lossy(&self.0.store.get(&entry(rank))?).into_owned();
+                let mut words = text.split(' ').map(str::parse::<i64>);
+                let (Some(Ok(other)), Some(Ok(key))) = (words.next(), words.next()) else {
+                    return Err(Error::distributed(format!(
+                        "split: rank {rank} wrote \"{text}\", not color and key"
+                    )));
+                };
+                if color.is_some_and(|color| i64::from(color) == other) {
+                    chosen.push((key as i32, rank));
+                }
+            }
+            chosen.sort_unstable();
+            let Some(color) = color else { return Ok(None) };
+            let ranks: Vec<u32> = chosen.into_iter().map(|(_, rank)| rank).collect();
+            self.part(format!("{}.{number}.{color}", self.name()), &ranks)
+        })
+    }
+
+    fn part(&self, name: String, ranks: &[u32]) -> Result<Option<Self>> {
+        let Some(rank) = ranks.iter().position(|&rank| rank == self.rank()) else { return Ok(None) };
+        let group = Self::made(Plan {
+            name,
+            rank: rank as u32,
+            global_ranks: ranks.iter().map(|&rank| self.0.global_ranks[rank as usize]).collect(),
+            device: self.0.device.clone(),
+            root: self.0.root.clone(),
+            options: self.0.options.clone(),
+        })?;
+        Ok(Some(group))
+    }
+
+    // ---- What goes wrong ------------------------------------------------------------------------------------------
+
+    /// Ends the group at once: collectives of this rank that have not met end unfinished, calls of this rank are errors from
+    /// now on, and so are, where they have a watchdog, those of the other ranks, which are told the reason. Does not wait.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn abort(&self, reason: &str) -> Result<()> {
+        self.fail(format!("rank {} aborted the group \"{}\": {reason}", self.rank(), self.name()))
+    }
+
+    /// Notes why the group is over, says so to the other ranks, and ends what waits.
+    pub(crate) fn fail(&self, text: String) -> Result<()> {
+        {
+            let mut failure = self.failure();
+            if failure.is_some() {
+                return Ok(());
+            }
+            *failure = Some(text.clone());
+        }
+        // Who cannot be told finds out by its own watchdog.
+        let _ = self.0.store.compare_set("failed", b"", text.as_bytes());
+        self.0.communicator.abort()
+    }
+
+    /// Returns why another rank has ended this group or the first one, if the store says so.
+    pub(crate) fn failure_elsewhere(&self) -> Option<String> {
+        let first = format!("{}/failed", prefix(FIRST));
+        let found = [self.0.store.find("failed"), self.0.root.find(&first)];
+        let text = found.into_iter().find_map(|answer| answer.ok().flatten())?;
+        Some(String::from_utf8_lossy(&text).into_owned())
+    }
+
+    fn failure(&self) -> MutexGuard<'_, Option<String>> {
+        self.0.failure.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Checks that the group has not failed, as far as this rank knows.
+    ///
+    /// # Errors
+    /// [`Error::is_distributed`] with why it has.
+    pub fn check(&self) -> Result<()> {
+        match &*self.failure() {
+            Some(text) => Err(Error::distributed(text.clone())),
+            None => Ok(()),
+        }
+    }
+
+    /// Returns an error of the device, or why the group is over if that is known.
+    pub(crate) fn explain(&self, error: Error) -> Error {
+        self.check().err().unwrap_or(error)
+    }
+
+    /// Returns the collectives that this rank was given last, one per line, the latest last (PyTorch's flight recorder).
+    pub fn flight_record(&self) -> String {
+        self.flight().dump()
+    }
+
+    fn flight(&self) -> MutexGuard<'_, FlightRecorder> {
+        self.0.flight.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Notes a collective that is about to be submitted.
+    pub(crate) fn note(&self, label: Label) -> Entry {
+        let entry = self.flight().add(label);
+        if self.0.store.is_in_process() {
+            self.publish(entry);
+        }
+        entry
+    }
+
+    /// Returns the collective that this rank was given last.
+    pub(crate) fn last_call(&self) -> Option<Entry> {
+        self.flight().last()
+    }
+
+    /// Lets the other ranks know how far this one has come.
+    pub(crate) fn publish(&self, entry: Entry) {
+        let key = format!("progress/{}", self.rank());
+        // For explanations only: without the store they say less.
+        let _ = self.0.store.set(&key, format!("{} {}", entry.sequence, entry.label).as_bytes());
+    }
+
+    /// Describes how far the other ranks have come, for one that waits in its call `sequence`.
+    pub(crate) fn who_is_missing(&self, sequence: u64) -> String {
+        let mut text = String::new();
+        for rank in (0..self.size()).filter(|&rank| rank != self.rank()) {
+            let progress = self.0.store.find(&format!("progress/{rank}")).ok().flatten();
+            let progress = progress.map(|value| String::from_utf8_lossy(&value).into_owned());
+            let (made, last) = match progress.as_deref().and_then(|text| text.split_once(' ')) {
+                Some((made, last)) => (made.parse().unwrap_or(0), last),
+                None => (0, "none"),
+            };
+            if made < sequence {
+                text += &format!("Rank {rank} has made {made} of {sequence} calls; its last is {last}. ");
+            }
+        }
+        if text.is_empty() {
+            text += "As far as is known all ranks have made the call. ";
+        }
+        text
+    }
+
+    pub(crate) fn has_watchdog(&self) -> bool {
+        self.0.has_watchdog
+    }
+}
+
+/// Returns the identifier of a group's communicator: its first rank makes it.
+fn identifier(store: &dyn Store, device: &Device, rank: u32, ranks: &[u32]) -> Result<CommunicatorId> {
+    let process = std::process::id().to_le_bytes();
+    let members: Vec<u8> = ranks.iter().flat_map(|rank| rank.to_le_bytes()).collect();
+    if rank == 0 {
+        let id = Communicator::new_id(device).inspect_err(|error| {
+            // Who waits for it need not wait for the store's timeout.
+            let _ = store.set("id", &[]);
+            let _ =
+                store.set("failed", format!("rank {} made no communicator: {error}", ranks[0]).as_bytes());
+        })?;
+        store.set("id", &[&id.0[..], &process, &members].concat())?;
+        return Ok(id);
+    }
+    let found = store.get("id")?;
+    if found.is_empty() {
+        return Err(Error::distributed(String::from_utf8_lossy(&store.get("failed")?).into_owned()));
+    }
+    let nonsense = || Error::distributed("the store's entry `id` is none: do others use the same store?");
+    let (id, rest) = found.split_first_chunk::<{ CommunicatorId::BYTES }>().ok_or_else(nonsense)?;
+    let (maker, theirs) = rest.split_first_chunk::<4>().ok_or_else(nonsense)?;
+    if theirs != members {
+        let theirs: Vec<u32> =
+            theirs.as_chunks::<4>().0.iter().map(|bytes| u32::from_le_bytes(*bytes)).collect();
+        return Err(Error::distributed(format!(
+            "rank {} makes a group of the ranks {ranks:?}, and rank {} one of {theirs:?}: all ranks make the same groups in the \
+             same order",
+            ranks[rank as usize], theirs[0]
+        )));
+    }
+    if device.is_simulated() && *maker != process {
+        return Err(Error::invalid(
+            "simulated devices of several processes do not reach each other: run the ranks as threads of one process \
+             (`run_ranks`), or on GPUs",
+        ));
+    }
+    Ok(CommunicatorId(*id))
+}
+
+impl fmt::Debug for ProcessGroup {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "ProcessGroup({}, rank {} of {}, {})", self.name(), self.rank(), self.size(), self.device())
+    }
+}

@@ -1,0 +1,63 @@
+//! Many GPUs: process groups, collectives, data parallel training (`torch.distributed`).
+//!
+//! - [`ProcessGroup`]: ranks that do collectives together, each with a device of its own; [`Work`], a collective that runs.
+//! - [`store`]: keys and values by which ranks find each other.
+//! - [`Rendezvous`]: rank, world size and store as `torchrun`, SLURM or MPI say them by the environment.
+//! - [`run_ranks`]: ranks as threads of one process, on GPUs or on simulated ones.
+//! - [`DistributedDataParallel`]: a module whose gradients are those of the whole batch.
+//!
+//! ```
+//! use thalweg_dist::{ReduceOp, run_ranks, simulated_devices};
+//! use thalweg_tensor::Tensor;
+//!
+//! # fn main() -> thalweg_runtime::Result<()> {
+//! let sums = run_ranks(&simulated_devices(2)?, |group| {
+//!     let x = Tensor::from_slice(&[1.0f32 + group.rank() as f32], &[1], group.device())?;
+//!     group.all_reduce(&x, ReduceOp::Sum)?.wait()?;
+//!     x.item::<f32>()
+//! })?;
+//! assert_eq!(sums, [3.0, 3.0]);
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # Invariants
+//! - A collective is checked before anything of it is submitted.
+//! - Ranks in arguments are those of the group (`group_src`, `group_dst` of PyTorch), from 0 on.
+//! - No call blocks the host unless its documentation says so. No `unsafe`.
+#![forbid(unsafe_code)]
+
+mod checks;
+mod coalesce;
+mod collectives;
+mod data_parallel;
+mod environment;
+mod flight;
+mod group;
+mod object;
+pub mod store;
+mod threads;
+mod watchdog;
+mod work;
+
+pub use coalesce::Coalescing;
+pub use data_parallel::{BucketHook, DataParallelOptions, DistributedDataParallel, bf16_compress_hook};
+pub use environment::{LaunchEnvironment, Rendezvous};
+pub use group::{GroupOptions, ProcessGroup};
+pub use threads::{run_ranks, run_ranks_with, simulated_devices};
+pub use work::Work;
+
+/// How elements of several ranks become one (`torch.distributed.ReduceOp`).
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum ReduceOp {
+    /// Their sum; integers wrap, and truth values are ORed.
+    Sum,
+    /// Their product; integers wrap.
+    Product,
+    /// The smallest.
+    Min,
+    /// The greatest.
+    Max,
+    /// Their sum divided by the number of ranks; of integers rounded towards 0.
+    Avg,
+}

@@ -1,0 +1,102 @@
+//! Ranks as threads of one process.
+
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::Arc;
+use std::thread::Builder;
+
+use thalweg_runtime::{Device, Environment, Error, Result};
+use thalweg_sim::{SimConfig, SimDriver};
+
+use crate::store::HashStore;
+use crate::{GroupOptions, ProcessGroup};
+
+/// Creates simulated devices of one machine that reach each other, each with the memory that `THALWEG_SIM_MEMORY_BYTES` says.
+///
+/// # Errors
+/// If the host has no memory for them.
+pub fn simulated_devices(count: u32) -> Result<Vec<Device>> {
+    let (environment, defaults) = (Environment::get(), SimConfig::default());
+    let memory_bytes = environment.sim_memory_bytes.unwrap_or(defaults.memory_bytes);
+    let driver = SimDriver::new(SimConfig { devices: count, memory_bytes, ..defaults })?;
+    Device::all_of(driver, environment)
+}
+
+/// Runs `body` once per device, each on a thread of its own as a rank of one process group, and returns what they return, by rank.
+/// The device is the thread's current one. *Blocks* until all are done.
+///
+/// A rank that fails or panics aborts its group, and the groups have [watchdogs](GroupOptions::watchdog), so that the others do not
+/// wait for it for ever: they fail with its error.
+///
+/// # Errors
+/// The error of the rank that failed first, with its number.
+///
+/// # Panics
+/// If a rank does.
+pub fn run_ranks<T: Send>(
+    devices: &[Device],
+    body: impl Fn(ProcessGroup) -> Result<T> + Sync,
+) -> Result<Vec<T>> {
+    run_ranks_with(devices, &GroupOptions::default(), body)
+}
+
+/// Runs ranks as [`run_ranks`] does, with options of their group.
+///
+/// # Errors
+/// The error of the rank that failed first, with its number.
+///
+/// # Panics
+/// If a rank does.
+pub fn run_ranks_with<T: Send>(
+    devices: &[Device],
+    options: &GroupOptions,
+    body: impl Fn(ProcessGroup) -> Result<T> + Sync,
+) -> Result<Vec<T>> {
+    let store = Arc::new(HashStore::new());
+    // A checker's schedule decides who goes on, and has no place for threads of ours.
+    let is_checked = devices.iter().any(|device| device.driver().instrument().is_some());
+    let options = GroupOptions { watchdog: options.watchdog.or(Some(!is_checked)), ..options.clone() };
+    let failed_first = std::sync::Mutex::new(None);
+    let run = |rank: u32, device: &Device| -> Option<T> {
+        let _current = device.make_current();
+        let group = ProcessGroup::new(store.clone(), rank, devices.len() as u32, device, options.clone());
+        let outcome = group.and_then(|group| {
+            let outcome = catch_unwind(AssertUnwindSafe(|| body(group.clone())));
+            let reason = match &outcome {
+                Ok(Ok(_)) => None,
+                Ok(Err(error)) => Some(error.to_string()),
+                Err(_) => Some("it panicked".to_owned()),
+            };
+            if let Some(reason) = reason {
+                // The error that it is about says more.
+                let _ = group.abort(&reason);
+            }
+            outcome.unwrap_or_else(|panic| resume_unwind(panic))
+        });
+        let error = match outcome {
+            Ok(value) => return Some(value),
+            Err(error) => error,
+        };
+        let mut first = failed_first.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        first.get_or_insert_with(|| error.context(format!("rank {rank}")));
+        None
+    };
+    let values = std::thread::scope(|scope| {
+        let mut threads = Vec::new();
+        for (rank, device) in (0..).zip(devices) {
+            let run = &run;
+            let thread = Builder::new().name(format!("rank {rank}"));
+            let started = thread.spawn_scoped(scope, move || run(rank, device));
+            threads.push(
+                started.map_err(|error| Error::distributed(format!("rank {rank} has no thread: {error}"))),
+            );
+        }
+        let join = |thread: Result<std::thread::ScopedJoinHandle<'_, Option<T>>>| {
+            thread.map(|thread| thread.join().unwrap_or_else(|panic| resume_unwind(panic)))
+        };
+        threads.into_iter().map(join).collect::<Result<Vec<_>>>()
+    })?;
+    match failed_first.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner) {
+        Some(error) => Err(error),
+        None => Ok(values.into_iter().flatten().collect()),
+    }
+}

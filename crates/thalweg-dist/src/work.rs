@@ -1,0 +1,81 @@
+//! [`Work`]: a collective that was submitted.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use thalweg_runtime::{Error, Event, Result};
+use thalweg_tensor::caller::outermost;
+
+use crate::ProcessGroup;
+use crate::flight::Entry;
+
+/// How often a wait with a limit looks.
+const LOOK: Duration = Duration::from_micros(200);
+
+/// A collective that was submitted (`torch.distributed.Work`). It runs on the group's own stream: [`Work::wait`] orders the
+/// current stream behind it. Dropping it changes nothing.
+#[must_use = "what follows on the current stream is not ordered behind the collective before `wait`"]
+#[derive(Debug)]
+pub struct Work {
+    pub(crate) group: ProcessGroup,
+    pub(crate) event: Arc<Event>,
+    pub(crate) entry: Entry,
+}
+
+impl Work {
+    /// Makes later work of the current stream wait for the collective. Does not block the host.
+    ///
+    /// # Errors
+    /// Why the group failed, if it did.
+    #[track_caller]
+    pub fn wait(&self) -> Result<()> {
+        self.group.check()?;
+        self.group.device().current_stream().wait_event(&self.event)
+    }
+
+    /// Returns whether the collective is done.
+    ///
+    /// # Errors
+    /// Why the group failed, if it did.
+    #[track_caller]
+    pub fn is_completed(&self) -> Result<bool> {
+        self.event.query().map_err(|error| self.group.explain(error))
+    }
+
+    /// *Blocks* until the collective is done. The group's timeout limits it where the group has a
+    /// [watchdog](crate::GroupOptions::watchdog).
+    ///
+    /// # Errors
+    /// Why the group failed, if it did.
+    #[track_caller]
+    pub fn synchronize(&self) -> Result<()> {
+        self.group.check()?;
+        self.event.synchronize().map_err(|error| self.group.explain(error))?;
+        self.group.check()
+    }
+
+    /// *Blocks* until the collective is done, at most so long.
+    ///
+    /// # Errors
+    /// [`Error::is_distributed`] if it took too long, with the ranks that have not made the call, as far as they are known. The
+    /// collective still runs then: [`ProcessGroup::abort`] ends it.
+    #[track_caller]
+    pub fn wait_for(&self, timeout: Duration) -> Result<()> {
+        let location = outermost(std::panic::Location::caller());
+        let begin = Instant::now();
+        while !self.is_completed()? {
+            if begin.elapsed() >= timeout {
+                let text = format!(
+                    "rank {} waited {} ms for {}. {}",
+                    self.group.rank(),
+                    timeout.as_millis(),
+                    self.entry.label,
+                    self.group.who_is_missing(self.entry.sequence)
+                );
+                return Err(Error::distributed(text).at(location));
+            }
+            std::thread::sleep(LOOK);
+        }
+        self.group.check()
+    }
+}

@@ -1,0 +1,106 @@
+//! The variables of torchrun, SLURM and MPI, and ranks of several processes that meet by them.
+
+use std::process::Command;
+
+use thalweg_dist::{GroupOptions, LaunchEnvironment, Rendezvous};
+
+fn environment(variables: &[(&str, &str)]) -> thalweg_runtime::Result<Option<LaunchEnvironment>> {
+    LaunchEnvironment::from_variables(|name| {
+        variables.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).to_owned())
+    })
+}
+
+const MASTER: [(&str, &str); 2] = [("MASTER_ADDR", "host"), ("MASTER_PORT", "29500")];
+
+#[test]
+fn launchers_are_understood() {
+    assert_eq!(environment(&[]).unwrap(), None);
+    assert_eq!(environment(&MASTER).unwrap(), None, "without a rank a process is alone");
+    let wanted = |local_rank, store_port| {
+        let master_address = "host".to_owned();
+        Some(LaunchEnvironment { rank: 3, world_size: 8, local_rank, master_address, store_port })
+    };
+    let torchrun = [("RANK", "3"), ("WORLD_SIZE", "8"), ("LOCAL_RANK", "1"), MASTER[0], MASTER[1]];
+    assert_eq!(environment(&torchrun).unwrap(), wanted(1, 29500));
+    // torchrun's own store has the port already.
+    let agent = [&torchrun[..], &[("TORCHELASTIC_USE_AGENT_STORE", "True")]].concat();
+    assert_eq!(environment(&agent).unwrap(), wanted(1, 29501));
+    let own = [&agent[..], &[("THALWEG_STORE_PORT", "7")]].concat();
+    assert_eq!(environment(&own).unwrap(), wanted(1, 7));
+    let slurm = [("SLURM_PROCID", "3"), ("SLURM_NTASKS", "8"), ("SLURM_LOCALID", "2"), MASTER[0], MASTER[1]];
+    assert_eq!(environment(&slurm).unwrap(), wanted(2, 29500));
+    let mpi = [("OMPI_COMM_WORLD_RANK", "3"), ("OMPI_COMM_WORLD_SIZE", "8"), MASTER[0], MASTER[1]];
+    assert_eq!(environment(&mpi).unwrap(), wanted(0, 29500));
+}
+
+#[test]
+fn what_is_missing_or_wrong_is_named() {
+    let cases: [(&[(&str, &str)], &str); 5] = [
+        (&[("RANK", "0")], "environment variable WORLD_SIZE expected, but not set"),
+        (&[("RANK", "0"), ("WORLD_SIZE", "2")], "MASTER_ADDR expected"),
+        (&[("RANK", "0"), ("WORLD_SIZE", "2"), MASTER[0]], "MASTER_PORT expected"),
+        (&[("RANK", "two"), ("WORLD_SIZE", "2")], "RANK=two is no number"),
+        (&[("RANK", "2"), ("WORLD_SIZE", "2"), MASTER[0], MASTER[1]], "rank 2 is not in a world of 2"),
+    ];
+    for (variables, wanted) in cases {
+        let error = environment(variables).unwrap_err();
+        assert!(error.is_invalid_argument() && error.to_string().contains(wanted), "{error}");
+    }
+}
+
+/// The variable by which a test tells its own binary that it is a rank.
+const CHILD: &str = "THALWEG_TEST_RANK_PROCESS";
+
+#[test]
+fn processes_meet_and_exchange_by_the_store() {
+    if std::env::var_os(CHILD).is_some() {
+        return child();
+    }
+    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let start = |rank: u32| {
+        Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "environment::processes_meet_and_exchange_by_the_store", "--nocapture"])
+            .env(CHILD, "1")
+            .env("RANK", rank.to_string())
+            .env("WORLD_SIZE", "3")
+            .env("LOCAL_RANK", rank.to_string())
+            .env("MASTER_ADDR", "127.0.0.1")
+            .env("MASTER_PORT", port.to_string())
+            .output()
+    };
+    std::thread::scope(|scope| {
+        let ranks: Vec<_> = [2, 0, 1].map(|rank| scope.spawn(move || start(rank))).into_iter().collect();
+        for rank in ranks {
+            let output = rank.join().unwrap().unwrap();
+            let text = String::from_utf8_lossy(&output.stdout).into_owned();
+            let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+            assert!(output.status.success() && text.contains("met 3 ranks"), "{text}{errors}");
+        }
+    });
+}
+
+fn child() {
+    let met = Rendezvous::from_environment().unwrap().unwrap();
+    assert_eq!((met.world_size, met.local_rank), (3, met.rank));
+    met.store.set(&format!("own/{}", met.rank), &[met.rank as u8]).unwrap();
+    for rank in 0..3u8 {
+        assert_eq!(met.store.get(&format!("own/{rank}")).unwrap(), [rank]);
+    }
+    println!("met {} ranks", met.world_size);
+    // Simulated devices of several processes learn that they do not reach each other, and no rank waits for long.
+    let device = thalweg_dist::simulated_devices(1).unwrap().remove(0);
+    let group = met.init_process_group(&device, GroupOptions::default());
+    match met.rank {
+        0 => assert_eq!(group.unwrap().size(), 3),
+        _ => assert!(group.unwrap_err().to_string().contains("run the ranks as threads")),
+    }
+    // The server lives until all are done.
+    let done = met.store.add("done", 1).unwrap();
+    if done == 3 {
+        met.store.set("all", b"").unwrap();
+    }
+    met.store.get("all").unwrap();
+    if met.rank == 0 {
+        std::thread::sleep(std::time::Duration::from_millis(200));
+    }
+}

@@ -1,0 +1,10 @@
+//! Tests of process groups, stores and data parallel training, on simulated ranks.
+#![allow(missing_docs)]
+
+mod collectives;
+mod data_parallel;
+mod environment;
+mod failures;
+mod groups;
+mod stores;
+mod support;

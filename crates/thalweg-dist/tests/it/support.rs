@@ -1,0 +1,73 @@
+//! Ranks for tests: threads on the fast simulator, and threads under seeds and the race checker.
+
+use std::sync::Arc;
+
+use thalweg_dist::store::HashStore;
+use thalweg_dist::{GroupOptions, ProcessGroup};
+use thalweg_ir::DType;
+use thalweg_runtime::Result;
+use thalweg_runtime::sim::{Check, Failure, Gpu, Summary};
+use thalweg_tensor::Tensor;
+
+/// A program of one rank under a check.
+pub type RankProgram = fn(&ProcessGroup, u64) -> Result<()>;
+
+/// Runs a program on so many ranks, a thread each, under seeds and the race checker. The program gets its seed.
+pub fn find(check: Check, ranks: u32, program: RankProgram) -> Result<Summary, Box<Failure>> {
+    check.devices(ranks).memory_bytes(64 << 20).find(move |gpu| spawn(gpu, program))
+}
+
+/// Runs a program as [`find`] does, and panics with the report if a seed fails.
+#[track_caller]
+pub fn checked(seeds: u64, ranks: u32, program: RankProgram) -> Summary {
+    match find(Check::new().seeds(0..seeds), ranks, program) {
+        Ok(summary) => summary,
+        Err(failure) => panic!("{failure}"),
+    }
+}
+
+fn spawn(gpu: &Gpu, program: RankProgram) -> Result<()> {
+    let store = Arc::new(HashStore::new());
+    let (seed, ranks) = (gpu.seed(), gpu.devices().len() as u32);
+    let threads: Vec<_> = (0..ranks)
+        .map(|rank| {
+            let (store, device) = (store.clone(), gpu.devices()[rank as usize].clone());
+            gpu.spawn(&format!("rank {rank}"), move || {
+                let _current = device.make_current();
+                let group = ProcessGroup::new(store, rank, ranks, &device, GroupOptions::default())?;
+                program(&group, seed)
+            })
+        })
+        .collect();
+    let outcomes: Vec<Result<()>> = threads.into_iter().map(|thread| thread.join()?).collect();
+    outcomes.into_iter().collect()
+}
+
+/// Small numbers that a seed decides: a generator of the tests' own.
+pub struct Random(u64);
+
+impl Random {
+    pub fn new(seed: u64) -> Self {
+        Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ 0x1234_5678_9abc_def1)
+    }
+
+    pub fn below(&mut self, end: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0 % end
+    }
+}
+
+/// The values of a rank in a step: small integers, so that every order of a sum gives the same.
+pub fn values(rank: u32, step: u64, count: usize) -> Vec<f32> {
+    (0..count as u64).map(|index| ((index * 7 + u64::from(rank) * 13 + step * 5) % 19) as f32 - 9.0).collect()
+}
+
+pub fn tensor(group: &ProcessGroup, values: &[f32]) -> Result<Tensor> {
+    Tensor::from_slice(values, &[values.len()], group.device())
+}
+
+pub fn empty(group: &ProcessGroup, count: usize) -> Result<Tensor> {
+    Tensor::full(&[count], -1.0, DType::F32, group.device())
+}

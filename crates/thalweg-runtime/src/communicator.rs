@@ -1,0 +1,121 @@
+//! Communicators: the ranks that devices are to each other, and collectives as commands of streams.
+
+use smallvec::SmallVec;
+use thalweg_driver::{
+    Access, Collective, CollectiveOperation, CommunicatorHandle, CommunicatorId, CommunicatorInfo,
+    DevicePointer, ElementFormat, Label,
+};
+
+use crate::graph::Command;
+use crate::{Device, Error, Result, Stream};
+
+/// A device's rank in a communicator. Dropping it gives the rank up, which *blocks* until its collectives are done;
+/// [`Communicator::abort`] does not wait.
+#[derive(Debug)]
+pub struct Communicator {
+    device: Device,
+    handle: CommunicatorHandle,
+    info: CommunicatorInfo,
+    is_over: std::sync::atomic::AtomicBool,
+}
+
+/// A rank's part of a collective, of the communicator and the stream that it is submitted with.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct CollectivePart {
+    /// The operation, the same on all ranks.
+    pub operation: CollectiveOperation,
+    /// The format of the elements.
+    pub format: ElementFormat,
+    /// The number of elements; each operation says of what.
+    pub count: u64,
+    /// The memory that this rank sends.
+    pub send: DevicePointer,
+    /// The memory where this rank gets the result.
+    pub receive: DevicePointer,
+    /// The call that asked for it.
+    pub label: Label,
+}
+
+impl Communicator {
+    /// Returns a name under which ranks can [`join`](Self::join). One rank makes it, and the program carries it to the others.
+    ///
+    /// # Errors
+    /// [`Error::is_library_missing`] on a GPU without NCCL.
+    pub fn new_id(device: &Device) -> Result<CommunicatorId> {
+        device.check(device.driver().communicator_id())
+    }
+
+    /// Makes a device a rank of the communicator with this name. *Blocks* on a GPU until all ranks have joined.
+    ///
+    /// # Errors
+    /// If the rank is none of the communicator or taken, and on a GPU without NCCL ([`Error::is_library_missing`]).
+    pub fn join(device: &Device, id: &CommunicatorId, rank: u32, ranks: u32) -> Result<Self> {
+        let handle = device.check(device.driver().communicator_join(id, device.index(), rank, ranks))?;
+        let info = device.check(device.driver().communicator_info(handle))?;
+        Ok(Self { device: device.clone(), handle, info, is_over: false.into() })
+    }
+
+    /// Returns the device.
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// Returns this rank's number.
+    pub fn rank(&self) -> u32 {
+        self.info.rank
+    }
+
+    /// Returns how many ranks there are.
+    pub fn ranks(&self) -> u32 {
+        self.info.ranks
+    }
+
+    /// Queues parts of collectives as one group: they are not ordered among each other, and each may be what another rank
+    /// waits for. Asynchronous.
+    ///
+    /// # Errors
+    /// [`Error::is_invalid_argument`] if a rank is named that there is not, a size is none, or the stream is of another device.
+    pub fn submit(&self, stream: &Stream, parts: &[CollectivePart]) -> Result<()> {
+        let Some(first) = parts.first() else { return Ok(()) };
+        let group: SmallVec<[Collective; 4]> = parts.iter().map(|part| self.placed(stream, part)).collect();
+        let mut accesses: SmallVec<[Access; 8]> = SmallVec::new();
+        for call in &group {
+            let Some(own) = call.accesses(self.info.rank, self.info.ranks) else {
+                return Err(Error::invalid(format!(
+                    "{}: {} elements are more than there are addresses",
+                    call.operation, call.count
+                )));
+            };
+            accesses.extend(own);
+        }
+        let command = Command::Other { label: first.label, accesses: &accesses, parameters: &[] };
+        stream.submit(command, || self.device.driver().collectives_async(&group))
+    }
+
+    fn placed(&self, stream: &Stream, part: &CollectivePart) -> Collective {
+        let &CollectivePart { operation, format, count, send, receive, label } = part;
+        let (communicator, stream) = (self.handle, stream.handle());
+        Collective { communicator, stream, operation, format, count, send, receive, label }
+    }
+
+    /// Gives the rank up without waiting: collectives of it that have not met end unfinished. Nothing can be submitted
+    /// afterwards.
+    ///
+    /// # Errors
+    /// The driver's. Nothing where the rank has been given up before.
+    pub fn abort(&self) -> Result<()> {
+        if self.is_over.swap(true, std::sync::atomic::Ordering::AcqRel) {
+            return Ok(());
+        }
+        self.device.check(self.device.driver().communicator_abort(self.handle))
+    }
+}
+
+impl Drop for Communicator {
+    fn drop(&mut self) {
+        // In a forked child the rank is the parent's. No caller could use what the driver answers.
+        if !*self.is_over.get_mut() && !self.device.is_left() {
+            let _ = self.device.driver().communicator_destroy(self.handle);
+        }
+    }
+}
