@@ -21,7 +21,7 @@ pub struct Online {
 
 impl Online {
     /// Returns the reductions of a body whose inputs `class` says to be repeated. `None` where it has others, but for values that are the
-    /// same for the whole row and [picked](picked) ones, or where an output is written at points.
+    /// same for the whole row and [`picked`] ones, or where an output is written at points.
     pub fn of(body: &Body, class: &Class) -> Option<Self> {
         let at_points = body.point_dependent(|input| !class.repeats(input));
         let of_rows = body.outputs.iter().all(|output| {
