@@ -225,7 +225,7 @@ template <class T, class F> static __device__ __forceinline__ T saturate(const F
     return a > b || a != a ? a : b;
 }
 // One instruction, which knows NaN.
-template <> __device__ __forceinline__ f32 maximum<f32>(const f32 a, const f32 b) {
+template <> [[maybe_unused]] __device__ __forceinline__ f32 maximum<f32>(const f32 a, const f32 b) {
     f32 y;
     asm("max.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
     return y;
@@ -238,7 +238,7 @@ template <> __device__ __forceinline__ f32 maximum<f32>(const f32 a, const f32 b
     return a < b || a != a ? a : b;
 }
 // One instruction, which knows NaN.
-template <> __device__ __forceinline__ f32 minimum<f32>(const f32 a, const f32 b) {
+template <> [[maybe_unused]] __device__ __forceinline__ f32 minimum<f32>(const f32 a, const f32 b) {
     f32 y;
     asm("min.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
     return y;

@@ -336,12 +336,11 @@ impl<'k> Compiler<'k> {
             _ if half(from) || half(to) => DType::F32,
             _ => to,
         };
-        let operand = if from != to && ![from, to].contains(&between) {
-            self.emit_cast(operand, between, section)
-        } else {
-            operand
-        };
-        let from = self.values[operand as usize].dtype;
+        if from != to && ![from, to].contains(&between) {
+            // From complex128 to 16 bits the way has two stops.
+            let operand = self.emit_cast(operand, between, section);
+            return self.emit_cast(operand, to, section);
+        }
         let step = self.push(Op::Cast { to }, from, &[operand], section);
         self.define(step, to, section)
     }
