@@ -23,7 +23,7 @@ template <class T> static __device__ __forceinline__ T maximum(const T a, const 
     return a > b || a != a ? a : b;
 }
 // One instruction, which knows NaN.
-template <> __device__ __forceinline__ f32 maximum<f32>(const f32 a, const f32 b) {
+template <> [[maybe_unused]] __device__ __forceinline__ f32 maximum<f32>(const f32 a, const f32 b) {
     f32 y;
     asm("max.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
     return y;
