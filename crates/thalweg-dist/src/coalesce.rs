@@ -422,28 +422,33 @@ impl Coalescing<'_> {
     #[track_caller]
     pub fn send(&mut self, tensor: &Tensor, dst: u32) -> Result<()> {
         let label = label_at("send", Location::caller());
-        in_call("send", &[tensor], label.location, || {
-            fit(self.group, &[tensor])?;
-            is_other(self.group, "destination", dst)?;
-            let (format, count) = (moved(tensor.dtype())?, tensor.elements() as u64);
-            let (operation, at) = (CollectiveOperation::Send { peer: dst }, tensor.pointer());
-            self.add(CollectivePart { operation, format, count, send: at, receive: at, label });
-            self.read.push(tensor.clone());
-            Ok(())
-        })
+        self.message(tensor, CollectiveOperation::Send { peer: dst }, ("destination", dst), label)?;
+        self.read.push(tensor.clone());
+        Ok(())
     }
 
     /// Receives the tensor from rank `src`, which sends it.
     #[track_caller]
     pub fn recv(&mut self, tensor: &Tensor, src: u32) -> Result<()> {
         let label = label_at("recv", Location::caller());
-        in_call("recv", &[tensor], label.location, || {
+        self.message(tensor, CollectiveOperation::Receive { peer: src }, ("source", src), label)?;
+        self.written.push(tensor.clone());
+        Ok(())
+    }
+
+    /// Adds a tensor's way to or from another rank, which has a role in it.
+    fn message(
+        &mut self,
+        tensor: &Tensor,
+        operation: CollectiveOperation,
+        (role, peer): (&str, u32),
+        label: Label,
+    ) -> Result<()> {
+        in_call(label.operator, &[tensor], label.location, || {
             fit(self.group, &[tensor])?;
-            is_other(self.group, "source", src)?;
-            let (format, count) = (moved(tensor.dtype())?, tensor.elements() as u64);
-            let (operation, at) = (CollectiveOperation::Receive { peer: src }, tensor.pointer());
+            is_other(self.group, role, peer)?;
+            let (format, count, at) = (moved(tensor.dtype())?, tensor.elements() as u64, tensor.pointer());
             self.add(CollectivePart { operation, format, count, send: at, receive: at, label });
-            self.written.push(tensor.clone());
             Ok(())
         })
     }

@@ -56,29 +56,28 @@ pub fn run_ranks_with<T: Send>(
     let is_checked = devices.iter().any(|device| device.driver().instrument().is_some());
     let options = GroupOptions { watchdog: options.watchdog.or(Some(!is_checked)), ..options.clone() };
     let failed_first = std::sync::Mutex::new(None);
+    let note = |rank: u32, error: Error| {
+        let mut first = failed_first.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        first.get_or_insert_with(|| error.context(format!("rank {rank}")));
+    };
     let run = |rank: u32, device: &Device| -> Option<T> {
         let _current = device.make_current();
         let group = ProcessGroup::new(store.clone(), rank, devices.len() as u32, device, options.clone());
-        let outcome = group.and_then(|group| {
-            let outcome = catch_unwind(AssertUnwindSafe(|| body(group.clone())));
-            let reason = match &outcome {
-                Ok(Ok(_)) => None,
-                Ok(Err(error)) => Some(error.to_string()),
-                Err(_) => Some("it panicked".to_owned()),
-            };
-            if let Some(reason) = reason {
-                // The error that it is about says more.
+        let group = group.map_err(|error| note(rank, error)).ok()?;
+        // The error that the abort is about says more than what the abort answers. It is noted before the others fail of it.
+        match catch_unwind(AssertUnwindSafe(|| body(group.clone()))) {
+            Ok(Ok(value)) => Some(value),
+            Ok(Err(error)) => {
+                let reason = error.to_string();
+                note(rank, error);
                 let _ = group.abort(&reason);
+                None
             }
-            outcome.unwrap_or_else(|panic| resume_unwind(panic))
-        });
-        let error = match outcome {
-            Ok(value) => return Some(value),
-            Err(error) => error,
-        };
-        let mut first = failed_first.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        first.get_or_insert_with(|| error.context(format!("rank {rank}")));
-        None
+            Err(panic) => {
+                let _ = group.abort("it panicked");
+                resume_unwind(panic)
+            }
+        }
     };
     let values = std::thread::scope(|scope| {
         let mut threads = Vec::new();

@@ -55,33 +55,14 @@ fn collective(group: &ProcessGroup, kind: u64, step: u64, count: usize, operatio
             group.all_gather_into_tensor(&output, &mine)?.wait()?;
             assert_eq!(output.to_vec::<f32>()?, inputs.concat());
         }
-        4 => {
-            // Each rank gives another number of elements.
-            let own_count = |rank: u32| count + rank as usize;
-            let mine = tensor(group, &values(rank, step, own_count(rank)))?;
-            let outputs: Vec<Tensor> =
-                (0..ranks).map(|rank| empty(group, own_count(rank))).collect::<Result<_>>()?;
-            group.all_gather(&outputs, &mine)?.wait()?;
-            for (rank, output) in (0..).zip(&outputs) {
-                assert_eq!(output.to_vec::<f32>()?, values(rank, step, own_count(rank)));
-            }
-        }
+        4 => all_gather_uneven(group, step, count)?,
         5 => {
             let inputs = all(wide);
             let (input, output) = (tensor(group, &inputs[own])?, empty(group, count)?);
             group.reduce_scatter_tensor(&output, &input, operation)?.wait()?;
             assert_eq!(output.to_vec::<f32>()?, reduced(&inputs, operation)[own * count..][..count]);
         }
-        6 => {
-            let lists: Vec<Tensor> = (0..ranks)
-                .map(|place| tensor(group, &values(rank, step + u64::from(place), count + place as usize)))
-                .collect::<Result<_>>()?;
-            let output = empty(group, count + own)?;
-            group.reduce_scatter(&output, &lists, operation)?.wait()?;
-            let inputs: Vec<Vec<f32>> =
-                (0..ranks).map(|other| values(other, step + u64::from(rank), count + own)).collect();
-            assert_eq!(output.to_vec::<f32>()?, reduced(&inputs, operation));
-        }
+        6 => reduce_scatter_uneven(group, step, count, operation)?,
         7 => all_to_all_uneven(group, step, count)?,
         8 => {
             let inputs: Vec<Tensor> = (0..ranks)
@@ -107,17 +88,49 @@ fn collective(group: &ProcessGroup, kind: u64, step: u64, count: usize, operatio
             group.scatter(&output, (rank == root).then_some(&list[..]), root)?.wait()?;
             assert_eq!(output.to_vec::<f32>()?, inputs[own]);
         }
-        _ => {
-            // A ring, in one group: a send alone may wait for its receive.
-            let (next, before) = ((rank + 1) % ranks, (rank + ranks - 1) % ranks);
-            let output = empty(group, count)?;
-            let mut both = group.coalescing();
-            both.send(&mine, next)?;
-            both.recv(&output, before)?;
-            both.submit()?.wait()?;
-            assert_eq!(output.to_vec::<f32>()?, inputs[before as usize]);
-        }
+        _ => ring(group, &mine, &inputs)?,
     }
+    Ok(())
+}
+
+/// Sends to the next rank and receives from the one before, in one group: a send alone may wait for its receive.
+fn ring(group: &ProcessGroup, mine: &Tensor, inputs: &[Vec<f32>]) -> Result<()> {
+    let (rank, ranks) = (group.rank(), group.size());
+    let (next, before) = ((rank + 1) % ranks, (rank + ranks - 1) % ranks);
+    let output = empty(group, mine.elements())?;
+    let mut both = group.coalescing();
+    both.send(mine, next)?;
+    both.recv(&output, before)?;
+    both.submit()?.wait()?;
+    assert_eq!(output.to_vec::<f32>()?, inputs[before as usize]);
+    Ok(())
+}
+
+/// Each rank gives another number of elements.
+fn all_gather_uneven(group: &ProcessGroup, step: u64, count: usize) -> Result<()> {
+    let (rank, ranks) = (group.rank(), group.size());
+    let own_count = |rank: u32| count + rank as usize;
+    let mine = tensor(group, &values(rank, step, own_count(rank)))?;
+    let outputs: Vec<Tensor> = (0..ranks).map(|rank| empty(group, own_count(rank))).collect::<Result<_>>()?;
+    group.all_gather(&outputs, &mine)?.wait()?;
+    for (rank, output) in (0..).zip(&outputs) {
+        assert_eq!(output.to_vec::<f32>()?, values(rank, step, own_count(rank)));
+    }
+    Ok(())
+}
+
+/// Each rank gets another number of elements.
+fn reduce_scatter_uneven(group: &ProcessGroup, step: u64, count: usize, operation: ReduceOp) -> Result<()> {
+    let (rank, ranks) = (group.rank(), group.size());
+    let own = rank as usize;
+    let lists: Vec<Tensor> = (0..ranks)
+        .map(|place| tensor(group, &values(rank, step + u64::from(place), count + place as usize)))
+        .collect::<Result<_>>()?;
+    let output = empty(group, count + own)?;
+    group.reduce_scatter(&output, &lists, operation)?.wait()?;
+    let inputs: Vec<Vec<f32>> =
+        (0..ranks).map(|other| values(other, step + u64::from(rank), count + own)).collect();
+    assert_eq!(output.to_vec::<f32>()?, reduced(&inputs, operation));
     Ok(())
 }
 

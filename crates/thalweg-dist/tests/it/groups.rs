@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use thalweg_dist::ReduceOp::{Avg, Sum};
 use thalweg_dist::store::HashStore;
-use thalweg_dist::{GroupOptions, ProcessGroup, run_ranks, run_ranks_with, simulated_devices};
+use thalweg_dist::{GroupOptions, ProcessGroup, Work, run_ranks, run_ranks_with, simulated_devices};
 use thalweg_ir::DType;
 use thalweg_runtime::{Error, Result};
 use thalweg_tensor::Tensor;
@@ -63,65 +63,61 @@ fn groups_that_take_turns_are_no_deadlock() {
     checked(30, 3, groups_in_turn);
 }
 
+/// Returns calls with arguments that do not fit, and what their errors say.
+fn wrong_calls(group: &ProcessGroup, x: &Tensor) -> Result<Vec<(Result<Work>, &'static str)>> {
+    let device = group.device();
+    let whole = Tensor::zeros(&[4], DType::I32, device)?;
+    let short = Tensor::zeros(&[2], DType::I16, device)?;
+    let small = Tensor::zeros(&[2], DType::F8E4m3, device)?;
+    let bools = Tensor::zeros(&[2], DType::Bool, device)?;
+    let matrix = Tensor::zeros(&[2, 2], DType::F32, device)?;
+    let turned = Tensor::zeros(&[2, 3], DType::F32, device)?.transpose(0, 1)?;
+    let own = group.rank();
+    let elsewhere = Tensor::zeros(&[2], DType::F32, &simulated_devices(1)?[0])?;
+    Ok(vec![
+        (group.all_reduce(&turned, Sum), "Tensors must be contiguous"),
+        (group.all_reduce(&short, Sum), "data type is not supported for NCCL process group: int16"),
+        (group.all_reduce(&small, Sum), "Unsupported Float8 type for NCCL reduction"),
+        (group.all_reduce(&bools, Avg), "Cannot use ReduceOp.AVG with boolean inputs"),
+        (group.all_reduce(&elsewhere, Sum), "Tensor found on device sim:0"),
+        (group.broadcast(x, 2), "rank 2 is not part of a group of 2 ranks"),
+        (group.reduce(x, 9, Sum), "rank 9 is not part of a group of 2 ranks"),
+        (group.send(x, own), "destination rank should not be the same as the rank of the current process"),
+        (group.recv(x, own), "source rank should not be the same"),
+        (
+            group.all_gather_into_tensor(x, x),
+            "output tensor size must be equal to world_size times input tensor size",
+        ),
+        (
+            group.all_gather_into_tensor(&whole, &matrix),
+            "output tensor must have the same type as input tensor",
+        ),
+        (group.all_gather(std::slice::from_ref(x), x), "must match number of collective participants"),
+        (
+            group.reduce_scatter_tensor(x, x, Sum),
+            "input tensor must be the same size as output size times world size",
+        ),
+        (group.all_to_all_single(x, x, Some(&[1, 2]), None), "Split sizes doesn't match total dim 0 size"),
+        (group.all_to_all_single(x, x, Some(&[4]), None), "Number of tensor splits not equal to group size"),
+        (
+            group.all_to_all_single(&tensor(group, &[1.0; 3])?, x, None, None),
+            "does not divide equally across group size",
+        ),
+        (group.gather(x, None, own), "Argument `gather_list` must be specified on dst rank"),
+        (
+            group.scatter(x, Some(&[x.clone(), x.clone()]), 1 - own),
+            "Argument `scatter_list` must NOT be specified on non-src ranks",
+        ),
+        (group.scatter(x, Some(&[x.clone(), matrix.narrow(0, 0, 1)?]), own), "same number of elements"),
+    ])
+}
+
 #[test]
 fn wrong_arguments_are_refused_before_anything_is_submitted() {
     run_ranks(&simulated_devices(2).unwrap(), |group| {
-        let device = group.device();
         let x = tensor(&group, &[1.0, 2.0, 3.0, 4.0])?;
-        let whole = Tensor::zeros(&[4], DType::I32, device)?;
-        let short = Tensor::zeros(&[2], DType::I16, device)?;
-        let small = Tensor::zeros(&[2], DType::F8E4m3, device)?;
-        let bools = Tensor::zeros(&[2], DType::Bool, device)?;
-        let matrix = Tensor::zeros(&[2, 2], DType::F32, device)?;
-        let turned = Tensor::zeros(&[2, 3], DType::F32, device)?.transpose(0, 1)?;
-        let own = group.rank();
-        let elsewhere = Tensor::zeros(&[2], DType::F32, &simulated_devices(1)?[0])?;
-        let cases = [
-            (group.all_reduce(&turned, Sum), "Tensors must be contiguous"),
-            (group.all_reduce(&short, Sum), "data type is not supported for NCCL process group: int16"),
-            (group.all_reduce(&small, Sum), "Unsupported Float8 type for NCCL reduction"),
-            (group.all_reduce(&bools, Avg), "Cannot use ReduceOp.AVG with boolean inputs"),
-            (group.all_reduce(&elsewhere, Sum), "Tensor found on device sim:0"),
-            (group.broadcast(&x, 2), "rank 2 is not part of a group of 2 ranks"),
-            (group.reduce(&x, 9, Sum), "rank 9 is not part of a group of 2 ranks"),
-            (
-                group.send(&x, own),
-                "destination rank should not be the same as the rank of the current process",
-            ),
-            (group.recv(&x, own), "source rank should not be the same"),
-            (
-                group.all_gather_into_tensor(&x, &x),
-                "output tensor size must be equal to world_size times input tensor size",
-            ),
-            (
-                group.all_gather_into_tensor(&whole, &matrix),
-                "output tensor must have the same type as input tensor",
-            ),
-            (group.all_gather(std::slice::from_ref(&x), &x), "must match number of collective participants"),
-            (
-                group.reduce_scatter_tensor(&x, &x, Sum),
-                "input tensor must be the same size as output size times world size",
-            ),
-            (
-                group.all_to_all_single(&x, &x, Some(&[1, 2]), None),
-                "Split sizes doesn't match total dim 0 size",
-            ),
-            (
-                group.all_to_all_single(&x, &x, Some(&[4]), None),
-                "Number of tensor splits not equal to group size",
-            ),
-            (
-                group.all_to_all_single(&tensor(&group, &[1.0; 3])?, &x, None, None),
-                "does not divide equally across group size",
-            ),
-            (group.gather(&x, None, own), "Argument `gather_list` must be specified on dst rank"),
-            (
-                group.scatter(&x, Some(&[x.clone(), x.clone()]), 1 - own),
-                "Argument `scatter_list` must NOT be specified on non-src ranks",
-            ),
-            (group.scatter(&x, Some(&[x.clone(), matrix.narrow(0, 0, 1)?]), own), "same number of elements"),
-        ];
-        for (result, wanted) in cases {
+        let small = Tensor::zeros(&[2], DType::F8E4m3, group.device())?;
+        for (result, wanted) in wrong_calls(&group, &x)? {
             let error: Error = result.expect_err(wanted);
             assert!(error.is_invalid_argument(), "{error}");
             assert!(error.to_string().contains(wanted), "{error}, not {wanted}");
