@@ -371,6 +371,47 @@ pub(crate) fn record(
     }
 }
 
+/// Records a function of one's own (`torch.autograd.Function`): returns `results`, which the caller has computed from `inputs`
+/// outside the graph, as the outputs of a node with this backward function. They share no memory with the inputs. What the node needs
+/// it holds itself. Where nothing is recorded, or no input requires a gradient, the results come back as they are.
+///
+/// ```
+/// # use thalweg_runtime::{Device, Result};
+/// # use thalweg_tensor::{Tensor, no_grad};
+/// # use thalweg_tensor::autograd::{Backward, Gradients, record_function};
+/// # use thalweg_ir::DType;
+/// /// A copy whose gradient is turned around.
+/// struct Reversal;
+///
+/// impl Backward for Reversal {
+///     fn name(&self) -> &'static str {
+///         "reversal"
+///     }
+///
+///     fn backward(&self, gradients: &[Option<Tensor>]) -> Result<Gradients> {
+///         gradients.iter().map(|gradient| gradient.as_ref().map(Tensor::neg).transpose()).collect()
+///     }
+/// }
+///
+/// # fn main() -> Result<()> {
+/// let x = Tensor::ones(&[2], DType::F32, &Device::sim(0)?)?.requires_grad_()?;
+/// let copy = no_grad(|| x.mul_scalar(1.0))?;
+/// let y = record_function(Box::new(Reversal), &[&x], vec![copy]).remove(0);
+/// y.sum(&[], false)?.backward()?;
+/// assert_eq!(x.grad().expect("a gradient").to_vec::<f32>()?, [-1.0, -1.0]);
+/// # Ok(())
+/// # }
+/// ```
+pub fn record_function(function: Box<dyn Backward>, inputs: &[&Tensor], results: Vec<Tensor>) -> Vec<Tensor> {
+    let (true, Some(first)) = (is_grad_enabled(), inputs.iter().find(|input| input.requires_grad())) else {
+        return results;
+    };
+    let stream = first.device().current_stream();
+    let mut results: Vec<Tensor> = results.iter().map(Tensor::detach).collect();
+    record(function, inputs, &mut results, stream);
+    results
+}
+
 thread_local! {
     /// The node that this thread runs, where gradients of gradients are asked for.
     static RUNNING: RefCell<Option<Arc<Node>>> = const { RefCell::new(None) };
