@@ -230,6 +230,18 @@ macro_rules! define_dtypes {
 
 for_each_dtype! { define_dtypes }
 
+/// Evaluates an expression of [`with_dtype!`](crate::with_dtype) with a name for a type of [`elements`].
+#[doc(hidden)]
+#[macro_export]
+macro_rules! with_element {
+    ($T:ident, $element:ident, $value:expr) => {{
+        type $T = $crate::elements::$element;
+        // An expression that does not ask for the type is as good.
+        const _: usize = size_of::<$T>();
+        $value
+    }};
+}
+
 /// Defines `with_dtype!`; `$d` is a dollar sign.
 macro_rules! define_with_dtype {
     (
@@ -263,26 +275,11 @@ macro_rules! define_with_dtype {
         macro_rules! with_dtype {
             ($d dtype:expr, $d T:ident => $d of_any:expr $d(,)?) => {
                 match $d dtype {
-                    $crate::DType::$bool => {
-                        type $d T = $crate::elements::$bool_element;
-                        $d of_any
-                    }
-                    $($crate::DType::$integer => {
-                        type $d T = $crate::elements::$integer_element;
-                        $d of_any
-                    })*
-                    $($crate::DType::$reduced => {
-                        type $d T = $crate::elements::$reduced_element;
-                        $d of_any
-                    })*
-                    $($crate::DType::$float => {
-                        type $d T = $crate::elements::$float_element;
-                        $d of_any
-                    })*
-                    $($crate::DType::$complex => {
-                        type $d T = $crate::elements::$complex_element;
-                        $d of_any
-                    })*
+                    $crate::DType::$bool => $crate::with_element!($d T, $bool_element, $d of_any),
+                    $($crate::DType::$integer => $crate::with_element!($d T, $integer_element, $d of_any),)*
+                    $($crate::DType::$reduced => $crate::with_element!($d T, $reduced_element, $d of_any),)*
+                    $($crate::DType::$float => $crate::with_element!($d T, $float_element, $d of_any),)*
+                    $($crate::DType::$complex => $crate::with_element!($d T, $complex_element, $d of_any),)*
                 }
             };
             (
@@ -294,24 +291,9 @@ macro_rules! define_with_dtype {
             ) => {
                 match $d dtype {
                     $crate::DType::$bool => $d of_bool,
-                    $($crate::DType::$integer => {
-                        type $d I = $crate::elements::$integer_element;
-                        // An expression that does not ask for the type is as good.
-                        const _: usize = size_of::<$d I>();
-                        $d of_integer
-                    })*
-                    $($crate::DType::$reduced => {
-                        type $d R = $crate::elements::$reduced_element;
-                        // An expression that does not ask for the type is as good.
-                        const _: usize = size_of::<$d R>();
-                        $d of_reduced
-                    })*
-                    $($crate::DType::$float => {
-                        type $d F = $crate::elements::$float_element;
-                        // An expression that does not ask for the type is as good.
-                        const _: usize = size_of::<$d F>();
-                        $d of_float
-                    })*
+                    $($crate::DType::$integer => $crate::with_element!($d I, $integer_element, $d of_integer),)*
+                    $($crate::DType::$reduced => $crate::with_element!($d R, $reduced_element, $d of_reduced),)*
+                    $($crate::DType::$float => $crate::with_element!($d F, $float_element, $d of_float),)*
                     $($crate::DType::$complex)|* => unreachable!("complex numbers were refused before"),
                 }
             };
@@ -325,30 +307,10 @@ macro_rules! define_with_dtype {
             ) => {
                 match $d dtype {
                     $crate::DType::$bool => $d of_bool,
-                    $($crate::DType::$integer => {
-                        type $d I = $crate::elements::$integer_element;
-                        // An expression that does not ask for the type is as good.
-                        const _: usize = size_of::<$d I>();
-                        $d of_integer
-                    })*
-                    $($crate::DType::$reduced => {
-                        type $d R = $crate::elements::$reduced_element;
-                        // An expression that does not ask for the type is as good.
-                        const _: usize = size_of::<$d R>();
-                        $d of_reduced
-                    })*
-                    $($crate::DType::$float => {
-                        type $d F = $crate::elements::$float_element;
-                        // An expression that does not ask for the type is as good.
-                        const _: usize = size_of::<$d F>();
-                        $d of_float
-                    })*
-                    $($crate::DType::$complex => {
-                        type $d C = $crate::elements::$complex_element;
-                        // An expression that does not ask for the type is as good.
-                        const _: usize = size_of::<$d C>();
-                        $d of_complex
-                    })*
+                    $($crate::DType::$integer => $crate::with_element!($d I, $integer_element, $d of_integer),)*
+                    $($crate::DType::$reduced => $crate::with_element!($d R, $reduced_element, $d of_reduced),)*
+                    $($crate::DType::$float => $crate::with_element!($d F, $float_element, $d of_float),)*
+                    $($crate::DType::$complex => $crate::with_element!($d C, $complex_element, $d of_complex),)*
                 }
             };
         }
