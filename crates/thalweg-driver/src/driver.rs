@@ -40,9 +40,10 @@ use crate::description::GraphDescription;
 use crate::graph::{CaptureInfo, CaptureMode, DependencyUpdate, GraphExecUpdate};
 use crate::library::{GpuCall, MatmulAlgorithm, MatmulCall};
 use crate::memory::{
-    HostFlags, IpcHandle, MemoryAdvice, PhysicalFlags, PoolAttributes, PoolUsage, ShareableHandle,
+    HostFlags, IpcHandle, MemoryAccess, MemoryAdvice, MemoryInfo, PhysicalFlags, PoolAttributes, PoolUsage,
+    ShareableHandle,
 };
-use crate::module::Image;
+use crate::module::{FunctionAttributes, Image};
 use crate::properties::{DeviceProperties, Version};
 use crate::{
     Code, CommunicatorHandle, ConditionHandle, DevicePointer, Error, EventHandle, FunctionHandle,
@@ -57,39 +58,6 @@ pub struct EventFlags {
     pub timing: bool,
     /// Whether `event_synchronize` sleeps instead of spinning.
     pub blocking_sync: bool,
-}
-
-/// Free and total memory of a device, in bytes.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub struct MemoryInfo {
-    /// The memory that an allocation could still take, in bytes.
-    pub free_bytes: u64,
-    /// All there is.
-    pub total_bytes: u64,
-}
-
-/// The resources that a kernel needs of a multiprocessor.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub struct FunctionAttributes {
-    /// The most threads a block of this kernel may have.
-    pub max_threads_per_block: u32,
-    /// Registers a thread.
-    pub registers: u32,
-    /// Static shared memory a block.
-    pub shared_memory_bytes: u32,
-    /// Local memory a thread (spills and arrays).
-    pub local_memory_bytes: u32,
-}
-
-/// Who may touch a mapped range.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum MemoryAccess {
-    /// No thread on that device.
-    None,
-    /// Reads only.
-    Read,
-    /// Reads and writes.
-    ReadWrite,
 }
 
 /// A function of the host that runs in stream order. It must not call the driver.

@@ -42,7 +42,7 @@ pub use command::{
 };
 pub use conditional::{ConditionFormat, Conditional};
 pub use description::{GraphDescription, GraphNode, GraphNodeKind, GraphNodeWork};
-pub use driver::{Driver, EventFlags, FunctionAttributes, HostFunction, MemoryAccess, MemoryInfo};
+pub use driver::{Driver, EventFlags, HostFunction};
 pub use error::{Code, Error, Result};
 pub use external::ExternalStream;
 pub use fork::Process;
@@ -60,10 +60,10 @@ pub use library::{
     Matrix, ReductionSchemes,
 };
 pub use memory::{
-    HandleType, HostFlags, HostMethod, IpcHandle, MemoryAdvice, MemoryLocation, PhysicalFlags,
-    PoolAttributes, PoolUsage, ShareableHandle,
+    HandleType, HostFlags, HostMethod, IpcHandle, MemoryAccess, MemoryAdvice, MemoryInfo, MemoryLocation,
+    PhysicalFlags, PoolAttributes, PoolUsage, ShareableHandle,
 };
-pub use module::{HostModule, Image};
+pub use module::{FunctionAttributes, HostModule, Image};
 pub use process::{descriptor_of_process, effective_user_id};
 pub use properties::{
     ComputeCapability, ConditionalSupport, DeviceProperties, ImageKind, LibrarySupport, Version,

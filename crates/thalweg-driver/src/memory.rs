@@ -36,6 +36,26 @@ pub enum MemoryLocation {
     Host,
 }
 
+/// Free and total memory of a device, in bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct MemoryInfo {
+    /// The memory that an allocation could still take, in bytes.
+    pub free_bytes: u64,
+    /// All there is.
+    pub total_bytes: u64,
+}
+
+/// Who may touch a mapped range.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum MemoryAccess {
+    /// No thread on that device.
+    None,
+    /// Reads only.
+    Read,
+    /// Reads and writes.
+    ReadWrite,
+}
+
 /// A hint about the use of managed memory (`cuMemAdvise`). Each is a hint: it changes where pages are and what a touch costs,
 /// never what a program computes.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]

@@ -26,6 +26,19 @@ impl fmt::Debug for Image<'_> {
     }
 }
 
+/// The resources that a kernel needs of a multiprocessor.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct FunctionAttributes {
+    /// The most threads a block of this kernel may have.
+    pub max_threads_per_block: u32,
+    /// Registers a thread.
+    pub registers: u32,
+    /// Static shared memory a block.
+    pub shared_memory_bytes: u32,
+    /// Local memory a thread (spills and arrays).
+    pub local_memory_bytes: u32,
+}
+
 /// Named host functions.
 #[derive(Clone, Default)]
 pub struct HostModule {
