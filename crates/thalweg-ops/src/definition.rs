@@ -237,8 +237,7 @@ impl LoopOp {
             _ => result,
         };
         let compute = match self.rule {
-            DTypeRule::FloatingPointAs => common.compute(),
-            DTypeRule::Comparison => common.compute(),
+            DTypeRule::FloatingPointAs | DTypeRule::Comparison => common.compute(),
             DTypeRule::NumericOrBool if result == DType::Bool => DType::I32,
             DTypeRule::Position => inputs[0].compute(),
             _ => result.compute(),
@@ -300,28 +299,14 @@ impl LoopOp {
             return refuse("floats of 8 bits are for storage; convert with `to_dtype`");
         }
         Ok(match self.rule {
-            DTypeRule::Numeric | DTypeRule::NumericOrBool => {
-                let promoted = promote(0)?;
-                if promoted == DType::Bool && self.name == "neg" {
-                    return refuse(
-                        "Negation, the `-` operator, on a bool tensor is not supported. If you are trying to invert a mask, use the `~` \
-                         or `logical_not()` operator instead.",
-                    );
-                }
-                if promoted == DType::Bool && self.rule == DTypeRule::Numeric {
-                    return refuse("it is not defined for truth values; convert them first");
-                }
-                promoted
+            DTypeRule::Bits | DTypeRule::Integers if promote(0)?.is_differentiable() => {
+                return refuse("bits are those of integers and truth values");
             }
-            DTypeRule::Bits | DTypeRule::Integers => {
-                let promoted = promote(0)?;
-                if promoted.is_differentiable() {
-                    return refuse("bits are those of integers and truth values");
+            DTypeRule::Numeric | DTypeRule::NumericOrBool | DTypeRule::Bits | DTypeRule::Integers => {
+                match (promote(0)?, self.refusal_of_bool()) {
+                    (DType::Bool, Some(why)) => return refuse(why),
+                    (promoted, _) => promoted,
                 }
-                if promoted == DType::Bool && self.rule == DTypeRule::Integers {
-                    return refuse("truth values are not shifted; convert them first");
-                }
-                promoted
             }
             DTypeRule::Floating => floating(promote(0)?),
             DTypeRule::Comparison | DTypeRule::Logical => {
@@ -352,6 +337,19 @@ impl LoopOp {
                 None => return refuse("the call must say which dtype it wants"),
             },
         })
+    }
+
+    /// Returns why the operator does not compute with truth values, if it does not.
+    fn refusal_of_bool(&self) -> Option<&'static str> {
+        match self.rule {
+            DTypeRule::Numeric if self.name == "neg" => Some(
+                "Negation, the `-` operator, on a bool tensor is not supported. If you are trying to invert a mask, use the `~` or \
+                 `logical_not()` operator instead.",
+            ),
+            DTypeRule::Numeric => Some("it is not defined for truth values; convert them first"),
+            DTypeRule::Integers => Some("truth values are not shifted; convert them first"),
+            _ => None,
+        }
     }
 
     /// Returns the body for a signature.
