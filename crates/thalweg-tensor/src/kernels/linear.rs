@@ -1,7 +1,7 @@
 //! A linear layer as one operator: `input · weightᵀ + bias + addend`, and its gradients.
 //!
 //! A small layer of f32 is one kernel, and so are the gradients of weight and bias together
-//! ([`fused`](thalweg_ir::matmul::fused)). Any other is a product that is added to one of the others.
+//! ([`fused`](thalweg_kernels::matmul::fused)). Any other is a product that is added to one of the others.
 
 use smallvec::SmallVec;
 use thalweg_kernels::Placed;
@@ -104,42 +104,27 @@ pub(crate) fn backend(call: &Call<'_>) -> Result<Tensors> {
     let stream = call.device.current_stream();
     let shape = [product.m as usize, product.n as usize];
     let result = Tensor::empty_on(&shape, input.dtype(), &stream, call.label)?;
-    if fits(&product) {
-        let bias = bias.map(|bias| bias.detach().contiguous()).transpose()?;
-        let addend = addend.map(|addend| rows_of(&addend.detach())).transpose()?;
-        let fused = FusedMatmul {
-            bias: bias.is_some(),
-            addend: addend.as_ref().map(|(_, operand)| *operand),
-            ..FusedMatmul::alone(product)
-        };
+    let fits = fits(&product);
+    if fits || stream.takes_few_rows(&product, [a.pointer(), b.pointer(), result.pointer()]) {
+        let stored_bias = bias.map(|bias| bias.detach().contiguous()).transpose()?;
+        let stored_addend = addend.map(|addend| rows_of(&addend.detach())).transpose()?;
         let address = |tensor: &Tensor| tensor.pointer().address();
         let at = PerOperand {
             a: address(&a),
             b: address(&b),
             d: address(&result),
-            bias: bias.as_ref().map_or(0, address),
-            addend: addend.as_ref().map_or(0, |(tensor, _)| address(tensor)),
+            bias: stored_bias.as_ref().map_or(0, address),
+            addend: stored_addend.as_ref().map_or(0, |(tensor, _)| address(tensor)),
             row_sums: 0,
         };
-        stream.launch_native(&Placed { kernel: fused, at }, call.label)?;
-    } else if stream.takes_few_rows(&product, [a.pointer(), b.pointer(), result.pointer()]) {
-        let bias = bias.map(|bias| bias.detach().contiguous()).transpose()?;
-        let addend = addend.map(|addend| rows_of(&addend.detach())).transpose()?;
-        let kernel = FewRows {
-            bias: bias.is_some(),
-            addend: addend.as_ref().map(|(_, operand)| *operand),
-            ..FewRows::alone(product)
-        };
-        let address = |tensor: &Tensor| tensor.pointer().address();
-        let at = PerOperand {
-            a: address(&a),
-            b: address(&b),
-            d: address(&result),
-            bias: bias.as_ref().map_or(0, address),
-            addend: addend.as_ref().map_or(0, |(tensor, _)| address(tensor)),
-            row_sums: 0,
-        };
-        stream.launch_native(&Placed { kernel, at }, call.label)?;
+        let (bias, addend) = (bias.is_some(), stored_addend.as_ref().map(|(_, operand)| *operand));
+        if fits {
+            let kernel = FusedMatmul { bias, addend, ..FusedMatmul::alone(product) };
+            stream.launch_native(&Placed { kernel, at }, call.label)?;
+        } else {
+            let kernel = FewRows { bias, addend, ..FewRows::alone(product) };
+            stream.launch_native(&Placed { kernel, at }, call.label)?;
+        }
     } else {
         let into_result = |operator, inputs: &[&Tensor]| {
             let target = std::slice::from_ref(&result);
