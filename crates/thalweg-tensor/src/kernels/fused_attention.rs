@@ -15,7 +15,7 @@ use thalweg_runtime::{Device, Error, Label, Result, Stream};
 
 use crate::autograd::formula::{Formula, GradientCall};
 use crate::autograd::is_grad_enabled;
-use crate::dispatch::{Argument, Arguments, Call, internal};
+use crate::dispatch::{Argument, Arguments, Call, built_in};
 use crate::sdp::{SdpBackend, are_deterministic_algorithms_enabled};
 use crate::tensor::{Tensor, Tensors};
 
@@ -293,7 +293,7 @@ pub(crate) static GRADIENT: Formula = Formula {
             let mut arguments: Vec<Argument<'_>> = tensors.into_iter().map(Argument::from).collect();
             let Options { is_causal, scale, backends } = options;
             arguments.extend([Argument::from(is_causal), scale.into(), backends.into()]);
-            internal("fused_attention_backward")?.call(&arguments, None, call.label())?
+            built_in!("thalweg::fused_attention_backward")?.call(&arguments, None, call.label())?
         };
         call.each(|place| Ok(Some(gradients[place].clone())))
     },

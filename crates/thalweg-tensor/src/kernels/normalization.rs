@@ -8,7 +8,7 @@ use thalweg_runtime::{Error, Label, Result};
 
 use super::loops::{self, LoopArguments, LoopCall};
 use crate::autograd::{Backward, Gradients, Saved, is_grad_enabled, record};
-use crate::dispatch::{Call, Ints, built_in, internal};
+use crate::dispatch::{Call, Ints, built_in};
 use crate::operators::norm_backward::Normalized;
 use crate::tensor::{Tensor, Tensors};
 
@@ -110,10 +110,10 @@ impl LayerNormBackward {
     fn inputs(&self, gradient: &Tensor, past: Option<&Tensor>) -> Result<Tensors> {
         let x = self.x.get()?;
         let branch = self.branch.filter(|&branch| branch != x.dtype());
-        let (name, dtype) = match (past, branch) {
-            (None, _) => ("layer_norm_backward", None),
-            (Some(_), None) => ("layer_norm_backward_add", None),
-            (Some(_), Some(_)) => ("add_layer_norm_backward", branch),
+        let (operator, dtype) = match (past, branch) {
+            (None, _) => (built_in!("thalweg::layer_norm_backward"), None),
+            (Some(_), None) => (built_in!("thalweg::layer_norm_backward_add"), None),
+            (Some(_), Some(_)) => (built_in!("thalweg::add_layer_norm_backward"), branch),
         };
         let arguments = LoopArguments {
             scalars: SmallVec::from_slice(&[self.count]),
@@ -124,7 +124,7 @@ impl LayerNormBackward {
         let (mean, inverse_deviation) = (self.mean.get()?, self.inverse_deviation.get()?);
         let inputs = [&x, &weight, &mean, &inverse_deviation, gradient];
         let inputs: SmallVec<[&Tensor; 6]> = inputs.into_iter().chain(past).collect();
-        let mut results = internal(name)?.call_loop(&inputs, &arguments, None, self.label)?;
+        let mut results = operator?.call_loop(&inputs, &arguments, None, self.label)?;
         if let (1, Some(branch)) = (results.len(), branch) {
             results.push(results[0].to_dtype(branch)?);
         }

@@ -5,7 +5,7 @@ use thalweg_runtime::{Error, Result};
 
 use super::Body::Composite;
 use super::{call, operators, single};
-use crate::dispatch::{Argument, Arguments, Call, built_in, internal};
+use crate::dispatch::{Argument, Arguments, Call, built_in};
 use crate::kernels::loops::LoopArguments;
 use crate::tensor::{Tensor, Tensors};
 
@@ -136,7 +136,7 @@ fn huber_loss(call: &Call<'_>) -> Result<Tensors> {
 
 /// Returns ln (1 + eˣ), without overflow at any x.
 fn softplus(x: &Tensor) -> Result<Tensor> {
-    let operator = crate::dispatch::built_in!("softplus")?;
+    let operator = built_in!("softplus")?;
     let arguments = [x.into(), Scalar::F64(1.0).into(), Scalar::F64(f64::INFINITY).into()];
     super::call(operator, &arguments, None, std::panic::Location::caller())
 }
@@ -253,7 +253,9 @@ impl Classes {
             sizes: [self.dimension].into_iter().collect(),
             dtype: None,
         };
-        Ok(internal("nll_loss")?.call_loop(&[x, target], &arguments, None, call.label)?.swap_remove(0))
+        Ok(built_in!("thalweg::nll_loss")?
+            .call_loop(&[x, target], &arguments, None, call.label)?
+            .swap_remove(0))
     }
 
     /// Returns a value per class, spread over a tensor's rows.

@@ -6,7 +6,7 @@ use thalweg_runtime::{Error, Result};
 use super::Body::Composite;
 use super::{operators, single};
 use crate::autograd::no_grad;
-use crate::dispatch::{Arguments, Call, Ints, internal};
+use crate::dispatch::{Arguments, Call, Ints, built_in};
 use crate::kernels::loops::LoopArguments;
 use crate::tensor::{Tensor, Tensors};
 
@@ -129,7 +129,7 @@ fn layer_norm(call: &Call<'_>) -> Result<Tensors> {
         sizes: (rows..x.rank()).collect(),
         dtype: None,
     };
-    let operator = internal("layer_norm_affine")?;
+    let operator = built_in!("thalweg::layer_norm_affine")?;
     let mut results = operator.call_loop(&[x, &weight, &bias], &arguments, None, call.label)?;
     let mut kept: Shape = x.shape().into();
     kept[rows..].fill(1);

@@ -6,7 +6,7 @@ use thalweg_runtime::{Error, Result};
 
 use super::Body::{Composite, Lowered};
 use super::{operators, single};
-use crate::dispatch::{Argument, Arguments, Call, Operator, built_in, internal};
+use crate::dispatch::{Argument, Arguments, Call, Operator, built_in};
 use crate::kernels::creation::convertible;
 use crate::kernels::loops::{LoopArguments, LoopCall, signature_of};
 use crate::tensor::{Tensor, Tensors};
@@ -168,7 +168,7 @@ operators! {
                 Some(eps) => x.to_dtype(DType::F32)?.clamp(eps, 1.0 - eps)?,
                 None => x.clone(),
             };
-            internal("logit_of")?.call(&[(&bounded).into()], None, call.label)
+            built_in!("thalweg::logit_of")?.call(&[(&bounded).into()], None, call.label)
         });
     /// Returns self with NaN replaced by nan (0) and infinities by posinf and neginf (the dtype's greatest and least numbers).
     "nan_to_num(Tensor self, float? nan=None, float? posinf=None, float? neginf=None) -> Tensor"
@@ -179,7 +179,7 @@ operators! {
             let x = call.tensor(0);
             // Truth values are counted.
             let x = if x.dtype() == DType::Bool { x.to_dtype(DType::I64)? } else { x.clone() };
-            internal("square_of")?.call(&[(&x).into()], None, call.label)
+            built_in!("thalweg::square_of")?.call(&[(&x).into()], None, call.label)
         });
     /// Returns self between min_val and max_val. The gradient at the bounds is 0.
     "hardtanh(Tensor self, Scalar min_val=-1, Scalar max_val=1) -> Tensor"
@@ -337,5 +337,5 @@ fn nan_to_num(call: &Call<'_>) -> Result<Tensors> {
     );
     let number = |place: usize, default: f64| Argument::Float(call.optional_float(place).unwrap_or(default));
     let arguments = [x.into(), number(1, 0.0), number(2, greatest), number(3, least)];
-    internal("nan_to_num_of")?.call(&arguments, None, call.label)
+    built_in!("thalweg::nan_to_num_of")?.call(&arguments, None, call.label)
 }
