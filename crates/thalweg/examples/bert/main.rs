@@ -7,6 +7,8 @@
 
 #[path = "../common/arguments.rs"]
 mod arguments;
+#[path = "../common/dtype.rs"]
+mod dtype;
 mod options;
 mod tokens;
 
@@ -18,29 +20,11 @@ use thalweg::random::Generator;
 use thalweg::tensor::autocast::autocast;
 use thalweg::{DType, Device, Error, Result, Tensor, no_grad, serialize};
 
-use arguments::Command;
 use options::Options;
 use tokens::Vocabulary;
 
 fn main() -> ExitCode {
-    let options = match Options::parse(std::env::args().skip(1)) {
-        Ok(Command::Run(options)) => options,
-        Ok(Command::Help) => {
-            println!("{}", options::USAGE);
-            return ExitCode::SUCCESS;
-        }
-        Err(text) => {
-            eprintln!("bert: {text}\n\n{}", options::USAGE);
-            return ExitCode::from(2);
-        }
-    };
-    match run(&options) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("bert: {error}");
-            ExitCode::FAILURE
-        }
-    }
+    arguments::run("bert", options::USAGE, Options::parse, run)
 }
 
 fn run(options: &Options) -> Result<()> {

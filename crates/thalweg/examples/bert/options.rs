@@ -2,7 +2,8 @@
 
 use thalweg::DType;
 
-use super::arguments::{Command, dtype, number};
+use super::arguments::{Command, number};
+use super::dtype::dtype;
 
 pub const USAGE: &str = "\
 usage: bert [--device cuda|sim[:N]] [--dtype f32|bf16] [--weights FILE --vocab FILE] [--heads N] [SENTENCE]...

@@ -1,6 +1,9 @@
-//! The values of command lines.
+//! The command lines of the examples.
 
-use thalweg::{DType, Device};
+use std::iter::Skip;
+use std::process::{ExitCode, Termination};
+
+use thalweg::Device;
 
 /// The request of a command line.
 pub enum Command<O> {
@@ -8,17 +11,37 @@ pub enum Command<O> {
     Help,
 }
 
+/// Does what the command line of an example asks for. The exit status is 2 for a command line that is not understood, and 1 for
+/// an error.
+pub fn run<O, T: Termination>(
+    name: &str,
+    usage: &str,
+    parse: impl FnOnce(Skip<std::env::Args>) -> Result<Command<O>, String>,
+    body: impl FnOnce(&O) -> thalweg::Result<T>,
+) -> ExitCode {
+    let options = match parse(std::env::args().skip(1)) {
+        Ok(Command::Run(options)) => options,
+        Ok(Command::Help) => {
+            println!("{usage}");
+            return ExitCode::SUCCESS;
+        }
+        Err(text) => {
+            eprintln!("{name}: {text}\n\n{usage}");
+            return ExitCode::from(2);
+        }
+    };
+    match body(&options) {
+        Ok(result) => result.report(),
+        Err(error) => {
+            eprintln!("{name}: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
 /// Returns the device of a name, or the best one.
 pub fn device(name: Option<&str>) -> thalweg::Result<Device> {
     name.map_or_else(Device::best, Device::from_name)
-}
-
-pub fn dtype(name: &str) -> Result<DType, String> {
-    match name {
-        "f32" => Ok(DType::F32),
-        "bf16" => Ok(DType::Bf16),
-        other => Err(format!("--dtype takes f32 or bf16, not '{other}'")),
-    }
 }
 
 /// Returns a whole number that is not below the least.

@@ -2,7 +2,8 @@
 
 use thalweg::{DType, Device};
 
-use super::arguments::{device, dtype, number};
+use super::arguments::{device, number};
+use super::dtype::dtype;
 
 /// The lines of the usage text that are the same everywhere.
 macro_rules! training_usage {

@@ -10,36 +10,20 @@
 
 #[path = "../common/arguments.rs"]
 mod arguments;
+#[path = "../common/dtype.rs"]
+mod dtype;
 mod model;
 mod options;
 
 use std::process::ExitCode;
 use std::time::Instant;
 
-use arguments::Command;
 use model::{Decoder, Sizes};
 use options::Options;
 use thalweg::{CaptureOptions, Device, Error, Graph, Result, no_grad, serialize};
 
 fn main() -> ExitCode {
-    let options = match Options::parse(std::env::args().skip(1)) {
-        Ok(Command::Run(options)) => options,
-        Ok(Command::Help) => {
-            println!("{}", options::USAGE);
-            return ExitCode::SUCCESS;
-        }
-        Err(text) => {
-            eprintln!("decode: {text}\n\n{}", options::USAGE);
-            return ExitCode::from(2);
-        }
-    };
-    match no_grad(|| run(&options)) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("decode: {error}");
-            ExitCode::FAILURE
-        }
-    }
+    arguments::run("decode", options::USAGE, Options::parse, |options| no_grad(|| run(options)))
 }
 
 /// Decodes a sequence with steps of one kind, and reports them.

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use thalweg::DType;
 
 use super::arguments::{self, Command};
+use super::dtype::dtype;
 
 pub const USAGE: &str = "\
 usage: decode [--device cuda|sim[:N]] [--dtype f32|bf16] [--tokens N] [--first TOKEN] [--temperature T]
@@ -58,7 +59,7 @@ impl Options {
             let count = |text: &str| arguments::number(&argument, text, 1);
             match argument.as_str() {
                 "--device" => options.device = Some(value()?),
-                "--dtype" => options.dtype = arguments::dtype(&value()?)?,
+                "--dtype" => options.dtype = dtype(&value()?)?,
                 "--tokens" => options.tokens = count(&value()?)?,
                 "--first" => options.first = arguments::number(&argument, &value()?, 0)?,
                 "--temperature" => options.temperature = Some(temperature(&value()?)?),

@@ -8,6 +8,8 @@
 //! The data are the 1,797 8×8 images of the UCI handwritten digits (`data/README.md` names source and licence); every fifth
 //! image is kept for the evaluation and never trained on.
 
+#[path = "../common/arguments.rs"]
+mod arguments;
 mod data;
 mod model;
 mod options;
@@ -16,35 +18,15 @@ mod training;
 
 use std::process::ExitCode;
 
-use options::{Command, Options};
-use thalweg::{Device, Result};
+use options::Options;
+use thalweg::Result;
 
 fn main() -> ExitCode {
-    let options = match Options::parse(std::env::args().skip(1)) {
-        Ok(Command::Run(options)) => options,
-        Ok(Command::Help) => {
-            println!("{}", options::USAGE);
-            return ExitCode::SUCCESS;
-        }
-        Err(text) => {
-            eprintln!("digits: {text}\n\n{}", options::USAGE);
-            return ExitCode::from(2);
-        }
-    };
-    match run(&options) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("digits: {error}");
-            ExitCode::FAILURE
-        }
-    }
+    arguments::run("digits", options::USAGE, Options::parse, run)
 }
 
 fn run(options: &Options) -> Result<()> {
-    let device = match &options.device {
-        Some(name) => Device::from_name(name)?,
-        None => Device::best()?,
-    };
+    let device = arguments::device(options.device.as_deref())?;
     let properties = device.properties();
     println!(
         "device: {device} ({}{}, {:.1} GiB)",

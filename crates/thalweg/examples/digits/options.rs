@@ -1,5 +1,7 @@
 //! The command line.
 
+use super::arguments::{Command, number};
+
 pub const USAGE: &str = "\
 usage: digits [--device cuda|sim[:N]] [--graph] [--steps N] [--epochs N] [--seed N] [--json]
 
@@ -21,22 +23,17 @@ pub struct Options {
     pub json: bool,
 }
 
-pub enum Command {
-    Run(Options),
-    Help,
-}
-
 impl Options {
-    pub fn parse(arguments: impl Iterator<Item = String>) -> Result<Command, String> {
+    pub fn parse(arguments: impl Iterator<Item = String>) -> Result<Command<Self>, String> {
         let mut options = Self { device: None, graph: false, steps: None, epochs: 30, seed: 0, json: false };
         let mut arguments = arguments.peekable();
         while let Some(argument) = arguments.next() {
             let mut value = || arguments.next().ok_or_else(|| format!("{argument} needs a value"));
             match argument.as_str() {
                 "--device" => options.device = Some(value()?),
-                "--steps" => options.steps = Some(number("--steps", &value()?)?),
-                "--epochs" => options.epochs = number("--epochs", &value()?)?,
-                "--seed" => options.seed = number("--seed", &value()?)?,
+                "--steps" => options.steps = Some(number(&argument, &value()?, 0)?),
+                "--epochs" => options.epochs = number(&argument, &value()?, 0)?,
+                "--seed" => options.seed = number(&argument, &value()?, 0)? as u64,
                 "--graph" => options.graph = true,
                 "--json" => options.json = true,
                 "--help" | "-h" => return Ok(Command::Help),
@@ -45,8 +42,4 @@ impl Options {
         }
         Ok(Command::Run(options))
     }
-}
-
-fn number<T: std::str::FromStr>(name: &str, text: &str) -> Result<T, String> {
-    text.parse().map_err(|_| format!("{name} takes a whole number, not '{text}'"))
 }

@@ -20,7 +20,7 @@ use thalweg::optim::{AdamW, AdamWOptions, clip_grad_norm_};
 use thalweg::random::Generator;
 use thalweg::{DType, Device, Result, Stream, Tensor, i, no_grad, serialize};
 
-use common::arguments::Command;
+use common::arguments;
 use common::options::TrainingOptions;
 use common::training::{in_dtype, train};
 use options::Options;
@@ -32,24 +32,7 @@ const CONTEXT: usize = 64;
 const TEMPERATURE: f64 = 0.7;
 
 fn main() -> ExitCode {
-    let options = match Options::parse(std::env::args().skip(1)) {
-        Ok(Command::Run(options)) => options,
-        Ok(Command::Help) => {
-            println!("{}", options::USAGE);
-            return ExitCode::SUCCESS;
-        }
-        Err(text) => {
-            eprintln!("gpt: {text}\n\n{}", options::USAGE);
-            return ExitCode::from(2);
-        }
-    };
-    match run(&options) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("gpt: {error}");
-            ExitCode::FAILURE
-        }
-    }
+    arguments::run("gpt", options::USAGE, Options::parse, run)
 }
 
 fn run(options: &Options) -> Result<()> {

@@ -14,6 +14,8 @@
 //! nothing of a GPU.
 
 mod allocations;
+#[path = "../common/arguments.rs"]
+mod arguments;
 mod chart;
 mod fork;
 mod lengths;
@@ -30,10 +32,10 @@ mod timing;
 
 use std::process::ExitCode;
 
-use options::{Command, Options};
+use options::Options;
 use report::{Report, Section};
 use setting::Setting;
-use thalweg::{Device, Result, no_grad};
+use thalweg::{Result, no_grad};
 
 /// A part of the study, with the words for its progress.
 type Part = (&'static str, fn(&Setting) -> Result<Section>);
@@ -48,24 +50,11 @@ const PARTS: [Part; 6] = [
 ];
 
 fn main() -> ExitCode {
-    let options = match Options::parse(std::env::args().skip(1)) {
-        Ok(Command::Run(options)) => options,
-        Ok(Command::Help) => {
-            println!("{}", options::USAGE);
-            return ExitCode::SUCCESS;
-        }
-        Err(text) => {
-            eprintln!("graph_study: {text}\n\n{}", options::USAGE);
-            return ExitCode::from(2);
-        }
-    };
-    let report = match no_grad(|| study(&options)) {
-        Ok(report) => report,
-        Err(error) => {
-            eprintln!("graph_study: {error}");
-            return ExitCode::FAILURE;
-        }
-    };
+    arguments::run("graph_study", options::USAGE, Options::parse, run)
+}
+
+fn run(options: &Options) -> Result<ExitCode> {
+    let report = no_grad(|| study(options))?;
     if options.json {
         print_json(&report);
     } else {
@@ -74,25 +63,22 @@ fn main() -> ExitCode {
     let page = options.html.display();
     if let Err(error) = std::fs::write(&options.html, page::html(&report)) {
         eprintln!("graph_study: the page {page} cannot be written: {error}");
-        return ExitCode::FAILURE;
+        return Ok(ExitCode::FAILURE);
     }
     if !options.json {
         println!("\nThe page is {page}.\n{}", report.verdict());
     }
     if report.all_hold() {
-        return ExitCode::SUCCESS;
+        return Ok(ExitCode::SUCCESS);
     }
     for check in report.checks().filter(|check| !check.holds) {
         eprintln!("graph_study: does not hold: {}", check.statement);
     }
-    ExitCode::FAILURE
+    Ok(ExitCode::FAILURE)
 }
 
 fn study(options: &Options) -> Result<Report> {
-    let device = match &options.device {
-        Some(name) => Device::from_name(name)?,
-        None => Device::best()?,
-    };
+    let device = arguments::device(options.device.as_deref())?;
     let setting = Setting::new(device, options.rounds)?;
     // Loads the kernels, so that no part pays for that and every region can be captured.
     for network in &setting.networks {

@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 
+use super::arguments::{Command, number};
+
 pub const USAGE: &str = "\
 usage: graph_study [--device cuda|sim[:N]] [--rounds N] [--html OUT] [--json]
 
@@ -21,19 +23,14 @@ pub struct Options {
     pub json: bool,
 }
 
-pub enum Command {
-    Run(Options),
-    Help,
-}
-
 impl Options {
-    pub fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Command, String> {
+    pub fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Command<Self>, String> {
         let mut options = Self { device: None, rounds: 50, html: "graph_study.html".into(), json: false };
         while let Some(argument) = arguments.next() {
             let mut value = || arguments.next().ok_or_else(|| format!("{argument} needs a value"));
             match argument.as_str() {
                 "--device" => options.device = Some(value()?),
-                "--rounds" => options.rounds = count(&argument, &value()?)?,
+                "--rounds" => options.rounds = number(&argument, &value()?, 1)?,
                 "--html" => options.html = value()?.into(),
                 "--json" => options.json = true,
                 "--help" | "-h" => return Ok(Command::Help),
@@ -42,9 +39,4 @@ impl Options {
         }
         Ok(Command::Run(options))
     }
-}
-
-fn count(name: &str, text: &str) -> Result<usize, String> {
-    let count = text.parse().ok().filter(|&count| count > 0);
-    count.ok_or_else(|| format!("{name} takes a whole number from 1 on, not '{text}'"))
 }

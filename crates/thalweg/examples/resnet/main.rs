@@ -23,30 +23,13 @@ use thalweg::optim::{Sgd, SgdOptions};
 use thalweg::random::Generator;
 use thalweg::{DType, Device, Result, Stream, Tensor, no_grad, serialize};
 
-use common::arguments::Command;
+use common::arguments;
 use common::options::TrainingOptions;
 use common::training::{in_dtype, train};
 use data::Sample;
 
 fn main() -> ExitCode {
-    let options = match options::parse(std::env::args().skip(1)) {
-        Ok(Command::Run(options)) => options,
-        Ok(Command::Help) => {
-            println!("{}", options::USAGE);
-            return ExitCode::SUCCESS;
-        }
-        Err(text) => {
-            eprintln!("resnet: {text}\n\n{}", options::USAGE);
-            return ExitCode::from(2);
-        }
-    };
-    match run(&options) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("resnet: {error}");
-            ExitCode::FAILURE
-        }
-    }
+    arguments::run("resnet", options::USAGE, options::parse, run)
 }
 
 /// Images with their digits.
