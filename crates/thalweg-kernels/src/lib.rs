@@ -16,6 +16,7 @@
 mod arguments;
 pub mod attention;
 pub mod decompose;
+mod dtypes;
 pub mod embedding;
 pub mod foreach;
 pub mod matmul;

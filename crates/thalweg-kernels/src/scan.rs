@@ -8,11 +8,12 @@
 use std::sync::Arc;
 
 use thalweg_driver::{Access, DevicePointer, HostFault, HostKernel, HostLaunch};
-use thalweg_ir::cuda::{FloatNames, LaunchShape, with_prelude};
+use thalweg_ir::cuda::{LaunchShape, with_prelude};
 use thalweg_ir::host::Fault;
 use thalweg_ir::{DType, Element, with_dtype};
 
 use crate::arguments;
+use crate::dtypes::{DTYPES, names};
 use crate::{Accesses, NativeKernel, Placed, Words};
 
 /// The operation that combines a point with those before it.
@@ -90,22 +91,12 @@ fn name(op: ScanOp, dtype: DType) -> String {
 
 /// Returns name and source of every kernel here.
 pub(crate) fn sources() -> impl Iterator<Item = (String, String)> {
-    let dtypes = [DType::F32, DType::F64, DType::F16, DType::Bf16, DType::I64];
-    ScanOp::ALL.into_iter().flat_map(move |op| {
-        dtypes
+    ScanOp::ALL.into_iter().flat_map(|op| {
+        DTYPES
             .into_iter()
             .filter(move |&dtype| op.takes(dtype))
             .map(move |dtype| (name(op, dtype), print(op, dtype)))
     })
-}
-
-/// The names of a dtype in CUDA code: of elements, of what is computed in, of loading and of storing.
-pub(crate) fn names(dtype: DType) -> [String; 4] {
-    if dtype == DType::I64 {
-        return ["i64".into(), "i64".into(), String::new(), String::new()];
-    }
-    let FloatNames { element, sum, load, store } = FloatNames::of(dtype);
-    [element.into(), sum.into(), load, store]
 }
 
 fn print(op: ScanOp, dtype: DType) -> String {

@@ -8,7 +8,7 @@ use thalweg_ir::host::Fault;
 use thalweg_ir::{DType, Element, with_dtype};
 
 use crate::arguments;
-use crate::scan::names;
+use crate::dtypes::{check, entry_points, names};
 use crate::{Accesses, NativeKernel, Placed, Words};
 
 /// The sizes of a launch: sorted rows (rows, length) and values (rows, count), without gaps; or one row for all values.
@@ -32,23 +32,7 @@ const BLOCK: u32 = 256;
 /// How many 8-byte words a launch takes.
 const ARGUMENT_WORDS: usize = 8;
 
-/// The dtypes that there is a kernel for.
-const DTYPES: [DType; 5] = [DType::F32, DType::F64, DType::F16, DType::Bf16, DType::I64];
-
-fn name(dtype: DType) -> &'static str {
-    match dtype {
-        DType::F16 => "search_float16",
-        DType::Bf16 => "search_bfloat16",
-        DType::F32 => "search_float32",
-        DType::F64 => "search_float64",
-        _ => "search_int64",
-    }
-}
-
-/// Returns name and source of every kernel here.
-pub(crate) fn sources() -> impl Iterator<Item = (String, String)> {
-    DTYPES.into_iter().map(|dtype| (name(dtype).to_owned(), print(dtype)))
-}
+entry_points! { "search" }
 
 fn print(dtype: DType) -> String {
     let [element, key, load, _] = names(dtype);
@@ -89,10 +73,7 @@ impl NativeKernel for Placed<Search, [DevicePointer; 3]> {
     }
 
     fn check(&self) -> Result<(), Fault> {
-        match DTYPES.contains(&self.kernel.dtype) {
-            true => Ok(()),
-            false => Err(Fault::new(format!("search does not take {}", self.kernel.dtype))),
-        }
+        check("search", self.kernel.dtype)
     }
 
     fn launch_shape(&self) -> Option<LaunchShape> {

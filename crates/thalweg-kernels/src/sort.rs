@@ -12,7 +12,7 @@ use thalweg_ir::host::Fault;
 use thalweg_ir::{DType, Element, with_dtype};
 
 use crate::arguments;
-use crate::scan::names;
+use crate::dtypes::{check, entry_points, names};
 use crate::{Accesses, NativeKernel, Placed, Words};
 
 /// The sizes of a launch: elements lie as (outer, length, inner), without gaps. See the [module](self).
@@ -36,24 +36,7 @@ const BLOCK: u32 = 256;
 /// How many 8-byte words a launch takes.
 const ARGUMENT_WORDS: usize = 9;
 
-/// The dtypes that there is a kernel for.
-const DTYPES: [DType; 5] = [DType::F32, DType::F64, DType::F16, DType::Bf16, DType::I64];
-
-/// The name of the entry point.
-fn name(dtype: DType) -> &'static str {
-    match dtype {
-        DType::F16 => "sort_float16",
-        DType::Bf16 => "sort_bfloat16",
-        DType::F32 => "sort_float32",
-        DType::F64 => "sort_float64",
-        _ => "sort_int64",
-    }
-}
-
-/// Returns name and source of every kernel here.
-pub(crate) fn sources() -> impl Iterator<Item = (String, String)> {
-    DTYPES.into_iter().map(|dtype| (name(dtype).to_owned(), print(dtype)))
-}
+entry_points! { "sort" }
 
 fn print(dtype: DType) -> String {
     let [element, sum, load, _] = names(dtype);
@@ -100,10 +83,7 @@ impl NativeKernel for Placed<Sort, [DevicePointer; 4]> {
     }
 
     fn check(&self) -> Result<(), Fault> {
-        match DTYPES.contains(&self.kernel.dtype) {
-            true => Ok(()),
-            false => Err(Fault::new(format!("sort does not take {}", self.kernel.dtype))),
-        }
+        check("sort", self.kernel.dtype)
     }
 
     fn launch_shape(&self) -> Option<LaunchShape> {

@@ -15,7 +15,7 @@ use thalweg_ir::host::Fault;
 use thalweg_ir::{DType, Element, with_dtype};
 
 use crate::arguments;
-use crate::scan::names;
+use crate::dtypes::{DTYPES, entry_points, names};
 use crate::{Accesses, NativeKernel, Placed, Words};
 
 /// A function of two numbers.
@@ -88,23 +88,7 @@ const BLOCK: u32 = 256;
 /// How many 8-byte words a launch takes.
 const ARGUMENT_WORDS: usize = 6;
 
-/// The dtypes that there is a kernel for.
-const DTYPES: [DType; 5] = [DType::F32, DType::F64, DType::F16, DType::Bf16, DType::I64];
-
-fn name(dtype: DType) -> &'static str {
-    match dtype {
-        DType::F16 => "special_float16",
-        DType::Bf16 => "special_bfloat16",
-        DType::F32 => "special_float32",
-        DType::F64 => "special_float64",
-        _ => "special_int64",
-    }
-}
-
-/// Returns name and source of every kernel here.
-pub(crate) fn sources() -> impl Iterator<Item = (String, String)> {
-    DTYPES.into_iter().map(|dtype| (name(dtype).to_owned(), print(dtype)))
-}
+entry_points! { "special" }
 
 fn print(dtype: DType) -> String {
     let [element, sum, load, store] = names(dtype);

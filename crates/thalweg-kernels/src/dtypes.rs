@@ -1,0 +1,47 @@
+//! The dtypes of kernels that are written once for floats and int64, and the names of each in CUDA code.
+
+use thalweg_ir::DType;
+use thalweg_ir::cuda::FloatNames;
+use thalweg_ir::host::Fault;
+
+/// The dtypes that such a kernel has a version for.
+pub(crate) const DTYPES: [DType; 5] = [DType::F32, DType::F64, DType::F16, DType::Bf16, DType::I64];
+
+/// Checks that a dtype is one of [`DTYPES`].
+pub(crate) fn check(kernel: &str, dtype: DType) -> Result<(), Fault> {
+    match DTYPES.contains(&dtype) {
+        true => Ok(()),
+        false => Err(Fault::new(format!("{kernel} does not take {dtype}"))),
+    }
+}
+
+/// Returns the names of a dtype in CUDA code: of elements, of what is computed in, of loading and of storing.
+pub(crate) fn names(dtype: DType) -> [String; 4] {
+    if dtype == DType::I64 {
+        return ["i64".into(), "i64".into(), String::new(), String::new()];
+    }
+    let FloatNames { element, sum, load, store } = FloatNames::of(dtype);
+    [element.into(), sum.into(), load, store]
+}
+
+/// Defines the names of a kernel's entry points, and the list of its sources, which a function `print` returns.
+macro_rules! entry_points {
+    ($prefix:literal) => {
+        /// Returns the name of the entry point.
+        fn name(dtype: DType) -> &'static str {
+            match dtype {
+                DType::F16 => concat!($prefix, "_float16"),
+                DType::Bf16 => concat!($prefix, "_bfloat16"),
+                DType::F32 => concat!($prefix, "_float32"),
+                DType::F64 => concat!($prefix, "_float64"),
+                _ => concat!($prefix, "_int64"),
+            }
+        }
+
+        /// Returns name and source of every kernel here.
+        pub(crate) fn sources() -> impl Iterator<Item = (String, String)> {
+            $crate::dtypes::DTYPES.into_iter().map(|dtype| (name(dtype).to_owned(), print(dtype)))
+        }
+    };
+}
+pub(crate) use entry_points;
