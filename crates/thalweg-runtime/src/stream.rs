@@ -247,13 +247,25 @@ impl Stream {
         Ok(())
     }
 
+    /// Lists the ranges of a submission where they are read: by the driver, a sanitizer, or the capture that it becomes part of,
+    /// which is returned.
+    #[inline]
+    fn list_accesses(
+        &self,
+        accesses: &mut Accesses,
+        list: impl FnOnce(&mut Accesses),
+    ) -> Option<CaptureInfo> {
+        let capture = self.device.captures().info(self);
+        if capture.is_some() || self.device.reads_accesses() {
+            list(accesses);
+        }
+        capture
+    }
+
     /// Submits a kernel, whose ranges are listed only where they are read: by the driver, a sanitizer, or a capture.
     pub(crate) fn submit_launch(&self, launch: Launch<'_>, list: impl FnOnce(&mut Accesses)) -> Result<()> {
-        let capture = self.device.captures().info(self);
         let mut accesses = Accesses::new();
-        if capture.is_some() || self.device.reads_accesses() {
-            list(&mut accesses);
-        }
+        let capture = self.list_accesses(&mut accesses, list);
         let launch = Launch { accesses: &accesses, ..launch };
         let call = || self.device.driver().launch(self.handle(), &launch);
         self.submit_in(capture, Command::Launch(&launch), call)
@@ -265,11 +277,8 @@ impl Stream {
         launch: LibraryLaunch<'_>,
         list: impl FnOnce(&mut Accesses),
     ) -> Result<()> {
-        let capture = self.device.captures().info(self);
         let mut accesses = Accesses::new();
-        if capture.is_some() || self.device.reads_accesses() {
-            list(&mut accesses);
-        }
+        let capture = self.list_accesses(&mut accesses, list);
         let launch = LibraryLaunch { accesses: &accesses, ..launch };
         let command =
             Command::Other { label: launch.label, accesses: &accesses, parameters: launch.arguments };
