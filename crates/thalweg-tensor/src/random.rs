@@ -1,7 +1,7 @@
-//! Random numbers: [`Generator`] on the host, for initial weights and shuffles; [`DeviceGenerator`] on the device, for dropout
-//! and whatever else a kernel draws.
+//! Random numbers: [`Generator`], whose place in its sequence the host knows, for initial weights and shuffles; and
+//! [`DeviceGenerator`], whose place is in device memory, for dropout and whatever else each replay of a graph draws anew.
 //!
-//! What [`Generator`] draws in a captured region, each replay repeats. So its methods tell an audit of the region.
+//! What is drawn from a [`Generator`] in a captured region, each replay repeats. So its methods tell an audit of the region.
 //!
 //! Both are Philox4x32-10 ([`thalweg_ir::philox`]): the same seed gives the same numbers on every machine.
 
@@ -10,7 +10,8 @@ mod device;
 
 use std::panic::Location;
 
-use thalweg_ir::{DType, philox};
+use smallvec::SmallVec;
+use thalweg_ir::{DType, Scalar, element_count, philox};
 use thalweg_runtime::graph::audit::host_random;
 use thalweg_runtime::{Device, Error, Label, Result};
 
@@ -20,7 +21,9 @@ pub use device::DeviceGenerator;
 pub(crate) use device::GeneratorState;
 
 use crate::caller::{at_line, creating, label_at, outermost};
+use crate::dispatch::internal;
 use crate::host_room::host_room;
+use crate::kernels::loops::LoopArguments;
 use crate::tensor::Tensor;
 
 /// A stream of random numbers from a seed.
@@ -53,6 +56,20 @@ impl Generator {
         }
         self.used += 1;
         self.block[self.used - 1]
+    }
+
+    /// Returns the seed, and how many words were drawn.
+    fn place(&self) -> (u64, u64) {
+        let seed = u64::from(self.key[1]) << 32 | u64::from(self.key[0]);
+        (seed, self.counter.wrapping_mul(4).wrapping_sub(4 - self.used as u64))
+    }
+
+    /// Goes to where so many words were drawn.
+    fn go_to(&mut self, position: u64) {
+        (self.counter, self.used) = (position / 4, 4);
+        for _ in 0..position % 4 {
+            self.bits();
+        }
     }
 
     /// Returns a number in [0, 1) with 24 random bits.
@@ -125,7 +142,8 @@ impl Generator {
 }
 
 impl Tensor {
-    /// Returns an f32 tensor of normally distributed numbers from a host generator; the deviation is at least 0.
+    /// Returns an f32 tensor of normally distributed numbers; the deviation is at least 0. The device draws those that
+    /// [`Generator::normal`] would give, but for the rounding of its logarithm and cosine. Asynchronous.
     #[track_caller]
     pub fn normal(
         shape: &[usize],
@@ -137,11 +155,12 @@ impl Tensor {
         let label = label_at("normal", Location::caller());
         creating("normal", (shape, DType::F32, device), label.location, || {
             check_normal(f64::from(mean), f64::from(deviation))?;
-            Self::drawn(shape, device, label, || mean + deviation * generator.bell())
+            Self::drawn("sequence_normal", 2, [mean, deviation], shape, generator, device, label)
         })
     }
 
-    /// Returns an f32 tensor of numbers in [low, high) from a host generator; both bounds are finite.
+    /// Returns an f32 tensor of numbers in [low, high); both bounds are finite. The device draws those that [`Generator::uniform`] would
+    /// give. Asynchronous.
     #[track_caller]
     pub fn uniform(
         shape: &[usize],
@@ -153,29 +172,38 @@ impl Tensor {
         let label = label_at("uniform", Location::caller());
         creating("uniform", (shape, DType::F32, device), label.location, || {
             check_uniform(f64::from(low), f64::from(high), f64::from(f32::MAX))?;
-            Self::drawn(shape, device, label, || low + (high - low) * generator.fraction())
+            Self::drawn("sequence_uniform", 1, [low, high], shape, generator, device, label)
         })
     }
 
-    /// Returns a tensor of numbers that the host draws and copies in pieces, since the whole may be large.
-    fn drawn(shape: &[usize], device: &Device, label: Label, mut draw: impl FnMut() -> f32) -> Result<Self> {
-        let stream = device.current_stream();
-        let tensor = Self::empty_on(shape, DType::F32, &stream, label)?;
-        host_random(label);
-        let count = tensor.elements();
-        let mut piece = Vec::with_capacity(PIECE.min(count));
-        for first in (0..count).step_by(PIECE) {
-            piece.clear();
-            piece.extend((first..count.min(first + PIECE)).map(|_| draw()));
-            let target = tensor.pointer().offset((first * size_of::<f32>()) as u64);
-            stream.copy_from_host(target, bytemuck::cast_slice(&piece), label)?;
+    /// Returns a tensor of numbers that the device draws from the sequence of a host generator, each from so many words, which the
+    /// generator leaves behind.
+    fn drawn(
+        name: &str,
+        words: u64,
+        numbers: [f32; 2],
+        shape: &[usize],
+        generator: &mut Generator,
+        device: &Device,
+        label: Label,
+    ) -> Result<Self> {
+        let count = element_count(shape)?;
+        if count == 0 {
+            return Self::empty(shape, DType::F32, device);
         }
-        Ok(tensor)
+        host_random(label);
+        let (seed, position) = generator.place();
+        let placed = [seed, position].map(|number| Scalar::I64(number as i64));
+        let arguments = LoopArguments {
+            scalars: placed.into_iter().chain(numbers.map(|number| Scalar::F64(number.into()))).collect(),
+            sizes: SmallVec::from_slice(&[count]),
+            dtype: Some(DType::F32),
+        };
+        let mut drawn = internal(name)?.call_loop(&[], &arguments, Some(device), label)?;
+        generator.go_to(position.wrapping_add(words.wrapping_mul(count as u64)));
+        drawn.swap_remove(0).reshape(shape)
     }
 }
-
-/// How many numbers the host draws at a time.
-const PIECE: usize = 1 << 20;
 
 /// Refuses bounds of which nothing can be drawn, or whose difference is above what the dtype holds, as PyTorch does.
 fn check_uniform(low: f64, high: f64, largest: f64) -> Result<()> {

@@ -8,15 +8,17 @@
 //! | [`llama`] | [`LlamaForCausalLM`](llama::LlamaForCausalLM) | Llama and what is shaped like it, with unscaled rotations |
 //! | [`resnet`] | [`ResNet`](resnet::ResNet) | `resnet50`, `resnet101`, `resnet152` |
 //!
-//! Files are read by [`serialize::load_file`](crate::serialize::load_file), and taken up by
-//! [`Module::load_state_dict`](crate::module::Module::load_state_dict), or by
-//! [`Module::load_state_dict_partially`](crate::module::Module::load_state_dict_partially) where a file has entries that are no weights, as
-//! old ones have. None of the models has dropout. Layers of theirs are ordinary modules: what is missing here can be written in the same way.
+//! Files are read by [`serialize::load_file`](crate::serialize::load_file), and taken up by [`PreTrainedModel::load_pretrained`], which
+//! knows by which names transformers saves what; those of torchvision by
+//! [`Module::load_state_dict`](crate::module::Module::load_state_dict). None of the models has dropout. Layers of theirs are ordinary modules: what is missing here can be written in the same way.
 
 pub mod bert;
 pub mod gpt2;
 pub mod llama;
+mod pretrained;
 pub mod resnet;
+
+pub use pretrained::PreTrainedModel;
 
 use thalweg_runtime::{Error, Result};
 use thalweg_tensor::Tensor;

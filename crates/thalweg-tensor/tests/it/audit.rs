@@ -66,7 +66,6 @@ fn draws_on_the_host_are_told() {
     });
     let expected = [
         (ObstacleKind::HostRandomState, "uniform", line),
-        (ObstacleKind::PageableCopy, "uniform", line),
         (ObstacleKind::HostRandomState, "uniform", line + 1),
     ];
     assert_eq!(found(&report), expected, "{report}");

@@ -145,16 +145,6 @@ fn gigantic_tensors_are_out_of_memory() {
 }
 
 #[test]
-fn what_is_drawn_by_pieces_is_what_is_drawn_at_once() {
-    // More than two of the pieces in which the host draws.
-    let count = (2 << 20) + 5;
-    let whole = Tensor::uniform(&[count], 0.0, 1.0, &mut Generator::new(3), &device()).unwrap();
-    let mut generator = Generator::new(3);
-    let expected: Vec<f32> = (0..count).map(|_| generator.uniform()).collect();
-    assert!(whole.to_vec::<f32>().unwrap() == expected);
-}
-
-#[test]
 fn empty_tensors_are_written_and_multiplied() {
     let device = &two_devices()[0];
     let zeros = |shape: &[usize]| Tensor::zeros(shape, DType::F32, device).unwrap();

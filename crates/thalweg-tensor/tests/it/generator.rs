@@ -2,9 +2,9 @@
 
 use thalweg_ir::{DType, philox};
 use thalweg_nn::functional::dropout;
-use thalweg_runtime::{CaptureOptions, Graph, Stream};
+use thalweg_runtime::{CaptureOptions, Device, Graph, Stream};
 use thalweg_tensor::Tensor;
-use thalweg_tensor::random::DeviceGenerator;
+use thalweg_tensor::random::{DeviceGenerator, Generator};
 
 use crate::support::{assert_close, check_gradient, device, random, values};
 
@@ -160,4 +160,28 @@ fn permutations_have_each_number_once() {
     let mut sorted = first;
     sorted.sort_unstable();
     assert_eq!(sorted, (0..1000).collect::<Vec<i64>>());
+}
+
+#[test]
+fn the_device_draws_what_a_generator_of_the_host_gives() {
+    let (mut tensors, mut numbers) = (Generator::new(SEED), Generator::new(SEED));
+    // After each, a sequence stands at another place of a block of four words.
+    for count in [3, 70_001, 0, 1, 1 << 16] {
+        let drawn = Tensor::uniform(&[count], -2.0, 3.0, &mut tensors, &device()).unwrap();
+        let expected: Vec<f32> = (0..count).map(|_| -2.0 + 5.0 * numbers.uniform()).collect();
+        assert!(drawn.to_vec::<f32>().unwrap() == expected, "{count}");
+        let drawn = Tensor::normal(&[count], 1.0, 0.5, &mut tensors, &device()).unwrap();
+        let expected: Vec<f64> = (0..count).map(|_| f64::from(1.0 + 0.5 * numbers.normal())).collect();
+        assert_close(&values(&drawn), &expected, 1e-6);
+        assert_eq!(tensors.next_u32(), numbers.next_u32());
+    }
+}
+
+#[test]
+fn nothing_is_drawn_on_the_meta_device_but_the_sequence_goes_on() {
+    let mut meta = Generator::new(SEED);
+    let drawn = Tensor::uniform(&[1 << 19, 1 << 19], 0.0, 1.0, &mut meta, &Device::meta().unwrap()).unwrap();
+    assert_eq!(drawn.shape(), [1 << 19, 1 << 19]);
+    Tensor::uniform(&[5], 0.0, 1.0, &mut meta, &Device::meta().unwrap()).unwrap();
+    assert_eq!(meta.next_u32(), philox::word(SEED, 0, (1 << 38) + 5));
 }

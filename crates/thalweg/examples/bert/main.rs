@@ -14,8 +14,9 @@ mod tokens;
 
 use std::process::ExitCode;
 
+use thalweg::models::PreTrainedModel;
 use thalweg::models::bert::{BertConfig, BertModel};
-use thalweg::module::{Module, StateDict};
+use thalweg::module::Module;
 use thalweg::random::Generator;
 use thalweg::tensor::autocast::autocast;
 use thalweg::{DType, Device, Error, Result, Tensor, no_grad, serialize};
@@ -76,17 +77,14 @@ fn similarities(model: &BertModel, sentences: &[Vec<i64>], device: &Device) -> R
 
 /// Reads the weights of a model, whose sizes are those of the file.
 fn load(path: &str, heads: usize, device: &Device) -> Result<BertModel> {
-    let weights: StateDict = serialize::load_file(path, device)?
-        .into_iter()
-        .map(|(name, tensor)| (name.strip_prefix("bert.").map(str::to_owned).unwrap_or(name), tensor))
-        .collect();
-    let size = |name: &str, dim: usize| match weights.get(name) {
-        Some(tensor) if tensor.rank() == 2 => Ok(tensor.shape()[dim]),
+    let weights = serialize::load_file(path, device)?;
+    let size = |name: &str, dim: usize| match weights.iter().find(|(full, _)| full.ends_with(name)) {
+        Some((_, tensor)) if tensor.rank() == 2 => Ok(tensor.shape()[dim]),
         _ => Err(Error::invalid(format!("{path} has no matrix {name}, as a BERT has"))),
     };
     let is_layer = |index: &usize| {
-        let prefix = format!("encoder.layer.{index}.");
-        weights.keys().any(|name| name.starts_with(&prefix))
+        let part = format!("encoder.layer.{index}.");
+        weights.keys().any(|name| name.contains(&part))
     };
     let config = BertConfig {
         vocab_size: size("embeddings.word_embeddings.weight", 0)?,
@@ -99,7 +97,7 @@ fn load(path: &str, heads: usize, device: &Device) -> Result<BertModel> {
         ..BertConfig::default()
     };
     let model = BertModel::new(&config, &mut Generator::new(0), device)?;
-    let keys = model.load_state_dict_partially(&weights)?;
+    let keys = model.load_pretrained(&weights)?;
     // The features of a whole sequence are not used here, and some files do not have their layer.
     match keys.missing_keys.iter().find(|name| !name.starts_with("pooler.")) {
         None => Ok(model),

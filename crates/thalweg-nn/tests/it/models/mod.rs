@@ -7,6 +7,7 @@ mod graph;
 mod llama;
 mod lstm;
 mod names;
+mod published;
 mod resnet;
 mod unet;
 

@@ -1,0 +1,76 @@
+//! Checkpoints of Hugging Face's transformers, whose names depend on what was saved: a model with its head, or without.
+
+use std::panic::Location;
+
+use thalweg_runtime::{Error, Result};
+use thalweg_tensor::caller::at_line;
+
+use super::bert::{BertForSequenceClassification, BertModel};
+use super::gpt2::GPT2LMHeadModel;
+use super::llama::LlamaForCausalLM;
+use crate::module::{IncompatibleKeys, Module, StateDict};
+
+/// A model that takes up checkpoints of transformers (`PreTrainedModel`).
+pub trait PreTrainedModel: Module {
+    /// The name that a model with a head has for what is below it, as in `transformer.wte.weight`.
+    const BASE_MODEL_PREFIX: &'static str;
+
+    /// Overwrites the weights with those of a checkpoint, and returns the names that only one side has. A checkpoint without a head
+    /// fits a model with one, and the other way round: the prefix is added or taken away. Norms whose weights are called `gamma` and
+    /// `beta`, as in the oldest files, fit too. A weight that is missing and tied to one that is not, as GPT-2's head, is not named.
+    /// Asynchronous.
+    ///
+    /// # Errors
+    /// [`Error::is_invalid_argument`] if shapes differ, or two names mean one weight. Then nothing has changed.
+    #[track_caller]
+    fn load_pretrained(&self, checkpoint: &StateDict) -> Result<IncompatibleKeys> {
+        at_line(Location::caller(), || load(self, Self::BASE_MODEL_PREFIX, checkpoint))
+    }
+}
+
+impl PreTrainedModel for GPT2LMHeadModel {
+    const BASE_MODEL_PREFIX: &'static str = "transformer";
+}
+
+impl PreTrainedModel for LlamaForCausalLM {
+    const BASE_MODEL_PREFIX: &'static str = "model";
+}
+
+impl PreTrainedModel for BertModel {
+    const BASE_MODEL_PREFIX: &'static str = "bert";
+}
+
+impl PreTrainedModel for BertForSequenceClassification {
+    const BASE_MODEL_PREFIX: &'static str = "bert";
+}
+
+fn load<M: Module + ?Sized>(model: &M, prefix: &str, checkpoint: &StateDict) -> Result<IncompatibleKeys> {
+    let own = model.state_dict();
+    let mut renamed = StateDict::new();
+    for (name, tensor) in checkpoint {
+        let name = own_name(name, prefix, &own).unwrap_or_else(|| name.clone());
+        if renamed.insert(name.clone(), tensor.clone()).is_some() {
+            return Err(Error::invalid(format!("two names of the checkpoint mean the weight \"{name}\"")));
+        }
+    }
+    let mut keys = model.load_state_dict_partially(&renamed)?;
+    let is_tied = |missing: &String| {
+        own.iter()
+            .any(|(name, tensor)| renamed.contains_key(name) && tensor.shares_storage_with(&own[missing]))
+    };
+    keys.missing_keys.retain(|missing| !is_tied(missing));
+    Ok(keys)
+}
+
+/// Returns the name that a model has for a weight of a checkpoint, if it has the weight.
+fn own_name(name: &str, prefix: &str, own: &StateDict) -> Option<String> {
+    let (stem, last) = name.rsplit_once('.').unwrap_or(("", name));
+    let modern = match last {
+        "gamma" => format!("{stem}.weight"),
+        "beta" => format!("{stem}.bias"),
+        _ => name.to_owned(),
+    };
+    let below = modern.strip_prefix(prefix).and_then(|rest| rest.strip_prefix('.')).map(str::to_owned);
+    let above = format!("{prefix}.{modern}");
+    [Some(modern), Some(above), below].into_iter().flatten().find(|name| own.contains_key(name))
+}
