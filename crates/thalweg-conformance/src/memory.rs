@@ -188,6 +188,8 @@ fn a_pool_says_what_it_holds(fixture: &Fixture) -> CaseResult {
     let pointers = [one, two].map(|bytes| driver.memory_allocate_async(pool, bytes, stream.handle));
     driver.stream_synchronize(stream.handle)?;
     let full = driver.pool_usage(pool)?;
+    driver.pool_reset_peaks(pool)?;
+    let full_again = driver.pool_usage(pool)?;
     for pointer in pointers {
         driver.memory_free_async(pointer?, stream.handle)?;
     }
@@ -195,14 +197,19 @@ fn a_pool_says_what_it_holds(fixture: &Fixture) -> CaseResult {
     let freed = driver.pool_usage(pool)?;
     driver.pool_trim(pool, 0)?;
     let trimmed = driver.pool_usage(pool)?;
+    driver.pool_reset_peaks(pool)?;
+    let reset = driver.pool_usage(pool)?;
     driver.pool_destroy(pool)?;
     holds(full.used_bytes >= one + two, "what is allocated counts as used")?;
     holds(full.reserved_bytes >= full.used_bytes, "a pool holds what it uses")?;
+    equal(full_again, full, "the peaks of a pool that is as full as it ever was, reset")?;
     equal(freed.used_bytes, 0, "what is used once all is freed")?;
     equal(freed.reserved_bytes, full.reserved_bytes, "what is held once all is freed: it is kept")?;
     equal(trimmed.reserved_bytes, 0, "what is held after a trim")?;
     let peaks = (trimmed.used_peak_bytes, trimmed.reserved_peak_bytes);
     equal(peaks, (full.used_bytes, full.reserved_bytes), "the peaks after a trim")?;
+    equal((reset.used_peak_bytes, reset.reserved_peak_bytes), (0, 0), "the peaks of an empty pool, reset")?;
+    refused(driver.pool_reset_peaks(pool), &[Code::InvalidHandle], "pool_reset_peaks of such a pool")?;
     refused(driver.pool_usage(pool), &[Code::InvalidHandle], "pool_usage of a pool that was given up")
 }
 

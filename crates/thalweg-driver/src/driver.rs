@@ -389,6 +389,11 @@ pub trait Driver: Send + Sync + fmt::Debug {
         forwarded(self.inner(), "pool_usage")?.pool_usage(pool)
     }
 
+    /// Sets the peaks of a pool's usage to what it holds and uses now.
+    fn pool_reset_peaks(&self, pool: PoolHandle) -> Result<()> {
+        forwarded(self.inner(), "pool_reset_peaks")?.pool_reset_peaks(pool)
+    }
+
     /// Allocates memory of the pool's device, usable by work that comes later on the stream. On a capturing stream it becomes
     /// a node, and the memory belongs to the graph: it is there from that node on, at this address, in every launch.
     fn memory_allocate_async(

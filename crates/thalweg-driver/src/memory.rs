@@ -97,7 +97,8 @@ impl Default for PoolAttributes {
     }
 }
 
-/// The memory of a pool of the stream-ordered allocator, in bytes. Peaks are since the pool was made.
+/// The memory of a pool of the stream-ordered allocator, in bytes. Peaks are since the pool was made, or since
+/// [`Driver::pool_reset_peaks`](crate::Driver::pool_reset_peaks).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct PoolUsage {
     /// Taken from the device, in use or not.

@@ -409,7 +409,17 @@ impl Driver for SimDriver {
     fn pool_usage(&self, pool: PoolHandle) -> Result<PoolUsage> {
         self.enter("cuMemPoolGetAttribute", |state| {
             let pool = state.pool(pool.raw())?;
-            Ok(state.pools.usage(pool))
+            Ok(*state.pools.usage(pool))
+        })
+    }
+
+    fn pool_reset_peaks(&self, pool: PoolHandle) -> Result<()> {
+        self.enter("cuMemPoolSetAttribute", |state| {
+            let pool = state.pool(pool.raw())?;
+            let usage = state.pools.usage(pool);
+            usage.reserved_peak_bytes = usage.reserved_bytes;
+            usage.used_peak_bytes = usage.used_bytes;
+            Ok(())
         })
     }
 

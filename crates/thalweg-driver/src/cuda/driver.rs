@@ -236,6 +236,7 @@ impl Driver for CudaDriver {
         fn pool_attributes(pool: PoolHandle) -> PoolAttributes;
         fn pool_set_attributes(pool: PoolHandle, attributes: PoolAttributes) -> ();
         fn pool_usage(pool: PoolHandle) -> PoolUsage;
+        fn pool_reset_peaks(pool: PoolHandle) -> ();
         fn memory_allocate_async(pool: PoolHandle, bytes: u64, stream: StreamHandle) -> DevicePointer;
         fn memory_free_async(pointer: DevicePointer, stream: StreamHandle) -> ();
 

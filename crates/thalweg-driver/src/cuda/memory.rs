@@ -385,12 +385,29 @@ impl CudaDriver {
     pub(super) fn pool_usage(&self, pool: PoolHandle) -> Result<PoolUsage> {
         let pool = self.pools.get(pool.raw(), "cuMemPoolGetAttribute")?;
         self.enter(pool.device)?;
+        let reserved_bytes: u64 = self.pool_attribute(&pool, sys::POOL_RESERVED_CURRENT)?;
+        let used_bytes: u64 = self.pool_attribute(&pool, sys::POOL_USED_CURRENT)?;
+        // A peak that was reset is 0 until more is taken.
         Ok(PoolUsage {
-            reserved_bytes: self.pool_attribute(&pool, sys::POOL_RESERVED_CURRENT)?,
-            reserved_peak_bytes: self.pool_attribute(&pool, sys::POOL_RESERVED_HIGH)?,
-            used_bytes: self.pool_attribute(&pool, sys::POOL_USED_CURRENT)?,
-            used_peak_bytes: self.pool_attribute(&pool, sys::POOL_USED_HIGH)?,
+            reserved_bytes,
+            reserved_peak_bytes: reserved_bytes.max(self.pool_attribute(&pool, sys::POOL_RESERVED_HIGH)?),
+            used_bytes,
+            used_peak_bytes: used_bytes.max(self.pool_attribute(&pool, sys::POOL_USED_HIGH)?),
         })
+    }
+
+    pub(super) fn pool_reset_peaks(&self, pool: PoolHandle) -> Result<()> {
+        let pool = self.pools.get(pool.raw(), "cuMemPoolSetAttribute")?;
+        self.enter(pool.device)?;
+        for attribute in [sys::POOL_RESERVED_HIGH, sys::POOL_USED_HIGH] {
+            // 0, the only value that is taken, stands for what there is now.
+            let mut peak = 0_u64;
+            let value = (&raw mut peak).cast::<c_void>();
+            // SAFETY: both attributes are one 64-bit number; the pool is looked up.
+            let outcome = unsafe { self.cuda.table.pool_set_attribute(pool.raw, attribute, value) };
+            self.cuda.check(outcome, || format!("the peaks of a pool of device {}", pool.device))?;
+        }
+        Ok(())
     }
 
     pub(super) fn pool_destroy(&self, pool: PoolHandle) -> Result<()> {

@@ -83,8 +83,8 @@ impl Pools {
         &mut self.pool(pool).attributes
     }
 
-    pub(crate) fn usage(&self, pool: u64) -> PoolUsage {
-        self.pools[&pool].usage
+    pub(crate) fn usage(&mut self, pool: u64) -> &mut PoolUsage {
+        &mut self.pool(pool).usage
     }
 
     /// Gives segments without an allocation back, down to `keep_bytes` in all.
