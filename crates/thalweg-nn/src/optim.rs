@@ -25,6 +25,7 @@ pub use state::{GroupState, OptimizerState, ParameterState};
 pub use thalweg_ops::optimizer::{
     AdadeltaOptions, AdagradOptions, AdamOptions, AdamWOptions, AdamaxOptions, AsgdOptions, LionOptions,
     NAdamOptions, OptimizerOptions, RAdamOptions, RMSpropOptions, RpropOptions, SgdOptions,
+    SparseAdamOptions,
 };
 
 /// Adadelta.
@@ -51,3 +52,5 @@ pub type RMSprop = Optimizer<RMSpropOptions>;
 pub type Rprop = Optimizer<RpropOptions>;
 /// Stochastic gradient descent.
 pub type Sgd = Optimizer<SgdOptions>;
+/// Adam that leaves elements alone whose gradient is 0: for tables of embeddings.
+pub type SparseAdam = Optimizer<SparseAdamOptions>;

@@ -49,6 +49,7 @@ CASES = {
     "Adamax": [{}, dict(learning_rate=0.05, weight_decay=0.1, beta2=0.5), dict(maximize=1)],
     "Adadelta": [{}, dict(learning_rate=0.5, rho=0.5, weight_decay=0.1), dict(maximize=1)],
     "ASGD": [{}, dict(learning_rate=0.1, lambd=0.01, alpha=0.5, t0=3, weight_decay=0.1), dict(maximize=1)],
+    "SparseAdam": [{}, dict(learning_rate=0.05, beta1=0.8, beta2=0.9), dict(maximize=1, epsilon=1e-3)],
     "Rprop": [{}, dict(learning_rate=0.1, eta_minus=0.25, eta_plus=1.5, min_step_size=0.05, max_step_size=0.2), dict(maximize=1)],
 }
 FUSED = {"Adam", "AdamW", "SGD", "Adagrad"}
@@ -70,18 +71,21 @@ def case(optimizer, options, dtype, fused, rate_of_tensor=False):
         else:
             own[NAMES.get(key, key)] = bool(value) if key in FLAGS else value
     if rate_of_tensor: own["lr"] = torch.tensor(own["lr"])
-    made = kind(parameters, **own, **(dict(fused=True) if fused else dict(foreach=False)))
+    is_sparse = optimizer == "SparseAdam"
+    made = kind(parameters, **own, **({} if is_sparse else dict(fused=True) if fused else dict(foreach=False)))
     print("case", optimizer, name(dtype), int(fused), *pairs(options))
     for step in range(STEPS):
         if step == 5 and optimizer != "ASGD": made.param_groups[0]["lr"] /= 2
-        for p, g in zip(parameters, gradients[step]): p.grad = g.to(dtype)
+        for p, g in zip(parameters, gradients[step]): p.grad = g.to(dtype).to_sparse() if is_sparse else g.to(dtype)
         made.step()
     for i, p in enumerate(parameters):
         print("param", i, ":", *digits(p))
         for key, value in made.state[p].items():
             # What follows from the number of steps is no state of ours.
             if optimizer == "ASGD" and key in ("eta", "mu"): continue
-            if value is not None: print("state", i, key, ":", *digits(value.to(dtype) if value.dim() else value.float()))
+            if value is None: continue
+            value = torch.as_tensor(value)
+            print("state", i, key, ":", *digits(value.to(dtype) if value.dim() else value.float()))
 
 for optimizer, option_sets in CASES.items():
     for options in option_sets:

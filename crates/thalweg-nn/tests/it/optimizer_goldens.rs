@@ -9,8 +9,8 @@ use thalweg_nn::optim::{
     ChainedLr, ConstantLr, CosineAnnealingLr, CosineAnnealingWarmRestarts, CyclicLr, CyclicMode,
     ExponentialLr, LambdaLr, LinearLr, LionOptions, LrScheduler, MultiStepLr, MultiplicativeLr, NAdamOptions,
     OneCycleLr, Optimizer, OptimizerOptions, PlateauMode, PlateauOptions, PolynomialLr, RAdamOptions,
-    RMSpropOptions, ReduceLrOnPlateau, RpropOptions, Schedule, SequentialLr, Sgd, SgdOptions, StepLr,
-    ThresholdMode, clip_grad_norm_, clip_grad_value_,
+    RMSpropOptions, ReduceLrOnPlateau, RpropOptions, Schedule, SequentialLr, Sgd, SgdOptions,
+    SparseAdamOptions, StepLr, ThresholdMode, clip_grad_norm_, clip_grad_value_,
 };
 use thalweg_tensor::Tensor;
 
@@ -160,6 +160,7 @@ fn optimizers_take_pytorchs_steps() {
             "Adadelta" => run::<AdadeltaOptions>(case),
             "ASGD" => run::<AsgdOptions>(case),
             "Rprop" => run::<RpropOptions>(case),
+            "SparseAdam" => run::<SparseAdamOptions>(case),
             name => panic!("{name} has no options here"),
         }
     }

@@ -409,6 +409,36 @@ optimizers! {
         }
     }
 
+    /// SparseAdam, of gradients that are dense here: an element whose gradient is 0 is one that PyTorch's sparse gradient lacks. It
+    /// stays as it is, and so do its moments.
+    /// <https://docs.pytorch.org/docs/stable/generated/torch.optim.SparseAdam.html>
+    sparse_adam SPARSE_ADAM SparseAdamOptions "SparseAdam" (learning_rate: 1e-3) {
+        numbers {
+            /// How slowly the first moment forgets.
+            beta1: 0.9, BelowOne;
+            /// How slowly the second moment forgets.
+            beta2: 0.999, BelowOne;
+            /// The term that keeps the division finite.
+            epsilon: 1e-8, Positive;
+        }
+        flags {}
+        states(_options) {
+            exp_avg: 0.0;
+            exp_avg_sq: 0.0;
+        }
+        scalar_states(step) {}
+        step(parameter, gradient, step, learning_rate) {
+            let is_missing = gradient.eq(0.0);
+            let first = exp_avg + (gradient - exp_avg) * (1.0 - beta1);
+            let second = exp_avg_sq + (gradient * gradient - exp_avg_sq) * (1.0 - beta2);
+            let rate = learning_rate * (1.0 - beta2.pow(step)).sqrt() / (1.0 - beta1.pow(step));
+            let moved = parameter - rate * (first / (second.sqrt() + epsilon));
+            parameter = is_missing.select(parameter, moved);
+            exp_avg = is_missing.select(exp_avg, first);
+            exp_avg_sq = is_missing.select(exp_avg_sq, second);
+        }
+    }
+
     /// Adamax (Kingma and Ba, <https://arxiv.org/abs/1412.6980>):
     /// <https://docs.pytorch.org/docs/stable/generated/torch.optim.Adamax.html>
     adamax ADAMAX AdamaxOptions "Adamax" (learning_rate: 2e-3) {
