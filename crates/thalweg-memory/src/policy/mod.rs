@@ -7,7 +7,7 @@
 //! |---|---|---|---|
 //! | up to 1 MiB | small | 2 MiB | 2 MiB |
 //! | up to 10 MiB | large | 20 MiB | 20 MiB as PyTorch, 8 MiB as Thalweg (`expandable_page_mb`) |
-//! | more | large | the next multiple of 2 MiB | the same |
+//! | more | large | the next multiple of 2 MiB (`segment_granularity_mb`) | the same |
 //!
 //! Small and large requests never share a segment, unless one would fail: a small block that stays would keep a large segment
 //! from going back.
@@ -29,8 +29,6 @@ pub(crate) const SMALL_REQUEST_BYTES: u64 = 1 << 20;
 pub(crate) const SMALL_SEGMENT_BYTES: u64 = 2 << 20;
 /// From this on a request gets a segment of its own size.
 const MIN_OWN_SEGMENT_BYTES: u64 = 10 << 20;
-/// Such a segment is a multiple of this.
-const SEGMENT_GRANULE_BYTES: u64 = 2 << 20;
 /// No request may be larger (64 PiB): no device has addresses for it, its rounded size fits in the bins, and
 /// sums of sizes cannot overflow.
 pub const MAX_REQUEST_BYTES: u64 = 1 << 56;
@@ -64,6 +62,8 @@ pub(crate) struct Policy {
     pub(crate) max_non_split_rounding_bytes: u64,
     /// The segment of large requests below [`MIN_OWN_SEGMENT_BYTES`].
     pub(crate) large_segment_bytes: u64,
+    /// Segments of larger requests are a multiple of this.
+    pub(crate) segment_granularity_bytes: u64,
     /// The settings that rounding to steps between powers of two goes by; `None` if it is off.
     pub(crate) power2: Option<PowerTwoDivisions>,
     /// New segments grow.
@@ -113,6 +113,7 @@ impl Policy {
             max_split_bytes: settings.max_split_size_bytes().unwrap_or(u64::MAX),
             max_non_split_rounding_bytes: settings.max_non_split_rounding_bytes(),
             large_segment_bytes: settings.large_segment_size_bytes(),
+            segment_granularity_bytes: settings.segment_granularity_bytes(),
             power2: (divisions != PowerTwoDivisions::default()).then_some(divisions),
             expandable,
             page_bytes,
@@ -150,7 +151,7 @@ impl Policy {
         } else if size_bytes < MIN_OWN_SEGMENT_BYTES {
             self.large_segment_bytes
         } else {
-            size_bytes.next_multiple_of(SEGMENT_GRANULE_BYTES)
+            size_bytes.next_multiple_of(self.segment_granularity_bytes)
         }
     }
 

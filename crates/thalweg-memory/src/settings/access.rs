@@ -100,6 +100,20 @@ impl Settings {
         keys::LARGE_SEGMENT_SIZE.value(self)
     }
 
+    /// Sets `segment_granularity_mb`: segments for requests of 10 MiB or more are a multiple of this. Coarse ones waste more at
+    /// first, and serve later requests of other sizes.
+    ///
+    /// # Errors
+    /// If it is not a multiple of 2 MiB, from 2 MiB to 1 GiB.
+    pub fn with_segment_granularity_bytes(self, bytes: u64) -> Result<Self, SettingsError> {
+        self.with(&keys::SEGMENT_GRANULARITY, bytes)
+    }
+
+    /// Returns `segment_granularity_mb`, in bytes.
+    pub fn segment_granularity_bytes(&self) -> u64 {
+        keys::SEGMENT_GRANULARITY.value(self)
+    }
+
     /// Sets `max_split_size_mb`: never cut blocks of `bytes` or more, and keep them for requests of that size. Less
     /// fragmentation, more waste.
     ///

@@ -204,6 +204,10 @@ fn is_whole_mib(bytes: &u64) -> bool {
     bytes.is_multiple_of(MIB)
 }
 
+fn is_even_mib(bytes: &u64) -> bool {
+    bytes.is_multiple_of(2 * MIB) && (2 * MIB..=1024 * MIB).contains(bytes)
+}
+
 fn is_thalweg(settings: &Settings) -> bool {
     settings.policy() == Policy::Thalweg
 }
@@ -259,6 +263,16 @@ keys! {
         default_words: "20",
         default: |_| Some(20 * MIB),
         valid: |bytes| is_whole_mib(bytes) && *bytes > 10 * MIB,
+        syntax: MEBIBYTES,
+        concerns: Concerns::Native,
+    }
+    SEGMENT_GRANULARITY, segment_granularity_bytes: u64 {
+        name: "segment_granularity_mb",
+        meaning: "segments for requests of 10 MiB or more are a multiple of this; a coarse one serves later requests of other sizes",
+        accepts: "an even number of MiB, from 2 to 1024",
+        default_words: "2",
+        default: |_| Some(2 * MIB),
+        valid: is_even_mib,
         syntax: MEBIBYTES,
         concerns: Concerns::Native,
     }
@@ -381,7 +395,7 @@ keys! {
             Policy::Thalweg => 8 * MIB,
             Policy::PyTorch => settings.large_segment_size_bytes(),
         }),
-        valid: |bytes| bytes.is_multiple_of(2 * MIB) && (2 * MIB..=1024 * MIB).contains(bytes),
+        valid: is_even_mib,
         syntax: MEBIBYTES,
         concerns: Concerns::Native,
     }

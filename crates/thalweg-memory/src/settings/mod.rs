@@ -27,6 +27,7 @@
 //! | `policy` | `thalweg` or `pytorch` | thalweg | where the defaults of other keys come from; a key that is set counts, wherever it stands |
 //! | `backend` | `native` or `cudaMallocAsync` | native | who hands out device memory; chosen at the start, for good |
 //! | `large_segment_size_mb` | a whole number of MiB, at least 11 | 20 | the segment for requests of more than 1 MiB and less than 10 |
+//! | `segment_granularity_mb` | an even number of MiB, from 2 to 1024 | 2 | segments for requests of 10 MiB or more are a multiple of this; a coarse one serves later requests of other sizes |
 //! | `max_split_size_mb` | a whole number of MiB, at least `large_segment_size_mb` | unlimited | blocks of this size or more are never cut, and go back to the driver one by one |
 //! | `max_non_split_rounding_mb` | a whole number of MiB, at least `large_segment_size_mb` | `large_segment_size_mb` | a block that is not cut serves requests that waste less than this |
 //! | `garbage_collection_threshold` | a number between 0 and 1, neither of them | off | the part of the allowed memory above which old free blocks go back before more is taken |

@@ -39,6 +39,26 @@ fn requests_get_segments_of_their_class() {
 }
 
 #[test]
+fn coarse_segments_serve_requests_of_other_sizes() {
+    for (granularity, reserved) in [(2 * MIB, [20 * MIB, 70 * MIB]), (64 * MIB, [64 * MIB, 64 * MIB])] {
+        let upstream = Arc::new(FakeUpstream::new(GIB));
+        let settings = pytorch().with_segment_granularity_bytes(granularity).expect("an even number of MiB");
+        let allocator = DeviceAllocator::new(upstream.clone(), settings);
+        for (request, reserved) in [20 * MIB, 50 * MIB].into_iter().zip(reserved) {
+            drop(allocator.allocate(request, stream(1)).expect("there is room"));
+            let segments: u64 = upstream.live_segments().iter().map(|(_, bytes)| bytes).sum();
+            assert_eq!(segments, reserved, "after a request of {request}, by {granularity}");
+        }
+        let small = allocator.allocate(2 * MIB, stream(2)).expect("there is room");
+        assert_eq!(upstream.live_segments().len(), if granularity == 2 * MIB { 3 } else { 2 });
+        assert!(
+            upstream.live_segments().contains(&(small.address(), 20 * MIB)),
+            "smaller requests are left alone"
+        );
+    }
+}
+
+#[test]
 fn a_request_of_nothing_gets_nothing() {
     let (upstream, allocator) = allocator(0);
     let block = allocator.allocate(0, stream(1)).expect("nothing is needed");

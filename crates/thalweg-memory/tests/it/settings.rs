@@ -20,7 +20,7 @@ fn refused(text: &str) -> SettingsError {
 #[test]
 fn every_key_is_read() {
     let settings = parse(
-        "policy:pytorch,backend:cudaMallocAsync,large_segment_size_mb:40,max_split_size_mb:50,\
+        "policy:pytorch,backend:cudaMallocAsync,large_segment_size_mb:40,segment_granularity_mb:6,max_split_size_mb:50,\
          max_non_split_rounding_mb:60,garbage_collection_threshold:0.75,roundup_power2_divisions:8,\
          per_process_memory_fraction:0.5,throw_on_cudamalloc_oom:True,release_lock_on_cudamalloc:True,\
          graph_capture_record_stream_reuse:True,expandable_segments:True,expandable_segments_reserve:0.25,\
@@ -35,6 +35,7 @@ fn every_key_is_read() {
             .with_policy(Policy::PyTorch)
             .with_backend(Backend::CudaMallocAsync)
             .with_large_segment_size_bytes(40 * MIB)?
+            .with_segment_granularity_bytes(6 * MIB)?
             .with_max_split_size_bytes(50 * MIB)?
             .with_max_non_split_rounding_bytes(60 * MIB)?
             .with_garbage_collection_threshold(0.75)?
@@ -67,6 +68,7 @@ fn every_key_is_read() {
 
     assert_eq!((settings.policy(), settings.backend()), (Policy::PyTorch, Backend::CudaMallocAsync));
     assert_eq!(settings.large_segment_size_bytes(), 40 * MIB);
+    assert_eq!(settings.segment_granularity_bytes(), 6 * MIB);
     assert_eq!(settings.max_split_size_bytes(), Some(50 * MIB));
     assert_eq!(settings.max_non_split_rounding_bytes(), 60 * MIB);
     assert_eq!(settings.garbage_collection_threshold(), Some(0.75));
@@ -117,6 +119,7 @@ fn settings_change_as_in_pytorch() {
         "foo:1,bar:2",
         "garbage_collection_threshold:1.2",
         "max_split_size_mb:2",
+        "segment_granularity_mb:3",
         "release_lock_on_cudamalloc:none",
         "pinned_use_cuda_host_register:none",
         "pinned_num_register_threads:none",
