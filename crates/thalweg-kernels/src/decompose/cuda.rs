@@ -2,7 +2,7 @@
 
 use thalweg_ir::cuda::with_prelude;
 
-use super::Method;
+use super::{Method, eigenvalues, indefinite};
 
 /// Returns the translation unit of a method.
 pub(super) fn print(method: Method) -> String {
@@ -15,9 +15,13 @@ pub(super) fn print(method: Method) -> String {
         Method::Reflectors => REFLECTORS,
         Method::Eigen => EIGEN,
         Method::Singular => SINGULAR,
+        Method::Indefinite => indefinite::FACTOR,
+        Method::IndefiniteSolve => indefinite::SOLVE,
+        Method::General => eigenvalues::BODY,
     };
     let helpers = match method {
         Method::Eigen | Method::Singular => JACOBI,
+        Method::General => eigenvalues::HELPERS,
         _ => "",
     };
     let columns = if body.contains("columns") { "    const u64 columns = x.columns;" } else { "" };

@@ -1,21 +1,25 @@
-//! [`Decompose`]: decompositions of matrices, and solutions by them: Cholesky, LU, QR, symmetric eigenvalues, singular values.
+//! [`Decompose`]: decompositions of matrices, and solutions by them: Cholesky, LU, LDLᵀ, QR, eigenvalues, singular values.
 //!
 //! Matrices are row-major f64, one after another, and a block works on each. Single precision is not enough for what is computed
 //! *with* a decomposition (gradients subtract close numbers), and 64-bit arithmetic is at half the rate of 32-bit on the GPUs that these
 //! are for. The host functions sum in the order of the kernels, so results have a GPU's bits.
 //!
 //! Algorithms (G. H. Golub, *Matrix Computations*): Cholesky by columns, LU by outer products with partial pivoting,
-//! QR by Householder reflectors as LAPACK packs them, eigenvalues and singular values by cyclic Jacobi rotations.
+//! LDLᵀ by J. R. Bunch's and L. Kaufman's pivoting (Mathematics of Computation 31, 1977), QR by Householder reflectors as LAPACK packs
+//! them, eigenvalues of symmetric matrices and singular values by cyclic Jacobi rotations, those of other matrices by steps of QR with
+//! J. H. Wilkinson's shifts on complex matrices in Hessenberg's form.
 
 mod cuda;
+mod eigenvalues;
 mod host;
+mod indefinite;
 
 use std::sync::Arc;
 
 use thalweg_driver::{Access, DevicePointer, HostFault, HostKernel, HostLaunch};
-use thalweg_ir::Element;
 use thalweg_ir::cuda::LaunchShape;
 use thalweg_ir::host::Fault;
+use thalweg_ir::{Element, c128};
 
 use crate::arguments;
 use crate::{Accesses, NativeKernel, Placed, Words};
@@ -46,11 +50,20 @@ pub enum Method {
     /// A matrix (rows, columns) with at least as many rows as columns, which becomes the left singular vectors; the right ones as
     /// columns (columns, columns); and the singular values, the greatest first (columns).
     Singular,
+    /// A symmetric matrix (rows, rows), whose lower triangle is read, and becomes L and D: blocks of one or two rows in D's diagonal, and
+    /// below them L, whose diagonal is 1; int32 rows (rows) that were swapped, from 1 on, negative for both rows of a block of two; and
+    /// an i32, 0 or the first block that is 0.
+    Indefinite,
+    /// L and D and the swapped rows as [`Method::Indefinite`] gives them, and right sides (rows, columns), which become the solutions.
+    IndefiniteSolve,
+    /// A complex matrix (rows, rows), which is overwritten; its eigenvectors as columns of length 1 whose largest element is real (rows,
+    /// rows); and its eigenvalues (rows), in no order. All of it complex128.
+    General,
 }
 
 impl Method {
     /// Every method.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 11] = [
         Self::Cholesky,
         Self::Triangular,
         Self::Lu,
@@ -59,6 +72,9 @@ impl Method {
         Self::Reflectors,
         Self::Eigen,
         Self::Singular,
+        Self::Indefinite,
+        Self::IndefiniteSolve,
+        Self::General,
     ];
 
     /// The name of the entry point.
@@ -72,6 +88,9 @@ impl Method {
             Self::Reflectors => "decompose_reflectors",
             Self::Eigen => "decompose_eigen",
             Self::Singular => "decompose_singular",
+            Self::Indefinite => "decompose_indefinite",
+            Self::IndefiniteSolve => "decompose_indefinite_solve",
+            Self::General => "decompose_general",
         }
     }
 }
@@ -135,6 +154,13 @@ impl Decompose {
                 (columns * columns, 8, Use::Write),
                 (columns, 8, Use::Write),
             ],
+            Method::Indefinite => [(rows * rows, 8, Use::Change), (rows, 4, Use::Write), (1, 4, Use::Write)],
+            Method::IndefiniteSolve => {
+                [(rows * rows, 8, Use::Read), (rows, 4, Use::Read), (rows * columns, 8, Use::Change)]
+            }
+            Method::General => {
+                [(rows * rows, 16, Use::Change), (rows * rows, 16, Use::Write), (rows, 16, Use::Write)]
+            }
         }
     }
 
@@ -226,6 +252,7 @@ fn run_on_host(launch: &HostLaunch<'_>) -> Result<(), HostFault> {
         let change = |operand: usize| write::<f64>(launch, place(operand), counts[operand]);
         let given = |operand: usize| read::<f64>(launch, place(operand), counts[operand]);
         let integers = |operand: usize| write::<i32>(launch, place(operand), counts[operand]);
+        let complex = |operand: usize| write::<c128>(launch, place(operand), counts[operand]);
         match call.method {
             Method::Cholesky => integers(1)?[0] = host::cholesky(change(0)?, rows),
             Method::Triangular => host::triangular(given(0)?, change(1)?, [rows, columns], call.flags),
@@ -240,6 +267,14 @@ fn run_on_host(launch: &HostLaunch<'_>) -> Result<(), HostFault> {
             Method::Reflectors => host::reflectors(given(0)?, given(1)?, change(2)?, [rows, columns, width]),
             Method::Eigen => host::eigen(change(0)?, change(1)?, change(2)?, rows),
             Method::Singular => host::singular(change(0)?, change(1)?, change(2)?, [rows, columns]),
+            Method::Indefinite => integers(2)?[0] = indefinite::factor(change(0)?, integers(1)?, rows),
+            Method::IndefiniteSolve => indefinite::solve(
+                given(0)?,
+                read::<i32>(launch, place(1), counts[1])?,
+                change(2)?,
+                [rows, columns],
+            ),
+            Method::General => eigenvalues::general(complex(0)?, complex(1)?, complex(2)?, rows),
         }
     }
     Ok(())

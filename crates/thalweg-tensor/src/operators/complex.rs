@@ -17,7 +17,7 @@ use thalweg_runtime::{Error, Result};
 
 use super::Body::{Composite, Differentiable};
 use super::body::Body;
-use super::{call as call_operator, operators, single};
+use super::{call as call_operator, operators, reduce, single};
 use crate::autograd::formula::Formula;
 use crate::autograd::views::{ViewBackward, record_view};
 use crate::caller::enter;
@@ -130,6 +130,70 @@ static BY_PARTS: &[(&str, ByParts)] = &[
         of_parts(&size.mul(&im.cos()?)?, &size.mul(&im.sin()?)?).map(single)
     }),
     ("log", |call| of_parts(&call.tensor(0).abs()?.log()?, &call.tensor(0).angle()?).map(single)),
+    ("sqrt", |call| root(call.tensor(0)).map(single)),
+    ("rsqrt", |call| root(call.tensor(0))?.reciprocal().map(single)),
+    ("exp2", |call| call.tensor(0).mul_scalar(std::f64::consts::LN_2)?.exp().map(single)),
+    ("expm1", |call| {
+        // e^a · cos b − 1 without loss where both parts are small.
+        let [a, b] = parts(call.tensor(0))?;
+        let half = b.mul_scalar(0.5)?.sin()?;
+        let re = a.expm1()?.mul(&b.cos()?)?.sub(&half.square()?.mul_scalar(2.0)?)?;
+        of_parts(&re, &a.exp()?.mul(&b.sin()?)?).map(single)
+    }),
+    ("log2", |call| call.tensor(0).log()?.mul_scalar(std::f64::consts::LOG2_E).map(single)),
+    ("log10", |call| call.tensor(0).log()?.mul_scalar(std::f64::consts::LOG10_E).map(single)),
+    ("log1p", |call| {
+        // |1 + z|² − 1 = a · (a + 2) + b².
+        let [a, b] = parts(call.tensor(0))?;
+        let square = a.mul(&a.add_scalar(2.0)?)?.add(&b.square()?)?;
+        of_parts(&square.log1p()?.mul_scalar(0.5)?, &b.atan2(&a.add_scalar(1.0)?)?).map(single)
+    }),
+    ("sin", |call| {
+        let [a, b] = parts(call.tensor(0))?;
+        of_parts(&a.sin()?.mul(&b.cosh()?)?, &a.cos()?.mul(&b.sinh()?)?).map(single)
+    }),
+    ("cos", |call| {
+        let [a, b] = parts(call.tensor(0))?;
+        of_parts(&a.cos()?.mul(&b.cosh()?)?, &a.sin()?.mul(&b.sinh()?)?.neg()?).map(single)
+    }),
+    ("tan", |call| {
+        let [a, b] = parts(call.tensor(0))?;
+        let [im, re] = tangent(&b, &a)?;
+        of_parts(&re, &im).map(single)
+    }),
+    ("sinh", |call| {
+        let [a, b] = parts(call.tensor(0))?;
+        of_parts(&a.sinh()?.mul(&b.cos()?)?, &a.cosh()?.mul(&b.sin()?)?).map(single)
+    }),
+    ("cosh", |call| {
+        let [a, b] = parts(call.tensor(0))?;
+        of_parts(&a.cosh()?.mul(&b.cos()?)?, &a.sinh()?.mul(&b.sin()?)?).map(single)
+    }),
+    ("tanh", |call| {
+        let [a, b] = parts(call.tensor(0))?;
+        let [re, im] = tangent(&a, &b)?;
+        of_parts(&re, &im).map(single)
+    }),
+    ("sigmoid", |call| call.tensor(0).neg()?.exp()?.add_scalar(1.0)?.reciprocal().map(single)),
+    ("pow.Tensor_Tensor", |call| power(call.tensor(0), call.tensor(1)).map(single)),
+    ("pow.Tensor_Scalar", |call| {
+        let (x, exponent) = (call.tensor(0), call.scalar(1));
+        match exponent.to_f64() {
+            // Repeated products have no branch, and a gradient at 0.
+            1.0 => x.mul_scalar(1).map(single),
+            2.0 => x.mul(x).map(single),
+            3.0 => x.mul(x)?.mul(x).map(single),
+            exponent => power(x, &Tensor::full(&[], exponent, x.dtype(), x.device())?).map(single),
+        }
+    }),
+    ("pow.Scalar", |call| {
+        let exponent = call.tensor(1);
+        let base = Tensor::full(&[], call.scalar(0), exponent.dtype(), exponent.device())?;
+        power(&base, exponent).map(single)
+    }),
+    ("linalg_solve", |call| by_blocks::solve(call, call.bool(2)).map(single)),
+    ("linalg_inv", |call| by_blocks::inverse(call.tensor(0)).map(single)),
+    ("inverse", |call| by_blocks::inverse(call.tensor(0)).map(single)),
     ("isfinite", |call| call.tensor(0).view_as_real()?.isfinite()?.all_dim(-1, false).map(single)),
     ("isinf", |call| call.tensor(0).view_as_real()?.isinf()?.any_dim(-1, false).map(single)),
     ("isreal", |call| call.tensor(0).imag()?.eq_scalar(0.0).map(single)),
@@ -139,6 +203,36 @@ static BY_PARTS: &[(&str, ByParts)] = &[
     ("nan_to_num", over_parts),
     ("thalweg::sum", over_parts),
     ("thalweg::mean", over_parts),
+    ("thalweg::prod", products),
+    ("thalweg::cumsum", |call| {
+        let x = call.tensor(0);
+        let Some(&dimension) = reduce::dimensions(x, &[call.int(1)])?.first() else {
+            return x.mul_scalar(1).map(single);
+        };
+        let parts = x.view_as_real()?;
+        let arguments = [(&parts).into(), (dimension as i64).into(), call.bool(2).into()];
+        call_operator(call.operator, &arguments, None, call.label.location)?
+            .contiguous()?
+            .view_as_complex()
+            .map(single)
+    }),
+    ("thalweg::cumprod", |call| {
+        let x = call.tensor(0);
+        let Some(&dimension) = reduce::dimensions(x, &[call.int(1)])?.first() else {
+            return x.mul_scalar(1).map(single);
+        };
+        // After each step an element has the product of twice as many elements.
+        let (extent, dim) = (x.shape()[dimension], dimension as i64);
+        let (mut result, mut reach) = (x.mul_scalar(1)?, 1);
+        while reach < extent {
+            let first = result.narrow(dim, 0, reach)?;
+            let others =
+                result.narrow(dim, reach, extent - reach)?.mul(&result.narrow(dim, 0, extent - reach)?)?;
+            result = Tensor::cat(&[first, others], dim)?;
+            reach *= 2;
+        }
+        Ok(single(result))
+    }),
     ("thalweg::scatter", scatter),
     ("thalweg::matmul", |call| product(call.tensor(0), call.tensor(1)).map(single)),
 ];
@@ -164,6 +258,7 @@ const TAKING: &[&str] = &[
     "take_along_dim",
     "thalweg::abs_of_complex",
     "thalweg::angle_of_complex",
+    "thalweg::eig",
     "thalweg::gather",
     "to.device",
     "to.dtype",
@@ -322,6 +417,90 @@ fn conjugate(call: &Call<'_>) -> Result<Tensor> {
     }
 }
 
+/// Returns the roots whose real parts are not negative: of the absolute value, at half the angle.
+fn root(z: &Tensor) -> Result<Tensor> {
+    let (size, half) = (z.abs()?.sqrt()?, z.angle()?.mul_scalar(0.5)?);
+    of_parts(&size.mul(&half.cos()?)?, &size.mul(&half.sin()?)?)
+}
+
+/// Returns base^exponent = exp(exponent · log base); of a base of 0, 0, and 1 where the exponent is 0 too.
+fn power(base: &Tensor, exponent: &Tensor) -> Result<Tensor> {
+    let dtype = thalweg_ir::DType::promote(base.dtype(), exponent.dtype());
+    let dtype = dtype.map_err(|error| Error::invalid(error.to_string()))?;
+    let (base, exponent) = (base.to_dtype(dtype)?, exponent.to_dtype(dtype)?);
+    let one = Tensor::ones(&[], dtype, base.device())?;
+    let is_zero = base.eq_scalar(0.0)?;
+    let result = is_zero.select_where(&one, &base)?.log()?.mul(&exponent)?.exp()?;
+    let of_zero = exponent.eq_scalar(0.0)?.to_dtype(dtype)?;
+    is_zero.select_where(&of_zero, &result)
+}
+
+/// Returns the parts of the hyperbolic tangent of a + b i (W. Kahan, *Branch cuts for complex elementary functions*, 1987). Beyond ±40 it
+/// is ±1 in any precision.
+fn tangent(a: &Tensor, b: &Tensor) -> Result<[Tensor; 2]> {
+    let (t, s) = (b.tan()?, a.clamp(-40.0, 40.0)?.sinh()?);
+    let beta = t.square()?.add_scalar(1.0)?;
+    let divisor = beta.mul(&s.square()?)?.add_scalar(1.0)?;
+    let root = s.square()?.add_scalar(1.0)?.sqrt()?;
+    Ok([beta.mul(&root)?.mul(&s)?.div(&divisor)?, t.div(&divisor)?])
+}
+
+/// Solutions of complex equations by real ones of twice the size: A + B i is (A, −B) over (B, A).
+mod by_blocks {
+    use super::*;
+
+    fn blocks(z: &Tensor) -> Result<Tensor> {
+        if z.rank() < 2 {
+            return Err(Error::invalid("linalg.solve: The input tensor must have at least 2 dimensions."));
+        }
+        let [re, im] = parts(z)?;
+        let upper = Tensor::cat(&[re.clone(), im.neg()?], -1)?;
+        Tensor::cat(&[upper, Tensor::cat(&[im, re], -1)?], -2)
+    }
+
+    /// The numbers of real parts above imaginary ones.
+    fn joined(stacked: &Tensor) -> Result<Tensor> {
+        let rows = stacked.shape()[stacked.rank() - 2] / 2;
+        of_parts(&stacked.narrow(-2, 0, rows)?, &stacked.narrow(-2, rows, rows)?)
+    }
+
+    pub(super) fn solve(call: &Call<'_>, left: bool) -> Result<Tensor> {
+        let (a, b) = (call.tensor(0), call.tensor(1));
+        if a.dtype() != b.dtype() {
+            return Err(Error::invalid(format!(
+                "torch.linalg.solve: Expected A and B to have the same dtype, but found A of type {} and B of type {} instead",
+                a.dtype(),
+                b.dtype()
+            )));
+        }
+        let is_vector = b.rank() == 1 || b.rank() + 1 == a.rank() && *b.shape() == a.shape()[..b.rank()];
+        let is_turned = !left && !is_vector;
+        if a.rank() < 2 || b.rank() < 2 && !is_vector {
+            return Err(Error::invalid(
+                "torch.linalg.solve: The input tensor must have at least 2 dimensions.",
+            ));
+        }
+        let columns = if is_vector { b.unsqueeze(-1)? } else { b.clone() };
+        let [a, columns] = match is_turned {
+            true => [a.transpose(-2, -1)?, columns.transpose(-2, -1)?],
+            false => [a.clone(), columns],
+        };
+        let [re, im] = parts(&columns)?;
+        let solution = joined(&blocks(&a)?.linalg_solve(&Tensor::cat(&[re, im], -2)?)?)?;
+        match (is_vector, is_turned) {
+            (true, _) => solution.squeeze(-1),
+            (_, true) => solution.transpose(-2, -1)?.contiguous(),
+            _ => Ok(solution),
+        }
+    }
+
+    pub(super) fn inverse(z: &Tensor) -> Result<Tensor> {
+        let blocks = blocks(z)?.linalg_inv()?;
+        let columns = blocks.shape()[blocks.rank() - 1] / 2;
+        joined(&blocks.narrow(-1, 0, columns)?)
+    }
+}
+
 /// Returns real numbers with 1 in place of 0.
 fn one_for_zero(x: &Tensor) -> Result<Tensor> {
     let one = Tensor::ones(&[], x.dtype(), x.device())?;
@@ -341,6 +520,36 @@ fn over_parts(call: &Call<'_>) -> Result<Tensors> {
         return Err(Error::invalid(format!("dimension {dimension} is out of range for {rank} dimensions")));
     }
     with_first(call, &parts)?.swap_remove(0).contiguous()?.view_as_complex().map(single)
+}
+
+/// Returns products over dimensions, by halves.
+fn products(call: &Call<'_>) -> Result<Tensors> {
+    let x = call.tensor(0);
+    let reduced = call
+        .arguments
+        .iter()
+        .find_map(|argument| if let Argument::Ints(list) = argument { Some(list.to_vec()) } else { None });
+    let mut reduced = reduced.unwrap_or_default();
+    reduced.sort_unstable();
+    let mut result = x.clone();
+    for dimension in reduced.into_iter().rev() {
+        let mut extent = result.size(dimension)?;
+        if extent == 0 {
+            // The product of nothing, in whose gradient there is nothing.
+            result = result.sum(&[dimension], true)?.add_scalar(1)?;
+        }
+        while extent > 1 {
+            let half = extent / 2;
+            let product = result.narrow(dimension, 0, half)?.mul(&result.narrow(dimension, half, half)?)?;
+            result = match extent % 2 {
+                0 => product,
+                _ => Tensor::cat(&[product, result.narrow(dimension, extent - 1, 1)?], dimension)?,
+            };
+            extent = extent.div_ceil(2);
+        }
+        result = result.squeeze(dimension)?;
+    }
+    if result.shares_storage_with(x) { result.mul_scalar(1).map(single) } else { Ok(single(result)) }
 }
 
 /// Returns what the operator gives for the absolute values.

@@ -55,7 +55,7 @@ operators! {
 }
 
 /// Returns batch, rows and columns of a batch of matrices of f64.
-fn sizes(x: &Tensor) -> Result<[usize; 3]> {
+pub(super) fn sizes(x: &Tensor) -> Result<[usize; 3]> {
     match *x.shape() {
         [batch, rows, columns] if x.dtype() == DType::F64 => Ok([batch, rows, columns]),
         _ => Err(Error::invalid(format!("matrices are (batch, rows, columns) of float64, not {x:?}"))),
@@ -63,7 +63,7 @@ fn sizes(x: &Tensor) -> Result<[usize; 3]> {
 }
 
 /// Returns batch and rows of a batch of square matrices.
-fn square(x: &Tensor) -> Result<[usize; 2]> {
+pub(super) fn square(x: &Tensor) -> Result<[usize; 2]> {
     match sizes(x)? {
         [batch, rows, columns] if rows == columns => Ok([batch, rows]),
         _ => Err(Error::invalid(format!("the matrices must be square, not {x:?}"))),
@@ -76,16 +76,16 @@ pub(super) fn turned(x: &Tensor) -> Result<Tensor> {
 }
 
 /// A copy of the elements, row-major, that a kernel may overwrite.
-fn room(x: &Tensor, label: Label) -> Result<Tensor> {
+pub(super) fn room(x: &Tensor, label: Label) -> Result<Tensor> {
     x.detach().copied(label.location)
 }
 
-fn empty(x: &Tensor, shape: &[usize], dtype: DType, label: Label) -> Result<Tensor> {
+pub(super) fn empty(x: &Tensor, shape: &[usize], dtype: DType, label: Label) -> Result<Tensor> {
     Tensor::empty_on(shape, dtype, &x.device().current_stream(), label)
 }
 
 /// Launches a method over (batch, rows, columns) with a width and flags.
-fn launch(
+pub(super) fn launch(
     method: Method,
     [batch, rows, columns]: [usize; 3],
     [width, flags]: [u64; 2],

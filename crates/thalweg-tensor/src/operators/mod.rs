@@ -25,13 +25,16 @@ mod create;
 mod ctc;
 mod decompose;
 mod distance;
+mod eigenvalues;
 mod einsum;
 mod fft;
 mod grid;
 pub(crate) mod in_place;
 mod in_place_methods;
+mod indefinite;
 pub(crate) mod index;
 mod join;
+mod least_squares;
 mod linalg;
 mod loss;
 mod margin;
@@ -47,11 +50,13 @@ mod random;
 mod reduce;
 mod resample;
 mod scan;
+mod segment;
 mod solve;
 mod sort;
 mod special;
 mod split;
 mod statistics;
+mod stft;
 mod unpool;
 mod view;
 mod view_copy;
@@ -80,6 +85,9 @@ static FAMILIES: &[&[OpDef]] = &[
     ctc::OPERATORS,
     decompose::OPERATORS,
     solve::OPERATORS,
+    least_squares::OPERATORS,
+    indefinite::OPERATORS,
+    eigenvalues::OPERATORS,
     matrix_norm::OPERATORS,
     norm::OPERATORS,
     norm_backward::OPERATORS,
@@ -90,6 +98,7 @@ static FAMILIES: &[&[OpDef]] = &[
     resample::OPERATORS,
     einsum::OPERATORS,
     fft::OPERATORS,
+    stft::OPERATORS,
     sort::OPERATORS,
     view_copy::OPERATORS,
     split::OPERATORS,
@@ -101,6 +110,7 @@ static FAMILIES: &[&[OpDef]] = &[
     complex::OPERATORS,
     statistics::OPERATORS,
     counting::OPERATORS,
+    segment::OPERATORS,
     special::OPERATORS,
     attention::OPERATORS,
     unpool::OPERATORS,

@@ -411,11 +411,25 @@ fn deviation(
     keepdim: bool,
 ) -> Result<Tensors> {
     let x = call.tensor(0);
-    if !x.dtype().is_floating_point() {
+    if !x.dtype().is_differentiable() {
         return Err(Error::invalid("std and var only support floating point and complex dtypes"));
     }
     let count: f64 = count_of(x, &dimensions(x, dim)?);
-    reduce_tensor(call, operator, x, dim, keepdim, &[(count - correction).max(0.0)])
+    let divisor = [(count - correction).max(0.0)];
+    if !x.dtype().is_complex() {
+        return reduce_tensor(call, operator, x, dim, keepdim, &divisor);
+    }
+    // The variance of complex numbers is that of their real parts and that of their imaginary parts.
+    let whole = if x.rank() == 0 { x.unsqueeze(0)? } else { x.clone() };
+    let reduced: Ints = dimensions(&whole, dim)?.iter().map(|&dimension| dimension as i64).collect();
+    let parts = whole.view_as_real()?;
+    let variance = reduce_tensor(call, "var", &parts, &reduced, keepdim && x.rank() > 0, &divisor)?;
+    let variance = variance[0].sum(&[-1], false)?;
+    match operator {
+        "std" => variance.sqrt().map(single),
+        "var_mean" => Ok(Tensors::from_iter([variance, x.mean(dim, keepdim)?])),
+        _ => Ok(single(variance)),
+    }
 }
 
 fn nanmean(call: &Call<'_>) -> Result<Tensors> {

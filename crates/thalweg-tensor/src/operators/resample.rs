@@ -41,6 +41,18 @@ operators! {
     /// Returns images of another size, by cubic convolution along both axes.
     "upsample_bicubic2d.vec(Tensor input, SymInt[]? output_size, bool align_corners, float[]? scale_factors) -> Tensor"
         = Composite(cubic);
+    /// Returns images of another size, by a triangle along both axes, which is as wide as the old points are apart where they become fewer.
+    "_upsample_bilinear2d_aa(Tensor self, SymInt[2] output_size, bool align_corners, float? scales_h=None, float? scales_w=None) -> Tensor"
+        = Composite(|call| smoothed(call, triangle, 1.0));
+    /// Returns images of another size, by a triangle along both axes, which is as wide as the old points are apart where they become fewer.
+    "_upsample_bilinear2d_aa.vec(Tensor input, SymInt[]? output_size, bool align_corners, float[]? scale_factors) -> Tensor"
+        = Composite(|call| smoothed(call, triangle, 1.0));
+    /// Returns images of another size, by cubic convolution along both axes, as wide as the old points are apart where they become fewer.
+    "_upsample_bicubic2d_aa(Tensor self, SymInt[2] output_size, bool align_corners, float? scales_h=None, float? scales_w=None) -> Tensor"
+        = Composite(|call| smoothed(call, cubic_filter, 2.0));
+    /// Returns images of another size, by cubic convolution along both axes, as wide as the old points are apart where they become fewer.
+    "_upsample_bicubic2d_aa.vec(Tensor input, SymInt[]? output_size, bool align_corners, float[]? scale_factors) -> Tensor"
+        = Composite(|call| smoothed(call, cubic_filter, 2.0));
     /// Returns images (…, channels · r², height, width) as (…, channels, height · r, width · r).
     "pixel_shuffle(Tensor self, int upscale_factor) -> Tensor"
         = Composite(|call| pixel_shuffle(call).map(single));
@@ -78,7 +90,10 @@ fn axes(call: &Call<'_>, axes: usize, factors: usize, align_corners: bool) -> Re
         )));
     }
     let extents = &x.shape()[2..];
+    let are_apart = call.operator.schema().parameters.len() == factors + 2;
     let scales: Option<Vec<f64>> = match call.argument(factors) {
+        // Sizes stand beside such scales, which say how far apart the points are alone.
+        _ if are_apart => None,
         Argument::None => None,
         Argument::Floats(list) => Some(list.to_vec()),
         Argument::Float(scale) => Some(vec![scale; axes]),
@@ -107,7 +122,11 @@ fn axes(call: &Call<'_>, axes: usize, factors: usize, align_corners: bool) -> Re
                 "Input and output sizes should be greater than 0, but got input {extents:?} output {sizes:?}"
             )));
         };
-        let given = scales.as_ref().map(|scales| scales[axis]).filter(|&scale| scale > 0.0);
+        let given = match are_apart {
+            true => call.optional_float(factors + axis),
+            false => scales.as_ref().map(|scales| scales[axis]),
+        };
+        let given = given.filter(|&scale| scale > 0.0);
         let scale = match given {
             _ if align_corners && size > 1 => (extent as f64 - 1.0) / (size as f64 - 1.0),
             _ if align_corners => 0.0,
@@ -216,6 +235,40 @@ fn cubic(call: &Call<'_>) -> Result<Tensors> {
             });
         }
         x = sum.expect("there are four taps");
+    }
+    x.to_dtype(dtype).map(single)
+}
+
+/// Returns 1 − |t| where that is positive.
+fn triangle(t: &Tensor) -> Result<Tensor> {
+    t.abs()?.neg()?.add_scalar(1.0)?.clamp_min(0.0)
+}
+
+/// Returns the cubic convolution of R. Keys with A = −1/2.
+fn cubic_filter(t: &Tensor) -> Result<Tensor> {
+    let (a, t) = (-0.5, t.abs()?);
+    let near = t.mul_scalar(a + 2.0)?.sub_scalar(a + 3.0)?.mul(&t)?.mul(&t)?.add_scalar(1.0)?;
+    let far = t.sub_scalar(5.0)?.mul(&t)?.add_scalar(8.0)?.mul(&t)?.sub_scalar(4.0)?.mul_scalar(a)?;
+    let none = Tensor::zeros(&[], t.dtype(), t.device())?;
+    t.lt_scalar(1.0)?.select_where(&near, &t.lt_scalar(2.0)?.select_where(&far, &none)?)
+}
+
+/// Interpolates by a filter that reaches so many points to both sides, and farther where points become fewer: each axis is a product with
+/// the matrix of all weights.
+fn smoothed(call: &Call<'_>, filter: fn(&Tensor) -> Result<Tensor>, reach: f64) -> Result<Tensors> {
+    let (dtype, align_corners) = (call.tensor(0).dtype(), call.bool(2));
+    let mut x = call.tensor(0).to_dtype(dtype.compute())?;
+    for axis in axes(call, 2, 3, align_corners)? {
+        let wider = axis.scale.max(1.0);
+        let centres = axis.points(&x)?.add_scalar(0.5)?.mul_scalar(axis.scale)?.unsqueeze(1)?;
+        let places = Tensor::arange(axis.extent, 0, 1, x.dtype(), x.device())?.add_scalar(0.5)?;
+        let distance = places.sub(&centres)?.mul_scalar(1.0 / wider)?.clamp(-reach, reach)?;
+        let weights = filter(&distance)?;
+        let weights = weights.div(&weights.sum(&[1], true)?)?;
+        x = match axis.dimension {
+            2 => weights.matmul(&x)?,
+            _ => x.matmul(&weights.transpose(0, 1)?)?,
+        };
     }
     x.to_dtype(dtype).map(single)
 }

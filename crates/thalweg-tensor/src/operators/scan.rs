@@ -84,12 +84,12 @@ fn widened(call: &Call<'_>, operator: &'static crate::dispatch::Operator) -> Res
     let x = call.tensor(0);
     let wanted = match call.optional_dtype(2) {
         Some(dtype) => dtype,
-        None if x.dtype().is_floating_point() => x.dtype(),
+        None if x.dtype().is_differentiable() => x.dtype(),
         None => DType::I64,
     };
     // Integers that are narrower wrap around in the end.
     let converted = x.to_dtype(wanted)?;
-    let wide = if wanted.is_floating_point() { converted } else { converted.to_dtype(DType::I64)? };
+    let wide = if wanted.is_differentiable() { converted } else { converted.to_dtype(DType::I64)? };
     let arguments = [Argument::Tensor(&wide), Argument::Int(call.int(1))];
     call_operator(operator, &arguments, None, call.label.location)?.to_dtype(wanted).map(single)
 }

@@ -206,7 +206,8 @@ fn first(results: Tensors) -> Tensors {
 pub(super) struct Stack {
     /// The matrices.
     pub matrices: Tensor,
-    batch: Shape,
+    /// The shape of their batch.
+    pub batch: Shape,
     dtype: DType,
 }
 
@@ -284,12 +285,12 @@ impl Stack {
     }
 
     /// An empty result.
-    fn nothing(&self) -> Result<Tensor> {
+    pub(super) fn nothing(&self) -> Result<Tensor> {
         Tensor::empty(&[0], self.dtype, self.matrices.device())
     }
 
     /// Broadcasts the batches of square matrices and of right sides; and gives the shape of both.
-    fn together(a: &Self, b: &Self, name: &str) -> Result<[Self; 3]> {
+    pub(super) fn together(a: &Self, b: &Self, name: &str) -> Result<[Self; 3]> {
         if a.dtype != b.dtype {
             return Err(Error::invalid(format!(
                 "{name}: Expected A and B to have the same dtype, but found A of type {} and B of type {} instead",
@@ -322,7 +323,7 @@ fn identity(like: &Tensor, n: usize) -> Result<Tensor> {
 }
 
 /// Reads what a decomposition said of the matrices; the first that it could not decompose is named.
-fn check(info: &Tensor, refuse: impl Fn(Option<usize>, i32) -> String) -> Result<()> {
+pub(super) fn check(info: &Tensor, refuse: impl Fn(Option<usize>, i32) -> String) -> Result<()> {
     if info.device().is_meta() {
         return Ok(());
     }
@@ -334,7 +335,7 @@ fn check(info: &Tensor, refuse: impl Fn(Option<usize>, i32) -> String) -> Result
 }
 
 /// Of which matrix of a batch an error speaks.
-fn of_batch(matrix: Option<usize>) -> String {
+pub(super) fn of_batch(matrix: Option<usize>) -> String {
     matrix.map_or_else(String::new, |matrix| format!("(Batch element {matrix}): "))
 }
 

@@ -105,13 +105,13 @@ fn operators_without_complex_numbers_refuse_them_by_name() {
         "trunc",
         "isposinf",
         "argmax",
-        "cumsum",
+        "logcumsumexp",
         "sort",
-        "var",
+        "median",
         "float_power",
     ] {
         let arguments = match name {
-            "cumsum" => vec![Value::Tensor(z.clone()), Value::Int(0)],
+            "logcumsumexp" => vec![Value::Tensor(z.clone()), Value::Int(0)],
             "float_power" => vec![Value::Tensor(z.clone()), Value::Tensor(z.clone())],
             _ => vec![Value::Tensor(z.clone())],
         };
@@ -121,7 +121,7 @@ fn operators_without_complex_numbers_refuse_them_by_name() {
     assert!(one("floor").contains("\"floor\" not implemented for 'ComplexFloat'"), "{}", one("floor"));
     assert!(one("argmax").contains("not implemented for 'ComplexFloat'"), "{}", one("argmax"));
     let both = [Value::Tensor(z.clone()), Value::Tensor(z.clone())];
-    for name in ["maximum", "lt.Tensor", "fmod.Tensor", "atan2", "pow.Tensor_Tensor"] {
+    for name in ["maximum", "lt.Tensor", "fmod.Tensor", "atan2", "nextafter"] {
         let error = call(name, &both).unwrap_err().to_string();
         assert!(error.contains("not implemented for 'ComplexFloat'"), "{error}");
     }

@@ -18,6 +18,7 @@ mod display;
 mod ergonomics;
 mod errors;
 mod fused_attention;
+mod general_matrices;
 mod generator;
 mod goldens;
 mod gradcheck;

@@ -13,8 +13,8 @@ use super::file::{File, Inputs, Row, list};
 use super::numbers::{Numbers, Tolerance, compare, compare_with_row, pattern};
 use super::program::{Machine, Stop};
 use super::unspecified::{
-    among_equals, gives_places_alone, is_for_the_cpu, is_random, is_statistic, places_agree,
-    unordered_dimension,
+    among_equals, gives_places_alone, has_eigenvalues, in_order, is_for_the_cpu, is_random, is_statistic,
+    order_of_eigenvalues, places_agree, unordered_dimension,
 };
 use crate::support::device;
 
@@ -314,7 +314,20 @@ impl Judged<'_> {
             }
             return places_agree(input, found, values, dimension);
         }
-        self.agrees(found, &output[1], exact)
+        match self.order(values)? {
+            Some(order) => self.agrees(&in_order(found, &order)?, &output[1], exact),
+            None => self.agrees(found, &output[1], exact),
+        }
+    }
+
+    /// Returns the order in which results are compared, by the first one, where PyTorch gives them in no order.
+    fn order(&self, first: &Tensor) -> Result<Option<Tensor>, String> {
+        if !has_eigenvalues(self.sample) || first.elements() == 0 {
+            return Ok(None);
+        }
+        let row = self.file.row(&list(&self.sample["outputs"])[0][1]);
+        let expected = Numbers::of_row(self.file, &row).ok_or("there are no eigenvalues to compare with")?;
+        order_of_eigenvalues(first, &expected).map(Some)
     }
 
     /// Returns the elements of an input at PyTorch's places along a dimension.
@@ -343,8 +356,12 @@ impl Judged<'_> {
             if !output.requires_grad() {
                 return Err(format!("output {index} requires no gradient"));
             }
+            let output = match self.order(machine.tensor(&self.sample["outputs"][0][0])?)? {
+                Some(order) => in_order(output, &order)?,
+                None => output.clone(),
+            };
             rooted.cotangents.push(pattern(output.shape(), output.dtype(), index));
-            rooted.outputs.push(output.clone());
+            rooted.outputs.push(output);
         }
         Ok(rooted)
     }

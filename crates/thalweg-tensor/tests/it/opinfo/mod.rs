@@ -2,7 +2,7 @@
 //!
 //! `tests/opinfo/dump.py` writes the goldens, where PyTorch is installed. `tests/opinfo/passing.txt` lists the operators that
 //! pass; the test fails when one of them no longer does, and when another does, so that the list is exact. Samples of complex64 are in
-//! `tests/opinfo/complex`. After a change:
+//! `tests/opinfo/complex`; `reading.txt` lists the operators that cannot run on the meta device, because the host reads elements. After a change:
 //!
 //! ```text
 //! THALWEG_OPINFO_WRITE=1 cargo test -p thalweg-tensor --test it opinfo     # the list, and docs/operators.md
@@ -12,6 +12,7 @@
 
 mod file;
 mod judge;
+mod meta;
 mod numbers;
 mod program;
 mod table;
@@ -75,9 +76,11 @@ fn operators_agree_with_pytorchs_samples() {
     }
     if env::var_os("THALWEG_OPINFO_WRITE").is_some() {
         let root = table::folder().join("../../../..");
+        let complex = self::scores(&table::folder().join("complex"));
         std::fs::write(table::folder().join("passing.txt"), table::list_of(&scores))
             .expect("the list is written");
-        std::fs::write(root.join("docs/operators.md"), table::page(&scores)).expect("the page is written");
+        std::fs::write(root.join("docs/operators.md"), table::page(&scores, &complex))
+            .expect("the page is written");
         return;
     }
     let listed = table::listed();

@@ -3,6 +3,7 @@
 use serde_json::Value as Json;
 use thalweg_ir::{DType, Scalar};
 use thalweg_ops::schema::{Kind, Literal, Parameter, Type};
+use thalweg_runtime::Device;
 use thalweg_tensor::Tensor;
 use thalweg_tensor::dispatch::{Operator, Value, find_operator};
 
@@ -37,12 +38,18 @@ impl Stop {
 /// The values of a program: inputs, then results; what is no tensor stands in its place.
 pub struct Machine {
     values: Vec<Option<Tensor>>,
+    device: Device,
 }
 
 impl Machine {
     /// Starts with the inputs.
     pub fn new(inputs: &[Tensor]) -> Self {
-        Self { values: inputs.iter().cloned().map(Some).collect() }
+        Self::on(inputs, &device())
+    }
+
+    /// Starts with inputs that are on a device.
+    pub fn on(inputs: &[Tensor], device: &Device) -> Self {
+        Self { values: inputs.iter().cloned().map(Some).collect(), device: device.clone() }
     }
 
     /// Returns the tensor of a number.
@@ -64,11 +71,12 @@ impl Machine {
         for (index, call) in calls.iter().enumerate() {
             let name = call[0].as_str().expect("an overload's name");
             let (operator, values) = self.bind(name, &call[1])?;
-            let results = operator.call_boxed(&values, Some(&device())).map_err(|error| Stop::Refused {
-                message: error.to_string(),
-                is_invalid_argument: error.is_invalid_argument(),
-                in_last_call: index + 1 == calls.len(),
-            })?;
+            let results =
+                operator.call_boxed(&values, Some(&self.device)).map_err(|error| Stop::Refused {
+                    message: error.to_string(),
+                    is_invalid_argument: error.is_invalid_argument(),
+                    in_last_call: index + 1 == calls.len(),
+                })?;
             self.store(list(&call[2]), results).map_err(Stop::Inexpressible)?;
         }
         Ok(())
@@ -119,7 +127,7 @@ impl Machine {
         let values = parameters[..count].iter().map(|parameter| match given(parameter) {
             Some(argument) => self.value(argument, &parameter.ty),
             // Every tensor of a sample is on one device, which the goldens do not name.
-            None if parameter.ty.kind == Kind::Device => Ok(Value::Device(device())),
+            None if parameter.ty.kind == Kind::Device => Ok(Value::Device(self.device.clone())),
             None => default_of(parameter).ok_or_else(|| format!("`{}` is missing", parameter.name)),
         });
         values.collect::<Result<_, _>>().map(|values| (operator, values)).map_err(Stop::Inexpressible)
@@ -178,7 +186,7 @@ impl Machine {
             Scalar::F64(_) => DType::F32,
         };
         let dtype = first.filter(|first| first.category() >= default.category()).unwrap_or(default);
-        Tensor::from_slice(&[number.to_f64()], &[], &device())
+        Tensor::from_slice(&[number.to_f64()], &[], &self.device)
             .and_then(|tensor| tensor.to_dtype(dtype))
             .map_err(|error| error.to_string())
     }

@@ -33,9 +33,35 @@ fn cell(tally: Tally) -> String {
     }
 }
 
-/// Returns the page `docs/operators.md`.
-pub fn page(scores: &[Score]) -> String {
-    let passing = scores.iter().filter(|score| score.passes()).count();
+/// Names that do not pass, each with its reason.
+const REASONS: &[(&str, &str)] = &[
+    ("_efficient_attention_forward", "PyTorch has it on CUDA alone; `scaled_dot_product_attention` is there"),
+    ("_flash_attention_forward", "PyTorch has it on CUDA alone; `scaled_dot_product_attention` is there"),
+    ("_scaled_mm, _scaled_mm_v2", "PyTorch has no samples of them on the CPU"),
+    (
+        "as_strided_scatter",
+        "PyTorch's gradient of its first input is what the written part had, not the rest",
+    ),
+    ("broadcast_shapes", "it is a function of shapes: Python calls no operator"),
+    ("chalf", "there is no complex32"),
+    ("conj", "PyTorch makes a lazy view, which calls no operator; `conj_physical` is compared instead"),
+    ("hash_tensor", "its results are uint64, which does not exist here"),
+    ("histogramdd", "PyTorch has it on the CPU alone"),
+    (
+        "jiterator_2inputs_2outputs, jiterator_4inputs_with_extra_args, jiterator_binary, jiterator_binary_return_by_ref, jiterator_unary",
+        "they compile the user's CUDA code; `Stream::launch_kernel` does here",
+    ),
+    ("sparse.mm, sparse.sampled_addmm, to_sparse", "there are no sparse tensors"),
+];
+
+/// Returns the page `docs/operators.md`, by the scores, and by those of samples of complex64.
+pub fn page(scores: &[Score], complex: &[Score]) -> String {
+    let alone: Vec<&str> = complex
+        .iter()
+        .filter(|score| score.passes() && scores.iter().all(|other| other.name != score.name))
+        .map(|score| score.name.as_str())
+        .collect();
+    let passing = scores.iter().filter(|score| score.passes()).count() + alone.len();
     let core: Vec<&Score> = scores.iter().filter(|score| score.is_core).collect();
     let core_passing = core.iter().filter(|score| score.passes()).count();
     let (there, missing): (Vec<&Score>, Vec<&Score>) =
@@ -51,9 +77,10 @@ pub fn page(scores: &[Score]) -> String {
          Of random numbers only dtype and shape are compared. Where PyTorch leaves open which of equal elements stands first (`sort`,\n\
          `topk`), places agree that hold the values. The samples are from PyTorch on the CPU; what it does otherwise on CUDA is done as\n\
          there: statistics of normalization in 16-bit floats are float32, and indices out of range are not refused by the host.\n\
-         `as_strided_scatter` does not pass because PyTorch's gradient of its first input is what the written part had, not the rest.\n\n\
+         PyTorch gives eigenvalues (`eig`) in no order: they are compared in that of the nearest.\n\n\
          **{passing} of {NAMES} names pass**; of those of Core ATen, {core_passing} of {}. {} names have samples that can be replayed on\n\
-         strided tensors. Samples of complex64 are held against PyTorch beside these, and are not counted.\n\n\
+         strided tensors. Samples of complex64 of {} names are held against PyTorch beside these; {} of the names above\n\
+         have no others ({}).\n\n\
          A number is that of samples that all agree. Samples count twice under *forward* where they are also run on inputs with gaps\n\
          between their elements. *Double backward*, *in place*, *out=* and *in its words* (the message of a refusal has the words that\n\
          OpInfo asks for) are counted, and do not decide whether an operator passes.\n\n\
@@ -61,6 +88,9 @@ pub fn page(scores: &[Score]) -> String {
          |---|---|---|---|---|---|---|---|---|\n",
         core.len(),
         scores.len(),
+        complex.len(),
+        alone.len(),
+        alone.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", "),
     );
     for score in there {
         let mark = if score.passes() { "" } else { " ✗" };
@@ -78,10 +108,31 @@ pub fn page(scores: &[Score]) -> String {
         writeln!(text, "| `{}`{mark} | {} | {} |", score.name, dtypes.join(" "), cells.join(" | "))
             .expect("a string takes text");
     }
-    text += "\n## Missing\n\nOperators that call overloads which do not exist here, with the overloads:\n\n";
-    for score in missing {
-        let names: Vec<String> = score.missing.iter().map(|name| format!("`{name}`")).collect();
-        writeln!(text, "- `{}`: {}", score.name, names.join(", ")).expect("a string takes text");
+    let names: Vec<String> = missing.iter().map(|score| format!("`{}`", score.name)).collect();
+    write!(
+        text,
+        "\n## What does not pass\n\nOverloads that do not exist here are called by {}.\n\n",
+        names.join(", ")
+    )
+    .expect("a string takes text");
+    for (names, reason) in REASONS {
+        let names: Vec<String> = names.split(", ").map(|name| format!("`{name}`")).collect();
+        writeln!(text, "- {}: {reason}.", names.join(", ")).expect("a string takes text");
     }
     text
+}
+
+#[test]
+fn names_that_do_not_pass_have_a_reason() {
+    let (listed, folder) = (listed(), folder().join("goldens"));
+    let with_reason: BTreeSet<&str> = REASONS.iter().flat_map(|(names, _)| names.split(", ")).collect();
+    for entry in std::fs::read_dir(folder).expect("the folder of goldens is read") {
+        let file = entry.expect("an entry is read").file_name();
+        let file = file.to_str().expect("names are text");
+        let Some(name) = file.strip_suffix(".gz") else { continue };
+        assert!(
+            listed.contains(name) != with_reason.contains(name),
+            "{name} either passes or has a reason why it does not"
+        );
+    }
 }

@@ -90,6 +90,43 @@ pub fn unordered_dimension(sample: &Json, rank: usize) -> Option<usize> {
     Some(dim.rem_euclid(rank as i64) as usize)
 }
 
+/// Returns whether the sample's first result is eigenvalues, which PyTorch gives in no order; its other results have their order along the
+/// last dimension.
+pub fn has_eigenvalues(sample: &Json) -> bool {
+    list(&sample["calls"]).first().is_some_and(|call| matches!(base(call), "linalg_eig" | "linalg_eigvals"))
+}
+
+/// Returns the places along the last dimension of found eigenvalues, each of which is next to the expected one.
+pub fn order_of_eigenvalues(found: &Tensor, expected: &Numbers) -> Result<Tensor, String> {
+    let Numbers::Floats(expected) = expected else { return Err("eigenvalues are no floats".to_owned()) };
+    let numbers = floats(Numbers::of_tensor(found)?);
+    let n = found.shape().last().copied().unwrap_or(0).max(1);
+    if numbers.len() != expected.len() {
+        return Err(format!("{} parts of eigenvalues, PyTorch's {}", numbers.len(), expected.len()));
+    }
+    let mut places = Vec::new();
+    for (line, wanted) in numbers.chunks(2 * n).zip(expected.chunks(2 * n)) {
+        let mut left: Vec<usize> = (0..n).collect();
+        for wanted in wanted.chunks(2) {
+            let distance =
+                |&place: &usize| (line[2 * place] - wanted[0]).hypot(line[2 * place + 1] - wanted[1]);
+            let nearest = (0..left.len()).min_by(|&a, &b| distance(&left[a]).total_cmp(&distance(&left[b])));
+            places.push(left.swap_remove(nearest.expect("there are as many eigenvalues")) as i64);
+        }
+    }
+    Tensor::from_slice(&places, found.shape(), found.device()).map_err(|error| error.to_string())
+}
+
+/// Returns a result with its last dimension in an order of the eigenvalues.
+pub fn in_order(result: &Tensor, order: &Tensor) -> Result<Tensor, String> {
+    let order = if result.rank() > order.rank() {
+        order.unsqueeze(-2).and_then(|order| order.expand(result.shape()))
+    } else {
+        Ok(order.clone())
+    };
+    order.and_then(|order| result.gather(-1, &order)).map_err(|error| error.to_string())
+}
+
 /// Elements of a tensor of this shape as the lines along a dimension.
 fn lines<T: Copy>(elements: &[T], shape: &[usize], dimension: usize) -> Vec<Vec<T>> {
     let length = shape[dimension];
@@ -145,6 +182,18 @@ pub fn among_equals(input: &Tensor, gradient: Numbers, dimension: usize) -> Resu
         pairs.into_iter().map(|(_, gradient)| gradient)
     });
     Ok(Numbers::Floats(sorted.collect()))
+}
+
+#[test]
+fn eigenvalues_stand_in_the_order_that_is_expected() {
+    let device = crate::support::device();
+    let parts = Tensor::from_slice(&[3.0, 0.0, 1.0, -1.0, 1.0, 1.0], &[3, 2], &device).unwrap();
+    let found = parts.view_as_complex().unwrap();
+    let expected = vec![1.0, 1.0, 3.0, 0.0, 1.0, -1.0];
+    let order = order_of_eigenvalues(&found, &Numbers::Floats(expected.clone())).unwrap();
+    assert_eq!(order.to_vec::<i64>().unwrap(), [2, 0, 1]);
+    let ordered = Numbers::of_tensor(&in_order(&found, &order).unwrap()).unwrap();
+    assert_eq!(floats(ordered), expected);
 }
 
 #[test]

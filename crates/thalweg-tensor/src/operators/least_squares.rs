@@ -1,0 +1,134 @@
+//! Least squares, and the exponential of matrices.
+
+use thalweg_ir::{DType, Shape};
+use thalweg_runtime::{Error, Result};
+
+use super::Body::Composite;
+use super::solve::{Stack, values};
+use super::{operators, single};
+use crate::dispatch::{Arguments, Call, built_in};
+use crate::tensor::{Tensor, Tensors};
+
+operators! {
+    /// Returns the X for which ‖A X − B‖ is least, and the least X where there are several; the squares of the columns' residuals, where
+    /// there are more rows than columns; the ranks, and the singular values, of which those that are not above `rcond` times the greatest
+    /// count as 0. The drivers are computed alike, by singular values, and say what of this is given: `gels`, which is the default, neither
+    /// ranks nor singular values, `gelsy` no residuals and no singular values, `gelsd` and `gelss` all, where each matrix has its full
+    /// rank, and otherwise no residuals: for that the host reads the ranks.
+    "linalg_lstsq(Tensor self, Tensor b, float? rcond=None, *, str? driver=None) -> (Tensor solution, Tensor residuals, Tensor rank, Tensor singular_values)"
+        = Composite(least_squares);
+    /// Returns the exponentials of square matrices, by a Taylor polynomial of a part A / 2ˢ of each, which is squared s times. The host
+    /// reads the norm, from which s follows.
+    "matrix_exp(Tensor self) -> Tensor"
+        fn matrix_exp() = Composite(|call| exponential(call.tensor(0)).map(single));
+    /// Returns the exponentials of square matrices. The host reads their greatest norm.
+    "linalg_matrix_exp(Tensor self) -> Tensor"
+        = Composite(|call| exponential(call.tensor(0)).map(single));
+}
+
+fn least_squares(call: &Call<'_>) -> Result<Tensors> {
+    let name = "torch.linalg.lstsq";
+    let (x, b) = (call.tensor(0), call.tensor(1));
+    let a = Stack::new(name, x)?;
+    if b.rank() == 0 || !(0..=1).contains(&(x.rank() as i64 - b.rank() as i64)) || b.dtype() != x.dtype() {
+        return Err(Error::invalid(format!(
+            "{name}: input.dim() must be greater or equal to other.dim() and (input.dim() - other.dim()) <= 1, of one dtype, but got \
+             {x:?} and {b:?}"
+        )));
+    }
+    let driver = call.optional_str(3).unwrap_or("gels");
+    if !["gels", "gelsy", "gelsd", "gelss"].contains(&driver) {
+        return Err(Error::invalid(format!(
+            "{name}: parameter `driver` should be one of (gels, gelsy, gelsd, gelss), but got {driver}"
+        )));
+    }
+    let is_vector = b.rank() == 1 || b.rank() + 1 == x.rank() && *b.shape() == x.shape()[..b.rank()];
+    let columns = if is_vector { b.unsqueeze(-1)? } else { b.clone() };
+    let right = Stack::new(name, &columns)?;
+    if right.rows() != a.rows() || right.count() != a.count() {
+        return Err(Error::invalid(format!(
+            "{name}: input and other must have the same rows and batch, but got {x:?} and {b:?}"
+        )));
+    }
+    let [rows, width] = [a.rows(), a.columns()];
+    let epsilon = if x.dtype() == DType::F64 { f64::EPSILON } else { f64::from(f32::EPSILON) };
+    let share = call.optional_float(2).unwrap_or(epsilon * rows.max(width) as f64);
+    let singular = values(name, &a.matrices.detach())?;
+    let least = rows.min(width);
+    let cutoff = match least {
+        0 => Tensor::zeros(&[a.count()], DType::F64, call.device)?,
+        // A driver that gives no ranks takes them for full.
+        _ if driver == "gels" => singular.select(-1, 0)?.mul_scalar(f64::EPSILON)?,
+        _ => singular.select(-1, 0)?.mul_scalar(share)?,
+    };
+    let rank = singular.gt(&cutoff.unsqueeze(-1)?)?.to_dtype(DType::I64)?.sum(&[-1], false)?;
+    let solution = match least {
+        0 => Tensor::zeros(&[a.count(), width, right.columns()], DType::F64, call.device)?,
+        _ => {
+            let inverse = a.call(built_in!("thalweg::pinv")?, &[(&cutoff).into(), false.into()])?;
+            inverse[0].matmul(&right.matrices)?
+        }
+    };
+    let is_full = match driver {
+        "gelsd" | "gelss" if rows > width && !rank.device().is_meta() => {
+            rank.to_vec::<i64>()?.iter().all(|&rank| rank == width as i64)
+        }
+        driver => driver != "gelsy",
+    };
+    let residuals = match is_full && rows > width {
+        true => {
+            let off = a.matrices.matmul(&solution)?.sub(&right.matrices)?;
+            a.give(&off.square()?.sum(&[-2], false)?)?
+        }
+        // Nothing is still a part of the same result, and has its gradient.
+        false => solution.flatten_from(0)?.narrow(0, 0, 0)?.to_dtype(x.dtype())?,
+    };
+    let solution = a.give(&solution)?;
+    let nothing = |dtype: DType| Tensor::empty(&[0], dtype, call.device);
+    let ranks = if driver == "gels" { nothing(DType::I64)? } else { a.give(&rank)? };
+    let singular = if matches!(driver, "gelsd" | "gelss") { a.give(&singular)? } else { nothing(x.dtype())? };
+    let solution = if is_vector { solution.squeeze(-1)? } else { solution };
+    Ok(Tensors::from_iter([solution, residuals, ranks, singular]))
+}
+
+/// The degree of the polynomial: of a matrix with a norm of 1 what is left out is below 1 / 19!, which is less than an ulp of f64.
+const DEGREE: usize = 18;
+
+fn exponential(x: &Tensor) -> Result<Tensor> {
+    let &[ref batch @ .., rows, columns] = x.shape() else {
+        return Err(Error::invalid("linalg.matrix_exp: The input tensor must have at least 2 dimensions."));
+    };
+    if rows != columns {
+        return Err(Error::invalid(format!(
+            "linalg.matrix_exp: A must be batches of square matrices, but they are {rows} by {columns} matrices"
+        )));
+    }
+    if !x.dtype().is_differentiable() {
+        return Err(Error::invalid(format!(
+            "linalg.matrix_exp: Expected a floating point or complex tensor as input. Got {}",
+            x.dtype()
+        )));
+    }
+    if x.elements() == 0 {
+        return x.copied(std::panic::Location::caller());
+    }
+    let wide = if x.dtype().is_complex() { DType::C128 } else { DType::F64 };
+    let flat: Shape = [batch.iter().product(), rows, rows].into_iter().collect();
+    let a = x.to_dtype(wide)?.reshape(&flat)?;
+    let norm = match a.device().is_meta() {
+        true => 0.0,
+        false => a.detach().abs()?.sum(&[-2], false)?.amax(&[], false)?.item::<f64>()?,
+    };
+    // What is not finite has no exponential, however often it is halved.
+    let halvings = if norm.is_finite() { norm.log2().ceil().max(0.0) as i32 } else { 0 };
+    let a = a.mul_scalar(0.5_f64.powi(halvings))?;
+    let one = Tensor::ones(&[rows], DType::F64, x.device())?.diag_embed(0, 0, 1)?.to_dtype(wide)?;
+    let mut result = a.mul_scalar(1.0 / DEGREE as f64)?.add(&one)?;
+    for degree in (1..DEGREE).rev() {
+        result = a.matmul(&result)?.mul_scalar(1.0 / degree as f64)?.add(&one)?;
+    }
+    for _ in 0..halvings {
+        result = result.matmul(&result)?;
+    }
+    result.reshape(x.shape())?.to_dtype(x.dtype())
+}
