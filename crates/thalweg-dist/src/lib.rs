@@ -5,6 +5,7 @@
 //! - [`Rendezvous`]: rank, world size and store as `torchrun`, SLURM or MPI say them by the environment.
 //! - [`run_ranks`]: ranks as threads of one process, on GPUs or on simulated ones.
 //! - [`DistributedDataParallel`]: a module whose gradients are those of the whole batch.
+//! - [`FullyShard`]: a module whose parameters lie in parts on all ranks.
 //!
 //! ```
 //! use thalweg_dist::{ReduceOp, run_ranks, simulated_devices};
@@ -33,6 +34,7 @@ mod collectives;
 mod data_parallel;
 mod environment;
 mod flight;
+mod fully_shard;
 mod group;
 mod object;
 pub mod store;
@@ -43,6 +45,7 @@ mod work;
 pub use coalesce::Coalescing;
 pub use data_parallel::{BucketHook, DataParallelOptions, DistributedDataParallel, bf16_compress_hook};
 pub use environment::{LaunchEnvironment, Rendezvous};
+pub use fully_shard::{FullyShard, FullyShardOptions, MixedPrecision, fully_shard};
 pub use group::{GroupOptions, ProcessGroup};
 pub use threads::{run_ranks, run_ranks_with, simulated_devices};
 pub use work::Work;

@@ -12,7 +12,7 @@ mod scaler;
 mod schedule;
 mod state;
 
-pub use clip::{clip_grad_norm_, clip_grad_value_};
+pub use clip::{clip_grad_norm_, clip_grad_value_, clip_grads_with_norm_, get_total_norm};
 pub use group::GradientScale;
 pub use optimizer::{Optimizer, ParamGroup};
 pub use scaler::{GradientScaler, GradientScalerOptions};

@@ -12,7 +12,7 @@ use thalweg_runtime::{Device, Result, Stream};
 use thalweg_tensor::Tensor;
 use thalweg_tensor::random::Generator;
 
-use crate::support::{Random, checked};
+use crate::support::{batch, bytes, checked, close, descend, loss, parameter_values as values};
 
 /// Three layers, of which a forward pass may leave one out.
 #[derive(Module)]
@@ -45,44 +45,6 @@ impl Forward for Network {
     }
 }
 
-/// Samples of a step: small numbers of a generator of the test's own.
-fn samples(step: u64, count: usize, width: usize) -> Vec<f32> {
-    let mut random = Random::new(step * 31 + width as u64);
-    (0..count * width).map(|_| random.below(2001) as f32 / 1000.0 - 1.0).collect()
-}
-
-/// Returns this rank's part of a step's batch: inputs and targets.
-fn batch(rank: u32, ranks: u32, step: u64, device: &Device) -> Result<(Tensor, Tensor)> {
-    let (total, own) = (12, 12 / ranks as usize);
-    let part = |width: usize| {
-        let all = samples(step, total, width);
-        let rows = &all[rank as usize * own * width..][..own * width];
-        Tensor::from_slice(rows, &[own, width], device)
-    };
-    Ok((part(6)?, part(3)?))
-}
-
-fn loss(output: &Tensor, target: &Tensor) -> Result<Tensor> {
-    output.sub(target)?.square()?.mean(&[], false)
-}
-
-/// Steps by plain gradient descent.
-fn descend(parameters: &[Tensor]) -> Result<()> {
-    for parameter in parameters {
-        if let Some(gradient) = parameter.grad() {
-            let stepped = parameter.detach().sub(&gradient.mul_scalar(0.5)?)?;
-            parameter.detach().copy_(&stepped)?;
-        }
-        parameter.zero_grad();
-    }
-    Ok(())
-}
-
-fn values(parameters: &[Tensor]) -> Result<Vec<f32>> {
-    let all: Result<Vec<Vec<f32>>> = parameters.iter().map(|parameter| parameter.detach().to_vec()).collect();
-    Ok(all?.concat())
-}
-
 /// Trains alone with the whole batch.
 fn alone(steps: u64) -> Result<Vec<f32>> {
     let device = simulated_devices(1)?.remove(0);
@@ -110,14 +72,6 @@ fn train(group: &ProcessGroup, steps: u64, options: DataParallelOptions) -> Resu
         descend(&network.parameters())?;
     }
     values(&network.parameters())
-}
-
-#[track_caller]
-fn close(found: &[f32], wanted: &[f32], bound: f32) {
-    assert_eq!(found.len(), wanted.len());
-    for (index, (found, wanted)) in found.iter().zip(wanted).enumerate() {
-        assert!((found - wanted).abs() <= bound, "{index}: {found}, not {wanted}");
-    }
 }
 
 #[test]
@@ -181,10 +135,6 @@ fn without_sync_gradients_accumulate_and_are_reduced_once() {
         Ok(())
     })
     .unwrap();
-}
-
-fn bytes(values: &[f32]) -> &[u8] {
-    bytemuck::cast_slice(values)
 }
 
 #[test]

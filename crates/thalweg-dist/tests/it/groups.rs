@@ -257,3 +257,27 @@ fn a_rank_that_fails_takes_the_others_along() {
     .unwrap_err();
     assert!(error.to_string().starts_with("rank 1: the disk is full"), "{error}");
 }
+
+#[test]
+fn ranks_that_are_all_gone_leave_no_work_behind() {
+    let options = GroupOptions { watchdog: Some(false), ..GroupOptions::default() };
+    let are_gone = std::sync::Barrier::new(2);
+    run_ranks_with(&simulated_devices(2).unwrap(), &options, |world| {
+        let other = world.new_group(&[0, 1])?.expect("both are in it");
+        let x = empty(&world, 3)?;
+        if world.rank() == 0 {
+            // This one comes behind one that rank 1 does not make.
+            other.all_reduce(&x, Sum)?.wait()?;
+            world.all_reduce(&x, Sum)?.wait()?;
+        }
+        are_gone.wait();
+        world.abort("the end")?;
+        are_gone.wait();
+        other.abort("the end")?;
+        if world.rank() == 0 {
+            assert!(world.device().synchronize().unwrap_err().is_device_lost());
+        }
+        Ok(())
+    })
+    .unwrap();
+}

@@ -5,6 +5,7 @@ mod collectives;
 mod data_parallel;
 mod environment;
 mod failures;
+mod fully_shard;
 mod groups;
 mod stores;
 mod support;

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use thalweg_dist::store::HashStore;
 use thalweg_dist::{GroupOptions, ProcessGroup};
 use thalweg_ir::DType;
-use thalweg_runtime::Result;
 use thalweg_runtime::sim::{Check, Failure, Gpu, Summary};
+use thalweg_runtime::{Device, Result};
 use thalweg_tensor::Tensor;
 
 /// A program of one rank under a check.
@@ -70,4 +70,58 @@ pub fn tensor(group: &ProcessGroup, values: &[f32]) -> Result<Tensor> {
 
 pub fn empty(group: &ProcessGroup, count: usize) -> Result<Tensor> {
     Tensor::full(&[count], -1.0, DType::F32, group.device())
+}
+
+/// Samples of a step: small numbers of a generator of the test's own.
+fn samples(step: u64, count: usize, width: usize) -> Vec<f32> {
+    let mut random = Random::new(step * 31 + width as u64);
+    (0..count * width).map(|_| random.below(2001) as f32 / 1000.0 - 1.0).collect()
+}
+
+/// Returns this rank's part of a step's batch: inputs and targets.
+pub fn batch(rank: u32, ranks: u32, step: u64, device: &Device) -> Result<(Tensor, Tensor)> {
+    let (total, own) = (12, 12 / ranks as usize);
+    let part = |width: usize| {
+        let all = samples(step, total, width);
+        let rows = &all[rank as usize * own * width..][..own * width];
+        Tensor::from_slice(rows, &[own, width], device)
+    };
+    Ok((part(6)?, part(3)?))
+}
+
+/// The mean of the squared differences.
+pub fn loss(output: &Tensor, target: &Tensor) -> Result<Tensor> {
+    output.sub(target)?.square()?.mean(&[], false)
+}
+
+/// Steps by plain gradient descent.
+pub fn descend(parameters: &[Tensor]) -> Result<()> {
+    for parameter in parameters {
+        if let Some(gradient) = parameter.grad() {
+            let stepped = parameter.detach().sub(&gradient.mul_scalar(0.5)?)?;
+            parameter.detach().copy_(&stepped)?;
+        }
+        parameter.zero_grad();
+    }
+    Ok(())
+}
+
+/// Returns the elements of parameters, one after the other.
+pub fn parameter_values(parameters: &[Tensor]) -> Result<Vec<f32>> {
+    let all: Result<Vec<Vec<f32>>> = parameters.iter().map(|parameter| parameter.detach().to_vec()).collect();
+    Ok(all?.concat())
+}
+
+/// Asserts that numbers are within a bound of others.
+#[track_caller]
+pub fn close(found: &[f32], wanted: &[f32], bound: f32) {
+    assert_eq!(found.len(), wanted.len());
+    for (index, (found, wanted)) in found.iter().zip(wanted).enumerate() {
+        assert!((found - wanted).abs() <= bound, "{index}: {found}, not {wanted}");
+    }
+}
+
+/// Returns numbers as bytes, for collectives of objects.
+pub fn bytes(values: &[f32]) -> &[u8] {
+    bytemuck::cast_slice(values)
 }

@@ -24,44 +24,84 @@ pub fn clip_grad_norm_<'a>(
     norm_type: f64,
 ) -> Result<Tensor> {
     at_line(Location::caller(), || {
-        for (name, value) in [("max_norm", max_norm), ("norm_type", norm_type)] {
-            if value.is_nan() || value <= 0.0 {
-                return Err(Error::invalid(format!(
-                    "clip_grad_norm_: {name} is {value}, and must be above 0"
-                )));
-            }
-        }
+        is_above_0("max_norm", max_norm)?;
         let gradients = gradients("clip_grad_norm_", parameters)?;
-        let Some(first) = gradients.first() else {
+        if gradients.is_empty() {
             return Err(Error::invalid("clip_grad_norm_: no parameter has a gradient; run backward first"));
+        }
+        let norm = get_total_norm(&gradients, norm_type)?;
+        scale(&gradients, max_norm, &norm)?;
+        Ok(norm)
+    })
+}
+
+/// Returns the norm of all tensors together (`torch.nn.utils.get_total_norm`): one element, f32, or f64 where one of them is f64.
+/// Asynchronous.
+///
+/// # Errors
+/// [`Error::is_invalid_argument`] if there is no tensor, they are on several devices, or the kind of norm is not above 0.
+#[track_caller]
+pub fn get_total_norm(tensors: &[Tensor], norm_type: f64) -> Result<Tensor> {
+    at_line(Location::caller(), || {
+        is_above_0("norm_type", norm_type)?;
+        let Some(first) = tensors.first() else {
+            return Err(Error::invalid("get_total_norm: there is no tensor"));
         };
         no_grad(|| {
-            let is_wide = gradients.iter().any(|gradient| gradient.dtype() == DType::F64);
+            let is_wide = tensors.iter().any(|tensor| tensor.dtype() == DType::F64);
             let dtype = if is_wide { DType::F64 } else { DType::F32 };
             let mut total = Tensor::zeros(&[], dtype, first.device())?;
-            for gradient in &gradients {
-                let magnitudes = gradient.to_dtype(dtype)?.abs()?;
+            for tensor in tensors {
+                let magnitudes = tensor.to_dtype(dtype)?.abs()?;
                 total = match norm_type {
-                    f64::INFINITY if gradient.elements() == 0 => total,
+                    f64::INFINITY if tensor.elements() == 0 => total,
                     f64::INFINITY => total.maximum(&magnitudes.amax(&[], false)?)?,
                     2.0 => total.add(&magnitudes.square()?.sum(&[], false)?)?,
                     power => total.add(&magnitudes.pow_scalar(power)?.sum(&[], false)?)?,
                 };
             }
-            let norm = match norm_type {
-                f64::INFINITY => total,
-                2.0 => total.sqrt()?,
-                power => total.pow_scalar(1.0 / power)?,
-            };
-            let room = norm.add_scalar(1e-6)?;
-            let factor = Tensor::full(&[], max_norm, dtype, first.device())?.div(&room)?;
-            let factor = factor.minimum(&Tensor::ones(&[], dtype, first.device())?)?;
-            for gradient in &gradients {
-                gradient.copy_(&gradient.mul(&factor.to_dtype(gradient.dtype())?)?)?;
+            match norm_type {
+                f64::INFINITY => Ok(total),
+                2.0 => total.sqrt(),
+                power => total.pow_scalar(1.0 / power),
             }
-            Ok(norm)
         })
     })
+}
+
+/// Scales the gradients of some parameters, in place, by max_norm / (norm + 10⁻⁶) where that is below 1
+/// (`torch.nn.utils.clip_grads_with_norm_`): for a norm that was computed elsewhere, of several ranks together, say. Asynchronous.
+///
+/// # Errors
+/// [`Error::is_invalid_argument`] if the gradients are on several devices, or `max_norm` is not above 0.
+#[track_caller]
+pub fn clip_grads_with_norm_<'a>(
+    parameters: impl IntoIterator<Item = &'a Tensor>,
+    max_norm: f64,
+    total_norm: &Tensor,
+) -> Result<()> {
+    at_line(Location::caller(), || {
+        is_above_0("max_norm", max_norm)?;
+        scale(&gradients("clip_grads_with_norm_", parameters)?, max_norm, total_norm)
+    })
+}
+
+fn scale(gradients: &[Tensor], max_norm: f64, norm: &Tensor) -> Result<()> {
+    no_grad(|| {
+        let room = norm.add_scalar(1e-6)?;
+        let factor = Tensor::full(&[], max_norm, norm.dtype(), norm.device())?.div(&room)?;
+        let factor = factor.minimum(&Tensor::ones(&[], norm.dtype(), norm.device())?)?;
+        gradients
+            .iter()
+            .try_for_each(|gradient| gradient.copy_(&gradient.mul(&factor.to_dtype(gradient.dtype())?)?))
+    })
+}
+
+fn is_above_0(name: &str, value: f64) -> Result<()> {
+    if value > 0.0 {
+        return Ok(());
+    }
+    Err(Error::invalid(format!("{name} is {value}, and must be above 0")))
 }
 
 /// Limits every element of the gradients of some parameters to ±`clip_value`, in place. Asynchronous.

@@ -285,7 +285,8 @@ impl Collectives {
     fn fail(&mut self, id: u64, refusal: Refusal) -> Failure {
         self.attended.retain(|&other| other != id);
         let meeting = self.meetings.get_mut(&id).expect("an attended meeting");
-        let communicator = meeting.communicator;
+        // Before the meeting is forgotten: with the last one of ranks that are all gone, the communicator is.
+        let devices = self.communicators[&meeting.communicator].devices();
         let mut released = SmallVec::new();
         for seat in &mut meeting.seats {
             if let Some(seated) = seat.take_if(|seated| seated.has_arrived) {
@@ -296,7 +297,7 @@ impl Collectives {
         if meeting.seats.iter().all(Option::is_none) {
             self.forget(id);
         }
-        Failure { devices: self.communicators[&communicator].devices(), refusal, released }
+        Failure { devices, refusal, released }
     }
 
     fn forget(&mut self, id: u64) {

@@ -148,7 +148,7 @@ fn place_pack(frame: Arc<Frame>) -> Pack {
         let holder = Arc::new(Holder { frame: frame.clone(), place: places.len() });
         places.push(Place { holder: Arc::downgrade(&holder), kind: TensorKind::of(tensor) });
         let unpack: Unpack = Arc::new(move || holder.frame.take(holder.place));
-        Ok(unpack)
+        Ok(Some(unpack))
     })
 }
 
@@ -354,7 +354,7 @@ impl Run {
             }
             let tensor = tensor.clone();
             let unpack: Unpack = Arc::new(move || no_grad(|| Ok(tensor.clone())));
-            Ok(unpack)
+            Ok(Some(unpack))
         })
     }
 }

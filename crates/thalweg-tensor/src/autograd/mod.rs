@@ -67,7 +67,7 @@ pub use mode::{
 };
 pub use offload::save_on_cpu;
 pub(crate) use saved::Saved;
-pub use saved::saved_tensors_hooks;
+pub use saved::{saved_tensors_hooks, saved_tensors_hooks_for};
 
 /// A gradient for each of a node's inputs or outputs; `None` is zero.
 pub type Gradients = SmallVec<[Option<Tensor>; 4]>;

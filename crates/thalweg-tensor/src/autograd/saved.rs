@@ -12,8 +12,8 @@ use crate::tensor::Tensor;
 /// A function that gives a packed tensor back.
 pub(super) type Unpack = Arc<dyn Fn() -> Result<Tensor> + Send + Sync>;
 
-/// A function that packs a tensor.
-pub(super) type Pack = Arc<dyn Fn(&Tensor) -> Result<Unpack> + Send + Sync>;
+/// A function that packs a tensor; one that it leaves is kept as it is.
+pub(super) type Pack = Arc<dyn Fn(&Tensor) -> Result<Option<Unpack>> + Send + Sync>;
 
 thread_local! {
     /// The hooks of the innermost region that this thread is in.
@@ -83,9 +83,10 @@ impl Saved {
     fn with_origin(tensor: &Tensor, origin: Origin) -> Result<Self> {
         tensor.check_inference_save()?;
         let hooks = HOOKS.with_borrow(Clone::clone);
-        let state = match hooks {
+        let packed = hooks.map(|pack| Packed::new(tensor, &pack)).transpose()?.flatten();
+        let state = match packed {
             None => State::Tensor(tensor.detach(), tensor.version()),
-            Some(pack) => State::Packed(Arc::new(Packed::new(tensor, &pack)?)),
+            Some(packed) => State::Packed(Arc::new(packed)),
         };
         Ok(Self { state: Mutex::new(Some(state)), origin })
     }
@@ -153,7 +154,8 @@ pub(super) fn check_version(tensor: &Tensor, version: u32) -> Result<()> {
 }
 
 impl Packed {
-    fn new(tensor: &Tensor, pack: &Pack) -> Result<Self> {
+    /// Packs a tensor, unless the hooks leave it.
+    fn new(tensor: &Tensor, pack: &Pack) -> Result<Option<Self>> {
         let version = tensor.version();
         let unpack = without_hooks(|| no_grad(|| pack(&tensor.detach())))?;
         if tensor.version() != version {
@@ -163,7 +165,7 @@ impl Packed {
             ));
         }
         let (layout, dtype) = (tensor.layout().clone(), tensor.dtype());
-        Ok(Self { unpack, layout, dtype, device: tensor.device().clone() })
+        Ok(unpack.map(|unpack| Self { unpack, layout, dtype, device: tensor.device().clone() }))
     }
 
     /// Returns the tensor, unpacked once per run of a node.
@@ -255,10 +257,23 @@ pub fn saved_tensors_hooks<P: Send + Sync + 'static, T>(
     unpack: impl Fn(&P) -> Result<Tensor> + Send + Sync + 'static,
     function: impl FnOnce() -> T,
 ) -> T {
-    let unpack = Arc::new(unpack);
-    let both = move |tensor: &Tensor| -> Result<Unpack> {
-        let (packed, unpack) = (pack(tensor)?, unpack.clone());
-        Ok(Arc::new(move || unpack(&packed)))
+    saved_tensors_hooks_for(move |tensor| pack(tensor).map(Some), unpack, function)
+}
+
+/// Runs a function with hooks as [`saved_tensors_hooks`] does, for some tensors: those for which `pack` returns `None` are kept as they
+/// are outside the function, by the hooks of the region around it, if there is one.
+pub fn saved_tensors_hooks_for<P: Send + Sync + 'static, T>(
+    pack: impl Fn(&Tensor) -> Result<Option<P>> + Send + Sync + 'static,
+    unpack: impl Fn(&P) -> Result<Tensor> + Send + Sync + 'static,
+    function: impl FnOnce() -> T,
+) -> T {
+    let (unpack, around) = (Arc::new(unpack), HOOKS.with_borrow(Clone::clone));
+    let both = move |tensor: &Tensor| -> Result<Option<Unpack>> {
+        let Some(packed) = pack(tensor)? else {
+            return around.as_ref().map_or(Ok(None), |around| around(tensor));
+        };
+        let unpack = unpack.clone();
+        Ok(Some(Arc::new(move || unpack(&packed))))
     };
     with_pack(Arc::new(both), function)
 }

@@ -1,0 +1,150 @@
+//! The units of one model: their order, and the reductions that are under way.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use thalweg_runtime::{Error, Result};
+use thalweg_tensor::Tensor;
+
+use super::unit::{Note, Reduction, Unit};
+
+/// The order of one model's units, and their reductions.
+#[derive(Default)]
+pub(super) struct Context(Mutex<State>);
+
+#[derive(Default)]
+struct State {
+    /// All units.
+    units: Vec<Weak<Unit>>,
+    /// The units of the forward passes since the last backward pass was over, in their order.
+    order: Vec<Weak<Unit>>,
+    /// The units of the time before that.
+    former: Vec<Weak<Unit>>,
+    /// The units that are in a forward pass, the innermost last.
+    inside: Vec<Arc<Unit>>,
+    /// How many recorded forward passes of units have no backward pass yet.
+    recorded: usize,
+    reductions: VecDeque<(Arc<Unit>, Reduction)>,
+}
+
+/// A guard: while it lives, a unit is in a forward pass.
+pub(super) struct Inside<'c>(&'c Context);
+
+impl Drop for Inside<'_> {
+    fn drop(&mut self) {
+        let last = self.0.state().inside.pop();
+        drop(last);
+    }
+}
+
+impl Context {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn add(&self, unit: &Arc<Unit>) {
+        self.state().units.push(Arc::downgrade(unit));
+    }
+
+    /// Begins a forward pass of a unit.
+    pub(super) fn enter(&self, unit: &Arc<Unit>) -> Result<Inside<'_>> {
+        let mut state = self.state();
+        let is_outermost = state.inside.is_empty();
+        if is_outermost && state.recorded == 0 {
+            if !state.reductions.is_empty() {
+                return Err(Error::invalid(
+                    "fully_shard: the backward pass before did not come to all units whose forward pass was recorded, and gradients \
+                     are still being reduced: call `finish_backward` behind such a pass",
+                ));
+            }
+            state.former = std::mem::take(&mut state.order);
+        }
+        state.order.push(Arc::downgrade(unit));
+        state.inside.push(unit.clone());
+        let idle = is_outermost && state.recorded == 0;
+        let units: Vec<Arc<Unit>> =
+            if idle { state.units.iter().filter_map(Weak::upgrade).collect() } else { Vec::new() };
+        drop(state);
+        let inside = Inside(self);
+        // What stayed whole since the pass before may be older than the shards.
+        units.iter().try_for_each(|unit| unit.reshard_left())?;
+        if is_outermost {
+            // What the optimizer has written is there before it is gathered.
+            let group = unit.group();
+            group.stream().wait_stream(&group.device().current_stream())?;
+        }
+        Ok(inside)
+    }
+
+    /// Gathers the units that came behind this one in the pass before.
+    pub(super) fn prefetch_forward(&self, unit: &Arc<Unit>) -> Result<()> {
+        let count = unit.options().prefetch;
+        let next: Vec<Arc<Unit>> = {
+            let state = self.state();
+            let former = || state.former.iter().filter_map(Weak::upgrade);
+            former().skip_while(|other| !Arc::ptr_eq(other, unit)).skip(1).take(count).collect()
+        };
+        next.iter().try_for_each(|unit| unit.gather())
+    }
+
+    /// Gathers the units whose backward passes come next behind that of this one, if they will need their parameters.
+    pub(super) fn prefetch_backward(&self, unit: &Arc<Unit>) -> Result<()> {
+        let count = unit.options().prefetch;
+        let next: Vec<Arc<Unit>> = {
+            let state = self.state();
+            let backwards = || state.order.iter().rev().filter_map(Weak::upgrade);
+            let mut found: Vec<Arc<Unit>> = Vec::new();
+            for other in backwards().skip_while(|other| !Arc::ptr_eq(other, unit)) {
+                let is_known = Arc::ptr_eq(&other, unit) || found.iter().any(|one| Arc::ptr_eq(one, &other));
+                if found.len() < count && !is_known && other.awaits_backward() {
+                    found.push(other);
+                }
+            }
+            found
+        };
+        next.iter().try_for_each(|unit| unit.gather())
+    }
+
+    /// Returns where to find a tensor again that is a part of a whole parameter; `None` of others.
+    pub(super) fn note(&self, tensor: &Tensor) -> Option<Note> {
+        let inside = self.state().inside.clone();
+        inside.iter().rev().find_map(|unit| unit.note(tensor))
+    }
+
+    /// Notes that a forward pass of a unit was recorded.
+    pub(super) fn recorded(&self) {
+        self.state().recorded += 1;
+    }
+
+    /// Notes that a recorded pass has had its backward pass, or is forgotten.
+    pub(super) fn is_over(&self) {
+        let mut state = self.state();
+        state.recorded = state.recorded.saturating_sub(1);
+    }
+
+    pub(super) fn reduces(&self, unit: &Arc<Unit>, reduction: Reduction) {
+        self.state().reductions.push_back((unit.clone(), reduction));
+    }
+
+    /// Hands out the gradients of the units before the last: the computation has gone on while they were reduced. Behind the last
+    /// backward pass, those of all.
+    pub(super) fn hand_out(&self) -> Result<()> {
+        loop {
+            let (unit, reduction) = {
+                let mut state = self.state();
+                let kept = usize::from(state.recorded > 0);
+                if state.reductions.len() <= kept {
+                    return Ok(());
+                }
+                state.reductions.pop_front().expect("there are more than are kept")
+            };
+            unit.take_gradients(reduction)?;
+        }
+    }
+
+    /// Hands out all gradients.
+    pub(super) fn finish(&self) -> Result<()> {
+        self.state().recorded = 0;
+        self.hand_out()
+    }
+}

@@ -1,0 +1,80 @@
+//! The whole of the parameters: state dictionaries that do not depend on the number of ranks.
+
+use std::panic::Location;
+
+use thalweg_nn::module::{Module, StateDict};
+use thalweg_runtime::{Error, Result};
+use thalweg_tensor::caller::at_line;
+use thalweg_tensor::{Tensor, no_grad};
+
+use super::FullyShard;
+use super::unit::Sharded;
+
+impl<M: Module> FullyShard<M> {
+    /// Returns the whole parameters and the buffers by their names, on every rank (`get_model_state_dict` with `full_state_dict`). All
+    /// ranks call it. [`Module::state_dict`] has this rank's shards. Asynchronous.
+    ///
+    /// # Errors
+    /// Those of collectives.
+    #[track_caller]
+    pub fn full_state_dict(&self) -> Result<StateDict> {
+        at_line(Location::caller(), || {
+            let (shards, group) = (self.state_dict(), self.group());
+            let mut whole = StateDict::new();
+            for (name, tensor) in shards {
+                let Some(sharded) = self.sharded(&tensor) else {
+                    whole.insert(name, tensor);
+                    continue;
+                };
+                let mut one = group.coalescing();
+                let gathered = no_grad(|| sharded.gather(&mut one, group.size(), tensor.dtype()))?;
+                one.submit()?.wait()?;
+                whole.insert(name, gathered.narrow(0, 0, sharded.shape[0])?.detach());
+            }
+            Ok(whole)
+        })
+    }
+
+    /// Overwrites this rank's shards and the buffers with whole ones of the same names (`set_model_state_dict` with
+    /// `full_state_dict`). Every rank has the whole dictionary. Asynchronous.
+    ///
+    /// # Errors
+    /// [`Error::is_invalid_argument`] if names are missing or unknown, or shapes differ. Then nothing has changed.
+    #[track_caller]
+    pub fn load_full_state_dict(&self, saved: &StateDict) -> Result<()> {
+        at_line(Location::caller(), || {
+            let own = self.state_dict();
+            let mut parts = StateDict::new();
+            for (name, tensor) in saved {
+                let part = match own.get(name).and_then(|shard| self.sharded(shard)) {
+                    None => tensor.clone(),
+                    Some(sharded) if tensor.shape() != sharded.shape => {
+                        return Err(Error::invalid(format!(
+                            "size mismatch for {name}: copying a param with shape torch.Size({:?}) from checkpoint, the shape in \
+                             current model is torch.Size({:?}).",
+                            tensor.shape(),
+                            sharded.shape
+                        )));
+                    }
+                    Some(sharded) => sharded.rows_of(tensor, self.group().rank())?,
+                };
+                parts.insert(name.clone(), part);
+            }
+            self.load_state_dict(&parts)
+        })
+    }
+
+    /// Returns the parameter that a tensor over a shard's memory is of.
+    fn sharded(&self, tensor: &Tensor) -> Option<&Sharded> {
+        let mut all = self.units().flat_map(|unit| unit.parameters());
+        all.find(|sharded| sharded.shard.shares_storage_with(tensor))
+    }
+}
+
+impl Sharded {
+    /// Returns the rows of a whole parameter that are a rank's.
+    pub(super) fn rows_of(&self, whole: &Tensor, rank: u32) -> Result<Tensor> {
+        let first = self.shape[0].min(self.padded.shape()[0] * rank as usize);
+        whole.narrow(0, first, self.shard.shape()[0])
+    }
+}

@@ -1,0 +1,353 @@
+//! [`FullyShard`]: modules whose parameters lie in parts on all ranks, and are whole only while they are used (FSDP2).
+//!
+//! A *unit* is a module with its parameters, but those of the units within it. Each rank keeps its rows of each parameter, the *shard*,
+//! which is what the optimizer sees. A forward pass gathers the unit's parameters, runs with them in the module's fields, puts the
+//! shards back and lets the whole go; what operators save of it is a note where to find it. The backward pass gathers again when the first
+//! node asks for a parameter. When all gradients of a unit have come, they are reduced, and each rank gets those of its rows.
+//!
+//! ```text
+//! gathers:       0  1  2        2  1  0          on the group's stream, one unit ahead of the computation
+//! computation:      0  1  2  loss  2  1  0
+//! reductions:                         2  1  0    on the group's stream
+//! ```
+//!
+//! Whole parameters belong to the group's stream; the streams that used them are recorded as they are let go
+//! ([`Tensor::record_use`]), so the next gather takes their place as soon as the computation is past them, and the host waits for nothing.
+//!
+//! `unit` gathers, reduces and lets go; `context` knows the order of the units of one model; `full` has the whole of the parameters.
+//!
+//! # Invariants
+//! - Outside a forward pass the module's fields hold the shards.
+//! - All ranks run the same units in the same order, so their collectives meet.
+//! - Gradients of all units are there when the backward pass is over.
+
+mod context;
+mod full;
+mod unit;
+
+use std::panic::Location;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
+
+use thalweg_ir::DType;
+use thalweg_nn::module::{Entry, EntryMut, Forward, Module};
+use thalweg_nn::optim::{clip_grads_with_norm_, get_total_norm};
+use thalweg_runtime::{Error, Result};
+use thalweg_tensor::autograd::saved_tensors_hooks_for;
+use thalweg_tensor::caller::at_line;
+use thalweg_tensor::{Tensor, no_grad};
+
+use self::unit::Unit;
+use crate::{ProcessGroup, ReduceOp};
+
+/// The dtypes in which a unit computes (`MixedPrecisionPolicy`). Shards and their gradients keep the dtype of the parameters.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct MixedPrecision {
+    /// The dtype of whole parameters, and so of the computation; `None`: that of the shards.
+    pub param_dtype: Option<DType>,
+    /// The dtype in which gradients are reduced; `None`: that of the whole parameters.
+    pub reduce_dtype: Option<DType>,
+    /// The dtype to which [`Forward::forward`] converts its result; `None`: as it is.
+    pub output_dtype: Option<DType>,
+    /// Whether [`Forward::forward`] converts its input to `param_dtype`, if it is of floats.
+    pub cast_forward_inputs: bool,
+}
+
+impl Default for MixedPrecision {
+    fn default() -> Self {
+        Self { param_dtype: None, reduce_dtype: None, output_dtype: None, cast_forward_inputs: true }
+    }
+}
+
+/// The options of [`fully_shard`], with PyTorch's names and defaults.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct FullyShardOptions {
+    /// Whether the whole parameters are let go behind a forward pass, and gathered again for the backward pass. `None`: but for the
+    /// outermost unit, whose backward pass comes next.
+    pub reshard_after_forward: Option<bool>,
+    /// The dtypes of the computation.
+    pub mixed_precision: MixedPrecision,
+    /// How many units are gathered before they are used, in the order of the pass before. 1; 0 gathers each when it is asked for.
+    pub prefetch: usize,
+}
+
+impl Default for FullyShardOptions {
+    fn default() -> Self {
+        Self { reshard_after_forward: None, mixed_precision: MixedPrecision::default(), prefetch: 1 }
+    }
+}
+
+/// A module whose parameters lie in parts on all ranks (`torch.distributed.fsdp.fully_shard`). [`fully_shard`] makes it.
+///
+/// As a module it has the parts of the module within, under the same names; its parameters are this rank's shards. Forward passes go
+/// through [`Forward::forward`] or [`run`](Self::run); one at a time. Convert a module to another device or dtype before it is sharded.
+pub struct FullyShard<M> {
+    module: Mutex<M>,
+    unit: Arc<Unit>,
+    /// The units within.
+    nested: Vec<Arc<Unit>>,
+    /// The parts of the module, with the tensors that its fields hold outside a forward pass.
+    parts: Vec<(String, Part)>,
+    is_training: bool,
+}
+
+enum Part {
+    Parameter(Tensor),
+    Buffer(Tensor),
+}
+
+/// A unit, with the address of its group's state: others are not touched.
+type Registered = (usize, Weak<Unit>);
+
+/// The units of this process, by which those within a module are found.
+static UNITS: Mutex<Vec<Registered>> = Mutex::new(Vec::new());
+
+fn registered() -> MutexGuard<'static, Vec<Registered>> {
+    UNITS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn address(group: &ProcessGroup) -> usize {
+    Arc::as_ptr(&group.0).addr()
+}
+
+/// Returns the units whose parameters are sharded over a group.
+fn units_of(group: &ProcessGroup) -> Vec<Arc<Unit>> {
+    let mut units = registered();
+    units.retain(|(_, unit)| unit.strong_count() > 0);
+    units.iter().filter(|(of, _)| *of == address(group)).filter_map(|(_, unit)| unit.upgrade()).collect()
+}
+
+/// Shards the parameters of a module over the ranks of a group, by their rows: rank r of n keeps the r-th of n equal parts of
+/// dimension 0, of which the last may be smaller, or empty. They get rank 0's values. Modules within that are sharded already keep their
+/// parameters: shard the layers of a network, and then the network. *Blocks* where device memory must be waited for.
+///
+/// # Errors
+/// [`Error::is_invalid_argument`] if a parameter is on another device than the group, or is a scalar; and those of collectives.
+#[track_caller]
+pub fn fully_shard<M: Module>(
+    mut module: M,
+    group: &ProcessGroup,
+    options: FullyShardOptions,
+) -> Result<FullyShard<M>> {
+    at_line(Location::caller(), || {
+        let known = units_of(group);
+        let named = module.named_parameters();
+        let is_nested = |tensor: &Tensor| known.iter().any(|unit| unit.has(tensor));
+        let own: Vec<(String, Tensor)> =
+            named.iter().filter(|(_, tensor)| !is_nested(tensor)).cloned().collect();
+        let nested = known.iter().filter(|unit| named.iter().any(|(_, tensor)| unit.has(tensor)));
+        let nested: Vec<Arc<Unit>> = nested.cloned().collect();
+        let unit = no_grad(|| Unit::new(group, &own, options))?;
+        let whole: Vec<Tensor> = own.into_iter().map(|(_, tensor)| tensor).collect();
+        exchange(&mut module, &whole, &unit.shards());
+        unit.take_in(&nested);
+        registered().push((address(group), Arc::downgrade(&unit)));
+        let mut parts = Vec::new();
+        collect(&module, "", &mut parts);
+        let is_training = module.is_training();
+        Ok(FullyShard { module: Mutex::new(module), unit, nested, parts, is_training })
+    })
+}
+
+impl<M: Module> FullyShard<M> {
+    /// Runs a forward pass of any form with whole parameters in the module, and returns what it returns.
+    ///
+    /// # Errors
+    /// Those of the pass and of collectives; [`Error::is_invalid_argument`] if the module is in a forward pass already, or a backward pass
+    /// did not come to all units ([`finish_backward`](Self::finish_backward)).
+    #[track_caller]
+    pub fn run<T>(&self, forward: impl FnOnce(&M) -> Result<T>) -> Result<T> {
+        at_line(Location::caller(), || {
+            let mut module = self.lock()?;
+            let context = self.unit.context();
+            let _inside = context.enter(&self.unit)?;
+            let whole = self.unit.gathered()?;
+            context.prefetch_forward(&self.unit)?;
+            let whole = self.unit.recorded(whole);
+            let exchanged = Exchanged::new(&mut *module, self.unit.shards(), whole)?;
+            let (packing, pass) = (context.clone(), || forward(exchanged.module));
+            let result =
+                saved_tensors_hooks_for(move |tensor| Ok(packing.note(tensor)), unit::Note::tensor, pass);
+            drop(exchanged);
+            if self.unit.reshards_after_forward() {
+                self.unit.reshard()?;
+            }
+            result
+        })
+    }
+
+    /// Returns the process group.
+    pub fn group(&self) -> &ProcessGroup {
+        self.unit.group()
+    }
+
+    /// Gathers the whole parameters, which stay until [`reshard`](Self::reshard) or the next pass lets them go: a forward pass then
+    /// need not wait for them. Asynchronous.
+    ///
+    /// # Errors
+    /// Those of collectives.
+    #[track_caller]
+    pub fn unshard(&self) -> Result<()> {
+        at_line(Location::caller(), || self.unit.gather_behind_current())
+    }
+
+    /// Lets the whole parameters go. Asynchronous.
+    ///
+    /// # Errors
+    /// Those of the driver.
+    pub fn reshard(&self) -> Result<()> {
+        self.unit.reshard()
+    }
+
+    /// Sets whether backward passes reduce gradients: without, those of whole parameters add up on each rank, to be reduced with the
+    /// next that are. Counts for the units within as well.
+    pub fn set_requires_gradient_sync(&self, requires_gradient_sync: bool) {
+        self.units().for_each(|unit| unit.set_syncs(requires_gradient_sync));
+    }
+
+    /// Sets whether the whole parameters are let go behind a forward pass, here and in the units within.
+    pub fn set_reshard_after_forward(&self, reshard_after_forward: bool) {
+        self.units().for_each(|unit| unit.set_reshards_after_forward(reshard_after_forward));
+    }
+
+    /// Ends a backward pass that did not come to all units whose forward pass was recorded: the gradients that were still being reduced
+    /// are added to those of the shards. Other passes end by themselves.
+    ///
+    /// # Errors
+    /// Those of collectives.
+    #[track_caller]
+    pub fn finish_backward(&self) -> Result<()> {
+        at_line(Location::caller(), || self.unit.context().finish())
+    }
+
+    /// Scales the gradients of all shards so that their norm over all ranks is at most `max_norm`, and returns the norm that they had
+    /// (`clip_grad_norm_`). All ranks call it. Asynchronous.
+    ///
+    /// # Errors
+    /// [`Error::is_invalid_argument`] if there is no gradient, or a number is not above 0; and those of collectives.
+    #[track_caller]
+    pub fn clip_grad_norm_(&self, max_norm: f64, norm_type: f64) -> Result<Tensor> {
+        at_line(Location::caller(), || {
+            no_grad(|| {
+                let parameters = self.parameters();
+                let gradients: Vec<Tensor> = parameters.iter().filter_map(Tensor::grad).collect();
+                let own = get_total_norm(&gradients, norm_type)?;
+                let norm = match norm_type {
+                    f64::INFINITY => {
+                        self.group().all_reduce(&own, ReduceOp::Max)?.wait()?;
+                        own
+                    }
+                    power => {
+                        let sum = own.pow_scalar(power)?;
+                        self.group().all_reduce(&sum, ReduceOp::Sum)?.wait()?;
+                        sum.pow_scalar(1.0 / power)?
+                    }
+                };
+                clip_grads_with_norm_(&parameters, max_norm, &norm)?;
+                Ok(norm)
+            })
+        })
+    }
+
+    fn units(&self) -> impl Iterator<Item = &Arc<Unit>> {
+        std::iter::once(&self.unit).chain(&self.nested)
+    }
+
+    fn lock(&self) -> Result<MutexGuard<'_, M>> {
+        match self.module.try_lock() {
+            Ok(module) => Ok(module),
+            Err(TryLockError::Poisoned(poisoned)) => Ok(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => Err(Error::invalid(
+                "fully_shard: the module is in a forward pass already; one runs at a time, and not within itself",
+            )),
+        }
+    }
+}
+
+/// A guard: while it lives, a module's fields hold whole parameters.
+struct Exchanged<'m, M: Module> {
+    module: &'m mut M,
+    shards: Vec<Tensor>,
+    whole: Vec<Tensor>,
+}
+
+impl<'m, M: Module> Exchanged<'m, M> {
+    fn new(module: &'m mut M, shards: Vec<Tensor>, whole: Vec<Tensor>) -> Result<Self> {
+        let found = exchange(module, &shards, &whole);
+        let exchanged = Self { module, shards, whole };
+        if found < exchanged.shards.len() {
+            return Err(Error::invalid(
+                "fully_shard: parameters of the module were replaced; convert or move a module before it is sharded",
+            ));
+        }
+        Ok(exchanged)
+    }
+}
+
+impl<M: Module> Drop for Exchanged<'_, M> {
+    fn drop(&mut self) {
+        exchange(self.module, &self.whole, &self.shards);
+    }
+}
+
+/// Puts other tensors in the place of some parameters of a module, and returns how many places there were.
+fn exchange<M: Module + ?Sized>(module: &mut M, from: &[Tensor], to: &[Tensor]) -> usize {
+    let mut found = 0;
+    module.visit_mut(&mut |_, entry| match entry {
+        EntryMut::Child(child) => found += exchange(child, from, to),
+        EntryMut::Parameter(tensor) => {
+            if let Some(place) = from.iter().position(|other| other.is_same(tensor)) {
+                *tensor = to[place].clone();
+                found += 1;
+            }
+        }
+        _ => {}
+    });
+    found
+}
+
+/// Collects the parts of a module with their whole names, in their order.
+fn collect<M: Module + ?Sized>(module: &M, prefix: &str, parts: &mut Vec<(String, Part)>) {
+    module.visit(&mut |name, entry| {
+        let name = if prefix.is_empty() { name.to_owned() } else { format!("{prefix}.{name}") };
+        match entry {
+            Entry::Parameter(tensor) => parts.push((name, Part::Parameter(tensor.clone()))),
+            Entry::Buffer(tensor) => parts.push((name, Part::Buffer(tensor.clone()))),
+            Entry::Child(child) => collect(child, &name, parts),
+            Entry::Training(_) => {}
+        }
+    });
+}
+
+impl<M: Forward> Forward for FullyShard<M> {
+    #[track_caller]
+    fn forward(&self, input: &Tensor) -> Result<Tensor> {
+        at_line(Location::caller(), || {
+            let policy = self.unit.options().mixed_precision;
+            let own_dtype = policy.param_dtype.filter(|_| policy.cast_forward_inputs);
+            let converted = |tensor: &Tensor, dtype: Option<DType>| match dtype {
+                Some(dtype) if tensor.dtype().is_floating_point() => tensor.to_dtype(dtype),
+                _ => Ok(tensor.clone()),
+            };
+            let input = converted(input, own_dtype)?;
+            let output = self.run(|module| module.forward(&input))?;
+            converted(&output, policy.output_dtype)
+        })
+    }
+}
+
+impl<M: Module> Module for FullyShard<M> {
+    fn visit<'a>(&'a self, visitor: &mut dyn FnMut(&str, Entry<'a>)) {
+        for (name, part) in &self.parts {
+            match part {
+                Part::Parameter(tensor) => visitor(name, Entry::Parameter(tensor)),
+                Part::Buffer(tensor) => visitor(name, Entry::Buffer(tensor)),
+            }
+        }
+        visitor("training", Entry::Training(&self.is_training));
+    }
+
+    fn visit_mut<'a>(&'a mut self, visitor: &mut dyn FnMut(&str, EntryMut<'a>)) {
+        self.module.get_mut().unwrap_or_else(PoisonError::into_inner).visit_mut(visitor);
+        visitor("training", EntryMut::Training(&mut self.is_training));
+    }
+}

@@ -1,0 +1,441 @@
+//! [`Unit`]: a module's parameters, in parts or whole.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use smallvec::SmallVec;
+use thalweg_ir::{DType, Layout};
+use thalweg_runtime::{Error, Result, Stream};
+use thalweg_tensor::autograd::{Backward, Gradients, record_function};
+use thalweg_tensor::{Tensor, no_grad};
+
+use super::FullyShardOptions;
+use super::context::Context;
+use crate::{ProcessGroup, ReduceOp, Work};
+
+/// A parameter of which this rank has some rows.
+pub(super) struct Sharded {
+    /// The shape of the whole.
+    pub(super) shape: Vec<usize>,
+    /// This rank's rows, with as many behind them as make all ranks' parts equal.
+    pub(super) padded: Tensor,
+    /// This rank's rows, a leaf.
+    pub(super) shard: Tensor,
+}
+
+/// The parameters of a module that are gathered and let go together.
+pub(super) struct Unit {
+    group: ProcessGroup,
+    parameters: Vec<Sharded>,
+    options: FullyShardOptions,
+    context: Mutex<Arc<Context>>,
+    is_root: AtomicBool,
+    syncs: AtomicBool,
+    reshards_after_forward: Mutex<Option<bool>>,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    whole: Option<Whole>,
+    /// How many recorded forward passes have had no backward pass yet.
+    recorded: usize,
+    /// Whether such a pass has saved parts of parameters.
+    has_notes: bool,
+    /// Whether the backward pass has asked for parameters since they were gathered.
+    is_asked: bool,
+    /// Gradients of whole parameters that were not reduced.
+    accumulated: Vec<Option<Tensor>>,
+}
+
+/// Whole parameters, in the memory of the group's stream.
+struct Whole {
+    tensors: Vec<Tensor>,
+    work: Work,
+    /// The streams that use them.
+    streams: SmallVec<[Stream; 2]>,
+    /// Whether the program asked for them, before the pass.
+    is_kept: bool,
+}
+
+/// Gradients of shards that are under way.
+pub(super) struct Reduction {
+    work: Work,
+    /// The parameter's place, and this rank's rows with those behind them.
+    gradients: Vec<(usize, Tensor)>,
+}
+
+/// Where to find a part of a whole parameter again.
+pub(super) struct Note {
+    unit: Arc<Unit>,
+    parameter: usize,
+    layout: Layout,
+}
+
+impl Sharded {
+    fn new(group: &ProcessGroup, name: &str, parameter: &Tensor) -> Result<Self> {
+        let refuse =
+            |text: String| Err(Error::invalid(format!("fully_shard: the parameter `{name}` {text}")));
+        if parameter.device() != group.device() {
+            return refuse(format!(
+                "is on {}, and rank {} of the group is {}",
+                parameter.device(),
+                group.rank(),
+                group.device()
+            ));
+        }
+        let (shape, ranks) = (parameter.shape().to_vec(), group.size() as usize);
+        let Some((&rows, rest)) = shape.split_first() else {
+            return refuse("is a scalar, which has no rows to shard: give it one dimension".to_owned());
+        };
+        let part = rows.div_ceil(ranks);
+        let first = rows.min(part * group.rank() as usize);
+        let own = part.min(rows - first);
+        let padded_shape: Vec<usize> = std::iter::once(part).chain(rest.iter().copied()).collect();
+        let padded = Tensor::zeros(&padded_shape, parameter.dtype(), parameter.device())?;
+        let values = parameter.detach().contiguous()?;
+        group.broadcast(&values, 0)?.wait()?;
+        padded.narrow(0, 0, own)?.copy_(&values.narrow(0, first, own)?)?;
+        let shard = padded.narrow(0, 0, own)?.detach();
+        shard.set_requires_grad(parameter.requires_grad())?;
+        Ok(Self { shape, padded, shard })
+    }
+
+    /// Returns the shape of all ranks' parts together.
+    fn gathered_shape(&self, ranks: u32) -> Vec<usize> {
+        let mut shape = self.padded.shape().to_vec();
+        shape[0] *= ranks as usize;
+        shape
+    }
+
+    /// Starts to gather the parameter in a dtype, and returns it with what lies behind its rows. The current stream is the group's.
+    pub(super) fn gather(&self, all: &mut crate::Coalescing<'_>, ranks: u32, dtype: DType) -> Result<Tensor> {
+        let input = self.padded.to_dtype(dtype)?;
+        let output = Tensor::empty(&self.gathered_shape(ranks), dtype, input.device())?;
+        all.all_gather_into_tensor(&output, &input)?;
+        Ok(output)
+    }
+}
+
+impl Unit {
+    /// Shards parameters.
+    pub(super) fn new(
+        group: &ProcessGroup,
+        named: &[(String, Tensor)],
+        options: FullyShardOptions,
+    ) -> Result<Arc<Self>> {
+        let parameters: Vec<Sharded> = named
+            .iter()
+            .map(|(name, parameter)| Sharded::new(group, name, parameter))
+            .collect::<Result<_>>()?;
+        let state = State { accumulated: vec![None; parameters.len()], ..State::default() };
+        let unit = Arc::new(Self {
+            group: group.clone(),
+            parameters,
+            options,
+            context: Mutex::default(),
+            is_root: AtomicBool::new(true),
+            syncs: AtomicBool::new(true),
+            reshards_after_forward: Mutex::new(options.reshard_after_forward),
+            state: Mutex::new(state),
+        });
+        unit.context().add(&unit);
+        Ok(unit)
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn group(&self) -> &ProcessGroup {
+        &self.group
+    }
+
+    pub(super) fn options(&self) -> &FullyShardOptions {
+        &self.options
+    }
+
+    pub(super) fn parameters(&self) -> &[Sharded] {
+        &self.parameters
+    }
+
+    pub(super) fn shards(&self) -> Vec<Tensor> {
+        self.parameters.iter().map(|parameter| parameter.shard.clone()).collect()
+    }
+
+    /// Returns whether a tensor is a shard of this unit.
+    pub(super) fn has(&self, tensor: &Tensor) -> bool {
+        self.parameters.iter().any(|parameter| parameter.shard.is_same(tensor))
+    }
+
+    pub(super) fn context(&self) -> Arc<Context> {
+        self.context.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Makes the units within a module units of its context.
+    pub(super) fn take_in(&self, nested: &[Arc<Self>]) {
+        let context = self.context();
+        for unit in nested {
+            *unit.context.lock().unwrap_or_else(PoisonError::into_inner) = context.clone();
+            context.add(unit);
+            unit.is_root.store(false, Ordering::Relaxed);
+        }
+    }
+
+    pub(super) fn set_syncs(&self, syncs: bool) {
+        self.syncs.store(syncs, Ordering::Relaxed);
+    }
+
+    pub(super) fn set_reshards_after_forward(&self, reshards: bool) {
+        *self.reshards_after_forward.lock().unwrap_or_else(PoisonError::into_inner) = Some(reshards);
+    }
+
+    pub(super) fn reshards_after_forward(&self) -> bool {
+        let chosen = *self.reshards_after_forward.lock().unwrap_or_else(PoisonError::into_inner);
+        chosen.unwrap_or(!self.is_root.load(Ordering::Relaxed))
+    }
+
+    // ---- Whole parameters -----------------------------------------------------------------------------------------
+
+    /// Starts to gather the parameters, if they are not whole. The group's stream is behind the last writes of the shards.
+    pub(super) fn gather(&self) -> Result<()> {
+        let mut state = self.state();
+        if state.whole.is_some() || self.parameters.is_empty() {
+            return Ok(());
+        }
+        let _current = self.group.stream().make_current();
+        let (mut all, mut tensors) = (self.group.coalescing(), Vec::new());
+        no_grad(|| {
+            self.parameters.iter().try_for_each(|parameter| {
+                let dtype = self.options.mixed_precision.param_dtype.unwrap_or(parameter.shard.dtype());
+                let whole = parameter.gather(&mut all, self.group.size(), dtype)?;
+                tensors.push(whole.narrow(0, 0, parameter.shape[0])?.detach());
+                // A copy in another dtype was read here.
+                parameter.padded.record_use(self.group.stream());
+                Ok::<_, Error>(())
+            })
+        })?;
+        state.whole = Some(Whole { tensors, work: all.submit()?, streams: SmallVec::new(), is_kept: false });
+        state.is_asked = false;
+        Ok(())
+    }
+
+    /// Starts to gather the parameters for the program, behind what the current stream has now.
+    pub(super) fn gather_behind_current(&self) -> Result<()> {
+        self.group.stream().wait_stream(&self.group.device().current_stream())?;
+        self.gather()?;
+        if let Some(whole) = &mut self.state().whole {
+            whole.is_kept = true;
+        }
+        Ok(())
+    }
+
+    /// Lets parameters go that stayed whole since an earlier pass.
+    pub(super) fn reshard_left(&self) -> Result<()> {
+        let is_left = self.state().whole.as_ref().is_some_and(|whole| !whole.is_kept);
+        if is_left { self.reshard() } else { Ok(()) }
+    }
+
+    /// Returns the whole parameters, for work on the current stream.
+    pub(super) fn gathered(&self) -> Result<Vec<Tensor>> {
+        self.gather()?;
+        let mut state = self.state();
+        let Some(whole) = &mut state.whole else { return Ok(Vec::new()) };
+        whole.work.wait()?;
+        let current = self.group.device().current_stream();
+        if !whole.streams.contains(&current) {
+            whole.streams.push(current);
+        }
+        whole.is_kept = false;
+        Ok(whole.tensors.clone())
+    }
+
+    /// Lets the whole parameters go.
+    pub(super) fn reshard(&self) -> Result<()> {
+        let whole = self.state().whole.take();
+        let Some(whole) = whole else { return Ok(()) };
+        if whole.streams.is_empty() {
+            // What writes the shards next comes behind a gather that no stream has waited for.
+            return whole.work.wait();
+        }
+        for stream in &whole.streams {
+            whole.tensors.iter().for_each(|tensor| tensor.record_use(stream));
+        }
+        Ok(())
+    }
+
+    /// Returns where to find a part of a whole parameter again, if the tensor is one.
+    pub(super) fn note(self: &Arc<Self>, tensor: &Tensor) -> Option<Note> {
+        let mut state = self.state();
+        let mut tensors = state.whole.iter().flat_map(|whole| &whole.tensors);
+        let parameter = tensors.position(|whole| whole.shares_storage_with(tensor))?;
+        state.has_notes = true;
+        Some(Note { unit: self.clone(), parameter, layout: tensor.layout().clone() })
+    }
+
+    // ---- Backward passes ------------------------------------------------------------------------------------------
+
+    /// Returns whole parameters as results of a node that reduces their gradients.
+    pub(super) fn recorded(self: &Arc<Self>, whole: Vec<Tensor>) -> Vec<Tensor> {
+        let shards = self.shards();
+        let inputs: Vec<&Tensor> = shards.iter().collect();
+        if !thalweg_tensor::autograd::is_grad_enabled() || !inputs.iter().any(|shard| shard.requires_grad()) {
+            return whole.iter().map(Tensor::detach).collect();
+        }
+        self.state().recorded += 1;
+        self.context().recorded();
+        let node = GatherBackward { unit: self.clone(), is_over: AtomicBool::new(false) };
+        let mut recorded = record_function(Box::new(node), &inputs, whole);
+        for (result, _) in recorded.iter_mut().zip(&shards).filter(|(_, shard)| !shard.requires_grad()) {
+            *result = result.detach();
+        }
+        recorded
+    }
+
+    /// Returns whether a backward pass will ask for the parameters.
+    pub(super) fn awaits_backward(&self) -> bool {
+        let state = self.state();
+        state.recorded > 0 && state.has_notes
+    }
+
+    fn is_over(&self) {
+        {
+            let mut state = self.state();
+            state.recorded = state.recorded.saturating_sub(1);
+            state.has_notes &= state.recorded > 0;
+        }
+        self.context().is_over();
+    }
+
+    /// Takes the gradients of whole parameters: sends them on their way, or adds them up.
+    fn reduce(self: &Arc<Self>, gradients: &[Option<Tensor>]) -> Result<()> {
+        let syncs = self.syncs.load(Ordering::Relaxed);
+        let current = self.group.device().current_stream();
+        let mut all = self.group.coalescing();
+        let mut reduced = Vec::new();
+        for (place, parameter) in self.parameters.iter().enumerate() {
+            if !parameter.shard.requires_grad() {
+                continue;
+            }
+            let policy = self.options.mixed_precision;
+            let dtype = policy.reduce_dtype.or(policy.param_dtype).unwrap_or(parameter.shard.dtype());
+            let arrived = gradients[place].as_ref().map(|gradient| gradient.to_dtype(dtype)).transpose()?;
+            let earlier = self.state().accumulated[place].take();
+            let sum = match (earlier, arrived) {
+                (Some(earlier), Some(arrived)) => {
+                    earlier.record_stream(&current);
+                    Some(earlier.add(&arrived)?)
+                }
+                (earlier, arrived) => earlier.or(arrived),
+            };
+            if !syncs {
+                self.state().accumulated[place] = sum;
+                continue;
+            }
+            let input = parameter.padded_gradient(sum, self.group.size(), dtype)?;
+            let output = Tensor::empty(parameter.padded.shape(), dtype, self.group.device())?;
+            all.reduce_scatter_tensor(&output, &input, ReduceOp::Avg)?;
+            reduced.push((place, output));
+        }
+        if !reduced.is_empty() {
+            let reduction = Reduction { work: all.submit()?, gradients: reduced };
+            self.context().reduces(self, reduction);
+        }
+        Ok(())
+    }
+
+    /// Adds gradients that were reduced to those of the shards, on the current stream.
+    pub(super) fn take_gradients(&self, reduction: Reduction) -> Result<()> {
+        let Reduction { work, gradients } = reduction;
+        work.wait()?;
+        let current = self.group.device().current_stream();
+        no_grad(|| {
+            gradients.iter().try_for_each(|(place, gradient)| {
+                gradient.record_stream(&current);
+                let shard = &self.parameters[*place].shard;
+                let own = gradient.narrow(0, 0, shard.shape()[0])?.to_dtype(shard.dtype())?.detach();
+                let sum = match shard.grad() {
+                    Some(earlier) => {
+                        earlier.record_stream(&current);
+                        earlier.add(&own)?
+                    }
+                    None => own,
+                };
+                shard.set_grad(Some(sum))
+            })
+        })
+    }
+}
+
+impl Sharded {
+    /// Returns a gradient of the whole with rows behind it that make all ranks' parts equal; zeros where there is none.
+    fn padded_gradient(&self, gradient: Option<Tensor>, ranks: u32, dtype: DType) -> Result<Tensor> {
+        let shape = self.gathered_shape(ranks);
+        match gradient {
+            Some(gradient) if gradient.shape() == shape => gradient.contiguous(),
+            gradient => {
+                let padded = Tensor::zeros(&shape, dtype, self.padded.device())?;
+                if let Some(gradient) = gradient {
+                    padded.narrow(0, 0, self.shape[0])?.copy_(&gradient)?;
+                }
+                Ok(padded)
+            }
+        }
+    }
+}
+
+impl Note {
+    /// Returns the tensor, for work of a backward pass on the current stream.
+    pub(super) fn tensor(&self) -> Result<Tensor> {
+        let whole = self.unit.gathered()?;
+        let is_first = !std::mem::replace(&mut self.unit.state().is_asked, true);
+        if is_first {
+            self.unit.context().prefetch_backward(&self.unit)?;
+        }
+        let signed = |list: &[usize]| -> Vec<i64> { list.iter().map(|&number| number as i64).collect() };
+        let (shape, layout) = (signed(self.layout.shape()), &self.layout);
+        let strides: Vec<i64> = layout.strides().iter().map(|&stride| stride as i64).collect();
+        whole[self.parameter].as_strided(&shape, &strides, Some(layout.offset() as i64))
+    }
+}
+
+/// The node of a gather: it reduces the gradients of the whole parameters, and lets those go.
+struct GatherBackward {
+    unit: Arc<Unit>,
+    is_over: AtomicBool,
+}
+
+impl GatherBackward {
+    fn over(&self) {
+        if !self.is_over.swap(true, Ordering::AcqRel) {
+            self.unit.is_over();
+        }
+    }
+}
+
+impl Backward for GatherBackward {
+    fn name(&self) -> &'static str {
+        "fully_shard"
+    }
+
+    fn backward(&self, gradients: &[Option<Tensor>]) -> Result<Gradients> {
+        let unit = &self.unit;
+        no_grad(|| unit.reduce(gradients))?;
+        unit.reshard()?;
+        self.over();
+        unit.context().hand_out()?;
+        // The shards get theirs when the reduction is done.
+        Ok(Gradients::from_elem(None, unit.parameters.len()))
+    }
+
+    /// Returns `false`: gradients of gradients through a sharded parameter are an error.
+    fn is_recorded(&self) -> bool {
+        false
+    }
+}
+
+impl Drop for GatherBackward {
+    fn drop(&mut self) {
+        self.over();
+    }
+}
