@@ -75,8 +75,10 @@ pub struct Calls {
     pub free_async: u64,
     /// Calls of [`StreamOrdered::trim`].
     pub trim: u64,
-    /// Calls of [`StreamOrdered::reserved_bytes`].
-    pub reserved_bytes: u64,
+    /// Calls of [`StreamOrdered::reserved`].
+    pub reserved: u64,
+    /// Calls of [`StreamOrdered::reset_reserved_peak`].
+    pub reset_reserved_peak: u64,
     /// Calls of [`StreamOrdered::synchronize`].
     pub synchronize: u64,
     /// Calls of [`Upstream::memory_info`].
@@ -115,7 +117,8 @@ impl Calls {
             + self.allocate_async
             + self.free_async
             + self.trim
-            + self.reserved_bytes
+            + self.reserved
+            + self.reset_reserved_peak
             + self.synchronize
             + self.memory_info
             + self.allocate_host

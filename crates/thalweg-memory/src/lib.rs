@@ -144,5 +144,5 @@ pub use trace::watch::{SnapshotOptions, SnapshotPart};
 pub use trace::{history, observe};
 pub use upstream::{
     CaptureId, Captures, EventId, Events, HostMethod, HostUpstream, MemoryInfo, MemorySharing, NodeId,
-    PageHandle, PageId, SegmentSource, StreamOrdered, Upstream, UpstreamError, VirtualMemory,
+    PageHandle, PageId, Reserved, SegmentSource, StreamOrdered, Upstream, UpstreamError, VirtualMemory,
 };

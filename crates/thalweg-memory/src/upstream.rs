@@ -222,6 +222,15 @@ pub trait VirtualMemory: Send + Sync {
     fn synchronize_stream(&self, stream: StreamId) -> Result<(), UpstreamError>;
 }
 
+/// The memory that a driver's pool holds, in use or not.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Reserved {
+    /// The bytes that it holds now.
+    pub current_bytes: u64,
+    /// The most since the pool was made, or since its peak was reset.
+    pub peak_bytes: u64,
+}
+
 /// A driver's allocator whose memory comes and goes in stream order.
 pub trait StreamOrdered: Send + Sync {
     /// Allocates `bytes` for work that comes later on `stream`. Must not block.
@@ -242,11 +251,17 @@ pub trait StreamOrdered: Send + Sync {
     /// Any.
     fn trim(&self, keep_bytes: u64) -> Result<(), UpstreamError>;
 
-    /// Returns what the driver's pool holds, in use or not, in bytes.
+    /// Returns what the driver's pool holds, in use or not.
     ///
     /// # Errors
     /// Any.
-    fn reserved_bytes(&self) -> Result<u64, UpstreamError>;
+    fn reserved(&self) -> Result<Reserved, UpstreamError>;
+
+    /// Sets the peak of what the driver's pool holds to what it holds now.
+    ///
+    /// # Errors
+    /// Any.
+    fn reset_reserved_peak(&self) -> Result<(), UpstreamError>;
 
     /// *Blocks* until the device is idle.
     ///

@@ -407,6 +407,7 @@ impl DeviceAllocator {
         central.ledger.reset_peak();
         let arenas = self.settled_arenas();
         self.common.totals.reset_peak(&self.common.with(), &Common::each(&arenas));
+        self.reset_driver_peak();
     }
 
     /// Sets every sum (`allocated`, `freed`) and every counter (`num_ooms` and so on) to 0.

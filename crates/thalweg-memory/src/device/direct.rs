@@ -24,7 +24,9 @@ use super::pending::Uses;
 use crate::error::AllocationError;
 use crate::ids::SegmentKind;
 use crate::policy::Request;
+use crate::settings::Settings;
 use crate::statistics::stats::{ByPool, DeviceStatistics};
+use crate::upstream::StreamOrdered;
 
 impl DeviceAllocator {
     /// Returns a block of its own for `request`.
@@ -60,11 +62,7 @@ impl DeviceAllocator {
     /// The upstream's.
     pub(crate) fn trim_driver(&self) -> Result<(), AllocationError> {
         assert!(!self.common().is_capturing(), "nothing waits for the device while a capture is under way");
-        let settings = self.settings();
-        let stream_ordered = settings.caching() && !settings.is_cached_here();
-        let Some(driver) = self.common().upstream.stream_ordered().filter(|_| stream_ordered) else {
-            return Ok(());
-        };
+        let Some(driver) = self.driver_pool(&self.settings()) else { return Ok(()) };
         driver.synchronize().map_err(|error| AllocationError::upstream("synchronize", error))?;
         driver.trim(0).map_err(|error| AllocationError::upstream("trim", error))
     }
@@ -111,13 +109,25 @@ impl DeviceAllocator {
         statistics.segment = statistics.active;
         statistics.num_device_alloc = statistics.active.all.allocated;
         statistics.num_device_free = statistics.active.all.freed;
-        if let Some(driver) = self.common().upstream.stream_ordered().filter(|_| settings.caching())
-            && let Ok(bytes) = driver.reserved_bytes()
+        if let Some(driver) = self.driver_pool(&settings)
+            && let Ok(reserved) = driver.reserved()
         {
             let ByPool { all, .. } = &mut statistics.reserved_bytes;
-            all.current = bytes;
-            all.peak = all.peak.max(bytes);
+            (all.current, all.peak) = (reserved.current_bytes, reserved.peak_bytes);
         }
+    }
+
+    /// Resets the peak that the driver's own allocator keeps, if memory is its. A failure leaves the peak as it was.
+    pub(crate) fn reset_driver_peak(&self) {
+        if let Some(driver) = self.driver_pool(&self.settings()) {
+            let _ = driver.reset_reserved_peak();
+        }
+    }
+
+    /// Returns the driver's own allocator, if memory is its.
+    fn driver_pool(&self, settings: &Settings) -> Option<&dyn StreamOrdered> {
+        let is_asked = settings.caching() && !settings.is_cached_here();
+        self.common().upstream.stream_ordered().filter(|_| is_asked)
     }
 }
 

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 use super::{FakeUpstream, Inner};
 use crate::ids::StreamId;
-use crate::upstream::{StreamOrdered, UpstreamError};
+use crate::upstream::{Reserved, StreamOrdered, UpstreamError};
 
 /// Memory that was freed and is not free yet.
 #[derive(Debug)]
@@ -29,6 +29,7 @@ pub(super) struct DriverPool {
     idle: BTreeMap<u64, u64>,
     /// The places of others that a stream was made to wait for.
     waits: BTreeMap<StreamId, Vec<(StreamId, u64)>>,
+    reserved_peak_bytes: u64,
 }
 
 impl DriverPool {
@@ -101,7 +102,9 @@ impl StreamOrdered for FakeUpstream {
                 } else {
                     inner.device.allocate(bytes)?
                 };
-                inner.driver_pool.live.insert(address, (bytes, stream));
+                let pool = &mut inner.driver_pool;
+                pool.live.insert(address, (bytes, stream));
+                pool.reserved_peak_bytes = pool.reserved_peak_bytes.max(pool.reserved_bytes());
                 Ok(address)
             },
         )
@@ -141,8 +144,24 @@ impl StreamOrdered for FakeUpstream {
         )
     }
 
-    fn reserved_bytes(&self) -> Result<u64, UpstreamError> {
-        self.call(|calls| &mut calls.reserved_bytes, |inner| Ok(inner.driver_pool.reserved_bytes()))
+    fn reserved(&self) -> Result<Reserved, UpstreamError> {
+        self.call(
+            |calls| &mut calls.reserved,
+            |inner| {
+                let pool = &inner.driver_pool;
+                Ok(Reserved { current_bytes: pool.reserved_bytes(), peak_bytes: pool.reserved_peak_bytes })
+            },
+        )
+    }
+
+    fn reset_reserved_peak(&self) -> Result<(), UpstreamError> {
+        self.call(
+            |calls| &mut calls.reset_reserved_peak,
+            |inner| {
+                inner.driver_pool.reserved_peak_bytes = inner.driver_pool.reserved_bytes();
+                Ok(())
+            },
+        )
     }
 
     fn synchronize(&self) -> Result<(), UpstreamError> {

@@ -11,6 +11,26 @@ use crate::harness::{pytorch, stream};
 
 const MIB: u64 = 1 << 20;
 
+/// Memory that is freed on one stream is not at once another's, so the driver holds more than was ever active.
+#[test]
+fn the_peak_of_what_is_reserved_is_the_drivers() {
+    let (upstream, allocator) = allocator(100, stream_ordered());
+    let reserved = || {
+        let all = allocator.statistics().reserved_bytes.all;
+        (all.current / MIB, all.peak / MIB)
+    };
+    for on in [1, 2] {
+        drop(allocator.allocate(20 * MIB, stream(on)).expect("there is room"));
+    }
+    assert_eq!(allocator.statistics().active_bytes.all.peak, 20 * MIB);
+    assert_eq!(reserved(), (40, 40));
+    upstream.complete_all();
+    allocator.empty_cache().expect("the driver gives it back");
+    assert_eq!(reserved(), (0, 40));
+    allocator.reset_peak_memory_stats();
+    assert_eq!(reserved(), (0, 0));
+}
+
 /// `test_allocator_backend`.
 fn stream_ordered() -> Settings {
     let settings = Settings::parse("backend:cudaMallocAsync").expect("it is a backend");

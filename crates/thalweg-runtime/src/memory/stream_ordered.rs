@@ -4,7 +4,7 @@
 //! library of the process, whose settings would become ours. It keeps what it has until it is trimmed.
 
 use thalweg_driver::{DevicePointer, PoolHandle};
-use thalweg_memory::{StreamId, StreamOrdered, UpstreamError};
+use thalweg_memory::{Reserved, StreamId, StreamOrdered, UpstreamError};
 
 use super::outside_capture;
 use super::upstream::{DriverUpstream, handle, lock, upstream_error};
@@ -40,10 +40,15 @@ impl StreamOrdered for DriverUpstream {
         outside_capture(&self.driver, || self.driver.pool_trim(pool, keep_bytes)).map_err(upstream_error)
     }
 
-    fn reserved_bytes(&self) -> Result<u64, UpstreamError> {
-        let Some(pool) = *lock(&self.pool) else { return Ok(0) };
+    fn reserved(&self) -> Result<Reserved, UpstreamError> {
+        let Some(pool) = *lock(&self.pool) else { return Ok(Reserved::default()) };
         let usage = self.driver.pool_usage(pool).map_err(upstream_error)?;
-        Ok(usage.reserved_bytes)
+        Ok(Reserved { current_bytes: usage.reserved_bytes, peak_bytes: usage.reserved_peak_bytes })
+    }
+
+    fn reset_reserved_peak(&self) -> Result<(), UpstreamError> {
+        let Some(pool) = *lock(&self.pool) else { return Ok(()) };
+        self.driver.pool_reset_peaks(pool).map_err(upstream_error)
     }
 
     fn synchronize(&self) -> Result<(), UpstreamError> {

@@ -6,8 +6,8 @@ use thalweg_driver::{
     CaptureMode, DevicePointer, Driver, Fill, FillPattern, HostFunction, Label, MemoryAdvice, StreamHandle,
 };
 use thalweg_memory::{
-    Captures, MemorySharing, PageId, SegmentSource, StreamId, StreamOrdered, Upstream, UpstreamError,
-    VirtualMemory,
+    Captures, MemorySharing, PageId, Reserved, SegmentSource, StreamId, StreamOrdered, Upstream,
+    UpstreamError, VirtualMemory,
 };
 use thalweg_sim::{SimConfig, SimDriver};
 
@@ -163,14 +163,19 @@ fn a_stream_that_is_gone_is_waited_for_by_its_last_work() {
 fn the_pool_holds_what_it_has_until_it_is_trimmed() {
     let fixture = Fixture::new();
     let (_, id) = fixture.stream();
-    assert_eq!(fixture.upstream.reserved_bytes().expect("there is no pool yet"), 0);
+    let reserved = || fixture.upstream.reserved().expect("figures");
+    assert_eq!(reserved(), Reserved::default(), "there is no pool yet");
+    fixture.upstream.reset_reserved_peak().expect("there is no pool yet");
     fixture.upstream.trim(0).expect("there is no pool yet");
     let address = fixture.upstream.allocate_async(5 << 20, id).expect("pool memory");
     fixture.upstream.free_async(address, id).expect("freed");
     fixture.upstream.synchronize().expect("idle");
-    assert!(fixture.upstream.reserved_bytes().expect("figures") >= 5 << 20);
+    let Reserved { current_bytes, peak_bytes } = reserved();
+    assert!(current_bytes >= 5 << 20 && peak_bytes == current_bytes);
     fixture.upstream.trim(0).expect("trimmed");
-    assert_eq!(fixture.upstream.reserved_bytes().expect("figures"), 0);
+    assert_eq!(reserved(), Reserved { current_bytes: 0, peak_bytes });
+    fixture.upstream.reset_reserved_peak().expect("reset");
+    assert_eq!(reserved(), Reserved::default());
     let too_large = fixture.upstream.allocate_async(1 << 40, id);
     assert!(matches!(too_large, Err(UpstreamError::OutOfMemory)));
 }
