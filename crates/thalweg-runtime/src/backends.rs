@@ -110,7 +110,7 @@ pub fn get_float32_matmul_precision() -> &'static str {
 /// Settings of CUDA's libraries (`torch.backends.cuda`).
 pub mod cuda {
     use std::sync::OnceLock;
-    use std::sync::atomic::{AtomicU64, Ordering};
+    use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
     use crate::{Error, Result};
 
@@ -123,19 +123,19 @@ pub mod cuda {
         CublasLt,
     }
 
-    static BLAS_LIBRARY: AtomicU64 = AtomicU64::new(0);
+    static CUBLASLT_ALONE: AtomicBool = AtomicBool::new(false);
 
     /// Returns which code computes products.
     pub fn preferred_blas_library() -> BlasLibrary {
-        match BLAS_LIBRARY.load(Ordering::Relaxed) {
-            0 => BlasLibrary::Default,
-            _ => BlasLibrary::CublasLt,
+        match CUBLASLT_ALONE.load(Ordering::Relaxed) {
+            false => BlasLibrary::Default,
+            true => BlasLibrary::CublasLt,
         }
     }
 
     /// Sets which code computes products. A layer's small product together with its bias stays one kernel of Thalweg.
     pub fn set_preferred_blas_library(library: BlasLibrary) {
-        BLAS_LIBRARY.store(u64::from(library == BlasLibrary::CublasLt), Ordering::Relaxed);
+        CUBLASLT_ALONE.store(library == BlasLibrary::CublasLt, Ordering::Relaxed);
     }
 
     /// Scratch memory of a product unless it was set otherwise: enough for the library's split-k algorithms.
