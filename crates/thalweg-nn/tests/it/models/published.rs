@@ -159,7 +159,8 @@ fn check_names(published: &str, name: &str, model: &dyn Module) {
     let own = model.state_dict();
     let mut found: Vec<String> =
         own.iter().map(|(name, tensor)| format!("{name} {}", extents(tensor))).collect();
-    (expected.sort(), found.sort());
+    expected.sort();
+    found.sort();
     assert!(!expected.is_empty());
     assert_eq!(found, expected, "{name}");
 }
