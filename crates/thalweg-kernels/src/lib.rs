@@ -1,4 +1,5 @@
-//! Kernels that are no loop over a body of the IR: matrix products, attention, sums whose terms the data name, lists of tensors.
+//! Kernels that are no loop over a body of the IR: matrix products and decompositions, attention, sums whose terms the data name, scans, sorting
+//! and searching, functions whose work depends on the numbers, lists of tensors.
 //!
 //! Each is a description (sizes, strides, dtypes: a small value without addresses) that knows its CUDA C and the same work on
 //! the host. [`Placed`] adds the addresses of its operands, and implements [`NativeKernel`], all that a stream needs to launch
