@@ -65,7 +65,7 @@ impl<M: Module> FullyShard<M> {
     }
 
     /// Returns the parameter that a tensor over a shard's memory is of.
-    fn sharded(&self, tensor: &Tensor) -> Option<&Sharded> {
+    pub(super) fn sharded(&self, tensor: &Tensor) -> Option<&Sharded> {
         let mut all = self.units().flat_map(|unit| unit.parameters());
         all.find(|sharded| sharded.shard.shares_storage_with(tensor))
     }

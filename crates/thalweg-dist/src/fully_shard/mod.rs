@@ -14,13 +14,15 @@
 //! Whole parameters belong to the group's stream; the streams that used them are recorded as they are let go
 //! ([`Tensor::record_use`]), so the next gather takes their place as soon as the computation is past them, and the host waits for nothing.
 //!
-//! `unit` gathers, reduces and lets go; `context` knows the order of the units of one model; `full` has the whole of the parameters.
+//! `unit` gathers, reduces and lets go; `context` knows the order of the units of one model; `full` has the whole of the
+//! parameters, `checkpoint` files in parts.
 //!
 //! # Invariants
 //! - Outside a forward pass the module's fields hold the shards.
 //! - All ranks run the same units in the same order, so their collectives meet.
 //! - Gradients of all units are there when the backward pass is over.
 
+mod checkpoint;
 mod context;
 mod full;
 mod unit;

@@ -18,7 +18,7 @@ const WIDTH: usize = 10;
 
 /// A layer with a residual connection.
 #[derive(Module)]
-struct Block {
+pub struct Block {
     up: Linear,
     down: Linear,
 }
@@ -30,7 +30,7 @@ impl Forward for Block {
 }
 
 #[derive(Module)]
-struct Network<B: Module> {
+pub struct Network<B: Module> {
     first: Linear,
     blocks: Vec<B>,
     last: Linear,
@@ -46,7 +46,7 @@ impl<B: Forward> Forward for Network<B> {
     }
 }
 
-type Sharded = FullyShard<Network<FullyShard<Block>>>;
+pub type Sharded = FullyShard<Network<FullyShard<Block>>>;
 
 fn blocks(generator: &mut Generator, count: usize, width: usize, device: &Device) -> Result<Vec<Block>> {
     (0..count)
@@ -69,7 +69,7 @@ fn plain(seed: u64, device: &Device) -> Result<Network<Block>> {
 }
 
 /// Shards each block and the rest. Rank 0's values count.
-fn sharded(group: &ProcessGroup, options: FullyShardOptions) -> Result<Sharded> {
+pub fn sharded(group: &ProcessGroup, options: FullyShardOptions) -> Result<Sharded> {
     let Network { first, blocks, last } = plain(1 + u64::from(group.rank()), group.device())?;
     // What goes from block to block stays in the dtype of the computation.
     let mixed_precision = MixedPrecision { output_dtype: None, ..options.mixed_precision };
@@ -79,12 +79,18 @@ fn sharded(group: &ProcessGroup, options: FullyShardOptions) -> Result<Sharded> 
 }
 
 /// Returns what the whole of the parameters is, in the order of their names.
-fn whole(network: &Sharded) -> Result<Vec<f32>> {
+pub fn whole(network: &Sharded) -> Result<Vec<f32>> {
     let all: Result<Vec<Vec<f32>>> = network.full_state_dict()?.values().map(Tensor::to_vec).collect();
     Ok(all?.concat())
 }
 
-fn step(network: &(impl Forward + ?Sized), rank: u32, ranks: u32, step: u64, device: &Device) -> Result<f32> {
+pub fn step(
+    network: &(impl Forward + ?Sized),
+    rank: u32,
+    ranks: u32,
+    step: u64,
+    device: &Device,
+) -> Result<f32> {
     let (input, target) = batch(rank, ranks, step, device)?;
     let loss = loss(&network.forward(&input)?, &target)?;
     loss.backward()?;

@@ -1,6 +1,7 @@
 //! Tests of process groups, stores and data parallel training, on simulated ranks.
 #![allow(missing_docs)]
 
+mod checkpoint;
 mod collectives;
 mod data_parallel;
 mod environment;

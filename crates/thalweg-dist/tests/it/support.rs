@@ -125,3 +125,20 @@ pub fn close(found: &[f32], wanted: &[f32], bound: f32) {
 pub fn bytes(values: &[f32]) -> &[u8] {
     bytemuck::cast_slice(values)
 }
+
+/// A folder for one test's files, which goes with it.
+pub struct Folder(pub std::path::PathBuf);
+
+impl Folder {
+    pub fn new(name: &str) -> Self {
+        let path = std::env::temp_dir().join(format!("thalweg-dist-{}-{name}", std::process::id()));
+        std::fs::create_dir_all(&path).unwrap();
+        Self(path)
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}

@@ -84,6 +84,17 @@ impl SafeTensorsFile {
         self.metadata.metadata().clone().unwrap_or_default()
     }
 
+    /// Returns the extent of a tensor's first dimension, 1 of a scalar, without reading the tensor.
+    ///
+    /// # Errors
+    /// [`Error::is_invalid_argument`] if there is none of this name.
+    pub fn rows(&self, name: &str) -> Result<usize> {
+        let info = self.metadata.info(name).ok_or_else(|| {
+            Error::invalid(format!("there is no tensor {name} in the file; `names` lists those that are"))
+        })?;
+        Ok(info.shape.first().copied().unwrap_or(1))
+    }
+
     /// Returns a tensor by its name. The last copies are asynchronous on the current stream.
     ///
     /// # Errors
