@@ -8,22 +8,23 @@
 //! The task: the sum and the product of two numbers. Progress goes to standard error, a line per rank; the losses, which are those of one
 //! rank with the whole batch, to standard output.
 
-use std::io::IsTerminal as _;
+#[path = "../common/ranks.rs"]
+mod ranks;
+
 use std::process::ExitCode;
-use std::sync::Mutex;
 
 use thalweg::distributed::{
-    DataParallelOptions, DistributedDataParallel, GroupOptions, ProcessGroup, ReduceOp, Rendezvous,
-    run_ranks, simulated_devices,
+    DataParallelOptions, DistributedDataParallel, GroupOptions, ProcessGroup, ReduceOp, Rendezvous, run_ranks,
 };
 use thalweg::module::{Forward, Linear, Module};
 use thalweg::optim::{Adam, AdamOptions};
 use thalweg::random::Generator;
 use thalweg::{Device, Result, Tensor};
 
+use ranks::{Bars, devices};
+
 const STEPS: usize = 60;
 const BATCH: usize = 48;
-const SIMULATED_RANKS: u32 = 4;
 
 #[derive(Module)]
 struct Network {
@@ -34,34 +35,6 @@ struct Network {
 impl Forward for Network {
     fn forward(&self, input: &Tensor) -> Result<Tensor> {
         self.output.forward(&self.hidden.forward(input)?.tanh()?)
-    }
-}
-
-/// The lines of all ranks, one bar each.
-struct Bars {
-    done: Mutex<Vec<usize>>,
-    is_terminal: bool,
-}
-
-impl Bars {
-    fn new(ranks: usize) -> Self {
-        Self { done: Mutex::new(vec![0; ranks]), is_terminal: std::io::stderr().is_terminal() }
-    }
-
-    fn advance(&self, rank: usize) {
-        let mut done = self.done.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        done[rank] += 1;
-        if !self.is_terminal {
-            return;
-        }
-        let bar = |(rank, done): (usize, &usize)| {
-            let filled = 30 * done / STEPS;
-            format!("\x1b[2Krank {rank} [{}{}] {done}/{STEPS}\n", "#".repeat(filled), " ".repeat(30 - filled))
-        };
-        let lines: String = done.iter().enumerate().map(bar).collect();
-        let is_over = done.iter().all(|&done| done == STEPS);
-        let back = if is_over { String::new() } else { format!("\x1b[{}A", done.len()) };
-        eprint!("{lines}{back}");
     }
 }
 
@@ -121,13 +94,9 @@ fn run() -> Result<()> {
         // Rank 0 serves the store, so it leaves last.
         return group.barrier();
     }
-    let gpus: Vec<Device> = match Device::cuda(0) {
-        Ok(first) => (0..first.driver().device_count()).map(Device::cuda).collect::<Result<_>>()?,
-        Err(_) => Vec::new(),
-    };
-    let devices = if gpus.is_empty() { simulated_devices(SIMULATED_RANKS)? } else { gpus };
+    let devices = devices()?;
     println!("{} ranks on {}", devices.len(), devices[0].properties().name);
-    let bars = Bars::new(devices.len());
+    let bars = Bars::new(devices.len(), STEPS);
     let losses = run_ranks(&devices, |group| train(&group, || bars.advance(group.rank() as usize)))?;
     report("threads", &losses[0]);
     Ok(())
