@@ -6,6 +6,7 @@
 //! - [`module`]: functions with parameters (`torch.nn`).
 //! - [`optim`]: optimizers, schedules of learning rates, clipping and scaling of gradients (`torch.optim`).
 //! - [`serialize`]: tensors in files, `safetensors` and PyTorch's own.
+//! - [`summary`]: numbers of a run over its steps, for TensorBoard and as JSON lines.
 //!
 //! # Invariants
 //! - Everything is asynchronous on the current stream, unless its documentation says that it blocks.
@@ -21,3 +22,4 @@ pub mod models;
 pub mod module;
 pub mod optim;
 pub mod serialize;
+pub mod summary;

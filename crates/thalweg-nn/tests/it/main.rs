@@ -13,6 +13,7 @@ mod optimizers;
 mod packed;
 mod state;
 mod step;
+mod summary;
 #[path = "../../../thalweg-tensor/tests/it/support.rs"]
 mod support;
 mod training;

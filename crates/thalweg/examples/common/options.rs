@@ -14,6 +14,7 @@ macro_rules! training_usage {
   --graph        capture the training step after three steps, and replay it
   --steps N      how many steps to train (default 200; 0 trains none)
   --seed N       the seed of weights and order (default 0)
+  --log-dir DIR  write the loss there, for TensorBoard and as JSON lines
   --save FILE    write the weights there at the end, as safetensors
   --resume FILE  begin with the weights of a file"
     };
@@ -29,6 +30,7 @@ pub struct TrainingOptions {
     pub steps: usize,
     pub batch: usize,
     pub seed: u64,
+    pub log_dir: Option<String>,
     pub save: Option<String>,
     pub resume: Option<String>,
 }
@@ -36,8 +38,8 @@ pub struct TrainingOptions {
 impl TrainingOptions {
     /// Returns the defaults, with batches of this size.
     pub fn new(batch: usize) -> Self {
-        let (device, save, resume) = (None, None, None);
-        Self { device, dtype: DType::F32, graph: false, steps: 200, batch, seed: 0, save, resume }
+        let (device, log_dir, save, resume) = (None, None, None, None);
+        Self { device, dtype: DType::F32, graph: false, steps: 200, batch, seed: 0, log_dir, save, resume }
     }
 
     /// Takes an argument up, with its value if it has one; returns `false` if it is none of these.
@@ -53,6 +55,7 @@ impl TrainingOptions {
             "--steps" => self.steps = number(argument, &value()?, 0)?,
             "--batch" => self.batch = number(argument, &value()?, 1)?,
             "--seed" => self.seed = number(argument, &value()?, 0)? as u64,
+            "--log-dir" => self.log_dir = Some(value()?),
             "--save" => self.save = Some(value()?),
             "--resume" => self.resume = Some(value()?),
             _ => return Ok(false),

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use thalweg::data::{DataLoader, DataLoaderOptions, Dataset};
+use thalweg::summary::SummaryWriter;
 use thalweg::tensor::autocast::autocast;
 use thalweg::tensor::graph::{StepOptions, capture_step};
 use thalweg::{DType, Device, Error, Result, Tensor};
@@ -16,7 +17,7 @@ pub fn in_dtype<T>(dtype: DType, function: impl FnOnce() -> Result<T>) -> Result
 }
 
 /// Copies batches of a dataset to the inputs of a step, which returns its loss, and runs it on each, eagerly or captured. Returns the
-/// last loss, if there was a step.
+/// last loss, if there was a step. The losses that are shown are written to the folder of `--log-dir`.
 pub fn train<'a, D: Dataset + 'static>(
     data: Arc<D>,
     inputs: &[Tensor],
@@ -43,6 +44,7 @@ pub fn train<'a, D: Dataset + 'static>(
         }
     };
     let mut progress = Progress::new(options.steps);
+    let mut log = options.log_dir.as_ref().map(SummaryWriter::new).transpose()?;
     let (mut done, mut last) = (0, None);
     while done < options.steps {
         for batch in loader.epoch()?.take(options.steps - done) {
@@ -52,9 +54,13 @@ pub fn train<'a, D: Dataset + 'static>(
             if progress.is_due(done) {
                 let loss = loss.item()?;
                 progress.draw(done, loss, done * options.batch);
+                if let Some(log) = &mut log {
+                    log.add_scalar("loss", loss.into(), done as i64)?;
+                }
                 last = Some(loss);
             }
         }
     }
+    log.as_mut().map_or(Ok(()), SummaryWriter::flush)?;
     Ok(last)
 }

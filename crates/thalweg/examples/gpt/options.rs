@@ -5,8 +5,8 @@ use super::common::options::{TrainingOptions, training_usage};
 
 pub const USAGE: &str = concat!(
     "\
-usage: gpt [--device cuda|sim[:N]] [--dtype f32|bf16] [--graph] [--steps N] [--batch N] [--seed N] [--save FILE]
-           [--resume FILE] [--prompt TEXT] [--sample N]
+usage: gpt [--device cuda|sim[:N]] [--dtype f32|bf16] [--graph] [--steps N] [--batch N] [--seed N] [--log-dir DIR]
+           [--save FILE] [--resume FILE] [--prompt TEXT] [--sample N]
 
 ",
     training_usage!(),

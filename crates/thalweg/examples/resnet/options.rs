@@ -5,8 +5,8 @@ use super::common::options::{TrainingOptions, training_usage};
 
 pub const USAGE: &str = concat!(
     "\
-usage: resnet [--device cuda|sim[:N]] [--dtype f32|bf16] [--graph] [--steps N] [--batch N] [--seed N] [--save FILE]
-              [--resume FILE]
+usage: resnet [--device cuda|sim[:N]] [--dtype f32|bf16] [--graph] [--steps N] [--batch N] [--seed N] [--log-dir DIR]
+              [--save FILE] [--resume FILE]
 
 ",
     training_usage!(),

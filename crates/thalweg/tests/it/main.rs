@@ -110,8 +110,17 @@ fn gpt_learns_saves_and_resumes() {
     let trained = printed(&program, &[&["--steps", "12", "--save", path], &short[..]].concat());
     assert!(loss(&trained) < loss(&first), "{first}{trained}");
     assert!(trained.lines().any(|line| line.starts_with("Love")), "{trained}");
-    let replayed = printed(&program, &[&["--steps", "12", "--graph"], &short[..]].concat());
+    let folder = file.with_extension("runs");
+    let log = ["--log-dir", folder.to_str().expect("a path of text")];
+    let replayed = printed(&program, &[&["--steps", "12", "--graph"], &log[..], &short[..]].concat());
     assert_eq!(line(&replayed, "loss: "), line(&trained, "loss: "), "replays are steps");
+    let lines = std::fs::read_to_string(folder.join("metrics.jsonl")).expect("it was written");
+    std::fs::remove_dir_all(&folder).expect("it was made");
+    let logged: serde_json::Value =
+        serde_json::from_str(lines.lines().last().expect("a line")).expect("JSON");
+    assert_eq!((&logged["step"], &logged["tag"]), (&12.into(), &"loss".into()));
+    let value = logged["value"].as_f64().expect("a number");
+    assert!((value - loss(&replayed)).abs() < 1e-3, "{logged} {replayed}");
     let resumed =
         printed(&program, &[&["--steps", "1", "--resume", path, "--dtype", "bf16"], &short[..]].concat());
     assert!(loss(&resumed) < loss(&first) && resumed.contains("bfloat16"), "{resumed}");
