@@ -2,7 +2,8 @@
 //!
 //! A rank is a device with a communicator's handle and a stream of its own for collectives. How ranks find each other is a
 //! store's affair: the first rank puts the communicator's identifier there, the others read it. In the store each group has a
-//! prefix: `id`, who may join and how; `progress/R`, the last call of rank R; `failed`, why the group is over.
+//! prefix: `id`, who may join and how; `progress/R`, the last call of rank R; `failed`, why the group is over; `flight/R`, the last
+//! calls of rank R when it learnt of that.
 //!
 //! This module is a hub: a group submits [`Coalescing`](crate::Coalescing)s, which give [`Work`](crate::Work), and the
 //! `watchdog` looks after it.
@@ -280,6 +281,7 @@ impl ProcessGroup {
         }
         // Who cannot be told finds out by its own watchdog.
         let _ = self.0.store.compare_set("failed", b"", text.as_bytes());
+        let _ = self.0.store.set(&format!("flight/{}", self.rank()), self.flight_record().as_bytes());
         self.0.communicator.abort()
     }
 
@@ -314,6 +316,19 @@ impl ProcessGroup {
     /// Returns the collectives that this rank was given last, one per line, the latest last (PyTorch's flight recorder).
     pub fn flight_record(&self) -> String {
         self.flight().dump()
+    }
+
+    /// Returns the collectives that each rank was given last, by rank, once the group has failed: each rank says its own when it learns of
+    /// the failure, by its watchdog. `None` of a rank that has not said them yet, or never will. *Blocks* as long as the store does.
+    ///
+    /// # Errors
+    /// [`Error::is_distributed`] if the store cannot be reached.
+    pub fn flight_records(&self) -> Result<Vec<Option<String>>> {
+        let record = |rank: u32| {
+            let found = self.0.store.find(&format!("flight/{rank}"))?;
+            Ok(found.map(|text| String::from_utf8_lossy(&text).into_owned()))
+        };
+        (0..self.size()).map(record).collect()
     }
 
     fn flight(&self) -> MutexGuard<'_, FlightRecorder> {

@@ -237,6 +237,18 @@ fn the_watchdog_ends_what_would_wait_for_ever() {
         assert!(text.contains("watchdog caught collective operation timeout: rank"), "{text}");
         assert!(text.contains("Rank 2 has made 1 of 2 calls"), "{text}");
         assert!(text.contains("The last calls of this rank:"), "{text}");
+        // Each rank says its last calls: rank 2 has not made the second.
+        let records = loop {
+            let records: Option<Vec<String>> = group.flight_records()?.into_iter().collect();
+            match records {
+                Some(records) => break records,
+                None if begin.elapsed() > Duration::from_secs(20) => panic!("a rank says nothing"),
+                None => std::thread::sleep(Duration::from_millis(10)),
+            }
+        };
+        let calls: Vec<usize> = records.iter().map(|record| record.lines().count()).collect();
+        assert_eq!(calls, [2, 2, 1], "{records:?}");
+        assert!(records[0].contains("call 2 is broadcast"), "{records:?}");
         assert!(group.all_reduce(&x, Sum).unwrap_err().is_distributed());
         Ok(())
     })
