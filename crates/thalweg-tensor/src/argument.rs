@@ -5,7 +5,7 @@
 
 use bytemuck::cast_slice;
 use smallvec::SmallVec;
-use thalweg_ir::{DType, Scalar};
+use thalweg_ir::{DType, Scalar, c128};
 use thalweg_ops::schema::{Kind, Literal, Parameter, Schema, Type};
 use thalweg_runtime::{Device, Error, Result};
 
@@ -27,6 +27,8 @@ pub enum Argument<'a> {
     OptionalTensors(&'a [Option<Tensor>]),
     /// A number of any kind.
     Scalar(Scalar),
+    /// A complex number, for a parameter that takes a number of any kind.
+    Complex(c128),
     /// An integer.
     Int(i64),
     /// A floating-point number.
@@ -62,6 +64,8 @@ pub enum Value {
     OptionalTensors(Vec<Option<Tensor>>),
     /// A number of any kind.
     Scalar(Scalar),
+    /// A complex number, for a parameter that takes a number of any kind.
+    Complex(c128),
     /// An integer.
     Int(i64),
     /// A floating-point number.
@@ -93,6 +97,7 @@ impl Value {
             Self::Tensors(list) => Argument::Tensors(list),
             Self::OptionalTensors(list) => Argument::OptionalTensors(list),
             Self::Scalar(number) => Argument::Scalar(*number),
+            Self::Complex(number) => Argument::Complex(*number),
             Self::Int(integer) => Argument::Int(*integer),
             Self::Float(number) => Argument::Float(*number),
             Self::Bool(truth) => Argument::Bool(*truth),
@@ -168,6 +173,8 @@ impl Argument<'_> {
             Self::Tensors(_) => Forms::TENSORS,
             Self::OptionalTensors(_) => Forms::OPTIONAL_TENSORS,
             Self::Scalar(_) => Forms::SCALAR,
+            // No kernel reads one: the dispatcher puts a tensor in its place.
+            Self::Complex(_) => 0,
             Self::Int(_) => Forms::INT,
             Self::Float(_) => Forms::FLOAT,
             Self::Bool(_) => Forms::BOOL,
@@ -189,6 +196,7 @@ impl Argument<'_> {
             Self::Tensors(list) => Value::Tensors(list.to_vec()),
             Self::OptionalTensors(list) => Value::OptionalTensors(list.to_vec()),
             Self::Scalar(number) => Value::Scalar(number),
+            Self::Complex(number) => Value::Complex(number),
             Self::Int(integer) => Value::Int(integer),
             Self::Float(number) => Value::Float(number),
             Self::Bool(truth) => Value::Bool(truth),
@@ -258,6 +266,7 @@ impl Argument<'_> {
             Self::Tensors(_) => "Tensor[]",
             Self::OptionalTensors(_) => "Tensor?[]",
             Self::Scalar(_) => "Scalar",
+            Self::Complex(_) => "a complex number",
             Self::Int(_) => "int",
             Self::Float(_) => "float",
             Self::Bool(_) => "bool",

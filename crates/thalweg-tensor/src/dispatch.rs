@@ -19,6 +19,7 @@
 //! This module is a hub: an operator has a body (`operators::body`), which has kernels that take a [`Call`] (`kernels::loops`,
 //! `kernels::loop_call`, `autograd::formula`, `operators::in_place`). The operators themselves stand above it, in the registry.
 
+mod complex_number;
 mod keys;
 mod registry;
 mod trace;
@@ -247,6 +248,9 @@ impl Operator {
     ) -> Result<Tensors> {
         let run = || {
             if !self.fits(arguments) {
+                if arguments.iter().any(|argument| matches!(argument, Argument::Complex(_))) {
+                    return complex_number::with_complex_number(self, arguments, device, label);
+                }
                 return self.run(&self.with_defaults(arguments)?, device, label);
             }
             if arguments.len() == self.parameters.len() {
@@ -277,7 +281,7 @@ impl Operator {
             [list] if list.list => vec![Value::Tensors(results.into_vec())],
             types => (results.into_iter().enumerate())
                 .map(|(place, result)| match types.get(place) {
-                    Some(ty) if ty.kind != Kind::Tensor => as_number(&result).map(Value::Scalar),
+                    Some(ty) if ty.kind != Kind::Tensor => as_number(&result),
                     _ => Ok(Value::Tensor(result)),
                 })
                 .collect::<Result<_>>()?,
@@ -434,15 +438,11 @@ impl Call<'_> {
 }
 
 /// Returns a result as what the schema says it is: the only element of a tensor, read by the host.
-fn as_number(result: &Tensor) -> Result<Scalar> {
-    Ok(match result.dtype() {
+fn as_number(result: &Tensor) -> Result<Value> {
+    Ok(Value::Scalar(match result.dtype() {
         DType::Bool => Scalar::Bool(result.to_dtype(DType::U8)?.item::<u8>()? != 0),
         dtype if dtype.is_floating_point() => Scalar::F64(result.to_dtype(DType::F64)?.item()?),
-        dtype if dtype.is_complex() => {
-            return Err(Error::invalid(format!(
-                "a number cannot be {dtype}; read the tensor with `item` or `to_vec`"
-            )));
-        }
+        dtype if dtype.is_complex() => return result.to_dtype(DType::C128)?.item().map(Value::Complex),
         _ => Scalar::I64(result.to_dtype(DType::I64)?.item()?),
-    })
+    }))
 }

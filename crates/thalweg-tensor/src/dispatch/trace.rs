@@ -99,6 +99,7 @@ impl Names {
                 list(tensors.iter().map(name).collect())
             }
             Argument::Scalar(number) => number.to_string(),
+            Argument::Complex(number) => format!("({}{:+}j)", number.re, number.im),
             Argument::Int(integer) => integer.to_string(),
             Argument::Float(number) => number.to_string(),
             Argument::Bool(truth) => Scalar::Bool(truth).to_string(),

@@ -68,12 +68,30 @@ operators! {
         let [re, im] = parts(call.tensor(0))?;
         re.hypot(&im).map(single)
     }, &ABSOLUTE);
+    /// Returns the hyperbolic tangents of complex numbers.
+    "thalweg::tanh_of_complex(Tensor self) -> Tensor" = Differentiable(|call| {
+        let [a, b] = parts(call.tensor(0))?;
+        let [re, im] = tangent(&a, &b)?;
+        of_parts(&re, &im).map(single)
+    }, &TANH);
     /// Returns the angles of complex numbers in radians, in (−π, π].
     "thalweg::angle_of_complex(Tensor self) -> Tensor" = Differentiable(|call| {
         let [re, im] = parts(call.tensor(0))?;
         im.atan2(&re).map(single)
     }, &ANGLE);
 }
+
+/// The gradient of tanh is 1 − tanh², conjugated.
+static TANH: Formula = Formula {
+    inputs: &[],
+    outputs: &[0],
+    backward: |call| {
+        call.one(0, || {
+            let slope = call.result(0)?.square()?.neg()?.add_scalar(1.0)?;
+            call.gradient()?.mul(&slope.conj()?)
+        })
+    },
+};
 
 /// The gradient of |z| is z / |z|, and 0 where z is.
 static ABSOLUTE: Formula = Formula {
@@ -170,9 +188,13 @@ static BY_PARTS: &[(&str, ByParts)] = &[
         of_parts(&a.cosh()?.mul(&b.cos()?)?, &a.sinh()?.mul(&b.sin()?)?).map(single)
     }),
     ("tanh", |call| {
-        let [a, b] = parts(call.tensor(0))?;
-        let [re, im] = tangent(&a, &b)?;
-        of_parts(&re, &im).map(single)
+        call_operator(
+            built_in!("thalweg::tanh_of_complex")?,
+            &[call.tensor(0).into()],
+            None,
+            call.label.location,
+        )
+        .map(single)
     }),
     ("sigmoid", |call| call.tensor(0).neg()?.exp()?.add_scalar(1.0)?.reciprocal().map(single)),
     ("pow.Tensor_Tensor", |call| power(call.tensor(0), call.tensor(1)).map(single)),
@@ -260,6 +282,7 @@ const TAKING: &[&str] = &[
     "thalweg::angle_of_complex",
     "thalweg::eig",
     "thalweg::gather",
+    "thalweg::tanh_of_complex",
     "to.device",
     "to.dtype",
     "to.other",
@@ -425,14 +448,15 @@ fn root(z: &Tensor) -> Result<Tensor> {
 
 /// Returns base^exponent = exp(exponent · log base); of a base of 0, 0, and 1 where the exponent is 0 too.
 fn power(base: &Tensor, exponent: &Tensor) -> Result<Tensor> {
-    let dtype = thalweg_ir::DType::promote(base.dtype(), exponent.dtype());
+    let dtype = DType::promote(base.dtype(), exponent.dtype());
     let dtype = dtype.map_err(|error| Error::invalid(error.to_string()))?;
-    let (base, exponent) = (base.to_dtype(dtype)?, exponent.to_dtype(dtype)?);
-    let one = Tensor::ones(&[], dtype, base.device())?;
+    // An error of the angle grows with the exponent: f64 keeps it below what f32 rounds.
+    let (base, exponent) = (base.to_dtype(DType::C128)?, exponent.to_dtype(DType::C128)?);
+    let one = Tensor::ones(&[], DType::C128, base.device())?;
     let is_zero = base.eq_scalar(0.0)?;
     let result = is_zero.select_where(&one, &base)?.log()?.mul(&exponent)?.exp()?;
-    let of_zero = exponent.eq_scalar(0.0)?.to_dtype(dtype)?;
-    is_zero.select_where(&of_zero, &result)
+    let of_zero = exponent.eq_scalar(0.0)?.to_dtype(DType::C128)?;
+    is_zero.select_where(&of_zero, &result)?.to_dtype(dtype)
 }
 
 /// Returns the parts of the hyperbolic tangent of a + b i (W. Kahan, *Branch cuts for complex elementary functions*, 1987). Beyond ±40 it

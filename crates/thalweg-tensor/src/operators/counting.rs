@@ -1,6 +1,7 @@
 //! Places of values in sorted rows, how often values are there, and which there are.
 
-use thalweg_ir::{DType, Shape};
+use smallvec::SmallVec;
+use thalweg_ir::{DType, Scalar, Shape};
 use thalweg_kernels::Placed;
 use thalweg_kernels::search::Search;
 use thalweg_runtime::{Error, Result};
@@ -18,6 +19,27 @@ operators! {
     /// `side='right'`, behind those that are equal. A `sorter` is the order of rows that are not sorted.
     "searchsorted.Tensor(Tensor sorted_sequence, Tensor self, *, bool out_int32=False, bool right=False, str? side=None, Tensor? sorter=None) -> Tensor"
         = Kernel(searchsorted);
+    /// Returns where a number would stand in a sorted vector.
+    "searchsorted.Scalar(Tensor sorted_sequence, Scalar self, *, bool out_int32=False, bool right=False, str? side=None, Tensor? sorter=None) -> Tensor"
+        = Composite(|call| {
+            let [sequence, number] = as_one_dtype(call.tensor(0), call.scalar(1))?;
+            if sequence.rank() != 1 {
+                return Err(Error::invalid(format!(
+                    "torch.searchsorted(): input value can be a scalar only when sorted_sequence has 1 dimension, but got {}",
+                    sequence.rank()
+                )));
+            }
+            let mut arguments: SmallVec<[Argument<'_>; 8]> = call.arguments.into();
+            (arguments[0], arguments[1]) = ((&sequence).into(), (&number).into());
+            built_in!("searchsorted.Tensor")?.call(&arguments, None, call.label)
+        });
+    /// Returns where a number would stand in a sorted vector of boundaries.
+    "bucketize.Scalar(Scalar self, Tensor boundaries, *, bool out_int32=False, bool right=False) -> Tensor"
+        = Composite(|call| {
+            let [boundaries, number] = as_one_dtype(call.tensor(1), call.scalar(0))?;
+            let arguments = [(&number).into(), (&boundaries).into(), call.bool(2).into(), call.bool(3).into()];
+            built_in!("bucketize.Tensor")?.call(&arguments, None, call.label)
+        });
     /// Returns where values would stand in a sorted vector of boundaries.
     "bucketize.Tensor(Tensor self, Tensor boundaries, *, bool out_int32=False, bool right=False) -> Tensor"
         = Kernel(|call| {
@@ -230,6 +252,13 @@ fn bounds(x: &Tensor, given: [f64; 2], margin: f64) -> Result<[f64; 2]> {
         return Err(Error::invalid("max must be larger than min"));
     }
     Ok([low, high])
+}
+
+/// Returns a sorted vector and a number in the dtype in which they are compared.
+fn as_one_dtype(sequence: &Tensor, number: Scalar) -> Result<[Tensor; 2]> {
+    let is_fraction = number.is_floating_point() && !sequence.dtype().is_floating_point();
+    let dtype = if is_fraction { DType::F32 } else { sequence.dtype() };
+    Ok([sequence.to_dtype(dtype)?, Tensor::full(&[], number, dtype, sequence.device())?])
 }
 
 fn check_floats(x: &Tensor, name: &str) -> Result<()> {

@@ -147,7 +147,13 @@ fn einsum(call: &Call<'_>) -> Result<Tensors> {
         product = pair(&product, operand, &summed_at(step))?;
     }
     let shape: Shape = product.shape()[..result.len()].into();
-    product.reshape(&shape).map(single)
+    let product = product.reshape(&shape)?;
+    // What is summed is never a view, however little there was to add.
+    let is_summed = all.len() > result.len();
+    match is_summed && tensors.iter().any(|tensor| product.shares_storage_with(tensor)) {
+        true => product.copied(call.label.location).map(single),
+        false => Ok(single(product)),
+    }
 }
 
 /// Returns a tensor with one dimension per label, of extent 1 where it has none.

@@ -29,6 +29,14 @@ struct Axis {
     align_corners: bool,
 }
 
+/// Returns places moved between 0 and the last one. At both of them the gradient is 0, as outside.
+fn clipped(place: &Tensor, last: f64) -> Result<Tensor> {
+    let bounded = place.clamp(0.0, last)?;
+    let known = place.detach();
+    let is_inside = known.gt_scalar(0.0)?.logical_and(&known.lt_scalar(last)?)?;
+    is_inside.select_where(&bounded, &bounded.detach())
+}
+
 impl Axis {
     /// Returns the places of coordinates between −1 and 1.
     fn unnormalized(self, coordinate: &Tensor) -> Result<Tensor> {
@@ -44,7 +52,7 @@ impl Axis {
     fn padded(self, place: &Tensor) -> Result<Tensor> {
         let last = self.extent as f64 - 1.0;
         match self.padding {
-            1 => place.clamp(0.0, last),
+            1 => clipped(place, last),
             2 => {
                 let (low, span) = if self.align_corners { (0.0, last) } else { (-0.5, last + 1.0) };
                 if span == 0.0 {
@@ -54,7 +62,7 @@ impl Axis {
                 let extra = distance.fmod_scalar(span)?;
                 let is_even = distance.detach().div_scalar(span)?.floor()?.fmod_scalar(2.0)?.eq_scalar(0)?;
                 let back = extra.neg()?.add_scalar(span)?;
-                is_even.select_where(&extra, &back)?.add_scalar(low)?.clamp(0.0, last)
+                clipped(&is_even.select_where(&extra, &back)?.add_scalar(low)?, last)
             }
             _ => Ok(place.clone()),
         }

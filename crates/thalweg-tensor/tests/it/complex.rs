@@ -41,6 +41,40 @@ fn numbers_come_and_go() {
 }
 
 #[test]
+fn arguments_may_be_complex_numbers() {
+    let number = |re, im| Value::Complex(c128 { re, im });
+    let (real, z) = (tensor(&[1.0, -2.0], &[2], DType::F32), complex(&[(1.0, 2.0), (3.0, -1.0)], &[2]));
+    let with = |name: &str, x: &Tensor, value: Value| call(name, &[Value::Tensor(x.clone()), value]);
+    let sum = with("add.Scalar", &real, number(0.5, 1.0)).unwrap();
+    assert_eq!((sum.dtype(), numbers(&sum)), (DType::C64, vec![(1.5, 1.0), (-1.5, 1.0)]));
+    let wide = with("mul.Scalar", &real.to_dtype(DType::F64).unwrap(), number(0.0, 2.0)).unwrap();
+    assert_eq!((wide.dtype(), numbers(&wide)), (DType::C128, vec![(0.0, 2.0), (0.0, -4.0)]));
+    let whole = with("sub.Scalar", &real.to_dtype(DType::I64).unwrap(), number(0.0, 2.0)).unwrap();
+    assert_eq!((whole.dtype(), numbers(&whole)), (DType::C64, vec![(1.0, -2.0), (-2.0, -2.0)]));
+    let scaled = [Value::Tensor(real.clone()), Value::Tensor(z.clone()), number(0.0, 1.0)];
+    assert_eq!(numbers(&call("add.Tensor", &scaled).unwrap()), [(-1.0, 1.0), (-1.0, 3.0)]);
+    assert_eq!(numbers(&with("pow.Tensor_Scalar", &z, number(1.0, 0.0)).unwrap())[0].0.round(), 1.0);
+    let found = with("eq.Scalar", &z, number(3.0, -1.0)).unwrap();
+    assert_eq!(values(&found), [0.0, 1.0]);
+    call("mul_.Scalar", &[Value::Tensor(z.clone()), number(0.0, 1.0)]).unwrap();
+    assert_eq!(numbers(&z), [(-2.0, 1.0), (1.0, 3.0)]);
+    let full = |dtype| {
+        let arguments = [Value::Ints(vec![2]), number(1.0, -3.0), dtype];
+        find_operator("full").unwrap().call_boxed(&arguments, Some(&device()))
+    };
+    let Value::Tensor(made) = full(Value::None).unwrap().remove(0) else { panic!("a tensor is made") };
+    assert_eq!((made.dtype(), numbers(&made)), (DType::C64, vec![(1.0, -3.0); 2]));
+    assert!(full(Value::DType(DType::F32)).unwrap_err().to_string().contains("without overflow"));
+    // What has no complex numbers refuses them, and a real tensor does not become one.
+    for name in ["remainder.Scalar", "clamp_min", "mul_.Scalar", "leaky_relu"] {
+        assert!(with(name, &real, number(0.0, 1.0)).unwrap_err().is_invalid_argument(), "{name}");
+    }
+    let read = find_operator("_local_scalar_dense").unwrap();
+    let results = read.call_boxed(&[Value::Tensor(made.select(0, 0).unwrap())], None).unwrap();
+    assert!(matches!(results[0], Value::Complex(c128 { re: 1.0, im: -3.0 })), "{results:?}");
+}
+
+#[test]
 fn parts_are_views() {
     let z = complex(&[(1.0, 2.0), (3.0, 4.0), (5.0, 6.0), (7.0, 8.0)], &[2, 2]).transpose(0, 1).unwrap();
     assert_eq!(values(&z.real().unwrap()), [1.0, 5.0, 3.0, 7.0]);

@@ -283,17 +283,24 @@ def run(op, sample, inputs, process=True):
     return recorder, [leaf for leaf in tree_flatten(result)[0] if isinstance(leaf, torch.Tensor)]
 
 
+def widest(dtype):
+    """The dtype of its kind in which PyTorch is as good as exact; itself where there is no other."""
+    if dtype.is_complex:
+        return torch.complex128
+    return torch.float64 if dtype.is_floating_point else dtype
+
+
 class Exact:
-    """A sample with all its floating-point inputs in f64."""
+    """A sample with all its floating-point inputs in f64, and its complex ones in complex128."""
 
     def __init__(self, op, sample, inputs):
         copies = {}
 
         def copy(value):
             if isinstance(value, torch.dtype):
-                return torch.float64 if value.is_floating_point else value
+                return widest(value)
             if id(value) not in copies:
-                wide = value.detach().double() if value.dtype.is_floating_point else value.detach().clone()
+                wide = value.detach().to(widest(value.dtype), copy=True)
                 copies[id(value)] = wide.requires_grad_(value.requires_grad)
             return copies[id(value)]
 
@@ -373,7 +380,7 @@ class Operator:
         inputs = tensors_of(sample)
         rows = self.store_inputs(inputs, cap)
         before = [raw(t) for t in inputs]
-        exact = Exact(op, sample, inputs) if dtype.is_floating_point and dtype != torch.float64 else None
+        exact = Exact(op, sample, inputs) if dtype != widest(dtype) else None
         seed("run", self.name)
         recorder, outputs = run(op, sample, inputs)
         if not recorder.calls:
@@ -472,9 +479,9 @@ class Operator:
         relative, absolute = self.tolerances[op.variant_test_name][dtype_name(dtype)]
 
         def store(given, wanted):
-            if given is None or wanted is None or given.shape != wanted.shape or not given.dtype.is_floating_point:
+            if given is None or wanted is None or given.shape != wanted.shape or given.dtype == widest(given.dtype):
                 return None
-            given, wanted = given.detach().double(), wanted.detach().double()
+            given, wanted = [t.detach().to(widest(t.dtype)) for t in (given, wanted)]
             if torch.allclose(given, wanted, rtol=relative / 2, atol=absolute / 2, equal_nan=True):
                 return None
             return self.store_values(wanted, 0)
@@ -633,6 +640,12 @@ def write_schemas(natives, met, path):
     path.write_text("\n".join(lines) + "\n")
 
 
+def write_core(natives, path):
+    """One overload of Core ATen a line, with its form in place and its form `out=`; `-` where it has none."""
+    forms = lambda name: [natives.forms.get(name, {}).get(form, "-") for form in ("inplace", "out")]
+    path.write_text("".join(" ".join([name, *forms(name)]) + "\n" for name in sorted(natives.core)))
+
+
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--out", type=Path, required=True, help="folder for the files")
@@ -673,6 +686,7 @@ def main():
     met = {name for row in rows for name in row["overloads"]}
     if not options.ops:
         write_schemas(NATIVES, met, options.out / "schemas.txt")
+        write_core(NATIVES, options.out / "core.txt")
     print(f"{'operator':44}{'bytes':>10}{'samples':>9}{'errors':>8}{'seconds':>9}  dropped")
     for row in sorted(rows, key=lambda row: -row["bytes"]):
         print(f"{row['name']:44}{row['bytes']:>10}{row['samples']:>9}{row['errors']:>8}{row['seconds']:>9.1f}  {row['dropped'] or ''}")

@@ -10,6 +10,7 @@
 //! THALWEG_OPINFO=FOLDER ...                                                # other goldens, such as the full set
 //! ```
 
+mod core;
 mod file;
 mod judge;
 mod meta;

@@ -1,7 +1,7 @@
 //! Replays the calls of a sample through the dispatcher's boxed interface.
 
 use serde_json::Value as Json;
-use thalweg_ir::{DType, Scalar};
+use thalweg_ir::{DType, Scalar, c128};
 use thalweg_ops::schema::{Kind, Literal, Parameter, Type};
 use thalweg_runtime::Device;
 use thalweg_tensor::Tensor;
@@ -144,7 +144,13 @@ impl Machine {
             return self.list(elements, ty);
         }
         Ok(match ty.kind {
+            Kind::Tensor if json.get("complex").is_some() => {
+                let number = complex(json)?;
+                let tensor = Tensor::from_slice(&[number], &[], &self.device);
+                Value::Tensor(tensor.map_err(|error| error.to_string())?)
+            }
             Kind::Tensor => Value::Tensor(self.number_as_tensor(&scalar(json)?)?),
+            Kind::Scalar if json.get("complex").is_some() => Value::Complex(complex(json)?),
             Kind::Scalar => Value::Scalar(scalar(json)?),
             Kind::Int => Value::Int(integer(json)?),
             Kind::Float => Value::Float(scalar(json)?.to_f64()),
@@ -193,7 +199,7 @@ impl Machine {
 }
 
 fn is_number(json: &Json) -> bool {
-    json.is_number() || json.is_boolean() || json.get("f").is_some()
+    json.is_number() || json.is_boolean() || json.get("f").is_some() || json.get("complex").is_some()
 }
 
 fn scalar(json: &Json) -> Result<Scalar, String> {
@@ -205,6 +211,12 @@ fn scalar(json: &Json) -> Result<Scalar, String> {
     }
     let special = json.get("f").and_then(Json::as_str).and_then(|name| name.parse().ok());
     special.or(json.as_f64()).map(Scalar::F64).ok_or_else(|| format!("{json} is no number that exists here"))
+}
+
+/// Returns a complex number of two parts.
+fn complex(json: &Json) -> Result<c128, String> {
+    let [re, im] = [0, 1].map(|part| scalar(&json["complex"][part]).map(Scalar::to_f64));
+    Ok(c128 { re: re?, im: im? })
 }
 
 fn integer(json: &Json) -> Result<i64, String> {
@@ -237,6 +249,12 @@ fn default_of(parameter: &Parameter) -> Option<Value> {
 
 /// Compares a result that is no tensor.
 fn is_value(expected: &Json, found: &Value) -> Result<(), String> {
+    if let Value::Complex(found) = found {
+        return match complex(expected) {
+            Ok(number) if number == *found => Ok(()),
+            _ => Err(format!("a result is {found}, PyTorch's {expected}")),
+        };
+    }
     let found_number = match found {
         Value::Bool(truth) => Scalar::Bool(*truth),
         Value::Int(integer) => Scalar::I64(*integer),

@@ -1,0 +1,178 @@
+//! Complex numbers as arguments. The dispatcher puts a tensor without dimensions in the place of one, which has no say in the promotion of
+//! floats, and calls the overload for tensors; what makes tensors makes both parts.
+
+use smallvec::SmallVec;
+use thalweg_ir::{DType, c128};
+use thalweg_ops::schema::Kind;
+use thalweg_runtime::{Device, Error, Label, Result};
+
+use super::Operator;
+use super::registry::{built_in, find_operator};
+use crate::argument::{Argument, Value};
+use crate::tensor::{Tensor, Tensors};
+
+/// The overloads that take a tensor in the place of a number.
+const OF_TENSORS: &[(&str, &str)] = &[
+    ("add.Scalar", "add.Tensor"),
+    ("add_.Scalar", "add_.Tensor"),
+    ("div.Scalar", "div.Tensor"),
+    ("div_.Scalar", "div_.Tensor"),
+    ("eq.Scalar", "eq.Tensor"),
+    ("fill.Scalar", "fill.Tensor"),
+    ("fill_.Scalar", "fill_.Tensor"),
+    ("masked_fill.Scalar", "masked_fill.Tensor"),
+    ("masked_fill_.Scalar", "masked_fill_.Tensor"),
+    ("mul.Scalar", "mul.Tensor"),
+    ("mul_.Scalar", "mul_.Tensor"),
+    ("ne.Scalar", "ne.Tensor"),
+    ("pow.Scalar", "pow.Tensor_Tensor"),
+    ("pow.Tensor_Scalar", "pow.Tensor_Tensor"),
+    ("rsub.Scalar", "rsub.Tensor"),
+    ("sub.Scalar", "sub.Tensor"),
+    ("sub_.Scalar", "sub_.Tensor"),
+    ("where.Scalar", "where.self"),
+    ("where.ScalarOther", "where.self"),
+    ("where.ScalarSelf", "where.self"),
+];
+
+/// The operators that make tensors of a number, with the place of their dtype.
+const MAKING: &[(&str, usize)] = &[("full", 2), ("full_like", 2), ("new_full", 3), ("scalar_tensor", 1)];
+
+/// The operators that add a product of their second and third tensor to the first, with that of the product.
+const ADDING: &[(&str, &str)] = &[("addmm", "mm"), ("addmv", "mv"), ("baddbmm", "bmm"), ("addr", "outer")];
+
+/// Calls an operator with a complex number among its arguments.
+pub(super) fn with_complex_number(
+    operator: &'static Operator,
+    arguments: &[Argument<'_>],
+    device: Option<&Device>,
+    label: Label,
+) -> Result<Tensors> {
+    let first = arguments.iter().find_map(|argument| match argument {
+        Argument::Tensor(tensor) => Some(*tensor),
+        _ => None,
+    });
+    let device = first.map(Tensor::device).or(device);
+    let device = arguments
+        .iter()
+        .find_map(|argument| if let Argument::Device(device) = argument { Some(*device) } else { None })
+        .or(device)
+        .ok_or_else(|| Error::invalid("a call without tensors must name a device"))?;
+    if let Some(&(_, place)) = MAKING.iter().find(|(name, _)| *name == operator.name()) {
+        return made(operator, arguments, place, device, label);
+    }
+    let refused = || {
+        Error::invalid(format!("the operator takes `{}`: no number of it can be complex", operator.schema()))
+    };
+    let is_of_tensors = OF_TENSORS.iter().find(|(name, _)| *name == operator.name());
+    let target = match is_of_tensors {
+        Some(&(_, target)) => find_operator(target)?,
+        None => operator,
+    };
+    let is_wide = arguments.iter().any(|argument| {
+        matches!(argument, Argument::Tensor(tensor) if matches!(tensor.dtype(), DType::F64 | DType::C128))
+    });
+    let dtype = if is_wide { DType::C128 } else { DType::C64 };
+    if let Some(&(_, product)) = ADDING.iter().find(|(name, _)| *name == operator.name()) {
+        return added(arguments, find_operator(product)?, dtype, label);
+    }
+    let parameters = &operator.schema().parameters;
+    let mut values: SmallVec<[Value; 8]> = SmallVec::new();
+    for (argument, parameter) in arguments.iter().zip(parameters) {
+        let value = match *argument {
+            Argument::Complex(number) if parameter.name == "alpha" => {
+                scale(&mut values, number, dtype, device)?;
+                Value::Scalar(1.into())
+            }
+            Argument::Complex(number) if is_of_tensors.is_some() && parameter.ty.kind == Kind::Scalar => {
+                Value::Tensor(tensor(number, dtype, device)?)
+            }
+            Argument::Complex(_) => return Err(refused()),
+            Argument::Scalar(number) if target.name() == "where.self" => {
+                Value::Tensor(Tensor::full(&[], number, dtype, device)?)
+            }
+            argument => argument.to_value(),
+        };
+        values.push(value);
+    }
+    let list: SmallVec<[Argument<'_>; 8]> = values.iter().map(Value::as_argument).collect();
+    target.call(&list, Some(device), label)
+}
+
+/// Returns a tensor without dimensions.
+fn tensor(number: c128, dtype: DType, device: &Device) -> Result<Tensor> {
+    let part = |part: f64| Tensor::full(&[], part, dtype.real(), device);
+    part(number.re)?.complex(&part(number.im)?)
+}
+
+/// Returns beta · self + alpha · product, for tensors and then both factors.
+fn added(
+    arguments: &[Argument<'_>],
+    product: &'static Operator,
+    dtype: DType,
+    label: Label,
+) -> Result<Tensors> {
+    let &[Argument::Tensor(input), Argument::Tensor(a), Argument::Tensor(b), ref factors @ ..] = arguments
+    else {
+        return Err(Error::invalid("three tensors stand in front of the factors"));
+    };
+    let times = |x: &Tensor, place: usize| match factors.get(place) {
+        None => Ok(x.clone()),
+        Some(Argument::Complex(number)) => x.mul(&tensor(*number, dtype, x.device())?),
+        Some(Argument::Scalar(number)) => x.mul_scalar(*number),
+        Some(Argument::Int(number)) => x.mul_scalar(*number),
+        Some(Argument::Float(number)) => x.mul_scalar(*number),
+        Some(other) => Err(Error::invalid(format!("a factor cannot be {}", other.kind()))),
+    };
+    let product = product.call(&[a.into(), b.into()], None, label)?.swap_remove(0);
+    times(input, 0)?.add(&times(&product, 1)?).map(|sum| Tensors::from_iter([sum]))
+}
+
+/// Multiplies the argument in front of a factor `alpha`.
+fn scale(values: &mut [Value], alpha: c128, dtype: DType, device: &Device) -> Result<()> {
+    let factor = tensor(alpha, dtype, device)?;
+    let scaled = match values.last() {
+        Some(Value::Tensor(other)) => other.mul(&factor)?,
+        Some(Value::Scalar(number)) => factor.mul_scalar(*number)?,
+        _ => return Err(Error::invalid("a factor `alpha` stands behind what it multiplies")),
+    };
+    *values.last_mut().expect("it was just read") = Value::Tensor(scaled);
+    Ok(())
+}
+
+/// Makes a tensor of a number, whose dtype stands at a place of the arguments.
+fn made(
+    operator: &'static Operator,
+    arguments: &[Argument<'_>],
+    place: usize,
+    device: &Device,
+    label: Label,
+) -> Result<Tensors> {
+    let like = arguments.iter().find_map(|argument| match argument {
+        Argument::Tensor(tensor) => Some(tensor.dtype()),
+        _ => None,
+    });
+    let dtype = match arguments.get(place) {
+        Some(Argument::DType(dtype)) => *dtype,
+        _ => like.unwrap_or(DType::C64),
+    };
+    if !dtype.is_complex() {
+        return Err(Error::invalid(format!("value cannot be converted to type {dtype} without overflow")));
+    }
+    let part = |choose: fn(c128) -> f64| {
+        let mut list: SmallVec<[Argument<'_>; 8]> = arguments.into();
+        while list.len() <= place {
+            list.push(Argument::None);
+        }
+        for argument in &mut list {
+            if let Argument::Complex(number) = *argument {
+                *argument = Argument::Float(choose(number));
+            }
+        }
+        list[place] = Argument::DType(dtype.real());
+        operator.call(&list, Some(device), label)
+    };
+    let (re, im) = (part(|number| number.re)?, part(|number| number.im)?);
+    let arguments = [(&re[0]).into(), (&im[0]).into()];
+    built_in!("complex")?.call(&arguments, None, label)
+}
