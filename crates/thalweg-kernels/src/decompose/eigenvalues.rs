@@ -137,7 +137,7 @@ fn shift(a: &[c128], n: usize, last: usize, steps: u32) -> c128 {
     let root = root(half * half + product);
     let (sum, difference) = (half + root, half - root);
     let divisor = if square(sum) >= square(difference) { sum } else { difference };
-    if square(divisor) == 0.0 { end } else { end - over(product, divisor) }
+    if divisor.re == 0.0 && divisor.im == 0.0 { end } else { end - over(product, divisor) }
 }
 
 /// A step of QR on the rows from the first to the last. The rotation from the right follows the next one from the left.
@@ -277,7 +277,7 @@ pub(super) const BODY: &str = "\
             }
             const f64 own = sqrt(NAME_square(alpha)), length = sqrt(NAME_square(alpha) + below);
             const c128 phase = own > 0.0 ? NAME_times(alpha, 1.0 / own) : c128{1.0, 0.0};
-            const c128 beta = NAME_times(phase, -length);
+            const c128 beta = -NAME_times(phase, length);
             const f64 scale = 1.0 / (length * (length + own));
             __syncthreads();
             if (thread == 0) {
@@ -342,7 +342,7 @@ pub(super) const BODY: &str = "\
             c128 shift = end;
             if (steps % 10 == 0) {
                 shift.re += NAME_size(under);
-            } else if (NAME_square(divisor) != 0.0) {
+            } else if (!(divisor == c128{0.0, 0.0})) {
                 shift = end - product / divisor;
             }
             __syncthreads();
