@@ -1,0 +1,284 @@
+//! [`ProfilerDriver`]: each call goes to the driver inside, and is recorded on its way.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use thalweg_driver::{
+    Access, Code, Copy, DevicePointer, Driver, Endpoint, Error, EventHandle, Fill, FunctionHandle, GpuCall,
+    GraphExecHandle, HostPointer, Label, Launch, LibraryLaunch, ModuleHandle, Result, StreamHandle, Version,
+};
+
+use crate::annotation;
+use crate::recording::Recording;
+use crate::trace::{Category, Command, Trace};
+
+/// A driver around another that records a timeline between [`start`](Self::start) and [`stop`](Self::stop).
+#[derive(Debug)]
+pub struct ProfilerDriver {
+    inner: Arc<dyn Driver>,
+    is_recording: AtomicBool,
+    recording: Mutex<Option<Arc<Recording>>>,
+    /// The names of the kernels that were asked for.
+    names: Mutex<HashMap<FunctionHandle, String>>,
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Records what `body` submits to the driver (`torch.profiler.profile`). *Blocks* until the devices that had work are idle.
+///
+/// # Errors
+/// Those of [`ProfilerDriver::start`] and [`ProfilerDriver::stop`].
+pub fn profile<T>(driver: &ProfilerDriver, body: impl FnOnce() -> T) -> Result<(T, Trace)> {
+    driver.start()?;
+    let answer = body();
+    Ok((answer, driver.stop()?))
+}
+
+impl ProfilerDriver {
+    /// Creates a profiler around a driver. It does not record yet.
+    pub fn new(inner: Arc<dyn Driver>) -> Arc<Self> {
+        Arc::new(Self {
+            inner,
+            is_recording: AtomicBool::new(false),
+            recording: Mutex::default(),
+            names: Mutex::default(),
+        })
+    }
+
+    /// Begins to record.
+    ///
+    /// # Errors
+    /// [`Code::InvalidValue`] if it records already.
+    pub fn start(&self) -> Result<()> {
+        let mut recording = locked(&self.recording);
+        if recording.is_some() {
+            return Err(Error::new(
+                Code::InvalidValue,
+                "start",
+                "the profiler records already: stop it first",
+            ));
+        }
+        let started = Arc::new(Recording::new());
+        annotation::attach(&started);
+        *recording = Some(started);
+        self.is_recording.store(true, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Ends the recording. *Blocks* until the devices that had work are idle; not in capture.
+    ///
+    /// # Errors
+    /// [`Code::InvalidValue`] if it does not record; those of asynchronous work.
+    pub fn stop(&self) -> Result<Trace> {
+        self.is_recording.store(false, Ordering::Relaxed);
+        let recording = locked(&self.recording).take().ok_or_else(|| {
+            Error::new(Code::InvalidValue, "stop", "the profiler does not record: start it first")
+        })?;
+        annotation::detach(&recording);
+        recording.finish(&*self.inner)
+    }
+
+    fn recording(&self) -> Option<Arc<Recording>> {
+        if !self.is_recording.load(Ordering::Relaxed) {
+            return None;
+        }
+        locked(&self.recording).clone()
+    }
+
+    /// Makes a call that submits no command.
+    fn call<T>(&self, entry_point: &'static str, call: impl FnOnce() -> Result<T>) -> Result<T> {
+        match self.recording() {
+            None => call(),
+            Some(recording) => recording.call(entry_point, call),
+        }
+    }
+
+    /// Makes a call that submits a command.
+    fn submit(
+        &self,
+        stream: StreamHandle,
+        entry_point: &'static str,
+        describe: impl FnOnce() -> Work,
+        call: impl FnOnce() -> Result<()>,
+    ) -> Result<()> {
+        let Some(recording) = self.recording() else { return call() };
+        let describe = |correlation, device| {
+            let Work { name, label, category, bytes, flops, shape } = describe();
+            Command {
+                name,
+                operator: label.operator,
+                source: format!("{}:{}", label.location.file(), label.location.line()),
+                category,
+                correlation,
+                device,
+                stream: stream.raw(),
+                span: None,
+                bytes,
+                flops,
+                shape,
+            }
+        };
+        recording.submit(&*self.inner, stream, entry_point, describe, call)
+    }
+}
+
+/// A command's description, without its times.
+struct Work {
+    name: String,
+    label: Label,
+    category: Category,
+    bytes: u64,
+    flops: u64,
+    shape: Option<[[u32; 3]; 2]>,
+}
+
+impl Work {
+    fn new(name: impl Into<String>, label: Label, category: Category, bytes: u64) -> Self {
+        Self { name: name.into(), label, category, bytes, flops: 0, shape: None }
+    }
+}
+
+fn bytes_of(accesses: &[Access]) -> u64 {
+    accesses.iter().fold(0, |sum, access| sum.saturating_add(access.bytes))
+}
+
+/// Returns a copy's name in Kineto's words.
+fn copy_name(copy: &Copy) -> &'static str {
+    match (copy.source, copy.target) {
+        (Endpoint::Device(_), Endpoint::Device(_)) => "Memcpy DtoD (Device -> Device)",
+        (Endpoint::Device(_), Endpoint::Pinned(_)) => "Memcpy DtoH (Device -> Pinned)",
+        (Endpoint::Pinned(_), Endpoint::Device(_)) => "Memcpy HtoD (Pinned -> Device)",
+        (Endpoint::Pinned(_), Endpoint::Pinned(_)) => "Memcpy HtoH (Pinned -> Pinned)",
+    }
+}
+
+impl Driver for ProfilerDriver {
+    fn name(&self) -> &'static str {
+        self.inner.name()
+    }
+
+    fn inner(&self) -> Option<&dyn Driver> {
+        Some(&*self.inner)
+    }
+
+    /// While it records, it reads them: a command's bytes are those of its ranges.
+    fn reads_accesses(&self) -> bool {
+        self.is_recording.load(Ordering::Relaxed) || self.inner.reads_accesses()
+    }
+
+    fn version(&self) -> Version {
+        self.inner.version()
+    }
+
+    fn device_count(&self) -> u32 {
+        self.inner.device_count()
+    }
+
+    // ---- Calls that wait or take long -----------------------------------------------------------------------------
+
+    fn device_synchronize(&self, device: u32) -> Result<()> {
+        self.call("cuCtxSynchronize", || self.inner.device_synchronize(device))
+    }
+
+    fn stream_synchronize(&self, stream: StreamHandle) -> Result<()> {
+        self.call("cuStreamSynchronize", || self.inner.stream_synchronize(stream))
+    }
+
+    fn event_synchronize(&self, event: EventHandle) -> Result<()> {
+        self.call("cuEventSynchronize", || self.inner.event_synchronize(event))
+    }
+
+    fn memory_allocate(&self, device: u32, bytes: u64) -> Result<DevicePointer> {
+        self.call("cuMemAlloc", || self.inner.memory_allocate(device, bytes))
+    }
+
+    fn memory_free(&self, pointer: DevicePointer) -> Result<()> {
+        self.call("cuMemFree", || self.inner.memory_free(pointer))
+    }
+
+    fn host_free(&self, pointer: HostPointer) -> Result<()> {
+        self.call("cuMemFreeHost", || self.inner.host_free(pointer))
+    }
+
+    // ---- Commands -------------------------------------------------------------------------------------------------
+
+    fn function_get(&self, module: ModuleHandle, name: &str) -> Result<FunctionHandle> {
+        let function = self.inner.function_get(module, name)?;
+        locked(&self.names).insert(function, name.to_owned());
+        Ok(function)
+    }
+
+    fn launch(&self, stream: StreamHandle, launch: &Launch<'_>) -> Result<()> {
+        let describe = || {
+            let name = locked(&self.names).get(&launch.function).cloned();
+            let name = name.unwrap_or_else(|| launch.label.operator.to_owned());
+            let bytes = bytes_of(launch.accesses);
+            let shape = Some([launch.grid, launch.block]);
+            Work { shape, ..Work::new(name, launch.label, Category::Kernel, bytes) }
+        };
+        self.submit(stream, "cuLaunchKernel", describe, || self.inner.launch(stream, launch))
+    }
+
+    fn library_async(&self, stream: StreamHandle, launch: &LibraryLaunch<'_>) -> Result<()> {
+        let entry_point = launch.gpu.entry_point();
+        let describe = || {
+            let flops = match launch.gpu {
+                GpuCall::Matmul(call) => {
+                    [call.m, call.n, call.k, call.batch].into_iter().fold(2, u64::saturating_mul)
+                }
+                _ => 0,
+            };
+            let bytes = bytes_of(launch.accesses);
+            Work { flops, ..Work::new(entry_point, launch.label, Category::Kernel, bytes) }
+        };
+        self.submit(stream, entry_point, describe, || self.inner.library_async(stream, launch))
+    }
+
+    fn copy_async(&self, stream: StreamHandle, copy: &Copy) -> Result<()> {
+        let describe = || Work::new(copy_name(copy), copy.label, Category::Memcpy, copy.bytes);
+        self.submit(stream, "cuMemcpyAsync", describe, || self.inner.copy_async(stream, copy))
+    }
+
+    fn copy_from_host(
+        &self,
+        stream: StreamHandle,
+        target: DevicePointer,
+        source: &[u8],
+        label: Label,
+    ) -> Result<()> {
+        let bytes = source.len() as u64;
+        let describe = || Work::new("Memcpy HtoD (Pageable -> Device)", label, Category::Memcpy, bytes);
+        let call = || self.inner.copy_from_host(stream, target, source, label);
+        self.submit(stream, "cuMemcpyHtoDAsync", describe, call)
+    }
+
+    fn copy_to_host(
+        &self,
+        stream: StreamHandle,
+        target: &mut [u8],
+        source: DevicePointer,
+        label: Label,
+    ) -> Result<()> {
+        let bytes = target.len() as u64;
+        let describe = || Work::new("Memcpy DtoH (Device -> Pageable)", label, Category::Memcpy, bytes);
+        let call = || self.inner.copy_to_host(stream, target, source, label);
+        self.submit(stream, "cuMemcpyDtoHAsync", describe, call)
+    }
+
+    fn fill_async(&self, stream: StreamHandle, fill: &Fill) -> Result<()> {
+        let describe = || {
+            let bytes = fill.count.saturating_mul(fill.pattern.bytes());
+            Work::new("Memset (Device)", fill.label, Category::Memset, bytes)
+        };
+        self.submit(stream, "cuMemsetAsync", describe, || self.inner.fill_async(stream, fill))
+    }
+
+    fn graph_launch(&self, exec: GraphExecHandle, stream: StreamHandle) -> Result<()> {
+        let label = Label::here("graph_launch");
+        let describe = || Work::new("CUDA graph", label, Category::Kernel, 0);
+        self.submit(stream, "cuGraphLaunch", describe, || self.inner.graph_launch(exec, stream))
+    }
+}
