@@ -8,6 +8,24 @@ use thalweg_driver::DeviceProperties;
 
 use crate::trace::{Annotation, Call, Command, Span, Trace};
 
+/// Numbers of streams, by device and the driver's number.
+type StreamNumbers = BTreeMap<(u32, u64), u64>;
+
+/// Numbers the streams of each device from 1 on, in the order of their first commands: the driver's numbers have more bits than readers of
+/// the format keep.
+fn stream_numbers(trace: &Trace) -> StreamNumbers {
+    let mut numbers = StreamNumbers::new();
+    let mut counts: BTreeMap<u32, u64> = BTreeMap::new();
+    for command in &trace.commands {
+        numbers.entry((command.device, command.stream)).or_insert_with(|| {
+            let count = counts.entry(command.device).or_default();
+            *count += 1;
+            *count
+        });
+    }
+    numbers
+}
+
 /// Returns the whole file.
 pub(crate) fn trace(trace: &Trace) -> Value {
     let pid = std::process::id();
@@ -23,19 +41,14 @@ pub(crate) fn trace(trace: &Trace) -> Value {
     for &thread in &threads {
         events.push(metadata("thread_name", json!(pid), thread, json!({"name": format!("thread {thread}")})));
     }
-    let streams: BTreeSet<(u32, u64)> =
-        trace.commands.iter().map(|command| (command.device, command.stream)).collect();
+    let streams = stream_numbers(trace);
     for (device, properties) in &trace.devices {
         events.push(metadata("process_name", json!(device), 0, json!({"name": properties.name})));
         events.push(metadata("process_labels", json!(device), 0, json!({"labels": format!("GPU {device}")})));
     }
-    for &(device, stream) in &streams {
-        events.push(metadata(
-            "thread_name",
-            json!(device),
-            stream,
-            json!({"name": format!("stream {stream}")}),
-        ));
+    for (&(device, _), &number) in &streams {
+        let name = json!({"name": format!("stream {number}")});
+        events.push(metadata("thread_name", json!(device), number, name));
     }
     events.extend(trace.annotations.iter().map(|annotation| {
         complete(
@@ -47,11 +60,11 @@ pub(crate) fn trace(trace: &Trace) -> Value {
             json!({}),
         )
     }));
-    events.extend(device_annotations(trace));
+    events.extend(device_annotations(trace, &streams));
     let by_correlation: BTreeMap<u64, &Command> =
         trace.commands.iter().map(|command| (command.correlation, command)).collect();
     for call in &trace.calls {
-        call_events(&mut events, pid, call, by_correlation.get(&call.correlation).copied());
+        call_events(&mut events, &streams, call, by_correlation.get(&call.correlation).copied());
     }
     json!({
         "schemaVersion": 1,
@@ -75,7 +88,8 @@ fn device(id: u32, properties: &DeviceProperties) -> Value {
 }
 
 /// Adds a call, what it made the device do, and the arrow between them.
-fn call_events(events: &mut Vec<Value>, pid: u32, call: &Call, command: Option<&Command>) {
+fn call_events(events: &mut Vec<Value>, streams: &StreamNumbers, call: &Call, command: Option<&Command>) {
+    let pid = std::process::id();
     let mut arguments = json!({"correlation": call.correlation});
     if let Some(command) = command {
         arguments["operator"] = json!(command.operator);
@@ -83,9 +97,10 @@ fn call_events(events: &mut Vec<Value>, pid: u32, call: &Call, command: Option<&
     }
     events.push(complete("cuda_driver", call.entry_point, json!(pid), call.thread, call.span, arguments));
     let Some((command, span)) = command.and_then(|command| Some((command, command.span?))) else { return };
+    let stream = streams[&(command.device, command.stream)];
     let mut arguments = json!({
         "device": command.device,
-        "stream": command.stream,
+        "stream": stream,
         "correlation": command.correlation,
         "operator": command.operator,
         "bytes": command.bytes,
@@ -95,19 +110,19 @@ fn call_events(events: &mut Vec<Value>, pid: u32, call: &Call, command: Option<&
         arguments["block"] = json!(block);
     }
     let (name, category) = (command.name.as_str(), command.category.name());
-    events.push(complete(category, name, json!(command.device), command.stream, span, arguments));
+    events.push(complete(category, name, json!(command.device), stream, span, arguments));
     events.push(json!({
         "ph": "s", "id": call.correlation, "pid": pid, "tid": call.thread,
         "ts": microseconds(call.span.start), "cat": "ac2g", "name": "ac2g",
     }));
     events.push(json!({
-        "ph": "f", "bp": "e", "id": call.correlation, "pid": command.device, "tid": command.stream,
+        "ph": "f", "bp": "e", "id": call.correlation, "pid": command.device, "tid": stream,
         "ts": microseconds(span.start), "cat": "ac2g", "name": "ac2g",
     }));
 }
 
 /// Returns, per region and stream, the span of what the region submitted to the stream.
-fn device_annotations(trace: &Trace) -> Vec<Value> {
+fn device_annotations(trace: &Trace, streams: &StreamNumbers) -> Vec<Value> {
     let commands: BTreeMap<u64, &Command> =
         trace.commands.iter().map(|command| (command.correlation, command)).collect();
     let mut calls: BTreeMap<u64, Vec<&Call>> = BTreeMap::new();
@@ -130,8 +145,8 @@ fn device_annotations(trace: &Trace) -> Vec<Value> {
     };
     let mut events = Vec::new();
     for annotation in &trace.annotations {
-        for ((device, stream), span) in within(annotation) {
-            let name = &annotation.name;
+        for (stream, span) in within(annotation) {
+            let (name, device, stream) = (&annotation.name, stream.0, streams[&stream]);
             events.push(complete("gpu_user_annotation", name, json!(device), stream, span, json!({})));
         }
     }

@@ -17,7 +17,7 @@
 //! ```
 //!
 //! The layers below have names of their own: [`nn`], [`tensor`], [`ops`], [`runtime`], [`memory`], [`driver`] (with the
-//! [`simulator`] and the [`sanitizer`]), [`ir`]. Many GPUs: [`distributed`].
+//! [`simulator`], the [`sanitizer`] and the [`profiler`]), [`ir`]. Many GPUs: [`distributed`].
 #![forbid(unsafe_code)]
 
 pub use thalweg_dist as distributed;
@@ -28,6 +28,7 @@ pub use thalweg_memory as memory;
 pub use thalweg_memory_tools as memory_tools;
 pub use thalweg_nn as nn;
 pub use thalweg_ops as ops;
+pub use thalweg_profiler as profiler;
 pub use thalweg_runtime as runtime;
 pub use thalweg_sanitizer as sanitizer;
 pub use thalweg_sim as simulator;

@@ -144,7 +144,7 @@ fn a_region_is_on_the_device_from_its_first_command_to_its_last() {
     for (stream, handle) in world.streams.iter().enumerate() {
         let commands = || trace.commands.iter().filter(|command| command.stream == handle.raw());
         let spans: Vec<_> = commands().map(|command| command.span.unwrap()).collect();
-        let on_stream: Vec<_> = regions.iter().filter(|region| region["tid"] == handle.raw()).collect();
+        let on_stream: Vec<_> = regions.iter().filter(|region| region["tid"] == stream + 1).collect();
         let expect = |region: &Value, first: usize, last: usize| {
             let (start, end) = (spans[first].start, spans[last].end);
             assert_eq!(region["ts"].as_f64(), Some(start as f64 / 1e3), "stream {stream}");

@@ -210,3 +210,29 @@ fn decode_refuses_what_it_does_not_know() {
     }
     refuses(&program, &["--device", "sim:7"], "no device");
 }
+
+#[test]
+fn profile_writes_the_timeline_of_a_training_step() {
+    let Some(program) = example("profile") else { return };
+    let path = std::env::temp_dir().join(format!("thalweg-profile-{}.json", std::process::id()));
+    let output = Command::new(&program).arg(&path).output().expect("the example starts");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let trace = std::fs::read(&path).expect("the trace is written");
+    let trace: serde_json::Value = serde_json::from_slice(&trace).expect("the trace is JSON");
+    std::fs::remove_file(&path).expect("the trace can be removed");
+    let events = trace["traceEvents"].as_array().expect("a trace has events");
+    let of = |category: &str| events.iter().filter(|event| event["cat"] == category).count();
+    let work = of("kernel") + of("gpu_memcpy") + of("gpu_memset");
+    let arrows = events.iter().filter(|event| event["ph"] == "f").count();
+    assert!(work > 0 && arrows == work, "{work} commands, {arrows} arrows");
+    // Step, forward and backward, on the host and on the one stream.
+    assert_eq!((of("user_annotation"), of("gpu_user_annotation")), (3, 3));
+    // The table has a head, and a row per operator.
+    let table = String::from_utf8(output.stdout).expect("text");
+    let operators: std::collections::BTreeSet<_> = events
+        .iter()
+        .filter(|event| matches!(event["cat"].as_str(), Some("kernel" | "gpu_memcpy" | "gpu_memset")))
+        .map(|event| event["args"]["operator"].to_string())
+        .collect();
+    assert_eq!(table.lines().count(), operators.len() + 2, "{table}");
+}
