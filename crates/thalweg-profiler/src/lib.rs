@@ -26,8 +26,8 @@
 //! # What the times mean
 //! A device's times are those of CUDA events (of the simulator's clock there). The span of a kernel is from the event before it
 //! to the event behind it, and so has the gaps of some microseconds that the device needs between commands: it is an upper bound. The
-//! clocks of host and device are joined when recording stops, by an event that the host waits for: the device's times
-//! are late by what that wait takes, and never early. Two threads that submit to one stream at once may find each other's work inside
+//! clocks of host and device are joined when recording stops, by events that the host waits for: the device's times
+//! are late by what the shortest of those waits takes, and early by rounding alone. Two threads that submit to one stream at once may find each other's work inside
 //! the span of theirs.
 //!
 //! # What it costs

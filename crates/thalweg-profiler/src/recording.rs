@@ -14,6 +14,9 @@ use crate::trace::{Annotation, Call, Command, Span, Trace};
 /// Times are read from an event at most this far away: a 32-bit float has steps of 60 ns there.
 const REACH_MILLISECONDS: f64 = 500.0;
 
+/// How many events join the clocks of the host and a device.
+const LOOKS: usize = 8;
+
 /// Returns the number of the calling thread: 1 for the first that asked.
 pub(crate) fn thread_number() -> u64 {
     static NEXT: AtomicU64 = AtomicU64::new(1);
@@ -184,18 +187,31 @@ impl Recording {
         answer.map(|()| spans)
     }
 
-    /// Returns an event that is reached, and when the host saw that, in nanoseconds.
+    /// Returns an event that is reached, and when it was at the latest, in nanoseconds: the host sees each of several events late, and
+    /// the one that it sees the least late says how late the others were.
     fn anchor(&self, driver: &dyn Driver, device: u32) -> Result<(EventHandle, u64)> {
         driver.device_synchronize(device)?;
-        let event = driver.event_create(device, timing())?;
-        let reached = driver
-            .default_stream(device)
-            .and_then(|stream| driver.event_record(event, stream))
-            .and_then(|()| driver.event_synchronize(event));
-        match reached {
-            Ok(()) => Ok((event, self.since_base(Instant::now()))),
+        let stream = driver.default_stream(device)?;
+        let anchor = driver.event_create(device, timing())?;
+        let seen = |event| -> Result<u64> {
+            driver.event_record(event, stream)?;
+            driver.event_synchronize(event)?;
+            Ok(self.since_base(Instant::now()))
+        };
+        let later = || -> Result<u64> {
+            let event = driver.event_create(device, timing())?;
+            let answer = seen(event).and_then(|seen| {
+                let since = f64::from(driver.event_elapsed_ms(anchor, event)?) * 1e6;
+                Ok(seen.saturating_sub(since as u64))
+            });
+            let _ = driver.event_destroy(event);
+            answer
+        };
+        let first = seen(anchor);
+        match first.and_then(|first| (1..LOOKS).try_fold(first, |latest, _| Ok(latest.min(later()?)))) {
+            Ok(latest) => Ok((anchor, latest)),
             Err(error) => {
-                let _ = driver.event_destroy(event);
+                let _ = driver.event_destroy(anchor);
                 Err(error)
             }
         }
