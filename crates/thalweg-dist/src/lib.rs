@@ -3,6 +3,7 @@
 //! - [`ProcessGroup`]: ranks that do collectives together, each with a device of its own; [`Work`], a collective that runs.
 //! - [`store`]: keys and values by which ranks find each other.
 //! - [`Rendezvous`]: rank, world size and store as `torchrun`, SLURM or MPI say them by the environment.
+//! - [`DeviceMesh`]: ranks in rows and columns, with a group along each dimension.
 //! - [`run_ranks`]: ranks as threads of one process, on GPUs or on simulated ones.
 //! - [`DistributedDataParallel`]: a module whose gradients are those of the whole batch.
 //! - [`FullyShard`]: a module whose parameters lie in parts on all ranks.
@@ -36,6 +37,7 @@ mod environment;
 mod flight;
 mod fully_shard;
 mod group;
+mod mesh;
 mod object;
 pub mod store;
 mod threads;
@@ -47,6 +49,7 @@ pub use data_parallel::{BucketHook, DataParallelOptions, DistributedDataParallel
 pub use environment::{LaunchEnvironment, Rendezvous};
 pub use fully_shard::{FullyShard, FullyShardOptions, MixedPrecision, fully_shard};
 pub use group::{GroupOptions, ProcessGroup};
+pub use mesh::DeviceMesh;
 pub use threads::{run_ranks, run_ranks_with, simulated_devices};
 pub use work::Work;
 

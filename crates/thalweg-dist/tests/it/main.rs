@@ -8,5 +8,6 @@ mod environment;
 mod failures;
 mod fully_shard;
 mod groups;
+mod mesh;
 mod stores;
 mod support;
