@@ -204,33 +204,41 @@ impl Tensor {
     pub fn backward_options(&self, gradient: Option<&Tensor>, options: BackwardOptions) -> Result<()> {
         let _call = within(Label::here("backward"));
         at_line(Location::caller(), || {
-            if gradient.is_none() && self.elements() != 1 {
-                return Err(Error::invalid(format!(
-                    "backward: shape {:?} has {} elements; give a gradient with `backward_with`, or reduce it to one",
-                    self.shape(),
-                    self.elements()
-                )));
-            }
-            if gradient.is_none() && self.dtype().is_complex() {
-                return Err(Error::invalid(
-                    "backward: grad can be implicitly created only for real scalar outputs, and this one is complex; give a gradient \
-                     with `backward_with`",
-                ));
-            }
+            let gradient = self.starting_gradient("backward", gradient, options)?;
             let Some(edge) = self.gradient_edge() else {
                 return Err(Error::invalid(
                     "backward: this tensor depends on no leaf that requires a gradient (was it computed under no_grad?)",
                 ));
             };
-            let gradient = match gradient {
-                None => no_grad(|| Tensor::ones(self.shape(), self.dtype(), self.device()))?,
-                Some(gradient) => {
-                    self.check_gradient("backward", gradient)?;
-                    options.given(gradient)
-                }
-            };
             options.run(|| engine::run(edge, gradient, options))
         })
+    }
+
+    /// Returns the gradient of this output that a pass starts from: the one that was given, or 1 for a real output of one element.
+    fn starting_gradient(
+        &self,
+        operator: &str,
+        gradient: Option<&Tensor>,
+        options: BackwardOptions,
+    ) -> Result<Tensor> {
+        if let Some(gradient) = gradient {
+            self.check_gradient(operator, gradient)?;
+            return Ok(options.given(gradient));
+        }
+        if self.elements() != 1 {
+            return Err(Error::invalid(format!(
+                "{operator}: shape {:?} has {} elements, and grad can be implicitly created only for scalar outputs; give a gradient, \
+                 or reduce it to one",
+                self.shape(),
+                self.elements()
+            )));
+        }
+        if self.dtype().is_complex() {
+            return Err(Error::invalid(format!(
+                "{operator}: grad can be implicitly created only for real scalar outputs, and this one is complex; give a gradient"
+            )));
+        }
+        no_grad(|| Tensor::ones(self.shape(), self.dtype(), self.device()))
     }
 }
 
@@ -269,13 +277,13 @@ pub fn reached(outputs: &[Tensor], leaves: &[Tensor]) -> Vec<bool> {
 }
 
 /// Returns the gradients of `inputs`, from gradients of `outputs` (`torch.autograd.grad` with `allow_unused`): `None` for an input
-/// that wants none, or that no output depends on; outputs without a gradient, or outside the graph, count for nothing. No leaf's
-/// [`Tensor::grad`] changes. Frees what the nodes on the way saved. Asynchronous: the results are ready for work on the current
-/// stream.
+/// that wants none, or that no output depends on. The gradient of an output of one real element may be left out, and is 1 then;
+/// outputs outside the graph count for nothing. No leaf's [`Tensor::grad`] changes. Frees what the nodes on the way saved.
+/// Asynchronous: the results are ready for work on the current stream.
 ///
 /// # Errors
-/// [`Error::is_invalid_argument`] if a gradient has not the shape, dtype and device of its output, there is not one for each,
-/// or the graph was run before.
+/// [`Error::is_invalid_argument`] if a gradient has not the shape, dtype and device of its output, is left out for an output of
+/// more elements than one or of complex numbers, there is not an entry for each output, or the graph was run before.
 #[track_caller]
 pub fn gradients(
     outputs: &[Tensor],
@@ -307,9 +315,8 @@ pub fn gradients_with(
         }
         let mut roots = Vec::new();
         for (output, gradient) in outputs.iter().zip(output_gradients) {
-            let (Some(edge), Some(gradient)) = (output.gradient_edge(), gradient) else { continue };
-            output.check_gradient("gradients", gradient)?;
-            roots.push((edge, options.given(gradient)));
+            let Some(edge) = output.gradient_edge() else { continue };
+            roots.push((edge, output.starting_gradient("gradients", gradient.as_ref(), options)?));
         }
         let targets: Vec<Option<Edge>> = inputs.iter().map(Tensor::gradient_edge).collect();
         options.run(|| engine::gradients(roots, &targets, options))

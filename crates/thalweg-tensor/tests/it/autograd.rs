@@ -1,10 +1,12 @@
 //! The graph: accumulation, sharing, streams, what may not be done.
 
+use std::slice::from_ref;
+
 use thalweg_ir::DType;
 use thalweg_nn::module::{Forward, Linear, Module};
 use thalweg_nn::optim::{Adam, AdamOptions};
 use thalweg_runtime::{Device, Stream};
-use thalweg_tensor::autograd::is_grad_enabled;
+use thalweg_tensor::autograd::{BackwardOptions, gradients, gradients_with, is_grad_enabled};
 use thalweg_tensor::random::Generator;
 use thalweg_tensor::{Tensor, no_grad};
 
@@ -203,4 +205,21 @@ fn parameters_are_named_and_linear_is_affine() {
         .map(|at| bias[at % 2] + (0..3).map(|i| xs[at / 2 * 3 + i] * weight[at % 2 * 3 + i]).sum::<f64>())
         .collect();
     assert_close(&values(&layer.forward(&x).unwrap()), &expected, 1e-6);
+}
+
+#[test]
+fn a_scalar_starts_with_a_gradient_of_one() {
+    let x = Tensor::from_slice(&[2.0f32, -3.0], &[2], &device()).unwrap().requires_grad_().unwrap();
+    let squares = x.square().unwrap();
+    let sum = squares.sum(&[], false).unwrap();
+    let keep = BackwardOptions { retain_graph: true, ..BackwardOptions::default() };
+    let given = Some(Tensor::from_slice(&[10.0f32, 100.0], &[2], &device()).unwrap());
+    let outputs = [sum, squares.clone()];
+    let found = gradients_with(&outputs, &[None, given], from_ref(&x), keep).unwrap().remove(0).unwrap();
+    assert_eq!(found.to_vec::<f32>().unwrap(), [44.0, -606.0]);
+    let error = gradients(&[squares], &[None], from_ref(&x)).unwrap_err();
+    assert!(error.is_invalid_argument());
+    let text = error.to_string();
+    assert!(text.contains("gradients: shape [2] has 2 elements"), "{text}");
+    assert!(text.contains("grad can be implicitly created only for scalar outputs"), "{text}");
 }
