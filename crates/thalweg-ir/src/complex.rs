@@ -23,6 +23,12 @@ pub(crate) trait Pair: Copy {
     fn over(self, divisor: Self) -> Self;
 }
 
+/// Returns a / b as kernels divide complex numbers: by Smith's algorithm, which overflows only where the quotient nearly does. A divisor of
+/// 0 gives a's parts over 0.
+pub fn quotient(a: c128, b: c128) -> c128 {
+    a.over(b)
+}
+
 macro_rules! pairs {
     ($($float:ident)*) => {$(
         impl Pair for Complex<$float> {

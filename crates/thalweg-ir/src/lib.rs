@@ -38,7 +38,7 @@ pub use body::{
     Binary, Body, BodyBuilder, Dimension, ExprId, Input, InputKind, Node, Operand, Output, OutputPlace,
     ReduceOp, Reduction, Scatter, Unary, Value,
 };
-pub use complex::{c64, c128};
+pub use complex::{c64, c128, quotient};
 #[doc(hidden)]
 pub use dtype::elements;
 pub use dtype::{Category, DType, Element, PromotionError, UnknownDType};

@@ -200,7 +200,6 @@ impl<M: Module> FullyShard<M> {
 
     /// Returns what a checkpoint has of this rank, by name.
     fn checkpoint_parts(&self, optimizer: Option<&OptimizerState>) -> Vec<(String, Part)> {
-        let rank = self.group().rank() as usize;
         let whole = |tensor: &Tensor| Part {
             tensor: tensor.clone(),
             shape: tensor.shape().to_vec(),
@@ -211,7 +210,7 @@ impl<M: Module> FullyShard<M> {
             Some(sharded) if tensor.shape() == parameter.shape() => Part {
                 tensor: tensor.clone(),
                 shape: sharded.shape.clone(),
-                first: sharded.shape[0].min(sharded.padded.shape()[0] * rank),
+                first: sharded.first,
                 is_sharded: true,
             },
             _ => whole(tensor),

@@ -56,7 +56,7 @@ impl<M: Module> FullyShard<M> {
                             sharded.shape
                         )));
                     }
-                    Some(sharded) => sharded.rows_of(tensor, self.group().rank())?,
+                    Some(sharded) => sharded.rows_of(tensor)?,
                 };
                 parts.insert(name.clone(), part);
             }
@@ -72,9 +72,8 @@ impl<M: Module> FullyShard<M> {
 }
 
 impl Sharded {
-    /// Returns the rows of a whole parameter that are a rank's.
-    pub(super) fn rows_of(&self, whole: &Tensor, rank: u32) -> Result<Tensor> {
-        let first = self.shape[0].min(self.padded.shape()[0] * rank as usize);
-        whole.narrow(0, first, self.shard.shape()[0])
+    /// Returns the rows of a whole parameter that are this rank's.
+    pub(super) fn rows_of(&self, whole: &Tensor) -> Result<Tensor> {
+        whole.narrow(0, self.first, self.shard.shape()[0])
     }
 }

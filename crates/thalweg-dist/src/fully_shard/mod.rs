@@ -31,7 +31,7 @@ use std::panic::Location;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
 
 use thalweg_ir::DType;
-use thalweg_nn::module::{Entry, EntryMut, Forward, Module};
+use thalweg_nn::module::{Entry, EntryMut, Forward, Module, walk, walk_mut};
 use thalweg_nn::optim::{clip_grads_with_norm_, get_total_norm};
 use thalweg_runtime::{Error, Result};
 use thalweg_tensor::autograd::saved_tensors_hooks_for;
@@ -143,8 +143,7 @@ pub fn fully_shard<M: Module>(
         exchange(&mut module, &whole, &unit.shards());
         unit.take_in(&nested);
         registered().push((address(group), Arc::downgrade(&unit)));
-        let mut parts = Vec::new();
-        collect(&module, "", &mut parts);
+        let parts = parts_of(&module);
         let is_training = module.is_training();
         Ok(FullyShard { module: Mutex::new(module), unit, nested, parts, is_training })
     })
@@ -292,32 +291,28 @@ impl<M: Module> Drop for Exchanged<'_, M> {
 }
 
 /// Puts other tensors in the place of some parameters of a module, and returns how many places there were.
-fn exchange<M: Module + ?Sized>(module: &mut M, from: &[Tensor], to: &[Tensor]) -> usize {
+fn exchange<M: Module>(module: &mut M, from: &[Tensor], to: &[Tensor]) -> usize {
     let mut found = 0;
-    module.visit_mut(&mut |_, entry| match entry {
-        EntryMut::Child(child) => found += exchange(child, from, to),
-        EntryMut::Parameter(tensor) => {
-            if let Some(place) = from.iter().position(|other| other.is_same(tensor)) {
-                *tensor = to[place].clone();
-                found += 1;
-            }
+    walk_mut(module, &mut |entry| {
+        if let EntryMut::Parameter(tensor) = entry
+            && let Some(place) = from.iter().position(|other| other.is_same(tensor))
+        {
+            *tensor = to[place].clone();
+            found += 1;
         }
-        _ => {}
     });
     found
 }
 
-/// Collects the parts of a module with their whole names, in their order.
-fn collect<M: Module + ?Sized>(module: &M, prefix: &str, parts: &mut Vec<(String, Part)>) {
-    module.visit(&mut |name, entry| {
-        let name = if prefix.is_empty() { name.to_owned() } else { format!("{prefix}.{name}") };
-        match entry {
-            Entry::Parameter(tensor) => parts.push((name, Part::Parameter(tensor.clone()))),
-            Entry::Buffer(tensor) => parts.push((name, Part::Buffer(tensor.clone()))),
-            Entry::Child(child) => collect(child, &name, parts),
-            Entry::Training(_) => {}
-        }
+/// Returns the parts of a module with their whole names, in their order.
+fn parts_of<M: Module>(module: &M) -> Vec<(String, Part)> {
+    let mut parts = Vec::new();
+    walk(module, "", &mut |name, entry| match entry {
+        Entry::Parameter(tensor) => parts.push((name.to_owned(), Part::Parameter(tensor.clone()))),
+        Entry::Buffer(tensor) => parts.push((name.to_owned(), Part::Buffer(tensor.clone()))),
+        _ => {}
     });
+    parts
 }
 
 impl<M: Forward> Forward for FullyShard<M> {

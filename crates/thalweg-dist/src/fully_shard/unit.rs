@@ -17,6 +17,8 @@ use crate::{ProcessGroup, ReduceOp, Work};
 pub(super) struct Sharded {
     /// The shape of the whole.
     pub(super) shape: Vec<usize>,
+    /// The first of this rank's rows.
+    pub(super) first: usize,
     /// This rank's rows, with as many behind them as make all ranks' parts equal.
     pub(super) padded: Tensor,
     /// This rank's rows, a leaf.
@@ -98,7 +100,7 @@ impl Sharded {
         padded.narrow(0, 0, own)?.copy_(&values.narrow(0, first, own)?)?;
         let shard = padded.narrow(0, 0, own)?.detach();
         shard.set_requires_grad(parameter.requires_grad())?;
-        Ok(Self { shape, padded, shard })
+        Ok(Self { shape, first, padded, shard })
     }
 
     /// Returns the shape of all ranks' parts together.

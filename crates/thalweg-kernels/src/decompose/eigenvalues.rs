@@ -3,39 +3,14 @@
 //! Reflectors bring a matrix to Hessenberg's form; steps of QR with J. H. Wilkinson's shifts make it triangular; eigenvectors are solutions
 //! with the triangle (G. H. Golub, *Matrix Computations*, chapter 7).
 
-use thalweg_ir::c128;
+use thalweg_ir::{c128, quotient};
 
 /// Steps after which an eigenvalue is taken for what stands in the diagonal.
 const STEPS: u32 = 300;
 
-fn square(z: c128) -> f64 {
-    z.re * z.re + z.im * z.im
-}
-
-/// The sum of the sizes of both parts.
-fn size(z: c128) -> f64 {
-    z.re.abs() + z.im.abs()
-}
-
-fn times(z: c128, factor: f64) -> c128 {
-    c128 { re: z.re * factor, im: z.im * factor }
-}
-
-/// Returns a / b by Smith's algorithm, as complex numbers of a kernel are divided.
-fn over(a: c128, b: c128) -> c128 {
-    if b.re.abs() >= b.im.abs() {
-        let ratio = b.im / b.re;
-        let scale = 1.0 / (b.re + b.im * ratio);
-        return c128 { re: (a.re + a.im * ratio) * scale, im: (a.im - a.re * ratio) * scale };
-    }
-    let ratio = b.re / b.im;
-    let scale = 1.0 / (b.re * ratio + b.im);
-    c128 { re: (a.re * ratio + a.im) * scale, im: (a.im * ratio - a.re) * scale }
-}
-
 /// Returns the root whose real part is not negative.
 fn root(z: c128) -> c128 {
-    let length = square(z).sqrt();
+    let length = z.norm_sqr().sqrt();
     let re = ((length + z.re.abs()) * 0.5).sqrt();
     if re == 0.0 {
         return c128 { re: 0.0, im: 0.0 };
@@ -60,8 +35,8 @@ pub(super) fn general(a: &mut [c128], v: &mut [c128], values: &mut [c128], n: us
     while last > 0 {
         let mut first = last;
         while first > 0 {
-            let beside = size(a[(first - 1) * n + first - 1]) + size(a[first * n + first]);
-            if size(a[first * n + first - 1]) <= f64::EPSILON * beside {
+            let beside = a[(first - 1) * n + first - 1].l1_norm() + a[first * n + first].l1_norm();
+            if a[first * n + first - 1].l1_norm() <= f64::EPSILON * beside {
                 break;
             }
             first -= 1;
@@ -85,15 +60,15 @@ fn reflect(a: &mut [c128], v: &mut [c128], n: usize, k: usize) {
     let alpha = a[(k + 1) * n + k];
     let mut below = 0.0;
     for i in k + 2..n {
-        below += square(a[i * n + k]);
+        below += a[i * n + k].norm_sqr();
     }
     if below == 0.0 {
         return;
     }
-    let own = square(alpha).sqrt();
-    let length = (square(alpha) + below).sqrt();
-    let phase = if own > 0.0 { times(alpha, 1.0 / own) } else { c128 { re: 1.0, im: 0.0 } };
-    let beta = times(phase, -length);
+    let own = alpha.norm_sqr().sqrt();
+    let length = (alpha.norm_sqr() + below).sqrt();
+    let phase = if own > 0.0 { alpha.scale(1.0 / own) } else { c128 { re: 1.0, im: 0.0 } };
+    let beta = phase.scale(-length);
     let scale = 1.0 / (length * (length + own));
     a[(k + 1) * n + k] = alpha - beta;
     for c in k + 1..n {
@@ -101,7 +76,7 @@ fn reflect(a: &mut [c128], v: &mut [c128], n: usize, k: usize) {
         for i in k + 1..n {
             sum += a[i * n + k].conj() * a[i * n + c];
         }
-        sum = times(sum, scale);
+        sum = sum.scale(scale);
         for i in k + 1..n {
             a[i * n + c] -= a[i * n + k] * sum;
         }
@@ -112,7 +87,7 @@ fn reflect(a: &mut [c128], v: &mut [c128], n: usize, k: usize) {
             of_a += a[r * n + i] * a[i * n + k];
             of_v += v[r * n + i] * a[i * n + k];
         }
-        (of_a, of_v) = (times(of_a, scale), times(of_v, scale));
+        (of_a, of_v) = (of_a.scale(scale), of_v.scale(scale));
         for i in k + 1..n {
             let turned = a[i * n + k].conj();
             a[r * n + i] -= of_a * turned;
@@ -130,14 +105,14 @@ fn shift(a: &[c128], n: usize, last: usize, steps: u32) -> c128 {
     let end = a[last * n + last];
     let below = a[last * n + last - 1];
     if steps.is_multiple_of(10) {
-        return c128 { re: end.re + size(below), im: end.im };
+        return c128 { re: end.re + below.l1_norm(), im: end.im };
     }
-    let half = times(a[(last - 1) * n + last - 1] - end, 0.5);
+    let half = (a[(last - 1) * n + last - 1] - end).scale(0.5);
     let product = a[(last - 1) * n + last] * below;
     let root = root(half * half + product);
     let (sum, difference) = (half + root, half - root);
-    let divisor = if square(sum) >= square(difference) { sum } else { difference };
-    if divisor.re == 0.0 && divisor.im == 0.0 { end } else { end - over(product, divisor) }
+    let divisor = if sum.norm_sqr() >= difference.norm_sqr() { sum } else { difference };
+    if divisor.re == 0.0 && divisor.im == 0.0 { end } else { end - quotient(product, divisor) }
 }
 
 /// A step of QR on the rows from the first to the last. The rotation from the right follows the next one from the left.
@@ -150,9 +125,9 @@ fn step(a: &mut [c128], v: &mut [c128], n: usize, [first, last]: [usize; 2], shi
         let mut turn = None;
         if k < last {
             let (x, y) = (a[k * n + k], a[(k + 1) * n + k]);
-            let length = (square(x) + square(y)).sqrt();
+            let length = (x.norm_sqr() + y.norm_sqr()).sqrt();
             let [cosine, sine] = match length > 0.0 {
-                true => [times(x, 1.0 / length), times(y, 1.0 / length)],
+                true => [x.scale(1.0 / length), y.scale(1.0 / length)],
                 false => [c128 { re: 1.0, im: 0.0 }, c128 { re: 0.0, im: 0.0 }],
             };
             for c in k..n {
@@ -184,7 +159,7 @@ fn vectors(a: &mut [c128], v: &mut [c128], n: usize) {
     let mut largest = 0.0;
     for i in 0..n {
         for j in i..n {
-            largest = f64::max(largest, size(a[i * n + j]));
+            largest = f64::max(largest, a[i * n + j].l1_norm());
         }
     }
     let least = f64::max(f64::EPSILON * largest, f64::MIN_POSITIVE);
@@ -195,8 +170,8 @@ fn vectors(a: &mut [c128], v: &mut [c128], n: usize) {
                 sum += a[i * n + j] * a[k * n + j];
             }
             let gap = a[k * n + k] - a[i * n + i];
-            let gap = if size(gap) < least { c128 { re: least, im: 0.0 } } else { gap };
-            a[k * n + i] = over(sum, gap);
+            let gap = if gap.l1_norm() < least { c128 { re: least, im: 0.0 } } else { gap };
+            a[k * n + i] = quotient(sum, gap);
         }
     }
     for row in v.chunks_exact_mut(n) {
@@ -211,16 +186,16 @@ fn vectors(a: &mut [c128], v: &mut [c128], n: usize) {
     for k in 0..n {
         let (mut sum, mut best) = (0.0, 0);
         for i in 0..n {
-            sum += square(v[i * n + k]);
-            if square(v[i * n + k]) > square(v[best * n + k]) {
+            sum += v[i * n + k].norm_sqr();
+            if v[i * n + k].norm_sqr() > v[best * n + k].norm_sqr() {
                 best = i;
             }
         }
-        let own = square(v[best * n + k]).sqrt();
+        let own = v[best * n + k].norm_sqr().sqrt();
         if own == 0.0 {
             continue;
         }
-        let factor = times(v[best * n + k].conj(), 1.0 / (own * sum.sqrt()));
+        let factor = v[best * n + k].conj().scale(1.0 / (own * sum.sqrt()));
         for i in 0..n {
             v[i * n + k] *= factor;
         }

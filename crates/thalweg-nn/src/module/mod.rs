@@ -282,8 +282,9 @@ pub trait Forward: Module {
     fn forward(&self, input: &Tensor) -> Result<Tensor>;
 }
 
-/// Passes every part of a module and of all modules within it, with the whole name.
-fn walk<'a, M: Module + ?Sized>(module: &'a M, prefix: &str, visitor: &mut dyn FnMut(&str, Entry<'a>)) {
+/// Passes every part of a module and of all modules within it, with the whole name, which begins with the prefix and a point unless that is
+/// empty.
+pub fn walk<'a, M: Module + ?Sized>(module: &'a M, prefix: &str, visitor: &mut dyn FnMut(&str, Entry<'a>)) {
     module.visit(&mut |name, entry| {
         let name = if prefix.is_empty() { name.to_owned() } else { format!("{prefix}.{name}") };
         match entry {
@@ -294,7 +295,7 @@ fn walk<'a, M: Module + ?Sized>(module: &'a M, prefix: &str, visitor: &mut dyn F
 }
 
 /// Passes every part of a module and of all modules within it, to be changed.
-fn walk_mut<'a, M: Module + ?Sized>(module: &'a mut M, visitor: &mut dyn FnMut(EntryMut<'a>)) {
+pub fn walk_mut<'a, M: Module + ?Sized>(module: &'a mut M, visitor: &mut dyn FnMut(EntryMut<'a>)) {
     module.visit_mut(&mut |_, entry| match entry {
         EntryMut::Child(child) => walk_mut(child, visitor),
         entry => visitor(entry),

@@ -24,7 +24,8 @@ pub fn clip_grad_norm_<'a>(
     norm_type: f64,
 ) -> Result<Tensor> {
     at_line(Location::caller(), || {
-        is_above_0("max_norm", max_norm)?;
+        is_above_0("clip_grad_norm_: max_norm", max_norm)?;
+        is_above_0("clip_grad_norm_: norm_type", norm_type)?;
         let gradients = gradients("clip_grad_norm_", parameters)?;
         if gradients.is_empty() {
             return Err(Error::invalid("clip_grad_norm_: no parameter has a gradient; run backward first"));
@@ -43,7 +44,7 @@ pub fn clip_grad_norm_<'a>(
 #[track_caller]
 pub fn get_total_norm(tensors: &[Tensor], norm_type: f64) -> Result<Tensor> {
     at_line(Location::caller(), || {
-        is_above_0("norm_type", norm_type)?;
+        is_above_0("get_total_norm: norm_type", norm_type)?;
         let Some(first) = tensors.first() else {
             return Err(Error::invalid("get_total_norm: there is no tensor"));
         };
@@ -81,7 +82,7 @@ pub fn clip_grads_with_norm_<'a>(
     total_norm: &Tensor,
 ) -> Result<()> {
     at_line(Location::caller(), || {
-        is_above_0("max_norm", max_norm)?;
+        is_above_0("clip_grads_with_norm_: max_norm", max_norm)?;
         scale(&gradients("clip_grads_with_norm_", parameters)?, max_norm, total_norm)
     })
 }

@@ -17,6 +17,7 @@ use thalweg_runtime::{Error, Result};
 
 use super::Body::{Composite, Differentiable};
 use super::body::Body;
+use super::solve::are_vectors;
 use super::{call as call_operator, operators, reduce, single};
 use crate::autograd::formula::Formula;
 use crate::autograd::views::{ViewBackward, record_view};
@@ -497,7 +498,7 @@ mod by_blocks {
                 b.dtype()
             )));
         }
-        let is_vector = b.rank() == 1 || b.rank() + 1 == a.rank() && *b.shape() == a.shape()[..b.rank()];
+        let is_vector = are_vectors(a, b);
         let is_turned = !left && !is_vector;
         if a.rank() < 2 || b.rank() < 2 && !is_vector {
             return Err(Error::invalid(

@@ -357,7 +357,7 @@ fn eigen(call: &Call<'_>) -> Result<Tensors> {
 }
 
 /// The differences b − a of each two numbers of a list, with 1 in the diagonal.
-fn differences(numbers: &Tensor) -> Result<Tensor> {
+pub(super) fn differences(numbers: &Tensor) -> Result<Tensor> {
     let n = numbers.shape()[1];
     let ones = Tensor::ones(&[n], numbers.dtype(), numbers.device())?.diag_embed(0, 0, 1)?;
     numbers.unsqueeze(1)?.sub(&numbers.unsqueeze(2)?)?.add(&ones)

@@ -5,7 +5,7 @@ use thalweg_kernels::decompose::Method;
 use thalweg_runtime::{Error, Result};
 
 use super::Body::{Composite, Differentiable};
-use super::decompose::{empty, launch, room, turned};
+use super::decompose::{differences, empty, launch, room, turned};
 use super::{call_all, operators};
 use crate::autograd::formula::Formula;
 use crate::dispatch::{Arguments, Call, built_in};
@@ -96,9 +96,8 @@ static EIGEN: Formula = Formula {
                 let along = adjoint.matmul(&vectors.mul(&lengths.unsqueeze(1)?)?)?;
                 let n = values.shape()[1];
                 let eye = Tensor::ones(&[n], DType::F64, values.device())?.diag_embed(0, 0, 1)?;
-                // The conjugates of the differences λⱼ − λᵢ, with 1 in the diagonal, of which nothing counts.
-                let gaps = values.unsqueeze(1)?.sub(&values.unsqueeze(2)?)?.conj()?.add(&eye)?;
-                let off = product.sub(&along)?.div(&gaps)?;
+                // Nothing of the diagonal counts.
+                let off = product.sub(&along)?.div(&differences(&values)?.conj()?)?;
                 inner = inner.add(&off.mul(&eye.neg()?.add_scalar(1.0)?)?)?;
             }
             adjoint.linalg_solve(&inner.matmul(&adjoint)?)

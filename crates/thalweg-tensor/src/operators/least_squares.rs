@@ -4,7 +4,7 @@ use thalweg_ir::{DType, Shape};
 use thalweg_runtime::{Error, Result};
 
 use super::Body::Composite;
-use super::solve::{Stack, values};
+use super::solve::{Stack, are_vectors, values};
 use super::{operators, single};
 use crate::dispatch::{Arguments, Call, built_in};
 use crate::tensor::{Tensor, Tensors};
@@ -42,7 +42,7 @@ fn least_squares(call: &Call<'_>) -> Result<Tensors> {
             "{name}: parameter `driver` should be one of (gels, gelsy, gelsd, gelss), but got {driver}"
         )));
     }
-    let is_vector = b.rank() == 1 || b.rank() + 1 == x.rank() && *b.shape() == x.shape()[..b.rank()];
+    let is_vector = are_vectors(x, b);
     let columns = if is_vector { b.unsqueeze(-1)? } else { b.clone() };
     let right = Stack::new(name, &columns)?;
     if right.rows() != a.rows() || right.count() != a.count() {

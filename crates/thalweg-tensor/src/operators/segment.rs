@@ -93,9 +93,8 @@ fn segment_reduce(call: &Call<'_>) -> Result<Tensors> {
     // An element's segment is that before the first offset beyond it; what is in no segment goes to one more, which is left out.
     let places =
         Tensor::arange(extent, 0, 1, DType::I64, x.device())?.expand(&[outer, extent])?.contiguous()?;
-    let arguments = [(&offsets.contiguous()?).into(), (&places).into(), false.into(), true.into()]
-        .map(|a: Argument<'_>| a.to_value());
-    let arguments: Vec<Argument<'_>> = arguments.iter().map(|value| value.as_argument()).collect();
+    let offsets = offsets.contiguous()?;
+    let arguments: [Argument<'_>; 4] = [(&offsets).into(), (&places).into(), false.into(), true.into()];
     let behind = call_operator(built_in!("searchsorted.Tensor")?, &arguments, None, call.label.location)?;
     let none = Tensor::full(&[], segments as i64, DType::I64, x.device())?;
     let segment = behind.eq_scalar(0)?.select_where(&none, &behind.sub_scalar(1)?)?;

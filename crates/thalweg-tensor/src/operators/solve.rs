@@ -418,10 +418,14 @@ fn lu_solve(factors: &Tensor, pivots: &Tensor, b: &Tensor, [left, transpose]: [b
     batch.give(&if left { solution } else { turned(&solution)? })
 }
 
+/// Returns whether right sides of matrices are vectors, one per matrix or one for all, and not columns of matrices.
+pub(super) fn are_vectors(a: &Tensor, b: &Tensor) -> bool {
+    b.rank() == 1 || b.rank() + 1 == a.rank() && *b.shape() == a.shape()[..b.rank()]
+}
+
 fn solve(call: &Call<'_>, name: &str, left: bool, checks: bool) -> Result<Tensors> {
     let (a, b) = (Stack::square(name, call.tensor(0))?, call.tensor(1));
-    let is_vector = b.rank() == 1
-        || b.rank() + 1 == call.tensor(0).rank() && *b.shape() == call.tensor(0).shape()[..b.rank()];
+    let is_vector = are_vectors(call.tensor(0), b);
     let b = Stack::new(name, &if is_vector { b.unsqueeze(-1)? } else { b.clone() })?;
     let b = if left || is_vector { b } else { b.turned()? };
     let info_batch = a.batch.clone();

@@ -149,7 +149,7 @@ fn frames(call: &Call<'_>, x: &Tensor, options: usize) -> Result<Tensors> {
     let normalization = Argument::Int(i64::from(call.bool(options)));
     let dims = Argument::Ints(&[2]);
     let operator = if is_complex { built_in!("_fft_c2c")? } else { built_in!("_fft_r2c")? };
-    let last = Argument::Bool(if is_complex { true } else { half });
+    let last = Argument::Bool(is_complex || half);
     let transforms =
         call_operator(operator, &[(&frames).into(), dims, normalization, last], None, call.label.location)?;
     let mut result = transforms.transpose(1, 2)?;

@@ -1,10 +1,12 @@
-//! Ranks of one process: their devices, and a bar for each.
+//! Ranks: as processes that a launcher starts, or as threads of one process with a bar for each; and the task of the examples that have
+//! them, which is to learn the sum and the product of two numbers.
 
 use std::io::IsTerminal as _;
+use std::process::ExitCode;
 use std::sync::Mutex;
 
-use thalweg::distributed::simulated_devices;
-use thalweg::{Device, Result};
+use thalweg::distributed::{GroupOptions, ProcessGroup, ReduceOp, Rendezvous, simulated_devices};
+use thalweg::{Device, Result, Tensor};
 
 const SIMULATED_RANKS: u32 = 4;
 
@@ -46,5 +48,61 @@ impl Bars {
         let is_over = done.iter().all(|&done| done == steps);
         let back = if is_over { String::new() } else { format!("\x1b[{}A", done.len()) };
         eprint!("{lines}{back}");
+    }
+}
+
+/// Runs a function as the rank that a launcher such as torchrun has started, and returns whether one has.
+pub fn launched(body: impl FnOnce(&ProcessGroup) -> Result<()>) -> Result<bool> {
+    let Some(met) = Rendezvous::from_environment()? else { return Ok(false) };
+    let device = Device::cuda(met.local_rank)?;
+    let _current = device.make_current();
+    let group = met.init_process_group(&device, GroupOptions::default())?;
+    body(&group)?;
+    // Rank 0 serves the store, so it leaves last.
+    group.barrier()?;
+    Ok(true)
+}
+
+/// Returns a rank's part of a step's batch: pairs of numbers, and the answers.
+pub fn samples(group: &ProcessGroup, step: usize, batch: usize) -> Result<[Tensor; 2]> {
+    let own = batch / group.size() as usize;
+    let first = group.rank() as usize * own;
+    let samples: Vec<[f32; 2]> = (first..first + own).map(|index| sample(step, index)).collect();
+    let answers: Vec<f32> = samples.iter().flat_map(|&[a, b]| [a + b, a * b]).collect();
+    Ok([
+        Tensor::from_slice(&samples.concat(), &[own, 2], group.device())?,
+        Tensor::from_slice(&answers, &[own, 2], group.device())?,
+    ])
+}
+
+/// Returns two numbers between -1 and 1 that step and index decide.
+fn sample(step: usize, index: usize) -> [f32; 2] {
+    let number =
+        |salt: usize| ((step * 7919 + index * 104_729 + salt * 1_299_709) % 2001) as f32 / 1000.0 - 1.0;
+    [number(1), number(2)]
+}
+
+/// Returns the loss of the whole batch, from that of a rank's part.
+pub fn mean_of_ranks(group: &ProcessGroup, loss: &Tensor) -> Result<f32> {
+    let mean = loss.detach();
+    group.all_reduce(&mean, ReduceOp::Avg)?.wait()?;
+    mean.item()
+}
+
+/// Prints every tenth loss of those from a step on.
+pub fn report(name: &str, first: usize, losses: &[f32]) {
+    for (step, loss) in (first..).zip(losses).filter(|(step, _)| step % 10 == 9) {
+        println!("{name}: step {:>2}  loss {loss:.6}", step + 1);
+    }
+}
+
+/// Says what went wrong, if something did.
+pub fn exit_code(name: &str, outcome: Result<()>) -> ExitCode {
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{name}: {error}");
+            ExitCode::FAILURE
+        }
     }
 }

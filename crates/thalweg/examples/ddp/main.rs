@@ -13,15 +13,13 @@ mod ranks;
 
 use std::process::ExitCode;
 
-use thalweg::distributed::{
-    DataParallelOptions, DistributedDataParallel, GroupOptions, ProcessGroup, ReduceOp, Rendezvous, run_ranks,
-};
+use thalweg::distributed::{DataParallelOptions, DistributedDataParallel, ProcessGroup, run_ranks};
 use thalweg::module::{Forward, Linear, Module};
 use thalweg::optim::{Adam, AdamOptions};
 use thalweg::random::Generator;
-use thalweg::{Device, Result, Tensor};
+use thalweg::{Result, Tensor};
 
-use ranks::{Bars, devices};
+use ranks::{Bars, devices, exit_code, launched, mean_of_ranks, report, samples};
 
 const STEPS: usize = 60;
 const BATCH: usize = 48;
@@ -40,7 +38,7 @@ impl Forward for Network {
 
 /// Trains as one rank, and returns the losses of the whole batches.
 fn train(group: &ProcessGroup, advance: impl Fn()) -> Result<Vec<f32>> {
-    let (device, ranks) = (group.device(), group.size() as usize);
+    let device = group.device();
     let mut generator = Generator::new(0);
     let network = Network {
         hidden: Linear::new(2, 32, &mut generator, device)?,
@@ -49,65 +47,38 @@ fn train(group: &ProcessGroup, advance: impl Fn()) -> Result<Vec<f32>> {
     let network = DistributedDataParallel::new(network, group, DataParallelOptions::default())?;
     let options = AdamOptions { learning_rate: 0.02, ..AdamOptions::default() };
     let optimizer = Adam::new(network.parameters(), options)?;
-    let own = BATCH / ranks;
     let mut losses = Vec::new();
     for step in 0..STEPS {
-        let first = group.rank() as usize * own;
-        let samples: Vec<[f32; 2]> = (first..first + own).map(|index| sample(step, index)).collect();
-        let answers: Vec<f32> = samples.iter().flat_map(|&[a, b]| [a + b, a * b]).collect();
-        let input = Tensor::from_slice(&samples.concat(), &[own, 2], device)?;
-        let target = Tensor::from_slice(&answers, &[own, 2], device)?;
+        let [input, target] = samples(group, step, BATCH)?;
         let loss = network.forward(&input)?.sub(&target)?.square()?.mean(&[], false)?;
         loss.backward()?;
         optimizer.step()?;
         optimizer.zero_grad();
-        let mean = loss.detach();
-        group.all_reduce(&mean, ReduceOp::Avg)?.wait()?;
-        losses.push(mean.item::<f32>()?);
+        losses.push(mean_of_ranks(group, &loss)?);
         advance();
     }
     Ok(losses)
 }
 
-/// Returns two numbers between -1 and 1 that step and index decide.
-fn sample(step: usize, index: usize) -> [f32; 2] {
-    let number =
-        |salt: usize| ((step * 7919 + index * 104_729 + salt * 1_299_709) % 2001) as f32 / 1000.0 - 1.0;
-    [number(1), number(2)]
-}
-
-fn report(name: &str, losses: &[f32]) {
-    for (step, loss) in losses.iter().enumerate().filter(|(step, _)| step % 10 == 9) {
-        println!("{name}: step {:>2}  loss {loss:.6}", step + 1);
-    }
-}
-
 fn run() -> Result<()> {
-    if let Some(met) = Rendezvous::from_environment()? {
-        let device = Device::cuda(met.local_rank)?;
-        let _current = device.make_current();
-        let group = met.init_process_group(&device, GroupOptions::default())?;
-        let losses = train(&group, || {})?;
+    let was_launched = launched(|group| {
+        let losses = train(group, || {})?;
         if group.rank() == 0 {
-            report("processes", &losses);
+            report("processes", 0, &losses);
         }
-        // Rank 0 serves the store, so it leaves last.
-        return group.barrier();
+        Ok(())
+    })?;
+    if was_launched {
+        return Ok(());
     }
     let devices = devices()?;
     println!("{} ranks on {}", devices.len(), devices[0].properties().name);
     let bars = Bars::new(devices.len(), STEPS);
     let losses = run_ranks(&devices, |group| train(&group, || bars.advance(group.rank() as usize)))?;
-    report("threads", &losses[0]);
+    report("threads", 0, &losses[0]);
     Ok(())
 }
 
 fn main() -> ExitCode {
-    match run() {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("ddp: {error}");
-            ExitCode::FAILURE
-        }
-    }
+    exit_code("ddp", run())
 }

@@ -15,15 +15,13 @@ mod ranks;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use thalweg::distributed::{
-    FullyShard, FullyShardOptions, GroupOptions, ProcessGroup, ReduceOp, Rendezvous, fully_shard, run_ranks,
-};
+use thalweg::distributed::{FullyShard, FullyShardOptions, ProcessGroup, fully_shard, run_ranks};
 use thalweg::module::{Forward, Linear, Module};
 use thalweg::optim::{Adam, AdamOptions};
 use thalweg::random::Generator;
-use thalweg::{Device, Result, Tensor};
+use thalweg::{Result, Tensor};
 
-use ranks::{Bars, devices};
+use ranks::{Bars, devices, exit_code, launched, mean_of_ranks, report, samples};
 
 const STEPS: usize = 40;
 const BATCH: usize = 48;
@@ -84,41 +82,21 @@ fn train(group: &ProcessGroup, first: usize, checkpoint: &Path, advance: impl Fn
     if first > 0 {
         network.load_sharded(checkpoint, Some(&optimizer.state_dict()))?;
     }
-    let own = BATCH / group.size() as usize;
     let mut losses = Vec::new();
     for step in first..STEPS {
         if step == STEPS / 2 && first == 0 {
             network.save_sharded(checkpoint, Some(&optimizer.state_dict()))?;
         }
-        let start = group.rank() as usize * own;
-        let samples: Vec<[f32; 2]> = (start..start + own).map(|index| sample(step, index)).collect();
-        let answers: Vec<f32> = samples.iter().flat_map(|&[a, b]| [a + b, a * b]).collect();
-        let input = Tensor::from_slice(&samples.concat(), &[own, 2], group.device())?;
-        let target = Tensor::from_slice(&answers, &[own, 2], group.device())?;
+        let [input, target] = samples(group, step, BATCH)?;
         let loss = network.forward(&input)?.sub(&target)?.square()?.mean(&[], false)?;
         loss.backward()?;
         network.clip_grad_norm_(1.0, 2.0)?;
         optimizer.step()?;
         optimizer.zero_grad();
-        let mean = loss.detach();
-        group.all_reduce(&mean, ReduceOp::Avg)?.wait()?;
-        losses.push(mean.item::<f32>()?);
+        losses.push(mean_of_ranks(group, &loss)?);
         advance();
     }
     Ok(losses)
-}
-
-/// Returns two numbers between -1 and 1 that step and index decide.
-fn sample(step: usize, index: usize) -> [f32; 2] {
-    let number =
-        |salt: usize| ((step * 7919 + index * 104_729 + salt * 1_299_709) % 2001) as f32 / 1000.0 - 1.0;
-    [number(1), number(2)]
-}
-
-fn report(name: &str, first: usize, losses: &[f32]) {
-    for (step, loss) in (first..).zip(losses).filter(|(step, _)| step % 10 == 9) {
-        println!("{name}: step {:>2}  loss {loss:.6}", step + 1);
-    }
 }
 
 fn checkpoint_path(of: u32) -> PathBuf {
@@ -126,19 +104,18 @@ fn checkpoint_path(of: u32) -> PathBuf {
 }
 
 fn run() -> Result<()> {
-    if let Some(met) = Rendezvous::from_environment()? {
-        let device = Device::cuda(met.local_rank)?;
-        let _current = device.make_current();
-        let group = met.init_process_group(&device, GroupOptions::default())?;
+    let was_launched = launched(|group| {
         // All ranks take the folder of rank 0.
         let name = group.broadcast_object(&std::process::id().to_le_bytes(), 0)?;
         let number = name.first_chunk().map_or(0, |bytes| u32::from_le_bytes(*bytes));
-        let losses = train(&group, 0, &checkpoint_path(number), || {})?;
+        let losses = train(group, 0, &checkpoint_path(number), || {})?;
         if group.rank() == 0 {
             report("processes", 0, &losses);
         }
-        // Rank 0 serves the store, so it leaves last.
-        return group.barrier();
+        Ok(())
+    })?;
+    if was_launched {
+        return Ok(());
     }
     let devices = devices()?;
     println!("{} ranks on {}", devices.len(), devices[0].properties().name);
@@ -159,11 +136,5 @@ fn run() -> Result<()> {
 }
 
 fn main() -> ExitCode {
-    match run() {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("fsdp: {error}");
-            ExitCode::FAILURE
-        }
-    }
+    exit_code("fsdp", run())
 }
