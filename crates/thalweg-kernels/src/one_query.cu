@@ -38,10 +38,46 @@ static __device__ __forceinline__ f32 to_greatest(const f32 from, const f32 to) 
     return from == to ? 1.0f : expf(from - to);
 }
 
-extern "C" __global__ void __launch_bounds__(512) NAME(const __grid_constant__ NAME_arguments x) {
-    __shared__ f32 greatest[16], totals[16], values[16][TEAM * WIDTH];
+// Blocks of a cluster share the keys of a head; before compute capability 9.0 the first has them all.
+#if SPLIT > 1 && __CUDA_ARCH__ >= 900
+#define PARTS SPLIT
+#define CLUSTER __cluster_dims__(1, SPLIT, 1)
+#else
+#define PARTS 1
+#define CLUSTER
+#endif
+
+// Waits for all threads of the cluster.
+static __device__ __forceinline__ void meet() {
+#if PARTS > 1
+    asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
+#endif
+}
+
+// A number in the shared memory of another block of the cluster, at the place of one of this block's own.
+static __device__ __forceinline__ f32 of_part(const f32* own, const u32 part) {
+#if PARTS > 1
+    u32 at, place = u32(__cvta_generic_to_shared(own));
+    f32 value;
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(at) : "r"(place), "r"(part));
+    asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(value) : "r"(at) : "memory");
+    return value;
+#else
+    return *own;
+#endif
+}
+
+extern "C" __global__ void CLUSTER __launch_bounds__(THREADS) NAME(const __grid_constant__ NAME_arguments x) {
+    __shared__ f32 greatest[WARPS], totals[WARPS], values[WARPS][TEAM * WIDTH];
+    __shared__ f32 block_greatest, block_total, block_sums[TEAM * WIDTH];
+#if PARTS == 1
+    if (blockIdx.y != 0) {
+        return;
+    }
+#endif
     const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, team = threadIdx.x / TEAM;
     const u32 feature = threadIdx.x % TEAM * WIDTH, keys = u32(x.keys);
+    const u32 share = (keys + PARTS - 1) / PARTS, begin = min(keys, share * blockIdx.y), end = min(keys, begin + share);
     const bool is_active = feature < x.features, is_masked = (x.flags >> 8) != 0;
     const f32 scale = __uint_as_float(u32(x.scale));
     for (u64 block = blockIdx.x; block < x.batch * x.heads; block += gridDim.x) {
@@ -55,14 +91,14 @@ extern "C" __global__ void __launch_bounds__(512) NAME(const __grid_constant__ N
         }
         weighted own = {};
         own.greatest = -__int_as_float(0x7f800000);
-        for (u32 start = team; start < keys + team; start += 4 * (512 / TEAM)) {
+        for (u32 start = begin + team; start < end + team; start += 4 * (THREADS / TEAM)) {
             // The bound is the block's, so that whole warps meet.
             quad key[4], value[4];
             bool counts[4];
             #pragma unroll
             for (u32 ahead = 0; ahead < 4; ++ahead) {
-                const u32 place = start + ahead * (512 / TEAM);
-                counts[ahead] = place < keys && (!is_masked || mask[place * x.mask_key] != 0);
+                const u32 place = start + ahead * (THREADS / TEAM);
+                counts[ahead] = place < end && (!is_masked || mask[place * x.mask_key] != 0);
                 key[ahead] = {};
                 value[ahead] = {};
                 if (counts[ahead] && is_active) {
@@ -120,18 +156,41 @@ extern "C" __global__ void __launch_bounds__(512) NAME(const __grid_constant__ N
         if (threadIdx.x < x.features) {
             f32 most = greatest[0];
             #pragma unroll
-            for (u32 other = 1; other < 16; ++other) {
+            for (u32 other = 1; other < WARPS; ++other) {
                 most = most < greatest[other] ? greatest[other] : most;
             }
             f32 total = 0.0f, sum = 0.0f;
             #pragma unroll
-            for (u32 other = 0; other < 16; ++other) {
+            for (u32 other = 0; other < WARPS; ++other) {
                 const f32 factor = to_greatest(greatest[other], most);
                 total = fmaf(totals[other], factor, total);
                 sum = fmaf(values[other][threadIdx.x], factor, sum);
             }
+            block_sums[threadIdx.x] = sum;
+            if (threadIdx.x == 0) {
+                block_greatest = most;
+                block_total = total;
+            }
+        }
+        __syncthreads();
+        meet();
+        if (blockIdx.y == 0 && threadIdx.x < x.features) {
+            f32 most = block_greatest;
+            #pragma unroll
+            for (u32 part = 1; part < PARTS; ++part) {
+                const f32 other = of_part(&block_greatest, part);
+                most = most < other ? other : most;
+            }
+            f32 total = 0.0f, sum = 0.0f;
+            #pragma unroll
+            for (u32 part = 0; part < PARTS; ++part) {
+                const f32 factor = to_greatest(of_part(&block_greatest, part), most);
+                total = fmaf(of_part(&block_total, part), factor, total);
+                sum = fmaf(of_part(&block_sums[threadIdx.x], part), factor, sum);
+            }
             x.result[block * x.features + threadIdx.x] = STORE(total == 0.0f ? 0.0f : sum / total);
         }
+        meet();
         __syncthreads();
     }
 }

@@ -88,6 +88,11 @@ impl OneQuery {
         (self.features / Self::width(self.dtype)).next_power_of_two().max(TEAMS[0])
     }
 
+    /// Returns whether several blocks share the keys of a head: where heads alone would leave most of a GPU's 100 or so multiprocessors idle.
+    fn is_split(&self) -> bool {
+        self.batch * self.heads <= 64 && self.keys >= SPLIT * LEAST_SHARE
+    }
+
     fn span(&self, steps: &Steps, heads: u64, rows: u64, row: u64) -> u64 {
         if self.batch == 0 || heads == 0 || rows == 0 {
             return 0;
@@ -219,11 +224,34 @@ impl OneQuery {
     }
 }
 
+/// Blocks that share the keys of a head where there are few heads, on GPUs with clusters of blocks.
+const SPLIT: u64 = 8;
+
+/// Returns how many threads a block has: of those that share a head's keys, fewer, since their results are combined warp by warp.
+const fn threads(is_split: bool) -> u32 {
+    if is_split { 256 } else { 512 }
+}
+
+/// The fewest keys for a block of them.
+const LEAST_SHARE: u64 = 32;
+
 /// Returns the name of the entry point.
 ///
 /// # Panics
 /// If there is no such kernel.
-pub fn name(dtype: DType, team: u64) -> &'static str {
+pub fn name(dtype: DType, team: u64, is_split: bool) -> &'static str {
+    if is_split {
+        return match (dtype, team) {
+            (DType::F32, 8) => "one_query_float32_8_split",
+            (DType::F32, 16) => "one_query_float32_16_split",
+            (DType::F32, 32) => "one_query_float32_32_split",
+            (DType::F16, 8) => "one_query_float16_8_split",
+            (DType::F16, 16) => "one_query_float16_16_split",
+            (DType::Bf16, 8) => "one_query_bfloat16_8_split",
+            (DType::Bf16, 16) => "one_query_bfloat16_16_split",
+            other => panic!("attention of one query: there is no kernel for {other:?}"),
+        };
+    }
     match (dtype, team) {
         (DType::F32, 8) => "one_query_float32_8",
         (DType::F32, 16) => "one_query_float32_16",
@@ -241,7 +269,10 @@ pub(crate) fn sources() -> Vec<(String, String)> {
     let all = DTYPES.into_iter().flat_map(|dtype| TEAMS.map(|team| (dtype, team)));
     let exists =
         |&(dtype, team): &(DType, u64)| team * OneQuery::width(dtype) <= 128.max(8 * OneQuery::width(dtype));
-    all.filter(exists).map(|(dtype, team)| (name(dtype, team).to_owned(), print(dtype, team))).collect()
+    all.filter(exists)
+        .flat_map(|(dtype, team)| [false, true].map(|is_split| (dtype, team, is_split)))
+        .map(|(dtype, team, is_split)| (name(dtype, team, is_split).to_owned(), print(dtype, team, is_split)))
+        .collect()
 }
 
 /// Returns the translation unit, to be compiled with [`OPTIONS`](thalweg_ir::cuda::OPTIONS). Its entry point, [`name`], takes the words of
@@ -249,10 +280,13 @@ pub(crate) fn sources() -> Vec<(String, String)> {
 ///
 /// # Panics
 /// If there is no such kernel.
-pub fn print(dtype: DType, team: u64) -> String {
+pub fn print(dtype: DType, team: u64, is_split: bool) -> String {
     let FloatNames { element, load, store, .. } = FloatNames::of(dtype);
     let code = include_str!("one_query.cu")
-        .replace("NAME", name(dtype, team))
+        .replace("NAME", name(dtype, team, is_split))
+        .replace("THREADS", &threads(is_split).to_string())
+        .replace("WARPS", &(threads(is_split) / 32).to_string())
+        .replace("SPLIT", &if is_split { SPLIT } else { 1 }.to_string())
         .replace("ELEMENT", element)
         .replace("WIDTH", &OneQuery::width(dtype).to_string())
         .replace("TEAM", &team.to_string())
@@ -264,11 +298,11 @@ pub fn print(dtype: DType, team: u64) -> String {
 /// The addresses of query, keys, values, mask and result (contiguous: batch, heads, features).
 impl NativeKernel for Placed<OneQuery, Addresses> {
     fn name(&self) -> &str {
-        name(self.kernel.dtype, self.kernel.team())
+        name(self.kernel.dtype, self.kernel.team(), self.kernel.is_split())
     }
 
     fn source(&self) -> String {
-        print(self.kernel.dtype, self.kernel.team())
+        print(self.kernel.dtype, self.kernel.team(), self.kernel.is_split())
     }
 
     fn host(&self) -> Arc<dyn HostKernel> {
@@ -303,8 +337,11 @@ impl NativeKernel for Placed<OneQuery, Addresses> {
 
     fn launch_shape(&self) -> Option<LaunchShape> {
         let blocks = self.kernel.batch * self.kernel.heads;
-        (blocks > 0)
-            .then(|| LaunchShape { grid: [blocks.min((1 << 31) - 1) as u32, 1, 1], block: [512, 1, 1] })
+        let parts = if self.kernel.is_split() { SPLIT as u32 } else { 1 };
+        (blocks > 0).then(|| LaunchShape {
+            grid: [blocks.min((1 << 31) - 1) as u32, parts, 1],
+            block: [threads(self.kernel.is_split()), 1, 1],
+        })
     }
 
     fn words(&self) -> Words {

@@ -59,6 +59,11 @@ const SERIAL_POINTS: u64 = 16;
 /// Rows with at most this many points are combined by a warp, longer ones by a block.
 const WARP_POINTS: u64 = 1024;
 
+/// At most so many rows of at least so many points, which leave most of a GPU idle, get blocks as large as there are: a greatest score among a
+/// vocabulary's. Only where the order of combining does not matter, since that depends on shapes alone.
+const FEW_ROWS: u64 = 64;
+const LONG_POINTS: u64 = 1 << 14;
+
 /// With this many rows, whose neighbours lie side by side in memory, a thread per row reads whole sectors and fills a GPU.
 const ROWS_FOR_A_THREAD_EACH: u64 = 1 << 15;
 
@@ -235,18 +240,23 @@ fn lanes(body: &Body, geometry: &Geometry) -> (u16, u16) {
             (lanes as u16, ROWS_ABREAST)
         }
         _ if points <= WARP_POINTS => (32, 1),
+        _ if points >= LONG_POINTS && rows <= FEW_ROWS && !rounds(body) => (1024, 1),
         _ => (256, 1),
     }
 }
 
-/// Returns how many levels of partial results a lane keeps. Extrema are exact, and so are integers.
-fn cascade(body: &Body, geometry: &Geometry, lanes: u16) -> u8 {
-    let rounds = body.reductions.iter().any(|reduction| {
+/// Returns whether the order in which a reduction combines elements matters for its result.
+fn rounds(body: &Body) -> bool {
+    body.reductions.iter().any(|reduction| {
         matches!(reduction.op, ReduceOp::Sum | ReduceOp::Product)
             && body.dtype(reduction.value).is_floating_point()
-    });
+    })
+}
+
+/// Returns how many levels of partial results a lane keeps. Extrema are exact, and so are integers.
+fn cascade(body: &Body, geometry: &Geometry, lanes: u16) -> u8 {
     let points = geometry.points().div_ceil(u64::from(lanes));
-    if !rounds || points <= POINTS_OF_A_LANE {
+    if !rounds(body) || points <= POINTS_OF_A_LANE {
         1
     } else if points <= POINTS_OF_TWO_LEVELS {
         2

@@ -79,9 +79,14 @@ impl Stream {
         }
     }
 
-    /// Returns whether a product with A, B and D at these addresses is one of [few rows](FewRows), by a kernel of our own, unless
-    /// tuning or [`preferred_blas_library`] says otherwise.
+    /// Returns whether a product with A, B and D at these addresses is one of [few rows](FewRows), by a kernel of our own: not while tuning
+    /// chooses, nor where [`preferred_blas_library`] names another.
     pub fn takes_few_rows(&self, product: &Matmul, at: [DevicePointer; 3]) -> bool {
+        !tunable::is_enabled() && self.has_few_rows(product, at)
+    }
+
+    /// Returns whether a product is one of few rows where tuning does not choose.
+    fn has_few_rows(&self, product: &Matmul, at: [DevicePointer; 3]) -> bool {
         product.m <= MOST_ROWS_BY_DEFAULT
             && few_rows::fits(product)
             && is_aligned_for_rows(at)
@@ -130,7 +135,7 @@ impl Stream {
         let is_ours = solution == Solution::Default && preferred_blas_library() == BlasLibrary::Default;
         let in_tiles = solution == Solution::Tiles || (is_ours && fused::fits(product));
         let by_rows = solution == Solution::Rows && few_rows::fits(product) && is_aligned_for_rows(at);
-        if by_rows || (is_ours && !in_tiles && self.takes_few_rows(product, at)) {
+        if by_rows || (is_ours && !in_tiles && self.has_few_rows(product, at)) {
             let [a, b, d] = at.map(DevicePointer::address);
             let bias_at = bias.map_or(0, DevicePointer::address);
             let at = PerOperand { a, b, d, bias: bias_at, ..PerOperand::default() };

@@ -6,6 +6,7 @@
 //! - [`autocast`]: regions whose operators choose the dtype that they compute in.
 //! - [`graph`]: whole steps, callables with their backward passes, and trees of functions as CUDA graphs.
 //! - [`mlp`]: two linear layers with GELU between them, where the library takes them.
+//! - [`norm_linear`]: a layer norm and a linear layer of few rows.
 //! - [`sdp`]: which backend computes attention.
 //! - [`random`]: random numbers from the host and on the device.
 //! - [`caller`]: the line that commands and errors name, for functions that are made of others.
@@ -31,6 +32,7 @@ mod kernels;
 pub mod mlp;
 #[cfg(feature = "ndarray")]
 mod ndarray;
+pub mod norm_linear;
 mod operators;
 pub mod random;
 pub mod sdp;

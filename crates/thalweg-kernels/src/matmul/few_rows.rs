@@ -1,8 +1,9 @@
 //! [`FewRows`]: up to sixteen rows times the transpose of a weight, with what stands beside the product in a network: a step of a
 //! decoder, whose time is that of reading its weights.
 //!
-//! D = act(A · Wᵀ + bias) + addend, where W has a row of k elements for each column of D, the bias has an element a column, and act is the
-//! identity or GELU by its tanh. Sums are of f32, and so is everything up to the one rounding when D is stored.
+//! D = act(norm(A) · Wᵀ + bias) + addend, where W has a row of k elements for each column of D, the bias has an element a column, act is the
+//! identity or GELU by its tanh, and norm is the identity or a layer norm of A's rows, rounded as A is. Sums are of f32, and so is everything up to
+//! the one rounding when D is stored.
 //!
 //! # Invariants
 //! - Terms are summed in an order that depends on n and k alone, so the same row of A has the same bits in any batch.
@@ -45,20 +46,30 @@ pub struct FewRows {
     pub gelu: bool,
     /// Where the elements of a matrix lie that is added to it; not transposed.
     pub addend: Option<Operand>,
+    /// The bits of the number that is added to the variance, in f32, where rows of A are normalized, with a weight and a bias of k elements.
+    pub norm_eps_bits: Option<u32>,
 }
 
 /// How many 8-byte words [`FewRows::pack`] writes.
-pub const ARGUMENT_WORDS: usize = 13;
+pub const ARGUMENT_WORDS: usize = 16;
 
 const BIAS: u64 = 16;
 const ADDEND: u64 = 32;
 const GELU: u64 = 64;
+const NORM: u64 = 128;
 
 /// Returns whether a product is one of few rows: by its sizes, its dtype, and because loads of 16 bytes can read it.
 #[must_use]
 pub fn fits(product: &Matmul) -> bool {
     let (m, n, k) = (product.m, product.n, product.k);
     (1..=MOST_ROWS).contains(&m) && n.saturating_mul(k) >= LEAST_ELEMENTS && refusal(product).is_none()
+}
+
+/// Returns whether a product takes a layer norm of A's rows before it: few that a block can hold.
+#[must_use]
+pub fn takes_norm(product: &Matmul) -> bool {
+    let bytes = product.m.saturating_mul(product.k).saturating_mul(product.dtype.size_bytes() as u64);
+    (1..=4).contains(&product.m) && bytes <= cuda::NORM_BYTES
 }
 
 /// Returns whether operands lie where the kernel can read them: A and W on multiples of 16 bytes.
@@ -91,7 +102,7 @@ impl FewRows {
     /// Creates a product alone.
     #[must_use]
     pub const fn alone(product: Matmul) -> Self {
-        Self { product, bias: false, gelu: false, addend: None }
+        Self { product, bias: false, gelu: false, addend: None, norm_eps_bits: None }
     }
 
     /// Returns how many elements each operand takes, from its first on.
@@ -106,6 +117,7 @@ impl FewRows {
             bias: if self.bias { n } else { 0 },
             addend: self.addend.map_or(0, |addend| self.product.span(&addend, (m, n))),
             row_sums: 0,
+            norm: [if self.norm_eps_bits.is_some() { self.product.k } else { 0 }; 2],
         }
     }
 
@@ -118,6 +130,9 @@ impl FewRows {
         let fault = |why: &str| Err(Fault::new(format!("matmul of few rows {}: {why}", self.product)));
         if let Some(why) = refusal(&self.product) {
             return fault(why);
+        }
+        if self.norm_eps_bits.is_some() && !takes_norm(&self.product) {
+            return fault("rows that are normalized are 1 to 4, of up to 32 KiB together");
         }
         match &self.addend {
             Some(addend)
@@ -158,7 +173,7 @@ impl FewRows {
     }
 
     /// Returns the arguments of a launch as words: the addresses of A, W, D, bias and addend; m, n, k; the leading dimensions of A, W, D and
-    /// the addend; and a word of flags.
+    /// the addend; a word of flags; the addresses of the norm's weight and bias; and the bits of the number that is added to the variance.
     #[must_use]
     pub fn pack(&self, at: &PerOperand) -> [u64; ARGUMENT_WORDS] {
         let Matmul { m, n, k, a, b, d, dtype, .. } = self.product;
@@ -167,16 +182,37 @@ impl FewRows {
             | set(BIAS, self.bias)
             | set(ADDEND, self.addend.is_some())
             | set(GELU, self.gelu)
+            | set(NORM, self.norm_eps_bits.is_some())
             | arguments::number_of(dtype) << 8;
         let addend = self.addend.map_or(0, |addend| addend.leading_dimension);
         let (lda, ldb, ldd) = (a.leading_dimension, b.leading_dimension, d.leading_dimension);
-        [at.a, at.b, at.d, at.bias, at.addend, m, n, k, lda, ldb, ldd, addend, flags]
+        let ([norm_weight, norm_bias], eps) = (at.norm, u64::from(self.norm_eps_bits.unwrap_or(0)));
+        [
+            at.a,
+            at.b,
+            at.d,
+            at.bias,
+            at.addend,
+            m,
+            n,
+            k,
+            lda,
+            ldb,
+            ldd,
+            addend,
+            flags,
+            norm_weight,
+            norm_bias,
+            eps,
+        ]
     }
 
     /// Reads back what [`FewRows::pack`] packed. `None` if the bytes are no such thing.
     #[must_use]
     pub fn unpack(bytes: &[u8]) -> Option<(Self, PerOperand)> {
-        let [a, b, d, bias, addend, m, n, k, lda, ldb, ldd, lda_addend, flags] = arguments::words(bytes)?;
+        let words: [u64; ARGUMENT_WORDS] = arguments::words(bytes)?;
+        let [a, b, d, bias, addend, m, n, k, lda, ldb, ldd, lda_addend, flags, norm_weight, norm_bias, eps] =
+            words;
         let operand =
             |leading_dimension, transposed| Operand { leading_dimension, batch_stride: 0, transposed };
         let product = Matmul {
@@ -190,11 +226,23 @@ impl FewRows {
             bias: flags & BIAS != 0,
             gelu: flags & GELU != 0,
             addend: (flags & ADDEND != 0).then(|| operand(lda_addend, false)),
+            norm_eps_bits: (flags & NORM != 0).then_some(eps as u32),
         };
-        Some((few, PerOperand { a, b, d, bias, addend, row_sums: 0 }))
+        let norm = [norm_weight, norm_bias];
+        Some((few, PerOperand { a, b, d, bias, addend, row_sums: 0, norm }))
     }
 
-    /// Returns an element of D before it is rounded, with the GPU's bits where there is no GELU: each lane of the warps that share a row sums its
+    /// Returns a row of A under the layer norm, by its formula in f64.
+    fn normalized<T: Element>(row: &[T], [weight, bias]: [&[T]; 2], eps: f32) -> Vec<T> {
+        let count = row.len() as f64;
+        let mean = row.iter().map(|x| x.to_f64()).sum::<f64>() / count;
+        let variance = row.iter().map(|x| (x.to_f64() - mean).powi(2)).sum::<f64>() / count;
+        let factor = 1.0 / (variance + f64::from(eps)).sqrt();
+        let each = row.iter().zip(weight.iter().zip(bias));
+        each.map(|(x, (w, b))| T::from_f64((x.to_f64() - mean) * factor * w.to_f64() + b.to_f64())).collect()
+    }
+
+    /// Returns an element of D before it is rounded, with the GPU's bits where there is no GELU and no norm: each lane of the warps that share a row sums its
     /// terms, the lanes of a warp are added as a tree, and then the warps in order.
     fn element<T: Element>(&self, a: &[T], weight: &[T], bias: f32) -> f32 {
         let (width, split) = (self.width() as usize, self.split() as usize);
@@ -232,11 +280,21 @@ fn gelu(x: f32) -> f32 {
 /// The addresses of a [`PerOperand`], without sums of rows.
 impl NativeKernel for Placed<FewRows, PerOperand> {
     fn name(&self) -> &str {
-        cuda::name(self.kernel.product.dtype, self.kernel.rows(), self.kernel.lines())
+        cuda::name(
+            self.kernel.product.dtype,
+            self.kernel.rows(),
+            self.kernel.lines(),
+            self.kernel.norm_eps_bits.is_some(),
+        )
     }
 
     fn source(&self) -> String {
-        cuda::print(self.kernel.product.dtype, self.kernel.rows(), self.kernel.lines())
+        cuda::print(
+            self.kernel.product.dtype,
+            self.kernel.rows(),
+            self.kernel.lines(),
+            self.kernel.norm_eps_bits.is_some(),
+        )
     }
 
     fn host(&self) -> Arc<dyn HostKernel> {
@@ -245,9 +303,11 @@ impl NativeKernel for Placed<FewRows, PerOperand> {
 
     fn check(&self) -> Result<(), Fault> {
         self.kernel.check()?;
-        match is_aligned(self.at.a, self.at.b) {
+        match is_aligned(self.at.a, self.at.b) && is_aligned(self.at.norm[0], self.at.norm[1]) {
             true => Ok(()),
-            false => Err(Fault::new("matmul of few rows: A and W lie on multiples of 16 bytes")),
+            false => Err(Fault::new(
+                "matmul of few rows: A, W and the norm's weight and bias lie on multiples of 16 bytes",
+            )),
         }
     }
 
@@ -274,6 +334,8 @@ impl NativeKernel for Placed<FewRows, PerOperand> {
             read(at.a, spans.a).touching(touch(&product.a, m, k)),
             read(at.b, spans.b).touching(touch(&product.b, k, n)),
             read(at.bias, spans.bias),
+            read(at.norm[0], spans.norm[0]),
+            read(at.norm[1], spans.norm[1]),
             Access::write(DevicePointer::new(at.d), spans.d * size).touching(touch(&product.d, m, n)),
         ]);
         if let Some(addend) = &kernel.addend {
@@ -303,13 +365,20 @@ fn run_typed<T: Element>(launch: &HostLaunch<'_>, few: &FewRows, at: &PerOperand
     let (a, b, bias) = (read(at.a, spans.a)?, read(at.b, spans.b)?, read(at.bias, spans.bias)?);
     let addend = read(at.addend, spans.addend)?;
     let d = launch.write::<T>(DevicePointer::new(at.d), spans.d as usize)?;
+    let norm = [read(at.norm[0], spans.norm[0])?, read(at.norm[1], spans.norm[1])?];
+    let rows: Vec<Vec<T>> = (0..m as usize)
+        .map(|row| {
+            let row = &a[row * left.leading_dimension as usize..][..k as usize];
+            match few.norm_eps_bits {
+                Some(eps) => FewRows::normalized(row, norm, f32::from_bits(eps)),
+                None => row.to_vec(),
+            }
+        })
+        .collect();
     for (row, column) in (0..m as usize).flat_map(|row| (0..n as usize).map(move |column| (row, column))) {
-        let line = |elements, of: &Operand, line: usize| -> &[T] {
-            let elements: &[T] = elements;
-            &elements[line * of.leading_dimension as usize..][..k as usize]
-        };
         let bias = bias.get(column).map_or(0.0, |bias| bias.to_f64() as f32);
-        let mut value = few.element(line(a, &left, row), line(b, &right, column), bias);
+        let mut value =
+            few.element(&rows[row], &b[column * right.leading_dimension as usize..][..k as usize], bias);
         if let Some(operand) = &few.addend {
             value += addend[row * operand.leading_dimension as usize + column].to_f64() as f32;
         }

@@ -89,6 +89,8 @@ pub struct PerOperand {
     pub addend: u64,
     /// Of the sums of op(A)'s rows.
     pub row_sums: u64,
+    /// Of the weight and the bias of a layer norm of A's rows.
+    pub norm: [u64; 2],
 }
 
 /// How many 8-byte words [`FusedMatmul::pack`] writes.
@@ -120,6 +122,7 @@ impl FusedMatmul {
             bias: if self.bias { n } else { 0 },
             addend: self.addend.map_or(0, |addend| self.product.span(&addend, (m, n))),
             row_sums: if self.row_sums { m } else { 0 },
+            norm: [0; 2],
         }
     }
 
@@ -236,7 +239,7 @@ impl FusedMatmul {
             addend: has(ADDEND).then(|| operand(addend_leading, addend_stride, false)),
             row_sums: has(ROW_SUMS),
         };
-        (flags < 256).then_some((fused, PerOperand { a, b, d, bias, addend, row_sums }))
+        (flags < 256).then_some((fused, PerOperand { a, b, d, bias, addend, row_sums, norm: [0; 2] }))
     }
 }
 

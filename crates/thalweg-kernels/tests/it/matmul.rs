@@ -161,7 +161,7 @@ proptest! {
 
     #[test]
     fn arguments_of_fused_products_are_read_back(fused in fused_products()) {
-        let at = PerOperand { a: 1 << 50, b: 2 << 40, d: 3 << 30, bias: 4 << 20, addend: 12, row_sums: 5 };
+        let at = PerOperand { a: 1 << 50, b: 2 << 40, d: 3 << 30, bias: 4 << 20, addend: 12, row_sums: 5, norm: [0; 2] };
         let bytes: Vec<u8> = fused.pack(&at).iter().flat_map(|word| word.to_le_bytes()).collect();
         prop_assert_eq!(FusedMatmul::unpack(&bytes), Some((fused, at)));
         prop_assert_eq!(FusedMatmul::unpack(&bytes[8..]), None);

@@ -57,6 +57,7 @@ pub use normalization::{add_layer_norm, layer_norm, layer_norm_fork};
 use thalweg_tensor::caller::{in_call, label_at};
 use thalweg_tensor::dispatch::{Argument, Operator, as_ints, find_operator};
 use thalweg_tensor::mlp::fused_mlp;
+use thalweg_tensor::norm_linear::{NormLinear, fused_norm_linear};
 use thalweg_tensor::random::DeviceGenerator;
 use thalweg_tensor::{Tensor, Tensors};
 
@@ -117,6 +118,53 @@ pub fn gelu_mlp(input: &Tensor, weights: [&Tensor; 2], biases: [Option<&Tensor>;
         let hidden = affine(input, weights[0], biases[0], None, location)?.gelu_tanh()?;
         affine(&hidden, weights[1], biases[1], None, location)
     })
+}
+
+/// `act(layer_norm(input) · weightᵀ + bias) + addend`: input (…, in), norm and weight as [`NormLinear`] says, the result (…, out). Up to four rows
+/// without a gradient, as in a step of a decoder, take one kernel; else it is [`layer_norm`], [`linear`], `gelu(approximate='tanh')` and a sum.
+///
+/// # Errors
+/// [`Error::is_invalid_argument`] if the shapes or dtypes do not fit; those of the allocation and the launch.
+#[track_caller]
+pub fn norm_linear(input: &Tensor, parts: &NormLinear<'_>) -> Result<Tensor> {
+    let location = Location::caller();
+    let NormLinear { norm, eps, weight, bias, gelu, addend } = *parts;
+    let passed: SmallVec<[&Tensor; 6]> =
+        [Some(input), Some(norm[0]), Some(norm[1]), Some(weight), bias, addend]
+            .into_iter()
+            .flatten()
+            .collect();
+    in_call("norm_linear", &passed, location, || {
+        if let Some(result) = in_rows(input, parts, location)? {
+            return Ok(result);
+        }
+        let normal = layer_norm(input, norm[0].shape(), Some(norm[0]), Some(norm[1]), eps)?;
+        match (gelu, addend) {
+            (false, _) => affine(&normal, weight, bias, addend, location),
+            (true, None) => affine(&normal, weight, bias, None, location)?.gelu_tanh(),
+            (true, Some(addend)) => affine(&normal, weight, bias, None, location)?.gelu_tanh()?.add(addend),
+        }
+    })
+}
+
+/// Returns [`norm_linear`] by one kernel, if it is one.
+fn in_rows(
+    input: &Tensor,
+    parts: &NormLinear<'_>,
+    location: &'static Location<'static>,
+) -> Result<Option<Tensor>> {
+    let &[ref leading @ .., features] = input.shape() else { return Ok(None) };
+    if features == 0 || input.elements() / features > 4 || leading.is_empty() || leading.contains(&0) {
+        return Ok(None);
+    }
+    let (matrix, addend) = match leading.len() {
+        1 => (input.clone(), parts.addend.cloned()),
+        _ => (input.flatten_to_matrix()?, parts.addend.map(Tensor::flatten_to_matrix).transpose()?),
+    };
+    let parts = NormLinear { addend: addend.as_ref(), ..*parts };
+    let Some(result) = fused_norm_linear(&matrix, &parts, location)? else { return Ok(None) };
+    let shape: Shape = leading.iter().copied().chain([result.shape()[1]]).collect();
+    result.reshape(&shape).map(Some)
 }
 
 fn affine(

@@ -5,9 +5,10 @@ use std::panic::Location;
 use thalweg_runtime::{Device, Error, Result};
 use thalweg_tensor::Tensor;
 use thalweg_tensor::caller::{enter, outermost};
+use thalweg_tensor::norm_linear::NormLinear;
 use thalweg_tensor::random::Generator;
 
-use super::{Forward, Module, uniform, weight_and_bias};
+use super::{Forward, LayerNorm, Module, uniform, weight_and_bias};
 use crate::functional;
 
 /// `input · weightᵀ + bias`.
@@ -58,6 +59,27 @@ impl Linear {
         let _entered = enter(Location::caller());
         functional::linear_add(input, &self.weight, self.bias.as_ref(), addend)
     }
+
+    /// [`Forward::forward`] of what a layer norm gives for the input: see [`functional::norm_linear`].
+    ///
+    /// # Errors
+    /// Those of [`functional::norm_linear`]; [`Error::is_invalid_argument`] for a norm without weight and bias.
+    #[track_caller]
+    pub fn forward_norm(&self, norm: &LayerNorm, input: &Tensor) -> Result<Tensor> {
+        let _entered = enter(Location::caller());
+        functional::norm_linear(input, &self.behind(norm, false)?)
+    }
+
+    /// Returns the layer behind a layer norm, and before GELU or not.
+    #[track_caller]
+    fn behind<'t>(&'t self, norm: &'t LayerNorm, gelu: bool) -> Result<NormLinear<'t>> {
+        let (Some(scale), Some(shift)) = (&norm.weight, &norm.bias) else {
+            return Err(Error::invalid("LayerNorm: a linear layer behind it takes a weight and a bias")
+                .at(outermost(Location::caller())));
+        };
+        let (weight, bias) = (&self.weight, self.bias.as_ref());
+        Ok(NormLinear { norm: [scale, shift], eps: norm.eps, weight, bias, gelu, addend: None })
+    }
 }
 
 impl Forward for Linear {
@@ -89,6 +111,22 @@ impl Mlp {
         let expand = Linear::new(features, hidden, generator, device)?;
         let contract = Linear::new(hidden, features, generator, device)?;
         Ok(Self { expand, contract })
+    }
+
+    /// Returns the input plus [`Forward::forward`] of what a layer norm gives for it: the second half of a transformer's block. Few rows without a
+    /// gradient, as in a step of a decoder, take two kernels: see [`functional::norm_linear`].
+    ///
+    /// # Errors
+    /// Those of [`functional::norm_linear`]; [`Error::is_invalid_argument`] for a norm without weight and bias.
+    #[track_caller]
+    pub fn forward_norm_add(&self, norm: &LayerNorm, input: &Tensor) -> Result<Tensor> {
+        let _entered = enter(Location::caller());
+        let rows = input.elements() / input.shape().last().map_or(1, |&features| features.max(1));
+        if rows > 4 {
+            return input.add(&self.forward(&norm.forward(input)?)?);
+        }
+        let hidden = functional::norm_linear(input, &self.expand.behind(norm, true)?)?;
+        self.contract.forward_add(&hidden, input)
     }
 }
 

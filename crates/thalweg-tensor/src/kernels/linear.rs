@@ -115,7 +115,7 @@ pub(crate) fn backend(call: &Call<'_>) -> Result<Tensors> {
             d: address(&result),
             bias: stored_bias.as_ref().map_or(0, address),
             addend: stored_addend.as_ref().map_or(0, |(tensor, _)| address(tensor)),
-            row_sums: 0,
+            ..PerOperand::default()
         };
         let (bias, addend) = (bias.is_some(), stored_addend.as_ref().map(|(_, operand)| *operand));
         if fits {
@@ -154,6 +154,51 @@ pub(crate) fn backend(call: &Call<'_>) -> Result<Tensors> {
             into_result(&table::add, &[&result, added])?;
         }
     }
+    Ok(SmallVec::from_elem(result, 1))
+}
+
+/// Returns `act(norm(input) · weightᵀ + bias) + addend` of a matrix with few rows, where the norm is a layer norm with a weight and a bias, and act GELU
+/// by its tanh where asked for.
+pub(crate) fn few_rows(call: &Call<'_>) -> Result<Tensors> {
+    let Operands { input, weight, bias, addend } = Operands::new(call)?;
+    let norm = [call.tensor(4), call.tensor(5)].map(|part| part.detach().contiguous());
+    let [norm_weight, norm_bias] = norm;
+    let norm = [norm_weight?, norm_bias?];
+    if let Some(part) =
+        norm.iter().find(|part| part.shape() != &input.shape()[1..] || part.dtype() != input.dtype())
+    {
+        return Err(Error::invalid(format!(
+            "the norm's weight and bias are {:?} {}, not {:?} {}",
+            &input.shape()[1..],
+            input.dtype(),
+            part.shape(),
+            part.dtype()
+        )));
+    }
+    let (product, [a, b]) = product(input, &turned(weight)?)?;
+    let stream = call.device.current_stream();
+    let shape = [product.m as usize, product.n as usize];
+    let result = Tensor::empty_on(&shape, input.dtype(), &stream, call.label)?;
+    let bias = bias.map(|bias| bias.detach().contiguous()).transpose()?;
+    let addend = addend.map(|addend| rows_of(&addend.detach())).transpose()?;
+    let address = |tensor: &Tensor| tensor.pointer().address();
+    let at = PerOperand {
+        a: address(&a),
+        b: address(&b),
+        d: address(&result),
+        bias: bias.as_ref().map_or(0, address),
+        addend: addend.as_ref().map_or(0, |(tensor, _)| address(tensor)),
+        norm: norm.each_ref().map(address),
+        ..PerOperand::default()
+    };
+    let kernel = FewRows {
+        product,
+        bias: bias.is_some(),
+        gelu: call.bool(7),
+        addend: addend.as_ref().map(|(_, operand)| *operand),
+        norm_eps_bits: Some((call.float(6) as f32).to_bits()),
+    };
+    stream.launch_native(&Placed { kernel, at }, call.label)?;
     Ok(SmallVec::from_elem(result, 1))
 }
 

@@ -141,6 +141,10 @@ pub(crate) static INTERNAL: &[OpDef] = &[
         Pair(linear::backend, linear::autograd),
     ),
     OpDef::part(
+        "thalweg::norm_linear(Tensor input, Tensor weight, Tensor? bias, Tensor? addend, Tensor norm_weight, Tensor norm_bias, float eps, bool gelu) -> Tensor",
+        Kernel(linear::few_rows),
+    ),
+    OpDef::part(
         "thalweg::mlp(Tensor input, Tensor weight1, Tensor weight2, Tensor? bias1=None, Tensor? bias2=None) -> (Tensor, Tensor, Tensor)",
         Differentiable(mlp::forward, &mlp::GRADIENT),
     ),

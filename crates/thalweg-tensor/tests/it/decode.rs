@@ -1,9 +1,13 @@
 //! A decoder's step: products of few rows, and attention of one query, against their formulas in f64.
 
 use thalweg_ir::DType;
-use thalweg_nn::functional::{AttentionOptions, linear, linear_add, scaled_dot_product_attention};
+use thalweg_nn::functional::{
+    AttentionOptions, layer_norm, linear, linear_add, norm_linear, scaled_dot_product_attention,
+};
 use thalweg_runtime::Result;
 use thalweg_runtime::sim::Check;
+use thalweg_tensor::dispatch::trace;
+use thalweg_tensor::norm_linear::NormLinear;
 use thalweg_tensor::sdp::{SdpBackend, sdp_kernel};
 use thalweg_tensor::{Tensor, no_grad};
 
@@ -88,6 +92,87 @@ fn a_row_has_the_same_bits_alone_and_beside_others() {
             assert_eq!(no_grad(|| of(rows))[..130], alone[..], "{dtype}, {rows} rows");
         }
     }
+}
+
+/// Returns the layer norm of rows by its formula, with a weight and a bias.
+fn normalized([input, weight, bias]: [&Tensor; 3], eps: f64) -> Vec<f64> {
+    let [x, w, b] = [input, weight, bias].map(values);
+    let width = w.len();
+    let of_row = |row: &[f64]| {
+        let mean = row.iter().sum::<f64>() / width as f64;
+        let variance = row.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / width as f64;
+        let factor = 1.0 / (variance + eps).sqrt();
+        row.iter().enumerate().map(|(at, x)| (x - mean) * factor * w[at] + b[at]).collect::<Vec<_>>()
+    };
+    x.chunks(width).flat_map(of_row).collect()
+}
+
+#[test]
+fn a_norm_before_a_layer_of_few_rows_is_one_kernel_near_the_formula_in_f64() {
+    for (dtype, (n, k)) in
+        DTYPES.into_iter().flat_map(|dtype| [(300, 264), (37, 2048)].map(|size| (dtype, size)))
+    {
+        // The last is more rows than the kernel takes.
+        for rows in [1, 2, 4, 5] {
+            let input = held(&[1, rows, k], 1, dtype);
+            let (weight, bias, addend) =
+                (held(&[n, k], 2, dtype), held(&[n], 3, dtype), held(&[1, rows, n], 4, dtype));
+            let norm = [held(&[k], 5, dtype), held(&[k], 6, dtype)];
+            let normal = normalized([&input, &norm[0], &norm[1]], 0.25);
+            let normal = Tensor::from_slice(&normal, &[rows, k], &device()).unwrap().to_dtype(dtype).unwrap();
+            let zero = Tensor::zeros(&[rows, n], dtype, &device()).unwrap();
+            let product = layer([&normal, &weight, &bias, &zero]);
+            for (gelu, addend) in [(false, None), (true, None), (true, Some(&addend))] {
+                let parts = NormLinear {
+                    norm: norm.each_ref(),
+                    eps: 0.25,
+                    weight: &weight,
+                    bias: Some(&bias),
+                    gelu,
+                    addend,
+                };
+                let added = addend.map_or(vec![0.0; rows * n], values);
+                let act = |x: f64| match gelu {
+                    true => 0.5 * x * (1.0 + (0.797_884_560_802_865_4 * (x + 0.044715 * x.powi(3))).tanh()),
+                    false => x,
+                };
+                let expected: Vec<f64> =
+                    product.iter().zip(added).map(|(&x, added)| act(x) + added).collect();
+                poison(&[rows, n], dtype);
+                let (result, calls) = trace(|| no_grad(|| norm_linear(&input, &parts))).unwrap();
+                assert_eq!(result.shape(), [1, rows, n]);
+                assert_eq!(calls.to_string().contains("thalweg::norm_linear"), rows <= 4, "{calls}");
+                // A term may be rounded to the other side in the norm, which the products of a row carry on.
+                let bound = 4.0 * bound(dtype, k) * (k as f64).sqrt();
+                for (at, (&found, &expected)) in values(&result).iter().zip(&expected).enumerate() {
+                    assert!(
+                        close(found, expected, bound),
+                        "{dtype} {rows} x {n} x {k} [{at}]: {found}, {expected}"
+                    );
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_norm_before_a_layer_with_gradients_is_the_two_operators() {
+    let leaf = |shape: &[usize], seed| random(shape, seed).detach().requires_grad_().unwrap();
+    let leaves = [leaf(&[2, 264], 1), leaf(&[264], 2), leaf(&[264], 3), leaf(&[300, 264], 4)];
+    let gradients = |result: Tensor| {
+        leaves.iter().for_each(Tensor::zero_grad);
+        result.backward_with(&random(&[2, 300], 5)).unwrap();
+        leaves.each_ref().map(|leaf| values(&leaf.grad().unwrap()))
+    };
+    let [input, scale, shift, weight] = &leaves;
+    let norm = [scale, shift];
+    let parts = NormLinear { norm, eps: 1e-5, weight, bias: None, gelu: false, addend: None };
+    let found = gradients(norm_linear(input, &parts).unwrap());
+    let normal = layer_norm(input, &[264], Some(scale), Some(shift), 1e-5).unwrap();
+    assert_eq!(found, gradients(linear(&normal, weight, None).unwrap()));
+    let short = NormLinear { norm: [&shift.narrow(0, 0, 8).unwrap(), shift], ..parts };
+    let refused = norm_linear(input, &short).unwrap_err();
+    assert!(refused.is_invalid_argument(), "{refused}");
 }
 
 /// Whether the query of an item's head sees a key.

@@ -283,6 +283,7 @@ const HARD: &[&str] = &[
     "thalweg::ldl_solve",
     "thalweg::lu",
     "thalweg::mlp",
+    "thalweg::norm_linear",
     "thalweg::packed_fused_attention",
     "thalweg::pinv",
     "thalweg::qr",

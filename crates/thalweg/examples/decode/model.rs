@@ -5,7 +5,7 @@
 //! next position behind. The host decides nothing, so a captured step can be replayed as often as the context is long.
 
 use thalweg::functional::{self, AttentionOptions};
-use thalweg::module::{Embedding, Forward, LayerNorm, Linear, StateDict};
+use thalweg::module::{Embedding, Forward, LayerNorm, Linear, Mlp, StateDict};
 use thalweg::random::{Generator, default_generator};
 use thalweg::{DType, Device, Error, Result, Tensor};
 
@@ -89,8 +89,7 @@ struct Layer {
     projection: Linear,
     output: Linear,
     mlp_norm: LayerNorm,
-    expand: Linear,
-    contract: Linear,
+    mlp: Mlp,
     cache: Tensor,
 }
 
@@ -103,8 +102,10 @@ impl Layer {
             projection: source.linear(&name("attn.c_attn"), features, 3 * features)?,
             output: source.linear(&name("attn.c_proj"), features, features)?,
             mlp_norm: source.norm(&name("ln_2"), features)?,
-            expand: source.linear(&name("mlp.c_fc"), features, 4 * features)?,
-            contract: source.linear(&name("mlp.c_proj"), 4 * features, features)?,
+            mlp: Mlp {
+                expand: source.linear(&name("mlp.c_fc"), features, 4 * features)?,
+                contract: source.linear(&name("mlp.c_proj"), 4 * features, features)?,
+            },
             cache: Tensor::zeros(&[2, heads, context, features / heads], source.dtype, source.device)?,
         })
     }
@@ -114,7 +115,7 @@ impl Layer {
         let &[_, heads, _, head_features] = self.cache.shape() else {
             unreachable!("a cache has four dimensions")
         };
-        let packed = self.projection.forward(&self.attention_norm.forward(x)?)?;
+        let packed = self.projection.forward_norm(&self.attention_norm, x)?;
         let parts = packed.reshape(&[3, heads, 1, head_features])?;
         self.cache.index_copy_(2, position, &parts.narrow(0, 1, 2)?)?;
         let [keys, values] = [0, 1].map(|part| self.cache.select(0, part));
@@ -122,8 +123,7 @@ impl Layer {
         let mixed =
             functional::scaled_dot_product_attention(&parts.select(0, 0)?, &keys?, &values?, options)?;
         let x = self.output.forward_add(&mixed.reshape(&[1, heads * head_features])?, x)?;
-        let hidden = self.expand.forward(&self.mlp_norm.forward(&x)?)?.gelu_tanh()?;
-        self.contract.forward_add(&hidden, &x)
+        self.mlp.forward_norm_add(&self.mlp_norm, &x)
     }
 }
 
@@ -192,7 +192,7 @@ impl Decoder {
         for layer in &self.layers {
             x = layer.forward(&x, &self.position, &mask)?;
         }
-        let scores = self.head.forward(&self.norm.forward(&x)?)?;
+        let scores = self.head.forward_norm(&self.norm, &x)?;
         self.token.copy_(&self.choose(&scores)?)?;
         self.position.add_(&self.one)?;
         self.history.index_copy_(0, &self.position, &self.token)

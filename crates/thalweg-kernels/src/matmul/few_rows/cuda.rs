@@ -1,46 +1,59 @@
-//! The kernels of a [`FewRows`](super::FewRows): one for each dtype, for 1, 4 or 16 rows of A, and for 1 or 4 rows of W at a time.
+//! The kernels of a [`FewRows`](super::FewRows): one for each dtype, for 1, 4 or 16 rows of A, and for 1 or 4 rows of W at a time, some with a layer norm of A's rows.
 //!
 //! A warp reads 512 bytes of each of its rows of W at once, 16 a lane, and several such chunks before it uses the first; rows that are long,
 //! or few, are shared by two to eight warps of a block, which take chunks in turn. Rows of A come from the cache. A lane's products
-//! are summed in registers, then over the warp, then over the warps in shared memory.
+//! are summed in registers, then over the warp, then over the warps in shared memory. Where rows of A are normalized first, each block does
+//! so itself, into shared memory, while its first weights are on their way.
 
 use thalweg_ir::DType;
 use thalweg_ir::cuda::{FloatNames, with_prelude};
 
-/// Rows of A and rows of W that there are kernels for.
-pub const VARIANTS: [(u64, u64); 6] = [(1, 1), (1, 4), (4, 1), (4, 4), (16, 1), (16, 4)];
+/// Rows of A, rows of W at a time, and whether rows of A are normalized first, that there are kernels for.
+pub const VARIANTS: [(u64, u64, bool); 10] = [
+    (1, 1, false),
+    (1, 4, false),
+    (4, 1, false),
+    (4, 4, false),
+    (16, 1, false),
+    (16, 4, false),
+    (1, 1, true),
+    (1, 4, true),
+    (4, 1, true),
+    (4, 4, true),
+];
+
+/// The bytes that hold the rows of A while they are normalized.
+pub const NORM_BYTES: u64 = 32 << 10;
+
+/// Lists the names of a dtype's variants.
+macro_rules! names {
+    ($dtype:literal) => {
+        [
+            concat!("few_rows_", $dtype, "_1_1"),
+            concat!("few_rows_", $dtype, "_1_4"),
+            concat!("few_rows_", $dtype, "_4_1"),
+            concat!("few_rows_", $dtype, "_4_4"),
+            concat!("few_rows_", $dtype, "_16_1"),
+            concat!("few_rows_", $dtype, "_16_4"),
+            concat!("few_rows_", $dtype, "_1_1_norm"),
+            concat!("few_rows_", $dtype, "_1_4_norm"),
+            concat!("few_rows_", $dtype, "_4_1_norm"),
+            concat!("few_rows_", $dtype, "_4_4_norm"),
+        ]
+    };
+}
 
 /// Returns the name of the entry point.
 ///
 /// # Panics
 /// If there is no such kernel.
-pub fn name(dtype: DType, rows: u64, lines: u64) -> &'static str {
-    let variant = VARIANTS.iter().position(|&variant| variant == (rows, lines)).expect("a variant");
+pub fn name(dtype: DType, rows: u64, lines: u64, norm: bool) -> &'static str {
+    let variant =
+        VARIANTS.iter().position(|&variant| variant == (rows, lines, norm)).expect("one of the variants");
     let names = match dtype {
-        DType::F32 => [
-            "few_rows_float32_1_1",
-            "few_rows_float32_1_4",
-            "few_rows_float32_4_1",
-            "few_rows_float32_4_4",
-            "few_rows_float32_16_1",
-            "few_rows_float32_16_4",
-        ],
-        DType::F16 => [
-            "few_rows_float16_1_1",
-            "few_rows_float16_1_4",
-            "few_rows_float16_4_1",
-            "few_rows_float16_4_4",
-            "few_rows_float16_16_1",
-            "few_rows_float16_16_4",
-        ],
-        DType::Bf16 => [
-            "few_rows_bfloat16_1_1",
-            "few_rows_bfloat16_1_4",
-            "few_rows_bfloat16_4_1",
-            "few_rows_bfloat16_4_4",
-            "few_rows_bfloat16_16_1",
-            "few_rows_bfloat16_16_4",
-        ],
+        DType::F32 => names!("float32"),
+        DType::F16 => names!("float16"),
+        DType::Bf16 => names!("bfloat16"),
         other => panic!("products of few rows of {other}: there is no kernel"),
     };
     names[variant]
@@ -51,10 +64,12 @@ pub fn name(dtype: DType, rows: u64, lines: u64) -> &'static str {
 ///
 /// # Panics
 /// If there is no such kernel.
-pub fn print(dtype: DType, rows: u64, lines: u64) -> String {
+pub fn print(dtype: DType, rows: u64, lines: u64, norm: bool) -> String {
     let FloatNames { element, load, store, .. } = FloatNames::of(dtype);
     let code = TEMPLATE
-        .replace("NAME", name(dtype, rows, lines))
+        .replace("NAME", name(dtype, rows, lines, norm))
+        .replace("HAS_NORM", if norm { "1" } else { "0" })
+        .replace("HELD", &(NORM_BYTES / dtype.size_bytes() as u64).to_string())
         .replace("ELEMENT", element)
         .replace("WIDTH", &(16 / dtype.size_bytes()).to_string())
         .replace("ROWS", &rows.to_string())
@@ -80,12 +95,34 @@ struct NAME_arguments {
     u64 d_leading_dimension;
     u64 addend_leading_dimension;
     u64 flags;
+    const ELEMENT* norm_weight;
+    const ELEMENT* norm_bias;
+    u64 eps;
 };
 
 typedef pack<ELEMENT, WIDTH> quad;
 
+// The sum over the threads of the block, the same for each of them.
+static __device__ __forceinline__ f32 over_block(f32 sum, f32* parts) {
+    #pragma unroll
+    for (u32 apart = 16; apart > 0; apart /= 2) {
+        sum = sum + __shfl_xor_sync(0xffffffffu, sum, apart);
+    }
+    if (threadIdx.x % 32 == 0) {
+        parts[threadIdx.x / 32] = sum;
+    }
+    __syncthreads();
+    sum = parts[0];
+    #pragma unroll
+    for (u32 warp = 1; warp < 8; ++warp) {
+        sum = sum + parts[warp];
+    }
+    __syncthreads();
+    return sum;
+}
+
 extern \"C\" __global__ void __launch_bounds__(256) NAME(const __grid_constant__ NAME_arguments x) {
-    __shared__ f32 parts[8][ROWS * LINES];
+    __shared__ f32 parts[8][ROWS * LINES < 8 ? 8 : ROWS * LINES];
     const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const u32 split = 1u << u32(x.flags & 7), part = warp % split;
     const u32 columns = u32(x.n), terms = u32(x.k), rows = u32(x.m);
@@ -97,26 +134,77 @@ extern \"C\" __global__ void __launch_bounds__(256) NAME(const __grid_constant__
         lines[i] = x.b + u64(line) * x.b_leading_dimension;
     }
     f32 sums[ROWS][LINES] = {};
-    for (u32 start = (part * 32 + lane) * WIDTH; start < terms; start += DEPTH * split * 32 * WIDTH) {
-        quad weights[DEPTH][LINES];
+    quad weights[DEPTH][LINES];
+    const u32 step = split * 32 * WIDTH;
+    u32 start = (part * 32 + lane) * WIDTH;
+    #pragma unroll
+    for (u32 ahead = 0; ahead < DEPTH; ++ahead) {
         #pragma unroll
-        for (u32 ahead = 0; ahead < DEPTH; ++ahead) {
-            const u32 at = start + ahead * split * 32 * WIDTH;
-            #pragma unroll
-            for (u32 i = 0; i < LINES; ++i) {
-                if (at < terms) {
-                    weights[ahead][i] = *(const quad*)(lines[i] + at);
-                }
+        for (u32 i = 0; i < LINES; ++i) {
+            if (start + ahead * step < terms) {
+                weights[ahead][i] = *(const quad*)(lines[i] + start + ahead * step);
             }
         }
+    }
+#if HAS_NORM
+    // While the first weights are on their way.
+    __shared__ __align__(16) ELEMENT normal[HELD];
+    const u32 own = threadIdx.x * WIDTH;
+    quad scale = {}, shift = {};
+    if (own < terms) {
+        scale = *(const quad*)(x.norm_weight + own);
+        shift = *(const quad*)(x.norm_bias + own);
+    }
+    for (u32 row = 0; row < rows; ++row) {
+        ELEMENT* const held = normal + row * terms;
+        f32 mean = 0.0f, square = 0.0f;
+        for (u32 at = own; at < terms; at += 256 * WIDTH) {
+            const quad values = *(const quad*)(x.a + row * x.a_leading_dimension + at);
+            *(quad*)(held + at) = values;
+            #pragma unroll
+            for (u32 term = 0; term < WIDTH; ++term) {
+                mean = mean + LOAD(values.element[term]);
+            }
+        }
+        mean = over_block(mean, parts[0]) / f32(terms);
+        for (u32 at = own; at < terms; at += 256 * WIDTH) {
+            const quad values = *(const quad*)(held + at);
+            #pragma unroll
+            for (u32 term = 0; term < WIDTH; ++term) {
+                const f32 apart = LOAD(values.element[term]) - mean;
+                square = fmaf(apart, apart, square);
+            }
+        }
+        square = over_block(square, parts[0]) / f32(terms);
+        const f32 factor = rsqrtf(square + __uint_as_float(u32(x.eps)));
+        for (u32 at = own; at < terms; at += 256 * WIDTH) {
+            quad values = *(const quad*)(held + at);
+            const quad by = at == own ? scale : *(const quad*)(x.norm_weight + at);
+            const quad plus = at == own ? shift : *(const quad*)(x.norm_bias + at);
+            #pragma unroll
+            for (u32 term = 0; term < WIDTH; ++term) {
+                const f32 value = (LOAD(values.element[term]) - mean) * factor;
+                values.element[term] = STORE(fmaf(value, LOAD(by.element[term]), LOAD(plus.element[term])));
+            }
+            *(quad*)(held + at) = values;
+        }
+    }
+    __syncthreads();
+    const ELEMENT* const left_rows = normal;
+    const u64 left_step = terms;
+#else
+    const ELEMENT* const left_rows = x.a;
+    const u64 left_step = x.a_leading_dimension;
+#endif
+    while (start < terms) {
         #pragma unroll
         for (u32 ahead = 0; ahead < DEPTH; ++ahead) {
-            const u32 at = start + ahead * split * 32 * WIDTH;
+            const u32 at = start + ahead * step;
             if (at < terms) {
                 #pragma unroll
                 for (u32 row = 0; row < ROWS; ++row) {
                     if (row < rows) {
-                        const quad left = *(const quad*)(x.a + row * x.a_leading_dimension + at);
+                        const quad left = *(const quad*)(left_rows + row * left_step + at);
                         #pragma unroll
                         for (u32 i = 0; i < LINES; ++i) {
                             #pragma unroll
@@ -129,6 +217,16 @@ extern \"C\" __global__ void __launch_bounds__(256) NAME(const __grid_constant__
                 }
             }
         }
+        start += DEPTH * step;
+        #pragma unroll
+        for (u32 ahead = 0; ahead < DEPTH; ++ahead) {
+            #pragma unroll
+            for (u32 i = 0; i < LINES; ++i) {
+                if (start + ahead * step < terms) {
+                    weights[ahead][i] = *(const quad*)(lines[i] + start + ahead * step);
+                }
+            }
+        }
     }
     #pragma unroll
     for (u32 row = 0; row < ROWS; ++row) {
@@ -136,8 +234,8 @@ extern \"C\" __global__ void __launch_bounds__(256) NAME(const __grid_constant__
         for (u32 i = 0; i < LINES; ++i) {
             f32 sum = sums[row][i];
             #pragma unroll
-            for (u32 step = 1; step < 32; step *= 2) {
-                sum = sum + __shfl_down_sync(0xffffffffu, sum, step);
+            for (u32 apart = 1; apart < 32; apart *= 2) {
+                sum = sum + __shfl_down_sync(0xffffffffu, sum, apart);
             }
             if (lane == 0) {
                 parts[warp][row * LINES + i] = sum;

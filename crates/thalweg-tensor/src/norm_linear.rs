@@ -1,0 +1,84 @@
+//! A layer norm, a linear layer and what stands behind it in one kernel, where there are few rows and no gradient: a decoder's step.
+//! `functional::norm_linear` asks here first.
+
+use std::panic::Location;
+
+use thalweg_kernels::matmul::Matmul;
+use thalweg_kernels::matmul::few_rows::takes_norm;
+use thalweg_runtime::{DevicePointer, Result};
+
+use crate::autocast::dtype_in_lower;
+use crate::autograd::is_grad_enabled;
+use crate::caller::label_at;
+use crate::dispatch::built_in;
+use crate::tensor::Tensor;
+
+/// The parts of `act(norm(input) · weightᵀ + bias) + addend`.
+#[derive(Clone, Copy, Debug)]
+pub struct NormLinear<'t> {
+    /// Weight and bias of the layer norm over the input's last dimension, (in) each.
+    pub norm: [&'t Tensor; 2],
+    /// The number that is added to the variance.
+    pub eps: f64,
+    /// (out, in).
+    pub weight: &'t Tensor,
+    /// (out).
+    pub bias: Option<&'t Tensor>,
+    /// Whether GELU, by its formula with tanh, is taken of the product.
+    pub gelu: bool,
+    /// A matrix that is added to the result, (rows, out).
+    pub addend: Option<&'t Tensor>,
+}
+
+/// Returns `act(norm(input) · weightᵀ + bias) + addend` of a matrix (rows, in); `None` where it is not one kernel: for more than four rows, where a
+/// gradient is wanted, for different dtypes, shapes that do not fit, or a small weight.
+///
+/// # Errors
+/// Those of the allocation and the launch.
+pub fn fused_norm_linear(
+    input: &Tensor,
+    parts: &NormLinear<'_>,
+    location: &'static Location<'static>,
+) -> Result<Option<Tensor>> {
+    let NormLinear { norm, eps, weight, bias, gelu, addend } = *parts;
+    let (&[rows, inputs], &[outputs, width]) = (input.shape(), weight.shape()) else { return Ok(None) };
+    let tensors = [Some(input), Some(norm[0]), Some(norm[1]), Some(weight), bias, addend];
+    let dtype = input.dtype();
+    let is_plain = tensors.iter().flatten().all(|tensor| {
+        tensor.dtype() == dtype
+            && dtype_in_lower(tensor) == dtype
+            && tensor.device() == input.device()
+            && !(is_grad_enabled() && tensor.requires_grad())
+    });
+    let has = |tensor: Option<&Tensor>, shape: &[usize]| tensor.is_none_or(|tensor| tensor.shape() == shape);
+    let fits = width == inputs
+        && norm.iter().all(|part| part.shape() == [inputs])
+        && has(bias, &[outputs])
+        && has(addend, &[rows, outputs]);
+    // What is not contiguous is copied to where it is aligned.
+    let is_whole = |tensor: &Tensor| tensor.is_contiguous() && tensor.pointer().address().is_multiple_of(16);
+    if !(is_plain && fits && [input, norm[0], norm[1], weight].into_iter().all(is_whole)) {
+        return Ok(None);
+    }
+    let [m, n, k] = [rows, outputs, inputs].map(|extent| extent as u64);
+    let mut product = Matmul::contiguous(m, n, k, 1, dtype);
+    (product.b.transposed, product.b.leading_dimension) = (true, k);
+    if !takes_norm(&product)
+        || !input.device().current_stream().takes_few_rows(&product, [DevicePointer::new(0); 3])
+    {
+        return Ok(None);
+    }
+    let label = label_at("norm_linear", location);
+    let arguments = [
+        input.into(),
+        weight.into(),
+        bias.into(),
+        addend.into(),
+        norm[0].into(),
+        norm[1].into(),
+        eps.into(),
+        gelu.into(),
+    ];
+    let mut results = built_in!("thalweg::norm_linear")?.call(&arguments, None, label)?;
+    Ok(Some(results.swap_remove(0)))
+}
