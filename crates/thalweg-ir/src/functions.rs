@@ -7,13 +7,13 @@ macro_rules! for_each_function {
     ($callback:ident) => {
         $callback! {
             /// eˣ.
-            Exp exp "exp" [f32::exp, f64::exp] [2, 1];
+            Exp exp "exp" [crate::host::vectors::exp, f64::exp] [2, 1];
             /// 2ˣ.
             Exp2 exp2 "exp2" [f32::exp2, f64::exp2] [2, 1];
             /// eˣ − 1.
             Expm1 expm1 "expm1" [f32::exp_m1, f64::exp_m1] [1, 1];
             /// ln x.
-            Log log "log" [f32::ln, f64::ln] [1, 1];
+            Log log "log" [crate::host::vectors::ln, f64::ln] [1, 1];
             /// log₂ x.
             Log2 log2 "log2" [f32::log2, f64::log2] [1, 1];
             /// log₁₀ x.
@@ -37,7 +37,7 @@ macro_rules! for_each_function {
             /// cosh x.
             Cosh cosh "cosh" [f32::cosh, f64::cosh] [2, 1];
             /// tanh x.
-            Tanh tanh "tanh" [f32::tanh, f64::tanh] [2, 2];
+            Tanh tanh "tanh" [crate::host::vectors::tanh, f64::tanh] [2, 2];
             /// arsinh x.
             Asinh asinh "asinh" [libm::asinhf, libm::asinh] [3, 3];
             /// arcosh x.
@@ -45,7 +45,7 @@ macro_rules! for_each_function {
             /// artanh x.
             Atanh atanh "atanh" [libm::atanhf, libm::atanh] [3, 2];
             /// erf x.
-            Erf erf "erf" [libm::erff, libm::erf] [2, 2];
+            Erf erf "erf" [crate::host::vectors::erf, libm::erf] [2, 2];
             /// 1 − erf x.
             Erfc erfc "erfc" [libm::erfcf, libm::erfc] [6, 5];
             /// ln |Γ(x)|.

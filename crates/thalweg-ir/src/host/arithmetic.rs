@@ -1,6 +1,7 @@
 //! The meaning of each primitive for one element of each type. Loops over blocks are in [`step`](super::step).
 
 use super::register::Lane;
+use super::vectors;
 use crate::Unary;
 
 /// Types with arithmetic: all but 16-bit floats, which are cast first.
@@ -52,6 +53,10 @@ pub(super) trait Float: Number {
     fn round(self) -> Self;
     fn pow(self, exponent: Self) -> Self;
     fn atan2(self, x: Self) -> Self;
+    fn exp(self) -> Self;
+    fn ln(self) -> Self;
+    fn tanh(self) -> Self;
+    fn erf(self) -> Self;
     fn function(op: Unary) -> Option<fn(Self) -> Self>;
 }
 
@@ -130,7 +135,7 @@ macro_rules! integers {
 for_each_dtype! { integers }
 
 macro_rules! floats {
-    ($($float:ident, $fma:expr, $function:ident;)*) => {$(
+    ($($float:ident, $fma:expr, $function:ident, [$($vectors:tt)*];)*) => {$(
         impl Number for $float {
             const ZERO: Self = 0.0;
             const ONE: Self = 1.0;
@@ -214,6 +219,26 @@ macro_rules! floats {
                 $float::atan2(self, x)
             }
 
+            #[inline(always)]
+            fn exp(self) -> Self {
+                $($vectors)*::exp(self)
+            }
+
+            #[inline(always)]
+            fn ln(self) -> Self {
+                $($vectors)*::ln(self)
+            }
+
+            #[inline(always)]
+            fn tanh(self) -> Self {
+                $($vectors)*::tanh(self)
+            }
+
+            #[inline(always)]
+            fn erf(self) -> Self {
+                $($vectors)*::erf(self)
+            }
+
             fn function(op: Unary) -> Option<fn(Self) -> Self> {
                 op.$function()
             }
@@ -222,8 +247,25 @@ macro_rules! floats {
 }
 
 floats! {
-    f32, fma_f32, of_f32;
-    f64, f64::mul_add, of_f64;
+    f32, fma_f32, of_f32, [vectors];
+    f64, f64::mul_add, of_f64, [wide];
+}
+
+/// The functions of f64 that f32 has loops of its own for.
+mod wide {
+    pub use libm::erf;
+
+    pub fn exp(x: f64) -> f64 {
+        x.exp()
+    }
+
+    pub fn ln(x: f64) -> f64 {
+        x.ln()
+    }
+
+    pub fn tanh(x: f64) -> f64 {
+        x.tanh()
+    }
 }
 
 /// Returns a · b + c rounded once, without the instruction that not every x86-64 has (calling the mathematical library for each

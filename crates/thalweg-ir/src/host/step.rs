@@ -4,9 +4,11 @@
 use half::slice::HalfFloatSliceExt;
 
 use super::arithmetic::{Bits, Float, Number};
+use super::loops::{Accumulate, AccumulateRounds, Map1, Map2, Map3, TILE};
 use super::operand::Source;
 use super::program::HostStep;
 use super::register::{File, Lane};
+use super::vectors::{Loop as _, has_fma, vectors};
 use crate::Scalar;
 use crate::body::{Binary, ReduceOp, Unary};
 use crate::complex::Pair;
@@ -28,9 +30,7 @@ impl Block<'_, '_> {
         let (inputs, count) = (self.inputs, self.count);
         self.file.write(step.target, count, |file, target: &mut [T]| {
             let a = file.read::<A>(inputs, step.operands[0], count);
-            for (target, &a) in target.iter_mut().zip(a) {
-                *target = f(a);
-            }
+            vectors(Map1 { target, a, f });
         });
     }
 
@@ -41,9 +41,7 @@ impl Block<'_, '_> {
         self.file.write(step.target, count, |file, target: &mut [T]| {
             let a = file.read::<A>(inputs, step.operands[0], count);
             let b = file.read::<A>(inputs, step.operands[1], count);
-            for ((target, &a), &b) in target.iter_mut().zip(a).zip(b) {
-                *target = f(a, b);
-            }
+            vectors(Map2 { target, a, b, f });
         });
     }
 
@@ -72,9 +70,7 @@ impl Block<'_, '_> {
             let a = file.read::<A>(inputs, step.operands[0], count);
             let b = file.read::<T>(inputs, step.operands[1], count);
             let c = file.read::<T>(inputs, step.operands[2], count);
-            for (((target, &a), &b), &c) in target.iter_mut().zip(a).zip(b).zip(c) {
-                *target = f(a, b, c);
-            }
+            vectors(Map3 { target, a, b, c, f });
         });
     }
 
@@ -126,6 +122,10 @@ impl Block<'_, '_> {
             Unary::Trunc => self.map1(step, T::trunc),
             Unary::Round => self.map1(step, T::round),
             Unary::Not | Unary::Conj => unreachable!("bodies are checked when they are compiled"),
+            Unary::Exp => self.map1(step, T::exp),
+            Unary::Log => self.map1(step, T::ln),
+            Unary::Tanh => self.map1(step, T::tanh),
+            Unary::Erf => self.map1(step, T::erf),
             other => self.map1(step, T::function(other).expect("the others are functions")),
         }
     }
@@ -188,6 +188,9 @@ impl Block<'_, '_> {
     }
 
     pub fn fma(&mut self, step: &HostStep) {
+        if step.dtype == DType::F32 && has_fma() {
+            return self.map3(step, f32::mul_add);
+        }
         with_dtype!(step.dtype,
             bool => unreachable!("bodies are checked when they are compiled"),
             integer T => self.map3(step, <T as Number>::fma),
@@ -312,9 +315,11 @@ fn neutral<T: Number>(op: ReduceOp) -> T {
 fn combine<T: Number>(op: ReduceOp, accumulators: &mut [T], values: &[T]) {
     #[inline(always)]
     fn each<T: Number>(accumulators: &mut [T], values: &[T], f: impl Fn(T, T) -> T) {
-        for (accumulator, &value) in accumulators.iter_mut().zip(values) {
-            *accumulator = f(*accumulator, value);
+        // A few elements are not worth the choice.
+        if values.len() < 32 {
+            return Accumulate { accumulators, values, f }.call();
         }
+        vectors(Accumulate { accumulators, values, f });
     }
     match op {
         ReduceOp::Sum => each(accumulators, values, T::add),
@@ -324,29 +329,12 @@ fn combine<T: Number>(op: ReduceOp, accumulators: &mut [T], values: &[T]) {
     }
 }
 
-/// How many lanes [`combine_rounds`] keeps in registers of the processor at a time.
-const TILE: usize = 16;
-
 /// Computes accumulators = op(accumulators, values) for values that are whole rounds of all lanes, as many lanes at a time as stay
 /// in registers of the processor.
 fn combine_rounds<T: Number>(op: ReduceOp, accumulators: &mut [T], values: &[T]) {
     #[inline(always)]
     fn rounds<T: Number>(accumulators: &mut [T], values: &[T], f: impl Fn(T, T) -> T) {
-        let lanes = accumulators.len();
-        let (tiles, []) = accumulators.as_chunks_mut::<TILE>() else {
-            unreachable!("lanes are a multiple of the tile")
-        };
-        for (tile, accumulators) in tiles.iter_mut().enumerate() {
-            let mut kept = *accumulators;
-            for round in values.chunks_exact(lanes) {
-                let values: &[T; TILE] =
-                    round[tile * TILE..][..TILE].try_into().expect("a tile of the round");
-                for lane in 0..TILE {
-                    kept[lane] = f(kept[lane], values[lane]);
-                }
-            }
-            *accumulators = kept;
-        }
+        vectors(AccumulateRounds { accumulators, values, f });
     }
     match op {
         ReduceOp::Sum => rounds(accumulators, values, T::add),

@@ -1,0 +1,129 @@
+//! The loops that [`vectors`](super::vectors::vectors) compiles for the processor, with what they take: slices, which the compiler knows not to overlap
+//! once the loop is inlined there.
+
+use super::vectors::Loop;
+
+/// target = f(a).
+pub(super) struct Map1<'l, A, T, F> {
+    pub target: &'l mut [T],
+    pub a: &'l [A],
+    pub f: F,
+}
+
+impl<A: Copy, T, F: Fn(A) -> T> Loop for Map1<'_, A, T, F> {
+    type Output = ();
+
+    #[inline(always)]
+    fn call(self) {
+        #[inline(always)]
+        fn each<A: Copy, T>(target: &mut [T], a: &[A], f: impl Fn(A) -> T) {
+            for (target, &a) in target.iter_mut().zip(a) {
+                *target = f(a);
+            }
+        }
+        each(self.target, self.a, self.f);
+    }
+}
+
+/// target = f(a, b).
+pub(super) struct Map2<'l, A, T, F> {
+    pub target: &'l mut [T],
+    pub a: &'l [A],
+    pub b: &'l [A],
+    pub f: F,
+}
+
+impl<A: Copy, T, F: Fn(A, A) -> T> Loop for Map2<'_, A, T, F> {
+    type Output = ();
+
+    #[inline(always)]
+    fn call(self) {
+        #[inline(always)]
+        fn each<A: Copy, T>(target: &mut [T], a: &[A], b: &[A], f: impl Fn(A, A) -> T) {
+            for ((target, &a), &b) in target.iter_mut().zip(a).zip(b) {
+                *target = f(a, b);
+            }
+        }
+        each(self.target, self.a, self.b, self.f);
+    }
+}
+
+/// target = f(a, b, c).
+pub(super) struct Map3<'l, A, T, F> {
+    pub target: &'l mut [T],
+    pub a: &'l [A],
+    pub b: &'l [T],
+    pub c: &'l [T],
+    pub f: F,
+}
+
+impl<A: Copy, T: Copy, F: Fn(A, T, T) -> T> Loop for Map3<'_, A, T, F> {
+    type Output = ();
+
+    #[inline(always)]
+    fn call(self) {
+        #[inline(always)]
+        fn each<A: Copy, T: Copy>(target: &mut [T], a: &[A], b: &[T], c: &[T], f: impl Fn(A, T, T) -> T) {
+            for (((target, &a), &b), &c) in target.iter_mut().zip(a).zip(b).zip(c) {
+                *target = f(a, b, c);
+            }
+        }
+        each(self.target, self.a, self.b, self.c, self.f);
+    }
+}
+
+/// accumulators = f(accumulators, values), element by element.
+pub(super) struct Accumulate<'l, T, F> {
+    pub accumulators: &'l mut [T],
+    pub values: &'l [T],
+    pub f: F,
+}
+
+impl<T: Copy, F: Fn(T, T) -> T> Loop for Accumulate<'_, T, F> {
+    type Output = ();
+
+    #[inline(always)]
+    fn call(self) {
+        #[inline(always)]
+        fn each<T: Copy>(accumulators: &mut [T], values: &[T], f: impl Fn(T, T) -> T) {
+            for (accumulator, &value) in accumulators.iter_mut().zip(values) {
+                *accumulator = f(*accumulator, value);
+            }
+        }
+        each(self.accumulators, self.values, self.f);
+    }
+}
+
+/// How many lanes [`AccumulateRounds`] keeps in registers of the processor at a time.
+pub(super) const TILE: usize = 16;
+
+/// accumulators = f(accumulators, values) for values that are whole rounds of all lanes, which are a multiple of [`TILE`].
+pub(super) struct AccumulateRounds<'l, T, F> {
+    pub accumulators: &'l mut [T],
+    pub values: &'l [T],
+    pub f: F,
+}
+
+impl<T: Copy, F: Fn(T, T) -> T> Loop for AccumulateRounds<'_, T, F> {
+    type Output = ();
+
+    #[inline(always)]
+    fn call(self) {
+        let Self { accumulators, values, f } = self;
+        let lanes = accumulators.len();
+        let (tiles, []) = accumulators.as_chunks_mut::<TILE>() else {
+            unreachable!("lanes are a multiple of the tile")
+        };
+        for (tile, accumulators) in tiles.iter_mut().enumerate() {
+            let mut kept = *accumulators;
+            for round in values.chunks_exact(lanes) {
+                let values: &[T; TILE] =
+                    round[tile * TILE..][..TILE].try_into().expect("a tile of the round");
+                for lane in 0..TILE {
+                    kept[lane] = f(kept[lane], values[lane]);
+                }
+            }
+            *accumulators = kept;
+        }
+    }
+}

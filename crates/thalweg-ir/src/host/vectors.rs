@@ -1,0 +1,162 @@
+//! Loops in the widest vectors that the processor has, and functions of f32 that such loops can hold.
+//!
+//! A program is compiled for every x86-64; [`vectors`] compiles a loop once more for those with AVX2 and FMA, and chooses while it runs. The bits are the
+//! same: every primitive is correctly rounded, or one of the functions below, which have no branches that could be taken differently.
+//!
+//! The functions compute in f64 and round once, so their error is that of the rounding, far below the budgets of a GPU's. Series are cut where what is
+//! left out is below 10⁻¹¹ of the result.
+
+use std::f64::consts::{LN_2, LOG2_E};
+
+pub(super) use pulp::NullaryFnOnce as Loop;
+
+/// Runs a loop, compiled for the processor: its `call` is inlined, which of a closure is not sure.
+#[inline(always)]
+pub(super) fn vectors<R>(body: impl Loop<Output = R>) -> R {
+    pulp::Arch::new().dispatch(body)
+}
+
+/// Returns whether [`vectors`] have the instruction for a · b + c, rounded once; without it the mathematical library would be called for each element.
+#[inline(always)]
+pub(super) fn has_fma() -> bool {
+    #[cfg(target_arch = "x86_64")]
+    return std::is_x86_feature_detected!("fma") && std::is_x86_feature_detected!("avx2");
+    #[cfg(not(target_arch = "x86_64"))]
+    cfg!(target_arch = "aarch64")
+}
+
+/// Adding it rounds a f64 to an integer, which then stands in the lowest bits.
+const ROUNDING: f64 = 6_755_399_441_055_744.0;
+
+/// Returns 2ⁿ and eʳ − 1 where x = n · ln 2 + r, for |x| up to 700; a NaN gives a NaN as the second.
+#[inline(always)]
+fn exponential(x: f64) -> (f64, f64) {
+    let shifted = x * LOG2_E + ROUNDING;
+    let rest = x - (shifted - ROUNDING) * LN_2;
+    let power = f64::from_bits(shifted.to_bits().wrapping_add(1023) << 52);
+    // Taylor's series, of terms rᵏ / k!, where |r| is at most ln 2 / 2.
+    let mut sum = 1.0 / 3_628_800.0;
+    for divisor in [362_880.0, 40_320.0, 5_040.0, 720.0, 120.0, 24.0, 6.0, 2.0, 1.0] {
+        sum = sum * rest + 1.0 / divisor;
+    }
+    (power, sum * rest)
+}
+
+/// Returns x within bounds; a NaN stays one.
+#[inline(always)]
+fn within(x: f64, least: f64, most: f64) -> f64 {
+    let x = if x < least { least } else { x };
+    if x > most { most } else { x }
+}
+
+/// Returns eˣ.
+#[inline(always)]
+pub(crate) fn exp(x: f32) -> f32 {
+    // Beyond the bounds f32 has 0 and infinity.
+    let (power, rest) = exponential(within(f64::from(x), -110.0, 100.0));
+    (power * rest + power) as f32
+}
+
+/// Returns tanh x.
+#[inline(always)]
+pub(crate) fn tanh(x: f32) -> f32 {
+    let twice = within(f64::from(x.abs()) * 2.0, 0.0, 80.0);
+    let (power, rest) = exponential(twice);
+    let expm1 = power * rest + (power - 1.0);
+    ((expm1 / (expm1 + 2.0)) as f32).copysign(x)
+}
+
+/// Returns ln x.
+#[inline(always)]
+pub(crate) fn ln(x: f32) -> f32 {
+    /// The bits of √½, and of 1.
+    const ROOT: u64 = 0x3fe6_a09e_0000_0000;
+    const ONE: u64 = 0x3ff0_0000_0000_0000;
+    // x = 2ᵏ · m with m between √½ and √2; the exponent with its bias becomes a number by standing in the lowest bits of 2⁵².
+    let shifted = f64::from(x).to_bits().wrapping_add(ONE - ROOT);
+    let exponent = f64::from_bits((shifted >> 52) | 0x4330_0000_0000_0000) - 4_503_599_627_371_519.0;
+    let m = f64::from_bits((shifted & 0x000f_ffff_ffff_ffff) + ROOT);
+    // ln m = 2 artanh s, by its series.
+    let s = (m - 1.0) / (m + 1.0);
+    let square = s * s;
+    let mut sum = 1.0 / 15.0;
+    for divisor in [13.0, 11.0, 9.0, 7.0, 5.0, 3.0, 1.0] {
+        sum = sum * square + 1.0 / divisor;
+    }
+    let result = (exponent * LN_2 + 2.0 * s * sum) as f32;
+    let beyond = if x == 0.0 { f32::NEG_INFINITY } else { f32::NAN };
+    let result = if x > 0.0 { result } else { beyond };
+    if x == f32::INFINITY { x } else { result }
+}
+
+/// erf(x)/x as a polynomial of (x² − 8)/8 for |x| up to 4, from its Chebyshev series: the constant term first.
+const ERF: [f64; 21] = [
+    0.353530995644115,
+    -0.17657623321207172,
+    0.13167511672365362,
+    -0.10771044904000053,
+    0.09020900091646347,
+    -0.07472772607116117,
+    0.059886799544183154,
+    -0.04576648194937769,
+    0.0330614691469806,
+    -0.02246618342540271,
+    0.01434573702566114,
+    -0.0086300377496573,
+    0.0048646275161597545,
+    -0.002530356530716061,
+    0.0012723241962619173,
+    -0.0006730865484744391,
+    0.00029918099813068245,
+    -7.231684146846917e-05,
+    3.107438403556471e-05,
+    -3.671410208775849e-05,
+    1.3255524208235963e-05,
+];
+
+/// Returns erf x. Beyond 4 it is 1 in f32.
+#[inline(always)]
+pub(crate) fn erf(x: f32) -> f32 {
+    let x = within(f64::from(x), -4.0, 4.0);
+    let s = x * x * 0.125 - 1.0;
+    let mut sum = ERF[20];
+    for coefficient in ERF[..20].iter().rev() {
+        sum = sum * s + coefficient;
+    }
+    (sum * x) as f32
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Holds a function against one of f64 at numbers of all exponents, within a unit in the last place.
+    fn is_near(function: fn(f32) -> f32, wanted: fn(f64) -> f64) {
+        let many = (0..u32::MAX).step_by(1 << 10).map(f32::from_bits);
+        let close = (0..40_000).map(|at| (at as f32 - 20_000.0) / 1_700.0);
+        for x in many.chain(close).chain([0.0, -0.0, f32::INFINITY, f32::NEG_INFINITY, f32::NAN]) {
+            let (found, wanted) = (function(x), wanted(f64::from(x)) as f32);
+            let apart = (i64::from(found.to_bits()) - i64::from(wanted.to_bits())).abs();
+            assert!(apart <= 1 || (found.is_nan() && wanted.is_nan()), "of {x:e}: {found:e}, not {wanted:e}");
+        }
+    }
+
+    #[test]
+    fn functions_are_within_a_unit_in_the_last_place() {
+        is_near(exp, f64::exp);
+        is_near(tanh, f64::tanh);
+        is_near(ln, f64::ln);
+        is_near(erf, libm::erf);
+    }
+
+    #[test]
+    fn a_loop_has_the_same_bits_in_vectors() {
+        let numbers: Vec<f32> = (0..1003).map(|at| (at as f32 - 500.0) / 37.0).collect();
+        for function in [exp, tanh, ln, erf] {
+            let mut found = vec![0.0; numbers.len()];
+            vectors(|| found.iter_mut().zip(&numbers).for_each(|(to, &x)| *to = function(x)));
+            let bits = |x: &f32| x.to_bits();
+            assert!(found.iter().map(bits).eq(numbers.iter().map(|&x| function(x).to_bits())));
+        }
+    }
+}
