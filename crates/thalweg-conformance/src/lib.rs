@@ -29,6 +29,7 @@ mod code;
 mod collectives;
 mod compiled;
 mod conditionals;
+mod convolution;
 mod copies;
 mod devices;
 mod events;
@@ -133,6 +134,7 @@ pub fn cases() -> &'static [Case] {
             code::CASES,
             library::CASES,
             attention::CASES,
+            convolution::CASES,
             collectives::CASES,
             capture::CASES,
             capture_rules::CASES,

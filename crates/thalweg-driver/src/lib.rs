@@ -18,6 +18,7 @@ mod attention;
 pub mod collective;
 mod command;
 pub mod conditional;
+mod convolution;
 pub mod cuda;
 mod description;
 pub mod driver;
@@ -41,6 +42,7 @@ pub use command::{
     Touch,
 };
 pub use conditional::{ConditionFormat, Conditional};
+pub use convolution::{ConvolutionCall, ConvolutionPass, ConvolutionShape};
 pub use description::{GraphDescription, GraphNode, GraphNodeKind, GraphNodeWork};
 pub use driver::{Driver, EventFlags, HostFunction};
 pub use error::{Code, Error, Result};

@@ -6,6 +6,7 @@
 
 use crate::DevicePointer;
 use crate::attention::AttentionCall;
+use crate::convolution::ConvolutionCall;
 
 /// A call of a vendor library.
 #[derive(Clone, PartialEq, Debug)]
@@ -15,6 +16,8 @@ pub enum GpuCall {
     Matmul(MatmulCall),
     /// Scaled dot-product attention, or its gradient, through cuDNN.
     Attention(AttentionCall),
+    /// A convolution, or one of its gradients, through cuDNN.
+    Convolution(ConvolutionCall),
 }
 
 impl GpuCall {
@@ -22,7 +25,7 @@ impl GpuCall {
     pub const fn entry_point(&self) -> &'static str {
         match self {
             Self::Matmul(_) => "cublasLtMatmul",
-            Self::Attention(_) => "cudnnBackendExecute",
+            Self::Attention(_) | Self::Convolution(_) => "cudnnBackendExecute",
         }
     }
 }

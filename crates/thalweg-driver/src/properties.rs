@@ -110,6 +110,8 @@ pub struct LibrarySupport {
     /// [`crate::GpuCall::Attention`]: a cuDNN was found that has it, or the device runs host functions. Whether it takes a shape is
     /// asked of [`Driver::library_workspace`](crate::Driver::library_workspace).
     pub attention: bool,
+    /// [`crate::GpuCall::Convolution`], likewise.
+    pub convolution: bool,
 }
 
 /// A version, as CUDA numbers it.

@@ -94,6 +94,7 @@ impl CudaDriver {
                 matmul: self.blas_lt().is_ok(),
                 matmul_version: self.blas_lt().map_or(0, BlasLt::version),
                 attention: self.cudnn().is_ok(),
+                convolution: self.cudnn().is_ok(),
             },
         })
     }

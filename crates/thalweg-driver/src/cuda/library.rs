@@ -29,6 +29,10 @@ impl CudaDriver {
                 let _relaxed = self.cuda.relaxed();
                 self.cudnn()?.workspace(device, call)
             }
+            GpuCall::Convolution(call) => {
+                let _relaxed = self.cuda.relaxed();
+                self.cudnn()?.convolution_workspace(device, call)
+            }
         }
     }
 
@@ -63,6 +67,9 @@ impl CudaDriver {
                     self.cuda.check(outcome, || format!("{count} lengths, for {}", launch.label))
                 };
                 self.cudnn().map_err(explain)?.attention(stream.device, stream.raw, call, fill, label)
+            }
+            GpuCall::Convolution(call) => {
+                self.cudnn().map_err(explain)?.convolution(stream.device, stream.raw, call, label)
             }
         }
     }

@@ -29,9 +29,14 @@ entry_points! {
 /// Kinds of descriptors (`cudnnBackendDescriptorType_t`).
 pub(in crate::cuda) mod kind {
     pub(in crate::cuda) const POINTWISE: u32 = 0;
+    pub(in crate::cuda) const CONVOLUTION: u32 = 1;
+    pub(in crate::cuda) const ENGINE: u32 = 2;
     pub(in crate::cuda) const ENGINE_CONFIGURATION: u32 = 3;
     pub(in crate::cuda) const HEURISTIC: u32 = 4;
     pub(in crate::cuda) const PLAN: u32 = 5;
+    pub(in crate::cuda) const OPERATION_CONVOLUTION: u32 = 10;
+    pub(in crate::cuda) const OPERATION_CONVOLUTION_WEIGHT: u32 = 11;
+    pub(in crate::cuda) const OPERATION_CONVOLUTION_INPUT: u32 = 12;
     pub(in crate::cuda) const OPERATION_POINTWISE: u32 = 13;
     pub(in crate::cuda) const GRAPH: u32 = 15;
     pub(in crate::cuda) const VARIANT_PACK: u32 = 16;
@@ -49,8 +54,11 @@ pub(in crate::cuda) mod of_type {
     pub(in crate::cuda) const DATA_TYPE: u32 = 1;
     pub(in crate::cuda) const BOOLEAN: u32 = 2;
     pub(in crate::cuda) const INT64: u32 = 3;
+    pub(in crate::cuda) const FLOAT: u32 = 4;
     pub(in crate::cuda) const POINTER: u32 = 6;
+    pub(in crate::cuda) const CONVOLUTION_MODE: u32 = 7;
     pub(in crate::cuda) const HEURISTIC_MODE: u32 = 8;
+    pub(in crate::cuda) const NUMERICAL_NOTE: u32 = 11;
     pub(in crate::cuda) const POINTWISE_MODE: u32 = 14;
     pub(in crate::cuda) const DESCRIPTOR: u32 = 15;
     pub(in crate::cuda) const REDUCTION: u32 = 18;
@@ -61,12 +69,24 @@ pub(in crate::cuda) mod attribute {
     pub(in crate::cuda) const POINTWISE_MODE: u32 = 0;
     pub(in crate::cuda) const POINTWISE_COMPUTE: u32 = 1;
     pub(in crate::cuda) const POINTWISE_AXIS: u32 = 9;
+    pub(in crate::cuda) const CONVOLUTION_COMPUTE: u32 = 100;
+    pub(in crate::cuda) const CONVOLUTION_MODE: u32 = 101;
+    pub(in crate::cuda) const CONVOLUTION_DILATIONS: u32 = 102;
+    pub(in crate::cuda) const CONVOLUTION_STRIDES: u32 = 103;
+    /// Behind the last element, and before the first.
+    pub(in crate::cuda) const CONVOLUTION_PADDINGS: [u32; 2] = [104, 105];
+    pub(in crate::cuda) const CONVOLUTION_AXES: u32 = 106;
     pub(in crate::cuda) const HEURISTIC_MODE: u32 = 200;
     pub(in crate::cuda) const HEURISTIC_GRAPH: u32 = 201;
     pub(in crate::cuda) const HEURISTIC_RESULTS: u32 = 202;
+    pub(in crate::cuda) const CONFIGURATION_ENGINE: u32 = 300;
     pub(in crate::cuda) const PLAN_HANDLE: u32 = 400;
     pub(in crate::cuda) const PLAN_ENGINE_CONFIGURATION: u32 = 401;
     pub(in crate::cuda) const PLAN_WORKSPACE_BYTES: u32 = 402;
+    /// Of a convolution and its two gradients: the factors of result and addend, the convolution, and weight, input and output.
+    pub(in crate::cuda) const OPERATION_CONVOLUTION: [u32; 6] = [700, 701, 702, 703, 704, 705];
+    pub(in crate::cuda) const OPERATION_CONVOLUTION_INPUT: [u32; 6] = [706, 707, 708, 709, 710, 711];
+    pub(in crate::cuda) const OPERATION_CONVOLUTION_WEIGHT: [u32; 6] = [712, 713, 714, 715, 716, 717];
     pub(in crate::cuda) const OPERATION_POINTWISE_MODE: u32 = 750;
     /// The first, second and third operand, in this order.
     pub(in crate::cuda) const OPERATION_POINTWISE_INPUTS: [u32; 3] = [751, 752, 758];
@@ -83,6 +103,7 @@ pub(in crate::cuda) mod attribute {
     pub(in crate::cuda) const VARIANT_PACK_IDS: u32 = 1000;
     pub(in crate::cuda) const VARIANT_PACK_POINTERS: u32 = 1001;
     pub(in crate::cuda) const VARIANT_PACK_WORKSPACE: u32 = 1003;
+    pub(in crate::cuda) const ENGINE_NUMERICAL_NOTES: u32 = 1303;
     pub(in crate::cuda) const MATMUL_COMPUTE: u32 = 1500;
     pub(in crate::cuda) const OPERATION_MATMUL_A: u32 = 1520;
     pub(in crate::cuda) const OPERATION_MATMUL_B: u32 = 1521;
@@ -191,7 +212,7 @@ impl Api {
         Ok(handle)
     }
 
-    fn descriptor(self: &Arc<Self>, kind: u32) -> Result<Descriptor> {
+    pub(super) fn descriptor(self: &Arc<Self>, kind: u32) -> Result<Descriptor> {
         let mut raw = 0_usize;
         // SAFETY: writes one descriptor.
         let outcome = unsafe { self.table.descriptor_create(kind, &raw mut raw) };
@@ -226,18 +247,19 @@ impl Api {
 }
 
 /// Types whose values an attribute is made of, as the library reads them.
-trait Value: Copy {}
+pub(super) trait Value: Copy {}
 impl Value for i64 {}
 impl Value for u64 {}
 impl Value for usize {}
 impl Value for bool {}
+impl Value for f32 {}
 impl Value for u32 {}
 impl Value for Format {}
 impl Value for Pointwise {}
 impl Value for Reduction {}
 
 impl Descriptor {
-    fn set<T: Value>(&self, attribute: u32, of_type: u32, values: &[T]) -> Result<()> {
+    pub(super) fn set<T: Value>(&self, attribute: u32, of_type: u32, values: &[T]) -> Result<()> {
         let table = &self.api.table;
         // SAFETY: every attribute here is an array of 1, 4 or 8 bytes an element, as `T` is for its type, and is copied at once.
         let outcome = unsafe {
@@ -246,11 +268,11 @@ impl Descriptor {
         self.api.check(outcome, || format!("attribute {attribute}"))
     }
 
-    fn refer(&self, attribute: u32, to: &Self) -> Result<()> {
+    pub(super) fn refer(&self, attribute: u32, to: &Self) -> Result<()> {
         self.set(attribute, of_type::DESCRIPTOR, &[to.raw])
     }
 
-    fn finalize(&self) -> Result<()> {
+    pub(super) fn finalize(&self) -> Result<()> {
         // SAFETY: the descriptor lives.
         let outcome = unsafe { self.api.table.finalize(self.raw) };
         self.api.check(outcome, || "a description".to_owned())
@@ -375,9 +397,19 @@ pub(super) fn plan(api: &Arc<Api>, handle: usize, graph: &Graph) -> Result<(Desc
     for operation in &graph.operations {
         builder.operation(operation)?;
     }
+    plan_of(api, handle, &builder.operations, |_| Ok(true))
+}
+
+/// Makes a plan for operations by the first engine of the library's heuristics that will do and that can do them.
+pub(super) fn plan_of(
+    api: &Arc<Api>,
+    handle: usize,
+    operations: &[Descriptor],
+    will_do: impl Fn(&Descriptor) -> Result<bool>,
+) -> Result<(Descriptor, u64)> {
     let made = api.descriptor(kind::GRAPH)?;
     made.set(attribute::GRAPH_HANDLE, of_type::HANDLE, &[handle])?;
-    let operations: Vec<usize> = builder.operations.iter().map(|operation| operation.raw).collect();
+    let operations: Vec<usize> = operations.iter().map(|operation| operation.raw).collect();
     made.set(attribute::GRAPH_OPERATIONS, of_type::DESCRIPTOR, &operations)?;
     made.finalize()?;
     let mut refused = None;
@@ -386,6 +418,9 @@ pub(super) fn plan(api: &Arc<Api>, handle: usize, graph: &Graph) -> Result<(Desc
         for configuration in
             configurations.inspect_err(|error| refused = Some(error.clone())).unwrap_or_default()
         {
+            if !will_do(&configuration)? {
+                continue;
+            }
             match finalized(api, handle, &configuration) {
                 Ok(plan) => return Ok(plan),
                 Err(error) => refused = refused.or(Some(error)),
@@ -396,6 +431,24 @@ pub(super) fn plan(api: &Arc<Api>, handle: usize, graph: &Graph) -> Result<(Desc
     let detail = format!("cuDNN {version} has no engine for this");
     let why = refused.map_or_else(|| "its heuristics name none".to_owned(), |error| error.to_string());
     Err(Error::new(Code::NotSupported, "cudnnBackendFinalize", detail).with_detail(&why))
+}
+
+/// Returns what an engine's results are subject to (`cudnnBackendNumericalNote_t`).
+pub(super) fn numerical_notes(api: &Arc<Api>, configuration: &Descriptor) -> Result<Vec<u32>> {
+    let engine = api.descriptor(kind::ENGINE)?;
+    let (mut raw, mut notes, mut count) = (engine.raw, [0_u32; 32], 0_i64);
+    let get = |of: &Descriptor, what: u32, of_type: u32, room: i64, count: &mut i64, values: *mut c_void| {
+        // SAFETY: writes a count, and at most `room` elements of the attribute's type.
+        let outcome =
+            unsafe { api.table.descriptor_get(of.raw, what, of_type, room, &raw mut *count, values) };
+        api.check(outcome, || format!("attribute {what} of an engine"))
+    };
+    let values = (&raw mut raw).cast();
+    get(configuration, attribute::CONFIGURATION_ENGINE, of_type::DESCRIPTOR, 1, &mut count, values)?;
+    let (what, values) = (attribute::ENGINE_NUMERICAL_NOTES, notes.as_mut_ptr().cast());
+    get(&engine, what, of_type::NUMERICAL_NOTE, notes.len() as i64, &mut count, values)?;
+    let count = usize::try_from(count).unwrap_or(0).min(notes.len());
+    Ok(notes[..count].to_vec())
 }
 
 /// Asks for the engines, set up, that a mode of the heuristics prefers, the first one first.

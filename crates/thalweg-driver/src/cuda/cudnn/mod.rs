@@ -1,4 +1,4 @@
-//! Attention through cuDNN's graph interface.
+//! Attention and convolution through cuDNN's graph interface.
 //!
 //! - `graph` is a graph of operations as data, `attention` the graphs of attention and its backward pass.
 //! - `descriptors` turns a graph into the library's objects, and those into a *plan*: the engine that its heuristics name first and
@@ -11,6 +11,7 @@
 //! The library allows one thread at a time on a handle; a lock a device orders them.
 
 mod attention;
+mod convolution;
 mod descriptors;
 mod graph;
 #[cfg(test)]
@@ -21,6 +22,7 @@ use std::sync::{Arc, Mutex};
 use rustc_hash::FxHashMap;
 
 use self::attention::{Recipe, Strides};
+use self::convolution::{ConvolutionPlan, ConvolutionRecipe};
 use self::descriptors::{Api, Descriptor};
 use self::graph::Role;
 use super::handles::lock;
@@ -71,6 +73,7 @@ struct DeviceState {
     /// Made in the device's context.
     handle: Option<usize>,
     plans: FxHashMap<Recipe, Result<Arc<AttentionPlan>>>,
+    convolutions: FxHashMap<ConvolutionRecipe, Result<Arc<ConvolutionPlan>>>,
 }
 
 /// The library, with its handles and plans.
@@ -205,6 +208,14 @@ impl Cudnn {
             .map_err(|why| Error::new(Code::InvalidValue, name, format!("{why}: {}", detail())))
     }
 
+    /// Returns a device's handle; made at the first call.
+    fn handle(&self, device: u32, state: &mut DeviceState) -> Result<usize> {
+        match state.handle {
+            Some(handle) => Ok(handle),
+            None => Ok(*state.handle.insert(self.api.handle(device)?)),
+        }
+    }
+
     /// Returns the handle and the plan for a recipe; made at the first call.
     fn plan(
         &self,
@@ -212,10 +223,7 @@ impl Cudnn {
         state: &mut DeviceState,
         recipe: &Recipe,
     ) -> Result<(usize, Arc<AttentionPlan>)> {
-        let handle = match state.handle {
-            Some(handle) => handle,
-            None => *state.handle.insert(self.api.handle(device)?),
-        };
+        let handle = self.handle(device, state)?;
         if let Some(plan) = state.plans.get(recipe) {
             return plan.clone().map(|plan| (handle, plan));
         }
@@ -272,7 +280,7 @@ impl Cudnn {
         let mut state = lock(&self.devices[device as usize]);
         let (handle, plan) =
             self.plan(device, &mut state, &recipe).map_err(|error| error.with_detail(&detail()))?;
-        let workspace = workspace_of(call, plan.workspace_bytes).map_err(|why| {
+        let workspace = workspace_of(call.workspace, plan.workspace_bytes).map_err(|why| {
             Error::new(Code::InvalidValue, "cudnnBackendExecute", format!("{why}: {}", detail()))
         })?;
         for &(role, start) in &plan.scratch {
@@ -309,8 +317,8 @@ impl Cudnn {
 }
 
 /// Returns the start of a call's workspace, or why it will not do.
-fn workspace_of(call: &AttentionCall, needed: u64) -> Result<DevicePointer, String> {
-    let (start, bytes) = call.workspace.unwrap_or((DevicePointer::new(0), 0));
+fn workspace_of(given: Option<(DevicePointer, u64)>, needed: u64) -> Result<DevicePointer, String> {
+    let (start, bytes) = given.unwrap_or((DevicePointer::new(0), 0));
     if bytes < needed {
         return Err(format!("a workspace of {bytes} bytes; {needed} are needed"));
     }

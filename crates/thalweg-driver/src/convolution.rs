@@ -1,0 +1,133 @@
+//! Convolution, as data: a call of a vendor's library ([`GpuCall::Convolution`](crate::GpuCall::Convolution)).
+//!
+//! For image `n`, output channel `k` of group `g`, input channel `c` of that group and places `p` of the output, `r` of the kernel:
+//!
+//! ```text
+//! y[n, k, p]            = Σ_c Σ_r w[k, c, r] · x[n, g·C + c, p·stride + r·dilation − padding]
+//! ```
+//!
+//! where what lies outside of the input counts as 0 and `C` is the number of input channels of a group. The gradients of input and weight
+//! are the transposes of this sum: each of the three operands from the other two.
+
+use crate::library::ElementFormat;
+use crate::{DevicePointer, GpuCall};
+
+/// The sizes of a convolution of volumes. Images have a depth of 1, sequences a height of 1, too; their numbers come last.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct ConvolutionShape {
+    /// Images.
+    pub batch: u64,
+    /// Channels of the input, in all groups.
+    pub input_channels: u64,
+    /// Channels of the output, in all groups.
+    pub output_channels: u64,
+    /// Parts that the channels fall into, each of which sees only itself: a divisor of both.
+    pub groups: u64,
+    /// The extents of the input.
+    pub input: [u64; 3],
+    /// The extents of the kernel.
+    pub kernel: [u64; 3],
+    /// The extents of the output.
+    pub output: [u64; 3],
+    /// The way from one window to the next.
+    pub stride: [u64; 3],
+    /// The border of zeros, on both sides.
+    pub padding: [u64; 3],
+    /// The way from one element of the kernel to the next.
+    pub dilation: [u64; 3],
+    /// The format of all operands' elements: floats of 16 or 32 bits.
+    pub format: ElementFormat,
+    /// Whether the channels of a place follow one another (NHWC), in all operands; else the places of a channel do (NCHW).
+    pub channels_last: bool,
+}
+
+/// Which operand is computed from the other two.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum ConvolutionPass {
+    /// The output.
+    Forward,
+    /// The gradient of the input, from that of the output and the weight.
+    InputGradient,
+    /// The gradient of the weight, from that of the output and the input.
+    WeightGradient,
+}
+
+/// One of the three passes of a convolution. Operands are contiguous in the layout of the shape.
+///
+/// How much scratch memory a call needs is asked beforehand
+/// ([`Driver::library_workspace`](crate::Driver::library_workspace)).
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct ConvolutionCall {
+    /// The sizes.
+    pub shape: ConvolutionShape,
+    /// Which operand is written; the other two are read.
+    pub pass: ConvolutionPass,
+    /// The input, or its gradient: aligned to 16 bytes, like the two below.
+    pub input: DevicePointer,
+    /// The weight, or its gradient, of shape [output channels, input channels / groups, kernel].
+    pub weight: DevicePointer,
+    /// The output, or its gradient.
+    pub output: DevicePointer,
+    /// Whether 32-bit floats may be rounded to TF32 before they are multiplied.
+    pub allow_tf32: bool,
+    /// Whether the same operands must give the same bits each time.
+    pub deterministic: bool,
+    /// Scratch memory that the library may use while this command runs: address, aligned to 256 bytes, and bytes.
+    pub workspace: Option<(DevicePointer, u64)>,
+}
+
+impl ConvolutionShape {
+    /// Returns the extents of the output that the other numbers give along an axis; `None` where no window fits.
+    pub fn windows(&self, axis: usize) -> Option<u64> {
+        let reach = self.dilation[axis].checked_mul(self.kernel[axis].checked_sub(1)?)?.checked_add(1)?;
+        let padded = self.padding[axis].checked_mul(2)?.checked_add(self.input[axis])?;
+        padded.checked_sub(reach)?.checked_div(self.stride[axis])?.checked_add(1)
+    }
+
+    /// Returns the elements of input, weight and output; `None` where they are more than any memory has.
+    pub fn elements(&self) -> Option<[u64; 3]> {
+        let product = |sizes: [u64; 2], extents: [u64; 3]| {
+            sizes
+                .into_iter()
+                .chain(extents)
+                .try_fold(1_u64, u64::checked_mul)
+                .filter(|&count| count < 1 << 60)
+        };
+        let of_group = self.input_channels.checked_div(self.groups)?;
+        Some([
+            product([self.batch, self.input_channels], self.input)?,
+            product([self.output_channels, of_group], self.kernel)?,
+            product([self.batch, self.output_channels], self.output)?,
+        ])
+    }
+
+    /// Says what makes no convolution of these numbers; `None` where nothing does.
+    pub fn fault(&self) -> Option<String> {
+        let sizes = [self.batch, self.input_channels, self.output_channels, self.groups];
+        let extents = [self.input, self.kernel, self.output, self.stride, self.dilation];
+        if sizes.iter().chain(extents.iter().flatten()).any(|&size| size == 0 || size > i32::MAX as u64) {
+            return Some("a size is 0, or more than 2^31 - 1".to_owned());
+        }
+        let Self { input_channels, output_channels, groups, .. } = *self;
+        if !input_channels.is_multiple_of(groups) || !output_channels.is_multiple_of(groups) {
+            return Some(format!(
+                "{input_channels} and {output_channels} channels do not divide evenly over {groups} groups"
+            ));
+        }
+        if self.elements().is_none() {
+            return Some("the operands are larger than any memory".to_owned());
+        }
+        let wrong = (0..3).find(|&axis| self.windows(axis) != Some(self.output[axis]))?;
+        Some(format!(
+            "an output of {} along axis {wrong}, where the windows over the input are {}",
+            self.output[wrong],
+            self.windows(wrong).unwrap_or(0)
+        ))
+    }
+}
+
+impl From<ConvolutionCall> for GpuCall {
+    fn from(call: ConvolutionCall) -> Self {
+        Self::Convolution(call)
+    }
+}
