@@ -16,6 +16,7 @@
 
 mod arguments;
 pub mod attention;
+pub mod convolution;
 pub mod decompose;
 mod dtypes;
 pub mod embedding;

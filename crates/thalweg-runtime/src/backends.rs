@@ -298,6 +298,45 @@ pub mod cuda {
     }
 }
 
+/// Settings of convolutions that are calls of cuDNN (`torch.backends.cudnn`).
+pub mod cudnn {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    static ENABLED: AtomicBool = AtomicBool::new(true);
+    static ALLOW_TF32: AtomicBool = AtomicBool::new(true);
+    static DETERMINISTIC: AtomicBool = AtomicBool::new(false);
+
+    /// Returns whether convolutions may be calls of cuDNN (`enabled`); true at first.
+    pub fn enabled() -> bool {
+        ENABLED.load(Ordering::Relaxed)
+    }
+
+    /// Sets whether convolutions may be calls of cuDNN.
+    pub fn set_enabled(enabled: bool) {
+        ENABLED.store(enabled, Ordering::Relaxed);
+    }
+
+    /// Returns whether cuDNN may round f32 to TF32 before it multiplies (`allow_tf32`); true at first, as in PyTorch.
+    pub fn allow_tf32() -> bool {
+        ALLOW_TF32.load(Ordering::Relaxed)
+    }
+
+    /// Sets whether cuDNN may round f32 to TF32.
+    pub fn set_allow_tf32(allow: bool) {
+        ALLOW_TF32.store(allow, Ordering::Relaxed);
+    }
+
+    /// Returns whether cuDNN's convolutions must repeat their bits (`deterministic`); false at first.
+    pub fn deterministic() -> bool {
+        DETERMINISTIC.load(Ordering::Relaxed)
+    }
+
+    /// Sets whether cuDNN's convolutions must repeat their bits.
+    pub fn set_deterministic(deterministic: bool) {
+        DETERMINISTIC.store(deterministic, Ordering::Relaxed);
+    }
+}
+
 /// Returns how the library is to compute a product now.
 pub(crate) fn precision_of(product: &Matmul) -> (ComputeFormat, ReductionSchemes) {
     let schemes =

@@ -9,11 +9,12 @@
 
 use thalweg_driver::{
     Access, AttentionCall, AttentionGradients, AttentionOperand, AttentionShape, Code, ComputeFormat,
-    DevicePointer, ElementFormat, GpuCall, Label, LibraryLaunch, MatmulAlgorithm, MatmulCall, MatmulEpilogue,
-    Matrix, ReductionSchemes,
+    ConvolutionCall, ConvolutionPass, ConvolutionShape, DevicePointer, ElementFormat, GpuCall, Label,
+    LibraryLaunch, MatmulAlgorithm, MatmulCall, MatmulEpilogue, Matrix, ReductionSchemes,
 };
 use thalweg_ir::DType;
 use thalweg_kernels::attention::{Addresses, LibraryAttention, PerOperand as PerAttentionOperand, Strides};
+use thalweg_kernels::convolution;
 use thalweg_kernels::matmul::few_rows::{self, FewRows};
 use thalweg_kernels::matmul::fused::{self, FusedMatmul, PerOperand};
 use thalweg_kernels::matmul::{Matmul, Operand, host_function, library_accesses, library_words};
@@ -211,6 +212,41 @@ impl Stream {
         };
         self.submit_library(launch, |list| {
             list.extend(placed.accesses());
+            list.extend(workspace.as_ref().map(|memory| Access::write(memory.pointer(), bytes)));
+        })
+    }
+
+    /// Queues a convolution, or one of its gradients, as a call of the vendor's library: one of input, weight and output, at these addresses in
+    /// this order, from the other two. The first call for a shape prepares it. Whether f32 may be rounded to TF32, and whether results must
+    /// repeat their bits, is what [`backends::cudnn`] says now.
+    ///
+    /// # Errors
+    /// [`Error::is_library_missing`] and [`Error::is_not_supported`] if there is no library, or none that takes these sizes;
+    /// [`Error::is_invalid_argument`] for a description that no convolution can have, and what the driver answers.
+    pub fn library_convolution(
+        &self,
+        shape: &ConvolutionShape,
+        pass: ConvolutionPass,
+        [input, weight, output]: [DevicePointer; 3],
+        label: Label,
+    ) -> Result<()> {
+        if let Some(fault) = shape.fault() {
+            return Err(Error::invalid(format!("convolution: {fault}")));
+        }
+        let (allow_tf32, deterministic) = (backends::cudnn::allow_tf32(), backends::cudnn::deterministic());
+        let (shape, workspace) = (*shape, None);
+        let mut call =
+            ConvolutionCall { shape, pass, input, weight, output, allow_tf32, deterministic, workspace };
+        let device = self.device();
+        let bytes = device.driver().library_workspace(device.index(), &GpuCall::Convolution(call))?;
+        // It goes back to the cache when the call is queued, like that of a product.
+        let workspace = (bytes > 0).then(|| Buffer::labelled(self, bytes, label)).transpose()?;
+        call.workspace = workspace.as_ref().map(|memory| (memory.pointer(), bytes));
+        let host = convolution::host_function(call);
+        let gpu = GpuCall::Convolution(call);
+        let launch = LibraryLaunch { gpu: &gpu, host: &host, arguments: &[], accesses: &[], label };
+        self.submit_library(launch, |list| {
+            list.extend(convolution::accesses(&call));
             list.extend(workspace.as_ref().map(|memory| Access::write(memory.pointer(), bytes)));
         })
     }

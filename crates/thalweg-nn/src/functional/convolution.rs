@@ -4,9 +4,9 @@ use std::panic::Location;
 
 use smallvec::SmallVec;
 use thalweg_runtime::{Error, Result};
-use thalweg_tensor::Tensor;
 use thalweg_tensor::caller::in_call;
 use thalweg_tensor::dispatch::as_ints;
+use thalweg_tensor::{Tensor, library_convolves};
 
 use super::{call, int, of_axes, operator};
 
@@ -45,8 +45,8 @@ pub fn conv1d(
 
 /// Returns the convolution of images (batch, in, height, width) with a weight (out, in / groups, height, width), plus a bias (out).
 ///
-/// Without groups and with the same padding and dilation along both axes it is one matrix product over the windows as columns, which
-/// are made again for the gradient. The result is then a view whose images and channels are swapped in memory; elementwise operators
+/// On a GPU with cuDNN it is a call of that. Else, without groups and with the same padding and dilation along both axes, it is one matrix
+/// product over the windows as columns, which are made again for the gradient. The result is then a view whose images and channels are swapped in memory; elementwise operators
 /// take it as it is.
 ///
 /// # Errors
@@ -96,6 +96,7 @@ pub fn conv<const AXES: usize>(
             (padding.as_slice(), dilation.as_slice())
             && (padding, dilation, groups) == (width_padding, width_dilation, 1)
             && input.rank() != 3
+            && !library_convolves(input, weight)
         {
             return plain_conv2d(input, weight, bias, &stride, [padding, dilation], location);
         }

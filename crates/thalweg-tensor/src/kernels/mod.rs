@@ -8,6 +8,7 @@ pub(crate) mod attention;
 mod convolution;
 pub(crate) mod creation;
 mod cross_entropy;
+pub(crate) mod cudnn_convolution;
 pub(crate) mod dropout;
 pub(crate) mod fused_attention;
 pub(crate) mod geometry;
@@ -159,6 +160,10 @@ pub(crate) static INTERNAL: &[OpDef] = &[
     OpDef::part(
         "thalweg::conv2d(Tensor input, Tensor weight, int[2] stride, int padding, int dilation) -> Tensor",
         Pair(convolution::backend, convolution::autograd),
+    ),
+    OpDef::part(
+        "thalweg::cudnn_convolution(Tensor first, Tensor second, int computed, int[] size, int[] stride, int[] padding, int[] dilation, int groups) -> Tensor",
+        Differentiable(cudnn_convolution::backend, &cudnn_convolution::GRADIENT),
     ),
     OpDef::part(
         "thalweg::unfold2d(Tensor self, int[] window) -> Tensor",

@@ -7,6 +7,7 @@ use super::Body::{Composite, Differentiable};
 use super::{call as call_operator, operators, single};
 use crate::autograd::formula::Formula;
 use crate::dispatch::{Argument, Arguments, Call, Ints, built_in};
+use crate::kernels::cudnn_convolution::{self, Computed};
 use crate::kernels::geometry::{Geometry, PerAxis, Placing};
 use crate::tensor::{Tensor, Tensors};
 
@@ -343,6 +344,13 @@ impl Convolution {
         }
         let (input, made) = in_batch(input, rank, call.operator.base_name())?;
         let groups = self.check(&input, weight, bias)?;
+        if let Some(result) = self.by_library(&input, weight)? {
+            let result = match bias {
+                Some(bias) => result.add(&per_channel(bias, rank)?)?,
+                None => result,
+            };
+            return out_of_batch(result, made);
+        }
         let result = match &self.output_padding {
             None => self.forward(&input, weight, bias, groups)?,
             Some(output_padding) => {
@@ -361,6 +369,39 @@ impl Convolution {
             }
         };
         out_of_batch(result, made)
+    }
+
+    /// Returns the convolution by cuDNN; `None` where it does not take it.
+    fn by_library(&self, input: &Tensor, weight: &Tensor) -> Result<Option<Tensor>> {
+        if !cudnn_convolution::library_convolves(input, weight) {
+            return Ok(None);
+        }
+        let axes = weight.rank() - 2;
+        let kernel: Ints = weight.shape()[2..].iter().map(|&extent| extent as i64).collect();
+        let numbers = self.numbers(&kernel, axes)?;
+        let (computed, channels, extents) = match &self.output_padding {
+            None => {
+                let geometry = strided(extents_of(input.shape(), axes), numbers, false)?;
+                let windows = geometry.windows[3 - axes..].iter().map(|&count| count as i64).collect();
+                (Computed::Output, weight.shape()[0], windows)
+            }
+            Some(padding) => {
+                let extents =
+                    Self::transposed_extents(extents_of(input.shape(), axes), numbers, padding, axes)?;
+                (Computed::Input, weight.shape()[1] * self.groups as usize, extents)
+            }
+        };
+        let size: Ints =
+            [input.shape()[0], channels].into_iter().map(|count| count as i64).chain(extents).collect();
+        let of_axes = |numbers: PerAxis| numbers[3 - axes..].iter().map(|&number| number as i64).collect();
+        let [_, stride, padding, dilation] = numbers;
+        let window = [stride, padding, dilation].map(of_axes);
+        let made = cudnn_convolution::call([input, weight], computed, &size, &window, self.groups);
+        match made {
+            Ok(result) => Ok(Some(result)),
+            Err(error) if error.is_not_supported() || error.is_library_missing() => Ok(None),
+            Err(error) => Err(error),
+        }
     }
 
     /// Returns how many groups there are, if shapes and dtypes fit.
@@ -467,19 +508,14 @@ impl Convolution {
         ])
     }
 
-    /// Returns weightᵀ · input for each image and group, folded as columns of the result.
-    fn backward(
-        &self,
-        input: &Tensor,
-        weight: &Tensor,
-        groups: usize,
+    /// Returns the extents of a transposed convolution's result.
+    fn transposed_extents(
+        windows: PerAxis,
+        [kernels, stride, padding, dilation]: [PerAxis; 4],
         output_padding: &Ints,
-    ) -> Result<Tensor> {
-        let axes = weight.rank() - 2;
-        let kernel: Ints = weight.shape()[2..].iter().map(|&extent| extent as i64).collect();
-        let [kernels, stride, padding, dilation] = self.numbers(&kernel, axes)?;
+        axes: usize,
+    ) -> Result<Ints> {
         let extra = per_axis("output_padding", output_padding, axes, 0)?;
-        let windows = extents_of(input.shape(), axes);
         let mut output = Ints::new();
         for axis in 3 - axes..3 {
             if extra[axis] >= stride[axis].max(dilation[axis]) {
@@ -499,6 +535,21 @@ impl Convolution {
             }
             output.push(extent as i64);
         }
+        Ok(output)
+    }
+
+    /// Returns weightᵀ · input for each image and group, folded as columns of the result.
+    fn backward(
+        &self,
+        input: &Tensor,
+        weight: &Tensor,
+        groups: usize,
+        output_padding: &Ints,
+    ) -> Result<Tensor> {
+        let axes = weight.rank() - 2;
+        let kernel: Ints = weight.shape()[2..].iter().map(|&extent| extent as i64).collect();
+        let windows = extents_of(input.shape(), axes);
+        let output = Self::transposed_extents(windows, self.numbers(&kernel, axes)?, output_padding, axes)?;
         let (batch, channels) = (input.shape()[0], input.shape()[1]);
         let rows: usize = weight.shape()[1..].iter().product();
         let count: usize = windows.iter().product();

@@ -266,6 +266,7 @@ const HARD: &[&str] = &[
     "thalweg::cholesky",
     "thalweg::cholesky_solve",
     "thalweg::conv2d",
+    "thalweg::cudnn_convolution",
     "thalweg::det",
     "thalweg::dropout",
     "thalweg::eig",

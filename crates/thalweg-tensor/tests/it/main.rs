@@ -11,6 +11,7 @@ mod bad_input;
 mod checkpoint;
 mod complex;
 mod cross_entropy;
+mod cudnn_convolution;
 mod decode;
 mod decompositions;
 mod dispatch;

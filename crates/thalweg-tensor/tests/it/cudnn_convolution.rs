@@ -1,0 +1,141 @@
+//! Convolution as a library call against the composition of products in f64, and its gradients.
+
+use thalweg_ir::DType;
+use thalweg_runtime::{CaptureOptions, Graph, Label, Result};
+use thalweg_tensor::Tensor;
+use thalweg_tensor::dispatch::{Argument, Ints, find_operator};
+
+use crate::support::{assert_close, device, random, values};
+
+/// Sizes of input and weight, stride, padding, dilation and groups.
+type Case = (&'static [usize], &'static [usize], [&'static [i64]; 3], i64);
+
+const CASES: [Case; 5] = [
+    (&[2, 3, 7, 9], &[4, 3, 3, 2], [&[1, 1], &[1, 0], &[1, 1]], 1),
+    (&[2, 6, 8, 8], &[9, 2, 3, 3], [&[2, 2], &[1, 1], &[1, 1]], 3),
+    (&[1, 4, 10, 9], &[4, 1, 3, 3], [&[1, 1], &[2, 2], &[2, 2]], 4),
+    (&[2, 3, 11], &[5, 3, 4], [&[3], &[2], &[1]], 1),
+    (&[1, 2, 4, 5, 6], &[3, 2, 3, 2, 3], [&[2, 1, 2], &[1, 0, 1], &[1, 1, 1]], 1),
+];
+
+fn ints(list: &[i64]) -> Ints {
+    list.iter().copied().collect()
+}
+
+fn sizes(tensor: &Tensor) -> Ints {
+    tensor.shape().iter().map(|&extent| extent as i64).collect()
+}
+
+/// Calls the operator of cuDNN: 0 computes the output, 1 the input, 2 the weight.
+fn by_library(operands: [&Tensor; 2], computed: i64, size: &Ints, case: &Case) -> Result<Tensor> {
+    if !device().properties().libraries.convolution {
+        return Err(thalweg_runtime::Error::invalid("a GPU for tests has cuDNN"));
+    }
+    let window = case.2.map(ints);
+    let arguments: Vec<Argument<'_>> = [operands[0].into(), operands[1].into(), computed.into()]
+        .into_iter()
+        .chain([size, &window[0], &window[1], &window[2]].map(|list| Argument::Ints(list)))
+        .chain([case.3.into()])
+        .collect();
+    let operator = find_operator("thalweg::cudnn_convolution")?;
+    Ok(operator.call(&arguments, None, Label::here("convolution"))?.swap_remove(0))
+}
+
+/// Calls the operator of ATen.
+fn by_products([input, weight]: [&Tensor; 2], case: &Case) -> Result<Tensor> {
+    let window = case.2.map(ints);
+    let none = Ints::from_elem(0, window[0].len());
+    let [stride, padding, dilation] = window.each_ref().map(|list| Argument::Ints(list));
+    let arguments = [
+        input.into(),
+        weight.into(),
+        Argument::None,
+        stride,
+        padding,
+        dilation,
+        Argument::Bool(false),
+        Argument::Ints(&none),
+        case.3.into(),
+    ];
+    Ok(find_operator("convolution")?.call(&arguments, None, Label::here("convolution"))?.swap_remove(0))
+}
+
+/// Numbers that a dtype holds exactly.
+fn held(shape: &[usize], seed: u64, dtype: DType) -> Tensor {
+    random(shape, seed).to_dtype(dtype).unwrap().to_dtype(DType::F64).unwrap()
+}
+
+fn leaf(tensor: &Tensor, dtype: DType) -> Tensor {
+    tensor.to_dtype(dtype).unwrap().detach().requires_grad_().unwrap()
+}
+
+#[test]
+fn a_convolution_and_its_gradients_are_those_of_products_in_f64() {
+    for case in &CASES {
+        for (dtype, tolerance) in [(DType::F32, 1e-3), (DType::F16, 0.02), (DType::Bf16, 0.15)] {
+            let (input, weight) = (held(case.0, 1, dtype), held(case.1, 2, dtype));
+            let exact = [&input, &weight].map(|tensor| leaf(tensor, DType::F64));
+            let expected = by_products(exact.each_ref(), case).unwrap();
+            let gradient = held(expected.shape(), 3, dtype);
+            expected.backward_with(&gradient).unwrap();
+            let own = [&input, &weight].map(|tensor| leaf(tensor, dtype));
+            let found = by_library(own.each_ref(), 0, &sizes(&expected), case).unwrap();
+            found.backward_with(&gradient.to_dtype(dtype).unwrap()).unwrap();
+            assert_close(&values(&found), &values(&expected), tolerance);
+            for (own, exact) in own.iter().zip(&exact) {
+                assert_close(&values(&own.grad().unwrap()), &values(&exact.grad().unwrap()), tolerance);
+            }
+        }
+    }
+}
+
+#[test]
+fn gradients_of_each_operand_have_gradients() {
+    let case = &CASES[1];
+    let output = [2, 9, 4, 4];
+    let shapes: [&[usize]; 3] = [&output, case.0, case.1];
+    // The operands of a call, and what it computes, as places in `shapes`.
+    for (computed, operands, size) in [(0, [1, 2], 0), (1, [0, 2], 1), (2, [0, 1], 2)] {
+        let size: Ints = shapes[size].iter().map(|&extent| extent as i64).collect();
+        let leaves = operands.map(|place| leaf(&random(shapes[place], place as u64), DType::F32));
+        let result = by_library(leaves.each_ref(), computed, &size, case).unwrap();
+        let direction = random(result.shape(), 7).to_dtype(DType::F32).unwrap();
+        result.backward_with(&direction).unwrap();
+        // The sum is linear in each operand, so each gradient times its operand is the result times its gradient.
+        let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
+        let expected = dot(&values(&result), &values(&direction));
+        for leaf in &leaves {
+            let found = dot(&values(&leaf.grad().unwrap()), &values(leaf));
+            assert_close(&[found], &[expected], 0.01);
+        }
+    }
+}
+
+#[test]
+fn channels_last_stay_so_and_a_capture_repeats() {
+    let case = &CASES[0];
+    let input = leaf(&random(case.0, 1), DType::F32).detach();
+    let weight = leaf(&random(case.1, 2), DType::F32).detach();
+    let expected = by_products([&input, &weight], case).unwrap();
+    let last = input.permute(&[0, 2, 3, 1]).unwrap().contiguous().unwrap().permute(&[0, 3, 1, 2]).unwrap();
+    let size = sizes(&expected);
+    let found = by_library([&last, &weight], 0, &size, case).unwrap();
+    assert!(!found.is_contiguous() && found.permute(&[0, 2, 3, 1]).unwrap().is_contiguous());
+    assert_close(&values(&found), &values(&expected), 1e-3);
+    let run = || by_library([&last, &weight], 0, &size, case);
+    let (graph, captured) = Graph::capture(&device(), CaptureOptions::default(), run).unwrap();
+    graph.replay().unwrap();
+    assert_close(&values(&captured), &values(&expected), 1e-3);
+}
+
+#[test]
+fn what_is_no_convolution_is_refused() {
+    let case = &CASES[0];
+    let [input, weight] = [case.0, case.1].map(|shape| random(shape, 1).to_dtype(DType::F32).unwrap());
+    let error = by_library([&input, &weight], 0, &ints(&[2, 4, 7, 9]), case).unwrap_err();
+    assert!(error.is_invalid_argument() && error.to_string().contains("windows"), "{error}");
+    let error = by_library([&input, &weight], 3, &ints(&[2, 4, 7, 8]), case).unwrap_err();
+    assert!(error.is_invalid_argument(), "{error}");
+    let wide = weight.to_dtype(DType::F64).unwrap();
+    assert!(by_library([&input, &wide], 0, &ints(&[2, 4, 7, 8]), case).is_err());
+}
