@@ -218,7 +218,7 @@ impl Stream {
 
     /// Queues a convolution, or one of its gradients, as a call of the vendor's library: one of input, weight and output, at these addresses in
     /// this order, from the other two. The first call for a shape prepares it. Whether f32 may be rounded to TF32, and whether results must
-    /// repeat their bits, is what [`backends::cudnn`] says now.
+    /// repeat their bits unless `deterministic` asks for it, is what [`backends::cudnn`] says now.
     ///
     /// # Errors
     /// [`Error::is_library_missing`] and [`Error::is_not_supported`] if there is no library, or none that takes these sizes;
@@ -227,14 +227,15 @@ impl Stream {
         &self,
         shape: &ConvolutionShape,
         pass: ConvolutionPass,
+        deterministic: bool,
         [input, weight, output]: [DevicePointer; 3],
         label: Label,
     ) -> Result<()> {
         if let Some(fault) = shape.fault() {
             return Err(Error::invalid(format!("convolution: {fault}")));
         }
-        let (allow_tf32, deterministic) = (backends::cudnn::allow_tf32(), backends::cudnn::deterministic());
-        let (shape, workspace) = (*shape, None);
+        let (allow_tf32, shape, workspace) = (backends::cudnn::allow_tf32(), *shape, None);
+        let deterministic = deterministic || backends::cudnn::deterministic();
         let mut call =
             ConvolutionCall { shape, pass, input, weight, output, allow_tf32, deterministic, workspace };
         let device = self.device();

@@ -48,7 +48,8 @@ impl SdpBackend {
 static DETERMINISTIC: AtomicBool = AtomicBool::new(false);
 
 /// Sets whether operators of this process give the same bits each time that they get the same operands on one device
-/// (`torch.use_deterministic_algorithms`); false at first. All do but one: the gradient of attention by [`SdpBackend::Cudnn`].
+/// (`torch.use_deterministic_algorithms`); false at first. All do but two: the gradient of
+/// attention by [`SdpBackend::Cudnn`], and convolutions by cuDNN.
 pub fn use_deterministic_algorithms(enabled: bool) {
     DETERMINISTIC.store(enabled, Ordering::Relaxed);
 }

@@ -9,6 +9,7 @@ use thalweg_runtime::{ConvolutionPass, ConvolutionShape, ElementFormat, Error, L
 
 use crate::autograd::formula::Formula;
 use crate::dispatch::{Argument, Arguments, Call, Ints, built_in};
+use crate::sdp::are_deterministic_algorithms_enabled;
 use crate::tensor::{Tensor, Tensors};
 
 /// The operand that a call computes. The other two are given in the order output, input, weight; the input, unlike its gradient, stands before
@@ -207,7 +208,8 @@ pub(crate) fn backend(call: &Call<'_>) -> Result<Tensors> {
             Computed::Weight => [b, made, a],
         };
         let shape = ConvolutionShape { channels_last, ..shape };
-        stream.library_convolution(&shape, computed.pass(), at, call.label)?;
+        let is_deterministic = are_deterministic_algorithms_enabled();
+        stream.library_convolution(&shape, computed.pass(), is_deterministic, at, call.label)?;
         Ok(result)
     };
     let result = match run(wants_last) {
