@@ -386,6 +386,11 @@ impl Convolution {
                 (Computed::Output, weight.shape()[0], windows)
             }
             Some(padding) => {
+                let extra = per_axis("output_padding", padding, axes, 0)?;
+                if (3 - axes..3).any(|axis| extra[axis] >= numbers[1][axis]) {
+                    // The windows over so long a result are more than the input has.
+                    return Ok(None);
+                }
                 let extents =
                     Self::transposed_extents(extents_of(input.shape(), axes), numbers, padding, axes)?;
                 (Computed::Input, weight.shape()[1] * self.groups as usize, extents)
