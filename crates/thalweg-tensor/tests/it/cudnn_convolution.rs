@@ -1,7 +1,6 @@
 //! Convolution as a library call against the composition of products in f64, and its gradients.
 
 use thalweg_ir::DType;
-use thalweg_runtime::backends::cudnn;
 use thalweg_runtime::{CaptureOptions, Graph, Label, Result};
 use thalweg_tensor::Tensor;
 use thalweg_tensor::dispatch::{Argument, Ints, find_operator};
@@ -32,8 +31,6 @@ fn by_library(operands: [&Tensor; 2], computed: i64, size: &Ints, case: &Case) -
     if !device().properties().libraries.convolution {
         return Err(thalweg_runtime::Error::invalid("a GPU for tests has cuDNN"));
     }
-    // A GPU would round f32 to TF32.
-    cudnn::set_allow_tf32(false);
     let window = case.2.map(ints);
     let arguments: Vec<Argument<'_>> = [operands[0].into(), operands[1].into(), computed.into()]
         .into_iter()
