@@ -102,6 +102,7 @@ struct NAME_arguments {
 
 typedef pack<ELEMENT, WIDTH> quad;
 
+#if HAS_NORM
 // The sum over the threads of the block, the same for each of them.
 static __device__ __forceinline__ f32 over_block(f32 sum, f32* parts) {
     #pragma unroll
@@ -120,6 +121,7 @@ static __device__ __forceinline__ f32 over_block(f32 sum, f32* parts) {
     __syncthreads();
     return sum;
 }
+#endif
 
 extern \"C\" __global__ void __launch_bounds__(256) NAME(const __grid_constant__ NAME_arguments x) {
     __shared__ f32 parts[8][ROWS * LINES < 8 ? 8 : ROWS * LINES];
