@@ -130,6 +130,19 @@ const fn written(pass: ConvolutionPass) -> usize {
     }
 }
 
+/// Fills an operand, and waits for that.
+fn fill(
+    fixture: &Fixture,
+    stream: &Stream<'_>,
+    buffer: &Buffer<'_>,
+    format: ElementFormat,
+    content: &[f64],
+) -> Result<()> {
+    let encoded: Vec<u8> = content.iter().flat_map(|value| encode(format, *value)).collect();
+    fixture.driver.copy_from_host(stream.handle, buffer.pointer, &encoded, Label::here("operands"))?;
+    fixture.driver.stream_synchronize(stream.handle)
+}
+
 /// A pass on a device: operands (input, weight, output), scratch memory, and what the operands hold at the start.
 struct Problem<'f> {
     fixture: &'f Fixture,
@@ -158,14 +171,7 @@ impl<'f> Problem<'f> {
         let [input, weight, output] = counts.map(|count| fixture.buffer((count * bytes).div_ceil(4)));
         let buffers = [input?, weight?, output?];
         for (buffer, content) in buffers.iter().zip(&content) {
-            let encoded: Vec<u8> = content.iter().flat_map(|value| encode(shape.format, *value)).collect();
-            fixture.driver.copy_from_host(
-                stream.handle,
-                buffer.pointer,
-                &encoded,
-                Label::here("operands"),
-            )?;
-            fixture.driver.stream_synchronize(stream.handle)?;
+            fill(fixture, stream, buffer, shape.format, content)?;
         }
         let mut call = ConvolutionCall {
             shape,
@@ -342,14 +348,7 @@ fn it_is_exact_without_tf32(fixture: &Fixture) -> CaseResult {
         let fine = 1.0 + 2_f64.powi(-12);
         for (buffer, content) in problem.buffers.iter().zip(&mut problem.content) {
             content.iter_mut().for_each(|value| *value = fine);
-            let encoded: Vec<u8> = content.iter().flat_map(|value| encode(shape.format, *value)).collect();
-            fixture.driver.copy_from_host(
-                stream.handle,
-                buffer.pointer,
-                &encoded,
-                Label::here("operands"),
-            )?;
-            fixture.driver.stream_synchronize(stream.handle)?;
+            fill(fixture, &stream, buffer, shape.format, content)?;
         }
         problem.submit(&stream)?;
         problem.check(&stream)?;

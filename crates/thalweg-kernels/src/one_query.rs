@@ -235,33 +235,29 @@ const fn threads(is_split: bool) -> u32 {
 /// The fewest keys for a block of them.
 const LEAST_SHARE: u64 = 32;
 
+/// The names of the kernels for a dtype and a team: with a head's keys in one block, and shared by several.
+macro_rules! names {
+    ($kernel:literal) => {
+        [concat!("one_query_", $kernel), concat!("one_query_", $kernel, "_split")]
+    };
+}
+
 /// Returns the name of the entry point.
 ///
 /// # Panics
 /// If there is no such kernel.
 pub fn name(dtype: DType, team: u64, is_split: bool) -> &'static str {
-    if is_split {
-        return match (dtype, team) {
-            (DType::F32, 8) => "one_query_float32_8_split",
-            (DType::F32, 16) => "one_query_float32_16_split",
-            (DType::F32, 32) => "one_query_float32_32_split",
-            (DType::F16, 8) => "one_query_float16_8_split",
-            (DType::F16, 16) => "one_query_float16_16_split",
-            (DType::Bf16, 8) => "one_query_bfloat16_8_split",
-            (DType::Bf16, 16) => "one_query_bfloat16_16_split",
-            other => panic!("attention of one query: there is no kernel for {other:?}"),
-        };
-    }
-    match (dtype, team) {
-        (DType::F32, 8) => "one_query_float32_8",
-        (DType::F32, 16) => "one_query_float32_16",
-        (DType::F32, 32) => "one_query_float32_32",
-        (DType::F16, 8) => "one_query_float16_8",
-        (DType::F16, 16) => "one_query_float16_16",
-        (DType::Bf16, 8) => "one_query_bfloat16_8",
-        (DType::Bf16, 16) => "one_query_bfloat16_16",
+    let names = match (dtype, team) {
+        (DType::F32, 8) => names!("float32_8"),
+        (DType::F32, 16) => names!("float32_16"),
+        (DType::F32, 32) => names!("float32_32"),
+        (DType::F16, 8) => names!("float16_8"),
+        (DType::F16, 16) => names!("float16_16"),
+        (DType::Bf16, 8) => names!("bfloat16_8"),
+        (DType::Bf16, 16) => names!("bfloat16_16"),
         other => panic!("attention of one query: there is no kernel for {other:?}"),
-    }
+    };
+    names[usize::from(is_split)]
 }
 
 /// Returns name and source of every kernel.

@@ -4,6 +4,7 @@
 use std::panic::Location;
 
 use thalweg_kernels::matmul::Matmul;
+use thalweg_kernels::matmul::few_rows::cuda::MOST_NORM_ROWS;
 use thalweg_kernels::matmul::few_rows::takes_norm;
 use thalweg_runtime::{DevicePointer, Result};
 
@@ -28,6 +29,13 @@ pub struct NormLinear<'t> {
     pub gelu: bool,
     /// A matrix that is added to the result, (rows, out).
     pub addend: Option<&'t Tensor>,
+}
+
+/// Returns whether an input (…, in) has so few rows that one kernel may take them.
+#[must_use]
+pub fn has_few_rows(input: &Tensor) -> bool {
+    let features = input.shape().last().map_or(1, |&features| features.max(1));
+    input.elements() / features <= MOST_NORM_ROWS as usize
 }
 
 /// Returns `act(norm(input) · weightᵀ + bias) + addend` of a matrix (rows, in); `None` where it is not one kernel: for more than four rows, where a

@@ -135,7 +135,7 @@ macro_rules! integers {
 for_each_dtype! { integers }
 
 macro_rules! floats {
-    ($($float:ident, $fma:expr, $function:ident, [$($vectors:tt)*];)*) => {$(
+    ($($float:ident, $fma:expr, $function:ident, $functions:ident, $erf:expr;)*) => {$(
         impl Number for $float {
             const ZERO: Self = 0.0;
             const ONE: Self = 1.0;
@@ -221,22 +221,22 @@ macro_rules! floats {
 
             #[inline(always)]
             fn exp(self) -> Self {
-                $($vectors)*::exp(self)
+                $functions::exp(self)
             }
 
             #[inline(always)]
             fn ln(self) -> Self {
-                $($vectors)*::ln(self)
+                $functions::ln(self)
             }
 
             #[inline(always)]
             fn tanh(self) -> Self {
-                $($vectors)*::tanh(self)
+                $functions::tanh(self)
             }
 
             #[inline(always)]
             fn erf(self) -> Self {
-                $($vectors)*::erf(self)
+                $erf(self)
             }
 
             fn function(op: Unary) -> Option<fn(Self) -> Self> {
@@ -247,25 +247,8 @@ macro_rules! floats {
 }
 
 floats! {
-    f32, fma_f32, of_f32, [vectors];
-    f64, f64::mul_add, of_f64, [wide];
-}
-
-/// The functions of f64 that f32 has loops of its own for.
-mod wide {
-    pub use libm::erf;
-
-    pub fn exp(x: f64) -> f64 {
-        x.exp()
-    }
-
-    pub fn ln(x: f64) -> f64 {
-        x.ln()
-    }
-
-    pub fn tanh(x: f64) -> f64 {
-        x.tanh()
-    }
+    f32, fma_f32, of_f32, vectors, vectors::erf;
+    f64, f64::mul_add, of_f64, f64, libm::erf;
 }
 
 /// Returns a · b + c rounded once, without the instruction that not every x86-64 has (calling the mathematical library for each

@@ -69,7 +69,7 @@ pub fn fits(product: &Matmul) -> bool {
 #[must_use]
 pub fn takes_norm(product: &Matmul) -> bool {
     let bytes = product.m.saturating_mul(product.k).saturating_mul(product.dtype.size_bytes() as u64);
-    (1..=4).contains(&product.m) && bytes <= cuda::NORM_BYTES
+    (1..=cuda::MOST_NORM_ROWS).contains(&product.m) && bytes <= cuda::NORM_BYTES
 }
 
 /// Returns whether operands lie where the kernel can read them: A and W on multiples of 16 bytes.

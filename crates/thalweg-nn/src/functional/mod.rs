@@ -57,7 +57,7 @@ pub use normalization::{add_layer_norm, layer_norm, layer_norm_fork};
 use thalweg_tensor::caller::{in_call, label_at};
 use thalweg_tensor::dispatch::{Argument, Operator, as_ints, find_operator};
 use thalweg_tensor::mlp::fused_mlp;
-use thalweg_tensor::norm_linear::{NormLinear, fused_norm_linear};
+use thalweg_tensor::norm_linear::{NormLinear, fused_norm_linear, has_few_rows};
 use thalweg_tensor::random::DeviceGenerator;
 use thalweg_tensor::{Tensor, Tensors};
 
@@ -153,8 +153,8 @@ fn in_rows(
     parts: &NormLinear<'_>,
     location: &'static Location<'static>,
 ) -> Result<Option<Tensor>> {
-    let &[ref leading @ .., features] = input.shape() else { return Ok(None) };
-    if features == 0 || input.elements() / features > 4 || leading.is_empty() || leading.contains(&0) {
+    let [leading @ .., _] = input.shape() else { return Ok(None) };
+    if input.elements() == 0 || leading.is_empty() || !has_few_rows(input) {
         return Ok(None);
     }
     let (matrix, addend) = match leading.len() {

@@ -5,7 +5,7 @@ use std::panic::Location;
 use thalweg_runtime::{Device, Error, Result};
 use thalweg_tensor::Tensor;
 use thalweg_tensor::caller::{enter, outermost};
-use thalweg_tensor::norm_linear::NormLinear;
+use thalweg_tensor::norm_linear::{NormLinear, has_few_rows};
 use thalweg_tensor::random::Generator;
 
 use super::{Forward, LayerNorm, Module, uniform, weight_and_bias};
@@ -121,8 +121,7 @@ impl Mlp {
     #[track_caller]
     pub fn forward_norm_add(&self, norm: &LayerNorm, input: &Tensor) -> Result<Tensor> {
         let _entered = enter(Location::caller());
-        let rows = input.elements() / input.shape().last().map_or(1, |&features| features.max(1));
-        if rows > 4 {
+        if !has_few_rows(input) {
             return input.add(&self.forward(&norm.forward(input)?)?);
         }
         let hidden = functional::norm_linear(input, &self.expand.behind(norm, true)?)?;

@@ -97,6 +97,40 @@ fn rows_of(tensor: &Tensor) -> Result<(Tensor, Operand)> {
     }
 }
 
+/// Bias and addend as a kernel of our own reads them, kept until it is queued.
+struct Added {
+    bias: Option<Tensor>,
+    addend: Option<(Tensor, Operand)>,
+}
+
+impl Added {
+    fn new(bias: Option<&Tensor>, addend: Option<&Tensor>) -> Result<Self> {
+        Ok(Self {
+            bias: bias.map(|bias| bias.detach().contiguous()).transpose()?,
+            addend: addend.map(|addend| rows_of(&addend.detach())).transpose()?,
+        })
+    }
+
+    /// Returns the addresses of a launch with these factors and this result.
+    fn at(&self, product: [&Tensor; 3]) -> PerOperand {
+        let address = |tensor: &Tensor| tensor.pointer().address();
+        let [a, b, d] = product.map(address);
+        PerOperand {
+            a,
+            b,
+            d,
+            bias: self.bias.as_ref().map_or(0, address),
+            addend: self.addend.as_ref().map_or(0, |(tensor, _)| address(tensor)),
+            ..PerOperand::default()
+        }
+    }
+
+    /// Returns whether there is a bias, and where the elements of the addend lie.
+    fn described(&self) -> (bool, Option<Operand>) {
+        (self.bias.is_some(), self.addend.as_ref().map(|(_, operand)| *operand))
+    }
+}
+
 /// Returns the layer.
 pub(crate) fn backend(call: &Call<'_>) -> Result<Tensors> {
     let Operands { input, weight, bias, addend } = Operands::new(call)?;
@@ -106,18 +140,8 @@ pub(crate) fn backend(call: &Call<'_>) -> Result<Tensors> {
     let result = Tensor::empty_on(&shape, input.dtype(), &stream, call.label)?;
     let fits = fits(&product);
     if fits || stream.takes_few_rows(&product, [a.pointer(), b.pointer(), result.pointer()]) {
-        let stored_bias = bias.map(|bias| bias.detach().contiguous()).transpose()?;
-        let stored_addend = addend.map(|addend| rows_of(&addend.detach())).transpose()?;
-        let address = |tensor: &Tensor| tensor.pointer().address();
-        let at = PerOperand {
-            a: address(&a),
-            b: address(&b),
-            d: address(&result),
-            bias: stored_bias.as_ref().map_or(0, address),
-            addend: stored_addend.as_ref().map_or(0, |(tensor, _)| address(tensor)),
-            ..PerOperand::default()
-        };
-        let (bias, addend) = (bias.is_some(), stored_addend.as_ref().map(|(_, operand)| *operand));
+        let added = Added::new(bias, addend)?;
+        let (at, (bias, addend)) = (added.at([&a, &b, &result]), added.described());
         if fits {
             let kernel = FusedMatmul { bias, addend, ..FusedMatmul::alone(product) };
             stream.launch_native(&Placed { kernel, at }, call.label)?;
@@ -179,23 +203,14 @@ pub(crate) fn few_rows(call: &Call<'_>) -> Result<Tensors> {
     let stream = call.device.current_stream();
     let shape = [product.m as usize, product.n as usize];
     let result = Tensor::empty_on(&shape, input.dtype(), &stream, call.label)?;
-    let bias = bias.map(|bias| bias.detach().contiguous()).transpose()?;
-    let addend = addend.map(|addend| rows_of(&addend.detach())).transpose()?;
-    let address = |tensor: &Tensor| tensor.pointer().address();
-    let at = PerOperand {
-        a: address(&a),
-        b: address(&b),
-        d: address(&result),
-        bias: bias.as_ref().map_or(0, address),
-        addend: addend.as_ref().map_or(0, |(tensor, _)| address(tensor)),
-        norm: norm.each_ref().map(address),
-        ..PerOperand::default()
-    };
+    let added = Added::new(bias, addend)?;
+    let norm = norm.each_ref().map(|part| part.pointer().address());
+    let (at, (bias, addend)) = (PerOperand { norm, ..added.at([&a, &b, &result]) }, added.described());
     let kernel = FewRows {
         product,
-        bias: bias.is_some(),
+        bias,
         gelu: call.bool(7),
-        addend: addend.as_ref().map(|(_, operand)| *operand),
+        addend,
         norm_eps_bits: Some((call.float(6) as f32).to_bits()),
     };
     stream.launch_native(&Placed { kernel, at }, call.label)?;

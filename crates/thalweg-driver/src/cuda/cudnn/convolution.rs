@@ -6,7 +6,7 @@ use super::descriptors::{
     ALIGNMENT_BYTES, Api, Descriptor, attribute, id, kind, numerical_notes, of_type, plan_of,
 };
 use super::graph::Format;
-use super::{Cudnn, DeviceState, PLANS, lock, workspace_of};
+use super::{Cudnn, DeviceState, kept, lock, workspace_of};
 use crate::convolution::{ConvolutionCall, ConvolutionPass, ConvolutionShape};
 use crate::cuda::sys::RawStream;
 use crate::library::ElementFormat;
@@ -204,17 +204,8 @@ impl Cudnn {
         recipe: &ConvolutionRecipe,
     ) -> Result<(usize, Arc<ConvolutionPlan>)> {
         let handle = self.handle(device, state)?;
-        if let Some(plan) = state.convolutions.get(recipe) {
-            return plan.clone().map(|plan| (handle, plan));
-        }
-        let plan = recipe.plan(&self.api, handle).map(Arc::new);
-        if state.convolutions.len() >= PLANS {
-            state.convolutions.clear();
-        }
-        if plan.as_ref().is_ok() || plan.as_ref().is_err_and(Error::is_not_supported) {
-            state.convolutions.insert(*recipe, plan.clone());
-        }
-        plan.map(|plan| (handle, plan))
+        let plan = kept(&mut state.convolutions, recipe, || recipe.plan(&self.api, handle))?;
+        Ok((handle, plan))
     }
 
     /// Returns the bytes of scratch memory that a convolution needs. The device's context is current.

@@ -17,6 +17,7 @@ mod graph;
 #[cfg(test)]
 mod tests;
 
+use std::hash::Hash;
 use std::sync::{Arc, Mutex};
 
 use rustc_hash::FxHashMap;
@@ -185,13 +186,32 @@ impl Recipe {
     }
 }
 
+/// Returns the plan for a recipe, made at the first call; that there is none is kept, too, and other failures are not. Beyond [`PLANS`] all are dropped.
+fn kept<R: Copy + Eq + Hash, P>(
+    plans: &mut FxHashMap<R, Result<Arc<P>>>,
+    recipe: &R,
+    make: impl FnOnce() -> Result<P>,
+) -> Result<Arc<P>> {
+    if let Some(plan) = plans.get(recipe) {
+        return plan.clone();
+    }
+    let plan = make().map(Arc::new);
+    if plans.len() >= PLANS {
+        plans.clear();
+    }
+    if plan.as_ref().is_ok() || plan.as_ref().is_err_and(Error::is_not_supported) {
+        plans.insert(*recipe, plan.clone());
+    }
+    plan
+}
+
 impl Cudnn {
     pub(super) fn load(environment: &SearchEnvironment, devices: usize) -> Result<Self> {
         let api = Api::load(environment)?;
         let version = api.version_text();
         if api.version < OLDEST || BROKEN.contains(&api.version) {
             let detail = format!(
-                "cuDNN {version} is installed: attention wants 9.6 or later, other than 9.10.0 and 9.10.1"
+                "cuDNN {version} is installed: attention and convolution want 9.6 or later, other than 9.10.0 and 9.10.1"
             );
             return Err(Error::new(Code::LibraryMissing, "cudnnGetVersion", detail));
         }
@@ -224,17 +244,8 @@ impl Cudnn {
         recipe: &Recipe,
     ) -> Result<(usize, Arc<AttentionPlan>)> {
         let handle = self.handle(device, state)?;
-        if let Some(plan) = state.plans.get(recipe) {
-            return plan.clone().map(|plan| (handle, plan));
-        }
-        let plan = self.make_plan(handle, recipe).map(Arc::new);
-        if state.plans.len() >= PLANS {
-            state.plans.clear();
-        }
-        if plan.as_ref().is_ok() || plan.as_ref().is_err_and(Error::is_not_supported) {
-            state.plans.insert(*recipe, plan.clone());
-        }
-        plan.map(|plan| (handle, plan))
+        let plan = kept(&mut state.plans, recipe, || self.make_plan(handle, recipe))?;
+        Ok((handle, plan))
     }
 
     #[cold]

@@ -22,6 +22,9 @@ pub const VARIANTS: [(u64, u64, bool); 10] = [
     (4, 4, true),
 ];
 
+/// The most rows of A that are normalized.
+pub const MOST_NORM_ROWS: u64 = 4;
+
 /// The bytes that hold the rows of A while they are normalized.
 pub const NORM_BYTES: u64 = 32 << 10;
 
@@ -67,6 +70,7 @@ pub fn name(dtype: DType, rows: u64, lines: u64, norm: bool) -> &'static str {
 pub fn print(dtype: DType, rows: u64, lines: u64, norm: bool) -> String {
     let FloatNames { element, load, store, .. } = FloatNames::of(dtype);
     let code = TEMPLATE
+        .replace("READ_WEIGHTS", READ_WEIGHTS)
         .replace("NAME", name(dtype, rows, lines, norm))
         .replace("HAS_NORM", if norm { "1" } else { "0" })
         .replace("HELD", &(NORM_BYTES / dtype.size_bytes() as u64).to_string())
@@ -79,6 +83,18 @@ pub fn print(dtype: DType, rows: u64, lines: u64, norm: bool) -> String {
         .replace("STORE", &store);
     with_prelude(&code)
 }
+
+/// Loads of the next chunks of the warp's rows of W.
+const READ_WEIGHTS: &str = "\
+#pragma unroll
+    for (u32 ahead = 0; ahead < DEPTH; ++ahead) {
+        #pragma unroll
+        for (u32 i = 0; i < LINES; ++i) {
+            if (start + ahead * step < terms) {
+                weights[ahead][i] = *(const quad*)(lines[i] + start + ahead * step);
+            }
+        }
+    }";
 
 const TEMPLATE: &str = "\
 struct NAME_arguments {
@@ -139,15 +155,7 @@ extern \"C\" __global__ void __launch_bounds__(256) NAME(const __grid_constant__
     quad weights[DEPTH][LINES];
     const u32 step = split * 32 * WIDTH;
     u32 start = (part * 32 + lane) * WIDTH;
-    #pragma unroll
-    for (u32 ahead = 0; ahead < DEPTH; ++ahead) {
-        #pragma unroll
-        for (u32 i = 0; i < LINES; ++i) {
-            if (start + ahead * step < terms) {
-                weights[ahead][i] = *(const quad*)(lines[i] + start + ahead * step);
-            }
-        }
-    }
+    READ_WEIGHTS
 #if HAS_NORM
     // While the first weights are on their way.
     __shared__ __align__(16) ELEMENT normal[HELD];
@@ -220,15 +228,7 @@ extern \"C\" __global__ void __launch_bounds__(256) NAME(const __grid_constant__
             }
         }
         start += DEPTH * step;
-        #pragma unroll
-        for (u32 ahead = 0; ahead < DEPTH; ++ahead) {
-            #pragma unroll
-            for (u32 i = 0; i < LINES; ++i) {
-                if (start + ahead * step < terms) {
-                    weights[ahead][i] = *(const quad*)(lines[i] + start + ahead * step);
-                }
-            }
-        }
+        READ_WEIGHTS
     }
     #pragma unroll
     for (u32 row = 0; row < ROWS; ++row) {
