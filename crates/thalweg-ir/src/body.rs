@@ -323,6 +323,26 @@ impl Output {
     }
 }
 
+/// A report to the host of an index that is out of range, once per row: the index, and the extent that it is not in, plus one,
+/// so that it is never 0. They go to two words of the host's memory, whose address is a launch's last argument behind its
+/// scalars. Rows of a launch may write them at once: any of their reports will do.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Report {
+    /// Whether the index is out of range (bool).
+    pub guard: ExprId,
+    /// The index (i64).
+    pub index: ExprId,
+    /// The extent (i64).
+    pub extent: ExprId,
+}
+
+impl Report {
+    /// Returns the expressions that it needs.
+    pub fn operands(&self) -> [ExprId; 3] {
+        [self.guard, self.index, self.extent]
+    }
+}
+
 /// The expressions that a loop kernel computes. See the [module](self).
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct Body {
@@ -338,6 +358,8 @@ pub struct Body {
     pub reductions: Vec<Reduction>,
     /// The outputs.
     pub outputs: Vec<Output>,
+    /// The report of an index that is out of range.
+    pub report: Option<Report>,
 }
 
 impl Body {
@@ -375,11 +397,21 @@ impl Body {
         self.nodes.iter().any(|node| matches!(node, Node::Index(_)))
     }
 
+    /// Returns the expressions that outputs and the report need.
+    pub fn written(&self) -> impl Iterator<Item = ExprId> {
+        let report = self.report.into_iter().flat_map(|report| report.operands());
+        self.outputs.iter().flat_map(Output::operands).chain(report)
+    }
+
+    /// Returns how many words of a launch's arguments follow the addresses: one a scalar, and the report's address.
+    pub fn scalar_words(&self) -> usize {
+        self.scalars.len() + usize::from(self.report.is_some())
+    }
+
     /// Returns which expressions are needed by an output or a reduction.
     pub fn live(&self) -> Vec<bool> {
         let mut live = vec![false; self.nodes.len()];
-        let outputs = self.outputs.iter().flat_map(Output::operands);
-        for root in outputs.chain(self.reductions.iter().map(|reduction| reduction.value)) {
+        for root in self.written().chain(self.reductions.iter().map(|reduction| reduction.value)) {
             live[root.index()] = true;
         }
         for index in (0..self.nodes.len()).rev() {
@@ -513,6 +545,14 @@ impl BodyBuilder {
             place: OutputPlace::Row,
             scatter,
         });
+    }
+
+    /// Tells the host of an i64 index that is out of range of an i64 extent, where the guard holds: see [`Report`].
+    pub fn report(&self, guard: Value<'_>, index: Value<'_>, extent: Value<'_>) {
+        let dtypes = [guard, index, extent].map(|value| value.dtype());
+        assert_eq!(dtypes, [DType::Bool, DType::I64, DType::I64], "a report is of a bool and two i64");
+        let report = Report { guard: guard.id, index: index.id, extent: extent.id };
+        self.body.borrow_mut().report = Some(report);
     }
 
     /// Returns the random word at a position of a subsequence of a seed, all i64. See [`Node::Random`].

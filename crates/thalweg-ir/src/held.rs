@@ -45,7 +45,8 @@ impl Held {
     pub fn of(body: &Body, class: &Class, values: bool) -> Option<Self> {
         let at_points = body.point_dependent(|input| !class.repeats(input));
         let of_rows = body.outputs.iter().filter(|output| output.place == OutputPlace::Row);
-        if of_rows.flat_map(|output| output.operands()).any(|id| at_points[id.index()]) {
+        let report = body.report.into_iter().flat_map(|report| report.operands());
+        if of_rows.flat_map(|output| output.operands()).chain(report).any(|id| at_points[id.index()]) {
             return None;
         }
         let passes = passes(body);

@@ -239,7 +239,7 @@ impl LaunchArguments {
         let words = &mut arguments.words;
         addresses.into_iter().for_each(|address| words.push(address));
         assert_eq!(words.len(), operands, "{}: one address per operand", kernel.name);
-        assert_eq!(scalars.len(), body.scalars.len(), "{}: one word per scalar", kernel.name);
+        assert_eq!(scalars.len(), body.scalar_words(), "{}: one word per scalar", kernel.name);
         words.extend_from_slice(scalars);
         words.extend_from_slice(sizes);
         arguments
@@ -279,7 +279,7 @@ impl Kernel {
         };
         let inputs = take(body.inputs.len())?;
         let outputs = take(body.outputs.len())?;
-        let scalars = take(body.scalars.len())?;
+        let scalars = take(body.scalar_words())?;
         let counts = take(2)?;
         let (row_rank, inner_rank) = (usize::from(class.row_rank), usize::from(class.inner_rank));
         let (row_shape, inner_shape) = if class.contiguous {

@@ -36,7 +36,7 @@ pub mod philox;
 
 pub use body::{
     Binary, Body, BodyBuilder, Dimension, ExprId, Input, InputKind, Node, Operand, Output, OutputPlace,
-    ReduceOp, Reduction, Scatter, Unary, Value,
+    ReduceOp, Reduction, Report, Scatter, Unary, Value,
 };
 pub use complex::{c64, c128, quotient};
 #[doc(hidden)]

@@ -24,9 +24,8 @@ impl Online {
     /// same for the whole row and [`picked`] ones, or where an output is written at points.
     pub fn of(body: &Body, class: &Class) -> Option<Self> {
         let at_points = body.point_dependent(|input| !class.repeats(input));
-        let of_rows = body.outputs.iter().all(|output| {
-            output.place == OutputPlace::Row && output.operands().all(|id| !at_points[id.index()])
-        });
+        let of_rows = body.outputs.iter().all(|output| output.place == OutputPlace::Row)
+            && body.written().all(|id| !at_points[id.index()]);
         let mut others = (0..body.reductions.len()).filter(|&number| {
             !is_one_value(body, &at_points, number) && picked(body, &at_points, number).is_none()
         });

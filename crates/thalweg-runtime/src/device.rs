@@ -23,6 +23,7 @@ use crate::graph::audit::{Auditor, next_call};
 use crate::loaded::{KernelTable, LaunchTable};
 use crate::memory::{DriverUpstream, Quarantine};
 use crate::meta::MetaDriver;
+use crate::out_of_range::OutOfRange;
 use crate::stream_state::{StreamPool, StreamState};
 use crate::{Error, Result};
 
@@ -59,11 +60,13 @@ struct DeviceState {
     kernels: KernelTable,
     launches: LaunchTable,
     captures: Captures,
+    out_of_range: OutOfRange,
 }
 
 impl Drop for DeviceState {
     fn drop(&mut self) {
         self.kernels.unload(&*self.driver);
+        self.out_of_range.free(&*self.driver);
     }
 }
 
@@ -286,13 +289,25 @@ impl Device {
     }
 
     /// Blocks until all work of the device is done.
+    ///
+    /// # Errors
+    /// What asynchronous work failed with; [`Error::is_out_of_range`] if a kernel met an index out of range.
     #[track_caller]
     pub fn synchronize(&self) -> Result<()> {
         self.called(Label::here("synchronize"));
         let streams = self.stream_states().map(|stream| (stream.next_command(), stream)).collect::<Vec<_>>();
         self.check(self.driver().device_synchronize(self.0.index))?;
         streams.iter().for_each(|(next, stream)| stream.complete_before(*next));
-        Ok(())
+        self.check_indices()
+    }
+
+    /// Returns an error if kernels that the host has waited for met indices out of range.
+    pub(crate) fn check_indices(&self) -> Result<()> {
+        self.0.out_of_range.check(&self.0.driver)
+    }
+
+    pub(crate) fn out_of_range(&self) -> &OutOfRange {
+        &self.0.out_of_range
     }
 
     /// Returns every stream that is known, the default stream first.
@@ -427,11 +442,13 @@ impl System {
         let upstream = Arc::new(DriverUpstream::new(driver.clone(), index, self.forgotten.clone()));
         let settings = self.environment.allocator.clone().with_label(label).with_device_number(number);
         let allocator = DeviceAllocator::new(upstream.clone(), settings);
+        let properties = driver.device_properties(index)?;
         let attached = allocator.attach_host_allocator(self.host_allocator.clone());
         debug_assert!(attached.is_ok(), "a new allocator has none attached");
         Ok(Device(Arc::new(DeviceState {
             id: DeviceId(NEXT.fetch_add(1, Ordering::Relaxed)),
-            properties: driver.device_properties(index)?,
+            out_of_range: OutOfRange::new(properties.image_kind),
+            properties,
             environment: self.environment.clone(),
             upstream,
             quarantine: OnceLock::new(),

@@ -35,6 +35,8 @@ enum Kind {
     Invalid(String),
     Capture(String),
     Distributed(String),
+    /// An index out of range: the text, and the call whose kernel found it.
+    OutOfRange(String, Label),
 }
 
 /// How many suspects a message lists.
@@ -57,6 +59,11 @@ impl Error {
     /// Creates the error of ranks that work together: one did not come in time, gave up, or cannot be reached.
     pub fn distributed(text: impl Into<String>) -> Self {
         Self::from_kind(Kind::Distributed(text.into()))
+    }
+
+    /// Creates the error of an index that a kernel found out of range: the text says which, the label whose.
+    pub(crate) fn out_of_range(text: String, label: Label) -> Self {
+        Self::from_kind(Kind::OutOfRange(text, label)).suspects(vec![label])
     }
 
     /// Creates the call is not possible while a stream captures.
@@ -131,7 +138,7 @@ impl Error {
 
     /// Returns whether the caller's argument was wrong: a shape, a dtype, a device, an index.
     pub fn is_invalid_argument(&self) -> bool {
-        matches!(self.0.kind, Kind::Invalid(_))
+        matches!(self.0.kind, Kind::Invalid(_) | Kind::OutOfRange(..))
             || self.driver_error().is_some_and(|error| error.is_invalid_argument())
     }
 
@@ -140,9 +147,15 @@ impl Error {
         self.driver_error().is_some_and(|error| error.is_device_lost())
     }
 
+    /// Returns whether a kernel met an index out of range, in the call that [`possible_causes`](Self::possible_causes) has. It read and
+    /// wrote nothing there, and the device goes on.
+    pub fn is_out_of_range(&self) -> bool {
+        matches!(self.0.kind, Kind::OutOfRange(..))
+    }
+
     /// Returns whether earlier asynchronous work is the cause.
     pub fn is_asynchronous(&self) -> bool {
-        self.driver_error().is_some_and(|error| error.is_asynchronous())
+        self.is_out_of_range() || self.driver_error().is_some_and(|error| error.is_asynchronous())
     }
 
     /// Returns whether a library is missing on this machine.
@@ -194,10 +207,16 @@ impl fmt::Display for Error {
             Kind::OutOfMemory(text) | Kind::Invalid(text) | Kind::Capture(text) | Kind::Distributed(text) => {
                 f.write_str(text)?
             }
+            Kind::OutOfRange(text, Label { operator, location }) => {
+                write!(f, "{operator}: {text}\n  called at {}:{}", location.file(), location.line())?
+            }
         }
         if let Some(location) = self.0.location {
             let told = if self.is_asynchronous() { "noticed at" } else { "at" };
             write!(f, "\n  {told} {}:{}", location.file(), location.line())?;
+        }
+        if self.is_out_of_range() {
+            return Ok(());
         }
         write_suspects(f, &self.0.suspects)
     }

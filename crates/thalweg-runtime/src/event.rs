@@ -142,7 +142,8 @@ impl Event {
         match self.recorded() {
             Some(recorded) => {
                 recorded.device.called(Label::here("synchronize"));
-                recorded.device.check(recorded.device.driver().event_synchronize(recorded.handle))
+                recorded.device.check(recorded.device.driver().event_synchronize(recorded.handle))?;
+                recorded.device.check_indices()
             }
             None => Ok(()),
         }

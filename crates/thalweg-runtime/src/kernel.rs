@@ -14,7 +14,7 @@ use thalweg_driver::{
     Access, AccessMode, Code, ComputeCapability, DevicePointer, FunctionHandle, HostFault, HostKernel,
     HostLaunch, HostModule, Image, ImageKind,
 };
-use thalweg_ir::host::{Cells, HostProgram, Source};
+use thalweg_ir::host::{Cells, HostProgram, Observer, Source};
 use thalweg_ir::{Geometry, Kernel, OperandGeometry};
 use thalweg_kernels::{Accesses, NativeKernel, cells, slice};
 
@@ -23,6 +23,7 @@ use crate::disk_cache::{self, EntryKey};
 use crate::elements::Elements;
 use crate::environment::Environment;
 use crate::loaded::{KernelKey, LoadedKernel};
+use crate::out_of_range::HostWords;
 use crate::{Device, Error, Result};
 
 impl Device {
@@ -37,7 +38,9 @@ impl Device {
         let kernel = Arc::new(make());
         let name = kernel.name.clone();
         let function = self
-            .load(&name, &|| thalweg_ir::cuda::print(&kernel), &|| Arc::new(LoopKernel::new(kernel.clone())))
+            .load(&name, &|| thalweg_ir::cuda::print(&kernel), &|| {
+                Arc::new(LoopKernel::new(kernel.clone(), self.out_of_range().words()))
+            })
             .map_err(|error| error.context(format!("kernel {name}")))?;
         let loaded = Arc::new(LoadedKernel { kernel, function });
         let mut loops = table.loops.write().unwrap_or_else(PoisonError::into_inner);
@@ -254,11 +257,13 @@ fn no_code(environment: &Environment, architecture: &str, refused: Option<&thalw
 struct LoopKernel {
     kernel: Arc<Kernel>,
     program: HostProgram,
+    /// Where it tells of indices out of range.
+    out_of_range: HostWords,
 }
 
 impl LoopKernel {
-    fn new(kernel: Arc<Kernel>) -> Self {
-        Self { program: HostProgram::compile(&kernel), kernel }
+    fn new(kernel: Arc<Kernel>, out_of_range: HostWords) -> Self {
+        Self { program: HostProgram::compile(&kernel), kernel, out_of_range }
     }
 }
 
@@ -292,6 +297,9 @@ impl HostKernel for LoopKernel {
                 Source::Slice(slice(launch, input.dtype, address, elements)?)
             });
         }
+        let slot = body.report.and(arguments.scalars.last().copied()).unwrap_or_default();
+        let tell = |index, extent| self.out_of_range.tell(slot, index, extent);
+        let observer = Observer { out_of_range: Some(&tell), ..Observer::default() };
         let ran = if launch.has_tickets() {
             let none = (0..geometry.operands.len()).map(|operand| match geometry.operands[operand] {
                 OperandGeometry::Gathered { elements } => Elements::below(elements),
@@ -299,12 +307,13 @@ impl HostKernel for LoopKernel {
             });
             let chosen: RefCell<Vec<Elements>> = RefCell::new(none.collect());
             let note = |operand: usize, element| chosen.borrow_mut()[operand].add(element);
-            let ran = self.program.run_noting(geometry, &arguments.scalars, &inputs, &outputs, &note);
+            let observer = Observer { chosen: Some(&note), ..observer };
+            let ran = self.program.run_observed(geometry, &arguments.scalars, &inputs, &outputs, observer);
             let pointers = arguments.inputs.iter().chain(&arguments.outputs);
             self.say_what_was_chosen(launch, geometry, pointers, &declared, &chosen.into_inner());
             ran
         } else {
-            self.program.run(geometry, &arguments.scalars, &inputs, &outputs)
+            self.program.run_observed(geometry, &arguments.scalars, &inputs, &outputs, observer)
         };
         ran.map_err(|fault| HostFault(format!("{}: {fault}", self.kernel.name)))
     }

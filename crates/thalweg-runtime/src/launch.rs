@@ -12,6 +12,7 @@
 
 use std::sync::{Arc, PoisonError};
 
+use smallvec::SmallVec;
 use thalweg_driver::{DevicePointer, Label, Launch};
 use thalweg_ir::{Geometry, LaunchArguments};
 
@@ -70,6 +71,16 @@ impl Stream {
             return Ok(());
         }
         let kernel = prepared.loaded.kernel();
+        let report;
+        let scalars = match kernel.body.report {
+            None => scalars,
+            Some(_) => {
+                let device = self.device();
+                let slot = device.out_of_range().scalar(device.driver(), label)?;
+                report = scalars.iter().copied().chain([slot]).collect::<SmallVec<[u64; 8]>>();
+                &report
+            }
+        };
         let addresses = inputs.iter().chain(outputs).map(|pointer| pointer.address());
         let arguments = LaunchArguments::behind(kernel, addresses, scalars, &prepared.sizes);
         let launch = Launch {

@@ -187,6 +187,9 @@ impl Stream {
     }
 
     /// Blocks until all work is done.
+    ///
+    /// # Errors
+    /// What asynchronous work failed with; [`Error::is_out_of_range`] if a kernel met an index out of range.
     #[track_caller]
     pub fn synchronize(&self) -> Result<()> {
         self.device.called(Label::here("synchronize"));
@@ -195,7 +198,8 @@ impl Stream {
             self.check(driver.stream_synchronize(self.handle()))?;
             Ok(true)
         });
-        is_idle.map(drop)
+        is_idle?;
+        self.device.check_indices()
     }
 
     /// Returns whether the stream captures; in a region that is [audited](crate::graph::audit()), whether it would.
@@ -293,7 +297,7 @@ impl Stream {
     ) -> Result<()> {
         let number = self.submit_numbered(label, call)?;
         self.state.complete_before(number + 1);
-        Ok(())
+        self.device.check_indices()
     }
 
     /// Returns the number of the command.

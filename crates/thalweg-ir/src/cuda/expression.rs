@@ -1,6 +1,6 @@
 //! Nodes as C++ expressions: types, literals, primitives, casts.
 
-use crate::body::{Dimension, Node, Scatter};
+use crate::body::{Dimension, Node, Report, Scatter};
 use crate::{Binary, Body, Category, DType, ExprId, ReduceOp, Scalar, Unary};
 
 use super::writer::Writer;
@@ -32,6 +32,12 @@ pub(super) fn stored(value: &str, from: DType, to: DType) -> String {
 pub(super) fn scattered(statements: &Statements<'_>, number: usize, scatter: Scatter, value: &str) -> String {
     let (index, guard) = (statements.name(scatter.index), statements.name(scatter.guard));
     format!("if ({guard}) a.output{number}[{index}] = {value};")
+}
+
+/// Returns the statement that tells of an index that is out of range.
+pub(super) fn reported(statements: &Statements<'_>, report: Report) -> String {
+    let [guard, index, extent] = report.operands().map(|id| statements.name(id));
+    format!("if ({guard}) {{ a.report[0] = {index}; a.report[1] = i64(u64({extent}) + 1); }}")
 }
 
 /// Returns a literal.

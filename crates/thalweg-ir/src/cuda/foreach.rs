@@ -17,6 +17,7 @@ use super::writer::Writer;
 pub fn print_foreach(kernel: &ForeachKernel) -> String {
     let body = &kernel.body;
     let plain = body.reductions.is_empty()
+        && body.report.is_none()
         && body.outputs.iter().all(|output| output.scatter.is_none())
         && !body.nodes.iter().any(|node| matches!(node, Node::Index(_) | Node::Gather { .. }));
     assert!(plain, "{}: a body over a list is elementwise", kernel.name);

@@ -46,7 +46,7 @@ impl RowPrinter<'_> {
             self.define_for_row(&values, &mut defined, writer);
             self.print_reductions(held, pass, reductions, &mut defined, writer);
         }
-        let operands: Vec<_> = body.outputs.iter().flat_map(|output| output.operands()).collect();
+        let operands: Vec<_> = body.written().collect();
         self.define_for_row(&operands, &mut defined, writer);
         let (of_points, of_row): (Vec<usize>, Vec<usize>) =
             (0..body.outputs.len()).partition(|&number| body.outputs[number].place == OutputPlace::Point);

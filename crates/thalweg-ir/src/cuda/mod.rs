@@ -155,6 +155,13 @@ fn print_kernel(kernel: &Kernel) -> String {
     assert!(matches!(vector, 1 | 2 | 4 | 8), "{name}: a vector of {vector} elements is not 1, 2, 4 or 8");
     let scatters = kernel.body.outputs.iter().any(|output| output.scatter.is_some());
     assert!(!contiguous || !scatters, "{name}: a kernel that scatters is not contiguous");
+    let reports = kernel.body.report.is_some();
+    assert!(
+        !reports
+            || works_by_points(kernel)
+            || kernel.body.outputs.iter().any(|output| output.place == OutputPlace::Row),
+        "{name}: a report goes with an output that is written once a row"
+    );
     assert!(!contiguous || (row_rank <= 1 && inner_rank <= 1), "{name}: contiguous dimensions are merged");
     let mut writer = Writer::default();
     print_arguments(kernel, &mut writer);
@@ -196,6 +203,9 @@ fn print_arguments(kernel: &Kernel, writer: &mut Writer) {
     }
     for (number, &dtype) in body.scalars.iter().enumerate() {
         writer.line(&format!("{} scalar{number};", expression::scalar_type(dtype)));
+    }
+    if body.report.is_some() {
+        writer.line("volatile i64* report;");
     }
     writer.line("u64 rows;");
     writer.line("u64 points;");

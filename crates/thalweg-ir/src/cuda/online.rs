@@ -45,7 +45,7 @@ impl RowPrinter<'_> {
             self.define_for_row(&[picked.value], &mut defined, writer);
             self.print_picked(number, picked, &defined, writer);
         }
-        let operands: Vec<_> = body.outputs.iter().flat_map(|output| output.operands()).collect();
+        let operands: Vec<_> = body.written().collect();
         self.define_for_row(&operands, &mut defined, writer);
         let outputs: Vec<usize> = (0..body.outputs.len()).collect();
         self.print_row_outputs(&outputs, &defined, writer);

@@ -1,9 +1,9 @@
 //! Kernels whose threads have points of their own: bodies without reductions.
 
-use crate::body::{InputKind, Output, OutputPlace};
+use crate::body::{InputKind, OutputPlace};
 use crate::{DType, ExprId, Kernel};
 
-use super::expression::{Statements, memory_type, scattered, stored};
+use super::expression::{Statements, memory_type, reported, scattered, stored};
 use super::writer::Writer;
 use super::{POINT_BLOCK, index_type, inner_dimensions, offset, open_entry, row_dimensions, split_index};
 
@@ -222,7 +222,7 @@ pub(super) fn print_values(
 ) {
     let body = &kernel.body;
     let mut defined = statements.nothing();
-    let values: Vec<ExprId> = body.outputs.iter().flat_map(Output::operands).collect();
+    let values: Vec<ExprId> = body.written().collect();
     statements.define(&values, &mut defined, |_| true, writer);
     for (number, place) in body.outputs.iter().enumerate() {
         let value = stored(&statements.name(place.value), body.dtype(place.value), place.dtype);
@@ -230,5 +230,8 @@ pub(super) fn print_values(
             None => writer.line(&format!("{} = {value};", output(number))),
             Some(scatter) => writer.line(&scattered(statements, number, scatter, &value)),
         }
+    }
+    if let Some(report) = body.report {
+        writer.line(&reported(statements, report));
     }
 }

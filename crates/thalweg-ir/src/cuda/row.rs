@@ -1,12 +1,12 @@
 //! Kernels whose threads share rows: bodies with reductions, or with outputs that are written once for several points.
 
-use crate::body::{InputKind, Output, OutputPlace};
+use crate::body::{InputKind, OutputPlace};
 use crate::held::passes;
 use crate::kernel::RUN;
 use crate::online::{is_one_value, picked};
 use crate::{DType, ExprId, Kernel};
 
-use super::expression::{Defined, Statements, binary, combining, neutral, scattered, stored};
+use super::expression::{Defined, Statements, binary, combining, neutral, reported, scattered, stored};
 use super::writer::Writer;
 use super::{ROW_BLOCK, index_type, inner_dimensions, offset, open_entry, row_dimensions, split_index};
 
@@ -341,7 +341,7 @@ impl RowPrinter<'_> {
         let body = &self.kernel.body;
         let (of_points, of_row): (Vec<usize>, Vec<usize>) =
             (0..body.outputs.len()).partition(|&number| body.outputs[number].place == OutputPlace::Point);
-        let values: Vec<ExprId> = body.outputs.iter().flat_map(Output::operands).collect();
+        let values: Vec<ExprId> = body.written().collect();
         self.define_for_row(&values, defined, writer);
         if !of_row.is_empty() {
             self.print_row_outputs(&of_row, defined, writer);
@@ -363,8 +363,9 @@ impl RowPrinter<'_> {
     /// row's first point.
     pub fn print_row_outputs(&self, outputs: &[usize], defined: &Defined, writer: &mut Writer) {
         let (body, class) = (&self.kernel.body, &self.kernel.class);
+        let report = body.report.into_iter().flat_map(|report| report.operands());
         let values: Vec<ExprId> =
-            outputs.iter().flat_map(|&number| body.outputs[number].operands()).collect();
+            outputs.iter().flat_map(|&number| body.outputs[number].operands()).chain(report).collect();
         let at_a_point = values.iter().any(|value| self.at_points[value.index()]);
         match class.threads_of_a_row() {
             1 if !at_a_point => {}
@@ -387,6 +388,9 @@ impl RowPrinter<'_> {
         for &number in outputs {
             let place = if class.contiguous { "row".to_string() } else { format!("start_output{number}") };
             self.print_store(number, &place, writer);
+        }
+        if let Some(report) = body.report {
+            writer.line(&reported(&self.statements, report));
         }
         if class.threads_of_a_row() > 1 || at_a_point {
             writer.close("");

@@ -1,6 +1,6 @@
 //! Removal of what no output needs.
 
-use crate::{Body, ExprId, Node, Output, Scatter};
+use crate::{Body, ExprId, Node, Output, Report, Scatter};
 
 impl Body {
     /// Returns the body without the expressions and reductions that no output needs. Inputs and scalars keep their numbers, needed
@@ -9,7 +9,7 @@ impl Body {
     pub fn pruned(&self) -> Self {
         let mut nodes = vec![false; self.nodes.len()];
         let mut reductions = vec![false; self.reductions.len()];
-        self.outputs.iter().flat_map(Output::operands).for_each(|id| nodes[id.index()] = true);
+        self.written().for_each(|id| nodes[id.index()] = true);
         for index in (0..nodes.len()).rev() {
             if !nodes[index] {
                 continue;
@@ -49,6 +49,11 @@ impl Body {
                 .map(|Scatter { index, guard }| Scatter { index: moved(index), guard: moved(guard) });
             body.outputs.push(Output { value: moved(output.value), scatter, ..*output });
         }
+        body.report = self.report.map(|Report { guard, index, extent }| Report {
+            guard: moved(guard),
+            index: moved(index),
+            extent: moved(extent),
+        });
         body
     }
 }

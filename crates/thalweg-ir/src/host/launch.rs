@@ -3,12 +3,12 @@
 use std::cell::Cell;
 
 use super::BLOCK;
-use super::Fault;
 use super::operand::{Cells, Source, represents};
 use super::program::{CompiledKernel, HostStep, Op};
 use super::register::{File, Lane, View};
 use super::space::{Cursor, Space};
 use super::step::{Accumulators, Block, argument};
+use super::{Fault, Observer};
 use crate::Scalar;
 use crate::body::{Dimension, OutputPlace};
 use crate::kernel::{Geometry, OperandGeometry};
@@ -30,9 +30,6 @@ thread_local! {
     static FILE: Cell<Option<Box<File>>> = const { Cell::new(None) };
 }
 
-/// A function that takes each element that data chooses: operand and element.
-type Noting<'n> = Option<&'n dyn Fn(usize, u64)>;
-
 /// Runs a program. See [`HostProgram::run`](super::HostProgram::run).
 pub(super) fn run(
     program: &CompiledKernel,
@@ -40,7 +37,7 @@ pub(super) fn run(
     scalars: &[u64],
     inputs: &[Source<'_>],
     outputs: &[Cells<'_>],
-    noting: Noting<'_>,
+    observer: Observer<'_>,
 ) -> Result<(), Fault> {
     check(program, geometry, scalars, inputs, outputs)?;
     if geometry.rows() == 0 {
@@ -49,7 +46,7 @@ pub(super) fn run(
     let mut file = FILE.take().unwrap_or_default();
     file.prepare(&program.registers, &program.accumulators);
     let mut launch = Launch::new(program, geometry, scalars, inputs, outputs);
-    launch.noting = noting;
+    launch.observer = observer;
     let result = launch.run(&mut file);
     FILE.set(Some(file));
     result
@@ -66,14 +63,10 @@ fn check(
     let fault = |text: String| Err(Fault::new(format!("{}: {text}", program.name)));
     let given = [inputs.len(), outputs.len(), scalars.len(), geometry.operands.len()];
     let (ins, outs) = (program.inputs.len(), program.outputs.len());
-    if given != [ins, outs, program.scalars.len(), ins + outs] {
+    if given != [ins, outs, program.scalar_words, ins + outs] {
         return fault(format!(
             "the kernel takes {ins} inputs, {outs} outputs and {} scalars; given are {}, {} and {}, with the geometry of {} operands",
-            program.scalars.len(),
-            given[0],
-            given[1],
-            given[2],
-            given[3]
+            program.scalar_words, given[0], given[1], given[2], given[3]
         ));
     }
     let ranks = [geometry.row_shape.len(), geometry.inner_shape.len()];
@@ -165,7 +158,7 @@ struct Launch<'l> {
     scalars: &'l [u64],
     inputs: &'l [Source<'l>],
     outputs: &'l [Cells<'l>],
-    noting: Noting<'l>,
+    observer: Observer<'l>,
     rows: usize,
     points: usize,
     row_space: Space,
@@ -218,7 +211,7 @@ impl<'l> Launch<'l> {
             scalars,
             inputs,
             outputs,
-            noting: None,
+            observer: Observer::default(),
             rows,
             points,
             row_space,
@@ -326,6 +319,7 @@ impl<'l> Launch<'l> {
             Op::Scatter { output } => {
                 return with_dtype!(step.dtype, T => self.scatter::<T>(block, step, output));
             }
+            Op::Report => self.report(block, step),
         }
         Ok(())
     }
@@ -501,9 +495,22 @@ impl<'l> Launch<'l> {
         Ok(())
     }
 
+    /// Tells of the indices that are out of range.
+    fn report(&self, block: &Block<'_, '_>, step: &HostStep) {
+        let Some(tell) = self.observer.out_of_range else { return };
+        let guards = block.file.read::<u8>(block.inputs, step.operands[0], block.count);
+        let [indices, extents] =
+            [1, 2].map(|operand| block.file.read::<i64>(block.inputs, step.operands[operand], block.count));
+        for ((_, &index), &extent) in
+            guards.iter().zip(indices).zip(extents).filter(|((guard, _), _)| **guard != 0)
+        {
+            tell(index, extent);
+        }
+    }
+
     /// Notes elements that data chose.
     fn note(&self, operand: usize, places: &[i64], guards: &[u8]) {
-        let Some(noting) = self.noting else { return };
+        let Some(noting) = self.observer.chosen else { return };
         for (&place, _) in places.iter().zip(guards).filter(|(_, guard)| **guard != 0) {
             noting(operand, place as u64);
         }

@@ -94,22 +94,38 @@ impl HostProgram {
         inputs: &[Source<'_>],
         outputs: &[Cells<'_>],
     ) -> Result<(), Fault> {
-        launch::run(&self.0, geometry, scalars, inputs, outputs, None)
+        launch::run(&self.0, geometry, scalars, inputs, outputs, Observer::default())
     }
 
-    /// Runs the program as [`run`](Self::run), and tells `noting` which elements it reads and writes of operands whose elements
-    /// data chooses: the operand's number (inputs, then outputs) and the element's, as often as it is touched.
+    /// Runs the program as [`run`](Self::run), and calls the observer's functions.
     ///
     /// # Errors
     /// As [`run`](Self::run).
-    pub fn run_noting(
+    pub fn run_observed(
         &self,
         geometry: &Geometry,
         scalars: &[u64],
         inputs: &[Source<'_>],
         outputs: &[Cells<'_>],
-        noting: &dyn Fn(usize, u64),
+        observer: Observer<'_>,
     ) -> Result<(), Fault> {
-        launch::run(&self.0, geometry, scalars, inputs, outputs, Some(noting))
+        launch::run(&self.0, geometry, scalars, inputs, outputs, observer)
+    }
+}
+
+/// Functions that a run calls as it goes.
+#[derive(Clone, Copy, Default)]
+pub struct Observer<'o> {
+    /// Takes each element that is read or written of operands whose elements data chooses: the operand's number (inputs, then
+    /// outputs) and the element's, as often as it is touched.
+    pub chosen: Option<&'o dyn Fn(usize, u64)>,
+    /// Takes each index that the body [reports](crate::Report) as out of range, and the extent.
+    pub out_of_range: Option<&'o dyn Fn(i64, i64)>,
+}
+
+impl fmt::Debug for Observer<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let told = [self.chosen.is_some(), self.out_of_range.is_some()];
+        f.debug_tuple("Observer").field(&told).finish()
     }
 }

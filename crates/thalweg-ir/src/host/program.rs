@@ -9,7 +9,9 @@
 //!   sections of points are loops.
 
 use crate::Scalar;
-use crate::body::{Binary, Dimension, ExprId, InputKind, Node, OutputPlace, ReduceOp, Scatter, Unary};
+use crate::body::{
+    Binary, Dimension, ExprId, InputKind, Node, OutputPlace, ReduceOp, Report, Scatter, Unary,
+};
 use crate::{Body, Class, DType, Kernel};
 
 use super::register::{BANKS, Lane};
@@ -49,6 +51,8 @@ pub(super) enum Op {
     Store { output: u16 },
     /// Writes the first operand to an output, at the places of the second where the third is true.
     Scatter { output: u16 },
+    /// Tells of the second operand that it is not in the range of the third, where the first is true.
+    Report,
 }
 
 /// One step. While a program is compiled its operands and its target are values, afterwards registers.
@@ -57,7 +61,7 @@ pub(super) struct HostStep<R = u16> {
     pub op: Op,
     /// The type that the loop works in: that of the operands, or of the target where there are none.
     pub dtype: DType,
-    /// The register that it writes; meaningless for `Start`, `Accumulate`, `Store` and `Scatter`.
+    /// The register that it writes; meaningless for `Start`, `Accumulate`, `Store`, `Scatter` and `Report`.
     pub target: R,
     /// The registers that it reads; only as many as the operation has.
     pub operands: [R; 3],
@@ -90,7 +94,7 @@ pub(super) struct CompiledKernel {
     pub inputs: Vec<crate::Input>,
     /// Dtype and place, and whether it is scattered.
     pub outputs: Vec<(DType, OutputPlace, bool)>,
-    pub scalars: Vec<DType>,
+    pub scalar_words: usize,
     pub uses_coordinates: bool,
     /// Once a launch.
     pub uniform: Vec<HostStep>,
@@ -185,7 +189,7 @@ impl<'k> Compiler<'k> {
                 other => other.operands().all(|operand| uniform[operand.index()]),
             };
         }
-        let last = body.outputs.iter().map(|output| phase[output.value.index()]).max().unwrap_or(0);
+        let last = body.written().map(|value| phase[value.index()]).max().unwrap_or(0);
         let has_inner = kernel.class.inner_rank > 0;
         Self {
             kernel,
@@ -223,6 +227,7 @@ impl<'k> Compiler<'k> {
                 output.operands().for_each(|id| self.needed_at_row[id.index()] = true);
             }
         }
+        body.report.iter().flat_map(Report::operands).for_each(|id| self.needed_at_row[id.index()] = true);
         for (index, node) in body.nodes.iter().enumerate().rev() {
             for phase in 0..self.phases {
                 if !self.needed_at_point[phase][index] {
@@ -426,6 +431,10 @@ impl<'k> Compiler<'k> {
                 }
             };
         }
+        if let Some(report) = self.body().report {
+            let operands = report.operands().map(|id| self.row_values[id.index()]);
+            self.push(Op::Report, DType::I64, &operands, self.sections.len() - 1);
+        }
     }
 
     /// Finds the values of rows that are needed as whole blocks: those that steps at points read, and what they follow from.
@@ -485,7 +494,7 @@ impl<'k> Compiler<'k> {
                 .iter()
                 .map(|output| (output.dtype, output.place, output.scatter.is_some()))
                 .collect(),
-            scalars: body.scalars.clone(),
+            scalar_words: body.scalar_words(),
             uses_coordinates: body.uses_coordinates(),
             uniform,
             phases,

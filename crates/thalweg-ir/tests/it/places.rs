@@ -1,9 +1,11 @@
 //! Writes at computed places, random numbers, and kernels over lists of tensors.
 
+use std::cell::RefCell;
+
 use smallvec::SmallVec;
 use smallvec::smallvec;
 use thalweg_ir::foreach::{CHUNK, ForeachArguments, ForeachItem, ForeachKernel, ForeachOperand};
-use thalweg_ir::host::HostProgram;
+use thalweg_ir::host::{HostProgram, Observer};
 use thalweg_ir::{
     Body, BodyBuilder, Class, DType, Dimension, Geometry, Kernel, LaunchArguments, OperandGeometry,
     OutputPlace, philox,
@@ -60,6 +62,31 @@ fn a_scatters_arguments_are_read_back() {
     assert_eq!(unpacked.outputs.as_slice(), [48]);
     let code = thalweg_ir::cuda::print(&kernel);
     assert!(code.contains("u64 output0_elements;") && code.contains("a.output0[v"), "{code}");
+}
+
+#[test]
+fn a_report_tells_of_what_is_out_of_range() {
+    let b = BodyBuilder::new();
+    let (index, extent) = (b.input(DType::I64), b.scalar(DType::I64));
+    let fits = index.ge(0).and(index.lt(extent));
+    b.report(fits.logical_not(), index, extent);
+    b.output(index, DType::I64, OutputPlace::Row);
+    let kernel = kernel("checked", b.finish().pruned());
+    let geometry =
+        Geometry { row_shape: smallvec![4], inner_shape: smallvec![], operands: vec![strided(); 2] };
+    let (indices, mut copies) = ([2i64, -1, 3, 0], [0i64; 4]);
+    let inputs = [indices.as_slice().into()];
+    let told = RefCell::new(Vec::new());
+    let tell = |index, extent| told.borrow_mut().push((index, extent));
+    let observer = Observer { out_of_range: Some(&tell), ..Observer::default() };
+    let program = HostProgram::compile(&kernel);
+    program.run_observed(&geometry, &[3, 0], &inputs, &[copies.as_mut_slice().into()], observer).unwrap();
+    assert_eq!((told.into_inner(), copies), (vec![(-1, 3), (3, 3)], indices));
+    // Its address is the last of the scalars' words.
+    let packed = LaunchArguments::pack(&kernel, &geometry, &[16], &[48], &[3, 1 << 40]);
+    assert_eq!(kernel.unpack(packed.as_bytes()).unwrap().scalars.as_slice(), [3, 1 << 40]);
+    let code = thalweg_ir::cuda::print(&kernel);
+    assert!(code.contains("volatile i64* report;") && code.contains("{ a.report[0] = "), "{code}");
 }
 
 #[test]

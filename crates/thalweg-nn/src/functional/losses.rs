@@ -73,7 +73,7 @@ pub fn cross_entropy(input: &Tensor, target: &Tensor) -> Result<Tensor> {
 }
 
 /// −log softmax(input) at the class of each row: input (classes), (rows, classes) or (rows, classes, …), target () or (rows, …)
-/// of i64. One kernel, and one for the mean. A class out of range makes the result NaN, since the device cannot raise an error.
+/// of i64. One kernel, and one for the mean. A class out of range makes the result NaN, and is an error at the next wait for the device.
 #[track_caller]
 pub fn cross_entropy_with(input: &Tensor, target: &Tensor, options: ClassLossOptions) -> Result<Tensor> {
     let location = Location::caller();

@@ -241,7 +241,7 @@ fn int(number: usize) -> Result<Argument<'static>> {
 /// The rows of a weight (embeddings, features) at indices of any shape, of i64 (`torch.nn.functional.embedding`). The gradient
 /// of a row is the sum over the places that read it, in their order, so that it repeats its bits; each index is compared with
 /// each. The row `padding_idx` (a negative one is counted from the end) gets no
-/// gradient. An index out of range reads NaN, or 0 of a weight of integers, since the device cannot raise an error.
+/// gradient. An index out of range reads NaN, or 0 of a weight of integers, and is an error at the next wait for the device.
 #[track_caller]
 pub fn embedding(indices: &Tensor, weight: &Tensor, padding_idx: Option<i64>) -> Result<Tensor> {
     let location = Location::caller();

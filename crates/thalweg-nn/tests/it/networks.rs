@@ -7,7 +7,10 @@ use thalweg_nn::functional::{
 };
 use thalweg_tensor::{Tensor, no_grad};
 
-use crate::support::{assert_close, check_gradient, device, random, tensor, tolerance, values};
+use crate::support::{
+    assert_close, check_gradient, device, expect_out_of_range, on_own_device, random, tensor, tolerance,
+    values,
+};
 
 fn indices(values: &[i64], shape: &[usize]) -> Tensor {
     Tensor::from_slice(values, shape, &device()).unwrap()
@@ -160,48 +163,54 @@ fn a_sum_is_normalized_as_an_addition_and_a_layer_are() {
 
 #[test]
 fn embedding_reads_rows_and_adds_up_their_gradients() {
-    let weight = random(&[5, 3], 1);
-    let places = indices(&[1, 4, 1, 0, 1, 4], &[2, 3]);
-    let found = embedding(&places, &weight, None).unwrap();
-    assert_eq!(found.shape(), [2, 3, 3]);
-    let rows = values(&weight);
-    let expected: Vec<f64> =
-        [1, 4, 1, 0, 1, 4].iter().flat_map(|&row| rows[row * 3..row * 3 + 3].to_vec()).collect();
-    assert_eq!(values(&found), expected);
-    check_gradient(&weight, |weight| weighted(embedding(&places, weight, None).unwrap()));
-    // The padding's row is read and has no gradient.
-    let leaf = weight.detach().requires_grad_().unwrap();
-    let padded = embedding(&places, &leaf, Some(-1)).unwrap();
-    assert_eq!(values(&padded), expected);
-    padded.sum(&[], false).unwrap().backward().unwrap();
-    let gradient = values(&leaf.grad().unwrap());
-    assert_eq!(gradient, [1., 1., 1., 3., 3., 3., 0., 0., 0., 0., 0., 0., 0., 0., 0.]);
-    let outside = embedding(&indices(&[5, -1], &[2]), &weight, None).unwrap();
-    assert!(values(&outside).iter().all(|value| value.is_nan()));
-    assert!(embedding(&places, &weight, Some(5)).is_err());
+    on_own_device(|| {
+        let weight = random(&[5, 3], 1);
+        let places = indices(&[1, 4, 1, 0, 1, 4], &[2, 3]);
+        let found = embedding(&places, &weight, None).unwrap();
+        assert_eq!(found.shape(), [2, 3, 3]);
+        let rows = values(&weight);
+        let expected: Vec<f64> =
+            [1, 4, 1, 0, 1, 4].iter().flat_map(|&row| rows[row * 3..row * 3 + 3].to_vec()).collect();
+        assert_eq!(values(&found), expected);
+        check_gradient(&weight, |weight| weighted(embedding(&places, weight, None).unwrap()));
+        // The padding's row is read and has no gradient.
+        let leaf = weight.detach().requires_grad_().unwrap();
+        let padded = embedding(&places, &leaf, Some(-1)).unwrap();
+        assert_eq!(values(&padded), expected);
+        padded.sum(&[], false).unwrap().backward().unwrap();
+        let gradient = values(&leaf.grad().unwrap());
+        assert_eq!(gradient, [1., 1., 1., 3., 3., 3., 0., 0., 0., 0., 0., 0., 0., 0., 0.]);
+        let outside = embedding(&indices(&[5, -1], &[2]), &weight, None).unwrap();
+        expect_out_of_range();
+        assert!(values(&outside).iter().all(|value| value.is_nan()));
+        assert!(embedding(&places, &weight, Some(5)).is_err());
+    });
 }
 
 #[test]
 fn an_embedding_has_gradients_for_any_number_of_features_and_none_for_indices_out_of_range() {
-    let places = indices(&[2, -1, 2, 3, 0], &[5]);
-    for (dtype, features) in
-        [(DType::F32, 1), (DType::F32, 300), (DType::F64, 128), (DType::Bf16, 130), (DType::F16, 3)]
-    {
-        let weight = random(&[3, features], 1).to_dtype(dtype).unwrap().requires_grad_().unwrap();
-        let gradient = random(&[5, features], 2).to_dtype(dtype).unwrap();
-        embedding(&places, &weight, None).unwrap().backward_with(&gradient).unwrap();
-        let parts = values(&gradient);
-        let part = |place: usize, feature: usize| parts[place * features + feature];
-        let expected: Vec<f64> = (0..features)
-            .map(|feature| part(4, feature))
-            .chain((0..features).map(|_| 0.0))
-            .chain((0..features).map(|feature| part(0, feature) + part(2, feature)))
-            .collect();
-        assert_close(&values(&weight.grad().unwrap()), &expected, tolerance(dtype));
-    }
-    let empty = random(&[3, 4], 1).requires_grad_().unwrap();
-    embedding(&indices(&[], &[0]), &empty, None).unwrap().sum(&[], false).unwrap().backward().unwrap();
-    assert_eq!(values(&empty.grad().unwrap()), [0.0; 12]);
+    on_own_device(|| {
+        let places = indices(&[2, -1, 2, 3, 0], &[5]);
+        for (dtype, features) in
+            [(DType::F32, 1), (DType::F32, 300), (DType::F64, 128), (DType::Bf16, 130), (DType::F16, 3)]
+        {
+            let weight = random(&[3, features], 1).to_dtype(dtype).unwrap().requires_grad_().unwrap();
+            let gradient = random(&[5, features], 2).to_dtype(dtype).unwrap();
+            embedding(&places, &weight, None).unwrap().backward_with(&gradient).unwrap();
+            expect_out_of_range();
+            let parts = values(&gradient);
+            let part = |place: usize, feature: usize| parts[place * features + feature];
+            let expected: Vec<f64> = (0..features)
+                .map(|feature| part(4, feature))
+                .chain((0..features).map(|_| 0.0))
+                .chain((0..features).map(|feature| part(0, feature) + part(2, feature)))
+                .collect();
+            assert_close(&values(&weight.grad().unwrap()), &expected, tolerance(dtype));
+        }
+        let empty = random(&[3, 4], 1).requires_grad_().unwrap();
+        embedding(&indices(&[], &[0]), &empty, None).unwrap().sum(&[], false).unwrap().backward().unwrap();
+        assert_eq!(values(&empty.grad().unwrap()), [0.0; 12]);
+    });
 }
 
 #[test]
@@ -228,28 +237,32 @@ fn many_equal_indices_add_up_in_the_same_order() {
 
 #[test]
 fn index_copy_writes_at_indices_on_the_device() {
-    let target = Tensor::zeros(&[2, 4, 3], DType::F32, &device()).unwrap();
-    let source = tensor(&(1..=12).map(f64::from).collect::<Vec<_>>(), &[2, 2, 3], DType::F32);
-    target.index_copy_(1, &indices(&[3, 1], &[2]), &source).unwrap();
-    let expected =
-        [0., 0., 0., 4., 5., 6., 0., 0., 0., 1., 2., 3., 0., 0., 0., 10., 11., 12., 0., 0., 0., 7., 8., 9.];
-    assert_eq!(values(&target), expected);
-    // Through a transposed view, from an expanded source; what is out of range is left alone.
-    let view = target.permute(&[2, 1, 0]).unwrap();
-    let ones = Tensor::ones(&[], DType::F32, &device()).unwrap().expand(&[3, 2, 2]).unwrap();
-    view.index_copy_(1, &indices(&[0, 4], &[2]), &ones).unwrap();
-    let mut expected = expected;
-    [0, 1, 2, 12, 13, 14].iter().for_each(|&place| expected[place] = 1.0);
-    assert_eq!(values(&target), expected);
-    let position = indices(&[2], &[]);
-    target.index_copy_(-2, &position, &source.narrow(1, 0, 1).unwrap()).unwrap();
-    assert_eq!(values(&target)[6..9], [1.0, 2.0, 3.0]);
-    for (index, source) in [(&indices(&[0], &[1]), &source), (&source, &source)] {
-        assert!(target.index_copy_(1, index, source).is_err());
-    }
-    let leaf = target.detach().requires_grad_().unwrap();
-    assert!(leaf.index_copy_(1, &indices(&[0, 1], &[2]), &source).is_err());
-    no_grad(|| leaf.index_copy_(1, &indices(&[0, 1], &[2]), &source)).unwrap();
+    on_own_device(|| {
+        let target = Tensor::zeros(&[2, 4, 3], DType::F32, &device()).unwrap();
+        let source = tensor(&(1..=12).map(f64::from).collect::<Vec<_>>(), &[2, 2, 3], DType::F32);
+        target.index_copy_(1, &indices(&[3, 1], &[2]), &source).unwrap();
+        let expected = [
+            0., 0., 0., 4., 5., 6., 0., 0., 0., 1., 2., 3., 0., 0., 0., 10., 11., 12., 0., 0., 0., 7., 8., 9.,
+        ];
+        assert_eq!(values(&target), expected);
+        // Through a transposed view, from an expanded source; what is out of range is left alone.
+        let view = target.permute(&[2, 1, 0]).unwrap();
+        let ones = Tensor::ones(&[], DType::F32, &device()).unwrap().expand(&[3, 2, 2]).unwrap();
+        view.index_copy_(1, &indices(&[0, 4], &[2]), &ones).unwrap();
+        expect_out_of_range();
+        let mut expected = expected;
+        [0, 1, 2, 12, 13, 14].iter().for_each(|&place| expected[place] = 1.0);
+        assert_eq!(values(&target), expected);
+        let position = indices(&[2], &[]);
+        target.index_copy_(-2, &position, &source.narrow(1, 0, 1).unwrap()).unwrap();
+        assert_eq!(values(&target)[6..9], [1.0, 2.0, 3.0]);
+        for (index, source) in [(&indices(&[0], &[1]), &source), (&source, &source)] {
+            assert!(target.index_copy_(1, index, source).is_err());
+        }
+        let leaf = target.detach().requires_grad_().unwrap();
+        assert!(leaf.index_copy_(1, &indices(&[0, 1], &[2]), &source).is_err());
+        no_grad(|| leaf.index_copy_(1, &indices(&[0, 1], &[2]), &source)).unwrap();
+    });
 }
 
 /// −log softmax(x) of every class of a row.

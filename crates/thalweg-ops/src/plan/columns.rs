@@ -33,7 +33,7 @@ pub(super) fn side_by_side(
     if body.reductions.is_empty() || class.inner_rank != 1 || points <= SERIAL_POINTS {
         return None;
     }
-    if reads_rows || reads_elements || scatters || body.inputs.len() > 32 {
+    if reads_rows || reads_elements || scatters || body.report.is_some() || body.inputs.len() > 32 {
         return None;
     }
     let inputs = body.inputs.iter().map(|input| input.dtype);

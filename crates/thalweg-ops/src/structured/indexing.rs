@@ -1,6 +1,6 @@
 //! Reading and writing at indices that lie in device memory: nothing here needs the host to know them.
 //!
-//! A kernel cannot raise an error. An index out of range reads NaN and writes nothing.
+//! An index out of range reads NaN, or 0 of integers, and writes nothing; the kernel [reports](thalweg_ir::Report) it.
 
 use thalweg_ir::{BodyBuilder, DType, Dimension, OutputPlace, Scalar, Value};
 
@@ -33,6 +33,13 @@ fn in_range<'b>(index: Value<'b>, extent: Value<'b>) -> Value<'b> {
     index.ge(0).and(index.lt(extent))
 }
 
+/// Returns whether an index is in range, and reports it where it is not.
+fn checked<'b>(b: &'b BodyBuilder, index: Value<'b>, extent: Value<'b>) -> Value<'b> {
+    let fits = in_range(index, extent);
+    b.report(fits.logical_not(), index, extent);
+    fits
+}
+
 /// The rows of a weight at indices. Rows: index, feature. Inputs: the weight (gathered), the indices.
 pub static EMBEDDING: LoopOp = indexing(
     "embedding",
@@ -44,7 +51,7 @@ pub static EMBEDDING: LoopOp = indexing(
         let index = b.input(DType::I64);
         let [embeddings, features] = [0; 2].map(|_| scalar(b, DType::I64));
         let place = index * features + b.index(Dimension::Row(1));
-        let value = b.gather(weight, place, in_range(index, embeddings), Scalar::F64(f64::NAN));
+        let value = b.gather(weight, place, checked(b, index, embeddings), Scalar::F64(f64::NAN));
         b.output(value, signature.outputs[0], OutputPlace::Row);
     },
 );
@@ -62,7 +69,7 @@ pub static GATHER: LoopOp = indexing(
         let [extent, inner] = [0; 2].map(|_| scalar(b, DType::I64));
         let [outer, column] = [0, 2].map(|dimension| b.index(Dimension::Row(dimension)));
         let place = (outer * extent + index) * inner + column;
-        let value = b.gather(source, place, in_range(index, extent), Scalar::F64(f64::NAN));
+        let value = b.gather(source, place, checked(b, index, extent), Scalar::F64(f64::NAN));
         b.output(value, signature.outputs[0], OutputPlace::Row);
     },
 );
@@ -80,13 +87,35 @@ pub static PLACE: LoopOp = LoopOp {
         |b, signature| {
             let [sum, index] = [0, 1].map(|input| b.input(signature.inputs[input]).to(DType::I64));
             let [extent, stride] = [0; 2].map(|_| scalar(b, DType::I64));
-            let index = index.lt(0).select(index + extent, index);
-            let fits = in_range(index, extent).and(sum.ge(0));
+            let place = index.lt(0).select(index + extent, index);
+            let fits = in_range(place, extent);
+            b.report(fits.logical_not(), index, extent);
             b.output(
-                fits.select(sum + index * stride, sum.like(-1i64)),
+                fits.and(sum.ge(0)).select(sum + place * stride, sum.like(-1i64)),
                 signature.outputs[0],
                 OutputPlace::Row,
             );
+        },
+    )
+};
+
+/// Indices of a dimension, of which those from `lowest`, 0 or the extent's opposite, up to 0 are counted from the end. −1 where an
+/// index is out of range.
+pub static CHECKED_INDEX: LoopOp = LoopOp {
+    rule: DTypeRule::Numeric,
+    space: Space::Elementwise,
+    ..indexing(
+        "checked_index",
+        "Indices of a dimension, counted from the end where they are negative and that is allowed; −1 where one is out of range.",
+        1,
+        &["lowest", "extent"],
+        |b, signature| {
+            let index = b.input(signature.inputs[0]).to(DType::I64);
+            let [lowest, extent] = [0; 2].map(|_| scalar(b, DType::I64));
+            let fits = index.ge(lowest).and(index.lt(extent));
+            b.report(fits.logical_not(), index, extent);
+            let place = index.lt(0).select(index + extent, index);
+            b.output(fits.select(place, index.like(-1i64)), signature.outputs[0], OutputPlace::Row);
         },
     )
 };
@@ -104,7 +133,7 @@ pub static INDEX_COPY: LoopOp = indexing(
         let [extent, outer_stride, stride, inner_stride] = [0; 4].map(|_| scalar(b, DType::I64));
         let [outer, inner] = [0, 2].map(|dimension| b.index(Dimension::Row(dimension)));
         let place = outer * outer_stride + index * stride + inner * inner_stride;
-        b.scattered_output(source, signature.outputs[0], place, in_range(index, extent));
+        b.scattered_output(source, signature.outputs[0], place, checked(b, index, extent));
     },
 );
 

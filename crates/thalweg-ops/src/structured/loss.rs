@@ -1,7 +1,7 @@
 //! Losses over classes. The row's points are the classes; one kernel gives the loss of every row.
 //!
 //! A class is an i64 of its row. A row of class `ignore_index` has loss 0 and does not count in a mean. Any other class that is
-//! not one of the row's makes the loss NaN, and the gradient of the whole row with it, since a kernel cannot raise an error.
+//! not one of the row's makes the loss NaN, and the gradient of the whole row with it; the loss's kernel [reports](thalweg_ir::Report) it.
 
 use thalweg_ir::{BodyBuilder, DType, Dimension, OutputPlace, ReduceOp, Value};
 
@@ -44,6 +44,11 @@ impl<'b> Classes<'b> {
         // The class is the same at every point of its row, and a reduction is how a body says so.
         let class = b.reduce(ReduceOp::Max, b.input(DType::I64));
         Self { class, count: scalar(b, DType::I64), ignored: scalar(b, DType::I64) }
+    }
+
+    /// Reports the class where it is wrong.
+    fn check(&self, b: &BodyBuilder) {
+        b.report(self.is_wrong(), self.class, self.count);
     }
 
     fn is_ignored(&self) -> Value<'b> {
@@ -89,6 +94,7 @@ pub static CROSS_ENTROPY: LoopOp = LoopOp {
         |b, signature| {
             let x = b.input(signature.inputs[0]).to(signature.compute);
             let classes = Classes::new(b);
+            classes.check(b);
             let greatest = b.reduce(ReduceOp::Max, x);
             let shifted = x - greatest;
             let log_sum = b.reduce(ReduceOp::Sum, shifted.exp()).log();
@@ -138,6 +144,7 @@ pub static CROSS_ENTROPY_SMOOTHED: LoopOp = loss(
         let compute = signature.compute;
         let x = b.input(signature.inputs[0]).to(compute);
         let classes = Classes::new(b);
+        classes.check(b);
         let smoothing = b.scalar(DType::F64).to(compute);
         let (shifted, sum) = shifted_exponentials(b, x);
         let log_sum = sum.log();
@@ -156,6 +163,7 @@ pub static NLL_LOSS: LoopOp = loss(
     |b, signature| {
         let x = b.input(signature.inputs[0]).to(signature.compute);
         let classes = Classes::new(b);
+        classes.check(b);
         // Where the class is out of range all points count, so that the gradient of each is NaN too.
         let value = x * classes.validity(x);
         let counts = classes.is_class(b).or(classes.is_wrong());

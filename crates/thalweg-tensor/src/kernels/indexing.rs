@@ -7,7 +7,7 @@ use thalweg_kernels::embedding::EmbeddingBackward as Sizes;
 use thalweg_kernels::scatter::{Combine, ScatterReduce};
 use thalweg_ops::structured::{EMBEDDING, GATHER, INDEX_COPY};
 use thalweg_ops::{DTypes, LoopOp, Placement, forward};
-use thalweg_runtime::{Error, Label, Result};
+use thalweg_runtime::{Error, Label, RangeOf, Result, Telling};
 
 use super::loops::{LoopLaunch, widen};
 use crate::autograd::{Backward, Gradients, Saved, record};
@@ -72,6 +72,7 @@ pub(crate) fn embedding(call: &Call<'_>) -> Result<Tensors> {
     let result = Tensor::empty_on(&shape, weight.dtype(), &call.device.current_stream(), call.label)?;
     let placements =
         [Placement::Gathered(weight.elements() as u64), strided(&[1, 0], &[]), strided(&[features, 1], &[])];
+    let _telling = Telling::of(call.label.operator, RangeOf::Dimension(0));
     run(
         &EMBEDDING,
         (&[indices.elements(), features], &[]),
@@ -261,9 +262,11 @@ pub(crate) fn index_copy(
     source: &Tensor,
     label: Label,
 ) -> Result<()> {
-    if target.elements() == 0 || source.elements() == 0 {
-        // Every index is out of range, or there is nothing to write.
+    if source.elements() == 0 {
         return Ok(());
+    }
+    if target.shape()[dimension] == 0 {
+        return Err(Error::invalid(format!("index is out of bounds for dimension {dimension} with size 0")));
     }
     let Some((shape, strides)) = around(target, dimension)? else {
         return Err(Error::invalid(format!(
@@ -283,6 +286,7 @@ pub(crate) fn index_copy(
         Placement::Strided { rows: [0, 1, 0].into_iter().collect(), inner: Dimensions::new() },
         Placement::Gathered(span),
     ];
+    let _telling = Telling::of(label.operator, RangeOf::Dimension(dimension));
     run(
         &INDEX_COPY,
         (&rows, &[]),

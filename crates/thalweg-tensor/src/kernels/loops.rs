@@ -12,11 +12,12 @@ use thalweg_ir::{
     broadcast_shapes, byte_count,
 };
 use thalweg_ops::{
-    DTypes, ForwardBody, GradientBody, Iteration, LoopOp, Placement, Signature, Space, forward, gradient,
-    gradient_of, kernel, plan, scalar_bits,
+    DTypeRule, DTypes, ForwardBody, GradientBody, Iteration, LoopOp, Placement, Signature, Space, forward,
+    gradient, gradient_of, kernel, plan, scalar_bits,
 };
 use thalweg_runtime::{
-    Device, DevicePointer, Environment, Error, KernelKey, Label, LaunchKey, PreparedLaunch, Result, Stream,
+    Device, DevicePointer, Environment, Error, KernelKey, Label, LaunchKey, PreparedLaunch, RangeOf, Result,
+    Stream, Telling,
 };
 
 pub(crate) use super::loop_call::{LoopArguments, LoopCall};
@@ -474,6 +475,8 @@ pub(crate) fn run(call: &LoopCall<'_>, resolved: Option<&Resolved>) -> Result<Te
     call.tensors.iter().for_each(|tensor| inputs.push(tensor.pointer()));
     outputs.iter().for_each(|tensor| results.push(tensor.pointer()));
     let scalars = bits_of(&resolved.forward.body, &call.arguments);
+    let has_classes = matches!(call.operator.rule, DTypeRule::Classes | DTypeRule::WideClasses);
+    let _telling = has_classes.then(|| Telling::of(call.label.operator, RangeOf::Classes));
     let results_alignment = alignment_of(results.iter().copied());
     let own;
     let launch = if results_alignment >= resolved.alignment_bytes {

@@ -9,10 +9,10 @@ use std::panic::Location;
 use smallvec::SmallVec;
 use thalweg_ir::{DType, Scalar, Shape, broadcast_shapes};
 use thalweg_runtime::graph::audit::ObstacleKind;
-use thalweg_runtime::{Error, Result};
+use thalweg_runtime::{Error, RangeOf, Result, Telling};
 
 use super::Body::{Composite, Kernel};
-use super::index::{gathered, long, number_like, scatter};
+use super::index::{checked, gathered, long, number_like, scatter};
 use super::view::dtype_of;
 use super::{operators, single};
 use crate::caller::label_at;
@@ -198,6 +198,7 @@ impl Indexed {
                     x.shape()
                 )));
             }
+            let _telling = Telling::of(call.label.operator, RangeOf::Dimension(dim));
             places = place(&places, index, extent, stride)?;
             stride = stride.saturating_mul(extent);
         }
@@ -425,7 +426,8 @@ fn flat_index(call: &Call<'_>, operator: &str) -> Result<Tensor> {
         return Err(Error::invalid(format!("{operator}(): tried to take from an empty tensor")));
     }
     let index = index.reshape(&[1, index.elements(), 1])?;
-    place(&Tensor::zeros(index.shape(), DType::I64, x.device())?, &index, x.elements(), 1)
+    let count = x.elements();
+    checked(&index, (-(count as i64), count), (call.label.operator, RangeOf::Elements))
 }
 
 fn one_hot(call: &Call<'_>) -> Result<Tensor> {
@@ -449,5 +451,6 @@ fn one_hot(call: &Call<'_>) -> Result<Tensor> {
         _ => return Err(Error::invalid("num_classes should be positive")),
     };
     let all = Tensor::arange(classes as usize, 0i64, 1i64, DType::I64, x.device())?;
+    let x = checked(&x, (0, classes as usize), ("one_hot", RangeOf::Classes))?;
     x.unsqueeze(-1)?.eq(&all)?.to_dtype(DType::I64)
 }

@@ -1,12 +1,12 @@
 //! Reading and writing at indices of one dimension: gathering, scattering, selecting.
 //!
 //! All of it is brought into one form: a tensor (outer, extent, inner), and indices (outer, count, inner) of its middle dimension.
-//! The host never reads an index. **One that is out of range** reads NaN, or 0 of integers, and writes nothing, where PyTorch
-//! fails: a kernel cannot raise an error.
+//! The host never reads an index. **One that is out of range** reads NaN, or 0 of integers, and writes nothing; the kernel tells of
+//! it, and the next wait for the device is an error.
 
 use smallvec::SmallVec;
 use thalweg_ir::{DType, Scalar, Shape};
-use thalweg_runtime::{Error, Result};
+use thalweg_runtime::{Error, RangeOf, Result, Telling};
 
 use super::Body::{Composite, Differentiable, Pair};
 use super::create::pad;
@@ -302,6 +302,24 @@ pub(super) fn long(index: &Tensor, operator: &str) -> Result<Tensor> {
     }
 }
 
+/// Returns the name of an operator, without that of its in-place form.
+fn name_of(call: &Call<'_>) -> &'static str {
+    call.label.operator.trim_end_matches('_')
+}
+
+/// Returns indices from the lowest on, 0 or the extent's opposite, and below the extent, counted from 0; −1 where one is out of range,
+/// which the operator's kernel tells.
+pub(super) fn checked(
+    index: &Tensor,
+    (lowest, extent): (i64, usize),
+    (operator, indexed): (&'static str, RangeOf),
+) -> Result<Tensor> {
+    let _telling = Telling::of(operator, indexed);
+    let numbers = [lowest, extent as i64].map(|number| Argument::Scalar(Scalar::I64(number)));
+    let arguments = [index.into(), numbers[0], numbers[1]];
+    super::call(built_in!("thalweg::checked_index")?, &arguments, None, std::panic::Location::caller())
+}
+
 /// Returns a tensor as (outer, a dimension, inner).
 pub(super) fn around(x: &Tensor, dim: usize) -> Result<Tensor> {
     let (outer, rest) = x.shape().split_at(dim);
@@ -345,6 +363,7 @@ fn gather(call: &Call<'_>) -> Result<Tensors> {
         }
         source = source.narrow(other as i64, 0, wide.shape()[other])?;
     }
+    let _telling = Telling::of("gather", RangeOf::Dimension(dim));
     gathered(&around(&source, dim)?, &around(&wide, dim)?)?.reshape(index.shape()).map(single)
 }
 
@@ -365,6 +384,7 @@ pub(super) fn index_select(x: &Tensor, dim: i64, index: &Tensor) -> Result<Tenso
     shape[dim] = count;
     let rows = around(&source, dim)?;
     let index = index.reshape(&[1, count, 1])?.expand(&[rows.shape()[0], count, rows.shape()[2]])?;
+    let _telling = Telling::of("index_select", RangeOf::Dimension(dim));
     let result = gathered(&rows, &index)?;
     result.reshape(if x.rank() == 0 { &[] } else { &shape })
 }
@@ -372,6 +392,8 @@ pub(super) fn index_select(x: &Tensor, dim: i64, index: &Tensor) -> Result<Tenso
 /// A write at indices of a dimension that have the source's shape.
 struct Along<'a> {
     operator: &'static str,
+    /// The operator's own name, under which the device tells of indices out of range.
+    told: &'static str,
     x: &'a Tensor,
     dim: i64,
     index: &'a Tensor,
@@ -379,12 +401,13 @@ struct Along<'a> {
 
 impl<'a> Along<'a> {
     fn of(call: &'a Call<'a>, operator: &'static str) -> Self {
-        Self { operator, x: call.tensor(0), dim: call.int(1), index: call.tensor(2) }
+        let told = name_of(call);
+        Self { operator, told, x: call.tensor(0), dim: call.int(1), index: call.tensor(2) }
     }
 
     /// Checks dtypes and shapes, and brings indices and source into the form of the target.
     fn prepare(&self, source: &Tensor) -> Result<Write> {
-        let Self { operator, x, .. } = *self;
+        let Self { operator, told, x, .. } = *self;
         let dim = wrap(self.dim, x.rank())?;
         let index = long(self.index, operator)?;
         if source.dtype() != x.dtype() {
@@ -405,6 +428,7 @@ impl<'a> Along<'a> {
             }
         }
         let (target, index, mut source) = (at_least_1d(x)?, at_least_1d(&index)?, at_least_1d(source)?);
+        let index = checked(&index, (0, target.shape()[dim]), (told, RangeOf::Dimension(dim)))?;
         let mut padding: SmallVec<[i64; 12]> = SmallVec::new();
         for at in (0..index.rank()).rev() {
             let [whole, count, available] = [&target, &index, &source].map(|tensor| tensor.shape()[at]);
@@ -560,6 +584,8 @@ impl Places {
                 source.shape()
             )));
         }
+        let extent = at_least_1d(x)?.shape()[dim];
+        let index = checked(&index, (0, extent), (name_of(call), RangeOf::Dimension(dim)))?;
         Ok(Places { x: x.clone(), dim, index })
     }
 
@@ -612,8 +638,8 @@ fn index_fill(call: &Call<'_>, value: &Tensor) -> Result<Tensors> {
     let mut shape: Shape = at_least_1d(x)?.shape().into();
     let extent = shape[dim];
     shape[dim] = index.elements();
-    let start = Tensor::zeros(&[index.elements()], DType::I64, call.device)?;
-    let index = super::advanced_index::place(&start, &index.reshape(&[index.elements()])?, extent, 1)?;
+    let index = index.reshape(&[index.elements()])?;
+    let index = checked(&index, (-(extent as i64), extent), ("index_fill", RangeOf::Dimension(dim)))?;
     // A place that is named twice is filled once: the value's gradient is the sum over places.
     let none = Tensor::zeros(x.shape(), DType::Bool, call.device)?;
     let all = Tensor::ones(&shape, DType::Bool, call.device)?;
@@ -646,12 +672,11 @@ fn take_along_dim(call: &Call<'_>) -> Result<Tensors> {
         )));
     }
     // Negative ones are counted from the end.
-    let wrapped = |extent: usize| -> Result<Tensor> {
-        let is_negative = indices.lt(&number_like(indices, Scalar::I64(0))?)?;
-        is_negative.select_where(&indices.add_scalar(extent as i64)?, indices)
+    let wrapped = |extent: usize, indexed: RangeOf| {
+        checked(indices, (-(extent as i64), extent), ("take_along_dim", indexed))
     };
     let Some(dim) = call.optional_int(2) else {
-        let indices = wrapped(x.elements())?;
+        let indices = wrapped(x.elements(), RangeOf::Elements)?;
         let flat = x.reshape(&[x.elements()])?;
         return flat.gather(0, &indices.reshape(&[indices.elements()])?).map(single);
     };
@@ -665,9 +690,9 @@ fn take_along_dim(call: &Call<'_>) -> Result<Tensors> {
     }
     let at = wrap(dim, x.rank())?;
     if x.rank() == 0 {
-        return x.gather(0, &wrapped(1)?).map(single);
+        return x.gather(0, &wrapped(1, RangeOf::Dimension(0))?).map(single);
     }
-    let indices = wrapped(x.shape()[at])?;
+    let indices = wrapped(x.shape()[at], RangeOf::Dimension(at))?;
     let (mut of_x, mut of_indices): (Shape, Shape) = (x.shape().into(), indices.shape().into());
     (of_x[at], of_indices[at]) = (1, 1);
     let shared = thalweg_ir::broadcast_shapes(&of_x, &of_indices)?;

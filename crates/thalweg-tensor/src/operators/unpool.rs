@@ -1,7 +1,7 @@
 //! Pools taken back, pools at random places, and bags of embeddings.
 
 use thalweg_ir::{DType, Shape};
-use thalweg_runtime::{Error, Result};
+use thalweg_runtime::{Error, RangeOf, Result, Telling};
 
 use super::Body::Composite;
 use super::index::long;
@@ -220,7 +220,10 @@ fn embedding_bag(call: &Call<'_>, padding: Option<i64>) -> Result<Tensors> {
     let sizes =
         Tensor::zeros(&[bags], DType::I64, device)?.index_add(0, &bag, &counted.to_dtype(DType::I64)?)?;
     let width = weight.shape()[1];
-    let read = weight.index_select(0, &indices)?;
+    let read = {
+        let _telling = Telling::of("embedding_bag", RangeOf::Dimension(0));
+        weight.index_select(0, &indices)?
+    };
     let wide = weight.dtype().compute();
     let zeros = Tensor::zeros(&[bags, width], wide, device)?;
     let kept = counted.unsqueeze(1)?;

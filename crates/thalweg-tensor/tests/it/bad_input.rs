@@ -149,10 +149,15 @@ fn empty_tensors_are_written_and_multiplied() {
     let device = &two_devices()[0];
     let zeros = |shape: &[usize]| Tensor::zeros(shape, DType::F32, device).unwrap();
     let index = Tensor::zeros(&[1], DType::I64, device).unwrap();
-    // Every index is out of range.
-    zeros(&[0, 2]).index_copy_(0, &index, &zeros(&[1, 2])).unwrap();
+    refused(
+        zeros(&[0, 2]).index_copy_(0, &index, &zeros(&[1, 2])),
+        &["out of bounds for dimension 0 with size 0"],
+    );
     zeros(&[2, 0]).index_copy_(0, &index, &zeros(&[1, 0])).unwrap();
-    zeros(&[2, 0]).index_copy_(1, &index, &zeros(&[2, 1])).unwrap();
+    refused(
+        zeros(&[2, 0]).index_copy_(1, &index, &zeros(&[2, 1])),
+        &["out of bounds for dimension 1 with size 0"],
+    );
     zeros(&[3, 2])
         .index_copy_(0, &Tensor::zeros(&[0], DType::I64, device).unwrap(), &zeros(&[0, 2]))
         .unwrap();

@@ -4,7 +4,9 @@ use thalweg_ir::DType;
 use thalweg_tensor::Tensor;
 use thalweg_tensor::dispatch::{Value, find_operator};
 
-use crate::support::{assert_close, check_gradient, device, random, tensor, values};
+use crate::support::{
+    assert_close, check_gradient, device, expect_out_of_range, on_own_device, random, tensor, values,
+};
 
 /// Calls an operator by its name; its only result.
 #[track_caller]
@@ -70,19 +72,32 @@ fn integers_and_truth_values_are_combined_exactly() {
 
 #[test]
 fn an_index_out_of_range_reads_nan_and_writes_nothing() {
-    let x = random(&[3], 3);
-    let index = indices(&[i64::MIN, -1, 3, i64::MAX, 1], &[5]);
-    let read = values(&x.gather(0, &index).unwrap());
-    assert!(read[..4].iter().all(|value| value.is_nan()) && read[4] == values(&x)[1], "{read:?}");
-    let ones = Tensor::ones(&[5], DType::F64, &device()).unwrap();
-    let mut expected = values(&x);
-    expected[1] += 1.0;
-    assert_eq!(values(&x.scatter_add(0, &index, &ones).unwrap()), expected);
-    expected[1] = 1.0;
-    assert_eq!(values(&x.scatter(0, &index, &ones).unwrap()), expected);
-    // Here negative ones are counted from the end.
-    let read = values(&x.take(&index).unwrap());
-    assert!(read[0].is_nan() && read[2].is_nan() && read[3].is_nan() && read[1] == values(&x)[2], "{read:?}");
+    on_own_device(|| {
+        let x = random(&[3], 3);
+        let index = indices(&[i64::MIN, -1, 3, i64::MAX, 1], &[5]);
+        let read = x.gather(0, &index).unwrap();
+        expect_out_of_range();
+        let read = values(&read);
+        assert!(read[..4].iter().all(|value| value.is_nan()) && read[4] == values(&x)[1], "{read:?}");
+        let ones = Tensor::ones(&[5], DType::F64, &device()).unwrap();
+        let mut expected = values(&x);
+        expected[1] += 1.0;
+        let written = x.scatter_add(0, &index, &ones).unwrap();
+        expect_out_of_range();
+        assert_eq!(values(&written), expected);
+        expected[1] = 1.0;
+        let written = x.scatter(0, &index, &ones).unwrap();
+        expect_out_of_range();
+        assert_eq!(values(&written), expected);
+        // Here negative ones are counted from the end.
+        let read = x.take(&index).unwrap();
+        expect_out_of_range();
+        let read = values(&read);
+        assert!(
+            read[0].is_nan() && read[2].is_nan() && read[3].is_nan() && read[1] == values(&x)[2],
+            "{read:?}"
+        );
+    });
 }
 
 #[test]

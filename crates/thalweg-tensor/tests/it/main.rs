@@ -41,6 +41,7 @@ mod meta;
 mod mlp;
 mod norms;
 mod opinfo;
+mod out_of_range;
 mod pools;
 mod reduce;
 mod reductions;

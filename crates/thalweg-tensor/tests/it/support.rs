@@ -1,5 +1,6 @@
 //! The parts that the tests share: the device, tensors from numbers, comparison.
 
+use std::cell::RefCell;
 use std::sync::Arc;
 
 use thalweg_driver::Driver;
@@ -13,6 +14,9 @@ use thalweg_tensor::random::Generator;
 
 /// The device under test: the simulator, or what `THALWEG_TEST_DEVICE` names. A GPU convolves f32 without TF32, whose rounding is beyond the bounds.
 pub fn device() -> Device {
+    if let Some(device) = OWN.with_borrow(Clone::clone) {
+        return device;
+    }
     thalweg_runtime::backends::cudnn::set_allow_tf32(false);
     let name = std::env::var("THALWEG_TEST_DEVICE").unwrap_or_else(|_| "sim".to_owned());
     Device::from_name(&name).expect("the device under test opens")
@@ -85,4 +89,31 @@ pub fn own_device() -> Device {
         false => SimDriver::new(SimConfig::default()).expect("a simulated GPU needs nothing"),
     };
     Device::all_of(driver, Environment::get()).expect("its devices open").remove(0)
+}
+
+thread_local! {
+    static OWN: RefCell<Option<Device>> = const { RefCell::new(None) };
+}
+
+/// Lets the device under test be one of this thread's own, for tests with indices out of range: any wait for a device tells of them.
+pub fn on_own_device<T>(work: impl FnOnce() -> T) -> T {
+    struct Restored;
+    impl Drop for Restored {
+        fn drop(&mut self) {
+            OWN.set(None);
+        }
+    }
+    thread_local! {
+        static KEPT: Device = own_device();
+    }
+    OWN.set(Some(KEPT.with(Device::clone)));
+    let _restored = Restored;
+    work()
+}
+
+/// Expects the device to tell of an index out of range, once.
+#[track_caller]
+pub fn expect_out_of_range() {
+    let error = device().synchronize().expect_err("an index is out of range");
+    assert!(error.is_out_of_range(), "{error}");
 }

@@ -13,10 +13,10 @@ use super::file::{File, Inputs, Row, list};
 use super::numbers::{Numbers, Tolerance, compare, compare_with_row, pattern};
 use super::program::{Machine, Stop};
 use super::unspecified::{
-    among_equals, gives_places_alone, has_eigenvalues, in_order, is_for_the_cpu, is_random, is_statistic,
+    among_equals, gives_places_alone, has_eigenvalues, in_order, is_random, is_statistic,
     order_of_eigenvalues, places_agree, unordered_dimension,
 };
-use crate::support::device;
+use crate::support::{device, on_own_device};
 
 /// How many of the things that were asked for hold.
 #[derive(Clone, Copy, Default)]
@@ -99,9 +99,8 @@ pub fn judge(file: &File) -> Score {
         ..Score::default()
     };
     let samples = list(&file.header["samples"]);
-    let errors: Vec<&Json> =
-        list(&file.header["errors"]).iter().filter(|error| !is_for_the_cpu(error)).collect();
-    for sample in samples.iter().chain(errors.iter().copied()) {
+    let errors = list(&file.header["errors"]);
+    for sample in samples.iter().chain(errors) {
         let names = list(&sample["calls"]).iter().filter_map(|call| call[0].as_str());
         score.missing.extend(names.filter(|name| find_operator(name).is_err()).map(str::to_owned));
         score.dtypes.extend(sample["dtype"].as_str().map(str::to_owned));
@@ -135,7 +134,7 @@ pub fn judge(file: &File) -> Score {
         let judged = Judged { file, sample: error };
         // What cannot even be said here is no input that could be accepted.
         let mut message = Some(String::new());
-        let refused = guarded(|| judged.refuses().map(|text| message = text));
+        let refused = guarded(|| on_own_device(|| judged.refuses()).map(|text| message = text));
         if let Some(message) = message {
             score.errors.of += 1;
             score.errors.held += usize::from(score.note("error input", error, refused));
@@ -469,7 +468,11 @@ impl Judged<'_> {
     fn refuses(&self) -> Result<Option<String>, String> {
         let Ok(inputs) = self.inputs(false) else { return Ok(None) };
         match self.run(&inputs) {
-            Ok(_) => Err(format!("accepted; PyTorch says: {}", self.sample["message"])),
+            // What only the device sees, it tells at the next wait.
+            Ok(_) => match device().synchronize() {
+                Err(error) if error.is_out_of_range() => Ok(Some(error.to_string())),
+                _ => Err(format!("accepted; PyTorch says: {}", self.sample["message"])),
+            },
             Err(Stop::Inexpressible(_)) => Ok(None),
             Err(Stop::Refused { in_last_call: false, message, .. }) => {
                 Err(format!("refused too early: {message}"))

@@ -76,7 +76,7 @@ pub fn page(scores: &[Score], complex: &[Score]) -> String {
          16-bit floats, for which OpInfo has no tolerance, may also be off by its relative one of the tensor's largest number.\n\n\
          Of random numbers only dtype and shape are compared. Where PyTorch leaves open which of equal elements stands first (`sort`,\n\
          `topk`), places agree that hold the values. The samples are from PyTorch on the CPU; what it does otherwise on CUDA is done as\n\
-         there: statistics of normalization in 16-bit floats are float32, and indices out of range are not refused by the host.\n\
+         there: statistics of normalization in 16-bit floats are float32, and the device's next synchronization refuses indices out of range.\n\
          PyTorch gives eigenvalues (`eig`) in no order: they are compared in that of the nearest.\n\n\
          **{passing} of {NAMES} names pass**; of those of Core ATen, {core_passing} of {}. {} names have samples that can be replayed on\n\
          strided tensors. Samples of complex64 of {} names are held against PyTorch beside these; {} of the names above\n\

@@ -65,11 +65,6 @@ pub fn is_statistic(sample: &Json, output: usize) -> bool {
     output > 0 && list(&sample["calls"]).iter().any(|call| STATISTICS.contains(&base(call)))
 }
 
-/// Returns whether an input is refused by the CPU alone: OpInfo leaves it out on CUDA, where the host does not read indices.
-pub fn is_for_the_cpu(error: &Json) -> bool {
-    error["message"].as_str().is_some_and(|message| message.contains("is out of bounds for dimension"))
-}
-
 /// Returns whether the sample is one call that gives places alone, without the values at them.
 pub fn gives_places_alone(sample: &Json) -> bool {
     matches!(list(&sample["calls"]), [call] if base(call) == "argsort")

@@ -1,0 +1,226 @@
+//! Indices out of range, which only a device sees: kernels tell of them, and the next wait of the host for the device is an error.
+//!
+//! A kernel whose body has a [report](thalweg_ir::Report) writes the index, and the extent plus one, to two words, its launch's *slot*. A slot
+//! belongs to a line of the program: the operator, what it indexes, and where it was called. So the error names that line however
+//! late it comes, and a graph that was captured there goes on to name it. Slots are never given back; a device has [`SLOTS`] of them.
+//! The first is for launches outside of every [`Telling`], and is never read.
+//!
+//! On a GPU the words are pinned memory, which the host reads after it has waited; a simulated one has them beside its host functions.
+//! They are no part of what a launch touches, for any of several values that are written at once will do.
+//!
+//! # Invariants
+//! - The second word of a slot is 0, or a kernel met an index out of range at that line and no wait has told of it.
+//! - The state of the device is as good as before: a kernel reads and writes nothing at such an index.
+
+use std::cell::Cell;
+use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
+
+use rustc_hash::FxHashMap;
+use thalweg_driver::{Driver, HostFlags, HostPointer, ImageKind, Label};
+
+use crate::memory::outside_capture;
+use crate::{Error, Result};
+
+/// How many lines of a program have a slot. Those that come later share the last.
+const SLOTS: usize = 4096;
+
+/// Bytes of a slot: the index, and the extent plus one.
+const SLOT_BYTES: u64 = 16;
+
+/// The thing that indices count.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum RangeOf {
+    /// Places of a dimension.
+    Dimension(usize),
+    /// All elements, row-major.
+    Elements,
+    /// Classes.
+    Classes,
+}
+
+impl RangeOf {
+    /// Returns what is wrong, in PyTorch's words.
+    fn words(self, index: i64, extent: i64) -> String {
+        match self {
+            Self::Dimension(dimension) => {
+                format!("index {index} is out of bounds for dimension {dimension} with size {extent}")
+            }
+            Self::Elements => {
+                format!("out of range: tried to access index {index} on a tensor of {extent} elements.")
+            }
+            Self::Classes => format!("Target {index} is out of bounds: there are {extent} classes."),
+        }
+    }
+}
+
+thread_local! {
+    /// The operator whose launches tell of indices out of range, and what they index.
+    static TOLD: Cell<Option<(&'static str, RangeOf)>> = const { Cell::new(None) };
+}
+
+/// A guard: while it lives, launches of this thread tell of indices out of range.
+#[must_use = "launches tell only while the guard lives"]
+#[derive(Debug)]
+pub struct Telling {
+    former: Option<(&'static str, RangeOf)>,
+}
+
+impl Telling {
+    /// Makes launches of this thread tell of indices out of range, in the name of an operator. Launches outside of this do not tell:
+    /// what an operator computes of checked indices, for its own sake or for a gradient. An operator that another one calls tells in
+    /// that one's name.
+    pub fn of(operator: &'static str, indexed: RangeOf) -> Self {
+        let former = TOLD.get();
+        TOLD.set(Some((former.map_or(operator, |(outer, _)| outer), indexed)));
+        Self { former }
+    }
+}
+
+impl Drop for Telling {
+    fn drop(&mut self) {
+        TOLD.set(self.former);
+    }
+}
+
+/// A line of the program that has a slot.
+type Line = (Label, RangeOf);
+
+/// The lines that have a slot: they follow the first.
+#[derive(Default)]
+struct Lines {
+    list: Vec<Line>,
+    /// The slot of a line, by where its names lie: a line that has them twice has two slots.
+    slots: FxHashMap<(usize, usize, RangeOf), usize>,
+}
+
+/// The slots of one device.
+pub(crate) struct OutOfRange {
+    /// The words of a simulated device.
+    words: Arc<[AtomicI64]>,
+    /// Those of a GPU, from the first launch on that tells.
+    pinned: OnceLock<HostPointer>,
+    pinning: Mutex<()>,
+    lines: RwLock<Lines>,
+}
+
+impl OutOfRange {
+    /// Returns the slots of a device that takes this kind of code.
+    pub(crate) fn new(image_kind: ImageKind) -> Self {
+        let words = if image_kind == ImageKind::Host { 2 * SLOTS } else { 0 };
+        Self {
+            words: (0..words).map(|_| AtomicI64::new(0)).collect(),
+            pinned: OnceLock::new(),
+            pinning: Mutex::default(),
+            lines: RwLock::default(),
+        }
+    }
+
+    /// Returns what host functions write to.
+    pub(crate) fn words(&self) -> HostWords {
+        HostWords(self.words.clone())
+    }
+
+    /// Returns the last scalar of a launch whose body reports, called here: where its slot is.
+    pub(crate) fn scalar(&self, driver: &Arc<dyn Driver>, label: Label) -> Result<u64> {
+        let slot = match TOLD.get() {
+            None => 0,
+            Some((operator, indexed)) => self.slot_of((Label { operator, ..label }, indexed)),
+        };
+        if !self.words.is_empty() {
+            return Ok(slot as u64);
+        }
+        Ok(self.pinned(driver)?.offset(slot as u64 * SLOT_BYTES).address())
+    }
+
+    fn slot_of(&self, line: Line) -> usize {
+        let (label, indexed) = line;
+        let location = std::ptr::from_ref(label.location).addr();
+        let key = (label.operator.as_ptr().addr(), location, indexed);
+        if let Some(&slot) = self.lines.read().unwrap_or_else(PoisonError::into_inner).slots.get(&key) {
+            return slot;
+        }
+        let mut lines = self.lines.write().unwrap_or_else(PoisonError::into_inner);
+        if lines.list.len() == SLOTS - 1 {
+            lines.list.pop();
+        }
+        lines.list.push(line);
+        let slot = lines.list.len();
+        *lines.slots.entry(key).or_insert(slot)
+    }
+
+    fn pinned(&self, driver: &Arc<dyn Driver>) -> Result<HostPointer> {
+        if let Some(&pointer) = self.pinned.get() {
+            return Ok(pointer);
+        }
+        let _pinning = self.pinning.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(&pointer) = self.pinned.get() {
+            return Ok(pointer);
+        }
+        let bytes = SLOTS as u64 * SLOT_BYTES;
+        let pointer = outside_capture(driver, || driver.host_allocate(bytes, HostFlags::default()))?;
+        Ok(*self.pinned.get_or_init(|| pointer))
+    }
+
+    /// Returns an error if a kernel that is done met an index out of range. Of several lines the one that was called first is named;
+    /// all are forgotten.
+    pub(crate) fn check(&self, driver: &Arc<dyn Driver>) -> Result<()> {
+        let count = self.lines.read().unwrap_or_else(PoisonError::into_inner).list.len();
+        if count == 0 {
+            return Ok(());
+        }
+        let Some((slot, index, extent)) = self.take(driver, count)? else { return Ok(()) };
+        let lines = self.lines.read().unwrap_or_else(PoisonError::into_inner);
+        let (label, indexed) = lines.list[slot - 1];
+        Err(Error::out_of_range(indexed.words(index, extent), label))
+    }
+
+    /// Takes what the slots of so many lines say: the first slot that says anything.
+    fn take(&self, driver: &Arc<dyn Driver>, count: usize) -> Result<Option<(usize, i64, i64)>> {
+        let mut found = None;
+        let mut find = |slot: usize, [index, mark]: [i64; 2]| {
+            if mark != 0 {
+                found.get_or_insert((slot, index, mark.wrapping_sub(1)));
+            }
+            mark != 0
+        };
+        if !self.words.is_empty() {
+            for slot in 1..=count {
+                let mark = self.words[2 * slot + 1].swap(0, Ordering::Acquire);
+                find(slot, [self.words[2 * slot].load(Ordering::Relaxed), mark]);
+            }
+            return Ok(found);
+        }
+        let Some(&pointer) = self.pinned.get() else { return Ok(None) };
+        let mut words = vec![[0i64; 2]; count];
+        driver.host_read(pointer.offset(SLOT_BYTES), bytemuck::cast_slice_mut(&mut words))?;
+        for (at, words) in words.into_iter().enumerate() {
+            if find(at + 1, words) {
+                driver.host_write(pointer.offset((at as u64 + 1) * SLOT_BYTES), &[0; SLOT_BYTES as usize])?;
+            }
+        }
+        Ok(found)
+    }
+
+    /// Gives the pinned memory back: the device is dropped.
+    pub(crate) fn free(&mut self, driver: &dyn Driver) {
+        if let Some(pointer) = self.pinned.take() {
+            // Memory that a lost device cannot give back is lost with it.
+            let _ = driver.host_free(pointer);
+        }
+    }
+}
+
+/// The words of a simulated device, as its host functions have them.
+#[derive(Clone, Debug)]
+pub(crate) struct HostWords(Arc<[AtomicI64]>);
+
+impl HostWords {
+    /// Tells of an index that is out of range, in the slot that the launch's last scalar names.
+    pub(crate) fn tell(&self, slot: u64, index: i64, extent: i64) {
+        let at = usize::try_from(slot).ok().and_then(|slot| slot.checked_mul(2));
+        let Some([first, second]) = at.and_then(|at| self.0.get(at..at.saturating_add(2))) else { return };
+        first.store(index, Ordering::Relaxed);
+        second.store(extent.wrapping_add(1), Ordering::Release);
+    }
+}
