@@ -12,6 +12,7 @@
 #![forbid(unsafe_code)]
 
 mod audit;
+mod bench;
 mod doctor;
 mod generate;
 mod memory;
@@ -57,6 +58,7 @@ Examples:
 #[derive(Subcommand)]
 enum Command {
     Audit(audit::AuditArgs),
+    Bench(bench::BenchArgs),
     Doctor(doctor::DoctorArgs),
     Memory(memory::MemoryArgs),
     Ops(ops::OpsArgs),
@@ -83,6 +85,7 @@ fn run() -> ExitCode {
     colour(arguments.color);
     let outcome = match arguments.command {
         Command::Audit(arguments) => Ok(audit::run(&arguments)),
+        Command::Bench(arguments) => bench::run(&arguments),
         Command::Doctor(arguments) => Ok(doctor::run(&arguments)),
         Command::Memory(arguments) => memory::run(&arguments),
         Command::Ops(arguments) => ops::run(&arguments),

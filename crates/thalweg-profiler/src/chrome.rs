@@ -92,6 +92,9 @@ fn call_events(events: &mut Vec<Value>, streams: &StreamNumbers, call: &Call, co
     let pid = std::process::id();
     let mut arguments = json!({"correlation": call.correlation});
     if let Some(command) = command {
+        let operator = json!({"External id": call.correlation});
+        events.push(complete("cpu_op", command.operator, json!(pid), call.thread, call.span, operator));
+        arguments["External id"] = json!(call.correlation);
         arguments["operator"] = json!(command.operator);
         arguments["source"] = json!(command.source);
     }
@@ -102,6 +105,7 @@ fn call_events(events: &mut Vec<Value>, streams: &StreamNumbers, call: &Call, co
         "device": command.device,
         "stream": stream,
         "correlation": command.correlation,
+        "External id": command.correlation,
         "operator": command.operator,
         "bytes": command.bytes,
     });

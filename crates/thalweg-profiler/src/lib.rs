@@ -45,9 +45,11 @@ mod averages;
 mod chrome;
 mod driver;
 mod recording;
+mod schedule;
 mod trace;
 
 pub use self::annotation::{RecordFunction, record_function};
-pub use self::averages::{Average, KeyAverages};
+pub use self::averages::{Average, Ceilings, KeyAverages, SortBy};
 pub use self::driver::{ProfilerDriver, profile};
+pub use self::schedule::{Profile, ProfilerAction, Schedule, schedule};
 pub use self::trace::{Annotation, Call, Category, Command, Span, Trace};

@@ -1,5 +1,6 @@
 //! The integration tests of the crate, in one binary.
 
+mod schedule;
 mod suite;
 mod timeline;
 mod world;

@@ -124,6 +124,10 @@ fn arrows_lead_from_each_call_to_its_work() {
         let joined: Vec<_> = with("X").filter(|event| event["args"]["correlation"] == *id).collect();
         let [call, work] = joined[..] else { panic!("{joined:?}") };
         assert_eq!(call["cat"], "cuda_driver");
+        let external = &work["args"]["External id"];
+        let mut operators = with("X").filter(|event| event["cat"] == "cpu_op");
+        let operator = operators.find(|event| event["args"]["External id"] == *external).expect("one");
+        assert_eq!(operator["name"], work["args"]["operator"]);
         assert_eq!(place(call), place(begin));
         assert_eq!(place(work), place(ends[0]));
         arrows += 1;

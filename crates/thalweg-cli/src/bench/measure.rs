@@ -1,0 +1,187 @@
+//! The device time of a [`Row`], as events on the stream have it.
+
+use std::collections::BTreeMap;
+
+use serde_json::Value as Json;
+use thalweg::dispatch::{Operator, Value, find_operator};
+use thalweg::ops::schema::{Kind, Parameter};
+use thalweg::random::default_generator;
+use thalweg::{CaptureOptions, DType, Device, Error, Event, Graph, Result, Scalar, Tensor, autograd};
+
+use super::rows::{Row, Variable};
+
+/// How long the calls of one measurement take together, in milliseconds, where one call does not take longer.
+const SPAN_MS: f32 = 1.0;
+
+/// The most calls of one measurement.
+const MOST_CALLS: usize = 50;
+
+/// How often a measurement is repeated: the least time counts.
+const REPEATS: usize = 7;
+
+/// The time of a row.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Time {
+    /// Microseconds per call.
+    pub microseconds: f64,
+    /// Whether the calls were replayed from a graph; otherwise the host submitted each, and may have been the slower.
+    pub captured: bool,
+}
+
+/// The operator and its inputs on a device.
+pub struct Prepared {
+    operator: &'static Operator,
+    values: Vec<Value>,
+    inputs: Vec<Tensor>,
+    /// The gradient of the first result; `None` where forward alone is timed.
+    cotangent: Option<Tensor>,
+    device: Device,
+    bytes: u64,
+}
+
+impl Prepared {
+    /// Draws the inputs and calls the operator once, which compiles its kernels.
+    pub fn new(row: &Row, device: &Device) -> Result<Self> {
+        let operator = find_operator(&row.operator)?;
+        let mut tensors = BTreeMap::new();
+        let mut inputs = Vec::new();
+        for variable in &row.variables {
+            let mut tensor = draw(variable, device)?;
+            if row.gradients.contains(&variable.name) {
+                tensor = tensor.requires_grad_()?;
+                inputs.push(tensor.clone());
+            }
+            tensors.insert(variable.name.as_str(), tensor);
+        }
+        let parameters = &operator.schema().parameters;
+        let values = row
+            .arguments
+            .iter()
+            .zip(parameters)
+            .map(|(argument, parameter)| value(argument, parameter, &tensors))
+            .collect::<Result<_>>()?;
+        let mut prepared =
+            Self { operator, values, inputs, cotangent: None, device: device.clone(), bytes: 0 };
+        let results = prepared.forward()?;
+        let read: u64 = row.variables.iter().map(Variable::bytes).sum();
+        prepared.bytes = read + results.iter().map(|tensor| (tensor.elements() * tensor.dtype().size_bytes()) as u64).sum::<u64>();
+        if !prepared.inputs.is_empty() {
+            let result = results.first().ok_or_else(|| Error::invalid(format!("{} has no result", row.operator)))?;
+            prepared.cotangent = Some(result.detach().ones_like()?);
+        }
+        drop(results);
+        prepared.call()?;
+        device.synchronize()?;
+        Ok(prepared)
+    }
+
+    /// Returns the bytes of inputs and results: what forward moves at least.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Calls the operator and gives its results that are tensors.
+    fn forward(&self) -> Result<Vec<Tensor>> {
+        let results = self.operator.call_boxed(&self.values, Some(&self.device))?;
+        Ok(results
+            .into_iter()
+            .flat_map(|value| match value {
+                Value::Tensor(tensor) => vec![tensor],
+                Value::Tensors(list) => list,
+                _ => Vec::new(),
+            })
+            .collect())
+    }
+
+    /// Runs what is timed once.
+    fn call(&self) -> Result<()> {
+        let results = self.forward()?;
+        if let Some(cotangent) = &self.cotangent {
+            autograd::gradients(&results[..1], &[Some(cotangent.clone())], &self.inputs)?;
+        }
+        Ok(())
+    }
+
+    /// Times calls: all of one measurement are replayed from a graph, or submitted where they cannot be captured.
+    pub fn time(&self) -> Result<Time> {
+        let stream = self.device.current_stream();
+        let span = |run: &dyn Fn() -> Result<()>| -> Result<f32> {
+            let (start, end) = (Event::with_timing(), Event::with_timing());
+            start.record(&stream)?;
+            run()?;
+            end.record(&stream)?;
+            end.synchronize()?;
+            start.elapsed_ms(&end)
+        };
+        let first = span(&|| self.call())?;
+        let calls = ((SPAN_MS / first.max(1e-3)) as usize).clamp(1, MOST_CALLS);
+        let many = || (0..calls).try_for_each(|_| self.call());
+        let graph = Graph::capture(&self.device, CaptureOptions::default(), many).ok().map(|(graph, ())| graph);
+        let run = || graph.as_ref().map_or_else(many, |graph| graph.replay());
+        run()?;
+        let mut least = f32::INFINITY;
+        for _ in 0..REPEATS {
+            least = least.min(span(&run)?);
+        }
+        Ok(Time { microseconds: f64::from(least) * 1e3 / calls as f64, captured: graph.is_some() })
+    }
+}
+
+/// Draws the numbers of a variable.
+fn draw(variable: &Variable, device: &Device) -> Result<Tensor> {
+    let mut shape = variable.shape.clone();
+    let last = shape.len();
+    if variable.transposed && last >= 2 {
+        shape.swap(last - 2, last - 1);
+    }
+    let generator = default_generator(device)?;
+    let tensor = match variable.dtype {
+        DType::Bool => generator.rand(&shape, DType::F32)?.gt_scalar(0.5)?,
+        dtype if !dtype.is_floating_point() => {
+            let below = variable.below.unwrap_or(100);
+            // Numbers below 2^24 are exact in f32.
+            generator.uniform(&shape, 0.0, below as f64, DType::F32)?.to_dtype(dtype)?
+        }
+        dtype if variable.positive => generator.uniform(&shape, 0.1, 2.0, DType::F32)?.to_dtype(dtype)?,
+        dtype => generator.randn(&shape, DType::F32)?.to_dtype(dtype)?,
+    };
+    if variable.transposed && last >= 2 { tensor.transpose(-2, -1) } else { Ok(tensor) }
+}
+
+/// Returns an argument as its parameter takes it.
+fn value(json: &Json, parameter: &Parameter, tensors: &BTreeMap<&str, Tensor>) -> Result<Value> {
+    let wrong = || Error::invalid(format!("{json} is no argument for `{}`", parameter.name));
+    let tensor = |json: &Json| json["var"].as_str().and_then(|name| tensors.get(name)).cloned().ok_or_else(wrong);
+    let scalar = |json: &Json| {
+        let whole = json.as_i64().map(Scalar::I64).or_else(|| json.as_bool().map(Scalar::Bool));
+        whole.or_else(|| json.as_f64().map(Scalar::F64)).ok_or_else(wrong)
+    };
+    if json.is_null() {
+        return Ok(Value::None);
+    }
+    if let Some(list) = json.as_array() {
+        return Ok(match parameter.ty.kind {
+            Kind::Tensor if parameter.ty.optional_elements => {
+                Value::OptionalTensors(list.iter().map(|json| tensor(json).map(Some)).collect::<Result<_>>()?)
+            }
+            Kind::Tensor => Value::Tensors(list.iter().map(tensor).collect::<Result<_>>()?),
+            // The extents of a weight stand for a list of them.
+            Kind::Int if list.iter().all(Json::is_object) => {
+                let shapes = list.iter().map(tensor).collect::<Result<Vec<_>>>()?;
+                Value::Ints(shapes.iter().flat_map(|tensor| tensor.shape().iter().map(|&extent| extent as i64)).collect())
+            }
+            _ => Value::Ints(list.iter().map(|json| json.as_i64().ok_or_else(wrong)).collect::<Result<_>>()?),
+        });
+    }
+    Ok(match parameter.ty.kind {
+        Kind::Tensor => Value::Tensor(tensor(json)?),
+        Kind::Scalar => Value::Scalar(scalar(json)?),
+        Kind::Int if parameter.ty.list => Value::Ints(vec![json.as_i64().ok_or_else(wrong)?]),
+        Kind::Int => Value::Int(json.as_i64().ok_or_else(wrong)?),
+        Kind::Float => Value::Float(json.as_f64().ok_or_else(wrong)?),
+        Kind::Bool => Value::Bool(json.as_bool().ok_or_else(wrong)?),
+        Kind::Str => Value::Str(json.as_str().ok_or_else(wrong)?.to_owned()),
+        Kind::DType => Value::DType(json["dtype"].as_str().and_then(|name| name.parse().ok()).ok_or_else(wrong)?),
+        _ => return Err(wrong()),
+    })
+}

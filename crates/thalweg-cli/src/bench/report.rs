@@ -1,0 +1,239 @@
+//! The table of a bench: as text, as a file, as a page.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+
+use super::Outcome;
+use super::card::Card;
+use super::rows::Row;
+
+/// A ratio to PyTorch's time up to which a row counts as equal.
+const EQUAL: f64 = 1.05;
+
+/// A ratio above which a row is named.
+const SLOW: f64 = 1.3;
+
+/// A row and its times.
+pub struct Line {
+    /// The row.
+    pub row: Row,
+    /// Our time.
+    pub ours: Outcome,
+    /// PyTorch's, where it was asked.
+    pub theirs: Option<Outcome>,
+    /// The bytes of inputs and results.
+    pub bytes: u64,
+}
+
+impl Line {
+    /// Returns our time by PyTorch's.
+    fn ratio(&self) -> Option<f64> {
+        let (Ok(ours), Some(Ok(theirs))) = (&self.ours, &self.theirs) else { return None };
+        Some(ours.microseconds / theirs.microseconds)
+    }
+
+    /// Returns the bytes per second by those of a copy: of forward alone, whose bytes are known.
+    fn of_copy(&self, card: &Card) -> Option<f64> {
+        let ours = self.ours.as_ref().ok().filter(|_| self.row.gradients.is_empty())?;
+        Some(self.bytes as f64 / (ours.microseconds * 1e-6) / card.copy)
+    }
+
+    fn name(&self) -> String {
+        let Row { operator, text, dtype, shapes, .. } = &self.row;
+        format!("{operator}({text}) {} {} {shapes}", dtype.short_name(), self.row.direction())
+    }
+}
+
+/// All rows.
+pub struct Report {
+    card: Card,
+    peer: Option<String>,
+    lines: Vec<Line>,
+}
+
+impl Report {
+    /// Begins without rows.
+    pub fn new(card: Card, peer: Option<String>) -> Self {
+        Self { card, peer, lines: Vec::new() }
+    }
+
+    /// Adds a row.
+    pub fn push(&mut self, line: Line) {
+        self.lines.push(line);
+    }
+
+    /// Returns whether an operator failed here.
+    pub fn has_failures(&self) -> bool {
+        self.lines.iter().any(|line| line.ours.is_err())
+    }
+
+    fn ratios(&self) -> Vec<f64> {
+        self.lines.iter().filter_map(Line::ratio).collect()
+    }
+
+    /// Returns the table, by families, with what is slow and what failed below it.
+    pub fn as_text(&self) -> String {
+        let mut text = String::new();
+        let mut family = "";
+        for line in &self.lines {
+            if line.row.family != family {
+                family = &line.row.family;
+                let _ = writeln!(text, "\n{family}\n  {:>10} {:>10} {:>6} {:>6}", "us", "PyTorch", "ratio", "copy");
+            }
+            let _ = writeln!(
+                text,
+                "  {:>10} {:>10} {:>6} {:>6}  {}",
+                microseconds(Some(&line.ours)),
+                microseconds(line.theirs.as_ref()),
+                line.ratio().map_or("-".into(), |ratio| format!("{ratio:.2}")),
+                line.of_copy(&self.card).map_or("-".into(), |share| format!("{:.0} %", 100.0 * share)),
+                line.name()
+            );
+        }
+        text.push_str(&self.summary());
+        text
+    }
+
+    /// Returns the figures over all rows.
+    fn summary(&self) -> String {
+        let mut text = String::new();
+        for line in &self.lines {
+            let theirs = line.theirs.as_ref().and_then(|theirs| theirs.as_ref().err());
+            for (whose, why) in [("", line.ours.as_ref().err()), (" with PyTorch", theirs)] {
+                if let Some(why) = why {
+                    let _ = writeln!(text, "\nfailed{whose}: {}\n  {}", line.name(), why.lines().next().unwrap_or_default());
+                }
+            }
+        }
+        let ratios = self.ratios();
+        let Some(peer) = self.peer.as_ref().filter(|_| !ratios.is_empty()) else { return text };
+        let names = |lines: &mut dyn Iterator<Item = &Line>| {
+            lines.map(|line| line.row.operator.as_str()).collect::<std::collections::BTreeSet<_>>().len()
+        };
+        let operators = names(&mut self.lines.iter().filter(|line| line.ratio().is_some()));
+        let share = |limit: f64| 100.0 * ratios.iter().filter(|ratio| **ratio <= limit).count() as f64 / ratios.len() as f64;
+        let _ = writeln!(
+            text,
+            "\n{} rows of {operators} operators against {peer}: geometric mean {:.3}, {:.1} % of rows at most {EQUAL}, {} above {SLOW}",
+            ratios.len(),
+            geometric_mean(&ratios),
+            share(EQUAL),
+            ratios.iter().filter(|ratio| **ratio > SLOW).count()
+        );
+        text
+    }
+
+    /// Returns all rows as comma-separated values.
+    pub fn as_csv(&self) -> String {
+        let mut text = String::from("family,operator,arguments,dtype,direction,shapes,us,captured,torch_us,torch_captured,ratio,of_copy\n");
+        let quoted = |text: &str| format!("\"{}\"", text.replace('"', "\"\""));
+        for line in &self.lines {
+            let side = |outcome: Option<&Outcome>| match outcome {
+                Some(Ok(time)) => format!("{:.3},{}", time.microseconds, u8::from(time.captured)),
+                _ => ",".to_owned(),
+            };
+            let Row { family, operator, text: arguments, dtype, shapes, .. } = &line.row;
+            let number = |number: Option<f64>| number.map_or(String::new(), |number| format!("{number:.3}"));
+            let _ = writeln!(
+                text,
+                "{},{operator},{},{},{},{},{},{},{},{}",
+                quoted(family),
+                quoted(arguments),
+                dtype.short_name(),
+                line.row.direction(),
+                quoted(shapes),
+                side(Some(&line.ours)),
+                side(line.theirs.as_ref()),
+                number(line.ratio()),
+                number(line.of_copy(&self.card))
+            );
+        }
+        text
+    }
+
+    /// Returns a page with a bar per row, by families: the ratio, or the share of a copy where PyTorch was not asked.
+    pub fn as_html(&self) -> String {
+        let escape = |text: &str| text.replace('&', "&amp;").replace('<', "&lt;").replace('"', "&quot;");
+        let mut families: BTreeMap<&str, Vec<&Line>> = BTreeMap::new();
+        self.lines.iter().for_each(|line| families.entry(&line.row.family).or_default().push(line));
+        let mut body = String::new();
+        for (family, lines) in families {
+            let _ = writeln!(body, "<h2>{}</h2>", escape(family));
+            for line in lines {
+                let ratio = line.ratio();
+                let value = ratio.or_else(|| line.of_copy(&self.card)).unwrap_or(0.0);
+                let class = match ratio {
+                    Some(ratio) if ratio > SLOW => "slow",
+                    Some(ratio) if ratio > EQUAL => "behind",
+                    _ => "equal",
+                };
+                let _ = writeln!(
+                    body,
+                    "<div class=\"row\"><span>{}</span><i class=\"{class}\" style=\"width:{:.0}px\"></i><b>{value:.2}</b></div>",
+                    escape(&line.name()),
+                    (value * 120.0).clamp(1.0, 480.0)
+                );
+            }
+        }
+        let title = self.peer.as_ref().map_or("share of a copy".to_owned(), |peer| format!("time by that of {peer}"));
+        PAGE.replace("TITLE", &escape(&title)).replace("SUMMARY", &escape(&self.summary())).replace("BODY", &body)
+    }
+}
+
+/// The frame of the page.
+const PAGE: &str = r#"<!doctype html>
+<html lang="en"><meta charset="utf-8"><title>Operators: TITLE</title>
+<style>
+body { font: 13px/1.5 system-ui, sans-serif; margin: 2rem; color: #222; }
+.row { display: flex; align-items: center; gap: .6rem; }
+.row span { width: 46rem; overflow: hidden; white-space: nowrap; text-overflow: ellipsis; font-family: ui-monospace, monospace; }
+.row i { height: .8rem; display: inline-block; }
+.equal { background: #4a9d6e; } .behind { background: #d9a93b; } .slow { background: #c8553d; }
+pre { white-space: pre-wrap; }
+</style>
+<h1>Operators: TITLE</h1><pre>SUMMARY</pre>
+BODY</html>
+"#;
+
+fn microseconds(outcome: Option<&Outcome>) -> String {
+    match outcome {
+        None => "-".into(),
+        Some(Err(_)) => "failed".into(),
+        Some(Ok(time)) => format!("{:.1}{}", time.microseconds, if time.captured { "" } else { "*" }),
+    }
+}
+
+/// Returns the geometric mean.
+fn geometric_mean(ratios: &[f64]) -> f64 {
+    (ratios.iter().map(|ratio| ratio.ln()).sum::<f64>() / ratios.len() as f64).exp()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bench::measure::Time;
+    use crate::bench::rows::rows;
+
+    fn line(ours: f64, theirs: Option<f64>) -> Line {
+        let time = |microseconds| Ok(Time { microseconds, captured: true });
+        let row = rows().into_iter().find(|row| row.gradients.is_empty()).unwrap();
+        Line { row, ours: time(ours), theirs: theirs.map(time), bytes: 1_000_000 }
+    }
+
+    #[test]
+    fn ratios_are_of_times_and_their_mean_is_geometric() {
+        let card = Card { copy: 1e12, product: 1e12, launch: 1e-6 };
+        let mut report = Report::new(card, Some("PyTorch".into()));
+        report.push(line(1.0, Some(2.0)));
+        report.push(line(2.0, Some(1.0)));
+        report.push(line(5.0, None));
+        let text = report.as_text();
+        assert!(text.contains("2 rows of 1 operators against PyTorch: geometric mean 1.000, 50.0 % of rows"), "{text}");
+        assert!(text.contains("100 %"), "one megabyte in a microsecond is what the copy does: {text}");
+        let csv = report.as_csv();
+        assert_eq!(csv.lines().count(), 4);
+        assert!(csv.lines().nth(1).unwrap().ends_with(",1.000,1,2.000,1,0.500,1.000"), "{csv}");
+        assert!(report.as_html().contains("class=\"slow\""));
+        assert!(!report.has_failures());
+    }
+}
