@@ -71,7 +71,7 @@ impl KeyAverages {
     }
 }
 
-/// What the rows of a table are sorted by, in descending order; names in [`FromStr`] are PyTorch's.
+/// The column that a table is sorted by, in descending order; names in [`FromStr`] are PyTorch's.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum SortBy {
     /// Time on devices (`device_time_total`, `cuda_time_total`).
@@ -108,10 +108,10 @@ impl FromStr for SortBy {
     }
 }
 
-/// What a card can do, as it was measured (`thalweg bench`).
+/// The limits of a GPU, as they were measured (`thalweg bench`).
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Ceilings {
-    /// GB/s of a copy within the card, its reads and its writes together.
+    /// GB/s of a copy within the GPU, its reads and its writes together.
     pub bandwidth: f64,
     /// 10⁹ floating-point operations per second of a large matrix product.
     pub gflops: f64,
@@ -123,7 +123,7 @@ impl KeyAverages {
         self.write(sort_by, row_limit, None)
     }
 
-    /// Returns the table of [`table`](Self::table) with what share of the card's bandwidth and of its arithmetic each operator reached:
+    /// Returns the table of [`table`](Self::table) with what share of the GPU's bandwidth and of its arithmetic each operator reached:
     /// `-` where its bytes or operations are not known.
     pub fn table_against(&self, sort_by: SortBy, row_limit: usize, ceilings: &Ceilings) -> String {
         self.write(sort_by, row_limit, Some(ceilings))

@@ -164,9 +164,9 @@ impl Driver for ProfilerDriver {
         Some(&*self.inner)
     }
 
-    /// While it records, it reads them: a command's bytes are those of its ranges.
+    /// A command's bytes are those of its ranges, and who opens a device asks once, before anything is recorded.
     fn reads_accesses(&self) -> bool {
-        self.is_recording.load(Ordering::Relaxed) || self.inner.reads_accesses()
+        true
     }
 
     fn version(&self) -> Version {

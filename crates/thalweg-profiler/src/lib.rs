@@ -38,12 +38,13 @@
 //! What a graph's launch runs inside is one span. Work that is captured does not run, and has a span on the host alone. Collectives
 //! and host functions are forwarded and not recorded.
 
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
 mod annotation;
 mod averages;
 mod chrome;
 mod driver;
+mod program;
 mod recording;
 mod schedule;
 mod trace;
@@ -51,5 +52,6 @@ mod trace;
 pub use self::annotation::{RecordFunction, record_function};
 pub use self::averages::{Average, Ceilings, KeyAverages, SortBy};
 pub use self::driver::{ProfilerDriver, profile};
+pub use self::program::ProgramProfile;
 pub use self::schedule::{Profile, ProfilerAction, Schedule, schedule};
 pub use self::trace::{Annotation, Call, Category, Command, Span, Trace};

@@ -9,7 +9,7 @@ use crate::annotation::{RecordFunction, record_function};
 use crate::driver::ProfilerDriver;
 use crate::trace::Trace;
 
-/// What a profiler does during a step (`torch.profiler.ProfilerAction`).
+/// The action of a profiler during a step (`torch.profiler.ProfilerAction`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ProfilerAction {
     /// Nothing.
@@ -81,7 +81,7 @@ impl Schedule {
     }
 }
 
-/// What is called with each trace.
+/// A call with each trace.
 type OnTraceReady = Box<dyn FnMut(&Trace) + Send>;
 
 /// A profiler that follows the steps of a loop (`torch.profiler.profile`). Without a schedule it records from
@@ -107,7 +107,7 @@ pub struct Profile {
     driver: Arc<ProfilerDriver>,
     schedule: Option<Schedule>,
     on_trace_ready: Option<OnTraceReady>,
-    /// What is done now; `None` while it is not started.
+    /// The action of this step; `None` while it is not started.
     action: Option<ProfilerAction>,
     step: u64,
     region: Option<RecordFunction>,

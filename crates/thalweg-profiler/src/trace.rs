@@ -128,7 +128,12 @@ impl Trace {
     /// # Errors
     /// Those of writing the file.
     pub fn export_chrome_trace(&self, path: impl AsRef<Path>) -> io::Result<()> {
-        let mut file = io::BufWriter::new(std::fs::File::create(path)?);
+        self.write_chrome_trace(std::fs::File::create(path)?)
+    }
+
+    /// Writes the timeline to a file that is open.
+    pub(crate) fn write_chrome_trace(&self, file: std::fs::File) -> io::Result<()> {
+        let mut file = io::BufWriter::new(file);
         serde_json::to_writer(&mut file, &self.chrome_trace())?;
         io::Write::flush(&mut file)
     }

@@ -70,6 +70,14 @@ impl Drop for DeviceState {
     }
 }
 
+/// Returns a driver that is recorded, if the environment says so.
+fn profiled(driver: Arc<dyn Driver>, environment: &Environment) -> Result<Arc<dyn Driver>> {
+    match &environment.profile {
+        Some(profile) => Ok(profile.record(driver)?),
+        None => Ok(driver),
+    }
+}
+
 thread_local! {
     static CURRENT: RefCell<Option<Device>> = const { RefCell::new(None) };
 }
@@ -86,8 +94,8 @@ impl Device {
     pub fn cuda(index: u32) -> Result<Self> {
         static DEVICES: Opened = Opened(Mutex::new(None));
         DEVICES.get(index, || {
-            let driver: Arc<dyn Driver> = CudaDriver::open()?;
-            Ok(Devices::new(driver, Environment::get()))
+            let environment = Environment::get();
+            Ok(Devices::new(profiled(CudaDriver::open()?, environment)?, environment))
         })
     }
 
@@ -106,7 +114,7 @@ impl Device {
             };
             let driver: Arc<dyn Driver> = match &environment.sim_check {
                 Some(program) => program.driver(config)?,
-                None => SimDriver::new(config)?,
+                None => profiled(SimDriver::new(config)?, environment)?,
             };
             Ok(Devices::new(driver, environment))
         })?;

@@ -7,6 +7,7 @@ use std::sync::OnceLock;
 use std::time::Duration;
 
 use thalweg_memory::Settings;
+use thalweg_profiler::ProgramProfile;
 
 use crate::{Error, Result};
 
@@ -54,6 +55,9 @@ pub struct Environment {
     /// `THALWEG_SIM_SEED`, `THALWEG_SIM_FAULTS`, `THALWEG_SIM_REPORT`: the simulated GPUs of this process are controlled and
     /// watched, as `thalweg sim` asks for.
     pub sim_check: Option<CheckedProgram>,
+    /// `THALWEG_PROFILE`, `THALWEG_PROFILE_ROWS`: what the program does on its devices is recorded and written to that file when
+    /// it exits, as `thalweg profile` asks for.
+    pub profile: Option<ProgramProfile>,
     /// `THALWEG_SEED`: the one seed that a [check](crate::sim::Check) tries. What is no number is left alone.
     pub check_seed: Option<u64>,
     /// `THALWEG_SEEDS`: how many seeds a check tries, from 0 on. What is no number is left alone.
@@ -114,6 +118,12 @@ impl Environment {
             time_limit,
             report: variable("THALWEG_SIM_REPORT").filter(|path| !path.is_empty()).map(PathBuf::from),
         });
+        let profile_rows = number("THALWEG_PROFILE_ROWS").unwrap_or(0);
+        let profile =
+            variable("THALWEG_PROFILE").filter(|path| !path.is_empty()).map(|path| ProgramProfile {
+                path: PathBuf::from(path),
+                rows: usize::try_from(profile_rows).unwrap_or(usize::MAX),
+            });
         let allocator = Settings::from_environment(&variable).unwrap_or_else(|error| {
             mistakes.push(error.to_string());
             Settings::default()
@@ -131,6 +141,7 @@ impl Environment {
             sim_memory_bytes,
             meta_memory_bytes,
             sim_check,
+            profile,
             check_seed: variable("THALWEG_SEED").and_then(|seed| seed.parse().ok()),
             check_seeds: variable("THALWEG_SEEDS").and_then(|count| count.parse().ok()),
             nvml_based_check: flag("PYTORCH_NVML_BASED_CUDA_CHECK"),

@@ -99,7 +99,7 @@ fn a_profiler_inside_another_is_refused_and_harms_neither() {
 }
 
 #[test]
-fn tables_are_sorted_cut_and_compared_with_what_the_card_can_do() {
+fn tables_are_sorted_cut_and_compared_with_what_the_gpu_can_do() {
     let row = |operator, count, host_nanoseconds, device_nanoseconds, bytes, flops| Average {
         operator,
         count,
