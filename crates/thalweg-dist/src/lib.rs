@@ -6,6 +6,7 @@
 //! - [`DeviceMesh`]: ranks in rows and columns, with a group along each dimension.
 //! - [`run_ranks`]: ranks as threads of one process, on GPUs or on simulated ones.
 //! - [`DistributedDataParallel`]: a module whose gradients are those of the whole batch.
+//! - [`pipeline`]: stages of a module on several ranks, and the order in which microbatches go through them.
 //! - [`FullyShard`]: a module whose parameters lie in parts on all ranks.
 //!
 //! ```
@@ -39,6 +40,7 @@ mod fully_shard;
 mod group;
 mod mesh;
 mod object;
+pub mod pipeline;
 pub mod store;
 mod threads;
 mod watchdog;

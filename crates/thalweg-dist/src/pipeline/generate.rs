@@ -122,8 +122,8 @@ impl Schedule {
     /// # Errors
     /// [`Error::is_invalid_argument`] if a number is 0.
     pub fn looped_bfs(ranks: usize, stages_per_rank: usize, microbatches: usize) -> Result<Self> {
-        let mut turns = Turns::new("LoopedBFS", ranks, 1, microbatches)?;
-        turns.stages_per_rank = stages_per_rank.max(1);
+        let mut turns = Turns::new("LoopedBFS", ranks, stages_per_rank.min(1), microbatches)?;
+        turns.stages_per_rank = stages_per_rank;
         let mut schedule = turns.schedule(|_| turns.passes(), None);
         for action in schedule.rows.iter_mut().flatten() {
             // The microbatch whose forward pass came last is the first to go back.

@@ -9,5 +9,6 @@ mod failures;
 mod fully_shard;
 mod groups;
 mod mesh;
+mod pipeline;
 mod stores;
 mod support;
