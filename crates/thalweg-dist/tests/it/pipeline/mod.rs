@@ -1,0 +1,3 @@
+//! Pipelines: the tables against PyTorch's.
+
+mod goldens;
