@@ -91,9 +91,8 @@ impl Schedule {
     /// [`Error::is_invalid_argument`] if a number is 0, or the rounds do not divide the microbatches.
     pub fn forward_only(ranks: usize, stages_per_rank: usize, microbatches: usize) -> Result<Self> {
         let turns = Turns::new("ForwardOnly", ranks, stages_per_rank, microbatches)?;
-        let row = |rank| {
-            (0..turns.passes()).map(|number| turns.pass(rank, number, Computation::Forward)).collect()
-        };
+        let row =
+            |rank| (0..turns.passes()).map(|number| turns.pass(rank, number, Computation::Forward)).collect();
         Ok(Self::new((0..ranks).map(row).collect()))
     }
 

@@ -3,10 +3,20 @@
 //! - [`Schedule`]: what each rank does in which order, a table with a row per rank. GPipe, 1F1B, interleaved 1F1B, zero bubble and ZBV are
 //!   cases of one function; a CSV file of PyTorch's is read as well.
 //! - [`Action`]: one entry of the table.
+//! - [`PipelineStage`]: the layers of one stage.
+//! - [`Pipeline`]: a schedule with the stages of one rank, which runs batches.
+//!
+//! This module is a hub: `generate` makes schedules, `run` does a row of one, `meta` is about the shapes of what goes between stages.
 
 mod action;
 mod generate;
+mod meta;
+mod run;
+mod runtime;
 mod schedule;
+mod stage;
 
 pub use action::{Action, Computation};
+pub use runtime::{Pipeline, PipelineOptions, PipelineOutput};
 pub use schedule::Schedule;
+pub use stage::PipelineStage;

@@ -1,3 +1,5 @@
-//! Pipelines: the tables against PyTorch's.
+//! Pipelines: the tables against those of PyTorch, training by stages against one device, and what is refused.
 
+mod errors;
 mod goldens;
+mod training;

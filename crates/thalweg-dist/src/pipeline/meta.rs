@@ -1,0 +1,87 @@
+//! Shapes and dtypes of what goes from stage to stage: a stage's rank learns those of its input when the stage before has run for the first
+//! time, from the store.
+
+use std::str::FromStr;
+use std::time::{Duration, Instant};
+
+use thalweg_ir::DType;
+use thalweg_runtime::{Error, Result};
+use thalweg_tensor::Tensor;
+
+use crate::ProcessGroup;
+
+/// How long one look at the store takes at most.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// Shape and dtype of a tensor.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct Meta {
+    pub shape: Vec<usize>,
+    pub dtype: DType,
+}
+
+impl Meta {
+    pub(super) fn of(tensor: &Tensor) -> Self {
+        Self { shape: tensor.shape().to_vec(), dtype: tensor.dtype() }
+    }
+
+    /// Checks that a tensor is as this one, in PyTorch's words.
+    pub(super) fn check(&self, what: &str, tensor: &Tensor) -> Result<()> {
+        if self.shape != tensor.shape() {
+            return Err(Error::invalid(format!(
+                "{what}: value 0 has a shape mismatch: expected {:?} actual {:?}",
+                self.shape,
+                tensor.shape()
+            )));
+        }
+        if self.dtype != tensor.dtype() {
+            return Err(Error::invalid(format!(
+                "{what}: value 0 has a dtype mismatch: expected {} actual {}",
+                self.dtype,
+                tensor.dtype()
+            )));
+        }
+        Ok(())
+    }
+
+    /// Says a stage's result to the rank of the next one.
+    pub(super) fn publish(&self, link: &ProcessGroup, stage: usize) -> Result<()> {
+        let shape: Vec<String> = self.shape.iter().map(usize::to_string).collect();
+        let text = format!("{} {}", self.dtype, shape.join(" "));
+        link.0.store.set(&key(stage), text.as_bytes())
+    }
+
+    /// Reads what [`publish`](Self::publish) says. *Blocks* until the other rank's host has run the stage once.
+    pub(super) fn read(link: &ProcessGroup, stage: usize) -> Result<Self> {
+        let (key, begin) = (key(stage), Instant::now());
+        let text = loop {
+            if let Some(text) = link.0.store.find(&key)? {
+                break String::from_utf8_lossy(&text).into_owned();
+            }
+            link.check()?;
+            if let Some(reason) = link.failure_elsewhere() {
+                return Err(Error::distributed(reason));
+            }
+            let timeout = link.0.options.timeout;
+            if begin.elapsed() > timeout {
+                return Err(Error::distributed(format!(
+                    "stage {} waited more than {} ms for the first result of stage {stage}",
+                    stage + 1,
+                    timeout.as_millis()
+                )));
+            }
+            // An error is that the key has not come yet.
+            let _ = link.0.store.wait(&[&key], LOOK);
+        };
+        let refuse =
+            || Error::distributed(format!("the result of stage {stage} was announced as \"{text}\""));
+        let mut words = text.split_ascii_whitespace();
+        let dtype = words.next().and_then(|word| DType::from_str(word).ok()).ok_or_else(refuse)?;
+        let shape = words.map(|word| word.parse().map_err(|_| refuse())).collect::<Result<_>>()?;
+        Ok(Self { shape, dtype })
+    }
+}
+
+fn key(stage: usize) -> String {
+    format!("pipeline/stage/{stage}")
+}

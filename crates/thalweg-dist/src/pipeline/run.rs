@@ -1,0 +1,344 @@
+//! One pass of a batch through a pipeline, on one rank: the actions of the rank's row, one after the other.
+//!
+//! What arrives at a stage and what leaves it is in two tables, by stage, direction and microbatch. A message from another rank
+//! lies in memory of its link's stream and is received as soon as the sender has it, whatever the computation does meanwhile; the
+//! computation waits for it where it is used.
+
+use rustc_hash::FxHashMap;
+use thalweg_runtime::{Error, Event, Result, Stream};
+use thalweg_tensor::Tensor;
+use thalweg_tensor::autograd::{enable_grad, is_grad_enabled, no_grad};
+
+use super::meta::Meta;
+use super::{Action, Computation, Pipeline, PipelineOutput};
+use crate::{ProcessGroup, Work};
+
+/// Of a stage and a microbatch: an activation (`true`) or a gradient (`false`).
+type Place = (usize, usize, bool);
+
+/// A tensor that has come to a stage, with the message that it came by.
+struct Arrival {
+    tensor: Tensor,
+    work: Option<Work>,
+}
+
+impl Arrival {
+    /// Returns the tensor, ready on the current stream.
+    fn ready(self) -> Result<Tensor> {
+        self.work.map_or(Ok(()), |work| work.wait())?;
+        Ok(self.tensor)
+    }
+}
+
+/// What a forward pass leaves to the backward pass.
+struct Forwarded {
+    input: Tensor,
+    output: Tensor,
+}
+
+/// When an action began and ended on the device.
+pub(super) type Span = (Action, Event, Event);
+
+/// A pass under way.
+pub(super) struct Run<'p, 'm> {
+    pipeline: &'p mut Pipeline<'m>,
+    inputs: Vec<Tensor>,
+    targets: Vec<Tensor>,
+    has_backward: bool,
+    compute: Stream,
+    arrived: FxHashMap<Place, Arrival>,
+    leaving: FxHashMap<Place, Tensor>,
+    forwarded: FxHashMap<(usize, usize), Forwarded>,
+    sent: Vec<Work>,
+    pub(super) output: PipelineOutput,
+    pub(super) spans: Option<Vec<Span>>,
+}
+
+impl<'p, 'm> Run<'p, 'm> {
+    pub(super) fn new(
+        pipeline: &'p mut Pipeline<'m>,
+        inputs: Vec<Tensor>,
+        targets: Vec<Tensor>,
+        has_backward: bool,
+    ) -> Self {
+        let compute = pipeline.group.device().current_stream();
+        Self {
+            pipeline,
+            inputs,
+            targets,
+            has_backward,
+            compute,
+            arrived: FxHashMap::default(),
+            leaving: FxHashMap::default(),
+            forwarded: FxHashMap::default(),
+            sent: Vec::new(),
+            output: PipelineOutput::default(),
+            spans: None,
+        }
+    }
+
+    /// Does what the rank's row says.
+    pub(super) fn all(&mut self) -> Result<()> {
+        let row = self.pipeline.row.clone();
+        for &action in row.iter() {
+            let is_forward = matches!(
+                action.computation,
+                Computation::Forward | Computation::SendForward | Computation::ReceiveForward
+            );
+            if !is_forward && !self.has_backward {
+                continue;
+            }
+            self.timed(action).map_err(|error| error.context(format!("pipeline action {action}")))?;
+        }
+        // What was sent may be a parameter, which the optimizer writes next.
+        self.sent.drain(..).try_for_each(|work| work.wait())
+    }
+
+    fn timed(&mut self, action: Action) -> Result<()> {
+        if self.spans.is_none() || !action.computation.is_compute() {
+            return self.act(action);
+        }
+        self.wait_for_arrivals(action)?;
+        let (begin, end) = (Event::with_timing(), Event::with_timing());
+        begin.record(&self.compute)?;
+        self.act(action)?;
+        end.record(&self.compute)?;
+        self.spans.get_or_insert_default().push((action, begin, end));
+        Ok(())
+    }
+
+    /// Lets the current stream wait for what an action will use, so that its time is that of the computation.
+    fn wait_for_arrivals(&mut self, action: Action) -> Result<()> {
+        let place = (action.stage, of(action)?, action.computation == Computation::Forward);
+        self.arrived.get(&place).and_then(|arrival| arrival.work.as_ref()).map_or(Ok(()), |work| work.wait())
+    }
+
+    fn act(&mut self, action: Action) -> Result<()> {
+        let stage = action.stage;
+        match action.computation {
+            Computation::Forward => self.forward(stage, of(action)?),
+            Computation::FullBackward => self.backward(stage, of(action)?),
+            Computation::SendForward => self.send((stage, of(action)?, true), stage + 1),
+            Computation::SendBackward => self.send((stage, of(action)?, false), stage - 1),
+            Computation::ReceiveForward => self.receive((stage, of(action)?, true), stage - 1),
+            Computation::ReceiveBackward => self.receive((stage, of(action)?, false), stage + 1),
+            Computation::ReduceGradients => self.scale(stage),
+            other => Err(Error::invalid(format!("{} is not done yet", other.letters()))),
+        }
+    }
+
+    // ---- Computation ------------------------------------------------------------------------------------------------
+
+    fn forward(&mut self, stage: usize, microbatch: usize) -> Result<()> {
+        let input = if stage == 0 {
+            let input = self.inputs[microbatch].detach();
+            self.pipeline.know(Known::Input, &input)?;
+            input
+        } else {
+            let input = self.arrive((stage, microbatch, true))?;
+            input.set_requires_grad(self.has_backward && input.dtype().is_floating_point())?;
+            input
+        };
+        let run = || (self.pipeline.stage(stage)?.forward)(&input);
+        let output = if self.has_backward { enable_grad(run) } else { no_grad(run) };
+        // Of a link's stream: what the stage has saved is used in the backward pass, which records that as well.
+        input.record_use(&self.compute);
+        let output = output?;
+        self.pipeline.know(Known::Output(stage), &output)?;
+        let is_last = stage + 1 == self.pipeline.rank_of.len();
+        let result = if is_last {
+            self.output.outputs.push((microbatch, output.detach()));
+            self.loss(microbatch, output)?
+        } else {
+            let leaving = no_grad(|| output.detach().contiguous())?;
+            self.leave((stage, microbatch, true), stage + 1, leaving);
+            output
+        };
+        if self.has_backward {
+            self.forwarded.insert((stage, microbatch), Forwarded { input, output: result });
+        }
+        Ok(())
+    }
+
+    /// Returns the loss of a microbatch, or its output where there is nothing to compare with.
+    fn loss(&mut self, microbatch: usize, output: Tensor) -> Result<Tensor> {
+        let (Some(function), Some(target)) = (&self.pipeline.options.loss, self.targets.get(microbatch))
+        else {
+            return Ok(output);
+        };
+        let run = || function(&output, target);
+        let loss = if self.has_backward { enable_grad(run) } else { no_grad(run) }?;
+        self.output.losses.push((microbatch, loss.detach()));
+        Ok(loss)
+    }
+
+    fn backward(&mut self, stage: usize, microbatch: usize) -> Result<()> {
+        let Forwarded { input, output } = self.take(stage, microbatch)?;
+        if stage + 1 == self.pipeline.rank_of.len() {
+            output.backward()?;
+        } else {
+            let gradient = self.arrive((stage, microbatch, false))?;
+            // A stage whose parameters are all frozen has nothing to do with it.
+            let outcome = if output.requires_grad() { output.backward_with(&gradient) } else { Ok(()) };
+            gradient.record_use(&self.compute);
+            outcome?;
+        }
+        drop(output);
+        input.record_use(&self.compute);
+        self.give_gradient(stage, microbatch, input.grad())
+    }
+
+    /// Lets the gradient of a stage's input go to the stage before.
+    fn give_gradient(&mut self, stage: usize, microbatch: usize, gradient: Option<Tensor>) -> Result<()> {
+        if stage == 0 {
+            return Ok(());
+        }
+        let Some(gradient) = gradient else {
+            return Err(Error::invalid(format!(
+                "[{stage}] for chunk {microbatch} has gradients None and is expecting to send gradients to stage {}",
+                stage - 1
+            )));
+        };
+        let leaving = no_grad(|| gradient.contiguous())?;
+        self.leave((stage, microbatch, false), stage - 1, leaving);
+        Ok(())
+    }
+
+    fn take(&mut self, stage: usize, microbatch: usize) -> Result<Forwarded> {
+        self.forwarded.remove(&(stage, microbatch)).ok_or_else(|| {
+            Error::invalid(format!("stage {stage} has no forward pass of microbatch {microbatch}"))
+        })
+    }
+
+    /// Makes the gradients of all microbatches, which are a sum, their mean.
+    fn scale(&mut self, stage: usize) -> Result<()> {
+        if !self.pipeline.options.scale_grads {
+            return Ok(());
+        }
+        let microbatches = self.pipeline.microbatches as f64;
+        for parameter in &self.pipeline.stage(stage)?.parameters {
+            if let Some(gradient) = parameter.grad() {
+                parameter.set_grad(Some(no_grad(|| gradient.div_scalar(microbatches))?))?;
+            }
+        }
+        Ok(())
+    }
+
+    // ---- Messages ---------------------------------------------------------------------------------------------------
+
+    /// Returns what has come to a stage, ready on the current stream.
+    fn arrive(&mut self, place: Place) -> Result<Tensor> {
+        let arrival = self.arrived.remove(&place).ok_or_else(|| {
+            let (stage, microbatch, is_forward) = place;
+            let what = if is_forward { "activation" } else { "gradient" };
+            Error::invalid(format!("stage {stage} has got no {what} of microbatch {microbatch}"))
+        })?;
+        arrival.ready()
+    }
+
+    /// Lets a tensor go to another stage: at once where that is on this rank, else when the row says so.
+    fn leave(&mut self, place: Place, to: usize, tensor: Tensor) {
+        let (stage, microbatch, is_forward) = place;
+        let rank_of = &self.pipeline.rank_of;
+        if rank_of[stage] == rank_of[to] {
+            self.arrived.insert((to, microbatch, is_forward), Arrival { tensor, work: None });
+        } else {
+            self.leaving.insert(place, tensor);
+        }
+    }
+
+    fn send(&mut self, place: Place, to: usize) -> Result<()> {
+        let tensor = self.leaving.remove(&place).ok_or_else(|| Error::invalid("nothing was computed"))?;
+        let (group, peer) = self.pipeline.link(place.0, to)?;
+        self.sent.push(group.send(&tensor, peer)?);
+        Ok(())
+    }
+
+    fn receive(&mut self, place: Place, from: usize) -> Result<()> {
+        let (stage, microbatch, is_forward) = place;
+        let meta = if is_forward {
+            self.pipeline.expected_input(stage)?
+        } else {
+            self.pipeline.expected_output(stage)?
+        };
+        let (group, peer) = self.pipeline.link(from, stage)?;
+        // Memory of the link's own stream waits for no computation.
+        let _current = group.stream().make_current();
+        let tensor = Tensor::empty(&meta.shape, meta.dtype, group.device())?;
+        let work = group.recv(&tensor, peer)?;
+        self.arrived.insert((stage, microbatch, is_forward), Arrival { tensor, work: Some(work) });
+        Ok(())
+    }
+}
+
+/// Which tensors' shapes a pipeline knows from its first batch.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) enum Known {
+    /// The input of the first stage.
+    Input,
+    /// The result of a stage.
+    Output(usize),
+}
+
+impl Pipeline<'_> {
+    /// Checks a tensor against those of earlier microbatches; of the first one notes shape and dtype, and says them to the next stage.
+    fn know(&mut self, which: Known, tensor: &Tensor) -> Result<()> {
+        if let Some(meta) = self.known.get(&which) {
+            return meta.check(
+                &match which {
+                    Known::Input => "Stage 0 forward inputs".to_owned(),
+                    Known::Output(stage) => format!("Stage {stage} forward outputs"),
+                },
+                tensor,
+            );
+        }
+        let meta = Meta::of(tensor);
+        if let Known::Output(stage) = which
+            && self.rank_of.get(stage + 1).is_some_and(|&next| next != self.rank_of[stage])
+        {
+            meta.publish(self.link(stage, stage + 1)?.0, stage)?;
+        }
+        self.known.insert(which, meta);
+        Ok(())
+    }
+
+    /// Returns what comes to a stage from the one before. *Blocks* the first time.
+    fn expected_input(&mut self, stage: usize) -> Result<Meta> {
+        let which = Known::Output(stage - 1);
+        if let Some(meta) = self.known.get(&which) {
+            return Ok(meta.clone());
+        }
+        let meta = Meta::read(self.link(stage - 1, stage)?.0, stage - 1)?;
+        self.known.insert(which, meta.clone());
+        Ok(meta)
+    }
+
+    fn expected_output(&self, stage: usize) -> Result<Meta> {
+        let meta = self.known.get(&Known::Output(stage));
+        meta.cloned().ok_or_else(|| Error::invalid(format!("stage {stage} has not run")))
+    }
+
+    /// Returns the group by which a stage's rank sends to another's, and the other rank's number in it.
+    fn link(&self, from: usize, to: usize) -> Result<(&ProcessGroup, u32)> {
+        let pair = (self.rank_of[from], self.rank_of[to]);
+        let link = self.links.get(&pair);
+        let link =
+            link.ok_or_else(|| Error::invalid(format!("rank {} has no link to rank {}", pair.0, pair.1)))?;
+        Ok((link, 1 - link.rank()))
+    }
+}
+
+/// Returns whether gradients are recorded, for messages.
+pub(super) fn check_grad_enabled() -> Result<()> {
+    if is_grad_enabled() {
+        return Ok(());
+    }
+    Err(Error::invalid(
+        "step() requires gradients to be enabled for backward computation; it should not be used under torch.no_grad() context. Please \
+         call eval() instead.",
+    ))
+}
+
+fn of(action: Action) -> Result<usize> {
+    action.microbatch.ok_or_else(|| Error::invalid(format!("{action} is of no microbatch")))
+}

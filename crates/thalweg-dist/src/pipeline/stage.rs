@@ -1,0 +1,63 @@
+//! [`PipelineStage`]: the layers of one stage.
+
+use thalweg_nn::module::{Forward, Module};
+use thalweg_runtime::{Error, Result};
+use thalweg_tensor::Tensor;
+
+/// What computes a stage's result from its input.
+type StageForward<'m> = dyn Fn(&Tensor) -> Result<Tensor> + 'm;
+
+/// The layers of one stage (`torch.distributed.pipelining.PipelineStage`), on the rank that has them. One tensor goes in and one comes
+/// out, of the same shape and dtype for every microbatch.
+pub struct PipelineStage<'m> {
+    index: usize,
+    stages: usize,
+    pub(super) parameters: Vec<Tensor>,
+    pub(super) forward: Box<StageForward<'m>>,
+}
+
+impl<'m> PipelineStage<'m> {
+    /// Makes stage `index` of `stages` from the module that it is.
+    ///
+    /// # Errors
+    /// [`Error::is_invalid_argument`] if there is no such stage.
+    pub fn new<M: Forward>(module: &'m M, index: usize, stages: usize) -> Result<Self> {
+        Self::with(module, index, stages, |input| module.forward(input))
+    }
+
+    /// Makes a stage from a module and a function that runs it.
+    ///
+    /// # Errors
+    /// [`Error::is_invalid_argument`] if there is no such stage.
+    pub fn with(
+        module: &impl Module,
+        index: usize,
+        stages: usize,
+        forward: impl Fn(&Tensor) -> Result<Tensor> + 'm,
+    ) -> Result<Self> {
+        if index >= stages {
+            return Err(Error::invalid(format!("Stage index {index} is out of range of {stages}")));
+        }
+        Ok(Self { index, stages, parameters: module.parameters(), forward: Box::new(forward) })
+    }
+
+    /// Returns the stage's number.
+    pub fn index(&self) -> usize {
+        self.index
+    }
+
+    /// Returns how many stages the pipeline has.
+    pub fn stages(&self) -> usize {
+        self.stages
+    }
+
+    /// Returns whether it takes the batch.
+    pub fn is_first(&self) -> bool {
+        self.index == 0
+    }
+
+    /// Returns whether it gives the pipeline's result.
+    pub fn is_last(&self) -> bool {
+        self.index + 1 == self.stages
+    }
+}

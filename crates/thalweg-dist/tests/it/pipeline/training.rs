@@ -1,0 +1,183 @@
+//! Training by stages against the same microbatches through all stages on one device.
+
+use thalweg_dist::pipeline::{Pipeline, PipelineOptions, PipelineStage, Schedule};
+use thalweg_dist::{ProcessGroup, run_ranks, simulated_devices};
+use thalweg_nn::module::{Forward, Linear, Module};
+use thalweg_runtime::{Device, Result};
+use thalweg_tensor::Tensor;
+use thalweg_tensor::random::Generator;
+
+use crate::support::{batch, checked, close, descend, loss, parameter_values as values};
+
+/// The layers of a stage: 6 features in the first, 8 between stages, 3 behind the last.
+#[derive(Module)]
+pub struct Layers {
+    first: Linear,
+    last: Linear,
+}
+
+impl Layers {
+    pub fn new(stage: usize, stages: usize, device: &Device) -> Result<Self> {
+        let mut generator = Generator::new(stage as u64);
+        let inputs = if stage == 0 { 6 } else { 8 };
+        let outputs = if stage + 1 == stages { 3 } else { 8 };
+        Ok(Self {
+            first: Linear::new(inputs, 5, &mut generator, device)?,
+            last: Linear::new(5, outputs, &mut generator, device)?,
+        })
+    }
+}
+
+impl Forward for Layers {
+    fn forward(&self, input: &Tensor) -> Result<Tensor> {
+        self.last.forward(&self.first.forward(input)?.tanh()?)
+    }
+}
+
+/// What a step gives: the losses and all parameters behind it, by stage.
+pub struct Trained {
+    pub losses: Vec<f32>,
+    pub parameters: Vec<Vec<f32>>,
+}
+
+/// Trains on one device: microbatch by microbatch, in the order of the backward passes of the schedules that keep it.
+fn alone(device: &Device, stages: usize, microbatches: usize, steps: u64) -> Result<Trained> {
+    let layers: Vec<Layers> =
+        (0..stages).map(|stage| Layers::new(stage, stages, device)).collect::<Result<_>>()?;
+    let parameters: Vec<Tensor> = layers.iter().flat_map(Module::parameters).collect();
+    let mut losses = Vec::new();
+    for step in 0..steps {
+        let (input, target) = batch(0, 1, step, device)?;
+        let rows = 12 / microbatches;
+        for microbatch in 0..microbatches {
+            let input = input.narrow(0, microbatch * rows, rows)?;
+            let output = layers.iter().try_fold(input, |hidden: Tensor, layer| layer.forward(&hidden))?;
+            let loss = loss(&output, &target.narrow(0, microbatch * rows, rows)?)?;
+            loss.backward()?;
+            losses.push(loss.detach().item()?);
+        }
+        for parameter in &parameters {
+            let gradient = parameter.grad().expect("every parameter is used");
+            parameter.set_grad(Some(gradient.div_scalar(microbatches as f64)?))?;
+        }
+        descend(&parameters)?;
+    }
+    let parameters = layers.iter().map(|layers| values(&layers.parameters())).collect::<Result<_>>()?;
+    Ok(Trained { losses, parameters })
+}
+
+/// Trains as one rank, and returns its losses and the parameters of its stages, with their numbers.
+fn as_rank(
+    group: &ProcessGroup,
+    schedule: &Schedule,
+    steps: u64,
+) -> Result<(Vec<f32>, Vec<(usize, Vec<f32>)>)> {
+    let (rank, device, stages) = (group.rank() as usize, group.device(), schedule.stages());
+    let rank_of = schedule.check()?;
+    let own: Vec<usize> = (0..stages).filter(|&stage| rank_of[stage] == rank).collect();
+    let layers: Vec<Layers> =
+        own.iter().map(|&stage| Layers::new(stage, stages, device)).collect::<Result<_>>()?;
+    let parts = own.iter().zip(&layers).map(|(&stage, layers)| PipelineStage::new(layers, stage, stages));
+    let mut pipeline =
+        Pipeline::new(schedule, parts.collect::<Result<_>>()?, group, PipelineOptions::with_loss(loss))?;
+    let mut losses = Vec::new();
+    for step in 0..steps {
+        let (input, target) = batch(0, 1, step, device)?;
+        let output = pipeline.step(Some(&input), Some(&target))?;
+        for layers in &layers {
+            descend(&layers.parameters())?;
+        }
+        for loss in output.losses() {
+            losses.push(loss.item()?);
+        }
+    }
+    let parameters = own
+        .into_iter()
+        .zip(&layers)
+        .map(|(stage, layers)| Ok((stage, values(&layers.parameters())?)))
+        .collect::<Result<_>>()?;
+    Ok((losses, parameters))
+}
+
+/// Asserts that a rank's losses and parameters have the bits of the run on one device.
+fn same_as_alone(group: &ProcessGroup, schedule: &Schedule, steps: u64) -> Result<()> {
+    let (losses, parameters) = as_rank(group, schedule, steps)?;
+    let wanted = alone(group.device(), schedule.stages(), schedule.microbatches(), steps)?;
+    if schedule.check()?.last() == Some(&(group.rank() as usize)) {
+        assert_eq!(losses, wanted.losses);
+    } else {
+        assert!(losses.is_empty());
+    }
+    for (stage, parameters) in parameters {
+        assert_eq!(parameters, wanted.parameters[stage], "stage {stage}");
+    }
+    Ok(())
+}
+
+#[test]
+fn gpipe_has_the_bits_of_one_device_under_every_seed() {
+    checked(12, 3, |group, _| same_as_alone(group, &Schedule::gpipe(3, 4)?, 2));
+}
+
+#[test]
+fn one_f_one_b_has_the_bits_of_one_device_under_every_seed() {
+    checked(12, 3, |group, _| same_as_alone(group, &Schedule::one_f_one_b(3, 6)?, 2));
+}
+
+#[test]
+fn interleaved_stages_have_the_bits_of_one_device_under_every_seed() {
+    checked(8, 2, |group, _| same_as_alone(group, &Schedule::interleaved(2, 2, 4)?, 2));
+    checked(6, 3, |group, _| same_as_alone(group, &Schedule::interleaved(3, 2, 6)?, 2));
+}
+
+#[test]
+fn all_numbers_of_ranks_and_microbatches_train_alike() {
+    for (ranks, microbatches) in [(1, 3), (2, 1), (2, 6), (4, 4), (4, 12), (5, 2)] {
+        run_ranks(&simulated_devices(ranks as u32).unwrap(), |group| {
+            same_as_alone(&group, &Schedule::one_f_one_b(ranks, microbatches)?, 3)?;
+            same_as_alone(&group, &Schedule::gpipe(ranks, microbatches)?, 3)
+        })
+        .unwrap();
+    }
+}
+
+#[test]
+fn microbatches_that_come_back_in_another_order_are_the_same_batch() {
+    run_ranks(&simulated_devices(2).unwrap(), |group| {
+        let schedule = Schedule::looped_bfs(2, 2, 4)?;
+        let (_, parameters) = as_rank(&group, &schedule, 3)?;
+        let wanted = alone(group.device(), 4, 4, 3)?;
+        parameters.iter().for_each(|(stage, found)| close(found, &wanted.parameters[*stage], 1e-6));
+        Ok(())
+    })
+    .unwrap();
+}
+
+#[test]
+fn an_evaluation_runs_forward_only_and_leaves_no_gradients() {
+    run_ranks(&simulated_devices(3).unwrap(), |group| {
+        let (rank, device) = (group.rank() as usize, group.device());
+        let layers = Layers::new(rank, 3, device)?;
+        let stage = PipelineStage::new(&layers, rank, 3)?;
+        let schedule = Schedule::one_f_one_b(3, 4)?;
+        let mut pipeline = Pipeline::new(&schedule, vec![stage], &group, PipelineOptions::with_loss(loss))?;
+        let (input, target) = batch(0, 1, 0, device)?;
+        let output = pipeline.eval(Some(&input), Some(&target))?;
+        assert!(layers.parameters().iter().all(|parameter| parameter.grad().is_none()));
+        let mean = output.mean_loss()?.map(|loss| loss.item::<f32>()).transpose()?;
+        let merged = output.merged()?;
+        assert_eq!((mean.is_some(), merged.is_some()), (rank == 2, rank == 2));
+        if let (Some(mean), Some(merged)) = (mean, merged) {
+            let all = (0..3).map(|stage| Layers::new(stage, 3, device)).collect::<Result<Vec<_>>>()?;
+            let whole = all.iter().try_fold(input.clone(), |hidden, layers| layers.forward(&hidden))?;
+            close(&merged.to_vec::<f32>()?, &whole.detach().to_vec::<f32>()?, 1e-6);
+            close(&[mean], &[loss(&whole, &target)?.item()?], 1e-6);
+        }
+        // Without a target there is no loss, and with the next step there are gradients.
+        assert!(pipeline.eval(Some(&input), None)?.losses().is_empty());
+        pipeline.step(Some(&input), Some(&target))?;
+        assert!(layers.parameters().iter().all(|parameter| parameter.grad().is_some()));
+        Ok(())
+    })
+    .unwrap();
+}
