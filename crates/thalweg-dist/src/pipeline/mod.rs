@@ -4,7 +4,8 @@
 //!   cases of one function; a CSV file of PyTorch's is read as well.
 //! - [`Action`]: one entry of the table.
 //! - [`PipelineStage`]: the layers of one stage.
-//! - [`Pipeline`]: a schedule with the stages of one rank, which runs batches.
+//! - [`Pipeline`]: a schedule with the stages of one rank, which runs batches, or a stream of microbatches.
+//! - [`Timeline`]: when each rank computes what, measured or planned, with the share of time in which it idles.
 //!
 //! This module is a hub: `generate` makes schedules, `run` does a row of one, `meta` is about the shapes of what goes between stages.
 
@@ -15,8 +16,11 @@ mod run;
 mod runtime;
 mod schedule;
 mod stage;
+mod stream;
+mod timeline;
 
 pub use action::{Action, Computation};
 pub use runtime::{Pipeline, PipelineOptions, PipelineOutput};
 pub use schedule::Schedule;
 pub use stage::PipelineStage;
+pub use timeline::{Timeline, TimelineSpan};

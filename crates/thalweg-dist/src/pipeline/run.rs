@@ -7,7 +7,7 @@
 use rustc_hash::FxHashMap;
 use thalweg_runtime::{Error, Event, Result, Stream};
 use thalweg_tensor::Tensor;
-use thalweg_tensor::autograd::{enable_grad, is_grad_enabled, no_grad};
+use thalweg_tensor::autograd::{BackwardWeights, backward_input, enable_grad, is_grad_enabled, no_grad};
 
 use super::meta::Meta;
 use super::{Action, Computation, Pipeline, PipelineOutput};
@@ -36,19 +36,26 @@ struct Forwarded {
     output: Tensor,
 }
 
+/// What the first half of a backward pass leaves to the second: that, and what it uses.
+struct HalfBackward {
+    rest: BackwardWeights,
+    used: Vec<Tensor>,
+}
+
 /// When an action began and ended on the device.
 pub(super) type Span = (Action, Event, Event);
 
 /// A pass under way.
 pub(super) struct Run<'p, 'm> {
     pipeline: &'p mut Pipeline<'m>,
-    inputs: Vec<Tensor>,
+    inputs: FxHashMap<usize, Tensor>,
     targets: Vec<Tensor>,
     has_backward: bool,
     compute: Stream,
     arrived: FxHashMap<Place, Arrival>,
     leaving: FxHashMap<Place, Tensor>,
     forwarded: FxHashMap<(usize, usize), Forwarded>,
+    halves: FxHashMap<(usize, usize), HalfBackward>,
     sent: Vec<Work>,
     pub(super) output: PipelineOutput,
     pub(super) spans: Option<Vec<Span>>,
@@ -64,13 +71,14 @@ impl<'p, 'm> Run<'p, 'm> {
         let compute = pipeline.group.device().current_stream();
         Self {
             pipeline,
-            inputs,
+            inputs: inputs.into_iter().enumerate().collect(),
             targets,
             has_backward,
             compute,
             arrived: FxHashMap::default(),
             leaving: FxHashMap::default(),
             forwarded: FxHashMap::default(),
+            halves: FxHashMap::default(),
             sent: Vec::new(),
             output: PipelineOutput::default(),
             spans: None,
@@ -90,8 +98,27 @@ impl<'p, 'm> Run<'p, 'm> {
             }
             self.timed(action).map_err(|error| error.context(format!("pipeline action {action}")))?;
         }
-        // What was sent may be a parameter, which the optimizer writes next.
+        self.wait_for_sends()
+    }
+
+    /// Lets the current stream wait for what was sent: it may be a parameter, which the optimizer writes next.
+    fn wait_for_sends(&mut self) -> Result<()> {
         self.sent.drain(..).try_for_each(|work| work.wait())
+    }
+
+    /// Adds a microbatch for the first stage.
+    pub(super) fn give_input(&mut self, microbatch: usize, input: Tensor) {
+        self.inputs.insert(microbatch, input);
+    }
+
+    /// Takes the messages that were sent.
+    pub(super) fn take_sent(&mut self) -> Vec<Work> {
+        std::mem::take(&mut self.sent)
+    }
+
+    /// Takes the results that there are.
+    pub(super) fn take_outputs(&mut self) -> Vec<(usize, Tensor)> {
+        std::mem::take(&mut self.output.outputs)
     }
 
     fn timed(&mut self, action: Action) -> Result<()> {
@@ -113,7 +140,7 @@ impl<'p, 'm> Run<'p, 'm> {
         self.arrived.get(&place).and_then(|arrival| arrival.work.as_ref()).map_or(Ok(()), |work| work.wait())
     }
 
-    fn act(&mut self, action: Action) -> Result<()> {
+    pub(super) fn act(&mut self, action: Action) -> Result<()> {
         let stage = action.stage;
         match action.computation {
             Computation::Forward => self.forward(stage, of(action)?),
@@ -123,7 +150,11 @@ impl<'p, 'm> Run<'p, 'm> {
             Computation::ReceiveForward => self.receive((stage, of(action)?, true), stage - 1),
             Computation::ReceiveBackward => self.receive((stage, of(action)?, false), stage + 1),
             Computation::ReduceGradients => self.scale(stage),
-            other => Err(Error::invalid(format!("{} is not done yet", other.letters()))),
+            Computation::BackwardInput => self.backward_input(stage, of(action)?),
+            Computation::BackwardWeight => self.backward_weight(stage, of(action)?),
+            Computation::Unshard | Computation::Reshard => {
+                Err(Error::invalid("the parameters of a stage are not sharded"))
+            }
         }
     }
 
@@ -131,7 +162,8 @@ impl<'p, 'm> Run<'p, 'm> {
 
     fn forward(&mut self, stage: usize, microbatch: usize) -> Result<()> {
         let input = if stage == 0 {
-            let input = self.inputs[microbatch].detach();
+            let input = self.inputs.remove(&microbatch);
+            let input = input.ok_or_else(|| Error::invalid("the microbatch was not given"))?.detach();
             self.pipeline.know(Known::Input, &input)?;
             input
         } else {
@@ -186,6 +218,33 @@ impl<'p, 'm> Run<'p, 'm> {
         drop(output);
         input.record_use(&self.compute);
         self.give_gradient(stage, microbatch, input.grad())
+    }
+
+    /// Computes the gradient of a stage's input alone.
+    fn backward_input(&mut self, stage: usize, microbatch: usize) -> Result<()> {
+        let Forwarded { input, output } = self.take(stage, microbatch)?;
+        let is_last = stage + 1 == self.pipeline.rank_of.len();
+        let gradient = if is_last { None } else { Some(self.arrive((stage, microbatch, false))?) };
+        let mut of_input = None;
+        if output.requires_grad() || is_last {
+            let (found, rest) = backward_input(&output, gradient.as_ref(), &input)?;
+            of_input = found;
+            input.record_use(&self.compute);
+            gradient.iter().for_each(|gradient| gradient.record_use(&self.compute));
+            let used = std::iter::once(input).chain(gradient).collect();
+            self.halves.insert((stage, microbatch), HalfBackward { rest, used });
+        }
+        self.give_gradient(stage, microbatch, of_input)
+    }
+
+    /// Computes the gradients of a stage's weights.
+    fn backward_weight(&mut self, stage: usize, microbatch: usize) -> Result<()> {
+        let Some(HalfBackward { rest, used }) = self.halves.remove(&(stage, microbatch)) else {
+            return Ok(());
+        };
+        let outcome = rest.run();
+        used.iter().for_each(|tensor| tensor.record_use(&self.compute));
+        outcome
     }
 
     /// Lets the gradient of a stage's input go to the stage before.

@@ -218,7 +218,11 @@ impl<'m> Pipeline<'m> {
         })
     }
 
-    fn divided(&self, input: Option<&Tensor>, target: Option<&Tensor>) -> Result<(Vec<Tensor>, Vec<Tensor>)> {
+    pub(super) fn divided(
+        &self,
+        input: Option<&Tensor>,
+        target: Option<&Tensor>,
+    ) -> Result<(Vec<Tensor>, Vec<Tensor>)> {
         let divided = |tensor: Option<&Tensor>, is_used: bool| match tensor {
             Some(tensor) if is_used => microbatches_of(tensor, self.microbatches),
             _ => Ok(Vec::new()),

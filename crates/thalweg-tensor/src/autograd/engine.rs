@@ -18,9 +18,10 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
 use thalweg_runtime::{Error, Result, Stream};
 
-use super::leaf::Kept;
+use super::halves::{Asked, asking};
+use super::leaf;
 use super::pass::RunningPass;
-use super::{BackwardOptions, Edge, Gradients, Node, anomaly, run_function};
+use super::{BackwardOptions, BackwardWeights, Edge, Gradients, Node, anomaly, run_function};
 use crate::tensor::Tensor;
 
 /// The gradients that have arrived for a node's outputs, each with the stream on which it is ready.
@@ -66,6 +67,58 @@ pub(crate) fn gradients(
     Pass::new(roots, Some(targets), options)?.run()
 }
 
+/// A node that has run for some of its edges: what had arrived there, and the edges that are left.
+pub(super) struct Kept {
+    pub(super) node: Arc<Node>,
+    gradients: Gradients,
+    pub(super) asked: Asked,
+}
+
+/// Runs the first half of a pass: only the edges that lead to the target. Gives what arrives there, and the rest.
+pub(super) fn first_half(
+    root: Edge,
+    gradient: Tensor,
+    target: Option<Edge>,
+) -> Result<(Option<Tensor>, BackwardWeights)> {
+    let targets = [target];
+    let mut pass =
+        Pass::new(vec![(root.clone(), gradient.clone())], Some(&targets), BackwardOptions::default())?;
+    pass.kept = Some(Vec::new());
+    let is_apart = pass.wanted.as_ref().is_some_and(|wanted| !wanted.leads(&root));
+    let (mut arrived, kept) = pass.run_and_keep()?;
+    let rest = is_apart.then_some((root, gradient));
+    Ok((arrived.pop().flatten(), BackwardWeights { kept, root: rest }))
+}
+
+/// Runs the second half of a pass.
+pub(super) fn second_half(rest: BackwardWeights) -> Result<()> {
+    let BackwardWeights { kept, root } = rest;
+    let roots = kept.iter().flat_map(Kept::others).chain(root.as_ref().map(|(edge, _)| edge));
+    let nodes = reachable(roots.map(|edge| &edge.node));
+    let mut missing: FxHashMap<u64, usize> = FxHashMap::default();
+    let inner = nodes.iter().flat_map(|node| node.edges.iter().flatten());
+    for edge in inner.chain(kept.iter().flat_map(Kept::others)) {
+        *missing.entry(edge.node.sequence).or_insert(0) += 1;
+    }
+    let device = kept.first().map(|kept| kept.node().stream.device());
+    let device = device.or(root.as_ref().map(|(_, gradient)| gradient.device()));
+    let Some(caller) = device.map(thalweg_runtime::Device::current_stream) else { return Ok(()) };
+    let (buffers, ready) = (FxHashMap::default(), BinaryHeap::new());
+    let (wanted, options) = (None, BackwardOptions::default());
+    let mut pass =
+        Pass { caller, missing, buffers, ready, wanted, options, kept: None, begun: FxHashMap::default() };
+    if let Some((edge, gradient)) = root {
+        let stream = pass.caller.clone();
+        pass.deliver(&edge, gradient, &stream)?;
+        pass.ready.push(Ready(edge.node));
+    }
+    for kept in kept {
+        pass.ready.push(Ready(kept.node.clone()));
+        pass.begun.insert(kept.node.sequence, kept);
+    }
+    pass.run().map(drop)
+}
+
 /// One walk over the graph.
 struct Pass {
     caller: Stream,
@@ -75,6 +128,10 @@ struct Pass {
     ready: BinaryHeap<Ready>,
     wanted: Option<Wanted>,
     options: BackwardOptions,
+    /// Of the first half of a pass, what it leaves to the second.
+    kept: Option<Vec<Kept>>,
+    /// Of the second half, the nodes that the first has begun.
+    begun: FxHashMap<u64, Kept>,
 }
 
 /// The edges whose gradients a walk returns, in place of writing those of the leaves.
@@ -102,7 +159,8 @@ impl Pass {
         }
         let wanted = targets.map(|targets| Wanted::new(targets, &nodes));
         let (buffers, ready) = (FxHashMap::default(), BinaryHeap::new());
-        let mut pass = Self { caller, missing, buffers, ready, wanted, options };
+        let (kept, begun) = (None, FxHashMap::default());
+        let mut pass = Self { caller, missing, buffers, ready, wanted, options, kept, begun };
         let mut starts: FxHashMap<u64, Arc<Node>> = FxHashMap::default();
         for (edge, gradient) in roots {
             let stream = pass.caller.clone();
@@ -115,7 +173,12 @@ impl Pass {
     }
 
     /// Runs what is ready until nothing is left. Gives the gradients of the targets, ready on the caller's stream.
-    fn run(mut self) -> Result<Vec<Option<Tensor>>> {
+    fn run(self) -> Result<Vec<Option<Tensor>>> {
+        self.run_and_keep().map(|(arrived, _)| arrived)
+    }
+
+    /// Runs as [`run`](Self::run) does, and gives what a second half starts from as well.
+    fn run_and_keep(mut self) -> Result<(Vec<Option<Tensor>>, Vec<Kept>)> {
         let _running = RunningPass::new();
         let mut left = Left::default();
         let outcome = self.walk(&mut left);
@@ -124,14 +187,20 @@ impl Pass {
         outcome?;
         joined?;
         let arrived = self.wanted.map(|wanted| wanted.arrived).unwrap_or_default();
-        arrived
+        let arrived: Result<_> = arrived
             .into_iter()
             .map(|slot| slot.map(|(tensor, stream)| move_to(tensor, &stream, &self.caller)).transpose())
-            .collect()
+            .collect();
+        Ok((arrived?, self.kept.unwrap_or_default()))
     }
 
     fn walk(&mut self, left: &mut Left) -> Result<()> {
         while let Some(Ready(node)) = self.ready.pop() {
+            if let Some(kept) = self.begun.remove(&node.sequence) {
+                left.note(&node, &self.caller);
+                self.finish(kept).map_err(|error| anomaly::explain(&node, error))?;
+                continue;
+            }
             let buffer = self.buffers.remove(&node.sequence).unwrap_or_default();
             let runs = self.runs(&node);
             let results = match buffer.iter().any(Option::is_some) {
@@ -141,20 +210,45 @@ impl Pass {
                 }
                 false => SmallVec::from_elem(None, node.edges.len()),
             };
-            if runs && !self.options.retains() {
+            let is_begun = self
+                .kept
+                .as_ref()
+                .is_some_and(|kept| kept.last().is_some_and(|kept| Arc::ptr_eq(&kept.node, &node)));
+            if runs && !is_begun && !self.options.retains() {
                 node.function.release();
             }
             for (edge, result) in node.edges.iter().zip(results) {
-                let Some(edge) = edge else { continue };
-                if let Some(result) = result {
-                    self.deliver(edge, result, &node.stream)?;
+                if let Some(edge) = edge {
+                    self.pass_on(edge, result, &node.stream)?;
                 }
-                let count =
-                    self.missing.get_mut(&edge.node.sequence).expect("every reachable node was counted");
-                *count -= 1;
-                if *count == 0 {
-                    self.ready.push(Ready(edge.node.clone()));
-                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Delivers what a node has computed for an edge, and lets the node behind it run if it was the last to do so.
+    fn pass_on(&mut self, edge: &Edge, result: Option<Tensor>, producer: &Stream) -> Result<()> {
+        if let Some(result) = result {
+            self.deliver(edge, result, producer)?;
+        }
+        let count = self.missing.get_mut(&edge.node.sequence).expect("every reachable node was counted");
+        *count -= 1;
+        if *count == 0 {
+            self.ready.push(Ready(edge.node.clone()));
+        }
+        Ok(())
+    }
+
+    /// Runs a node of the second half for the edges that the first has left.
+    fn finish(&mut self, kept: Kept) -> Result<()> {
+        let Kept { node, gradients, asked } = kept;
+        let current = node.stream.make_current();
+        let results = self.compute(&node, &gradients, true, Some(asked.clone()))?;
+        drop(current);
+        node.function.release();
+        for ((edge, result), is_asked) in node.edges.iter().zip(results).zip(asked) {
+            if let Some(edge) = edge.as_ref().filter(|_| is_asked) {
+                self.pass_on(edge, result, &node.stream)?;
             }
         }
         Ok(())
@@ -201,9 +295,32 @@ impl Pass {
             return Ok(SmallVec::from_elem(None, node.edges.len()));
         }
         node.run_before(&mut gradients)?;
+        let mut is_last = !self.options.retains();
+        let mut asked = None;
+        if let (Some(kept), Some(wanted)) = (&mut self.kept, &self.wanted) {
+            let leads: Asked =
+                node.edges.iter().map(|edge| edge.as_ref().is_some_and(|edge| wanted.leads(edge))).collect();
+            let others: Asked =
+                node.edges.iter().zip(&leads).map(|(edge, leads)| edge.is_some() && !leads).collect();
+            asked = Some(leads);
+            if others.contains(&true) {
+                is_last = false;
+                kept.push(Kept { node: node.clone(), gradients: gradients.clone(), asked: others });
+            }
+        }
+        self.compute(node, &gradients, is_last, asked)
+    }
+
+    /// Runs a node's backward function, for all edges or those that are asked for, and the hooks behind it.
+    fn compute(
+        &self,
+        node: &Arc<Node>,
+        gradients: &Gradients,
+        is_last: bool,
+        asked: Option<Asked>,
+    ) -> Result<Gradients> {
         let name = node.function.name();
-        let is_last = !self.options.retains();
-        let results = run_function(node, &gradients, is_last)
+        let results = asking(asked, || run_function(node, gradients, is_last))
             .map_err(|error| error.context(format!("backward of {name}")))?;
         if results.len() != node.edges.len() && !node.edges.is_empty() {
             return Err(Error::invalid(format!(
@@ -213,7 +330,7 @@ impl Pass {
             )));
         }
         anomaly::check(node, &results)?;
-        node.run_after(results, &gradients)
+        node.run_after(results, gradients)
     }
 }
 
@@ -221,7 +338,7 @@ impl Pass {
 #[derive(Default)]
 struct Left {
     streams: SmallVec<[Stream; 4]>,
-    kept: SmallVec<[Arc<Kept>; 4]>,
+    kept: SmallVec<[Arc<leaf::Kept>; 4]>,
 }
 
 impl Left {
@@ -273,6 +390,12 @@ impl Wanted {
         }
         let nodes = by_place.keys().map(|(sequence, _)| *sequence).collect();
         Self { targets: by_place, nodes, arrived: vec![None; targets.len()], on_the_way }
+    }
+
+    /// Returns whether a target is at an edge or behind it.
+    fn leads(&self, edge: &Edge) -> bool {
+        self.on_the_way.contains(&edge.node.sequence)
+            || self.targets.contains_key(&(edge.node.sequence, edge.input))
     }
 
     /// Takes the gradients of the targets among a node's outputs.

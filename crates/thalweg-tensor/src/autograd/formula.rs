@@ -186,7 +186,7 @@ impl GradientCall<'_> {
 
     /// Returns whether the gradient of a tensor of the call is wanted.
     pub fn wants(&self, tensor: usize) -> bool {
-        self.node.tensors.get(tensor).is_some_and(|input| input.is_wanted)
+        self.node.tensors.get(tensor).is_some_and(|input| input.is_wanted) && super::is_asked(tensor)
     }
 
     /// Returns the device.

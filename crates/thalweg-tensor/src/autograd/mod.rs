@@ -3,7 +3,7 @@
 //! An operator whose inputs require a gradient records a [`Node`]: what it saved, and an [`Edge`] to the node of each input.
 //! A leaf's node accumulates into [`Tensor::grad`]. [`backward`](Tensor::backward) walks the graph from the result to the
 //! leaves, each node after all nodes that feed it; see `engine` for streams. [`gradients`] gives what arrives at chosen tensors
-//! instead. Hooks see, and may replace, the gradients on the way.
+//! instead, and [`backward_input`] cuts a pass in two. Hooks see, and may replace, the gradients on the way.
 //!
 //! What a node saved must still be what it was: a write in place to a saved tensor is found by its version and is an error
 //! that names the operator. A backward pass frees what the nodes saved as it goes, unless [`BackwardOptions::retain_graph`] is
@@ -31,6 +31,7 @@ mod checkpoint;
 pub(crate) mod engine;
 pub mod formula;
 mod gradcheck;
+mod halves;
 mod hook_list;
 mod hooks;
 pub(crate) mod in_place;
@@ -58,6 +59,8 @@ use crate::tensor::Tensor;
 pub use anomaly::{detect_anomaly, is_anomaly_enabled, set_detect_anomaly};
 pub use checkpoint::{CheckpointOptions, checkpoint, checkpoint_with};
 pub use gradcheck::{GradcheckOptions, gradcheck, gradgradcheck};
+pub(crate) use halves::is_asked;
+pub use halves::{BackwardWeights, backward_input};
 pub use hook_list::HookHandle;
 pub(crate) use hook_list::HookList;
 pub(crate) use meta::{AutogradMeta, ViewOf};

@@ -6,7 +6,7 @@ use thalweg_runtime::{Error, Label, Result};
 
 use super::loops::LoopArguments;
 use super::windows::{Window, output_plane};
-use crate::autograd::{Backward, Gradients, Saved, record};
+use crate::autograd::{Backward, Gradients, Saved, is_asked, record};
 use crate::dispatch::{Call, internal};
 use crate::tensor::{Tensor, Tensors};
 
@@ -77,11 +77,11 @@ impl Backward for ConvolutionBackward {
         let gradient = gradient.permute(&[1, 0, 2, 3])?;
         let places = gradient.shape()[1..].iter().product();
         let gradient = gradient.reshape(&[gradient.shape()[0], places])?;
-        if self.wanted[0] {
+        if self.wanted[0] && is_asked(0) {
             let columns = product(&matrix(&weight)?.transpose(0, 1)?, &gradient, self.label)?;
             results[0] = Some(run("fold2d", &[&columns], &self.arguments, self.label)?);
         }
-        if self.wanted[1] {
+        if self.wanted[1] && is_asked(1) {
             let columns = run("unfold2d", &[&self.input.get()?], &self.arguments, self.label)?;
             let of_weight = product(&gradient, &columns.transpose(0, 1)?, self.label)?;
             results[1] = Some(of_weight.reshape(weight.shape())?);

@@ -13,7 +13,7 @@ use thalweg_runtime::{Error, Label, MatmulEpilogue, Result};
 
 use super::loops::{LoopArguments, run_into};
 use super::matmul::{check, matrix};
-use crate::autograd::{Backward, Gradients, Saved, is_grad_enabled, record};
+use crate::autograd::{Backward, Gradients, Saved, is_asked, is_grad_enabled, record};
 use crate::dispatch::{Arguments, Call};
 use crate::tensor::{Tensor, Tensors};
 
@@ -244,7 +244,7 @@ struct LinearBackward {
 impl LinearBackward {
     /// Returns the gradients of weight and bias, as far as they are wanted.
     fn parameters(&self, gradient: &Tensor, wants_bias: bool) -> Result<[Option<Tensor>; 2]> {
-        if !self.wanted[1] {
+        if !self.wanted[1] || !is_asked(1) {
             let bias = wants_bias.then(|| gradient.sum(&[0], false)).transpose()?;
             return Ok([None, bias]);
         }
@@ -281,10 +281,10 @@ impl Backward for LinearBackward {
     fn backward(&self, gradients: &[Option<Tensor>]) -> Result<Gradients> {
         let mut results = Gradients::from_elem(None, self.wanted.len());
         let Some(gradient) = &gradients[0] else { return Ok(results) };
-        if self.wanted[0] {
+        if self.wanted[0] && is_asked(0) {
             results[0] = Some(gradient.matmul(&self.weight.get()?)?);
         }
-        let wants_bias = self.has[0] && self.wanted[2];
+        let wants_bias = self.has[0] && self.wanted[2] && is_asked(2);
         let [weight, bias] = self.parameters(gradient, wants_bias)?;
         results[1] = weight;
         if wants_bias {

@@ -8,7 +8,7 @@ use thalweg_runtime::{Error, Label, Result};
 
 use super::loops::{LoopArguments, run_into};
 use crate::autograd::formula::Formula;
-use crate::autograd::{Backward, Gradients, Saved, record};
+use crate::autograd::{Backward, Gradients, Saved, is_asked, record};
 use crate::dispatch::{Arguments, Call};
 use crate::tensor::{Tensor, Tensors};
 
@@ -201,11 +201,11 @@ impl Backward for MatmulBackward {
         let Some(gradient) = &gradients[0] else { return Ok(Gradients::from_elem(None, 2)) };
         let (a, b) = (self.a.get()?, self.b.get()?);
         let mut results = Gradients::new();
-        results.push(match self.wanted[0] {
+        results.push(match self.wanted[0] && is_asked(0) {
             true => Some(product_like(&a, gradient, &b.transpose(-2, -1)?)?),
             false => None,
         });
-        results.push(match self.wanted[1] {
+        results.push(match self.wanted[1] && is_asked(1) {
             true => Some(product_like(&b, &a.transpose(-2, -1)?, gradient)?),
             false => None,
         });

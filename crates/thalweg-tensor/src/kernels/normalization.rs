@@ -7,7 +7,7 @@ use thalweg_ops::structured::{ADD_LAYER_NORM, LAYER_NORM_AFFINE};
 use thalweg_runtime::{Error, Label, Result};
 
 use super::loops::{self, LoopArguments, LoopCall};
-use crate::autograd::{Backward, Gradients, Saved, is_grad_enabled, record};
+use crate::autograd::{Backward, Gradients, Saved, is_asked, is_grad_enabled, record};
 use crate::dispatch::{Call, Ints, built_in};
 use crate::operators::norm_backward::Normalized;
 use crate::tensor::{Tensor, Tensors};
@@ -131,6 +131,12 @@ impl LayerNormBackward {
         Ok(results)
     }
 
+    /// Returns whether the gradient of an input is asked for now, and that of a parameter.
+    fn asked(&self) -> (bool, bool) {
+        let inputs = 1 + usize::from(self.branch.is_some());
+        ((0..inputs).any(is_asked), (inputs..inputs + 2).any(is_asked))
+    }
+
     /// Returns the gradients in the order of the node's inputs: what is normalized is the first, or the sum of the first two.
     fn in_order(&self, inputs: &[Tensor], [weight, bias]: [Option<Tensor>; 2]) -> Gradients {
         let branch = self.branch.map(|_| inputs.get(1).or(inputs.first()).cloned());
@@ -196,9 +202,11 @@ impl Backward for LayerNormBackward {
         if is_grad_enabled() {
             return self.recorded(gradient, past);
         }
-        let inputs = if self.wanted[0] { self.inputs(gradient, past)? } else { Tensors::new() };
+        let (inputs_asked, parameters_asked) = self.asked();
+        let inputs =
+            if self.wanted[0] && inputs_asked { self.inputs(gradient, past)? } else { Tensors::new() };
         let mut parameters = [None, None];
-        if self.wanted[1] {
+        if self.wanted[1] && parameters_asked {
             for (result, sum) in parameters.iter_mut().zip(self.parameters(gradient)?) {
                 *result = Some(sum);
             }

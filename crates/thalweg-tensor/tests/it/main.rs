@@ -27,6 +27,7 @@ mod graph_callable;
 mod graph_step;
 mod graph_tree;
 mod graph_tree_sizes;
+mod halves;
 mod hooks;
 mod hostile;
 mod in_place;

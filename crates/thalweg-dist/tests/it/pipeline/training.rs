@@ -131,6 +131,13 @@ fn interleaved_stages_have_the_bits_of_one_device_under_every_seed() {
 }
 
 #[test]
+fn zero_bubble_schedules_have_the_bits_of_one_device_under_every_seed() {
+    checked(8, 3, |group, _| same_as_alone(group, &Schedule::zero_bubble(3, 1, 4)?, 2));
+    checked(6, 2, |group, _| same_as_alone(group, &Schedule::zero_bubble(2, 2, 4)?, 2));
+    checked(6, 2, |group, _| same_as_alone(group, &Schedule::zbv(2, 4)?, 2));
+}
+
+#[test]
 fn all_numbers_of_ranks_and_microbatches_train_alike() {
     for (ranks, microbatches) in [(1, 3), (2, 1), (2, 6), (4, 4), (4, 12), (5, 2)] {
         run_ranks(&simulated_devices(ranks as u32).unwrap(), |group| {

@@ -1,0 +1,303 @@
+//! [`Timeline`]: when each rank does what, measured or planned, and pictures of it.
+
+use std::fmt::Write as _;
+
+use rustc_hash::FxHashMap;
+use thalweg_runtime::{Error, Event, Result};
+use thalweg_tensor::Tensor;
+
+use super::run::Run;
+use super::schedule::{product, source};
+use super::{Action, Computation, Pipeline, PipelineOutput, Schedule};
+use crate::ReduceOp;
+
+/// A computation in a timeline.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct TimelineSpan {
+    /// What is computed.
+    pub action: Action,
+    /// When it begins, in milliseconds from the step's begin.
+    pub begin_ms: f64,
+    /// When it ends.
+    pub end_ms: f64,
+}
+
+/// The computations of all ranks in a step with their times: those that were measured ([`Pipeline::step_timed`]), or those that a schedule
+/// leads to if computations take given times and messages none ([`planned`](Self::planned)).
+///
+/// ```
+/// # use thalweg_dist::pipeline::{Schedule, Timeline};
+/// # fn main() -> thalweg_runtime::Result<()> {
+/// let timeline = Timeline::planned(&Schedule::one_f_one_b(2, 3)?, |_| 1.0)?;
+/// assert_eq!(timeline.bubble_share(), 0.25); // 1 of 4 steps: (ranks − 1) of (microbatches + ranks − 1)
+/// assert_eq!(timeline.to_text(24), "rank 0 F0-F1-...B0-F2-B1-...B2-\nrank 1 ...F0-B0-F1-B1-F2-B2-...\n");
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, PartialEq, Debug)]
+pub struct Timeline {
+    rows: Vec<Vec<TimelineSpan>>,
+}
+
+impl Timeline {
+    /// Makes the timeline of a schedule whose computations take the times that a function gives: each begins as soon as its rank is free
+    /// and what it needs is there. No order of messages can make a step shorter than that.
+    ///
+    /// # Errors
+    /// [`Error::is_invalid_argument`] if the schedule cannot run.
+    pub fn planned(schedule: &Schedule, mut cost_ms: impl FnMut(Action) -> f64) -> Result<Self> {
+        schedule.check()?;
+        let stages = schedule.stages();
+        let computations = |row: &Vec<Action>| -> Vec<Action> {
+            row.iter().copied().filter(|action| action.computation.is_compute()).collect()
+        };
+        let rows: Vec<Vec<Action>> = schedule.rows().iter().map(computations).collect();
+        let mut spans: Vec<Vec<TimelineSpan>> = vec![Vec::new(); rows.len()];
+        let mut ends: FxHashMap<Action, f64> = FxHashMap::default();
+        loop {
+            let mut has_moved = false;
+            for (row, spans) in rows.iter().zip(&mut spans) {
+                while let Some(&action) = row.get(spans.len()) {
+                    let needed = source(action, stages).map(|needed| ends.get(&needed).copied());
+                    let Some(arrived) = needed.unwrap_or(Some(0.0)) else { break };
+                    let begin_ms = spans.last().map_or(0.0, |last| last.end_ms).max(arrived);
+                    let end_ms = begin_ms + cost_ms(action);
+                    spans.push(TimelineSpan { action, begin_ms, end_ms });
+                    ends.insert(product(action), end_ms);
+                    has_moved = true;
+                }
+            }
+            if !has_moved {
+                break;
+            }
+        }
+        match rows.iter().zip(&spans).position(|(row, spans)| spans.len() < row.len()) {
+            Some(rank) => Err(Error::invalid(format!(
+                "the ranks of the schedule wait for each other: rank {rank} would never come to {}",
+                rows[rank][spans[rank].len()]
+            ))),
+            None => Ok(Self { rows: spans }),
+        }
+    }
+
+    /// Returns the timeline that the schedule could have had with this one's times: each computation of a stage takes as long as it did on
+    /// average here. What a measured step takes beyond it is the messages' and the host's.
+    ///
+    /// # Errors
+    /// Those of [`planned`](Self::planned); [`Error::is_invalid_argument`] if the schedule has computations that were not measured.
+    pub fn bound(&self, schedule: &Schedule) -> Result<Self> {
+        let mut sums: FxHashMap<(usize, Computation), (f64, f64)> = FxHashMap::default();
+        for span in self.rows.iter().flatten() {
+            let sum = sums.entry((span.action.stage, span.action.computation)).or_default();
+            *sum = (sum.0 + span.end_ms - span.begin_ms, sum.1 + 1.0);
+        }
+        let key = |action: Action| (action.stage, action.computation);
+        let computations = schedule.actions().filter(|(_, action)| action.computation.is_compute());
+        if let Some((_, action)) =
+            computations.into_iter().find(|(_, action)| !sums.contains_key(&key(*action)))
+        {
+            return Err(Error::invalid(format!("{action} was not measured")));
+        }
+        Self::planned(schedule, |action| {
+            let (sum, count) = sums[&key(action)];
+            sum / count
+        })
+    }
+
+    /// Returns the computations of each rank, in their order.
+    pub fn rows(&self) -> &[Vec<TimelineSpan>] {
+        &self.rows
+    }
+
+    /// Returns the time from the first begin to the last end.
+    pub fn total_ms(&self) -> f64 {
+        let [begin, end] = self.ends();
+        (end - begin).max(0.0)
+    }
+
+    /// Returns the share of the ranks' time between the first begin and the last end in which they compute nothing.
+    pub fn bubble_share(&self) -> f64 {
+        let busy: f64 = self.rows.iter().flatten().map(|span| span.end_ms - span.begin_ms).sum();
+        let whole = self.total_ms() * self.rows.len() as f64;
+        if whole > 0.0 { 1.0 - busy / whole } else { 0.0 }
+    }
+
+    fn ends(&self) -> [f64; 2] {
+        let spans = || self.rows.iter().flatten();
+        let begin = spans().map(|span| span.begin_ms).fold(f64::INFINITY, f64::min);
+        [begin, spans().map(|span| span.end_ms).fold(begin, f64::max)]
+    }
+
+    /// Draws a line per rank, so many characters wide behind the rank's name: `F2` is where the forward pass of microbatch 2 begins, the
+    /// points are where the rank idles.
+    pub fn to_text(&self, width: usize) -> String {
+        let [begin, _] = self.ends();
+        let scale = width as f64 / self.total_ms().max(f64::MIN_POSITIVE);
+        let mut text = String::new();
+        for (rank, row) in self.rows.iter().enumerate() {
+            let mut line = vec!['.'; width];
+            for span in row {
+                let place = |time: f64| (((time - begin) * scale).round() as usize).min(width);
+                let (from, to) = (place(span.begin_ms), place(span.end_ms));
+                let letters = label(span.action);
+                for (cell, letter) in
+                    line[from..to].iter_mut().zip(letters.chars().chain(std::iter::repeat('-')))
+                {
+                    *cell = letter;
+                }
+            }
+            let line: String = line.into_iter().collect();
+            let _ = writeln!(text, "rank {rank} {line}");
+        }
+        text
+    }
+
+    /// Draws an SVG picture: a row per rank, a box per computation with its microbatch, and the bubble's share.
+    pub fn to_svg(&self, title: &str) -> String {
+        const LEFT: f64 = 60.0;
+        const WIDTH: f64 = 900.0;
+        const TOP: f64 = 48.0;
+        const STEP: f64 = 26.0;
+        let [begin, _] = self.ends();
+        let scale = WIDTH / self.total_ms().max(f64::MIN_POSITIVE);
+        let height = TOP + STEP * self.rows.len() as f64 + 34.0;
+        let mut svg = format!(
+            "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {} {height}\" font-family=\"sans-serif\" font-size=\"11\">\n\
+             <rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n\
+             <text x=\"8\" y=\"20\" font-size=\"14\">{}: {:.2} ms, bubble {:.1} %</text>\n",
+            LEFT + WIDTH + 12.0,
+            escaped(title),
+            self.total_ms(),
+            100.0 * self.bubble_share()
+        );
+        let mut legend = LEFT;
+        for (computation, name) in NAMES {
+            if !self.rows.iter().flatten().any(|span| span.action.computation == computation) {
+                continue;
+            }
+            let _ = writeln!(
+                svg,
+                "<rect x=\"{legend}\" y=\"30\" width=\"10\" height=\"10\" fill=\"{}\"/><text x=\"{}\" y=\"39\">{name}</text>",
+                color(computation, 0),
+                legend + 14.0
+            );
+            legend += 150.0;
+        }
+        for (rank, row) in self.rows.iter().enumerate() {
+            let y = TOP + STEP * rank as f64;
+            let _ = writeln!(
+                svg,
+                "<text x=\"8\" y=\"{}\">rank {rank}</text><rect x=\"{LEFT}\" y=\"{y}\" width=\"{WIDTH}\" height=\"20\" fill=\"#eee\"/>",
+                y + 14.0
+            );
+            for span in row {
+                let (x, width) =
+                    (LEFT + (span.begin_ms - begin) * scale, (span.end_ms - span.begin_ms) * scale);
+                let _ = write!(
+                    svg,
+                    "<rect x=\"{x:.2}\" y=\"{y}\" width=\"{width:.2}\" height=\"20\" fill=\"{}\" stroke=\"white\" stroke-width=\"0.5\"><title>{} {:.3} \
+                     ms</title></rect>",
+                    color(span.action.computation, span.action.stage / self.rows.len()),
+                    span.action,
+                    span.end_ms - span.begin_ms
+                );
+                let number =
+                    span.action.microbatch.map(|microbatch| microbatch.to_string()).unwrap_or_default();
+                if width > 8.0 * number.len() as f64 {
+                    let _ = write!(
+                        svg,
+                        "<text x=\"{:.2}\" y=\"{}\" text-anchor=\"middle\">{number}</text>",
+                        x + width / 2.0,
+                        y + 14.0
+                    );
+                }
+                svg.push('\n');
+            }
+        }
+        let bottom = height - 12.0;
+        let _ = writeln!(svg, "<text x=\"{LEFT}\" y=\"{bottom}\">0</text>");
+        let _ = writeln!(
+            svg,
+            "<text x=\"{}\" y=\"{bottom}\" text-anchor=\"end\">{:.2} ms</text>\n</svg>",
+            LEFT + WIDTH,
+            self.total_ms()
+        );
+        svg
+    }
+}
+
+/// The computations with their names in a legend.
+const NAMES: [(Computation, &str); 4] = [
+    (Computation::Forward, "forward"),
+    (Computation::FullBackward, "backward"),
+    (Computation::BackwardInput, "backward of inputs"),
+    (Computation::BackwardWeight, "backward of weights"),
+];
+
+/// Returns the color of a computation; later stages of a rank are paler.
+fn color(computation: Computation, chunk: usize) -> &'static str {
+    let pair = match computation {
+        Computation::Forward => ["#7fa8e0", "#b9d0f0"],
+        Computation::FullBackward => ["#7cc08a", "#b5dfbd"],
+        Computation::BackwardInput => ["#5fc0b8", "#a9dfda"],
+        _ => ["#e0b060", "#f0d6a6"],
+    };
+    pair[chunk % 2]
+}
+
+fn label(action: Action) -> String {
+    let number = action.microbatch.map(|microbatch| microbatch.to_string()).unwrap_or_default();
+    format!("{}{number}", action.computation.letters())
+}
+
+fn escaped(text: &str) -> String {
+    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
+}
+
+impl Pipeline<'_> {
+    /// Trains as [`step`](Self::step) does, and measures when each computation of each rank begins and ends on its device. *All* ranks
+    /// call it. *Blocks* until all are done.
+    ///
+    /// # Errors
+    /// Those of [`step`](Self::step) and of the collectives by which the ranks say their times to each other.
+    #[track_caller]
+    pub fn step_timed(
+        &mut self,
+        input: Option<&Tensor>,
+        target: Option<&Tensor>,
+    ) -> Result<(PipelineOutput, Timeline)> {
+        let (inputs, targets) = self.divided(input, target)?;
+        self.check_batch(&inputs, &targets, true)?;
+        let group = self.group.clone();
+        let token = Tensor::zeros(&[1], thalweg_ir::DType::F32, group.device())?;
+        // The ranks' clocks begin behind a collective, which ends on all of them at about the same time.
+        group.barrier()?;
+        group.all_reduce(&token, ReduceOp::Sum)?.wait()?;
+        let start = Event::with_timing();
+        start.record(&group.device().current_stream())?;
+        let mut run = Run::new(self, inputs, targets, true);
+        run.spans = Some(Vec::new());
+        run.all()?;
+        let (mut output, spans) = (std::mem::take(&mut run.output), run.spans.take().unwrap_or_default());
+        output.sort();
+        let mut own = String::new();
+        for (action, begin, end) in &spans {
+            end.synchronize()?;
+            let _ = writeln!(own, "{action} {} {}", start.elapsed_ms(begin)?, start.elapsed_ms(end)?);
+        }
+        let all = group.all_gather_object(own.as_bytes())?;
+        let rows = all.iter().map(|text| parsed(&String::from_utf8_lossy(text))).collect::<Result<_>>()?;
+        Ok((output, Timeline { rows }))
+    }
+}
+
+fn parsed(text: &str) -> Result<Vec<TimelineSpan>> {
+    let span = |line: &str| {
+        let refuse = || Error::distributed(format!("another rank's time is \"{line}\""));
+        let mut words = line.split(' ');
+        let action = words.next().ok_or_else(refuse)?.parse()?;
+        let mut time = || words.next().and_then(|word| word.parse().ok()).ok_or_else(refuse);
+        Ok(TimelineSpan { action, begin_ms: time()?, end_ms: time()? })
+    };
+    text.lines().map(span).collect()
+}

@@ -1,0 +1,106 @@
+//! A backward pass in two halves: first the gradient of one input, then those of everything else.
+//!
+//! The first half runs the nodes that lead to the input, and of each computes only the edges that lead there. Where a node has other edges,
+//! to the weights, it keeps what has arrived. The second half starts from there.
+
+use std::cell::RefCell;
+use std::panic::Location;
+use std::sync::Arc;
+
+use smallvec::SmallVec;
+use thalweg_runtime::{Error, Label, Result, within};
+
+use super::engine::{self, Kept};
+use super::{BackwardOptions, Edge};
+use crate::caller::at_line;
+use crate::tensor::Tensor;
+
+/// Of each edge of a node, whether its gradient is asked for.
+pub(super) type Asked = SmallVec<[bool; 4]>;
+
+thread_local! {
+    /// The edges that are asked for of the node that this thread runs; `None` is all.
+    static ASKED: RefCell<Option<Asked>> = const { RefCell::new(None) };
+}
+
+/// Returns whether the gradient of an input of the node that runs is asked for now: a backward function need not compute the others.
+pub(crate) fn is_asked(input: usize) -> bool {
+    ASKED.with_borrow(|asked| asked.as_ref().is_none_or(|asked| asked.get(input).copied().unwrap_or(true)))
+}
+
+/// Runs a backward function of which only some edges are asked for.
+pub(super) fn asking<T>(asked: Option<Asked>, function: impl FnOnce() -> T) -> T {
+    let former = ASKED.replace(asked);
+    let result = function();
+    ASKED.set(former);
+    result
+}
+
+/// The second half of a backward pass, which [`backward_input`] leaves: what gives leaves their gradients.
+#[must_use = "leaves get their gradients in `run`"]
+pub struct BackwardWeights {
+    pub(super) kept: Vec<Kept>,
+    /// The output and its gradient, where the output does not depend on the input.
+    pub(super) root: Option<(Edge, Tensor)>,
+}
+
+impl BackwardWeights {
+    /// Adds the gradients of all leaves but the input to [`Tensor::grad`], and frees what the graph saved. Both halves have run as one
+    /// pass would then, with the same bits.
+    ///
+    /// # Errors
+    /// Those of [`Tensor::backward`].
+    #[track_caller]
+    pub fn run(self) -> Result<()> {
+        let _call = within(Label::here("backward"));
+        at_line(Location::caller(), || {
+            let options = BackwardOptions::default();
+            options.run(|| engine::second_half(self))
+        })
+    }
+}
+
+/// Computes the gradient of `input` alone, from a gradient of `output` (1 where none is given and the output has one element), and returns
+/// it with the rest of the backward pass: so that who waits for the gradient of the input need not wait for those of the
+/// weights (`stage_backward_input` of PyTorch's pipelining). `None` if the output does not depend on the input. No leaf's
+/// [`Tensor::grad`] changes before the rest has run.
+///
+/// Hooks of tensors and those before nodes are called in the first half where it comes to the node, those behind a node in both.
+///
+/// # Errors
+/// Those of [`Tensor::backward_options`].
+#[track_caller]
+pub fn backward_input(
+    output: &Tensor,
+    gradient: Option<&Tensor>,
+    input: &Tensor,
+) -> Result<(Option<Tensor>, BackwardWeights)> {
+    let _call = within(Label::here("backward"));
+    at_line(Location::caller(), || {
+        let options = BackwardOptions::default();
+        let gradient = output.starting_gradient("backward", gradient, options)?;
+        let Some(edge) = output.gradient_edge() else {
+            return Err(Error::invalid(
+                "backward: this tensor depends on no leaf that requires a gradient (was it computed under no_grad?)",
+            ));
+        };
+        options.run(|| engine::first_half(edge, gradient, input.gradient_edge()))
+    })
+}
+
+impl Kept {
+    /// Returns the edges that the second half follows.
+    pub(super) fn others(&self) -> impl Iterator<Item = &Edge> {
+        self.node
+            .edges
+            .iter()
+            .zip(&self.asked)
+            .filter(|(_, asked)| **asked)
+            .filter_map(|(edge, _)| edge.as_ref())
+    }
+
+    /// Returns the node.
+    pub(super) fn node(&self) -> &Arc<super::Node> {
+        &self.node
+    }
+}
