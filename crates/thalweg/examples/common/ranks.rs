@@ -2,6 +2,7 @@
 //! them, which is to learn the sum and the product of two numbers.
 
 use std::io::IsTerminal as _;
+use std::ops::Range;
 use std::process::ExitCode;
 use std::sync::Mutex;
 
@@ -67,11 +68,16 @@ pub fn launched(body: impl FnOnce(&ProcessGroup) -> Result<()>) -> Result<bool> 
 pub fn samples(group: &ProcessGroup, step: usize, batch: usize) -> Result<[Tensor; 2]> {
     let own = batch / group.size() as usize;
     let first = group.rank() as usize * own;
-    let samples: Vec<[f32; 2]> = (first..first + own).map(|index| sample(step, index)).collect();
+    samples_of(group.device(), step, first..first + own)
+}
+
+/// Returns some of a step's pairs of numbers, and the answers.
+pub fn samples_of(device: &Device, step: usize, rows: Range<usize>) -> Result<[Tensor; 2]> {
+    let samples: Vec<[f32; 2]> = rows.map(|index| sample(step, index)).collect();
     let answers: Vec<f32> = samples.iter().flat_map(|&[a, b]| [a + b, a * b]).collect();
     Ok([
-        Tensor::from_slice(&samples.concat(), &[own, 2], group.device())?,
-        Tensor::from_slice(&answers, &[own, 2], group.device())?,
+        Tensor::from_slice(&samples.concat(), &[samples.len(), 2], device)?,
+        Tensor::from_slice(&answers, &[samples.len(), 2], device)?,
     ])
 }
 

@@ -1,5 +1,7 @@
-//! Pipelines: the tables against those of PyTorch, training by stages against one device, and what is refused.
+//! Pipelines: the tables against those of PyTorch, training by stages and streams against one device, what is refused, and timelines.
 
 mod errors;
 mod goldens;
+mod streams;
+mod timelines;
 mod training;
