@@ -206,17 +206,17 @@ impl<'p, 'm> Run<'p, 'm> {
 
     fn backward(&mut self, stage: usize, microbatch: usize) -> Result<()> {
         let Forwarded { input, output } = self.take(stage, microbatch)?;
-        if stage + 1 == self.pipeline.rank_of.len() {
-            output.backward()?;
-        } else {
-            let gradient = self.arrive((stage, microbatch, false))?;
+        let is_last = stage + 1 == self.pipeline.rank_of.len();
+        let gradient = if is_last { None } else { Some(self.arrive((stage, microbatch, false))?) };
+        let outcome = match &gradient {
+            None => output.backward(),
+            Some(gradient) if output.requires_grad() => output.backward_with(gradient),
             // A stage whose parameters are all frozen has nothing to do with it.
-            let outcome = if output.requires_grad() { output.backward_with(&gradient) } else { Ok(()) };
-            gradient.record_use(&self.compute);
-            outcome?;
-        }
+            Some(_) => Ok(()),
+        };
         drop(output);
-        input.record_use(&self.compute);
+        std::iter::once(&input).chain(&gradient).for_each(|tensor| tensor.record_use(&self.compute));
+        outcome?;
         self.give_gradient(stage, microbatch, input.grad())
     }
 
@@ -227,11 +227,11 @@ impl<'p, 'm> Run<'p, 'm> {
         let gradient = if is_last { None } else { Some(self.arrive((stage, microbatch, false))?) };
         let mut of_input = None;
         if output.requires_grad() || is_last {
-            let (found, rest) = backward_input(&output, gradient.as_ref(), &input)?;
+            let halves = backward_input(&output, gradient.as_ref(), &input);
+            let used: Vec<Tensor> = std::iter::once(input).chain(gradient).collect();
+            used.iter().for_each(|tensor| tensor.record_use(&self.compute));
+            let (found, rest) = halves?;
             of_input = found;
-            input.record_use(&self.compute);
-            gradient.iter().for_each(|gradient| gradient.record_use(&self.compute));
-            let used = std::iter::once(input).chain(gradient).collect();
             self.halves.insert((stage, microbatch), HalfBackward { rest, used });
         }
         self.give_gradient(stage, microbatch, of_input)

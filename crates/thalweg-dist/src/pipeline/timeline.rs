@@ -80,28 +80,20 @@ impl Timeline {
         }
     }
 
-    /// Returns the timeline that the schedule could have had with this one's times: each computation of a stage takes as long as it did on
-    /// average here. What a measured step takes beyond it is the messages' and the host's.
+    /// Returns the timeline that the schedule could have had with this one's times: every computation takes as long as it did here, messages
+    /// and the host none. What a measured step takes beyond it is theirs.
     ///
     /// # Errors
-    /// Those of [`planned`](Self::planned); [`Error::is_invalid_argument`] if the schedule has computations that were not measured.
+    /// Those of [`planned`](Self::planned); [`Error::is_invalid_argument`] if the schedule has computations that this one has not.
     pub fn bound(&self, schedule: &Schedule) -> Result<Self> {
-        let mut sums: FxHashMap<(usize, Computation), (f64, f64)> = FxHashMap::default();
-        for span in self.rows.iter().flatten() {
-            let sum = sums.entry((span.action.stage, span.action.computation)).or_default();
-            *sum = (sum.0 + span.end_ms - span.begin_ms, sum.1 + 1.0);
-        }
-        let key = |action: Action| (action.stage, action.computation);
-        let computations = schedule.actions().filter(|(_, action)| action.computation.is_compute());
-        if let Some((_, action)) =
-            computations.into_iter().find(|(_, action)| !sums.contains_key(&key(*action)))
-        {
+        let spans = self.rows.iter().flatten();
+        let times: FxHashMap<Action, f64> =
+            spans.map(|span| (span.action, span.end_ms - span.begin_ms)).collect();
+        let mut computations = schedule.actions().filter(|(_, action)| action.computation.is_compute());
+        if let Some((_, action)) = computations.find(|(_, action)| !times.contains_key(action)) {
             return Err(Error::invalid(format!("{action} was not measured")));
         }
-        Self::planned(schedule, |action| {
-            let (sum, count) = sums[&key(action)];
-            sum / count
-        })
+        Self::planned(schedule, |action| times[&action])
     }
 
     /// Returns the computations of each rank, in their order.
