@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use thalweg_runtime::{Error, Result};
 
-/// What a rank does to a microbatch in a stage, with PyTorch's letters.
+/// The work of a rank on a microbatch in a stage, with PyTorch's letters.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub enum Computation {
     /// `F`: the forward pass.
@@ -82,7 +82,7 @@ impl Computation {
 pub struct Action {
     /// The stage.
     pub stage: usize,
-    /// What is done.
+    /// The work that is done.
     pub computation: Computation,
     /// The microbatch; `None` of what is done to a stage as a whole.
     pub microbatch: Option<usize>,

@@ -7,11 +7,13 @@
 //! - [`Pipeline`]: a schedule with the stages of one rank, which runs batches, or a stream of microbatches.
 //! - [`Timeline`]: when each rank computes what, measured or planned, with the share of time in which it idles.
 //!
-//! This module is a hub: `generate` makes schedules, `run` does a row of one, `meta` is about the shapes of what goes between stages.
+//! This module is a hub: `generate` makes schedules, `run` does a row of one, `stream` runs inference, `meta` is about the shapes of
+//! what goes between stages, `picture` draws timelines.
 
 mod action;
 mod generate;
 mod meta;
+mod picture;
 mod run;
 mod runtime;
 mod schedule;

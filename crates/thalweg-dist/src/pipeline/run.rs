@@ -30,13 +30,13 @@ impl Arrival {
     }
 }
 
-/// What a forward pass leaves to the backward pass.
+/// The tensors that a forward pass leaves to the backward pass.
 struct Forwarded {
     input: Tensor,
     output: Tensor,
 }
 
-/// What the first half of a backward pass leaves to the second: that, and what it uses.
+/// The second half of a backward pass, with the tensors that it uses.
 struct HalfBackward {
     rest: BackwardWeights,
     used: Vec<Tensor>,

@@ -13,7 +13,7 @@ use super::run::{Known, Run, check_grad_enabled};
 use super::{Action, PipelineStage, Schedule};
 use crate::ProcessGroup;
 
-/// What gives the loss of a microbatch from the last stage's result and the target.
+/// A function that gives the loss of a microbatch from the last stage's result and the target.
 type Loss<'m> = dyn Fn(&Tensor, &Tensor) -> Result<Tensor> + 'm;
 
 /// The options of a pipeline, with PyTorch's names and defaults.
@@ -38,7 +38,7 @@ impl<'m> PipelineOptions<'m> {
     }
 }
 
-/// What a batch gives on the last stage's rank, by microbatch. Empty on the others.
+/// The results of a batch on the last stage's rank, by microbatch. Empty on the others.
 #[derive(Default, Debug)]
 pub struct PipelineOutput {
     pub(super) outputs: Vec<(usize, Tensor)>,

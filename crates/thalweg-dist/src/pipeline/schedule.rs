@@ -7,7 +7,7 @@ use thalweg_runtime::{Error, Result};
 
 use super::{Action, Computation};
 
-/// What each rank of a pipeline does, in its order: a table with a row per rank. It is plain data: a function of [`Schedule`] makes one of the
+/// The actions of each rank of a pipeline, in its order: a table with a row per rank. It is plain data: a function of [`Schedule`] makes one of the
 /// known ones, [`from_csv`](Self::from_csv) reads any, and [`Pipeline`](super::Pipeline) runs it.
 ///
 /// ```

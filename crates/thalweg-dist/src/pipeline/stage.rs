@@ -4,7 +4,7 @@ use thalweg_nn::module::{Forward, Module};
 use thalweg_runtime::{Error, Result};
 use thalweg_tensor::Tensor;
 
-/// What computes a stage's result from its input.
+/// A function that computes a stage's result from its input.
 type StageForward<'m> = dyn Fn(&Tensor) -> Result<Tensor> + 'm;
 
 /// The layers of one stage (`torch.distributed.pipelining.PipelineStage`), on the rank that has them. One tensor goes in and one comes

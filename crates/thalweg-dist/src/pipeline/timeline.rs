@@ -1,4 +1,4 @@
-//! [`Timeline`]: when each rank does what, measured or planned, and pictures of it.
+//! [`Timeline`]: when each rank does what, measured or planned.
 
 use std::fmt::Write as _;
 
@@ -8,13 +8,13 @@ use thalweg_tensor::Tensor;
 
 use super::run::Run;
 use super::schedule::{product, source};
-use super::{Action, Computation, Pipeline, PipelineOutput, Schedule};
+use super::{Action, Pipeline, PipelineOutput, Schedule};
 use crate::ReduceOp;
 
 /// A computation in a timeline.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct TimelineSpan {
-    /// What is computed.
+    /// Stage, computation and microbatch.
     pub action: Action,
     /// When it begins, in milliseconds from the step's begin.
     pub begin_ms: f64,
@@ -36,7 +36,7 @@ pub struct TimelineSpan {
 /// ```
 #[derive(Clone, PartialEq, Debug)]
 pub struct Timeline {
-    rows: Vec<Vec<TimelineSpan>>,
+    pub(super) rows: Vec<Vec<TimelineSpan>>,
 }
 
 impl Timeline {
@@ -114,136 +114,11 @@ impl Timeline {
         if whole > 0.0 { 1.0 - busy / whole } else { 0.0 }
     }
 
-    fn ends(&self) -> [f64; 2] {
+    pub(super) fn ends(&self) -> [f64; 2] {
         let spans = || self.rows.iter().flatten();
         let begin = spans().map(|span| span.begin_ms).fold(f64::INFINITY, f64::min);
         [begin, spans().map(|span| span.end_ms).fold(begin, f64::max)]
     }
-
-    /// Draws a line per rank, so many characters wide behind the rank's name: `F2` is where the forward pass of microbatch 2 begins, the
-    /// points are where the rank idles.
-    pub fn to_text(&self, width: usize) -> String {
-        let [begin, _] = self.ends();
-        let scale = width as f64 / self.total_ms().max(f64::MIN_POSITIVE);
-        let mut text = String::new();
-        for (rank, row) in self.rows.iter().enumerate() {
-            let mut line = vec!['.'; width];
-            for span in row {
-                let place = |time: f64| (((time - begin) * scale).round() as usize).min(width);
-                let (from, to) = (place(span.begin_ms), place(span.end_ms));
-                let letters = label(span.action);
-                for (cell, letter) in
-                    line[from..to].iter_mut().zip(letters.chars().chain(std::iter::repeat('-')))
-                {
-                    *cell = letter;
-                }
-            }
-            let line: String = line.into_iter().collect();
-            let _ = writeln!(text, "rank {rank} {line}");
-        }
-        text
-    }
-
-    /// Draws an SVG picture: a row per rank, a box per computation with its microbatch, and the bubble's share.
-    pub fn to_svg(&self, title: &str) -> String {
-        const LEFT: f64 = 60.0;
-        const WIDTH: f64 = 900.0;
-        const TOP: f64 = 48.0;
-        const STEP: f64 = 26.0;
-        let [begin, _] = self.ends();
-        let scale = WIDTH / self.total_ms().max(f64::MIN_POSITIVE);
-        let height = TOP + STEP * self.rows.len() as f64 + 34.0;
-        let mut svg = format!(
-            "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {} {height}\" font-family=\"sans-serif\" font-size=\"11\">\n\
-             <rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n\
-             <text x=\"8\" y=\"20\" font-size=\"14\">{}: {:.2} ms, bubble {:.1} %</text>\n",
-            LEFT + WIDTH + 12.0,
-            escaped(title),
-            self.total_ms(),
-            100.0 * self.bubble_share()
-        );
-        let mut legend = LEFT;
-        for (computation, name) in NAMES {
-            if !self.rows.iter().flatten().any(|span| span.action.computation == computation) {
-                continue;
-            }
-            let _ = writeln!(
-                svg,
-                "<rect x=\"{legend}\" y=\"30\" width=\"10\" height=\"10\" fill=\"{}\"/><text x=\"{}\" y=\"39\">{name}</text>",
-                color(computation, 0),
-                legend + 14.0
-            );
-            legend += 150.0;
-        }
-        for (rank, row) in self.rows.iter().enumerate() {
-            let y = TOP + STEP * rank as f64;
-            let _ = writeln!(
-                svg,
-                "<text x=\"8\" y=\"{}\">rank {rank}</text><rect x=\"{LEFT}\" y=\"{y}\" width=\"{WIDTH}\" height=\"20\" fill=\"#eee\"/>",
-                y + 14.0
-            );
-            for span in row {
-                let (x, width) =
-                    (LEFT + (span.begin_ms - begin) * scale, (span.end_ms - span.begin_ms) * scale);
-                let _ = write!(
-                    svg,
-                    "<rect x=\"{x:.2}\" y=\"{y}\" width=\"{width:.2}\" height=\"20\" fill=\"{}\" stroke=\"white\" stroke-width=\"0.5\"><title>{} {:.3} \
-                     ms</title></rect>",
-                    color(span.action.computation, span.action.stage / self.rows.len()),
-                    span.action,
-                    span.end_ms - span.begin_ms
-                );
-                let number =
-                    span.action.microbatch.map(|microbatch| microbatch.to_string()).unwrap_or_default();
-                if width > 8.0 * number.len() as f64 {
-                    let _ = write!(
-                        svg,
-                        "<text x=\"{:.2}\" y=\"{}\" text-anchor=\"middle\">{number}</text>",
-                        x + width / 2.0,
-                        y + 14.0
-                    );
-                }
-                svg.push('\n');
-            }
-        }
-        let bottom = height - 12.0;
-        let _ = writeln!(svg, "<text x=\"{LEFT}\" y=\"{bottom}\">0</text>");
-        let _ = writeln!(
-            svg,
-            "<text x=\"{}\" y=\"{bottom}\" text-anchor=\"end\">{:.2} ms</text>\n</svg>",
-            LEFT + WIDTH,
-            self.total_ms()
-        );
-        svg
-    }
-}
-
-/// The computations with their names in a legend.
-const NAMES: [(Computation, &str); 4] = [
-    (Computation::Forward, "forward"),
-    (Computation::FullBackward, "backward"),
-    (Computation::BackwardInput, "backward of inputs"),
-    (Computation::BackwardWeight, "backward of weights"),
-];
-
-/// Returns the color of a computation; later stages of a rank are paler.
-fn color(computation: Computation, chunk: usize) -> &'static str {
-    let pair = match computation {
-        Computation::Forward => ["#7fa8e0", "#b9d0f0"],
-        Computation::FullBackward => ["#7cc08a", "#b5dfbd"],
-        Computation::BackwardInput => ["#5fc0b8", "#a9dfda"],
-        _ => ["#e0b060", "#f0d6a6"],
-    };
-    pair[chunk % 2]
-}
-
-fn label(action: Action) -> String {
-    let number = action.microbatch.map(|microbatch| microbatch.to_string()).unwrap_or_default();
-    format!("{}{number}", action.computation.letters())
-}
-
-fn escaped(text: &str) -> String {
-    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
 }
 
 impl Pipeline<'_> {

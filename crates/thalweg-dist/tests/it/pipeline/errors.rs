@@ -1,4 +1,4 @@
-//! What a pipeline refuses, in PyTorch's words.
+//! The errors of a pipeline, in PyTorch's words.
 
 use thalweg_dist::pipeline::{Pipeline, PipelineOptions, PipelineStage, Schedule};
 use thalweg_dist::{ProcessGroup, run_ranks, simulated_devices};

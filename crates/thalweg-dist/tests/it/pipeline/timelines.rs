@@ -28,6 +28,7 @@ fn planned_bubbles_are_the_textbooks() {
         near(bubble(Schedule::gpipe(ranks, microbatches)), share(1));
         near(bubble(Schedule::one_f_one_b(ranks, microbatches)), share(1));
         near(bubble(Schedule::interleaved(ranks, 2, microbatches)), share(2));
+        near(bubble(Schedule::looped_bfs(ranks, 2, microbatches)), share(2));
         let zero = bubble(Schedule::zero_bubble(ranks, 1, microbatches));
         assert!(zero < 0.5 * share(1), "{zero} of {}", share(1));
     }
