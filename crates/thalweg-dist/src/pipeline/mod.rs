@@ -22,7 +22,7 @@ mod stream;
 mod timeline;
 
 pub use action::{Action, Computation};
-pub use runtime::{Pipeline, PipelineOptions, PipelineOutput};
+pub use runtime::{Pipeline, PipelineLoss, PipelineOptions, PipelineOutput};
 pub use schedule::Schedule;
 pub use stage::PipelineStage;
 pub use timeline::{Timeline, TimelineSpan};

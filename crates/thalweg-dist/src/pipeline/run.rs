@@ -179,7 +179,9 @@ impl<'p, 'm> Run<'p, 'm> {
         self.pipeline.know(Known::Output(stage), &output)?;
         let is_last = stage + 1 == self.pipeline.rank_of.len();
         let result = if is_last {
-            self.output.outputs.push((microbatch, output.detach()));
+            if self.pipeline.options.return_outputs || !self.has_backward {
+                self.output.outputs.push((microbatch, output.detach()));
+            }
             self.loss(microbatch, output)?
         } else {
             let leaving = no_grad(|| output.detach().contiguous())?;

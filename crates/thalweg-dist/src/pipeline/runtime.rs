@@ -13,28 +13,30 @@ use super::run::{Known, Run, check_grad_enabled};
 use super::{Action, PipelineStage, Schedule};
 use crate::ProcessGroup;
 
-/// A function that gives the loss of a microbatch from the last stage's result and the target.
-type Loss<'m> = dyn Fn(&Tensor, &Tensor) -> Result<Tensor> + 'm;
+/// A function that gives the loss of a microbatch, of one element, from the last stage's result and the target.
+pub type PipelineLoss<'m> = dyn Fn(&Tensor, &Tensor) -> Result<Tensor> + 'm;
 
 /// The options of a pipeline, with PyTorch's names and defaults.
 pub struct PipelineOptions<'m> {
-    pub(super) loss: Option<Box<Loss<'m>>>,
+    /// The loss (`loss_fn`), which the last stage's rank calls; none.
+    pub loss: Option<Box<PipelineLoss<'m>>>,
     /// Whether gradients are divided by the number of microbatches, which makes those of losses that are means the gradients of the whole
     /// batch; true.
     pub scale_grads: bool,
+    /// Whether a step returns the last stage's results, which stay in memory until then; true. An evaluation always does.
+    pub return_outputs: bool,
 }
 
 impl Default for PipelineOptions<'_> {
     fn default() -> Self {
-        Self { loss: None, scale_grads: true }
+        Self { loss: None, scale_grads: true, return_outputs: true }
     }
 }
 
 impl<'m> PipelineOptions<'m> {
-    /// Makes the options with a function that gives the loss of a microbatch, of one element, from the last stage's result and the
-    /// target (`loss_fn`). The last stage's rank calls it.
+    /// Makes the options with a loss.
     pub fn with_loss(loss: impl Fn(&Tensor, &Tensor) -> Result<Tensor> + 'm) -> Self {
-        Self { loss: Some(Box::new(loss)), scale_grads: true }
+        Self { loss: Some(Box::new(loss)), ..Self::default() }
     }
 }
 

@@ -5,6 +5,8 @@ use thalweg_runtime::{Device, Result};
 use thalweg_tensor::Tensor;
 use thalweg_tensor::autograd::{backward_input, gradients};
 
+use crate::support::device;
+
 fn leaf(values: usize, shape: &[usize], device: &Device) -> Tensor {
     let numbers: Vec<f32> =
         (0..shape.iter().product()).map(|at: usize| ((at * 7 + values) % 13) as f32 / 6.0 - 1.0).collect();
@@ -41,7 +43,7 @@ impl Network {
 
 #[test]
 fn both_halves_have_the_bits_of_the_whole() -> Result<()> {
-    let device = Device::sim(0)?;
+    let device = device();
     let [whole, halves] = [Network::new(&device), Network::new(&device)];
     let gradient = leaf(5, &[3, 4], &device).detach();
     for pass in 0..3 {
@@ -70,7 +72,7 @@ fn both_halves_have_the_bits_of_the_whole() -> Result<()> {
 
 #[test]
 fn second_halves_may_run_in_any_order_and_later() -> Result<()> {
-    let device = Device::sim(0)?;
+    let device = device();
     let [whole, halves] = [Network::new(&device), Network::new(&device)];
     let inputs: Vec<Tensor> = (0..3).map(|pass| leaf(pass, &[3, 4], &device)).collect();
     let mut rests = Vec::new();
@@ -87,7 +89,7 @@ fn second_halves_may_run_in_any_order_and_later() -> Result<()> {
 
 #[test]
 fn an_output_that_does_not_depend_on_the_input_is_all_second_half() -> Result<()> {
-    let device = Device::sim(0)?;
+    let device = device();
     let (x, weight) = (leaf(1, &[3], &device), leaf(2, &[3], &device));
     let (of_input, rest) = backward_input(&weight.square()?.sum(&[], false)?, None, &x)?;
     assert!(of_input.is_none() && weight.grad().is_none());
@@ -104,7 +106,7 @@ fn an_output_that_does_not_depend_on_the_input_is_all_second_half() -> Result<()
 
 #[test]
 fn what_the_graph_saved_is_freed_once() -> Result<()> {
-    let device = Device::sim(0)?;
+    let device = device();
     let network = Network::new(&device);
     let x = leaf(1, &[3, 4], &device);
     let output = network.run(&x)?.sum(&[], false)?;

@@ -187,3 +187,36 @@ fn an_evaluation_runs_forward_only_and_leaves_no_gradients() {
     })
     .unwrap();
 }
+
+/// Returns how many bytes a rank has in the hands of its program, and how many it has taken from its device, at most.
+fn peaks(schedule: &Schedule) -> Vec<[u64; 2]> {
+    const WIDTH: usize = 512;
+    run_ranks(&simulated_devices(2).unwrap(), |group| {
+        let (rank, device) = (group.rank() as usize, group.device());
+        let layer = Linear::new(WIDTH, WIDTH, &mut Generator::new(0), device)?;
+        let stage = PipelineStage::with(&layer, rank, schedule.stages(), |input| {
+            input.add(&layer.parameters()[1])?.tanh()
+        })?;
+        let options = PipelineOptions { return_outputs: false, ..PipelineOptions::with_loss(loss) };
+        let mut pipeline = Pipeline::new(schedule, vec![stage], &group, options)?;
+        let batch = Tensor::ones(&[WIDTH * schedule.microbatches(), WIDTH], thalweg_ir::DType::F32, device)?;
+        for _ in 0..2 {
+            assert!(pipeline.step(Some(&batch), Some(&batch))?.outputs().is_empty());
+            device.synchronize()?;
+        }
+        Ok([device.max_memory_allocated(), device.max_memory_reserved()])
+    })
+    .unwrap()
+}
+
+#[test]
+fn one_f_one_b_keeps_the_activations_of_few_microbatches() {
+    // A microbatch's activation is 1 MiB. Rank 0 has those of 16 in GPipe and of 2 in 1F1B, rank 1 those of 16 and of 1.
+    let (gpipe, one) =
+        (peaks(&Schedule::gpipe(2, 16).unwrap()), peaks(&Schedule::one_f_one_b(2, 16).unwrap()));
+    for (rank, (gpipe, one)) in gpipe.iter().zip(&one).enumerate() {
+        for (what, gpipe, one) in [("allocated", gpipe[0], one[0]), ("reserved", gpipe[1], one[1])] {
+            assert!(one + (12 << 20) <= gpipe, "rank {rank}: {one} bytes {what}, {gpipe} in GPipe");
+        }
+    }
+}
