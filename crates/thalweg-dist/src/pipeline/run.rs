@@ -98,6 +98,9 @@ impl<'p, 'm> Run<'p, 'm> {
             }
             self.timed(action).map_err(|error| error.context(format!("pipeline action {action}")))?;
         }
+        if self.has_backward && self.pipeline.options.scale_grads {
+            self.scale()?;
+        }
         self.wait_for_sends()
     }
 
@@ -149,7 +152,8 @@ impl<'p, 'm> Run<'p, 'm> {
             Computation::SendBackward => self.send((stage, of(action)?, false), stage - 1),
             Computation::ReceiveForward => self.receive((stage, of(action)?, true), stage - 1),
             Computation::ReceiveBackward => self.receive((stage, of(action)?, false), stage + 1),
-            Computation::ReduceGradients => self.scale(stage),
+            // That is done for all stages at once.
+            Computation::ReduceGradients => Ok(()),
             Computation::BackwardInput => self.backward_input(stage, of(action)?),
             Computation::BackwardWeight => self.backward_weight(stage, of(action)?),
             Computation::Unshard | Computation::Reshard => {
@@ -271,15 +275,17 @@ impl<'p, 'm> Run<'p, 'm> {
         })
     }
 
-    /// Makes the gradients of all microbatches, which are a sum, their mean.
-    fn scale(&mut self, stage: usize) -> Result<()> {
-        if !self.pipeline.options.scale_grads {
-            return Ok(());
-        }
-        let microbatches = self.pipeline.microbatches as f64;
-        for parameter in &self.pipeline.stage(stage)?.parameters {
+    /// Makes the gradients of all microbatches, which are a sum, their mean. A parameter that several stages share is divided once.
+    fn scale(&self) -> Result<()> {
+        let mut scaled: Vec<&Tensor> = Vec::new();
+        for parameter in self.pipeline.parameters() {
+            if scaled.iter().any(|other| other.is_same(parameter)) {
+                continue;
+            }
+            scaled.push(parameter);
             if let Some(gradient) = parameter.grad() {
-                parameter.set_grad(Some(no_grad(|| gradient.div_scalar(microbatches))?))?;
+                let mean = no_grad(|| gradient.div_scalar(self.pipeline.microbatches as f64))?;
+                parameter.set_grad(Some(mean))?;
             }
         }
         Ok(())

@@ -278,6 +278,11 @@ impl<'m> Pipeline<'m> {
         Ok(())
     }
 
+    /// Returns the parameters of this rank's stages.
+    pub(super) fn parameters(&self) -> impl Iterator<Item = &Tensor> {
+        self.stages.iter().flat_map(|stage| &stage.parameters)
+    }
+
     /// Returns one of this rank's stages.
     pub(super) fn stage(&self, index: usize) -> Result<&PipelineStage<'m>> {
         let stage = self.stages.iter().find(|stage| stage.index() == index);

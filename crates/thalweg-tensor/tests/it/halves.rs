@@ -3,7 +3,7 @@
 use thalweg_ir::DType;
 use thalweg_runtime::{Device, Result};
 use thalweg_tensor::Tensor;
-use thalweg_tensor::autograd::{backward_input, gradients};
+use thalweg_tensor::autograd::{backward_input, detect_anomaly, gradients};
 
 use crate::support::device;
 
@@ -118,4 +118,26 @@ fn what_the_graph_saved_is_freed_once() -> Result<()> {
     let error = backward_input(&constant, None, &constant).map(drop).unwrap_err();
     assert!(error.to_string().contains("depends on no leaf that requires a gradient"), "{error}");
     Ok(())
+}
+
+#[test]
+fn the_first_half_computes_no_gradient_of_a_weight() -> Result<()> {
+    let device = device();
+    // A number that is none in the input makes the weight's gradient one, and leaves that of the input as it is.
+    let input =
+        |shape: &[usize]| Tensor::full(shape, f64::NAN, DType::F32, &device).and_then(|x| x.requires_grad_());
+    let matrix = input(&[3, 4])?;
+    let (weight, bias) = (leaf(1, &[4, 4], &device), leaf(2, &[4], &device));
+    detect_anomaly(|| {
+        for (name, y) in
+            [("linear", matrix.linear(&weight, Some(&bias))?), ("matmul", matrix.matmul(&weight)?)]
+        {
+            let gradient = Tensor::ones(y.shape(), DType::F32, &device)?;
+            let (of_input, rest) = backward_input(&y, Some(&gradient), &matrix)?;
+            assert!(of_input.unwrap().to_vec::<f32>()?.iter().all(|value| value.is_finite()), "{name}");
+            let error = rest.run().unwrap_err().to_string();
+            assert!(error.contains("nan values"), "{name}: {error}");
+        }
+        Ok(())
+    })
 }

@@ -160,6 +160,36 @@ fn microbatches_that_come_back_in_another_order_are_the_same_batch() {
 }
 
 #[test]
+fn a_weight_that_the_first_and_the_last_stage_share_gets_the_gradients_of_both() {
+    run_ranks(&simulated_devices(2).unwrap(), |group| {
+        let (rank, device) = (group.rank() as usize, group.device());
+        let layer = |seed: u64| Linear::new(6, 6, &mut Generator::new(seed), device);
+        // Rank 0 has the stages 0 and 3 of the V, rank 1 those in the middle.
+        let (tied, middle) = (layer(1)?, layer(2)?);
+        let module = if rank == 0 { &tied } else { &middle };
+        let stage =
+            |index: usize| PipelineStage::with(module, index, 4, |input| module.forward(input)?.tanh());
+        let stages = vec![stage(rank)?, stage(3 - rank)?];
+        let options = PipelineOptions::with_loss(loss);
+        let mut pipeline = Pipeline::new(&Schedule::zbv(2, 4)?, stages, &group, options)?;
+        let input = batch(0, 1, 0, device)?.0;
+        pipeline.step(Some(&input), Some(&input))?;
+        let (one, two) = (layer(1)?, layer(2)?);
+        let whole = [&one, &two, &two, &one]
+            .into_iter()
+            .try_fold(input.clone(), |hidden: Tensor, layer| layer.forward(&hidden)?.tanh())?;
+        loss(&whole, &input)?.backward()?;
+        let wanted = if rank == 0 { &one } else { &two };
+        for (found, wanted) in module.parameters().iter().zip(wanted.parameters()) {
+            let gradient = |tensor: &Tensor| tensor.grad().expect("a gradient").to_vec::<f32>();
+            close(&gradient(found)?, &gradient(&wanted)?, 1e-6);
+        }
+        Ok(())
+    })
+    .unwrap();
+}
+
+#[test]
 fn an_evaluation_runs_forward_only_and_leaves_no_gradients() {
     run_ranks(&simulated_devices(3).unwrap(), |group| {
         let (rank, device) = (group.rank() as usize, group.device());
