@@ -36,6 +36,36 @@ fn _set_grad_enabled(enabled: bool) -> bool {
     thalweg::autograd::set_grad_enabled(enabled)
 }
 
+/// Sets whether this thread is in inference mode, and returns whether it was.
+#[pyfunction]
+fn _set_inference_mode(enabled: bool) -> bool {
+    thalweg::autograd::set_inference_mode_enabled(enabled)
+}
+
+/// Returns whether this thread is in inference mode (`torch.is_inference_mode_enabled`).
+#[pyfunction]
+fn is_inference_mode_enabled() -> bool {
+    thalweg::autograd::is_inference_mode_enabled()
+}
+
+/// Sets anomaly mode and its look for NaN, and returns what they were.
+#[pyfunction]
+fn _set_anomaly(mode: bool, check_nan: bool) -> (bool, bool) {
+    thalweg::autograd::set_anomaly_enabled(mode, check_nan)
+}
+
+/// Returns whether this thread is in anomaly mode (`torch.is_anomaly_enabled`).
+#[pyfunction]
+fn is_anomaly_enabled() -> bool {
+    thalweg::autograd::is_anomaly_enabled()
+}
+
+/// Returns whether anomaly mode looks for NaN (`torch.is_anomaly_check_nan_enabled`).
+#[pyfunction]
+fn is_anomaly_check_nan_enabled() -> bool {
+    thalweg::autograd::is_anomaly_check_nan_enabled()
+}
+
 /// Returns whether operators record themselves (`torch.is_grad_enabled`).
 #[pyfunction]
 fn is_grad_enabled() -> bool {
@@ -75,5 +105,10 @@ pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(_gradients, module)?)?;
     module.add_function(wrap_pyfunction!(_set_grad_enabled, module)?)?;
     module.add_function(wrap_pyfunction!(is_grad_enabled, module)?)?;
+    module.add_function(wrap_pyfunction!(_set_inference_mode, module)?)?;
+    module.add_function(wrap_pyfunction!(is_inference_mode_enabled, module)?)?;
+    module.add_function(wrap_pyfunction!(_set_anomaly, module)?)?;
+    module.add_function(wrap_pyfunction!(is_anomaly_enabled, module)?)?;
+    module.add_function(wrap_pyfunction!(is_anomaly_check_nan_enabled, module)?)?;
     module.add_function(wrap_pyfunction!(is_autocast_enabled, module)?)
 }

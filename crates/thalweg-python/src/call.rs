@@ -12,11 +12,13 @@ use pyo3::types::{PyString, PyTuple};
 use smallvec::SmallVec;
 use thalweg::dispatch::{Argument, Operator, Value};
 use thalweg::ops::schema::{Kind, Literal, Parameter, Schema};
+use thalweg::random::with_generator;
 use thalweg::tensor::caller::label_at;
 use thalweg::{Device, Tensor};
 
 use crate::convert::{number_object, read_value};
 use crate::failure::{exception, left_out, run, type_error};
+use crate::generator::PyGenerator;
 use crate::handle::PyTensor;
 
 /// The arguments of one overload: `None` where the call leaves one out.
@@ -61,7 +63,12 @@ pub struct Passed<'a, 'py> {
 struct Extra<'a, 'py> {
     out: Option<&'a Bound<'py, PyAny>>,
     requires_grad: bool,
+    generator: Option<&'a Bound<'py, PyGenerator>>,
 }
+
+/// Functions that draw and whose schema of PyTorch with a generator is an overload of its own.
+const DRAWING: [&str; 7] =
+    ["rand", "randn", "randint", "randperm", "rand_like", "randn_like", "randint_like"];
 
 /// Returns the default of a parameter as a value.
 fn default_of(parameter: &Parameter) -> Option<Value> {
@@ -200,11 +207,10 @@ impl Function {
                         extra.requires_grad = value.extract()?
                     }
                     "generator" if value.is_none() => {}
-                    "generator" => {
-                        return Err(left_out(
-                            "generators are left out: draws come from the default generator of the device; seed it with `manual_seed`",
-                        ));
-                    }
+                    "generator" if self.draws() => match value.cast::<PyGenerator>() {
+                        Ok(generator) => extra.generator = Some(generator),
+                        Err(_) => kept.push((name.clone(), value.clone())),
+                    },
                     _ => kept.push((name.clone(), value.clone())),
                 }
             }
@@ -219,6 +225,13 @@ impl Function {
             }
         }
         Err(self.refusal(&passed))
+    }
+
+    /// Returns whether it draws random numbers, and takes a generator.
+    fn draws(&self) -> bool {
+        DRAWING.contains(&self.name.as_str())
+            || (self.overloads.iter().flat_map(|overload| &overload.schema().parameters))
+                .any(|parameter| parameter.ty.kind == Kind::Generator)
     }
 
     /// Calls an overload.
@@ -251,12 +264,26 @@ impl Function {
         if let Some(out) = extra.out {
             return self.run_out(py, operator, &arguments, out);
         }
+        let generator = extra.generator.map(|generator| &generator.get().0);
+        if let Some(generator) = extra.generator {
+            let named = arguments.iter().find_map(|argument| match argument {
+                Argument::Device(device) => Some(*device),
+                _ => None,
+            });
+            let place = first.map(Tensor::device).or(named).or(device.as_ref());
+            place.map_or(Ok(()), |place| generator.get().check(place))?;
+        }
         let is_number = operator.schema().returns.iter().any(|ty| ty.kind != Kind::Tensor);
         if is_number {
             return number_results(py, operator, &arguments, device);
         }
         let label = label_at(operator.base_name(), Location::caller());
-        let results = run(py, || operator.call(&arguments, device.as_ref(), label))?;
+        let results = run(py, || match generator {
+            None => operator.call(&arguments, device.as_ref(), label),
+            Some(generator) => {
+                with_generator(generator, || operator.call(&arguments, device.as_ref(), label))
+            }
+        })?;
         if let ([result], [ty]) = (results.as_slice(), operator.schema().returns.as_slice())
             && !ty.list
         {

@@ -1,15 +1,15 @@
 //! Values of Python as arguments, and numbers and nested lists as tensors and back.
 
 use pyo3::prelude::*;
-use pyo3::types::{PyBool, PyBytes, PyFloat, PyInt, PyList, PyString, PyTuple};
+use pyo3::types::{PyBool, PyBytes, PyComplex, PyFloat, PyInt, PyList, PyString, PyTuple};
 use thalweg::dispatch::Value;
 use thalweg::ops::schema::{Kind, Type};
-use thalweg::{DType, Device, Scalar, Tensor};
+use thalweg::{DType, Device, Scalar, Tensor, c128};
 
 use crate::device;
 use crate::dtype::{self, Numbered};
 use crate::failure::{exception, run, type_error, value_error};
-use crate::handle::{PyTensor, item, no_number};
+use crate::handle::{PyTensor, complex_item, item};
 
 /// Reads an argument for a parameter of a type; `None` if it has another type. A lenient reading takes a tensor of one element
 /// for a number, whose value the host waits for.
@@ -28,7 +28,10 @@ pub fn read_value(value: &Bound<'_, PyAny>, ty: &Type, lenient: bool) -> PyResul
     }
     Ok(match ty.kind {
         Kind::Tensor | Kind::Generator => None,
-        Kind::Scalar => read_scalar(value, lenient)?.map(Value::Scalar),
+        Kind::Scalar => match read_complex(value) {
+            Some(number) => Some(Value::Complex(number)),
+            None => read_scalar(value, lenient)?.map(Value::Scalar),
+        },
         Kind::Int => read_int_or_tensor(value, lenient)?.map(Value::Int),
         Kind::Float if value.is_instance_of::<PyBool>() => None,
         Kind::Float => read_scalar(value, lenient)?.map(|number| Value::Float(number.to_f64())),
@@ -113,7 +116,13 @@ fn read_int_or_tensor(value: &Bound<'_, PyAny>, lenient: bool) -> PyResult<Optio
     Ok(read_int(value))
 }
 
-/// Reads a number of any kind.
+/// Reads a complex number.
+pub fn read_complex(value: &Bound<'_, PyAny>) -> Option<c128> {
+    let number = value.cast::<PyComplex>().ok()?;
+    Some(c128::new(number.real(), number.imag()))
+}
+
+/// Reads a real number of any kind.
 pub fn read_scalar(value: &Bound<'_, PyAny>, lenient: bool) -> PyResult<Option<Scalar>> {
     if let Ok(number) = value.cast_exact::<PyFloat>() {
         return Ok(Some(Scalar::F64(number.value())));
@@ -161,8 +170,14 @@ pub fn number_object<'py>(py: Python<'py>, number: Scalar) -> PyResult<Bound<'py
 /// Returns the elements as nested lists (`tolist`).
 pub fn to_list<'py>(py: Python<'py>, tensor: &Tensor) -> PyResult<Bound<'py, PyAny>> {
     let shape = tensor.shape().to_vec();
+    if tensor.dtype().is_complex() {
+        let numbers = run(py, || tensor.detach().to_dtype(DType::C128)?.to_vec::<c128>())?;
+        let object = |number: &c128| Ok(PyComplex::from_doubles(py, number.re, number.im).into_any());
+        return nest(py, &shape, &numbers, &object);
+    }
+    let object = |number: &Scalar| number_object(py, *number);
     if shape.is_empty() {
-        return number_object(py, item(py, tensor)?);
+        return object(&item(py, tensor)?);
     }
     let numbers = run(py, || {
         let tensor = tensor.detach();
@@ -171,19 +186,23 @@ pub fn to_list<'py>(py: Python<'py>, tensor: &Tensor) -> PyResult<Bound<'py, PyA
             dtype if dtype.is_floating_point() => {
                 tensor.to_dtype(DType::F64)?.to_vec::<f64>()?.into_iter().map(Scalar::F64).collect()
             }
-            dtype if dtype.is_complex() => return Err(no_number(dtype)),
             _ => {
                 tensor.to_dtype(DType::I64)?.to_vec::<i64>()?.into_iter().map(Scalar::I64).collect::<Vec<_>>()
             }
         })
     })?;
-    nest(py, &shape, &numbers)
+    nest(py, &shape, &numbers, &object)
 }
 
-fn nest<'py>(py: Python<'py>, shape: &[usize], numbers: &[Scalar]) -> PyResult<Bound<'py, PyAny>> {
-    let Some((&extent, inner)) = shape.split_first() else { return number_object(py, numbers[0]) };
+fn nest<'py, T>(
+    py: Python<'py>,
+    shape: &[usize],
+    numbers: &[T],
+    object: &dyn Fn(&T) -> PyResult<Bound<'py, PyAny>>,
+) -> PyResult<Bound<'py, PyAny>> {
+    let Some((&extent, inner)) = shape.split_first() else { return object(&numbers[0]) };
     let step: usize = inner.iter().product();
-    let parts = (0..extent).map(|place| nest(py, inner, &numbers[place * step..(place + 1) * step]));
+    let parts = (0..extent).map(|place| nest(py, inner, &numbers[place * step..(place + 1) * step], object));
     Ok(PyList::new(py, parts.collect::<PyResult<Vec<_>>>()?)?.into_any())
 }
 
@@ -192,6 +211,8 @@ fn nest<'py>(py: Python<'py>, shape: &[usize], numbers: &[Scalar]) -> PyResult<B
 struct Nested {
     shape: Vec<usize>,
     numbers: Vec<Scalar>,
+    /// The imaginary parts, up to that of the last complex number; none where all numbers are real.
+    imaginary: Vec<f64>,
 }
 
 impl Nested {
@@ -217,6 +238,19 @@ impl Nested {
         if depth != self.shape.len() {
             return Err(type_error(format!("a list was expected at dim {depth}, not a number")));
         }
+        let complex = match value.cast::<PyTensor>() {
+            Ok(tensor) if tensor.borrow().tensor.dtype().is_complex() => {
+                let tensor = tensor.borrow().tensor.clone();
+                if tensor.elements() == 1 { Some(complex_item(value.py(), &tensor)?) } else { None }
+            }
+            _ => read_complex(value),
+        };
+        if let Some(number) = complex {
+            self.imaginary.resize(self.numbers.len(), 0.0);
+            self.imaginary.push(number.im);
+            self.numbers.push(Scalar::F64(number.re));
+            return Ok(());
+        }
         let number = read_scalar(value, true)?.ok_or_else(|| {
             type_error(format!(
                 "tensors are made of numbers, lists of numbers, tensors and buffers, not of {}",
@@ -229,6 +263,9 @@ impl Nested {
 
     /// Returns the dtype of the numbers, as PyTorch infers it.
     fn dtype(&self) -> DType {
+        if !self.imaginary.is_empty() {
+            return DType::C64;
+        }
         let category = self.numbers.iter().map(|number| number.category()).max();
         match category {
             Some(thalweg::ir::Category::Bool) => DType::Bool,
@@ -239,7 +276,18 @@ impl Nested {
 
     /// Returns them as a tensor. Numbers go to the device in the widest form of their kind and are converted there.
     fn tensor(&self, dtype: DType, device: &Device) -> thalweg::Result<Tensor> {
-        let Self { shape, numbers } = self;
+        let Self { shape, numbers, imaginary } = self;
+        if !imaginary.is_empty() {
+            if !dtype.is_complex() {
+                return Err(thalweg::Error::invalid(format!(
+                    "value cannot be converted to type {dtype} without overflow: it is complex"
+                )));
+            }
+            let parts = imaginary.iter().copied().chain(std::iter::repeat(0.0));
+            let values: Vec<c128> =
+                numbers.iter().zip(parts).map(|(real, part)| c128::new(real.to_f64(), part)).collect();
+            return Tensor::from_slice(&values, shape, device)?.to_dtype(dtype);
+        }
         if self.dtype().is_floating_point() || dtype.is_floating_point() {
             let values: Vec<f64> = numbers.iter().map(|number| number.to_f64()).collect();
             if dtype == DType::F32 {
@@ -283,8 +331,10 @@ pub fn tensor_of(data: &Bound<'_, PyAny>, dtype: Option<DType>, device: Option<D
 pub fn read_buffer<'py>(
     data: &Bound<'py, PyAny>,
 ) -> PyResult<Option<(Bound<'py, PyBytes>, Vec<usize>, DType)>> {
-    if data.is_instance_of::<PyInt>() || data.is_instance_of::<PyFloat>() || data.is_instance_of::<PyString>()
-    {
+    let is_number = data.is_instance_of::<PyInt>()
+        || data.is_instance_of::<PyFloat>()
+        || data.is_instance_of::<PyComplex>();
+    if is_number || data.is_instance_of::<PyString>() {
         return Ok(None);
     }
     let py = data.py();
@@ -297,6 +347,8 @@ pub fn read_buffer<'py>(
         ("e", 2) => DType::F16,
         ("f", 4) => DType::F32,
         ("d", 8) => DType::F64,
+        ("Zf", 8) => DType::C64,
+        ("Zd", 16) => DType::C128,
         ("B", 1) => DType::U8,
         ("b", 1) => DType::I8,
         ("h", 2) => DType::I16,

@@ -219,7 +219,7 @@ struct PyGraph {
 
 /// The memory pool of graphs.
 #[pyclass(module = "thalweg.cuda", frozen)]
-struct _GraphPool(GraphPool);
+pub struct _GraphPool(pub GraphPool);
 
 #[pymethods]
 impl PyGraph {

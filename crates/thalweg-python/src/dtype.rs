@@ -2,7 +2,7 @@
 
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
-use pyo3::types::{PyBool, PyFloat, PyInt, PyType};
+use pyo3::types::{PyBool, PyComplex, PyFloat, PyInt, PyType};
 use thalweg::DType;
 
 /// A dtype (`torch.dtype`). Each is one object, so `is` compares as `==` does.
@@ -26,10 +26,10 @@ impl PyDType {
         self.0.is_floating_point()
     }
 
-    /// Whether it is a complex dtype: none is.
+    /// Whether it is a complex dtype.
     #[getter]
     fn is_complex(&self) -> bool {
-        false
+        self.0.is_complex()
     }
 
     /// Whether it has negative numbers.
@@ -75,7 +75,9 @@ pub fn read(value: &Bound<'_, PyAny>) -> Option<DType> {
     } else if ty.is(py.get_type::<PyInt>()) {
         Some(DType::I64)
     } else if ty.is(py.get_type::<PyFloat>()) {
-        Some(DType::F32)
+        Some(DType::F64)
+    } else if ty.is(py.get_type::<PyComplex>()) {
+        Some(DType::C128)
     } else {
         None
     }
@@ -111,7 +113,7 @@ const NUMBERED: [(&str, i64); 5] = [
 ];
 
 /// Other names of dtypes.
-const ALIASES: [(&str, DType); 7] = [
+const ALIASES: [(&str, DType); 9] = [
     ("half", DType::F16),
     ("float", DType::F32),
     ("double", DType::F64),
@@ -119,6 +121,8 @@ const ALIASES: [(&str, DType); 7] = [
     ("int", DType::I32),
     ("long", DType::I64),
     ("bool", DType::Bool),
+    ("cfloat", DType::C64),
+    ("cdouble", DType::C128),
 ];
 
 /// Adds the classes and their objects.

@@ -1,10 +1,14 @@
 //! Errors and panics as Python's exceptions.
 
 use std::any::Any;
+use std::cell::{Cell, RefCell};
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use pyo3::create_exception;
-use pyo3::exceptions::{PyIndexError, PyNotImplementedError, PyRuntimeError, PyTypeError, PyValueError};
+use pyo3::exceptions::{
+    PyIndexError, PyNotImplementedError, PyRecursionError, PyRuntimeError, PyTypeError, PyValueError,
+};
 use pyo3::prelude::*;
 use thalweg::Error;
 
@@ -71,9 +75,63 @@ fn panicked(panic: &(dyn Any + Send)) -> PyErr {
 pub fn run<T: Send>(py: Python<'_>, call: impl FnOnce() -> thalweg::Result<T> + Send) -> PyResult<T> {
     let result = py.detach(|| catch_unwind(AssertUnwindSafe(call)));
     match result {
-        Ok(result) => result.map_err(|error| exception(&error)),
+        Ok(result) => result.map_err(|error| raised(&error).unwrap_or_else(|| exception(&error))),
         Err(panic) => Err(panicked(&*panic)),
     }
+}
+
+thread_local! {
+    /// How many functions of Python this thread runs that were called from below.
+    static DEPTH: Cell<usize> = const { Cell::new(0) };
+    /// The exception that a function of Python raised last when it was called from below, with its number.
+    static RAISED: RefCell<Option<(u64, PyErr)>> = const { RefCell::new(None) };
+}
+
+/// How deep functions of Python may be nested that are called from below: each level has frames on the stack of the process, which the
+/// interpreter's own limit knows nothing of.
+const DEEPEST: usize = 256;
+
+/// A guard that puts the depth back.
+struct Back(usize);
+
+impl Drop for Back {
+    fn drop(&mut self) {
+        DEPTH.set(self.0);
+    }
+}
+
+/// The part of the text of an error that is an exception of Python, in front of its number.
+const MARK: &str = "an exception of Python, number ";
+
+/// Calls Python from the layers below, with the interpreter lock. An exception is an error there, and the exception itself again where
+/// that error comes back to Python ([`run`]).
+pub fn call_python<T>(function: impl FnOnce(Python<'_>) -> PyResult<T>) -> thalweg::Result<T> {
+    static NUMBER: AtomicU64 = AtomicU64::new(0);
+    let depth = DEPTH.get();
+    DEPTH.set(depth + 1);
+    let _back = Back(depth);
+    let called = Python::try_attach(|py| match depth < DEEPEST {
+        true => function(py),
+        false => Err(PyRecursionError::new_err(format!(
+            "functions of Python are called within {DEEPEST} others from below"
+        ))),
+    });
+    match called {
+        Some(Ok(value)) => Ok(value),
+        Some(Err(error)) => {
+            let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+            let _earlier = RAISED.replace(Some((number, error)));
+            Err(Error::invalid(format!("{MARK}{number};")))
+        }
+        None => Err(Error::invalid("the interpreter ends, and calls no functions any more")),
+    }
+}
+
+/// Returns the exception of Python that an error is.
+pub fn raised(error: &Error) -> Option<PyErr> {
+    let (number, exception) = RAISED.take()?;
+    let is_that = error.is_invalid_argument() && error.to_string().contains(&format!("{MARK}{number};"));
+    is_that.then_some(exception)
 }
 
 /// Returns a `RuntimeError`.

@@ -1,7 +1,8 @@
 //! [`PyTensor`]: the object of a tensor. Its methods are in `tensor`, its operators in `protocol`.
 
 use pyo3::prelude::*;
-use thalweg::{DType, Scalar, Tensor};
+use pyo3::types::PyComplex;
+use thalweg::{DType, Scalar, Tensor, c128};
 
 use crate::failure::{run, runtime};
 
@@ -18,7 +19,17 @@ impl PyTensor {
         Bound::new(py, Self { tensor })
     }
 
-    /// Returns the only element. The interpreter lock is released while the host waits for it.
+    /// Returns the only element as Python has it.
+    pub fn one_object<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
+        let tensor = slf.borrow().tensor.clone();
+        if tensor.dtype().is_complex() && tensor.elements() == 1 {
+            let number = complex_item(slf.py(), &tensor)?;
+            return Ok(PyComplex::from_doubles(slf.py(), number.re, number.im).into_any());
+        }
+        crate::convert::number_object(slf.py(), Self::one(slf)?)
+    }
+
+    /// Returns the only element, which is real. The interpreter lock is released while the host waits for it.
     pub fn one(slf: &Bound<'_, Self>) -> PyResult<Scalar> {
         let tensor = slf.borrow().tensor.clone();
         if tensor.elements() != 1 {
@@ -38,13 +49,21 @@ pub fn item(py: Python<'_>, tensor: &Tensor) -> PyResult<Scalar> {
         Ok(match tensor.dtype() {
             DType::Bool => Scalar::Bool(tensor.to_dtype(DType::U8)?.item::<u8>()? != 0),
             dtype if dtype.is_floating_point() => Scalar::F64(tensor.to_dtype(DType::F64)?.item()?),
-            dtype if dtype.is_complex() => return Err(no_number(dtype)),
+            dtype if dtype.is_complex() => {
+                let number: c128 = tensor.to_dtype(DType::C128)?.item()?;
+                if number.im != 0.0 {
+                    return Err(thalweg::Error::invalid(
+                        "value cannot be converted to type double without overflow",
+                    ));
+                }
+                Scalar::F64(number.re)
+            }
             _ => Scalar::I64(tensor.to_dtype(DType::I64)?.item()?),
         })
     })
 }
 
-/// Returns the refusal to make a number of a complex one, which numbers are not yet.
-pub fn no_number(dtype: DType) -> thalweg::Error {
-    thalweg::Error::invalid(format!("a number cannot be {dtype}; take it of `real()` and `imag()`"))
+/// Returns the only element of a tensor of complex numbers.
+pub fn complex_item(py: Python<'_>, tensor: &Tensor) -> PyResult<c128> {
+    run(py, || tensor.detach().to_dtype(DType::C128)?.item())
 }

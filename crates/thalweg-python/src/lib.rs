@@ -13,6 +13,7 @@
 
 mod autograd;
 mod call;
+mod callable;
 mod convert;
 mod cuda;
 mod device;
@@ -21,12 +22,16 @@ mod dtype;
 mod failure;
 mod files;
 mod functions;
+mod generator;
 mod handle;
 mod index;
+mod node;
 mod optim;
 mod protocol;
+mod record;
 mod table;
 mod tensor;
+mod tunable;
 
 use pyo3::prelude::*;
 
@@ -39,10 +44,15 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     device::register(module)?;
     tensor::register(module)?;
     functions::register(module)?;
+    generator::register(module)?;
     table::register(module)?;
     autograd::register(module)?;
+    node::register(module)?;
+    record::register(module)?;
     optim::register(module)?;
     cuda::register(module)?;
+    tunable::register(module)?;
+    callable::register(module)?;
     files::register(module)?;
     dlpack::register(module)
 }

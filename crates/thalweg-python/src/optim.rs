@@ -24,6 +24,8 @@ type Options = HashMap<String, f64>;
 trait AnyOptimizer: Send {
     fn step(&self) -> Result<()>;
     fn step_scaled(&self, scaler: &GradientScaler) -> Result<()>;
+    fn step_unscaled(&self, scaler: &GradientScaler) -> Result<()>;
+    fn unscale(&self, scaler: &GradientScaler) -> Result<()>;
     fn set_learning_rates(&self, rates: &[f64]) -> Result<()>;
     fn state(&self) -> OptimizerState;
     fn load(&mut self, state: &OptimizerState) -> Result<()>;
@@ -37,6 +39,14 @@ impl<O: OptimizerOptions> AnyOptimizer for Optimizer<O> {
 
     fn step_scaled(&self, scaler: &GradientScaler) -> Result<()> {
         scaler.step(self)
+    }
+
+    fn step_unscaled(&self, scaler: &GradientScaler) -> Result<()> {
+        scaler.step_unscaled(self)
+    }
+
+    fn unscale(&self, scaler: &GradientScaler) -> Result<()> {
+        scaler.unscale(self)
     }
 
     fn set_learning_rates(&self, rates: &[f64]) -> Result<()> {
@@ -148,14 +158,26 @@ impl _FusedOptimizer {
         run(py, || make(&groups)).map(|optimizer| Self(Mutex::new(optimizer)))
     }
 
-    /// Updates every parameter that has a gradient; through a scaler, by gradients that it has scaled.
-    #[pyo3(signature = (scaler=None))]
-    fn step(&self, py: Python<'_>, scaler: Option<&Bound<'_, _GradientScaler>>) -> PyResult<()> {
+    /// Updates every parameter that has a gradient; through a scaler, by gradients that it has scaled, or that were unscaled since.
+    #[pyo3(signature = (scaler=None, is_unscaled=false))]
+    fn step(
+        &self,
+        py: Python<'_>,
+        scaler: Option<&Bound<'_, _GradientScaler>>,
+        is_unscaled: bool,
+    ) -> PyResult<()> {
         let scaler = scaler.map(|scaler| scaler.get());
         run(py, || match scaler {
             None => self.lock().step(),
+            Some(scaler) if is_unscaled => self.lock().step_unscaled(&scaler.0),
             Some(scaler) => self.lock().step_scaled(&scaler.0),
         })
+    }
+
+    /// Divides the gradients by the scale of a scaler, in place.
+    fn unscale(&self, py: Python<'_>, scaler: &Bound<'_, _GradientScaler>) -> PyResult<()> {
+        let scaler = scaler.get();
+        run(py, || self.lock().unscale(&scaler.0))
     }
 
     /// Sets the learning rate of each group.

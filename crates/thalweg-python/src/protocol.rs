@@ -4,14 +4,14 @@
 
 use pyo3::basic::CompareOp;
 use pyo3::prelude::*;
-use pyo3::types::PyNotImplemented;
+use pyo3::types::{PyComplex, PyNotImplemented};
 
 use crate::call::Passed;
 use crate::convert::{number_object, read_scalar, tensor_of};
 use crate::failure::{left_out, run, runtime, type_error};
 use crate::functions::functions;
 use crate::handle::PyTensor;
-use crate::handle::item;
+use crate::handle::{complex_item, item};
 use crate::index::read_subscript;
 
 /// Calls a function of the table by its number.
@@ -51,7 +51,9 @@ pub(crate) use {method, number};
 
 /// Returns whether an operand is one that operators take: others get their say by `NotImplemented`.
 fn is_operand(value: &Bound<'_, PyAny>) -> bool {
-    value.is_instance_of::<PyTensor>() || matches!(read_scalar(value, false), Ok(Some(_)))
+    value.is_instance_of::<PyTensor>()
+        || value.is_instance_of::<PyComplex>()
+        || matches!(read_scalar(value, false), Ok(Some(_)))
 }
 
 /// Returns a number as a tensor without dimensions beside another tensor.
@@ -242,7 +244,7 @@ impl PyTensor {
             Ok(value) => value.borrow().tensor.clone(),
             Err(_) => {
                 let own = tensor.dtype();
-                let is_number = read_scalar(value, false)?.is_some();
+                let is_number = value.is_instance_of::<PyComplex>() || read_scalar(value, false)?.is_some();
                 tensor_of(value, is_number.then_some(own), Some(tensor.device().clone()))?
             }
         };
@@ -272,6 +274,10 @@ impl PyTensor {
     fn __bool__(slf: &Bound<'_, Self>) -> PyResult<bool> {
         let tensor = slf.borrow().tensor.clone();
         match tensor.elements() {
+            1 if tensor.dtype().is_complex() => {
+                let number = complex_item(slf.py(), &tensor)?;
+                Ok(number.re != 0.0 || number.im != 0.0)
+            }
             1 => Ok(item(slf.py(), &tensor)?.to_f64() != 0.0),
             0 => Err(runtime("Boolean value of Tensor with no values is ambiguous")),
             _ => Err(runtime("Boolean value of Tensor with more than one value is ambiguous")),
@@ -280,6 +286,11 @@ impl PyTensor {
 
     fn __float__(slf: &Bound<'_, Self>) -> PyResult<f64> {
         Ok(Self::one(slf)?.to_f64())
+    }
+
+    fn __complex__<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyComplex>> {
+        let number = Self::one_object(slf)?;
+        slf.py().get_type::<PyComplex>().call1((number,))?.cast_into().map_err(PyErr::from)
     }
 
     fn __int__(slf: &Bound<'_, Self>) -> PyResult<Py<PyAny>> {
@@ -303,7 +314,7 @@ impl PyTensor {
     fn __format__(slf: &Bound<'_, Self>, form: &str) -> PyResult<String> {
         let py = slf.py();
         if slf.borrow().tensor.rank() == 0 {
-            let number = number_object(py, Self::one(slf)?)?;
+            let number = Self::one_object(slf)?;
             return py.import("builtins")?.getattr("format")?.call1((number, form))?.extract();
         }
         match form {

@@ -8,28 +8,12 @@ use thalweg::autograd::no_grad;
 use thalweg::tensor::autograd::BackwardOptions;
 use thalweg::{DType, Device, Tensor};
 
-use crate::convert::{cloned, from_bytes, number_object, tensor_of, to_bytes, to_list};
+use crate::convert::{cloned, from_bytes, tensor_of, to_bytes, to_list};
 use crate::device::{self, PyDevice};
 use crate::dtype::{self, Numbered, PyDType};
 use crate::failure::{exception, left_out, run, type_error};
 use crate::handle::PyTensor;
 use crate::protocol::method;
-
-/// A recorded operator that a tensor is the result of (`grad_fn`).
-#[pyclass(module = "thalweg", frozen)]
-struct Node(&'static str);
-
-#[pymethods]
-impl Node {
-    /// Returns the name of the operator.
-    fn name(&self) -> &'static str {
-        self.0
-    }
-
-    fn __repr__(&self) -> String {
-        format!("<{}>", self.0)
-    }
-}
 
 /// The class of shapes, of the package.
 static SIZE: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
@@ -158,12 +142,6 @@ impl PyTensor {
         self.tensor.is_leaf()
     }
 
-    /// The recorded operator that it is the result of.
-    #[getter]
-    fn grad_fn(&self) -> Option<Node> {
-        (!self.tensor.is_leaf()).then(|| Node(self.tensor.gradient_name()))
-    }
-
     /// The gradient that `backward` has accumulated.
     #[getter]
     fn get_grad<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, Self>>> {
@@ -219,6 +197,12 @@ impl PyTensor {
     #[getter]
     fn real<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
         method!("real", slf)
+    }
+
+    /// The imaginary parts.
+    #[getter]
+    fn imag<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
+        method!("imag", slf)
     }
 
     /// Returns the shape, or the extent of a dimension.
@@ -292,16 +276,16 @@ impl PyTensor {
         self.tensor.dtype().is_floating_point()
     }
 
-    /// Returns whether the dtype is complex: none is.
+    /// Returns whether the dtype is complex.
     fn is_complex(&self) -> bool {
-        false
+        self.tensor.dtype().is_complex()
     }
 
     // ---- Elements -------------------------------------------------------------------------------------------------
 
     /// Returns the only element as a number. Blocks until it is there.
     fn item<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
-        number_object(slf.py(), Self::one(slf)?)
+        Self::one_object(slf)
     }
 
     /// Returns the elements as nested lists. Blocks until they are there.
@@ -595,7 +579,6 @@ fn _set_rng_state(py: Python<'_>, seed: u64, offset: u64, device: Option<&Bound<
 /// Adds the class and the functions.
 pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<PyTensor>()?;
-    module.add_class::<Node>()?;
     module.add_function(wrap_pyfunction!(tensor, module)?)?;
     module.add_function(wrap_pyfunction!(_from_bytes, module)?)?;
     module.add_function(wrap_pyfunction!(_manual_seed, module)?)?;

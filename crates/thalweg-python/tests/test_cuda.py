@@ -1,5 +1,7 @@
 """Streams, events, graphs and memory, on whatever device there is."""
 
+import tempfile
+
 import thalweg as th
 from support import raises
 
@@ -58,6 +60,129 @@ def test_devices():
     assert properties.total_memory > 0 and th.cuda.get_device_name() == properties.name
     with th.cuda.device(0):
         assert th.cuda.current_device() == 0
-    for name in ("nvtx", "tunable", "MemPool"):
+    for name in ("jiterator", "nccl", "MemPool"):
         with raises(AttributeError, "left out"):
             getattr(th.cuda, name)
+
+
+def test_graphed_functions():
+    graphed = th.cuda.make_graphed_callables(lambda x, y: {"sum": x * y, "rest": (x + 1,)},
+                                             (th.ones(4, requires_grad=True), th.ones(4)))
+    for factor in (1.0, 2.0):
+        x, y = th.full((4,), factor, requires_grad=True), th.full((4,), 3.0)
+        found = graphed(x, y)
+        assert found["sum"].tolist() == [3 * factor] * 4 and found["rest"][0].tolist() == [1 + factor] * 4
+        (found["sum"] * 2 + found["rest"][0]).sum().backward()
+        assert x.grad.tolist() == [7.0] * 4
+    with raises(ValueError, "takes 2 tensors"):
+        graphed(x)
+    with raises(RuntimeError):
+        graphed(th.ones(5), y)
+
+
+def test_graphed_modules():
+    th.manual_seed(0)
+    layers = [th.nn.Linear(3, 3), th.nn.Linear(3, 1)]
+    plain = [[parameter.detach().clone() for parameter in layer.parameters()] for layer in layers]
+    sample = th.zeros(2, 3), th.zeros(2, 3, requires_grad=True)
+    graphed = th.cuda.make_graphed_callables(tuple(layers), ((sample[0],), (sample[1],)))
+    assert graphed == tuple(layers)
+    optimizer = th.optim.SGD([parameter for layer in layers for parameter in layer.parameters()], lr=0.1)
+    reference = [th.nn.Linear(3, 3), th.nn.Linear(3, 1)]
+    for layer, values in zip(reference, plain):
+        for parameter, value in zip(layer.parameters(), values):
+            parameter.data = value
+    expected = th.optim.SGD([parameter for layer in reference for parameter in layer.parameters()], lr=0.1)
+    for step in range(3):
+        x = th.full((2, 3), step + 1.0)
+        for first, second, rule in ((*layers, optimizer), (*reference, expected)):
+            loss = second(first(x).relu()).square().mean()
+            rule.zero_grad()
+            loss.backward()
+            rule.step()
+    for layer, other in zip(layers, reference):
+        for one, two in zip(layer.parameters(), other.parameters()):
+            assert (one - two).abs().max().item() < 1e-6
+    layers[0].eval()
+    assert layers[0](th.zeros(5, 3)).shape == (5, 3), "outside of training it is the module itself"
+    hooked = th.nn.Linear(1, 1)
+    hooked.register_forward_hook(lambda *_: None)
+    with raises(RuntimeError, "Modules must not have hooks"):
+        th.cuda.make_graphed_callables(hooked, (th.ones(1, 1),))
+
+    def failing(x):
+        raise KeyError("while it is captured")
+    with raises(KeyError, "while it is captured"):
+        th.cuda.make_graphed_callables(failing, (th.ones(1),))
+    assert (th.ones(1) + 1).item() == 2
+
+
+def test_nvtx():
+    nvtx = th.cuda.nvtx
+    assert nvtx.range_push("outer") == 0 and nvtx.range_push("inner") == 1
+    assert nvtx.range_pop() == 1 and nvtx.range_pop() == 0
+    nvtx.mark("a moment")
+    nvtx.range_end(nvtx.range_start("of the process"))
+    with nvtx.range("number {}", 3):
+        assert nvtx.range_push("in it") == 1
+        nvtx.range_pop()
+
+    @nvtx.range("a function")
+    def function():
+        return nvtx.range_push("in it")
+    assert function() == 1
+    nvtx.range_pop()
+    with raises(TypeError):
+        nvtx.range_push(3)
+
+
+def test_tunable():
+    tunable = th.cuda.tunable
+    assert not tunable.is_enabled()
+    tunable.enable()
+    assert tunable.is_enabled()
+    tunable.enable(False)
+    tunable.tuning_enable(False)
+    assert not tunable.is_enabled() and not tunable.tuning_is_enabled()
+    tunable.tuning_enable()
+    former = tunable.get_max_tuning_iterations(), tunable.get_max_tuning_duration()
+    tunable.set_max_tuning_iterations(7)
+    tunable.set_max_tuning_duration(11)
+    assert (tunable.get_max_tuning_iterations(), tunable.get_max_tuning_duration()) == (7, 11)
+    tunable.set_max_tuning_iterations(former[0])
+    tunable.set_max_tuning_duration(former[1])
+    assert tunable.get_results() == () and dict(tunable.get_validators())
+    with tempfile.TemporaryDirectory() as folder:
+        name = folder + "/results.csv"
+        assert tunable.write_file(name) and tunable.read_file(name)
+        with raises(RuntimeError):
+            tunable.read_file(folder + "/none.csv")
+        assert not tunable.write_file(folder + "/none/none.csv")
+    with raises(NotImplementedError, "write_file_on_exit"):
+        tunable.write_file_on_exit(True)
+    with raises(OverflowError):
+        tunable.set_max_tuning_iterations(-1)
+
+
+def test_unscaled_gradients():
+    def trained(unscales):
+        parameter = th.nn.Parameter(th.tensor([1.0, 2.0]))
+        optimizer = th.optim.SGD([parameter], lr=0.5)
+        scaler = th.amp.GradScaler(init_scale=8.0, growth_interval=100)
+        for factor in (1.0, float("inf"), 3.0):
+            optimizer.zero_grad()
+            scaler.scale((parameter * factor).sum()).backward()
+            if unscales:
+                scaler.unscale_(optimizer)
+                assert parameter.grad.tolist() == [factor, factor]
+                with raises(RuntimeError, "unscale_() has already been called on this optimizer since the last update()."):
+                    scaler.unscale_(optimizer)
+                th.nn.utils.clip_grad_norm_([parameter], 1e6)
+            scaler.step(optimizer)
+            with raises(RuntimeError, "unscale_() is being called after step()."):
+                scaler.unscale_(optimizer)
+            with raises(RuntimeError, "step() has already been called since the last update()."):
+                scaler.step(optimizer)
+            scaler.update()
+        return parameter.tolist(), scaler.get_scale()
+    assert trained(False) == trained(True) == ([-1.0, 0.0], 4.0)

@@ -14,11 +14,12 @@ sys.path.insert(0, str(FOLDER))
 import thalweg  # noqa: E402
 
 KINDS = {
-    "Tensor": "Tensor", "Scalar": "Number", "int": "int", "float": "float", "bool": "_bool", "str": "str", "ScalarType": "dtype",
-    "Layout": "memory_format", "Device": "Device", "MemoryFormat": "memory_format", "Generator": "None",
+    "Tensor": "Tensor", "Scalar": "AnyNumber", "int": "int", "float": "float", "bool": "_bool", "str": "str", "ScalarType": "dtype",
+    "Layout": "memory_format", "Device": "Device", "MemoryFormat": "memory_format", "Generator": "Generator",
 }
 RESULTS = {"Tensor": "Tensor", "Scalar": "Number", "int": "_int", "float": "_float", "bool": "_bool"}
 HEADER = '"""{doc} Written by `cargo xtask stubs` from the operator table."""\n\n'
+DRAWING = ("rand", "randn", "randint", "randperm", "rand_like", "randn_like", "randint_like")
 BINARY = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor", "lshift", "rshift")
 REFLECTED = ("radd", "rsub", "rmul", "rtruediv", "rfloordiv", "rmod", "rpow", "rand", "ror", "rxor")
 IN_PLACE = ("iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow", "iand", "ior", "ixor", "ilshift", "irshift")
@@ -63,6 +64,8 @@ def parameters(overload, is_method):
         (named if parameter["keyword_only"] else before).append(text)
     if any(parameter["name"] == "pin_memory" for parameter in overload["parameters"]):
         named.append("requires_grad: _bool = ...")
+    if overload["function"] in DRAWING:
+        named.append("generator: Generator | None = ...")
     results = [kind for kind, _ in overload["results"]]
     if results == ["Tensor"] and not overload["function"].endswith("_"):
         named.append("out: Tensor | None = ...")
@@ -79,6 +82,8 @@ def varargs(overload, is_method):
     named = [f"{parameter['name']}: {annotation(parameter)} = ..." for parameter in overload["parameters"] if parameter["keyword_only"]]
     if any(parameter["name"] == "pin_memory" for parameter in overload["parameters"]):
         named.append("requires_grad: _bool = ...")
+    if overload["function"] in DRAWING:
+        named.append("generator: Generator | None = ...")
     return ", ".join((["self"] if is_method else []) + [f"*{own[0]['name']}: _int"] + named)
 
 
@@ -122,11 +127,12 @@ PROPERTIES = {
     "is_meta": prop("is_meta", "_bool"), "is_leaf": prop("is_leaf", "_bool"), "requires_grad": prop("requires_grad", "_bool", True),
     "grad": prop("grad", "Tensor | None", True), "data": prop("data", "Tensor", True), "T": prop("T", "Tensor"),
     "mT": prop("mT", "Tensor"), "H": prop("H", "Tensor"), "mH": prop("mH", "Tensor"), "real": prop("real", "Tensor"),
+    "imag": prop("imag", "Tensor"), "grad_fn": prop("grad_fn", "_Node | None"), "retains_grad": prop("retains_grad", "_bool"),
 }
 METHODS = {
     "backward": "    def backward(self, gradient: Tensor | None = ..., retain_graph: _bool | None = ..., create_graph: _bool = ...,"
                 " inputs: None = ...) -> None: ...",
-    "item": "    def item(self) -> Number: ...", "tolist": "    def tolist(self) -> Any: ...", "numpy": "    def numpy(self, *, force: _bool = ...) -> Any: ...",
+    "item": "    def item(self) -> Any: ...", "tolist": "    def tolist(self) -> Any: ...", "numpy": "    def numpy(self, *, force: _bool = ...) -> Any: ...",
     "dim": "    def dim(self) -> _int: ...", "numel": "    def numel(self) -> _int: ...", "nelement": "    def nelement(self) -> _int: ...",
     "element_size": "    def element_size(self) -> _int: ...", "data_ptr": "    def data_ptr(self) -> _int: ...",
     "storage_offset": "    def storage_offset(self) -> _int: ...", "get_device": "    def get_device(self) -> _int: ...",
@@ -137,8 +143,39 @@ METHODS = {
     "is_pinned": "    def is_pinned(self, device: Any = ...) -> _bool: ...", "detach": "    def detach(self) -> Tensor: ...",
     "type": "    def type(self, dtype: _dtype | None = ..., non_blocking: _bool = ...) -> Any: ...",
     "record_stream": "    def record_stream(self, stream: Any) -> None: ...",
+    "register_hook": "    def register_hook(self, hook: Callable[[Tensor], Tensor | None]) -> _HookHandle: ...",
+    "register_post_accumulate_grad_hook":
+        "    def register_post_accumulate_grad_hook(self, hook: Callable[[Tensor], None]) -> _HookHandle: ...",
+    "retain_grad": "    def retain_grad(self) -> None: ...", "is_inference": "    def is_inference(self) -> _bool: ...",
     "requires_grad_": "    def requires_grad_(self, requires_grad: _bool = ...) -> Tensor: ...",
 }
+
+
+GRAPH = """class _HookHandle:
+    def remove(self) -> None: ...
+    def __enter__(self) -> _HookHandle: ...
+    def __exit__(self, *exception: Any) -> None: ...
+
+_Gradients = tuple[Optional["Tensor"], ...]
+
+class _Node:
+    @property
+    def next_functions(self) -> tuple[tuple[_Node | None, _int], ...]: ...
+    def name(self) -> str: ...
+    def register_hook(self, fn: Callable[[_Gradients, _Gradients], Any]) -> _HookHandle: ...
+    def register_prehook(self, fn: Callable[[_Gradients], Any]) -> _HookHandle: ...
+
+class Generator:
+    @property
+    def device(self) -> _device: ...
+    def __init__(self, device: Device | None = ...) -> None: ...
+    def manual_seed(self, seed: _int) -> Generator: ...
+    def seed(self) -> _int: ...
+    def initial_seed(self) -> _int: ...
+    def get_state(self) -> Tensor: ...
+    def set_state(self, new_state: Tensor) -> None: ...
+    def clone_state(self) -> Generator: ...
+"""
 
 
 def core_stub():
@@ -148,13 +185,14 @@ def core_stub():
         functions.setdefault(overload["function"], []).append(overload)
     # Overloads that a type checker cannot tell apart differ in what they compute, not in what they take; comparisons give tensors.
     lines = ['# mypy: disable-error-code="overload-overlap,overload-cannot-match,override,misc"\n',
-             HEADER.format(doc="The extension module.") + "from typing import Any, Iterator, Optional, Sequence, overload\n",
+             HEADER.format(doc="The extension module.") + "import builtins\nfrom typing import Any, Callable, Iterator, Optional, Sequence, overload\n",
              "from ._results import Size\n",
-             "_bool = bool\n_int = int\n_float = float\nNumber = _int | _float | _bool\n"]
+             "_bool = bool\n_int = int\n_float = float\nNumber = _int | _float | _bool\nAnyNumber = Number | builtins.complex\n"]
     lines.append('class dtype:\n    is_floating_point: _bool\n    is_complex: _bool\n    is_signed: _bool\n    itemsize: _int\n    _name: str\n')
     lines.append('class device:\n    type: str\n    index: _int\n    def __init__(self, type: Any, index: _int | None = ...) -> None: ...\n')
     lines.append("class memory_format: ...\n\n_dtype = dtype\n_device = device\nDevice = device | str | _int\n")
     lines.append("class OutOfMemoryError(RuntimeError): ...\n")
+    lines.append(GRAPH)
     lines.append("class Tensor:\n    def __init__(self, data: Any = ..., requires_grad: _bool = ...) -> None: ...")
     lines += [f"    def __{name}__(self, other: Any) -> Tensor: ..." for name in (*BINARY, "matmul", *REFLECTED)]
     lines += [f"    def __{name}__(self, other: Any) -> Tensor: ..." for name in ("lt", "le", "gt", "ge")]
@@ -187,6 +225,8 @@ def core_stub():
     text += ("def tensor(data: Any, *, dtype: _dtype | None = ..., device: Device | None = ..., requires_grad: _bool = ..., "
              "pin_memory: _bool = ...) -> Tensor: ...\n")
     text += "def get_default_device() -> _device: ...\ndef is_grad_enabled() -> _bool: ...\n"
+    text += "".join(f"def {name}() -> _bool: ...\n"
+                    for name in ("is_inference_mode_enabled", "is_anomaly_enabled", "is_anomaly_check_nan_enabled"))
     text += "def is_autocast_enabled(device_type: str | None = ...) -> _bool: ...\n"
     text += "def __getattr__(name: str) -> Any: ...\n"
     return text

@@ -42,7 +42,9 @@ use crate::operators::body::Body;
 use crate::operators::in_place;
 use crate::tensor::{Tensor, Tensors};
 
-pub(crate) use keys::{Anomaly, ModeGuard, anomaly, is_excluded, is_inference, set_excluded};
+pub(crate) use keys::{
+    Anomaly, ModeGuard, anomaly, is_excluded, is_inference, set_anomaly, set_excluded, set_inference,
+};
 pub use keys::{DispatchKey, DispatchKeySet, ExcludeKeyGuard, IncludeKeyGuard};
 pub(crate) use registry::{BuiltIn, built_in, internal};
 pub use registry::{define_operator, find_operator, operators};

@@ -15,8 +15,8 @@ use thalweg_ir::{DType, Scalar, element_count, philox};
 use thalweg_runtime::graph::audit::host_random;
 use thalweg_runtime::{Device, Error, Label, Result};
 
-pub use default::default_generator;
 pub(crate) use default::{SEED, made_generator};
+pub use default::{default_generator, with_generator};
 pub use device::DeviceGenerator;
 pub(crate) use device::GeneratorState;
 

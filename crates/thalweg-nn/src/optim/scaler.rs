@@ -44,6 +44,7 @@ pub struct GradientScaler {
     growth_steps: Tensor,
     growth_interval: Tensor,
     zero: Tensor,
+    one: Tensor,
 }
 
 impl GradientScaler {
@@ -76,6 +77,7 @@ impl GradientScaler {
                 growth_steps: number(0.0)?,
                 growth_interval: number(f64::from(growth_interval))?,
                 zero: number(0.0)?,
+                one: number(1.0)?,
             })
         })
     }
@@ -88,7 +90,7 @@ impl GradientScaler {
     /// Records the use of the state on the current stream: no other code can reach it to do so.
     fn stays_for_current_stream(&self) {
         let GradientScale { scale, found_inf } = &self.state;
-        for tensor in [scale, found_inf, &self.growth_steps, &self.growth_interval, &self.zero] {
+        for tensor in [scale, found_inf, &self.growth_steps, &self.growth_interval, &self.zero, &self.one] {
             tensor.record_stream(&tensor.device().current_stream());
         }
     }
@@ -106,19 +108,48 @@ impl GradientScaler {
     #[track_caller]
     pub fn step<O: OptimizerOptions>(&self, optimizer: &Optimizer<O>) -> Result<()> {
         at_line(Location::caller(), || {
-            self.stays_for_current_stream();
-            no_grad(|| {
-                // Not a number as soon as any gradient is not finite, else 0.
-                let mut sum = self.zero.clone();
-                for gradient in optimizer.parameters().filter_map(Tensor::grad) {
-                    gradient.record_stream(&gradient.device().current_stream());
-                    let part = gradient.detach().mul_scalar(0.0)?.sum(&[], false)?;
-                    sum = sum.add(&part.to_dtype(DType::F32)?)?;
-                }
-                let found = sum.ne(&sum)?.to_dtype(DType::F32)?;
-                self.state.found_inf.copy_(&self.state.found_inf.maximum(&found)?)
-            })?;
+            self.look(optimizer, None)?;
             optimizer.step_scaled(&self.state)
+        })
+    }
+
+    /// Divides the gradients of an optimizer by the scale, in place, and looks whether they are finite (`torch.amp.GradScaler.unscale_`):
+    /// for clipping, in front of [`step_unscaled`](Self::step_unscaled). Once a step. Asynchronous.
+    #[track_caller]
+    pub fn unscale<O: OptimizerOptions>(&self, optimizer: &Optimizer<O>) -> Result<()> {
+        at_line(Location::caller(), || {
+            let factor = no_grad(|| self.one.div(&self.state.scale))?;
+            self.look(optimizer, Some(&factor))
+        })
+    }
+
+    /// Updates the parameters of an optimizer whose gradients were [unscaled](Self::unscale), if they are finite. Asynchronous.
+    #[track_caller]
+    pub fn step_unscaled<O: OptimizerOptions>(&self, optimizer: &Optimizer<O>) -> Result<()> {
+        at_line(Location::caller(), || {
+            self.stays_for_current_stream();
+            let found_inf = self.state.found_inf.clone();
+            optimizer.step_scaled(&GradientScale { scale: self.one.clone(), found_inf })
+        })
+    }
+
+    /// Looks whether the gradients are finite, and multiplies them by a factor.
+    fn look<O: OptimizerOptions>(&self, optimizer: &Optimizer<O>, factor: Option<&Tensor>) -> Result<()> {
+        self.stays_for_current_stream();
+        no_grad(|| {
+            // Not a number as soon as any gradient is not finite, else 0.
+            let mut sum = self.zero.clone();
+            for gradient in optimizer.parameters().filter_map(Tensor::grad) {
+                gradient.record_stream(&gradient.device().current_stream());
+                let gradient = gradient.detach();
+                let part = gradient.mul_scalar(0.0)?.sum(&[], false)?;
+                sum = sum.add(&part.to_dtype(DType::F32)?)?;
+                if let Some(factor) = factor {
+                    gradient.copy_(&gradient.mul(factor)?)?;
+                }
+            }
+            let found = sum.ne(&sum)?.to_dtype(DType::F32)?;
+            self.state.found_inf.copy_(&self.state.found_inf.maximum(&found)?)
         })
     }
 

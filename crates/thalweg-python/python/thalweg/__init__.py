@@ -33,7 +33,6 @@ pi, e, inf, nan = _math.pi, _math.e, _math.inf, _math.nan
 newaxis = None
 
 _LEFT_OUT = {
-    "Generator": "draws come from the default generator of the device; seed it with `manual_seed`",
     "jit": "programs run eagerly, or are captured into graphs (`cuda.graph`)",
     "export": "programs run eagerly, or are captured into graphs (`cuda.graph`)",
     "fx": "programs run eagerly, or are captured into graphs (`cuda.graph`)",
@@ -42,8 +41,6 @@ _LEFT_OUT = {
     "multiprocessing": "memory is not shared between processes",
     "sparse": "there are no sparse tensors",
     "quantization": "there are no quantized tensors",
-    "complex64": "there are no complex numbers in Python yet",
-    "complex128": "there are no complex numbers in Python yet",
     "func": "transforms of functions are left out",
     "vmap": "transforms of functions are left out",
     "hub": "models come as code and `state_dict`",

@@ -113,8 +113,6 @@ Tensor.is_quantized = False
 Tensor.layout = _core.strided
 Tensor.get_device = lambda self: self.device.index
 for _name, _reason in {
-    "register_hook": "hooks of tensors are not called yet",
-    "retain_grad": "results of operators keep no gradient; use `autograd.grad`",
     "apply_": "it calls Python for each element; write it with operators",
     "share_memory_": "memory is not shared between processes",
 }.items():

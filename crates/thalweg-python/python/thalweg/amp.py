@@ -36,6 +36,8 @@ class GradScaler:
         self._numbers = (init_scale, growth_factor, backoff_factor, growth_interval)
         self._enabled = enabled
         self._inner = None
+        # What was done since the last update with each optimizer.
+        self._stages = {}
 
     def _scaler(self, device=None):
         if self._inner is None:
@@ -58,20 +60,33 @@ class GradScaler:
         """Steps an optimizer, unless a gradient is not finite: that is decided on the device, and the host learns nothing."""
         if not self._enabled:
             return optimizer.step(*args, **kwargs)
-        return optimizer._step(self._scaler())
+        if "closure" in kwargs or args:
+            raise RuntimeError("Closure use is not currently supported if GradScaler is enabled.")
+        stage = self._stages.get(id(optimizer))
+        if stage == "stepped":
+            raise RuntimeError("step() has already been called since the last update().")
+        self._stages[id(optimizer)] = "stepped"
+        return optimizer._step(self._scaler(), stage == "unscaled")
 
     def update(self, new_scale=None):
         """Ends the step: the scale grows or shrinks."""
         if new_scale is not None:
             raise NotImplementedError("GradScaler.update(new_scale) is left out")
         if self._enabled:
+            self._stages.clear()
             self._scaler().update()
 
     def unscale_(self, optimizer):
-        """Raises: gradients are unscaled inside the fused step."""
-        if self._enabled:
-            raise NotImplementedError(
-                "GradScaler.unscale_ is left out: the fused step divides by the scale itself; clip by a norm times `get_scale()`")
+        """Divides the gradients of an optimizer by the scale, in place, so that they can be clipped; its step then does not."""
+        if not self._enabled:
+            return
+        stage = self._stages.get(id(optimizer))
+        if stage == "unscaled":
+            raise RuntimeError("unscale_() has already been called on this optimizer since the last update().")
+        if stage == "stepped":
+            raise RuntimeError("unscale_() is being called after step().")
+        optimizer._unscale(self._scaler())
+        self._stages[id(optimizer)] = "unscaled"
 
     def get_scale(self):
         """Returns the scale. Blocks until it is there."""

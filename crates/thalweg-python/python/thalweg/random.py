@@ -26,3 +26,26 @@ def set_rng_state(state, device=None):
     """Sets the state of a device's default generator."""
     seed, offset = state.tolist()
     _core._set_rng_state(seed % 2**64, offset % 2**64, device)
+
+
+def _get_state(self):
+    """Returns the state: seed and offset, as int64."""
+    return _core.tensor([value - 2**64 if value >= 2**63 else value for value in self._state()], dtype=_core.int64)
+
+
+def _set_state(self, new_state):
+    """Sets the state."""
+    seed, offset = new_state.tolist()
+    self._set_state(seed % 2**64, offset % 2**64)
+
+
+def _clone_state(self):
+    """Returns another generator in the same state."""
+    other = _core.Generator(self.device)
+    other._set_state(*self._state())
+    return other
+
+
+_core.Generator.get_state = _get_state
+_core.Generator.set_state = _set_state
+_core.Generator.clone_state = _clone_state

@@ -6,7 +6,7 @@ use thalweg_runtime::{Error, Result};
 
 use super::{Node, no_grad};
 use crate::caller::{CallLocation, entered};
-use crate::dispatch::{Anomaly, ModeGuard, anomaly};
+use crate::dispatch::{Anomaly, ModeGuard, anomaly, set_anomaly};
 use crate::tensor::Tensor;
 
 /// The call that recorded a node.
@@ -39,12 +39,28 @@ pub fn detect_anomaly<T>(function: impl FnOnce() -> T) -> T {
 /// # }
 /// ```
 pub fn set_detect_anomaly<T>(mode: bool, check_nan: bool, function: impl FnOnce() -> T) -> T {
-    let _guard = ModeGuard::anomaly(match (mode, check_nan) {
+    let _guard = ModeGuard::anomaly(level(mode, check_nan));
+    function()
+}
+
+const fn level(mode: bool, check_nan: bool) -> Anomaly {
+    match (mode, check_nan) {
         (false, _) => Anomaly::Off,
         (true, false) => Anomaly::Lines,
         (true, true) => Anomaly::LinesAndNan,
-    });
-    function()
+    }
+}
+
+/// Sets from now on what [`set_detect_anomaly`] sets for a function, and returns the mode and the look for NaN that there were: for
+/// code that cannot nest functions.
+pub fn set_anomaly_enabled(mode: bool, check_nan: bool) -> (bool, bool) {
+    let former = set_anomaly(level(mode, check_nan));
+    (former != Anomaly::Off, former == Anomaly::LinesAndNan)
+}
+
+/// Returns whether anomaly mode of this thread looks for NaN (`torch.is_anomaly_check_nan_enabled`).
+pub fn is_anomaly_check_nan_enabled() -> bool {
+    anomaly() == Anomaly::LinesAndNan
 }
 
 /// Returns whether this thread is in anomaly mode (`torch.is_anomaly_enabled`).

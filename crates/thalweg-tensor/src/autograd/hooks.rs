@@ -36,6 +36,22 @@ impl Node {
         self.function.name()
     }
 
+    /// Returns the node that the gradient of each input goes to, and the place among that node's results; `None` for an input that
+    /// requires none (`torch.autograd.graph.Node.next_functions`).
+    pub fn next_functions(&self) -> Vec<Option<(Arc<Self>, usize)>> {
+        self.edges.iter().map(|edge| edge.as_ref().map(|edge| (edge.node.clone(), edge.input))).collect()
+    }
+
+    /// Returns its number: later nodes have greater ones.
+    pub fn sequence_number(&self) -> u64 {
+        self.sequence
+    }
+
+    /// Returns whether it is the node of a leaf, which accumulates the gradient.
+    pub fn is_accumulator(&self) -> bool {
+        self.kept.is_some()
+    }
+
     /// Registers a hook that each backward pass calls before this node, with the gradients of the operator's results, `None` being
     /// zero (`torch.autograd.graph.Node.register_prehook`). The gradients that it returns, if any, take their place: as many, each
     /// with the shape, dtype and device of the former. See [`autograd`](crate::autograd) for the order of hooks.

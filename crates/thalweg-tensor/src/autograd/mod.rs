@@ -56,7 +56,9 @@ use crate::caller::at_line;
 use crate::dispatch::{DispatchKey, ExcludeKeyGuard};
 use crate::tensor::Tensor;
 
-pub use anomaly::{detect_anomaly, is_anomaly_enabled, set_detect_anomaly};
+pub use anomaly::{
+    detect_anomaly, is_anomaly_check_nan_enabled, is_anomaly_enabled, set_anomaly_enabled, set_detect_anomaly,
+};
 pub use checkpoint::{CheckpointOptions, checkpoint, checkpoint_with};
 pub use gradcheck::{GradcheckOptions, gradcheck, gradgradcheck};
 pub(crate) use halves::is_asked;
@@ -66,11 +68,12 @@ pub(crate) use hook_list::HookList;
 pub(crate) use meta::{AutogradMeta, ViewOf};
 pub use mode::{
     enable_grad, inference_mode, is_grad_enabled, is_inference_mode_enabled, no_grad, set_grad_enabled,
-    set_inference_mode,
+    set_inference_mode, set_inference_mode_enabled,
 };
 pub use offload::save_on_cpu;
-pub(crate) use saved::Saved;
-pub use saved::{saved_tensors_hooks, saved_tensors_hooks_for};
+pub use saved::{
+    Saved, SavedTensorsRegion, enter_saved_tensors_hooks, saved_tensors_hooks, saved_tensors_hooks_for,
+};
 
 /// A gradient for each of a node's inputs or outputs; `None` is zero.
 pub type Gradients = SmallVec<[Option<Tensor>; 4]>;

@@ -1,6 +1,6 @@
 //! The modes of recording, each of one thread: `no_grad`, `enable_grad`, and inference mode.
 
-use crate::dispatch::{DispatchKey, ModeGuard, is_excluded, is_inference, set_excluded};
+use crate::dispatch::{DispatchKey, ModeGuard, is_excluded, is_inference, set_excluded, set_inference};
 
 /// Runs a function whose operators record nothing (`torch.no_grad`).
 pub fn no_grad<T>(function: impl FnOnce() -> T) -> T {
@@ -40,6 +40,12 @@ pub fn inference_mode<T>(function: impl FnOnce() -> T) -> T {
 pub fn set_inference_mode<T>(enabled: bool, function: impl FnOnce() -> T) -> T {
     let _guard = ModeGuard::inference(enabled);
     function()
+}
+
+/// Sets whether this thread is in inference mode from now on, and returns whether it was: for code that cannot nest functions as
+/// [`inference_mode`] does. Whether operators record themselves outside of it is left as it is.
+pub fn set_inference_mode_enabled(enabled: bool) -> bool {
+    set_inference(enabled)
 }
 
 /// Returns whether this thread is in inference mode (`torch.is_inference_mode_enabled`).

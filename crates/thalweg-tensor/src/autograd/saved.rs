@@ -1,6 +1,7 @@
 //! Tensors that nodes keep for backward, and the hooks that say where ([`saved_tensors_hooks`]).
 
 use std::cell::RefCell;
+use std::marker::PhantomData;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use thalweg_ir::{DType, Layout};
@@ -22,8 +23,9 @@ thread_local! {
     static UNPACKED: RefCell<Vec<(Arc<Packed>, Tensor)>> = const { RefCell::new(Vec::new()) };
 }
 
-/// A tensor that a node keeps for backward.
-pub(crate) struct Saved {
+/// A tensor that a node keeps for backward (`SavedVariable` of PyTorch): of a function of one's own, see
+/// [`record_function`](super::record_function).
+pub struct Saved {
     /// `None` once a backward pass has freed it.
     state: Mutex<Option<State>>,
     origin: Origin,
@@ -63,7 +65,7 @@ impl Saved {
     ///
     /// # Errors
     /// [`Error::is_invalid_argument`] for an inference tensor; and those of hooks.
-    pub(crate) fn new(tensor: &Tensor) -> Result<Self> {
+    pub fn new(tensor: &Tensor) -> Result<Self> {
         let origin = match tensor.gradient_edge() {
             Some(edge) if edge.node.edges.is_empty() => Origin::Leaf(edge),
             Some(edge) => Origin::Input(Arc::downgrade(&edge.node), edge.input),
@@ -76,7 +78,7 @@ impl Saved {
     ///
     /// # Errors
     /// Those of [`Saved::new`].
-    pub(crate) fn result(tensor: &Tensor, place: usize) -> Result<Self> {
+    pub fn result(tensor: &Tensor, place: usize) -> Result<Self> {
         Self::with_origin(tensor, Origin::Result(place))
     }
 
@@ -93,7 +95,10 @@ impl Saved {
 
     /// Returns the tensor for work on the current stream, if it was not written since. Where operators record themselves, gradients
     /// flow on from it.
-    pub(crate) fn get(&self) -> Result<Tensor> {
+    ///
+    /// # Errors
+    /// [`Error::is_invalid_argument`] if it was written or freed; and those of hooks.
+    pub fn get(&self) -> Result<Tensor> {
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let Some(state) = state else {
             return Err(Error::invalid(
@@ -135,7 +140,8 @@ impl Saved {
         (fits && tensor.version() == *version).then(|| tensor.detach())
     }
 
-    pub(crate) fn release(&self) {
+    /// Frees the tensor.
+    pub fn release(&self) {
         // Dropped without the lock: hooks may hold what has a `Drop` of its own.
         let _released = self.state.lock().unwrap_or_else(PoisonError::into_inner).take();
     }
@@ -258,6 +264,27 @@ pub fn saved_tensors_hooks<P: Send + Sync + 'static, T>(
     function: impl FnOnce() -> T,
 ) -> T {
     saved_tensors_hooks_for(move |tensor| pack(tensor).map(Some), unpack, function)
+}
+
+/// A region whose operators save tensors by hooks; it ends when this is dropped, on its thread, after those that began later.
+#[must_use = "the hooks are there only while the region lives"]
+pub struct SavedTensorsRegion {
+    _restore: Restore,
+    _not_send: PhantomData<*const ()>,
+}
+
+/// Begins a region with hooks as [`saved_tensors_hooks`] has them: for code that cannot nest functions.
+pub fn enter_saved_tensors_hooks<P: Send + Sync + 'static>(
+    pack: impl Fn(&Tensor) -> Result<P> + Send + Sync + 'static,
+    unpack: impl Fn(&P) -> Result<Tensor> + Send + Sync + 'static,
+) -> SavedTensorsRegion {
+    let unpack = Arc::new(unpack);
+    let both = move |tensor: &Tensor| -> Result<Option<Unpack>> {
+        let (packed, unpack) = (pack(tensor)?, unpack.clone());
+        Ok(Some(Arc::new(move || unpack(&packed))))
+    };
+    let _restore = Restore(HOOKS.replace(Some(Arc::new(both))));
+    SavedTensorsRegion { _restore, _not_send: PhantomData }
 }
 
 /// Runs a function with hooks as [`saved_tensors_hooks`] does, for some tensors: those for which `pack` returns `None` are kept as they

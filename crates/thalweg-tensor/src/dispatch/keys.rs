@@ -208,6 +208,22 @@ pub(crate) fn set_excluded(key: DispatchKey, excluded: bool) -> bool {
     former
 }
 
+/// Sets whether this thread is in inference mode, and returns whether it was.
+pub(crate) fn set_inference(enabled: bool) -> bool {
+    let mut local = LOCAL.get();
+    let former = std::mem::replace(&mut local.is_inference, enabled);
+    LOCAL.set(local);
+    former
+}
+
+/// Sets how far backward passes of this thread look for the lines that their failures come from, and returns how far they did.
+pub(crate) fn set_anomaly(anomaly: Anomaly) -> Anomaly {
+    let mut local = LOCAL.get();
+    let former = std::mem::replace(&mut local.anomaly, anomaly);
+    LOCAL.set(local);
+    former
+}
+
 /// A mode of recording, which lasts until it is dropped.
 #[must_use = "the mode lasts only while the guard lives"]
 pub(crate) struct ModeGuard {

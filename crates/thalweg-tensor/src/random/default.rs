@@ -1,5 +1,6 @@
 //! Each device's default generator, from which operators draw that are given none.
 
+use std::cell::RefCell;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use thalweg_runtime::{Device, Result};
@@ -12,13 +13,34 @@ static GENERATORS: Mutex<Vec<(u64, Arc<DeviceGenerator>)>> = Mutex::new(Vec::new
 /// The seed of a generator that was not seeded, PyTorch's `default_rng_seed_val`.
 pub(crate) const SEED: u64 = 67_280_421_310_721;
 
+thread_local! {
+    /// The generators that stand in for default ones on this thread, the innermost last.
+    static INSTEAD: RefCell<Vec<Arc<DeviceGenerator>>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Runs a function whose operators draw from a generator where they would draw from the default one of its device (the argument
+/// `generator` of PyTorch's functions).
+pub fn with_generator<T>(generator: &Arc<DeviceGenerator>, function: impl FnOnce() -> T) -> T {
+    struct End;
+    impl Drop for End {
+        fn drop(&mut self) {
+            let _ended = INSTEAD.with_borrow_mut(Vec::pop);
+        }
+    }
+    INSTEAD.with_borrow_mut(|list| list.push(generator.clone()));
+    let _end = End;
+    function()
+}
+
 /// Returns the generator from which operators such as `rand` and `dropout` draw on a device (`torch.cuda.default_generators`). Its
 /// seed is 67280421310721 until [`DeviceGenerator::manual_seed`] sets another.
 ///
 /// # Errors
 /// Those of [`DeviceGenerator::new`], at the first call for the device.
 pub fn default_generator(device: &Device) -> Result<Arc<DeviceGenerator>> {
-    if let Some(generator) = made_generator(device) {
+    let instead =
+        INSTEAD.with_borrow(|list| list.last().filter(|generator| generator.device() == device).cloned());
+    if let Some(generator) = instead.or_else(|| made_generator(device)) {
         return Ok(generator);
     }
     let generator = Arc::new(DeviceGenerator::new(SEED, device)?);

@@ -10,6 +10,8 @@ import types
 from .. import _core
 from .. import random as _random
 from .._core import OutOfMemoryError
+from . import amp, nvtx, tunable
+from .graphs import make_graphed_callables
 
 _inner = _core._cuda
 
@@ -167,7 +169,6 @@ set_rng_state = _random.set_rng_state
 initial_seed = _random.initial_seed
 
 _LEFT_OUT = {
-    "make_graphed_callables": "it is in the Rust crate, not yet in Python; capture a step with `graph`",
     "memory_snapshot": "it is in the Rust crate and the command line, not yet in Python",
     "memory": "its functions are in `thalweg.cuda` itself",
     "MemPool": "it is in the Rust crate, not yet in Python",
@@ -183,14 +184,11 @@ _LEFT_OUT = {
     "ipc_collect": "memory of other processes is in the Rust crate only",
     "comm": "collectives are not in Python yet",
     "nccl": "collectives are not in Python yet",
-    "nvtx": "ranges are not in Python yet",
-    "tunable": "choices of libraries by measurement are not in Python",
     "jiterator": "kernels of one's own are written in Rust",
     "profiler": "use the tools of CUDA",
     "sparse": "there are no sparse tensors",
     "gds": "files go through the host's memory",
     "green_contexts": "they are left out",
-    "amp": "it is `thalweg.amp`",
     "utilization": "ask NVML", "temperature": "ask NVML", "power_draw": "ask NVML", "clock_rate": "ask NVML",
     "list_gpu_processes": "ask NVML",
     "can_device_access_peer": "it is in the Rust crate, not yet in Python",

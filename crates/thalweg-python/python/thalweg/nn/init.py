@@ -36,13 +36,13 @@ def _overwrite(tensor, values):
 
 def uniform_(tensor, a=0.0, b=1.0, generator=None):
     """Draws from [a, b)."""
-    values = _core.rand(tensor.shape, dtype=_core.float32, device=tensor.device)
+    values = _core.rand(tensor.shape, dtype=_core.float32, device=tensor.device, generator=generator)
     return _overwrite(tensor, values * (b - a) + a)
 
 
 def normal_(tensor, mean=0.0, std=1.0, generator=None):
     """Draws from the normal distribution."""
-    values = _core.randn(tensor.shape, dtype=_core.float32, device=tensor.device)
+    values = _core.randn(tensor.shape, dtype=_core.float32, device=tensor.device, generator=generator)
     return _overwrite(tensor, values * std + mean)
 
 
@@ -51,7 +51,7 @@ def trunc_normal_(tensor, mean=0.0, std=1.0, a=-2.0, b=2.0, generator=None):
     def below(value):
         return (1.0 + math.erf((value - mean) / std / math.sqrt(2.0))) / 2.0
     low, high = below(a), below(b)
-    values = _core.rand(tensor.shape, dtype=_core.float32, device=tensor.device) * (2 * high - 2 * low) + (2 * low - 1)
+    values = _core.rand(tensor.shape, dtype=_core.float32, device=tensor.device, generator=generator) * (2 * high - 2 * low) + (2 * low - 1)
     values = values.erfinv() * (std * math.sqrt(2.0)) + mean
     return _overwrite(tensor, values.clamp(a, b))
 
@@ -81,23 +81,23 @@ def xavier_uniform_(tensor, gain=1.0, generator=None):
     """Draws uniformly, so that variances stay (Glorot)."""
     fan_in, fan_out = _fans(tensor)
     bound = gain * math.sqrt(6.0 / (fan_in + fan_out))
-    return uniform_(tensor, -bound, bound)
+    return uniform_(tensor, -bound, bound, generator)
 
 
 def xavier_normal_(tensor, gain=1.0, generator=None):
     """Draws normally, so that variances stay (Glorot)."""
     fan_in, fan_out = _fans(tensor)
-    return normal_(tensor, 0.0, gain * math.sqrt(2.0 / (fan_in + fan_out)))
+    return normal_(tensor, 0.0, gain * math.sqrt(2.0 / (fan_in + fan_out)), generator)
 
 
 def kaiming_uniform_(tensor, a=0, mode="fan_in", nonlinearity="leaky_relu", generator=None):
     """Draws uniformly, so that variances stay behind a nonlinearity (He)."""
     fan = _fans(tensor)[0 if mode == "fan_in" else 1]
     bound = calculate_gain(nonlinearity, a) * math.sqrt(3.0 / fan)
-    return uniform_(tensor, -bound, bound)
+    return uniform_(tensor, -bound, bound, generator)
 
 
 def kaiming_normal_(tensor, a=0, mode="fan_in", nonlinearity="leaky_relu", generator=None):
     """Draws normally, so that variances stay behind a nonlinearity (He)."""
     fan = _fans(tensor)[0 if mode == "fan_in" else 1]
-    return normal_(tensor, 0.0, calculate_gain(nonlinearity, a) / math.sqrt(fan))
+    return normal_(tensor, 0.0, calculate_gain(nonlinearity, a) / math.sqrt(fan), generator)

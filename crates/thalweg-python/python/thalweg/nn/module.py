@@ -2,32 +2,33 @@
 
 import collections
 import functools
-import itertools
+import warnings
 
 from .. import _core
+from ..utils.hooks import BackwardHook, RemovableHandle
 from .parameter import Buffer, Parameter
 
 _IncompatibleKeys = collections.namedtuple("IncompatibleKeys", ["missing_keys", "unexpected_keys"])
 
 
-class _Handle:
-    """A registered hook; `remove` takes it back."""
+def _registered(hooks, entry, prepend):
+    """Adds a hook to those of a module, in front of them or behind."""
+    handle = RemovableHandle(hooks)
+    others = dict(hooks) if prepend else {}
+    if prepend:
+        hooks.clear()
+    hooks[handle.id] = entry
+    hooks.update(others)
+    return handle
 
-    _numbers = itertools.count()
 
-    def __init__(self, hooks):
-        self._hooks = hooks
-        self._number = next(_Handle._numbers)
-
-    def remove(self):
-        """Takes the hook back."""
-        self._hooks.pop(self._number, None)
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.remove()
+def _called_after_failure(module, hook, args, kwargs):
+    """Calls a hook that is always called, whose own failure is a warning."""
+    try:
+        hook(module, args, None) if kwargs is None else hook(module, args, kwargs, None)
+    except Exception as error:
+        warnings.warn(f"module forward hook with `always_call=True` raised an exception that was silenced as another error was raised in "
+                      f"forward: {error}")
 
 
 class Module:
@@ -39,7 +40,7 @@ class Module:
     def __init__(self, *args, **kwargs):
         if type(self).__init__ is Module.__init__ and (args or kwargs):
             raise TypeError(f"{type(self).__name__}.__init__() takes no arguments")
-        for name in ("_parameters", "_buffers", "_modules", "_forward_hooks", "_forward_pre_hooks"):
+        for name in ("_parameters", "_buffers", "_modules", "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"):
             object.__setattr__(self, name, {})
         object.__setattr__(self, "_transient", set())
         object.__setattr__(self, "training", True)
@@ -49,16 +50,39 @@ class Module:
         raise NotImplementedError(f'Module [{type(self).__name__}] is missing the required "forward" function')
 
     def __call__(self, *args, **kwargs):
-        for hook in tuple(self._forward_pre_hooks.values()):
-            changed = hook(self, args)
-            if changed is not None:
-                args = changed if isinstance(changed, tuple) else (changed,)
-        result = self.forward(*args, **kwargs)
-        for hook in tuple(self._forward_hooks.values()):
-            changed = hook(self, args, result)
-            if changed is not None:
-                result = changed
-        return result
+        if not (self._forward_hooks or self._forward_pre_hooks or self._backward_hooks or self._backward_pre_hooks):
+            return self.forward(*args, **kwargs)
+        return self._hooked(args, kwargs)
+
+    def _hooked(self, args, kwargs):
+        """Calls `forward` with the hooks around it."""
+        called = set()
+        try:
+            for hook, with_kwargs in tuple(self._forward_pre_hooks.values()):
+                changed = hook(self, args, kwargs) if with_kwargs else hook(self, args)
+                if changed is None:
+                    continue
+                if not with_kwargs:
+                    args = changed if isinstance(changed, tuple) else (changed,)
+                elif isinstance(changed, tuple) and len(changed) == 2:
+                    args, kwargs = changed
+                else:
+                    raise RuntimeError(f"forward pre-hook must return None or a tuple of (new_args, new_kwargs), but got {changed}.")
+            backward = None
+            if self._backward_hooks or self._backward_pre_hooks:
+                backward = BackwardHook(self, tuple(self._backward_hooks.values()), tuple(self._backward_pre_hooks.values()))
+                args = backward.setup_input_hook(args)
+            result = self.forward(*args, **kwargs)
+            for number, (hook, with_kwargs, _) in tuple(self._forward_hooks.items()):
+                called.add(number)
+                changed = hook(self, args, kwargs, result) if with_kwargs else hook(self, args, result)
+                result = result if changed is None else changed
+            return result if backward is None else backward.setup_output_hook(result)
+        except Exception:
+            for number, (hook, with_kwargs, always) in tuple(self._forward_hooks.items()):
+                if always and number not in called:
+                    _called_after_failure(self, hook, args, kwargs if with_kwargs else None)
+            raise
 
     # ---- Attributes -----------------------------------------------------------------------------------------------
 
@@ -139,21 +163,26 @@ class Module:
         self._forget(name)
         self._modules[name] = module
 
-    def register_forward_hook(self, hook):
+    def register_forward_hook(self, hook, *, prepend=False, with_kwargs=False, always_call=False):
         """Adds a function `hook(module, args, output)` that is called behind `forward` and may give another output."""
-        handle = _Handle(self._forward_hooks)
-        self._forward_hooks[handle._number] = hook
-        return handle
+        return _registered(self._forward_hooks, (hook, with_kwargs, always_call), prepend)
 
-    def register_forward_pre_hook(self, hook):
+    def register_forward_pre_hook(self, hook, *, prepend=False, with_kwargs=False):
         """Adds a function `hook(module, args)` that is called in front of `forward` and may give other arguments."""
-        handle = _Handle(self._forward_pre_hooks)
-        self._forward_pre_hooks[handle._number] = hook
-        return handle
+        return _registered(self._forward_pre_hooks, (hook, with_kwargs), prepend)
 
     def register_full_backward_hook(self, hook, prepend=False):
-        """Raises: hooks in backward passes are left out."""
-        raise NotImplementedError("Module.register_full_backward_hook is left out: backward passes call no Python yet")
+        """Adds a function `hook(module, grad_input, grad_output)` that backward passes call, and that may give other gradients of the
+        inputs."""
+        return _registered(self._backward_hooks, hook, prepend)
+
+    def register_full_backward_pre_hook(self, hook, prepend=False):
+        """Adds a function `hook(module, grad_output)` that backward passes call, and that may give other gradients of the outputs."""
+        return _registered(self._backward_pre_hooks, hook, prepend)
+
+    def register_backward_hook(self, hook):
+        """Raises: these hooks are deprecated in PyTorch."""
+        raise NotImplementedError("Module.register_backward_hook is left out: use register_full_backward_hook")
 
     # ---- Walks ----------------------------------------------------------------------------------------------------
 

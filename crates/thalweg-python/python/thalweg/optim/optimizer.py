@@ -135,8 +135,11 @@ class Optimizer:
         self._step(None)
         return loss
 
-    def _step(self, scaler):
-        self._made().step(scaler)
+    def _step(self, scaler, is_unscaled=False):
+        self._made().step(scaler, is_unscaled)
+
+    def _unscale(self, scaler):
+        self._made().unscale(scaler)
 
     def zero_grad(self, set_to_none=True):
         """Removes the gradients, or sets them to 0."""

@@ -1,3 +1,3 @@
 """Helpers (`torch.utils`)."""
 
-from . import data, dlpack
+from . import checkpoint, data, dlpack, hooks

@@ -68,8 +68,7 @@ class DataLoader:
     def __init__(self, dataset, batch_size=1, shuffle=False, sampler=None, batch_sampler=None, num_workers=0, collate_fn=None,
                  pin_memory=False, drop_last=False, timeout=0, worker_init_fn=None, multiprocessing_context=None, generator=None,
                  *, prefetch_factor=None, persistent_workers=False, pin_memory_device=""):
-        if generator is not None:
-            raise NotImplementedError("DataLoader(generator=...) is left out: the order follows Python's `random`")
+        self.generator = generator
         self.dataset, self.batch_size, self.shuffle, self.drop_last = dataset, batch_size, shuffle, drop_last
         self.sampler, self.batch_sampler, self.collate_fn = sampler, batch_sampler, collate_fn or default_collate
 
@@ -79,7 +78,11 @@ class DataLoader:
             return
         order = list(self.sampler if self.sampler is not None else range(len(self.dataset)))
         if self.shuffle:
-            random.shuffle(order)
+            if self.generator is None:
+                random.shuffle(order)
+            else:
+                places = _core.randperm(len(order), device=self.generator.device, generator=self.generator)
+                order = [order[place] for place in places.tolist()]
         for start in range(0, len(order), self.batch_size):
             batch = order[start:start + self.batch_size]
             if len(batch) == self.batch_size or not self.drop_last:

@@ -2,7 +2,8 @@
 
 import functools
 
-from . import _core
+from .. import _core
+from .._core import is_inference_mode_enabled  # noqa: F401
 
 
 class _GradMode:
@@ -79,7 +80,7 @@ class set_grad_enabled(_GradMode):
 
 
 class inference_mode(_GradMode):
-    """A region whose operators record nothing: as `no_grad`, also in that its results may enter graphs later."""
+    """A region whose operators record nothing, and whose tensors can never enter graphs; with `mode=False`, a region like its outside."""
 
     def __new__(cls, mode=True):
         made = object.__new__(cls)
@@ -90,10 +91,47 @@ class inference_mode(_GradMode):
 
     def __init__(self, mode=True):
         super().__init__()
-        self._enabled = not mode
+        self.mode = bool(mode)
+
+    def __enter__(self):
+        self._former.append((_core._set_inference_mode(self.mode), _core._set_grad_enabled(not self.mode)))
+        return self
+
+    def __exit__(self, *_):
+        inference, recorded = self._former.pop()
+        _core._set_inference_mode(inference)
+        _core._set_grad_enabled(recorded)
 
     def _again(self):
-        return inference_mode(not self._enabled)
+        return inference_mode(self.mode)
+
+
+class set_detect_anomaly:
+    """Sets at once whether backward passes say which operator of the forward pass failed, and whether a NaN is a failure; as a context
+    manager, until its end."""
+
+    def __init__(self, mode, check_nan=True):
+        self._former = _core._set_anomaly(bool(mode), bool(check_nan))
+
+    def __enter__(self):
+        return None
+
+    def __exit__(self, *_):
+        _core._set_anomaly(*self._former)
+
+
+class detect_anomaly:
+    """A region in which a failing backward pass names the operator of the forward pass, and a NaN is a failure."""
+
+    def __init__(self, check_nan=True):
+        self._check_nan = check_nan
+        self._former = []
+
+    def __enter__(self):
+        self._former.append(_core._set_anomaly(True, bool(self._check_nan)))
+
+    def __exit__(self, *_):
+        _core._set_anomaly(*self._former.pop())
 
 
 def _listed(value):
@@ -137,11 +175,6 @@ def backward(tensors, grad_tensors=None, retain_graph=None, create_graph=False, 
         tensor.backward(gradient, retain_graph=keep, create_graph=create_graph, inputs=inputs)
 
 
-class Function:
-    """Left out for now: operators of one's own are written in Rust."""
-
-    @classmethod
-    def apply(cls, *args, **kwargs):
-        """Raises: custom functions are not differentiated yet."""
-        raise NotImplementedError(
-            f"{cls.__name__}.apply: autograd.Function is left out for now; compose operators, whose gradients are known")
+from . import function, gradcheck as _gradcheck, graph  # noqa: E402
+from .function import Function  # noqa: E402,F401
+from .gradcheck import GradcheckError, gradcheck, gradgradcheck  # noqa: E402,F401

@@ -1,0 +1,35 @@
+"""The recorded graph (`torch.autograd.graph`): its nodes, and hooks of the tensors that they save."""
+
+from .. import _core
+
+Node = _core._Node
+
+
+class saved_tensors_hooks:
+    """A region whose operators save `pack_hook(tensor)` in place of a tensor; the backward pass asks `unpack_hook` for the tensor."""
+
+    def __init__(self, pack_hook, unpack_hook):
+        for hook in (pack_hook, unpack_hook):
+            if not callable(hook):
+                raise TypeError(f"a hook is a function, not {type(hook).__name__}")
+        self.pack_hook, self.unpack_hook = pack_hook, unpack_hook
+        self._regions = []
+
+    def __enter__(self):
+        self._regions.append(_core._SavedTensorsRegion(self.pack_hook, self.unpack_hook))
+
+    def __exit__(self, *_):
+        self._regions.pop().close()
+
+
+class save_on_cpu(saved_tensors_hooks):
+    """A region whose operators save tensors in the host's memory."""
+
+    def __init__(self, pin_memory=False, device_type="cuda"):
+        def pack(tensor):
+            return tensor.device, tensor.cpu() if tensor.is_cuda else tensor.clone()
+
+        def unpack(packed):
+            device, tensor = packed
+            return tensor.to(device)
+        super().__init__(pack, unpack)

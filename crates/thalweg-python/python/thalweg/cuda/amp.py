@@ -1,0 +1,18 @@
+"""Automatic mixed precision by its earlier name (`torch.cuda.amp`)."""
+
+from ..amp import GradScaler as _GradScaler
+from ..amp import autocast as _autocast
+
+
+class autocast(_autocast):
+    """A region whose operators choose the dtype that they compute in."""
+
+    def __init__(self, enabled=True, dtype=None, cache_enabled=True):
+        super().__init__("cuda", dtype, enabled, cache_enabled)
+
+
+class GradScaler(_GradScaler):
+    """Scales losses so that small gradients of low precision do not vanish."""
+
+    def __init__(self, init_scale=65536.0, growth_factor=2.0, backoff_factor=0.5, growth_interval=2000, enabled=True):
+        super().__init__("cuda", init_scale, growth_factor, backoff_factor, growth_interval, enabled)

@@ -1,0 +1,90 @@
+"""Functions whose forward and backward passes are graphs (`torch.cuda.make_graphed_callables`)."""
+
+from .. import _core
+from ..nn.module import Module
+
+
+def _flat(value):
+    """Returns the tensors of nested tuples, lists and dictionaries, and a function that puts others in their places."""
+    if isinstance(value, _core.Tensor):
+        return [value], lambda tensors: tensors[0]
+    if isinstance(value, dict):
+        tensors, build = _flat(list(value.values()))
+        names = list(value)
+        return tensors, lambda others: dict(zip(names, build(others)))
+    if isinstance(value, (tuple, list)):
+        parts = [_flat(part) for part in value]
+        # What is kept is how many tensors a part has, and none of them.
+        counted, kind = [(len(own), make) for own, make in parts], type(value)
+
+        def build(tensors):
+            built, start = [], 0
+            for count, make in counted:
+                built.append(make(tensors[start:start + count]))
+                start += count
+            return kind(*built) if hasattr(kind, "_fields") else kind(built)
+        return [tensor for own, _ in parts for tensor in own], build
+    if value is None:
+        return [], lambda tensors: None
+    raise TypeError(f"make_graphed_callables: arguments and results are tensors, or nested lists of them, not {type(value).__name__}")
+
+
+class _Graphed:
+    """One function: how it is called while it is captured, and afterwards."""
+
+    def __init__(self, function, sample):
+        if not isinstance(sample, tuple):
+            raise TypeError("In the beta API, sample_args for each callable must be a tuple of Tensors")
+        self.module = function if isinstance(function, Module) else None
+        if self.module is not None:
+            for kind in ("_backward_hooks", "_backward_pre_hooks", "_forward_hooks", "_forward_pre_hooks"):
+                if getattr(self.module, kind):
+                    raise RuntimeError("Modules must not have hooks registered at the time they are passed. However, registering hooks on "
+                                       "modules after passing them through make_graphed_callables is allowed.")
+            self.function = self.module.forward
+        else:
+            self.function = function
+        self.sample, self._build = _flat(sample)
+        self._build_results = None
+
+    def described(self):
+        """Returns what a capture needs to know."""
+        parameters = [] if self.module is None else [one for one in self.module.parameters() if one.requires_grad]
+        buffers = [] if self.module is None else list(self.module.buffers())
+        name = getattr(self.function, "__qualname__", type(self.function).__name__)
+        return name if self.module is None else type(self.module).__name__, self.captured, parameters, buffers, self.module
+
+    def captured(self, tensors):
+        """Calls the function itself."""
+        results, self._build_results = _flat(self.function(*self._build(list(tensors))))
+        return results
+
+    def replaying(self, graphed):
+        """Returns the function that replays the graphs."""
+        def call(*args):
+            tensors, _ = _flat(args)
+            if len(tensors) != len(self.sample):
+                raise ValueError(f"a graphed callable takes {len(self.sample)} tensors, as it was captured, not {len(tensors)}")
+            return self._build_results(graphed.call(tensors))
+        return call
+
+
+def make_graphed_callables(callables, sample_args, num_warmup_iters=3, allow_unused_input=False, pool=None):
+    """Returns functions, or modules, whose forward and backward passes replay graphs: one, or a tuple of several that a step calls in
+    this order. Inputs have the shapes of the samples."""
+    is_one = not isinstance(callables, tuple)
+    if is_one:
+        callables, sample_args = (callables,), (sample_args,)
+    if len(callables) != len(sample_args):
+        raise ValueError(f"make_graphed_callables: {len(callables)} callables and {len(sample_args)} samples")
+    graphed = [_Graphed(function, sample) for function, sample in zip(callables, sample_args)]
+    made = _core._make_graphed_callables([one.described() for one in graphed], [one.sample for one in graphed], num_warmup_iters,
+                                         allow_unused_input, pool)
+    found = []
+    for one, replays in zip(graphed, made):
+        call = one.replaying(replays)
+        if one.module is not None:
+            object.__setattr__(one.module, "forward", call)
+            call = one.module
+        found.append(call)
+    return found[0] if is_one else tuple(found)

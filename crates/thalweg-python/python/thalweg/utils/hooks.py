@@ -1,0 +1,123 @@
+"""Hooks of modules (`torch.utils.hooks`)."""
+
+import itertools
+
+from ..autograd.function import Function
+
+
+class RemovableHandle:
+    """A registered hook; `remove` takes it back."""
+
+    _numbers = itertools.count()
+
+    def __init__(self, hooks_dict, *, extra_dict=None):
+        self._dicts = [hooks_dict] + ([] if extra_dict is None else [extra_dict])
+        self.id = next(RemovableHandle._numbers)
+
+    def remove(self):
+        """Takes the hook back."""
+        for hooks in self._dicts:
+            hooks.pop(self.id, None)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.remove()
+
+
+class _Boundary(Function):
+    """Tensors as they are, as the results of one node."""
+
+    @staticmethod
+    def forward(ctx, *tensors):
+        ctx.set_materialize_grads(False)
+        return tuple(tensor.detach() for tensor in tensors)
+
+    @staticmethod
+    def backward(ctx, *gradients):
+        return gradients
+
+
+class BackwardHook:
+    """The hooks of a module in the backward pass of one call: they see the gradients of its outputs and of its inputs."""
+
+    def __init__(self, module, hooks, pre_hooks):
+        self._module, self._hooks, self._pre_hooks = module, hooks, pre_hooks
+        self._grad_outputs = None
+        self._inputs = None
+
+    def _bounded(self, values, register):
+        """Returns values whose tensors that want a gradient come from one node, which `register` adds a hook to."""
+        is_tuple = isinstance(values, tuple)
+        listed = list(values) if is_tuple else [values]
+        places = [place for place, value in enumerate(listed) if getattr(value, "requires_grad", False) is True]
+        if not places:
+            return values, False
+        bounded = _Boundary.apply(*(listed[place] for place in places))
+        for place, tensor in zip(places, bounded):
+            listed[place] = tensor
+        register(bounded[0].grad_fn, places, len(listed))
+        return (tuple(listed) if is_tuple else listed[0]), True
+
+    def setup_input_hook(self, args):
+        """Returns the arguments of the call, whose gradients are looked at."""
+        def register(node, places, count):
+            self._inputs = True
+
+            def hook(grad_inputs, _):
+                full = self._called(_spread(grad_inputs, places, count))
+                return None if full is None else tuple(full[place] for place in places)
+            node.register_hook(hook)
+        return self._bounded(args, register)[0]
+
+    def setup_output_hook(self, output):
+        """Returns the results of the call, whose gradients are looked at."""
+        def register(node, places, count):
+            def hook(grads):
+                outputs = _spread(grads, places, count)
+                changed = False
+                for hook in self._pre_hooks:
+                    given = hook(self._module, outputs)
+                    if given is None:
+                        continue
+                    given = given if isinstance(given, tuple) else (given,)
+                    if len(given) != len(outputs):
+                        raise RuntimeError("Backward pre hook returned an invalid number of grad_output, got "
+                                           f"{len(given)}, but expected {len(outputs)}")
+                    outputs, changed = given, True
+                self._grad_outputs = outputs
+                if self._inputs is None:
+                    # No input wants a gradient: this is all that the hooks see.
+                    if self._called((None,)) is not None:
+                        raise RuntimeError("Backward hook for Modules where no input requires gradient should always return None or None "
+                                           "for all gradients.")
+                return tuple(outputs[place] for place in places) if changed else None
+            node.register_prehook(hook)
+        return self._bounded(output, register)[0]
+
+    def _called(self, grad_inputs):
+        """Calls the hooks, and returns the gradients that they gave, if they did."""
+        changed = False
+        for hook in self._hooks:
+            given = hook(self._module, grad_inputs, self._grad_outputs)
+            if given is None:
+                continue
+            given = given if isinstance(given, tuple) else (given,)
+            if self._inputs is None:
+                if any(gradient is not None for gradient in given):
+                    return given
+                continue
+            if len(given) != len(grad_inputs):
+                raise RuntimeError(f"Backward hook returned an invalid number of grad_input, got {len(given)}, but expected "
+                                   f"{len(grad_inputs)}")
+            grad_inputs, changed = given, True
+        return grad_inputs if changed else None
+
+
+def _spread(gradients, places, count):
+    """Returns gradients at their places among all values, None at the others."""
+    spread = [None] * count
+    for place, gradient in zip(places, gradients):
+        spread[place] = gradient
+    return tuple(spread)

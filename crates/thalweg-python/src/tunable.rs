@@ -1,0 +1,140 @@
+//! The choice of kernels by measurement, for `thalweg.cuda.tunable`.
+
+use std::path::Path;
+
+use pyo3::prelude::*;
+use thalweg::cuda::tunable;
+
+use crate::device::or_current;
+use crate::failure::run;
+
+/// Functions of Rust that set or return one value.
+macro_rules! forwarded {
+    ($($(#[$doc:meta])* $name:ident($($argument:ident: $kind:ty)?) $(-> $result:ty)?;)*) => {
+        $(
+            $(#[$doc])*
+            #[pyfunction]
+            fn $name(py: Python<'_>, $($argument: $kind)?) -> PyResult<forwarded!(@ $($result)?)> {
+                run(py, || Ok(tunable::$name($($argument)?)))
+            }
+        )*
+
+        fn add(module: &Bound<'_, PyModule>) -> PyResult<()> {
+            $(module.add_function(wrap_pyfunction!($name, module)?)?;)*
+            Ok(())
+        }
+    };
+    (@ $result:ty) => { $result };
+    (@) => { () };
+}
+
+forwarded! {
+    /// Turns tuning and the use of its results on or off.
+    enable(on: bool);
+    /// Returns whether products are looked up.
+    is_enabled() -> bool;
+    /// Sets whether products without a result are tuned.
+    tuning_enable(on: bool);
+    /// Returns whether products without a result are tuned.
+    tuning_is_enabled() -> bool;
+    /// Sets whether products without a result are recorded.
+    record_untuned_enable(on: bool);
+    /// Returns whether products without a result are recorded.
+    record_untuned_is_enabled() -> bool;
+    /// Sets how many milliseconds a candidate is timed at most.
+    set_max_tuning_duration(milliseconds: u32);
+    /// Returns how many milliseconds a candidate is timed at most.
+    get_max_tuning_duration() -> u32;
+    /// Sets how often a candidate is timed at most.
+    set_max_tuning_iterations(iterations: u32);
+    /// Returns how often a candidate is timed at most.
+    get_max_tuning_iterations() -> u32;
+    /// Sets how many MB the copies of the operands fill.
+    set_rotating_buffer_size(megabytes: i64);
+}
+
+/// Returns how many MB the copies of the operands fill on the current device.
+#[pyfunction]
+fn get_rotating_buffer_size(py: Python<'_>) -> PyResult<u64> {
+    let device = or_current(py, None)?;
+    run(py, || Ok(tunable::get_rotating_buffer_size(&device)))
+}
+
+/// Sets the tolerances of a candidate's result.
+#[pyfunction]
+fn set_numerical_check_tolerances(py: Python<'_>, enable: bool, atol: f64, rtol: f64) -> PyResult<()> {
+    run(py, || {
+        tunable::set_numerical_check_tolerances(enable, atol, rtol);
+        Ok(())
+    })
+}
+
+/// Sets the file of the results.
+#[pyfunction]
+fn set_filename(py: Python<'_>, filename: String, insert_device_ordinal: bool) -> PyResult<()> {
+    run(py, || {
+        tunable::set_filename(&filename, insert_device_ordinal);
+        Ok(())
+    })
+}
+
+/// Returns the file of the current device's results.
+#[pyfunction]
+fn get_filename(py: Python<'_>) -> PyResult<String> {
+    let device = or_current(py, None)?;
+    run(py, || Ok(tunable::get_filename(&device).to_string_lossy().into_owned()))
+}
+
+/// Returns the results for the current device: operator, sizes, solution, and milliseconds.
+#[pyfunction]
+fn get_results(py: Python<'_>) -> PyResult<Vec<(String, String, String, f64)>> {
+    let device = or_current(py, None)?;
+    run(py, || {
+        let results = tunable::get_results(&device).into_iter();
+        Ok(results.map(|one| (one.operator, one.parameters, one.solution, one.milliseconds)).collect())
+    })
+}
+
+/// Returns what the results of the current device depend on.
+#[pyfunction]
+fn get_validators(py: Python<'_>) -> PyResult<Vec<(String, String)>> {
+    let device = or_current(py, None)?;
+    run(py, || Ok(tunable::get_validators(&device)))
+}
+
+/// Takes results from a file, by default the current device's own.
+#[pyfunction]
+fn read_file(py: Python<'_>, filename: Option<String>) -> PyResult<bool> {
+    let device = or_current(py, None)?;
+    run(py, || tunable::read_file(&device, filename.as_deref().map(Path::new)))
+}
+
+/// Writes the results into a file, by default the current device's own.
+#[pyfunction]
+fn write_file(py: Python<'_>, filename: Option<String>) -> PyResult<()> {
+    let device = or_current(py, None)?;
+    run(py, || tunable::write_file(&device, filename.as_deref().map(Path::new)))
+}
+
+/// Tunes the products of a file.
+#[pyfunction]
+fn tune_gemm_in_file(py: Python<'_>, filename: String) -> PyResult<()> {
+    let device = or_current(py, None)?;
+    run(py, || tunable::tune_gemm_in_file(&device, Path::new(&filename), &mut |_, _, _| {}))
+}
+
+/// Adds the module.
+pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    let own = PyModule::new(module.py(), "_tunable")?;
+    add(&own)?;
+    own.add_function(wrap_pyfunction!(get_rotating_buffer_size, &own)?)?;
+    own.add_function(wrap_pyfunction!(set_numerical_check_tolerances, &own)?)?;
+    own.add_function(wrap_pyfunction!(set_filename, &own)?)?;
+    own.add_function(wrap_pyfunction!(get_filename, &own)?)?;
+    own.add_function(wrap_pyfunction!(get_results, &own)?)?;
+    own.add_function(wrap_pyfunction!(get_validators, &own)?)?;
+    own.add_function(wrap_pyfunction!(read_file, &own)?)?;
+    own.add_function(wrap_pyfunction!(write_file, &own)?)?;
+    own.add_function(wrap_pyfunction!(tune_gemm_in_file, &own)?)?;
+    module.add_submodule(&own)
+}

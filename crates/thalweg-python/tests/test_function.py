@@ -1,0 +1,249 @@
+"""Functions with a backward pass of their own. What is asserted holds of PyTorch too."""
+
+import sys
+
+import thalweg as th
+from support import close, raises
+
+
+class Cube(th.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x ** 3
+
+    @staticmethod
+    def backward(ctx, gradient):
+        x, = ctx.saved_tensors
+        return 3 * x * x * gradient
+
+
+class Exp(th.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        result = x.exp()
+        ctx.save_for_backward(result)
+        return result
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return ctx.saved_tensors[0] * gradient
+
+
+class Scaled(th.autograd.Function):
+    @staticmethod
+    def forward(x, factor, offset=None):
+        return x * factor if offset is None else x * factor + offset
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.factor = inputs[1]
+
+    @staticmethod
+    def backward(ctx, gradient):
+        assert ctx.needs_input_grad == (True, False, False), ctx.needs_input_grad
+        return gradient * ctx.factor, None, None
+
+
+def test_first_and_second_derivatives():
+    x = th.tensor([1.0, 2.0], dtype=th.float64, requires_grad=True)
+    y = Cube.apply(x)
+    assert y.requires_grad and not y.is_leaf and y.grad_fn.name() == "CubeBackward"
+    first, = th.autograd.grad(y.sum(), x, create_graph=True)
+    second, = th.autograd.grad(first.sum(), x)
+    assert first.tolist() == [3, 12] and second.tolist() == [6, 12]
+    assert th.autograd.gradcheck(Cube.apply, (x,)) and th.autograd.gradgradcheck(Cube.apply, (x,))
+    assert th.autograd.gradcheck(Exp.apply, (x,)) and th.autograd.gradgradcheck(Exp.apply, (x,))
+    close(Exp.apply(x), x.exp().tolist())
+
+
+def test_contexts():
+    x = th.ones(2, requires_grad=True)
+    y = Scaled.apply(x, 4.0, th.ones(2))
+    assert y.tolist() == [5, 5]
+    y.sum().backward()
+    assert x.grad.tolist() == [4, 4]
+    with th.no_grad():
+        assert not Scaled.apply(x, 2.0, None).requires_grad
+    assert not Cube.apply(th.ones(2)).requires_grad
+
+
+def test_several_results():
+    seen = []
+
+    class Split(th.autograd.Function):
+        materializes = True
+
+        @staticmethod
+        def forward(ctx, x):
+            ctx.set_materialize_grads(Split.materializes)
+            place = x.argmax()
+            negative = x < 0
+            ctx.mark_non_differentiable(negative, place)
+            return x * 2, x * 3, negative, place, "text"
+
+        @staticmethod
+        def backward(ctx, first, second, *others):
+            seen.append((first is None, second is None, len(others)))
+            return 0 if first is None and second is None else (first if second is None else first * 2 + second * 3)
+    x = th.tensor([1.0, -2.0], requires_grad=True)
+    first, second, negative, place, text = Split.apply(x)
+    assert negative.tolist() == [False, True] and not negative.requires_grad and not place.requires_grad and text == "text"
+    first.sum().backward()
+    assert x.grad.tolist() == [2, 2]
+    Split.materializes = False
+    Split.apply(x)[0].sum().backward()
+    assert [one[:2] for one in seen] == [(False, False), (False, True)] and x.grad.tolist() == [3, 3]
+
+
+def test_marked_results_have_no_gradient():
+    class Both(th.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            kept, other = x * 2, x * 3
+            ctx.mark_non_differentiable(other)
+            return kept, other
+
+        @staticmethod
+        def backward(ctx, gradient, other):
+            assert other.tolist() == [0, 0]
+            return gradient * 2
+    x = th.ones(2, requires_grad=True)
+    kept, other = Both.apply(x)
+    assert kept.requires_grad and not other.requires_grad
+    (kept + other).sum().backward()
+    assert x.grad.tolist() == [2, 2]
+
+
+def test_an_input_given_back():
+    class Same(th.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return -gradient
+    x = th.ones(2, requires_grad=True)
+    y = Same.apply(x)
+    assert y is not x and y.data_ptr() == x.data_ptr() and x.is_leaf
+    y.sum().backward()
+    assert x.grad.tolist() == [-1, -1]
+
+
+def test_wrong_functions():
+    x = th.ones(2, requires_grad=True)
+
+    def made(result, also=None):
+        class Wrong(th.autograd.Function):
+            @staticmethod
+            def forward(ctx, x, y):
+                return x * 1
+
+            @staticmethod
+            def backward(ctx, gradient):
+                return result(gradient)
+        return Wrong.apply(x, also).sum()
+
+    def raising(gradient):
+        raise KeyError("out of backward")
+    for result, kind, part in (
+            (lambda gradient: gradient, RuntimeError, "returned an incorrect number of gradients (expected 2, got 1)"),
+            (lambda gradient: (gradient, gradient), RuntimeError, "returned a gradient different than None at position 2"),
+            (lambda gradient: (th.ones(3), None), RuntimeError, "returned an invalid gradient at index 0 - got [3] but expected shape compatible with [2]"),
+            (lambda gradient: (3, None), RuntimeError, "expected Variable or None"),
+            (raising, KeyError, "out of backward")):
+        with raises(kind, part):
+            made(result).backward()
+    made(lambda gradient: (th.ones(4, 2), None, None, None)).backward()
+    assert x.grad.tolist() == [4, 4]
+    with raises(TypeError, "save_for_backward can only save variables"):
+        class Number(th.autograd.Function):
+            @staticmethod
+            def forward(ctx, x):
+                ctx.save_for_backward(3)
+                return x * 1
+        Number.apply(x)
+    with raises(NotImplementedError, "backward"):
+        class Half(th.autograd.Function):
+            @staticmethod
+            def forward(ctx, x):
+                return x * 1
+        Half.apply(x).sum().backward()
+    with raises(NotImplementedError, "forward"):
+        class Empty(th.autograd.Function):
+            pass
+        Empty.apply(x)
+
+
+def test_saved_tensors_are_looked_after():
+    x = th.ones(2, requires_grad=True)
+    y = x * 1
+    z = Cube.apply(y)
+    y.add_(1)
+    with raises(RuntimeError):
+        z.sum().backward()
+    z = Cube.apply(x)
+    z.sum().backward()
+    with raises(RuntimeError, "a second time"):
+        z.sum().backward()
+
+
+def test_once_differentiable():
+    class Once(th.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            return x * x
+
+        @staticmethod
+        @th.autograd.function.once_differentiable
+        def backward(ctx, gradient):
+            assert not th.is_grad_enabled()
+            return 2 * ctx.saved_tensors[0] * gradient
+    x = th.tensor([3.0], requires_grad=True)
+    Once.apply(x).backward()
+    assert x.grad.tolist() == [6]
+    first, = th.autograd.grad((Once.apply(x) ** 2).sum(), x, create_graph=True)
+    with raises(RuntimeError, "trying to differentiate twice a function that was marked with @once_differentiable"):
+        first.sum().backward()
+
+
+def test_backward_within_backward():
+    class Inner(th.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            return x * x
+
+        @staticmethod
+        def backward(ctx, gradient):
+            with th.enable_grad():
+                x = ctx.saved_tensors[0].detach().requires_grad_()
+                y = (x * x).sum()
+            return th.autograd.grad(y, x)[0] * gradient
+    x = th.tensor([2.0], requires_grad=True)
+    Inner.apply(x).backward()
+    assert x.grad.tolist() == [4]
+
+
+def test_backward_without_an_end():
+    class Endless(th.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 1
+
+        @staticmethod
+        def backward(ctx, gradient):
+            with th.enable_grad():
+                y = Endless.apply(th.ones(1, requires_grad=True))
+            y.backward()
+            return gradient
+    limit = sys.getrecursionlimit()
+    for depth in (limit, 100000):
+        sys.setrecursionlimit(depth)
+        try:
+            with raises(RecursionError):
+                Endless.apply(th.ones(1, requires_grad=True)).backward()
+        finally:
+            sys.setrecursionlimit(limit)

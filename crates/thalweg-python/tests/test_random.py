@@ -1,0 +1,105 @@
+"""Generators as objects, and complex numbers. What is asserted of dtypes, values and errors holds of PyTorch too."""
+
+import math
+
+import thalweg as th
+from support import close, raises
+
+
+def test_generators():
+    first, second = th.Generator().manual_seed(7), th.Generator().manual_seed(7)
+    a, b = th.rand(5, generator=first), th.rand(5, generator=second)
+    assert a.tolist() == b.tolist() != th.rand(5, generator=first).tolist()
+    assert first.initial_seed() == 7 and th.Generator().initial_seed() == 67280421310721
+    state = first.get_state()
+    a = th.randn(3, generator=first).tolist()
+    first.set_state(state)
+    assert th.randn(3, generator=first).tolist() == a
+    assert first.clone_state().get_state().tolist() == first.get_state().tolist()
+    assert first.manual_seed(3) is first and first.manual_seed(-1).initial_seed() == 2 ** 64 - 1
+    seed = first.seed()
+    assert first.initial_seed() == seed
+    with raises(ValueError, "Overflow when unpacking long"):
+        first.manual_seed(2 ** 64)
+
+
+def test_draws_leave_the_default_generator():
+    th.manual_seed(0)
+    expected = th.rand(4).tolist()
+    th.manual_seed(0)
+    generator = th.Generator().manual_seed(0)
+    x = th.ones(100)
+    for draw in (lambda: th.randn(4, generator=generator), lambda: th.randint(9, (4,), generator=generator),
+                 lambda: th.randperm(50, generator=generator), lambda: x.clone().normal_(generator=generator),
+                 lambda: x.clone().uniform_(0, 2, generator=generator), lambda: th.bernoulli(x / 2, generator=generator),
+                 lambda: th.multinomial(x, 3, generator=generator), lambda: x.clone().exponential_(generator=generator),
+                 lambda: th.nn.init.xavier_uniform_(th.empty(3, 3), generator=generator)):
+        generator.manual_seed(5)
+        one = draw().tolist()
+        two = draw().tolist()
+        generator.manual_seed(5)
+        assert draw().tolist() == one
+        assert one != two
+    assert th.rand(4).tolist() == expected
+
+
+def test_generators_in_wrong_places():
+    generator = th.Generator()
+    with raises(TypeError):
+        th.add(th.ones(1), 1, generator=generator)
+    with raises(TypeError):
+        th.rand(2, generator=3)
+
+
+def test_order_of_a_loader():
+    orders = []
+    for _ in range(2):
+        loader = th.utils.data.DataLoader(list(range(20)), batch_size=20, shuffle=True, generator=th.Generator().manual_seed(1))
+        orders.append(next(iter(loader)).tolist())
+    assert orders[0] == orders[1] and sorted(orders[0]) == list(range(20)) != orders[0]
+
+
+def test_complex_elements():
+    x = th.tensor([1, 2j, 3.5 - 1j])
+    assert x.dtype is th.complex64 and x.is_complex() and x.dtype.is_complex and x.tolist() == [1, 2j, 3.5 - 1j]
+    assert x[1].item() == 2j and isinstance(x[0].item(), complex) and complex(x[2]) == 3.5 - 1j and complex(th.tensor(2.0)) == 2
+    assert x.imag.tolist() == [0, 2, -1] and x.real.tolist() == [1, 0, 3.5] and not th.ones(1).is_complex()
+    assert th.tensor([[1j], [2]], dtype=th.complex128).tolist() == [[1j], [2]]
+    assert th.tensor(1j).dtype is th.complex64 and th.zeros(1, dtype=complex).dtype is th.complex128
+    assert th.zeros(1, dtype=float).dtype is th.float64 and th.cfloat is th.complex64 and th.cdouble is th.complex128
+    assert bool(x[1]) and not bool(th.tensor(0j)) and f"{x[2]:.1f}" == "3.5-1.0j"
+    assert float(x[0]) == 1.0
+    with raises(RuntimeError, "value cannot be converted to type double without overflow"):
+        float(x[1])
+    with raises(RuntimeError, "imag is not implemented for tensors with non-complex dtypes"):
+        th.ones(1).imag
+    x[0] = 5j
+    x[1:] = 1 + 1j
+    assert x.tolist() == [5j, 1 + 1j, 1 + 1j]
+
+
+def test_complex_operands():
+    x = th.tensor([1.0, 2.0])
+    for found, expected in ((x + 1j, [1 + 1j, 2 + 1j]), (1j + x, [1 + 1j, 2 + 1j]), (x - 1j, [1 - 1j, 2 - 1j]), (1j - x, [-1 + 1j, -2 + 1j]),
+                            (x * 2j, [2j, 4j]), (2j * x, [2j, 4j]), (x / 1j, [-1j, -2j]), (2j / x, [2j, 1j]), (x.mul(1j), [1j, 2j]),
+                            (x ** (1 + 0j), [1, 2]), (1j ** x, [1j, -1])):
+        assert found.dtype is th.complex64, found
+        for one, other in zip(found.tolist(), expected):
+            assert abs(one - other) < 1e-6, (found, expected)
+    assert (th.ones(2, dtype=th.float64) * 1j).dtype is th.complex128 and (th.ones(2, dtype=th.int64) * 1j).dtype is th.complex64
+    assert (x == 1 + 0j).tolist() == [True, False] and (x != 1j).tolist() == [True, True]
+    assert th.full((2,), 1j).tolist() == [1j, 1j] and th.zeros(2, dtype=th.complex64).fill_(3j).tolist() == [3j, 3j]
+    y = th.tensor([1j, 2.0])
+    y += 1j
+    y *= 2
+    assert y.tolist() == [4j, 4 + 2j]
+    with raises(RuntimeError, "can't be cast to the desired output type"):
+        x.add_(1j)
+
+
+def test_gradients_of_complex_numbers():
+    x = th.tensor([1.0 + 2j, -1j], requires_grad=True)
+    (x * (2 - 1j)).abs().sum().backward()
+    scale = math.sqrt(5)
+    for one, other in zip(x.grad.tolist(), [(1 + 2j) / scale * scale / math.sqrt(5) * math.sqrt(5), -1j * scale]):
+        close(abs(one), abs(other) if other.real == 0 else scale)
