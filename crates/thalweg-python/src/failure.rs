@@ -19,6 +19,20 @@ create_exception!(
     "The exception of a device without free memory (`torch.cuda.OutOfMemoryError`)."
 );
 
+create_exception!(
+    thalweg.utils.checkpoint,
+    CheckpointError,
+    PyRuntimeError,
+    "The exception of a checkpointed function that saves other tensors when it runs again (`torch.utils.checkpoint.CheckpointError`)."
+);
+
+/// Parts of messages whose exception in PyTorch is a `CheckpointError`.
+const CHECKPOINT_ERRORS: [&str; 3] = [
+    "have different metadata than during the forward pass",
+    "number of tensors was saved during the original forward",
+    "trying to save more tensors during recomputation",
+];
+
 /// Parts of messages whose exception in PyTorch is an `IndexError`: those of checks of dimensions and of subscripts.
 const INDEX_ERRORS: [&str; 7] = [
     "is out of range for shape",
@@ -38,6 +52,9 @@ pub fn exception(error: &Error) -> PyErr {
     }
     if error.is_invalid_argument() && INDEX_ERRORS.iter().any(|part| text.contains(part)) {
         return PyIndexError::new_err(text);
+    }
+    if CHECKPOINT_ERRORS.iter().any(|part| text.contains(part)) {
+        return CheckpointError::new_err(text);
     }
     PyRuntimeError::new_err(text)
 }
@@ -73,9 +90,21 @@ fn panicked(panic: &(dyn Any + Send)) -> PyErr {
 
 /// Runs a call of the layers below: without the interpreter lock, its error an exception, its panic as well.
 pub fn run<T: Send>(py: Python<'_>, call: impl FnOnce() -> thalweg::Result<T> + Send) -> PyResult<T> {
-    let result = py.detach(|| catch_unwind(AssertUnwindSafe(call)));
-    match result {
-        Ok(result) => result.map_err(|error| raised(&error).unwrap_or_else(|| exception(&error))),
+    attempt(py, call)?.map_err(|error| exception(&error))
+}
+
+/// Runs a call as [`run`] does, but leaves its error; one that is an exception of Python is that exception.
+pub fn attempt<T: Send>(
+    py: Python<'_>,
+    call: impl FnOnce() -> thalweg::Result<T> + Send,
+) -> PyResult<thalweg::Result<T>> {
+    match py.detach(|| catch_unwind(AssertUnwindSafe(call))) {
+        Ok(Ok(value)) => {
+            // An exception that the layers below have dealt with, as that which ends a checkpointed function early.
+            let _left = RAISED.take();
+            Ok(Ok(value))
+        }
+        Ok(Err(error)) => raised(&error).map_or(Ok(Err(error)), Err),
         Err(panic) => Err(panicked(&*panic)),
     }
 }
@@ -128,7 +157,7 @@ pub fn call_python<T>(function: impl FnOnce(Python<'_>) -> PyResult<T>) -> thalw
 }
 
 /// Returns the exception of Python that an error is.
-pub fn raised(error: &Error) -> Option<PyErr> {
+fn raised(error: &Error) -> Option<PyErr> {
     let (number, exception) = RAISED.take()?;
     let is_that = error.is_invalid_argument() && error.to_string().contains(&format!("{MARK}{number};"));
     is_that.then_some(exception)
@@ -163,5 +192,6 @@ fn _panic(py: Python<'_>) -> PyResult<()> {
 /// Adds the exceptions.
 pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("OutOfMemoryError", module.py().get_type::<OutOfMemoryError>())?;
+    module.add("_CheckpointError", module.py().get_type::<CheckpointError>())?;
     module.add_function(wrap_pyfunction!(_panic, module)?)
 }

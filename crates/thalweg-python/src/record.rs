@@ -12,7 +12,7 @@ use thalweg::autograd::{
     enter_saved_tensors_hooks, gradcheck, gradgradcheck, record_function,
 };
 
-use crate::failure::{call_python, exception, raised, run, type_error};
+use crate::failure::{attempt, call_python, exception, run, type_error};
 use crate::handle::PyTensor;
 use crate::node::gradient_objects;
 
@@ -210,19 +210,11 @@ fn _gradcheck(
                 .collect::<PyResult<Vec<_>>>()
         })
     };
-    let outcome = run(py, || {
-        Ok(match second {
-            false => gradcheck(called, &inputs, options),
-            true => gradgradcheck(called, &inputs, output_gradients.as_deref(), options),
-        })
+    let outcome = attempt(py, || match second {
+        false => gradcheck(called, &inputs, options),
+        true => gradgradcheck(called, &inputs, output_gradients.as_deref(), options),
     })?;
-    match outcome {
-        Ok(()) => Ok(None),
-        Err(error) => match raised(&error) {
-            Some(exception) => Err(exception),
-            None => Ok(Some(exception(&error).value(py).str()?.to_string())),
-        },
-    }
+    Ok(outcome.err().map(|error| exception(&error).value(py).to_string()))
 }
 
 /// Adds the classes and the functions.

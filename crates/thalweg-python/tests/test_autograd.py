@@ -1,7 +1,11 @@
 """Autograd from Python."""
 
+import gc
+import weakref
+
 import thalweg as th
 from support import close, raises
+from thalweg.utils.checkpoint import checkpoint
 
 
 def test_backward():
@@ -96,3 +100,51 @@ def test_autocast():
     assert not th.is_autocast_enabled()
     y.float().sum().backward()
     assert x.grad.dtype is th.float32 and x.grad.tolist() == [[8.0] * 4] * 4
+
+
+def test_what_functions_hold_is_freed():
+    class Held:
+        pass
+
+    def of_checkpoint(held, x):
+        checkpoint(lambda value, held=held: (value * 2).exp(), x, use_reentrant=False).sum().backward()
+        return checkpoint(lambda value, held=held: (value * 2).exp(), x, use_reentrant=False)
+
+    def of_hooks(held, x):
+        x.register_hook(lambda gradient, held=held: None).remove()
+        y = x.exp()
+        y.register_hook(lambda gradient, held=held: None)
+        y.sum().backward()
+        with th.autograd.graph.saved_tensors_hooks(lambda tensor, held=held: (tensor, held), lambda packed: packed[0]):
+            return y, x.exp()
+
+    def of_function(held, x):
+        class Holding(th.autograd.Function):
+            @staticmethod
+            def forward(ctx, value):
+                ctx.held = held
+                result = value * 2
+                ctx.save_for_backward(value, result)
+                return result
+
+            @staticmethod
+            def backward(ctx, gradient):
+                return gradient * 2
+        Holding.apply(x).sum().backward()
+        return Holding.apply(x)
+
+    def of_module(held, x):
+        layer = th.nn.Linear(2, 2)
+        layer.register_full_backward_hook(lambda module, grad_input, grad_output, held=held: None)
+        layer(x).sum().backward()
+        return layer(x)
+    for function in (of_checkpoint, of_hooks, of_function, of_module):
+        x, held = th.ones(1, 2, requires_grad=True), Held()
+        watched = weakref.ref(held)
+        result = function(held, x)
+        del held
+        gc.collect()
+        assert watched() is not None
+        del result
+        gc.collect()
+        assert watched() is None, function.__name__

@@ -178,3 +178,16 @@ def backward(tensors, grad_tensors=None, retain_graph=None, create_graph=False, 
 from . import function, gradcheck as _gradcheck, graph  # noqa: E402
 from .function import Function  # noqa: E402,F401
 from .gradcheck import GradcheckError, gradcheck, gradgradcheck  # noqa: E402,F401
+
+_LEFT_OUT = {
+    "forward_ad": "there is no forward-mode differentiation",
+    "functional": "compose `autograd.grad` with `create_graph=True`",
+    "profiler": "use the tools of CUDA",
+    "NestedIOFunction": "arguments are passed one by one",
+}
+
+
+def __getattr__(name):
+    if name in _LEFT_OUT:
+        raise AttributeError(f"thalweg.autograd.{name} is left out: {_LEFT_OUT[name]}")
+    raise AttributeError(f"module 'thalweg.autograd' has no attribute '{name}'")

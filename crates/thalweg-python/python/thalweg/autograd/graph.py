@@ -33,3 +33,16 @@ class save_on_cpu(saved_tensors_hooks):
             device, tensor = packed
             return tensor.to(device)
         super().__init__(pack, unpack)
+
+
+_LEFT_OUT = {
+    "GradientEdge": "gradients flow to tensors; use `next_functions`", "get_gradient_edge": "gradients flow to tensors",
+    "register_multi_grad_hook": "register a hook of each tensor", "increment_version": "versions count what operators write",
+    "allow_mutation_on_saved_tensors": "write out of place", "disable_saved_tensors_hooks": "leave the region of the hooks",
+}
+
+
+def __getattr__(name):
+    if name in _LEFT_OUT:
+        raise AttributeError(f"thalweg.autograd.graph.{name} is left out: {_LEFT_OUT[name]}")
+    raise AttributeError(f"module 'thalweg.autograd.graph' has no attribute '{name}'")

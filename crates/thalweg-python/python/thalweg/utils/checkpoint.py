@@ -5,6 +5,7 @@ import warnings
 
 from .. import _core
 
+CheckpointError = _core._CheckpointError
 _defaults = {"early_stop": True}
 
 
