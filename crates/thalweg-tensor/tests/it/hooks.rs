@@ -9,9 +9,12 @@ use thalweg_runtime::sim::{Check, Gpu, Problem};
 use thalweg_runtime::{Device, Result, Stream};
 use thalweg_sanitizer::FindingKind;
 use thalweg_tensor::autograd::{
-    BackwardOptions, gradients, gradients_with, save_on_cpu, saved_tensors_hooks,
+    BackwardOptions, enter_saved_tensors_hooks, gradients, gradients_with, is_anomaly_check_nan_enabled,
+    is_anomaly_enabled, is_inference_mode_enabled, save_on_cpu, saved_tensors_hooks, set_anomaly_enabled,
+    set_inference_mode_enabled,
 };
 use thalweg_tensor::graph::{CallableOptions, callable::function, make_graphed_callables};
+use thalweg_tensor::random::{DeviceGenerator, default_generator, with_generator};
 use thalweg_tensor::{Tensor, no_grad};
 
 use crate::support::{device, tensor, values};
@@ -478,4 +481,72 @@ fn host_memory_frees_the_device_until_backward() {
     let ((one, on_host), (eight, on_device)) = (grown(true), grown(false));
     assert_eq!((one, eight), (1 << 18, 8 << 18));
     assert_eq!(on_host, on_device);
+}
+
+#[test]
+fn the_graph_can_be_walked() {
+    let (x, y) = (leaf(&[1.0]), leaf(&[2.0]));
+    let product = x.mul(&y.detach()).unwrap().exp().unwrap().grad_fn().unwrap();
+    let edges = product.next_functions();
+    let (before, place) = edges[0].clone().expect("the product requires a gradient");
+    assert_eq!((edges.len(), before.name(), place), (1, "mul", 0));
+    assert!(before.sequence_number() < product.sequence_number());
+    let edges = before.next_functions();
+    assert_eq!(edges.iter().map(Option::is_some).collect::<Vec<_>>(), [true, false]);
+    let (leaf, _) = edges[0].clone().unwrap();
+    assert!(leaf.is_accumulator() && !before.is_accumulator() && leaf.next_functions().is_empty());
+}
+
+#[test]
+fn modes_are_set_without_functions() {
+    assert!(!set_inference_mode_enabled(true) && is_inference_mode_enabled());
+    assert!(tensor(&[1.0], &[1], DType::F32).mul_scalar(2.0).unwrap().is_inference());
+    assert!(set_inference_mode_enabled(false) && !is_inference_mode_enabled());
+    assert_eq!(set_anomaly_enabled(true, false), (false, false));
+    assert_eq!((is_anomaly_enabled(), is_anomaly_check_nan_enabled()), (true, false));
+    assert_eq!(set_anomaly_enabled(true, true), (true, false));
+    assert_eq!(set_anomaly_enabled(false, true), (true, true));
+    assert!(!is_anomaly_enabled() && !is_anomaly_check_nan_enabled());
+}
+
+#[test]
+fn regions_of_saved_tensors_nest_without_functions() {
+    let x = leaf(&[3.0]);
+    let scaled = |factor: f64| {
+        enter_saved_tensors_hooks(
+            move |tensor: &Tensor| tensor.mul_scalar(factor),
+            |packed: &Tensor| Ok(packed.clone()),
+        )
+    };
+    let outer = scaled(10.0);
+    let inner = scaled(100.0);
+    let first = x.square().unwrap();
+    drop(inner);
+    let second = x.square().unwrap();
+    drop(outer);
+    let third = x.square().unwrap();
+    for (y, expected) in [(first, 600.0), (second, 60.0), (third, 6.0)] {
+        x.set_grad(None).unwrap();
+        y.backward().unwrap();
+        assert_eq!(values(&x.grad().unwrap()), [expected]);
+    }
+}
+
+#[test]
+fn a_generator_stands_in_for_the_default_one_of_its_device() {
+    let device = device();
+    let own = Arc::new(DeviceGenerator::new(5, &device).unwrap());
+    let other =
+        Arc::new(DeviceGenerator::new(6, &Device::sim(1).unwrap_or_else(|_| device.clone())).unwrap());
+    let is_other_device = other.device() != own.device();
+    let current = || default_generator(&device).unwrap();
+    let before = current();
+    with_generator(&own, || {
+        assert!(Arc::ptr_eq(&current(), &own));
+        if is_other_device {
+            with_generator(&other, || assert!(!Arc::ptr_eq(&current(), &other)));
+        }
+        assert!(Arc::ptr_eq(&current(), &own));
+    });
+    assert!(Arc::ptr_eq(&current(), &before));
 }
