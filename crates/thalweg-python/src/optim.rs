@@ -263,10 +263,10 @@ impl _GradientScaler {
         run(py, || self.0.update())
     }
 
-    /// Returns the tensors of the scale and of whether a gradient is not finite.
+    /// Returns the tensors of the scale and of the steps in a row with finite gradients.
     fn tensors<'py>(&self, py: Python<'py>) -> PyResult<(Bound<'py, PyTensor>, Bound<'py, PyTensor>)> {
-        let state = self.0.state();
-        Ok((PyTensor::object(py, state.scale.clone())?, PyTensor::object(py, state.found_inf.clone())?))
+        let (scale, steps) = (self.0.state().scale.clone(), self.0.growth_steps().clone());
+        Ok((PyTensor::object(py, scale)?, PyTensor::object(py, steps)?))
     }
 }
 

@@ -1,6 +1,7 @@
 """Autograd from Python."""
 
 import gc
+import sys
 import weakref
 
 import thalweg as th
@@ -148,3 +149,25 @@ def test_what_functions_hold_is_freed():
         del result
         gc.collect()
         assert watched() is None, function.__name__
+
+
+def test_backward_without_an_end():
+    class Endless(th.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 1
+
+        @staticmethod
+        def backward(ctx, gradient):
+            with th.enable_grad():
+                y = Endless.apply(th.ones(1, requires_grad=True))
+            y.backward()
+            return gradient
+    limit = sys.getrecursionlimit()
+    for depth in (limit, 100000):
+        sys.setrecursionlimit(depth)
+        try:
+            with raises(RecursionError):
+                Endless.apply(th.ones(1, requires_grad=True)).backward()
+        finally:
+            sys.setrecursionlimit(limit)

@@ -186,3 +186,29 @@ def test_unscaled_gradients():
             scaler.update()
         return parameter.tolist(), scaler.get_scale()
     assert trained(False) == trained(True) == ([-1.0, 0.0], 4.0)
+
+
+def test_states_of_scalers():
+    def stepped(scaler, parameter, optimizer, factor):
+        optimizer.zero_grad()
+        scaler.scale((parameter * factor).sum()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    parameter = th.nn.Parameter(th.ones(2))
+    optimizer = th.optim.SGD([parameter], lr=0.1)
+    first, second = th.amp.GradScaler(init_scale=8.0, growth_interval=2), th.amp.GradScaler()
+    assert first.state_dict() == {"scale": 8.0, "growth_factor": 2.0, "backoff_factor": 0.5, "growth_interval": 2, "_growth_tracker": 0}
+    for _ in range(3):
+        stepped(first, parameter, optimizer, 1.0)
+    state = first.state_dict()
+    assert state["scale"] == 16.0 and state["_growth_tracker"] == 1
+    second.load_state_dict(state)
+    assert second.get_scale() == 16.0 and second.state_dict() == state
+    stepped(second, parameter, optimizer, 1.0)
+    assert second.get_scale() == 32.0 and second.state_dict()["_growth_tracker"] == 0
+    second.set_backoff_factor(0.25)
+    stepped(second, parameter, optimizer, float("inf"))
+    assert second.get_scale() == 8.0 and second.get_backoff_factor() == 0.25
+    assert th.amp.GradScaler(enabled=False).state_dict() == {}
+    with raises(RuntimeError, "The source state dict is empty"):
+        first.load_state_dict({})

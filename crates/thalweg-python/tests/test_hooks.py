@@ -184,6 +184,10 @@ def test_backward_hooks_of_a_first_layer():
     layer.register_full_backward_hook(raising)
     with raises(KeyError, "of a module"):
         layer(th.ones(1, 2, requires_grad=True)).sum().backward()
+    with th.no_grad():
+        assert not layer(th.ones(1, 2, requires_grad=True)).requires_grad
+    with th.inference_mode():
+        assert layer(th.ones(1, 2, requires_grad=True)).is_inference()
 
 
 def test_hooks_in_threads():

@@ -87,6 +87,11 @@ impl GradientScaler {
         &self.state
     }
 
+    /// The steps in a row with finite gradients: one element of f32, on the device.
+    pub fn growth_steps(&self) -> &Tensor {
+        &self.growth_steps
+    }
+
     /// Records the use of the state on the current stream: no other code can reach it to do so.
     fn stays_for_current_stream(&self) {
         let GradientScale { scale, found_inf } = &self.state;

@@ -36,12 +36,15 @@ class GradScaler:
         self._numbers = (init_scale, growth_factor, backoff_factor, growth_interval)
         self._enabled = enabled
         self._inner = None
+        self._steps = 0
         # What was done since the last update with each optimizer.
         self._stages = {}
 
     def _scaler(self, device=None):
         if self._inner is None:
             self._inner = _core._GradientScaler(*self._numbers, device)
+            if self._steps:
+                self._inner.tensors()[1].fill_(self._steps)
         return self._inner
 
     def is_enabled(self):
@@ -90,4 +93,56 @@ class GradScaler:
 
     def get_scale(self):
         """Returns the scale. Blocks until it is there."""
-        return self._scaler().tensors()[0].item() if self._enabled else 1.0
+        if not self._enabled:
+            return 1.0
+        return float(self._numbers[0]) if self._inner is None else self._inner.tensors()[0].item()
+
+    def _growth_steps(self):
+        return self._steps if self._inner is None else int(self._inner.tensors()[1].item())
+
+    def state_dict(self):
+        """Returns the numbers of the scaler, as PyTorch names them; nothing where it does not scale. Blocks."""
+        if not self._enabled:
+            return {}
+        _, growth_factor, backoff_factor, growth_interval = self._numbers
+        return {"scale": self.get_scale(), "growth_factor": growth_factor, "backoff_factor": backoff_factor,
+                "growth_interval": growth_interval, "_growth_tracker": self._growth_steps()}
+
+    def load_state_dict(self, state_dict):
+        """Overwrites the numbers with saved ones."""
+        if not self._enabled:
+            return
+        if not state_dict:
+            raise RuntimeError(
+                "The source state dict is empty, possibly because it was saved from a disabled instance of GradScaler.")
+        self._numbers = tuple(state_dict[name] for name in ("scale", "growth_factor", "backoff_factor", "growth_interval"))
+        self._steps = state_dict["_growth_tracker"]
+        self._inner = None
+
+    def _with(self, **changes):
+        if self._enabled:
+            self.load_state_dict({**self.state_dict(), **changes})
+
+    def get_growth_factor(self):
+        """Returns the factor of the scale after many finite steps."""
+        return self._numbers[1]
+
+    def set_growth_factor(self, new_factor):
+        """Sets the factor of the scale after many finite steps."""
+        self._with(growth_factor=new_factor)
+
+    def get_backoff_factor(self):
+        """Returns the factor of the scale after a step that is not finite."""
+        return self._numbers[2]
+
+    def set_backoff_factor(self, new_factor):
+        """Sets the factor of the scale after a step that is not finite."""
+        self._with(backoff_factor=new_factor)
+
+    def get_growth_interval(self):
+        """Returns after how many finite steps the scale grows."""
+        return self._numbers[3]
+
+    def set_growth_interval(self, new_interval):
+        """Sets after how many finite steps the scale grows."""
+        self._with(growth_interval=new_interval)

@@ -197,16 +197,21 @@ impl Tensor {
         let meta = &self.0.autograd;
         let mut history = meta.history();
         let Some(base) = meta.base() else { return history.edge.clone() };
+        let mut former = None;
         let is_own_leaf = history.edge.is_none() && meta.requires_grad.load(Ordering::Acquire);
         let writes = base.0.autograd.writes.load(Ordering::Acquire);
         if history.writes_of_base != writes && !is_own_leaf {
             let edge = base.gradient_edge().map(|edge| region_edge(self, base, edge));
-            let former = std::mem::replace(&mut history.edge, edge);
+            former = std::mem::replace(&mut history.edge, edge);
             meta.retain_still(former.as_ref(), history.edge.as_ref());
             history.writes_of_base = writes;
             meta.requires_grad.store(history.edge.is_some(), Ordering::Release);
         }
-        history.edge.clone()
+        let edge = history.edge.clone();
+        // A node may hold what has a `Drop` of its own: it goes without the lock.
+        drop(history);
+        drop(former);
+        edge
     }
 
     /// Makes it the result of a node that has written it in place.

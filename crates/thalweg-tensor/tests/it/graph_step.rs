@@ -262,3 +262,32 @@ fn the_scale_shrinks_where_gradients_are_infinite_and_grows_where_they_are_not()
     let wrong = GradientScalerOptions { backoff_factor: 0.0, ..Default::default() };
     assert!(GradientScaler::new(wrong, &device).unwrap_err().is_invalid_argument());
 }
+
+#[test]
+fn unscaled_gradients_are_those_of_the_loss_and_step_as_scaled_ones_do() {
+    let device = device();
+    let options = GradientScalerOptions { init_scale: 8.0, growth_interval: 100, ..Default::default() };
+    let trained = |unscales: bool| {
+        let parameter = Tensor::from_slice(&[1.0f32, 2.0], &[2], &device).unwrap().requires_grad_().unwrap();
+        let optimizer = Adam::new(vec![parameter.clone()], AdamOptions::default()).unwrap();
+        let scaler = GradientScaler::new(options, &device).unwrap();
+        for factor in [3.0, f64::INFINITY, -2.0] {
+            parameter.set_grad(None).unwrap();
+            let loss = parameter.mul_scalar(factor).unwrap().sum(&[], false).unwrap();
+            scaler.scale(&loss).unwrap().backward().unwrap();
+            if unscales {
+                scaler.unscale(&optimizer).unwrap();
+                let gradient = parameter.grad().unwrap().to_vec::<f32>().unwrap();
+                assert_eq!(gradient, [factor as f32; 2]);
+                scaler.step_unscaled(&optimizer).unwrap();
+            } else {
+                scaler.step(&optimizer).unwrap();
+            }
+            scaler.update().unwrap();
+        }
+        (parameter.to_vec::<f32>().unwrap(), scaler.state().scale.to_vec::<f32>().unwrap())
+    };
+    let found = trained(true);
+    assert_eq!(found, trained(false));
+    assert_eq!(found.1, [4.0], "the step that was not finite");
+}

@@ -11,18 +11,16 @@ from .. import _core
 from .. import random as _random
 from .._core import OutOfMemoryError
 from . import amp, nvtx, tunable
-from .graphs import make_graphed_callables
+from . import graphs
+from .graphs import CUDAGraph, graph, graph_pool_handle, is_current_stream_capturing, make_graphed_callables
 
 _inner = _core._cuda
 
-CUDAGraph = _inner.CUDAGraph
 Event = _inner.Event
 Stream = _inner.Stream
 current_stream = _inner.current_stream
 default_stream = _inner.default_stream
 empty_cache = _inner.empty_cache
-graph_pool_handle = _inner.graph_pool_handle
-is_current_stream_capturing = _inner.is_current_stream_capturing
 memory_stats = _inner.memory_stats
 memory_summary = _inner.memory_summary
 reset_accumulated_memory_stats = _inner.reset_accumulated_memory_stats
@@ -108,24 +106,6 @@ StreamContext = stream
 def set_stream(stream):
     """Makes a stream the current one of this thread, for good."""
     stream._set_current()
-
-
-class graph:
-    """A region whose work is captured into a graph, and not run."""
-
-    def __init__(self, cuda_graph, pool=None, stream=None, capture_error_mode="global"):
-        self._graph = cuda_graph
-        self._options = (pool, capture_error_mode, stream)
-
-    def __enter__(self):
-        synchronize()
-        self._graph.capture_begin(*self._options)
-
-    def __exit__(self, kind, *_):
-        if kind is None:
-            self._graph.capture_end()
-        else:
-            self._graph._capture_abandon()
 
 
 def get_device_properties(device=None):

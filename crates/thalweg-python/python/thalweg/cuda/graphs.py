@@ -1,7 +1,31 @@
-"""Functions whose forward and backward passes are graphs (`torch.cuda.make_graphed_callables`)."""
+"""Graphs of captured work, and functions whose forward and backward passes are graphs (`torch.cuda.graphs`)."""
 
 from .. import _core
 from ..nn.module import Module
+
+_inner = _core._cuda
+
+CUDAGraph = _inner.CUDAGraph
+graph_pool_handle = _inner.graph_pool_handle
+is_current_stream_capturing = _inner.is_current_stream_capturing
+
+
+class graph:
+    """A region whose work is captured into a graph, and not run."""
+
+    def __init__(self, cuda_graph, pool=None, stream=None, capture_error_mode="global"):
+        self._graph = cuda_graph
+        self._options = (pool, capture_error_mode, stream)
+
+    def __enter__(self):
+        _inner.synchronize()
+        self._graph.capture_begin(*self._options)
+
+    def __exit__(self, kind, *_):
+        if kind is None:
+            self._graph.capture_end()
+        else:
+            self._graph._capture_abandon()
 
 
 def _flat(value):

@@ -2,6 +2,7 @@
 
 import itertools
 
+from .._core import is_grad_enabled
 from ..autograd.function import Function
 
 
@@ -52,7 +53,7 @@ class BackwardHook:
         is_tuple = isinstance(values, tuple)
         listed = list(values) if is_tuple else [values]
         places = [place for place, value in enumerate(listed) if getattr(value, "requires_grad", False) is True]
-        if not places:
+        if not places or not is_grad_enabled():
             return values, False
         bounded = _Boundary.apply(*(listed[place] for place in places))
         for place, tensor in zip(places, bounded):
