@@ -464,6 +464,24 @@ thalweg_status thalweg_sanitizer_name_stream(const thalweg_allocator *allocator,
 thalweg_status thalweg_sanitizer_findings(const thalweg_allocator *allocator, uint64_t from, uint64_t *count, thalweg_write write,
                                           void *user);
 
+/* ---- Kernels for PyTorch's operators -------------------------------------------------------------------------------------------- */
+
+/* Registers kernels of Thalweg's for operators of the PyTorch of this process, through its stable C interface (2.10 and later). `folder` is
+ * that of its libraries (torch/lib), which must be loaded; `key` is the dispatch key: "CUDA", or "CPU" for tests of the interface;
+ * `operators` is a list of names, separated by commas, or "" for those of the table below, with `everywhere` for all. With `everywhere` not 0 calls are taken also where the table below says
+ * that PyTorch's kernel is as good. What is not taken goes to PyTorch's kernel. On a GPU kernels are loaded on the allocator's devices;
+ * PyTorch's own allocator may stay in use. The allocator must not be closed any more, and is the one of all later calls. What is registered already stays. */
+thalweg_status thalweg_enable_kernels(const thalweg_allocator *allocator, const char *folder, const char *key, const char *operators,
+                                      uint8_t everywhere);
+
+/* Takes all kernels out again: PyTorch's are there as before. */
+thalweg_status thalweg_disable_kernels(const thalweg_allocator *allocator);
+
+/* The table of kernels, a class of calls a line, with tabs between: the operator; dtypes, separated by commas; the fewest and the most
+ * columns; the fewest elements; the speed of Thalweg's kernel and of PyTorch's in % of a copy; 1 if it is registered, else 0; how many calls of the
+ * operator were taken, and how many were not; why none is taken any more, or nothing. */
+thalweg_status thalweg_kernels(const thalweg_allocator *allocator, thalweg_write write, void *user);
+
 #ifdef __cplusplus
 }
 #endif

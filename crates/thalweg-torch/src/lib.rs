@@ -1,4 +1,4 @@
-//! Thalweg's caching allocator inside PyTorch.
+//! Thalweg's caching allocator and kernels inside PyTorch.
 //!
 //! This crate is a *skin*: a C interface over the allocators of [`thalweg_memory`], with as little thought of its own as can be.
 //! PyTorch reaches it through one of two C++ objects (`csrc/`), and its users through a Python package (`python/`):
@@ -14,6 +14,8 @@
 //!                              │
 //!            thalweg_runtime::Device, thalweg_memory::DeviceAllocator
 //! ```
+//!
+//! Beside it stand [kernels] for PyTorch's operators, which need neither tier.
 //!
 //! # What is translated
 //!
@@ -34,12 +36,14 @@
 //! - The caller's current CUDA context is the same after a call as before.
 //! - In a forked child nothing is touched: what would take a lock is refused, and what frees does nothing.
 //! - No lock is held while Python is asked for anything.
+//! - Kernels are the exception to the first: PyTorch's own exceptions pass through them.
 //! - A pointer that the caller gives is only believed where the header says what it has to be.
 //!
 //! What is not here: policy (`thalweg_memory`), CUDA (`thalweg_driver`), C++ types (`csrc/`).
 
 mod allocator;
 pub mod interface;
+pub mod kernels;
 mod live;
 mod observers;
 mod open_device;

@@ -10,6 +10,7 @@ is refused is said in docs/pytorch.md.
 import logging
 
 from . import _patch, _state, _tiers
+from ._kernels import Kernel, disable_kernels, enable_kernels, kernels
 from ._library import Library
 from ._sanitize import Sanitizer
 from ._statistics import (
@@ -33,11 +34,15 @@ from ._tiers import Refused
 from ._uses import record_use, record_use_region
 
 __all__ = [
+    "Kernel",
     "Refused",
+    "disable_kernels",
     "enable",
+    "enable_kernels",
     "enabled",
     "findings",
     "get_per_process_memory_fraction",
+    "kernels",
     "mem_pool_source",
     "max_memory_allocated",
     "max_memory_reserved",

@@ -2,6 +2,8 @@
 
 import threading
 
+from ._library import Library
+
 
 class Enabled:
     """What `enable` did: the tier that is in use and the reason, for people."""
@@ -23,6 +25,8 @@ lock = threading.Lock()
 # At most one of them is set: hooks are plain functions, which call one allocator.
 enabled = None
 source = None
+# The library of kernels inside PyTorch, once it was asked for: it stays the same one.
+kernels = None
 # What watches the program, if something does.
 sanitizer = None
 
@@ -31,3 +35,11 @@ def library():
     if enabled is None:
         raise RuntimeError("Thalweg's allocator is not in use: call thalweg_torch.enable() before the first CUDA allocation")
     return enabled.library
+
+
+def kernels_library():
+    """The library of kernels inside PyTorch. The lock is held."""
+    global kernels
+    if kernels is None:
+        kernels = enabled.library if enabled is not None else Library("cuda")
+    return kernels

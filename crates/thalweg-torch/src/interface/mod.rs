@@ -13,12 +13,14 @@
     reason = "what each function asks of its caller is said once, for C, in the header"
 )]
 
+mod kernels;
 mod memory;
 mod pools;
 mod sanitizer;
 mod sharing;
 mod watch;
 
+pub use kernels::*;
 pub use memory::*;
 pub use pools::*;
 pub use sanitizer::*;

@@ -45,6 +45,7 @@ fn declared() -> BTreeSet<String> {
 fn exported() -> BTreeSet<String> {
     let sources = [
         include_str!("../../src/interface/mod.rs"),
+        include_str!("../../src/interface/kernels.rs"),
         include_str!("../../src/interface/memory.rs"),
         include_str!("../../src/interface/pools.rs"),
         include_str!("../../src/interface/sanitizer.rs"),

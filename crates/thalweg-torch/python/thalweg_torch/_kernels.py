@@ -1,0 +1,82 @@
+"""Kernels of Thalweg's for operators of eager PyTorch: `enable_kernels`, `disable_kernels`, `kernels`."""
+
+import pathlib
+import typing
+
+from . import _state, _tiers
+
+
+class Kernel(typing.NamedTuple):
+    """A class of calls in which Thalweg's kernel is ahead of PyTorch's, and what became of the operator's calls so far."""
+
+    operator: str
+    dtypes: tuple[str, ...]
+    # The fewest and the most columns: points of a row, a multiple of 8.
+    columns: tuple[int, int]
+    # The fewest elements of the tensor.
+    elements: int
+    # Speed in % of a copy of as many bytes, measured on an H100.
+    percent_of_copy: float
+    percent_of_copy_pytorch: float
+    # Whether it is inside PyTorch now.
+    enabled: bool
+    # Calls of the operator that it took, and that went to PyTorch's kernel.
+    taken: int
+    passed_on: int
+    # Why the operator stays with PyTorch though it is enabled; empty if it does not.
+    given_up: str
+
+    @property
+    def speedup(self):
+        """How many times as fast as PyTorch's it is at least."""
+        return self.percent_of_copy / self.percent_of_copy_pytorch
+
+
+def enable_kernels(operators=None, *, everywhere=False, device="cuda"):
+    """Registers Thalweg's kernels for operators of PyTorch: softmax, log-softmax, layer norm and their gradients.
+
+    A call is taken where `kernels()` lists it, and goes to PyTorch's own kernel otherwise. PyTorch keeps tensors, autograd and its allocator
+    (or Thalweg's, by `enable`, which has to come before this if both are wanted).
+
+    `operators`: names as in `kernels()`, or None for all of those, and with `everywhere` those that the table does not have.
+    `everywhere`: whether calls are taken also where the table does not have them, for measuring.
+    `device`: "cuda", or "cpu" for tests of the interface without a GPU, where kernels run as loops on the host.
+
+    PyTorch warns once that a kernel was overridden. `disable_kernels()` takes them out again.
+    """
+    import torch
+
+    keys = {"cuda": "CUDA", "cpu": "CPU"}
+    if device not in keys:
+        raise ValueError(f"device is {device!r}, but must be 'cuda' or 'cpu'")
+    if device == "cuda":
+        _tiers.check_build()
+    if _tiers.torch_version() < (2, 10):
+        raise _tiers.Refused(f"kernels inside PyTorch need PyTorch 2.10 or later, and this is {torch.__version__}")
+    names = ",".join([operators] if isinstance(operators, str) else operators or [])
+    if operators is not None and not names:
+        return
+    folder = pathlib.Path(torch.__file__).parent / "lib"
+    arguments = str(folder).encode(), keys[device].encode(), names.encode(), int(everywhere)
+    with _state.lock:
+        _state.kernels_library().call("thalweg_enable_kernels", *arguments)
+
+
+def disable_kernels():
+    """Takes all kernels out again: PyTorch's own are there as before. Does nothing if there are none."""
+    with _state.lock:
+        _state.kernels_library().call("thalweg_disable_kernels")
+
+
+def kernels():
+    """The table of `Kernel`s: where Thalweg's are ahead of PyTorch's, whether they are enabled, how many calls they took."""
+    with _state.lock:
+        text = _state.kernels_library().text("thalweg_kernels").decode()
+    return [_kernel(*line.split("\t")) for line in text.splitlines()]
+
+
+def _kernel(operator, dtypes, fewest, most, elements, ours, pytorch, enabled, taken, passed_on, given_up):
+    columns = (int(fewest), int(most))
+    speeds = (float(ours), float(pytorch))
+    counts = (int(taken), int(passed_on))
+    return Kernel(operator, tuple(dtypes.split(",")), columns, int(elements), *speeds, enabled == "1", *counts, given_up)

@@ -1,0 +1,371 @@
+"""Kernels inside PyTorch (`thalweg_torch.enable_kernels`): results against float64, time on the GPU and on the host.
+
+    python kernels.py --check                 on a GPU: results, shapes that are taken and that are not, captures, streams
+    python kernels.py --check --device cpu    the same without a GPU, by loops on the host
+    python kernels.py --time FILE             on a GPU: writes a line of JSON a case; prints a table
+
+Nothing is timed with --check. Time on the GPU is that of a captured graph of calls, so that the host takes no part in it. The bytes of a case are counted once
+read and once written, and compared with a copy of as many.
+"""
+
+import argparse
+import concurrent.futures
+import json
+import statistics
+import sys
+import time
+
+import torch
+import thalweg_torch
+
+aten = torch.ops.aten
+ALL = ["_softmax", "_log_softmax", "_softmax_backward_data", "_log_softmax_backward_data", "native_layer_norm",
+       "native_layer_norm_backward"]
+
+
+def numbers(shape, dtype, device, seed):
+    generator = torch.Generator(device).manual_seed(seed)
+    return torch.randn(shape, generator=generator, device=device, dtype=torch.float32).to(dtype)
+
+
+class Case:
+    """An operator on one shape: `call()` gives its results."""
+
+    def __init__(self, operator, dtype, rows, columns, device):
+        self.operator, self.dtype, self.rows, self.columns, self.device = operator, dtype, rows, columns, device
+        shape = (rows, columns)
+        self.x, self.gradient = numbers(shape, dtype, device, 1), numbers(shape, dtype, device, 2)
+        if "layer_norm" in operator:
+            self.weight = numbers((columns,), dtype, device, 3) + 1
+            self.bias = numbers((columns,), dtype, device, 4)
+            _, self.mean, self.deviation = self.norm(self.x, self.weight, self.bias)
+        elif "backward" in operator:
+            function = aten._softmax if operator == "_softmax_backward_data" else aten._log_softmax
+            self.x = function(self.x, 1, False)
+
+    def norm(self, x, weight, bias):
+        return aten.native_layer_norm(x, [self.columns], weight, bias, 1e-5)
+
+    def call(self):
+        if self.operator in ("_softmax", "_log_softmax"):
+            return (getattr(aten, self.operator)(self.x, 1, False),)
+        if "data" in self.operator:
+            return (getattr(aten, self.operator)(self.gradient, self.x, 1, self.dtype),)
+        if self.operator == "native_layer_norm":
+            return self.norm(self.x, self.weight, self.bias)
+        arguments = self.gradient, self.x, [self.columns], self.mean, self.deviation, self.weight, self.bias
+        return aten.native_layer_norm_backward(*arguments, [True, False, False])[:1]
+
+    def exact(self):
+        """The results by formulas in float64."""
+        x, gradient = self.x.double(), self.gradient.double()
+        if self.operator == "_softmax":
+            return (torch.exp(x - x.amax(1, True)) / torch.exp(x - x.amax(1, True)).sum(1, keepdim=True),)
+        if self.operator == "_log_softmax":
+            shifted = x - x.amax(1, True)
+            return (shifted - torch.exp(shifted).sum(1, keepdim=True).log(),)
+        if self.operator == "_softmax_backward_data":
+            return (x * (gradient - (x * gradient).sum(1, keepdim=True)),)
+        if self.operator == "_log_softmax_backward_data":
+            return (gradient - torch.exp(x) * gradient.sum(1, keepdim=True),)
+        weight, bias = self.weight.double(), self.bias.double()
+        if self.operator == "native_layer_norm":
+            mean = x.mean(1, keepdim=True)
+            deviation = 1 / ((x - mean).square().mean(1, keepdim=True) + 1e-5).sqrt()
+            return (x - mean) * deviation * weight + bias, mean, deviation
+        normalized = (x - self.mean.double()) * self.deviation.double()
+        gradient = gradient * weight
+        slope = (gradient * normalized).mean(1, keepdim=True)
+        return (self.deviation.double() * (gradient - gradient.mean(1, keepdim=True) - normalized * slope),)
+
+    def bytes(self):
+        tensors = 3 if "backward" in self.operator else 2
+        return tensors * self.x.numel() * self.x.element_size()
+
+
+def poison(case):
+    """Leaves NaN where the next results will be."""
+    results = case.call()
+    for result in results:
+        result.fill_(float("nan"))
+    del results
+
+
+def taken(operator):
+    return next((k.taken for k in thalweg_torch.kernels() if k.operator == operator), None)
+
+
+def error_of(results, exact):
+    worst = 0.0
+    for result, reference in zip(results, exact):
+        assert torch.isfinite(result).all(), "a result is not finite"
+        worst = max(worst, ((result.double() - reference).abs() / (reference.abs() + reference.abs().mean())).max().item())
+    return worst
+
+
+def check(device):
+    shapes = [(1, 17), (3, 64), (5, 768), (33, 1000), (7, 1024), (64, 2048), (5, 5000), (9, 8192), (3, 50304), (2, 65536)]
+    for dtype in (torch.float32, torch.float16, torch.bfloat16):
+        for operator in ALL:
+            worst = [0.0, 0.0]
+            for rows, columns in shapes:
+                thalweg_torch.disable_kernels()
+                case = Case(operator, dtype, rows, columns, device)
+                exact = case.exact()
+                theirs = error_of(case.call(), exact)
+                thalweg_torch.enable_kernels(everywhere=True, device=device)
+                poison(case)
+                ours = error_of(case.call(), exact)
+                # A unit in the last place more than PyTorch's, which sums in another order.
+                limit = 2 * theirs + 4 * torch.finfo(dtype).eps
+                assert ours <= limit, f"{operator} {dtype} {rows}x{columns}: error {ours:.2e}, PyTorch's {theirs:.2e}"
+                worst = [max(worst[0], ours), max(worst[1], theirs)]
+            print(f"ok {operator} {dtype}: error {worst[0]:.1e}, PyTorch's {worst[1]:.1e}")
+    for kernel in thalweg_torch.kernels():
+        assert kernel.taken and not kernel.given_up, kernel
+    check_others(device)
+    check_errors(device)
+    if device == "cuda":
+        check_captured()
+        check_streams()
+    print("all is well")
+
+
+def check_others(device):
+    """What has no kernel of ours has PyTorch's results, bit by bit."""
+    x = numbers((6, 40, 16), torch.float32, device, 5)
+    cases = [
+        lambda: torch.softmax(x, 1),
+        lambda: torch.softmax(x.transpose(1, 2), -1),
+        lambda: torch.softmax(x.double(), -1),
+        lambda: torch.softmax(x[:0], -1),
+        lambda: torch.softmax(x[0, 0, 0], 0),
+        lambda: torch.nn.functional.layer_norm(x, (40, 16)),
+        lambda: torch.nn.functional.layer_norm(x.double(), (16,)),
+    ]
+    thalweg_torch.disable_kernels()
+    before = [case() for case in cases]
+    thalweg_torch.enable_kernels(everywhere=True, device=device)
+    count = taken("_softmax"), taken("native_layer_norm")
+    for case, expected in zip(cases, before):
+        assert torch.equal(case(), expected)
+    assert count == (taken("_softmax"), taken("native_layer_norm"))
+    module = torch.nn.LayerNorm((40, 16), device=device)
+    expected = [torch.nn.functional.layer_norm(x, (40, 16)) * module.weight + module.bias]
+    assert torch.allclose(module(x), expected[0], atol=1e-5) and taken("native_layer_norm") == count[1] + 1
+    inputs = numbers((3, 24), torch.float64, device, 6).requires_grad_()
+    assert torch.autograd.gradcheck(lambda x: torch.softmax(x, -1), (inputs,))
+    single = numbers((3, 24), torch.float32, device, 6).requires_grad_()
+    torch.softmax(single, -1).square().sum().backward()
+    torch.softmax(inputs, -1).square().sum().backward()
+    assert torch.allclose(single.grad.double(), inputs.grad, atol=1e-6)
+    print("ok what has no kernel")
+
+
+def check_errors(device):
+    """PyTorch's exceptions are those of PyTorch, with and without kernels."""
+    x = torch.zeros(3, 4, device=device)
+    calls = [
+        lambda: torch.softmax(x, 5),
+        lambda: torch.softmax(x.long(), 1),
+        lambda: aten._softmax(x, 1, True),
+        lambda: torch.nn.functional.layer_norm(x, (5,)),
+        lambda: aten._softmax_backward_data(x, x[:2], 1, torch.float32),
+    ]
+    if device == "cuda":
+        calls.append(lambda: torch.softmax(torch.empty(1 << 30, device="cuda").expand(1 << 10, 1 << 30), -1))
+
+    def outcome(call):
+        try:
+            return call().shape
+        except Exception as error:
+            return type(error), str(error).split("GPU 0")[0]
+
+    thalweg_torch.disable_kernels()
+    before = [outcome(call) for call in calls]
+    thalweg_torch.enable_kernels(everywhere=True, device=device)
+    assert before == [outcome(call) for call in calls], (before, [outcome(call) for call in calls])
+    print("ok exceptions")
+
+
+def check_captured():
+    thalweg_torch.enable_kernels(everywhere=True)
+    case = Case("_softmax", torch.bfloat16, 32, 2048, "cuda")
+    case.call()
+    graph = torch.cuda.CUDAGraph()
+    before = taken("_softmax")
+    with torch.cuda.graph(graph):
+        (result,) = case.call()
+    assert taken("_softmax") == before + 1
+    case.x.copy_(numbers((32, 2048), torch.bfloat16, "cuda", 9))
+    graph.replay()
+    assert error_of((result,), case.exact()) < 0.02
+    # A kernel that is not loaded yet is PyTorch's in a capture.
+    unseen = Case("_softmax", torch.bfloat16, 32, 3072, "cuda")
+    graph = torch.cuda.CUDAGraph()
+    before = taken("_softmax")
+    with torch.cuda.graph(graph):
+        (result,) = unseen.call()
+    graph.replay()
+    assert error_of((result,), unseen.exact()) < 0.02
+    print("ok captured; a kernel of a class that was not loaded was", "ours" if taken("_softmax") > before else "PyTorch's")
+
+
+def check_streams():
+    """Work is on the current stream: behind a long one, nothing is read before it is written."""
+    thalweg_torch.enable_kernels(everywhere=True)
+    case = Case("_softmax", torch.float32, 256, 4096, "cuda")
+    case.call()
+    exact = case.exact()
+    stream, x = torch.cuda.Stream(), case.x.clone()
+    torch.cuda.synchronize()
+    with torch.cuda.stream(stream):
+        case.x.fill_(float("nan"))
+        torch.cuda._sleep(50_000_000)
+        case.x.copy_(x)
+        (result,) = case.call()
+    stream.synchronize()
+    assert error_of((result,), exact) < 1e-5
+    print("ok streams")
+
+
+def on_gpu(case, calls):
+    """Microseconds of one call on the GPU: the median of 7 launches of a graph of calls."""
+    for _ in range(2):
+        case.call()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(calls):
+            case.call()
+    times = []
+    for _ in range(8):
+        first, last = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        first.record()
+        graph.replay()
+        last.record()
+        last.synchronize()
+        times.append(first.elapsed_time(last) * 1000 / calls)
+    return statistics.median(times[1:])
+
+
+def on_host(case, calls=200):
+    """Microseconds of one call on the host: the median of 9 rounds that the GPU keeps up with, or whose work it queues."""
+    times = []
+    for _ in range(10):
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        for _ in range(calls):
+            case.call()
+        times.append((time.perf_counter() - begin) * 1e6 / calls)
+    torch.cuda.synchronize()
+    return statistics.median(times[1:])
+
+
+def calls_for(case):
+    return max(1, min(50, (1 << 26) // max(case.x.numel(), 1)))
+
+
+def copy_time(elements):
+    """Microseconds of a copy of so many bfloat16, once read and once written."""
+    source = torch.zeros(elements, dtype=torch.bfloat16, device="cuda")
+    target = torch.empty_like(source)
+    times = []
+    for _ in range(9):
+        first, last = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        first.record()
+        target.copy_(source)
+        last.record()
+        last.synchronize()
+        times.append(first.elapsed_time(last) * 1000)
+    return statistics.median(times[1:])
+
+
+def cases():
+    half = torch.bfloat16, torch.float16, torch.float32
+    for dtype in half:
+        for columns in (128, 256, 512, 768, 1024, 2048, 4096, 8192, 16384, 32768, 50304, 65536, 131072):
+            if dtype == torch.float16 and columns not in (768, 1024, 8192, 65536):
+                continue
+            yield dtype, (1 << 27) // columns, columns
+    for dtype in (torch.bfloat16, torch.float32):
+        for columns in (256, 768, 1024, 4096, 8192):
+            for elements in (1 << 16, 1 << 20, 1 << 22, 1 << 23, 1 << 24, 1 << 25):
+                yield dtype, max(1, elements // columns), columns
+
+
+def load_all():
+    """Compiles all kernels, on many threads."""
+    thalweg_torch.enable_kernels(everywhere=True)
+    classes = {(operator, dtype, columns) for dtype, _, columns in cases() for operator in ALL}
+    begin = time.perf_counter()
+
+    def load(key):
+        Case(key[0], key[1], 512, key[2], "cuda").call()
+
+    with concurrent.futures.ThreadPoolExecutor(16) as pool:
+        list(pool.map(load, sorted(classes, key=str)))
+    torch.cuda.synchronize()
+    print(f"{len(classes)} classes loaded in {time.perf_counter() - begin:.1f} s", flush=True)
+
+
+def measure(path, seconds):
+    begin = time.perf_counter()
+    copied = copy_time(1 << 28)
+    rate = (1 << 30) / copied
+    print(f"{torch.cuda.get_device_name()}, PyTorch {torch.__version__}; a copy: {rate / 1000:.0f} GB/s")
+    load_all()
+    with open(path, "w") as lines:
+        measure_host(lines)
+        for dtype, rows, columns in cases():
+            for operator in ALL:
+                if time.perf_counter() - begin > seconds:
+                    print("the time is up")
+                    return
+                thalweg_torch.disable_kernels()
+                case = Case(operator, dtype, rows, columns, "cuda")
+                theirs = on_gpu(case, calls_for(case))
+                thalweg_torch.enable_kernels(everywhere=True)
+                ours = on_gpu(case, calls_for(case))
+                percent = [100 * case.bytes() / rate / time for time in (theirs, ours)]
+                name = str(dtype).removeprefix("torch.")
+                row = dict(operator=operator, dtype=name, rows=rows, columns=columns, pytorch=theirs, ours=ours,
+                           percent_pytorch=percent[0], percent=percent[1])
+                print(json.dumps(row), file=lines, flush=True)
+                if rows * columns >= 1 << 26:
+                    print(f"{operator:28} {name:9} {rows:8}x{columns:<7} {theirs:9.1f} {ours:9.1f} us"
+                          f" {percent[0]:6.1f} {percent[1]:6.1f} % of a copy  x{theirs / ours:.2f}", flush=True)
+
+
+def measure_host(lines):
+    """The host's time of a call of one small shape: PyTorch's, ours, and one that is passed on."""
+    for dtype in (torch.bfloat16, torch.float32):
+        for operator in ALL:
+            thalweg_torch.disable_kernels()
+            case = Case(operator, dtype, 8, 768, "cuda")
+            theirs = on_host(case)
+            thalweg_torch.enable_kernels(everywhere=True)
+            ours = on_host(case)
+            thalweg_torch.enable_kernels(everywhere=False)
+            passed_on = on_host(case)
+            name = str(dtype).removeprefix("torch.")
+            row = dict(host=operator, dtype=name, pytorch=theirs, ours=ours, passed_on=passed_on)
+            print(json.dumps(row), file=lines, flush=True)
+            print(f"host {operator:28} {name:9} {theirs:6.2f} us, ours {ours:6.2f}, passed on {passed_on:6.2f}", flush=True)
+
+
+def main():
+    arguments = argparse.ArgumentParser()
+    arguments.add_argument("--check", action="store_true")
+    arguments.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
+    arguments.add_argument("--time")
+    arguments.add_argument("--seconds", type=float, default=60)
+    arguments = arguments.parse_args()
+    if arguments.check:
+        check(arguments.device)
+    if arguments.time:
+        measure(arguments.time, arguments.seconds)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,380 @@
+//! libtorch's stable C interface: the functions that are used, found in the library that the process has loaded.
+//!
+//! The declarations are `torch/csrc/inductor/aoti_torch/c/shim.h` and `torch/csrc/stable/c/shim.h`; PyTorch keeps them for two years. None lets an
+//! exception out but [`check`](Libtorch::check), whose affair it is: what fails answers with a number, and PyTorch logs the reason.
+//!
+//! A kernel is given a *stack* of words and leaves its results there. A tensor is an owning handle both ways; a list and an optional value are objects
+//! that are destroyed by the code that takes them off the stack.
+
+use std::ffi::{CStr, CString, c_char, c_void};
+use std::path::Path;
+
+use smallvec::SmallVec;
+use thalweg_ir::DType;
+
+use crate::status::{Error, Result};
+
+/// `AtenTensorHandle`: a pointer to an `at::Tensor` on the heap.
+pub(crate) type Handle = *mut c_void;
+
+/// A kernel as PyTorch calls it: the stack, the number of arguments, the number of results.
+pub(crate) type Boxed = unsafe extern "C-unwind" fn(*mut u64, u64, u64);
+
+/// `TORCH_VERSION_2_10_0`: the interface that this is written for. The forms of lists and strings on the stack are those of this version.
+const INTERFACE: u64 = 2 << 56 | 10 << 48;
+
+/// Sizes of a tensor.
+pub(crate) type Sizes = SmallVec<[i64; 6]>;
+
+type Get<T> = unsafe extern "C" fn(Handle, *mut T) -> i32;
+type EmptyStrided = unsafe extern "C" fn(i64, *const i64, *const i64, i32, i32, i32, *mut Handle) -> i32;
+type InitImpl = unsafe extern "C" fn(*const c_char, *const c_char, *const c_char, u32, *mut Handle) -> i32;
+type Check = unsafe extern "C-unwind" fn(bool, *const c_char, *const c_char, u32, *const c_char);
+
+/// The functions, and PyTorch's numbers for dtypes.
+#[derive(Clone)]
+pub(crate) struct Libtorch {
+    pub(crate) init_impl: InitImpl,
+    pub(crate) library_impl: unsafe extern "C" fn(Handle, *const c_char, Boxed, u64) -> i32,
+    pub(crate) delete_library: unsafe extern "C" fn(Handle) -> i32,
+    pub(crate) delete_tensor: unsafe extern "C" fn(Handle) -> i32,
+    pub(crate) new_tensor: unsafe extern "C" fn(*mut Handle) -> i32,
+    pub(crate) empty_strided: EmptyStrided,
+    pub(crate) data_pointer: Get<*mut c_void>,
+    pub(crate) dim: Get<i64>,
+    pub(crate) sizes: Get<*mut i64>,
+    pub(crate) dtype: Get<i32>,
+    pub(crate) device_index: Get<i32>,
+    pub(crate) is_contiguous: Get<bool>,
+    pub(crate) list_size: Get<usize>,
+    pub(crate) list_item: unsafe extern "C" fn(Handle, usize, *mut u64) -> i32,
+    pub(crate) delete_list: unsafe extern "C" fn(Handle) -> i32,
+    /// C++'s `operator delete`, for optional values.
+    pub(crate) delete: unsafe extern "C" fn(*mut c_void),
+    /// Throws, if the condition does not hold.
+    pub(crate) check: Check,
+    /// The current stream of a device; `None` where PyTorch's CUDA part is not asked.
+    pub(crate) current_stream: Option<unsafe extern "C" fn(i32, *mut *mut c_void) -> i32>,
+    /// PyTorch's numbers of the dtypes that kernels here take.
+    pub(crate) dtypes: [(i32, DType); 3],
+    /// PyTorch's number of the kind of device.
+    pub(crate) device_type: i32,
+}
+
+/// A shared library that the process has loaded.
+pub(crate) struct Loaded(*mut c_void);
+
+impl Loaded {
+    /// Returns a library of PyTorch's folder.
+    ///
+    /// # Errors
+    /// If the process has not loaded it: it is not loaded here, since a second copy would know nothing of the first.
+    pub(crate) fn find(folder: &str, name: &str) -> Result<Self> {
+        let file = Path::new(folder).join(name);
+        let text = CString::new(file.as_os_str().as_encoded_bytes())
+            .map_err(|_| Error::invalid("the folder of PyTorch's libraries has a zero in its name"))?;
+        // SAFETY: a text that ends with a zero; a library that is loaded already runs no code of its own.
+        let library = unsafe { libc::dlopen(text.as_ptr(), libc::RTLD_NOLOAD | libc::RTLD_LAZY) };
+        match library.is_null() {
+            false => Ok(Self(library)),
+            true => Err(Error::invalid(format!("{} is not loaded: import torch first", file.display()))),
+        }
+    }
+
+    /// Returns a function of the library, or of one that it needs.
+    ///
+    /// # Errors
+    /// If there is none of this name.
+    ///
+    /// # Safety
+    /// `F` is a function pointer of the symbol's type.
+    pub(crate) unsafe fn function<F: Copy>(&self, name: &str) -> Result<F> {
+        const { assert!(size_of::<F>() == size_of::<*mut c_void>(), "a function pointer is asked for") };
+        let text = CString::new(name).map_err(|_| Error::invalid("a symbol's name has a zero"))?;
+        // SAFETY: a library that stays loaded, and a text that ends with a zero.
+        let found = unsafe { libc::dlsym(self.0, text.as_ptr()) };
+        if found.is_null() {
+            return Err(Error::invalid(format!("this PyTorch has no `{name}`")));
+        }
+        // SAFETY: the caller's promise; the sizes are equal.
+        Ok(unsafe { std::mem::transmute_copy(&found) })
+    }
+}
+
+impl Libtorch {
+    /// Finds the functions in PyTorch's libraries.
+    ///
+    /// # Errors
+    /// What is missing: PyTorch is older than 2.10.
+    pub(crate) fn find(cpu: &Loaded, cuda: Option<&Loaded>) -> Result<Self> {
+        // SAFETY: the types are those of the headers that the module names.
+        unsafe {
+            let number = |name: &str| -> Result<i32> {
+                let function: unsafe extern "C" fn() -> i32 = cpu.function(name)?;
+                Ok(function())
+            };
+            let device = if cuda.is_some() { "cuda" } else { "cpu" };
+            Ok(Self {
+                init_impl: cpu.function("aoti_torch_library_init_impl")?,
+                library_impl: cpu.function("torch_library_impl")?,
+                delete_library: cpu.function("aoti_torch_delete_library_object")?,
+                delete_tensor: cpu.function("aoti_torch_delete_tensor_object")?,
+                new_tensor: cpu.function("aoti_torch_new_uninitialized_tensor")?,
+                empty_strided: cpu.function("aoti_torch_empty_strided")?,
+                data_pointer: cpu.function("aoti_torch_get_data_ptr")?,
+                dim: cpu.function("aoti_torch_get_dim")?,
+                sizes: cpu.function("aoti_torch_get_sizes")?,
+                dtype: cpu.function("aoti_torch_get_dtype")?,
+                device_index: cpu.function("aoti_torch_get_device_index")?,
+                is_contiguous: cpu.function("aoti_torch_is_contiguous")?,
+                list_size: cpu.function("torch_list_size")?,
+                list_item: cpu.function("torch_list_get_item")?,
+                delete_list: cpu.function("torch_delete_list")?,
+                delete: cpu.function("_ZdlPv")?,
+                check: cpu.function("aoti_torch_check")?,
+                current_stream: match cuda {
+                    Some(cuda) => Some(cuda.function("aoti_torch_get_current_cuda_stream")?),
+                    None => None,
+                },
+                dtypes: [
+                    (number("aoti_torch_dtype_float32")?, DType::F32),
+                    (number("aoti_torch_dtype_float16")?, DType::F16),
+                    (number("aoti_torch_dtype_bfloat16")?, DType::Bf16),
+                ],
+                device_type: number(&format!("aoti_torch_device_type_{device}"))?,
+            })
+        }
+    }
+
+    /// Returns the dtype of a number of PyTorch's; `None` for one that no kernel here takes.
+    pub(crate) fn dtype_of(&self, number: i32) -> Option<DType> {
+        self.dtypes.iter().find(|(known, _)| *known == number).map(|(_, dtype)| *dtype)
+    }
+
+    fn number_of(&self, dtype: DType) -> Option<i32> {
+        self.dtypes.iter().find(|(_, known)| *known == dtype).map(|(number, _)| *number)
+    }
+
+    /// Creates a contiguous tensor on a device; `None` if PyTorch has no memory.
+    pub(crate) fn empty(&self, sizes: &[i64], dtype: DType, device: i32) -> Option<Tensor<'_>> {
+        let mut strides: Sizes = SmallVec::from_elem(1, sizes.len());
+        for dimension in (1..sizes.len()).rev() {
+            strides[dimension - 1] = strides[dimension] * sizes[dimension].max(1);
+        }
+        let (number, mut handle) = (self.number_of(dtype)?, std::ptr::null_mut());
+        let rank = sizes.len() as i64;
+        // SAFETY: sizes and strides of so many dimensions, and a place for the handle.
+        let status = unsafe {
+            let (sizes, strides) = (sizes.as_ptr(), strides.as_ptr());
+            (self.empty_strided)(rank, sizes, strides, number, self.device_type, device, &raw mut handle)
+        };
+        (status == 0).then(|| Tensor { torch: self, handle })
+    }
+
+    /// Registers a kernel for an operator of PyTorch's at a dispatch key, until the result is dropped.
+    ///
+    /// # Errors
+    /// If PyTorch does not take it.
+    pub(crate) fn register(&self, operator: &str, key: &CStr, kernel: Boxed) -> Result<Registration> {
+        let name = CString::new(operator).map_err(|_| Error::invalid("an operator's name has a zero"))?;
+        let mut library = std::ptr::null_mut();
+        // SAFETY: texts that end with a zero, and a place for the handle.
+        let status = unsafe {
+            (self.init_impl)(c"aten".as_ptr(), key.as_ptr(), c"thalweg_torch".as_ptr(), 0, &raw mut library)
+        };
+        let refused = || Error::invalid(format!("PyTorch takes no kernel for `aten::{operator}` at {key:?}"));
+        if status != 0 {
+            return Err(refused());
+        }
+        let registration = Registration { library, delete: self.delete_library };
+        // SAFETY: the library was just made; the kernel is a function of this one, which stays loaded.
+        match unsafe { (self.library_impl)(library, name.as_ptr(), kernel, INTERFACE) } {
+            0 => Ok(registration),
+            _ => Err(refused()),
+        }
+    }
+
+    /// Throws PyTorch's exception with this message.
+    pub(crate) fn throw(&self, message: &CStr) -> ! {
+        // SAFETY: texts that end with a zero. What it throws passes through frames that let it pass.
+        unsafe { (self.check)(false, c"thalweg_torch".as_ptr(), c"kernels".as_ptr(), 0, message.as_ptr()) };
+        unreachable!("a condition that does not hold was let pass")
+    }
+}
+
+/// A kernel that is registered. Dropping it takes it out: PyTorch's own is there again.
+pub(crate) struct Registration {
+    library: Handle,
+    delete: unsafe extern "C" fn(Handle) -> i32,
+}
+
+// SAFETY: PyTorch's dispatcher has a lock of its own.
+unsafe impl Send for Registration {}
+
+impl Drop for Registration {
+    fn drop(&mut self) {
+        // SAFETY: it was made by PyTorch, and is given up once.
+        unsafe { (self.delete)(self.library) };
+    }
+}
+
+/// A tensor, by a handle that is given up with it.
+pub(crate) struct Tensor<'t> {
+    torch: &'t Libtorch,
+    handle: Handle,
+}
+
+impl Drop for Tensor<'_> {
+    fn drop(&mut self) {
+        // SAFETY: the handle is owned, and given up once.
+        unsafe { (self.torch.delete_tensor)(self.handle) };
+    }
+}
+
+impl<'t> Tensor<'t> {
+    /// Creates a tensor of the word that an `at::Tensor` consists of, whose reference it takes over; `None` if PyTorch has no memory.
+    pub(crate) fn of_word(torch: &'t Libtorch, word: u64) -> Option<Self> {
+        let mut handle = std::ptr::null_mut();
+        // SAFETY: a place for the handle. A new tensor is undefined and counts no reference, so it may be overwritten.
+        unsafe {
+            if (torch.new_tensor)(&raw mut handle) != 0 {
+                return None;
+            }
+            handle.cast::<u64>().write(word);
+        }
+        Some(Self { torch, handle })
+    }
+
+    /// Returns the handle: the address of an `at::Tensor`.
+    pub(crate) fn handle(&self) -> Handle {
+        self.handle
+    }
+
+    /// Returns the word that the `at::Tensor` consists of, which stays this tensor's.
+    pub(crate) fn word(&self) -> u64 {
+        // SAFETY: an `at::Tensor` is one pointer.
+        unsafe { self.handle.cast::<u64>().read() }
+    }
+
+    /// Gives the handle away.
+    pub(crate) fn into_word_of_stack(self) -> u64 {
+        std::mem::ManuallyDrop::new(self).handle as u64
+    }
+
+    fn get<T: Default>(&self, read: Get<T>) -> Option<T> {
+        let mut value = T::default();
+        // SAFETY: a handle of a tensor, and a place for the answer.
+        (unsafe { read(self.handle, &raw mut value) } == 0).then_some(value)
+    }
+
+    /// Returns the sizes; `None` if PyTorch has none to give.
+    pub(crate) fn sizes(&self) -> Option<Sizes> {
+        let rank = self.get(self.torch.dim)?;
+        let mut sizes = std::ptr::null_mut();
+        // SAFETY: a handle of a tensor, and a place for the answer: so many numbers, while the tensor lives.
+        unsafe {
+            let status = (self.torch.sizes)(self.handle, &raw mut sizes);
+            (status == 0 && (rank == 0 || !sizes.is_null()))
+                .then(|| (0..rank as usize).map(|dimension| *sizes.add(dimension)).collect())
+        }
+    }
+
+    /// Returns the dtype; `None` for one that no kernel here takes.
+    pub(crate) fn dtype(&self) -> Option<DType> {
+        self.torch.dtype_of(self.get(self.torch.dtype)?)
+    }
+
+    /// Returns the number of the device.
+    pub(crate) fn device(&self) -> Option<i32> {
+        self.get(self.torch.device_index)
+    }
+
+    /// Returns whether elements lie in memory as in the order of sizes.
+    pub(crate) fn is_contiguous(&self) -> bool {
+        self.get(self.torch.is_contiguous).unwrap_or(false)
+    }
+
+    /// Returns the address of the first element; `None` if there is no memory.
+    pub(crate) fn address(&self) -> Option<u64> {
+        let mut address = std::ptr::null_mut();
+        // SAFETY: a handle of a tensor, and a place for the answer.
+        let status = unsafe { (self.torch.data_pointer)(self.handle, &raw mut address) };
+        (status == 0 && !address.is_null()).then_some(address as u64)
+    }
+}
+
+/// The arguments of a call, which are taken off the stack, and its results.
+pub(crate) struct Stack<'t> {
+    torch: &'t Libtorch,
+    words: *mut u64,
+}
+
+impl<'t> Stack<'t> {
+    /// Creates a stack of PyTorch's.
+    ///
+    /// # Safety
+    /// There are as many words as are taken and put, of the types that are taken, and each is taken once.
+    pub(crate) unsafe fn new(torch: &'t Libtorch, words: *mut u64) -> Self {
+        Self { torch, words }
+    }
+
+    /// Returns an argument's word: a number, or one of the truth values 0 and 1.
+    pub(crate) fn word(&self, place: usize) -> u64 {
+        // SAFETY: there is such an argument.
+        unsafe { self.words.add(place).read() }
+    }
+
+    /// Returns a number of 32 bits, as dtypes have.
+    pub(crate) fn int32(&self, place: usize) -> i32 {
+        self.word(place) as u32 as i32
+    }
+
+    /// Returns a truth value.
+    pub(crate) fn bool(&self, place: usize) -> bool {
+        self.word(place) as u8 != 0
+    }
+
+    /// Takes a tensor.
+    pub(crate) fn tensor(&self, place: usize) -> Tensor<'t> {
+        Tensor { torch: self.torch, handle: self.word(place) as Handle }
+    }
+
+    /// Takes a tensor that need not be there.
+    pub(crate) fn optional_tensor(&self, place: usize) -> Option<Tensor<'t>> {
+        let value = self.word(place) as *mut u64;
+        if value.is_null() {
+            return None;
+        }
+        // SAFETY: an optional value that is there is an object with the word of the value.
+        let handle = unsafe {
+            let word = value.read();
+            (self.torch.delete)(value.cast());
+            word as Handle
+        };
+        Some(Tensor { torch: self.torch, handle })
+    }
+
+    /// Takes a list, whose words are returned.
+    pub(crate) fn list(&self, place: usize) -> SmallVec<[u64; 6]> {
+        let list = self.word(place) as Handle;
+        let (mut count, mut items) = (0, SmallVec::new());
+        // SAFETY: a list, which is destroyed once, and places for the answers.
+        unsafe {
+            if (self.torch.list_size)(list, &raw mut count) == 0 {
+                for item in 0..count {
+                    let mut word = 0;
+                    (self.torch.list_item)(list, item, &raw mut word);
+                    items.push(word);
+                }
+            }
+            (self.torch.delete_list)(list);
+        }
+        items
+    }
+
+    /// Puts a result.
+    pub(crate) fn put(&self, place: usize, result: Tensor<'_>) {
+        // SAFETY: there is a place for each result.
+        unsafe { self.words.add(place).write(result.into_word_of_stack()) };
+    }
+}

@@ -1,0 +1,332 @@
+//! Kernels of ours for PyTorch's operators: in eager PyTorch, at the dispatch key CUDA, through libtorch's stable C interface.
+//!
+//! ```text
+//!   torch.softmax(x, -1)            PyTorch: autograd, dispatcher
+//!          │ key CUDA, boxed
+//!   Operator::call                  arguments off the stack                          operators
+//!          │ in the table?          dtype, rows, columns; contiguous                 speeds
+//!     yes  │        no
+//!   RowCall::run    at::cuda::_softmax    a launch on PyTorch's stream; its own kernel    rows, original
+//! ```
+//!
+//! PyTorch keeps tensors, autograd and memory: results are made by its `empty_strided`, and a launch goes to its current stream, captured or not.
+//!
+//! # Invariants
+//! - A call has the results that PyTorch's kernel would give, up to rounding, or that kernel is called. It is never refused here.
+//! - Nothing of a call is kept: what is taken off the stack is given up when the call ends, also by an exception.
+//! - A kernel that cannot be compiled or launched is tried once; its operator stays with PyTorch from then on, and
+//!   the report says why.
+
+mod libtorch;
+mod operators;
+mod original;
+mod rows;
+mod speeds;
+#[cfg(test)]
+mod tests;
+
+use std::ffi::CStr;
+use std::fmt::Write as _;
+use std::io::Write as _;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+
+use thalweg_ir::DType;
+
+pub use speeds::{COLUMNS, SPEEDS, Speed};
+
+use crate::allocator::Allocator;
+use crate::status::{Error, Result, Status};
+use libtorch::{Boxed, Libtorch, Loaded, Registration};
+use original::Originals;
+use rows::Programs;
+
+/// An operator of PyTorch's that has a kernel here.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Operator {
+    Softmax,
+    LogSoftmax,
+    SoftmaxBackward,
+    LogSoftmaxBackward,
+    LayerNorm,
+    LayerNormBackward,
+}
+
+impl Operator {
+    const ALL: [Self; 6] = [
+        Self::Softmax,
+        Self::LogSoftmax,
+        Self::SoftmaxBackward,
+        Self::LogSoftmaxBackward,
+        Self::LayerNorm,
+        Self::LayerNormBackward,
+    ];
+
+    /// Returns PyTorch's name.
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Softmax => "_softmax",
+            Self::LogSoftmax => "_log_softmax",
+            Self::SoftmaxBackward => "_softmax_backward_data",
+            Self::LogSoftmaxBackward => "_log_softmax_backward_data",
+            Self::LayerNorm => "native_layer_norm",
+            Self::LayerNormBackward => "native_layer_norm_backward",
+        }
+    }
+
+    /// Returns the function that PyTorch calls.
+    fn boxed(self) -> Boxed {
+        macro_rules! boxed {
+            ($operator:ident) => {{
+                unsafe extern "C-unwind" fn call(words: *mut u64, _arguments: u64, _results: u64) {
+                    let kernels = KERNELS.get().expect("kernels are registered once they are there");
+                    // SAFETY: PyTorch gives the stack of a call of this operator.
+                    unsafe { Operator::$operator.call(kernels, words) }
+                }
+                call
+            }};
+        }
+        match self {
+            Self::Softmax => boxed!(Softmax),
+            Self::LogSoftmax => boxed!(LogSoftmax),
+            Self::SoftmaxBackward => boxed!(SoftmaxBackward),
+            Self::LogSoftmaxBackward => boxed!(LogSoftmaxBackward),
+            Self::LayerNorm => boxed!(LayerNorm),
+            Self::LayerNormBackward => boxed!(LayerNormBackward),
+        }
+    }
+
+    fn is_found(self, originals: &Originals) -> bool {
+        match self {
+            Self::Softmax => originals.softmax.is_some(),
+            Self::LogSoftmax => originals.log_softmax.is_some(),
+            Self::SoftmaxBackward => originals.softmax_backward.is_some(),
+            Self::LogSoftmaxBackward => originals.log_softmax_backward.is_some(),
+            Self::LayerNorm => originals.layer_norm.is_some(),
+            Self::LayerNormBackward => originals.layer_norm_backward.is_some(),
+        }
+    }
+}
+
+/// Where kernels run.
+enum Place {
+    /// On the devices of an allocator, at PyTorch's key CUDA.
+    Gpu(&'static Allocator),
+    /// On the host, at PyTorch's key CPU.
+    Host(Programs),
+}
+
+/// The calls of an operator, counted.
+#[derive(Default)]
+struct Counts {
+    taken: AtomicU64,
+    passed_on: AtomicU64,
+    /// Why no further call is taken.
+    given_up: OnceLock<String>,
+}
+
+/// The kernels of a process.
+struct Kernels {
+    torch: Libtorch,
+    originals: Originals,
+    place: Place,
+    counts: [Counts; Operator::ALL.len()],
+    /// Whether calls outside the table are taken, too.
+    everywhere: AtomicBool,
+    registered: Mutex<Vec<(Operator, Registration)>>,
+}
+
+/// PyTorch's calls carry nothing that would say whose they are, so there is one.
+static KERNELS: OnceLock<Kernels> = OnceLock::new();
+
+impl Kernels {
+    fn new(torch: Libtorch, originals: Originals, place: Place) -> Self {
+        let (counts, everywhere) = (Default::default(), AtomicBool::new(false));
+        Self { torch, originals, place, counts, everywhere, registered: Mutex::default() }
+    }
+
+    fn counts(&self, operator: Operator) -> &Counts {
+        &self.counts[operator as usize]
+    }
+
+    fn registered(&self) -> MutexGuard<'_, Vec<(Operator, Registration)>> {
+        self.registered.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns whether a call of this shape is to be taken.
+    fn takes(&self, operator: Operator, dtype: DType, rows: u64, columns: u64) -> bool {
+        self.counts(operator).given_up.get().is_none()
+            && (self.everywhere.load(Ordering::Relaxed)
+                || speeds::is_ahead(operator.name(), dtype, rows, columns))
+    }
+
+    /// Makes an attempt at a call and counts it. A panic is a bug, and the call is PyTorch's then.
+    fn attempt<T>(&self, operator: Operator, attempt: impl FnOnce() -> Option<T>) -> Option<T> {
+        let taken = catch_unwind(AssertUnwindSafe(attempt)).unwrap_or_else(|_| {
+            self.give_up(
+                operator,
+                &Error::new(Status::Panic, "a bug of Thalweg; please report what was printed"),
+            );
+            None
+        });
+        let Counts { taken: yes, passed_on: no, .. } = self.counts(operator);
+        if taken.is_some() { yes } else { no }.fetch_add(1, Ordering::Relaxed);
+        taken
+    }
+
+    /// Leaves an operator to PyTorch from now on, unless it is the moment that is wrong.
+    fn give_up(&self, operator: Operator, error: &Error) {
+        if matches!(error.status(), Status::Capture | Status::OutOfMemory) {
+            return;
+        }
+        let mut is_first = false;
+        self.counts(operator).given_up.get_or_init(|| {
+            is_first = true;
+            error.message().to_owned()
+        });
+        if is_first {
+            let name = operator.name();
+            let _ = writeln!(
+                std::io::stderr(),
+                "thalweg: `{name}` stays with PyTorch's kernel: {}",
+                error.message()
+            );
+        }
+    }
+
+    /// Returns PyTorch's current stream of a device.
+    fn current_stream(&self, device: i32) -> Option<u64> {
+        let Some(current) = self.torch.current_stream else { return Some(0) };
+        let mut stream = std::ptr::null_mut();
+        // SAFETY: a place for the answer.
+        (unsafe { current(device, &raw mut stream) } == 0).then_some(stream as u64)
+    }
+
+    /// Registers these operators that are not registered yet.
+    fn register(&self, operators: &[Operator]) -> Result<()> {
+        let mut registered = self.registered();
+        let key: &CStr = if matches!(self.place, Place::Gpu(_)) { c"CUDA" } else { c"CPU" };
+        for &operator in operators {
+            if !registered.iter().any(|(other, _)| *other == operator) {
+                let registration = self.torch.register(operator.name(), key, operator.boxed())?;
+                registered.push((operator, registration));
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns a line for each class of calls: operator, dtypes, fewest and most columns, fewest elements, speed of ours and of PyTorch's in % of a
+    /// copy, whether it is registered, calls taken and passed on, and why none is taken any more.
+    fn report(&self) -> String {
+        let registered = self.registered();
+        let mut lines = String::new();
+        for operator in Operator::ALL {
+            let Counts { taken, passed_on, given_up } = self.counts(operator);
+            let [taken, passed_on] = [taken, passed_on].map(|count| count.load(Ordering::Relaxed));
+            let is_on = registered.iter().any(|(other, _)| *other == operator);
+            let why = given_up.get().map_or("", String::as_str).replace(['\t', '\n'], " ");
+            for line in SPEEDS.iter().filter(|speed| speed.operator == operator.name()).map(line) {
+                let _ = writeln!(lines, "{line}\t{}\t{taken}\t{passed_on}\t{why}", u8::from(is_on));
+            }
+        }
+        lines
+    }
+}
+
+fn line(speed: &Speed) -> String {
+    let Speed { operator, dtypes, columns: [fewest, most], elements, ours, pytorch } = speed;
+    let dtypes = dtypes.iter().map(|dtype| dtype.name()).collect::<Vec<_>>().join(",");
+    format!("{operator}\t{dtypes}\t{fewest}\t{most}\t{elements}\t{ours}\t{pytorch}")
+}
+
+/// Returns the operators of a list of names, separated by commas; for an empty one those of the table, or `everywhere` all.
+fn operators_of(names: &str, everywhere: bool) -> Result<Vec<Operator>> {
+    if names.is_empty() {
+        let is_listed = |operator: &Operator| SPEEDS.iter().any(|speed| speed.operator == operator.name());
+        return Ok(Operator::ALL.into_iter().filter(|operator| everywhere || is_listed(operator)).collect());
+    }
+    let find = |name: &str| {
+        Operator::ALL.into_iter().find(|operator| operator.name() == name).ok_or_else(|| {
+            let known = Operator::ALL.map(Operator::name).join(", ");
+            Error::invalid(format!("there is no kernel for `{name}`; there are kernels for {known}"))
+        })
+    };
+    names.split(',').map(str::trim).map(find).collect()
+}
+
+/// Finds PyTorch's functions in the libraries of a folder.
+fn find(folder: &str, place: Place) -> Result<Kernels> {
+    if cfg!(not(all(target_arch = "x86_64", target_os = "linux"))) {
+        return Err(Error::invalid("kernels inside PyTorch are for Linux on x86-64"));
+    }
+    let cpu = Loaded::find(folder, "libtorch_cpu.so")?;
+    Ok(match place {
+        Place::Gpu(_) => {
+            let cuda = Loaded::find(folder, "libtorch_cuda.so")?;
+            Kernels::new(Libtorch::find(&cpu, Some(&cuda))?, Originals::find(&cuda, "4cuda"), place)
+        }
+        Place::Host(_) => Kernels::new(Libtorch::find(&cpu, None)?, Originals::find(&cpu, "3cpu"), place),
+    })
+}
+
+/// Registers kernels for the operators of a list inside the PyTorch whose libraries are in a folder; for an empty list those of the table, or `everywhere`
+/// all. What is registered already stays.
+///
+/// # Errors
+/// If an operator has no kernel here, PyTorch is not loaded or lacks what is needed, or kernels are registered at the other key. What was registered before
+/// the error stays.
+pub(crate) fn enable(
+    allocator: &'static Allocator,
+    folder: &str,
+    key: &str,
+    operators: &str,
+    everywhere: bool,
+) -> Result<()> {
+    let operators = operators_of(operators, everywhere)?;
+    let is_on_host = match key {
+        "CUDA" => false,
+        "CPU" => true,
+        _ => return Err(Error::invalid(format!("there are no kernels for the key `{key}`: CUDA or CPU"))),
+    };
+    let kernels = match KERNELS.get() {
+        Some(kernels) => kernels,
+        None => {
+            let place = if is_on_host { Place::Host(Programs::default()) } else { Place::Gpu(allocator) };
+            let found = find(folder, place)?;
+            KERNELS.get_or_init(|| found)
+        }
+    };
+    let fits = match kernels.place {
+        Place::Host(_) => is_on_host,
+        Place::Gpu(first) => !is_on_host && std::ptr::eq(first, allocator),
+    };
+    if !fits {
+        return Err(Error::invalid(
+            "this process has kernels inside PyTorch for another key or another allocator",
+        ));
+    }
+    if let Some(missing) = operators.iter().find(|operator| !operator.is_found(&kernels.originals)) {
+        return Err(Error::invalid(format!(
+            "this PyTorch does not export its own kernel of `{}`, which calls outside the table need",
+            missing.name()
+        )));
+    }
+    kernels.everywhere.store(everywhere, Ordering::Relaxed);
+    kernels.register(&operators)
+}
+
+/// Takes all kernels out: PyTorch's are there again.
+pub(crate) fn disable() {
+    if let Some(kernels) = KERNELS.get() {
+        kernels.registered().clear();
+    }
+}
+
+/// Returns the table, a class of calls a line, with what became of the operators' calls.
+pub(crate) fn report() -> String {
+    match KERNELS.get() {
+        Some(kernels) => kernels.report(),
+        None => SPEEDS.iter().map(|speed| format!("{}\t0\t0\t0\t\n", line(speed))).collect(),
+    }
+}

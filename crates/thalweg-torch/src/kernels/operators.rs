@@ -1,0 +1,268 @@
+//! PyTorch's operators that have a kernel here: for each, when a call is taken, what is launched, and what PyTorch's own kernel is given otherwise.
+//!
+//! A call that is not taken, for whatever reason, goes to PyTorch's kernel with the arguments as they came: shapes that make no sense, lack of memory and
+//! all else that PyTorch refuses are its exceptions.
+
+use smallvec::SmallVec;
+use thalweg_ir::DType;
+
+use super::libtorch::{Libtorch, Stack, Tensor};
+use super::original::{BackwardArguments, ForwardArguments, Mask, NormArguments, NormBackwardArguments};
+use super::rows::{Computation, RowCall};
+use super::{Kernels, Operator, Place};
+
+/// A launch was made, and these are its results; `None` if the call is PyTorch's.
+type Taken<'t> = Option<SmallVec<[Tensor<'t>; 3]>>;
+
+/// A tensor as rows.
+struct Matrix {
+    sizes: SmallVec<[i64; 6]>,
+    dtype: DType,
+    device: i32,
+    rows: u64,
+    columns: u64,
+}
+
+/// Returns what a contiguous tensor is whose last `inner` dimensions are a row; `None` if it has no elements, too few dimensions, or a dtype
+/// that kernels here do not take.
+fn matrix(tensor: &Tensor<'_>, inner: usize) -> Option<Matrix> {
+    let sizes = tensor.sizes()?;
+    let (outer, row) = sizes.split_at(sizes.len().checked_sub(inner)?);
+    let count = |sizes: &[i64]| sizes.iter().map(|size| size.unsigned_abs()).product::<u64>();
+    let (rows, columns) = (count(outer), count(row));
+    if rows * columns == 0 || !tensor.is_contiguous() {
+        return None;
+    }
+    let (dtype, device) = (tensor.dtype()?, tensor.device()?);
+    Some(Matrix { sizes, dtype, device, rows, columns })
+}
+
+/// Returns whether a dimension, from the front or the back, is the last of a rank.
+fn is_last(dimension: i64, rank: usize) -> bool {
+    rank > 0 && (dimension == -1 || dimension == rank as i64 - 1)
+}
+
+/// Returns whether a tensor is contiguous, and of this dtype and these sizes.
+fn is_like(tensor: &Tensor<'_>, dtype: DType, sizes: &[i64]) -> bool {
+    tensor.is_contiguous() && tensor.dtype() == Some(dtype) && tensor.sizes().as_deref() == Some(sizes)
+}
+
+/// One call on its way to a launch.
+struct Attempt<'k> {
+    kernels: &'k Kernels,
+    operator: Operator,
+    computation: Computation,
+}
+
+impl<'k> Attempt<'k> {
+    /// Makes the results and launches, if the table or the user wants it so.
+    fn launch(
+        &self,
+        matrix: &Matrix,
+        [dtype, to]: [DType; 2],
+        scalars: &[u64],
+        inputs: &[&Tensor<'_>],
+        results: &[(&[i64], DType)],
+    ) -> Taken<'k> {
+        let kernels = self.kernels;
+        if !kernels.takes(self.operator, dtype, matrix.rows, matrix.columns) {
+            return None;
+        }
+        let inputs: SmallVec<[u64; 8]> = inputs.iter().map(|input| input.address()).collect::<Option<_>>()?;
+        let results: SmallVec<[Tensor<'k>; 3]> = results
+            .iter()
+            .map(|(sizes, dtype)| kernels.torch.empty(sizes, *dtype, matrix.device))
+            .collect::<Option<_>>()?;
+        let outputs: SmallVec<[u64; 4]> = results.iter().map(Tensor::address).collect::<Option<_>>()?;
+        let call = RowCall {
+            computation: self.computation,
+            dtype,
+            to,
+            rows: matrix.rows,
+            columns: matrix.columns,
+            scalars,
+            inputs: &inputs,
+            outputs: &outputs,
+        };
+        let stream = kernels.current_stream(matrix.device)?;
+        // SAFETY: inputs and results are tensors of these rows and columns on this device, and the results were just made.
+        match unsafe { call.run(&kernels.place, matrix.device, stream) } {
+            Ok(()) => Some(results),
+            Err(error) => {
+                kernels.give_up(self.operator, &error);
+                None
+            }
+        }
+    }
+}
+
+/// Returns tensors of the words that PyTorch's kernel gave.
+fn of_words<'t, const N: usize>(torch: &'t Libtorch, words: [u64; N]) -> SmallVec<[Tensor<'t>; 3]> {
+    let tensor = |word| {
+        Tensor::of_word(torch, word)
+            .unwrap_or_else(|| torch.throw(c"there is no memory for a tensor's handle"))
+    };
+    words.into_iter().map(tensor).collect()
+}
+
+fn put(stack: &Stack<'_>, results: SmallVec<[Tensor<'_>; 3]>) {
+    results.into_iter().enumerate().for_each(|(place, result)| stack.put(place, result));
+}
+
+fn forward(kernels: &Kernels, operator: Operator, stack: &Stack<'_>) {
+    let half_to_float = stack.bool(2);
+    let arguments =
+        ForwardArguments { input: stack.tensor(0), dimension: stack.word(1) as i64, half_to_float };
+    let (computation, original) = match operator {
+        Operator::Softmax => (Computation::Softmax, kernels.originals.softmax),
+        _ => (Computation::LogSoftmax, kernels.originals.log_softmax),
+    };
+    let attempt = Attempt { kernels, operator, computation };
+    let taken = kernels.attempt(operator, || {
+        let input = &arguments.input;
+        let matrix = matrix(input, 1)?;
+        // Others than halfs are refused by PyTorch.
+        let fits = is_last(arguments.dimension, matrix.sizes.len())
+            && (!half_to_float || matrix.dtype == DType::F16);
+        let to = if half_to_float { DType::F32 } else { matrix.dtype };
+        fits.then(|| attempt.launch(&matrix, [matrix.dtype, to], &[], &[input], &[(&matrix.sizes, to)]))?
+    });
+    let results = taken.unwrap_or_else(|| {
+        let original = original.expect("only operators are registered whose kernel was found");
+        of_words(&kernels.torch, [arguments.call(original)])
+    });
+    put(stack, results);
+}
+
+fn backward(kernels: &Kernels, operator: Operator, stack: &Stack<'_>) {
+    let arguments = BackwardArguments {
+        gradient: stack.tensor(0),
+        output: stack.tensor(1),
+        dimension: stack.word(2) as i64,
+        input_dtype: stack.int32(3),
+    };
+    let (computation, original) = match operator {
+        Operator::SoftmaxBackward => (Computation::SoftmaxBackward, kernels.originals.softmax_backward),
+        _ => (Computation::LogSoftmaxBackward, kernels.originals.log_softmax_backward),
+    };
+    let attempt = Attempt { kernels, operator, computation };
+    let taken = kernels.attempt(operator, || {
+        let output = &arguments.output;
+        let matrix = matrix(output, 1)?;
+        let to = kernels.torch.dtype_of(arguments.input_dtype)?;
+        let fits = is_last(arguments.dimension, matrix.sizes.len())
+            && is_like(&arguments.gradient, matrix.dtype, &matrix.sizes)
+            && (to == matrix.dtype || (to, matrix.dtype) == (DType::F16, DType::F32));
+        let (inputs, results) = ([output, &arguments.gradient], [(&matrix.sizes[..], to)]);
+        fits.then(|| attempt.launch(&matrix, [to, matrix.dtype], &[], &inputs, &results))?
+    });
+    let results = taken.unwrap_or_else(|| {
+        let original = original.expect("only operators are registered whose kernel was found");
+        of_words(&kernels.torch, [arguments.call(original)])
+    });
+    put(stack, results);
+}
+
+/// Returns the sizes of what a norm keeps of each row.
+fn of_rows(matrix: &Matrix, inner: usize) -> SmallVec<[i64; 6]> {
+    let mut sizes = matrix.sizes.clone();
+    let rows = sizes.len() - inner;
+    sizes[rows..].fill(1);
+    sizes
+}
+
+fn layer_norm(kernels: &Kernels, stack: &Stack<'_>) {
+    let arguments = NormArguments {
+        input: stack.tensor(0),
+        shape: stack.list(1).into_iter().map(u64::cast_signed).collect(),
+        weight: stack.optional_tensor(2),
+        bias: stack.optional_tensor(3),
+        epsilon: f64::from_bits(stack.word(4)),
+    };
+    let operator = Operator::LayerNorm;
+    let attempt = Attempt { kernels, operator, computation: Computation::LayerNorm };
+    let taken = kernels.attempt(operator, || {
+        let NormArguments { input, shape, weight, bias, epsilon } = &arguments;
+        let (weight, bias) = (weight.as_ref()?, bias.as_ref()?);
+        let matrix = matrix(input, shape.len())?;
+        // On the host PyTorch keeps statistics in the input's dtype.
+        let fits = !shape.is_empty()
+            && (matrix.dtype == DType::F32 || matches!(kernels.place, Place::Gpu(_)))
+            && matrix.sizes.ends_with(shape)
+            && [weight, bias].iter().all(|parameter| is_like(parameter, matrix.dtype, shape));
+        let statistics = of_rows(&matrix, shape.len());
+        let dtype = matrix.dtype;
+        let results =
+            [(&matrix.sizes[..], dtype), (&statistics[..], DType::F32), (&statistics[..], DType::F32)];
+        let scalars = [matrix.columns as f64, *epsilon].map(f64::to_bits);
+        fits.then(|| attempt.launch(&matrix, [dtype; 2], &scalars, &[input, weight, bias], &results))?
+    });
+    let results = taken.unwrap_or_else(|| {
+        let original = kernels.originals.layer_norm;
+        let original = original.expect("only operators are registered whose kernel was found");
+        of_words(&kernels.torch, arguments.call(original))
+    });
+    put(stack, results);
+}
+
+fn layer_norm_backward(kernels: &Kernels, stack: &Stack<'_>) {
+    let mut arguments = NormBackwardArguments {
+        gradient: stack.tensor(0),
+        input: stack.tensor(1),
+        shape: stack.list(2).into_iter().map(u64::cast_signed).collect(),
+        mean: stack.tensor(3),
+        deviation: stack.tensor(4),
+        weight: stack.optional_tensor(5),
+        bias: stack.optional_tensor(6),
+        mask: Mask([false; 3]),
+    };
+    let wanted = stack.list(7);
+    arguments.mask =
+        Mask(std::array::from_fn(|place| wanted.get(place).is_some_and(|&word| word as u8 != 0)));
+    let operator = Operator::LayerNormBackward;
+    let attempt = Attempt { kernels, operator, computation: Computation::LayerNormBackward };
+    let taken = kernels.attempt(operator, || {
+        let NormBackwardArguments { gradient, input, shape, mean, deviation, weight, .. } = &arguments;
+        let weight = weight.as_ref()?;
+        let matrix = matrix(input, shape.len())?;
+        let statistics = of_rows(&matrix, shape.len());
+        let fits = arguments.mask.0[0]
+            && !shape.is_empty()
+            && matrix.sizes.ends_with(shape)
+            && is_like(weight, matrix.dtype, shape)
+            && is_like(gradient, matrix.dtype, &matrix.sizes)
+            && [mean, deviation].iter().all(|statistic| is_like(statistic, DType::F32, &statistics));
+        let inputs = [input, weight, mean, deviation, gradient];
+        let scalars = [(matrix.columns as f64).to_bits()];
+        let dtype = matrix.dtype;
+        fits.then(|| attempt.launch(&matrix, [dtype; 2], &scalars, &inputs, &[(&matrix.sizes, dtype)]))?
+    });
+    let original = kernels.originals.layer_norm_backward;
+    let original = original.expect("only operators are registered whose kernel was found");
+    let Mask([wants_input, of_weight, of_bias]) = arguments.mask;
+    // Of weight and bias PyTorch's kernel is as good.
+    let of_input = taken.and_then(|mut taken| taken.pop());
+    let mask = Mask([wants_input && of_input.is_none(), of_weight, of_bias]);
+    let mut results = of_words(&kernels.torch, arguments.call(original, mask));
+    if let Some(of_input) = of_input {
+        results[0] = of_input;
+    }
+    put(stack, results);
+}
+
+impl Operator {
+    /// Carries a call of PyTorch's out.
+    ///
+    /// # Safety
+    /// The words are a stack with the operator's arguments, and room for its results.
+    pub(super) unsafe fn call(self, kernels: &Kernels, words: *mut u64) {
+        // SAFETY: the caller's promise; each argument is taken once.
+        let stack = unsafe { Stack::new(&kernels.torch, words) };
+        match self {
+            Self::Softmax | Self::LogSoftmax => forward(kernels, self, &stack),
+            Self::SoftmaxBackward | Self::LogSoftmaxBackward => backward(kernels, self, &stack),
+            Self::LayerNorm => layer_norm(kernels, &stack),
+            Self::LayerNormBackward => layer_norm_backward(kernels, &stack),
+        }
+    }
+}

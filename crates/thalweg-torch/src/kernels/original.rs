@@ -1,0 +1,206 @@
+//! PyTorch's own kernels, which are behind those that are registered here: the functions of `at::cuda` (or `at::cpu`), which PyTorch's
+//! libraries export and which go past its dispatcher.
+//!
+//! The stable interface has no way to the kernel that a registration covers: its calls go through the dispatcher, and would come back. These
+//! functions are C++. A name says which types its arguments have, and a PyTorch that declares another one exports another name: then it is not
+//! found, and the operator is left alone. What a name does not say is how the types lie in memory, and that is the ABI of C++ on x86-64
+//! with the standard library of GNU: `at::Tensor` is one pointer with a destructor, so a reference is the address of that pointer, and a result is
+//! written to a place of the caller's; `c10::ArrayRef` is a pointer and a number; `std::optional<at::Tensor>` is a tensor and a flag;
+//! a `std::tuple` lies backwards.
+//!
+//! These functions throw. The exception is PyTorch's own, with its class and its message, and passes through the frames here, which give up
+//! what they own.
+
+use std::mem::MaybeUninit;
+
+use super::libtorch::{Handle, Loaded, Tensor};
+
+/// `c10::ArrayRef<int64_t>`.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub(crate) struct ArrayRef {
+    pub(crate) first: *const i64,
+    pub(crate) count: usize,
+}
+
+/// `std::optional<at::Tensor>`, whose tensor is another's.
+#[repr(C)]
+pub(crate) struct OptionalTensor {
+    pub(crate) word: u64,
+    pub(crate) is_there: bool,
+}
+
+impl OptionalTensor {
+    fn of(tensor: Option<&Tensor<'_>>) -> Self {
+        Self { word: tensor.map_or(0, Tensor::word), is_there: tensor.is_some() }
+    }
+}
+
+/// `std::array<bool, 3>`.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub(crate) struct Mask(pub(crate) [bool; 3]);
+
+type Word = MaybeUninit<u64>;
+type Forward = unsafe extern "C-unwind" fn(*mut Word, Handle, i64, bool);
+type Backward = unsafe extern "C-unwind" fn(*mut Word, Handle, Handle, i64, i8);
+type Norm = unsafe extern "C-unwind" fn(
+    *mut Word,
+    Handle,
+    ArrayRef,
+    *const OptionalTensor,
+    *const OptionalTensor,
+    f64,
+);
+type NormBackward = unsafe extern "C-unwind" fn(
+    *mut Word,
+    Handle,
+    Handle,
+    ArrayRef,
+    Handle,
+    Handle,
+    *const OptionalTensor,
+    *const OptionalTensor,
+    Mask,
+);
+
+/// PyTorch's own kernels; `None` for what this PyTorch does not export.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Originals {
+    pub(crate) softmax: Option<Forward>,
+    pub(crate) log_softmax: Option<Forward>,
+    pub(crate) softmax_backward: Option<Backward>,
+    pub(crate) log_softmax_backward: Option<Backward>,
+    pub(crate) layer_norm: Option<Norm>,
+    pub(crate) layer_norm_backward: Option<NormBackward>,
+}
+
+/// The name of `at::…::native_layer_norm_backward` behind its namespace.
+const NORM_BACKWARD: &str = "26native_layer_norm_backwardERKNS_6TensorES3_N3c108ArrayRefIlEES3_S3_\
+                             RKSt8optionalIS1_ESA_St5arrayIbLm3EE";
+
+impl Originals {
+    /// Finds the kernels of a namespace as C++ writes it: `4cuda` or `3cpu`.
+    pub(crate) fn find(library: &Loaded, namespace: &str) -> Self {
+        let name = |rest: &str| format!("_ZN2at{namespace}{rest}");
+        let backward = "_backward_dataERKNS_6TensorES3_lN3c1010ScalarTypeE";
+        // SAFETY: a name says which types its arguments have, and the module how they lie in memory.
+        unsafe {
+            Self {
+                softmax: library.function(&name("8_softmaxERKNS_6TensorElb")).ok(),
+                log_softmax: library.function(&name("12_log_softmaxERKNS_6TensorElb")).ok(),
+                softmax_backward: library.function(&name(&format!("22_softmax{backward}"))).ok(),
+                log_softmax_backward: library.function(&name(&format!("26_log_softmax{backward}"))).ok(),
+                layer_norm: library
+                    .function(&name(
+                        "17native_layer_normERKNS_6TensorEN3c108ArrayRefIlEERKSt8optionalIS1_ESA_d",
+                    ))
+                    .ok(),
+                layer_norm_backward: library.function(&name(NORM_BACKWARD)).ok(),
+            }
+        }
+    }
+}
+
+/// The arguments of `_softmax` and `_log_softmax`.
+pub(crate) struct ForwardArguments<'t> {
+    pub(crate) input: Tensor<'t>,
+    pub(crate) dimension: i64,
+    pub(crate) half_to_float: bool,
+}
+
+/// The arguments of `_softmax_backward_data` and `_log_softmax_backward_data`.
+pub(crate) struct BackwardArguments<'t> {
+    pub(crate) gradient: Tensor<'t>,
+    pub(crate) output: Tensor<'t>,
+    pub(crate) dimension: i64,
+    /// PyTorch's number of the input's dtype.
+    pub(crate) input_dtype: i32,
+}
+
+/// The arguments of `native_layer_norm`.
+pub(crate) struct NormArguments<'t> {
+    pub(crate) input: Tensor<'t>,
+    pub(crate) shape: Vec<i64>,
+    pub(crate) weight: Option<Tensor<'t>>,
+    pub(crate) bias: Option<Tensor<'t>>,
+    pub(crate) epsilon: f64,
+}
+
+/// The arguments of `native_layer_norm_backward`.
+pub(crate) struct NormBackwardArguments<'t> {
+    pub(crate) gradient: Tensor<'t>,
+    pub(crate) input: Tensor<'t>,
+    pub(crate) shape: Vec<i64>,
+    pub(crate) mean: Tensor<'t>,
+    pub(crate) deviation: Tensor<'t>,
+    pub(crate) weight: Option<Tensor<'t>>,
+    pub(crate) bias: Option<Tensor<'t>>,
+    pub(crate) mask: Mask,
+}
+
+fn shape_of(shape: &[i64]) -> ArrayRef {
+    ArrayRef { first: shape.as_ptr(), count: shape.len() }
+}
+
+/// Calls a function that writes the words of `N` tensors, in the order in which they lie, and returns them.
+///
+/// # Safety
+/// It writes them all, unless it throws.
+unsafe fn words<const N: usize>(call: impl FnOnce(*mut Word)) -> [u64; N] {
+    let mut words = [Word::uninit(); N];
+    call(words.as_mut_ptr());
+    // SAFETY: they were written.
+    words.map(|word| unsafe { word.assume_init() })
+}
+
+impl ForwardArguments<'_> {
+    /// Calls PyTorch's kernel, and returns the result's word.
+    pub(crate) fn call(&self, kernel: Forward) -> u64 {
+        // SAFETY: the arguments are those of its name; it writes one tensor.
+        let [word] = unsafe {
+            words(|result| kernel(result, self.input.handle(), self.dimension, self.half_to_float))
+        };
+        word
+    }
+}
+
+impl BackwardArguments<'_> {
+    /// Calls PyTorch's kernel, and returns the result's word.
+    pub(crate) fn call(&self, kernel: Backward) -> u64 {
+        let (gradient, output) = (self.gradient.handle(), self.output.handle());
+        // SAFETY: as above. `c10::ScalarType` has 8 bits.
+        let [word] = unsafe {
+            words(|result| kernel(result, gradient, output, self.dimension, self.input_dtype as i8))
+        };
+        word
+    }
+}
+
+impl NormArguments<'_> {
+    /// Calls PyTorch's kernel, and returns the words of result, mean and inverse deviation.
+    pub(crate) fn call(&self, kernel: Norm) -> [u64; 3] {
+        let [weight, bias] = [&self.weight, &self.bias].map(|tensor| OptionalTensor::of(tensor.as_ref()));
+        let (input, shape) = (self.input.handle(), shape_of(&self.shape));
+        // SAFETY: as above; it writes a tuple of three tensors.
+        let [deviation, mean, result] = unsafe {
+            words(|results| kernel(results, input, shape, &raw const weight, &raw const bias, self.epsilon))
+        };
+        [result, mean, deviation]
+    }
+}
+
+impl NormBackwardArguments<'_> {
+    /// Calls PyTorch's kernel for the gradients of the mask, and returns the words of those of input, weight and bias.
+    pub(crate) fn call(&self, kernel: NormBackward, mask: Mask) -> [u64; 3] {
+        let [weight, bias] = [&self.weight, &self.bias].map(|tensor| OptionalTensor::of(tensor.as_ref()));
+        let [gradient, input, mean, deviation] =
+            [&self.gradient, &self.input, &self.mean, &self.deviation].map(Tensor::handle);
+        let (shape, weight, bias) = (shape_of(&self.shape), &raw const weight, &raw const bias);
+        // SAFETY: as above.
+        let [of_bias, of_weight, of_input] = unsafe {
+            words(|results| kernel(results, gradient, input, shape, mean, deviation, weight, bias, mask))
+        };
+        [of_input, of_weight, of_bias]
+    }
+}

@@ -1,0 +1,661 @@
+//! Calls as PyTorch makes them, by a libtorch of the test's own over a simulated device: what is computed, what goes to PyTorch's kernel, and that
+//! whatever is taken off the stack is given up.
+
+use std::cell::{Cell, RefCell};
+use std::ffi::{CStr, c_char, c_void};
+use std::mem::MaybeUninit;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+
+use thalweg_driver::{DevicePointer, Label};
+use thalweg_ir::f16;
+use thalweg_runtime::{Device, Environment, Stream};
+use thalweg_sim::{SimConfig, SimDriver};
+
+use super::libtorch::Handle;
+use super::original::{ArrayRef, Mask, OptionalTensor};
+use super::*;
+use crate::allocator::Source;
+
+/// PyTorch's numbers of dtypes.
+const F16: i32 = 5;
+const F32: i32 = 6;
+const F64: i32 = 7;
+
+/// The object that an `at::Tensor` points to.
+struct Implementation {
+    sizes: Vec<i64>,
+    dtype: i32,
+    address: u64,
+    is_contiguous: bool,
+}
+
+/// The process of the test: its memory, its objects, and what PyTorch's own kernels were asked.
+struct World {
+    device: Device,
+    stream: Stream,
+    free: Cell<u64>,
+    /// Handles, lists, optional values and registrations that are alive.
+    objects: Cell<i64>,
+    asked: RefCell<Vec<String>>,
+    registered: RefCell<Vec<(String, usize)>>,
+    throws: Cell<bool>,
+    is_out_of_memory: Cell<bool>,
+}
+
+thread_local! {
+    static WORLD: World = World::new();
+}
+
+fn world<T>(body: impl FnOnce(&World) -> T) -> T {
+    WORLD.with(body)
+}
+
+impl World {
+    fn new() -> Self {
+        let driver = SimDriver::new(SimConfig { memory_bytes: 64 << 20, ..SimConfig::default() }).unwrap();
+        let device = Device::all_of(driver, &Environment::default()).unwrap().remove(0);
+        let stream = device.default_stream();
+        let block = device.allocator().allocate(16 << 20, stream.id()).unwrap();
+        let free = Cell::new(block.address());
+        std::mem::forget(block);
+        Self {
+            device,
+            stream,
+            free,
+            objects: Cell::new(0),
+            asked: RefCell::default(),
+            registered: RefCell::default(),
+            throws: Cell::new(false),
+            is_out_of_memory: Cell::new(false),
+        }
+    }
+
+    fn count(&self, change: i64) {
+        self.objects.set(self.objects.get() + change);
+    }
+
+    /// Creates the word of an `at::Tensor` with memory of its own, which the test never takes back.
+    fn word(&self, sizes: &[i64], dtype: i32) -> u64 {
+        let bytes = sizes.iter().product::<i64>().unsigned_abs() * 8;
+        let address = self.free.replace(self.free.get() + bytes.next_multiple_of(256));
+        let implementation = Implementation { sizes: sizes.to_vec(), dtype, address, is_contiguous: true };
+        Box::into_raw(Box::new(implementation)) as u64
+    }
+
+    fn handle(&self, word: u64) -> Handle {
+        self.count(1);
+        Box::into_raw(Box::new(word)).cast()
+    }
+}
+
+fn implementation<'a>(handle: Handle) -> &'a Implementation {
+    // SAFETY: a handle of the test's is the address of the word of an implementation, which lives as long as the test.
+    unsafe { &*(*handle.cast::<u64>() as *const Implementation) }
+}
+
+mod shim {
+    //! The functions of the stable interface.
+    use super::*;
+
+    pub unsafe extern "C" fn init_impl(
+        namespace: *const c_char,
+        key: *const c_char,
+        _file: *const c_char,
+        _line: u32,
+        library: *mut Handle,
+    ) -> i32 {
+        // SAFETY: texts and a place.
+        unsafe {
+            assert_eq!((CStr::from_ptr(namespace), CStr::from_ptr(key)), (c"aten", c"CUDA"));
+            *library = world(|world| world.handle(0));
+        }
+        0
+    }
+
+    pub unsafe extern "C" fn library_impl(
+        _library: Handle,
+        name: *const c_char,
+        kernel: Boxed,
+        _version: u64,
+    ) -> i32 {
+        // SAFETY: a text.
+        let name = unsafe { CStr::from_ptr(name) }.to_str().unwrap().to_owned();
+        world(|world| world.registered.borrow_mut().push((name, kernel as usize)));
+        0
+    }
+
+    pub unsafe extern "C" fn delete_handle(handle: Handle) -> i32 {
+        // SAFETY: a handle of the test's.
+        drop(unsafe { Box::from_raw(handle.cast::<u64>()) });
+        world(|world| world.count(-1));
+        0
+    }
+
+    pub unsafe extern "C" fn new_tensor(handle: *mut Handle) -> i32 {
+        // SAFETY: a place.
+        unsafe { *handle = world(|world| world.handle(0)) };
+        0
+    }
+
+    pub unsafe extern "C" fn empty_strided(
+        rank: i64,
+        sizes: *const i64,
+        strides: *const i64,
+        dtype: i32,
+        _device_type: i32,
+        device: i32,
+        handle: *mut Handle,
+    ) -> i32 {
+        // SAFETY: so many numbers.
+        let [sizes, strides] =
+            [sizes, strides].map(|list| unsafe { std::slice::from_raw_parts(list, rank as usize) });
+        let expected = (0..sizes.len()).map(|dimension| sizes[dimension + 1..].iter().product());
+        assert_eq!(strides, expected.collect::<Vec<i64>>(), "a new tensor is contiguous");
+        assert_eq!(device, 0);
+        if world(|world| world.is_out_of_memory.get()) {
+            return 1;
+        }
+        // SAFETY: a place.
+        unsafe { *handle = world(|world| world.handle(world.word(sizes, dtype))) };
+        0
+    }
+
+    pub unsafe extern "C" fn data_pointer(handle: Handle, pointer: *mut *mut c_void) -> i32 {
+        // SAFETY: a place.
+        unsafe { *pointer = implementation(handle).address as *mut c_void };
+        0
+    }
+
+    pub unsafe extern "C" fn dim(handle: Handle, rank: *mut i64) -> i32 {
+        // SAFETY: a place.
+        unsafe { *rank = implementation(handle).sizes.len() as i64 };
+        0
+    }
+
+    pub unsafe extern "C" fn sizes(handle: Handle, sizes: *mut *mut i64) -> i32 {
+        // SAFETY: a place.
+        unsafe { *sizes = implementation(handle).sizes.as_ptr().cast_mut() };
+        0
+    }
+
+    pub unsafe extern "C" fn dtype(handle: Handle, dtype: *mut i32) -> i32 {
+        // SAFETY: a place.
+        unsafe { *dtype = implementation(handle).dtype };
+        0
+    }
+
+    pub unsafe extern "C" fn device_index(_handle: Handle, device: *mut i32) -> i32 {
+        // SAFETY: a place.
+        unsafe { *device = 0 };
+        0
+    }
+
+    pub unsafe extern "C" fn is_contiguous(handle: Handle, is: *mut bool) -> i32 {
+        // SAFETY: a place.
+        unsafe { *is = implementation(handle).is_contiguous };
+        0
+    }
+
+    pub unsafe extern "C" fn list_size(list: Handle, count: *mut usize) -> i32 {
+        // SAFETY: a list of the test's, and a place.
+        unsafe { *count = (*list.cast::<Vec<u64>>()).len() };
+        0
+    }
+
+    pub unsafe extern "C" fn list_item(list: Handle, index: usize, item: *mut u64) -> i32 {
+        // SAFETY: as above.
+        unsafe { *item = (&*list.cast::<Vec<u64>>())[index] };
+        0
+    }
+
+    pub unsafe extern "C" fn delete_list(list: Handle) -> i32 {
+        // SAFETY: as above.
+        drop(unsafe { Box::from_raw(list.cast::<Vec<u64>>()) });
+        world(|world| world.count(-1));
+        0
+    }
+
+    pub unsafe extern "C" fn delete(value: *mut c_void) {
+        // SAFETY: an optional value of the test's.
+        drop(unsafe { Box::from_raw(value.cast::<u64>()) });
+        world(|world| world.count(-1));
+    }
+
+    pub unsafe extern "C-unwind" fn check(
+        _condition: bool,
+        _function: *const c_char,
+        _file: *const c_char,
+        _line: u32,
+        _message: *const c_char,
+    ) {
+        unreachable!("nothing here is to be thrown");
+    }
+
+    pub unsafe extern "C" fn current_stream(_device: i32, stream: *mut *mut c_void) -> i32 {
+        // SAFETY: a place.
+        unsafe { *stream = std::ptr::null_mut() };
+        0
+    }
+}
+
+mod own {
+    //! PyTorch's own kernels.
+    use super::*;
+
+    fn asked(text: String) {
+        world(|world| world.asked.borrow_mut().push(text));
+        if world(|world| world.throws.get()) {
+            resume_unwind(Box::new("an exception of PyTorch's"));
+        }
+    }
+
+    pub unsafe extern "C-unwind" fn softmax(
+        result: *mut MaybeUninit<u64>,
+        input: Handle,
+        dimension: i64,
+        half_to_float: bool,
+    ) {
+        asked(format!("softmax {:?} {dimension} {half_to_float}", implementation(input).sizes));
+        // SAFETY: a place for a tensor.
+        unsafe { (*result).write(world(|world| world.word(&[7], F32))) };
+    }
+
+    pub unsafe extern "C-unwind" fn softmax_backward(
+        result: *mut MaybeUninit<u64>,
+        gradient: Handle,
+        output: Handle,
+        dimension: i64,
+        dtype: i8,
+    ) {
+        let [gradient, output] = [gradient, output].map(|handle| &implementation(handle).sizes);
+        asked(format!("softmax_backward {gradient:?} {output:?} {dimension} {dtype}"));
+        // SAFETY: a place for a tensor.
+        unsafe { (*result).write(world(|world| world.word(&[7], F32))) };
+    }
+
+    pub unsafe extern "C-unwind" fn norm(
+        results: *mut MaybeUninit<u64>,
+        input: Handle,
+        shape: ArrayRef,
+        weight: *const OptionalTensor,
+        bias: *const OptionalTensor,
+        epsilon: f64,
+    ) {
+        let sizes = &implementation(input).sizes;
+        // SAFETY: references, as C++ gives them.
+        let [weight, bias] = unsafe { [&*weight, &*bias] }.map(|tensor| tensor.is_there);
+        asked(format!("norm {sizes:?} {} {weight} {bias} {epsilon}", shape.count));
+        // A tuple lies backwards.
+        for (place, size) in [3, 2, 1].into_iter().enumerate() {
+            // SAFETY: places for three tensors.
+            unsafe { (*results.add(place)).write(world(|world| world.word(&[size], F32))) };
+        }
+    }
+
+    pub unsafe extern "C-unwind" fn norm_backward(
+        results: *mut MaybeUninit<u64>,
+        _gradient: Handle,
+        _input: Handle,
+        _shape: ArrayRef,
+        _mean: Handle,
+        _deviation: Handle,
+        _weight: *const OptionalTensor,
+        _bias: *const OptionalTensor,
+        Mask(mask): Mask,
+    ) {
+        asked(format!("norm_backward {mask:?}"));
+        for (place, size) in [3, 2, 1].into_iter().enumerate() {
+            // SAFETY: places for three tensors.
+            unsafe { (*results.add(place)).write(world(|world| world.word(&[size], F32))) };
+        }
+    }
+}
+
+/// Returns kernels on the simulated device, which take calls outside the table, too.
+fn kernels() -> Kernels {
+    let torch = Libtorch {
+        init_impl: shim::init_impl,
+        library_impl: shim::library_impl,
+        delete_library: shim::delete_handle,
+        delete_tensor: shim::delete_handle,
+        new_tensor: shim::new_tensor,
+        empty_strided: shim::empty_strided,
+        data_pointer: shim::data_pointer,
+        dim: shim::dim,
+        sizes: shim::sizes,
+        dtype: shim::dtype,
+        device_index: shim::device_index,
+        is_contiguous: shim::is_contiguous,
+        list_size: shim::list_size,
+        list_item: shim::list_item,
+        delete_list: shim::delete_list,
+        delete: shim::delete,
+        check: shim::check,
+        current_stream: Some(shim::current_stream),
+        dtypes: [(F32, DType::F32), (F16, DType::F16), (15, DType::Bf16)],
+        device_type: 1,
+    };
+    let originals = Originals {
+        softmax: Some(own::softmax),
+        log_softmax: Some(own::softmax),
+        softmax_backward: Some(own::softmax_backward),
+        log_softmax_backward: Some(own::softmax_backward),
+        layer_norm: Some(own::norm),
+        layer_norm_backward: Some(own::norm_backward),
+    };
+    let device = world(|world| world.device.clone());
+    let allocator = Box::leak(Box::new(Allocator::new(Source::Devices(vec![device]), "").unwrap()));
+    let kernels = Kernels::new(torch, originals, Place::Gpu(allocator));
+    kernels.everywhere.store(true, Ordering::Relaxed);
+    kernels
+}
+
+/// An argument on the stack.
+fn tensor(sizes: &[i64], values: &[f32]) -> u64 {
+    let word = world(|world| world.word(sizes, F32));
+    let handle = world(|world| world.handle(word));
+    let bytes: &[u8] = bytemuck_bytes(values);
+    let address = DevicePointer::new(implementation(handle).address);
+    world(|world| world.stream.copy_from_host(address, bytes, Label::here("test")).unwrap());
+    handle as u64
+}
+
+fn bytemuck_bytes(values: &[f32]) -> &[u8] {
+    // SAFETY: floats are bytes.
+    unsafe { std::slice::from_raw_parts(values.as_ptr().cast(), size_of_val(values)) }
+}
+
+fn halfs(sizes: &[i64], values: &[f32]) -> u64 {
+    let handle = world(|world| world.handle(world.word(sizes, F16)));
+    let bytes: Vec<u8> =
+        values.iter().flat_map(|&value| f16::from_f32(value).to_bits().to_le_bytes()).collect();
+    let address = DevicePointer::new(implementation(handle).address);
+    world(|world| world.stream.copy_from_host(address, &bytes, Label::here("test")).unwrap());
+    handle as u64
+}
+
+fn optional(handle: u64) -> u64 {
+    world(|world| world.handle(handle)) as u64
+}
+
+fn list(items: &[u64]) -> u64 {
+    world(|world| world.count(1));
+    Box::into_raw(Box::new(items.to_vec())) as u64
+}
+
+/// Calls an operator with these words, and returns the first `results` words.
+fn call(kernels: &Kernels, operator: Operator, arguments: &[u64], results: usize) -> Vec<Handle> {
+    let mut words = arguments.to_vec();
+    words.resize(arguments.len().max(results), 0);
+    // SAFETY: the arguments are the operator's.
+    unsafe { operator.call(kernels, words.as_mut_ptr()) };
+    words[..results].iter().map(|&word| word as Handle).collect()
+}
+
+/// Returns the sizes and the elements of a result, which is given up.
+fn read(result: Handle) -> (Vec<i64>, Vec<f32>) {
+    let Implementation { sizes, address, .. } = implementation(result);
+    let mut bytes = vec![0; sizes.iter().product::<i64>() as usize * 4];
+    world(|world| {
+        world.stream.copy_to_host(&mut bytes, DevicePointer::new(*address), Label::here("test")).unwrap();
+    });
+    // SAFETY: a handle of the test's.
+    unsafe { shim::delete_handle(result) };
+    let values = bytes.chunks_exact(4).map(|word| f32::from_le_bytes(word.try_into().unwrap()));
+    (sizes.clone(), values.collect())
+}
+
+fn objects() -> i64 {
+    world(|world| world.objects.get())
+}
+
+fn asked() -> Vec<String> {
+    world(|world| world.asked.take())
+}
+
+fn values(count: usize) -> Vec<f32> {
+    (0..count).map(|place| ((place * 37 + 11) % 101) as f32 / 17.0 - 3.0).collect()
+}
+
+fn assert_near(actual: &[f32], expected: &[f64]) {
+    assert_eq!(actual.len(), expected.len());
+    for (place, (actual, expected)) in actual.iter().zip(expected).enumerate() {
+        assert!((f64::from(*actual) - expected).abs() < 1e-5, "at {place}: {actual}, expected {expected}");
+    }
+}
+
+fn softmax_of(values: &[f32], columns: usize) -> Vec<f64> {
+    let row = |row: &[f32]| {
+        let exponentials: Vec<f64> = row.iter().map(|&value| f64::from(value).exp()).collect();
+        let sum: f64 = exponentials.iter().sum();
+        exponentials.into_iter().map(move |value| value / sum).collect::<Vec<_>>()
+    };
+    values.chunks_exact(columns).flat_map(row).collect()
+}
+
+#[test]
+fn softmax_is_computed_on_the_memory_of_the_caller() {
+    let (kernels, x) = (kernels(), values(6 * 40));
+    for (dimension, half_to_float) in [(-1_i64, false), (2, false), (2, true)] {
+        let make = if half_to_float { halfs } else { tensor };
+        let arguments = [make(&[2, 3, 40], &x), dimension as u64, u64::from(half_to_float)];
+        let result = call(&kernels, Operator::Softmax, &arguments, 1)[0];
+        let (sizes, actual) = read(result);
+        assert_eq!(sizes, [2, 3, 40]);
+        let rounded: Vec<f32> = x.iter().map(|&value| f16::from_f32(value).to_f32()).collect();
+        assert_near(&actual, &softmax_of(if half_to_float { &rounded } else { &x }, 40));
+    }
+    assert_eq!((asked(), objects()), (vec![], 0));
+    assert_eq!(kernels.counts(Operator::Softmax).taken.load(Ordering::Relaxed), 3);
+}
+
+#[test]
+fn gradients_of_softmax_and_its_logarithm_are_those_of_their_formulas() {
+    let (kernels, gradient) = (kernels(), values(5 * 33));
+    let y: Vec<f32> = softmax_of(&values(5 * 33), 33).into_iter().map(|value| value as f32).collect();
+    let logarithms: Vec<f32> = y.iter().map(|value| value.ln()).collect();
+    for (operator, output) in [(Operator::SoftmaxBackward, &y), (Operator::LogSoftmaxBackward, &logarithms)] {
+        let arguments = [tensor(&[5, 33], &gradient), tensor(&[5, 33], output), 1, F32 as u64];
+        let (_, actual) = read(call(&kernels, operator, &arguments, 1)[0]);
+        let row = |(y, g): (&[f32], &[f32])| {
+            let wide = |values: &[f32]| values.iter().map(|&value| f64::from(value)).collect::<Vec<_>>();
+            let (y, g) = (wide(y), wide(g));
+            let product: f64 = y.iter().zip(&g).map(|(y, g)| y * g).sum();
+            let sum: f64 = g.iter().sum();
+            let of = |(y, g): (f64, f64)| {
+                if operator == Operator::SoftmaxBackward { y * (g - product) } else { g - y * sum }
+            };
+            y.into_iter().zip(g).map(of).collect::<Vec<_>>()
+        };
+        let expected: Vec<f64> = y.chunks_exact(33).zip(gradient.chunks_exact(33)).flat_map(row).collect();
+        assert_near(&actual, &expected);
+    }
+    assert_eq!((asked(), objects()), (vec![], 0));
+}
+
+#[test]
+fn what_is_not_taken_goes_to_pytorchs_kernel_as_it_came() {
+    let (kernels, x) = (kernels(), values(12));
+    let pass_on = |arguments: [u64; 3], text: &str| {
+        let (sizes, _) = read(call(&kernels, Operator::Softmax, &arguments, 1)[0]);
+        assert_eq!((sizes, asked()), (vec![7], vec![text.to_owned()]));
+        assert_eq!(objects(), 0);
+    };
+    pass_on([tensor(&[3, 4], &x), 0, 0], "softmax [3, 4] 0 false");
+    pass_on([tensor(&[3, 4], &x), 7, 0], "softmax [3, 4] 7 false");
+    pass_on([tensor(&[3, 4], &x), -3_i64 as u64, 0], "softmax [3, 4] -3 false");
+    pass_on([tensor(&[], &x[..1]), 0, 0], "softmax [] 0 false");
+    pass_on([tensor(&[0, 4], &[]), 1, 0], "softmax [0, 4] 1 false");
+    // PyTorch converts halfs only.
+    pass_on([tensor(&[3, 4], &x), 1, 1], "softmax [3, 4] 1 true");
+    let wide = world(|world| world.handle(world.word(&[3, 4], F64))) as u64;
+    pass_on([wide, 1, 0], "softmax [3, 4] 1 false");
+    let turned = Implementation { sizes: vec![3, 4], dtype: F32, address: 256, is_contiguous: false };
+    let turned = world(|world| world.handle(Box::into_raw(Box::new(turned)) as u64)) as u64;
+    pass_on([turned, 1, 0], "softmax [3, 4] 1 false");
+    world(|world| world.is_out_of_memory.set(true));
+    pass_on([tensor(&[3, 4], &x), 1, 0], "softmax [3, 4] 1 false");
+    world(|world| world.is_out_of_memory.set(false));
+    // The table has no rows of four points.
+    kernels.everywhere.store(false, Ordering::Relaxed);
+    pass_on([tensor(&[3, 4], &x), 1, 0], "softmax [3, 4] 1 false");
+    let counts = kernels.counts(Operator::Softmax);
+    assert_eq!([&counts.taken, &counts.passed_on].map(|count| count.load(Ordering::Relaxed)), [0, 10]);
+}
+
+#[test]
+fn an_exception_of_pytorchs_passes_and_everything_is_given_up() {
+    let kernels = kernels();
+    world(|world| world.throws.set(true));
+    let x = values(12);
+    let weight = optional(tensor(&[5], &x[..5]));
+    let calls = [
+        (Operator::Softmax, vec![tensor(&[3, 4], &x), 0, 0]),
+        (Operator::SoftmaxBackward, vec![tensor(&[3, 4], &x), tensor(&[12], &x), 1, F32 as u64]),
+        (Operator::LayerNorm, vec![tensor(&[3, 4], &x), list(&[5]), weight, 0, 1e-5_f64.to_bits()]),
+    ];
+    for (operator, arguments) in calls {
+        let thrown = catch_unwind(AssertUnwindSafe(|| call(&kernels, operator, &arguments, 1))).unwrap_err();
+        assert_eq!(thrown.downcast_ref::<&str>(), Some(&"an exception of PyTorch's"));
+    }
+    assert_eq!((asked().len(), objects()), (3, 0));
+}
+
+fn norm_of(x: &[f32], columns: usize) -> Vec<(f64, f64)> {
+    let row = |row: &[f32]| {
+        let mean = row.iter().map(|&value| f64::from(value)).sum::<f64>() / columns as f64;
+        let square = |value: &f32| (f64::from(*value) - mean).powi(2);
+        let variance = row.iter().map(square).sum::<f64>() / columns as f64;
+        (mean, 1.0 / (variance + 1e-5).sqrt())
+    };
+    x.chunks_exact(columns).map(row).collect()
+}
+
+#[test]
+fn layer_norm_gives_statistics_with_the_sizes_of_pytorch() {
+    let (kernels, x) = (kernels(), values(4 * 30));
+    let (weight, bias) = (values(30), values(60)[30..].to_vec());
+    let parameters = [&weight, &bias].map(|values| optional(tensor(&[5, 6], values)));
+    let arguments =
+        [tensor(&[2, 2, 5, 6], &x), list(&[5, 6]), parameters[0], parameters[1], 1e-5_f64.to_bits()];
+    let results = call(&kernels, Operator::LayerNorm, &arguments, 3);
+    let [result, mean, deviation] = [0, 1, 2].map(|place| read(results[place]));
+    assert_eq!([&result.0, &mean.0, &deviation.0], [&vec![2, 2, 5, 6], &vec![2, 2, 1, 1], &vec![2, 2, 1, 1]]);
+    let rows = norm_of(&x, 30);
+    assert_near(&mean.1, &rows.iter().map(|row| row.0).collect::<Vec<_>>());
+    assert_near(&deviation.1, &rows.iter().map(|row| row.1).collect::<Vec<_>>());
+    let expected = x.iter().enumerate().map(|(place, &x)| {
+        let (mean, deviation) = rows[place / 30];
+        let [weight, bias] = [&weight, &bias].map(|values| f64::from(values[place % 30]));
+        (f64::from(x) - mean) * deviation * weight + bias
+    });
+    assert_near(&result.1, &expected.collect::<Vec<_>>());
+    // Without a weight it is PyTorch's.
+    let arguments = [tensor(&[4, 30], &x), list(&[30]), 0, 0, 1e-5_f64.to_bits()];
+    let results = call(&kernels, Operator::LayerNorm, &arguments, 3);
+    assert_eq!(results.into_iter().map(|result| read(result).0).collect::<Vec<_>>(), [[1], [2], [3]]);
+    assert_eq!((asked(), objects()), (vec!["norm [4, 30] 1 false false 0.00001".to_owned()], 0));
+}
+
+#[test]
+fn layer_norms_gradient_of_the_input_is_ours_and_those_of_parameters_are_pytorchs() {
+    let (kernels, x, gradient) = (kernels(), values(4 * 30), values(150)[30..].to_vec());
+    let weight = values(30);
+    let rows = norm_of(&x, 30);
+    let backward = |mask: [u64; 3]| {
+        let statistic = |of: fn(&(f64, f64)) -> f64| -> u64 {
+            tensor(&[4, 1], &rows.iter().map(|row| of(row) as f32).collect::<Vec<_>>())
+        };
+        let arguments = [
+            tensor(&[4, 30], &gradient),
+            tensor(&[4, 30], &x),
+            list(&[30]),
+            statistic(|row| row.0),
+            statistic(|row| row.1),
+            optional(tensor(&[30], &weight)),
+            0,
+            list(&mask),
+        ];
+        let results = call(&kernels, Operator::LayerNormBackward, &arguments, 3);
+        results.into_iter().map(read).collect::<Vec<_>>()
+    };
+    let results = backward([1, 1, 0]);
+    assert_eq!(asked(), ["norm_backward [false, true, false]"]);
+    assert_eq!([&results[0].0, &results[1].0, &results[2].0], [&vec![4, 30], &vec![2], &vec![3]]);
+    let mut expected = Vec::new();
+    for (row, (mean, deviation)) in rows.iter().enumerate() {
+        let points = row * 30..(row + 1) * 30;
+        let normalized: Vec<f64> =
+            x[points.clone()].iter().map(|&x| (f64::from(x) - mean) * deviation).collect();
+        let weighted: Vec<f64> =
+            gradient[points].iter().zip(&weight).map(|(g, w)| f64::from(*g) * f64::from(*w)).collect();
+        let average = weighted.iter().sum::<f64>() / 30.0;
+        let slope = weighted.iter().zip(&normalized).map(|(g, x)| g * x).sum::<f64>() / 30.0;
+        expected.extend(weighted.iter().zip(&normalized).map(|(g, x)| deviation * (g - average - x * slope)));
+    }
+    assert_near(&results[0].1, &expected);
+    assert_eq!(backward([0, 1, 1])[0].0, [1], "the input's gradient is not wanted");
+    assert_eq!(asked(), ["norm_backward [false, true, true]"]);
+    assert_eq!(objects(), 0);
+}
+
+#[test]
+fn an_operator_that_failed_stays_with_pytorch_and_the_report_says_why() {
+    let (kernels, x) = (kernels(), values(12));
+    for status in [Status::OutOfMemory, Status::Capture] {
+        kernels.give_up(Operator::Softmax, &Error::new(status, "later"));
+    }
+    assert!(kernels.takes(Operator::Softmax, DType::F32, 3, 4));
+    kernels.give_up(Operator::Softmax, &Error::new(Status::Driver, "no\tcompiler"));
+    read(call(&kernels, Operator::Softmax, &[tensor(&[3, 4], &x), 1, 0], 1)[0]);
+    assert_eq!(asked().len(), 1);
+    let report = kernels.report();
+    let first: Vec<_> = report.lines().next().unwrap().split('\t').collect();
+    assert_eq!((first[0], &first[7..]), ("_softmax", &["0", "0", "1", "no compiler"][..]));
+    assert!(report.lines().all(|line| line.split('\t').count() == 11), "{report}");
+    assert!(kernels.takes(Operator::LogSoftmax, DType::F32, 3, 4), "other operators go on");
+}
+
+#[test]
+fn registrations_are_made_once_and_taken_out() {
+    let kernels = kernels();
+    let operators = operators_of("", false).unwrap();
+    assert!(!operators.contains(&Operator::LogSoftmaxBackward), "the table does not have it");
+    assert_eq!(operators_of("", true).unwrap().len(), 6);
+    kernels.register(&operators).unwrap();
+    kernels.register(&operators).unwrap();
+    let names: Vec<String> =
+        world(|world| world.registered.take()).into_iter().map(|(name, _)| name).collect();
+    assert_eq!(names, operators.iter().map(|operator| operator.name()).collect::<Vec<_>>());
+    assert!(kernels.report().lines().all(|line| line.split('\t').nth(7) == Some("1")));
+    kernels.registered().clear();
+    assert_eq!(objects(), 0);
+    let error = operators_of("_softmax,gelu", false).unwrap_err();
+    assert!(error.message().starts_with("there is no kernel for `gelu`; there are kernels for _softmax,"));
+}
+
+#[test]
+fn the_table_has_what_is_ahead_by_five_percent() {
+    for speed in SPEEDS {
+        assert!(speed.ours >= 1.05 * speed.pytorch, "{speed:?}");
+        assert!(Operator::ALL.iter().any(|operator| operator.name() == speed.operator), "{speed:?}");
+        let [fewest, most] = speed.columns;
+        assert!(fewest <= most && fewest % COLUMNS == 0 && most % COLUMNS == 0, "{speed:?}");
+        let (rows, dtype) = (speed.elements.div_ceil(fewest), speed.dtypes[0]);
+        let ahead = |rows, columns| speeds::is_ahead(speed.operator, dtype, rows, columns);
+        assert!(ahead(rows, fewest) && ahead(rows, most));
+        assert!(!ahead(1, fewest), "too few elements: {speed:?}");
+        assert!(!ahead(rows, fewest + 1), "no vectors: {speed:?}");
+        assert!(!speeds::is_ahead(speed.operator, DType::F64, rows, fewest));
+    }
+    assert!(!speeds::is_ahead("_softmax", DType::Bf16, 1 << 20, 131_072), "as fast as PyTorch's");
+}
+
+#[test]
+fn without_pytorch_there_is_an_error_that_says_so() {
+    let allocator = Box::leak(Box::new(Allocator::new(Source::Sim, "").unwrap()));
+    let error = enable(allocator, "torch/lib", "CUDA", "", false).unwrap_err();
+    assert_eq!(error.message(), "torch/lib/libtorch_cpu.so is not loaded: import torch first");
+    let error = enable(allocator, "torch/lib", "XPU", "", false).unwrap_err();
+    assert_eq!(error.message(), "there are no kernels for the key `XPU`: CUDA or CPU");
+}
