@@ -3,6 +3,7 @@
     python kernels.py --check                 on a GPU: results, shapes that are taken and that are not, captures, streams
     python kernels.py --check --device cpu    the same without a GPU, by loops on the host
     python kernels.py --time FILE             on a GPU: writes a line of JSON a case; prints a table
+    python kernels.py --train                 on a GPU: GPT-2's training step with and without kernels, and where its time goes
 
 Nothing is timed with --check. Time on the GPU is that of a captured graph of calls, so that the host takes no part in it. The bytes of a case are counted once
 read and once written, and compared with a copy of as many.
@@ -105,7 +106,10 @@ def error_of(results, exact):
 
 def check(device):
     shapes = [(1, 17), (3, 64), (5, 768), (33, 1000), (7, 1024), (64, 2048), (5, 5000), (9, 8192), (3, 50304), (2, 65536)]
-    for dtype in (torch.float32, torch.float16, torch.bfloat16):
+    dtypes = (torch.float32, torch.float16, torch.bfloat16)
+    if device == "cuda":
+        load_all((dtype, columns) for dtype in dtypes for _, columns in shapes)
+    for dtype in dtypes:
         for operator in ALL:
             worst = [0.0, 0.0]
             for rows, columns in shapes:
@@ -229,8 +233,8 @@ def check_streams():
     print("ok streams")
 
 
-def on_gpu(case, calls):
-    """Microseconds of one call on the GPU: the median of 7 launches of a graph of calls."""
+def captured(case, calls):
+    """A graph of calls, so that the host takes no part in their time."""
     for _ in range(2):
         case.call()
     torch.cuda.synchronize()
@@ -238,15 +242,31 @@ def on_gpu(case, calls):
     with torch.cuda.graph(graph):
         for _ in range(calls):
             case.call()
-    times = []
-    for _ in range(8):
-        first, last = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        first.record()
-        graph.replay()
-        last.record()
-        last.synchronize()
-        times.append(first.elapsed_time(last) * 1000 / calls)
-    return statistics.median(times[1:])
+    return graph
+
+
+def microseconds(graph, calls):
+    first, last = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    first.record()
+    graph.replay()
+    last.record()
+    last.synchronize()
+    return first.elapsed_time(last) * 1000 / calls
+
+
+def on_gpu(case, calls, rounds=7):
+    """Microseconds of one call on the GPU, PyTorch's and ours, and the ratio: medians of rounds that run both, in alternating order."""
+    thalweg_torch.disable_kernels()
+    theirs = captured(case, calls)
+    thalweg_torch.enable_kernels(everywhere=True)
+    ours = captured(case, calls)
+    pairs = []
+    for number in range(rounds + 1):
+        order = [theirs, ours] if number % 2 == 0 else [ours, theirs]
+        times = [microseconds(graph, calls) for graph in order]
+        pairs.append(times if number % 2 == 0 else times[::-1])
+    pairs = pairs[1:]
+    return (*(statistics.median(times) for times in zip(*pairs)), statistics.median(a / b for a, b in pairs))
 
 
 def on_host(case, calls=200):
@@ -282,22 +302,22 @@ def copy_time(elements):
 
 
 def cases():
-    half = torch.bfloat16, torch.float16, torch.float32
-    for dtype in half:
-        for columns in (128, 256, 512, 768, 1024, 2048, 4096, 8192, 16384, 32768, 50304, 65536, 131072):
-            if dtype == torch.float16 and columns not in (768, 1024, 8192, 65536):
-                continue
-            yield dtype, (1 << 27) // columns, columns
+    """Dtype, rows, columns: large tensors of many widths, then smaller ones."""
     for dtype in (torch.bfloat16, torch.float32):
-        for columns in (256, 768, 1024, 4096, 8192):
-            for elements in (1 << 16, 1 << 20, 1 << 22, 1 << 23, 1 << 24, 1 << 25):
+        for columns in (64, 128, 256, 512, 768, 1024, 1280, 2048, 4096, 8192, 16384, 32768, 50304, 65536, 131072):
+            yield dtype, (1 << 26) // columns, columns
+    for columns in (128, 768, 1024, 8192, 65536):
+        yield torch.float16, (1 << 26) // columns, columns
+    for dtype in (torch.bfloat16, torch.float32):
+        for columns in (256, 768, 1024, 4096):
+            for elements in (1 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 24):
                 yield dtype, max(1, elements // columns), columns
 
 
-def load_all():
-    """Compiles all kernels, on many threads."""
+def load_all(shapes):
+    """Compiles all kernels for dtypes and columns, on many threads."""
     thalweg_torch.enable_kernels(everywhere=True)
-    classes = {(operator, dtype, columns) for dtype, _, columns in cases() for operator in ALL}
+    classes = {(operator, dtype, columns) for dtype, columns in shapes for operator in ALL}
     begin = time.perf_counter()
 
     def load(key):
@@ -314,7 +334,7 @@ def measure(path, seconds):
     copied = copy_time(1 << 28)
     rate = (1 << 30) / copied
     print(f"{torch.cuda.get_device_name()}, PyTorch {torch.__version__}; a copy: {rate / 1000:.0f} GB/s")
-    load_all()
+    load_all((dtype, columns) for dtype, _, columns in cases())
     with open(path, "w") as lines:
         measure_host(lines)
         for dtype, rows, columns in cases():
@@ -322,19 +342,15 @@ def measure(path, seconds):
                 if time.perf_counter() - begin > seconds:
                     print("the time is up")
                     return
-                thalweg_torch.disable_kernels()
                 case = Case(operator, dtype, rows, columns, "cuda")
-                theirs = on_gpu(case, calls_for(case))
-                thalweg_torch.enable_kernels(everywhere=True)
-                ours = on_gpu(case, calls_for(case))
+                theirs, ours, ratio = on_gpu(case, calls_for(case))
                 percent = [100 * case.bytes() / rate / time for time in (theirs, ours)]
                 name = str(dtype).removeprefix("torch.")
-                row = dict(operator=operator, dtype=name, rows=rows, columns=columns, pytorch=theirs, ours=ours,
+                row = dict(operator=operator, dtype=name, rows=rows, columns=columns, pytorch=theirs, ours=ours, ratio=ratio,
                            percent_pytorch=percent[0], percent=percent[1])
                 print(json.dumps(row), file=lines, flush=True)
-                if rows * columns >= 1 << 26:
-                    print(f"{operator:28} {name:9} {rows:8}x{columns:<7} {theirs:9.1f} {ours:9.1f} us"
-                          f" {percent[0]:6.1f} {percent[1]:6.1f} % of a copy  x{theirs / ours:.2f}", flush=True)
+                print(f"{operator:28} {name:9} {rows:8}x{columns:<7} {theirs:9.1f} {ours:9.1f} us"
+                      f" {percent[0]:6.1f} {percent[1]:6.1f} % of a copy  x{ratio:.3f}", flush=True)
 
 
 def measure_host(lines):
@@ -354,17 +370,110 @@ def measure_host(lines):
             print(f"host {operator:28} {name:9} {theirs:6.2f} us, ours {ours:6.2f}, passed on {passed_on:6.2f}", flush=True)
 
 
+class Block(torch.nn.Module):
+    """A block of GPT-2's."""
+
+    def __init__(self, features, heads):
+        super().__init__()
+        nn = torch.nn
+        self.heads = heads
+        self.norm1, self.norm2 = nn.LayerNorm(features), nn.LayerNorm(features)
+        self.qkv, self.projection = nn.Linear(features, 3 * features), nn.Linear(features, features)
+        self.expand, self.contract = nn.Linear(features, 4 * features), nn.Linear(4 * features, features)
+
+    def forward(self, x):
+        functional = torch.nn.functional
+        batch, tokens, features = x.shape
+        packed = self.qkv(self.norm1(x)).view(batch, tokens, 3, self.heads, features // self.heads)
+        q, k, v = (part.transpose(1, 2) for part in packed.unbind(2))
+        heads = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.projection(heads.transpose(1, 2).reshape(batch, tokens, features))
+        return x + self.contract(functional.gelu(self.expand(self.norm2(x)), approximate="tanh"))
+
+
+class Gpt2(torch.nn.Module):
+    def __init__(self, features=768, heads=12, layers=12, vocabulary=50304, tokens=1024):
+        super().__init__()
+        nn = torch.nn
+        self.tokens, self.positions = nn.Embedding(vocabulary, features), nn.Embedding(tokens, features)
+        self.blocks, self.norm = nn.ModuleList(Block(features, heads) for _ in range(layers)), nn.LayerNorm(features)
+
+    def forward(self, tokens, following):
+        x = self.tokens(tokens) + self.positions.weight
+        for block in self.blocks:
+            x = block(x)
+        scores = torch.nn.functional.linear(self.norm(x), self.tokens.weight)
+        return torch.nn.functional.cross_entropy(scores.view(-1, scores.shape[-1]), following.view(-1))
+
+
+def train(everywhere, rounds=5, steps=4):
+    """GPT-2's training step of 16 x 1,024 tokens, eager, in bfloat16 by autocast, with and without kernels, in alternating order."""
+    torch.backends.cuda.matmul.allow_tf32 = True
+    torch.manual_seed(0)
+    model = Gpt2().cuda()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, fused=True)
+    tokens, following = (torch.randint(0, 50257, (16, 1024), device="cuda") for _ in range(2))
+
+    def step():
+        optimizer.zero_grad(set_to_none=True)
+        with torch.autocast("cuda", torch.bfloat16):
+            loss = model(tokens, following)
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    def timed():
+        begin = time.perf_counter()
+        for _ in range(steps):
+            loss = step()
+        issued = time.perf_counter()
+        torch.cuda.synchronize()
+        end = time.perf_counter()
+        return [1000 * (end - begin) / steps, 1000 * (issued - begin) / steps, loss.item()]
+
+    def enable(ours):
+        thalweg_torch.disable_kernels()
+        if ours:
+            thalweg_torch.enable_kernels(everywhere=everywhere)
+
+    results = {False: [], True: []}
+    for number in range(rounds + 1):
+        for ours in (False, True) if number % 2 == 0 else (True, False):
+            enable(ours)
+            results[ours].append(timed())
+    for ours, rows in results.items():
+        whole, issued, losses = zip(*rows[1:])
+        print(f"GPT-2 {'with' if ours else 'without'} kernels: {statistics.median(whole):.3f} ms a step, the host {statistics.median(issued):.3f},"
+              f" losses {[round(loss, 4) for loss in losses]}", flush=True)
+    ratio = statistics.median(a[0] / b[0] for a, b in zip(results[False][1:], results[True][1:]))
+    print(f"GPT-2: x{ratio:.3f}; calls taken: {dict((k.operator, (k.taken, k.passed_on)) for k in thalweg_torch.kernels())}", flush=True)
+    for ours in (False, True):
+        enable(ours)
+        step()
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+            step()
+            torch.cuda.synchronize()
+        print("with kernels" if ours else "without kernels")
+        for row in sorted(profile.key_averages(), key=lambda row: -row.self_device_time_total)[:40]:
+            print(f"  {row.self_device_time_total / 1000:8.3f} ms {row.count:5} {row.key[:130]}")
+        sys.stdout.flush()
+
+
 def main():
     arguments = argparse.ArgumentParser()
     arguments.add_argument("--check", action="store_true")
     arguments.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
     arguments.add_argument("--time")
+    arguments.add_argument("--train", action="store_true")
+    arguments.add_argument("--everywhere", action="store_true")
     arguments.add_argument("--seconds", type=float, default=60)
     arguments = arguments.parse_args()
     if arguments.check:
         check(arguments.device)
     if arguments.time:
         measure(arguments.time, arguments.seconds)
+    if arguments.train:
+        train(arguments.everywhere)
 
 
 if __name__ == "__main__":
