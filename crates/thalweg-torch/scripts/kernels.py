@@ -22,6 +22,8 @@ import thalweg_torch
 aten = torch.ops.aten
 ALL = ["_softmax", "_log_softmax", "_softmax_backward_data", "_log_softmax_backward_data", "native_layer_norm",
        "native_layer_norm_backward"]
+# With its gradient, as one case.
+TIMED = ALL + ["cross_entropy_loss"]
 
 
 def numbers(shape, dtype, device, seed):
@@ -40,6 +42,9 @@ class Case:
             self.weight = numbers((columns,), dtype, device, 3) + 1
             self.bias = numbers((columns,), dtype, device, 4)
             _, self.mean, self.deviation = self.norm(self.x, self.weight, self.bias)
+        elif operator == "cross_entropy_loss":
+            self.x.requires_grad_()
+            self.target = torch.randint(0, columns, (rows,), device=device)
         elif "backward" in operator:
             function = aten._softmax if operator == "_softmax_backward_data" else aten._log_softmax
             self.x = function(self.x, 1, False)
@@ -48,6 +53,8 @@ class Case:
         return aten.native_layer_norm(x, [self.columns], weight, bias, 1e-5)
 
     def call(self):
+        if self.operator == "cross_entropy_loss":
+            return torch.autograd.grad(torch.nn.functional.cross_entropy(self.x, self.target), self.x)
         if self.operator in ("_softmax", "_log_softmax"):
             return (getattr(aten, self.operator)(self.x, 1, False),)
         if "data" in self.operator:
@@ -80,7 +87,7 @@ class Case:
         return (self.deviation.double() * (gradient - gradient.mean(1, keepdim=True) - normalized * slope),)
 
     def bytes(self):
-        tensors = 3 if "backward" in self.operator else 2
+        tensors = 3 if "backward" in self.operator or "cross" in self.operator else 2
         return tensors * self.x.numel() * self.x.element_size()
 
 
@@ -126,9 +133,10 @@ def check(device):
                 worst = [max(worst[0], ours), max(worst[1], theirs)]
             print(f"ok {operator} {dtype}: error {worst[0]:.1e}, PyTorch's {worst[1]:.1e}")
     for kernel in thalweg_torch.kernels():
-        assert kernel.taken and not kernel.given_up, kernel
+        assert kernel.taken or "cross" in kernel.operator and not kernel.given_up, kernel
     check_others(device)
     check_errors(device)
+    check_cross_entropy(device)
     if device == "cuda":
         check_captured()
         check_streams()
@@ -164,6 +172,88 @@ def check_others(device):
     torch.softmax(inputs, -1).square().sum().backward()
     assert torch.allclose(single.grad.double(), inputs.grad, atol=1e-6)
     print("ok what has no kernel")
+
+
+def check_cross_entropy(device):
+    """Losses and gradients against float64, and what is composed as PyTorch does."""
+    cross_entropy = torch.nn.functional.cross_entropy
+    thalweg_torch.enable_kernels(everywhere=True, device=device)
+
+    def count():
+        return taken("cross_entropy_loss"), taken("cross_entropy_loss_backward")
+
+    def run(scores, target, **how):
+        scores = scores.detach().requires_grad_()
+        loss = cross_entropy(scores, target, **how)
+        (gradient,) = torch.autograd.grad(loss.sum(), scores)
+        return loss.detach(), gradient
+
+    for rows, columns in [(7, 40), (64, 1000), (33, 8192), (5, 50304), (3, 50257)]:
+        target = torch.randint(0, columns, (rows,), generator=torch.Generator(device).manual_seed(7), device=device)
+        target[1] = -100
+        for dtype, eps in [(torch.float32, 1e-5), (torch.bfloat16, 1e-2), (torch.float16, 2e-3)]:
+            scores = numbers((rows, columns), dtype, device, 8)
+            for how in (dict(), dict(reduction="sum"), dict(reduction="none"), dict(ignore_index=int(target[0]))):
+                target[1] = how.get("ignore_index", -100)
+                loss, gradient = run(scores.double(), target, **how)
+                before = count()
+                actual, slope = run(scores, target, **how)
+                assert count() == (before[0] + 1, before[1] + 1), (count(), before)
+                assert actual.dtype == dtype and slope.dtype == dtype
+                assert torch.allclose(actual.double(), loss, rtol=eps, atol=eps), (rows, columns, dtype, how)
+                assert (slope.double() - gradient).abs().max() <= eps * gradient.abs().max(), (rows, columns, dtype, how)
+                with torch.autocast(device, torch.bfloat16):
+                    wide, _ = run(scores, target, **how)
+                assert wide.dtype == torch.float32 and torch.allclose(wide.double(), loss, rtol=1e-5, atol=1e-5)
+    target = torch.tensor([3, -100, 0, 39, 7, 8, 9], device=device)
+    scores, weight = numbers((7, 40), torch.float32, device, 8), numbers((40,), torch.float32, device, 9).abs()
+    before = count()
+    cases = [
+        (scores, target, dict(weight=weight)),
+        (scores, target, dict(label_smoothing=0.1)),
+        (scores, torch.softmax(numbers((7, 40), torch.float32, device, 10), 1), {}),
+        (scores.double(), target, {}),
+        (scores.t().contiguous().t(), target, {}),
+        (scores[2], target[2], {}),
+        (scores[:0], target[:0], dict(reduction="sum")),
+        (scores.view(1, 7, 40).transpose(1, 2), target.view(1, 7), {}),
+    ]
+    ours = [run(*case[:2], **case[2]) for case in cases]
+    assert count() == before
+    ours.append(run(scores, torch.full_like(target, -100)))
+    cases.append((scores, torch.full_like(target, -100), {}))
+    thalweg_torch.disable_kernels()
+    for case, (loss, gradient) in zip(cases, ours):
+        expected = run(*case[:2], **case[2])
+        assert torch.allclose(loss, expected[0], equal_nan=True) and torch.allclose(gradient, expected[1], equal_nan=True)
+    derivatives = []
+    for enabled in (True, False):
+        if enabled:
+            thalweg_torch.enable_kernels(everywhere=True, device=device)
+        else:
+            thalweg_torch.disable_kernels()
+        leaf = scores.clone().requires_grad_()
+        (first,) = torch.autograd.grad(cross_entropy(leaf, target), leaf, create_graph=True)
+        (second,) = torch.autograd.grad(first.square().sum(), leaf)
+        mapped = torch.func.grad(lambda x: cross_entropy(x, target))(scores)
+        each = torch.func.vmap(lambda x, y: cross_entropy(x, y))(scores[:, None], target.clamp_min(0)[:, None])
+        errors = []
+        for wrong in (target[:3], target.float(), target[None]):
+            try:
+                cross_entropy(scores, wrong)
+            except Exception as error:
+                errors.append((type(error), str(error)))
+        derivatives.append((first.detach(), second, mapped, each, errors))
+    for ours, theirs in zip(*derivatives):
+        assert ours == theirs if isinstance(ours, list) else torch.allclose(ours, theirs, atol=1e-7)
+    # Taken forward and taken out before the gradient.
+    thalweg_torch.enable_kernels(everywhere=True, device=device)
+    leaf = scores.clone().requires_grad_()
+    loss = cross_entropy(leaf, target)
+    thalweg_torch.disable_kernels()
+    loss.backward()
+    assert torch.allclose(leaf.grad, derivatives[1][0], atol=1e-7)
+    print("ok cross entropy")
 
 
 def check_errors(device):
@@ -317,7 +407,7 @@ def cases():
 def load_all(shapes):
     """Compiles all kernels for dtypes and columns, on many threads."""
     thalweg_torch.enable_kernels(everywhere=True)
-    classes = {(operator, dtype, columns) for dtype, columns in shapes for operator in ALL}
+    classes = {(operator, dtype, columns) for dtype, columns in shapes for operator in TIMED}
     begin = time.perf_counter()
 
     def load(key):
@@ -338,7 +428,7 @@ def measure(path, seconds):
     with open(path, "w") as lines:
         measure_host(lines)
         for dtype, rows, columns in cases():
-            for operator in ALL:
+            for operator in TIMED:
                 if time.perf_counter() - begin > seconds:
                     print("the time is up")
                     return
@@ -356,7 +446,7 @@ def measure(path, seconds):
 def measure_host(lines):
     """The host's time of a call of one small shape: PyTorch's, ours, and one that is passed on."""
     for dtype in (torch.bfloat16, torch.float32):
-        for operator in ALL:
+        for operator in TIMED:
             thalweg_torch.disable_kernels()
             case = Case(operator, dtype, 8, 768, "cuda")
             theirs = on_host(case)

@@ -3,7 +3,7 @@
 import pathlib
 import typing
 
-from . import _state, _tiers
+from . import _cross_entropy, _state, _tiers
 
 
 class Kernel(typing.NamedTuple):
@@ -33,7 +33,7 @@ class Kernel(typing.NamedTuple):
 
 
 def enable_kernels(operators=None, *, everywhere=False, device="cuda"):
-    """Registers Thalweg's kernels for operators of PyTorch: softmax, log-softmax, layer norm and their gradients.
+    """Registers Thalweg's kernels for operators of PyTorch: softmax, log-softmax, layer norm, cross entropy and their gradients.
 
     A call is taken where `kernels()` lists it, and goes to PyTorch's own kernel otherwise. PyTorch keeps tensors, autograd and its allocator
     (or Thalweg's, by `enable`, which has to come before this if both are wanted).
@@ -58,12 +58,18 @@ def enable_kernels(operators=None, *, everywhere=False, device="cuda"):
         return
     folder = pathlib.Path(torch.__file__).parent / "lib"
     arguments = str(folder).encode(), keys[device].encode(), names.encode(), int(everywhere)
+    _cross_entropy.define()
     with _state.lock:
         _state.kernels_library().call("thalweg_enable_kernels", *arguments)
+    with_loss = [kernel for kernel in kernels() if kernel.operator == _cross_entropy.OPERATOR and kernel.enabled]
+    if with_loss:
+        elements = 0 if everywhere else min(kernel.elements for kernel in with_loss)
+        _cross_entropy.enable(keys[device], elements)
 
 
 def disable_kernels():
     """Takes all kernels out again: PyTorch's own are there as before. Does nothing if there are none."""
+    _cross_entropy.disable()
     with _state.lock:
         _state.kernels_library().call("thalweg_disable_kernels")
 

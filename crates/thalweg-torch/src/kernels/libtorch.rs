@@ -44,6 +44,7 @@ pub(crate) struct Libtorch {
     pub(crate) dim: Get<i64>,
     pub(crate) sizes: Get<*mut i64>,
     pub(crate) dtype: Get<i32>,
+    pub(crate) device_kind: Get<i32>,
     pub(crate) device_index: Get<i32>,
     pub(crate) is_contiguous: Get<bool>,
     pub(crate) list_size: Get<usize>,
@@ -56,7 +57,7 @@ pub(crate) struct Libtorch {
     /// The current stream of a device; `None` where PyTorch's CUDA part is not asked.
     pub(crate) current_stream: Option<unsafe extern "C" fn(i32, *mut *mut c_void) -> i32>,
     /// PyTorch's numbers of the dtypes that kernels here take.
-    pub(crate) dtypes: [(i32, DType); 3],
+    pub(crate) dtypes: [(i32, DType); 4],
     /// PyTorch's number of the kind of device.
     pub(crate) device_type: i32,
 }
@@ -125,6 +126,7 @@ impl Libtorch {
                 dim: cpu.function("aoti_torch_get_dim")?,
                 sizes: cpu.function("aoti_torch_get_sizes")?,
                 dtype: cpu.function("aoti_torch_get_dtype")?,
+                device_kind: cpu.function("aoti_torch_get_device_type")?,
                 device_index: cpu.function("aoti_torch_get_device_index")?,
                 is_contiguous: cpu.function("aoti_torch_is_contiguous")?,
                 list_size: cpu.function("torch_list_size")?,
@@ -140,6 +142,7 @@ impl Libtorch {
                     (number("aoti_torch_dtype_float32")?, DType::F32),
                     (number("aoti_torch_dtype_float16")?, DType::F16),
                     (number("aoti_torch_dtype_bfloat16")?, DType::Bf16),
+                    (number("aoti_torch_dtype_int64")?, DType::I64),
                 ],
                 device_type: number(&format!("aoti_torch_device_type_{device}"))?,
             })
@@ -171,18 +174,26 @@ impl Libtorch {
         (status == 0).then(|| Tensor { torch: self, handle })
     }
 
-    /// Registers a kernel for an operator of PyTorch's at a dispatch key, until the result is dropped.
+    /// Registers a kernel for an operator of a namespace at a dispatch key, until the result is dropped.
     ///
     /// # Errors
     /// If PyTorch does not take it.
-    pub(crate) fn register(&self, operator: &str, key: &CStr, kernel: Boxed) -> Result<Registration> {
+    pub(crate) fn register(
+        &self,
+        namespace: &CStr,
+        operator: &str,
+        key: &CStr,
+        kernel: Boxed,
+    ) -> Result<Registration> {
         let name = CString::new(operator).map_err(|_| Error::invalid("an operator's name has a zero"))?;
         let mut library = std::ptr::null_mut();
         // SAFETY: texts that end with a zero, and a place for the handle.
         let status = unsafe {
-            (self.init_impl)(c"aten".as_ptr(), key.as_ptr(), c"thalweg_torch".as_ptr(), 0, &raw mut library)
+            (self.init_impl)(namespace.as_ptr(), key.as_ptr(), c"thalweg_torch".as_ptr(), 0, &raw mut library)
         };
-        let refused = || Error::invalid(format!("PyTorch takes no kernel for `aten::{operator}` at {key:?}"));
+        let refused = || {
+            Error::invalid(format!("PyTorch takes no kernel for `{operator}` of {namespace:?} at {key:?}"))
+        };
         if status != 0 {
             return Err(refused());
         }
@@ -284,9 +295,10 @@ impl<'t> Tensor<'t> {
         self.torch.dtype_of(self.get(self.torch.dtype)?)
     }
 
-    /// Returns the number of the device.
+    /// Returns the number of the device; `None` if it is of another kind than those that kernels run on.
     pub(crate) fn device(&self) -> Option<i32> {
-        self.get(self.torch.device_index)
+        let kind = self.get(self.torch.device_kind)?;
+        if kind == self.torch.device_type { self.get(self.torch.device_index) } else { None }
     }
 
     /// Returns whether elements lie in memory as in the order of sizes.

@@ -18,6 +18,7 @@
 //!   the report says why.
 
 mod libtorch;
+mod loss;
 mod operators;
 mod original;
 mod rows;
@@ -51,16 +52,20 @@ enum Operator {
     LogSoftmaxBackward,
     LayerNorm,
     LayerNormBackward,
+    CrossEntropy,
+    CrossEntropyBackward,
 }
 
 impl Operator {
-    const ALL: [Self; 6] = [
+    const ALL: [Self; 8] = [
         Self::Softmax,
         Self::LogSoftmax,
         Self::SoftmaxBackward,
         Self::LogSoftmaxBackward,
         Self::LayerNorm,
         Self::LayerNormBackward,
+        Self::CrossEntropy,
+        Self::CrossEntropyBackward,
     ];
 
     /// Returns PyTorch's name.
@@ -72,6 +77,17 @@ impl Operator {
             Self::LogSoftmaxBackward => "_log_softmax_backward_data",
             Self::LayerNorm => "native_layer_norm",
             Self::LayerNormBackward => "native_layer_norm_backward",
+            Self::CrossEntropy => "cross_entropy_loss",
+            Self::CrossEntropyBackward => "cross_entropy_loss_backward",
+        }
+    }
+
+    /// Returns the namespace and the name of the operator that the kernel is registered for.
+    const fn schema(self) -> (&'static CStr, &'static str) {
+        match self {
+            Self::CrossEntropy => (c"thalweg", "cross_entropy_rows"),
+            Self::CrossEntropyBackward => (c"thalweg", "cross_entropy_rows_backward"),
+            _ => (c"aten", self.name()),
         }
     }
 
@@ -94,6 +110,8 @@ impl Operator {
             Self::LogSoftmaxBackward => boxed!(LogSoftmaxBackward),
             Self::LayerNorm => boxed!(LayerNorm),
             Self::LayerNormBackward => boxed!(LayerNormBackward),
+            Self::CrossEntropy => boxed!(CrossEntropy),
+            Self::CrossEntropyBackward => boxed!(CrossEntropyBackward),
         }
     }
 
@@ -105,6 +123,8 @@ impl Operator {
             Self::LogSoftmaxBackward => originals.log_softmax_backward.is_some(),
             Self::LayerNorm => originals.layer_norm.is_some(),
             Self::LayerNormBackward => originals.layer_norm_backward.is_some(),
+            // What is not taken is composed of PyTorch's operators.
+            Self::CrossEntropy | Self::CrossEntropyBackward => true,
         }
     }
 }
@@ -209,7 +229,8 @@ impl Kernels {
         let key: &CStr = if matches!(self.place, Place::Gpu(_)) { c"CUDA" } else { c"CPU" };
         for &operator in operators {
             if !registered.iter().any(|(other, _)| *other == operator) {
-                let registration = self.torch.register(operator.name(), key, operator.boxed())?;
+                let (namespace, name) = operator.schema();
+                let registration = self.torch.register(namespace, name, key, operator.boxed())?;
                 registered.push((operator, registration));
             }
         }
@@ -252,7 +273,11 @@ fn operators_of(names: &str, everywhere: bool) -> Result<Vec<Operator>> {
             Error::invalid(format!("there is no kernel for `{name}`; there are kernels for {known}"))
         })
     };
-    names.split(',').map(str::trim).map(find).collect()
+    let mut operators: Vec<Operator> = names.split(',').map(str::trim).map(find).collect::<Result<_>>()?;
+    if operators.contains(&Operator::CrossEntropy) {
+        operators.push(Operator::CrossEntropyBackward);
+    }
+    Ok(operators)
 }
 
 /// Finds PyTorch's functions in the libraries of a folder.

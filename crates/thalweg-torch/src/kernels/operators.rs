@@ -9,23 +9,23 @@ use thalweg_ir::DType;
 use super::libtorch::{Libtorch, Stack, Tensor};
 use super::original::{BackwardArguments, ForwardArguments, Mask, NormArguments, NormBackwardArguments};
 use super::rows::{Computation, RowCall};
-use super::{Kernels, Operator, Place};
+use super::{Kernels, Operator, Place, loss};
 
 /// A launch was made, and these are its results; `None` if the call is PyTorch's.
 type Taken<'t> = Option<SmallVec<[Tensor<'t>; 3]>>;
 
 /// A tensor as rows.
-struct Matrix {
-    sizes: SmallVec<[i64; 6]>,
-    dtype: DType,
-    device: i32,
+pub(super) struct Matrix {
+    pub(super) sizes: SmallVec<[i64; 6]>,
+    pub(super) dtype: DType,
+    pub(super) device: i32,
     rows: u64,
-    columns: u64,
+    pub(super) columns: u64,
 }
 
 /// Returns what a contiguous tensor is whose last `inner` dimensions are a row; `None` if it has no elements, too few dimensions, or a dtype
 /// that kernels here do not take.
-fn matrix(tensor: &Tensor<'_>, inner: usize) -> Option<Matrix> {
+pub(super) fn matrix(tensor: &Tensor<'_>, inner: usize) -> Option<Matrix> {
     let sizes = tensor.sizes()?;
     let (outer, row) = sizes.split_at(sizes.len().checked_sub(inner)?);
     let count = |sizes: &[i64]| sizes.iter().map(|size| size.unsigned_abs()).product::<u64>();
@@ -33,7 +33,7 @@ fn matrix(tensor: &Tensor<'_>, inner: usize) -> Option<Matrix> {
     if rows * columns == 0 || !tensor.is_contiguous() {
         return None;
     }
-    let (dtype, device) = (tensor.dtype()?, tensor.device()?);
+    let (dtype, device) = (tensor.dtype().filter(|dtype| dtype.is_floating_point())?, tensor.device()?);
     Some(Matrix { sizes, dtype, device, rows, columns })
 }
 
@@ -42,21 +42,26 @@ fn is_last(dimension: i64, rank: usize) -> bool {
     rank > 0 && (dimension == -1 || dimension == rank as i64 - 1)
 }
 
-/// Returns whether a tensor is contiguous, and of this dtype and these sizes.
-fn is_like(tensor: &Tensor<'_>, dtype: DType, sizes: &[i64]) -> bool {
-    tensor.is_contiguous() && tensor.dtype() == Some(dtype) && tensor.sizes().as_deref() == Some(sizes)
+impl Matrix {
+    /// Returns whether a tensor is contiguous, on this one's device, and of this dtype and these sizes.
+    pub(super) fn is_beside(&self, tensor: &Tensor<'_>, dtype: DType, sizes: &[i64]) -> bool {
+        tensor.is_contiguous()
+            && tensor.device() == Some(self.device)
+            && tensor.dtype() == Some(dtype)
+            && tensor.sizes().as_deref() == Some(sizes)
+    }
 }
 
 /// One call on its way to a launch.
-struct Attempt<'k> {
-    kernels: &'k Kernels,
-    operator: Operator,
-    computation: Computation,
+pub(super) struct Attempt<'k> {
+    pub(super) kernels: &'k Kernels,
+    pub(super) operator: Operator,
+    pub(super) computation: Computation,
 }
 
 impl<'k> Attempt<'k> {
     /// Makes the results and launches, if the table or the user wants it so.
-    fn launch(
+    pub(super) fn launch(
         &self,
         matrix: &Matrix,
         [dtype, to]: [DType; 2],
@@ -105,7 +110,7 @@ fn of_words<'t, const N: usize>(torch: &'t Libtorch, words: [u64; N]) -> SmallVe
     words.into_iter().map(tensor).collect()
 }
 
-fn put(stack: &Stack<'_>, results: SmallVec<[Tensor<'_>; 3]>) {
+pub(super) fn put(stack: &Stack<'_>, results: SmallVec<[Tensor<'_>; 3]>) {
     results.into_iter().enumerate().for_each(|(place, result)| stack.put(place, result));
 }
 
@@ -151,7 +156,7 @@ fn backward(kernels: &Kernels, operator: Operator, stack: &Stack<'_>) {
         let matrix = matrix(output, 1)?;
         let to = kernels.torch.dtype_of(arguments.input_dtype)?;
         let fits = is_last(arguments.dimension, matrix.sizes.len())
-            && is_like(&arguments.gradient, matrix.dtype, &matrix.sizes)
+            && matrix.is_beside(&arguments.gradient, matrix.dtype, &matrix.sizes)
             && (to == matrix.dtype || (to, matrix.dtype) == (DType::F16, DType::F32));
         let (inputs, results) = ([output, &arguments.gradient], [(&matrix.sizes[..], to)]);
         fits.then(|| attempt.launch(&matrix, [to, matrix.dtype], &[], &inputs, &results))?
@@ -189,7 +194,7 @@ fn layer_norm(kernels: &Kernels, stack: &Stack<'_>) {
         let fits = !shape.is_empty()
             && (matrix.dtype == DType::F32 || matches!(kernels.place, Place::Gpu(_)))
             && matrix.sizes.ends_with(shape)
-            && [weight, bias].iter().all(|parameter| is_like(parameter, matrix.dtype, shape));
+            && [weight, bias].iter().all(|parameter| matrix.is_beside(parameter, matrix.dtype, shape));
         let statistics = of_rows(&matrix, shape.len());
         let dtype = matrix.dtype;
         let results =
@@ -229,9 +234,9 @@ fn layer_norm_backward(kernels: &Kernels, stack: &Stack<'_>) {
         let fits = arguments.mask.0[0]
             && !shape.is_empty()
             && matrix.sizes.ends_with(shape)
-            && is_like(weight, matrix.dtype, shape)
-            && is_like(gradient, matrix.dtype, &matrix.sizes)
-            && [mean, deviation].iter().all(|statistic| is_like(statistic, DType::F32, &statistics));
+            && matrix.is_beside(weight, matrix.dtype, shape)
+            && matrix.is_beside(gradient, matrix.dtype, &matrix.sizes)
+            && [mean, deviation].iter().all(|statistic| matrix.is_beside(statistic, DType::F32, &statistics));
         let inputs = [input, weight, mean, deviation, gradient];
         let scalars = [(matrix.columns as f64).to_bits()];
         let dtype = matrix.dtype;
@@ -263,6 +268,8 @@ impl Operator {
             Self::SoftmaxBackward | Self::LogSoftmaxBackward => backward(kernels, self, &stack),
             Self::LayerNorm => layer_norm(kernels, &stack),
             Self::LayerNormBackward => layer_norm_backward(kernels, &stack),
+            Self::CrossEntropy => loss::forward(kernels, &stack),
+            Self::CrossEntropyBackward => loss::backward(kernels, &stack),
         }
     }
 }

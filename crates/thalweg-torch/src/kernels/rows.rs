@@ -9,7 +9,9 @@ use smallvec::SmallVec;
 use thalweg_driver::{DevicePointer, Label};
 use thalweg_ir::host::{Cells, HostProgram, Slice, Source};
 use thalweg_ir::{Body, DType, Kernel, bf16, f16};
-use thalweg_ops::structured::{LAYER_NORM_AFFINE, LAYER_NORM_BACKWARD, LOG_SOFTMAX, SOFTMAX};
+use thalweg_ops::structured::{
+    CROSS_ENTROPY_BACKWARD, CROSS_ENTROPY_WIDE, LAYER_NORM_AFFINE, LAYER_NORM_BACKWARD, LOG_SOFTMAX, SOFTMAX,
+};
 use thalweg_ops::{Iteration, LaunchPlan, LoopOp, Placement, Signature, forward, gradient, kernel, plan};
 use thalweg_runtime::{KernelKey, LaunchKey, PreparedLaunch};
 
@@ -26,6 +28,8 @@ pub(crate) enum Computation {
     LogSoftmaxBackward,
     LayerNorm,
     LayerNormBackward,
+    CrossEntropy,
+    CrossEntropyBackward,
 }
 
 /// Where an operand lies.
@@ -54,6 +58,10 @@ impl Computation {
             Self::LayerNormBackward => {
                 ("layer_norm_backward", &LAYER_NORM_BACKWARD, &[Points, Columns, Rows, Rows, Points, Points])
             }
+            Self::CrossEntropy => ("cross_entropy", &CROSS_ENTROPY_WIDE, &[Points, Rows, Rows, Rows]),
+            Self::CrossEntropyBackward => {
+                ("cross_entropy_backward", &CROSS_ENTROPY_BACKWARD, &[Points, Rows, Rows, Rows, Points])
+            }
         }
     }
 
@@ -65,6 +73,8 @@ impl Computation {
             Self::LayerNormBackward => {
                 lies[..5].iter().map(|&lies| if lies == Lies::Rows { DType::F32 } else { dtype }).collect()
             }
+            Self::CrossEntropy => SmallVec::from_slice(&[dtype, DType::I64]),
+            Self::CrossEntropyBackward => SmallVec::from_slice(&[dtype, DType::I64, DType::F32, DType::F32]),
             _ => SmallVec::from_elem(dtype, 1),
         };
         let outputs = SmallVec::from_elem(to, operator.outputs.len());
@@ -245,6 +255,7 @@ unsafe fn slice<'a>(dtype: DType, address: u64, count: u64) -> Source<'a> {
         match dtype {
             DType::F16 => Slice::F16(of::<f16>(address, count)),
             DType::Bf16 => Slice::Bf16(of::<bf16>(address, count)),
+            DType::I64 => Slice::I64(of::<i64>(address, count)),
             _ => Slice::F32(of::<f32>(address, count)),
         }
     })

@@ -19,6 +19,7 @@ use crate::allocator::Source;
 /// PyTorch's numbers of dtypes.
 const F16: i32 = 5;
 const F32: i32 = 6;
+const I64: i32 = 4;
 const F64: i32 = 7;
 
 /// The object that an `at::Tensor` points to.
@@ -27,6 +28,7 @@ struct Implementation {
     dtype: i32,
     address: u64,
     is_contiguous: bool,
+    is_on_host: bool,
 }
 
 /// The process of the test: its memory, its objects, and what PyTorch's own kernels were asked.
@@ -78,7 +80,8 @@ impl World {
     fn word(&self, sizes: &[i64], dtype: i32) -> u64 {
         let bytes = sizes.iter().product::<i64>().unsigned_abs() * 8;
         let address = self.free.replace(self.free.get() + bytes.next_multiple_of(256));
-        let implementation = Implementation { sizes: sizes.to_vec(), dtype, address, is_contiguous: true };
+        let implementation =
+            Implementation { sizes: sizes.to_vec(), dtype, address, is_contiguous: true, is_on_host: false };
         Box::into_raw(Box::new(implementation)) as u64
     }
 
@@ -106,7 +109,8 @@ mod shim {
     ) -> i32 {
         // SAFETY: texts and a place.
         unsafe {
-            assert_eq!((CStr::from_ptr(namespace), CStr::from_ptr(key)), (c"aten", c"CUDA"));
+            assert_eq!(CStr::from_ptr(key), c"CUDA");
+            assert!([c"aten", c"thalweg"].contains(&CStr::from_ptr(namespace)));
             *library = world(|world| world.handle(0));
         }
         0
@@ -181,6 +185,12 @@ mod shim {
     pub unsafe extern "C" fn dtype(handle: Handle, dtype: *mut i32) -> i32 {
         // SAFETY: a place.
         unsafe { *dtype = implementation(handle).dtype };
+        0
+    }
+
+    pub unsafe extern "C" fn device_kind(handle: Handle, kind: *mut i32) -> i32 {
+        // SAFETY: a place.
+        unsafe { *kind = i32::from(!implementation(handle).is_on_host) };
         0
     }
 
@@ -324,6 +334,7 @@ fn kernels() -> Kernels {
         dim: shim::dim,
         sizes: shim::sizes,
         dtype: shim::dtype,
+        device_kind: shim::device_kind,
         device_index: shim::device_index,
         is_contiguous: shim::is_contiguous,
         list_size: shim::list_size,
@@ -332,7 +343,7 @@ fn kernels() -> Kernels {
         delete: shim::delete,
         check: shim::check,
         current_stream: Some(shim::current_stream),
-        dtypes: [(F32, DType::F32), (F16, DType::F16), (15, DType::Bf16)],
+        dtypes: [(F32, DType::F32), (F16, DType::F16), (15, DType::Bf16), (I64, DType::I64)],
         device_type: 1,
     };
     let originals = Originals {
@@ -490,9 +501,11 @@ fn what_is_not_taken_goes_to_pytorchs_kernel_as_it_came() {
     pass_on([tensor(&[3, 4], &x), 1, 1], "softmax [3, 4] 1 true");
     let wide = world(|world| world.handle(world.word(&[3, 4], F64))) as u64;
     pass_on([wide, 1, 0], "softmax [3, 4] 1 false");
-    let turned = Implementation { sizes: vec![3, 4], dtype: F32, address: 256, is_contiguous: false };
-    let turned = world(|world| world.handle(Box::into_raw(Box::new(turned)) as u64)) as u64;
-    pass_on([turned, 1, 0], "softmax [3, 4] 1 false");
+    for (is_contiguous, is_on_host) in [(false, false), (true, true)] {
+        let other = Implementation { sizes: vec![3, 4], dtype: F32, address: 256, is_contiguous, is_on_host };
+        let other = world(|world| world.handle(Box::into_raw(Box::new(other)) as u64)) as u64;
+        pass_on([other, 1, 0], "softmax [3, 4] 1 false");
+    }
     world(|world| world.is_out_of_memory.set(true));
     pass_on([tensor(&[3, 4], &x), 1, 0], "softmax [3, 4] 1 false");
     world(|world| world.is_out_of_memory.set(false));
@@ -500,7 +513,7 @@ fn what_is_not_taken_goes_to_pytorchs_kernel_as_it_came() {
     kernels.everywhere.store(false, Ordering::Relaxed);
     pass_on([tensor(&[3, 4], &x), 1, 0], "softmax [3, 4] 1 false");
     let counts = kernels.counts(Operator::Softmax);
-    assert_eq!([&counts.taken, &counts.passed_on].map(|count| count.load(Ordering::Relaxed)), [0, 10]);
+    assert_eq!([&counts.taken, &counts.passed_on].map(|count| count.load(Ordering::Relaxed)), [0, 11]);
 }
 
 #[test]
@@ -599,6 +612,55 @@ fn layer_norms_gradient_of_the_input_is_ours_and_those_of_parameters_are_pytorch
     assert_eq!(objects(), 0);
 }
 
+fn classes(classes: &[i64]) -> u64 {
+    let handle = world(|world| world.handle(world.word(&[classes.len() as i64], I64)));
+    let bytes: Vec<u8> = classes.iter().flat_map(|class| class.to_le_bytes()).collect();
+    let address = DevicePointer::new(implementation(handle).address);
+    world(|world| world.stream.copy_from_host(address, &bytes, Label::here("test")).unwrap());
+    handle as u64
+}
+
+#[test]
+fn cross_entropy_gives_losses_of_rows_and_their_gradient() {
+    let (kernels, x, slopes) = (kernels(), values(4 * 30), values(4));
+    let (picked, ignored) = ([7, 29, -100, 0], -100_i64 as u64);
+    let shares = softmax_of(&x, 30);
+    let arguments = [tensor(&[4, 30], &x), classes(&picked), ignored];
+    let results = call(&kernels, Operator::CrossEntropy, &arguments, 2);
+    let [losses, log_sums] = [0, 1].map(|place| read(results[place]));
+    assert_eq!([&losses.0, &log_sums.0], [&vec![4], &vec![4]]);
+    let loss =
+        |(row, &class): (usize, &i64)| if class < 0 { 0.0 } else { -shares[row * 30 + class as usize].ln() };
+    assert_near(&losses.1, &picked.iter().enumerate().map(loss).collect::<Vec<_>>());
+    let log_sum = |row: &[f32]| row.iter().map(|&value| f64::from(value).exp()).sum::<f64>().ln();
+    assert_near(&log_sums.1, &x.chunks_exact(30).map(log_sum).collect::<Vec<_>>());
+    let arguments =
+        [tensor(&[4], &slopes), tensor(&[4, 30], &x), classes(&picked), tensor(&[4], &log_sums.1), ignored];
+    let (sizes, actual) = read(call(&kernels, Operator::CrossEntropyBackward, &arguments, 1)[0]);
+    let slope = |(place, share): (usize, &f64)| {
+        let (class, slope) = (picked[place / 30], f64::from(slopes[place / 30]));
+        let chosen = if class == (place % 30) as i64 { 1.0 } else { 0.0 };
+        if class < 0 { 0.0 } else { (share - chosen) * slope }
+    };
+    assert_eq!(sizes, [4, 30]);
+    assert_near(&actual, &shares.iter().enumerate().map(slope).collect::<Vec<_>>());
+    // What does not fit has no result.
+    let arguments = [tensor(&[4, 30], &x), classes(&picked[..3]), ignored];
+    let results = call(&kernels, Operator::CrossEntropy, &arguments, 2);
+    assert_eq!([0, 1].map(|place| read(results[place]).0), [[0], [0]]);
+    let arguments = [
+        tensor(&[4], &slopes),
+        tensor(&[2, 2, 30], &x),
+        classes(&picked),
+        tensor(&[4], &log_sums.1),
+        ignored,
+    ];
+    assert_eq!(read(call(&kernels, Operator::CrossEntropyBackward, &arguments, 1)[0]).0, [0]);
+    assert_eq!((asked(), objects()), (vec![], 0));
+    let both = operators_of("cross_entropy_loss", false).unwrap();
+    assert_eq!(both, [Operator::CrossEntropy, Operator::CrossEntropyBackward]);
+}
+
 #[test]
 fn an_operator_that_failed_stays_with_pytorch_and_the_report_says_why() {
     let (kernels, x) = (kernels(), values(12));
@@ -621,12 +683,12 @@ fn registrations_are_made_once_and_taken_out() {
     let kernels = kernels();
     let operators = operators_of("", false).unwrap();
     assert!(!operators.contains(&Operator::LogSoftmaxBackward), "the table does not have it");
-    assert_eq!(operators_of("", true).unwrap().len(), 6);
+    assert_eq!(operators_of("", true).unwrap().len(), 8);
     kernels.register(&operators).unwrap();
     kernels.register(&operators).unwrap();
     let names: Vec<String> =
         world(|world| world.registered.take()).into_iter().map(|(name, _)| name).collect();
-    assert_eq!(names, operators.iter().map(|operator| operator.name()).collect::<Vec<_>>());
+    assert_eq!(names, operators.iter().map(|operator| operator.schema().1).collect::<Vec<_>>());
     assert!(kernels.report().lines().all(|line| line.split('\t').nth(7) == Some("1")));
     kernels.registered().clear();
     assert_eq!(objects(), 0);

@@ -1,0 +1,129 @@
+"""`cross_entropy_loss` of eager PyTorch by one kernel forward and one backward.
+
+PyTorch composes it of log-softmax and a loss, in float32 under autocast: the scores are written four times and read six times. Here the scores are read as they are,
+and their gradient is written once. A call that is not taken is composed as PyTorch does.
+"""
+
+# What this calls; the kernels are registered by the library.
+SCHEMAS = (
+    "cross_entropy_rows(Tensor self, Tensor target, int ignore_index) -> (Tensor losses, Tensor log_sums)",
+    "cross_entropy_rows_backward(Tensor grad, Tensor self, Tensor target, Tensor log_sums, int ignore_index) -> Tensor",
+)
+OPERATOR = "cross_entropy_loss"
+
+# The libraries of definitions, which stay, and of the registration, while there is one.
+definitions = None
+registration = None
+# The fewest elements that a call is worth looking at for.
+fewest = 0
+_rows = None
+
+
+def define():
+    """Defines the operators that kernels are registered for, once."""
+    import torch
+
+    global definitions, _rows
+    if definitions is not None:
+        return
+    definitions = torch.library.Library("thalweg", "FRAGMENT")
+    for schema in SCHEMAS:
+        definitions.define(schema)
+
+    class Rows(torch.autograd.Function):
+        """The loss of every row, in float32."""
+
+        @staticmethod
+        def forward(context, losses, log_sums, scores, target, ignore_index):
+            context.save_for_backward(scores, target, log_sums)
+            context.ignore_index = ignore_index
+            context.mark_dirty(losses)
+            return losses
+
+        @staticmethod
+        def backward(context, gradient):
+            scores, target, log_sums = context.saved_tensors
+            ignore_index = context.ignore_index
+            if registration is not None and not torch.is_grad_enabled():
+                of_scores = torch.ops.thalweg.cross_entropy_rows_backward.default(
+                    gradient.contiguous(), scores, target, log_sums, ignore_index
+                )
+                if of_scores.numel() or not scores.numel():
+                    return None, None, of_scores, None, None
+            return None, None, _composed_gradient(gradient, scores, target, ignore_index), None, None
+
+    _rows = Rows
+
+
+def _composed_gradient(gradient, scores, target, ignore_index):
+    """The gradient by PyTorch's operators, which can be derived again."""
+    import torch
+
+    counts = target != ignore_index
+    shares = torch.softmax(scores, -1, dtype=torch.float32)
+    chosen = torch.zeros_like(shares).scatter_(1, target.clamp_min(0).unsqueeze(1), 1.0)
+    return ((shares - chosen) * (gradient * counts).unsqueeze(1)).to(scores.dtype)
+
+
+def _fits(scores, target, weight, label_smoothing):
+    """Whether a call may be taken: of plain tensors, outside of tracing and of transformations of functions."""
+    import torch
+
+    return (
+        scores.numel() >= fewest
+        and weight is None
+        and label_smoothing == 0.0
+        and scores.dim() == 2
+        and target.dim() == 1
+        and target.dtype == torch.int64
+        and type(scores) in (torch.Tensor, torch.nn.Parameter)
+        and type(target) is torch.Tensor
+        and not torch.compiler.is_compiling()
+        and not torch._C._functorch.is_functorch_wrapped_tensor(scores)
+        and not torch._C._functorch.is_functorch_wrapped_tensor(target)
+        and torch.autograd.forward_ad._current_level < 0
+    )
+
+
+def _losses(scores, target, reduction, ignore_index):
+    """The reduced loss in float32, or None if the call is not taken."""
+    import torch
+
+    with torch.no_grad():
+        losses, log_sums = torch.ops.thalweg.cross_entropy_rows.default(scores, target, ignore_index)
+    if not losses.numel():
+        return None
+    losses = _rows.apply(losses, log_sums, scores, target, ignore_index)
+    if reduction == 0:
+        return losses
+    total = losses.sum()
+    return total / (target != ignore_index).sum() if reduction == 1 else total
+
+
+def _cross_entropy_loss(scores, target, weight=None, reduction=1, ignore_index=-100, label_smoothing=0.0):
+    import torch
+
+    if _fits(scores, target, weight, label_smoothing) and reduction in (0, 1, 2):
+        loss = _losses(scores, target, reduction, ignore_index)
+        if loss is not None:
+            return loss if torch.is_autocast_enabled(scores.device.type) else loss.to(scores.dtype)
+    composed = torch.ops.aten.cross_entropy_loss.default
+    return composed.decompose(scores, target, weight, reduction, ignore_index, label_smoothing)
+
+
+def enable(key, elements):
+    """Puts it where PyTorch composes the loss, at the autograd key of `key`."""
+    import torch
+
+    global registration, fewest
+    fewest = elements
+    if registration is None:
+        registration = torch.library.Library("aten", "IMPL")
+        registration.impl(OPERATOR, _cross_entropy_loss, f"Autograd{key}")
+
+
+def disable():
+    global registration
+    if registration is not None:
+        registration._destroy()
+        registration = None
