@@ -351,19 +351,29 @@ impl<'t> Stack<'t> {
         Tensor { torch: self.torch, handle: self.word(place) as Handle }
     }
 
-    /// Takes a tensor that need not be there.
-    pub(crate) fn optional_tensor(&self, place: usize) -> Option<Tensor<'t>> {
+    /// Takes the word of a value that need not be there.
+    pub(crate) fn optional_word(&self, place: usize) -> Option<u64> {
         let value = self.word(place) as *mut u64;
         if value.is_null() {
             return None;
         }
         // SAFETY: an optional value that is there is an object with the word of the value.
-        let handle = unsafe {
+        unsafe {
             let word = value.read();
             (self.torch.delete)(value.cast());
-            word as Handle
-        };
-        Some(Tensor { torch: self.torch, handle })
+            Some(word)
+        }
+    }
+
+    /// Takes a tensor that need not be there.
+    pub(crate) fn optional_tensor(&self, place: usize) -> Option<Tensor<'t>> {
+        self.optional_word(place).map(|word| Tensor { torch: self.torch, handle: word as Handle })
+    }
+
+    /// Takes a list of truth values.
+    pub(crate) fn mask<const N: usize>(&self, place: usize) -> [bool; N] {
+        let wanted = self.list(place);
+        std::array::from_fn(|place| wanted.get(place).is_some_and(|&word| word as u8 != 0))
     }
 
     /// Takes a list, whose words are returned.

@@ -21,6 +21,7 @@ mod libtorch;
 mod loss;
 mod operators;
 mod original;
+mod rms;
 mod rows;
 mod speeds;
 #[cfg(test)]
@@ -52,18 +53,22 @@ enum Operator {
     LogSoftmaxBackward,
     LayerNorm,
     LayerNormBackward,
+    RmsNorm,
+    RmsNormBackward,
     CrossEntropy,
     CrossEntropyBackward,
 }
 
 impl Operator {
-    const ALL: [Self; 8] = [
+    const ALL: [Self; 10] = [
         Self::Softmax,
         Self::LogSoftmax,
         Self::SoftmaxBackward,
         Self::LogSoftmaxBackward,
         Self::LayerNorm,
         Self::LayerNormBackward,
+        Self::RmsNorm,
+        Self::RmsNormBackward,
         Self::CrossEntropy,
         Self::CrossEntropyBackward,
     ];
@@ -77,6 +82,8 @@ impl Operator {
             Self::LogSoftmaxBackward => "_log_softmax_backward_data",
             Self::LayerNorm => "native_layer_norm",
             Self::LayerNormBackward => "native_layer_norm_backward",
+            Self::RmsNorm => "_fused_rms_norm",
+            Self::RmsNormBackward => "_fused_rms_norm_backward",
             Self::CrossEntropy => "cross_entropy_loss",
             Self::CrossEntropyBackward => "cross_entropy_loss_backward",
         }
@@ -110,6 +117,8 @@ impl Operator {
             Self::LogSoftmaxBackward => boxed!(LogSoftmaxBackward),
             Self::LayerNorm => boxed!(LayerNorm),
             Self::LayerNormBackward => boxed!(LayerNormBackward),
+            Self::RmsNorm => boxed!(RmsNorm),
+            Self::RmsNormBackward => boxed!(RmsNormBackward),
             Self::CrossEntropy => boxed!(CrossEntropy),
             Self::CrossEntropyBackward => boxed!(CrossEntropyBackward),
         }
@@ -123,6 +132,8 @@ impl Operator {
             Self::LogSoftmaxBackward => originals.log_softmax_backward.is_some(),
             Self::LayerNorm => originals.layer_norm.is_some(),
             Self::LayerNormBackward => originals.layer_norm_backward.is_some(),
+            Self::RmsNorm => originals.rms_norm.is_some(),
+            Self::RmsNormBackward => originals.rms_norm_backward.is_some(),
             // What is not taken is composed of PyTorch's operators.
             Self::CrossEntropy | Self::CrossEntropyBackward => true,
         }
@@ -308,7 +319,8 @@ pub(crate) fn enable(
     operators: &str,
     everywhere: bool,
 ) -> Result<()> {
-    let operators = operators_of(operators, everywhere)?;
+    let is_any = operators.is_empty();
+    let mut operators = operators_of(operators, everywhere)?;
     let is_on_host = match key {
         "CUDA" => false,
         "CPU" => true,
@@ -330,6 +342,10 @@ pub(crate) fn enable(
         return Err(Error::invalid(
             "this process has kernels inside PyTorch for another key or another allocator",
         ));
+    }
+    if is_any && is_on_host {
+        // `at::cpu` has no kernel of its own for what PyTorch composes on the host.
+        operators.retain(|operator| operator.is_found(&kernels.originals));
     }
     if let Some(missing) = operators.iter().find(|operator| !operator.is_found(&kernels.originals)) {
         return Err(Error::invalid(format!(

@@ -9,7 +9,7 @@ use thalweg_ir::DType;
 use super::libtorch::{Libtorch, Stack, Tensor};
 use super::original::{BackwardArguments, ForwardArguments, Mask, NormArguments, NormBackwardArguments};
 use super::rows::{Computation, RowCall};
-use super::{Kernels, Operator, Place, loss};
+use super::{Kernels, Operator, Place, loss, rms};
 
 /// A launch was made, and these are its results; `None` if the call is PyTorch's.
 type Taken<'t> = Option<SmallVec<[Tensor<'t>; 3]>>;
@@ -102,7 +102,10 @@ impl<'k> Attempt<'k> {
 }
 
 /// Returns tensors of the words that PyTorch's kernel gave.
-fn of_words<'t, const N: usize>(torch: &'t Libtorch, words: [u64; N]) -> SmallVec<[Tensor<'t>; 3]> {
+pub(super) fn of_words<'t, const N: usize>(
+    torch: &'t Libtorch,
+    words: [u64; N],
+) -> SmallVec<[Tensor<'t>; 3]> {
     let tensor = |word| {
         Tensor::of_word(torch, word)
             .unwrap_or_else(|| torch.throw(c"there is no memory for a tensor's handle"))
@@ -169,17 +172,22 @@ fn backward(kernels: &Kernels, operator: Operator, stack: &Stack<'_>) {
 }
 
 /// Returns the sizes of what a norm keeps of each row.
-fn of_rows(matrix: &Matrix, inner: usize) -> SmallVec<[i64; 6]> {
+pub(super) fn of_rows(matrix: &Matrix, inner: usize) -> SmallVec<[i64; 6]> {
     let mut sizes = matrix.sizes.clone();
     let rows = sizes.len() - inner;
     sizes[rows..].fill(1);
     sizes
 }
 
+/// Takes the sizes of a row.
+pub(super) fn shape_at(stack: &Stack<'_>, place: usize) -> Vec<i64> {
+    stack.list(place).into_iter().map(u64::cast_signed).collect()
+}
+
 fn layer_norm(kernels: &Kernels, stack: &Stack<'_>) {
     let arguments = NormArguments {
         input: stack.tensor(0),
-        shape: stack.list(1).into_iter().map(u64::cast_signed).collect(),
+        shape: shape_at(stack, 1),
         weight: stack.optional_tensor(2),
         bias: stack.optional_tensor(3),
         epsilon: f64::from_bits(stack.word(4)),
@@ -214,16 +222,14 @@ fn layer_norm_backward(kernels: &Kernels, stack: &Stack<'_>) {
     let mut arguments = NormBackwardArguments {
         gradient: stack.tensor(0),
         input: stack.tensor(1),
-        shape: stack.list(2).into_iter().map(u64::cast_signed).collect(),
+        shape: shape_at(stack, 2),
         mean: stack.tensor(3),
         deviation: stack.tensor(4),
         weight: stack.optional_tensor(5),
         bias: stack.optional_tensor(6),
         mask: Mask([false; 3]),
     };
-    let wanted = stack.list(7);
-    arguments.mask =
-        Mask(std::array::from_fn(|place| wanted.get(place).is_some_and(|&word| word as u8 != 0)));
+    arguments.mask = Mask(stack.mask(7));
     let operator = Operator::LayerNormBackward;
     let attempt = Attempt { kernels, operator, computation: Computation::LayerNormBackward };
     let taken = kernels.attempt(operator, || {
@@ -268,6 +274,8 @@ impl Operator {
             Self::SoftmaxBackward | Self::LogSoftmaxBackward => backward(kernels, self, &stack),
             Self::LayerNorm => layer_norm(kernels, &stack),
             Self::LayerNormBackward => layer_norm_backward(kernels, &stack),
+            Self::RmsNorm => rms::forward(kernels, &stack),
+            Self::RmsNormBackward => rms::backward(kernels, &stack),
             Self::CrossEntropy => loss::forward(kernels, &stack),
             Self::CrossEntropyBackward => loss::backward(kernels, &stack),
         }

@@ -64,6 +64,23 @@ type NormBackward = unsafe extern "C-unwind" fn(
     Mask,
 );
 
+/// `std::optional<double>`.
+#[repr(C)]
+pub(crate) struct OptionalNumber {
+    pub(crate) number: f64,
+    pub(crate) is_there: bool,
+}
+
+type Rms =
+    unsafe extern "C-unwind" fn(*mut Word, Handle, ArrayRef, *const OptionalTensor, *const OptionalNumber);
+type RmsBackward =
+    unsafe extern "C-unwind" fn(*mut Word, Handle, Handle, ArrayRef, Handle, *const OptionalTensor, Mask2);
+
+/// `std::array<bool, 2>`.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub(crate) struct Mask2(pub(crate) [bool; 2]);
+
 /// PyTorch's own kernels; `None` for what this PyTorch does not export.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Originals {
@@ -73,11 +90,18 @@ pub(crate) struct Originals {
     pub(crate) log_softmax_backward: Option<Backward>,
     pub(crate) layer_norm: Option<Norm>,
     pub(crate) layer_norm_backward: Option<NormBackward>,
+    pub(crate) rms_norm: Option<Rms>,
+    pub(crate) rms_norm_backward: Option<RmsBackward>,
 }
 
 /// The name of `at::…::native_layer_norm_backward` behind its namespace.
 const NORM_BACKWARD: &str = "26native_layer_norm_backwardERKNS_6TensorES3_N3c108ArrayRefIlEES3_S3_\
                              RKSt8optionalIS1_ESA_St5arrayIbLm3EE";
+
+/// The names of `at::…::_fused_rms_norm` and `at::…::_fused_rms_norm_backward` behind their namespace.
+const RMS: &str = "15_fused_rms_normERKNS_6TensorEN3c108ArrayRefIlEERKSt8optionalIS1_ES7_IdE";
+const RMS_BACKWARD: &str =
+    "24_fused_rms_norm_backwardERKNS_6TensorES3_N3c108ArrayRefIlEES3_RKSt8optionalIS1_ESt5arrayIbLm2EE";
 
 impl Originals {
     /// Finds the kernels of a namespace as C++ writes it: `4cuda` or `3cpu`.
@@ -97,6 +121,8 @@ impl Originals {
                     ))
                     .ok(),
                 layer_norm_backward: library.function(&name(NORM_BACKWARD)).ok(),
+                rms_norm: library.function(&name(RMS)).ok(),
+                rms_norm_backward: library.function(&name(RMS_BACKWARD)).ok(),
             }
         }
     }
@@ -137,6 +163,24 @@ pub(crate) struct NormBackwardArguments<'t> {
     pub(crate) weight: Option<Tensor<'t>>,
     pub(crate) bias: Option<Tensor<'t>>,
     pub(crate) mask: Mask,
+}
+
+/// The arguments of `_fused_rms_norm`.
+pub(crate) struct RmsArguments<'t> {
+    pub(crate) input: Tensor<'t>,
+    pub(crate) shape: Vec<i64>,
+    pub(crate) weight: Option<Tensor<'t>>,
+    pub(crate) epsilon: Option<f64>,
+}
+
+/// The arguments of `_fused_rms_norm_backward`.
+pub(crate) struct RmsBackwardArguments<'t> {
+    pub(crate) gradient: Tensor<'t>,
+    pub(crate) input: Tensor<'t>,
+    pub(crate) shape: Vec<i64>,
+    pub(crate) root: Tensor<'t>,
+    pub(crate) weight: Option<Tensor<'t>>,
+    pub(crate) mask: [bool; 2],
 }
 
 fn shape_of(shape: &[i64]) -> ArrayRef {
@@ -202,5 +246,32 @@ impl NormBackwardArguments<'_> {
             words(|results| kernel(results, gradient, input, shape, mean, deviation, weight, bias, mask))
         };
         [of_input, of_weight, of_bias]
+    }
+}
+
+impl RmsArguments<'_> {
+    /// Calls PyTorch's kernel, and returns the words of result and inverse root.
+    pub(crate) fn call(&self, kernel: Rms) -> [u64; 2] {
+        let weight = OptionalTensor::of(self.weight.as_ref());
+        let epsilon =
+            OptionalNumber { number: self.epsilon.unwrap_or(0.0), is_there: self.epsilon.is_some() };
+        let (input, shape, weight) = (self.input.handle(), shape_of(&self.shape), &raw const weight);
+        // SAFETY: as above; it writes a tuple of two tensors.
+        let [root, result] =
+            unsafe { words(|results| kernel(results, input, shape, weight, &raw const epsilon)) };
+        [result, root]
+    }
+}
+
+impl RmsBackwardArguments<'_> {
+    /// Calls PyTorch's kernel for the gradients of the mask, and returns the words of those of input and weight.
+    pub(crate) fn call(&self, kernel: RmsBackward, mask: [bool; 2]) -> [u64; 2] {
+        let weight = OptionalTensor::of(self.weight.as_ref());
+        let [gradient, input, root] = [&self.gradient, &self.input, &self.root].map(Tensor::handle);
+        let (shape, weight, mask) = (shape_of(&self.shape), &raw const weight, Mask2(mask));
+        // SAFETY: as above.
+        let [of_weight, of_input] =
+            unsafe { words(|results| kernel(results, gradient, input, shape, root, weight, mask)) };
+        [of_input, of_weight]
     }
 }

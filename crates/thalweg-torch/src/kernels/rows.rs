@@ -16,6 +16,7 @@ use thalweg_ops::{Iteration, LaunchPlan, LoopOp, Placement, Signature, forward, 
 use thalweg_runtime::{KernelKey, LaunchKey, PreparedLaunch};
 
 use super::Place;
+use super::rms::{RMS_NORM, RMS_NORM_BACKWARD};
 use crate::allocator::Allocator;
 use crate::status::{Error, Result, Status};
 
@@ -28,6 +29,8 @@ pub(crate) enum Computation {
     LogSoftmaxBackward,
     LayerNorm,
     LayerNormBackward,
+    RmsNorm,
+    RmsNormBackward,
     CrossEntropy,
     CrossEntropyBackward,
 }
@@ -58,6 +61,10 @@ impl Computation {
             Self::LayerNormBackward => {
                 ("layer_norm_backward", &LAYER_NORM_BACKWARD, &[Points, Columns, Rows, Rows, Points, Points])
             }
+            Self::RmsNorm => ("rms_norm", &RMS_NORM, &[Points, Columns, Points, Rows]),
+            Self::RmsNormBackward => {
+                ("rms_norm_backward", &RMS_NORM_BACKWARD, &[Points, Columns, Rows, Points, Points])
+            }
             Self::CrossEntropy => ("cross_entropy", &CROSS_ENTROPY_WIDE, &[Points, Rows, Rows, Rows]),
             Self::CrossEntropyBackward => {
                 ("cross_entropy_backward", &CROSS_ENTROPY_BACKWARD, &[Points, Rows, Rows, Rows, Points])
@@ -70,8 +77,10 @@ impl Computation {
         let (_, operator, lies) = self.parts();
         let inputs: SmallVec<[DType; 8]> = match self {
             Self::LayerNorm => SmallVec::from_elem(dtype, 3),
-            Self::LayerNormBackward => {
-                lies[..5].iter().map(|&lies| if lies == Lies::Rows { DType::F32 } else { dtype }).collect()
+            Self::RmsNorm => SmallVec::from_elem(dtype, 2),
+            Self::LayerNormBackward | Self::RmsNormBackward => {
+                let inputs = lies[..operator.input_count].iter();
+                inputs.map(|&lies| if lies == Lies::Rows { DType::F32 } else { dtype }).collect()
             }
             Self::CrossEntropy => SmallVec::from_slice(&[dtype, DType::I64]),
             Self::CrossEntropyBackward => SmallVec::from_slice(&[dtype, DType::I64, DType::F32, DType::F32]),

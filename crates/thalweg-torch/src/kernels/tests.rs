@@ -12,7 +12,7 @@ use thalweg_runtime::{Device, Environment, Stream};
 use thalweg_sim::{SimConfig, SimDriver};
 
 use super::libtorch::Handle;
-use super::original::{ArrayRef, Mask, OptionalTensor};
+use super::original::{ArrayRef, Mask, Mask2, OptionalNumber, OptionalTensor};
 use super::*;
 use crate::allocator::Source;
 
@@ -302,6 +302,39 @@ mod own {
         }
     }
 
+    pub unsafe extern "C-unwind" fn rms(
+        results: *mut MaybeUninit<u64>,
+        input: Handle,
+        shape: ArrayRef,
+        weight: *const OptionalTensor,
+        epsilon: *const OptionalNumber,
+    ) {
+        let sizes = &implementation(input).sizes;
+        // SAFETY: references, as C++ gives them.
+        let (weight, epsilon) = unsafe { (&*weight, &*epsilon) };
+        asked(format!("rms {sizes:?} {} {} {}", shape.count, weight.is_there, epsilon.is_there));
+        for (place, size) in [2, 1].into_iter().enumerate() {
+            // SAFETY: places for two tensors.
+            unsafe { (*results.add(place)).write(world(|world| world.word(&[size], F32))) };
+        }
+    }
+
+    pub unsafe extern "C-unwind" fn rms_backward(
+        results: *mut MaybeUninit<u64>,
+        _gradient: Handle,
+        _input: Handle,
+        _shape: ArrayRef,
+        _root: Handle,
+        _weight: *const OptionalTensor,
+        Mask2(mask): Mask2,
+    ) {
+        asked(format!("rms_backward {mask:?}"));
+        for (place, size) in [2, 1].into_iter().enumerate() {
+            // SAFETY: places for two tensors.
+            unsafe { (*results.add(place)).write(world(|world| world.word(&[size], F32))) };
+        }
+    }
+
     pub unsafe extern "C-unwind" fn norm_backward(
         results: *mut MaybeUninit<u64>,
         _gradient: Handle,
@@ -353,6 +386,8 @@ fn kernels() -> Kernels {
         log_softmax_backward: Some(own::softmax_backward),
         layer_norm: Some(own::norm),
         layer_norm_backward: Some(own::norm_backward),
+        rms_norm: Some(own::rms),
+        rms_norm_backward: Some(own::rms_backward),
     };
     let device = world(|world| world.device.clone());
     let allocator = Box::leak(Box::new(Allocator::new(Source::Devices(vec![device]), "").unwrap()));
@@ -612,6 +647,54 @@ fn layer_norms_gradient_of_the_input_is_ours_and_those_of_parameters_are_pytorch
     assert_eq!(objects(), 0);
 }
 
+#[test]
+fn rms_norm_and_its_gradient_are_those_of_their_formulas() {
+    let (kernels, x, gradient, weight) = (kernels(), values(4 * 30), values(150)[30..].to_vec(), values(30));
+    let roots: Vec<f64> = x
+        .chunks_exact(30)
+        .map(|row| row.iter().map(|&value| f64::from(value).powi(2)).sum::<f64>() / 30.0)
+        .map(|squares| 1.0 / (squares + 1e-3).sqrt())
+        .collect();
+    let epsilon = |epsilon: f64| world(|world| world.handle(epsilon.to_bits())) as u64;
+    let arguments = [tensor(&[2, 2, 30], &x), list(&[30]), optional(tensor(&[30], &weight)), epsilon(1e-3)];
+    let results = call(&kernels, Operator::RmsNorm, &arguments, 2);
+    let [result, root] = [0, 1].map(|place| read(results[place]));
+    assert_eq!([&result.0, &root.0], [&vec![2, 2, 30], &vec![2, 2, 1]]);
+    assert_near(&root.1, &roots);
+    let normalized: Vec<f64> =
+        x.iter().enumerate().map(|(place, &x)| f64::from(x) * roots[place / 30]).collect();
+    let weights: Vec<f64> = (0..120).map(|place| f64::from(weight[place % 30])).collect();
+    assert_near(&result.1, &normalized.iter().zip(&weights).map(|(x, w)| x * w).collect::<Vec<_>>());
+    let backward = |mask: [u64; 2]| {
+        let arguments = [
+            tensor(&[2, 2, 30], &gradient),
+            tensor(&[2, 2, 30], &x),
+            list(&[30]),
+            tensor(&[2, 2, 1], &root.1),
+            optional(tensor(&[30], &weight)),
+            list(&mask),
+        ];
+        let results = call(&kernels, Operator::RmsNormBackward, &arguments, 2);
+        results.into_iter().map(read).collect::<Vec<_>>()
+    };
+    let results = backward([1, 1]);
+    assert_eq!(asked(), ["rms_backward [false, true]"]);
+    let slopes: Vec<f64> = gradient.iter().zip(&weights).map(|(&g, w)| f64::from(g) * w).collect();
+    let expected = slopes.iter().enumerate().map(|(place, slope)| {
+        let row = place / 30 * 30..place / 30 * 30 + 30;
+        let mean = row.map(|other| slopes[other] * normalized[other]).sum::<f64>() / 30.0;
+        roots[place / 30] * (slope - normalized[place] * mean)
+    });
+    assert_near(&results[0].1, &expected.collect::<Vec<_>>());
+    assert_eq!((&results[0].0, &results[1].0), (&vec![2, 2, 30], &vec![2]));
+    assert_eq!(backward([0, 1])[0].0, [1], "the input's gradient is not wanted");
+    // Without an epsilon it is PyTorch's, which has one for each dtype.
+    let arguments = [tensor(&[4, 30], &x), list(&[30]), optional(tensor(&[30], &weight)), 0];
+    let results = call(&kernels, Operator::RmsNorm, &arguments, 2);
+    assert_eq!([0, 1].map(|place| read(results[place]).0), [[1], [2]]);
+    assert_eq!((asked().last().map(String::as_str), objects()), (Some("rms [4, 30] 1 true false"), 0));
+}
+
 fn classes(classes: &[i64]) -> u64 {
     let handle = world(|world| world.handle(world.word(&[classes.len() as i64], I64)));
     let bytes: Vec<u8> = classes.iter().flat_map(|class| class.to_le_bytes()).collect();
@@ -683,7 +766,7 @@ fn registrations_are_made_once_and_taken_out() {
     let kernels = kernels();
     let operators = operators_of("", false).unwrap();
     assert!(!operators.contains(&Operator::LogSoftmaxBackward), "the table does not have it");
-    assert_eq!(operators_of("", true).unwrap().len(), 8);
+    assert_eq!(operators_of("", true).unwrap().len(), 10);
     kernels.register(&operators).unwrap();
     kernels.register(&operators).unwrap();
     let names: Vec<String> =
