@@ -254,13 +254,18 @@ def check_cross_entropy(device):
         (second,) = torch.autograd.grad(first.square().sum(), leaf)
         mapped = torch.func.grad(lambda x: cross_entropy(x, target))(scores)
         each = torch.func.vmap(lambda x, y: cross_entropy(x, y))(scores[:, None], target.clamp_min(0)[:, None])
+        directions = torch.eye(7, device=device)
+        losses = cross_entropy(leaf, target, reduction="none")
+        (rows,) = torch.autograd.grad(losses, leaf, directions, is_grads_batched=True)
+        traced = torch.jit.trace(lambda x: cross_entropy(x, target), scores)
+        assert "thalweg" not in str(traced.graph)
         errors = []
         for wrong in (target[:3], target.float(), target[None]):
             try:
                 cross_entropy(scores, wrong)
             except Exception as error:
                 errors.append((type(error), str(error)))
-        derivatives.append((first.detach(), second, mapped, each, errors))
+        derivatives.append((first.detach(), second, mapped, each, rows, errors))
     for ours, theirs in zip(*derivatives):
         assert ours == theirs if isinstance(ours, list) else torch.allclose(ours, theirs, atol=1e-7)
     # Taken forward and taken out before the gradient.

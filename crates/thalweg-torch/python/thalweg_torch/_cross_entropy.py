@@ -1,7 +1,7 @@
 """`cross_entropy_loss` of eager PyTorch by one kernel forward and one backward.
 
-PyTorch composes it of log-softmax and a loss, in float32 under autocast: the scores are written four times and read six times. Here the scores are read as they are,
-and their gradient is written once. A call that is not taken is composed as PyTorch does.
+PyTorch composes it of log-softmax and a loss, in float32 under autocast: scores and their gradient are written five times and read five times. Here the scores are
+read twice as they are, and their gradient is written once. A call that is not taken is composed as PyTorch does.
 """
 
 # What this calls; the kernels are registered by the library.
@@ -44,7 +44,8 @@ def define():
         def backward(context, gradient):
             scores, target, log_sums = context.saved_tensors
             ignore_index = context.ignore_index
-            if registration is not None and not torch.is_grad_enabled():
+            is_batched = torch._C._functorch.is_functorch_wrapped_tensor(gradient)
+            if registration is not None and not torch.is_grad_enabled() and not is_batched:
                 of_scores = torch.ops.thalweg.cross_entropy_rows_backward.default(
                     gradient.contiguous(), scores, target, log_sums, ignore_index
                 )
@@ -79,6 +80,7 @@ def _fits(scores, target, weight, label_smoothing):
         and type(scores) in (torch.Tensor, torch.nn.Parameter)
         and type(target) is torch.Tensor
         and not torch.compiler.is_compiling()
+        and not torch.jit.is_tracing()
         and not torch._C._functorch.is_functorch_wrapped_tensor(scores)
         and not torch._C._functorch.is_functorch_wrapped_tensor(target)
         and torch.autograd.forward_ad._current_level < 0
