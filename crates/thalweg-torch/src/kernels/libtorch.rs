@@ -44,6 +44,7 @@ pub(crate) struct Libtorch {
     pub(crate) dim: Get<i64>,
     pub(crate) sizes: Get<*mut i64>,
     pub(crate) dtype: Get<i32>,
+    pub(crate) is_defined: Get<bool>,
     pub(crate) device_kind: Get<i32>,
     pub(crate) device_index: Get<i32>,
     pub(crate) is_contiguous: Get<bool>,
@@ -126,6 +127,7 @@ impl Libtorch {
                 dim: cpu.function("aoti_torch_get_dim")?,
                 sizes: cpu.function("aoti_torch_get_sizes")?,
                 dtype: cpu.function("aoti_torch_get_dtype")?,
+                is_defined: cpu.function("aoti_torch_is_defined")?,
                 device_kind: cpu.function("aoti_torch_get_device_type")?,
                 device_index: cpu.function("aoti_torch_get_device_index")?,
                 is_contiguous: cpu.function("aoti_torch_is_contiguous")?,
@@ -295,8 +297,9 @@ impl<'t> Tensor<'t> {
         self.torch.dtype_of(self.get(self.torch.dtype)?)
     }
 
-    /// Returns the number of the device; `None` if it is of another kind than those that kernels run on.
+    /// Returns the number of the device; `None` if it is of another kind than those that kernels run on, or the tensor is undefined.
     pub(crate) fn device(&self) -> Option<i32> {
+        self.get(self.torch.is_defined)?.then_some(())?;
         let kind = self.get(self.torch.device_kind)?;
         if kind == self.torch.device_type { self.get(self.torch.device_index) } else { None }
     }

@@ -26,6 +26,7 @@ pub(super) struct Matrix {
 /// Returns what a contiguous tensor is whose last `inner` dimensions are a row; `None` if it has no elements, too few dimensions, or a dtype
 /// that kernels here do not take.
 pub(super) fn matrix(tensor: &Tensor<'_>, inner: usize) -> Option<Matrix> {
+    let device = tensor.device()?;
     let sizes = tensor.sizes()?;
     let (outer, row) = sizes.split_at(sizes.len().checked_sub(inner)?);
     let count = |sizes: &[i64]| sizes.iter().map(|size| size.unsigned_abs()).product::<u64>();
@@ -33,7 +34,7 @@ pub(super) fn matrix(tensor: &Tensor<'_>, inner: usize) -> Option<Matrix> {
     if rows * columns == 0 || !tensor.is_contiguous() {
         return None;
     }
-    let (dtype, device) = (tensor.dtype().filter(|dtype| dtype.is_floating_point())?, tensor.device()?);
+    let dtype = tensor.dtype().filter(|dtype| dtype.is_floating_point())?;
     Some(Matrix { sizes, dtype, device, rows, columns })
 }
 
@@ -45,8 +46,8 @@ fn is_last(dimension: i64, rank: usize) -> bool {
 impl Matrix {
     /// Returns whether a tensor is contiguous, on this one's device, and of this dtype and these sizes.
     pub(super) fn is_beside(&self, tensor: &Tensor<'_>, dtype: DType, sizes: &[i64]) -> bool {
-        tensor.is_contiguous()
-            && tensor.device() == Some(self.device)
+        tensor.device() == Some(self.device)
+            && tensor.is_contiguous()
             && tensor.dtype() == Some(dtype)
             && tensor.sizes().as_deref() == Some(sizes)
     }

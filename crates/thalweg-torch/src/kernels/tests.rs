@@ -188,6 +188,12 @@ mod shim {
         0
     }
 
+    pub unsafe extern "C" fn is_defined(handle: Handle, is: *mut bool) -> i32 {
+        // SAFETY: a handle of the test's is the address of a word, 0 for an undefined tensor; and a place.
+        unsafe { *is = *handle.cast::<u64>() != 0 };
+        0
+    }
+
     pub unsafe extern "C" fn device_kind(handle: Handle, kind: *mut i32) -> i32 {
         // SAFETY: a place.
         unsafe { *kind = i32::from(!implementation(handle).is_on_host) };
@@ -367,6 +373,7 @@ fn kernels() -> Kernels {
         dim: shim::dim,
         sizes: shim::sizes,
         dtype: shim::dtype,
+        is_defined: shim::is_defined,
         device_kind: shim::device_kind,
         device_index: shim::device_index,
         is_contiguous: shim::is_contiguous,
@@ -644,6 +651,21 @@ fn layer_norms_gradient_of_the_input_is_ours_and_those_of_parameters_are_pytorch
     assert_near(&results[0].1, &expected);
     assert_eq!(backward([0, 1, 1])[0].0, [1], "the input's gradient is not wanted");
     assert_eq!(asked(), ["norm_backward [false, true, true]"]);
+    // The gradient of a result that was not used.
+    let undefined = || world(|world| world.handle(0)) as u64;
+    let arguments = [
+        undefined(),
+        tensor(&[4, 30], &x),
+        list(&[30]),
+        undefined(),
+        undefined(),
+        optional(tensor(&[30], &weight)),
+        0,
+        list(&[1, 1, 0]),
+    ];
+    let results = call(&kernels, Operator::LayerNormBackward, &arguments, 3);
+    assert_eq!(results.into_iter().map(|result| read(result).0).collect::<Vec<_>>(), [[1], [2], [3]]);
+    assert_eq!(asked(), ["norm_backward [true, true, false]"]);
     assert_eq!(objects(), 0);
 }
 
