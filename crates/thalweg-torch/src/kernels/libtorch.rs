@@ -40,6 +40,7 @@ pub(crate) struct Libtorch {
     pub(crate) delete_tensor: unsafe extern "C" fn(Handle) -> i32,
     pub(crate) new_tensor: unsafe extern "C" fn(*mut Handle) -> i32,
     pub(crate) empty_strided: EmptyStrided,
+    pub(crate) zero: unsafe extern "C" fn(Handle) -> i32,
     pub(crate) data_pointer: Get<*mut c_void>,
     pub(crate) dim: Get<i64>,
     pub(crate) sizes: Get<*mut i64>,
@@ -123,6 +124,7 @@ impl Libtorch {
                 delete_tensor: cpu.function("aoti_torch_delete_tensor_object")?,
                 new_tensor: cpu.function("aoti_torch_new_uninitialized_tensor")?,
                 empty_strided: cpu.function("aoti_torch_empty_strided")?,
+                zero: cpu.function("aoti_torch_zero_")?,
                 data_pointer: cpu.function("aoti_torch_get_data_ptr")?,
                 dim: cpu.function("aoti_torch_get_dim")?,
                 sizes: cpu.function("aoti_torch_get_sizes")?,
@@ -174,6 +176,12 @@ impl Libtorch {
             (self.empty_strided)(rank, sizes, strides, number, self.device_type, device, &raw mut handle)
         };
         (status == 0).then(|| Tensor { torch: self, handle })
+    }
+
+    /// Sets all elements to 0, and returns whether that went well.
+    pub(crate) fn zero(&self, tensor: &Tensor<'_>) -> bool {
+        // SAFETY: a handle of a tensor.
+        unsafe { (self.zero)(tensor.handle()) == 0 }
     }
 
     /// Registers a kernel for an operator of a namespace at a dispatch key, until the result is dropped.

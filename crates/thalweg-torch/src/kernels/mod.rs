@@ -17,6 +17,7 @@
 //! - A kernel that cannot be compiled or launched is tried once; its operator stays with PyTorch from then on, and
 //!   the report says why.
 
+mod embedding;
 mod libtorch;
 mod loss;
 mod operators;
@@ -55,12 +56,13 @@ enum Operator {
     LayerNormBackward,
     RmsNorm,
     RmsNormBackward,
+    EmbeddingBackward,
     CrossEntropy,
     CrossEntropyBackward,
 }
 
 impl Operator {
-    const ALL: [Self; 10] = [
+    const ALL: [Self; 11] = [
         Self::Softmax,
         Self::LogSoftmax,
         Self::SoftmaxBackward,
@@ -69,6 +71,7 @@ impl Operator {
         Self::LayerNormBackward,
         Self::RmsNorm,
         Self::RmsNormBackward,
+        Self::EmbeddingBackward,
         Self::CrossEntropy,
         Self::CrossEntropyBackward,
     ];
@@ -84,6 +87,7 @@ impl Operator {
             Self::LayerNormBackward => "native_layer_norm_backward",
             Self::RmsNorm => "_fused_rms_norm",
             Self::RmsNormBackward => "_fused_rms_norm_backward",
+            Self::EmbeddingBackward => "embedding_dense_backward",
             Self::CrossEntropy => "cross_entropy_loss",
             Self::CrossEntropyBackward => "cross_entropy_loss_backward",
         }
@@ -119,6 +123,7 @@ impl Operator {
             Self::LayerNormBackward => boxed!(LayerNormBackward),
             Self::RmsNorm => boxed!(RmsNorm),
             Self::RmsNormBackward => boxed!(RmsNormBackward),
+            Self::EmbeddingBackward => boxed!(EmbeddingBackward),
             Self::CrossEntropy => boxed!(CrossEntropy),
             Self::CrossEntropyBackward => boxed!(CrossEntropyBackward),
         }
@@ -134,6 +139,7 @@ impl Operator {
             Self::LayerNormBackward => originals.layer_norm_backward.is_some(),
             Self::RmsNorm => originals.rms_norm.is_some(),
             Self::RmsNormBackward => originals.rms_norm_backward.is_some(),
+            Self::EmbeddingBackward => originals.embedding_backward.is_some(),
             // What is not taken is composed of PyTorch's operators.
             Self::CrossEntropy | Self::CrossEntropyBackward => true,
         }
@@ -166,6 +172,8 @@ struct Kernels {
     /// Whether calls outside the table are taken, too.
     everywhere: AtomicBool,
     registered: Mutex<Vec<(Operator, Registration)>>,
+    /// The devices and dtypes for which the gradient of embeddings is loaded.
+    embeddings: Mutex<Vec<(i32, DType)>>,
 }
 
 /// PyTorch's calls carry nothing that would say whose they are, so there is one.
@@ -174,7 +182,8 @@ static KERNELS: OnceLock<Kernels> = OnceLock::new();
 impl Kernels {
     fn new(torch: Libtorch, originals: Originals, place: Place) -> Self {
         let (counts, everywhere) = (Default::default(), AtomicBool::new(false));
-        Self { torch, originals, place, counts, everywhere, registered: Mutex::default() }
+        let (registered, embeddings) = Default::default();
+        Self { torch, originals, place, counts, everywhere, registered, embeddings }
     }
 
     fn counts(&self, operator: Operator) -> &Counts {
@@ -183,6 +192,10 @@ impl Kernels {
 
     fn registered(&self) -> MutexGuard<'_, Vec<(Operator, Registration)>> {
         self.registered.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn embeddings(&self) -> MutexGuard<'_, Vec<(i32, DType)>> {
+        self.embeddings.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Returns whether a call of this shape is to be taken.

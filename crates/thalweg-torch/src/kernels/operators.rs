@@ -9,7 +9,7 @@ use thalweg_ir::DType;
 use super::libtorch::{Libtorch, Stack, Tensor};
 use super::original::{BackwardArguments, ForwardArguments, Mask, NormArguments, NormBackwardArguments};
 use super::rows::{Computation, RowCall};
-use super::{Kernels, Operator, Place, loss, rms};
+use super::{Kernels, Operator, Place, embedding, loss, rms};
 
 /// A launch was made, and these are its results; `None` if the call is PyTorch's.
 type Taken<'t> = Option<SmallVec<[Tensor<'t>; 3]>>;
@@ -44,6 +44,10 @@ fn is_last(dimension: i64, rank: usize) -> bool {
 }
 
 impl Matrix {
+    pub(super) fn rows(&self) -> u64 {
+        self.rows
+    }
+
     /// Returns whether a tensor is contiguous, on this one's device, and of this dtype and these sizes.
     pub(super) fn is_beside(&self, tensor: &Tensor<'_>, dtype: DType, sizes: &[i64]) -> bool {
         tensor.device() == Some(self.device)
@@ -275,6 +279,7 @@ impl Operator {
             Self::SoftmaxBackward | Self::LogSoftmaxBackward => backward(kernels, self, &stack),
             Self::LayerNorm => layer_norm(kernels, &stack),
             Self::LayerNormBackward => layer_norm_backward(kernels, &stack),
+            Self::EmbeddingBackward => embedding::backward(kernels, &stack),
             Self::RmsNorm => rms::forward(kernels, &stack),
             Self::RmsNormBackward => rms::backward(kernels, &stack),
             Self::CrossEntropy => loss::forward(kernels, &stack),

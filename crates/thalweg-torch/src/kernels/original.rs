@@ -71,6 +71,7 @@ pub(crate) struct OptionalNumber {
     pub(crate) is_there: bool,
 }
 
+type EmbeddingBackward = unsafe extern "C-unwind" fn(*mut Word, Handle, Handle, i64, i64, bool);
 type Rms =
     unsafe extern "C-unwind" fn(*mut Word, Handle, ArrayRef, *const OptionalTensor, *const OptionalNumber);
 type RmsBackward =
@@ -90,6 +91,7 @@ pub(crate) struct Originals {
     pub(crate) log_softmax_backward: Option<Backward>,
     pub(crate) layer_norm: Option<Norm>,
     pub(crate) layer_norm_backward: Option<NormBackward>,
+    pub(crate) embedding_backward: Option<EmbeddingBackward>,
     pub(crate) rms_norm: Option<Rms>,
     pub(crate) rms_norm_backward: Option<RmsBackward>,
 }
@@ -121,6 +123,9 @@ impl Originals {
                     ))
                     .ok(),
                 layer_norm_backward: library.function(&name(NORM_BACKWARD)).ok(),
+                embedding_backward: library
+                    .function(&name("24embedding_dense_backwardERKNS_6TensorES3_llb"))
+                    .ok(),
                 rms_norm: library.function(&name(RMS)).ok(),
                 rms_norm_backward: library.function(&name(RMS_BACKWARD)).ok(),
             }
@@ -163,6 +168,15 @@ pub(crate) struct NormBackwardArguments<'t> {
     pub(crate) weight: Option<Tensor<'t>>,
     pub(crate) bias: Option<Tensor<'t>>,
     pub(crate) mask: Mask,
+}
+
+/// The arguments of `embedding_dense_backward`.
+pub(crate) struct EmbeddingArguments<'t> {
+    pub(crate) gradient: Tensor<'t>,
+    pub(crate) indices: Tensor<'t>,
+    pub(crate) embeddings: i64,
+    pub(crate) padding: i64,
+    pub(crate) by_frequency: bool,
 }
 
 /// The arguments of `_fused_rms_norm`.
@@ -246,6 +260,18 @@ impl NormBackwardArguments<'_> {
             words(|results| kernel(results, gradient, input, shape, mean, deviation, weight, bias, mask))
         };
         [of_input, of_weight, of_bias]
+    }
+}
+
+impl EmbeddingArguments<'_> {
+    /// Calls PyTorch's kernel, and returns the result's word.
+    pub(crate) fn call(&self, kernel: EmbeddingBackward) -> u64 {
+        let [gradient, indices] = [&self.gradient, &self.indices].map(Tensor::handle);
+        let (embeddings, padding, by_frequency) = (self.embeddings, self.padding, self.by_frequency);
+        // SAFETY: as above; it writes one tensor.
+        let [word] =
+            unsafe { words(|result| kernel(result, gradient, indices, embeddings, padding, by_frequency)) };
+        word
     }
 }
 

@@ -96,269 +96,9 @@ fn implementation<'a>(handle: Handle) -> &'a Implementation {
     unsafe { &*(*handle.cast::<u64>() as *const Implementation) }
 }
 
-mod shim {
-    //! The functions of the stable interface.
-    use super::*;
+mod shim;
 
-    pub unsafe extern "C" fn init_impl(
-        namespace: *const c_char,
-        key: *const c_char,
-        _file: *const c_char,
-        _line: u32,
-        library: *mut Handle,
-    ) -> i32 {
-        // SAFETY: texts and a place.
-        unsafe {
-            assert_eq!(CStr::from_ptr(key), c"CUDA");
-            assert!([c"aten", c"thalweg"].contains(&CStr::from_ptr(namespace)));
-            *library = world(|world| world.handle(0));
-        }
-        0
-    }
-
-    pub unsafe extern "C" fn library_impl(
-        _library: Handle,
-        name: *const c_char,
-        kernel: Boxed,
-        _version: u64,
-    ) -> i32 {
-        // SAFETY: a text.
-        let name = unsafe { CStr::from_ptr(name) }.to_str().unwrap().to_owned();
-        world(|world| world.registered.borrow_mut().push((name, kernel as usize)));
-        0
-    }
-
-    pub unsafe extern "C" fn delete_handle(handle: Handle) -> i32 {
-        // SAFETY: a handle of the test's.
-        drop(unsafe { Box::from_raw(handle.cast::<u64>()) });
-        world(|world| world.count(-1));
-        0
-    }
-
-    pub unsafe extern "C" fn new_tensor(handle: *mut Handle) -> i32 {
-        // SAFETY: a place.
-        unsafe { *handle = world(|world| world.handle(0)) };
-        0
-    }
-
-    pub unsafe extern "C" fn empty_strided(
-        rank: i64,
-        sizes: *const i64,
-        strides: *const i64,
-        dtype: i32,
-        _device_type: i32,
-        device: i32,
-        handle: *mut Handle,
-    ) -> i32 {
-        // SAFETY: so many numbers.
-        let [sizes, strides] =
-            [sizes, strides].map(|list| unsafe { std::slice::from_raw_parts(list, rank as usize) });
-        let expected = (0..sizes.len()).map(|dimension| sizes[dimension + 1..].iter().product());
-        assert_eq!(strides, expected.collect::<Vec<i64>>(), "a new tensor is contiguous");
-        assert_eq!(device, 0);
-        if world(|world| world.is_out_of_memory.get()) {
-            return 1;
-        }
-        // SAFETY: a place.
-        unsafe { *handle = world(|world| world.handle(world.word(sizes, dtype))) };
-        0
-    }
-
-    pub unsafe extern "C" fn data_pointer(handle: Handle, pointer: *mut *mut c_void) -> i32 {
-        // SAFETY: a place.
-        unsafe { *pointer = implementation(handle).address as *mut c_void };
-        0
-    }
-
-    pub unsafe extern "C" fn dim(handle: Handle, rank: *mut i64) -> i32 {
-        // SAFETY: a place.
-        unsafe { *rank = implementation(handle).sizes.len() as i64 };
-        0
-    }
-
-    pub unsafe extern "C" fn sizes(handle: Handle, sizes: *mut *mut i64) -> i32 {
-        // SAFETY: a place.
-        unsafe { *sizes = implementation(handle).sizes.as_ptr().cast_mut() };
-        0
-    }
-
-    pub unsafe extern "C" fn dtype(handle: Handle, dtype: *mut i32) -> i32 {
-        // SAFETY: a place.
-        unsafe { *dtype = implementation(handle).dtype };
-        0
-    }
-
-    pub unsafe extern "C" fn is_defined(handle: Handle, is: *mut bool) -> i32 {
-        // SAFETY: a handle of the test's is the address of a word, 0 for an undefined tensor; and a place.
-        unsafe { *is = *handle.cast::<u64>() != 0 };
-        0
-    }
-
-    pub unsafe extern "C" fn device_kind(handle: Handle, kind: *mut i32) -> i32 {
-        // SAFETY: a place.
-        unsafe { *kind = i32::from(!implementation(handle).is_on_host) };
-        0
-    }
-
-    pub unsafe extern "C" fn device_index(_handle: Handle, device: *mut i32) -> i32 {
-        // SAFETY: a place.
-        unsafe { *device = 0 };
-        0
-    }
-
-    pub unsafe extern "C" fn is_contiguous(handle: Handle, is: *mut bool) -> i32 {
-        // SAFETY: a place.
-        unsafe { *is = implementation(handle).is_contiguous };
-        0
-    }
-
-    pub unsafe extern "C" fn list_size(list: Handle, count: *mut usize) -> i32 {
-        // SAFETY: a list of the test's, and a place.
-        unsafe { *count = (*list.cast::<Vec<u64>>()).len() };
-        0
-    }
-
-    pub unsafe extern "C" fn list_item(list: Handle, index: usize, item: *mut u64) -> i32 {
-        // SAFETY: as above.
-        unsafe { *item = (&*list.cast::<Vec<u64>>())[index] };
-        0
-    }
-
-    pub unsafe extern "C" fn delete_list(list: Handle) -> i32 {
-        // SAFETY: as above.
-        drop(unsafe { Box::from_raw(list.cast::<Vec<u64>>()) });
-        world(|world| world.count(-1));
-        0
-    }
-
-    pub unsafe extern "C" fn delete(value: *mut c_void) {
-        // SAFETY: an optional value of the test's.
-        drop(unsafe { Box::from_raw(value.cast::<u64>()) });
-        world(|world| world.count(-1));
-    }
-
-    pub unsafe extern "C-unwind" fn check(
-        _condition: bool,
-        _function: *const c_char,
-        _file: *const c_char,
-        _line: u32,
-        _message: *const c_char,
-    ) {
-        unreachable!("nothing here is to be thrown");
-    }
-
-    pub unsafe extern "C" fn current_stream(_device: i32, stream: *mut *mut c_void) -> i32 {
-        // SAFETY: a place.
-        unsafe { *stream = std::ptr::null_mut() };
-        0
-    }
-}
-
-mod own {
-    //! PyTorch's own kernels.
-    use super::*;
-
-    fn asked(text: String) {
-        world(|world| world.asked.borrow_mut().push(text));
-        if world(|world| world.throws.get()) {
-            resume_unwind(Box::new("an exception of PyTorch's"));
-        }
-    }
-
-    pub unsafe extern "C-unwind" fn softmax(
-        result: *mut MaybeUninit<u64>,
-        input: Handle,
-        dimension: i64,
-        half_to_float: bool,
-    ) {
-        asked(format!("softmax {:?} {dimension} {half_to_float}", implementation(input).sizes));
-        // SAFETY: a place for a tensor.
-        unsafe { (*result).write(world(|world| world.word(&[7], F32))) };
-    }
-
-    pub unsafe extern "C-unwind" fn softmax_backward(
-        result: *mut MaybeUninit<u64>,
-        gradient: Handle,
-        output: Handle,
-        dimension: i64,
-        dtype: i8,
-    ) {
-        let [gradient, output] = [gradient, output].map(|handle| &implementation(handle).sizes);
-        asked(format!("softmax_backward {gradient:?} {output:?} {dimension} {dtype}"));
-        // SAFETY: a place for a tensor.
-        unsafe { (*result).write(world(|world| world.word(&[7], F32))) };
-    }
-
-    pub unsafe extern "C-unwind" fn norm(
-        results: *mut MaybeUninit<u64>,
-        input: Handle,
-        shape: ArrayRef,
-        weight: *const OptionalTensor,
-        bias: *const OptionalTensor,
-        epsilon: f64,
-    ) {
-        let sizes = &implementation(input).sizes;
-        // SAFETY: references, as C++ gives them.
-        let [weight, bias] = unsafe { [&*weight, &*bias] }.map(|tensor| tensor.is_there);
-        asked(format!("norm {sizes:?} {} {weight} {bias} {epsilon}", shape.count));
-        // A tuple lies backwards.
-        for (place, size) in [3, 2, 1].into_iter().enumerate() {
-            // SAFETY: places for three tensors.
-            unsafe { (*results.add(place)).write(world(|world| world.word(&[size], F32))) };
-        }
-    }
-
-    pub unsafe extern "C-unwind" fn rms(
-        results: *mut MaybeUninit<u64>,
-        input: Handle,
-        shape: ArrayRef,
-        weight: *const OptionalTensor,
-        epsilon: *const OptionalNumber,
-    ) {
-        let sizes = &implementation(input).sizes;
-        // SAFETY: references, as C++ gives them.
-        let (weight, epsilon) = unsafe { (&*weight, &*epsilon) };
-        asked(format!("rms {sizes:?} {} {} {}", shape.count, weight.is_there, epsilon.is_there));
-        for (place, size) in [2, 1].into_iter().enumerate() {
-            // SAFETY: places for two tensors.
-            unsafe { (*results.add(place)).write(world(|world| world.word(&[size], F32))) };
-        }
-    }
-
-    pub unsafe extern "C-unwind" fn rms_backward(
-        results: *mut MaybeUninit<u64>,
-        _gradient: Handle,
-        _input: Handle,
-        _shape: ArrayRef,
-        _root: Handle,
-        _weight: *const OptionalTensor,
-        Mask2(mask): Mask2,
-    ) {
-        asked(format!("rms_backward {mask:?}"));
-        for (place, size) in [2, 1].into_iter().enumerate() {
-            // SAFETY: places for two tensors.
-            unsafe { (*results.add(place)).write(world(|world| world.word(&[size], F32))) };
-        }
-    }
-
-    pub unsafe extern "C-unwind" fn norm_backward(
-        results: *mut MaybeUninit<u64>,
-        _gradient: Handle,
-        _input: Handle,
-        _shape: ArrayRef,
-        _mean: Handle,
-        _deviation: Handle,
-        _weight: *const OptionalTensor,
-        _bias: *const OptionalTensor,
-        Mask(mask): Mask,
-    ) {
-        asked(format!("norm_backward {mask:?}"));
-        for (place, size) in [3, 2, 1].into_iter().enumerate() {
-            // SAFETY: places for three tensors.
-            unsafe { (*results.add(place)).write(world(|world| world.word(&[size], F32))) };
-        }
-    }
-}
+mod own;
 
 /// Returns kernels on the simulated device, which take calls outside the table, too.
 fn kernels() -> Kernels {
@@ -369,6 +109,7 @@ fn kernels() -> Kernels {
         delete_tensor: shim::delete_handle,
         new_tensor: shim::new_tensor,
         empty_strided: shim::empty_strided,
+        zero: shim::zero,
         data_pointer: shim::data_pointer,
         dim: shim::dim,
         sizes: shim::sizes,
@@ -393,6 +134,7 @@ fn kernels() -> Kernels {
         log_softmax_backward: Some(own::softmax_backward),
         layer_norm: Some(own::norm),
         layer_norm_backward: Some(own::norm_backward),
+        embedding_backward: Some(own::embedding_backward),
         rms_norm: Some(own::rms),
         rms_norm_backward: Some(own::rms_backward),
     };
@@ -726,6 +468,26 @@ fn classes(classes: &[i64]) -> u64 {
 }
 
 #[test]
+fn the_gradient_of_embeddings_is_a_sum_over_the_places_of_an_index() {
+    let (kernels, gradient) = (kernels(), values(6 * 5));
+    let picked = [2, 0, 2, 6, 2, 0];
+    let arguments =
+        |by_frequency: u64| [tensor(&[6, 5], &gradient), classes(&picked), 7, 6_i64 as u64, by_frequency];
+    let (sizes, actual) = read(call(&kernels, Operator::EmbeddingBackward, &arguments(0), 1)[0]);
+    let mut expected = vec![0.0; 7 * 5];
+    for (place, &row) in picked.iter().enumerate().filter(|(_, row)| **row != 6) {
+        for feature in 0..5 {
+            expected[row as usize * 5 + feature] += f64::from(gradient[place * 5 + feature]);
+        }
+    }
+    assert_eq!(sizes, [7, 5]);
+    assert_near(&actual, &expected);
+    assert_eq!(asked(), Vec::<String>::new());
+    assert_eq!(read(call(&kernels, Operator::EmbeddingBackward, &arguments(1), 1)[0]).0, [7]);
+    assert_eq!((asked(), objects()), (vec!["embedding 7 6 true".to_owned()], 0));
+}
+
+#[test]
 fn cross_entropy_gives_losses_of_rows_and_their_gradient() {
     let (kernels, x, slopes) = (kernels(), values(4 * 30), values(4));
     let (picked, ignored) = ([7, 29, -100, 0], -100_i64 as u64);
@@ -788,7 +550,7 @@ fn registrations_are_made_once_and_taken_out() {
     let kernels = kernels();
     let operators = operators_of("", false).unwrap();
     assert!(!operators.contains(&Operator::LogSoftmaxBackward), "the table does not have it");
-    assert_eq!(operators_of("", true).unwrap().len(), 10);
+    assert_eq!(operators_of("", true).unwrap().len(), 11);
     kernels.register(&operators).unwrap();
     kernels.register(&operators).unwrap();
     let names: Vec<String> =

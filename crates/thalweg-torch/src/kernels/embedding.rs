@@ -1,0 +1,109 @@
+//! The gradient of a table of embeddings. PyTorch sorts the indices; here the first place of an index finds the others by comparing.
+
+use thalweg_driver::{DevicePointer, Label};
+use thalweg_ir::{DType, Element, bf16, f16};
+use thalweg_kernels::Placed;
+use thalweg_kernels::embedding::EmbeddingBackward;
+
+use super::libtorch::{Stack, Tensor};
+use super::operators::{matrix, of_words, put};
+use super::original::EmbeddingArguments;
+use super::{Kernels, Operator, Place};
+use crate::status::{Error, Result, Status};
+
+/// With more indices comparing each with each takes longer than sorting.
+const MOST_INDICES: u64 = 1 << 16;
+
+pub(super) fn backward(kernels: &Kernels, stack: &Stack<'_>) {
+    let arguments = EmbeddingArguments {
+        gradient: stack.tensor(0),
+        indices: stack.tensor(1),
+        embeddings: stack.word(2) as i64,
+        padding: stack.word(3) as i64,
+        by_frequency: stack.bool(4),
+    };
+    let taken = kernels.attempt(Operator::EmbeddingBackward, || attempt(kernels, &arguments));
+    let result = taken.map_or_else(
+        || {
+            let original = kernels.originals.embedding_backward;
+            let original = original.expect("only operators are registered whose kernel was found");
+            of_words(&kernels.torch, [arguments.call(original)])
+        },
+        |result| [result].into_iter().collect(),
+    );
+    put(stack, result);
+}
+
+fn attempt<'k>(kernels: &'k Kernels, arguments: &EmbeddingArguments<'_>) -> Option<Tensor<'k>> {
+    let operator = Operator::EmbeddingBackward;
+    let EmbeddingArguments { gradient, indices, embeddings, padding, by_frequency } = arguments;
+    let matrix = matrix(gradient, 1)?;
+    let fits = !by_frequency
+        && *embeddings > 0
+        && matrix.rows() <= MOST_INDICES
+        && matrix.is_beside(indices, DType::I64, &matrix.sizes[..matrix.sizes.len() - 1])
+        && kernels.takes(operator, matrix.dtype, matrix.rows(), matrix.columns);
+    if !fits {
+        return None;
+    }
+    let sizes = EmbeddingBackward {
+        indices: matrix.rows(),
+        embeddings: embeddings.unsigned_abs(),
+        features: matrix.columns,
+        padding: *padding,
+        dtype: matrix.dtype,
+    };
+    let stream = kernels.current_stream(matrix.device)?;
+    let result = kernels.torch.empty(&[*embeddings, matrix.columns as i64], matrix.dtype, matrix.device)?;
+    if !kernels.torch.zero(&result) {
+        return None;
+    }
+    let at = [gradient.address()?, indices.address()?, result.address()?];
+    let outcome = match &kernels.place {
+        Place::Gpu(_) => launch(kernels, sizes, at, matrix.device, stream),
+        // SAFETY: gradient and indices were looked at, and the result was just made: all are contiguous, on the host, of the sizes above.
+        Place::Host(_) => unsafe {
+            match matrix.dtype {
+                DType::F16 => run_on_host::<f16>(&sizes, at),
+                DType::Bf16 => run_on_host::<bf16>(&sizes, at),
+                _ => run_on_host::<f32>(&sizes, at),
+            }
+            Ok(())
+        },
+    };
+    outcome.map_err(|error| kernels.give_up(operator, &error)).is_ok().then_some(result)
+}
+
+fn launch(kernels: &Kernels, sizes: EmbeddingBackward, at: [u64; 3], device: i32, stream: u64) -> Result<()> {
+    let Place::Gpu(allocator) = &kernels.place else { return Err(Error::invalid("there is no GPU")) };
+    let key = (device, sizes.dtype);
+    allocator.with_device(device, |open| {
+        let stream = open.streams.find_or_wrap(&open.device, open.named(stream))?;
+        let is_loaded = kernels.embeddings().contains(&key);
+        if !is_loaded && stream.is_capturing()? {
+            return Err(Error::new(Status::Capture, "the stream captures, and the kernel is not loaded yet"));
+        }
+        let placed = Placed { kernel: sizes, at: at.map(DevicePointer::new) };
+        stream.launch_native(&placed, Label::here("embedding_dense_backward"))?;
+        if !is_loaded {
+            kernels.embeddings().push(key);
+        }
+        Ok(())
+    })
+}
+
+/// Runs the call on the host.
+///
+/// # Safety
+/// The addresses are those of gradient, indices and result on the host, of these sizes; nothing else uses the result.
+unsafe fn run_on_host<T: Element>(sizes: &EmbeddingBackward, [gradient, indices, result]: [u64; 3]) {
+    let [gradients, places, results] = sizes.spans().map(|span| span as usize);
+    // SAFETY: the caller's promise.
+    unsafe {
+        sizes.run(
+            std::slice::from_raw_parts(gradient as *const T, gradients),
+            std::slice::from_raw_parts(indices as *const i64, places),
+            std::slice::from_raw_parts_mut(result as *mut T, results),
+        );
+    }
+}

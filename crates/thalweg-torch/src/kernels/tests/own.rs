@@ -1,0 +1,116 @@
+//! PyTorch's own kernels.
+use super::*;
+
+fn asked(text: String) {
+    world(|world| world.asked.borrow_mut().push(text));
+    if world(|world| world.throws.get()) {
+        resume_unwind(Box::new("an exception of PyTorch's"));
+    }
+}
+
+pub unsafe extern "C-unwind" fn softmax(
+    result: *mut MaybeUninit<u64>,
+    input: Handle,
+    dimension: i64,
+    half_to_float: bool,
+) {
+    asked(format!("softmax {:?} {dimension} {half_to_float}", implementation(input).sizes));
+    // SAFETY: a place for a tensor.
+    unsafe { (*result).write(world(|world| world.word(&[7], F32))) };
+}
+
+pub unsafe extern "C-unwind" fn softmax_backward(
+    result: *mut MaybeUninit<u64>,
+    gradient: Handle,
+    output: Handle,
+    dimension: i64,
+    dtype: i8,
+) {
+    let [gradient, output] = [gradient, output].map(|handle| &implementation(handle).sizes);
+    asked(format!("softmax_backward {gradient:?} {output:?} {dimension} {dtype}"));
+    // SAFETY: a place for a tensor.
+    unsafe { (*result).write(world(|world| world.word(&[7], F32))) };
+}
+
+pub unsafe extern "C-unwind" fn norm(
+    results: *mut MaybeUninit<u64>,
+    input: Handle,
+    shape: ArrayRef,
+    weight: *const OptionalTensor,
+    bias: *const OptionalTensor,
+    epsilon: f64,
+) {
+    let sizes = &implementation(input).sizes;
+    // SAFETY: references, as C++ gives them.
+    let [weight, bias] = unsafe { [&*weight, &*bias] }.map(|tensor| tensor.is_there);
+    asked(format!("norm {sizes:?} {} {weight} {bias} {epsilon}", shape.count));
+    // A tuple lies backwards.
+    for (place, size) in [3, 2, 1].into_iter().enumerate() {
+        // SAFETY: places for three tensors.
+        unsafe { (*results.add(place)).write(world(|world| world.word(&[size], F32))) };
+    }
+}
+
+pub unsafe extern "C-unwind" fn embedding_backward(
+    result: *mut MaybeUninit<u64>,
+    _gradient: Handle,
+    _indices: Handle,
+    embeddings: i64,
+    padding: i64,
+    by_frequency: bool,
+) {
+    asked(format!("embedding {embeddings} {padding} {by_frequency}"));
+    // SAFETY: a place for a tensor.
+    unsafe { (*result).write(world(|world| world.word(&[7], F32))) };
+}
+
+pub unsafe extern "C-unwind" fn rms(
+    results: *mut MaybeUninit<u64>,
+    input: Handle,
+    shape: ArrayRef,
+    weight: *const OptionalTensor,
+    epsilon: *const OptionalNumber,
+) {
+    let sizes = &implementation(input).sizes;
+    // SAFETY: references, as C++ gives them.
+    let (weight, epsilon) = unsafe { (&*weight, &*epsilon) };
+    asked(format!("rms {sizes:?} {} {} {}", shape.count, weight.is_there, epsilon.is_there));
+    for (place, size) in [2, 1].into_iter().enumerate() {
+        // SAFETY: places for two tensors.
+        unsafe { (*results.add(place)).write(world(|world| world.word(&[size], F32))) };
+    }
+}
+
+pub unsafe extern "C-unwind" fn rms_backward(
+    results: *mut MaybeUninit<u64>,
+    _gradient: Handle,
+    _input: Handle,
+    _shape: ArrayRef,
+    _root: Handle,
+    _weight: *const OptionalTensor,
+    Mask2(mask): Mask2,
+) {
+    asked(format!("rms_backward {mask:?}"));
+    for (place, size) in [2, 1].into_iter().enumerate() {
+        // SAFETY: places for two tensors.
+        unsafe { (*results.add(place)).write(world(|world| world.word(&[size], F32))) };
+    }
+}
+
+pub unsafe extern "C-unwind" fn norm_backward(
+    results: *mut MaybeUninit<u64>,
+    _gradient: Handle,
+    _input: Handle,
+    _shape: ArrayRef,
+    _mean: Handle,
+    _deviation: Handle,
+    _weight: *const OptionalTensor,
+    _bias: *const OptionalTensor,
+    Mask(mask): Mask,
+) {
+    asked(format!("norm_backward {mask:?}"));
+    for (place, size) in [3, 2, 1].into_iter().enumerate() {
+        // SAFETY: places for three tensors.
+        unsafe { (*results.add(place)).write(world(|world| world.word(&[size], F32))) };
+    }
+}
