@@ -9,6 +9,8 @@
 //!   RowCall::run    at::cuda::_softmax    a launch on PyTorch's stream; its own kernel    rows, original
 //! ```
 //!
+//! Cross entropy is composed in PyTorch: two operators of ours are called by Python code at the key AutogradCUDA (`loss`).
+//!
 //! PyTorch keeps tensors, autograd and memory: results are made by its `empty_strided`, and a launch goes to its current stream, captured or not.
 //!
 //! # Invariants
