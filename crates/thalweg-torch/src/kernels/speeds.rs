@@ -43,8 +43,8 @@ pub const SPEEDS: &[Speed] = &[
     speed("native_layer_norm", [768, 65_536], 91.8, 60.8),
     speed("native_layer_norm_backward", [768, 1024], 102.7, 96.8),
     speed("native_layer_norm_backward", [1032, 65_536], 83.8, 59.2),
-    speed("cross_entropy_loss", [768, 131_072], 83.8, 24.9),
-    speed("cross_entropy_loss_backward", [768, 131_072], 94.5, 39.3),
+    speed("cross_entropy_loss", [1024, 131_072], 86.1, 37.4),
+    speed("cross_entropy_loss_backward", [1024, 131_072], 96.5, 51.7),
 ];
 
 /// Returns whether a call is in the table.
