@@ -63,6 +63,30 @@ impl Coalescing<'_> {
         })
     }
 
+    /// Writes the reduction of the inputs of all ranks to another tensor of their shape.
+    #[track_caller]
+    pub(crate) fn all_reduce_into(
+        &mut self,
+        output: &Tensor,
+        input: &Tensor,
+        operation: ReduceOp,
+    ) -> Result<()> {
+        let label = label_at("all_reduce", Location::caller());
+        fit(self.group, &[output, input])?;
+        let (format, reduction) = reduced(input.dtype(), operation)?;
+        self.add(CollectivePart {
+            operation: CollectiveOperation::AllReduce(reduction),
+            format,
+            count: input.elements() as u64,
+            send: input.pointer(),
+            receive: output.pointer(),
+            label,
+        });
+        self.read.push(input.clone());
+        self.written.push(output.clone());
+        Ok(())
+    }
+
     /// Replaces the tensor on rank `dst` by the reduction of all. Those of the other ranks stay.
     #[track_caller]
     pub fn reduce(&mut self, tensor: &Tensor, dst: u32, operation: ReduceOp) -> Result<()> {
@@ -92,6 +116,18 @@ impl Coalescing<'_> {
             self.written.push(tensor.clone());
             Ok(())
         })
+    }
+
+    /// Writes the input of rank `src` to another tensor of its shape.
+    #[track_caller]
+    pub(crate) fn broadcast_into(&mut self, output: &Tensor, input: &Tensor, src: u32) -> Result<()> {
+        let label = label_at("broadcast", Location::caller());
+        fit(self.group, &[output, input])?;
+        is_member(self.group, "source", src)?;
+        self.broadcast_from(src, input.pointer(), output, label)?;
+        self.read.push(input.clone());
+        self.written.push(output.clone());
+        Ok(())
     }
 
     fn broadcast_from(&mut self, root: u32, send: DevicePointer, to: &Tensor, label: Label) -> Result<()> {

@@ -18,6 +18,7 @@ use thalweg_runtime::{Communicator, CommunicatorId, Device, Error, Label, Result
 use thalweg_tensor::caller::at_line;
 
 use crate::flight::{Entry, FlightRecorder};
+use crate::names;
 use crate::store::{PrefixStore, Store};
 use crate::watchdog::{self, Outstanding};
 
@@ -60,11 +61,13 @@ pub struct ProcessGroup(pub(crate) Arc<GroupState>);
 
 pub(crate) struct GroupState {
     name: String,
+    /// The name by which operators find the group.
+    pub(crate) registered_name: String,
     rank: u32,
     size: u32,
     /// The ranks in the first group.
     global_ranks: Vec<u32>,
-    device: Device,
+    pub(crate) device: Device,
     pub(crate) communicator: Communicator,
     pub(crate) stream: Stream,
     /// The group's part of the store.
@@ -129,8 +132,10 @@ impl ProcessGroup {
         let communicator = Communicator::join(&device, &id, rank, size)?;
         let stream = Stream::with_priority(&device, options.stream_priority)?;
         let has_watchdog = options.watchdog.unwrap_or(!device.is_simulated());
+        let registered = names::register(&name, &device);
         let group = Self(Arc::new(GroupState {
             name,
+            registered_name: registered.name.clone(),
             rank,
             size,
             global_ranks,
@@ -146,6 +151,7 @@ impl ProcessGroup {
             failure: Mutex::new(None),
             has_watchdog,
         }));
+        registered.set(&group.0);
         if has_watchdog {
             watchdog::start(&group.0)?;
         }
@@ -170,6 +176,12 @@ impl ProcessGroup {
     /// Returns the name of the group, which is the same on all ranks.
     pub fn name(&self) -> &str {
         &self.0.name
+    }
+
+    /// Returns the name by which operators find the group on this device ([`functional`](crate::functional), `torch.distributed.ProcessGroup.group_name`): that of
+    /// the group, with a number behind it where the device is in another one of this name.
+    pub fn group_name(&self) -> &str {
+        &self.0.registered_name
     }
 
     /// Returns the stream on which the collectives of this rank run.

@@ -4,6 +4,7 @@
 //! - [`store`]: keys and values by which ranks find each other.
 //! - [`Rendezvous`]: rank, world size and store as `torchrun`, SLURM or MPI say them by the environment.
 //! - [`DeviceMesh`]: ranks in rows and columns, with a group along each dimension.
+//! - [`functional`]: collectives as operators that return new tensors and have gradients.
 //! - [`run_ranks`]: ranks as threads of one process, on GPUs or on simulated ones.
 //! - [`DistributedDataParallel`]: a module whose gradients are those of the whole batch.
 //! - [`pipeline`]: stages of a module on several ranks, and the order in which microbatches go through them.
@@ -37,8 +38,10 @@ mod data_parallel;
 mod environment;
 mod flight;
 mod fully_shard;
+pub mod functional;
 mod group;
 mod mesh;
+mod names;
 mod object;
 pub mod pipeline;
 pub mod store;
@@ -68,4 +71,17 @@ pub enum ReduceOp {
     Max,
     /// Their sum divided by the number of ranks; of integers rounded towards 0.
     Avg,
+}
+
+impl ReduceOp {
+    /// Returns the name in PyTorch's operators.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Sum => "sum",
+            Self::Product => "product",
+            Self::Min => "min",
+            Self::Max => "max",
+            Self::Avg => "avg",
+        }
+    }
 }

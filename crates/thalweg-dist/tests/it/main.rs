@@ -7,6 +7,7 @@ mod data_parallel;
 mod environment;
 mod failures;
 mod fully_shard;
+mod functional;
 mod groups;
 mod mesh;
 mod pipeline;

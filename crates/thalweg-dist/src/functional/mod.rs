@@ -1,0 +1,175 @@
+//! Functional collectives (`torch.distributed._functional_collectives`): they return new tensors, and gradients flow through them.
+//!
+//! Each is an operator of the table, `_c10d_functional::name`, which names its group by [`ProcessGroup::group_name`]; so calls can be
+//! traced, captured, and made by name. The collective runs on the group's stream, behind what the current stream has at the call, and the
+//! current stream is ordered behind it when the call returns: the host waits for nothing.
+//!
+//! | forward | backward |
+//! |---|---|
+//! | [`all_reduce`] of sums | the sum of the gradients of all ranks |
+//! | [`all_gather_tensor`] | their sum, of which each rank gets its part |
+//! | [`reduce_scatter_tensor`] of sums | the gradients of all ranks, gathered |
+//! | [`all_to_all_single`] | the way back |
+//! | [`broadcast`] | their sum on the source, and 0 elsewhere |
+//!
+//! As in PyTorch these are the gradients of the sum of all ranks' results: of a loss that every rank computes from the same numbers, `n` ranks give `n` times
+//! its gradient.
+
+mod gradients;
+mod operators;
+
+use std::panic::Location;
+
+use thalweg_runtime::{Error, Result};
+use thalweg_tensor::Tensor;
+use thalweg_tensor::caller::{in_call, label_at};
+use thalweg_tensor::dispatch::{Argument, as_ints};
+
+use self::operators::{Kind, operator};
+use crate::{ProcessGroup, ReduceOp};
+
+/// Defines the operators, so that they are found by name. Each function of this module does it by itself.
+///
+/// # Errors
+/// [`Error::is_invalid_argument`] if the program has defined others of these names.
+pub fn define_operators() -> Result<()> {
+    operators::operators().map(drop)
+}
+
+/// Calls the operator of a collective.
+fn call(kind: Kind, arguments: &[Argument<'_>], location: &'static Location<'static>) -> Result<Tensor> {
+    let operator = operator(kind)?;
+    Ok(operator.call(arguments, None, label_at(operator.base_name(), location))?.swap_remove(0))
+}
+
+/// Returns the reduction of the tensors of all ranks.
+///
+/// # Errors
+/// [`Error::is_invalid_argument`] if the tensor is on another device than the group, or the reduction is none for its dtype; why the group failed,
+/// if it did.
+#[track_caller]
+pub fn all_reduce(input: &Tensor, operation: ReduceOp, group: &ProcessGroup) -> Result<Tensor> {
+    let arguments = [input.into(), operation.name().into(), group.group_name().into()];
+    call(Kind::AllReduce, &arguments, Location::caller())
+}
+
+/// Returns the tensor of rank `src`.
+///
+/// # Errors
+/// [`Error::is_invalid_argument`] if the tensor is on another device than the group, or there is no such rank; why the group failed, if it did.
+#[track_caller]
+pub fn broadcast(input: &Tensor, src: u32, group: &ProcessGroup) -> Result<Tensor> {
+    let arguments = [input.into(), i64::from(src).into(), group.group_name().into()];
+    call(Kind::Broadcast, &arguments, Location::caller())
+}
+
+/// Returns the tensors of all ranks, of equal shapes, one behind the other along a dimension.
+///
+/// # Errors
+/// [`Error::is_invalid_argument`] if the tensor is on another device than the group, or has no such dimension; why the group failed, if it did.
+#[track_caller]
+pub fn all_gather_tensor(input: &Tensor, gather_dim: i64, group: &ProcessGroup) -> Result<Tensor> {
+    let location = Location::caller();
+    in_call("all_gather_tensor", &[input], location, || {
+        let dim = dimension(input, gather_dim)?;
+        let arguments = [input.into(), i64::from(group.size()).into(), group.group_name().into()];
+        let gathered = call(Kind::AllGather, &arguments, location)?;
+        if dim == 0 {
+            return Ok(gathered);
+        }
+        let mut shape = input.shape().to_vec();
+        let split = [&[group.size() as usize], &shape[..]].concat();
+        shape[dim] *= group.size() as usize;
+        // The ranks' dimension goes from the front to before the one that is gathered.
+        let order: Vec<usize> = (1..=dim).chain([0]).chain(dim + 1..split.len()).collect();
+        gathered.reshape(&split)?.permute(&order)?.reshape(&shape)
+    })
+}
+
+/// Returns this rank's part of the reduction of the tensors of all ranks, which are divided along a dimension.
+///
+/// # Errors
+/// [`Error::is_invalid_argument`] if the tensor is on another device than the group, has no such dimension, or the ranks do not divide it; why the
+/// group failed, if it did.
+#[track_caller]
+pub fn reduce_scatter_tensor(
+    input: &Tensor,
+    operation: ReduceOp,
+    scatter_dim: i64,
+    group: &ProcessGroup,
+) -> Result<Tensor> {
+    let location = Location::caller();
+    in_call("reduce_scatter_tensor", &[input], location, || {
+        let (dim, ranks) = (dimension(input, scatter_dim)?, group.size() as usize);
+        let size = input.shape()[dim];
+        if !size.is_multiple_of(ranks) {
+            return Err(Error::invalid(format!(
+                "input dimension {dim} ({size}) must be a multiple of group_size {ranks}"
+            )));
+        }
+        let mut by_rank = input.clone();
+        if dim > 0 {
+            // The ranks' parts one behind the other.
+            let mut shape = input.shape().to_vec();
+            shape[dim] /= ranks;
+            let mut split = shape.clone();
+            split.insert(dim, ranks);
+            shape[0] *= ranks;
+            let order: Vec<usize> = [dim].into_iter().chain(0..dim).chain(dim + 1..split.len()).collect();
+            by_rank = input.reshape(&split)?.permute(&order)?.reshape(&shape)?;
+        }
+        let (size, name) = (i64::from(group.size()).into(), group.group_name().into());
+        let arguments = [(&by_rank).into(), operation.name().into(), size, name];
+        call(Kind::ReduceScatter, &arguments, location)
+    })
+}
+
+/// Sends rows of dimension 0 to all ranks, and returns those that they send: the splits say how many from and to each rank; `None` of both
+/// divides evenly.
+///
+/// # Errors
+/// [`Error::is_invalid_argument`] if the tensor is on another device than the group, one of the splits alone is `None`, or they do not fit; why the
+/// group failed, if it did.
+#[track_caller]
+pub fn all_to_all_single(
+    input: &Tensor,
+    output_split_sizes: Option<&[usize]>,
+    input_split_sizes: Option<&[usize]>,
+    group: &ProcessGroup,
+) -> Result<Tensor> {
+    let location = Location::caller();
+    in_call("all_to_all_single", &[input], location, || {
+        let even;
+        let (output, input_splits) = match (output_split_sizes, input_split_sizes) {
+            (Some(output), Some(input)) => (output, input),
+            (None, None) => {
+                even = crate::checks::splits(group, input, None)?;
+                (&even[..], &even[..])
+            }
+            _ => {
+                return Err(Error::invalid(
+                    "output_split_sizes and input_split_sizes must either be specified together or both set to None",
+                ));
+            }
+        };
+        let (output, splits) = (as_ints(output), as_ints(input_splits));
+        let arguments = [input.into(), output.into(), splits.into(), group.group_name().into()];
+        call(Kind::AllToAll, &arguments, location)
+    })
+}
+
+/// Returns the place of a dimension, negative ones counted from the end.
+pub(crate) fn dimension(tensor: &Tensor, dim: i64) -> Result<usize> {
+    let rank = tensor.rank() as i64;
+    if (-rank..rank).contains(&dim) {
+        return Ok(dim.rem_euclid(rank) as usize);
+    }
+    Err(Error::invalid(match rank {
+        0 => "a scalar has no dimension to divide: give it one".to_owned(),
+        _ => format!(
+            "Dimension out of range (expected to be in range of [{}, {}], but got {dim})",
+            -rank,
+            rank - 1
+        ),
+    }))
+}

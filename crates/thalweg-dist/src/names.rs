@@ -1,0 +1,53 @@
+//! The names by which operators find groups.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use thalweg_runtime::{Device, Error, Result};
+
+use crate::ProcessGroup;
+use crate::group::GroupState;
+
+/// The groups of this process.
+static GROUPS: Mutex<Vec<Weak<GroupState>>> = Mutex::new(Vec::new());
+
+/// A group's name among those of its device. No other group gets one until this is dropped.
+pub(crate) struct Registered {
+    pub(crate) name: String,
+    groups: MutexGuard<'static, Vec<Weak<GroupState>>>,
+}
+
+fn groups() -> MutexGuard<'static, Vec<Weak<GroupState>>> {
+    GROUPS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Returns the name under which a group of a device is found: its own, or that with a number behind it where another one has it.
+pub(crate) fn register(name: &str, device: &Device) -> Registered {
+    let mut groups = groups();
+    groups.retain(|group| group.strong_count() > 0);
+    let taken: Vec<Arc<GroupState>> = groups.iter().filter_map(Weak::upgrade).collect();
+    let is_taken =
+        |name: &str| taken.iter().any(|group| group.registered_name == name && group.device == *device);
+    let mut names = std::iter::once(name.to_owned()).chain((1..).map(|number| format!("{name}:{number}")));
+    let name = names.find(|name| !is_taken(name)).expect("there is always another number");
+    Registered { name, groups }
+}
+
+impl Registered {
+    /// Lets calls find the group.
+    pub(crate) fn set(mut self, group: &Arc<GroupState>) {
+        self.groups.push(Arc::downgrade(group));
+    }
+}
+
+/// Returns the group of a name on a device.
+pub(crate) fn resolve(name: &str, device: &Device) -> Result<ProcessGroup> {
+    let found = groups()
+        .iter()
+        .filter_map(Weak::upgrade)
+        .find(|group| group.registered_name == name && group.device == *device);
+    found.map(ProcessGroup).ok_or_else(|| {
+        Error::invalid(format!(
+            "Could not resolve the process group registered under the name {name}: {device} is no rank of such a group"
+        ))
+    })
+}
