@@ -64,9 +64,14 @@ impl Prepared {
             Self { operator, values, inputs, cotangent: None, device: device.clone(), bytes: 0 };
         let results = prepared.forward()?;
         let read: u64 = row.variables.iter().map(Variable::bytes).sum();
-        prepared.bytes = read + results.iter().map(|tensor| (tensor.elements() * tensor.dtype().size_bytes()) as u64).sum::<u64>();
+        prepared.bytes = read
+            + results
+                .iter()
+                .map(|tensor| (tensor.elements() * tensor.dtype().size_bytes()) as u64)
+                .sum::<u64>();
         if !prepared.inputs.is_empty() {
-            let result = results.first().ok_or_else(|| Error::invalid(format!("{} has no result", row.operator)))?;
+            let result =
+                results.first().ok_or_else(|| Error::invalid(format!("{} has no result", row.operator)))?;
             prepared.cotangent = Some(result.detach().ones_like()?);
         }
         drop(results);
@@ -116,7 +121,8 @@ impl Prepared {
         let first = span(&|| self.call())?;
         let calls = ((SPAN_MS / first.max(1e-3)) as usize).clamp(1, MOST_CALLS);
         let many = || (0..calls).try_for_each(|_| self.call());
-        let graph = Graph::capture(&self.device, CaptureOptions::default(), many).ok().map(|(graph, ())| graph);
+        let graph =
+            Graph::capture(&self.device, CaptureOptions::default(), many).ok().map(|(graph, ())| graph);
         let run = || graph.as_ref().map_or_else(many, |graph| graph.replay());
         run()?;
         let mut least = f32::INFINITY;
@@ -151,7 +157,8 @@ fn draw(variable: &Variable, device: &Device) -> Result<Tensor> {
 /// Returns an argument as its parameter takes it.
 fn value(json: &Json, parameter: &Parameter, tensors: &BTreeMap<&str, Tensor>) -> Result<Value> {
     let wrong = || Error::invalid(format!("{json} is no argument for `{}`", parameter.name));
-    let tensor = |json: &Json| json["var"].as_str().and_then(|name| tensors.get(name)).cloned().ok_or_else(wrong);
+    let tensor =
+        |json: &Json| json["var"].as_str().and_then(|name| tensors.get(name)).cloned().ok_or_else(wrong);
     let scalar = |json: &Json| {
         let whole = json.as_i64().map(Scalar::I64).or_else(|| json.as_bool().map(Scalar::Bool));
         whole.or_else(|| json.as_f64().map(Scalar::F64)).ok_or_else(wrong)
@@ -168,7 +175,12 @@ fn value(json: &Json, parameter: &Parameter, tensors: &BTreeMap<&str, Tensor>) -
             // The extents of a weight stand for a list of them.
             Kind::Int if list.iter().all(Json::is_object) => {
                 let shapes = list.iter().map(tensor).collect::<Result<Vec<_>>>()?;
-                Value::Ints(shapes.iter().flat_map(|tensor| tensor.shape().iter().map(|&extent| extent as i64)).collect())
+                Value::Ints(
+                    shapes
+                        .iter()
+                        .flat_map(|tensor| tensor.shape().iter().map(|&extent| extent as i64))
+                        .collect(),
+                )
             }
             _ => Value::Ints(list.iter().map(|json| json.as_i64().ok_or_else(wrong)).collect::<Result<_>>()?),
         });
@@ -181,7 +193,9 @@ fn value(json: &Json, parameter: &Parameter, tensors: &BTreeMap<&str, Tensor>) -
         Kind::Float => Value::Float(json.as_f64().ok_or_else(wrong)?),
         Kind::Bool => Value::Bool(json.as_bool().ok_or_else(wrong)?),
         Kind::Str => Value::Str(json.as_str().ok_or_else(wrong)?.to_owned()),
-        Kind::DType => Value::DType(json["dtype"].as_str().and_then(|name| name.parse().ok()).ok_or_else(wrong)?),
+        Kind::DType => {
+            Value::DType(json["dtype"].as_str().and_then(|name| name.parse().ok()).ok_or_else(wrong)?)
+        }
         _ => return Err(wrong()),
     })
 }

@@ -1,6 +1,6 @@
 //! `thalweg bench`: what a GPU can do, and where each operator stands against that and against PyTorch.
 
-mod card;
+mod ceilings;
 mod measure;
 mod peer;
 mod report;
@@ -15,7 +15,7 @@ use thalweg::Device;
 use crate::Failure;
 use crate::output::Output;
 use crate::progress::Progress;
-use card::Card;
+use ceilings::Ceilings;
 use measure::{Prepared, Time};
 use peer::Peer;
 use report::{Line, Report};
@@ -69,9 +69,12 @@ impl BenchArgs {
     fn takes(&self, row: &Row) -> bool {
         let bytes: u64 = row.variables.iter().map(rows::Variable::bytes).sum();
         let named = |name: &String| {
-            row.operator == *name || row.operator.split('.').next() == Some(name) || row.family.contains(name.as_str())
+            row.operator == *name
+                || row.operator.split('.').next() == Some(name)
+                || row.family.contains(name.as_str())
         };
-        (self.names.is_empty() || self.names.iter().any(named)) && self.most_bytes.is_none_or(|most| bytes <= most)
+        (self.names.is_empty() || self.names.iter().any(named))
+            && self.most_bytes.is_none_or(|most| bytes <= most)
     }
 }
 
@@ -85,15 +88,22 @@ pub fn run(arguments: &BenchArgs) -> Result<ExitCode, Failure> {
     }
     if arguments.list {
         for row in &chosen {
-            output.text(&format!("{} {} {} {} {}\n", row.operator, row.text, row.dtype.short_name(), row.direction(), row.shapes));
+            output.text(&format!(
+                "{} {} {} {} {}\n",
+                row.operator,
+                row.text,
+                row.dtype.short_name(),
+                row.direction(),
+                row.shapes
+            ));
         }
         return Ok(ExitCode::SUCCESS);
     }
     let device = arguments.device.as_deref().map_or_else(Device::best, Device::from_name).map_err(fail)?;
     let mut peer = arguments.torch.then(|| Peer::start(&arguments.python)).transpose()?;
-    let card = Card::measure(&device).map_err(fail)?;
-    output.text(&card.as_text(&device));
-    let mut report = Report::new(card, peer.as_ref().map(|peer| peer.name.clone()));
+    let ceilings = Ceilings::measure(&device).map_err(fail)?;
+    output.text(&ceilings.as_text(&device));
+    let mut report = Report::new(ceilings, peer.as_ref().map(|peer| peer.name.clone()));
     let mut bar = Progress::new("of the rows", chosen.len() as u64);
     for (number, row) in chosen.into_iter().enumerate() {
         let (ours, bytes) = match Prepared::new(&row, &device) {

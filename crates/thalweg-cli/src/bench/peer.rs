@@ -45,7 +45,8 @@ impl Peer {
 
     /// Times a row; the reason where PyTorch cannot run it.
     pub fn time(&mut self, row: &Row) -> Result<Result<Time, String>, Failure> {
-        writeln!(self.rows, "{}", row.as_json()).map_err(|error| Failure(format!("PyTorch has gone: {error}")))?;
+        writeln!(self.rows, "{}", row.as_json())
+            .map_err(|error| Failure(format!("PyTorch has gone: {error}")))?;
         let answer = self.answer()?;
         Ok(match answer["microseconds"].as_f64() {
             Some(microseconds) => Ok(Time { microseconds, captured: answer["captured"] == true }),

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 
 use super::Outcome;
-use super::card::Card;
+use super::ceilings::Ceilings;
 use super::rows::Row;
 
 /// A ratio to PyTorch's time up to which a row counts as equal.
@@ -33,9 +33,9 @@ impl Line {
     }
 
     /// Returns the bytes per second by those of a copy: of forward alone, whose bytes are known.
-    fn of_copy(&self, card: &Card) -> Option<f64> {
+    fn of_copy(&self, ceilings: &Ceilings) -> Option<f64> {
         let ours = self.ours.as_ref().ok().filter(|_| self.row.gradients.is_empty())?;
-        Some(self.bytes as f64 / (ours.microseconds * 1e-6) / card.copy)
+        Some(self.bytes as f64 / (ours.microseconds * 1e-6) / ceilings.copy)
     }
 
     fn name(&self) -> String {
@@ -46,15 +46,15 @@ impl Line {
 
 /// All rows.
 pub struct Report {
-    card: Card,
+    ceilings: Ceilings,
     peer: Option<String>,
     lines: Vec<Line>,
 }
 
 impl Report {
     /// Begins without rows.
-    pub fn new(card: Card, peer: Option<String>) -> Self {
-        Self { card, peer, lines: Vec::new() }
+    pub fn new(ceilings: Ceilings, peer: Option<String>) -> Self {
+        Self { ceilings, peer, lines: Vec::new() }
     }
 
     /// Adds a row.
@@ -78,7 +78,11 @@ impl Report {
         for line in &self.lines {
             if line.row.family != family {
                 family = &line.row.family;
-                let _ = writeln!(text, "\n{family}\n  {:>10} {:>10} {:>6} {:>6}", "us", "PyTorch", "ratio", "copy");
+                let _ = writeln!(
+                    text,
+                    "\n{family}\n  {:>10} {:>10} {:>6} {:>6}",
+                    "us", "PyTorch", "ratio", "copy"
+                );
             }
             let _ = writeln!(
                 text,
@@ -86,7 +90,7 @@ impl Report {
                 microseconds(Some(&line.ours)),
                 microseconds(line.theirs.as_ref()),
                 line.ratio().map_or("-".into(), |ratio| format!("{ratio:.2}")),
-                line.of_copy(&self.card).map_or("-".into(), |share| format!("{:.0} %", 100.0 * share)),
+                line.of_copy(&self.ceilings).map_or("-".into(), |share| format!("{:.0} %", 100.0 * share)),
                 line.name()
             );
         }
@@ -101,7 +105,12 @@ impl Report {
             let theirs = line.theirs.as_ref().and_then(|theirs| theirs.as_ref().err());
             for (whose, why) in [("", line.ours.as_ref().err()), (" with PyTorch", theirs)] {
                 if let Some(why) = why {
-                    let _ = writeln!(text, "\nfailed{whose}: {}\n  {}", line.name(), why.lines().next().unwrap_or_default());
+                    let _ = writeln!(
+                        text,
+                        "\nfailed{whose}: {}\n  {}",
+                        line.name(),
+                        why.lines().next().unwrap_or_default()
+                    );
                 }
             }
         }
@@ -111,7 +120,9 @@ impl Report {
             lines.map(|line| line.row.operator.as_str()).collect::<std::collections::BTreeSet<_>>().len()
         };
         let operators = names(&mut self.lines.iter().filter(|line| line.ratio().is_some()));
-        let share = |limit: f64| 100.0 * ratios.iter().filter(|ratio| **ratio <= limit).count() as f64 / ratios.len() as f64;
+        let share = |limit: f64| {
+            100.0 * ratios.iter().filter(|ratio| **ratio <= limit).count() as f64 / ratios.len() as f64
+        };
         let _ = writeln!(
             text,
             "\n{} rows of {operators} operators against {peer}: geometric mean {:.3}, {:.1} % of rows at most {EQUAL}, {} above {SLOW}",
@@ -125,7 +136,9 @@ impl Report {
 
     /// Returns all rows as comma-separated values.
     pub fn as_csv(&self) -> String {
-        let mut text = String::from("family,operator,arguments,dtype,direction,shapes,us,captured,torch_us,torch_captured,ratio,of_copy\n");
+        let mut text = String::from(
+            "family,operator,arguments,dtype,direction,shapes,us,captured,torch_us,torch_captured,ratio,of_copy\n",
+        );
         let quoted = |text: &str| format!("\"{}\"", text.replace('"', "\"\""));
         for line in &self.lines {
             let side = |outcome: Option<&Outcome>| match outcome {
@@ -145,7 +158,7 @@ impl Report {
                 side(Some(&line.ours)),
                 side(line.theirs.as_ref()),
                 number(line.ratio()),
-                number(line.of_copy(&self.card))
+                number(line.of_copy(&self.ceilings))
             );
         }
         text
@@ -161,7 +174,7 @@ impl Report {
             let _ = writeln!(body, "<h2>{}</h2>", escape(family));
             for line in lines {
                 let ratio = line.ratio();
-                let value = ratio.or_else(|| line.of_copy(&self.card)).unwrap_or(0.0);
+                let value = ratio.or_else(|| line.of_copy(&self.ceilings)).unwrap_or(0.0);
                 let class = match ratio {
                     Some(ratio) if ratio > SLOW => "slow",
                     Some(ratio) if ratio > EQUAL => "behind",
@@ -175,8 +188,11 @@ impl Report {
                 );
             }
         }
-        let title = self.peer.as_ref().map_or("share of a copy".to_owned(), |peer| format!("time by that of {peer}"));
-        PAGE.replace("TITLE", &escape(&title)).replace("SUMMARY", &escape(&self.summary())).replace("BODY", &body)
+        let title =
+            self.peer.as_ref().map_or("share of a copy".to_owned(), |peer| format!("time by that of {peer}"));
+        PAGE.replace("TITLE", &escape(&title))
+            .replace("SUMMARY", &escape(&self.summary()))
+            .replace("BODY", &body)
     }
 }
 
@@ -222,13 +238,16 @@ mod tests {
 
     #[test]
     fn ratios_are_of_times_and_their_mean_is_geometric() {
-        let card = Card { copy: 1e12, product: 1e12, launch: 1e-6 };
-        let mut report = Report::new(card, Some("PyTorch".into()));
+        let ceilings = Ceilings { copy: 1e12, product: 1e12, launch: 1e-6 };
+        let mut report = Report::new(ceilings, Some("PyTorch".into()));
         report.push(line(1.0, Some(2.0)));
         report.push(line(2.0, Some(1.0)));
         report.push(line(5.0, None));
         let text = report.as_text();
-        assert!(text.contains("2 rows of 1 operators against PyTorch: geometric mean 1.000, 50.0 % of rows"), "{text}");
+        assert!(
+            text.contains("2 rows of 1 operators against PyTorch: geometric mean 1.000, 50.0 % of rows"),
+            "{text}"
+        );
         assert!(text.contains("100 %"), "one megabyte in a microsecond is what the copy does: {text}");
         let csv = report.as_csv();
         assert_eq!(csv.lines().count(), 4);

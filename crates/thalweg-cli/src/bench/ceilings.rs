@@ -1,4 +1,4 @@
-//! What a GPU can do: the ceilings that operators are held against.
+//! [`Ceilings`]: the measured limits of a GPU that operators are held against.
 
 use std::time::Instant;
 
@@ -15,7 +15,7 @@ const LAUNCHES: u32 = 2000;
 
 /// The measured ceilings of a device.
 #[derive(Clone, Copy, PartialEq, Debug)]
-pub struct Card {
+pub struct Ceilings {
     /// Bytes read and written per second by a copy on the device.
     pub copy: f64,
     /// Operations per second of a matrix product of bf16.
@@ -24,7 +24,7 @@ pub struct Card {
     pub launch: f64,
 }
 
-impl Card {
+impl Ceilings {
     /// Measures a device: three programs of a few milliseconds. *Blocks*.
     pub fn measure(device: &Device) -> Result<Self> {
         // A simulated GPU is measured on what a host does in about a second.
