@@ -28,7 +28,7 @@ pub fn simulated_devices(count: u32) -> Result<Vec<Device>> {
 /// wait for it for ever: they fail with its error.
 ///
 /// # Errors
-/// The error of the rank that failed first, with its number.
+/// The error of the rank that failed first, with its number; one of asynchronous work gives way to one of a call.
 ///
 /// # Panics
 /// If a rank does.
@@ -42,7 +42,7 @@ pub fn run_ranks<T: Send>(
 /// Runs ranks as [`run_ranks`] does, with options of their group.
 ///
 /// # Errors
-/// The error of the rank that failed first, with its number.
+/// The error of the rank that failed first, with its number; one of asynchronous work gives way to one of a call.
 ///
 /// # Panics
 /// If a rank does.
@@ -55,10 +55,16 @@ pub fn run_ranks_with<T: Send>(
     // A checker's schedule decides who goes on, and has no place for threads of ours.
     let is_checked = devices.iter().any(|device| device.driver().instrument().is_some());
     let options = GroupOptions { watchdog: options.watchdog.or(Some(!is_checked)), ..options.clone() };
-    let failed_first = std::sync::Mutex::new(None);
+    let failed_first = std::sync::Mutex::new(None::<Error>);
     let note = |rank: u32, error: Error| {
         let mut first = failed_first.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        first.get_or_insert_with(|| error.context(format!("rank {rank}")));
+        // A rank that fails drops its other groups before its error is here, and the device of a rank that waits in one of them says
+        // so at once: such an error yields to its cause, but not to what the abort of the group answers.
+        let is_cause = !error.is_asynchronous() && !error.is_distributed();
+        if first.as_ref().is_none_or(|first| is_cause && first.is_asynchronous() && !first.is_out_of_range())
+        {
+            *first = Some(error.context(format!("rank {rank}")));
+        }
     };
     let run = |rank: u32, device: &Device| -> Option<T> {
         let _current = device.make_current();

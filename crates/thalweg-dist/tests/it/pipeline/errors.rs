@@ -64,8 +64,8 @@ fn later_batches_have_the_first_ones_shape() {
         with_pipeline(group, &schedule, |pipeline| {
             let (input, target) = batch(0, 1, 0, group.device())?;
             pipeline.step(Some(&input), Some(&target))?;
-            let (input, target) = (input.narrow(0, 0, 6)?, target.narrow(0, 0, 6)?);
-            pipeline.step(Some(&input), Some(&target)).map(drop)
+            // The targets stay, so that one rank alone has a mistake.
+            pipeline.step(Some(&input.narrow(0, 0, 6)?), Some(&target)).map(drop)
         })
     });
     says(&error, "Stage 0 forward inputs: value 0 has a shape mismatch: expected [6, 6] actual [3, 6]");
