@@ -4,7 +4,7 @@ use std::panic::Location;
 use std::sync::Arc;
 
 use smallvec::SmallVec;
-use thalweg_driver::{CollectiveOperation, DevicePointer};
+use thalweg_driver::{CollectiveOperation, DevicePointer, ElementFormat};
 use thalweg_runtime::{CollectivePart, Error, Event, Label, Result};
 use thalweg_tensor::Tensor;
 use thalweg_tensor::caller::{at_line, in_call, label_at};
@@ -74,16 +74,12 @@ impl Coalescing<'_> {
         let label = label_at("all_reduce", Location::caller());
         fit(self.group, &[output, input])?;
         let (format, reduction) = reduced(input.dtype(), operation)?;
-        self.add(CollectivePart {
-            operation: CollectiveOperation::AllReduce(reduction),
-            format,
-            count: input.elements() as u64,
-            send: input.pointer(),
-            receive: output.pointer(),
+        self.add_from(
+            input,
+            output,
+            (CollectiveOperation::AllReduce(reduction), format, input.elements()),
             label,
-        });
-        self.read.push(input.clone());
-        self.written.push(output.clone());
+        );
         Ok(())
     }
 
@@ -153,16 +149,12 @@ impl Coalescing<'_> {
                     input.elements()
                 )));
             }
-            self.add(CollectivePart {
-                operation: CollectiveOperation::AllGather,
-                format: moved(input.dtype())?,
-                count: input.elements() as u64,
-                send: input.pointer(),
-                receive: output.pointer(),
+            self.add_from(
+                input,
+                output,
+                (CollectiveOperation::AllGather, moved(input.dtype())?, input.elements()),
                 label,
-            });
-            self.read.push(input.clone());
-            self.written.push(output.clone());
+            );
             Ok(())
         })
     }
@@ -218,16 +210,12 @@ impl Coalescing<'_> {
                 )));
             }
             let (format, reduction) = reduced(input.dtype(), operation)?;
-            self.add(CollectivePart {
-                operation: CollectiveOperation::ReduceScatter(reduction),
-                format,
-                count: output.elements() as u64,
-                send: input.pointer(),
-                receive: output.pointer(),
+            self.add_from(
+                input,
+                output,
+                (CollectiveOperation::ReduceScatter(reduction), format, output.elements()),
                 label,
-            });
-            self.read.push(input.clone());
-            self.written.push(output.clone());
+            );
             Ok(())
         })
     }
@@ -487,6 +475,20 @@ impl Coalescing<'_> {
             self.add(CollectivePart { operation, format, count, send: at, receive: at, label });
             Ok(())
         })
+    }
+
+    /// Adds a part that reads one tensor and writes another.
+    fn add_from(
+        &mut self,
+        input: &Tensor,
+        output: &Tensor,
+        (operation, format, elements): (CollectiveOperation, ElementFormat, usize),
+        label: Label,
+    ) {
+        let (send, receive) = (input.pointer(), output.pointer());
+        self.add(CollectivePart { operation, format, count: elements as u64, send, receive, label });
+        self.read.push(input.clone());
+        self.written.push(output.clone());
     }
 
     fn add(&mut self, part: CollectivePart) {

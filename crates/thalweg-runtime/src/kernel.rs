@@ -297,7 +297,9 @@ impl HostKernel for LoopKernel {
                 Source::Slice(slice(launch, input.dtype, address, elements)?)
             });
         }
-        let slot = body.report.and(arguments.scalars.last().copied()).unwrap_or_default();
+        // The word of a report follows the scalars.
+        let (scalars, slot) = arguments.scalars.split_at(body.scalars.len());
+        let slot = slot.first().copied().unwrap_or_default();
         let tell = |index, extent| self.out_of_range.tell(slot, index, extent);
         let observer = Observer { out_of_range: Some(&tell), ..Observer::default() };
         let ran = if launch.has_tickets() {
@@ -308,12 +310,12 @@ impl HostKernel for LoopKernel {
             let chosen: RefCell<Vec<Elements>> = RefCell::new(none.collect());
             let note = |operand: usize, element| chosen.borrow_mut()[operand].add(element);
             let observer = Observer { chosen: Some(&note), ..observer };
-            let ran = self.program.run_observed(geometry, &arguments.scalars, &inputs, &outputs, observer);
+            let ran = self.program.run_observed(geometry, scalars, &inputs, &outputs, observer);
             let pointers = arguments.inputs.iter().chain(&arguments.outputs);
             self.say_what_was_chosen(launch, geometry, pointers, &declared, &chosen.into_inner());
             ran
         } else {
-            self.program.run_observed(geometry, &arguments.scalars, &inputs, &outputs, observer)
+            self.program.run_observed(geometry, scalars, &inputs, &outputs, observer)
         };
         ran.map_err(|fault| HostFault(format!("{}: {fault}", self.kernel.name)))
     }

@@ -2,7 +2,9 @@
 
 use std::time::Instant;
 
-use thalweg::{DType, Device, Event, Result, Tensor};
+use thalweg::{DType, Device, Result, Tensor};
+
+use super::measure::least_span;
 
 /// The bytes of the copy.
 const COPY_BYTES: usize = 1 << 30;
@@ -59,16 +61,6 @@ impl Ceilings {
 
 /// Returns the least device time of a call, in seconds.
 fn least(device: &Device, call: impl Fn() -> Result<()>) -> Result<f64> {
-    let stream = device.current_stream();
     call()?;
-    let mut least = f64::INFINITY;
-    for _ in 0..10 {
-        let (start, end) = (Event::with_timing(), Event::with_timing());
-        start.record(&stream)?;
-        call()?;
-        end.record(&stream)?;
-        end.synchronize()?;
-        least = least.min(f64::from(start.elapsed_ms(&end)?) * 1e-3);
-    }
-    Ok(least.max(1e-9))
+    Ok((f64::from(least_span(device, 10, &call)?) * 1e-3).max(1e-9))
 }

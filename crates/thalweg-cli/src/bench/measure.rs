@@ -109,36 +109,38 @@ impl Prepared {
 
     /// Times calls: all of one measurement are replayed from a graph, or submitted where they cannot be captured.
     pub fn time(&self) -> Result<Time> {
-        let stream = self.device.current_stream();
-        let span = |run: &dyn Fn() -> Result<()>| -> Result<f32> {
-            let (start, end) = (Event::with_timing(), Event::with_timing());
-            start.record(&stream)?;
-            run()?;
-            end.record(&stream)?;
-            end.synchronize()?;
-            start.elapsed_ms(&end)
-        };
-        let first = span(&|| self.call())?;
+        let first = least_span(&self.device, 1, || self.call())?;
         let calls = ((SPAN_MS / first.max(1e-3)) as usize).clamp(1, MOST_CALLS);
         let many = || (0..calls).try_for_each(|_| self.call());
         let graph =
             Graph::capture(&self.device, CaptureOptions::default(), many).ok().map(|(graph, ())| graph);
         let run = || graph.as_ref().map_or_else(many, |graph| graph.replay());
         run()?;
-        let mut least = f32::INFINITY;
-        for _ in 0..REPEATS {
-            least = least.min(span(&run)?);
-        }
+        let least = least_span(&self.device, REPEATS, run)?;
         Ok(Time { microseconds: f64::from(least) * 1e3 / calls as f64, captured: graph.is_some() })
     }
+}
+
+/// Returns the least time between events around a run on the current stream, in milliseconds, of so many runs. *Blocks*.
+pub fn least_span(device: &Device, runs: usize, run: impl Fn() -> Result<()>) -> Result<f32> {
+    let stream = device.current_stream();
+    let mut least = f32::INFINITY;
+    for _ in 0..runs {
+        let (start, end) = (Event::with_timing(), Event::with_timing());
+        start.record(&stream)?;
+        run()?;
+        end.record(&stream)?;
+        end.synchronize()?;
+        least = least.min(start.elapsed_ms(&end)?);
+    }
+    Ok(least)
 }
 
 /// Draws the numbers of a variable.
 fn draw(variable: &Variable, device: &Device) -> Result<Tensor> {
     let mut shape = variable.shape.clone();
-    let last = shape.len();
-    if variable.transposed && last >= 2 {
-        shape.swap(last - 2, last - 1);
+    if let (true, [.., rows, columns]) = (variable.transposed, shape.as_mut_slice()) {
+        std::mem::swap(rows, columns);
     }
     let generator = default_generator(device)?;
     let tensor = match variable.dtype {
@@ -151,7 +153,7 @@ fn draw(variable: &Variable, device: &Device) -> Result<Tensor> {
         dtype if variable.positive => generator.uniform(&shape, 0.1, 2.0, DType::F32)?.to_dtype(dtype)?,
         dtype => generator.randn(&shape, DType::F32)?.to_dtype(dtype)?,
     };
-    if variable.transposed && last >= 2 { tensor.transpose(-2, -1) } else { Ok(tensor) }
+    if variable.transposed { tensor.transpose(-2, -1) } else { Ok(tensor) }
 }
 
 /// Returns an argument as its parameter takes it.

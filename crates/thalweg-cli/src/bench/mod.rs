@@ -88,14 +88,7 @@ pub fn run(arguments: &BenchArgs) -> Result<ExitCode, Failure> {
     }
     if arguments.list {
         for row in &chosen {
-            output.text(&format!(
-                "{} {} {} {} {}\n",
-                row.operator,
-                row.text,
-                row.dtype.short_name(),
-                row.direction(),
-                row.shapes
-            ));
+            output.text(&format!("{}\n", row.name()));
         }
         return Ok(ExitCode::SUCCESS);
     }
@@ -106,33 +99,34 @@ pub fn run(arguments: &BenchArgs) -> Result<ExitCode, Failure> {
     let mut report = Report::new(ceilings, peer.as_ref().map(|peer| peer.name.clone()));
     let mut bar = Progress::new("of the rows", chosen.len() as u64);
     for (number, row) in chosen.into_iter().enumerate() {
-        let (ours, bytes) = match Prepared::new(&row, &device) {
-            Ok(prepared) => {
-                let bytes = prepared.bytes();
-                let (ours, theirs) = by_turns(&prepared, &row, peer.as_mut(), arguments.rounds.max(1))?;
-                report.push(Line { row, ours, theirs, bytes });
-                bar.show(number as u64 + 1);
-                drop(prepared);
-                device.empty_cache().map_err(fail)?;
-                continue;
-            }
-            Err(error) => (Err(error.to_string()), 0),
-        };
-        report.push(Line { row, ours, theirs: None, bytes });
+        report.push(measured(row, &device, peer.as_mut(), arguments.rounds.max(1))?);
+        device.empty_cache().map_err(fail)?;
+        bar.show(number as u64 + 1);
     }
     drop((bar, peer));
     output.text(&report.as_text());
-    for (file, text) in [(&arguments.csv, report.as_csv()), (&arguments.html, report.as_html())] {
-        if let Some(file) = file {
-            std::fs::write(file, text)
-                .map_err(|error| Failure(format!("{} could not be written: {error}", file.display())))?;
-        }
+    let files =
+        [(&arguments.csv, Report::as_csv as fn(&Report) -> String), (&arguments.html, Report::as_html)];
+    for (file, text) in files.into_iter().filter_map(|(file, text)| Some((file.as_ref()?, text))) {
+        std::fs::write(file, text(&report))
+            .map_err(|error| Failure(format!("{} could not be written: {error}", file.display())))?;
     }
     Ok(if report.has_failures() { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
 /// The outcome of one side: a time, or why there is none.
 type Outcome = Result<Time, String>;
+
+/// Returns a row with its times. A row that cannot be prepared here is not given to the peer.
+fn measured(row: Row, device: &Device, peer: Option<&mut Peer>, rounds: usize) -> Result<Line, Failure> {
+    match Prepared::new(&row, device) {
+        Ok(prepared) => {
+            let (ours, theirs) = by_turns(&prepared, &row, peer, rounds)?;
+            Ok(Line { row, ours, theirs, bytes: prepared.bytes() })
+        }
+        Err(error) => Ok(Line { row, ours: Err(error.to_string()), theirs: None, bytes: 0 }),
+    }
+}
 
 /// Times a row here and with the peer by turns, and gives the medians.
 fn by_turns(

@@ -1,6 +1,6 @@
 //! The table of a bench: as text, as a file, as a page.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 
 use super::Outcome;
@@ -36,11 +36,6 @@ impl Line {
     fn of_copy(&self, ceilings: &Ceilings) -> Option<f64> {
         let ours = self.ours.as_ref().ok().filter(|_| self.row.gradients.is_empty())?;
         Some(self.bytes as f64 / (ours.microseconds * 1e-6) / ceilings.copy)
-    }
-
-    fn name(&self) -> String {
-        let Row { operator, text, dtype, shapes, .. } = &self.row;
-        format!("{operator}({text}) {} {} {shapes}", dtype.short_name(), self.row.direction())
     }
 }
 
@@ -91,7 +86,7 @@ impl Report {
                 microseconds(line.theirs.as_ref()),
                 line.ratio().map_or("-".into(), |ratio| format!("{ratio:.2}")),
                 line.of_copy(&self.ceilings).map_or("-".into(), |share| format!("{:.0} %", 100.0 * share)),
-                line.name()
+                line.row.name()
             );
         }
         text.push_str(&self.summary());
@@ -108,7 +103,7 @@ impl Report {
                     let _ = writeln!(
                         text,
                         "\nfailed{whose}: {}\n  {}",
-                        line.name(),
+                        line.row.name(),
                         why.lines().next().unwrap_or_default()
                     );
                 }
@@ -116,10 +111,8 @@ impl Report {
         }
         let ratios = self.ratios();
         let Some(peer) = self.peer.as_ref().filter(|_| !ratios.is_empty()) else { return text };
-        let names = |lines: &mut dyn Iterator<Item = &Line>| {
-            lines.map(|line| line.row.operator.as_str()).collect::<std::collections::BTreeSet<_>>().len()
-        };
-        let operators = names(&mut self.lines.iter().filter(|line| line.ratio().is_some()));
+        let timed = self.lines.iter().filter(|line| line.ratio().is_some());
+        let operators = timed.map(|line| line.row.operator.as_str()).collect::<BTreeSet<_>>().len();
         let share = |limit: f64| {
             100.0 * ratios.iter().filter(|ratio| **ratio <= limit).count() as f64 / ratios.len() as f64
         };
@@ -183,7 +176,7 @@ impl Report {
                 let _ = writeln!(
                     body,
                     "<div class=\"row\"><span>{}</span><i class=\"{class}\" style=\"width:{:.0}px\"></i><b>{value:.2}</b></div>",
-                    escape(&line.name()),
+                    escape(&line.row.name()),
                     (value * 120.0).clamp(1.0, 480.0)
                 );
             }

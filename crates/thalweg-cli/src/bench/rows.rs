@@ -36,6 +36,9 @@ impl Variable {
                 None => (None, None),
                 Some((own, below)) => (Some(own), below),
             };
+        if transposed && !extents.contains(',') {
+            return Err(wrong());
+        }
         Ok(Self {
             name: name.trim().to_owned(),
             shape: extents
@@ -77,6 +80,12 @@ pub struct Row {
 }
 
 impl Row {
+    /// Returns the row on one line.
+    pub fn name(&self) -> String {
+        let Self { operator, text, dtype, shapes, .. } = self;
+        format!("{operator}({text}) {} {} {shapes}", dtype.short_name(), self.direction())
+    }
+
     /// Returns `forward` or `backward`.
     pub fn direction(&self) -> &'static str {
         if self.gradients.is_empty() { "forward" } else { "backward" }
@@ -241,7 +250,7 @@ mod tests {
         );
         let variable = Variable::parse("x=4,6+^T", DType::Bf16).unwrap();
         assert_eq!((variable.dtype, variable.positive, variable.transposed), (DType::Bf16, true, true));
-        for wrong in ["x", "x=", "x=a", "x=1:q8", "x=1:i64<a"] {
+        for wrong in ["x", "x=", "x=a", "x=1:q8", "x=1:i64<a", "x=4^T"] {
             Variable::parse(wrong, DType::F32).unwrap_err();
         }
     }

@@ -12,8 +12,7 @@ REPEATS = 7
 
 def draw(variable):
     shape = list(variable["shape"])
-    swapped = variable["transposed"] and len(shape) >= 2
-    if swapped:
+    if variable["transposed"]:
         shape[-1], shape[-2] = shape[-2], shape[-1]
     dtype = getattr(torch, variable["dtype"])
     if dtype == torch.bool:
@@ -24,7 +23,7 @@ def draw(variable):
         tensor = torch.empty(shape, device="cuda").uniform_(0.1, 2.0).to(dtype)
     else:
         tensor = torch.randn(shape, device="cuda").to(dtype)
-    return tensor.transpose(-2, -1) if swapped else tensor
+    return tensor.transpose(-2, -1) if variable["transposed"] else tensor
 
 
 def argument(value, variables, lists_of_numbers):

@@ -92,6 +92,15 @@ impl Schedule {
         self.rows.iter().map(row).collect()
     }
 
+    /// Returns the stages of a rank, in their order; none of a rank that the table does not have.
+    ///
+    /// # Errors
+    /// Those of [`Schedule::check`].
+    pub fn stages_of(&self, rank: usize) -> Result<Vec<usize>> {
+        let rank_of = self.check()?;
+        Ok((0..rank_of.len()).filter(|&stage| rank_of[stage] == rank).collect())
+    }
+
     /// Returns the rank of each stage, after checks that do not need the order of different ranks: every stage is on one rank and does
     /// every microbatch once; forward comes before backward, and the input's gradient before those of the weights.
     ///

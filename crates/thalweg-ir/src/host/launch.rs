@@ -63,10 +63,10 @@ fn check(
     let fault = |text: String| Err(Fault::new(format!("{}: {text}", program.name)));
     let given = [inputs.len(), outputs.len(), scalars.len(), geometry.operands.len()];
     let (ins, outs) = (program.inputs.len(), program.outputs.len());
-    if given != [ins, outs, program.scalar_words, ins + outs] {
+    if given != [ins, outs, program.scalars, ins + outs] {
         return fault(format!(
             "the kernel takes {ins} inputs, {outs} outputs and {} scalars; given are {}, {} and {}, with the geometry of {} operands",
-            program.scalar_words, given[0], given[1], given[2], given[3]
+            program.scalars, given[0], given[1], given[2], given[3]
         ));
     }
     let ranks = [geometry.row_shape.len(), geometry.inner_shape.len()];

@@ -94,7 +94,8 @@ pub(super) struct CompiledKernel {
     pub inputs: Vec<crate::Input>,
     /// Dtype and place, and whether it is scattered.
     pub outputs: Vec<(DType, OutputPlace, bool)>,
-    pub scalar_words: usize,
+    /// How many scalars a launch has.
+    pub scalars: usize,
     pub uses_coordinates: bool,
     /// Once a launch.
     pub uniform: Vec<HostStep>,
@@ -494,7 +495,7 @@ impl<'k> Compiler<'k> {
                 .iter()
                 .map(|output| (output.dtype, output.place, output.scatter.is_some()))
                 .collect(),
-            scalar_words: body.scalar_words(),
+            scalars: body.scalars.len(),
             uses_coordinates: body.uses_coordinates(),
             uniform,
             phases,

@@ -80,7 +80,7 @@ fn a_report_tells_of_what_is_out_of_range() {
     let tell = |index, extent| told.borrow_mut().push((index, extent));
     let observer = Observer { out_of_range: Some(&tell), ..Observer::default() };
     let program = HostProgram::compile(&kernel);
-    program.run_observed(&geometry, &[3, 0], &inputs, &[copies.as_mut_slice().into()], observer).unwrap();
+    program.run_observed(&geometry, &[3], &inputs, &[copies.as_mut_slice().into()], observer).unwrap();
     assert_eq!((told.into_inner(), copies), (vec![(-1, 3), (3, 3)], indices));
     // Its address is the last of the scalars' words.
     let packed = LaunchArguments::pack(&kernel, &geometry, &[16], &[48], &[3, 1 << 40]);

@@ -241,10 +241,7 @@ impl RowCall<'_> {
                 cells(written.dtype, address, geometry.span(body.inputs.len() + output))
             })
             .collect();
-        // Indices out of range are PyTorch's to report: the word of a report names no slot.
-        let report = body.report.map(|_| 0);
-        let scalars: SmallVec<[u64; 4]> = self.scalars.iter().copied().chain(report).collect();
-        let ran = program.run(geometry, &scalars, &inputs, &outputs);
+        let ran = program.run(geometry, self.scalars, &inputs, &outputs);
         ran.map_err(|fault| Error::invalid(fault.to_string()))
     }
 }

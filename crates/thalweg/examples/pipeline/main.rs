@@ -92,9 +92,8 @@ fn schedules(ranks: usize) -> Result<Vec<(&'static str, Schedule)>> {
 
 /// Trains as one rank, and returns the losses, which the rank of the last stage has, and the last step's timeline.
 fn train(group: &ProcessGroup, schedule: &Schedule, advance: impl Fn()) -> Result<(Vec<f32>, Timeline)> {
-    let (rank, device, stages) = (group.rank() as usize, group.device(), schedule.stages());
-    let rank_of = schedule.check()?;
-    let own: Vec<usize> = (0..stages).filter(|&stage| rank_of[stage] == rank).collect();
+    let (device, stages) = (group.device(), schedule.stages());
+    let own = schedule.stages_of(group.rank() as usize)?;
     let layers: Vec<Layers> = (own.iter())
         .map(|&stage| Layers::new(stage, stages, group.size() as usize, device))
         .collect::<Result<_>>()?;

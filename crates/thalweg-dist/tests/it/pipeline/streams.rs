@@ -11,9 +11,8 @@ use crate::support::{batch, checked};
 
 /// Lets microbatches stream through the stages of a schedule, and asserts that the results have the bits of one device.
 fn streams(group: &ProcessGroup, schedule: &Schedule, microbatches: usize, ahead: usize) -> Result<()> {
-    let (rank, device, stages) = (group.rank() as usize, group.device(), schedule.stages());
-    let rank_of = schedule.check()?;
-    let own: Vec<usize> = (0..stages).filter(|&stage| rank_of[stage] == rank).collect();
+    let (device, stages) = (group.device(), schedule.stages());
+    let own = schedule.stages_of(group.rank() as usize)?;
     let layers: Vec<Layers> =
         own.iter().map(|&stage| Layers::new(stage, stages, device)).collect::<Result<_>>()?;
     let parts = own.iter().zip(&layers).map(|(&stage, layers)| PipelineStage::new(layers, stage, stages));

@@ -68,9 +68,8 @@ fn alone(device: &Device, stages: usize, microbatches: usize, steps: u64) -> Res
 
 /// Trains as one rank.
 fn as_rank(group: &ProcessGroup, schedule: &Schedule, steps: u64) -> Result<Trained> {
-    let (rank, device, stages) = (group.rank() as usize, group.device(), schedule.stages());
-    let rank_of = schedule.check()?;
-    let own: Vec<usize> = (0..stages).filter(|&stage| rank_of[stage] == rank).collect();
+    let (device, stages) = (group.device(), schedule.stages());
+    let own = schedule.stages_of(group.rank() as usize)?;
     let layers: Vec<Layers> =
         own.iter().map(|&stage| Layers::new(stage, stages, device)).collect::<Result<_>>()?;
     let parts = own.iter().zip(&layers).map(|(&stage, layers)| PipelineStage::new(layers, stage, stages));
