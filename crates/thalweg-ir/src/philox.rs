@@ -11,6 +11,7 @@ const MULTIPLIERS: [u32; 2] = [0xd251_1f53, 0xcd9e_8d57];
 const KEY_STEPS: [u32; 2] = [0x9e37_79b9, 0xbb67_ae85];
 
 /// Returns the block of a counter under a key.
+#[inline(always)] // into the loops of the host executor, where the processor computes several blocks at a time
 pub fn block(mut counter: [u32; 4], mut key: [u32; 2]) -> [u32; 4] {
     for _ in 0..ROUNDS {
         let [low, high] = [(0, 0), (1, 2)]
@@ -27,10 +28,15 @@ pub fn block(mut counter: [u32; 4], mut key: [u32; 2]) -> [u32; 4] {
 }
 
 /// Returns the word at a position of a subsequence: what the draw of that number gives after `curand_init(seed, subsequence, 0)`.
+#[inline(always)]
 pub fn word(seed: u64, subsequence: u64, position: u64) -> u32 {
     let halves = |value: u64| [value as u32, (value >> 32) as u32];
     let ([low, high], [thread_low, thread_high]) = (halves(position / 4), halves(subsequence));
-    block([low, high, thread_low, thread_high], halves(seed))[(position % 4) as usize]
+    let [first, second, third, fourth] = block([low, high, thread_low, thread_high], halves(seed));
+    // Choices, which vectors have, where an index into the block would be a load for each.
+    let (place, even) = (position % 4, if position & 2 == 0 { first } else { third });
+    let odd = if place & 2 == 0 { second } else { fourth };
+    if place & 1 == 0 { even } else { odd }
 }
 
 #[cfg(test)]

@@ -38,7 +38,7 @@ use thalweg_ir::DType;
 use thalweg_ir::cuda::LaunchShape;
 use thalweg_ir::host::Fault;
 
-pub use operands::{cells, slice};
+pub use operands::{cells, slice, slice_mut};
 
 /// The arguments of a launch: 8-byte words, passed to the kernel as one structure by value.
 pub type Words = SmallVec<[u64; 24]>;

@@ -1,7 +1,7 @@
 //! Operands of a host function, in the variant of their dtype.
 
 use thalweg_driver::{DevicePointer, HostFault, HostLaunch};
-use thalweg_ir::host::{Cells, Slice};
+use thalweg_ir::host::{Cells, Slice, SliceMut};
 use thalweg_ir::{DType, with_dtype};
 
 /// Returns elements of device memory to read, in the variant of their dtype.
@@ -30,4 +30,18 @@ pub fn cells<'a>(
 ) -> Result<Cells<'a>, HostFault> {
     let (pointer, count) = (DevicePointer::new(address), elements as usize);
     with_dtype!(dtype, T => Ok(launch.cells::<T>(pointer, count)?.into()))
+}
+
+/// Returns elements of device memory to write, in the variant of their dtype.
+///
+/// # Errors
+/// As [`HostLaunch::write`].
+pub fn slice_mut<'a>(
+    launch: &'a HostLaunch<'_>,
+    dtype: DType,
+    address: u64,
+    elements: u64,
+) -> Result<SliceMut<'a>, HostFault> {
+    let (pointer, count) = (DevicePointer::new(address), elements as usize);
+    with_dtype!(dtype, T => Ok(launch.write::<T>(pointer, count)?.into()))
 }

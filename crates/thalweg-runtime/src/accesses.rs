@@ -8,7 +8,7 @@ use thalweg_kernels::Accesses;
 /// The bytes that an operand touches, from its first element on.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Extent {
-    bytes: u64,
+    pub(crate) bytes: u64,
     touch: Touch,
 }
 

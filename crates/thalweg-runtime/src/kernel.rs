@@ -4,26 +4,18 @@
 //! precompiled kernels of a bundle). In the simulator the same kernel value becomes a host function. What is launched is
 //! the same in both: packed arguments and the ranges that they touch, both derived from the kernel's geometry.
 
-use std::cell::RefCell;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock, PoisonError};
 
-use smallvec::SmallVec;
 use thalweg_driver::cuda::{CompileOptions, Nvrtc, SearchEnvironment};
-use thalweg_driver::{
-    Access, AccessMode, Code, ComputeCapability, DevicePointer, FunctionHandle, HostFault, HostKernel,
-    HostLaunch, HostModule, Image, ImageKind,
-};
-use thalweg_ir::host::{Cells, HostProgram, Observer, Source};
-use thalweg_ir::{Geometry, Kernel, OperandGeometry};
-use thalweg_kernels::{Accesses, NativeKernel, cells, slice};
+use thalweg_driver::{Code, ComputeCapability, FunctionHandle, HostKernel, HostModule, Image, ImageKind};
+use thalweg_ir::Kernel;
+use thalweg_kernels::NativeKernel;
 
-use crate::accesses::{accesses, extents};
 use crate::disk_cache::{self, EntryKey};
-use crate::elements::Elements;
 use crate::environment::Environment;
 use crate::loaded::{KernelKey, LoadedKernel};
-use crate::out_of_range::HostWords;
+use crate::loop_kernel::LoopKernel;
 use crate::{Device, Error, Result};
 
 impl Device {
@@ -250,105 +242,6 @@ fn no_code(environment: &Environment, architecture: &str, refused: Option<&thalw
             "the driver refuses what the cache and the precompiled kernels (in: {looked}) have of the kernel for {architecture} \
              ({refused}), and there is no compiler"
         ),
-    }
-}
-
-/// A kernel of the loop IR as a host function.
-struct LoopKernel {
-    kernel: Arc<Kernel>,
-    program: HostProgram,
-    /// Where it tells of indices out of range.
-    out_of_range: HostWords,
-}
-
-impl LoopKernel {
-    fn new(kernel: Arc<Kernel>, out_of_range: HostWords) -> Self {
-        Self { program: HostProgram::compile(&kernel), kernel, out_of_range }
-    }
-}
-
-impl HostKernel for LoopKernel {
-    fn run(&self, launch: &HostLaunch<'_>) -> Result<(), HostFault> {
-        let arguments = self.kernel.unpack(launch.arguments).ok_or_else(|| {
-            HostFault(format!("{}: the arguments are not in this kernel's layout", self.kernel.name))
-        })?;
-        let geometry = &arguments.geometry;
-        let body = &self.kernel.body;
-        let pointers = |addresses: &[u64]| {
-            addresses.iter().copied().map(DevicePointer::new).collect::<SmallVec<[_; 8]>>()
-        };
-        // As the launch declared them: an input inside a range that is written may meet an output, or an input that does.
-        let extents = extents(&self.kernel, geometry, false);
-        let mut declared = Accesses::new();
-        accesses(&mut declared, &extents, &pointers(&arguments.inputs), &pointers(&arguments.outputs));
-        let mut outputs: SmallVec<[Cells<'_>; 4]> = SmallVec::new();
-        for (index, (output, &address)) in body.outputs.iter().zip(&arguments.outputs).enumerate() {
-            let elements = geometry.span(body.inputs.len() + index);
-            outputs.push(cells(launch, output.dtype, address, elements)?);
-        }
-        let mut inputs: SmallVec<[Source<'_>; 8]> = SmallVec::new();
-        for (index, (input, &address)) in body.inputs.iter().zip(&arguments.inputs).enumerate() {
-            let elements = geometry.span(index);
-            let access =
-                Access::read(DevicePointer::new(address), elements * input.dtype.size_bytes() as u64);
-            inputs.push(if declared.iter().any(|range| range.conflicts(&access)) {
-                Source::Cells(cells(launch, input.dtype, address, elements)?)
-            } else {
-                Source::Slice(slice(launch, input.dtype, address, elements)?)
-            });
-        }
-        // The word of a report follows the scalars.
-        let (scalars, slot) = arguments.scalars.split_at(body.scalars.len());
-        let slot = slot.first().copied().unwrap_or_default();
-        let tell = |index, extent| self.out_of_range.tell(slot, index, extent);
-        let observer = Observer { out_of_range: Some(&tell), ..Observer::default() };
-        let ran = if launch.has_tickets() {
-            let none = (0..geometry.operands.len()).map(|operand| match geometry.operands[operand] {
-                OperandGeometry::Gathered { elements } => Elements::below(elements),
-                OperandGeometry::Strided { .. } => Elements::default(),
-            });
-            let chosen: RefCell<Vec<Elements>> = RefCell::new(none.collect());
-            let note = |operand: usize, element| chosen.borrow_mut()[operand].add(element);
-            let observer = Observer { chosen: Some(&note), ..observer };
-            let ran = self.program.run_observed(geometry, scalars, &inputs, &outputs, observer);
-            let pointers = arguments.inputs.iter().chain(&arguments.outputs);
-            self.say_what_was_chosen(launch, geometry, pointers, &declared, &chosen.into_inner());
-            ran
-        } else {
-            self.program.run_observed(geometry, scalars, &inputs, &outputs, observer)
-        };
-        ran.map_err(|fault| HostFault(format!("{}: {fault}", self.kernel.name)))
-    }
-}
-
-impl LoopKernel {
-    /// Says which elements data chose of each operand that the launch declared for itself. One that was declared together with
-    /// others, which it overlaps, stays unknown.
-    fn say_what_was_chosen<'a>(
-        &self,
-        launch: &HostLaunch<'_>,
-        geometry: &Geometry,
-        addresses: impl Iterator<Item = &'a u64>,
-        declared: &Accesses,
-        chosen: &[Elements],
-    ) {
-        let body = &self.kernel.body;
-        let reads = body.inputs.iter().map(|input| (input.dtype, AccessMode::Read));
-        let modes = reads.chain(body.outputs.iter().map(|output| (output.dtype, AccessMode::Write)));
-        for (operand, ((dtype, mode), &address)) in modes.zip(addresses).enumerate() {
-            if !matches!(geometry.operands[operand], OperandGeometry::Gathered { .. }) {
-                continue;
-            }
-            let size = dtype.size_bytes() as u64;
-            let access = Access::new(address, geometry.span(operand) * size, mode);
-            if declared.contains(&access) {
-                let runs = chosen[operand].runs();
-                launch.touched(
-                    &access,
-                    runs.iter().map(|(first, count)| (address + first * size, count * size)),
-                );
-            }
-        }
     }
 }
 

@@ -35,6 +35,7 @@ mod kernel;
 mod launch;
 mod library;
 mod loaded;
+mod loop_kernel;
 mod mem_pool;
 mod memory;
 mod meta;

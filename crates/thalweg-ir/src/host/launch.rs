@@ -8,7 +8,7 @@ use super::program::{CompiledKernel, HostStep, Op};
 use super::register::{File, Lane, View};
 use super::space::{Cursor, Space};
 use super::step::{Accumulators, Block, argument};
-use super::{Fault, Observer};
+use super::{Fault, Observer, Part};
 use crate::Scalar;
 use crate::body::{Dimension, OutputPlace};
 use crate::kernel::{Geometry, OperandGeometry};
@@ -38,6 +38,7 @@ pub(super) fn run(
     inputs: &[Source<'_>],
     outputs: &[Cells<'_>],
     observer: Observer<'_>,
+    part: Option<Part>,
 ) -> Result<(), Fault> {
     check(program, geometry, scalars, inputs, outputs)?;
     if geometry.rows() == 0 {
@@ -47,6 +48,7 @@ pub(super) fn run(
     file.prepare(&program.registers, &program.accumulators);
     let mut launch = Launch::new(program, geometry, scalars, inputs, outputs);
     launch.observer = observer;
+    launch.part = part;
     let result = launch.run(&mut file);
     FILE.set(Some(file));
     result
@@ -159,6 +161,8 @@ struct Launch<'l> {
     inputs: &'l [Source<'l>],
     outputs: &'l [Cells<'l>],
     observer: Observer<'l>,
+    /// The part of the launch that this is.
+    part: Option<Part>,
     rows: usize,
     points: usize,
     row_space: Space,
@@ -212,6 +216,7 @@ impl<'l> Launch<'l> {
             inputs,
             outputs,
             observer: Observer::default(),
+            part: None,
             rows,
             points,
             row_space,
@@ -534,27 +539,22 @@ impl<'l> Launch<'l> {
             let places = file.read::<i64>(inputs, step.operands[0], count);
             let guards = file.read::<u8>(inputs, step.operands[1], count);
             self.note(operand, places, guards);
-            let mut read = |one: &dyn Fn(usize) -> T| {
-                for ((target, &place), &guard) in target.iter_mut().zip(places).zip(guards) {
-                    if guard != 0 {
-                        if (place as u64) < elements {
-                            *target = one(place as usize);
-                        } else {
-                            outside = Some(place);
-                        }
-                    }
-                }
-            };
-            match &self.inputs[operand] {
+            outside = match &self.inputs[operand] {
                 Source::Slice(slice) => {
                     let slice = T::slice(slice).expect("operands were checked against the program");
-                    read(&|at| slice[at]);
+                    let slice = &slice[..elements as usize];
+                    if let Some(run) = whole_run(places, guards, slice) {
+                        target.copy_from_slice(run);
+                        return;
+                    }
+                    read_chosen(target, places, guards, |at| slice.get(at).copied())
                 }
                 Source::Cells(cells) => {
                     let cells = T::cells(cells).expect("operands were checked against the program");
-                    read(&|at| cells[at].get());
+                    let cells = &cells[..elements as usize];
+                    read_chosen(target, places, guards, |at| cells.get(at).map(Cell::get))
                 }
-            }
+            };
         });
         match outside {
             None => Ok(()),
@@ -576,14 +576,52 @@ impl<'l> Launch<'l> {
         };
         let (space, cursor) =
             if of_rows { (&self.row_space, &self.row) } else { (&self.inner_space, &self.inner) };
+        let first = match self.part {
+            Some(part) if of_rows && part.dimension == dimension => part.first as i64,
+            _ => 0,
+        };
         if moves {
             block.file.write(step.target, block.count, |_, target: &mut [i64]| {
-                space.coordinates(cursor, dimension, target);
+                space.coordinates(cursor, dimension, first, target);
             });
         } else {
-            block.fill(step.target, cursor.position[dimension] as i64);
+            block.fill(step.target, first + cursor.position[dimension] as i64);
         }
     }
+}
+
+/// Returns the elements that a block reads, if all guards hold and the places follow one another: then it is copied as a whole.
+fn whole_run<'a, T>(places: &[i64], guards: &[u8], elements: &'a [T]) -> Option<&'a [T]> {
+    let (&first, &last) = (places.first()?, places.last()?);
+    if last.wrapping_sub(first) != places.len() as i64 - 1 {
+        return None;
+    }
+    let follow = places
+        .iter()
+        .zip(0i64..)
+        .fold(true, |follow, (&place, at)| follow & (place.wrapping_sub(at) == first));
+    let hold = guards.iter().fold(true, |hold, &guard| hold & (guard != 0));
+    (follow && hold)
+        .then(|| elements.get(usize::try_from(first).ok()?..=usize::try_from(last).ok()?))
+        .flatten()
+}
+
+/// Reads the elements whose guard holds, and returns the last place at which there is none.
+#[inline(always)]
+fn read_chosen<T>(
+    target: &mut [T],
+    places: &[i64],
+    guards: &[u8],
+    read: impl Fn(usize) -> Option<T>,
+) -> Option<i64> {
+    let mut outside = None;
+    for ((target, &place), _) in target.iter_mut().zip(places).zip(guards).filter(|(_, guard)| **guard != 0) {
+        match read(place as usize) {
+            Some(element) => *target = element,
+            None => outside = Some(place),
+        }
+    }
+    outside
 }
 
 /// Returns the cheaper direction for the loops over points.

@@ -25,13 +25,14 @@
 //! - In a body with inner dimensions, what a row output reads of an input directly is the input at the row's first point.
 //!
 //! # What it does not do
-//! It starts no threads, keeps no pointers and knows no device. Memory that an output shares with an input comes as
+//! It starts no threads (whoever does asks for [`parts`](HostProgram::parts)), keeps no pointers and knows no device. Memory that an output shares with an input comes as
 //! [`Cells`], so an ill-placed overlap gives strange numbers and never undefined behaviour.
 
 mod arithmetic;
 mod launch;
 mod loops;
 mod operand;
+mod parts;
 mod program;
 mod register;
 mod space;
@@ -41,6 +42,7 @@ pub(crate) mod vectors;
 use std::fmt;
 
 pub use operand::{Cells, Slice, SliceMut, Source, represents};
+pub use parts::Part;
 
 use crate::{Geometry, Kernel};
 
@@ -94,7 +96,7 @@ impl HostProgram {
         inputs: &[Source<'_>],
         outputs: &[Cells<'_>],
     ) -> Result<(), Fault> {
-        launch::run(&self.0, geometry, scalars, inputs, outputs, Observer::default())
+        launch::run(&self.0, geometry, scalars, inputs, outputs, Observer::default(), None)
     }
 
     /// Runs the program as [`run`](Self::run), and calls the observer's functions.
@@ -109,7 +111,24 @@ impl HostProgram {
         outputs: &[Cells<'_>],
         observer: Observer<'_>,
     ) -> Result<(), Fault> {
-        launch::run(&self.0, geometry, scalars, inputs, outputs, observer)
+        launch::run(&self.0, geometry, scalars, inputs, outputs, observer, None)
+    }
+
+    /// Runs one of the launch's [`parts`](Self::parts), as [`run_observed`](Self::run_observed) runs the whole: the geometry and the
+    /// operands are [those of the part](Part::geometry).
+    ///
+    /// # Errors
+    /// As [`run`](Self::run).
+    pub fn run_part(
+        &self,
+        part: Part,
+        geometry: &Geometry,
+        scalars: &[u64],
+        inputs: &[Source<'_>],
+        outputs: &[Cells<'_>],
+        observer: Observer<'_>,
+    ) -> Result<(), Fault> {
+        launch::run(&self.0, geometry, scalars, inputs, outputs, observer, Some(part))
     }
 }
 

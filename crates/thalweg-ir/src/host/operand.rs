@@ -32,6 +32,17 @@ macro_rules! define_slices {
         define_slices! { @describe Slice $($($variant)*)* }
         define_slices! { @describe Cells $($($variant)*)* }
         define_slices! { @describe SliceMut $($($variant)*)* }
+
+        impl<'a> SliceMut<'a> {
+            /// Returns the elements as cells, which several operands of a run may share.
+            #[must_use]
+            pub fn into_cells(self) -> Cells<'a> {
+                match self {
+                    $($(Self::$variant(elements) => elements.into(),)*)*
+                }
+            }
+        }
+
         $($(define_slices! { @convert $variant $element })*)*
     };
     (@describe $kind:ident $($variant:ident)*) => {

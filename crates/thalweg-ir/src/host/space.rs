@@ -165,8 +165,11 @@ impl Space {
         }
     }
 
-    /// Writes the coordinates in one dimension of the places from the cursor on.
-    pub fn coordinates(&self, cursor: &Cursor, dimension: usize, target: &mut [i64]) {
+    /// Writes the coordinates in one dimension, whose first is given, of the places from the cursor on.
+    pub fn coordinates(&self, cursor: &Cursor, dimension: usize, first: i64, target: &mut [i64]) {
+        if dimension == self.last() {
+            return self.last_coordinates(cursor.position[dimension], first, target);
+        }
         // How many consecutive places share a coordinate, and how many of them are left at the cursor.
         let repeat: usize = self.extents[dimension + 1..].iter().product();
         let inside = cursor.position[dimension + 1..]
@@ -178,13 +181,26 @@ impl Space {
         let mut rest = target;
         while !rest.is_empty() {
             let (run, tail) = rest.split_at_mut(left.min(rest.len()));
-            run.fill(coordinate as i64);
+            run.fill(first + coordinate as i64);
             rest = tail;
             left = repeat;
             coordinate += 1;
             if coordinate == self.extents[dimension] {
                 coordinate = 0;
             }
+        }
+    }
+
+    /// Writes the coordinates in the innermost dimension: they count.
+    fn last_coordinates(&self, mut position: usize, first: i64, target: &mut [i64]) {
+        let mut rest = target;
+        while !rest.is_empty() {
+            let (run, tail) = rest.split_at_mut((self.run() - position).min(rest.len()));
+            let start = first + position as i64;
+            for (at, coordinate) in run.iter_mut().enumerate() {
+                *coordinate = start + at as i64;
+            }
+            (rest, position) = (tail, 0);
         }
     }
 }

@@ -4,7 +4,7 @@
 use half::slice::HalfFloatSliceExt;
 
 use super::arithmetic::{Bits, Float, Number};
-use super::loops::{Accumulate, AccumulateRounds, Map1, Map2, Map3, TILE};
+use super::loops::{Accumulate, AccumulateRounds, Halve, Map1, Map2, Map3, TILE};
 use super::operand::Source;
 use super::program::HostStep;
 use super::register::{File, Lane};
@@ -344,6 +344,20 @@ fn combine_rounds<T: Number>(op: ReduceOp, accumulators: &mut [T], values: &[T])
     }
 }
 
+/// Computes values[i] = op(values[2 i], values[2 i + 1]) for the first half of them.
+fn halve<T: Number>(op: ReduceOp, values: &mut [T]) {
+    #[inline(always)]
+    fn each<T: Number>(values: &mut [T], f: impl Fn(T, T) -> T) {
+        vectors(Halve { values, f });
+    }
+    match op {
+        ReduceOp::Sum => each(values, T::add),
+        ReduceOp::Product => each(values, T::mul),
+        ReduceOp::Max => each(values, T::greater),
+        ReduceOp::Min => each(values, T::smaller),
+    }
+}
+
 /// Returns op(… op(accumulator, first value) …, last value).
 fn fold<T: Number>(op: ReduceOp, accumulator: T, values: &[T]) -> T {
     let values = values.iter().copied();
@@ -491,6 +505,10 @@ impl Accumulators {
             let (columns, mut lanes) = (self.columns, self.lanes);
             while lanes > 1 {
                 lanes /= 2;
+                if columns == 1 {
+                    halve(self.op, &mut accumulators[..2 * lanes]);
+                    continue;
+                }
                 for lane in 0..lanes {
                     let (first, second) = accumulators.split_at_mut((2 * lane + 1) * columns);
                     combine(self.op, &mut first[2 * lane * columns..], &second[..columns]);

@@ -1,6 +1,6 @@
 //! Loops in the widest vectors that the processor has, and functions of f32 that such loops can hold.
 //!
-//! A program is compiled for every x86-64; [`vectors`] compiles a loop once more for those with AVX2 and FMA, and chooses while it runs. The bits are the
+//! A program is compiled for every x86-64; [`vectors`] compiles a loop once more for those with AVX2 and FMA, and for those with AVX-512, and chooses while it runs. The bits are the
 //! same: every primitive is correctly rounded, or one of the functions below, which have no branches that could be taken differently.
 //!
 //! The functions compute in f64 and round once, so their error is that of the rounding, far below the budgets of a GPU's. Series are cut where what is

@@ -3,7 +3,7 @@
 use std::cell::Cell;
 
 use proptest::prelude::*;
-use thalweg_ir::host::{Cells, Fault, HostProgram, Slice, Source};
+use thalweg_ir::host::{Cells, Fault, HostProgram, Observer, Part, Slice, Source};
 use thalweg_ir::{
     Body, BodyBuilder, Class, DType, Dimension, Dimensions, Geometry, Kernel, LaunchArguments,
     OperandGeometry, OutputPlace, ReduceOp, Scalar,
@@ -35,16 +35,55 @@ fn executor_equals_model(case: Case) -> Result<(), TestCaseError> {
             })
             .collect();
         program.run(&geometry, &scalars, &sources, &cells).expect("the case is well-formed");
-        for (number, (output, (got, wanted))) in
-            kernel.body.outputs.iter().zip(outputs.iter().zip(&expected)).enumerate()
-        {
-            for at in 0..wanted.len() {
-                let (got, wanted) = (got.get(output.dtype, at), wanted.get(output.dtype, at));
-                prop_assert!(
-                    got.same(wanted),
-                    "output {number}, element {at}: {got:?}, not {wanted:?}\n{kernel:#?}\n{geometry:?}"
-                );
-            }
+        same(&kernel, &geometry, &outputs, &expected)?;
+    }
+    // In parts of it, which write ranges that do not meet and read them as they were, in whichever order they run.
+    if let Some(parts) = program.parts(&geometry, 1, 3) {
+        let mut outputs = before;
+        for &part in parts.iter().rev() {
+            let count = inputs.len();
+            let sizes = part.geometry(&geometry);
+            let first = |operand| part.offset(&geometry, operand) as usize;
+            let cells: Vec<Cells<'_>> = outputs
+                .iter_mut()
+                .enumerate()
+                .map(|(number, output)| {
+                    output.cells_of(first(count + number), sizes.span(count + number) as usize)
+                })
+                .collect();
+            let sources: Vec<Source<'_>> = inputs
+                .iter()
+                .enumerate()
+                .map(|(number, input)| match in_place {
+                    Some(shared) if shared == number => Source::Cells(cells[0]),
+                    _ => Source::Slice(input.slice_from(first(number))),
+                })
+                .collect();
+            program
+                .run_part(part, &sizes, &scalars, &sources, &cells, Observer::default())
+                .expect("the part is well-formed");
+        }
+        same(&kernel, &geometry, &outputs, &expected)?;
+    }
+    Ok(())
+}
+
+/// Compares every element of every output.
+fn same(
+    kernel: &Kernel,
+    geometry: &Geometry,
+    outputs: &[Memory],
+    expected: &[Memory],
+) -> Result<(), TestCaseError> {
+    for (number, (output, (got, wanted))) in
+        kernel.body.outputs.iter().zip(outputs.iter().zip(expected)).enumerate()
+    {
+        for at in 0..wanted.len() {
+            let (got, wanted) = (got.get(output.dtype, at), wanted.get(output.dtype, at));
+            prop_assert!(
+                got.same(wanted),
+                "output {number}, element {at}: {got:?}, not {wanted:?}\n{kernel:#?}\n{geometry:?}"
+            );
         }
     }
     Ok(())
@@ -57,6 +96,30 @@ proptest! {
     fn random_kernels_give_the_bits_of_the_model(tape in random::tapes()) {
         executor_equals_model(random::case(&tape))?;
     }
+}
+
+#[test]
+fn a_launch_is_cut_where_its_outputs_lie_apart() {
+    let body = || {
+        let builder = BodyBuilder::new();
+        let sum = builder.input(DType::F32) + builder.index(Dimension::Row(1)).to(DType::F32);
+        builder.output(sum, DType::F32, OutputPlace::Row);
+        builder.finish()
+    };
+    let program = HostProgram::compile(&kernel(body(), class(2, 0, 1)));
+    let parts = |output: &[u64]| {
+        let operands = vec![strided(&[0, 1], &[]), strided(output, &[])];
+        program.parts(&geometry(&[3, 10], &[], operands), 1, 4)
+    };
+    let part = |dimension, first, count| Part { dimension, first, count };
+    // Rows one after the other; columns one after the other, which are longer; rows that overlap.
+    assert_eq!(parts(&[10, 1]).unwrap(), [part(0, 0, 1), part(0, 1, 1), part(0, 2, 1)]);
+    assert_eq!(parts(&[1, 3]).unwrap(), [part(1, 0, 3), part(1, 3, 3), part(1, 6, 2), part(1, 8, 2)]);
+    assert_eq!(parts(&[4, 1]), None);
+    // As many as there is work for.
+    let operands = || vec![strided(&[0, 1], &[]), strided(&[10, 1], &[])];
+    assert_eq!(program.parts(&geometry(&[3, 10], &[], operands()), 1000, 4), None);
+    assert_eq!(program.parts(&geometry(&[0, 10], &[], operands()), 1, 4), None);
 }
 
 fn class(row_rank: u8, inner_rank: u8, lanes: u16) -> Class {

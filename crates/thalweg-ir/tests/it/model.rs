@@ -383,6 +383,15 @@ impl Memory {
     pub fn cells(&mut self) -> Cells<'_> {
         with_dtype!(self.dtype, T => self.elements_mut::<T>().into())
     }
+
+    /// The elements from one on, and no more than `count` that may be written.
+    pub fn cells_of(&mut self, first: usize, count: usize) -> Cells<'_> {
+        with_dtype!(self.dtype, T => (&mut self.elements_mut::<T>()[first..first + count]).into())
+    }
+
+    pub fn slice_from(&self, first: usize) -> Slice<'_> {
+        with_dtype!(self.dtype, T => self.elements::<T>()[first..].into())
+    }
 }
 
 /// One row of a kernel, or one point of it.

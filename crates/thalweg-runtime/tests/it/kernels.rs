@@ -59,6 +59,29 @@ fn a_kernel_runs() {
     stream.synchronize().unwrap();
 }
 
+/// Long enough that threads share a launch where there are several.
+#[test]
+fn long_launches_give_what_short_ones_do() {
+    const COUNT: usize = 1 << 20;
+    let device = device();
+    let stream = Stream::new(&device).unwrap();
+    let numbers = |factor: usize| (0..COUNT).map(|at| (at * factor % 65_521) as f32).collect::<Vec<_>>();
+    let (x, y) = (numbers(1), numbers(7));
+    let [a, b] = [&x, &y].map(|numbers| buffer_of(&stream, numbers));
+    let sums: Vec<f32> = x.iter().zip(&y).map(|(x, y)| x + y + 1.0).collect();
+    let c = buffer_of(&stream, &vec![f32::NAN; COUNT]);
+    launch_sum(&stream, &[a.pointer(), b.pointer()], c.pointer(), COUNT as u64).unwrap();
+    assert!(read(&stream, &c) == sums, "apart");
+    // In place, with the input once more, and one that lies a part further on, which is read before it is written by one thread.
+    launch_sum(&stream, &[a.pointer(), a.pointer(), b.pointer()], a.pointer(), COUNT as u64).unwrap();
+    let twice: Vec<f32> = x.iter().zip(&y).map(|(x, y)| x + x + y + 1.0).collect();
+    assert!(read(&stream, &a) == twice, "in place");
+    let half = DevicePointer::new(b.pointer().address() + COUNT as u64 * 2);
+    launch_sum(&stream, &[half], b.pointer(), COUNT as u64 / 2).unwrap();
+    let moved: Vec<f32> = y[COUNT / 2..].iter().map(|y| y + 1.0).collect();
+    assert!(read(&stream, &b)[..COUNT / 2] == moved, "from another part");
+}
+
 #[test]
 fn in_place_kernels_run() {
     let device = device();

@@ -1,0 +1,74 @@
+//! Cutting a launch into parts of rows that write nothing in common, so that threads can share it.
+
+use super::HostProgram;
+use crate::kernel::{Geometry, OperandGeometry};
+
+/// The rows of a launch whose coordinate in one dimension is in a range.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Part {
+    /// The row dimension.
+    pub dimension: usize,
+    /// The first coordinate.
+    pub first: u64,
+    /// How many coordinates.
+    pub count: u64,
+}
+
+impl Part {
+    /// Returns the geometry of the part, whose operands start [`offset`](Self::offset) elements behind those of the whole.
+    #[must_use]
+    pub fn geometry(&self, whole: &Geometry) -> Geometry {
+        let mut geometry = whole.clone();
+        geometry.row_shape[self.dimension] = self.count;
+        geometry
+    }
+
+    /// Returns how many elements of an operand come before the part's first: none where data choose what is read.
+    #[must_use]
+    pub fn offset(&self, whole: &Geometry, operand: usize) -> u64 {
+        match &whole.operands[operand] {
+            OperandGeometry::Gathered { .. } => 0,
+            OperandGeometry::Strided { row_strides, .. } => self.first * row_strides[self.dimension],
+        }
+    }
+}
+
+impl HostProgram {
+    /// Returns parts of a launch, `most` or fewer, whose outputs are ranges of memory that do not meet, for as many as have
+    /// `least` elements to compute, counted once for each step of the program. `None` where there are fewer than two.
+    #[must_use]
+    pub fn parts(&self, geometry: &Geometry, least: u64, most: u64) -> Option<Vec<Part>> {
+        let steps = self.0.phases.iter().map(|phase| phase.row.len() + phase.point.len()).sum::<usize>();
+        let work = geometry.rows().saturating_mul(geometry.points()).saturating_mul(steps as u64);
+        let wanted = (work / least).min(most);
+        if wanted < 2 {
+            return None;
+        }
+        let (dimension, extent) = self.dimension_of_parts(geometry)?;
+        let wanted = wanted.min(extent);
+        let bound = |part: u64| extent / wanted * part + part.min(extent % wanted);
+        let part = |at| Part { dimension, first: bound(at), count: bound(at + 1) - bound(at) };
+        (wanted > 1).then(|| (0..wanted).map(part).collect())
+    }
+
+    /// Returns the longest row dimension in which every output's elements of one coordinate lie before those of the next, and
+    /// its extent.
+    fn dimension_of_parts(&self, geometry: &Geometry) -> Option<(usize, u64)> {
+        let last = |shape: &[u64], strides: &[u64]| -> u64 {
+            shape.iter().zip(strides).map(|(&extent, &stride)| (extent.max(1) - 1) * stride).sum()
+        };
+        let lies_apart = |dimension: usize, operand: &OperandGeometry| match operand {
+            OperandGeometry::Gathered { .. } => false,
+            OperandGeometry::Strided { row_strides, inner_strides } => {
+                let own = (geometry.row_shape[dimension] - 1) * row_strides[dimension];
+                let others = last(&geometry.row_shape, row_strides) - own;
+                row_strides[dimension] > others + last(&geometry.inner_shape, inner_strides)
+            }
+        };
+        let outputs = &geometry.operands[self.0.inputs.len()..];
+        (0..geometry.row_shape.len())
+            .filter(|&dimension| outputs.iter().all(|output| lies_apart(dimension, output)))
+            .map(|dimension| (dimension, geometry.row_shape[dimension]))
+            .max_by_key(|&(_, extent)| extent)
+    }
+}
