@@ -65,13 +65,13 @@ struct Running<'r> {
     spans: SmallVec<[u64; 8]>,
 }
 
-/// What a thread has of an input: elements that no part writes, or those of an output of its own part.
+/// An input as a thread has it: elements that no part writes, or those of an output of its own part.
 enum PartInput<'a> {
     Slice(Slice<'a>),
     Output(usize),
 }
 
-/// What a thread runs.
+/// A part with its operands, for one thread.
 struct PartOfLaunch<'a> {
     part: Part,
     geometry: Geometry,

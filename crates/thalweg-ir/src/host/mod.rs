@@ -25,7 +25,7 @@
 //! - In a body with inner dimensions, what a row output reads of an input directly is the input at the row's first point.
 //!
 //! # What it does not do
-//! It starts no threads (whoever does asks for [`parts`](HostProgram::parts)), keeps no pointers and knows no device. Memory that an output shares with an input comes as
+//! It starts no threads (code that does asks for [`parts`](HostProgram::parts)), keeps no pointers and knows no device. Memory that an output shares with an input comes as
 //! [`Cells`], so an ill-placed overlap gives strange numbers and never undefined behaviour.
 
 mod arithmetic;
