@@ -120,10 +120,12 @@ fn sort(x: &Tensor, dim: i64, descending: bool, label: Label) -> Result<Tensors>
     let empty = |dtype| Tensor::empty_on(shape, dtype, &stream, label);
     let (values, places) = (empty(x.dtype())?, empty(DType::I64)?);
     if x.elements() > 0 {
-        let scratch = empty(DType::I64)?;
-        let at = [&x, &values, &places, &scratch].map(Tensor::pointer);
         let kernel = Sort { outer, length, inner, descending, dtype: x.dtype() };
-        stream.launch_native(&Placed { kernel, at }, label)?;
+        let scratch = Tensor::empty_on(&[kernel.scratch_words() as usize], DType::I64, &stream, label)?;
+        let at = [&x, &values, &places, &scratch].map(Tensor::pointer);
+        for kernel in kernel.steps() {
+            stream.launch_native(&Placed { kernel, at }, label)?;
+        }
     }
     Ok(SmallVec::from_iter([values, places]))
 }

@@ -50,6 +50,7 @@ mod rules;
 mod sanitizer;
 mod scans;
 mod second_order;
+mod sorting;
 mod stream_order;
 mod streams;
 mod support;

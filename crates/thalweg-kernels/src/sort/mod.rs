@@ -1,0 +1,505 @@
+//! [`Sort`]: the order of points along a dimension, stable, with NaN above every number as PyTorch has it.
+//!
+//! Points become unsigned integers of the same order ([`Keys`]), which are sorted by their digits of eight bits, the lowest first
+//! (a radix sort). A row of up to [`SHORT`] points stays in the shared memory of one block. Longer rows are cut into tiles, and
+//! each digit takes three launches: blocks count the digits of their tiles, the counts of each digit are added up over
+//! the tiles, and blocks put their points where the counts say.
+
+mod keys;
+mod source;
+
+use std::marker::PhantomData;
+use std::sync::{Arc, LazyLock};
+
+use bytemuck::Pod;
+use thalweg_driver::{Access, AccessMode, DevicePointer, HostFault, HostKernel, HostLaunch};
+use thalweg_ir::DType;
+use thalweg_ir::cuda::LaunchShape;
+use thalweg_ir::host::Fault;
+
+use crate::arguments;
+use crate::dtypes::{DTYPES, check};
+use crate::{Accesses, NativeKernel, Placed, Words};
+
+use keys::Keys;
+
+/// The sizes of a sort: elements lie as (outer, length, inner), without gaps. See the [module](self).
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Sort {
+    /// Rows before the dimension.
+    pub outer: u64,
+    /// The points of a row, fewer than 2³².
+    pub length: u64,
+    /// Rows side by side.
+    pub inner: u64,
+    /// Whether the greatest comes first. Equals keep their order either way.
+    pub descending: bool,
+    /// Of the points: a floating-point type or int64.
+    pub dtype: DType,
+}
+
+/// The most points of a row that one block sorts.
+pub const SHORT: u64 = 4096;
+
+/// The points that each thread of a block has, of rows that one block sorts: as few as are enough.
+const ITEMS: [u64; 3] = [1, 4, 16];
+
+/// Threads of a block.
+const BLOCK: u32 = 256;
+
+/// How many values a digit has.
+const DIGITS: u64 = 256;
+
+/// One launch of a sort.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Step {
+    /// The sort.
+    pub sort: Sort,
+    /// The part of it.
+    pub work: Work,
+}
+
+/// The work of a launch.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Work {
+    /// Sorts rows of up to [`SHORT`] points.
+    Rows,
+    /// Counts the digits of a number in every tile.
+    Count(u32),
+    /// Adds the counts of each digit up, tile by tile.
+    Add,
+    /// Puts points where the counts say, by the digits of a number.
+    Place(u32),
+}
+
+impl Sort {
+    /// Returns the launches, in order.
+    pub fn steps(self) -> impl Iterator<Item = Step> {
+        let sort = self;
+        let digits = if self.length <= SHORT { 0 } else { self.dtype.size_bytes() as u32 };
+        let long = (0..digits).flat_map(|digit| [Work::Count(digit), Work::Add, Work::Place(digit)]);
+        let short = (self.length <= SHORT).then_some(Work::Rows);
+        short.into_iter().chain(long).map(move |work| Step { sort, work })
+    }
+
+    /// Returns how many words of 8 bytes the launches use to work in.
+    pub fn scratch_words(&self) -> u64 {
+        if self.length <= SHORT { 0 } else { self.sections().iter().sum() }
+    }
+
+    fn rows(&self) -> u64 {
+        self.outer * self.inner
+    }
+
+    fn elements(&self) -> u64 {
+        self.rows() * self.length
+    }
+
+    /// Returns the points of a tile.
+    fn tile(&self) -> u64 {
+        if self.dtype.size_bytes() == 8 { SHORT / 2 } else { SHORT }
+    }
+
+    /// Returns how many tiles a row has.
+    fn tiles(&self) -> u64 {
+        self.length.div_ceil(self.tile())
+    }
+
+    /// Returns the words of each part of the scratch: keys and places twice, counts, and sums of counts.
+    fn sections(&self) -> [u64; 6] {
+        let keys = (self.elements() * self.dtype.size_bytes() as u64).div_ceil(8);
+        let places = (self.elements() * 4).div_ceil(8);
+        let sums = self.rows() * DIGITS / 2;
+        [keys, keys, places, places, sums * self.tiles(), sums]
+    }
+}
+
+impl Step {
+    /// Returns the points of each thread.
+    fn items(&self) -> u64 {
+        match self.work {
+            Work::Rows => {
+                let enough = |items: &u64| items * u64::from(BLOCK) >= self.sort.length;
+                ITEMS.into_iter().find(enough).unwrap_or(ITEMS[2])
+            }
+            _ => self.sort.tile() / u64::from(BLOCK),
+        }
+    }
+
+    /// Returns the name of the entry point, the same string each time: kernels are found by it.
+    fn name(&self) -> &'static str {
+        /// Of rows by the items of a thread, counting, placing.
+        type Names = [[String; 5]; DTYPES.len()];
+        static NAMES: LazyLock<Names> = LazyLock::new(|| {
+            DTYPES.map(|dtype| {
+                let forms = ["rows_1", "rows_4", "rows_16", "count", "place"];
+                forms.map(|form| format!("sort_{form}_{}", dtype.name()))
+            })
+        });
+        let form = match self.work {
+            Work::Add => return "sort_add",
+            Work::Rows => ITEMS.into_iter().position(|items| items == self.items()).unwrap_or(2),
+            Work::Count(_) => 3,
+            Work::Place(_) => 4,
+        };
+        let dtype = DTYPES.into_iter().position(|dtype| dtype == self.sort.dtype);
+        dtype.map_or("sort", |dtype| &NAMES[dtype][form])
+    }
+
+    fn print(&self) -> String {
+        source::print(self.work, self.name(), &Keys::new(self.sort.dtype, false), self.items())
+    }
+}
+
+/// Returns name and source of every kernel here.
+pub(crate) fn sources() -> impl Iterator<Item = (String, String)> {
+    let of_dtype = |dtype| {
+        let sort = move |length| Sort { outer: 1, length, inner: 1, descending: false, dtype };
+        let lengths = ITEMS.map(|items| items * u64::from(BLOCK)).into_iter().chain([SHORT + 1]);
+        lengths.flat_map(move |length| sort(length).steps().take(3))
+    };
+    // The kernel that adds counts up is the same for all dtypes.
+    let mut steps: Vec<Step> = DTYPES.into_iter().flat_map(of_dtype).collect();
+    steps.sort_by_key(Step::name);
+    steps.dedup_by_key(|step| step.name());
+    steps.into_iter().map(|step| (step.name().to_owned(), step.print()))
+}
+
+/// The arguments of a launch: addresses, sizes, and which launch it is.
+struct Arguments {
+    source: u64,
+    values: u64,
+    places: u64,
+    /// Where keys are read and written, then places.
+    keys: [u64; 2],
+    marks: [u64; 2],
+    counts: u64,
+    sums: u64,
+    step: Step,
+}
+
+/// How many 8-byte words a launch takes.
+const ARGUMENT_WORDS: usize = 16;
+
+impl Arguments {
+    fn new(step: Step, [source, values, places, scratch]: [u64; 4]) -> Self {
+        let mut at = scratch;
+        let [first_keys, second_keys, first_marks, second_marks, counts, sums] =
+            step.sort.sections().map(|words| {
+                at += words * 8;
+                at - words * 8
+            });
+        let mut keys = [second_keys, first_keys];
+        let mut marks = [second_marks, first_marks];
+        if step.digit() % 2 == 1 {
+            keys.reverse();
+            marks.reverse();
+        }
+        Self { source, values, places, keys, marks, counts, sums, step }
+    }
+
+    fn pack(&self) -> [u64; ARGUMENT_WORDS] {
+        let Self { source, values, places, keys, marks, counts, sums, step } = self;
+        let Sort { outer, length, inner, descending, dtype } = step.sort;
+        let work = match step.work {
+            Work::Rows => 0,
+            Work::Count(_) => 1,
+            Work::Add => 2,
+            Work::Place(_) => 3,
+        };
+        let (dtype, flags) = (arguments::number_of(dtype), u64::from(descending) | work << 1);
+        [
+            *source,
+            *values,
+            *places,
+            keys[0],
+            keys[1],
+            marks[0],
+            marks[1],
+            *counts,
+            *sums,
+            outer,
+            length,
+            inner,
+            flags,
+            dtype,
+            step.digit().into(),
+            step.sort.tiles(),
+        ]
+    }
+
+    fn unpack(bytes: &[u8]) -> Option<Self> {
+        let [
+            source,
+            values,
+            places,
+            k0,
+            k1,
+            m0,
+            m1,
+            counts,
+            sums,
+            outer,
+            length,
+            inner,
+            flags,
+            dtype,
+            digit,
+            _,
+        ] = arguments::words(bytes)?;
+        let dtype = arguments::dtype_of(dtype)?;
+        let sort = Sort { outer, length, inner, descending: flags & 1 == 1, dtype };
+        let digit = u32::try_from(digit).ok()?;
+        let work = match flags >> 1 {
+            0 => Work::Rows,
+            1 => Work::Count(digit),
+            2 => Work::Add,
+            _ => Work::Place(digit),
+        };
+        let step = Step { sort, work };
+        Some(Self { source, values, places, keys: [k0, k1], marks: [m0, m1], counts, sums, step })
+    }
+}
+
+impl Step {
+    /// Returns the number of the digit.
+    fn digit(&self) -> u32 {
+        match self.work {
+            Work::Count(digit) | Work::Place(digit) => digit,
+            Work::Rows | Work::Add => 0,
+        }
+    }
+
+    /// Returns whether it places the points by their last digit, and so writes the results.
+    fn is_last(&self) -> bool {
+        self.digit() as usize + 1 == self.sort.dtype.size_bytes()
+    }
+}
+
+/// The source; the sorted values; their places in the source's row, of int64; and [words](Sort::scratch_words) to work in.
+impl NativeKernel for Placed<Step, [DevicePointer; 4]> {
+    fn name(&self) -> &str {
+        self.kernel.name()
+    }
+
+    fn source(&self) -> String {
+        self.kernel.print()
+    }
+
+    fn host(&self) -> Arc<dyn HostKernel> {
+        Arc::new(run_on_host)
+    }
+
+    fn check(&self) -> Result<(), Fault> {
+        check("sort", self.kernel.sort.dtype)?;
+        match self.kernel.sort.length {
+            length if length > u64::from(u32::MAX) => {
+                Err(Fault::new(format!("sort takes rows of fewer than 2^32 points, not of {length}")))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn launch_shape(&self) -> Option<LaunchShape> {
+        let sort = &self.kernel.sort;
+        let blocks = match self.kernel.work {
+            Work::Rows => sort.rows(),
+            Work::Count(_) | Work::Place(_) => sort.rows() * sort.tiles(),
+            Work::Add => (sort.rows() * DIGITS).div_ceil(u64::from(BLOCK) / 32),
+        };
+        (sort.elements() > 0)
+            .then(|| LaunchShape { grid: [blocks.min((1 << 31) - 1) as u32, 1, 1], block: [BLOCK, 1, 1] })
+    }
+
+    fn words(&self) -> Words {
+        Arguments::new(self.kernel, self.at.map(DevicePointer::address)).pack().into_iter().collect()
+    }
+
+    fn accesses(&self) -> Accesses {
+        let Step { sort, work } = self.kernel;
+        let [source, values, places, scratch] = self.at;
+        let read = Access::read(source, sort.elements() * sort.dtype.size_bytes() as u64);
+        let results = [
+            Access::write(values, read.bytes),
+            Access::write(places, sort.elements() * size_of::<i64>() as u64),
+        ];
+        let scratch = Access::new(scratch.address(), sort.scratch_words() * 8, AccessMode::ReadWrite);
+        match work {
+            Work::Rows => [read].into_iter().chain(results).collect(),
+            Work::Place(_) if self.kernel.is_last() => [read, scratch].into_iter().chain(results).collect(),
+            Work::Add => [scratch].into_iter().collect(),
+            Work::Count(digit) | Work::Place(digit) => {
+                (digit == 0).then_some(read).into_iter().chain([scratch]).collect()
+            }
+        }
+    }
+}
+
+fn run_on_host(launch: &HostLaunch<'_>) -> Result<(), HostFault> {
+    let arguments = Arguments::unpack(launch.arguments)
+        .ok_or_else(|| HostFault("sort: the arguments are not in its layout".to_owned()))?;
+    match arguments.step.sort.dtype.size_bytes() {
+        2 => Host::<u16>::new(launch, &arguments).run(),
+        4 => Host::<u32>::new(launch, &arguments).run(),
+        8 => Host::<u64>::new(launch, &arguments).run(),
+        _ => Err(HostFault(format!("sort: {} is no dtype of it", arguments.step.sort.dtype))),
+    }
+}
+
+/// A launch on the host, over the bits of elements.
+struct Host<'h, T> {
+    launch: &'h HostLaunch<'h>,
+    arguments: &'h Arguments,
+    keys: Keys,
+    bits: PhantomData<T>,
+}
+
+impl<'h, T: Pod + Into<u64> + TryFrom<u64>> Host<'h, T> {
+    fn new(launch: &'h HostLaunch<'h>, arguments: &'h Arguments) -> Self {
+        let sort = &arguments.step.sort;
+        Self { launch, arguments, keys: Keys::new(sort.dtype, sort.descending), bits: PhantomData }
+    }
+
+    fn run(&self) -> Result<(), HostFault> {
+        match self.arguments.step.work {
+            Work::Rows => self.rows(),
+            Work::Count(digit) => self.count(digit),
+            Work::Add => self.add(),
+            Work::Place(digit) => self.place(digit),
+        }
+    }
+
+    fn read<E: Pod>(&self, address: u64, count: u64) -> Result<&'h [E], HostFault> {
+        self.launch.read(DevicePointer::new(address), count as usize)
+    }
+
+    #[allow(clippy::mut_from_ref)] // the launch checks at run time that it is alone
+    fn write<E: Pod>(&self, address: u64, count: u64) -> Result<&'h mut [E], HostFault> {
+        self.launch.write(DevicePointer::new(address), count as usize)
+    }
+
+    /// Returns the place in memory of a row's first point.
+    fn first(&self, row: usize) -> usize {
+        let (length, inner) = (self.arguments.step.sort.length as usize, self.inner());
+        row / inner * length * inner + row % inner
+    }
+
+    fn inner(&self) -> usize {
+        self.arguments.step.sort.inner as usize
+    }
+
+    fn rows(&self) -> Result<(), HostFault> {
+        let Arguments { source, values, places, step, .. } = self.arguments;
+        let count = step.sort.elements();
+        let source = self.read::<T>(*source, count)?;
+        let (values, places) = (self.write::<T>(*values, count)?, self.write::<i64>(*places, count)?);
+        let inner = self.inner();
+        for row in 0..step.sort.rows() as usize {
+            let first = self.first(row);
+            let key = |at: usize| self.keys.of(source[first + at * inner].into());
+            let mut order: Vec<(u64, usize)> =
+                (0..step.sort.length as usize).map(|at| (key(at), at)).collect();
+            // A key with its place has one order: that of equals is theirs in the row.
+            order.sort_unstable();
+            for (to, (_, from)) in order.into_iter().enumerate() {
+                values[first + to * inner] = source[first + from * inner];
+                places[first + to * inner] = from as i64;
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns the keys of a row, and the places that they come from, before the points are placed by a digit.
+    fn row(&self, row: usize, digit: u32) -> Result<(Vec<u64>, Vec<u32>), HostFault> {
+        let Arguments { source, keys, marks, step, .. } = self.arguments;
+        let length = step.sort.length;
+        if digit == 0 {
+            let source = self.read::<T>(*source, step.sort.elements())?;
+            let (first, inner) = (self.first(row), self.inner());
+            let key = |at| self.keys.of(source[first + at as usize * inner].into());
+            return Ok(((0..length).map(key).collect(), (0..length as u32).collect()));
+        }
+        let (size, skipped) = (size_of::<T>() as u64, row as u64 * length);
+        let keys = self.read::<T>(keys[0] + skipped * size, length)?;
+        let marks = self.read::<u32>(marks[0] + skipped * 4, length)?;
+        Ok((keys.iter().map(|&key| key.into()).collect(), marks.to_vec()))
+    }
+
+    fn count(&self, digit: u32) -> Result<(), HostFault> {
+        let Arguments { counts, step, .. } = self.arguments;
+        let (rows, tiles, tile) = (step.sort.rows(), step.sort.tiles(), step.sort.tile());
+        let counts = self.write::<u32>(*counts, rows * DIGITS * tiles)?;
+        counts.fill(0);
+        for row in 0..rows as usize {
+            let (keys, _) = self.row(row, digit)?;
+            for (number, keys) in keys.chunks(tile as usize).enumerate() {
+                for key in keys {
+                    let value = (key >> (8 * digit) & 0xff) as usize;
+                    counts[(row * DIGITS as usize + value) * tiles as usize + number] += 1;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn add(&self) -> Result<(), HostFault> {
+        let Arguments { counts, sums, step, .. } = self.arguments;
+        let (lines, tiles) = (step.sort.rows() * DIGITS, step.sort.tiles());
+        let counts = self.write::<u32>(*counts, lines * tiles)?;
+        let sums = self.write::<u32>(*sums, lines)?;
+        for (line, sum) in counts.chunks_mut(tiles as usize).zip(sums) {
+            *sum = 0;
+            for count in line {
+                *sum += std::mem::replace(count, *sum);
+            }
+        }
+        Ok(())
+    }
+
+    fn place(&self, digit: u32) -> Result<(), HostFault> {
+        let Arguments { source, values, places, keys, marks, sums, step, .. } = self.arguments;
+        let (sort, size) = (&step.sort, size_of::<T>() as u64);
+        let inner = self.inner();
+        let sums = self.read::<u32>(*sums, sort.rows() * DIGITS)?;
+        let mut results = match step.is_last() {
+            false => None,
+            true => Some((
+                self.read::<T>(*source, sort.elements())?,
+                self.write::<T>(*values, sort.elements())?,
+                self.write::<i64>(*places, sort.elements())?,
+            )),
+        };
+        for (row, sums) in sums.chunks(DIGITS as usize).enumerate() {
+            let mut next: Vec<usize> = sums
+                .iter()
+                .scan(0, |before, &sum| {
+                    *before += sum as usize;
+                    Some(*before - sum as usize)
+                })
+                .collect();
+            let (from, origin) = self.row(row, digit)?;
+            let mut order = vec![0; from.len()];
+            for (at, key) in from.iter().enumerate() {
+                let next = &mut next[(key >> (8 * digit) & 0xff) as usize];
+                order[*next] = at;
+                *next += 1;
+            }
+            if let Some((source, values, places)) = &mut results {
+                let first = self.first(row);
+                for (to, at) in order.into_iter().enumerate() {
+                    values[first + to * inner] = source[first + origin[at] as usize * inner];
+                    places[first + to * inner] = origin[at].into();
+                }
+                continue;
+            }
+            let skipped = row as u64 * sort.length;
+            let keys = self.write::<T>(keys[1] + skipped * size, sort.length)?;
+            let marks = self.write::<u32>(marks[1] + skipped * 4, sort.length)?;
+            for (to, at) in order.into_iter().enumerate() {
+                keys[to] = T::try_from(from[at]).ok().expect("a key has the width of its element");
+                marks[to] = origin[at];
+            }
+        }
+        Ok(())
+    }
+}
