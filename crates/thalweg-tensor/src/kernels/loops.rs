@@ -11,9 +11,10 @@ use thalweg_ir::{
     Body, Category, DType, Dimension, Dimensions, Layout, Node as Expression, OutputPlace, Shape,
     broadcast_shapes, byte_count,
 };
+use thalweg_ops::stages::{Stages, stages as stages_of};
 use thalweg_ops::{
-    DTypeRule, DTypes, ForwardBody, GradientBody, Iteration, LoopOp, Placement, Signature, Space, forward,
-    gradient, gradient_of, kernel, plan, scalar_bits,
+    DTypeRule, DTypes, Divided, ForwardBody, GradientBody, Iteration, LEAST_DIVIDED, LoopOp, Placement,
+    Signature, Space, divided, forward, gradient, gradient_of, kernel, plan, scalar_bits,
 };
 use thalweg_runtime::{
     Device, DevicePointer, Environment, Error, KernelKey, Label, LaunchKey, PreparedLaunch, RangeOf, Result,
@@ -21,6 +22,7 @@ use thalweg_runtime::{
 };
 
 pub(crate) use super::loop_call::{LoopArguments, LoopCall};
+use super::stages;
 use crate::autograd::{Backward, Gradients, Saved, is_grad_enabled, record};
 use crate::dispatch::Call;
 use crate::tensor::{Tensor, Tensors};
@@ -52,6 +54,9 @@ impl LoopLaunch<'_> {
     pub(crate) fn run(self, inputs: &[&Tensor], outputs: &[Tensor]) -> Result<()> {
         self.check_inputs(inputs)?;
         self.check_outputs(outputs)?;
+        if let Some((stages, divided)) = self.in_stages() {
+            return stages::run(&self, &stages, &divided, inputs, outputs);
+        }
         let device = outputs[0].device();
         let input_pointers: SmallVec<[_; 8]> = inputs.iter().map(|tensor| tensor.pointer()).collect();
         let output_pointers: SmallVec<[_; 4]> = outputs.iter().map(Tensor::pointer).collect();
@@ -59,6 +64,26 @@ impl LoopLaunch<'_> {
         let prepared = self.prepared(device, alignment_bytes)?;
         let stream = device.current_stream();
         stream.launch(&prepared, &input_pointers, &output_pointers, self.scalars, self.label)
+    }
+
+    /// Returns the stages of the launch and the parts of its rows, where they are few and long.
+    fn in_stages(&self) -> Option<(Arc<Stages>, Divided)> {
+        let points: usize = self.inner.iter().product();
+        if self.body.reductions.is_empty() || points < LEAST_DIVIDED {
+            return None;
+        }
+        let stages = stages_of(self.id, self.body)?;
+        let divided = divided(self.body, &stages, &self.iteration(1))?;
+        Some((stages, divided))
+    }
+
+    fn iteration(&self, alignment_bytes: u64) -> Iteration {
+        Iteration {
+            rows: widen(self.rows),
+            inner: widen(self.inner),
+            operands: self.placements.clone(),
+            alignment_bytes,
+        }
     }
 
     /// Returns the launch without addresses and numbers, planned and loaded once.
@@ -128,14 +153,8 @@ impl LoopLaunch<'_> {
 
     fn prepare(&self, device: &Device, alignment_bytes: u64) -> Result<PreparedLaunch> {
         self.check_rank()?;
-        let iteration = Iteration {
-            rows: widen(self.rows),
-            inner: widen(self.inner),
-            operands: self.placements.clone(),
-            alignment_bytes,
-        };
         let body = self.body;
-        let plan = plan(body, &iteration);
+        let plan = plan(body, &self.iteration(alignment_bytes));
         if Environment::get().explain {
             eprintln!("{}: {}", self.name, plan.explain(body));
         }
@@ -282,6 +301,8 @@ pub(crate) struct Resolved {
     outputs: SmallVec<[(Shape, DType); 2]>,
     /// Where each input and then each output lies.
     placements: SmallVec<[Placement; 8]>,
+    /// Whether it runs in stages.
+    is_staged: bool,
     /// The launch, once a kernel of the loop is asked for.
     launch: OnceLock<Arc<PreparedLaunch>>,
     /// The alignment of the addresses of inputs and outputs that the launch relies on.
@@ -369,17 +390,41 @@ impl Resolved {
         }
         let inputs = call.tensors.iter().map(|tensor| tensor.shape().into()).collect();
         let (launch, gradient) = (OnceLock::new(), OnceLock::new());
-        Ok(Self {
+        let mut resolved = Self {
             signature,
             extents,
             forward,
             inputs,
             outputs,
             placements,
+            is_staged: false,
             launch,
             alignment_bytes,
             gradient,
-        })
+        };
+        let (rows, inner) = resolved.extents.rows_and_inner();
+        resolved.is_staged = resolved.planned(call, (&rows, &inner), &[]).in_stages().is_some();
+        Ok(resolved)
+    }
+
+    /// Returns the launch of the loop over these rows and inner dimensions, which are those of its extents.
+    fn planned<'a>(
+        &'a self,
+        call: &LoopCall<'_>,
+        (rows, inner): (&'a [usize], &'a [usize]),
+        scalars: &'a [u64],
+    ) -> LoopLaunch<'a> {
+        LoopLaunch {
+            id: self.forward.id,
+            name: call.operator.name,
+            body: &self.forward.body,
+            compute: self.signature.compute,
+            rows,
+            inner,
+            placements: self.placements.clone(),
+            scalars,
+            label: call.label,
+        }
     }
 
     /// Returns the launch, planned and loaded once.
@@ -394,17 +439,7 @@ impl Resolved {
     /// Returns the launch for addresses of this alignment.
     fn prepared(&self, call: &LoopCall<'_>, alignment_bytes: u64) -> Result<Arc<PreparedLaunch>> {
         let (rows, inner) = self.extents.rows_and_inner();
-        let launch = LoopLaunch {
-            id: self.forward.id,
-            name: call.operator.name,
-            body: &self.forward.body,
-            compute: self.signature.compute,
-            rows: &rows,
-            inner: &inner,
-            placements: self.placements.clone(),
-            scalars: &[],
-            label: call.label,
-        };
+        let launch = self.planned(call, (&rows, &inner), &[]);
         launch.check_inputs(&call.tensors)?;
         launch.prepared(call.device, alignment_bytes)
     }
@@ -471,6 +506,12 @@ pub(crate) fn run(call: &LoopCall<'_>, resolved: Option<&Resolved>) -> Result<Te
     for (shape, dtype) in &resolved.outputs {
         outputs.push(Tensor::empty_on(shape, *dtype, &stream, call.label)?);
     }
+    if resolved.is_staged {
+        let (rows, inner) = resolved.extents.rows_and_inner();
+        let scalars = bits_of(&resolved.forward.body, &call.arguments);
+        resolved.planned(call, (&rows, &inner), &scalars).run(&call.tensors, &outputs)?;
+        return Ok(outputs);
+    }
     let (mut inputs, mut results) = (SmallVec::<[_; 8]>::new(), SmallVec::<[_; 4]>::new());
     call.tensors.iter().for_each(|tensor| inputs.push(tensor.pointer()));
     outputs.iter().for_each(|tensor| results.push(tensor.pointer()));
@@ -508,20 +549,6 @@ pub(crate) fn run_into(
     launch_into(&body, &extents, tensors, arguments, outputs, label)?;
     outputs.iter().for_each(Tensor::bump_version);
     Ok(())
-}
-
-/// Runs a reduction over the `inner` dimensions of a tensor, with these dtypes, into a given tensor of one element a row.
-pub(super) fn reduce_into(
-    operator: &'static LoopOp,
-    signature: &Signature,
-    (x, inner): (&Tensor, &[usize]),
-    arguments: &LoopArguments,
-    output: &Tensor,
-    label: Label,
-) -> Result<()> {
-    let extents = Extents::Rows { split: Split::new(x.rank(), inner), shape: x.shape().into() };
-    let body = Prepared { operator, body: &forward(operator, signature), compute: signature.compute };
-    launch_into(&body, &extents, &[x], arguments, std::slice::from_ref(output), label)
 }
 
 /// An operator with its body for the dtypes of a call.

@@ -38,6 +38,7 @@ mod kernels;
 mod layouts;
 mod leaves;
 mod linalg;
+mod long_reductions;
 mod meta;
 mod mlp;
 mod norms;
