@@ -1,6 +1,7 @@
 //! Loop operators: from an entry of the table and tensors to a launch, and the node that they record.
 
-use std::borrow::Cow;
+mod backward;
+
 use std::cell::RefCell;
 use std::sync::{Arc, OnceLock};
 
@@ -14,17 +15,18 @@ use thalweg_ir::{
 use thalweg_ops::stages::{Stages, stages as stages_of};
 use thalweg_ops::{
     DTypeRule, DTypes, Divided, ForwardBody, GradientBody, Iteration, LEAST_DIVIDED, LoopOp, Placement,
-    Signature, Space, divided, forward, gradient, gradient_of, kernel, plan, scalar_bits,
+    Signature, Space, divided, forward, gradient, kernel, plan, scalar_bits,
 };
 use thalweg_runtime::{
     Device, DevicePointer, Environment, Error, KernelKey, Label, LaunchKey, PreparedLaunch, RangeOf, Result,
-    Stream, Telling,
+    Telling,
 };
 
+pub(crate) use backward::{LoopBackward, autograd, node};
+
 pub(crate) use super::loop_call::{LoopArguments, LoopCall};
+
 use super::stages;
-use crate::autograd::{Backward, Gradients, Saved, is_grad_enabled, record};
-use crate::dispatch::Call;
 use crate::tensor::{Tensor, Tensors};
 
 /// A body with everything that a launch of it needs.
@@ -585,246 +587,4 @@ fn launch_into(
         label,
     }
     .run(tensors, outputs)
-}
-
-/// Runs a call whose backend kernel is this loop operator's, and records a node whose gradient is derived.
-pub(crate) fn autograd(lowered: &LoopCall<'_>, call: &Call<'_>) -> Result<Tensors> {
-    let resolved = Resolved::of(lowered)?;
-    let mut results = Call { resolved: Some(&resolved), ..*call }.redispatch()?;
-    let differentiable = results.iter().any(|result| result.dtype().is_differentiable());
-    let wanted = lowered.wanted();
-    if !differentiable || wanted == 0 {
-        return Ok(results);
-    }
-    let node = node_of(&resolved, lowered, &results, wanted)?;
-    record(Box::new(node), &lowered.tensors, &mut results, call.device.current_stream());
-    Ok(results)
-}
-
-/// Returns the backward function of a call with these results, for the gradients of the inputs that `wanted` has a bit for.
-pub(crate) fn node(call: &LoopCall<'_>, results: &[Tensor], wanted: u32) -> Result<LoopBackward> {
-    node_of(&Resolved::of(call)?, call, results, wanted)
-}
-
-fn node_of(
-    resolved: &Arc<Resolved>,
-    call: &LoopCall<'_>,
-    results: &[Tensor],
-    wanted: u32,
-) -> Result<LoopBackward> {
-    let derived = resolved.gradient(call.operator, wanted)?;
-    Ok(LoopBackward {
-        operator: call.operator,
-        saved: (derived.saved_inputs.iter().map(|&input| call.tensors[input]))
-            .map(Saved::new)
-            .chain(derived.saved_outputs.iter().map(|&output| Saved::result(&results[output], output)))
-            .collect::<Result<_>>()?,
-        scalars: bits_of(&resolved.forward.body, &call.arguments),
-        resolved: Arc::clone(resolved),
-        derived,
-        shapes: None,
-        wanted,
-        label: call.label,
-    })
-}
-
-/// The backward function of a loop operator, with the tensors that it saves.
-pub(crate) struct LoopBackward {
-    operator: &'static LoopOp,
-    resolved: Arc<Resolved>,
-    derived: Arc<GradientBody>,
-    saved: SmallVec<[Saved; 4]>,
-    scalars: SmallVec<[u64; 12]>,
-    /// The shapes of the operator, where it is itself a gradient.
-    shapes: Option<Box<Shapes>>,
-    wanted: u32,
-    label: Label,
-}
-
-/// The operands of a body whose gradient is computed.
-struct Shapes {
-    inputs: SmallVec<[Shape; 4]>,
-    outputs: SmallVec<[(Shape, DType); 2]>,
-}
-
-impl LoopBackward {
-    /// Returns shape and dtype of each output of the operator.
-    fn outputs(&self) -> &[(Shape, DType)] {
-        self.shapes.as_ref().map_or(&self.resolved.outputs, |shapes| &shapes.outputs)
-    }
-
-    /// Returns the shape of each input of the operator.
-    fn inputs(&self) -> &[Shape] {
-        self.shapes.as_ref().map_or(&self.resolved.inputs, |shapes| &shapes.inputs)
-    }
-
-    /// Returns the gradients of the outputs that the derived body reads; a missing one is zero.
-    fn used_gradients(&self, gradients: &[Option<Tensor>], device: &Device) -> Result<Tensors> {
-        self.derived
-            .used_outputs
-            .iter()
-            .map(|&output| match &gradients[output] {
-                Some(gradient) => Ok(gradient.clone()),
-                None => {
-                    let (shape, dtype) = &self.outputs()[output];
-                    Tensor::zeros(shape, *dtype, device)
-                }
-            })
-            .collect()
-    }
-
-    /// Returns where the derived body only hands a gradient on, which of the used ones it is.
-    fn passed_on(&self, output: usize) -> Option<usize> {
-        let body = &self.derived.body;
-        let Expression::Load { input } = body.nodes[body.outputs[output].value.index()] else { return None };
-        let same_dtype = body.inputs[usize::from(input)].dtype == body.outputs[output].dtype;
-        let elementwise = matches!(self.resolved.extents, Extents::Elementwise(_));
-        usize::from(input).checked_sub(self.saved.len()).filter(|_| same_dtype && elementwise)
-    }
-}
-
-impl Backward for LoopBackward {
-    fn name(&self) -> &'static str {
-        self.operator.name
-    }
-
-    fn backward(&self, gradients: &[Option<Tensor>]) -> Result<Gradients> {
-        let device =
-            gradients.iter().flatten().next().expect("the engine skips nodes without a gradient").device();
-        let body = &self.derived.body;
-        let used = self.used_gradients(gradients, device)?;
-        let passed: SmallVec<[Option<usize>; 4]> =
-            (0..body.outputs.len()).map(|output| self.passed_on(output)).collect();
-        let full: Tensors = if passed.iter().all(Option::is_some) {
-            passed.iter().flatten().map(|&gradient| used[gradient].clone()).collect()
-        } else {
-            self.launch(&used, device)?
-        };
-        let mut full = full.into_iter();
-        let mut results = Gradients::new();
-        for (input, shape) in self.inputs().iter().enumerate() {
-            let wanted = self.wanted & (1 << input) != 0;
-            results.push(if wanted {
-                let gradient = full.next().expect("one output a wanted input");
-                let dtype = body.outputs[results.iter().flatten().count()].dtype;
-                Some(self.summed(&gradient, shape)?.to_dtype(dtype)?)
-            } else {
-                None
-            });
-        }
-        Ok(results)
-    }
-
-    fn release(&self) {
-        self.saved.iter().for_each(Saved::release);
-    }
-}
-
-impl LoopBackward {
-    /// Returns the gradient of an input of this shape from that of every point: an input with one value per row is repeated over
-    /// the points of the row, any other is broadcast.
-    fn summed(&self, gradient: &Tensor, shape: &[usize]) -> Result<Tensor> {
-        if let Extents::Rows { split, shape: points } = &self.resolved.extents
-            && shape != points.as_slice()
-            && gradient.shape() == points.as_slice()
-            && split.pick(points).0.as_slice() == shape
-        {
-            let inner: SmallVec<[i64; 6]> = split.inner.iter().map(|&dimension| dimension as i64).collect();
-            return gradient.sum(&inner, false);
-        }
-        gradient.sum_to_shape(shape)
-    }
-
-    /// Returns the body, whose outputs that are summed afterwards stay in the dtype that is computed in, and its number: a sum of
-    /// what was rounded to 16 bits would lose digits.
-    fn unrounded(&self) -> (u64, Cow<'_, Body>) {
-        let (mut id, mut body) = (self.derived.id, Cow::Borrowed(&self.derived.body));
-        let wanted = (0..self.inputs().len()).filter(|input| self.wanted & (1 << input) != 0);
-        for (output, input) in wanted.enumerate() {
-            let (dtype, place) = (body.outputs[output].dtype, body.outputs[output].place);
-            let is_summed = self.inputs()[input] != self.resolved.extents.output_shape(place);
-            // The gradient of a gradient is that of the body as it is.
-            if is_summed && dtype.compute() != dtype && !is_grad_enabled() {
-                body.to_mut().outputs[output].dtype = dtype.compute();
-                id = (id ^ (output as u64 + 1)).wrapping_mul(0x94d0_49bb_1331_11eb);
-            }
-        }
-        (id, body)
-    }
-
-    fn launch(&self, used: &[Tensor], device: &Device) -> Result<Tensors> {
-        let (id, body) = self.unrounded();
-        let body = body.as_ref();
-        let saved = self.saved.iter().map(Saved::get).collect::<Result<Tensors>>()?;
-        let inputs: SmallVec<[&Tensor; 8]> = saved.iter().chain(used).collect();
-        let extents = &self.resolved.extents;
-        let (rows, inner) = extents.rows_and_inner();
-        let stream = device.current_stream();
-        let mut outputs = body
-            .outputs
-            .iter()
-            .map(|output| {
-                let shape = extents.output_shape(output.place);
-                Tensor::empty_on(&shape, output.dtype, &stream, self.label)
-            })
-            .collect::<Result<Tensors>>()?;
-        let mut placements = inputs
-            .iter()
-            .map(|tensor| extents.input(tensor.layout()))
-            .collect::<Result<SmallVec<[_; 8]>>>()?;
-        placements.extend(
-            outputs
-                .iter()
-                .zip(&body.outputs)
-                .map(|(tensor, output)| extents.output(tensor.layout(), output.place)),
-        );
-        LoopLaunch {
-            id,
-            name: &format!("{}_backward", self.operator.name),
-            body,
-            compute: self.resolved.signature.compute,
-            rows: &rows,
-            inner: &inner,
-            placements,
-            scalars: &self.scalars,
-            label: self.label,
-        }
-        .run(&inputs, &outputs)?;
-        self.record(&inputs, &mut outputs, stream)?;
-        Ok(outputs)
-    }
-
-    /// Records a node for the gradient itself, where gradients of gradients are asked for (`create_graph`).
-    fn record(&self, inputs: &[&Tensor], outputs: &mut [Tensor], stream: Stream) -> Result<()> {
-        if !is_grad_enabled() {
-            return Ok(());
-        }
-        let wanted = (inputs.iter().enumerate())
-            .filter(|(_, tensor)| tensor.requires_grad() && tensor.dtype().is_differentiable())
-            .fold(0u32, |mask, (input, _)| mask | 1 << input);
-        if wanted == 0 {
-            return Ok(());
-        }
-        let derived = gradient_of(self.operator.name, &self.derived, wanted).map_err(Error::invalid)?;
-        let shapes = Shapes {
-            inputs: inputs.iter().map(|tensor| tensor.shape().into()).collect(),
-            outputs: outputs.iter().map(|tensor| (tensor.shape().into(), tensor.dtype())).collect(),
-        };
-        let node = Self {
-            operator: self.operator,
-            resolved: Arc::clone(&self.resolved),
-            saved: derived
-                .saved_inputs
-                .iter()
-                .map(|&input| Saved::new(inputs[input]))
-                .collect::<Result<_>>()?,
-            derived,
-            scalars: self.scalars.clone(),
-            shapes: Some(Box::new(shapes)),
-            wanted,
-            label: self.label,
-        };
-        record(Box::new(node), inputs, outputs, stream);
-        Ok(())
-    }
 }

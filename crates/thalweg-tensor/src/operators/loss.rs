@@ -128,8 +128,13 @@ fn of_pair(
         other => return Err(Error::invalid(format!("{other} is not a valid value for reduction"))),
     }));
     arguments.sizes = (0..shape.len()).collect();
-    let expanded = |x: &Tensor| if x.shape() == shape.as_slice() { Ok(x.clone()) } else { x.expand(&shape) };
-    sum.call_loop(&[&expanded(&x)?, &expanded(target)?], &arguments, None, call.label)
+    // What is broadcast is widened first, since its gradient is a sum.
+    let expanded = |x: &Tensor| match x.shape() == shape.as_slice() {
+        true => Ok(x.clone()),
+        false => wide(x)?.expand(&shape),
+    };
+    let results = sum.call_loop(&[&expanded(&x)?, &expanded(target)?], &arguments, None, call.label)?;
+    results.iter().map(|result| result.to_dtype(x.dtype())).collect()
 }
 
 /// Returns a loss of the first two tensors' elements, in the dtype that it is computed in.

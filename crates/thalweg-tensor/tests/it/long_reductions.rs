@@ -3,7 +3,7 @@
 use thalweg_ir::DType;
 use thalweg_runtime::Device;
 use thalweg_tensor::Tensor;
-use thalweg_tensor::autograd::{BackwardOptions, gradients_with};
+use thalweg_tensor::autograd::{BackwardOptions, gradients, gradients_with};
 
 use crate::support::{assert_close, device, random, tensor, values};
 
@@ -255,4 +255,54 @@ fn a_gpu_combines_parts_in_the_order_of_the_simulator() {
         assert_eq!(found, again, "{shape:?} over {dimensions:?}");
         assert_eq!(found, expected, "{shape:?} over {dimensions:?}");
     }
+}
+
+/// The gradients of a function's inputs, from a gradient of its result.
+fn gradients_from(result: &Tensor, gradient: &Tensor, inputs: &[Tensor]) -> Vec<Tensor> {
+    let found = gradients(std::slice::from_ref(result), &[Some(gradient.clone())], inputs).unwrap();
+    found.into_iter().map(Option::unwrap).collect()
+}
+
+#[test]
+fn gradients_that_are_handed_on_are_not_copied() {
+    for dtype in [DType::F32, DType::Bf16] {
+        let [x, y, gradient] = [1, 2, 3].map(|seed| random(&[6, 5], seed).to_dtype(dtype).unwrap());
+        let [x, y] = [x, y].map(|x| x.requires_grad_().unwrap());
+        let both = [x.clone(), y];
+        for found in gradients_from(&x.add(&both[1]).unwrap(), &gradient, &both) {
+            assert_eq!(found.pointer(), gradient.pointer());
+        }
+        // Of a difference one is, and the other is computed alone.
+        let found = gradients_from(&x.sub(&both[1]).unwrap(), &gradient, &both);
+        assert_eq!(found[0].pointer(), gradient.pointer());
+        assert_eq!(values(&found[1]), values(&gradient).iter().map(|x| -x).collect::<Vec<_>>());
+        // A sum's is repeated by its strides, over any dimensions.
+        for (dimensions, strides) in [(&[0][..], &[0, 1][..]), (&[1], &[1, 0]), (&[], &[0, 0])] {
+            let sum = x.sum(dimensions, false).unwrap();
+            let gradient = random(sum.shape(), 4).to_dtype(dtype).unwrap();
+            let found = gradients_from(&sum, &gradient, std::slice::from_ref(&x)).remove(0);
+            assert_eq!((found.shape(), found.layout().strides()), (x.shape(), strides));
+            assert_eq!(found.pointer(), gradient.pointer());
+            let of_rows = values(&gradient);
+            let expected = at_points(x.shape(), dimensions, &values(&x), &of_rows, |_, gradient| gradient);
+            assert_eq!(values(&found), expected);
+            // A mean's is divided once a row.
+            let mean = x.mean(dimensions, false).unwrap();
+            let found = gradients_from(&mean, &gradient, std::slice::from_ref(&x)).remove(0);
+            assert_eq!((found.shape(), found.layout().strides()), (x.shape(), strides));
+        }
+    }
+}
+
+#[test]
+fn a_leaf_keeps_a_gradient_of_its_own_memory() {
+    let x = random(&[4, 3], 1).requires_grad_().unwrap();
+    let y = random(&[4, 3], 2).requires_grad_().unwrap();
+    x.add(&y).unwrap().sum(&[], false).unwrap().backward().unwrap();
+    let [of_x, of_y] = [&x, &y].map(|leaf| leaf.grad().unwrap());
+    assert_eq!(of_x.layout().strides(), [3, 1]);
+    assert_ne!(of_x.pointer(), of_y.pointer());
+    of_x.mul_scalar_(2.0).unwrap();
+    assert_eq!(values(&of_x), [2.0; 12]);
+    assert_eq!(values(&of_y), [1.0; 12]);
 }

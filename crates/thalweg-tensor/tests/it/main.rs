@@ -39,6 +39,7 @@ mod layouts;
 mod leaves;
 mod linalg;
 mod long_reductions;
+mod losses;
 mod meta;
 mod mlp;
 mod norms;
