@@ -15,19 +15,22 @@ use std::sync::{Arc, OnceLock};
 
 use smallvec::SmallVec;
 use thalweg_ir::{
-    Binary, Body, BodyBuilder, DType, ExprId, InputKind, Node, Output, OutputPlace, ReduceOp, Value,
+    Binary, Body, BodyBuilder, DType, Dimension, ExprId, InputKind, Node, Output, OutputPlace, ReduceOp,
+    Value,
 };
 
 use crate::definition::DTypes;
 use crate::gradient::{Kept, keep, without_unused_inputs};
 
-/// What an input of a stage's body is.
+/// The origin of an input of a stage's body.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Source {
     /// An input of the whole body.
     Input(usize),
     /// An input of the whole body, at the first point of each part.
     First(usize),
+    /// The place of the first point of each part in the inner dimension: an i64.
+    Start,
     /// The result of a reduction, one a row.
     Reduced(usize),
     /// A result of each part: its place among the outputs of the level's first body.
@@ -39,11 +42,11 @@ pub enum Source {
 pub struct Stage {
     /// A number that tells it from every other body of these dtypes.
     pub id: u64,
-    /// What follows the name of the whole body in that of the stage's.
+    /// The part of its name that follows the name of the whole body.
     pub suffix: String,
     /// The body. Its scalars are those of the whole body.
     pub body: Body,
-    /// What its inputs are.
+    /// The origins of its inputs.
     pub sources: SmallVec<[Source; 8]>,
 }
 
@@ -64,9 +67,9 @@ pub struct Level {
 pub struct Stages {
     /// The levels of reductions.
     pub levels: Vec<Level>,
-    /// What is written once a row, with the numbers of these outputs.
+    /// The body of what is written once a row, with the numbers of these outputs.
     pub rows: Option<(Stage, SmallVec<[usize; 4]>)>,
-    /// What is written at points, with the numbers of these outputs. Its inputs are at points or one a row.
+    /// The body of what is written at points, with the numbers of these outputs. Its inputs are at points or one a row.
     pub points: Option<(Stage, SmallVec<[usize; 4]>)>,
 }
 
@@ -77,8 +80,8 @@ impl Stages {
     }
 }
 
-/// Returns the stages of a body with this number; `None` if it has no reductions, or asks where it is, or reads or writes elsewhere
-/// than at its points and rows.
+/// Returns the stages of a body with this number; `None` if it has no reductions, asks for other coordinates than that of a single
+/// inner dimension, or reads or writes elsewhere than at its points and rows.
 pub fn stages(id: u64, body: &Body) -> Option<Arc<Stages>> {
     static STAGES: Kept<(u64, DTypes), Option<Arc<Stages>>> = OnceLock::new();
     let dtypes = (body.inputs.iter().map(|input| input.dtype))
@@ -88,8 +91,9 @@ pub fn stages(id: u64, body: &Body) -> Option<Arc<Stages>> {
 }
 
 fn is_divisible(body: &Body) -> bool {
+    let is_row = |node: &Node| matches!(node, Node::Index(dimension) if *dimension != Dimension::Inner(0));
     !body.reductions.is_empty()
-        && !body.uses_coordinates()
+        && !body.nodes.iter().any(is_row)
         && body.report.is_none()
         && body.inputs.iter().all(|input| input.kind == InputKind::Strided)
         && body.outputs.iter().all(|output| output.scatter.is_none())
@@ -100,7 +104,7 @@ fn is_divisible(body: &Body) -> bool {
 struct Moments {
     sum: usize,
     squares: usize,
-    /// What is summed.
+    /// The value that is summed.
     value: ExprId,
     /// The mean: once a row.
     mean: ExprId,
@@ -169,7 +173,7 @@ impl<'a> Whole<'a> {
     fn new(id: u64, body: &'a Body) -> Self {
         let mut moments: Vec<Moments> = Vec::new();
         for number in 0..body.reductions.len() {
-            let found = Moments::of(body, number);
+            let found = Moments::of(body, number).filter(|_| !body.uses_coordinates());
             let is_new = |pair: &Moments| {
                 moments.iter().all(|known| known.sum != pair.sum && known.squares != pair.sum)
             };
@@ -308,6 +312,12 @@ impl<'b> Copying<'_, 'b> {
                     self.results[usize::from(reduction)] = Some(value);
                     value
                 }
+                Node::Index(_) if matches!(self.part, Part::Points(_)) => {
+                    let start = self.input(Source::Start, DType::I64);
+                    self.builder.node(*node, dtype) + start
+                }
+                // That of a row's first point.
+                Node::Index(_) if self.part != Part::Outputs => self.builder.constant(0, dtype),
                 node => self.builder.node(node.with_operands(|id| self.copies[id.index()].id()), dtype),
             };
             self.copies.push(copy);

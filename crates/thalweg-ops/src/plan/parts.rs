@@ -50,6 +50,9 @@ pub struct Divided {
 
 /// Returns the parts of a body's rows, where the rows are few and long. `stages` are the body's.
 pub fn divided(body: &Body, stages: &Stages, iteration: &Iteration) -> Option<Divided> {
+    if body.uses_coordinates() && iteration.inner.len() != 1 {
+        return None;
+    }
     let part = part_of(body, stages, iteration)?;
     let inner_strides: SmallVec<[&[u64]; 8]> =
         strided(&iteration.operands, |_, inner| (!inner.is_empty()).then_some(inner));

@@ -1,12 +1,13 @@
 //! Launches of a body in stages: parts of its rows first, then what combines them ([`thalweg_ops::stages`]).
 
 use smallvec::SmallVec;
-use thalweg_ir::{Dimensions, Layout, Shape};
+use thalweg_ir::{DType, Dimensions, Layout, Scalar, Shape};
 use thalweg_ops::stages::{Level, Source, Stage, Stages};
+use thalweg_ops::structured::ARANGE;
 use thalweg_ops::{Divided, Placement};
 use thalweg_runtime::{Result, Stream};
 
-use super::loops::{LoopLaunch, widen};
+use super::loops::{LoopArguments, LoopLaunch, run_into, widen};
 use crate::tensor::{Tensor, Tensors};
 
 /// Runs a launch in stages.
@@ -118,6 +119,19 @@ impl Staged<'_> {
         Ok(())
     }
 
+    /// Returns where the parts of a single inner dimension begin.
+    fn starts(&self) -> Result<Tensor> {
+        let count = self.divided.iteration.inner[0].div_ceil(self.divided.cut) as usize;
+        let starts = Tensor::empty_on(&[count], DType::I64, &self.stream, self.launch.label)?;
+        let arguments = LoopArguments {
+            scalars: SmallVec::from_slice(&[Scalar::I64(0), Scalar::I64(self.divided.cut as i64)]),
+            sizes: Shape::from_slice(&[count]),
+            dtype: Some(DType::I64),
+        };
+        run_into(&ARANGE, &[], &arguments, std::slice::from_ref(&starts), self.launch.label)?;
+        Ok(starts)
+    }
+
     /// Combines the points of `count` parts of the dimension that is cut, from a part on, with so many of its indices each.
     fn run_parts(&self, stage: &Stage, first: u64, count: u64, cut: u64) -> Result<()> {
         let (divided, apart) = (self.divided, self.divided.apart);
@@ -145,6 +159,11 @@ impl Staged<'_> {
                     tensors.push(self.reduced(number).clone());
                     let rows = joined(&[&zeros(apart + 1), &self.row_strides]);
                     placements.push(Placement::Strided { rows, inner: zeros(extents.len() - apart) });
+                }
+                Source::Start => {
+                    tensors.push(at(&self.starts()?, first)?);
+                    let rows = joined(&[&[1], &zeros(row_rank)]);
+                    placements.push(Placement::Strided { rows, inner: zeros(1) });
                 }
                 Source::Part(_) => unreachable!("parts are what the stage makes"),
             }
@@ -181,14 +200,13 @@ impl Staged<'_> {
         for source in &stage.sources {
             let mut inner = zeros(parts.len());
             let (tensor, rows) = match *source {
-                Source::Input(number) | Source::First(number) => {
-                    (self.inputs[number], self.strides(number).0)
-                }
+                Source::Input(number) => (self.inputs[number], self.strides(number).0),
                 Source::Reduced(number) => (self.reduced(number), &self.row_strides),
                 Source::Part(number) => {
                     inner = part_strides[..parts.len()].into();
                     (&self.parts[number], &self.row_strides)
                 }
+                Source::First(_) | Source::Start => unreachable!("rows have no parts"),
             };
             tensors.push(tensor.clone());
             placements.push(Placement::Strided { rows: rows.clone(), inner });
@@ -219,7 +237,7 @@ impl Staged<'_> {
                     tensors.push(self.inputs[number].clone());
                     placements.push(iteration.operands[number].clone());
                 }
-                Source::First(_) | Source::Part(_) => unreachable!("points need no parts"),
+                Source::First(_) | Source::Start | Source::Part(_) => unreachable!("points need no parts"),
             }
         }
         placements

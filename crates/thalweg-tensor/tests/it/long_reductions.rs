@@ -67,7 +67,7 @@ fn norm(row: &[f64], p: f64) -> f64 {
     row.iter().map(|x| x.abs().powf(p)).sum::<f64>().powf(1.0 / p)
 }
 
-/// What rounding to a dtype leaves of the digits of a long reduction.
+/// Returns the error that rounding to a dtype leaves of the digits of a long reduction.
 fn bound(dtype: DType) -> f64 {
     match dtype {
         DType::Bf16 => 6e-3,
@@ -305,4 +305,62 @@ fn a_leaf_keeps_a_gradient_of_its_own_memory() {
     of_x.mul_scalar_(2.0).unwrap();
     assert_eq!(values(&of_x), [2.0; 12]);
     assert_eq!(values(&of_y), [1.0; 12]);
+}
+
+#[test]
+fn places_of_extrema_in_long_rows_and_columns_are_those_of_the_first_of_equals() {
+    let cases: [(&[usize], usize); 6] = [
+        (&[1 << 17], 0),
+        (&[3, 70_001], 1),
+        (&[70_001, 3], 0),
+        (&[16_500, 260], 0),
+        (&[3, 2_100, 700], 1),
+        // Columns enough that they are not divided.
+        (&[40, 33_000], 0),
+    ];
+    for (seed, &(shape, dim)) in cases.iter().enumerate() {
+        for dtype in [DType::F32, DType::Bf16, DType::F64] {
+            // Few different values, so that there are equals; and a NaN.
+            let tenths = random(shape, seed as u64).mul_scalar(9).unwrap().round().unwrap();
+            let x = tenths.to_dtype(dtype).unwrap();
+            let mut poisoned = values(&x);
+            poisoned[5_000] = f64::NAN;
+            let x = [x.clone(), tensor(&poisoned, shape, dtype)];
+            for x in &x {
+                let rows = rows(shape, &[dim as i64], &values(x));
+                let chosen = |row: &[f64], is_better: &dyn Fn(f64, f64) -> bool| -> usize {
+                    let better = |best: usize, at: usize| {
+                        let (best_value, value) = (row[best], row[at]);
+                        let wins = value.is_nan() && !best_value.is_nan() || is_better(value, best_value);
+                        if wins { at } else { best }
+                    };
+                    (1..row.len()).fold(0, better)
+                };
+                let greatest: Vec<usize> = rows.iter().map(|row| chosen(row, &|a, b| a > b)).collect();
+                let smallest: Vec<usize> = rows.iter().map(|row| chosen(row, &|a, b| a < b)).collect();
+                let as_places = |places: &[usize]| places.iter().map(|&at| at as i64).collect::<Vec<_>>();
+                let as_values = |places: &[usize]| -> Vec<f64> {
+                    rows.iter().zip(places).map(|(row, &at)| row[at]).collect()
+                };
+                let dim = dim as i64;
+                assert_eq!(
+                    x.argmax(dim).unwrap().to_vec::<i64>().unwrap(),
+                    as_places(&greatest),
+                    "{shape:?}"
+                );
+                assert_eq!(
+                    x.argmin(dim).unwrap().to_vec::<i64>().unwrap(),
+                    as_places(&smallest),
+                    "{shape:?}"
+                );
+                for ([value, place], expected) in
+                    [(x.max_dim(dim, false).unwrap(), &greatest), (x.min_dim(dim, false).unwrap(), &smallest)]
+                {
+                    assert_eq!(place.to_vec::<i64>().unwrap(), as_places(expected), "{shape:?}");
+                    assert_close(&values(&value), &as_values(expected), 0.0);
+                    assert_eq!(value.dtype(), dtype);
+                }
+            }
+        }
+    }
 }

@@ -100,7 +100,7 @@ impl Loss {
     }
 }
 
-/// What rounding to a dtype leaves of a number.
+/// Returns the error that rounding to a dtype leaves of a number.
 fn bound(dtype: DType) -> f64 {
     match dtype {
         DType::Bf16 => 4.5e-3,
