@@ -19,9 +19,9 @@ pub struct ForwardBody {
 }
 
 /// A table that is filled as it is asked.
-type Kept<K, V> = OnceLock<RwLock<FxHashMap<K, V>>>;
+pub(crate) type Kept<K, V> = OnceLock<RwLock<FxHashMap<K, V>>>;
 
-fn keep<K: Clone + Eq + Hash, V: Clone>(kept: &Kept<K, V>, key: K, make: impl FnOnce() -> V) -> V {
+pub(crate) fn keep<K: Clone + Eq + Hash, V: Clone>(kept: &Kept<K, V>, key: K, make: impl FnOnce() -> V) -> V {
     let table = kept.get_or_init(RwLock::default);
     if let Some(found) = table.read().unwrap_or_else(PoisonError::into_inner).get(&key) {
         return found.clone();
@@ -118,7 +118,7 @@ fn by_result(operator: &LoopOp, signature: &Signature, wrt: &[usize], from_resul
 }
 
 /// Returns the body without the inputs that nothing reads, and the numbers of those that stay.
-fn without_unused_inputs(body: &Body) -> (Body, SmallVec<[usize; 4]>) {
+pub(crate) fn without_unused_inputs(body: &Body) -> (Body, SmallVec<[usize; 4]>) {
     let kept: SmallVec<[usize; 4]> = (0..body.inputs.len()).filter(|&input| body.uses_input(input)).collect();
     let renumber = |input: &mut u16| {
         if let Some(position) = kept.iter().position(|&old| old == usize::from(*input)) {

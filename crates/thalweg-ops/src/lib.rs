@@ -4,6 +4,7 @@
 //! - [`structured`]: creation, reductions, losses, windows.
 //! - [`optimizer`]: fused optimizers, an entry each.
 //! - [`gradient()`]: gradients, derived from the same bodies.
+//! - [`stages`]: reductions of few long rows, in parts.
 //! - [`schema`]: signatures in the notation of `native_functions.yaml`.
 //! - [`plan()`]: layouts to a kernel's class and a launch's geometry. Only the planner decides.
 //!
@@ -20,6 +21,7 @@ mod gradient;
 pub mod optimizer;
 mod plan;
 pub mod schema;
+pub mod stages;
 pub mod structured;
 
 pub use definition::{
@@ -27,4 +29,4 @@ pub use definition::{
 };
 pub use elementwise::{elementwise, parts, table};
 pub use gradient::{ForwardBody, GradientBody, forward, gradient, gradient_of};
-pub use plan::{Iteration, LaunchPlan, Placement, kernel, plan};
+pub use plan::{Divided, Iteration, LEAST_DIVIDED, LaunchPlan, Placement, divided, kernel, plan};

@@ -6,8 +6,11 @@
 
 mod columns;
 mod explain;
+mod parts;
 mod points;
 mod rows;
+
+pub use parts::{Divided, LEAST_DIVIDED, divided};
 
 use smallvec::SmallVec;
 use thalweg_ir::{
@@ -85,6 +88,8 @@ const POINTS_OF_TWO_LEVELS: u64 = 2 * RUN * RUN;
 
 /// Decides class and geometry.
 pub fn plan(body: &Body, iteration: &Iteration) -> LaunchPlan {
+    let flat = points::as_rows(body, iteration);
+    let iteration = flat.as_ref().unwrap_or(iteration);
     let ordered = points::in_order_of_outputs(body, iteration);
     let iteration = ordered.as_ref().unwrap_or(iteration);
     let keep_dimensions = body.uses_coordinates();

@@ -6,6 +6,7 @@
 //! an entry `x_backward`.
 
 mod attention;
+mod distance;
 mod indexing;
 mod loss;
 mod normalization;
@@ -14,6 +15,12 @@ mod reductions;
 mod windows;
 
 pub use attention::{CAUSAL_SOFTMAX, MASKED_SOFTMAX, SCALED_SOFTMAX};
+pub use distance::{
+    BINARY_CROSS_ENTROPY, BINARY_CROSS_ENTROPY_ELEMENTS, HUBER_LOSS, HUBER_LOSS_ELEMENTS, KL_DIV,
+    KL_DIV_ELEMENTS, KL_DIV_OF_LOGARITHMS, KL_DIV_OF_LOGARITHMS_ELEMENTS, L1_LOSS, L1_LOSS_ELEMENTS,
+    MSE_LOSS, MSE_LOSS_ELEMENTS, SMOOTH_L1_LOSS, SMOOTH_L1_LOSS_ELEMENTS, SOFT_MARGIN_LOSS,
+    SOFT_MARGIN_LOSS_ELEMENTS, WITH_LOGITS, WITH_LOGITS_ELEMENTS,
+};
 pub use indexing::{CHECKED_INDEX, EMBEDDING, GATHER, INDEX_COPY, PLACE, STACK3};
 pub use loss::{
     CROSS_ENTROPY, CROSS_ENTROPY_BACKWARD, CROSS_ENTROPY_SMOOTHED, CROSS_ENTROPY_WIDE, MEAN_OVER_CLASSES,
@@ -52,6 +59,8 @@ pub static STRUCTURED: &[&LoopOp] = &[
     &AMIN,
     &ARGMAX,
     &ARGMIN,
+    &MAX_AND_PLACE,
+    &MIN_AND_PLACE,
     &PROD,
     &NANSUM,
     &ANY,
@@ -74,6 +83,24 @@ pub static STRUCTURED: &[&LoopOp] = &[
     &CROSS_ENTROPY_SMOOTHED,
     &CROSS_ENTROPY_WIDE,
     &NLL_LOSS,
+    &MSE_LOSS,
+    &MSE_LOSS_ELEMENTS,
+    &L1_LOSS,
+    &L1_LOSS_ELEMENTS,
+    &SMOOTH_L1_LOSS,
+    &SMOOTH_L1_LOSS_ELEMENTS,
+    &HUBER_LOSS,
+    &HUBER_LOSS_ELEMENTS,
+    &BINARY_CROSS_ENTROPY,
+    &BINARY_CROSS_ENTROPY_ELEMENTS,
+    &WITH_LOGITS,
+    &WITH_LOGITS_ELEMENTS,
+    &KL_DIV,
+    &KL_DIV_ELEMENTS,
+    &KL_DIV_OF_LOGARITHMS,
+    &KL_DIV_OF_LOGARITHMS_ELEMENTS,
+    &SOFT_MARGIN_LOSS,
+    &SOFT_MARGIN_LOSS_ELEMENTS,
     &MEAN_OVER_CLASSES,
     &LAYER_NORM,
     &LAYER_NORM_AFFINE,
@@ -290,15 +317,55 @@ pub static ARGMAX: LoopOp = LoopOp {
         DTypeRule::Position,
         &[],
         |b, signature| {
-            let x = b.input(signature.inputs[0]);
-            let greatest = b.reduce(ReduceOp::Max, x);
-            let is_greatest = x.eq(greatest).or(x.eq(x).logical_not());
-            let place = b.index(Dimension::Inner(0));
-            let candidate = is_greatest.select(place, b.constant(i64::MAX, DType::I64));
-            b.output(b.reduce(ReduceOp::Min, candidate), DType::I64, OutputPlace::Row);
+            let [_, place] = chosen(b, signature, ReduceOp::Max);
+            b.output(place, DType::I64, OutputPlace::Row);
         },
     )
 };
+
+/// Returns the extremum of a row and its place: the first of equals, or of NaNs.
+fn chosen<'b>(b: &'b BodyBuilder, signature: &Signature, op: ReduceOp) -> [Value<'b>; 2] {
+    let x = b.input(signature.inputs[0]);
+    let extremum = b.reduce(op, x);
+    let is_it = x.eq(extremum).or(x.eq(x).logical_not());
+    let candidate = is_it.select(b.index(Dimension::Inner(0)), b.constant(i64::MAX, DType::I64));
+    [extremum, b.reduce(ReduceOp::Min, candidate)]
+}
+
+/// Returns the entry of an extremum in one dimension and its place.
+const fn extremum_and_place(
+    name: &'static str,
+    doc: &'static str,
+    build: fn(&BodyBuilder, &Signature),
+) -> LoopOp {
+    LoopOp {
+        sizes: Sizes::Dimension,
+        outputs: &[OutputPlace::Row, OutputPlace::Row],
+        ..reduction(name, doc, DTypeRule::Position, &[], build)
+    }
+}
+
+/// The greatest element in one dimension, and its place.
+pub static MAX_AND_PLACE: LoopOp = extremum_and_place(
+    "max_and_place",
+    "The greatest element in one dimension, and its place.",
+    |b, signature| {
+        let [extremum, place] = chosen(b, signature, ReduceOp::Max);
+        b.output(extremum, signature.inputs[0], OutputPlace::Row);
+        b.output(place, DType::I64, OutputPlace::Row);
+    },
+);
+
+/// The smallest element in one dimension, and its place.
+pub static MIN_AND_PLACE: LoopOp = extremum_and_place(
+    "min_and_place",
+    "The smallest element in one dimension, and its place.",
+    |b, signature| {
+        let [extremum, place] = chosen(b, signature, ReduceOp::Min);
+        b.output(extremum, signature.inputs[0], OutputPlace::Row);
+        b.output(place, DType::I64, OutputPlace::Row);
+    },
+);
 
 /// Returns x − max, and the sum of its exponentials over the row. The shift changes no result, so no gradient flows through it.
 fn shifted_exponentials<'b>(b: &'b BodyBuilder, x: Value<'b>) -> (Value<'b>, Value<'b>) {

@@ -1,6 +1,6 @@
 //! Rows that lie side by side in memory, as the columns of a matrix do.
 
-use thalweg_ir::{Body, Class, Geometry, OperandGeometry, OutputPlace};
+use thalweg_ir::{Body, Class, Dimension, Geometry, Node, OperandGeometry, OutputPlace};
 
 use super::{SERIAL_POINTS, VECTOR_BYTES, cascade};
 
@@ -16,6 +16,9 @@ const MANY_BLOCKS: u64 = 256;
 /// Points of a lane, at least: the loads that a thread has under way at once.
 const POINTS_OF_A_LANE: u64 = 4;
 
+/// Bytes of a row's result, at most, that make a vector shorter.
+const ROW_BYTES: u64 = 4;
+
 /// Returns the class in which threads take vectors of neighbouring rows, if there are rows for enough blocks of such threads.
 pub(super) fn side_by_side(
     body: &Body,
@@ -26,7 +29,7 @@ pub(super) fn side_by_side(
     let (points, last) = (geometry.points(), geometry.row_shape.len().checked_sub(1)?);
     let neighbours = geometry.row_shape[last];
     let at_points = body.point_dependent(|_| true);
-    let reads_rows = body.nodes.iter().any(|node| matches!(node, thalweg_ir::Node::Index(_)));
+    let reads_rows = body.nodes.iter().any(|node| matches!(node, Node::Index(Dimension::Row(_))));
     let of_rows = body.outputs.iter().filter(|output| output.place == OutputPlace::Row);
     let reads_elements = of_rows.clone().any(|output| at_points[output.value.index()]);
     let scatters = of_rows.clone().any(|output| output.scatter.is_some());
@@ -36,10 +39,10 @@ pub(super) fn side_by_side(
     if reads_rows || reads_elements || scatters || body.report.is_some() || body.inputs.len() > 32 {
         return None;
     }
-    let inputs = body.inputs.iter().map(|input| input.dtype);
-    let dtypes = inputs.chain(body.outputs.iter().map(|output| output.dtype));
-    let (mut repeated, mut largest, mut common) = (0u32, 1, neighbours);
-    for (number, (dtype, operand)) in dtypes.zip(&geometry.operands).enumerate() {
+    let inputs = body.inputs.iter().map(|input| (input.dtype, OutputPlace::Point));
+    let dtypes = inputs.chain(body.outputs.iter().map(|output| (output.dtype, output.place)));
+    let (mut repeated, mut largest, mut widest, mut common) = (0u32, 1, 1, neighbours);
+    for (number, ((dtype, place), operand)) in dtypes.zip(&geometry.operands).enumerate() {
         let OperandGeometry::Strided { row_strides, inner_strides } = operand else { return None };
         let rows = geometry.row_shape.iter().zip(row_strides).filter(|(extent, _)| **extent > 1);
         if number < body.inputs.len() && rows.clone().all(|(_, stride)| *stride == 0) {
@@ -49,12 +52,15 @@ pub(super) fn side_by_side(
         if row_strides[last] != 1 {
             return None;
         }
-        largest = largest.max(dtype.size_bytes() as u64);
+        let bytes = dtype.size_bytes() as u64;
+        widest = widest.max(bytes);
+        // A wide result of a row, as the place of an element is, is a few stores behind many loads.
+        largest = largest.max(if place == OutputPlace::Row { bytes.min(ROW_BYTES) } else { bytes });
         let others = row_strides[..last].iter().chain(inner_strides);
         common = others.fold(common, |common, stride| common | stride);
     }
     let mut vector = (VECTOR_BYTES / largest).clamp(1, 8);
-    while vector > 1 && !(common.is_multiple_of(vector) && alignment_bytes.is_multiple_of(vector * largest)) {
+    while vector > 1 && !(common.is_multiple_of(vector) && alignment_bytes.is_multiple_of(vector * widest)) {
         vector /= 2;
     }
     if vector == 1 || repeated.count_ones() as usize == body.inputs.len() {

@@ -1,7 +1,7 @@
 //! Strided points: the order of their dimensions, vectors along the last of them, and tiles where operands disagree on it.
 
 use smallvec::SmallVec;
-use thalweg_ir::{Body, Class, DType, Geometry, InputKind, OperandGeometry};
+use thalweg_ir::{Body, Class, DType, Dimensions, Geometry, InputKind, OperandGeometry, OutputPlace};
 
 use super::{Iteration, Placement, VECTOR_BYTES};
 
@@ -16,6 +16,28 @@ const TILE_ELEMENTS: u64 = 64 * 66;
 
 /// The bytes that a thread moves at once to or from a tile.
 const TILE_VECTOR_BYTES: u64 = 4;
+
+/// Returns the iteration with its points as rows, which are handled alike where nothing is combined and all is written at points.
+/// `None` where there are no points, and where the body asks which is which.
+pub(super) fn as_rows(body: &Body, iteration: &Iteration) -> Option<Iteration> {
+    let at_points = body.outputs.iter().all(|output| output.place == OutputPlace::Point);
+    if iteration.inner.is_empty() || !at_points || !is_plain(body) || body.report.is_some() {
+        return None;
+    }
+    let joined = |rows: &Dimensions, inner: &Dimensions| rows.iter().chain(inner).copied().collect();
+    let operands = iteration.operands.iter().map(|operand| match operand {
+        Placement::Strided { rows, inner } => {
+            Placement::Strided { rows: joined(rows, inner), inner: Dimensions::new() }
+        }
+        gathered @ Placement::Gathered(_) => gathered.clone(),
+    });
+    Some(Iteration {
+        rows: joined(&iteration.rows, &iteration.inner),
+        inner: Dimensions::new(),
+        operands: operands.collect(),
+        alignment_bytes: iteration.alignment_bytes,
+    })
+}
 
 /// Returns the iteration with its dimensions in the order in which the first output lies in memory. `None` where they are,
 /// and where the body asks which is which.

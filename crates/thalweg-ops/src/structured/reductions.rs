@@ -1,8 +1,8 @@
 //! Reductions beyond sums and extrema: products, truth values, counts, variances, norms, the logarithm of a sum of exponentials.
 
-use thalweg_ir::{BodyBuilder, DType, Dimension, OutputPlace, ReduceOp, Value};
+use thalweg_ir::{BodyBuilder, DType, OutputPlace, ReduceOp, Value};
 
-use super::reduction;
+use super::{chosen, reduction};
 use crate::definition::{DTypeRule, LoopOp, Signature, Sizes};
 
 fn loaded<'b>(b: &'b BodyBuilder, signature: &Signature) -> Value<'b> {
@@ -22,12 +22,8 @@ pub static ARGMIN: LoopOp = LoopOp {
         DTypeRule::Position,
         &[],
         |b, signature| {
-            let x = b.input(signature.inputs[0]);
-            let smallest = b.reduce(ReduceOp::Min, x);
-            let is_smallest = x.eq(smallest).or(x.eq(x).logical_not());
-            let candidate =
-                is_smallest.select(b.index(Dimension::Inner(0)), b.constant(i64::MAX, DType::I64));
-            b.output(b.reduce(ReduceOp::Min, candidate), DType::I64, OutputPlace::Row);
+            let [_, place] = chosen(b, signature, ReduceOp::Min);
+            b.output(place, DType::I64, OutputPlace::Row);
         },
     )
 };

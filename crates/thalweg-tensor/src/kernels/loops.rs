@@ -1,6 +1,7 @@
 //! Loop operators: from an entry of the table and tensors to a launch, and the node that they record.
 
-use std::borrow::Cow;
+mod backward;
+
 use std::cell::RefCell;
 use std::sync::{Arc, OnceLock};
 
@@ -11,18 +12,21 @@ use thalweg_ir::{
     Body, Category, DType, Dimension, Dimensions, Layout, Node as Expression, OutputPlace, Shape,
     broadcast_shapes, byte_count,
 };
+use thalweg_ops::stages::{Stages, stages as stages_of};
 use thalweg_ops::{
-    DTypeRule, DTypes, ForwardBody, GradientBody, Iteration, LoopOp, Placement, Signature, Space, forward,
-    gradient, gradient_of, kernel, plan, scalar_bits,
+    DTypeRule, DTypes, Divided, ForwardBody, GradientBody, Iteration, LEAST_DIVIDED, LoopOp, Placement,
+    Signature, Space, divided, forward, gradient, kernel, plan, scalar_bits,
 };
 use thalweg_runtime::{
     Device, DevicePointer, Environment, Error, KernelKey, Label, LaunchKey, PreparedLaunch, RangeOf, Result,
-    Stream, Telling,
+    Telling,
 };
 
+pub(crate) use backward::{LoopBackward, autograd, node};
+
 pub(crate) use super::loop_call::{LoopArguments, LoopCall};
-use crate::autograd::{Backward, Gradients, Saved, is_grad_enabled, record};
-use crate::dispatch::Call;
+
+use super::stages;
 use crate::tensor::{Tensor, Tensors};
 
 /// A body with everything that a launch of it needs.
@@ -52,6 +56,9 @@ impl LoopLaunch<'_> {
     pub(crate) fn run(self, inputs: &[&Tensor], outputs: &[Tensor]) -> Result<()> {
         self.check_inputs(inputs)?;
         self.check_outputs(outputs)?;
+        if let Some((stages, divided)) = self.in_stages() {
+            return stages::run(&self, &stages, &divided, inputs, outputs);
+        }
         let device = outputs[0].device();
         let input_pointers: SmallVec<[_; 8]> = inputs.iter().map(|tensor| tensor.pointer()).collect();
         let output_pointers: SmallVec<[_; 4]> = outputs.iter().map(Tensor::pointer).collect();
@@ -59,6 +66,26 @@ impl LoopLaunch<'_> {
         let prepared = self.prepared(device, alignment_bytes)?;
         let stream = device.current_stream();
         stream.launch(&prepared, &input_pointers, &output_pointers, self.scalars, self.label)
+    }
+
+    /// Returns the stages of the launch and the parts of its rows, where they are few and long.
+    fn in_stages(&self) -> Option<(Arc<Stages>, Divided)> {
+        let points: usize = self.inner.iter().product();
+        if self.body.reductions.is_empty() || points < LEAST_DIVIDED {
+            return None;
+        }
+        let stages = stages_of(self.id, self.body)?;
+        let divided = divided(self.body, &stages, &self.iteration(1))?;
+        Some((stages, divided))
+    }
+
+    fn iteration(&self, alignment_bytes: u64) -> Iteration {
+        Iteration {
+            rows: widen(self.rows),
+            inner: widen(self.inner),
+            operands: self.placements.clone(),
+            alignment_bytes,
+        }
     }
 
     /// Returns the launch without addresses and numbers, planned and loaded once.
@@ -128,14 +155,8 @@ impl LoopLaunch<'_> {
 
     fn prepare(&self, device: &Device, alignment_bytes: u64) -> Result<PreparedLaunch> {
         self.check_rank()?;
-        let iteration = Iteration {
-            rows: widen(self.rows),
-            inner: widen(self.inner),
-            operands: self.placements.clone(),
-            alignment_bytes,
-        };
         let body = self.body;
-        let plan = plan(body, &iteration);
+        let plan = plan(body, &self.iteration(alignment_bytes));
         if Environment::get().explain {
             eprintln!("{}: {}", self.name, plan.explain(body));
         }
@@ -282,6 +303,8 @@ pub(crate) struct Resolved {
     outputs: SmallVec<[(Shape, DType); 2]>,
     /// Where each input and then each output lies.
     placements: SmallVec<[Placement; 8]>,
+    /// Whether it runs in stages.
+    is_staged: bool,
     /// The launch, once a kernel of the loop is asked for.
     launch: OnceLock<Arc<PreparedLaunch>>,
     /// The alignment of the addresses of inputs and outputs that the launch relies on.
@@ -369,17 +392,41 @@ impl Resolved {
         }
         let inputs = call.tensors.iter().map(|tensor| tensor.shape().into()).collect();
         let (launch, gradient) = (OnceLock::new(), OnceLock::new());
-        Ok(Self {
+        let mut resolved = Self {
             signature,
             extents,
             forward,
             inputs,
             outputs,
             placements,
+            is_staged: false,
             launch,
             alignment_bytes,
             gradient,
-        })
+        };
+        let (rows, inner) = resolved.extents.rows_and_inner();
+        resolved.is_staged = resolved.planned(call, (&rows, &inner), &[]).in_stages().is_some();
+        Ok(resolved)
+    }
+
+    /// Returns the launch of the loop over these rows and inner dimensions, which are those of its extents.
+    fn planned<'a>(
+        &'a self,
+        call: &LoopCall<'_>,
+        (rows, inner): (&'a [usize], &'a [usize]),
+        scalars: &'a [u64],
+    ) -> LoopLaunch<'a> {
+        LoopLaunch {
+            id: self.forward.id,
+            name: call.operator.name,
+            body: &self.forward.body,
+            compute: self.signature.compute,
+            rows,
+            inner,
+            placements: self.placements.clone(),
+            scalars,
+            label: call.label,
+        }
     }
 
     /// Returns the launch, planned and loaded once.
@@ -394,17 +441,7 @@ impl Resolved {
     /// Returns the launch for addresses of this alignment.
     fn prepared(&self, call: &LoopCall<'_>, alignment_bytes: u64) -> Result<Arc<PreparedLaunch>> {
         let (rows, inner) = self.extents.rows_and_inner();
-        let launch = LoopLaunch {
-            id: self.forward.id,
-            name: call.operator.name,
-            body: &self.forward.body,
-            compute: self.signature.compute,
-            rows: &rows,
-            inner: &inner,
-            placements: self.placements.clone(),
-            scalars: &[],
-            label: call.label,
-        };
+        let launch = self.planned(call, (&rows, &inner), &[]);
         launch.check_inputs(&call.tensors)?;
         launch.prepared(call.device, alignment_bytes)
     }
@@ -471,6 +508,12 @@ pub(crate) fn run(call: &LoopCall<'_>, resolved: Option<&Resolved>) -> Result<Te
     for (shape, dtype) in &resolved.outputs {
         outputs.push(Tensor::empty_on(shape, *dtype, &stream, call.label)?);
     }
+    if resolved.is_staged {
+        let (rows, inner) = resolved.extents.rows_and_inner();
+        let scalars = bits_of(&resolved.forward.body, &call.arguments);
+        resolved.planned(call, (&rows, &inner), &scalars).run(&call.tensors, &outputs)?;
+        return Ok(outputs);
+    }
     let (mut inputs, mut results) = (SmallVec::<[_; 8]>::new(), SmallVec::<[_; 4]>::new());
     call.tensors.iter().for_each(|tensor| inputs.push(tensor.pointer()));
     outputs.iter().for_each(|tensor| results.push(tensor.pointer()));
@@ -510,20 +553,6 @@ pub(crate) fn run_into(
     Ok(())
 }
 
-/// Runs a reduction over the `inner` dimensions of a tensor, with these dtypes, into a given tensor of one element a row.
-pub(super) fn reduce_into(
-    operator: &'static LoopOp,
-    signature: &Signature,
-    (x, inner): (&Tensor, &[usize]),
-    arguments: &LoopArguments,
-    output: &Tensor,
-    label: Label,
-) -> Result<()> {
-    let extents = Extents::Rows { split: Split::new(x.rank(), inner), shape: x.shape().into() };
-    let body = Prepared { operator, body: &forward(operator, signature), compute: signature.compute };
-    launch_into(&body, &extents, &[x], arguments, std::slice::from_ref(output), label)
-}
-
 /// An operator with its body for the dtypes of a call.
 struct Prepared<'a> {
     operator: &'static LoopOp,
@@ -558,246 +587,4 @@ fn launch_into(
         label,
     }
     .run(tensors, outputs)
-}
-
-/// Runs a call whose backend kernel is this loop operator's, and records a node whose gradient is derived.
-pub(crate) fn autograd(lowered: &LoopCall<'_>, call: &Call<'_>) -> Result<Tensors> {
-    let resolved = Resolved::of(lowered)?;
-    let mut results = Call { resolved: Some(&resolved), ..*call }.redispatch()?;
-    let differentiable = results.iter().any(|result| result.dtype().is_differentiable());
-    let wanted = lowered.wanted();
-    if !differentiable || wanted == 0 {
-        return Ok(results);
-    }
-    let node = node_of(&resolved, lowered, &results, wanted)?;
-    record(Box::new(node), &lowered.tensors, &mut results, call.device.current_stream());
-    Ok(results)
-}
-
-/// Returns the backward function of a call with these results, for the gradients of the inputs that `wanted` has a bit for.
-pub(crate) fn node(call: &LoopCall<'_>, results: &[Tensor], wanted: u32) -> Result<LoopBackward> {
-    node_of(&Resolved::of(call)?, call, results, wanted)
-}
-
-fn node_of(
-    resolved: &Arc<Resolved>,
-    call: &LoopCall<'_>,
-    results: &[Tensor],
-    wanted: u32,
-) -> Result<LoopBackward> {
-    let derived = resolved.gradient(call.operator, wanted)?;
-    Ok(LoopBackward {
-        operator: call.operator,
-        saved: (derived.saved_inputs.iter().map(|&input| call.tensors[input]))
-            .map(Saved::new)
-            .chain(derived.saved_outputs.iter().map(|&output| Saved::result(&results[output], output)))
-            .collect::<Result<_>>()?,
-        scalars: bits_of(&resolved.forward.body, &call.arguments),
-        resolved: Arc::clone(resolved),
-        derived,
-        shapes: None,
-        wanted,
-        label: call.label,
-    })
-}
-
-/// The backward function of a loop operator, with the tensors that it saves.
-pub(crate) struct LoopBackward {
-    operator: &'static LoopOp,
-    resolved: Arc<Resolved>,
-    derived: Arc<GradientBody>,
-    saved: SmallVec<[Saved; 4]>,
-    scalars: SmallVec<[u64; 12]>,
-    /// The shapes of the operator, where it is itself a gradient.
-    shapes: Option<Box<Shapes>>,
-    wanted: u32,
-    label: Label,
-}
-
-/// The operands of a body whose gradient is computed.
-struct Shapes {
-    inputs: SmallVec<[Shape; 4]>,
-    outputs: SmallVec<[(Shape, DType); 2]>,
-}
-
-impl LoopBackward {
-    /// Returns shape and dtype of each output of the operator.
-    fn outputs(&self) -> &[(Shape, DType)] {
-        self.shapes.as_ref().map_or(&self.resolved.outputs, |shapes| &shapes.outputs)
-    }
-
-    /// Returns the shape of each input of the operator.
-    fn inputs(&self) -> &[Shape] {
-        self.shapes.as_ref().map_or(&self.resolved.inputs, |shapes| &shapes.inputs)
-    }
-
-    /// Returns the gradients of the outputs that the derived body reads; a missing one is zero.
-    fn used_gradients(&self, gradients: &[Option<Tensor>], device: &Device) -> Result<Tensors> {
-        self.derived
-            .used_outputs
-            .iter()
-            .map(|&output| match &gradients[output] {
-                Some(gradient) => Ok(gradient.clone()),
-                None => {
-                    let (shape, dtype) = &self.outputs()[output];
-                    Tensor::zeros(shape, *dtype, device)
-                }
-            })
-            .collect()
-    }
-
-    /// Returns where the derived body only hands a gradient on, which of the used ones it is.
-    fn passed_on(&self, output: usize) -> Option<usize> {
-        let body = &self.derived.body;
-        let Expression::Load { input } = body.nodes[body.outputs[output].value.index()] else { return None };
-        let same_dtype = body.inputs[usize::from(input)].dtype == body.outputs[output].dtype;
-        let elementwise = matches!(self.resolved.extents, Extents::Elementwise(_));
-        usize::from(input).checked_sub(self.saved.len()).filter(|_| same_dtype && elementwise)
-    }
-}
-
-impl Backward for LoopBackward {
-    fn name(&self) -> &'static str {
-        self.operator.name
-    }
-
-    fn backward(&self, gradients: &[Option<Tensor>]) -> Result<Gradients> {
-        let device =
-            gradients.iter().flatten().next().expect("the engine skips nodes without a gradient").device();
-        let body = &self.derived.body;
-        let used = self.used_gradients(gradients, device)?;
-        let passed: SmallVec<[Option<usize>; 4]> =
-            (0..body.outputs.len()).map(|output| self.passed_on(output)).collect();
-        let full: Tensors = if passed.iter().all(Option::is_some) {
-            passed.iter().flatten().map(|&gradient| used[gradient].clone()).collect()
-        } else {
-            self.launch(&used, device)?
-        };
-        let mut full = full.into_iter();
-        let mut results = Gradients::new();
-        for (input, shape) in self.inputs().iter().enumerate() {
-            let wanted = self.wanted & (1 << input) != 0;
-            results.push(if wanted {
-                let gradient = full.next().expect("one output a wanted input");
-                let dtype = body.outputs[results.iter().flatten().count()].dtype;
-                Some(self.summed(&gradient, shape)?.to_dtype(dtype)?)
-            } else {
-                None
-            });
-        }
-        Ok(results)
-    }
-
-    fn release(&self) {
-        self.saved.iter().for_each(Saved::release);
-    }
-}
-
-impl LoopBackward {
-    /// Returns the gradient of an input of this shape from that of every point: an input with one value per row is repeated over
-    /// the points of the row, any other is broadcast.
-    fn summed(&self, gradient: &Tensor, shape: &[usize]) -> Result<Tensor> {
-        if let Extents::Rows { split, shape: points } = &self.resolved.extents
-            && shape != points.as_slice()
-            && gradient.shape() == points.as_slice()
-            && split.pick(points).0.as_slice() == shape
-        {
-            let inner: SmallVec<[i64; 6]> = split.inner.iter().map(|&dimension| dimension as i64).collect();
-            return gradient.sum(&inner, false);
-        }
-        gradient.sum_to_shape(shape)
-    }
-
-    /// Returns the body, whose outputs that are summed afterwards stay in the dtype that is computed in, and its number: a sum of
-    /// what was rounded to 16 bits would lose digits.
-    fn unrounded(&self) -> (u64, Cow<'_, Body>) {
-        let (mut id, mut body) = (self.derived.id, Cow::Borrowed(&self.derived.body));
-        let wanted = (0..self.inputs().len()).filter(|input| self.wanted & (1 << input) != 0);
-        for (output, input) in wanted.enumerate() {
-            let (dtype, place) = (body.outputs[output].dtype, body.outputs[output].place);
-            let is_summed = self.inputs()[input] != self.resolved.extents.output_shape(place);
-            // The gradient of a gradient is that of the body as it is.
-            if is_summed && dtype.compute() != dtype && !is_grad_enabled() {
-                body.to_mut().outputs[output].dtype = dtype.compute();
-                id = (id ^ (output as u64 + 1)).wrapping_mul(0x94d0_49bb_1331_11eb);
-            }
-        }
-        (id, body)
-    }
-
-    fn launch(&self, used: &[Tensor], device: &Device) -> Result<Tensors> {
-        let (id, body) = self.unrounded();
-        let body = body.as_ref();
-        let saved = self.saved.iter().map(Saved::get).collect::<Result<Tensors>>()?;
-        let inputs: SmallVec<[&Tensor; 8]> = saved.iter().chain(used).collect();
-        let extents = &self.resolved.extents;
-        let (rows, inner) = extents.rows_and_inner();
-        let stream = device.current_stream();
-        let mut outputs = body
-            .outputs
-            .iter()
-            .map(|output| {
-                let shape = extents.output_shape(output.place);
-                Tensor::empty_on(&shape, output.dtype, &stream, self.label)
-            })
-            .collect::<Result<Tensors>>()?;
-        let mut placements = inputs
-            .iter()
-            .map(|tensor| extents.input(tensor.layout()))
-            .collect::<Result<SmallVec<[_; 8]>>>()?;
-        placements.extend(
-            outputs
-                .iter()
-                .zip(&body.outputs)
-                .map(|(tensor, output)| extents.output(tensor.layout(), output.place)),
-        );
-        LoopLaunch {
-            id,
-            name: &format!("{}_backward", self.operator.name),
-            body,
-            compute: self.resolved.signature.compute,
-            rows: &rows,
-            inner: &inner,
-            placements,
-            scalars: &self.scalars,
-            label: self.label,
-        }
-        .run(&inputs, &outputs)?;
-        self.record(&inputs, &mut outputs, stream)?;
-        Ok(outputs)
-    }
-
-    /// Records a node for the gradient itself, where gradients of gradients are asked for (`create_graph`).
-    fn record(&self, inputs: &[&Tensor], outputs: &mut [Tensor], stream: Stream) -> Result<()> {
-        if !is_grad_enabled() {
-            return Ok(());
-        }
-        let wanted = (inputs.iter().enumerate())
-            .filter(|(_, tensor)| tensor.requires_grad() && tensor.dtype().is_differentiable())
-            .fold(0u32, |mask, (input, _)| mask | 1 << input);
-        if wanted == 0 {
-            return Ok(());
-        }
-        let derived = gradient_of(self.operator.name, &self.derived, wanted).map_err(Error::invalid)?;
-        let shapes = Shapes {
-            inputs: inputs.iter().map(|tensor| tensor.shape().into()).collect(),
-            outputs: outputs.iter().map(|tensor| (tensor.shape().into(), tensor.dtype())).collect(),
-        };
-        let node = Self {
-            operator: self.operator,
-            resolved: Arc::clone(&self.resolved),
-            saved: derived
-                .saved_inputs
-                .iter()
-                .map(|&input| Saved::new(inputs[input]))
-                .collect::<Result<_>>()?,
-            derived,
-            scalars: self.scalars.clone(),
-            shapes: Some(Box::new(shapes)),
-            wanted,
-            label: self.label,
-        };
-        record(Box::new(node), inputs, outputs, stream);
-        Ok(())
-    }
 }

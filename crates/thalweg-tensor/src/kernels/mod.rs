@@ -21,52 +21,29 @@ pub(crate) mod mlp;
 pub(crate) mod normalization;
 pub(crate) mod one_query;
 mod reductions;
+mod stages;
 pub(crate) mod windows;
 
 use thalweg_ops::LoopOp;
 use thalweg_ops::structured::{
-    ADD_LAYER_NORM, AMAX, AMIN, CROSS_ENTROPY, CROSS_ENTROPY_WIDE, DROPOUT, FULL, LAYER_NORM_AFFINE, MEAN,
-    PROD, STACK3, STRUCTURED, SUM,
+    ADD_LAYER_NORM, CROSS_ENTROPY, CROSS_ENTROPY_WIDE, DROPOUT, FULL, LAYER_NORM_AFFINE, PROD, STACK3,
+    STRUCTURED,
 };
 
 use crate::operators::body::Body::{Differentiable, Kernel, Pair};
 use crate::operators::body::OpDef;
-use loops::{LoopCall, autograd, run};
+use loops::{LoopCall, run};
 
 /// Returns the entries whose kernel is their loop, which are parts of other operators.
 pub(crate) fn loop_entries() -> impl Iterator<Item = &'static LoopOp> {
     // What is only ever launched into given tensors is no operator to be called.
     let in_place = [&STACK3];
-    let others = [
-        &FULL,
-        &PROD,
-        &SUM,
-        &MEAN,
-        &AMAX,
-        &AMIN,
-        &DROPOUT,
-        &LAYER_NORM_AFFINE,
-        &CROSS_ENTROPY,
-        &CROSS_ENTROPY_WIDE,
-        &ADD_LAYER_NORM,
-    ];
+    let others =
+        [&FULL, &PROD, &DROPOUT, &LAYER_NORM_AFFINE, &CROSS_ENTROPY, &CROSS_ENTROPY_WIDE, &ADD_LAYER_NORM];
     STRUCTURED.iter().copied().filter(move |operator| {
         let is = |list: &[&LoopOp]| list.iter().any(|other| other.name == operator.name);
         !windows::is_window(operator) && !indexing::is_indexing(operator) && !is(&in_place) && !is(&others)
     })
-}
-
-/// A reduction of the table: in stages where its rows are few and long.
-macro_rules! reduction {
-    ($schema:literal, $entry:ident) => {
-        OpDef::part(
-            $schema,
-            Pair(
-                |call| reductions::backend(&LoopCall::of(&$entry, call)?, call.resolved),
-                |call| autograd(&LoopCall::of(&$entry, call)?, call),
-            ),
-        )
-    };
 }
 
 /// The operators that are parts of others.
@@ -79,10 +56,6 @@ pub(crate) static INTERNAL: &[OpDef] = &[
         "thalweg::prod(Tensor self, int[] sizes) -> Tensor",
         Pair(|call| run(&LoopCall::of(&PROD, call)?, call.resolved), |call| reductions::PRODUCT.record(call)),
     ),
-    reduction!("thalweg::sum(Tensor self, int[] sizes) -> Tensor", SUM),
-    reduction!("thalweg::mean(Tensor self, Scalar count, int[] sizes) -> Tensor", MEAN),
-    reduction!("thalweg::amax(Tensor self, int[] sizes) -> Tensor", AMAX),
-    reduction!("thalweg::amin(Tensor self, int[] sizes) -> Tensor", AMIN),
     OpDef::part(
         "thalweg::dropout(Tensor input, Tensor seed, Tensor offset, Scalar threads, Scalar keep, int[] sizes) -> (Tensor, Tensor)",
         Pair(|call| run(&LoopCall::of(&DROPOUT, call)?, call.resolved), dropout::autograd),

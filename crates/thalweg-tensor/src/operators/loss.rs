@@ -1,21 +1,28 @@
 //! Losses. Elementwise ones are computed in f32 for 16-bit floats, and rounded at the end.
 
-use thalweg_ir::{DType, Scalar, Shape};
+use thalweg_ir::{DType, Scalar, Shape, broadcast_shapes};
 use thalweg_runtime::{Error, Result};
 
 use super::Body::Composite;
 use super::{call, operators, single};
-use crate::dispatch::{Argument, Arguments, Call, built_in};
+use crate::dispatch::{Argument, Arguments, Call, Operator, built_in};
 use crate::kernels::loops::LoopArguments;
 use crate::tensor::{Tensor, Tensors};
+
+/// Returns the loops of a loss: of the sum over dimensions, and of every element.
+macro_rules! loss {
+    ($name:literal) => {
+        [built_in!(concat!("thalweg::", $name))?, built_in!(concat!("thalweg::", $name, "_elements"))?]
+    };
+}
 
 operators! {
     /// Returns (self − target)², reduced: 0 not at all, 1 to the mean, 2 to the sum.
     "mse_loss(Tensor self, Tensor target, int reduction=Mean) -> Tensor"
-        fn mse_loss(target: tensor) = Composite(|call| pointwise(call, 2, |x, y| x.sub(y)?.square()));
+        fn mse_loss(target: tensor) = Composite(|call| of_pair(call, loss!("mse_loss"), call.int(2), &[]));
     /// Returns |self − target|, reduced.
     "l1_loss(Tensor self, Tensor target, int reduction=Mean) -> Tensor"
-        fn l1_loss(target: tensor) = Composite(|call| pointwise(call, 2, |x, y| x.sub(y)?.abs()));
+        fn l1_loss(target: tensor) = Composite(|call| of_pair(call, loss!("l1_loss"), call.int(2), &[]));
     /// Returns (self − target)² / (2 · beta) where the difference is below beta, else |self − target| − beta / 2, reduced.
     "smooth_l1_loss(Tensor self, Tensor target, int reduction=Mean, float beta=1.0) -> Tensor"
         fn smooth_l1_loss(target: tensor) = Composite(smooth_l1_loss);
@@ -33,9 +40,7 @@ operators! {
         fn kl_div(target: tensor) = Composite(kl_div);
     /// Returns ln (1 + e^(−self · target)), reduced.
     "soft_margin_loss(Tensor self, Tensor target, int reduction=Mean) -> Tensor"
-        fn soft_margin_loss(target: tensor) = Composite(|call| {
-            pointwise(call, 2, |x, y| softplus(&x.mul(y)?.neg()?))
-        });
+        fn soft_margin_loss(target: tensor) = Composite(|call| of_pair(call, loss!("soft_margin_loss"), call.int(2), &[]));
     /// Returns max(0, −target · (input1 − input2) + margin), reduced.
     "margin_ranking_loss(Tensor input1, Tensor input2, Tensor target, float margin=0.0, int reduction=Mean) -> Tensor"
         = Composite(|call| {
@@ -87,21 +92,56 @@ pub(super) fn reduced(loss: &Tensor, reduction: i64, dtype: DType) -> Result<Ten
     result?.to_dtype(dtype).map(single)
 }
 
-/// Returns a loss of the first two tensors' elements, which are broadcast.
-fn pointwise(
-    call: &Call<'_>,
-    reduction: usize,
-    loss: impl FnOnce(&Tensor, &Tensor) -> Result<Tensor>,
-) -> Result<Tensors> {
+/// Returns the dtype of a loss of the first two tensors.
+fn dtype_of(call: &Call<'_>) -> Result<DType> {
     let (x, target) = (call.tensor(0), call.tensor(1));
     let dtype = x.dtype().promote(target.dtype()).map_err(|error| Error::invalid(error.to_string()))?;
-    if !dtype.is_floating_point() {
-        return Err(Error::invalid(format!(
-            "\"{}\" not implemented for '{dtype}'",
-            call.operator.base_name()
-        )));
+    if dtype.is_floating_point() {
+        return Ok(dtype);
     }
-    reduced(&loss(&wide(x)?, &wide(target)?)?, call.int(reduction), dtype)
+    Err(Error::invalid(format!("\"{}\" not implemented for '{dtype}'", call.operator.base_name())))
+}
+
+/// Returns a loss of the first two tensors' elements, which are broadcast: one loop computes and reduces it.
+fn of_pair(
+    call: &Call<'_>,
+    [sum, elements]: [&'static Operator; 2],
+    reduction: i64,
+    numbers: &[f64],
+) -> Result<Tensors> {
+    let x = call.tensor(0).to_dtype(dtype_of(call)?)?;
+    let target = call.tensor(1);
+    let mut arguments = LoopArguments::default();
+    arguments.scalars.extend(numbers.iter().map(|&number| Scalar::F64(number)));
+    if reduction == 0 {
+        return elements.call_loop(&[&x, target], &arguments, None, call.label);
+    }
+    let mut shape = broadcast_shapes(x.shape(), target.shape())?;
+    if shape.is_empty() {
+        // What has no dimensions has nothing to reduce over: it gets one.
+        shape.push(1);
+    }
+    let count = shape.iter().map(|&extent| extent as f64).product();
+    arguments.scalars.push(Scalar::F64(match reduction {
+        1 => count,
+        2 => 1.0,
+        other => return Err(Error::invalid(format!("{other} is not a valid value for reduction"))),
+    }));
+    arguments.sizes = (0..shape.len()).collect();
+    // What is broadcast is widened first, since its gradient is a sum.
+    let expanded = |x: &Tensor| match x.shape() == shape.as_slice() {
+        true => Ok(x.clone()),
+        false => wide(x)?.expand(&shape),
+    };
+    let results = sum.call_loop(&[&expanded(&x)?, &expanded(target)?], &arguments, None, call.label)?;
+    results.iter().map(|result| result.to_dtype(x.dtype())).collect()
+}
+
+/// Returns a loss of the first two tensors' elements, in the dtype that it is computed in.
+fn elements_of_pair(call: &Call<'_>, [_, elements]: [&'static Operator; 2]) -> Result<Tensor> {
+    let x = call.tensor(0).to_dtype(dtype_of(call)?.compute())?;
+    let arguments = LoopArguments::default();
+    Ok(elements.call_loop(&[&x, call.tensor(1)], &arguments, None, call.label)?.swap_remove(0))
 }
 
 fn smooth_l1_loss(call: &Call<'_>) -> Result<Tensors> {
@@ -109,15 +149,10 @@ fn smooth_l1_loss(call: &Call<'_>) -> Result<Tensors> {
     if beta < 0.0 || beta.is_nan() {
         return Err(Error::invalid("smooth_l1_loss does not support negative values for beta."));
     }
-    pointwise(call, 2, |x, y| {
-        let distance = x.sub(y)?.abs()?;
-        if beta == 0.0 {
-            return Ok(distance);
-        }
-        let limit = Tensor::full(&[], beta, distance.dtype(), distance.device())?;
-        let near = distance.square()?.mul_scalar(0.5 / beta)?;
-        distance.lt(&limit)?.select_where(&near, &distance.add_scalar(-0.5 * beta)?)
-    })
+    match beta {
+        0.0 => of_pair(call, loss!("l1_loss"), call.int(2), &[]),
+        _ => of_pair(call, loss!("smooth_l1_loss"), call.int(2), &[beta]),
+    }
 }
 
 fn huber_loss(call: &Call<'_>) -> Result<Tensors> {
@@ -125,13 +160,7 @@ fn huber_loss(call: &Call<'_>) -> Result<Tensors> {
     if delta.is_nan() || delta <= 0.0 {
         return Err(Error::invalid("huber_loss does not support non-positive values for delta."));
     }
-    pointwise(call, 2, |x, y| {
-        let distance = x.sub(y)?.abs()?;
-        let limit = Tensor::full(&[], delta, distance.dtype(), distance.device())?;
-        let near = distance.square()?.mul_scalar(0.5)?;
-        let far = distance.add_scalar(-0.5 * delta)?.mul_scalar(delta)?;
-        distance.le(&limit)?.select_where(&near, &far)
-    })
+    of_pair(call, loss!("huber_loss"), call.int(2), &[delta])
 }
 
 /// Returns ln (1 + eˣ), without overflow at any x.
@@ -167,13 +196,13 @@ fn binary_cross_entropy(call: &Call<'_>) -> Result<Tensors> {
         "Using a target size ({target}) that is different to the input size ({input}) is deprecated. Please ensure they have the \
          same size.",
     )?;
-    pointwise(call, 3, |x, target| {
-        let least = Tensor::full(&[], -100.0, x.dtype(), x.device())?;
-        let of_one = x.log()?.maximum(&least)?;
-        let of_zero = x.neg()?.log1p()?.maximum(&least)?;
-        let loss = target.add_scalar(-1)?.mul(&of_zero)?.sub(&target.mul(&of_one)?)?;
-        weighted(loss, call.optional_tensor(2))
-    })
+    match call.optional_tensor(2) {
+        None => of_pair(call, loss!("binary_cross_entropy"), call.int(3), &[]),
+        weight => {
+            let losses = elements_of_pair(call, loss!("binary_cross_entropy"))?;
+            reduced(&weighted(losses, weight)?, call.int(3), dtype_of(call)?)
+        }
+    }
 }
 
 fn with_logits(call: &Call<'_>) -> Result<Tensors> {
@@ -182,30 +211,27 @@ fn with_logits(call: &Call<'_>) -> Result<Tensors> {
         call.tensor(1),
         "Target size ({target}) must be the same as input size ({input})",
     )?;
-    pointwise(call, 4, |x, target| {
-        // (1 − t) · x + (1 + (p − 1) · t) · ln (1 + e⁻ˣ).
-        let mut tail = softplus(&x.neg()?)?;
-        if let Some(positive) = call.optional_tensor(3) {
-            tail = wide(positive)?.add_scalar(-1)?.mul(target)?.add_scalar(1)?.mul(&tail)?;
+    let (weight, positive) = (call.optional_tensor(2), call.optional_tensor(3));
+    if weight.is_none() && positive.is_none() {
+        return of_pair(call, loss!("binary_cross_entropy_with_logits"), call.int(4), &[]);
+    }
+    let losses = match positive {
+        None => elements_of_pair(call, loss!("binary_cross_entropy_with_logits"))?,
+        Some(positive) => {
+            // (1 − t) · x + (1 + (p − 1) · t) · ln (1 + e⁻ˣ).
+            let (x, target) = (wide(call.tensor(0))?, wide(call.tensor(1))?);
+            let scale = wide(positive)?.add_scalar(-1)?.mul(&target)?.add_scalar(1)?;
+            let tail = scale.mul(&softplus(&x.neg()?)?)?;
+            target.neg()?.add_scalar(1)?.mul(&x)?.add(&tail)?
         }
-        weighted(target.neg()?.add_scalar(1)?.mul(x)?.add(&tail)?, call.optional_tensor(2))
-    })
+    };
+    reduced(&weighted(losses, weight)?, call.int(4), dtype_of(call)?)
 }
 
 fn kl_div(call: &Call<'_>) -> Result<Tensors> {
     let log_target = call.bool(3);
-    pointwise(call, 2, |x, target| {
-        if log_target {
-            return target.exp()?.mul(&target.sub(x)?);
-        }
-        let (zero, one) = (
-            Tensor::zeros(&[], target.dtype(), target.device())?,
-            Tensor::ones(&[], target.dtype(), target.device())?,
-        );
-        // 0 · ln 0 is 0.
-        let logarithm = target.eq(&zero)?.select_where(&one, target)?.log()?;
-        target.mul(&logarithm.sub(x)?)
-    })
+    let loops = if log_target { loss!("kl_div_of_logarithms") } else { loss!("kl_div") };
+    of_pair(call, loops, call.int(2), &[])
 }
 
 /// Where the classes of a loss are, and how many.

@@ -43,10 +43,10 @@ operators! {
         fn argmin(dim: int) = Composite(|call| position(call, "argmin"));
     /// Returns the greatest element along a dimension, and its place; a gradient goes to that place.
     "max.dim(Tensor self, int dim, bool keepdim=False) -> (Tensor values, Tensor indices)"
-        fn max_dim(dim: int, keepdim: bool) -> 2 = Differentiable(|call| chosen(call, ["max", "amax", "argmax"]), &CHOSEN);
+        fn max_dim(dim: int, keepdim: bool) -> 2 = Differentiable(|call| chosen(call, "max", "max_and_place"), &CHOSEN);
     /// Returns the smallest element along a dimension, and its place; a gradient goes to that place.
     "min.dim(Tensor self, int dim, bool keepdim=False) -> (Tensor values, Tensor indices)"
-        fn min_dim(dim: int, keepdim: bool) -> 2 = Differentiable(|call| chosen(call, ["min", "amin", "argmin"]), &CHOSEN);
+        fn min_dim(dim: int, keepdim: bool) -> 2 = Differentiable(|call| chosen(call, "min", "min_and_place"), &CHOSEN);
     /// Returns the greatest of all elements; NaN where there is one.
     "max(Tensor self) -> Tensor"
         fn max() = Composite(|call| extremum_of(call, "max", "amax", &[], false).map(single));
@@ -168,11 +168,16 @@ operators! {
 /// How many dimensions a tensor may have that is reduced, as in PyTorch.
 const MOST_DIMENSIONS: usize = 64;
 
-/// Returns dimensions sorted, negative ones counted from the end; an empty list is all of them.
-pub(super) fn dimensions(x: &Tensor, list: &[i64]) -> Result<Shape> {
+fn check_rank(x: &Tensor) -> Result<()> {
     if x.rank() > MOST_DIMENSIONS {
         return Err(Error::invalid(format!("only tensors with up to {MOST_DIMENSIONS} dims are supported")));
     }
+    Ok(())
+}
+
+/// Returns dimensions sorted, negative ones counted from the end; an empty list is all of them.
+pub(super) fn dimensions(x: &Tensor, list: &[i64]) -> Result<Shape> {
+    check_rank(x)?;
     let mut sorted = Shape::new();
     if list.is_empty() {
         (0..x.rank()).for_each(|dimension| sorted.push(dimension));
@@ -272,7 +277,7 @@ fn named(name: &str) -> Result<&'static Operator> {
             }
         };
     }
-    among!("sum" "mean" "amax" "amin" "argmax" "argmin" "prod" "nansum" "any" "all" "count_nonzero" "var" "var_mean" "std" "logsumexp" "norm_1" "norm_2" "norm_p" "softmax" "log_softmax")
+    among!("sum" "mean" "amax" "amin" "argmax" "argmin" "max_and_place" "min_and_place" "prod" "nansum" "any" "all" "count_nonzero" "var" "var_mean" "std" "logsumexp" "norm_1" "norm_2" "norm_p" "softmax" "log_softmax")
 }
 
 /// Calls the internal operator.
@@ -314,9 +319,7 @@ fn extremum(call: &Call<'_>, operator: &str) -> Result<Tensors> {
 /// Returns the greatest or smallest element over dimensions, of truth values too.
 fn extremum_of(call: &Call<'_>, name: &str, operator: &str, dim: &[i64], keepdim: bool) -> Result<Tensor> {
     let x = call.tensor(0);
-    if x.rank() > 64 {
-        return Err(Error::invalid("only tensors with up to 64 dims are supported"));
-    }
+    check_rank(x)?;
     check_not_empty(name, x, dim)?;
     let is_bool = x.dtype() == DType::Bool;
     let dtype = is_bool.then_some(DType::U8);
@@ -341,12 +344,16 @@ fn position(call: &Call<'_>, operator: &str) -> Result<Tensors> {
 }
 
 /// Returns the extremum along a dimension and its place.
-fn chosen(call: &Call<'_>, [name, value, place]: [&str; 3]) -> Result<Tensors> {
-    let (dim, keepdim) = ([call.int(1)], call.bool(2));
-    let dtype = (call.tensor(0).dtype() == DType::Bool).then_some(DType::U8);
-    let value = extremum_of(call, name, value, &dim, keepdim)?;
-    let place = reduce(call, place, &dim, keepdim, dtype)?.swap_remove(0);
-    Ok(SmallVec::from_iter([value, place]))
+fn chosen(call: &Call<'_>, name: &str, operator: &str) -> Result<Tensors> {
+    let (x, dim) = (call.tensor(0), [call.int(1)]);
+    check_rank(x)?;
+    check_not_empty(name, x, &dim)?;
+    let is_bool = x.dtype() == DType::Bool;
+    let mut both = reduce(call, operator, &dim, call.bool(2), is_bool.then_some(DType::U8))?;
+    if is_bool {
+        both[0] = both[0].to_dtype(DType::Bool)?;
+    }
+    Ok(both)
 }
 
 /// The gradient goes to the place that was chosen.

@@ -38,6 +38,8 @@ mod kernels;
 mod layouts;
 mod leaves;
 mod linalg;
+mod long_reductions;
+mod losses;
 mod meta;
 mod mlp;
 mod norms;

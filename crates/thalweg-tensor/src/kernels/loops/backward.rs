@@ -1,0 +1,323 @@
+//! The nodes that calls of loop operators record, and what computes their gradients.
+
+use std::borrow::Cow;
+use std::sync::Arc;
+
+use smallvec::SmallVec;
+use thalweg_ir::{Body, DType, Layout, Node as Expression, OutputPlace, Shape};
+use thalweg_ops::{GradientBody, LoopOp, gradient_of};
+use thalweg_runtime::{Device, Error, Label, Result, Stream};
+
+use super::{Extents, LoopCall, LoopLaunch, Resolved, Split, bits_of};
+use crate::autograd::{Backward, Gradients, Saved, is_grad_enabled, record};
+use crate::dispatch::Call;
+use crate::tensor::{Tensor, Tensors};
+
+/// Runs a call whose backend kernel is this loop operator's, and records a node whose gradient is derived.
+pub(crate) fn autograd(lowered: &LoopCall<'_>, call: &Call<'_>) -> Result<Tensors> {
+    let resolved = Resolved::of(lowered)?;
+    let mut results = Call { resolved: Some(&resolved), ..*call }.redispatch()?;
+    let differentiable = results.iter().any(|result| result.dtype().is_differentiable());
+    let wanted = lowered.wanted();
+    if !differentiable || wanted == 0 {
+        return Ok(results);
+    }
+    let node = node_of(&resolved, lowered, &results, wanted)?;
+    record(Box::new(node), &lowered.tensors, &mut results, call.device.current_stream());
+    Ok(results)
+}
+
+/// Returns the backward function of a call with these results, for the gradients of the inputs that `wanted` has a bit for.
+pub(crate) fn node(call: &LoopCall<'_>, results: &[Tensor], wanted: u32) -> Result<LoopBackward> {
+    node_of(&Resolved::of(call)?, call, results, wanted)
+}
+
+fn node_of(
+    resolved: &Arc<Resolved>,
+    call: &LoopCall<'_>,
+    results: &[Tensor],
+    wanted: u32,
+) -> Result<LoopBackward> {
+    let derived = resolved.gradient(call.operator, wanted)?;
+    Ok(LoopBackward {
+        operator: call.operator,
+        saved: (derived.saved_inputs.iter().map(|&input| call.tensors[input]))
+            .map(Saved::new)
+            .chain(derived.saved_outputs.iter().map(|&output| Saved::result(&results[output], output)))
+            .collect::<Result<_>>()?,
+        scalars: bits_of(&resolved.forward.body, &call.arguments),
+        resolved: Arc::clone(resolved),
+        derived,
+        shapes: None,
+        wanted,
+        label: call.label,
+    })
+}
+
+/// The backward function of a loop operator, with the tensors that it saves.
+pub(crate) struct LoopBackward {
+    operator: &'static LoopOp,
+    resolved: Arc<Resolved>,
+    derived: Arc<GradientBody>,
+    saved: SmallVec<[Saved; 4]>,
+    scalars: SmallVec<[u64; 12]>,
+    /// The shapes of the operator, where it is itself a gradient.
+    shapes: Option<Box<Shapes>>,
+    wanted: u32,
+    label: Label,
+}
+
+/// The operands of a body whose gradient is computed.
+struct Shapes {
+    inputs: SmallVec<[Shape; 4]>,
+    outputs: SmallVec<[(Shape, DType); 2]>,
+}
+
+impl LoopBackward {
+    /// Returns shape and dtype of each output of the operator.
+    fn outputs(&self) -> &[(Shape, DType)] {
+        self.shapes.as_ref().map_or(&self.resolved.outputs, |shapes| &shapes.outputs)
+    }
+
+    /// Returns the shape of each input of the operator.
+    fn inputs(&self) -> &[Shape] {
+        self.shapes.as_ref().map_or(&self.resolved.inputs, |shapes| &shapes.inputs)
+    }
+
+    /// Returns the gradients of the outputs that the derived body reads; a missing one is zero.
+    fn used_gradients(&self, gradients: &[Option<Tensor>], device: &Device) -> Result<Tensors> {
+        self.derived
+            .used_outputs
+            .iter()
+            .map(|&output| match &gradients[output] {
+                Some(gradient) => Ok(gradient.clone()),
+                None => {
+                    let (shape, dtype) = &self.outputs()[output];
+                    Tensor::zeros(shape, *dtype, device)
+                }
+            })
+            .collect()
+    }
+
+    /// Returns the gradient of an input, by its place among the wanted ones, where the derived body only hands one of the used gradients
+    /// on: that gradient, or a view of it that repeats what a row has at all its points.
+    fn passed_on(&self, output: usize, used: &[Tensor]) -> Result<Option<Tensor>> {
+        let body = &self.derived.body;
+        let mut value = body.nodes[body.outputs[output].value.index()];
+        if let Expression::Cast(id) = value {
+            value = body.nodes[id.index()];
+        }
+        let Expression::Load { input } = value else { return Ok(None) };
+        // A number that was widened for the computation is rounded back to what it was.
+        let same_dtype = body.inputs[usize::from(input)].dtype == body.outputs[output].dtype;
+        let Some(gradient) = usize::from(input).checked_sub(self.saved.len()).filter(|_| same_dtype) else {
+            return Ok(None);
+        };
+        match &self.resolved.extents {
+            Extents::Elementwise(_) => Ok(Some(used[gradient].clone())),
+            Extents::Rows { split, shape } => split.repeated(&used[gradient], shape),
+            Extents::Coordinates(_) => Ok(None),
+        }
+    }
+
+    /// Returns the dimensions over whose rows alone the derived body is computed, and the shape over which its results are repeated:
+    /// where nothing that it reads differs at the points of a row.
+    fn of_rows(&self, inputs: &[&Tensor]) -> Option<(&Split, &Shape)> {
+        let Extents::Rows { split, shape } = &self.resolved.extents else { return None };
+        let rows = split.pick(shape).0;
+        let is_of_rows =
+            inputs.iter().all(|tensor| tensor.shape() == rows.as_slice() && tensor.rank() < shape.len());
+        let body = &self.derived.body;
+        let is_plain = body.reductions.is_empty() && !body.uses_coordinates();
+        let at_points = body.outputs.iter().all(|output| output.place == OutputPlace::Point);
+        (is_of_rows && is_plain && at_points && !is_grad_enabled()).then_some((split, shape))
+    }
+}
+
+impl Split {
+    /// Returns a view of a tensor of the rows that repeats what a row has at all points of this shape; the tensor itself, if it is of
+    /// the points.
+    fn repeated(&self, tensor: &Tensor, shape: &[usize]) -> Result<Option<Tensor>> {
+        if tensor.shape() == shape {
+            return Ok(Some(tensor.clone()));
+        }
+        if tensor.shape() != self.pick(shape).0.as_slice() {
+            return Ok(None);
+        }
+        if is_grad_enabled() {
+            let mut kept: Shape = shape.into();
+            self.inner.iter().for_each(|&dimension| kept[dimension] = 1);
+            return tensor.reshape(&kept)?.expand(shape).map(Some);
+        }
+        let mut strides = Shape::from_elem(0, shape.len());
+        for (&dimension, &stride) in self.rows.iter().zip(tensor.layout().strides()) {
+            strides[dimension] = stride;
+        }
+        Ok(Some(tensor.with_layout(Layout::new(shape, &strides, tensor.layout().offset())?)))
+    }
+}
+
+impl Backward for LoopBackward {
+    fn name(&self) -> &'static str {
+        self.operator.name
+    }
+
+    fn backward(&self, gradients: &[Option<Tensor>]) -> Result<Gradients> {
+        let device =
+            gradients.iter().flatten().next().expect("the engine skips nodes without a gradient").device();
+        let body = &self.derived.body;
+        let used = self.used_gradients(gradients, device)?;
+        let mut passed = (0..body.outputs.len())
+            .map(|output| self.passed_on(output, &used))
+            .collect::<Result<SmallVec<[Option<Tensor>; 4]>>>()?;
+        if is_grad_enabled() && !passed.iter().all(Option::is_some) {
+            // The gradient of the gradient is that of the body with all its outputs.
+            passed.iter_mut().for_each(|gradient| *gradient = None);
+        }
+        let mut computed = match passed.iter().all(Option::is_some) {
+            true => Tensors::new(),
+            false => self.launch(&used, &passed, device)?,
+        }
+        .into_iter();
+        let mut full = passed.into_iter().map(|gradient| gradient.or_else(|| computed.next()));
+        let mut results = Gradients::new();
+        for (input, shape) in self.inputs().iter().enumerate() {
+            let wanted = self.wanted & (1 << input) != 0;
+            results.push(if wanted {
+                let gradient = full.next().flatten().expect("one output a wanted input");
+                let dtype = body.outputs[results.iter().flatten().count()].dtype;
+                Some(self.summed(&gradient, shape)?.to_dtype(dtype)?)
+            } else {
+                None
+            });
+        }
+        Ok(results)
+    }
+
+    fn release(&self) {
+        self.saved.iter().for_each(Saved::release);
+    }
+}
+
+impl LoopBackward {
+    /// Returns the gradient of an input of this shape from that of every point: an input with one value per row is repeated over
+    /// the points of the row, any other is broadcast.
+    fn summed(&self, gradient: &Tensor, shape: &[usize]) -> Result<Tensor> {
+        if let Extents::Rows { split, shape: points } = &self.resolved.extents
+            && shape != points.as_slice()
+            && gradient.shape() == points.as_slice()
+            && split.pick(points).0.as_slice() == shape
+        {
+            let inner: SmallVec<[i64; 6]> = split.inner.iter().map(|&dimension| dimension as i64).collect();
+            return gradient.sum(&inner, false);
+        }
+        gradient.sum_to_shape(shape)
+    }
+
+    /// Returns the body without the outputs that are `passed` on, whose outputs that are summed afterwards stay in the dtype that is
+    /// computed in, and its number: a sum of what was rounded to 16 bits would lose digits.
+    fn unrounded(&self, passed: &[Option<Tensor>]) -> (u64, Cow<'_, Body>) {
+        let (mut id, mut body) = (self.derived.id, Cow::Borrowed(&self.derived.body));
+        let wanted = (0..self.inputs().len()).filter(|input| self.wanted & (1 << input) != 0);
+        for (output, input) in wanted.enumerate() {
+            let (dtype, place) = (body.outputs[output].dtype, body.outputs[output].place);
+            let is_summed = self.inputs()[input] != self.resolved.extents.output_shape(place);
+            // The gradient of a gradient is that of the body as it is.
+            if is_summed && dtype.compute() != dtype && !is_grad_enabled() {
+                body.to_mut().outputs[output].dtype = dtype.compute();
+                id = (id ^ (output as u64 + 1)).wrapping_mul(0x94d0_49bb_1331_11eb);
+            }
+        }
+        for output in (0..passed.len()).rev().filter(|&output| passed[output].is_some()) {
+            body.to_mut().outputs.remove(output);
+            id = (id ^ (output as u64 + 1)).wrapping_mul(0xff51_afd7_ed55_8ccd);
+        }
+        (id, body)
+    }
+
+    /// Computes the gradients that are not `passed` on.
+    fn launch(&self, used: &[Tensor], passed: &[Option<Tensor>], device: &Device) -> Result<Tensors> {
+        let (id, body) = self.unrounded(passed);
+        let body = body.as_ref();
+        let saved = self.saved.iter().map(Saved::get).collect::<Result<Tensors>>()?;
+        let inputs: SmallVec<[&Tensor; 8]> = saved.iter().chain(used).collect();
+        let of_rows = self.of_rows(&inputs);
+        let rows_alone = of_rows.map(|(split, shape)| Extents::Elementwise(split.pick(shape).0));
+        let extents = rows_alone.as_ref().unwrap_or(&self.resolved.extents);
+        let (rows, inner) = extents.rows_and_inner();
+        let stream = device.current_stream();
+        let mut outputs = body
+            .outputs
+            .iter()
+            .map(|output| {
+                let shape = extents.output_shape(output.place);
+                Tensor::empty_on(&shape, output.dtype, &stream, self.label)
+            })
+            .collect::<Result<Tensors>>()?;
+        let mut placements = inputs
+            .iter()
+            .map(|tensor| extents.input(tensor.layout()))
+            .collect::<Result<SmallVec<[_; 8]>>>()?;
+        placements.extend(
+            outputs
+                .iter()
+                .zip(&body.outputs)
+                .map(|(tensor, output)| extents.output(tensor.layout(), output.place)),
+        );
+        LoopLaunch {
+            id,
+            name: &format!("{}_backward", self.operator.name),
+            body,
+            compute: self.resolved.signature.compute,
+            rows: &rows,
+            inner: &inner,
+            placements,
+            scalars: &self.scalars,
+            label: self.label,
+        }
+        .run(&inputs, &outputs)?;
+        self.record(&inputs, &mut outputs, stream)?;
+        match of_rows {
+            None => Ok(outputs),
+            Some((split, shape)) => {
+                let repeated =
+                    |output: &Tensor| Ok(split.repeated(output, shape)?.expect("it is of the rows"));
+                outputs.iter().map(repeated).collect()
+            }
+        }
+    }
+
+    /// Records a node for the gradient itself, where gradients of gradients are asked for (`create_graph`).
+    fn record(&self, inputs: &[&Tensor], outputs: &mut [Tensor], stream: Stream) -> Result<()> {
+        if !is_grad_enabled() {
+            return Ok(());
+        }
+        let wanted = (inputs.iter().enumerate())
+            .filter(|(_, tensor)| tensor.requires_grad() && tensor.dtype().is_differentiable())
+            .fold(0u32, |mask, (input, _)| mask | 1 << input);
+        if wanted == 0 {
+            return Ok(());
+        }
+        let derived = gradient_of(self.operator.name, &self.derived, wanted).map_err(Error::invalid)?;
+        let shapes = Shapes {
+            inputs: inputs.iter().map(|tensor| tensor.shape().into()).collect(),
+            outputs: outputs.iter().map(|tensor| (tensor.shape().into(), tensor.dtype())).collect(),
+        };
+        let node = Self {
+            operator: self.operator,
+            resolved: Arc::clone(&self.resolved),
+            saved: derived
+                .saved_inputs
+                .iter()
+                .map(|&input| Saved::new(inputs[input]))
+                .collect::<Result<_>>()?,
+            derived,
+            scalars: self.scalars.clone(),
+            shapes: Some(Box::new(shapes)),
+            wanted,
+            label: self.label,
+        };
+        record(Box::new(node), inputs, outputs, stream);
+        Ok(())
+    }
+}
