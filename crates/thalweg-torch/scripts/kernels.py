@@ -177,7 +177,6 @@ def check(device):
     if device == "cuda":
         check_captured()
         check_streams()
-    check_samples(device)
     print("all is well")
 
 
@@ -297,60 +296,6 @@ def check_cross_entropy(device):
     loss.backward()
     assert torch.allclose(leaf.grad, derivatives[1][0], atol=1e-7)
     print("ok cross entropy")
-
-
-SAMPLED = ("softmax", "log_softmax", "_softmax_backward_data", "nn.functional.layer_norm", "native_layer_norm", "nn.functional.rms_norm",
-           "nn.functional.cross_entropy", "nn.functional.scaled_dot_product_attention", "nn.functional.multi_head_attention_forward")
-
-
-def check_samples(device):
-    """PyTorch's own samples of operators, and its samples of errors, with and without kernels."""
-    from torch.testing._internal.common_methods_invocations import op_db
-
-    def weighted(part):
-        return (part.double().flatten() * torch.linspace(0.5, 1.5, part.numel(), dtype=torch.float64, device=device)).sum()
-
-    def outcome(operator, sample):
-        leaves = [part.requires_grad_() for part in (sample.input, *sample.args) if isinstance(part, torch.Tensor) and part.is_floating_point()]
-        torch.manual_seed(0)
-        try:
-            result = operator(sample.input, *sample.args, **sample.kwargs)
-        except Exception as error:
-            return type(error), str(error)
-        results = [part for part in (result if isinstance(result, (tuple, list)) else [result]) if isinstance(part, torch.Tensor)]
-        total = sum(weighted(part) for part in results if part.requires_grad)
-        gradients = torch.autograd.grad(total, leaves, allow_unused=True) if isinstance(total, torch.Tensor) else ()
-        return [part.detach() for part in results] + [part for part in gradients if part is not None]
-
-    def both(operator, sample):
-        thalweg_torch.disable_kernels()
-        theirs = outcome(operator, sample)
-        thalweg_torch.enable_kernels(everywhere=True, device=device)
-        return theirs, outcome(operator, sample)
-
-    for operator in op_db:
-        if operator.name not in SAMPLED:
-            continue
-        count = 0
-        for dtype in (torch.float32, torch.float16, torch.bfloat16):
-            if dtype not in operator.supported_dtypes(device):
-                continue
-            for sample in operator.sample_inputs(device, dtype, requires_grad=False):
-                theirs, ours = both(operator, sample)
-                assert isinstance(theirs, tuple) == isinstance(ours, tuple), (operator.name, sample, theirs, ours)
-                if isinstance(theirs, tuple):
-                    assert theirs == ours, (operator.name, theirs, ours)
-                    continue
-                for a, b in zip(theirs, ours, strict=True):
-                    # Gradients of rounded results are rounded twice.
-                    tolerance = 1e-4 if dtype == torch.float32 else 16 * torch.finfo(dtype).eps
-                    torch.testing.assert_close(b, a, rtol=tolerance, atol=tolerance, equal_nan=True, msg=lambda text: f"{operator.name} {sample}: {text}")
-                count += 1
-        errors = list(operator.error_inputs(torch.device(device))) if operator.error_inputs_func else []
-        for wrong in errors:
-            theirs, ours = both(operator, wrong.sample_input)
-            assert isinstance(ours, tuple) and theirs == ours, (operator.name, theirs, ours)
-        print(f"ok {count} samples of {operator.name} {operator.variant_test_name}, {len(errors)} of its errors")
 
 
 def check_errors(device):
