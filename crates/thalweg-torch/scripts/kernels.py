@@ -3,6 +3,7 @@
     python kernels.py --check                 on a GPU: results, shapes that are taken and that are not, captures, streams
     python kernels.py --check --device cpu    the same without a GPU, by loops on the host
     python kernels.py --time FILE             on a GPU: writes a line of JSON a case; prints a table
+    python kernels.py --time-formed FILE      the same of reductions, of dimensions that are not the last, and of copies that transpose
     python kernels.py --train                 on a GPU: GPT-2's training step with and without kernels, and where its time goes
 
 Nothing is timed with --check. Time on the GPU is that of a captured graph of calls, so that the host takes no part in it. The bytes of a case are counted once
@@ -121,6 +122,95 @@ class Case:
         return tensors * self.x.numel() * self.x.element_size()
 
 
+REDUCTIONS = ["sum.dim_IntList", "mean.dim", "amax", "logsumexp"]
+COLUMNS = ["_softmax", "_log_softmax", "_softmax_backward_data", "_log_softmax_backward_data", *REDUCTIONS]
+
+
+class Formed:
+    """An operator on rows, on columns (runs of `columns` points among `after` neighbours), or a copy that transposes."""
+
+    def __init__(self, operator, form, dtype, before, columns, after, device):
+        self.operator, self.form, self.dtype, self.columns, self.device = operator, form, dtype, columns, device
+        self.rows = before * after
+        if form == "transposed":
+            self.x = numbers((before, after, columns), dtype, device, 1).transpose(1, 2)
+            self.columns = after
+            return
+        shape = (before, columns) if form == "rows" else (before, columns, after)
+        self.x, self.gradient = numbers(shape, dtype, device, 1), numbers(shape, dtype, device, 2)
+        if "backward" in operator:
+            function = aten._softmax if operator == "_softmax_backward_data" else aten._log_softmax
+            self.x = function(self.x, 1, False)
+
+    def call(self):
+        if self.form == "transposed":
+            return (self.x.clone(memory_format=torch.contiguous_format),)
+        if self.operator in ("_softmax", "_log_softmax"):
+            return (getattr(aten, self.operator)(self.x, 1, False),)
+        if "data" in self.operator:
+            return (getattr(aten, self.operator)(self.gradient, self.x, 1, self.dtype),)
+        name, _, overload = self.operator.partition(".")
+        return (getattr(getattr(aten, name), overload or "default")(self.x, [1]),)
+
+    def exact(self):
+        x = self.x.double()
+        if self.form == "transposed":
+            return (x.contiguous(),)
+        if self.operator in REDUCTIONS:
+            return (getattr(torch, self.operator.partition(".")[0])(x, 1),)
+        if self.operator == "_softmax":
+            return (torch.softmax(x, 1),)
+        if self.operator == "_log_softmax":
+            return (torch.log_softmax(x, 1),)
+        gradient = self.gradient.double()
+        if self.operator == "_softmax_backward_data":
+            return (x * (gradient - (x * gradient).sum(1, keepdim=True)),)
+        return (gradient - torch.exp(x) * gradient.sum(1, keepdim=True),)
+
+    def bytes(self):
+        tensors = 1 if self.operator in REDUCTIONS else 3 if "backward" in self.operator else 2
+        return tensors * self.x.numel() * self.x.element_size()
+
+
+def formed_cases(elements=1 << 26):
+    """Operator, form, dtype, before, columns, after."""
+    for dtype in (torch.bfloat16, torch.float32):
+        for columns in (64, 256, 1024, 4096, 16384, 65536):
+            for operator in REDUCTIONS:
+                yield operator, "rows", dtype, elements // columns, columns, 1
+        for operator in COLUMNS:
+            for before, columns, after in ((1, 4096, 1024), (1, 4096, 16384), (1, 65536, 1024), (16, 1024, 512), (64, 1024, 1024), (64, 128, 8192), (4096, 64, 256), (8192, 16, 512)):
+                yield operator, "columns", dtype, before, columns, after
+        for before, columns, after in ((1, 8192, 8192), (1, 1024, 65536), (1, 65536, 1024), (192, 1024, 64), (192, 64, 1024), (16, 1024, 768), (256, 512, 512), (1 << 16, 32, 32)):
+            yield "clone", "transposed", dtype, before, columns, after
+
+
+def check_formed(device):
+    """Reductions, dimensions that are not the last, and copies, against float64."""
+    names = ["_softmax", "_log_softmax", "_softmax_backward_data", "_log_softmax_backward_data", *REDUCTIONS, "clone"]
+    shapes = {"rows": [(7, 40, 1), (33, 1000, 1), (3, 8192, 1), (2, 50304, 1)], "columns": [(1, 64, 40), (3, 5, 64), (2, 1000, 17), (5, 300, 128)],
+              "transposed": [(1, 64, 40), (3, 33, 65), (2, 128, 8)]}
+    for operator in names:
+        forms = ["transposed"] if operator == "clone" else ["rows", "columns"]
+        for form, shape, dtype in ((f, s, d) for f in forms for s in shapes[f] for d in (torch.float32, torch.float16, torch.bfloat16)):
+            thalweg_torch.disable_kernels()
+            case = Formed(operator, form, dtype, *shape, device)
+            exact, theirs = case.exact(), case.call()
+            thalweg_torch.enable_kernels(names, everywhere=True, device=device)
+            poison(case)
+            ours = case.call()
+            assert ours[0].shape == theirs[0].shape and ours[0].stride() == theirs[0].stride() and ours[0].dtype == theirs[0].dtype
+            limit = 2 * error_of(theirs, exact) + 4 * torch.finfo(dtype).eps
+            assert error_of(ours, exact) <= limit, f"{operator} {form} {dtype} {shape}: {error_of(ours, exact):.2e}, limit {limit:.2e}"
+    x = numbers((6, 40), torch.float32, device, 3)
+    x[1, 3], x[2], x[3, 5] = float("nan"), -float("inf"), float("inf")
+    ours = [getattr(torch, name)(x, -1, keepdim=True) for name in ("sum", "mean", "amax", "logsumexp")]
+    thalweg_torch.disable_kernels()
+    for name, result in zip(("sum", "mean", "amax", "logsumexp"), ours):
+        assert torch.allclose(result, getattr(torch, name)(x, -1, keepdim=True), equal_nan=True), name
+    print("ok reductions, columns, copies")
+
+
 def poison(case):
     """Leaves NaN where the next results will be."""
     results = case.call()
@@ -174,10 +264,10 @@ def check(device):
     check_others(device)
     check_errors(device)
     check_cross_entropy(device)
+    check_formed(device)
     if device == "cuda":
         check_captured()
         check_streams()
-    check_samples(device)
     print("all is well")
 
 
@@ -185,7 +275,6 @@ def check_others(device):
     """What has no kernel of ours has PyTorch's results, bit by bit."""
     x = numbers((6, 40, 16), torch.float32, device, 5)
     cases = [
-        lambda: torch.softmax(x, 1),
         lambda: torch.softmax(x.transpose(1, 2), -1),
         lambda: torch.softmax(x.double(), -1),
         lambda: torch.softmax(x[:0], -1),
@@ -297,60 +386,6 @@ def check_cross_entropy(device):
     loss.backward()
     assert torch.allclose(leaf.grad, derivatives[1][0], atol=1e-7)
     print("ok cross entropy")
-
-
-SAMPLED = ("softmax", "log_softmax", "_softmax_backward_data", "nn.functional.layer_norm", "native_layer_norm", "nn.functional.rms_norm",
-           "nn.functional.cross_entropy", "nn.functional.scaled_dot_product_attention", "nn.functional.multi_head_attention_forward")
-
-
-def check_samples(device):
-    """PyTorch's own samples of operators, and its samples of errors, with and without kernels."""
-    from torch.testing._internal.common_methods_invocations import op_db
-
-    def weighted(part):
-        return (part.double().flatten() * torch.linspace(0.5, 1.5, part.numel(), dtype=torch.float64, device=device)).sum()
-
-    def outcome(operator, sample):
-        leaves = [part.requires_grad_() for part in (sample.input, *sample.args) if isinstance(part, torch.Tensor) and part.is_floating_point()]
-        torch.manual_seed(0)
-        try:
-            result = operator(sample.input, *sample.args, **sample.kwargs)
-        except Exception as error:
-            return type(error), str(error)
-        results = [part for part in (result if isinstance(result, (tuple, list)) else [result]) if isinstance(part, torch.Tensor)]
-        total = sum(weighted(part) for part in results if part.requires_grad)
-        gradients = torch.autograd.grad(total, leaves, allow_unused=True) if isinstance(total, torch.Tensor) else ()
-        return [part.detach() for part in results] + [part for part in gradients if part is not None]
-
-    def both(operator, sample):
-        thalweg_torch.disable_kernels()
-        theirs = outcome(operator, sample)
-        thalweg_torch.enable_kernels(everywhere=True, device=device)
-        return theirs, outcome(operator, sample)
-
-    for operator in op_db:
-        if operator.name not in SAMPLED:
-            continue
-        count = 0
-        for dtype in (torch.float32, torch.float16, torch.bfloat16):
-            if dtype not in operator.supported_dtypes(device):
-                continue
-            for sample in operator.sample_inputs(device, dtype, requires_grad=False):
-                theirs, ours = both(operator, sample)
-                assert isinstance(theirs, tuple) == isinstance(ours, tuple), (operator.name, sample, theirs, ours)
-                if isinstance(theirs, tuple):
-                    assert theirs == ours, (operator.name, theirs, ours)
-                    continue
-                for a, b in zip(theirs, ours, strict=True):
-                    # Gradients of rounded results are rounded twice.
-                    tolerance = 1e-4 if dtype == torch.float32 else 16 * torch.finfo(dtype).eps
-                    torch.testing.assert_close(b, a, rtol=tolerance, atol=tolerance, equal_nan=True, msg=lambda text: f"{operator.name} {sample}: {text}")
-                count += 1
-        errors = list(operator.error_inputs(torch.device(device))) if operator.error_inputs_func else []
-        for wrong in errors:
-            theirs, ours = both(operator, wrong.sample_input)
-            assert isinstance(ours, tuple) and theirs == ours, (operator.name, theirs, ours)
-        print(f"ok {count} samples of {operator.name} {operator.variant_test_name}, {len(errors)} of its errors")
 
 
 def check_errors(device):
@@ -469,11 +504,11 @@ def microseconds(graph, calls):
     return first.elapsed_time(last) * 1000 / calls
 
 
-def on_gpu(case, calls, rounds=7):
+def on_gpu(case, calls, rounds=7, operators=None):
     """Microseconds of one call on the GPU, PyTorch's and ours, and the ratio: medians of rounds that run both, in alternating order."""
     thalweg_torch.disable_kernels()
     theirs = captured(case, calls, False)
-    thalweg_torch.enable_kernels(everywhere=True)
+    thalweg_torch.enable_kernels(operators, everywhere=True)
     ours = captured(case, calls, True)
     pairs = []
     for number in range(rounds + 1):
@@ -574,6 +609,46 @@ def measure(path, seconds):
             print(json.dumps(row), file=lines, flush=True)
             print(f"{operator:28} {name:9} {rows:8}x{columns:<7} {theirs:9.1f} {ours:9.1f} us"
                   f" {percent[0]:6.1f} {percent[1]:6.1f} % of a copy  x{ratio:.3f}", flush=True)
+
+
+def measure_formed(path, seconds):
+    """As `measure`, of reductions, columns and copies."""
+    begin, copied = time.perf_counter(), copy_time(1 << 28)
+    rate = (1 << 30) / copied
+    names = sorted({case[0] for case in formed_cases()})
+    thalweg_torch.enable_kernels(names, everywhere=True)
+
+    def load(key):
+        # As large as what is measured: plans depend on sizes.
+        Formed(*key, "cuda").call()
+
+    with concurrent.futures.ThreadPoolExecutor(12) as pool:
+        list(pool.map(load, formed_cases()))
+    torch.cuda.synchronize()
+    print(f"loaded in {time.perf_counter() - begin:.1f} s; a copy: {rate / 1000:.0f} GB/s", flush=True)
+    with open(path, "w") as lines:
+        for operator, form, dtype, *shape in formed_cases():
+            if time.perf_counter() - begin > seconds:
+                print("the time is up")
+                return
+            case = Formed(operator, form, dtype, *shape, "cuda")
+            theirs, ours, ratio = on_gpu(case, max(1, calls_for(case) // 4), rounds=3, operators=names)
+            percent = [100 * case.bytes() / rate / time for time in (theirs, ours)]
+            name = str(dtype).removeprefix("torch.")
+            row = dict(operator=operator, form=form, dtype=name, shape=shape, pytorch=theirs, ours=ours, ratio=ratio,
+                       percent_pytorch=percent[0], percent=percent[1])
+            print(json.dumps(row), file=lines, flush=True)
+            print(f"{operator:28} {form:10} {name:9} {str(shape):22} {theirs:10.1f} {ours:9.1f} us {percent[0]:6.1f} {percent[1]:6.1f} %  x{ratio:.3f}", flush=True)
+        for operator in names:
+            form = "transposed" if operator == "clone" else "rows"
+            times = []
+            for enabled in (False, True):
+                thalweg_torch.disable_kernels()
+                if enabled:
+                    thalweg_torch.enable_kernels(names)
+                times.append(on_host(Formed(operator, form, torch.bfloat16, 8, 768, 8, "cuda") if form == "transposed" else Formed(operator, form, torch.bfloat16, 8, 768, 1, "cuda")))
+            print(json.dumps(dict(host=operator, pytorch=times[0], passed_on=times[1])), file=lines, flush=True)
+            print(f"host {operator:28} {times[0]:6.2f} us, passed on {times[1]:6.2f}", flush=True)
 
 
 def measure_host(lines):
@@ -687,6 +762,7 @@ def main():
     arguments.add_argument("--check", action="store_true")
     arguments.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
     arguments.add_argument("--time")
+    arguments.add_argument("--time-formed")
     arguments.add_argument("--train", action="store_true")
     arguments.add_argument("--everywhere", action="store_true")
     arguments.add_argument("--seconds", type=float, default=60)
@@ -695,6 +771,8 @@ def main():
         check(arguments.device)
     if arguments.time:
         measure(arguments.time, arguments.seconds)
+    if arguments.time_formed:
+        measure_formed(arguments.time_formed, arguments.seconds)
     if arguments.train:
         train(arguments.everywhere)
 

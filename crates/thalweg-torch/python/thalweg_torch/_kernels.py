@@ -10,6 +10,8 @@ class Kernel(typing.NamedTuple):
     """A class of calls in which Thalweg's kernel is ahead of PyTorch's, and what became of the operator's calls so far."""
 
     operator: str
+    # "rows": a row's points are neighbours. "columns": neighbours are of different rows. "transposed": a copy that turns one into the other.
+    form: str
     dtypes: tuple[str, ...]
     # The fewest and the most columns: points of a row, a multiple of 8.
     columns: tuple[int, int]
@@ -81,8 +83,8 @@ def kernels():
     return [_kernel(*line.split("\t")) for line in text.splitlines()]
 
 
-def _kernel(operator, dtypes, fewest, most, elements, ours, pytorch, enabled, taken, passed_on, given_up):
+def _kernel(operator, form, dtypes, fewest, most, elements, ours, pytorch, enabled, taken, passed_on, given_up):
     columns = (int(fewest), int(most))
     speeds = (float(ours), float(pytorch))
     counts = (int(taken), int(passed_on))
-    return Kernel(operator, tuple(dtypes.split(",")), columns, int(elements), *speeds, enabled == "1", *counts, given_up)
+    return Kernel(operator, form, tuple(dtypes.split(",")), columns, int(elements), *speeds, enabled == "1", *counts, given_up)

@@ -42,7 +42,7 @@ fn attempt<'k>(kernels: &'k Kernels, arguments: &EmbeddingArguments<'_>) -> Opti
         && *embeddings > 0
         && matrix.rows() <= MOST_INDICES
         && matrix.is_beside(indices, DType::I64, &matrix.sizes[..matrix.sizes.len() - 1])
-        && kernels.takes(operator, matrix.dtype, matrix.rows(), matrix.columns);
+        && kernels.takes(operator, &matrix.class());
     if !fits {
         return None;
     }

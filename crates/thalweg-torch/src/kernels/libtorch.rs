@@ -44,6 +44,7 @@ pub(crate) struct Libtorch {
     pub(crate) data_pointer: Get<*mut c_void>,
     pub(crate) dim: Get<i64>,
     pub(crate) sizes: Get<*mut i64>,
+    pub(crate) strides: Get<*mut i64>,
     pub(crate) dtype: Get<i32>,
     pub(crate) is_defined: Get<bool>,
     pub(crate) device_kind: Get<i32>,
@@ -128,6 +129,7 @@ impl Libtorch {
                 data_pointer: cpu.function("aoti_torch_get_data_ptr")?,
                 dim: cpu.function("aoti_torch_get_dim")?,
                 sizes: cpu.function("aoti_torch_get_sizes")?,
+                strides: cpu.function("aoti_torch_get_strides")?,
                 dtype: cpu.function("aoti_torch_get_dtype")?,
                 is_defined: cpu.function("aoti_torch_is_defined")?,
                 device_kind: cpu.function("aoti_torch_get_device_type")?,
@@ -288,15 +290,29 @@ impl<'t> Tensor<'t> {
         (unsafe { read(self.handle, &raw mut value) } == 0).then_some(value)
     }
 
+    /// Returns the number of dimensions; `None` if PyTorch does not say.
+    pub(crate) fn rank(&self) -> Option<i64> {
+        self.get(self.torch.dim)
+    }
+
     /// Returns the sizes; `None` if PyTorch has none to give.
     pub(crate) fn sizes(&self) -> Option<Sizes> {
-        let rank = self.get(self.torch.dim)?;
-        let mut sizes = std::ptr::null_mut();
+        self.of_dimensions(self.torch.sizes)
+    }
+
+    /// Returns the strides; `None` if PyTorch has none to give.
+    pub(crate) fn strides(&self) -> Option<Sizes> {
+        self.of_dimensions(self.torch.strides)
+    }
+
+    fn of_dimensions(&self, read: Get<*mut i64>) -> Option<Sizes> {
+        let rank = self.rank()?;
+        let mut numbers = std::ptr::null_mut();
         // SAFETY: a handle of a tensor, and a place for the answer: so many numbers, while the tensor lives.
         unsafe {
-            let status = (self.torch.sizes)(self.handle, &raw mut sizes);
-            (status == 0 && (rank == 0 || !sizes.is_null()))
-                .then(|| (0..rank as usize).map(|dimension| *sizes.add(dimension)).collect())
+            let status = read(self.handle, &raw mut numbers);
+            (status == 0 && (rank == 0 || !numbers.is_null()))
+                .then(|| (0..rank as usize).map(|dimension| *numbers.add(dimension)).collect())
         }
     }
 
@@ -389,7 +405,16 @@ impl<'t> Stack<'t> {
 
     /// Takes a list, whose words are returned.
     pub(crate) fn list(&self, place: usize) -> SmallVec<[u64; 6]> {
-        let list = self.word(place) as Handle;
+        self.list_of(self.word(place))
+    }
+
+    /// Takes a list that need not be there.
+    pub(crate) fn optional_list(&self, place: usize) -> Option<SmallVec<[u64; 6]>> {
+        self.optional_word(place).map(|word| self.list_of(word))
+    }
+
+    fn list_of(&self, word: u64) -> SmallVec<[u64; 6]> {
+        let list = word as Handle;
         let (mut count, mut items) = (0, SmallVec::new());
         // SAFETY: a list, which is destroyed once, and places for the answers.
         unsafe {

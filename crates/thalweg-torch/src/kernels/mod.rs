@@ -6,7 +6,7 @@
 //!   Operator::call                  arguments off the stack                          operators
 //!          │ in the table?          dtype, rows, columns; contiguous                 speeds
 //!     yes  │        no
-//!   RowCall::run    at::cuda::_softmax    a launch on PyTorch's stream; its own kernel    rows, original
+//!   RowCall::run    at::cuda::_softmax    a launch on PyTorch's stream; its own kernel    rows, work, original
 //! ```
 //!
 //! Cross entropy is composed in PyTorch: two operators of ours are called by Python code at the key AutogradCUDA (`loss`).
@@ -19,16 +19,19 @@
 //! - A kernel that cannot be compiled or launched is tried once; its operator stays with PyTorch from then on, and
 //!   the report says why.
 
+mod copies;
 mod embedding;
 mod libtorch;
 mod loss;
 mod operators;
 mod original;
+mod reductions;
 mod rms;
 mod rows;
 mod speeds;
 #[cfg(test)]
 mod tests;
+mod work;
 
 use std::ffi::CStr;
 use std::fmt::Write as _;
@@ -39,13 +42,14 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use thalweg_ir::DType;
 
-pub use speeds::{COLUMNS, SPEEDS, Speed};
+pub use speeds::{COLUMNS, Form, SPEEDS, Speed};
 
 use crate::allocator::Allocator;
 use crate::status::{Error, Result, Status};
 use libtorch::{Boxed, Libtorch, Loaded, Registration};
 use original::Originals;
-use rows::Programs;
+use speeds::Class;
+use work::Programs;
 
 /// An operator of PyTorch's that has a kernel here.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -61,10 +65,15 @@ enum Operator {
     EmbeddingBackward,
     CrossEntropy,
     CrossEntropyBackward,
+    Sum,
+    Mean,
+    Amax,
+    LogSumExp,
+    Clone,
 }
 
 impl Operator {
-    const ALL: [Self; 11] = [
+    const ALL: [Self; 16] = [
         Self::Softmax,
         Self::LogSoftmax,
         Self::SoftmaxBackward,
@@ -76,6 +85,11 @@ impl Operator {
         Self::EmbeddingBackward,
         Self::CrossEntropy,
         Self::CrossEntropyBackward,
+        Self::Sum,
+        Self::Mean,
+        Self::Amax,
+        Self::LogSumExp,
+        Self::Clone,
     ];
 
     /// Returns PyTorch's name.
@@ -92,6 +106,11 @@ impl Operator {
             Self::EmbeddingBackward => "embedding_dense_backward",
             Self::CrossEntropy => "cross_entropy_loss",
             Self::CrossEntropyBackward => "cross_entropy_loss_backward",
+            Self::Sum => "sum.dim_IntList",
+            Self::Mean => "mean.dim",
+            Self::Amax => "amax",
+            Self::LogSumExp => "logsumexp",
+            Self::Clone => "clone",
         }
     }
 
@@ -128,6 +147,11 @@ impl Operator {
             Self::EmbeddingBackward => boxed!(EmbeddingBackward),
             Self::CrossEntropy => boxed!(CrossEntropy),
             Self::CrossEntropyBackward => boxed!(CrossEntropyBackward),
+            Self::Sum => boxed!(Sum),
+            Self::Mean => boxed!(Mean),
+            Self::Amax => boxed!(Amax),
+            Self::LogSumExp => boxed!(LogSumExp),
+            Self::Clone => boxed!(Clone),
         }
     }
 
@@ -142,6 +166,11 @@ impl Operator {
             Self::RmsNorm => originals.rms_norm.is_some(),
             Self::RmsNormBackward => originals.rms_norm_backward.is_some(),
             Self::EmbeddingBackward => originals.embedding_backward.is_some(),
+            Self::Sum => originals.sum.is_some(),
+            Self::Mean => originals.mean.is_some(),
+            Self::Amax => originals.amax.is_some(),
+            Self::LogSumExp => originals.logsumexp.is_some(),
+            Self::Clone => originals.clone.is_some(),
             // What is not taken is composed of PyTorch's operators.
             Self::CrossEntropy | Self::CrossEntropyBackward => true,
         }
@@ -201,10 +230,9 @@ impl Kernels {
     }
 
     /// Returns whether a call of this shape is to be taken.
-    fn takes(&self, operator: Operator, dtype: DType, rows: u64, columns: u64) -> bool {
+    fn takes(&self, operator: Operator, class: &Class) -> bool {
         self.counts(operator).given_up.get().is_none()
-            && (self.everywhere.load(Ordering::Relaxed)
-                || speeds::is_ahead(operator.name(), dtype, rows, columns))
+            && (self.everywhere.load(Ordering::Relaxed) || speeds::is_ahead(operator.name(), class))
     }
 
     /// Makes an attempt at a call and counts it. A panic is a bug, and the call is PyTorch's then.
@@ -263,7 +291,7 @@ impl Kernels {
         Ok(())
     }
 
-    /// Returns a line for each class of calls: operator, dtypes, fewest and most columns, fewest elements, speed of ours and of PyTorch's in % of a
+    /// Returns a line for each class of calls: operator, form, dtypes, fewest and most columns, fewest elements, speed of ours and of PyTorch's in % of a
     /// copy, whether it is registered, calls taken and passed on, and why none is taken any more.
     fn report(&self) -> String {
         let registered = self.registered();
@@ -282,9 +310,9 @@ impl Kernels {
 }
 
 fn line(speed: &Speed) -> String {
-    let Speed { operator, dtypes, columns: [fewest, most], elements, ours, pytorch } = speed;
+    let Speed { operator, form, dtypes, columns: [fewest, most], elements, ours, pytorch } = speed;
     let dtypes = dtypes.iter().map(|dtype| dtype.name()).collect::<Vec<_>>().join(",");
-    format!("{operator}\t{dtypes}\t{fewest}\t{most}\t{elements}\t{ours}\t{pytorch}")
+    format!("{operator}\t{}\t{dtypes}\t{fewest}\t{most}\t{elements}\t{ours}\t{pytorch}", form.name())
 }
 
 /// Returns the operators of a list of names, separated by commas; for an empty one those of the table, or `everywhere` all.

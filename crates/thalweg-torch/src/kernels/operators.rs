@@ -3,49 +3,80 @@
 //! A call that is not taken, for whatever reason, goes to PyTorch's kernel with the arguments as they came: shapes that make no sense, lack of memory and
 //! all else that PyTorch refuses are its exceptions.
 
+use std::ops::Range;
+
 use smallvec::SmallVec;
 use thalweg_ir::DType;
 
 use super::libtorch::{Libtorch, Stack, Tensor};
 use super::original::{BackwardArguments, ForwardArguments, Mask, NormArguments, NormBackwardArguments};
 use super::rows::{Computation, RowCall};
-use super::{Kernels, Operator, Place, embedding, loss, rms};
+use super::speeds::{Class, Form};
+use super::{Kernels, Operator, Place, copies, embedding, loss, reductions, rms};
 
 /// A launch was made, and these are its results; `None` if the call is PyTorch's.
-type Taken<'t> = Option<SmallVec<[Tensor<'t>; 3]>>;
+pub(super) type Taken<'t> = Option<SmallVec<[Tensor<'t>; 3]>>;
 
-/// A tensor as rows.
+/// A tensor as rows: runs of `columns` points that lie `after` apart, `before` times `after` of them.
 pub(super) struct Matrix {
     pub(super) sizes: SmallVec<[i64; 6]>,
     pub(super) dtype: DType,
     pub(super) device: i32,
-    rows: u64,
+    before: u64,
     pub(super) columns: u64,
+    after: u64,
 }
 
 /// Returns what a contiguous tensor is whose last `inner` dimensions are a row; `None` if it has no elements, too few dimensions, or a dtype
 /// that kernels here do not take.
 pub(super) fn matrix(tensor: &Tensor<'_>, inner: usize) -> Option<Matrix> {
+    let rank = usize::try_from(tensor.rank()?).ok()?;
+    matrix_along(tensor, rank.checked_sub(inner)?..rank)
+}
+
+/// Returns what a contiguous tensor is whose dimensions of a range are a row; `None` as for [`matrix`].
+pub(super) fn matrix_along(tensor: &Tensor<'_>, row: Range<usize>) -> Option<Matrix> {
     let device = tensor.device()?;
     let sizes = tensor.sizes()?;
-    let (outer, row) = sizes.split_at(sizes.len().checked_sub(inner)?);
     let count = |sizes: &[i64]| sizes.iter().map(|size| size.unsigned_abs()).product::<u64>();
-    let (rows, columns) = (count(outer), count(row));
-    if rows * columns == 0 || !tensor.is_contiguous() {
+    let [before, columns, after] = [&sizes[..row.start], &sizes[row.clone()], &sizes[row.end..]].map(count);
+    if before * columns * after == 0 || !tensor.is_contiguous() {
         return None;
     }
     let dtype = tensor.dtype().filter(|dtype| dtype.is_floating_point())?;
-    Some(Matrix { sizes, dtype, device, rows, columns })
+    Some(Matrix { sizes, dtype, device, before, columns, after })
 }
 
-/// Returns whether a dimension, from the front or the back, is the last of a rank.
-fn is_last(dimension: i64, rank: usize) -> bool {
-    rank > 0 && (dimension == -1 || dimension == rank as i64 - 1)
+/// Returns the place of a dimension, from the front or the back, in a rank; `None` if there is none.
+pub(super) fn dimension_of(dimension: i64, rank: usize) -> Option<usize> {
+    let place = if dimension < 0 { dimension.checked_add(rank as i64)? } else { dimension };
+    usize::try_from(place).ok().filter(|&place| place < rank)
+}
+
+/// Returns a tensor as rows along one dimension.
+fn matrix_of_dimension(tensor: &Tensor<'_>, dimension: i64) -> Option<Matrix> {
+    let place = dimension_of(dimension, usize::try_from(tensor.rank()?).ok()?)?;
+    matrix_along(tensor, place..place + 1)
 }
 
 impl Matrix {
     pub(super) fn rows(&self) -> u64 {
-        self.rows
+        self.before * self.after
+    }
+
+    /// Returns the class of a call over these rows.
+    pub(super) fn class(&self) -> Class {
+        let (form, contiguous) = match self.after {
+            1 => (Form::Rows, self.columns),
+            after => (Form::Columns, after),
+        };
+        Class {
+            form,
+            dtype: self.dtype,
+            columns: self.columns,
+            contiguous,
+            elements: self.rows() * self.columns,
+        }
     }
 
     /// Returns whether a tensor is contiguous, on this one's device, and of this dtype and these sizes.
@@ -75,7 +106,7 @@ impl<'k> Attempt<'k> {
         results: &[(&[i64], DType)],
     ) -> Taken<'k> {
         let kernels = self.kernels;
-        if !kernels.takes(self.operator, dtype, matrix.rows, matrix.columns) {
+        if !kernels.takes(self.operator, &Class { dtype, ..matrix.class() }) {
             return None;
         }
         let inputs: SmallVec<[u64; 8]> = inputs.iter().map(|input| input.address()).collect::<Option<_>>()?;
@@ -88,8 +119,9 @@ impl<'k> Attempt<'k> {
             computation: self.computation,
             dtype,
             to,
-            rows: matrix.rows,
+            before: matrix.before,
             columns: matrix.columns,
+            after: matrix.after,
             scalars,
             inputs: &inputs,
             outputs: &outputs,
@@ -133,10 +165,9 @@ fn forward(kernels: &Kernels, operator: Operator, stack: &Stack<'_>) {
     let attempt = Attempt { kernels, operator, computation };
     let taken = kernels.attempt(operator, || {
         let input = &arguments.input;
-        let matrix = matrix(input, 1)?;
+        let matrix = matrix_of_dimension(input, arguments.dimension)?;
         // Others than halfs are refused by PyTorch.
-        let fits = is_last(arguments.dimension, matrix.sizes.len())
-            && (!half_to_float || matrix.dtype == DType::F16);
+        let fits = !half_to_float || matrix.dtype == DType::F16;
         let to = if half_to_float { DType::F32 } else { matrix.dtype };
         fits.then(|| attempt.launch(&matrix, [matrix.dtype, to], &[], &[input], &[(&matrix.sizes, to)]))?
     });
@@ -161,10 +192,9 @@ fn backward(kernels: &Kernels, operator: Operator, stack: &Stack<'_>) {
     let attempt = Attempt { kernels, operator, computation };
     let taken = kernels.attempt(operator, || {
         let output = &arguments.output;
-        let matrix = matrix(output, 1)?;
+        let matrix = matrix_of_dimension(output, arguments.dimension)?;
         let to = kernels.torch.dtype_of(arguments.input_dtype)?;
-        let fits = is_last(arguments.dimension, matrix.sizes.len())
-            && matrix.is_beside(&arguments.gradient, matrix.dtype, &matrix.sizes)
+        let fits = matrix.is_beside(&arguments.gradient, matrix.dtype, &matrix.sizes)
             && (to == matrix.dtype || (to, matrix.dtype) == (DType::F16, DType::F32));
         let (inputs, results) = ([output, &arguments.gradient], [(&matrix.sizes[..], to)]);
         fits.then(|| attempt.launch(&matrix, [to, matrix.dtype], &[], &inputs, &results))?
@@ -284,6 +314,8 @@ impl Operator {
             Self::RmsNormBackward => rms::backward(kernels, &stack),
             Self::CrossEntropy => loss::forward(kernels, &stack),
             Self::CrossEntropyBackward => loss::backward(kernels, &stack),
+            Self::Sum | Self::Mean | Self::Amax | Self::LogSumExp => reductions::call(kernels, self, &stack),
+            Self::Clone => copies::clone(kernels, &stack),
         }
     }
 }

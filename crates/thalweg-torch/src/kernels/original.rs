@@ -82,6 +82,32 @@ type RmsBackward =
 #[repr(C)]
 pub(crate) struct Mask2(pub(crate) [bool; 2]);
 
+/// `std::optional<c10::ScalarType>`, or of `c10::MemoryFormat`.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub(crate) struct OptionalKind {
+    pub(crate) kind: i8,
+    pub(crate) is_there: bool,
+}
+
+impl OptionalKind {
+    fn of(kind: Option<i32>) -> Self {
+        Self { kind: kind.unwrap_or(0) as i8, is_there: kind.is_some() }
+    }
+}
+
+/// `c10::OptionalArrayRef<int64_t>`.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub(crate) struct OptionalArrayRef {
+    pub(crate) list: ArrayRef,
+    pub(crate) is_there: bool,
+}
+
+type Reduce = unsafe extern "C-unwind" fn(*mut Word, Handle, ArrayRef, bool);
+type ReduceTo = unsafe extern "C-unwind" fn(*mut Word, Handle, OptionalArrayRef, bool, OptionalKind);
+type CloneTo = unsafe extern "C-unwind" fn(*mut Word, Handle, OptionalKind);
+
 /// PyTorch's own kernels; `None` for what this PyTorch does not export.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Originals {
@@ -94,6 +120,11 @@ pub(crate) struct Originals {
     pub(crate) embedding_backward: Option<EmbeddingBackward>,
     pub(crate) rms_norm: Option<Rms>,
     pub(crate) rms_norm_backward: Option<RmsBackward>,
+    pub(crate) sum: Option<ReduceTo>,
+    pub(crate) mean: Option<ReduceTo>,
+    pub(crate) amax: Option<Reduce>,
+    pub(crate) logsumexp: Option<Reduce>,
+    pub(crate) clone: Option<CloneTo>,
 }
 
 /// The name of `at::…::native_layer_norm_backward` behind its namespace.
@@ -109,6 +140,9 @@ impl Originals {
     /// Finds the kernels of a namespace as C++ writes it: `4cuda` or `3cpu`.
     pub(crate) fn find(library: &Loaded, namespace: &str) -> Self {
         let name = |rest: &str| format!("_ZN2at{namespace}{rest}");
+        // What PyTorch composes of other operators has one function for all devices.
+        let composed = |rest: &str| format!("_ZN2at25compositeexplicitautograd{rest}");
+        let to = "ERKNS_6TensorEN3c1016OptionalArrayRefIlEEbSt8optionalINS4_10ScalarTypeEE";
         let backward = "_backward_dataERKNS_6TensorES3_lN3c1010ScalarTypeE";
         // SAFETY: a name says which types its arguments have, and the module how they lie in memory.
         unsafe {
@@ -128,6 +162,13 @@ impl Originals {
                     .ok(),
                 rms_norm: library.function(&name(RMS)).ok(),
                 rms_norm_backward: library.function(&name(RMS_BACKWARD)).ok(),
+                sum: library.function(&name(&format!("3sum{to}"))).ok(),
+                mean: library.function(&name(&format!("4mean{to}"))).ok(),
+                amax: library.function(&name("4amaxERKNS_6TensorEN3c108ArrayRefIlEEb")).ok(),
+                logsumexp: library.function(&composed("9logsumexpERKNS_6TensorEN3c108ArrayRefIlEEb")).ok(),
+                clone: library
+                    .function(&composed("5cloneERKNS_6TensorESt8optionalIN3c1012MemoryFormatEE"))
+                    .ok(),
             }
         }
     }
@@ -195,6 +236,22 @@ pub(crate) struct RmsBackwardArguments<'t> {
     pub(crate) root: Tensor<'t>,
     pub(crate) weight: Option<Tensor<'t>>,
     pub(crate) mask: [bool; 2],
+}
+
+/// The arguments of `sum.dim_IntList`, `mean.dim`, `amax` and `logsumexp`.
+pub(crate) struct ReduceArguments<'t> {
+    pub(crate) input: Tensor<'t>,
+    pub(crate) dimensions: Option<Vec<i64>>,
+    pub(crate) keeps: bool,
+    /// PyTorch's number of the result's dtype.
+    pub(crate) to: Option<i32>,
+}
+
+/// The arguments of `clone`.
+pub(crate) struct CloneArguments<'t> {
+    pub(crate) input: Tensor<'t>,
+    /// PyTorch's number of the layout.
+    pub(crate) format: Option<i32>,
 }
 
 fn shape_of(shape: &[i64]) -> ArrayRef {
@@ -299,5 +356,35 @@ impl RmsBackwardArguments<'_> {
         let [of_weight, of_input] =
             unsafe { words(|results| kernel(results, gradient, input, shape, root, weight, mask)) };
         [of_input, of_weight]
+    }
+}
+
+impl ReduceArguments<'_> {
+    /// Calls PyTorch's kernel, and returns the result's word.
+    pub(crate) fn call(&self, kernel: Reduce) -> u64 {
+        let list = shape_of(self.dimensions.as_deref().unwrap_or_default());
+        // SAFETY: as above; it writes one tensor.
+        let [word] = unsafe { words(|result| kernel(result, self.input.handle(), list, self.keeps)) };
+        word
+    }
+
+    /// Calls PyTorch's kernel of an operator with a dtype, and returns the result's word.
+    pub(crate) fn call_to(&self, kernel: ReduceTo) -> u64 {
+        let list = shape_of(self.dimensions.as_deref().unwrap_or_default());
+        let list = OptionalArrayRef { list, is_there: self.dimensions.is_some() };
+        let (input, to) = (self.input.handle(), OptionalKind::of(self.to));
+        // SAFETY: as above; it writes one tensor.
+        let [word] = unsafe { words(|result| kernel(result, input, list, self.keeps, to)) };
+        word
+    }
+}
+
+impl CloneArguments<'_> {
+    /// Calls PyTorch's kernel, and returns the result's word.
+    pub(crate) fn call(&self, kernel: CloneTo) -> u64 {
+        // SAFETY: as above; it writes one tensor.
+        let [word] =
+            unsafe { words(|result| kernel(result, self.input.handle(), OptionalKind::of(self.format))) };
+        word
     }
 }

@@ -1,24 +1,20 @@
-//! Kernels over the rows of tensors that PyTorch owns: a body of the table of operators, planned and loaded once a shape, launched on addresses.
+//! Kernels over the rows of tensors that PyTorch owns, and copies: which body of the table of operators, and how operands lie.
 //!
 //! On a GPU a launch goes to PyTorch's current stream; on the host it runs at once, which is for tests of the interface.
 
-use std::sync::{Arc, Mutex, PoisonError};
-
-use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
-use thalweg_driver::{DevicePointer, Label};
-use thalweg_ir::host::{Cells, HostProgram, Slice, Source};
-use thalweg_ir::{Body, DType, Kernel, bf16, f16};
+use thalweg_ir::{Body, DType};
 use thalweg_ops::structured::{
-    CROSS_ENTROPY_BACKWARD, CROSS_ENTROPY_WIDE, LAYER_NORM_AFFINE, LAYER_NORM_BACKWARD, LOG_SOFTMAX, SOFTMAX,
+    COPY, CROSS_ENTROPY_BACKWARD, CROSS_ENTROPY_WIDE, LAYER_NORM_AFFINE, LAYER_NORM_BACKWARD, LOG_SOFTMAX,
+    LOGSUMEXP, MEAN, SOFTMAX, SUM,
 };
-use thalweg_ops::{Iteration, LaunchPlan, LoopOp, Placement, Signature, forward, gradient, kernel, plan};
-use thalweg_runtime::{KernelKey, LaunchKey, PreparedLaunch};
+use thalweg_ops::{Iteration, LaunchPlan, LoopOp, Placement, Signature, forward, gradient, plan};
 
 use super::Place;
+use super::reductions::AMAX;
 use super::rms::{RMS_NORM, RMS_NORM_BACKWARD};
-use crate::allocator::Allocator;
-use crate::status::{Error, Result, Status};
+use super::work::Work;
+use crate::status::{Error, Result};
 
 /// A computation over rows.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -33,6 +29,10 @@ pub(crate) enum Computation {
     RmsNormBackward,
     CrossEntropy,
     CrossEntropyBackward,
+    Sum,
+    Mean,
+    Amax,
+    LogSumExp,
 }
 
 /// Where an operand lies.
@@ -69,6 +69,10 @@ impl Computation {
             Self::CrossEntropyBackward => {
                 ("cross_entropy_backward", &CROSS_ENTROPY_BACKWARD, &[Points, Rows, Rows, Rows, Points])
             }
+            Self::Sum => ("sum", &SUM, &[Points, Rows]),
+            Self::Mean => ("mean", &MEAN, &[Points, Rows]),
+            Self::Amax => ("amax", &AMAX, &[Points, Rows]),
+            Self::LogSumExp => ("logsumexp", &LOGSUMEXP, &[Points, Rows]),
         }
     }
 
@@ -108,184 +112,127 @@ pub(crate) struct RowCall<'a> {
     pub(crate) dtype: DType,
     /// Of its result.
     pub(crate) to: DType,
-    pub(crate) rows: u64,
+    /// A row is a run of `columns` points, `after` apart from each other; there are `before` times `after` rows.
+    pub(crate) before: u64,
     pub(crate) columns: u64,
+    pub(crate) after: u64,
     pub(crate) scalars: &'a [u64],
     pub(crate) inputs: &'a [u64],
     pub(crate) outputs: &'a [u64],
 }
 
-/// Addresses are taken to be aligned to so many bytes, if they are.
-const ALIGNMENT: u64 = 16;
-
 impl RowCall<'_> {
-    fn alignment_bytes(&self) -> u64 {
-        let all = self.inputs.iter().chain(self.outputs).fold(ALIGNMENT, |all, address| all | address);
-        1 << all.trailing_zeros()
+    /// Returns the extents of rows, one for each of their dimensions, and the strides of an operand.
+    fn placed(&self, lies: Lies, is_output: bool) -> Placement {
+        let (columns, after) = (self.columns, self.after);
+        let (rows, inner) = match lies {
+            Lies::Points => ([columns * after, 1], after),
+            Lies::Rows => ([after, 1], 0),
+            Lies::Columns => ([0, 0], 1),
+        };
+        // One dimension of rows, if each is contiguous.
+        let rows = if after == 1 { &rows[..1] } else { &rows[..] };
+        let is_row_output = lies == Lies::Rows && is_output;
+        let inner = if is_row_output { SmallVec::new() } else { SmallVec::from_elem(inner, 1) };
+        Placement::Strided { rows: SmallVec::from_slice(rows), inner }
     }
 
-    fn key(&self) -> LaunchKey {
-        let kinds = [self.computation as u64, self.dtype as u64, self.to as u64];
-        let kinds = kinds.into_iter().fold(0, |key, kind| key << 8 | kind);
-        LaunchKey::from_slice(&[kinds, self.rows, self.columns, self.alignment_bytes()])
-    }
-
-    /// Returns the number of the body, the body, and the plan.
-    fn plan(&self) -> Result<(u64, Body, LaunchPlan)> {
+    fn plan(&self, alignment_bytes: u64) -> Result<(u64, Body, LaunchPlan)> {
         let (id, body) = self.computation.body(self.dtype, self.to)?;
         let (_, _, lies) = self.computation.parts();
-        let operands = lies.iter().enumerate().map(|(number, lies)| {
-            let (row, inner) = match lies {
-                Lies::Points => (self.columns, 1),
-                Lies::Rows => (1, 0),
-                Lies::Columns => (0, 1),
-            };
-            let is_row_output = *lies == Lies::Rows && number >= body.inputs.len();
-            let inner: SmallVec<_> =
-                if is_row_output { SmallVec::new() } else { SmallVec::from_elem(inner, 1) };
-            Placement::Strided { rows: SmallVec::from_elem(row, 1), inner }
-        });
+        let operands =
+            lies.iter().enumerate().map(|(number, &lies)| self.placed(lies, number >= body.inputs.len()));
+        let rows = [self.before, self.after];
         let iteration = Iteration {
-            rows: SmallVec::from_elem(self.rows, 1),
+            rows: SmallVec::from_slice(if self.after == 1 { &rows[..1] } else { &rows[..] }),
             inner: SmallVec::from_elem(self.columns, 1),
             operands: operands.collect(),
-            alignment_bytes: self.alignment_bytes(),
+            alignment_bytes,
         };
         let plan = plan(&body, &iteration);
         Ok((id, body, plan))
     }
 
-    fn kernel(&self, body: Body, plan: &LaunchPlan) -> Kernel {
-        kernel(self.computation.parts().0, DType::F32, body, plan.class)
-    }
-
     /// Runs the call, on a GPU asynchronously on a stream of PyTorch's.
     ///
     /// # Errors
-    /// What the driver or the compiler refuses. [`Status::Capture`]: the kernel is not loaded yet and the stream captures. Nothing was launched then.
+    /// As [`Work::run`].
     ///
     /// # Safety
     /// Each address is that of an operand as large as rows and columns say, on the device; no output overlaps another operand.
     pub(crate) unsafe fn run(&self, place: &Place, device: i32, stream: u64) -> Result<()> {
-        match place {
-            Place::Gpu(allocator) => self.launch(allocator, device, stream),
-            // SAFETY: the caller's promise.
-            Place::Host(programs) => unsafe { self.run_on_host(programs) },
+        let work = Work {
+            name: self.computation.parts().0,
+            number: self.computation as u64,
+            dtypes: [self.dtype, self.to],
+            extents: &[self.before, self.columns, self.after],
+            plan: &|alignment_bytes| self.plan(alignment_bytes),
+            scalars: self.scalars,
+            inputs: self.inputs,
+            outputs: self.outputs,
+        };
+        // SAFETY: the caller's promise.
+        unsafe { work.run(place, device, stream) }
+    }
+}
+
+/// A copy into contiguous memory.
+pub(crate) struct CopyCall<'a> {
+    pub(crate) dtype: DType,
+    pub(crate) sizes: &'a [u64],
+    /// Of the source.
+    pub(crate) strides: &'a [u64],
+    pub(crate) source: u64,
+    pub(crate) target: u64,
+}
+
+impl CopyCall<'_> {
+    fn plan(&self, alignment_bytes: u64) -> (u64, Body, LaunchPlan) {
+        let one = |dtype| SmallVec::from_elem(dtype, 1);
+        let signature = Signature {
+            inputs: one(self.dtype),
+            common: self.dtype,
+            compute: self.dtype,
+            outputs: SmallVec::from_elem(self.dtype, 1),
+        };
+        let forward = forward(&COPY, &signature);
+        let mut contiguous: SmallVec<[u64; 6]> = SmallVec::from_elem(1, self.sizes.len());
+        for dimension in (1..self.sizes.len()).rev() {
+            contiguous[dimension - 1] = contiguous[dimension] * self.sizes[dimension];
         }
+        let placed = |strides: &[u64]| Placement::Strided {
+            rows: strides.iter().copied().collect(),
+            inner: SmallVec::new(),
+        };
+        let iteration = Iteration {
+            rows: self.sizes.iter().copied().collect(),
+            inner: SmallVec::new(),
+            operands: [placed(self.strides), placed(&contiguous)].into_iter().collect(),
+            alignment_bytes,
+        };
+        (forward.id, forward.body.clone(), plan(&forward.body, &iteration))
     }
 
-    fn launch(&self, allocator: &Allocator, device: i32, stream: u64) -> Result<()> {
-        allocator.with_device(device, |open| {
-            let stream = open.streams.find_or_wrap(&open.device, open.named(stream))?;
-            let mut captures = false;
-            let prepared = open.device.prepared_launch(&self.key(), || {
-                captures = stream.is_capturing()?;
-                if captures {
-                    return Err(thalweg_runtime::Error::invalid(
-                        "the stream captures, and the kernel is not loaded yet",
-                    ));
-                }
-                let (id, body, plan) = self
-                    .plan()
-                    .map_err(|error| thalweg_runtime::Error::invalid(error.message().to_owned()))?;
-                let key = KernelKey {
-                    body: id,
-                    dtypes: SmallVec::from_slice(&[self.dtype, self.to]),
-                    class: plan.class,
-                };
-                let loaded = open.device.kernel(&key, || self.kernel(body, &plan))?;
-                Ok(PreparedLaunch::new(&open.device, loaded, &plan.geometry))
-            });
-            let prepared = prepared.map_err(|error| match captures {
-                true => Error::new(Status::Capture, error.to_string()),
-                false => error.into(),
-            })?;
-            let pointers = |addresses: &[u64]| -> SmallVec<[DevicePointer; 8]> {
-                addresses.iter().copied().map(DevicePointer::new).collect()
-            };
-            let label = Label::here(self.computation.parts().0);
-            let (inputs, outputs) = (pointers(self.inputs), pointers(self.outputs));
-            Ok(stream.launch(&prepared, &inputs, &outputs, self.scalars, label)?)
-        })
-    }
-
-    /// Runs the call on the host.
+    /// Runs the copy, on a GPU asynchronously on a stream of PyTorch's.
+    ///
+    /// # Errors
+    /// As [`Work::run`].
     ///
     /// # Safety
-    /// As [`run`](Self::run), and the addresses are the host's.
-    unsafe fn run_on_host(&self, programs: &Programs) -> Result<()> {
-        let key = self.key();
-        let mut programs = programs.lock().unwrap_or_else(PoisonError::into_inner);
-        let entry = match programs.get(&key) {
-            Some(entry) => entry.clone(),
-            None => {
-                let (_, body, plan) = self.plan()?;
-                let kernel = self.kernel(body, &plan);
-                let entry = Arc::new((HostProgram::compile(&kernel), kernel, plan));
-                programs.insert(key, Arc::clone(&entry));
-                entry
-            }
+    /// The addresses are those of tensors of these sizes and strides on the device, which do not overlap.
+    pub(crate) unsafe fn run(&self, place: &Place, device: i32, stream: u64) -> Result<()> {
+        let extents: SmallVec<[u64; 12]> = self.sizes.iter().chain(self.strides).copied().collect();
+        let work = Work {
+            name: "copy",
+            number: u64::from(u8::MAX),
+            dtypes: [self.dtype; 2],
+            extents: &extents,
+            plan: &|alignment_bytes| Ok(self.plan(alignment_bytes)),
+            scalars: &[],
+            inputs: &[self.source],
+            outputs: &[self.target],
         };
-        drop(programs);
-        let (program, kernel, plan) = &*entry;
-        let (body, geometry) = (&kernel.body, &plan.geometry);
-        let inputs: SmallVec<[Source<'_>; 8]> = (body.inputs.iter().zip(self.inputs).enumerate())
-            // SAFETY: the operand has as many elements as the geometry spans, and nothing writes it.
-            .map(|(operand, (input, &address))| unsafe {
-                slice(input.dtype, address, geometry.span(operand))
-            })
-            .collect();
-        let outputs: SmallVec<[Cells<'_>; 4]> = (body.outputs.iter().zip(self.outputs).enumerate())
-            // SAFETY: as above; it is written here alone.
-            .map(|(output, (written, &address))| unsafe {
-                cells(written.dtype, address, geometry.span(body.inputs.len() + output))
-            })
-            .collect();
-        let ran = program.run(geometry, self.scalars, &inputs, &outputs);
-        ran.map_err(|fault| Error::invalid(fault.to_string()))
-    }
-}
-
-/// The programs of the host, by the key of a launch.
-pub(crate) type Programs = Mutex<FxHashMap<LaunchKey, Arc<(HostProgram, Kernel, LaunchPlan)>>>;
-
-/// Returns elements that are read.
-///
-/// # Safety
-/// There are so many elements of the dtype, and nothing writes them.
-unsafe fn slice<'a>(dtype: DType, address: u64, count: u64) -> Source<'a> {
-    // SAFETY: the caller's promise.
-    unsafe fn of<'a, T>(address: u64, count: u64) -> &'a [T] {
         // SAFETY: the caller's promise.
-        unsafe { std::slice::from_raw_parts(address as *const T, count as usize) }
-    }
-    // SAFETY: the caller's promise.
-    Source::Slice(unsafe {
-        match dtype {
-            DType::F16 => Slice::F16(of::<f16>(address, count)),
-            DType::Bf16 => Slice::Bf16(of::<bf16>(address, count)),
-            DType::I64 => Slice::I64(of::<i64>(address, count)),
-            _ => Slice::F32(of::<f32>(address, count)),
-        }
-    })
-}
-
-/// Returns elements that are written.
-///
-/// # Safety
-/// There are so many elements of the dtype, and nothing else reads or writes them.
-unsafe fn cells<'a>(dtype: DType, address: u64, count: u64) -> Cells<'a> {
-    // SAFETY: the caller's promise.
-    unsafe fn of<'a, T>(address: u64, count: u64) -> &'a mut [T] {
-        // SAFETY: the caller's promise.
-        unsafe { std::slice::from_raw_parts_mut(address as *mut T, count as usize) }
-    }
-    // SAFETY: the caller's promise.
-    unsafe {
-        match dtype {
-            DType::F16 => Cells::from(of::<f16>(address, count)),
-            DType::Bf16 => Cells::from(of::<bf16>(address, count)),
-            _ => Cells::from(of::<f32>(address, count)),
-        }
+        unsafe { work.run(place, device, stream) }
     }
 }

@@ -10,9 +10,11 @@ use thalweg_ir::DType::{self, Bf16, F32};
 pub struct Speed {
     /// PyTorch's name of the operator.
     pub operator: &'static str,
+    /// How its rows lie.
+    pub form: Form,
     /// The dtypes of its tensors.
     pub dtypes: &'static [DType],
-    /// The fewest and the most columns (points of a row), which are a multiple of [`COLUMNS`].
+    /// The fewest and the most columns: points of a row. What is contiguous is a multiple of [`COLUMNS`].
     pub columns: [u64; 2],
     /// The fewest elements of the tensor: with fewer, the host takes longer than the GPU.
     pub elements: u64,
@@ -20,6 +22,39 @@ pub struct Speed {
     pub ours: f32,
     /// PyTorch's.
     pub pytorch: f32,
+}
+
+/// How rows lie in memory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Form {
+    /// A row's points are neighbours.
+    Rows,
+    /// Neighbours are of different rows: the dimension is not the last.
+    Columns,
+    /// A copy that turns columns into rows.
+    Transposed,
+}
+
+impl Form {
+    /// Returns the form's name.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Rows => "rows",
+            Self::Columns => "columns",
+            Self::Transposed => "transposed",
+        }
+    }
+}
+
+/// What the table asks of a call.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Class {
+    pub(crate) form: Form,
+    pub(crate) dtype: DType,
+    pub(crate) columns: u64,
+    /// So many elements lie beside each other at least.
+    pub(crate) contiguous: u64,
+    pub(crate) elements: u64,
 }
 
 /// Rows of so many points, or a multiple of it, were measured: vectors of 16 bytes.
@@ -39,7 +74,7 @@ const fn speed(
     ours: f32,
     pytorch: f32,
 ) -> Speed {
-    Speed { operator, dtypes, columns, elements: ELEMENTS, ours, pytorch }
+    Speed { operator, form: Form::Rows, dtypes, columns, elements: ELEMENTS, ours, pytorch }
 }
 
 /// One H100, inside eager PyTorch 2.11, from 2²³ elements on (2026-11-23); cross entropy kernel beside kernel.
@@ -73,12 +108,13 @@ pub const SPEEDS: &[Speed] = &[
 ];
 
 /// Returns whether a call is in the table.
-pub(crate) fn is_ahead(operator: &str, dtype: DType, rows: u64, columns: u64) -> bool {
+pub(crate) fn is_ahead(operator: &str, class: &Class) -> bool {
     SPEEDS.iter().any(|speed| {
         speed.operator == operator
-            && speed.dtypes.contains(&dtype)
-            && (speed.columns[0]..=speed.columns[1]).contains(&columns)
-            && columns.is_multiple_of(COLUMNS)
-            && rows * columns >= speed.elements
+            && speed.form == class.form
+            && speed.dtypes.contains(&class.dtype)
+            && (speed.columns[0]..=speed.columns[1]).contains(&class.columns)
+            && class.contiguous.is_multiple_of(COLUMNS)
+            && class.elements >= speed.elements
     })
 }

@@ -12,7 +12,9 @@ use thalweg_runtime::{Device, Environment, Stream};
 use thalweg_sim::{SimConfig, SimDriver};
 
 use super::libtorch::Handle;
-use super::original::{ArrayRef, Mask, Mask2, OptionalNumber, OptionalTensor};
+use super::original::{
+    ArrayRef, Mask, Mask2, OptionalArrayRef, OptionalKind, OptionalNumber, OptionalTensor,
+};
 use super::*;
 use crate::allocator::Source;
 
@@ -29,6 +31,12 @@ struct Implementation {
     address: u64,
     is_contiguous: bool,
     is_on_host: bool,
+    strides: Vec<i64>,
+}
+
+/// Returns the strides of contiguous memory.
+fn contiguous(sizes: &[i64]) -> Vec<i64> {
+    (0..sizes.len()).map(|dimension| sizes[dimension + 1..].iter().product()).collect()
 }
 
 /// The process of the test: its memory, its objects, and what PyTorch's own kernels were asked.
@@ -80,8 +88,14 @@ impl World {
     fn word(&self, sizes: &[i64], dtype: i32) -> u64 {
         let bytes = sizes.iter().product::<i64>().unsigned_abs() * 8;
         let address = self.free.replace(self.free.get() + bytes.next_multiple_of(256));
-        let implementation =
-            Implementation { sizes: sizes.to_vec(), dtype, address, is_contiguous: true, is_on_host: false };
+        let implementation = Implementation {
+            sizes: sizes.to_vec(),
+            dtype,
+            address,
+            is_contiguous: true,
+            is_on_host: false,
+            strides: contiguous(sizes),
+        };
         Box::into_raw(Box::new(implementation)) as u64
     }
 
@@ -98,6 +112,7 @@ fn implementation<'a>(handle: Handle) -> &'a Implementation {
 
 mod shim;
 
+mod more;
 mod own;
 
 /// Returns kernels on the simulated device, which take calls outside the table, too.
@@ -113,6 +128,7 @@ fn kernels() -> Kernels {
         data_pointer: shim::data_pointer,
         dim: shim::dim,
         sizes: shim::sizes,
+        strides: shim::strides,
         dtype: shim::dtype,
         is_defined: shim::is_defined,
         device_kind: shim::device_kind,
@@ -137,6 +153,11 @@ fn kernels() -> Kernels {
         embedding_backward: Some(own::embedding_backward),
         rms_norm: Some(own::rms),
         rms_norm_backward: Some(own::rms_backward),
+        sum: Some(own::reduce_to),
+        mean: Some(own::reduce_to),
+        amax: Some(own::reduce),
+        logsumexp: Some(own::reduce),
+        clone: Some(own::clone),
     };
     let device = world(|world| world.device.clone());
     let allocator = Box::leak(Box::new(Allocator::new(Source::Devices(vec![device]), "").unwrap()));
@@ -276,7 +297,6 @@ fn what_is_not_taken_goes_to_pytorchs_kernel_as_it_came() {
         assert_eq!((sizes, asked()), (vec![7], vec![text.to_owned()]));
         assert_eq!(objects(), 0);
     };
-    pass_on([tensor(&[3, 4], &x), 0, 0], "softmax [3, 4] 0 false");
     pass_on([tensor(&[3, 4], &x), 7, 0], "softmax [3, 4] 7 false");
     pass_on([tensor(&[3, 4], &x), -3_i64 as u64, 0], "softmax [3, 4] -3 false");
     pass_on([tensor(&[], &x[..1]), 0, 0], "softmax [] 0 false");
@@ -286,7 +306,8 @@ fn what_is_not_taken_goes_to_pytorchs_kernel_as_it_came() {
     let wide = world(|world| world.handle(world.word(&[3, 4], F64))) as u64;
     pass_on([wide, 1, 0], "softmax [3, 4] 1 false");
     for (is_contiguous, is_on_host) in [(false, false), (true, true)] {
-        let other = Implementation { sizes: vec![3, 4], dtype: F32, address: 256, is_contiguous, is_on_host };
+        let (sizes, strides) = (vec![3, 4], vec![1, 3]);
+        let other = Implementation { sizes, dtype: F32, address: 256, is_contiguous, is_on_host, strides };
         let other = world(|world| world.handle(Box::into_raw(Box::new(other)) as u64)) as u64;
         pass_on([other, 1, 0], "softmax [3, 4] 1 false");
     }
@@ -297,7 +318,7 @@ fn what_is_not_taken_goes_to_pytorchs_kernel_as_it_came() {
     kernels.everywhere.store(false, Ordering::Relaxed);
     pass_on([tensor(&[3, 4], &x), 1, 0], "softmax [3, 4] 1 false");
     let counts = kernels.counts(Operator::Softmax);
-    assert_eq!([&counts.taken, &counts.passed_on].map(|count| count.load(Ordering::Relaxed)), [0, 11]);
+    assert_eq!([&counts.taken, &counts.passed_on].map(|count| count.load(Ordering::Relaxed)), [0, 10]);
 }
 
 #[test]
@@ -307,7 +328,7 @@ fn an_exception_of_pytorchs_passes_and_everything_is_given_up() {
     let x = values(12);
     let weight = optional(tensor(&[5], &x[..5]));
     let calls = [
-        (Operator::Softmax, vec![tensor(&[3, 4], &x), 0, 0]),
+        (Operator::Softmax, vec![tensor(&[3, 4], &x), 2, 0]),
         (Operator::SoftmaxBackward, vec![tensor(&[3, 4], &x), tensor(&[12], &x), 1, F32 as u64]),
         (Operator::LayerNorm, vec![tensor(&[3, 4], &x), list(&[5]), weight, 0, 1e-5_f64.to_bits()]),
     ];
@@ -534,15 +555,15 @@ fn an_operator_that_failed_stays_with_pytorch_and_the_report_says_why() {
     for status in [Status::OutOfMemory, Status::Capture] {
         kernels.give_up(Operator::Softmax, &Error::new(status, "later"));
     }
-    assert!(kernels.takes(Operator::Softmax, DType::F32, 3, 4));
+    assert!(kernels.takes(Operator::Softmax, &class(DType::F32, 3, 4)));
     kernels.give_up(Operator::Softmax, &Error::new(Status::Driver, "no\tcompiler"));
     read(call(&kernels, Operator::Softmax, &[tensor(&[3, 4], &x), 1, 0], 1)[0]);
     assert_eq!(asked().len(), 1);
     let report = kernels.report();
     let first: Vec<_> = report.lines().next().unwrap().split('\t').collect();
-    assert_eq!((first[0], &first[7..]), ("_softmax", &["0", "0", "1", "no compiler"][..]));
-    assert!(report.lines().all(|line| line.split('\t').count() == 11), "{report}");
-    assert!(kernels.takes(Operator::LogSoftmax, DType::F32, 3, 4), "other operators go on");
+    assert_eq!((first[0], &first[8..]), ("_softmax", &["0", "0", "1", "no compiler"][..]));
+    assert!(report.lines().all(|line| line.split('\t').count() == 12), "{report}");
+    assert!(kernels.takes(Operator::LogSoftmax, &class(DType::F32, 3, 4)), "other operators go on");
 }
 
 #[test]
@@ -550,17 +571,22 @@ fn registrations_are_made_once_and_taken_out() {
     let kernels = kernels();
     let operators = operators_of("", false).unwrap();
     assert!(!operators.contains(&Operator::EmbeddingBackward), "the table does not have it");
-    assert_eq!(operators_of("", true).unwrap().len(), 11);
+    assert_eq!(operators_of("", true).unwrap().len(), 16);
     kernels.register(&operators).unwrap();
     kernels.register(&operators).unwrap();
     let names: Vec<String> =
         world(|world| world.registered.take()).into_iter().map(|(name, _)| name).collect();
     assert_eq!(names, operators.iter().map(|operator| operator.schema().1).collect::<Vec<_>>());
-    assert!(kernels.report().lines().all(|line| line.split('\t').nth(7) == Some("1")));
+    assert!(kernels.report().lines().all(|line| line.split('\t').nth(8) == Some("1")));
     kernels.registered().clear();
     assert_eq!(objects(), 0);
     let error = operators_of("_softmax,gelu", false).unwrap_err();
     assert!(error.message().starts_with("there is no kernel for `gelu`; there are kernels for _softmax,"));
+}
+
+/// Returns the class of a call over contiguous rows.
+fn class(dtype: DType, rows: u64, columns: u64) -> Class {
+    Class { form: Form::Rows, dtype, columns, contiguous: columns, elements: rows * columns }
 }
 
 #[test]
@@ -571,13 +597,14 @@ fn the_table_has_what_is_ahead_by_five_percent() {
         let [fewest, most] = speed.columns;
         assert!(fewest <= most && fewest % COLUMNS == 0 && most % COLUMNS == 0, "{speed:?}");
         let (rows, dtype) = (speed.elements.div_ceil(fewest), speed.dtypes[0]);
-        let ahead = |rows, columns| speeds::is_ahead(speed.operator, dtype, rows, columns);
+        let of = |dtype, rows, columns| Class { form: speed.form, ..class(dtype, rows, columns) };
+        let ahead = |rows, columns| speeds::is_ahead(speed.operator, &of(dtype, rows, columns));
         assert!(ahead(rows, fewest) && ahead(rows, most));
         assert!(!ahead(1, fewest), "too few elements: {speed:?}");
         assert!(!ahead(rows, fewest + 1), "no vectors: {speed:?}");
-        assert!(!speeds::is_ahead(speed.operator, DType::F64, rows, fewest));
+        assert!(!speeds::is_ahead(speed.operator, &of(DType::F64, rows, fewest)));
     }
-    assert!(!speeds::is_ahead("_softmax", DType::Bf16, 1 << 20, 131_072), "as fast as PyTorch's");
+    assert!(!speeds::is_ahead("_softmax", &class(DType::Bf16, 1 << 20, 131_072)), "as fast as PyTorch's");
 }
 
 #[test]

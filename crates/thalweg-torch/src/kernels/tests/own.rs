@@ -114,3 +114,40 @@ pub unsafe extern "C-unwind" fn norm_backward(
         unsafe { (*results.add(place)).write(world(|world| world.word(&[size], F32))) };
     }
 }
+
+fn dimensions(list: ArrayRef) -> Vec<i64> {
+    // SAFETY: so many numbers.
+    (0..list.count).map(|place| unsafe { *list.first.add(place) }).collect()
+}
+
+pub unsafe extern "C-unwind" fn reduce(
+    result: *mut MaybeUninit<u64>,
+    input: Handle,
+    list: ArrayRef,
+    keeps: bool,
+) {
+    asked(format!("reduce {:?} {:?} {keeps}", implementation(input).sizes, dimensions(list)));
+    // SAFETY: a place for a tensor.
+    unsafe { (*result).write(world(|world| world.word(&[7], F32))) };
+}
+
+pub unsafe extern "C-unwind" fn reduce_to(
+    result: *mut MaybeUninit<u64>,
+    input: Handle,
+    list: OptionalArrayRef,
+    keeps: bool,
+    to: OptionalKind,
+) {
+    let named = list.is_there.then(|| dimensions(list.list));
+    let to = to.is_there.then_some(to.kind);
+    asked(format!("reduce {:?} {named:?} {keeps} {to:?}", implementation(input).sizes));
+    // SAFETY: a place for a tensor.
+    unsafe { (*result).write(world(|world| world.word(&[7], F32))) };
+}
+
+pub unsafe extern "C-unwind" fn clone(result: *mut MaybeUninit<u64>, input: Handle, format: OptionalKind) {
+    let format = format.is_there.then_some(format.kind);
+    asked(format!("clone {:?} {format:?}", implementation(input).sizes));
+    // SAFETY: a place for a tensor.
+    unsafe { (*result).write(world(|world| world.word(&[7], F32))) };
+}

@@ -83,6 +83,12 @@ pub unsafe extern "C" fn sizes(handle: Handle, sizes: *mut *mut i64) -> i32 {
     0
 }
 
+pub unsafe extern "C" fn strides(handle: Handle, strides: *mut *mut i64) -> i32 {
+    // SAFETY: a place.
+    unsafe { *strides = implementation(handle).strides.as_ptr().cast_mut() };
+    0
+}
+
 pub unsafe extern "C" fn dtype(handle: Handle, dtype: *mut i32) -> i32 {
     // SAFETY: a place.
     unsafe { *dtype = implementation(handle).dtype };

@@ -1,0 +1,82 @@
+//! Copies that transpose: `contiguous()` of a view whose last dimension is not the one that lies close, which PyTorch calls `clone` for.
+
+use smallvec::SmallVec;
+
+use super::libtorch::{Sizes, Stack};
+use super::operators::{Taken, of_words, put};
+use super::original::CloneArguments;
+use super::rows::CopyCall;
+use super::speeds::{Class, Form};
+use super::{Kernels, Operator};
+
+/// PyTorch's number of the layout in the order of sizes.
+const CONTIGUOUS: i32 = 0;
+
+/// A view of more dimensions is PyTorch's.
+const MOST_DIMENSIONS: usize = 6;
+
+/// With fewer points in the dimension that lies close, or in the last one, it is no transpose of tiles.
+const FEWEST: i64 = 8;
+
+fn attempt<'k>(kernels: &'k Kernels, arguments: &CloneArguments<'_>) -> Taken<'k> {
+    let CloneArguments { input, format } = arguments;
+    let device = input.device()?;
+    let (sizes, strides) = (input.sizes()?, input.strides()?);
+    let dtype = input.dtype().filter(|dtype| dtype.is_floating_point())?;
+    let (last, close) = (*sizes.last()?, close_dimension(&sizes, &strides)?);
+    let fits = *format == Some(CONTIGUOUS)
+        && *strides.last()? != 1
+        && last >= FEWEST
+        && close >= FEWEST
+        && sizes.len() <= MOST_DIMENSIONS;
+    let is_plain = |(&size, &stride): (&i64, &i64)| size > 0 && (size == 1 || stride > 0);
+    if !fits || !sizes.iter().zip(&strides).all(is_plain) {
+        return None;
+    }
+    let unsigned =
+        |numbers: &Sizes| -> SmallVec<[u64; 6]> { numbers.iter().map(|n| n.unsigned_abs()).collect() };
+    let (extents, steps) = (unsigned(&sizes), unsigned(&strides));
+    let columns = last.unsigned_abs();
+    let class = Class {
+        form: Form::Transposed,
+        dtype,
+        columns,
+        // Tiles are read along one dimension and written along the other.
+        contiguous: columns | close.unsigned_abs(),
+        elements: extents.iter().product(),
+    };
+    if !kernels.takes(Operator::Clone, &class) {
+        return None;
+    }
+    let source = input.address()?;
+    let result = kernels.torch.empty(&sizes, dtype, device)?;
+    let call = CopyCall { dtype, sizes: &extents, strides: &steps, source, target: result.address()? };
+    let stream = kernels.current_stream(device)?;
+    // SAFETY: the input is a tensor of these sizes and strides on this device, and the result was just made.
+    match unsafe { call.run(&kernels.place, device, stream) } {
+        Ok(()) => Some([result].into_iter().collect()),
+        Err(error) => {
+            kernels.give_up(Operator::Clone, &error);
+            None
+        }
+    }
+}
+
+/// Returns the size of the dimension whose points are neighbours; `None` if there is none.
+fn close_dimension(sizes: &Sizes, strides: &Sizes) -> Option<i64> {
+    let close = sizes.iter().zip(strides).find(|(size, stride)| **size > 1 && **stride == 1)?;
+    Some(*close.0)
+}
+
+pub(super) fn clone(kernels: &Kernels, stack: &Stack<'_>) {
+    let arguments = CloneArguments {
+        input: stack.tensor(0),
+        format: stack.optional_word(1).map(|word| word as u32 as i32),
+    };
+    let taken = kernels.attempt(Operator::Clone, || attempt(kernels, &arguments));
+    let results = taken.unwrap_or_else(|| {
+        let original = kernels.originals.clone.expect("only operators are registered whose kernel was found");
+        of_words(&kernels.torch, [arguments.call(original)])
+    });
+    put(stack, results);
+}

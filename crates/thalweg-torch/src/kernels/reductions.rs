@@ -1,0 +1,85 @@
+//! Sums, means, greatest elements and logarithms of sums of exponentials along neighbouring dimensions.
+
+use smallvec::SmallVec;
+use thalweg_ir::{BodyBuilder, DType, OutputPlace, ReduceOp};
+use thalweg_ops::structured::SUM;
+use thalweg_ops::{LoopOp, Signature};
+
+use super::libtorch::Stack;
+use super::operators::{Attempt, Taken, dimension_of, matrix_along, of_words, put};
+use super::original::ReduceArguments;
+use super::rows::Computation;
+use super::{Kernels, Operator};
+
+/// The greatest element of a row, found in 32 bits.
+pub(super) static AMAX: LoopOp = LoopOp {
+    name: "amax_of_rows",
+    doc: "The greatest element of each row.",
+    build: |b: &BodyBuilder, signature: &Signature| {
+        let x = b.input(signature.inputs[0]).to(signature.compute);
+        b.output(b.reduce(ReduceOp::Max, x), signature.outputs[0], OutputPlace::Row);
+    },
+    ..SUM
+};
+
+/// Returns the neighbouring dimensions that a list names, from the first to behind the last; `None` if it names none, one twice, or others.
+fn run_of(dimensions: &[i64], rank: usize) -> Option<std::ops::Range<usize>> {
+    let mut places: SmallVec<[usize; 6]> =
+        dimensions.iter().map(|&dimension| dimension_of(dimension, rank)).collect::<Option<_>>()?;
+    places.sort_unstable();
+    let (first, last) = (*places.first()?, *places.last()?);
+    let is_run = places.windows(2).all(|pair| pair[1] == pair[0] + 1);
+    is_run.then_some(first..last + 1)
+}
+
+fn attempt<'k>(kernels: &'k Kernels, operator: Operator, arguments: &ReduceArguments<'_>) -> Taken<'k> {
+    let computation = match operator {
+        Operator::Sum => Computation::Sum,
+        Operator::Mean => Computation::Mean,
+        Operator::Amax => Computation::Amax,
+        _ => Computation::LogSumExp,
+    };
+    let ReduceArguments { input, dimensions, keeps, to } = arguments;
+    let run = run_of(dimensions.as_deref()?, usize::try_from(input.rank()?).ok()?)?;
+    let matrix = matrix_along(input, run.clone())?;
+    let to = match to {
+        Some(number) => kernels.torch.dtype_of(*number)?,
+        None => matrix.dtype,
+    };
+    if to != matrix.dtype && to != DType::F32 {
+        return None;
+    }
+    let mut sizes = matrix.sizes.clone();
+    match keeps {
+        true => sizes[run].fill(1),
+        false => drop(sizes.drain(run)),
+    }
+    let count = [(matrix.columns as f64).to_bits()];
+    let scalars: &[u64] = if operator == Operator::Mean { &count } else { &[] };
+    let attempt = Attempt { kernels, operator, computation };
+    attempt.launch(&matrix, [matrix.dtype, to], scalars, &[input], &[(&sizes, to)])
+}
+
+pub(super) fn call(kernels: &Kernels, operator: Operator, stack: &Stack<'_>) {
+    let has_dtype = matches!(operator, Operator::Sum | Operator::Mean);
+    let words = if has_dtype { stack.optional_list(1) } else { Some(stack.list(1)) };
+    let arguments = ReduceArguments {
+        input: stack.tensor(0),
+        dimensions: words.map(|words| words.into_iter().map(u64::cast_signed).collect()),
+        keeps: stack.bool(2),
+        to: if has_dtype { stack.optional_word(3).map(|word| word as u32 as i32) } else { None },
+    };
+    let taken = kernels.attempt(operator, || attempt(kernels, operator, &arguments));
+    let found = "only operators are registered whose kernel was found";
+    let originals = &kernels.originals;
+    let results = taken.unwrap_or_else(|| {
+        let word = match operator {
+            Operator::Sum => arguments.call_to(originals.sum.expect(found)),
+            Operator::Mean => arguments.call_to(originals.mean.expect(found)),
+            Operator::Amax => arguments.call(originals.amax.expect(found)),
+            _ => arguments.call(originals.logsumexp.expect(found)),
+        };
+        of_words(&kernels.torch, [word])
+    });
+    put(stack, results);
+}

@@ -1,0 +1,185 @@
+//! A launch of a kernel over a body on addresses that PyTorch owns: planned and loaded once a key.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use rustc_hash::FxHashMap;
+use smallvec::SmallVec;
+use thalweg_driver::{DevicePointer, Label};
+use thalweg_ir::host::{Cells, HostProgram, Slice, Source};
+use thalweg_ir::{Body, DType, Kernel, bf16, f16};
+use thalweg_ops::{LaunchPlan, kernel};
+use thalweg_runtime::{KernelKey, LaunchKey, PreparedLaunch};
+
+use super::Place;
+use crate::allocator::Allocator;
+use crate::status::{Error, Result, Status};
+
+/// Addresses are taken to be aligned to so many bytes, if they are.
+const ALIGNMENT: u64 = 16;
+
+/// Makes the number of a body, the body and a plan, for addresses that are aligned to so many bytes.
+pub(super) type MakePlan<'a> = &'a dyn Fn(u64) -> Result<(u64, Body, LaunchPlan)>;
+
+/// One launch: addresses are those of inputs and outputs in the order of the body's operands.
+pub(super) struct Work<'a> {
+    pub(super) name: &'static str,
+    /// Tells it from works of other bodies.
+    pub(super) number: u64,
+    pub(super) dtypes: [DType; 2],
+    /// All that the plan depends on beside number, dtypes and alignment.
+    pub(super) extents: &'a [u64],
+    pub(super) plan: MakePlan<'a>,
+    pub(super) scalars: &'a [u64],
+    pub(super) inputs: &'a [u64],
+    pub(super) outputs: &'a [u64],
+}
+
+impl Work<'_> {
+    fn alignment_bytes(&self) -> u64 {
+        let all = self.inputs.iter().chain(self.outputs).fold(ALIGNMENT, |all, address| all | address);
+        1 << all.trailing_zeros()
+    }
+
+    fn key(&self) -> LaunchKey {
+        let kinds = [self.number, self.dtypes[0] as u64, self.dtypes[1] as u64];
+        let kinds = kinds.into_iter().fold(0, |key, kind| key << 8 | kind);
+        let mut key = LaunchKey::from_slice(&[kinds, self.alignment_bytes()]);
+        key.extend_from_slice(self.extents);
+        key
+    }
+
+    fn planned(&self) -> Result<(u64, Body, LaunchPlan)> {
+        (self.plan)(self.alignment_bytes())
+    }
+
+    fn kernel(&self, body: Body, plan: &LaunchPlan) -> Kernel {
+        kernel(self.name, DType::F32, body, plan.class)
+    }
+
+    /// Runs the work, on a GPU asynchronously on a stream of PyTorch's.
+    ///
+    /// # Errors
+    /// What the driver or the compiler refuses. [`Status::Capture`]: the kernel is not loaded yet and the stream captures. Nothing was launched then.
+    ///
+    /// # Safety
+    /// Each address is that of an operand as large as the plan says, on the device; no output overlaps another operand.
+    pub(super) unsafe fn run(&self, place: &Place, device: i32, stream: u64) -> Result<()> {
+        match place {
+            Place::Gpu(allocator) => self.launch(allocator, device, stream),
+            // SAFETY: the caller's promise.
+            Place::Host(programs) => unsafe { self.run_on_host(programs) },
+        }
+    }
+
+    fn launch(&self, allocator: &Allocator, device: i32, stream: u64) -> Result<()> {
+        allocator.with_device(device, |open| {
+            let stream = open.streams.find_or_wrap(&open.device, open.named(stream))?;
+            let mut captures = false;
+            let prepared = open.device.prepared_launch(&self.key(), || {
+                captures = stream.is_capturing()?;
+                if captures {
+                    return Err(thalweg_runtime::Error::invalid(
+                        "the stream captures, and the kernel is not loaded yet",
+                    ));
+                }
+                let (id, body, plan) = self
+                    .planned()
+                    .map_err(|error| thalweg_runtime::Error::invalid(error.message().to_owned()))?;
+                let key =
+                    KernelKey { body: id, dtypes: SmallVec::from_slice(&self.dtypes), class: plan.class };
+                let loaded = open.device.kernel(&key, || self.kernel(body, &plan))?;
+                Ok(PreparedLaunch::new(&open.device, loaded, &plan.geometry))
+            });
+            let prepared = prepared.map_err(|error| match captures {
+                true => Error::new(Status::Capture, error.to_string()),
+                false => error.into(),
+            })?;
+            let pointers = |addresses: &[u64]| -> SmallVec<[DevicePointer; 8]> {
+                addresses.iter().copied().map(DevicePointer::new).collect()
+            };
+            let label = Label::here(self.name);
+            let (inputs, outputs) = (pointers(self.inputs), pointers(self.outputs));
+            Ok(stream.launch(&prepared, &inputs, &outputs, self.scalars, label)?)
+        })
+    }
+
+    /// Runs the call on the host.
+    ///
+    /// # Safety
+    /// As [`run`](Self::run), and the addresses are the host's.
+    unsafe fn run_on_host(&self, programs: &Programs) -> Result<()> {
+        let key = self.key();
+        let mut programs = programs.lock().unwrap_or_else(PoisonError::into_inner);
+        let entry = match programs.get(&key) {
+            Some(entry) => entry.clone(),
+            None => {
+                let (_, body, plan) = self.planned()?;
+                let kernel = self.kernel(body, &plan);
+                let entry = Arc::new((HostProgram::compile(&kernel), kernel, plan));
+                programs.insert(key, Arc::clone(&entry));
+                entry
+            }
+        };
+        drop(programs);
+        let (program, kernel, plan) = &*entry;
+        let (body, geometry) = (&kernel.body, &plan.geometry);
+        let inputs: SmallVec<[Source<'_>; 8]> = (body.inputs.iter().zip(self.inputs).enumerate())
+            // SAFETY: the operand has as many elements as the geometry spans, and nothing writes it.
+            .map(|(operand, (input, &address))| unsafe {
+                slice(input.dtype, address, geometry.span(operand))
+            })
+            .collect();
+        let outputs: SmallVec<[Cells<'_>; 4]> = (body.outputs.iter().zip(self.outputs).enumerate())
+            // SAFETY: as above; it is written here alone.
+            .map(|(output, (written, &address))| unsafe {
+                cells(written.dtype, address, geometry.span(body.inputs.len() + output))
+            })
+            .collect();
+        let ran = program.run(geometry, self.scalars, &inputs, &outputs);
+        ran.map_err(|fault| Error::invalid(fault.to_string()))
+    }
+}
+
+/// The programs of the host, by the key of a launch.
+pub(crate) type Programs = Mutex<FxHashMap<LaunchKey, Arc<(HostProgram, Kernel, LaunchPlan)>>>;
+
+/// Returns elements that are read.
+///
+/// # Safety
+/// There are so many elements of the dtype, and nothing writes them.
+unsafe fn slice<'a>(dtype: DType, address: u64, count: u64) -> Source<'a> {
+    // SAFETY: the caller's promise.
+    unsafe fn of<'a, T>(address: u64, count: u64) -> &'a [T] {
+        // SAFETY: the caller's promise.
+        unsafe { std::slice::from_raw_parts(address as *const T, count as usize) }
+    }
+    // SAFETY: the caller's promise.
+    Source::Slice(unsafe {
+        match dtype {
+            DType::F16 => Slice::F16(of::<f16>(address, count)),
+            DType::Bf16 => Slice::Bf16(of::<bf16>(address, count)),
+            DType::I64 => Slice::I64(of::<i64>(address, count)),
+            _ => Slice::F32(of::<f32>(address, count)),
+        }
+    })
+}
+
+/// Returns elements that are written.
+///
+/// # Safety
+/// There are so many elements of the dtype, and nothing else reads or writes them.
+unsafe fn cells<'a>(dtype: DType, address: u64, count: u64) -> Cells<'a> {
+    // SAFETY: the caller's promise.
+    unsafe fn of<'a, T>(address: u64, count: u64) -> &'a mut [T] {
+        // SAFETY: the caller's promise.
+        unsafe { std::slice::from_raw_parts_mut(address as *mut T, count as usize) }
+    }
+    // SAFETY: the caller's promise.
+    unsafe {
+        match dtype {
+            DType::F16 => Cells::from(of::<f16>(address, count)),
+            DType::Bf16 => Cells::from(of::<bf16>(address, count)),
+            _ => Cells::from(of::<f32>(address, count)),
+        }
+    }
+}
