@@ -9,6 +9,7 @@
 //! - [`DistributedDataParallel`]: a module whose gradients are those of the whole batch.
 //! - [`pipeline`]: stages of a module on several ranks, and the order in which microbatches go through them.
 //! - [`FullyShard`]: a module whose parameters lie in parts on all ranks.
+//! - [`tensor_parallel`]: layers whose parameters and work the ranks divide.
 //!
 //! ```
 //! use thalweg_dist::{ReduceOp, run_ranks, simulated_devices};
@@ -45,6 +46,7 @@ mod names;
 mod object;
 pub mod pipeline;
 pub mod store;
+pub mod tensor_parallel;
 mod threads;
 mod watchdog;
 mod work;

@@ -13,3 +13,4 @@ mod mesh;
 mod pipeline;
 mod stores;
 mod support;
+mod tensor_parallel;
