@@ -278,8 +278,8 @@ fn own_rows(table: &Embedding, indices: &Tensor, group: &ProcessGroup) -> Result
     let padding = padding.filter(|index| (0..rows as i64).contains(index));
     let own = indices.sub_scalar(start)?;
     // What is below the whole table is left to the first rank, and what is beyond it to the last, whose lookup then fails as on one GPU.
-    let below = (rank > 0).then(|| own.lt_scalar(0)).transpose()?;
-    let beyond = (!last).then(|| own.ge_scalar(rows as i64)).transpose()?;
+    let below = (rank > 0).then(|| indices.lt_scalar(start)).transpose()?;
+    let beyond = (!last).then(|| indices.ge_scalar(start + rows as i64)).transpose()?;
     let elsewhere = match (below, beyond) {
         (Some(below), Some(beyond)) => below.logical_or(&beyond)?,
         (Some(one), None) | (None, Some(one)) => one,

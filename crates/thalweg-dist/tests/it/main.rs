@@ -10,6 +10,7 @@ mod fully_shard;
 mod functional;
 mod groups;
 mod mesh;
+mod parallel_layers;
 mod pipeline;
 mod stores;
 mod support;
