@@ -526,6 +526,7 @@ impl Coalescing<'_> {
             stream.wait_stream(&current)?;
         }
         let entry = self.group.note(label);
+        crate::lockstep::record::note(self.group, &self.parts);
         for &(from, to, bytes) in &self.copies {
             stream.copy_on_device(to, from, bytes, label)?;
         }

@@ -7,6 +7,7 @@
 //! - [`functional`]: collectives as operators that return new tensors and have gradients.
 //! - [`run_ranks`]: ranks as threads of one process, on GPUs or on simulated ones.
 //! - [`DistributedDataParallel`]: a module whose gradients are those of the whole batch.
+//! - [`LockstepGraph`]: a region that all ranks capture as a graph, or none.
 //! - [`pipeline`]: stages of a module on several ranks, and the order in which microbatches go through them.
 //! - [`FullyShard`]: a module whose parameters lie in parts on all ranks.
 //! - [`tensor_parallel`]: layers whose parameters and work the ranks divide.
@@ -41,6 +42,7 @@ mod flight;
 mod fully_shard;
 pub mod functional;
 mod group;
+mod lockstep;
 mod mesh;
 mod names;
 mod object;
@@ -56,6 +58,7 @@ pub use data_parallel::{BucketHook, DataParallelOptions, DistributedDataParallel
 pub use environment::{LaunchEnvironment, Rendezvous};
 pub use fully_shard::{FullyShard, FullyShardOptions, MixedPrecision, fully_shard};
 pub use group::{GroupOptions, ProcessGroup};
+pub use lockstep::LockstepGraph;
 pub use mesh::DeviceMesh;
 pub use threads::{run_ranks, run_ranks_with, simulated_devices};
 pub use work::Work;
