@@ -54,7 +54,9 @@ mod watchdog;
 mod work;
 
 pub use coalesce::Coalescing;
-pub use data_parallel::{BucketHook, DataParallelOptions, DistributedDataParallel, bf16_compress_hook};
+pub use data_parallel::{
+    BucketHook, DataParallelOptions, DistributedDataParallel, JoinOptions, bf16_compress_hook,
+};
 pub use environment::{LaunchEnvironment, Rendezvous};
 pub use fully_shard::{FullyShard, FullyShardOptions, MixedPrecision, fully_shard};
 pub use group::{GroupOptions, ProcessGroup};
@@ -76,9 +78,34 @@ pub enum ReduceOp {
     Max,
     /// Their sum divided by the number of ranks; of integers rounded towards 0.
     Avg,
+    /// The sum of what each rank's elements are when they are multiplied by a factor of that rank; of floats. [`ReduceOp::premul_sum`] makes it.
+    PreMulSum(Factor),
+}
+
+/// A factor of [`ReduceOp::PreMulSum`].
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Factor(u64);
+
+impl Factor {
+    /// Returns the number.
+    pub const fn value(self) -> f64 {
+        f64::from_bits(self.0)
+    }
+}
+
+impl std::fmt::Debug for Factor {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}", self.value())
+    }
 }
 
 impl ReduceOp {
+    /// Returns the sum of elements that are multiplied by a factor first (`_make_nccl_premul_sum`); ranks may have different factors. The products are
+    /// rounded to the dtype.
+    pub const fn premul_sum(factor: f64) -> Self {
+        Self::PreMulSum(Factor(factor.to_bits()))
+    }
+
     /// Returns the name in PyTorch's operators.
     pub(crate) const fn name(self) -> &'static str {
         match self {
@@ -87,6 +114,7 @@ impl ReduceOp {
             Self::Min => "min",
             Self::Max => "max",
             Self::Avg => "avg",
+            Self::PreMulSum(_) => "premul_sum",
         }
     }
 }

@@ -9,6 +9,7 @@ mod failures;
 mod fully_shard;
 mod functional;
 mod groups;
+mod join;
 mod lockstep;
 mod mesh;
 mod parallel_layers;
