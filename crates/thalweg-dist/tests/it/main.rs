@@ -6,6 +6,7 @@ mod collectives;
 mod data_parallel;
 mod environment;
 mod failures;
+mod flight;
 mod fully_shard;
 mod functional;
 mod groups;
