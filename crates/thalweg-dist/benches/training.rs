@@ -1,25 +1,25 @@
-//! A training step of GPT-2 over all GPUs of a machine: data parallel or fully sharded; a line of JSON per figure.
+//! A training step of GPT-2 over all GPUs of a machine: data parallel or fully sharded, eager or captured in lockstep; a line of JSON per figure.
 //!
 //! `cargo bench -p thalweg-dist --bench training -- ddp|fsdp [--ranks N] [--sim] [--layers N] [--features N] [--heads N] [--batch N] [--tokens N]
-//! [--steps N] [--captured]`. Ranks are threads, or processes under `torchrun --no-python`. `--batch` is that of a rank. The losses are those of the
+//! [--steps N] [--captured] [--deterministic]`. Ranks are threads, or processes under `torchrun --no-python`. `--batch` is that of a rank. The losses are those of the
 //! first steps over the whole batch, so that `--ranks 1 --batch 16` and `--ranks 2 --batch 8` are the same training.
 //! `benches/peers/parallel.py` is the same in PyTorch.
 
 use std::time::Instant;
 
 use thalweg_dist::{
-    DataParallelOptions, DistributedDataParallel, FullyShard, FullyShardOptions, GroupOptions,
+    DataParallelOptions, DistributedDataParallel, FullyShard, FullyShardOptions, GroupOptions, LockstepGraph,
     MixedPrecision, ProcessGroup, ReduceOp, Rendezvous, fully_shard, run_ranks, simulated_devices,
 };
-use thalweg_driver::CaptureMode;
 use thalweg_ir::DType;
 use thalweg_nn::functional::{self, AttentionOptions};
 use thalweg_nn::module::{Embedding, Forward, LayerNorm, Linear, Module};
 use thalweg_nn::optim::{AdamW, AdamWOptions};
-use thalweg_runtime::{CaptureOptions, Device, Graph, Result, Stream};
+use thalweg_runtime::{CaptureOptions, Device, Result, Stream};
 use thalweg_tensor::Tensor;
 use thalweg_tensor::autocast::autocast;
 use thalweg_tensor::random::{DeviceGenerator, Generator};
+use thalweg_tensor::sdp::use_deterministic_algorithms;
 
 /// Steps whose losses are printed.
 const LOSSES: usize = 5;
@@ -30,6 +30,7 @@ struct Options {
     is_sharded: bool,
     is_simulated: bool,
     is_captured: bool,
+    is_deterministic: bool,
     ranks: Option<usize>,
     layers: usize,
     features: usize,
@@ -51,6 +52,7 @@ impl Options {
             is_sharded: has("fsdp"),
             is_simulated: has("--sim"),
             is_captured: has("--captured"),
+            is_deterministic: has("--deterministic"),
             ranks: after("--ranks").map(|text| text.parse().expect("a whole number")),
             layers: number("--layers", 12),
             features: number("--features", 768),
@@ -244,31 +246,46 @@ fn train(options: &Options, group: &ProcessGroup) -> Result<()> {
         optimizer.step()?;
         Ok(loss.detach())
     };
-    let mut losses = Vec::new();
-    for _ in 0..LOSSES {
-        let mean = step()?.to_dtype(DType::F32)?;
+    // The first step compiles and connects, the second one brings the buckets into their order; then a step can be captured.
+    let mean = |loss: &Tensor| -> Result<f32> {
+        let mean = loss.to_dtype(DType::F32)?;
         group.all_reduce(&mean, ReduceOp::Avg)?.wait()?;
-        losses.push(mean.item::<f32>()?);
+        mean.item::<f32>()
+    };
+    let mut losses = vec![mean(&step()?)?, mean(&step()?)?];
+    let captured = options
+        .is_captured
+        .then(|| LockstepGraph::capture(group, CaptureOptions::default(), step))
+        .transpose()?;
+    while losses.len() < LOSSES {
+        losses.push(match &captured {
+            Some((graph, loss)) => {
+                graph.replay()?;
+                mean(loss)?
+            }
+            None => mean(&step()?)?,
+        });
     }
     let name = if options.is_sharded { "fsdp" } else { "ddp" };
     if group.rank() == 0 {
         println!("{{\"name\": \"{name}_losses\", \"ranks\": {}, \"losses\": {losses:?}}}", group.size());
     }
-    report(&format!("{name}_eager"), options, group, time(options, group, || step().map(drop))?);
-    if options.is_captured {
-        let capture = CaptureOptions { mode: CaptureMode::ThreadLocal, ..CaptureOptions::default() };
-        let (graph, loss) = Graph::capture(group.device(), capture, step)?;
-        report(&format!("{name}_captured"), options, group, time(options, group, || graph.replay())?);
-        let last = loss.to_dtype(DType::F32)?.item::<f32>()?;
-        if group.rank() == 0 {
-            println!("{{\"name\": \"{name}_last_loss_of_rank_0\", \"loss\": {last}}}");
+    match captured {
+        Some((graph, _)) => {
+            let replay = || graph.replay();
+            report(&format!("{name}_captured"), options, group, time(options, group, replay)?);
+            graph.verify()
+        }
+        None => {
+            report(&format!("{name}_eager"), options, group, time(options, group, || step().map(drop))?);
+            Ok(())
         }
     }
-    Ok(())
 }
 
 fn main() -> Result<()> {
     let options = Options::parse();
+    use_deterministic_algorithms(options.is_deterministic);
     if let Some(met) = Rendezvous::from_environment()? {
         let device = Device::cuda(met.local_rank)?;
         let _current = device.make_current();

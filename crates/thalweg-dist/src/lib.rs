@@ -9,7 +9,7 @@
 //! - [`DistributedDataParallel`]: a module whose gradients are those of the whole batch.
 //! - [`LockstepGraph`]: a region that all ranks capture as a graph, or none.
 //! - [`pipeline`]: stages of a module on several ranks, and the order in which microbatches go through them.
-//! - [`FullyShard`]: a module whose parameters lie in parts on all ranks.
+//! - [`FullyShard`]: a module whose parameters lie in parts on all ranks; [`ActivationOffload`]: saved tensors in host memory.
 //! - [`tensor_parallel`]: layers whose parameters and work the ranks divide.
 //!
 //! ```
@@ -46,6 +46,7 @@ mod lockstep;
 mod mesh;
 mod names;
 mod object;
+mod offload;
 pub mod pipeline;
 pub mod store;
 pub mod tensor_parallel;
@@ -63,6 +64,7 @@ pub use fully_shard::{FullyShard, FullyShardOptions, MixedPrecision, fully_shard
 pub use group::{GroupOptions, ProcessGroup};
 pub use lockstep::LockstepGraph;
 pub use mesh::DeviceMesh;
+pub use offload::{ActivationOffload, OffloadOptions};
 pub use threads::{run_ranks, run_ranks_with, simulated_devices};
 pub use work::Work;
 

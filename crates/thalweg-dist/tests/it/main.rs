@@ -13,6 +13,7 @@ mod groups;
 mod join;
 mod lockstep;
 mod mesh;
+mod offload;
 mod parallel_layers;
 mod pipeline;
 mod stores;
