@@ -1,7 +1,7 @@
 //! A training step of GPT-2 over all GPUs of a machine: data parallel or fully sharded, eager or captured in lockstep; a line of JSON per figure.
 //!
 //! `cargo bench -p thalweg-dist --bench training -- ddp|fsdp [--ranks N] [--sim] [--layers N] [--features N] [--heads N] [--batch N] [--tokens N]
-//! [--steps N] [--captured] [--deterministic]`. Ranks are threads, or processes under `torchrun --no-python`. `--batch` is that of a rank. The losses are those of the
+//! [--steps N] [--captured] [--deterministic] [--priority N]`. Ranks are threads, or processes under `torchrun --no-python`. `--batch` is that of a rank. The losses are those of the
 //! first steps over the whole batch, so that `--ranks 1 --batch 16` and `--ranks 2 --batch 8` are the same training.
 //! `benches/peers/parallel.py` is the same in PyTorch.
 
@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use thalweg_dist::{
     DataParallelOptions, DistributedDataParallel, FullyShard, FullyShardOptions, GroupOptions, LockstepGraph,
-    MixedPrecision, ProcessGroup, ReduceOp, Rendezvous, fully_shard, run_ranks, simulated_devices,
+    MixedPrecision, ProcessGroup, ReduceOp, Rendezvous, fully_shard, run_ranks_with, simulated_devices,
 };
 use thalweg_ir::DType;
 use thalweg_nn::functional::{self, AttentionOptions};
@@ -38,6 +38,8 @@ struct Options {
     batch: usize,
     tokens: usize,
     steps: usize,
+    /// That of the group's stream.
+    priority: i32,
 }
 
 impl Options {
@@ -60,6 +62,7 @@ impl Options {
             batch: number("--batch", 16),
             tokens: number("--tokens", 1024),
             steps: number("--steps", 5),
+            priority: after("--priority").map_or(0, |text| text.parse().expect("a whole number")),
         }
     }
 }
@@ -286,10 +289,11 @@ fn train(options: &Options, group: &ProcessGroup) -> Result<()> {
 fn main() -> Result<()> {
     let options = Options::parse();
     use_deterministic_algorithms(options.is_deterministic);
+    let of_group = GroupOptions { stream_priority: options.priority, ..GroupOptions::default() };
     if let Some(met) = Rendezvous::from_environment()? {
         let device = Device::cuda(met.local_rank)?;
         let _current = device.make_current();
-        let group = met.init_process_group(&device, GroupOptions::default())?;
+        let group = met.init_process_group(&device, of_group)?;
         train(&options, &group)?;
         return group.barrier();
     }
@@ -303,5 +307,5 @@ fn main() -> Result<()> {
         let count = options.ranks.unwrap_or(first.driver().device_count() as usize);
         (0..count as u32).map(Device::cuda).collect::<Result<_>>()?
     };
-    run_ranks(&devices, |group| train(&options, &group)).map(drop)
+    run_ranks_with(&devices, &of_group, |group| train(&options, &group)).map(drop)
 }
