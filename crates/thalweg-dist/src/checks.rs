@@ -43,6 +43,12 @@ pub(crate) fn reduced(dtype: DType, operation: ReduceOp) -> Result<(ElementForma
         ReduceOp::Min => Reduction::Minimum,
         ReduceOp::Max => Reduction::Maximum,
         ReduceOp::Avg => Reduction::Average,
+        ReduceOp::PreMulSum(_) if !matches!(dtype, DType::F16 | DType::Bf16 | DType::F32 | DType::F64) => {
+            return Err(Error::invalid(format!(
+                "PreMulSum Data type must be half, float, bfloat16 or double, and not {dtype}"
+            )));
+        }
+        ReduceOp::PreMulSum(_) => Reduction::Sum,
     };
     Ok((format, reduction))
 }

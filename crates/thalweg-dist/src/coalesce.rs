@@ -6,8 +6,8 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 use thalweg_driver::{CollectiveOperation, DevicePointer, ElementFormat};
 use thalweg_runtime::{CollectivePart, Error, Event, Label, Result};
-use thalweg_tensor::Tensor;
 use thalweg_tensor::caller::{at_line, in_call, label_at};
+use thalweg_tensor::{Tensor, no_grad};
 
 use crate::checks::{fit, is_member, is_other, moved, one_per_rank, reduced, same_dtype, splits};
 use crate::{ProcessGroup, ReduceOp, Work};
@@ -55,9 +55,9 @@ impl Coalescing<'_> {
         in_call("all_reduce", &[tensor], label.location, || {
             fit(self.group, &[tensor])?;
             let (format, reduction) = reduced(tensor.dtype(), operation)?;
-            let (at, count) = (tensor.pointer(), tensor.elements() as u64);
-            let operation = CollectiveOperation::AllReduce(reduction);
-            self.add(CollectivePart { operation, format, count, send: at, receive: at, label });
+            let (send, receive) = (self.multiplied(tensor, operation)?, tensor.pointer());
+            let (operation, count) = (CollectiveOperation::AllReduce(reduction), tensor.elements() as u64);
+            self.add(CollectivePart { operation, format, count, send, receive, label });
             self.written.push(tensor.clone());
             Ok(())
         })
@@ -74,12 +74,11 @@ impl Coalescing<'_> {
         let label = label_at("all_reduce", Location::caller());
         fit(self.group, &[output, input])?;
         let (format, reduction) = reduced(input.dtype(), operation)?;
-        self.add_from(
-            input,
-            output,
-            (CollectiveOperation::AllReduce(reduction), format, input.elements()),
-            label,
-        );
+        let send = self.multiplied(input, operation)?;
+        let (operation, count) = (CollectiveOperation::AllReduce(reduction), input.elements() as u64);
+        self.add(CollectivePart { operation, format, count, send, receive: output.pointer(), label });
+        self.read.push(input.clone());
+        self.written.push(output.clone());
         Ok(())
     }
 
@@ -91,9 +90,10 @@ impl Coalescing<'_> {
             fit(self.group, &[tensor])?;
             is_member(self.group, "destination", dst)?;
             let (format, reduction) = reduced(tensor.dtype(), operation)?;
-            let (at, count) = (tensor.pointer(), tensor.elements() as u64);
+            let (send, receive) = (self.multiplied(tensor, operation)?, tensor.pointer());
             let operation = CollectiveOperation::Reduce { root: dst, reduction };
-            self.add(CollectivePart { operation, format, count, send: at, receive: at, label });
+            let count = tensor.elements() as u64;
+            self.add(CollectivePart { operation, format, count, send, receive, label });
             let list = if dst == self.group.rank() { &mut self.written } else { &mut self.read };
             list.push(tensor.clone());
             Ok(())
@@ -210,12 +210,12 @@ impl Coalescing<'_> {
                 )));
             }
             let (format, reduction) = reduced(input.dtype(), operation)?;
-            self.add_from(
-                input,
-                output,
-                (CollectiveOperation::ReduceScatter(reduction), format, output.elements()),
-                label,
-            );
+            let send = self.multiplied(input, operation)?;
+            let operation = CollectiveOperation::ReduceScatter(reduction);
+            let (receive, count) = (output.pointer(), output.elements() as u64);
+            self.add(CollectivePart { operation, format, count, send, receive, label });
+            self.read.push(input.clone());
+            self.written.push(output.clone());
             Ok(())
         })
     }
@@ -241,11 +241,12 @@ impl Coalescing<'_> {
             }
             let (format, reduction) = reduced(output.dtype(), operation)?;
             for (root, input) in (0..).zip(inputs) {
+                let send = self.multiplied(input, operation)?;
                 self.add(CollectivePart {
                     operation: CollectiveOperation::Reduce { root, reduction },
                     format,
                     count: input.elements() as u64,
-                    send: input.pointer(),
+                    send,
                     receive: output.pointer(),
                     label,
                 });
@@ -491,6 +492,16 @@ impl Coalescing<'_> {
         self.written.push(output.clone());
     }
 
+    /// Returns where the elements are that a reduction takes from a tensor: its own, or their products in memory that lives until they have been
+    /// read.
+    fn multiplied(&mut self, tensor: &Tensor, operation: ReduceOp) -> Result<DevicePointer> {
+        let ReduceOp::PreMulSum(factor) = operation else { return Ok(tensor.pointer()) };
+        let products = no_grad(|| tensor.mul_scalar(factor.value()))?;
+        let at = products.pointer();
+        self.read.push(products);
+        Ok(at)
+    }
+
     fn add(&mut self, part: CollectivePart) {
         self.label.get_or_insert(part.label);
         self.parts.push(part);
@@ -526,6 +537,7 @@ impl Coalescing<'_> {
             stream.wait_stream(&current)?;
         }
         let entry = self.group.note(label);
+        crate::lockstep::record::note(self.group, &self.parts);
         for &(from, to, bytes) in &self.copies {
             stream.copy_on_device(to, from, bytes, label)?;
         }

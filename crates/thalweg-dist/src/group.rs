@@ -76,6 +76,8 @@ pub(crate) struct GroupState {
     root: Arc<dyn Store>,
     pub(crate) options: GroupOptions,
     children: AtomicU64,
+    /// How many regions were captured in lockstep.
+    pub(crate) captures: AtomicU64,
     flight: Mutex<FlightRecorder>,
     pub(crate) outstanding: Outstanding,
     failure: Mutex<Option<String>>,
@@ -146,6 +148,7 @@ impl ProcessGroup {
             root,
             options,
             children: AtomicU64::new(0),
+            captures: AtomicU64::new(0),
             flight: Mutex::default(),
             outstanding: Outstanding::default(),
             failure: Mutex::new(None),

@@ -7,8 +7,10 @@
 //! - [`functional`]: collectives as operators that return new tensors and have gradients.
 //! - [`run_ranks`]: ranks as threads of one process, on GPUs or on simulated ones.
 //! - [`DistributedDataParallel`]: a module whose gradients are those of the whole batch.
+//! - [`LockstepGraph`]: a region that all ranks capture as a graph, or none.
 //! - [`pipeline`]: stages of a module on several ranks, and the order in which microbatches go through them.
-//! - [`FullyShard`]: a module whose parameters lie in parts on all ranks.
+//! - [`FullyShard`]: a module whose parameters lie in parts on all ranks; [`ActivationOffload`]: saved tensors in host memory.
+//! - [`tensor_parallel`]: layers whose parameters and work the ranks divide.
 //!
 //! ```
 //! use thalweg_dist::{ReduceOp, run_ranks, simulated_devices};
@@ -40,21 +42,29 @@ mod flight;
 mod fully_shard;
 pub mod functional;
 mod group;
+mod lockstep;
 mod mesh;
 mod names;
 mod object;
+mod offload;
 pub mod pipeline;
 pub mod store;
+pub mod tensor_parallel;
 mod threads;
 mod watchdog;
 mod work;
 
 pub use coalesce::Coalescing;
-pub use data_parallel::{BucketHook, DataParallelOptions, DistributedDataParallel, bf16_compress_hook};
+pub use data_parallel::{
+    BucketHook, DataParallelOptions, DistributedDataParallel, JoinOptions, bf16_compress_hook,
+};
 pub use environment::{LaunchEnvironment, Rendezvous};
+pub use flight::{FlightSummary, RankFlight};
 pub use fully_shard::{FullyShard, FullyShardOptions, MixedPrecision, fully_shard};
 pub use group::{GroupOptions, ProcessGroup};
+pub use lockstep::LockstepGraph;
 pub use mesh::DeviceMesh;
+pub use offload::{ActivationOffload, OffloadOptions};
 pub use threads::{run_ranks, run_ranks_with, simulated_devices};
 pub use work::Work;
 
@@ -71,9 +81,34 @@ pub enum ReduceOp {
     Max,
     /// Their sum divided by the number of ranks; of integers rounded towards 0.
     Avg,
+    /// The sum of what each rank's elements are when they are multiplied by a factor of that rank; of floats. [`ReduceOp::premul_sum`] makes it.
+    PreMulSum(Factor),
+}
+
+/// A factor of [`ReduceOp::PreMulSum`].
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Factor(u64);
+
+impl Factor {
+    /// Returns the number.
+    pub const fn value(self) -> f64 {
+        f64::from_bits(self.0)
+    }
+}
+
+impl std::fmt::Debug for Factor {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}", self.value())
+    }
 }
 
 impl ReduceOp {
+    /// Returns the sum of elements that are multiplied by a factor first (`_make_nccl_premul_sum`); ranks may have different factors. The products are
+    /// rounded to the dtype.
+    pub const fn premul_sum(factor: f64) -> Self {
+        Self::PreMulSum(Factor(factor.to_bits()))
+    }
+
     /// Returns the name in PyTorch's operators.
     pub(crate) const fn name(self) -> &'static str {
         match self {
@@ -82,6 +117,7 @@ impl ReduceOp {
             Self::Min => "min",
             Self::Max => "max",
             Self::Avg => "avg",
+            Self::PreMulSum(_) => "premul_sum",
         }
     }
 }

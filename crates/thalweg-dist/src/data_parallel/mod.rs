@@ -8,6 +8,7 @@
 //! have a dtype are one bucket, and so they stay where parameters may get no gradient.
 
 mod buckets;
+mod join;
 mod reducer;
 
 use std::panic::Location;
@@ -15,10 +16,11 @@ use std::sync::Arc;
 
 use thalweg_nn::module::{Entry, EntryMut, Forward, Module};
 use thalweg_runtime::{Error, Result};
-use thalweg_tensor::Tensor;
 use thalweg_tensor::autograd::HookHandle;
 use thalweg_tensor::caller::at_line;
+use thalweg_tensor::{Tensor, no_grad};
 
+pub use self::join::JoinOptions;
 use self::reducer::Reducer;
 use crate::{ProcessGroup, ReduceOp, Work};
 
@@ -99,7 +101,7 @@ impl<M: Module> DistributedDataParallel<M> {
             verify_same(group, &named)?;
             let all: Vec<Tensor> =
                 named.iter().map(|(_, parameter)| parameter).chain(&buffers).map(Tensor::detach).collect();
-            broadcast(group, &all)?;
+            broadcast(group, &all, 0)?;
             let reducer = Arc::new(Reducer::new(group.clone(), parameters, buffers, options));
             let hooks = reducer.register()?;
             Ok(Self { module, reducer, hooks })
@@ -136,6 +138,24 @@ impl<M: Module> DistributedDataParallel<M> {
         let result = passes(self);
         self.reducer.exchange_sync(former);
         result
+    }
+
+    /// Runs a loop of training steps whose number may differ from rank to rank (`join`): a rank that is through takes part in the others' reductions
+    /// with zeros, until all are. Then the module has the parameters and buffers of the last rank. *All* ranks call it. Each forward pass inside is followed by
+    /// a backward pass; it *blocks* where the module has buffers, and *blocks* at the end until all ranks are through.
+    ///
+    /// # Errors
+    /// The loop's, without waiting for the others; those of collectives; [`Error::is_distributed`] with
+    /// [`JoinOptions::throw_on_early_termination`] if a rank is through before others.
+    #[track_caller]
+    pub fn join<T>(&self, options: JoinOptions, steps: impl FnOnce(&Self) -> Result<T>) -> Result<T> {
+        let location = Location::caller();
+        at_line(location, || self.reducer.begin_join(options))?;
+        // Whatever becomes of the loop, later passes are none of the join.
+        let _inside = join::Inside(&self.reducer);
+        let result = steps(self)?;
+        at_line(location, || no_grad(|| self.reducer.shadow()))?;
+        Ok(result)
     }
 
     /// Returns how many bytes of gradients each bucket has, in the order of their reductions.
@@ -208,14 +228,14 @@ fn verify_same(group: &ProcessGroup, named: &[(String, Tensor)]) -> Result<()> {
     Ok(())
 }
 
-/// Gives tensors rank 0's values. Asynchronous.
-fn broadcast(group: &ProcessGroup, tensors: &[Tensor]) -> Result<()> {
+/// Gives tensors the values of rank `src`. Asynchronous.
+fn broadcast(group: &ProcessGroup, tensors: &[Tensor], src: u32) -> Result<()> {
     if tensors.is_empty() {
         return Ok(());
     }
     let mut all = group.coalescing();
     for tensor in tensors {
-        all.broadcast(tensor, 0)?;
+        all.broadcast(tensor, src)?;
     }
     all.submit()?.wait()
 }

@@ -14,24 +14,25 @@ use thalweg_tensor::autograd::{HookHandle, reached};
 use thalweg_tensor::{Tensor, no_grad};
 
 use super::buckets::{Size, ordered, whole};
+use super::join::Joining;
 use super::{DataParallelOptions, broadcast};
 use crate::{ProcessGroup, ReduceOp, Work};
 
 pub(super) struct Reducer {
-    group: ProcessGroup,
-    parameters: Vec<Tensor>,
-    buffers: Vec<Tensor>,
-    options: DataParallelOptions,
+    pub(super) group: ProcessGroup,
+    pub(super) parameters: Vec<Tensor>,
+    pub(super) buffers: Vec<Tensor>,
+    pub(super) options: DataParallelOptions,
     state: Mutex<State>,
 }
 
-struct State {
-    buckets: Vec<Vec<usize>>,
+pub(super) struct State {
+    pub(super) buckets: Vec<Vec<usize>>,
     /// The bucket of each parameter.
     bucket_of: Vec<usize>,
     /// Whether the buckets are in the order in which gradients come.
-    is_rebuilt: bool,
-    is_syncing: bool,
+    pub(super) is_rebuilt: bool,
+    pub(super) is_syncing: bool,
     /// Whether a pass is expected, or under way.
     is_expecting: bool,
     /// Parameters that get no gradient, where that is known.
@@ -47,11 +48,13 @@ struct State {
     flights: Vec<Flight>,
     /// Streams on which gradients became ready.
     streams: SmallVec<[Stream; 2]>,
+    /// The join of ranks with inputs of different numbers, inside of one.
+    pub(super) join: Option<Joining>,
 }
 
 /// A bucket that is being reduced.
-struct Flight {
-    work: Work,
+pub(super) struct Flight {
+    pub(super) work: Work,
     /// The tensor that will hold the mean over the ranks.
     mean: Tensor,
     dtype: DType,
@@ -78,12 +81,13 @@ impl Reducer {
             launched: 0,
             flights: Vec::new(),
             streams: SmallVec::new(),
+            join: None,
         };
         state.take_buckets(buckets);
         Self { group, parameters, buffers, options, state: Mutex::new(state) }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    pub(super) fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -130,20 +134,31 @@ impl Reducer {
                 self.group.rank()
             )));
         }
-        // Where parameters may be left out, ranks may differ in how many came.
-        let all_come = !self.options.find_unused_parameters && !self.options.static_graph;
-        if all_come && !state.is_rebuilt && state.order.len() == self.parameters.len() {
-            self.rebuild(&mut state)?;
-        }
+        let source = match state.join.is_some() {
+            true => self.join_pass(&mut state, is_training)?,
+            false => {
+                if self.can_rebuild(&state) {
+                    self.rebuild(&mut state)?;
+                }
+                0
+            }
+        };
         if state.is_syncing && self.options.broadcast_buffers && is_training {
-            broadcast(&self.group, &self.buffers)?;
+            broadcast(&self.group, &self.buffers, source)?;
         }
         state.begin();
         Ok(())
     }
 
+    /// Returns whether the order of the buckets is to be taken from the pass before.
+    pub(super) fn can_rebuild(&self, state: &State) -> bool {
+        // Where parameters may be left out, ranks may differ in how many came.
+        let all_come = !self.options.find_unused_parameters && !self.options.static_graph;
+        all_come && !state.is_rebuilt && state.order.len() == self.parameters.len()
+    }
+
     /// Takes the order in which gradients came on rank 0 for that of the buckets.
-    fn rebuild(&self, state: &mut State) -> Result<()> {
+    pub(super) fn rebuild(&self, state: &mut State) -> Result<()> {
         let own: Vec<u8> = state.order.iter().flat_map(|&number| (number as u32).to_le_bytes()).collect();
         let first = self.group.broadcast_object(&own, 0)?;
         let order = first.as_chunks::<4>().0.iter().map(|bytes| u32::from_le_bytes(*bytes) as usize);
@@ -229,10 +244,15 @@ impl Reducer {
         let flat = Tensor::cat(&pieces, 0)?;
         // What was read of other streams' memory has been read.
         pieces.iter().for_each(|piece| piece.record_use(&current));
+        self.reduce(&flat)
+    }
+
+    /// Reduces the gradients of a bucket.
+    pub(super) fn reduce(&self, flat: &Tensor) -> Result<Flight> {
         let dtype = flat.dtype();
         let (work, mean) = match &self.options.hook {
-            Some(hook) => hook(&self.group, &flat)?,
-            None => (self.group.all_reduce(&flat, ReduceOp::Avg)?, flat.clone()),
+            Some(hook) => hook(&self.group, flat)?,
+            None => (self.group.all_reduce(flat, ReduceOp::Avg)?, flat.clone()),
         };
         if mean.elements() != flat.elements() {
             return Err(Error::invalid(format!(
@@ -253,6 +273,10 @@ impl Reducer {
             let flat = match flight.mean.dtype() == flight.dtype {
                 true => flight.mean,
                 false => flight.mean.to_dtype(flight.dtype)?,
+            };
+            let flat = match state.join.as_ref().and_then(Joining::scale) {
+                Some(scale) => flat.mul(&scale.to_dtype(flat.dtype())?)?,
+                None => flat,
             };
             for stream in &state.streams {
                 flat.record_stream(stream);
@@ -291,7 +315,7 @@ impl State {
         self.buckets = buckets;
     }
 
-    fn begin(&mut self) {
+    pub(super) fn begin(&mut self) {
         self.is_ready.fill(false);
         self.order.clear();
         self.missing = self.buckets.iter().map(Vec::len).collect();

@@ -13,7 +13,7 @@
 //! | [`broadcast`] | their sum on the source, and 0 elsewhere |
 //!
 //! As in PyTorch these are the gradients of the sum of all ranks' results: of a loss that every rank computes from the same numbers, `n` ranks give `n` times
-//! its gradient.
+//! its gradient. [`redistribute`](crate::tensor_parallel::redistribute) has the gradients of one loss that all ranks compute together.
 
 mod gradients;
 mod operators;
@@ -74,15 +74,7 @@ pub fn all_gather_tensor(input: &Tensor, gather_dim: i64, group: &ProcessGroup) 
         let dim = dimension(input, gather_dim)?;
         let arguments = [input.into(), i64::from(group.size()).into(), group.group_name().into()];
         let gathered = call(Kind::AllGather, &arguments, location)?;
-        if dim == 0 {
-            return Ok(gathered);
-        }
-        let mut shape = input.shape().to_vec();
-        let split = [&[group.size() as usize], &shape[..]].concat();
-        shape[dim] *= group.size() as usize;
-        // The ranks' dimension goes from the front to before the one that is gathered.
-        let order: Vec<usize> = (1..=dim).chain([0]).chain(dim + 1..split.len()).collect();
-        gathered.reshape(&split)?.permute(&order)?.reshape(&shape)
+        side_by_side(&gathered, dim, group.size() as usize)
     })
 }
 
@@ -107,17 +99,7 @@ pub fn reduce_scatter_tensor(
                 "input dimension {dim} ({size}) must be a multiple of group_size {ranks}"
             )));
         }
-        let mut by_rank = input.clone();
-        if dim > 0 {
-            // The ranks' parts one behind the other.
-            let mut shape = input.shape().to_vec();
-            shape[dim] /= ranks;
-            let mut split = shape.clone();
-            split.insert(dim, ranks);
-            shape[0] *= ranks;
-            let order: Vec<usize> = [dim].into_iter().chain(0..dim).chain(dim + 1..split.len()).collect();
-            by_rank = input.reshape(&split)?.permute(&order)?.reshape(&shape)?;
-        }
+        let by_rank = stacked(input, dim, ranks)?;
         let (size, name) = (i64::from(group.size()).into(), group.group_name().into());
         let arguments = [(&by_rank).into(), operation.name().into(), size, name];
         call(Kind::ReduceScatter, &arguments, location)
@@ -156,6 +138,33 @@ pub fn all_to_all_single(
         let arguments = [input.into(), output.into(), splits.into(), group.group_name().into()];
         call(Kind::AllToAll, &arguments, location)
     })
+}
+
+/// Returns the equal parts of a dimension one behind the other along dimension 0.
+pub(crate) fn stacked(tensor: &Tensor, dim: usize, parts: usize) -> Result<Tensor> {
+    if dim == 0 {
+        return Ok(tensor.clone());
+    }
+    let mut shape = tensor.shape().to_vec();
+    shape[dim] /= parts;
+    let mut split = shape.clone();
+    split.insert(dim, parts);
+    shape[0] *= parts;
+    let order: Vec<usize> = [dim].into_iter().chain(0..dim).chain(dim + 1..split.len()).collect();
+    tensor.reshape(&split)?.permute(&order)?.reshape(&shape)
+}
+
+/// Returns parts that lie one behind the other along dimension 0 as those of another dimension.
+pub(crate) fn side_by_side(tensor: &Tensor, dim: usize, parts: usize) -> Result<Tensor> {
+    if dim == 0 {
+        return Ok(tensor.clone());
+    }
+    let mut shape = tensor.shape().to_vec();
+    shape[0] /= parts;
+    let split = [&[parts], &shape[..]].concat();
+    shape[dim] *= parts;
+    let order: Vec<usize> = (1..=dim).chain([0]).chain(dim + 1..split.len()).collect();
+    tensor.reshape(&split)?.permute(&order)?.reshape(&shape)
 }
 
 /// Returns the place of a dimension, negative ones counted from the end.

@@ -17,6 +17,7 @@ fn reduced(inputs: &[Vec<f32>], operation: ReduceOp) -> Vec<f32> {
         Product => a * b,
         Min => a.min(b),
         Max => a.max(b),
+        ReduceOp::PreMulSum(_) => unreachable!("its factors have a test of their own"),
     };
     let mut result = inputs[0].clone();
     for input in &inputs[1..] {
@@ -287,4 +288,42 @@ fn a_captured_collective_repeats() {
     .unwrap();
     // 1 + 2, then doubled twice.
     assert_eq!(sums, [12.0, 12.0]);
+}
+
+#[test]
+fn factors_of_each_rank_multiply_what_it_gives() {
+    run_ranks(&simulated_devices(3).unwrap(), |group| {
+        let rank = group.rank();
+        let factor = [0.5, -2.0, 4.0][rank as usize];
+        let operation = ReduceOp::premul_sum(factor);
+        let wanted = |place: usize| 0.5 * own(0, place) - 2.0 * own(1, place) + 4.0 * own(2, place);
+        for dtype in [DType::F32, DType::F64, DType::F16, DType::Bf16] {
+            let given: Vec<f32> = (0..6).map(|place| own(rank, place)).collect();
+            let x = Tensor::from_slice(&given, &[6], group.device())?.to_dtype(dtype)?;
+            let read = |x: &Tensor| x.to_dtype(DType::F32)?.to_vec::<f32>();
+            let part = Tensor::zeros(&[2], dtype, group.device())?;
+            group.reduce_scatter_tensor(&part, &x, operation)?.wait()?;
+            let first = 2 * rank as usize;
+            assert_eq!(read(&part)?, [wanted(first), wanted(first + 1)]);
+            assert_eq!(read(&x)?, given, "an input stays");
+            let rows: Vec<Tensor> = x.chunk(3, 0)?;
+            group.reduce_scatter(&part, &rows, operation)?.wait()?;
+            assert_eq!(read(&part)?, [wanted(first), wanted(first + 1)]);
+            group.reduce(&x, 1, operation)?.wait()?;
+            let all: Vec<f32> = (0..6).map(wanted).collect();
+            assert_eq!(read(&x)?, if rank == 1 { all.clone() } else { given.clone() });
+            let x = Tensor::from_slice(&given, &[6], group.device())?.to_dtype(dtype)?;
+            group.all_reduce(&x, operation)?.wait()?;
+            assert_eq!(read(&x)?, all);
+        }
+        let whole = Tensor::zeros(&[2], DType::I32, group.device())?;
+        let error = group.all_reduce(&whole, operation).unwrap_err().to_string();
+        assert!(error.contains("PreMulSum Data type must be half, float, bfloat16 or double"), "{error}");
+        Ok(())
+    })
+    .unwrap();
+}
+
+fn own(rank: u32, place: usize) -> f32 {
+    (rank as usize * 3 + place * 2) as f32 - 5.0
 }

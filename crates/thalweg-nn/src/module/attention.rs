@@ -147,6 +147,11 @@ impl MultiheadAttention {
         })
     }
 
+    /// Returns the number of heads.
+    pub fn num_heads(&self) -> usize {
+        self.heads
+    }
+
     /// Returns the attention of queries (queries, batch, features) to keys and values (keys, batch, features), the batch first with
     /// `batch_first`, or all without a batch; and its weights. Asynchronous.
     ///

@@ -1,5 +1,7 @@
 //! Modules of modules.
 
+use std::any::Any;
+
 use thalweg_runtime::Result;
 use thalweg_tensor::Tensor;
 
@@ -32,6 +34,10 @@ impl<M: Module> Module for Option<M> {
             module.visit_mut(visitor);
         }
     }
+
+    fn any_mut(&mut self) -> Option<&mut dyn Any> {
+        self.as_mut()?.any_mut()
+    }
 }
 
 impl<M: Module + ?Sized> Module for Box<M> {
@@ -41,6 +47,10 @@ impl<M: Module + ?Sized> Module for Box<M> {
 
     fn visit_mut<'a>(&'a mut self, visitor: &mut dyn FnMut(&str, EntryMut<'a>)) {
         (**self).visit_mut(visitor);
+    }
+
+    fn any_mut(&mut self) -> Option<&mut dyn Any> {
+        (**self).any_mut()
     }
 
     fn type_name(&self) -> &'static str {

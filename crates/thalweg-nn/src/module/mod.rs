@@ -47,6 +47,7 @@ mod state;
 mod transformer;
 mod upsample;
 
+use std::any::Any;
 use std::panic::Location;
 
 use thalweg_ir::DType;
@@ -154,6 +155,11 @@ pub trait Module {
 
     /// Passes each part of the module with its name, to be changed.
     fn visit_mut<'a>(&'a mut self, visitor: &mut dyn FnMut(&str, EntryMut<'a>));
+
+    /// Returns what a function that knows this kind of module may change by its type; most modules have nothing.
+    fn any_mut(&mut self) -> Option<&mut dyn Any> {
+        None
+    }
 
     /// Returns the name of the type, for messages.
     fn type_name(&self) -> &'static str {

@@ -1,9 +1,13 @@
 //! The flight recorder: the last collectives of a rank, and how far each rank has come.
 
+mod summary;
+
 use std::collections::VecDeque;
 use std::fmt;
 
 use thalweg_runtime::Label;
+
+pub use self::summary::{FlightSummary, RankFlight};
 
 /// How many collectives are remembered.
 const REMEMBERED: usize = 64;

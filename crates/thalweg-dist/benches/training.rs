@@ -1,0 +1,311 @@
+//! A training step of GPT-2 over all GPUs of a machine: data parallel or fully sharded, eager or captured in lockstep; a line of JSON per figure.
+//!
+//! `cargo bench -p thalweg-dist --bench training -- ddp|fsdp [--ranks N] [--sim] [--layers N] [--features N] [--heads N] [--batch N] [--tokens N]
+//! [--steps N] [--captured] [--deterministic] [--priority N]`. Ranks are threads, or processes under `torchrun --no-python`. `--batch` is that of a rank. The losses are those of the
+//! first steps over the whole batch, so that `--ranks 1 --batch 16` and `--ranks 2 --batch 8` are the same training.
+//! `benches/peers/parallel.py` is the same in PyTorch.
+
+use std::time::Instant;
+
+use thalweg_dist::{
+    DataParallelOptions, DistributedDataParallel, FullyShard, FullyShardOptions, GroupOptions, LockstepGraph,
+    MixedPrecision, ProcessGroup, ReduceOp, Rendezvous, fully_shard, run_ranks_with, simulated_devices,
+};
+use thalweg_ir::DType;
+use thalweg_nn::functional::{self, AttentionOptions};
+use thalweg_nn::module::{Embedding, Forward, LayerNorm, Linear, Module};
+use thalweg_nn::optim::{AdamW, AdamWOptions};
+use thalweg_runtime::{CaptureOptions, Device, Result, Stream};
+use thalweg_tensor::Tensor;
+use thalweg_tensor::autocast::autocast;
+use thalweg_tensor::random::{DeviceGenerator, Generator};
+use thalweg_tensor::sdp::use_deterministic_algorithms;
+
+/// Steps whose losses are printed.
+const LOSSES: usize = 5;
+const VOCABULARY: usize = 50_304;
+
+#[derive(Clone)]
+struct Options {
+    is_sharded: bool,
+    is_simulated: bool,
+    is_captured: bool,
+    is_deterministic: bool,
+    ranks: Option<usize>,
+    layers: usize,
+    features: usize,
+    heads: usize,
+    batch: usize,
+    tokens: usize,
+    steps: usize,
+    /// That of the group's stream.
+    priority: i32,
+}
+
+impl Options {
+    fn parse() -> Self {
+        let arguments: Vec<String> = std::env::args().collect();
+        let has = |flag: &str| arguments.iter().any(|argument| argument == flag);
+        let after = |flag: &str| arguments.get(arguments.iter().position(|argument| argument == flag)? + 1);
+        let number = |flag: &str, default: usize| {
+            after(flag).map_or(default, |text| text.parse().expect("a whole number"))
+        };
+        Self {
+            is_sharded: has("fsdp"),
+            is_simulated: has("--sim"),
+            is_captured: has("--captured"),
+            is_deterministic: has("--deterministic"),
+            ranks: after("--ranks").map(|text| text.parse().expect("a whole number")),
+            layers: number("--layers", 12),
+            features: number("--features", 768),
+            heads: number("--heads", 12),
+            batch: number("--batch", 16),
+            tokens: number("--tokens", 1024),
+            steps: number("--steps", 5),
+            priority: after("--priority").map_or(0, |text| text.parse().expect("a whole number")),
+        }
+    }
+}
+
+#[derive(Module)]
+struct Block {
+    norm1: LayerNorm,
+    qkv: Linear,
+    projection: Linear,
+    norm2: LayerNorm,
+    expand: Linear,
+    contract: Linear,
+    #[module(skip)]
+    heads: usize,
+}
+
+impl Forward for Block {
+    fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        let [batch, tokens, features] = [x.shape()[0], x.shape()[1], x.shape()[2]];
+        let packed = self.qkv.forward(&self.norm1.forward(x)?)?;
+        let parts = packed.reshape(&[batch, tokens, 3, self.heads, features / self.heads])?.unbind(2)?;
+        let heads = |part: usize| parts[part].transpose(1, 2);
+        let options = AttentionOptions { is_causal: true, ..AttentionOptions::default() };
+        let heads = functional::scaled_dot_product_attention(&heads(0)?, &heads(1)?, &heads(2)?, options)?;
+        let heads = heads.transpose(1, 2)?.reshape(&[batch, tokens, features])?;
+        let x = x.add(&self.projection.forward(&heads)?)?;
+        x.add(&self.contract.forward(&self.expand.forward(&self.norm2.forward(&x)?)?.gelu_tanh()?)?)
+    }
+}
+
+#[derive(Module)]
+struct Gpt2<B> {
+    tokens: Embedding,
+    positions: Embedding,
+    blocks: Vec<B>,
+    norm: LayerNorm,
+}
+
+impl<B: Module + Forward> Gpt2<B> {
+    /// The head shares the weights of the embedding.
+    fn loss(&self, input: &Tensor, next: &Tensor) -> Result<Tensor> {
+        let positions = self.positions.weight.narrow(0, 0, input.shape()[1])?;
+        let mut x = self.tokens.forward(input)?.add(&positions)?;
+        for block in &self.blocks {
+            x = block.forward(&x)?;
+        }
+        let scores = functional::linear(&self.norm.forward(&x)?, &self.tokens.weight, None)?;
+        let count = next.elements();
+        functional::cross_entropy(&scores.reshape(&[count, VOCABULARY])?, &next.reshape(&[count])?)
+    }
+}
+
+/// Makes weights on the device, of which the large ones would take the host too long.
+struct Maker {
+    generator: DeviceGenerator,
+    device: Device,
+}
+
+impl Maker {
+    fn weight(&self, shape: &[usize]) -> Result<Tensor> {
+        self.generator.normal(shape, 0.0, 0.02, DType::F32)?.requires_grad_()
+    }
+
+    fn linear(&self, inputs: usize, outputs: usize) -> Result<Linear> {
+        let bias = Tensor::zeros(&[outputs], DType::F32, &self.device)?.requires_grad_()?;
+        Ok(Linear { weight: self.weight(&[outputs, inputs])?, bias: Some(bias) })
+    }
+
+    fn network<B>(&self, options: &Options, wrap: impl Fn(Block) -> Result<B>) -> Result<Gpt2<B>> {
+        let (features, device) = (options.features, &self.device);
+        let embedding = |rows| -> Result<Embedding> {
+            Ok(Embedding { weight: self.weight(&[rows, features])?, padding_idx: None })
+        };
+        let block = || -> Result<Block> {
+            Ok(Block {
+                norm1: LayerNorm::new(features, device)?,
+                qkv: self.linear(features, 3 * features)?,
+                projection: self.linear(features, features)?,
+                norm2: LayerNorm::new(features, device)?,
+                expand: self.linear(features, 4 * features)?,
+                contract: self.linear(4 * features, features)?,
+                heads: options.heads,
+            })
+        };
+        Ok(Gpt2 {
+            tokens: embedding(VOCABULARY)?,
+            positions: embedding(options.tokens)?,
+            blocks: (0..options.layers).map(|_| wrap(block()?)).collect::<Result<_>>()?,
+            norm: LayerNorm::new(features, device)?,
+        })
+    }
+}
+
+enum Network {
+    Data(DistributedDataParallel<Gpt2<Block>>),
+    Sharded(FullyShard<Gpt2<FullyShard<Block>>>),
+}
+
+impl Network {
+    fn new(options: &Options, group: &ProcessGroup) -> Result<Self> {
+        let device = group.device().clone();
+        let maker = Maker { generator: DeviceGenerator::new(1, &device)?, device };
+        if !options.is_sharded {
+            let network = maker.network(options, Ok)?;
+            let network = DistributedDataParallel::new(network, group, DataParallelOptions::default())?;
+            return Ok(Self::Data(network));
+        }
+        let mixed_precision = MixedPrecision {
+            param_dtype: Some(DType::Bf16),
+            reduce_dtype: Some(DType::F32),
+            ..MixedPrecision::default()
+        };
+        let sharding = FullyShardOptions { mixed_precision, ..FullyShardOptions::default() };
+        let network = maker.network(options, |block| fully_shard(block, group, sharding))?;
+        Ok(Self::Sharded(fully_shard(network, group, sharding)?))
+    }
+
+    fn parameters(&self) -> Vec<Tensor> {
+        match self {
+            Self::Data(network) => network.parameters(),
+            Self::Sharded(network) => network.parameters(),
+        }
+    }
+
+    fn loss(&self, input: &Tensor, next: &Tensor) -> Result<Tensor> {
+        match self {
+            Self::Data(network) => network.run(|network| {
+                let loss = autocast(DType::Bf16, || network.loss(input, next))?;
+                Ok((loss.clone(), vec![loss]))
+            }),
+            Self::Sharded(network) => network.run(|network| network.loss(input, next)),
+        }
+    }
+}
+
+/// Returns a rank's rows of the batch of all ranks.
+fn tokens(options: &Options, group: &ProcessGroup, seed: u64) -> Result<Tensor> {
+    let mut generator = Generator::new(seed);
+    let own = options.batch * options.tokens;
+    let all = own * group.size() as usize;
+    let values: Vec<i64> = (0..all).map(|_| generator.below(50_257).map_or(0, i64::from)).collect();
+    let first = own * group.rank() as usize;
+    Tensor::from_slice(&values[first..first + own], &[options.batch, options.tokens], group.device())
+}
+
+/// Returns the median time of a step in milliseconds.
+fn time(options: &Options, group: &ProcessGroup, mut step: impl FnMut() -> Result<()>) -> Result<f64> {
+    let mut times = Vec::new();
+    for _ in 0..5 {
+        group.barrier()?;
+        let begin = Instant::now();
+        (0..options.steps).try_for_each(|_| step())?;
+        group.device().synchronize()?;
+        times.push(begin.elapsed().as_secs_f64() * 1e3 / options.steps as f64);
+    }
+    times.sort_by(f64::total_cmp);
+    Ok(times[times.len() / 2])
+}
+
+fn report(name: &str, options: &Options, group: &ProcessGroup, ms: f64) {
+    if group.rank() == 0 {
+        let rate = (options.batch * options.tokens) as f64 / ms * 1e3;
+        let peak = group.device().max_memory_allocated() >> 20;
+        println!(
+            "{{\"name\": \"{name}\", \"ranks\": {}, \"ms\": {ms:.3}, \"tokens_per_s_and_gpu\": {rate:.0}, \"peak_allocated_MiB\": {peak}, \
+             \"device\": \"{}\"}}",
+            group.size(),
+            group.device().properties().name
+        );
+    }
+}
+
+fn train(options: &Options, group: &ProcessGroup) -> Result<()> {
+    let stream = Stream::new(group.device())?;
+    let _current = stream.make_current();
+    let network = Network::new(options, group)?;
+    let rates = AdamWOptions { learning_rate: 3e-4, ..AdamWOptions::default() };
+    let optimizer = AdamW::new(network.parameters(), rates)?;
+    let (input, next) = (tokens(options, group, 1)?, tokens(options, group, 2)?);
+    let step = || -> Result<Tensor> {
+        optimizer.zero_grad();
+        let loss = network.loss(&input, &next)?;
+        loss.backward()?;
+        optimizer.step()?;
+        Ok(loss.detach())
+    };
+    // The first step compiles and connects, the second one brings the buckets into their order; then a step can be captured.
+    let mean = |loss: &Tensor| -> Result<f32> {
+        let mean = loss.to_dtype(DType::F32)?;
+        group.all_reduce(&mean, ReduceOp::Avg)?.wait()?;
+        mean.item::<f32>()
+    };
+    let mut losses = vec![mean(&step()?)?, mean(&step()?)?];
+    let captured = options
+        .is_captured
+        .then(|| LockstepGraph::capture(group, CaptureOptions::default(), step))
+        .transpose()?;
+    while losses.len() < LOSSES {
+        losses.push(match &captured {
+            Some((graph, loss)) => {
+                graph.replay()?;
+                mean(loss)?
+            }
+            None => mean(&step()?)?,
+        });
+    }
+    let name = if options.is_sharded { "fsdp" } else { "ddp" };
+    if group.rank() == 0 {
+        println!("{{\"name\": \"{name}_losses\", \"ranks\": {}, \"losses\": {losses:?}}}", group.size());
+    }
+    match captured {
+        Some((graph, _)) => {
+            let replay = || graph.replay();
+            report(&format!("{name}_captured"), options, group, time(options, group, replay)?);
+            graph.verify()
+        }
+        None => {
+            report(&format!("{name}_eager"), options, group, time(options, group, || step().map(drop))?);
+            Ok(())
+        }
+    }
+}
+
+fn main() -> Result<()> {
+    let options = Options::parse();
+    use_deterministic_algorithms(options.is_deterministic);
+    let of_group = GroupOptions { stream_priority: options.priority, ..GroupOptions::default() };
+    if let Some(met) = Rendezvous::from_environment()? {
+        let device = Device::cuda(met.local_rank)?;
+        let _current = device.make_current();
+        let group = met.init_process_group(&device, of_group)?;
+        train(&options, &group)?;
+        return group.barrier();
+    }
+    let devices = if options.is_simulated {
+        simulated_devices(options.ranks.unwrap_or(2) as u32)?
+    } else {
+        let Ok(first) = Device::cuda(0) else {
+            println!("no GPU here; --sim trains on simulated ranks");
+            return Ok(());
+        };
+        let count = options.ranks.unwrap_or(first.driver().device_count() as usize);
+        (0..count as u32).map(Device::cuda).collect::<Result<_>>()?
+    };
+    run_ranks_with(&devices, &of_group, |group| train(&options, &group)).map(drop)
+}

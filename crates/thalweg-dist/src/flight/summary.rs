@@ -1,0 +1,139 @@
+//! The calls of all ranks side by side: which rank is missing in which call, and where calls differ.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::time::{Duration, Instant};
+
+use thalweg_runtime::Result;
+
+use crate::ProcessGroup;
+
+/// How often a rank that waits for the records of others looks.
+const LOOK: Duration = Duration::from_millis(20);
+
+/// The collectives of a rank, as far as it has said them.
+#[derive(Clone, PartialEq, Eq, Default, Debug)]
+pub struct RankFlight {
+    /// How many collectives the rank was given.
+    pub made: u64,
+    /// The latest one: operation and line.
+    pub last: Option<String>,
+    /// Whether the rank has said its calls since the group failed. One that is dead has not, and neither has one that has not learnt of it.
+    pub has_spoken: bool,
+    /// Its latest calls by their numbers, as far as they are known.
+    pub calls: BTreeMap<u64, String>,
+}
+
+/// The calls of all ranks of a group, and what is wrong with them; [`ProcessGroup::flight_summary`] makes it. As text it has a line per rank.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct FlightSummary {
+    /// The name of the group.
+    pub group: String,
+    /// The calls of each rank, by rank.
+    pub ranks: Vec<RankFlight>,
+}
+
+impl ProcessGroup {
+    /// Returns the calls of all ranks side by side, once the group has failed: each rank says its own when it learns of the failure, by its watchdog. *Blocks*
+    /// until all have, at most so long.
+    ///
+    /// # Errors
+    /// [`Error::is_distributed`](thalweg_runtime::Error::is_distributed) if the store cannot be reached.
+    pub fn flight_summary(&self, wait: Duration) -> Result<FlightSummary> {
+        let begin = Instant::now();
+        let mut records = self.flight_records()?;
+        while records.iter().any(Option::is_none) && begin.elapsed() < wait {
+            std::thread::sleep(LOOK.min(wait));
+            records = self.flight_records()?;
+        }
+        let rank = |(rank, record): (u32, &Option<String>)| {
+            let progress = self.0.store.find(&format!("progress/{rank}"))?;
+            let progress = progress.map(|text| String::from_utf8_lossy(&text).into_owned());
+            Ok(RankFlight::new(progress.as_deref(), record.as_deref()))
+        };
+        let ranks = (0..).zip(&records).map(rank).collect::<Result<_>>()?;
+        Ok(FlightSummary { group: self.name().to_owned(), ranks })
+    }
+}
+
+impl RankFlight {
+    /// Reads what a rank said while it went on (number and label of its latest call), and its record.
+    fn new(progress: Option<&str>, record: Option<&str>) -> Self {
+        let numbered = |text: &str, between: &str| {
+            let (number, label) = text.split_once(between)?;
+            Some((number.parse::<u64>().ok()?, label.to_owned()))
+        };
+        let call = |line: &str| numbered(line.trim().strip_prefix("call ")?, " is ");
+        let mut calls: BTreeMap<u64, String> = record.unwrap_or_default().lines().filter_map(call).collect();
+        calls.extend(progress.and_then(|text| numbered(text, " ")));
+        let last = calls.last_key_value();
+        let (made, last) = (last.map_or(0, |(number, _)| *number), last.map(|(_, label)| label.clone()));
+        Self { made, last, has_spoken: record.is_some(), calls }
+    }
+}
+
+impl FlightSummary {
+    /// Returns the greatest number of calls that a rank has made.
+    pub fn front(&self) -> u64 {
+        self.ranks.iter().map(|rank| rank.made).max().unwrap_or(0)
+    }
+
+    /// Returns the ranks that have made fewer calls than others, each with the number of the call that it is missing in.
+    pub fn missing(&self) -> Vec<(u32, u64)> {
+        let front = self.front();
+        let behind = (0..).zip(&self.ranks).filter(|(_, rank)| rank.made < front);
+        behind.map(|(number, rank)| (number, rank.made + 1)).collect()
+    }
+
+    /// Returns the first call whose operation differs between two ranks, with them.
+    pub fn difference(&self) -> Option<(u64, [u32; 2])> {
+        (1..=self.front()).find_map(|call| {
+            let mut known =
+                (0..).zip(&self.ranks).filter_map(|(rank, flight)| Some((rank, flight.calls.get(&call)?)));
+            let (first, label) = known.next()?;
+            let other = known.find(|(_, other)| operation(other) != operation(label))?;
+            Some((call, [first, other.0]))
+        })
+    }
+
+    /// Returns a call as a rank that has made it says it, with that rank.
+    fn call(&self, call: u64) -> Option<(u32, &str)> {
+        (0..).zip(&self.ranks).find_map(|(rank, flight)| Some((rank, flight.calls.get(&call)?.as_str())))
+    }
+
+    fn label(&self, rank: u32, call: u64) -> &str {
+        self.ranks[rank as usize].calls.get(&call).map_or("unknown", String::as_str)
+    }
+}
+
+/// Returns the operation of a label, without its line.
+fn operation(label: &str) -> &str {
+    label.split_once(" at ").map_or(label, |(operation, _)| operation)
+}
+
+impl fmt::Display for FlightSummary {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let front = self.front();
+        writeln!(f, "the group \"{}\" of {} ranks, {front} calls:", self.group, self.ranks.len())?;
+        for (number, rank) in (0..).zip(&self.ranks) {
+            let last = rank.last.as_deref().unwrap_or("none");
+            write!(f, "  rank {number}: ")?;
+            if rank.made == front {
+                write!(f, "has made all calls; the last is {last}")?;
+            } else {
+                let call = rank.made + 1;
+                write!(f, "is missing in call {call}")?;
+                if let Some((other, label)) = self.call(call) {
+                    write!(f, ", which is {label} on rank {other}")?;
+                }
+                write!(f, "; its last call is {last}")?;
+            }
+            writeln!(f, "{}", if rank.has_spoken { "" } else { "; silent since the group failed" })?;
+        }
+        if let Some((call, [one, two])) = self.difference() {
+            let (first, second) = (self.label(one, call), self.label(two, call));
+            writeln!(f, "  call {call} differs: {first} on rank {one}, {second} on rank {two}")?;
+        }
+        Ok(())
+    }
+}

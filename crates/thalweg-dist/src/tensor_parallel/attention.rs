@@ -1,0 +1,81 @@
+//! [`ParallelAttention`]: self-attention whose heads are divided among ranks.
+
+use std::panic::Location;
+
+use thalweg_nn::functional::{AttentionOptions, scaled_dot_product_attention};
+use thalweg_nn::module::{Forward, Linear, Module, MultiheadAttention};
+use thalweg_runtime::{Error, Result};
+use thalweg_tensor::Tensor;
+use thalweg_tensor::caller::in_call;
+
+use super::layers::Parallel;
+use super::style::{ColwiseParallel, RowwiseParallel};
+
+/// Self-attention of (batch, tokens, features) whose heads a plan may divide: queries, keys and values come from one layer, `in_proj`, whose outputs are
+/// divided head by head, and the inputs of `out_proj` are divided. [`styles`](Self::styles) are the plan's.
+#[derive(Module)]
+pub struct ParallelAttention {
+    /// (3 · features, features): queries, keys and values one below the other, as in PyTorch.
+    pub in_proj: Parallel<Linear>,
+    /// (features, features).
+    pub out_proj: Parallel<Linear>,
+    #[module(skip)]
+    head_features: usize,
+    #[module(skip)]
+    is_causal: bool,
+}
+
+impl ParallelAttention {
+    /// Makes the layer of a `MultiheadAttention`'s parameters, which it takes over.
+    ///
+    /// # Errors
+    /// [`Error::is_invalid_argument`] if keys or values have other features than queries, or a key and a value are added to the sequence.
+    #[track_caller]
+    pub fn new(attention: MultiheadAttention, is_causal: bool) -> Result<Self> {
+        in_call("ParallelAttention", &[], Location::caller(), || {
+            let named = attention.named_parameters();
+            let find =
+                |name: &str| named.iter().find(|(other, _)| other == name).map(|(_, tensor)| tensor.clone());
+            let (Some(in_weight), Some(out_weight)) = (find("in_proj_weight"), find("out_proj.weight"))
+            else {
+                return Err(Error::invalid(
+                    "keys and values have as many features as queries (no `kdim`, `vdim`)",
+                ));
+            };
+            if find("bias_k").is_some() {
+                return Err(Error::invalid("no key and value are added to the sequence (`add_bias_kv`)"));
+            }
+            let head_features = out_weight.shape()[0] / attention.num_heads();
+            let in_proj = Parallel::new(Linear { weight: in_weight, bias: find("in_proj_bias") });
+            let out_proj = Parallel::new(Linear { weight: out_weight, bias: find("out_proj.bias") });
+            Ok(Self { in_proj, out_proj, head_features, is_causal })
+        })
+    }
+
+    /// Returns the styles of `in_proj` and `out_proj`, for input and output that are whole; set their layouts for others.
+    pub fn styles() -> (ColwiseParallel, RowwiseParallel) {
+        (ColwiseParallel { packed: 3, ..ColwiseParallel::default() }, RowwiseParallel::default())
+    }
+}
+
+impl Forward for ParallelAttention {
+    #[track_caller]
+    fn forward(&self, input: &Tensor) -> Result<Tensor> {
+        in_call("ParallelAttention", &[input], Location::caller(), || {
+            let parts = self.in_proj.forward(input)?.chunk(3, -1)?;
+            let width = self.head_features;
+            // As many heads as this rank has.
+            let own = parts[0].size(-1)?;
+            if !own.is_multiple_of(width) {
+                return Err(Error::invalid(format!(
+                    "num_heads must be divisible by the mesh size: a rank has {own} features, and a head {width}"
+                )));
+            }
+            let heads = |part: &Tensor| part.unflatten(-1, &[-1, width as i64])?.transpose(-2, -3);
+            let options = AttentionOptions { is_causal: self.is_causal, ..AttentionOptions::default() };
+            let [q, k, v] = [heads(&parts[0])?, heads(&parts[1])?, heads(&parts[2])?];
+            let attended = scaled_dot_product_attention(&q, &k, &v, options)?;
+            self.out_proj.forward(&attended.transpose(-2, -3)?.flatten(-2, -1)?)
+        })
+    }
+}

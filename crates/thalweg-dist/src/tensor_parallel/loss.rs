@@ -1,0 +1,102 @@
+//! Cross entropy of scores whose classes are divided among ranks (`loss_parallel`).
+
+use std::panic::Location;
+
+use thalweg_ir::DType;
+use thalweg_nn::functional::{ClassLossOptions, Reduction};
+use thalweg_runtime::{Error, Result};
+use thalweg_tensor::Tensor;
+use thalweg_tensor::caller::in_call;
+
+use super::placement::{Placement, redistribute};
+use crate::ProcessGroup;
+
+/// Returns the cross entropy of scores whose classes are divided among the ranks, as a [`ColwiseParallel`](super::ColwiseParallel) head gives them
+/// (`torch.nn.functional.cross_entropy` in `torch.distributed.tensor.parallel.loss_parallel`): input (classes / ranks), (rows, classes / ranks) or (rows,
+/// classes / ranks, …), target () or (rows, …) of i64, whole on every rank, and so is the result. The scores are not gathered: two numbers per row and rank travel, and none in the
+/// backward pass. A class out of range makes the result NaN. Asynchronous.
+///
+/// # Errors
+/// [`Error::is_invalid_argument`] if the shapes do not fit, or for label smoothing; those of collectives.
+#[track_caller]
+pub fn cross_entropy(
+    input: &Tensor,
+    target: &Tensor,
+    options: ClassLossOptions,
+    group: &ProcessGroup,
+) -> Result<Tensor> {
+    in_call("cross_entropy", &[input, target], Location::caller(), || {
+        if options.label_smoothing != 0.0 {
+            return Err(Error::invalid("loss_parallel() does not support label_smoothing"));
+        }
+        if input.rank() == 0 {
+            return Err(Error::invalid("the input has no dimension of classes"));
+        }
+        let class_dim = usize::from(input.rank() > 1);
+        let mut rows = input.shape().to_vec();
+        let classes = rows.remove(class_dim);
+        if target.shape() != rows || target.dtype() != DType::I64 {
+            return Err(Error::invalid(format!(
+                "the target is {} {:?}, not int64 {rows:?}",
+                target.dtype(),
+                target.shape()
+            )));
+        }
+        let whole = classes.checked_mul(group.size() as usize).ok_or_else(|| {
+            Error::invalid(format!("{classes} classes on each of {} ranks are too many", group.size()))
+        })?;
+        let dim = class_dim as i64;
+        let wide = if input.dtype() == DType::F64 { DType::F64 } else { DType::F32 };
+        // Per row: the logarithm of the sum of this rank's exponentials, and the target's score where this rank has it.
+        let scores = input.to_dtype(wide)?;
+        let own = Own::new(target, classes, group)?;
+        let known = own.pick(&scores, dim)?;
+        let part = Tensor::stack(&[scores.logsumexp(&[dim], false)?, known], 0)?.unsqueeze(0)?;
+        let (shard, replicate) = (Placement::Shard(0), Placement::Replicate);
+        let parts = redistribute(&part, group, shard, replicate, replicate)?;
+        let normalizer = parts.select(1, 0)?.logsumexp(&[0], false)?;
+        let losses = normalizer.sub(&parts.select(1, 1)?.sum(&[0], false)?)?;
+        reduce(&losses, target, whole as i64, options)
+    })
+}
+
+/// The rows whose class a rank has.
+struct Own {
+    has: Tensor,
+    /// The class among this rank's; 0 where it has not the row's.
+    class: Tensor,
+}
+
+impl Own {
+    fn new(target: &Tensor, classes: usize, group: &ProcessGroup) -> Result<Self> {
+        let class = target.sub_scalar(i64::from(group.rank()) * classes as i64)?;
+        let has = class.ge_scalar(0i64)?.logical_and(&class.lt_scalar(classes as i64)?)?;
+        let zero = Tensor::zeros(&[], DType::I64, target.device())?;
+        let class = has.select_where(&class, &zero)?;
+        Ok(Self { has, class })
+    }
+
+    /// Returns the scores at the classes, and 0 in other rows.
+    fn pick(&self, scores: &Tensor, dim: i64) -> Result<Tensor> {
+        let picked = scores.gather(dim, &self.class.unsqueeze(dim)?)?.squeeze(dim)?;
+        let zero = Tensor::zeros(&[], picked.dtype(), picked.device())?;
+        self.has.select_where(&picked, &zero)
+    }
+}
+
+/// Returns the reduction of losses per row: 0 where the target is ignored, NaN where it is no class.
+fn reduce(losses: &Tensor, target: &Tensor, classes: i64, options: ClassLossOptions) -> Result<Tensor> {
+    let number = |value: f64| Tensor::full(&[], value, losses.dtype(), losses.device());
+    let counts = target.ne_scalar(options.ignore_index)?;
+    let is_class = target.ge_scalar(0i64)?.logical_and(&target.lt_scalar(classes)?)?;
+    let losses = is_class.select_where(losses, &number(f64::NAN)?)?;
+    let losses = counts.select_where(&losses, &number(0.0)?)?;
+    match options.reduction {
+        Reduction::None => Ok(losses),
+        Reduction::Sum => losses.sum(&[], false),
+        Reduction::Mean => {
+            let count = counts.to_dtype(losses.dtype())?.sum(&[], false)?;
+            losses.sum(&[], false)?.div(&count)
+        }
+    }
+}

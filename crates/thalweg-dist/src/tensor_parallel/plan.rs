@@ -1,0 +1,336 @@
+//! [`parallelize_module`]: a plan is carried out, and what it has divided is known.
+
+use std::panic::Location;
+
+use thalweg_nn::module::{EntryMut, Module, StateDict};
+use thalweg_nn::optim::{clip_grads_with_norm_, get_total_norm};
+use thalweg_runtime::{Error, Result};
+use thalweg_tensor::caller::at_line;
+use thalweg_tensor::{Tensor, no_grad};
+
+use super::Placement;
+use super::layers::Slot;
+use super::split::Split;
+use super::style::{ColwiseParallel, ParallelStyle};
+use crate::{DeviceMesh, ProcessGroup, ReduceOp};
+
+/// Divides the layers of a module among the ranks of a mesh of one dimension (`torch.distributed.tensor.parallel.parallelize_module`): a plan names parts of
+/// the module, whose fields are [`Parallel`](super::Parallel), and their styles. In a name each `*` stands for any characters and `?` for one, but
+/// for points: `blocks.*.up`. Parameters and buffers get the values of the mesh's first rank, those that the plan does not name as well. Make optimizers and
+/// [`fully_shard`](crate::fully_shard) or [`DistributedDataParallel`](crate::DistributedDataParallel) of another dimension behind it. Asynchronous.
+///
+/// # Errors
+/// [`Error::is_invalid_argument`] if the mesh has several dimensions, a name has no part, a part is no [`Parallel`](super::Parallel) or has a style already, the style
+/// is none for it, or the ranks do not divide a dimension; the module is then as it was. Those of collectives.
+#[track_caller]
+pub fn parallelize_module<M: Module>(
+    module: &mut M,
+    device_mesh: &DeviceMesh,
+    parallelize_plan: &[(&str, ParallelStyle)],
+) -> Result<TensorParallel> {
+    at_line(Location::caller(), || {
+        let names = device_mesh.names();
+        let [name] = names[..] else {
+            return Err(Error::invalid(format!(
+                "parallelize_module takes a one-dimensional DeviceMesh, not one of {names:?}: `submesh` has one of its dimensions"
+            )));
+        };
+        let group = device_mesh.group(name)?.clone();
+        check_devices(module, &group)?;
+        let mut work =
+            Work { group, carries_out: false, named: Vec::new(), tied: Vec::new(), divided: Vec::new() };
+        // Once to find what does not fit, and once to do it.
+        for carries_out in [false, true] {
+            work.carries_out = carries_out;
+            for (path, style) in parallelize_plan {
+                check(style)?;
+                let tokens: Vec<&str> = path.split('.').filter(|token| !token.is_empty()).collect();
+                work.apply(module, "", &tokens, style)?;
+            }
+        }
+        work.same_values(module)?;
+        Ok(TensorParallel { group: work.group, divided: work.divided })
+    })
+}
+
+/// Checks a style by itself.
+fn check(style: &ParallelStyle) -> Result<()> {
+    match style {
+        ParallelStyle::Colwise(ColwiseParallel { input_layouts, reduce_gradient: false, .. })
+            if *input_layouts != Placement::Replicate =>
+        {
+            Err(Error::invalid(format!(
+                "ColwiseParallel: with reduce_gradient=false the input is whole, not {input_layouts}"
+            )))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn check_devices(module: &impl Module, group: &ProcessGroup) -> Result<()> {
+    for (name, parameter) in module.named_parameters() {
+        if parameter.device() != group.device() {
+            return Err(Error::invalid(format!(
+                "parallelize_module: the parameter `{name}` is on {}, and rank {} of the mesh is {}",
+                parameter.device(),
+                group.rank(),
+                group.device()
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// A plan that is being carried out.
+struct Work {
+    group: ProcessGroup,
+    /// Whether it changes the module, and does not only look whether it can.
+    carries_out: bool,
+    /// The modules that the plan names.
+    named: Vec<String>,
+    /// Parameters that were divided, with this rank's parts: those that stand in several places stay one.
+    tied: Vec<(Tensor, Split, Tensor)>,
+    divided: Vec<(String, Split)>,
+}
+
+impl Work {
+    /// Applies a style to the parts of a module that a path names.
+    fn apply(
+        &mut self,
+        module: &mut dyn Module,
+        prefix: &str,
+        tokens: &[&str],
+        style: &ParallelStyle,
+    ) -> Result<()> {
+        let Some((token, rest)) = tokens.split_first() else { return self.apply_here(module, prefix, style) };
+        let (mut outcome, mut names) = (Ok(()), Vec::new());
+        let mut found = false;
+        module.visit_mut(&mut |name, entry| {
+            let EntryMut::Child(child) = entry else { return };
+            names.push(name.to_owned());
+            if outcome.is_ok() && matches(name, token) {
+                found = true;
+                outcome = self.apply(child, &joined(prefix, name), rest, style);
+            }
+        });
+        outcome?;
+        if found {
+            return Ok(());
+        }
+        let place = if prefix.is_empty() { module.type_name().to_owned() } else { format!("`{prefix}`") };
+        Err(Error::invalid(format!(
+            "Parallelize plan key could not be resolved: no submodule matching token '{token}' in {place}, which has {names:?}"
+        )))
+    }
+
+    /// Applies a style to a module itself.
+    fn apply_here(&mut self, module: &mut dyn Module, path: &str, style: &ParallelStyle) -> Result<()> {
+        let kind = module.type_name();
+        let slot = module.any_mut().and_then(|any| any.downcast_mut::<Slot>()).ok_or_else(|| {
+            Error::invalid(format!(
+                "parallelize_module: `{path}` is a {kind}, and {} needs a Parallel<{kind}>",
+                style.name()
+            ))
+        })?;
+        let split = slot.split;
+        if self.carries_out {
+            slot.applied = Some((*style, self.group.clone()));
+        } else if slot.applied.is_some() || self.named.iter().any(|named| named == path) {
+            return Err(Error::invalid(format!("parallelize_module: `{path}` has a style already")));
+        } else {
+            self.named.push(path.to_owned());
+        }
+        // A module without parameters may not have the style either.
+        split(style, "weight")
+            .map_err(|error| error.context(format!("parallelize_module: `{path}`, a {kind}")))?;
+        let mut outcome = Ok(());
+        module.visit_mut(&mut |name, entry| {
+            let EntryMut::Parameter(parameter) = entry else { return };
+            if outcome.is_ok() {
+                let whole = joined(path, name);
+                outcome = split(style, name).and_then(|split| match split {
+                    Some(split) => self.divide(&whole, parameter, split),
+                    None => Ok(()),
+                });
+            }
+        });
+        outcome
+    }
+
+    /// Puts this rank's part in the place of a parameter.
+    fn divide(&mut self, name: &str, parameter: &mut Tensor, split: Split) -> Result<()> {
+        let group = &self.group;
+        split.part(name, parameter.shape(), group.size() as usize)?;
+        if !self.carries_out {
+            return Ok(());
+        }
+        self.divided.push((name.to_owned(), split));
+        let known = self.tied.iter().find(|(whole, by, _)| whole.is_same(parameter) && *by == split);
+        if let Some((_, _, local)) = known {
+            *parameter = local.clone();
+            return Ok(());
+        }
+        let local = no_grad(|| {
+            let values = parameter.detach().contiguous()?;
+            group.broadcast(&values, 0)?.wait()?;
+            split.local(name, &values, group)
+        })?;
+        local.set_requires_grad(parameter.requires_grad())?;
+        self.tied.push((parameter.clone(), split, local.clone()));
+        *parameter = local;
+        Ok(())
+    }
+
+    /// Gives what was not divided the values of the first rank.
+    fn same_values(&self, module: &impl Module) -> Result<()> {
+        let is_divided = |tensor: &Tensor| self.tied.iter().any(|(_, _, local)| local.is_same(tensor));
+        let (parameters, buffers) = (module.named_parameters(), module.named_buffers());
+        let whole = parameters.into_iter().chain(buffers).filter(|(_, tensor)| !is_divided(tensor));
+        no_grad(|| {
+            for (_, tensor) in whole {
+                let tensor = tensor.detach();
+                let values = tensor.contiguous()?;
+                self.group.broadcast(&values, 0)?.wait()?;
+                if !tensor.is_contiguous() {
+                    tensor.copy_(&values)?;
+                }
+            }
+            Ok(())
+        })
+    }
+}
+
+fn joined(prefix: &str, name: &str) -> String {
+    if prefix.is_empty() { name.to_owned() } else { format!("{prefix}.{name}") }
+}
+
+/// Returns whether a name fits a pattern with `*` and `?`.
+fn matches(name: &str, pattern: &str) -> bool {
+    let Some(first) = pattern.chars().next() else { return name.is_empty() };
+    let (rest, mut others) = (&pattern[first.len_utf8()..], name.chars());
+    match (first, others.next()) {
+        ('*', _) => {
+            let ends = name.char_indices().map(|(at, _)| at).chain([name.len()]);
+            ends.into_iter().any(|at| matches(&name[at..], rest))
+        }
+        ('?', Some(_)) => matches(others.as_str(), rest),
+        (wanted, Some(found)) => wanted == found && matches(others.as_str(), rest),
+        (_, None) => false,
+    }
+}
+
+/// A module's division among ranks, by the names of its parameters: what state dictionaries and norms of the whole module need to know.
+#[derive(Clone, Debug)]
+pub struct TensorParallel {
+    group: ProcessGroup,
+    divided: Vec<(String, Split)>,
+}
+
+impl TensorParallel {
+    /// Returns the process group.
+    pub fn group(&self) -> &ProcessGroup {
+        &self.group
+    }
+
+    /// Returns how a parameter is divided; `None` of others, which every rank has whole.
+    pub fn split(&self, name: &str) -> Option<Split> {
+        self.divided.iter().find(|(divided, _)| divided == name).map(|(_, split)| *split)
+    }
+
+    /// Returns whole tensors of this rank's parts by the names of parameters, on every rank: of a state dictionary, say, or of gradients. All ranks call it with the
+    /// same names. Asynchronous.
+    ///
+    /// # Errors
+    /// Those of collectives.
+    #[track_caller]
+    pub fn full_state_dict(&self, local: &StateDict) -> Result<StateDict> {
+        at_line(Location::caller(), || {
+            let whole = |(name, tensor): (&String, &Tensor)| {
+                let whole = self.split(name).map(|split| split.whole(&tensor.detach(), &self.group));
+                Ok((name.clone(), whole.transpose()?.unwrap_or_else(|| tensor.clone())))
+            };
+            local.iter().map(whole).collect()
+        })
+    }
+
+    /// Returns this rank's parts of whole tensors by the names of parameters: what [`Module::load_state_dict`] and
+    /// [`FullyShard::load_full_state_dict`](crate::FullyShard::load_full_state_dict) take. Asynchronous.
+    ///
+    /// # Errors
+    /// [`Error::is_invalid_argument`] if the ranks do not divide a dimension.
+    #[track_caller]
+    pub fn local_state_dict(&self, whole: &StateDict) -> Result<StateDict> {
+        at_line(Location::caller(), || {
+            let local = |(name, tensor): (&String, &Tensor)| {
+                let local = self.split(name).map(|split| split.local(name, &tensor.detach(), &self.group));
+                Ok((name.clone(), local.transpose()?.unwrap_or_else(|| tensor.clone())))
+            };
+            whole.iter().map(local).collect()
+        })
+    }
+
+    /// Scales the gradients of a module so that the norm of all of them, over all ranks, is at most `max_norm`, and returns the norm that they had
+    /// (`clip_grad_norm_`). `shards` is the group over which [`fully_shard`](crate::fully_shard) has sharded the module, if it has. All ranks call it.
+    /// Asynchronous.
+    ///
+    /// # Errors
+    /// [`Error::is_invalid_argument`] if there is no gradient, or a number is not above 0; those of collectives.
+    #[track_caller]
+    pub fn clip_grad_norm_(
+        &self,
+        module: &impl Module,
+        max_norm: f64,
+        norm_type: f64,
+        shards: Option<&ProcessGroup>,
+    ) -> Result<Tensor> {
+        at_line(Location::caller(), || {
+            let named = module.named_parameters();
+            let gradients = |is_divided: bool| -> Vec<Tensor> {
+                let chosen = named.iter().filter(|(name, _)| self.split(name).is_some() == is_divided);
+                chosen.filter_map(|(_, parameter)| parameter.grad()).collect()
+            };
+            let (divided, whole) = (gradients(true), gradients(false));
+            no_grad(|| {
+                let total = Total { norm_type, max_norm };
+                let divided = total.over(&divided, &[Some(&self.group), shards])?;
+                let whole = total.over(&whole, &[shards])?;
+                let norm = match (divided, whole) {
+                    (Some(divided), Some(whole)) => get_total_norm(&[divided, whole], norm_type)?,
+                    (Some(norm), None) | (None, Some(norm)) => norm,
+                    (None, None) => {
+                        return Err(Error::invalid(
+                            "clip_grad_norm_: no parameter has a gradient; run backward first",
+                        ));
+                    }
+                };
+                let parameters: Vec<Tensor> = named.iter().map(|(_, parameter)| parameter.clone()).collect();
+                clip_grads_with_norm_(&parameters, total.max_norm, &norm)?;
+                Ok(norm)
+            })
+        })
+    }
+}
+
+/// A norm over ranks.
+struct Total {
+    norm_type: f64,
+    max_norm: f64,
+}
+
+impl Total {
+    /// Returns the norm of tensors that are parts of others, over all ranks of groups; `None` of no tensors.
+    fn over(&self, tensors: &[Tensor], groups: &[Option<&ProcessGroup>]) -> Result<Option<Tensor>> {
+        if tensors.is_empty() {
+            return Ok(None);
+        }
+        let own = get_total_norm(tensors, self.norm_type)?;
+        let groups = groups.iter().flatten();
+        if self.norm_type == f64::INFINITY {
+            groups.into_iter().try_for_each(|group| group.all_reduce(&own, ReduceOp::Max)?.wait())?;
+            return Ok(Some(own));
+        }
+        let sum = own.pow_scalar(self.norm_type)?;
+        groups.into_iter().try_for_each(|group| group.all_reduce(&sum, ReduceOp::Sum)?.wait())?;
+        Ok(Some(sum.pow_scalar(1.0 / self.norm_type)?))
+    }
+}
