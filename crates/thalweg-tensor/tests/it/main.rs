@@ -49,6 +49,7 @@ mod reductions;
 mod rules;
 mod sanitizer;
 mod scans;
+mod scatters;
 mod second_order;
 mod stream_order;
 mod streams;
