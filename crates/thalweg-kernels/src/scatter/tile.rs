@@ -341,7 +341,7 @@ extern \"C\" __global__ void __launch_bounds__(512, 2) NAME(const __grid_constan
         __syncthreads();
         if (is_replace) {
             for (u32 cell = thread; cell < cells; cell += 512) {
-                const u32 place = wide == 1 ? cell : cell / wide, c = cell - place * wide, last = claims[cell];
+                const u32 last = claims[cell];
                 if (last > 0) {
                     const u32 k = wide == 1 ? last - 1 : (last - 1) / wide;
                     tile[cell] = LOAD(source[k * x.source_strides[1] + (last - 1 - k * wide) * x.source_strides[2]]);

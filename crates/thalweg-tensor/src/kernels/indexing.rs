@@ -1,5 +1,7 @@
 //! Reading and writing at indices in device memory: gathering, scattering, embedding with its gradient, and copying in place.
 
+use std::slice::from_ref;
+
 use smallvec::SmallVec;
 use thalweg_ir::{DType, Dimensions, Shape};
 use thalweg_kernels::embedding::EmbeddingBackward as Sizes;
@@ -8,7 +10,7 @@ use thalweg_kernels::scatter::rows::ScatterRows;
 use thalweg_kernels::scatter::tile::ScatterTile;
 use thalweg_kernels::scatter::{Combine, ScatterReduce};
 use thalweg_kernels::{NativeKernel, Placed};
-use thalweg_ops::structured::{EMBEDDING, GATHER, INDEX_COPY};
+use thalweg_ops::structured::{EMBEDDING, GATHER, INDEX_COPY, NLL_LOSS, NLL_LOSS_WEIGHTED};
 use thalweg_ops::{DTypes, LoopOp, Placement, forward};
 use thalweg_runtime::{Error, Label, RangeOf, Result, Telling};
 
@@ -19,18 +21,20 @@ use crate::tensor::{Tensor, Tensors};
 
 /// Returns whether an operator of the table is one of this module's.
 pub(crate) fn is_indexing(operator: &LoopOp) -> bool {
-    [&EMBEDDING, &INDEX_COPY, &GATHER].iter().any(|indexing| indexing.name == operator.name)
+    [&EMBEDDING, &INDEX_COPY, &GATHER, &NLL_LOSS, &NLL_LOSS_WEIGHTED]
+        .iter()
+        .any(|indexing| indexing.name == operator.name)
 }
 
-fn strided(rows: &[usize], inner: &[usize]) -> Placement {
+pub(super) fn strided(rows: &[usize], inner: &[usize]) -> Placement {
     Placement::Strided { rows: widen(rows), inner: widen(inner) }
 }
 
 /// Launches an operator of this module over rows and inner dimensions.
-fn run(
+pub(super) fn run(
     operator: &'static LoopOp,
     (rows, inner): (&[usize], &[usize]),
-    (inputs, output): (&[&Tensor], &Tensor),
+    (inputs, outputs): (&[&Tensor], &[Tensor]),
     placements: SmallVec<[Placement; 8]>,
     scalars: &[u64],
     label: Label,
@@ -50,7 +54,7 @@ fn run(
         scalars,
         label,
     }
-    .run(inputs, std::slice::from_ref(output))
+    .run(inputs, outputs)
 }
 
 /// Numbers and features of an embedding, and its indices as one contiguous dimension.
@@ -79,7 +83,7 @@ pub(crate) fn embedding(call: &Call<'_>) -> Result<Tensors> {
     run(
         &EMBEDDING,
         (&[indices.elements(), features], &[]),
-        (&[&weight, &indices], &result),
+        (&[&weight, &indices], from_ref(&result)),
         placements.into_iter().collect(),
         &[embeddings as u64, features as u64],
         call.label,
@@ -168,7 +172,7 @@ pub(crate) fn gather(call: &Call<'_>) -> Result<Tensors> {
         run(
             &GATHER,
             (&rows, &[]),
-            (&[&source, index], &result),
+            (&[&source, index], from_ref(&result)),
             placements.into_iter().collect(),
             &[extent as u64, inner as u64],
             call.label,
@@ -415,7 +419,7 @@ pub(crate) fn index_copy(
     run(
         &INDEX_COPY,
         (&rows, &[]),
-        (&[&source, index], target),
+        (&[&source, index], from_ref(target)),
         placements.into_iter().collect(),
         &[shape[1] as u64, outputs[0], outputs[1], outputs[2]],
         label,
