@@ -104,6 +104,9 @@ pub fn sources() -> Vec<(String, String)> {
     for dtype in scatter::DTYPES {
         all.push((scatter::name(dtype).to_owned(), scatter::print(dtype)));
     }
+    all.extend(scatter::group::sources());
+    all.extend(scatter::rows::sources());
+    all.extend(scatter::tile::sources());
     all.extend(scan::sources());
     all.extend(sort::sources());
     all.extend(search::sources());

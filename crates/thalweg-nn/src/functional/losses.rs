@@ -84,7 +84,7 @@ pub fn cross_entropy_with(input: &Tensor, target: &Tensor, options: ClassLossOpt
                 options.label_smoothing
             )));
         }
-        class_loss("cross_entropy", input, target, options, location)
+        class_loss(input, target, options, location)
     })
 }
 
@@ -97,12 +97,19 @@ pub fn nll_loss(log_probabilities: &Tensor, target: &Tensor, options: ClassLossO
         if options.label_smoothing != 0.0 {
             return Err(Error::invalid("only cross_entropy takes label_smoothing"));
         }
-        class_loss("nll_loss", log_probabilities, target, options, location)
+        let reduction = match options.reduction {
+            Reduction::None => 0_i64,
+            Reduction::Mean => 1,
+            Reduction::Sum => 2,
+        };
+        let (none, ignored): (Argument<'_>, Argument<'_>) = (Argument::None, options.ignore_index.into());
+        let arguments = [log_probabilities.into(), target.into(), none, reduction.into(), ignored];
+        let label = label_at("nll_loss", location);
+        Ok(operator!("nll_loss").call(&arguments, None, label)?.swap_remove(0))
     })
 }
 
 fn class_loss(
-    name: &'static str,
     input: &Tensor,
     target: &Tensor,
     options: ClassLossOptions,
@@ -117,9 +124,8 @@ fn class_loss(
     if target.shape() != rows.as_slice() {
         return Err(Error::invalid(format!("the target is {:?}, not {rows:?}", target.shape())));
     }
-    let operator = match (name, options.label_smoothing) {
-        ("nll_loss", _) => operator!("thalweg::nll_loss"),
-        (_, 0.0) => operator!("thalweg::cross_entropy"),
+    let operator = match options.label_smoothing {
+        0.0 => operator!("thalweg::cross_entropy"),
         _ => operator!("thalweg::cross_entropy_smoothed"),
     };
     let ignored = Scalar::I64(options.ignore_index);
@@ -134,7 +140,7 @@ fn class_loss(
         arguments.push(Scalar::F64(options.label_smoothing).into());
     }
     arguments.push(Argument::Ints(&dimension));
-    let losses = operator.call(&arguments, None, label_at(name, location))?.swap_remove(0);
+    let losses = operator.call(&arguments, None, label_at("cross_entropy", location))?.swap_remove(0);
     match options.reduction {
         Reduction::None => Ok(losses),
         Reduction::Sum => losses.sum(&[], false),

@@ -1,9 +1,10 @@
 //! Losses over classes. The row's points are the classes; one kernel gives the loss of every row.
 //!
 //! A class is an i64 of its row. A row of class `ignore_index` has loss 0 and does not count in a mean. Any other class that is
-//! not one of the row's makes the loss NaN, and the gradient of the whole row with it; the loss's kernel [reports](thalweg_ir::Report) it.
+//! not one of the row's makes the loss NaN, and the gradient of the whole row of a cross entropy with it (that of [`NLL_LOSS`] is 0); the
+//! loss's kernel [reports](thalweg_ir::Report) it.
 
-use thalweg_ir::{BodyBuilder, DType, Dimension, OutputPlace, ReduceOp, Value};
+use thalweg_ir::{BodyBuilder, DType, Dimension, OutputPlace, ReduceOp, Scalar, Value};
 
 use super::shifted_exponentials;
 use crate::definition::{DTypeRule, LoopOp, Signature, Sizes, Space, scalar};
@@ -155,22 +156,49 @@ pub static CROSS_ENTROPY_SMOOTHED: LoopOp = loss(
     },
 );
 
-/// −x at the row's class, for each row of logarithms of probabilities.
-pub static NLL_LOSS: LoopOp = loss(
-    "nll_loss",
-    "−x at the row's class, for each row; 0 where the class is ignored, NaN where it is out of range.",
-    &["classes", "ignore_index"],
-    |b, signature| {
-        let x = b.input(signature.inputs[0]).to(signature.compute);
-        let classes = Classes::new(b);
-        classes.check(b);
-        // Where the class is out of range all points count, so that the gradient of each is NaN too.
-        let value = x * classes.validity(x);
-        let counts = classes.is_class(b).or(classes.is_wrong());
-        let loss = -b.reduce(ReduceOp::Sum, counts.select(value, value.like(0.0)));
-        b.output(classes.counted(loss), signature.outputs[0], OutputPlace::Row);
-    },
-);
+/// −x at the row's class, for each row of logarithms of probabilities, and whether the class counts, 1 or 0. Rows: what is outside of the
+/// classes, and inside. Inputs: x (outer, classes, inner), gathered; the classes.
+pub static NLL_LOSS: LoopOp = LoopOp {
+    sizes: Sizes::None,
+    rule: DTypeRule::WideClasses,
+    space: Space::Coordinates,
+    outputs: &[OutputPlace::Row, OutputPlace::Row],
+    ..loss(
+        "nll_loss",
+        "−x at the row's class, for each row, and 1; 0 where the class is ignored, NaN where it is out of range.",
+        &["classes", "ignore_index", "inner"],
+        |b, signature| at_class(b, signature, false),
+    )
+};
+
+/// [`NLL_LOSS`] times the weight of the class, and that weight. The third input is a weight per class, gathered.
+pub static NLL_LOSS_WEIGHTED: LoopOp = LoopOp {
+    name: "nll_loss_weighted",
+    doc: "−x at the row's class times the class's weight, for each row, and that weight; 0 where the class is ignored, NaN where it is out \
+          of range.",
+    input_count: 3,
+    build: |b, signature| at_class(b, signature, true),
+    ..NLL_LOSS
+};
+
+fn at_class(b: &BodyBuilder, signature: &Signature, is_weighted: bool) {
+    let (x, class) = (b.gathered_input(signature.inputs[0]), b.input(DType::I64));
+    let weight = is_weighted.then(|| b.gathered_input(signature.inputs[2]));
+    let [count, ignored, inner] = [0; 3].map(|_| scalar(b, DType::I64));
+    let [row, column] = [0, 1].map(|dimension| b.index(Dimension::Row(dimension)));
+    let (is_ignored, fits) = (class.eq(ignored), class.ge(0).and(class.lt(count)));
+    b.report(fits.or(is_ignored).logical_not(), class, count);
+    let counts = fits.and(is_ignored.logical_not());
+    let nan = Scalar::F64(f64::NAN);
+    let value = b.gather(x, (row * count + class) * inner + column, counts, nan).to(signature.compute);
+    let weight = match weight {
+        Some(weight) => b.gather(weight, class, counts, nan).to(signature.compute),
+        None => value.like(1.0),
+    };
+    let zero = value.like(0.0);
+    b.output(is_ignored.select(zero, -(value * weight)), signature.outputs[0], OutputPlace::Row);
+    b.output(is_ignored.select(zero, weight), signature.compute, OutputPlace::Row);
+}
 
 /// The sum of losses over the number of classes that are not ignored; NaN where all are.
 pub static MEAN_OVER_CLASSES: LoopOp = LoopOp {

@@ -1,11 +1,16 @@
 //! Reading and writing at indices in device memory: gathering, scattering, embedding with its gradient, and copying in place.
 
+use std::slice::from_ref;
+
 use smallvec::SmallVec;
 use thalweg_ir::{DType, Dimensions, Shape};
-use thalweg_kernels::Placed;
 use thalweg_kernels::embedding::EmbeddingBackward as Sizes;
+use thalweg_kernels::scatter::group::{GroupIndices, Phase};
+use thalweg_kernels::scatter::rows::ScatterRows;
+use thalweg_kernels::scatter::tile::ScatterTile;
 use thalweg_kernels::scatter::{Combine, ScatterReduce};
-use thalweg_ops::structured::{EMBEDDING, GATHER, INDEX_COPY};
+use thalweg_kernels::{NativeKernel, Placed};
+use thalweg_ops::structured::{EMBEDDING, GATHER, INDEX_COPY, NLL_LOSS, NLL_LOSS_WEIGHTED};
 use thalweg_ops::{DTypes, LoopOp, Placement, forward};
 use thalweg_runtime::{Error, Label, RangeOf, Result, Telling};
 
@@ -16,18 +21,20 @@ use crate::tensor::{Tensor, Tensors};
 
 /// Returns whether an operator of the table is one of this module's.
 pub(crate) fn is_indexing(operator: &LoopOp) -> bool {
-    [&EMBEDDING, &INDEX_COPY, &GATHER].iter().any(|indexing| indexing.name == operator.name)
+    [&EMBEDDING, &INDEX_COPY, &GATHER, &NLL_LOSS, &NLL_LOSS_WEIGHTED]
+        .iter()
+        .any(|indexing| indexing.name == operator.name)
 }
 
-fn strided(rows: &[usize], inner: &[usize]) -> Placement {
+pub(super) fn strided(rows: &[usize], inner: &[usize]) -> Placement {
     Placement::Strided { rows: widen(rows), inner: widen(inner) }
 }
 
 /// Launches an operator of this module over rows and inner dimensions.
-fn run(
+pub(super) fn run(
     operator: &'static LoopOp,
     (rows, inner): (&[usize], &[usize]),
-    (inputs, output): (&[&Tensor], &Tensor),
+    (inputs, outputs): (&[&Tensor], &[Tensor]),
     placements: SmallVec<[Placement; 8]>,
     scalars: &[u64],
     label: Label,
@@ -47,7 +54,7 @@ fn run(
         scalars,
         label,
     }
-    .run(inputs, std::slice::from_ref(output))
+    .run(inputs, outputs)
 }
 
 /// Numbers and features of an embedding, and its indices as one contiguous dimension.
@@ -76,7 +83,7 @@ pub(crate) fn embedding(call: &Call<'_>) -> Result<Tensors> {
     run(
         &EMBEDDING,
         (&[indices.elements(), features], &[]),
-        (&[&weight, &indices], &result),
+        (&[&weight, &indices], from_ref(&result)),
         placements.into_iter().collect(),
         &[embeddings as u64, features as u64],
         call.label,
@@ -165,7 +172,7 @@ pub(crate) fn gather(call: &Call<'_>) -> Result<Tensors> {
         run(
             &GATHER,
             (&rows, &[]),
-            (&[&source, index], &result),
+            (&[&source, index], from_ref(&result)),
             placements.into_iter().collect(),
             &[extent as u64, inner as u64],
             call.label,
@@ -194,33 +201,155 @@ pub(crate) fn scatter(call: &Call<'_>) -> Result<Tensors> {
             target.dtype()
         )));
     }
-    // Few types are combined in, which hold the others: narrower integers wrap around when they are converted back.
-    let wide = match target.dtype() {
-        dtype @ (DType::F64 | DType::F32) => dtype,
-        dtype if dtype.is_floating_point() => DType::F32,
-        _ => DType::I64,
-    };
-    let result = match wide == target.dtype() {
-        true => target.copied(call.label.location)?,
-        false => target.to_dtype(wide)?,
-    };
-    let source = source.to_dtype(wide)?;
-    if result.elements() > 0 && source.elements() > 0 {
-        let strides = |tensor: &Tensor| {
-            let strides = tensor.layout().strides();
-            [strides[0] as u64, strides[1] as u64, strides[2] as u64]
+    Scatter { index, source, combine, label: call.label }.onto(Target::Copied(target))
+}
+
+/// Returns zeros (outer, extent, inner), to which the elements of a source (outer, count, inner) are added at indices of its shape: the
+/// gradient of [`gather`].
+pub(crate) fn gather_backward(call: &Call<'_>) -> Result<Tensors> {
+    let (source, index) = (call.tensor(0), call.tensor(1));
+    let [outer, _, inner] = three(source)?;
+    let rows = check_index([outer, 0, inner], index)?;
+    let extent = usize::try_from(call.int(2)).map_err(|_| Error::invalid("an extent is not negative"))?;
+    if source.shape() != rows {
+        return Err(Error::invalid(format!(
+            "the source must be {rows:?} as the indices are, not {source:?}"
+        )));
+    }
+    let scatter = Scatter { index, source, combine: Combine::Sum, label: call.label };
+    scatter.onto(Target::Zeros([outer, extent, inner]))
+}
+
+/// What elements are combined into: all that is read of it is its copy.
+#[derive(Clone, Copy)]
+enum Target<'a> {
+    Copied(&'a Tensor),
+    Zeros([usize; 3]),
+}
+
+/// Elements that are combined into the places that indices name. All are (outer, count, inner).
+struct Scatter<'a> {
+    index: &'a Tensor,
+    source: &'a Tensor,
+    combine: Combine,
+    label: Label,
+}
+
+/// Returns three strides.
+fn strides(tensor: &Tensor) -> [u64; 3] {
+    let strides = tensor.layout().strides();
+    [strides[0] as u64, strides[1] as u64, strides[2] as u64]
+}
+
+impl Scatter<'_> {
+    fn onto(&self, target: Target<'_>) -> Result<Tensors> {
+        let shape = match target {
+            Target::Copied(target) => three(target)?,
+            Target::Zeros(shape) => shape,
         };
-        let kernel = ScatterReduce {
-            sizes: [outer, extent, rows[1], inner].map(|size| size as u64),
-            index_strides: strides(index),
-            source_strides: strides(&source),
-            dtype: wide,
+        let dtype = self.source.dtype();
+        let count = self.index.shape()[1];
+        if shape.contains(&0) || self.source.elements() == 0 {
+            return self.begun(target, dtype).map(|result| SmallVec::from_elem(result, 1));
+        }
+        // Few types are combined in, which hold the others: narrower integers wrap around when they are converted back.
+        let wide = match dtype {
+            dtype @ (DType::F64 | DType::F32 | DType::F16 | DType::Bf16) => dtype,
+            dtype if dtype.is_floating_point() => DType::F32,
+            _ => DType::I64,
+        };
+        let sizes = [shape[0], shape[1], count, shape[2]].map(|size| size as u64);
+        let source = self.source.to_dtype(wide)?;
+        let result = if let Some(stride) = self.stride_of_rows(sizes) {
+            let result = self.begun(target, wide)?;
+            self.rows(sizes, stride, &source, &result)?;
+            result
+        } else if ScatterTile::takes(sizes, wide) {
+            self.tiles(sizes, &source, target, wide)?
+        } else {
+            let wide = wide.compute();
+            let (source, result) = (source.to_dtype(wide)?, self.begun(target, wide)?);
+            let kernel = ScatterReduce {
+                sizes,
+                index_strides: strides(self.index),
+                source_strides: strides(&source),
+                dtype: wide,
+                combine: self.combine,
+            };
+            let at = [self.index, &source, &result].map(Tensor::pointer);
+            self.launch(&Placed { kernel, at })?;
+            result
+        };
+        Ok(SmallVec::from_elem(result.to_dtype(dtype)?, 1))
+    }
+
+    fn launch(&self, kernel: &dyn NativeKernel) -> Result<()> {
+        self.source.device().current_stream().launch_native(kernel, self.label)
+    }
+
+    /// Returns a tensor of its own that holds the target, in a dtype.
+    fn begun(&self, target: Target<'_>, dtype: DType) -> Result<Tensor> {
+        match target {
+            Target::Zeros(shape) => Tensor::zeros(&shape, dtype, self.source.device()),
+            Target::Copied(target) if target.dtype() == dtype => target.copied(self.label.location),
+            Target::Copied(target) => target.to_dtype(dtype)?.contiguous(),
+        }
+    }
+
+    /// Returns the stride of the indices where all elements of a row have one, and they are few enough to be grouped.
+    fn stride_of_rows(&self, [outer, extent, count, inner]: [u64; 4]) -> Option<u64> {
+        let [by_outer, stride, by_inner] = strides(self.index);
+        let is_list = (outer == 1 || by_outer == 0) && (inner == 1 || by_inner == 0);
+        (is_list && count.max(extent) <= GroupIndices::MOST).then_some(stride)
+    }
+
+    /// Combines rows at one list of indices.
+    fn rows(&self, sizes: [u64; 4], stride: u64, source: &Tensor, result: &Tensor) -> Result<()> {
+        let [_, extent, count, _] = sizes;
+        let (device, combine) = (source.device(), self.combine);
+        let counters = Tensor::zeros(&[GroupIndices::counters(extent) as usize], DType::I32, device)?;
+        let (phases, words): (&[Phase], u64) = match combine {
+            Combine::Replace => (&[Phase::Last], 0),
+            _ => (GroupIndices::phases(count), GroupIndices::words_of_groups(count, extent)),
+        };
+        let groups = Tensor::empty_on(&[words as usize], DType::I32, &device.current_stream(), self.label)?;
+        let index = self.index.pointer();
+        let (counters, groups) = (counters.pointer(), groups.pointer());
+        for &phase in phases {
+            let kernel = GroupIndices { count, rows: extent, stride, phase };
+            self.launch(&Placed { kernel, at: [index, counters, groups] })?;
+        }
+        let kernel = ScatterRows {
+            sizes,
+            index_stride: stride,
+            source_strides: strides(source),
+            dtype: source.dtype(),
             combine,
         };
-        let at = [index, &source, &result].map(Tensor::pointer);
-        call.device.current_stream().launch_native(&Placed { kernel, at }, call.label)?;
+        self.launch(&Placed { kernel, at: [index, counters, groups, source.pointer(), result.pointer()] })
     }
-    Ok(SmallVec::from_elem(result.to_dtype(target.dtype())?, 1))
+
+    /// Returns the target with elements combined in shared memory.
+    fn tiles(&self, sizes: [u64; 4], source: &Tensor, target: Target<'_>, dtype: DType) -> Result<Tensor> {
+        let [outer, extent, _, inner] = sizes.map(|size| size as usize);
+        let former = match target {
+            Target::Copied(target) => Some(target.to_dtype(dtype)?.contiguous()?),
+            Target::Zeros(_) => None,
+        };
+        let stream = source.device().current_stream();
+        let result = Tensor::empty_on(&[outer, extent, inner], dtype, &stream, self.label)?;
+        let kernel = ScatterTile {
+            sizes,
+            index_strides: strides(self.index),
+            source_strides: strides(source),
+            dtype,
+            combine: self.combine,
+            from_zeros: former.is_none(),
+        };
+        let at = [self.index, source, former.as_ref().unwrap_or(&result), &result].map(Tensor::pointer);
+        self.launch(&Placed { kernel, at })?;
+        Ok(result)
+    }
 }
 
 /// Returns the gradient of a table of embeddings, from that of the places that read it, which are at indices of any shape.
@@ -290,7 +419,7 @@ pub(crate) fn index_copy(
     run(
         &INDEX_COPY,
         (&rows, &[]),
-        (&[&source, index], target),
+        (&[&source, index], from_ref(target)),
         placements.into_iter().collect(),
         &[shape[1] as u64, outputs[0], outputs[1], outputs[2]],
         label,

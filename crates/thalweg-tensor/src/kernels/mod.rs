@@ -18,6 +18,7 @@ mod loop_call;
 pub(crate) mod loops;
 pub(crate) mod matmul;
 pub(crate) mod mlp;
+mod nll;
 pub(crate) mod normalization;
 pub(crate) mod one_query;
 mod reductions;
@@ -73,6 +74,10 @@ pub(crate) static INTERNAL: &[OpDef] = &[
             |call| run(&LoopCall::of(&CROSS_ENTROPY_WIDE, call)?, call.resolved),
             &cross_entropy::GRADIENT,
         ),
+    ),
+    OpDef::part(
+        "thalweg::nll_loss(Tensor input, Tensor target, Tensor? weight, int ignore_index, int dimension) -> (Tensor, Tensor)",
+        Differentiable(nll::forward, &nll::GRADIENT),
     ),
     OpDef::part(
         "thalweg::layer_norm_affine(Tensor input, Tensor weight, Tensor bias, Scalar count, Scalar epsilon, int[] sizes) -> (Tensor, Tensor, Tensor)",

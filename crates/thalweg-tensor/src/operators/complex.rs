@@ -18,7 +18,8 @@ use thalweg_runtime::{Error, Result};
 use super::Body::{Composite, Differentiable};
 use super::body::Body;
 use super::solve::are_vectors;
-use super::{call as call_operator, operators, reduce, single};
+use super::view::extents;
+use super::{call as call_operator, index, operators, reduce, single};
 use crate::autograd::formula::Formula;
 use crate::autograd::views::{ViewBackward, record_view};
 use crate::caller::enter;
@@ -255,6 +256,15 @@ static BY_PARTS: &[(&str, ByParts)] = &[
             reach *= 2;
         }
         Ok(single(result))
+    }),
+    ("thalweg::gather_backward", |call| {
+        let (gradient, index) = (call.tensor(0), call.tensor(1));
+        let &[outer, _, inner] = gradient.shape() else {
+            return Err(Error::invalid("the gradient is (outer, count, inner)"));
+        };
+        let zeros =
+            Tensor::zeros(&[outer, extents(&[call.int(2)])?[0], inner], gradient.dtype(), call.device)?;
+        index::scatter(&zeros, index, gradient, "sum").map(single)
     }),
     ("thalweg::scatter", scatter),
     ("thalweg::matmul", |call| product(call.tensor(0), call.tensor(1)).map(single)),

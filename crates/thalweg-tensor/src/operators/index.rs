@@ -21,6 +21,9 @@ use crate::tensor::{Tensor, Tensors};
 operators! {
     /// Returns the elements of a tensor (outer, extent, inner) at indices (outer, count, inner).
     "thalweg::gather(Tensor self, Tensor index) -> Tensor" = Differentiable(indexing::gather, &GATHER);
+    /// Returns zeros (outer, extent, inner) to which a gradient (outer, count, inner) is added at indices.
+    "thalweg::gather_backward(Tensor gradient, Tensor index, int extent) -> Tensor"
+        = Differentiable(indexing::gather_backward, &GATHER_BACKWARD);
     /// Returns a tensor (outer, extent, inner) into which a source (outer, count, inner) is combined at indices: `replace`, `sum`,
     /// `prod`, `amax` or `amin`.
     "thalweg::scatter(Tensor self, Tensor index, Tensor source, str reduce) -> Tensor"
@@ -143,10 +146,18 @@ static GATHER: Formula = Formula {
     outputs: &[],
     backward: |call| {
         call.one(0, || {
-            let zeros = Tensor::zeros(call.shape(0), call.dtype_of(0), call.device())?;
-            scatter(&zeros, &call.saved(1)?, &call.gradient()?, "sum")
+            let (gradient, index, extent) = (call.gradient()?, call.saved(1)?, call.shape(0)[1] as i64);
+            let arguments = [(&gradient).into(), (&index).into(), extent.into()];
+            super::call(built_in!("thalweg::gather_backward")?, &arguments, None, call.label().location)
         })
     },
+};
+
+/// The gradient of each that was added is that of its place.
+static GATHER_BACKWARD: Formula = Formula {
+    inputs: &[1],
+    outputs: &[],
+    backward: |call| call.one(0, || gathered(&call.gradient()?, &call.saved(1)?)),
 };
 
 /// The gradient of a write to places: the target's where it was not written, the source's at its places.

@@ -1,10 +1,11 @@
 //! Losses. Elementwise ones are computed in f32 for 16-bit floats, and rounded at the end.
 
 use thalweg_ir::{DType, Scalar, Shape, broadcast_shapes};
-use thalweg_runtime::{Error, Result};
+use thalweg_runtime::{Error, Label, Result};
 
 use super::Body::Composite;
 use super::{call, operators, single};
+use crate::caller::label_at;
 use crate::dispatch::{Argument, Arguments, Call, Operator, built_in};
 use crate::kernels::loops::LoopArguments;
 use crate::tensor::{Tensor, Tensors};
@@ -50,19 +51,19 @@ operators! {
         });
     /// Returns −self at each row's class, times the class's weight, reduced; a class that is `ignore_index` counts for nothing.
     "nll_loss(Tensor self, Tensor target, Tensor? weight=None, int reduction=Mean, SymInt ignore_index=-100) -> Tensor"
-        = Composite(|call| nll(call).map(|[loss, _]| single(loss)));
+        = Composite(nll);
     /// Returns −self at each row's class, for images of classes.
     "nll_loss2d(Tensor self, Tensor target, Tensor? weight=None, int reduction=Mean, SymInt ignore_index=-100) -> Tensor"
-        = Composite(|call| nll(call).map(|[loss, _]| single(loss)));
+        = Composite(nll);
     /// Returns −self at each row's class, of any number of dimensions.
     "nll_loss_nd(Tensor self, Tensor target, Tensor? weight=None, int reduction=Mean, SymInt ignore_index=-100) -> Tensor"
-        = Composite(|call| nll(call).map(|[loss, _]| single(loss)));
+        = Composite(nll);
     /// Returns −self at each row's class, reduced, and the sum of the classes' weights.
     "nll_loss_forward(Tensor self, Tensor target, Tensor? weight, int reduction, SymInt ignore_index) -> (Tensor output, Tensor total_weight)"
-        = Composite(|call| nll(call).map(Tensors::from_iter));
+        = Composite(nll_forward);
     /// Returns −self at each row's class, reduced, and the sum of the classes' weights, for images of classes.
     "nll_loss2d_forward(Tensor self, Tensor target, Tensor? weight, int reduction, SymInt ignore_index) -> (Tensor output, Tensor total_weight)"
-        = Composite(|call| nll(call).map(Tensors::from_iter));
+        = Composite(nll_forward);
     /// Returns −ln softmax(self) at each row's class, or against probabilities of self's shape, reduced.
     "cross_entropy_loss(Tensor self, Tensor target, Tensor? weight=None, int reduction=Mean, SymInt ignore_index=-100, float label_smoothing=0.0) -> Tensor"
         = Composite(cross_entropy);
@@ -272,16 +273,46 @@ impl Classes {
         Ok(Self { dimension, count })
     }
 
-    /// Returns −x at each row's class: 0 where the row is ignored, NaN where there is no such class.
-    fn pick(&self, call: &Call<'_>, x: &Tensor, target: &Tensor, ignored: i64) -> Result<Tensor> {
+    /// Returns −x at each row's class times the weight of the class, and that weight, in the dtype that x is computed in: 0 where the
+    /// row is ignored, NaN where there is no such class.
+    fn pick(
+        &self,
+        label: Label,
+        x: &Tensor,
+        target: &Tensor,
+        weight: Option<&Tensor>,
+        ignored: i64,
+    ) -> Result<[Tensor; 2]> {
+        let weight = weight.map(|weight| weight.detach().to_dtype(x.dtype())).transpose()?;
+        let dimension = self.dimension as i64;
+        let arguments = [x.into(), target.into(), weight.as_ref().into(), ignored.into(), dimension.into()];
+        let results = built_in!("thalweg::nll_loss")?.call(&arguments, None, label)?;
+        Ok([results[0].clone(), results[1].detach()])
+    }
+
+    /// Returns the mean of losses: over the weights' sum, or over the rows that are not ignored, where a class out of range counts.
+    fn mean(
+        &self,
+        losses: &Tensor,
+        target: &Tensor,
+        weights: Option<&Tensor>,
+        ignored: i64,
+    ) -> Result<Tensor> {
+        if let Some(weights) = weights {
+            return losses.sum(&[], false)?.div(&weights.sum(&[], false)?);
+        }
+        let (losses, target) = match losses.rank() {
+            0 => (losses.unsqueeze(0)?, target.unsqueeze(0)?),
+            _ => (losses.clone(), target.clone()),
+        };
         let arguments = LoopArguments {
-            scalars: [self.count as i64, ignored].map(Scalar::I64).into_iter().collect(),
-            sizes: [self.dimension].into_iter().collect(),
+            scalars: [Scalar::I64(ignored)].into_iter().collect(),
+            sizes: (0..losses.rank()).collect(),
             dtype: None,
         };
-        Ok(built_in!("thalweg::nll_loss")?
-            .call_loop(&[x, target], &arguments, None, call.label)?
-            .swap_remove(0))
+        let label = label_at("mean_over_classes", std::panic::Location::caller());
+        let operator = built_in!("thalweg::mean_over_classes")?;
+        Ok(operator.call_loop(&[&losses, &target], &arguments, None, label)?.swap_remove(0))
     }
 
     /// Returns a value per class, spread over a tensor's rows.
@@ -290,40 +321,30 @@ impl Classes {
         extents[self.dimension] = self.count;
         values.reshape(&extents)?.expand(shape)
     }
-
-    /// Returns the weight of each row's class; 0 where it is ignored.
-    fn weights(
-        &self,
-        call: &Call<'_>,
-        x: &Tensor,
-        target: &Tensor,
-        weight: Option<&Tensor>,
-        ignored: i64,
-    ) -> Result<Tensor> {
-        let values = match weight {
-            Some(weight) => weight.detach().to_dtype(x.dtype())?.neg()?,
-            None => Tensor::full(&[self.count], -1.0, x.dtype(), x.device())?,
-        };
-        self.pick(call, &self.spread(&values, x.shape())?, target, ignored)
-    }
 }
 
-/// Returns the loss at classes, and the sum of the classes' weights.
-fn nll(call: &Call<'_>) -> Result<[Tensor; 2]> {
+/// Returns the loss at classes.
+fn nll(call: &Call<'_>) -> Result<Tensors> {
     let (x, target, weight) = (call.tensor(0), call.tensor(1), call.optional_tensor(2));
     let (reduction, ignored) = (call.int(3), call.int(4));
     let classes = Classes::of(x, target, weight)?;
-    let wide = wide(x)?;
-    let weights = classes.weights(call, &wide, target, weight, ignored)?;
-    let losses = classes.pick(call, &wide, target, ignored)?.mul(&weights)?;
-    let total = weights.sum(&[], false)?;
+    let [losses, weights] = classes.pick(call.label, x, target, weight, ignored)?;
     let loss = match reduction {
         0 => losses,
-        1 => losses.sum(&[], false)?.div(&total)?,
+        1 => classes.mean(&losses, target, weight.map(|_| &weights), ignored)?,
         2 => losses.sum(&[], false)?,
         other => return Err(Error::invalid(format!("{other} is not a valid value for reduction"))),
     };
-    Ok([loss.to_dtype(x.dtype())?, total.to_dtype(x.dtype())?])
+    loss.to_dtype(x.dtype()).map(single)
+}
+
+/// Returns the loss at classes, and the sum of the classes' weights.
+fn nll_forward(call: &Call<'_>) -> Result<Tensors> {
+    let (x, target, weight) = (call.tensor(0), call.tensor(1), call.optional_tensor(2));
+    let [_, weights] =
+        Classes::of(x, target, weight)?.pick(call.label, &x.detach(), target, weight, call.int(4))?;
+    let loss = nll(call)?.swap_remove(0);
+    Ok(Tensors::from_iter([loss, weights.sum(&[], false)?.to_dtype(x.dtype())?]))
 }
 
 fn cross_entropy(call: &Call<'_>) -> Result<Tensors> {
@@ -339,27 +360,61 @@ fn cross_entropy(call: &Call<'_>) -> Result<Tensors> {
         return against_probabilities(call, smoothing);
     }
     let classes = Classes::of(x, target, weight)?;
-    let logarithms = wide(x)?.log_softmax(classes.dimension as i64)?;
-    let weights = classes.weights(call, &logarithms, target, weight, ignored)?;
-    let mut losses = classes.pick(call, &logarithms, target, ignored)?.mul(&weights)?;
-    if smoothing > 0.0 {
-        let per_class = match weight {
-            Some(weight) => {
-                logarithms.mul(&classes.spread(&weight.detach().to_dtype(logarithms.dtype())?, x.shape())?)?
-            }
-            None => logarithms.clone(),
-        };
-        let counts = classes.weights(call, &logarithms, target, None, ignored)?;
-        let spread = per_class.sum(&[classes.dimension as i64], false)?.mul(&counts)?;
-        let part = -smoothing / classes.count as f64;
-        losses = losses.mul_scalar(1.0 - smoothing)?.add(&spread.mul_scalar(part)?)?;
-    }
+    let (losses, weights) = match (weight, smoothing > 0.0) {
+        (_, true) => smoothed(call, &classes, (x, target, weight), ignored, smoothing)?,
+        (None, false) => (by_softmax(call, &classes, x, target, ignored)?, None),
+        (Some(_), false) => {
+            let [_, weights] = classes.pick(call.label, &x.detach(), target, weight, ignored)?;
+            (by_softmax(call, &classes, x, target, ignored)?.mul(&weights)?, Some(weights))
+        }
+    };
     let loss = match reduction {
         0 => losses,
-        1 => losses.sum(&[], false)?.div(&weights.sum(&[], false)?)?,
+        1 => classes.mean(&losses, target, weights.as_ref(), ignored)?,
         _ => losses.sum(&[], false)?,
     };
     loss.to_dtype(x.dtype()).map(single)
+}
+
+/// Returns −ln softmax(x) at each row's class, in the dtype that x is computed in.
+fn by_softmax(
+    call: &Call<'_>,
+    classes: &Classes,
+    x: &Tensor,
+    target: &Tensor,
+    ignored: i64,
+) -> Result<Tensor> {
+    let arguments = LoopArguments {
+        scalars: [classes.count as i64, ignored].map(Scalar::I64).into_iter().collect(),
+        sizes: [classes.dimension].into_iter().collect(),
+        dtype: None,
+    };
+    let operator = built_in!("thalweg::cross_entropy_wide")?;
+    Ok(operator.call_loop(&[x, target], &arguments, None, call.label)?.swap_remove(0))
+}
+
+/// Returns the losses against targets of which a part is spread over all classes, and the weights of the rows' classes, if there are any.
+fn smoothed(
+    call: &Call<'_>,
+    classes: &Classes,
+    (x, target, weight): (&Tensor, &Tensor, Option<&Tensor>),
+    ignored: i64,
+    smoothing: f64,
+) -> Result<(Tensor, Option<Tensor>)> {
+    let logarithms = wide(x)?.log_softmax(classes.dimension as i64)?;
+    let [losses, weights] = classes.pick(call.label, &logarithms, target, weight, ignored)?;
+    let (per_class, counts) = match weight {
+        Some(weight) => {
+            let weight = weight.detach().to_dtype(logarithms.dtype())?;
+            let [_, counts] = classes.pick(call.label, &logarithms.detach(), target, None, ignored)?;
+            (logarithms.mul(&classes.spread(&weight, x.shape())?)?, counts)
+        }
+        None => (logarithms.clone(), weights.clone()),
+    };
+    let spread = per_class.sum(&[classes.dimension as i64], false)?.mul(&counts)?;
+    let part = -smoothing / classes.count as f64;
+    let losses = losses.mul_scalar(1.0 - smoothing)?.add(&spread.mul_scalar(part)?)?;
+    Ok((losses, weight.map(|_| weights)))
 }
 
 /// Returns −Σ target · ln softmax(x), where the target gives every class a probability.

@@ -4,9 +4,10 @@ use std::slice::from_ref;
 
 use thalweg_ir::DType;
 use thalweg_nn::functional::{ClassLossOptions, Reduction, cross_entropy, cross_entropy_with};
-use thalweg_runtime::{Device, Stream};
+use thalweg_runtime::{Device, Label, Stream};
 use thalweg_tensor::Tensor;
 use thalweg_tensor::autograd::{BackwardOptions, gradients_with};
+use thalweg_tensor::dispatch::find_operator;
 
 use crate::support::{assert_close, check_gradient, device, own_device, random, tensor, values};
 
@@ -156,5 +157,41 @@ fn long_rows_agree_with_the_formula() {
                 }
             }
         }
+    }
+}
+
+#[test]
+fn losses_at_classes_read_one_element_of_a_row() {
+    let logarithms = random(&[3, 4, 2], 5);
+    let classes = [3_i64, 0, -100, 1, 3, 3];
+    let target = Tensor::from_slice(&classes, &[3, 2], &device()).unwrap();
+    let weight = tensor(&[0.5, 2.0, 7.0, 0.25], &[4], DType::F64);
+    let all = values(&logarithms);
+    let (mut sum, mut total) = (0.0, 0.0);
+    for (row, class) in classes.into_iter().enumerate().filter(|&(_, class)| class >= 0) {
+        let of_class = values(&weight)[class as usize];
+        sum -= of_class * all[(row / 2 * 4 + class as usize) * 2 + row % 2];
+        total += of_class;
+    }
+    let loss = |x: &Tensor, reduction: i64| {
+        let arguments = [x.into(), (&target).into(), (&weight).into(), reduction.into(), (-100_i64).into()];
+        find_operator("nll_loss_nd")
+            .unwrap()
+            .call(&arguments, None, Label::here("nll_loss_nd"))
+            .unwrap()
+            .remove(0)
+    };
+    assert_close(&values(&loss(&logarithms, 2)), &[sum], 1e-14);
+    assert_close(&values(&loss(&logarithms, 1)), &[sum / total], 1e-14);
+    assert_eq!(values(&loss(&logarithms, 0))[2], 0.0);
+    for reduction in 0..3 {
+        check_gradient(&logarithms, |x| loss(x, reduction));
+        // The gradient of a gradient that is recorded.
+        check_gradient(&logarithms, |x| {
+            let x = x.mul(x).unwrap();
+            let sum = loss(&x, reduction).square().unwrap().sum(&[], false).unwrap();
+            let create = BackwardOptions { retain_graph: true, create_graph: true };
+            gradients_with(&[sum], &[None], &[x], create).unwrap().remove(0).unwrap()
+        });
     }
 }

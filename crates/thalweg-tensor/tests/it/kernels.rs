@@ -102,7 +102,9 @@ fn named_spaces(operator: &LoopOp) -> Vec<(Vec<u64>, Vec<u64>, bool)> {
         (Space::Coordinates, "arange" | "uniform" | "normal" | "bernoulli" | "dropout") => {
             vec![(vec![100], vec![], false)]
         }
-        (Space::Coordinates, "embedding") => vec![(vec![9, 4], vec![], false)],
+        (Space::Coordinates, "embedding" | "nll_loss" | "nll_loss_weighted") => {
+            vec![(vec![9, 4], vec![], false)]
+        }
         (Space::Coordinates, "index_copy" | "stack3") => vec![(vec![3, 3, 4], vec![], false)],
         (Space::Coordinates, "unfold2d") => vec![(vec![3, 3, 3, 8, 9, 9], vec![], false)],
         (Space::Coordinates, _) => vec![(vec![8, 3, 9, 9], vec![3, 3], false)],
@@ -125,6 +127,7 @@ fn signatures(operator: &LoopOp) -> Vec<Signature> {
                 vec![dtype, DType::I64]
             }
             "cross_entropy_backward" => vec![dtype, DType::I64, dtype.compute(), dtype],
+            "nll_loss_weighted" => vec![dtype, DType::I64, dtype],
             "max_pool2d_backward" => vec![dtype, DType::I64],
             "uniform" | "normal" | "bernoulli" => vec![DType::I64; 2],
             "dropout" => vec![dtype, DType::I64, DType::I64],

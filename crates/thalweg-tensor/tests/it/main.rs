@@ -51,6 +51,7 @@ mod reductions;
 mod rules;
 mod sanitizer;
 mod scans;
+mod scatters;
 mod second_order;
 mod sorting;
 mod stream_order;

@@ -1,5 +1,12 @@
-//! [`ScatterReduce`]: elements that are combined into the places that indices name. It is no loop over a body: which elements meet
-//! in one place is in the data.
+//! Elements that are combined into the places that indices name. It is no loop over a body: which elements meet in one place is in the
+//! data. **They are combined in the order of the source**, so that a result does not depend on timing.
+//!
+//! - [`rows`]: whole rows at one list of indices, which [`group`] has grouped by the row that they name. A thread has some columns of
+//!   one row.
+//! - [`tile`]: an index for each element. A block keeps columns of the result in shared memory, and walks through the source.
+//! - [`ScatterReduce`], for what has more elements in a column than shared memory: a thread walks through a column.
+//!
+//! # ScatterReduce
 //!
 //! The result is (outer, extent, inner), contiguous; indices and source are (outer, count, inner) by any strides. The element at
 //! (o, k, i) is combined with that at (o, index, i), for k from 0 on: **in the order of k**, so that the result does not depend on
@@ -11,33 +18,20 @@
 use std::sync::Arc;
 
 use thalweg_driver::{Access, DevicePointer, HostFault, HostKernel, HostLaunch, Touch};
+use thalweg_ir::DType;
 use thalweg_ir::cuda::{LaunchShape, with_prelude};
 use thalweg_ir::host::Fault;
-use thalweg_ir::{DType, Element};
 
 use crate::arguments;
 use crate::{Accesses, NativeKernel, Placed, Words};
 
-/// How an element is combined with what is there.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-#[repr(u8)]
-pub enum Combine {
-    /// It takes its place: the last one stays.
-    Replace = 0,
-    /// Their sum; of integers it wraps around.
-    Sum = 1,
-    /// Their product; of integers it wraps around.
-    Product = 2,
-    /// The greater one; NaN where one is NaN.
-    Max = 3,
-    /// The smaller one; NaN where one is NaN.
-    Min = 4,
-}
+mod combine;
+pub mod group;
+pub mod rows;
+pub mod tile;
 
-impl Combine {
-    /// Every way.
-    pub const ALL: [Self; 5] = [Self::Replace, Self::Sum, Self::Product, Self::Max, Self::Min];
-}
+use combine::c_of;
+pub use combine::{Combine, Term, Wide};
 
 /// The sizes of a launch. See the [module](self).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -147,37 +141,6 @@ fn element([o, k, i]: [u64; 3], strides: [u64; 3]) -> usize {
     (o * strides[0] + k * strides[1] + i * strides[2]) as usize
 }
 
-/// An element that can be combined.
-pub trait Term: Element {
-    /// Returns what is there and what comes, combined.
-    #[must_use]
-    fn combine(self, combine: Combine, other: Self) -> Self;
-}
-
-macro_rules! term {
-    ($($T:ty: $sum:expr, $product:expr;)*) => {$(
-        impl Term for $T {
-            #[allow(clippy::eq_op)] // NaN is not equal to itself
-            fn combine(self, combine: Combine, other: Self) -> Self {
-                let (sum, product): (fn($T, $T) -> $T, fn($T, $T) -> $T) = ($sum, $product);
-                match combine {
-                    Combine::Replace => other,
-                    Combine::Sum => sum(self, other),
-                    Combine::Product => product(self, other),
-                    Combine::Max => if self > other || self != self { self } else { other },
-                    Combine::Min => if self < other || self != self { self } else { other },
-                }
-            }
-        }
-    )*};
-}
-
-term! {
-    i64: i64::wrapping_add, i64::wrapping_mul;
-    f32: |a, b| a + b, |a, b| a * b;
-    f64: |a, b| a + b, |a, b| a * b;
-}
-
 /// Returns the name of the entry point for a dtype.
 ///
 /// # Panics
@@ -197,16 +160,10 @@ pub fn name(dtype: DType) -> &'static str {
 /// # Panics
 /// If there is no kernel for the dtype.
 pub fn print(dtype: DType) -> String {
-    let (sum, product) = match dtype {
-        // Signed arithmetic that overflows is undefined in C.
-        DType::I64 => ("i64(u64(a) + u64(b))", "i64(u64(a) * u64(b))"),
-        _ => ("a + b", "a * b"),
-    };
     let code = TEMPLATE
         .replace("NAME", name(dtype))
         .replace("ELEMENT", dtype.short_name())
-        .replace("SUM", sum)
-        .replace("PRODUCT", product);
+        .replace("COMBINE", &c_of(dtype, &format!("{}_combine", name(dtype))));
     with_prelude(&code)
 }
 
@@ -301,16 +258,7 @@ struct NAME_arguments {
     u64 combine;
 };
 
-static __device__ __forceinline__ ELEMENT NAME_combine(const u64 combine, const ELEMENT a, const ELEMENT b) {
-    switch (combine) {
-        case 0: return b;
-        case 1: return SUM;
-        case 2: return PRODUCT;
-        case 3: return a > b || a != a ? a : b;
-        default: return a < b || a != a ? a : b;
-    }
-}
-
+COMBINE
 extern \"C\" __global__ void __launch_bounds__(128) NAME(const __grid_constant__ NAME_arguments x) {
     const u64 columns = x.outer * x.inner, threads = u64(gridDim.x) * blockDim.x;
     for (u64 column = u64(blockIdx.x) * blockDim.x + threadIdx.x; column < columns; column += threads) {

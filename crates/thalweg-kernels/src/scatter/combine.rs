@@ -1,0 +1,150 @@
+//! Ways to combine elements, on the host and in CUDA C.
+
+use thalweg_ir::elements::{bf16, f16};
+use thalweg_ir::{DType, Element};
+
+/// How an element is combined with what is there.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[repr(u8)]
+pub enum Combine {
+    /// It takes its place: the last one stays.
+    Replace = 0,
+    /// Their sum; of integers it wraps around.
+    Sum = 1,
+    /// Their product; of integers it wraps around.
+    Product = 2,
+    /// The greater one; NaN where one is NaN.
+    Max = 3,
+    /// The smaller one; NaN where one is NaN.
+    Min = 4,
+}
+
+impl Combine {
+    /// Every way.
+    pub const ALL: [Self; 5] = [Self::Replace, Self::Sum, Self::Product, Self::Max, Self::Min];
+}
+
+/// An element that can be combined.
+pub trait Term: Element {
+    /// Returns what is there and what comes, combined.
+    #[must_use]
+    fn combine(self, combine: Combine, other: Self) -> Self;
+}
+
+macro_rules! term {
+    ($($T:ty: $sum:expr, $product:expr;)*) => {$(
+        impl Term for $T {
+            #[allow(clippy::eq_op)] // NaN is not equal to itself
+            fn combine(self, combine: Combine, other: Self) -> Self {
+                let (sum, product): (fn($T, $T) -> $T, fn($T, $T) -> $T) = ($sum, $product);
+                match combine {
+                    Combine::Replace => other,
+                    Combine::Sum => sum(self, other),
+                    Combine::Product => product(self, other),
+                    Combine::Max => if self > other || self != self { self } else { other },
+                    Combine::Min => if self < other || self != self { self } else { other },
+                }
+            }
+        }
+    )*};
+}
+
+term! {
+    i64: i64::wrapping_add, i64::wrapping_mul;
+    f32: |a, b| a + b, |a, b| a * b;
+    f64: |a, b| a + b, |a, b| a * b;
+}
+
+/// An element, and the type that it is combined in: 16-bit floats are combined in f32, and rounded once.
+pub trait Wide: Element {
+    /// The type that elements are combined in.
+    type Sum: Term;
+
+    /// Returns the element in that type.
+    fn widened(self) -> Self::Sum;
+
+    /// Returns the element that is nearest to a value.
+    fn narrowed(value: Self::Sum) -> Self;
+}
+
+macro_rules! wide {
+    ($($T:ty => $Sum:ty: $widen:expr, $narrow:expr;)*) => {$(
+        impl Wide for $T {
+            type Sum = $Sum;
+
+            fn widened(self) -> $Sum {
+                let widen: fn($T) -> $Sum = $widen;
+                widen(self)
+            }
+
+            fn narrowed(value: $Sum) -> Self {
+                let narrow: fn($Sum) -> $T = $narrow;
+                narrow(value)
+            }
+        }
+    )*};
+}
+
+wide! {
+    i64 => i64: |x| x, |x| x;
+    f32 => f32: |x| x, |x| x;
+    f64 => f64: |x| x, |x| x;
+    f16 => f32: |x| x.to_f32(), |x| f16::from_f64(f64::from(x));
+    bf16 => f32: |x| x.to_f32(), |x| bf16::from_f64(f64::from(x));
+}
+
+/// Returns the function in CUDA C that combines two values of the type that a dtype is combined in.
+pub(super) fn c_of(dtype: DType, name: &str) -> String {
+    let (sum, product) = match dtype {
+        // Signed arithmetic that overflows is undefined in C.
+        DType::I64 => ("i64(u64(a) + u64(b))", "i64(u64(a) * u64(b))"),
+        _ => ("a + b", "a * b"),
+    };
+    TEMPLATE
+        .replace("NAME", name)
+        .replace("TYPE", dtype.compute().short_name())
+        .replace("SUM", sum)
+        .replace("PRODUCT", product)
+}
+
+const TEMPLATE: &str = "\
+static __device__ __forceinline__ TYPE NAME(const u64 combine, const TYPE a, const TYPE b) {
+    switch (combine) {
+        case 0: return b;
+        case 1: return SUM;
+        case 2: return PRODUCT;
+        case 3: return a > b || a != a ? a : b;
+        default: return a < b || a != a ? a : b;
+    }
+}
+";
+
+/// Runs a function for each dtype that scatters take, by its type: `typed!(dtype, T => …)`.
+macro_rules! typed {
+    ($dtype:expr, $T:ident => $run:expr) => {{
+        use thalweg_ir::elements::{bf16, f16};
+        match $dtype {
+            thalweg_ir::DType::I64 => {
+                type $T = i64;
+                $run
+            }
+            thalweg_ir::DType::F32 => {
+                type $T = f32;
+                $run
+            }
+            thalweg_ir::DType::F16 => {
+                type $T = f16;
+                $run
+            }
+            thalweg_ir::DType::Bf16 => {
+                type $T = bf16;
+                $run
+            }
+            _ => {
+                type $T = f64;
+                $run
+            }
+        }
+    }};
+}
+pub(super) use typed;

@@ -1,0 +1,358 @@
+//! [`ScatterTile`]: elements that are combined into the places that an index for each of them names, in shared memory.
+//!
+//! The result is (outer, extent, inner), contiguous, and holds a target of its shape, or zeros; indices and source are (outer, count,
+//! inner) by any strides. The source's (o, k, i) is combined with (o, index, i), for k from 0 on.
+//!
+//! A block keeps a *tile*: some columns side by side, of one o, and as many places of the extent as fit. It walks through the source in
+//! the order of k, 512 elements at a time, and leaves out those whose index lies in another tile. Of those that meet in one place, the
+//! lanes of a warp are combined by one of them, in order, and the warps take turns: the first that has not had its turn claims the place.
+//! So the work is that of the elements, times the tiles of a column. To replace elements, the last one claims the place, and there are no
+//! turns.
+
+use std::sync::Arc;
+
+use thalweg_driver::{Access, DevicePointer, HostFault, HostKernel, HostLaunch};
+use thalweg_ir::DType;
+use thalweg_ir::cuda::{LaunchShape, with_prelude};
+use thalweg_ir::host::Fault;
+
+use super::combine::{c_of, typed};
+use super::{Combine, Term, Wide};
+use crate::dtypes::{check, entry_points, names};
+use crate::{Accesses, NativeKernel, Placed, Words, arguments};
+
+/// The sizes of a launch. See the [module](self).
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct ScatterTile {
+    /// Outer extent, the extent that is indexed, how many elements come in place of it, inner extent.
+    pub sizes: [u64; 4],
+    /// The strides of the indices, in elements.
+    pub index_strides: [u64; 3],
+    /// The strides of the source, in elements.
+    pub source_strides: [u64; 3],
+    /// Of source, target and result: a floating-point type, or int64. 16-bit floats are combined in f32 and rounded once.
+    pub dtype: DType,
+    /// How elements are combined.
+    pub combine: Combine,
+    /// Whether the target is zeros, and not read.
+    pub from_zeros: bool,
+}
+
+/// How many 8-byte words a launch takes.
+const ARGUMENT_WORDS: usize = 19;
+
+/// Threads of a block.
+const BLOCK: u64 = 512;
+/// Columns of a tile, at most: as many elements lie side by side in memory.
+const COLUMNS: u64 = 32;
+/// Columns below which a tile's memory accesses waste most of what they fetch.
+const FEWEST_COLUMNS: u64 = 8;
+/// Shared memory of a tile, in bytes: two blocks of a multiprocessor fit where it is half of that.
+const TILE_BYTES: u64 = 192 << 10;
+/// Tiles of a column, at most: each reads all indices again.
+const MOST_TILES: u64 = 32;
+
+entry_points! { "scatter_tile" }
+
+/// The columns and places of a tile.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Tile {
+    columns: u64,
+    places: u64,
+}
+
+impl ScatterTile {
+    /// Returns whether the kernel takes these sizes: a column has few tiles, and its elements are numbered in 32 bits.
+    pub fn takes(sizes: [u64; 4], dtype: DType) -> bool {
+        let [_, extent, count, inner] = sizes;
+        let tile = Self::tile_of(sizes, dtype);
+        extent.div_ceil(tile.places) <= MOST_TILES
+            && count.max(extent).saturating_mul(inner.min(COLUMNS)) < 1 << 30
+    }
+
+    fn tile_of([_, extent, _, inner]: [u64; 4], dtype: DType) -> Tile {
+        // What is combined, and who claims it.
+        let cells = TILE_BYTES / (dtype.compute().size_bytes() as u64 + size_of::<u32>() as u64);
+        let mut columns = inner.clamp(1, COLUMNS);
+        while extent * columns > cells / 2 && columns / 2 >= FEWEST_COLUMNS {
+            columns /= 2;
+        }
+        Tile { columns, places: (cells / columns).min(extent).max(1) }
+    }
+
+    fn tile(&self) -> Tile {
+        Self::tile_of(self.sizes, self.dtype)
+    }
+
+    fn pack(&self, at: [u64; 4]) -> [u64; ARGUMENT_WORDS] {
+        let Tile { columns, places } = self.tile();
+        let mut words = [0; ARGUMENT_WORDS];
+        words[..4].copy_from_slice(&at);
+        words[4..8].copy_from_slice(&self.sizes);
+        words[8..11].copy_from_slice(&self.index_strides);
+        words[11..14].copy_from_slice(&self.source_strides);
+        let dtype = arguments::number_of(self.dtype);
+        words[14..].copy_from_slice(&[
+            columns,
+            places,
+            self.combine as u64,
+            u64::from(self.from_zeros),
+            dtype,
+        ]);
+        words
+    }
+
+    fn unpack(bytes: &[u8]) -> Option<(Self, [u64; 4])> {
+        let words: [u64; ARGUMENT_WORDS] = arguments::words(bytes)?;
+        let sizes = Self {
+            sizes: words[4..8].try_into().ok()?,
+            index_strides: words[8..11].try_into().ok()?,
+            source_strides: words[11..14].try_into().ok()?,
+            combine: *Combine::ALL.get(usize::try_from(words[16]).ok()?)?,
+            from_zeros: words[17] != 0,
+            dtype: arguments::dtype_of(words[18])?,
+        };
+        Some((sizes, words[..4].try_into().ok()?))
+    }
+
+    /// Returns how many elements indices, source and result reach over.
+    fn spans(&self) -> [u64; 3] {
+        let [outer, extent, count, inner] = self.sizes;
+        let walked = [outer, count, inner];
+        let span = |strides: [u64; 3]| match walked.contains(&0) {
+            true => 0,
+            false => {
+                1 + walked.iter().zip(strides).map(|(&extent, stride)| (extent - 1) * stride).sum::<u64>()
+            }
+        };
+        [span(self.index_strides), span(self.source_strides), outer * extent * inner]
+    }
+
+    fn run<T: Wide>(&self, index: &[i64], source: &[T], mut sums: Vec<T::Sum>) -> Vec<T::Sum> {
+        let [outer, extent, count, inner] = self.sizes;
+        let element = |[o, k, i]: [u64; 3], strides: [u64; 3]| {
+            (o * strides[0] + k * strides[1] + i * strides[2]) as usize
+        };
+        let walked =
+            (0..outer).flat_map(|o| (0..count).flat_map(move |k| (0..inner).map(move |i| [o, k, i])));
+        for at @ [o, _, i] in walked {
+            let place = u64::try_from(index[element(at, self.index_strides)]).ok();
+            let Some(place) = place.filter(|&place| place < extent) else { continue };
+            let sum = &mut sums[((o * extent + place) * inner + i) as usize];
+            *sum = sum.combine(self.combine, source[element(at, self.source_strides)].widened());
+        }
+        sums
+    }
+}
+
+fn print(dtype: DType) -> String {
+    let [element, sum, load, store] = names(dtype);
+    let code = TEMPLATE
+        .replace("COMBINE", &c_of(dtype, "combined"))
+        .replace("NAME", name(dtype))
+        .replace("ELEMENT", &element)
+        .replace("SUM", &sum)
+        .replace("LOAD", &load)
+        .replace("STORE", &store);
+    with_prelude(&code)
+}
+
+/// The indices (i64), the source, the target (which is not looked at where it is zeros), and the result. Each is another's memory.
+impl NativeKernel for Placed<ScatterTile, [DevicePointer; 4]> {
+    fn name(&self) -> &str {
+        name(self.kernel.dtype)
+    }
+
+    fn source(&self) -> String {
+        print(self.kernel.dtype)
+    }
+
+    fn host(&self) -> Arc<dyn HostKernel> {
+        Arc::new(run_on_host)
+    }
+
+    fn check(&self) -> Result<(), Fault> {
+        check("scatter_tile", self.kernel.dtype)?;
+        match ScatterTile::takes(self.kernel.sizes, self.kernel.dtype) {
+            true => Ok(()),
+            false => Err(Fault::new(format!("scatter_tile: {:?} has too many elements", self.kernel.sizes))),
+        }
+    }
+
+    fn launch_shape(&self) -> Option<LaunchShape> {
+        let [outer, extent, _, inner] = self.kernel.sizes;
+        let Tile { columns, places } = self.kernel.tile();
+        let blocks = (outer * inner.div_ceil(columns) * extent.div_ceil(places)).min((1 << 31) - 1) as u32;
+        (blocks > 0).then_some(LaunchShape { grid: [blocks, 1, 1], block: [BLOCK as u32, 1, 1] })
+    }
+
+    fn shared_memory_bytes(&self) -> u32 {
+        let (Tile { columns, places }, sum) =
+            (self.kernel.tile(), self.kernel.dtype.compute().size_bytes() as u64);
+        // What each thread of a window brings, and the tile.
+        (BLOCK * sum + columns * places * (sum + size_of::<u32>() as u64)) as u32
+    }
+
+    fn words(&self) -> Words {
+        self.kernel.pack(self.at.map(DevicePointer::address)).into_iter().collect()
+    }
+
+    fn accesses(&self) -> Accesses {
+        let ([indices, sources, results], element) =
+            (self.kernel.spans(), self.kernel.dtype.size_bytes() as u64);
+        let [index, source, target, result] = self.at;
+        Accesses::from_iter([
+            Access::read(index, indices * size_of::<i64>() as u64),
+            Access::read(source, sources * element),
+            Access::read(target, if self.kernel.from_zeros { 0 } else { results * element }),
+            Access::write(result, results * element),
+        ])
+    }
+}
+
+fn run_on_host(launch: &HostLaunch<'_>) -> Result<(), HostFault> {
+    let (sizes, addresses) = ScatterTile::unpack(launch.arguments)
+        .ok_or_else(|| HostFault("scatter_tile: the arguments are not in its layout".to_owned()))?;
+    typed!(sizes.dtype, T => run_typed::<T>(launch, &sizes, addresses))
+}
+
+fn run_typed<T: Wide>(
+    launch: &HostLaunch<'_>,
+    sizes: &ScatterTile,
+    addresses: [u64; 4],
+) -> Result<(), HostFault> {
+    let [index, source, target, result] = addresses.map(DevicePointer::new);
+    let [indices, sources, results] = sizes.spans().map(|span| span as usize);
+    let sums = match sizes.from_zeros {
+        true => vec![T::from_f64(0.0).widened(); results],
+        false => launch.read::<T>(target, results)?.iter().map(|&value| value.widened()).collect(),
+    };
+    let (index, source) = (launch.read::<i64>(index, indices)?, launch.read::<T>(source, sources)?);
+    let sums = sizes.run(index, source, sums);
+    launch.write::<T>(result, results)?.iter_mut().zip(sums).for_each(|(to, sum)| *to = T::narrowed(sum));
+    Ok(())
+}
+
+const TEMPLATE: &str = "\
+struct NAME_arguments {
+    const i64* index;
+    const ELEMENT* source;
+    const ELEMENT* target;
+    ELEMENT* result;
+    u64 outer;
+    u64 extent;
+    u64 count;
+    u64 inner;
+    u64 index_strides[3];
+    u64 source_strides[3];
+    u64 columns;
+    u64 places;
+    u64 combine;
+    u64 from_zeros;
+    u64 dtype;
+};
+
+COMBINE
+extern __shared__ __align__(16) unsigned char NAME_memory[];
+
+extern \"C\" __global__ void __launch_bounds__(512, 2) NAME(const __grid_constant__ NAME_arguments x) {
+    const u32 thread = threadIdx.x, warp = thread / 32, none = 0xffffffffu;
+    const u32 columns = u32(x.columns);
+    // What the threads bring, the tile, and who claims a place of it.
+    SUM* const brought = (SUM*)NAME_memory;
+    SUM* const tile = brought + 512;
+    u32* const claims = (u32*)(tile + columns * u32(x.places));
+    const u64 strips = (x.inner + columns - 1) / columns, parts = (x.extent + x.places - 1) / x.places;
+    for (u64 item = blockIdx.x; item < x.outer * strips * parts; item += gridDim.x) {
+        const u64 part = item % parts, strip = item / parts % strips, o = item / parts / strips;
+        const u64 column = strip * columns, first = part * x.places;
+        // The last tile of a row, or of a column, may be smaller.
+        const u32 wide = u32(x.inner - column < columns ? x.inner - column : columns);
+        const u32 high = u32(x.extent - first < x.places ? x.extent - first : x.places);
+        const u32 cells = wide * high, elements = u32(x.count) * wide;
+        const i64* const index = x.index + o * x.index_strides[0] + column * x.index_strides[2];
+        const ELEMENT* const source = x.source + o * x.source_strides[0] + column * x.source_strides[2];
+        const u64 begin = (o * x.extent + first) * x.inner + column;
+        const bool is_replace = x.combine == 0;
+        for (u32 cell = thread; cell < cells; cell += 512) {
+            const u32 place = wide == 1 ? cell : cell / wide;
+            tile[cell] = x.from_zeros ? SUM(0) : LOAD(x.target[begin + place * x.inner + (cell - place * wide)]);
+            claims[cell] = is_replace ? 0 : none;
+        }
+        __syncthreads();
+        // Four windows of 512 elements are read at once.
+        for (u32 start = 0; start < elements; start += 2048) {
+            u32 named[4];
+            SUM values[4];
+            #pragma unroll
+            for (u32 i = 0; i < 4; ++i) {
+                const u32 e = start + i * 512 + thread;
+                named[i] = none;
+                values[i] = SUM(0);
+                if (e < elements) {
+                    const u32 k = wide == 1 ? e : e / wide, c = e - k * wide;
+                    const u64 place = u64(index[k * x.index_strides[1] + c * x.index_strides[2]]);
+                    if (place >= first && place < first + high) {
+                        named[i] = u32(place - first) * wide + c;
+                    }
+                    if (!is_replace) {
+                        values[i] = LOAD(source[k * x.source_strides[1] + c * x.source_strides[2]]);
+                    }
+                }
+            }
+            #pragma unroll
+            for (u32 i = 0; i < 4; ++i) {
+                if (is_replace) {
+                    if (named[i] != none) {
+                        atomicMax(&claims[named[i]], start + i * 512 + thread + 1);
+                    }
+                    continue;
+                }
+                if (start + i * 512 >= elements) {
+                    break;
+                }
+                brought[thread] = values[i];
+                const u32 lanes = __match_any_sync(none, named[i]);
+                // The first lane of each place does the work of all; its warp's turn may come later.
+                bool waits = named[i] != none && __ffs(i32(lanes)) - 1 == thread % 32;
+                if (waits) {
+                    atomicMin(&claims[named[i]], warp);
+                }
+                while (true) {
+                    __syncthreads();
+                    if (waits && claims[named[i]] == warp) {
+                        SUM sum = tile[named[i]];
+                        for (u32 rest = lanes; rest != 0; rest &= rest - 1) {
+                            sum = combined(x.combine, sum, brought[warp * 32 + __ffs(i32(rest)) - 1]);
+                        }
+                        tile[named[i]] = sum;
+                        claims[named[i]] = none;
+                        waits = false;
+                    }
+                    if (!__syncthreads_or(waits)) {
+                        break;
+                    }
+                    if (waits) {
+                        atomicMin(&claims[named[i]], warp);
+                    }
+                }
+            }
+        }
+        __syncthreads();
+        if (is_replace) {
+            for (u32 cell = thread; cell < cells; cell += 512) {
+                const u32 last = claims[cell];
+                if (last > 0) {
+                    const u32 k = wide == 1 ? last - 1 : (last - 1) / wide;
+                    tile[cell] = LOAD(source[k * x.source_strides[1] + (last - 1 - k * wide) * x.source_strides[2]]);
+                }
+            }
+        }
+        for (u32 cell = thread; cell < cells; cell += 512) {
+            const u32 place = wide == 1 ? cell : cell / wide;
+            x.result[begin + place * x.inner + (cell - place * wide)] = STORE(tile[cell]);
+        }
+        __syncthreads();
+    }
+}
+";

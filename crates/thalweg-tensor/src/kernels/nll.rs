@@ -1,0 +1,105 @@
+//! The value at each row's class, and its gradient: of the elements of a row only that one is read, or is not 0.
+
+use smallvec::SmallVec;
+use thalweg_ir::{DType, Dimensions, Scalar, Shape};
+use thalweg_ops::Placement;
+use thalweg_ops::structured::{INDEX_COPY, NLL_LOSS, NLL_LOSS_WEIGHTED};
+use thalweg_runtime::{Error, RangeOf, Result, Telling};
+
+use super::indexing::{run, strided};
+use crate::autograd::formula::{Formula, GradientCall};
+use crate::autograd::is_grad_enabled;
+use crate::dispatch::{Arguments, Call, built_in};
+use crate::operators;
+use crate::tensor::{Tensor, Tensors};
+
+/// Returns the extents around a dimension.
+fn around(shape: &[usize], dimension: usize) -> [usize; 3] {
+    let (outer, rest) = shape.split_at(dimension);
+    [outer.iter().product(), rest[0], rest[1..].iter().product()]
+}
+
+/// Refuses classes, or weights, that do not fit; returns the extents around the dimension of classes.
+fn checked(call: &Call<'_>) -> Result<[usize; 3]> {
+    let (x, target) = (call.tensor(0), call.tensor(1));
+    let dimension = usize::try_from(call.int(4)).ok().filter(|&dimension| dimension < x.rank());
+    let Some(dimension) = dimension else {
+        return Err(Error::invalid(format!("{x:?} has no dimension {} of classes", call.int(4))));
+    };
+    let mut rows: Shape = x.shape().into();
+    let classes = rows.remove(dimension);
+    if target.shape() != rows.as_slice() || target.dtype() != DType::I64 {
+        return Err(Error::invalid(format!("the classes are int64 {rows:?}, not {target:?}")));
+    }
+    match call.optional_tensor(2) {
+        Some(weight) if weight.shape() != [classes] || weight.dtype() != x.dtype() => {
+            Err(Error::invalid(format!("the weights are {} [{classes}], not {weight:?}", x.dtype())))
+        }
+        _ => Ok(around(x.shape(), dimension)),
+    }
+}
+
+/// Returns −x at each row's class times the class's weight, and that weight, in the dtype that x is computed in.
+pub(super) fn forward(call: &Call<'_>) -> Result<Tensors> {
+    let [outer, classes, inner] = checked(call)?;
+    let (x, target) = (call.tensor(0).contiguous()?, call.tensor(1).contiguous()?);
+    let (compute, stream) = (x.dtype().compute(), call.device.current_stream());
+    let result = || Tensor::empty_on(target.shape(), compute, &stream, call.label);
+    let results: Tensors = [result()?, result()?].into_iter().collect();
+    let mut placements: SmallVec<[Placement; 8]> = SmallVec::new();
+    placements.push(Placement::Gathered(x.elements() as u64));
+    placements.push(strided(&[inner, 1], &[]));
+    let weight = call.optional_tensor(2).map(Tensor::contiguous).transpose()?;
+    placements.extend(weight.iter().map(|weight| Placement::Gathered(weight.elements() as u64)));
+    placements.extend([(); 2].map(|()| strided(&[inner, 1], &[])));
+    let operator = if weight.is_some() { &NLL_LOSS_WEIGHTED } else { &NLL_LOSS };
+    let inputs: SmallVec<[&Tensor; 3]> = [&x, &target].into_iter().chain(&weight).collect();
+    let _telling = Telling::of(call.label.operator, RangeOf::Classes);
+    let scalars = [classes as u64, call.int(3) as u64, inner as u64];
+    run(operator, (&[outer, inner], &[]), (&inputs, &results), placements, &scalars, call.label)?;
+    Ok(results)
+}
+
+/// The gradient of the losses in x. The weights have none.
+pub(super) static GRADIENT: Formula = Formula {
+    inputs: &[1],
+    outputs: &[1],
+    backward: |call| call.one(0, || if is_grad_enabled() { by_operators(call) } else { by_kernel(call) }),
+};
+
+/// Returns what the elements at the classes get, in x's dtype.
+fn at_classes(call: &GradientCall<'_>) -> Result<Tensor> {
+    call.gradient()?.mul(&call.result(1)?)?.neg()?.to_dtype(call.dtype_of(0))
+}
+
+fn by_kernel(call: &GradientCall<'_>) -> Result<Tensor> {
+    let (value, target) = (at_classes(call)?.contiguous()?, call.saved(1)?.contiguous()?);
+    let [outer, classes, inner] = around(call.shape(0), call.int(4) as usize);
+    let result = Tensor::zeros(call.shape(0), call.dtype_of(0), call.device())?;
+    let row =
+        Placement::Strided { rows: [inner as u64, 0, 1].into_iter().collect(), inner: Dimensions::new() };
+    let placements = [row.clone(), row, Placement::Gathered(result.elements() as u64)];
+    run(
+        &INDEX_COPY,
+        (&[outer, 1, inner], &[]),
+        (&[&value, &target], std::slice::from_ref(&result)),
+        placements.into_iter().collect(),
+        &[classes, classes * inner, inner, 1].map(|number| number as u64),
+        call.label(),
+    )?;
+    Ok(result)
+}
+
+/// Returns the gradient by operators that record theirs.
+fn by_operators(call: &GradientCall<'_>) -> Result<Tensor> {
+    let target = call.saved(1)?;
+    let [outer, classes, inner] = around(call.shape(0), call.int(4) as usize);
+    let number = |value: i64| Tensor::full(&[], Scalar::I64(value), target.dtype(), call.device());
+    // What is ignored adds 0 to the first class.
+    let index = target.eq(&number(call.int(3))?)?.select_where(&number(0)?, &target)?;
+    let (value, index) = (at_classes(call)?.reshape(&[outer, 1, inner])?, index.reshape(&[outer, 1, inner])?);
+    let arguments = [(&value).into(), (&index).into(), (classes as i64).into()];
+    let location = call.label().location;
+    operators::call(built_in!("thalweg::gather_backward")?, &arguments, None, location)?
+        .reshape(call.shape(0))
+}

@@ -1,0 +1,236 @@
+//! Scatters of every form against a plain model: rows at one list of indices, an index for each element, and columns with more elements
+//! than shared memory holds. Elements of one place are combined in the order of the source, rounded as in f32 or f64.
+
+use thalweg_ir::DType;
+use thalweg_runtime::Result;
+use thalweg_tensor::Tensor;
+
+use crate::support::{assert_close, check_gradient, device, random, tensor, values};
+
+/// (outer, extent, count, inner).
+type Sizes = [usize; 4];
+
+/// Numbers that follow one another without a pattern, below a limit.
+fn numbers(seed: u64, limit: usize) -> impl Iterator<Item = usize> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    std::iter::from_fn(move || {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        Some(((state >> 33) as usize) % limit)
+    })
+}
+
+/// Elements whose sums depend on the order in f32, and that 16-bit floats and small integers hold.
+fn elements(seed: u64, shape: &[usize], dtype: DType) -> Tensor {
+    let count = shape.iter().product();
+    let list: Vec<f64> = match dtype {
+        DType::F32 | DType::F64 => {
+            numbers(seed, 1 << 20).take(count).map(|n| n as f64 / 977.0 - 500.0).collect()
+        }
+        DType::Bool => numbers(seed, 2).take(count).map(|n| n as f64).collect(),
+        _ => numbers(seed, 5).take(count).map(|n| n as f64).collect(),
+    };
+    tensor(&list, shape, dtype)
+}
+
+/// What a scatter gives: the elements at (o, k, i), in order of k, combined with those that are there.
+fn model(
+    target: &Tensor,
+    index: &[i64],
+    source: &Tensor,
+    reduce: &str,
+    [outer, extent, count, inner]: Sizes,
+) -> Tensor {
+    let dtype = target.dtype();
+    let round = |value: f64| if dtype == DType::F64 { value } else { f64::from(value as f32) };
+    let (mut result, source) = (values(target), values(source));
+    for at in 0..outer * count * inner {
+        let (o, i) = (at / (count * inner), at % inner);
+        let place = &mut result[(o * extent + index[at] as usize) * inner + i];
+        *place = match reduce {
+            "replace" => source[at],
+            "sum" if dtype == DType::Bool => f64::from(*place != 0.0 || source[at] != 0.0),
+            "sum" => round(*place + source[at]),
+            "prod" => round(*place * source[at]),
+            "amax" => place.max(source[at]),
+            _ => place.min(source[at]),
+        };
+    }
+    match dtype {
+        DType::U8 => result.iter_mut().for_each(|value| *value = (*value as i64 as u8).into()),
+        DType::I32 => result.iter_mut().for_each(|value| *value = (*value as i64 as i32).into()),
+        _ => {}
+    }
+    tensor(&result, &[outer, extent, inner], dtype)
+}
+
+/// Holds a scatter to the model, bit for bit.
+#[track_caller]
+fn held(found: Result<Tensor>, expected: &Tensor, what: &str) {
+    let found = found.unwrap_or_else(|error| panic!("{what}: {error}"));
+    assert_eq!(found.dtype(), expected.dtype(), "{what}");
+    let (found, expected) = (values(&found), values(expected));
+    assert_eq!(found.len(), expected.len(), "{what}");
+    let wrong = found.iter().zip(&expected).position(|(found, expected)| found != expected);
+    if let Some(at) = wrong {
+        panic!("{what}: element {at} is {}, not {}", found[at], expected[at]);
+    }
+}
+
+fn indices(list: &[i64], shape: &[usize]) -> Tensor {
+    Tensor::from_slice(list, shape, &device()).unwrap()
+}
+
+/// Rows at one list: few, with each group in a warp; many, with groups of some thousand, and of more than are sorted at once.
+const ROWS: &[Sizes] = &[
+    [1, 7, 5, 16],
+    [2, 5, 300, 3],
+    [3, 40, 1000, 8],
+    [1, 900, 5000, 1],
+    [1, 4, 5000, 2],
+    [2, 2, 6000, 4],
+    [1, 1, 70, 768],
+];
+
+#[test]
+fn rows_at_a_list_of_indices_are_combined_in_order() {
+    for &sizes @ [outer, extent, count, inner] in ROWS {
+        let list: Vec<i64> = numbers(count as u64, extent).take(count).map(|place| place as i64).collect();
+        let index = indices(&list, &[count]);
+        let wide: Vec<i64> = (0..outer * count * inner).map(|at| list[at / inner % count]).collect();
+        for dtype in [DType::F32, DType::Bf16, DType::F16, DType::F64, DType::I64, DType::U8] {
+            let target = elements(1, &[outer, extent, inner], dtype);
+            let source = elements(2, &[outer, count, inner], dtype);
+            let what = format!("{sizes:?} {dtype}");
+            let sum = model(&target, &wide, &source, "sum", sizes);
+            held(target.index_add(1, &index, &source), &sum, &format!("index_add {what}"));
+            let copy = model(&target, &wide, &source, "replace", sizes);
+            held(target.index_copy(1, &index, &source), &copy, &format!("index_copy {what}"));
+            let places = [None, Some(index.clone())];
+            if outer == 1 {
+                held(target.index_put(&places, &source, true), &sum, &format!("index_put {what}"));
+                // A source whose rows lie apart, and indices as a column of a matrix.
+                let apart =
+                    source.transpose(1, 2).and_then(|turned| turned.contiguous()?.transpose(1, 2)).unwrap();
+                let column = Tensor::stack(&[index.clone(), index.clone()], 1)
+                    .and_then(|both| both.select(1, 1))
+                    .unwrap();
+                held(target.index_add(1, &column, &apart), &sum, &format!("strided index_add {what}"));
+            }
+            if dtype == DType::F32 {
+                for reduce in ["prod", "amax", "amin"] {
+                    let expected = model(&target, &wide, &source, reduce, sizes);
+                    let found = target.index_reduce(1, &index, &source, reduce, true);
+                    held(found, &expected, &format!("{reduce} {what}"));
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn elements_at_indices_of_their_own_are_combined_in_order() {
+    let all: &[Sizes] = &[
+        [3, 7, 5, 4],
+        [5, 300, 3000, 1],
+        [2, 3, 700, 5],
+        [1, 100, 50, 70],
+        [2, 2, 2100, 1],
+        [2, 1, 600, 1],
+        [2, 30_000, 3000, 1],
+    ];
+    for &sizes @ [outer, extent, count, inner] in all {
+        let total = outer * count * inner;
+        let list: Vec<i64> = numbers(total as u64, extent).take(total).map(|place| place as i64).collect();
+        let index = indices(&list, &[outer, count, inner]);
+        for dtype in [DType::F32, DType::Bf16, DType::F16, DType::F64, DType::I64, DType::I32, DType::Bool] {
+            let target = elements(3, &[outer, extent, inner], dtype);
+            let source = elements(4, &[outer, count, inner], dtype);
+            let what = format!("{sizes:?} {dtype}");
+            let expected = model(&target, &list, &source, "sum", sizes);
+            held(target.scatter_add(1, &index, &source), &expected, &format!("scatter_add {what}"));
+            let expected = model(&target, &list, &source, "replace", sizes);
+            held(target.scatter(1, &index, &source), &expected, &format!("scatter {what}"));
+            if matches!(dtype, DType::F32 | DType::I64) {
+                for reduce in ["prod", "amax", "amin"] {
+                    if reduce == "prod" && dtype == DType::I64 {
+                        continue;
+                    }
+                    let expected = model(&target, &list, &source, reduce, sizes);
+                    let found = target.scatter_reduce(1, &index, &source, reduce, true);
+                    held(found, &expected, &format!("{reduce} {what}"));
+                }
+            }
+            if dtype == DType::F32 {
+                // Turned operands.
+                let [index, source, target] = [&index, &source, &target]
+                    .map(|x| x.transpose(0, 2).and_then(|x| x.contiguous()).unwrap());
+                let [index, source, target] = [&index, &source, &target].map(|x| x.transpose(0, 2).unwrap());
+                let found = target.scatter_add(1, &index, &source);
+                held(found, &model(&target, &list, &source, "sum", sizes), &format!("turned {what}"));
+            }
+        }
+    }
+}
+
+#[test]
+fn several_broadcast_index_tensors_add_where_they_meet() {
+    let x = random(&[4, 3, 5, 2], 1);
+    let (first, second) = (indices(&[1, -1, 0, 1, 1, -4], &[2, 3]), indices(&[2, -1, 2], &[3]));
+    let value = random(&[3, 5, 2], 2);
+    let (mut sums, of_value) = (values(&x), values(&value));
+    for at in 0..6 {
+        let a = [1, 3, 0, 1, 1, 0][at];
+        let b = [2, 2, 2][at % 3];
+        for inner in 0..10 {
+            sums[(a * 3 + b) * 10 + inner] += of_value[at % 3 * 10 + inner];
+        }
+    }
+    let places = [Some(first), Some(second)];
+    assert_eq!(values(&x.index_put(&places, &value, true).unwrap()), sums);
+    check_gradient(&value, |value| x.index_put(&places, value, true).unwrap());
+    check_gradient(&x, |x| x.index(&places).unwrap());
+}
+
+#[test]
+fn nothing_is_combined_where_there_are_no_elements() {
+    for dtype in [DType::F32, DType::Bf16, DType::I64] {
+        let x = elements(5, &[3, 4], dtype);
+        let none = indices(&[], &[0]);
+        let expected = values(&x);
+        assert_eq!(values(&x.index_add(0, &none, &elements(1, &[0, 4], dtype)).unwrap()), expected);
+        assert_eq!(values(&x.index_copy(1, &none, &elements(1, &[3, 0], dtype)).unwrap()), expected);
+        assert_eq!(
+            values(&x.index_put(&[Some(none)], &elements(1, &[0, 4], dtype), true).unwrap()),
+            expected
+        );
+        let empty = indices(&[], &[0, 4]);
+        assert_eq!(values(&x.scatter_add(0, &empty, &elements(1, &[0, 4], dtype)).unwrap()), expected);
+        let wide = elements(1, &[0, 4], dtype);
+        assert_eq!(
+            wide.index_add(1, &indices(&[1, 1], &[2]), &elements(1, &[0, 2], dtype)).unwrap().shape(),
+            [0, 4]
+        );
+    }
+}
+
+#[test]
+fn gradients_of_reads_are_sums_in_the_order_of_the_reads() {
+    for dtype in [DType::F32, DType::Bf16, DType::F64] {
+        let x = elements(6, &[50, 24], dtype).requires_grad_().unwrap();
+        let list: Vec<i64> = numbers(3, 50).take(400).map(|row| row as i64).collect();
+        let weight = elements(7, &[400, 24], dtype);
+        let zeros = elements(8, &[50, 24], dtype).mul_scalar(0.0).unwrap();
+        let wide: Vec<i64> = (0..400 * 24).map(|at| list[at / 24]).collect();
+        let expected = model(&zeros, &wide, &weight, "sum", [1, 50, 400, 24]);
+        let read = [
+            x.index_select(0, &indices(&list, &[400])).unwrap(),
+            x.index(&[Some(indices(&list, &[400]))]).unwrap(),
+            x.gather(0, &indices(&wide, &[400, 24])).unwrap(),
+        ];
+        for read in read {
+            read.backward_with(&weight).unwrap();
+            assert_close(&values(&x.grad().unwrap()), &values(&expected), 0.0);
+            x.set_grad(None).unwrap();
+        }
+    }
+}
