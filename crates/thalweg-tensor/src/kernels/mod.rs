@@ -21,12 +21,13 @@ pub(crate) mod mlp;
 pub(crate) mod normalization;
 pub(crate) mod one_query;
 mod reductions;
+mod rms_norm;
 pub(crate) mod windows;
 
 use thalweg_ops::LoopOp;
 use thalweg_ops::structured::{
     ADD_LAYER_NORM, AMAX, AMIN, CROSS_ENTROPY, CROSS_ENTROPY_WIDE, DROPOUT, FULL, LAYER_NORM_AFFINE, MEAN,
-    PROD, STACK3, STRUCTURED, SUM,
+    PROD, RMS_NORM, RMS_NORM_AFFINE, STACK3, STRUCTURED, SUM,
 };
 
 use crate::operators::body::Body::{Differentiable, Kernel, Pair};
@@ -49,6 +50,8 @@ pub(crate) fn loop_entries() -> impl Iterator<Item = &'static LoopOp> {
         &CROSS_ENTROPY,
         &CROSS_ENTROPY_WIDE,
         &ADD_LAYER_NORM,
+        &RMS_NORM,
+        &RMS_NORM_AFFINE,
     ];
     STRUCTURED.iter().copied().filter(move |operator| {
         let is = |list: &[&LoopOp]| list.iter().any(|other| other.name == operator.name);
@@ -112,6 +115,10 @@ pub(crate) static INTERNAL: &[OpDef] = &[
     OpDef::part(
         "thalweg::add_layer_norm(Tensor input, Tensor branch, Tensor weight, Tensor bias, Scalar count, Scalar epsilon, int[] sizes, ScalarType? dtype=None) -> (Tensor, Tensor, Tensor, Tensor)",
         Pair(normalization::add, normalization::autograd),
+    ),
+    OpDef::part(
+        "thalweg::rms_norm(Tensor input, Tensor? weight, int[] normalized_shape, float eps) -> (Tensor, Tensor)",
+        Differentiable(rms_norm::forward, &rms_norm::GRADIENT),
     ),
     OpDef::part(
         "thalweg::embedding(Tensor weight, Tensor indices, Scalar padding=-1) -> Tensor",

@@ -6,7 +6,7 @@ use thalweg_runtime::{Error, Result};
 use super::Body::Composite;
 use super::{operators, single};
 use crate::autograd::no_grad;
-use crate::dispatch::{Arguments, Call, Ints, built_in};
+use crate::dispatch::{Argument, Arguments, Call, Ints, built_in};
 use crate::kernels::loops::LoopArguments;
 use crate::tensor::{Tensor, Tensors};
 
@@ -77,7 +77,7 @@ fn sizes(list: &[usize]) -> String {
 }
 
 /// Returns the extents of `normalized_shape`, if the input's shape ends with them.
-pub(super) fn normalized_shape(
+pub(crate) fn normalized_shape(
     input: &Tensor,
     list: &Ints,
     parameters: &[(&str, Option<&Tensor>)],
@@ -151,17 +151,12 @@ fn epsilon(dtype: DType) -> f64 {
 
 fn rms_norm(call: &Call<'_>) -> Result<Tensors> {
     let (x, weight) = (call.tensor(0), call.optional_tensor(2));
-    let shape = normalized_shape(x, &call.ints(1), &[("weight", weight)])?;
+    normalized_shape(x, &call.ints(1), &[("weight", weight)])?;
     check_floats("rms_norm", x)?;
-    let dims: Ints = (1..=shape.len() as i64).map(|back| -back).collect();
-    let wide = x.to_dtype(x.dtype().compute())?;
-    let square = wide.square()?.mean(&dims, true)?;
     let epsilon = call.optional_float(3).unwrap_or_else(|| epsilon(x.dtype()));
-    let mut result = wide.mul(&square.add_scalar(epsilon)?.rsqrt()?)?;
-    if let Some(weight) = weight {
-        result = result.mul(&weight.to_dtype(result.dtype())?)?;
-    }
-    result.to_dtype(x.dtype()).map(single)
+    let weight = weight.map_or(Argument::None, Argument::Tensor);
+    let arguments = [Argument::Tensor(x), weight, call.argument(1), Argument::Float(epsilon)];
+    first(built_in!("thalweg::rms_norm")?.call(&arguments, None, call.label)?)
 }
 
 fn check_floats(name: &str, x: &Tensor) -> Result<()> {

@@ -291,6 +291,7 @@ const HARD: &[&str] = &[
     "thalweg::packed_fused_attention",
     "thalweg::pinv",
     "thalweg::qr",
+    "thalweg::rms_norm",
     "thalweg::scatter",
     "thalweg::scatter_anew",
     "thalweg::svd",
