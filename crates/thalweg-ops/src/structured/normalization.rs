@@ -19,7 +19,7 @@ fn normalized<'b>(b: &'b BodyBuilder, x: Value<'b>) -> [Value<'b>; 3] {
     [centred * inverse_deviation, mean, inverse_deviation]
 }
 
-fn loaded<'b>(b: &'b BodyBuilder, signature: &Signature, input: usize) -> Value<'b> {
+pub(super) fn loaded<'b>(b: &'b BodyBuilder, signature: &Signature, input: usize) -> Value<'b> {
     b.input(signature.inputs[input]).to(signature.compute)
 }
 
@@ -38,7 +38,7 @@ pub static LAYER_NORM: LoopOp = LoopOp {
     )
 };
 
-const fn affine(
+pub(super) const fn affine(
     name: &'static str,
     doc: &'static str,
     input_count: usize,
@@ -183,8 +183,7 @@ const fn root_mean_square(name: &'static str, input_count: usize) -> LoopOp {
             let [count, epsilon] = [0; 2].map(|_| b.scalar(DType::F64).to(signature.compute));
             let inverse = 1.0 / (b.reduce(ReduceOp::Sum, x * x) / count + epsilon).sqrt();
             let result = x * inverse;
-            let result =
-                if signature.inputs.len() > 1 { result * loaded(b, signature, 1) } else { result };
+            let result = if signature.inputs.len() > 1 { result * loaded(b, signature, 1) } else { result };
             b.output(result, signature.outputs[0], OutputPlace::Point);
             b.output(inverse, signature.compute, OutputPlace::Row);
         },

@@ -5,6 +5,7 @@
 //! dropout record nodes of their own. Every kernel serves both backends: the runtime distinguishes a GPU from the simulator.
 
 pub(crate) mod attention;
+mod channel_norm;
 mod convolution;
 pub(crate) mod creation;
 mod cross_entropy;
@@ -119,6 +120,10 @@ pub(crate) static INTERNAL: &[OpDef] = &[
     OpDef::part(
         "thalweg::rms_norm(Tensor input, Tensor? weight, int[] normalized_shape, float eps) -> (Tensor, Tensor)",
         Differentiable(rms_norm::forward, &rms_norm::GRADIENT),
+    ),
+    OpDef::part(
+        "thalweg::channel_norm(Tensor input, Tensor weight, Tensor bias, int groups, float eps) -> (Tensor, Tensor, Tensor, Tensor)",
+        Differentiable(channel_norm::forward, &channel_norm::GRADIENT),
     ),
     OpDef::part(
         "thalweg::embedding(Tensor weight, Tensor indices, Scalar padding=-1) -> Tensor",

@@ -266,6 +266,7 @@ const HARD: &[&str] = &[
     "native_group_norm_backward",
     "thalweg::add_layer_norm",
     "thalweg::add_layer_norm_backward",
+    "thalweg::channel_norm",
     "thalweg::cholesky",
     "thalweg::cholesky_solve",
     "thalweg::conv2d",

@@ -155,6 +155,7 @@ fn kernels(operator: &'static LoopOp, found: &mut BTreeMap<String, Kernel>) {
         let own = matches!(operator.space, Space::Coordinates)
             || operator.name.contains("layer_norm_")
             || operator.name.contains("rms_norm_")
+            || operator.name.contains("channel_norm_")
             || operator.name == "cross_entropy_backward";
         if wanted != 0 && !own && signature.outputs[0].is_floating_point() {
             let derived =
