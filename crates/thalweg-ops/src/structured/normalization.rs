@@ -1,4 +1,5 @@
-//! Layer normalization. Statistics are kept in the compute dtype, which is f32 for 16-bit floats.
+//! Normalization of rows, by mean and variance or by the mean square. Statistics are kept in the compute dtype, which is f32 for 16-bit
+//! floats.
 //!
 //! The gradient of the form with weight and bias has two kernels of its own: one over rows for the input, one over features for
 //! weight and bias. Derived ones would write the parameters' gradients at every point, to be summed afterwards.
@@ -18,7 +19,7 @@ fn normalized<'b>(b: &'b BodyBuilder, x: Value<'b>) -> [Value<'b>; 3] {
     [centred * inverse_deviation, mean, inverse_deviation]
 }
 
-fn loaded<'b>(b: &'b BodyBuilder, signature: &Signature, input: usize) -> Value<'b> {
+pub(super) fn loaded<'b>(b: &'b BodyBuilder, signature: &Signature, input: usize) -> Value<'b> {
     b.input(signature.inputs[input]).to(signature.compute)
 }
 
@@ -37,7 +38,7 @@ pub static LAYER_NORM: LoopOp = LoopOp {
     )
 };
 
-const fn affine(
+pub(super) const fn affine(
     name: &'static str,
     doc: &'static str,
     input_count: usize,
@@ -168,3 +169,73 @@ pub static LAYER_NORM_PARAMETERS_BACKWARD: LoopOp = affine(
         b.output(b.reduce(ReduceOp::Sum, gradient), signature.outputs[1], OutputPlace::Row);
     },
 );
+
+/// Rows over the root of their mean square, times a weight if there is a second input; with 1 / √(mean square + ε) of each.
+const fn root_mean_square(name: &'static str, input_count: usize) -> LoopOp {
+    affine(
+        name,
+        "Rows over the root of their mean square, times a weight where there is one; with each row's inverse root.",
+        input_count,
+        &["count", "epsilon"],
+        &[OutputPlace::Point, OutputPlace::Row],
+        |b, signature| {
+            let x = loaded(b, signature, 0);
+            let [count, epsilon] = [0; 2].map(|_| b.scalar(DType::F64).to(signature.compute));
+            let inverse = 1.0 / (b.reduce(ReduceOp::Sum, x * x) / count + epsilon).sqrt();
+            let result = x * inverse;
+            let result = if signature.inputs.len() > 1 { result * loaded(b, signature, 1) } else { result };
+            b.output(result, signature.outputs[0], OutputPlace::Point);
+            b.output(inverse, signature.compute, OutputPlace::Row);
+        },
+    )
+}
+
+/// Rows over the root of their mean square, with 1 / √(mean square + ε) of each for the gradient.
+pub static RMS_NORM: LoopOp = root_mean_square("rms_norm_rows", 1);
+
+/// [`RMS_NORM`] times a weight.
+pub static RMS_NORM_AFFINE: LoopOp = root_mean_square("rms_norm_affine", 2);
+
+/// The gradient of RMS normalization in its input, from input, inverse root and the result's gradient, and a weight if there is a
+/// fourth input.
+const fn root_mean_square_gradient(name: &'static str, input_count: usize) -> LoopOp {
+    affine(
+        name,
+        "The gradient of RMS normalization with respect to its input.",
+        input_count,
+        &["count"],
+        &[OutputPlace::Point],
+        |b, signature| {
+            let [x, inverse, gradient] = [0, 1, 2].map(|input| loaded(b, signature, input));
+            let count = b.scalar(DType::F64).to(signature.compute);
+            let gradient =
+                if signature.inputs.len() > 3 { gradient * loaded(b, signature, 3) } else { gradient };
+            let normalized = x * inverse;
+            let slope = b.reduce(ReduceOp::Sum, gradient * normalized) / count;
+            b.output(inverse * (gradient - normalized * slope), signature.outputs[0], OutputPlace::Point);
+        },
+    )
+}
+
+/// The gradient of [`RMS_NORM`] in its input, from input, inverse root and the result's gradient.
+pub static RMS_NORM_BACKWARD: LoopOp = root_mean_square_gradient("rms_norm_backward", 3);
+
+/// The gradient of [`RMS_NORM_AFFINE`] in its input, from input, inverse root, the result's gradient and the weight.
+pub static RMS_NORM_AFFINE_BACKWARD: LoopOp = root_mean_square_gradient("rms_norm_affine_backward", 4);
+
+/// The gradient of the weight of [`RMS_NORM_AFFINE`], from input, inverse root and the result's gradient. Its rows are the features.
+pub static RMS_NORM_WEIGHT_BACKWARD: LoopOp = LoopOp {
+    rule: DTypeRule::FloatingPointAs,
+    ..affine(
+        "rms_norm_weight_backward",
+        "The gradient of rms_norm_affine with respect to its weight.",
+        3,
+        &[],
+        &[OutputPlace::Row],
+        |b, signature| {
+            let [x, inverse, gradient] = [0, 1, 2].map(|input| loaded(b, signature, input));
+            let sum = b.reduce(ReduceOp::Sum, gradient * (x * inverse));
+            b.output(sum, signature.outputs[0], OutputPlace::Row);
+        },
+    )
+};

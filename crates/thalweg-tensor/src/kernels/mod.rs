@@ -5,6 +5,7 @@
 //! dropout record nodes of their own. Every kernel serves both backends: the runtime distinguishes a GPU from the simulator.
 
 pub(crate) mod attention;
+mod channel_norm;
 mod convolution;
 pub(crate) mod creation;
 mod cross_entropy;
@@ -22,13 +23,14 @@ mod nll;
 pub(crate) mod normalization;
 pub(crate) mod one_query;
 mod reductions;
+mod rms_norm;
 mod stages;
 pub(crate) mod windows;
 
 use thalweg_ops::LoopOp;
 use thalweg_ops::structured::{
-    ADD_LAYER_NORM, CROSS_ENTROPY, CROSS_ENTROPY_WIDE, DROPOUT, FULL, LAYER_NORM_AFFINE, PROD, STACK3,
-    STRUCTURED,
+    ADD_LAYER_NORM, CROSS_ENTROPY, CROSS_ENTROPY_WIDE, DROPOUT, FULL, LAYER_NORM_AFFINE, PROD, RMS_NORM,
+    RMS_NORM_AFFINE, STACK3, STRUCTURED,
 };
 
 use crate::operators::body::Body::{Differentiable, Kernel, Pair};
@@ -39,8 +41,17 @@ use loops::{LoopCall, run};
 pub(crate) fn loop_entries() -> impl Iterator<Item = &'static LoopOp> {
     // What is only ever launched into given tensors is no operator to be called.
     let in_place = [&STACK3];
-    let others =
-        [&FULL, &PROD, &DROPOUT, &LAYER_NORM_AFFINE, &CROSS_ENTROPY, &CROSS_ENTROPY_WIDE, &ADD_LAYER_NORM];
+    let others = [
+        &FULL,
+        &PROD,
+        &DROPOUT,
+        &LAYER_NORM_AFFINE,
+        &CROSS_ENTROPY,
+        &CROSS_ENTROPY_WIDE,
+        &ADD_LAYER_NORM,
+        &RMS_NORM,
+        &RMS_NORM_AFFINE,
+    ];
     STRUCTURED.iter().copied().filter(move |operator| {
         let is = |list: &[&LoopOp]| list.iter().any(|other| other.name == operator.name);
         !windows::is_window(operator) && !indexing::is_indexing(operator) && !is(&in_place) && !is(&others)
@@ -90,6 +101,14 @@ pub(crate) static INTERNAL: &[OpDef] = &[
     OpDef::part(
         "thalweg::add_layer_norm(Tensor input, Tensor branch, Tensor weight, Tensor bias, Scalar count, Scalar epsilon, int[] sizes, ScalarType? dtype=None) -> (Tensor, Tensor, Tensor, Tensor)",
         Pair(normalization::add, normalization::autograd),
+    ),
+    OpDef::part(
+        "thalweg::rms_norm(Tensor input, Tensor? weight, int[] normalized_shape, float eps) -> (Tensor, Tensor)",
+        Differentiable(rms_norm::forward, &rms_norm::GRADIENT),
+    ),
+    OpDef::part(
+        "thalweg::channel_norm(Tensor input, Tensor weight, Tensor bias, int groups, float eps) -> (Tensor, Tensor, Tensor, Tensor)",
+        Differentiable(channel_norm::forward, &channel_norm::GRADIENT),
     ),
     OpDef::part(
         "thalweg::embedding(Tensor weight, Tensor indices, Scalar padding=-1) -> Tensor",

@@ -41,7 +41,7 @@ mod margin;
 mod matrix;
 mod matrix_norm;
 mod methods;
-mod norm;
+pub(crate) mod norm;
 pub(crate) mod norm_backward;
 mod padding;
 mod pointwise;

@@ -6,7 +6,7 @@ use thalweg_runtime::{Error, Result};
 use super::Body::Composite;
 use super::{operators, single};
 use crate::autograd::no_grad;
-use crate::dispatch::{Arguments, Call, Ints, built_in};
+use crate::dispatch::{Argument, Arguments, Call, Ints, built_in};
 use crate::kernels::loops::LoopArguments;
 use crate::tensor::{Tensor, Tensors};
 
@@ -28,7 +28,7 @@ operators! {
     "group_norm(Tensor input, int num_groups, Tensor? weight=None, Tensor? bias=None, float eps=1e-05, bool cudnn_enabled=True) -> Tensor"
         = Composite(|call| {
             let parameters = [call.optional_tensor(2), call.optional_tensor(3)];
-            first(group_norm(call.tensor(0), call.int(1), parameters, call.float(4))?)
+            first(group_norm(call, call.int(1), parameters, call.float(4))?)
         });
     /// Returns channels with mean 0 and variance 1, times weight plus bias. In training the batch's statistics are taken, and the
     /// running ones move towards them; else the running ones are.
@@ -77,7 +77,7 @@ fn sizes(list: &[usize]) -> String {
 }
 
 /// Returns the extents of `normalized_shape`, if the input's shape ends with them.
-pub(super) fn normalized_shape(
+pub(crate) fn normalized_shape(
     input: &Tensor,
     list: &Ints,
     parameters: &[(&str, Option<&Tensor>)],
@@ -151,17 +151,12 @@ fn epsilon(dtype: DType) -> f64 {
 
 fn rms_norm(call: &Call<'_>) -> Result<Tensors> {
     let (x, weight) = (call.tensor(0), call.optional_tensor(2));
-    let shape = normalized_shape(x, &call.ints(1), &[("weight", weight)])?;
+    normalized_shape(x, &call.ints(1), &[("weight", weight)])?;
     check_floats("rms_norm", x)?;
-    let dims: Ints = (1..=shape.len() as i64).map(|back| -back).collect();
-    let wide = x.to_dtype(x.dtype().compute())?;
-    let square = wide.square()?.mean(&dims, true)?;
     let epsilon = call.optional_float(3).unwrap_or_else(|| epsilon(x.dtype()));
-    let mut result = wide.mul(&square.add_scalar(epsilon)?.rsqrt()?)?;
-    if let Some(weight) = weight {
-        result = result.mul(&weight.to_dtype(result.dtype())?)?;
-    }
-    result.to_dtype(x.dtype()).map(single)
+    let weight = weight.map_or(Argument::None, Argument::Tensor);
+    let arguments = [Argument::Tensor(x), weight, call.argument(1), Argument::Float(epsilon)];
+    first(built_in!("thalweg::rms_norm")?.call(&arguments, None, call.label)?)
 }
 
 fn check_floats(name: &str, x: &Tensor) -> Result<()> {
@@ -178,17 +173,28 @@ fn per_channel(values: &Tensor, rank: usize) -> Result<Tensor> {
     values.reshape(&shape)
 }
 
-/// Returns x · weight + bias per channel, in the dtype of x.
-fn affine(x: Tensor, [weight, bias]: [Option<&Tensor>; 2]) -> Result<Tensor> {
-    let spread = |tensor: &Tensor| per_channel(&tensor.to_dtype(x.dtype())?, x.rank());
-    let mut result = x.clone();
-    if let Some(weight) = weight {
-        result = result.mul(&spread(weight)?)?;
-    }
-    if let Some(bias) = bias {
-        result = result.add(&spread(bias)?)?;
-    }
-    Ok(result)
+/// Returns weight and bias per channel of x: 1 and 0 where there is none.
+fn weight_and_bias(x: &Tensor, [weight, bias]: [Option<&Tensor>; 2]) -> Result<[Tensor; 2]> {
+    let of = |parameter: Option<&Tensor>, value: f64| match parameter {
+        Some(parameter) => Ok(parameter.clone()),
+        None => Tensor::full(&[x.shape()[1]], value, x.dtype().compute(), x.device()),
+    };
+    Ok([of(weight, 1.0)?, of(bias, 0.0)?])
+}
+
+/// Returns the first tensor of a call with channels normalized by statistics of so many groups of each instance, or with 0 those of the
+/// batch, times weight plus bias; and mean, inverse deviation and variance.
+fn channel_norm(
+    call: &Call<'_>,
+    parameters: [Option<&Tensor>; 2],
+    groups: i64,
+    epsilon: f64,
+) -> Result<Tensors> {
+    let x = call.tensor(0);
+    let [weight, bias] = weight_and_bias(x, parameters)?;
+    let tensors = [x, &weight, &bias].map(Argument::Tensor);
+    let numbers = [Argument::Int(groups), Argument::Float(epsilon)];
+    built_in!("thalweg::channel_norm")?.call(&[&tensors[..], &numbers].concat(), None, call.label)
 }
 
 /// Refuses parameters that do not have one value per channel.
@@ -206,7 +212,13 @@ fn check_per_channel(list: &[(&str, Option<&Tensor>)], channels: usize) -> Resul
     Ok(())
 }
 
-fn group_norm(x: &Tensor, groups: i64, parameters: [Option<&Tensor>; 2], epsilon: f64) -> Result<Tensors> {
+fn group_norm(
+    call: &Call<'_>,
+    groups: i64,
+    parameters: [Option<&Tensor>; 2],
+    epsilon: f64,
+) -> Result<Tensors> {
+    let x = call.tensor(0);
     check_floats("GroupNormKernelImpl", x)?;
     if x.rank() < 2 {
         return Err(Error::invalid(format!(
@@ -214,7 +226,7 @@ fn group_norm(x: &Tensor, groups: i64, parameters: [Option<&Tensor>; 2], epsilon
             x.rank()
         )));
     }
-    let (batch, channels) = (x.shape()[0], x.shape()[1]);
+    let channels = x.shape()[1];
     let Some(groups) = usize::try_from(groups).ok().filter(|&groups| groups > 0) else {
         return Err(Error::invalid(format!("num groups must be greater than 0, got {groups}")));
     };
@@ -236,15 +248,9 @@ fn group_norm(x: &Tensor, groups: i64, parameters: [Option<&Tensor>; 2], epsilon
             )));
         }
     }
-    let wide = x.to_dtype(x.dtype().compute())?;
-    let plane: usize = x.shape()[2..].iter().product();
-    let grouped = wide.reshape(&[batch, groups, channels / groups * plane])?;
-    let [variance, mean] = grouped.var_mean(&[2], 0, true)?;
-    let inverse = variance.add_scalar(epsilon)?.rsqrt()?;
-    let result = grouped.sub(&mean)?.mul(&inverse)?.reshape(x.shape())?;
-    let result = affine(result, parameters)?.to_dtype(x.dtype())?;
-    let statistic = |tensor: Tensor| tensor.reshape(&[batch, groups]);
-    Ok(Tensors::from_iter([result, statistic(mean)?, statistic(inverse)?]))
+    let mut results = channel_norm(call, parameters, groups as i64, epsilon)?;
+    results.truncate(3);
+    Ok(results)
 }
 
 fn native_group_norm(call: &Call<'_>) -> Result<Tensors> {
@@ -260,7 +266,7 @@ fn native_group_norm(call: &Call<'_>) -> Result<Tensors> {
             x.shape()
         )));
     }
-    group_norm(x, call.int(6), [call.optional_tensor(1), call.optional_tensor(2)], call.float(7))
+    group_norm(call, call.int(6), [call.optional_tensor(1), call.optional_tensor(2)], call.float(7))
 }
 
 /// Returns the batch normalization of a tensor without elements, of any shape.
@@ -303,29 +309,31 @@ fn batch_norm(
         &[("running_mean", running[0]), ("running_var", running[1]), ("weight", weight), ("bias", bias)],
         channels,
     )?;
-    let wide = x.to_dtype(x.dtype().compute())?;
-    let normalize = |mean: &Tensor, inverse: &Tensor| -> Result<Tensor> {
-        let result = wide.sub(&per_channel(mean, x.rank())?)?.mul(&per_channel(inverse, x.rank())?)?;
-        affine(result, parameters)?.to_dtype(x.dtype())
-    };
     if !training {
         let [Some(mean), Some(variance)] = running else {
             return Err(Error::invalid(
                 "Expected running_mean and running_var to be defined when training=False",
             ));
         };
-        let [mean, variance] = [mean, variance].map(|tensor| tensor.to_dtype(wide.dtype()));
-        let result = normalize(&mean?, &variance?.add_scalar(epsilon)?.rsqrt()?)?;
-        let empty = || Tensor::empty(&[0], wide.dtype(), x.device());
+        let compute = x.dtype().compute();
+        let inverse = variance.to_dtype(compute)?.add_scalar(epsilon)?.rsqrt()?;
+        let [weight, bias] = weight_and_bias(x, parameters)?;
+        let spread = [mean, &inverse, &weight, &bias]
+            .map(|tensor| per_channel(&tensor.to_dtype(compute)?, x.rank()))
+            .into_iter()
+            .collect::<Result<Tensors>>()?;
+        let tensors: Tensors = [x.clone()].into_iter().chain(spread).collect();
+        let tensors: Vec<&Tensor> = tensors.iter().collect();
+        let operator = built_in!("thalweg::channel_norm_apply")?;
+        let result = operator.call_loop(&tensors, &LoopArguments::default(), None, call.label)?.remove(0);
+        let empty = || Tensor::empty(&[0], compute, x.device());
         return Ok(Tensors::from_iter([result, empty()?, empty()?]));
     }
-    let dims: Ints = (0..x.rank() as i64).filter(|&dim| dim != 1).collect();
-    let [variance, mean] = wide.var_mean(&dims, 0, false)?;
-    let inverse = variance.add_scalar(epsilon)?.rsqrt()?;
-    let result = normalize(&mean, &inverse)?;
+    let mut results = channel_norm(call, parameters, 0, epsilon)?;
+    let variance = results.remove(3);
     let count = x.elements().checked_div(channels).unwrap_or(0) as f64;
-    move_towards(running, [&mean, &variance], momentum, count)?;
-    Ok(Tensors::from_iter([result, mean, inverse]))
+    move_towards(running, [&results[1], &variance], momentum, count)?;
+    Ok(results)
 }
 
 /// Moves running statistics towards those of a batch, in place: of the variance, towards that without bias.
@@ -361,15 +369,12 @@ fn instance_norm(call: &Call<'_>) -> Result<Tensors> {
         &[("running_mean", running[0]), ("running_var", running[1]), ("weight", weight), ("bias", bias)],
         x.shape()[1],
     )?;
-    let wide = x.to_dtype(x.dtype().compute())?;
     let planes: usize = x.shape()[2..].iter().product();
-    let flat = wide.reshape(&[x.shape()[0], x.shape()[1], planes])?;
-    let [variance, mean] = flat.var_mean(&[2], 0, true)?;
-    let inverse = variance.add_scalar(epsilon)?.rsqrt()?;
-    let result = flat.sub(&mean)?.mul(&inverse)?.reshape(x.shape())?;
-    let over_batch = |tensor: &Tensor| tensor.detach().mean(&[0, 2], false);
+    let results = channel_norm(call, parameters, x.shape()[1] as i64, epsilon)?;
+    let over_batch = |tensor: &Tensor| tensor.detach().mean(&[0], false);
     if running.iter().any(Option::is_some) {
-        move_towards(running, [&over_batch(&mean)?, &over_batch(&variance)?], momentum, planes as f64)?;
+        let batch = [&over_batch(&results[1])?, &over_batch(&results[3])?];
+        move_towards(running, batch, momentum, planes as f64)?;
     }
-    affine(result, parameters)?.to_dtype(x.dtype()).map(single)
+    first(results)
 }

@@ -136,6 +136,8 @@ fn signatures(operator: &LoopOp) -> Vec<Signature> {
             "layer_norm_backward_add" | "add_layer_norm_backward" => {
                 vec![dtype, dtype, dtype.compute(), dtype.compute(), dtype, dtype]
             }
+            "rms_norm_backward" | "rms_norm_weight_backward" => vec![dtype, dtype.compute(), dtype],
+            "rms_norm_affine_backward" => vec![dtype, dtype.compute(), dtype, dtype],
             "layer_norm_parameters_backward" => vec![dtype, dtype.compute(), dtype.compute(), dtype],
             _ => vec![dtype; operator.input_count],
         };
@@ -155,6 +157,8 @@ fn kernels(operator: &'static LoopOp, found: &mut BTreeMap<String, Kernel>) {
         let wanted = (0..signature.inputs.len()).filter(floating).fold(0, |mask, input| mask | 1 << input);
         let own = matches!(operator.space, Space::Coordinates)
             || operator.name.contains("layer_norm_")
+            || operator.name.contains("rms_norm_")
+            || operator.name.contains("channel_norm_")
             || operator.name == "cross_entropy_backward";
         if wanted != 0 && !own && signature.outputs[0].is_floating_point() {
             let derived =

@@ -8,6 +8,7 @@ mod autocast;
 mod autograd;
 mod backward_operators;
 mod bad_input;
+mod channel_norms;
 mod checkpoint;
 mod complex;
 mod cross_entropy;

@@ -1,0 +1,165 @@
+//! Normalization of channels, by statistics of a batch, of groups or of planes: in parts, whose results are combined, and then point by
+//! point. Statistics are in the compute dtype, which is f32 for 16-bit floats.
+
+use thalweg_ir::{BodyBuilder, DType, OutputPlace, ReduceOp, Value};
+
+use super::normalization::{affine, loaded};
+use crate::definition::{DTypeRule, LoopOp, Signature, Sizes, Space};
+
+fn number<'b>(b: &'b BodyBuilder, signature: &Signature) -> Value<'b> {
+    b.scalar(DType::F64).to(signature.compute)
+}
+
+/// Returns the mean of a row and the sum of its squared deviations from it.
+fn moments<'b>(b: &'b BodyBuilder, signature: &Signature) -> [Value<'b>; 3] {
+    let x = loaded(b, signature, 0);
+    let count = number(b, signature);
+    let mean = b.reduce(ReduceOp::Sum, x) / count;
+    let centred = x - mean;
+    [mean, b.reduce(ReduceOp::Sum, centred * centred), count]
+}
+
+/// Writes mean, 1 / √(variance + ε) and variance of a row.
+fn write_statistics<'b>(b: &'b BodyBuilder, signature: &Signature, mean: Value<'b>, variance: Value<'b>) {
+    let inverse = 1.0 / (variance + number(b, signature)).sqrt();
+    for statistic in [mean, inverse, variance] {
+        b.output(statistic, signature.compute, OutputPlace::Row);
+    }
+}
+
+const fn elementwise(
+    name: &'static str,
+    doc: &'static str,
+    input_count: usize,
+    scalars: &'static [&'static str],
+    build: fn(&BodyBuilder, &Signature),
+) -> LoopOp {
+    LoopOp {
+        space: Space::Elementwise,
+        sizes: Sizes::None,
+        ..affine(name, doc, input_count, scalars, &[OutputPlace::Row], build)
+    }
+}
+
+/// Mean, 1 / √(variance + ε) and variance of rows.
+pub static CHANNEL_NORM_STATISTICS: LoopOp = affine(
+    "channel_norm_statistics",
+    "Mean, inverse deviation and variance of rows.",
+    1,
+    &["count", "epsilon"],
+    &[OutputPlace::Row, OutputPlace::Row, OutputPlace::Row],
+    |b, signature| {
+        let [mean, squares, count] = moments(b, signature);
+        write_statistics(b, signature, mean, squares / count);
+    },
+);
+
+/// Mean and sum of squared deviations of rows, which are parts of longer ones: see [`CHANNEL_NORM_COMBINE`].
+pub static CHANNEL_NORM_PARTS: LoopOp = affine(
+    "channel_norm_parts",
+    "Mean and sum of squared deviations of rows.",
+    1,
+    &["count"],
+    &[OutputPlace::Row, OutputPlace::Row],
+    |b, signature| {
+        let [mean, squares, _] = moments(b, signature);
+        b.output(mean, signature.compute, OutputPlace::Row);
+        b.output(squares, signature.compute, OutputPlace::Row);
+    },
+);
+
+/// Mean, 1 / √(variance + ε) and variance of rows from those of their parts, which have a count of points each: Chan's formula.
+pub static CHANNEL_NORM_COMBINE: LoopOp = affine(
+    "channel_norm_combine",
+    "Mean, inverse deviation and variance of rows, from mean and sum of squared deviations of their parts.",
+    2,
+    &["parts", "count", "epsilon"],
+    &[OutputPlace::Row, OutputPlace::Row, OutputPlace::Row],
+    |b, signature| {
+        let [means, squares] = [0, 1].map(|input| loaded(b, signature, input));
+        let [parts, count] = [0; 2].map(|_| number(b, signature));
+        let mean = b.reduce(ReduceOp::Sum, means) / parts;
+        let apart = means - mean;
+        let squares = b.reduce(ReduceOp::Sum, squares + apart * apart * count);
+        write_statistics(b, signature, mean, squares / (parts * count));
+    },
+);
+
+/// Points less their mean, times an inverse deviation and a weight, plus a bias.
+pub static CHANNEL_NORM_APPLY: LoopOp = elementwise(
+    "channel_norm_apply",
+    "Points less a mean, times an inverse deviation and a weight, plus a bias.",
+    5,
+    &[],
+    |b, signature| {
+        let [x, mean, inverse, weight, bias] = [0, 1, 2, 3, 4].map(|input| loaded(b, signature, input));
+        let result = (x - mean) * inverse * weight + bias;
+        b.output(result, signature.outputs[0], OutputPlace::Row);
+    },
+);
+
+/// The sums of the result's gradient times the normalized points, and of the gradient, from input, mean, inverse deviation and
+/// gradient.
+pub static CHANNEL_NORM_SUMS: LoopOp = affine(
+    "channel_norm_sums",
+    "The sums of a gradient times normalized points, and of the gradient.",
+    4,
+    &[],
+    &[OutputPlace::Row, OutputPlace::Row],
+    |b, signature| {
+        let [x, mean, inverse, gradient] = [0, 1, 2, 3].map(|input| loaded(b, signature, input));
+        let normalized = (x - mean) * inverse;
+        b.output(b.reduce(ReduceOp::Sum, gradient * normalized), signature.compute, OutputPlace::Row);
+        b.output(b.reduce(ReduceOp::Sum, gradient), signature.compute, OutputPlace::Row);
+    },
+);
+
+/// The sums of two lists, each times a weight if there is a third input, in the dtype that the call asks for.
+const fn fold(name: &'static str, input_count: usize) -> LoopOp {
+    LoopOp {
+        rule: DTypeRule::FloatingPointAs,
+        ..affine(
+            name,
+            "The sums of the rows of two tensors, times a weight where there is one.",
+            input_count,
+            &[],
+            &[OutputPlace::Row, OutputPlace::Row],
+            |b, signature| {
+                let [first, second] = [0, 1].map(|input| loaded(b, signature, input));
+                let weighted = match signature.inputs.len() {
+                    2 => [first, second],
+                    _ => {
+                        let weight = loaded(b, signature, 2);
+                        [first * weight, second * weight]
+                    }
+                };
+                for value in weighted {
+                    b.output(b.reduce(ReduceOp::Sum, value), signature.outputs[0], OutputPlace::Row);
+                }
+            },
+        )
+    }
+}
+
+/// The sums of the rows of two tensors.
+pub static CHANNEL_NORM_FOLD: LoopOp = fold("channel_norm_fold", 2);
+
+/// The sums of the rows of two tensors, each times a weight.
+pub static CHANNEL_NORM_FOLD_WEIGHTED: LoopOp = fold("channel_norm_fold_weighted", 3);
+
+/// The gradient of the input, from input, mean, inverse deviation, the result's gradient, weight, and of each row the weighted sums of
+/// [`CHANNEL_NORM_SUMS`]; the number is one over the count of a row.
+pub static CHANNEL_NORM_BACKWARD: LoopOp = elementwise(
+    "channel_norm_backward",
+    "The gradient of a normalization of channels with respect to its input.",
+    7,
+    &["share"],
+    |b, signature| {
+        let [x, mean, inverse, gradient, weight, along, sum] =
+            [0, 1, 2, 3, 4, 5, 6].map(|input| loaded(b, signature, input));
+        let share = number(b, signature);
+        let normalized = (x - mean) * inverse;
+        let result = inverse * (gradient * weight - sum * share - normalized * (along * share));
+        b.output(result, signature.outputs[0], OutputPlace::Row);
+    },
+);

@@ -1,0 +1,120 @@
+//! Normalization of rows by their mean square: a kernel for the result, one for the gradient of the input, one for that of the weight.
+
+use smallvec::SmallVec;
+use thalweg_ir::{Scalar, Shape};
+use thalweg_ops::structured::{RMS_NORM, RMS_NORM_AFFINE};
+use thalweg_runtime::{Error, Result};
+
+use super::loops::{self, LoopArguments, LoopCall};
+use crate::autograd::formula::{Formula, GradientCall};
+use crate::autograd::{Gradients, is_grad_enabled};
+use crate::dispatch::{Arguments, Call, Ints, built_in};
+use crate::operators::norm::normalized_shape;
+use crate::tensor::{Tensor, Tensors};
+
+/// Returns the rows over the root of their mean square, times the weight, and 1 / √(mean square + ε) of each row.
+pub(super) fn forward(call: &Call<'_>) -> Result<Tensors> {
+    let (x, weight) = (call.tensor(0), call.optional_tensor(1));
+    let shape = normalized_shape(x, &call.ints(2), &[("weight", weight)])?;
+    if !x.dtype().is_floating_point() {
+        return Err(Error::invalid(format!("\"rms_norm\" not implemented for '{}'", x.dtype())));
+    }
+    let spread = weight.map(|weight| weight.detach().expand(x.shape())).transpose()?;
+    let tensors: SmallVec<[&Tensor; 4]> = [x].into_iter().chain(&spread).collect();
+    let arguments = LoopArguments {
+        scalars: [count(&shape), call.float(3)].map(Scalar::F64).into_iter().collect(),
+        sizes: (x.rank() - shape.len()..x.rank()).collect(),
+        dtype: None,
+    };
+    let operator = if spread.is_some() { &RMS_NORM_AFFINE } else { &RMS_NORM };
+    loops::run(&LoopCall::new(operator, call, &tensors, arguments), None)
+}
+
+/// Returns how many elements a row has.
+fn count(shape: &[usize]) -> f64 {
+    shape.iter().product::<usize>() as f64
+}
+
+/// The gradients of input and weight.
+pub(super) static GRADIENT: Formula = Formula {
+    inputs: &[0, 1],
+    outputs: &[1],
+    backward: |call| {
+        let is_plain = call.has_gradient(0) && !call.has_gradient(1) && !is_grad_enabled();
+        if is_plain { by_kernels(call) } else { by_operators(call) }
+    },
+};
+
+/// Returns how many leading dimensions tell rows apart.
+fn rows(call: &GradientCall<'_>) -> usize {
+    call.shape(0).len() - call.ints(2).len()
+}
+
+fn by_kernels(call: &GradientCall<'_>) -> Result<Gradients> {
+    let (x, inverse, gradient) = (call.saved(0)?, call.result(1)?, call.gradient()?);
+    let rows = rows(call);
+    let arguments = LoopArguments {
+        scalars: SmallVec::from_elem(Scalar::F64(count(&x.shape()[rows..])), 1),
+        sizes: (rows..x.rank()).collect(),
+        dtype: None,
+    };
+    let weight = match call.tensor_count() {
+        1 => None,
+        _ => Some(call.saved(1)?),
+    };
+    call.each(|at| {
+        if at == 1 {
+            let mut shape: Shape = inverse.shape().into();
+            shape.resize(x.rank(), 1);
+            let inverse = inverse.reshape(&shape)?.expand(x.shape())?;
+            let arguments = LoopArguments {
+                sizes: (0..rows).collect(),
+                dtype: Some(call.dtype_of(1)),
+                ..LoopArguments::default()
+            };
+            let operator = built_in!("thalweg::rms_norm_weight_backward")?;
+            let tensors = [&x, &inverse, &gradient];
+            return Ok(Some(operator.call_loop(&tensors, &arguments, None, call.label())?.remove(0)));
+        }
+        let spread = weight.as_ref().map(|weight| weight.expand(x.shape())).transpose()?;
+        let operator = match &spread {
+            Some(_) => built_in!("thalweg::rms_norm_affine_backward")?,
+            None => built_in!("thalweg::rms_norm_backward")?,
+        };
+        let tensors: SmallVec<[&Tensor; 4]> = [&x, &inverse, &gradient].into_iter().chain(&spread).collect();
+        Ok(Some(operator.call_loop(&tensors, &arguments, None, call.label())?.remove(0)))
+    })
+}
+
+/// Returns the gradients by operators that record theirs.
+fn by_operators(call: &GradientCall<'_>) -> Result<Gradients> {
+    let x = call.saved(0)?;
+    let (rows, compute) = (rows(call), x.dtype().compute());
+    let dims: Ints = (rows as i64..x.rank() as i64).collect();
+    let outer: Ints = (0..rows as i64).collect();
+    let wide = x.to_dtype(compute)?;
+    let inverse = wide.square()?.mean(&dims, true)?.add_scalar(call.float(3))?.rsqrt()?;
+    let normalized = wide.mul(&inverse)?;
+    let gradient = call.gradient()?.to_dtype(compute)?;
+    call.each(|at| {
+        if at == 1 {
+            let product = gradient.mul(&normalized)?;
+            let sum = if rows == 0 { product } else { product.sum(&outer, false)? };
+            return sum.to_dtype(call.dtype_of(1)).map(Some);
+        }
+        let scaled = match call.tensor_count() {
+            1 => gradient.clone(),
+            _ => gradient.mul(&call.saved(1)?.to_dtype(compute)?)?,
+        };
+        let mut slope = scaled.mul(&normalized)?.mean(&dims, true)?;
+        if call.has_gradient(1) {
+            // The inverse root falls by x · inverse³ / count.
+            let mut shape: Shape = x.shape()[..rows].into();
+            shape.resize(x.rank(), 1);
+            let past = call.gradient_of(1)?.to_dtype(compute)?.reshape(&shape)?;
+            slope = slope.add(&past.mul(&inverse)?.mul_scalar(1.0 / count(&x.shape()[rows..]))?)?;
+        }
+        let result = scaled.sub(&normalized.mul(&slope)?)?.mul(&inverse)?;
+        result.to_dtype(x.dtype()).map(Some)
+    })
+}
