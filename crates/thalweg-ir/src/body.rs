@@ -397,6 +397,11 @@ impl Body {
         self.nodes.iter().any(|node| matches!(node, Node::Index(_)))
     }
 
+    /// Returns whether the body draws random numbers.
+    pub fn draws(&self) -> bool {
+        self.nodes.iter().any(|node| matches!(node, Node::Random(..)))
+    }
+
     /// Returns the expressions that outputs and the report need.
     pub fn written(&self) -> impl Iterator<Item = ExprId> {
         let report = self.report.into_iter().flat_map(|report| report.operands());

@@ -345,7 +345,7 @@ impl<'k> Statements<'k> {
             }
             Node::Random(seed, subsequence, position) => {
                 let [seed, subsequence, position] = [seed, subsequence, position].map(|id| self.name(id));
-                format!("i64(philox_word(u64({seed}), u64({subsequence}), u64({position})))")
+                format!("i64(philox.word(u64({seed}), u64({subsequence}), u64({position})))")
             }
             Node::Cast(x) => cast(&self.name(x), body.dtype(x), dtype),
         })

@@ -65,6 +65,10 @@ const ROW_BLOCK: u32 = 128;
 /// Other kernels have a block for each part of their work, so that no multiprocessor waits for another at the end.
 const BLOCKS_PER_MULTI_PROCESSOR: u64 = 32;
 
+/// The same of threads that draw random numbers: as many as PyTorch's kernels have where a multiprocessor holds 2,048 threads, so that the
+/// elements that a thread comes to one after the other take the words of one block ([`philox`](crate::philox)).
+const DRAWING_BLOCKS: u64 = 8;
+
 /// How many blocks and threads a launch has.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct LaunchShape {
@@ -122,7 +126,8 @@ pub fn launch_shape(kernel: &Kernel, geometry: &Geometry, multi_processor_count:
         (geometry.rows(), class.threads_of_a_row())
     };
     let most = if works_by_points(kernel) && class.vector == 1 && class.turned == 0 {
-        u64::from(multi_processor_count.max(1)) * BLOCKS_PER_MULTI_PROCESSOR
+        let blocks = if kernel.body.draws() { DRAWING_BLOCKS } else { BLOCKS_PER_MULTI_PROCESSOR };
+        u64::from(multi_processor_count.max(1)) * blocks
     } else {
         (1 << 31) - 1
     };
@@ -256,6 +261,9 @@ fn open_entry(kernel: &Kernel, threads: u32, blocks: u32, writer: &mut Writer) {
         "extern \"C\" __global__ void __launch_bounds__({bounds}) {name}(const __grid_constant__ {name}_arguments a)",
         name = kernel.name
     ));
+    if kernel.body.draws() {
+        writer.line("philox_words philox = {};");
+    }
 }
 
 /// Lines that split a linear index into coordinates, the last dimension first. `dimensions` has the name and the extent of

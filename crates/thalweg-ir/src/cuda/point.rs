@@ -37,6 +37,7 @@ pub(super) fn print_contiguous(kernel: &Kernel, writer: &mut Writer) {
     let (body, name, vector) = (&kernel.body, &kernel.name, kernel.class.vector);
     let call = |at: &str, element: &dyn Fn(&str, usize) -> String| {
         let mut arguments = vec!["a".to_string(), at.to_string()];
+        arguments.extend(body.draws().then(|| "philox".to_string()));
         arguments.extend(inputs.iter().map(|&number| element("input", number)));
         arguments.extend((0..body.outputs.len()).map(|number| element("output", number)));
         format!("{name}_point({});", arguments.join(", "))
@@ -100,6 +101,7 @@ fn print_point_function(kernel: &Kernel, inputs: &[usize], writer: &mut Writer) 
     let (body, class, name) = (&kernel.body, &kernel.class, &kernel.name);
     let index = index_type(class);
     let mut parameters = vec![format!("const {name}_arguments& a"), format!("const {index} i")];
+    parameters.extend(body.draws().then(|| "philox_words& philox".to_string()));
     for &number in inputs {
         parameters.push(format!("const {} input{number}", memory_type(body.inputs[number].dtype)));
     }

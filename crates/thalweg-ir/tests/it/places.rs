@@ -106,7 +106,7 @@ fn random_words_are_philoxs() {
         let expected = philox::word(seeds[place] as u64, subsequences[place] as u64, place as u64);
         assert_eq!(words[place], i64::from(expected));
     }
-    assert!(thalweg_ir::cuda::print(&kernel).contains("u32 philox_word("));
+    assert!(thalweg_ir::cuda::print(&kernel).contains("philox.word("));
 }
 
 /// x ← x + step · (g + bias), with a shared step and a bias per tensor.
