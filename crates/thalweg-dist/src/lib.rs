@@ -60,7 +60,7 @@ pub use data_parallel::{
 };
 pub use environment::{LaunchEnvironment, Rendezvous};
 pub use flight::{FlightSummary, RankFlight};
-pub use fully_shard::{FullyShard, FullyShardOptions, MixedPrecision, fully_shard};
+pub use fully_shard::{FullyShard, FullyShardOptions, MixedPrecision, fully_shard, fully_shard_on_mesh};
 pub use group::{GroupOptions, ProcessGroup};
 pub use lockstep::LockstepGraph;
 pub use mesh::DeviceMesh;

@@ -78,38 +78,43 @@ fn failed(path: &Path) -> impl Fn(std::io::Error) -> Error + '_ {
 
 impl<M: Module> FullyShard<M> {
     /// Writes this rank's rows of the parameters, with the buffers and the states of an optimizer over [`Module::parameters`], as a
-    /// folder that all ranks see. The options of the optimizer are not written. All ranks call it; it *blocks*. Whatever goes wrong, the
+    /// folder that all ranks see. The options of the optimizer are not written. All ranks call it; it *blocks*. Of replicas the first ones write. Whatever goes wrong, the
     /// folder is there as a whole or not at all.
     ///
     /// # Errors
     /// [`Error::is_distributed`] on every rank with the rank that could not write, and why; those of collectives.
     #[track_caller]
     pub fn save_sharded(&self, path: impl AsRef<Path>, optimizer: Option<&OptimizerState>) -> Result<()> {
-        let path = path.as_ref();
         at_line(std::panic::Location::caller(), || {
-            let (group, partial) = (self.group(), partial(path));
-            let is_first = group.rank() == 0;
-            let begun = match is_first {
-                true if path.exists() => {
-                    Err(Error::invalid(format!("{} is there already: give each a new name", path.display())))
-                }
-                true => fs::create_dir_all(&partial).map_err(failed(&partial)),
-                false => Ok(()),
-            };
-            agree(group, "begin a checkpoint", begun)?;
-            let written = self.write_part(&partial.join(file_name(group.rank())), optimizer);
-            let all_written = agree(group, "write its part of a checkpoint", written);
-            if all_written.is_err() && is_first {
-                // The error says more than what is left.
-                let _ = fs::remove_dir_all(&partial);
-            }
-            all_written?;
-            let renamed = match is_first {
-                true => fs::rename(&partial, path).map_err(failed(path)),
-                false => Ok(()),
-            };
-            agree(group, "finish a checkpoint", renamed)
+            let Some(replicas) = self.replicas() else { return self.save(path.as_ref(), optimizer) };
+            let saved = if replicas.rank() == 0 { self.save(path.as_ref(), optimizer) } else { Ok(()) };
+            agree(replicas, "write a checkpoint for its replicas", saved)
         })
+    }
+
+    fn save(&self, path: &Path, optimizer: Option<&OptimizerState>) -> Result<()> {
+        let (group, partial) = (self.group(), partial(path));
+        let is_first = group.rank() == 0;
+        let begun = match is_first {
+            true if path.exists() => {
+                Err(Error::invalid(format!("{} is there already: give each a new name", path.display())))
+            }
+            true => fs::create_dir_all(&partial).map_err(failed(&partial)),
+            false => Ok(()),
+        };
+        agree(group, "begin a checkpoint", begun)?;
+        let written = self.write_part(&partial.join(file_name(group.rank())), optimizer);
+        let all_written = agree(group, "write its part of a checkpoint", written);
+        if all_written.is_err() && is_first {
+            // The error says more than what is left.
+            let _ = fs::remove_dir_all(&partial);
+        }
+        all_written?;
+        let renamed = match is_first {
+            true => fs::rename(&partial, path).map_err(failed(path)),
+            false => Ok(()),
+        };
+        agree(group, "finish a checkpoint", renamed)
     }
 
     fn write_part(&self, path: &Path, optimizer: Option<&OptimizerState>) -> Result<()> {

@@ -39,7 +39,7 @@ use thalweg_tensor::caller::at_line;
 use thalweg_tensor::{Tensor, no_grad};
 
 use self::unit::Unit;
-use crate::{ProcessGroup, ReduceOp};
+use crate::{DeviceMesh, ProcessGroup, ReduceOp};
 
 /// The dtypes in which a unit computes (`MixedPrecisionPolicy`). Shards and their gradients keep the dtype of the parameters.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -126,27 +126,58 @@ fn units_of(group: &ProcessGroup) -> Vec<Arc<Unit>> {
 /// [`Error::is_invalid_argument`] if a parameter is on another device than the group, or is a scalar; and those of collectives.
 #[track_caller]
 pub fn fully_shard<M: Module>(
-    mut module: M,
+    module: M,
     group: &ProcessGroup,
     options: FullyShardOptions,
 ) -> Result<FullyShard<M>> {
+    at_line(Location::caller(), || shard(module, (group, None), options))
+}
+
+/// Shards the parameters of a module as [`fully_shard`] does along the last dimension of a mesh; along the first of two all ranks have the same
+/// rows (`HSDP`). Gradients are reduced along both, so each batch is a part of one for all ranks. Shard modules within on the same mesh.
+///
+/// # Errors
+/// [`Error::is_invalid_argument`] if the mesh has more than two dimensions; else those of [`fully_shard`].
+#[track_caller]
+pub fn fully_shard_on_mesh<M: Module>(
+    module: M,
+    mesh: &DeviceMesh,
+    options: FullyShardOptions,
+) -> Result<FullyShard<M>> {
     at_line(Location::caller(), || {
-        let known = units_of(group);
-        let named = module.named_parameters();
-        let is_nested = |tensor: &Tensor| known.iter().any(|unit| unit.has(tensor));
-        let own: Vec<(String, Tensor)> =
-            named.iter().filter(|(_, tensor)| !is_nested(tensor)).cloned().collect();
-        let nested = known.iter().filter(|unit| named.iter().any(|(_, tensor)| unit.has(tensor)));
-        let nested: Vec<Arc<Unit>> = nested.cloned().collect();
-        let unit = no_grad(|| Unit::new(group, &own, options))?;
-        let whole: Vec<Tensor> = own.into_iter().map(|(_, tensor)| tensor).collect();
-        exchange(&mut module, &whole, &unit.shards());
-        unit.take_in(&nested);
-        registered().push((address(group), Arc::downgrade(&unit)));
-        let parts = parts_of(&module);
-        let is_training = module.is_training();
-        Ok(FullyShard { module: Mutex::new(module), unit, nested, parts, is_training })
+        let groups = mesh.names().into_iter().map(|name| mesh.group(name)).collect::<Result<Vec<_>>>()?;
+        match groups[..] {
+            [group] => shard(module, (group, None), options),
+            [replicas, group] => shard(module, (group, Some(replicas)), options),
+            _ => Err(Error::invalid(format!(
+                "fully_shard expects a 1D or 2D DeviceMesh but got {:?} of shape {:?}",
+                mesh.names(),
+                mesh.shape()
+            ))),
+        }
     })
+}
+
+/// Shards the parameters of a module over a group, of which there may be replicas.
+fn shard<M: Module>(
+    mut module: M,
+    (group, replicas): (&ProcessGroup, Option<&ProcessGroup>),
+    options: FullyShardOptions,
+) -> Result<FullyShard<M>> {
+    let known = units_of(group);
+    let named = module.named_parameters();
+    let is_nested = |tensor: &Tensor| known.iter().any(|unit| unit.has(tensor));
+    let own: Vec<(String, Tensor)> = named.iter().filter(|(_, tensor)| !is_nested(tensor)).cloned().collect();
+    let nested = known.iter().filter(|unit| named.iter().any(|(_, tensor)| unit.has(tensor)));
+    let nested: Vec<Arc<Unit>> = nested.cloned().collect();
+    let unit = no_grad(|| Unit::new(group, replicas, &own, options))?;
+    let whole: Vec<Tensor> = own.into_iter().map(|(_, tensor)| tensor).collect();
+    exchange(&mut module, &whole, &unit.shards());
+    unit.take_in(&nested);
+    registered().push((address(group), Arc::downgrade(&unit)));
+    let parts = parts_of(&module);
+    let is_training = module.is_training();
+    Ok(FullyShard { module: Mutex::new(module), unit, nested, parts, is_training })
 }
 
 impl<M: Module> FullyShard<M> {
@@ -179,6 +210,11 @@ impl<M: Module> FullyShard<M> {
     /// Returns the process group.
     pub fn group(&self) -> &ProcessGroup {
         self.unit.group()
+    }
+
+    /// Returns the ranks that have the same rows as this one, where the mesh has two dimensions.
+    pub fn replicas(&self) -> Option<&ProcessGroup> {
+        self.unit.replicas()
     }
 
     /// Gathers the whole parameters, which stay until [`reshard`](Self::reshard) or the next pass lets them go: a forward pass then

@@ -28,6 +28,8 @@ pub(super) struct Sharded {
 /// The parameters of a module that are gathered and let go together.
 pub(super) struct Unit {
     group: ProcessGroup,
+    /// The ranks that have the same rows in other groups.
+    replicas: Option<ProcessGroup>,
     parameters: Vec<Sharded>,
     options: FullyShardOptions,
     context: Mutex<Arc<Context>>,
@@ -75,7 +77,12 @@ pub(super) struct Note {
 }
 
 impl Sharded {
-    fn new(group: &ProcessGroup, name: &str, parameter: &Tensor) -> Result<Self> {
+    fn new(
+        group: &ProcessGroup,
+        replicas: Option<&ProcessGroup>,
+        name: &str,
+        parameter: &Tensor,
+    ) -> Result<Self> {
         let refuse =
             |text: String| Err(Error::invalid(format!("fully_shard: the parameter `{name}` {text}")));
         if parameter.device() != group.device() {
@@ -96,7 +103,9 @@ impl Sharded {
         let padded_shape: Vec<usize> = std::iter::once(part).chain(rest.iter().copied()).collect();
         let padded = Tensor::zeros(&padded_shape, parameter.dtype(), parameter.device())?;
         let values = parameter.detach().contiguous()?;
-        group.broadcast(&values, 0)?.wait()?;
+        for group in replicas.into_iter().chain([group]) {
+            group.broadcast(&values, 0)?.wait()?;
+        }
         padded.narrow(0, 0, own)?.copy_(&values.narrow(0, first, own)?)?;
         let shard = padded.narrow(0, 0, own)?.detach();
         shard.set_requires_grad(parameter.requires_grad())?;
@@ -123,16 +132,18 @@ impl Unit {
     /// Shards parameters.
     pub(super) fn new(
         group: &ProcessGroup,
+        replicas: Option<&ProcessGroup>,
         named: &[(String, Tensor)],
         options: FullyShardOptions,
     ) -> Result<Arc<Self>> {
         let parameters: Vec<Sharded> = named
             .iter()
-            .map(|(name, parameter)| Sharded::new(group, name, parameter))
+            .map(|(name, parameter)| Sharded::new(group, replicas, name, parameter))
             .collect::<Result<_>>()?;
         let state = State { accumulated: vec![None; parameters.len()], ..State::default() };
         let unit = Arc::new(Self {
             group: group.clone(),
+            replicas: replicas.cloned(),
             parameters,
             options,
             context: Mutex::default(),
@@ -151,6 +162,10 @@ impl Unit {
 
     pub(super) fn group(&self) -> &ProcessGroup {
         &self.group
+    }
+
+    pub(super) fn replicas(&self) -> Option<&ProcessGroup> {
+        self.replicas.as_ref()
     }
 
     pub(super) fn options(&self) -> &FullyShardOptions {
@@ -340,10 +355,20 @@ impl Unit {
             reduced.push((place, output));
         }
         if !reduced.is_empty() {
-            let reduction = Reduction { work: all.submit()?, gradients: reduced };
-            self.context().reduces(self, reduction);
+            let work = self.replicated(all.submit()?, &reduced)?;
+            self.context().reduces(self, Reduction { work, gradients: reduced });
         }
         Ok(())
+    }
+
+    /// Starts to reduce gradients over the replicas, behind the work that reduces them within the group.
+    fn replicated(&self, work: Work, gradients: &[(usize, Tensor)]) -> Result<Work> {
+        let Some(replicas) = &self.replicas else { return Ok(work) };
+        // The computation waits for neither.
+        let _behind = self.group.stream().make_current();
+        let mut all = replicas.coalescing();
+        gradients.iter().try_for_each(|(_, gradient)| all.all_reduce(gradient, ReduceOp::Avg))?;
+        all.submit()
     }
 
     /// Adds gradients that were reduced to those of the shards, on the current stream.

@@ -31,9 +31,9 @@ impl Forward for Block {
 
 #[derive(Module)]
 pub struct Network<B: Module> {
-    first: Linear,
-    blocks: Vec<B>,
-    last: Linear,
+    pub first: Linear,
+    pub blocks: Vec<B>,
+    pub last: Linear,
 }
 
 impl<B: Forward> Forward for Network<B> {
@@ -59,7 +59,7 @@ fn blocks(generator: &mut Generator, count: usize, width: usize, device: &Device
         .collect()
 }
 
-fn plain(seed: u64, device: &Device) -> Result<Network<Block>> {
+pub fn plain(seed: u64, device: &Device) -> Result<Network<Block>> {
     let mut generator = Generator::new(seed);
     Ok(Network {
         first: Linear::new(6, WIDTH, &mut generator, device)?,
@@ -98,7 +98,7 @@ pub fn step(
 }
 
 /// Trains alone with the whole batch: losses and parameters.
-fn alone(steps: u64) -> (Vec<f32>, Vec<f32>) {
+pub fn alone(steps: u64) -> (Vec<f32>, Vec<f32>) {
     let device = simulated_devices(1).unwrap().remove(0);
     let network = plain(1, &device).unwrap();
     let losses = (0..steps).map(|number| {

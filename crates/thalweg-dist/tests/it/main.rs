@@ -10,6 +10,7 @@ mod flight;
 mod fully_shard;
 mod functional;
 mod groups;
+mod hybrid;
 mod join;
 mod lockstep;
 mod mesh;

@@ -119,7 +119,7 @@ fn sharded() {
     let (gathered, reduced, optimizer) = (30.7e6 * 2.0, 30.7e6 * 4.0, 11_000.0);
     let step =
         |base: f64| Step { forward: base / 3.0, backward: base * 2.0 / 3.0, optimizer, contention: 0.0 };
-    let time = |base: f64, ranks: u32| step(base).sharded(48, gathered, reduced, ranks);
+    let time = |base: f64, ranks: u32| step(base).sharded(48, [gathered, reduced], ranks, 1);
     // The computation that gives the time of two GPUs: it hides their collectives, so the rest is the same for any.
     let base = 72_008.0 - (time(60_000.0, 2) - 60_000.0);
     for more in [1.0, 8.0] {
@@ -127,6 +127,8 @@ fn sharded() {
         let title = format!("GPT-2 XL, fully sharded over all GPUs, {tokens:.0} tokens a GPU");
         table(&title, tokens, &[2, 8, 64, 1024], |ranks| time(base * more, ranks));
     }
+    let title = "GPT-2 XL, sharded over the 8 GPUs of a host and replicated beyond, 2048 tokens a GPU";
+    table(title, 2048.0, &[8, 64, 1024], |ranks| step(base).sharded(48, [gathered, reduced], 8, ranks / 8));
 }
 
 fn run() -> Result<()> {

@@ -50,6 +50,14 @@ fn interpolated(table: &Table, bytes: f64) -> f64 {
     before + (behind - before) * (bytes - low) / (high - low)
 }
 
+/// Returns the microseconds of an all-reduction between hosts, of which each GPU has so many bytes.
+pub fn between_hosts(bytes: f64, hosts: f64) -> f64 {
+    if hosts < 2.0 {
+        return 0.0;
+    }
+    2.0 * (bytes * (hosts - 1.0) / hosts / ASSUMED.link + hosts.log2() * ASSUMED.host_hop)
+}
+
 impl Collective {
     /// Returns the microseconds of a collective over a tensor of so many bytes on `ranks` GPUs.
     pub fn time(self, bytes: f64, ranks: u32) -> f64 {
@@ -122,10 +130,13 @@ impl Step {
     }
 
     /// Returns the time of a fully sharded step of equal units, one gathered ahead, with whole parameters of `gathered` bytes and gradients
-    /// of `reduced` bytes.
-    pub fn sharded(&self, units: u32, gathered: f64, reduced: f64, ranks: u32) -> f64 {
+    /// of `reduced` bytes; over `ranks` GPUs, of which there are so many replicas.
+    pub fn sharded(&self, units: u32, [gathered, reduced]: [f64; 2], ranks: u32, replicas: u32) -> f64 {
         let gather = Collective::AllGather.time(gathered, ranks);
         let scatter = Collective::ReduceScatter.time(reduced, ranks);
+        let replicate = between_hosts(reduced / f64::from(ranks), f64::from(replicas));
+        // The replicas' group has a stream of its own.
+        let mut replicated: f64 = 0.0;
         let (forward, backward) = (self.forward / f64::from(units), self.backward / f64::from(units));
         let mut queues = Queues::default();
         let mut ready = queues.send(gather);
@@ -140,10 +151,10 @@ impl Step {
             let next = if unit + 1 < units { queues.send(gather) } else { ready };
             queues.wait(ready);
             queues.computation += backward;
-            queues.send(scatter);
+            replicated = replicated.max(queues.send(scatter)) + replicate;
             ready = next;
         }
-        queues.wait(queues.collectives);
+        queues.wait(replicated);
         // The optimizer has this rank's rows.
         let optimizer = self.optimizer / f64::from(ranks);
         queues.computation + optimizer + self.contention * queues.busy
