@@ -20,7 +20,7 @@ pub struct GatherRows {
     pub sizes: [u64; 4],
     /// The stride of the indices, in elements.
     pub index_stride: u64,
-    /// What a row at an index out of range holds, 8 bytes at a time.
+    /// The content of a row at an index out of range, 8 bytes of it.
     pub fill: u64,
 }
 

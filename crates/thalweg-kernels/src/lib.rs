@@ -47,7 +47,7 @@ pub type Words = SmallVec<[u64; 24]>;
 /// The ranges that a launch touches.
 pub type Accesses = SmallVec<[Access; 8]>;
 
-/// What a host function calls to tell of an index that is out of range: the slot that its launch's last word names, the index, the extent.
+/// The function that a host function calls to tell of an index that is out of range: the slot that its launch's last word names, the index, the extent.
 pub type Tell = Arc<dyn Fn(u64, i64, i64) + Send + Sync>;
 
 /// A launch of a kernel that is written as CUDA C, with the same work as a host function.

@@ -259,7 +259,7 @@ pub(crate) fn gather_backward(call: &Call<'_>) -> Result<Tensors> {
     scatter.onto(Target::Zeros([outer, extent, inner]))
 }
 
-/// What elements are combined into: all that is read of it is its copy.
+/// The tensor that elements are combined into a copy of.
 #[derive(Clone, Copy)]
 enum Target<'a> {
     Copied(&'a Tensor),

@@ -34,7 +34,7 @@ fn elements(seed: u64, shape: &[usize], dtype: DType) -> Tensor {
     tensor(&list, shape, dtype)
 }
 
-/// What a scatter gives: the elements at (o, k, i), in order of k, combined with those that are there.
+/// Returns the elements of a scatter: those at (o, k, i), in order of k, combined with those that are there.
 fn model(
     target: &Tensor,
     index: &[i64],
