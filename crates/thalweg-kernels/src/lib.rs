@@ -21,6 +21,7 @@ pub mod decompose;
 mod dtypes;
 pub mod embedding;
 pub mod foreach;
+pub mod gather;
 pub mod matmul;
 pub mod one_query;
 mod operands;
@@ -46,6 +47,9 @@ pub type Words = SmallVec<[u64; 24]>;
 /// The ranges that a launch touches.
 pub type Accesses = SmallVec<[Access; 8]>;
 
+/// The function that a host function calls to tell of an index that is out of range: the slot that its launch's last word names, the index, the extent.
+pub type Tell = Arc<dyn Fn(u64, i64, i64) + Send + Sync>;
+
 /// A launch of a kernel that is written as CUDA C, with the same work as a host function.
 pub trait NativeKernel {
     /// Returns the name of the entry point. Kernels of one name are the same kernel.
@@ -57,6 +61,18 @@ pub trait NativeKernel {
 
     /// Returns the host function, which reads the same words.
     fn host(&self) -> Arc<dyn HostKernel>;
+
+    /// Returns the host function of a kernel that [tells](Self::tells).
+    fn host_telling(&self, tell: Tell) -> Arc<dyn HostKernel> {
+        let _ = tell;
+        self.host()
+    }
+
+    /// Returns whether the kernel tells of indices that are out of range. Then one more word follows its [`words`](Self::words), which
+    /// says where: on a GPU the address of two int64, which get the index, and the extent plus one.
+    fn tells(&self) -> bool {
+        false
+    }
 
     /// Checks that the description can be carried out.
     ///
@@ -104,6 +120,7 @@ pub fn sources() -> Vec<(String, String)> {
     for dtype in scatter::DTYPES {
         all.push((scatter::name(dtype).to_owned(), scatter::print(dtype)));
     }
+    all.extend(gather::sources());
     all.extend(scatter::group::sources());
     all.extend(scatter::rows::sources());
     all.extend(scatter::tile::sources());

@@ -47,7 +47,13 @@ impl Device {
             return Ok(*found);
         }
         let function = self
-            .load(name, &|| kernel.source(), &|| kernel.host())
+            .load(name, &|| kernel.source(), &|| match kernel.tells() {
+                true => {
+                    let words = self.out_of_range().words();
+                    kernel.host_telling(Arc::new(move |slot, index, extent| words.tell(slot, index, extent)))
+                }
+                false => kernel.host(),
+            })
             .map_err(|error| error.context(format!("kernel {name}")))?;
         let mut natives = natives.write().unwrap_or_else(PoisonError::into_inner);
         Ok(*natives.entry(name.to_owned()).or_insert(function))

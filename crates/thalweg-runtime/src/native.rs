@@ -17,7 +17,10 @@ impl Stream {
         let Some(shape) = kernel.launch_shape() else { return Ok(()) };
         let device = self.device();
         let function = device.native_kernel(kernel)?;
-        let words = kernel.words();
+        let mut words = kernel.words();
+        if kernel.tells() {
+            words.push(device.out_of_range().scalar(device.driver(), label)?);
+        }
         let launch = Launch {
             function,
             grid: shape.grid,

@@ -1,4 +1,4 @@
-//! [`GroupIndices`]: a list of indices, grouped by the row that they name, so that whoever works on a row knows who names it.
+//! [`GroupIndices`]: a list of indices, grouped by the row that they name, so that the threads of a row know which indices name it.
 //!
 //! Three launches, or two where one block is enough, leave for each row how many indices name it, and where their numbers lie in a list,
 //! **in their order**. Threads that count meet in atomic additions, whose order is not known: it decides only where in the list a group
@@ -179,7 +179,7 @@ impl NativeKernel for Placed<GroupIndices, [DevicePointer; 3]> {
             Phase::Sort => (SORT_BLOCK, count.div_ceil(SORT_BLOCK)),
             _ => (BLOCK, count.div_ceil(BLOCK)),
         };
-        (count > 0).then(|| LaunchShape { grid: [blocks as u32, 1, 1], block: [block as u32, 1, 1] })
+        (count > 0).then_some(LaunchShape { grid: [blocks as u32, 1, 1], block: [block as u32, 1, 1] })
     }
 
     fn words(&self) -> Words {

@@ -5,6 +5,7 @@ use std::slice::from_ref;
 use smallvec::SmallVec;
 use thalweg_ir::{DType, Dimensions, Shape};
 use thalweg_kernels::embedding::EmbeddingBackward as Sizes;
+use thalweg_kernels::gather::GatherRows;
 use thalweg_kernels::scatter::group::{GroupIndices, Phase};
 use thalweg_kernels::scatter::rows::ScatterRows;
 use thalweg_kernels::scatter::tile::ScatterTile;
@@ -80,6 +81,10 @@ pub(crate) fn embedding(call: &Call<'_>) -> Result<Tensors> {
     let placements =
         [Placement::Gathered(weight.elements() as u64), strided(&[1, 0], &[]), strided(&[features, 1], &[])];
     let _telling = Telling::of(call.label.operator, RangeOf::Dimension(0));
+    let sizes = [1, embeddings, indices.elements(), features];
+    if copy_rows(&weight, (&indices, 1), &result, sizes, call.label)? {
+        return Ok(SmallVec::from_elem(result, 1));
+    }
     run(
         &EMBEDDING,
         (&[indices.elements(), features], &[]),
@@ -163,7 +168,13 @@ pub(crate) fn gather(call: &Call<'_>) -> Result<Tensors> {
     let [_, extent, inner] = three(&source)?;
     let rows = check_index(three(&source)?, index)?;
     let result = Tensor::empty_on(&rows, source.dtype(), &call.device.current_stream(), call.label)?;
-    if result.elements() > 0 {
+    let stride = stride_of_rows(index);
+    let sizes = [rows[0], extent, rows[1], inner];
+    let is_copied = match stride {
+        Some(stride) => copy_rows(&source, (index, stride), &result, sizes, call.label)?,
+        None => false,
+    };
+    if result.elements() > 0 && !is_copied {
         let placements = [
             Placement::Gathered(source.elements() as u64),
             strided(index.layout().strides(), &[]),
@@ -179,6 +190,34 @@ pub(crate) fn gather(call: &Call<'_>) -> Result<Tensors> {
         )?;
     }
     Ok(SmallVec::from_elem(result, 1))
+}
+
+/// Copies the rows of a contiguous (outer, extent, inner) at a list of indices, given with its stride, to (outer, count, inner);
+/// false where they do not consist of whole vectors.
+fn copy_rows(
+    source: &Tensor,
+    (index, index_stride): (&Tensor, u64),
+    result: &Tensor,
+    sizes: [usize; 4],
+    label: Label,
+) -> Result<bool> {
+    let at = [source, index, result].map(Tensor::pointer);
+    let [outer, extent, count, inner] = sizes.map(|size| size as u64);
+    let row_bytes = inner * source.dtype().size_bytes() as u64;
+    let Some(fill) = GatherRows::fill_of(source.dtype()) else { return Ok(false) };
+    if extent == 0 || result.elements() == 0 || !GatherRows::takes(row_bytes, [at[0], at[2]]) {
+        return Ok(false);
+    }
+    let kernel = GatherRows { sizes: [outer, extent, count, row_bytes], index_stride, fill };
+    source.device().current_stream().launch_native(&Placed { kernel, at }, label)?;
+    Ok(true)
+}
+
+/// Returns the stride of indices (outer, count, inner) where all elements of a row have one.
+fn stride_of_rows(index: &Tensor) -> Option<u64> {
+    let ([by_outer, stride, by_inner], shape) = (strides(index), index.shape());
+    let is_list = (shape[0] == 1 || by_outer == 0) && (shape[2] == 1 || by_inner == 0);
+    is_list.then_some(stride)
 }
 
 /// Returns a copy of (outer, extent, inner), into which the elements of a source (outer, count, inner) are combined at indices of
@@ -220,7 +259,7 @@ pub(crate) fn gather_backward(call: &Call<'_>) -> Result<Tensors> {
     scatter.onto(Target::Zeros([outer, extent, inner]))
 }
 
-/// What elements are combined into: all that is read of it is its copy.
+/// The tensor that elements are combined into a copy of.
 #[derive(Clone, Copy)]
 enum Target<'a> {
     Copied(&'a Tensor),
@@ -260,7 +299,8 @@ impl Scatter<'_> {
         };
         let sizes = [shape[0], shape[1], count, shape[2]].map(|size| size as u64);
         let source = self.source.to_dtype(wide)?;
-        let result = if let Some(stride) = self.stride_of_rows(sizes) {
+        let list = stride_of_rows(self.index).filter(|_| count.max(shape[1]) as u64 <= GroupIndices::MOST);
+        let result = if let Some(stride) = list {
             let result = self.begun(target, wide)?;
             self.rows(sizes, stride, &source, &result)?;
             result
@@ -294,13 +334,6 @@ impl Scatter<'_> {
             Target::Copied(target) if target.dtype() == dtype => target.copied(self.label.location),
             Target::Copied(target) => target.to_dtype(dtype)?.contiguous(),
         }
-    }
-
-    /// Returns the stride of the indices where all elements of a row have one, and they are few enough to be grouped.
-    fn stride_of_rows(&self, [outer, extent, count, inner]: [u64; 4]) -> Option<u64> {
-        let [by_outer, stride, by_inner] = strides(self.index);
-        let is_list = (outer == 1 || by_outer == 0) && (inner == 1 || by_inner == 0);
-        (is_list && count.max(extent) <= GroupIndices::MOST).then_some(stride)
     }
 
     /// Combines rows at one list of indices.

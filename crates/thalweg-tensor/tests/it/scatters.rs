@@ -5,7 +5,9 @@ use thalweg_ir::DType;
 use thalweg_runtime::Result;
 use thalweg_tensor::Tensor;
 
-use crate::support::{assert_close, check_gradient, device, random, tensor, values};
+use crate::support::{
+    assert_close, check_gradient, device, expect_out_of_range, on_own_device, random, tensor, values,
+};
 
 /// (outer, extent, count, inner).
 type Sizes = [usize; 4];
@@ -32,7 +34,7 @@ fn elements(seed: u64, shape: &[usize], dtype: DType) -> Tensor {
     tensor(&list, shape, dtype)
 }
 
-/// What a scatter gives: the elements at (o, k, i), in order of k, combined with those that are there.
+/// Returns the elements of a scatter: those at (o, k, i), in order of k, combined with those that are there.
 fn model(
     target: &Tensor,
     index: &[i64],
@@ -233,4 +235,45 @@ fn gradients_of_reads_are_sums_in_the_order_of_the_reads() {
             x.set_grad(None).unwrap();
         }
     }
+}
+
+#[test]
+fn rows_are_copied_whole() {
+    on_own_device(|| {
+        for dtype in [DType::F32, DType::Bf16, DType::F64, DType::I64, DType::U8, DType::C64] {
+            let x = match dtype {
+                DType::C64 => elements(9, &[3, 11, 32], DType::F32).to_dtype(dtype).unwrap(),
+                _ => elements(9, &[3, 11, 32], dtype),
+            };
+            let all = values(&x.real().unwrap());
+            let list: Vec<i64> = numbers(8, 11).take(700).map(|row| row as i64).collect();
+            let row = |o: usize, k: i64| all[(o * 11 + k as usize) * 32..][..32].to_vec();
+            let named = (0..3).flat_map(|o| list.iter().map(move |&k| (o, k)));
+            let expected: Vec<f64> = named.flat_map(|(o, k)| row(o, k)).collect();
+            let found = x.index_select(1, &indices(&list, &[700])).unwrap();
+            assert_eq!(values(&found.real().unwrap()), expected, "{dtype}");
+            let by_index = x.index(&[None, Some(indices(&list, &[7, 100]))]).unwrap();
+            assert_eq!(by_index.shape(), [3, 7, 100, 32]);
+            assert_eq!(values(&by_index.real().unwrap()), expected, "{dtype}");
+            // A view whose rows are not contiguous, and do not begin at a multiple of 16 bytes.
+            let part = x.narrow(2, 1, 16).unwrap();
+            let found = part.index_select(1, &indices(&[4, 10], &[2])).unwrap();
+            assert_eq!(
+                values(&found.select(0, 1).unwrap().select(0, 1).unwrap().real().unwrap()),
+                row(1, 10)[1..17]
+            );
+            device().synchronize().unwrap();
+            // Of rows out of range no element is read.
+            let found = x.index_select(1, &indices(&[5, 11, -1], &[3])).unwrap();
+            expect_out_of_range();
+            let found = values(&found.real().unwrap());
+            for (at, value) in found.into_iter().enumerate() {
+                match at / 32 % 3 {
+                    0 => assert_eq!(value, row(at / 96, 5)[at % 32]),
+                    _ if dtype.is_floating_point() || dtype.is_complex() => assert!(value.is_nan()),
+                    _ => assert_eq!(value, 0.0),
+                }
+            }
+        }
+    });
 }

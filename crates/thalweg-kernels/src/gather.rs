@@ -1,0 +1,226 @@
+//! [`GatherRows`]: the rows of a tensor that a list of indices names, copied 16 bytes at a time.
+//!
+//! The source is (outer, extent, inner), the result (outer, count, inner), both contiguous. A row's index is read by each thread that has
+//! a part of it, and all are in the same lines of the cache. An index out of range gives a row of NaN, or of 0 for integers, and the
+//! kernel tells of it.
+
+use std::sync::Arc;
+
+use thalweg_driver::{Access, DevicePointer, HostFault, HostKernel, HostLaunch, Touch};
+use thalweg_ir::DType;
+use thalweg_ir::cuda::{LaunchShape, with_prelude};
+use thalweg_ir::host::Fault;
+
+use crate::{Accesses, NativeKernel, Placed, Tell, Words, arguments};
+
+/// The sizes of a launch. See the [module](self).
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct GatherRows {
+    /// Outer extent, the extent that is indexed, how many indices there are, bytes of a row.
+    pub sizes: [u64; 4],
+    /// The stride of the indices, in elements.
+    pub index_stride: u64,
+    /// The content of a row at an index out of range, 8 bytes of it.
+    pub fill: u64,
+}
+
+/// How many 8-byte words a launch takes.
+const ARGUMENT_WORDS: usize = 10;
+
+/// Threads of a block.
+const BLOCK: u64 = 256;
+/// Bytes that are copied at once.
+const VECTOR: u64 = 16;
+/// Vectors of a thread.
+const VECTORS: u64 = 4;
+
+/// The operands of a launch: source, indices (i64), and the result.
+type Operands = [DevicePointer; 3];
+
+impl GatherRows {
+    /// Returns 8 bytes of what an element at an index out of range is; `None` for dtypes that the kernel does not take.
+    pub fn fill_of(dtype: DType) -> Option<u64> {
+        match dtype {
+            DType::F16 => Some(0x7e00_7e00_7e00_7e00),
+            DType::Bf16 => Some(0x7fc0_7fc0_7fc0_7fc0),
+            DType::F32 => Some(0x7fc0_0000_7fc0_0000),
+            DType::F64 => Some(0x7ff8_0000_0000_0000),
+            dtype if dtype.is_floating_point() || dtype.is_complex() => None,
+            _ => Some(0),
+        }
+    }
+
+    /// Returns whether the kernel takes rows of so many bytes, at these addresses of source and result.
+    pub fn takes(row_bytes: u64, at: [DevicePointer; 2]) -> bool {
+        row_bytes.is_multiple_of(VECTOR) && at.iter().all(|at| at.address().is_multiple_of(VECTOR))
+    }
+
+    fn unpack(bytes: &[u8]) -> Option<(Self, [u64; 3], u64)> {
+        let words: [u64; ARGUMENT_WORDS] = arguments::words(bytes)?;
+        let [source, index, result, outer, extent, count, row_bytes, index_stride, fill, slot] = words;
+        let sizes = Self { sizes: [outer, extent, count, row_bytes], index_stride, fill };
+        Some((sizes, [source, index, result], slot))
+    }
+
+    /// Returns how many indices are reached over.
+    fn indices(&self) -> u64 {
+        if self.sizes[2] == 0 { 0 } else { 1 + (self.sizes[2] - 1) * self.index_stride }
+    }
+
+    fn source_of(&self, source: DevicePointer) -> Access {
+        let [outer, extent, count, row] = self.sizes;
+        Access::read(source, outer * extent * row).touching(Touch::chosen(outer * count * row))
+    }
+}
+
+/// The name of the entry point.
+const NAME: &str = "gather_rows";
+
+/// Returns name and source of the kernel.
+pub(crate) fn sources() -> [(String, String); 1] {
+    [(NAME.to_owned(), with_prelude(TEMPLATE))]
+}
+
+impl NativeKernel for Placed<GatherRows, Operands> {
+    fn name(&self) -> &str {
+        NAME
+    }
+
+    fn source(&self) -> String {
+        with_prelude(TEMPLATE)
+    }
+
+    fn host(&self) -> Arc<dyn HostKernel> {
+        self.host_telling(Arc::new(|_, _, _| ()))
+    }
+
+    fn host_telling(&self, tell: Tell) -> Arc<dyn HostKernel> {
+        Arc::new(move |launch: &HostLaunch<'_>| run_on_host(launch, &tell))
+    }
+
+    fn tells(&self) -> bool {
+        true
+    }
+
+    fn check(&self) -> Result<(), Fault> {
+        let [source, _, result] = self.at;
+        match GatherRows::takes(self.kernel.sizes[3], [source, result]) {
+            true => Ok(()),
+            false => {
+                Err(Fault::new(format!("gather_rows: rows of {} bytes are not whole", self.kernel.sizes[3])))
+            }
+        }
+    }
+
+    fn launch_shape(&self) -> Option<LaunchShape> {
+        let [outer, extent, count, row] = self.kernel.sizes;
+        let vectors = outer * count * (row / VECTOR);
+        let blocks = vectors.div_ceil(BLOCK * VECTORS).min((1 << 31) - 1) as u32;
+        (vectors > 0 && extent > 0)
+            .then_some(LaunchShape { grid: [blocks, 1, 1], block: [BLOCK as u32, 1, 1] })
+    }
+
+    fn words(&self) -> Words {
+        let GatherRows { sizes, index_stride, fill } = self.kernel;
+        self.at.map(DevicePointer::address).into_iter().chain(sizes).chain([index_stride, fill]).collect()
+    }
+
+    fn accesses(&self) -> Accesses {
+        let ([outer, _, count, row], [source, index, result]) = (self.kernel.sizes, self.at);
+        Accesses::from_iter([
+            self.kernel.source_of(source),
+            Access::read(index, self.kernel.indices() * size_of::<i64>() as u64),
+            Access::write(result, outer * count * row),
+        ])
+    }
+}
+
+fn run_on_host(launch: &HostLaunch<'_>, tell: &Tell) -> Result<(), HostFault> {
+    let (sizes, addresses, slot) = GatherRows::unpack(launch.arguments)
+        .ok_or_else(|| HostFault("gather_rows: the arguments are not in its layout".to_owned()))?;
+    let [source, index, result] = addresses.map(DevicePointer::new);
+    let [outer, extent, count, row_bytes] = sizes.sizes;
+    let index = launch.read::<i64>(index, sizes.indices() as usize)?;
+    let row = (row_bytes / VECTOR * 2) as usize;
+    let from = launch.read::<u64>(source, (outer * extent) as usize * row)?;
+    let to = launch.write::<u64>(result, (outer * count) as usize * row)?;
+    let mut parts = Vec::new();
+    for (number, to) in to.chunks_exact_mut(row.max(1)).enumerate() {
+        let (o, k) = (number as u64 / count, number as u64 % count);
+        let named = index[(k * sizes.index_stride) as usize];
+        match u64::try_from(named).ok().filter(|&named| named < extent) {
+            Some(named) => {
+                let at = o * extent + named;
+                to.copy_from_slice(&from[at as usize * row..][..row]);
+                parts.push((source.address() + at * row_bytes, row_bytes));
+            }
+            None => {
+                to.fill(sizes.fill);
+                tell(slot, named, extent as i64);
+            }
+        }
+    }
+    if launch.has_tickets() {
+        launch.touched(&sizes.source_of(source), parts);
+    }
+    Ok(())
+}
+
+const TEMPLATE: &str = "\
+struct alignas(16) gather_rows_vector {
+    u64 words[2];
+};
+
+struct gather_rows_arguments {
+    const gather_rows_vector* source;
+    const i64* index;
+    gather_rows_vector* result;
+    u64 outer;
+    u64 extent;
+    u64 count;
+    u64 row_bytes;
+    u64 index_stride;
+    u64 fill;
+    volatile i64* report;
+};
+
+extern \"C\" __global__ void __launch_bounds__(256) gather_rows(const __grid_constant__ gather_rows_arguments x) {
+    const u64 width = x.row_bytes / 16, vectors = x.outer * x.count * width;
+    for (u64 block = u64(blockIdx.x) * 1024; block < vectors; block += u64(gridDim.x) * 1024) {
+        gather_rows_vector values[4];
+        #pragma unroll
+        for (u32 i = 0; i < 4; ++i) {
+            const u64 at = block + i * 256 + threadIdx.x;
+            if (at >= vectors) {
+                continue;
+            }
+            u64 part, o, k;
+            if (vectors <= 0xffffffffu) {
+                const u32 row = u32(at) / u32(width);
+                part = u32(at) - row * u32(width);
+                o = row / u32(x.count);
+                k = row - u32(o) * u32(x.count);
+            } else {
+                part = at % width;
+                k = at / width % x.count;
+                o = at / width / x.count;
+            }
+            const i64 named = x.index[k * x.index_stride];
+            if (u64(named) < x.extent) {
+                values[i] = x.source[(o * x.extent + u64(named)) * width + part];
+            } else {
+                values[i] = {x.fill, x.fill};
+                x.report[0] = named;
+                x.report[1] = i64(x.extent) + 1;
+            }
+        }
+        #pragma unroll
+        for (u32 i = 0; i < 4; ++i) {
+            const u64 at = block + i * 256 + threadIdx.x;
+            if (at < vectors) {
+                x.result[at] = values[i];
+            }
+        }
+    }
+}
+";
