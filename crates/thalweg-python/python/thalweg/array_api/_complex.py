@@ -58,7 +58,7 @@ def expm1(z):
     is_real = _core.eq(y, 0)
     general = _core.where(infinite, _core.sub(_core.mul(_core.exp(x), _core.cos(y)), 1),
                           _core.sub(_core.mul(less, _core.cos(y)), _core.mul(_core.mul(half, half), 2)))
-    real = choose(general, (is_real, less), (down, -1.0), (up, math.inf))
+    real = choose(general, (is_real, _core.add(less, 0.0)), (down, -1.0), (up, math.inf))
     return _join(real, choose(_core.mul(_core.exp(x), _core.sin(y)), (is_real, y), (down, 0.0), (up, math.nan)))
 
 
@@ -85,7 +85,7 @@ def tanh(z):
     infinite, open_ = _kinds(x, y)
     found = _core.tanh(z)
     zero, one = _core.zeros_like(x), _core.ones_like(x)
-    turned = _core.where(open_, zero, _core.copysign(zero, _core.sin(_core.mul(y, 2))))
+    turned = _core.where(open_, zero, _core.copysign(zero, y))
     is_real, is_imaginary = _core.eq(y, 0), _core.eq(x, 0)
     real = choose(_core.real(found).clone(), (infinite, _core.copysign(one, x)), (is_real, _core.tanh(x)), (_and(is_imaginary, open_), x))
     imaginary = choose(_core.imag(found).clone(), (infinite, turned), (is_real, y), (open_, math.nan))
@@ -114,8 +114,14 @@ def sqrt(z):
     zero = _core.copysign(_core.zeros_like(y), y)
     along = _and(right, _core.isfinite(y))
     up = _core.isinf(y)
-    real = choose(_core.real(found).clone(), (up, math.inf), (right, math.inf), (left, math.nan))
-    return _join(real, choose(_core.imag(found).clone(), (up, y), (along, zero), (right, math.nan), (left, math.inf)))
+    # On the real axis angles are not exact.
+    is_real, size = _core.eq(y, 0), _core.sqrt(_core.abs(x))
+    is_root = _and(is_real, _core.ge(x, 0))
+    is_turned = _and(is_real, _core.lt(x, 0))
+    real = choose(_core.real(found).clone(), (up, math.inf), (right, math.inf), (left, math.nan), (is_root, size), (is_turned, 0.0))
+    imaginary = choose(_core.imag(found).clone(), (up, y), (along, zero), (right, math.nan), (left, math.inf), (is_root, y),
+                       (is_turned, _core.copysign(size, y)))
+    return _join(real, imaginary)
 
 
 def _large(x, y):
@@ -183,4 +189,18 @@ def atanh(z):
     return _join(_core.copysign(real, a), _core.copysign(imaginary, b))
 
 
-FUNCTIONS = {function.__name__: function for function in (exp, expm1, sinh, cosh, tanh, sqrt, acosh, acos, asinh, atanh)} | {"log": log, "log1p": log1p}
+def asin(z):
+    # asin z = −i · asinh iz.
+    x, y = _parts(z)
+    turned, size = _parts(asinh(_join(_core.neg(y), x)))
+    return _join(size, _core.neg(turned))
+
+
+def atan(z):
+    # atan z = −i · atanh iz.
+    x, y = _parts(z)
+    turned, size = _parts(atanh(_join(_core.neg(y), x)))
+    return _join(size, _core.neg(turned))
+
+
+FUNCTIONS = {function.__name__: function for function in (exp, expm1, sinh, cosh, tanh, sqrt, acosh, acos, asin, asinh, atan, atanh)} | {"log": log, "log1p": log1p}

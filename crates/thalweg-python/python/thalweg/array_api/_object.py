@@ -21,10 +21,6 @@ class Array(Tensor):
     def _of(cls, tensor):
         return cls(tensor)
 
-    def __array_namespace__(self, /, *, api_version=None):
-        """Returns the namespace of the standard."""
-        return namespace(api_version)
-
     @property
     def size(self):
         """The number of elements."""
@@ -52,6 +48,7 @@ class Array(Tensor):
 
     def __getitem__(self, key):
         if _is_mask(key):
+            _check_mask(key, self)
             shape = [1 if key.ndim == 0 and key else 0, *self.shape[key.ndim:]]
             if key.ndim == 0 and shape[0]:
                 return array(_core.clone(_core.unsqueeze(self, 0)))
@@ -184,6 +181,12 @@ def _clamped(x, key):
 
 def _is_mask(key):
     return isinstance(key, Tensor) and key.dtype == getattr(_core, "bool")
+
+
+def _check_mask(mask, x):
+    for place, (extent, of) in enumerate(zip(mask.shape, x.shape)):
+        if extent not in (of, 0):
+            raise IndexError(f"a mask of shape {tuple(mask.shape)} does not fit an array of shape {tuple(x.shape)}: extents of dimension {place} differ")
 
 
 def _fits(mask, x):

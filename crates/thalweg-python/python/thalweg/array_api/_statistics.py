@@ -16,7 +16,7 @@ def _upcast(x, dtype):
 def sum(x, /, *, axis=None, dtype=None, keepdims=False):
     """Returns sums over dimensions."""
     x, axes = _upcast(x, dtype), axes_of(axis, x.ndim)
-    return array(_core.sum(x, axes, keepdims, dtype=x.dtype) if axes else _core.clone(x))
+    return array(_core.sum(x, axes, keepdims).to(x.dtype) if axes else _core.clone(x))
 
 
 def _one_by_one(x, axes, keepdims, operator):
@@ -32,7 +32,7 @@ def prod(x, /, *, axis=None, dtype=None, keepdims=False):
     x = _upcast(x, dtype)
     if not axes:
         return array(_core.clone(x))
-    return _one_by_one(x, axes, keepdims, lambda x, axis, keeps: _core.prod(x, axis, keeps, dtype=x.dtype))
+    return _one_by_one(x, axes, keepdims, lambda x, axis, keeps: _core.prod(x, axis, keeps).to(x.dtype))
 
 
 def _extreme(name, full):
@@ -90,7 +90,7 @@ def _cumulative(name, full, first):
             axis = 0
         axis = axes_of(axis, x.ndim)[0]
         x = _upcast(x, dtype)
-        found = operator(x, axis, dtype=x.dtype)
+        found = operator(x, axis).to(x.dtype)
         if include_initial:
             shape = [*x.shape[:axis], 1, *x.shape[axis + 1:]]
             found = _core.cat([_core.full(shape, first, dtype=found.dtype, device=found.device), found], axis)
