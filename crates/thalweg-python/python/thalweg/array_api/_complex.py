@@ -99,7 +99,10 @@ def _logarithm(name):
         x, y = _parts(z)
         found = operator(z)
         is_infinite = _core.logical_or(_core.isinf(x), _core.isinf(y))
-        return _join(choose(_core.real(found).clone(), (is_infinite, math.inf)), _core.imag(found).clone())
+        # Squares of large parts are infinite; 1 beside them is nothing.
+        is_large = _core.gt(_core.maximum(_core.abs(x), _core.abs(y)), 1e8)
+        real = choose(_core.real(found).clone(), (is_infinite, math.inf), (is_large, _core.log(_core.hypot(x, y))))
+        return _join(real, _core.imag(found).clone())
     return function
 
 

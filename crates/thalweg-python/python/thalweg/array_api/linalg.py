@@ -87,7 +87,9 @@ def cross(x1, x2, /, *, axis=-1):
     x1, x2 = pair(x1, x2)
     if not -min(x1.ndim, x2.ndim) <= axis < 0:
         raise ValueError(f"cross: axis {axis} is no dimension, from the back, of operands of {x1.ndim} and {x2.ndim} dimensions")
-    return array(_core.linalg_cross(x1, x2, dim=axis))
+    if x1.shape[axis] != 3 or x2.shape[axis] != 3:
+        raise ValueError(f"cross: extents {x1.shape[axis]} and {x2.shape[axis]} along axis {axis}, and 3 is expected")
+    return array(_core.linalg_cross(*_core.broadcast_tensors([x1, x2]), dim=axis))
 
 
 def diagonal(x, /, *, offset=0):
