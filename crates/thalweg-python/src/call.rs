@@ -4,8 +4,6 @@
 //! tensors of one element for numbers, as PyTorch's parser does; the first that fits is called. Nothing is looked up by name and
 //! no dictionary is made on the way.
 
-use std::panic::Location;
-
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyString, PyTuple};
@@ -13,7 +11,6 @@ use smallvec::SmallVec;
 use thalweg::dispatch::{Argument, Operator, Value};
 use thalweg::ops::schema::{Kind, Literal, Parameter, Schema};
 use thalweg::random::with_generator;
-use thalweg::tensor::caller::label_at;
 use thalweg::{Device, Tensor};
 
 use crate::convert::{number_object, read_value};
@@ -277,7 +274,7 @@ impl Function {
         if is_number {
             return number_results(py, operator, &arguments, device);
         }
-        let label = label_at(operator.base_name(), Location::caller());
+        let label = crate::check::label(py, operator.base_name());
         let results = run(py, || match generator {
             None => operator.call(&arguments, device.as_ref(), label),
             Some(generator) => {

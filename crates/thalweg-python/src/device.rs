@@ -14,6 +14,8 @@ pub struct PyDevice(pub Device);
 /// device.
 pub fn named(name: &str) -> thalweg::Result<Device> {
     let name = match name.split_once(':').unwrap_or((name, "")) {
+        // A check has one device, whatever the program calls it.
+        ("cpu" | "cuda" | "sim", "" | "0") if crate::check::is_running() => return Device::current(),
         ("cpu", _) => return Device::sim(0),
         (kind, "") => {
             let current = Device::current()?;

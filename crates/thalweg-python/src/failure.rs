@@ -34,7 +34,7 @@ const CHECKPOINT_ERRORS: [&str; 3] = [
 ];
 
 /// Parts of messages whose exception in PyTorch is an `IndexError`: those of checks of dimensions and of subscripts.
-const INDEX_ERRORS: [&str; 7] = [
+const INDEX_ERRORS: [&str; 8] = [
     "is out of range for shape",
     "Dimension out of range",
     "dimension out of range",
@@ -42,6 +42,7 @@ const INDEX_ERRORS: [&str; 7] = [
     "is out of bounds",
     "too many indices",
     "used as indices must be",
+    "The shape of the mask",
 ];
 
 /// Returns the exception of an error, as PyTorch would raise it.

@@ -5,6 +5,7 @@
 //!
 //! - `call` reads a call's arguments by the schemas of the operator table and chooses the overload, as PyTorch's parser does.
 //! - `functions` makes a Python function and a method of every name of the table. It and `dlpack` are the parts with `unsafe`.
+//! - `check` runs a function of Python under the simulator's seeds.
 //! - `failure` turns errors and panics into Python's exceptions: nothing that a program does may end the interpreter.
 //!
 //! # Invariants
@@ -14,6 +15,7 @@
 mod autograd;
 mod call;
 mod callable;
+mod check;
 mod convert;
 mod cuda;
 mod device;
@@ -53,6 +55,7 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     cuda::register(module)?;
     tunable::register(module)?;
     callable::register(module)?;
+    check::register(module)?;
     files::register(module)?;
     dlpack::register(module)
 }

@@ -85,6 +85,12 @@ def _record_stream(self, stream):
     _core._cuda._record_stream(self, stream)
 
 
+def _array_namespace(self, /, *, api_version=None):
+    """Returns the namespace of the array API standard (`thalweg.array_api`)."""
+    from .array_api._object import namespace
+    return namespace(api_version)
+
+
 def _left_out(name, reason):
     def refuse(self, *args, **kwargs):
         raise NotImplementedError(f"Tensor.{name} is left out: {reason}")
@@ -98,6 +104,7 @@ for _name, _dtype in _CONVERSIONS.items():
 
 Tensor.numpy = _numpy
 Tensor.__array__ = _array
+Tensor.__array_namespace__ = _array_namespace
 Tensor.__array_priority__ = 1000
 Tensor.__deepcopy__ = _deepcopy
 Tensor.__reduce_ex__ = _reduce

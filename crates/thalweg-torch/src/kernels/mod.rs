@@ -20,6 +20,7 @@
 //!   the report says why.
 
 mod copies;
+mod dispatch;
 mod embedding;
 mod libtorch;
 mod loss;

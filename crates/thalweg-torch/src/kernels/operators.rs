@@ -12,7 +12,7 @@ use super::libtorch::{Libtorch, Stack, Tensor};
 use super::original::{BackwardArguments, ForwardArguments, Mask, NormArguments, NormBackwardArguments};
 use super::rows::{Computation, RowCall};
 use super::speeds::{Class, Form};
-use super::{Kernels, Operator, Place, copies, embedding, loss, reductions, rms};
+use super::{Kernels, Operator, Place};
 
 /// A launch was made, and these are its results; `None` if the call is PyTorch's.
 pub(super) type Taken<'t> = Option<SmallVec<[Tensor<'t>; 3]>>;
@@ -154,7 +154,7 @@ pub(super) fn put(stack: &Stack<'_>, results: SmallVec<[Tensor<'_>; 3]>) {
     results.into_iter().enumerate().for_each(|(place, result)| stack.put(place, result));
 }
 
-fn forward(kernels: &Kernels, operator: Operator, stack: &Stack<'_>) {
+pub(super) fn forward(kernels: &Kernels, operator: Operator, stack: &Stack<'_>) {
     let half_to_float = stack.bool(2);
     let arguments =
         ForwardArguments { input: stack.tensor(0), dimension: stack.word(1) as i64, half_to_float };
@@ -178,7 +178,7 @@ fn forward(kernels: &Kernels, operator: Operator, stack: &Stack<'_>) {
     put(stack, results);
 }
 
-fn backward(kernels: &Kernels, operator: Operator, stack: &Stack<'_>) {
+pub(super) fn backward(kernels: &Kernels, operator: Operator, stack: &Stack<'_>) {
     let arguments = BackwardArguments {
         gradient: stack.tensor(0),
         output: stack.tensor(1),
@@ -219,7 +219,7 @@ pub(super) fn shape_at(stack: &Stack<'_>, place: usize) -> Vec<i64> {
     stack.list(place).into_iter().map(u64::cast_signed).collect()
 }
 
-fn layer_norm(kernels: &Kernels, stack: &Stack<'_>) {
+pub(super) fn layer_norm(kernels: &Kernels, stack: &Stack<'_>) {
     let arguments = NormArguments {
         input: stack.tensor(0),
         shape: shape_at(stack, 1),
@@ -253,7 +253,7 @@ fn layer_norm(kernels: &Kernels, stack: &Stack<'_>) {
     put(stack, results);
 }
 
-fn layer_norm_backward(kernels: &Kernels, stack: &Stack<'_>) {
+pub(super) fn layer_norm_backward(kernels: &Kernels, stack: &Stack<'_>) {
     let mut arguments = NormBackwardArguments {
         gradient: stack.tensor(0),
         input: stack.tensor(1),
@@ -294,28 +294,4 @@ fn layer_norm_backward(kernels: &Kernels, stack: &Stack<'_>) {
         results[0] = of_input;
     }
     put(stack, results);
-}
-
-impl Operator {
-    /// Carries a call of PyTorch's out.
-    ///
-    /// # Safety
-    /// The words are a stack with the operator's arguments, and room for its results.
-    pub(super) unsafe fn call(self, kernels: &Kernels, words: *mut u64) {
-        // SAFETY: the caller's promise; each argument is taken once.
-        let stack = unsafe { Stack::new(&kernels.torch, words) };
-        match self {
-            Self::Softmax | Self::LogSoftmax => forward(kernels, self, &stack),
-            Self::SoftmaxBackward | Self::LogSoftmaxBackward => backward(kernels, self, &stack),
-            Self::LayerNorm => layer_norm(kernels, &stack),
-            Self::LayerNormBackward => layer_norm_backward(kernels, &stack),
-            Self::EmbeddingBackward => embedding::backward(kernels, &stack),
-            Self::RmsNorm => rms::forward(kernels, &stack),
-            Self::RmsNormBackward => rms::backward(kernels, &stack),
-            Self::CrossEntropy => loss::forward(kernels, &stack),
-            Self::CrossEntropyBackward => loss::backward(kernels, &stack),
-            Self::Sum | Self::Mean | Self::Amax | Self::LogSumExp => reductions::call(kernels, self, &stack),
-            Self::Clone => copies::clone(kernels, &stack),
-        }
-    }
 }

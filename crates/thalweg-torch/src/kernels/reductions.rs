@@ -22,6 +22,9 @@ pub(super) static AMAX: LoopOp = LoopOp {
     ..SUM
 };
 
+/// The most dimensions of which PyTorch reduces some.
+const MOST_DIMENSIONS: usize = 64;
+
 /// Returns the neighbouring dimensions that a list names, from the first to behind the last; `None` if it names none, one twice, or others.
 fn run_of(dimensions: &[i64], rank: usize) -> Option<std::ops::Range<usize>> {
     let mut places: SmallVec<[usize; 6]> =
@@ -40,7 +43,9 @@ fn attempt<'k>(kernels: &'k Kernels, operator: Operator, arguments: &ReduceArgum
         _ => Computation::LogSumExp,
     };
     let ReduceArguments { input, dimensions, keeps, to } = arguments;
-    let run = run_of(dimensions.as_deref()?, usize::try_from(input.rank()?).ok()?)?;
+    // PyTorch refuses to reduce more.
+    let rank = usize::try_from(input.rank()?).ok().filter(|&rank| rank <= MOST_DIMENSIONS)?;
+    let run = run_of(dimensions.as_deref()?, rank)?;
     let matrix = matrix_along(input, run.clone())?;
     let to = match to {
         Some(number) => kernels.torch.dtype_of(*number)?,

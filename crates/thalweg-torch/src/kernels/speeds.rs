@@ -46,7 +46,7 @@ impl Form {
     }
 }
 
-/// What the table asks of a call.
+/// The properties of a call that the table asks for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Class {
     pub(crate) form: Form,

@@ -1,0 +1,27 @@
+"""A plugin of pytest: a test that asks for the fixture `thalweg_check` runs under the seeds of a check (`thalweg.testing`)."""
+
+import pytest
+
+
+def pytest_addoption(parser):
+    parser.getgroup("thalweg").addoption(
+        "--thalweg-seeds", type=int, default=100, metavar="N", help="how many seeds a test with the fixture thalweg_check runs under (100)")
+
+
+@pytest.fixture
+def thalweg_check(request):
+    """Runs the test on a simulated GPU under many seeds, and fails it with a report of races and lifetime bugs. Its value is the number of seeds."""
+    return request.config.getoption("--thalweg-seeds")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem):
+    if "thalweg_check" not in pyfuncitem.fixturenames:
+        return None
+    from . import testing
+    arguments = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
+    try:
+        testing.check(lambda: pyfuncitem.obj(**arguments), seeds=pyfuncitem.funcargs["thalweg_check"])
+    except testing.CheckFailed as failure:
+        pytest.fail(str(failure), pytrace=False)
+    return True

@@ -1,0 +1,34 @@
+"""The array API standard 2024.12: `thalweg.array_api` is a namespace of the standard, which `Tensor.__array_namespace__` gives.
+
+Its arrays are tensors: `Array` is a subclass of `Tensor` whose operators are the standard's. Dtypes are promoted without regard to dimensions, slices may run
+backwards, `size` is a number. A function takes any tensor and returns an `Array`, without gradients. There are no `uint32` and `uint64`.
+"""
+
+import math as _math
+
+from . import fft, linalg
+from ._creation import (
+    arange, asarray, empty, empty_like, eye, from_dlpack, full, full_like, linspace, meshgrid, ones, ones_like, tril, triu, zeros, zeros_like,
+)
+from ._dtypes import (
+    __array_namespace_info__, bool, can_cast, complex64, complex128, finfo, float32, float64, iinfo, int8, int16, int32, int64, isdtype, result_type,
+    uint8, uint16,
+)
+from ._elementwise import *  # noqa: F401,F403
+from ._manipulation import (
+    astype, broadcast_arrays, broadcast_to, concat, expand_dims, flip, moveaxis, permute_dims, repeat, reshape, roll, squeeze, stack, tile, unstack,
+)
+from ._object import Array
+from ._searching import (
+    argmax, argmin, argsort, count_nonzero, nonzero, searchsorted, sort, take, take_along_axis, unique_all, unique_counts, unique_inverse, unique_values,
+    where,
+)
+from ._statistics import all, any, cumulative_prod, cumulative_sum, diff, max, mean, min, prod, std, sum, var
+from .linalg import matmul, matrix_transpose, tensordot, vecdot
+
+from ._object import _install
+
+_install(Array)
+__array_api_version__ = "2024.12"
+e, inf, nan, pi = _math.e, _math.inf, _math.nan, _math.pi
+newaxis = None

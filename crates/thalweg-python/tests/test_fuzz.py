@@ -1,0 +1,143 @@
+"""Functions and methods of the table with random arguments: wrong types, hostile shapes, numbers out of every range. Whatever they are given, the interpreter
+goes on, and what they raise is an exception of a call, not of a bug.
+
+    THALWEG_FUZZ_SECONDS=600 python3 tests/run.py fuzz      with other calls each time, for so long; `THALWEG_FUZZ_SEED` names the first
+"""
+
+import faulthandler
+import os
+import random
+import sys
+import time
+
+import thalweg as th
+
+CALLS = 3000
+# Of these a call may wait for ever, end the thread's default for all later tests, or allocate what a number says.
+LEFT_OUT = {"set_default_device", "_cufft_set_plan_cache_max_size"}
+DTYPES = [getattr(th, name) for name in ("float32", "float64", "float16", "bfloat16", "int64", "int32", "int8", "uint8", "bool", "complex64")]
+SHAPES = [(), (0,), (1,), (3,), (2, 3), (3, 2), (0, 3), (1, 1, 1), (2, 1, 3), (4, 4), (2, 3, 4, 5), (1,) * 9, (33,)]
+INTS = [0, 1, -1, 2, 3, -3, 7, 64, -65, 2**31 - 1, -2**31, 2**40, 2**63 - 1, -2**63, 2**64, 10**30]
+NUMBERS = [0.0, -0.0, 0.5, -1.5, 1e300, float("nan"), float("inf"), -float("inf"), 1j, complex("nan"), True, False]
+TEXTS = ["", "mean", "sum", "none", "ij,jk->ik", "floor", "\0", "ü" * 300, "cuda", "meta", "sim:7", "fro"]
+
+
+class Hostile:
+    """An object whose every protocol raises."""
+
+    def __getattr__(self, name):
+        raise ValueError("hostile")
+
+    def __index__(self):
+        raise KeyError("hostile")
+
+    def __iter__(self):
+        raise OSError("hostile")
+
+
+def tensor(source):
+    shape, dtype = source.choice(SHAPES), source.choice(DTYPES)
+    made = th.zeros(shape, dtype=dtype) if source.random() < 0.3 else (th.rand(shape) * 5 - 1).to(dtype)
+    change = source.random()
+    if change < 0.15 and len(shape) > 1:
+        made = made.transpose(0, 1)
+    elif change < 0.25 and shape and shape[0] > 1:
+        made = made[1:]
+    elif change < 0.35 and dtype.is_floating_point:
+        made = made.requires_grad_()
+    elif change < 0.4:
+        made = made.expand((2, *shape))
+    return made
+
+
+def argument(source, depth=0):
+    kind = source.randrange(12)
+    if kind < 5:
+        return tensor(source)
+    if kind < 7:
+        return source.choice(INTS)
+    if kind == 7:
+        return source.choice(NUMBERS)
+    if kind == 8 and depth < 2:
+        return [argument(source, depth + 1) if source.random() < 0.4 else source.choice(INTS[:8]) for _ in range(source.randrange(5))]
+    if kind == 9:
+        return source.choice(TEXTS)
+    if kind == 10:
+        return source.choice([None, th.float32, th.int64, th.device("sim:0"), th.device("meta"), th.strided, slice(None), ..., b"", {}, object()])
+    return source.choice([Hostile(), Hostile, (), (1, 2), (None,), range(3), lambda: 1])
+
+
+def likely(source, parameter):
+    """Returns an argument of the kind that a parameter of a schema wants."""
+    kind = parameter.split("=")[0].rsplit(" ", 1)[0]
+    if kind.startswith("Tensor["):
+        return [tensor(source) for _ in range(source.randrange(4))]
+    if kind.startswith("Tensor"):
+        return tensor(source)
+    if kind.startswith(("int[", "SymInt[")):
+        return [source.choice(INTS) if source.random() < 0.3 else source.randrange(-2, 4) for _ in range(source.randrange(4))]
+    if kind.startswith(("int", "SymInt")):
+        return source.choice(INTS) if source.random() < 0.3 else source.randrange(-2, 4)
+    if kind.startswith(("float", "Scalar")) and not kind.startswith("ScalarType"):
+        return source.choice(NUMBERS)
+    if kind.startswith("bool"):
+        return source.random() < 0.5
+    if kind.startswith("ScalarType"):
+        return source.choice(DTYPES)
+    return source.choice(TEXTS) if kind.startswith("str") else argument(source)
+
+
+def calls(source):
+    """Names, functions and arguments without end."""
+    table = [overload for overload in th._core._table() if overload["function"] not in LEFT_OUT]
+    while True:
+        overload = source.choice(table)
+        name, schema = overload["function"], overload["schema"]
+        inside = schema[schema.index("(") + 1:schema.rindex(") ->")]
+        parameters = [one for one in inside.split(", ") if one and one != "*"]
+        places = [likely(source, one) if source.random() < 0.85 else argument(source) for one in parameters]
+        places = places[:source.randrange(len(places) + 1)] if source.random() < 0.1 else places
+        names = {}
+        if source.random() < 0.3 and parameters:
+            names = {source.choice([one.split("=")[0].rsplit(" ", 1)[-1] for one in parameters] + ["out", "dtype", "nonsense"]): argument(source)}
+        if source.random() < 0.3 and places:
+            place = source.randrange(len(places))
+            names[parameters[place].split("=")[0].rsplit(" ", 1)[-1]] = places.pop(place)
+        if overload["receiver"] is not None and source.random() < 0.4 or not hasattr(th, name):
+            receiver = tensor(source)
+            yield name, lambda *places, **names: getattr(receiver, name)(*places, **names), places[1:], names
+        else:
+            yield name, getattr(th, name), places, names
+
+
+def run(seed, count=None, seconds=None):
+    """Makes calls from a seed on, and returns how many went well and what was a bug."""
+    source, begin, good, bugs = random.Random(seed), time.monotonic(), 0, {}
+    for number, (name, function, places, names) in enumerate(calls(source)):
+        if number == count or seconds is not None and time.monotonic() - begin > seconds:
+            return number, good, bugs
+        try:
+            result = function(*places, **names)
+            if isinstance(result, th.Tensor) and result.requires_grad and source.random() < 0.5:
+                result.sum().backward()
+            repr(result) if isinstance(result, th.Tensor) and result.numel() < 100 else None
+            good += 1
+        except Exception as error:
+            if "a bug of Thalweg" in str(error):
+                bugs.setdefault(name, f"call {number} of seed {seed}: {name}({', '.join(map(describe, places))}, {names.keys()}): {error}")
+
+
+def describe(value):
+    return f"{value.dtype}{tuple(value.shape)}" if isinstance(value, th.Tensor) else type(value).__name__ if isinstance(value, Hostile) else repr(value)[:60]
+
+
+def test_no_call_ends_the_interpreter():
+    seconds = float(os.environ.get("THALWEG_FUZZ_SECONDS", 0))
+    seed = int(os.environ.get("THALWEG_FUZZ_SEED", time.time() if seconds else 0))
+    # A crash leaves the line that led to it.
+    faulthandler.enable()
+    th.manual_seed(seed)
+    made, good, bugs = run(seed, seconds=seconds) if seconds else run(seed, count=CALLS)
+    print(f"{made} calls from seed {seed}, {good} without an exception, {len(bugs)} bugs", file=sys.stderr)
+    assert not bugs, "\n".join(bugs.values())
+    assert good > made // 20, f"{good} of {made} calls went well: the arguments are too hostile to say much"
