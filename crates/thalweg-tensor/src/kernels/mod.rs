@@ -21,7 +21,6 @@ pub(crate) mod mlp;
 pub(crate) mod normalization;
 pub(crate) mod one_query;
 mod reductions;
-mod stages;
 pub(crate) mod windows;
 
 use thalweg_ops::LoopOp;
