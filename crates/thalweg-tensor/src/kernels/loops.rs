@@ -1,6 +1,7 @@
 //! Loop operators: from an entry of the table and tensors to a launch, and the node that they record.
 
 mod backward;
+mod stages;
 
 use std::cell::RefCell;
 use std::sync::{Arc, OnceLock};
@@ -26,7 +27,6 @@ pub(crate) use backward::{LoopBackward, autograd, node};
 
 pub(crate) use super::loop_call::{LoopArguments, LoopCall};
 
-use super::stages;
 use crate::tensor::{Tensor, Tensors};
 
 /// A body with everything that a launch of it needs.

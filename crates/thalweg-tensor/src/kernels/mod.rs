@@ -24,7 +24,6 @@ pub(crate) mod normalization;
 pub(crate) mod one_query;
 mod reductions;
 mod rms_norm;
-mod stages;
 pub(crate) mod windows;
 
 use thalweg_ops::LoopOp;

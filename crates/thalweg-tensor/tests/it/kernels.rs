@@ -10,6 +10,7 @@ use thalweg_driver::cuda::{CompileOptions, Nvrtc};
 use thalweg_ir::foreach::ForeachKernel;
 use thalweg_ir::{DType, Dimension, Kernel, Node, OutputPlace};
 use thalweg_ops::optimizer::{OPTIMIZERS, count_kernel, step_kernel};
+use thalweg_ops::stages::stages;
 use thalweg_ops::{
     Iteration, LoopOp, Placement, Signature, Space, elementwise, forward, gradient, kernel, parts, plan,
     structured,
@@ -215,6 +216,45 @@ fn compile(compiler: &Nvrtc, unit: &[&Kernel], architecture: &str) {
     let compiled = compiler.compile(&source, &unit[0].name, &options);
     let compiled = compiled.unwrap_or_else(|error| panic!("{architecture}: {error}"));
     assert!(!compiled.cubin.is_empty());
+}
+
+#[test]
+fn the_stages_of_long_rows_compile() {
+    let compiler = match thalweg_runtime::compiler() {
+        Ok(compiler) => compiler,
+        Err(error) => {
+            println!("skipped: there is no NVRTC here: {error}");
+            return;
+        }
+    };
+    let mut found: BTreeMap<String, Kernel> = BTreeMap::new();
+    let operators =
+        [&structured::VAR_MEAN, &structured::AMAX, &structured::MAX_AND_PLACE, &structured::SMOOTH_L1_LOSS];
+    for operator in operators {
+        let inputs = vec![DType::Bf16; operator.input_count];
+        let signature = operator.signature(&inputs, false, None).expect("it takes bfloat16");
+        let mut bodies = vec![(operator.name.to_owned(), operator.id(), operator.body(&signature))];
+        if operator.name != "max_and_place" {
+            let derived = gradient(operator, &signature, 1).expect("it is differentiable");
+            bodies.push((format!("{}_backward", operator.name), derived.id, derived.body.clone()));
+        }
+        for (name, id, body) in bodies {
+            let Some(stages) = stages(id, &body) else { continue };
+            let levels = stages.levels.iter().flat_map(|level| [Some(&level.part), level.combine.as_ref()]);
+            let rest = [stages.rows.as_ref(), stages.points.as_ref()];
+            for stage in levels.chain(rest.map(|stage| stage.map(|(stage, _)| stage))).flatten() {
+                for (rows, inner, transposed) in [(100, 4096, false), (1 << 16, 300, true)] {
+                    let iteration = iteration(&stage.body, &[rows], &[inner], transposed);
+                    let class = plan(&stage.body, &iteration).class;
+                    let name = format!("{name}_{}", stage.suffix);
+                    let kernel = kernel(&name, signature.compute, stage.body.clone(), class);
+                    found.insert(kernel.name.clone(), kernel);
+                }
+            }
+        }
+    }
+    assert!(found.len() > 20, "there are more stages than {}", found.len());
+    compile(compiler, &found.values().collect::<Vec<_>>(), ARCHITECTURES[1]);
 }
 
 #[test]

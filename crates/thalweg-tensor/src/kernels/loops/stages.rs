@@ -7,7 +7,7 @@ use thalweg_ops::structured::ARANGE;
 use thalweg_ops::{Divided, Placement};
 use thalweg_runtime::{Result, Stream};
 
-use super::loops::{LoopArguments, LoopLaunch, run_into, widen};
+use super::{LoopArguments, LoopLaunch, run_into, widen};
 use crate::tensor::{Tensor, Tensors};
 
 /// Runs a launch in stages.
