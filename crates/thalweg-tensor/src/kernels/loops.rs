@@ -282,6 +282,8 @@ pub(crate) struct Resolved {
     outputs: SmallVec<[(Shape, DType); 2]>,
     /// Where each input and then each output lies.
     placements: SmallVec<[Placement; 8]>,
+    /// The layout of the outputs, where it is not the contiguous one.
+    lies: Option<Layout>,
     /// The launch, once a kernel of the loop is asked for.
     launch: OnceLock<Arc<PreparedLaunch>>,
     /// The alignment of the addresses of inputs and outputs that the launch relies on.
@@ -362,10 +364,12 @@ impl Resolved {
         let mut placements = (call.tensors.iter())
             .map(|tensor| extents.input(tensor.layout()))
             .collect::<Result<SmallVec<[_; 8]>>>()?;
+        let lies = lies_as_inputs(call, &extents)?;
         for ((shape, dtype), &place) in outputs.iter().zip(operator.outputs) {
             // A shape whose bytes cannot be counted has no layout.
             byte_count(shape, *dtype)?;
-            placements.push(extents.output(&Layout::contiguous(shape), place));
+            let contiguous = || Layout::contiguous(shape);
+            placements.push(extents.output(&lies.clone().unwrap_or_else(contiguous), place));
         }
         let inputs = call.tensors.iter().map(|tensor| tensor.shape().into()).collect();
         let (launch, gradient) = (OnceLock::new(), OnceLock::new());
@@ -376,6 +380,7 @@ impl Resolved {
             inputs,
             outputs,
             placements,
+            lies,
             launch,
             alignment_bytes,
             gradient,
@@ -419,6 +424,23 @@ impl Resolved {
         let _ = self.gradient.set((wanted, Arc::clone(&gradient)));
         Ok(gradient)
     }
+}
+
+/// Returns the layout of an elementwise call's results where the inputs that are not broadcast lie alike, without gaps and not
+/// row-major: then results lie as they do, and all are walked front to back. What copies elements makes them row-major.
+fn lies_as_inputs(call: &LoopCall<'_>, extents: &Extents) -> Result<Option<Layout>> {
+    let Extents::Elementwise(shape) = extents else { return Ok(None) };
+    if matches!(call.operator.rule, DTypeRule::Converted | DTypeRule::Created | DTypeRule::Moved) {
+        return Ok(None);
+    }
+    let mut full =
+        call.tensors.iter().map(|tensor| tensor.layout()).filter(|layout| layout.shape() == shape.as_slice());
+    let Some(first) = full.next() else { return Ok(None) };
+    let is_dense = !first.is_contiguous() && first.span() == first.elements() && !first.may_overlap();
+    if !is_dense || full.any(|layout| layout.strides() != first.strides()) {
+        return Ok(None);
+    }
+    Ok(Some(Layout::new(shape, first.strides(), 0)?))
 }
 
 /// Returns the alignment that all of these addresses have, up to 256 bytes.
@@ -469,7 +491,11 @@ pub(crate) fn run(call: &LoopCall<'_>, resolved: Option<&Resolved>) -> Result<Te
     let stream = call.device.current_stream();
     let mut outputs = Tensors::new();
     for (shape, dtype) in &resolved.outputs {
-        outputs.push(Tensor::empty_on(shape, *dtype, &stream, call.label)?);
+        let output = Tensor::empty_on(shape, *dtype, &stream, call.label)?;
+        outputs.push(match &resolved.lies {
+            Some(layout) => output.with_layout(layout.clone()),
+            None => output,
+        });
     }
     let (mut inputs, mut results) = (SmallVec::<[_; 8]>::new(), SmallVec::<[_; 4]>::new());
     call.tensors.iter().for_each(|tensor| inputs.push(tensor.pointer()));
