@@ -215,6 +215,17 @@ macro_rules! parts_table {
                 samples: [[0.25], [2.0]],
                 numbers: [3.0],
             }
+            /// x to the power of 2.
+            power_2(x) Floating { body: x * x, reference: x * x, samples: [[0.25], [-2.0]], numbers: [] }
+            /// x to the power of 3.
+            power_3(x) Floating { body: x * x * x, reference: x.powi(3), samples: [[0.25], [-2.0]], numbers: [] }
+            /// x to the power of −2.
+            power_minus_2(x) Floating {
+                body: 1.0 / (x * x),
+                reference: x.powi(-2),
+                samples: [[0.25], [-2.0]],
+                numbers: [],
+            }
             /// x to the power of exponent, of integers.
             integer_power_scalar(x; exponent) Numeric {
                 body: if x.dtype().is_differentiable() { x.pow(exponent) } else { integer_power_of(x, exponent) },

@@ -3,9 +3,10 @@
 use smallvec::SmallVec;
 use thalweg_ir::{DType, element_count};
 use thalweg_ops::structured::{
-    AVERAGE_ADAPTIVE, AVERAGE_ADAPTIVE_BACKWARD, AVERAGE_WINDOWS, AVERAGE_WINDOWS_BACKWARD, FOLD_WINDOWS,
-    GREATEST_ADAPTIVE, GREATEST_ADAPTIVE_BACKWARD, GREATEST_OF_WINDOWS, GREATEST_OF_WINDOWS_BACKWARD,
-    UNFOLD_WINDOWS,
+    AVERAGE_ADAPTIVE, AVERAGE_ADAPTIVE_BACKWARD, AVERAGE_WINDOWS, AVERAGE_WINDOWS_BACKWARD,
+    AVERAGE_WINDOWS_NARROW, AVERAGE_WINDOWS_NARROW_BACKWARD, FOLD_WINDOWS, GREATEST_ADAPTIVE,
+    GREATEST_ADAPTIVE_BACKWARD, GREATEST_OF_WINDOWS, GREATEST_OF_WINDOWS_BACKWARD,
+    GREATEST_OF_WINDOWS_NARROW, GREATEST_OF_WINDOWS_NARROW_BACKWARD, UNFOLD_WINDOWS,
 };
 use thalweg_ops::{DTypes, LoopOp, Placement, forward};
 use thalweg_runtime::{Error, Label, Result};
@@ -101,8 +102,31 @@ impl Geometry {
         numbers
     }
 
-    fn is_adaptive(&self) -> bool {
-        self.placing == Placing::Adaptive
+    /// Returns whether everything that windows at a stride compute of places fits into 32 bits.
+    fn is_narrow(&self) -> bool {
+        let Placing::Strided { kernel, stride, dilation, .. } = self.placing else { return false };
+        let is_small = |numbers: PerAxis| {
+            numbers
+                .iter()
+                .try_fold(1usize, |all, &number| all.checked_mul(number))
+                .is_some_and(|all| all < 1 << 30)
+        };
+        let reach = |counts: PerAxis, steps: PerAxis| {
+            counts.iter().zip(steps).all(|(&count, step)| count.saturating_mul(step) < 1 << 28)
+        };
+        self.numbers().iter().all(|&number| number < 1 << 28)
+            && [self.extents, self.windows, kernel].into_iter().all(is_small)
+            && reach(kernel, dilation)
+            && reach(self.windows, stride)
+    }
+
+    /// Returns the operator for these windows: of those at a stride, in 32 bits or wide, and adaptive.
+    fn choose(&self, [narrow, wide, adaptive]: [&'static LoopOp; 3]) -> &'static LoopOp {
+        match self.placing {
+            Placing::Adaptive => adaptive,
+            Placing::Strided { .. } if self.is_narrow() => narrow,
+            Placing::Strided { .. } => wide,
+        }
     }
 
     /// Launches an operator over contiguous inputs.
@@ -177,7 +201,7 @@ impl Geometry {
 
     /// Returns the mean over each window, in this shape.
     pub(crate) fn average(&self, x: &Tensor, planes: usize, shape: &[usize], label: Label) -> Result<Tensor> {
-        let operator = if self.is_adaptive() { &AVERAGE_ADAPTIVE } else { &AVERAGE_WINDOWS };
+        let operator = self.choose([&AVERAGE_WINDOWS_NARROW, &AVERAGE_WINDOWS, &AVERAGE_ADAPTIVE]);
         let space = (Self::rows(planes, self.windows), self.window_extents());
         let outputs = [(shape, x.dtype())];
         Ok(self.run(operator, &[x], (&space.0, &space.1), &outputs, label)?.swap_remove(0))
@@ -191,8 +215,11 @@ impl Geometry {
         shape: &[usize],
         label: Label,
     ) -> Result<Tensor> {
-        let operator =
-            if self.is_adaptive() { &AVERAGE_ADAPTIVE_BACKWARD } else { &AVERAGE_WINDOWS_BACKWARD };
+        let operator = self.choose([
+            &AVERAGE_WINDOWS_NARROW_BACKWARD,
+            &AVERAGE_WINDOWS_BACKWARD,
+            &AVERAGE_ADAPTIVE_BACKWARD,
+        ]);
         let space = (Self::rows(planes, self.extents), self.windows_of_a_point());
         let outputs = [(shape, gradient.dtype())];
         Ok(self.run(operator, &[gradient], (&space.0, &space.1), &outputs, label)?.swap_remove(0))
@@ -206,7 +233,7 @@ impl Geometry {
         shape: &[usize],
         label: Label,
     ) -> Result<Tensors> {
-        let operator = if self.is_adaptive() { &GREATEST_ADAPTIVE } else { &GREATEST_OF_WINDOWS };
+        let operator = self.choose([&GREATEST_OF_WINDOWS_NARROW, &GREATEST_OF_WINDOWS, &GREATEST_ADAPTIVE]);
         let space = (Self::rows(planes, self.windows), self.window_extents());
         self.run(operator, &[x], (&space.0, &space.1), &[(shape, x.dtype()), (shape, DType::I64)], label)
     }
@@ -219,8 +246,11 @@ impl Geometry {
         shape: &[usize],
         label: Label,
     ) -> Result<Tensor> {
-        let operator =
-            if self.is_adaptive() { &GREATEST_ADAPTIVE_BACKWARD } else { &GREATEST_OF_WINDOWS_BACKWARD };
+        let operator = self.choose([
+            &GREATEST_OF_WINDOWS_NARROW_BACKWARD,
+            &GREATEST_OF_WINDOWS_BACKWARD,
+            &GREATEST_ADAPTIVE_BACKWARD,
+        ]);
         let space = (Self::rows(planes, self.extents), self.windows_of_a_point());
         let outputs = [(shape, gradient.dtype())];
         Ok(self.run(operator, &[gradient, places], (&space.0, &space.1), &outputs, label)?.swap_remove(0))

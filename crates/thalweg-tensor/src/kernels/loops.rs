@@ -1,6 +1,7 @@
 //! Loop operators: from an entry of the table and tensors to a launch, and the node that they record.
 
 mod backward;
+mod kept;
 mod stages;
 
 use std::cell::RefCell;
@@ -27,6 +28,7 @@ pub(crate) use backward::{LoopBackward, autograd, node};
 
 pub(crate) use super::loop_call::{LoopArguments, LoopCall};
 
+use self::kept::kept_layout;
 use crate::tensor::{Tensor, Tensors};
 
 /// A body with everything that a launch of it needs.
@@ -305,6 +307,8 @@ pub(crate) struct Resolved {
     placements: SmallVec<[Placement; 8]>,
     /// Whether it runs in stages.
     is_staged: bool,
+    /// The layout of all outputs where it is not row-major.
+    kept: Option<Layout>,
     /// The launch, once a kernel of the loop is asked for.
     launch: OnceLock<Arc<PreparedLaunch>>,
     /// The alignment of the addresses of inputs and outputs that the launch relies on.
@@ -385,10 +389,12 @@ impl Resolved {
         let mut placements = (call.tensors.iter())
             .map(|tensor| extents.input(tensor.layout()))
             .collect::<Result<SmallVec<[_; 8]>>>()?;
+        let kept = outputs.first().and_then(|(shape, _)| kept_layout(operator, &call.tensors, shape));
         for ((shape, dtype), &place) in outputs.iter().zip(operator.outputs) {
             // A shape whose bytes cannot be counted has no layout.
             byte_count(shape, *dtype)?;
-            placements.push(extents.output(&Layout::contiguous(shape), place));
+            let contiguous = || Layout::contiguous(shape);
+            placements.push(extents.output(&kept.clone().unwrap_or_else(contiguous), place));
         }
         let inputs = call.tensors.iter().map(|tensor| tensor.shape().into()).collect();
         let (launch, gradient) = (OnceLock::new(), OnceLock::new());
@@ -400,6 +406,7 @@ impl Resolved {
             outputs,
             placements,
             is_staged: false,
+            kept,
             launch,
             alignment_bytes,
             gradient,
@@ -506,7 +513,11 @@ pub(crate) fn run(call: &LoopCall<'_>, resolved: Option<&Resolved>) -> Result<Te
     let stream = call.device.current_stream();
     let mut outputs = Tensors::new();
     for (shape, dtype) in &resolved.outputs {
-        outputs.push(Tensor::empty_on(shape, *dtype, &stream, call.label)?);
+        let output = Tensor::empty_on(shape, *dtype, &stream, call.label)?;
+        outputs.push(match &resolved.kept {
+            Some(layout) => output.with_layout(layout.clone()),
+            None => output,
+        });
     }
     if resolved.is_staged {
         let (rows, inner) = resolved.extents.rows_and_inner();

@@ -112,6 +112,11 @@ operators! {
     "pow.Tensor_Scalar(Tensor self, Scalar exponent) -> Tensor"
         fn pow_scalar(exponent: scalar) = Lowered(|call| {
             let exponent = call.scalar(1);
+            if call.tensor(0).dtype().is_floating_point()
+                && let Some(body) = power_without_logarithm(exponent)
+            {
+                return Ok(with_numbers(call, body, []));
+            }
             if call.tensor(0).dtype().is_floating_point() || exponent.is_floating_point() {
                 return Ok(with_numbers(call, &table::power_scalar, [exponent]));
             }
@@ -230,6 +235,19 @@ operators! {
                 false => x.div_scalar(power)?.round()?.mul_scalar(power).map(single),
             }
         });
+}
+
+/// Returns the body for exponents that need neither logarithm nor exponential: those of PyTorch.
+fn power_without_logarithm(exponent: Scalar) -> Option<&'static LoopOp> {
+    Some(match exponent.to_f64() {
+        2.0 => &table::power_2,
+        3.0 => &table::power_3,
+        0.5 => &table::sqrt,
+        -0.5 => &table::rsqrt,
+        -1.0 => &table::reciprocal,
+        -2.0 => &table::power_minus_2,
+        _ => return None,
+    })
 }
 
 /// Returns a call of a body over the tensors of a call and these numbers.

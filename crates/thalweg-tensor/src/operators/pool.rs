@@ -324,7 +324,18 @@ fn check_dtype(call: &Call<'_>) -> Result<()> {
 fn average(call: &Call<'_>) -> Result<Tensors> {
     check_dtype(call)?;
     let pool = Pool::of(call, call.tensor(0).shape(), 1)?;
+    if let Some(dims) = whole_planes(call, &pool) {
+        return call.tensor(0).detach().mean(&dims, true).map(single);
+    }
     pool.geometry.average(&call.tensor(0).detach(), pool.planes, &pool.output, call.label).map(single)
+}
+
+/// Returns the dimensions of planes where each is the only window of an adaptive pool.
+fn whole_planes(call: &Call<'_>, pool: &Pool) -> Option<Ints> {
+    let is_whole = pool.geometry.placing == Placing::Adaptive
+        && pool.geometry.windows == [1; 3]
+        && pool.geometry.extents.iter().all(|&extent| extent > 0);
+    is_whole.then(|| (1..=axes_of(call) as i64).map(|back| -back).collect())
 }
 
 /// Refuses a gradient of integers.
@@ -345,6 +356,11 @@ fn average_backward(call: &Call<'_>) -> Result<Tensors> {
     check_gradient(call)?;
     let (gradient, shape) = (call.tensor(0).detach(), call.tensor(1).shape());
     let pool = Pool::of_backward(call, shape, gradient.shape())?;
+    if whole_planes(call, &pool).is_some() {
+        let points: usize = pool.geometry.extents.iter().product();
+        let share = gradient.to_dtype(gradient.dtype().compute())?.div_scalar(points as f64)?;
+        return share.to_dtype(gradient.dtype())?.expand(shape)?.copied(call.label.location).map(single);
+    }
     pool.geometry.average_backward(&gradient, pool.planes, shape, call.label).map(single)
 }
 

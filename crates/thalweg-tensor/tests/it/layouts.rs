@@ -117,3 +117,28 @@ fn conversions_round_and_saturate() {
     assert_close(&values(&third.to_dtype(DType::F16).unwrap()), &[0.333_251_953_125], 0.0);
     assert_close(&values(&third.to_dtype(DType::Bf16).unwrap()), &[0.333_984_375], 0.0);
 }
+
+/// The strides that PyTorch 2.11 gives for the same expressions.
+#[test]
+fn elementwise_results_lie_as_what_they_are_computed_from() {
+    let x = random(&[3, 4, 5], 1).permute(&[2, 0, 1]).unwrap();
+    let row = random(&[4], 2);
+    let flat = random(&[5, 3, 4], 3);
+    let strides = |tensor: &Tensor| tensor.layout().strides().to_vec();
+    assert_eq!(strides(&x), [1, 20, 5]);
+    for kept in [
+        x.exp().unwrap(),
+        x.add(&row).unwrap(),
+        row.add(&x).unwrap(),
+        x.mul(&flat).unwrap(),
+        x.gt_scalar(0.0).unwrap(),
+    ] {
+        assert_eq!(strides(&kept), [1, 20, 5]);
+    }
+    // The first tensor of the results' shape decides; gaps go.
+    assert_eq!(strides(&flat.mul(&x).unwrap()), [12, 4, 1]);
+    assert_eq!(strides(&x.narrow(2, 0, 2).unwrap().exp().unwrap()), [1, 10, 5]);
+    assert_eq!(strides(&x.contiguous().unwrap()), [12, 4, 1]);
+    let (wanted, found) = (x.contiguous().unwrap().exp().unwrap(), x.exp().unwrap());
+    assert_eq!(values(&found), values(&wanted));
+}
