@@ -82,6 +82,11 @@ def test_matrix_products_of_integers():
         xp.matmul(x, xp.asarray([1, 2, 3]))
 
 
+def test_diagonals_outside_of_the_matrix():
+    assert xp.eye(2, 3, k=10**30).tolist() == xp.eye(2, 3, k=-(2**63)).tolist() == [[0.0] * 3] * 2
+    assert xp.eye(2, 3, k=2).tolist() == [[0.0, 0.0, 1.0], [0.0, 0.0, 0.0]] and xp.eye(2, k=-1).tolist() == [[0.0, 0.0], [1.0, 0.0]]
+
+
 def test_what_the_suite_skips_has_reasons():
     lines = (pathlib.Path(__file__).parent / "array_api/skips.txt").read_text().splitlines()
     skipped = [line for line in lines if line and not line.startswith("#")]

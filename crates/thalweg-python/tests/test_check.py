@@ -94,6 +94,7 @@ def test_the_fixture_of_pytest():
         command = [sys.executable, "-m", "pytest", "-q", "-p", "thalweg._pytest", "-p", "no:cacheprovider", "--thalweg-seeds", "4"]
         ran = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
     assert ran.returncode == 1 and "1 failed, 1 passed" in ran.stdout, ran.stdout + ran.stderr
+    assert "During handling" not in ran.stdout, ran.stdout
     line = (ORDERED + RACE)[: (ORDERED + RACE).index("# the line")].count("\n") + 1
     assert f"test_streams.py:{line}" in ran.stdout.replace("\n            ", ""), ran.stdout
     return None

@@ -140,7 +140,7 @@ def check_samples(device, seconds, part, parts):
                     continue
                 enable(device)
                 different = compare(f"{name} {dtype}", theirs, outcome(function, leaves), dtype)
-                wrong += [different] if different else []
+                note(wrong, different)
                 count += 1
         errors = []
         if operator.error_inputs_func:
@@ -152,7 +152,7 @@ def check_samples(device, seconds, part, parts):
             theirs = outcome(function, [])
             enable(device)
             different = compare(f"{name}, an error", theirs, outcome(function, []), torch.float32)
-            wrong += [different] if different else []
+            note(wrong, different)
         total += count
         print(f"{count:5} samples of {name}, {len(errors)} of its errors", flush=True)
     report(f"{total} samples", wrong, skipped)
@@ -201,7 +201,7 @@ def check_modules(device, seconds):
                 if calls() == before:
                     continue
                 different = compare(name, theirs, ours, dtype)
-                wrong += [different] if different else []
+                note(wrong, different)
                 count += 1
         if count:
             total += count
@@ -210,9 +210,14 @@ def check_modules(device, seconds):
     return not wrong
 
 
+def note(wrong, different):
+    """Keeps what differs, and prints it at once."""
+    if different:
+        wrong.append(different)
+        print("DIFFERENT", different, flush=True)
+
+
 def report(what, wrong, skipped):
-    for line in wrong[:40]:
-        print("DIFFERENT", line)
     late = f"; the time was up for {len(skipped)}: {' '.join(skipped)}" if skipped else ""
     print(f"{what}, {len(wrong)} different{late}")
     print("calls taken and passed on:", {k.operator: (k.taken, k.passed_on) for k in thalweg_torch.kernels()}, flush=True)

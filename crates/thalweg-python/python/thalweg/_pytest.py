@@ -20,8 +20,11 @@ def pytest_pyfunc_call(pyfuncitem):
         return None
     from . import testing
     arguments = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
+    report = None
     try:
         testing.check(lambda: pyfuncitem.obj(**arguments), seeds=pyfuncitem.funcargs["thalweg_check"])
     except testing.CheckFailed as failure:
-        pytest.fail(str(failure), pytrace=False)
+        report = str(failure)
+    if report is not None:
+        pytest.fail(report, pytrace=False)
     return True
