@@ -1,8 +1,8 @@
 //! [`LoopCall`]: a call of a loop operator, made from the typed arguments of an operator.
 
 use smallvec::SmallVec;
-use thalweg_ir::{Category, DType, Scalar, Shape};
-use thalweg_ops::{LoopOp, Sizes, Space};
+use thalweg_ir::{Category, DType, Layout, Scalar, Shape};
+use thalweg_ops::{DTypeRule, LoopOp, Sizes, Space};
 use thalweg_runtime::{Device, Error, Label, Result};
 
 use super::loops::Resolved;
@@ -93,6 +93,22 @@ impl LoopCall<'_> {
         inputs
             .filter(|(_, tensor)| tensor.requires_grad() && tensor.dtype().is_differentiable())
             .fold(0, |mask, (input, _)| mask | 1 << input)
+    }
+
+    /// Returns the layout of an elementwise call's results where the inputs that are not broadcast lie alike, without gaps and not
+    /// row-major: then results lie as they do, and all are walked front to back. What copies elements makes them row-major.
+    pub(super) fn lies_as_inputs(&self, shape: &[usize]) -> Result<Option<Layout>> {
+        if matches!(self.operator.rule, DTypeRule::Converted | DTypeRule::Created | DTypeRule::Moved) {
+            return Ok(None);
+        }
+        let layouts = self.tensors.iter().map(|tensor| tensor.layout());
+        let mut full = layouts.filter(|layout| layout.shape() == shape);
+        let Some(first) = full.next() else { return Ok(None) };
+        let is_dense = !first.is_contiguous() && first.span() == first.elements() && !first.may_overlap();
+        if !is_dense || full.any(|layout| layout.strides() != first.strides()) {
+            return Ok(None);
+        }
+        Ok(Some(Layout::new(shape, first.strides(), 0)?))
     }
 
     /// Whether the gradients of the call read its first tensor.

@@ -364,7 +364,10 @@ impl Resolved {
         let mut placements = (call.tensors.iter())
             .map(|tensor| extents.input(tensor.layout()))
             .collect::<Result<SmallVec<[_; 8]>>>()?;
-        let lies = lies_as_inputs(call, &extents)?;
+        let lies = match &extents {
+            Extents::Elementwise(shape) => call.lies_as_inputs(shape)?,
+            _ => None,
+        };
         for ((shape, dtype), &place) in outputs.iter().zip(operator.outputs) {
             // A shape whose bytes cannot be counted has no layout.
             byte_count(shape, *dtype)?;
@@ -424,23 +427,6 @@ impl Resolved {
         let _ = self.gradient.set((wanted, Arc::clone(&gradient)));
         Ok(gradient)
     }
-}
-
-/// Returns the layout of an elementwise call's results where the inputs that are not broadcast lie alike, without gaps and not
-/// row-major: then results lie as they do, and all are walked front to back. What copies elements makes them row-major.
-fn lies_as_inputs(call: &LoopCall<'_>, extents: &Extents) -> Result<Option<Layout>> {
-    let Extents::Elementwise(shape) = extents else { return Ok(None) };
-    if matches!(call.operator.rule, DTypeRule::Converted | DTypeRule::Created | DTypeRule::Moved) {
-        return Ok(None);
-    }
-    let mut full =
-        call.tensors.iter().map(|tensor| tensor.layout()).filter(|layout| layout.shape() == shape.as_slice());
-    let Some(first) = full.next() else { return Ok(None) };
-    let is_dense = !first.is_contiguous() && first.span() == first.elements() && !first.may_overlap();
-    if !is_dense || full.any(|layout| layout.strides() != first.strides()) {
-        return Ok(None);
-    }
-    Ok(Some(Layout::new(shape, first.strides(), 0)?))
 }
 
 /// Returns the alignment that all of these addresses have, up to 256 bytes.

@@ -117,3 +117,37 @@ fn conversions_round_and_saturate() {
     assert_close(&values(&third.to_dtype(DType::F16).unwrap()), &[0.333_251_953_125], 0.0);
     assert_close(&values(&third.to_dtype(DType::Bf16).unwrap()), &[0.333_984_375], 0.0);
 }
+
+#[test]
+fn pointwise_results_lie_as_their_inputs_do() {
+    let x = random(&[3, 5], 1);
+    let turned = x.transpose(0, 1).unwrap();
+    let one = turned.contiguous().unwrap();
+    let result = turned.exp().unwrap();
+    assert_eq!(result.layout().strides(), turned.layout().strides());
+    assert_eq!(values(&result), values(&one.exp().unwrap()));
+    let sum = turned.add(&turned).unwrap();
+    assert_eq!(sum.layout().strides(), turned.layout().strides());
+    assert_eq!(values(&sum), values(&one.add(&one).unwrap()));
+    // Inputs that lie otherwise, gaps, and elements that repeat: row-major.
+    let gaps = x.narrow(1, 0, 4).unwrap().transpose(0, 1).unwrap();
+    let repeated = x.narrow(0, 0, 1).unwrap().expand(&[4, 5]).unwrap();
+    for mixed in [turned.add(&one).unwrap(), gaps.exp().unwrap(), repeated.exp().unwrap()] {
+        assert!(mixed.is_contiguous());
+    }
+    assert_eq!(values(&turned.add(&one).unwrap()), values(&sum));
+    assert_eq!(values(&gaps.exp().unwrap()), values(&gaps.contiguous().unwrap().exp().unwrap()));
+}
+
+#[test]
+fn powers_without_a_logarithm_are_powers() {
+    let x = random(&[40], 2).abs().unwrap().add_scalar(0.1).unwrap();
+    for exponent in [2.0, 3.0, 0.5, -0.5, -1.0, -2.0] {
+        let expected: Vec<f64> = values(&x).iter().map(|x| x.powf(exponent)).collect();
+        assert_close(&values(&x.pow_scalar(exponent).unwrap()), &expected, 1e-13);
+        check_gradient(&x, |x| x.pow_scalar(exponent).unwrap());
+    }
+    let negative = x.mul_scalar(-1.0).unwrap();
+    let cubes: Vec<f64> = values(&negative).iter().map(|x| x.powi(3)).collect();
+    assert_close(&values(&negative.pow_scalar(3).unwrap()), &cubes, 1e-13);
+}
