@@ -90,6 +90,16 @@ fn part_of(body: &Body, stages: &Stages, iteration: &Iteration) -> Option<u64> {
     let mut rows_and_strides = iteration.rows.iter().zip(walking.into_iter().flatten());
     let side_by_side = rows_and_strides.any(|(&extent, &stride)| extent > 1 && stride == 1);
     if side_by_side && rows >= COLUMNS {
+        // In parts, what all columns share at a point is no longer at one place for all rows, which whole lines want.
+        let shared = |operand: &Placement| match operand {
+            Placement::Strided { rows, inner } => {
+                rows.iter().all(|&stride| stride == 0) && inner.iter().any(|&stride| stride > 0)
+            }
+            Placement::Gathered(_) => false,
+        };
+        if inputs.iter().any(shared) {
+            return None;
+        }
         let most = if stages.is_one_pass() { MANY_BLOCKS } else { SEVERAL_BLOCKS };
         (rows / COLUMNS < most && rows.saturating_mul(points) >= LARGE_MATRIX).then_some(PART_OF_COLUMNS)
     } else {

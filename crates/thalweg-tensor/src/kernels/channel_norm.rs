@@ -30,8 +30,8 @@ const PART: usize = 1024;
 /// Planes with fewer points are no rows of their own where statistics are of the batch.
 const SMALL_PLANE: usize = 64;
 
-/// What is normalized together: a tensor (batch, groups, channels of a group, plane). Statistics of the batch are those of groups of one
-/// channel each.
+/// The extents of an input, seen as (batch, groups, channels of a group, plane). Statistics of the batch are those of groups of one channel
+/// each.
 #[derive(Clone, Copy, Debug)]
 struct Sizes {
     batch: usize,

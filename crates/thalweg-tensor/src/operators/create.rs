@@ -564,19 +564,19 @@ fn repeat_interleave(call: &Call<'_>) -> Result<Tensor> {
 
 fn flip(call: &Call<'_>) -> Result<Tensors> {
     let x = call.tensor(0);
-    let mut result = x.copied(call.label.location)?;
     if x.rank() == 0 {
         wrap_all(&call.ints(1), 0)?;
-        return Ok(single(result));
+        return x.copied(call.label.location).map(single);
     }
+    let mut result = None;
     for dim in wrap_all(&call.ints(1), x.rank())? {
         let extent = x.shape()[dim];
         if extent > 1 {
             let places = Tensor::arange(extent, extent as i64 - 1, -1i64, DType::I64, x.device())?;
-            result = index_select(&result, dim as i64, &places)?;
+            result = Some(index_select(result.as_ref().unwrap_or(x), dim as i64, &places)?);
         }
     }
-    Ok(single(result))
+    result.map_or_else(|| x.copied(call.label.location), Ok).map(single)
 }
 
 fn flip_matrix(call: &Call<'_>, dim: usize, refusal: &str) -> Result<Tensor> {

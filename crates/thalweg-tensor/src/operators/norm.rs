@@ -230,7 +230,7 @@ fn group_norm(
     let Some(groups) = usize::try_from(groups).ok().filter(|&groups| groups > 0) else {
         return Err(Error::invalid(format!("num groups must be greater than 0, got {groups}")));
     };
-    if channels % groups != 0 {
+    if !channels.is_multiple_of(groups) {
         return Err(Error::invalid(format!(
             "Expected number of channels in input to be divisible by num_groups, but got input of shape {} and num_groups={groups}",
             sizes(x.shape())

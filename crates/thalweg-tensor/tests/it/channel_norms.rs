@@ -109,7 +109,7 @@ fn channels_are_normalized_in_every_division_into_parts() {
 fn gradients(result: &Tensor, inputs: &[Tensor], create_graph: bool) -> Vec<Vec<f64>> {
     let options = BackwardOptions { retain_graph: true, create_graph };
     let gradient = random(result.shape(), 8).to_dtype(result.dtype()).unwrap();
-    let found = gradients_with(&[result.clone()], &[Some(gradient)], inputs, options).unwrap();
+    let found = gradients_with(std::slice::from_ref(result), &[Some(gradient)], inputs, options).unwrap();
     found.into_iter().map(|gradient| values(&gradient.unwrap())).collect()
 }
 

@@ -142,3 +142,16 @@ fn elementwise_results_lie_as_what_they_are_computed_from() {
     let (wanted, found) = (x.contiguous().unwrap().exp().unwrap(), x.exp().unwrap());
     assert_eq!(values(&found), values(&wanted));
 }
+
+#[test]
+fn powers_without_a_logarithm_are_powers() {
+    let x = random(&[40], 2).abs().unwrap().add_scalar(0.1).unwrap();
+    for exponent in [2.0, 3.0, 0.5, -0.5, -1.0, -2.0] {
+        let expected: Vec<f64> = values(&x).iter().map(|x| x.powf(exponent)).collect();
+        assert_close(&values(&x.pow_scalar(exponent).unwrap()), &expected, 1e-13);
+        check_gradient(&x, |x| x.pow_scalar(exponent).unwrap());
+    }
+    let negative = x.mul_scalar(-1.0).unwrap();
+    let cubes: Vec<f64> = values(&negative).iter().map(|x| x.powi(3)).collect();
+    assert_close(&values(&negative.pow_scalar(3).unwrap()), &cubes, 1e-13);
+}
