@@ -65,7 +65,7 @@ const ROW_BLOCK: u32 = 128;
 /// Other kernels have a block for each part of their work, so that no multiprocessor waits for another at the end.
 const BLOCKS_PER_MULTI_PROCESSOR: u64 = 32;
 
-/// The same of threads that draw random numbers: as many as PyTorch's kernels have where a multiprocessor holds 2,048 threads, so that the
+/// Blocks a multiprocessor, at most, of threads that draw random numbers: as many as PyTorch's kernels have where a multiprocessor holds 2,048 threads, so that the
 /// elements that a thread comes to one after the other take the words of one block ([`philox`](crate::philox)).
 const DRAWING_BLOCKS: u64 = 8;
 

@@ -1,8 +1,8 @@
 //! [`LoopCall`]: a call of a loop operator, made from the typed arguments of an operator.
 
 use smallvec::SmallVec;
-use thalweg_ir::{Category, DType, Layout, Scalar, Shape};
-use thalweg_ops::{DTypeRule, LoopOp, Sizes, Space};
+use thalweg_ir::{Category, DType, Scalar, Shape};
+use thalweg_ops::{LoopOp, Sizes, Space};
 use thalweg_runtime::{Device, Error, Label, Result};
 
 use super::loops::Resolved;
