@@ -1,6 +1,6 @@
 //! [`Sort`]: the order of points along a dimension, stable, with NaN above every number as PyTorch has it.
 //!
-//! Points become unsigned integers of the same order ([`Keys`]), which are sorted by their digits of eight bits, the lowest first
+//! Points become unsigned integers of the same order (`Keys`), which are sorted by their digits of eight bits, the lowest first
 //! (a radix sort). A row of up to [`SHORT`] points stays in the shared memory of one block. Longer rows are cut into tiles, and
 //! each digit takes three launches: blocks count the digits of their tiles, the counts of each digit are added up over
 //! the tiles, and blocks put their points where the counts say.

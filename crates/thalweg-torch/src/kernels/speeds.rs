@@ -44,6 +44,15 @@ impl Form {
             Self::Transposed => "transposed",
         }
     }
+
+    /// Returns how many elements lay beside each other in what was measured, at least.
+    const fn contiguous(self) -> u64 {
+        match self {
+            Self::Rows => COLUMNS,
+            Self::Columns => 256,
+            Self::Transposed => 64,
+        }
+    }
 }
 
 /// The properties of a call that the table asks for.
@@ -74,7 +83,18 @@ const fn speed(
     ours: f32,
     pytorch: f32,
 ) -> Speed {
-    Speed { operator, form: Form::Rows, dtypes, columns, elements: ELEMENTS, ours, pytorch }
+    speed_of(operator, Form::Rows, dtypes, columns, ours, pytorch)
+}
+
+const fn speed_of(
+    operator: &'static str,
+    form: Form,
+    dtypes: &'static [DType],
+    columns: [u64; 2],
+    ours: f32,
+    pytorch: f32,
+) -> Speed {
+    Speed { operator, form, dtypes, columns, elements: ELEMENTS, ours, pytorch }
 }
 
 /// One H100, inside eager PyTorch 2.11, from 2²³ elements on (2026-11-23); cross entropy kernel beside kernel.
@@ -105,6 +125,28 @@ pub const SPEEDS: &[Speed] = &[
     speed("_fused_rms_norm_backward", F32S, [1024, 32_768], 103.0, 92.2),
     speed("cross_entropy_loss", BF16S, [1024, 131_072], 86.1, 37.4),
     speed("cross_entropy_loss_backward", BF16S, [1024, 131_072], 96.5, 51.7),
+    speed_of("sum.dim_IntList", Form::Rows, BF16S, [64, 16_384], 90.8, 83.0),
+    speed_of("mean.dim", Form::Rows, BF16S, [64, 16_384], 89.6, 84.2),
+    speed_of("amax", Form::Rows, BF16S, [64, 65_536], 87.2, 75.9),
+    speed_of("logsumexp", Form::Rows, BF16S, [64, 65_536], 63.5, 12.0),
+    speed_of("_softmax", Form::Columns, BF16S, [16, 65_536], 64.7, 36.9),
+    speed_of("_log_softmax", Form::Columns, BF16S, [16, 65_536], 70.4, 49.0),
+    speed_of("_softmax_backward_data", Form::Columns, BF16S, [16, 65_536], 58.6, 35.6),
+    speed_of("_log_softmax_backward_data", Form::Columns, BF16S, [16, 65_536], 69.7, 63.9),
+    speed_of("amax", Form::Columns, BF16S, [16, 4096], 36.3, 33.1),
+    speed_of("logsumexp", Form::Columns, BF16S, [16, 65_536], 25.3, 10.3),
+    speed_of("clone", Form::Transposed, BF16S, [64, 65_536], 63.7, 26.8),
+    speed_of("sum.dim_IntList", Form::Rows, F32S, [64, 256], 95.5, 89.6),
+    speed_of("mean.dim", Form::Rows, F32S, [64, 16_384], 97.9, 92.2),
+    speed_of("amax", Form::Rows, F32S, [64, 16_384], 98.4, 92.6),
+    speed_of("logsumexp", Form::Rows, F32S, [64, 65_536], 52.2, 15.2),
+    speed_of("_softmax", Form::Columns, F32S, [16, 65_536], 78.8, 60.3),
+    speed_of("_log_softmax", Form::Columns, F32S, [16, 65_536], 74.2, 64.3),
+    speed_of("_softmax_backward_data", Form::Columns, F32S, [16, 65_536], 60.8, 41.7),
+    speed_of("_log_softmax_backward_data", Form::Columns, F32S, [16, 64], 86.0, 80.0),
+    speed_of("_log_softmax_backward_data", Form::Columns, F32S, [1024, 65_536], 73.0, 37.9),
+    speed_of("logsumexp", Form::Columns, F32S, [16, 65_536], 40.4, 14.0),
+    speed_of("clone", Form::Transposed, F32S, [64, 65_536], 71.7, 55.1),
 ];
 
 /// Returns whether a call is in the table.
@@ -115,6 +157,7 @@ pub(crate) fn is_ahead(operator: &str, class: &Class) -> bool {
             && speed.dtypes.contains(&class.dtype)
             && (speed.columns[0]..=speed.columns[1]).contains(&class.columns)
             && class.contiguous.is_multiple_of(COLUMNS)
+            && class.contiguous >= speed.form.contiguous()
             && class.elements >= speed.elements
     })
 }
