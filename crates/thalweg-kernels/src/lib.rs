@@ -1,4 +1,4 @@
-//! Kernels that are no loop over a body of the IR: matrix products and decompositions, attention, sums whose terms the data name, scans, sorting
+//! Kernels that are no loop over a body of the IR: matrix products and decompositions, attention, sums whose terms the data name, random numbers, scans, sorting
 //! and searching, functions whose work depends on the numbers, lists of tensors.
 //!
 //! Each is a description (sizes, strides, dtypes: a small value without addresses) that knows its CUDA C and the same work on
@@ -25,6 +25,7 @@ pub mod gather;
 pub mod matmul;
 pub mod one_query;
 mod operands;
+pub mod random;
 pub mod scan;
 pub mod scatter;
 pub mod search;
@@ -124,6 +125,7 @@ pub fn sources() -> Vec<(String, String)> {
     all.extend(scatter::group::sources());
     all.extend(scatter::rows::sources());
     all.extend(scatter::tile::sources());
+    all.extend(random::sources());
     all.extend(scan::sources());
     all.extend(sort::sources());
     all.extend(search::sources());

@@ -1,11 +1,4 @@
-//! Random numbers, drawn as PyTorch's CUDA generator draws them.
-//!
-//! Seed and offset come from device memory. Of `threads` subsequences, element *i* takes the word at `offset + i / threads` of
-//! subsequence `i % threads`: that is what a grid of as many threads gets that draws four words at a time and steps through
-//! the elements (`distribution_nullary_kernel`), so the numbers are PyTorch's, and each element is a function of its place
-//! alone. The offset is a multiple of four.
-//!
-//! Numbers are drawn in f32 whatever the result's dtype; PyTorch draws f64 with twice as many bits.
+//! Random numbers, one word of a generator each; `thalweg_kernels::random` says which word of a device's generator is whose.
 
 use thalweg_ir::{BodyBuilder, DType, Dimension, OutputPlace, Value};
 
@@ -33,107 +26,20 @@ const fn drawn(
     }
 }
 
-/// The words of the element at hand.
-struct Words<'b> {
-    builder: &'b BodyBuilder,
-    seed: Value<'b>,
-    subsequence: Value<'b>,
-    position: Value<'b>,
-}
-
-impl<'b> Words<'b> {
-    /// Takes seed and offset, and the number of threads.
-    fn new(b: &'b BodyBuilder) -> Self {
+/// 1 with a probability, else 0.
+pub static BERNOULLI: LoopOp =
+    drawn("bernoulli", "1 with a probability, else 0.", &["threads", "probability"], |b, signature| {
         let [seed, offset] = [0; 2].map(|_| b.input(DType::I64));
         let threads = scalar(b, DType::I64);
         let element = b.index(Dimension::Row(0));
         let round = element / threads;
-        Self { builder: b, seed, subsequence: element - round * threads, position: offset + round }
-    }
-
-    /// Returns the word at a position, as f32.
-    fn at(&self, position: Value<'b>) -> Value<'b> {
-        self.builder.random(self.seed, self.subsequence, position).to(DType::F32)
-    }
-
-    /// Returns a number in (0, 1], with cuRAND's rounding.
-    fn uniform(&self) -> Value<'b> {
-        part(self.at(self.position), 1.0)
-    }
-
-    /// Returns a normally distributed number: the sine or the cosine half of a Box-Muller pair.
-    fn normal(&self) -> Value<'b> {
-        let odd = self.position % 2;
-        let first = self.position - odd;
-        let radius = (-2.0 * part(self.at(first), 1.0).log()).sqrt();
-        let angle = part(self.at(first + 1), std::f64::consts::TAU);
-        radius * odd.eq(0).select(angle.sin(), angle.cos())
-    }
-}
-
-/// Returns (word + ½) / 2³² of a whole, rounded once.
-fn part(word: Value<'_>, whole: f64) -> Value<'_> {
-    let unit = whole / f64::from(1u32 << 31) / 2.0;
-    word.mul_add(word.like(unit), word.like(unit / 2.0))
-}
-
-/// Numbers in [low, high).
-pub static UNIFORM: LoopOp =
-    drawn("uniform", "Random numbers in [low, high).", &["threads", "low", "high"], |b, signature| {
-        let words = Words::new(b);
-        let [low, high] = [0; 2].map(|_| b.scalar(DType::F64).to(DType::F32));
-        let result = signature.outputs[0];
-        // Drawn from (low, high]; the upper bound, also one that rounding reaches, becomes the lower.
-        let value = words.uniform().mul_add(high - low, low).to(result).to(result.compute());
-        let bound = high.to(result).to(result.compute());
-        b.output(value.eq(bound).select(low.to(value.dtype()), value), result, OutputPlace::Row);
+        let word = b.random(seed, element - round * threads, offset + round).to(DType::F32);
+        // A number in (0, 1], with cuRAND's rounding.
+        let unit = f64::from(1u32 << 31).recip() / 2.0;
+        let drawn = word.mul_add(word.like(unit), word.like(unit / 2.0));
+        let kept = drawn.lt(b.scalar(DType::F64).to(DType::F32));
+        b.output(kept.to(signature.compute), signature.outputs[0], OutputPlace::Row);
     });
-
-/// Normally distributed numbers.
-pub static NORMAL: LoopOp = drawn(
-    "normal",
-    "Normally distributed random numbers.",
-    &["threads", "mean", "deviation"],
-    |b, signature| {
-        let words = Words::new(b);
-        let [mean, deviation] = [0; 2].map(|_| b.scalar(DType::F64).to(DType::F32));
-        b.output(words.normal().mul_add(deviation, mean), signature.outputs[0], OutputPlace::Row);
-    },
-);
-
-/// 1 with a probability, else 0.
-pub static BERNOULLI: LoopOp =
-    drawn("bernoulli", "1 with a probability, else 0.", &["threads", "probability"], |b, signature| {
-        let words = Words::new(b);
-        let probability = b.scalar(DType::F64).to(DType::F32);
-        b.output(
-            words.uniform().lt(probability).to(signature.compute),
-            signature.outputs[0],
-            OutputPlace::Row,
-        );
-    });
-
-/// x where a draw of `probability` says so, over that probability, else 0; and what was kept.
-pub static DROPOUT: LoopOp = LoopOp {
-    input_count: 3,
-    rule: DTypeRule::FloatingPoint,
-    outputs: &[OutputPlace::Row, OutputPlace::Row],
-    ..drawn(
-        "dropout",
-        "Elements that are kept with a probability, over it, else 0; and which were kept.",
-        &["threads", "probability"],
-        |b, signature| {
-            let x = b.input(signature.inputs[0]).to(signature.compute);
-            let words = Words::new(b);
-            let probability = b.scalar(DType::F64);
-            let kept = words.uniform().lt(probability.to(DType::F32));
-            // In this order, and as a product, so that the gradient has the same bits at a gradient of x.
-            let scaled = x * kept.to(x.dtype()) * (1.0 / probability).to(x.dtype());
-            b.output(scaled, signature.outputs[0], OutputPlace::Row);
-            b.output(kept, DType::Bool, OutputPlace::Row);
-        },
-    )
-};
 
 const fn sequence(
     name: &'static str,

@@ -22,13 +22,15 @@ pub(crate) mod mlp;
 mod nll;
 pub(crate) mod normalization;
 pub(crate) mod one_query;
+mod random;
 mod reductions;
 mod rms_norm;
 pub(crate) mod windows;
 
+use thalweg_kernels::random::Distribution;
 use thalweg_ops::LoopOp;
 use thalweg_ops::structured::{
-    ADD_LAYER_NORM, CROSS_ENTROPY, CROSS_ENTROPY_WIDE, DROPOUT, FULL, LAYER_NORM_AFFINE, PROD, RMS_NORM,
+    ADD_LAYER_NORM, CROSS_ENTROPY, CROSS_ENTROPY_WIDE, FULL, LAYER_NORM_AFFINE, PROD, RMS_NORM,
     RMS_NORM_AFFINE, STACK3, STRUCTURED,
 };
 
@@ -43,7 +45,6 @@ pub(crate) fn loop_entries() -> impl Iterator<Item = &'static LoopOp> {
     let others = [
         &FULL,
         &PROD,
-        &DROPOUT,
         &LAYER_NORM_AFFINE,
         &CROSS_ENTROPY,
         &CROSS_ENTROPY_WIDE,
@@ -68,8 +69,16 @@ pub(crate) static INTERNAL: &[OpDef] = &[
         Pair(|call| run(&LoopCall::of(&PROD, call)?, call.resolved), |call| reductions::PRODUCT.record(call)),
     ),
     OpDef::part(
+        "thalweg::uniform(Tensor seed, Tensor offset, Scalar threads, Scalar low, Scalar high, int[] sizes, ScalarType dtype) -> Tensor",
+        Kernel(|call| random::drawn(call, Distribution::Uniform)),
+    ),
+    OpDef::part(
+        "thalweg::normal(Tensor seed, Tensor offset, Scalar threads, Scalar mean, Scalar deviation, int[] sizes, ScalarType dtype) -> Tensor",
+        Kernel(|call| random::drawn(call, Distribution::Normal)),
+    ),
+    OpDef::part(
         "thalweg::dropout(Tensor input, Tensor seed, Tensor offset, Scalar threads, Scalar keep, int[] sizes) -> (Tensor, Tensor)",
-        Pair(|call| run(&LoopCall::of(&DROPOUT, call)?, call.resolved), dropout::autograd),
+        Pair(random::dropout, dropout::autograd),
     ),
     OpDef::part(
         "thalweg::cross_entropy(Tensor input, Tensor target, Scalar classes, Scalar ignore_index, int[] sizes) -> (Tensor, Tensor)",

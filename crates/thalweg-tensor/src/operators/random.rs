@@ -153,6 +153,9 @@ operators! {
             let kept = Tensor::ones(x.shape(), DType::Bool, call.device)?;
             return Ok(Tensors::from_iter([x.copied(call.label.location)?, kept]));
         }
+        if is_one_launch(x) && p < 1.0 {
+            return Ok(default_generator(call.device)?.dropped(x, 1.0 - p, call.label)?.into_iter().collect());
+        }
         let kept = default_generator(call.device)?.bernoulli(x.shape(), 1.0 - p, x.dtype())?;
         let scale = if p == 1.0 { 0.0 } else { 1.0 / (1.0 - p) };
         Ok(Tensors::from_iter([x.mul(&kept)?.mul_scalar(scale)?, kept.to_dtype(DType::Bool)?]))
@@ -327,6 +330,11 @@ fn waiting_times(call: &Call<'_>, shape: &[usize]) -> Result<Tensor> {
     uniform(call, shape, [0.0, 1.0], DType::F32)?.neg()?.log1p()?.neg()
 }
 
+/// Returns whether there is a kernel that draws which elements of a tensor are kept, and scales them: of real numbers that lie in order.
+fn is_one_launch(x: &Tensor) -> bool {
+    x.dtype().is_floating_point() && !x.dtype().is_float8() && x.is_contiguous()
+}
+
 /// Drops elements, or whole channels, to 0 or to what `selu` has far below 0.
 fn drop(call: &Call<'_>, by_channel: bool, is_alpha: bool) -> Result<Tensor> {
     let (x, p, train) = (call.tensor(0), call.float(1), call.bool(2));
@@ -341,6 +349,10 @@ fn drop(call: &Call<'_>, by_channel: bool, is_alpha: bool) -> Result<Tensor> {
         return x.mul(&Tensor::zeros(&[], x.dtype(), x.device())?);
     }
     check_floats(x.dtype(), "dropout")?;
+    if !by_channel && !is_alpha && is_one_launch(x) {
+        let [result, _] = default_generator(call.device)?.dropped(x, 1.0 - p, call.label)?;
+        return Ok(result);
+    }
     let shape: Shape = match by_channel {
         true => x.shape().iter().enumerate().map(|(dim, &extent)| if dim < 2 { extent } else { 1 }).collect(),
         false => x.shape().into(),

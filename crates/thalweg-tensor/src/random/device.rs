@@ -222,11 +222,18 @@ impl DeviceGenerator {
         if input.elements() == 0 {
             return Ok(input.clone());
         }
+        let [result, _] = self.dropped(input, probability, label_at("dropout", Location::caller()))?;
+        Ok(result)
+    }
+
+    /// Keeps each element of a tensor that is not empty with a probability above 0, as [`dropout`](Self::dropout) does, and returns which
+    /// were kept as well.
+    pub(crate) fn dropped(&self, input: &Tensor, probability: f64, label: Label) -> Result<[Tensor; 2]> {
         let flat = input.reshape(&[input.elements()])?.contiguous()?;
         let numbers = [probability].into_iter().collect();
-        let label = label_at("dropout", Location::caller());
         let mut results = self.call("dropout", Some(&flat), input.elements(), numbers, None, label)?;
-        results.swap_remove(0).reshape(input.shape())
+        let mask = results.swap_remove(1).reshape(input.shape())?;
+        Ok([results.swap_remove(0).reshape(input.shape())?, mask])
     }
 
     /// Draws for `count` elements, and moves the offset on behind it.

@@ -6,7 +6,7 @@ use thalweg_runtime::{CaptureOptions, Device, Graph, Stream};
 use thalweg_tensor::Tensor;
 use thalweg_tensor::random::{DeviceGenerator, Generator};
 
-use crate::support::{assert_close, check_gradient, device, random, values};
+use crate::support::{assert_close, check_gradient, device, random, tensor, values};
 
 const SEED: u64 = 0x0123_4567_89ab_cdef;
 
@@ -184,4 +184,119 @@ fn nothing_is_drawn_on_the_meta_device_but_the_sequence_goes_on() {
     assert_eq!(drawn.shape(), [1 << 19, 1 << 19]);
     Tensor::uniform(&[5], 0.0, 1.0, &mut meta, &Device::meta().unwrap()).unwrap();
     assert_eq!(meta.next_u32(), philox::word(SEED, 0, (1 << 38) + 5));
+}
+
+/// Returns the number in (0, 1] that an element of a draw gets, and its Box-Muller pair's half, by their definitions: a word each.
+fn defined(count: usize, offset: u64) -> impl Fn(usize) -> (f32, f64) {
+    let properties = device().properties().clone();
+    let resident = properties.max_threads_per_multi_processor / 256 * properties.multi_processor_count;
+    let threads = count.div_ceil(256).min(resident as usize) * 256;
+    move |element| {
+        let position = offset + (element / threads) as u64;
+        let word = |position| philox::word(SEED, (element % threads) as u64, position) as f32;
+        let uniform = word(position).mul_add(2f32.powi(-32), 2f32.powi(-33));
+        let first = position / 2 * 2;
+        let radius = (-2.0 * (f64::from(word(first)) / 2f64.powi(32) + 2f64.powi(-33)).ln()).sqrt();
+        let angle = (f64::from(word(first + 1)) + 0.5) / 2f64.powi(32) * std::f64::consts::TAU;
+        (uniform, radius * if position % 2 == 0 { angle.sin() } else { angle.cos() })
+    }
+}
+
+/// Counts whose elements are drawn one by one and in runs, with tails of rounds and of runs.
+const COUNTS: [usize; 6] = [1, 257, 4_099, (1 << 20) - 1, 1 << 20, 1_300_003];
+
+#[test]
+fn every_element_has_the_word_of_its_place() {
+    for count in COUNTS {
+        for dtype in [DType::F32, DType::F64, DType::F16, DType::Bf16] {
+            let generator = generator();
+            let uniform = values(&generator.uniform(&[count], -1.0, 3.0, dtype).unwrap());
+            let (_, offset) = generator.state().unwrap();
+            let normal = values(&generator.normal(&[count], 1.0, 0.5, dtype).unwrap());
+            let (of_uniform, of_normal) = (defined(count, 0), defined(count, offset));
+            let rounded = |value: f64| values(&tensor(&[value], &[1], dtype))[0];
+            // Every place of small draws, and of large ones every so many and the last.
+            let step = if count > 10_000 { 997 } else { 1 };
+            for element in (0..count).step_by(step).chain(count.saturating_sub(20)..count) {
+                let expected = rounded(f64::from(of_uniform(element).0.mul_add(4.0, -1.0)));
+                let expected = if expected == 3.0 { -1.0 } else { expected };
+                assert_eq!(uniform[element], expected, "{dtype}, {element} of {count}");
+                let expected = 1.0 + 0.5 * of_normal(element).1;
+                let room =
+                    if dtype.size_bytes() == 2 { 2f64.powi(-8) * expected.abs().max(0.01) } else { 4e-6 };
+                let found = normal[element];
+                assert!(
+                    (found - expected).abs() <= room,
+                    "{dtype}, {element} of {count}: {found}, not {expected}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn dropout_of_any_size_and_place_keeps_what_the_words_say() {
+    for count in COUNTS {
+        for dtype in [DType::F32, DType::F64, DType::F16, DType::Bf16] {
+            let generator = generator();
+            // Behind the first element nothing lies on 16 bytes.
+            let room: Vec<f64> = (0..count + 1).map(|place| (place % 13) as f64 - 6.5).collect();
+            let room = tensor(&room, &[count + 1], dtype);
+            for first in [0, 1] {
+                generator.manual_seed(SEED).unwrap();
+                let x = room.narrow(0, first, count).unwrap().detach().requires_grad_().unwrap();
+                let y = generator.dropout(&x, 0.75).unwrap();
+                y.sum(&[], false).unwrap().backward().unwrap();
+                let (found, gradient) = (values(&y), values(&x.grad().unwrap()));
+                let (of, scale) = (defined(count, 0), 1.0 / 0.75);
+                let one = if dtype == DType::F64 { scale } else { f64::from(scale as f32) };
+                let rounded = |value: f64| values(&tensor(&[value], &[1], dtype))[0];
+                let products: Vec<f64> = (0..13).map(|place| rounded((place as f64 - 6.5) * one)).collect();
+                let of_one = rounded(one);
+                for element in (0..count).step_by(if count > 10_000 { 7 } else { 1 }) {
+                    let kept = f64::from(u8::from(of(element).0 < 0.75));
+                    let expected = products[(element + first) % 13] * kept;
+                    assert_eq!(found[element], expected, "{dtype}, {element} of {count}, from {first}");
+                    assert_eq!(
+                        gradient[element],
+                        of_one * kept,
+                        "{dtype}, {element} of {count}, from {first}"
+                    );
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn the_operator_of_dropout_draws_alike_in_one_launch_and_in_several() {
+    use thalweg_tensor::dispatch::{Value, find_operator};
+    let call = |name: &str, x: &Tensor, p: f64| {
+        let values = [Value::Tensor(x.clone()), Value::Float(p), Value::Bool(true)];
+        let results = find_operator(name).unwrap().call_boxed(&values, None).unwrap();
+        let tensors = results.into_iter().map(|result| match result {
+            Value::Tensor(tensor) => tensor,
+            other => panic!("{name} gives {other:?}"),
+        });
+        tensors.collect::<Vec<_>>()
+    };
+    let drawn = |name: &str, x: &Tensor, p: f64| {
+        let generator = std::sync::Arc::new(generator());
+        thalweg_tensor::random::with_generator(&generator, || call(name, x, p))
+    };
+    // What lies in order is one launch, what is transposed several.
+    let x = random(&[40, 60], 3).to_dtype(DType::F32).unwrap();
+    let turned = x.transpose(0, 1).unwrap().contiguous().unwrap().transpose(0, 1).unwrap();
+    assert!(x.is_contiguous() && !turned.is_contiguous());
+    for p in [0.1, 0.5, 1.0] {
+        let of_both = |name: &str| [&x, &turned].map(|x| drawn(name, x, p));
+        let [one, several] = of_both("dropout");
+        assert_close(&values(&one[0]), &values(&several[0]), 1e-6);
+        let [one, several] = of_both("native_dropout");
+        assert_close(&values(&one[0]), &values(&several[0]), 1e-6);
+        assert_eq!(values(&one[1]), values(&several[1]));
+        assert_eq!(one[1].dtype(), DType::Bool);
+        let kept = values(&one[1]).iter().sum::<f64>() / 2400.0;
+        assert!((kept - (1.0 - p)).abs() < 0.05, "{kept} are kept of {p}");
+    }
 }

@@ -100,7 +100,7 @@ fn named_spaces(operator: &LoopOp) -> Vec<(Vec<u64>, Vec<u64>, bool)> {
         (Space::Rows, _) => {
             ROW_SPACES.iter().map(|&(rows, inner, t)| (rows.to_vec(), inner.to_vec(), t)).collect()
         }
-        (Space::Coordinates, "arange" | "uniform" | "normal" | "bernoulli" | "dropout") => {
+        (Space::Coordinates, "arange" | "bernoulli") => {
             vec![(vec![100], vec![], false)]
         }
         (Space::Coordinates, "embedding" | "nll_loss" | "nll_loss_weighted") => {
@@ -130,8 +130,7 @@ fn signatures(operator: &LoopOp) -> Vec<Signature> {
             "cross_entropy_backward" => vec![dtype, DType::I64, dtype.compute(), dtype],
             "nll_loss_weighted" => vec![dtype, DType::I64, dtype],
             "max_pool2d_backward" => vec![dtype, DType::I64],
-            "uniform" | "normal" | "bernoulli" => vec![DType::I64; 2],
-            "dropout" => vec![dtype, DType::I64, DType::I64],
+            "bernoulli" => vec![DType::I64; 2],
             "embedding" | "index_copy" => vec![dtype, DType::I64],
             "layer_norm_backward" => vec![dtype, dtype, dtype.compute(), dtype.compute(), dtype],
             "layer_norm_backward_add" | "add_layer_norm_backward" => {

@@ -1,0 +1,68 @@
+//! Numbers of a device's generator, and dropout: what [`thalweg_kernels::random`] draws.
+
+use thalweg_ir::{DType, element_count};
+use thalweg_kernels::Placed;
+use thalweg_kernels::random::{Distribution, Draw, Operands};
+use thalweg_runtime::{DevicePointer, Error, Result};
+
+use crate::dispatch::{Arguments, Call};
+use crate::tensor::{Tensor, Tensors};
+
+/// Draws numbers of a distribution: of a seed and an offset on the device, a number of threads, and two numbers.
+pub(crate) fn drawn(call: &Call<'_>, distribution: Distribution) -> Result<Tensors> {
+    let (dtype, elements) = (call.dtype(6), count(call, 5)?);
+    let numbers = [3, 4].map(|place| call.scalar(place).to_f64());
+    let result = Tensor::empty_on(&[elements], dtype, &call.device.current_stream(), call.label)?;
+    let draw = Draw { distribution, elements: elements as u64, threads: threads(call, 2)?, numbers, dtype };
+    let [seed, offset] = state(call, 0)?;
+    let none = DevicePointer::new(0);
+    let at = Operands { seed, offset, source: none, result: result.pointer(), mask: none };
+    call.device.current_stream().launch_native(&Placed { kernel: draw, at }, call.label)?;
+    Ok(Tensors::from_iter([result]))
+}
+
+/// Keeps each element with a probability, divided by it, and sets the others to 0; and says which were kept.
+pub(crate) fn dropout(call: &Call<'_>) -> Result<Tensors> {
+    let (source, elements, keep) =
+        (call.tensor(0).detach().contiguous()?, count(call, 5)?, call.scalar(4).to_f64());
+    if source.shape() != [elements] {
+        return Err(Error::invalid(format!("it drops of {elements} elements, not of {:?}", source.shape())));
+    }
+    let stream = call.device.current_stream();
+    let empty = |dtype| Tensor::empty_on(&[elements], dtype, &stream, call.label);
+    let (result, mask) = (empty(source.dtype())?, empty(DType::Bool)?);
+    let draw = Draw {
+        distribution: Distribution::Dropout,
+        elements: elements as u64,
+        threads: threads(call, 3)?,
+        numbers: [keep, 1.0 / keep],
+        dtype: source.dtype(),
+    };
+    let [seed, offset] = state(call, 1)?;
+    let at =
+        Operands { seed, offset, source: source.pointer(), result: result.pointer(), mask: mask.pointer() };
+    stream.launch_native(&Placed { kernel: draw, at }, call.label)?;
+    Ok(Tensors::from_iter([result, mask]))
+}
+
+/// Returns how many elements there are.
+fn count(call: &Call<'_>, place: usize) -> Result<usize> {
+    let sizes = call.ints(place);
+    let sizes: Option<Vec<usize>> = sizes.iter().map(|&size| usize::try_from(size).ok()).collect();
+    let sizes = sizes.ok_or_else(|| Error::invalid("it draws no negative number of elements"))?;
+    Ok(element_count(&sizes)?)
+}
+
+fn threads(call: &Call<'_>, place: usize) -> Result<u64> {
+    let threads = call.scalar(place).to_i64();
+    u64::try_from(threads).map_err(|_| Error::invalid(format!("random numbers of {threads} threads")))
+}
+
+/// Returns where seed and offset are, which are tensors from a place on.
+fn state(call: &Call<'_>, place: usize) -> Result<[DevicePointer; 2]> {
+    let state = [place, place + 1].map(|place| call.tensor(place));
+    match state.iter().all(|number| number.dtype() == DType::I64 && number.elements() == 1) {
+        true => Ok(state.map(Tensor::pointer)),
+        false => Err(Error::invalid("seed and offset are an int64 each")),
+    }
+}
