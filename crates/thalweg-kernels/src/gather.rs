@@ -11,6 +11,7 @@ use thalweg_ir::DType;
 use thalweg_ir::cuda::{LaunchShape, with_prelude};
 use thalweg_ir::host::Fault;
 
+use crate::threads::{ranges, share};
 use crate::{Accesses, NativeKernel, Placed, Tell, Words, arguments};
 
 /// The sizes of a launch. See the [module](self).
@@ -135,6 +136,9 @@ impl NativeKernel for Placed<GatherRows, Operands> {
     }
 }
 
+/// How many bytes are worth a thread.
+const LEAST_BYTES: usize = 1 << 18;
+
 fn run_on_host(launch: &HostLaunch<'_>, tell: &Tell) -> Result<(), HostFault> {
     let (sizes, addresses, slot) = GatherRows::unpack(launch.arguments)
         .ok_or_else(|| HostFault("gather_rows: the arguments are not in its layout".to_owned()))?;
@@ -144,24 +148,40 @@ fn run_on_host(launch: &HostLaunch<'_>, tell: &Tell) -> Result<(), HostFault> {
     let row = (row_bytes / VECTOR * 2) as usize;
     let from = launch.read::<u64>(source, (outer * extent) as usize * row)?;
     let to = launch.write::<u64>(result, (outer * count) as usize * row)?;
-    let mut parts = Vec::new();
-    for (number, to) in to.chunks_exact_mut(row.max(1)).enumerate() {
-        let (o, k) = (number as u64 / count, number as u64 % count);
-        let named = index[(k * sizes.index_stride) as usize];
-        match u64::try_from(named).ok().filter(|&named| named < extent) {
-            Some(named) => {
-                let at = o * extent + named;
-                to.copy_from_slice(&from[at as usize * row..][..row]);
-                parts.push((source.address() + at * row_bytes, row_bytes));
-            }
-            None => {
-                to.fill(sizes.fill);
-                tell(slot, named, extent as i64);
+    let named_of = |number: usize| index[(number as u64 % count * sizes.index_stride) as usize];
+    let place = |number: usize| {
+        let named = u64::try_from(named_of(number)).ok().filter(|&named| named < extent)?;
+        Some((number as u64 / count * extent + named) as usize)
+    };
+    let rows = if row == 0 { 0 } else { to.len() / row };
+    let copy = |first: usize, to: &mut [u64]| {
+        let mut outside = None;
+        for (number, to) in (first..).zip(to.chunks_exact_mut(row)) {
+            match place(number) {
+                Some(at) => to.copy_from_slice(&from[at * row..][..row]),
+                None => {
+                    to.fill(sizes.fill);
+                    outside = Some(named_of(number));
+                }
             }
         }
+        outside
+    };
+    let (mut rest, mut jobs) = (to, Vec::new());
+    for range in ranges(rows, LEAST_BYTES.div_ceil(row.max(1) * size_of::<u64>())) {
+        let (part, later) = rest.split_at_mut(range.len() * row);
+        rest = later;
+        let copy = &copy;
+        jobs.push(move || if part.is_empty() { None } else { copy(range.start, part) });
     }
+    // In the order of one thread: of reports the last counts.
+    share(jobs).into_iter().flatten().for_each(|named| tell(slot, named, extent as i64));
     if launch.has_tickets() {
-        launch.touched(&sizes.source_of(source), parts);
+        let read = (0..rows).filter_map(place);
+        launch.touched(
+            &sizes.source_of(source),
+            read.map(|at| (source.address() + at as u64 * row_bytes, row_bytes)),
+        );
     }
     Ok(())
 }

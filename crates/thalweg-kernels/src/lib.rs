@@ -31,6 +31,7 @@ pub mod scatter;
 pub mod search;
 pub mod sort;
 pub mod special;
+pub mod threads;
 
 use std::sync::Arc;
 

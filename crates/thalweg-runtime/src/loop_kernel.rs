@@ -1,22 +1,21 @@
 //! Kernels of the loop IR as host functions: what the simulator runs where a GPU would run the printed kernel.
 
 use std::cell::{Cell, RefCell};
-use std::num::NonZero;
-use std::sync::{Arc, OnceLock};
-use std::thread;
+use std::sync::Arc;
 
 use smallvec::SmallVec;
 use thalweg_driver::{Access, AccessMode, DevicePointer, HostFault, HostKernel, HostLaunch};
 use thalweg_ir::host::{Cells, Fault, HostProgram, Observer, Part, Slice, SliceMut, Source};
 use thalweg_ir::{Geometry, Kernel, OperandGeometry, Unpacked};
+use thalweg_kernels::threads::{share, threads};
 use thalweg_kernels::{Accesses, cells, slice, slice_mut};
 
 use crate::accesses::{accesses, extents};
 use crate::elements::Elements;
 use crate::out_of_range::HostWords;
 
-/// How many elements, counted once for each step of a program, are worth a thread: some 200 µs, where starting one takes 20.
-const WORK_OF_A_THREAD: u64 = 400_000;
+/// How many elements, counted once for each step of a program, are worth a thread: some 30 µs, where waking one takes 5.
+const WORK_OF_A_THREAD: u64 = 100_000;
 
 /// A kernel of the loop IR as a host function.
 pub(crate) struct LoopKernel {
@@ -140,7 +139,7 @@ impl Running<'_> {
         if self.launch.has_tickets() {
             return None;
         }
-        let parts = self.kernel.program.parts(geometry, WORK_OF_A_THREAD, threads())?;
+        let parts = self.kernel.program.parts(geometry, WORK_OF_A_THREAD, threads() as u64)?;
         let outputs = &self.arguments.outputs;
         let apart = (0..outputs.len()).all(|output| {
             let written = self.written(output);
@@ -175,17 +174,7 @@ impl Running<'_> {
         let parts: Vec<_> = parts.iter().map(|part| self.part(*part)).collect::<Result<_, _>>()?;
         let (scalars, slot) = self.scalars();
         let program = &self.kernel.program;
-        let ran: Vec<_> = thread::scope(|scope| {
-            let mut parts = parts.into_iter();
-            let first = parts.next();
-            let others: Vec<_> = parts.map(|part| scope.spawn(move || part.run(program, scalars))).collect();
-            let first = first.map(|part| part.run(program, scalars));
-            let others = others.into_iter().map(|thread| match thread.join() {
-                Ok(ran) => ran,
-                Err(panic) => std::panic::resume_unwind(panic),
-            });
-            first.into_iter().chain(others).collect()
-        });
+        let ran = share(parts.into_iter().map(|part| move || part.run(program, scalars)).collect());
         // In the order of one thread: of reports the last counts, of faults the first.
         for (index, extent) in ran.iter().filter_map(|(_, report)| *report) {
             self.kernel.out_of_range.tell(slot, index, extent);
@@ -261,10 +250,4 @@ impl PartOfLaunch<'_> {
         let ran = program.run_part(self.part, &self.geometry, scalars, &inputs, &outputs, observer);
         (ran, report.get())
     }
-}
-
-/// Returns how many threads a launch may have.
-fn threads() -> u64 {
-    static THREADS: OnceLock<u64> = OnceLock::new();
-    *THREADS.get_or_init(|| thread::available_parallelism().map_or(1, NonZero::get) as u64)
 }

@@ -2,12 +2,13 @@
 
 use std::cell::Cell;
 
-use super::BLOCK;
+use super::loops::Store;
 use super::operand::{Cells, Source, represents};
 use super::program::{CompiledKernel, HostStep, Op};
 use super::register::{File, Lane, View};
 use super::space::{Cursor, Space};
 use super::step::{Accumulators, Block, argument};
+use super::vectors::vectors;
 use super::{Fault, Observer, Part};
 use crate::Scalar;
 use crate::body::{Dimension, OutputPlace};
@@ -45,7 +46,7 @@ pub(super) fn run(
         return Ok(());
     }
     let mut file = FILE.take().unwrap_or_default();
-    file.prepare(&program.registers, &program.accumulators);
+    file.prepare(&program.registers, &program.accumulators, program.block);
     let mut launch = Launch::new(program, geometry, scalars, inputs, outputs);
     launch.observer = observer;
     launch.part = part;
@@ -201,12 +202,12 @@ impl<'l> Launch<'l> {
         let lanes = usize::from(program.class.lanes.max(1)).min(points.max(1).next_power_of_two());
         let direction = direction(program, (rows, &row_space), (points, &inner_space), lanes);
         let width = match direction {
-            Direction::Across if program.reductions.is_empty() => rows.min(BLOCK),
+            Direction::Across if program.reductions.is_empty() => rows.min(program.block),
             Direction::Across => {
                 let accumulators = lanes * usize::from(program.class.cascade);
-                rows.min(BLOCK).min((ACCUMULATORS / accumulators).max(1))
+                rows.min(program.block).min((ACCUMULATORS / accumulators).max(1))
             }
-            Direction::Along => points.min(BLOCK),
+            Direction::Along => points.min(program.block),
         };
         let (row, inner) = (row_space.start(), inner_space.start());
         Self {
@@ -249,7 +250,7 @@ impl<'l> Launch<'l> {
         let program = self.program;
         for phase in &program.phases {
             if self.point != 0 {
-                self.inner = self.inner_space.start();
+                self.inner.reset();
                 self.point = 0;
             }
             self.steps(file, &phase.row, Level::Row, count)?;
@@ -270,7 +271,7 @@ impl<'l> Launch<'l> {
             }
         }
         if self.point != 0 {
-            self.inner = self.inner_space.start();
+            self.inner.reset();
             self.point = 0;
         }
         self.steps(file, &program.stores, Level::Row, count)
@@ -464,9 +465,7 @@ impl<'l> Launch<'l> {
         self.parts(operand, level, block.count, |at, offset, length, stride| {
             let values = &values[at..at + length];
             if stride == 1 {
-                for (cell, &value) in cells[offset..offset + length].iter().zip(values) {
-                    cell.set(value);
-                }
+                vectors(Store { cells: &cells[offset..offset + length], values });
             } else {
                 let mut place = offset;
                 for &value in values {
@@ -636,7 +635,7 @@ fn direction(
     }
     let all_steps = program.phases.iter().map(|phase| phase.row.len() + phase.point.len()).sum::<usize>();
     let cost = |serial: usize, extent: usize, steps: usize, space: &Space| {
-        let blocks = serial as f64 * extent.div_ceil(BLOCK) as f64;
+        let blocks = serial as f64 * extent.div_ceil(program.block) as f64;
         let elements = serial as f64 * extent as f64;
         let memory: f64 = program
             .point_operands

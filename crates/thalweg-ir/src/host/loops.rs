@@ -1,6 +1,8 @@
 //! The loops that [`vectors`](super::vectors::vectors) compiles for the processor, with what they take: slices, which the compiler knows not to overlap
 //! once the loop is inlined there.
 
+use std::cell::Cell;
+
 use super::vectors::Loop;
 
 /// target = f(a).
@@ -72,6 +74,23 @@ impl<A: Copy, T: Copy, F: Fn(A, T, T) -> T> Loop for Map3<'_, A, T, F> {
     }
 }
 
+/// cells = values.
+pub(super) struct Store<'l, T> {
+    pub cells: &'l [Cell<T>],
+    pub values: &'l [T],
+}
+
+impl<T: Copy> Loop for Store<'_, T> {
+    type Output = ();
+
+    #[inline(always)]
+    fn call(self) {
+        for (cell, &value) in self.cells.iter().zip(self.values) {
+            cell.set(value);
+        }
+    }
+}
+
 /// accumulators = f(accumulators, values), element by element.
 pub(super) struct Accumulate<'l, T, F> {
     pub accumulators: &'l mut [T],
@@ -95,7 +114,7 @@ impl<T: Copy, F: Fn(T, T) -> T> Loop for Accumulate<'_, T, F> {
 }
 
 /// How many lanes [`AccumulateRounds`] keeps in registers of the processor at a time.
-pub(super) const TILE: usize = 16;
+pub(super) const TILE: usize = 32;
 
 /// accumulators = f(accumulators, values) for values that are whole rounds of all lanes, which are a multiple of [`TILE`].
 pub(super) struct AccumulateRounds<'l, T, F> {

@@ -2,7 +2,7 @@
 //! that kernels on a GPU are held against.
 //!
 //! A [`HostProgram`] is a kernel compiled once: straight lists of `HostStep`s over registers. A register is a block
-//! of up to `BLOCK` elements of one type, and a step is one tight loop over blocks, which the compiler vectorises; so
+//! of some hundreds or thousands of elements of one type, and a step is one tight loop over blocks, which the compiler vectorises; so
 //! the price of deciding what to do is paid once a block, not once an element.
 //!
 //! # Levels and phases
@@ -46,9 +46,12 @@ pub use parts::Part;
 
 use crate::{Geometry, Kernel};
 
-/// The most elements that a step handles at a time: small enough that a handful of registers stays in the first-level
-/// cache, large enough that choosing the loop costs little next to running it.
-const BLOCK: usize = 512;
+/// The least and the most elements that a step may handle at a time; how many it does follows from the program's registers, which
+/// shall stay in the first-level cache, while choosing the loop shall cost little next to running it.
+const BLOCKS: [usize; 2] = [512, 4096];
+
+/// How many bytes the registers of a block may have, where they are more than the least.
+const BLOCK_BYTES: usize = 32 * 1024;
 
 /// Why a launch on the host failed. What it wrote until then is not specified.
 #[derive(Clone, PartialEq, Eq, Debug)]

@@ -14,7 +14,8 @@ use crate::body::{
 };
 use crate::{Body, Class, DType, Kernel};
 
-use super::register::{BANKS, Lane};
+use super::register::{BANKS, Lane, bytes_of_element};
+use super::{BLOCK_BYTES, BLOCKS};
 
 /// The operation of a step.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -104,6 +105,8 @@ pub(super) struct CompiledKernel {
     /// Once a row, after every phase: the row outputs.
     pub stores: Vec<HostStep>,
     pub reductions: Vec<ReductionPlan>,
+    /// How many elements a step handles at a time at most.
+    pub block: usize,
     /// How many registers of each bank.
     pub registers: [u16; BANKS],
     /// How many accumulators of each bank.
@@ -501,12 +504,20 @@ impl<'k> Compiler<'k> {
             phases,
             stores,
             reductions,
+            block: block(&registers),
             registers,
             accumulators,
             point_steps,
             point_operands,
         }
     }
+}
+
+/// Returns how many elements a block of a program with these registers has.
+fn block(registers: &[u16; BANKS]) -> usize {
+    let [least, most] = BLOCKS;
+    let fits = BLOCK_BYTES / bytes_of_element(registers).max(1);
+    (fits + 1).next_power_of_two().div_ceil(2).clamp(least, most)
 }
 
 fn bank(dtype: DType) -> usize {

@@ -2,7 +2,6 @@
 
 use std::cell::Cell;
 
-use super::BLOCK;
 use super::operand::{Cells, Slice, Source};
 use crate::DType;
 use crate::elements::{bf16, c64, c128, f8e4m3, f8e5m2, f16};
@@ -10,7 +9,7 @@ use crate::elements::{bf16, c64, c128, f8e4m3, f8e5m2, f16};
 /// A block of elements: its own, or a view of an input that spares a copy.
 #[derive(Debug, Default)]
 pub(super) struct Register<T> {
-    /// [`BLOCK`] elements.
+    /// As many elements as the largest block so far.
     pub data: Vec<T>,
     /// Where the elements are instead, if they are those of an input.
     pub view: Option<View>,
@@ -56,10 +55,15 @@ macro_rules! define_file {
         }
 
         impl File {
-            /// Makes room for a program that needs this many registers and accumulators of each bank.
-            pub fn prepare(&mut self, registers: &[u16; BANKS], accumulators: &[u16; BANKS]) {
-                $($(reserve::<$element>(self, registers, accumulators);)*)*
+            /// Makes room for a program that needs this many registers, of `block` elements, and accumulators of each bank.
+            pub fn prepare(&mut self, registers: &[u16; BANKS], accumulators: &[u16; BANKS], block: usize) {
+                $($(reserve::<$element>(self, registers, accumulators, block);)*)*
             }
+        }
+
+        /// Returns how many bytes an element of each bank has in all registers together.
+        pub(super) fn bytes_of_element(registers: &[u16; BANKS]) -> usize {
+            [$($(usize::from(registers[DType::$variant as usize]) * size_of::<$element>(),)*)*].iter().sum()
         }
 
         $($(
@@ -93,11 +97,14 @@ macro_rules! define_file {
 for_each_dtype! { define_file }
 
 /// Makes a bank large enough for a program.
-fn reserve<T: Lane>(file: &mut File, registers: &[u16; BANKS], accumulators: &[u16; BANKS]) {
+fn reserve<T: Lane>(file: &mut File, registers: &[u16; BANKS], accumulators: &[u16; BANKS], block: usize) {
     let bank = T::bank_mut(file);
     let wanted = usize::from(registers[T::BANK]);
     while bank.registers.len() < wanted {
-        bank.registers.push(Register { data: vec![T::default(); BLOCK], view: None });
+        bank.registers.push(Register::default());
+    }
+    for register in bank.registers[..wanted].iter_mut().filter(|register| register.data.len() < block) {
+        register.data.resize(block, T::default());
     }
     let wanted = usize::from(accumulators[T::BANK]);
     if bank.accumulators.len() < wanted {

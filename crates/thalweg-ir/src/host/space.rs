@@ -22,6 +22,14 @@ pub(super) struct Cursor {
     pub offsets: SmallVec<[usize; 8]>,
 }
 
+impl Cursor {
+    /// Goes back to the first place.
+    pub fn reset(&mut self) {
+        self.position.fill(0);
+        self.offsets.fill(0);
+    }
+}
+
 impl Space {
     /// Creates a space of this shape. `strides` gives an operand's strides, none where the operand does not move in this space.
     /// Unless dimensions are to be kept apart, those that every operand walks as one are merged.
