@@ -21,15 +21,15 @@ struct NAME_range {
     i32 end;
 };
 
-static __device__ __forceinline__ i32 NAME_lower(i32 a, i32 b) {
+[[maybe_unused]] static __device__ __forceinline__ i32 NAME_lower(i32 a, i32 b) {
     return a < b ? a : b;
 }
 
-static __device__ __forceinline__ i32 NAME_higher(i32 a, i32 b) {
+[[maybe_unused]] static __device__ __forceinline__ i32 NAME_higher(i32 a, i32 b) {
     return a < b ? b : a;
 }
 
-static __device__ __forceinline__ NAME_range NAME_windows_of(const NAME_arguments& x, u32 axis, i32 at) {
+[[maybe_unused]] static __device__ __forceinline__ NAME_range NAME_windows_of(const NAME_arguments& x, u32 axis, i32 at) {
     const i32 windows = i32(x.windows[axis]), stride = i32(x.stride[axis]);
     if (windows == 1 && x.extents[axis] == 1) {
         return {0, 1};
@@ -41,14 +41,14 @@ static __device__ __forceinline__ NAME_range NAME_windows_of(const NAME_argument
 }
 
 // What an average over a window divides by along one axis.
-static __device__ __forceinline__ i32 NAME_span(const NAME_arguments& x, u32 axis, i32 window) {
+[[maybe_unused]] static __device__ __forceinline__ i32 NAME_span(const NAME_arguments& x, u32 axis, i32 window) {
     const i32 extent = i32(x.extents[axis]), padding = i32(x.padding[axis]);
     const i32 first = window * i32(x.stride[axis]) - padding;
     const i32 end = NAME_lower(first + i32(x.kernel[axis]), extent + padding);
     return x.counts_padding ? end - first : NAME_lower(end, extent) - NAME_higher(first, 0);
 }
 
-static __device__ __forceinline__ SUM NAME_divisor(const NAME_arguments& x, i32 z, i32 y, i32 column) {
+[[maybe_unused]] static __device__ __forceinline__ SUM NAME_divisor(const NAME_arguments& x, i32 z, i32 y, i32 column) {
     if (x.divisor) {
         return SUM(i64(x.divisor));
     }
@@ -56,7 +56,7 @@ static __device__ __forceinline__ SUM NAME_divisor(const NAME_arguments& x, i32 
 }
 
 // One window of a plane.
-static __device__ __forceinline__ void NAME_of_window(const NAME_arguments& x, u64 plane, i32 at[3], u64 place) {
+[[maybe_unused]] static __device__ __forceinline__ void NAME_of_window(const NAME_arguments& x, u64 plane, i32 at[3], u64 place) {
     const ELEMENT* source = x.source + plane * x.extents[0] * x.extents[1] * x.extents[2];
     i32 first[3];
     #pragma unroll
@@ -89,7 +89,7 @@ static __device__ __forceinline__ void NAME_of_window(const NAME_arguments& x, u
 }
 
 // One point of a plane, from the gradients of the windows that it lies in.
-static __device__ __forceinline__ void NAME_of_point(const NAME_arguments& x, u64 plane, i32 at[3], i32 own, u64 place) {
+[[maybe_unused]] static __device__ __forceinline__ void NAME_of_point(const NAME_arguments& x, u64 plane, i32 at[3], i32 own, u64 place) {
     const u64 origin = plane * x.windows[0] * x.windows[1] * x.windows[2];
     const i32 height = i32(x.windows[1]), width = i32(x.windows[2]);
     const NAME_range of_z = NAME_windows_of(x, 0, at[0]);
