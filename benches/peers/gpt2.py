@@ -2,6 +2,9 @@
 
 Prints one JSON object a line, with the names of our bench. The model, its sizes and the optimizer are those of the bench; products run in
 bfloat16 by autocast, and in TF32 where they do not.
+
+With --losses FOLDER --text FILE it trains on a text's bytes instead, from three seeds: it writes the weights at the beginning, and the losses of 200
+steps in bfloat16 and in float32, for the bench to train from the same weights.
 """
 import json, statistics, sys, time
 import torch, torch.nn as nn, torch.nn.functional as F
@@ -87,5 +90,45 @@ def measure(mode):
                           first_step_s=round(first, 2), torch=torch.__version__, device=torch.cuda.get_device_name())), flush=True)
 
 
+def write_losses(folder, text):
+    """Trains in both formats from each seed."""
+    names = {".expand.": ".mlp.expand.", ".contract.": ".mlp.contract."}
+    text = torch.tensor(list(open(text, "rb").read()), device="cuda")
+    for seed in range(3):
+        torch.manual_seed(seed)
+        model = Gpt2().cuda()
+        for module in model.modules():
+            if isinstance(module, (nn.Linear, nn.Embedding)):
+                nn.init.normal_(module.weight, std=0.02)
+            if isinstance(module, nn.Linear):
+                nn.init.zeros_(module.bias)
+        first = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+
+        def renamed(name):
+            for theirs, ours in names.items():
+                name = name.replace(theirs, ours)
+            return name
+
+        torch.save({renamed(name): tensor.cpu() for name, tensor in first.items()}, f"{folder}/gpt2-{seed}.pt")
+        for form in ["bfloat16", "float32"]:
+            model.load_state_dict(first)
+            optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, fused=True)
+            losses = []
+            for step in range(200):
+                starts = [(step * BATCH + row) * 7919 % (len(text) - TOKENS - 1) for row in range(BATCH)]
+                tokens, following = (torch.stack([text[at + shift:at + shift + TOKENS] for at in starts]) for shift in range(2))
+                optimizer.zero_grad(set_to_none=True)
+                with torch.autocast("cuda", torch.bfloat16, enabled=form == "bfloat16"):
+                    loss = model(tokens, following)
+                loss.backward()
+                optimizer.step()
+                losses.append(loss.detach())
+            open(f"{folder}/torch-{form}-{seed}.txt", "w").writelines(f"{loss.item()}\n" for loss in losses)
+
+
+if "--losses" in sys.argv:
+    folder, text = (sys.argv[sys.argv.index(flag) + 1] for flag in ["--losses", "--text"])
+    write_losses(folder, text)
+    sys.exit()
 for mode in ["eager", "captured"] + (["compiled"] if "--compile" in sys.argv else []):
     measure(mode)

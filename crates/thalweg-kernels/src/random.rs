@@ -135,9 +135,9 @@ fn print(distribution: Distribution, dtype: DType) -> String {
     with_prelude(&code)
 }
 
-/// Returns how many elements a thread stores at a time.
+/// Returns how many elements a thread stores at a time: 16 bytes, but no more than four, each of which is four words that it keeps.
 fn vector(dtype: DType) -> u64 {
-    VECTOR_BYTES / dtype.size_bytes() as u64
+    (VECTOR_BYTES / dtype.size_bytes() as u64).min(4)
 }
 
 impl Draw {

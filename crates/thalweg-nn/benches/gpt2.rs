@@ -4,14 +4,17 @@
 //! `cargo bench -p thalweg-nn --bench gpt2 [-- --device cuda|sim] [--batch N] [--tokens N] [--layers N] [--steps N] [--f32] [--plain] [--captured]
 //! [--once]`: a line of JSON per figure: the first step in seconds, with the compilation of kernels, and then steps, timed
 //! from first to last of a round with the device waited for at its end, eager and captured. `--once` runs two eager steps and
-//! nothing else, for a profiler. `--plain` adds residuals and normalizes them by operators of their own, as the peer does. `benches/peers/gpt2.py` is the same in PyTorch.
+//! nothing else, for a profiler. `--losses FOLDER --text FILE` trains on a text's bytes from the weights that `gpt2.py --losses` wrote for three seeds, and writes
+//! the loss of each of 200 steps beside them. `--plain` adds residuals and normalizes them by operators of their own, as the peer does. `benches/peers/gpt2.py` is the same in PyTorch.
 
+use std::path::Path;
 use std::time::Instant;
 
 use thalweg_ir::DType;
 use thalweg_nn::functional::{self, AttentionOptions};
 use thalweg_nn::module::{Embedding, Forward, LayerNorm, Linear, Mlp, Module};
 use thalweg_nn::optim::{AdamW, AdamWOptions};
+use thalweg_nn::serialize;
 use thalweg_runtime::{CaptureOptions, Device, Graph, Result, Stream};
 use thalweg_tensor::Tensor;
 use thalweg_tensor::autocast::autocast;
@@ -142,6 +145,55 @@ fn report(name: &str, tokens: usize, seconds: f64, device: &Device) {
     );
 }
 
+/// Runs a training step, and returns its loss.
+fn train(
+    model: &Gpt2,
+    optimizer: &AdamW,
+    [input, next]: [&Tensor; 2],
+    is_plain: bool,
+    is_f32: bool,
+) -> Result<Tensor> {
+    optimizer.zero_grad();
+    let loss = || model.loss(input, next, is_plain);
+    let loss = if is_f32 { loss()? } else { autocast(DType::Bf16, loss)? };
+    loss.backward()?;
+    optimizer.step()?;
+    Ok(loss.detach())
+}
+
+/// Steps of a curve of losses.
+const STEPS: usize = 200;
+
+/// Trains from the weights of each seed in a folder, and writes the losses there.
+fn write_losses(
+    folder: &Path,
+    text: &[u8],
+    [batch, tokens, layers]: [usize; 3],
+    device: &Device,
+) -> Result<()> {
+    for seed in 0..3 {
+        let model = Gpt2::new(tokens, layers, &mut Generator::new(1), device)?;
+        let weights = serialize::load(folder.join(format!("gpt2-{seed}.pt")), device)?;
+        model.load_state_dict(&weights.state_dict().expect("the file holds tensors by name"))?;
+        let options = AdamWOptions { learning_rate: 3e-4, ..AdamWOptions::default() };
+        let optimizer = AdamW::new(model.parameters(), options)?;
+        let mut curve = String::new();
+        for step in 0..STEPS {
+            let rows = |shift: usize| -> Result<Tensor> {
+                let values: Vec<i64> = (0..batch)
+                    .map(|row| (step * batch + row) * 7919 % (text.len() - tokens - 1) + shift)
+                    .flat_map(|first| text[first..first + tokens].iter().map(|&byte| i64::from(byte)))
+                    .collect();
+                Tensor::from_slice(&values, &[batch, tokens], device)
+            };
+            let loss = train(&model, &optimizer, [&rows(0)?, &rows(1)?], false, false)?;
+            curve += &format!("{}\n", loss.item::<f32>()?);
+        }
+        std::fs::write(folder.join(format!("thalweg-{seed}.txt")), curve).expect("the folder can be written");
+    }
+    Ok(())
+}
+
 fn main() -> Result<()> {
     let arguments: Vec<String> = std::env::args().collect();
     let has = |flag: &str| arguments.iter().any(|argument| argument == flag);
@@ -162,6 +214,10 @@ fn main() -> Result<()> {
     let steps = number("--steps", if small { 1 } else { 5 });
     let stream = Stream::new(&device)?;
     let _current = stream.make_current();
+    if let Some(folder) = after("--losses") {
+        let text = std::fs::read(after("--text").expect("--text FILE")).expect("the text can be read");
+        return write_losses(Path::new(folder), &text, [batch, tokens, layers], &device);
+    }
     let mut generator = Generator::new(1);
     let model = Gpt2::new(tokens, layers, &mut generator, &device)?;
     let optimizer =
@@ -171,14 +227,7 @@ fn main() -> Result<()> {
         Tensor::from_slice(&values, &[batch, tokens], &device)
     };
     let (input, next) = (random()?, random()?);
-    let step = || -> Result<Tensor> {
-        optimizer.zero_grad();
-        let loss = || model.loss(&input, &next, has("--plain"));
-        let loss = if has("--f32") { loss()? } else { autocast(DType::Bf16, loss)? };
-        loss.backward()?;
-        optimizer.step()?;
-        Ok(loss.detach())
-    };
+    let step = || train(&model, &optimizer, [&input, &next], has("--plain"), has("--f32"));
     let start = Instant::now();
     let first = step()?.item::<f32>()?;
     println!(
