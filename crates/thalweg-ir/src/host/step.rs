@@ -4,7 +4,7 @@
 use half::slice::HalfFloatSliceExt;
 
 use super::arithmetic::{Bits, Float, Number};
-use super::loops::{Accumulate, AccumulateRounds, Halve, Map1, Map2, Map3, TILE};
+use super::loops::{Accumulate, AccumulateRounds, Map1, Map2, Map3, TILE, Tree};
 use super::operand::Source;
 use super::program::HostStep;
 use super::register::{File, Lane};
@@ -344,11 +344,11 @@ fn combine_rounds<T: Number>(op: ReduceOp, accumulators: &mut [T], values: &[T])
     }
 }
 
-/// Computes values[i] = op(values[2 i], values[2 i + 1]) for the first half of them.
-fn halve<T: Number>(op: ReduceOp, values: &mut [T]) {
+/// Combines values, a power of two of them, as a tree, neighbours first, into the first.
+fn combine_tree<T: Number>(op: ReduceOp, values: &mut [T]) {
     #[inline(always)]
     fn each<T: Number>(values: &mut [T], f: impl Fn(T, T) -> T) {
-        vectors(Halve { values, f });
+        vectors(Tree { values, f });
     }
     match op {
         ReduceOp::Sum => each(values, T::add),
@@ -503,12 +503,12 @@ impl Accumulators {
             (1..self.levels).for_each(|level| self.combine_up(&mut all, level));
             let accumulators = &mut all[(self.levels as usize - 1) * self.level()..];
             let (columns, mut lanes) = (self.columns, self.lanes);
+            if columns == 1 {
+                combine_tree(self.op, &mut accumulators[..lanes]);
+                lanes = 1;
+            }
             while lanes > 1 {
                 lanes /= 2;
-                if columns == 1 {
-                    halve(self.op, &mut accumulators[..2 * lanes]);
-                    continue;
-                }
                 for lane in 0..lanes {
                     let (first, second) = accumulators.split_at_mut((2 * lane + 1) * columns);
                     combine(self.op, &mut first[2 * lane * columns..], &second[..columns]);

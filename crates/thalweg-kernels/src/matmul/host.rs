@@ -1,4 +1,4 @@
-//! The product on the host, through `ndarray`'s safe views over the `matrixmultiply` library.
+//! The product on the host, through `ndarray`'s safe views over the `matrixmultiply` library; batches of small ones in panels, by several threads.
 
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
@@ -6,6 +6,8 @@ use ndarray::linalg::general_mat_mul;
 use ndarray::{ArrayView2, ArrayViewMut2, LinalgScalar, ShapeBuilder};
 
 use super::{Matmul, Operand};
+use crate::panels::{COLUMNS, ROWS, pack_column, pack_left, pack_term, product};
+use crate::threads::{ranges, share};
 use thalweg_ir::Element;
 use thalweg_ir::host::{Fault, Slice, SliceMut, represents};
 
@@ -37,6 +39,9 @@ pub fn run(matmul: &Matmul, a: Slice<'_>, b: Slice<'_>, d: SliceMut<'_>) -> Resu
         };
     }
     match (a, b, d) {
+        (Slice::F32(a), Slice::F32(b), SliceMut::F32(d)) if is_shared(matmul) => {
+            shared_products(matmul, a, b, d)
+        }
         (Slice::F32(a), Slice::F32(b), SliceMut::F32(d)) => products(matmul, a, b, d),
         (Slice::F64(a), Slice::F64(b), SliceMut::F64(d)) => products(matmul, a, b, d),
         (Slice::F16(a), Slice::F16(b), SliceMut::F16(d)) => rounded_products::<f16>(matmul, a, b, d),
@@ -83,6 +88,82 @@ fn factor<'e, T>(elements: &'e [T], operand: &Operand, (rows, columns): (u64, u6
     let shape = (rows, columns).strides((step(operand, columns), 1));
     let view = ArrayView2::from_shape(shape, elements).expect("operands are as long as their spans");
     if operand.transposed { view.reversed_axes() } else { view }
+}
+
+/// The most elements of a factor of a product that [`shared_products`] takes: it reads them from the second-level cache.
+const SHARED: u64 = 1 << 16;
+
+/// How many products of elements are worth a thread.
+const LEAST: u64 = 1 << 18;
+
+/// Returns whether a batch's products are so small that threads take some of them each.
+fn is_shared(matmul: &Matmul) -> bool {
+    let [_, _, (rows, columns)] = matmul.stored();
+    let Matmul { batch, m, n, k, d, .. } = *matmul;
+    batch > 1
+        && [m, n, k].iter().all(|&extent| extent > 0)
+        && m * k <= SHARED
+        && k * n <= SHARED
+        && d.batch_stride >= (rows - 1) * d.leading_dimension.max(columns) + columns
+}
+
+/// Computes the products of a batch of f32, some on each thread.
+fn shared_products(matmul: &Matmul, a: &[f32], b: &[f32], d: &mut [f32]) {
+    let Matmul { batch, m, n, k, .. } = *matmul;
+    let least = LEAST.div_ceil(m * n * k);
+    let stride = matmul.d.batch_stride as usize;
+    let (mut rest, mut jobs) = (d, Vec::new());
+    for items in ranges(batch as usize, least as usize) {
+        let (part, later) =
+            rest.split_at_mut(if items.end == batch as usize { rest.len() } else { items.len() * stride });
+        rest = later;
+        jobs.push(move || {
+            let (mut left, mut right) = (Vec::new(), Vec::new());
+            for (item, d) in items.zip(part.chunks_mut(stride)) {
+                one_product(matmul, item as u64, [a, b], d, (&mut left, &mut right));
+            }
+        });
+    }
+    share(jobs);
+}
+
+/// Computes one product of a batch, with room for the factors' panels.
+fn one_product(
+    matmul: &Matmul,
+    item: u64,
+    [a, b]: [&[f32]; 2],
+    d: &mut [f32],
+    (left, right): (&mut Vec<[f32; ROWS]>, &mut Vec<[f32; COLUMNS]>),
+) {
+    let [a_shape, b_shape, _] = matmul.stored();
+    let [m, n, k] = [matmul.m, matmul.n, matmul.k].map(|extent| extent as usize);
+    let a = &a[matrix(&matmul.a, item, a_shape)];
+    let lead = step(&matmul.a, a_shape.1 as usize);
+    match matmul.a.transposed {
+        true => pack_left(left, m, k, |row, term| a[term * lead + row]),
+        false => pack_left(left, m, k, |row, term| a[row * lead + term]),
+    }
+    right.clear();
+    right.resize(n.div_ceil(COLUMNS) * k, [0.0; COLUMNS]);
+    let rows = stored_rows(&b[matrix(&matmul.b, item, b_shape)], &matmul.b, b_shape.1).enumerate();
+    match matmul.b.transposed {
+        true => rows
+            .for_each(|(column, terms)| pack_column(&mut right[column / COLUMNS * k..][..k], column, terms)),
+        false => rows.for_each(|(term, row)| pack_term(right, k, term, row)),
+    }
+    let [alpha, beta] = [matmul.alpha, matmul.beta].map(|factor| factor.get() as f32);
+    let lead = step(&matmul.d, n);
+    for (row, left) in left.chunks_exact(k).enumerate() {
+        for (column, right) in right.chunks_exact(k).enumerate() {
+            let (sums, column) = (product(left, right), column * COLUMNS);
+            let count = (n - column).min(COLUMNS);
+            for (d, sums) in d[row * ROWS * lead..].chunks_mut(lead).zip(sums).take(m - row * ROWS) {
+                for (d, sum) in d[column..][..count].iter_mut().zip(sums) {
+                    *d = if matmul.accumulates() { alpha * sum + beta * *d } else { alpha * sum };
+                }
+            }
+        }
+    }
 }
 
 /// Computes the products of a batch in the elements' own type.
