@@ -280,13 +280,13 @@ impl<'l> Launch<'l> {
     /// Runs steps over a block of `count` elements.
     #[inline]
     fn steps(&self, file: &mut File, steps: &[HostStep], level: Level, count: usize) -> Result<(), Fault> {
+        let is_of_row = (self.direction, level) == (Direction::Along, Level::Row);
+        let count = if is_of_row { 1 } else { count };
         for step in steps {
-            let count = match (self.direction, level) {
-                (Direction::Along, Level::Row) if step.wide => self.width,
-                (Direction::Along, Level::Row) => 1,
-                _ => count,
-            };
             self.step(&mut Block { file, inputs: self.inputs, count }, step, level)?;
+            if is_of_row && step.wide {
+                with_dtype!(step.written, T => file.spread::<T>(step.target, self.width));
+            }
         }
         Ok(())
     }
@@ -306,6 +306,7 @@ impl<'l> Launch<'l> {
             Op::Coordinate(dimension) => self.coordinate(block, step, dimension, level),
             Op::Unary(op) => block.unary(op, step),
             Op::Binary(op) => block.binary(op, step),
+            Op::Pair(pair) => block.pair(pair, step),
             Op::Fma => block.fma(step),
             Op::Select => block.select(step),
             Op::Random => block.random(step),

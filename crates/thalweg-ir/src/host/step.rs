@@ -6,7 +6,7 @@ use half::slice::HalfFloatSliceExt;
 use super::arithmetic::{Bits, Float, Number};
 use super::loops::{Accumulate, AccumulateRounds, Map1, Map2, Map3, TILE, Tree};
 use super::operand::Source;
-use super::program::HostStep;
+use super::program::{HostStep, Pair as PairOfSteps, Place};
 use super::register::{File, Lane};
 use super::vectors::{Loop as _, has_fma, vectors};
 use crate::Scalar;
@@ -184,6 +184,31 @@ impl Block<'_, '_> {
             Binary::Pow | Binary::Atan2 | Binary::And | Binary::Or | Binary::Xor => {
                 unreachable!("these are not defined for every number")
             }
+        }
+    }
+
+    /// Computes two of addition, subtraction and multiplication, one after the other.
+    pub fn pair(&mut self, PairOfSteps { first, second, place }: PairOfSteps, step: &HostStep) {
+        macro_rules! after {
+            ($first:expr) => {
+                match (second, place) {
+                    (Binary::Mul, Place::Both) => self.map3(step, |a: f32, b: f32, _| {
+                        let value = $first(a, b);
+                        value * value
+                    }),
+                    (Binary::Add, Place::Left) => self.map3(step, |a: f32, b, c: f32| $first(a, b) + c),
+                    (Binary::Add, _) => self.map3(step, |a: f32, b, c: f32| c + $first(a, b)),
+                    (Binary::Sub, Place::Left) => self.map3(step, |a: f32, b, c: f32| $first(a, b) - c),
+                    (Binary::Sub, _) => self.map3(step, |a: f32, b, c: f32| c - $first(a, b)),
+                    (_, Place::Left) => self.map3(step, |a: f32, b, c: f32| $first(a, b) * c),
+                    _ => self.map3(step, |a: f32, b, c: f32| c * $first(a, b)),
+                }
+            };
+        }
+        match first {
+            Binary::Add => after!(|a: f32, b: f32| a + b),
+            Binary::Sub => after!(|a: f32, b: f32| a - b),
+            _ => after!(|a: f32, b: f32| a * b),
         }
     }
 
