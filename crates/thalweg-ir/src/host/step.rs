@@ -62,6 +62,26 @@ impl Block<'_, '_> {
         });
     }
 
+    /// Computes target = aᵇ. One power for all elements is common (an optimizer's decay to the number of the step), and a pass that finds
+    /// it costs a small part of what the powers would.
+    fn pow<T: Float>(&mut self, step: &HostStep) {
+        let (inputs, count) = (self.inputs, self.count);
+        self.file.write(step.target, count, |file, target: &mut [T]| {
+            let a = file.read::<T>(inputs, step.operands[0], count);
+            let b = file.read::<T>(inputs, step.operands[1], count);
+            match (a.first(), b.first()) {
+                (Some(&first), Some(&exponent))
+                    if a.iter().all(|&a| a == first)
+                        && b.iter().all(|&b| b == exponent)
+                        && first != T::ZERO =>
+                {
+                    target.fill(first.pow(exponent));
+                }
+                _ => vectors(Map2 { target, a, b, f: T::pow }),
+            }
+        });
+    }
+
     /// Computes target = f(a, b, c).
     #[inline(always)]
     fn map3<A: Lane, T: Lane>(&mut self, step: &HostStep, f: impl Fn(A, T, T) -> T) {
@@ -160,7 +180,7 @@ impl Block<'_, '_> {
 
     fn binary_float<T: Float>(&mut self, op: Binary, step: &HostStep) {
         match op {
-            Binary::Pow => self.map2(step, T::pow),
+            Binary::Pow => self.pow::<T>(step),
             Binary::Atan2 => self.map2(step, T::atan2),
             Binary::And | Binary::Or | Binary::Xor => {
                 unreachable!("bodies are checked when they are compiled")

@@ -1,4 +1,7 @@
-//! The product on the host, through `ndarray`'s safe views over the `matrixmultiply` library; batches of small ones in panels, by several threads.
+//! The product on the host: of f32 in panels, by several threads; else, and where a factor has few rows, through `ndarray`'s safe views over the
+//! `matrixmultiply` library.
+
+use std::ops::Range;
 
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
@@ -7,7 +10,7 @@ use ndarray::{ArrayView2, ArrayViewMut2, LinalgScalar, ShapeBuilder};
 
 use super::{Matmul, Operand};
 use crate::panels::{COLUMNS, ROWS, pack_column, pack_left, pack_term, product};
-use crate::threads::{ranges, share};
+use crate::threads::{ranges, share, threads};
 use thalweg_ir::Element;
 use thalweg_ir::host::{Fault, Slice, SliceMut, represents};
 
@@ -39,10 +42,7 @@ pub fn run(matmul: &Matmul, a: Slice<'_>, b: Slice<'_>, d: SliceMut<'_>) -> Resu
         };
     }
     match (a, b, d) {
-        (Slice::F32(a), Slice::F32(b), SliceMut::F32(d)) if is_shared(matmul) => {
-            shared_products(matmul, a, b, d)
-        }
-        (Slice::F32(a), Slice::F32(b), SliceMut::F32(d)) => products(matmul, a, b, d),
+        (Slice::F32(a), Slice::F32(b), SliceMut::F32(d)) => products_of_f32(matmul, a, b, d),
         (Slice::F64(a), Slice::F64(b), SliceMut::F64(d)) => products(matmul, a, b, d),
         (Slice::F16(a), Slice::F16(b), SliceMut::F16(d)) => rounded_products::<f16>(matmul, a, b, d),
         (Slice::Bf16(a), Slice::Bf16(b), SliceMut::Bf16(d)) => rounded_products::<bf16>(matmul, a, b, d),
@@ -90,76 +90,173 @@ fn factor<'e, T>(elements: &'e [T], operand: &Operand, (rows, columns): (u64, u6
     if operand.transposed { view.reversed_axes() } else { view }
 }
 
-/// The most elements of a factor of a product that [`shared_products`] takes: it reads them from the second-level cache.
-const SHARED: u64 = 1 << 16;
+/// The most terms of a sum that are added before they are added to the result: a panel of each factor stays in the first-level cache.
+const TERMS: usize = 384;
+
+/// The most columns of the right factor that are packed at a time.
+const WIDTH: usize = 4096;
+
+/// The rows of the left factor that are packed at a time: they stay in the second-level cache.
+const HEIGHT: usize = 16 * ROWS;
 
 /// How many products of elements are worth a thread.
-const LEAST: u64 = 1 << 18;
+const LEAST: usize = 1 << 18;
 
-/// Returns whether a batch's products are so small that threads take some of them each.
-fn is_shared(matmul: &Matmul) -> bool {
+/// Computes the products of a batch of f32: in panels, if there are rows for them.
+fn products_of_f32(matmul: &Matmul, a: &[f32], b: &[f32], d: &mut [f32]) {
     let [_, _, (rows, columns)] = matmul.stored();
-    let Matmul { batch, m, n, k, d, .. } = *matmul;
-    batch > 1
-        && [m, n, k].iter().all(|&extent| extent > 0)
-        && m * k <= SHARED
-        && k * n <= SHARED
-        && d.batch_stride >= (rows - 1) * d.leading_dimension.max(columns) + columns
-}
-
-/// Computes the products of a batch of f32, some on each thread.
-fn shared_products(matmul: &Matmul, a: &[f32], b: &[f32], d: &mut [f32]) {
-    let Matmul { batch, m, n, k, .. } = *matmul;
-    let least = LEAST.div_ceil(m * n * k);
-    let stride = matmul.d.batch_stride as usize;
+    let Matmul { batch, m, n, k, d: target, .. } = *matmul;
+    let span = rows.saturating_sub(1) * target.leading_dimension.max(columns) + columns;
+    let is_apart = batch == 1 || target.batch_stride >= span;
+    if !is_apart || k < 4 || n < COLUMNS as u64 / 2 || m < 4 * ROWS as u64 {
+        return products(matmul, a, b, d);
+    }
+    let factors = |item: usize| {
+        let [a_shape, b_shape, _] = matmul.stored();
+        [(a, matmul.a, a_shape), (b, matmul.b, b_shape)].map(|(elements, operand, shape)| Factor {
+            elements: &elements[matrix(&operand, item as u64, shape)],
+            step: step(&operand, shape.1 as usize),
+            transposed: operand.transposed,
+        })
+    };
+    let [m, n, k, batch] = [m, n, k, batch].map(|extent| extent as usize);
+    let stride = if batch == 1 { d.len() } else { target.batch_stride as usize };
+    // Small products are computed by one thread each, large ones by all threads one after the other.
+    let is_small = batch > 1 && m * n * k < LEAST * 2 * threads();
+    let parts = if is_small { ranges(batch, LEAST.div_ceil(m * n * k)).collect() } else { vec![0..batch] };
     let (mut rest, mut jobs) = (d, Vec::new());
-    for items in ranges(batch as usize, least as usize) {
-        let (part, later) =
-            rest.split_at_mut(if items.end == batch as usize { rest.len() } else { items.len() * stride });
+    for items in parts {
+        let count = if items.end == batch { rest.len() } else { items.len() * stride };
+        let (part, later) = rest.split_at_mut(count);
         rest = later;
+        let factors = &factors;
         jobs.push(move || {
-            let (mut left, mut right) = (Vec::new(), Vec::new());
+            let mut right = Vec::new();
             for (item, d) in items.zip(part.chunks_mut(stride)) {
-                one_product(matmul, item as u64, [a, b], d, (&mut left, &mut right));
+                product_of_f32(matmul, factors(item), d, &mut right, if is_small { 1 } else { threads() });
             }
         });
     }
     share(jobs);
 }
 
-/// Computes one product of a batch, with room for the factors' panels.
-fn one_product(
+/// A stored matrix as a factor.
+#[derive(Clone, Copy)]
+struct Factor<'e> {
+    elements: &'e [f32],
+    /// From one stored row to the next.
+    step: usize,
+    transposed: bool,
+}
+
+impl Factor<'_> {
+    /// Writes rows of the left factor, of some terms, into panels.
+    fn pack_left(&self, panels: &mut Vec<[f32; ROWS]>, rows: Range<usize>, terms: &Range<usize>) {
+        let Self { elements, step, transposed } = *self;
+        let first = |row: usize| rows.start + row;
+        match transposed {
+            true => pack_left(panels, rows.len(), terms.len(), |row, term| {
+                elements[(terms.start + term) * step + first(row)]
+            }),
+            false => pack_left(panels, rows.len(), terms.len(), |row, term| {
+                elements[first(row) * step + terms.start + term]
+            }),
+        }
+    }
+
+    /// Writes columns of the right factor, of some terms, into panels.
+    fn pack_right(&self, panels: &mut [[f32; COLUMNS]], columns: Range<usize>, terms: &Range<usize>) {
+        let Self { elements, step, transposed } = *self;
+        let count = terms.len();
+        if transposed {
+            for (column, at) in columns.enumerate() {
+                let terms = &elements[at * step..][terms.clone()];
+                pack_column(&mut panels[column / COLUMNS * count..][..count], column, terms);
+            }
+            return;
+        }
+        for (term, at) in terms.clone().enumerate() {
+            pack_term(panels, count, term, &elements[at * step..][columns.clone()]);
+        }
+    }
+}
+
+/// Computes one product with so many threads, and room for the right factor's panels.
+fn product_of_f32(
     matmul: &Matmul,
-    item: u64,
-    [a, b]: [&[f32]; 2],
+    [left, right]: [Factor<'_>; 2],
     d: &mut [f32],
-    (left, right): (&mut Vec<[f32; ROWS]>, &mut Vec<[f32; COLUMNS]>),
+    panels: &mut Vec<[f32; COLUMNS]>,
+    threads: usize,
 ) {
-    let [a_shape, b_shape, _] = matmul.stored();
     let [m, n, k] = [matmul.m, matmul.n, matmul.k].map(|extent| extent as usize);
-    let a = &a[matrix(&matmul.a, item, a_shape)];
-    let lead = step(&matmul.a, a_shape.1 as usize);
-    match matmul.a.transposed {
-        true => pack_left(left, m, k, |row, term| a[term * lead + row]),
-        false => pack_left(left, m, k, |row, term| a[row * lead + term]),
-    }
-    right.clear();
-    right.resize(n.div_ceil(COLUMNS) * k, [0.0; COLUMNS]);
-    let rows = stored_rows(&b[matrix(&matmul.b, item, b_shape)], &matmul.b, b_shape.1).enumerate();
-    match matmul.b.transposed {
-        true => rows
-            .for_each(|(column, terms)| pack_column(&mut right[column / COLUMNS * k..][..k], column, terms)),
-        false => rows.for_each(|(term, row)| pack_term(right, k, term, row)),
-    }
-    let [alpha, beta] = [matmul.alpha, matmul.beta].map(|factor| factor.get() as f32);
+    let threads = threads.min((m * n * k / LEAST).max(1));
     let lead = step(&matmul.d, n);
-    for (row, left) in left.chunks_exact(k).enumerate() {
-        for (column, right) in right.chunks_exact(k).enumerate() {
-            let (sums, column) = (product(left, right), column * COLUMNS);
-            let count = (n - column).min(COLUMNS);
-            for (d, sums) in d[row * ROWS * lead..].chunks_mut(lead).zip(sums).take(m - row * ROWS) {
-                for (d, sum) in d[column..][..count].iter_mut().zip(sums) {
-                    *d = if matmul.accumulates() { alpha * sum + beta * *d } else { alpha * sum };
+    for (columns, terms) in
+        tiles(n, WIDTH).flat_map(|columns| tiles(k, TERMS).map(move |terms| (columns.clone(), terms)))
+    {
+        let (count, groups) = (terms.len(), columns.len().div_ceil(COLUMNS));
+        panels.clear();
+        panels.resize(groups * count, [0.0; COLUMNS]);
+        let (mut rest, mut jobs) = (&mut panels[..], Vec::new());
+        for part in (0..threads).map(|part| groups * part / threads..groups * (part + 1) / threads) {
+            let (panels, later) = rest.split_at_mut(part.len() * count);
+            rest = later;
+            let own =
+                columns.start + part.start * COLUMNS..(columns.start + part.end * COLUMNS).min(columns.end);
+            let terms = &terms;
+            jobs.push(move || right.pack_right(panels, own, terms));
+        }
+        share(jobs);
+        let (mut rest, mut jobs) = (&mut d[..], Vec::new());
+        for part in (0..threads).map(|part| {
+            m.div_ceil(ROWS) * part / threads * ROWS..m.div_ceil(ROWS) * (part + 1) / threads * ROWS
+        }) {
+            let rows = part.start..part.end.min(m);
+            let (d, later) = rest.split_at_mut(if rows.end == m { rest.len() } else { rows.len() * lead });
+            rest = later;
+            let (panels, columns, terms) = (&panels[..], columns.clone(), terms.clone());
+            jobs.push(move || rows_of_product(matmul, left, panels, (rows, columns, terms), d));
+        }
+        share(jobs);
+    }
+}
+
+/// Returns ranges of `most` numbers and a last one of the rest.
+fn tiles(count: usize, most: usize) -> impl Iterator<Item = Range<usize>> {
+    (0..count).step_by(most).map(move |first| first..(first + most).min(count))
+}
+
+/// Adds some terms of rows of a product to the result, whose first row is the first of these.
+fn rows_of_product(
+    matmul: &Matmul,
+    left: Factor<'_>,
+    right: &[[f32; COLUMNS]],
+    (rows, columns, terms): (Range<usize>, Range<usize>, Range<usize>),
+    d: &mut [f32],
+) {
+    let [alpha, beta] = [matmul.alpha, matmul.beta].map(|factor| factor.get() as f32);
+    let (lead, count) = (step(&matmul.d, matmul.n as usize), terms.len());
+    // What the result held counts once.
+    let (is_first, accumulates) = (terms.start == 0, matmul.accumulates());
+    let mut panels = Vec::new();
+    for part in tiles(rows.len(), HEIGHT) {
+        left.pack_left(&mut panels, rows.start + part.start..rows.start + part.end, &terms);
+        for (group, right) in right.chunks_exact(count).enumerate() {
+            let first = columns.start + group * COLUMNS;
+            let width = (columns.end - first).min(COLUMNS);
+            for (panel, left) in panels.chunks_exact(count).enumerate() {
+                let sums = product(left, right);
+                let row = part.start + panel * ROWS;
+                for (d, sums) in d[row * lead..].chunks_mut(lead).zip(&sums).take(part.end - row) {
+                    let d = &mut d[first..first + width];
+                    match (is_first, accumulates) {
+                        (true, false) => d.iter_mut().zip(sums).for_each(|(d, sum)| *d = alpha * sum),
+                        (true, true) => {
+                            d.iter_mut().zip(sums).for_each(|(d, sum)| *d = alpha * sum + beta * *d)
+                        }
+                        (false, _) => d.iter_mut().zip(sums).for_each(|(d, sum)| *d += alpha * sum),
+                    }
                 }
             }
         }
@@ -221,7 +318,7 @@ where
         if matmul.accumulates() {
             extend(d, &matmul.d, d_shape.1, &mut wide_d);
         }
-        products(&one, &wide_a, &wide_b, &mut wide_d);
+        products_of_f32(&one, &wide_a, &wide_b, &mut wide_d);
         let rows = stored_rows_mut(d, &matmul.d, d_shape.1);
         for (row, wide) in rows.zip(wide_d.chunks(d_shape.1 as usize)) {
             row.convert_from_f32_slice(wide);
