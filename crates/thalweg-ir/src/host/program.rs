@@ -44,6 +44,8 @@ pub(super) enum Op {
     Random,
     /// The operand in another dtype.
     Cast { to: DType },
+    /// Puts the value of each row at all its points.
+    Spread,
     /// Sets a reduction's accumulators to the neutral value.
     Start { reduction: u16 },
     /// Combines the operand into a reduction's accumulators.
@@ -85,11 +87,6 @@ pub(super) struct HostStep<R = u16> {
     pub target: R,
     /// The registers that it reads; only as many as the operation has.
     pub operands: [R; 3],
-    /// The dtype of what it writes to the target.
-    pub written: DType,
-    /// Whether a whole block is needed of a value that is one element a row (blocks that lie along points): then it is computed once, and
-    /// spread.
-    pub wide: bool,
 }
 
 /// A pass over the points of a row, with what comes before it.
@@ -146,7 +143,7 @@ pub(super) fn compile(kernel: &Kernel) -> CompiledKernel {
     compiler.emit();
     compiler.store_outputs();
     compiler.pair();
-    compiler.widen();
+    compiler.spread();
     compiler.finish()
 }
 
@@ -161,7 +158,6 @@ const NONE: ValueId = ValueId::MAX;
 struct ValueInfo {
     dtype: DType,
     section: usize,
-    wide: bool,
 }
 
 struct Compiler<'k> {
@@ -418,23 +414,15 @@ impl<'k> Compiler<'k> {
     fn push(&mut self, op: Op, dtype: DType, operands: &[ValueId], section: usize) -> usize {
         let mut list = [NONE; 3];
         list[..operands.len()].copy_from_slice(operands);
-        self.sections[section].push(HostStep {
-            op,
-            dtype,
-            target: NONE,
-            operands: list,
-            written: dtype,
-            wide: false,
-        });
+        self.sections[section].push(HostStep { op, dtype, target: NONE, operands: list });
         self.sections[section].len() - 1
     }
 
     /// Gives a step a target.
     fn define(&mut self, step: usize, dtype: DType, section: usize) -> ValueId {
         let value = self.values.len() as ValueId;
-        self.values.push(ValueInfo { dtype, section, wide: false });
+        self.values.push(ValueInfo { dtype, section });
         self.sections[section][step].target = value;
-        self.sections[section][step].written = dtype;
         value
     }
 
@@ -518,18 +506,27 @@ impl<'k> Compiler<'k> {
         }
     }
 
-    /// Finds the values of rows that are needed as whole blocks: those that steps at points read.
-    fn widen(&mut self) {
+    /// Lets steps at points read values of rows from registers of their own, where each row's value stands at all its points.
+    fn spread(&mut self) {
+        let mut spread = vec![NONE; self.values.len()];
         for phase in 0..self.phases {
-            for step in &self.sections[point_section(phase)] {
-                for &operand in step.operands.iter().filter(|&&operand| operand != NONE) {
-                    self.values[operand as usize].wide = true;
+            let own = point_section(phase);
+            let mut steps = std::mem::take(&mut self.sections[own]);
+            for operand in
+                steps.iter_mut().flat_map(|step| &mut step.operands).filter(|value| **value != NONE)
+            {
+                let ValueInfo { dtype, section } = self.values[*operand as usize];
+                if section == UNIFORM || section == own {
+                    continue;
                 }
+                let known = spread[*operand as usize];
+                if known == NONE {
+                    let step = self.push(Op::Spread, dtype, &[*operand], section);
+                    spread[*operand as usize] = self.define(step, dtype, section);
+                }
+                *operand = spread[*operand as usize];
             }
-        }
-        let values = &self.values;
-        for step in self.sections.iter_mut().flatten() {
-            step.wide = step.target != NONE && values[step.target as usize].wide;
+            self.sections[own] = steps;
         }
     }
 
@@ -632,8 +629,6 @@ fn allocate(
                 dtype: step.dtype,
                 target: register(step.target),
                 operands: step.operands.map(register),
-                written: step.written,
-                wide: step.wide,
             });
             for (place, &operand) in step.operands.iter().enumerate() {
                 let ends = operand != NONE

@@ -129,13 +129,6 @@ impl File {
         }
     }
 
-    /// Fills the first `count` elements of a register with its first, which is its own.
-    pub fn spread<T: Lane>(&mut self, register: u16, count: usize) {
-        let data = &mut T::bank_mut(self).registers[usize::from(register)].data;
-        let first = data[0];
-        data[..count].fill(first);
-    }
-
     /// Fills the first `count` elements of a register by a function that may read other registers, never this one.
     #[inline]
     pub fn write<T: Lane>(&mut self, register: u16, count: usize, fill: impl FnOnce(&Self, &mut [T])) {

@@ -250,6 +250,17 @@ impl Block<'_, '_> {
         });
     }
 
+    /// Puts each element at so many places, one element after the other.
+    pub fn spread(&mut self, step: &HostStep, places: usize) {
+        let (inputs, count) = (self.inputs, self.count);
+        with_dtype!(step.dtype, T => self.file.write(step.target, count * places, |file, target: &mut [T]| {
+            let values = file.read::<T>(inputs, step.operands[0], count);
+            for (target, &value) in target.chunks_exact_mut(places).zip(values) {
+                target.fill(value);
+            }
+        }));
+    }
+
     pub fn select(&mut self, step: &HostStep) {
         with_dtype!(step.dtype, T => {
             self.map3(step, |condition: u8, yes: T, no: T| if condition != 0 { yes } else { no });
@@ -415,7 +426,7 @@ fn fold<T: Number>(op: ReduceOp, accumulator: T, values: &[T]) -> T {
 }
 
 /// The accumulators of a reduction in a launch: for each level of the cascade `lanes` groups of `columns` elements, one a row of
-/// the block. The lowest level comes first.
+/// the block. The lowest level comes first. Of a block along the points of `together` rows, the lanes of each row.
 #[derive(Clone, Copy)]
 pub(super) struct Accumulators {
     pub op: ReduceOp,
@@ -423,6 +434,7 @@ pub(super) struct Accumulators {
     pub number: u16,
     pub lanes: usize,
     pub columns: usize,
+    pub together: usize,
     pub levels: u32,
 }
 
@@ -457,7 +469,7 @@ impl Accumulators {
 
     /// Returns how many accumulators a level has.
     const fn level(&self) -> usize {
-        self.lanes * self.columns
+        self.lanes * self.columns * self.together
     }
 
     /// Sets every accumulator to the neutral value.
@@ -509,6 +521,12 @@ impl Accumulators {
         with_number!(self.dtype, T => {
             let mut accumulators = std::mem::take(self.of::<T>(block.file));
             let mut values = block.file.read::<T>(block.inputs, register, block.count);
+            if self.together > 1 {
+                let rows = accumulators.chunks_exact_mut(self.lanes).zip(values.chunks_exact(values.len() / self.together));
+                rows.for_each(|(accumulators, values)| self.along_lanes(accumulators, values, 0));
+                *self.of(block.file) = accumulators;
+                return;
+            }
             let mut point = point;
             while !values.is_empty() {
                 let run = if self.levels > 1 { self.points_of_runs(1) } else { usize::MAX };
@@ -540,8 +558,7 @@ impl Accumulators {
         }
     }
 
-    /// Combines the lanes as a tree, neighbours first, and puts the results into a register, one a row of the block; the single result of a
-    /// block along points fills the register.
+    /// Combines the lanes as a tree, neighbours first, and puts the results into a register, one a row of the block.
     pub fn finish(&self, block: &mut Block<'_, '_>, register: u16) {
         with_number!(self.dtype, T => {
             let mut all = std::mem::take(self.of::<T>(block.file));
@@ -549,7 +566,7 @@ impl Accumulators {
             let accumulators = &mut all[(self.levels as usize - 1) * self.level()..];
             let (columns, mut lanes) = (self.columns, self.lanes);
             if columns == 1 {
-                combine_tree(self.op, &mut accumulators[..lanes]);
+                accumulators.chunks_exact_mut(lanes).for_each(|lanes| combine_tree(self.op, lanes));
                 lanes = 1;
             }
             while lanes > 1 {
@@ -562,7 +579,8 @@ impl Accumulators {
             }
             block.file.write(register, block.count, |_, target: &mut [T]| {
                 if self.columns == 1 {
-                    target.fill(accumulators[0]);
+                    let rows = accumulators.iter().step_by(self.lanes);
+                    target.iter_mut().zip(rows).for_each(|(target, &result)| *target = result);
                 } else {
                     target.copy_from_slice(&accumulators[..self.columns]);
                 }
