@@ -354,7 +354,34 @@ macro_rules! reduced_by_one {
     )*};
 }
 
-reduced_in_vectors! { f16 bf16 }
+reduced_in_vectors! { f16 }
+
+impl Reduced for bf16 {
+    fn extend(values: &[Self], target: &mut [f32]) {
+        vectors(Map1 { target, a: values, f: extend_bf16 });
+    }
+
+    fn round(values: &[f32], target: &mut [Self]) {
+        vectors(Map1 { target, a: values, f: round_bf16 });
+    }
+}
+
+/// Returns a value as f32: its bits come first; a NaN is made quiet.
+#[inline(always)]
+fn extend_bf16(value: bf16) -> f32 {
+    let bits = u32::from(value.to_bits());
+    let quiet = if bits & 0x7fff > 0x7f80 { 0x40 } else { 0 };
+    f32::from_bits((bits | quiet) << 16)
+}
+
+/// Returns the nearest value, the even one of two; a NaN is made quiet.
+#[inline(always)]
+fn round_bf16(value: f32) -> bf16 {
+    let bits = value.to_bits();
+    let rounded = bits.wrapping_add(0x7fff + (bits >> 16 & 1)) >> 16;
+    bf16::from_bits(if bits & 0x7fff_ffff > 0x7f80_0000 { bits >> 16 | 0x40 } else { rounded } as u16)
+}
+
 reduced_by_one! { f8e4m3 f8e5m2 }
 
 /// Returns the value that a reduction starts with.
@@ -596,5 +623,22 @@ pub(super) fn argument(dtype: DType, bits: u64) -> Scalar {
         Category::Bool => Scalar::Bool(bits != 0),
         Category::Integer => Scalar::I64(bits as i64),
         Category::FloatingPoint | Category::Complex => Scalar::F64(f64::from_bits(bits)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn brain_floats_are_extended_and_rounded_as_by_their_library() {
+        for bits in 0..=u16::MAX {
+            let value = bf16::from_bits(bits);
+            assert_eq!(extend_bf16(value).to_bits(), value.to_f32().to_bits(), "{bits:#x}");
+            for low in [0, 1, 0x7fff, 0x8000, 0x8001, 0xffff] {
+                let value = f32::from_bits(u32::from(bits) << 16 | low);
+                assert_eq!(round_bf16(value).to_bits(), bf16::from_f32(value).to_bits(), "{value:e}");
+            }
+        }
     }
 }

@@ -153,14 +153,25 @@ impl Factor<'_> {
     /// Writes rows of the left factor, of some terms, into panels.
     fn pack_left(&self, panels: &mut Vec<[f32; ROWS]>, rows: Range<usize>, terms: &Range<usize>) {
         let Self { elements, step, transposed } = *self;
-        let first = |row: usize| rows.start + row;
-        match transposed {
-            true => pack_left(panels, rows.len(), terms.len(), |row, term| {
-                elements[(terms.start + term) * step + first(row)]
-            }),
-            false => pack_left(panels, rows.len(), terms.len(), |row, term| {
-                elements[first(row) * step + terms.start + term]
-            }),
+        if rows.len() % ROWS != 0 || terms.is_empty() {
+            let place = |row: usize, term: usize| match transposed {
+                true => (terms.start + term) * step + rows.start + row,
+                false => (rows.start + row) * step + terms.start + term,
+            };
+            return pack_left(panels, rows.len(), terms.len(), |row, term| elements[place(row, term)]);
+        }
+        panels.clear();
+        for row in rows.step_by(ROWS) {
+            if transposed {
+                let columns = elements[terms.start * step + row..].chunks(step).take(terms.len());
+                panels.extend(
+                    columns.map(|column| <[f32; ROWS]>::try_from(&column[..ROWS]).expect("a panel's rows")),
+                );
+            } else {
+                let rows: [&[f32]; ROWS] =
+                    std::array::from_fn(|at| &elements[(row + at) * step..][terms.clone()]);
+                panels.extend((0..terms.len()).map(|term| rows.map(|row| row[term])));
+            }
         }
     }
 
