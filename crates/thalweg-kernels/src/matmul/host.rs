@@ -121,8 +121,8 @@ fn products_of_f32(matmul: &Matmul, a: &[f32], b: &[f32], d: &mut [f32]) {
     };
     let [m, n, k, batch] = [m, n, k, batch].map(|extent| extent as usize);
     let stride = if batch == 1 { d.len() } else { target.batch_stride as usize };
-    // Small products are computed by one thread each, large ones by all threads one after the other.
-    let is_small = batch > 1 && m * n * k < LEAST * 2 * threads();
+    // Many products, or small ones, are computed by one thread each; else all threads compute one after the other.
+    let is_small = batch > 1 && (batch >= threads() || m * n * k < LEAST * 2 * threads());
     let parts = if is_small { ranges(batch, LEAST.div_ceil(m * n * k)).collect() } else { vec![0..batch] };
     let (mut rest, mut jobs) = (d, Vec::new());
     for items in parts {
