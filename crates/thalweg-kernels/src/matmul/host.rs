@@ -108,7 +108,7 @@ fn products_of_f32(matmul: &Matmul, a: &[f32], b: &[f32], d: &mut [f32]) {
     let Matmul { batch, m, n, k, d: target, .. } = *matmul;
     let span = rows.saturating_sub(1) * target.leading_dimension.max(columns) + columns;
     let is_apart = batch == 1 || target.batch_stride >= span;
-    if !is_apart || k < 4 || n < COLUMNS as u64 / 2 || m < 4 * ROWS as u64 {
+    if batch == 0 || !is_apart || k < 4 || n < COLUMNS as u64 / 2 || m < 4 * ROWS as u64 {
         return products(matmul, a, b, d);
     }
     let factors = |item: usize| {
