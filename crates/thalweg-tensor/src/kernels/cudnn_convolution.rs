@@ -8,6 +8,7 @@ use thalweg_runtime::backends::cudnn;
 use thalweg_runtime::{ConvolutionPass, ConvolutionShape, ElementFormat, Error, Label, Result, Stream};
 
 use crate::autograd::formula::Formula;
+use crate::caller::label_at;
 use crate::dispatch::{Argument, Arguments, Call, Ints, built_in};
 use crate::sdp::are_deterministic_algorithms_enabled;
 use crate::tensor::{Tensor, Tensors};
@@ -46,10 +47,11 @@ impl Computed {
 }
 
 /// Returns whether a convolution of these tensors shall be a call of cuDNN, where it is there and enabled, or of the host function that the
-/// simulator has in its place.
+/// simulator has in its place; that of f32 alone, since the others' products are rounded once with the bias.
 pub fn library_convolves(input: &Tensor, weight: &Tensor) -> bool {
     let device = input.device();
-    device.properties().libraries.convolution
+    (!device.is_simulated() || input.dtype() == DType::F32)
+        && device.properties().libraries.convolution
         && cudnn::enabled()
         && format_of(input.dtype()).is_some()
         && ![input, weight].iter().any(|tensor| tensor.shape().contains(&0))
@@ -77,7 +79,7 @@ pub(crate) fn call(
     let mut arguments: Vec<Argument<'_>> = vec![first.into(), second.into(), (computed as i64).into()];
     arguments.extend(lists);
     arguments.push(groups.into());
-    let label = Label::here("convolution");
+    let label = label_at("convolution", std::panic::Location::caller());
     Ok(built_in!("thalweg::cudnn_convolution")?.call(&arguments, None, label)?.swap_remove(0))
 }
 

@@ -265,12 +265,12 @@ fn folded(x: &Tensor, lists: [&Ints; 6]) -> Result<Tensor> {
 }
 
 /// Returns a batch around an image without one, and whether it was made.
-fn in_batch(x: &Tensor, rank: usize, name: &str) -> Result<(Tensor, bool)> {
+fn in_batch(x: &Tensor, rank: usize) -> Result<(Tensor, bool)> {
     match rank.checked_sub(x.rank()) {
         Some(0) => Ok((x.clone(), false)),
         Some(1) => Ok((x.unsqueeze(0)?, true)),
         _ => Err(Error::invalid(format!(
-            "{name}: Expected {}D or {rank}D (batch mode) tensor, but got input of size: {:?}",
+            "Expected {}D or {rank}D (batch mode) tensor, but got input of size: {:?}",
             rank - 1,
             x.shape()
         ))),
@@ -283,13 +283,13 @@ fn out_of_batch(result: Tensor, was_made: bool) -> Result<Tensors> {
 }
 
 fn im2col(call: &Call<'_>) -> Result<Tensors> {
-    let (x, made) = in_batch(call.tensor(0), 4, "im2col")?;
+    let (x, made) = in_batch(call.tensor(0), 4)?;
     let [kernel, dilation, padding, stride] = [1, 2, 3, 4].map(|place| call.ints(place));
     out_of_batch(unfolded(&x, [&kernel, &dilation, &padding, &stride])?, made)
 }
 
 fn col2im(call: &Call<'_>) -> Result<Tensors> {
-    let (x, made) = in_batch(call.tensor(0), 3, "col2im")?;
+    let (x, made) = in_batch(call.tensor(0), 3)?;
     let [output, kernel, dilation, padding, stride] = [1, 2, 3, 4, 5].map(|place| call.ints(place));
     let axes = |name: &str, list: &Ints, rest| per_axis(name, list, 2, rest);
     let numbers = [
@@ -342,7 +342,7 @@ impl Convolution {
                 weight.shape()
             )));
         }
-        let (input, made) = in_batch(input, rank, call.operator.base_name())?;
+        let (input, made) = in_batch(input, rank)?;
         let groups = self.check(&input, weight, bias)?;
         if let Some(result) = self.by_library(&input, weight)? {
             let result = match bias {
