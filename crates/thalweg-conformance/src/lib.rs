@@ -53,7 +53,7 @@ use std::panic::{AssertUnwindSafe, Location, catch_unwind};
 use std::sync::{Arc, OnceLock};
 
 pub use child::holds_in_child;
-pub use compiled::compiler_accepts;
+pub use compiled::{QUICKLY, compiler_accepts};
 pub use fixture::Fixture;
 pub(crate) use kernels::wait_us;
 pub use kernels::{Kernel, KernelArguments, KernelSet, PTX, host_module};

@@ -26,6 +26,7 @@ pub mod matmul;
 pub mod one_query;
 mod operands;
 mod panels;
+pub mod pool;
 pub mod random;
 pub mod scan;
 pub mod scatter;
@@ -128,6 +129,7 @@ pub fn sources() -> Vec<(String, String)> {
     all.extend(scatter::rows::sources());
     all.extend(scatter::tile::sources());
     all.extend(random::sources());
+    all.extend(pool::sources());
     all.extend(scan::sources());
     all.extend(sort::sources());
     all.extend(search::sources());

@@ -270,13 +270,20 @@ fn cascade(body: &Body, geometry: &Geometry, lanes: u16) -> u8 {
     }
 }
 
+/// Threads, about as many as a block of 256 on each multiprocessor of a large GPU, below which a thread handles fewer points: they take their turns in
+/// a thread, and one kernel of so little work lasts as long as its longest thread.
+const FEW_THREADS: u64 = 1 << 15;
+
+/// Returns how many neighbours a thread handles at once of contiguous points: as many as 16 bytes hold, and fewer where that leaves the
+/// GPU too few threads.
 fn vector(body: &Body, geometry: &Geometry, alignment_bytes: u64) -> u8 {
     let sizes =
         body.inputs.iter().map(|input| input.dtype).chain(body.outputs.iter().map(|output| output.dtype));
     let largest = sizes.map(|dtype| dtype.size_bytes() as u64).max().unwrap_or(1);
     let mut vector = (VECTOR_BYTES / largest).clamp(1, 8);
     // Each thread moves `vector` elements of every operand, so the smallest of them sets the rate, the largest the width.
-    while vector > 1 && (!alignment_bytes.is_multiple_of(vector * largest) || geometry.rows() < vector) {
+    let fills = |vector: u64| geometry.rows().saturating_mul(geometry.points()) / vector >= FEW_THREADS;
+    while vector > 1 && !(alignment_bytes.is_multiple_of(vector * largest) && fills(vector)) {
         vector /= 2;
     }
     vector as u8

@@ -46,23 +46,31 @@ fn sum(rows: &[u64], inner: &[u64], row_strides: &[u64], inner_strides: &[u64]) 
 
 #[test]
 fn contiguous_operands_are_one_dimension_with_wide_loads() {
-    let contiguous: &[u64] = &[20, 5, 1];
-    let found = elementwise(&[3, 4, 5], &[contiguous; 3], 256);
+    let contiguous: &[u64] = &[50_000, 10_000, 1];
+    let found = elementwise(&[3, 5, 10_000], &[contiguous; 3], 256);
     assert!(found.class.contiguous);
     assert_eq!((found.class.row_rank, found.class.vector), (1, 4));
-    assert_eq!(found.geometry.row_shape.as_slice(), [60]);
+    assert_eq!(found.geometry.row_shape.as_slice(), [150_000]);
 }
 
 #[test]
 fn loads_are_only_as_wide_as_the_alignment() {
     for (alignment, vector) in [(256, 4), (16, 4), (8, 2), (4, 1)] {
         assert_eq!(
-            elementwise(&[64], &[&[1][..]; 3], alignment).class.vector,
+            elementwise(&[1 << 20], &[&[1][..]; 3], alignment).class.vector,
             vector,
             "aligned to {alignment}"
         );
     }
-    assert_eq!(elementwise(&[3], &[&[1][..]; 3], 256).class.vector, 2, "no wider than there are elements");
+}
+
+#[test]
+fn few_points_are_shared_by_many_threads() {
+    for (points, vector) in [(1, 1), (4096, 1), (1 << 16, 2), ((1 << 17) - 1, 2), (1 << 17, 4), (1 << 20, 4)]
+    {
+        let found = elementwise(&[points], &[&[1][..]; 3], 256);
+        assert_eq!(found.class.vector, vector, "of {points} points");
+    }
 }
 
 #[test]
@@ -262,7 +270,8 @@ fn a_plan_says_what_it_chose_and_why() {
     says(of_sum(sum(&[100], &[400_000], &[400_000], &[1])), &["does not fit into registers"]);
     says(of_sum(sum(&[1 << 16], &[5000], &[1], &[1 << 16])), &["whole lines of columns", "8 lanes"]);
     let of_add = |plan: LaunchPlan| plan.explain(&body(&table::add, &[DType::F32; 2]));
-    says(of_add(elementwise(&[64], &[&[1][..]; 3], 256)), &["contiguous points, vectors of 4"]);
+    says(of_add(elementwise(&[1 << 20], &[&[1][..]; 3], 256)), &["contiguous points, vectors of 4"]);
+    says(of_add(elementwise(&[64], &[&[1][..]; 3], 256)), &["one element at a time", "they are few"]);
     let turned = elementwise(&[128, 64], &[&[1, 128], &[64, 1], &[64, 1]], 256);
     says(of_add(turned), &["tiles", "inputs 0", "dimension 0"]);
     let gaps = elementwise(&[6, 5], &[&[30, 3], &[5, 1], &[5, 1]], 256);

@@ -2,8 +2,7 @@
 //! softmax, indexing, random numbers, windows.
 //!
 //! Each is a [`LoopOp`] whose `build` writes its body by hand. Gradients of those without gathers and scatters are derived like
-//! the elementwise ones; `unfold2d` and `fold2d` are each other's gradient, and an operator `x` with a gradient of its own has
-//! an entry `x_backward`.
+//! the elementwise ones; an operator `x` with a gradient of its own has an entry `x_backward`.
 
 mod attention;
 mod channels;
@@ -42,14 +41,12 @@ pub use reductions::{
 };
 pub use windows::{
     ADAPTIVE_NUMBERS, AVERAGE_ADAPTIVE, AVERAGE_ADAPTIVE_BACKWARD, AVERAGE_WINDOWS, AVERAGE_WINDOWS_BACKWARD,
-    AVERAGE_WINDOWS_NARROW, AVERAGE_WINDOWS_NARROW_BACKWARD, FOLD_WINDOWS, GREATEST_ADAPTIVE,
-    GREATEST_ADAPTIVE_BACKWARD, GREATEST_OF_WINDOWS, GREATEST_OF_WINDOWS_BACKWARD,
-    GREATEST_OF_WINDOWS_NARROW, GREATEST_OF_WINDOWS_NARROW_BACKWARD, STRIDED_NUMBERS, UNFOLD_WINDOWS,
-    WINDOWS,
+    FOLD_WINDOWS, GREATEST_ADAPTIVE, GREATEST_ADAPTIVE_BACKWARD, GREATEST_OF_WINDOWS,
+    GREATEST_OF_WINDOWS_BACKWARD, STRIDED_NUMBERS, UNFOLD_WINDOWS, WINDOWS,
 };
 
 use smallvec::SmallVec;
-use thalweg_ir::{BodyBuilder, DType, Dimension, OutputPlace, ReduceOp, Scalar, Value};
+use thalweg_ir::{BodyBuilder, DType, Dimension, OutputPlace, ReduceOp, Value};
 
 use crate::definition::{DTypeRule, LoopOp, Signature, Sizes, Space, scalar};
 
@@ -140,20 +137,12 @@ pub static STRUCTURED: &[&LoopOp] = &[
     &SEQUENCE_NORMAL,
     &SEQUENCE_UNIFORM,
     &BERNOULLI,
-    &UNFOLD2D,
-    &FOLD2D,
-    &MAX_POOL2D,
-    &MAX_POOL2D_BACKWARD,
     &UNFOLD_WINDOWS,
     &FOLD_WINDOWS,
     &AVERAGE_WINDOWS,
     &AVERAGE_WINDOWS_BACKWARD,
     &GREATEST_OF_WINDOWS,
     &GREATEST_OF_WINDOWS_BACKWARD,
-    &AVERAGE_WINDOWS_NARROW,
-    &AVERAGE_WINDOWS_NARROW_BACKWARD,
-    &GREATEST_OF_WINDOWS_NARROW,
-    &GREATEST_OF_WINDOWS_NARROW_BACKWARD,
     &AVERAGE_ADAPTIVE,
     &AVERAGE_ADAPTIVE_BACKWARD,
     &GREATEST_ADAPTIVE,
@@ -435,216 +424,4 @@ pub static LOG_SOFTMAX: LoopOp = LoopOp {
             b.output(shifted - sum.log(), signature.outputs[0], OutputPlace::Point);
         },
     )
-};
-
-/// The numbers of a two-dimensional window, in the order in which these operators take them.
-pub const WINDOW_SCALARS: &[&str] = &[
-    "images",
-    "channels",
-    "height",
-    "width",
-    "kernel_height",
-    "kernel_width",
-    "output_height",
-    "output_width",
-    "stride_height",
-    "stride_width",
-    "padding",
-    "dilation",
-];
-
-struct Window<'b> {
-    images: Value<'b>,
-    channels: Value<'b>,
-    height: Value<'b>,
-    width: Value<'b>,
-    kernel_height: Value<'b>,
-    kernel_width: Value<'b>,
-    output_height: Value<'b>,
-    output_width: Value<'b>,
-    stride_height: Value<'b>,
-    stride_width: Value<'b>,
-    padding: Value<'b>,
-    dilation: Value<'b>,
-}
-
-impl<'b> Window<'b> {
-    fn new(b: &'b BodyBuilder) -> Self {
-        let next = || scalar(b, DType::I64);
-        Self {
-            images: next(),
-            channels: next(),
-            height: next(),
-            width: next(),
-            kernel_height: next(),
-            kernel_width: next(),
-            output_height: next(),
-            output_width: next(),
-            stride_height: next(),
-            stride_width: next(),
-            padding: next(),
-            dilation: next(),
-        }
-    }
-
-    /// Returns the values of one axis: extent of the image, stride, extent of the kernel, number of windows.
-    fn axis(&self, axis: usize) -> [Value<'b>; 4] {
-        match axis {
-            0 => [self.height, self.stride_height, self.kernel_height, self.output_height],
-            _ => [self.width, self.stride_width, self.kernel_width, self.output_width],
-        }
-    }
-
-    /// Returns the input coordinate of an axis that an output and a kernel coordinate meet at, and whether it is inside.
-    fn input_at(&self, axis: usize, output: Value<'b>, kernel: Value<'b>) -> (Value<'b>, Value<'b>) {
-        let [extent, stride, ..] = self.axis(axis);
-        let at = output * stride + kernel * self.dilation - self.padding;
-        (at, at.ge(0).and(at.lt(extent)))
-    }
-
-    /// Returns the windows of an axis that an input coordinate lies in, counted back from the last one that begins before it: the
-    /// output coordinate, the kernel coordinate that meets the input there, and whether there is such a window. The first
-    /// division is the same for the whole row.
-    fn window_of(&self, axis: usize, input: Value<'b>, back: Value<'b>) -> (Value<'b>, Value<'b>, Value<'b>) {
-        let [_, stride, kernel, outputs] = self.axis(axis);
-        let padded = input + self.padding;
-        let output = padded / stride - back;
-        let reach = padded - output * stride;
-        let at = reach / self.dilation;
-        let exists =
-            output.ge(0).and(output.lt(outputs)).and((at * self.dilation).eq(reach)).and(at.lt(kernel));
-        (output, at, exists)
-    }
-}
-
-/// Returns how many windows of an axis an input coordinate can lie in: the inner extents of `fold2d` and `max_pool2d_backward`.
-pub const fn windows_of_a_pixel(kernel: usize, stride: usize, dilation: usize) -> usize {
-    (kernel - 1) * dilation / stride + 1
-}
-
-/// The windows of an image as columns: (channels · kernel, batch · output). Rows: channel, kernel y, kernel x, image, output
-/// y, output x.
-pub static UNFOLD2D: LoopOp = LoopOp {
-    name: "unfold2d",
-    aten: None,
-    doc: "The windows of a batch of images as columns (im2col).",
-    input_count: 1,
-    scalars: WINDOW_SCALARS,
-    sizes: Sizes::Numbers(WINDOW_SCALARS.len()),
-    rule: DTypeRule::Moved,
-    space: Space::Coordinates,
-    outputs: &[OutputPlace::Row],
-    build: |b, signature| {
-        let image = b.gathered_input(signature.inputs[0]);
-        let window = Window::new(b);
-        let [channel, kernel_y, kernel_x, batch, output_y, output_x] =
-            [0, 1, 2, 3, 4, 5].map(|dimension| b.index(Dimension::Row(dimension)));
-        let (y, y_inside) = window.input_at(0, output_y, kernel_y);
-        let (x, x_inside) = window.input_at(1, output_x, kernel_x);
-        let place = ((batch * window.channels + channel) * window.height + y) * window.width + x;
-        let value = b.gather(image, place, y_inside.and(x_inside), Scalar::F64(0.0));
-        b.output(value, signature.outputs[0], OutputPlace::Row);
-    },
-    from_result: None,
-    examples: None,
-};
-
-/// The sum, at each pixel, of the column entries whose windows contain it: the transpose of `unfold2d`. Rows: image,
-/// channel, y, x; inner: [`windows_of_a_pixel`] in y and in x.
-pub static FOLD2D: LoopOp = LoopOp {
-    name: "fold2d",
-    aten: None,
-    doc: "The sum of all window entries at each pixel (col2im).",
-    input_count: 1,
-    scalars: WINDOW_SCALARS,
-    sizes: Sizes::Numbers(WINDOW_SCALARS.len()),
-    rule: DTypeRule::Numeric,
-    space: Space::Coordinates,
-    outputs: &[OutputPlace::Row],
-    build: |b, signature| {
-        let columns = b.gathered_input(signature.inputs[0]);
-        let window = Window::new(b);
-        let [batch, channel, y, x] = [0, 1, 2, 3].map(|dimension| b.index(Dimension::Row(dimension)));
-        let [back_y, back_x] = [0, 1].map(|dimension| b.index(Dimension::Inner(dimension)));
-        let (output_y, kernel_y, y_exists) = window.window_of(0, y, back_y);
-        let (output_x, kernel_x, x_exists) = window.window_of(1, x, back_x);
-        let row = (channel * window.kernel_height + kernel_y) * window.kernel_width + kernel_x;
-        let place = ((row * window.images + batch) * window.output_height + output_y) * window.output_width
-            + output_x;
-        let value = b.gather(columns, place, y_exists.and(x_exists), Scalar::F64(0.0));
-        b.output(b.reduce(ReduceOp::Sum, value), signature.outputs[0], OutputPlace::Row);
-    },
-    from_result: None,
-    examples: None,
-};
-
-/// The greatest element of each window and its place in the image plane: the first of equals. Padding never wins. Rows:
-/// image, channel, output y, output x; inner: kernel y, kernel x.
-pub static MAX_POOL2D: LoopOp = LoopOp {
-    name: "max_pool2d",
-    aten: None,
-    doc: "The greatest element of each window, and its place in the image plane.",
-    input_count: 1,
-    scalars: WINDOW_SCALARS,
-    sizes: Sizes::Numbers(WINDOW_SCALARS.len()),
-    rule: DTypeRule::FloatingPoint,
-    space: Space::Coordinates,
-    outputs: &[OutputPlace::Row, OutputPlace::Row],
-    build: |b, signature| {
-        let image = b.gathered_input(signature.inputs[0]);
-        let window = Window::new(b);
-        let [batch, channel, output_y, output_x] =
-            [0, 1, 2, 3].map(|dimension| b.index(Dimension::Row(dimension)));
-        let [kernel_y, kernel_x] = [0, 1].map(|dimension| b.index(Dimension::Inner(dimension)));
-        let (y, y_inside) = window.input_at(0, output_y, kernel_y);
-        let (x, x_inside) = window.input_at(1, output_x, kernel_x);
-        let inside = y_inside.and(x_inside);
-        let plane = y * window.width + x;
-        let place = (batch * window.channels + channel) * window.height * window.width + plane;
-        let value = b.gather(image, place, inside, Scalar::F64(f64::NEG_INFINITY));
-        let greatest = b.reduce(ReduceOp::Max, value);
-        let wins = inside.and(value.eq(greatest).or(value.eq(value).logical_not()));
-        let first = b.reduce(ReduceOp::Min, wins.select(plane, plane.like(i64::MAX)));
-        b.output(greatest, signature.outputs[0], OutputPlace::Row);
-        b.output(first, DType::I64, OutputPlace::Row);
-    },
-    from_result: None,
-    examples: None,
-};
-
-/// The gradient of `max_pool2d`: each window's gradient goes to the pixel that won. Rows: image, channel, y, x; inner:
-/// [`windows_of_a_pixel`] in y and in x.
-pub static MAX_POOL2D_BACKWARD: LoopOp = LoopOp {
-    name: "max_pool2d_backward",
-    aten: None,
-    doc: "The gradient of max_pool2d, from the gradient of its output and the places that won.",
-    input_count: 2,
-    scalars: WINDOW_SCALARS,
-    sizes: Sizes::Numbers(WINDOW_SCALARS.len()),
-    rule: DTypeRule::FloatingPoint,
-    space: Space::Coordinates,
-    outputs: &[OutputPlace::Row],
-    build: |b, signature| {
-        let gradient = b.gathered_input(signature.inputs[0]);
-        let winners = b.gathered_input(DType::I64);
-        let window = Window::new(b);
-        let [batch, channel, y, x] = [0, 1, 2, 3].map(|dimension| b.index(Dimension::Row(dimension)));
-        let [back_y, back_x] = [0, 1].map(|dimension| b.index(Dimension::Inner(dimension)));
-        let (output_y, _, y_exists) = window.window_of(0, y, back_y);
-        let (output_x, _, x_exists) = window.window_of(1, x, back_x);
-        let inside = y_exists.and(x_exists);
-        let place = ((batch * window.channels + channel) * window.output_height + output_y)
-            * window.output_width
-            + output_x;
-        let winner = b.gather(winners, place, inside, Scalar::I64(-1));
-        let value = b.gather(gradient, place, inside, Scalar::F64(0.0));
-        let won = winner.eq(y * window.width + x);
-        b.output(
-            b.reduce(ReduceOp::Sum, won.select(value, value.like(0.0))),
-            signature.outputs[0],
-            OutputPlace::Row,
-        );
-    },
-    from_result: None,
-    examples: None,
 };

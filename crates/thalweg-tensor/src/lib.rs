@@ -42,6 +42,5 @@ mod views;
 
 pub use autograd::{inference_mode, no_grad};
 pub use host_tensor::HostTensor;
-pub use kernels::cudnn_convolution::library_convolves;
 pub use subscript::Index;
 pub use tensor::{DevicePointer, Tensor, Tensors};

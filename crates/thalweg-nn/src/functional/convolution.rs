@@ -3,12 +3,12 @@
 use std::panic::Location;
 
 use smallvec::SmallVec;
-use thalweg_runtime::{Error, Result};
+use thalweg_runtime::Result;
+use thalweg_tensor::Tensor;
 use thalweg_tensor::caller::in_call;
 use thalweg_tensor::dispatch::as_ints;
-use thalweg_tensor::{Tensor, library_convolves};
 
-use super::{call, int, of_axes, operator};
+use super::{call, int, of_axes};
 
 /// How a convolution over some axes moves.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -45,9 +45,8 @@ pub fn conv1d(
 
 /// Returns the convolution of images (batch, in, height, width) with a weight (out, in / groups, height, width), plus a bias (out).
 ///
-/// On a GPU with cuDNN it is a call of that. Else, without groups and with the same padding and dilation along both axes, it is one matrix
-/// product over the windows as columns, which are made again for the gradient. The result is then a view whose images and channels are swapped in memory; elementwise operators
-/// take it as it is.
+/// It is a call of cuDNN where a GPU has it and on the simulator; else, and of other dtypes than f32, f16 and bf16, a matrix product over the windows as
+/// columns.
 ///
 /// # Errors
 /// [`Error::is_invalid_argument`] if shapes or dtypes do not fit.
@@ -92,39 +91,10 @@ pub fn conv<const AXES: usize>(
     let passed: SmallVec<[&Tensor; 3]> = [Some(input), Some(weight), bias].into_iter().flatten().collect();
     in_call(name, &passed, location, || {
         let ConvOptions { stride, padding, dilation, groups } = options;
-        if let (&[padding, width_padding], &[dilation, width_dilation]) =
-            (padding.as_slice(), dilation.as_slice())
-            && (padding, dilation, groups) == (width_padding, width_dilation, 1)
-            && input.rank() != 3
-            && !library_convolves(input, weight)
-        {
-            return plain_conv2d(input, weight, bias, &stride, [padding, dilation], location);
-        }
         let [stride, padding, dilation] = [&stride, &padding, &dilation].map(|list| as_ints(list).into());
         let arguments = [input.into(), weight.into(), bias.into(), stride, padding, dilation, int(groups)?];
         call(of_axes::<AXES>(["conv1d", "conv2d", "conv3d"])?, &arguments, location)
     })
-}
-
-/// The convolution of images as one product.
-fn plain_conv2d(
-    input: &Tensor,
-    weight: &Tensor,
-    bias: Option<&Tensor>,
-    stride: &[usize],
-    [padding, dilation]: [usize; 2],
-    location: &'static Location<'static>,
-) -> Result<Tensor> {
-    let numbers = [as_ints(stride).into(), int(padding)?, int(dilation)?];
-    let [stride, padding, dilation] = numbers;
-    let arguments = [input.into(), weight.into(), stride, padding, dilation];
-    let result = call(operator!("thalweg::conv2d"), &arguments, location)?;
-    let out = weight.shape()[0];
-    match bias {
-        Some(bias) if bias.shape() == [out] => result.add(&bias.reshape(&[out, 1, 1])?),
-        Some(bias) => Err(Error::invalid(format!("the bias is {:?}, not [{out}]", bias.shape()))),
-        None => Ok(result),
-    }
 }
 
 /// Returns the transpose of a convolution over one to three axes: input (batch, in, …) or (in, …), weight (in, out / groups, …), bias

@@ -225,11 +225,10 @@ pub fn max_pool2d(input: &Tensor, kernel: [usize; 2], options: PoolOptions) -> R
                 "padding {padding} is more than half of the kernel {kernel:?}: some windows would lie outside"
             )));
         }
-        let stride = stride.unwrap_or(kernel);
-        let sizes = [&kernel, &stride].map(|pair| Argument::Ints(as_ints(pair)));
-        let arguments = [input.into(), sizes[0], sizes[1], int(padding)?, int(dilation)?];
-        let label = label_at("max_pool2d", location);
-        Ok(operator!("thalweg::max_pool2d").call(&arguments, None, label)?.swap_remove(0))
+        let lists: [&[usize]; 4] = [&kernel, &stride.unwrap_or(kernel), &[padding; 2], &[dilation; 2]];
+        let [kernel, stride, padding, dilation] = lists.map(|list| Argument::Ints(as_ints(list)));
+        let arguments = [input.into(), kernel, stride, padding, dilation, false.into()];
+        call(operator!("max_pool2d"), &arguments, location)
     })
 }
 

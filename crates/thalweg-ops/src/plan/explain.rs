@@ -5,7 +5,7 @@ use std::fmt::Write;
 use thalweg_ir::held::MOST_THREADS_WITH_VALUES;
 use thalweg_ir::{Body, Class, Geometry, OperandGeometry};
 
-use super::{LaunchPlan, SERIAL_POINTS};
+use super::{FEW_THREADS, LaunchPlan, SERIAL_POINTS};
 
 impl LaunchPlan {
     /// Returns one line that says which form of kernel a plan for this body chose, and why.
@@ -96,6 +96,9 @@ fn not_vectors(class: &Class, geometry: &Geometry) -> String {
         OperandGeometry::Gathered { .. } => false,
     });
     match gap {
+        _ if class.contiguous && geometry.rows() * geometry.points() < 2 * FEW_THREADS => {
+            "they are few".to_owned()
+        }
         Some(operand) if !class.contiguous => format!("operand {operand} has gaps in the last dimension"),
         _ => {
             "extents, strides or addresses are no multiples of more, or the body asks where it is".to_owned()

@@ -38,9 +38,8 @@ enum Geometry<'b> {
 }
 
 impl<'b> Geometry<'b> {
-    /// Reads the numbers of strided windows, to be computed with in a dtype.
-    fn strided_in(b: &'b BodyBuilder, dtype: DType) -> Self {
-        let number = || scalar(b, DType::I64).to(dtype);
+    fn strided(b: &'b BodyBuilder) -> Self {
+        let number = || scalar(b, DType::I64);
         let three = || [0; 3].map(|_| number());
         Self::Strided {
             extents: three(),
@@ -52,20 +51,6 @@ impl<'b> Geometry<'b> {
             counts_padding: number(),
             divisor: number(),
         }
-    }
-
-    fn strided(b: &'b BodyBuilder) -> Self {
-        Self::strided_in(b, DType::I64)
-    }
-
-    /// Reads numbers of planes whose places, with padding, can be counted in 32 bits: a division of 64 bits takes a hundred instructions.
-    fn narrow(b: &'b BodyBuilder) -> Self {
-        Self::strided_in(b, DType::I32)
-    }
-
-    /// Returns the dtype in which places are computed.
-    fn dtype(&self) -> DType {
-        self.extents()[0].dtype()
     }
 
     fn adaptive(b: &'b BodyBuilder) -> Self {
@@ -169,9 +154,9 @@ fn volume(extents: PerAxis<'_>) -> Value<'_> {
     extents[0] * extents[1] * extents[2]
 }
 
-/// Returns the place in a tensor of planes, of 64 bits, of a place in the plane that a row names first.
+/// Returns the place in a tensor of planes of a place in the plane that a row names first.
 fn in_planes<'b>(b: &'b BodyBuilder, extents: PerAxis<'b>, in_plane: Value<'b>) -> Value<'b> {
-    b.index(Dimension::Row(0)) * volume(extents).to(DType::I64) + in_plane.to(DType::I64)
+    b.index(Dimension::Row(0)) * volume(extents) + in_plane
 }
 
 fn rows(b: &BodyBuilder, first: u8) -> PerAxis<'_> {
@@ -180,11 +165,6 @@ fn rows(b: &BodyBuilder, first: u8) -> PerAxis<'_> {
 
 fn inner(b: &BodyBuilder) -> PerAxis<'_> {
     [0, 1, 2].map(|axis| b.index(Dimension::Inner(axis)))
-}
-
-/// Returns coordinates in the dtype in which a geometry computes.
-fn narrowed<'b>(geometry: &Geometry<'b>, at: PerAxis<'b>) -> PerAxis<'b> {
-    at.map(|coordinate| coordinate.to(geometry.dtype()))
 }
 
 const fn windows(
@@ -259,8 +239,8 @@ fn average<'b>(
 ) {
     let planes = b.gathered_input(signature.inputs[0]);
     let geometry = geometry(b);
-    let window = narrowed(&geometry, rows(b, 1));
-    let (at, inside) = geometry.point(window, narrowed(&geometry, inner(b)));
+    let window = rows(b, 1);
+    let (at, inside) = geometry.point(window, inner(b));
     let extents = geometry.extents();
     let place = in_planes(b, extents, linear(at, extents));
     let value = b.gather(planes, place, inside, Scalar::F64(0.0)).to(signature.compute);
@@ -276,7 +256,7 @@ fn average_backward<'b>(
 ) {
     let gradients = b.gathered_input(signature.inputs[0]);
     let geometry = geometry(b);
-    let (at, back) = (narrowed(&geometry, rows(b, 1)), narrowed(&geometry, inner(b)));
+    let (at, back) = (rows(b, 1), inner(b));
     let (window, _, exists) = geometry.windows_of(at, back);
     let windows = geometry.windows();
     let place = in_planes(b, windows, linear(window, windows));
@@ -304,7 +284,7 @@ fn greatest<'b>(
 ) {
     let planes = b.gathered_input(signature.inputs[0]);
     let geometry = geometry(b);
-    let (window, place) = (narrowed(&geometry, rows(b, 1)), narrowed(&geometry, inner(b)));
+    let (window, place) = (rows(b, 1), inner(b));
     let (at, inside) = geometry.point(window, place);
     let extents = geometry.extents();
     let in_plane = linear(at, extents);
@@ -312,8 +292,7 @@ fn greatest<'b>(
     let value = b.gather(planes, place, inside, lowest(signature.inputs[0]));
     let greatest = b.reduce(ReduceOp::Max, value);
     let wins = inside.and(value.eq(greatest).or(value.eq(value).logical_not()));
-    let last = if geometry.dtype() == DType::I32 { i64::from(i32::MAX) } else { i64::MAX };
-    let first = b.reduce(ReduceOp::Min, wins.select(in_plane, in_plane.like(last)));
+    let first = b.reduce(ReduceOp::Min, wins.select(in_plane, in_plane.like(i64::MAX)));
     b.output(greatest, signature.outputs[0], OutputPlace::Row);
     b.output(first, DType::I64, OutputPlace::Row);
 }
@@ -328,13 +307,13 @@ fn greatest_backward<'b>(
     let gradients = b.gathered_input(signature.inputs[0]);
     let winners = b.gathered_input(DType::I64);
     let geometry = geometry(b);
-    let (at, back) = (narrowed(&geometry, rows(b, 1)), narrowed(&geometry, inner(b)));
+    let (at, back) = (rows(b, 1), inner(b));
     let (window, _, exists) = geometry.windows_of(at, back);
     let (windows, extents) = (geometry.windows(), geometry.extents());
     let place = in_planes(b, windows, linear(window, windows));
     let winner = b.gather(winners, place, exists, Scalar::I64(-1));
     let value = b.gather(gradients, place, exists, Scalar::F64(0.0)).to(signature.compute);
-    let won = exists.and(winner.eq(linear(at, extents).to(DType::I64)));
+    let won = exists.and(winner.eq(linear(at, extents)));
     b.output(
         b.reduce(ReduceOp::Sum, won.select(value, value.like(0.0))),
         signature.outputs[0],
@@ -398,12 +377,6 @@ pools!(strided, STRIDED_NUMBERS:
     GREATEST_OF_WINDOWS "greatest_of_windows",
     GREATEST_OF_WINDOWS_BACKWARD "greatest_of_windows_backward");
 
-pools!(narrow, STRIDED_NUMBERS:
-    AVERAGE_WINDOWS_NARROW "average_windows_narrow",
-    AVERAGE_WINDOWS_NARROW_BACKWARD "average_windows_narrow_backward",
-    GREATEST_OF_WINDOWS_NARROW "greatest_of_windows_narrow",
-    GREATEST_OF_WINDOWS_NARROW_BACKWARD "greatest_of_windows_narrow_backward");
-
 pools!(adaptive, ADAPTIVE_NUMBERS:
     AVERAGE_ADAPTIVE "average_adaptive",
     AVERAGE_ADAPTIVE_BACKWARD "average_adaptive_backward",
@@ -418,10 +391,6 @@ pub static WINDOWS: &[&LoopOp] = &[
     &AVERAGE_WINDOWS_BACKWARD,
     &GREATEST_OF_WINDOWS,
     &GREATEST_OF_WINDOWS_BACKWARD,
-    &AVERAGE_WINDOWS_NARROW,
-    &AVERAGE_WINDOWS_NARROW_BACKWARD,
-    &GREATEST_OF_WINDOWS_NARROW,
-    &GREATEST_OF_WINDOWS_NARROW_BACKWARD,
     &AVERAGE_ADAPTIVE,
     &AVERAGE_ADAPTIVE_BACKWARD,
     &GREATEST_ADAPTIVE,

@@ -1,96 +1,246 @@
-//! Convolution as a product over the windows as columns. The columns are many times the images, so they are made again for the
-//! gradient rather than kept.
+//! Convolution as a call of cuDNN.
+//!
+//! Input, weight and output of a convolution are bound by one sum over products of the three, so that one operator computes any of them from
+//! the other two, and its gradients are itself: gradients of gradients need no formula of their own. On the simulator it is a host function.
 
-use smallvec::SmallVec;
-use thalweg_runtime::{Error, Label, Result};
+use std::panic::Location;
 
-use super::loops::LoopArguments;
-use super::windows::{Window, output_plane};
-use crate::autograd::{Backward, Gradients, Saved, is_asked, record};
-use crate::dispatch::{Call, internal};
+use thalweg_ir::{DType, Shape};
+use thalweg_runtime::backends::cudnn;
+use thalweg_runtime::{ConvolutionPass, ConvolutionShape, ElementFormat, Error, Label, Result, Stream};
+
+use crate::autograd::formula::Formula;
+use crate::dispatch::{Argument, Arguments, Call, Ints, built_in};
+use crate::operators;
+use crate::sdp::are_deterministic_algorithms_enabled;
 use crate::tensor::{Tensor, Tensors};
 
-/// Returns a window operator or a product, called for a convolution.
-fn run(name: &str, tensors: &[&Tensor], arguments: &LoopArguments, label: Label) -> Result<Tensor> {
-    Ok(internal(name)?.call_loop(tensors, arguments, None, label)?.swap_remove(0))
+/// The operand that a call computes. The other two are given in the order output, input, weight; the input, unlike its gradient, stands before
+/// the weight.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Computed {
+    /// The output, from input and weight.
+    Output,
+    /// The input's gradient, or a transposed convolution, from output and weight.
+    Input,
+    /// The weight's gradient, from output and input.
+    Weight,
 }
 
-fn product(a: &Tensor, b: &Tensor, label: Label) -> Result<Tensor> {
-    run("matmul", &[a, b], &LoopArguments::default(), label)
+impl Computed {
+    fn of(number: i64) -> Result<Self> {
+        match number {
+            0 => Ok(Self::Output),
+            1 => Ok(Self::Input),
+            2 => Ok(Self::Weight),
+            _ => Err(Error::invalid(format!(
+                "convolution: `computed` is {number}; 0 is the output, 1 the input, 2 the weight"
+            ))),
+        }
+    }
+
+    const fn pass(self) -> ConvolutionPass {
+        match self {
+            Self::Output => ConvolutionPass::Forward,
+            Self::Input => ConvolutionPass::InputGradient,
+            Self::Weight => ConvolutionPass::WeightGradient,
+        }
+    }
 }
 
-/// Returns a weight (out, in, height, width) as a matrix with a row for each result.
-fn matrix(weight: &Tensor) -> Result<Tensor> {
-    weight.reshape(&[weight.shape()[0], weight.shape()[1..].iter().product()])
+/// Returns whether a convolution of these tensors shall be a call of cuDNN, where it is there and enabled, or of the host function that the
+/// simulator has in its place.
+pub fn library_convolves(input: &Tensor, weight: &Tensor) -> bool {
+    let device = input.device();
+    device.properties().libraries.convolution
+        && cudnn::enabled()
+        && format_of(input.dtype()).is_some()
+        && ![input, weight].iter().any(|tensor| tensor.shape().contains(&0))
 }
 
-/// Images and weight; the result is a view whose images and channels are swapped in memory.
-pub(crate) fn backend(call: &Call<'_>) -> Result<Tensors> {
-    let window = Window::of_convolution(call)?;
-    let [input, weight] = [0, 1].map(|place| call.tensors[place].detach());
-    if input.dtype() != weight.dtype() {
+fn format_of(dtype: DType) -> Option<ElementFormat> {
+    match dtype {
+        DType::F32 => Some(ElementFormat::R_32F),
+        DType::F16 => Some(ElementFormat::R_16F),
+        DType::Bf16 => Some(ElementFormat::R_16BF),
+        _ => None,
+    }
+}
+
+/// Calls the operator: the size of the result, then stride, padding and dilation of each axis.
+pub(crate) fn call(
+    [first, second]: [&Tensor; 2],
+    computed: Computed,
+    size: &Ints,
+    window: &[Ints; 3],
+    groups: i64,
+) -> Result<Tensor> {
+    let [stride, padding, dilation] = window;
+    let lists = [size, stride, padding, dilation].map(|list| Argument::Ints(list));
+    let mut arguments: Vec<Argument<'_>> = vec![first.into(), second.into(), (computed as i64).into()];
+    arguments.extend(lists);
+    arguments.push(groups.into());
+    operators::call(built_in!("thalweg::convolution")?, &arguments, None, Location::caller())
+}
+
+/// Returns whether channels follow one another in a tensor, and not places.
+fn is_channels_last(tensor: &Tensor) -> bool {
+    !tensor.is_contiguous() && to_last(tensor).is_ok_and(|moved| moved.is_contiguous())
+}
+
+/// Returns the view with channels behind the places.
+fn to_last(tensor: &Tensor) -> Result<Tensor> {
+    let dims: Shape = [0].into_iter().chain(2..tensor.rank()).chain([1]).collect();
+    tensor.permute(&dims)
+}
+
+/// Returns the view with channels, which lie behind the places, in front.
+fn from_last(tensor: &Tensor) -> Result<Tensor> {
+    let rank = tensor.rank();
+    let dims: Shape = [0, rank - 1].into_iter().chain(1..rank - 1).collect();
+    tensor.permute(&dims)
+}
+
+/// Returns a tensor whose elements lie as the library reads them.
+fn readable(tensor: &Tensor, channels_last: bool, label: Label) -> Result<Tensor> {
+    let tensor = tensor.detach();
+    let laid =
+        if channels_last { from_last(&to_last(&tensor)?.contiguous()?)? } else { tensor.contiguous()? };
+    if laid.pointer().address().is_multiple_of(16) {
+        return Ok(laid);
+    }
+    let stream = tensor.device().current_stream();
+    let moved = empty(tensor.shape(), &tensor, channels_last, &stream, label)?;
+    moved.copy_(&laid)?;
+    Ok(moved)
+}
+
+fn empty(
+    shape: &[usize],
+    like: &Tensor,
+    channels_last: bool,
+    stream: &Stream,
+    label: Label,
+) -> Result<Tensor> {
+    if !channels_last {
+        return Tensor::empty_on(shape, like.dtype(), stream, label);
+    }
+    let last: Shape = [shape[0]].into_iter().chain(shape[2..].iter().copied()).chain([shape[1]]).collect();
+    from_last(&Tensor::empty_on(&last, like.dtype(), stream, label)?)
+}
+
+/// Returns the sizes of a call, other than its layout, from those of input, weight and output.
+fn shape_of(
+    call: &Call<'_>,
+    [input, weight, output]: [&[usize]; 3],
+    dtype: DType,
+) -> Result<ConvolutionShape> {
+    let rank = input.len();
+    let window = [4, 5, 6].map(|place| call.ints(place));
+    let fits = (3..=5).contains(&rank)
+        && [weight.len(), output.len()] == [rank; 2]
+        && window.iter().all(|list| list.len() == rank - 2 && list.iter().all(|&number| number >= 0))
+        && call.int(7) > 0;
+    let groups = call.int(7) as u64;
+    let agree = fits
+        && (input[0], output[1]) == (output[0], weight[0])
+        && (weight[1] as u64).checked_mul(groups) == Some(input[1] as u64);
+    let (true, Some(format)) = (agree, format_of(dtype)) else {
         return Err(Error::invalid(format!(
-            "the images are {}, the weight {}; convert one with `to_dtype`",
-            input.dtype(),
-            weight.dtype()
+            "convolution: an input {input:?}, a weight {weight:?} and an output {output:?} of {dtype} in {} groups do not belong together",
+            call.int(7)
+        )));
+    };
+    let axes = |numbers: &mut dyn Iterator<Item = u64>, rest: u64| {
+        let mut all = [rest; 3];
+        all[5 - rank..].iter_mut().zip(numbers).for_each(|(place, number)| *place = number);
+        all
+    };
+    let extents = |shape: &[usize]| axes(&mut shape[2..].iter().map(|&extent| extent as u64), 1);
+    let [stride, padding, dilation] = [0, 1, 2]
+        .map(|place| axes(&mut window[place].iter().map(|&number| number as u64), u64::from(place != 1)));
+    let shape = ConvolutionShape {
+        batch: input[0] as u64,
+        input_channels: input[1] as u64,
+        output_channels: output[1] as u64,
+        groups,
+        input: extents(input),
+        kernel: extents(weight),
+        output: extents(output),
+        stride,
+        padding,
+        dilation,
+        format,
+        channels_last: false,
+    };
+    match shape.fault() {
+        None => Ok(shape),
+        Some(fault) => Err(Error::invalid(format!("convolution: {fault}"))),
+    }
+}
+
+/// Computes one of input, weight and output from the other two.
+pub(crate) fn backend(call: &Call<'_>) -> Result<Tensors> {
+    let (first, second, computed) = (call.tensor(0), call.tensor(1), Computed::of(call.int(2))?);
+    if first.dtype() != second.dtype() {
+        return Err(Error::invalid(format!(
+            "convolution: Input type ({}) and weight type ({}) should be the same",
+            first.dtype(),
+            second.dtype()
         )));
     }
-    let columns = run("unfold2d", &[&input], &window.arguments(), call.label)?;
-    let result = product(&matrix(&weight)?, &columns, call.label)?;
-    let shape: SmallVec<[usize; 4]> = [weight.shape()[0]].into_iter().chain(output_plane(&window)).collect();
-    Ok(SmallVec::from_elem(result.reshape(&shape)?.permute(&[1, 0, 2, 3])?.detach(), 1))
-}
-
-/// Runs it, and records a node that keeps images and weight.
-pub(crate) fn autograd(call: &Call<'_>) -> Result<Tensors> {
-    let mut results = call.redispatch()?;
-    let [input, weight] = [0, 1].map(|place| call.tensors[place]);
-    let node = ConvolutionBackward {
-        input: Saved::new(input)?,
-        weight: Saved::new(weight)?,
-        wanted: [input.requires_grad(), weight.requires_grad()],
-        arguments: Window::of_convolution(call)?.arguments(),
-        label: call.label,
+    let size: Option<Shape> = call.ints(3).iter().map(|&extent| usize::try_from(extent).ok()).collect();
+    let size = size.ok_or_else(|| Error::invalid("convolution: a size of the result is negative"))?;
+    let shapes: [&[usize]; 3] = match computed {
+        Computed::Output => [first.shape(), second.shape(), &size],
+        Computed::Input => [&size, second.shape(), first.shape()],
+        Computed::Weight => [second.shape(), &size, first.shape()],
     };
-    record(Box::new(node), call.tensors, &mut results, call.device.current_stream());
-    Ok(results)
+    let shape = shape_of(call, shapes, first.dtype())?;
+    let wants_last = first.rank() > 3 && (is_channels_last(first) || is_channels_last(second));
+    let run = |channels_last: bool| -> Result<Tensor> {
+        let stream = call.device.current_stream();
+        let (a, b) =
+            (readable(first, channels_last, call.label)?, readable(second, channels_last, call.label)?);
+        let result = empty(&size, first, channels_last, &stream, call.label)?;
+        let [a, b, made] = [&a, &b, &result].map(Tensor::pointer);
+        let at = match computed {
+            Computed::Output => [a, b, made],
+            Computed::Input => [made, b, a],
+            Computed::Weight => [b, made, a],
+        };
+        let shape = ConvolutionShape { channels_last, ..shape };
+        let is_deterministic = are_deterministic_algorithms_enabled();
+        stream.library_convolution(&shape, computed.pass(), is_deterministic, at, call.label)?;
+        Ok(result)
+    };
+    let result = match run(wants_last) {
+        Err(error) if wants_last && error.is_not_supported() => run(false),
+        result => result,
+    };
+    Ok(Tensors::from_iter([result?]))
 }
 
-struct ConvolutionBackward {
-    input: Saved,
-    weight: Saved,
-    /// Whether the gradient of each is wanted.
-    wanted: [bool; 2],
-    arguments: LoopArguments,
-    label: Label,
-}
-
-impl Backward for ConvolutionBackward {
-    fn name(&self) -> &'static str {
-        "conv2d"
-    }
-
-    fn backward(&self, gradients: &[Option<Tensor>]) -> Result<Gradients> {
-        let mut results = Gradients::from_elem(None, 2);
-        let Some(gradient) = &gradients[0] else { return Ok(results) };
-        let weight = self.weight.get()?;
-        let gradient = gradient.permute(&[1, 0, 2, 3])?;
-        let places = gradient.shape()[1..].iter().product();
-        let gradient = gradient.reshape(&[gradient.shape()[0], places])?;
-        if self.wanted[0] && is_asked(0) {
-            let columns = product(&matrix(&weight)?.transpose(0, 1)?, &gradient, self.label)?;
-            results[0] = Some(run("fold2d", &[&columns], &self.arguments, self.label)?);
-        }
-        if self.wanted[1] && is_asked(1) {
-            let columns = run("unfold2d", &[&self.input.get()?], &self.arguments, self.label)?;
-            let of_weight = product(&gradient, &columns.transpose(0, 1)?, self.label)?;
-            results[1] = Some(of_weight.reshape(weight.shape())?);
-        }
-        Ok(results)
-    }
-
-    fn release(&self) {
-        self.input.release();
-        self.weight.release();
-    }
-}
+/// The gradients of [`backend`]: the same sum with the result's gradient in the place of the result.
+pub(crate) static GRADIENT: Formula = Formula {
+    inputs: &[0, 1],
+    outputs: &[],
+    backward: |gradient_call| {
+        let gradient = gradient_call.gradient()?;
+        let computed = Computed::of(gradient_call.int(2))?;
+        let window = [4, 5, 6].map(|place| gradient_call.ints(place));
+        gradient_call.each(|place| {
+            let size: Ints = gradient_call.shape(place).iter().map(|&extent| extent as i64).collect();
+            let other = gradient_call.saved(1 - place)?;
+            let (wanted, operands) = match (computed, place) {
+                (Computed::Output, 0) => (Computed::Input, [&gradient, &other]),
+                (Computed::Output, _) => (Computed::Weight, [&gradient, &other]),
+                (Computed::Input, 0) => (Computed::Output, [&gradient, &other]),
+                (Computed::Input, _) => (Computed::Weight, [&other, &gradient]),
+                (Computed::Weight, 0) => (Computed::Output, [&other, &gradient]),
+                (Computed::Weight, _) => (Computed::Input, [&other, &gradient]),
+            };
+            call(operands, wanted, &size, &window, gradient_call.int(7)).map(Some)
+        })
+    },
+};

@@ -2,14 +2,15 @@
 
 use smallvec::SmallVec;
 use thalweg_ir::{DType, element_count};
+use thalweg_kernels::Placed;
+use thalweg_kernels::pool::{Pool, PoolPass};
 use thalweg_ops::structured::{
-    AVERAGE_ADAPTIVE, AVERAGE_ADAPTIVE_BACKWARD, AVERAGE_WINDOWS, AVERAGE_WINDOWS_BACKWARD,
-    AVERAGE_WINDOWS_NARROW, AVERAGE_WINDOWS_NARROW_BACKWARD, FOLD_WINDOWS, GREATEST_ADAPTIVE,
-    GREATEST_ADAPTIVE_BACKWARD, GREATEST_OF_WINDOWS, GREATEST_OF_WINDOWS_BACKWARD,
-    GREATEST_OF_WINDOWS_NARROW, GREATEST_OF_WINDOWS_NARROW_BACKWARD, UNFOLD_WINDOWS,
+    AVERAGE_ADAPTIVE, AVERAGE_ADAPTIVE_BACKWARD, AVERAGE_WINDOWS, AVERAGE_WINDOWS_BACKWARD, FOLD_WINDOWS,
+    GREATEST_ADAPTIVE, GREATEST_ADAPTIVE_BACKWARD, GREATEST_OF_WINDOWS, GREATEST_OF_WINDOWS_BACKWARD,
+    UNFOLD_WINDOWS,
 };
 use thalweg_ops::{DTypes, LoopOp, Placement, forward};
-use thalweg_runtime::{Error, Label, Result};
+use thalweg_runtime::{DevicePointer, Error, Label, Result};
 
 use super::loops::{LoopLaunch, widen};
 use crate::tensor::{Tensor, Tensors};
@@ -102,31 +103,70 @@ impl Geometry {
         numbers
     }
 
-    /// Returns whether everything that windows at a stride compute of places fits into 32 bits.
-    fn is_narrow(&self) -> bool {
-        let Placing::Strided { kernel, stride, dilation, .. } = self.placing else { return false };
-        let is_small = |numbers: PerAxis| {
-            numbers
-                .iter()
-                .try_fold(1usize, |all, &number| all.checked_mul(number))
-                .is_some_and(|all| all < 1 << 30)
-        };
-        let reach = |counts: PerAxis, steps: PerAxis| {
-            counts.iter().zip(steps).all(|(&count, step)| count.saturating_mul(step) < 1 << 28)
-        };
-        self.numbers().iter().all(|&number| number < 1 << 28)
-            && [self.extents, self.windows, kernel].into_iter().all(is_small)
-            && reach(kernel, dilation)
-            && reach(self.windows, stride)
-    }
-
-    /// Returns the operator for these windows: of those at a stride, in 32 bits or wide, and adaptive.
-    fn choose(&self, [narrow, wide, adaptive]: [&'static LoopOp; 3]) -> &'static LoopOp {
+    /// Returns the operator for these windows: of those at a stride, and adaptive.
+    fn choose(&self, [strided, adaptive]: [&'static LoopOp; 2]) -> &'static LoopOp {
         match self.placing {
             Placing::Adaptive => adaptive,
-            Placing::Strided { .. } if self.is_narrow() => narrow,
-            Placing::Strided { .. } => wide,
+            Placing::Strided { .. } => strided,
         }
+    }
+
+    /// Returns the kernel of a pass over windows at a stride of floats, where there is one.
+    fn kernel(&self, pass: PoolPass, planes: usize, dtype: DType) -> Option<Pool> {
+        let Placing::Strided { kernel, stride, padding, dilation, counts_padding, divisor } = self.placing
+        else {
+            return None;
+        };
+        let [extents, windows, kernel, stride, padding, dilation] =
+            [self.extents, self.windows, kernel, stride, padding, dilation]
+                .map(|numbers| numbers.map(|number| number as u64));
+        let pool = Pool {
+            pass,
+            planes: planes as u64,
+            extents,
+            windows,
+            kernel,
+            stride,
+            padding,
+            dilation,
+            counts_padding,
+            divisor,
+            dtype,
+        };
+        pool.is_taken().then_some(pool)
+    }
+
+    /// Launches the kernel of a pass, or else the operator.
+    fn pool(
+        &self,
+        (pass, operators): (PoolPass, [&'static LoopOp; 2]),
+        inputs: &[&Tensor],
+        planes: usize,
+        shape: &[usize],
+        label: Label,
+    ) -> Result<Tensors> {
+        let dtype = inputs[0].dtype();
+        let outputs = [(shape, dtype), (shape, DType::I64)];
+        let outputs = if pass == PoolPass::Greatest { &outputs[..] } else { &outputs[..1] };
+        let Some(kernel) = self.kernel(pass, planes, dtype) else {
+            let space = match pass {
+                PoolPass::Average | PoolPass::Greatest => (self.windows, self.window_extents()),
+                _ => (self.extents, self.windows_of_a_point()),
+            };
+            let rows = Self::rows(planes, space.0);
+            return self.run(self.choose(operators), inputs, (&rows, &space.1), outputs, label);
+        };
+        let inputs = inputs.iter().map(|tensor| tensor.contiguous()).collect::<Result<Tensors>>()?;
+        let stream = inputs[0].device().current_stream();
+        let outputs = (outputs.iter())
+            .map(|&(shape, dtype)| Tensor::empty_on(shape, dtype, &stream, label))
+            .collect::<Result<Tensors>>()?;
+        let places = inputs.get(1).or(outputs.get(1)).map_or(DevicePointer::new(0), Tensor::pointer);
+        let at = [inputs[0].pointer(), places, outputs[0].pointer()];
+        if outputs[0].elements() > 0 {
+            stream.launch_native(&Placed { kernel, at }, label)?;
+        }
+        Ok(outputs)
     }
 
     /// Launches an operator over contiguous inputs.
@@ -201,10 +241,8 @@ impl Geometry {
 
     /// Returns the mean over each window, in this shape.
     pub(crate) fn average(&self, x: &Tensor, planes: usize, shape: &[usize], label: Label) -> Result<Tensor> {
-        let operator = self.choose([&AVERAGE_WINDOWS_NARROW, &AVERAGE_WINDOWS, &AVERAGE_ADAPTIVE]);
-        let space = (Self::rows(planes, self.windows), self.window_extents());
-        let outputs = [(shape, x.dtype())];
-        Ok(self.run(operator, &[x], (&space.0, &space.1), &outputs, label)?.swap_remove(0))
+        let pass = (PoolPass::Average, [&AVERAGE_WINDOWS, &AVERAGE_ADAPTIVE]);
+        Ok(self.pool(pass, &[x], planes, shape, label)?.swap_remove(0))
     }
 
     /// Returns the gradient of [`Geometry::average`] for an input of this shape.
@@ -215,14 +253,9 @@ impl Geometry {
         shape: &[usize],
         label: Label,
     ) -> Result<Tensor> {
-        let operator = self.choose([
-            &AVERAGE_WINDOWS_NARROW_BACKWARD,
-            &AVERAGE_WINDOWS_BACKWARD,
-            &AVERAGE_ADAPTIVE_BACKWARD,
-        ]);
-        let space = (Self::rows(planes, self.extents), self.windows_of_a_point());
-        let outputs = [(shape, gradient.dtype())];
-        Ok(self.run(operator, &[gradient], (&space.0, &space.1), &outputs, label)?.swap_remove(0))
+        let operators = [&AVERAGE_WINDOWS_BACKWARD, &AVERAGE_ADAPTIVE_BACKWARD];
+        let pass = (PoolPass::AverageBackward, operators);
+        Ok(self.pool(pass, &[gradient], planes, shape, label)?.swap_remove(0))
     }
 
     /// Returns the greatest element of each window and its place in the plane, in this shape.
@@ -233,26 +266,20 @@ impl Geometry {
         shape: &[usize],
         label: Label,
     ) -> Result<Tensors> {
-        let operator = self.choose([&GREATEST_OF_WINDOWS_NARROW, &GREATEST_OF_WINDOWS, &GREATEST_ADAPTIVE]);
-        let space = (Self::rows(planes, self.windows), self.window_extents());
-        self.run(operator, &[x], (&space.0, &space.1), &[(shape, x.dtype()), (shape, DType::I64)], label)
+        let pass = (PoolPass::Greatest, [&GREATEST_OF_WINDOWS, &GREATEST_ADAPTIVE]);
+        self.pool(pass, &[x], planes, shape, label)
     }
 
     /// Returns the gradient of [`Geometry::greatest`] for an input of this shape.
     pub(crate) fn greatest_backward(
         &self,
-        [gradient, places]: [&Tensor; 2],
+        inputs: [&Tensor; 2],
         planes: usize,
         shape: &[usize],
         label: Label,
     ) -> Result<Tensor> {
-        let operator = self.choose([
-            &GREATEST_OF_WINDOWS_NARROW_BACKWARD,
-            &GREATEST_OF_WINDOWS_BACKWARD,
-            &GREATEST_ADAPTIVE_BACKWARD,
-        ]);
-        let space = (Self::rows(planes, self.extents), self.windows_of_a_point());
-        let outputs = [(shape, gradient.dtype())];
-        Ok(self.run(operator, &[gradient, places], (&space.0, &space.1), &outputs, label)?.swap_remove(0))
+        let operators = [&GREATEST_OF_WINDOWS_BACKWARD, &GREATEST_ADAPTIVE_BACKWARD];
+        let pass = (PoolPass::GreatestBackward, operators);
+        Ok(self.pool(pass, &inputs, planes, shape, label)?.swap_remove(0))
     }
 }

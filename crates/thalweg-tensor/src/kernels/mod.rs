@@ -6,10 +6,9 @@
 
 pub(crate) mod attention;
 mod channel_norm;
-mod convolution;
+pub(crate) mod convolution;
 pub(crate) mod creation;
 mod cross_entropy;
-pub(crate) mod cudnn_convolution;
 pub(crate) mod dropout;
 pub(crate) mod fused_attention;
 pub(crate) mod geometry;
@@ -25,13 +24,12 @@ pub(crate) mod one_query;
 mod random;
 mod reductions;
 mod rms_norm;
-pub(crate) mod windows;
 
 use thalweg_kernels::random::Distribution;
 use thalweg_ops::LoopOp;
 use thalweg_ops::structured::{
     ADD_LAYER_NORM, CROSS_ENTROPY, CROSS_ENTROPY_WIDE, FULL, LAYER_NORM_AFFINE, PROD, RMS_NORM,
-    RMS_NORM_AFFINE, STACK3, STRUCTURED,
+    RMS_NORM_AFFINE, STACK3, STRUCTURED, WINDOWS,
 };
 
 use crate::operators::body::Body::{Differentiable, Kernel, Pair};
@@ -54,7 +52,10 @@ pub(crate) fn loop_entries() -> impl Iterator<Item = &'static LoopOp> {
     ];
     STRUCTURED.iter().copied().filter(move |operator| {
         let is = |list: &[&LoopOp]| list.iter().any(|other| other.name == operator.name);
-        !windows::is_window(operator) && !indexing::is_indexing(operator) && !is(&in_place) && !is(&others)
+        !WINDOWS.iter().any(|window| window.name == operator.name)
+            && !indexing::is_indexing(operator)
+            && !is(&in_place)
+            && !is(&others)
     })
 }
 
@@ -163,23 +164,7 @@ pub(crate) static INTERNAL: &[OpDef] = &[
         Differentiable(matmul::add_backend, &matmul::ADD_GRADIENT),
     ),
     OpDef::part(
-        "thalweg::conv2d(Tensor input, Tensor weight, int[2] stride, int padding, int dilation) -> Tensor",
-        Pair(convolution::backend, convolution::autograd),
-    ),
-    OpDef::part(
-        "thalweg::cudnn_convolution(Tensor first, Tensor second, int computed, int[] size, int[] stride, int[] padding, int[] dilation, int groups) -> Tensor",
-        Differentiable(cudnn_convolution::backend, &cudnn_convolution::GRADIENT),
-    ),
-    OpDef::part(
-        "thalweg::unfold2d(Tensor self, int[] window) -> Tensor",
-        Pair(windows::unfold, |call| windows::transposed(call, &["unfold2d", "fold2d"])),
-    ),
-    OpDef::part(
-        "thalweg::fold2d(Tensor self, int[] window) -> Tensor",
-        Pair(windows::fold, |call| windows::transposed(call, &["fold2d", "unfold2d"])),
-    ),
-    OpDef::part(
-        "thalweg::max_pool2d(Tensor self, int[2] kernel, int[2] stride, int padding, int dilation) -> (Tensor, Tensor)",
-        Pair(windows::max_pool, windows::max_pool_autograd),
+        "thalweg::convolution(Tensor first, Tensor second, int computed, int[] size, int[] stride, int[] padding, int[] dilation, int groups) -> Tensor",
+        Differentiable(convolution::backend, &convolution::GRADIENT),
     ),
 ];

@@ -7,7 +7,7 @@ use super::Body::{Composite, Differentiable};
 use super::{call as call_operator, operators, single};
 use crate::autograd::formula::Formula;
 use crate::dispatch::{Argument, Arguments, Call, Ints, built_in};
-use crate::kernels::cudnn_convolution::{self, Computed};
+use crate::kernels::convolution::{self, Computed};
 use crate::kernels::geometry::{Geometry, PerAxis, Placing};
 use crate::tensor::{Tensor, Tensors};
 
@@ -312,6 +312,14 @@ fn per_channel(values: &Tensor, rank: usize) -> Result<Tensor> {
     values.reshape(&shape)
 }
 
+/// Returns a tensor of 16-bit floats in the dtype that sums of them are computed in, and others as they are.
+fn widened(tensor: &Tensor) -> Result<Tensor> {
+    match tensor.dtype() {
+        DType::F16 | DType::Bf16 => tensor.to_dtype(DType::F32),
+        _ => Ok(tensor.clone()),
+    }
+}
+
 /// The numbers of a convolution; the transpose of one has an output padding.
 struct Convolution {
     stride: Ints,
@@ -344,36 +352,32 @@ impl Convolution {
         }
         let (input, made) = in_batch(input, rank)?;
         let groups = self.check(&input, weight, bias)?;
-        if let Some(result) = self.by_library(&input, weight)? {
-            let result = match bias {
-                Some(bias) => result.add(&per_channel(bias, rank)?)?,
-                None => result,
-            };
-            return out_of_batch(result, made);
-        }
-        let result = match &self.output_padding {
-            None => self.forward(&input, weight, bias, groups)?,
-            Some(output_padding) => {
-                // The columns of 16-bit floats are summed, and with the bias rounded once.
-                let dtype = input.dtype();
-                let wide = |tensor: &Tensor| match dtype.is_floating_point() {
-                    true => tensor.to_dtype(dtype.compute()),
-                    false => Ok(tensor.clone()),
-                };
-                let result = self.backward(&wide(&input)?, &wide(weight)?, groups, output_padding)?;
-                match bias {
-                    Some(bias) => result.add(&per_channel(&wide(bias)?, rank)?)?,
-                    None => result,
-                }
-                .to_dtype(dtype)?
+        // The bias is added to a result that is not rounded yet, except on a GPU, where PyTorch adds it to a rounded one.
+        let dtype = input.dtype();
+        let is_wide = bias.is_some() && (input.device().is_simulated() || self.output_padding.is_some());
+        let wide = |tensor: &Tensor| match is_wide {
+            true => widened(tensor),
+            false => Ok(tensor.clone()),
+        };
+        let (input, weight, bias) = (wide(&input)?, wide(weight)?, bias.map(wide).transpose()?);
+        let biased = |result: Tensor| match &bias {
+            Some(bias) => result.add(&per_channel(bias, rank)?),
+            None => Ok(result),
+        };
+        let result = match (self.by_library(&input, &weight)?, &self.output_padding) {
+            (Some(result), _) => biased(result)?,
+            (None, None) => self.forward(&input, &weight, bias.as_ref(), groups)?,
+            (None, Some(output_padding)) => {
+                biased(self.backward(&input, &weight, groups, output_padding)?)?
             }
         };
+        let result = result.to_dtype(dtype)?;
         out_of_batch(result, made)
     }
 
     /// Returns the convolution by cuDNN; `None` where it does not take it.
     fn by_library(&self, input: &Tensor, weight: &Tensor) -> Result<Option<Tensor>> {
-        if !cudnn_convolution::library_convolves(input, weight) {
+        if !convolution::library_convolves(input, weight) {
             return Ok(None);
         }
         let axes = weight.rank() - 2;
@@ -401,7 +405,7 @@ impl Convolution {
         let of_axes = |numbers: PerAxis| numbers[3 - axes..].iter().map(|&number| number as i64).collect();
         let [_, stride, padding, dilation] = numbers;
         let window = [stride, padding, dilation].map(of_axes);
-        let made = cudnn_convolution::call([input, weight], computed, &size, &window, self.groups);
+        let made = convolution::call([input, weight], computed, &size, &window, self.groups);
         match made {
             Ok(result) => Ok(Some(result)),
             Err(error) if error.is_not_supported() || error.is_library_missing() => Ok(None),
@@ -543,7 +547,7 @@ impl Convolution {
         Ok(output)
     }
 
-    /// Returns weightᵀ · input for each image and group, folded as columns of the result.
+    /// Returns weightᵀ · input for each image and group, folded as columns of the result, which are not rounded before.
     fn backward(
         &self,
         input: &Tensor,
@@ -558,11 +562,13 @@ impl Convolution {
         let (batch, channels) = (input.shape()[0], input.shape()[1]);
         let rows: usize = weight.shape()[1..].iter().product();
         let count: usize = windows.iter().product();
-        let matrix = weight.reshape(&[groups, channels / groups, rows])?.transpose(1, 2)?;
-        let columns = matrix.matmul(&input.reshape(&[batch, groups, channels / groups, count])?)?;
+        let matrix = widened(weight)?.reshape(&[groups, channels / groups, rows])?.transpose(1, 2)?;
+        let columns =
+            matrix.matmul(&widened(input)?.reshape(&[batch, groups, channels / groups, count])?)?;
         let columns = columns.reshape(&[batch, groups * rows, count])?;
         let windows: Ints = windows[3 - axes..].iter().map(|&count| count as i64).collect();
-        folded(&columns, [&output, &kernel, &self.dilation, &self.padding, &self.stride, &windows])
+        folded(&columns, [&output, &kernel, &self.dilation, &self.padding, &self.stride, &windows])?
+            .to_dtype(input.dtype())
     }
 }
 

@@ -90,10 +90,9 @@ fn functions_name_the_tensors_that_were_passed() {
     let weight = random(&[4, 1, 3, 3], 5).to_dtype(DType::F32).unwrap();
     says(
         conv2d(&image, &weight, None, ConvOptions::default()),
-        "conv2d([1, 1, 3, 3] float64 on sim:0, [4, 1, 3, 3] float32 on sim:0): the images are float64, the weight float32",
+        "conv2d([1, 1, 3, 3] float64 on sim:0, [4, 1, 3, 3] float32 on sim:0): Input type (float64) and weight",
     );
-    let whole = image.to_dtype(DType::I64).unwrap();
-    says(max_pool2d(&whole, [2, 2], PoolOptions::default()), "max_pool2d([1, 1, 3, 3] int64 on sim:0): ");
+    says(max_pool2d(&x, [2, 2], PoolOptions::default()), "max_pool2d([2, 3] float64 on sim:0): ");
     says(packed_attention(&x, true), "packed_attention([2, 3] float64 on sim:0): the input is");
     says(
         embedding(&x, &bad, None),

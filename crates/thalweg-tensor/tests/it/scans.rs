@@ -26,7 +26,16 @@ fn running(row: &[f64], combine: impl Fn(f64, f64) -> f64) -> Vec<f64> {
 
 #[test]
 fn running_sums_products_and_extrema() {
-    for shape in [[2, 5, 3], [1, 700, 2], [3, 1, 1], [2, 0, 3]] {
+    for shape in [
+        [2, 5, 3],
+        [1, 700, 2],
+        [3, 1, 1],
+        [2, 0, 3],
+        [2, 9000, 1],
+        [600, 2100, 1],
+        [4097, 264, 1],
+        [2, 300, 40],
+    ] {
         let x = random(&shape, 3);
         assert_close(&values(&x.cumsum(1).unwrap()), &along(&x, |row| running(row, |a, b| a + b)), 1e-9);
         assert_close(&values(&x.cumprod(1).unwrap()), &along(&x, |row| running(row, |a, b| a * b)), 1e-9);
@@ -47,7 +56,7 @@ fn running_sums_products_and_extrema() {
 
 #[test]
 fn linear_recurrences_in_both_directions() {
-    for shape in [[2, 5, 3], [1, 700, 2], [3, 1, 1], [2, 0, 3]] {
+    for shape in [[2, 5, 3], [1, 700, 2], [3, 1, 1], [2, 0, 3], [2, 8200, 1], [4100, 16, 1]] {
         let (x, factors) = (random(&shape, 6), random(&shape, 7));
         let (points, rates) = (values(&x), values(&factors));
         let mut expected = vec![vec![0.0; x.elements()]; 2];

@@ -37,7 +37,7 @@ fn by_library(operands: [&Tensor; 2], computed: i64, size: &Ints, case: &Case) -
         .chain([size, &window[0], &window[1], &window[2]].map(|list| Argument::Ints(list)))
         .chain([case.3.into()])
         .collect();
-    let operator = find_operator("thalweg::cudnn_convolution")?;
+    let operator = find_operator("thalweg::convolution")?;
     Ok(operator.call(&arguments, None, Label::here("convolution"))?.swap_remove(0))
 }
 

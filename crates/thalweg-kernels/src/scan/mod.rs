@@ -1,9 +1,11 @@
 //! [`Scan`]: running sums, products, extrema and linear recurrences along a dimension. They are no loop over a body: a point needs
 //! those before it.
 //!
-//! A row is combined in chunks of 256 points: within a chunk by doubling distances (1, 2, 4, …), and each chunk with what the former
-//! ones came to. The host function combines in the same order, so sums have a GPU's bits; only logarithms and exponentials
-//! may differ in their last place.
+//! Points are combined in this order: groups of eight neighbours one after the other; the groups of up to 32 by doubling distances (1, 2, 4, …); where
+//! a row has several warps, their results likewise; and each chunk of so many points with what the former ones came to. Rows that lie in order are
+//! read 16 bytes at a time by a warp, or by a block where there are few; of rows that lie side by side a lane walks each, so that whole lines of memory
+//! are read, and the warps share out its groups. The host function combines in the same order, so sums have a GPU's bits; only
+//! logarithms and exponentials may differ in their last place.
 
 use std::sync::Arc;
 
@@ -78,11 +80,23 @@ pub struct Scan {
     pub dtype: DType,
 }
 
-/// The points of a chunk, and the threads of a block.
-const CHUNK: usize = 256;
+/// The points that a thread combines one after the other.
+const GROUP: u64 = 8;
+
+/// The lanes of a warp.
+const WARP: u64 = 32;
+
+/// Warps of a block, where each has a row of its own.
+const WARPS_OF_ROWS: u64 = 8;
+
+/// Rows from which on a warp each keeps a large GPU busy.
+const MANY_ROWS: u64 = 4096;
+
+/// Rows below which a row takes as many warps as a block can have.
+const FEW_ROWS: u64 = 512;
 
 /// How many 8-byte words a launch takes.
-const ARGUMENT_WORDS: usize = 9;
+const ARGUMENT_WORDS: usize = 11;
 
 /// The name of the entry point.
 fn name(op: ScanOp, dtype: DType) -> String {
@@ -101,10 +115,18 @@ pub(crate) fn sources() -> impl Iterator<Item = (String, String)> {
 
 fn print(op: ScanOp, dtype: DType) -> String {
     let [element, sum, load, store] = names(dtype);
-    let (value, second, other) = match op {
-        ScanOp::Max | ScanOp::Min => ("LOAD(x.source[place])", "i64(at)", "i64"),
-        ScanOp::Recurrence => ("LOAD(x.source[place])", "LOAD(x.other[place])", "SUM"),
-        _ => ("LOAD(x.source[place])", "0", "i32"),
+    let (second, wide_second, other) = match op {
+        ScanOp::Max | ScanOp::Min => {
+            ("i64(at)", "i64((x.reversed ? x.length - 8 - first : first) + part + e)", "i64")
+        }
+        ScanOp::Recurrence => ("LOAD(x.other[place])", "LOAD(other.element[e])", "SUM"),
+        _ => ("0", "0", "i32"),
+    };
+    let load_other = match op {
+        ScanOp::Recurrence => {
+            "const pack<ELEMENT, WIDTH> other = *(const pack<ELEMENT, WIDTH>*)(x.other + start + part);"
+        }
+        _ => "",
     };
     let combine = match op {
         ScanOp::Sum => "right.value = left.value + right.value; return right;",
@@ -129,11 +151,16 @@ fn print(op: ScanOp, dtype: DType) -> String {
     return right;"
         }
     };
-    let write = if op.has_places() { "x.other[place] = sum.other;" } else { "" };
+    let (write, wide_write) = match op.has_places() {
+        true => ("x.other[place] = points[j].other;", WIDE_PLACES),
+        false => ("", ""),
+    };
     let pointer = if op.has_places() { "i64*" } else { "const ELEMENT*" };
-    let code = TEMPLATE
+    let code = include_str!("source.cu")
         .replace("POINTER", pointer)
-        .replace("VALUE", value)
+        .replace("LOAD_OTHER", load_other)
+        .replace("WIDE_SECOND", wide_second)
+        .replace("WIDE_WRITE", wide_write)
         .replace("SECOND", second)
         .replace("OTHER", other)
         .replace("COMBINE", combine)
@@ -146,20 +173,53 @@ fn print(op: ScanOp, dtype: DType) -> String {
     with_prelude(&code)
 }
 
+/// The stores of eight places at once.
+const WIDE_PLACES: &str = "\
+#pragma unroll
+        for (u32 part = 0; part < 8; part += 2) {
+            pack<i64, 2> places;
+            places.element[0] = points[part].other;
+            places.element[1] = points[part + 1].other;
+            *(pack<i64, 2>*)(x.other + start + part) = places;
+        }";
+
 impl Scan {
     fn elements(&self) -> u64 {
         self.outer * self.length * self.inner
+    }
+
+    /// Returns how many warps walk a row that lies in order, or share out the groups of rows that lie side by side.
+    fn warps(&self) -> u64 {
+        let of_row = |points: u64| self.length.div_ceil(points).max(1).next_power_of_two().min(WARP);
+        if self.inner > 1 {
+            of_row(GROUP)
+        } else if self.outer >= MANY_ROWS {
+            1
+        } else {
+            let most = if self.outer < FEW_ROWS { WARP } else { WARPS_OF_ROWS };
+            of_row(GROUP * WARP).min(most)
+        }
+    }
+
+    /// Returns the numbers of groups that are combined by doubling distances: of a warp, and the warps' results.
+    fn levels(&self) -> [usize; 2] {
+        let warps = self.warps() as usize;
+        if self.inner > 1 { [warps, 1] } else { [WARP as usize, warps] }
     }
 
     fn pack(&self, at: [u64; 3]) -> [u64; ARGUMENT_WORDS] {
         let dtype = arguments::number_of(self.dtype);
         let op = ScanOp::ALL.iter().position(|&op| op == self.op).expect("ALL lists every operation");
         let flags = u64::from(self.reversed);
-        [at[0], at[1], at[2], self.outer, self.length, self.inner, flags, dtype, op as u64]
+        let is_wide = self.length.is_multiple_of(GROUP) && at.iter().all(|at| at.is_multiple_of(16));
+        let sizes = [self.outer, self.length, self.inner, flags, dtype, op as u64];
+        let [outer, length, inner, flags, dtype, op] = sizes;
+        [at[0], at[1], at[2], outer, length, inner, flags, dtype, op, self.warps(), u64::from(is_wide)]
     }
 
     fn unpack(bytes: &[u8]) -> Option<(Self, [u64; 3])> {
-        let [source, other, result, outer, length, inner, reversed, dtype, op] = arguments::words(bytes)?;
+        let [source, other, result, outer, length, inner, reversed, dtype, op, _, _] =
+            arguments::words(bytes)?;
         let dtype = arguments::dtype_of(dtype)?;
         let op = *ScanOp::ALL.get(usize::try_from(op).ok()?)?;
         let scan = Self { op, outer, length, inner, reversed: reversed != 0, dtype };
@@ -183,31 +243,55 @@ impl Scan {
         combine: impl Fn(P, P) -> P,
         mut store: impl FnMut(usize, P),
     ) {
+        let [lanes, warps] = self.levels();
+        let chunk = GROUP as usize * lanes * warps;
         for row in 0..self.outer * self.inner {
             let places: Vec<usize> = self.row(row).collect();
             let mut carried: Option<P> = None;
-            for (chunk, places) in places.chunks(CHUNK).enumerate() {
+            for (number, places) in places.chunks(chunk).enumerate() {
                 let at = |place: usize| {
-                    let at = (chunk * CHUNK + place) as u64;
+                    let at = (number * chunk + place) as u64;
                     if self.reversed { self.length - 1 - at } else { at }
                 };
                 let mut points: Vec<P> =
                     places.iter().enumerate().map(|(index, &place)| load(place, at(index))).collect();
-                let mut distance = 1;
-                while distance < CHUNK {
-                    for index in (distance..points.len()).rev() {
-                        points[index] = combine(points[index - distance], points[index]);
-                    }
-                    distance *= 2;
+                for group in points.chunks_mut(GROUP as usize) {
+                    (1..group.len()).for_each(|index| group[index] = combine(group[index - 1], group[index]));
                 }
-                for (&place, point) in places.iter().zip(&mut points) {
-                    *point = carried.map_or(*point, |carried| combine(carried, *point));
+                let last = |group: &[P]| group[group.len() - 1];
+                let totals: Vec<P> = points.chunks(GROUP as usize).map(last).collect();
+                let of_lanes: Vec<Vec<P>> =
+                    totals.chunks(lanes).map(|totals| running(totals, &combine)).collect();
+                let of_warps = running(&of_lanes.iter().map(|warp| last(warp)).collect::<Vec<P>>(), &combine);
+                for (index, (&place, point)) in places.iter().zip(&mut points).enumerate() {
+                    let (warp, lane) = (index / GROUP as usize / lanes, index / GROUP as usize % lanes);
+                    let before = [
+                        lane.checked_sub(1).map(|left| of_lanes[warp][left]),
+                        warp.checked_sub(1).map(|left| of_warps[left]),
+                        carried,
+                    ];
+                    let before = before.into_iter().flatten().reduce(|right, left| combine(left, right));
+                    *point = before.map_or(*point, |before| combine(before, *point));
                     store(place, *point);
                 }
-                carried = points.last().copied();
+                let total = of_warps[of_warps.len() - 1];
+                carried = Some(carried.map_or(total, |carried| combine(carried, total)));
             }
         }
     }
+}
+
+/// Combines each point with those before it, by doubling distances.
+fn running<P: Copy>(points: &[P], combine: impl Fn(P, P) -> P) -> Vec<P> {
+    let mut points = points.to_vec();
+    let mut distance = 1;
+    while distance < points.len() {
+        for index in (distance..points.len()).rev() {
+            points[index] = combine(points[index - distance], points[index]);
+        }
+        distance *= 2;
+    }
+    points
 }
 
 /// The source, the second input or the places (a null address where there is neither), and the result.
@@ -236,10 +320,15 @@ impl NativeKernel for Placed<Scan, [DevicePointer; 3]> {
     }
 
     fn launch_shape(&self) -> Option<LaunchShape> {
-        let rows = self.kernel.outer * self.kernel.inner;
+        let (rows, warps) = (self.kernel.outer * self.kernel.inner, self.kernel.warps());
+        let (blocks, warps) = match (self.kernel.inner, warps) {
+            (1, 1) => (rows.div_ceil(WARPS_OF_ROWS), WARPS_OF_ROWS),
+            (1, warps) => (rows, warps),
+            (_, warps) => (rows.div_ceil(WARP), warps),
+        };
         (self.kernel.elements() > 0).then(|| LaunchShape {
-            grid: [rows.min((1 << 31) - 1) as u32, 1, 1],
-            block: [CHUNK as u32, 1, 1],
+            grid: [blocks.min((1 << 31) - 1) as u32, 1, 1],
+            block: [(warps * WARP) as u32, 1, 1],
         })
     }
 
@@ -366,68 +455,3 @@ fn log_add_exp(a: f64, b: f64) -> f64 {
     let (low, high) = if a < b { (a, b) } else { (b, a) };
     if low != high || low.is_finite() { high + (low - high).exp().ln_1p() } else { a }
 }
-
-const TEMPLATE: &str = "\
-struct NAME_arguments {
-    const ELEMENT* source;
-    POINTER other;
-    ELEMENT* result;
-    u64 outer;
-    u64 length;
-    u64 inner;
-    u64 reversed;
-    u64 dtype;
-    u64 op;
-};
-
-struct NAME_point {
-    SUM value;
-    OTHER other;
-};
-
-static __device__ __forceinline__ NAME_point NAME_combine(NAME_point left, NAME_point right) {
-    COMBINE
-}
-
-extern \"C\" __global__ void __launch_bounds__(256) NAME(const __grid_constant__ NAME_arguments x) {
-    __shared__ NAME_point points[2][256];
-    const u32 thread = threadIdx.x;
-    for (u64 row = blockIdx.x; row < x.outer * x.inner; row += gridDim.x) {
-        const u64 begin = row / x.inner * x.length * x.inner + row % x.inner;
-        NAME_point carried = {};
-        for (u64 first = 0; first < x.length; first += 256) {
-            const bool inside = first + thread < x.length;
-            const u64 at = x.reversed ? x.length - 1 - first - thread : first + thread;
-            const u64 place = begin + at * x.inner;
-            NAME_point sum = {};
-            if (inside) {
-                sum.value = VALUE;
-                sum.other = SECOND;
-            }
-            u32 turn = 0;
-            points[0][thread] = sum;
-            __syncthreads();
-            for (u32 distance = 1; distance < 256; distance *= 2) {
-                if (thread >= distance) {
-                    sum = NAME_combine(points[turn][thread - distance], sum);
-                }
-                turn = 1 - turn;
-                points[turn][thread] = sum;
-                __syncthreads();
-            }
-            NAME_point last = points[turn][255];
-            if (first > 0) {
-                sum = NAME_combine(carried, sum);
-                last = NAME_combine(carried, last);
-            }
-            carried = last;
-            if (inside) {
-                x.result[place] = STORE(sum.value);
-                WRITE
-            }
-            // Before the points are another chunk's.
-            __syncthreads();
-        }
-    }
-}
-";

@@ -1,0 +1,433 @@
+//! [`Pool`]: the mean or the greatest element of each window of planes, and their gradients.
+//!
+//! A thread has one window, or one point and the few windows that it lies in, so nothing is added by several threads and results repeat
+//! their bits. Places are counted in 32 bits; [`Pool::check`] refuses planes that need more. The host function computes
+//! in the same order.
+
+use std::sync::Arc;
+
+use thalweg_driver::{Access, DevicePointer, HostFault, HostKernel, HostLaunch};
+use thalweg_ir::cuda::{LaunchShape, with_prelude};
+use thalweg_ir::host::Fault;
+use thalweg_ir::{DType, Element, with_dtype};
+
+use crate::arguments;
+use crate::dtypes::names;
+use crate::threads::{ranges, share};
+use crate::{Accesses, NativeKernel, Placed, Words};
+
+/// The number that is computed, and from which.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum PoolPass {
+    /// The mean of each window.
+    Average,
+    /// The gradient of a plane from that of its windows' means.
+    AverageBackward,
+    /// The greatest element of each window, and its place in the plane: the first of equals, or of NaNs. Of a window in the padding alone it is
+    /// the lowest value, and the place is 2³¹ - 1.
+    Greatest,
+    /// The gradient of a plane from that of its windows' greatest elements, and their places.
+    GreatestBackward,
+}
+
+impl PoolPass {
+    /// Every pass.
+    pub const ALL: [Self; 4] = [Self::Average, Self::AverageBackward, Self::Greatest, Self::GreatestBackward];
+
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Average => "average_pool",
+            Self::AverageBackward => "average_pool_backward",
+            Self::Greatest => "greatest_pool",
+            Self::GreatestBackward => "greatest_pool_backward",
+        }
+    }
+
+    const fn is_backward(self) -> bool {
+        matches!(self, Self::AverageBackward | Self::GreatestBackward)
+    }
+
+    const fn has_places(self) -> bool {
+        matches!(self, Self::Greatest | Self::GreatestBackward)
+    }
+}
+
+/// The sizes of a launch: planes and their windows along three axes; those of fewer axes have extents of 1 in front.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Pool {
+    /// The number that is computed, and from which.
+    pub pass: PoolPass,
+    /// How many planes there are: images times channels.
+    pub planes: u64,
+    /// The extents of a plane.
+    pub extents: [u64; 3],
+    /// How many windows there are along each axis.
+    pub windows: [u64; 3],
+    /// The extents of a window.
+    pub kernel: [u64; 3],
+    /// The way from a window to the next.
+    pub stride: [u64; 3],
+    /// The border in front of and behind each axis.
+    pub padding: [u64; 3],
+    /// The way from an element of a window to the next: 1 for averages.
+    pub dilation: [u64; 3],
+    /// Whether an average counts padding as elements.
+    pub counts_padding: bool,
+    /// The number that an average divides by; where it is 0, the count of the window's elements.
+    pub divisor: i64,
+    /// Of the elements: a floating-point type. 16-bit floats are summed in f32.
+    pub dtype: DType,
+}
+
+/// The dtypes that a pool has a kernel for.
+const FLOATS: [DType; 4] = [DType::F32, DType::F64, DType::F16, DType::Bf16];
+
+/// Threads of a block.
+const BLOCK: u64 = 256;
+
+/// The most blocks along the second axis of a grid.
+const MOST_PLANES: u64 = 65_535;
+
+/// How many 8-byte words a launch takes.
+const ARGUMENT_WORDS: usize = 26;
+
+/// The place of the greatest element where a window has none.
+const NOWHERE: i64 = i32::MAX as i64;
+
+fn name(pass: PoolPass, dtype: DType) -> String {
+    format!("{}_{}", pass.name(), dtype.name())
+}
+
+/// Returns name and source of every kernel here.
+pub(crate) fn sources() -> impl Iterator<Item = (String, String)> {
+    let all = PoolPass::ALL.into_iter().flat_map(|pass| FLOATS.map(|dtype| (pass, dtype)));
+    all.map(|(pass, dtype)| (name(pass, dtype), print(pass, dtype)))
+}
+
+fn print(pass: PoolPass, dtype: DType) -> String {
+    let [element, sum, load, store] = names(dtype);
+    let (start, take, finish) = match pass {
+        PoolPass::Greatest => (
+            "SUM greatest = -SUM(INFINITE);\n    i32 found = 0x7fffffff;",
+            "if (value > greatest || found == 0x7fffffff || (value != value && greatest == greatest)) {
+                        greatest = value;
+                        found = row + column;
+                    }",
+            "x.result[place] = STORE(greatest);\n    x.places[place] = i64(found);",
+        ),
+        _ => (
+            "SUM sum = SUM(0);",
+            "sum += value;",
+            "x.result[place] = STORE(sum / NAME_divisor(x, at[0], at[1], at[2]));",
+        ),
+    };
+    let add = match pass {
+        PoolPass::GreatestBackward => {
+            "if (x.places[row + column] == i64(own)) {
+                    sum += LOAD(x.source[row + column]);
+                }"
+        }
+        _ => "sum += LOAD(x.source[row + column]) / NAME_divisor(x, z, y, column);",
+    };
+    let (run, places) = match pass {
+        PoolPass::Greatest => ("NAME_of_window(x, plane, at, place);", "i64"),
+        PoolPass::Average => ("NAME_of_window(x, plane, at, place);", "const i64"),
+        _ => ("NAME_of_point(x, plane, at, own, place);", "const i64"),
+    };
+    let code = include_str!("source.cu")
+        .replace("PLACES", places)
+        .replace("START", start)
+        .replace("TAKE", take)
+        .replace("FINISH", finish)
+        .replace("ADD", add)
+        .replace("RUN", run)
+        .replace("IS_BACKWARD", if pass.is_backward() { "true" } else { "false" })
+        .replace(
+            "INFINITE",
+            if dtype == DType::F64 {
+                "__longlong_as_double(0x7ff0000000000000ll)"
+            } else {
+                "__int_as_float(0x7f800000)"
+            },
+        )
+        .replace("NAME", &name(pass, dtype))
+        .replace("ELEMENT", &element)
+        .replace("SUM", &sum)
+        .replace("LOAD", &load)
+        .replace("STORE", &store);
+    with_prelude(&code)
+}
+
+impl Pool {
+    /// Returns the extents of what is computed for each plane.
+    const fn target(&self) -> [u64; 3] {
+        if self.pass.is_backward() { self.extents } else { self.windows }
+    }
+
+    fn pack(&self, at: [u64; 3]) -> [u64; ARGUMENT_WORDS] {
+        let pass = PoolPass::ALL.iter().position(|&pass| pass == self.pass).expect("ALL lists every pass");
+        let rest = [
+            u64::from(self.counts_padding),
+            self.divisor as u64,
+            arguments::number_of(self.dtype),
+            pass as u64,
+        ];
+        let lists = [self.extents, self.windows, self.kernel, self.stride, self.padding, self.dilation];
+        let mut words = [0; ARGUMENT_WORDS];
+        let all = at.into_iter().chain([self.planes]).chain(lists.into_iter().flatten()).chain(rest);
+        words.iter_mut().zip(all).for_each(|(word, value)| *word = value);
+        words
+    }
+
+    fn unpack(bytes: &[u8]) -> Option<(Self, [u64; 3])> {
+        let words: [u64; ARGUMENT_WORDS] = arguments::words(bytes)?;
+        let three = |first: usize| [words[first], words[first + 1], words[first + 2]];
+        let pool = Self {
+            pass: *PoolPass::ALL.get(usize::try_from(words[25]).ok()?)?,
+            planes: words[3],
+            extents: three(4),
+            windows: three(7),
+            kernel: three(10),
+            stride: three(13),
+            padding: three(16),
+            dilation: three(19),
+            counts_padding: words[22] != 0,
+            divisor: words[23] as i64,
+            dtype: arguments::dtype_of(words[24])?,
+        };
+        Some((pool, three(0)))
+    }
+
+    /// Returns whether what is computed of places fits into 32 bits, and there is a kernel for the dtype.
+    pub fn is_taken(&self) -> bool {
+        let is_small = |numbers: [u64; 3]| {
+            let all = numbers.iter().try_fold(1u64, |all, &number| all.checked_mul(number));
+            all.is_some_and(|all| all < 1 << 30)
+        };
+        let reach = |counts: [u64; 3], steps: [u64; 3]| {
+            counts.iter().zip(steps).all(|(&count, step)| count.saturating_mul(step) < 1 << 28)
+        };
+        FLOATS.contains(&self.dtype)
+            && [self.extents, self.windows, self.kernel].into_iter().all(is_small)
+            && self.padding.iter().chain(&self.stride).all(|&number| number < 1 << 28)
+            && reach(self.kernel, self.dilation)
+            && reach(self.windows, self.stride)
+            && (self.pass.has_places() || self.dilation == [1; 3])
+    }
+
+    /// Returns the windows of an axis that a coordinate can lie in.
+    fn windows_of(&self, axis: usize, at: usize) -> std::ops::Range<usize> {
+        let padded = at as u64 + self.padding[axis];
+        let reach = (self.kernel[axis] - 1) * self.dilation[axis];
+        let first = padded.saturating_sub(reach).div_ceil(self.stride[axis]);
+        first as usize..(padded / self.stride[axis] + 1).min(self.windows[axis]) as usize
+    }
+
+    /// Returns the coordinates of an axis that a window has, as far as they are inside.
+    fn points_of(&self, axis: usize, window: usize) -> impl Iterator<Item = usize> + use<> {
+        let (first, padding) = (window as u64 * self.stride[axis], self.padding[axis]);
+        let (extent, dilation) = (self.extents[axis], self.dilation[axis]);
+        (0..self.kernel[axis]).filter_map(move |place| {
+            let at = (first + place * dilation).checked_sub(padding)?;
+            (at < extent).then_some(at as usize)
+        })
+    }
+
+    /// Returns what an average over a window divides by.
+    fn divisor(&self, window: [usize; 3]) -> f64 {
+        if self.divisor != 0 {
+            return self.divisor as f64;
+        }
+        let span = |axis: usize| {
+            let [extent, padding] = [self.extents, self.padding].map(|numbers| numbers[axis] as i64);
+            let first = window[axis] as i64 * self.stride[axis] as i64 - padding;
+            let end = (first + self.kernel[axis] as i64).min(extent + padding);
+            if self.counts_padding { end - first } else { end.min(extent) - first.max(0) }
+        };
+        (0..3).map(span).product::<i64>() as f64
+    }
+}
+
+/// The planes, or the gradients of their windows; the places (a null address for averages); and the result.
+impl NativeKernel for Placed<Pool, [DevicePointer; 3]> {
+    fn name(&self) -> &str {
+        // Kernels are found by name, so a name must be the same string each time.
+        static NAMES: std::sync::OnceLock<[[String; DType::ALL.len()]; 4]> = std::sync::OnceLock::new();
+        let names = NAMES.get_or_init(|| PoolPass::ALL.map(|pass| DType::ALL.map(|dtype| name(pass, dtype))));
+        &names[self.kernel.pass as usize][self.kernel.dtype as usize]
+    }
+
+    fn source(&self) -> String {
+        print(self.kernel.pass, self.kernel.dtype)
+    }
+
+    fn host(&self) -> Arc<dyn HostKernel> {
+        Arc::new(run_on_host)
+    }
+
+    fn check(&self) -> Result<(), Fault> {
+        match self.kernel.is_taken() {
+            true => Ok(()),
+            false => Err(Fault::new(format!("there is no kernel for {:?}", self.kernel))),
+        }
+    }
+
+    fn launch_shape(&self) -> Option<LaunchShape> {
+        let count: u64 = self.kernel.target().iter().product();
+        (count * self.kernel.planes > 0).then(|| LaunchShape {
+            grid: [count.div_ceil(BLOCK) as u32, self.kernel.planes.min(MOST_PLANES) as u32, 1],
+            block: [BLOCK as u32, 1, 1],
+        })
+    }
+
+    fn words(&self) -> Words {
+        self.kernel.pack(self.at.map(DevicePointer::address)).into_iter().collect()
+    }
+
+    fn accesses(&self) -> Accesses {
+        let Pool { pass, planes, extents, windows, dtype, .. } = self.kernel;
+        let size = dtype.size_bytes() as u64;
+        let [points, windows] = [extents, windows].map(|list| planes * list.iter().product::<u64>());
+        let [source, places, result] = self.at;
+        let (from, to) = if pass.is_backward() { (windows, points) } else { (points, windows) };
+        let mut list =
+            Accesses::from_iter([Access::read(source, from * size), Access::write(result, to * size)]);
+        match pass {
+            PoolPass::Greatest => list.push(Access::write(places, windows * size_of::<i64>() as u64)),
+            PoolPass::GreatestBackward => list.push(Access::read(places, windows * size_of::<i64>() as u64)),
+            _ => {}
+        }
+        list
+    }
+}
+
+fn run_on_host(launch: &HostLaunch<'_>) -> Result<(), HostFault> {
+    let (pool, at) = Pool::unpack(launch.arguments)
+        .ok_or_else(|| HostFault("pool: the arguments are not in its layout".to_owned()))?;
+    let refuse = || Err(HostFault(format!("pool: {} is no dtype of it", pool.dtype)));
+    with_dtype!(pool.dtype,
+        bool => refuse(),
+        integer T => refuse(),
+        reduced T => run::<T>(launch, &pool, at),
+        float T => run::<T>(launch, &pool, at),
+    )
+}
+
+/// Elements of which a thread of the host has at least so many.
+const LEAST_OF_A_THREAD: usize = 1 << 14;
+
+fn run<T: Element>(launch: &HostLaunch<'_>, pool: &Pool, at: [u64; 3]) -> Result<(), HostFault> {
+    let [source, places, result] = at.map(DevicePointer::new);
+    let [of_points, of_windows] =
+        [pool.extents, pool.windows].map(|list| list.iter().product::<u64>() as usize);
+    let planes = pool.planes as usize;
+    let (from, to) = if pool.pass.is_backward() { (of_windows, of_points) } else { (of_points, of_windows) };
+    let source = launch.read::<T>(source, planes * from)?;
+    let mut result = launch.write::<T>(result, planes * to)?;
+    let mut written: &mut [i64] = &mut [];
+    let mut read: &[i64] = &[];
+    match pool.pass {
+        PoolPass::Greatest => written = launch.write::<i64>(places, planes * of_windows)?,
+        PoolPass::GreatestBackward => read = launch.read::<i64>(places, planes * of_windows)?,
+        _ => {}
+    }
+    let mut jobs = Vec::new();
+    for planes in ranges(planes, LEAST_OF_A_THREAD.div_ceil(to.max(1))) {
+        let (own, rest) = result.split_at_mut(planes.len() * to);
+        let own_places = if written.is_empty() { 0 } else { own.len() };
+        let (found, later) = written.split_at_mut(own_places);
+        (result, written) = (rest, later);
+        jobs.push(move || {
+            for (number, plane) in planes.enumerate() {
+                let source = &source[plane * from..][..from];
+                let target = &mut own[number * to..][..to];
+                match pool.pass {
+                    PoolPass::Average => average(pool, source, target),
+                    PoolPass::Greatest => greatest(pool, source, target, &mut found[number * to..][..to]),
+                    PoolPass::AverageBackward => of_points_each(pool, target, |window, place| {
+                        round::<T>(source[place].to_f64() / pool.divisor(window))
+                    }),
+                    PoolPass::GreatestBackward => {
+                        let places = &read[plane * from..][..from];
+                        greatest_backward(pool, source, places, target);
+                    }
+                }
+            }
+        });
+    }
+    share(jobs);
+    Ok(())
+}
+
+/// Returns a sum as it is kept: in f32, but for f64.
+fn round<T: Element>(value: f64) -> f64 {
+    if T::DTYPE == DType::F64 { value } else { f64::from(value as f32) }
+}
+
+/// Calls a function with each window of a plane, and its number.
+fn each_window(windows: [u64; 3], mut call: impl FnMut([usize; 3], usize)) {
+    let [depth, height, width] = windows.map(|count| count as usize);
+    for z in 0..depth {
+        for y in 0..height {
+            (0..width).for_each(|x| call([z, y, x], (z * height + y) * width + x));
+        }
+    }
+}
+
+/// Calls a function with each place of a plane that a window has.
+fn each_place(pool: &Pool, window: [usize; 3], mut call: impl FnMut(usize)) {
+    let [_, height, width] = pool.extents.map(|extent| extent as usize);
+    for z in pool.points_of(0, window[0]) {
+        for y in pool.points_of(1, window[1]) {
+            pool.points_of(2, window[2]).for_each(|x| call((z * height + y) * width + x));
+        }
+    }
+}
+
+fn average<T: Element>(pool: &Pool, source: &[T], target: &mut [T]) {
+    each_window(pool.windows, |window, number| {
+        let mut sum = 0.0;
+        each_place(pool, window, |place| sum = round::<T>(sum + source[place].to_f64()));
+        target[number] = T::from_f64(round::<T>(sum / pool.divisor(window)));
+    });
+}
+
+fn greatest<T: Element>(pool: &Pool, source: &[T], target: &mut [T], places: &mut [i64]) {
+    each_window(pool.windows, |window, number| {
+        let (mut greatest, mut found) = (f64::NEG_INFINITY, NOWHERE);
+        each_place(pool, window, |place| {
+            let value = source[place].to_f64();
+            if value > greatest || found == NOWHERE || (value.is_nan() && !greatest.is_nan()) {
+                (greatest, found) = (value, place as i64);
+            }
+        });
+        (target[number], places[number]) = (T::from_f64(greatest), found);
+    });
+}
+
+/// Writes the sum of a function of the windows that each point can lie in: their coordinates and number.
+fn of_points_each<T: Element>(pool: &Pool, target: &mut [T], part: impl Fn([usize; 3], usize) -> f64) {
+    let [_, height, width] = pool.windows.map(|count| count as usize);
+    each_window(pool.extents, |at, own| {
+        let mut sum = 0.0;
+        for z in pool.windows_of(0, at[0]) {
+            for y in pool.windows_of(1, at[1]) {
+                for x in pool.windows_of(2, at[2]) {
+                    sum = round::<T>(sum + part([z, y, x], (z * height + y) * width + x));
+                }
+            }
+        }
+        target[own] = T::from_f64(sum);
+    });
+}
+
+fn greatest_backward<T: Element>(pool: &Pool, source: &[T], places: &[i64], target: &mut [T]) {
+    // In the order of the windows, as a point comes to them.
+    let mut sums = vec![0.0; target.len()];
+    each_window(pool.windows, |_, number| {
+        if let Some(sum) = usize::try_from(places[number]).ok().and_then(|place| sums.get_mut(place)) {
+            *sum = round::<T>(*sum + source[number].to_f64());
+        }
+    });
+    target.iter_mut().zip(sums).for_each(|(place, sum)| *place = T::from_f64(sum));
+}

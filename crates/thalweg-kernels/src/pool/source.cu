@@ -1,0 +1,128 @@
+struct NAME_arguments {
+    const ELEMENT* source;
+    PLACES* places;
+    ELEMENT* result;
+    u64 planes;
+    u64 extents[3];
+    u64 windows[3];
+    u64 kernel[3];
+    u64 stride[3];
+    u64 padding[3];
+    u64 dilation[3];
+    u64 counts_padding;
+    u64 divisor;
+    u64 dtype;
+    u64 pass;
+};
+
+// The windows that a coordinate of an axis can lie in, or the coordinates of a window: from `first` to before `end`.
+struct NAME_range {
+    i32 first;
+    i32 end;
+};
+
+[[maybe_unused]] static __device__ __forceinline__ i32 NAME_lower(i32 a, i32 b) {
+    return a < b ? a : b;
+}
+
+[[maybe_unused]] static __device__ __forceinline__ i32 NAME_higher(i32 a, i32 b) {
+    return a < b ? b : a;
+}
+
+[[maybe_unused]] static __device__ __forceinline__ NAME_range NAME_windows_of(const NAME_arguments& x, u32 axis, i32 at) {
+    const i32 windows = i32(x.windows[axis]), stride = i32(x.stride[axis]);
+    if (windows == 1 && x.extents[axis] == 1) {
+        return {0, 1};
+    }
+    const i32 padded = at + i32(x.padding[axis]);
+    const i32 reach = i32(x.kernel[axis] - 1) * i32(x.dilation[axis]);
+    const u32 first = padded > reach ? u32(padded - reach + stride - 1) / u32(stride) : 0;
+    return {i32(first), NAME_lower(i32(u32(padded) / u32(stride)) + 1, windows)};
+}
+
+// What an average over a window divides by along one axis.
+[[maybe_unused]] static __device__ __forceinline__ i32 NAME_span(const NAME_arguments& x, u32 axis, i32 window) {
+    const i32 extent = i32(x.extents[axis]), padding = i32(x.padding[axis]);
+    const i32 first = window * i32(x.stride[axis]) - padding;
+    const i32 end = NAME_lower(first + i32(x.kernel[axis]), extent + padding);
+    return x.counts_padding ? end - first : NAME_lower(end, extent) - NAME_higher(first, 0);
+}
+
+[[maybe_unused]] static __device__ __forceinline__ SUM NAME_divisor(const NAME_arguments& x, i32 z, i32 y, i32 column) {
+    if (x.divisor) {
+        return SUM(i64(x.divisor));
+    }
+    return SUM(NAME_span(x, 0, z) * NAME_span(x, 1, y) * NAME_span(x, 2, column));
+}
+
+// One window of a plane.
+[[maybe_unused]] static __device__ __forceinline__ void NAME_of_window(const NAME_arguments& x, u64 plane, i32 at[3], u64 place) {
+    const ELEMENT* source = x.source + plane * x.extents[0] * x.extents[1] * x.extents[2];
+    i32 first[3];
+    #pragma unroll
+    for (u32 axis = 0; axis < 3; ++axis) {
+        first[axis] = at[axis] * i32(x.stride[axis]) - i32(x.padding[axis]);
+    }
+    const i32 depth = i32(x.extents[0]), height = i32(x.extents[1]), width = i32(x.extents[2]);
+    START
+    for (i32 k = 0; k < i32(x.kernel[0]); ++k) {
+        const i32 z = first[0] + k * i32(x.dilation[0]);
+        if (z < 0 || z >= depth) {
+            continue;
+        }
+        for (i32 j = 0; j < i32(x.kernel[1]); ++j) {
+            const i32 y = first[1] + j * i32(x.dilation[1]);
+            if (y < 0 || y >= height) {
+                continue;
+            }
+            const i32 row = (z * height + y) * width;
+            for (i32 i = 0; i < i32(x.kernel[2]); ++i) {
+                const i32 column = first[2] + i * i32(x.dilation[2]);
+                if (column >= 0 && column < width) {
+                    const SUM value = LOAD(source[row + column]);
+                    TAKE
+                }
+            }
+        }
+    }
+    FINISH
+}
+
+// One point of a plane, from the gradients of the windows that it lies in.
+[[maybe_unused]] static __device__ __forceinline__ void NAME_of_point(const NAME_arguments& x, u64 plane, i32 at[3], i32 own, u64 place) {
+    const u64 origin = plane * x.windows[0] * x.windows[1] * x.windows[2];
+    const i32 height = i32(x.windows[1]), width = i32(x.windows[2]);
+    const NAME_range of_z = NAME_windows_of(x, 0, at[0]);
+    const NAME_range of_y = NAME_windows_of(x, 1, at[1]);
+    const NAME_range of_x = NAME_windows_of(x, 2, at[2]);
+    SUM sum = SUM(0);
+    for (i32 z = of_z.first; z < of_z.end; ++z) {
+        for (i32 y = of_y.first; y < of_y.end; ++y) {
+            const u64 row = origin + (z * height + y) * width;
+            for (i32 column = of_x.first; column < of_x.end; ++column) {
+                ADD
+            }
+        }
+    }
+    x.result[place] = STORE(sum);
+}
+
+extern "C" __global__ void __launch_bounds__(256) NAME(const __grid_constant__ NAME_arguments x) {
+    const u64* extents = IS_BACKWARD ? x.extents : x.windows;
+    const i32 depth = i32(extents[0]), height = i32(extents[1]), width = i32(extents[2]);
+    const i32 count = depth * height * width;
+    const i32 own = i32(blockIdx.x * 256 + threadIdx.x);
+    if (own >= count) {
+        return;
+    }
+    const i32 line = i32(u32(own) / u32(width));
+    i32 at[3] = {0, line, own - line * width};
+    if (depth > 1) {
+        at[0] = i32(u32(line) / u32(height));
+        at[1] = line - at[0] * height;
+    }
+    for (u64 plane = blockIdx.y; plane < x.planes; plane += gridDim.y) {
+        const u64 place = plane * u64(count) + u64(own);
+        RUN
+    }
+}
