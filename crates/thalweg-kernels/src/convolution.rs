@@ -1,8 +1,8 @@
 //! Convolution and its gradients as host functions, for devices that run those in place of a vendor's library.
 //!
-//! A tile of windows is written as columns (channels and places of the kernel × windows), and a matrix product takes them; columns of the
-//! input's gradient are added back. Threads share columns by their rows, and the product's library has its own. All is in f32, 16-bit floats are
-//! rounded once, at the end; sizes alone say which terms a sum has in what order.
+//! A tile of windows is written as columns (channels and places of the kernel × windows), in the order in which a product reads them; columns of
+//! the input's gradient are added back. Threads share images and channels. All is in f32, 16-bit floats are rounded once, at the end; sizes alone
+//! say which terms a sum has in what order.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -10,21 +10,21 @@ use std::sync::Arc;
 
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
-use ndarray::linalg::general_mat_mul;
-use ndarray::{ArrayView2, ArrayViewMut2, ShapeBuilder};
 use thalweg_driver::{
     Access, ConvolutionCall, ConvolutionPass, ConvolutionShape, DevicePointer, ElementFormat, HostFault,
     HostKernel, HostLaunch,
 };
 
-use crate::threads::{ranges, share};
+use crate::panels::{COLUMNS, ROWS, pack_column, pack_left, pack_term, product};
+use crate::threads::{ranges, share, threads};
 
-/// The most elements of the columns of a tile, and how many windows it has where images have fewer.
-const TILE: usize = 1 << 19;
-const TILE_WINDOWS: usize = 1024;
+/// The most elements of the columns of a tile, where it has more windows than the least.
+const TILE: usize = 1 << 16;
+/// The least and the most windows of a tile.
+const WINDOWS: [usize; 2] = [64, 1024];
 
-/// How many elements of columns are worth a thread.
-const LEAST: usize = 1 << 14;
+/// How many products are worth a thread.
+const LEAST: usize = 1 << 18;
 
 /// Returns an operand [first, channels, places] in f32, places behind channels.
 fn load<'l>(
@@ -112,28 +112,30 @@ fn run(call: &ConvolutionCall, launch: &HostLaunch<'_>) -> Result<(), HostFault>
     let weight = [sizes.outs * sizes.groups, sizes.channels, count(call.shape.kernel)];
     let output = [sizes.batch, sizes.outs * sizes.groups, count(call.shape.output)];
     let read = |start, extents| load(&call.shape, launch, start, extents);
-    let write = |start, values, [_, channels, places]: [usize; 3]| {
-        store(&call.shape, launch, start, values, [channels, places])
+    let write = |start, extents: [usize; 3], compute: &mut dyn FnMut(&mut [f32])| {
+        let count = extents.iter().product();
+        if call.shape.format == ElementFormat::R_32F && !call.shape.channels_last {
+            let values = launch.write::<f32>(start, count)?;
+            values.fill(0.0);
+            compute(values);
+            return Ok(());
+        }
+        let mut values = vec![0.0; count];
+        compute(&mut values);
+        store(&call.shape, launch, start, values, [extents[1], extents[2]])
     };
-    let zeros = |extents: [usize; 3]| vec![0.0; extents.iter().product()];
     match call.pass {
         ConvolutionPass::Forward => {
             let (x, w) = (read(call.input, input)?, read(call.weight, weight)?);
-            let mut y = zeros(output);
-            sizes.forward(&x, &w, &mut y);
-            write(call.output, y, output)
+            write(call.output, output, &mut |y| sizes.forward(&x, &w, y))
         }
         ConvolutionPass::InputGradient => {
             let (y, w) = (read(call.output, output)?, read(call.weight, weight)?);
-            let mut x = zeros(input);
-            sizes.input_gradient(&y, &w, &mut x);
-            write(call.input, x, input)
+            write(call.input, input, &mut |x| sizes.input_gradient(&y, &w, x))
         }
         ConvolutionPass::WeightGradient => {
             let (y, x) = (read(call.output, output)?, read(call.input, input)?);
-            let mut w = zeros(weight);
-            sizes.weight_gradient(&y, &x, &mut w);
-            write(call.weight, w, weight)
+            write(call.weight, weight, &mut |w| sizes.weight_gradient(&y, &x, w))
         }
     }
 }
@@ -152,36 +154,48 @@ struct Sizes {
     dilation: [usize; 3],
 }
 
-/// Windows that one product takes: all those of some images, or some of one image.
-#[derive(Clone)]
-struct Tile {
-    images: Range<usize>,
-    windows: Range<usize>,
+/// Some channels of a group of an image, with their elements.
+struct Piece<'e> {
+    image: usize,
+    group: usize,
+    /// The number of its channels among the ranges that channels are cut into.
+    part: usize,
+    elements: &'e mut [f32],
 }
 
-impl Tile {
-    fn width(&self) -> usize {
-        self.images.len() * self.windows.len()
+/// What a thread writes tiles into.
+#[derive(Default)]
+struct Room {
+    panels: Vec<[f32; COLUMNS]>,
+    line: Vec<f32>,
+    columns: Vec<f32>,
+}
+
+impl Room {
+    /// Returns panels of a right factor, and a line of zeros for its rows.
+    fn panels(&mut self, terms: usize, width: usize) -> (&mut [[f32; COLUMNS]], &mut [f32]) {
+        let count = width.div_ceil(COLUMNS) * terms;
+        if self.panels.len() < count {
+            self.panels.resize(count, [0.0; COLUMNS]);
+        }
+        self.line.resize(width.next_multiple_of(COLUMNS), 0.0);
+        self.line[width..].fill(0.0);
+        (&mut self.panels[..count], &mut self.line)
     }
 }
 
-/// Returns rows that lie in elements, some of each.
-fn matrix(elements: &[f32], rows: usize, step: usize, columns: Range<usize>) -> ArrayView2<'_, f32> {
-    let shape = (rows, columns.len()).strides((step, 1));
-    ArrayView2::from_shape(shape, &elements[columns.start..])
-        .expect("operands are as long as their sizes say")
-}
-
-/// Returns what [`matrix`] does, to write.
-fn matrix_mut(
-    elements: &mut [f32],
-    rows: usize,
-    step: usize,
-    columns: Range<usize>,
-) -> ArrayViewMut2<'_, f32> {
-    let shape = (rows, columns.len()).strides((step, 1));
-    ArrayViewMut2::from_shape(shape, &mut elements[columns.start..])
-        .expect("operands are as long as their sizes say")
+/// Calls a function with each panel of the left factor, each of the right, and their product.
+fn products(
+    left: &[[f32; ROWS]],
+    right: &[[f32; COLUMNS]],
+    terms: usize,
+    mut result: impl FnMut(usize, usize, crate::panels::Sums),
+) {
+    for (row, left) in left.chunks_exact(terms).enumerate() {
+        for (column, right) in right.chunks_exact(terms).enumerate() {
+            result(row * ROWS, column * COLUMNS, product(left, right));
+        }
+    }
 }
 
 impl Sizes {
@@ -221,30 +235,62 @@ impl Sizes {
         self.input.iter().product()
     }
 
-    /// Returns whether an image is its own columns.
-    fn is_pointwise(&self) -> bool {
-        self.kernel == [1; 3] && self.stride == [1; 3] && self.padding == [0; 3]
+    /// Returns whether all sums are empty.
+    fn is_empty(&self) -> bool {
+        self.batch * self.groups * self.outs * self.rows() * self.windows() == 0
     }
 
-    /// Returns the tiles of each group.
-    fn tiles(&self) -> Vec<Tile> {
-        let windows = self.windows();
-        if windows == 0 || self.batch == 0 {
-            return Vec::new();
+    /// Returns the windows of an image, a tile at a time.
+    fn tiles(&self) -> impl Iterator<Item = Range<usize>> + use<> {
+        let (windows, [least, most]) = (self.windows(), WINDOWS);
+        let width = (TILE / self.rows().max(1)).clamp(least, most).next_multiple_of(COLUMNS);
+        (0..windows).step_by(width).map(move |first| first..(first + width).min(windows))
+    }
+
+    /// Returns ranges of a group's channels and, image by image, their elements: as many as there are threads, or more.
+    fn pieces<'e>(
+        &self,
+        elements: &'e mut [f32],
+        channels: usize,
+        places: usize,
+    ) -> (Vec<Range<usize>>, Vec<Piece<'e>>) {
+        let blocks = (self.batch * self.groups).max(1);
+        let parts = self.threads().div_ceil(blocks).min(channels.max(1));
+        let parts: Vec<_> =
+            (0..parts).map(|part| channels * part / parts..channels * (part + 1) / parts).collect();
+        let (mut rest, mut pieces) = (elements, Vec::new());
+        for (image, group) in
+            (0..self.batch).flat_map(|image| (0..self.groups).map(move |group| (image, group)))
+        {
+            for (part, channels) in parts.iter().enumerate() {
+                let (elements, later) = rest.split_at_mut(channels.len() * places);
+                rest = later;
+                pieces.push(Piece { image, group, part, elements });
+            }
         }
-        let most = (TILE / self.rows().max(1)).max(1);
-        let together = (most.min(TILE_WINDOWS) / windows).clamp(1, self.batch);
-        let width = if self.is_pointwise() { windows } else { most.max(64).min(windows) };
-        let images = (0..self.batch).step_by(together);
-        images
-            .flat_map(|image| {
-                let images = image..(image + together).min(self.batch);
-                (0..windows).step_by(width).map(move |window| Tile {
-                    images: images.clone(),
-                    windows: window..(window + width).min(windows),
-                })
-            })
-            .collect()
+        (parts, pieces)
+    }
+
+    /// Returns how many threads the work is worth.
+    fn threads(&self) -> usize {
+        let work = self.batch * self.groups * self.outs * self.rows() * self.windows();
+        (work / LEAST).clamp(1, threads())
+    }
+
+    /// Calls a function with each piece.
+    fn share_pieces(&self, pieces: Vec<Piece<'_>>, run: impl Fn(Piece<'_>, &mut Room) + Sync) {
+        let (mut pieces, run) = (pieces.into_iter(), &run);
+        let parts = self.threads().min(pieces.len()).max(1);
+        let count = pieces.len();
+        let jobs = (0..parts).map(|part| {
+            let own: Vec<_> =
+                pieces.by_ref().take(count * (part + 1) / parts - count * part / parts).collect();
+            move || {
+                let mut room = Room::default();
+                own.into_iter().for_each(|piece| run(piece, &mut room));
+            }
+        });
+        share(jobs.collect());
     }
 
     /// Returns where a group's channels of an image begin, of an operand with so many of so many places.
@@ -284,169 +330,175 @@ impl Sizes {
         }
     }
 
-    /// Writes a group's columns of a tile.
-    fn unfold(&self, x: &[f32], group: usize, tile: &Tile, columns: &mut [f32]) {
-        let (width, windows) = (tile.width(), tile.windows.len());
-        let row = |row: usize, columns: &mut [f32]| {
-            columns.fill(0.0);
-            let (channel, place) = (row / self.places(), row % self.places());
-            for (image, columns) in tile.images.clone().zip(columns.chunks_exact_mut(windows)) {
-                let start =
-                    self.start([image, group], [self.channels, self.plane()]) + channel * self.plane();
-                let plane = &x[start..start + self.plane()];
-                self.runs(place, &tile.windows, |at, from, count| match self.stride[2] {
-                    1 => columns[at..at + count].copy_from_slice(&plane[from..from + count]),
-                    stride => columns[at..at + count]
-                        .iter_mut()
-                        .zip(plane[from..].iter().step_by(stride))
-                        .for_each(|(to, &from)| *to = from),
-                });
+    /// Writes a row of a group's columns over some windows of an image.
+    fn unfold(&self, x: &[f32], at: [usize; 2], row: usize, windows: &Range<usize>, line: &mut [f32]) {
+        let (channel, place) = (row / self.places(), row % self.places());
+        let start = self.start(at, [self.channels, self.plane()]) + channel * self.plane();
+        let plane = &x[start..start + self.plane()];
+        line[..windows.len()].fill(0.0);
+        self.runs(place, windows, |at, from, count| match self.stride[2] {
+            1 => line[at..at + count].copy_from_slice(&plane[from..from + count]),
+            stride => line[at..at + count]
+                .iter_mut()
+                .zip(plane[from..].iter().step_by(stride))
+                .for_each(|(to, &from)| *to = from),
+        });
+    }
+
+    /// Adds a row of columns to the channel's places that it comes from.
+    fn fold(&self, row: &[f32], place: usize, windows: &Range<usize>, x: &mut [f32]) {
+        self.runs(place, windows, |at, to, count| {
+            let row = &row[at..at + count];
+            match self.stride[2] {
+                1 => x[to..to + count].iter_mut().zip(row).for_each(|(x, &value)| *x += value),
+                stride => x[to..].iter_mut().step_by(stride).zip(row).for_each(|(x, &value)| *x += value),
             }
-        };
-        let (mut rest, mut jobs) = (&mut columns[..self.rows() * width], Vec::new());
-        for rows in ranges(self.rows(), LEAST.div_ceil(width)) {
-            let (part, later) = rest.split_at_mut(rows.len() * width);
-            rest = later;
-            let row = &row;
-            jobs.push(move || rows.zip(part.chunks_exact_mut(width)).for_each(|(at, part)| row(at, part)));
-        }
-        share(jobs);
+        });
     }
 
-    /// Adds a group's columns of a tile to the places that they come from.
-    fn fold(&self, columns: &[f32], group: usize, tile: &Tile, x: &mut [f32]) {
-        let (width, windows, plane) = (tile.width(), tile.windows.len(), self.plane());
-        for (number, image) in tile.images.clone().enumerate() {
-            let start = self.start([image, group], [self.channels, plane]);
-            let add = |channel: usize, x: &mut [f32]| {
-                for place in 0..self.places() {
-                    let row =
-                        &columns[(channel * self.places() + place) * width + number * windows..][..windows];
-                    self.runs(place, &tile.windows, |at, to, count| {
-                        let row = &row[at..at + count];
-                        match self.stride[2] {
-                            1 => x[to..to + count].iter_mut().zip(row).for_each(|(x, &value)| *x += value),
-                            stride => {
-                                x[to..]
-                                    .iter_mut()
-                                    .step_by(stride)
-                                    .zip(row)
-                                    .for_each(|(x, &value)| *x += value);
-                            }
-                        }
-                    });
-                }
-            };
-            let (mut rest, mut jobs) = (&mut x[start..start + self.channels * plane], Vec::new());
-            for channels in ranges(self.channels, LEAST.div_ceil(self.places() * windows)) {
-                let (part, later) = rest.split_at_mut(channels.len() * plane);
-                rest = later;
-                let add = &add;
-                jobs.push(move || channels.zip(part.chunks_exact_mut(plane)).for_each(|(at, x)| add(at, x)));
-            }
-            share(jobs);
-        }
+    /// Returns a group's elements of the weight: outputs, with a row of all channels and places each.
+    fn weights<'e>(&self, w: &'e [f32], group: usize) -> &'e [f32] {
+        &w[group * self.outs * self.rows()..][..self.outs * self.rows()]
     }
 
-    /// Calls a function with each group and tile.
-    fn each(&self, mut visit: impl FnMut(usize, &Tile)) {
-        let tiles = self.tiles();
-        (0..self.groups).for_each(|group| tiles.iter().for_each(|tile| visit(group, tile)));
-    }
-
-    /// Returns the elements of a group's weight.
-    fn weights(&self, group: usize) -> Range<usize> {
-        let count = self.outs * self.rows();
-        group * count..(group + 1) * count
-    }
-
-    /// Returns a group's outputs in a tile, or a copy of those of several images.
-    fn outputs<'e>(
+    /// Returns panels for each group and part: `rows` of a part, and `value` of a group's weight, a part, row and term.
+    fn pack_weights(
         &self,
-        y: &'e [f32],
-        group: usize,
-        tile: &Tile,
-        copy: &'e mut Vec<f32>,
-    ) -> ArrayView2<'e, f32> {
-        let windows = self.windows();
-        if tile.images.len() == 1 {
-            let start = self.start([tile.images.start, group], [self.outs, windows]);
-            return matrix(&y[start..], self.outs, windows, tile.windows.clone());
-        }
-        copy.clear();
-        for out in 0..self.outs {
-            for image in tile.images.clone() {
-                let start = self.start([image, group], [self.outs, windows]) + out * windows;
-                copy.extend_from_slice(&y[start..start + windows]);
-            }
-        }
-        matrix(copy, self.outs, tile.width(), 0..tile.width())
-    }
-
-    /// Returns a group's columns of a tile: the image itself where it is that, else `columns`, filled.
-    fn columns<'e>(
-        &self,
-        x: &'e [f32],
-        group: usize,
-        tile: &Tile,
-        columns: &'e mut Vec<f32>,
-    ) -> ArrayView2<'e, f32> {
-        let (rows, width) = (self.rows(), tile.width());
-        if self.is_pointwise() && tile.images.len() == 1 {
-            let start = self.start([tile.images.start, group], [rows, self.plane()]);
-            return matrix(&x[start..], rows, self.plane(), tile.windows.clone());
-        }
-        columns.resize(columns.len().max(rows * width), 0.0);
-        self.unfold(x, group, tile, columns);
-        matrix(columns, rows, width, 0..width)
+        parts: &[Range<usize>],
+        (rows_of_channel, terms): (usize, usize),
+        value: impl Fn(usize, usize, usize) -> f32 + Sync,
+    ) -> Vec<Vec<[f32; ROWS]>> {
+        let value = &value;
+        let each = (0..self.groups).flat_map(|group| parts.iter().map(move |part| (group, part.clone())));
+        each.map(|(group, part)| {
+            let mut panels = Vec::new();
+            let first = part.start * rows_of_channel;
+            pack_left(&mut panels, part.len() * rows_of_channel, terms, |row, term| {
+                value(group, first + row, term)
+            });
+            panels
+        })
+        .collect()
     }
 
     fn forward(&self, x: &[f32], w: &[f32], y: &mut [f32]) {
-        let (mut columns, mut results) = (Vec::new(), Vec::new());
-        let (rows, outs, windows) = (self.rows(), self.outs, self.windows());
-        self.each(|group, tile| {
-            let columns = self.columns(x, group, tile, &mut columns);
-            let w = matrix(&w[self.weights(group)], outs, rows, 0..rows);
-            if tile.images.len() == 1 {
-                let start = self.start([tile.images.start, group], [outs, windows]);
-                let mut y = matrix_mut(&mut y[start..], outs, windows, tile.windows.clone());
-                return general_mat_mul(1.0, &w, &columns, 0.0, &mut y);
-            }
-            let width = tile.width();
-            results.resize(outs * width, 0.0);
-            general_mat_mul(1.0, &w, &columns, 0.0, &mut matrix_mut(&mut results, outs, width, 0..width));
-            for (out, results) in results.chunks_exact(width).enumerate() {
-                for (image, results) in tile.images.clone().zip(results.chunks_exact(windows)) {
-                    let start = self.start([image, group], [outs, windows]) + out * windows;
-                    y[start..start + windows].copy_from_slice(results);
+        if self.is_empty() {
+            return;
+        }
+        let (rows, windows) = (self.rows(), self.windows());
+        let (parts, pieces) = self.pieces(y, self.outs, windows);
+        let weights =
+            self.pack_weights(&parts, (1, rows), |group, out, row| self.weights(w, group)[out * rows + row]);
+        self.share_pieces(pieces, |piece, room| {
+            let left = &weights[piece.group * parts.len() + piece.part];
+            for tile in self.tiles() {
+                let (right, line) = room.panels(rows, tile.len());
+                for row in 0..rows {
+                    self.unfold(x, [piece.image, piece.group], row, &tile, line);
+                    pack_term(right, rows, row, line);
                 }
+                products(left, right, rows, |out, window, sums| {
+                    let count = (tile.len() - window).min(COLUMNS);
+                    let lines = piece.elements[out * windows..].chunks_mut(windows);
+                    for (line, sums) in lines.zip(sums) {
+                        line[tile.start + window..][..count].copy_from_slice(&sums[..count]);
+                    }
+                });
             }
         });
     }
 
     fn input_gradient(&self, y: &[f32], w: &[f32], x: &mut [f32]) {
-        let (mut columns, mut copy) = (Vec::new(), Vec::new());
-        let (rows, outs) = (self.rows(), self.outs);
-        self.each(|group, tile| {
-            let width = tile.width();
-            let y = self.outputs(y, group, tile, &mut copy);
-            let w = matrix(&w[self.weights(group)], outs, rows, 0..rows);
-            columns.resize(columns.len().max(rows * width), 0.0);
-            let mut product = matrix_mut(&mut columns, rows, width, 0..width);
-            general_mat_mul(1.0, &w.t(), &y, 0.0, &mut product);
-            self.fold(&columns, group, tile, x);
+        if self.is_empty() {
+            return;
+        }
+        let (rows, windows, places) = (self.rows(), self.windows(), self.places());
+        let (parts, pieces) = self.pieces(x, self.channels, self.plane());
+        let weights = self.pack_weights(&parts, (places, self.outs), |group, row, out| {
+            self.weights(w, group)[out * rows + row]
+        });
+        self.share_pieces(pieces, |piece, room| {
+            let left = &weights[piece.group * parts.len() + piece.part];
+            let start = self.start([piece.image, piece.group], [self.outs, windows]);
+            for tile in self.tiles() {
+                let width = tile.len();
+                let mut columns = std::mem::take(&mut room.columns);
+                columns.resize(left.len() / self.outs * ROWS * width, 0.0);
+                let (right, line) = room.panels(self.outs, width);
+                for out in 0..self.outs {
+                    line[..width].copy_from_slice(&y[start + out * windows..][tile.clone()]);
+                    pack_term(right, self.outs, out, line);
+                }
+                products(left, right, self.outs, |row, window, sums| {
+                    let count = (width - window).min(COLUMNS);
+                    for (line, sums) in columns[row * width..].chunks_exact_mut(width).zip(sums) {
+                        line[window..][..count].copy_from_slice(&sums[..count]);
+                    }
+                });
+                let channels = piece.elements.chunks_exact_mut(self.plane());
+                for (columns, plane) in columns.chunks_exact(places * width).zip(channels) {
+                    for (place, row) in columns.chunks_exact(width).enumerate() {
+                        self.fold(row, place, &tile, plane);
+                    }
+                }
+                room.columns = columns;
+            }
         });
     }
 
+    /// Adds the products of a group over all windows to some rows of the weight's gradient, a row of outputs for each.
+    fn gradient_of_rows(&self, y: &[f32], x: &[f32], group: usize, own: Range<usize>) -> Vec<f32> {
+        let (windows, outs) = (self.windows(), self.outs);
+        let mut sums = vec![0.0; outs * own.len()];
+        let (mut room, mut left) = (Room::default(), Vec::new());
+        for (image, tile) in (0..self.batch).flat_map(|image| self.tiles().map(move |tile| (image, tile))) {
+            let terms = tile.len();
+            let start = self.start([image, group], [outs, windows]) + tile.start;
+            pack_left(&mut left, outs, terms, |out, window| y[start + out * windows + window]);
+            room.line.resize(terms, 0.0);
+            let mut line = std::mem::take(&mut room.line);
+            let count = own.len().div_ceil(COLUMNS) * terms;
+            room.panels.resize(room.panels.len().max(count), [0.0; COLUMNS]);
+            for (column, row) in own.clone().enumerate() {
+                self.unfold(x, [image, group], row, &tile, &mut line);
+                pack_column(&mut room.panels[column / COLUMNS * terms..][..terms], column, &line);
+            }
+            products(&left, &room.panels[..count], terms, |out, column, product| {
+                let count = (own.len() - column).min(COLUMNS);
+                for (sums, product) in sums[out * own.len()..].chunks_exact_mut(own.len()).zip(product) {
+                    sums[column..][..count].iter_mut().zip(product).for_each(|(sum, term)| *sum += term);
+                }
+            });
+            room.line = line;
+        }
+        sums
+    }
+
     fn weight_gradient(&self, y: &[f32], x: &[f32], w: &mut [f32]) {
-        let (mut columns, mut copy) = (Vec::new(), Vec::new());
-        let (rows, outs) = (self.rows(), self.outs);
-        self.each(|group, tile| {
-            let y = self.outputs(y, group, tile, &mut copy);
-            let columns = self.columns(x, group, tile, &mut columns);
-            let mut w = matrix_mut(&mut w[self.weights(group)], outs, rows, 0..rows);
-            general_mat_mul(1.0, &y, &columns.t(), 1.0, &mut w);
+        if self.is_empty() {
+            return;
+        }
+        let rows = self.rows();
+        let panels = rows.div_ceil(COLUMNS);
+        let least = panels.div_ceil(self.threads().div_ceil(self.groups));
+        let of_group = || ranges(panels, least).map(|own| own.start * COLUMNS..(own.end * COLUMNS).min(rows));
+        let own: Vec<_> =
+            (0..self.groups).flat_map(|group| of_group().map(move |own| (group, own))).collect();
+        let parts = self.threads().min(own.len()).max(1);
+        let jobs = (0..parts).map(|part| {
+            let own = &own[own.len() * part / parts..own.len() * (part + 1) / parts];
+            move || {
+                let sums = own.iter().map(|(group, own)| self.gradient_of_rows(y, x, *group, own.clone()));
+                sums.collect::<Vec<_>>()
+            }
         });
+        let sums = share(jobs.collect()).into_iter().flatten();
+        for ((group, own), sums) in own.iter().zip(sums) {
+            let w = &mut w[group * self.outs * rows..][..self.outs * rows];
+            for (w, sums) in w.chunks_exact_mut(rows).zip(sums.chunks_exact(own.len())) {
+                w[own.clone()].copy_from_slice(sums);
+            }
+        }
     }
 }
 
@@ -546,14 +598,12 @@ mod tests {
     }
 
     #[test]
-    fn images_are_cut_where_columns_are_large_and_put_together_where_they_are_small() {
-        let large = sizes(2, [1, 40, 3], [FLAT, [50, 3, 1, 1, 1], [61, 5, 1, 2, 1]]);
-        assert!(large.tiles().len() > 2 * large.batch, "{}", large.tiles().len());
+    fn images_are_cut_where_they_are_large() {
+        let large = sizes(2, [1, 40, 3], [FLAT, [20, 3, 1, 1, 1], [61, 5, 1, 2, 1]]);
+        assert!(large.tiles().count() > 2);
         is_convolution(&large);
-        let small = sizes(300, [1, 3, 4], [FLAT, [4, 3, 1, 1, 1], [5, 3, 1, 1, 1]]);
-        assert!(small.tiles()[0].images.len() > 1 && small.tiles().len() > 1);
-        is_convolution(&small);
-        is_convolution(&sizes(1, [1, 70, 3], [FLAT, [110, 1, 1, 0, 1], [120, 1, 1, 0, 1]]));
+        is_convolution(&sizes(1, [1, 70, 13], [FLAT, [40, 1, 1, 0, 1], [30, 1, 1, 0, 1]]));
+        is_convolution(&sizes(30, [1, 3, 4], [FLAT, [4, 3, 1, 1, 1], [5, 3, 1, 1, 1]]));
         is_convolution(&sizes(0, [1, 2, 3], [FLAT, FLAT, FLAT]));
     }
 }

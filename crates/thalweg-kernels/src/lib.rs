@@ -25,6 +25,7 @@ pub mod gather;
 pub mod matmul;
 pub mod one_query;
 mod operands;
+mod panels;
 pub mod pool;
 pub mod random;
 pub mod scan;

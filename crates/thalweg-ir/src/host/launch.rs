@@ -151,7 +151,7 @@ enum Level {
 enum Direction {
     /// Element *i* belongs to row *i* of the block.
     Across,
-    /// Element *i* is point *i* of the block's row.
+    /// Element *i* is point *i* of the block's row; where rows are short, a block has the points of several, row by row.
     Along,
 }
 
@@ -175,6 +175,9 @@ struct Launch<'l> {
     direction: Direction,
     /// How many elements a block has at most.
     width: usize,
+    /// How many rows a block along points has at most, and how many the one at hand has.
+    group: usize,
+    together: usize,
     /// How many lanes get a value at all: those beyond keep the neutral value, which changes nothing.
     lanes: usize,
 }
@@ -201,13 +204,17 @@ impl<'l> Launch<'l> {
         let (rows, points) = (geometry.rows() as usize, geometry.points() as usize);
         let lanes = usize::from(program.class.lanes.max(1)).min(points.max(1).next_power_of_two());
         let direction = direction(program, (rows, &row_space), (points, &inner_space), lanes);
+        let group = match direction {
+            Direction::Along => group(program, (rows, points)),
+            Direction::Across => 1,
+        };
         let width = match direction {
             Direction::Across if program.reductions.is_empty() => rows.min(program.block),
             Direction::Across => {
                 let accumulators = lanes * usize::from(program.class.cascade);
                 rows.min(program.block).min((ACCUMULATORS / accumulators).max(1))
             }
-            Direction::Along => points.min(program.block),
+            Direction::Along => group * points.min(program.block),
         };
         let (row, inner) = (row_space.start(), inner_space.start());
         Self {
@@ -227,6 +234,8 @@ impl<'l> Launch<'l> {
             point: 0,
             direction,
             width: width.max(1),
+            group,
+            together: 1,
             lanes,
         }
     }
@@ -234,7 +243,7 @@ impl<'l> Launch<'l> {
     fn run(&mut self, file: &mut File) -> Result<(), Fault> {
         let program = self.program;
         self.steps(file, &program.uniform, Level::Launch, self.width)?;
-        let rows_at_once = if self.direction == Direction::Across { self.width } else { 1 };
+        let rows_at_once = if self.direction == Direction::Across { self.width } else { self.group };
         let mut first = 0;
         while first < self.rows {
             let count = rows_at_once.min(self.rows - first);
@@ -248,6 +257,9 @@ impl<'l> Launch<'l> {
     /// Returns all phases of a block of rows.
     fn rows(&mut self, file: &mut File, count: usize) -> Result<(), Fault> {
         let program = self.program;
+        if self.direction == Direction::Along {
+            self.together = count;
+        }
         for phase in &program.phases {
             if self.point != 0 {
                 self.inner.reset();
@@ -261,8 +273,8 @@ impl<'l> Launch<'l> {
                 let (step, count) = match self.direction {
                     Direction::Across => (1, count),
                     Direction::Along => {
-                        let count = self.width.min(self.points - self.point);
-                        (count, count)
+                        let step = (self.width / self.group).min(self.points - self.point);
+                        (step, step * count)
                     }
                 };
                 self.steps(file, &phase.point, Level::Point, count)?;
@@ -281,11 +293,6 @@ impl<'l> Launch<'l> {
     #[inline]
     fn steps(&self, file: &mut File, steps: &[HostStep], level: Level, count: usize) -> Result<(), Fault> {
         for step in steps {
-            let count = match (self.direction, level) {
-                (Direction::Along, Level::Row) if step.wide => self.width,
-                (Direction::Along, Level::Row) => 1,
-                _ => count,
-            };
             self.step(&mut Block { file, inputs: self.inputs, count }, step, level)?;
         }
         Ok(())
@@ -306,10 +313,12 @@ impl<'l> Launch<'l> {
             Op::Coordinate(dimension) => self.coordinate(block, step, dimension, level),
             Op::Unary(op) => block.unary(op, step),
             Op::Binary(op) => block.binary(op, step),
+            Op::Pair(pair) => block.pair(pair, step),
             Op::Fma => block.fma(step),
             Op::Select => block.select(step),
             Op::Random => block.random(step),
             Op::Cast { to } => block.cast(to, step),
+            Op::Spread => block.spread(step, self.places()),
             Op::Start { reduction } => self.accumulators(step, reduction, block.count).start(block),
             Op::Accumulate { reduction } => {
                 let accumulators = self.accumulators(step, reduction, block.count);
@@ -338,17 +347,14 @@ impl<'l> Launch<'l> {
             number: plan.accumulator,
             lanes: self.lanes,
             columns: if self.direction == Direction::Across { count } else { 1 },
+            together: self.together,
             levels: u32::from(self.program.class.cascade),
         }
     }
 
-    /// Returns the dimensions that the elements of a block differ in, if any, with the cursor at its first.
-    fn moving(&self, level: Level) -> Option<(&Space, &Cursor)> {
-        match (self.direction, level) {
-            (Direction::Across, _) => Some((&self.row_space, &self.row)),
-            (Direction::Along, Level::Point) => Some((&self.inner_space, &self.inner)),
-            (Direction::Along, _) => None,
-        }
+    /// Returns at how many places of a block each of its rows stands.
+    fn places(&self) -> usize {
+        if self.direction == Direction::Across { 1 } else { self.width / self.group }
     }
 
     /// Calls `visit(at, offset, length, stride)` for each part of the block whose elements lie evenly in an operand.
@@ -361,12 +367,32 @@ impl<'l> Launch<'l> {
         mut visit: impl FnMut(usize, usize, usize, usize),
     ) {
         let (row, inner) = (self.row.offsets[operand], self.inner.offsets[operand]);
-        let Some((space, cursor)) = self.moving(level) else {
-            return visit(0, row + inner, count, 0);
-        };
-        let base = if self.direction == Direction::Across { inner } else { row };
-        let stride = space.run_stride(operand);
-        space.runs(cursor, operand, count, |at, offset, length| visit(at, base + offset, length, stride));
+        if (self.direction, level) != (Direction::Along, Level::Point) {
+            let stride = self.row_space.run_stride(operand);
+            return self.row_space.runs(&self.row, operand, count, |at, offset, length| {
+                visit(at, inner + offset, length, stride);
+            });
+        }
+        let stride = self.inner_space.run_stride(operand);
+        if self.together == 1 {
+            return self.inner_space.runs(&self.inner, operand, count, |at, offset, length| {
+                visit(at, row + offset, length, stride);
+            });
+        }
+        let row_stride = self.row_space.run_stride(operand);
+        let is_one_run = self.inner_space.is_flat(operand)
+            && row_stride == stride.wrapping_mul(self.points)
+            && self.row_space.is_one_run(&self.row, operand, self.together);
+        if is_one_run {
+            return visit(0, row + inner, count, stride);
+        }
+        self.row_space.runs(&self.row, operand, self.together, |first, row, rows| {
+            for at in 0..rows {
+                self.inner_space.runs(&self.inner, operand, self.points, |place, offset, length| {
+                    visit((first + at) * self.points + place, row + at * row_stride + offset, length, stride);
+                });
+            }
+        });
     }
 
     fn load<T: Lane>(
@@ -404,12 +430,11 @@ impl<'l> Launch<'l> {
         };
         let elements = T::slice(source).expect("operands were checked against the program");
         let mut view = None;
-        if let Some((space, cursor)) = self.moving(level)
-            && space.run_stride(operand) == 1
-            && space.is_one_run(cursor, operand, block.count)
-        {
-            self.parts(operand, level, block.count, |_, offset, _, _| view = Some(View { input, offset }));
-        }
+        self.parts(operand, level, block.count, |_, offset, length, stride| {
+            if stride == 1 && length == block.count {
+                view = Some(View { input, offset });
+            }
+        });
         if view.is_some() {
             T::bank_mut(block.file).registers[usize::from(step.target)].view = view;
         } else {
@@ -571,7 +596,7 @@ impl<'l> Launch<'l> {
         };
         let moves = match self.direction {
             Direction::Across => of_rows,
-            Direction::Along => !of_rows && level == Level::Point,
+            Direction::Along => of_rows == (level == Level::Row),
         };
         let (space, cursor) =
             if of_rows { (&self.row_space, &self.row) } else { (&self.inner_space, &self.inner) };
@@ -580,8 +605,10 @@ impl<'l> Launch<'l> {
             _ => 0,
         };
         if moves {
+            let count = if of_rows { block.count } else { block.count / self.together };
             block.file.write(step.target, block.count, |_, target: &mut [i64]| {
-                space.coordinates(cursor, dimension, first, target);
+                space.coordinates(cursor, dimension, first, &mut target[..count]);
+                (count..target.len()).step_by(count).for_each(|at| target.copy_within(..count, at));
             });
         } else {
             block.fill(step.target, first + cursor.position[dimension] as i64);
@@ -623,6 +650,12 @@ fn read_chosen<T>(
     outside
 }
 
+/// Returns how many rows a block along points has: several where they are short.
+fn group(program: &CompiledKernel, (rows, points): (usize, usize)) -> usize {
+    // Runs of a cascade are those of one row.
+    if program.class.cascade > 1 || points == 0 { 1 } else { (program.block / points).clamp(1, rows.max(1)) }
+}
+
 /// Returns the cheaper direction for the loops over points.
 fn direction(
     program: &CompiledKernel,
@@ -634,8 +667,8 @@ fn direction(
         return Direction::Across;
     }
     let all_steps = program.phases.iter().map(|phase| phase.row.len() + phase.point.len()).sum::<usize>();
-    let cost = |serial: usize, extent: usize, steps: usize, space: &Space| {
-        let blocks = serial as f64 * extent.div_ceil(program.block) as f64;
+    let cost = |serial: usize, together: usize, extent: usize, steps: usize, space: &Space| {
+        let blocks = serial.div_ceil(together) as f64 * extent.div_ceil(program.block) as f64;
         let elements = serial as f64 * extent as f64;
         let memory: f64 = program
             .point_operands
@@ -649,8 +682,9 @@ fn direction(
             .sum();
         blocks * steps as f64 * STEP_COST + memory
     };
-    let across = cost(points, rows, program.point_steps, row_space);
-    let along = cost(rows, points, all_steps + program.stores.len(), inner_space)
-        + (rows * lanes * program.reductions.len()) as f64;
+    let across = cost(points, 1, rows, program.point_steps, row_space);
+    let along =
+        cost(rows, group(program, (rows, points)), points, all_steps + program.stores.len(), inner_space)
+            + (rows * lanes * program.reductions.len()) as f64;
     if along < across { Direction::Along } else { Direction::Across }
 }

@@ -147,30 +147,34 @@ impl<T: Copy, F: Fn(T, T) -> T> Loop for AccumulateRounds<'_, T, F> {
     }
 }
 
-/// values[i] = f(values[2 i], values[2 i + 1]) for the first half of them: one step of a tree, neighbours first.
-pub(super) struct Halve<'l, T, F> {
+/// The value of a tree over values, neighbours first: values[i] = f(values[2 i], values[2 i + 1]) for the first half of them, and so on until one
+/// is left. They are a power of two.
+pub(super) struct Tree<'l, T, F> {
     pub values: &'l mut [T],
     pub f: F,
 }
 
-impl<T: Copy + Default, F: Fn(T, T) -> T> Loop for Halve<'_, T, F> {
+impl<T: Copy + Default, F: Fn(T, T) -> T> Loop for Tree<'_, T, F> {
     type Output = ();
 
     #[inline(always)]
     fn call(self) {
         let Self { values, f } = self;
-        let half = values.len() / 2;
-        let tiles = half / TILE;
-        for tile in 0..tiles {
-            // Read as a whole before anything is written, since both are one slice.
-            let mut pairs = [[T::default(); 2]; TILE];
-            pairs.as_flattened_mut().copy_from_slice(&values[2 * TILE * tile..][..2 * TILE]);
-            for (value, pair) in values[TILE * tile..][..TILE].iter_mut().zip(pairs) {
-                *value = f(pair[0], pair[1]);
+        let mut half = values.len() / 2;
+        while half > 0 {
+            let tiles = half / TILE;
+            for tile in 0..tiles {
+                // Read as a whole before anything is written, since both are one slice.
+                let mut pairs = [[T::default(); 2]; TILE];
+                pairs.as_flattened_mut().copy_from_slice(&values[2 * TILE * tile..][..2 * TILE]);
+                for (value, pair) in values[TILE * tile..][..TILE].iter_mut().zip(pairs) {
+                    *value = f(pair[0], pair[1]);
+                }
             }
-        }
-        for at in tiles * TILE..half {
-            values[at] = f(values[2 * at], values[2 * at + 1]);
+            for at in tiles * TILE..half {
+                values[at] = f(values[2 * at], values[2 * at + 1]);
+            }
+            half /= 2;
         }
     }
 }

@@ -34,6 +34,8 @@ pub(super) enum Op {
     Unary(Unary),
     /// A primitive of two operands.
     Binary(Binary),
+    /// Two primitives of f32 one after the other, each rounded: the first of the first two operands, the second of that and the third.
+    Pair(Pair),
     /// a · b + c, rounded once.
     Fma,
     /// The second operand where the first is true, else the third.
@@ -42,6 +44,8 @@ pub(super) enum Op {
     Random,
     /// The operand in another dtype.
     Cast { to: DType },
+    /// Puts the value of each row at all its points.
+    Spread,
     /// Sets a reduction's accumulators to the neutral value.
     Start { reduction: u16 },
     /// Combines the operand into a reduction's accumulators.
@@ -56,6 +60,23 @@ pub(super) enum Op {
     Report,
 }
 
+/// Two of addition, subtraction and multiplication.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub(super) struct Pair {
+    pub first: Binary,
+    pub second: Binary,
+    /// Where the first's result stands among the operands of the second.
+    pub place: Place,
+}
+
+/// Where a value stands among two operands.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub(super) enum Place {
+    Left,
+    Right,
+    Both,
+}
+
 /// One step. While a program is compiled its operands and its target are values, afterwards registers.
 #[derive(Clone, Debug)]
 pub(super) struct HostStep<R = u16> {
@@ -66,8 +87,6 @@ pub(super) struct HostStep<R = u16> {
     pub target: R,
     /// The registers that it reads; only as many as the operation has.
     pub operands: [R; 3],
-    /// Whether a whole block is needed of a value that is one element a row (blocks that lie along points).
-    pub wide: bool,
 }
 
 /// A pass over the points of a row, with what comes before it.
@@ -123,7 +142,8 @@ pub(super) fn compile(kernel: &Kernel) -> CompiledKernel {
     compiler.mark();
     compiler.emit();
     compiler.store_outputs();
-    compiler.widen();
+    compiler.pair();
+    compiler.spread();
     compiler.finish()
 }
 
@@ -138,7 +158,6 @@ const NONE: ValueId = ValueId::MAX;
 struct ValueInfo {
     dtype: DType,
     section: usize,
-    wide: bool,
 }
 
 struct Compiler<'k> {
@@ -395,14 +414,14 @@ impl<'k> Compiler<'k> {
     fn push(&mut self, op: Op, dtype: DType, operands: &[ValueId], section: usize) -> usize {
         let mut list = [NONE; 3];
         list[..operands.len()].copy_from_slice(operands);
-        self.sections[section].push(HostStep { op, dtype, target: NONE, operands: list, wide: false });
+        self.sections[section].push(HostStep { op, dtype, target: NONE, operands: list });
         self.sections[section].len() - 1
     }
 
     /// Gives a step a target.
     fn define(&mut self, step: usize, dtype: DType, section: usize) -> ValueId {
         let value = self.values.len() as ValueId;
-        self.values.push(ValueInfo { dtype, section, wide: false });
+        self.values.push(ValueInfo { dtype, section });
         self.sections[section][step].target = value;
         value
     }
@@ -441,20 +460,73 @@ impl<'k> Compiler<'k> {
         }
     }
 
-    /// Finds the values of rows that are needed as whole blocks: those that steps at points read, and what they follow from.
-    fn widen(&mut self) {
-        for phase in (0..self.phases).rev() {
-            for section in [point_section(phase), row_section(phase)] {
-                for step in self.sections[section].iter_mut().rev() {
-                    let target = (step.target != NONE).then(|| self.values[step.target as usize].wide);
-                    step.wide = section == point_section(phase) || target == Some(true);
-                    if step.wide {
-                        for &operand in step.operands.iter().filter(|&&operand| operand != NONE) {
-                            self.values[operand as usize].wide = true;
-                        }
-                    }
-                }
+    /// Makes one step of two where the second alone reads what the first writes: that is not written then.
+    fn pair(&mut self) {
+        let mut reads = vec![0; self.values.len()];
+        let operands = self.sections.iter().flatten().flat_map(|step| step.operands);
+        operands.filter(|&operand| operand != NONE).for_each(|operand| reads[operand as usize] += 1);
+        let plain = |step: &HostStep<ValueId>| match step.op {
+            Op::Binary(op @ (Binary::Add | Binary::Sub | Binary::Mul)) if step.dtype == DType::F32 => {
+                Some(op)
             }
+            _ => None,
+        };
+        for section in &mut self.sections {
+            let mut paired: Vec<HostStep<ValueId>> = Vec::with_capacity(section.len());
+            for mut step in section.drain(..) {
+                let [a, b, _] = step.operands;
+                let writer = |value: ValueId, wanted: i32, steps: &[HostStep<ValueId>]| {
+                    let at = steps.iter().rposition(|step| step.target == value)?;
+                    let first = plain(&steps[at])?;
+                    (reads[value as usize] == wanted).then_some((at, first))
+                };
+                let found = plain(&step).and_then(|second| {
+                    if a == b {
+                        let (at, first) = writer(a, 2, &paired)?;
+                        return (second == Binary::Mul)
+                            .then_some((at, Pair { first, second, place: Place::Both }));
+                    }
+                    let left = writer(a, 1, &paired).map(|found| (found, Place::Left));
+                    let ((at, first), place) =
+                        left.or_else(|| Some((writer(b, 1, &paired)?, Place::Right)))?;
+                    Some((at, Pair { first, second, place }))
+                });
+                if let Some((at, pair)) = found {
+                    let [first, second, _] = paired.remove(at).operands;
+                    let other = match pair.place {
+                        Place::Left => b,
+                        Place::Right => a,
+                        Place::Both => first,
+                    };
+                    (step.op, step.operands) = (Op::Pair(pair), [first, second, other]);
+                }
+                paired.push(step);
+            }
+            *section = paired;
+        }
+    }
+
+    /// Lets steps at points read values of rows from registers of their own, where each row's value stands at all its points.
+    fn spread(&mut self) {
+        let mut spread = vec![NONE; self.values.len()];
+        for phase in 0..self.phases {
+            let own = point_section(phase);
+            let mut steps = std::mem::take(&mut self.sections[own]);
+            for operand in
+                steps.iter_mut().flat_map(|step| &mut step.operands).filter(|value| **value != NONE)
+            {
+                let ValueInfo { dtype, section } = self.values[*operand as usize];
+                if section == UNIFORM || section == own {
+                    continue;
+                }
+                let known = spread[*operand as usize];
+                if known == NONE {
+                    let step = self.push(Op::Spread, dtype, &[*operand], section);
+                    spread[*operand as usize] = self.define(step, dtype, section);
+                }
+                *operand = spread[*operand as usize];
+            }
+            self.sections[own] = steps;
         }
     }
 
@@ -557,7 +629,6 @@ fn allocate(
                 dtype: step.dtype,
                 target: register(step.target),
                 operands: step.operands.map(register),
-                wide: step.wide,
             });
             for (place, &operand) in step.operands.iter().enumerate() {
                 let ends = operand != NONE

@@ -4,9 +4,9 @@
 use half::slice::HalfFloatSliceExt;
 
 use super::arithmetic::{Bits, Float, Number};
-use super::loops::{Accumulate, AccumulateRounds, Halve, Map1, Map2, Map3, TILE};
+use super::loops::{Accumulate, AccumulateRounds, Map1, Map2, Map3, TILE, Tree};
 use super::operand::Source;
-use super::program::HostStep;
+use super::program::{HostStep, Pair as PairOfSteps, Place};
 use super::register::{File, Lane};
 use super::vectors::{Loop as _, has_fma, vectors};
 use crate::Scalar;
@@ -58,6 +58,26 @@ impl Block<'_, '_> {
             }
             for ((target, &a), &b) in target.iter_mut().zip(a).zip(b) {
                 *target = a.div(b);
+            }
+        });
+    }
+
+    /// Computes target = aᵇ. One power for all elements is common (an optimizer's decay to the number of the step), and a pass that finds
+    /// it costs a small part of what the powers would.
+    fn pow<T: Float>(&mut self, step: &HostStep) {
+        let (inputs, count) = (self.inputs, self.count);
+        self.file.write(step.target, count, |file, target: &mut [T]| {
+            let a = file.read::<T>(inputs, step.operands[0], count);
+            let b = file.read::<T>(inputs, step.operands[1], count);
+            match (a.first(), b.first()) {
+                (Some(&first), Some(&exponent))
+                    if a.iter().all(|&a| a == first)
+                        && b.iter().all(|&b| b == exponent)
+                        && first != T::ZERO =>
+                {
+                    target.fill(first.pow(exponent));
+                }
+                _ => vectors(Map2 { target, a, b, f: T::pow }),
             }
         });
     }
@@ -160,7 +180,7 @@ impl Block<'_, '_> {
 
     fn binary_float<T: Float>(&mut self, op: Binary, step: &HostStep) {
         match op {
-            Binary::Pow => self.map2(step, T::pow),
+            Binary::Pow => self.pow::<T>(step),
             Binary::Atan2 => self.map2(step, T::atan2),
             Binary::And | Binary::Or | Binary::Xor => {
                 unreachable!("bodies are checked when they are compiled")
@@ -187,6 +207,31 @@ impl Block<'_, '_> {
         }
     }
 
+    /// Computes two of addition, subtraction and multiplication, one after the other.
+    pub fn pair(&mut self, PairOfSteps { first, second, place }: PairOfSteps, step: &HostStep) {
+        macro_rules! after {
+            ($first:expr) => {
+                match (second, place) {
+                    (Binary::Mul, Place::Both) => self.map3(step, |a: f32, b: f32, _| {
+                        let value = $first(a, b);
+                        value * value
+                    }),
+                    (Binary::Add, Place::Left) => self.map3(step, |a: f32, b, c: f32| $first(a, b) + c),
+                    (Binary::Add, _) => self.map3(step, |a: f32, b, c: f32| c + $first(a, b)),
+                    (Binary::Sub, Place::Left) => self.map3(step, |a: f32, b, c: f32| $first(a, b) - c),
+                    (Binary::Sub, _) => self.map3(step, |a: f32, b, c: f32| c - $first(a, b)),
+                    (_, Place::Left) => self.map3(step, |a: f32, b, c: f32| $first(a, b) * c),
+                    _ => self.map3(step, |a: f32, b, c: f32| c * $first(a, b)),
+                }
+            };
+        }
+        match first {
+            Binary::Add => after!(|a: f32, b: f32| a + b),
+            Binary::Sub => after!(|a: f32, b: f32| a - b),
+            _ => after!(|a: f32, b: f32| a * b),
+        }
+    }
+
     pub fn fma(&mut self, step: &HostStep) {
         if step.dtype == DType::F32 && has_fma() {
             return self.map3(step, f32::mul_add);
@@ -203,6 +248,17 @@ impl Block<'_, '_> {
         self.map3(step, |seed: i64, subsequence: i64, position: i64| {
             i64::from(philox::word(seed as u64, subsequence as u64, position as u64))
         });
+    }
+
+    /// Puts each element at so many places, one element after the other.
+    pub fn spread(&mut self, step: &HostStep, places: usize) {
+        let (inputs, count) = (self.inputs, self.count);
+        with_dtype!(step.dtype, T => self.file.write(step.target, count * places, |file, target: &mut [T]| {
+            let values = file.read::<T>(inputs, step.operands[0], count);
+            for (target, &value) in target.chunks_exact_mut(places).zip(values) {
+                target.fill(value);
+            }
+        }));
     }
 
     pub fn select(&mut self, step: &HostStep) {
@@ -298,7 +354,34 @@ macro_rules! reduced_by_one {
     )*};
 }
 
-reduced_in_vectors! { f16 bf16 }
+reduced_in_vectors! { f16 }
+
+impl Reduced for bf16 {
+    fn extend(values: &[Self], target: &mut [f32]) {
+        vectors(Map1 { target, a: values, f: extend_bf16 });
+    }
+
+    fn round(values: &[f32], target: &mut [Self]) {
+        vectors(Map1 { target, a: values, f: round_bf16 });
+    }
+}
+
+/// Returns a value as f32: its bits come first; a NaN is made quiet.
+#[inline(always)]
+fn extend_bf16(value: bf16) -> f32 {
+    let bits = u32::from(value.to_bits());
+    let quiet = if bits & 0x7fff > 0x7f80 { 0x40 } else { 0 };
+    f32::from_bits((bits | quiet) << 16)
+}
+
+/// Returns the nearest value, the even one of two; a NaN is made quiet.
+#[inline(always)]
+fn round_bf16(value: f32) -> bf16 {
+    let bits = value.to_bits();
+    let rounded = bits.wrapping_add(0x7fff + (bits >> 16 & 1)) >> 16;
+    bf16::from_bits(if bits & 0x7fff_ffff > 0x7f80_0000 { bits >> 16 | 0x40 } else { rounded } as u16)
+}
+
 reduced_by_one! { f8e4m3 f8e5m2 }
 
 /// Returns the value that a reduction starts with.
@@ -344,11 +427,11 @@ fn combine_rounds<T: Number>(op: ReduceOp, accumulators: &mut [T], values: &[T])
     }
 }
 
-/// Computes values[i] = op(values[2 i], values[2 i + 1]) for the first half of them.
-fn halve<T: Number>(op: ReduceOp, values: &mut [T]) {
+/// Combines values, a power of two of them, as a tree, neighbours first, into the first.
+fn combine_tree<T: Number>(op: ReduceOp, values: &mut [T]) {
     #[inline(always)]
     fn each<T: Number>(values: &mut [T], f: impl Fn(T, T) -> T) {
-        vectors(Halve { values, f });
+        vectors(Tree { values, f });
     }
     match op {
         ReduceOp::Sum => each(values, T::add),
@@ -370,7 +453,7 @@ fn fold<T: Number>(op: ReduceOp, accumulator: T, values: &[T]) -> T {
 }
 
 /// The accumulators of a reduction in a launch: for each level of the cascade `lanes` groups of `columns` elements, one a row of
-/// the block. The lowest level comes first.
+/// the block. The lowest level comes first. Of a block along the points of `together` rows, the lanes of each row.
 #[derive(Clone, Copy)]
 pub(super) struct Accumulators {
     pub op: ReduceOp,
@@ -378,6 +461,7 @@ pub(super) struct Accumulators {
     pub number: u16,
     pub lanes: usize,
     pub columns: usize,
+    pub together: usize,
     pub levels: u32,
 }
 
@@ -412,7 +496,7 @@ impl Accumulators {
 
     /// Returns how many accumulators a level has.
     const fn level(&self) -> usize {
-        self.lanes * self.columns
+        self.lanes * self.columns * self.together
     }
 
     /// Sets every accumulator to the neutral value.
@@ -464,6 +548,12 @@ impl Accumulators {
         with_number!(self.dtype, T => {
             let mut accumulators = std::mem::take(self.of::<T>(block.file));
             let mut values = block.file.read::<T>(block.inputs, register, block.count);
+            if self.together > 1 {
+                let rows = accumulators.chunks_exact_mut(self.lanes).zip(values.chunks_exact(values.len() / self.together));
+                rows.for_each(|(accumulators, values)| self.along_lanes(accumulators, values, 0));
+                *self.of(block.file) = accumulators;
+                return;
+            }
             let mut point = point;
             while !values.is_empty() {
                 let run = if self.levels > 1 { self.points_of_runs(1) } else { usize::MAX };
@@ -495,20 +585,19 @@ impl Accumulators {
         }
     }
 
-    /// Combines the lanes as a tree, neighbours first, and puts the results into a register, one a row of the block; the single result of a
-    /// block along points fills the register.
+    /// Combines the lanes as a tree, neighbours first, and puts the results into a register, one a row of the block.
     pub fn finish(&self, block: &mut Block<'_, '_>, register: u16) {
         with_number!(self.dtype, T => {
             let mut all = std::mem::take(self.of::<T>(block.file));
             (1..self.levels).for_each(|level| self.combine_up(&mut all, level));
             let accumulators = &mut all[(self.levels as usize - 1) * self.level()..];
             let (columns, mut lanes) = (self.columns, self.lanes);
+            if columns == 1 {
+                accumulators.chunks_exact_mut(lanes).for_each(|lanes| combine_tree(self.op, lanes));
+                lanes = 1;
+            }
             while lanes > 1 {
                 lanes /= 2;
-                if columns == 1 {
-                    halve(self.op, &mut accumulators[..2 * lanes]);
-                    continue;
-                }
                 for lane in 0..lanes {
                     let (first, second) = accumulators.split_at_mut((2 * lane + 1) * columns);
                     combine(self.op, &mut first[2 * lane * columns..], &second[..columns]);
@@ -517,7 +606,8 @@ impl Accumulators {
             }
             block.file.write(register, block.count, |_, target: &mut [T]| {
                 if self.columns == 1 {
-                    target.fill(accumulators[0]);
+                    let rows = accumulators.iter().step_by(self.lanes);
+                    target.iter_mut().zip(rows).for_each(|(target, &result)| *target = result);
                 } else {
                     target.copy_from_slice(&accumulators[..self.columns]);
                 }
@@ -533,5 +623,22 @@ pub(super) fn argument(dtype: DType, bits: u64) -> Scalar {
         Category::Bool => Scalar::Bool(bits != 0),
         Category::Integer => Scalar::I64(bits as i64),
         Category::FloatingPoint | Category::Complex => Scalar::F64(f64::from_bits(bits)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn brain_floats_are_extended_and_rounded_as_by_their_library() {
+        for bits in 0..=u16::MAX {
+            let value = bf16::from_bits(bits);
+            assert_eq!(extend_bf16(value).to_bits(), value.to_f32().to_bits(), "{bits:#x}");
+            for low in [0, 1, 0x7fff, 0x8000, 0x8001, 0xffff] {
+                let value = f32::from_bits(u32::from(bits) << 16 | low);
+                assert_eq!(round_bf16(value).to_bits(), bf16::from_f32(value).to_bits(), "{value:e}");
+            }
+        }
     }
 }

@@ -3,7 +3,8 @@
 //! A program is compiled for every x86-64; [`vectors`] compiles a loop once more for those with AVX2 and FMA, and for those with AVX-512, and chooses while it runs. The bits are the
 //! same: every primitive is correctly rounded, or one of the functions below, which have no branches that could be taken differently.
 //!
-//! The functions compute in f64 and round once, so their error is that of the rounding, far below the budgets of a GPU's; [`erf`] alone does in f32. Series
+//! The functions compute in f64 and round once, so their error is that of the rounding, far below the budgets of a GPU's; [`exp`] and [`erf`] stay in f32, of
+//! which vectors have twice as many. Series
 //! are cut where what is left out is below 10⁻¹¹ of the result.
 
 use std::f64::consts::{LN_2, LOG2_E};
@@ -49,12 +50,33 @@ fn within(x: f64, least: f64, most: f64) -> f64 {
     if x > most { most } else { x }
 }
 
-/// Returns eˣ.
+/// (eʳ − 1 − r) / r² as a polynomial for |r| up to ln 2 / 2, fitted to the least relative error of eʳ: the constant term first.
+const EXP: [f32; 5] = [0.499_999_94, 0.166_665_21, 0.041_668_39, 0.008_368_717, 0.001_381_459_9];
+
+/// Adding it rounds a f32 to an integer, which then stands in the lowest bits.
+const ROUNDING_F32: f32 = 12_582_912.0;
+
+/// Returns r and the bits of ROUNDING_F32 + n where x = n · ln 2 + r; ln 2 is taken in two parts, so that r is exact enough.
+#[inline(always)]
+fn reduced(x: f32) -> (f32, u32) {
+    let shifted = x.mul_add(std::f32::consts::LOG2_E, ROUNDING_F32);
+    let count = shifted - ROUNDING_F32;
+    (count.mul_add(2.121_944_4e-4, count.mul_add(-0.693_359_4, x)), shifted.to_bits())
+}
+
+/// Returns eˣ, within a unit in the last place.
 #[inline(always)]
 pub(crate) fn exp(x: f32) -> f32 {
     // Beyond the bounds f32 has 0 and infinity.
-    let (power, rest) = exponential(within(f64::from(x), -110.0, 100.0));
-    (power * rest + power) as f32
+    let x = if x < -104.0 { -104.0 } else { x };
+    let x = if x > 89.0 { 89.0 } else { x };
+    let (rest, shifted) = reduced(x);
+    let result = polynomial(&EXP, rest).mul_add(rest * rest, rest) + 1.0;
+    // 2ⁿ as two factors, since alone it may be no normal number.
+    let count = shifted.wrapping_sub(ROUNDING_F32.to_bits()) as i32;
+    let power = |count: i32| f32::from_bits((count.wrapping_add(127) as u32) << 23);
+    let half = count >> 1;
+    result * power(half) * power(count.wrapping_sub(half))
 }
 
 /// Returns tanh x.
@@ -126,21 +148,16 @@ fn polynomial<const TERMS: usize>(coefficients: &[f32; TERMS], x: f32) -> f32 {
 
 /// Returns erf x, within a unit in the last place. Beyond 4 it is 1 in f32.
 ///
-/// It stays in f32, with products and sums rounded once, since vectors have twice as many of them: what the exponential lacks in
-/// accuracy counts little in the difference from 1.
+/// What the exponential lacks in accuracy counts little in the difference from 1.
 #[inline(always)]
 pub(crate) fn erf(x: f32) -> f32 {
-    /// Adding it rounds a f32 to an integer, which then stands in the lowest bits.
-    const ROUNDING: f32 = 12_582_912.0;
     let size = x.abs();
     let near = polynomial(&ERF_NEAR, x * x).mul_add(x, x);
     let size = if size > 4.0 { 4.0 } else { size };
-    // e^logarithm = 2ⁿ · eʳ; ln 2 in two parts, so that what is left is exact enough.
+    // e^logarithm = 2ⁿ · eʳ.
     let logarithm = -polynomial(&ERF_FAR, size);
-    let shifted = logarithm.mul_add(std::f32::consts::LOG2_E, ROUNDING);
-    let count = shifted - ROUNDING;
-    let rest = count.mul_add(2.121_944_4e-4, count.mul_add(-0.693_359_4, logarithm));
-    let power = f32::from_bits(shifted.to_bits().wrapping_add(127) << 23);
+    let (rest, shifted) = reduced(logarithm);
+    let power = f32::from_bits(shifted.wrapping_add(127) << 23);
     let series = [1.0, 1.0, 1.0 / 2.0, 1.0 / 6.0, 1.0 / 24.0, 1.0 / 120.0, 1.0 / 720.0];
     let far = (1.0 - polynomial(&series, rest) * power).copysign(x);
     if size < ERF_SPLIT { near } else { far }

@@ -1,4 +1,7 @@
-//! The product on the host, through `ndarray`'s safe views over the `matrixmultiply` library.
+//! The product on the host: of f32 in panels, by several threads; else, and where a factor has few rows, through `ndarray`'s safe views over the
+//! `matrixmultiply` library.
+
+use std::ops::Range;
 
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
@@ -6,6 +9,8 @@ use ndarray::linalg::general_mat_mul;
 use ndarray::{ArrayView2, ArrayViewMut2, LinalgScalar, ShapeBuilder};
 
 use super::{Matmul, Operand};
+use crate::panels::{COLUMNS, ROWS, pack_column, pack_left, pack_term, product};
+use crate::threads::{ranges, share, threads};
 use thalweg_ir::Element;
 use thalweg_ir::host::{Fault, Slice, SliceMut, represents};
 
@@ -37,7 +42,7 @@ pub fn run(matmul: &Matmul, a: Slice<'_>, b: Slice<'_>, d: SliceMut<'_>) -> Resu
         };
     }
     match (a, b, d) {
-        (Slice::F32(a), Slice::F32(b), SliceMut::F32(d)) => products(matmul, a, b, d),
+        (Slice::F32(a), Slice::F32(b), SliceMut::F32(d)) => products_of_f32(matmul, a, b, d),
         (Slice::F64(a), Slice::F64(b), SliceMut::F64(d)) => products(matmul, a, b, d),
         (Slice::F16(a), Slice::F16(b), SliceMut::F16(d)) => rounded_products::<f16>(matmul, a, b, d),
         (Slice::Bf16(a), Slice::Bf16(b), SliceMut::Bf16(d)) => rounded_products::<bf16>(matmul, a, b, d),
@@ -83,6 +88,190 @@ fn factor<'e, T>(elements: &'e [T], operand: &Operand, (rows, columns): (u64, u6
     let shape = (rows, columns).strides((step(operand, columns), 1));
     let view = ArrayView2::from_shape(shape, elements).expect("operands are as long as their spans");
     if operand.transposed { view.reversed_axes() } else { view }
+}
+
+/// The most terms of a sum that are added before they are added to the result: a panel of each factor stays in the first-level cache.
+const TERMS: usize = 384;
+
+/// The most columns of the right factor that are packed at a time.
+const WIDTH: usize = 4096;
+
+/// The rows of the left factor that are packed at a time: they stay in the second-level cache.
+const HEIGHT: usize = 16 * ROWS;
+
+/// How many products of elements are worth a thread.
+const LEAST: usize = 1 << 18;
+
+/// Computes the products of a batch of f32: in panels, if there are rows for them.
+fn products_of_f32(matmul: &Matmul, a: &[f32], b: &[f32], d: &mut [f32]) {
+    let [_, _, (rows, columns)] = matmul.stored();
+    let Matmul { batch, m, n, k, d: target, .. } = *matmul;
+    let span = rows.saturating_sub(1) * target.leading_dimension.max(columns) + columns;
+    let is_apart = batch == 1 || target.batch_stride >= span;
+    if batch == 0 || !is_apart || k < 4 || n < COLUMNS as u64 / 2 || m < 4 * ROWS as u64 {
+        return products(matmul, a, b, d);
+    }
+    let factors = |item: usize| {
+        let [a_shape, b_shape, _] = matmul.stored();
+        [(a, matmul.a, a_shape), (b, matmul.b, b_shape)].map(|(elements, operand, shape)| Factor {
+            elements: &elements[matrix(&operand, item as u64, shape)],
+            step: step(&operand, shape.1 as usize),
+            transposed: operand.transposed,
+        })
+    };
+    let [m, n, k, batch] = [m, n, k, batch].map(|extent| extent as usize);
+    let stride = if batch == 1 { d.len() } else { target.batch_stride as usize };
+    // Many products, or small ones, are computed by one thread each; else all threads compute one after the other.
+    let is_small = batch > 1 && (batch >= threads() || m * n * k < LEAST * 2 * threads());
+    let parts = if is_small { ranges(batch, LEAST.div_ceil(m * n * k)).collect() } else { vec![0..batch] };
+    let (mut rest, mut jobs) = (d, Vec::new());
+    for items in parts {
+        let count = if items.end == batch { rest.len() } else { items.len() * stride };
+        let (part, later) = rest.split_at_mut(count);
+        rest = later;
+        let factors = &factors;
+        jobs.push(move || {
+            let mut right = Vec::new();
+            for (item, d) in items.zip(part.chunks_mut(stride)) {
+                product_of_f32(matmul, factors(item), d, &mut right, if is_small { 1 } else { threads() });
+            }
+        });
+    }
+    share(jobs);
+}
+
+/// A stored matrix as a factor.
+#[derive(Clone, Copy)]
+struct Factor<'e> {
+    elements: &'e [f32],
+    /// From one stored row to the next.
+    step: usize,
+    transposed: bool,
+}
+
+impl Factor<'_> {
+    /// Writes rows of the left factor, of some terms, into panels.
+    fn pack_left(&self, panels: &mut Vec<[f32; ROWS]>, rows: Range<usize>, terms: &Range<usize>) {
+        let Self { elements, step, transposed } = *self;
+        if rows.len() % ROWS != 0 || terms.is_empty() {
+            let place = |row: usize, term: usize| match transposed {
+                true => (terms.start + term) * step + rows.start + row,
+                false => (rows.start + row) * step + terms.start + term,
+            };
+            return pack_left(panels, rows.len(), terms.len(), |row, term| elements[place(row, term)]);
+        }
+        panels.clear();
+        for row in rows.step_by(ROWS) {
+            if transposed {
+                let columns = elements[terms.start * step + row..].chunks(step).take(terms.len());
+                panels.extend(
+                    columns.map(|column| <[f32; ROWS]>::try_from(&column[..ROWS]).expect("a panel's rows")),
+                );
+            } else {
+                let rows: [&[f32]; ROWS] =
+                    std::array::from_fn(|at| &elements[(row + at) * step..][terms.clone()]);
+                panels.extend((0..terms.len()).map(|term| rows.map(|row| row[term])));
+            }
+        }
+    }
+
+    /// Writes columns of the right factor, of some terms, into panels.
+    fn pack_right(&self, panels: &mut [[f32; COLUMNS]], columns: Range<usize>, terms: &Range<usize>) {
+        let Self { elements, step, transposed } = *self;
+        let count = terms.len();
+        if transposed {
+            for (column, at) in columns.enumerate() {
+                let terms = &elements[at * step..][terms.clone()];
+                pack_column(&mut panels[column / COLUMNS * count..][..count], column, terms);
+            }
+            return;
+        }
+        for (term, at) in terms.clone().enumerate() {
+            pack_term(panels, count, term, &elements[at * step..][columns.clone()]);
+        }
+    }
+}
+
+/// Computes one product with so many threads, and room for the right factor's panels.
+fn product_of_f32(
+    matmul: &Matmul,
+    [left, right]: [Factor<'_>; 2],
+    d: &mut [f32],
+    panels: &mut Vec<[f32; COLUMNS]>,
+    threads: usize,
+) {
+    let [m, n, k] = [matmul.m, matmul.n, matmul.k].map(|extent| extent as usize);
+    let threads = threads.min((m * n * k / LEAST).max(1));
+    let lead = step(&matmul.d, n);
+    for (columns, terms) in
+        tiles(n, WIDTH).flat_map(|columns| tiles(k, TERMS).map(move |terms| (columns.clone(), terms)))
+    {
+        let (count, groups) = (terms.len(), columns.len().div_ceil(COLUMNS));
+        panels.clear();
+        panels.resize(groups * count, [0.0; COLUMNS]);
+        let (mut rest, mut jobs) = (&mut panels[..], Vec::new());
+        for part in (0..threads).map(|part| groups * part / threads..groups * (part + 1) / threads) {
+            let (panels, later) = rest.split_at_mut(part.len() * count);
+            rest = later;
+            let own =
+                columns.start + part.start * COLUMNS..(columns.start + part.end * COLUMNS).min(columns.end);
+            let terms = &terms;
+            jobs.push(move || right.pack_right(panels, own, terms));
+        }
+        share(jobs);
+        let (mut rest, mut jobs) = (&mut d[..], Vec::new());
+        for part in (0..threads).map(|part| {
+            m.div_ceil(ROWS) * part / threads * ROWS..m.div_ceil(ROWS) * (part + 1) / threads * ROWS
+        }) {
+            let rows = part.start..part.end.min(m);
+            let (d, later) = rest.split_at_mut(if rows.end == m { rest.len() } else { rows.len() * lead });
+            rest = later;
+            let (panels, columns, terms) = (&panels[..], columns.clone(), terms.clone());
+            jobs.push(move || rows_of_product(matmul, left, panels, (rows, columns, terms), d));
+        }
+        share(jobs);
+    }
+}
+
+/// Returns ranges of `most` numbers and a last one of the rest.
+fn tiles(count: usize, most: usize) -> impl Iterator<Item = Range<usize>> {
+    (0..count).step_by(most).map(move |first| first..(first + most).min(count))
+}
+
+/// Adds some terms of rows of a product to the result, whose first row is the first of these.
+fn rows_of_product(
+    matmul: &Matmul,
+    left: Factor<'_>,
+    right: &[[f32; COLUMNS]],
+    (rows, columns, terms): (Range<usize>, Range<usize>, Range<usize>),
+    d: &mut [f32],
+) {
+    let [alpha, beta] = [matmul.alpha, matmul.beta].map(|factor| factor.get() as f32);
+    let (lead, count) = (step(&matmul.d, matmul.n as usize), terms.len());
+    // What the result held counts once.
+    let (is_first, accumulates) = (terms.start == 0, matmul.accumulates());
+    let mut panels = Vec::new();
+    for part in tiles(rows.len(), HEIGHT) {
+        left.pack_left(&mut panels, rows.start + part.start..rows.start + part.end, &terms);
+        for (group, right) in right.chunks_exact(count).enumerate() {
+            let first = columns.start + group * COLUMNS;
+            let width = (columns.end - first).min(COLUMNS);
+            for (panel, left) in panels.chunks_exact(count).enumerate() {
+                let sums = product(left, right);
+                let row = part.start + panel * ROWS;
+                for (d, sums) in d[row * lead..].chunks_mut(lead).zip(&sums).take(part.end - row) {
+                    let d = &mut d[first..first + width];
+                    match (is_first, accumulates) {
+                        (true, false) => d.iter_mut().zip(sums).for_each(|(d, sum)| *d = alpha * sum),
+                        (true, true) => {
+                            d.iter_mut().zip(sums).for_each(|(d, sum)| *d = alpha * sum + beta * *d)
+                        }
+                        (false, _) => d.iter_mut().zip(sums).for_each(|(d, sum)| *d += alpha * sum),
+                    }
+                }
+            }
+        }
+    }
 }
 
 /// Computes the products of a batch in the elements' own type.
@@ -140,7 +329,7 @@ where
         if matmul.accumulates() {
             extend(d, &matmul.d, d_shape.1, &mut wide_d);
         }
-        products(&one, &wide_a, &wide_b, &mut wide_d);
+        products_of_f32(&one, &wide_a, &wide_b, &mut wide_d);
         let rows = stored_rows_mut(d, &matmul.d, d_shape.1);
         for (row, wide) in rows.zip(wide_d.chunks(d_shape.1 as usize)) {
             row.convert_from_f32_slice(wide);

@@ -114,6 +114,34 @@ proptest! {
     }
 }
 
+/// Sums in several parts, factors packed in several parts, work for several threads.
+#[test]
+fn large_products_are_near_those_of_three_loops() {
+    for (m, n, k, batch) in
+        [(200, 70, 900, 1), (30, 4200, 9, 1), (64, 50, 64, 9), (150, 130, 390, 2), (25, 9, 2000, 3)]
+    {
+        for (a_turned, b_turned) in [(false, false), (false, true), (true, false), (true, true)] {
+            let operand = |(rows, columns): (u64, u64), transposed: bool| {
+                let (rows, columns) = if transposed { (columns, rows) } else { (rows, columns) };
+                Operand { leading_dimension: columns + 2, batch_stride: rows * (columns + 2) + 3, transposed }
+            };
+            let matmul = Matmul {
+                m,
+                n,
+                k,
+                batch,
+                dtype: DType::F32,
+                a: operand((m, k), a_turned),
+                b: operand((k, n), b_turned),
+                d: operand((m, n), false),
+                alpha: Factor::new(0.5),
+                beta: Factor::new(if a_turned { -2.0 } else { 0.0 }),
+            };
+            product_is_near::<f32>(&matmul, f64::from(f32::EPSILON), 0.0).unwrap();
+        }
+    }
+}
+
 /// Products with bias, addend and sums of rows, each there or not.
 fn fused_products() -> impl Strategy<Value = FusedMatmul> {
     (products(), any::<bool>(), any::<bool>(), any::<bool>(), 0..3u64).prop_map(

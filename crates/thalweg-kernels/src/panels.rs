@@ -1,0 +1,119 @@
+//! Small products of f32 in the widest vectors that the processor has, for host functions that write their factors in the order in which the
+//! product reads them: so what they compute a factor's elements from costs no pass of its own.
+//!
+//! The left factor is cut into panels of [`ROWS`] rows, the right one into panels of [`COLUMNS`] columns; a panel has a small array for each
+//! term of the sums. Both sizes together are what the registers of a processor with AVX2 hold.
+//!
+//! # Invariants
+//! - A sum's terms are added in their order, so that results do not depend on who computes which panels.
+
+use pulp::NullaryFnOnce as Loop;
+
+/// Rows of a panel of the left factor.
+pub(crate) const ROWS: usize = 6;
+/// Columns of a panel of the right factor.
+pub(crate) const COLUMNS: usize = 16;
+
+/// A row of sums for each row of a panel.
+pub(crate) type Sums = [[f32; COLUMNS]; ROWS];
+
+/// sums = left · right.
+struct Product<'p, const FUSED: bool> {
+    left: &'p [[f32; ROWS]],
+    right: &'p [[f32; COLUMNS]],
+    sums: &'p mut Sums,
+}
+
+impl<const FUSED: bool> Loop for Product<'_, FUSED> {
+    type Output = ();
+
+    #[inline(always)]
+    fn call(self) {
+        let mut sums = [[0.0f32; COLUMNS]; ROWS];
+        for (left, right) in self.left.iter().zip(self.right) {
+            for (sums, &a) in sums.iter_mut().zip(left) {
+                for (sum, &b) in sums.iter_mut().zip(right) {
+                    *sum = if FUSED { a.mul_add(b, *sum) } else { *sum + a * b };
+                }
+            }
+        }
+        *self.sums = sums;
+    }
+}
+
+/// Returns the product of a panel of the left factor with one of the right.
+#[inline]
+pub(crate) fn product(left: &[[f32; ROWS]], right: &[[f32; COLUMNS]]) -> Sums {
+    let mut sums = [[0.0; COLUMNS]; ROWS];
+    let arch = pulp::Arch::new();
+    // Without the instruction the mathematical library would be called for each product.
+    if cfg!(target_arch = "aarch64") || !matches!(arch, pulp::Arch::Scalar) {
+        arch.dispatch(Product::<true> { left, right, sums: &mut sums });
+    } else {
+        arch.dispatch(Product::<false> { left, right, sums: &mut sums });
+    }
+    sums
+}
+
+/// Writes rows into panels of the left factor, `terms` arrays each, from the element of each row and term.
+pub(crate) fn pack_left(
+    panels: &mut Vec<[f32; ROWS]>,
+    rows: usize,
+    terms: usize,
+    mut value: impl FnMut(usize, usize) -> f32,
+) {
+    panels.clear();
+    panels.resize(rows.div_ceil(ROWS) * terms, [0.0; ROWS]);
+    for row in 0..rows {
+        let panel = &mut panels[row / ROWS * terms..][..terms];
+        for (term, place) in panel.iter_mut().enumerate() {
+            place[row % ROWS] = value(row, term);
+        }
+    }
+}
+
+/// Writes a row of the right factor, the term's number, into panels with `terms` arrays each.
+pub(crate) fn pack_term(panels: &mut [[f32; COLUMNS]], terms: usize, term: usize, row: &[f32]) {
+    for (panel, columns) in row.chunks(COLUMNS).enumerate() {
+        panels[panel * terms + term][..columns.len()].copy_from_slice(columns);
+    }
+}
+
+/// Writes a column of the right factor into its panel, whose arrays are its terms.
+pub(crate) fn pack_column(panel: &mut [[f32; COLUMNS]], column: usize, terms: &[f32]) {
+    for (place, &term) in panel.iter_mut().zip(terms) {
+        place[column % COLUMNS] = term;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_product_is_the_sum_over_terms() {
+        for terms in [0, 1, 2, 63, 200] {
+            let value = |row: usize, term: usize| ((row * 31 + term * 17) % 29) as f32 - 14.0;
+            let (rows, columns) = (8_usize, 21_usize);
+            let mut left = Vec::new();
+            pack_left(&mut left, rows, terms, value);
+            let mut right = vec![[0.0; COLUMNS]; columns.div_ceil(COLUMNS) * terms];
+            let mut other = right.clone();
+            for term in 0..terms {
+                let row: Vec<f32> = (0..columns).map(|column| value(term, column)).collect();
+                pack_term(&mut right, terms, term, &row);
+            }
+            for column in 0..columns {
+                let all: Vec<f32> = (0..terms).map(|term| value(term, column)).collect();
+                pack_column(&mut other[column / COLUMNS * terms..][..terms], column, &all);
+            }
+            assert_eq!(right, other);
+            for (row, column) in (0..rows).flat_map(|row| (0..columns).map(move |column| (row, column))) {
+                let panel = |number: usize| number * terms..(number + 1) * terms;
+                let sums = product(&left[panel(row / ROWS)], &right[panel(column / COLUMNS)]);
+                let wanted: f32 = (0..terms).map(|term| value(row, term) * value(term, column)).sum();
+                assert_eq!(sums[row % ROWS][column % COLUMNS], wanted);
+            }
+        }
+    }
+}
