@@ -89,6 +89,12 @@ pub trait NativeKernel {
         0
     }
 
+    /// Returns whether the kernel waits itself for what is in front of it on the stream, so that it may be launched early
+    /// ([`Launch::programmatic`](thalweg_driver::Launch::programmatic)).
+    fn is_programmatic(&self) -> bool {
+        false
+    }
+
     /// Returns the arguments.
     fn words(&self) -> Words;
 

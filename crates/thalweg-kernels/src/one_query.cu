@@ -70,6 +70,8 @@ static __device__ __forceinline__ f32 of_part(const f32* own, const u32 part) {
 extern "C" __global__ void CLUSTER __launch_bounds__(THREADS) NAME(const __grid_constant__ NAME_arguments x) {
     __shared__ f32 greatest[WARPS], totals[WARPS], values[WARPS][TEAM * WIDTH];
     __shared__ f32 block_greatest, block_total, block_sums[TEAM * WIDTH];
+    launch_dependents();
+    wait_for_previous();
 #if PARTS == 1
     if (blockIdx.y != 0) {
         return;

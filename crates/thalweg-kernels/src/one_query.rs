@@ -340,6 +340,10 @@ impl NativeKernel for Placed<OneQuery, Addresses> {
         })
     }
 
+    fn is_programmatic(&self) -> bool {
+        true
+    }
+
     fn words(&self) -> Words {
         self.kernel.pack(self.at.map(DevicePointer::address)).into_iter().collect()
     }

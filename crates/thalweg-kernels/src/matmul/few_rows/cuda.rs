@@ -151,6 +151,15 @@ extern \"C\" __global__ void __launch_bounds__(256) NAME(const __grid_constant__
         const u32 line = first + i < columns ? first + i : columns - 1;
         lines[i] = x.b + u64(line) * x.b_leading_dimension;
     }
+    // While the kernel in front is at work, weights come into the L2.
+    launch_dependents();
+    for (u32 at = (part * 32 + lane) * (8 * WIDTH); at < terms; at += split * 32 * (8 * WIDTH)) {
+        #pragma unroll
+        for (u32 i = 0; i < LINES; ++i) {
+            prefetch(lines[i] + at);
+        }
+    }
+    wait_for_previous();
     f32 sums[ROWS][LINES] = {};
     quad weights[DEPTH][LINES];
     const u32 step = split * 32 * WIDTH;
