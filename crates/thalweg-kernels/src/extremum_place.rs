@@ -62,9 +62,8 @@ impl ExtremumPlace {
 
     fn run<T: Element>(&self, values: &[T], places: &mut [i64]) {
         for (row, place) in values.chunks(self.length as usize).zip(places) {
-            let precedes = |a: f64, b: f64| {
-                !b.is_nan() && (a.is_nan() || if self.smallest { a < b } else { a > b })
-            };
+            let precedes =
+                |a: f64, b: f64| !b.is_nan() && (a.is_nan() || if self.smallest { a < b } else { a > b });
             let numbers = row.iter().map(|value| value.to_f64()).enumerate();
             let best = numbers.reduce(|best, other| if precedes(other.1, best.1) { other } else { best });
             *place = best.map_or(0, |(at, _)| at as i64);
@@ -275,7 +274,11 @@ mod tests {
 
     #[test]
     fn the_first_of_equals_and_of_nans_is_found() {
-        let rows = [[1.0_f32, 3.0, -2.0, 3.0, -2.0], [1.0, f32::NAN, 9.0, f32::NAN, -9.0], [-0.0, 0.0, -0.0, 0.0, 0.0]];
+        let rows = [
+            [1.0_f32, 3.0, -2.0, 3.0, -2.0],
+            [1.0, f32::NAN, 9.0, f32::NAN, -9.0],
+            [-0.0, 0.0, -0.0, 0.0, 0.0],
+        ];
         let places = |smallest| {
             let sizes = ExtremumPlace { rows: 3, length: 5, smallest, dtype: DType::F32 };
             let bytes: Vec<u8> = sizes.pack([7, 8]).iter().flat_map(|word| word.to_le_bytes()).collect();

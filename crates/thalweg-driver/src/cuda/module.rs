@@ -215,9 +215,7 @@ impl CudaDriver {
         };
         // SAFETY: function and stream are looked up; the driver reads the configuration and its one attribute, and copies the arguments
         // that `extra` points to, before it returns. What the kernel does with them is the kernel's affair.
-        unsafe {
-            self.cuda.table.launch_kernel_ex(&raw const config, function, std::ptr::null_mut(), extra)
-        }
+        unsafe { self.cuda.table.launch_kernel_ex(&raw const config, function, std::ptr::null_mut(), extra) }
     }
 
     /// Refuses a launch that cannot be what the caller meant, and asks for the shared memory that it needs.
