@@ -120,6 +120,7 @@ fn one_word<'a>(fixture: &Fixture, arguments: &'a [u8], accesses: &'a [Access]) 
         grid: [1; 3],
         block: [1; 3],
         shared_memory_bytes: 0,
+        programmatic: false,
         arguments,
         accesses,
         label: Label::here("a launch of the wrong shape"),

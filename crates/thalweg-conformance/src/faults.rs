@@ -104,6 +104,7 @@ fn goes_wrong(fixture: &Fixture, kernel: Arc<dyn HostKernel>, words: &str) -> Ca
         grid: [1; 3],
         block: [1; 3],
         shared_memory_bytes: 0,
+        programmatic: false,
         arguments: &[],
         accesses: &[],
         label: Label::here("the culprit"),

@@ -199,6 +199,7 @@ impl KernelSet {
             grid: [blocks, 1, 1],
             block: [BLOCK, 1, 1],
             shared_memory_bytes: 0,
+            programmatic: false,
             arguments: &arguments.pack(),
             accesses,
             label: Label::here(kernel.name()),

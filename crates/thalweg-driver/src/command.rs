@@ -235,6 +235,14 @@ pub struct Launch<'a> {
     pub block: [u32; 3],
     /// Dynamic shared memory a block.
     pub shared_memory_bytes: u32,
+    /// Whether the kernel may begin before the kernel in front of it on its stream is complete (CUDA's programmatic dependent launch).
+    ///
+    /// Such a kernel executes `griddepcontrol.wait` in every thread before the first access to memory that has a value or takes one (prefetches
+    /// into the L2 have none), which waits until the kernel in front is complete and what it wrote is visible. That kernel
+    /// waited likewise for the one before, so all that the stream was given before is complete behind the wait, as if launches had not overlapped.
+    /// How early it begins is up to the kernel in front: when all of its blocks have executed `griddepcontrol.launch_dependents`, or have ended.
+    /// GPUs before compute capability 9.0, drivers before CUDA 11.8 and the simulator launch it behind what is in front of it.
+    pub programmatic: bool,
     /// The arguments, laid out as a C struct with one field an argument (natural alignment, little endian).
     pub arguments: &'a [u8],
     /// Every byte that the kernel may touch.

@@ -20,6 +20,7 @@ pub mod convolution;
 pub mod decompose;
 mod dtypes;
 pub mod embedding;
+pub mod extremum_place;
 pub mod foreach;
 pub mod gather;
 pub mod matmul;
@@ -92,6 +93,12 @@ pub trait NativeKernel {
         0
     }
 
+    /// Returns whether the kernel waits itself for what is in front of it on the stream, so that it may be launched early
+    /// ([`Launch::programmatic`](thalweg_driver::Launch::programmatic)).
+    fn is_programmatic(&self) -> bool {
+        false
+    }
+
     /// Returns the arguments.
     fn words(&self) -> Words;
 
@@ -124,6 +131,7 @@ pub fn sources() -> Vec<(String, String)> {
     for dtype in scatter::DTYPES {
         all.push((scatter::name(dtype).to_owned(), scatter::print(dtype)));
     }
+    all.extend(extremum_place::sources());
     all.extend(gather::sources());
     all.extend(scatter::group::sources());
     all.extend(scatter::rows::sources());

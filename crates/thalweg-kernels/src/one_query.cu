@@ -1,7 +1,7 @@
 struct NAME_arguments {
     const ELEMENT* query;
-    const ELEMENT* key;
-    const ELEMENT* value;
+    ELEMENT* key;
+    ELEMENT* value;
     const u8* mask;
     ELEMENT* result;
     u64 batch;
@@ -22,6 +22,13 @@ struct NAME_arguments {
     u64 mask_head;
     u64 mask_key;
     u64 flags;
+    const ELEMENT* new_key;
+    const ELEMENT* new_value;
+    const i64* position;
+    u64 new_key_batch;
+    u64 new_key_head;
+    u64 new_value_batch;
+    u64 new_value_head;
 };
 
 typedef pack<ELEMENT, WIDTH> quad;
@@ -70,20 +77,29 @@ static __device__ __forceinline__ f32 of_part(const f32* own, const u32 part) {
 extern "C" __global__ void CLUSTER __launch_bounds__(THREADS) NAME(const __grid_constant__ NAME_arguments x) {
     __shared__ f32 greatest[WARPS], totals[WARPS], values[WARPS][TEAM * WIDTH];
     __shared__ f32 block_greatest, block_total, block_sums[TEAM * WIDTH];
+    launch_dependents();
+    wait_for_previous();
 #if PARTS == 1
     if (blockIdx.y != 0) {
         return;
     }
 #endif
     const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, team = threadIdx.x / TEAM;
-    const u32 feature = threadIdx.x % TEAM * WIDTH, keys = u32(x.keys);
+    const u32 feature = threadIdx.x % TEAM * WIDTH;
+    // With a new key only those up to its position count, which is the last of them if it is in range.
+    u32 keys = u32(x.keys), fresh = 0xffffffffu;
+    if ((x.flags >> 9) != 0) {
+        const i64 position = *x.position;
+        fresh = position >= 0 && position < i64(keys) ? u32(position) : fresh;
+        keys = position < 0 ? 0 : fresh < keys ? fresh + 1 : keys;
+    }
     const u32 share = (keys + PARTS - 1) / PARTS, begin = min(keys, share * blockIdx.y), end = min(keys, begin + share);
-    const bool is_active = feature < x.features, is_masked = (x.flags >> 8) != 0;
+    const bool is_active = feature < x.features, is_masked = (x.flags >> 8 & 1) != 0;
     const f32 scale = __uint_as_float(u32(x.scale));
     for (u64 block = blockIdx.x; block < x.batch * x.heads; block += gridDim.x) {
         const u64 item = block / x.heads, head = block % x.heads, shared = head / (x.heads / x.kv_heads);
-        const ELEMENT* const own_keys = x.key + item * x.key_batch + shared * x.key_head + feature;
-        const ELEMENT* const own_values = x.value + item * x.value_batch + shared * x.value_head + feature;
+        ELEMENT* const own_keys = x.key + item * x.key_batch + shared * x.key_head + feature;
+        ELEMENT* const own_values = x.value + item * x.value_batch + shared * x.value_head + feature;
         const u8* const mask = x.mask + item * x.mask_batch + head * x.mask_head;
         quad query = {};
         if (is_active) {
@@ -101,7 +117,18 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS) NAME(const __grid_
                 counts[ahead] = place < end && (!is_masked || mask[place * x.mask_key] != 0);
                 key[ahead] = {};
                 value[ahead] = {};
-                if (counts[ahead] && is_active) {
+                if (place == fresh && place < end && is_active) {
+                    // Of the heads that share keys, the first stores them, and the others do not read them there.
+                    const quad new_key = *(const quad*)(x.new_key + item * x.new_key_batch + shared * x.new_key_head + feature);
+                    const quad new_value =
+                        *(const quad*)(x.new_value + item * x.new_value_batch + shared * x.new_value_head + feature);
+                    if (head % (x.heads / x.kv_heads) == 0) {
+                        *(quad*)(own_keys + place * x.key_key) = new_key;
+                        *(quad*)(own_values + place * x.value_key) = new_value;
+                    }
+                    key[ahead] = new_key;
+                    value[ahead] = new_value;
+                } else if (counts[ahead] && is_active) {
                     key[ahead] = *(const quad*)(own_keys + place * x.key_key);
                     value[ahead] = *(const quad*)(own_values + place * x.value_key);
                 }

@@ -4,6 +4,10 @@
 //! the values that it weighs, with the greatest score so far beside them; at last those sums are put together, in an order that depends
 //! on nothing but the sizes. Keys that the mask leaves out are not read.
 //!
+//! With [an appended key and value](OneQuery::append) the keys are a cache: those up to the position that lies in device memory count, and those at
+//! the position are new. A thread takes them from where they are new and stores them into the cache, so that nothing is read that another
+//! block of the launch writes.
+//!
 //! Scores, weights and sums are of f32, the result is rounded once. The host function computes in f64.
 
 use std::sync::Arc;
@@ -52,10 +56,13 @@ pub struct OneQuery {
     pub value: Steps,
     /// Where the truth values lie that say which keys count, by heads of the query; `None` where all do.
     pub mask: Option<Steps>,
+    /// Where a new key and a new value lie, for each head of the keys, that are written at a position into keys and values first; only
+    /// keys up to the position count. A position out of range writes nothing.
+    pub append: Option<[Steps; 2]>,
 }
 
 /// How many 8-byte words [`OneQuery::pack`] writes.
-pub const ARGUMENT_WORDS: usize = 23;
+pub const ARGUMENT_WORDS: usize = 30;
 
 /// The dtypes that there are kernels for.
 pub const DTYPES: [DType; 3] = [DType::F32, DType::F16, DType::Bf16];
@@ -66,8 +73,9 @@ pub const MOST_FEATURES: u64 = 128;
 /// Lanes that share a key.
 pub const TEAMS: [u64; 3] = [8, 16, 32];
 
-/// The addresses of query, keys, values, mask and result; that of a mask that is not there does not matter.
-pub type Addresses = [DevicePointer; 5];
+/// The addresses of query, keys, values, mask and result, and of the new key, the new value and its position (int64); those of what is not there do
+/// not matter.
+pub type Addresses = [DevicePointer; 8];
 
 impl OneQuery {
     /// Returns how many elements a thread loads at once.
@@ -113,13 +121,23 @@ impl OneQuery {
         ]
     }
 
-    /// Returns the arguments of a launch as words: the addresses; the sizes, the scale's bits; the steps of query, key, value and mask; and
-    /// the dtype's place in [`DType::ALL`], with bit 8 where there is a mask.
+    /// Returns how many elements the new key and the new value take, from their first on.
+    fn new_spans(&self) -> [u64; 2] {
+        self.append
+            .map_or([0; 2], |steps| steps.map(|steps| self.span(&steps, self.kv_heads, 1, self.features)))
+    }
+
+    /// Returns the arguments of a launch as words: the addresses of query, keys, values, mask and result; the sizes, the scale's bits; the steps of
+    /// query, key, value and mask; the dtype's place in [`DType::ALL`], with bit 8 where there is a mask, and bit 9 where a key is
+    /// appended; the addresses of the new key, the new value and the position; and the steps of both.
     #[must_use]
-    pub fn pack(&self, at: [u64; 5]) -> [u64; ARGUMENT_WORDS] {
-        let [query, key, value, mask, result] = at;
-        let flags = arguments::number_of(self.dtype) | u64::from(self.mask.is_some()) << 8;
+    pub fn pack(&self, at: [u64; 8]) -> [u64; ARGUMENT_WORDS] {
+        let [query, key, value, mask, result, new_key, new_value, position] = at;
+        let flags = arguments::number_of(self.dtype)
+            | u64::from(self.mask.is_some()) << 8
+            | u64::from(self.append.is_some()) << 9;
         let steps = self.mask.unwrap_or_default();
+        let [key_steps, value_steps] = self.append.unwrap_or_default();
         [
             query,
             key,
@@ -144,29 +162,25 @@ impl OneQuery {
             steps.head,
             steps.key,
             flags,
+            new_key,
+            new_value,
+            position,
+            key_steps.batch,
+            key_steps.head,
+            value_steps.batch,
+            value_steps.head,
         ]
     }
 
     /// Reads back what [`OneQuery::pack`] packed, with the addresses. `None` if the bytes are no such thing.
     #[must_use]
-    pub fn unpack(bytes: &[u8]) -> Option<(Self, [u64; 5])> {
+    pub fn unpack(bytes: &[u8]) -> Option<(Self, [u64; 8])> {
         let words: [u64; ARGUMENT_WORDS] = arguments::words(bytes)?;
-        let [
-            query,
-            key,
-            value,
-            mask,
-            result,
-            batch,
-            heads,
-            kv_heads,
-            keys,
-            features,
-            scale,
-            steps @ ..,
-            flags,
-        ] = words;
-        let [qb, qh, kb, kh, kk, vb, vh, vk, mb, mh, mk] = steps;
+        let [query, key, value, mask, result, batch, heads, kv_heads, keys, features, scale, others @ ..] =
+            words;
+        let [qb, qh, kb, kh, kk, vb, vh, vk, mb, mh, mk, flags, others @ ..] = others;
+        let [new_key, new_value, position, nkb, nkh, nvb, nvh] = others;
+        let new = |batch, head| Steps { batch, head, key: 0 };
         let sizes = Self {
             batch,
             heads,
@@ -178,16 +192,35 @@ impl OneQuery {
             query: Steps { batch: qb, head: qh, key: 0 },
             key: Steps { batch: kb, head: kh, key: kk },
             value: Steps { batch: vb, head: vh, key: vk },
-            mask: (flags >> 8 == 1).then_some(Steps { batch: mb, head: mh, key: mk }),
+            mask: (flags >> 8 & 1 == 1).then_some(Steps { batch: mb, head: mh, key: mk }),
+            append: (flags >> 9 & 1 == 1).then_some([new(nkb, nkh), new(nvb, nvh)]),
         };
-        (flags >> 8 < 2).then_some((sizes, [query, key, value, mask, result]))
+        let at = [query, key, value, mask, result, new_key, new_value, position];
+        (flags >> 8 < 4).then_some((sizes, at))
     }
 
-    /// Carries it out on the host, in f64.
+    /// Writes the new key or value at the position into a cache.
+    fn store<T: Element>(&self, cache: &mut [T], steps: &Steps, new: &[T], from: &Steps, position: i64) {
+        let Some(place) = u64::try_from(position).ok().filter(|&place| place < self.keys) else { return };
+        let features = self.features as usize;
+        for (item, head) in (0..self.batch).flat_map(|item| (0..self.kv_heads).map(move |head| (item, head)))
+        {
+            let to = (item * steps.batch + head * steps.head + place * steps.key) as usize;
+            let from = (item * from.batch + head * from.head) as usize;
+            cache[to..][..features].copy_from_slice(&new[from..][..features]);
+        }
+    }
+
+    /// Returns how many keys count where a position ends them.
+    fn keys_up_to(&self, position: i64) -> u64 {
+        u64::try_from(position.saturating_add(1)).unwrap_or(0).min(self.keys)
+    }
+
+    /// Carries it out on the host, in f64, without appending: `keys` says how many there are.
     ///
     /// # Panics
     /// If an operand is shorter than its span.
-    pub fn run<T: Element>(&self, query: &[T], key: &[T], value: &[T], mask: &[u8], result: &mut [T]) {
+    pub fn run<T: Element>(&self, query: &[T], [key, value]: [&[T]; 2], mask: &[u8], result: &mut [T]) {
         let scale = f64::from(f32::from_bits(self.scale_bits));
         let features = self.features as usize;
         let row = |elements: &'_ [T], start: u64| elements[start as usize..][..features].to_vec();
@@ -323,9 +356,12 @@ impl NativeKernel for Placed<OneQuery, Addresses> {
                 .iter()
                 .all(|step| step.is_multiple_of(OneQuery::width(sizes.dtype)))
         };
-        let [query, key, value, _, _] = self.at;
-        let is_aligned = [query, key, value].iter().all(|at| at.address().is_multiple_of(16));
-        match is_aligned && [&sizes.query, &sizes.key, &sizes.value].into_iter().all(is_whole) {
+        let [query, key, value, _, _, new_key, new_value, _] = self.at;
+        let steps = [&sizes.query, &sizes.key, &sizes.value];
+        let mut at = vec![query, key, value];
+        at.extend(sizes.append.is_some().then_some([new_key, new_value]).into_iter().flatten());
+        let is_aligned = at.iter().all(|at| at.address().is_multiple_of(16));
+        match is_aligned && steps.into_iter().chain(sizes.append.iter().flatten()).all(is_whole) {
             true => Ok(()),
             false => fault("query, keys and values lie on multiples of 16 bytes, row by row"),
         }
@@ -340,18 +376,26 @@ impl NativeKernel for Placed<OneQuery, Addresses> {
         })
     }
 
+    fn is_programmatic(&self) -> bool {
+        true
+    }
+
     fn words(&self) -> Words {
         self.kernel.pack(self.at.map(DevicePointer::address)).into_iter().collect()
     }
 
     fn accesses(&self) -> Accesses {
-        let Self { kernel: sizes, at: [query, key, value, mask, result] } = self;
+        let Self { kernel: sizes, at: [query, key, value, mask, result, new_key, new_value, position] } =
+            self;
         let (size, spans) = (sizes.dtype.size_bytes() as u64, sizes.spans());
         let touch = |steps: &Steps, heads: u64, keys: u64, row: u64, size: u64| {
             let dimensions = [(sizes.batch, steps.batch), (heads, steps.head), (keys, steps.key), (row, 1)];
             Touch::of(dimensions.into_iter(), size)
         };
-        let of_keys = |steps: &Steps| touch(steps, sizes.kv_heads, sizes.keys, sizes.features, size);
+        let of_cache = |at: DevicePointer, steps: &Steps, span: u64| {
+            let access = if sizes.append.is_some() { Access::read_write } else { Access::read };
+            access(at, span * size).touching(touch(steps, sizes.kv_heads, sizes.keys, sizes.features, size))
+        };
         let mut accesses = Accesses::from_iter([
             Access::read(*query, spans[0] * size).touching(touch(
                 &sizes.query,
@@ -360,13 +404,20 @@ impl NativeKernel for Placed<OneQuery, Addresses> {
                 sizes.features,
                 size,
             )),
-            Access::read(*key, spans[1] * size).touching(of_keys(&sizes.key)),
-            Access::read(*value, spans[2] * size).touching(of_keys(&sizes.value)),
+            of_cache(*key, &sizes.key, spans[1]),
+            of_cache(*value, &sizes.value, spans[2]),
             Access::write(*result, spans[4] * size),
         ]);
         if let Some(steps) = &sizes.mask {
             let touch = touch(steps, sizes.heads, sizes.keys, 1, 1);
             accesses.push(Access::read(*mask, spans[3]).touching(touch));
+        }
+        if let Some(steps) = &sizes.append {
+            for ((at, steps), span) in [new_key, new_value].into_iter().zip(steps).zip(sizes.new_spans()) {
+                let touch = touch(steps, sizes.kv_heads, 1, sizes.features, size);
+                accesses.push(Access::read(*at, span * size).touching(touch));
+            }
+            accesses.push(Access::read(*position, size_of::<i64>() as u64));
         }
         accesses
     }
@@ -383,15 +434,31 @@ fn run_on_host(launch: &HostLaunch<'_>) -> Result<(), HostFault> {
     }
 }
 
-fn run_typed<T: Element>(launch: &HostLaunch<'_>, sizes: &OneQuery, at: [u64; 5]) -> Result<(), HostFault> {
-    let [query, key, value, mask, result] = at.map(DevicePointer::new);
+fn run_typed<T: Element>(launch: &HostLaunch<'_>, sizes: &OneQuery, at: [u64; 8]) -> Result<(), HostFault> {
+    let [query, key, value, mask, result, new_key, new_value, position] = at.map(DevicePointer::new);
     let spans = sizes.spans().map(|span| span as usize);
     let read = |at: DevicePointer, span: usize| -> Result<&[T], HostFault> {
         if span == 0 { Ok(&[]) } else { launch.read::<T>(at, span) }
     };
-    let (query, key, value) = (read(query, spans[0])?, read(key, spans[1])?, read(value, spans[2])?);
+    let query = read(query, spans[0])?;
     let mask: &[u8] = if spans[3] == 0 { &[] } else { launch.read(mask, spans[3])? };
-    sizes.run(query, key, value, mask, launch.write::<T>(result, spans[4])?);
+    let result = launch.write::<T>(result, spans[4])?;
+    let Some([key_steps, value_steps]) = &sizes.append else {
+        sizes.run(query, [read(key, spans[1])?, read(value, spans[2])?], mask, result);
+        return Ok(());
+    };
+    if spans[1] == 0 {
+        sizes.run(query, [&[], &[]], mask, result);
+        return Ok(());
+    }
+    let [key_span, value_span] = sizes.new_spans().map(|span| span as usize);
+    let (new_key, new_value) = (read(new_key, key_span)?, read(new_value, value_span)?);
+    let position = launch.read::<i64>(position, 1)?[0];
+    let (keys, values) = (launch.write::<T>(key, spans[1])?, launch.write::<T>(value, spans[2])?);
+    sizes.store(keys, &sizes.key, new_key, key_steps, position);
+    sizes.store(values, &sizes.value, new_value, value_steps, position);
+    let seen = OneQuery { keys: sizes.keys_up_to(position), ..*sizes };
+    seen.run(query, [keys, values], mask, result);
     Ok(())
 }
 
@@ -412,14 +479,17 @@ mod tests {
             key: Steps { batch: 160, head: 80, key: 16 },
             value: Steps { batch: 160, head: 16, key: 32 },
             mask: Some(Steps { batch: 0, head: 0, key: 1 }),
+            append: None,
         }
     }
 
     #[test]
     fn arguments_are_read_back() {
-        for sizes in [sizes(), OneQuery { mask: None, dtype: DType::Bf16, ..sizes() }] {
-            let bytes: Vec<u8> = sizes.pack([1, 2, 3, 4, 5]).iter().flat_map(|w| w.to_le_bytes()).collect();
-            assert_eq!(OneQuery::unpack(&bytes), Some((sizes, [1, 2, 3, 4, 5])));
+        let append = Some([Steps { batch: 8, head: 4, key: 0 }, Steps { batch: 16, head: 2, key: 0 }]);
+        for sizes in [sizes(), OneQuery { mask: None, append, dtype: DType::Bf16, ..sizes() }] {
+            let bytes: Vec<u8> =
+                sizes.pack([1, 2, 3, 4, 5, 6, 7, 8]).iter().flat_map(|w| w.to_le_bytes()).collect();
+            assert_eq!(OneQuery::unpack(&bytes), Some((sizes, [1, 2, 3, 4, 5, 6, 7, 8])));
             assert_eq!(OneQuery::unpack(&bytes[8..]), None);
         }
     }
@@ -430,20 +500,20 @@ mod tests {
         let [query, key, value, _, result] = sizes.spans().map(|span| span as usize);
         let values: Vec<f32> = (0..value).map(|i| (i * i % 23) as f32).collect();
         let mut found = vec![f32::NAN; result];
-        sizes.run(&vec![1.0; query], &vec![0.5; key], &values, &[1, 0, 1, 0, 0], &mut found);
+        sizes.run(&vec![1.0; query], [&vec![0.5; key], &values], &[1, 0, 1, 0, 0], &mut found);
         for (at, found) in found.iter().enumerate() {
             let (item, head, feature) = (at / 64, at / 16 % 4, at % 16);
             let of = |place: usize| values[item * 160 + head / 2 * 16 + place * 32 + feature];
             assert_eq!(*found, (of(0) + of(2)) / 2.0, "{item}, {head}, {feature}");
         }
-        sizes.run(&vec![1.0; query], &vec![0.5; key], &values, &[0; 5], &mut found);
+        sizes.run(&vec![1.0; query], [&vec![0.5; key], &values], &[0; 5], &mut found);
         assert!(found.iter().all(|&value| value == 0.0), "no key counts");
     }
 
     #[test]
     fn what_cannot_be_carried_out_is_a_fault() {
         let fault = |change: &dyn Fn(&mut Placed<OneQuery, Addresses>)| {
-            let mut placed = Placed { kernel: sizes(), at: [DevicePointer::new(4096); 5] };
+            let mut placed = Placed { kernel: sizes(), at: [DevicePointer::new(4096); 8] };
             placed.check().unwrap();
             change(&mut placed);
             placed.check().unwrap_err().to_string()

@@ -88,6 +88,7 @@ impl Stream {
             grid: prepared.shape.grid,
             block: prepared.shape.block,
             shared_memory_bytes: 0,
+            programmatic: thalweg_ir::cuda::is_programmatic(&prepared.shape),
             arguments: arguments.as_bytes(),
             accesses: &[],
             label,

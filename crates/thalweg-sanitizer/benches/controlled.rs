@@ -92,6 +92,7 @@ fn program(driver: &dyn Driver, module: &HostModule) -> Result<()> {
                 grid: [1; 3],
                 block: [16, 1, 1],
                 shared_memory_bytes: 0,
+                programmatic: false,
                 arguments: &target.address().to_le_bytes(),
                 accesses: &[Access::write(target, 64)],
                 label: Label::here("set"),

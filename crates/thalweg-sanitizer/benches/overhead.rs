@@ -41,6 +41,7 @@ impl Bench {
             grid: [1; 3],
             block: [1; 3],
             shared_memory_bytes: 0,
+            programmatic: false,
             arguments: &[],
             accesses,
             label: Label::here("work"),

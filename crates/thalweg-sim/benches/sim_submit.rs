@@ -75,6 +75,7 @@ impl Bench {
                 grid: [1; 3],
                 block: [16, 1, 1],
                 shared_memory_bytes: 0,
+                programmatic: false,
                 arguments: &target.address().to_le_bytes(),
                 accesses: &[Access::read_write(target, 64)],
                 label: Label::here("increment"),

@@ -26,6 +26,7 @@ use crate::caller::label_at;
 use crate::dispatch::{Argument, built_in};
 use crate::kernels::one_query;
 use crate::tensor::{Tensor, Tensors};
+use thalweg_kernels::one_query::OneQuery;
 
 /// A way to compute attention (`torch.nn.attention.SDPBackend`), the preferred first.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -169,6 +170,36 @@ pub fn one_query_attention(
     let label = label_at("scaled_dot_product_attention", location);
     let result = built_in!("thalweg::one_query_attention")?.call(&arguments, None, label)?.swap_remove(0);
     if rank == 3 { result.squeeze(0).map(Some) } else { Ok(Some(result)) }
+}
+
+/// Writes a key and a value at a position into caches, and returns attention of one query per head over the keys up to there, by one kernel; `None` where
+/// there is none for the call. The caller has checked that the shapes fit: query (batch, heads, 1, features), key and value (batch, fewer heads, 1,
+/// features), caches (batch, fewer heads, keys, features), position of one int64.
+///
+/// # Errors
+/// Those of the device.
+pub fn cached_attention(
+    tensors: [&Tensor; 3],
+    caches: [&Tensor; 2],
+    position: &Tensor,
+    scale: f64,
+    location: &'static Location<'static>,
+) -> Result<Option<Tensor>> {
+    let [_, flash, _] = ALLOWED.get();
+    let query = tensors[0];
+    let (mut all, features) = (tensors.into_iter().chain(caches), query.shape()[3] as u64);
+    let fits = flash
+        && OneQuery::takes(query.dtype(), features)
+        && ![query, caches[0]].iter().any(|tensor| tensor.shape().contains(&0))
+        && all.all(|tensor| {
+            !(is_grad_enabled() && tensor.requires_grad())
+                && tensor.dtype() == query.dtype()
+                && dtype_in_lower(tensor) == query.dtype()
+        });
+    match fits {
+        true => one_query::append(tensors, caches, position, scale, label_at("cached_attention", location)),
+        false => Ok(None),
+    }
 }
 
 /// Returns self-attention of a packed tensor (tokens, heads, 3, features), likewise: (tokens, heads, features).

@@ -176,6 +176,7 @@ impl CudaDriver {
             grid: [1; 3],
             block: [1; 3],
             shared_memory_bytes: 0,
+            programmatic: false,
             arguments: &arguments,
             accesses: &[Access::read(source, format.bytes())],
             label,

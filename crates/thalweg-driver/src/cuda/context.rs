@@ -222,6 +222,8 @@ pub(super) struct Device {
     pub(super) index: u32,
     pub(super) raw: RawDevice,
     pub(super) max_threads_per_block: u32,
+    /// Whether kernels may begin before the one in front of them is complete: from compute capability 9.0 on.
+    pub(super) overlaps_launches: bool,
     /// Of virtual memory; 0 where there is none.
     pub(super) granularity: OnceLock<u64>,
     pub(super) properties: OnceLock<DeviceProperties>,
@@ -243,6 +245,7 @@ impl Device {
             index,
             raw,
             max_threads_per_block: 0,
+            overlaps_launches: false,
             granularity: OnceLock::new(),
             properties: OnceLock::new(),
             default_stream: OnceLock::new(),
@@ -253,6 +256,8 @@ impl Device {
             creation: Mutex::new(()),
         };
         device.max_threads_per_block = device.attribute(cuda, sys::DeviceAttribute::MaxThreadsPerBlock)?;
+        let major = device.attribute(cuda, sys::DeviceAttribute::ComputeCapabilityMajor)?;
+        device.overlaps_launches = major >= 9;
         Ok(device)
     }
 

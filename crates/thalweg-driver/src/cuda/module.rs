@@ -12,7 +12,8 @@ use super::context::Device;
 use super::handles::lock;
 use super::objects::{Function, Module};
 use super::state::CudaDriver;
-use super::sys::{self, FunctionAttribute, RawFunction, RawModule};
+use super::sys::{self, FunctionAttribute, RawFunction, RawModule, RawStream};
+use super::table::CallStatus;
 use crate::command::Launch;
 use crate::module::Image;
 use crate::{Code, Error, FunctionAttributes, FunctionHandle, ModuleHandle, Result, StreamHandle};
@@ -168,6 +169,12 @@ impl CudaDriver {
         let mut bytes = launch.arguments.len();
         let mut extra = packed(launch.arguments, &mut bytes);
         let extra = if bytes == 0 { std::ptr::null_mut() } else { extra.as_mut_ptr() };
+        if launch.programmatic && device.overlaps_launches {
+            let outcome = self.launch_programmatic(launch, function.raw, stream.raw, extra);
+            if outcome.missing.is_none() {
+                return self.cuda.check(outcome, || describe(launch, &function));
+            }
+        }
         let ([grid_x, grid_y, grid_z], [block_x, block_y, block_z]) = (launch.grid, launch.block);
         // SAFETY: function and stream are looked up. The driver copies `bytes` bytes of arguments, which are there, before
         // it returns; what the kernel does with them is the kernel's affair.
@@ -187,6 +194,28 @@ impl CudaDriver {
             )
         };
         self.cuda.check(outcome, || describe(launch, &function))
+    }
+
+    /// Launches a kernel that waits itself for what is in front of it on the stream.
+    fn launch_programmatic(
+        &self,
+        launch: &Launch<'_>,
+        function: RawFunction,
+        stream: RawStream,
+        extra: *mut *mut c_void,
+    ) -> CallStatus {
+        let mut attribute = sys::LaunchAttribute::programmatic_stream_serialization();
+        let config = sys::LaunchConfig {
+            grid: launch.grid,
+            block: launch.block,
+            shared_bytes: launch.shared_memory_bytes,
+            stream,
+            attributes: &raw mut attribute,
+            attribute_count: 1,
+        };
+        // SAFETY: function and stream are looked up; the driver reads the configuration and its one attribute, and copies the arguments
+        // that `extra` points to, before it returns. What the kernel does with them is the kernel's affair.
+        unsafe { self.cuda.table.launch_kernel_ex(&raw const config, function, std::ptr::null_mut(), extra) }
     }
 
     /// Refuses a launch that cannot be what the caller meant, and asks for the shared memory that it needs.

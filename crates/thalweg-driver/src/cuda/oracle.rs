@@ -195,6 +195,7 @@ fn arguments_of_the_driver() {
             cuFuncSetAttribute(_, _, _);
             cuFuncGetParamInfo(_, _, _, _);
             cuLaunchKernel(_, _, _, _, _, _, _, _, _, _, _);
+            cuLaunchKernelEx(_, _, _, _);
     };
     theirs.extend(calls_of_memory());
     theirs.extend(calls_of_graphs());
@@ -397,6 +398,17 @@ fn layouts_of_structs_of_graphs() {
         width = width,
         height = height,
     });
+    same_struct!(LaunchConfig, cuda::CUlaunchConfig {
+        grid = gridDimX,
+        block = blockDimX,
+        shared_bytes = sharedMemBytes,
+        stream = hStream,
+        attributes = attrs,
+        attribute_count = numAttrs,
+    });
+    same_struct!(LaunchAttribute, cuda::CUlaunchAttribute { id = id, value = value });
+    let programmatic = cuda::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
+    assert_eq!(PROGRAMMATIC_STREAM_SERIALIZATION, programmatic as u32);
     same_struct!(KernelNodeParameters, cuda::CUDA_KERNEL_NODE_PARAMS {
         function = func,
         grid = gridDimX,

@@ -143,6 +143,39 @@ pub(super) struct KernelNodeParameters {
     pub(super) context: RawContext,
 }
 
+/// `CUlaunchConfig`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(super) struct LaunchConfig {
+    pub(super) grid: [c_uint; 3],
+    pub(super) block: [c_uint; 3],
+    pub(super) shared_bytes: c_uint,
+    pub(super) stream: RawStream,
+    pub(super) attributes: *mut LaunchAttribute,
+    pub(super) attribute_count: c_uint,
+}
+
+/// `CUlaunchAttribute`.
+#[repr(C, align(8))]
+#[derive(Clone, Copy, Debug)]
+pub(super) struct LaunchAttribute {
+    pub(super) id: c_uint,
+    pub(super) padding: c_uint,
+    pub(super) value: [c_int; 16],
+}
+
+/// `CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION`.
+pub(super) const PROGRAMMATIC_STREAM_SERIALIZATION: c_uint = 6;
+
+impl LaunchAttribute {
+    /// The launch may begin before what is in front of it on the stream is complete.
+    pub(super) const fn programmatic_stream_serialization() -> Self {
+        let mut value = [0; 16];
+        value[0] = 1;
+        Self { id: PROGRAMMATIC_STREAM_SERIALIZATION, padding: 0, value }
+    }
+}
+
 /// `CUgraphNodeParams` of a conditional node.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
@@ -461,6 +494,8 @@ entry_points! {
             (function: RawFunction, grid_x: c_uint, grid_y: c_uint, grid_z: c_uint, block_x: c_uint, block_y: c_uint,
              block_z: c_uint, shared_bytes: c_uint, stream: RawStream, parameters: *mut *mut c_void,
              extra: *mut *mut c_void);
+        launch_kernel_ex = "cuLaunchKernelEx" @ 11060 c"cuLaunchKernelEx"
+            (config: *const LaunchConfig, function: RawFunction, parameters: *mut *mut c_void, extra: *mut *mut c_void);
 
         stream_begin_capture = "cuStreamBeginCapture" @ 10010 c"cuStreamBeginCapture_v2"
             (stream: RawStream, mode: c_uint);

@@ -78,6 +78,15 @@ pub struct LaunchShape {
     pub block: [u32; 3],
 }
 
+/// The most blocks of a launch that may begin before the kernel in front of it is complete.
+const MOST_EARLY_BLOCKS: u64 = 512;
+
+/// Returns whether a kernel of the loop IR is launched before the kernel in front of it is complete, for which it waits itself: where it is so
+/// small that its launch takes as long as its work, and its blocks take no room from that kernel's.
+pub fn is_programmatic(shape: &LaunchShape) -> bool {
+    shape.grid.iter().map(|&side| u64::from(side)).product::<u64>() <= MOST_EARLY_BLOCKS
+}
+
 /// Returns the translation unit of one kernel, whose entry point has the kernel's name and takes one structure by value: the words
 /// of [`LaunchArguments`](crate::LaunchArguments).
 ///
@@ -261,6 +270,8 @@ fn open_entry(kernel: &Kernel, threads: u32, blocks: u32, writer: &mut Writer) {
         "extern \"C\" __global__ void __launch_bounds__({bounds}) {name}(const __grid_constant__ {name}_arguments a)",
         name = kernel.name
     ));
+    writer.line("launch_dependents();");
+    writer.line("wait_for_previous();");
     if kernel.body.draws() {
         writer.line("philox_words philox = {};");
     }

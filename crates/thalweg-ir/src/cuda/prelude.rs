@@ -106,6 +106,34 @@ static __device__ __forceinline__ ",
 
 /// In an order in which each uses only those before it.
 const FRAGMENTS: &[Fragment] = &[
+    fragment(
+        "launch_dependents",
+        "// Lets a kernel that waits for this one itself begin as soon as all blocks of this one have come here.
+static __device__ __forceinline__ void launch_dependents() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile(\"griddepcontrol.launch_dependents;\");
+#endif
+}
+",
+    ),
+    fragment(
+        "wait_for_previous",
+        "// Waits until the kernel in front is complete. In front of it nothing is read or written, only prefetched.
+static __device__ __forceinline__ void wait_for_previous() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile(\"griddepcontrol.wait;\" ::: \"memory\");
+#endif
+}
+",
+    ),
+    fragment(
+        "prefetch",
+        "// Brings the 128 bytes about an address into the L2. There is no value in it, so it is right whoever writes them still.
+static __device__ __forceinline__ void prefetch(const void* at) {
+    asm volatile(\"prefetch.global.L2 [%0];\" :: \"l\"(__cvta_generic_to_global(at)));
+}
+",
+    ),
     fragment("f16", "struct f16 { u16 bits; };\n"),
     fragment("bf16", "struct bf16 { u16 bits; };\n"),
     fragment("f8e4m3", "struct f8e4m3 { u8 bits; };\n"),

@@ -317,6 +317,10 @@ impl NativeKernel for Placed<FewRows, PerOperand> {
         (m > 0 && n > 0).then(|| LaunchShape { grid: [n.div_ceil(lines) as u32, 1, 1], block: [256, 1, 1] })
     }
 
+    fn is_programmatic(&self) -> bool {
+        true
+    }
+
     fn words(&self) -> Words {
         self.kernel.pack(&self.at).into_iter().collect()
     }

@@ -3,7 +3,7 @@
 use std::panic::Location;
 
 use smallvec::SmallVec;
-use thalweg_ir::{Scalar, Shape};
+use thalweg_ir::{DType, Scalar, Shape};
 use thalweg_runtime::{Error, Result};
 
 use super::{dropout, operator};
@@ -11,7 +11,9 @@ use thalweg_tensor::Tensor;
 use thalweg_tensor::caller::{in_call, label_at};
 use thalweg_tensor::dispatch::{Argument, Operator};
 use thalweg_tensor::random::DeviceGenerator;
-use thalweg_tensor::sdp::{Request, fused_attention, fused_packed_attention, one_query_attention};
+use thalweg_tensor::sdp::{
+    Request, cached_attention as cached, fused_attention, fused_packed_attention, one_query_attention,
+};
 
 /// The options of [`scaled_dot_product_attention`]; the defaults are PyTorch's.
 #[derive(Clone, Copy, Debug, Default)]
@@ -27,6 +29,74 @@ pub struct AttentionOptions<'a> {
     pub enable_gqa: bool,
     /// The probability with which a weight is dropped, and the numbers by which it is.
     pub dropout: Option<(f64, &'a DeviceGenerator)>,
+}
+
+/// Writes a key and a value, in place, at a position into caches of keys and values, and returns [`scaled_dot_product_attention`] of the query over
+/// the caches up to that position, as a step of a decoder does: query (batch, heads, 1, features), key and value (batch, kv_heads, 1,
+/// features), where kv_heads divides heads, caches (batch, kv_heads, keys, features), position one int64 in device memory. A position out of
+/// range writes nothing.
+///
+/// It is one kernel of float32, float16 and bfloat16 with heads of up to 128 features in a multiple of 16 bytes, where nothing needs a
+/// gradient; else [`Tensor::index_copy_`] twice, a mask, and attention.
+///
+/// # Errors
+/// [`Error::is_invalid_argument`] if shapes, dtypes or devices do not fit; those of the device.
+#[track_caller]
+pub fn cached_attention(
+    [query, key, value]: [&Tensor; 3],
+    caches: [&Tensor; 2],
+    position: &Tensor,
+    scale: Option<f64>,
+) -> Result<Tensor> {
+    let location = Location::caller();
+    let passed = [query, key, value, caches[0], caches[1], position];
+    in_call("cached_attention", &passed, location, || {
+        check_cache([query, key, value], caches, position)?;
+        let (features, keys) = (query.shape()[3], caches[0].shape()[2]);
+        let factor = scale.unwrap_or_else(|| default_scale(features));
+        if let Some(result) = cached([query, key, value], caches, position, factor, location)? {
+            return Ok(result);
+        }
+        let position = position.reshape(&[1])?;
+        caches[0].index_copy_(2, &position, key)?;
+        caches[1].index_copy_(2, &position, value)?;
+        let mask = Tensor::arange(keys, 0, 1, DType::I64, query.device())?.le(&position)?;
+        let options = AttentionOptions {
+            attn_mask: Some(&mask),
+            scale,
+            enable_gqa: query.shape()[1] != key.shape()[1],
+            ..AttentionOptions::default()
+        };
+        scaled_dot_product_attention(query, caches[0], caches[1], options)
+    })
+}
+
+/// Checks that a query, a key and a value fit caches of keys and values.
+fn check_cache([query, key, value]: [&Tensor; 3], caches: [&Tensor; 2], position: &Tensor) -> Result<()> {
+    let fits = match (query.shape(), key.shape(), caches[0].shape()) {
+        (&[batch, heads, 1, features], &[items, kv_heads, 1, width], &[all, cached, _, row]) => {
+            (items, all, width, row) == (batch, batch, features, features)
+                && kv_heads == cached
+                && kv_heads > 0
+                && heads.is_multiple_of(kv_heads)
+                && value.shape() == key.shape()
+                && caches[1].shape() == caches[0].shape()
+        }
+        _ => false,
+    };
+    let is_position = position.dtype() == DType::I64 && position.elements() == 1 && position.rank() <= 1;
+    let others = [key, value, caches[0], caches[1]];
+    let is_alike =
+        others.iter().all(|tensor| tensor.dtype() == query.dtype() && tensor.device() == query.device());
+    if fits && is_position && is_alike && position.device() == query.device() {
+        return Ok(());
+    }
+    Err(Error::invalid(format!(
+        "cached_attention: expected a query (batch, heads, 1, features), key and value (batch, kv_heads, 1, features), caches (batch, kv_heads, \
+         keys, features) of one dtype and device, and a position of one int64, but got {query:?}, {key:?}, {value:?}, {:?}, {:?} and \
+         {position:?}",
+        caches[0], caches[1]
+    )))
 }
 
 /// softmax(scale · query · keyᵀ + mask) · value (`torch.nn.functional.scaled_dot_product_attention`): query (…, queries,

@@ -49,7 +49,7 @@ use smallvec::SmallVec;
 use thalweg_ir::{Scalar, Shape};
 use thalweg_runtime::{Error, Result};
 
-pub use attention::{AttentionOptions, packed_attention, scaled_dot_product_attention};
+pub use attention::{AttentionOptions, cached_attention, packed_attention, scaled_dot_product_attention};
 pub use convolution::{ConvOptions, conv, conv_transpose, conv1d, conv2d, conv3d};
 pub use losses::{ClassLossOptions, Reduction, cross_entropy, cross_entropy_with, nll_loss};
 pub use normalization::{add_layer_norm, layer_norm, layer_norm_fork};

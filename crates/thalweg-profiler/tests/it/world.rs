@@ -45,6 +45,7 @@ impl World {
             grid: [3, 2, 1],
             block: [64, 1, 1],
             shared_memory_bytes: 0,
+            programmatic: false,
             arguments: &[],
             accesses: &[Access::write(self.memory[stream], bytes)],
             label: Label::here(operator),

@@ -55,6 +55,12 @@ pub(super) struct CapturedCommand {
     pub(super) work: Work,
 }
 
+impl CapturedCommand {
+    fn is_programmatic(&self) -> bool {
+        matches!(&self.work, Work::Kernel(kernel) if kernel.programmatic)
+    }
+}
+
 /// The work of a command.
 #[derive(PartialEq, Debug)]
 pub(super) enum Work {
@@ -69,6 +75,7 @@ pub(super) struct Kernel {
     grid: [u32; 3],
     block: [u32; 3],
     shared_memory_bytes: u32,
+    programmatic: bool,
     arguments: Box<[u8]>,
     accesses: Box<[Access]>,
 }
@@ -81,6 +88,7 @@ impl Kernel {
             grid: self.grid,
             block: self.block,
             shared_memory_bytes: self.shared_memory_bytes,
+            programmatic: self.programmatic,
             arguments: &self.arguments,
             accesses: &self.accesses,
             label,
@@ -141,6 +149,7 @@ impl Steps {
                 grid: launch.grid,
                 block: launch.block,
                 shared_memory_bytes: launch.shared_memory_bytes,
+                programmatic: launch.programmatic,
                 arguments: launch.arguments.into(),
                 accesses: launch.accesses.into(),
             }),
@@ -187,7 +196,8 @@ impl Steps {
         }
         let mut differences = Vec::new();
         for (place, (one, other)) in self.steps.iter().zip(&other.steps).enumerate() {
-            if one.predecessors != other.predecessors {
+            // A kernel that begins early has another kind of edge before it.
+            if one.predecessors != other.predecessors || one.is_programmatic() != other.is_programmatic() {
                 return None;
             }
             if one.work != other.work {

@@ -81,6 +81,7 @@ impl World {
             grid: [1; 3],
             block: [1; 3],
             shared_memory_bytes: 0,
+            programmatic: false,
             arguments: &[],
             accesses,
             label: Label::here(operator),

@@ -293,6 +293,7 @@ fn what_a_body_owns_is_dropped_outside_of_the_machine() {
         grid: [1; 3],
         block: [1; 3],
         shared_memory_bytes: 0,
+        programmatic: false,
         arguments: &[],
         accesses: &accesses,
         label: Label::here("owner"),

@@ -32,6 +32,7 @@ pub fn launch(
             grid: [1; 3],
             block: [1; 3],
             shared_memory_bytes: 0,
+            programmatic: false,
             arguments: &[],
             accesses,
             label: Label::here("closure"),

@@ -3,7 +3,7 @@
 use thalweg_ir::DType;
 use thalweg_kernels::Placed;
 use thalweg_kernels::one_query::{OneQuery, Steps};
-use thalweg_runtime::{DevicePointer, Error, Result};
+use thalweg_runtime::{DevicePointer, Error, Label, Result};
 
 use crate::dispatch::{Arguments, Call};
 use crate::tensor::{Tensor, Tensors};
@@ -82,9 +82,67 @@ pub(crate) fn backend(call: &Call<'_>) -> Result<Tensors> {
         key: key_steps,
         value: value_steps,
         mask: mask_steps,
+        append: None,
     };
     let mask = mask.as_ref().map_or(DevicePointer::new(0), Tensor::pointer);
-    let at = [query.pointer(), key.pointer(), value.pointer(), mask, result.pointer()];
+    let none = DevicePointer::new(0);
+    let at = [query.pointer(), key.pointer(), value.pointer(), mask, result.pointer(), none, none, none];
     stream.launch_native(&Placed { kernel, at }, call.label)?;
     Ok(Tensors::from_elem(result, 1))
+}
+
+/// Writes a key and a value at a position into a cache of both, and returns attention of a query over the cache up to there: query (batch, heads, 1,
+/// features), key and value (batch, fewer heads, 1, features), caches (batch, fewer heads, keys, features), which fit each other. `None` where
+/// the kernel cannot read or write them where they lie.
+pub(crate) fn append(
+    [query, key, value]: [&Tensor; 3],
+    caches: [&Tensor; 2],
+    position: &Tensor,
+    scale: f64,
+    label: Label,
+) -> Result<Option<Tensor>> {
+    let [batch, heads, _, features] = *query.shape() else { return Ok(None) };
+    let [_, kv_heads, keys, _] = *caches[0].shape() else { return Ok(None) };
+    let ((query, query_steps), (key, new_key), (value, new_value)) =
+        (readable(query)?, readable(key)?, readable(value)?);
+    let written = [readable(caches[0])?, readable(caches[1])?];
+    let is_in_place =
+        written.iter().zip(caches).all(|((tensor, _), cache)| tensor.pointer() == cache.pointer());
+    let kernel = OneQuery {
+        batch: batch as u64,
+        heads: heads as u64,
+        kv_heads: kv_heads as u64,
+        keys: keys as u64,
+        features: features as u64,
+        scale_bits: (scale as f32).to_bits(),
+        dtype: query.dtype(),
+        query: query_steps,
+        key: written[0].1,
+        value: written[1].1,
+        mask: None,
+        append: Some([new_key, new_value]),
+    };
+    let size = query.dtype().size_bytes() as u64;
+    let [_, key_span, value_span, ..] = kernel.spans();
+    let range = |tensor: &Tensor, span: u64| {
+        let start = tensor.pointer().address();
+        start..start + span * size
+    };
+    let (keys, values) = (range(caches[0], key_span), range(caches[1], value_span));
+    let is_apart = |other: &std::ops::Range<u64>| {
+        [&keys, &values].iter().all(|cache| other.end <= cache.start || cache.end <= other.start)
+    };
+    let new = [&query, &key, &value].map(|tensor| range(tensor, tensor.layout().span() as u64));
+    if !is_in_place || !(keys.end <= values.start || values.end <= keys.start) || !new.iter().all(is_apart) {
+        return Ok(None);
+    }
+    let stream = query.device().current_stream();
+    let result = Tensor::empty_on(&[batch, heads, 1, features], query.dtype(), &stream, label)?;
+    let position = position.detach().contiguous()?;
+    let at = [&query, caches[0], caches[1]].map(Tensor::pointer);
+    let new = [&key, &value, &position].map(Tensor::pointer);
+    let at = [at[0], at[1], at[2], DevicePointer::new(0), result.pointer(), new[0], new[1], new[2]];
+    stream.launch_native(&Placed { kernel, at }, label)?;
+    caches.into_iter().for_each(Tensor::bump_version);
+    Ok(Some(result))
 }

@@ -2,6 +2,8 @@
 
 use smallvec::SmallVec;
 use thalweg_ir::{DType, Scalar, Shape};
+use thalweg_kernels::Placed;
+use thalweg_kernels::extremum_place::ExtremumPlace;
 use thalweg_runtime::{Error, Result};
 
 use super::Body::{Composite, Differentiable};
@@ -336,11 +338,35 @@ fn position(call: &Call<'_>, operator: &str) -> Result<Tensors> {
         let rank = x.rank();
         check_not_empty(operator, x, &[])?;
         let flat = x.reshape(&[x.elements()])?;
+        if let Some(result) = place_in_few_rows(call, operator, &flat)? {
+            return result.reshape(&vec![1; if call.bool(2) { rank } else { 0 }]).map(single);
+        }
         let result = run(call, operator, &flat, &SmallVec::from_slice(&[0]), &[])?.swap_remove(0);
         return if call.bool(2) { result.reshape(&vec![1; rank]).map(single) } else { Ok(single(result)) };
     };
     check_not_empty(operator, x, &[dim])?;
+    if dimensions(x, &[dim])?.first() == x.rank().checked_sub(1).as_ref()
+        && let Some(result) = place_in_few_rows(call, operator, x)?
+    {
+        let mut shape = x.shape()[..x.rank() - 1].to_vec();
+        shape.extend(call.bool(2).then_some(1));
+        return result.reshape(&shape).map(single);
+    }
     reduce(call, operator, &[dim], call.bool(2), None)
+}
+
+/// Returns the place of the extremum along the last dimension, a number a row, where rows are few, long and without gaps.
+fn place_in_few_rows(call: &Call<'_>, operator: &str, x: &Tensor) -> Result<Option<Tensor>> {
+    let length = x.shape().last().map_or(0, |&length| length as u64);
+    let rows = x.elements() as u64 / length.max(1);
+    let kernel = ExtremumPlace { rows, length, smallest: operator == "argmin", dtype: x.dtype() };
+    if !kernel.fits() || !x.is_contiguous() {
+        return Ok(None);
+    }
+    let stream = call.device.current_stream();
+    let places = Tensor::empty_on(&[rows as usize], DType::I64, &stream, call.label)?;
+    stream.launch_native(&Placed { kernel, at: [x, &places].map(Tensor::pointer) }, call.label)?;
+    Ok(Some(places))
 }
 
 /// Returns the extremum along a dimension and its place.

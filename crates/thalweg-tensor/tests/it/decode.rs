@@ -2,7 +2,8 @@
 
 use thalweg_ir::DType;
 use thalweg_nn::functional::{
-    AttentionOptions, layer_norm, linear, linear_add, norm_linear, scaled_dot_product_attention,
+    AttentionOptions, cached_attention, layer_norm, linear, linear_add, norm_linear,
+    scaled_dot_product_attention,
 };
 use thalweg_runtime::Result;
 use thalweg_runtime::sim::Check;
@@ -252,6 +253,100 @@ fn attention_of_one_query_is_near_that_in_f64() {
     }
 }
 
+/// Returns what a cache (batch, heads, keys, features) holds once a key or value (batch, heads, 1, features) lies at a position.
+fn appended(cache: &Tensor, new: &Tensor, position: i64) -> Vec<f64> {
+    let (mut all, new) = (values(cache), values(new));
+    let (keys, features) = (cache.shape()[2], cache.shape()[3]);
+    if let Some(place) = usize::try_from(position).ok().filter(|&place| place < keys) {
+        for (row, new) in new.chunks(features).enumerate() {
+            all[(row * keys + place) * features..][..features].copy_from_slice(new);
+        }
+    }
+    all
+}
+
+#[test]
+fn attention_with_a_cache_appends_a_key_and_sees_what_lies_up_to_it() {
+    // In one block a head and in several, one or more heads a key, by the kernel and by operators (float64, 20 features).
+    let sizes = [(1, 12, 12, 300, 64), (2, 4, 2, 70, 128), (1, 6, 2, 290, 8), (1, 2, 2, 40, 20)];
+    let dtypes = DTYPES.into_iter().chain([DType::F64]);
+    for (dtype, (batch, heads, kv_heads, keys, features)) in
+        dtypes.flat_map(|dtype| sizes.map(|sizes| (dtype, sizes)))
+    {
+        // As a projection gives them; the caches are halves of one tensor.
+        let query = held(&[batch, heads, 1, features], 1, dtype);
+        let packed = held(&[2, batch, kv_heads, 1, features], 2, dtype);
+        for position in [0, 1, 33, keys as i64 - 1, keys as i64, -1] {
+            let both = held(&[2, batch, kv_heads, keys, features], 3, dtype).contiguous().unwrap();
+            let [key, value] = [0, 1].map(|part| packed.select(0, part).unwrap());
+            let caches = [0, 1].map(|part| both.select(0, part).unwrap());
+            let expected = [appended(&caches[0], &key, position), appended(&caches[1], &value, position)];
+            let place = Tensor::from_slice(&[position], &[1], &device()).unwrap();
+            let case = format!("{dtype} {batch} x {heads}/{kv_heads} x {keys} x {features} at {position}");
+            if !(0..keys as i64).contains(&position) && !(DTYPES.contains(&dtype) && features != 20) {
+                // By operators an index out of range is told of.
+                continue;
+            }
+            poison(&[batch, heads, 1, features], dtype);
+            let call =
+                || cached_attention([&query, &key, &value], [&caches[0], &caches[1]], &place, Some(0.25));
+            let result = no_grad(call).unwrap();
+            assert_eq!([values(&caches[0]), values(&caches[1])], expected, "{case}");
+            let seen = |_: usize, _: usize, key: usize| (key as i64) <= position;
+            let expected = one_query([&query, &caches[0], &caches[1]], 0.25, seen);
+            for (at, (found, expected)) in values(&result).into_iter().zip(expected).enumerate() {
+                assert!(close(found, expected, bound(dtype, 64)), "{case} [{at}]: {found}, {expected}");
+            }
+        }
+    }
+}
+
+#[test]
+fn attention_with_a_cache_refuses_what_does_not_fit() {
+    let zeros = |shape: &[usize]| Tensor::zeros(shape, DType::F32, &device()).unwrap();
+    let (new, cache, position) = (zeros(&[1, 2, 1, 8]), zeros(&[1, 2, 5, 8]), zeros(&[1]));
+    let of = |new: &Tensor, cache: &Tensor, position: &Tensor| {
+        cached_attention([new, new, new], [cache, &cache.clone()], position, None).unwrap_err().to_string()
+    };
+    assert!(of(&new, &cache, &position).contains("a position of one int64"));
+    let position = Tensor::from_slice(&[0_i64], &[1], &device()).unwrap();
+    assert!(of(&new, &zeros(&[1, 3, 5, 8]), &position).contains("kv_heads"));
+    assert!(of(&zeros(&[1, 2, 2, 8]), &cache, &position).contains("cached_attention"));
+    assert!(of(&zeros(&[2, 8]), &cache, &position).contains("cached_attention"));
+}
+
+#[test]
+fn places_of_extrema_of_long_rows_are_the_first_of_equals_and_of_nans() {
+    for (dtype, length) in DTYPES.into_iter().flat_map(|dtype| [4096, 5003, 50_257].map(|n| (dtype, n))) {
+        // Many equal elements, a NaN in the second row, and zeros of both signs in the third.
+        let mut numbers: Vec<f32> = (0..3 * length).map(|at| ((at * 7919) % 251) as f32 - 125.0).collect();
+        (numbers[length + 4001], numbers[length + 4050]) = (f32::NAN, f32::NAN);
+        numbers[2 * length..].fill(0.0);
+        numbers[2 * length] = -0.0;
+        let host = |row: usize, sign: f32| {
+            let row = &numbers[row * length..][..length];
+            let first_nan = row.iter().position(|x| x.is_nan());
+            let best = row.iter().fold(f32::NEG_INFINITY, |best, x| best.max(sign * x));
+            first_nan.or_else(|| row.iter().position(|x| sign * x == best)).unwrap() as i64
+        };
+        let rows = Tensor::from_slice(&numbers, &[3, length], &device()).unwrap().to_dtype(dtype).unwrap();
+        let places = |tensor: Tensor| tensor.to_vec::<i64>().unwrap();
+        assert_eq!(places(rows.argmax(1).unwrap()), [0, 1, 2].map(|row| host(row, 1.0)), "{dtype} {length}");
+        assert_eq!(
+            places(rows.argmin(-1).unwrap()),
+            [0, 1, 2].map(|row| host(row, -1.0)),
+            "{dtype} {length}"
+        );
+        // One row alone, of which the last element is the greatest.
+        let one = rows.select(0, 0).unwrap();
+        one.narrow(0, length - 1, 1)
+            .unwrap()
+            .copy_(&Tensor::full(&[1], 200.0, dtype, &device()).unwrap())
+            .unwrap();
+        assert_eq!(places(one.argmax(0).unwrap()), [length as i64 - 1], "{dtype} {length}");
+    }
+}
+
 #[test]
 fn a_step_over_a_cache_has_no_race_under_any_schedule() {
     Check::new().seeds(0..6).run(|gpu| -> Result<()> {
@@ -259,14 +354,12 @@ fn a_step_over_a_cache_has_no_race_under_any_schedule() {
         let ones = |shape: &[usize]| Tensor::ones(shape, DType::Bf16, device);
         let (weight, cache) = (ones(&[1024, 64])?, Tensor::zeros(&[2, 4, 6, 16], DType::Bf16, device)?);
         let position = Tensor::from_slice(&[2_i64], &[1], device)?;
-        let mask = Tensor::arange(6, 0, 1, DType::I64, device)?.le(&position)?;
         no_grad(|| {
             let hidden = linear(&ones(&[1, 64])?, &weight, None)?;
-            let parts = hidden.narrow(1, 0, 192)?.reshape(&[3, 4, 1, 16])?;
-            cache.index_copy_(2, &position, &parts.narrow(0, 1, 2)?)?;
-            let options = AttentionOptions { attn_mask: Some(&mask), ..AttentionOptions::default() };
-            let [keys, values] = [cache.select(0, 0)?, cache.select(0, 1)?];
-            let result = scaled_dot_product_attention(&parts.select(0, 0)?, &keys, &values, options)?;
+            let parts = hidden.narrow(1, 0, 192)?.reshape(&[3, 1, 4, 1, 16])?;
+            let [query, key, value] = [parts.select(0, 0)?, parts.select(0, 1)?, parts.select(0, 2)?];
+            let [keys, values] = [cache.narrow(0, 0, 1)?, cache.narrow(0, 1, 1)?];
+            let result = cached_attention([&query, &key, &value], [&keys, &values], &position, None)?;
             // One key of three is 64 throughout, and its score is so great that the others do not count.
             assert_eq!(result.to_dtype(DType::F32)?.to_vec::<f32>()?, vec![64.0; 64]);
             Ok(())

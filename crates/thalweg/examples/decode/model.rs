@@ -4,7 +4,7 @@
 //! position there, writes keys and values at it, lets attention see what lies up to it, and leaves the next token and the
 //! next position behind. The host decides nothing, so a captured step can be replayed as often as the context is long.
 
-use thalweg::functional::{self, AttentionOptions};
+use thalweg::functional;
 use thalweg::module::{Embedding, Forward, LayerNorm, Linear, Mlp, StateDict};
 use thalweg::random::{Generator, default_generator};
 use thalweg::{DType, Device, Error, Result, Tensor};
@@ -110,18 +110,17 @@ impl Layer {
         })
     }
 
-    /// (1, features) to the same, at the position; `mask` is true for the places that attention sees.
-    fn forward(&self, x: &Tensor, position: &Tensor, mask: &Tensor) -> Result<Tensor> {
+    /// (1, features) to the same, at the position.
+    fn forward(&self, x: &Tensor, position: &Tensor) -> Result<Tensor> {
         let &[_, heads, _, head_features] = self.cache.shape() else {
             unreachable!("a cache has four dimensions")
         };
         let packed = self.projection.forward_norm(&self.attention_norm, x)?;
-        let parts = packed.reshape(&[3, heads, 1, head_features])?;
-        self.cache.index_copy_(2, position, &parts.narrow(0, 1, 2)?)?;
-        let [keys, values] = [0, 1].map(|part| self.cache.select(0, part));
-        let options = AttentionOptions { attn_mask: Some(mask), ..AttentionOptions::default() };
+        let parts = packed.reshape(&[3, 1, heads, 1, head_features])?;
+        let [query, key, value] = [0, 1, 2].map(|part| parts.select(0, part));
+        let [keys, values] = [0, 1].map(|part| self.cache.narrow(0, part, 1));
         let mixed =
-            functional::scaled_dot_product_attention(&parts.select(0, 0)?, &keys?, &values?, options)?;
+            functional::cached_attention([&query?, &key?, &value?], [&keys?, &values?], position, None)?;
         let x = self.output.forward_add(&mixed.reshape(&[1, heads * head_features])?, x)?;
         self.mlp.forward_norm_add(&self.mlp_norm, &x)
     }
@@ -137,8 +136,6 @@ pub struct Decoder {
     head: Linear,
     /// The temperature at which tokens are drawn; `None` takes the likeliest.
     temperature: Option<f64>,
-    /// 0, 1, 2 … up to the context.
-    places: Tensor,
     one: Tensor,
     /// The token to be read next, and its position.
     token: Tensor,
@@ -168,7 +165,6 @@ impl Decoder {
                 .collect::<Result<_>>()?,
             norm: source.norm("ln_f", features)?,
             temperature: options.temperature,
-            places: Tensor::arange(context, 0, 1, DType::I64, device)?,
             one: Tensor::ones(&[1], DType::I64, device)?,
             token: numbers(1)?,
             position: numbers(1)?,
@@ -187,10 +183,9 @@ impl Decoder {
 
     /// Reads the token at the position, and leaves the next one to be read.
     pub fn step(&self) -> Result<()> {
-        let mask = self.places.le(&self.position)?;
         let mut x = self.tokens.forward(&self.token)?.add(&self.positions.forward(&self.position)?)?;
         for layer in &self.layers {
-            x = layer.forward(&x, &self.position, &mask)?;
+            x = layer.forward(&x, &self.position)?;
         }
         let scores = self.head.forward_norm(&self.norm, &x)?;
         self.token.copy_(&self.choose(&scores)?)?;

@@ -1,0 +1,293 @@
+//! [`ExtremumPlace`]: the place of the greatest or smallest element of each of a few long rows, such as the scores of a step of a decoder.
+//!
+//! The blocks of a cluster share a row, on GPUs that have clusters of blocks. An element and its place are one number of 64 bits whose order is that of
+//! the elements, the first of equals before later ones; the greatest such number names the place.
+
+use std::sync::Arc;
+
+use thalweg_driver::{Access, DevicePointer, HostFault, HostKernel, HostLaunch};
+use thalweg_ir::cuda::{FloatNames, LaunchShape, with_prelude};
+use thalweg_ir::host::Fault;
+use thalweg_ir::{DType, Element, bf16, f16};
+
+use crate::{Accesses, NativeKernel, Placed, Words, arguments};
+
+/// The rows of a launch, without gaps. The first NaN of a row is its extremum, where it has one.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct ExtremumPlace {
+    /// How many rows there are.
+    pub rows: u64,
+    /// The elements of a row, at least one.
+    pub length: u64,
+    /// Whether the smallest element is looked for, and not the greatest.
+    pub smallest: bool,
+    /// Of the elements: one of [`DTYPES`].
+    pub dtype: DType,
+}
+
+/// The dtypes that there is a kernel for.
+pub const DTYPES: [DType; 3] = [DType::F32, DType::F16, DType::Bf16];
+
+/// The most rows for which several blocks a row are of use, each of which has a cluster.
+const MOST_ROWS: u64 = 32;
+/// The fewest elements of a row that several blocks share.
+const LEAST_LENGTH: u64 = 4096;
+/// Blocks of a cluster.
+const PARTS: u32 = 8;
+/// Threads of a block.
+const BLOCK: u32 = 512;
+
+/// How many 8-byte words a launch takes.
+const ARGUMENT_WORDS: usize = 6;
+
+impl ExtremumPlace {
+    /// Returns whether rows are so few and so long that the kernel is worth it, and of a dtype that it takes.
+    #[must_use]
+    pub fn fits(&self) -> bool {
+        (1..=MOST_ROWS).contains(&self.rows)
+            && (LEAST_LENGTH..1 << 32).contains(&self.length)
+            && DTYPES.contains(&self.dtype)
+    }
+
+    fn pack(&self, at: [u64; 2]) -> [u64; ARGUMENT_WORDS] {
+        let dtype = arguments::number_of(self.dtype);
+        [at[0], at[1], self.rows, self.length, u64::from(self.smallest), dtype]
+    }
+
+    fn unpack(bytes: &[u8]) -> Option<(Self, [u64; 2])> {
+        let [values, places, rows, length, smallest, dtype] = arguments::words(bytes)?;
+        let dtype = arguments::dtype_of(dtype)?;
+        Some((Self { rows, length, smallest: smallest != 0, dtype }, [values, places]))
+    }
+
+    fn run<T: Element>(&self, values: &[T], places: &mut [i64]) {
+        for (row, place) in values.chunks(self.length as usize).zip(places) {
+            let precedes =
+                |a: f64, b: f64| !b.is_nan() && (a.is_nan() || if self.smallest { a < b } else { a > b });
+            let numbers = row.iter().map(|value| value.to_f64()).enumerate();
+            let best = numbers.reduce(|best, other| if precedes(other.1, best.1) { other } else { best });
+            *place = best.map_or(0, |(at, _)| at as i64);
+        }
+    }
+}
+
+fn name(dtype: DType) -> &'static str {
+    match dtype {
+        DType::F16 => "extremum_place_float16",
+        DType::Bf16 => "extremum_place_bfloat16",
+        _ => "extremum_place_float32",
+    }
+}
+
+/// Returns name and source of every kernel here.
+pub(crate) fn sources() -> impl Iterator<Item = (String, String)> {
+    DTYPES.into_iter().map(|dtype| (name(dtype).to_owned(), print(dtype)))
+}
+
+fn print(dtype: DType) -> String {
+    let FloatNames { element, load, .. } = FloatNames::of(dtype);
+    let code = TEMPLATE
+        .replace("NAME", name(dtype))
+        .replace("ELEMENT", element)
+        .replace("WIDTH", &(16 / dtype.size_bytes()).to_string())
+        .replace("LOAD", &load);
+    with_prelude(&code)
+}
+
+/// The rows, and their places, of int64.
+impl NativeKernel for Placed<ExtremumPlace, [DevicePointer; 2]> {
+    fn name(&self) -> &str {
+        name(self.kernel.dtype)
+    }
+
+    fn source(&self) -> String {
+        print(self.kernel.dtype)
+    }
+
+    fn host(&self) -> Arc<dyn HostKernel> {
+        Arc::new(run_on_host)
+    }
+
+    fn check(&self) -> Result<(), Fault> {
+        let ExtremumPlace { rows, length, dtype, .. } = self.kernel;
+        match DTYPES.contains(&dtype) && (1..1 << 32).contains(&length) && rows < 1 << 16 {
+            true => Ok(()),
+            false => Err(Fault::new(format!(
+                "places of extrema: it takes fewer than 2¹⁶ rows of 1 to 2³² - 1 elements of float32, float16 or bfloat16, not {rows} of \
+                 {length} of {dtype}"
+            ))),
+        }
+    }
+
+    fn launch_shape(&self) -> Option<LaunchShape> {
+        let rows = self.kernel.rows as u32;
+        (rows > 0).then_some(LaunchShape { grid: [PARTS, rows, 1], block: [BLOCK, 1, 1] })
+    }
+
+    fn is_programmatic(&self) -> bool {
+        true
+    }
+
+    fn words(&self) -> Words {
+        self.kernel.pack(self.at.map(DevicePointer::address)).into_iter().collect()
+    }
+
+    fn accesses(&self) -> Accesses {
+        let ExtremumPlace { rows, length, dtype, .. } = self.kernel;
+        let [values, places] = self.at;
+        Accesses::from_iter([
+            Access::read(values, rows * length * dtype.size_bytes() as u64),
+            Access::write(places, rows * size_of::<i64>() as u64),
+        ])
+    }
+}
+
+fn run_on_host(launch: &HostLaunch<'_>) -> Result<(), HostFault> {
+    let (sizes, at) = ExtremumPlace::unpack(launch.arguments)
+        .ok_or_else(|| HostFault("places of extrema: the arguments are not in its layout".to_owned()))?;
+    match sizes.dtype {
+        DType::F32 => run_typed::<f32>(launch, &sizes, at),
+        DType::F16 => run_typed::<f16>(launch, &sizes, at),
+        DType::Bf16 => run_typed::<bf16>(launch, &sizes, at),
+        other => Err(HostFault(format!("places of extrema: there is none of {other}"))),
+    }
+}
+
+fn run_typed<T: Element>(
+    launch: &HostLaunch<'_>,
+    sizes: &ExtremumPlace,
+    at: [u64; 2],
+) -> Result<(), HostFault> {
+    let [values, places] = at.map(DevicePointer::new);
+    let values = launch.read::<T>(values, (sizes.rows * sizes.length) as usize)?;
+    sizes.run(values, launch.write::<i64>(places, sizes.rows as usize)?);
+    Ok(())
+}
+
+const TEMPLATE: &str = "\
+struct NAME_arguments {
+    const ELEMENT* values;
+    i64* places;
+    u64 rows;
+    u64 length;
+    u64 smallest;
+    u64 dtype;
+};
+
+typedef pack<ELEMENT, WIDTH> quad;
+
+#if __CUDA_ARCH__ >= 900
+#define PARTS 8
+#define CLUSTER __cluster_dims__(8, 1, 1)
+#else
+#define PARTS 1
+#define CLUSTER
+#endif
+
+// A number that is greater the nearer the value is to the extremum, and of equal ones the one whose place is first. 0 is below all.
+static __device__ __forceinline__ u64 ranked(const f32 value, const u32 place, const bool smallest) {
+    const u32 bits = __float_as_uint(value + 0.0f), sign = bits >> 31;
+    u32 rank = sign ? ~bits : bits | 0x80000000u;
+    rank = smallest ? ~rank : rank;
+    rank = value != value ? 0xffffffffu : rank;
+    return u64(rank) << 32 | u64(~place);
+}
+
+static __device__ __forceinline__ u64 greater(const u64 a, const u64 b) {
+    return a < b ? b : a;
+}
+
+static __device__ __forceinline__ u64 of_warp(u64 best) {
+    #pragma unroll
+    for (u32 step = 16; step > 0; step /= 2) {
+        best = greater(best, __shfl_xor_sync(0xffffffffu, best, step));
+    }
+    return best;
+}
+
+extern \"C\" __global__ void CLUSTER __launch_bounds__(512) NAME(const __grid_constant__ NAME_arguments x) {
+    __shared__ u64 warps[16];
+    __shared__ u64 block;
+    launch_dependents();
+    wait_for_previous();
+#if PARTS == 1
+    if (blockIdx.x != 0) {
+        return;
+    }
+#endif
+    const u32 length = u32(x.length), own = blockIdx.x * 512 + threadIdx.x;
+    const bool smallest = x.smallest != 0;
+    const ELEMENT* const row = x.values + blockIdx.y * x.length;
+    // Elements in front of the first multiple of 16 bytes, and behind the last, are looked at one by one.
+    const u32 before = u32((16 - u64(row) % 16) % 16 / sizeof(ELEMENT)), front = before < length ? before : length;
+    const u32 count = (length - front) / WIDTH, back = front + count * WIDTH;
+    u64 best = 0;
+    #pragma unroll 4
+    for (u32 at = own; at < count; at += PARTS * 512) {
+        const u32 place = front + at * WIDTH;
+        const quad values = *(const quad*)(row + place);
+        #pragma unroll
+        for (u32 i = 0; i < WIDTH; ++i) {
+            best = greater(best, ranked(LOAD(values.element[i]), place + i, smallest));
+        }
+    }
+    if (own < front) {
+        best = greater(best, ranked(LOAD(row[own]), own, smallest));
+    }
+    if (own < length - back) {
+        best = greater(best, ranked(LOAD(row[back + own]), back + own, smallest));
+    }
+    best = of_warp(best);
+    if (threadIdx.x % 32 == 0) {
+        warps[threadIdx.x / 32] = best;
+    }
+    __syncthreads();
+    if (threadIdx.x < 32) {
+        best = of_warp(threadIdx.x < 16 ? warps[threadIdx.x] : 0);
+        block = best;
+    }
+    __syncthreads();
+#if PARTS > 1
+    asm volatile(\"barrier.cluster.arrive.aligned;\\nbarrier.cluster.wait.aligned;\" ::: \"memory\");
+    if (own < PARTS) {
+        u32 at;
+        asm volatile(\"mapa.shared::cluster.u32 %0, %1, %2;\" : \"=r\"(at) : \"r\"(u32(__cvta_generic_to_shared(&block))), \"r\"(own));
+        asm volatile(\"ld.shared::cluster.u64 %0, [%1];\" : \"=l\"(best) : \"r\"(at) : \"memory\");
+        #pragma unroll
+        for (u32 step = PARTS / 2; step > 0; step /= 2) {
+            best = greater(best, __shfl_xor_sync((1u << PARTS) - 1, best, step));
+        }
+    }
+#endif
+    if (own == 0) {
+        x.places[blockIdx.y] = i64(u32(~u32(best)));
+    }
+#if PARTS > 1
+    asm volatile(\"barrier.cluster.arrive.aligned;\\nbarrier.cluster.wait.aligned;\" ::: \"memory\");
+#endif
+}
+";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_of_equals_and_of_nans_is_found() {
+        let rows = [
+            [1.0_f32, 3.0, -2.0, 3.0, -2.0],
+            [1.0, f32::NAN, 9.0, f32::NAN, -9.0],
+            [-0.0, 0.0, -0.0, 0.0, 0.0],
+        ];
+        let places = |smallest| {
+            let sizes = ExtremumPlace { rows: 3, length: 5, smallest, dtype: DType::F32 };
+            let bytes: Vec<u8> = sizes.pack([7, 8]).iter().flat_map(|word| word.to_le_bytes()).collect();
+            assert_eq!(ExtremumPlace::unpack(&bytes), Some((sizes, [7, 8])));
+            let mut places = [-1; 3];
+            sizes.run(rows.as_flattened(), &mut places);
+            places
+        };
+        assert_eq!(places(false), [1, 1, 0]);
+        assert_eq!(places(true), [2, 1, 0]);
+    }
+}
