@@ -4,16 +4,26 @@
 //! the entry of its rule ([`thalweg_ops::optimizer`]). A step counts in one launch and updates in another, whatever the number of
 //! parameters (some 70 per launch, group and dtype). All that changes from step to step lies in device memory: a captured step goes
 //! on when it is replayed, and follows [`Optimizer::set_learning_rate`].
+//!
+//! [`Muon`] and [`Adafactor`], whose steps need products and reductions, are written with operators; [`Lbfgs`] takes a closure.
 
+mod adafactor;
 mod clip;
 mod group;
+mod lbfgs;
+mod line_search;
+mod muon;
 mod optimizer;
 mod scaler;
 mod schedule;
 mod state;
+mod stepped;
 
+pub use adafactor::{Adafactor, AdafactorOptions};
 pub use clip::{clip_grad_norm_, clip_grad_value_, clip_grads_with_norm_, get_total_norm};
 pub use group::GradientScale;
+pub use lbfgs::{Lbfgs, LbfgsOptions};
+pub use muon::{AdjustLr, Muon, MuonOptions};
 pub use optimizer::{Optimizer, ParamGroup};
 pub use scaler::{GradientScaler, GradientScalerOptions};
 pub use schedule::{

@@ -73,6 +73,10 @@ losses! {
     SoftMarginLoss {} |this, x, target| {
         call(operator!("soft_margin_loss"), &[x.into(), target.into(), this.reduction.into()], Location::caller())
     };
+    /// The mean over a row's targets and its other classes of max(0, 1 − x at the target + x); targets end at the first that is −1.
+    MultiLabelMarginLoss {} |this, x, target| {
+        call(operator!("multilabel_margin_loss"), &[x.into(), target.into(), this.reduction.into()], Location::caller())
+    };
     /// x where the target is 1, max(0, margin − x) where it is −1.
     HingeEmbeddingLoss {
         /// The least x of a target −1 that costs nothing.
@@ -195,6 +199,15 @@ weighted_losses! {
         /// A class whose rows count for nothing.
         skip ignore_index: i64 = -100,
     } |this| "nll_loss_nd", this.weight.as_ref().into(), this.reduction.into(), this.ignore_index.into();
+    /// The mean over a row's classes of max(0, margin − x at the target + x)ᵖ.
+    MultiMarginLoss {
+        /// The power, 1 or 2.
+        skip p: i64 = 1,
+        /// By how much the target must be above the others.
+        skip margin: f64 = 1.0,
+        /// A weight per class.
+        buffer weight: Option<Tensor> = None,
+    } |this| "multi_margin_loss", Scalar::I64(this.p).into(), Scalar::F64(this.margin).into(), this.weight.as_ref().into(), this.reduction.into();
     /// −target · ln x − (1 − target) · ln(1 − x).
     BCELoss {
         /// A weight per element, broadcast.
@@ -317,5 +330,85 @@ impl GaussianNLLLoss {
             }
             self.reduction.of(&loss)
         })
+    }
+}
+
+/// The mean over a row's classes of −target · ln σ(x) − (1 − target) · ln σ(−x).
+#[derive(Module, Clone, Debug)]
+pub struct MultiLabelSoftMarginLoss {
+    /// A weight per class.
+    #[module(buffer)]
+    pub weight: Option<Tensor>,
+    /// How the losses of rows are reduced.
+    #[module(skip)]
+    pub reduction: Reduction,
+}
+
+impl Default for MultiLabelSoftMarginLoss {
+    /// PyTorch's options.
+    fn default() -> Self {
+        Self { weight: None, reduction: Reduction::Mean }
+    }
+}
+
+impl MultiLabelSoftMarginLoss {
+    /// Returns the loss of a prediction (…, classes) against a target of that shape. Asynchronous.
+    ///
+    /// # Errors
+    /// [`Error::is_invalid_argument`] if shapes or dtypes do not fit.
+    #[track_caller]
+    pub fn forward(&self, x: &Tensor, target: &Tensor) -> Result<Tensor> {
+        in_call("MultiLabelSoftMarginLoss", &[x, target], Location::caller(), || {
+            let rest = target.neg()?.add_scalar(1.0)?;
+            let likelihood = target.mul(&x.log_sigmoid()?)?.add(&rest.mul(&x.neg()?.log_sigmoid()?)?)?;
+            let weighted =
+                self.weight.as_ref().map_or(Ok(likelihood.clone()), |weight| likelihood.mul(weight));
+            self.reduction.of(&weighted?.neg()?.mean(&[-1], false)?)
+        })
+    }
+}
+
+/// Connectionist temporal classification: −ln of the probability of each sequence of labels, over all ways to spread it over time.
+#[derive(Module, Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct CTCLoss {
+    /// The label that stands for none.
+    #[module(skip)]
+    pub blank: i64,
+    /// How the losses of sequences are reduced; the mean is that over each divided by its number of labels.
+    #[module(skip)]
+    pub reduction: Reduction,
+    /// Whether the loss of a sequence that does not fit into its time is 0, in place of infinity.
+    #[module(skip)]
+    pub zero_infinity: bool,
+}
+
+impl CTCLoss {
+    /// Returns the loss of logarithms of probabilities (time, batch, labels) against labels (batch, places) or one sequence after
+    /// another, each of a length of its own. Asynchronous.
+    ///
+    /// # Errors
+    /// [`Error::is_invalid_argument`] if shapes, dtypes or lengths do not fit.
+    #[track_caller]
+    pub fn forward(
+        &self,
+        log_probs: &Tensor,
+        targets: &Tensor,
+        input_lengths: &[i64],
+        target_lengths: &[i64],
+    ) -> Result<Tensor> {
+        let lengths = [input_lengths, target_lengths].map(Argument::Ints);
+        let [input_lengths, target_lengths] = lengths;
+        let options = [self.blank.into(), self.reduction.into(), self.zero_infinity.into()];
+        let [blank, reduction, zero_infinity] = options;
+        let arguments = [
+            log_probs.into(),
+            targets.into(),
+            input_lengths,
+            target_lengths,
+            blank,
+            reduction,
+            zero_infinity,
+        ];
+        call(operator!("ctc_loss.IntList"), &arguments, Location::caller())
     }
 }

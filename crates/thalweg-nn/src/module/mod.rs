@@ -36,6 +36,7 @@ mod callable;
 mod container;
 mod conv;
 mod dropout;
+mod encoder;
 mod linear;
 mod loss;
 mod norm;
@@ -68,11 +69,15 @@ pub use conv::{
     Conv, Conv1d, Conv2d, Conv3d, ConvTranspose, ConvTranspose1d, ConvTranspose2d, ConvTranspose3d,
 };
 pub use dropout::Dropout;
+pub use encoder::{
+    EncoderDecoder, TransformerDecoder, TransformerDecoderLayer, TransformerEncoder, TransformerEncoderLayer,
+    TransformerLayerOptions,
+};
 pub use linear::{Bilinear, Embedding, Flatten, Identity, Linear, Mlp, Unflatten};
 pub use loss::{
-    BCELoss, BCEWithLogitsLoss, CosineEmbeddingLoss, CrossEntropyLoss, GaussianNLLLoss, HingeEmbeddingLoss,
-    HuberLoss, KLDivLoss, L1Loss, MSELoss, MarginRankingLoss, NLLLoss, PoissonNLLLoss, SmoothL1Loss,
-    SoftMarginLoss,
+    BCELoss, BCEWithLogitsLoss, CTCLoss, CosineEmbeddingLoss, CrossEntropyLoss, GaussianNLLLoss,
+    HingeEmbeddingLoss, HuberLoss, KLDivLoss, L1Loss, MSELoss, MarginRankingLoss, MultiLabelMarginLoss,
+    MultiLabelSoftMarginLoss, MultiMarginLoss, NLLLoss, PoissonNLLLoss, SmoothL1Loss, SoftMarginLoss,
 };
 pub use norm::{
     BatchNorm, BatchNorm1d, BatchNorm2d, BatchNorm3d, BatchNormOptions, GroupNorm, InstanceNorm,
@@ -81,8 +86,8 @@ pub use norm::{
 pub use packed::{PackedSequence, pack_padded_sequence, pack_sequence, pad_packed_sequence, pad_sequence};
 pub use pad::{CircularPad, ConstantPad, ReflectionPad, ReplicationPad, ZeroPad};
 pub use pool::{
-    AdaptiveAvgPool, AdaptiveMaxPool, AvgPool, AvgPool1d, AvgPool2d, AvgPool3d, LPPool, MaxPool, MaxPool1d,
-    MaxPool2d, MaxPool3d,
+    AdaptiveAvgPool, AdaptiveMaxPool, AvgPool, AvgPool1d, AvgPool2d, AvgPool3d, FractionalMaxPool,
+    FractionalSize, LPPool, MaxPool, MaxPool1d, MaxPool2d, MaxPool3d,
 };
 pub use recurrent::{
     Elman, GRU, GRUCell, Gated, LSTM, LSTMCell, LongShortTerm, RNN, RNNCell, Recurrent, RecurrentCell,

@@ -1,14 +1,16 @@
 //! Pooling. Windows move over the last axes of (batch, channels, …) or (channels, …).
 
 use std::panic::Location;
+use std::sync::Arc;
 
 use thalweg_runtime::{Error, Result};
 use thalweg_tensor::caller::{enter, in_call};
 use thalweg_tensor::dispatch::{Argument, Operator, as_ints};
+use thalweg_tensor::random::DeviceGenerator;
 use thalweg_tensor::{Tensor, Tensors};
 
 use super::{Forward, Module};
-use crate::functional::{call, call_all, of_axes};
+use crate::functional::{call, call_all, of_axes, operator};
 
 /// The greatest element of each window.
 #[derive(Module, Clone, Copy, PartialEq, Eq, Debug)]
@@ -166,6 +168,85 @@ impl<const AXES: usize> Forward for LPPool<AXES> {
             let count: usize = self.kernel_size.iter().product();
             mean.mul_scalar(count as f64)?.pow_scalar(1.0 / self.norm_type)
         })
+    }
+}
+
+/// How many windows a [`FractionalMaxPool`] has along each axis.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub enum FractionalSize<const AXES: usize> {
+    /// So many.
+    Size([usize; AXES]),
+    /// This part of the input's extents, between 0 and 1, rounded down.
+    Ratio([f64; AXES]),
+}
+
+/// The greatest element of windows whose places are drawn anew at each call (`torch.nn.FractionalMaxPool2d` and `3d`).
+#[derive(Module, Clone, Debug)]
+pub struct FractionalMaxPool<const AXES: usize> {
+    /// The extents of a window.
+    #[module(skip)]
+    pub kernel_size: [usize; AXES],
+    /// The numbers of windows.
+    #[module(skip)]
+    pub output_size: FractionalSize<AXES>,
+    /// What the places are drawn from.
+    #[module(skip)]
+    pub generator: Arc<DeviceGenerator>,
+}
+
+impl<const AXES: usize> FractionalMaxPool<AXES> {
+    /// Returns the greatest elements and their places in the planes of the input, of windows that samples place: numbers from 0 to 1,
+    /// (batch, channels, axes), of the input's dtype. Asynchronous.
+    ///
+    /// # Errors
+    /// [`Error::is_invalid_argument`] if shapes or dtypes do not fit.
+    #[track_caller]
+    pub fn forward_with_samples(&self, input: &Tensor, samples: &Tensor) -> Result<[Tensor; 2]> {
+        in_call("FractionalMaxPool", &[input, samples], Location::caller(), || {
+            let Some(front) = input.rank().checked_sub(AXES).filter(|front| (1..=2).contains(front)) else {
+                return Err(Error::invalid(format!(
+                    "Expected a {}D or {}D tensor, but got {:?}",
+                    AXES + 1,
+                    AXES + 2,
+                    input.shape()
+                )));
+            };
+            let sizes: [usize; AXES] = match self.output_size {
+                FractionalSize::Size(sizes) => sizes,
+                FractionalSize::Ratio(ratios) => {
+                    if let Some(ratio) = ratios.iter().find(|&&ratio| !(ratio > 0.0 && ratio < 1.0)) {
+                        return Err(Error::invalid(format!(
+                            "output_ratio must be between 0 and 1 (got {ratio})"
+                        )));
+                    }
+                    std::array::from_fn(|axis| (input.shape()[front + axis] as f64 * ratios[axis]) as usize)
+                }
+            };
+            let [kernel, sizes] = [&self.kernel_size, &sizes].map(|list| as_ints(list).into());
+            let arguments = [input.into(), kernel, sizes, samples.into()];
+            let found = match AXES {
+                2 => call_all(operator!("fractional_max_pool2d"), &arguments, Location::caller())?,
+                3 => call_all(operator!("fractional_max_pool3d"), &arguments, Location::caller())?,
+                _ => return Err(Error::invalid(format!("it goes over 2 or 3 axes, not over {AXES}"))),
+            };
+            Ok([found[0].clone(), found[1].clone()])
+        })
+    }
+}
+
+impl<const AXES: usize> Forward for FractionalMaxPool<AXES> {
+    #[track_caller]
+    fn forward(&self, input: &Tensor) -> Result<Tensor> {
+        let _entered = enter(Location::caller());
+        let outer = input.rank().saturating_sub(AXES);
+        let (batch, channels) = match input.shape() {
+            [batch, channels, ..] if outer == 2 => (*batch, *channels),
+            [channels, ..] => (1, *channels),
+            [] => (1, 1),
+        };
+        let samples = self.generator.rand(&[batch, channels, AXES], input.dtype())?;
+        let [greatest, _] = self.forward_with_samples(input, &samples)?;
+        Ok(greatest)
     }
 }
 

@@ -191,8 +191,12 @@ impl<O: OptimizerOptions> Optimizer<O> {
 
 /// Refuses options and parameters that cannot be stepped, beside parameters that are stepped already.
 fn check<O: OptimizerOptions>(parameters: &[Tensor], options: &O, others: &[&Tensor]) -> Result<()> {
-    let title = O::RULE.title;
     options.check().map_err(Error::invalid)?;
+    check_parameters(O::RULE.title, parameters, others)
+}
+
+/// Refuses parameters that cannot be stepped, beside parameters that are stepped already.
+pub(super) fn check_parameters(title: &str, parameters: &[Tensor], others: &[&Tensor]) -> Result<()> {
     let fail = |text: String| Err(Error::invalid(format!("{title}: {text}")));
     let Some(first) = others.first().copied().or(parameters.first()) else {
         return fail("there is no parameter to optimize".into());

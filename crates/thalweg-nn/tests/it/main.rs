@@ -16,5 +16,6 @@ mod step;
 mod summary;
 #[path = "../../../thalweg-tensor/tests/it/support.rs"]
 mod support;
+mod tensor_optimizers;
 mod training;
 mod windows;

@@ -121,12 +121,15 @@ fn fractional(call: &Call<'_>, axes: usize) -> Result<Tensors> {
     }
     let front = x.rank() - axes;
     let planes: usize = x.shape()[..front].iter().product();
-    if samples.rank() != 3 || samples.elements() != planes * axes || samples.shape()[2] != axes {
+    // Samples may be those of a greater batch, of which the first are taken.
+    let (batch, channels) = (planes.checked_div(x.shape()[front - 1]).unwrap_or(0), x.shape()[front - 1]);
+    let found = samples.shape();
+    if found.len() != 3 || found[0] < batch || found[1] != channels || found[2] != axes {
         return refused(format!(
-            "Expect _random_samples of {planes} planes and {axes} axes, but got {:?}",
-            samples.shape()
+            "Expect _random_samples of a batch of {batch}, {channels} channels and {axes} axes, but got {found:?}"
         ));
     }
+    let samples = samples.narrow(0, 0, batch)?;
     let spatial = &x.shape()[front..];
     for axis in 0..axes {
         let fits = kernel[axis] > 0

@@ -2,6 +2,9 @@
 
 use std::io::Read;
 
+use thalweg::data::{Dataset, Field, put};
+use thalweg::{DType, Result};
+
 /// Pixels of an image.
 const PIXELS: usize = 64;
 
@@ -13,10 +16,29 @@ pub struct Sample {
     pub digit: i64,
 }
 
+/// Images with their digits: batches (count, 1, 8, 8) of f32, and (count) of i64.
+#[derive(Clone)]
+pub struct Images(pub Vec<Sample>);
+
+impl Dataset for Images {
+    fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    fn fields(&self) -> Vec<Field> {
+        vec![Field { shape: vec![1, 8, 8], dtype: DType::F32 }, Field { shape: vec![], dtype: DType::I64 }]
+    }
+
+    fn read(&self, index: usize, fields: &mut [&mut [u8]]) -> Result<()> {
+        put(fields[0], &self.0[index].pixels)?;
+        put(fields[1], &[self.0[index].digit])
+    }
+}
+
 /// The images, split once and for all: every fifth is for the evaluation.
 pub struct Digits {
-    pub training: Vec<Sample>,
-    pub evaluation: Vec<Sample>,
+    pub training: Images,
+    pub evaluation: Images,
 }
 
 /// Unpacks the file that is part of the program: a line an image, 64 pixels and the digit, separated by commas.
@@ -36,5 +58,5 @@ pub fn load() -> Digits {
         let part = if index % 5 == 4 { &mut evaluation } else { &mut training };
         part.push(Sample { pixels, digit });
     }
-    Digits { training, evaluation }
+    Digits { training: Images(training), evaluation: Images(evaluation) }
 }

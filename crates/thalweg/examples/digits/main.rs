@@ -37,8 +37,8 @@ fn run(options: &Options) -> Result<()> {
     let digits = data::load();
     println!(
         "data:   {} images to train on, {} to evaluate on; seed {}",
-        digits.training.len(),
-        digits.evaluation.len(),
+        digits.training.0.len(),
+        digits.evaluation.0.len(),
         options.seed
     );
     let outcome = training::train(&device, &digits, options)?;

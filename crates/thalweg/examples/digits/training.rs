@@ -1,21 +1,19 @@
-//! The training loop: loading on a side stream, the step on the compute stream, eager or captured.
+//! The training loop: batches of a `DataLoader`, the step on a stream of its own, eager or captured.
 
+use std::sync::Arc;
+
+use thalweg::data::{DataLoader, DataLoaderOptions};
 use thalweg::module::{Forward, Module};
 use thalweg::optim::{Adam, AdamOptions};
 use thalweg::random::Generator;
-use thalweg::{
-    CaptureOptions, DType, Device, Event, Graph, HostTensor, Result, Stream, Tensor, functional, no_grad,
-};
+use thalweg::{CaptureOptions, DType, Device, Graph, Result, Stream, Tensor, functional, no_grad};
 
-use crate::data::{Digits, Sample};
+use crate::data::{Digits, Images};
 use crate::model::Network;
 use crate::options::Options;
 use crate::progress::Progress;
 
 const BATCH: usize = 64;
-
-/// Pinned buffers that take turns: while one is copied to the device, the host fills the next.
-const PINNED_BATCHES: usize = 3;
 
 /// The results of a training run.
 pub struct Outcome {
@@ -30,93 +28,6 @@ impl Outcome {
         self.losses.iter().fold(0xcbf2_9ce4_8422_2325, |hash, loss| {
             (hash ^ u64::from(loss.to_bits())).wrapping_mul(0x0000_0100_0000_01b3)
         })
-    }
-}
-
-/// A batch in pinned memory, and the event behind the copy that last read it.
-struct PinnedBatch {
-    images: HostTensor,
-    digits: HostTensor,
-    copied: Event,
-}
-
-/// Brings batches to the device on a stream of its own, ahead of their use.
-struct Loader<'a> {
-    samples: &'a [Sample],
-    order: Vec<usize>,
-    position: usize,
-    generator: Generator,
-    stream: Stream,
-    pinned: Vec<PinnedBatch>,
-    turn: usize,
-}
-
-/// A batch on the device, to be used once the event has passed.
-struct Batch {
-    images: Tensor,
-    digits: Tensor,
-    ready: Event,
-}
-
-impl<'a> Loader<'a> {
-    fn new(samples: &'a [Sample], seed: u64, device: &Device) -> Result<Self> {
-        let pinned = (0..PINNED_BATCHES)
-            .map(|_| {
-                Ok(PinnedBatch {
-                    images: HostTensor::pinned(&[BATCH, 1, 8, 8], DType::F32, device)?,
-                    digits: HostTensor::pinned(&[BATCH], DType::I64, device)?,
-                    copied: Event::new(),
-                })
-            })
-            .collect::<Result<_>>()?;
-        // Weights and order are drawn from different streams of random numbers.
-        let generator = Generator::new(seed ^ 0x5eed_da7a);
-        Ok(Self {
-            samples,
-            order: Vec::new(),
-            position: 0,
-            generator,
-            stream: Stream::new(device)?,
-            pinned,
-            turn: 0,
-        })
-    }
-
-    fn next_samples(&mut self) -> Result<&[usize]> {
-        if self.position + BATCH > self.order.len() {
-            self.order = self.generator.permutation(self.samples.len())?;
-            self.position = 0;
-        }
-        self.position += BATCH;
-        Ok(&self.order[self.position - BATCH..self.position])
-    }
-
-    /// Fills a pinned batch and starts its way to the device. The host waits only if the batch is still being copied.
-    fn next(&mut self) -> Result<Batch> {
-        let chosen = self.next_samples()?.to_vec();
-        let pinned = &self.pinned[self.turn % PINNED_BATCHES];
-        self.turn += 1;
-        pinned.copied.synchronize()?;
-        let pixels: Vec<f32> = chosen.iter().flat_map(|&index| self.samples[index].pixels).collect();
-        let digits: Vec<i64> = chosen.iter().map(|&index| self.samples[index].digit).collect();
-        pinned.images.write(0, &pixels)?;
-        pinned.digits.write(0, &digits)?;
-        let (images, digits) = {
-            let _current = self.stream.make_current();
-            (pinned.images.to_device()?, pinned.digits.to_device()?)
-        };
-        pinned.copied.record(&self.stream)?;
-        Ok(Batch { images, digits, ready: self.stream.record_event()? })
-    }
-}
-
-impl Batch {
-    /// Orders the batch before later work of a stream, and keeps its memory until that work is done.
-    fn use_on(&self, stream: &Stream) -> Result<()> {
-        stream.wait_event(&self.ready)?;
-        self.images.record_stream(stream);
-        self.digits.record_stream(stream);
-        Ok(())
     }
 }
 
@@ -146,9 +57,9 @@ impl CapturedStep {
         Ok(Self { graph, images, digits, loss })
     }
 
-    fn run(&self, batch: &Batch) -> Result<Tensor> {
-        self.images.copy_(&batch.images)?;
-        self.digits.copy_(&batch.digits)?;
+    fn run(&self, batch: &[Tensor]) -> Result<Tensor> {
+        self.images.copy_(&batch[0])?;
+        self.digits.copy_(&batch[1])?;
         self.graph.replay()?;
         Ok(self.loss.clone())
     }
@@ -163,40 +74,59 @@ pub fn train(device: &Device, digits: &Digits, options: &Options) -> Result<Outc
     let compute = Stream::new(device)?;
     compute.wait_stream(&device.current_stream())?;
     let _current = compute.make_current();
-    let mut loader = Loader::new(&digits.training, options.seed, device)?;
-    let steps = options.steps.unwrap_or(options.epochs * (digits.training.len() / BATCH));
+    // Worker threads fill pinned batches, and copies run on a stream of the loader's own.
+    let loading = DataLoaderOptions {
+        batch_size: BATCH,
+        // Weights and order are drawn from different streams of random numbers.
+        shuffle: Some(options.seed ^ 0x5eed_da7a),
+        num_workers: 2,
+        drop_last: true,
+        ..DataLoaderOptions::default()
+    };
+    let mut loader = DataLoader::new(Arc::new(digits.training.clone()), loading, device)?;
+    let steps = options.steps.unwrap_or(options.epochs * loader.len());
     // Every loss is kept on the device, and fetched when the bar is drawn or at the end.
     let losses = Tensor::zeros(&[steps.max(1)], DType::F32, device)?;
     let mut captured = None;
     let mut progress = Progress::new(steps);
-    let mut next = loader.next()?;
-    for index in 0..steps {
-        let batch = std::mem::replace(&mut next, loader.next()?);
-        batch.use_on(&compute)?;
-        // The first step runs eagerly either way: it compiles the kernels, which a capture could not.
-        let loss = match &captured {
-            Some(captured) => CapturedStep::run(captured, &batch)?,
-            None => step(&network, &optimizer, &batch.images, &batch.digits)?,
-        };
-        losses.select(0, index)?.copy_(&loss.detach())?;
-        if options.graph && captured.is_none() {
-            captured = Some(CapturedStep::capture(device, &network, &optimizer)?);
-        }
-        if progress.is_due(index + 1) {
-            progress.draw(index + 1, loss.item()?, (index + 1) * BATCH);
+    let mut done = 0;
+    while done < steps {
+        for batch in loader.epoch()?.take(steps - done) {
+            let batch = batch?;
+            // The first step runs eagerly either way: it compiles the kernels, which a capture could not.
+            let loss = match &captured {
+                Some(captured) => CapturedStep::run(captured, &batch)?,
+                None => step(&network, &optimizer, &batch[0], &batch[1])?,
+            };
+            losses.select(0, done)?.copy_(&loss.detach())?;
+            if options.graph && captured.is_none() {
+                captured = Some(CapturedStep::capture(device, &network, &optimizer)?);
+            }
+            done += 1;
+            if progress.is_due(done) {
+                progress.draw(done, loss.item()?, done * BATCH);
+            }
         }
     }
     let samples_per_second = (steps * BATCH) as f64 / progress.seconds();
     let mut losses = losses.to_vec::<f32>()?;
     losses.truncate(steps);
-    Ok(Outcome { losses, accuracy: evaluate(&network, &digits.evaluation, device)?, samples_per_second })
+    Ok(Outcome {
+        losses,
+        accuracy: evaluate(&network, digits.evaluation.clone(), device)?,
+        samples_per_second,
+    })
 }
 
-/// The share of samples that the network recognises.
-fn evaluate(network: &Network, samples: &[Sample], device: &Device) -> Result<f64> {
-    let pixels: Vec<f32> = samples.iter().flat_map(|sample| sample.pixels).collect();
-    let images = Tensor::from_slice(&pixels, &[samples.len(), 1, 8, 8], device)?;
-    let guesses: Vec<i64> = no_grad(|| network.forward(&images)?.argmax(1)?.to_vec())?;
-    let right = guesses.iter().zip(samples).filter(|(guess, sample)| **guess == sample.digit).count();
-    Ok(right as f64 / samples.len() as f64)
+/// The share of images that the network recognises.
+fn evaluate(network: &Network, images: Images, device: &Device) -> Result<f64> {
+    let count = images.0.len();
+    let loading = DataLoaderOptions { batch_size: count, ..DataLoaderOptions::default() };
+    let mut right = 0;
+    for batch in DataLoader::new(Arc::new(images), loading, device)?.epoch()? {
+        let batch = batch?;
+        let guesses = no_grad(|| network.forward(&batch[0])?.argmax(1))?;
+        right += guesses.eq(&batch[1])?.sum(&[], false)?.item::<i64>()?;
+    }
+    Ok(right as f64 / count as f64)
 }

@@ -15,7 +15,7 @@ mod options;
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use thalweg::data::{DataLoader, DataLoaderOptions, Dataset, Field, put};
+use thalweg::data::{DataLoader, DataLoaderOptions};
 use thalweg::functional::cross_entropy;
 use thalweg::models::resnet::{ResNet, ResNetConfig};
 use thalweg::module::{Forward, Module, Upsample, UpsampleMode};
@@ -26,28 +26,10 @@ use thalweg::{DType, Device, Result, Stream, Tensor, no_grad, serialize};
 use common::arguments;
 use common::options::TrainingOptions;
 use common::training::{in_dtype, train};
-use data::Sample;
+use data::Images;
 
 fn main() -> ExitCode {
     arguments::run("resnet", options::USAGE, options::parse, run)
-}
-
-/// Images with their digits.
-struct Images(Vec<Sample>);
-
-impl Dataset for Images {
-    fn len(&self) -> usize {
-        self.0.len()
-    }
-
-    fn fields(&self) -> Vec<Field> {
-        vec![Field { shape: vec![1, 8, 8], dtype: DType::F32 }, Field { shape: vec![], dtype: DType::I64 }]
-    }
-
-    fn read(&self, index: usize, fields: &mut [&mut [u8]]) -> Result<()> {
-        put(fields[0], &self.0[index].pixels)?;
-        put(fields[1], &[self.0[index].digit])
-    }
 }
 
 fn run(options: &TrainingOptions) -> Result<()> {
@@ -64,14 +46,14 @@ fn run(options: &TrainingOptions) -> Result<()> {
     }
     let count: usize = model.parameters().iter().map(Tensor::elements).sum();
     println!("device: {device} ({}); {count} parameters, {}", device.properties().name, options.dtype);
-    if let Some(loss) = learn(&model, Images(digits.training), options, &device)? {
+    if let Some(loss) = learn(&model, digits.training, options, &device)? {
         println!("loss: {loss:.4}");
     }
     if let Some(path) = &options.save {
         serialize::save_file(&model.state_dict(), path, &[("format", "pt")])?;
     }
     model.eval();
-    println!("test accuracy: {:.1}%", 100.0 * evaluate(&model, Images(digits.evaluation), options, &device)?);
+    println!("test accuracy: {:.1}%", 100.0 * evaluate(&model, digits.evaluation, options, &device)?);
     Ok(())
 }
 

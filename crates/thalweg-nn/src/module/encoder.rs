@@ -1,0 +1,388 @@
+//! Layers of transformers with PyTorch's names, layouts and options: `torch.nn.TransformerEncoderLayer` and those around it.
+
+use std::panic::Location;
+use std::sync::Arc;
+
+use thalweg_runtime::{Device, Error, Result};
+use thalweg_tensor::caller::in_call;
+use thalweg_tensor::random::{DeviceGenerator, Generator};
+use thalweg_tensor::{Tensor, no_grad};
+
+use super::{
+    AttentionMasks, Forward, LayerNorm, Linear, Module, MultiheadAttention, MultiheadAttentionOptions,
+    uniform,
+};
+use crate::functional;
+
+/// The options of a layer of a transformer.
+#[derive(Clone, Debug)]
+pub struct TransformerLayerOptions {
+    /// Features between the two products of the feed-forward part.
+    pub dim_feedforward: usize,
+    /// The probability with which elements are dropped in training, and its generator.
+    pub dropout: Option<(f64, Arc<DeviceGenerator>)>,
+    /// Whether GELU takes the place of max(0, x) (`activation="gelu"`).
+    pub gelu: bool,
+    /// What layer norms add to the variance.
+    pub layer_norm_eps: f64,
+    /// Whether the batch comes before the sequence.
+    pub batch_first: bool,
+    /// Whether parts are normalized before they are computed, and not the sums behind them.
+    pub norm_first: bool,
+    /// Whether products and norms have biases.
+    pub bias: bool,
+}
+
+impl Default for TransformerLayerOptions {
+    /// PyTorch's options, without dropout.
+    fn default() -> Self {
+        Self {
+            dim_feedforward: 2048,
+            dropout: None,
+            gelu: false,
+            layer_norm_eps: 1e-5,
+            batch_first: false,
+            norm_first: false,
+            bias: true,
+        }
+    }
+}
+
+impl TransformerLayerOptions {
+    fn attention(
+        &self,
+        [features, heads]: [usize; 2],
+        generator: &mut Generator,
+        device: &Device,
+    ) -> Result<MultiheadAttention> {
+        let options = MultiheadAttentionOptions {
+            dropout: self.dropout.clone(),
+            bias: self.bias,
+            batch_first: self.batch_first,
+            ..MultiheadAttentionOptions::default()
+        };
+        MultiheadAttention::new(features, heads, options, generator, device)
+    }
+
+    fn linear(
+        &self,
+        [inputs, outputs]: [usize; 2],
+        generator: &mut Generator,
+        device: &Device,
+    ) -> Result<Linear> {
+        match self.bias {
+            true => Linear::new(inputs, outputs, generator, device),
+            false => Linear::without_bias(inputs, outputs, generator, device),
+        }
+    }
+
+    fn norm(&self, features: usize, device: &Device) -> Result<LayerNorm> {
+        let norm = LayerNorm::new(features, device)?;
+        let bias = norm.bias.clone().filter(|_| self.bias);
+        Ok(LayerNorm { bias, eps: self.layer_norm_eps, ..norm })
+    }
+
+    fn activate(&self, x: &Tensor) -> Result<Tensor> {
+        if self.gelu { x.gelu() } else { x.relu() }
+    }
+
+    fn drop(&self, x: Tensor, training: bool) -> Result<Tensor> {
+        match &self.dropout {
+            Some((p, generator)) => functional::dropout(&x, *p, training, generator),
+            None => Ok(x),
+        }
+    }
+}
+
+/// Adds a part of a layer to what goes through it, and normalizes the part's input, or the sum.
+fn residual(
+    x: &Tensor,
+    norm: &LayerNorm,
+    norm_first: bool,
+    part: impl FnOnce(&Tensor) -> Result<Tensor>,
+) -> Result<Tensor> {
+    match norm_first {
+        true => x.add(&part(&norm.forward(x)?)?),
+        false => norm.forward(&x.add(&part(x)?)?),
+    }
+}
+
+/// A layer of an encoder: attention to itself and a feed-forward part (`torch.nn.TransformerEncoderLayer`).
+#[derive(Module, Clone, Debug)]
+pub struct TransformerEncoderLayer {
+    self_attn: MultiheadAttention,
+    linear1: Linear,
+    linear2: Linear,
+    norm1: LayerNorm,
+    norm2: LayerNorm,
+    #[module(skip)]
+    options: TransformerLayerOptions,
+    #[module(training)]
+    training: bool,
+}
+
+impl TransformerEncoderLayer {
+    /// Makes a layer over `features` features, of which each of `heads` heads gets an equal part.
+    ///
+    /// # Errors
+    /// [`Error::is_invalid_argument`] if the heads do not divide the features.
+    #[track_caller]
+    pub fn new(
+        features: usize,
+        heads: usize,
+        options: TransformerLayerOptions,
+        generator: &mut Generator,
+        device: &Device,
+    ) -> Result<Self> {
+        in_call("TransformerEncoderLayer::new", &[], Location::caller(), || {
+            let inner = options.dim_feedforward;
+            Ok(Self {
+                self_attn: options.attention([features, heads], generator, device)?,
+                linear1: options.linear([features, inner], generator, device)?,
+                linear2: options.linear([inner, features], generator, device)?,
+                norm1: options.norm(features, device)?,
+                norm2: options.norm(features, device)?,
+                options,
+                training: true,
+            })
+        })
+    }
+
+    /// Returns the layer's result, of the shape of its input: (tokens, batch, features), (batch, tokens, features) with `batch_first`,
+    /// or (tokens, features). Asynchronous.
+    ///
+    /// # Errors
+    /// [`Error::is_invalid_argument`] if shapes or dtypes do not fit.
+    #[track_caller]
+    pub fn forward_masked(&self, input: &Tensor, masks: AttentionMasks<'_>) -> Result<Tensor> {
+        in_call("TransformerEncoderLayer", &[input], Location::caller(), || {
+            let (options, training) = (&self.options, self.training);
+            let x = residual(input, &self.norm1, options.norm_first, |x| {
+                options.drop(self.self_attn.attend(x, x, x, masks)?, training)
+            })?;
+            residual(&x, &self.norm2, options.norm_first, |x| {
+                let hidden = options.drop(options.activate(&self.linear1.forward(x)?)?, training)?;
+                options.drop(self.linear2.forward(&hidden)?, training)
+            })
+        })
+    }
+}
+
+impl Forward for TransformerEncoderLayer {
+    #[track_caller]
+    fn forward(&self, input: &Tensor) -> Result<Tensor> {
+        self.forward_masked(input, AttentionMasks::default())
+    }
+}
+
+/// A layer of a decoder: attention to itself, attention to an encoder's result and a feed-forward part
+/// (`torch.nn.TransformerDecoderLayer`).
+#[derive(Module, Clone, Debug)]
+pub struct TransformerDecoderLayer {
+    self_attn: MultiheadAttention,
+    multihead_attn: MultiheadAttention,
+    linear1: Linear,
+    linear2: Linear,
+    norm1: LayerNorm,
+    norm2: LayerNorm,
+    norm3: LayerNorm,
+    #[module(skip)]
+    options: TransformerLayerOptions,
+    #[module(training)]
+    training: bool,
+}
+
+impl TransformerDecoderLayer {
+    /// Makes a layer over `features` features, of which each of `heads` heads gets an equal part.
+    ///
+    /// # Errors
+    /// [`Error::is_invalid_argument`] if the heads do not divide the features.
+    #[track_caller]
+    pub fn new(
+        features: usize,
+        heads: usize,
+        options: TransformerLayerOptions,
+        generator: &mut Generator,
+        device: &Device,
+    ) -> Result<Self> {
+        in_call("TransformerDecoderLayer::new", &[], Location::caller(), || {
+            let inner = options.dim_feedforward;
+            Ok(Self {
+                self_attn: options.attention([features, heads], generator, device)?,
+                multihead_attn: options.attention([features, heads], generator, device)?,
+                linear1: options.linear([features, inner], generator, device)?,
+                linear2: options.linear([inner, features], generator, device)?,
+                norm1: options.norm(features, device)?,
+                norm2: options.norm(features, device)?,
+                norm3: options.norm(features, device)?,
+                options,
+                training: true,
+            })
+        })
+    }
+
+    /// Returns the layer's result, of the shape of its input, from the result of an encoder; the masks are those of the attention to
+    /// itself, and of the attention to the encoder's result. Asynchronous.
+    ///
+    /// # Errors
+    /// [`Error::is_invalid_argument`] if shapes or dtypes do not fit.
+    #[track_caller]
+    pub fn forward(
+        &self,
+        input: &Tensor,
+        memory: &Tensor,
+        masks: AttentionMasks<'_>,
+        memory_masks: AttentionMasks<'_>,
+    ) -> Result<Tensor> {
+        in_call("TransformerDecoderLayer", &[input, memory], Location::caller(), || {
+            let (options, training) = (&self.options, self.training);
+            let x = residual(input, &self.norm1, options.norm_first, |x| {
+                options.drop(self.self_attn.attend(x, x, x, masks)?, training)
+            })?;
+            let x = residual(&x, &self.norm2, options.norm_first, |x| {
+                options.drop(self.multihead_attn.attend(x, memory, memory, memory_masks)?, training)
+            })?;
+            residual(&x, &self.norm3, options.norm_first, |x| {
+                let hidden = options.drop(options.activate(&self.linear1.forward(x)?)?, training)?;
+                options.drop(self.linear2.forward(&hidden)?, training)
+            })
+        })
+    }
+}
+
+/// Layers of an encoder, one behind the other (`torch.nn.TransformerEncoder`).
+#[derive(Module, Clone, Debug)]
+pub struct TransformerEncoder {
+    /// The layers.
+    pub layers: Vec<TransformerEncoderLayer>,
+    /// What normalizes the last result.
+    pub norm: Option<LayerNorm>,
+}
+
+impl TransformerEncoder {
+    /// Returns the last layer's result; each layer has the same masks. Asynchronous.
+    ///
+    /// # Errors
+    /// Those of [`TransformerEncoderLayer::forward_masked`].
+    #[track_caller]
+    pub fn forward_masked(&self, input: &Tensor, masks: AttentionMasks<'_>) -> Result<Tensor> {
+        in_call("TransformerEncoder", &[input], Location::caller(), || {
+            let mut x = input.clone();
+            for layer in &self.layers {
+                x = layer.forward_masked(&x, masks)?;
+            }
+            self.norm.as_ref().map_or(Ok(x.clone()), |norm| norm.forward(&x))
+        })
+    }
+}
+
+impl Forward for TransformerEncoder {
+    #[track_caller]
+    fn forward(&self, input: &Tensor) -> Result<Tensor> {
+        self.forward_masked(input, AttentionMasks::default())
+    }
+}
+
+/// Layers of a decoder, one behind the other (`torch.nn.TransformerDecoder`).
+#[derive(Module, Clone, Debug)]
+pub struct TransformerDecoder {
+    /// The layers.
+    pub layers: Vec<TransformerDecoderLayer>,
+    /// What normalizes the last result.
+    pub norm: Option<LayerNorm>,
+}
+
+impl TransformerDecoder {
+    /// Returns the last layer's result; each layer has the same masks. Asynchronous.
+    ///
+    /// # Errors
+    /// Those of [`TransformerDecoderLayer::forward`].
+    #[track_caller]
+    pub fn forward(
+        &self,
+        input: &Tensor,
+        memory: &Tensor,
+        masks: AttentionMasks<'_>,
+        memory_masks: AttentionMasks<'_>,
+    ) -> Result<Tensor> {
+        in_call("TransformerDecoder", &[input, memory], Location::caller(), || {
+            let mut x = input.clone();
+            for layer in &self.layers {
+                x = layer.forward(&x, memory, masks, memory_masks)?;
+            }
+            self.norm.as_ref().map_or(Ok(x.clone()), |norm| norm.forward(&x))
+        })
+    }
+}
+
+/// An encoder and a decoder (`torch.nn.Transformer`; [`Transformer`](super::Transformer) is a model of tokens).
+#[derive(Module, Clone, Debug)]
+pub struct EncoderDecoder {
+    encoder: TransformerEncoder,
+    decoder: TransformerDecoder,
+}
+
+impl EncoderDecoder {
+    /// Makes so many layers of an encoder and a decoder over `features` features with `heads` heads, with a norm behind each.
+    ///
+    /// # Errors
+    /// [`Error::is_invalid_argument`] if the heads do not divide the features.
+    #[track_caller]
+    pub fn new(
+        [features, heads]: [usize; 2],
+        [encoder_layers, decoder_layers]: [usize; 2],
+        options: &TransformerLayerOptions,
+        generator: &mut Generator,
+        device: &Device,
+    ) -> Result<Self> {
+        in_call("EncoderDecoder::new", &[], Location::caller(), || {
+            let encoder = (0..encoder_layers)
+                .map(|_| TransformerEncoderLayer::new(features, heads, options.clone(), generator, device))
+                .collect::<Result<_>>()?;
+            let decoder = (0..decoder_layers)
+                .map(|_| TransformerDecoderLayer::new(features, heads, options.clone(), generator, device))
+                .collect::<Result<_>>()?;
+            let made = Self {
+                encoder: TransformerEncoder { layers: encoder, norm: Some(options.norm(features, device)?) },
+                decoder: TransformerDecoder { layers: decoder, norm: Some(options.norm(features, device)?) },
+            };
+            // Every matrix starts with Xavier's bound.
+            for parameter in made.parameters() {
+                if let &[rows, columns] = parameter.shape() {
+                    let bound = (6.0 / (rows + columns) as f64).sqrt();
+                    let start = uniform(&[rows, columns], bound, generator, device)?;
+                    no_grad(|| parameter.copy_(&start))?;
+                }
+            }
+            Ok(made)
+        })
+    }
+
+    /// Returns the decoder's result over the target, with the encoder's over the source. The masks are those of the source, of the
+    /// target, and of the attention between them. Asynchronous.
+    ///
+    /// # Errors
+    /// [`Error::is_invalid_argument`] if shapes or dtypes do not fit.
+    #[track_caller]
+    pub fn forward(
+        &self,
+        source: &Tensor,
+        target: &Tensor,
+        source_masks: AttentionMasks<'_>,
+        target_masks: AttentionMasks<'_>,
+        memory_masks: AttentionMasks<'_>,
+    ) -> Result<Tensor> {
+        in_call("EncoderDecoder", &[source, target], Location::caller(), || {
+            let (from, to) = (source.shape().last(), target.shape().last());
+            if from != to || source.rank() != target.rank() {
+                return Err(Error::invalid(format!(
+                    "the feature number of src and tgt must be equal to d_model, got {:?} and {:?}",
+                    source.shape(),
+                    target.shape()
+                )));
+            }
+            let memory = self.encoder.forward_masked(source, source_masks)?;
+            self.decoder.forward(target, &memory, target_masks, memory_masks)
+        })
+    }
+}

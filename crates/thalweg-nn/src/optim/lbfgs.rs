@@ -1,0 +1,304 @@
+//! L-BFGS (J. Nocedal and S. J. Wright, *Numerical Optimization*, 2006, algorithms 7.4 and 3.5), with PyTorch's options and stops.
+
+use std::collections::VecDeque;
+use std::panic::Location;
+
+use thalweg_runtime::{Error, Result};
+use thalweg_tensor::autograd::enable_grad;
+use thalweg_tensor::caller::at_line;
+use thalweg_tensor::{Tensor, no_grad};
+
+use super::line_search::{Point, strong_wolfe};
+use super::optimizer::check_parameters;
+
+/// The options of [`Lbfgs`], by PyTorch's names.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct LbfgsOptions {
+    /// The length of a step along its direction, or the first to be tried by a line search.
+    pub learning_rate: f64,
+    /// Directions of a call of [`Lbfgs::step`] at most.
+    pub max_iter: usize,
+    /// Evaluations of the loss in a call at most; a quarter more than `max_iter` where there is none.
+    pub max_eval: Option<usize>,
+    /// A call ends where no element of the gradient is greater.
+    pub tolerance_grad: f64,
+    /// A call ends where neither a parameter nor the loss changes by more.
+    pub tolerance_change: f64,
+    /// Steps that the approximation of the Hessian is made from.
+    pub history_size: usize,
+    /// Whether each step's length is searched until it satisfies the strong Wolfe conditions (`line_search_fn="strong_wolfe"`).
+    pub strong_wolfe: bool,
+}
+
+impl Default for LbfgsOptions {
+    /// PyTorch's options.
+    fn default() -> Self {
+        Self {
+            learning_rate: 1.0,
+            max_iter: 20,
+            max_eval: None,
+            tolerance_grad: 1e-7,
+            tolerance_change: 1e-9,
+            history_size: 100,
+            strong_wolfe: false,
+        }
+    }
+}
+
+/// What a step did: its change of the parameters, that of the gradient, and 1 over their product.
+#[derive(Debug)]
+struct Past {
+    step: Tensor,
+    change: Tensor,
+    inverse: f64,
+}
+
+/// What one call leaves to the next.
+#[derive(Debug)]
+struct Memory {
+    direction: Tensor,
+    length: f64,
+    gradient: Tensor,
+    /// The first approximation of the inverse Hessian: this number times the identity.
+    scale: f64,
+    past: VecDeque<Past>,
+}
+
+/// L-BFGS (`torch.optim.LBFGS`): directions by an approximation of the Hessian. The host reads numbers at every direction, as in
+/// PyTorch, so that a step cannot be captured.
+#[derive(Debug)]
+pub struct Lbfgs {
+    parameters: Vec<Tensor>,
+    options: LbfgsOptions,
+    memory: Option<Memory>,
+    evaluations: usize,
+    iterations: usize,
+}
+
+impl Lbfgs {
+    /// Makes an optimizer of parameters: contiguous leaves of floats, all on one device, none of which shares memory with another.
+    ///
+    /// # Errors
+    /// [`Error::is_invalid_argument`] if the parameters are not so, or of different dtypes, or an option is out of its bounds.
+    #[track_caller]
+    pub fn new(parameters: Vec<Tensor>, options: LbfgsOptions) -> Result<Self> {
+        at_line(Location::caller(), || {
+            check_parameters("LBFGS", &parameters, &[])?;
+            let refuse = |text: String| Err(Error::invalid(format!("LBFGS: {text}")));
+            if let Some(other) = parameters.iter().find(|other| other.dtype() != parameters[0].dtype()) {
+                return refuse(format!("{other:?} is not of the dtype of {:?}", parameters[0]));
+            }
+            let LbfgsOptions { learning_rate, tolerance_grad, tolerance_change, history_size, .. } = options;
+            let numbers = [
+                ("learning_rate", learning_rate),
+                ("tolerance_grad", tolerance_grad),
+                ("tolerance_change", tolerance_change),
+            ];
+            if let Some((name, value)) = numbers.into_iter().find(|(_, value)| !(*value >= 0.0)) {
+                return refuse(format!("{name} is {value}, and must be at least 0"));
+            }
+            if history_size == 0 {
+                return refuse("history_size is 0, and must be at least 1".into());
+            }
+            Ok(Self { parameters, options, memory: None, evaluations: 0, iterations: 0 })
+        })
+    }
+
+    /// Returns the options.
+    pub fn options(&self) -> &LbfgsOptions {
+        &self.options
+    }
+
+    /// Sets the learning rate of later steps.
+    ///
+    /// # Errors
+    /// [`Error::is_invalid_argument`] if it is not at least 0.
+    pub fn set_learning_rate(&mut self, learning_rate: f64) -> Result<()> {
+        if !(learning_rate >= 0.0) {
+            return Err(Error::invalid(format!(
+                "LBFGS: learning_rate is {learning_rate}, and must be at least 0"
+            )));
+        }
+        self.options.learning_rate = learning_rate;
+        Ok(())
+    }
+
+    /// Returns how often the loss was evaluated (`func_evals`), and how many directions were taken (`n_iter`).
+    pub fn counts(&self) -> (usize, usize) {
+        (self.evaluations, self.iterations)
+    }
+
+    /// Forgets all gradients.
+    pub fn zero_grad(&self) {
+        self.parameters.iter().for_each(Tensor::zero_grad);
+    }
+
+    /// Takes up to `max_iter` steps. The closure forgets the gradients, computes the loss and its gradients, and returns the loss; it is
+    /// called for every point that is tried. Returns the first loss. *Blocks* for numbers of the device.
+    ///
+    /// # Errors
+    /// Those of the closure.
+    #[track_caller]
+    pub fn step(&mut self, mut closure: impl FnMut() -> Result<Tensor>) -> Result<Tensor> {
+        at_line(Location::caller(), || {
+            let first = closure()?;
+            self.evaluations += 1;
+            no_grad(|| self.walk(number(&first)?, &mut closure))?;
+            Ok(first)
+        })
+    }
+
+    fn walk(&mut self, mut loss: f64, closure: &mut dyn FnMut() -> Result<Tensor>) -> Result<()> {
+        let options = self.options;
+        let max_eval = options.max_eval.unwrap_or(options.max_iter * 5 / 4);
+        let mut gradient = self.gradient()?;
+        if largest(&gradient)? <= options.tolerance_grad {
+            return Ok(());
+        }
+        let mut evaluations = 1;
+        for iteration in 1..=options.max_iter {
+            self.iterations += 1;
+            let is_first = self.memory.is_none();
+            let direction = self.next_direction(&gradient)?;
+            let length = match is_first {
+                true => (1.0 / number(&gradient.abs()?.sum(&[], false)?)?).min(1.0) * options.learning_rate,
+                false => options.learning_rate,
+            };
+            let memory = self.memory.as_mut().expect("a direction was found");
+            (memory.direction, memory.length) = (direction.clone(), length);
+            memory.gradient = gradient.clone();
+            let slope = number(&gradient.dot(&direction)?)?;
+            if slope > -options.tolerance_change {
+                break;
+            }
+            let former_loss = loss;
+            let mut tried = 0;
+            if options.strong_wolfe {
+                let start = Point { length: 0.0, loss, gradient, slope };
+                let budget = max_eval.saturating_sub(evaluations);
+                let found = self.search(&direction, start, length, budget, closure)?;
+                (loss, gradient, tried) = (found.0.loss, found.0.gradient, found.1);
+                self.memory.as_mut().expect("it is there").length = found.0.length;
+                self.move_by(&direction, found.0.length)?;
+            } else {
+                self.move_by(&direction, length)?;
+                // What the last step leads to is seen by the next call.
+                if iteration < options.max_iter {
+                    loss = self.evaluate(closure)?;
+                    gradient = self.gradient()?;
+                    tried = 1;
+                }
+            }
+            evaluations += tried;
+            self.evaluations += tried;
+            let moved = largest(&direction)? * self.memory.as_ref().expect("it is there").length.abs();
+            let is_done = evaluations >= max_eval
+                || largest(&gradient)? <= options.tolerance_grad
+                || moved <= options.tolerance_change
+                || (loss - former_loss).abs() < options.tolerance_change;
+            if is_done {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Searches a length along a direction, and leaves the parameters where they are.
+    fn search(
+        &self,
+        direction: &Tensor,
+        start: Point,
+        length: f64,
+        budget: usize,
+        closure: &mut dyn FnMut() -> Result<Tensor>,
+    ) -> Result<(Point, usize)> {
+        // What is added is not exactly what is taken away again.
+        let places = self
+            .parameters
+            .iter()
+            .map(|parameter| parameter.detach().mul_scalar(1.0))
+            .collect::<Result<Vec<_>>>()?;
+        let extent = largest(direction)?;
+        strong_wolfe(start, length, extent, budget, &mut |length| {
+            self.move_by(direction, length)?;
+            let tried = self.evaluate(closure);
+            let gradient = self.gradient();
+            for (parameter, place) in self.parameters.iter().zip(&places) {
+                parameter.copy_(place)?;
+            }
+            let (loss, gradient) = (tried?, gradient?);
+            let slope = number(&gradient.dot(direction)?)?;
+            Ok(Point { length, loss, gradient, slope })
+        })
+    }
+
+    /// The direction at a gradient, by what is remembered, to which the last step is added.
+    fn next_direction(&mut self, gradient: &Tensor) -> Result<Tensor> {
+        let Some(memory) = &mut self.memory else {
+            let direction = gradient.neg()?;
+            let (gradient, past) = (gradient.clone(), VecDeque::new());
+            self.memory =
+                Some(Memory { direction: direction.clone(), length: 0.0, gradient, scale: 1.0, past });
+            return Ok(direction);
+        };
+        let change = gradient.sub(&memory.gradient)?;
+        let step = memory.direction.mul_scalar(memory.length)?;
+        let product = number(&change.dot(&step)?)?;
+        if product > 1e-10 {
+            if memory.past.len() == self.options.history_size {
+                memory.past.pop_front();
+            }
+            memory.scale = product / number(&change.dot(&change)?)?;
+            memory.past.push_back(Past { step, change, inverse: 1.0 / product });
+        }
+        let mut direction = gradient.neg()?;
+        let mut parts = Vec::with_capacity(memory.past.len());
+        for past in memory.past.iter().rev() {
+            let part = number(&past.step.dot(&direction)?)? * past.inverse;
+            direction = direction.sub(&past.change.mul_scalar(part)?)?;
+            parts.push(part);
+        }
+        direction = direction.mul_scalar(memory.scale)?;
+        for (past, part) in memory.past.iter().zip(parts.into_iter().rev()) {
+            let other = number(&past.change.dot(&direction)?)? * past.inverse;
+            direction = direction.add(&past.step.mul_scalar(part - other)?)?;
+        }
+        Ok(direction)
+    }
+
+    fn evaluate(&self, closure: &mut dyn FnMut() -> Result<Tensor>) -> Result<f64> {
+        number(&enable_grad(closure)?)
+    }
+
+    /// The gradients one behind the other; zeros where there is none.
+    fn gradient(&self) -> Result<Tensor> {
+        let parts = self.parameters.iter().map(|parameter| match parameter.grad() {
+            Some(gradient) => gradient.detach().reshape(&[parameter.elements()])?.to_dtype(parameter.dtype()),
+            None => Tensor::zeros(&[parameter.elements()], parameter.dtype(), parameter.device()),
+        });
+        Tensor::cat(&parts.collect::<Result<Vec<_>>>()?, 0)
+    }
+
+    fn move_by(&self, direction: &Tensor, length: f64) -> Result<()> {
+        let mut start = 0;
+        for parameter in &self.parameters {
+            let part = direction.narrow(0, start, parameter.elements())?.reshape(parameter.shape())?;
+            parameter.add_(&part.mul_scalar(length)?)?;
+            start += parameter.elements();
+        }
+        Ok(())
+    }
+}
+
+/// A tensor's number on the host.
+fn number(tensor: &Tensor) -> Result<f64> {
+    tensor.detach().to_dtype(thalweg_ir::DType::F64)?.item()
+}
+
+/// The greatest absolute value of a vector; 0 of none.
+fn largest(vector: &Tensor) -> Result<f64> {
+    if vector.elements() == 0 {
+        return Ok(0.0);
+    }
+    number(&vector.abs()?.amax(&[], false)?)
+}
