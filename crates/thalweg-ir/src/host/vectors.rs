@@ -116,7 +116,7 @@ const ERF_SPLIT: f32 = 0.921_875;
 
 /// erf(x)/x − 1 as a polynomial of x² below the split, by least squares of the relative error of erf: the constant term first.
 const ERF_NEAR: [f32; 7] = [
-    0.128_379_166,
+    0.128_379_17,
     -0.376_126_35,
     0.112_836_96,
     -0.026_859_399,
