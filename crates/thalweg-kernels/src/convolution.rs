@@ -163,7 +163,7 @@ struct Piece<'e> {
     elements: &'e mut [f32],
 }
 
-/// What a thread writes tiles into.
+/// The memory that a thread writes tiles into.
 #[derive(Default)]
 struct Room {
     panels: Vec<[f32; COLUMNS]>,

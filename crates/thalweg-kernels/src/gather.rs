@@ -153,7 +153,7 @@ fn run_on_host(launch: &HostLaunch<'_>, tell: &Tell) -> Result<(), HostFault> {
         let named = u64::try_from(named_of(number)).ok().filter(|&named| named < extent)?;
         Some((number as u64 / count * extent + named) as usize)
     };
-    let rows = if row == 0 { 0 } else { to.len() / row };
+    let rows = to.len().checked_div(row).unwrap_or(0);
     let copy = |first: usize, to: &mut [u64]| {
         let mut outside = None;
         for (number, to) in (first..).zip(to.chunks_exact_mut(row)) {

@@ -50,7 +50,7 @@ fn within(x: f64, least: f64, most: f64) -> f64 {
     if x > most { most } else { x }
 }
 
-/// (eʳ − 1 − r) / r² as a polynomial for |r| up to ln 2 / 2, fitted to the least relative error of eʳ: the constant term first.
+/// (eʳ − 1 − r) / r² as a polynomial for |r| up to ln 2 / 2, by least squares of the relative error of eʳ: the constant term first.
 const EXP: [f32; 5] = [0.499_999_94, 0.166_665_21, 0.041_668_39, 0.008_368_717, 0.001_381_459_9];
 
 /// Adding it rounds a f32 to an integer, which then stands in the lowest bits.
@@ -114,9 +114,9 @@ pub(crate) fn ln(x: f32) -> f32 {
 /// Where the two forms of [`erf`] meet.
 const ERF_SPLIT: f32 = 0.921_875;
 
-/// erf(x)/x − 1 as a polynomial of x² below the split, fitted to the least relative error of erf: the constant term first.
+/// erf(x)/x − 1 as a polynomial of x² below the split, by least squares of the relative error of erf: the constant term first.
 const ERF_NEAR: [f32; 7] = [
-    0.128_379_166,
+    0.128_379_17,
     -0.376_126_35,
     0.112_836_96,
     -0.026_859_399,

@@ -123,7 +123,7 @@ fn products_of_f32(matmul: &Matmul, a: &[f32], b: &[f32], d: &mut [f32]) {
     let stride = if batch == 1 { d.len() } else { target.batch_stride as usize };
     // Many products, or small ones, are computed by one thread each; else all threads compute one after the other.
     let is_small = batch > 1 && (batch >= threads() || m * n * k < LEAST * 2 * threads());
-    let parts = if is_small { ranges(batch, LEAST.div_ceil(m * n * k)).collect() } else { vec![0..batch] };
+    let parts = ranges(batch, if is_small { LEAST.div_ceil(m * n * k) } else { batch });
     let (mut rest, mut jobs) = (d, Vec::new());
     for items in parts {
         let count = if items.end == batch { rest.len() } else { items.len() * stride };
@@ -153,7 +153,7 @@ impl Factor<'_> {
     /// Writes rows of the left factor, of some terms, into panels.
     fn pack_left(&self, panels: &mut Vec<[f32; ROWS]>, rows: Range<usize>, terms: &Range<usize>) {
         let Self { elements, step, transposed } = *self;
-        if rows.len() % ROWS != 0 || terms.is_empty() {
+        if !rows.len().is_multiple_of(ROWS) || terms.is_empty() {
             let place = |row: usize, term: usize| match transposed {
                 true => (terms.start + term) * step + rows.start + row,
                 false => (rows.start + row) * step + terms.start + term,
