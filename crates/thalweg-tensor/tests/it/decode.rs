@@ -283,7 +283,8 @@ fn attention_with_a_cache_appends_a_key_and_sees_what_lies_up_to_it() {
             let expected = [appended(&caches[0], &key, position), appended(&caches[1], &value, position)];
             let place = Tensor::from_slice(&[position], &[1], &device()).unwrap();
             let case = format!("{dtype} {batch} x {heads}/{kv_heads} x {keys} x {features} at {position}");
-            if !(0..keys as i64).contains(&position) && !(DTYPES.contains(&dtype) && features != 20) {
+            let is_one_kernel = dtype != DType::F64 && features != 20;
+            if !is_one_kernel && !(0..keys as i64).contains(&position) {
                 // By operators an index out of range is told of.
                 continue;
             }

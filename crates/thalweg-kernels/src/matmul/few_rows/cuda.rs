@@ -3,7 +3,7 @@
 //! A warp reads 512 bytes of each of its rows of W at once, 16 a lane, and several such chunks before it uses the first; rows that are long,
 //! or few, are shared by two to eight warps of a block, which take chunks in turn. Rows of A come from the cache. A lane's products
 //! are summed in registers, then over the warp, then over the warps in shared memory. Where rows of A are normalized first, each block does
-//! so itself, into shared memory, while its first weights are on their way; and each warp, into registers, a row alone that it can hold.
+//! so itself, into shared memory, while its first weights are on their way.
 //!
 //! The kernel begins before the one in front of it is complete: it brings its weights into the L2, and then waits.
 
@@ -139,64 +139,6 @@ static __device__ __forceinline__ f32 over_block(f32 sum, f32* parts) {
     __syncthreads();
     return sum;
 }
-
-// The chunks of a row that a warp holds.
-#define CHUNKS 4
-
-// The sum over the lanes of a warp, the same for each of them.
-static __device__ __forceinline__ f32 over_warp(f32 sum) {
-    #pragma unroll
-    for (u32 apart = 16; apart > 0; apart /= 2) {
-        sum = sum + __shfl_xor_sync(0xffffffffu, sum, apart);
-    }
-    return sum;
-}
-
-// The layer norm of a row by a warp, a lane with 16 bytes of each chunk.
-static __device__ __forceinline__ void normalize(const ELEMENT* row, const ELEMENT* weight, const ELEMENT* bias, const u32 terms,
-                                                 const f32 eps, quad (&held)[CHUNKS]) {
-    const u32 own = threadIdx.x % 32 * WIDTH;
-    quad by[CHUNKS] = {}, plus[CHUNKS] = {};
-    f32 mean = 0.0f, square = 0.0f;
-    #pragma unroll
-    for (u32 chunk = 0; chunk < CHUNKS; ++chunk) {
-        const u32 at = own + chunk * 32 * WIDTH;
-        held[chunk] = {};
-        if (at < terms) {
-            held[chunk] = *(const quad*)(row + at);
-            by[chunk] = *(const quad*)(weight + at);
-            plus[chunk] = *(const quad*)(bias + at);
-        }
-    }
-    #pragma unroll
-    for (u32 chunk = 0; chunk < CHUNKS; ++chunk) {
-        #pragma unroll
-        for (u32 term = 0; term < WIDTH; ++term) {
-            mean = mean + LOAD(held[chunk].element[term]);
-        }
-    }
-    mean = over_warp(mean) / f32(terms);
-    #pragma unroll
-    for (u32 chunk = 0; chunk < CHUNKS; ++chunk) {
-        if (own + chunk * 32 * WIDTH < terms) {
-            #pragma unroll
-            for (u32 term = 0; term < WIDTH; ++term) {
-                const f32 apart = LOAD(held[chunk].element[term]) - mean;
-                square = fmaf(apart, apart, square);
-            }
-        }
-    }
-    const f32 factor = rsqrtf(over_warp(square) / f32(terms) + eps);
-    #pragma unroll
-    for (u32 chunk = 0; chunk < CHUNKS; ++chunk) {
-        #pragma unroll
-        for (u32 term = 0; term < WIDTH; ++term) {
-            const f32 value = (LOAD(held[chunk].element[term]) - mean) * factor;
-            held[chunk].element[term] =
-                STORE(fmaf(value, LOAD(by[chunk].element[term]), LOAD(plus[chunk].element[term])));
-        }
-    }
-}
 #endif
 
 extern \"C\" __global__ void __launch_bounds__(256) NAME(const __grid_constant__ NAME_arguments x) {
@@ -219,12 +161,6 @@ extern \"C\" __global__ void __launch_bounds__(256) NAME(const __grid_constant__
             prefetch(lines[i] + at);
         }
     }
-#if HAS_NORM
-    for (u32 at = threadIdx.x * (8 * WIDTH); at < terms; at += 256 * (8 * WIDTH)) {
-        prefetch(x.norm_weight + at);
-        prefetch(x.norm_bias + at);
-    }
-#endif
     wait_for_previous();
     f32 sums[ROWS][LINES] = {};
     quad weights[DEPTH][LINES];
@@ -232,93 +168,51 @@ extern \"C\" __global__ void __launch_bounds__(256) NAME(const __grid_constant__
     u32 start = (part * 32 + lane) * WIDTH;
     READ_WEIGHTS
 #if HAS_NORM
-    // While the first weights are on their way. A row that a warp can hold is normalized by a warp: a row alone by each warp that multiplies it, which
-    // keeps it in registers, and several rows by a warp each, into shared memory.
+    // While the first weights are on their way.
     __shared__ __align__(16) ELEMENT normal[HELD];
-    bool is_held = false;
-    quad held_row[CHUNKS];
-    if (terms <= CHUNKS * 32 * WIDTH) {
-        is_held = ROWS == 1 && split == 1;
-        if (is_held || warp < rows) {
-            const u32 row = is_held ? 0 : warp;
-            normalize(x.a + row * x.a_leading_dimension, x.norm_weight, x.norm_bias, terms, __uint_as_float(u32(x.eps)), held_row);
+    const u32 own = threadIdx.x * WIDTH;
+    quad scale = {}, shift = {};
+    if (own < terms) {
+        scale = *(const quad*)(x.norm_weight + own);
+        shift = *(const quad*)(x.norm_bias + own);
+    }
+    for (u32 row = 0; row < rows; ++row) {
+        ELEMENT* const held = normal + row * terms;
+        f32 mean = 0.0f, square = 0.0f;
+        for (u32 at = own; at < terms; at += 256 * WIDTH) {
+            const quad values = *(const quad*)(x.a + row * x.a_leading_dimension + at);
+            *(quad*)(held + at) = values;
             #pragma unroll
-            for (u32 chunk = 0; chunk < CHUNKS; ++chunk) {
-                const u32 at = (chunk * 32 + lane) * WIDTH;
-                if (!is_held && at < terms) {
-                    *(quad*)(normal + row * terms + at) = held_row[chunk];
-                }
+            for (u32 term = 0; term < WIDTH; ++term) {
+                mean = mean + LOAD(values.element[term]);
             }
         }
-    } else {
-        const u32 own = threadIdx.x * WIDTH;
-        quad scale = {}, shift = {};
-        if (own < terms) {
-            scale = *(const quad*)(x.norm_weight + own);
-            shift = *(const quad*)(x.norm_bias + own);
+        mean = over_block(mean, parts[0]) / f32(terms);
+        for (u32 at = own; at < terms; at += 256 * WIDTH) {
+            const quad values = *(const quad*)(held + at);
+            #pragma unroll
+            for (u32 term = 0; term < WIDTH; ++term) {
+                const f32 apart = LOAD(values.element[term]) - mean;
+                square = fmaf(apart, apart, square);
+            }
         }
-        for (u32 row = 0; row < rows; ++row) {
-            ELEMENT* const held = normal + row * terms;
-            f32 mean = 0.0f, square = 0.0f;
-            for (u32 at = own; at < terms; at += 256 * WIDTH) {
-                const quad values = *(const quad*)(x.a + row * x.a_leading_dimension + at);
-                *(quad*)(held + at) = values;
-                #pragma unroll
-                for (u32 term = 0; term < WIDTH; ++term) {
-                    mean = mean + LOAD(values.element[term]);
-                }
+        square = over_block(square, parts[0]) / f32(terms);
+        const f32 factor = rsqrtf(square + __uint_as_float(u32(x.eps)));
+        for (u32 at = own; at < terms; at += 256 * WIDTH) {
+            quad values = *(const quad*)(held + at);
+            const quad by = at == own ? scale : *(const quad*)(x.norm_weight + at);
+            const quad plus = at == own ? shift : *(const quad*)(x.norm_bias + at);
+            #pragma unroll
+            for (u32 term = 0; term < WIDTH; ++term) {
+                const f32 value = (LOAD(values.element[term]) - mean) * factor;
+                values.element[term] = STORE(fmaf(value, LOAD(by.element[term]), LOAD(plus.element[term])));
             }
-            mean = over_block(mean, parts[0]) / f32(terms);
-            for (u32 at = own; at < terms; at += 256 * WIDTH) {
-                const quad values = *(const quad*)(held + at);
-                #pragma unroll
-                for (u32 term = 0; term < WIDTH; ++term) {
-                    const f32 apart = LOAD(values.element[term]) - mean;
-                    square = fmaf(apart, apart, square);
-                }
-            }
-            square = over_block(square, parts[0]) / f32(terms);
-            const f32 factor = rsqrtf(square + __uint_as_float(u32(x.eps)));
-            for (u32 at = own; at < terms; at += 256 * WIDTH) {
-                quad values = *(const quad*)(held + at);
-                const quad by = at == own ? scale : *(const quad*)(x.norm_weight + at);
-                const quad plus = at == own ? shift : *(const quad*)(x.norm_bias + at);
-                #pragma unroll
-                for (u32 term = 0; term < WIDTH; ++term) {
-                    const f32 value = (LOAD(values.element[term]) - mean) * factor;
-                    values.element[term] = STORE(fmaf(value, LOAD(by.element[term]), LOAD(plus.element[term])));
-                }
-                *(quad*)(held + at) = values;
-            }
+            *(quad*)(held + at) = values;
         }
     }
-    if (!is_held) {
-        __syncthreads();
-    }
+    __syncthreads();
     const ELEMENT* const left_rows = normal;
     const u64 left_step = terms;
-#if ROWS == 1
-    if (is_held) {
-        #pragma unroll
-        for (u32 chunk = 0; chunk < CHUNKS; chunk += DEPTH) {
-            #pragma unroll
-            for (u32 ahead = 0; ahead < DEPTH; ++ahead) {
-                if (start + ahead * step < terms) {
-                    #pragma unroll
-                    for (u32 i = 0; i < LINES; ++i) {
-                        #pragma unroll
-                        for (u32 term = 0; term < WIDTH; ++term) {
-                            sums[0][i] = fmaf(LOAD(weights[ahead][i].element[term]),
-                                              LOAD(held_row[chunk + ahead].element[term]), sums[0][i]);
-                        }
-                    }
-                }
-            }
-            start += DEPTH * step;
-            READ_WEIGHTS
-        }
-    }
-#endif
 #else
     const ELEMENT* const left_rows = x.a;
     const u64 left_step = x.a_leading_dimension;
@@ -361,11 +255,7 @@ extern \"C\" __global__ void __launch_bounds__(256) NAME(const __grid_constant__
             }
         }
     }
-    if (split > 1) {
-        __syncthreads();
-    } else {
-        __syncwarp();
-    }
+    __syncthreads();
     // A thread of the first of the warps that share a row adds up their sums.
     for (u32 own = lane; part == 0 && own < ROWS * LINES; own += 32) {
         const u32 row = own / LINES, column = first + own % LINES;
