@@ -22,7 +22,7 @@ use crate::arguments;
 use crate::dtypes::names;
 use crate::{Accesses, FLOATS, NativeKernel, Placed, Words};
 
-/// What is made of the words.
+/// The numbers that are made of the words.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Distribution {
     /// Numbers in [low, high), which are the two numbers of the launch.
@@ -49,7 +49,7 @@ impl Distribution {
 /// A launch over contiguous elements. See the [module](self).
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Draw {
-    /// What is drawn.
+    /// The kind of numbers that are drawn.
     pub distribution: Distribution,
     /// How many elements there are.
     pub elements: u64,

@@ -128,7 +128,7 @@ static __device__ __forceinline__ void wait_for_previous() {
     ),
     fragment(
         "prefetch",
-        "// Brings the 128 bytes about an address into the L2. There is no value in it, so it is right whoever writes them still.
+        "// Brings the 128 bytes about an address into the L2. There is no value in it, so it is right while another kernel still writes them.
 static __device__ __forceinline__ void prefetch(const void* at) {
     asm volatile(\"prefetch.global.L2 [%0];\" :: \"l\"(__cvta_generic_to_global(at)));
 }

@@ -23,7 +23,7 @@ pub struct TransformerLayerOptions {
     pub dropout: Option<(f64, Arc<DeviceGenerator>)>,
     /// Whether GELU takes the place of max(0, x) (`activation="gelu"`).
     pub gelu: bool,
-    /// What layer norms add to the variance.
+    /// The number that layer norms add to the variance.
     pub layer_norm_eps: f64,
     /// Whether the batch comes before the sequence.
     pub batch_first: bool,
@@ -255,7 +255,7 @@ impl TransformerDecoderLayer {
 pub struct TransformerEncoder {
     /// The layers.
     pub layers: Vec<TransformerEncoderLayer>,
-    /// What normalizes the last result.
+    /// The norm of the last result.
     pub norm: Option<LayerNorm>,
 }
 
@@ -288,7 +288,7 @@ impl Forward for TransformerEncoder {
 pub struct TransformerDecoder {
     /// The layers.
     pub layers: Vec<TransformerDecoderLayer>,
-    /// What normalizes the last result.
+    /// The norm of the last result.
     pub norm: Option<LayerNorm>,
 }
 

@@ -189,7 +189,7 @@ pub struct FractionalMaxPool<const AXES: usize> {
     /// The numbers of windows.
     #[module(skip)]
     pub output_size: FractionalSize<AXES>,
-    /// What the places are drawn from.
+    /// The generator that places are drawn from.
     #[module(skip)]
     pub generator: Arc<DeviceGenerator>,
 }

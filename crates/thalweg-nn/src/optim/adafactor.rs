@@ -23,7 +23,7 @@ pub struct AdafactorOptions {
     pub epsilon2: f64,
     /// The size of an update above which it is made smaller: at least 1.
     pub d: f64,
-    /// What a step takes from each parameter, times the learning rate.
+    /// The part of each parameter that a step takes from it, times the learning rate.
     pub weight_decay: f64,
     /// Whether the loss is made large.
     pub maximize: bool,

@@ -45,7 +45,7 @@ impl Default for LbfgsOptions {
     }
 }
 
-/// What a step did: its change of the parameters, that of the gradient, and 1 over their product.
+/// The history of a step: its change of the parameters, that of the gradient, and 1 over their product.
 #[derive(Debug)]
 struct Past {
     step: Tensor,
@@ -53,7 +53,7 @@ struct Past {
     inverse: f64,
 }
 
-/// What one call leaves to the next.
+/// The state that one call leaves to the next.
 #[derive(Debug)]
 struct Memory {
     direction: Tensor,

@@ -26,7 +26,7 @@ pub enum AdjustLr {
 pub struct MuonOptions {
     /// The learning rate.
     pub learning_rate: f64,
-    /// What a step takes from each parameter, times the learning rate.
+    /// The part of each parameter that a step takes from it, times the learning rate.
     pub weight_decay: f64,
     /// The part of the momentum that stays.
     pub momentum: f64,

@@ -623,7 +623,7 @@ fn differences(sample: &Value) -> Result<Vec<String>> {
     Ok(found)
 }
 
-/// What is known of a module: its samples, and how many of them were taken in evaluation, have gradients, and agree.
+/// The score of a module: its samples, and how many of them were taken in evaluation, have gradients, and agree.
 #[derive(Default)]
 struct Score {
     samples: usize,

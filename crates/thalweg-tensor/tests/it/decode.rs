@@ -285,7 +285,7 @@ fn attention_with_a_cache_appends_a_key_and_sees_what_lies_up_to_it() {
             let case = format!("{dtype} {batch} x {heads}/{kv_heads} x {keys} x {features} at {position}");
             let is_one_kernel = dtype != DType::F64 && features != 20;
             if !is_one_kernel && !(0..keys as i64).contains(&position) {
-                // By operators an index out of range is told of.
+                // By operators an index out of range is reported.
                 continue;
             }
             poison(&[batch, heads, 1, features], dtype);
