@@ -200,7 +200,7 @@ static __device__ __forceinline__ KEY NAME_key(ELEMENT bits, u64 flags) {
 ENCODE    return flags & 1 ? ~key & KEY(MASK) : key;
 }
 
-/// What a block knows of its row.
+/// The shared memory of a block that selects from a row.
 struct NAME_block {
     u32 counts[2048];
     u32 sums[32];
