@@ -6,6 +6,7 @@
 //! the tiles, and blocks put their points where the counts say.
 
 mod keys;
+mod select;
 mod source;
 
 use std::marker::PhantomData;
@@ -22,6 +23,7 @@ use crate::dtypes::{DTYPES, check};
 use crate::{Accesses, NativeKernel, Placed, Words};
 
 use keys::Keys;
+pub use select::{MOST, Select};
 
 /// The sizes of a sort: elements lie as (outer, length, inner), without gaps. See the [module](self).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -162,7 +164,7 @@ pub(crate) fn sources() -> impl Iterator<Item = (String, String)> {
     let mut steps: Vec<Step> = DTYPES.into_iter().flat_map(of_dtype).collect();
     steps.sort_by_key(Step::name);
     steps.dedup_by_key(|step| step.name());
-    steps.into_iter().map(|step| (step.name().to_owned(), step.print()))
+    steps.into_iter().map(|step| (step.name().to_owned(), step.print())).chain(select::sources())
 }
 
 /// The arguments of a launch: addresses, sizes, and which launch it is.

@@ -13,6 +13,11 @@ pub(super) fn print(work: Work, name: &str, keys: &Keys, items: u64) -> String {
         Work::Add => &[ARGUMENTS, ADD],
         Work::Place(_) => &[ARGUMENTS, KEYS, ORDER, PLACE],
     };
+    with_prelude(&element_code(&parts.concat().replace("ITEMS", &items.to_string()), name, keys))
+}
+
+/// Returns code for the elements that keys are of, and of a name.
+pub(super) fn element_code(code: &str, name: &str, keys: &Keys) -> String {
     let bits = keys.mask().count_ones();
     let (element, key) = match bits {
         16 => ("unsigned short", "u32"),
@@ -30,19 +35,15 @@ pub(super) fn print(work: Work, name: &str, keys: &Keys, items: u64) -> String {
     } else {
         "(ELEMENT)(key ^ KEY(SIGN))"
     };
-    let code = parts
-        .concat()
-        .replace("ENCODE", &encode)
+    code.replace("ENCODE", &encode)
         .replace("DECODE", decode)
         .replace("IS_EXACT", same)
         .replace("SIGN", &format!("{:#x}ull", keys.sign))
         .replace("MASK", &format!("{:#x}ull", keys.mask()))
         .replace("BITS", &bits.to_string())
-        .replace("ITEMS", &items.to_string())
         .replace("ELEMENT", element)
         .replace("KEY", key)
-        .replace("NAME", name);
-    with_prelude(&code)
+        .replace("NAME", name)
 }
 
 const ENCODE_FLOAT: &str = "\

@@ -3,7 +3,7 @@
 use smallvec::SmallVec;
 use thalweg_ir::DType;
 use thalweg_kernels::Placed;
-use thalweg_kernels::sort::Sort;
+use thalweg_kernels::sort::{Select, Sort};
 use thalweg_runtime::{Error, Label, Result};
 
 use super::Body::{Composite, Differentiable};
@@ -59,6 +59,9 @@ operators! {
     /// Returns the elements of a dtype that a kernel takes in order along a dimension, and the places where they were.
     "thalweg::sort(Tensor self, int dim, bool descending) -> (Tensor values, Tensor indices)"
         = Differentiable(|call| sort(call.tensor(0), call.int(1), call.bool(2), call.label), &SORT);
+    /// Returns the first elements along a dimension in order, and their places, of what a kernel selects without sorting the rest.
+    "thalweg::select(Tensor self, int k, int dim, bool descending) -> (Tensor values, Tensor indices)"
+        = Differentiable(select, &SELECT);
 }
 
 fn second(mut results: Tensors) -> Tensors {
@@ -102,10 +105,25 @@ fn at_places(x: &Tensor, places: &Tensor, dim: i64, label: Label) -> Result<Tens
     call_operator(built_in!("thalweg::embedding")?, &arguments, None, label.location)?.reshape(x.shape())
 }
 
-/// Sorts floats or int64 along a dimension.
-fn sort(x: &Tensor, dim: i64, descending: bool, label: Label) -> Result<Tensors> {
+/// The gradients go back to the places; nothing goes elsewhere.
+static SELECT: Formula = Formula {
+    inputs: &[],
+    outputs: &[1],
+    backward: |call| {
+        call.one(0, || {
+            let (gradient, places) = (call.gradient()?, call.result(1)?);
+            Tensor::zeros(call.shape(0), gradient.dtype(), call.device())?.scatter(
+                call.int(2),
+                &places,
+                &gradient,
+            )
+        })
+    },
+};
+
+/// Returns the rows of a contiguous tensor along a dimension, for a kernel.
+fn rows(x: &Tensor, dim: i64, descending: bool) -> Result<Sort> {
     let dimension = dimensions(x, &[dim])?.first().copied();
-    let x = x.detach().contiguous()?;
     let shape = x.shape();
     let [outer, length, inner] = match dimension {
         Some(dimension) => [
@@ -116,11 +134,32 @@ fn sort(x: &Tensor, dim: i64, descending: bool, label: Label) -> Result<Tensors>
         None => [1; 3],
     }
     .map(|extent| extent as u64);
+    Ok(Sort { outer, length, inner, descending, dtype: x.dtype() })
+}
+
+fn select(call: &Call<'_>) -> Result<Tensors> {
+    let (k, dim) = (call.int(1), call.int(2));
+    let x = call.tensor(0).detach().contiguous()?;
+    let kernel = Select { sort: rows(&x, dim, call.bool(3))?, count: k as u64 };
+    let mut shape: SmallVec<[usize; 6]> = SmallVec::from_slice(x.shape());
+    shape[x.layout().dimension(dim)?] = k as usize;
+    let stream = x.device().current_stream();
+    let empty = |dtype| Tensor::empty_on(&shape, dtype, &stream, call.label);
+    let results = [empty(x.dtype())?, empty(DType::I64)?];
+    let at = [x.pointer(), results[0].pointer(), results[1].pointer()];
+    stream.launch_native(&Placed { kernel, at }, call.label)?;
+    Ok(SmallVec::from_iter(results))
+}
+
+/// Sorts floats or int64 along a dimension.
+fn sort(x: &Tensor, dim: i64, descending: bool, label: Label) -> Result<Tensors> {
+    let x = x.detach().contiguous()?;
+    let shape = x.shape();
     let stream = x.device().current_stream();
     let empty = |dtype| Tensor::empty_on(shape, dtype, &stream, label);
     let (values, places) = (empty(x.dtype())?, empty(DType::I64)?);
     if x.elements() > 0 {
-        let kernel = Sort { outer, length, inner, descending, dtype: x.dtype() };
+        let kernel = rows(&x, dim, descending)?;
         let scratch = Tensor::empty_on(&[kernel.scratch_words() as usize], DType::I64, &stream, label)?;
         let at = [&x, &values, &places, &scratch].map(Tensor::pointer);
         for kernel in kernel.steps() {
@@ -147,6 +186,12 @@ fn topk(call: &Call<'_>) -> Result<Tensors> {
     let Some(k) = usize::try_from(k).ok().filter(|&k| k <= length) else {
         return Err(Error::invalid("selected index k out of range"));
     };
+    let selected = Select { sort: rows(x, dim, call.bool(3))?, count: k as u64 };
+    if selected.is_better() {
+        let arguments =
+            [Argument::Tensor(x), Argument::Int(k as i64), Argument::Int(dim), Argument::Bool(call.bool(3))];
+        return call_all(built_in!("thalweg::select")?, &arguments, None, call.label.location);
+    }
     let results = sorted(x, dim, call.bool(3), call)?;
     match dimension {
         Some(_) => results.iter().map(|result| result.narrow(dim, 0, k)?.contiguous()).collect(),

@@ -4,7 +4,9 @@ use std::cmp::Ordering;
 
 use thalweg_ir::{DType, bf16, f16};
 use thalweg_tensor::Tensor;
+use thalweg_tensor::dispatch::Value;
 
+use crate::norms::call;
 use crate::support::device;
 
 /// Numbers of few and of many different values, with what sorts by surprise.
@@ -91,4 +93,64 @@ fn nothing_is_sorted_to_nothing() {
         let [values, places] = x.sort(1, false).unwrap();
         assert_eq!((values.shape(), places.shape()), (&shape[..], &shape[..]));
     }
+}
+
+fn topk(x: &Tensor, k: usize, largest: bool) -> [Tensor; 2] {
+    let arguments = [Value::Tensor(x.clone()), Value::Int(k as i64), Value::Int(1), Value::Bool(largest)];
+    call("topk", &arguments).try_into().unwrap_or_else(|_| panic!("values and places"))
+}
+
+/// Holds the greatest or smallest of (outer, length, inner) against the first of the sorted rows, bit by bit, and their gradients.
+fn are_selected(elements: &[f64], [outer, length, inner]: [usize; 3], k: usize, dtype: DType, largest: bool) {
+    let what = format!("{k} of {:?} {dtype} {largest}", [outer, length, inner]);
+    let x =
+        Tensor::from_slice(elements, &[outer, length, inner], &device()).unwrap().to_dtype(dtype).unwrap();
+    let [values, places] = topk(&x, k, largest);
+    let [sorted, order] = x.sort(1, largest).unwrap().map(|all| all.narrow(1, 0, k).unwrap());
+    let numbers = |x: &Tensor| {
+        let x = x.to_dtype(DType::F64).unwrap().contiguous().unwrap().to_vec::<f64>().unwrap();
+        x.into_iter().map(|x| if x.is_nan() { f64::NAN.to_bits() } else { x.to_bits() }).collect::<Vec<_>>()
+    };
+    let integers = |x: &Tensor| x.contiguous().unwrap().to_vec::<i64>().unwrap();
+    assert_eq!(integers(&places), integers(&order), "{what}");
+    assert_eq!(numbers(&values), numbers(&sorted), "{what}");
+}
+
+#[test]
+fn the_first_of_long_rows_are_selected_as_they_are_sorted() {
+    for (k, length) in [(1, 4097), (50, 5000), (1023, 8193), (1024, 10_000), (1025, 5000)] {
+        are_selected(&numbers(2 * length, k as u64), [2, length, 1], k, DType::F32, true);
+        are_selected(&numbers(length * 3, 7), [1, length, 3], k, DType::F32, false);
+    }
+    for dtype in [DType::F16, DType::Bf16, DType::F64, DType::I64] {
+        for largest in [true, false] {
+            are_selected(&numbers(2 * 9000, 5), [2, 9000, 1], 50, dtype, largest);
+        }
+    }
+    // Equals of which only the first are wanted: more than a block gathers at once, so that places decide.
+    let equal = |at: usize| if at % 1000 == 999 { 2.0 } else { f64::from(u8::from(!at.is_multiple_of(3))) };
+    let elements: Vec<f64> = (0..30_000).map(equal).collect();
+    for dtype in [DType::F32, DType::Bf16] {
+        for k in [1, 20, 30, 31, 700, 1024] {
+            are_selected(&elements, [1, 30_000, 1], k, dtype, true);
+            are_selected(&elements, [1, 30_000, 1], k, dtype, false);
+        }
+        are_selected(&vec![f64::NAN; 6000], [1, 6000, 1], 9, dtype, true);
+        are_selected(&vec![0.0; 6000], [1, 6000, 1], 9, dtype, false);
+    }
+    are_selected(&numbers(20 * 5000, 1), [20, 5000, 1], 4, DType::F32, true);
+}
+
+#[test]
+fn gradients_of_what_is_selected_go_to_its_places() {
+    let x = Tensor::from_slice(&numbers(2 * 5000, 3), &[2, 5000], &device()).unwrap();
+    let x = x.to_dtype(DType::F32).unwrap().detach().requires_grad_().unwrap();
+    let [values, places] = topk(&x, 7, true);
+    let weights = Tensor::arange(14, 1, 1, DType::I64, &device()).unwrap().to_dtype(DType::F32).unwrap();
+    values.mul(&weights.reshape(&[2, 7]).unwrap()).unwrap().sum(&[], false).unwrap().backward().unwrap();
+    let mut expected = vec![0.0f32; 10_000];
+    for (at, place) in places.to_vec::<i64>().unwrap().into_iter().enumerate() {
+        expected[at / 7 * 5000 + place as usize] = at as f32 + 1.0;
+    }
+    assert_eq!(x.grad().unwrap().to_vec::<f32>().unwrap(), expected);
 }
