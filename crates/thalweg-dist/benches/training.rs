@@ -1,7 +1,7 @@
 //! A training step of GPT-2 over all GPUs of a machine: data parallel or fully sharded, eager or captured in lockstep; a line of JSON per figure.
 //!
 //! `cargo bench -p thalweg-dist --bench training -- ddp|fsdp [--ranks N] [--sim] [--layers N] [--features N] [--heads N] [--batch N] [--tokens N]
-//! [--steps N] [--captured] [--deterministic] [--priority N]`. Ranks are threads, or processes under `torchrun --no-python`. `--batch` is that of a rank. The losses are those of the
+//! [--steps N] [--captured] [--deterministic] [--priority N] [--progress]`. `--progress` says on stderr when each phase ends. Ranks are threads, or processes under `torchrun --no-python`. `--batch` is that of a rank. The losses are those of the
 //! first steps over the whole batch, so that `--ranks 1 --batch 16` and `--ranks 2 --batch 8` are the same training.
 //! `benches/peers/parallel.py` is the same in PyTorch.
 
@@ -31,6 +31,8 @@ struct Options {
     is_simulated: bool,
     is_captured: bool,
     is_deterministic: bool,
+    /// The start of the program, if phases are to be timed.
+    progress: Option<Instant>,
     ranks: Option<usize>,
     layers: usize,
     features: usize,
@@ -55,6 +57,7 @@ impl Options {
             is_simulated: has("--sim"),
             is_captured: has("--captured"),
             is_deterministic: has("--deterministic"),
+            progress: has("--progress").then(Instant::now),
             ranks: after("--ranks").map(|text| text.parse().expect("a whole number")),
             layers: number("--layers", 12),
             features: number("--features", 768),
@@ -235,39 +238,66 @@ fn report(name: &str, options: &Options, group: &ProcessGroup, ms: f64) {
     }
 }
 
+/// Says on stderr that a phase is over, and what memory the rank has then.
+fn reached(options: &Options, group: &ProcessGroup, phase: &str) {
+    if let Some(begin) = options.progress {
+        let device = group.device();
+        let [live, reserved] = [device.memory_allocated() >> 20, device.memory_reserved() >> 20];
+        let (seconds, rank) = (begin.elapsed().as_secs_f64(), group.rank());
+        eprintln!("{seconds:8.3} s, rank {rank}: {phase}; {live} MiB live, {reserved} MiB reserved");
+    }
+}
+
 fn train(options: &Options, group: &ProcessGroup) -> Result<()> {
+    let say = |phase: &str| reached(options, group, phase);
     let stream = Stream::new(group.device())?;
     let _current = stream.make_current();
     let network = Network::new(options, group)?;
     let rates = AdamWOptions { learning_rate: 3e-4, ..AdamWOptions::default() };
     let optimizer = AdamW::new(network.parameters(), rates)?;
     let (input, next) = (tokens(options, group, 1)?, tokens(options, group, 2)?);
-    let step = || -> Result<Tensor> {
+    say("network");
+    let step = |say: &dyn Fn(&str)| -> Result<Tensor> {
         optimizer.zero_grad();
         let loss = network.loss(&input, &next)?;
+        say("forward");
         loss.backward()?;
+        say("backward");
         optimizer.step()?;
+        say("optimizer");
         Ok(loss.detach())
     };
+    let quiet = |_: &str| {};
     // The first step compiles and connects, the second one brings the buckets into their order; then a step can be captured.
     let mean = |loss: &Tensor| -> Result<f32> {
         let mean = loss.to_dtype(DType::F32)?;
         group.all_reduce(&mean, ReduceOp::Avg)?.wait()?;
         mean.item::<f32>()
     };
-    let mut losses = vec![mean(&step()?)?, mean(&step()?)?];
+    let mut losses = vec![mean(&step(&say)?)?];
+    say("first step");
+    losses.push(mean(&step(&say)?)?);
+    say("second step");
     let captured = options
         .is_captured
-        .then(|| LockstepGraph::capture(group, CaptureOptions::default(), step))
+        .then(|| LockstepGraph::capture(group, CaptureOptions::default(), || step(&say)))
         .transpose()?;
+    if let Some((graph, _)) = &captured {
+        say(&format!(
+            "instantiated: {:?}, {:?}",
+            graph.graph().memory(),
+            group.device().max_memory_allocated() >> 20
+        ));
+    }
     while losses.len() < LOSSES {
         losses.push(match &captured {
             Some((graph, loss)) => {
                 graph.replay()?;
                 mean(loss)?
             }
-            None => mean(&step()?)?,
+            None => mean(&step(&quiet)?)?,
         });
+        say("replay or step");
     }
     let name = if options.is_sharded { "fsdp" } else { "ddp" };
     if group.rank() == 0 {
@@ -280,7 +310,12 @@ fn train(options: &Options, group: &ProcessGroup) -> Result<()> {
             graph.verify()
         }
         None => {
-            report(&format!("{name}_eager"), options, group, time(options, group, || step().map(drop))?);
+            report(
+                &format!("{name}_eager"),
+                options,
+                group,
+                time(options, group, || step(&quiet).map(drop))?,
+            );
             Ok(())
         }
     }

@@ -5,15 +5,16 @@ use std::time::Duration;
 
 use thalweg_dist::ReduceOp::{Max, Sum};
 use thalweg_dist::{
-    DataParallelOptions, DistributedDataParallel, GroupOptions, LockstepGraph, ProcessGroup, run_ranks,
-    run_ranks_with, simulated_devices,
+    DataParallelOptions, DistributedDataParallel, FullyShardOptions, GroupOptions, LockstepGraph,
+    ProcessGroup, run_ranks, run_ranks_with, simulated_devices,
 };
 use thalweg_ir::DType;
 use thalweg_nn::module::{Forward, Linear, Module};
-use thalweg_runtime::{CaptureOptions, Error, Result};
+use thalweg_runtime::{CaptureOptions, Error, Result, Stream};
 use thalweg_tensor::Tensor;
 use thalweg_tensor::random::Generator;
 
+use crate::fully_shard::sharded;
 use crate::support::{batch, checked, descend, empty, loss, parameter_values, tensor, values};
 
 fn capture<T>(group: &ProcessGroup, region: impl FnOnce() -> Result<T>) -> Result<(LockstepGraph, T)> {
@@ -85,6 +86,46 @@ fn a_captured_step_has_the_bits_of_an_eager_one() {
         let devices = simulated_devices(ranks).unwrap();
         let eager = run_ranks(&devices, |group| trained(&group, false)).unwrap();
         let captured = run_ranks(&devices, |group| trained(&group, true)).unwrap();
+        assert_eq!(eager, captured);
+    }
+}
+
+/// Trains a sharded model, the last steps captured or not, and returns the losses of those and this rank's shards.
+fn trained_in_shards(group: &ProcessGroup, is_captured: bool) -> Result<(Vec<f32>, Vec<f32>)> {
+    let stream = Stream::new(group.device())?;
+    let _current = stream.make_current();
+    let network = sharded(group, FullyShardOptions::default())?;
+    let (input, target) = batch(group.rank(), group.size(), 0, group.device())?;
+    let step = || {
+        let loss = loss(&network.forward(&input)?, &target)?;
+        loss.backward()?;
+        descend(&network.parameters())?;
+        Ok(loss.detach())
+    };
+    (0..2).try_for_each(|_| step().map(drop))?;
+    let mut losses = Vec::new();
+    if is_captured {
+        let (graph, loss) = capture(group, step)?;
+        for _ in 0..3 {
+            graph.replay()?;
+            losses.push(loss.item::<f32>()?);
+        }
+        graph.verify()?;
+    } else {
+        for _ in 0..3 {
+            losses.push(step()?.item::<f32>()?);
+        }
+    }
+    Ok((losses, parameter_values(&network.parameters())?))
+}
+
+/// Every unit gathers and reduces several parameters in one group, which is a group of calls on one stream of a capture.
+#[test]
+fn a_captured_step_in_shards_has_the_bits_of_an_eager_one() {
+    for ranks in [1, 2, 3] {
+        let devices = simulated_devices(ranks).unwrap();
+        let eager = run_ranks(&devices, |group| trained_in_shards(&group, false)).unwrap();
+        let captured = run_ranks(&devices, |group| trained_in_shards(&group, true)).unwrap();
         assert_eq!(eager, captured);
     }
 }

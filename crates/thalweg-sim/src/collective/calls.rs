@@ -129,8 +129,8 @@ impl MachineState {
             self.submit(own, task, GraphNodeKind::Library)?;
             let reached = self.place(own);
             let after = &mut streams[position].2;
-            after.frontier.extend(reached.frontier);
-            after.nodes.extend(reached.nodes);
+            // Parts leave much of the place as it was: in a capture the commands, outside of one the nodes.
+            after.add(&reached);
         }
         for (own, _, after) in streams {
             self.set_place(own, after);
@@ -188,6 +188,23 @@ impl MachineState {
 struct StreamPlace {
     frontier: Frontier,
     nodes: SmallVec<[u32; 2]>,
+}
+
+impl StreamPlace {
+    /// Makes it come after another place too. What is there already is not there twice: it would grow by the number of parts with
+    /// each group.
+    fn add(&mut self, other: &Self) {
+        for command in &other.frontier {
+            if !self.frontier.contains(command) {
+                self.frontier.push(*command);
+            }
+        }
+        for node in &other.nodes {
+            if !self.nodes.contains(node) {
+                self.nodes.push(*node);
+            }
+        }
+    }
 }
 
 /// Gives a rank up, once its collectives are done.
