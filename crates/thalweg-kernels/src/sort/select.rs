@@ -47,14 +47,19 @@ const DTYPES: [DType; 3] = [DType::F32, DType::F16, DType::Bf16];
 const ARGUMENT_WORDS: usize = 9;
 
 impl Select {
-    /// Returns whether a selection is carried out, and faster than the whole sort.
-    pub fn is_better(&self) -> bool {
+    /// Returns whether there is a kernel, and something for it to do.
+    pub fn is_possible(&self) -> bool {
         let Sort { length, dtype, .. } = self.sort;
         DTYPES.contains(&dtype)
             && (1..=MOST.min(length)).contains(&self.count)
-            && length > SHORT
             && length <= u64::from(u32::MAX)
-            && (length <= LONG || self.sort.rows() >= MANY)
+            && self.sort.rows() > 0
+    }
+
+    /// Returns whether a selection is possible, and faster than the whole sort.
+    pub fn is_better(&self) -> bool {
+        let length = self.sort.length;
+        self.is_possible() && length > SHORT && (length <= LONG || self.sort.rows() >= MANY)
     }
 
     /// Returns the name of the entry point, the same string each time: kernels are found by it.

@@ -141,6 +141,13 @@ fn select(call: &Call<'_>) -> Result<Tensors> {
     let (k, dim) = (call.int(1), call.int(2));
     let x = call.tensor(0).detach().contiguous()?;
     let kernel = Select { sort: rows(&x, dim, call.bool(3))?, count: k as u64 };
+    if !kernel.is_possible() {
+        return Err(Error::invalid(format!(
+            "thalweg::select takes 1 to 1024 of the floats of each row, not {k} of {} of {:?}",
+            x.dtype(),
+            x.shape()
+        )));
+    }
     let mut shape: SmallVec<[usize; 6]> = SmallVec::from_slice(x.shape());
     shape[x.layout().dimension(dim)?] = k as usize;
     let stream = x.device().current_stream();
