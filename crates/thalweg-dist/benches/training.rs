@@ -264,7 +264,6 @@ fn train(options: &Options, group: &ProcessGroup) -> Result<()> {
         loss.backward()?;
         say("backward");
         optimizer.step()?;
-        say("optimizer");
         Ok(loss.detach())
     };
     let quiet = |_: &str| {};
@@ -275,9 +274,8 @@ fn train(options: &Options, group: &ProcessGroup) -> Result<()> {
         mean.item::<f32>()
     };
     let mut losses = vec![mean(&step(&say)?)?];
-    say("first step");
     losses.push(mean(&step(&say)?)?);
-    say("second step");
+    say("two steps");
     let captured = options
         .is_captured
         .then(|| LockstepGraph::capture(group, CaptureOptions::default(), || step(&say)))

@@ -2,6 +2,7 @@
 //!
 //! - [`HashStore`]: for threads of one process.
 //! - [`TcpStore`]: a server in one process, clients in the others.
+//! - [`TorchStore`]: a client of the server that PyTorch's `TCPStore` is, under `torchrun` for one.
 //! - [`FileStore`]: a file that all processes can open.
 //! - [`PrefixStore`]: a part of another one.
 //!
@@ -11,6 +12,7 @@ mod file;
 mod hash;
 mod prefix;
 mod tcp;
+mod torch;
 mod wire;
 
 use std::fmt::Debug;
@@ -22,6 +24,7 @@ pub use file::FileStore;
 pub use hash::HashStore;
 pub use prefix::PrefixStore;
 pub use tcp::TcpStore;
+pub use torch::TorchStore;
 
 /// How long a store waits by default: PyTorch's 5 minutes.
 pub const DEFAULT_STORE_TIMEOUT: Duration = Duration::from_secs(300);

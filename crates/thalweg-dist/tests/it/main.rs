@@ -20,3 +20,4 @@ mod pipeline;
 mod stores;
 mod support;
 mod tensor_parallel;
+mod torch_store;

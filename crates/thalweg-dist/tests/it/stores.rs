@@ -32,7 +32,7 @@ fn serve() -> TcpStore {
 }
 
 /// Holds a store, seen by two ranks, against what every store does.
-fn contract(one: &dyn Store, other: &dyn Store) {
+pub fn contract(one: &dyn Store, other: &dyn Store) {
     one.set("key", b"value").unwrap();
     assert_eq!(other.get("key").unwrap(), b"value");
     other.set("key", b"").unwrap();
