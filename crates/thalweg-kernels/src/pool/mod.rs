@@ -1,7 +1,7 @@
 //! [`Pool`]: the mean or the greatest element of each window of planes, and their gradients.
 //!
 //! A thread has one window, or one point and the few windows that it lies in, so nothing is added by several threads and results repeat
-//! their bits. Places are counted in 32 bits; [`Pool::check`] refuses planes that need more. The host function computes
+//! their bits. Places are counted in 32 bits; [`Pool::is_taken`] says of which planes they fit. The host function computes
 //! in the same order.
 
 use std::sync::Arc;

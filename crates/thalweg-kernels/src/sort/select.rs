@@ -18,8 +18,7 @@ use super::{SHORT, Sort};
 use crate::arguments;
 use crate::{Accesses, NativeKernel, Placed, Words};
 
-/// The sizes of a selection: elements lie as (outer, length, inner), results as (outer, count, inner), without gaps. See the
-/// [module](self).
+/// The sizes of a selection: elements lie as (outer, length, inner), results as (outer, count, inner), without gaps.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Select {
     /// The order, and the rows: of floats of up to 32 bits.

@@ -32,7 +32,7 @@ impl<const AXES: usize> Default for ConvOptions<AXES> {
 /// Returns the convolution of sequences (batch, in, length) with a weight (out, in / groups, length), plus a bias (out).
 ///
 /// # Errors
-/// [`Error::is_invalid_argument`] if shapes or dtypes do not fit.
+/// [`Error::is_invalid_argument`](thalweg_runtime::Error::is_invalid_argument) if shapes or dtypes do not fit.
 #[track_caller]
 pub fn conv1d(
     input: &Tensor,
@@ -49,7 +49,7 @@ pub fn conv1d(
 /// columns.
 ///
 /// # Errors
-/// [`Error::is_invalid_argument`] if shapes or dtypes do not fit.
+/// [`Error::is_invalid_argument`](thalweg_runtime::Error::is_invalid_argument) if shapes or dtypes do not fit.
 #[track_caller]
 pub fn conv2d(
     input: &Tensor,
@@ -64,7 +64,7 @@ pub fn conv2d(
 /// a bias (out).
 ///
 /// # Errors
-/// [`Error::is_invalid_argument`] if shapes or dtypes do not fit.
+/// [`Error::is_invalid_argument`](thalweg_runtime::Error::is_invalid_argument) if shapes or dtypes do not fit.
 #[track_caller]
 pub fn conv3d(
     input: &Tensor,
@@ -78,7 +78,7 @@ pub fn conv3d(
 /// Returns the convolution over one to three axes, with or without a batch: [`conv1d`], [`conv2d`] or [`conv3d`].
 ///
 /// # Errors
-/// [`Error::is_invalid_argument`] if shapes or dtypes do not fit.
+/// [`Error::is_invalid_argument`](thalweg_runtime::Error::is_invalid_argument) if shapes or dtypes do not fit.
 #[track_caller]
 pub fn conv<const AXES: usize>(
     input: &Tensor,
@@ -101,7 +101,7 @@ pub fn conv<const AXES: usize>(
 /// (out). `output_padding` lengthens each axis of the result.
 ///
 /// # Errors
-/// [`Error::is_invalid_argument`] if shapes or dtypes do not fit.
+/// [`Error::is_invalid_argument`](thalweg_runtime::Error::is_invalid_argument) if shapes or dtypes do not fit.
 #[track_caller]
 pub fn conv_transpose<const AXES: usize>(
     input: &Tensor,

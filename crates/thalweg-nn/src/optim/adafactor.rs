@@ -7,6 +7,7 @@ use thalweg_runtime::{Error, Result};
 use thalweg_tensor::Tensor;
 use thalweg_tensor::caller::at_line;
 
+use super::optimizer::is_at_least;
 use super::stepped::Stepped;
 use super::{OptimizerState, ParameterState};
 
@@ -70,7 +71,7 @@ impl Adafactor {
                 ("weight_decay", weight_decay, 0.0),
             ];
             Stepped::refuse_below("Adafactor", &least)?;
-            if !(beta2_decay <= 0.0) {
+            if !is_at_least(-beta2_decay, 0.0) {
                 return Err(Error::invalid(format!(
                     "Adafactor: beta2_decay should be <= 0 but is: {beta2_decay}"
                 )));

@@ -9,7 +9,7 @@ use thalweg_tensor::caller::at_line;
 use thalweg_tensor::{Tensor, no_grad};
 
 use super::line_search::{Point, strong_wolfe};
-use super::optimizer::check_parameters;
+use super::optimizer::{check_parameters, is_at_least};
 
 /// The options of [`Lbfgs`], by PyTorch's names.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -94,7 +94,7 @@ impl Lbfgs {
                 ("tolerance_grad", tolerance_grad),
                 ("tolerance_change", tolerance_change),
             ];
-            if let Some((name, value)) = numbers.into_iter().find(|(_, value)| !(*value >= 0.0)) {
+            if let Some((name, value)) = numbers.into_iter().find(|(_, value)| !is_at_least(*value, 0.0)) {
                 return refuse(format!("{name} is {value}, and must be at least 0"));
             }
             if history_size == 0 {
@@ -114,7 +114,7 @@ impl Lbfgs {
     /// # Errors
     /// [`Error::is_invalid_argument`] if it is not at least 0.
     pub fn set_learning_rate(&mut self, learning_rate: f64) -> Result<()> {
-        if !(learning_rate >= 0.0) {
+        if !is_at_least(learning_rate, 0.0) {
             return Err(Error::invalid(format!(
                 "LBFGS: learning_rate is {learning_rate}, and must be at least 0"
             )));

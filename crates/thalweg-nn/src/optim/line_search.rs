@@ -27,7 +27,7 @@ fn cubic_least(one: &Point, other: &Point, bounds: Option<(f64, f64)>) -> f64 {
     let (low, high) = bounds.unwrap_or((left.length, right.length));
     let mean = left.slope + right.slope - 3.0 * (left.loss - right.loss) / (left.length - right.length);
     let square = mean * mean - left.slope * right.slope;
-    if !(square >= 0.0) {
+    if !super::optimizer::is_at_least(square, 0.0) {
         return (low + high) / 2.0;
     }
     let root = square.sqrt();

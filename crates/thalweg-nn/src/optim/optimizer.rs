@@ -195,6 +195,11 @@ fn check<O: OptimizerOptions>(parameters: &[Tensor], options: &O, others: &[&Ten
     check_parameters(O::RULE.title, parameters, others)
 }
 
+/// Returns whether a number is at least another; NaN is not.
+pub(super) fn is_at_least(value: f64, least: f64) -> bool {
+    value >= least
+}
+
 /// Refuses parameters that cannot be stepped, beside parameters that are stepped already.
 pub(super) fn check_parameters(title: &str, parameters: &[Tensor], others: &[&Tensor]) -> Result<()> {
     let fail = |text: String| Err(Error::invalid(format!("{title}: {text}")));

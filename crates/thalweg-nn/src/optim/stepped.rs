@@ -4,7 +4,7 @@ use thalweg_ir::DType;
 use thalweg_runtime::{Error, Result};
 use thalweg_tensor::{Tensor, no_grad};
 
-use super::optimizer::check_parameters;
+use super::optimizer::{check_parameters, is_at_least};
 use super::{GroupState, OptimizerState, ParameterState};
 
 /// Parameters of one group with their states, and a learning rate that lies on the device, so that captured steps follow it.
@@ -100,7 +100,7 @@ impl Stepped {
 
     /// Refuses an option that is out of its bounds.
     pub(super) fn refuse_below(title: &str, options: &[(&str, f64, f64)]) -> Result<()> {
-        match options.iter().find(|(_, value, least)| !(value >= least)) {
+        match options.iter().find(|(_, value, least)| !is_at_least(*value, *least)) {
             Some((name, value, least)) => {
                 Err(Error::invalid(format!("{title}: {name} should be >= {least} but is: {value}")))
             }

@@ -198,7 +198,7 @@ fn defined(count: usize, offset: u64) -> impl Fn(usize) -> (f32, f64) {
         let first = position / 2 * 2;
         let radius = (-2.0 * (f64::from(word(first)) / 2f64.powi(32) + 2f64.powi(-33)).ln()).sqrt();
         let angle = (f64::from(word(first + 1)) + 0.5) / 2f64.powi(32) * std::f64::consts::TAU;
-        (uniform, radius * if position % 2 == 0 { angle.sin() } else { angle.cos() })
+        (uniform, radius * if position.is_multiple_of(2) { angle.sin() } else { angle.cos() })
     }
 }
 
