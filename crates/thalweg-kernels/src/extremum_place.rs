@@ -207,7 +207,9 @@ static __device__ __forceinline__ u64 of_warp(u64 best) {
 
 extern \"C\" __global__ void CLUSTER __launch_bounds__(512) NAME(const __grid_constant__ NAME_arguments x) {
     __shared__ u64 warps[16];
+#if PARTS > 1
     __shared__ u64 block;
+#endif
     launch_dependents();
     wait_for_previous();
 #if PARTS == 1
@@ -244,7 +246,9 @@ extern \"C\" __global__ void CLUSTER __launch_bounds__(512) NAME(const __grid_co
     __syncthreads();
     if (threadIdx.x < 32) {
         best = of_warp(threadIdx.x < 16 ? warps[threadIdx.x] : 0);
+#if PARTS > 1
         block = best;
+#endif
     }
     __syncthreads();
 #if PARTS > 1

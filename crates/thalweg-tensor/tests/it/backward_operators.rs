@@ -134,6 +134,10 @@ fn a_product_is_rounded_with_what_it_is_added_to() {
     assert_eq!(one(a.matmul(&b).unwrap()), 256.0);
     assert_eq!(one(added.addmm(&a, &b).unwrap()), 1.0);
     assert_eq!(one(a.linear(&b.transpose(0, 1).unwrap(), Some(&added)).unwrap()), 1.0);
+    if !device().is_simulated() {
+        // On a GPU a convolution's bias is added to a rounded result, as by PyTorch.
+        return;
+    }
     let image = a.reshape(&[1, 2, 1]).unwrap();
     let kernel = b.reshape(&[1, 2, 1]).unwrap();
     let arguments = [&image, &kernel, &added].map(|tensor| Value::Tensor(tensor.clone()));

@@ -8,6 +8,18 @@ typedef int i32;
 typedef long long i64;
 typedef float f32;
 typedef double f64;
+// Lets a kernel that waits for this one itself begin as soon as all blocks of this one have come here.
+static __device__ __forceinline__ void launch_dependents() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+// Waits until the kernel in front is complete. In front of it nothing is read or written, only prefetched.
+static __device__ __forceinline__ void wait_for_previous() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
 
 struct add_arguments {
     const f32* input0;
@@ -30,6 +42,8 @@ struct add_arguments {
 };
 
 extern "C" __global__ void __launch_bounds__(256) add(const __grid_constant__ add_arguments a) {
+    launch_dependents();
+    wait_for_previous();
     const u32 count = u32(a.rows * a.points);
     const u32 threads = u32(gridDim.x) * blockDim.x;
     const u32 thread = u32(blockIdx.x) * blockDim.x + threadIdx.x;

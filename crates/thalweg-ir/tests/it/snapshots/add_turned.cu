@@ -8,6 +8,18 @@ typedef int i32;
 typedef long long i64;
 typedef float f32;
 typedef double f64;
+// Lets a kernel that waits for this one itself begin as soon as all blocks of this one have come here.
+static __device__ __forceinline__ void launch_dependents() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+// Waits until the kernel in front is complete. In front of it nothing is read or written, only prefetched.
+static __device__ __forceinline__ void wait_for_previous() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
 struct bf16 { u16 bits; };
 static __device__ __forceinline__ f32 f32_from_bf16(const bf16 x) {
     return __uint_as_float(u32(x.bits) << 16);
@@ -33,6 +45,8 @@ struct add_arguments {
 };
 
 extern "C" __global__ void __launch_bounds__(256) add(const __grid_constant__ add_arguments a) {
+    launch_dependents();
+    wait_for_previous();
     __shared__ __align__(16) bf16 tile0[64][66];
     const u32 written = u32(a.row_extent1);
     const u32 written_tiles = (written + 63) / 64;

@@ -8,6 +8,18 @@ typedef int i32;
 typedef long long i64;
 typedef float f32;
 typedef double f64;
+// Lets a kernel that waits for this one itself begin as soon as all blocks of this one have come here.
+static __device__ __forceinline__ void launch_dependents() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+// Waits until the kernel in front is complete. In front of it nothing is read or written, only prefetched.
+static __device__ __forceinline__ void wait_for_previous() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
 template <class T> static __device__ __forceinline__ T maximum(const T a, const T b) {
     return a > b || a != a ? a : b;
 }
@@ -52,6 +64,8 @@ struct log_softmax_arguments {
 };
 
 extern "C" __global__ void __launch_bounds__(256) log_softmax(const __grid_constant__ log_softmax_arguments a) {
+    launch_dependents();
+    wait_for_previous();
     __shared__ u64 shared[2][8];
     const u64 rows = u64(a.rows);
     const u32 lane = threadIdx.x;

@@ -8,6 +8,18 @@ typedef int i32;
 typedef long long i64;
 typedef float f32;
 typedef double f64;
+// Lets a kernel that waits for this one itself begin as soon as all blocks of this one have come here.
+static __device__ __forceinline__ void launch_dependents() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+// Waits until the kernel in front is complete. In front of it nothing is read or written, only prefetched.
+static __device__ __forceinline__ void wait_for_previous() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
 struct f16 { u16 bits; };
 static __device__ __forceinline__ f32 f32_from_f16(const f16 x) {
     f32 y;
@@ -46,6 +58,8 @@ struct softmax_arguments {
 };
 
 extern "C" __global__ void __launch_bounds__(128) softmax(const __grid_constant__ softmax_arguments a) {
+    launch_dependents();
+    wait_for_previous();
     const u32 rows = u32(a.rows);
     const u32 lane = threadIdx.x % 8;
     const u32 step = u32(gridDim.x) * 16;
