@@ -45,9 +45,9 @@ pub(super) fn run(
     if geometry.rows() == 0 {
         return Ok(());
     }
-    let mut file = FILE.take().unwrap_or_default();
-    file.prepare(&program.registers, &program.accumulators, program.block);
     let mut launch = Launch::new(program, geometry, scalars, inputs, outputs);
+    let mut file = FILE.take().unwrap_or_default();
+    file.prepare(&launch.program.registers, &launch.program.accumulators, launch.width);
     launch.observer = observer;
     launch.part = part;
     let result = launch.run(&mut file);
@@ -204,6 +204,10 @@ impl<'l> Launch<'l> {
         let (rows, points) = (geometry.rows() as usize, geometry.points() as usize);
         let lanes = usize::from(program.class.lanes.max(1)).min(points.max(1).next_power_of_two());
         let direction = direction(program, (rows, &row_space), (points, &inner_space), lanes);
+        let whole = program
+            .of_whole_rows(points)
+            .filter(|_| direction == Direction::Along && program.class.cascade <= 1);
+        let (program, longest) = whole.map_or((program, program.block), |kept| (kept, points));
         let group = match direction {
             Direction::Along => group(program, (rows, points)),
             Direction::Across => 1,
@@ -214,7 +218,7 @@ impl<'l> Launch<'l> {
                 let accumulators = lanes * usize::from(program.class.cascade);
                 rows.min(program.block).min((ACCUMULATORS / accumulators).max(1))
             }
-            Direction::Along => group * points.min(program.block),
+            Direction::Along => group * points.min(longest),
         };
         let (row, inner) = (row_space.start(), inner_space.start());
         Self {

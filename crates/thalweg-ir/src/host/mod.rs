@@ -8,7 +8,8 @@
 //! # Levels and phases
 //! A step runs as seldom as it can: once a launch (constants, scalars and what follows from them), once a row, or once a
 //! point. Reductions cut a row into *phases*: a reduction that needs the result of another one runs in a later pass over
-//! the row's points, and one that does not shares the pass. Outputs are written in the last phase, so that an output may
+//! the row's points, and one that does not shares the pass. What several phases need of a point is computed anew in each, unless
+//! a block holds whole rows: then it stays in its register. Outputs are written in the last phase, so that an output may
 //! take the place of an input of the same layout: every block is read before it is written.
 //!
 //! # Directions

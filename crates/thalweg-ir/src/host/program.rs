@@ -126,6 +126,9 @@ pub(super) struct CompiledKernel {
     pub reductions: Vec<ReductionPlan>,
     /// How many elements a step handles at a time at most.
     pub block: usize,
+    /// The same kernel for rows that are one block: a value at points that several phases need is computed in the first of
+    /// them, and stays in its register. `None` where no phase needs a value of an earlier one.
+    pub kept: Option<Box<CompiledKernel>>,
     /// How many registers of each bank.
     pub registers: [u16; BANKS],
     /// How many accumulators of each bank.
@@ -138,7 +141,15 @@ pub(super) struct CompiledKernel {
 
 /// Compiles a kernel.
 pub(super) fn compile(kernel: &Kernel) -> CompiledKernel {
-    let mut compiler = Compiler::new(kernel);
+    let mut program = compile_form(kernel, false);
+    let kept = (program.phases.len() > 1).then(|| compile_form(kernel, true));
+    program.kept = kept.filter(|kept| kept.point_steps < program.point_steps).map(Box::new);
+    program
+}
+
+/// Compiles one form of a kernel: values at points are computed anew in each phase, or kept from the first that needs them.
+fn compile_form(kernel: &Kernel, keeps: bool) -> CompiledKernel {
+    let mut compiler = Compiler::new(kernel, keeps);
     compiler.mark();
     compiler.emit();
     compiler.store_outputs();
@@ -162,6 +173,8 @@ struct ValueInfo {
 
 struct Compiler<'k> {
     kernel: &'k Kernel,
+    /// Whether a value at points stays for later phases.
+    keeps: bool,
     /// Which expressions differ from point to point of a row, and which are the same in the whole launch.
     point: Vec<bool>,
     uniform: Vec<bool>,
@@ -189,8 +202,13 @@ fn point_section(phase: usize) -> usize {
     2 + 2 * phase
 }
 
+/// Returns whether a section runs at points. The last one, of row outputs, is odd.
+fn is_of_points(section: usize) -> bool {
+    section != UNIFORM && section.is_multiple_of(2)
+}
+
 impl<'k> Compiler<'k> {
-    fn new(kernel: &'k Kernel) -> Self {
+    fn new(kernel: &'k Kernel, keeps: bool) -> Self {
         let body = &kernel.body;
         let count = body.nodes.len();
         let (mut uniform, mut phase) = (vec![false; count], vec![0; count]);
@@ -216,6 +234,7 @@ impl<'k> Compiler<'k> {
         let has_inner = kernel.class.inner_rank > 0;
         Self {
             kernel,
+            keeps,
             point: body.point_dependent(|_| has_inner),
             uniform,
             phase,
@@ -257,6 +276,9 @@ impl<'k> Compiler<'k> {
                     continue;
                 }
                 if self.point[index] {
+                    if self.kept_from(phase, index).is_some() {
+                        continue;
+                    }
                     for operand in node.operands() {
                         self.needed_at_point[phase][operand.index()] = true;
                     }
@@ -278,6 +300,12 @@ impl<'k> Compiler<'k> {
         }
     }
 
+    /// Returns the earlier phase from which an expression's values at points stay, if they do.
+    fn kept_from(&self, phase: usize, index: usize) -> Option<usize> {
+        let earlier = if self.keeps { &self.needed_at_point[..phase] } else { &[] };
+        earlier.iter().position(|needed| needed[index])
+    }
+
     /// Writes the steps, front to back.
     fn emit(&mut self) {
         let body = self.body();
@@ -293,6 +321,10 @@ impl<'k> Compiler<'k> {
             }
             for phase in 0..self.phases {
                 if self.needed_at_point[phase][index] && self.point[index] {
+                    if let Some(first) = self.kept_from(phase, index) {
+                        self.point_values[phase][index] = self.point_values[first][index];
+                        continue;
+                    }
                     let operands: Vec<ValueId> =
                         node.operands().map(|operand| self.value_at_point(phase, operand)).collect();
                     self.point_values[phase][index] = self.emit_node(index, &operands, point_section(phase));
@@ -516,7 +548,7 @@ impl<'k> Compiler<'k> {
                 steps.iter_mut().flat_map(|step| &mut step.operands).filter(|value| **value != NONE)
             {
                 let ValueInfo { dtype, section } = self.values[*operand as usize];
-                if section == UNIFORM || section == own {
+                if section == UNIFORM || is_of_points(section) {
                     continue;
                 }
                 let known = spread[*operand as usize];
@@ -577,11 +609,23 @@ impl<'k> Compiler<'k> {
             stores,
             reductions,
             block: block(&registers),
+            kept: None,
             registers,
             accumulators,
             point_steps,
             point_operands,
         }
+    }
+}
+
+/// How many bytes the registers of a row may have whose values are kept: they come back from the second-level cache.
+const KEPT_BYTES: usize = 256 * 1024;
+
+impl CompiledKernel {
+    /// Returns the form for rows of so many points, each of which is one block.
+    pub fn of_whole_rows(&self, points: usize) -> Option<&Self> {
+        let kept = self.kept.as_deref()?;
+        (points <= KEPT_BYTES / bytes_of_element(&kept.registers).max(1)).then_some(kept)
     }
 }
 

@@ -273,6 +273,35 @@ fn log_softmax_in_place() {
 }
 
 #[test]
+fn values_that_stay_for_later_phases_change_no_bit() {
+    // A row along its points keeps x − max if it is short enough; columns side by side compute it anew for each phase.
+    let run = |row: &[u64], inner: &[u64], operand: &OperandGeometry, values: &[f32]| {
+        let operands = vec![operand.clone(), operand.clone()];
+        let geometry = geometry(row, inner, operands);
+        let mut result = vec![0.0f32; values.len()];
+        HostProgram::compile(&kernel(log_softmax(), class(1, 1, 32)))
+            .run(&geometry, &[], &[values.into()], &[result.as_mut_slice().into()])
+            .expect("a softmax");
+        result
+    };
+    for points in [1, 7, 1000, 5000, 40_000] {
+        let values: Vec<f32> = (0..points).map(|i| ((i * 7919) % 1000) as f32 / 70.0 - 6.0).collect();
+        let several = values.repeat(3);
+        let columns: Vec<f32> = values.iter().flat_map(|&value| [value; 64]).collect();
+        let points = points as u64;
+        let along = run(&[3], &[points], &strided(&[points], &[1]), &several);
+        let across = run(&[64], &[points], &strided(&[1], &[64]), &columns);
+        for (at, value) in along.iter().enumerate() {
+            assert_eq!(
+                value.to_bits(),
+                across[at % points as usize * 64].to_bits(),
+                "{points} points, at {at}"
+            );
+        }
+    }
+}
+
+#[test]
 fn a_contiguous_launch_through_its_arguments() {
     let builder = BodyBuilder::new();
     let (x, y) = (builder.input(DType::F32), builder.input(DType::F16));
