@@ -74,6 +74,26 @@ impl<A: Copy, T: Copy, F: Fn(A, T, T) -> T> Loop for Map3<'_, A, T, F> {
     }
 }
 
+/// Each value at so many places of target, one value after the other.
+pub(super) struct Spread<'l, T> {
+    pub target: &'l mut [T],
+    pub values: &'l [T],
+    pub places: usize,
+}
+
+impl<T: Copy> Loop for Spread<'_, T> {
+    type Output = ();
+
+    #[inline(always)]
+    fn call(self) {
+        for (target, &value) in self.target.chunks_exact_mut(self.places).zip(self.values) {
+            for target in target {
+                *target = value;
+            }
+        }
+    }
+}
+
 /// cells = values.
 pub(super) struct Store<'l, T> {
     pub cells: &'l [Cell<T>],

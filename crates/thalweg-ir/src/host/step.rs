@@ -4,7 +4,7 @@
 use half::slice::HalfFloatSliceExt;
 
 use super::arithmetic::{Bits, Float, Number};
-use super::loops::{Accumulate, AccumulateRounds, Map1, Map2, Map3, TILE, Tree};
+use super::loops::{Accumulate, AccumulateRounds, Map1, Map2, Map3, Spread, TILE, Tree};
 use super::operand::Source;
 use super::program::{HostStep, Pair as PairOfSteps, Place};
 use super::register::{File, Lane};
@@ -255,9 +255,7 @@ impl Block<'_, '_> {
         let (inputs, count) = (self.inputs, self.count);
         with_dtype!(step.dtype, T => self.file.write(step.target, count * places, |file, target: &mut [T]| {
             let values = file.read::<T>(inputs, step.operands[0], count);
-            for (target, &value) in target.chunks_exact_mut(places).zip(values) {
-                target.fill(value);
-            }
+            vectors(Spread { target, values, places });
         }));
     }
 
