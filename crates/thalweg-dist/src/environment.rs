@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use thalweg_runtime::{Device, Error, Result};
 
-use crate::store::{DEFAULT_STORE_TIMEOUT, Store, TcpStore};
+use crate::store::{DEFAULT_STORE_TIMEOUT, PrefixStore, Store, TcpStore, TorchStore};
 use crate::{GroupOptions, ProcessGroup};
 
 /// The place of this process among those of a program, as the environment says it.
@@ -18,9 +18,12 @@ pub struct LaunchEnvironment {
     pub local_rank: u32,
     /// The machine of rank 0: `MASTER_ADDR`.
     pub master_address: String,
-    /// The port of the store: `THALWEG_STORE_PORT`, else `MASTER_PORT`, and that plus 1 where torchrun has a store of its own
-    /// there (`TORCHELASTIC_USE_AGENT_STORE=True`).
+    /// The port of the store: `THALWEG_STORE_PORT`, else `MASTER_PORT`.
     pub store_port: u16,
+    /// What the keys begin with in the store that torchrun serves at this port (`TORCHELASTIC_USE_AGENT_STORE=True`): its run (`TORCHELASTIC_RUN_ID`) and how often
+    /// it has restarted the ranks (`TORCHELASTIC_RESTART_COUNT`), so that no rank reads what one before the restart has written. `None`: rank 0 serves the store,
+    /// as it does wherever `THALWEG_STORE_PORT` is set.
+    pub agent_store_prefix: Option<String>,
 }
 
 /// The variables of launchers that say rank, number of processes, and number on the machine.
@@ -70,15 +73,19 @@ impl LaunchEnvironment {
             let Some(value) = variable(name) else { return Ok(None) };
             value.parse().map(Some).map_err(|_| Error::invalid(format!("{name}={value} is no port")))
         };
+        let own_port = port("THALWEG_STORE_PORT")?;
+        let store_port = match own_port {
+            Some(port) => port,
+            None => port("MASTER_PORT")?.ok_or_else(|| missing("MASTER_PORT"))?,
+        };
         let has_agent_store =
             variable("TORCHELASTIC_USE_AGENT_STORE").is_some_and(|value| value.eq_ignore_ascii_case("true"));
-        let store_port = match (port("THALWEG_STORE_PORT")?, port("MASTER_PORT")?) {
-            (Some(port), _) => port,
-            (None, Some(port)) if has_agent_store => port.checked_add(1).unwrap_or(port - 1),
-            (None, Some(port)) => port,
-            (None, None) => return Err(missing("MASTER_PORT")),
-        };
-        Ok(Some(Self { rank, world_size, local_rank, master_address, store_port }))
+        let agent_store_prefix = (has_agent_store && own_port.is_none()).then(|| {
+            let run = variable("TORCHELASTIC_RUN_ID").unwrap_or_else(|| "none".to_owned());
+            let restarts = variable("TORCHELASTIC_RESTART_COUNT").unwrap_or_else(|| "0".to_owned());
+            format!("thalweg/{run}/{restarts}")
+        });
+        Ok(Some(Self { rank, world_size, local_rank, master_address, store_port, agent_store_prefix }))
     }
 }
 
@@ -96,8 +103,8 @@ pub struct Rendezvous {
 }
 
 impl Rendezvous {
-    /// Meets the other processes as the environment says (`init_method="env://"`): rank 0 serves the store, the others connect.
-    /// *Blocks* until the store answers. `None` if the process was started alone.
+    /// Meets the other processes as the environment says (`init_method="env://"`), at the store that torchrun serves; without one, rank 0 serves it and the others
+    /// connect. *Blocks* until the store answers. `None` if the process was started alone.
     ///
     /// # Errors
     /// [`Error::is_invalid_argument`] if a variable is missing or not understood; [`Error::is_distributed`] if the store does
@@ -111,14 +118,18 @@ impl Rendezvous {
     /// # Errors
     /// [`Error::is_distributed`] if the store does not answer in 5 minutes.
     pub fn of(environment: &LaunchEnvironment) -> Result<Self> {
-        let LaunchEnvironment { rank, world_size, local_rank, master_address, store_port } = environment;
-        let store = if *rank == 0 {
-            TcpStore::serve(("0.0.0.0", *store_port), DEFAULT_STORE_TIMEOUT)?
+        let LaunchEnvironment { master_address, store_port, .. } = environment;
+        let address = format!("{master_address}:{store_port}");
+        let store: Arc<dyn Store> = if let Some(prefix) = &environment.agent_store_prefix {
+            let store = TorchStore::connect(&address, DEFAULT_STORE_TIMEOUT)?;
+            Arc::new(PrefixStore::new(prefix, Arc::new(store)))
+        } else if environment.rank == 0 {
+            Arc::new(TcpStore::serve(("0.0.0.0", *store_port), DEFAULT_STORE_TIMEOUT)?)
         } else {
-            TcpStore::connect(&format!("{master_address}:{store_port}"), DEFAULT_STORE_TIMEOUT)?
+            Arc::new(TcpStore::connect(&address, DEFAULT_STORE_TIMEOUT)?)
         };
-        let (rank, world_size, local_rank) = (*rank, *world_size, *local_rank);
-        Ok(Self { rank, world_size, local_rank, store: Arc::new(store) })
+        let LaunchEnvironment { rank, world_size, local_rank, .. } = *environment;
+        Ok(Self { rank, world_size, local_rank, store })
     }
 
     /// Makes a device this process's rank (`torch.distributed.init_process_group`). *Blocks* until all have come.

@@ -35,7 +35,7 @@ impl Drop for Server {
     }
 }
 
-fn python() -> Option<String> {
+pub fn python() -> Option<String> {
     let python = std::env::var("THALWEG_PYTHON").unwrap_or_else(|_| "python3".to_owned());
     let imports =
         Command::new(&python).args(["-c", "import torch.distributed"]).stderr(Stdio::null()).status();
