@@ -18,8 +18,9 @@ use crate::progress::Progress;
 #[command(after_help = "\
 The file is what a program recorded: run it with PYTORCH_TUNABLEOP_ENABLED=1
 PYTORCH_TUNABLEOP_TUNING=0 PYTORCH_TUNABLEOP_RECORD_UNTUNED=1, with Thalweg or
-with PyTorch. The results go to a file that both read (PYTORCH_TUNABLEOP_FILENAME);
-products that it has are not tuned again.
+with PyTorch. The results go to a file in PyTorch's format for Thalweg to read
+(PYTORCH_TUNABLEOP_FILENAME); products that it has are not tuned again. PyTorch
+does not take them: it has neither Thalweg's version nor its kernels.
 
 Examples:
   thalweg tune tunableop_untuned0.csv

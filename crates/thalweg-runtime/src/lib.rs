@@ -1,6 +1,6 @@
 //! The runtime: what turns work into commands on streams.
 //!
-//! It joins the three leaves, of which none knows another: it gives `memory` a driver as its upstream, and it gives a GPU
+//! It joins crates that do not know each other: it gives `memory` a driver as its upstream, and it gives a GPU
 //! an `ir` kernel as CUDA C and the simulator the same kernel as a host function. Above it no code sees a driver's handle.
 //!
 //! - [`Device`]: a GPU, real or simulated, with its allocators, its streams and its loaded kernels.

@@ -2,7 +2,7 @@
 //!
 //! A [`Stream`] is a queue of commands on one device. Work that is not told otherwise goes to the *current* stream of its
 //! device, which is a property of the thread and starts as the device's default stream (CUDA's legacy default stream). As in
-//! PyTorch, streams from the pool are 32 a priority, handed out in turn, non-blocking and never destroyed; a
+//! PyTorch, streams from the pool are 32 per priority, handed out in turn, non-blocking and never destroyed; a
 //! [`StreamGuard`] makes one current and restores the former on drop.
 //!
 //! Each stream remembers the labels of the commands that it was given since it was last known to be idle. When the driver

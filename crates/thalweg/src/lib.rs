@@ -16,8 +16,10 @@
 //! # }
 //! ```
 //!
-//! The layers below have names of their own: [`nn`], [`tensor`], [`ops`], [`runtime`], [`memory`], [`driver`] (with the
-//! [`simulator`], the [`sanitizer`] and the [`profiler`]), [`ir`]. Many GPUs: [`distributed`].
+//! The layers below have names of their own: [`nn`] ([`module`], [`functional`], [`optim`], [`models`], [`data`],
+//! [`serialize`]), [`tensor`] ([`autograd`], [`dispatch`], [`random`]), [`ops`], [`kernels`], [`ir`], [`runtime`] ([`graph`], the
+//! instrument [`sim`]), [`memory`], [`snapshot`] and [`memory_tools`], [`driver`] (with the [`simulator`], the [`sanitizer`] and the
+//! [`profiler`]). Many GPUs: [`distributed`].
 #![forbid(unsafe_code)]
 
 pub use thalweg_dist as distributed;
@@ -49,7 +51,7 @@ pub mod cuda {
     pub use thalweg_runtime::tunable;
 }
 
-/// Modules: functions with parameters. [`thalweg_nn::module`] tells more.
+/// Modules: functions with parameters. See [`thalweg_nn::module`].
 pub mod module {
     pub use thalweg_derive::FacadeModule as Module;
     pub use thalweg_nn::module::*;
