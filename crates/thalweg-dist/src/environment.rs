@@ -20,7 +20,7 @@ pub struct LaunchEnvironment {
     pub master_address: String,
     /// The port of the store: `THALWEG_STORE_PORT`, else `MASTER_PORT`.
     pub store_port: u16,
-    /// What the keys begin with in the store that torchrun serves at this port (`TORCHELASTIC_USE_AGENT_STORE=True`): its run (`TORCHELASTIC_RUN_ID`) and how often
+    /// The beginning of each key in the store that torchrun serves at this port (`TORCHELASTIC_USE_AGENT_STORE=True`): its run (`TORCHELASTIC_RUN_ID`) and how often
     /// it has restarted the ranks (`TORCHELASTIC_RESTART_COUNT`), so that no rank reads what one before the restart has written. `None`: rank 0 serves the store,
     /// as it does wherever `THALWEG_STORE_PORT` is set.
     pub agent_store_prefix: Option<String>,

@@ -126,7 +126,7 @@ pub(super) struct CompiledKernel {
     pub reductions: Vec<ReductionPlan>,
     /// How many elements a step handles at a time at most.
     pub block: usize,
-    /// The same kernel for rows that are one block: a value at points that several phases need is computed in the first of
+    /// A form of the kernel for rows that are one block: a value at points that several phases need is computed in the first of
     /// them, and stays in its register. `None` where no phase needs a value of an earlier one.
     pub kept: Option<Box<CompiledKernel>>,
     /// How many registers of each bank.
