@@ -193,7 +193,7 @@ def test_layers_have_shapes():
     dropped = F.dropout(th.ones(1000), 0.5)
     assert set(dropped.tolist()) == {0.0, 2.0}
     with raises(AttributeError, "left out"):
-        nn.Transformer
+        nn.SyncBatchNorm
 
 
 def test_losses():

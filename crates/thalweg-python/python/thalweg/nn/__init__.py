@@ -6,16 +6,14 @@ from .activations import MultiheadAttention, PReLU
 from .containers import ModuleDict, ModuleList, ParameterList, Sequential
 from .layers import *  # noqa: F401,F403
 from .module import Module
+from . import parallel
 from .parameter import Buffer, Parameter
 from .recurrent import GRU, LSTM, RNN
 
 _LEFT_OUT = {
     "DataParallel": "it replicates a module per thread; run a process per GPU",
     "Bilinear": "there is no operator `bilinear`; write it with `einsum`",
-    "Transformer": "it is not written yet; `MultiheadAttention` is there",
-    "TransformerEncoderLayer": "it is not written yet; `MultiheadAttention` is there",
-    "TransformerEncoder": "it is not written yet; `MultiheadAttention` is there",
-    "SyncBatchNorm": "there are no process groups in Python yet",
+    "SyncBatchNorm": "process groups of Python have one rank: say BatchNorm",
 }
 
 
