@@ -41,3 +41,7 @@ def test_images():
     losses, accuracy = run("images")
     compare(losses, LOSSES["images"])
     assert accuracy == LOSSES["images_accuracy"]
+
+
+def test_words():
+    compare(run("words"), LOSSES["words"])

@@ -9,6 +9,8 @@ from .module import Module
 from . import parallel
 from .parameter import Buffer, Parameter
 from .recurrent import GRU, LSTM, RNN
+from .transformer import (
+    Transformer, TransformerDecoder, TransformerDecoderLayer, TransformerEncoder, TransformerEncoderLayer)
 
 _LEFT_OUT = {
     "DataParallel": "it replicates a module per thread; run a process per GPU",
