@@ -12,7 +12,7 @@ from ._core import *  # noqa: F401,F403
 from ._core import OutOfMemoryError, Tensor, __version__, device, dtype
 from ._results import Size
 from . import _tensor  # noqa: F401
-from . import accelerator, amp, autograd, backends, cuda, distributed, nn, optim, random, return_types, serialization, utils
+from . import accelerator, amp, autograd, backends, cuda, distributed, nn, optim, random, return_types, safetensors, serialization, utils
 from ._dlpack import from_dlpack
 from ._functions import *  # noqa: F401,F403
 from ._prefixed import module as _module
