@@ -7,6 +7,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use thalweg::driver::CaptureMode;
 use thalweg::graph::Capture;
+use thalweg::runtime::MemPoolScope;
 use thalweg::{CaptureOptions, Device, DeviceGuard, Event, Graph, GraphPool, Stream, StreamGuard};
 
 use crate::device::{PyDevice, or_current};
@@ -14,17 +15,23 @@ use crate::failure::{exception, run, value_error};
 use crate::handle::PyTensor;
 
 thread_local! {
-    /// Streams and devices that `with` statements of this thread have made current, the innermost last.
+    /// Streams, devices and pools that `with` statements of this thread have made current, the innermost last.
     static ENTERED: RefCell<Vec<Entered>> = const { RefCell::new(Vec::new()) };
     /// The captures that this thread has begun, by the number of their graph.
     static CAPTURES: RefCell<Vec<(usize, Capture)>> = const { RefCell::new(Vec::new()) };
 }
 
-/// A stream or a device that a `with` statement makes current.
+/// A stream, a device or a pool that a `with` statement makes current.
 #[expect(dead_code, reason = "their drop is what they are for")]
-enum Entered {
+pub enum Entered {
     Stream(StreamGuard),
     Device(DeviceGuard),
+    Pool(MemPoolScope),
+}
+
+/// Keeps what a `with` statement makes current on this thread, until [`_exit`].
+pub fn entered(one: Entered) {
+    ENTERED.with_borrow_mut(|entered| entered.push(one));
 }
 
 /// A stream (`torch.cuda.Stream`).
@@ -442,5 +449,6 @@ pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     own.add_function(wrap_pyfunction!(reset_peak_memory_stats, &own)?)?;
     own.add_function(wrap_pyfunction!(reset_accumulated_memory_stats, &own)?)?;
     own.add_function(wrap_pyfunction!(_device_properties, &own)?)?;
+    crate::memory::register(&own)?;
     module.add("_cuda", own)
 }

@@ -1,5 +1,6 @@
 //! Files: `torch.save` and `torch.load`, and `safetensors`.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use pyo3::prelude::*;
@@ -103,13 +104,19 @@ fn _load_safetensors<'py>(
     to_python(py, Object::from(tensors))
 }
 
-/// Writes tensors to a `safetensors` file.
+/// Writes tensors to a `safetensors` file, with notes.
 #[pyfunction]
-fn _save_safetensors(py: Python<'_>, tensors: &Bound<'_, PyDict>, path: PathBuf) -> PyResult<()> {
+fn _save_safetensors(
+    py: Python<'_>,
+    tensors: &Bound<'_, PyDict>,
+    notes: BTreeMap<String, String>,
+    path: PathBuf,
+) -> PyResult<()> {
     let tensors = to_object(tensors.as_any())?
         .state_dict()
         .ok_or_else(|| type_error("a safetensors file holds a dictionary of tensors by name"))?;
-    run(py, || save_file(&tensors, &path, &[]))
+    let notes: Vec<(&str, &str)> = notes.iter().map(|(name, text)| (name.as_str(), text.as_str())).collect();
+    run(py, || save_file(&tensors, &path, &notes))
 }
 
 /// Adds the functions.

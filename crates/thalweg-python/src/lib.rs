@@ -13,6 +13,7 @@
 //! - The interpreter lock is released around every call of the layers below.
 
 mod autograd;
+mod backends;
 mod call;
 mod callable;
 mod check;
@@ -27,6 +28,7 @@ mod functions;
 mod generator;
 mod handle;
 mod index;
+mod memory;
 mod node;
 mod optim;
 mod protocol;
@@ -53,6 +55,7 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     record::register(module)?;
     optim::register(module)?;
     cuda::register(module)?;
+    backends::register(module)?;
     tunable::register(module)?;
     callable::register(module)?;
     check::register(module)?;

@@ -60,7 +60,7 @@ def test_devices():
     assert properties.total_memory > 0 and th.cuda.get_device_name() == properties.name
     with th.cuda.device(0):
         assert th.cuda.current_device() == 0
-    for name in ("jiterator", "nccl", "MemPool"):
+    for name in ("jiterator", "nccl", "gds"):
         with raises(AttributeError, "left out"):
             getattr(th.cuda, name)
 

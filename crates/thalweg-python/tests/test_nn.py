@@ -1,6 +1,8 @@
 """Modules, optimizers, schedules and files."""
 
+import json
 import os
+import struct
 import tempfile
 
 import thalweg as th
@@ -193,7 +195,7 @@ def test_layers_have_shapes():
     dropped = F.dropout(th.ones(1000), 0.5)
     assert set(dropped.tolist()) == {0.0, 2.0}
     with raises(AttributeError, "left out"):
-        nn.Transformer
+        nn.SyncBatchNorm
 
 
 def test_losses():
@@ -222,3 +224,61 @@ def test_files():
             th.load(path, weights_only=False)
         with raises(RuntimeError):
             th.load(os.path.join(folder, "missing.pt"))
+
+
+def test_safetensors():
+    from thalweg import safetensors
+    tensors = {"weight": th.tensor([[1.0, -2.0], [0.5, 3.0]]), "count": th.tensor([7], dtype=th.int64)}
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "net.safetensors")
+        safetensors.save_file(tensors, path, metadata={"format": "pt"})
+        with open(path, "rb") as file:
+            data = file.read()
+        # The format: the length of the header, the header as JSON, the elements.
+        length, = struct.unpack("<Q", data[:8])
+        header = json.loads(data[8:8 + length])
+        assert header["__metadata__"] == {"format": "pt"} and set(header) == {"__metadata__", "weight", "count"}
+        assert header["weight"]["dtype"] == "F32" and header["weight"]["shape"] == [2, 2] and header["count"]["dtype"] == "I64"
+        start, end = header["weight"]["data_offsets"]
+        assert struct.unpack("<4f", data[8 + length + start:8 + length + end]) == (1.0, -2.0, 0.5, 3.0)
+        loaded = th.serialization.load_file(path, device="sim")
+        assert {name: value.tolist() for name, value in loaded.items()} == {name: value.tolist() for name, value in tensors.items()}
+        with raises(RuntimeError):
+            safetensors.load_file(os.path.join(folder, "missing.safetensors"))
+    text = json.dumps({"x": {"dtype": "I32", "shape": [3], "data_offsets": [0, 12]}}).encode()
+    read = safetensors.load(struct.pack("<Q", len(text)) + text + struct.pack("<3i", 4, -5, 6))
+    assert read["x"].tolist() == [4, -5, 6] and read["x"].dtype == th.int32
+    assert safetensors.load(safetensors.save(tensors))["count"].tolist() == [7]
+    with raises(RuntimeError):
+        safetensors.load(struct.pack("<Q", 1 << 40) + text)
+    with raises(TypeError, "tensors by names"):
+        safetensors.save({"epoch": 3})
+    with raises(TypeError, "metadata"):
+        safetensors.save(tensors, {"epoch": 3})
+
+
+def test_dictionaries_of_parameters():
+    parameters = nn.ParameterDict({"left": nn.Parameter(th.ones(2)), "right": th.zeros(3)})
+    assert list(parameters) == ["left", "right"] and isinstance(parameters["right"], nn.Parameter) and "left" in parameters
+    parameters["more"] = th.ones(1)
+    assert [name for name, _ in parameters.named_parameters()] == ["left", "right", "more"] == list(parameters.state_dict())
+    del parameters["left"]
+    assert parameters.pop("more").tolist() == [1.0] and len(parameters) == 1 and parameters.get("left") is None
+
+
+def test_new_layers_refuse():
+    with raises(ValueError, "4 numbers"):
+        nn.ZeroPad2d((1, 2))
+    with raises(RuntimeError, "wrapping around"):
+        nn.CircularPad1d(5)(th.ones(1, 1, 3))
+    with raises(ValueError, "num_features"):
+        nn.InstanceNorm1d(4)(th.ones(1, 3, 5))
+    with raises(ValueError, "valid sizes"):
+        nn.ConvTranspose1d(1, 1, 3, stride=2)(th.ones(1, 1, 4), output_size=[20])
+    assert nn.ConvTranspose1d(1, 1, 3, stride=2)(th.ones(1, 1, 4), output_size=[10]).shape == (1, 1, 10)
+    with raises(NotImplementedError, "mode='sum'"):
+        nn.EmbeddingBag(4, 2)(th.tensor([[0, 1]]), per_sample_weights=th.ones(1, 2))
+    with raises(RuntimeError, "sorted in decreasing order"):
+        nn.utils.rnn.pack_padded_sequence(th.ones(3, 2, 1), [1, 3])
+    with raises(RuntimeError, "greater than 0"):
+        nn.utils.rnn.pack_padded_sequence(th.ones(3, 2, 1), [3, 0])

@@ -41,3 +41,16 @@ def test_images():
     losses, accuracy = run("images")
     compare(losses, LOSSES["images"])
     assert accuracy == LOSSES["images_accuracy"]
+
+
+def test_words():
+    compare(run("words"), LOSSES["words"])
+
+
+def test_layers():
+    found, expected = run("layers"), LOSSES["layers"]
+    assert len(found) == len(expected)
+    for number, (one, other) in enumerate(zip(found, expected)):
+        assert len(one) == len(other) and one[:-2] == other[:-2], (number, one, other)
+        for mine, theirs in zip(one[-2:], other[-2:]):
+            assert abs(mine - theirs) < 2e-4 * max(1.0, abs(theirs)), (number, one, other)

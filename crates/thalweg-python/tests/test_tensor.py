@@ -178,7 +178,7 @@ def test_errors_are_pytorchs():
         th.empty(1 << 50, dtype=th.uint8, device="sim")
     with raises(RuntimeError, "a bug of Thalweg"):
         th._core._panic()
-    for name in ("vmap", "jit", "backends"):
+    for name in ("vmap", "jit", "sparse"):
         with raises(AttributeError, "left out"):
             getattr(th, name)
 

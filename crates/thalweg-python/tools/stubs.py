@@ -239,7 +239,9 @@ def package_stub():
     return HEADER.format(doc="Thalweg with PyTorch's names.") + "\n".join([
         "import builtins",
         "from typing import Any",
-        "from . import amp as amp, autograd as autograd, cuda as cuda, nn as nn, optim as optim, random as random, utils as utils",
+        "from . import accelerator as accelerator, amp as amp, autograd as autograd, backends as backends, cuda as cuda",
+        "from . import distributed as distributed, nn as nn, optim as optim, random as random",
+        "from . import safetensors as safetensors, serialization as serialization, utils as utils",
         "from ._core import Tensor as Tensor, device as device, dtype as dtype, OutOfMemoryError as OutOfMemoryError",
         *(f"from ._core import {name} as {name}" for name in core),
         *(f"from ._functions import {name} as {name}" for name in _functions.__all__),

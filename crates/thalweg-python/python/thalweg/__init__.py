@@ -12,7 +12,7 @@ from ._core import *  # noqa: F401,F403
 from ._core import OutOfMemoryError, Tensor, __version__, device, dtype
 from ._results import Size
 from . import _tensor  # noqa: F401
-from . import amp, autograd, cuda, nn, optim, random, return_types, serialization, utils
+from . import accelerator, amp, autograd, backends, cuda, distributed, nn, optim, random, return_types, safetensors, serialization, utils
 from ._dlpack import from_dlpack
 from ._functions import *  # noqa: F401,F403
 from ._prefixed import module as _module
@@ -37,14 +37,12 @@ _LEFT_OUT = {
     "export": "programs run eagerly, or are captured into graphs (`cuda.graph`)",
     "fx": "programs run eagerly, or are captured into graphs (`cuda.graph`)",
     "onnx": "it needs traced programs",
-    "distributed": "process groups are not in Python yet",
     "multiprocessing": "memory is not shared between processes",
     "sparse": "there are no sparse tensors",
     "quantization": "there are no quantized tensors",
     "func": "transforms of functions are left out",
     "vmap": "transforms of functions are left out",
     "hub": "models come as code and `state_dict`",
-    "backends": "its switches are in the Rust crate",
     "profiler": "use the tools of CUDA",
     "FloatTensor": "say `tensor(..., dtype=float32)`",
     "LongTensor": "say `tensor(..., dtype=int64)`",

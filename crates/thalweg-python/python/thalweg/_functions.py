@@ -8,7 +8,8 @@ __all__ = [
     "as_tensor", "asarray", "atleast_1d", "atleast_2d", "atleast_3d", "block_diag", "broadcast_tensors", "cartesian_prod", "einsum",
     "finfo", "from_numpy", "frombuffer", "get_default_dtype", "iinfo", "is_floating_point", "is_complex", "is_tensor", "meshgrid",
     "norm", "numel", "set_default_device", "set_default_dtype", "tensordot", "unique", "set_printoptions", "is_storage", "typename",
-    "get_num_threads", "set_num_threads", "set_float32_matmul_precision",
+    "get_num_threads", "set_num_threads", "get_float32_matmul_precision", "set_float32_matmul_precision",
+    "use_deterministic_algorithms", "are_deterministic_algorithms_enabled",
 ]
 
 
@@ -72,10 +73,26 @@ def set_num_threads(count):
     """Does nothing: threads are those of the device."""
 
 
+def get_float32_matmul_precision():
+    """Returns how products of float32 are computed: `highest` is float32, `high` is TF32."""
+    return _core._backends._float32_matmul_precision()
+
+
 def set_float32_matmul_precision(precision):
-    """Takes `highest`, which is how float32 products are computed; refuses the others."""
-    if precision != "highest":
-        raise NotImplementedError("set_float32_matmul_precision: products of float32 are computed in float32")
+    """Sets how products of float32 are computed: `highest` is float32, `high` and `medium` are TF32."""
+    _core._backends._set_float32_matmul_precision(precision)
+
+
+def use_deterministic_algorithms(mode, *, warn_only=False):
+    """Sets whether convolutions and attention repeat their bits; the other operators always do, so that none is refused."""
+    if not isinstance(mode, bool):
+        raise TypeError(f"use_deterministic_algorithms() takes a bool, not {type(mode).__name__}")
+    _core._backends._set_switch("deterministic_algorithms", mode)
+
+
+def are_deterministic_algorithms_enabled():
+    """Returns whether convolutions and attention must repeat their bits."""
+    return _core._backends._switch("deterministic_algorithms")
 
 
 def as_tensor(data, dtype=None, device=None):

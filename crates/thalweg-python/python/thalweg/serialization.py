@@ -4,6 +4,7 @@ import os
 import tempfile
 
 from . import _core
+from .safetensors import load_file, save_file  # noqa: F401
 
 
 def _plain(value):

@@ -8,24 +8,22 @@ import functools
 import types
 
 from .. import _core
-from .. import random as _random
 from .._core import OutOfMemoryError
-from . import amp, nvtx, tunable
+from . import amp, memory, nvtx, profiler, random, streams, tunable
 from . import graphs
 from .graphs import CUDAGraph, graph, graph_pool_handle, is_current_stream_capturing, make_graphed_callables
+from .memory import *  # noqa: F401,F403
+from .random import *  # noqa: F401,F403
+from .streams import Event, Stream
 
 _inner = _core._cuda
 
-Event = _inner.Event
-Stream = _inner.Stream
+can_device_access_peer = _inner.can_device_access_peer
 current_stream = _inner.current_stream
 default_stream = _inner.default_stream
-empty_cache = _inner.empty_cache
-memory_stats = _inner.memory_stats
-memory_summary = _inner.memory_summary
-reset_accumulated_memory_stats = _inner.reset_accumulated_memory_stats
-reset_peak_memory_stats = _inner.reset_peak_memory_stats
 synchronize = _inner.synchronize
+
+has_half, has_magma = True, False
 
 
 @functools.cache
@@ -46,6 +44,11 @@ def init():
 def is_bf16_supported(including_emulation=True):
     """Returns whether the device computes in bfloat16."""
     return including_emulation or get_device_capability()[0] >= 8
+
+
+def is_tf32_supported():
+    """Returns whether products of the device can be computed in TF32."""
+    return get_device_capability()[0] >= 8
 
 
 def device_count():
@@ -124,60 +127,44 @@ def get_device_capability(device=None):
     return properties.major, properties.minor
 
 
-def _statistic(name, field, doc):
-    def read(device=None):
-        return memory_stats(device).get(field, 0)
-    read.__name__ = read.__qualname__ = name
-    read.__doc__ = doc
-    return read
+_STORAGE = "storages have no objects"
+_TYPED = "say `tensor(..., dtype=..., device=\"cuda\")`"
+_KINDS = ("BFloat16", "Bool", "Byte", "Char", "Double", "Float", "Half", "Int", "Long", "Short")
+_NVML = "ask NVML"
 
-
-memory_allocated = _statistic("memory_allocated", "allocated_bytes.all.current", "Returns the bytes that tensors have.")
-max_memory_allocated = _statistic("max_memory_allocated", "allocated_bytes.all.peak", "Returns the most bytes that tensors have had.")
-memory_reserved = _statistic("memory_reserved", "reserved_bytes.all.current", "Returns the bytes that the allocator has taken.")
-max_memory_reserved = _statistic("max_memory_reserved", "reserved_bytes.all.peak", "Returns the most bytes that the allocator had.")
-
-
-def manual_seed(seed):
-    """Seeds the generator of the current device."""
-    _random.manual_seed(seed)
-
-
-manual_seed_all = manual_seed
-get_rng_state = _random.get_rng_state
-set_rng_state = _random.set_rng_state
-initial_seed = _random.initial_seed
-
+# Every public name of `torch.cuda` (PyTorch 2.11) that is not here, with the reason; docs/python.md lists them.
 _LEFT_OUT = {
-    "memory_snapshot": "it is in the Rust crate and the command line, not yet in Python",
-    "memory": "its functions are in `thalweg.cuda` itself",
-    "MemPool": "it is in the Rust crate, not yet in Python",
-    "use_mem_pool": "it is in the Rust crate, not yet in Python",
     "CUDAPluggableAllocator": "the allocator is Thalweg's own",
     "change_current_allocator": "the allocator is Thalweg's own",
     "caching_allocator_alloc": "memory comes with tensors",
     "caching_allocator_delete": "memory goes with tensors",
-    "set_per_process_memory_fraction": "it is in the Rust crate, not yet in Python",
-    "mem_get_info": "it is in the Rust crate, not yet in Python",
-    "host_memory_stats": "it is in the Rust crate, not yet in Python",
-    "ExternalStream": "streams of other libraries come with DLPack, later",
+    "caching_allocator_enable": "memory always comes from the caching allocator",
+    "ExternalStream": "streams of other libraries come with DLPack",
+    "get_stream_from_external": "streams of other libraries come with DLPack",
+    "GreenContext": "contexts of part of a GPU are left out",
+    "green_contexts": "contexts of part of a GPU are left out",
     "ipc_collect": "memory of other processes is in the Rust crate only",
-    "comm": "collectives are not in Python yet",
-    "nccl": "collectives are not in Python yet",
+    "comm": "groups of several ranks are in the Rust crate (`thalweg::distributed`)",
+    "nccl": "groups of several ranks are in the Rust crate (`thalweg::distributed`)",
     "jiterator": "kernels of one's own are written in Rust",
-    "profiler": "use the tools of CUDA",
     "sparse": "there are no sparse tensors",
     "gds": "files go through the host's memory",
-    "green_contexts": "they are left out",
-    "utilization": "ask NVML", "temperature": "ask NVML", "power_draw": "ask NVML", "clock_rate": "ask NVML",
-    "list_gpu_processes": "ask NVML",
-    "can_device_access_peer": "it is in the Rust crate, not yet in Python",
+    "utilization": _NVML, "temperature": _NVML, "power_draw": _NVML, "clock_rate": _NVML, "memory_usage": _NVML,
+    "list_gpu_processes": _NVML,
     "set_sync_debug_mode": "use the audit of graphs, or the sanitizer",
     "get_sync_debug_mode": "use the audit of graphs, or the sanitizer",
-    "seed": "seeds are given: say `manual_seed`", "seed_all": "seeds are given: say `manual_seed`",
     "get_arch_list": "kernels are compiled for the GPU that is there",
     "get_gencode_flags": "kernels are compiled for the GPU that is there",
     "cudart": "the driver's interface is in the Rust crate",
+    "CudaError": "errors of the driver are RuntimeError",
+    "AcceleratorError": "errors of the driver are RuntimeError",
+    "DeferredCudaCallError": "nothing is deferred: devices are opened when they are first used",
+    "check_error": "calls that fail raise by themselves",
+    "cudaStatus": "calls that fail raise by themselves",
+    "current_blas_handle": "the handle of cuBLAS is Thalweg's own",
+    "default_generators": "say `get_rng_state`, `set_rng_state` and `manual_seed`",
+    **{f"{kind}Storage": _STORAGE for kind in (*_KINDS, "ComplexDouble", "ComplexFloat")},
+    **{f"{kind}Tensor": _TYPED for kind in _KINDS},
 }
 
 

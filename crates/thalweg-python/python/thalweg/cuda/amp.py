@@ -16,3 +16,16 @@ class GradScaler(_GradScaler):
 
     def __init__(self, init_scale=65536.0, growth_factor=2.0, backoff_factor=0.5, growth_interval=2000, enabled=True):
         super().__init__("cuda", init_scale, growth_factor, backoff_factor, growth_interval, enabled)
+
+
+_LEFT_OUT = {
+    "custom_fwd": "say `with autocast(enabled=False)` in `forward`",
+    "custom_bwd": "say `with autocast(enabled=False)` in `backward`",
+    "amp_definitely_not_available": "say `cuda.is_available`",
+}
+
+
+def __getattr__(name):
+    if name in _LEFT_OUT:
+        raise AttributeError(f"thalweg.cuda.amp.{name} is left out: {_LEFT_OUT[name]}")
+    raise AttributeError(f"module 'thalweg.cuda.amp' has no attribute '{name}'")

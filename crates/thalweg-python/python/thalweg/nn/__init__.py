@@ -3,19 +3,21 @@
 from . import functional, init, utils
 from .activations import *  # noqa: F401,F403
 from .activations import MultiheadAttention, PReLU
-from .containers import ModuleDict, ModuleList, ParameterList, Sequential
+from .containers import ModuleDict, ModuleList, ParameterDict, ParameterList, Sequential
 from .layers import *  # noqa: F401,F403
 from .module import Module
+from . import parallel
+from .padding import *  # noqa: F401,F403
 from .parameter import Buffer, Parameter
-from .recurrent import GRU, LSTM, RNN
+from .pooling import *  # noqa: F401,F403
+from .recurrent import GRU, LSTM, RNN, GRUCell, LSTMCell, RNNCell
+from .transformer import (
+    Transformer, TransformerDecoder, TransformerDecoderLayer, TransformerEncoder, TransformerEncoderLayer)
 
 _LEFT_OUT = {
     "DataParallel": "it replicates a module per thread; run a process per GPU",
-    "Bilinear": "there is no operator `bilinear`; write it with `einsum`",
-    "Transformer": "it is not written yet; `MultiheadAttention` is there",
-    "TransformerEncoderLayer": "it is not written yet; `MultiheadAttention` is there",
-    "TransformerEncoder": "it is not written yet; `MultiheadAttention` is there",
-    "SyncBatchNorm": "there are no process groups in Python yet",
+    "Bilinear": "say `thalweg.bilinear` with a weight of your own",
+    "SyncBatchNorm": "process groups of Python have one rank: say BatchNorm",
 }
 
 

@@ -1,4 +1,4 @@
-"""Modules that hold modules (`Sequential`, `ModuleList`, `ModuleDict`, `ParameterList`)."""
+"""Modules that hold modules (`Sequential`, `ModuleList`, `ModuleDict`, `ParameterList`, `ParameterDict`)."""
 
 from .module import Module
 from .parameter import Parameter
@@ -145,3 +145,58 @@ class ParameterList(Module):
 
     def __getitem__(self, place):
         return list(self._parameters.values())[place]
+
+
+class ParameterDict(Module):
+    """A dictionary of parameters. Tensors become parameters."""
+
+    def __init__(self, parameters=None):
+        super().__init__()
+        self.update(parameters or {})
+
+    def update(self, parameters):
+        """Adds parameters by their names."""
+        for name, value in parameters.items() if hasattr(parameters, "items") else parameters:
+            self[name] = value
+
+    def keys(self):
+        """Returns the names."""
+        return self._parameters.keys()
+
+    def values(self):
+        """Returns the parameters."""
+        return self._parameters.values()
+
+    def items(self):
+        """Returns names and parameters."""
+        return self._parameters.items()
+
+    def get(self, name, default=None):
+        """Returns a parameter, or another value where there is none of the name."""
+        return self._parameters.get(name, default)
+
+    def pop(self, name):
+        """Takes a parameter out."""
+        return self._parameters.pop(name)
+
+    def clear(self):
+        """Takes all parameters out."""
+        self._parameters.clear()
+
+    def __len__(self):
+        return len(self._parameters)
+
+    def __iter__(self):
+        return iter(self._parameters)
+
+    def __contains__(self, name):
+        return name in self._parameters
+
+    def __getitem__(self, name):
+        return self._parameters[name]
+
+    def __setitem__(self, name, value):
+        self.register_parameter(name, value if isinstance(value, Parameter) else Parameter(value))
+
+    def __delitem__(self, name):
+        del self._parameters[name]

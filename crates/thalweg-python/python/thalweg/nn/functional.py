@@ -104,6 +104,29 @@ def embedding(input, weight, padding_idx=None, max_norm=None, norm_type=2.0, sca
     return _core.embedding(weight, input, place, scale_grad_by_freq)
 
 
+def embedding_bag(input, weight, offsets=None, max_norm=None, norm_type=2, scale_grad_by_freq=False, mode="mean", sparse=False,
+                  per_sample_weights=None, include_last_offset=False, padding_idx=None):
+    """Returns the sum, mean or maximum of the rows of each bag: a row of indices, or those from an offset to the next."""
+    if max_norm is not None or sparse:
+        raise NotImplementedError("embedding_bag: max_norm and sparse gradients are left out")
+    modes = {"sum": 0, "mean": 1, "max": 2}
+    if mode not in modes:
+        raise ValueError("mode has to be one of sum, mean or max")
+    if per_sample_weights is not None and mode != "sum":
+        raise NotImplementedError("embedding_bag: per_sample_weights was not None, which is only supported for mode='sum'")
+    if input.dim() == 2:
+        if offsets is not None:
+            raise ValueError("if input is 2D, then offsets has to be None, as input is treated is a mini-batch of fixed length sequences")
+        offsets = _core.arange(0, input.numel(), input.shape[1], dtype=input.dtype, device=input.device)
+        input = input.reshape(-1)
+        per_sample_weights = None if per_sample_weights is None else per_sample_weights.reshape(-1)
+    elif input.dim() != 1 or offsets is None:
+        raise ValueError("embedding_bag: input has 2 dimensions, or 1 and there are offsets")
+    padding = () if padding_idx is None else (padding_idx % weight.shape[0],)
+    return _core.embedding_bag(weight, input, offsets, scale_grad_by_freq, modes[mode], False, per_sample_weights, include_last_offset,
+                               *padding)[0]
+
+
 def one_hot(tensor, num_classes=-1):
     """Returns a 1 at each index among zeros."""
     return _core.one_hot(tensor, num_classes)
@@ -165,10 +188,41 @@ def avg_pool2d(input, kernel_size, stride=None, padding=0, ceil_mode=False, coun
     return _core.avg_pool2d(input, kernel_size, [] if stride is None else stride, padding, ceil_mode, count_include_pad, divisor_override)
 
 
-def adaptive_avg_pool2d(input, output_size):
-    """Returns the means of as many windows as the output has places."""
-    sizes = [output_size] * 2 if isinstance(output_size, int) else output_size
-    return _core.adaptive_avg_pool2d(input, [own if size is None else size for own, size in zip(input.shape[-2:], sizes)])
+def avg_pool3d(input, kernel_size, stride=None, padding=0, ceil_mode=False, count_include_pad=True, divisor_override=None):
+    """Returns the mean of each window of 3 dimensions."""
+    return _core.avg_pool3d(input, kernel_size, [] if stride is None else stride, padding, ceil_mode, count_include_pad, divisor_override)
+
+
+def _adaptive_sizes(input, output_size, dims):
+    sizes = [output_size] * dims if output_size is None or isinstance(output_size, int) else output_size
+    return [own if size is None else size for own, size in zip(input.shape[-dims:], sizes)]
+
+
+def _adaptive_average(name, dims):
+    operator = getattr(_core, name)
+
+    def adaptive_avg_pool(input, output_size):
+        return operator(input, _adaptive_sizes(input, output_size, dims))
+    adaptive_avg_pool.__name__ = adaptive_avg_pool.__qualname__ = name
+    adaptive_avg_pool.__doc__ = f"Returns the means of as many windows of {dims} dimensions as the output has places."
+    return adaptive_avg_pool
+
+
+def _adaptive_greatest(name, dims):
+    operator = getattr(_core, name)
+
+    def adaptive_max_pool(input, output_size, return_indices=False):
+        values, indices = operator(input, _adaptive_sizes(input, output_size, dims))
+        return (values, indices) if return_indices else values
+    adaptive_max_pool.__name__ = adaptive_max_pool.__qualname__ = name
+    adaptive_max_pool.__doc__ = f"Returns the greatest elements of as many windows of {dims} dimensions as the output has places."
+    return adaptive_max_pool
+
+
+adaptive_avg_pool1d, adaptive_avg_pool2d, adaptive_avg_pool3d = (
+    _adaptive_average(f"adaptive_avg_pool{dims}d", dims) for dims in (1, 2, 3))
+adaptive_max_pool1d, adaptive_max_pool2d, adaptive_max_pool3d = (
+    _adaptive_greatest(f"adaptive_max_pool{dims}d", dims) for dims in (1, 2, 3))
 
 
 def _loss(function, input, target, weight, reduction, *numbers):
@@ -229,10 +283,23 @@ def pad(input, pad, mode="constant", value=None):
     """Returns the input with elements before and behind its last dimensions, the last one first."""
     if mode == "constant":
         return _core.constant_pad_nd(input, list(pad), 0 if value is None else value)
+    if mode == "circular":
+        return _circular(input, list(pad))
     names = {"reflect": "reflection", "replicate": "replication"}
     if mode not in names:
-        raise NotImplementedError(f"pad(mode='{mode}') is left out; there are constant, reflect and replicate")
+        raise NotImplementedError(f"pad(mode='{mode}') is left out; there are constant, reflect, replicate and circular")
     return getattr(_core, f"{names[mode]}_pad{len(pad) // 2}d")(input, list(pad))
+
+
+def _circular(input, pad):
+    for place in range(0, len(pad), 2):
+        dim, (before, behind) = input.dim() - 1 - place // 2, pad[place:place + 2]
+        size = input.shape[dim]
+        if not (0 <= before <= size and 0 <= behind <= size):
+            raise RuntimeError("Padding value causes wrapping around more than once.")
+        parts = [input.narrow(dim, size - before, before)] * (before > 0) + [input] + [input.narrow(dim, 0, behind)] * (behind > 0)
+        input = _core.cat(parts, dim)
+    return input
 
 
 def scaled_dot_product_attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):

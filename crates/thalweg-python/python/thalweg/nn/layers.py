@@ -87,6 +87,46 @@ class Embedding(Module):
         return f"{self.num_embeddings}, {self.embedding_dim}{padding}"
 
 
+class EmbeddingBag(Module):
+    """A table whose rows are looked up by bags of indices, and summed, averaged, or the greatest taken."""
+
+    def __init__(self, num_embeddings, embedding_dim, max_norm=None, norm_type=2.0, scale_grad_by_freq=False, mode="mean", sparse=False,
+                 _weight=None, include_last_offset=False, padding_idx=None, device=None, dtype=None):
+        super().__init__()
+        if max_norm is not None or sparse:
+            raise NotImplementedError("EmbeddingBag: max_norm and sparse gradients are left out")
+        self.num_embeddings, self.embedding_dim, self.mode = num_embeddings, embedding_dim, mode
+        self.scale_grad_by_freq, self.include_last_offset = scale_grad_by_freq, include_last_offset
+        self.padding_idx = None if padding_idx is None else padding_idx % num_embeddings
+        if _weight is None:
+            self.weight = _empty((num_embeddings, embedding_dim), device, dtype)
+            self.reset_parameters()
+        else:
+            self.weight = Parameter(_weight)
+
+    @classmethod
+    def from_pretrained(cls, embeddings, freeze=True, mode="mean", include_last_offset=False, padding_idx=None):
+        """Returns a module over a given table."""
+        made = cls(*embeddings.shape, mode=mode, _weight=embeddings, include_last_offset=include_last_offset, padding_idx=padding_idx)
+        made.weight.requires_grad_(not freeze)
+        return made
+
+    def reset_parameters(self):
+        """Draws new initial values."""
+        init.normal_(self.weight)
+        if self.padding_idx is not None:
+            init.zeros_(self.weight.detach()[self.padding_idx])
+
+    def forward(self, input, offsets=None, per_sample_weights=None):
+        return F.embedding_bag(input, self.weight, offsets, scale_grad_by_freq=self.scale_grad_by_freq, mode=self.mode,
+                               per_sample_weights=per_sample_weights, include_last_offset=self.include_last_offset,
+                               padding_idx=self.padding_idx)
+
+    def extra_repr(self):
+        padding = "" if self.padding_idx is None else f", padding_idx={self.padding_idx}"
+        return f"{self.num_embeddings}, {self.embedding_dim}, mode={self.mode!r}{padding}"
+
+
 class LayerNorm(Module):
     """Normalizes the last dimensions."""
 
@@ -205,6 +245,56 @@ class BatchNorm3d(_BatchNorm):
     _ranks = (5,)
 
 
+class _InstanceNorm(Module):
+    _rank = 0
+
+    def __init__(self, num_features, eps=1e-5, momentum=0.1, affine=False, track_running_stats=False, device=None, dtype=None):
+        super().__init__()
+        self.num_features, self.eps, self.momentum = num_features, eps, momentum
+        self.affine, self.track_running_stats = affine, track_running_stats
+        self.register_parameter("weight", _empty((num_features,), device, dtype) if affine else None)
+        self.register_parameter("bias", _empty((num_features,), device, dtype) if affine else None)
+        tracked = track_running_stats
+        self.register_buffer("running_mean", _core.zeros([num_features], device=device, dtype=dtype) if tracked else None)
+        self.register_buffer("running_var", _core.ones([num_features], device=device, dtype=dtype) if tracked else None)
+        self.register_buffer("num_batches_tracked", _core.tensor(0, device=device) if tracked else None)
+        if affine:
+            init.ones_(self.weight)
+            init.zeros_(self.bias)
+
+    def forward(self, input):
+        if input.dim() not in (self._rank, self._rank - 1):
+            raise ValueError(f"expected {self._rank - 1}D or {self._rank}D input (got {input.dim()}D input)")
+        batch = input if input.dim() == self._rank else input.unsqueeze(0)
+        if batch.shape[1] != self.num_features:
+            raise ValueError(f"expected input's size at dim=1 to match num_features ({self.num_features}), but got: {batch.shape[1]}.")
+        result = F.instance_norm(batch, self.running_mean, self.running_var, self.weight, self.bias,
+                                 self.training or not self.track_running_stats, self.momentum or 0.0, self.eps)
+        return result if batch is input else result.squeeze(0)
+
+    def extra_repr(self):
+        return (f"{self.num_features}, eps={self.eps}, momentum={self.momentum}, affine={self.affine}, "
+                f"track_running_stats={self.track_running_stats}")
+
+
+class InstanceNorm1d(_InstanceNorm):
+    """Normalizes each channel of each sample of (N, C, L)."""
+
+    _rank = 3
+
+
+class InstanceNorm2d(_InstanceNorm):
+    """Normalizes each channel of each sample of (N, C, H, W)."""
+
+    _rank = 4
+
+
+class InstanceNorm3d(_InstanceNorm):
+    """Normalizes each channel of each sample of (N, C, D, H, W)."""
+
+    _rank = 5
+
+
 class _Conv(Module):
     _dims = 0
 
@@ -263,15 +353,20 @@ class Conv3d(_Conv):
     _dims = 3
 
 
-class ConvTranspose2d(Module):
-    """A transposed convolution over 2 dimensions."""
+class _ConvTranspose(Module):
+    _dims = 0
 
     def __init__(self, in_channels, out_channels, kernel_size, stride=1, padding=0, output_padding=0, groups=1, bias=True, dilation=1,
                  padding_mode="zeros", device=None, dtype=None):
         super().__init__()
-        self.in_channels, self.out_channels, self.groups = in_channels, out_channels, groups
-        self.kernel_size, self.stride, self.padding = _tuple(kernel_size, 2), _tuple(stride, 2), _tuple(padding, 2)
-        self.output_padding, self.dilation = _tuple(output_padding, 2), _tuple(dilation, 2)
+        if padding_mode != "zeros":
+            raise ValueError(f'Only "zeros" padding mode is supported for {type(self).__name__}')
+        if in_channels % groups or out_channels % groups:
+            raise ValueError("in_channels and out_channels must be divisible by groups")
+        dims = self._dims
+        self.in_channels, self.out_channels, self.groups, self.padding_mode = in_channels, out_channels, groups, padding_mode
+        self.kernel_size, self.stride, self.padding = _tuple(kernel_size, dims), _tuple(stride, dims), _tuple(padding, dims)
+        self.output_padding, self.dilation = _tuple(output_padding, dims), _tuple(dilation, dims)
         self.weight = _empty((in_channels, out_channels // groups, *self.kernel_size), device, dtype)
         self.register_parameter("bias", _empty((out_channels,), device, dtype) if bias else None)
         init.kaiming_uniform_(self.weight, a=math.sqrt(5))
@@ -279,58 +374,45 @@ class ConvTranspose2d(Module):
             bound = F._bound(self.weight.shape[1] * math.prod(self.kernel_size))
             init.uniform_(self.bias, -bound, bound)
 
-    def forward(self, input):
-        return _core.conv_transpose2d(input, self.weight, self.bias, self.stride, self.padding, self.output_padding, self.groups,
-                                      self.dilation)
+    def forward(self, input, output_size=None):
+        convolve = getattr(_core, f"conv_transpose{self._dims}d")
+        return convolve(input, self.weight, self.bias, self.stride, self.padding, self._extra(input, output_size), self.groups,
+                        self.dilation)
+
+    def _extra(self, input, output_size):
+        """Returns how many places are added at the end of each dimension."""
+        if output_size is None:
+            return self.output_padding
+        extra = []
+        for dim, wanted in enumerate(list(output_size)[-self._dims:]):
+            least = ((input.shape[dim - self._dims] - 1) * self.stride[dim] - 2 * self.padding[dim]
+                     + self.dilation[dim] * (self.kernel_size[dim] - 1) + 1)
+            if not least <= wanted < least + self.stride[dim]:
+                raise ValueError(f"requested an output size of {output_size}, but valid sizes of dimension {dim} range from {least} to "
+                                 f"{least + self.stride[dim] - 1}")
+            extra.append(wanted - least)
+        return extra
 
     def extra_repr(self):
         return f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}, stride={self.stride}"
 
 
-class MaxPool2d(Module):
-    """The greatest element of each window of 2 dimensions."""
+class ConvTranspose1d(_ConvTranspose):
+    """A transposed convolution over 1 dimension."""
 
-    def __init__(self, kernel_size, stride=None, padding=0, dilation=1, return_indices=False, ceil_mode=False):
-        super().__init__()
-        self.kernel_size, self.stride = kernel_size, kernel_size if stride is None else stride
-        self.padding, self.dilation, self.return_indices, self.ceil_mode = padding, dilation, return_indices, ceil_mode
-
-    def forward(self, input):
-        return F.max_pool2d(input, self.kernel_size, self.stride, self.padding, self.dilation, self.ceil_mode, self.return_indices)
-
-    def extra_repr(self):
-        return (f"kernel_size={self.kernel_size}, stride={self.stride}, padding={self.padding}, dilation={self.dilation}, "
-                f"ceil_mode={self.ceil_mode}")
+    _dims = 1
 
 
-class AvgPool2d(Module):
-    """The mean of each window of 2 dimensions."""
+class ConvTranspose2d(_ConvTranspose):
+    """A transposed convolution over 2 dimensions."""
 
-    def __init__(self, kernel_size, stride=None, padding=0, ceil_mode=False, count_include_pad=True, divisor_override=None):
-        super().__init__()
-        self.kernel_size, self.stride, self.padding = kernel_size, kernel_size if stride is None else stride, padding
-        self.ceil_mode, self.count_include_pad, self.divisor_override = ceil_mode, count_include_pad, divisor_override
-
-    def forward(self, input):
-        return F.avg_pool2d(input, self.kernel_size, self.stride, self.padding, self.ceil_mode, self.count_include_pad,
-                            self.divisor_override)
-
-    def extra_repr(self):
-        return f"kernel_size={self.kernel_size}, stride={self.stride}, padding={self.padding}"
+    _dims = 2
 
 
-class AdaptiveAvgPool2d(Module):
-    """The means of as many windows as the output has places."""
+class ConvTranspose3d(_ConvTranspose):
+    """A transposed convolution over 3 dimensions."""
 
-    def __init__(self, output_size):
-        super().__init__()
-        self.output_size = output_size
-
-    def forward(self, input):
-        return F.adaptive_avg_pool2d(input, self.output_size)
-
-    def extra_repr(self):
-        return f"output_size={self.output_size}"
+    _dims = 3
 
 
 class _Dropout(Module):

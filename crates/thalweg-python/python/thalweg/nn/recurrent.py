@@ -6,6 +6,14 @@ from .. import _core
 from . import functional as F
 from . import init
 from .module import Module
+from .utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
+
+
+def _kept(reached, following, state):
+    """Returns the following state of the sequences that go on, and the former one of the others."""
+    if isinstance(state, tuple):
+        return tuple(_kept(reached, one, other) for one, other in zip(following, state))
+    return _core.where(reached, following, state)
 
 
 class _Recurrent(Module):
@@ -47,19 +55,21 @@ class _Recurrent(Module):
             return state
         return _core.zeros([layers, input.shape[1], self.hidden_size], dtype=input.dtype, device=input.device)
 
-    def _direction(self, steps, suffix, state, backwards):
+    def _direction(self, steps, suffix, state, backwards, reached):
         bias_ih = getattr(self, f"bias_ih_{suffix}") if self.bias else None
         bias_hh = getattr(self, f"bias_hh_{suffix}") if self.bias else None
         weight_hh = getattr(self, f"weight_hh_{suffix}")
         inputs = F.linear(steps, getattr(self, f"weight_ih_{suffix}"), bias_ih).unbind(0)
         results = []
-        for input in reversed(inputs) if backwards else inputs:
-            state = self._cell(input, weight_hh, bias_hh, state)
+        for step in range(len(inputs))[::-1] if backwards else range(len(inputs)):
+            following = self._cell(inputs[step], weight_hh, bias_hh, state)
+            state = following if reached is None else _kept(reached[step], following, state)
             results.append(state[0] if isinstance(state, tuple) else state)
         return _core.stack(results[::-1] if backwards else results), state
 
-    def _run(self, input, states):
-        """Runs all layers over input (time, batch, features); `states` has one entry for each layer and direction."""
+    def _run(self, input, states, reached=None):
+        """Runs all layers over input (time, batch, features); `states` has one entry for each layer and direction, and `reached` says
+        which sequences go on at each step, if their lengths differ."""
         last = []
         directions = 2 if self.bidirectional else 1
         for layer in range(self.num_layers):
@@ -68,7 +78,8 @@ class _Recurrent(Module):
             outputs = []
             for direction in range(directions):
                 suffix = f"l{layer}" + ("_reverse" if direction else "")
-                output, state = self._direction(input, suffix, states[layer * directions + direction], direction == 1)
+                output, state = self._direction(input, suffix, states[layer * directions + direction], direction == 1,
+                                                reached)
                 outputs.append(output)
                 last.append(state)
             input = outputs[0] if directions == 1 else _core.cat(outputs, -1)
@@ -83,13 +94,33 @@ class _Recurrent(Module):
             return input.transpose(0, 1), lambda output: output.transpose(0, 1), False
         return input, lambda output: output, False
 
+    def _packed(self, packed, hx):
+        """Runs over sequences of different lengths: over their padded form, where a sequence that has ended keeps its state."""
+        padded, lengths = pad_packed_sequence(packed._replace(sorted_indices=None, unsorted_indices=None))
+        lengths = lengths.tolist()
+        reached = [_core.tensor([[length > step] for length in lengths], device=padded.device) for step in range(padded.shape[0])]
+
+        def ordered(state, indices):
+            if state is None or indices is None:
+                return state
+            return tuple(ordered(one, indices) for one in state) if isinstance(state, tuple) else state.index_select(1, indices)
+        output, state = self._over(padded, ordered(hx, packed.sorted_indices), reached)
+        output = pack_padded_sequence(output, lengths)
+        return PackedSequence(output.data, *packed[1:]), ordered(state, packed.unsorted_indices)
+
+    def _over(self, input, hx, reached=None):
+        """Returns outputs (time, batch, features) and last states."""
+        output, last = self._run(input, self._start(input, hx).unbind(0), reached)
+        return output, _core.stack(last)
+
     def forward(self, input, hx=None):
         """Returns the outputs of all times, and the last state of each layer."""
+        if isinstance(input, PackedSequence):
+            return self._packed(input, hx)
         input, back, unbatched = self._turned(input, hx)
         if unbatched and hx is not None:
             hx = hx.unsqueeze(1)
-        output, last = self._run(input, self._start(input, hx).unbind(0))
-        last = _core.stack(last)
+        output, last = self._over(input, hx)
         return back(output), last.squeeze(1) if unbatched else last
 
 
@@ -129,15 +160,76 @@ class LSTM(_Recurrent):
         cell = forget.sigmoid() * cell + enter.sigmoid() * new.tanh()
         return leave.sigmoid() * cell.tanh(), cell
 
+    def _over(self, input, hx, reached=None):
+        hidden, cell = (None, None) if hx is None else hx
+        states = list(zip(self._start(input, hidden).unbind(0), self._start(input, cell).unbind(0)))
+        output, last = self._run(input, states, reached)
+        return output, tuple(_core.stack([state[place] for state in last]) for place in range(2))
+
     def forward(self, input, hx=None):
         """Returns the outputs of all times, and the last hidden states and cells of each layer."""
+        if isinstance(input, PackedSequence):
+            return self._packed(input, hx)
         input, back, unbatched = self._turned(input, hx)
-        hidden, cell = (None, None) if hx is None else hx
         if unbatched and hx is not None:
-            hidden, cell = hidden.unsqueeze(1), cell.unsqueeze(1)
-        states = list(zip(self._start(input, hidden).unbind(0), self._start(input, cell).unbind(0)))
-        output, last = self._run(input, states)
-        hidden, cell = (_core.stack([state[place] for state in last]) for place in range(2))
+            hx = tuple(state.unsqueeze(1) for state in hx)
+        output, (hidden, cell) = self._over(input, hx)
         if unbatched:
             hidden, cell = hidden.squeeze(1), cell.squeeze(1)
         return back(output), (hidden, cell)
+
+
+class _RecurrentCell(Module):
+    _gates = 1
+
+    def __init__(self, input_size, hidden_size, bias=True, device=None, dtype=None):
+        super().__init__()
+        from .layers import _empty
+        self.input_size, self.hidden_size, self.bias = input_size, hidden_size, bias
+        rows = self._gates * hidden_size
+        self.weight_ih = _empty((rows, input_size), device, dtype)
+        self.weight_hh = _empty((rows, hidden_size), device, dtype)
+        self.register_parameter("bias_ih", _empty((rows,), device, dtype) if bias else None)
+        self.register_parameter("bias_hh", _empty((rows,), device, dtype) if bias else None)
+        bound = 1.0 / math.sqrt(hidden_size) if hidden_size else 0.0
+        for parameter in self.parameters():
+            init.uniform_(parameter, -bound, bound)
+
+    def extra_repr(self):
+        return f"{self.input_size}, {self.hidden_size}" + ("" if self.bias else ", bias=False")
+
+    def _next(self, input, state):
+        return self._cell(F.linear(input, self.weight_ih, self.bias_ih), self.weight_hh, self.bias_hh, state)
+
+    def _zeros(self, input):
+        return _core.zeros([*input.shape[:-1], self.hidden_size], dtype=input.dtype, device=input.device)
+
+    def forward(self, input, hx=None):
+        """Returns the next state."""
+        return self._next(input, self._zeros(input) if hx is None else hx)
+
+
+class RNNCell(_RecurrentCell):
+    """One step of `RNN`."""
+
+    _cell = RNN._cell
+
+    def __init__(self, input_size, hidden_size, bias=True, nonlinearity="tanh", device=None, dtype=None):
+        super().__init__(input_size, hidden_size, bias, device, dtype)
+        self.nonlinearity = nonlinearity
+
+
+class GRUCell(_RecurrentCell):
+    """One step of `GRU`."""
+
+    _gates, _cell = 3, GRU._cell
+
+
+class LSTMCell(_RecurrentCell):
+    """One step of `LSTM`: the state is a pair of hidden state and cell."""
+
+    _gates, _cell = 4, LSTM._cell
+
+    def forward(self, input, hx=None):
+        """Returns the next hidden state and cell."""
+        return self._next(input, (self._zeros(input),) * 2 if hx is None else hx)

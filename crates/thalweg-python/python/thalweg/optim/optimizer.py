@@ -1,4 +1,6 @@
-"""`Optimizer`, over the fused optimizers: all parameters of a group in one kernel, states on the device."""
+"""`Optimizer`: the base of rules of one's own, and of the fused optimizers, which step all parameters of a group in one kernel."""
+
+import collections
 
 from .. import _core
 
@@ -30,17 +32,16 @@ def _numbers(rule, group):
 
 
 class Optimizer:
-    """Steps parameters by their gradients; a subclass names the rule."""
+    """Steps parameters by their gradients. A subclass has a `step` of its own, which keeps its states in `state[parameter]`; those of
+    `thalweg.optim` name a rule that is fused."""
 
     _rule = ""
     _flags = ("maximize", "nesterov", "amsgrad", "centered", "decoupled_weight_decay")
 
     def __init__(self, params, defaults):
-        if not self._rule:
-            raise NotImplementedError("Optimizer is the base of the fused optimizers; optimizers of one's own are written in Rust")
         self.defaults = dict(defaults)
         self.param_groups = []
-        self.state = {}
+        self.state = collections.defaultdict(dict)
         self._fused = None
         self._rates = None
         self._options = None
@@ -60,9 +61,9 @@ class Optimizer:
         group["params"] = [params] if isinstance(params, _core.Tensor) else [
             entry[1] if isinstance(entry, tuple) else entry for entry in params]
         unknown = [name for name in group if name not in self.defaults and name not in ("params", "initial_lr", "name", "param_names")]
-        if unknown:
+        if unknown and self._rule:
             raise TypeError(f"{type(self).__name__} has no option {unknown[0]!r}")
-        for name, default in _IGNORED.items():
+        for name, default in _IGNORED.items() if self._rule else ():
             group.setdefault(name, default)
         known = {id(parameter) for other in self.param_groups for parameter in other["params"]}
         for parameter in group["params"]:
@@ -73,7 +74,8 @@ class Optimizer:
             if id(parameter) in known:
                 raise ValueError("some parameters appear in more than one parameter group")
             known.add(id(parameter))
-        _core_check(self._rule, group)
+        if self._rule:
+            _core_check(self._rule, group)
         if self._fused is not None:
             self._loaded = self._saved()
             self._fused = None
@@ -125,6 +127,8 @@ class Optimizer:
 
     def step(self, closure=None):
         """Updates every parameter that has a gradient. Asynchronous."""
+        if not self._rule:
+            raise NotImplementedError(f"{type(self).__name__} has no `step`: a subclass of Optimizer says how parameters are updated")
         loss = None
         if closure is not None:
             former = _core._set_grad_enabled(True)
@@ -136,9 +140,16 @@ class Optimizer:
         return loss
 
     def _step(self, scaler, is_unscaled=False):
+        self._refuse_scaler()
         self._made().step(scaler, is_unscaled)
 
+    def _refuse_scaler(self):
+        if not self._rule:
+            raise NotImplementedError(f"GradScaler steps the optimizers of thalweg.optim only, not {type(self).__name__}: "
+                                      "scale the loss, divide the gradients and call `step` yourself, or use bfloat16, which needs no scale")
+
     def _unscale(self, scaler):
+        self._refuse_scaler()
         self._made().unscale(scaler)
 
     def zero_grad(self, set_to_none=True):
@@ -151,7 +162,10 @@ class Optimizer:
 
     def state_dict(self):
         """Returns states and options in PyTorch's form; the tensors are those that later steps change."""
-        if self._fused is not None:
+        if not self._rule:
+            places = {id(parameter): place for place, parameter in enumerate(self._parameters())}
+            states = {places.get(id(key), key): value for key, value in self.state.items()}
+        elif self._fused is not None:
             states = self._saved()
         else:
             states = self._loaded or {}
@@ -170,8 +184,15 @@ class Optimizer:
             raise ValueError("loaded state dict contains a parameter group that doesn't match the size of optimizer's group")
         order = [number for group in groups for number in group["params"]]
         for own, saved in zip(self.param_groups, groups):
-            own.update({name: value for name, value in saved.items() if name != "params" and (name in own or name == "initial_lr")})
+            own.update({name: value for name, value in saved.items()
+                        if name != "params" and (name in own or name == "initial_lr" or not self._rule)})
         states = {place: state_dict["state"][number] for place, number in enumerate(order) if number in state_dict["state"]}
+        if not self._rule:
+            parameters = self._parameters()
+            self.state = collections.defaultdict(dict)
+            for place, own in states.items():
+                self.state[parameters[place]] = {name: _moved(name, value, parameters[place]) for name, value in own.items()}
+            return
         self._loaded = states
         self._fused = None
 
@@ -181,6 +202,14 @@ class Optimizer:
             text += f"Parameter Group {number}\n"
             text += "".join(f"    {name}: {group[name]}\n" for name in sorted(group) if name != "params")
         return text + ")"
+
+
+def _moved(name, value, parameter):
+    """Returns a copy of a saved state where its parameter is; of the parameter's dtype, unless it counts steps."""
+    if not isinstance(value, _core.Tensor):
+        return value
+    dtype = parameter.dtype if name != "step" and parameter.is_floating_point() else value.dtype
+    return value.detach().to(device=parameter.device, dtype=dtype).clone()
 
 
 def _core_check(rule, group):

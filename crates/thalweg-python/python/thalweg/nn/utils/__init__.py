@@ -1,6 +1,7 @@
 """Helpers of training (`torch.nn.utils`)."""
 
-from .. import _core
+from ... import _core
+from . import rnn
 
 
 def _listed(parameters):

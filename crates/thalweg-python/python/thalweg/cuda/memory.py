@@ -1,0 +1,166 @@
+"""Memory of devices (`torch.cuda.memory`): statistics, limits, snapshots and pools of the caching allocator."""
+
+import pickle
+import weakref
+
+from .. import _core
+
+_inner = _core._cuda
+
+__all__ = [
+    "empty_cache", "get_allocator_backend", "get_per_process_memory_fraction", "set_per_process_memory_fraction",
+    "memory_stats", "memory_stats_as_nested_dict", "memory_summary", "memory_snapshot", "mem_get_info", "memory_allocated",
+    "max_memory_allocated", "memory_reserved", "max_memory_reserved", "memory_cached", "max_memory_cached",
+    "reset_accumulated_memory_stats", "reset_peak_memory_stats", "reset_max_memory_allocated", "reset_max_memory_cached",
+    "device_memory_used", "host_memory_stats", "host_memory_stats_as_nested_dict", "reset_accumulated_host_memory_stats",
+    "reset_peak_host_memory_stats", "MemPool", "use_mem_pool",
+]
+
+empty_cache = _inner.empty_cache
+get_per_process_memory_fraction = _inner.get_per_process_memory_fraction
+host_memory_stats = _inner.host_memory_stats
+mem_get_info = _inner.mem_get_info
+memory_stats = _inner.memory_stats
+memory_summary = _inner.memory_summary
+reset_accumulated_host_memory_stats = _inner.reset_accumulated_host_memory_stats
+reset_accumulated_memory_stats = _inner.reset_accumulated_memory_stats
+reset_peak_host_memory_stats = _inner.reset_peak_host_memory_stats
+reset_peak_memory_stats = _inner.reset_peak_memory_stats
+
+
+def set_per_process_memory_fraction(fraction, device=None):
+    """Limits what the allocator takes to a fraction of a device's memory; 1 lifts the limit. Memory that is taken stays."""
+    if not isinstance(fraction, float):
+        raise TypeError("Invalid type for fraction argument, must be `float`")
+    if fraction < 0 or fraction > 1:
+        raise ValueError(f"Invalid fraction value: {fraction}. Allowed range: 0~1")
+    _inner.set_per_process_memory_fraction(fraction, device)
+
+
+def _nested(flat):
+    """Returns statistics whose names have parts between points as dictionaries of dictionaries."""
+    nested = {}
+    for name, value in flat.items():
+        *outer, last = name.split(".")
+        place = nested
+        for part in outer:
+            place = place.setdefault(part, {})
+        place[last] = value
+    return nested
+
+
+def memory_stats_as_nested_dict(device=None):
+    """Returns the statistics of the allocator as dictionaries of dictionaries."""
+    return _nested(memory_stats(device))
+
+
+def host_memory_stats_as_nested_dict():
+    """Returns the statistics of pinned memory as dictionaries of dictionaries."""
+    return _nested(host_memory_stats())
+
+
+def get_allocator_backend():
+    """Returns `native`: the caching allocator is Thalweg's own, with the settings and statistics of PyTorch's."""
+    return "native"
+
+
+def memory_snapshot(mempool_id=None, include_traces=True):
+    """Returns the segments of the current device with their blocks, of all memory or of one pool (by its `id`)."""
+    if mempool_id is None:
+        return pickle.loads(_inner._memory_snapshot(None, None))["segments"]
+    pool = _POOLS.get(tuple(mempool_id))
+    if pool is None:
+        raise RuntimeError(f"memory_snapshot: there is no pool {tuple(mempool_id)}; its MemPool is gone, or it is a graph's")
+    return pool.snapshot(include_traces)
+
+
+def device_memory_used(device=None):
+    """Returns the bytes of a device that are in use, by this and other programs."""
+    free, total = mem_get_info(device)
+    return total - free
+
+
+def _statistic(name, field, doc):
+    def read(device=None):
+        return memory_stats(device).get(field, 0)
+    read.__name__ = read.__qualname__ = name
+    read.__doc__ = doc
+    return read
+
+
+memory_allocated = _statistic("memory_allocated", "allocated_bytes.all.current", "Returns the bytes that tensors have.")
+max_memory_allocated = _statistic("max_memory_allocated", "allocated_bytes.all.peak", "Returns the most bytes that tensors have had.")
+memory_reserved = _statistic("memory_reserved", "reserved_bytes.all.current", "Returns the bytes that the allocator has taken.")
+max_memory_reserved = _statistic("max_memory_reserved", "reserved_bytes.all.peak", "Returns the most bytes that the allocator had.")
+memory_cached, max_memory_cached = memory_reserved, max_memory_reserved
+
+
+def reset_max_memory_allocated(device=None):
+    """Sets all peaks of the statistics to what is now (`reset_peak_memory_stats`)."""
+    reset_peak_memory_stats(device)
+
+
+reset_max_memory_cached = reset_max_memory_allocated
+
+# Pools that are alive, by their numbers.
+_POOLS = weakref.WeakValueDictionary()
+
+
+class MemPool:
+    """A memory pool of a part of the program. What is cached in it goes back when the pool and its last tensor are gone."""
+
+    def __init__(self, allocator=None, use_on_oom=False, no_split=False):
+        if allocator is not None:
+            raise NotImplementedError("MemPool(allocator=...) is left out: the allocator is Thalweg's own")
+        self._inner = _inner._MemPool(None, use_on_oom, no_split)
+        self.device = _core.get_default_device()
+        _POOLS[self.id] = self
+
+    @property
+    def id(self):
+        """The number of the pool, as a pair."""
+        return (0, self._inner.id())
+
+    def use_count(self):
+        """Returns how many hold the pool: its object, and each region that uses it."""
+        return self._inner.use_count()
+
+    def snapshot(self, include_traces=True):
+        """Returns the segments of the pool with their blocks."""
+        return pickle.loads(_inner._memory_snapshot(self.device, self._inner))["segments"]
+
+
+class use_mem_pool:
+    """A region in which this thread allocates from a pool."""
+
+    def __init__(self, pool, device=None):
+        if not isinstance(pool, MemPool):
+            raise TypeError(f"use_mem_pool takes a MemPool, not {type(pool).__name__}")
+        if device is not None and _core.device(device) != pool.device:
+            raise RuntimeError(f"use_mem_pool: the pool is of {pool.device}, not of {device}")
+        self._pool = pool
+
+    def __enter__(self):
+        self._pool._inner.enter()
+
+    def __exit__(self, *_):
+        _inner._exit()
+
+
+_LEFT_OUT = {
+    "caching_allocator_alloc": "memory comes with tensors",
+    "caching_allocator_delete": "memory goes with tensors",
+    "caching_allocator_enable": "memory always comes from the caching allocator",
+    "CUDAPluggableAllocator": "the allocator is Thalweg's own",
+    "change_current_allocator": "the allocator is Thalweg's own",
+    "list_gpu_processes": "ask NVML",
+    "_record_memory_history": "the history is recorded by the Rust crate (`Device::allocator`)",
+    "_dump_snapshot": "snapshots are written by the Rust crate and the command line",
+    "_snapshot": "say `memory_snapshot`",
+}
+
+
+def __getattr__(name):
+    if name in _LEFT_OUT:
+        raise AttributeError(f"thalweg.cuda.memory.{name} is left out: {_LEFT_OUT[name]}")
+    raise AttributeError(f"module 'thalweg.cuda.memory' has no attribute '{name}'")

@@ -1,0 +1,36 @@
+"""Random numbers of devices (`torch.cuda.random`)."""
+
+import secrets
+
+from .. import _core
+from ..random import get_rng_state, initial_seed, manual_seed as _manual_seed, set_rng_state
+
+__all__ = ["get_rng_state", "get_rng_state_all", "set_rng_state", "set_rng_state_all", "manual_seed", "manual_seed_all", "seed", "seed_all",
+           "initial_seed"]
+
+
+def manual_seed(seed):
+    """Seeds the generator of the current device."""
+    _manual_seed(seed)
+
+
+manual_seed_all = manual_seed
+
+
+def seed():
+    """Seeds the generator of the current device with a random number of the operating system."""
+    _manual_seed(secrets.randbits(63))
+
+
+seed_all = seed
+
+
+def get_rng_state_all():
+    """Returns the states of the default generators of all devices of the current one's kind."""
+    return [get_rng_state(number) for number in range(_core._cuda._device_count())]
+
+
+def set_rng_state_all(new_states):
+    """Sets the states of the default generators, a device after the other."""
+    for number, state in enumerate(new_states):
+        set_rng_state(state, number)

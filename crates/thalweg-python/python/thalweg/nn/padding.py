@@ -1,0 +1,60 @@
+"""Modules that pad (`torch.nn.ConstantPad2d` and its like)."""
+
+from . import functional as F
+from .module import Module
+
+
+class _Pad(Module):
+    _dims, _mode = 0, "constant"
+
+    def __init__(self, padding):
+        super().__init__()
+        self.padding = (padding,) * (2 * self._dims) if isinstance(padding, int) else tuple(padding)
+        if len(self.padding) != 2 * self._dims:
+            raise ValueError(f"{type(self).__name__}: padding has {2 * self._dims} numbers, not {len(self.padding)}")
+
+    def forward(self, input):
+        return F.pad(input, self.padding, self._mode)
+
+    def extra_repr(self):
+        return f"{self.padding}"
+
+
+class _ConstantPad(_Pad):
+    def __init__(self, padding, value):
+        super().__init__(padding)
+        self.value = value
+
+    def forward(self, input):
+        return F.pad(input, self.padding, "constant", self.value)
+
+    def extra_repr(self):
+        return f"padding={self.padding}, value={self.value}"
+
+
+class _ZeroPad(_ConstantPad):
+    def __init__(self, padding):
+        super().__init__(padding, 0.0)
+
+    def extra_repr(self):
+        return f"{self.padding}"
+
+
+_DOCS = {"Constant": "a given value", "Zero": "zeros", "Reflection": "elements mirrored at the edge", "Replication": "the element at the edge",
+         "Circular": "elements of the other end"}
+_KINDS = {"Constant": (_ConstantPad, "constant"), "Zero": (_ZeroPad, "constant"), "Reflection": (_Pad, "reflect"),
+          "Replication": (_Pad, "replicate"), "Circular": (_Pad, "circular")}
+
+
+def _made(kind, dims):
+    base, mode = _KINDS[kind]
+    name = f"{kind}Pad{dims}d"
+    return type(name, (base,), {"_dims": dims, "_mode": mode, "__module__": "thalweg.nn", "__qualname__": name,
+                                "__doc__": f"Pads the last {dims} dimensions with {_DOCS[kind]}."})
+
+
+ConstantPad1d, ConstantPad2d, ConstantPad3d = (_made("Constant", dims) for dims in (1, 2, 3))
+ZeroPad1d, ZeroPad2d, ZeroPad3d = (_made("Zero", dims) for dims in (1, 2, 3))
+ReflectionPad1d, ReflectionPad2d, ReflectionPad3d = (_made("Reflection", dims) for dims in (1, 2, 3))
+ReplicationPad1d, ReplicationPad2d, ReplicationPad3d = (_made("Replication", dims) for dims in (1, 2, 3))
+CircularPad1d, CircularPad2d, CircularPad3d = (_made("Circular", dims) for dims in (1, 2, 3))

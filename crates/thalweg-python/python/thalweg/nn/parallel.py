@@ -1,0 +1,59 @@
+"""Modules on several GPUs (`torch.nn.parallel`): here of one process, so that programs that may use more run on one GPU."""
+
+import contextlib
+
+from .. import distributed
+from .module import Module
+
+
+class DistributedDataParallel(Module):
+    """A module of a group of one rank: its gradients are the means over the ranks as they are.
+
+    The module is `module`, and its names in a `state_dict` begin with it. Groups of several ranks are in the Rust crate
+    (`thalweg::distributed::DistributedDataParallel`).
+    """
+
+    def __init__(self, module, device_ids=None, output_device=None, dim=0, broadcast_buffers=True, init_sync=True, process_group=None,
+                 bucket_cap_mb=None, find_unused_parameters=False, check_reduction=False, gradient_as_bucket_view=False,
+                 static_graph=False):
+        super().__init__()
+        distributed._check("DistributedDataParallel", process_group)
+        if not any(parameter.requires_grad for parameter in module.parameters()):
+            raise RuntimeError("DistributedDataParallel is not needed when a module doesn't have any parameter that requires a gradient.")
+        if device_ids is not None and len(device_ids) > 1:
+            raise ValueError("device_ids can only be None or contain a single element.")
+        self.module = module
+        self.device_ids, self.output_device = device_ids, output_device
+        self.require_backward_grad_sync = True
+
+    def forward(self, *args, **kwargs):
+        return self.module(*args, **kwargs)
+
+    @contextlib.contextmanager
+    def no_sync(self):
+        """Returns a region after which gradients are added up without an exchange; over one rank there is none."""
+        former, self.require_backward_grad_sync = self.require_backward_grad_sync, False
+        try:
+            yield
+        finally:
+            self.require_backward_grad_sync = former
+
+    def register_comm_hook(self, state, hook):
+        """Raises: nothing is exchanged."""
+        raise NotImplementedError(f"DistributedDataParallel.register_comm_hook is left out: {distributed._RUST}")
+
+    def join(self, *args, **kwargs):
+        """Raises: there are no other ranks."""
+        raise NotImplementedError(f"DistributedDataParallel.join is left out: {distributed._RUST}")
+
+
+_LEFT_OUT = {
+    "DataParallel": "it replicates a module per thread; run a process per GPU",
+    "data_parallel": "it replicates a module per thread; run a process per GPU",
+}
+
+
+def __getattr__(name):
+    if name in _LEFT_OUT:
+        raise AttributeError(f"thalweg.nn.parallel.{name} is left out: {_LEFT_OUT[name]}")
+    raise AttributeError(f"module 'thalweg.nn.parallel' has no attribute '{name}'")

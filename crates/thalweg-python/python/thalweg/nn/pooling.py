@@ -1,0 +1,137 @@
+"""Modules of pools (`torch.nn.MaxPool2d` and its like)."""
+
+from . import functional as F
+from .module import Module
+
+
+class _MaxPool(Module):
+    _dims = 0
+
+    def __init__(self, kernel_size, stride=None, padding=0, dilation=1, return_indices=False, ceil_mode=False):
+        super().__init__()
+        self.kernel_size, self.stride = kernel_size, kernel_size if stride is None else stride
+        self.padding, self.dilation, self.return_indices, self.ceil_mode = padding, dilation, return_indices, ceil_mode
+
+    def forward(self, input):
+        pool = getattr(F, f"max_pool{self._dims}d")
+        return pool(input, self.kernel_size, self.stride, self.padding, self.dilation, self.ceil_mode, self.return_indices)
+
+    def extra_repr(self):
+        return (f"kernel_size={self.kernel_size}, stride={self.stride}, padding={self.padding}, dilation={self.dilation}, "
+                f"ceil_mode={self.ceil_mode}")
+
+
+class MaxPool1d(_MaxPool):
+    """The greatest element of each window of 1 dimension."""
+
+    _dims = 1
+
+
+class MaxPool2d(_MaxPool):
+    """The greatest element of each window of 2 dimensions."""
+
+    _dims = 2
+
+
+class MaxPool3d(_MaxPool):
+    """The greatest element of each window of 3 dimensions."""
+
+    _dims = 3
+
+
+class AvgPool1d(Module):
+    """The mean of each window of 1 dimension."""
+
+    def __init__(self, kernel_size, stride=None, padding=0, ceil_mode=False, count_include_pad=True):
+        super().__init__()
+        self.kernel_size, self.stride, self.padding = kernel_size, kernel_size if stride is None else stride, padding
+        self.ceil_mode, self.count_include_pad = ceil_mode, count_include_pad
+
+    def forward(self, input):
+        return F.avg_pool1d(input, self.kernel_size, self.stride, self.padding, self.ceil_mode, self.count_include_pad)
+
+    def extra_repr(self):
+        return f"kernel_size={self.kernel_size}, stride={self.stride}, padding={self.padding}"
+
+
+class AvgPool2d(Module):
+    """The mean of each window of 2 dimensions."""
+
+    _dims = 2
+
+    def __init__(self, kernel_size, stride=None, padding=0, ceil_mode=False, count_include_pad=True, divisor_override=None):
+        super().__init__()
+        self.kernel_size, self.stride, self.padding = kernel_size, kernel_size if stride is None else stride, padding
+        self.ceil_mode, self.count_include_pad, self.divisor_override = ceil_mode, count_include_pad, divisor_override
+
+    def forward(self, input):
+        pool = getattr(F, f"avg_pool{self._dims}d")
+        return pool(input, self.kernel_size, self.stride, self.padding, self.ceil_mode, self.count_include_pad, self.divisor_override)
+
+    def extra_repr(self):
+        return f"kernel_size={self.kernel_size}, stride={self.stride}, padding={self.padding}"
+
+
+class AvgPool3d(AvgPool2d):
+    """The mean of each window of 3 dimensions."""
+
+    _dims = 3
+
+
+class _Adaptive(Module):
+    _function = ""
+
+    def __init__(self, output_size):
+        super().__init__()
+        self.output_size = output_size
+
+    def forward(self, input):
+        return getattr(F, self._function)(input, self.output_size)
+
+    def extra_repr(self):
+        return f"output_size={self.output_size}"
+
+
+class AdaptiveAvgPool1d(_Adaptive):
+    """The means of as many windows of 1 dimension as the output has places."""
+
+    _function = "adaptive_avg_pool1d"
+
+
+class AdaptiveAvgPool2d(_Adaptive):
+    """The means of as many windows of 2 dimensions as the output has places."""
+
+    _function = "adaptive_avg_pool2d"
+
+
+class AdaptiveAvgPool3d(_Adaptive):
+    """The means of as many windows of 3 dimensions as the output has places."""
+
+    _function = "adaptive_avg_pool3d"
+
+
+class _AdaptiveMax(_Adaptive):
+    def __init__(self, output_size, return_indices=False):
+        super().__init__(output_size)
+        self.return_indices = return_indices
+
+    def forward(self, input):
+        return getattr(F, self._function)(input, self.output_size, self.return_indices)
+
+
+class AdaptiveMaxPool1d(_AdaptiveMax):
+    """The greatest elements of as many windows of 1 dimension as the output has places."""
+
+    _function = "adaptive_max_pool1d"
+
+
+class AdaptiveMaxPool2d(_AdaptiveMax):
+    """The greatest elements of as many windows of 2 dimensions as the output has places."""
+
+    _function = "adaptive_max_pool2d"
+
+
+class AdaptiveMaxPool3d(_AdaptiveMax):
+    """The greatest elements of as many windows of 3 dimensions as the output has places."""
+
+    _function = "adaptive_max_pool3d"

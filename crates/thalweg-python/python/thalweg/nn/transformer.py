@@ -1,0 +1,172 @@
+"""Transformers (`torch.nn.Transformer`): layers of attention and their stacks."""
+
+import copy
+
+from .. import _core
+from . import functional as F
+from . import init
+from .activations import MultiheadAttention
+from .containers import ModuleList
+from .layers import Dropout, LayerNorm, Linear
+from .module import Module
+
+
+def _activation(activation):
+    if callable(activation):
+        return activation
+    known = {"relu": F.relu, "gelu": F.gelu}
+    if activation not in known:
+        raise RuntimeError(f"activation should be relu/gelu, not {activation}")
+    return known[activation]
+
+
+def _clones(module, count):
+    return ModuleList([copy.deepcopy(module) for _ in range(count)])
+
+
+class _Layer(Module):
+    """What both kinds of layers have: attention to oneself and a network of two layers."""
+
+    def _feed_forward_parts(self, d_model, dim_feedforward, dropout, activation, bias, factory):
+        self.linear1 = Linear(d_model, dim_feedforward, bias=bias, **factory)
+        self.dropout = Dropout(dropout)
+        self.linear2 = Linear(dim_feedforward, d_model, bias=bias, **factory)
+        self.activation = _activation(activation)
+
+    def _attend(self, attention, dropout, x, other, mask, padding, is_causal):
+        attended, _ = attention(x, other, other, attn_mask=mask, key_padding_mask=padding, is_causal=is_causal, need_weights=False)
+        return dropout(attended)
+
+    def _feed_forward(self, x, dropout):
+        return dropout(self.linear2(self.dropout(self.activation(self.linear1(x)))))
+
+
+class TransformerEncoderLayer(_Layer):
+    """Attention to oneself, then a network of two layers; each is added to its input and normalized."""
+
+    def __init__(self, d_model, nhead, dim_feedforward=2048, dropout=0.1, activation=F.relu, layer_norm_eps=1e-5, batch_first=False,
+                 norm_first=False, bias=True, device=None, dtype=None):
+        super().__init__()
+        factory = {"device": device, "dtype": dtype}
+        self.self_attn = MultiheadAttention(d_model, nhead, dropout=dropout, bias=bias, batch_first=batch_first, **factory)
+        self._feed_forward_parts(d_model, dim_feedforward, dropout, activation, bias, factory)
+        self.norm_first = norm_first
+        self.norm1 = LayerNorm(d_model, eps=layer_norm_eps, bias=bias, **factory)
+        self.norm2 = LayerNorm(d_model, eps=layer_norm_eps, bias=bias, **factory)
+        self.dropout1, self.dropout2 = Dropout(dropout), Dropout(dropout)
+
+    def forward(self, src, src_mask=None, src_key_padding_mask=None, is_causal=False):
+        def attend(x):
+            return self._attend(self.self_attn, self.dropout1, x, x, src_mask, src_key_padding_mask, is_causal)
+        x = src
+        if self.norm_first:
+            x = x + attend(self.norm1(x))
+            return x + self._feed_forward(self.norm2(x), self.dropout2)
+        x = self.norm1(x + attend(x))
+        return self.norm2(x + self._feed_forward(x, self.dropout2))
+
+
+class TransformerDecoderLayer(_Layer):
+    """Attention to oneself, attention to the encoder's output, then a network of two layers."""
+
+    def __init__(self, d_model, nhead, dim_feedforward=2048, dropout=0.1, activation=F.relu, layer_norm_eps=1e-5, batch_first=False,
+                 norm_first=False, bias=True, device=None, dtype=None):
+        super().__init__()
+        factory = {"device": device, "dtype": dtype}
+        self.self_attn = MultiheadAttention(d_model, nhead, dropout=dropout, bias=bias, batch_first=batch_first, **factory)
+        self.multihead_attn = MultiheadAttention(d_model, nhead, dropout=dropout, bias=bias, batch_first=batch_first, **factory)
+        self._feed_forward_parts(d_model, dim_feedforward, dropout, activation, bias, factory)
+        self.norm_first = norm_first
+        for number in (1, 2, 3):
+            setattr(self, f"norm{number}", LayerNorm(d_model, eps=layer_norm_eps, bias=bias, **factory))
+        for number in (1, 2, 3):
+            setattr(self, f"dropout{number}", Dropout(dropout))
+
+    def forward(self, tgt, memory, tgt_mask=None, memory_mask=None, tgt_key_padding_mask=None, memory_key_padding_mask=None,
+                tgt_is_causal=False, memory_is_causal=False):
+        def attend(x):
+            return self._attend(self.self_attn, self.dropout1, x, x, tgt_mask, tgt_key_padding_mask, tgt_is_causal)
+
+        def look(x):
+            return self._attend(self.multihead_attn, self.dropout2, x, memory, memory_mask, memory_key_padding_mask, memory_is_causal)
+        x = tgt
+        if self.norm_first:
+            x = x + attend(self.norm1(x))
+            x = x + look(self.norm2(x))
+            return x + self._feed_forward(self.norm3(x), self.dropout3)
+        x = self.norm1(x + attend(x))
+        x = self.norm2(x + look(x))
+        return self.norm3(x + self._feed_forward(x, self.dropout3))
+
+
+class TransformerEncoder(Module):
+    """Layers of an encoder, one after the other."""
+
+    def __init__(self, encoder_layer, num_layers, norm=None, enable_nested_tensor=True, mask_check=True):
+        super().__init__()
+        self.layers = _clones(encoder_layer, num_layers)
+        self.num_layers, self.norm = num_layers, norm
+
+    def forward(self, src, mask=None, src_key_padding_mask=None, is_causal=None):
+        # A mask that is given is added as it is, so whether it is causal changes no number.
+        output, is_causal = src, bool(is_causal)
+        for layer in self.layers:
+            output = layer(output, src_mask=mask, src_key_padding_mask=src_key_padding_mask, is_causal=is_causal)
+        return output if self.norm is None else self.norm(output)
+
+
+class TransformerDecoder(Module):
+    """Layers of a decoder, one after the other."""
+
+    def __init__(self, decoder_layer, num_layers, norm=None):
+        super().__init__()
+        self.layers = _clones(decoder_layer, num_layers)
+        self.num_layers, self.norm = num_layers, norm
+
+    def forward(self, tgt, memory, tgt_mask=None, memory_mask=None, tgt_key_padding_mask=None, memory_key_padding_mask=None,
+                tgt_is_causal=None, memory_is_causal=False):
+        output = tgt
+        for layer in self.layers:
+            output = layer(output, memory, tgt_mask=tgt_mask, memory_mask=memory_mask, tgt_key_padding_mask=tgt_key_padding_mask,
+                           memory_key_padding_mask=memory_key_padding_mask, tgt_is_causal=bool(tgt_is_causal),
+                           memory_is_causal=memory_is_causal)
+        return output if self.norm is None else self.norm(output)
+
+
+class Transformer(Module):
+    """An encoder and a decoder that attends to its output."""
+
+    def __init__(self, d_model=512, nhead=8, num_encoder_layers=6, num_decoder_layers=6, dim_feedforward=2048, dropout=0.1,
+                 activation=F.relu, custom_encoder=None, custom_decoder=None, layer_norm_eps=1e-5, batch_first=False, norm_first=False,
+                 bias=True, device=None, dtype=None):
+        super().__init__()
+        factory = {"device": device, "dtype": dtype}
+        options = (d_model, nhead, dim_feedforward, dropout, activation, layer_norm_eps, batch_first, norm_first, bias)
+
+        def norm():
+            return LayerNorm(d_model, eps=layer_norm_eps, bias=bias, **factory)
+        self.encoder = custom_encoder if custom_encoder is not None else TransformerEncoder(
+            TransformerEncoderLayer(*options, **factory), num_encoder_layers, norm())
+        self.decoder = custom_decoder if custom_decoder is not None else TransformerDecoder(
+            TransformerDecoderLayer(*options, **factory), num_decoder_layers, norm())
+        for parameter in self.parameters():
+            if parameter.dim() > 1:
+                init.xavier_uniform_(parameter)
+        self.d_model, self.nhead, self.batch_first = d_model, nhead, batch_first
+
+    def forward(self, src, tgt, src_mask=None, tgt_mask=None, memory_mask=None, src_key_padding_mask=None, tgt_key_padding_mask=None,
+                memory_key_padding_mask=None, src_is_causal=None, tgt_is_causal=None, memory_is_causal=False):
+        batch = 0 if self.batch_first else 1
+        if src.dim() == 3 and src.shape[batch] != tgt.shape[batch]:
+            raise RuntimeError("the batch number of src and tgt must be equal")
+        if src.shape[-1] != self.d_model or tgt.shape[-1] != self.d_model:
+            raise RuntimeError("the feature number of src and tgt must be equal to d_model")
+        memory = self.encoder(src, mask=src_mask, src_key_padding_mask=src_key_padding_mask, is_causal=src_is_causal)
+        return self.decoder(tgt, memory, tgt_mask=tgt_mask, memory_mask=memory_mask, tgt_key_padding_mask=tgt_key_padding_mask,
+                            memory_key_padding_mask=memory_key_padding_mask, tgt_is_causal=tgt_is_causal,
+                            memory_is_causal=memory_is_causal)
+
+    @staticmethod
+    def generate_square_subsequent_mask(sz, device=None, dtype=None):
+        """Returns −∞ above the diagonal and 0 elsewhere: each place attends to itself and to earlier ones."""
+        return _core.triu(_core.full([sz, sz], float("-inf"), dtype=dtype or _core.float32, device=device), 1)

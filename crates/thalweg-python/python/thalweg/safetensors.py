@@ -1,0 +1,49 @@
+"""Files in the format `safetensors`: tensors by their names, with notes, and nothing that is run when they are read."""
+
+import os
+import tempfile
+
+from . import _core
+
+__all__ = ["save_file", "load_file", "save", "load"]
+
+
+def _checked(tensors, metadata):
+    if not isinstance(tensors, dict):
+        raise TypeError(f"a safetensors file holds a dictionary of tensors by name, not {type(tensors).__name__}")
+    for name, tensor in tensors.items():
+        if not isinstance(name, str) or not isinstance(tensor, _core.Tensor):
+            raise TypeError(f"a safetensors file holds tensors by names, not {type(tensor).__name__} by {name!r}; "
+                            "save other values with `thalweg.save`")
+    for name, text in (metadata or {}).items():
+        if not isinstance(name, str) or not isinstance(text, str):
+            raise TypeError(f"metadata are texts by names, not {text!r} by {name!r}")
+    return dict(tensors), dict(metadata or {})
+
+
+def save_file(tensors, filename, metadata=None):
+    """Writes tensors by their names to a path, with notes. Blocks."""
+    _core._save_safetensors(*_checked(tensors, metadata), os.fspath(filename))
+
+
+def load_file(filename, device=None):
+    """Returns the tensors of a file by their names, on one device: the current one, unless it is named. Blocks."""
+    return _core._load_safetensors(os.fspath(filename), device)
+
+
+def save(tensors, metadata=None):
+    """Returns tensors by their names as the bytes of a file. Blocks."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "tensors.safetensors")
+        save_file(tensors, path, metadata)
+        with open(path, "rb") as written:
+            return written.read()
+
+
+def load(data, device=None):
+    """Returns the tensors in the bytes of a file, by their names. Blocks."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "tensors.safetensors")
+        with open(path, "wb") as written:
+            written.write(data)
+        return load_file(path, device)

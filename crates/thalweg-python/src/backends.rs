@@ -1,0 +1,92 @@
+//! Switches of the libraries behind operators, for `thalweg.backends`: each by its name in PyTorch.
+
+use pyo3::prelude::*;
+use thalweg::backends::cuda::matmul::{self, ReducedPrecisionReduction};
+use thalweg::backends::{self, cudnn};
+use thalweg::tensor::sdp;
+
+use crate::failure::{run, value_error};
+
+/// A switch: its name, how it is read and how it is set.
+type Switch = (&'static str, fn() -> bool, fn(bool));
+
+const SWITCHES: [Switch; 6] = [
+    ("cuda.matmul.allow_tf32", matmul::allow_tf32, matmul::set_allow_tf32),
+    (
+        "cuda.matmul.allow_fp16_accumulation",
+        matmul::allow_fp16_accumulation,
+        matmul::set_allow_fp16_accumulation,
+    ),
+    ("cudnn.enabled", cudnn::enabled, cudnn::set_enabled),
+    ("cudnn.allow_tf32", cudnn::allow_tf32, cudnn::set_allow_tf32),
+    ("cudnn.deterministic", cudnn::deterministic, cudnn::set_deterministic),
+    (
+        "deterministic_algorithms",
+        sdp::are_deterministic_algorithms_enabled,
+        sdp::use_deterministic_algorithms,
+    ),
+];
+
+fn switch(name: &str) -> PyResult<Switch> {
+    let found = SWITCHES.into_iter().find(|(own, ..)| *own == name);
+    found.ok_or_else(|| value_error(format!("there is no switch `{name}`")))
+}
+
+/// Returns how a switch stands.
+#[pyfunction]
+fn _switch(name: &str) -> PyResult<bool> {
+    Ok(switch(name)?.1())
+}
+
+/// Sets a switch.
+#[pyfunction]
+fn _set_switch(name: &str, value: bool) -> PyResult<()> {
+    switch(name)?.2(value);
+    Ok(())
+}
+
+/// Returns how parts of products of 16-bit floats may be added up: in reduced precision, and split along k.
+#[pyfunction]
+fn _reduction(dtype: &str) -> PyResult<(bool, bool)> {
+    let reduction = match dtype {
+        "fp16" => matmul::allow_fp16_reduced_precision_reduction(),
+        "bf16" => matmul::allow_bf16_reduced_precision_reduction(),
+        other => return Err(value_error(format!("reductions are of fp16 or bf16, not {other}"))),
+    };
+    Ok((reduction.allow, reduction.allow_split_k))
+}
+
+/// Sets how parts of products of 16-bit floats may be added up.
+#[pyfunction]
+fn _set_reduction(py: Python<'_>, dtype: &str, allow: bool, allow_split_k: bool) -> PyResult<()> {
+    let reduction = ReducedPrecisionReduction { allow, allow_split_k };
+    match dtype {
+        "fp16" => run(py, || matmul::set_allow_fp16_reduced_precision_reduction(reduction)),
+        "bf16" => run(py, || matmul::set_allow_bf16_reduced_precision_reduction(reduction)),
+        other => Err(value_error(format!("reductions are of fp16 or bf16, not {other}"))),
+    }
+}
+
+/// Returns how products of float32 are computed, in the words of `set_float32_matmul_precision`.
+#[pyfunction]
+fn _float32_matmul_precision() -> &'static str {
+    backends::get_float32_matmul_precision()
+}
+
+/// Sets how products of float32 are computed.
+#[pyfunction]
+fn _set_float32_matmul_precision(py: Python<'_>, precision: &str) -> PyResult<()> {
+    run(py, || backends::set_float32_matmul_precision(precision))
+}
+
+/// Adds the functions, in a module of their own.
+pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    let own = PyModule::new(module.py(), "_backends")?;
+    own.add_function(wrap_pyfunction!(_switch, &own)?)?;
+    own.add_function(wrap_pyfunction!(_set_switch, &own)?)?;
+    own.add_function(wrap_pyfunction!(_reduction, &own)?)?;
+    own.add_function(wrap_pyfunction!(_set_reduction, &own)?)?;
+    own.add_function(wrap_pyfunction!(_float32_matmul_precision, &own)?)?;
+    own.add_function(wrap_pyfunction!(_set_float32_matmul_precision, &own)?)?;
+    module.add("_backends", own)
+}

@@ -1,0 +1,153 @@
+//! Memory beyond tensors, for `thalweg.cuda.memory`: pools, limits, snapshots, statistics of pinned memory.
+
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyDict};
+use thalweg::memory::{PoolOptions, SnapshotOptions};
+use thalweg::runtime::MemPool;
+
+use crate::cuda::{Entered, entered};
+use crate::device::or_current;
+use crate::failure::{exception, run};
+
+/// A memory pool of a part of the program (`torch.cuda.MemPool`).
+#[pyclass(module = "thalweg.cuda", frozen)]
+struct _MemPool(MemPool);
+
+#[pymethods]
+impl _MemPool {
+    #[new]
+    fn new(
+        py: Python<'_>,
+        device: Option<&Bound<'_, PyAny>>,
+        use_on_oom: bool,
+        no_split: bool,
+    ) -> PyResult<Self> {
+        let device = or_current(py, device)?;
+        let options = PoolOptions { use_on_oom, no_split, ..PoolOptions::default() };
+        run(py, || Ok(MemPool::new(&device, options))).map(Self)
+    }
+
+    /// Returns the allocator's number of the pool.
+    fn id(&self) -> u64 {
+        self.0.id().raw()
+    }
+
+    /// Returns how many hold the pool: its object, and each region that uses it.
+    fn use_count(&self) -> usize {
+        self.0.use_count()
+    }
+
+    /// Makes this thread allocate from the pool, until `_exit`.
+    fn enter(&self) -> PyResult<()> {
+        // The scope belongs to this thread, so the lock is kept.
+        let scope = self.0.enter().map_err(|error| exception(&error))?;
+        entered(Entered::Pool(scope));
+        Ok(())
+    }
+}
+
+/// Returns the bytes that a device has free, and all that it has.
+#[pyfunction]
+#[pyo3(signature = (device=None))]
+fn mem_get_info(py: Python<'_>, device: Option<&Bound<'_, PyAny>>) -> PyResult<(u64, u64)> {
+    let device = or_current(py, device)?;
+    let info = run(py, || Ok(device.driver().memory_info(device.index())?))?;
+    Ok((info.free_bytes, info.total_bytes))
+}
+
+/// Limits what the allocator takes to a fraction of a device's memory.
+#[pyfunction]
+#[pyo3(signature = (fraction, device=None))]
+fn set_per_process_memory_fraction(
+    py: Python<'_>,
+    fraction: f64,
+    device: Option<&Bound<'_, PyAny>>,
+) -> PyResult<()> {
+    let device = or_current(py, device)?;
+    run(py, || {
+        let set = device.allocator().set_memory_fraction(fraction);
+        set.map_err(|error| thalweg::Error::invalid(error.to_string()))
+    })
+}
+
+/// Returns the fraction of a device's memory that the allocator may take.
+#[pyfunction]
+#[pyo3(signature = (device=None))]
+fn get_per_process_memory_fraction(py: Python<'_>, device: Option<&Bound<'_, PyAny>>) -> PyResult<f64> {
+    let device = or_current(py, device)?;
+    run(py, || Ok(device.allocator().memory_fraction()))
+}
+
+/// Returns a snapshot of a device's memory, or of one pool of it, as a pickle in PyTorch's form.
+#[pyfunction]
+fn _memory_snapshot<'py>(
+    py: Python<'py>,
+    device: Option<&Bound<'py, PyAny>>,
+    pool: Option<&Bound<'py, _MemPool>>,
+) -> PyResult<Bound<'py, PyBytes>> {
+    let device = or_current(py, device)?;
+    let options = match pool {
+        Some(pool) => SnapshotOptions::default().with_pool(pool.get().0.id()),
+        None => SnapshotOptions::default(),
+    };
+    let pickle = run(py, || Ok(device.allocator().memory_snapshot_with(&options).to_pickle()))?;
+    Ok(PyBytes::new(py, &pickle))
+}
+
+/// Returns the statistics of pinned memory, by PyTorch's names.
+#[pyfunction]
+fn host_memory_stats(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
+    let device = or_current(py, None)?;
+    let stats = PyDict::new(py);
+    for (name, value) in run(py, || Ok(device.host_allocator().memory_stats()))? {
+        stats.set_item(name, value)?;
+    }
+    Ok(stats)
+}
+
+/// Sets the peaks of the statistics of pinned memory to what is now.
+#[pyfunction]
+fn reset_peak_host_memory_stats(py: Python<'_>) -> PyResult<()> {
+    let device = or_current(py, None)?;
+    run(py, || {
+        device.host_allocator().reset_peak_memory_stats();
+        Ok(())
+    })
+}
+
+/// Sets the sums of the statistics of pinned memory to 0.
+#[pyfunction]
+fn reset_accumulated_host_memory_stats(py: Python<'_>) -> PyResult<()> {
+    let device = or_current(py, None)?;
+    run(py, || {
+        device.host_allocator().reset_accumulated_memory_stats();
+        Ok(())
+    })
+}
+
+/// Returns whether kernels of a device can touch the memory of another of its kind.
+#[pyfunction]
+fn can_device_access_peer(
+    py: Python<'_>,
+    device: &Bound<'_, PyAny>,
+    peer_device: &Bound<'_, PyAny>,
+) -> PyResult<bool> {
+    let (device, peer) = (or_current(py, Some(device))?, or_current(py, Some(peer_device))?);
+    if device == peer {
+        return Ok(false);
+    }
+    run(py, || Ok(device.driver().can_access_peer(device.index(), peer.index())?))
+}
+
+/// Adds the class and the functions to the module of streams and graphs.
+pub fn register(own: &Bound<'_, PyModule>) -> PyResult<()> {
+    own.add_class::<_MemPool>()?;
+    own.add_function(wrap_pyfunction!(mem_get_info, own)?)?;
+    own.add_function(wrap_pyfunction!(set_per_process_memory_fraction, own)?)?;
+    own.add_function(wrap_pyfunction!(get_per_process_memory_fraction, own)?)?;
+    own.add_function(wrap_pyfunction!(_memory_snapshot, own)?)?;
+    own.add_function(wrap_pyfunction!(host_memory_stats, own)?)?;
+    own.add_function(wrap_pyfunction!(reset_peak_host_memory_stats, own)?)?;
+    own.add_function(wrap_pyfunction!(reset_accumulated_host_memory_stats, own)?)?;
+    own.add_function(wrap_pyfunction!(can_device_access_peer, own)?)
+}

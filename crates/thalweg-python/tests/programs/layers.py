@@ -1,0 +1,111 @@
+"""Modules of `torch.nn`, each from given weights on given inputs: the program's only import of a tensor library is `torch`."""
+
+import torch
+import torch.nn as nn
+from torch.nn.utils.rnn import pack_padded_sequence, pack_sequence, pad_packed_sequence, pad_sequence, unpad_sequence
+
+
+def numbers(shape, place=0):
+    count = 1
+    for size in shape:
+        count *= size
+    values = torch.sin(torch.arange(count, dtype=torch.float64) * 12.9898 + place) * 43758.5453
+    return (values - torch.floor(values) - 0.5).float().view(shape)
+
+
+def weights(model):
+    with torch.no_grad():
+        for place, (_, parameter) in enumerate(sorted(model.named_parameters())):
+            parameter.copy_(numbers(parameter.shape, place + 1))
+    return model
+
+
+def layers():
+    """Yields modules with their inputs."""
+    line, image, volume = numbers((2, 4, 9)), numbers((2, 4, 7, 6)), numbers((1, 4, 5, 6, 4))
+    yield nn.MaxPool1d(3, 2, padding=1), (line,)
+    yield nn.MaxPool1d(2, dilation=2), (line,)
+    yield nn.MaxPool3d((2, 3, 2), ceil_mode=True), (volume,)
+    yield nn.MaxPool3d(2, return_indices=True), (volume,)
+    yield nn.AvgPool1d(3, 2, padding=1, count_include_pad=False), (line,)
+    yield nn.AvgPool3d(2), (volume,)
+    for dims, input in ((1, line), (2, image), (3, volume)):
+        yield getattr(nn, f"AdaptiveAvgPool{dims}d")(3), (input,)
+        yield getattr(nn, f"AdaptiveMaxPool{dims}d")(2, return_indices=True), (input,)
+        yield getattr(nn, f"ConvTranspose{dims}d")(4, 6, 3, stride=2, padding=1, output_padding=1, groups=2), (input,)
+        yield getattr(nn, f"InstanceNorm{dims}d")(4, affine=True), (input,)
+        yield getattr(nn, f"ConstantPad{dims}d")(1, 3.5), (input,)
+        yield getattr(nn, f"ZeroPad{dims}d")(tuple(range(2 * dims))), (input,)
+        yield getattr(nn, f"ReflectionPad{dims}d")(2), (input,)
+        yield getattr(nn, f"ReplicationPad{dims}d")(2), (input,)
+        yield getattr(nn, f"CircularPad{dims}d")((1, 2) * dims), (input,)
+    yield nn.AdaptiveAvgPool3d((None, 2, 1)), (volume,)
+    yield nn.ConvTranspose1d(4, 4, 2, stride=3, dilation=2, bias=False), (line,)
+    tracked = nn.InstanceNorm2d(4, track_running_stats=True)
+    yield tracked, (image,)
+    yield tracked.eval(), (image,)
+    yield nn.InstanceNorm1d(4), (line[0],)
+    indices, offsets = torch.tensor([1, 2, 4, 5, 4, 3, 2, 9]), torch.tensor([0, 3, 3, 5])
+    for mode in ("sum", "mean", "max"):
+        yield nn.EmbeddingBag(10, 3, mode=mode), (indices, offsets)
+        yield nn.EmbeddingBag(10, 3, mode=mode, padding_idx=4), (indices.view(2, 4),)
+    yield nn.EmbeddingBag(10, 3, mode="sum"), (indices, offsets, numbers((8,)))
+    yield nn.EmbeddingBag(10, 3, include_last_offset=True), (indices, torch.tensor([0, 3, 8]))
+    x, h, c = numbers((3, 5)), numbers((3, 4), 7), numbers((3, 4), 8)
+    for cell, state in ((nn.RNNCell(5, 4), h), (nn.RNNCell(5, 4, nonlinearity="relu"), h), (nn.GRUCell(5, 4, bias=False), h),
+                        (nn.LSTMCell(5, 4), (h, c))):
+        yield cell, (x, state)
+        yield cell, (x[0],)
+
+
+def sequences():
+    """Yields outputs of recurrent networks over sequences of different lengths."""
+    rows = [numbers((length, 3), length) for length in (2, 5, 3)]
+    padded = pad_sequence(rows, batch_first=True, padding_value=-1.0)
+    yield padded
+    yield pad_sequence(rows, padding_side="left")
+    yield from unpad_sequence(padded, torch.tensor([2, 5, 3]), batch_first=True)
+    packed = pack_padded_sequence(padded, torch.tensor([2, 5, 3]), batch_first=True, enforce_sorted=False)
+    yield packed.data
+    for kind in (nn.RNN, nn.GRU, nn.LSTM):
+        net = weights(kind(3, 4, num_layers=2, bidirectional=True))
+        output, state = net(packed)
+        back, lengths = pad_packed_sequence(output, batch_first=True, total_length=6)
+        yield back
+        yield lengths.float()
+        start = numbers((4, 3, 4), 5)
+        again, last = net(packed, (start, start * 0.5) if kind is nn.LSTM else start)
+        yield again.data
+        for state in (state, last):
+            yield from state if isinstance(state, tuple) else (state,)
+    yield pack_sequence([rows[1], rows[2], rows[0]]).batch_sizes.float()
+
+
+def train():
+    """Returns, of each output, its shape, its sum and a weighted sum, and a weighted sum of each gradient of a parameter."""
+    found = []
+
+    def note(tensor):
+        flat = tensor.detach().double().reshape(-1).to("cpu")
+        place = torch.arange(flat.numel(), dtype=torch.float64) + 1
+        found.append([*tensor.shape, flat.sum().item(), (flat * torch.cos(place)).sum().item()])
+
+    for module, inputs in layers():
+        weights(module)
+        outputs = module(*inputs)
+        outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+        for output in outputs:
+            note(output)
+        if list(module.parameters()):
+            (outputs[0] * numbers(outputs[0].shape, 3)).sum().backward()
+            for _, parameter in sorted(module.named_parameters()):
+                if parameter.grad is not None:
+                    note(parameter.grad)
+                    parameter.grad = None
+    for output in sequences():
+        note(output)
+    return found
+
+
+if __name__ == "__main__":
+    print(train())

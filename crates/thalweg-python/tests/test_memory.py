@@ -1,0 +1,91 @@
+"""Memory beyond tensors: what is free, limits, snapshots and pools, pinned memory; states of all generators."""
+
+import thalweg as th
+from thalweg.cuda import memory, profiler, random, streams
+from support import raises
+
+MEBIBYTE = 1 << 20
+
+
+def test_free_memory_and_limits():
+    free, total = th.cuda.mem_get_info()
+    assert 0 < free <= total and th.cuda.device_memory_used() >= 0
+    th.cuda.set_per_process_memory_fraction(1e-9)
+    try:
+        assert th.cuda.get_per_process_memory_fraction() == 1e-9
+        with raises(th.cuda.OutOfMemoryError):
+            th.empty(64 * MEBIBYTE, dtype=th.uint8)
+    finally:
+        th.cuda.set_per_process_memory_fraction(1.0)
+    th.empty(64 * MEBIBYTE, dtype=th.uint8)
+    with raises(ValueError, "0~1"):
+        th.cuda.set_per_process_memory_fraction(1.5)
+    with raises(TypeError):
+        th.cuda.set_per_process_memory_fraction(1)
+
+
+def test_statistics_as_dictionaries():
+    x = th.empty(MEBIBYTE, dtype=th.uint8)
+    nested, flat = th.cuda.memory_stats_as_nested_dict(), th.cuda.memory_stats()
+    assert nested["allocated_bytes"]["all"]["current"] == flat["allocated_bytes.all.current"] >= x.nbytes
+    assert memory.memory_allocated is th.cuda.memory_allocated and th.cuda.get_allocator_backend() == "native"
+    host = th.cuda.host_memory_stats()
+    assert "allocated_bytes.current" in host, sorted(host)
+    assert th.cuda.host_memory_stats_as_nested_dict()["allocated_bytes"]["current"] == host["allocated_bytes.current"]
+    th.cuda.reset_peak_host_memory_stats()
+    th.cuda.reset_accumulated_host_memory_stats()
+
+
+def test_snapshot_has_the_block_of_a_tensor():
+    x = th.empty(3 * MEBIBYTE, dtype=th.uint8)
+    address = x.data_ptr()
+    segments = th.cuda.memory_snapshot()
+    found = [segment for segment in segments if segment["address"] <= address < segment["address"] + segment["total_size"]]
+    assert len(found) == 1
+    blocks = [block for block in found[0]["blocks"] if block["address"] == address]
+    assert len(blocks) == 1 and blocks[0]["state"] == "active_allocated" and blocks[0]["size"] >= x.nbytes
+
+
+def test_pools():
+    pool = th.cuda.MemPool()
+    assert pool.use_count() == 1 and pool.snapshot() == []
+    with th.cuda.use_mem_pool(pool):
+        assert pool.use_count() == 2
+        inside = th.empty(MEBIBYTE, dtype=th.uint8)
+    outside = th.empty(MEBIBYTE, dtype=th.uint8)
+    segments = pool.snapshot()
+    assert segments == th.cuda.memory_snapshot(pool.id) and all(tuple(segment["segment_pool_id"]) == pool.id for segment in segments)
+
+    def has(tensor):
+        return any(segment["address"] <= tensor.data_ptr() < segment["address"] + segment["total_size"] for segment in segments)
+    assert has(inside) and not has(outside)
+    number = pool.id
+    del pool
+    with raises(RuntimeError, "there is no pool"):
+        th.cuda.memory_snapshot(number)
+    with raises(TypeError, "takes a MemPool"):
+        th.cuda.use_mem_pool(None)
+    with raises(NotImplementedError, "left out"):
+        th.cuda.MemPool(allocator=object())
+
+
+def test_random_states_of_all_devices():
+    states = th.cuda.get_rng_state_all()
+    assert len(states) == th._core._cuda._device_count()
+    drawn = th.rand(4).tolist()
+    th.cuda.set_rng_state_all(states)
+    assert th.rand(4).tolist() == drawn
+    former = th.cuda.initial_seed()
+    random.seed_all()
+    assert th.cuda.initial_seed() != former
+    th.manual_seed(0)
+
+
+def test_peers_and_profiler():
+    assert th.cuda.can_device_access_peer(0, 0) is False
+    with raises(RuntimeError):
+        th.cuda.can_device_access_peer(0, 1000)
+    assert streams.Stream is th.cuda.Stream
+    with profiler.profile():
+        assert (th.ones(2) + 1).tolist() == [2.0, 2.0]
+    assert isinstance(th.cuda.is_tf32_supported(), bool)

@@ -1,0 +1,99 @@
+"""Optimizers with a rule of one's own: they subclass `Optimizer`, as in PyTorch."""
+
+import thalweg as th
+from thalweg import nn
+from support import close, raises
+
+
+class Momentum(th.optim.Optimizer):
+    """Gradient descent with momentum, as programs write it."""
+
+    def __init__(self, params, lr=0.1, momentum=0.9):
+        super().__init__(params, dict(lr=lr, momentum=momentum))
+
+    @th.no_grad()
+    def step(self, closure=None):
+        loss = None
+        if closure is not None:
+            with th.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is None:
+                    continue
+                state = self.state[p]
+                if len(state) == 0:
+                    state["step"] = 0
+                    state["velocity"] = th.zeros_like(p)
+                state["step"] += 1
+                state["velocity"].mul_(group["momentum"]).add_(p.grad)
+                p.add_(state["velocity"], alpha=-group["lr"])
+        return loss
+
+
+def trained(make, steps, saved=None):
+    """Returns what a parameter is after each step of minimizing a sum of fourth powers, and the optimizer."""
+    p = nn.Parameter(th.tensor([1.0, -2.0, 0.5]) if saved is None else saved)
+    optimizer = make([p])
+    places = []
+    for _ in range(steps):
+        optimizer.zero_grad()
+        (p ** 4).sum().backward()
+        optimizer.step()
+        places.append(p.tolist())
+    return places, optimizer, p
+
+
+def test_a_rule_of_ones_own_is_the_fused_one():
+    own, optimizer, p = trained(lambda params: Momentum(params, lr=0.01), 6)
+    fused, _, _ = trained(lambda params: th.optim.SGD(params, lr=0.01, momentum=0.9), 6)
+    close(own, fused, 1e-5)
+    assert optimizer.state[p]["step"] == 6 and "Momentum" in repr(optimizer)
+
+
+def test_its_states_are_saved_and_loaded():
+    whole, _, _ = trained(lambda params: Momentum(params, lr=0.01), 6)
+    _, optimizer, p = trained(lambda params: Momentum(params, lr=0.01), 3)
+    saved = optimizer.state_dict()
+    assert saved["state"][0]["step"] == 3 and saved["param_groups"][0]["params"] == [0]
+
+    def resumed(params):
+        other = Momentum(params, lr=0.5)
+        other.load_state_dict(saved)
+        return other
+    rest, other, _ = trained(resumed, 3, p.detach().clone())
+    assert other.param_groups[0]["lr"] == 0.01
+    close(rest, whole[3:], 1e-6)
+
+
+def test_closures_schedules_and_groups():
+    p, q = nn.Parameter(th.ones(2)), nn.Parameter(th.ones(2))
+    optimizer = Momentum([{"params": [p], "own": "kept"}, {"params": [q], "lr": 1.0}], momentum=0.0)
+    assert optimizer.param_groups[0]["own"] == "kept"
+    schedule = th.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
+
+    def closure():
+        optimizer.zero_grad()
+        loss = (p + q).sum()
+        loss.backward()
+        return loss
+    assert optimizer.step(closure).item() == 4.0
+    schedule.step()
+    optimizer.step(closure)
+    close(p, [1.0 - 0.1 - 0.05] * 2)
+    close(q, [1.0 - 1.0 - 0.5] * 2)
+
+
+def test_what_it_cannot():
+    p = nn.Parameter(th.ones(2))
+    with raises(NotImplementedError, "has no `step`"):
+        th.optim.Optimizer([p], {"lr": 0.1}).step()
+    scaler = th.amp.GradScaler()
+    optimizer = Momentum([p])
+    scaler.scale(p.sum()).backward()
+    with raises(NotImplementedError, "not Momentum"):
+        scaler.step(optimizer)
+    with raises(ValueError, "empty parameter list"):
+        Momentum([])
+    with raises(TypeError, "has no option"):
+        th.optim.SGD([{"params": [p], "rate": 1.0}], lr=0.1)
