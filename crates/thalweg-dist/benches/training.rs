@@ -18,8 +18,8 @@ use thalweg_nn::optim::{AdamW, AdamWOptions};
 use thalweg_runtime::{CaptureOptions, Device, Result, Stream};
 use thalweg_tensor::Tensor;
 use thalweg_tensor::autocast::autocast;
+use thalweg_tensor::deterministic::use_deterministic_algorithms;
 use thalweg_tensor::random::{DeviceGenerator, Generator};
-use thalweg_tensor::sdp::use_deterministic_algorithms;
 
 /// Steps whose losses are printed.
 const LOSSES: usize = 5;
@@ -321,7 +321,7 @@ fn train(options: &Options, group: &ProcessGroup) -> Result<()> {
 
 fn main() -> Result<()> {
     let options = Options::parse();
-    use_deterministic_algorithms(options.is_deterministic);
+    use_deterministic_algorithms(options.is_deterministic, false);
     let of_group = GroupOptions { stream_priority: options.priority, ..GroupOptions::default() };
     if let Some(met) = Rendezvous::from_environment()? {
         let device = Device::cuda(met.local_rank)?;

@@ -90,6 +90,7 @@ fn print(dtype: DType) -> String {
         .replace("NAME", name(dtype))
         .replace("ELEMENT", element)
         .replace("WIDTH", &(16 / dtype.size_bytes()).to_string())
+        .replace("RANKED", RANKED)
         .replace("LOAD", &load);
     with_prelude(&code)
 }
@@ -164,6 +165,22 @@ fn run_typed<T: Element>(
     Ok(())
 }
 
+/// A value and its place as one number.
+pub(crate) const RANKED: &str = "\
+// A number that is greater the nearer the value is to the extremum, and of equal ones the one whose place is first. 0 is below all.
+static __device__ __forceinline__ u64 ranked(const f32 value, const u32 place, const bool smallest) {
+    const u32 bits = __float_as_uint(value + 0.0f), sign = bits >> 31;
+    u32 rank = sign ? ~bits : bits | 0x80000000u;
+    rank = smallest ? ~rank : rank;
+    rank = value != value ? 0xffffffffu : rank;
+    return u64(rank) << 32 | u64(~place);
+}
+
+static __device__ __forceinline__ u64 greater(const u64 a, const u64 b) {
+    return a < b ? b : a;
+}
+";
+
 const TEMPLATE: &str = "\
 struct NAME_arguments {
     const ELEMENT* values;
@@ -184,19 +201,7 @@ typedef pack<ELEMENT, WIDTH> quad;
 #define CLUSTER
 #endif
 
-// A number that is greater the nearer the value is to the extremum, and of equal ones the one whose place is first. 0 is below all.
-static __device__ __forceinline__ u64 ranked(const f32 value, const u32 place, const bool smallest) {
-    const u32 bits = __float_as_uint(value + 0.0f), sign = bits >> 31;
-    u32 rank = sign ? ~bits : bits | 0x80000000u;
-    rank = smallest ? ~rank : rank;
-    rank = value != value ? 0xffffffffu : rank;
-    return u64(rank) << 32 | u64(~place);
-}
-
-static __device__ __forceinline__ u64 greater(const u64 a, const u64 b) {
-    return a < b ? b : a;
-}
-
+RANKED
 static __device__ __forceinline__ u64 of_warp(u64 best) {
     #pragma unroll
     for (u32 step = 16; step > 0; step /= 2) {

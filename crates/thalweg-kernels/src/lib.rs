@@ -20,6 +20,7 @@ pub mod convolution;
 pub mod decompose;
 mod dtypes;
 pub mod embedding;
+pub mod extremum_columns;
 pub mod extremum_place;
 pub mod foreach;
 pub mod gather;
@@ -131,6 +132,7 @@ pub fn sources() -> Vec<(String, String)> {
     for dtype in scatter::DTYPES {
         all.push((scatter::name(dtype).to_owned(), scatter::print(dtype)));
     }
+    all.extend(extremum_columns::sources());
     all.extend(extremum_place::sources());
     all.extend(gather::sources());
     all.extend(scatter::group::sources());

@@ -3,7 +3,7 @@
 use pyo3::prelude::*;
 use thalweg::backends::cuda::matmul::{self, ReducedPrecisionReduction};
 use thalweg::backends::{self, cudnn};
-use thalweg::tensor::sdp;
+use thalweg::tensor::deterministic::{self, DeterministicDebugMode};
 
 use crate::failure::{run, value_error};
 
@@ -21,9 +21,9 @@ const SWITCHES: [Switch; 6] = [
     ("cudnn.allow_tf32", cudnn::allow_tf32, cudnn::set_allow_tf32),
     ("cudnn.deterministic", cudnn::deterministic, cudnn::set_deterministic),
     (
-        "deterministic_algorithms",
-        sdp::are_deterministic_algorithms_enabled,
-        sdp::use_deterministic_algorithms,
+        "deterministic.fill_uninitialized_memory",
+        deterministic::fill_uninitialized_memory,
+        deterministic::set_fill_uninitialized_memory,
     ),
 ];
 
@@ -42,6 +42,24 @@ fn _switch(name: &str) -> PyResult<bool> {
 #[pyfunction]
 fn _set_switch(name: &str, value: bool) -> PyResult<()> {
     switch(name)?.2(value);
+    Ok(())
+}
+
+/// Returns what becomes of an operator that cannot repeat its bits: 0, 1 for a warning, 2 for an error.
+#[pyfunction]
+fn _deterministic_debug_mode() -> u8 {
+    deterministic::deterministic_debug_mode() as u8
+}
+
+/// Sets what becomes of an operator that cannot repeat its bits.
+#[pyfunction]
+fn _set_deterministic_debug_mode(mode: u8) -> PyResult<()> {
+    let modes =
+        [DeterministicDebugMode::Default, DeterministicDebugMode::Warn, DeterministicDebugMode::Error];
+    let mode = modes.into_iter().find(|&known| known as u8 == mode);
+    let mode =
+        mode.ok_or_else(|| value_error("invalid value of debug_mode, expected 0, 1, or 2".to_owned()))?;
+    deterministic::set_deterministic_debug_mode(mode);
     Ok(())
 }
 
@@ -84,6 +102,8 @@ pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     let own = PyModule::new(module.py(), "_backends")?;
     own.add_function(wrap_pyfunction!(_switch, &own)?)?;
     own.add_function(wrap_pyfunction!(_set_switch, &own)?)?;
+    own.add_function(wrap_pyfunction!(_deterministic_debug_mode, &own)?)?;
+    own.add_function(wrap_pyfunction!(_set_deterministic_debug_mode, &own)?)?;
     own.add_function(wrap_pyfunction!(_reduction, &own)?)?;
     own.add_function(wrap_pyfunction!(_set_reduction, &own)?)?;
     own.add_function(wrap_pyfunction!(_float32_matmul_precision, &own)?)?;

@@ -23,6 +23,7 @@ mod arithmetic;
 pub mod autocast;
 pub mod autograd;
 pub mod caller;
+pub mod deterministic;
 pub mod dispatch;
 mod display;
 pub mod graph;

@@ -10,11 +10,10 @@
 //! mask of truth values.
 //!
 //! The first pass of attention by Cudnn over a shape prepares it, which takes some tenths of a second on a GPU. Its gradients may differ in their last bits
-//! from run to run; where [`use_deterministic_algorithms`] is set, they are Flash's.
+//! from run to run; where [`use_deterministic_algorithms`](crate::deterministic::use_deterministic_algorithms) is set, they are Flash's.
 
 use std::cell::Cell;
 use std::panic::Location;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use thalweg_ir::DType;
 use thalweg_kernels::attention::{CHUNK, MOST_FEATURES};
@@ -44,20 +43,6 @@ impl SdpBackend {
     pub(crate) const fn bit(self) -> i64 {
         1 << self as u32
     }
-}
-
-static DETERMINISTIC: AtomicBool = AtomicBool::new(false);
-
-/// Sets whether operators of this process give the same bits each time that they get the same operands on one device
-/// (`torch.use_deterministic_algorithms`); false at first. All do but two: the gradient of
-/// attention by [`SdpBackend::Cudnn`], and convolutions by cuDNN.
-pub fn use_deterministic_algorithms(enabled: bool) {
-    DETERMINISTIC.store(enabled, Ordering::Relaxed);
-}
-
-/// Returns what [`use_deterministic_algorithms`] has set.
-pub fn are_deterministic_algorithms_enabled() -> bool {
-    DETERMINISTIC.load(Ordering::Relaxed)
 }
 
 thread_local! {

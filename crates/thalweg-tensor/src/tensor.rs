@@ -15,6 +15,7 @@ use thalweg_runtime::{Buffer, Device, Error, Label, Result, Stream};
 
 use crate::autograd::{AutogradMeta, GradientEdge, ViewOf, is_grad_enabled};
 use crate::caller::{at_line, creating, in_call, label_at};
+use crate::deterministic::uninitialized;
 use crate::dispatch::is_inference;
 use crate::host_room::host_room;
 
@@ -55,12 +56,18 @@ impl Storage {
 impl Tensor {
     // ---- Making ---------------------------------------------------------------------------------------------------
 
-    /// Allocates a tensor without writing its elements (`torch.empty`).
+    /// Allocates a tensor without writing its elements (`torch.empty`), but where they are [filled](crate::deterministic) for programs that
+    /// must repeat their bits.
     #[track_caller]
     pub fn empty(shape: &[usize], dtype: DType, device: &Device) -> Result<Self> {
         let location = Location::caller();
         creating("empty", (shape, dtype, device), location, || {
-            Self::empty_on(shape, dtype, &device.current_stream(), label_at("empty", location))
+            uninitialized(Self::empty_on(
+                shape,
+                dtype,
+                &device.current_stream(),
+                label_at("empty", location),
+            )?)
         })
     }
 

@@ -75,13 +75,15 @@ macro_rules! activations_table {
             }
             /// x · tanh(softplus(x)).
             mish(x) Floating {
+                // tanh ln (1 + s) = (s² + 2s) / (s² + 2s + 2), with s = e^x: one exponential, of −|x|, so that nothing overflows.
                 body: {
                     let negative = x.lt(0.0);
-                    let softplus = negative.select(x.like(0.0), x) + negative.select(x, -x).exp().log1p();
-                    x * softplus.tanh()
+                    let small = negative.select(x, -x).exp();
+                    let above = negative.select(small * (small + 2.0), small * 2.0 + 1.0);
+                    x * (above / (above + negative.select(x.like(2.0), 2.0 * (small * small))))
                 },
                 reference: x * x.exp().ln_1p().tanh(),
-                samples: [[-2.0], [0.5]],
+                samples: [[-30.0], [-2.0], [0.5], [30.0]],
                 numbers: [],
             }
             /// The scaled exponential linear unit, with the constants of its paper.

@@ -13,7 +13,7 @@ macro_rules! parts_table {
                     let scaled = x * beta;
                     let negative = scaled.lt(0.0);
                     let rest = negative.select(scaled, -scaled).exp().log1p();
-                    scaled.gt(threshold).select(x, (negative.select(x.like(0.0), scaled) + rest) / beta)
+                    scaled.gt(threshold).select(x, (negative.select(x.like(0.0), scaled) + rest) * (1.0 / beta))
                 },
                 reference: if beta * x > threshold { x } else { (1.0 + (beta * x).exp()).ln() / beta },
                 samples: [[-2.0], [0.5], [30.0]],

@@ -9,7 +9,8 @@ __all__ = [
     "finfo", "from_numpy", "frombuffer", "get_default_dtype", "iinfo", "is_floating_point", "is_complex", "is_tensor", "meshgrid",
     "norm", "numel", "set_default_device", "set_default_dtype", "tensordot", "unique", "set_printoptions", "is_storage", "typename",
     "get_num_threads", "set_num_threads", "get_float32_matmul_precision", "set_float32_matmul_precision",
-    "use_deterministic_algorithms", "are_deterministic_algorithms_enabled",
+    "use_deterministic_algorithms", "are_deterministic_algorithms_enabled", "is_deterministic_algorithms_warn_only_enabled",
+    "set_deterministic_debug_mode", "get_deterministic_debug_mode",
 ]
 
 
@@ -84,15 +85,42 @@ def set_float32_matmul_precision(precision):
 
 
 def use_deterministic_algorithms(mode, *, warn_only=False):
-    """Sets whether convolutions and attention repeat their bits; the other operators always do, so that none is refused."""
+    """Sets whether operators must repeat their bits: nearly all always do, convolutions and attention where it is asked for.
+
+    Memory that is allocated and not written is then filled, unless `utils.deterministic.fill_uninitialized_memory` is false.
+    """
     if not isinstance(mode, bool):
         raise TypeError(f"use_deterministic_algorithms() takes a bool, not {type(mode).__name__}")
-    _core._backends._set_switch("deterministic_algorithms", mode)
+    set_deterministic_debug_mode((1 if warn_only else 2) if mode else 0)
 
 
 def are_deterministic_algorithms_enabled():
-    """Returns whether convolutions and attention must repeat their bits."""
-    return _core._backends._switch("deterministic_algorithms")
+    """Returns whether operators must repeat their bits."""
+    return get_deterministic_debug_mode() != 0
+
+
+def is_deterministic_algorithms_warn_only_enabled():
+    """Returns whether an operator that cannot repeat its bits is warned of and not refused."""
+    return get_deterministic_debug_mode() == 1
+
+
+def set_deterministic_debug_mode(debug_mode):
+    """Sets what becomes of an operator that cannot repeat its bits: 0 or "default", 1 or "warn", 2 or "error"."""
+    if not isinstance(debug_mode, (int, str)):
+        raise TypeError(f"debug_mode must be str or int, but got {type(debug_mode).__name__}")
+    modes = {"default": 0, "warn": 1, "error": 2}
+    if isinstance(debug_mode, str):
+        if debug_mode not in modes:
+            raise RuntimeError(f"invalid value of debug_mode, expected one of `default`, `warn`, `error`, but got {debug_mode}")
+        debug_mode = modes[debug_mode]
+    if debug_mode not in modes.values():
+        raise RuntimeError(f"invalid value of debug_mode, expected 0, 1, or 2, but got {debug_mode}")
+    _core._backends._set_deterministic_debug_mode(debug_mode)
+
+
+def get_deterministic_debug_mode():
+    """Returns what becomes of an operator that cannot repeat its bits: 0, 1 for a warning, 2 for an error."""
+    return _core._backends._deterministic_debug_mode()
 
 
 def as_tensor(data, dtype=None, device=None):

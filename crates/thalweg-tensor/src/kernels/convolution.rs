@@ -10,9 +10,9 @@ use thalweg_runtime::backends::cudnn;
 use thalweg_runtime::{ConvolutionPass, ConvolutionShape, ElementFormat, Error, Label, Result, Stream};
 
 use crate::autograd::formula::Formula;
+use crate::deterministic::are_deterministic_algorithms_enabled;
 use crate::dispatch::{Argument, Arguments, Call, Ints, built_in};
 use crate::operators;
-use crate::sdp::are_deterministic_algorithms_enabled;
 use crate::tensor::{Tensor, Tensors};
 
 /// The operand that a call computes. The other two are given in the order output, input, weight; the input, unlike its gradient, stands before

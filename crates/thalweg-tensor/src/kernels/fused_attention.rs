@@ -15,8 +15,9 @@ use thalweg_runtime::{Device, Error, Label, Result, Stream};
 
 use crate::autograd::formula::{Formula, GradientCall};
 use crate::autograd::is_grad_enabled;
+use crate::deterministic::are_deterministic_algorithms_enabled;
 use crate::dispatch::{Argument, Arguments, Call, built_in};
-use crate::sdp::{SdpBackend, are_deterministic_algorithms_enabled};
+use crate::sdp::SdpBackend;
 use crate::tensor::{Tensor, Tensors};
 
 /// A tensor as the kernels read it, copied first where its strides or its address do not fit.

@@ -10,6 +10,7 @@ use super::join::copy_into;
 use super::view::{check_options, copied_in_format, dtype_of, extents, in_format, wrap, wrap_all};
 use super::{operators, single};
 use crate::autograd::formula::Formula;
+use crate::deterministic::uninitialized;
 use crate::dispatch::{Argument, Arguments, Call, as_ints, built_in};
 use crate::tensor::{Tensor, Tensors};
 
@@ -278,7 +279,7 @@ fn filled_like(call: &Call<'_>, value: Scalar, at: usize) -> Result<Tensors> {
 
 fn empty(call: &Call<'_>, shape: &[usize], at: usize, dtype: DType) -> Result<Tensor> {
     let dtype = options(call, at)?.unwrap_or(dtype);
-    Tensor::empty_on(shape, dtype, &call.device.current_stream(), call.label)
+    uninitialized(Tensor::empty_on(shape, dtype, &call.device.current_stream(), call.label)?)
 }
 
 fn empty_strided(call: &Call<'_>, size: &[i64], stride: &[i64], at: usize, dtype: DType) -> Result<Tensor> {
@@ -308,6 +309,7 @@ fn empty_strided(call: &Call<'_>, size: &[i64], stride: &[i64], at: usize, dtype
     };
     byte_count(&[elements], dtype)?;
     let memory = Tensor::empty_on(&[elements], dtype, &call.device.current_stream(), call.label)?;
+    let memory = uninitialized(memory)?;
     Ok(memory.with_layout(Layout::new(&shape, &strides, 0)?))
 }
 

@@ -3,6 +3,7 @@
 use smallvec::SmallVec;
 use thalweg_ir::{DType, Scalar, Shape};
 use thalweg_kernels::Placed;
+use thalweg_kernels::extremum_columns::{ExtremumColumns, Phase};
 use thalweg_kernels::extremum_place::ExtremumPlace;
 use thalweg_runtime::{Error, Result};
 
@@ -352,7 +353,32 @@ fn position(call: &Call<'_>, operator: &str) -> Result<Tensors> {
         shape.extend(call.bool(2).then_some(1));
         return result.reshape(&shape).map(single);
     }
+    if let Some(&along) = dimensions(x, &[dim])?.first()
+        && let Some(result) = place_in_columns(call, operator, x, along)?
+    {
+        return if call.bool(2) { result.unsqueeze(along as i64).map(single) } else { Ok(single(result)) };
+    }
     reduce(call, operator, &[dim], call.bool(2), None)
+}
+
+/// Returns the places of the extrema along a dimension that others follow, without that dimension, where columns are long, many and without
+/// gaps.
+fn place_in_columns(call: &Call<'_>, operator: &str, x: &Tensor, along: usize) -> Result<Option<Tensor>> {
+    let extent = |dimensions: &[usize]| dimensions.iter().map(|&extent| extent as u64).product::<u64>();
+    let (before, behind) = (&x.shape()[..along], &x.shape()[along + 1..]);
+    let sizes = [extent(before), x.shape()[along] as u64, extent(behind)];
+    let kernel =
+        ExtremumColumns { sizes, smallest: operator == "argmin", dtype: x.dtype(), phase: Phase::Parts };
+    if !x.is_contiguous() || !kernel.fits(x.pointer()) {
+        return Ok(None);
+    }
+    let stream = call.device.current_stream();
+    let empty = |shape: &[usize]| Tensor::empty_on(shape, DType::I64, &stream, call.label);
+    let (numbers, places) = (empty(&[kernel.numbers() as usize])?, empty(&[before, behind].concat())?);
+    stream.launch_native(&Placed { kernel, at: [x, &numbers].map(Tensor::pointer) }, call.label)?;
+    let kernel = ExtremumColumns { phase: Phase::Places, ..kernel };
+    stream.launch_native(&Placed { kernel, at: [&numbers, &places].map(Tensor::pointer) }, call.label)?;
+    Ok(Some(places))
 }
 
 /// Returns the place of the extremum along the last dimension, a number a row, where rows are few, long and without gaps.

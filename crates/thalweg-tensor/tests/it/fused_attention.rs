@@ -9,11 +9,12 @@ use thalweg_runtime::{CaptureOptions, Graph, Label, Result, Stream};
 use thalweg_tensor::Tensor;
 use thalweg_tensor::autocast::autocast;
 use thalweg_tensor::autograd::{BackwardOptions, gradients_with};
+use thalweg_tensor::deterministic::use_deterministic_algorithms;
 use thalweg_tensor::dispatch::{Argument, find_operator};
 use thalweg_tensor::sdp::SdpBackend::{Cudnn, Flash, Math};
-use thalweg_tensor::sdp::{SdpBackend, sdp_kernel, use_deterministic_algorithms};
+use thalweg_tensor::sdp::{SdpBackend, sdp_kernel};
 
-use crate::support::{assert_close, device, random, values};
+use crate::support::{DETERMINISTIC, assert_close, device, random, values};
 
 /// Calls the operator of ATen.
 fn attention([q, k, v]: [&Tensor; 3], is_causal: bool, scale: Option<f64>) -> Result<Tensor> {
@@ -184,9 +185,10 @@ fn deterministic_gradients_are_those_of_flash() {
         result.backward_with(&gradient.to_dtype(DType::Bf16).unwrap()).unwrap();
         leaves.map(|leaf| values(&leaf.grad().unwrap()))
     };
-    use_deterministic_algorithms(true);
+    let _guard = DETERMINISTIC.lock();
+    use_deterministic_algorithms(true, false);
     let (found, again) = (of(&[Cudnn, Flash]), of(&[Cudnn, Flash]));
-    use_deterministic_algorithms(false);
+    use_deterministic_algorithms(false, false);
     assert_eq!(found, again);
     for (found, expected) in found.iter().zip(&of(&[Flash])) {
         assert_close(found, expected, 0.02);

@@ -15,6 +15,7 @@ mod convolution;
 mod cross_entropy;
 mod decode;
 mod decompositions;
+mod deterministic;
 mod dispatch;
 mod display;
 mod ergonomics;

@@ -122,6 +122,28 @@ fn argmax_takes_the_first_of_equals_and_sees_nan() {
 }
 
 #[test]
+fn places_of_extrema_in_long_columns_are_the_first() {
+    let device = device();
+    let (rows, columns) = (1200, 256);
+    let values: Vec<f32> = (0..2 * rows * columns)
+        .map(|at: usize| if at == 999 * columns + 7 { f32::NAN } else { (at * 7919 % 1013) as f32 })
+        .collect();
+    for (dtype, smallest) in
+        [(DType::F32, false), (DType::F32, true), (DType::Bf16, false), (DType::F16, true)]
+    {
+        let x = Tensor::from_slice(&values, &[2, rows, columns], &device).unwrap().to_dtype(dtype).unwrap();
+        let found = if smallest { x.argmin(1) } else { x.argmax(1) }.unwrap();
+        assert_eq!(found.shape(), [2, columns]);
+        // Rows are another kernel.
+        let turned = x.transpose(1, 2).unwrap().contiguous().unwrap();
+        let expected = if smallest { turned.argmin(2) } else { turned.argmax(2) }.unwrap();
+        let found = found.to_vec::<i64>().unwrap();
+        assert_eq!(found, expected.to_vec::<i64>().unwrap(), "{dtype} {smallest}");
+        assert_eq!(found[7], 999);
+    }
+}
+
+#[test]
 fn extremes_propagate_nan() {
     let mut row = vec![0.5f64; 300];
     row[170] = f64::NAN;

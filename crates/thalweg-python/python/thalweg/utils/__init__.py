@@ -1,3 +1,3 @@
 """Helpers (`torch.utils`)."""
 
-from . import checkpoint, data, dlpack, hooks
+from . import checkpoint, data, deterministic, dlpack, hooks

@@ -1,0 +1,411 @@
+//! [`ExtremumColumns`]: the places of the greatest or smallest elements of columns that lie side by side, such as those of a matrix, in one
+//! reading.
+//!
+//! The elements are (outer, length, inner), without gaps; a column is all of the second dimension. Each is split into *parts*, so that a GPU
+//! is full: the first launch leaves a number for each part of each column, which is greater the nearer the element is to the extremum, and of
+//! equal elements for the first; the second launch takes the greatest of a column's numbers. So no result depends on how columns are split.
+
+use std::sync::Arc;
+
+use thalweg_driver::{Access, DevicePointer, HostFault, HostKernel, HostLaunch};
+use thalweg_ir::cuda::{FloatNames, LaunchShape, with_prelude};
+use thalweg_ir::host::Fault;
+use thalweg_ir::{DType, Element, bf16, f16};
+
+use crate::extremum_place::{DTYPES, RANKED};
+use crate::{Accesses, NativeKernel, Placed, Words, arguments};
+
+/// A part of the work.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Phase {
+    /// From elements to a number for each part of each column.
+    Parts,
+    /// From these numbers to places.
+    Places,
+}
+
+/// The columns of a launch. The first NaN of a column is its extremum, where it has one.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct ExtremumColumns {
+    /// How many matrices there are, the elements of a column, and the columns of a matrix.
+    pub sizes: [u64; 3],
+    /// Whether the smallest element is looked for, and not the greatest.
+    pub smallest: bool,
+    /// Of the elements: one of [`DTYPES`].
+    pub dtype: DType,
+    /// The part of the work.
+    pub phase: Phase,
+}
+
+/// The fewest elements for which two launches are worth it.
+const LEAST_ELEMENTS: u64 = 1 << 18;
+/// The fewest elements of a part.
+const LEAST_LENGTH: u64 = 64;
+/// Blocks that fill a GPU, several times.
+const BLOCKS: u64 = 1024;
+/// Vectors of columns that a block has side by side.
+const ABREAST: u64 = 32;
+/// Threads of a block.
+const BLOCK: u32 = 256;
+/// Bytes that a thread loads at a time.
+const VECTOR: u64 = 16;
+
+/// How many 8-byte words a launch takes.
+const ARGUMENT_WORDS: usize = 9;
+
+impl ExtremumColumns {
+    /// Returns whether columns are so many and so long that the kernel is worth it, of a dtype that it takes, and can be read by vectors
+    /// from this address on.
+    #[must_use]
+    pub fn fits(&self, values: DevicePointer) -> bool {
+        let [outer, length, inner] = self.sizes;
+        self.check().is_ok()
+            && outer * length * inner >= LEAST_ELEMENTS
+            && length >= LEAST_LENGTH
+            && inner >= ABREAST * self.width()
+            && values.address().is_multiple_of(VECTOR)
+    }
+
+    fn check(&self) -> Result<(), Fault> {
+        let [outer, length, inner] = self.sizes;
+        if !DTYPES.contains(&self.dtype) {
+            return Err(Fault::new(format!(
+                "places of extrema in columns: it takes float32, float16 and bfloat16, not {}",
+                self.dtype
+            )));
+        }
+        let is_whole = inner.is_multiple_of(self.width());
+        match is_whole && inner < 1 << 31 && (1..1 << 32).contains(&length) && outer < 1 << 16 {
+            true => Ok(()),
+            false => Err(Fault::new(format!(
+                "places of extrema in columns: it takes fewer than 2¹⁶ matrices of columns of 1 to 2³² - 1 elements, which lie side by side \
+                 in multiples of {}, not {outer} × {length} × {inner}",
+                self.width()
+            ))),
+        }
+    }
+
+    /// Returns how many columns a thread has.
+    fn width(&self) -> u64 {
+        VECTOR / self.dtype.size_bytes() as u64
+    }
+
+    /// Returns how many blocks lie side by side over the columns of a matrix.
+    fn blocks_abreast(&self) -> u64 {
+        self.sizes[2].div_ceil(ABREAST * self.width())
+    }
+
+    /// Returns how many parts a column is split into.
+    fn parts(&self) -> u64 {
+        let [outer, length, _] = self.sizes;
+        let wanted = BLOCKS.div_ceil((outer * self.blocks_abreast()).max(1));
+        wanted.clamp(1, (length / LEAST_LENGTH).clamp(1, (1 << 16) - 1))
+    }
+
+    /// Returns how many numbers of 8 bytes stand between the launches.
+    #[must_use]
+    pub fn numbers(&self) -> u64 {
+        self.sizes[0] * self.parts() * self.sizes[2]
+    }
+
+    fn pack(&self, at: [u64; 2]) -> [u64; ARGUMENT_WORDS] {
+        let [outer, length, inner] = self.sizes;
+        let (dtype, phase) = (arguments::number_of(self.dtype), u64::from(self.phase == Phase::Places));
+        [at[0], at[1], outer, length, inner, self.parts(), u64::from(self.smallest), dtype, phase]
+    }
+
+    fn unpack(bytes: &[u8]) -> Option<(Self, [u64; 2])> {
+        let [from, to, outer, length, inner, _, smallest, dtype, phase] = arguments::words(bytes)?;
+        let phase = if phase == 0 { Phase::Parts } else { Phase::Places };
+        let (sizes, dtype) = ([outer, length, inner], arguments::dtype_of(dtype)?);
+        Some((Self { sizes, smallest: smallest != 0, dtype, phase }, [from, to]))
+    }
+
+    fn run_parts<T: Element>(&self, values: &[T], numbers: &mut [u64]) {
+        let ([_, length, inner], parts) = (self.sizes.map(|size| size as usize), self.parts() as usize);
+        let part = length.div_ceil(parts);
+        numbers.fill(0);
+        for (matrix, of_matrix) in values.chunks(length * inner).zip(numbers.chunks_mut(parts * inner)) {
+            for (place, row) in matrix.chunks(inner).enumerate() {
+                let best = &mut of_matrix[place / part * inner..][..inner];
+                for (best, value) in best.iter_mut().zip(row) {
+                    *best = (*best).max(ranked(value.to_f64() as f32, place as u32, self.smallest));
+                }
+            }
+        }
+    }
+
+    fn run_places(&self, numbers: &[u64], places: &mut [i64]) {
+        let (inner, parts) = (self.sizes[2] as usize, self.parts() as usize);
+        for (of_matrix, places) in numbers.chunks(parts * inner).zip(places.chunks_mut(inner)) {
+            for (column, place) in places.iter_mut().enumerate() {
+                let best = (0..parts).map(|part| of_matrix[part * inner + column]).max().unwrap_or(0);
+                *place = i64::from(!(best as u32));
+            }
+        }
+    }
+}
+
+/// Returns a number that is greater the nearer the value is to the extremum, and of equal ones the one whose place is first. 0 is below all.
+fn ranked(value: f32, place: u32, smallest: bool) -> u64 {
+    let bits = (value + 0.0).to_bits();
+    let rank = if bits >> 31 == 1 { !bits } else { bits | 1 << 31 };
+    let rank = if smallest { !rank } else { rank };
+    let rank = if value.is_nan() { u32::MAX } else { rank };
+    u64::from(rank) << 32 | u64::from(!place)
+}
+
+fn name(dtype: DType, phase: Phase) -> &'static str {
+    match (phase, dtype) {
+        (Phase::Places, _) => "extremum_columns_places",
+        (Phase::Parts, DType::F16) => "extremum_columns_float16",
+        (Phase::Parts, DType::Bf16) => "extremum_columns_bfloat16",
+        (Phase::Parts, _) => "extremum_columns_float32",
+    }
+}
+
+/// Returns name and source of every kernel here.
+pub(crate) fn sources() -> impl Iterator<Item = (String, String)> {
+    let all = DTYPES.into_iter().map(|dtype| (dtype, Phase::Parts)).chain([(DType::F32, Phase::Places)]);
+    all.map(|(dtype, phase)| (name(dtype, phase).to_owned(), print(dtype, phase)))
+}
+
+fn print(dtype: DType, phase: Phase) -> String {
+    let FloatNames { element, load, .. } = FloatNames::of(dtype);
+    let template = if phase == Phase::Parts { PARTS } else { PLACES };
+    let code = format!("{ARGUMENTS}{template}")
+        .replace("NAME", name(dtype, phase))
+        .replace("ELEMENT", element)
+        .replace("WIDTH", &(VECTOR / dtype.size_bytes() as u64).to_string())
+        .replace("RANKED", RANKED)
+        .replace("LOAD", &load);
+    with_prelude(&code)
+}
+
+/// The elements and the numbers of their parts, or the numbers and the places, of int64.
+impl NativeKernel for Placed<ExtremumColumns, [DevicePointer; 2]> {
+    fn name(&self) -> &str {
+        name(self.kernel.dtype, self.kernel.phase)
+    }
+
+    fn source(&self) -> String {
+        print(self.kernel.dtype, self.kernel.phase)
+    }
+
+    fn host(&self) -> Arc<dyn HostKernel> {
+        Arc::new(run_on_host)
+    }
+
+    fn check(&self) -> Result<(), Fault> {
+        self.kernel.check()
+    }
+
+    fn launch_shape(&self) -> Option<LaunchShape> {
+        let (kernel, [outer, _, inner]) = (&self.kernel, self.kernel.sizes);
+        let grid = match kernel.phase {
+            Phase::Parts => [kernel.blocks_abreast(), kernel.parts(), outer],
+            Phase::Places => [inner.div_ceil(u64::from(BLOCK)), 1, outer],
+        };
+        (outer > 0 && inner > 0)
+            .then(|| LaunchShape { grid: grid.map(|blocks| blocks as u32), block: [BLOCK, 1, 1] })
+    }
+
+    fn is_programmatic(&self) -> bool {
+        true
+    }
+
+    fn words(&self) -> Words {
+        self.kernel.pack(self.at.map(DevicePointer::address)).into_iter().collect()
+    }
+
+    fn accesses(&self) -> Accesses {
+        let [outer, length, inner] = self.kernel.sizes;
+        let ([from, to], numbers) = (self.at, self.kernel.numbers() * size_of::<u64>() as u64);
+        let elements = outer * length * inner * self.kernel.dtype.size_bytes() as u64;
+        let [read, written] = match self.kernel.phase {
+            Phase::Parts => [elements, numbers],
+            Phase::Places => [numbers, outer * inner * size_of::<i64>() as u64],
+        };
+        Accesses::from_iter([Access::read(from, read), Access::write(to, written)])
+    }
+}
+
+fn run_on_host(launch: &HostLaunch<'_>) -> Result<(), HostFault> {
+    let (kernel, [from, to]) = ExtremumColumns::unpack(launch.arguments).ok_or_else(|| {
+        HostFault("places of extrema in columns: the arguments are not in its layout".to_owned())
+    })?;
+    let at = [from, to].map(DevicePointer::new);
+    if kernel.phase == Phase::Places {
+        let numbers = launch.read::<i64>(at[0], kernel.numbers() as usize)?;
+        let numbers: Vec<u64> = numbers.iter().map(|&number| number as u64).collect();
+        let places = launch.write::<i64>(at[1], (kernel.sizes[0] * kernel.sizes[2]) as usize)?;
+        kernel.run_places(&numbers, places);
+        return Ok(());
+    }
+    match kernel.dtype {
+        DType::F32 => run_typed::<f32>(launch, &kernel, at),
+        DType::F16 => run_typed::<f16>(launch, &kernel, at),
+        DType::Bf16 => run_typed::<bf16>(launch, &kernel, at),
+        other => Err(HostFault(format!("places of extrema in columns: there is none of {other}"))),
+    }
+}
+
+fn run_typed<T: Element>(
+    launch: &HostLaunch<'_>,
+    kernel: &ExtremumColumns,
+    [values, numbers]: [DevicePointer; 2],
+) -> Result<(), HostFault> {
+    let values = launch.read::<T>(values, kernel.sizes.iter().product::<u64>() as usize)?;
+    let stored = launch.write::<i64>(numbers, kernel.numbers() as usize)?;
+    let mut numbers = vec![0; stored.len()];
+    kernel.run_parts(values, &mut numbers);
+    stored.iter_mut().zip(numbers).for_each(|(stored, number)| *stored = number as i64);
+    Ok(())
+}
+
+const ARGUMENTS: &str = "\
+struct NAME_arguments {
+    const void* from;
+    void* to;
+    u64 outer;
+    u64 length;
+    u64 inner;
+    u64 parts;
+    u64 smallest;
+    u64 dtype;
+    u64 phase;
+};
+
+";
+
+const PARTS: &str = "\
+typedef pack<ELEMENT, WIDTH> several;
+
+RANKED
+extern \"C\" __global__ void __launch_bounds__(256) NAME(const __grid_constant__ NAME_arguments x) {
+    __shared__ u64 shared[8][32 * WIDTH];
+    launch_dependents();
+    wait_for_previous();
+    const u32 lane = threadIdx.x / 32, column = (blockIdx.x * 32 + threadIdx.x % 32) * WIDTH, inner = u32(x.inner);
+    const bool smallest = x.smallest != 0, active = column < inner;
+    const u32 length = u32(x.length), part = u32((x.length + x.parts - 1) / x.parts);
+    const u64 begin = u64(blockIdx.y) * part, limit = begin + part;
+    const u32 end = limit < x.length ? u32(limit) : length;
+    const ELEMENT* const values = (const ELEMENT*)x.from + u64(blockIdx.z) * x.length * x.inner + column;
+    // The order of numbers with a sign, and the first of equals: a lane's rows come in order. A NaN is beyond all that follow.
+    const f32 sign = smallest ? -1.0f : 1.0f;
+    f32 best[WIDTH];
+    u32 places[WIDTH];
+    #pragma unroll
+    for (u32 i = 0; i < WIDTH; ++i) {
+        best[i] = __uint_as_float(0xff800000u);
+        places[i] = u32(begin) + lane;
+    }
+    const bool any = active && begin + lane < end;
+    if (any) {
+        for (u64 row = begin + lane; row < end; row += 8 * 4) {
+            several loaded[4];
+            #pragma unroll
+            for (u32 k = 0; k < 4; ++k) {
+                if (row + k * 8 < end) {
+                    loaded[k] = *(const several*)(values + (row + k * 8) * x.inner);
+                }
+            }
+            #pragma unroll
+            for (u32 k = 0; k < 4; ++k) {
+                if (row + k * 8 < end) {
+                    #pragma unroll
+                    for (u32 i = 0; i < WIDTH; ++i) {
+                        const f32 value = sign * LOAD(loaded[k].element[i]);
+                        const bool better = !(value <= best[i]) && best[i] == best[i];
+                        best[i] = better ? value : best[i];
+                        places[i] = better ? u32(row) + k * 8 : places[i];
+                    }
+                }
+            }
+        }
+    }
+    #pragma unroll
+    for (u32 i = 0; i < WIDTH; ++i) {
+        // Side by side over the threads, not over a thread's columns, so that none waits for another's bank.
+        shared[lane][i * 32 + threadIdx.x % 32] = any ? ranked(sign * best[i], places[i], smallest) : 0;
+    }
+    __syncthreads();
+    u64* const numbers = (u64*)x.to + (u64(blockIdx.z) * x.parts + blockIdx.y) * x.inner;
+    for (u32 at = threadIdx.x; at < 32 * WIDTH; at += 256) {
+        u64 most = 0;
+        #pragma unroll
+        for (u32 other = 0; other < 8; ++other) {
+            most = greater(most, shared[other][at]);
+        }
+        const u32 place = (blockIdx.x * 32 + at % 32) * WIDTH + at / 32;
+        if (place < inner) {
+            numbers[place] = most;
+        }
+    }
+}
+";
+
+const PLACES: &str = "\
+extern \"C\" __global__ void __launch_bounds__(256) NAME(const __grid_constant__ NAME_arguments x) {
+    launch_dependents();
+    wait_for_previous();
+    const u64 column = u64(blockIdx.x) * 256 + threadIdx.x;
+    if (column >= x.inner) {
+        return;
+    }
+    const u64* const numbers = (const u64*)x.from + u64(blockIdx.z) * x.parts * x.inner + column;
+    u64 most = 0;
+    #pragma unroll 8
+    for (u64 part = 0; part < x.parts; ++part) {
+        const u64 number = numbers[part * x.inner];
+        most = most < number ? number : most;
+    }
+    ((i64*)x.to)[u64(blockIdx.z) * x.inner + column] = i64(u32(~u32(most)));
+}
+";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Returns the places by both launches.
+    fn places(sizes: [u64; 3], smallest: bool, values: &[f32]) -> Vec<i64> {
+        let kernel = ExtremumColumns { sizes, smallest, dtype: DType::F32, phase: Phase::Parts };
+        let bytes: Vec<u8> = kernel.pack([7, 8]).iter().flat_map(|word| word.to_le_bytes()).collect();
+        assert_eq!(ExtremumColumns::unpack(&bytes), Some((kernel, [7, 8])));
+        let mut numbers = vec![9; kernel.numbers() as usize];
+        kernel.run_parts(values, &mut numbers);
+        let mut places = vec![-1; (sizes[0] * sizes[2]) as usize];
+        ExtremumColumns { phase: Phase::Places, ..kernel }.run_places(&numbers, &mut places);
+        places
+    }
+
+    #[test]
+    fn the_first_of_equals_and_of_nans_is_found_in_any_part() {
+        let sizes = [2, 700, 8];
+        assert!(
+            ExtremumColumns { sizes, smallest: false, dtype: DType::F32, phase: Phase::Parts }.parts() > 4
+        );
+        // Few different values, so that equals meet in several parts.
+        let mut values: Vec<f32> = (0..2 * 700 * 8u64).map(|at| (at * 7919 % 23) as f32 - 11.0).collect();
+        values[(650 * 8) + 3] = f32::NAN;
+        values[(699 * 8) + 3] = f32::NAN;
+        for place in 0..700 {
+            values[(place * 8) + 4] = if place % 2 == 0 { -0.0 } else { 0.0 };
+            values[(place * 8) + 5] = f32::NEG_INFINITY;
+        }
+        for smallest in [false, true] {
+            let found = places(sizes, smallest, &values);
+            for (number, place) in found.into_iter().enumerate() {
+                let (matrix, column) = (number / 8, number % 8);
+                let column: Vec<f32> =
+                    (0..700).map(|row| values[(matrix * 700 + row) * 8 + column]).collect();
+                let extremum = column.iter().copied().reduce(if smallest { f32::min } else { f32::max });
+                let nan = column.iter().position(|value| value.is_nan());
+                let first = column.iter().position(|&value| Some(value) == extremum);
+                assert_eq!(Some(place as usize), nan.or(first), "{number} {smallest}");
+            }
+        }
+    }
+}
