@@ -24,6 +24,7 @@ pub mod extremum_columns;
 pub mod extremum_place;
 pub mod foreach;
 pub mod gather;
+pub mod magnitudes;
 pub mod matmul;
 pub mod one_query;
 mod operands;
@@ -135,6 +136,7 @@ pub fn sources() -> Vec<(String, String)> {
     all.extend(extremum_columns::sources());
     all.extend(extremum_place::sources());
     all.extend(gather::sources());
+    all.extend(magnitudes::sources());
     all.extend(scatter::group::sources());
     all.extend(scatter::rows::sources());
     all.extend(scatter::tile::sources());
@@ -154,6 +156,7 @@ pub fn sources() -> Vec<(String, String)> {
         let name = matmul::few_rows::cuda::name(dtype, rows, lines, norm).to_owned();
         all.push((name, matmul::few_rows::cuda::print(dtype, rows, lines, norm)));
     }
+    all.extend(matmul::quantized::sources());
     all.push((matmul::fused::cuda::NAME.to_owned(), matmul::fused::cuda::print()));
     all
 }

@@ -9,6 +9,7 @@
 
 mod adafactor;
 mod clip;
+mod gradients;
 mod group;
 mod lbfgs;
 mod line_search;

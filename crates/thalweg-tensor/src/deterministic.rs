@@ -9,13 +9,9 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
-use thalweg_ir::{DType, Scalar};
 use thalweg_runtime::{Error, Result};
 
-use crate::autograd::no_grad;
-use crate::tensor::Tensor;
-
-/// What becomes of an operator without a deterministic form (`torch.set_deterministic_debug_mode`).
+/// The fate of an operator without a deterministic form (`torch.set_deterministic_debug_mode`).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[repr(u8)]
 pub enum DeterministicDebugMode {
@@ -95,19 +91,7 @@ pub fn alert_not_deterministic(operator: &str) -> Result<()> {
     }
 }
 
-/// Returns a tensor that was allocated and not written, filled where that is asked for.
-pub(crate) fn uninitialized(tensor: Tensor) -> Result<Tensor> {
-    if !are_deterministic_algorithms_enabled() || !fill_uninitialized_memory() || tensor.elements() == 0 {
-        return Ok(tensor);
-    }
-    let dtype = tensor.dtype();
-    let value = match dtype {
-        DType::Bool => Scalar::from(true),
-        _ if dtype.is_floating_point() || dtype.is_complex() => Scalar::from(f64::NAN),
-        // All bits but that of the sign, where there is one.
-        DType::U8 => Scalar::from(i64::from(u8::MAX)),
-        _ => Scalar::from(i64::MAX >> (64 - 8 * dtype.size_bytes())),
-    };
-    no_grad(|| tensor.fill_(value))?;
-    Ok(tensor)
+/// Returns whether memory that is allocated and not written is filled now.
+pub(crate) fn fills_now() -> bool {
+    are_deterministic_algorithms_enabled() && fill_uninitialized_memory()
 }

@@ -9,13 +9,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use smallvec::SmallVec;
-use thalweg_ir::{DType, Element, Layout, byte_count, contiguous_strides, element_count};
+use thalweg_ir::{DType, Element, Layout, Scalar, byte_count, contiguous_strides, element_count};
 use thalweg_runtime::graph::audit::{ObstacleKind, explain};
 use thalweg_runtime::{Buffer, Device, Error, Label, Result, Stream};
 
-use crate::autograd::{AutogradMeta, GradientEdge, ViewOf, is_grad_enabled};
+use crate::autograd::{AutogradMeta, GradientEdge, ViewOf, is_grad_enabled, no_grad};
 use crate::caller::{at_line, creating, in_call, label_at};
-use crate::deterministic::uninitialized;
+use crate::deterministic::fills_now;
 use crate::dispatch::is_inference;
 use crate::host_room::host_room;
 
@@ -51,6 +51,23 @@ impl Storage {
     pub(crate) fn new(buffer: Buffer) -> Self {
         Self { buffer, version: AtomicU32::new(0), is_inference: is_inference() }
     }
+}
+
+/// Returns a tensor that was allocated and not written, filled where that is asked for.
+pub(crate) fn uninitialized(tensor: Tensor) -> Result<Tensor> {
+    if !fills_now() || tensor.elements() == 0 {
+        return Ok(tensor);
+    }
+    let dtype = tensor.dtype();
+    let value = match dtype {
+        DType::Bool => Scalar::from(true),
+        _ if dtype.is_floating_point() || dtype.is_complex() => Scalar::from(f64::NAN),
+        // All bits but that of the sign, where there is one.
+        DType::U8 => Scalar::from(i64::from(u8::MAX)),
+        _ => Scalar::from(i64::MAX >> (64 - 8 * dtype.size_bytes())),
+    };
+    no_grad(|| tensor.fill_(value))?;
+    Ok(tensor)
 }
 
 impl Tensor {

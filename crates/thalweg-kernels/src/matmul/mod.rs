@@ -13,6 +13,7 @@ pub mod few_rows;
 pub mod fused;
 pub mod host;
 mod native;
+pub mod quantized;
 
 use crate::arguments;
 use thalweg_ir::DType;

@@ -199,7 +199,7 @@ impl Common {
 
     /// Returns the pages of stale mappings.
     pub(crate) fn pages_of_stale_mappings(&self) -> FxHashSet<PageId> {
-        let arenas = self.holed_arenas();
+        let arenas = self.arenas_with_stale_mappings();
         arenas
             .iter()
             .flat_map(|arena| {

@@ -147,7 +147,7 @@ impl Common {
     }
 
     /// Returns the arenas that have stale mappings, oldest first.
-    pub(crate) fn holed_arenas(&self) -> Vec<Arc<Arena>> {
+    pub(crate) fn arenas_with_stale_mappings(&self) -> Vec<Arc<Arena>> {
         let mut arenas: Vec<Arc<Arena>> = Vec::new();
         for number in self.rolls.stale.within(0..=u64::MAX) {
             let Some(arena) = self.arena(number) else { continue };

@@ -2,9 +2,10 @@
 
 use std::panic::Location;
 
-use thalweg_ir::DType;
+use thalweg_kernels::magnitudes::Magnitude;
 use thalweg_runtime::{Error, Result};
 
+use super::gradients::Gradients;
 use thalweg_tensor::Tensor;
 use thalweg_tensor::caller::at_line;
 use thalweg_tensor::no_grad;
@@ -30,7 +31,8 @@ pub fn clip_grad_norm_<'a>(
         if gradients.is_empty() {
             return Err(Error::invalid("clip_grad_norm_: no parameter has a gradient; run backward first"));
         }
-        let norm = get_total_norm(&gradients, norm_type)?;
+        let gradients = Gradients::new("clip_grad_norm_", gradients, Location::caller())?;
+        let norm = norm(&gradients, norm_type)?;
         scale(&gradients, max_norm, &norm)?;
         Ok(norm)
     })
@@ -45,28 +47,16 @@ pub fn clip_grad_norm_<'a>(
 pub fn get_total_norm(tensors: &[Tensor], norm_type: f64) -> Result<Tensor> {
     at_line(Location::caller(), || {
         is_above_0("get_total_norm: norm_type", norm_type)?;
-        let Some(first) = tensors.first() else {
-            return Err(Error::invalid("get_total_norm: there is no tensor"));
-        };
-        no_grad(|| {
-            let is_wide = tensors.iter().any(|tensor| tensor.dtype() == DType::F64);
-            let dtype = if is_wide { DType::F64 } else { DType::F32 };
-            let mut total = Tensor::zeros(&[], dtype, first.device())?;
-            for tensor in tensors {
-                let magnitudes = tensor.to_dtype(dtype)?.abs()?;
-                total = match norm_type {
-                    f64::INFINITY if tensor.elements() == 0 => total,
-                    f64::INFINITY => total.maximum(&magnitudes.amax(&[], false)?)?,
-                    2.0 => total.add(&magnitudes.square()?.sum(&[], false)?)?,
-                    power => total.add(&magnitudes.pow_scalar(power)?.sum(&[], false)?)?,
-                };
-            }
-            match norm_type {
-                f64::INFINITY => Ok(total),
-                2.0 => total.sqrt(),
-                power => total.pow_scalar(1.0 / power),
-            }
-        })
+        let tensors = tensors.iter().map(Tensor::detach).collect();
+        norm(&Gradients::new("get_total_norm", tensors, Location::caller())?, norm_type)
+    })
+}
+
+fn norm(gradients: &Gradients, norm_type: f64) -> Result<Tensor> {
+    no_grad(|| match norm_type {
+        f64::INFINITY => gradients.magnitudes(Magnitude::Greatest)?.amax(&[], false),
+        2.0 => gradients.magnitudes(Magnitude::Power(2.0))?.sum(&[], false)?.sqrt(),
+        power => gradients.magnitudes(Magnitude::Power(power))?.sum(&[], false)?.pow_scalar(1.0 / power),
     })
 }
 
@@ -83,18 +73,19 @@ pub fn clip_grads_with_norm_<'a>(
 ) -> Result<()> {
     at_line(Location::caller(), || {
         is_above_0("clip_grads_with_norm_: max_norm", max_norm)?;
-        scale(&gradients("clip_grads_with_norm_", parameters)?, max_norm, total_norm)
+        let gradients = gradients("clip_grads_with_norm_", parameters)?;
+        if gradients.is_empty() {
+            return Ok(());
+        }
+        scale(&Gradients::new("clip_grads_with_norm_", gradients, Location::caller())?, max_norm, total_norm)
     })
 }
 
-fn scale(gradients: &[Tensor], max_norm: f64, norm: &Tensor) -> Result<()> {
+fn scale(gradients: &Gradients, max_norm: f64, norm: &Tensor) -> Result<()> {
     no_grad(|| {
-        let room = norm.add_scalar(1e-6)?;
-        let factor = Tensor::full(&[], max_norm, norm.dtype(), norm.device())?.div(&room)?;
-        let factor = factor.minimum(&Tensor::ones(&[], norm.dtype(), norm.device())?)?;
-        gradients
-            .iter()
-            .try_for_each(|gradient| gradient.copy_(&gradient.mul(&factor.to_dtype(gradient.dtype())?)?))
+        let room = norm.to_dtype(gradients.dtype())?.add_scalar(1e-6)?;
+        let factor = Tensor::full(&[], max_norm, room.dtype(), room.device())?.div(&room)?;
+        gradients.scale(&factor.minimum(&Tensor::ones(&[], room.dtype(), room.device())?)?)
     })
 }
 

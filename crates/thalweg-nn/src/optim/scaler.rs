@@ -9,6 +9,9 @@ use std::panic::Location;
 use thalweg_ir::DType;
 use thalweg_runtime::{Device, Error, Result};
 
+use thalweg_kernels::magnitudes::Magnitude;
+
+use super::gradients::Gradients;
 use super::{GradientScale, Optimizer, OptimizerOptions};
 use thalweg_tensor::Tensor;
 use thalweg_tensor::caller::at_line;
@@ -92,6 +95,28 @@ impl GradientScaler {
         &self.growth_steps
     }
 
+    /// Goes on from a scale and a number of steps in a row with finite gradients, as [`state`](Self::state) and
+    /// [`growth_steps`](Self::growth_steps) had them (`load_state_dict`). Asynchronous.
+    ///
+    /// # Errors
+    /// [`Error::is_invalid_argument`] for a scale that is not positive and finite in f32.
+    #[track_caller]
+    pub fn load_state(&self, scale: f64, growth_steps: u32) -> Result<()> {
+        at_line(Location::caller(), || {
+            if !(scale > 0.0 && (scale as f32) > 0.0 && (scale as f32).is_finite()) {
+                return Err(Error::invalid(format!(
+                    "GradientScaler: a scale of {scale} is not positive and finite"
+                )));
+            }
+            self.stays_for_current_stream();
+            no_grad(|| {
+                self.state.scale.fill_(scale)?;
+                self.growth_steps.fill_(f64::from(growth_steps))?;
+                self.state.found_inf.copy_(&self.zero)
+            })
+        })
+    }
+
     /// Records the use of the state on the current stream: no other code can reach it to do so.
     fn stays_for_current_stream(&self) {
         let GradientScale { scale, found_inf } = &self.state;
@@ -142,18 +167,19 @@ impl GradientScaler {
     fn look<O: OptimizerOptions>(&self, optimizer: &Optimizer<O>, factor: Option<&Tensor>) -> Result<()> {
         self.stays_for_current_stream();
         no_grad(|| {
-            // Not a number as soon as any gradient is not finite, else 0.
-            let mut sum = self.zero.clone();
-            for gradient in optimizer.parameters().filter_map(Tensor::grad) {
-                gradient.record_stream(&gradient.device().current_stream());
-                let gradient = gradient.detach();
-                let part = gradient.mul_scalar(0.0)?.sum(&[], false)?;
-                sum = sum.add(&part.to_dtype(DType::F32)?)?;
-                if let Some(factor) = factor {
-                    gradient.copy_(&gradient.mul(factor)?)?;
-                }
+            let gradients: Vec<Tensor> =
+                optimizer.parameters().filter_map(Tensor::grad).map(|gradient| gradient.detach()).collect();
+            if gradients.is_empty() {
+                return Ok(());
             }
-            let found = sum.ne(&sum)?.to_dtype(DType::F32)?;
+            let gradients = Gradients::new("GradientScaler", gradients, Location::caller())?;
+            let greatest = gradients.magnitudes(Magnitude::Greatest)?.amax(&[], false)?;
+            // Infinity minus itself is no number, and neither is NaN's.
+            let rest = greatest.sub(&greatest)?;
+            let found = rest.ne(&rest)?.to_dtype(DType::F32)?;
+            if let Some(factor) = factor {
+                gradients.scale(factor)?;
+            }
             self.state.found_inf.copy_(&self.state.found_inf.maximum(&found)?)
         })
     }

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use thalweg_ir::DType;
 use thalweg_nn::optim::{
     Adam, AdamOptions, AdamW, AdamWOptions, GradientScale, NAdam, NAdamOptions, OptimizerState, Sgd,
-    SgdOptions,
+    SgdOptions, clip_grad_norm_, get_total_norm,
 };
 use thalweg_runtime::{CaptureOptions, Graph, Stream};
 use thalweg_tensor::Tensor;
@@ -245,4 +245,45 @@ fn a_state_that_does_not_fit_is_refused_and_changes_nothing() {
     adam.load_state_dict(&OptimizerState { state: BTreeMap::new(), ..before.clone() }).unwrap();
     assert_eq!(values(&adam.state_dict().state[&0]["exp_avg"]), [0.0; 3]);
     assert_eq!(adam.param_groups()[0].steps(0).item::<f32>().unwrap(), 0.0);
+}
+
+#[test]
+fn many_gradients_of_several_dtypes_are_clipped_together() {
+    let device = device();
+    let dtypes = [DType::F32, DType::Bf16, DType::F16];
+    let (mut parameters, mut expected): (Vec<Tensor>, Vec<(DType, Vec<f64>)>) = (Vec::new(), Vec::new());
+    for number in 0..400_usize {
+        let (dtype, rows) = (dtypes[number % 3], if number == 7 { 4000 } else { number % 5 });
+        // Multiples of ¼ are exact in every dtype.
+        let values: Vec<f32> = (0..rows * 6).map(|at| ((at * 7 + number) % 33) as f32 / 4.0 - 4.0).collect();
+        let parameter = Tensor::zeros(&[rows, 6], dtype, &device).unwrap().requires_grad_().unwrap();
+        let gradient = Tensor::from_slice(&values, &[rows, 6], &device).unwrap().to_dtype(dtype).unwrap();
+        // Every eleventh has gaps.
+        let gradient = if number % 11 == 0 {
+            Tensor::cat(&[gradient.clone(), gradient], 1).unwrap().narrow(1, 0, 6).unwrap()
+        } else {
+            gradient
+        };
+        parameter.set_grad(Some(gradient)).unwrap();
+        parameters.push(parameter);
+        expected.push((dtype, values.into_iter().map(f64::from).collect()));
+    }
+    let norm = expected.iter().flat_map(|(_, values)| values).map(|x| x * x).sum::<f64>().sqrt();
+    let found = clip_grad_norm_(&parameters, 10.0, 2.0).unwrap().to_vec::<f32>().unwrap()[0];
+    assert!((f64::from(found) / norm - 1.0).abs() < 1e-6, "{found} and {norm}");
+    for (parameter, (dtype, values)) in parameters.iter().zip(&expected) {
+        let clipped = parameter.grad().unwrap().to_dtype(DType::F64).unwrap().to_vec::<f64>().unwrap();
+        let bound = match dtype {
+            DType::F32 => 1e-6,
+            DType::F16 => 1e-3,
+            _ => 1e-2,
+        };
+        for (found, value) in clipped.iter().zip(values) {
+            let expected = value * 10.0 / norm;
+            assert!((found - expected).abs() <= bound * expected.abs(), "{dtype}: {found} and {expected}");
+        }
+    }
+    let greatest = get_total_norm(&[parameters[7].grad().unwrap()], f64::INFINITY).unwrap();
+    let expected = expected[7].1.iter().fold(0.0_f64, |most, x| most.max(x.abs())) * 10.0 / norm;
+    assert!((f64::from(greatest.to_vec::<f32>().unwrap()[0]) / expected - 1.0).abs() < 1e-2);
 }

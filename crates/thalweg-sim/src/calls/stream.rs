@@ -40,7 +40,7 @@ impl MachineState {
     pub(crate) fn number_and_device(&self, handle: u64) -> CallResult<(u64, u32)> {
         match self.streams.get(handle) {
             Some(StreamEntry::Own(stream)) => Ok((handle, stream.device)),
-            Some(&StreamEntry::Adopted { own, device }) => Ok((own, device)),
+            Some(&StreamEntry::External { own, device }) => Ok((own, device)),
             None => Err(unknown("stream", handle)),
         }
     }
@@ -88,7 +88,7 @@ impl MachineState {
     pub(crate) fn stream_destroy(&mut self, handle: u64) -> CallResult<()> {
         match self.streams.get(handle) {
             None => return Err(unknown("stream", handle)),
-            Some(StreamEntry::Adopted { .. }) => {
+            Some(StreamEntry::External { .. }) => {
                 self.streams.remove(handle);
                 return Ok(());
             }
@@ -117,7 +117,7 @@ impl MachineState {
         let own = if cuda_stream <= 1 { self.devices[device as usize].default_stream } else { cuda_stream };
         match self.streams.get(own) {
             Some(StreamEntry::Own(stream)) if stream.device == device => {
-                Ok(self.streams.insert(StreamEntry::Adopted { own, device }))
+                Ok(self.streams.insert(StreamEntry::External { own, device }))
             }
             _ => Err(Refusal::new(
                 Code::InvalidHandle,

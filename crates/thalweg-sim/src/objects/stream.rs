@@ -19,7 +19,7 @@ pub(crate) enum StreamEntry {
     /// A stream.
     Own(Stream),
     /// Another handle of an external stream.
-    Adopted { own: u64, device: u32 },
+    External { own: u64, device: u32 },
 }
 
 /// A stream.

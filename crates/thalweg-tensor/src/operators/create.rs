@@ -10,9 +10,8 @@ use super::join::copy_into;
 use super::view::{check_options, copied_in_format, dtype_of, extents, in_format, wrap, wrap_all};
 use super::{operators, single};
 use crate::autograd::formula::Formula;
-use crate::deterministic::uninitialized;
 use crate::dispatch::{Argument, Arguments, Call, as_ints, built_in};
-use crate::tensor::{Tensor, Tensors};
+use crate::tensor::{Tensor, Tensors, uninitialized};
 
 operators! {
     /// Returns a tensor with one value, which the dtype must hold; the dtype is the value's where none is given.

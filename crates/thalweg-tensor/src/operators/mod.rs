@@ -46,6 +46,7 @@ pub(crate) mod norm_backward;
 mod padding;
 mod pointwise;
 mod pool;
+mod quantized;
 mod random;
 mod reduce;
 mod resample;
@@ -108,6 +109,7 @@ static FAMILIES: &[&[OpDef]] = &[
     calculus::OPERATORS,
     compare::OPERATORS,
     complex::OPERATORS,
+    quantized::OPERATORS,
     statistics::OPERATORS,
     counting::OPERATORS,
     segment::OPERATORS,

@@ -1,4 +1,4 @@
-//! What is asked of operators that must repeat their bits. The mode is the process's, so one test sets it.
+//! Operators that must repeat their bits. The mode is the process's, so one test sets it.
 
 use thalweg_ir::DType;
 use thalweg_tensor::Tensor;
@@ -8,7 +8,10 @@ use thalweg_tensor::deterministic::{
     use_deterministic_algorithms,
 };
 
-use crate::support::{DETERMINISTIC, device};
+use crate::support::device;
+
+/// Held by a test that sets whether operators must repeat their bits, which is the process's.
+pub static DETERMINISTIC: std::sync::Mutex<()> = std::sync::Mutex::new(());
 
 #[test]
 fn memory_is_filled_and_operators_without_a_deterministic_form_are_refused() {

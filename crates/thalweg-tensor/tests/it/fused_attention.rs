@@ -14,7 +14,8 @@ use thalweg_tensor::dispatch::{Argument, find_operator};
 use thalweg_tensor::sdp::SdpBackend::{Cudnn, Flash, Math};
 use thalweg_tensor::sdp::{SdpBackend, sdp_kernel};
 
-use crate::support::{DETERMINISTIC, assert_close, device, random, values};
+use crate::deterministic::DETERMINISTIC;
+use crate::support::{assert_close, device, random, values};
 
 /// Calls the operator of ATen.
 fn attention([q, k, v]: [&Tensor; 3], is_causal: bool, scale: Option<f64>) -> Result<Tensor> {

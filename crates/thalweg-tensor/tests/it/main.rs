@@ -48,6 +48,7 @@ mod norms;
 mod opinfo;
 mod out_of_range;
 mod pools;
+mod quantized;
 mod reduce;
 mod reductions;
 mod rules;

@@ -12,9 +12,6 @@ use thalweg_tensor::Tensor;
 use thalweg_tensor::autograd::{GradcheckOptions, gradcheck};
 use thalweg_tensor::random::Generator;
 
-/// Held by a test that sets whether operators must repeat their bits, which is the process's.
-pub static DETERMINISTIC: std::sync::Mutex<()> = std::sync::Mutex::new(());
-
 /// The device under test: the simulator, or what `THALWEG_TEST_DEVICE` names. A GPU convolves f32 without TF32, whose rounding is beyond the bounds.
 pub fn device() -> Device {
     if let Some(device) = OWN.with_borrow(Clone::clone) {

@@ -32,7 +32,7 @@ use super::obstacle::{ObstacleKind, Site};
 use super::times::SubmissionTimes;
 
 /// The number of the dry run's capture: no driver gets so far.
-const REHEARSED_CAPTURE: u64 = u64::MAX;
+const DRY_RUN_CAPTURE: u64 = u64::MAX;
 
 /// See the [module](self).
 pub(crate) struct Auditor {
@@ -495,7 +495,7 @@ impl Driver for Auditor {
         let Some(branch) = branch else { return self.inner.stream_capture_info(stream) };
         Ok(CaptureInfo {
             status: CaptureStatus::Active,
-            id: REHEARSED_CAPTURE,
+            id: DRY_RUN_CAPTURE,
             graph: None,
             dependencies: branch.into_iter().map(|node| GraphNodeHandle::from_raw(node.into())).collect(),
         })

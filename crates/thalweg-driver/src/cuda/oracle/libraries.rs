@@ -1,0 +1,254 @@
+//! Numbers of cuBLASLt, cuDNN and NCCL, and the names of errors.
+
+use super::*;
+
+#[test]
+fn constants_of_the_libraries() {
+    use blas::cublasLtMatmulAlgoConfigAttributes_t as Config;
+    use blas::cublasLtMatmulPreferenceAttributes_t as Preference;
+    same_numbers! {
+        blaslt::DESCRIPTOR_TRANSPOSE_A => blas::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_TRANSA;
+        blaslt::DESCRIPTOR_TRANSPOSE_B => blas::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_TRANSB;
+        blaslt::DESCRIPTOR_EPILOGUE => blas::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_EPILOGUE;
+        blaslt::DESCRIPTOR_BIAS_POINTER =>
+            blas::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_BIAS_POINTER;
+        blaslt::DESCRIPTOR_EPILOGUE_INPUT_POINTER =>
+            blas::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER;
+        blaslt::DESCRIPTOR_EPILOGUE_INPUT_LEADING_DIMENSION =>
+            blas::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD;
+        blaslt::DESCRIPTOR_EPILOGUE_INPUT_FORMAT =>
+            blas::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_DATA_TYPE;
+        blaslt::EPILOGUE_GELU_KEPT => blas::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_GELU_AUX;
+        blaslt::EPILOGUE_GELU_KEPT_BIAS => blas::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_GELU_AUX_BIAS;
+        blaslt::EPILOGUE_GELU_GRADIENT => blas::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_DGELU;
+        blaslt::EPILOGUE_BIAS => blas::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_BIAS;
+        blaslt::LAYOUT_BATCH_COUNT =>
+            blas::cublasLtMatrixLayoutAttribute_t::CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT;
+        blaslt::LAYOUT_BATCH_OFFSET =>
+            blas::cublasLtMatrixLayoutAttribute_t::CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET;
+        blaslt::PREFERENCE_WORKSPACE_BYTES => Preference::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES;
+        blaslt::PREFERENCE_ALIGNMENT_A_BYTES => Preference::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES;
+        blaslt::PREFERENCE_ALIGNMENT_A_BYTES + 1 => Preference::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES;
+        blaslt::PREFERENCE_ALIGNMENT_A_BYTES + 2 => Preference::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES;
+        blaslt::PREFERENCE_ALIGNMENT_A_BYTES + 3 => Preference::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES;
+        blaslt::PREFERENCE_REDUCTION_SCHEMES => Preference::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK;
+        ReductionSchemes::NONE.0 => blas::cublasLtReductionScheme_t::CUBLASLT_REDUCTION_SCHEME_NONE;
+        ReductionSchemes::COMPUTE_TYPE.0 =>
+            blas::cublasLtReductionScheme_t::CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
+        ReductionSchemes::ANY.0 => blas::cublasLtReductionScheme_t::CUBLASLT_REDUCTION_SCHEME_MASK;
+        blaslt_algorithm::CONFIG_ID => Config::CUBLASLT_ALGO_CONFIG_ID;
+        blaslt_algorithm::CONFIG_TILE => Config::CUBLASLT_ALGO_CONFIG_TILE_ID;
+        blaslt_algorithm::CONFIG_SPLIT_K => Config::CUBLASLT_ALGO_CONFIG_SPLITK_NUM;
+        blaslt_algorithm::CONFIG_REDUCTION => Config::CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME;
+        blaslt_algorithm::CONFIG_SWIZZLE => Config::CUBLASLT_ALGO_CONFIG_CTA_SWIZZLING;
+        blaslt_algorithm::CONFIG_CUSTOM => Config::CUBLASLT_ALGO_CONFIG_CUSTOM_OPTION;
+        blaslt_algorithm::CONFIG_STAGES => Config::CUBLASLT_ALGO_CONFIG_STAGES_ID;
+        blaslt_algorithm::CONFIG_INNER_SHAPE => Config::CUBLASLT_ALGO_CONFIG_INNER_SHAPE_ID;
+        blaslt_algorithm::CONFIG_CLUSTER_SHAPE => Config::CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID;
+        ElementFormat::R_32F.0 => blas::cudaDataType::CUDA_R_32F;
+        ElementFormat::R_64F.0 => blas::cudaDataType::CUDA_R_64F;
+        ElementFormat::R_16F.0 => blas::cudaDataType::CUDA_R_16F;
+        ElementFormat::R_16BF.0 => blas::cudaDataType::CUDA_R_16BF;
+        ElementFormat::R_8I.0 => blas::cudaDataType::CUDA_R_8I;
+        ElementFormat::R_8U.0 => blas::cudaDataType::CUDA_R_8U;
+        ElementFormat::R_32I.0 => blas::cudaDataType::CUDA_R_32I;
+        ElementFormat::R_32U.0 => blas::cudaDataType::CUDA_R_32U;
+        ElementFormat::R_64I.0 => blas::cudaDataType::CUDA_R_64I;
+        ElementFormat::R_64U.0 => blas::cudaDataType::CUDA_R_64U;
+        ComputeFormat::F32.0 => blas::cublasComputeType_t::CUBLAS_COMPUTE_32F;
+        ComputeFormat::F32_FAST_TF32.0 => blas::cublasComputeType_t::CUBLAS_COMPUTE_32F_FAST_TF32;
+        ComputeFormat::F16.0 => blas::cublasComputeType_t::CUBLAS_COMPUTE_16F;
+        ComputeFormat::F32_EMULATED_BF16X9.0 =>
+            blas::cublasComputeType_t::CUBLAS_COMPUTE_32F_EMULATED_16BFX9;
+        ComputeFormat::F64.0 => blas::cublasComputeType_t::CUBLAS_COMPUTE_64F;
+        super::nvrtc::ERROR_COMPILATION => nvrtc::nvrtcResult::NVRTC_ERROR_COMPILATION;
+        super::nvrtc::ERROR_INVALID_OPTION => nvrtc::nvrtcResult::NVRTC_ERROR_INVALID_OPTION;
+    }
+}
+
+#[test]
+fn attributes_of_cudnn() {
+    use dnn::cudnnBackendAttributeName_t as Name;
+    same_numbers! {
+        attribute::POINTWISE_MODE => Name::CUDNN_ATTR_POINTWISE_MODE;
+        attribute::POINTWISE_COMPUTE => Name::CUDNN_ATTR_POINTWISE_MATH_PREC;
+        attribute::POINTWISE_AXIS => Name::CUDNN_ATTR_POINTWISE_AXIS;
+        attribute::HEURISTIC_MODE => Name::CUDNN_ATTR_ENGINEHEUR_MODE;
+        attribute::HEURISTIC_GRAPH => Name::CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH;
+        attribute::HEURISTIC_RESULTS => Name::CUDNN_ATTR_ENGINEHEUR_RESULTS;
+        attribute::PLAN_HANDLE => Name::CUDNN_ATTR_EXECUTION_PLAN_HANDLE;
+        attribute::PLAN_ENGINE_CONFIGURATION => Name::CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG;
+        attribute::PLAN_WORKSPACE_BYTES => Name::CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE;
+        attribute::OPERATION_POINTWISE_MODE => Name::CUDNN_ATTR_OPERATION_POINTWISE_PW_DESCRIPTOR;
+        attribute::OPERATION_POINTWISE_INPUTS[0] => Name::CUDNN_ATTR_OPERATION_POINTWISE_XDESC;
+        attribute::OPERATION_POINTWISE_INPUTS[1] => Name::CUDNN_ATTR_OPERATION_POINTWISE_BDESC;
+        attribute::OPERATION_POINTWISE_INPUTS[2] => Name::CUDNN_ATTR_OPERATION_POINTWISE_TDESC;
+        attribute::OPERATION_POINTWISE_OUTPUT => Name::CUDNN_ATTR_OPERATION_POINTWISE_YDESC;
+        attribute::GRAPH_HANDLE => Name::CUDNN_ATTR_OPERATIONGRAPH_HANDLE;
+        attribute::GRAPH_OPERATIONS => Name::CUDNN_ATTR_OPERATIONGRAPH_OPS;
+        attribute::TENSOR_ALIGNMENT_BYTES => Name::CUDNN_ATTR_TENSOR_BYTE_ALIGNMENT;
+        attribute::TENSOR_FORMAT => Name::CUDNN_ATTR_TENSOR_DATA_TYPE;
+        attribute::TENSOR_SIZES => Name::CUDNN_ATTR_TENSOR_DIMENSIONS;
+        attribute::TENSOR_STRIDES => Name::CUDNN_ATTR_TENSOR_STRIDES;
+        attribute::TENSOR_ID => Name::CUDNN_ATTR_TENSOR_UNIQUE_ID;
+        attribute::TENSOR_IS_VIRTUAL => Name::CUDNN_ATTR_TENSOR_IS_VIRTUAL;
+        attribute::TENSOR_IS_BY_VALUE => Name::CUDNN_ATTR_TENSOR_IS_BY_VALUE;
+        attribute::VARIANT_PACK_IDS => Name::CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS;
+        attribute::VARIANT_PACK_POINTERS => Name::CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS;
+        attribute::VARIANT_PACK_WORKSPACE => Name::CUDNN_ATTR_VARIANT_PACK_WORKSPACE;
+        attribute::MATMUL_COMPUTE => Name::CUDNN_ATTR_MATMUL_COMP_TYPE;
+        attribute::OPERATION_MATMUL_A => Name::CUDNN_ATTR_OPERATION_MATMUL_ADESC;
+        attribute::OPERATION_MATMUL_B => Name::CUDNN_ATTR_OPERATION_MATMUL_BDESC;
+        attribute::OPERATION_MATMUL_OUTPUT => Name::CUDNN_ATTR_OPERATION_MATMUL_CDESC;
+        attribute::OPERATION_MATMUL_MODE => Name::CUDNN_ATTR_OPERATION_MATMUL_DESC;
+        attribute::OPERATION_MATMUL_OVERRIDES[0] => Name::CUDNN_ATTR_OPERATION_MATMUL_GEMM_M_OVERRIDE_DESC;
+        attribute::OPERATION_MATMUL_OVERRIDES[1] => Name::CUDNN_ATTR_OPERATION_MATMUL_GEMM_N_OVERRIDE_DESC;
+        attribute::OPERATION_MATMUL_OVERRIDES[2] => Name::CUDNN_ATTR_OPERATION_MATMUL_GEMM_K_OVERRIDE_DESC;
+        attribute::REDUCTION_OPERATOR => Name::CUDNN_ATTR_REDUCTION_OPERATOR;
+        attribute::REDUCTION_COMPUTE => Name::CUDNN_ATTR_REDUCTION_COMP_TYPE;
+        attribute::OPERATION_REDUCTION_INPUT => Name::CUDNN_ATTR_OPERATION_REDUCTION_XDESC;
+        attribute::OPERATION_REDUCTION_OUTPUT => Name::CUDNN_ATTR_OPERATION_REDUCTION_YDESC;
+        attribute::OPERATION_REDUCTION_MODE => Name::CUDNN_ATTR_OPERATION_REDUCTION_DESC;
+        attribute::OPERATION_RESHAPE_INPUT => Name::CUDNN_ATTR_OPERATION_RESHAPE_XDESC;
+        attribute::OPERATION_RESHAPE_OUTPUT => Name::CUDNN_ATTR_OPERATION_RESHAPE_YDESC;
+    }
+}
+
+#[test]
+fn numbers_of_cudnn() {
+    use dnn::cudnnBackendAttributeType_t as Type;
+    use dnn::cudnnBackendDescriptorType_t as Kind;
+    use dnn::cudnnBackendHeurMode_t as Mode;
+    use dnn::cudnnPointwiseMode_t as Function;
+    use dnn::cudnnStatus_t as Status;
+    same_numbers! {
+        kind::POINTWISE => Kind::CUDNN_BACKEND_POINTWISE_DESCRIPTOR;
+        kind::ENGINE_CONFIGURATION => Kind::CUDNN_BACKEND_ENGINECFG_DESCRIPTOR;
+        kind::HEURISTIC => Kind::CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR;
+        kind::PLAN => Kind::CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR;
+        kind::OPERATION_POINTWISE => Kind::CUDNN_BACKEND_OPERATION_POINTWISE_DESCRIPTOR;
+        kind::GRAPH => Kind::CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR;
+        kind::VARIANT_PACK => Kind::CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR;
+        kind::TENSOR => Kind::CUDNN_BACKEND_TENSOR_DESCRIPTOR;
+        kind::MATMUL => Kind::CUDNN_BACKEND_MATMUL_DESCRIPTOR;
+        kind::OPERATION_MATMUL => Kind::CUDNN_BACKEND_OPERATION_MATMUL_DESCRIPTOR;
+        kind::REDUCTION => Kind::CUDNN_BACKEND_REDUCTION_DESCRIPTOR;
+        kind::OPERATION_REDUCTION => Kind::CUDNN_BACKEND_OPERATION_REDUCTION_DESCRIPTOR;
+        kind::OPERATION_RESHAPE => Kind::CUDNN_BACKEND_OPERATION_RESHAPE_DESCRIPTOR;
+        of_type::HANDLE => Type::CUDNN_TYPE_HANDLE;
+        of_type::DATA_TYPE => Type::CUDNN_TYPE_DATA_TYPE;
+        of_type::BOOLEAN => Type::CUDNN_TYPE_BOOLEAN;
+        of_type::INT64 => Type::CUDNN_TYPE_INT64;
+        of_type::POINTER => Type::CUDNN_TYPE_VOID_PTR;
+        of_type::HEURISTIC_MODE => Type::CUDNN_TYPE_HEUR_MODE;
+        of_type::POINTWISE_MODE => Type::CUDNN_TYPE_POINTWISE_MODE;
+        of_type::DESCRIPTOR => Type::CUDNN_TYPE_BACKEND_DESCRIPTOR;
+        of_type::REDUCTION => Type::CUDNN_TYPE_REDUCTION_OPERATOR_TYPE;
+        Format::F32 => dnn::cudnnDataType_t::CUDNN_DATA_FLOAT;
+        Format::F16 => dnn::cudnnDataType_t::CUDNN_DATA_HALF;
+        Format::I32 => dnn::cudnnDataType_t::CUDNN_DATA_INT32;
+        Format::Bf16 => dnn::cudnnDataType_t::CUDNN_DATA_BFLOAT16;
+        Format::Bool => dnn::cudnnDataType_t::CUDNN_DATA_BOOLEAN;
+        Pointwise::Add => Function::CUDNN_POINTWISE_ADD;
+        Pointwise::Multiply => Function::CUDNN_POINTWISE_MUL;
+        Pointwise::Divide => Function::CUDNN_POINTWISE_DIV;
+        Pointwise::Subtract => Function::CUDNN_POINTWISE_SUB;
+        Pointwise::Exponential => Function::CUDNN_POINTWISE_EXP;
+        Pointwise::Logarithm => Function::CUDNN_POINTWISE_LOG;
+        Pointwise::Identity => Function::CUDNN_POINTWISE_IDENTITY;
+        Pointwise::GreaterOrEqual => Function::CUDNN_POINTWISE_CMP_GE;
+        Pointwise::Less => Function::CUDNN_POINTWISE_CMP_LT;
+        Pointwise::And => Function::CUDNN_POINTWISE_LOGICAL_AND;
+        Pointwise::Index => Function::CUDNN_POINTWISE_GEN_INDEX;
+        Pointwise::Select => Function::CUDNN_POINTWISE_BINARY_SELECT;
+        DnnReduction::Add => dnn::cudnnReduceTensorOp_t::CUDNN_REDUCE_TENSOR_ADD;
+        DnnReduction::Maximum => dnn::cudnnReduceTensorOp_t::CUDNN_REDUCE_TENSOR_MAX;
+        HEURISTIC_MODES[0] => Mode::CUDNN_HEUR_MODE_A;
+        HEURISTIC_MODES[1] => Mode::CUDNN_HEUR_MODE_FALLBACK;
+        NOT_SUPPORTED.start => Status::CUDNN_STATUS_NOT_SUPPORTED;
+        NOT_SUPPORTED.end => Status::CUDNN_STATUS_INTERNAL_ERROR;
+    }
+}
+
+#[test]
+fn numbers_of_collectives() {
+    use nccl::{ncclDataType_t as Type, ncclRedOp_t as Operation};
+    for (format, number) in [
+        (ElementFormat::R_8I, Type::ncclInt8),
+        (ElementFormat::R_8U, Type::ncclUint8),
+        (ElementFormat::R_32I, Type::ncclInt32),
+        (ElementFormat::R_32U, Type::ncclUint32),
+        (ElementFormat::R_64I, Type::ncclInt64),
+        (ElementFormat::R_64U, Type::ncclUint64),
+        (ElementFormat::R_16F, Type::ncclFloat16),
+        (ElementFormat::R_32F, Type::ncclFloat32),
+        (ElementFormat::R_64F, Type::ncclFloat64),
+        (ElementFormat::R_16BF, Type::ncclBfloat16),
+    ] {
+        assert_eq!(data_type(format), Some(number as u32), "{number:?}");
+    }
+    for (reduction, number) in [
+        (Reduction::Sum, Operation::ncclSum),
+        (Reduction::Product, Operation::ncclProd),
+        (Reduction::Maximum, Operation::ncclMax),
+        (Reduction::Minimum, Operation::ncclMin),
+        (Reduction::Average, Operation::ncclAvg),
+    ] {
+        assert_eq!(reduction_operation(reduction), number as u32, "{number:?}");
+    }
+}
+
+#[test]
+fn numbers_and_names_of_errors() {
+    use cuda::CUresult as Status;
+    for (code, status) in [
+        (Code::InvalidValue, Status::CUDA_ERROR_INVALID_VALUE),
+        (Code::OutOfMemory, Status::CUDA_ERROR_OUT_OF_MEMORY),
+        (Code::NotInitialized, Status::CUDA_ERROR_NOT_INITIALIZED),
+        (Code::Deinitialized, Status::CUDA_ERROR_DEINITIALIZED),
+        (Code::StubLibrary, Status::CUDA_ERROR_STUB_LIBRARY),
+        (Code::DeviceUnavailable, Status::CUDA_ERROR_DEVICE_UNAVAILABLE),
+        (Code::NoDevice, Status::CUDA_ERROR_NO_DEVICE),
+        (Code::InvalidDevice, Status::CUDA_ERROR_INVALID_DEVICE),
+        (Code::InvalidImage, Status::CUDA_ERROR_INVALID_IMAGE),
+        (Code::InvalidContext, Status::CUDA_ERROR_INVALID_CONTEXT),
+        (Code::MapFailed, Status::CUDA_ERROR_MAP_FAILED),
+        (Code::UnmapFailed, Status::CUDA_ERROR_UNMAP_FAILED),
+        (Code::AlreadyMapped, Status::CUDA_ERROR_ALREADY_MAPPED),
+        (Code::NoBinaryForDevice, Status::CUDA_ERROR_NO_BINARY_FOR_GPU),
+        (Code::NotMapped, Status::CUDA_ERROR_NOT_MAPPED),
+        (Code::EccUncorrectable, Status::CUDA_ERROR_ECC_UNCORRECTABLE),
+        (Code::PeerAccessUnsupported, Status::CUDA_ERROR_PEER_ACCESS_UNSUPPORTED),
+        (Code::InvalidPtx, Status::CUDA_ERROR_INVALID_PTX),
+        (Code::UnsupportedPtxVersion, Status::CUDA_ERROR_UNSUPPORTED_PTX_VERSION),
+        (Code::OperatingSystem, Status::CUDA_ERROR_OPERATING_SYSTEM),
+        (Code::InvalidHandle, Status::CUDA_ERROR_INVALID_HANDLE),
+        (Code::IllegalState, Status::CUDA_ERROR_ILLEGAL_STATE),
+        (Code::NotFound, Status::CUDA_ERROR_NOT_FOUND),
+        (Code::NotReady, Status::CUDA_ERROR_NOT_READY),
+        (Code::IllegalAddress, Status::CUDA_ERROR_ILLEGAL_ADDRESS),
+        (Code::LaunchOutOfResources, Status::CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES),
+        (Code::LaunchTimeout, Status::CUDA_ERROR_LAUNCH_TIMEOUT),
+        (Code::PeerAccessAlreadyEnabled, Status::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED),
+        (Code::PeerAccessNotEnabled, Status::CUDA_ERROR_PEER_ACCESS_NOT_ENABLED),
+        (Code::ContextIsDestroyed, Status::CUDA_ERROR_CONTEXT_IS_DESTROYED),
+        (Code::Assert, Status::CUDA_ERROR_ASSERT),
+        (Code::MisalignedAddress, Status::CUDA_ERROR_MISALIGNED_ADDRESS),
+        (Code::LaunchFailed, Status::CUDA_ERROR_LAUNCH_FAILED),
+        (Code::NotPermitted, Status::CUDA_ERROR_NOT_PERMITTED),
+        (Code::NotSupported, Status::CUDA_ERROR_NOT_SUPPORTED),
+        (Code::StreamCaptureUnsupported, Status::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED),
+        (Code::StreamCaptureInvalidated, Status::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED),
+        (Code::StreamCaptureMerge, Status::CUDA_ERROR_STREAM_CAPTURE_MERGE),
+        (Code::StreamCaptureUnmatched, Status::CUDA_ERROR_STREAM_CAPTURE_UNMATCHED),
+        (Code::StreamCaptureUnjoined, Status::CUDA_ERROR_STREAM_CAPTURE_UNJOINED),
+        (Code::StreamCaptureIsolation, Status::CUDA_ERROR_STREAM_CAPTURE_ISOLATION),
+        (Code::StreamCaptureImplicit, Status::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT),
+        (Code::CapturedEvent, Status::CUDA_ERROR_CAPTURED_EVENT),
+        (Code::StreamCaptureWrongThread, Status::CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD),
+        (Code::GraphExecUpdateFailure, Status::CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE),
+        (Code::Unknown, Status::CUDA_ERROR_UNKNOWN),
+    ] {
+        assert_eq!((code.number(), code.name()), (status as u32, format!("{status:?}").as_str()));
+    }
+}

@@ -1,0 +1,412 @@
+//! [`Magnitudes`]: the magnitudes of many tensors, summed or compared chunk by chunk: what clipping of gradients and their scaling look at.
+//!
+//! A launch takes up to [`CAPACITY`] tensors of one dtype, each contiguous. A block has [`CHUNK`] elements of one tensor, and leaves one number
+//! for them, in f32, or f64 for tensors of f64. Each of its threads takes vectors of 16 bytes at fixed places, and threads are combined in
+//! a fixed order, so that the numbers do not depend on timing or on where tensors lie.
+
+use std::sync::Arc;
+
+use thalweg_driver::{Access, DevicePointer, HostFault, HostKernel, HostLaunch};
+use thalweg_ir::cuda::{FloatNames, LaunchShape, with_prelude};
+use thalweg_ir::host::Fault;
+use thalweg_ir::{DType, Element, bf16, f16};
+
+use crate::{Accesses, FLOATS, NativeKernel, Placed, Words, arguments};
+
+/// How the magnitudes of a chunk become one number.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub enum Magnitude {
+    /// The sum of |x| to a power above 0.
+    Power(f64),
+    /// The greatest |x|; NaN where one is NaN.
+    Greatest,
+}
+
+/// A launch over tensors of a dtype.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Magnitudes {
+    /// How the magnitudes of a chunk become one number.
+    pub magnitude: Magnitude,
+    /// Of the tensors: a floating-point type.
+    pub dtype: DType,
+}
+
+/// The operands of a launch.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Operands {
+    /// Where each tensor begins, and how many elements it has, at least one.
+    pub tensors: Vec<(DevicePointer, u64)>,
+    /// Where the numbers of the chunks are written, in the order of the tensors.
+    pub numbers: DevicePointer,
+}
+
+/// The most tensors of a launch.
+pub const CAPACITY: usize = 160;
+/// The elements of a block.
+pub const CHUNK: u64 = 16384;
+/// Threads of a block.
+const BLOCK: usize = 256;
+/// Bytes that a thread loads at a time.
+const VECTOR: usize = 16;
+
+/// Words in front of the tables: numbers, tensors, power, kind, dtype.
+const HEADER: usize = 5;
+/// How many 8-byte words a launch takes.
+const ARGUMENT_WORDS: usize = HEADER + 3 * CAPACITY;
+
+impl Magnitudes {
+    /// Returns the dtype of a chunk's number.
+    #[must_use]
+    pub fn number_dtype(&self) -> DType {
+        if self.dtype == DType::F64 { DType::F64 } else { DType::F32 }
+    }
+
+    /// Returns how many chunks tensors of these numbers of elements have.
+    pub fn chunks(elements: impl IntoIterator<Item = u64>) -> u64 {
+        elements.into_iter().map(|elements| elements.div_ceil(CHUNK)).sum()
+    }
+
+    fn run<T: Element, N: Number>(&self, chunk: &[T]) -> N {
+        let width = VECTOR / size_of::<T>();
+        let mut lanes = [N::default(); BLOCK];
+        for (number, vector) in chunk.chunks(width).enumerate() {
+            let lane = &mut lanes[number % BLOCK];
+            *lane = vector
+                .iter()
+                .fold(*lane, |so_far, &x| self.combine(so_far, self.of_element(N::from_f64(x.to_f64()))));
+        }
+        // The order of the kernel: halves of a warp, then the warps.
+        let mut warps: Vec<N> = lanes.chunks(32).map(|warp| self.halves(warp)).collect();
+        warps.resize(32, N::default());
+        self.halves(&warps)
+    }
+
+    fn halves<N: Number>(&self, lanes: &[N]) -> N {
+        let mut lanes = lanes.to_vec();
+        while lanes.len() > 1 {
+            let (low, high) = lanes.split_at(lanes.len() / 2);
+            lanes = low.iter().zip(high).map(|(&a, &b)| self.combine(a, b)).collect();
+        }
+        lanes[0]
+    }
+
+    fn of_element<N: Number>(&self, x: N) -> N {
+        match self.magnitude {
+            Magnitude::Power(2.0) => x.times(x),
+            Magnitude::Power(1.0) | Magnitude::Greatest => x.abs(),
+            Magnitude::Power(power) => x.abs().power(power),
+        }
+    }
+
+    fn combine<N: Number>(&self, a: N, b: N) -> N {
+        match self.magnitude {
+            Magnitude::Power(_) => a.plus(b),
+            // Either order gives a NaN where one is.
+            Magnitude::Greatest => {
+                if b > a || b.is_nan() {
+                    b
+                } else {
+                    a
+                }
+            }
+        }
+    }
+}
+
+/// The type that a chunk's number is computed in.
+trait Number: Copy + Default + PartialOrd + Element {
+    fn plus(self, other: Self) -> Self;
+    fn times(self, other: Self) -> Self;
+    fn abs(self) -> Self;
+    fn power(self, power: f64) -> Self;
+    fn is_nan(self) -> bool;
+}
+
+macro_rules! number {
+    ($($T:ident)*) => {$(
+        impl Number for $T {
+            fn plus(self, other: Self) -> Self { self + other }
+            fn times(self, other: Self) -> Self { self * other }
+            fn abs(self) -> Self { $T::abs(self) }
+            fn power(self, power: f64) -> Self { self.powf(power as $T) }
+            fn is_nan(self) -> bool { $T::is_nan(self) }
+        }
+    )*};
+}
+
+number! { f32 f64 }
+
+fn name(dtype: DType) -> &'static str {
+    match dtype {
+        DType::F16 => "magnitudes_float16",
+        DType::Bf16 => "magnitudes_bfloat16",
+        DType::F64 => "magnitudes_float64",
+        _ => "magnitudes_float32",
+    }
+}
+
+/// Returns name and source of every kernel here.
+pub(crate) fn sources() -> impl Iterator<Item = (String, String)> {
+    FLOATS.into_iter().map(|dtype| (name(dtype).to_owned(), print(dtype)))
+}
+
+fn print(dtype: DType) -> String {
+    let FloatNames { element, sum, load, .. } = FloatNames::of(dtype);
+    let [abs, power] = if dtype == DType::F64 { ["fabs", "pow"] } else { ["fabsf", "powf"] };
+    let code = TEMPLATE
+        .replace("NAME", name(dtype))
+        .replace("ELEMENT", element)
+        .replace("NUMBER", sum)
+        .replace("ABS", abs)
+        .replace("POWER", power)
+        .replace("WIDTH", &(VECTOR / dtype.size_bytes()).to_string())
+        .replace("CAPACITY", &CAPACITY.to_string())
+        .replace("CHUNK", &CHUNK.to_string())
+        .replace("LOAD", &load);
+    with_prelude(&code)
+}
+
+impl Placed<Magnitudes, Operands> {
+    fn chunks(&self) -> u64 {
+        Magnitudes::chunks(self.at.tensors.iter().map(|&(_, elements)| elements))
+    }
+}
+
+impl NativeKernel for Placed<Magnitudes, Operands> {
+    fn name(&self) -> &str {
+        name(self.kernel.dtype)
+    }
+
+    fn source(&self) -> String {
+        print(self.kernel.dtype)
+    }
+
+    fn host(&self) -> Arc<dyn HostKernel> {
+        Arc::new(run_on_host)
+    }
+
+    fn check(&self) -> Result<(), Fault> {
+        let (dtype, count) = (self.kernel.dtype, self.at.tensors.len());
+        if !FLOATS.contains(&dtype) {
+            return Err(Fault::new(format!("magnitudes: it takes floating-point numbers, not {dtype}")));
+        }
+        match count <= CAPACITY {
+            true => Ok(()),
+            false => Err(Fault::new(format!("magnitudes: it takes up to {CAPACITY} tensors, not {count}"))),
+        }
+    }
+
+    fn launch_shape(&self) -> Option<LaunchShape> {
+        let chunks = self.chunks();
+        (chunks > 0).then_some(LaunchShape { grid: [chunks as u32, 1, 1], block: [BLOCK as u32, 1, 1] })
+    }
+
+    fn words(&self) -> Words {
+        let Operands { tensors, numbers } = &self.at;
+        let (kind, power) = match self.kernel.magnitude {
+            Magnitude::Power(power) if power == 2.0 => (0, power),
+            Magnitude::Power(power) if power == 1.0 => (1, power),
+            Magnitude::Power(power) => (2, power),
+            Magnitude::Greatest => (3, 0.0),
+        };
+        let count = tensors.len() as u64;
+        let header: [u64; HEADER] =
+            [numbers.address(), count, power.to_bits(), kind, arguments::number_of(self.kernel.dtype)];
+        let mut words: Words = header.into_iter().collect();
+        let mut table = |values: &mut dyn Iterator<Item = u64>| {
+            let end = words.len() + CAPACITY;
+            words.extend(values);
+            words.resize(end, 0);
+        };
+        table(&mut tensors.iter().map(|(at, _)| at.address()));
+        table(&mut tensors.iter().map(|&(_, elements)| elements));
+        table(&mut tensors.iter().scan(0, |next, &(_, elements)| {
+            let first = *next;
+            *next += elements.div_ceil(CHUNK);
+            Some(first)
+        }));
+        words
+    }
+
+    fn accesses(&self) -> Accesses {
+        let element = self.kernel.dtype.size_bytes() as u64;
+        let mut list = Accesses::new();
+        for &(at, elements) in &self.at.tensors {
+            let access = Access::read(at, elements * element);
+            if !list.contains(&access) {
+                list.push(access);
+            }
+        }
+        let bytes = self.chunks() * self.kernel.number_dtype().size_bytes() as u64;
+        list.push(Access::write(self.at.numbers, bytes));
+        list
+    }
+}
+
+fn unpack(bytes: &[u8]) -> Option<Placed<Magnitudes, Operands>> {
+    let words: [u64; ARGUMENT_WORDS] = arguments::words(bytes)?;
+    let (header, tables) = words.split_at(HEADER);
+    let (addresses, elements) = (&tables[..CAPACITY], &tables[CAPACITY..2 * CAPACITY]);
+    let count = usize::try_from(header[1]).ok().filter(|&count| count <= CAPACITY)?;
+    let magnitude =
+        if header[3] == 3 { Magnitude::Greatest } else { Magnitude::Power(f64::from_bits(header[2])) };
+    let tensors = addresses.iter().zip(elements).take(count);
+    Some(Placed {
+        kernel: Magnitudes { magnitude, dtype: arguments::dtype_of(header[4])? },
+        at: Operands {
+            tensors: tensors.map(|(&at, &elements)| (DevicePointer::new(at), elements)).collect(),
+            numbers: DevicePointer::new(header[0]),
+        },
+    })
+}
+
+fn run_on_host(launch: &HostLaunch<'_>) -> Result<(), HostFault> {
+    let placed = unpack(launch.arguments)
+        .ok_or_else(|| HostFault("magnitudes: the arguments are not in their layout".to_owned()))?;
+    match placed.kernel.dtype {
+        DType::F32 => run_typed::<f32, f32>(launch, &placed),
+        DType::F64 => run_typed::<f64, f64>(launch, &placed),
+        DType::F16 => run_typed::<f16, f32>(launch, &placed),
+        DType::Bf16 => run_typed::<bf16, f32>(launch, &placed),
+        other => Err(HostFault(format!("magnitudes: there are none of {other}"))),
+    }
+}
+
+fn run_typed<T: Element, N: Number>(
+    launch: &HostLaunch<'_>,
+    placed: &Placed<Magnitudes, Operands>,
+) -> Result<(), HostFault> {
+    let numbers = launch.write::<N>(placed.at.numbers, placed.chunks() as usize)?;
+    let mut next = numbers.iter_mut();
+    for &(at, elements) in &placed.at.tensors {
+        let values = launch.read::<T>(at, elements as usize)?;
+        for (chunk, number) in values.chunks(CHUNK as usize).zip(&mut next) {
+            *number = placed.kernel.run(chunk);
+        }
+    }
+    Ok(())
+}
+
+const TEMPLATE: &str = "\
+struct NAME_arguments {
+    NUMBER* numbers;
+    u64 tensors;
+    f64 power;
+    u64 kind;
+    u64 dtype;
+    const ELEMENT* at[CAPACITY];
+    u64 elements[CAPACITY];
+    u64 first_block[CAPACITY];
+};
+
+typedef pack<ELEMENT, WIDTH> several;
+
+static __device__ __forceinline__ NUMBER NAME_of(const NUMBER x, const u64 kind, const NUMBER power) {
+    return kind == 0 ? x * x : kind == 2 ? POWER(ABS(x), power) : ABS(x);
+}
+
+static __device__ __forceinline__ NUMBER NAME_combined(const NUMBER a, const NUMBER b, const u64 kind) {
+    return kind != 3 ? a + b : b > a || b != b ? b : a;
+}
+
+extern \"C\" __global__ void __launch_bounds__(256) NAME(const __grid_constant__ NAME_arguments x) {
+    __shared__ NUMBER warps[8];
+    // The last tensor that begins at this block or before.
+    u32 tensor = 0;
+    for (u32 end = u32(x.tensors); end - tensor > 1;) {
+        const u32 middle = (tensor + end) / 2;
+        if (x.first_block[middle] <= blockIdx.x) {
+            tensor = middle;
+        } else {
+            end = middle;
+        }
+    }
+    const u64 start = (blockIdx.x - x.first_block[tensor]) * CHUNK;
+    const u64 left = x.elements[tensor] - start;
+    const u32 count = left < CHUNK ? u32(left) : CHUNK;
+    const ELEMENT* const values = x.at[tensor] + start;
+    const u64 kind = x.kind;
+    const NUMBER power = NUMBER(x.power);
+    const bool is_aligned = u64(values) % 16 == 0;
+    NUMBER sum = 0;
+    #pragma unroll 4
+    for (u32 first = threadIdx.x * WIDTH; first < count; first += 256 * WIDTH) {
+        several loaded;
+        if (is_aligned && first + WIDTH <= count) {
+            loaded = *(const several*)(values + first);
+        } else {
+            #pragma unroll
+            for (u32 i = 0; i < WIDTH; ++i) {
+                if (first + i < count) {
+                    loaded.element[i] = values[first + i];
+                }
+            }
+        }
+        #pragma unroll
+        for (u32 i = 0; i < WIDTH; ++i) {
+            if (first + i < count) {
+                sum = NAME_combined(sum, NAME_of(LOAD(loaded.element[i]), kind, power), kind);
+            }
+        }
+    }
+    #pragma unroll
+    for (u32 step = 16; step > 0; step /= 2) {
+        sum = NAME_combined(sum, __shfl_xor_sync(0xffffffffu, sum, step), kind);
+    }
+    if (threadIdx.x % 32 == 0) {
+        warps[threadIdx.x / 32] = sum;
+    }
+    __syncthreads();
+    if (threadIdx.x < 32) {
+        sum = threadIdx.x < 8 ? warps[threadIdx.x] : NUMBER(0);
+        #pragma unroll
+        for (u32 step = 16; step > 0; step /= 2) {
+            sum = NAME_combined(sum, __shfl_xor_sync(0xffffffffu, sum, step), kind);
+        }
+        if (threadIdx.x == 0) {
+            x.numbers[blockIdx.x] = sum;
+        }
+    }
+}
+";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_chunk_has_the_sum_or_the_greatest_of_its_magnitudes() {
+        let values: Vec<f32> = (0..5003).map(|at| (at * 37 % 101) as f32 / 8.0 - 6.0).collect();
+        let of = |magnitude| Magnitudes { magnitude, dtype: DType::F32 }.run::<f32, f32>(&values);
+        let sum = |power: f64| values.iter().map(|&x| f64::from(x).abs().powf(power)).sum::<f64>();
+        for power in [1.0, 2.0, 3.0] {
+            let found = f64::from(of(Magnitude::Power(power)));
+            assert!((found / sum(power) - 1.0).abs() < 1e-6, "{power}: {found} and {}", sum(power));
+        }
+        assert_eq!(of(Magnitude::Greatest), values.iter().fold(0.0, |most: f32, x| most.max(x.abs())));
+    }
+
+    #[test]
+    fn a_nan_anywhere_is_the_greatest() {
+        for place in [0, 31, 255, 256, 2048, 4999] {
+            let mut values = vec![1.0_f32; 5000];
+            values[place] = f32::NAN;
+            let kernel = Magnitudes { magnitude: Magnitude::Greatest, dtype: DType::F32 };
+            assert!(kernel.run::<f32, f32>(&values).is_nan(), "{place}");
+        }
+    }
+
+    #[test]
+    fn arguments_come_back() {
+        let placed = Placed {
+            kernel: Magnitudes { magnitude: Magnitude::Power(3.0), dtype: DType::Bf16 },
+            at: Operands {
+                tensors: vec![(DevicePointer::new(64), 3), (DevicePointer::new(128), CHUNK + 1)],
+                numbers: DevicePointer::new(256),
+            },
+        };
+        let bytes: Vec<u8> = placed.words().iter().flat_map(|word| word.to_le_bytes()).collect();
+        assert_eq!(unpack(&bytes), Some(placed.clone()));
+        assert_eq!(placed.launch_shape().unwrap().grid, [3, 1, 1]);
+    }
+}

@@ -1,0 +1,416 @@
+//! [`QuantizedMatmul`]: few rows times the transpose of a weight of 8-bit or 4-bit integers with scales: a step of a decoder, whose time is
+//! that of reading its weights.
+//!
+//! Sums are of f32 and rounded once. A warp has a column of the result, and each of its lanes 16 bytes of the weight at a time; lanes
+//! are combined in a fixed order, so that a row has the same bits in any batch.
+
+use std::sync::Arc;
+
+use thalweg_driver::{Access, DevicePointer, HostFault, HostKernel, HostLaunch};
+use thalweg_ir::cuda::{FloatNames, LaunchShape, with_prelude};
+use thalweg_ir::host::Fault;
+use thalweg_ir::{DType, Element, bf16, f16};
+
+use crate::{Accesses, NativeKernel, Placed, Words, arguments};
+
+/// How a weight (n, k) is stored, and with which scales, of the input's dtype.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Quantization {
+    /// int8, row by row, and a scale for each row: w = q · scale.
+    Int8,
+    /// Two of 0 to 15 in a byte, row by row, the first in the upper half; scales and zeros (k / group, n, 2): w = (q − 8) · scale + zero.
+    Int4 {
+        /// How many neighbours in a row share a scale and a zero: a multiple of 32.
+        group: u64,
+    },
+}
+
+/// A product with a quantized weight. See the [module](self).
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct QuantizedMatmul {
+    /// The rows of the input, the columns of the result, and the terms of a sum.
+    pub sizes: [u64; 3],
+    /// How the weight is stored.
+    pub quantization: Quantization,
+    /// Of input, scales and result: one of [`DTYPES`].
+    pub dtype: DType,
+}
+
+/// The dtypes that there is a kernel for.
+pub const DTYPES: [DType; 3] = [DType::F32, DType::F16, DType::Bf16];
+
+/// The most rows for which the weight is better read as it is; with more it is worth converting.
+const MOST_ROWS: u64 = 16;
+/// Rows that a thread has at a time.
+const ROWS: u64 = 4;
+/// Threads of a block.
+const BLOCK: u32 = 256;
+/// Lanes of a warp.
+const LANES: usize = 32;
+/// Bytes of a weight that a lane loads at a time.
+const VECTOR: u64 = 16;
+
+/// How many 8-byte words a launch takes.
+const ARGUMENT_WORDS: usize = 9;
+
+/// The operands of a launch: the input (m, k), the weight, its scales, and the result (m, n), without gaps.
+type Operands = [DevicePointer; 4];
+
+impl QuantizedMatmul {
+    /// Returns whether a product is one of few rows that the kernel takes.
+    #[must_use]
+    pub fn fits(&self) -> bool {
+        self.check().is_ok() && (1..=MOST_ROWS).contains(&self.sizes[0]) && self.sizes[1] > 0
+    }
+
+    fn check(&self) -> Result<(), Fault> {
+        let [m, n, k] = self.sizes;
+        let is_whole = match self.quantization {
+            Quantization::Int8 => true,
+            Quantization::Int4 { group } => {
+                group > 0 && group.is_multiple_of(self.terms()) && k.is_multiple_of(group)
+            }
+        };
+        let fits = DTYPES.contains(&self.dtype) && m < 1 << 16 && n < 1 << 31 && k < 1 << 31;
+        match fits && is_whole && k.is_multiple_of(self.terms()) {
+            true => Ok(()),
+            false => Err(Fault::new(format!(
+                "quantized product: it takes float32, float16 and bfloat16, and terms in multiples of {} that groups divide into whole \
+                 ones, not {m} × {n} × {k} of {} by {:?}",
+                self.terms(),
+                self.dtype,
+                self.quantization
+            ))),
+        }
+    }
+
+    /// Returns how many terms a lane has in what it loads at a time.
+    fn terms(&self) -> u64 {
+        if self.quantization == Quantization::Int8 { VECTOR } else { 2 * VECTOR }
+    }
+
+    fn group(&self) -> u64 {
+        match self.quantization {
+            Quantization::Int8 => 0,
+            Quantization::Int4 { group } => group,
+        }
+    }
+
+    /// Returns how many bytes the weight takes, and how many elements the scales.
+    fn weight(&self) -> [u64; 2] {
+        let [_, n, k] = self.sizes;
+        match self.quantization {
+            Quantization::Int8 => [n * k, n],
+            Quantization::Int4 { group } => [n * k / 2, k / group * n * 2],
+        }
+    }
+
+    fn pack(&self, at: [u64; 4]) -> [u64; ARGUMENT_WORDS] {
+        let [m, n, k] = self.sizes;
+        [at[0], at[1], at[2], at[3], m, n, k, self.group(), arguments::number_of(self.dtype)]
+    }
+
+    fn unpack(bytes: &[u8]) -> Option<(Self, [u64; 4])> {
+        let [input, weight, scales, result, m, n, k, group, dtype] = arguments::words(bytes)?;
+        let quantization = if group == 0 { Quantization::Int8 } else { Quantization::Int4 { group } };
+        let dtype = arguments::dtype_of(dtype)?;
+        Some((Self { sizes: [m, n, k], quantization, dtype }, [input, weight, scales, result]))
+    }
+
+    /// Returns the sum of a row of the input and a row of the weight, in the order of the kernel.
+    fn sum<T: Element>(&self, row: &[T], column: usize, weight: &[u8], scales: &[T]) -> f32 {
+        let (terms, n) = (self.terms() as usize, self.sizes[1] as usize);
+        let mut lanes = [0.0_f32; LANES];
+        for (chunk, (x, bytes)) in row.chunks(terms).zip(weight.chunks(VECTOR as usize)).enumerate() {
+            let (mut dot, mut sum) = (0.0_f32, 0.0_f32);
+            for (i, x) in x.iter().enumerate() {
+                let (x, byte) = (x.to_f64() as f32, bytes[i * VECTOR as usize / terms]);
+                let number = match (self.quantization, i % 2) {
+                    (Quantization::Int8, _) => f32::from(byte as i8),
+                    (_, 0) => f32::from(byte >> 4) - 8.0,
+                    _ => f32::from(byte & 15) - 8.0,
+                };
+                dot += number * x;
+                sum += x;
+            }
+            let lane = &mut lanes[chunk % LANES];
+            *lane += match self.quantization {
+                Quantization::Int8 => dot,
+                Quantization::Int4 { group } => {
+                    let at = (chunk * terms / group as usize * n + column) * 2;
+                    let [scale, zero] = [scales[at], scales[at + 1]].map(|number| number.to_f64() as f32);
+                    scale * dot + zero * sum
+                }
+            };
+        }
+        let mut count = LANES / 2;
+        while count > 0 {
+            (0..count).for_each(|lane| lanes[lane] += lanes[lane + count]);
+            count /= 2;
+        }
+        match self.quantization {
+            Quantization::Int8 => lanes[0] * scales[column].to_f64() as f32,
+            Quantization::Int4 { .. } => lanes[0],
+        }
+    }
+
+    fn run<T: Element>(&self, input: &[T], weight: &[u8], scales: &[T], result: &mut [T]) {
+        let [_, n, k] = self.sizes.map(|size| size as usize);
+        let bytes = (self.weight()[0] as usize / n.max(1)).max(1);
+        for (row, result) in input.chunks(k.max(1)).zip(result.chunks_mut(n.max(1))) {
+            for (column, (result, weight)) in result.iter_mut().zip(weight.chunks(bytes)).enumerate() {
+                *result = T::from_f64(f64::from(self.sum(row, column, weight, scales)));
+            }
+        }
+    }
+}
+
+fn name(dtype: DType, quantization: Quantization) -> &'static str {
+    match (quantization, dtype) {
+        (Quantization::Int8, DType::F16) => "quantized_matmul_int8_float16",
+        (Quantization::Int8, DType::Bf16) => "quantized_matmul_int8_bfloat16",
+        (Quantization::Int8, _) => "quantized_matmul_int8_float32",
+        (_, DType::F16) => "quantized_matmul_int4_float16",
+        (_, DType::Bf16) => "quantized_matmul_int4_bfloat16",
+        _ => "quantized_matmul_int4_float32",
+    }
+}
+
+/// Returns name and source of every kernel here.
+pub(crate) fn sources() -> impl Iterator<Item = (String, String)> {
+    let kinds = [Quantization::Int8, Quantization::Int4 { group: 32 }];
+    let all = DTYPES.into_iter().flat_map(move |dtype| kinds.map(|kind| (dtype, kind)));
+    all.map(|(dtype, kind)| (name(dtype, kind).to_owned(), print(dtype, kind)))
+}
+
+fn print(dtype: DType, quantization: Quantization) -> String {
+    let FloatNames { element, load, store, .. } = FloatNames::of(dtype);
+    let is_int8 = quantization == Quantization::Int8;
+    let [number, sum, scaled] = if is_int8 { INT8 } else { INT4 };
+    let code = TEMPLATE
+        .replace("TERM_NUMBER", number)
+        .replace("CHUNK_SUM", sum)
+        .replace("SCALED", scaled)
+        .replace("TERMS", if is_int8 { "16" } else { "32" })
+        .replace("NAME", name(dtype, quantization))
+        .replace("ELEMENT", element)
+        .replace("WIDTH", &(VECTOR / dtype.size_bytes() as u64).to_string())
+        .replace("ROWS", &ROWS.to_string())
+        .replace("LOAD", &load)
+        .replace("STORE", &store);
+    with_prelude(&code)
+}
+
+impl NativeKernel for Placed<QuantizedMatmul, Operands> {
+    fn name(&self) -> &str {
+        name(self.kernel.dtype, self.kernel.quantization)
+    }
+
+    fn source(&self) -> String {
+        print(self.kernel.dtype, self.kernel.quantization)
+    }
+
+    fn host(&self) -> Arc<dyn HostKernel> {
+        Arc::new(run_on_host)
+    }
+
+    fn check(&self) -> Result<(), Fault> {
+        self.kernel.check()?;
+        match self.at[..2].iter().all(|at| at.address().is_multiple_of(VECTOR)) {
+            true => Ok(()),
+            false => Err(Fault::new(
+                "quantized product: input and weight begin at multiples of 16 bytes".to_owned(),
+            )),
+        }
+    }
+
+    fn launch_shape(&self) -> Option<LaunchShape> {
+        let [m, n, _] = self.kernel.sizes;
+        let grid = [n.div_ceil(u64::from(BLOCK) / LANES as u64) as u32, m.div_ceil(ROWS) as u32, 1];
+        (m > 0 && n > 0).then_some(LaunchShape { grid, block: [BLOCK, 1, 1] })
+    }
+
+    fn is_programmatic(&self) -> bool {
+        true
+    }
+
+    fn words(&self) -> Words {
+        self.kernel.pack(self.at.map(DevicePointer::address)).into_iter().collect()
+    }
+
+    fn accesses(&self) -> Accesses {
+        let ([m, n, k], [bytes, scales]) = (self.kernel.sizes, self.kernel.weight());
+        let ([input, weight, scale, result], size) = (self.at, self.kernel.dtype.size_bytes() as u64);
+        Accesses::from_iter([
+            Access::read(input, m * k * size),
+            Access::read(weight, bytes),
+            Access::read(scale, scales * size),
+            Access::write(result, m * n * size),
+        ])
+    }
+}
+
+fn run_on_host(launch: &HostLaunch<'_>) -> Result<(), HostFault> {
+    let (kernel, at) = QuantizedMatmul::unpack(launch.arguments)
+        .ok_or_else(|| HostFault("quantized product: the arguments are not in its layout".to_owned()))?;
+    let at = at.map(DevicePointer::new);
+    match kernel.dtype {
+        DType::F32 => run_typed::<f32>(launch, &kernel, at),
+        DType::F16 => run_typed::<f16>(launch, &kernel, at),
+        DType::Bf16 => run_typed::<bf16>(launch, &kernel, at),
+        other => Err(HostFault(format!("quantized product: there is none of {other}"))),
+    }
+}
+
+fn run_typed<T: Element>(
+    launch: &HostLaunch<'_>,
+    kernel: &QuantizedMatmul,
+    [input, weight, scale, result]: Operands,
+) -> Result<(), HostFault> {
+    let ([m, n, k], [bytes, scales]) = (kernel.sizes, kernel.weight());
+    let input = launch.read::<T>(input, (m * k) as usize)?;
+    let weight = launch.read::<u8>(weight, bytes as usize)?;
+    let scales = launch.read::<T>(scale, scales as usize)?;
+    kernel.run(input, weight, scales, launch.write::<T>(result, (m * n) as usize)?);
+    Ok(())
+}
+
+/// Of int8: a term's number from 4 bytes of the weight, what is added for a chunk, and the sum with its scale. An integer is the lower bits of
+/// a float of 2²³ and more, which costs less than a conversion.
+const INT8: [&str; 3] = [
+    "__uint_as_float(__byte_perm(word[i / 4] ^ 0x80808080u, 0x4b000000u, 0x7440 + i % 4)) - 8388736.0f",
+    "sums[r] = sums[r] + dot[r];",
+    "sums[r] * scale",
+];
+
+/// Of int4, as [`INT8`]: a byte has its first number in the upper half.
+const INT4: [&str; 3] = [
+    "__uint_as_float((word[i / 8] >> (i % 8 / 2 * 8 + (i % 2 == 0 ? 4 : 0)) & 15u) | 0x4b000000u) - 8388616.0f",
+    "sums[r] = sums[r] + (group_scale * dot[r] + group_zero * total[r]);",
+    "sums[r]",
+];
+
+const TEMPLATE: &str = "\
+struct NAME_arguments {
+    const ELEMENT* input;
+    const u8* weight;
+    const ELEMENT* scales;
+    ELEMENT* result;
+    u64 m;
+    u64 n;
+    u64 k;
+    u64 group;
+    u64 dtype;
+};
+
+typedef pack<ELEMENT, WIDTH> several;
+
+extern \"C\" __global__ void __launch_bounds__(256) NAME(const __grid_constant__ NAME_arguments x) {
+    launch_dependents();
+    wait_for_previous();
+    const u32 column = blockIdx.x * 8 + threadIdx.x / 32, lane = threadIdx.x % 32, first = blockIdx.y * ROWS;
+    if (column >= x.n) {
+        return;
+    }
+    const u32 chunks = u32(x.k) / TERMS;
+    const uint4* const weight = (const uint4*)x.weight + u64(column) * chunks;
+    const u32 rows = x.m - first < ROWS ? u32(x.m) - first : ROWS;
+    f32 sums[ROWS] = {};
+    #pragma unroll 2
+    for (u32 chunk = lane; chunk < chunks; chunk += 32) {
+        const uint4 loaded = weight[chunk];
+        const u32 word[4] = {loaded.x, loaded.y, loaded.z, loaded.w};
+        f32 group_scale = 0, group_zero = 0;
+        if (x.group != 0) {
+            const ELEMENT* const of_group = x.scales + (u64(chunk * TERMS / u32(x.group)) * x.n + column) * 2;
+            group_scale = LOAD(of_group[0]);
+            group_zero = LOAD(of_group[1]);
+        }
+        f32 dot[ROWS] = {}, total[ROWS] = {};
+        #pragma unroll
+        for (u32 part = 0; part < TERMS / WIDTH; ++part) {
+            several values[ROWS];
+            #pragma unroll
+            for (u32 r = 0; r < ROWS; ++r) {
+                if (r < rows) {
+                    values[r] = *(const several*)(x.input + (first + r) * x.k + chunk * TERMS + part * WIDTH);
+                }
+            }
+            #pragma unroll
+            for (u32 e = 0; e < WIDTH; ++e) {
+                const u32 i = part * WIDTH + e;
+                const f32 number = TERM_NUMBER;
+                #pragma unroll
+                for (u32 r = 0; r < ROWS; ++r) {
+                    if (r < rows) {
+                        const f32 value = LOAD(values[r].element[e]);
+                        dot[r] = dot[r] + number * value;
+                        total[r] = total[r] + value;
+                    }
+                }
+            }
+        }
+        #pragma unroll
+        for (u32 r = 0; r < ROWS; ++r) {
+            CHUNK_SUM
+        }
+    }
+    const f32 scale = x.group == 0 ? LOAD(x.scales[column]) : 0.0f;
+    #pragma unroll
+    for (u32 r = 0; r < ROWS; ++r) {
+        #pragma unroll
+        for (u32 step = 16; step > 0; step /= 2) {
+            sums[r] = sums[r] + __shfl_xor_sync(0xffffffffu, sums[r], step);
+        }
+        if (lane == 0 && r < rows) {
+            x.result[(first + r) * x.n + column] = STORE(SCALED);
+        }
+    }
+}
+";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sums_are_those_of_the_weights_that_numbers_stand_for() {
+        for quantization in [Quantization::Int8, Quantization::Int4 { group: 64 }] {
+            let kernel = QuantizedMatmul { sizes: [3, 5, 1088], quantization, dtype: DType::F32 };
+            assert!(kernel.fits());
+            let bytes: Vec<u8> =
+                kernel.pack([1, 2, 3, 4]).iter().flat_map(|word| word.to_le_bytes()).collect();
+            assert_eq!(QuantizedMatmul::unpack(&bytes), Some((kernel, [1, 2, 3, 4])));
+            let [bytes, scales] = kernel.weight();
+            let number = |at: u64, of: u64| (at * 7919 % of) as f32;
+            let weight: Vec<u8> = (0..bytes).map(|at| (at * 7919 % 251) as u8).collect();
+            let scales: Vec<f32> = (0..scales).map(|at| number(at, 17) / 64.0 - 0.1).collect();
+            let input: Vec<f32> = (0..3 * 1088).map(|at| number(at, 33) / 16.0 - 1.0).collect();
+            let mut result = [0.0_f32; 15];
+            kernel.run(&input, &weight, &scales, &mut result);
+            for (at, &found) in result.iter().enumerate() {
+                let (row, column) = (at / 5, at % 5);
+                let term = |i: usize| {
+                    let w = match quantization {
+                        Quantization::Int8 => {
+                            f64::from(weight[column * 1088 + i] as i8) * f64::from(scales[column])
+                        }
+                        Quantization::Int4 { .. } => {
+                            let byte = weight[column * 544 + i / 2];
+                            let q = if i % 2 == 0 { byte / 16 } else { byte % 16 };
+                            let at = (i / 64 * 5 + column) * 2;
+                            (f64::from(q) - 8.0) * f64::from(scales[at]) + f64::from(scales[at + 1])
+                        }
+                    };
+                    w * f64::from(input[row * 1088 + i])
+                };
+                let (sum, size) =
+                    (0..1088).map(term).fold((0.0, 0.0), |(sum, size), term| (sum + term, size + term.abs()));
+                assert!(
+                    (f64::from(found) - sum).abs() <= 1e-5 * size,
+                    "{quantization:?} {at}: {found} and {sum}"
+                );
+            }
+        }
+    }
+}

@@ -1,0 +1,153 @@
+//! [`Gradients`]: gradients that are looked at and scaled together, by few launches.
+
+use std::panic::Location;
+use std::sync::{Arc, LazyLock, Mutex, PoisonError};
+
+use rustc_hash::FxHashMap;
+use smallvec::SmallVec;
+use thalweg_ir::foreach::{ForeachArguments, ForeachItem, ForeachKernel, ForeachOperand};
+use thalweg_ir::{BodyBuilder, DType, OutputPlace};
+use thalweg_kernels::Placed;
+use thalweg_kernels::foreach::launches;
+use thalweg_kernels::magnitudes::{CAPACITY, Magnitude, Magnitudes, Operands};
+use thalweg_runtime::{Device, Error, Result};
+use thalweg_tensor::caller::label_at;
+use thalweg_tensor::{Tensor, no_grad};
+
+/// Tensors on one device, for work on its current stream.
+pub(super) struct Gradients {
+    device: Device,
+    /// Each with its elements in order of memory: any order does for a sum, and for a product with one number.
+    tensors: Vec<Tensor>,
+    location: &'static Location<'static>,
+}
+
+/// Kernels that multiply a list in place, by dtypes of its elements and of the factor.
+static KERNELS: LazyLock<Mutex<FxHashMap<[DType; 2], Arc<ForeachKernel>>>> = LazyLock::new(Mutex::default);
+
+impl Gradients {
+    /// Takes tensors, whose use on the current stream is recorded.
+    ///
+    /// # Errors
+    /// [`Error::is_invalid_argument`] if there are none, or they are on several devices or not of floating-point numbers.
+    pub(super) fn new(
+        operator: &str,
+        tensors: Vec<Tensor>,
+        location: &'static Location<'static>,
+    ) -> Result<Self> {
+        let Some(device) = tensors.first().map(|tensor| tensor.device().clone()) else {
+            return Err(Error::invalid(format!("{operator}: there is no tensor")));
+        };
+        for tensor in &tensors {
+            if *tensor.device() != device {
+                return Err(Error::invalid(format!(
+                    "{operator}: the tensors are on two devices, {device} and {}; handle those of each by themselves",
+                    tensor.device()
+                )));
+            }
+            if !tensor.dtype().is_floating_point() {
+                return Err(Error::invalid(format!(
+                    "{operator}: it takes floating-point numbers, not {}",
+                    tensor.dtype()
+                )));
+            }
+            tensor.record_stream(&device.current_stream());
+        }
+        Ok(Self { device, tensors, location })
+    }
+
+    /// Returns f64 where a tensor is, else f32.
+    pub(super) fn dtype(&self) -> DType {
+        let is_wide = self.tensors.iter().any(|tensor| tensor.dtype() == DType::F64);
+        if is_wide { DType::F64 } else { DType::F32 }
+    }
+
+    /// Returns the magnitudes of all elements, chunk by chunk: a vector of [`dtype`](Self::dtype), at least one number.
+    pub(super) fn magnitudes(&self, magnitude: Magnitude) -> Result<Tensor> {
+        no_grad(|| {
+            let stream = self.device.current_stream();
+            let label = label_at("_foreach_norm", self.location);
+            let mut parts = Vec::new();
+            for dtype in FLOATS {
+                let kernel = Magnitudes { magnitude, dtype };
+                let of_dtype =
+                    self.tensors.iter().filter(|tensor| tensor.dtype() == dtype && tensor.elements() > 0);
+                // What has gaps is copied: it is read once more.
+                let dense = of_dtype.map(Tensor::contiguous).collect::<Result<Vec<_>>>()?;
+                for list in dense.chunks(CAPACITY) {
+                    let tensors: Vec<_> =
+                        list.iter().map(|tensor| (tensor.pointer(), tensor.elements() as u64)).collect();
+                    let chunks = Magnitudes::chunks(tensors.iter().map(|&(_, elements)| elements));
+                    let numbers = Tensor::empty(&[chunks as usize], kernel.number_dtype(), &self.device)?;
+                    let at = Operands { tensors, numbers: numbers.pointer() };
+                    stream.launch_native(&Placed { kernel, at }, label)?;
+                    parts.push(numbers.to_dtype(self.dtype())?);
+                }
+            }
+            match parts.len() {
+                0 => Tensor::zeros(&[1], self.dtype(), &self.device),
+                1 => Ok(parts.swap_remove(0)),
+                _ => Tensor::cat(&parts, 0),
+            }
+        })
+    }
+
+    /// Multiplies every element by a factor, in place: one element of f32 or f64 on the device. Products are rounded once.
+    pub(super) fn scale(&self, factor: &Tensor) -> Result<()> {
+        no_grad(|| {
+            let stream = self.device.current_stream();
+            factor.record_stream(&stream);
+            for dtype in FLOATS {
+                let of_dtype =
+                    self.tensors.iter().filter(|tensor| tensor.dtype() == dtype && tensor.elements() > 0);
+                let (dense, others): (Vec<&Tensor>, Vec<&Tensor>) =
+                    of_dtype.partition(|tensor| tensor.is_contiguous());
+                for tensor in others {
+                    let wide = if dtype == DType::F64 { DType::F64 } else { factor.dtype() };
+                    tensor.copy_(&tensor.to_dtype(wide)?.mul(&factor.to_dtype(wide)?)?)?;
+                }
+                if dense.is_empty() {
+                    continue;
+                }
+                let kernel = product_kernel([dtype, factor.dtype()]);
+                let arguments = ForeachArguments {
+                    shared: SmallVec::from_slice(&[factor.pointer().address()]),
+                    scalars: SmallVec::new(),
+                    items: dense.iter().map(|tensor| item(tensor)).collect(),
+                };
+                for launch in launches(&kernel, &arguments) {
+                    stream.launch_native(&launch, label_at("_foreach_mul_", self.location))?;
+                }
+                dense.iter().for_each(|tensor| tensor.bump_version());
+            }
+            Ok(())
+        })
+    }
+}
+
+/// The dtypes of gradients.
+const FLOATS: [DType; 4] = [DType::F32, DType::F64, DType::F16, DType::Bf16];
+
+fn item(tensor: &Tensor) -> ForeachItem {
+    let addresses = SmallVec::from_slice(&[tensor.pointer().address()]);
+    ForeachItem { elements: tensor.elements() as u64, addresses }
+}
+
+/// Returns the kernel that multiplies elements by a factor, of these dtypes.
+fn product_kernel(dtypes: [DType; 2]) -> Arc<ForeachKernel> {
+    let [elements, factor] = dtypes;
+    let mut kernels = KERNELS.lock().unwrap_or_else(PoisonError::into_inner);
+    let kernel = kernels.entry(dtypes).or_insert_with(|| {
+        let builder = BodyBuilder::new();
+        let (x, by) = (builder.input(elements), builder.input(factor));
+        let compute = if elements == DType::F64 { DType::F64 } else { factor };
+        builder.output(x.to(compute) * by.to(compute), elements, OutputPlace::Row);
+        Arc::new(ForeachKernel {
+            name: format!("multiply_list_{}_by_{}", elements.name(), factor.name()),
+            body: builder.finish(),
+            operands: SmallVec::from_slice(&[ForeachOperand::Elements, ForeachOperand::Shared]),
+            targets: SmallVec::from_slice(&[0]),
+        })
+    });
+    Arc::clone(kernel)
+}
