@@ -541,6 +541,9 @@ impl Coalescing<'_> {
         for &(from, to, bytes) in &self.copies {
             stream.copy_on_device(to, from, bytes, label)?;
         }
+        // Known to the watchdog before it is submitted, which on a GPU may wait for the other ranks.
+        let is_watched = self.group.has_watchdog() && !stream.is_capturing()?;
+        let submission = is_watched.then(|| state.outstanding.begin(entry));
         state.communicator.submit(stream, &self.parts)?;
         for tensor in self.read.iter().chain(&self.written) {
             tensor.record_use(stream);
@@ -549,8 +552,8 @@ impl Coalescing<'_> {
         let event = Event::new();
         event.record(stream)?;
         let work = Work { group: self.group.clone(), event: Arc::new(event), entry };
-        if self.group.has_watchdog() && !stream.is_capturing()? {
-            state.outstanding.add(entry, work.event.clone());
+        if let Some(submission) = submission {
+            submission.submitted(work.event.clone());
         }
         Ok(work)
     }

@@ -131,7 +131,8 @@ impl ProcessGroup {
         let size = global_ranks.len() as u32;
         let store: Arc<dyn Store> = Arc::new(PrefixStore::new(prefix(&name), root.clone()));
         let id = identifier(&*store, &device, rank, &global_ranks)?;
-        let communicator = Communicator::join(&device, &id, rank, size)?;
+        meet(&*store, &name, rank, &global_ranks)?;
+        let communicator = join(&device, &id, [rank, size], &name, options.timeout)?;
         let stream = Stream::with_priority(&device, options.stream_priority)?;
         let has_watchdog = options.watchdog.unwrap_or(!device.is_simulated());
         let registered = names::register(&name, &device);
@@ -375,7 +376,9 @@ impl ProcessGroup {
     pub(crate) fn who_is_missing(&self, sequence: u64) -> String {
         let mut text = String::new();
         for rank in (0..self.size()).filter(|&rank| rank != self.rank()) {
-            let progress = self.0.store.find(&format!("progress/{rank}")).ok().flatten();
+            let Ok(progress) = self.0.store.find(&format!("progress/{rank}")) else {
+                return "The store does not answer, so that it is not known which rank is missing. ".to_owned();
+            };
             let progress = progress.map(|value| String::from_utf8_lossy(&value).into_owned());
             let (made, last) = match progress.as_deref().and_then(|text| text.split_once(' ')) {
                 Some((made, last)) => (made.parse().unwrap_or(0), last),
@@ -394,6 +397,55 @@ impl ProcessGroup {
     pub(crate) fn has_watchdog(&self) -> bool {
         self.0.has_watchdog
     }
+}
+
+/// Waits until every rank of a group has come here, since a communicator waits without an end for one that never does.
+///
+/// # Errors
+/// [`Error::is_distributed`] with the ranks that have not come within the store's timeout.
+fn meet(store: &dyn Store, name: &str, rank: u32, ranks: &[u32]) -> Result<()> {
+    let keys: Vec<String> = (0..ranks.len()).map(|rank| format!("came/{rank}")).collect();
+    store.set(&keys[rank as usize], &[1])?;
+    let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
+    let Err(error) = store.wait(&keys, store.timeout()) else { return Ok(()) };
+    let came = |key: &&str| matches!(store.find(key), Ok(Some(_)));
+    let missing: Vec<u32> =
+        keys.iter().zip(ranks).filter(|(key, _)| !came(key)).map(|(_, &rank)| rank).collect();
+    if missing.is_empty() {
+        return Err(error);
+    }
+    Err(Error::distributed(format!(
+        "init_process_group: of the {} ranks of the group \"{name}\" {missing:?} did not come within {} ms; look at why they did not start, \
+         or give the store a longer timeout",
+        ranks.len(),
+        store.timeout().as_millis()
+    )))
+}
+
+/// Joins a communicator. On a GPU that waits for the other ranks, without an end where one of them has died, so a thread of its own does
+/// it: where that takes too long the thread is left behind, and what it may still get is dropped.
+fn join(
+    device: &Device,
+    id: &CommunicatorId,
+    [rank, size]: [u32; 2],
+    name: &str,
+    timeout: Duration,
+) -> Result<Communicator> {
+    if device.is_simulated() {
+        return Communicator::join(device, id, rank, size);
+    }
+    let (sender, receiver) = std::sync::mpsc::sync_channel(1);
+    let (own, id) = (device.clone(), *id);
+    let joins = move || drop(sender.send(Communicator::join(&own, &id, rank, size)));
+    let started = std::thread::Builder::new().name("communicator-join".to_owned()).spawn(joins);
+    started.map_err(|error| Error::distributed(format!("joining a communicator has no thread: {error}")))?;
+    receiver.recv_timeout(timeout).unwrap_or_else(|_| {
+        Err(Error::distributed(format!(
+            "init_process_group: rank {rank} of {size} of the group \"{name}\" did not get its communicator within {} ms: another rank ended \
+             after it came to the store, or NCCL cannot reach it (NCCL_DEBUG=INFO says what it does)",
+            timeout.as_millis()
+        )))
+    })
 }
 
 /// Returns the identifier of a group's communicator: its first rank makes it.

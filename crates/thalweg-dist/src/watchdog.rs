@@ -22,29 +22,64 @@ const LOOK: Duration = Duration::from_millis(20);
 /// The time between two looks at a store of another process.
 const STORE_LOOK: Duration = Duration::from_secs(1);
 
+/// A collective that may not be done.
+#[derive(Clone)]
+struct Call {
+    entry: Entry,
+    /// Recorded behind it; `None` while it is being submitted, which may itself wait for other ranks.
+    event: Option<Arc<Event>>,
+    begin: Instant,
+}
+
 /// Collectives that may not be done.
 #[derive(Default)]
-pub(crate) struct Outstanding(Mutex<VecDeque<(Entry, Arc<Event>, Instant)>>);
+pub(crate) struct Outstanding(Mutex<VecDeque<Call>>);
 
 impl Outstanding {
-    fn list(&self) -> MutexGuard<'_, VecDeque<(Entry, Arc<Event>, Instant)>> {
+    fn list(&self) -> MutexGuard<'_, VecDeque<Call>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(crate) fn add(&self, entry: Entry, event: Arc<Event>) {
-        self.list().push_back((entry, event, Instant::now()));
+    /// Notes a collective that is about to be submitted. It is forgotten with the answer, but where [`Submission::submitted`] was called.
+    pub(crate) fn begin(&self, entry: Entry) -> Submission<'_> {
+        self.list().push_back(Call { entry, event: None, begin: Instant::now() });
+        Submission { outstanding: self, entry }
     }
 
     /// Forgets those that are done, and returns the oldest that is not, with its age.
     fn oldest(&self) -> Result<Option<(Entry, Duration)>> {
         loop {
-            let first = self.list().front().map(|(entry, event, begin)| (*entry, event.clone(), *begin));
-            let Some((entry, event, begin)) = first else { return Ok(None) };
-            if !event.query()? {
+            let Some(Call { entry, event, begin }) = self.list().front().cloned() else { return Ok(None) };
+            let is_done = event.map_or(Ok(false), |event| event.query())?;
+            if !is_done {
                 return Ok(Some((entry, begin.elapsed())));
             }
-            self.list().pop_front();
+            self.list().retain(|call| call.entry.sequence != entry.sequence);
         }
+    }
+}
+
+/// A collective that is being submitted.
+pub(crate) struct Submission<'a> {
+    outstanding: &'a Outstanding,
+    entry: Entry,
+}
+
+impl Submission<'_> {
+    /// Says that an event was recorded behind the collective.
+    pub(crate) fn submitted(self, event: Arc<Event>) {
+        let mut list = self.outstanding.list();
+        if let Some(call) = list.iter_mut().find(|call| call.entry.sequence == self.entry.sequence) {
+            call.event = Some(event);
+        }
+    }
+}
+
+impl Drop for Submission<'_> {
+    fn drop(&mut self) {
+        // One that was submitted has an event and stays.
+        let is_other = |call: &Call| call.entry.sequence != self.entry.sequence || call.event.is_some();
+        self.outstanding.list().retain(is_other);
     }
 }
 

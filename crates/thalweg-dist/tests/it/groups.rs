@@ -293,3 +293,20 @@ fn ranks_that_are_all_gone_leave_no_work_behind() {
     })
     .unwrap();
 }
+
+#[test]
+fn a_rank_that_does_not_come_is_named() {
+    let store = Arc::new(HashStore::with_timeout(Duration::from_millis(200)));
+    let devices = simulated_devices(3).unwrap();
+    std::thread::scope(|scope| {
+        let joins = [0, 2].map(|rank| {
+            let (store, device) = (store.clone(), &devices[rank as usize]);
+            scope.spawn(move || ProcessGroup::new(store, rank, 3, device, GroupOptions::default()))
+        });
+        for join in joins {
+            let error = join.join().unwrap().unwrap_err();
+            let text = error.to_string();
+            assert!(error.is_distributed() && text.contains("[1] did not come within 200 ms"), "{text}");
+        }
+    });
+}
