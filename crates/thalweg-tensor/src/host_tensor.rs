@@ -40,9 +40,11 @@ impl HostTensor {
         self.dtype
     }
 
+    /// Returns where elements begin, in bytes. Truth values are bytes.
     fn check<T: Element>(&self, first: usize, count: usize) -> Result<u64> {
         let elements: usize = self.shape.iter().product();
-        if T::DTYPE != self.dtype || first.checked_add(count).is_none_or(|end| end > elements) {
+        let fits = T::DTYPE == self.dtype || (self.dtype == DType::Bool && T::DTYPE == DType::U8);
+        if !fits || first.checked_add(count).is_none_or(|end| end > elements) {
             return Err(Error::invalid(format!(
                 "elements {first} to {} of {} do not fit a pinned tensor {:?} of {}",
                 first.saturating_add(count),

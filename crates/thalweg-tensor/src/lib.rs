@@ -29,6 +29,7 @@ pub mod graph;
 mod host_room;
 mod host_tensor;
 mod kernels;
+mod memory_format;
 pub mod mlp;
 #[cfg(feature = "ndarray")]
 mod ndarray;
@@ -42,5 +43,6 @@ mod views;
 
 pub use autograd::{inference_mode, no_grad};
 pub use host_tensor::HostTensor;
+pub use memory_format::MemoryFormat;
 pub use subscript::Index;
 pub use tensor::{DevicePointer, Tensor, Tensors};
