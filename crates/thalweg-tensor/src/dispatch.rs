@@ -370,8 +370,7 @@ impl Operator {
         for tensor in &tensors {
             if tensor.device() != device {
                 return Err(Error::invalid(format!(
-                    "tensors are on {device} and {}; all of a call are on one device (values go to another through the host, by \
-                     `to_vec` and `from_slice` or through a `HostTensor`)",
+                    "tensors are on {device} and {}; all of a call are on one device (move some with `to_device`)",
                     tensor.device()
                 )));
             }

@@ -31,6 +31,7 @@ mod host_tensor;
 mod kernels;
 mod memory_format;
 pub mod mlp;
+mod moves;
 #[cfg(feature = "ndarray")]
 mod ndarray;
 pub mod norm_linear;

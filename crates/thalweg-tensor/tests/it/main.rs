@@ -44,6 +44,7 @@ mod long_reductions;
 mod losses;
 mod meta;
 mod mlp;
+mod moves;
 mod norms;
 mod opinfo;
 mod out_of_range;
