@@ -44,6 +44,7 @@ mod matrix_norm;
 mod methods;
 pub(crate) mod norm;
 pub(crate) mod norm_backward;
+pub(crate) mod out;
 mod padding;
 mod pointwise;
 mod pool;

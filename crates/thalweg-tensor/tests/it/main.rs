@@ -47,6 +47,7 @@ mod mlp;
 mod moves;
 mod norms;
 mod opinfo;
+mod out_forms;
 mod out_of_range;
 mod pools;
 mod reduce;
