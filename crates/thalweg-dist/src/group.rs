@@ -377,7 +377,8 @@ impl ProcessGroup {
         let mut text = String::new();
         for rank in (0..self.size()).filter(|&rank| rank != self.rank()) {
             let Ok(progress) = self.0.store.find(&format!("progress/{rank}")) else {
-                return "The store does not answer, so that it is not known which rank is missing. ".to_owned();
+                return "The store does not answer, so that it is not known which rank is missing. "
+                    .to_owned();
             };
             let progress = progress.map(|value| String::from_utf8_lossy(&value).into_owned());
             let (made, last) = match progress.as_deref().and_then(|text| text.split_once(' ')) {

@@ -447,14 +447,15 @@ impl FromStr for DType {
     }
 }
 
-/// A Rust type that is the element of a tensor. `bool` is none: device memory holds any byte, and a `bool` must be 0 or 1.
+/// A Rust type that kernels compute with and device memory holds. `bool` is none: device memory holds any byte, and a `bool` must be
+/// 0 or 1. As values on the host there are also `bool`s: [`HostElement`].
 #[diagnostic::on_unimplemented(
-    message = "`{Self}` is not the element type of a tensor",
+    message = "`{Self}` is not the element type of a tensor in device memory",
     label = "not one of the Rust types that `thalweg_ir::DType` lists",
-    note = "tensors of truth values are made from `u8` and `to_dtype(DType::Bool)`, and read as `u8`"
+    note = "truth values lie in device memory as `u8`"
 )]
 pub trait Element: bytemuck::Pod + PartialEq + fmt::Debug + Send + Sync {
-    /// Its dtype. `u8` is [`DType::U8`]; `bool` tensors are read as `u8` through [`DType::Bool`].
+    /// Its dtype. `u8` is [`DType::U8`].
     const DTYPE: DType;
 
     /// Creates the nearest value of this type (saturating for integers, as Rust's `as`).
@@ -462,6 +463,54 @@ pub trait Element: bytemuck::Pod + PartialEq + fmt::Debug + Send + Sync {
 
     /// Returns the value as an f64, rounded where f64 cannot hold it.
     fn to_f64(self) -> f64;
+}
+
+/// A Rust type that tensors are made from and read as on the host: every [`Element`], and `bool`.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not the element type of a tensor",
+    label = "neither `bool` nor one of the Rust types that `thalweg_ir::DType` lists"
+)]
+pub trait HostElement: Copy + PartialEq + fmt::Debug + Send + Sync + 'static {
+    /// The dtype of a tensor of such values.
+    const TENSOR_DTYPE: DType;
+
+    /// The element in device memory, as large as the value.
+    type Stored: Element;
+
+    /// Returns the bytes that device memory holds for values.
+    fn bytes(values: &[Self]) -> &[u8];
+
+    /// Returns the values that were read from device memory.
+    fn loaded(stored: Vec<Self::Stored>) -> Vec<Self>;
+}
+
+impl<T: Element> HostElement for T {
+    const TENSOR_DTYPE: DType = T::DTYPE;
+
+    type Stored = T;
+
+    fn bytes(values: &[T]) -> &[u8] {
+        bytemuck::cast_slice(values)
+    }
+
+    fn loaded(stored: Vec<T>) -> Vec<T> {
+        stored
+    }
+}
+
+/// Any byte but 0 is read as true.
+impl HostElement for bool {
+    const TENSOR_DTYPE: DType = DType::Bool;
+
+    type Stored = u8;
+
+    fn bytes(values: &[bool]) -> &[u8] {
+        bytemuck::cast_slice(values)
+    }
+
+    fn loaded(stored: Vec<u8>) -> Vec<bool> {
+        stored.into_iter().map(|byte| byte != 0).collect()
+    }
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@ use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 use thalweg_ir::{Body, BodyBuilder, Node};
 
-use crate::definition::{DTypes, FromResult, LoopOp, Signature};
+use crate::definition::{FromResult, LoopOp, Signature};
 
 /// The body of an operator for one signature.
 #[derive(Clone, PartialEq, Debug)]
@@ -42,7 +42,7 @@ pub fn forward(operator: &LoopOp, signature: &Signature) -> Arc<ForwardBody> {
 /// The gradient of an operator with respect to some of its inputs.
 #[derive(Clone, PartialEq, Debug)]
 pub struct GradientBody {
-    /// A number that tells it from every other body.
+    /// A number that tells it from every other body of the operator's signature.
     pub id: u64,
     /// The inputs of the operator that it reads, by their number; the gradients of the outputs follow them.
     pub saved_inputs: SmallVec<[usize; 4]>,
@@ -76,11 +76,16 @@ fn derive(operator: &LoopOp, signature: &Signature, wanted: u32) -> Derived {
     of_body(operator.name, id, &operator.body(signature), &wrt)
 }
 
-/// Returns the gradient of a derived gradient, with respect to the inputs of its body in `wanted` (a bit each), or why there is none.
-pub fn gradient_of(name: &'static str, derived: &GradientBody, wanted: u32) -> Derived {
-    static GRADIENTS: Kept<(u64, DTypes, u32), Derived> = OnceLock::new();
-    let dtypes: DTypes = derived.body.inputs.iter().map(|input| input.dtype).collect();
-    keep(&GRADIENTS, (derived.id, dtypes, wanted), || {
+/// Returns the gradient of a gradient that is derived from an operator of this signature, with respect to the inputs of its body in
+/// `wanted` (a bit each), or why there is none.
+pub fn gradient_of(
+    name: &'static str,
+    signature: &Signature,
+    derived: &GradientBody,
+    wanted: u32,
+) -> Derived {
+    static GRADIENTS: Kept<(u64, Signature, u32), Derived> = OnceLock::new();
+    keep(&GRADIENTS, (derived.id, signature.clone(), wanted), || {
         let wrt: SmallVec<[usize; 4]> =
             (0..derived.body.inputs.len()).filter(|&input| wanted & (1 << input) != 0).collect();
         let id = (derived.id ^ u64::from(wanted)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

@@ -370,23 +370,27 @@ impl Device {
     }
 
     /// Lets kernels and copies of `accessor`, another device of the same driver, touch this device's memory: plain memory, and
-    /// what the caching allocator has mapped or will map.
+    /// what the caching allocator has mapped or will map. Once it has succeeded, further calls do nothing.
     ///
     /// # Errors
     /// If the devices cannot see each other.
     pub fn enable_peer_access(&self, accessor: &Self) -> Result<()> {
-        let driver = &self.0.driver;
+        let (driver, upstream) = (&self.0.driver, &self.0.upstream);
+        if upstream.is_open_to(accessor.index()) {
+            return Ok(());
+        }
         match driver.enable_peer_access(accessor.index(), self.index()) {
             Err(error) if error.code() == thalweg_driver::Code::PeerAccessAlreadyEnabled => {}
             outcome => self.check(outcome)?,
         }
         // First what is mapped later, then what is mapped now: so that nothing in between is missed.
-        self.0.upstream.add_peer(accessor.index());
+        upstream.add_peer(accessor.index());
         for segment in self.0.allocator.snapshot().iter().filter(|segment| segment.is_expandable) {
             let start = thalweg_driver::DevicePointer::new(segment.address);
             let access = thalweg_driver::MemoryAccess::ReadWrite;
             self.check(driver.memory_set_access(start, segment.total_bytes, accessor.index(), access))?;
         }
+        upstream.set_open_to(accessor.index());
         Ok(())
     }
 

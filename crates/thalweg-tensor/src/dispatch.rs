@@ -39,7 +39,7 @@ use crate::argument::{Forms, default_of, describe_call};
 use crate::caller::{enter, label_at};
 use crate::kernels::loops::{LoopArguments, Resolved};
 use crate::operators::body::Body;
-use crate::operators::in_place;
+use crate::operators::{in_place, out};
 use crate::tensor::{Tensor, Tensors};
 
 pub(crate) use keys::{
@@ -297,7 +297,7 @@ impl Operator {
     /// than its result or a dtype of a lower category, or if gradients would flow.
     #[track_caller]
     pub fn call_out(&'static self, arguments: &[Argument<'_>], out: &[Tensor]) -> Result<()> {
-        in_place::call_out(self, arguments, out, Location::caller())
+        out::call_out(self, arguments, out, Location::caller())
     }
 
     /// Calls an operator whose parameters are tensors, numbers, sizes and a dtype, in this order: those of the loop operators.
@@ -370,8 +370,7 @@ impl Operator {
         for tensor in &tensors {
             if tensor.device() != device {
                 return Err(Error::invalid(format!(
-                    "tensors are on {device} and {}; all of a call are on one device (values go to another through the host, by \
-                     `to_vec` and `from_slice` or through a `HostTensor`)",
+                    "tensors are on {device} and {}; all of a call are on one device (move some with `to_device`)",
                     tensor.device()
                 )));
             }

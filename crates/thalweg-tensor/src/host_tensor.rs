@@ -40,9 +40,11 @@ impl HostTensor {
         self.dtype
     }
 
+    /// Returns where elements begin, in bytes. Truth values are bytes.
     fn check<T: Element>(&self, first: usize, count: usize) -> Result<u64> {
         let elements: usize = self.shape.iter().product();
-        if T::DTYPE != self.dtype || first.checked_add(count).is_none_or(|end| end > elements) {
+        let fits = T::DTYPE == self.dtype || (self.dtype == DType::Bool && T::DTYPE == DType::U8);
+        if !fits || first.checked_add(count).is_none_or(|end| end > elements) {
             return Err(Error::invalid(format!(
                 "elements {first} to {} of {} do not fit a pinned tensor {:?} of {}",
                 first.saturating_add(count),
@@ -99,28 +101,6 @@ impl Tensor {
                 host.shape, host.dtype
             )))
         }
-    }
-
-    /// Returns the elements on another device, through pinned memory; the tensor itself where it is there. The result is outside
-    /// the graph. *Blocks* until the elements are on the host.
-    ///
-    /// # Errors
-    /// [`Error::is_out_of_memory`] if a device or the host has no room; and those of the copies.
-    #[track_caller]
-    pub fn to_device(&self, device: &Device) -> Result<Self> {
-        if self.device() == device {
-            return Ok(self.clone());
-        }
-        in_call("to_device", &[self], Location::caller(), || {
-            let source = self.detach().contiguous()?;
-            let host = HostTensor::pinned(source.shape(), source.dtype(), source.device())?;
-            source.copy_to_pinned(&host)?;
-            source.device().current_stream().synchronize()?;
-            let target = Self::empty(source.shape(), source.dtype(), device)?;
-            host.copy_into(&target, Location::caller())?;
-            device.current_stream().synchronize()?;
-            Ok(target)
-        })
     }
 
     /// Overwrites this contiguous tensor, in place, with a pinned one of the same shape and dtype. Asynchronous on the

@@ -30,7 +30,9 @@ pub mod graph;
 mod host_room;
 mod host_tensor;
 mod kernels;
+mod memory_format;
 pub mod mlp;
+mod moves;
 #[cfg(feature = "ndarray")]
 mod ndarray;
 pub mod norm_linear;
@@ -43,5 +45,6 @@ mod views;
 
 pub use autograd::{inference_mode, no_grad};
 pub use host_tensor::HostTensor;
+pub use memory_format::MemoryFormat;
 pub use subscript::Index;
 pub use tensor::{DevicePointer, Tensor, Tensors};

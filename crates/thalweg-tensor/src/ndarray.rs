@@ -3,7 +3,7 @@
 use std::panic::Location;
 
 use ::ndarray::{ArrayBase, ArrayD, Data, Dimension, IxDyn};
-use thalweg_ir::Element;
+use thalweg_ir::HostElement;
 use thalweg_runtime::{Device, Result};
 
 use crate::caller::at_line;
@@ -15,7 +15,7 @@ impl Tensor {
     /// # Errors
     /// Those of [`Tensor::from_slice`].
     #[track_caller]
-    pub fn from_ndarray<T: Element, S: Data<Elem = T>, D: Dimension>(
+    pub fn from_ndarray<T: HostElement, S: Data<Elem = T>, D: Dimension>(
         array: &ArrayBase<S, D>,
         device: &Device,
     ) -> Result<Self> {
@@ -31,7 +31,7 @@ impl Tensor {
     /// # Errors
     /// Those of [`Tensor::to_vec`].
     #[track_caller]
-    pub fn to_ndarray<T: Element>(&self) -> Result<ArrayD<T>> {
+    pub fn to_ndarray<T: HostElement>(&self) -> Result<ArrayD<T>> {
         at_line(Location::caller(), || {
             let elements = self.to_vec::<T>()?;
             Ok(ArrayD::from_shape_vec(IxDyn(self.shape()), elements)

@@ -9,7 +9,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use smallvec::SmallVec;
-use thalweg_ir::{DType, Element, Layout, Scalar, byte_count, contiguous_strides, element_count};
+use thalweg_ir::{
+    DType, Element, HostElement, Layout, Scalar, byte_count, contiguous_strides, element_count,
+};
 use thalweg_runtime::graph::audit::{ObstacleKind, explain};
 use thalweg_runtime::{Buffer, Device, Error, Label, Result, Stream};
 
@@ -114,9 +116,9 @@ impl Tensor {
     /// # Errors
     /// [`Error::is_invalid_argument`] if `values` does not have as many elements as the shape.
     #[track_caller]
-    pub fn from_slice<T: Element>(values: &[T], shape: &[usize], device: &Device) -> Result<Self> {
+    pub fn from_slice<T: HostElement>(values: &[T], shape: &[usize], device: &Device) -> Result<Self> {
         let location = Location::caller();
-        creating("from_slice", (shape, T::DTYPE, device), location, || {
+        creating("from_slice", (shape, T::TENSOR_DTYPE, device), location, || {
             let count = element_count(shape)?;
             if count != values.len() {
                 return Err(Error::invalid(format!(
@@ -126,8 +128,8 @@ impl Tensor {
             }
             let stream = device.current_stream();
             let label = label_at("from_slice", location);
-            let tensor = Self::empty_on(shape, T::DTYPE, &stream, label)?;
-            stream.copy_from_host(tensor.pointer(), bytemuck::cast_slice(values), label)?;
+            let tensor = Self::empty_on(shape, T::TENSOR_DTYPE, &stream, label)?;
+            stream.copy_from_host(tensor.pointer(), T::bytes(values), label)?;
             Ok(tensor)
         })
     }
@@ -348,35 +350,36 @@ impl Tensor {
 
     // ---- Reading --------------------------------------------------------------------------------------------------
 
-    /// Copies the elements to the host, row-major. *Blocks* until they are there. Read `Bool` tensors as `u8`.
+    /// Copies the elements to the host, row-major. *Blocks* until they are there. `Bool` tensors are read as `bool` or `u8`.
     ///
     /// # Errors
     /// [`Error::is_invalid_argument`] if the tensor's dtype is not that of `T`.
     #[track_caller]
-    pub fn to_vec<T: Element>(&self) -> Result<Vec<T>> {
+    pub fn to_vec<T: HostElement>(&self) -> Result<Vec<T>> {
         let label = label_at("to_vec", Location::caller());
         in_call("to_vec", &[self], label.location, || self.read(label, None))
     }
 
     /// Copies the elements to the host; `kind` is the obstacle that an audit reports for it, where it is not just a copy.
-    pub(crate) fn read<T: Element>(&self, label: Label, kind: Option<ObstacleKind>) -> Result<Vec<T>> {
-        let readable = self.dtype() == T::DTYPE || (self.dtype() == DType::Bool && T::DTYPE == DType::U8);
+    pub(crate) fn read<T: HostElement>(&self, label: Label, kind: Option<ObstacleKind>) -> Result<Vec<T>> {
+        let readable =
+            self.dtype() == T::TENSOR_DTYPE || (self.dtype() == DType::Bool && T::TENSOR_DTYPE == DType::U8);
         if !readable {
             return Err(Error::invalid(format!(
                 "the tensor is {}, not {}; convert it with `to_dtype`",
                 self.dtype(),
-                T::DTYPE
+                T::TENSOR_DTYPE
             )));
         }
         let source = self.detach().contiguous()?;
         let mut values = host_room(self.elements())?;
-        values.resize(self.elements(), T::from_f64(0.0));
+        values.resize(self.elements(), T::Stored::from_f64(0.0));
         let stream = self.device().current_stream();
         if let Some(kind) = kind {
             explain(self.device(), kind, label);
         }
         stream.copy_to_host(bytemuck::cast_slice_mut(&mut values), source.pointer(), label)?;
-        Ok(values)
+        Ok(T::loaded(values))
     }
 
     /// Copies the element of a tensor with one element to the host (`torch.Tensor.item`). *Blocks* until it is there.
@@ -384,7 +387,7 @@ impl Tensor {
     /// # Errors
     /// [`Error::is_invalid_argument`] if there is not exactly one element, or the tensor's dtype is not that of `T`.
     #[track_caller]
-    pub fn item<T: Element>(&self) -> Result<T> {
+    pub fn item<T: HostElement>(&self) -> Result<T> {
         let label = label_at("item", Location::caller());
         in_call("item", &[self], label.location, || {
             if self.elements() != 1 {

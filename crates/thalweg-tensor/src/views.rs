@@ -83,6 +83,20 @@ impl Tensor {
         })
     }
 
+    /// Iterates over the places of the first dimension (`for place in tensor`), each a view without that dimension.
+    ///
+    /// # Errors
+    /// [`Error::is_invalid_argument`] if the tensor has no dimension.
+    #[track_caller]
+    pub fn iter(&self) -> Result<std::vec::IntoIter<Self>> {
+        in_call("iter", &[self], Location::caller(), || {
+            if self.rank() == 0 {
+                return Err(Error::invalid("iteration over a 0-d tensor"));
+            }
+            Ok(self.unbind(0)?.into_iter())
+        })
+    }
+
     /// Inserts a dimension of extent 1 (`torch.unsqueeze`); a negative place is counted from the end, −1 being behind the last.
     #[track_caller]
     pub fn unsqueeze(&self, dimension: i64) -> Result<Self> {

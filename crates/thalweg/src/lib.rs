@@ -37,7 +37,7 @@ pub use thalweg_sim as simulator;
 pub use thalweg_snapshot as snapshot;
 pub use thalweg_tensor as tensor;
 
-pub use thalweg_ir::{DType, Element, Scalar, bf16, c64, c128, f16};
+pub use thalweg_ir::{DType, Element, HostElement, Scalar, bf16, c64, c128, f16};
 pub use thalweg_nn::{data, functional, models, optim, serialize, summary};
 pub use thalweg_runtime::backends::{self, get_float32_matmul_precision, set_float32_matmul_precision};
 pub use thalweg_runtime::{
@@ -57,4 +57,4 @@ pub mod module {
     pub use thalweg_nn::module::*;
 }
 
-pub use thalweg_tensor::{HostTensor, Index, Tensor, autograd, dispatch, i, no_grad, random};
+pub use thalweg_tensor::{HostTensor, Index, MemoryFormat, Tensor, autograd, dispatch, i, no_grad, random};

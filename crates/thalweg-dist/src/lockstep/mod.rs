@@ -121,7 +121,7 @@ impl LockstepGraph {
         if self.group.has_watchdog() {
             let event = Event::new();
             event.record(&self.group.device().current_stream())?;
-            self.group.0.outstanding.add(entry, Arc::new(event));
+            self.group.0.outstanding.begin(entry).submitted(Arc::new(event));
         }
         Ok(())
     }

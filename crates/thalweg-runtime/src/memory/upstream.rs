@@ -41,6 +41,8 @@ pub(crate) struct DriverUpstream {
     properties: OnceLock<DeviceProperties>,
     /// The devices that mapped memory is open to, beside the device itself.
     pub(super) peers: RwLock<Vec<u32>>,
+    /// Those of them that what was mapped before is open to, too.
+    open_to: RwLock<Vec<u32>>,
 }
 
 /// Events that were made once and are used again.
@@ -84,6 +86,7 @@ impl DriverUpstream {
             serial: AtomicU64::new(RandomState::new().build_hasher().finish()),
             properties: OnceLock::new(),
             peers: RwLock::default(),
+            open_to: RwLock::default(),
         }
     }
 
@@ -93,6 +96,16 @@ impl DriverUpstream {
         if !peers.contains(&peer) {
             peers.push(peer);
         }
+    }
+
+    /// Returns whether all mapped memory is open to another device.
+    pub(crate) fn is_open_to(&self, peer: u32) -> bool {
+        self.open_to.read().unwrap_or_else(PoisonError::into_inner).contains(&peer)
+    }
+
+    /// Notes that all mapped memory is open to another device.
+    pub(crate) fn set_open_to(&self, peer: u32) {
+        self.open_to.write().unwrap_or_else(PoisonError::into_inner).push(peer);
     }
 
     /// Returns what the device can do, if the driver says. (The cache of pinned memory never asks, so it makes no context.)

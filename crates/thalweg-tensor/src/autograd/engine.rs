@@ -6,8 +6,8 @@
 //! # Streams
 //! Every node has one canonical stream, the one that was current when it was recorded, and its backward function runs with
 //! that stream current. A gradient that was produced on another stream is waited for by an event, and its memory is marked
-//! as used there. When the graph is done, the caller's stream waits for every stream that work was left on: whatever
-//! follows `backward` on the caller's stream is ordered behind it. A leaf's gradient may be another stream's memory then;
+//! as used there. When the graph is done, the caller's stream waits for every stream that work was left on, and on each
+//! other device its current stream does: whatever follows `backward` there is ordered behind it. A leaf's gradient may be another stream's memory then;
 //! it is marked as used on the caller's, where the optimizer will read it and drop it. What a node saved may be another
 //! stream's memory as well, and so may the gradient that a leaf has already: both are marked as used where the node runs.
 
@@ -16,12 +16,13 @@ use std::sync::Arc;
 
 use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
-use thalweg_runtime::{Error, Result, Stream};
+use thalweg_runtime::{Device, Error, Result, Stream};
 
 use super::halves::{Asked, asking};
 use super::leaf;
 use super::pass::RunningPass;
 use super::{BackwardOptions, BackwardWeights, Edge, Gradients, Node, anomaly, run_function};
+use crate::moves::is_one_driver;
 use crate::tensor::Tensor;
 
 /// The gradients that have arrived for a node's outputs, each with the stream on which it is ready.
@@ -353,15 +354,20 @@ impl Left {
         self.kept.extend(node.retaining().into_iter().map(|(_, kept)| kept));
     }
 
-    /// Orders the caller's stream behind the work.
+    /// Orders the caller's stream, and on each other device its current stream, behind the work there.
     fn join(&self, caller: &Stream) -> Result<()> {
-        for stream in self.streams.iter().filter(|stream| stream.device() == caller.device()) {
-            caller.wait_stream(stream)?;
+        let waiting = |device: &Device| match device == caller.device() {
+            true => caller.clone(),
+            false => device.current_stream(),
+        };
+        for stream in &self.streams {
+            let waiting = waiting(stream.device());
+            if waiting != *stream {
+                waiting.wait_stream(stream)?;
+            }
         }
         for gradient in self.kept.iter().filter_map(|kept| kept.get()) {
-            if gradient.device() == caller.device() {
-                gradient.record_stream(caller);
-            }
+            gradient.record_stream(&waiting(gradient.device()));
         }
         Ok(())
     }
@@ -437,7 +443,8 @@ fn reachable<'a>(roots: impl Iterator<Item = &'a Arc<Node>>) -> Vec<Arc<Node>> {
 
 /// Makes a gradient that is ready on one stream ready on another.
 fn move_to(tensor: Tensor, from: &Stream, to: &Stream) -> Result<Tensor> {
-    if from != to {
+    // Between devices of two drivers a tensor is moved by a copy that blocks, so it is ready on every stream.
+    if from != to && is_one_driver(from.device(), to.device()) {
         to.wait_stream(from)?;
         tensor.record_stream(to);
     }

@@ -11,7 +11,7 @@ use super::{DispatchKey, Operator};
 use crate::argument::{Forms, default_of};
 use crate::autocast::Policy;
 use crate::operators::body::Body;
-use crate::operators::{complex_kernel, define_all, in_place};
+use crate::operators::{complex_kernel, define_all, in_place, out};
 
 /// The operators by name. Built-in ones are defined on first use.
 struct Registry(RwLock<FxHashMap<&'static str, &'static Operator>>);
@@ -120,10 +120,17 @@ pub fn find_operator(name: &str) -> Result<&'static Operator> {
         || Error::invalid(format!("there is no operator {name}; define it with `dispatch::define_operator`"));
     let derived = |name: Option<String>| name.and_then(|name| find(&name));
     let (schema, body) = if let Some(functional) = derived(in_place::functional_name(name)) {
+        if functional.schema().returns.iter().any(|result| result.alias.is_some()) {
+            return Err(Error::invalid(format!(
+                "{name} would give a tensor another shape or other strides in place, and a tensor keeps both here; call {} and use \
+                 what it gives",
+                functional.name
+            )));
+        }
         (in_place::schema(functional.schema(), name), Body::InPlace(functional))
     } else {
-        let returning = derived(in_place::returning_name(name)).ok_or_else(missing)?;
-        (in_place::out_schema(returning.schema(), name), Body::Out(returning))
+        let returning = derived(out::returning_name(name)).ok_or_else(missing)?;
+        (out::schema(returning.schema(), name), Body::Out(returning))
     };
     match registry().define(&schema.ok_or_else(missing)?.to_string(), "", Some(body)) {
         Ok(operator) => Ok(operator),

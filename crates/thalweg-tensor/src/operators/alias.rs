@@ -75,11 +75,12 @@ operators! {
         let arguments = [call.tensor(0).into(), call.int(1).into(), start.into(), call.int(3).into()];
         built_in!("narrow")?.call(&arguments, None, call.label)
     });
-    /// Returns the elements in another dtype on the tensor's own device; a copy where it is asked for.
+    /// Returns the elements in another dtype on a device; the tensor itself where it is so and no copy is asked for.
     "to.device(Tensor(a) self, Device device, ScalarType dtype, bool non_blocking=False, bool copy=False, MemoryFormat? memory_format=None) -> Tensor(a)"
         = Composite(|call| {
             let [_, _, dtype, rest @ ..] = call.arguments else { return Err(Error::invalid("a dtype is missing")) };
-            let arguments: Vec<_> = [call.tensor(0).into(), *dtype].into_iter().chain(rest.iter().copied()).collect();
+            let there = &super::create::on_device(call, 1)?;
+            let arguments: Vec<_> = [there.into(), *dtype].into_iter().chain(rest.iter().copied()).collect();
             built_in!("to.dtype")?.call(&arguments, None, call.label)
         });
     /// Returns the sum over the dimensions that broadcasting to this shape had added or repeated.

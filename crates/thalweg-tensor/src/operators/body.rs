@@ -6,7 +6,7 @@ use smallvec::SmallVec;
 use thalweg_ops::LoopOp;
 use thalweg_runtime::Result;
 
-use super::in_place;
+use super::{in_place, out};
 use crate::autograd::formula::Formula;
 use crate::caller::enter;
 use crate::dispatch::{Call, DispatchKey, KernelFunction, Operator};
@@ -97,7 +97,7 @@ impl Body {
                 }),
                 None,
             ),
-            Self::Out(returning) => (Arc::new(move |call| in_place::run_out(returning, call)), None),
+            Self::Out(returning) => (Arc::new(move |call| out::run(returning, call)), None),
             Self::Pair(backend, autograd) => (Arc::new(backend), Some(Arc::new(autograd))),
         };
         let backends = DispatchKey::BACKENDS.map(|key| (key, backend.clone()));

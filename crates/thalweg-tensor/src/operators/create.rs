@@ -122,8 +122,8 @@ operators! {
     /// Returns a copy in another dtype.
     "_to_copy(Tensor self, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None, bool non_blocking=False, MemoryFormat? memory_format=None) -> Tensor"
         = Composite(|call| {
-            options(call, 1)?;
-            let x = call.tensor(0);
+            check_options(call.optional_int(2), call.optional_bool(4))?;
+            let x = &on_device(call, 3)?;
             converted(call, x, call.optional_dtype(1).unwrap_or(x.dtype()), (true, call.optional_int(6))).map(single)
         });
     /// Returns the elements in another dtype; the tensor itself where it has that dtype and no copy is asked for.
@@ -253,10 +253,18 @@ pub(super) fn options(call: &Call<'_>, at: usize) -> Result<Option<DType>> {
     check_options(call.optional_int(at + 1), call.optional_bool(at + 3))?;
     match call.argument(at + 2) {
         Argument::Device(device) if device != call.device => Err(Error::invalid(format!(
-            "the tensor is on {}, and values go to {device} through the host: by `to_vec` and `from_slice`, or a `HostTensor`",
+            "the tensor is on {}; make the new one there, and move it to {device} with `to_device`",
             call.device
         ))),
         _ => Ok(call.optional_dtype(at)),
+    }
+}
+
+/// Returns the first tensor on the device that an argument names, if it names one.
+pub(super) fn on_device(call: &Call<'_>, at: usize) -> Result<Tensor> {
+    match call.argument(at) {
+        Argument::Device(device) => call.tensor(0).to_device(device),
+        _ => Ok(call.tensor(0).clone()),
     }
 }
 

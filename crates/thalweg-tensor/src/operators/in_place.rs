@@ -1,19 +1,14 @@
-//! The forms of an operator that write into given tensors: in place (`add_`), and `out=`. Every operator has them; none is written
-//! by hand.
+//! The forms of operators in place (`add_`). Every operator of one result has one; none is written by hand.
 //!
 //! Where nothing is recorded and a loop computes the result, the loop writes into the tensor itself. Else the result is computed
 //! and copied, which autograd records as any write in place.
 
-use std::panic::Location;
-
 use smallvec::SmallVec;
-use thalweg_ir::DType;
-use thalweg_ops::schema::{Alias, Kind, Parameter, Schema, Type};
+use thalweg_ops::schema::{Alias, Kind, Schema, Type};
 use thalweg_runtime::{Error, Result};
 
 use super::body::{Body, single};
 use crate::autograd::is_grad_enabled;
-use crate::caller::{enter, label_at};
 use crate::dispatch::{Argument, Arguments, Call, DispatchKey, Operator};
 use crate::kernels::loops::{LoopCall, run_into};
 use crate::tensor::{Tensor, Tensors};
@@ -61,89 +56,6 @@ pub(crate) fn schema(functional: &Schema, name: &str) -> Option<Schema> {
     result.alias = alias;
     name.clone_into(&mut schema.name);
     Some(schema)
-}
-
-/// Returns the names that the operator may have whose `out=` form has this name: `add.Tensor` of `add.Tensor_out`, `cat` of
-/// `cat.out`, `kthvalue` of `kthvalue.values`.
-pub(crate) fn returning_name(name: &str) -> Option<String> {
-    let (base, overload) = name.split_once('.')?;
-    match overload.strip_suffix("out").map(|rest| rest.strip_suffix('_').unwrap_or(rest)) {
-        Some("") => Some(base.to_owned()),
-        Some(overload) => Some(format!("{base}.{overload}")),
-        None => (overload == "values").then(|| base.to_owned()),
-    }
-}
-
-/// Returns the schema of the `out=` form of this name, which gives the tensors that it writes; `None` where there is none.
-pub(crate) fn out_schema(returning: &Schema, name: &str) -> Option<Schema> {
-    let mut schema = returning.clone();
-    let is_tensor = |ty: &Type| ty.kind == Kind::Tensor && !ty.list && ty.alias.is_none();
-    if returning.is_mutable() || !schema.returns.iter().all(is_tensor) {
-        return None;
-    }
-    let names: Vec<&str> = match schema.returns.len() {
-        1 => vec!["out"],
-        _ => returning.return_names.iter().map(String::as_str).collect(),
-    };
-    for (place, name) in names.into_iter().enumerate().filter(|(_, name)| !name.is_empty()) {
-        let set = char::from(b'a' + place as u8).to_string();
-        let ty = Type { alias: Some(Alias { set, writes: true }), ..schema.returns[place].clone() };
-        schema.returns[place] = ty.clone();
-        schema.parameters.push(Parameter { name: name.into(), ty, default: None, keyword_only: true });
-    }
-    name.clone_into(&mut schema.name);
-    (schema.parameters.len() == returning.parameters.len() + returning.returns.len()).then_some(schema)
-}
-
-/// Runs the `out=` form of an operator.
-pub(crate) fn run_out(returning: &'static Operator, call: &Call<'_>) -> Result<Tensors> {
-    let (arguments, given) = call.arguments.split_at(returning.schema().parameters.len());
-    let out: Tensors = given
-        .iter()
-        .filter_map(|argument| match argument {
-            Argument::Tensor(tensor) => Some((*tensor).clone()),
-            _ => None,
-        })
-        .collect();
-    check_apart(returning.base_name(), call.tensors, &out)?;
-    call_out(returning, arguments, &out, call.label.location)?;
-    Ok(out)
-}
-
-/// Refuses what PyTorch refuses of some operators: results in memory of an input, or of another dtype than the operator gives.
-fn check_apart(name: &str, tensors: &[&Tensor], out: &[Tensor]) -> Result<()> {
-    if matches!(name, "amax" | "amin" | "aminmax" | "gather")
-        && let Some(wrong) = out.iter().find(|out| out.dtype() != tensors[0].dtype())
-    {
-        return Err(Error::invalid(format!(
-            "Expected out tensor to have dtype {}, but got {} instead",
-            tensors[0].dtype(),
-            wrong.dtype()
-        )));
-    }
-    if matches!(name, "complex" | "polar")
-        && let Some(wrong) = out.iter().find(|out| out.dtype() != tensors[0].dtype().complex())
-    {
-        return Err(Error::invalid(format!(
-            "Expected object of scalar type {} but got scalar type {} for argument 'out'",
-            tensors[0].dtype().complex(),
-            wrong.dtype()
-        )));
-    }
-    if name == "multinomial" && out.iter().any(|out| out.dtype() != DType::I64) {
-        return Err(Error::invalid(format!("multinomial expects Long tensor out, got: {}", out[0].dtype())));
-    }
-    let inputs = &tensors[..tensors.len() - out.len()];
-    let shares = |out: &Tensor| inputs.iter().any(|input| input.shares_storage_with(out));
-    if matches!(name, "cat" | "gather" | "index_select" | "kthvalue" | "masked_select" | "take")
-        && out.iter().any(shares)
-    {
-        return Err(Error::invalid(
-            "unsupported operation: some elements of the input tensor and the written-to tensor refer to a single memory location. \
-             Please clone() the tensor before performing the operation.",
-        ));
-    }
-    Ok(())
 }
 
 /// Runs the form in place of an operator.
@@ -216,7 +128,7 @@ fn written_by_loop(functional: &'static Operator, call: &Call<'_>) -> Result<boo
 }
 
 /// Refuses a result that does not fit the tensor that it is written into, in PyTorch's words.
-fn check_result(result: &Tensor, target: &Tensor) -> Result<()> {
+pub(super) fn check_result(result: &Tensor, target: &Tensor) -> Result<()> {
     if result.shape() != target.shape() {
         return Err(Error::invalid(format!(
             "output with shape {:?} doesn't match the broadcast shape {:?}",
@@ -232,39 +144,4 @@ fn check_result(result: &Tensor, target: &Tensor) -> Result<()> {
         )));
     }
     Ok(())
-}
-
-/// Calls an operator and copies its results into given tensors.
-pub(crate) fn call_out(
-    operator: &'static Operator,
-    arguments: &[Argument<'_>],
-    out: &[Tensor],
-    location: &'static Location<'static>,
-) -> Result<()> {
-    let _entered = enter(location);
-    let results = operator.call(
-        arguments,
-        out.first().map(Tensor::device),
-        label_at(operator.base_name(), location),
-    )?;
-    let run = || {
-        if results.len() != out.len() {
-            return Err(Error::invalid(format!(
-                "there are {} results and {} tensors for them",
-                results.len(),
-                out.len()
-            )));
-        }
-        if is_grad_enabled() && results.iter().chain(out).any(Tensor::requires_grad) {
-            return Err(Error::invalid(
-                "functions with out=... arguments don't support automatic differentiation, but one of the arguments requires \
-                 grad; call it inside `no_grad`",
-            ));
-        }
-        results.iter().zip(out).try_for_each(|(result, target)| {
-            check_result(result, target)?;
-            target.copy_(result)
-        })
-    };
-    run().map_err(|error| error.in_call(operator.base_name(), location))
 }

@@ -115,16 +115,18 @@ impl Tensor {
         call(built_in!("thalweg::copy")?, &[self.into(), self.dtype().into()], None, location)
     }
 
-    /// Overwrites the elements, in place, with those of another tensor, which is broadcast and converted. Recorded by autograd:
+    /// Overwrites the elements, in place, with those of another tensor, which is broadcast and converted, and moved from another device as
+    /// [`to_device`](Self::to_device) does. Recorded by autograd:
     /// gradients flow to the source, and to what is left of this tensor, or of that which it is a view of. Asynchronous.
     ///
     /// # Errors
     /// [`Error::is_invalid_argument`] outside `no_grad` if this is a leaf that requires a gradient, or a view of one; if several
-    /// of its elements share memory; or if the source does not broadcast to its shape or lies on another device.
+    /// of its elements share memory; or if the source does not broadcast to its shape.
     #[track_caller]
     pub fn copy_(&self, source: &Self) -> Result<()> {
         in_call("copy_", &[self, source], Location::caller(), || {
             self.check_writable()?;
+            let source = &source.to_device(self.device())?;
             let recording = Recording::new(self, source)?;
             let write = Write::Copy { shape: source.shape().into(), dtype: source.dtype() };
             let arguments = LoopArguments { dtype: Some(self.dtype()), ..LoopArguments::default() };
@@ -137,13 +139,6 @@ impl Tensor {
             } else {
                 source
             };
-            if source.device() != self.device() {
-                return Err(Error::invalid(format!(
-                    "the source is on {}, the target on {}",
-                    source.device(),
-                    self.device()
-                )));
-            }
             run_into(&structured::COPY, &[source], &arguments, std::slice::from_ref(self), label)?;
             if let Some(recording) = recording {
                 recording.record(write);

@@ -27,6 +27,7 @@ mod decompose;
 mod distance;
 mod eigenvalues;
 mod einsum;
+mod factories;
 mod fft;
 mod grid;
 pub(crate) mod in_place;
@@ -43,6 +44,7 @@ mod matrix_norm;
 mod methods;
 pub(crate) mod norm;
 pub(crate) mod norm_backward;
+pub(crate) mod out;
 mod padding;
 mod pointwise;
 mod pool;
@@ -68,6 +70,7 @@ use std::panic::Location;
 use thalweg_runtime::{Device, Result};
 
 pub(crate) use body::{Body, OpDef, single};
+pub(crate) use view::format_order;
 
 use crate::caller::label_at;
 use crate::dispatch::{Argument, KernelFunction, Operator};

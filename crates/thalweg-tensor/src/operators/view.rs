@@ -610,7 +610,7 @@ pub(super) fn movedim(x: &Tensor, source: &[i64], destination: &[i64]) -> Result
 }
 
 /// Returns the order of dimensions, outermost first, of a memory format; `None` where it is that of the shape.
-fn format_order(rank: usize, format: i64) -> Result<Option<Shape>> {
+pub(crate) fn format_order(rank: usize, format: i64) -> Result<Option<Shape>> {
     match (format, rank) {
         (0, _) => Ok(None),
         (2, 4) | (3, 5) => Ok(Some([0].into_iter().chain(2..rank).chain([1]).collect())),

@@ -31,6 +31,28 @@ fn powers_have_every_derivative() {
 }
 
 #[test]
+fn a_second_gradient_is_that_of_its_own_dtypes() {
+    for (from, to) in [
+        (DType::F64, DType::F16),
+        (DType::F32, DType::F16),
+        (DType::F64, DType::C64),
+        (DType::F32, DType::C64),
+        (DType::F32, DType::C128),
+    ] {
+        let x = tensor(&[1.5, -2.0], &[2], from).requires_grad_().unwrap();
+        let converted = x.to_dtype(to).unwrap();
+        let square = match to.is_complex() {
+            true => converted.view_as_real().unwrap().square().unwrap().sum(&[-1], false).unwrap(),
+            false => converted.square().unwrap(),
+        };
+        let first = gradient(&square, &x);
+        let second = gradient(&first, &x);
+        assert_eq!((first.dtype(), second.dtype()), (from, from));
+        assert_eq!((values(&first), values(&second)), (vec![3.0, -4.0], vec![2.0, 2.0]), "{from} to {to}");
+    }
+}
+
+#[test]
 fn every_elementwise_operator_agrees_with_differences_of_its_gradient() {
     for entry in elementwise().filter(|entry| matches!(entry.rule, DTypeRule::Numeric | DTypeRule::Floating))
     {

@@ -298,7 +298,8 @@ impl LoopBackward {
         if wanted == 0 {
             return Ok(());
         }
-        let derived = gradient_of(self.operator.name, &self.derived, wanted).map_err(Error::invalid)?;
+        let derived = gradient_of(self.operator.name, &self.resolved.signature, &self.derived, wanted)
+            .map_err(Error::invalid)?;
         let shapes = Shapes {
             inputs: inputs.iter().map(|tensor| tensor.shape().into()).collect(),
             outputs: outputs.iter().map(|tensor| (tensor.shape().into(), tensor.dtype())).collect(),

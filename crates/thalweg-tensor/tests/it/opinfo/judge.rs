@@ -5,6 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use serde_json::{Value as Json, json};
 use thalweg_ir::DType;
+use thalweg_runtime::Label;
 use thalweg_tensor::autograd::{BackwardOptions, gradients, gradients_with};
 use thalweg_tensor::dispatch::{Argument, Value, find_operator};
 use thalweg_tensor::{Tensor, no_grad};
@@ -449,16 +450,34 @@ impl Judged<'_> {
         let machine = Machine::new(&self.inputs(false)?);
         let name = call[0].as_str().expect("an overload's name");
         let (operator, values) = machine.bind(name, &call[1]).map_err(Stop::into_message)?;
-        let outputs = list(&self.sample["outputs"]);
-        let mut given = Vec::new();
-        for output in outputs {
-            let row = self.file.row(&output[1]);
-            let dtype = row.dtype.parse().map_err(|_| format!("dtype {} does not exist", row.dtype))?;
-            given.push(Tensor::empty(&row.shape, dtype, &device()).map_err(|error| error.to_string())?);
-        }
         let arguments: Vec<Argument<'_>> = values.iter().map(Value::as_argument).collect();
-        no_grad(|| operator.call_out(&arguments, &given)).map_err(|error| error.to_string())?;
-        for (index, (found, output)) in given.iter().zip(outputs).enumerate() {
+        let text = |error: thalweg_runtime::Error| error.to_string();
+        // A sample may leave results of its call out; they are written into what has their shape.
+        let results =
+            no_grad(|| operator.call(&arguments, Some(&device()), Label::here("out"))).map_err(text)?;
+        let outputs = list(&self.sample["outputs"]);
+        // A list of results is one number of the call.
+        let numbers: Vec<&Json> = match list(&call[2]) {
+            [Json::Array(numbers)] => numbers.iter().collect(),
+            numbers => numbers.iter().collect(),
+        };
+        let place = |output: &Json| numbers.iter().position(|&number| *number == output[0]);
+        let mut given = Vec::new();
+        for (index, result) in results.iter().enumerate() {
+            let row = outputs.iter().find(|output| place(output) == Some(index));
+            let (shape, dtype) = match row.map(|output| self.file.row(&output[1])) {
+                Some(row) => {
+                    let dtype =
+                        row.dtype.parse().map_err(|_| format!("dtype {} does not exist", row.dtype))?;
+                    (row.shape, dtype)
+                }
+                None => (result.shape().to_vec(), result.dtype()),
+            };
+            given.push(Tensor::empty(&shape, dtype, &device()).map_err(text)?);
+        }
+        no_grad(|| operator.call_out(&arguments, &given)).map_err(text)?;
+        for (index, output) in outputs.iter().enumerate() {
+            let found = &given[place(output).ok_or("an output that is no result of the call")?];
             self.output_agrees(&machine, index, [found, &given[0]], output)?;
         }
         Ok(())

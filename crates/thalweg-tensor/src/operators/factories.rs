@@ -1,0 +1,97 @@
+//! New tensors as functions of [`Tensor`]: random ones from the device's default generator, ranges, the identity; copies.
+
+use std::panic::Location;
+
+use thalweg_ir::{DType, HostElement, Scalar};
+use thalweg_runtime::{Device, Result};
+
+use super::call;
+use crate::caller::at_line;
+use crate::dispatch::{Argument, as_ints, built_in};
+use crate::tensor::Tensor;
+
+impl Tensor {
+    /// Returns numbers in [0, 1) of a real floating-point dtype, drawn from the device's
+    /// [default generator](crate::random::default_generator) (`torch.rand`). Asynchronous; each replay of a captured call draws anew.
+    #[track_caller]
+    pub fn rand(shape: &[usize], dtype: DType, device: &Device) -> Result<Self> {
+        let arguments = [as_ints(shape).into(), dtype.into()];
+        call(built_in!("rand")?, &arguments, Some(device), Location::caller())
+    }
+
+    /// Returns numbers with mean 0 and variance 1 of a real floating-point dtype, drawn from the device's
+    /// [default generator](crate::random::default_generator) (`torch.randn`). Asynchronous; each replay of a captured call draws anew.
+    #[track_caller]
+    pub fn randn(shape: &[usize], dtype: DType, device: &Device) -> Result<Self> {
+        let arguments = [as_ints(shape).into(), dtype.into()];
+        call(built_in!("randn")?, &arguments, Some(device), Location::caller())
+    }
+
+    /// Returns integers from `low` on below `high`, drawn from the device's
+    /// [default generator](crate::random::default_generator) (`torch.randint`). Asynchronous; each replay of a captured call draws anew.
+    ///
+    /// # Errors
+    /// [`Error::is_invalid_argument`](thalweg_runtime::Error::is_invalid_argument) if there is no number from `low` on below `high`.
+    #[track_caller]
+    pub fn randint(low: i64, high: i64, shape: &[usize], dtype: DType, device: &Device) -> Result<Self> {
+        let arguments = [low.into(), high.into(), as_ints(shape).into(), dtype.into()];
+        call(built_in!("randint.low")?, &arguments, Some(device), Location::caller())
+    }
+
+    /// Returns integers from `low` on below `high`, of the tensor's shape, dtype and device (`torch.randint_like`), drawn as
+    /// [`randint`](Self::randint) does. Asynchronous.
+    #[track_caller]
+    pub fn randint_like(&self, low: i64, high: i64) -> Result<Self> {
+        let arguments = [self.into(), low.into(), high.into()];
+        call(built_in!("randint_like.low_dtype")?, &arguments, None, Location::caller())
+    }
+
+    /// Returns the numbers 0 to `count` − 1 in random order, drawn from the device's
+    /// [default generator](crate::random::default_generator) (`torch.randperm`). Asynchronous.
+    #[track_caller]
+    pub fn randperm(count: usize, dtype: DType, device: &Device) -> Result<Self> {
+        let arguments = [Argument::Int(count as i64), dtype.into()];
+        call(built_in!("randperm")?, &arguments, Some(device), Location::caller())
+    }
+
+    /// Returns the matrix with ones in its main diagonal and zeros elsewhere (`torch.eye`). Asynchronous.
+    #[track_caller]
+    pub fn eye(rows: usize, columns: usize, dtype: DType, device: &Device) -> Result<Self> {
+        let arguments = [Argument::Int(rows as i64), Argument::Int(columns as i64), dtype.into()];
+        call(built_in!("eye.m")?, &arguments, Some(device), Location::caller())
+    }
+
+    /// Returns `count` numbers from `start` to `end`, both included and equally far apart (`torch.linspace`). Asynchronous.
+    #[track_caller]
+    pub fn linspace(
+        start: impl Into<Scalar>,
+        end: impl Into<Scalar>,
+        count: usize,
+        dtype: DType,
+        device: &Device,
+    ) -> Result<Self> {
+        let bounds = [start.into(), end.into()].map(Argument::Scalar);
+        let arguments = [bounds[0], bounds[1], Argument::Int(count as i64), dtype.into()];
+        call(built_in!("linspace")?, &arguments, Some(device), Location::caller())
+    }
+
+    /// Returns a tensor of one dimension with the values of an iterator, in its order. `device` copies them as
+    /// [`from_slice`](Self::from_slice) does.
+    ///
+    /// # Errors
+    /// Those of [`from_slice`](Self::from_slice).
+    #[track_caller]
+    pub fn from_values<T: HostElement>(values: impl IntoIterator<Item = T>, device: &Device) -> Result<Self> {
+        at_line(Location::caller(), || {
+            let values: Vec<T> = values.into_iter().collect();
+            Self::from_slice(&values, &[values.len()], device)
+        })
+    }
+
+    /// Returns a copy of the elements in memory of its own (`torch.clone`; Rust's `clone` is the tensor itself). The copy keeps
+    /// the strides where the tensor has no gaps, else it is contiguous. Gradients flow through it. Asynchronous.
+    #[track_caller]
+    pub fn deep_clone(&self) -> Result<Self> {
+        call(built_in!("clone")?, &[self.into()], None, Location::caller())
+    }
+}

@@ -1,0 +1,222 @@
+//! The `out=` forms of operators, which write results into given tensors. Every operator has one; none is written by hand.
+//!
+//! PyTorch gives a tensor of another shape the result's. Here a tensor keeps its shape, so one that has another is refused.
+
+use std::panic::Location;
+
+use smallvec::SmallVec;
+use thalweg_ir::DType;
+use thalweg_ops::schema::{Alias, Kind, Parameter, Schema, Type};
+use thalweg_runtime::{Error, Result};
+
+use super::in_place::check_result;
+use crate::autograd::is_grad_enabled;
+use crate::caller::{enter, label_at};
+use crate::dispatch::{Argument, Call, Operator};
+use crate::tensor::{Tensor, Tensors};
+
+/// Forms that PyTorch names otherwise than their operators: their name, the operator's, and the names of the tensors that are written
+/// where they are none of the operator's.
+const RENAMED: &[(&str, &str, &[&str])] = &[
+    (
+        "_native_batch_norm_legit.no_stats_out",
+        "_native_batch_norm_legit.no_stats",
+        &["out", "save_mean", "save_invstd"],
+    ),
+    ("add.out", "add.Tensor", &[]),
+    ("all.all_out", "all", &[]),
+    ("all.out", "all.dim", &[]),
+    ("any.all_out", "any", &[]),
+    ("any.out", "any.dim", &[]),
+    ("arange.start_out", "arange.start_step", &[]),
+    ("avg_pool2d_backward.grad_input", "avg_pool2d_backward", &["grad_input"]),
+    ("div.out", "div.Tensor", &[]),
+    ("div.out_mode", "div.Tensor_mode", &[]),
+    ("empty.out", "empty.memory_format", &[]),
+    ("max.dim_max", "max.dim", &["max", "max_values"]),
+    ("max.out", "max.other", &[]),
+    ("max.unary_out", "max", &[]),
+    ("max_pool2d_with_indices.out", "max_pool2d_with_indices", &["out", "indices"]),
+    ("max_pool2d_with_indices_backward.grad_input", "max_pool2d_with_indices_backward", &["grad_input"]),
+    ("max_pool3d_with_indices.out", "max_pool3d_with_indices", &["out", "indices"]),
+    ("mean.dtype_out", "mean", &[]),
+    ("mean.out", "mean.dim", &[]),
+    ("min.dim_min", "min.dim", &["min", "min_indices"]),
+    ("min.out", "min.other", &[]),
+    ("min.unary_out", "min", &[]),
+    ("mul.out", "mul.Tensor", &[]),
+    ("prod.int_out", "prod.dim_int", &[]),
+    ("sort.values_stable", "sort.stable", &["values", "indices"]),
+    ("std.out", "std.dim", &[]),
+    ("sub.out", "sub.Tensor", &[]),
+    ("sum.IntList_out", "sum.dim_IntList", &[]),
+    ("var.out", "var.dim", &[]),
+];
+
+/// Options of a new tensor that a form has no parameter for: the given tensor has them.
+const OPTIONS: [&str; 4] = ["dtype", "layout", "device", "pin_memory"];
+
+/// Returns the name that the operator may have whose `out=` form has this name: `add.Scalar` of `add.Scalar_out`, `cat` of
+/// `cat.out`, `kthvalue` of `kthvalue.values`.
+pub(crate) fn returning_name(name: &str) -> Option<String> {
+    if let Some((_, returning, _)) = RENAMED.iter().find(|(form, ..)| *form == name) {
+        return Some((*returning).to_owned());
+    }
+    let (base, overload) = name.split_once('.')?;
+    match overload.strip_suffix("out").map(|rest| rest.strip_suffix('_').unwrap_or(rest)) {
+        Some("") => Some(base.to_owned()),
+        Some(overload) => Some(format!("{base}.{overload}")),
+        None => (overload == "values").then(|| base.to_owned()),
+    }
+}
+
+/// Returns the names of the tensors that a form writes.
+fn out_names(returning: &Schema, name: &str) -> Vec<String> {
+    let renamed = RENAMED.iter().find(|(form, ..)| *form == name).map_or(&[][..], |(.., names)| names);
+    match returning.returns.len() {
+        _ if !renamed.is_empty() => renamed.iter().map(|&name| name.to_owned()).collect(),
+        1 => vec!["out".to_owned()],
+        _ if returning.return_names.iter().all(|name| !name.is_empty()) => {
+            returning.return_names.iter().map(|name| name.to_string()).collect()
+        }
+        several => (0..several).map(|place| format!("out{place}")).collect(),
+    }
+}
+
+/// Returns whether a parameter of an operator is none of its form: an option of a new tensor.
+fn is_given(returning: &Schema, parameter: &Parameter) -> bool {
+    let makes = returning.parameters.iter().any(|parameter| parameter.name == "pin_memory");
+    makes && OPTIONS.iter().any(|option| parameter.name == *option)
+}
+
+/// Returns the schema of the `out=` form of this name, which gives the tensors that it writes; `None` where there is none.
+pub(crate) fn schema(returning: &Schema, name: &str) -> Option<Schema> {
+    let mut schema = returning.clone();
+    let is_tensor = |ty: &Type| ty.kind == Kind::Tensor && !ty.list && ty.alias.is_none();
+    if returning.is_mutable() || !schema.returns.iter().all(is_tensor) {
+        return None;
+    }
+    schema.parameters.retain(|parameter| !is_given(returning, parameter));
+    for (place, name) in out_names(returning, name).into_iter().enumerate() {
+        let set = char::from(b'a' + place as u8).to_string();
+        let ty = Type { alias: Some(Alias { set, writes: true }), ..schema.returns.get(place)?.clone() };
+        schema.returns[place] = ty.clone();
+        schema.parameters.push(Parameter { name, ty, default: None, keyword_only: true });
+    }
+    name.clone_into(&mut schema.name);
+    Some(schema)
+}
+
+/// Runs the `out=` form of an operator.
+pub(crate) fn run(returning: &'static Operator, call: &Call<'_>) -> Result<Tensors> {
+    let schema = returning.schema();
+    let count = call.arguments.len() - schema.returns.len();
+    let (mut given, out) = call.arguments.split_at(count);
+    let out: Tensors = out
+        .iter()
+        .filter_map(|argument| match argument {
+            Argument::Tensor(tensor) => Some((*tensor).clone()),
+            _ => None,
+        })
+        .collect();
+    let arguments: SmallVec<[Argument<'_>; 8]> = schema
+        .parameters
+        .iter()
+        .map(|parameter| match is_given(schema, parameter) {
+            true if parameter.name == "dtype" => Argument::DType(out[0].dtype()),
+            true => Argument::None,
+            false => given.split_off_first().copied().unwrap_or(Argument::None),
+        })
+        .collect();
+    check_apart(returning.base_name(), call.tensors, &out)?;
+    call_out(returning, &arguments, &out, call.label.location)?;
+    Ok(out)
+}
+
+/// Refuses what PyTorch refuses of some operators: results in memory of an input, or of another dtype than the operator gives.
+fn check_apart(name: &str, tensors: &[&Tensor], out: &[Tensor]) -> Result<()> {
+    if matches!(name, "amax" | "amin" | "aminmax" | "gather")
+        && let Some(wrong) = out.iter().find(|out| out.dtype() != tensors[0].dtype())
+    {
+        return Err(Error::invalid(format!(
+            "Expected out tensor to have dtype {}, but got {} instead",
+            tensors[0].dtype(),
+            wrong.dtype()
+        )));
+    }
+    if matches!(name, "complex" | "polar")
+        && let Some(wrong) = out.iter().find(|out| out.dtype() != tensors[0].dtype().complex())
+    {
+        return Err(Error::invalid(format!(
+            "Expected object of scalar type {} but got scalar type {} for argument 'out'",
+            tensors[0].dtype().complex(),
+            wrong.dtype()
+        )));
+    }
+    if name == "multinomial" && out.iter().any(|out| out.dtype() != DType::I64) {
+        return Err(Error::invalid(format!("multinomial expects Long tensor out, got: {}", out[0].dtype())));
+    }
+    let inputs = &tensors[..tensors.len() - out.len()];
+    let shares = |out: &Tensor| inputs.iter().any(|input| input.shares_storage_with(out));
+    if matches!(name, "cat" | "gather" | "index_select" | "kthvalue" | "masked_select" | "take")
+        && out.iter().any(shares)
+    {
+        return Err(Error::invalid(
+            "unsupported operation: some elements of the input tensor and the written-to tensor refer to a single memory location. \
+             Please clone() the tensor before performing the operation.",
+        ));
+    }
+    Ok(())
+}
+
+/// Calls an operator and copies its results into given tensors.
+pub(crate) fn call_out(
+    operator: &'static Operator,
+    arguments: &[Argument<'_>],
+    out: &[Tensor],
+    location: &'static Location<'static>,
+) -> Result<()> {
+    let _entered = enter(location);
+    let results = operator.call(
+        arguments,
+        out.first().map(Tensor::device),
+        label_at(operator.base_name(), location),
+    )?;
+    let run = || {
+        if results.len() != out.len() {
+            return Err(Error::invalid(format!(
+                "there are {} results and {} tensors for them",
+                results.len(),
+                out.len()
+            )));
+        }
+        if is_grad_enabled() && results.iter().chain(out).any(Tensor::requires_grad) {
+            return Err(Error::invalid(
+                "functions with out=... arguments don't support automatic differentiation, but one of the arguments requires \
+                 grad; call it inside `no_grad`",
+            ));
+        }
+        results.iter().zip(out).try_for_each(|(result, target)| check_target(result, target))?;
+        results.iter().zip(out).try_for_each(|(result, target)| target.copy_(result))
+    };
+    run().map_err(|error| error.in_call(operator.base_name(), location))
+}
+
+/// Refuses a given tensor that does not fit its result.
+fn check_target(result: &Tensor, target: &Tensor) -> Result<()> {
+    if result.device() != target.device() {
+        return Err(Error::invalid(format!(
+            "Expected all tensors to be on the same device, but the result is on {} and out on {}",
+            result.device(),
+            target.device()
+        )));
+    }
+    if result.shape() != target.shape() {
+        return Err(Error::invalid(format!(
+            "out has shape {:?} and the result {:?}; a tensor keeps its shape, so give one of the result's",
+            target.shape(),
+            result.shape()
+        )));
+    }
+    check_result(result, target)
+}
