@@ -129,13 +129,7 @@ class Optimizer:
         """Updates every parameter that has a gradient. Asynchronous."""
         if not self._rule:
             raise NotImplementedError(f"{type(self).__name__} has no `step`: a subclass of Optimizer says how parameters are updated")
-        loss = None
-        if closure is not None:
-            former = _core._set_grad_enabled(True)
-            try:
-                loss = closure()
-            finally:
-                _core._set_grad_enabled(former)
+        loss = evaluated(closure)
         self._step(None)
         return loss
 
@@ -145,7 +139,7 @@ class Optimizer:
 
     def _refuse_scaler(self):
         if not self._rule:
-            raise NotImplementedError(f"GradScaler steps the optimizers of thalweg.optim only, not {type(self).__name__}: "
+            raise NotImplementedError(f"GradScaler steps the fused optimizers only, not {type(self).__name__}: "
                                       "scale the loss, divide the gradients and call `step` yourself, or use bfloat16, which needs no scale")
 
     def _unscale(self, scaler):
@@ -204,8 +198,28 @@ class Optimizer:
         return text + ")"
 
 
+def evaluated(closure):
+    """Returns the loss of a step's closure, computed with gradients; None where there is no closure."""
+    if closure is None:
+        return None
+    former = _core._set_grad_enabled(True)
+    try:
+        return closure()
+    finally:
+        _core._set_grad_enabled(former)
+
+
+def refuse_below(least, **options):
+    """Refuses options that are below a bound, as constructors of PyTorch do."""
+    for name, value in options.items():
+        if not least <= value:
+            raise ValueError(f"{name} should be >= {least:g} but is: {value}")
+
+
 def _moved(name, value, parameter):
     """Returns a copy of a saved state where its parameter is; of the parameter's dtype, unless it counts steps."""
+    if isinstance(value, list):
+        return [_moved(name, element, parameter) for element in value]
     if not isinstance(value, _core.Tensor):
         return value
     dtype = parameter.dtype if name != "step" and parameter.is_floating_point() else value.dtype
