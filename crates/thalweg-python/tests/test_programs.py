@@ -56,6 +56,10 @@ def test_layers():
             assert abs(mine - theirs) < 2e-4 * max(1.0, abs(theirs)), (number, one, other)
 
 
+def test_typed():
+    assert len(run("typed")) == 4
+
+
 def test_optimizers():
     for number, (found, expected) in enumerate(zip(run("optimizers"), LOSSES["optimizers"], strict=True)):
         # Muon computes in bfloat16, and searches along lines amplify what float32 rounds.

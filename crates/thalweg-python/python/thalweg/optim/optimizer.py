@@ -1,6 +1,7 @@
 """`Optimizer`: the base of rules of one's own, and of the fused optimizers, which step all parameters of a group in one kernel."""
 
 import collections
+import inspect
 
 from .. import _core
 
@@ -239,6 +240,15 @@ def _core_check(rule, group):
             raise ValueError(f"Invalid {name} value: {group[name]}")
 
 
+def _signature(order, defaults):
+    """Returns the signature of a rule's constructor, for `help`, editors and stubs."""
+    kinds = inspect.Parameter
+    places = [kinds(name, kinds.POSITIONAL_OR_KEYWORD) for name in ("self", "params")]
+    places += [kinds(name, kinds.POSITIONAL_OR_KEYWORD, default=defaults[name]) for name in order]
+    rest = {**{name: value for name, value in defaults.items() if name not in order}, **_IGNORED}
+    return inspect.Signature(places + [kinds(name, kinds.KEYWORD_ONLY, default=value) for name, value in rest.items()])
+
+
 def _optimizer(rule, order, overrides=None):
     """Makes the class of a rule; `order` are the options that may be passed by their places."""
     overrides = overrides or {}
@@ -261,6 +271,7 @@ def _optimizer(rule, order, overrides=None):
             else:
                 raise TypeError(f"{rule}.__init__() got an unexpected keyword argument {name!r}")
         Optimizer.__init__(self, params, options)
+    __init__.__signature__ = _signature(order, defaults)
     return type(rule, (Optimizer,), {
         "_rule": rule, "__init__": __init__, "__module__": "thalweg.optim", "__qualname__": rule,
         "__doc__": f"{rule}, fused: options {', '.join(f'{name}={value}' for name, value in defaults.items())}.",
