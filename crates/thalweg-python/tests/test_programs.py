@@ -54,3 +54,14 @@ def test_layers():
         assert len(one) == len(other) and one[:-2] == other[:-2], (number, one, other)
         for mine, theirs in zip(one[-2:], other[-2:]):
             assert abs(mine - theirs) < 2e-4 * max(1.0, abs(theirs)), (number, one, other)
+
+
+def test_typed():
+    assert len(run("typed")) == 4
+
+
+def test_optimizers():
+    for number, (found, expected) in enumerate(zip(run("optimizers"), LOSSES["optimizers"], strict=True)):
+        # Muon computes in bfloat16, and searches along lines amplify what float32 rounds.
+        for mine, theirs in zip(found, expected, strict=True):
+            assert abs(mine - theirs) < 2e-3 * max(1.0, abs(theirs)), (number, found, expected)

@@ -13,6 +13,8 @@ sys.path.insert(0, str(FOLDER))
 
 import thalweg  # noqa: E402
 
+import module_stubs  # noqa: E402
+
 KINDS = {
     "Tensor": "Tensor", "Scalar": "AnyNumber", "int": "int", "float": "float", "bool": "_bool", "str": "str", "ScalarType": "dtype",
     "Layout": "memory_format", "Device": "Device", "MemoryFormat": "memory_format", "Generator": "Generator",
@@ -43,7 +45,21 @@ def result(overload):
     types = [f"tuple[{RESULTS[kind]}, ...]" if is_list else RESULTS[kind] for kind, is_list in overload["results"]]
     if not types:
         return "None"
+    if len(types) > 1 and all(overload["result_names"]):
+        return f"_result_{'_'.join(overload['result_names'])}"
     return types[0] if len(types) == 1 else f"tuple[{', '.join(types)}]"
+
+
+def results_classes(table):
+    """Returns the classes of results that have names."""
+    classes = {}
+    for overload in table:
+        name = result(overload)
+        if name.startswith("_result_"):
+            fields = [f"    {field}: {f'tuple[{RESULTS[kind]}, ...]' if is_list else RESULTS[kind]}"
+                      for field, (kind, is_list) in zip(overload["result_names"], overload["results"])]
+            classes[name] = "\n".join([f"class {name}(NamedTuple):", *fields])
+    return [*classes.values(), ""]
 
 
 def parameters(overload, is_method):
@@ -185,7 +201,7 @@ def core_stub():
         functions.setdefault(overload["function"], []).append(overload)
     # Overloads that a type checker cannot tell apart differ in what they compute, not in what they take; comparisons give tensors.
     lines = ['# mypy: disable-error-code="overload-overlap,overload-cannot-match,override,misc"\n',
-             HEADER.format(doc="The extension module.") + "import builtins\nfrom typing import Any, Callable, Iterator, Optional, Sequence, overload\n",
+             HEADER.format(doc="The extension module.") + "import builtins\nfrom typing import Any, Callable, Iterator, NamedTuple, Optional, Sequence, overload\n",
              "from ._results import Size\n",
              "_bool = bool\n_int = int\n_float = float\nNumber = _int | _float | _bool\nAnyNumber = Number | builtins.complex\n"]
     lines.append('class dtype:\n    is_floating_point: _bool\n    is_complex: _bool\n    is_signed: _bool\n    itemsize: _int\n    _name: str\n')
@@ -193,6 +209,7 @@ def core_stub():
     lines.append("class memory_format: ...\n\n_dtype = dtype\n_device = device\nDevice = device | str | _int\n")
     lines.append("class OutOfMemoryError(RuntimeError): ...\n")
     lines.append(GRAPH)
+    lines += results_classes(table)
     lines.append("class Tensor:\n    def __init__(self, data: Any = ..., requires_grad: _bool = ...) -> None: ...")
     lines += [f"    def __{name}__(self, other: Any) -> Tensor: ..." for name in (*BINARY, "matmul", *REFLECTED)]
     lines += [f"    def __{name}__(self, other: Any) -> Tensor: ..." for name in ("lt", "le", "gt", "ge")]
@@ -202,7 +219,12 @@ def core_stub():
     lines += ["    def __getitem__(self, index: Any) -> Tensor: ...", "    def __setitem__(self, index: Any, value: Any) -> None: ...",
               "    def __len__(self) -> _int: ...", "    def __iter__(self) -> Iterator[Tensor]: ...", "    def __bool__(self) -> _bool: ...",
               "    def __float__(self) -> _float: ...", "    def __int__(self) -> _int: ...", "    def __index__(self) -> _int: ...",
-              "    def __hash__(self) -> _int: ...", "    def __contains__(self, value: Any) -> _bool: ..."]
+              "    def __hash__(self) -> _int: ...", "    def __contains__(self, value: Any) -> _bool: ...",
+              "    def __array__(self, dtype: Any = ..., copy: Any = ...) -> Any: ...",
+              "    def __array_namespace__(self, /, *, api_version: str | None = ...) -> Any: ...",
+              "    def __dlpack__(self, *, stream: Any = ..., max_version: Any = ..., dl_device: Any = ..., copy: _bool | None = ...) -> Any: ...",
+              "    def __dlpack_device__(self) -> tuple[_int, _int]: ...", "    def __deepcopy__(self, memo: Any) -> Tensor: ...",
+              "    layout: Any", "    is_sparse: _bool", "    is_quantized: _bool"]
     methods = {name: [overload for overload in overloads if overload["receiver"] is not None] for name, overloads in functions.items()}
     taken = {name for name, overloads in methods.items() if overloads and type(vars(thalweg.Tensor).get(name)).__name__ == "method_descriptor"
              and name not in METHODS and name not in ("to", "copy_")}
@@ -258,8 +280,23 @@ def package_stub():
         "def compile(model: Any = ..., **options: Any) -> Any: ...", ""])
 
 
+def stubs():
+    """Yields the files of all stubs, by their paths in the package, with their texts."""
+    yield "_core.pyi", core_stub()
+    yield "__init__.pyi", package_stub()
+    functions = sorted({overload["function"] for overload in thalweg._core._table() if overload["function"].isidentifier()
+                        and not overload["function"].startswith("_") and not keyword.iskeyword(overload["function"])
+                        and not overload["function"].endswith("_")})
+    package = FOLDER / "thalweg"
+    for path in sorted(package.rglob("*.py")):
+        inner = path.relative_to(package)
+        module = ".".join(inner.with_suffix("").parts).removesuffix(".__init__")
+        if module != "__init__":
+            yield str(inner.with_suffix(".pyi")), module_stubs.module_stub(module, path, functions)
+
+
 def main():
-    for path, text in (("_core.pyi", core_stub()), ("__init__.pyi", package_stub())):
+    for path, text in stubs():
         (FOLDER / "thalweg" / path).write_text(text)
 
 

@@ -56,6 +56,20 @@ def layers():
                         (nn.LSTMCell(5, 4), (h, c))):
         yield cell, (x, state)
         yield cell, (x[0],)
+    yield from more(line.clone().requires_grad_(), image.clone().requires_grad_(), volume.clone().requires_grad_())
+
+
+def more(line, image, volume):
+    """Yields modules whose inputs want gradients too."""
+    for dims, input in ((1, line), (2, image), (3, volume)):
+        yield getattr(nn, f"LPPool{dims}d")(2, 2, ceil_mode=True), (input,)
+        yield getattr(nn, f"LPPool{dims}d")(4.0, 3, stride=1), (input,)
+        yield nn.LocalResponseNorm(dims + 1, alpha=0.5, k=2.0), (input,)
+    yield nn.LPPool2d(2, (3, 2), stride=(1, 2)), (image,)
+    yield nn.PixelShuffle(2), (image,)
+    yield nn.PixelUnshuffle(3), (image.detach()[..., :6, :].clone().requires_grad_(),)
+    yield nn.Bilinear(9, 6, 5), (line.detach()[0], image.detach()[0, :, 0])
+    yield nn.Bilinear(9, 9, 2, bias=False), (line, line)
 
 
 def sequences():
@@ -82,7 +96,7 @@ def sequences():
 
 
 def train():
-    """Returns, of each output, its shape, its sum and a weighted sum, and a weighted sum of each gradient of a parameter."""
+    """Returns, of each output, its shape, its sum and a weighted sum, and a weighted sum of each gradient of a parameter or an input."""
     found = []
 
     def note(tensor):
@@ -96,12 +110,17 @@ def train():
         outputs = outputs if isinstance(outputs, tuple) else (outputs,)
         for output in outputs:
             note(output)
-        if list(module.parameters()):
+        wanting = [input for input in inputs if torch.is_tensor(input) and input.requires_grad]
+        if list(module.parameters()) or wanting:
             (outputs[0] * numbers(outputs[0].shape, 3)).sum().backward()
             for _, parameter in sorted(module.named_parameters()):
                 if parameter.grad is not None:
                     note(parameter.grad)
                     parameter.grad = None
+            for input in wanting:
+                if input.grad is not None:
+                    note(input.grad)
+                    input.grad = None
     for output in sequences():
         note(output)
     return found

@@ -16,7 +16,6 @@ from .transformer import (
 
 _LEFT_OUT = {
     "DataParallel": "it replicates a module per thread; run a process per GPU",
-    "Bilinear": "say `thalweg.bilinear` with a weight of your own",
     "SyncBatchNorm": "process groups of Python have one rank: say BatchNorm",
 }
 

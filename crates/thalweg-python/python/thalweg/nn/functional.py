@@ -193,6 +193,33 @@ def avg_pool3d(input, kernel_size, stride=None, padding=0, ceil_mode=False, coun
     return _core.avg_pool3d(input, kernel_size, [] if stride is None else stride, padding, ceil_mode, count_include_pad, divisor_override)
 
 
+def _norm_pool(dims):
+    average = getattr(_core, f"avg_pool{dims}d")
+
+    def lp_pool(input, norm_type, kernel_size, stride=None, ceil_mode=False):
+        places = kernel_size**dims if isinstance(kernel_size, int) else math.prod(kernel_size)
+        means = average(input.pow(norm_type), kernel_size, [] if stride is None else stride, 0, ceil_mode)
+        # Written as in PyTorch, whose gradient at 0 it has.
+        return (means.sign() * means.abs().relu() * places).pow(1.0 / norm_type)
+    lp_pool.__name__ = lp_pool.__qualname__ = f"lp_pool{dims}d"
+    lp_pool.__doc__ = f"Returns the root of the sum of powers of each window of {dims} dimensions."
+    return lp_pool
+
+
+lp_pool1d, lp_pool2d, lp_pool3d = (_norm_pool(dims) for dims in (1, 2, 3))
+
+
+def local_response_norm(input, size, alpha=1e-4, beta=0.75, k=1.0):
+    """Returns the input divided by (k + alpha · mean of squares of `size` channels around) to a power."""
+    if input.dim() < 3:
+        raise ValueError(f"Expected 3D or higher dimensionality input (got {input.dim()} dimensions)")
+    if input.numel() == 0:
+        return input
+    squares = _core.constant_pad_nd((input * input).flatten(2).unsqueeze(1), [0, 0, size // 2, (size - 1) // 2], 0.0)
+    means = _core.avg_pool2d(squares, [size, 1], [1, 1]).view(input.shape)
+    return input / (means * alpha + k).pow(beta)
+
+
 def _adaptive_sizes(input, output_size, dims):
     sizes = [output_size] * dims if output_size is None or isinstance(output_size, int) else output_size
     return [own if size is None else size for own, size in zip(input.shape[-dims:], sizes)]

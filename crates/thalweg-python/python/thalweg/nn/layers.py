@@ -51,6 +51,33 @@ class Linear(Module):
         return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
 
 
+class Bilinear(Module):
+    """y = x1 · weight · x2 + bias: a matrix for each feature of the output."""
+
+    def __init__(self, in1_features, in2_features, out_features, bias=True, device=None, dtype=None):
+        super().__init__()
+        if in1_features <= 0:
+            raise ValueError(f"in1_features must be > 0, but got {in1_features}")
+        self.in1_features, self.in2_features, self.out_features = in1_features, in2_features, out_features
+        self.weight = _empty((out_features, in1_features, in2_features), device, dtype)
+        self.register_parameter("bias", _empty((out_features,), device, dtype) if bias else None)
+        self.reset_parameters()
+
+    def reset_parameters(self):
+        """Draws new initial values."""
+        bound = F._bound(self.in1_features)
+        init.uniform_(self.weight, -bound, bound)
+        if self.bias is not None:
+            init.uniform_(self.bias, -bound, bound)
+
+    def forward(self, input1, input2):
+        return _core.bilinear(input1, input2, self.weight, self.bias)
+
+    def extra_repr(self):
+        return (f"in1_features={self.in1_features}, in2_features={self.in2_features}, out_features={self.out_features}, "
+                f"bias={self.bias is not None}")
+
+
 class Embedding(Module):
     """A table whose rows are looked up by indices."""
 
@@ -189,6 +216,20 @@ class GroupNorm(Module):
 
     def extra_repr(self):
         return f"{self.num_groups}, {self.num_channels}, eps={self.eps}, affine={self.affine}"
+
+
+class LocalResponseNorm(Module):
+    """Divides by a power of the mean square of the channels around."""
+
+    def __init__(self, size, alpha=1e-4, beta=0.75, k=1.0):
+        super().__init__()
+        self.size, self.alpha, self.beta, self.k = size, alpha, beta, k
+
+    def forward(self, input):
+        return F.local_response_norm(input, self.size, self.alpha, self.beta, self.k)
+
+    def extra_repr(self):
+        return f"{self.size}, alpha={self.alpha}, beta={self.beta}, k={self.k}"
 
 
 class _BatchNorm(Module):
@@ -463,6 +504,34 @@ class Unflatten(Module):
 
     def forward(self, input):
         return input.unflatten(self.dim, self.unflattened_size)
+
+
+class PixelShuffle(Module):
+    """Moves blocks of channels to places: (…, C · r², H, W) becomes (…, C, H · r, W · r)."""
+
+    def __init__(self, upscale_factor):
+        super().__init__()
+        self.upscale_factor = upscale_factor
+
+    def forward(self, input):
+        return _core.pixel_shuffle(input, self.upscale_factor)
+
+    def extra_repr(self):
+        return f"upscale_factor={self.upscale_factor}"
+
+
+class PixelUnshuffle(Module):
+    """Moves places to blocks of channels: (…, C, H · r, W · r) becomes (…, C · r², H, W)."""
+
+    def __init__(self, downscale_factor):
+        super().__init__()
+        self.downscale_factor = downscale_factor
+
+    def forward(self, input):
+        return _core.pixel_unshuffle(input, self.downscale_factor)
+
+    def extra_repr(self):
+        return f"downscale_factor={self.downscale_factor}"
 
 
 class Upsample(Module):

@@ -78,6 +78,39 @@ class AvgPool3d(AvgPool2d):
     _dims = 3
 
 
+class _LPPool(Module):
+    _dims = 0
+
+    def __init__(self, norm_type, kernel_size, stride=None, ceil_mode=False):
+        super().__init__()
+        self.norm_type, self.kernel_size, self.stride, self.ceil_mode = norm_type, kernel_size, stride, ceil_mode
+
+    def forward(self, input):
+        pool = getattr(F, f"lp_pool{self._dims}d")
+        return pool(input, float(self.norm_type), self.kernel_size, self.stride, self.ceil_mode)
+
+    def extra_repr(self):
+        return f"norm_type={self.norm_type}, kernel_size={self.kernel_size}, stride={self.stride}, ceil_mode={self.ceil_mode}"
+
+
+class LPPool1d(_LPPool):
+    """The p-norm of each window of 1 dimension."""
+
+    _dims = 1
+
+
+class LPPool2d(_LPPool):
+    """The p-norm of each window of 2 dimensions."""
+
+    _dims = 2
+
+
+class LPPool3d(_LPPool):
+    """The p-norm of each window of 3 dimensions."""
+
+    _dims = 3
+
+
 class _Adaptive(Module):
     _function = ""
 

@@ -1,14 +1,13 @@
-"""Optimizers (`torch.optim`): each steps all parameters of a group in one kernel."""
+"""Optimizers (`torch.optim`): most step all parameters of a group in one kernel; `LBFGS`, `Muon` and `Adafactor` are made of operators."""
 
 from . import lr_scheduler
+from .composed import Adafactor, Muon
+from .lbfgs import LBFGS
 from .optimizer import (
     ASGD, SGD, Adadelta, Adagrad, Adam, Adamax, AdamW, Lion, NAdam, Optimizer, RAdam, RMSprop, Rprop)
 
 _LEFT_OUT = {
-    "LBFGS": "it needs many evaluations of the loss per step",
     "SparseAdam": "there are no sparse tensors",
-    "Adafactor": "it is not in the table of optimizers",
-    "Muon": "it is not in the table of optimizers",
 }
 
 

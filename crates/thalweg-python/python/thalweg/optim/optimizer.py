@@ -1,6 +1,7 @@
 """`Optimizer`: the base of rules of one's own, and of the fused optimizers, which step all parameters of a group in one kernel."""
 
 import collections
+import inspect
 
 from .. import _core
 
@@ -129,13 +130,7 @@ class Optimizer:
         """Updates every parameter that has a gradient. Asynchronous."""
         if not self._rule:
             raise NotImplementedError(f"{type(self).__name__} has no `step`: a subclass of Optimizer says how parameters are updated")
-        loss = None
-        if closure is not None:
-            former = _core._set_grad_enabled(True)
-            try:
-                loss = closure()
-            finally:
-                _core._set_grad_enabled(former)
+        loss = evaluated(closure)
         self._step(None)
         return loss
 
@@ -145,7 +140,7 @@ class Optimizer:
 
     def _refuse_scaler(self):
         if not self._rule:
-            raise NotImplementedError(f"GradScaler steps the optimizers of thalweg.optim only, not {type(self).__name__}: "
+            raise NotImplementedError(f"GradScaler steps the fused optimizers only, not {type(self).__name__}: "
                                       "scale the loss, divide the gradients and call `step` yourself, or use bfloat16, which needs no scale")
 
     def _unscale(self, scaler):
@@ -204,8 +199,28 @@ class Optimizer:
         return text + ")"
 
 
+def evaluated(closure):
+    """Returns the loss of a step's closure, computed with gradients; None where there is no closure."""
+    if closure is None:
+        return None
+    former = _core._set_grad_enabled(True)
+    try:
+        return closure()
+    finally:
+        _core._set_grad_enabled(former)
+
+
+def refuse_below(least, **options):
+    """Refuses options that are below a bound, as constructors of PyTorch do."""
+    for name, value in options.items():
+        if not least <= value:
+            raise ValueError(f"{name} should be >= {least:g} but is: {value}")
+
+
 def _moved(name, value, parameter):
     """Returns a copy of a saved state where its parameter is; of the parameter's dtype, unless it counts steps."""
+    if isinstance(value, list):
+        return [_moved(name, element, parameter) for element in value]
     if not isinstance(value, _core.Tensor):
         return value
     dtype = parameter.dtype if name != "step" and parameter.is_floating_point() else value.dtype
@@ -223,6 +238,15 @@ def _core_check(rule, group):
     for name in ("eps", "weight_decay", "momentum"):
         if numbers.get(name, 0.0) < 0.0:
             raise ValueError(f"Invalid {name} value: {group[name]}")
+
+
+def _signature(order, defaults):
+    """Returns the signature of a rule's constructor, for `help`, editors and stubs."""
+    kinds = inspect.Parameter
+    places = [kinds(name, kinds.POSITIONAL_OR_KEYWORD) for name in ("self", "params")]
+    places += [kinds(name, kinds.POSITIONAL_OR_KEYWORD, default=defaults[name]) for name in order]
+    rest = {**{name: value for name, value in defaults.items() if name not in order}, **_IGNORED}
+    return inspect.Signature(places + [kinds(name, kinds.KEYWORD_ONLY, default=value) for name, value in rest.items()])
 
 
 def _optimizer(rule, order, overrides=None):
@@ -247,6 +271,7 @@ def _optimizer(rule, order, overrides=None):
             else:
                 raise TypeError(f"{rule}.__init__() got an unexpected keyword argument {name!r}")
         Optimizer.__init__(self, params, options)
+    __init__.__signature__ = _signature(order, defaults)
     return type(rule, (Optimizer,), {
         "_rule": rule, "__init__": __init__, "__module__": "thalweg.optim", "__qualname__": rule,
         "__doc__": f"{rule}, fused: options {', '.join(f'{name}={value}' for name, value in defaults.items())}.",

@@ -1,0 +1,230 @@
+"""Type stubs of the package's modules that are written in Python: names and parameters as the running modules have them.
+
+Types come from what a module shows: defaults that are truth values, functions that return nothing, and first sentences ("Returns whether …",
+"Returns the number of …"). Everything else is `Any`.
+"""
+
+import ast
+import importlib
+import inspect
+import keyword
+import textwrap
+
+# mypy's checks of a class against its base compare signatures that differ on purpose, as PyTorch's do.
+HEADER = ('# mypy: disable-error-code="override,misc,assignment,overload-overlap,explicit-override"\n'
+          '"""{doc} Written by `cargo xtask stubs`."""\n\nimport builtins\nfrom typing import Any, Callable, Iterator, TypeVar\nfrom typing_extensions import Self\n')
+FUNCTION = '_F = TypeVar("_F", bound=Callable[..., Any])\n'
+KEPT = ("__init__", "__call__", "__enter__", "__exit__", "__iter__", "__len__", "__getitem__", "__setitem__", "__delitem__", "__contains__",
+        "__next__", "__add__")
+# Definitions that the rules of this file would get wrong, by module and name.
+GIVEN = {
+    ("autograd", "_GradMode.__call__"): "def __call__(self, function: _F) -> _F: ...",
+    ("autograd", "set_grad_enabled.__call__"): "def __call__(self, function: _F) -> _F: ...",
+    ("amp", "autocast.__call__"): "def __call__(self, function: _F) -> _F: ...",
+    ("nn.module", "Module.__getattr__"): "def __getattr__(self, name: str) -> Any: ...",
+    ("nn.module", "Module.parameters"): "def parameters(self, recurse: builtins.bool = ...) -> Iterator[Parameter]: ...",
+    ("nn.module", "Module.named_parameters"):
+        "def named_parameters(self, prefix: str = ..., recurse: builtins.bool = ..., remove_duplicate: builtins.bool = ...) "
+        "-> Iterator[tuple[str, Parameter]]: ...",
+    ("nn.module", "Module.state_dict"): "def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]: ...",
+    ("cuda.memory", "mem_get_info"): "def mem_get_info(device: Any = ...) -> tuple[builtins.int, builtins.int]: ...",
+    ("array_api._dtypes", "__array_namespace_info__"): "class __array_namespace_info__(Any): ...",
+    ("optim.optimizer", "Optimizer.step"): "def step(self, *args: Any, **kwargs: Any) -> Any: ...",
+    ("autograd.function", "Function.forward"): "@staticmethod\n    def forward(*args: Any, **kwargs: Any) -> Any: ...",
+    ("autograd.function", "Function.backward"): "@staticmethod\n    def backward(*args: Any, **kwargs: Any) -> Any: ...",
+}
+SELF = {"train", "eval", "to", "cuda", "cpu", "float", "double", "half", "bfloat16", "requires_grad_", "apply", "type"}
+# Functions of `nn.functional` whose result is not one tensor.
+SEVERAL = ("return_indices", "need_weights")
+
+
+def tree_of(value):
+    """Returns the syntax tree of a function; None where there is no source, or it is a lambda."""
+    try:
+        node = ast.parse(textwrap.dedent(inspect.getsource(value))).body[0]
+    except (OSError, TypeError, SyntaxError):
+        return None
+    return node if isinstance(node, ast.FunctionDef) else None
+
+
+def own_nodes(node):
+    """Yields the nodes of a function, without those of functions within it."""
+    for child in ast.iter_child_nodes(node):
+        if not isinstance(child, (ast.FunctionDef, ast.Lambda, ast.ClassDef)):
+            yield child
+            yield from own_nodes(child)
+
+
+def result(name, value, module, owner):
+    """Returns the type of what a function returns, as far as the function shows it."""
+    doc = inspect.getdoc(value) or ""
+    node = tree_of(value)
+    if name in ("__init__", "__exit__", "__setitem__", "__delitem__"):
+        return "None"
+    if name == "__len__":
+        return "builtins.int"
+    if owner is not None and name == "__enter__" and node is not None:
+        names = [ast.unparse(child.value) for child in own_nodes(node) if isinstance(child, ast.Return) and child.value is not None]
+        return "Self" if names == ["self"] else "Any"
+    if owner is not None and module == "nn.module" and name in SELF:
+        return "Self"
+    if doc.startswith("Returns whether"):
+        return "builtins.bool"
+    if doc.startswith(("Returns the bytes ", "Returns the most bytes", "Returns the number of")):
+        return "builtins.int"
+    if node is not None and not any(
+            isinstance(child, (ast.Yield, ast.YieldFrom, ast.Raise)) or (isinstance(child, ast.Return) and child.value is not None)
+            for child in own_nodes(node)):
+        return "None"
+    if module == "nn.functional" and owner is None and not any(word in inspect.signature(value).parameters for word in SEVERAL):
+        return "Tensor"
+    return "Any"
+
+
+def parameter(one):
+    """Returns a parameter as a stub has it."""
+    kind = "builtins.bool" if isinstance(one.default, bool) else "Any"
+    name = f"{one.name}_" if keyword.iskeyword(one.name) else one.name
+    if one.kind is one.VAR_POSITIONAL:
+        return f"*{name}: Any"
+    if one.kind is one.VAR_KEYWORD:
+        return f"**{name}: Any"
+    return f"{name}: {kind}" + ("" if one.default is one.empty else " = ...")
+
+
+def signature(value):
+    """Returns the parameters of a function; any where it does not tell them."""
+    try:
+        found = list(inspect.signature(value).parameters.values())
+    except (TypeError, ValueError):
+        return ["*args: Any", "**kwargs: Any"]
+    texts, is_named, was_only = [], False, False
+    for one in found:
+        if was_only and one.kind is not one.POSITIONAL_ONLY:
+            texts.append("/")
+        was_only = one.kind is one.POSITIONAL_ONLY
+        if one.kind is one.KEYWORD_ONLY and not is_named:
+            texts.append("*")
+        is_named |= one.kind in (one.KEYWORD_ONLY, one.VAR_POSITIONAL)
+        texts.append(parameter(one))
+    return texts + (["/"] if was_only else [])
+
+
+def function(name, value, module, owner=None):
+    """Returns the definition of a function or a method."""
+    if owner is None and (module, name) in GIVEN:
+        return GIVEN[module, name]
+    inner = value.__func__ if isinstance(value, (staticmethod, classmethod)) else value
+    texts = signature(inner)
+    if owner is not None and not isinstance(value, staticmethod) and texts:
+        first = texts[0].partition(":")[0]
+        if first.startswith("*"):
+            texts.insert(0, "self")
+        else:
+            texts[0] = first
+            texts = [text for place, text in enumerate(texts) if not (place == 1 and text == "/")]
+    mark = {staticmethod: "@staticmethod\n    ", classmethod: "@classmethod\n    "}.get(type(value), "") if owner is not None else ""
+    return f"{mark}def {name}({', '.join(texts)}) -> {result(name, inner, module, owner)}: ..."
+
+
+def attributes(cls):
+    """Returns the names that the methods of a class set on its objects."""
+    names = []
+    for value in vars(cls).values():
+        node = tree_of(value) if inspect.isfunction(value) else None
+        for child in own_nodes(node) if node is not None else ():
+            if isinstance(child, ast.Attribute) and isinstance(child.ctx, ast.Store) and ast.unparse(child.value) == "self":
+                names.append(child.attr)
+    return names
+
+
+def class_stub(name, cls, bases, module):
+    """Returns the lines of a class."""
+    lines = []
+    seen = set()
+    for own, value in vars(cls).items():
+        key = (module, f"{name}.{own}")
+        if key in GIVEN or (own.startswith("_") and own not in KEPT) or keyword.iskeyword(own) or not own.isidentifier():
+            continue
+        seen.add(own)
+        if inspect.isfunction(value) or isinstance(value, (staticmethod, classmethod)) or type(value).__name__ == "method_descriptor":
+            lines.append(function(own, value, module, cls))
+        elif isinstance(value, property) or type(value).__name__ == "getset_descriptor":
+            lines.append(f"@property\n    def {own}(self) -> Any: ...")
+            if getattr(value, "fset", None):
+                lines.append(f"@{own}.setter\n    def {own}(self, value: Any) -> None: ...")
+        else:
+            lines.append(f"{own}: Any")
+    lines += [text for (where, which), text in GIVEN.items() if where == module and which.startswith(f"{name}.")]
+    lines += [f"{own}: Any" for own in dict.fromkeys(attributes(cls)) if own not in seen and not own.startswith("_")]
+    if "__init__" not in vars(cls) and type(cls).__name__ == "type" and not bases:
+        lines.insert(0, f"def __init__({', '.join(['self', *signature(cls)])}) -> None: ...")
+    head = f"class {name}({', '.join(bases)}):" if bases else f"class {name}:"
+    return [head] + [f"    {line}" for line in lines or ["..."]]
+
+
+def imported(node, running):
+    """Returns the lines of an import out of the package, whose names the module hands on, as the running one does."""
+    names = [ast.unparse(alias) if alias.name == "*" else f"{alias.name} as {alias.asname or alias.name}"
+             for alias in node.names if not inspect.isfunction(getattr(running, alias.name, None)) or not alias.name.startswith("_")]
+    return [f"from {'.' * node.level}{node.module or ''} import {', '.join(names)}"] if node.level and names else []
+
+
+def module_stub(module, path, functions=()):
+    """Returns the stub of a module by its name within the package and its file; `functions` are operators that it has too."""
+    if module == "_pytest":
+        return "from typing import Any\n\ndef __getattr__(name: str) -> Any: ...\n"
+    running = importlib.import_module(f"thalweg.{module}")
+    tree = ast.parse(path.read_text())
+    is_package = path.name == "__init__.py"
+    up = "." * (module.count(".") + (1 if not is_package else 2))
+    own = (running.__doc__ or "").strip().split("\n")[0]
+    lines = [HEADER.format(doc=own), FUNCTION]
+    if module == "nn.functional":
+        lines.append(f"from {up}_core import Tensor")
+        lines += [f"from {up}_core import {name} as {name}" for name in functions if not hasattr_static(tree, name)]
+    for node in tree.body:
+        if isinstance(node, ast.ImportFrom):
+            lines += imported(node, running)
+        elif isinstance(node, ast.FunctionDef) and node.name != "__getattr__":
+            if not node.name.startswith("_"):
+                lines.append(function(node.name, getattr(running, node.name), module))
+        elif isinstance(node, ast.ClassDef):
+            bases = ["tuple[Any, ...]" if ast.unparse(base) == "tuple" else ast.unparse(base) for base in node.bases
+                     if ast.unparse(base).partition(".")[0] not in ("collections", "types")]
+            lines += class_stub(node.name, getattr(running, node.name), bases, module)
+        elif isinstance(node, ast.Assign):
+            targets = [name for target in node.targets for name in (target.elts if isinstance(target, ast.Tuple) else [target])]
+            for target in targets:
+                if isinstance(target, ast.Name) and hasattr(running, target.id):
+                    lines += assigned(target.id, getattr(running, target.id), node, module)
+    return "\n".join(lines) + "\n"
+
+
+def hasattr_static(tree, name):
+    """Returns whether a module's text defines a name."""
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef) and node.name == name:
+            return True
+        if isinstance(node, ast.Assign) and any(
+                isinstance(child, ast.Name) and isinstance(child.ctx, ast.Store) and child.id == name for child in ast.walk(node)):
+            return True
+    return False
+
+
+def assigned(name, value, node, module):
+    """Returns the lines of a name that is assigned."""
+    if name == "__all__":
+        return [f"__all__ = {value!r}"]
+    if name.startswith("_") and not name.startswith("__"):
+        return []
+    if isinstance(value, type):
+        if value.__name__ != name:
+            return [f"{name} = {value.__name__}"] if value.__module__.startswith("thalweg") else [f"{name}: Any"]
+        bases = ["tuple[Any, ...]" if base is tuple else base.__name__ for base in value.__bases__ if base is not object]
+        return class_stub(name, value, bases, module)
+    if callable(value) and (inspect.isfunction(value) or inspect.isbuiltin(value)):
+        return [function(name, value, module)]
+    if isinstance(value, (bool, int, float, str)):
+        return [f"{name}: builtins.{type(value).__name__}"]
+    return [f"{name}: Any"]
