@@ -113,15 +113,16 @@ impl LockstepGraph {
         self.group.check()?;
         let label = label_at("lockstep replay", Location::caller());
         let entry = self.group.note(label);
+        let submission = self.group.has_watchdog().then(|| self.group.0.outstanding.begin(entry));
         // Outside of any closure, so that it has the caller's line.
         let replayed = self.graph.replay();
         replayed.map_err(|error| self.group.explain(error))?;
         self.replays.fetch_add(1, Ordering::Relaxed);
         *self.last.lock().unwrap_or_else(PoisonError::into_inner) = Some(label);
-        if self.group.has_watchdog() {
+        if let Some(submission) = submission {
             let event = Event::new();
             event.record(&self.group.device().current_stream())?;
-            self.group.0.outstanding.begin(entry).submitted(Arc::new(event));
+            submission.submitted(Arc::new(event));
         }
         Ok(())
     }

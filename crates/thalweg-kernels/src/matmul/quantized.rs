@@ -397,7 +397,7 @@ mod tests {
                         }
                         Quantization::Int4 { .. } => {
                             let byte = weight[column * 544 + i / 2];
-                            let q = if i % 2 == 0 { byte / 16 } else { byte % 16 };
+                            let q = if i.is_multiple_of(2) { byte / 16 } else { byte % 16 };
                             let at = (i / 64 * 5 + column) * 2;
                             (f64::from(q) - 8.0) * f64::from(scales[at]) + f64::from(scales[at + 1])
                         }

@@ -61,8 +61,8 @@ fn constants_of_the_libraries() {
         ComputeFormat::F32_EMULATED_BF16X9.0 =>
             blas::cublasComputeType_t::CUBLAS_COMPUTE_32F_EMULATED_16BFX9;
         ComputeFormat::F64.0 => blas::cublasComputeType_t::CUBLAS_COMPUTE_64F;
-        super::nvrtc::ERROR_COMPILATION => nvrtc::nvrtcResult::NVRTC_ERROR_COMPILATION;
-        super::nvrtc::ERROR_INVALID_OPTION => nvrtc::nvrtcResult::NVRTC_ERROR_INVALID_OPTION;
+        super::super::nvrtc::ERROR_COMPILATION => nvrtc::nvrtcResult::NVRTC_ERROR_COMPILATION;
+        super::super::nvrtc::ERROR_INVALID_OPTION => nvrtc::nvrtcResult::NVRTC_ERROR_INVALID_OPTION;
     }
 }
 
