@@ -19,6 +19,7 @@ mod dispatch;
 mod display;
 mod ergonomics;
 mod errors;
+mod external;
 mod fused_attention;
 mod general_matrices;
 mod generator;
