@@ -154,3 +154,33 @@ def test_memory_of_a_gpu_needs_a_gpu():
     with raises(BufferError, "in the host's memory"):
         th.from_dlpack(th.ones(2), copy=False)
     assert th.from_dlpack(th.ones(2), copy=True).tolist() == [1, 1]
+
+
+def test_memory_of_a_gpu_is_shared_with_pytorch():
+    if not th.cuda.is_available():
+        return "there is no GPU"
+    try:
+        import torch
+    except ImportError:
+        return "torch is not installed"
+    if not torch.cuda.is_available():
+        return "torch is built without CUDA"
+    side = torch.cuda.Stream()
+    theirs = torch.zeros(1 << 20, device="cuda")
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(200):
+            theirs.add_(1)
+        # The producer lets this package's stream wait for its own.
+        ours = [th.from_dlpack(theirs), th.from_dlpack(theirs.view(1024, 1024).t())]
+    assert [x.data_ptr() for x in ours] == [theirs.data_ptr()] * 2 and ours[1].stride() == (1, 1024)
+    assert (ours[0] * 2).min().item() == 400.0 and ours[1].max().item() == 200.0
+    ours[0].fill_(7.0)
+    back = torch.from_dlpack(ours[0])
+    assert back.data_ptr() == theirs.data_ptr() and theirs.sum().item() == 7.0 * (1 << 20)
+    viewed = torch.as_tensor(th.arange(8, device="cuda"), device="cuda")
+    assert viewed.tolist() == list(range(8))
+    taken = th.as_tensor(External(data=(theirs.data_ptr(), False), shape=(2, 3), strides=(4, 8), stream=1))
+    assert taken.data_ptr() == theirs.data_ptr() and taken.shape == (2, 3) and taken.tolist() == [[7.0] * 3] * 2
+    del ours, back, taken
+    assert theirs.sum().item() == 7.0 * (1 << 20)
