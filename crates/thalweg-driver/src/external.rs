@@ -1,4 +1,9 @@
-//! Streams that another library made.
+//! Streams and memory that another library made.
+
+use std::any::Any;
+use std::fmt;
+
+use crate::DevicePointer;
 
 /// A stream that another library made (a `CUstream`; PyTorch's `torch.cuda.ExternalStream`).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -36,5 +41,47 @@ impl ExternalStream {
     /// Returns the `CUstream` as a number (PyTorch's `stream.cuda_stream`).
     pub const fn cuda_stream(self) -> u64 {
         self.cuda_stream
+    }
+}
+
+/// Memory of a device that another library made (a tensor that came by DLPack), with what keeps it: dropping the owner gives it back.
+pub struct ExternalMemory {
+    pointer: DevicePointer,
+    size_bytes: u64,
+    owner: Box<dyn Any + Send + Sync>,
+}
+
+impl ExternalMemory {
+    /// Names memory by its address, with its size and its owner.
+    ///
+    /// # Safety
+    /// From `pointer` on, `size_bytes` bytes are memory of the device that it is wrapped for, which can be read and written, and stay so
+    /// until `owner` is dropped: on any thread, once work that used the memory is done.
+    pub unsafe fn new(pointer: DevicePointer, size_bytes: u64, owner: impl Any + Send + Sync) -> Self {
+        Self { pointer, size_bytes, owner: Box::new(owner) }
+    }
+
+    /// Returns the address.
+    pub fn pointer(&self) -> DevicePointer {
+        self.pointer
+    }
+
+    /// Returns the size.
+    pub fn size_bytes(&self) -> u64 {
+        self.size_bytes
+    }
+
+    /// Returns the owner, whose drop gives the memory back.
+    pub fn into_owner(self) -> Box<dyn Any + Send + Sync> {
+        self.owner
+    }
+}
+
+impl fmt::Debug for ExternalMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ExternalMemory")
+            .field("pointer", &self.pointer)
+            .field("size_bytes", &self.size_bytes)
+            .finish_non_exhaustive()
     }
 }

@@ -46,7 +46,7 @@ pub use convolution::{ConvolutionCall, ConvolutionPass, ConvolutionShape};
 pub use description::{GraphDescription, GraphNode, GraphNodeKind, GraphNodeWork};
 pub use driver::{Driver, EventFlags, HostFunction};
 pub use error::{Code, Error, Result};
-pub use external::ExternalStream;
+pub use external::{ExternalMemory, ExternalStream};
 pub use fork::Process;
 pub use graph::{
     CaptureInfo, CaptureMode, CaptureStatus, DependencyUpdate, GraphExecUpdate, UpdateReason, UpdateRefusal,

@@ -30,18 +30,28 @@ impl Clone for Layout {
 
 /// Why a view of a layout is impossible.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct LayoutError(String);
+pub struct LayoutError {
+    text: String,
+    is_index: bool,
+}
+
+impl LayoutError {
+    /// Returns whether a dimension is out of range, which PyTorch tells as an `IndexError`.
+    pub fn is_index(&self) -> bool {
+        self.is_index
+    }
+}
 
 impl fmt::Display for LayoutError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
+        f.write_str(&self.text)
     }
 }
 
 impl std::error::Error for LayoutError {}
 
 fn error<T>(text: String) -> Result<T, LayoutError> {
-    Err(LayoutError(text))
+    Err(LayoutError { text, is_index: false })
 }
 
 /// Returns the strides of a row-major tensor of this shape.
@@ -194,12 +204,13 @@ impl Layout {
         } else if rank == 0 && (-1..1).contains(&dimension) {
             error(format!("dimension {dimension} was asked for, but the tensor has no dimensions"))
         } else {
-            error(format!(
+            let text = format!(
                 "dimension {dimension} is out of range for shape {:?} (expected {} to {})",
                 self.shape.as_slice(),
                 -rank.max(1),
                 rank.max(1) - 1
-            ))
+            );
+            Err(LayoutError { text, is_index: true })
         }
     }
 

@@ -20,20 +20,34 @@ static RUNNING: AtomicUsize = AtomicUsize::new(0);
 /// The names of labels, which live as long as the process: one for each operator and line that were met under checks.
 static NAMES: Mutex<Option<HashSet<&'static str>>> = Mutex::new(None);
 
-/// Counts a check while it runs.
-struct Running;
+/// How many checks and audits run, whose labels have lines of Python.
+static REPORTING: AtomicUsize = AtomicUsize::new(0);
+
+/// Counts a check, or an audit, while it runs.
+struct Running(&'static AtomicUsize);
 
 impl Running {
-    fn begin() -> Self {
-        RUNNING.fetch_add(1, Ordering::Relaxed);
-        Self
+    fn begin(count: &'static AtomicUsize) -> Self {
+        count.fetch_add(1, Ordering::Relaxed);
+        Self(count)
     }
 }
 
 impl Drop for Running {
     fn drop(&mut self) {
-        RUNNING.fetch_sub(1, Ordering::Relaxed);
+        self.0.fetch_sub(1, Ordering::Relaxed);
     }
+}
+
+/// Returns whether labels have lines of Python.
+pub fn is_reporting() -> bool {
+    REPORTING.load(Ordering::Relaxed) != 0
+}
+
+/// Runs a function while labels have the lines of Python that called the operators.
+pub fn with_lines<T>(function: impl FnOnce() -> T) -> T {
+    let _reporting = Running::begin(&REPORTING);
+    function()
 }
 
 /// Returns whether a check runs in this process.
@@ -41,11 +55,11 @@ pub fn is_running() -> bool {
     RUNNING.load(Ordering::Relaxed) != 0
 }
 
-/// Returns the label of an operator: under a check its name has the line of Python that called it.
+/// Returns the label of an operator: under a check or an audit its name has the line of Python that called it.
 #[track_caller]
 pub fn label(py: Python<'_>, operator: &'static str) -> thalweg::driver::Label {
     let location = Location::caller();
-    if !is_running() {
+    if !is_reporting() {
         return label_at(operator, location);
     }
     match line_of_program(py) {
@@ -87,7 +101,7 @@ fn _check(py: Python<'_>, program: Py<PyAny>, seeds: u64) -> PyResult<()> {
     let raised: Mutex<Option<PyErr>> = Mutex::new(None);
     let found = guarded(|| {
         Ok(py.detach(|| {
-            let _running = Running::begin();
+            let _running = (Running::begin(&RUNNING), Running::begin(&REPORTING));
             // Tensors that Python still holds at the end are the garbage collector's affair.
             Check::new().seeds(0..seeds).allow_leaks().find(|_| {
                 Python::attach(|py| {

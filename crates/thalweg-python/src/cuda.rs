@@ -5,7 +5,8 @@ use std::sync::{Mutex, PoisonError};
 
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
-use thalweg::driver::CaptureMode;
+use thalweg::driver::cuda::{AvailabilityReason, availability};
+use thalweg::driver::{CaptureMode, ExternalStream};
 use thalweg::graph::Capture;
 use thalweg::runtime::MemPoolScope;
 use thalweg::{CaptureOptions, Device, DeviceGuard, Event, Graph, GraphPool, Stream, StreamGuard};
@@ -36,15 +37,24 @@ pub fn entered(one: Entered) {
 
 /// A stream (`torch.cuda.Stream`).
 #[pyclass(name = "Stream", module = "thalweg.cuda", frozen, subclass)]
-struct PyStream(Stream);
+pub struct PyStream(pub Stream);
 
 #[pymethods]
 impl PyStream {
     #[new]
-    #[pyo3(signature = (device=None, priority=0))]
-    fn new(py: Python<'_>, device: Option<&Bound<'_, PyAny>>, priority: i32) -> PyResult<Self> {
+    #[pyo3(signature = (device=None, priority=0, *, stream_ptr=None))]
+    fn new(
+        py: Python<'_>,
+        device: Option<&Bound<'_, PyAny>>,
+        priority: i32,
+        stream_ptr: Option<u64>,
+    ) -> PyResult<Self> {
         let device = or_current(py, device)?;
-        run(py, || Stream::with_priority(&device, priority)).map(Self)
+        run(py, || match stream_ptr {
+            Some(number) => external(&device, number),
+            None => Stream::with_priority(&device, priority),
+        })
+        .map(Self)
     }
 
     /// The device.
@@ -249,16 +259,7 @@ impl PyGraph {
         capture_error_mode: &str,
         stream: Option<&Bound<'_, PyStream>>,
     ) -> PyResult<()> {
-        let mode = match capture_error_mode {
-            "global" => CaptureMode::Global,
-            "thread_local" => CaptureMode::ThreadLocal,
-            "relaxed" => CaptureMode::Relaxed,
-            other => {
-                return Err(value_error(format!(
-                    "capture_error_mode is global, thread_local or relaxed, not {other}"
-                )));
-            }
-        };
+        let mode = capture_mode(capture_error_mode)?;
         let stream = stream.map(|stream| stream.get().0.clone());
         let device = match &stream {
             Some(stream) => stream.device().clone(),
@@ -322,6 +323,18 @@ impl PyGraph {
     }
 }
 
+/// Returns the mode of a capture by PyTorch's name.
+pub fn capture_mode(name: &str) -> PyResult<CaptureMode> {
+    match name {
+        "global" => Ok(CaptureMode::Global),
+        "thread_local" => Ok(CaptureMode::ThreadLocal),
+        "relaxed" => Ok(CaptureMode::Relaxed),
+        other => {
+            Err(value_error(format!("capture_error_mode is global, thread_local or relaxed, not {other}")))
+        }
+    }
+}
+
 /// Returns a pool that captures share.
 #[pyfunction]
 fn graph_pool_handle(py: Python<'_>) -> PyResult<_GraphPool> {
@@ -334,16 +347,52 @@ fn is_current_stream_capturing(py: Python<'_>) -> PyResult<bool> {
     run(py, || Device::current()?.current_stream().is_capturing())
 }
 
-/// Returns whether this machine has a GPU.
+/// Returns the number of GPUs that can be used. NVML tells it, so that nothing is initialised and the process may still fork; where it
+/// cannot, the driver is asked.
 #[pyfunction]
-fn _is_available(py: Python<'_>) -> PyResult<bool> {
-    run(py, || Ok(thalweg::is_available()))
+fn _gpu_count(py: Python<'_>) -> PyResult<u32> {
+    run(py, || {
+        let availability = availability();
+        if !matches!(availability.reason, AvailabilityReason::Unknown(_)) {
+            return Ok(availability.device_count);
+        }
+        Ok(Device::cuda(0).map_or(0, |device| device.driver().device_count()))
+    })
 }
 
 /// Returns the number of devices of the current device's kind.
 #[pyfunction]
 fn _device_count(py: Python<'_>) -> PyResult<u32> {
     run(py, || Ok(Device::current()?.driver().device_count()))
+}
+
+/// Lets later work of a stream of another library wait for what the current stream of a device has now. The number is that of DLPack: 1 is
+/// the legacy default stream, 2 the calling thread's own default stream, any other a `CUstream`.
+#[pyfunction]
+fn _let_wait(py: Python<'_>, device: &Bound<'_, PyAny>, number: u64) -> PyResult<()> {
+    let device = or_current(py, Some(device))?;
+    run(py, || external(&device, number)?.wait_stream(&device.current_stream()))
+}
+
+/// Lets later work of the current stream of a device wait for what a stream of another library has now.
+#[pyfunction]
+fn _wait_for(py: Python<'_>, device: &Bound<'_, PyAny>, number: u64) -> PyResult<()> {
+    let device = or_current(py, Some(device))?;
+    run(py, || device.current_stream().wait_stream(&external(&device, number)?))
+}
+
+/// Returns a stream of another library.
+fn external(device: &Device, number: u64) -> thalweg::Result<Stream> {
+    // SAFETY: by DLPack's and the interface's rules the number is a stream of the device, which lives during a call that drops the handle at
+    // its end; of an `ExternalStream`, PyTorch's rules ask that of the program. 2 is CUDA's own name of the thread's default stream.
+    Stream::from_external(device, unsafe { ExternalStream::new(number) })
+}
+
+/// Returns the number by which other libraries know the current stream of a device: never 0, which is ambiguous.
+#[pyfunction]
+fn _stream_number(py: Python<'_>, device: &Bound<'_, PyAny>) -> PyResult<u64> {
+    let device = or_current(py, Some(device))?;
+    run(py, || Ok(device.current_stream().cuda_stream()?.max(1)))
 }
 
 /// Blocks until all work of a device is done.
@@ -440,8 +489,12 @@ pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     own.add_function(wrap_pyfunction!(_record_stream, &own)?)?;
     own.add_function(wrap_pyfunction!(graph_pool_handle, &own)?)?;
     own.add_function(wrap_pyfunction!(is_current_stream_capturing, &own)?)?;
-    own.add_function(wrap_pyfunction!(_is_available, &own)?)?;
+    own.add_function(wrap_pyfunction!(_gpu_count, &own)?)?;
     own.add_function(wrap_pyfunction!(_device_count, &own)?)?;
+    own.add_function(wrap_pyfunction!(_let_wait, &own)?)?;
+    own.add_function(wrap_pyfunction!(_wait_for, &own)?)?;
+    own.add_function(wrap_pyfunction!(_stream_number, &own)?)?;
+    crate::audit::register(&own)?;
     own.add_function(wrap_pyfunction!(synchronize, &own)?)?;
     own.add_function(wrap_pyfunction!(empty_cache, &own)?)?;
     own.add_function(wrap_pyfunction!(memory_stats, &own)?)?;

@@ -1,13 +1,14 @@
 //! DLPack: tensors of other libraries, in and out, by the version 1.0 of its structures (`dlpack.h`), with capsules of both forms.
 //!
-//! Memory of a GPU is handed out as it is, and the capsule keeps the tensor. Memory of the simulated GPU is no host memory that other
-//! libraries could address, so a copy on the host is handed out; and what comes in is copied to the device. The order of streams is the
-//! package's part (`_dlpack.py`).
+//! Memory of a GPU is handed out as it is, and the capsule keeps the tensor; what comes in is used where it lies, and the tensor keeps the
+//! capsule. Memory of the simulated GPU is no host memory that other libraries could address, so a copy on the host is handed out; and what
+//! comes in from the host is copied to the device. The order of streams is the package's part (`_dlpack.py`).
 
 use std::ffi::{CStr, c_void};
 
 use pyo3::ffi;
 use pyo3::prelude::*;
+use thalweg::driver::{DevicePointer, ExternalMemory};
 use thalweg::{DType, Device, Tensor};
 
 use crate::convert::to_bytes;
@@ -66,6 +67,9 @@ struct ManagedVersioned {
 const HOST: i32 = 1;
 const CUDA: i32 = 2;
 const PINNED: i32 = 3;
+
+/// `DLPACK_FLAG_BITMASK_READ_ONLY`.
+const READ_ONLY: u64 = 1;
 
 /// `DLPACK_FLAG_BITMASK_IS_COPIED`.
 const IS_COPIED: u64 = 2;
@@ -251,6 +255,15 @@ impl Taken {
         }
     }
 
+    /// Returns whether the producer forbids writes.
+    fn is_read_only(&self) -> bool {
+        match self {
+            Self::Plain(_) => false,
+            // SAFETY: the structure lives until the deleter is called, in `drop`.
+            Self::Versioned(managed) => unsafe { (**managed).flags & READ_ONLY != 0 },
+        }
+    }
+
     fn tensor(&self) -> &DlTensor {
         // SAFETY: the structure lives until the deleter is called, in `drop`.
         unsafe {
@@ -261,6 +274,11 @@ impl Taken {
         }
     }
 }
+
+// SAFETY: the structure is only read, and DLPack lets its deleter be called on any thread.
+unsafe impl Send for Taken {}
+// SAFETY: as above.
+unsafe impl Sync for Taken {}
 
 impl Drop for Taken {
     fn drop(&mut self) {
@@ -325,7 +343,8 @@ fn host_bytes(tensor: &DlTensor, shape: &[usize], strides: &[i64], size: usize) 
     bytes
 }
 
-/// Copies the tensor of a capsule to a device: from the host's memory, or on the GPU that it lies on.
+/// Makes a tensor of a capsule: over the memory of a GPU as it is, or with a copy of the host's on a device. Memory that must not be written
+/// is copied.
 #[pyfunction]
 fn _from_dlpack<'py>(
     py: Python<'py>,
@@ -336,50 +355,82 @@ fn _from_dlpack<'py>(
     let other = taken.tensor();
     let (shape, strides) = layout_of(other)?;
     let dtype = dtype_of(other.dtype)?;
-    let is_row_major =
-        strides.iter().zip(thalweg::ir::contiguous_strides(&shape).iter()).all(|(&a, &b)| a == b as i64);
     let tensor = match other.device.kind {
         HOST | PINNED => {
             let device = crate::device::or_current(py, device)?;
             let bytes = host_bytes(other, &shape, &strides, dtype.size_bytes());
             run(py, || crate::convert::from_bytes(&bytes, &shape, dtype, &device))?
         }
-        CUDA if is_row_major => {
+        CUDA => {
             let index = other.device.index as u32;
             let address = other.data as u64 + other.offset_bytes;
-            run(py, || copied_on_gpu(address, &shape, dtype, index))?
-        }
-        CUDA => {
-            return Err(left_out(
-                "from_dlpack() of a GPU's tensor takes one in row-major order; make it contiguous first",
-            ));
+            let is_read_only = taken.is_read_only();
+            let made = over(py, address, &shape, &strides, dtype, index, taken)?;
+            if is_read_only { run(py, || crate::convert::cloned(&made))? } else { made }
         }
         kind => return Err(left_out(format!("DLPack's device {kind} is none that Thalweg has"))),
     };
     PyTensor::object(py, tensor)
 }
 
-/// Copies memory of a GPU to a new tensor there. Blocks until it is done: the other library may free it then.
-fn copied_on_gpu(address: u64, shape: &[usize], dtype: DType, index: u32) -> thalweg::Result<Tensor> {
-    let device = Device::cuda(index)?;
-    let tensor = Tensor::empty(shape, dtype, &device)?;
-    let bytes = (tensor.elements() * dtype.size_bytes()) as u64;
-    let stream = device.current_stream();
-    let label = thalweg::tensor::caller::label_at("from_dlpack", std::panic::Location::caller());
-    if bytes > 0 {
-        stream.copy_on_device(
-            tensor.pointer(),
-            thalweg::driver::DevicePointer::new(address),
-            bytes,
-            label,
-        )?;
-    }
-    stream.synchronize()?;
-    Ok(tensor)
+/// Returns a tensor over memory of a GPU, whose owner is kept.
+fn over(
+    py: Python<'_>,
+    address: u64,
+    shape: &[usize],
+    strides: &[i64],
+    dtype: DType,
+    index: u32,
+    owner: impl std::any::Any + Send + Sync,
+) -> PyResult<Tensor> {
+    let steps: Vec<usize> = (strides.iter())
+        .map(|&stride| usize::try_from(stride))
+        .collect::<Result<_, _>>()
+        .map_err(|_| left_out(format!("a tensor with negative strides {strides:?}: copy it before")))?;
+    let last: usize = shape
+        .iter()
+        .zip(&steps)
+        .map(|(&extent, &stride)| extent.saturating_sub(1).saturating_mul(stride))
+        .sum();
+    let bytes = (last as u64).saturating_add(1).saturating_mul(dtype.size_bytes() as u64);
+    // SAFETY: the producer says that the elements lie in memory of that GPU, and keeps it until the owner is dropped. The tensor drops it
+    // after the work of its streams.
+    let memory = unsafe { ExternalMemory::new(DevicePointer::new(address), bytes, owner) };
+    run(py, || Tensor::from_external(shape, &steps, dtype, &Device::cuda(index)?, memory))
+}
+
+/// Returns a tensor over the memory of an object with `__cuda_array_interface__`, whose parts were read: strides count bytes, and are none
+/// where elements lie row by row.
+#[pyfunction]
+fn _from_cuda_array<'py>(
+    py: Python<'py>,
+    object: Py<PyAny>,
+    address: u64,
+    shape: Vec<usize>,
+    strides: Option<Vec<i64>>,
+    dtype: &Bound<'py, crate::dtype::PyDType>,
+    index: u32,
+) -> PyResult<Bound<'py, PyTensor>> {
+    let dtype = dtype.get().0;
+    let size = dtype.size_bytes() as i64;
+    let strides = match strides {
+        Some(strides) if strides.len() != shape.len() || strides.iter().any(|stride| stride % size != 0) => {
+            return Err(value_error(format!(
+                "__cuda_array_interface__: strides {strides:?} are not those of elements of {size} bytes in shape {shape:?}"
+            )));
+        }
+        Some(strides) => strides.iter().map(|stride| stride / size).collect(),
+        None => {
+            thalweg::ir::contiguous_strides(&shape).iter().map(|&stride| stride as i64).collect::<Vec<_>>()
+        }
+    };
+    let tensor = over(py, address, &shape, &strides, dtype, index, object)?;
+    PyTensor::object(py, tensor)
 }
 
 /// Adds the functions.
 pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(_to_dlpack, module)?)?;
-    module.add_function(wrap_pyfunction!(_from_dlpack, module)?)
+    module.add_function(wrap_pyfunction!(_from_dlpack, module)?)?;
+    module.add_function(wrap_pyfunction!(_from_cuda_array, module)?)
 }

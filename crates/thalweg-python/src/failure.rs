@@ -26,35 +26,16 @@ create_exception!(
     "The exception of a checkpointed function that saves other tensors when it runs again (`torch.utils.checkpoint.CheckpointError`)."
 );
 
-/// Parts of messages whose exception in PyTorch is a `CheckpointError`.
-const CHECKPOINT_ERRORS: [&str; 3] = [
-    "have different metadata than during the forward pass",
-    "number of tensors was saved during the original forward",
-    "trying to save more tensors during recomputation",
-];
-
-/// Parts of messages whose exception in PyTorch is an `IndexError`: those of checks of dimensions and of subscripts.
-const INDEX_ERRORS: [&str; 8] = [
-    "is out of range for shape",
-    "Dimension out of range",
-    "dimension out of range",
-    "out of bounds for dimension",
-    "is out of bounds",
-    "too many indices",
-    "used as indices must be",
-    "The shape of the mask",
-];
-
 /// Returns the exception of an error, as PyTorch would raise it.
 pub fn exception(error: &Error) -> PyErr {
     let text = message(error);
     if error.is_out_of_memory() {
         return OutOfMemoryError::new_err(text);
     }
-    if error.is_invalid_argument() && INDEX_ERRORS.iter().any(|part| text.contains(part)) {
+    if error.is_index() {
         return PyIndexError::new_err(text);
     }
-    if CHECKPOINT_ERRORS.iter().any(|part| text.contains(part)) {
+    if error.is_recomputation() {
         return CheckpointError::new_err(text);
     }
     PyRuntimeError::new_err(text)

@@ -2,6 +2,8 @@
 
 use pyo3::prelude::*;
 use pyo3::types::PyComplex;
+use thalweg::driver::Label;
+use thalweg::graph::audit::{ObstacleKind, explain};
 use thalweg::{DType, Scalar, Tensor, c128};
 
 use crate::failure::{run, runtime};
@@ -44,6 +46,10 @@ impl PyTensor {
 
 /// Returns the only element of a tensor. The interpreter lock is released while the host waits for it.
 pub fn item(py: Python<'_>, tensor: &Tensor) -> PyResult<Scalar> {
+    if crate::check::is_reporting() && !tensor.dtype().is_complex() {
+        let label = crate::check::label(py, "item");
+        return run(py, || labelled_item(&tensor.detach(), label));
+    }
     run(py, || {
         let tensor = tensor.detach();
         Ok(match tensor.dtype() {
@@ -60,6 +66,24 @@ pub fn item(py: Python<'_>, tensor: &Tensor) -> PyResult<Scalar> {
             }
             _ => Scalar::I64(tensor.to_dtype(DType::I64)?.item()?),
         })
+    })
+}
+
+/// Returns the only element of a tensor of real numbers, in the name of a label: reports of checks and audits have its line of Python.
+fn labelled_item(tensor: &Tensor, label: Label) -> thalweg::Result<Scalar> {
+    fn bytes<const N: usize>(tensor: &Tensor, dtype: DType, label: Label) -> thalweg::Result<[u8; N]> {
+        let source = tensor.to_dtype(dtype)?.contiguous()?;
+        let mut bytes = [0; N];
+        explain(source.device(), ObstacleKind::DataDependentShape, label);
+        source.device().current_stream().copy_to_host(&mut bytes, source.pointer(), label)?;
+        Ok(bytes)
+    }
+    Ok(match tensor.dtype() {
+        DType::Bool => Scalar::Bool(bytes::<1>(tensor, DType::U8, label)? != [0]),
+        dtype if dtype.is_floating_point() => {
+            Scalar::F64(f64::from_ne_bytes(bytes(tensor, DType::F64, label)?))
+        }
+        _ => Scalar::I64(i64::from_ne_bytes(bytes(tensor, DType::I64, label)?)),
     })
 }
 

@@ -1,12 +1,13 @@
 //! Subscripts of Python: `x[0, 1:3, ::2, None, ..., indices, mask]`.
 
+use pyo3::exceptions::PyIndexError;
 use pyo3::prelude::*;
-use pyo3::types::{PyBool, PyEllipsis, PyList, PySlice, PyTuple};
+use pyo3::types::{PyBool, PyEllipsis, PyList, PySlice, PyString, PyTuple};
 use smallvec::SmallVec;
 use thalweg::{DType, Device, Index};
 
 use crate::convert::{read_int, tensor_of};
-use crate::failure::{left_out, type_error};
+use crate::failure::{left_out, type_error, value_error};
 use crate::handle::PyTensor;
 
 /// Reads the parts of a subscript of a tensor on a device.
@@ -45,7 +46,11 @@ fn read_part(part: &Bound<'_, PyAny>, device: &Device) -> PyResult<Index> {
                 type_error("slice indices must be integers or None or have an __index__ method")
             })
         };
-        return Ok(Index::Slice(bound("start")?, bound("stop")?, bound("step")?.unwrap_or(1)));
+        let step = bound("step")?.unwrap_or(1);
+        if step < 1 {
+            return Err(value_error("step must be greater than zero"));
+        }
+        return Ok(Index::Slice(bound("start")?, bound("stop")?, step));
     }
     if part.is_instance_of::<PyEllipsis>() {
         return Ok(Index::Ellipsis);
@@ -60,8 +65,9 @@ fn read_part(part: &Bound<'_, PyAny>, device: &Device) -> PyResult<Index> {
         let dtype = if part.len().is_ok_and(|count| count == 0) { Some(DType::I64) } else { None };
         return Ok(Index::Tensor(tensor_of(part, dtype, Some(device.clone()))?));
     }
-    Err(type_error(format!(
+    let text = format!(
         "only integers, slices (`:`), ellipsis (`...`), None and long or bool tensors are valid indices (got {})",
         part.get_type().name()?
-    )))
+    );
+    Err(if part.is_instance_of::<PyString>() { type_error(text) } else { PyIndexError::new_err(text) })
 }

@@ -4,7 +4,8 @@
 //! optimizers as classes and everything else that Python programs subclass is Python, in the package beside this crate.
 //!
 //! - `call` reads a call's arguments by the schemas of the operator table and chooses the overload, as PyTorch's parser does.
-//! - `functions` makes a Python function and a method of every name of the table. It and `dlpack` are the parts with `unsafe`.
+//! - `functions` makes a Python function and a method of every name of the table. It, `dlpack` and the streams of other libraries in `cuda`
+//!   are the parts with `unsafe`.
 //! - `check` runs a function of Python under the simulator's seeds.
 //! - `failure` turns errors and panics into Python's exceptions: nothing that a program does may end the interpreter.
 //!
@@ -12,6 +13,7 @@
 //! - No operator has code of its own here: what the table has, Python has.
 //! - The interpreter lock is released around every call of the layers below.
 
+mod audit;
 mod autograd;
 mod backends;
 mod call;

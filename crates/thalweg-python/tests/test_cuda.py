@@ -212,3 +212,42 @@ def test_states_of_scalers():
     assert th.amp.GradScaler(enabled=False).state_dict() == {}
     with raises(RuntimeError, "The source state dict is empty"):
         first.load_state_dict({})
+
+
+def test_audit():
+    x = th.ones(4)
+
+    def region(is_waiting):
+        y = x + 1
+        if is_waiting:
+            y.sum().item()
+    th.cuda.audit(lambda: region(False))
+    clean = th.cuda.audit(lambda: region(False))
+    assert clean.is_capturable and clean.obstacles == [] and clean.code is None and clean.counts.kernels == 1
+    assert "The region can be captured. It submits 1 kernels" in clean._repr_html_() and "<table" not in clean._repr_html_()
+    found = th.cuda.audit(lambda: region(True))
+    assert not found.is_capturable and found.code is not None
+    wait, = found.obstacles
+    assert wait.kind == "data-dependent shape" and wait.operator.startswith("item (") and "test_cuda.py:" in wait.operator and wait.repair
+    assert found._repr_html_().count("<tr>") == 1 + len(found.obstacles) and "test_cuda.py" in repr(found)
+    with raises(ZeroDivisionError):
+        th.cuda.audit(lambda: 1 / 0)
+    with raises(ValueError, "capture_error_mode"):
+        th.cuda.audit(lambda: None, capture_error_mode="none")
+    with raises(RuntimeError, "default stream"):
+        th.cuda.audit(lambda: None, stream=th.cuda.default_stream())
+
+
+def test_streams_of_other_libraries():
+    own = th.cuda.Stream()
+    wrapped = th.cuda.ExternalStream(own.cuda_stream)
+    assert isinstance(wrapped, th.cuda.Stream) and wrapped.cuda_stream == own.cuda_stream and wrapped.device == own.device
+    with th.cuda.stream(wrapped):
+        assert th.cuda.current_stream().cuda_stream == own.cuda_stream
+        x = th.arange(4) + 1
+    th.cuda.current_stream().wait_stream(own)
+    assert (x * 2).tolist() == [2, 4, 6, 8]
+    assert th.cuda.get_stream_from_external(1).cuda_stream == th.cuda.default_stream().cuda_stream
+    if not th.cuda.is_available():
+        with raises(RuntimeError, "is no cuda_stream"):
+            th.cuda.ExternalStream(123456789)

@@ -89,3 +89,19 @@ def test_peers_and_profiler():
     with profiler.profile():
         assert (th.ones(2) + 1).tolist() == [2.0, 2.0]
     assert isinstance(th.cuda.is_tf32_supported(), bool)
+
+
+def test_notebooks_show_memory():
+    pool = th.cuda.MemPool()
+    with th.cuda.use_mem_pool(pool):
+        x = th.empty(3 << 20, dtype=th.uint8)
+    segments = pool.snapshot()
+    shown = segments._repr_html_()
+    assert isinstance(segments, list) and shown.count("<svg") == len(segments) == 1
+    assert "3.0 MiB active_allocated" in shown and "tensors have 3.0 MiB of it" in shown
+    assert th.cuda.memory.Segments([])._repr_html_().startswith("<p>0 segments of 0 B")
+    strange = [{**segments[0], "segment_type": "<b>"}]
+    assert "<b>" not in th.cuda.memory.Segments(strange)._repr_html_()
+    summary = th.cuda.memory_summary()
+    assert isinstance(summary, str) and summary._repr_html_().startswith("<pre>") and "Allocated memory" in summary._repr_html_()
+    assert x.numel() == 3 << 20 and th.cuda.memory_snapshot()._repr_html_().startswith("<p>")

@@ -240,3 +240,19 @@ def test_random():
     drawn = th.rand(3).tolist()
     th.set_rng_state(state)
     assert th.rand(3).tolist() == drawn
+
+
+def test_classes_of_exceptions_are_those_of_pytorch():
+    x = th.arange(6.0).view(2, 3)
+    index = [lambda: x.sum(5), lambda: x[9], lambda: x[0, 0, 0], lambda: x.select(0, 9), lambda: x.narrow(0, 5, 1), lambda: x[th.ones(5) > 0],
+             lambda: x[th.ones(2)], lambda: x[th.tensor([0, 1]), th.tensor([0, 1, 2])], lambda: x[1.5], lambda: x.softmax(5),
+             lambda: x.unsqueeze(9), lambda: x.transpose(0, 5), lambda: th.stack([x], 5), lambda: x.__setitem__(9, 1)]
+    for place, call in enumerate(index):
+        with raises(IndexError):
+            call()
+            raise AssertionError(place)
+    with raises(ValueError, "step must be greater than zero"):
+        x[::-1]
+    for call in (lambda: x @ x, lambda: x.view(5), lambda: x + th.ones(5)):
+        with raises(RuntimeError):
+            call()

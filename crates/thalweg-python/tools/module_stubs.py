@@ -33,6 +33,8 @@ GIVEN = {
     ("autograd.function", "Function.forward"): "@staticmethod\n    def forward(*args: Any, **kwargs: Any) -> Any: ...",
     ("autograd.function", "Function.backward"): "@staticmethod\n    def backward(*args: Any, **kwargs: Any) -> Any: ...",
 }
+# Base classes that need arguments.
+GENERIC = {"tuple": "tuple[Any, ...]", "list": "list[Any]", "dict": "dict[Any, Any]"}
 SELF = {"train", "eval", "to", "cuda", "cpu", "float", "double", "half", "bfloat16", "requires_grad_", "apply", "type"}
 # Functions of `nn.functional` whose result is not one tensor.
 SEVERAL = ("return_indices", "need_weights")
@@ -190,7 +192,7 @@ def module_stub(module, path, functions=()):
             if not node.name.startswith("_"):
                 lines.append(function(node.name, getattr(running, node.name), module))
         elif isinstance(node, ast.ClassDef):
-            bases = ["tuple[Any, ...]" if ast.unparse(base) == "tuple" else ast.unparse(base) for base in node.bases
+            bases = [GENERIC.get(ast.unparse(base), ast.unparse(base)) for base in node.bases
                      if ast.unparse(base).partition(".")[0] not in ("collections", "types")]
             lines += class_stub(node.name, getattr(running, node.name), bases, module)
         elif isinstance(node, ast.Assign):
@@ -221,7 +223,7 @@ def assigned(name, value, node, module):
     if isinstance(value, type):
         if value.__name__ != name:
             return [f"{name} = {value.__name__}"] if value.__module__.startswith("thalweg") else [f"{name}: Any"]
-        bases = ["tuple[Any, ...]" if base is tuple else base.__name__ for base in value.__bases__ if base is not object]
+        bases = [GENERIC.get(base.__name__, base.__name__) for base in value.__bases__ if base is not object]
         return class_stub(name, value, bases, module)
     if callable(value) and (inspect.isfunction(value) or inspect.isbuiltin(value)):
         return [function(name, value, module)]

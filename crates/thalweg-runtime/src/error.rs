@@ -33,6 +33,8 @@ enum Kind {
     Driver(thalweg_driver::Error),
     OutOfMemory(String),
     Invalid(String),
+    Index(String),
+    Recomputation(String),
     Capture(String),
     Distributed(String),
     /// An index out of range: the text, and the call whose kernel found it.
@@ -49,6 +51,16 @@ impl Error {
     /// Creates the error of a request that cannot be served: the text says what, with which values, and what to do.
     pub fn invalid(text: impl Into<String>) -> Self {
         Self::from_kind(Kind::Invalid(text.into()))
+    }
+
+    /// Creates the error of a dimension or an index that is out of range, or of a subscript that fits no tensor: PyTorch's `IndexError`.
+    pub fn index(text: impl Into<String>) -> Self {
+        Self::from_kind(Kind::Index(text.into()))
+    }
+
+    /// Creates the error of a checkpointed function that saves other tensors when it runs again: PyTorch's `CheckpointError`.
+    pub fn recomputation(text: impl Into<String>) -> Self {
+        Self::from_kind(Kind::Recomputation(text.into()))
     }
 
     /// Creates the error of a device without free memory.
@@ -138,8 +150,21 @@ impl Error {
 
     /// Returns whether the caller's argument was wrong: a shape, a dtype, a device, an index.
     pub fn is_invalid_argument(&self) -> bool {
-        matches!(self.0.kind, Kind::Invalid(_) | Kind::OutOfRange(..))
-            || self.driver_error().is_some_and(|error| error.is_invalid_argument())
+        matches!(
+            self.0.kind,
+            Kind::Invalid(_) | Kind::Index(_) | Kind::Recomputation(_) | Kind::OutOfRange(..)
+        ) || self.driver_error().is_some_and(|error| error.is_invalid_argument())
+    }
+
+    /// Returns whether a dimension or an index is out of range, or a subscript fits no tensor: what PyTorch tells as an `IndexError`.
+    /// A kernel may have found it ([`is_out_of_range`](Self::is_out_of_range)).
+    pub fn is_index(&self) -> bool {
+        matches!(self.0.kind, Kind::Index(_) | Kind::OutOfRange(..))
+    }
+
+    /// Returns whether a checkpointed function saved other tensors when it ran again.
+    pub fn is_recomputation(&self) -> bool {
+        matches!(self.0.kind, Kind::Recomputation(_))
     }
 
     /// Returns whether the context of the device is lost.
@@ -192,7 +217,7 @@ impl From<thalweg_driver::Error> for Error {
 
 impl From<thalweg_ir::LayoutError> for Error {
     fn from(error: thalweg_ir::LayoutError) -> Self {
-        Self::invalid(error.to_string())
+        if error.is_index() { Self::index(error.to_string()) } else { Self::invalid(error.to_string()) }
     }
 }
 
@@ -204,9 +229,12 @@ impl fmt::Display for Error {
         }
         match &self.0.kind {
             Kind::Driver(error) => write_driver_error(f, error)?,
-            Kind::OutOfMemory(text) | Kind::Invalid(text) | Kind::Capture(text) | Kind::Distributed(text) => {
-                f.write_str(text)?
-            }
+            Kind::OutOfMemory(text)
+            | Kind::Invalid(text)
+            | Kind::Index(text)
+            | Kind::Recomputation(text)
+            | Kind::Capture(text)
+            | Kind::Distributed(text) => f.write_str(text)?,
             Kind::OutOfRange(text, Label { operator, location }) => {
                 write!(f, "{operator}: {text}\n  called at {}:{}", location.file(), location.line())?
             }

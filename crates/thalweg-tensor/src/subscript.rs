@@ -156,13 +156,10 @@ impl Subscript {
         };
         let taken: usize = indices.iter().map(takes).sum();
         if indices.iter().filter(|index| matches!(index, Index::Ellipsis)).count() > 1 {
-            return Err(Error::invalid("an index can only have a single ellipsis ('...')"));
+            return Err(Error::index("an index can only have a single ellipsis ('...')"));
         }
         let Some(left) = tensor.rank().checked_sub(taken) else {
-            return Err(Error::invalid(format!(
-                "too many indices for tensor of dimension {}",
-                tensor.rank()
-            )));
+            return Err(Error::index(format!("too many indices for tensor of dimension {}", tensor.rank())));
         };
         let (mut view, mut dim, mut tensors) = (tensor.clone(), 0, Vec::new());
         for index in indices {
@@ -171,7 +168,7 @@ impl Subscript {
                 Index::At(place) => {
                     let extent = view.shape()[dim] as i64;
                     if !(-extent..extent).contains(place) {
-                        return Err(Error::invalid(format!(
+                        return Err(Error::index(format!(
                             "index {place} is out of bounds for dimension {dim} with size {extent}"
                         )));
                     }
@@ -193,7 +190,7 @@ impl Subscript {
                         DType::Bool => {
                             let covered = &view.shape()[tensors.len()..dim];
                             if tensor.shape() != covered {
-                                return Err(Error::invalid(format!(
+                                return Err(Error::index(format!(
                                     "The shape of the mask {:?} does not match the shape of the indexed tensor, {covered:?}",
                                     tensor.shape()
                                 )));

@@ -13,7 +13,7 @@ use thalweg_ir::{
     DType, Element, HostElement, Layout, Scalar, byte_count, contiguous_strides, element_count,
 };
 use thalweg_runtime::graph::audit::{ObstacleKind, explain};
-use thalweg_runtime::{Buffer, Device, Error, Label, Result, Stream};
+use thalweg_runtime::{Buffer, Device, Error, ExternalMemory, Label, Result, Stream};
 
 use crate::autograd::{AutogradMeta, GradientEdge, ViewOf, is_grad_enabled, no_grad};
 use crate::caller::{at_line, creating, in_call, label_at};
@@ -131,6 +131,48 @@ impl Tensor {
             let tensor = Self::empty_on(shape, T::TENSOR_DTYPE, &stream, label)?;
             stream.copy_from_host(tensor.pointer(), T::bytes(values), label)?;
             Ok(tensor)
+        })
+    }
+
+    /// Returns a tensor over memory of another library, without a copy: the elements lie from its start on, `strides` elements apart, with
+    /// 0 for those that are repeated. What the library has queued is ordered by the caller before the device's current stream; the memory
+    /// goes back when the last tensor over it is dropped and work that used it is done ([`Buffer::external`]).
+    ///
+    /// # Errors
+    /// [`Error::is_invalid_argument`] if the elements would lie beyond the memory or its address is not that of an element.
+    #[track_caller]
+    pub fn from_external(
+        shape: &[usize],
+        strides: &[usize],
+        dtype: DType,
+        device: &Device,
+        memory: ExternalMemory,
+    ) -> Result<Self> {
+        let location = Location::caller();
+        creating("from_external", (shape, dtype, device), location, || {
+            let layout = Layout::new(shape, strides, 0)?;
+            let last = (shape.iter().zip(strides))
+                .try_fold(0usize, |last, (&extent, &stride)| {
+                    extent.saturating_sub(1).checked_mul(stride)?.checked_add(last)
+                })
+                .and_then(|last| last.checked_add(1)?.checked_mul(dtype.size_bytes()));
+            let needed = if layout.elements() == 0 { Some(0) } else { last };
+            if needed.is_none_or(|bytes| bytes as u64 > memory.size_bytes()) {
+                return Err(Error::invalid(format!(
+                    "elements with strides {strides:?} do not lie within {} bytes",
+                    memory.size_bytes()
+                )));
+            }
+            if layout.elements() > 0 && !memory.pointer().address().is_multiple_of(dtype.size_bytes() as u64)
+            {
+                return Err(Error::invalid(format!(
+                    "the address {:#x} is no multiple of the {} bytes of an element; copy the tensor before",
+                    memory.pointer().address(),
+                    dtype.size_bytes()
+                )));
+            }
+            let buffer = Buffer::external(&device.current_stream(), memory)?;
+            Ok(Self::over(Arc::new(Storage::new(buffer)), layout, dtype))
         })
     }
 

@@ -60,7 +60,7 @@ impl Tensor {
         in_call("select", &[self], Location::caller(), || {
             let at = self.layout().dimension(dimension)?;
             if index >= self.shape()[at] {
-                return Err(Error::invalid(format!(
+                return Err(Error::index(format!(
                     "index {index} is out of range: dimension {dimension} of shape {:?} has {} elements",
                     self.shape(),
                     self.shape()[at]
@@ -104,7 +104,7 @@ impl Tensor {
             let rank = self.rank() as i64 + 1;
             let at = if dimension < 0 { dimension + rank } else { dimension };
             if !(0..rank).contains(&at) {
-                return Err(Error::invalid(format!(
+                return Err(Error::index(format!(
                     "dimension {dimension} is out of range for shape {:?} (expected {} to {})",
                     self.shape(),
                     -rank,

@@ -22,7 +22,7 @@ import thalweg_torch
 
 aten = torch.ops.aten
 ALL = ["_softmax", "_log_softmax", "_softmax_backward_data", "_log_softmax_backward_data", "native_layer_norm",
-       "native_layer_norm_backward", "embedding_dense_backward", "_fused_rms_norm", "_fused_rms_norm_backward"]
+       "native_layer_norm_backward", "native_group_norm", "embedding_dense_backward", "_fused_rms_norm", "_fused_rms_norm_backward"]
 # Rows of a table of embeddings.
 EMBEDDINGS = 50304
 # With its gradient, as one case.
@@ -45,6 +45,11 @@ class Case:
             self.weight = numbers((columns,), dtype, device, 3) + 1
             self.bias = numbers((columns,), dtype, device, 4)
             _, self.mean, self.deviation = self.norm(self.x, self.weight, self.bias)
+        elif operator == "native_group_norm":
+            # A row is a group of channels of an instance.
+            self.groups, self.channels = 8 if rows % 8 == 0 else rows, 2 if columns % 2 == 0 else 1
+            self.x = self.x.view(rows // self.groups, self.groups * self.channels, columns // self.channels)
+            self.weight, self.bias = (numbers(self.x.shape[1:2], dtype, device, seed) + 1 for seed in (3, 4))
         elif "rms_norm" in operator:
             self.weight = numbers((columns,), dtype, device, 3) + 1
             _, self.root = aten._fused_rms_norm(self.x, [columns], self.weight, 1e-5)
@@ -72,6 +77,8 @@ class Case:
             return (getattr(aten, self.operator)(self.gradient, self.x, 1, self.dtype),)
         if self.operator == "embedding_dense_backward":
             return (aten.embedding_dense_backward(self.gradient, self.indices, self.table, -1, False),)
+        if self.operator == "native_group_norm":
+            return aten.native_group_norm(self.x, self.weight, self.bias, *self.x.shape, self.groups, 1e-5)
         if self.operator == "_fused_rms_norm":
             return aten._fused_rms_norm(self.x, [self.columns], self.weight, 1e-5)
         if self.operator == "_fused_rms_norm_backward":
@@ -106,6 +113,12 @@ class Case:
             slope = (gradient * weight * x * root).mean(1, keepdim=True)
             return (root * (gradient * weight - x * root * slope),)
         bias = self.bias.double()
+        if self.operator == "native_group_norm":
+            parts = x.view(-1, self.groups, self.channels * x.shape[2])
+            mean = parts.mean(2, keepdim=True)
+            deviation = 1 / ((parts - mean).square().mean(2, keepdim=True) + 1e-5).sqrt()
+            result = ((parts - mean) * deviation).view(x.shape) * weight[:, None] + bias[:, None]
+            return result, mean[..., 0], deviation[..., 0]
         if self.operator == "native_layer_norm":
             mean = x.mean(1, keepdim=True)
             deviation = 1 / ((x - mean).square().mean(1, keepdim=True) + 1e-5).sqrt()
@@ -237,7 +250,7 @@ def check(device):
     if device == "cuda":
         load_all((dtype, columns) for dtype in dtypes for _, columns in shapes)
     for dtype in dtypes:
-        for operator in ALL if device == "cuda" else ALL[:7]:
+        for operator in ALL if device == "cuda" else ALL[:8]:
             worst = [0.0, 0.0]
             for rows, columns in shapes:
                 if operator == "embedding_dense_backward" and columns > 2048:

@@ -173,12 +173,12 @@ pub(crate) fn dimension(tensor: &Tensor, dim: i64) -> Result<usize> {
     if (-rank..rank).contains(&dim) {
         return Ok(dim.rem_euclid(rank) as usize);
     }
-    Err(Error::invalid(match rank {
-        0 => "a scalar has no dimension to divide: give it one".to_owned(),
-        _ => format!(
+    Err(match rank {
+        0 => Error::invalid("a scalar has no dimension to divide: give it one"),
+        _ => Error::index(format!(
             "Dimension out of range (expected to be in range of [{}, {}], but got {dim})",
             -rank,
             rank - 1
-        ),
-    }))
+        )),
+    })
 }

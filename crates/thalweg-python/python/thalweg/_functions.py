@@ -3,6 +3,7 @@
 import math
 
 from . import _core
+from ._dlpack import from_cuda_array
 
 __all__ = [
     "as_tensor", "asarray", "atleast_1d", "atleast_2d", "atleast_3d", "block_diag", "broadcast_tensors", "cartesian_prod", "einsum",
@@ -124,7 +125,9 @@ def get_deterministic_debug_mode():
 
 
 def as_tensor(data, dtype=None, device=None):
-    """Returns data as a tensor; a tensor that fits is returned itself, everything else is copied."""
+    """Returns data as a tensor; a tensor that fits is returned itself, a GPU's memory is used where it lies, everything else is copied."""
+    if not isinstance(data, _core.Tensor) and hasattr(data, "__cuda_array_interface__"):
+        data = from_cuda_array(data)
     if isinstance(data, _core.Tensor):
         return data.to(device=device, dtype=dtype) if device is not None or dtype is not None else data
     return _core.tensor(data, dtype=dtype, device=device)

@@ -5,11 +5,12 @@ use std::sync::Arc;
 use thalweg_driver::{BlockKind, DevicePointer, Label, UseKind};
 use thalweg_memory::{AllocationError, Block};
 
+use super::external::External;
 use super::graph_output::GraphOutput;
 use crate::device::from_allocation;
 use crate::{Device, Result, Stream};
 
-/// A piece of device memory from the caching allocator. It belongs to the stream it was allocated on: work there may use it
+/// A piece of device memory from the caching allocator, or of [another library](Self::external). It belongs to the stream it was allocated on: work there may use it
 /// at once, and dropping it lets later work of that stream have it. Use on another stream needs order (an event), and
 /// [`Buffer::record_use`] or [`Buffer::record_stream`] before the drop.
 pub struct Buffer {
@@ -23,6 +24,8 @@ pub(super) enum Memory {
     Owned(Block),
     /// A graph pool's ([`OutputHandle`]).
     GraphOutput(Arc<GraphOutput>),
+    /// Another library's.
+    External(External),
 }
 
 impl Buffer {
@@ -58,6 +61,7 @@ impl Buffer {
         match &self.memory {
             Memory::Owned(block) => DevicePointer::new(block.address()),
             Memory::GraphOutput(output) => output.pointer(),
+            Memory::External(external) => external.pointer(),
         }
     }
 
@@ -66,6 +70,7 @@ impl Buffer {
         match &self.memory {
             Memory::Owned(block) => block.requested_bytes(),
             Memory::GraphOutput(output) => output.size_bytes(),
+            Memory::External(external) => external.size_bytes(),
         }
     }
 
@@ -76,6 +81,7 @@ impl Buffer {
         match &self.memory {
             Memory::Owned(block) => block.record_stream(stream.id()),
             Memory::GraphOutput(output) => output.record(stream, UseKind::UntilFree),
+            Memory::External(external) => external.record(stream),
         }
         self.recorded(stream, UseKind::UntilFree, Label::here("record_stream"));
     }
@@ -88,6 +94,7 @@ impl Buffer {
         match &self.memory {
             Memory::Owned(block) => block.record_use(stream.id()),
             Memory::GraphOutput(output) => output.record(stream, UseKind::SoFar),
+            Memory::External(external) => external.record(stream),
         }
         self.recorded(stream, UseKind::SoFar, Label::here("record_use"));
     }
@@ -97,7 +104,7 @@ impl Buffer {
     pub fn is_used_only_on(&self, stream: &Stream) -> bool {
         match &self.memory {
             Memory::Owned(block) => block.is_used_only_on(stream.id()),
-            Memory::GraphOutput(_) => false,
+            Memory::GraphOutput(_) | Memory::External(_) => false,
         }
     }
 
@@ -142,6 +149,7 @@ impl Drop for Buffer {
             return match &mut self.memory {
                 Memory::Owned(block) => block.abandon(),
                 Memory::GraphOutput(output) => std::mem::forget(output.clone()),
+                Memory::External(external) => external.abandon(),
             };
         }
         match &mut self.memory {
@@ -154,6 +162,7 @@ impl Drop for Buffer {
                 }
             }
             Memory::GraphOutput(output) => output.give_back(),
+            Memory::External(external) => external.give_back(),
         }
     }
 }

@@ -224,7 +224,7 @@ impl Buffer {
         let output = GraphOutput::new(pool, block.address(), block.requested_bytes(), label);
         match std::mem::replace(&mut self.memory, Memory::GraphOutput(output.clone())) {
             Memory::Owned(block) => Ok((HeldMemory::new(block), OutputHandle(output))),
-            Memory::GraphOutput(_) => unreachable!("looked at above"),
+            Memory::GraphOutput(_) | Memory::External(_) => unreachable!("looked at above"),
         }
     }
 }

@@ -5,6 +5,7 @@
 
 mod buffer;
 mod captures;
+mod external;
 mod graph_output;
 mod managed;
 mod outside;

@@ -102,7 +102,7 @@ impl Buffer {
         let (device, size_bytes) = (self.device(), self.size_bytes());
         let Memory::Owned(block) = &self.memory else {
             return Err(Error::invalid(format!(
-                "{device}: sharing a buffer of {size_bytes} bytes: it is an output of a graph, which will write it again; share a copy"
+                "{device}: sharing a buffer of {size_bytes} bytes: it is an output of a graph, which will write it again, or memory of another library; share a copy"
             )));
         };
         let shared = block.share().map_err(|error| {

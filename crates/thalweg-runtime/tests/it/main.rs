@@ -11,6 +11,7 @@ mod devices;
 mod disk_cache;
 mod environment;
 mod events;
+mod external_memory;
 mod faults;
 mod graph;
 mod graph_outputs;

@@ -271,7 +271,7 @@ impl Frame {
     /// Refuses what is not what the first run saved, in PyTorch's words.
     fn check(&self, run: &Run, state: &RunState) -> Result<()> {
         let places = run.places.len();
-        let at = |why: String| Err(Error::invalid(format!("checkpoint ({}): {why}", self.location)));
+        let at = |why: String| Err(Error::recomputation(format!("checkpoint ({}): {why}", self.location)));
         if state.count > places {
             return at(format!(
                 "trying to save more tensors during recomputation than during the original forward pass ({} and {places})",

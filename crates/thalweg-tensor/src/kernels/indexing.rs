@@ -428,7 +428,7 @@ pub(crate) fn index_copy(
         return Ok(());
     }
     if target.shape()[dimension] == 0 {
-        return Err(Error::invalid(format!("index is out of bounds for dimension {dimension} with size 0")));
+        return Err(Error::index(format!("index is out of bounds for dimension {dimension} with size 0")));
     }
     let Some((shape, strides)) = around(target, dimension)? else {
         return Err(Error::invalid(format!(

@@ -137,7 +137,7 @@ fn check_sizes(operator: &LoopOp, tensors: &[&Tensor], sizes: &[usize]) -> Resul
 fn check_dimensions(list: &[usize], tensor: &Tensor) -> Result<()> {
     for (index, &dimension) in list.iter().enumerate() {
         if dimension >= tensor.rank() {
-            return Err(Error::invalid(format!(
+            return Err(Error::index(format!(
                 "dimension {dimension} is out of range for shape {:?}",
                 tensor.shape()
             )));

@@ -168,7 +168,7 @@ impl Indexed {
     fn new(call: &Call<'_>, x: &Tensor) -> Result<Option<Self>> {
         let list = expanded(call, x)?;
         if list.len() > x.rank() {
-            return Err(Error::invalid(format!(
+            return Err(Error::index(format!(
                 "too many indices for tensor of dimension {} (got {})",
                 x.rank(),
                 list.len()
@@ -181,7 +181,7 @@ impl Indexed {
             shape = broadcast_shapes(&shape, index.shape()).map_err(|_| {
                 let shapes: Vec<String> =
                     list.iter().flatten().map(|index| format!("{:?}", index.shape())).collect();
-                Error::invalid(format!(
+                Error::index(format!(
                     "shape mismatch: indexing tensors could not be broadcast together with shapes {}",
                     shapes.join(", ")
                 ))
@@ -193,7 +193,7 @@ impl Indexed {
             let index = list[dim].as_ref().expect("it is indexed");
             let extent = x.shape()[dim];
             if extent == 0 && places.elements() > 0 {
-                return Err(Error::invalid(format!(
+                return Err(Error::index(format!(
                     "index is out of bounds for dimension with size 0 (dimension {dim} of {:?})",
                     x.shape()
                 )));
@@ -297,7 +297,7 @@ fn expanded(call: &Call<'_>, x: &Tensor) -> Result<Vec<Option<Tensor>>> {
             Some((mask, DType::Bool | DType::U8)) => {
                 for (dim, &extent) in mask.shape().iter().enumerate() {
                     if x.shape().get(list.len() + dim) != Some(&extent) {
-                        return Err(Error::invalid(format!(
+                        return Err(Error::index(format!(
                             "The shape of the mask {:?} at index {dim} does not match the shape of the indexed tensor {:?} at index \
                              {}",
                             mask.shape(),
@@ -309,9 +309,7 @@ fn expanded(call: &Call<'_>, x: &Tensor) -> Result<Vec<Option<Tensor>>> {
                 list.extend(coordinates(mask)?.into_iter().map(Some));
             }
             Some(_) => {
-                return Err(Error::invalid(
-                    "tensors used as indices must be long, int, byte or bool tensors",
-                ));
+                return Err(Error::index("tensors used as indices must be long, int, byte or bool tensors"));
             }
         }
     }

@@ -146,7 +146,7 @@ fn empty_permuted(call: &Call<'_>) -> Result<Tensor> {
             Some(slot) if *slot == usize::MAX => *slot = place,
             Some(_) => return Err(Error::invalid("Duplicate dim not allowed")),
             None => {
-                return Err(Error::invalid(format!(
+                return Err(Error::index(format!(
                     "Dimension out of range (expected to be between 0 and {}, but got {dim} at index {place})",
                     size.len() as i64 - 1
                 )));

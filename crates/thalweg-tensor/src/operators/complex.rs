@@ -552,7 +552,7 @@ fn over_parts(call: &Call<'_>) -> Result<Tensors> {
     if let Some(dimension) =
         reduced.flat_map(|list| list.iter()).find(|&&dimension| !(0..rank as i64).contains(&dimension))
     {
-        return Err(Error::invalid(format!("dimension {dimension} is out of range for {rank} dimensions")));
+        return Err(Error::index(format!("dimension {dimension} is out of range for {rank} dimensions")));
     }
     with_first(call, &parts)?.swap_remove(0).contiguous()?.view_as_complex().map(single)
 }

@@ -161,7 +161,7 @@ pub(super) fn wrap(dim: i64, rank: usize) -> Result<usize> {
     if (-count..count).contains(&dim) {
         return Ok(dim.rem_euclid(count) as usize);
     }
-    Err(Error::invalid(format!(
+    Err(Error::index(format!(
         "Dimension out of range (expected to be in range of [{}, {}], but got {dim})",
         -count,
         count - 1
@@ -388,7 +388,7 @@ pub(super) fn select(x: &Tensor, dim: i64, index: i64) -> Result<Tensor> {
     let at = wrap(dim, x.rank())?;
     let extent = x.shape()[at] as i64;
     if !(-extent..extent).contains(&index) {
-        return Err(Error::invalid(format!(
+        return Err(Error::index(format!(
             "select(): index {index} out of range for tensor of size {:?} at dimension {at}",
             x.shape()
         )));
@@ -432,7 +432,7 @@ fn narrow(call: &Call<'_>) -> Result<Tensor> {
     }
     let extent = x.shape()[dim] as i64;
     if !(-extent..=extent).contains(&start) {
-        return Err(Error::invalid(format!(
+        return Err(Error::index(format!(
             "start out of range (expected to be in range of [{}, {extent}], but got {start})",
             -extent
         )));

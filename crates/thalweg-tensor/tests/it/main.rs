@@ -20,6 +20,7 @@ mod dispatch;
 mod display;
 mod ergonomics;
 mod errors;
+mod external;
 mod factories;
 mod fused_attention;
 mod general_matrices;

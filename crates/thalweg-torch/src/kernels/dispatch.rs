@@ -1,7 +1,7 @@
 //! A call of PyTorch's, handed to the operator's function.
 
 use super::libtorch::Stack;
-use super::{Kernels, Operator, copies, embedding, loss, operators, reductions, rms};
+use super::{Kernels, Operator, copies, embedding, group, loss, operators, reductions, rms};
 
 impl Operator {
     /// Carries a call of PyTorch's out.
@@ -19,6 +19,7 @@ impl Operator {
             Self::EmbeddingBackward => embedding::backward(kernels, &stack),
             Self::RmsNorm => rms::forward(kernels, &stack),
             Self::RmsNormBackward => rms::backward(kernels, &stack),
+            Self::GroupNorm => group::forward(kernels, &stack),
             Self::CrossEntropy => loss::forward(kernels, &stack),
             Self::CrossEntropyBackward => loss::backward(kernels, &stack),
             Self::Sum | Self::Mean | Self::Amax | Self::LogSumExp => reductions::call(kernels, self, &stack),

@@ -22,6 +22,7 @@
 mod copies;
 mod dispatch;
 mod embedding;
+mod group;
 mod libtorch;
 mod loss;
 mod operators;
@@ -63,6 +64,7 @@ enum Operator {
     LayerNormBackward,
     RmsNorm,
     RmsNormBackward,
+    GroupNorm,
     EmbeddingBackward,
     CrossEntropy,
     CrossEntropyBackward,
@@ -74,7 +76,7 @@ enum Operator {
 }
 
 impl Operator {
-    const ALL: [Self; 16] = [
+    const ALL: [Self; 17] = [
         Self::Softmax,
         Self::LogSoftmax,
         Self::SoftmaxBackward,
@@ -83,6 +85,7 @@ impl Operator {
         Self::LayerNormBackward,
         Self::RmsNorm,
         Self::RmsNormBackward,
+        Self::GroupNorm,
         Self::EmbeddingBackward,
         Self::CrossEntropy,
         Self::CrossEntropyBackward,
@@ -104,6 +107,7 @@ impl Operator {
             Self::LayerNormBackward => "native_layer_norm_backward",
             Self::RmsNorm => "_fused_rms_norm",
             Self::RmsNormBackward => "_fused_rms_norm_backward",
+            Self::GroupNorm => "native_group_norm",
             Self::EmbeddingBackward => "embedding_dense_backward",
             Self::CrossEntropy => "cross_entropy_loss",
             Self::CrossEntropyBackward => "cross_entropy_loss_backward",
@@ -145,6 +149,7 @@ impl Operator {
             Self::LayerNormBackward => boxed!(LayerNormBackward),
             Self::RmsNorm => boxed!(RmsNorm),
             Self::RmsNormBackward => boxed!(RmsNormBackward),
+            Self::GroupNorm => boxed!(GroupNorm),
             Self::EmbeddingBackward => boxed!(EmbeddingBackward),
             Self::CrossEntropy => boxed!(CrossEntropy),
             Self::CrossEntropyBackward => boxed!(CrossEntropyBackward),
@@ -166,6 +171,7 @@ impl Operator {
             Self::LayerNormBackward => originals.layer_norm_backward.is_some(),
             Self::RmsNorm => originals.rms_norm.is_some(),
             Self::RmsNormBackward => originals.rms_norm_backward.is_some(),
+            Self::GroupNorm => originals.group_norm.is_some(),
             Self::EmbeddingBackward => originals.embedding_backward.is_some(),
             Self::Sum => originals.sum.is_some(),
             Self::Mean => originals.mean.is_some(),

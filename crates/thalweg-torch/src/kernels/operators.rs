@@ -8,6 +8,7 @@ use std::ops::Range;
 use smallvec::SmallVec;
 use thalweg_ir::DType;
 
+use super::group::Channels;
 use super::libtorch::{Libtorch, Stack, Tensor};
 use super::original::{BackwardArguments, ForwardArguments, Mask, NormArguments, NormBackwardArguments};
 use super::rows::{Computation, RowCall};
@@ -25,6 +26,8 @@ pub(super) struct Matrix {
     before: u64,
     pub(super) columns: u64,
     after: u64,
+    /// Of rows that are groups of channels.
+    channels: Option<Channels>,
 }
 
 /// Returns what a contiguous tensor is whose last `inner` dimensions are a row; `None` if it has no elements, too few dimensions, or a dtype
@@ -44,7 +47,7 @@ pub(super) fn matrix_along(tensor: &Tensor<'_>, row: Range<usize>) -> Option<Mat
         return None;
     }
     let dtype = tensor.dtype().filter(|dtype| dtype.is_floating_point())?;
-    Some(Matrix { sizes, dtype, device, before, columns, after })
+    Some(Matrix { sizes, dtype, device, before, columns, after, channels: None })
 }
 
 /// Returns the place of a dimension, from the front or the back, in a rank; `None` if there is none.
@@ -62,6 +65,12 @@ fn matrix_of_dimension(tensor: &Tensor<'_>, dimension: i64) -> Option<Matrix> {
 impl Matrix {
     pub(super) fn rows(&self) -> u64 {
         self.before * self.after
+    }
+
+    /// Returns the same points as so many rows, each a group of channels.
+    pub(super) fn of_channels(self, channels: Channels, rows: u64) -> Self {
+        let columns = self.rows() * self.columns / rows;
+        Self { before: rows, columns, after: 1, channels: Some(channels), ..self }
     }
 
     /// Returns the class of a call over these rows.
@@ -122,6 +131,7 @@ impl<'k> Attempt<'k> {
             before: matrix.before,
             columns: matrix.columns,
             after: matrix.after,
+            channels: matrix.channels,
             scalars,
             inputs: &inputs,
             outputs: &outputs,

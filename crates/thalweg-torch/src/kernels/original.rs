@@ -71,6 +71,17 @@ pub(crate) struct OptionalNumber {
     pub(crate) is_there: bool,
 }
 
+type GroupNorm = unsafe extern "C-unwind" fn(
+    *mut Word,
+    Handle,
+    *const OptionalTensor,
+    *const OptionalTensor,
+    i64,
+    i64,
+    i64,
+    i64,
+    f64,
+);
 type EmbeddingBackward = unsafe extern "C-unwind" fn(*mut Word, Handle, Handle, i64, i64, bool);
 type Rms =
     unsafe extern "C-unwind" fn(*mut Word, Handle, ArrayRef, *const OptionalTensor, *const OptionalNumber);
@@ -120,6 +131,7 @@ pub(crate) struct Originals {
     pub(crate) embedding_backward: Option<EmbeddingBackward>,
     pub(crate) rms_norm: Option<Rms>,
     pub(crate) rms_norm_backward: Option<RmsBackward>,
+    pub(crate) group_norm: Option<GroupNorm>,
     pub(crate) sum: Option<ReduceTo>,
     pub(crate) mean: Option<ReduceTo>,
     pub(crate) amax: Option<Reduce>,
@@ -162,6 +174,9 @@ impl Originals {
                     .ok(),
                 rms_norm: library.function(&name(RMS)).ok(),
                 rms_norm_backward: library.function(&name(RMS_BACKWARD)).ok(),
+                group_norm: library
+                    .function(&name("17native_group_normERKNS_6TensorERKSt8optionalIS1_ES7_lllld"))
+                    .ok(),
                 sum: library.function(&name(&format!("3sum{to}"))).ok(),
                 mean: library.function(&name(&format!("4mean{to}"))).ok(),
                 amax: library.function(&name("4amaxERKNS_6TensorEN3c108ArrayRefIlEEb")).ok(),
@@ -226,6 +241,16 @@ pub(crate) struct RmsArguments<'t> {
     pub(crate) shape: Vec<i64>,
     pub(crate) weight: Option<Tensor<'t>>,
     pub(crate) epsilon: Option<f64>,
+}
+
+/// The arguments of `native_group_norm`.
+pub(crate) struct GroupArguments<'t> {
+    pub(crate) input: Tensor<'t>,
+    pub(crate) weight: Option<Tensor<'t>>,
+    pub(crate) bias: Option<Tensor<'t>>,
+    /// Instances, channels, points of a channel, groups.
+    pub(crate) sizes: [i64; 4],
+    pub(crate) epsilon: f64,
 }
 
 /// The arguments of `_fused_rms_norm_backward`.
@@ -343,6 +368,22 @@ impl RmsArguments<'_> {
         let [root, result] =
             unsafe { words(|results| kernel(results, input, shape, weight, &raw const epsilon)) };
         [result, root]
+    }
+}
+
+impl GroupArguments<'_> {
+    /// Calls PyTorch's kernel, and returns the words of result, mean and inverse deviation.
+    pub(crate) fn call(&self, kernel: GroupNorm) -> [u64; 3] {
+        let [weight, bias] = [&self.weight, &self.bias].map(|tensor| OptionalTensor::of(tensor.as_ref()));
+        let (input, [batch, channels, plane, groups]) = (self.input.handle(), self.sizes);
+        let (weight, bias) = (&raw const weight, &raw const bias);
+        // SAFETY: as above; it writes a tuple of three tensors.
+        let [deviation, mean, result] = unsafe {
+            words(|results| {
+                kernel(results, input, weight, bias, batch, channels, plane, groups, self.epsilon);
+            })
+        };
+        [result, mean, deviation]
     }
 }
 

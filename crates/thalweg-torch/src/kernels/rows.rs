@@ -11,6 +11,7 @@ use thalweg_ops::structured::{
 use thalweg_ops::{Iteration, LaunchPlan, LoopOp, Placement, Signature, forward, gradient, plan};
 
 use super::Place;
+use super::group::{Channels, GROUP_NORM};
 use super::reductions::AMAX;
 use super::rms::{RMS_NORM, RMS_NORM_BACKWARD};
 use super::work::Work;
@@ -27,6 +28,7 @@ pub(crate) enum Computation {
     LayerNormBackward,
     RmsNorm,
     RmsNormBackward,
+    GroupNorm,
     CrossEntropy,
     CrossEntropyBackward,
     Sum,
@@ -42,7 +44,7 @@ enum Lies {
     Points,
     /// Once a row.
     Rows,
-    /// Once a column, the same for all rows.
+    /// Once a column, the same for all rows; or once a channel.
     Columns,
 }
 
@@ -65,6 +67,9 @@ impl Computation {
             Self::RmsNormBackward => {
                 ("rms_norm_backward", &RMS_NORM_BACKWARD, &[Points, Columns, Rows, Points, Points])
             }
+            Self::GroupNorm => {
+                ("group_norm_affine", &GROUP_NORM, &[Points, Columns, Columns, Points, Rows, Rows])
+            }
             Self::CrossEntropy => ("cross_entropy", &CROSS_ENTROPY_WIDE, &[Points, Rows, Rows, Rows]),
             Self::CrossEntropyBackward => {
                 ("cross_entropy_backward", &CROSS_ENTROPY_BACKWARD, &[Points, Rows, Rows, Rows, Points])
@@ -80,7 +85,7 @@ impl Computation {
     fn body(self, dtype: DType, to: DType) -> Result<(u64, Body)> {
         let (_, operator, lies) = self.parts();
         let inputs: SmallVec<[DType; 8]> = match self {
-            Self::LayerNorm => SmallVec::from_elem(dtype, 3),
+            Self::LayerNorm | Self::GroupNorm => SmallVec::from_elem(dtype, 3),
             Self::RmsNorm => SmallVec::from_elem(dtype, 2),
             Self::LayerNormBackward | Self::RmsNormBackward => {
                 let inputs = lies[..operator.input_count].iter();
@@ -116,6 +121,8 @@ pub(crate) struct RowCall<'a> {
     pub(crate) before: u64,
     pub(crate) columns: u64,
     pub(crate) after: u64,
+    /// Where rows are groups of channels, and what lies once a column lies once a channel.
+    pub(super) channels: Option<Channels>,
     pub(crate) scalars: &'a [u64],
     pub(crate) inputs: &'a [u64],
     pub(crate) outputs: &'a [u64],
@@ -137,9 +144,42 @@ impl RowCall<'_> {
         Placement::Strided { rows: SmallVec::from_slice(rows), inner }
     }
 
+    /// As [`placed`](Self::placed), of rows that are groups of channels: (instances, groups) by (channels, points).
+    fn placed_by_channel(
+        &self,
+        lies: Lies,
+        is_output: bool,
+        Channels { groups, plane }: Channels,
+    ) -> Placement {
+        let columns = self.columns;
+        let (rows, inner) = match lies {
+            Lies::Points => ([groups * columns, columns], [plane, 1]),
+            Lies::Rows => ([groups, 1], [0, 0]),
+            Lies::Columns => ([0, columns / plane], [1, 0]),
+        };
+        let is_row_output = lies == Lies::Rows && is_output;
+        let inner = if is_row_output { SmallVec::new() } else { SmallVec::from_slice(&inner) };
+        Placement::Strided { rows: SmallVec::from_slice(&rows), inner }
+    }
+
     fn plan(&self, alignment_bytes: u64) -> Result<(u64, Body, LaunchPlan)> {
         let (id, body) = self.computation.body(self.dtype, self.to)?;
         let (_, _, lies) = self.computation.parts();
+        if let Some(channels) = self.channels {
+            let operands = lies
+                .iter()
+                .enumerate()
+                .map(|(number, &lies)| self.placed_by_channel(lies, number >= body.inputs.len(), channels));
+            let Channels { groups, plane } = channels;
+            let iteration = Iteration {
+                rows: SmallVec::from_slice(&[self.before / groups, groups]),
+                inner: SmallVec::from_slice(&[self.columns / plane, plane]),
+                operands: operands.collect(),
+                alignment_bytes,
+            };
+            let plan = plan(&body, &iteration);
+            return Ok((id, body, plan));
+        }
         let operands =
             lies.iter().enumerate().map(|(number, &lies)| self.placed(lies, number >= body.inputs.len()));
         let rows = [self.before, self.after];
@@ -165,7 +205,13 @@ impl RowCall<'_> {
             name: self.computation.parts().0,
             number: self.computation as u64,
             dtypes: [self.dtype, self.to],
-            extents: &[self.before, self.columns, self.after],
+            extents: &[
+                self.before,
+                self.columns,
+                self.after,
+                self.channels.map_or(0, |channels| channels.groups),
+                self.channels.map_or(0, |channels| channels.plane),
+            ],
             plan: &|alignment_bytes| self.plan(alignment_bytes),
             scalars: self.scalars,
             inputs: self.inputs,

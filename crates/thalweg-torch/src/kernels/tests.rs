@@ -112,6 +112,7 @@ fn implementation<'a>(handle: Handle) -> &'a Implementation {
 
 mod shim;
 
+mod group;
 mod more;
 mod own;
 
@@ -153,6 +154,7 @@ fn kernels() -> Kernels {
         embedding_backward: Some(own::embedding_backward),
         rms_norm: Some(own::rms),
         rms_norm_backward: Some(own::rms_backward),
+        group_norm: Some(own::group_norm),
         sum: Some(own::reduce_to),
         mean: Some(own::reduce_to),
         amax: Some(own::reduce),
@@ -571,7 +573,7 @@ fn registrations_are_made_once_and_taken_out() {
     let kernels = kernels();
     let operators = operators_of("", false).unwrap();
     assert!(!operators.contains(&Operator::EmbeddingBackward), "the table does not have it");
-    assert_eq!(operators_of("", true).unwrap().len(), 16);
+    assert_eq!(operators_of("", true).unwrap().len(), 17);
     kernels.register(&operators).unwrap();
     kernels.register(&operators).unwrap();
     let names: Vec<String> =

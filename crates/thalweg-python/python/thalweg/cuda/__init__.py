@@ -11,10 +11,10 @@ from .. import _core
 from .._core import OutOfMemoryError
 from . import amp, memory, nvtx, profiler, random, streams, tunable
 from . import graphs
-from .graphs import CUDAGraph, graph, graph_pool_handle, is_current_stream_capturing, make_graphed_callables
+from .graphs import Audit, CUDAGraph, audit, graph, graph_pool_handle, is_current_stream_capturing, make_graphed_callables
 from .memory import *  # noqa: F401,F403
 from .random import *  # noqa: F401,F403
-from .streams import Event, Stream
+from .streams import Event, ExternalStream, Stream, get_stream_from_external
 
 _inner = _core._cuda
 
@@ -26,10 +26,9 @@ synchronize = _inner.synchronize
 has_half, has_magma = True, False
 
 
-@functools.cache
 def is_available():
-    """Returns whether this machine has a GPU."""
-    return _inner._is_available()
+    """Returns whether this machine has a GPU. Nothing is initialised: NVML tells, so that the process may still fork."""
+    return device_count() > 0
 
 
 def is_initialized():
@@ -51,9 +50,10 @@ def is_tf32_supported():
     return get_device_capability()[0] >= 8
 
 
+@functools.cache
 def device_count():
-    """Returns the number of GPUs; without one, 0."""
-    return _inner._device_count() if is_available() else 0
+    """Returns the number of GPUs; without one, 0. Nothing is initialised: NVML tells, so that the process may still fork."""
+    return _inner._gpu_count()
 
 
 def current_device():
@@ -139,8 +139,6 @@ _LEFT_OUT = {
     "caching_allocator_alloc": "memory comes with tensors",
     "caching_allocator_delete": "memory goes with tensors",
     "caching_allocator_enable": "memory always comes from the caching allocator",
-    "ExternalStream": "streams of other libraries come with DLPack",
-    "get_stream_from_external": "streams of other libraries come with DLPack",
     "GreenContext": "contexts of part of a GPU are left out",
     "green_contexts": "contexts of part of a GPU are left out",
     "ipc_collect": "memory of other processes is in the Rust crate only",

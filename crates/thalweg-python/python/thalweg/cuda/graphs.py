@@ -1,6 +1,9 @@
 """Graphs of captured work, and functions whose forward and backward passes are graphs (`torch.cuda.graphs`)."""
 
+import types
+
 from .. import _core
+from .._html import paragraph, table
 from ..nn.module import Module
 
 _inner = _core._cuda
@@ -8,6 +11,33 @@ _inner = _core._cuda
 CUDAGraph = _inner.CUDAGraph
 graph_pool_handle = _inner.graph_pool_handle
 is_current_stream_capturing = _inner.is_current_stream_capturing
+
+
+class Audit:
+    """What `audit` found: whether a region can be captured, and each thing that stands in the way. Notebooks show it as a table."""
+
+    def __init__(self, found):
+        self._text = found.pop("text")
+        self.is_capturable = found["is_capturable"]
+        self.obstacles = [types.SimpleNamespace(**obstacle) for obstacle in found["obstacles"]]
+        self.counts = types.SimpleNamespace(**found["counts"])
+        self.code, self.host_time_saved = found["code"], found["host_time_saved"]
+
+    def __repr__(self):
+        return self._text
+
+    def _repr_html_(self):
+        title = "The region can be captured." if self.is_capturable else f"{len(self.obstacles)} obstacles to a capture."
+        counts = ", ".join(f"{number} {name.replace('_', ' ')}" for name, number in vars(self.counts).items() if number)
+        rows = [(one.operator, one.kind, one.count, one.code or "", one.detail, one.repair) for one in self.obstacles]
+        return paragraph(f"{title} It submits {counts or 'nothing'}.") + (
+            table(("operator", "obstacle", "times", "error", "what", "repair"), rows) if rows else "")
+
+
+def audit(function, *, stream=None, capture_error_mode="global"):
+    """Runs a function without arguments once, eagerly, and returns what stands in the way of capturing it with `graph`: all of it, with the
+    lines of Python and the usual repair. Blocks until the device is idle. An exception of the function is raised as it is."""
+    return Audit(_inner._audit(function, stream, capture_error_mode))
 
 
 class graph:

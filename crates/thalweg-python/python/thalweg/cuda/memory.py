@@ -1,9 +1,11 @@
 """Memory of devices (`torch.cuda.memory`): statistics, limits, snapshots and pools of the caching allocator."""
 
+import html
 import pickle
 import weakref
 
 from .. import _core
+from .._html import bar, paragraph, size
 
 _inner = _core._cuda
 
@@ -21,7 +23,6 @@ get_per_process_memory_fraction = _inner.get_per_process_memory_fraction
 host_memory_stats = _inner.host_memory_stats
 mem_get_info = _inner.mem_get_info
 memory_stats = _inner.memory_stats
-memory_summary = _inner.memory_summary
 reset_accumulated_host_memory_stats = _inner.reset_accumulated_host_memory_stats
 reset_accumulated_memory_stats = _inner.reset_accumulated_memory_stats
 reset_peak_host_memory_stats = _inner.reset_peak_host_memory_stats
@@ -35,6 +36,38 @@ def set_per_process_memory_fraction(fraction, device=None):
     if fraction < 0 or fraction > 1:
         raise ValueError(f"Invalid fraction value: {fraction}. Allowed range: 0~1")
     _inner.set_per_process_memory_fraction(fraction, device)
+
+
+class Segments(list):
+    """The segments of a snapshot, each a dictionary with its blocks. Notebooks show them as bars: blocks that tensors have, blocks that wait for a
+    stream, and what is free."""
+
+    _COLORS = {"active_allocated": "#2c6fbb", "active_pending_free": "#d9822b", "active_awaiting_free": "#d9822b"}
+
+    def _repr_html_(self):
+        greatest = max((segment["total_size"] for segment in self), default=0)
+        total, allocated = (sum(segment[name] for segment in self) for name in ("total_size", "allocated_size"))
+        lines = [paragraph(f"{len(self)} segments of {size(total)}; tensors have {size(allocated)} of it.")]
+        for segment in sorted(self, key=lambda segment: -segment["total_size"]):
+            parts = [(block["size"], self._COLORS.get(block["state"], "#dddddd"), f"{size(block['size'])} {block['state']}")
+                     for block in segment["blocks"]]
+            lines.append(f"<div>{bar(parts, greatest)} {size(segment['allocated_size'])} of {size(segment['total_size'])}, "
+                         f"stream {segment['stream']:#x}, {html.escape(str(segment['segment_type']))}</div>")
+        return "".join(lines)
+
+
+class Summary(str):
+    """The text of `memory_summary`. Notebooks keep its columns."""
+
+    __slots__ = ()
+
+    def _repr_html_(self):
+        return f"<pre>{html.escape(self)}</pre>"
+
+
+def memory_summary(device=None, abbreviated=False):
+    """Returns a table of the allocator's statistics as text, in PyTorch's form."""
+    return Summary(_inner.memory_summary(device, abbreviated))
 
 
 def _nested(flat):
@@ -67,7 +100,7 @@ def get_allocator_backend():
 def memory_snapshot(mempool_id=None, include_traces=True):
     """Returns the segments of the current device with their blocks, of all memory or of one pool (by its `id`)."""
     if mempool_id is None:
-        return pickle.loads(_inner._memory_snapshot(None, None))["segments"]
+        return Segments(pickle.loads(_inner._memory_snapshot(None, None))["segments"])
     pool = _POOLS.get(tuple(mempool_id))
     if pool is None:
         raise RuntimeError(f"memory_snapshot: there is no pool {tuple(mempool_id)}; its MemPool is gone, or it is a graph's")
@@ -127,7 +160,7 @@ class MemPool:
 
     def snapshot(self, include_traces=True):
         """Returns the segments of the pool with their blocks."""
-        return pickle.loads(_inner._memory_snapshot(self.device, self._inner))["segments"]
+        return Segments(pickle.loads(_inner._memory_snapshot(self.device, self._inner))["segments"])
 
 
 class use_mem_pool:

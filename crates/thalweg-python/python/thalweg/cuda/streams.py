@@ -5,12 +5,16 @@ from .. import _core
 Event = _core._cuda.Event
 Stream = _core._cuda.Stream
 
-__all__ = ["Event", "Stream"]
-
-_LEFT_OUT = {"ExternalStream": "streams of other libraries come with DLPack"}
+__all__ = ["Event", "ExternalStream", "Stream"]
 
 
-def __getattr__(name):
-    if name in _LEFT_OUT:
-        raise AttributeError(f"thalweg.cuda.streams.{name} is left out: {_LEFT_OUT[name]}")
-    raise AttributeError(f"module 'thalweg.cuda.streams' has no attribute '{name}'")
+class ExternalStream(Stream):
+    """A stream that another library made, by its number (`cuda_stream`). Its owner keeps it while this object is there; wrap it once."""
+
+    def __new__(cls, stream_ptr, device=None, **kwargs):
+        return super().__new__(cls, device, stream_ptr=stream_ptr)
+
+
+def get_stream_from_external(data_ptr, device=None):
+    """Returns a stream that another library made, by its number."""
+    return ExternalStream(data_ptr, device)

@@ -105,7 +105,7 @@ fn reductions_that_are_not_taken_go_to_pytorchs_kernels_as_they_came() {
 }
 
 /// Creates a view with strides of its own over these values.
-fn view(sizes: &[i64], strides: &[i64], values: &[f32]) -> u64 {
+pub(super) fn view(sizes: &[i64], strides: &[i64], values: &[f32]) -> u64 {
     let memory = tensor(&[values.len() as i64], values) as Handle;
     let address = implementation(memory).address;
     // SAFETY: a handle of the test's.

@@ -81,6 +81,27 @@ pub unsafe extern "C-unwind" fn rms(
     }
 }
 
+pub unsafe extern "C-unwind" fn group_norm(
+    results: *mut MaybeUninit<u64>,
+    input: Handle,
+    weight: *const OptionalTensor,
+    bias: *const OptionalTensor,
+    batch: i64,
+    channels: i64,
+    plane: i64,
+    groups: i64,
+    epsilon: f64,
+) {
+    let sizes = &implementation(input).sizes;
+    // SAFETY: references, as C++ gives them.
+    let [weight, bias] = unsafe { [&*weight, &*bias] }.map(|tensor| tensor.is_there);
+    asked(format!("group {sizes:?} {weight} {bias} {batch} {channels} {plane} {groups} {epsilon}"));
+    for (place, size) in [3, 2, 1].into_iter().enumerate() {
+        // SAFETY: places for three tensors.
+        unsafe { (*results.add(place)).write(world(|world| world.word(&[size], F32))) };
+    }
+}
+
 pub unsafe extern "C-unwind" fn rms_backward(
     results: *mut MaybeUninit<u64>,
     _gradient: Handle,

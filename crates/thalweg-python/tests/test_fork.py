@@ -1,0 +1,59 @@
+"""Children of `fork`: what is asked before leaves them free to use devices, and after a use they get an error that says what to do."""
+
+import os
+
+import thalweg as th
+
+
+def child(function):
+    """Returns what a function gives in a forked child, as text."""
+    read, write = os.pipe()
+    process = os.fork()
+    if process == 0:
+        try:
+            text = repr(function())
+        except Exception as error:
+            text = f"{type(error).__name__}: {error}"
+        os.write(write, text.encode())
+        os._exit(0)
+    os.close(write)
+    with os.fdopen(read) as pipe:
+        text = pipe.read()
+    assert os.waitpid(process, 0)[1] == 0, text
+    return text
+
+
+def test_a_child_after_a_use_is_told_what_to_do():
+    x = th.ones(2)
+    assert x.sum().item() == 2.0
+    calls = [
+        lambda: (x + 1).tolist(), lambda: x.tolist(), lambda: th.ones(3), lambda: x.add_(1), th.cuda.synchronize, th.cuda.Stream,
+        th.cuda.empty_cache, th.cuda.mem_get_info, lambda: th.manual_seed(1), lambda: th.nn.Linear(2, 2), lambda: th.from_dlpack(x),
+        lambda: th.cuda.Event().record(), lambda: th.zeros(2, 2) @ th.ones(2, 2), lambda: x.requires_grad_().sum().backward(),
+    ]
+    for place, call in enumerate(calls):
+        text = child(call)
+        assert text.startswith("RuntimeError: ") and "start workers with the spawn method" in text, (place, text)
+    # What touches no device goes on, and the parent is as it was.
+    assert child(lambda: (x.shape, x.dtype, th.cuda.is_available())) == repr((x.shape, x.dtype, th.cuda.is_available()))
+    assert (x + 1).tolist() == [2.0, 2.0]
+
+
+def test_availability_initializes_nothing():
+    # In a process of its own, so that nothing was used before.
+    program = """if True:
+        import os, sys
+        sys.path.insert(0, sys.argv[1])
+        import thalweg as th
+        count, found = th.cuda.device_count(), th.cuda.is_available()
+        assert found == (count > 0)
+        process = os.fork()
+        if process == 0:
+            os._exit(0 if th.arange(3).sum().item() == 3 else 1)
+        assert os.waitpid(process, 0)[1] == 0
+    """
+    import pathlib
+    import subprocess
+    import sys
+    package = str(pathlib.Path(th.__file__).parent.parent)
+    subprocess.run([sys.executable, "-c", program, package], check=True)

@@ -1,0 +1,108 @@
+//! Buffers over memory of other libraries.
+//!
+//! Such memory goes back when its owner is dropped, and only once work of this side that used it is done. No buffer waits for that when it is
+//! dropped: it records an event on each stream that used the memory, and leaves the owner in a list which later buffers of the kind look through.
+//!
+//! # Invariants
+//! - An owner is dropped once, outside of the list's lock: its drop may come back here.
+//! - Where it cannot be told when the work is done (a capture, a device that is lost, a forked child), the owner is never dropped.
+
+use std::any::Any;
+use std::sync::{Mutex, PoisonError};
+
+use thalweg_driver::{DevicePointer, ExternalMemory};
+
+use super::Buffer;
+use super::buffer::Memory;
+use crate::{Event, Result, Stream};
+
+type Owner = Box<dyn Any + Send + Sync>;
+
+/// Owners of memory that no buffer has any more, with events behind the work that used it.
+static LEAVING: Mutex<Vec<(Vec<Event>, Owner)>> = Mutex::new(Vec::new());
+
+/// The memory of a buffer that another library owns.
+pub(super) struct External {
+    /// There until the buffer is dropped.
+    memory: Option<ExternalMemory>,
+    pointer: DevicePointer,
+    size_bytes: u64,
+    streams: Mutex<Vec<Stream>>,
+}
+
+impl External {
+    pub(super) fn pointer(&self) -> DevicePointer {
+        self.pointer
+    }
+
+    pub(super) fn size_bytes(&self) -> u64 {
+        self.size_bytes
+    }
+
+    /// Notes that work on a stream uses the memory.
+    pub(super) fn record(&self, stream: &Stream) {
+        let mut streams = self.streams.lock().unwrap_or_else(PoisonError::into_inner);
+        if streams.iter().all(|known| known.id() != stream.id()) {
+            streams.push(stream.clone());
+        }
+    }
+
+    /// Gives the memory back when the streams are done with it.
+    pub(super) fn give_back(&mut self) {
+        let Some(memory) = self.memory.take() else { return };
+        let streams = std::mem::take(self.streams.get_mut().unwrap_or_else(PoisonError::into_inner));
+        match streams.iter().map(recorded).collect::<Option<Vec<_>>>() {
+            Some(events) => leave(events, memory.into_owner()),
+            None => std::mem::forget(memory),
+        }
+    }
+
+    /// Keeps the memory for as long as the process lives.
+    pub(super) fn abandon(&mut self) {
+        std::mem::forget(self.memory.take());
+    }
+}
+
+/// Returns an event behind the work that a stream has; none where none can be recorded that the host may ask.
+fn recorded(stream: &Stream) -> Option<Event> {
+    if stream.is_capturing().ok()? {
+        return None;
+    }
+    stream.record_event().ok()
+}
+
+/// Drops the owners whose work is done, this one among them if so.
+fn leave(events: Vec<Event>, owner: Owner) {
+    let mut leaving = LEAVING.lock().unwrap_or_else(PoisonError::into_inner);
+    leaving.push((events, owner));
+    drop(leaving);
+    collect();
+}
+
+/// Drops the owners whose work is done.
+fn collect() {
+    let is_done = |events: &[Event]| events.iter().all(|event| event.query().unwrap_or(false));
+    let mut leaving = LEAVING.lock().unwrap_or_else(PoisonError::into_inner);
+    let (done, rest): (Vec<_>, Vec<_>) = leaving.drain(..).partition(|(events, _)| is_done(events));
+    *leaving = rest;
+    drop(leaving);
+    drop(done);
+}
+
+impl Buffer {
+    /// Returns a buffer over memory of another library, without a copy. Work on `stream` may use it at once: what its owner has queued there
+    /// is ordered by the caller. When the buffer is dropped the owner is, too, as soon as the streams that used it are done: a later buffer of
+    /// this kind that is made or dropped sees to that.
+    ///
+    /// # Errors
+    /// In a forked child of the process that opened the device.
+    pub fn external(stream: &Stream, memory: ExternalMemory) -> Result<Self> {
+        let device = stream.device();
+        device.check_process("Buffer::external")?;
+        collect();
+        let (pointer, size_bytes) = (memory.pointer(), memory.size_bytes());
+        let streams = Mutex::new(vec![stream.clone()]);
+        let memory = Memory::External(External { memory: Some(memory), pointer, size_bytes, streams });
+        Ok(Self { device: device.clone(), memory })
+    }
+}
