@@ -193,6 +193,12 @@ impl<D: Dataset> DataLoader<D> {
         self.len() == 0
     }
 
+    /// Sets the number of the next epoch, from 0 on, which decides its order where a loader shuffles
+    /// (`torch.utils.data.DistributedSampler.set_epoch`): for training that is resumed.
+    pub fn set_epoch(&mut self, epoch: u64) {
+        self.epoch = epoch;
+    }
+
     /// Begins the next epoch, and returns its batches: a tensor per field, whose first extent is that of the batch.
     ///
     /// # Errors

@@ -5,6 +5,7 @@
 //! - [`models`]: GPT-2, BERT, Llama and residual networks, whose checkpoints load by name.
 //! - [`module`]: functions with parameters (`torch.nn`).
 //! - [`optim`]: optimizers, schedules of learning rates, clipping and scaling of gradients (`torch.optim`).
+//! - [`progress`]: a progress bar.
 //! - [`serialize`]: tensors in files, `safetensors` and PyTorch's own.
 //! - [`summary`]: numbers of a run over its steps, for TensorBoard and as JSON lines.
 //!
@@ -21,5 +22,6 @@ pub mod functional;
 pub mod models;
 pub mod module;
 pub mod optim;
+pub mod progress;
 pub mod serialize;
 pub mod summary;

@@ -135,3 +135,13 @@ fn copies_are_ordered_before_the_work_and_memory_is_not_reused_too_early() {
         Ok(())
     });
 }
+
+#[test]
+fn an_epoch_that_is_set_has_the_order_that_it_would_have_had() {
+    let options = || DataLoaderOptions { batch_size: 4, shuffle: Some(3), ..DataLoaderOptions::default() };
+    let mut whole = loader(Numbers::new(10), options());
+    let epochs: Vec<_> = (0..3).map(|_| squares(&mut whole)).collect();
+    let mut resumed = loader(Numbers::new(10), options());
+    resumed.set_epoch(2);
+    assert_eq!(squares(&mut resumed), epochs[2]);
+}

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use thalweg_ir::{DType, c128};
 use thalweg_nn::module::{Forward, Linear, Module, ReLU, Sequential, StateDict};
+use thalweg_nn::optim::{AdamW, AdamWOptions, OptimizerState};
 use thalweg_nn::serialize::{Object, SafeTensorsFile, load, load_file, save, save_file};
 use thalweg_tensor::Tensor;
 use thalweg_tensor::random::Generator;
@@ -185,4 +186,51 @@ fn tensors_larger_than_a_piece_are_whole() {
     let read = load_file(&scratch.0, &device()).unwrap()["large"].to_vec::<f32>().unwrap();
     assert!(read.iter().enumerate().all(|(place, &value)| value == place as f32));
     assert_eq!(read.len(), count);
+}
+
+#[test]
+fn an_optimizer_goes_on_from_a_file_by_pytorchs_keys() {
+    let parameter =
+        |start: f32| Tensor::from_slice(&[start, -start], &[2], &device()).unwrap().requires_grad_().unwrap();
+    let options = AdamWOptions { learning_rate: 0.25, amsgrad: true, ..AdamWOptions::default() };
+    let steps = |optimizer: &AdamW, parameter: &Tensor, factors: &[f64]| {
+        for &factor in factors {
+            optimizer.zero_grad();
+            parameter
+                .mul_scalar(factor)
+                .unwrap()
+                .square()
+                .unwrap()
+                .sum(&[], false)
+                .unwrap()
+                .backward()
+                .unwrap();
+            optimizer.step().unwrap();
+        }
+    };
+    let whole = parameter(2.0);
+    let first = AdamW::new(vec![whole.clone()], options).unwrap();
+    steps(&first, &whole, &[1.0, 3.0]);
+    let scratch = Scratch::new("optimizer.pt");
+    save(&first.state_dict().into(), &scratch.0).unwrap();
+    let half = whole.deep_clone().unwrap().detach().requires_grad_().unwrap();
+    steps(&first, &whole, &[0.5, 2.0]);
+
+    let saved = load(&scratch.0, &device()).unwrap();
+    let Some(Object::List(groups)) = saved.get("param_groups") else { panic!("groups: {saved:?}") };
+    assert!(matches!(groups[0].get("betas"), Some(Object::Tuple(betas)) if betas.len() == 2), "{groups:?}");
+    assert!(matches!(groups[0].get("lr"), Some(Object::Float(0.25))), "{groups:?}");
+    let state: OptimizerState = saved.optimizer_state().unwrap();
+    assert_eq!(
+        state.state[&0].keys().collect::<Vec<_>>(),
+        ["exp_avg", "exp_avg_sq", "max_exp_avg_sq", "step"]
+    );
+    assert_eq!(state.param_groups, first.state_dict().param_groups);
+    let mut second = AdamW::new(vec![half.clone()], AdamWOptions::default()).unwrap();
+    second.load_state_dict(&state).unwrap_err();
+    let mut second = AdamW::new(vec![half.clone()], AdamWOptions { learning_rate: 1.0, ..options }).unwrap();
+    second.load_state_dict(&state).unwrap();
+    steps(&second, &half, &[0.5, 2.0]);
+    assert_eq!(values(&half), values(&whole), "bit by bit");
+    assert!(Object::Dict(Vec::new()).optimizer_state().is_none());
 }

@@ -24,7 +24,7 @@ fn small_device() -> Device {
 }
 
 /// Tensors of many shapes, layouts and dtypes: scalars, empty ones, expanded ones, indices in range and out of it.
-fn tensors(device: &Device) -> Vec<Tensor> {
+pub fn tensors(device: &Device) -> Vec<Tensor> {
     let mut list = Vec::new();
     let ramp = |shape: &[usize]| {
         let count: usize = shape.iter().product();
@@ -65,7 +65,7 @@ fn tensors(device: &Device) -> Vec<Tensor> {
 
 /// The tensors that the operators of the table are mostly for: rows, classes of rows, a generator's state, packed heads, images,
 /// columns of images.
-fn typical(device: &Device) -> Vec<Tensor> {
+pub fn typical(device: &Device) -> Vec<Tensor> {
     let ones = |shape: &[usize], dtype| Tensor::ones(shape, dtype, device).unwrap();
     let floats: [&[usize]; 9] =
         [&[2, 3], &[2, 3], &[3], &[2], &[2, 2, 3, 2], &[2, 2, 4, 4], &[2, 32], &[2, 3, 3], &[2, 3, 3]];
@@ -74,7 +74,7 @@ fn typical(device: &Device) -> Vec<Tensor> {
     leaves.into_iter().chain(integers.map(|shape| ones(shape, DType::I64))).collect()
 }
 
-fn numbers() -> Vec<Scalar> {
+pub fn numbers() -> Vec<Scalar> {
     let floats = [0.0, 1.0, -1.0, 0.5, 1e300, f64::NAN, f64::INFINITY, f64::NEG_INFINITY];
     let integers = [0, 1, 3, -1, 1 << 40, i64::MAX, i64::MIN];
     floats.map(Scalar::F64).into_iter().chain(integers.map(Scalar::I64)).chain([Scalar::Bool(true)]).collect()
@@ -83,15 +83,15 @@ fn numbers() -> Vec<Scalar> {
 /// Sizes and dimensions, the likely ones more often.
 const SIZES: [usize; 16] = [0, 0, 0, 0, 1, 1, 1, 1, 1, 2, 2, 3, 7, 1 << 40, 1 << 62, usize::MAX];
 
-struct Chooser(Generator);
+pub struct Chooser(pub Generator);
 
 impl Chooser {
-    fn pick<'a, T>(&mut self, list: &'a [T]) -> &'a T {
+    pub fn pick<'a, T>(&mut self, list: &'a [T]) -> &'a T {
         &list[self.0.below(list.len() as u32).unwrap() as usize]
     }
 
     /// A tensor; a typical one three times of four.
-    fn tensor<'a>(&mut self, tensors: &'a [Tensor], typical: &'a [Tensor]) -> &'a Tensor {
+    pub fn tensor<'a>(&mut self, tensors: &'a [Tensor], typical: &'a [Tensor]) -> &'a Tensor {
         if self.0.below(4).unwrap() > 0 { self.pick(typical) } else { self.pick(tensors) }
     }
 
@@ -114,7 +114,7 @@ impl Chooser {
         ]
     }
 
-    fn one_of(&mut self, count: u32) -> bool {
+    pub fn one_of(&mut self, count: u32) -> bool {
         self.0.below(count).unwrap() == 0
     }
 
@@ -144,7 +144,7 @@ impl Chooser {
     }
 
     /// A value for a parameter: of its type most often.
-    fn value(&mut self, parameter: &Parameter, pools: &Pools) -> Value {
+    pub fn value(&mut self, parameter: &Parameter, pools: &Pools) -> Value {
         let ty = &parameter.ty;
         if (ty.optional && self.one_of(2)) || self.one_of(40) {
             return Value::None;
@@ -197,10 +197,10 @@ const WORDS: [&str; 12] =
     ["none", "tanh", "mean", "sum", "amax", "prod", "floor", "trunc", "whale", "ij", "add", "ij->ji"];
 
 /// The arguments that calls choose from.
-struct Pools {
-    tensors: Vec<Tensor>,
-    typical: Vec<Tensor>,
-    numbers: Vec<Scalar>,
+pub struct Pools {
+    pub tensors: Vec<Tensor>,
+    pub typical: Vec<Tensor>,
+    pub numbers: Vec<Scalar>,
 }
 
 /// The most elements that are read: a view may repeat some more often than there is memory for.
@@ -302,7 +302,7 @@ const HARD: &[&str] = &[
 ];
 
 /// The rounds of the fuzzer, each with seeds of its own: the first, or as many as `THALWEG_FUZZ` says (`THALWEG_FUZZ=100`).
-fn rounds() -> Range<u64> {
+pub fn rounds() -> Range<u64> {
     let count = std::env::var("THALWEG_FUZZ").ok().map(|count| count.parse().expect("a number of rounds"));
     0..count.unwrap_or(1)
 }

@@ -34,6 +34,7 @@ mod graph_tree_sizes;
 mod halves;
 mod hooks;
 mod hostile;
+mod hostile_forms;
 mod in_place;
 mod in_place_forms;
 mod indexing;

@@ -19,7 +19,7 @@ use thalweg::models::bert::{BertConfig, BertModel};
 use thalweg::module::Module;
 use thalweg::random::Generator;
 use thalweg::tensor::autocast::autocast;
-use thalweg::{DType, Device, Error, Result, Tensor, no_grad, serialize};
+use thalweg::{CaptureOptions, DType, Device, Error, Graph, Result, Stream, Tensor, no_grad, serialize};
 
 use options::Options;
 use tokens::Vocabulary;
@@ -30,6 +30,9 @@ fn main() -> ExitCode {
 
 fn run(options: &Options) -> Result<()> {
     let device = arguments::device(options.device.as_deref())?;
+    // The default stream cannot be captured.
+    let stream = Stream::new(&device)?;
+    let _current = stream.make_current();
     let (model, vocabulary) = match (&options.weights, &options.vocab) {
         (Some(weights), Some(vocab)) => (load(weights, options.heads, &device)?, read(vocab)?),
         _ => {
@@ -49,9 +52,18 @@ fn run(options: &Options) -> Result<()> {
     println!("device: {device} ({}); {count} parameters, {}", device.properties().name, options.dtype);
     let sentences: Vec<Vec<i64>> =
         options.sentences.iter().map(|sentence| vocabulary.encode(sentence)).collect();
-    let compare = || similarities(&model, &sentences, &device);
-    let cosines =
-        no_grad(|| if options.dtype == DType::F32 { compare() } else { autocast(options.dtype, compare) })?;
+    let tokens = filled(&sentences, &device)?;
+    let compare = || similarities(&model, &tokens);
+    let compare =
+        || no_grad(|| if options.dtype == DType::F32 { compare() } else { autocast(options.dtype, compare) });
+    // Eagerly the first time either way: it compiles the kernels, which a capture could not.
+    let mut cosines = compare()?;
+    if options.graph {
+        let (graph, captured) = Graph::capture(&device, CaptureOptions::default(), compare)?;
+        graph.replay()?;
+        cosines = captured;
+    }
+    let cosines = cosines.to_vec::<f32>()?;
     for (row, sentence) in cosines.chunks(sentences.len()).zip(&options.sentences) {
         let row: Vec<String> = row.iter().map(|cosine| format!("{cosine:6.3}")).collect();
         println!("{}  {sentence}", row.join(" "));
@@ -59,20 +71,24 @@ fn run(options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// Returns the cosines between the embeddings of sentences, row by row.
-fn similarities(model: &BertModel, sentences: &[Vec<i64>], device: &Device) -> Result<Vec<f32>> {
+/// Returns the tokens of sentences (count, longest), filled with 0.
+fn filled(sentences: &[Vec<i64>], device: &Device) -> Result<Tensor> {
     let longest = sentences.iter().map(Vec::len).max().unwrap_or(0);
     let filled: Vec<i64> = sentences
         .iter()
         .flat_map(|tokens| tokens.iter().copied().chain(std::iter::repeat(0)).take(longest))
         .collect();
-    let tokens = Tensor::from_slice(&filled, &[sentences.len(), longest], device)?;
+    Tensor::from_slice(&filled, &[sentences.len(), longest], device)
+}
+
+/// Returns the cosines between the embeddings of sentences (count, count).
+fn similarities(model: &BertModel, tokens: &Tensor) -> Result<Tensor> {
     let mask = tokens.ne_scalar(0)?;
-    let features = model.encode(&tokens, &tokens.zeros_like()?, &mask)?.to_dtype(DType::F32)?;
+    let features = model.encode(tokens, &tokens.zeros_like()?, &mask)?.to_dtype(DType::F32)?;
     let mask = mask.unsqueeze(-1)?.to_dtype(DType::F32)?;
     let means = ((features * &mask)?.sum(&[1], false)? / mask.sum(&[1], false)?)?;
     let units = (&means / means.square()?.sum(&[1], true)?.sqrt()?)?;
-    units.mm(&units.transpose(0, 1)?)?.to_vec()
+    units.mm(&units.transpose(0, 1)?)
 }
 
 /// Reads the weights of a model, whose sizes are those of the file.

@@ -1,8 +1,7 @@
 //! The parts that examples of training share.
 
 pub mod arguments;
+pub mod checkpoint;
 mod dtype;
 pub mod options;
-#[path = "../digits/progress.rs"]
-mod progress;
 pub mod training;

@@ -15,8 +15,8 @@ macro_rules! training_usage {
   --steps N      how many steps to train (default 200; 0 trains none)
   --seed N       the seed of weights and order (default 0)
   --log-dir DIR  write the loss there, for TensorBoard and as JSON lines
-  --save FILE    write the weights there at the end, as safetensors
-  --resume FILE  begin with the weights of a file"
+  --save FILE    write there at the end: weights, optimizer, step and random state as FILE.pt, weights alone as FILE.safetensors
+  --resume FILE  go on from a FILE.pt as if training had not stopped, or begin with the weights of a FILE.safetensors"
     };
 }
 pub(crate) use training_usage;

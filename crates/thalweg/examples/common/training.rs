@@ -3,25 +3,27 @@
 use std::sync::Arc;
 
 use thalweg::data::{DataLoader, DataLoaderOptions, Dataset};
+use thalweg::progress::Progress;
 use thalweg::summary::SummaryWriter;
 use thalweg::tensor::autocast::autocast;
 use thalweg::tensor::graph::{StepOptions, capture_step};
 use thalweg::{DType, Device, Error, Result, Tensor};
 
 use super::options::TrainingOptions;
-use super::progress::Progress;
 
 /// Runs a function with products in the dtype that was asked for.
 pub fn in_dtype<T>(dtype: DType, function: impl FnOnce() -> Result<T>) -> Result<T> {
     if dtype == DType::F32 { function() } else { autocast(dtype, function) }
 }
 
-/// Copies batches of a dataset to the inputs of a step, which returns its loss, and runs it on each, eagerly or captured. Returns the
-/// last loss, if there was a step. The losses that are shown are written to the folder of `--log-dir`.
+/// Copies batches of a dataset to the inputs of a step, which returns its loss, and runs it on each, eagerly or captured. The first
+/// step has the number behind those that were done before, and the batch that it would have had then. Returns the last loss, if there
+/// was a step. The losses that are shown are written to the folder of `--log-dir`.
 pub fn train<'a, D: Dataset + 'static>(
     data: Arc<D>,
     inputs: &[Tensor],
     step: impl FnMut() -> Result<Tensor> + 'a,
+    before: usize,
     options: &TrainingOptions,
     device: &Device,
 ) -> Result<Option<f32>> {
@@ -43,19 +45,21 @@ pub fn train<'a, D: Dataset + 'static>(
             Box::new(move || captured.run().cloned())
         }
     };
-    let mut progress = Progress::new(options.steps);
+    let mut progress = Progress::new(options.steps as u64);
     let mut log = options.log_dir.as_ref().map(SummaryWriter::new).transpose()?;
     let (mut done, mut last) = (0, None);
+    let mut skipped = before.checked_rem(loader.len()).unwrap_or(0);
+    loader.set_epoch(before.checked_div(loader.len()).unwrap_or(0) as u64);
     while done < options.steps {
-        for batch in loader.epoch()?.take(options.steps - done) {
+        for batch in loader.epoch()?.skip(std::mem::take(&mut skipped)).take(options.steps - done) {
             inputs.iter().zip(&batch?).try_for_each(|(input, given)| input.copy_(given))?;
             let loss = run()?;
             done += 1;
-            if progress.is_due(done) {
+            if progress.is_due(done as u64) {
                 let loss = loss.item()?;
-                progress.draw(done, loss, done * options.batch);
+                progress.show(done as u64, &figures(loss, done * options.batch, progress.seconds()));
                 if let Some(log) = &mut log {
-                    log.add_scalar("loss", loss.into(), done as i64)?;
+                    log.add_scalar("loss", loss.into(), (before + done) as i64)?;
                 }
                 last = Some(loss);
             }
@@ -63,4 +67,9 @@ pub fn train<'a, D: Dataset + 'static>(
     }
     log.as_mut().map_or(Ok(()), SummaryWriter::flush)?;
     Ok(last)
+}
+
+/// The figures behind the bar.
+pub fn figures(loss: f32, samples: usize, seconds: f64) -> String {
+    format!("loss {loss:.4} {:>6.0} samples/s", samples as f64 / seconds.max(1e-9))
 }

@@ -3,6 +3,7 @@
 //! ```text
 //! cargo run --release --example digits                 # the GPU if there is one, else the simulated GPU
 //! cargo run --release --example digits -- --graph      # the training step captured once and replayed
+//! cargo run --release --example digits -- --dtype bf16 --save digits.pt   # and later --resume digits.pt
 //! ```
 //!
 //! The data are the 1,797 8×8 images of the UCI handwritten digits (`data/README.md` names source and licence); every fifth
@@ -10,10 +11,13 @@
 
 #[path = "../common/arguments.rs"]
 mod arguments;
+#[path = "../common/checkpoint.rs"]
+mod checkpoint;
 mod data;
+#[path = "../common/dtype.rs"]
+mod dtype;
 mod model;
 mod options;
-mod progress;
 mod training;
 
 use std::process::ExitCode;

@@ -5,6 +5,7 @@
 //! cargo run --release --example gpt -- --graph            # the training step captured once and replayed
 //! cargo run --release --example gpt -- --dtype bf16 --save sonnets.safetensors
 //! cargo run --release --example gpt -- --steps 0 --resume sonnets.safetensors --prompt "Shall I "
+//! cargo run --release --example gpt -- --save sonnets.pt  # all that training goes on from: --resume sonnets.pt
 //! ```
 
 #[path = "../common/mod.rs"]
@@ -18,9 +19,10 @@ use std::sync::Arc;
 use thalweg::module::{Forward, Module, Transformer, TransformerOptions};
 use thalweg::optim::{AdamW, AdamWOptions, clip_grad_norm_};
 use thalweg::random::Generator;
-use thalweg::{DType, Device, Result, Stream, Tensor, i, no_grad, serialize};
+use thalweg::{DType, Device, Result, Stream, Tensor, i, no_grad};
 
 use common::arguments;
+use common::checkpoint::{self, Start};
 use common::options::TrainingOptions;
 use common::training::{in_dtype, train};
 use options::Options;
@@ -52,32 +54,29 @@ fn run(options: &Options) -> Result<()> {
         heads: 4,
     };
     let model = Transformer::new(sizes, &mut generator, &device)?;
-    if let Some(path) = &training.resume {
-        model.load_state_dict(&serialize::load_file(path, &device)?)?;
-    }
+    let start = checkpoint::resume(training.resume.as_ref(), &model, &device)?;
     let count: usize = model.parameters().iter().map(Tensor::elements).sum();
     println!("device: {device} ({}); {count} parameters, {}", device.properties().name, training.dtype);
-    if let Some(loss) = learn(&model, &text, training, &device)? {
+    if let Some(loss) = learn(&model, &text, start, training, &device)? {
         println!("loss: {loss:.4}");
-    }
-    if let Some(path) = &training.save {
-        serialize::save_file(&model.state_dict(), path, &[("format", "pt")])?;
     }
     let written = sample(&model, prompt, options, &mut generator, &device)?;
     println!("{}", text.decode(&written));
     Ok(())
 }
 
-/// Trains, and returns the last loss, if there was a step.
+/// Trains and saves, and returns the last loss, if there was a step.
 fn learn(
     model: &Transformer,
     text: &Arc<Text>,
+    start: Start,
     options: &TrainingOptions,
     device: &Device,
 ) -> Result<Option<f32>> {
     let parameters = model.parameters();
     let rates = AdamWOptions { learning_rate: 3e-3, ..AdamWOptions::default() };
-    let optimizer = AdamW::new(parameters.clone(), rates)?;
+    let mut optimizer = AdamW::new(parameters.clone(), rates)?;
+    start.optimizer.map_or(Ok(()), |state| optimizer.load_state_dict(&state))?;
     let place = || Tensor::zeros(&[options.batch, CONTEXT], DType::I64, device);
     let inputs = [place()?, place()?];
     let step = || {
@@ -88,7 +87,10 @@ fn learn(
         optimizer.step()?;
         loss.detach().to_dtype(DType::F32)
     };
-    train(Arc::clone(text), &inputs, step, options, device)
+    let loss = train(Arc::clone(text), &inputs, step, start.step, options, device)?;
+    let steps = start.step + options.steps;
+    checkpoint::save(options.save.as_ref(), model, optimizer.state_dict(), steps, device)?;
+    Ok(loss)
 }
 
 /// Returns a prompt with the characters that the model writes behind it.

@@ -21,9 +21,10 @@ use thalweg::models::resnet::{ResNet, ResNetConfig};
 use thalweg::module::{Forward, Module, Upsample, UpsampleMode};
 use thalweg::optim::{Sgd, SgdOptions};
 use thalweg::random::Generator;
-use thalweg::{DType, Device, Result, Stream, Tensor, no_grad, serialize};
+use thalweg::{DType, Device, Result, Stream, Tensor, no_grad};
 
 use common::arguments;
+use common::checkpoint::{self, Start};
 use common::options::TrainingOptions;
 use common::training::{in_dtype, train};
 use data::Images;
@@ -41,16 +42,11 @@ fn run(options: &TrainingOptions) -> Result<()> {
     let layers = vec![(8, 2), (16, 2)];
     let config = ResNetConfig { channels: 1, stem: 16, layers, classes: 10 };
     let mut model = ResNet::new(&config, &mut Generator::new(options.seed), &device)?;
-    if let Some(path) = &options.resume {
-        model.load_state_dict(&serialize::load_file(path, &device)?)?;
-    }
+    let start = checkpoint::resume(options.resume.as_ref(), &model, &device)?;
     let count: usize = model.parameters().iter().map(Tensor::elements).sum();
     println!("device: {device} ({}); {count} parameters, {}", device.properties().name, options.dtype);
-    if let Some(loss) = learn(&model, digits.training, options, &device)? {
+    if let Some(loss) = learn(&model, digits.training, start, options, &device)? {
         println!("loss: {loss:.4}");
-    }
-    if let Some(path) = &options.save {
-        serialize::save_file(&model.state_dict(), path, &[("format", "pt")])?;
     }
     model.eval();
     println!("test accuracy: {:.1}%", 100.0 * evaluate(&model, digits.evaluation, options, &device)?);
@@ -64,11 +60,18 @@ fn scores(model: &ResNet, images: &Tensor, dtype: DType) -> Result<Tensor> {
     in_dtype(dtype, || model.forward(&larger))
 }
 
-/// Trains, and returns the last loss, if there was a step.
-fn learn(model: &ResNet, images: Images, options: &TrainingOptions, device: &Device) -> Result<Option<f32>> {
+/// Trains and saves, and returns the last loss, if there was a step.
+fn learn(
+    model: &ResNet,
+    images: Images,
+    start: Start,
+    options: &TrainingOptions,
+    device: &Device,
+) -> Result<Option<f32>> {
     let rates =
         SgdOptions { learning_rate: 0.05, momentum: 0.9, weight_decay: 1e-4, ..SgdOptions::default() };
-    let optimizer = Sgd::new(model.parameters(), rates)?;
+    let mut optimizer = Sgd::new(model.parameters(), rates)?;
+    start.optimizer.map_or(Ok(()), |state| optimizer.load_state_dict(&state))?;
     let input = Tensor::zeros(&[options.batch, 1, 8, 8], DType::F32, device)?;
     let inputs = [input, Tensor::zeros(&[options.batch], DType::I64, device)?];
     let step = || {
@@ -79,7 +82,10 @@ fn learn(model: &ResNet, images: Images, options: &TrainingOptions, device: &Dev
         optimizer.step()?;
         Ok(loss.detach())
     };
-    train(Arc::new(images), &inputs, step, options, device)
+    let loss = train(Arc::new(images), &inputs, step, start.step, options, device)?;
+    let steps = start.step + options.steps;
+    checkpoint::save(options.save.as_ref(), model, optimizer.state_dict(), steps, device)?;
+    Ok(loss)
 }
 
 /// The share of images that the model recognises.

@@ -76,6 +76,26 @@ fn digits_repeats_its_losses_captured_or_not() {
 }
 
 #[test]
+fn training_goes_on_from_a_file_as_if_it_had_not_stopped() {
+    for (name, last, options) in [
+        ("gpt", "loss: ", &["--batch", "8", "--sample", "0"][..]),
+        ("gpt", "loss: ", &["--batch", "8", "--sample", "0", "--graph", "--dtype", "bf16"]),
+        ("resnet", "loss: ", &["--batch", "8"]),
+        ("digits", "test accuracy: ", &["--dtype", "bf16", "--graph"]),
+    ] {
+        let Some(program) = example(name) else { return };
+        let file = std::env::temp_dir().join(format!("thalweg-resumed-{name}-{}.pt", std::process::id()));
+        let path = file.to_str().expect("a path of text");
+        let run = |arguments: &[&str]| printed(&program, &[arguments, options].concat());
+        let whole = run(&["--steps", "25"]);
+        run(&["--steps", "21", "--save", path]);
+        let resumed = run(&["--steps", "4", "--resume", path]);
+        assert_eq!(line(&resumed, last), line(&whole, last), "{name} {options:?}");
+        std::fs::remove_file(&file).expect("it was saved");
+    }
+}
+
+#[test]
 fn digits_refuses_what_it_does_not_know() {
     let Some(program) = example("digits") else { return };
     for (arguments, words) in [
@@ -136,7 +156,10 @@ fn bert_compares_sentences_with_the_weights_of_a_file() {
         let number = |word: &str| word.parse::<f64>().ok();
         text.lines().skip(1).map(|line| line.split_whitespace().map_while(number).collect()).collect()
     };
-    let random = cosines(&printed(&program, &["the cat sat", "sat the cat", "dogs, no cat"]));
+    let sentences = ["the cat sat", "sat the cat", "dogs, no cat"];
+    let random = cosines(&printed(&program, &sentences));
+    let replayed = cosines(&printed(&program, &[&["--graph"], &sentences[..]].concat()));
+    assert_eq!(replayed, random, "a replay gives what an eager call gives");
     assert!(random.iter().enumerate().all(|(n, row)| row.len() == 3 && row[n] == 1.0), "{random:?}");
     assert!(random[0][1] > random[0][2] && random[0][1] == random[1][0], "{random:?}");
     let folder = std::env::temp_dir().join(format!("thalweg-bert-{}", std::process::id()));
