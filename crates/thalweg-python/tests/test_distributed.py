@@ -77,6 +77,26 @@ def test_wrapped_module_trains_as_the_module():
             wrapped.register_comm_hook(None, None)
 
 
+def test_bits_that_repeat():
+    try:
+        th.use_deterministic_algorithms(True, warn_only=True)
+        assert th.get_deterministic_debug_mode() == 1 and th.is_deterministic_algorithms_warn_only_enabled()
+        filled = th.empty(3, dtype=th.int32, device="sim")
+        assert filled.tolist() == [2**31 - 1] * 3
+        th.utils.deterministic.fill_uninitialized_memory = False
+        assert not th.utils.deterministic.fill_uninitialized_memory
+        th.set_deterministic_debug_mode("error")
+        assert th.get_deterministic_debug_mode() == 2
+    finally:
+        th.utils.deterministic.fill_uninitialized_memory = True
+        th.set_deterministic_debug_mode(0)
+    assert not th.are_deterministic_algorithms_enabled()
+    with raises(RuntimeError, "expected one of `default`, `warn`, `error`"):
+        th.set_deterministic_debug_mode("loud")
+    with raises(TypeError):
+        th.utils.deterministic.fill_uninitialized_memory = 1
+
+
 def test_switches():
     import thalweg.backends.cudnn as cudnn
     from thalweg.backends import cuda
