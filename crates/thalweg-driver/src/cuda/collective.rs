@@ -1,14 +1,17 @@
 //! Communicators and collectives.
 
 use std::ffi::c_int;
-use std::sync::Mutex;
+use std::time::Duration;
 
 use super::handles::{Entry, lock};
-use super::nccl::{Communicator, Nccl, RawCommunicator, RawId, data_type};
+use super::nccl::{Communicator, Ended, Nccl, RawCommunicator, RawId, data_type};
 use super::objects::Stream;
 use super::state::CudaDriver;
 use crate::collective::{Collective, CommunicatorId, CommunicatorInfo};
 use crate::{Code, CommunicatorHandle, Error, Result};
+
+/// How long an abort waits for a call that has begun: far longer than one that does not wait for another rank.
+const CALL_GRACE: Duration = Duration::from_secs(1);
 
 /// The objects of a group, each looked up once: a thread must not hold two guards of one slot.
 struct Members<'a> {
@@ -23,6 +26,10 @@ impl Members<'_> {
         let looked_up = "everything in the group was looked up";
         (&rank.expect(looked_up).1, &stream.expect(looked_up).1)
     }
+}
+
+fn aborted(handle: u64, call: &'static str) -> Error {
+    Error::new(Code::InvalidHandle, call, format!("communicator {handle:#x} was aborted"))
 }
 
 impl CudaDriver {
@@ -53,7 +60,7 @@ impl CudaDriver {
         let ranks = devices.len() as u32;
         let rank = |((rank, &device), raw): ((u32, &u32), usize)| {
             let info = CommunicatorInfo { rank, ranks, device };
-            let handle = self.communicators.insert(Communicator { raw, info, in_use: Mutex::new(()) });
+            let handle = self.communicators.insert(Communicator::new(raw, info));
             CommunicatorHandle::from_raw(handle)
         };
         Ok((0..).zip(devices).zip(raw).map(rank).collect())
@@ -90,26 +97,51 @@ impl CudaDriver {
         let outcome = unsafe { nccl.table.init_rank(&raw mut raw, count, RawId(id.0), number) };
         nccl.check(outcome, || format!("rank {rank} of {ranks} on device {device}"))?;
         let info = CommunicatorInfo { rank, ranks, device };
-        let handle = self.communicators.insert(Communicator { raw, info, in_use: Mutex::new(()) });
+        let handle = self.communicators.insert(Communicator::new(raw, info));
         Ok(CommunicatorHandle::from_raw(handle))
     }
 
     pub(super) fn communicator_abort(&self, communicator: CommunicatorHandle) -> Result<()> {
-        self.communicators.remove(communicator.raw(), "ncclCommAbort", |rank| {
-            self.enter(rank.info.device)?;
+        let call = "ncclCommAbort";
+        let rank = self.communicator(communicator.raw(), call)?;
+        let info = rank.info;
+        let ended = rank.end(CALL_GRACE, |raw| {
+            self.enter(info.device)?;
             let nccl = self.nccl()?;
-            // SAFETY: the communicator is this driver's, and nothing else holds its entry.
-            let outcome = unsafe { nccl.table.abort(rank.raw) };
-            nccl.check(outcome, || format!("rank {} of {}", rank.info.rank, rank.info.ranks))
-        })
+            // SAFETY: the communicator is this driver's and is given to the library for the last time: see `end`.
+            let outcome = unsafe { nccl.table.abort(raw) };
+            nccl.check(outcome, || format!("rank {} of {}", info.rank, info.ranks))
+        });
+        drop(rank);
+        match ended {
+            Ended::Idle(outcome) => {
+                outcome?;
+                self.communicators.remove(communicator.raw(), call, |_| Ok(()))
+            }
+            // The call that was blocked still holds the slot, which no caller can use again: it stays taken.
+            Ended::InCall(outcome) => outcome,
+            Ended::Before => Err(aborted(communicator.raw(), call)),
+        }
+    }
+
+    /// Returns a communicator that has not been aborted.
+    fn communicator(&self, handle: u64, call: &'static str) -> Result<Entry<'_, Communicator>> {
+        let rank = self.communicators.get(handle, call)?;
+        if rank.is_over() {
+            return Err(aborted(handle, call));
+        }
+        Ok(rank)
     }
 
     pub(super) fn communicator_info(&self, communicator: CommunicatorHandle) -> Result<CommunicatorInfo> {
-        Ok(self.communicators.get(communicator.raw(), "ncclCommUserRank")?.info)
+        Ok(self.communicator(communicator.raw(), "ncclCommUserRank")?.info)
     }
 
     pub(super) fn communicator_destroy(&self, communicator: CommunicatorHandle) -> Result<()> {
         self.communicators.remove(communicator.raw(), "ncclCommDestroy", |rank| {
+            if rank.is_over() {
+                return Err(aborted(communicator.raw(), "ncclCommDestroy"));
+            }
             self.enter(rank.info.device)?;
             let nccl = self.nccl()?;
             // SAFETY: the communicator is this driver's, and nothing else holds its entry.
@@ -127,7 +159,7 @@ impl CudaDriver {
             handles.sort_unstable();
             handles.dedup();
         }
-        let ranks = ranks.into_iter().map(|handle| Ok((handle, self.communicators.get(handle, call)?)));
+        let ranks = ranks.into_iter().map(|handle| Ok((handle, self.communicator(handle, call)?)));
         let streams = streams.into_iter().map(|handle| Ok((handle, self.streams.get(handle, call)?)));
         let members =
             Members { ranks: ranks.collect::<Result<_>>()?, streams: streams.collect::<Result<_>>()? };
@@ -167,6 +199,10 @@ impl CudaDriver {
         }
         // In the order of the handles: see the module.
         let _in_use: Vec<_> = members.ranks.iter().map(|(_, rank)| lock(&rank.in_use)).collect();
+        // An abort of a rank that no thread uses holds its lock, so none comes between this line and the call.
+        if let Some((handle, _)) = members.ranks.iter().find(|(_, rank)| rank.is_over()) {
+            return Err(aborted(*handle, "ncclGroupStart"));
+        }
         // The library's first use of a connection allocates, which is no part of another capture.
         let _relaxed = self.cuda.relaxed();
         // SAFETY: takes nothing; the group is ended below on every path.

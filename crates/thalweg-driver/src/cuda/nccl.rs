@@ -8,10 +8,14 @@
 //! a lock that a group holds from its first call to its end. Ranks are locked in the order of their handles: groups of
 //! several threads never wait for each other's locks in a circle.
 //!
+//! An abort alone does not wait for that lock without a limit: what holds it may be blocked until the abort.
+//!
 //! What goes wrong between devices later (parts that differ, a rank that never comes) NCCL does not say: its kernels wait.
 
 use std::ffi::{CStr, c_char, c_int};
-use std::sync::{Mutex, OnceLock};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, OnceLock, TryLockError};
+use std::time::{Duration, Instant};
 
 use super::search::{Library, OpenLibrary, SearchEnvironment};
 use super::sys::RawStream;
@@ -19,6 +23,9 @@ use super::table::{CallStatus, entry_points, function_at, text_at};
 use crate::collective::{Collective, CollectiveOperation, CommunicatorId, CommunicatorInfo, Reduction};
 use crate::library::ElementFormat;
 use crate::{Code, Error, Result};
+
+/// How often an abort looks whether a call is done.
+const LOOK: Duration = Duration::from_millis(5);
 
 /// `ncclComm_t`, as a number.
 pub(super) type RawCommunicator = usize;
@@ -77,6 +84,54 @@ pub(super) struct Communicator {
     pub(super) info: CommunicatorInfo,
     /// Held by the thread that uses it.
     pub(super) in_use: Mutex<()>,
+    /// Whether it was aborted: the number then names nothing.
+    is_over: AtomicBool,
+}
+
+/// The state in which an abort found a communicator, with its outcome.
+#[derive(PartialEq, Debug)]
+pub(super) enum Ended {
+    /// No thread used the communicator.
+    Idle(Result<()>),
+    /// A thread was in a call with it.
+    InCall(Result<()>),
+    /// It was over.
+    Before,
+}
+
+impl Communicator {
+    pub(super) const fn new(raw: RawCommunicator, info: CommunicatorInfo) -> Self {
+        Self { raw, info, in_use: Mutex::new(()), is_over: AtomicBool::new(false) }
+    }
+
+    pub(super) fn is_over(&self) -> bool {
+        self.is_over.load(Ordering::Acquire)
+    }
+
+    /// Ends the communicator once, by `abort`, though a thread may be blocked in a call with it.
+    ///
+    /// Such a call waits for another rank and ends by nothing but `abort`, so its lock cannot be waited for without a
+    /// limit. With the lock, which may take `grace`, the abort is alone. After that the holder is in the library and waits
+    /// there: to abort from another thread then is what the library has the call for. `is_over` is set before either,
+    /// and a group looks at it with the lock held, so no call begins with a communicator that is gone.
+    pub(super) fn end(&self, grace: Duration, abort: impl FnOnce(RawCommunicator) -> Result<()>) -> Ended {
+        if self.is_over.swap(true, Ordering::AcqRel) {
+            return Ended::Before;
+        }
+        let begin = Instant::now();
+        loop {
+            let alone = match self.in_use.try_lock() {
+                Ok(guard) => Some(guard),
+                Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+                Err(TryLockError::WouldBlock) => None,
+            };
+            match alone {
+                Some(_guard) => return Ended::Idle(abort(self.raw)),
+                None if begin.elapsed() >= grace => return Ended::InCall(abort(self.raw)),
+                None => std::thread::sleep(LOOK),
+            }
+        }
+    }
 }
 
 /// Returns the `ncclDataType_t`.
@@ -191,3 +246,57 @@ impl Nccl {
 
 /// The library where it has been loaded, or why it could not be.
 pub(super) type LazyNccl = OnceLock<Result<Nccl>>;
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use super::*;
+    use crate::cuda::handles::{Table, lock};
+
+    const INFO: CommunicatorInfo = CommunicatorInfo { rank: 0, ranks: 2, device: 0 };
+
+    #[test]
+    fn an_abort_ends_a_call_that_is_blocked_in_the_library() {
+        let table = Table::new("communicator");
+        let handle = table.insert(Communicator::new(7, INFO));
+        let (began, begins) = mpsc::channel();
+        let (release, released) = mpsc::channel();
+        std::thread::scope(|scope| {
+            let table = &table;
+            let blocked = scope.spawn(move || {
+                let rank = table.get(handle, "call").expect("live");
+                let _in_use = lock(&rank.in_use);
+                began.send(()).expect("the test waits");
+                // As a call that ends by the abort alone.
+                released.recv_timeout(Duration::from_secs(20)).expect("the abort comes")
+            });
+            begins.recv().expect("the call begins");
+            let rank = table.get(handle, "abort").expect("live");
+            let ended = rank.end(Duration::from_millis(20), |raw| {
+                release.send(raw).expect("the call waits");
+                Ok(())
+            });
+            assert_eq!(ended, Ended::InCall(Ok(())));
+            assert_eq!(blocked.join().expect("no panic"), 7);
+            assert!(rank.is_over());
+            assert_eq!(rank.end(Duration::ZERO, |_| panic!("aborted twice")), Ended::Before);
+        });
+    }
+
+    #[test]
+    fn an_abort_waits_for_a_call_that_ends_by_itself() {
+        let rank = Communicator::new(7, INFO);
+        let (began, begins) = mpsc::channel();
+        std::thread::scope(|scope| {
+            let rank = &rank;
+            scope.spawn(move || {
+                let _in_use = lock(&rank.in_use);
+                began.send(()).expect("the test waits");
+                std::thread::sleep(Duration::from_millis(50));
+            });
+            begins.recv().expect("the call begins");
+            assert_eq!(rank.end(Duration::from_secs(20), |_| Ok(())), Ended::Idle(Ok(())));
+        });
+    }
+}
