@@ -130,8 +130,10 @@ impl ProcessGroup {
         let Plan { name, rank, global_ranks, device, root, options } = plan;
         let size = global_ranks.len() as u32;
         let store: Arc<dyn Store> = Arc::new(PrefixStore::new(prefix(&name), root.clone()));
+        // Said before anything can fail, so that who waits for this rank waits no longer than it takes to come.
+        store.set(&came(rank), &[1])?;
         let id = identifier(&*store, &device, rank, &global_ranks)?;
-        meet(&*store, &name, rank, &global_ranks)?;
+        meet(&*store, &name, &global_ranks)?;
         let communicator = join(&device, &id, [rank, size], &name, options.timeout)?;
         let stream = Stream::with_priority(&device, options.stream_priority)?;
         let has_watchdog = options.watchdog.unwrap_or(!device.is_simulated());
@@ -400,18 +402,22 @@ impl ProcessGroup {
     }
 }
 
+/// Returns the key under which a rank of a group says that it has come.
+fn came(rank: u32) -> String {
+    format!("came/{rank}")
+}
+
 /// Waits until every rank of a group has come here, since a communicator waits without an end for one that never does.
 ///
 /// # Errors
 /// [`Error::is_distributed`] with the ranks that have not come within the store's timeout.
-fn meet(store: &dyn Store, name: &str, rank: u32, ranks: &[u32]) -> Result<()> {
-    let keys: Vec<String> = (0..ranks.len()).map(|rank| format!("came/{rank}")).collect();
-    store.set(&keys[rank as usize], &[1])?;
+fn meet(store: &dyn Store, name: &str, ranks: &[u32]) -> Result<()> {
+    let keys: Vec<String> = (0..ranks.len() as u32).map(came).collect();
     let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
     let Err(error) = store.wait(&keys, store.timeout()) else { return Ok(()) };
-    let came = |key: &&str| matches!(store.find(key), Ok(Some(_)));
+    let is_missing = |key: &str| !matches!(store.find(key), Ok(Some(_)));
     let missing: Vec<u32> =
-        keys.iter().zip(ranks).filter(|(key, _)| !came(key)).map(|(_, &rank)| rank).collect();
+        keys.iter().zip(ranks).filter(|(key, _)| is_missing(key)).map(|(_, &rank)| rank).collect();
     if missing.is_empty() {
         return Err(error);
     }

@@ -186,8 +186,10 @@ pub(crate) fn sources() -> impl Iterator<Item = (String, String)> {
 fn print(dtype: DType, quantization: Quantization) -> String {
     let FloatNames { element, load, store, .. } = FloatNames::of(dtype);
     let is_int8 = quantization == Quantization::Int8;
-    let [number, sum, scaled] = if is_int8 { INT8 } else { INT4 };
+    let [begin, number, total, sum, scaled] = if is_int8 { INT8 } else { INT4 };
     let code = TEMPLATE
+        .replace("CHUNK_BEGIN", begin)
+        .replace("TERM_TOTAL", total)
         .replace("TERM_NUMBER", number)
         .replace("CHUNK_SUM", sum)
         .replace("SCALED", scaled)
@@ -275,17 +277,23 @@ fn run_typed<T: Element>(
     Ok(())
 }
 
-/// Of int8: a term's number from 4 bytes of the weight, what is added for a chunk, and the sum with its scale. An integer is the lower bits of
-/// a float of 2²³ and more, which costs less than a conversion.
-const INT8: [&str; 3] = [
+/// Of int8: what a chunk begins with, a term's number from 4 bytes of the weight, what is summed beside the products, what is added for a
+/// chunk, and the result. An integer is the lower bits of a float of 2²³ and more, which costs less than a conversion.
+const INT8: [&str; 5] = [
+    "",
     "__uint_as_float(__byte_perm(word[i / 4] ^ 0x80808080u, 0x4b000000u, 0x7440 + i % 4)) - 8388736.0f",
+    "",
     "sums[r] = sums[r] + dot[r];",
-    "sums[r] * scale",
+    "sums[r] * LOAD(x.scales[column])",
 ];
 
 /// Of int4, as [`INT8`]: a byte has its first number in the upper half.
-const INT4: [&str; 3] = [
+const INT4: [&str; 5] = [
+    "const ELEMENT* const of_group = x.scales + (u64(chunk * TERMS / u32(x.group)) * x.n + column) * 2;
+        const f32 group_scale = LOAD(of_group[0]), group_zero = LOAD(of_group[1]);
+        f32 total[ROWS] = {};",
     "__uint_as_float((word[i / 8] >> (i % 8 / 2 * 8 + (i % 2 == 0 ? 4 : 0)) & 15u) | 0x4b000000u) - 8388616.0f",
+    "total[r] = total[r] + value;",
     "sums[r] = sums[r] + (group_scale * dot[r] + group_zero * total[r]);",
     "sums[r]",
 ];
@@ -320,13 +328,8 @@ extern \"C\" __global__ void __launch_bounds__(256) NAME(const __grid_constant__
     for (u32 chunk = lane; chunk < chunks; chunk += 32) {
         const uint4 loaded = weight[chunk];
         const u32 word[4] = {loaded.x, loaded.y, loaded.z, loaded.w};
-        f32 group_scale = 0, group_zero = 0;
-        if (x.group != 0) {
-            const ELEMENT* const of_group = x.scales + (u64(chunk * TERMS / u32(x.group)) * x.n + column) * 2;
-            group_scale = LOAD(of_group[0]);
-            group_zero = LOAD(of_group[1]);
-        }
-        f32 dot[ROWS] = {}, total[ROWS] = {};
+        CHUNK_BEGIN
+        f32 dot[ROWS] = {};
         #pragma unroll
         for (u32 part = 0; part < TERMS / WIDTH; ++part) {
             several values[ROWS];
@@ -345,7 +348,7 @@ extern \"C\" __global__ void __launch_bounds__(256) NAME(const __grid_constant__
                     if (r < rows) {
                         const f32 value = LOAD(values[r].element[e]);
                         dot[r] = dot[r] + number * value;
-                        total[r] = total[r] + value;
+                        TERM_TOTAL
                     }
                 }
             }
@@ -355,7 +358,6 @@ extern \"C\" __global__ void __launch_bounds__(256) NAME(const __grid_constant__
             CHUNK_SUM
         }
     }
-    const f32 scale = x.group == 0 ? LOAD(x.scales[column]) : 0.0f;
     #pragma unroll
     for (u32 r = 0; r < ROWS; ++r) {
         #pragma unroll
