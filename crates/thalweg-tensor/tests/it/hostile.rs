@@ -237,7 +237,9 @@ fn call(operator: &'static Operator, values: &[Value], device: &Device) -> bool 
 /// Operators whose tensors and numbers must fit each other in so many ways that random ones seldom give a result. Those of volumes
 /// take five dimensions, which few of the tensors have, and decompositions batches of square matrices of float64.
 const HARD: &[&str] = &[
+    "_convert_weight_to_int4pack",
     "_upsample_nearest_exact3d.vec",
+    "_weight_int4pack_mm",
     "adaptive_max_pool2d_backward",
     "adaptive_max_pool3d_backward",
     "addmm",
