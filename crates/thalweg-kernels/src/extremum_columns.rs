@@ -12,7 +12,7 @@ use thalweg_ir::cuda::{FloatNames, LaunchShape, with_prelude};
 use thalweg_ir::host::Fault;
 use thalweg_ir::{DType, Element, bf16, f16};
 
-use crate::extremum_place::{DTYPES, RANKED};
+use crate::extremum_place::{DTYPES, RANKED, ranked};
 use crate::{Accesses, NativeKernel, Placed, Words, arguments};
 
 /// A part of the work.
@@ -144,15 +144,6 @@ impl ExtremumColumns {
             }
         }
     }
-}
-
-/// Returns a number that is greater the nearer the value is to the extremum, and of equal ones the one whose place is first. 0 is below all.
-fn ranked(value: f32, place: u32, smallest: bool) -> u64 {
-    let bits = (value + 0.0).to_bits();
-    let rank = if bits >> 31 == 1 { !bits } else { bits | 1 << 31 };
-    let rank = if smallest { !rank } else { rank };
-    let rank = if value.is_nan() { u32::MAX } else { rank };
-    u64::from(rank) << 32 | u64::from(!place)
 }
 
 fn name(dtype: DType, phase: Phase) -> &'static str {

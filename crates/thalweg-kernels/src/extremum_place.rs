@@ -62,13 +62,19 @@ impl ExtremumPlace {
 
     fn run<T: Element>(&self, values: &[T], places: &mut [i64]) {
         for (row, place) in values.chunks(self.length as usize).zip(places) {
-            let precedes =
-                |a: f64, b: f64| !b.is_nan() && (a.is_nan() || if self.smallest { a < b } else { a > b });
-            let numbers = row.iter().map(|value| value.to_f64()).enumerate();
-            let best = numbers.reduce(|best, other| if precedes(other.1, best.1) { other } else { best });
-            *place = best.map_or(0, |(at, _)| at as i64);
+            let numbers = (0..).zip(row).map(|(at, value)| ranked(value.to_f64() as f32, at, self.smallest));
+            *place = numbers.max().map_or(0, |best| i64::from(!(best as u32)));
         }
     }
+}
+
+/// Returns a number that is greater the nearer the value is to the extremum, and of equal ones the one whose place is first. 0 is below all.
+pub(crate) fn ranked(value: f32, place: u32, smallest: bool) -> u64 {
+    let bits = (value + 0.0).to_bits();
+    let rank = if bits >> 31 == 1 { !bits } else { bits | 1 << 31 };
+    let rank = if smallest { !rank } else { rank };
+    let rank = if value.is_nan() { u32::MAX } else { rank };
+    u64::from(rank) << 32 | u64::from(!place)
 }
 
 fn name(dtype: DType) -> &'static str {

@@ -77,18 +77,19 @@ pub fn fill_uninitialized_memory() -> bool {
 /// # Errors
 /// [`Error::is_invalid_argument`] where operators must repeat their bits.
 pub fn alert_not_deterministic(operator: &str) -> Result<()> {
+    let mode = deterministic_debug_mode();
+    if mode == DeterministicDebugMode::Default {
+        return Ok(());
+    }
     let says = format!(
         "{operator} does not have a deterministic implementation, but you set 'use_deterministic_algorithms(true)'. You can turn off \
          determinism just for this operation, or you can use warn_only if that's acceptable for your application"
     );
-    match deterministic_debug_mode() {
-        DeterministicDebugMode::Default => Ok(()),
-        DeterministicDebugMode::Warn => {
-            eprintln!("warning: {says}");
-            Ok(())
-        }
-        DeterministicDebugMode::Error => Err(Error::invalid(says)),
+    if mode == DeterministicDebugMode::Error {
+        return Err(Error::invalid(says));
     }
+    eprintln!("warning: {says}");
+    Ok(())
 }
 
 /// Returns whether memory that is allocated and not written is filled now.

@@ -27,11 +27,9 @@ pub fn clip_grad_norm_<'a>(
     at_line(Location::caller(), || {
         is_above_0("clip_grad_norm_: max_norm", max_norm)?;
         is_above_0("clip_grad_norm_: norm_type", norm_type)?;
-        let gradients = gradients("clip_grad_norm_", parameters)?;
-        if gradients.is_empty() {
+        let Some(gradients) = Gradients::of("clip_grad_norm_", parameters, Location::caller())? else {
             return Err(Error::invalid("clip_grad_norm_: no parameter has a gradient; run backward first"));
-        }
-        let gradients = Gradients::new("clip_grad_norm_", gradients, Location::caller())?;
+        };
         let norm = norm(&gradients, norm_type)?;
         scale(&gradients, max_norm, &norm)?;
         Ok(norm)
@@ -73,11 +71,8 @@ pub fn clip_grads_with_norm_<'a>(
 ) -> Result<()> {
     at_line(Location::caller(), || {
         is_above_0("clip_grads_with_norm_: max_norm", max_norm)?;
-        let gradients = gradients("clip_grads_with_norm_", parameters)?;
-        if gradients.is_empty() {
-            return Ok(());
-        }
-        scale(&Gradients::new("clip_grads_with_norm_", gradients, Location::caller())?, max_norm, total_norm)
+        let gradients = Gradients::of("clip_grads_with_norm_", parameters, Location::caller())?;
+        gradients.map_or(Ok(()), |gradients| scale(&gradients, max_norm, total_norm))
     })
 }
 
@@ -108,28 +103,12 @@ pub fn clip_grad_value_<'a>(parameters: impl IntoIterator<Item = &'a Tensor>, cl
                 "clip_grad_value_: clip_value is {clip_value}, and must be at least 0"
             )));
         }
-        let gradients = gradients("clip_grad_value_", parameters)?;
+        let Some(gradients) = Gradients::of("clip_grad_value_", parameters, Location::caller())? else {
+            return Ok(());
+        };
         no_grad(|| {
-            gradients
-                .iter()
-                .try_for_each(|gradient| gradient.copy_(&gradient.clamp(-clip_value, clip_value)?))
+            let mut gradients = gradients.tensors().iter();
+            gradients.try_for_each(|gradient| gradient.copy_(&gradient.clamp(-clip_value, clip_value)?))
         })
     })
-}
-
-/// Returns the gradients of those parameters that have one, for work on the current stream.
-fn gradients<'a>(operator: &str, parameters: impl IntoIterator<Item = &'a Tensor>) -> Result<Vec<Tensor>> {
-    let gradients: Vec<Tensor> =
-        parameters.into_iter().filter_map(Tensor::grad).map(|gradient| gradient.detach()).collect();
-    for gradient in &gradients {
-        if gradient.device() != gradients[0].device() {
-            return Err(Error::invalid(format!(
-                "{operator}: the gradients are on two devices, {} and {}; clip those of each by themselves",
-                gradients[0].device(),
-                gradient.device()
-            )));
-        }
-        gradient.record_stream(&gradient.device().current_stream());
-    }
-    Ok(gradients)
 }

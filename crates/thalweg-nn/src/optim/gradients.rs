@@ -16,6 +16,7 @@ use thalweg_tensor::{Tensor, no_grad};
 
 /// Tensors on one device, for work on its current stream.
 pub(super) struct Gradients {
+    operator: String,
     device: Device,
     /// Each with its elements in order of memory: any order does for a sum, and for a product with one number.
     tensors: Vec<Tensor>,
@@ -26,10 +27,24 @@ pub(super) struct Gradients {
 static KERNELS: LazyLock<Mutex<FxHashMap<[DType; 2], Arc<ForeachKernel>>>> = LazyLock::new(Mutex::default);
 
 impl Gradients {
+    /// Takes the gradients of those parameters that have one; `None` where none has.
+    ///
+    /// # Errors
+    /// Those of [`new`](Self::new).
+    pub(super) fn of<'a>(
+        operator: &str,
+        parameters: impl IntoIterator<Item = &'a Tensor>,
+        location: &'static Location<'static>,
+    ) -> Result<Option<Self>> {
+        let gradients = parameters.into_iter().filter_map(Tensor::grad);
+        let gradients: Vec<Tensor> = gradients.map(|gradient| gradient.detach()).collect();
+        (!gradients.is_empty()).then(|| Self::new(operator, gradients, location)).transpose()
+    }
+
     /// Takes tensors, whose use on the current stream is recorded.
     ///
     /// # Errors
-    /// [`Error::is_invalid_argument`] if there are none, or they are on several devices or not of floating-point numbers.
+    /// [`Error::is_invalid_argument`] if there are none, or they are on several devices.
     pub(super) fn new(
         operator: &str,
         tensors: Vec<Tensor>,
@@ -41,19 +56,36 @@ impl Gradients {
         for tensor in &tensors {
             if *tensor.device() != device {
                 return Err(Error::invalid(format!(
-                    "{operator}: the tensors are on two devices, {device} and {}; handle those of each by themselves",
+                    "{operator}: the gradients are on two devices, {device} and {}; clip those of each by themselves",
                     tensor.device()
-                )));
-            }
-            if !tensor.dtype().is_floating_point() {
-                return Err(Error::invalid(format!(
-                    "{operator}: it takes floating-point numbers, not {}",
-                    tensor.dtype()
                 )));
             }
             tensor.record_stream(&device.current_stream());
         }
-        Ok(Self { device, tensors, location })
+        Ok(Self { operator: operator.to_owned(), device, tensors, location })
+    }
+
+    /// Returns the tensors.
+    pub(super) fn tensors(&self) -> &[Tensor] {
+        &self.tensors
+    }
+
+    /// Returns the tensors that have elements, by dtype.
+    ///
+    /// # Errors
+    /// [`Error::is_invalid_argument`] if one is not of floating-point numbers.
+    fn lists(&self) -> Result<impl Iterator<Item = (DType, Vec<&Tensor>)>> {
+        if let Some(other) = self.tensors.iter().find(|tensor| !tensor.dtype().is_floating_point()) {
+            return Err(Error::invalid(format!(
+                "{}: it takes floating-point numbers, not {}",
+                self.operator,
+                other.dtype()
+            )));
+        }
+        let of = |dtype| {
+            self.tensors.iter().filter(move |tensor| tensor.dtype() == dtype && tensor.elements() > 0)
+        };
+        Ok(FLOATS.into_iter().map(move |dtype| (dtype, of(dtype).collect())))
     }
 
     /// Returns f64 where a tensor is, else f32.
@@ -68,12 +100,10 @@ impl Gradients {
             let stream = self.device.current_stream();
             let label = label_at("_foreach_norm", self.location);
             let mut parts = Vec::new();
-            for dtype in FLOATS {
+            for (dtype, list) in self.lists()? {
                 let kernel = Magnitudes { magnitude, dtype };
-                let of_dtype =
-                    self.tensors.iter().filter(|tensor| tensor.dtype() == dtype && tensor.elements() > 0);
                 // What has gaps is copied: it is read once more.
-                let dense = of_dtype.map(Tensor::contiguous).collect::<Result<Vec<_>>>()?;
+                let dense = list.into_iter().map(Tensor::contiguous).collect::<Result<Vec<_>>>()?;
                 for list in dense.chunks(CAPACITY) {
                     let tensors: Vec<_> =
                         list.iter().map(|tensor| (tensor.pointer(), tensor.elements() as u64)).collect();
@@ -97,11 +127,9 @@ impl Gradients {
         no_grad(|| {
             let stream = self.device.current_stream();
             factor.record_stream(&stream);
-            for dtype in FLOATS {
-                let of_dtype =
-                    self.tensors.iter().filter(|tensor| tensor.dtype() == dtype && tensor.elements() > 0);
+            for (dtype, list) in self.lists()? {
                 let (dense, others): (Vec<&Tensor>, Vec<&Tensor>) =
-                    of_dtype.partition(|tensor| tensor.is_contiguous());
+                    list.into_iter().partition(|tensor| tensor.is_contiguous());
                 for tensor in others {
                     let wide = if dtype == DType::F64 { DType::F64 } else { factor.dtype() };
                     tensor.copy_(&tensor.to_dtype(wide)?.mul(&factor.to_dtype(wide)?)?)?;

@@ -167,12 +167,10 @@ impl GradientScaler {
     fn look<O: OptimizerOptions>(&self, optimizer: &Optimizer<O>, factor: Option<&Tensor>) -> Result<()> {
         self.stays_for_current_stream();
         no_grad(|| {
-            let gradients: Vec<Tensor> =
-                optimizer.parameters().filter_map(Tensor::grad).map(|gradient| gradient.detach()).collect();
-            if gradients.is_empty() {
+            let parameters = optimizer.parameters();
+            let Some(gradients) = Gradients::of("GradientScaler", parameters, Location::caller())? else {
                 return Ok(());
-            }
-            let gradients = Gradients::new("GradientScaler", gradients, Location::caller())?;
+            };
             let greatest = gradients.magnitudes(Magnitude::Greatest)?.amax(&[], false)?;
             // Infinity minus itself is no number, and neither is NaN's.
             let rest = greatest.sub(&greatest)?;
