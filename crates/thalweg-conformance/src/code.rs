@@ -1,6 +1,6 @@
 //! Modules, kernels and launches.
 
-use thalweg_driver::{Access, Code, Image, ImageKind, Label, Launch};
+use thalweg_driver::{Access, Code, Image, ImageKind, Label, Launch, LaunchMode};
 
 use super::fixture::{Fixture, equal, holds, refused};
 use super::{CaseResult, Kernel, KernelArguments, PTX, group, host_module};
@@ -120,7 +120,7 @@ fn one_word<'a>(fixture: &Fixture, arguments: &'a [u8], accesses: &'a [Access]) 
         grid: [1; 3],
         block: [1; 3],
         shared_memory_bytes: 0,
-        programmatic: false,
+        mode: LaunchMode::InOrder,
         arguments,
         accesses,
         label: Label::here("a launch of the wrong shape"),

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use thalweg_driver::{
     Access, Code, DevicePointer, Error, HostFault, HostKernel, HostLaunch, HostModule, Image, ImageKind,
-    Label, Launch, Result,
+    Label, Launch, LaunchMode, Result,
 };
 
 use super::fixture::{Fixture, equal, fail, holds, skip};
@@ -104,7 +104,7 @@ fn goes_wrong(fixture: &Fixture, kernel: Arc<dyn HostKernel>, words: &str) -> Ca
         grid: [1; 3],
         block: [1; 3],
         shared_memory_bytes: 0,
-        programmatic: false,
+        mode: LaunchMode::InOrder,
         arguments: &[],
         accesses: &[],
         label: Label::here("the culprit"),

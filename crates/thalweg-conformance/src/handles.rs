@@ -88,7 +88,7 @@ fn refuses_function(fixture: &Fixture, function: FunctionHandle) -> CaseResult {
         grid: [1; 3],
         block: [1; 3],
         shared_memory_bytes: 0,
-        programmatic: false,
+        mode: thalweg_driver::LaunchMode::InOrder,
         arguments: &[0; 32],
         accesses: &[],
         label: Label::here("a kernel that is not there"),

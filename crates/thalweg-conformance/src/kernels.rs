@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use thalweg_driver::{
     Access, DevicePointer, Driver, FunctionHandle, HostFault, HostLaunch, HostModule, Image, ImageKind,
-    Label, Launch, ModuleHandle, Result, StreamHandle,
+    Label, Launch, LaunchMode, ModuleHandle, Result, StreamHandle,
 };
 
 /// Threads a block of every launch.
@@ -199,7 +199,7 @@ impl KernelSet {
             grid: [blocks, 1, 1],
             block: [BLOCK, 1, 1],
             shared_memory_bytes: 0,
-            programmatic: false,
+            mode: LaunchMode::InOrder,
             arguments: &arguments.pack(),
             accesses,
             label: Label::here(kernel.name()),

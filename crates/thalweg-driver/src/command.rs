@@ -224,6 +224,27 @@ impl Access {
     }
 }
 
+/// When a kernel may begin, and whether its blocks may wait for each other.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub enum LaunchMode {
+    /// The kernel begins when what is in front of it on its stream is complete, and its blocks run in any order.
+    #[default]
+    InOrder,
+    /// The kernel may begin before the kernel in front of it on its stream is complete (CUDA's programmatic dependent launch).
+    ///
+    /// Such a kernel executes `griddepcontrol.wait` in every thread before the first access to memory that has a value or takes one (prefetches
+    /// into the L2 have none), which waits until the kernel in front is complete and what it wrote is visible. That kernel
+    /// waited likewise for the one before, so all that the stream was given before is complete behind the wait, as if launches had not overlapped.
+    /// How early it begins is up to the kernel in front: when all of its blocks have executed `griddepcontrol.launch_dependents`, or have ended.
+    /// GPUs before compute capability 9.0, drivers before CUDA 11.8 and the simulator launch it behind what is in front of it.
+    Programmatic,
+    /// All blocks of the kernel run at once, so that they may wait for each other (CUDA's cooperative launch). While a stream captures, the kernel has one
+    /// argument, a structure, and the driver is of CUDA 12.4 or later. A grid that the GPU cannot hold
+    /// at once is refused ([`Code::CooperativeLaunchTooLarge`](crate::Code::CooperativeLaunchTooLarge)), and drivers before CUDA 11.8 refuse every one
+    /// ([`Code::NotSupported`](crate::Code::NotSupported)).
+    Cooperative,
+}
+
 /// A kernel launch.
 #[derive(Clone, Copy, Debug)]
 pub struct Launch<'a> {
@@ -235,14 +256,8 @@ pub struct Launch<'a> {
     pub block: [u32; 3],
     /// Dynamic shared memory a block.
     pub shared_memory_bytes: u32,
-    /// Whether the kernel may begin before the kernel in front of it on its stream is complete (CUDA's programmatic dependent launch).
-    ///
-    /// Such a kernel executes `griddepcontrol.wait` in every thread before the first access to memory that has a value or takes one (prefetches
-    /// into the L2 have none), which waits until the kernel in front is complete and what it wrote is visible. That kernel
-    /// waited likewise for the one before, so all that the stream was given before is complete behind the wait, as if launches had not overlapped.
-    /// How early it begins is up to the kernel in front: when all of its blocks have executed `griddepcontrol.launch_dependents`, or have ended.
-    /// GPUs before compute capability 9.0, drivers before CUDA 11.8 and the simulator launch it behind what is in front of it.
-    pub programmatic: bool,
+    /// When the kernel may begin, and whether its blocks may wait for each other.
+    pub mode: LaunchMode,
     /// The arguments, laid out as a C struct with one field an argument (natural alignment, little endian).
     pub arguments: &'a [u8],
     /// Every byte that the kernel may touch.

@@ -112,6 +112,8 @@ codes! {
     MisalignedAddress = 716, "CUDA_ERROR_MISALIGNED_ADDRESS";
     /// A kernel failed. Sticky.
     LaunchFailed = 719, "CUDA_ERROR_LAUNCH_FAILED";
+    /// A cooperative launch has more blocks than the device holds at once.
+    CooperativeLaunchTooLarge = 720, "CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE";
     /// The operation is not permitted.
     NotPermitted = 800, "CUDA_ERROR_NOT_PERMITTED";
     /// The device or the driver cannot do this.

@@ -38,8 +38,8 @@ mod properties;
 pub use attention::{AttentionCall, AttentionGradients, AttentionOperand, AttentionShape};
 pub use collective::{Collective, CollectiveOperation, CommunicatorId, CommunicatorInfo, Reduction};
 pub use command::{
-    Access, AccessMode, Copy, Endpoint, Fill, FillPattern, Label, Launch, LibraryLaunch, STEPS, StrideStep,
-    Touch,
+    Access, AccessMode, Copy, Endpoint, Fill, FillPattern, Label, Launch, LaunchMode, LibraryLaunch, STEPS,
+    StrideStep, Touch,
 };
 pub use conditional::{ConditionFormat, Conditional};
 pub use convolution::{ConvolutionCall, ConvolutionPass, ConvolutionShape};

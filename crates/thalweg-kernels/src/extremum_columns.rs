@@ -7,7 +7,7 @@
 
 use std::sync::Arc;
 
-use thalweg_driver::{Access, DevicePointer, HostFault, HostKernel, HostLaunch};
+use thalweg_driver::{Access, DevicePointer, HostFault, HostKernel, HostLaunch, LaunchMode};
 use thalweg_ir::cuda::{FloatNames, LaunchShape, with_prelude};
 use thalweg_ir::host::Fault;
 use thalweg_ir::{DType, Element, bf16, f16};
@@ -201,8 +201,8 @@ impl NativeKernel for Placed<ExtremumColumns, [DevicePointer; 2]> {
             .then(|| LaunchShape { grid: grid.map(|blocks| blocks as u32), block: [BLOCK, 1, 1] })
     }
 
-    fn is_programmatic(&self) -> bool {
-        true
+    fn mode(&self) -> LaunchMode {
+        LaunchMode::Programmatic
     }
 
     fn words(&self) -> Words {

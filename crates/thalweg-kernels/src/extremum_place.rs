@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use thalweg_driver::{Access, DevicePointer, HostFault, HostKernel, HostLaunch};
+use thalweg_driver::{Access, DevicePointer, HostFault, HostKernel, HostLaunch, LaunchMode};
 use thalweg_ir::cuda::{FloatNames, LaunchShape, with_prelude};
 use thalweg_ir::host::Fault;
 use thalweg_ir::{DType, Element, bf16, f16};
@@ -131,8 +131,8 @@ impl NativeKernel for Placed<ExtremumPlace, [DevicePointer; 2]> {
         (rows > 0).then_some(LaunchShape { grid: [PARTS, rows, 1], block: [BLOCK, 1, 1] })
     }
 
-    fn is_programmatic(&self) -> bool {
-        true
+    fn mode(&self) -> LaunchMode {
+        LaunchMode::Programmatic
     }
 
     fn words(&self) -> Words {

@@ -17,6 +17,7 @@
 mod arguments;
 pub mod attention;
 pub mod convolution;
+pub mod decoder_layers;
 pub mod decompose;
 mod dtypes;
 pub mod embedding;
@@ -41,7 +42,7 @@ pub mod threads;
 use std::sync::Arc;
 
 use smallvec::SmallVec;
-use thalweg_driver::{Access, HostKernel};
+use thalweg_driver::{Access, HostKernel, LaunchMode};
 use thalweg_ir::DType;
 use thalweg_ir::cuda::LaunchShape;
 use thalweg_ir::host::Fault;
@@ -95,10 +96,9 @@ pub trait NativeKernel {
         0
     }
 
-    /// Returns whether the kernel waits itself for what is in front of it on the stream, so that it may be launched early
-    /// ([`Launch::programmatic`](thalweg_driver::Launch::programmatic)).
-    fn is_programmatic(&self) -> bool {
-        false
+    /// Returns when the kernel may begin, and whether its blocks wait for each other.
+    fn mode(&self) -> LaunchMode {
+        LaunchMode::InOrder
     }
 
     /// Returns the arguments.
@@ -147,6 +147,7 @@ pub fn sources() -> Vec<(String, String)> {
     all.extend(search::sources());
     all.extend(special::sources());
     all.extend(attention::sources());
+    all.extend(decoder_layers::sources());
     all.extend(decompose::sources());
     all.extend(one_query::sources());
     for (dtype, (rows, lines, norm)) in matmul::few_rows::DTYPES

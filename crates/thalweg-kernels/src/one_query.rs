@@ -12,7 +12,7 @@
 
 use std::sync::Arc;
 
-use thalweg_driver::{Access, DevicePointer, HostFault, HostKernel, HostLaunch, Touch};
+use thalweg_driver::{Access, DevicePointer, HostFault, HostKernel, HostLaunch, LaunchMode, Touch};
 use thalweg_ir::cuda::{FloatNames, LaunchShape, with_prelude};
 use thalweg_ir::host::Fault;
 use thalweg_ir::{DType, Element, bf16, f16};
@@ -376,8 +376,8 @@ impl NativeKernel for Placed<OneQuery, Addresses> {
         })
     }
 
-    fn is_programmatic(&self) -> bool {
-        true
+    fn mode(&self) -> LaunchMode {
+        LaunchMode::Programmatic
     }
 
     fn words(&self) -> Words {

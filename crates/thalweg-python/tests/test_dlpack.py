@@ -43,7 +43,7 @@ def test_other_libraries():
     found = []
     try:
         import numpy
-        assert numpy.from_dlpack(th.arange(4)).tolist() == [0, 1, 2, 3]
+        assert numpy.from_dlpack(th.arange(4, device="sim")).tolist() == [0, 1, 2, 3]
         assert th.from_dlpack(numpy.arange(6.0).reshape(2, 3).T).tolist() == [[0, 3], [1, 4], [2, 5]]
         found.append("numpy")
     except ImportError:

@@ -13,7 +13,7 @@
 use std::sync::{Arc, PoisonError};
 
 use smallvec::SmallVec;
-use thalweg_driver::{DevicePointer, Label, Launch};
+use thalweg_driver::{DevicePointer, Label, Launch, LaunchMode};
 use thalweg_ir::{Geometry, LaunchArguments};
 
 use crate::accesses::{accesses, extents};
@@ -88,7 +88,10 @@ impl Stream {
             grid: prepared.shape.grid,
             block: prepared.shape.block,
             shared_memory_bytes: 0,
-            programmatic: thalweg_ir::cuda::is_programmatic(&prepared.shape),
+            mode: match thalweg_ir::cuda::is_programmatic(&prepared.shape) {
+                true => LaunchMode::Programmatic,
+                false => LaunchMode::InOrder,
+            },
             arguments: arguments.as_bytes(),
             accesses: &[],
             label,

@@ -26,7 +26,7 @@ impl Stream {
             grid: shape.grid,
             block: shape.block,
             shared_memory_bytes: kernel.shared_memory_bytes(),
-            programmatic: kernel.is_programmatic(),
+            mode: kernel.mode(),
             arguments: bytemuck::cast_slice(&words),
             accesses: &[],
             label,

@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use thalweg_driver::{
     Access, DevicePointer, Driver, EventFlags, HostKernel, HostLaunch, HostModule, Image, Label, Launch,
-    Result,
+    LaunchMode, Result,
 };
 use thalweg_sanitizer::SanitizerDriver;
 use thalweg_sim::schedules::{Eager, Late, PriorityChange, Random};
@@ -92,7 +92,7 @@ fn program(driver: &dyn Driver, module: &HostModule) -> Result<()> {
                 grid: [1; 3],
                 block: [16, 1, 1],
                 shared_memory_bytes: 0,
-                programmatic: false,
+                mode: LaunchMode::InOrder,
                 arguments: &target.address().to_le_bytes(),
                 accesses: &[Access::write(target, 64)],
                 label: Label::here("set"),

@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use thalweg_driver::{
     Access, BlockKind, DevicePointer, Driver, EventFlags, FunctionHandle, HostKernel, HostLaunch, HostModule,
-    Image, Label, Launch, Result, StreamHandle, Touch,
+    Image, Label, Launch, LaunchMode, Result, StreamHandle, Touch,
 };
 use thalweg_sanitizer::SanitizerDriver;
 use thalweg_sim::{SimConfig, SimDriver};
@@ -41,7 +41,7 @@ impl Bench {
             grid: [1; 3],
             block: [1; 3],
             shared_memory_bytes: 0,
-            programmatic: false,
+            mode: LaunchMode::InOrder,
             arguments: &[],
             accesses,
             label: Label::here("work"),

@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use thalweg_driver::{
     Access, CaptureMode, DevicePointer, Driver, EventFlags, FunctionHandle, HostKernel, HostLaunch,
-    HostModule, Image, Label, Launch, Result, StreamHandle,
+    HostModule, Image, Label, Launch, LaunchMode, Result, StreamHandle,
 };
 use thalweg_sim::{SimConfig, SimDriver};
 
@@ -75,7 +75,7 @@ impl Bench {
                 grid: [1; 3],
                 block: [16, 1, 1],
                 shared_memory_bytes: 0,
-                programmatic: false,
+                mode: LaunchMode::InOrder,
                 arguments: &target.address().to_le_bytes(),
                 accesses: &[Access::read_write(target, 64)],
                 label: Label::here("increment"),

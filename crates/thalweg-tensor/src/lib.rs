@@ -6,6 +6,7 @@
 //! - [`autocast`]: regions whose operators choose the dtype that they compute in.
 //! - [`graph`]: whole steps, callables with their backward passes, and trees of functions as CUDA graphs.
 //! - [`mlp`]: two linear layers with GELU between them, where the library takes them.
+//! - [`decoder`]: the layers of a decoder for one token.
 //! - [`norm_linear`]: a layer norm and a linear layer of few rows.
 //! - [`sdp`]: which backend computes attention.
 //! - [`random`]: random numbers from the host and on the device.
@@ -23,6 +24,7 @@ mod arithmetic;
 pub mod autocast;
 pub mod autograd;
 pub mod caller;
+pub mod decoder;
 pub mod deterministic;
 pub mod dispatch;
 mod display;

@@ -18,7 +18,7 @@ use super::handles::lock;
 use super::objects::{Condition, ConditionalNode, Family, Graph};
 use super::state::CudaDriver;
 use super::sys::{self, ConditionalNodeParameters, RawGraph, RawGraphNode};
-use crate::command::{Label, Launch};
+use crate::command::{Label, Launch, LaunchMode};
 use crate::graph::{CaptureMode, CaptureStatus, DependencyUpdate};
 use crate::module::Image;
 use crate::properties::{ConditionalSupport, Version};
@@ -176,7 +176,7 @@ impl CudaDriver {
             grid: [1; 3],
             block: [1; 3],
             shared_memory_bytes: 0,
-            programmatic: false,
+            mode: LaunchMode::InOrder,
             arguments: &arguments,
             accesses: &[Access::read(source, format.bytes())],
             label,

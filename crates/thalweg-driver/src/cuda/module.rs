@@ -14,7 +14,7 @@ use super::objects::{Function, Module};
 use super::state::CudaDriver;
 use super::sys::{self, FunctionAttribute, RawFunction, RawModule, RawStream};
 use super::table::CallStatus;
-use crate::command::Launch;
+use crate::command::{Launch, LaunchMode};
 use crate::module::Image;
 use crate::{Code, Error, FunctionAttributes, FunctionHandle, ModuleHandle, Result, StreamHandle};
 
@@ -108,11 +108,13 @@ impl CudaDriver {
         // SAFETY: the module is looked up, the name ends with 0; writes one handle.
         let outcome = unsafe { self.cuda.table.module_get_function(&raw mut raw, module.raw, text.as_ptr()) };
         self.cuda.check(outcome, || format!("the kernel {name:?}"))?;
+        let arguments = self.arguments(raw);
         let function = Function {
             raw,
             device: module.device,
             name: name.to_owned(),
-            argument_bytes: self.argument_bytes(raw),
+            argument_bytes: arguments.map(|(_, bytes)| bytes),
+            has_one_argument: arguments.is_some_and(|(count, _)| count == 1),
             shared_memory_bytes: AtomicU32::new(SHARED_MEMORY_WITHOUT_ASKING_BYTES),
         };
         let handle = FunctionHandle::from_raw(self.functions.insert(function));
@@ -120,8 +122,8 @@ impl CudaDriver {
         Ok(handle)
     }
 
-    /// Returns where the kernel's last argument ends, if the driver can say.
-    fn argument_bytes(&self, function: RawFunction) -> Option<usize> {
+    /// Returns how many arguments the kernel has, and where the last one ends, if the driver can say.
+    fn arguments(&self, function: RawFunction) -> Option<(usize, usize)> {
         let mut end = 0;
         for index in 0.. {
             let (mut offset, mut bytes) = (0_usize, 0_usize);
@@ -134,7 +136,7 @@ impl CudaDriver {
             }
             if !outcome.is_success() {
                 // The driver's way to say that there are no more.
-                return (outcome.status == Code::InvalidValue.number()).then_some(end);
+                return (outcome.status == Code::InvalidValue.number()).then_some((index, end));
             }
             end = offset.checked_add(bytes)?;
         }
@@ -169,9 +171,17 @@ impl CudaDriver {
         let mut bytes = launch.arguments.len();
         let mut extra = packed(launch.arguments, &mut bytes);
         let extra = if bytes == 0 { std::ptr::null_mut() } else { extra.as_mut_ptr() };
-        if launch.programmatic && device.overlaps_launches {
-            let outcome = self.launch_programmatic(launch, function.raw, stream.raw, extra);
-            if outcome.missing.is_none() {
+        let attribute = match launch.mode {
+            LaunchMode::Programmatic if device.overlaps_launches => {
+                Some(sys::LaunchAttribute::programmatic_stream_serialization())
+            }
+            LaunchMode::Cooperative => Some(sys::LaunchAttribute::cooperative()),
+            _ => None,
+        };
+        if let Some(attribute) = attribute {
+            let outcome = self.launch_with(attribute, launch, &function, stream.raw, extra);
+            // Without the call a programmatic launch is one in order.
+            if outcome.missing.is_none() || launch.mode == LaunchMode::Cooperative {
                 return self.cuda.check(outcome, || describe(launch, &function));
             }
         }
@@ -196,15 +206,15 @@ impl CudaDriver {
         self.cuda.check(outcome, || describe(launch, &function))
     }
 
-    /// Launches a kernel that waits itself for what is in front of it on the stream.
-    fn launch_programmatic(
+    /// Launches a kernel with an attribute.
+    fn launch_with(
         &self,
+        mut attribute: sys::LaunchAttribute,
         launch: &Launch<'_>,
-        function: RawFunction,
+        function: &Function,
         stream: RawStream,
         extra: *mut *mut c_void,
     ) -> CallStatus {
-        let mut attribute = sys::LaunchAttribute::programmatic_stream_serialization();
         let config = sys::LaunchConfig {
             grid: launch.grid,
             block: launch.block,
@@ -213,9 +223,18 @@ impl CudaDriver {
             attributes: &raw mut attribute,
             attribute_count: 1,
         };
+        // While a stream captures, a cooperative launch takes its arguments only one by one.
+        let mut parameter = launch.arguments.as_ptr().cast_mut().cast::<c_void>();
+        let (parameters, extra) = match launch.mode {
+            LaunchMode::Cooperative if function.has_one_argument => {
+                (&raw mut parameter, std::ptr::null_mut())
+            }
+            _ => (std::ptr::null_mut(), extra),
+        };
         // SAFETY: function and stream are looked up; the driver reads the configuration and its one attribute, and copies the arguments
-        // that `extra` points to, before it returns. What the kernel does with them is the kernel's affair.
-        unsafe { self.cuda.table.launch_kernel_ex(&raw const config, function, std::ptr::null_mut(), extra) }
+        // that `extra` or `parameters` points to, before it returns: as many bytes as the kernel's one argument has, which are there since
+        // `prepare` has compared them. What the kernel does with them is the kernel's affair.
+        unsafe { self.cuda.table.launch_kernel_ex(&raw const config, function.raw, parameters, extra) }
     }
 
     /// Refuses a launch that cannot be what the caller meant, and asks for the shared memory that it needs.

@@ -58,6 +58,8 @@ pub(super) struct Function {
     pub(super) name: String,
     /// Where the last argument ends, where the driver says so.
     pub(super) argument_bytes: Option<usize>,
+    /// Whether it is known to have one argument.
+    pub(super) has_one_argument: bool,
     /// The dynamic shared memory that was asked for so far.
     pub(super) shared_memory_bytes: AtomicU32,
 }

@@ -409,6 +409,7 @@ fn layouts_of_structs_of_graphs() {
     same_struct!(LaunchAttribute, cuda::CUlaunchAttribute { id = id, value = value });
     let programmatic = cuda::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
     assert_eq!(PROGRAMMATIC_STREAM_SERIALIZATION, programmatic as u32);
+    assert_eq!(COOPERATIVE, cuda::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_COOPERATIVE as u32);
     same_struct!(KernelNodeParameters, cuda::CUDA_KERNEL_NODE_PARAMS {
         function = func,
         grid = gridDimX,

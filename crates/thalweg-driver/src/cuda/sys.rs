@@ -164,15 +164,27 @@ pub(super) struct LaunchAttribute {
     pub(super) value: [c_int; 16],
 }
 
+/// `CU_LAUNCH_ATTRIBUTE_COOPERATIVE`.
+pub(super) const COOPERATIVE: c_uint = 2;
+
 /// `CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION`.
 pub(super) const PROGRAMMATIC_STREAM_SERIALIZATION: c_uint = 6;
 
 impl LaunchAttribute {
     /// The launch may begin before what is in front of it on the stream is complete.
     pub(super) const fn programmatic_stream_serialization() -> Self {
+        Self::enabled(PROGRAMMATIC_STREAM_SERIALIZATION)
+    }
+
+    /// All blocks of the launch run at once.
+    pub(super) const fn cooperative() -> Self {
+        Self::enabled(COOPERATIVE)
+    }
+
+    const fn enabled(id: c_uint) -> Self {
         let mut value = [0; 16];
         value[0] = 1;
-        Self { id: PROGRAMMATIC_STREAM_SERIALIZATION, padding: 0, value }
+        Self { id, padding: 0, value }
     }
 }
 

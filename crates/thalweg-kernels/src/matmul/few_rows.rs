@@ -13,7 +13,7 @@ pub mod cuda;
 
 use std::sync::Arc;
 
-use thalweg_driver::{Access, DevicePointer, HostFault, HostKernel, HostLaunch};
+use thalweg_driver::{Access, DevicePointer, HostFault, HostKernel, HostLaunch, LaunchMode};
 use thalweg_ir::cuda::LaunchShape;
 use thalweg_ir::host::Fault;
 use thalweg_ir::{DType, Element, bf16, f16};
@@ -277,6 +277,9 @@ fn gelu(x: f32) -> f32 {
     0.5 * x * (1.0 + inner.tanh())
 }
 
+/// The most blocks of a launch: four for each multiprocessor of an H100, so that a block normalizes A once for all of its rows of W.
+const MOST_BLOCKS: u64 = 528;
+
 /// The addresses of a [`PerOperand`], without sums of rows.
 impl NativeKernel for Placed<FewRows, PerOperand> {
     fn name(&self) -> &str {
@@ -314,11 +317,12 @@ impl NativeKernel for Placed<FewRows, PerOperand> {
     fn launch_shape(&self) -> Option<LaunchShape> {
         let Matmul { m, n, .. } = self.kernel.product;
         let lines = self.kernel.lines() * (8 / self.kernel.split());
-        (m > 0 && n > 0).then(|| LaunchShape { grid: [n.div_ceil(lines) as u32, 1, 1], block: [256, 1, 1] })
+        let blocks = n.div_ceil(lines).min(MOST_BLOCKS);
+        (m > 0 && n > 0).then(|| LaunchShape { grid: [blocks as u32, 1, 1], block: [256, 1, 1] })
     }
 
-    fn is_programmatic(&self) -> bool {
-        true
+    fn mode(&self) -> LaunchMode {
+        LaunchMode::Programmatic
     }
 
     fn words(&self) -> Words {

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use thalweg_driver::{
     Access, DevicePointer, Driver, Fill, FillPattern, FunctionHandle, HostKernel, HostLaunch, HostModule,
-    Image, Label, Launch, StreamHandle,
+    Image, Label, Launch, LaunchMode, StreamHandle,
 };
 use thalweg_profiler::ProfilerDriver;
 use thalweg_sim::{SimConfig, SimDriver};
@@ -45,7 +45,7 @@ impl World {
             grid: [3, 2, 1],
             block: [64, 1, 1],
             shared_memory_bytes: 0,
-            programmatic: false,
+            mode: LaunchMode::InOrder,
             arguments: &[],
             accesses: &[Access::write(self.memory[stream], bytes)],
             label: Label::here(operator),

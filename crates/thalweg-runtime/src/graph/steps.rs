@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
-use thalweg_driver::{Access, FunctionHandle, GraphDescription, GraphNodeHandle, Label, Launch};
+use thalweg_driver::{Access, FunctionHandle, GraphDescription, GraphNodeHandle, Label, Launch, LaunchMode};
 
 /// A command on its way to a stream.
 pub(crate) enum Command<'a> {
@@ -56,8 +56,11 @@ pub(super) struct CapturedCommand {
 }
 
 impl CapturedCommand {
-    fn is_programmatic(&self) -> bool {
-        matches!(&self.work, Work::Kernel(kernel) if kernel.programmatic)
+    fn mode(&self) -> LaunchMode {
+        match &self.work {
+            Work::Kernel(kernel) => kernel.mode,
+            Work::Other { .. } => LaunchMode::InOrder,
+        }
     }
 }
 
@@ -75,7 +78,7 @@ pub(super) struct Kernel {
     grid: [u32; 3],
     block: [u32; 3],
     shared_memory_bytes: u32,
-    programmatic: bool,
+    mode: LaunchMode,
     arguments: Box<[u8]>,
     accesses: Box<[Access]>,
 }
@@ -88,7 +91,7 @@ impl Kernel {
             grid: self.grid,
             block: self.block,
             shared_memory_bytes: self.shared_memory_bytes,
-            programmatic: self.programmatic,
+            mode: self.mode,
             arguments: &self.arguments,
             accesses: &self.accesses,
             label,
@@ -149,7 +152,7 @@ impl Steps {
                 grid: launch.grid,
                 block: launch.block,
                 shared_memory_bytes: launch.shared_memory_bytes,
-                programmatic: launch.programmatic,
+                mode: launch.mode,
                 arguments: launch.arguments.into(),
                 accesses: launch.accesses.into(),
             }),
@@ -196,8 +199,8 @@ impl Steps {
         }
         let mut differences = Vec::new();
         for (place, (one, other)) in self.steps.iter().zip(&other.steps).enumerate() {
-            // A kernel that begins early has another kind of edge before it.
-            if one.predecessors != other.predecessors || one.is_programmatic() != other.is_programmatic() {
+            // A kernel that begins early has another kind of edge before it, and a node does not become cooperative.
+            if one.predecessors != other.predecessors || one.mode() != other.mode() {
                 return None;
             }
             if one.work != other.work {

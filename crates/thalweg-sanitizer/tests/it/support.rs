@@ -6,8 +6,8 @@ use std::sync::Arc;
 use thalweg_driver::{
     Access, AccessMode, BlockKind, CaptureMode, ConditionFormat, Conditional, Copy, DevicePointer, Driver,
     Endpoint, EventFlags, EventHandle, FunctionHandle, GraphExecHandle, GraphHandle, HostFault, HostFlags,
-    HostKernel, HostLaunch, HostModule, HostPointer, Image, Instrument, Label, Launch, StreamHandle, Touch,
-    UseKind,
+    HostKernel, HostLaunch, HostModule, HostPointer, Image, Instrument, Label, Launch, LaunchMode,
+    StreamHandle, Touch, UseKind,
 };
 use thalweg_sanitizer::{Finding, FindingKind, SanitizerDriver};
 use thalweg_sim::{SimConfig, SimDriver};
@@ -81,7 +81,7 @@ impl World {
             grid: [1; 3],
             block: [1; 3],
             shared_memory_bytes: 0,
-            programmatic: false,
+            mode: LaunchMode::InOrder,
             arguments: &[],
             accesses,
             label: Label::here(operator),

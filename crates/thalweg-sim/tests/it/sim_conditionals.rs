@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use thalweg_driver::{
     Access, CaptureMode, Code, ConditionFormat, Conditional, DevicePointer, Driver, GraphHandle, HostFault,
-    HostKernel, HostLaunch, HostModule, Image, Label, Launch, StreamHandle,
+    HostKernel, HostLaunch, HostModule, Image, Label, Launch, LaunchMode, StreamHandle,
 };
 use thalweg_sim::schedules::{Eager, Late, Random, RoundRobin};
 use thalweg_sim::{Schedule, SimConfig, SimDriver};
@@ -293,7 +293,7 @@ fn what_a_body_owns_is_dropped_outside_of_the_machine() {
         grid: [1; 3],
         block: [1; 3],
         shared_memory_bytes: 0,
-        programmatic: false,
+        mode: LaunchMode::InOrder,
         arguments: &[],
         accesses: &accesses,
         label: Label::here("owner"),

@@ -5,7 +5,7 @@ use std::sync::{Arc, Condvar, Mutex};
 
 use thalweg_driver::{
     Access, Code, DevicePointer, Driver, Error, HostFault, HostKernel, HostLaunch, HostModule, Image, Label,
-    Launch, StreamHandle,
+    Launch, LaunchMode, StreamHandle,
 };
 use thalweg_sim::{SimConfig, SimDriver};
 
@@ -32,7 +32,7 @@ pub fn launch(
             grid: [1; 3],
             block: [1; 3],
             shared_memory_bytes: 0,
-            programmatic: false,
+            mode: LaunchMode::InOrder,
             arguments: &[],
             accesses,
             label: Label::here("closure"),

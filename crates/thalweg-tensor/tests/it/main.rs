@@ -14,6 +14,7 @@ mod complex;
 mod convolution;
 mod cross_entropy;
 mod decode;
+mod decoder;
 mod decompositions;
 mod deterministic;
 mod dispatch;

@@ -4,7 +4,7 @@
 //! position there, writes keys and values at it, lets attention see what lies up to it, and leaves the next token and the
 //! next position behind. The host decides nothing, so a captured step can be replayed as often as the context is long.
 
-use thalweg::functional;
+use thalweg::functional::{self, DecoderLayer};
 use thalweg::module::{Embedding, Forward, LayerNorm, Linear, Mlp, StateDict};
 use thalweg::random::{Generator, default_generator};
 use thalweg::{DType, Device, Error, Result, Tensor};
@@ -83,20 +83,22 @@ impl Source<'_> {
     }
 }
 
-/// A layer, with its cache of the keys and values so far: (2, heads, context, features of a head).
+/// A layer, with its caches of the keys and values so far: (1, heads, context, features of a head).
 struct Layer {
     attention_norm: LayerNorm,
     projection: Linear,
     output: Linear,
     mlp_norm: LayerNorm,
     mlp: Mlp,
-    cache: Tensor,
+    caches: [Tensor; 2],
 }
 
 impl Layer {
     fn new(number: usize, sizes: &Sizes, source: &mut Source<'_>) -> Result<Self> {
         let &Sizes { features, heads, context, .. } = sizes;
         let name = |part: &str| format!("h.{number}.{part}");
+        let cache = || Tensor::zeros(&[1, heads, context, features / heads], source.dtype, source.device);
+        let caches = [cache()?, cache()?];
         Ok(Self {
             attention_norm: source.norm(&name("ln_1"), features)?,
             projection: source.linear(&name("attn.c_attn"), features, 3 * features)?,
@@ -106,23 +108,28 @@ impl Layer {
                 expand: source.linear(&name("mlp.c_fc"), features, 4 * features)?,
                 contract: source.linear(&name("mlp.c_proj"), 4 * features, features)?,
             },
-            cache: Tensor::zeros(&[2, heads, context, features / heads], source.dtype, source.device)?,
+            caches,
         })
     }
 
-    /// (1, features) to the same, at the position.
-    fn forward(&self, x: &Tensor, position: &Tensor) -> Result<Tensor> {
-        let &[_, heads, _, head_features] = self.cache.shape() else {
-            unreachable!("a cache has four dimensions")
-        };
-        let packed = self.projection.forward_norm(&self.attention_norm, x)?;
-        let parts = packed.reshape(&[3, 1, heads, 1, head_features])?;
-        let [query, key, value] = [0, 1, 2].map(|part| parts.select(0, part));
-        let [keys, values] = [0, 1].map(|part| self.cache.narrow(0, part, 1));
-        let mixed =
-            functional::cached_attention([&query?, &key?, &value?], [&keys?, &values?], position, None)?;
-        let x = self.output.forward_add(&mixed.reshape(&[1, heads * head_features])?, x)?;
-        self.mlp.forward_norm_add(&self.mlp_norm, &x)
+    /// Returns the tensors of the layer.
+    fn parts(&self) -> Option<DecoderLayer<'_>> {
+        fn norm(norm: &LayerNorm) -> Option<[&Tensor; 2]> {
+            Some([norm.weight.as_ref()?, norm.bias.as_ref()?])
+        }
+        fn linear(linear: &Linear) -> Option<[&Tensor; 2]> {
+            Some([&linear.weight, linear.bias.as_ref()?])
+        }
+        Some(DecoderLayer {
+            norms: [norm(&self.attention_norm)?, norm(&self.mlp_norm)?],
+            products: [
+                linear(&self.projection)?,
+                linear(&self.output)?,
+                linear(&self.mlp.expand)?,
+                linear(&self.mlp.contract)?,
+            ],
+            caches: self.caches.each_ref(),
+        })
     }
 }
 
@@ -183,10 +190,9 @@ impl Decoder {
 
     /// Reads the token at the position, and leaves the next one to be read.
     pub fn step(&self) -> Result<()> {
-        let mut x = self.tokens.forward(&self.token)?.add(&self.positions.forward(&self.position)?)?;
-        for layer in &self.layers {
-            x = layer.forward(&x, &self.position)?;
-        }
+        let x = self.tokens.forward(&self.token)?.add(&self.positions.forward(&self.position)?)?;
+        let layers: Vec<_> = self.layers.iter().filter_map(Layer::parts).collect();
+        let x = functional::decoder_layers(&x, &self.position, &layers, self.norm.eps)?;
         let scores = self.head.forward_norm(&self.norm, &x)?;
         self.token.copy_(&self.choose(&scores)?)?;
         self.position.add_(&self.one)?;

@@ -72,6 +72,7 @@ pub fn name(dtype: DType, rows: u64, lines: u64, norm: bool) -> &'static str {
 pub fn print(dtype: DType, rows: u64, lines: u64, norm: bool) -> String {
     let FloatNames { element, load, store, .. } = FloatNames::of(dtype);
     let code = TEMPLATE
+        .replace("FIND_LINES", FIND_LINES)
         .replace("READ_WEIGHTS", READ_WEIGHTS)
         .replace("NAME", name(dtype, rows, lines, norm))
         .replace("HAS_NORM", if norm { "1" } else { "0" })
@@ -85,6 +86,14 @@ pub fn print(dtype: DType, rows: u64, lines: u64, norm: bool) -> String {
         .replace("STORE", &store);
     with_prelude(&code)
 }
+
+/// The warp's rows of W, from `first` on; of those behind the last, the last.
+const FIND_LINES: &str = "\
+#pragma unroll
+    for (u32 i = 0; i < LINES; ++i) {
+        const u32 nearest = first + i < columns ? first + i : columns - 1;
+        lines[i] = x.b + u64(nearest) * x.b_leading_dimension;
+    }";
 
 /// Loads of the next chunks of the warp's rows of W.
 const READ_WEIGHTS: &str = "\
@@ -146,13 +155,10 @@ extern \"C\" __global__ void __launch_bounds__(256) NAME(const __grid_constant__
     const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const u32 split = 1u << u32(x.flags & 7), part = warp % split;
     const u32 columns = u32(x.n), terms = u32(x.k), rows = u32(x.m);
-    const u32 first = (blockIdx.x * (8 / split) + warp / split) * LINES;
+    const u32 each = 8 / split * LINES, own_line = warp / split * LINES;
+    u32 first = blockIdx.x * each + own_line;
     const ELEMENT* lines[LINES];
-    #pragma unroll
-    for (u32 i = 0; i < LINES; ++i) {
-        const u32 line = first + i < columns ? first + i : columns - 1;
-        lines[i] = x.b + u64(line) * x.b_leading_dimension;
-    }
+    FIND_LINES
     // While the kernel in front is at work, weights come into the L2.
     launch_dependents();
     for (u32 at = (part * 32 + lane) * (8 * WIDTH); at < terms; at += split * 32 * (8 * WIDTH)) {
@@ -162,10 +168,9 @@ extern \"C\" __global__ void __launch_bounds__(256) NAME(const __grid_constant__
         }
     }
     wait_for_previous();
-    f32 sums[ROWS][LINES] = {};
     quad weights[DEPTH][LINES];
-    const u32 step = split * 32 * WIDTH;
-    u32 start = (part * 32 + lane) * WIDTH;
+    const u32 step = split * 32 * WIDTH, begin = (part * 32 + lane) * WIDTH;
+    u32 start = begin;
     READ_WEIGHTS
 #if HAS_NORM
     // While the first weights are on their way.
@@ -217,65 +222,76 @@ extern \"C\" __global__ void __launch_bounds__(256) NAME(const __grid_constant__
     const ELEMENT* const left_rows = x.a;
     const u64 left_step = x.a_leading_dimension;
 #endif
-    while (start < terms) {
-        #pragma unroll
-        for (u32 ahead = 0; ahead < DEPTH; ++ahead) {
-            const u32 at = start + ahead * step;
-            if (at < terms) {
-                #pragma unroll
-                for (u32 row = 0; row < ROWS; ++row) {
-                    if (row < rows) {
-                        const quad left = *(const quad*)(left_rows + row * left_step + at);
-                        #pragma unroll
-                        for (u32 i = 0; i < LINES; ++i) {
+    // A block that has more rows of W begins to read the next while the sums of these are put together.
+    for (u32 line = first; line - own_line < columns; line = first) {
+        f32 sums[ROWS][LINES] = {};
+        while (start < terms) {
+            #pragma unroll
+            for (u32 ahead = 0; ahead < DEPTH; ++ahead) {
+                const u32 at = start + ahead * step;
+                if (at < terms) {
+                    #pragma unroll
+                    for (u32 row = 0; row < ROWS; ++row) {
+                        if (row < rows) {
+                            const quad left = *(const quad*)(left_rows + row * left_step + at);
                             #pragma unroll
-                            for (u32 term = 0; term < WIDTH; ++term) {
-                                sums[row][i] = fmaf(LOAD(weights[ahead][i].element[term]),
-                                                    LOAD(left.element[term]), sums[row][i]);
+                            for (u32 i = 0; i < LINES; ++i) {
+                                #pragma unroll
+                                for (u32 term = 0; term < WIDTH; ++term) {
+                                    sums[row][i] = fmaf(LOAD(weights[ahead][i].element[term]),
+                                                        LOAD(left.element[term]), sums[row][i]);
+                                }
                             }
                         }
                     }
                 }
             }
+            start += DEPTH * step;
+            READ_WEIGHTS
         }
-        start += DEPTH * step;
-        READ_WEIGHTS
-    }
-    #pragma unroll
-    for (u32 row = 0; row < ROWS; ++row) {
         #pragma unroll
-        for (u32 i = 0; i < LINES; ++i) {
-            f32 sum = sums[row][i];
+        for (u32 row = 0; row < ROWS; ++row) {
             #pragma unroll
-            for (u32 apart = 1; apart < 32; apart *= 2) {
-                sum = sum + __shfl_down_sync(0xffffffffu, sum, apart);
-            }
-            if (lane == 0) {
-                parts[warp][row * LINES + i] = sum;
+            for (u32 i = 0; i < LINES; ++i) {
+                f32 sum = sums[row][i];
+                #pragma unroll
+                for (u32 apart = 1; apart < 32; apart *= 2) {
+                    sum = sum + __shfl_down_sync(0xffffffffu, sum, apart);
+                }
+                if (lane == 0) {
+                    parts[warp][row * LINES + i] = sum;
+                }
             }
         }
-    }
-    __syncthreads();
-    // A thread of the first of the warps that share a row adds up their sums.
-    for (u32 own = lane; part == 0 && own < ROWS * LINES; own += 32) {
-        const u32 row = own / LINES, column = first + own % LINES;
-        if (row < rows && column < columns) {
-            f32 value = parts[warp][own];
-            for (u32 other = 1; other < split; ++other) {
-                value = value + parts[warp + other][own];
-            }
-            if ((x.flags & 16) != 0) {
-                value = value + LOAD(x.bias[column]);
-            }
-            if ((x.flags & 64) != 0) {
-                const f32 inner = 0.7978845608f * (value + 0.044715f * value * value * value);
-                value = 0.5f * value * (1.0f + tanhf(inner));
-            }
-            if ((x.flags & 32) != 0) {
-                value = value + LOAD(x.addend[row * x.addend_leading_dimension + column]);
-            }
-            x.d[row * x.d_leading_dimension + column] = STORE(value);
+        __syncthreads();
+        first = line + gridDim.x * each;
+        start = begin;
+        if (first - own_line < columns) {
+            FIND_LINES
+            READ_WEIGHTS
         }
+        // A thread of the first of the warps that share a row adds up their sums.
+        for (u32 own = lane; part == 0 && own < ROWS * LINES; own += 32) {
+            const u32 row = own / LINES, column = line + own % LINES;
+            if (row < rows && column < columns) {
+                f32 value = parts[warp][own];
+                for (u32 other = 1; other < split; ++other) {
+                    value = value + parts[warp + other][own];
+                }
+                if ((x.flags & 16) != 0) {
+                    value = value + LOAD(x.bias[column]);
+                }
+                if ((x.flags & 64) != 0) {
+                    const f32 inner = 0.7978845608f * (value + 0.044715f * value * value * value);
+                    value = 0.5f * value * (1.0f + tanhf(inner));
+                }
+                if ((x.flags & 32) != 0) {
+                    value = value + LOAD(x.addend[row * x.addend_leading_dimension + column]);
+                }
+                x.d[row * x.d_leading_dimension + column] = STORE(value);
+            }
+        }
+        __syncthreads();
     }
 }
 ";

@@ -1,0 +1,388 @@
+//! [`DecoderLayers`]: all layers of a decoder in GPT-2's form for one token, in one kernel whose blocks wait for each other.
+//!
+//! A layer is `x += out(attention(qkv(norm(x))))`, `x += contract(gelu(expand(norm(x))))`, with a layer norm, a bias at each product, GELU by its tanh, and a
+//! cache of keys and values into which the token's own go first. One token reads each weight once, so a layer of 14 MB takes an H100 about 4 us; a
+//! kernel for each product would begin and end four times in that.
+//!
+//! A block stays on its multiprocessor for all layers. It has some rows of each of the four matrices; a warp of its own brings them into shared memory
+//! (`cp.async.bulk`) while the layer before is computed, and products read them there (`mma`, eight rows at a time). A result that other blocks need is
+//! written as 32 bits beside a tag, the number of the layer, in one store of 8 bytes, so that whoever finds the tag has the value, and no fence
+//! is needed. A place is written again a layer later, when all blocks have read it, since each of them has since added its share to a row
+//! which the writer has waited for; that is why every block has a row of every matrix ([`DecoderLayers::blocks_for`]).
+//!
+//! The launch is cooperative: blocks that wait for each other must all run. The source is printed for the sizes of a model.
+//!
+//! The row is rounded to the dtype after each norm, attention and GELU, and keys and values in the cache; the sum of the layers, scores, weights and products are
+//! f32. The host function rounds at the same places.
+
+mod host;
+
+use std::sync::Arc;
+
+use thalweg_driver::{Access, DevicePointer, HostKernel, LaunchMode};
+use thalweg_ir::DType;
+use thalweg_ir::cuda::{FloatNames, LaunchShape, with_prelude};
+use thalweg_ir::host::Fault;
+
+use crate::arguments;
+use crate::{Accesses, NativeKernel, Words};
+
+/// The dtypes that there are kernels for.
+pub const DTYPES: [DType; 2] = [DType::F16, DType::Bf16];
+
+/// The most layers of a launch: their addresses are its arguments.
+pub const MOST_LAYERS: usize = 32;
+
+/// The shared memory of a block of compute capability 9.0, in bytes.
+const MOST_SHARED_BYTES: u64 = 227 << 10;
+
+/// Threads that compute, and those that bring weights.
+const THREADS: u64 = 384;
+const BRINGING: u64 = 32;
+
+/// Pieces that the keys of a head are shared out in, at most.
+const PARTS: u64 = 4;
+
+/// Keys and values in shared memory: three slots.
+const TILE_BYTES: u64 = 3 * 2 * THREADS * 16;
+
+/// Words in front of the layers' addresses.
+const HEAD_WORDS: usize = 8;
+
+/// Addresses of a layer.
+const LAYER_WORDS: usize = 14;
+
+/// The sizes of a launch. See the [module](self).
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct DecoderLayers {
+    /// Layers, [`MOST_LAYERS`] at most.
+    pub layers: u64,
+    /// Features of the row: a multiple of 32.
+    pub features: u64,
+    /// Features between the two products behind attention: a multiple of 32.
+    pub hidden: u64,
+    /// Heads, of 16, 32, 64 or 128 features.
+    pub heads: u64,
+    /// Keys that a cache holds.
+    pub context: u64,
+    /// The number that is added to a variance, by its bits.
+    pub eps_bits: u32,
+    /// Of weights, rows and caches: float16 or bfloat16.
+    pub dtype: DType,
+    /// Blocks, as [`blocks_for`](Self::blocks_for) says.
+    pub blocks: u64,
+}
+
+/// The weights of a layer, by their addresses: each norm's weight and bias, the products' in their order (queries, keys and values; out; expand; contract), and
+/// the caches of keys and values (heads, context, features of a head).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct LayerAddresses {
+    /// Weight and bias of the norms before attention and before the two products behind it.
+    pub norms: [[DevicePointer; 2]; 2],
+    /// Weight (out, in) and bias (out) of the products.
+    pub products: [[DevicePointer; 2]; 4],
+    /// Keys and values.
+    pub caches: [DevicePointer; 2],
+}
+
+impl LayerAddresses {
+    fn words(&self) -> [u64; LAYER_WORDS] {
+        let [a, b] = self.norms;
+        let [c, d, e, f] = self.products;
+        let all = [a, b, c, d, e, f, self.caches].into_iter().flatten();
+        let mut words = [0; LAYER_WORDS];
+        words.iter_mut().zip(all).for_each(|(word, at)| *word = at.address());
+        words
+    }
+
+    fn of(words: &[u64]) -> Self {
+        let pair = |at: usize| [DevicePointer::new(words[2 * at]), DevicePointer::new(words[2 * at + 1])];
+        Self { norms: [pair(0), pair(1)], products: [pair(2), pair(3), pair(4), pair(5)], caches: pair(6) }
+    }
+}
+
+impl DecoderLayers {
+    /// Rows and terms of the four products.
+    fn products(features: u64, hidden: u64) -> [(u64, u64); 4] {
+        [(3 * features, features), (features, features), (hidden, features), (features, hidden)]
+    }
+
+    /// Rows of a matrix that a block has, an even number.
+    fn share(rows: u64, blocks: u64) -> u64 {
+        (rows / 2).div_ceil(blocks) * 2
+    }
+
+    /// Returns how many blocks a launch has on a GPU with so many multiprocessors: as many as fit of which each has a row of every matrix; `None` if there is no kernel
+    /// for the sizes, or a layer's weights do not fit into the shared memory of all blocks.
+    #[must_use]
+    pub fn blocks_for(
+        dtype: DType,
+        [features, hidden, heads]: [u64; 3],
+        multiprocessors: u64,
+    ) -> Option<u64> {
+        let fits = DTYPES.contains(&dtype)
+            && (1..=4096).contains(&features)
+            && (1..=16384).contains(&hidden)
+            && features.is_multiple_of(32)
+            && hidden.is_multiple_of(32)
+            && heads > 0
+            && features.is_multiple_of(heads)
+            && [16, 32, 64, 128].contains(&(features / heads));
+        if !fits {
+            return None;
+        }
+        let all_have_rows = |blocks: u64| {
+            Self::products(features, hidden)
+                .iter()
+                .all(|&(rows, _)| rows.div_ceil(Self::share(rows, blocks)) == blocks)
+        };
+        let blocks = (heads..=multiprocessors.min(1024)).rev().find(|&blocks| all_have_rows(blocks))?;
+        (Self::shared_bytes(features, hidden, heads, blocks) <= MOST_SHARED_BYTES).then_some(blocks)
+    }
+
+    /// Returns the shared memory of a block, in bytes: at least that of `state` in the source, which asserts it.
+    fn shared_bytes(features: u64, hidden: u64, heads: u64, blocks: u64) -> u64 {
+        let products = Self::products(features, hidden);
+        let stride =
+            |terms: u64| terms * 2 / 128 * 128 + if (terms * 2).is_multiple_of(128) { 64 } else { 192 };
+        let weights = |&(rows, terms): &(u64, u64)| {
+            (Self::share(rows, blocks).div_ceil(8) * 8 * stride(terms)).next_multiple_of(128)
+        };
+        let most_rows = products.iter().map(|&(rows, _)| Self::share(rows, blocks)).max().unwrap_or(0);
+        let width = features / heads;
+        let rows = 2 * features.max(hidden)
+            + 48 * most_rows
+            + 48 * width
+            + 4 * most_rows
+            + 8 * features
+            + 8 * most_rows;
+        let layers = (MOST_LAYERS * LAYER_WORDS * 8) as u64;
+        products.iter().map(weights).sum::<u64>() + TILE_BYTES + rows + layers + 1024
+    }
+
+    /// Returns how many bytes the blocks hand results over in. They are zero before the launch.
+    #[must_use]
+    pub fn exchange_bytes(&self) -> u64 {
+        let partial = 2 * (self.features / self.heads) + 4;
+        4 * (7 * self.features + self.heads * PARTS * partial + self.hidden)
+    }
+
+    /// Elements of a cache.
+    fn cached(&self) -> u64 {
+        self.features * self.context
+    }
+
+    fn name(&self) -> String {
+        let Self { features, hidden, heads, blocks, dtype, .. } = self;
+        format!("decoder_layers_{dtype}_{features}_{hidden}_{heads}_{blocks}")
+    }
+
+    fn print(&self) -> String {
+        let Self { features, hidden, heads, blocks, dtype, .. } = *self;
+        let FloatNames { element, load, .. } = FloatNames::of(dtype);
+        let mma = if dtype == DType::F16 { "f16" } else { "bf16" };
+        let shared = Self::shared_bytes(features, hidden, heads, blocks);
+        let sizes = format!(
+            "#define FEATURES {features}\n#define HIDDEN {hidden}\n#define HEADS {heads}\n#define WIDTH {}\n#define BLOCKS {blocks}\n\
+             #define LAYERS {MOST_LAYERS}\n#define SHARED_BYTES {shared}\n",
+            features / heads
+        );
+        let code = include_str!("kernel.cu")
+            .replace("NAME", &self.name())
+            .replace("ELEMENT", element)
+            .replace("MMA", mma)
+            .replace("LOAD", &load);
+        with_prelude(&(sizes + &code))
+    }
+}
+
+/// Returns name and source of the kernels for GPT-2 with 124 million parameters on GPUs with 128 multiprocessors and more, which a bundle has; others are compiled where they are used.
+pub(crate) fn sources() -> impl Iterator<Item = (String, String)> {
+    DTYPES.into_iter().map(|dtype| {
+        let sizes = DecoderLayers {
+            layers: 1,
+            features: 768,
+            hidden: 3072,
+            heads: 12,
+            context: 1,
+            eps_bits: 0,
+            dtype,
+            blocks: 128,
+        };
+        (sizes.name(), sizes.print())
+    })
+}
+
+/// A launch: the sizes with the addresses of the row (features), the result (features), the position (one int64), the zeros that results are handed over in
+/// ([`exchange_bytes`](DecoderLayers::exchange_bytes)), and the layers.
+#[derive(Clone, Debug)]
+pub struct DecoderLaunch {
+    sizes: DecoderLayers,
+    name: String,
+    at: [DevicePointer; 4],
+    layers: Vec<LayerAddresses>,
+}
+
+impl DecoderLaunch {
+    /// Makes the launch of layers, whose number is that of the addresses.
+    #[must_use]
+    pub fn new(sizes: DecoderLayers, at: [DevicePointer; 4], layers: Vec<LayerAddresses>) -> Self {
+        let sizes = DecoderLayers { layers: layers.len() as u64, ..sizes };
+        Self { name: sizes.name(), sizes, at, layers }
+    }
+
+    /// Reads back the arguments of a launch. `None` if the bytes are no such thing.
+    fn unpack(bytes: &[u8]) -> Option<(DecoderLayers, [DevicePointer; 4], Vec<LayerAddresses>)> {
+        let words: [u64; HEAD_WORDS + 1 + MOST_LAYERS * LAYER_WORDS] = arguments::words(bytes)?;
+        let [x, result, position, exchange, layers, context, _, eps, ..] = words;
+        let (addresses, sizes) = words[HEAD_WORDS..].split_at(MOST_LAYERS * LAYER_WORDS);
+        let [packed] = *sizes else { return None };
+        let count = usize::try_from(layers).ok().filter(|&count| count <= MOST_LAYERS)?;
+        let sizes = DecoderLayers {
+            layers,
+            features: packed & 0xffff,
+            hidden: packed >> 16 & 0xffff,
+            heads: packed >> 32 & 0xffff,
+            context,
+            eps_bits: u32::try_from(eps).ok()?,
+            dtype: arguments::dtype_of(packed >> 48 & 0xff)?,
+            blocks: 1,
+        };
+        let layers = addresses.chunks(LAYER_WORDS).take(count).map(LayerAddresses::of).collect();
+        Some((sizes, [x, result, position, exchange].map(DevicePointer::new), layers))
+    }
+}
+
+impl NativeKernel for DecoderLaunch {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn source(&self) -> String {
+        self.sizes.print()
+    }
+
+    fn host(&self) -> Arc<dyn HostKernel> {
+        Arc::new(host::run)
+    }
+
+    fn check(&self) -> Result<(), Fault> {
+        let DecoderLayers { features, hidden, heads, context, dtype, blocks, .. } = self.sizes;
+        let fault = |why: &str| Err(Fault::new(format!("layers of a decoder: {why}")));
+        if DecoderLayers::blocks_for(dtype, [features, hidden, heads], blocks) != Some(blocks) {
+            return fault(
+                "it takes float16 or bfloat16, features in multiples of 32, heads of 16, 32, 64 or 128, and weights that fit into shared memory",
+            );
+        }
+        if self.layers.is_empty() || self.layers.len() > MOST_LAYERS || context == 0 || context >= 1 << 31 {
+            return fault("a launch has 1 to 32 layers, and a cache 1 to 2³¹ - 1 keys");
+        }
+        let addresses = self.layers.iter().flat_map(LayerAddresses::words);
+        let all = self.at.iter().map(|at| at.address()).chain(addresses);
+        // The position is one number.
+        let position = self.at[2].address();
+        match all.filter(|&at| at != position).all(|at| at.is_multiple_of(16)) {
+            true => Ok(()),
+            false => fault("rows, weights and caches lie on multiples of 16 bytes"),
+        }
+    }
+
+    fn launch_shape(&self) -> Option<LaunchShape> {
+        let threads = (THREADS + BRINGING) as u32;
+        Some(LaunchShape { grid: [self.sizes.blocks as u32, 1, 1], block: [threads, 1, 1] })
+    }
+
+    fn shared_memory_bytes(&self) -> u32 {
+        let DecoderLayers { features, hidden, heads, blocks, .. } = self.sizes;
+        DecoderLayers::shared_bytes(features, hidden, heads, blocks) as u32
+    }
+
+    fn mode(&self) -> LaunchMode {
+        LaunchMode::Cooperative
+    }
+
+    fn words(&self) -> Words {
+        let DecoderLayers { layers, features, hidden, heads, context, eps_bits, dtype, .. } = self.sizes;
+        let scale = 1.0 / ((features / heads) as f32).sqrt();
+        let mut words: Words = self.at.iter().map(|at| at.address()).collect();
+        words.extend([layers, context, u64::from(scale.to_bits()), u64::from(eps_bits)]);
+        words.extend(self.layers.iter().flat_map(LayerAddresses::words));
+        words.resize(HEAD_WORDS + MOST_LAYERS * LAYER_WORDS, 0);
+        // The kernel knows these by its source.
+        words.push(features | hidden << 16 | heads << 32 | arguments::number_of(dtype) << 48);
+        words
+    }
+
+    fn accesses(&self) -> Accesses {
+        let sizes = &self.sizes;
+        let size = sizes.dtype.size_bytes() as u64;
+        let [x, result, position, exchange] = self.at;
+        let mut accesses = Accesses::from_iter([
+            Access::read(x, sizes.features * size),
+            Access::write(result, sizes.features * size),
+            Access::read(position, 8),
+            Access::read_write(exchange, sizes.exchange_bytes()),
+        ]);
+        for layer in &self.layers {
+            let norms = layer.norms.iter().flatten().map(|&at| Access::read(at, sizes.features * size));
+            accesses.extend(norms);
+            let products = DecoderLayers::products(sizes.features, sizes.hidden);
+            for (&[weight, bias], (rows, terms)) in layer.products.iter().zip(products) {
+                accesses.extend([Access::read(weight, rows * terms * size), Access::read(bias, rows * size)]);
+            }
+            accesses.extend(layer.caches.map(|at| Access::read_write(at, sizes.cached() * size)));
+        }
+        accesses
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn blocks_all_have_rows_of_every_matrix() {
+        assert_eq!(DecoderLayers::blocks_for(DType::Bf16, [768, 3072, 12], 132), Some(128));
+        assert_eq!(
+            DecoderLayers::blocks_for(DType::Bf16, [768, 3072, 12], 64),
+            None,
+            "too much for 64 blocks"
+        );
+        assert_eq!(DecoderLayers::blocks_for(DType::F32, [768, 3072, 12], 132), None);
+        assert_eq!(DecoderLayers::blocks_for(DType::F16, [768, 3072, 0], 132), None);
+        for (features, hidden, heads, most) in [(64, 256, 2, 132), (96, 384, 3, 7), (256, 1024, 4, 132)] {
+            let sizes = [features, hidden, heads];
+            let blocks = DecoderLayers::blocks_for(DType::Bf16, sizes, most).unwrap();
+            assert!((heads..=most).contains(&blocks));
+            for (rows, _) in DecoderLayers::products(features, hidden) {
+                let share = DecoderLayers::share(rows, blocks);
+                assert!(
+                    (blocks - 1) * share < rows && rows <= blocks * share,
+                    "{rows} rows over {blocks} blocks"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn arguments_are_read_back() {
+        let sizes = DecoderLayers {
+            layers: 2,
+            features: 64,
+            hidden: 256,
+            heads: 2,
+            context: 40,
+            eps_bits: 1e-5_f32.to_bits(),
+            dtype: DType::F16,
+            blocks: 1,
+        };
+        let of = |word: u64| {
+            LayerAddresses::of(&std::array::from_fn::<u64, LAYER_WORDS, _>(|at| 16 * (word + at as u64)))
+        };
+        let at = [16, 32, 8, 64].map(DevicePointer::new);
+        let launch = DecoderLaunch::new(sizes, at, vec![of(100), of(200)]);
+        let bytes: Vec<u8> = launch.words().iter().flat_map(|word| word.to_le_bytes()).collect();
+        assert_eq!(DecoderLaunch::unpack(&bytes), Some((sizes, at, launch.layers)));
+        assert_eq!(DecoderLaunch::unpack(&bytes[8..]), None);
+    }
+}

@@ -1,0 +1,70 @@
+//! The layers of a decoder for one token.
+
+use std::panic::Location;
+
+use thalweg_runtime::{Error, Result};
+use thalweg_tensor::Tensor;
+use thalweg_tensor::caller::in_call;
+use thalweg_tensor::decoder::{DecoderLayer, fused_decoder_layers};
+use thalweg_tensor::norm_linear::NormLinear;
+
+use super::{cached_attention, linear_add, norm_linear};
+
+/// Returns what the layers of a decoder in GPT-2's form make of one token: `x += out(attention(qkv(norm(x))))`, `x += contract(gelu(expand(norm(x))))` for
+/// each, where attention writes the token's keys and values at `position` into the layer's caches and sees those up to there. Input and
+/// result (1, features), position one int64 in device memory, the layers' tensors as [`DecoderLayer`] says, GELU by its formula with tanh.
+///
+/// Layers of float16 and bfloat16 without a gradient are one kernel on GPUs from compute capability 9.0 on, if the weights of a layer fit into the shared
+/// memory of all multiprocessors together, as GPT-2's with 124 million parameters do; the sum of the layers is float32 in it. Else a layer is [`norm_linear`],
+/// [`cached_attention`] and [`linear_add`]. Asynchronous.
+///
+/// # Errors
+/// [`Error::is_invalid_argument`] if shapes, dtypes or devices do not fit; those of the device.
+#[track_caller]
+pub fn decoder_layers(
+    input: &Tensor,
+    position: &Tensor,
+    layers: &[DecoderLayer<'_>],
+    eps: f64,
+) -> Result<Tensor> {
+    let location = Location::caller();
+    in_call("decoder_layers", &[input, position], location, || {
+        if let Some(result) = fused_decoder_layers(input, position, layers, eps, location)? {
+            return Ok(result);
+        }
+        layers.iter().try_fold(input.clone(), |x, layer| composed(&x, position, layer, eps))
+    })
+}
+
+/// Returns what a layer makes of a row, operator by operator.
+fn composed(input: &Tensor, position: &Tensor, layer: &DecoderLayer<'_>, eps: f64) -> Result<Tensor> {
+    let [keys, values] = layer.caches;
+    let (&[1, heads, _, width], &[1, features]) = (keys.shape(), input.shape()) else {
+        return Err(Error::invalid(format!(
+            "decoder_layers: expected an input (1, features) and caches (1, heads, context, features of a head), but got {input:?} and {keys:?}"
+        )));
+    };
+    if heads * width != features || layer.products[0][1].shape() != [3 * features] {
+        return Err(Error::invalid(format!(
+            "decoder_layers: expected {features} features to be shared by the heads of {keys:?}, and a bias of three times as many for queries, keys and \
+             values, but got {:?}",
+            layer.products[0][1]
+        )));
+    }
+    let behind = |norm: [_; 2], [weight, bias]: [_; 2], gelu| NormLinear {
+        norm,
+        eps,
+        weight,
+        bias: Some(bias),
+        gelu,
+        addend: None,
+    };
+    let packed = norm_linear(input, &behind(layer.norms[0], layer.products[0], false))?;
+    let parts = packed.reshape(&[3, 1, heads, 1, width])?;
+    let [query, key, value] = [0, 1, 2].map(|part| parts.select(0, part));
+    let mixed = cached_attention([&query?, &key?, &value?], [keys, values], position, None)?;
+    let [[out, out_bias], [contract, contract_bias]] = [layer.products[1], layer.products[3]];
+    let x = linear_add(&mixed.reshape(&[1, features])?, out, Some(out_bias), input)?;
+    let hidden = norm_linear(&x, &behind(layer.norms[1], layer.products[2], true))?;
+    linear_add(&hidden, contract, Some(contract_bias), &x)
+}

@@ -1,0 +1,200 @@
+//! All layers of a decoder for a token: the kernel against the layers operator by operator in f32.
+
+use std::panic::Location;
+
+use thalweg_ir::DType;
+use thalweg_nn::functional::{DecoderLayer, decoder_layers};
+use thalweg_runtime::Result;
+use thalweg_runtime::sim::Check;
+use thalweg_tensor::decoder::fused_decoder_layers;
+use thalweg_tensor::{Tensor, no_grad};
+
+use crate::support::{device, random, values};
+
+const EPS: f64 = 1e-5;
+
+/// The sizes of layers.
+#[derive(Clone, Copy, Debug)]
+struct Sizes {
+    features: usize,
+    hidden: usize,
+    heads: usize,
+    context: usize,
+    layers: usize,
+}
+
+/// The tensors of a layer, in the order of [`DecoderLayer`].
+struct Layer {
+    tensors: Vec<Tensor>,
+    caches: [Tensor; 2],
+}
+
+impl Layer {
+    fn new(sizes: Sizes, seed: u64, dtype: DType) -> Self {
+        let Sizes { features, hidden, heads, context, .. } = sizes;
+        let of = |at: u64, shape: &[usize], factor: f64| {
+            random(shape, 100 * seed + at).mul_scalar(factor).unwrap().to_dtype(dtype).unwrap()
+        };
+        let small = |terms: usize| 2.0 / (terms as f64).sqrt();
+        let shapes: [(&[usize], f64); 12] = [
+            (&[features], 1.0),
+            (&[features], 0.3),
+            (&[features], 1.0),
+            (&[features], 0.3),
+            (&[3 * features, features], small(features)),
+            (&[3 * features], 0.3),
+            (&[features, features], small(features)),
+            (&[features], 0.3),
+            (&[hidden, features], small(features)),
+            (&[hidden], 0.3),
+            (&[features, hidden], small(hidden)),
+            (&[features], 0.3),
+        ];
+        let tensors = (0..).zip(shapes).map(|(at, (shape, factor))| of(at, shape, factor)).collect();
+        let cache = |at| of(at, &[1, heads, context, features / heads], 1.0);
+        Self { tensors, caches: [cache(20), cache(21)] }
+    }
+
+    /// Returns the layer in another dtype.
+    fn to_dtype(&self, dtype: DType) -> Self {
+        let to = |tensor: &Tensor| tensor.to_dtype(dtype).unwrap();
+        Self { tensors: self.tensors.iter().map(to).collect(), caches: self.caches.each_ref().map(to) }
+    }
+
+    fn parts(&self) -> DecoderLayer<'_> {
+        let pair = |at: usize| [&self.tensors[2 * at], &self.tensors[2 * at + 1]];
+        DecoderLayer {
+            norms: [pair(0), pair(1)],
+            products: [pair(2), pair(3), pair(4), pair(5)],
+            caches: self.caches.each_ref(),
+        }
+    }
+}
+
+/// Returns the root of the mean square of differences, by that of the expected.
+fn distance(found: &[f64], expected: &[f64]) -> f64 {
+    let square = |sum: f64, x: f64| sum + x * x;
+    let apart = found.iter().zip(expected).map(|(a, b)| a - b).fold(0.0, square);
+    (apart / expected.iter().copied().fold(0.0, square)).sqrt()
+}
+
+#[track_caller]
+fn fused(input: &Tensor, position: &Tensor, layers: &[Layer]) -> Option<Tensor> {
+    let parts: Vec<_> = layers.iter().map(Layer::parts).collect();
+    fused_decoder_layers(input, position, &parts, EPS, Location::caller()).unwrap()
+}
+
+fn number(value: i64) -> Tensor {
+    Tensor::from_slice(&[value], &[1], &device()).unwrap()
+}
+
+#[test]
+fn layers_in_one_kernel_are_near_those_of_operators_in_f32() {
+    let all = [
+        Sizes { features: 64, hidden: 256, heads: 2, context: 40, layers: 2 },
+        Sizes { features: 256, hidden: 1024, heads: 4, context: 300, layers: 3 },
+        // Rows that blocks do not share evenly, and hidden features that are no multiple of the row's.
+        Sizes { features: 192, hidden: 416, heads: 3, context: 70, layers: 2 },
+        // More layers than a launch has.
+        Sizes { features: 32, hidden: 64, heads: 2, context: 9, layers: 34 },
+    ];
+    for (sizes, dtype) in
+        all.into_iter().flat_map(|sizes| [DType::F16, DType::Bf16].map(|dtype| (sizes, dtype)))
+    {
+        let bound =
+            if dtype == DType::F16 { 2e-3 } else { 2e-2 } * (sizes.layers as f64 / 3.0).max(1.0).sqrt();
+        let layers: Vec<Layer> =
+            (1..).take(sizes.layers).map(|seed| Layer::new(sizes, seed, dtype)).collect();
+        let wide: Vec<Layer> = layers.iter().map(|layer| layer.to_dtype(DType::F32)).collect();
+        let last = sizes.context as i64 - 1;
+        for position in [0, 1, last / 2, last, last + 1, -1] {
+            let input = random(&[1, sizes.features], (7 + position) as u64).to_dtype(dtype).unwrap();
+            let at = number(position);
+            no_grad(|| {
+                let result = fused(&input, &at, &layers).expect("the kernel takes these sizes");
+                let parts: Vec<_> = wide.iter().map(Layer::parts).collect();
+                let input = input.to_dtype(DType::F32).unwrap();
+                let expected = decoder_layers(&input, &at, &parts, EPS).unwrap();
+                let apart = distance(&values(&result), &values(&expected));
+                assert!(apart < bound, "{sizes:?} {dtype} at {position}: {apart}");
+                for (narrow, wide) in
+                    layers.iter().zip(&wide).flat_map(|(a, b)| a.caches.iter().zip(&b.caches))
+                {
+                    let apart = distance(&values(narrow), &values(wide));
+                    assert!(apart < bound, "{sizes:?} {dtype} at {position}: a cache is {apart} apart");
+                    // What was rounded is not carried on.
+                    wide.copy_(&narrow.to_dtype(DType::F32).unwrap()).unwrap();
+                }
+            });
+        }
+    }
+}
+
+#[test]
+fn what_is_no_kernel_is_left_to_operators() {
+    let sizes = Sizes { features: 64, hidden: 128, heads: 2, context: 10, layers: 1 };
+    let input = |dtype| random(&[1, 64], 3).to_dtype(dtype).unwrap();
+    let (layer, at) = (Layer::new(sizes, 1, DType::Bf16), number(3));
+    no_grad(|| {
+        assert!(fused(&input(DType::Bf16), &at, std::slice::from_ref(&layer)).is_some());
+        assert!(fused(&input(DType::F16), &at, std::slice::from_ref(&layer)).is_none(), "another dtype");
+        let wide = layer.to_dtype(DType::F32);
+        assert!(fused(&input(DType::F32), &at, std::slice::from_ref(&wide)).is_none(), "f32");
+        let shared =
+            Layer { caches: [0, 0].map(|at| layer.caches[at].clone()), tensors: layer.tensors.clone() };
+        assert!(fused(&input(DType::Bf16), &at, &[shared]).is_none(), "one cache for both");
+        let wider = Layer::new(Sizes { features: 96, heads: 3, ..sizes }, 2, DType::Bf16);
+        assert!(
+            fused(&input(DType::Bf16), &at, &[layer.to_dtype(DType::Bf16), wider]).is_none(),
+            "other features"
+        );
+        // Whichever way it is, what does not fit is refused.
+        let parts = DecoderLayer { norms: [layer.parts().products[2]; 2], ..layer.parts() };
+        assert!(decoder_layers(&input(DType::Bf16), &at, &[parts], EPS).unwrap_err().is_invalid_argument());
+        let two = random(&[2, 64], 4).to_dtype(DType::Bf16).unwrap();
+        assert!(decoder_layers(&two, &at, &[layer.parts()], EPS).unwrap_err().is_invalid_argument());
+    });
+    let leaf = input(DType::Bf16).requires_grad_().unwrap();
+    assert!(fused(&leaf, &at, std::slice::from_ref(&layer)).is_none(), "a gradient is wanted");
+}
+
+#[test]
+fn steps_of_layers_have_no_race_under_any_schedule() {
+    Check::new().seeds(0..6).run(|gpu| -> Result<()> {
+        let device = gpu.device();
+        let sizes = Sizes { features: 32, hidden: 64, heads: 2, context: 4, layers: 2 };
+        let cache = || Tensor::zeros(&[1, 2, 4, 16], DType::Bf16, device);
+        let of = |shape: &[usize]| Tensor::full(shape, 0.125, DType::Bf16, device);
+        let Sizes { features, hidden, .. } = sizes;
+        let shapes: [&[usize]; 12] = [
+            &[features],
+            &[features],
+            &[features],
+            &[features],
+            &[3 * features, features],
+            &[3 * features],
+            &[features, features],
+            &[features],
+            &[hidden, features],
+            &[hidden],
+            &[features, hidden],
+            &[features],
+        ];
+        let tensors = shapes.into_iter().map(of).collect::<Result<Vec<_>>>()?;
+        let layers = [
+            Layer { tensors: tensors.clone(), caches: [cache()?, cache()?] },
+            Layer { tensors, caches: [cache()?, cache()?] },
+        ];
+        let parts: Vec<_> = layers.iter().map(Layer::parts).collect();
+        let (one, position) =
+            (Tensor::ones(&[1], DType::I64, device)?, Tensor::zeros(&[1], DType::I64, device)?);
+        let mut row = of(&[1, features])?;
+        no_grad(|| {
+            for _ in 0..3 {
+                row = decoder_layers(&row, &position, &parts, EPS)?;
+                position.add_(&one)?;
+            }
+            row.to_dtype(DType::F32)?.to_vec::<f32>().map(drop)
+        })
+    });
+}
