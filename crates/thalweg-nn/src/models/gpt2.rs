@@ -1,13 +1,17 @@
 //! GPT-2, with the names and layouts of Hugging Face's weights.
 
+mod decoder;
+
+pub use decoder::{DecodeOptions, GPT2Decoder};
+
 use thalweg_ir::DType;
-use thalweg_runtime::{Device, Result};
+use thalweg_runtime::{Device, Error, Result};
 use thalweg_tensor::Tensor;
 use thalweg_tensor::random::Generator;
 
 use super::{check_heads, merge_heads, split_heads};
 use crate::functional::{AttentionOptions, scaled_dot_product_attention};
-use crate::module::{Embedding, Forward, LayerNorm, Linear, Module};
+use crate::module::{Embedding, Forward, LayerNorm, Linear, Module, StateDict};
 
 /// The sizes of a GPT-2 (`GPT2Config`); the defaults are those of the smallest checkpoint, with 124 million parameters.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -27,6 +31,28 @@ pub struct GPT2Config {
 impl Default for GPT2Config {
     fn default() -> Self {
         Self { vocab_size: 50257, n_positions: 1024, n_embd: 768, n_layer: 12, n_head: 12 }
+    }
+}
+
+impl GPT2Config {
+    /// Returns the sizes of a checkpoint's model. GPT-2's heads have 64 features.
+    ///
+    /// # Errors
+    /// [`Error::is_invalid_argument`] if it is not one of a GPT-2.
+    pub fn of(checkpoint: &StateDict) -> Result<Self> {
+        let shape = |name: &str| {
+            let found = checkpoint.get(name).or_else(|| checkpoint.get(&format!("transformer.{name}")));
+            found.map(|tensor| tensor.shape().to_vec())
+        };
+        let (Some(&[vocab_size, n_embd]), Some(&[n_positions, _])) =
+            (shape("wte.weight").as_deref(), shape("wpe.weight").as_deref())
+        else {
+            return Err(Error::invalid(
+                "the weights have no wte.weight and wpe.weight, so they are not of a GPT-2",
+            ));
+        };
+        let n_layer = (0..).take_while(|layer| shape(&format!("h.{layer}.ln_1.weight")).is_some()).count();
+        Ok(Self { vocab_size, n_positions, n_embd, n_layer, n_head: (n_embd / 64).max(1) })
     }
 }
 

@@ -3,7 +3,7 @@
 //!
 //! | module | model | checkpoints |
 //! |---|---|---|
-//! | [`gpt2`] | [`GPT2LMHeadModel`](gpt2::GPT2LMHeadModel) | `gpt2`, `gpt2-medium`, … |
+//! | [`gpt2`] | [`GPT2LMHeadModel`](gpt2::GPT2LMHeadModel), and its [`GPT2Decoder`](gpt2::GPT2Decoder) | `gpt2`, `gpt2-medium`, … |
 //! | [`bert`] | [`BertModel`](bert::BertModel), [`BertForSequenceClassification`](bert::BertForSequenceClassification) | `bert-base-uncased`, encoders of sentences such as `all-MiniLM-L6-v2` |
 //! | [`llama`] | [`LlamaForCausalLM`](llama::LlamaForCausalLM) | Llama and what is shaped like it, with unscaled rotations |
 //! | [`resnet`] | [`ResNet`](resnet::ResNet) | `resnet50`, `resnet101`, `resnet152` |

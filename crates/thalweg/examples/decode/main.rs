@@ -12,29 +12,31 @@
 mod arguments;
 #[path = "../common/dtype.rs"]
 mod dtype;
-mod model;
 mod options;
 
 use std::process::ExitCode;
 use std::time::Instant;
 
-use model::{Decoder, Sizes};
 use options::Options;
-use thalweg::{CaptureOptions, Device, Error, Graph, Result, no_grad, serialize};
+use thalweg::models::PreTrainedModel;
+use thalweg::models::gpt2::{DecodeOptions, GPT2Config, GPT2Decoder, GPT2LMHeadModel};
+use thalweg::random::{Generator, default_generator};
+use thalweg::{CaptureOptions, Device, Error, Graph, Result, serialize};
 
 fn main() -> ExitCode {
-    arguments::run("decode", options::USAGE, Options::parse, |options| no_grad(|| run(options)))
+    arguments::run("decode", options::USAGE, Options::parse, run)
 }
 
 /// Decodes a sequence with steps of one kind, and reports them.
 fn decode(
     name: &str,
-    model: &Decoder,
+    model: &GPT2Decoder,
     device: &Device,
     options: &Options,
     mut step: impl FnMut() -> Result<()>,
 ) -> Result<Vec<i64>> {
-    model.restart(options.first as i64)?;
+    default_generator(device)?.manual_seed(0)?;
+    model.restart(&[options.first as i64])?;
     let allocations = || device.allocator().statistics().allocation.all.allocated;
     let before = allocations();
     device.synchronize()?;
@@ -52,23 +54,33 @@ fn decode(
     } else {
         println!("{name:<9} {microseconds:>10.1} us a token   {requests:>6} allocations");
     }
-    model.history(options.tokens + 1)
+    model.sequence(options.tokens + 1)
 }
 
 fn run(options: &Options) -> Result<()> {
     let device = arguments::device(options.device.as_deref())?;
     let weights = options.weights.as_ref().map(|path| serialize::load_file(path, &device)).transpose()?;
-    let sizes = match &weights {
-        Some(weights) => Sizes::of(weights)?,
-        None => {
-            let &Options { layers, features, heads, context, vocabulary, .. } = options;
-            Sizes { layers, features, heads, context, vocabulary }
-        }
+    let config = match &weights {
+        Some(weights) => GPT2Config::of(weights)?,
+        None => GPT2Config {
+            vocab_size: options.vocabulary,
+            n_positions: options.context,
+            n_embd: options.features,
+            n_layer: options.layers,
+            n_head: options.heads,
+        },
     };
-    options.check(sizes.context, sizes.vocabulary).map_err(Error::invalid)?;
-    let model = Decoder::new(&sizes, weights.as_ref(), options, &device)?;
+    options.check(config.n_positions, config.vocab_size).map_err(Error::invalid)?;
+    let model = GPT2LMHeadModel::new(config, &mut Generator::new(0), &device)?;
+    if let Some(weights) = &weights {
+        let keys = model.load_pretrained(weights)?;
+        if !keys.missing_keys.is_empty() {
+            return Err(Error::invalid(format!("the weights lack {}", keys.missing_keys.join(", "))));
+        }
+    }
+    let model = model.decoder(DecodeOptions { dtype: options.dtype, temperature: options.temperature })?;
     // Loads the kernels, so that neither way pays for that.
-    model.restart(options.first as i64)?;
+    model.restart(&[options.first as i64])?;
     model.step()?;
     let eager = decode("eager", &model, &device, options, || model.step())?;
     let (graph, ()) = Graph::capture(&device, CaptureOptions::default(), || model.step())?;

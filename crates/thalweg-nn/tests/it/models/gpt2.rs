@@ -1,14 +1,19 @@
 //! GPT-2.
 
+use std::collections::BTreeSet;
+
+use thalweg_ir::DType;
 use thalweg_nn::functional::cross_entropy;
-use thalweg_nn::models::gpt2::{GPT2Config, GPT2LMHeadModel};
-use thalweg_nn::module::{Forward, StateDict};
+use thalweg_nn::models::gpt2::{DecodeOptions, GPT2Config, GPT2LMHeadModel};
+use thalweg_nn::module::{Forward, Module, StateDict};
 use thalweg_nn::optim::AdamWOptions;
-use thalweg_runtime::{Device, Result};
-use thalweg_tensor::Tensor;
-use thalweg_tensor::random::Generator;
+use thalweg_runtime::graph::CaptureOptions;
+use thalweg_runtime::{Device, Graph, Result};
+use thalweg_tensor::random::{Generator, default_generator};
+use thalweg_tensor::{Tensor, no_grad};
 
 use super::Network;
+use crate::support::device;
 
 impl Network for GPT2LMHeadModel {
     type Options = AdamWOptions;
@@ -28,5 +33,80 @@ impl Network for GPT2LMHeadModel {
 
     fn options() -> AdamWOptions {
         AdamWOptions { learning_rate: 3e-3, weight_decay: 0.1, ..AdamWOptions::default() }
+    }
+}
+
+/// A model whose tokens differ: with random weights of 0.02 every token would have nearly the same scores.
+fn talkative(device: &Device) -> GPT2LMHeadModel {
+    let config = GPT2Config { vocab_size: 61, n_positions: 20, n_embd: 64, n_layer: 3, n_head: 2 };
+    let model = GPT2LMHeadModel::new(config, &mut Generator::new(4), device).unwrap();
+    no_grad(|| {
+        for (_, weight) in model.state_dict() {
+            if weight.rank() == 2 && weight.shape() != [61, 64] {
+                weight.mul_scalar_(8.0).unwrap();
+            }
+        }
+    });
+    model
+}
+
+#[test]
+fn a_decoder_continues_as_the_model_does() {
+    let device = device();
+    let model = talkative(&device);
+    let decoder = model.decoder(DecodeOptions { dtype: DType::F32, temperature: None }).unwrap();
+    for prompt in [&[5_i64][..], &[7, 60, 0, 33]] {
+        let count = 20 - prompt.len();
+        let found = decoder.generate(prompt, count).unwrap();
+        assert_eq!(found[..prompt.len()], *prompt);
+        // Each token is the likeliest behind those before it, by the whole model.
+        let sequence = Tensor::from_slice(&found, &[1, found.len()], &device).unwrap();
+        let scores = no_grad(|| Forward::forward(&model, &sequence)).unwrap();
+        let best: Vec<i64> = scores.argmax(-1).unwrap().to_vec().unwrap();
+        assert_eq!(found[prompt.len()..], best[prompt.len() - 1..19], "behind {prompt:?}");
+        let distinct: BTreeSet<_> = found.iter().collect();
+        assert!(distinct.len() > 3, "{found:?}");
+    }
+}
+
+#[test]
+fn a_captured_step_in_16_bits_continues_likewise_and_draws_by_temperature() {
+    let device = device();
+    let model = talkative(&device);
+    for (dtype, temperature) in [(DType::Bf16, None), (DType::F16, None), (DType::Bf16, Some(0.7))] {
+        let decoder = model.decoder(DecodeOptions { dtype, temperature }).unwrap();
+        let start = || {
+            default_generator(&device).unwrap().manual_seed(3).unwrap();
+            decoder.restart(&[7, 60]).unwrap();
+        };
+        start();
+        (0..15).for_each(|_| decoder.step().unwrap());
+        let eager = decoder.sequence(17).unwrap();
+        let (graph, ()) = Graph::capture(&device, CaptureOptions::default(), || decoder.step()).unwrap();
+        start();
+        (0..15).for_each(|_| graph.replay().unwrap());
+        assert_eq!(decoder.sequence(17).unwrap(), eager, "{dtype} {temperature:?}");
+    }
+}
+
+#[test]
+fn what_a_decoder_cannot_continue_is_refused() {
+    let device = device();
+    let model = talkative(&device);
+    let decoder = model.decoder(DecodeOptions::default()).unwrap();
+    for (prompt, count, part) in [
+        (&[][..], 1, "1 to 20 tokens"),
+        (&[1; 21][..], 0, "do not fit"),
+        (&[1; 15][..], 6, "do not fit"),
+        (&[61][..], 1, "token 61"),
+        (&[-1][..], 1, "token -1"),
+    ] {
+        let error = decoder.generate(prompt, count).unwrap_err();
+        assert!(error.is_invalid_argument() && error.to_string().contains(part), "{error}");
+    }
+    assert_eq!(decoder.generate(&[3], 4).unwrap().len(), 5, "a refused call leaves the decoder as it was");
+    for temperature in [0.0, -1.0, f64::NAN] {
+        let options = DecodeOptions { temperature: Some(temperature), ..DecodeOptions::default() };
+        assert!(model.decoder(options).unwrap_err().is_invalid_argument());
     }
 }

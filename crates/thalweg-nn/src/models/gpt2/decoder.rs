@@ -1,0 +1,230 @@
+//! GPT-2 token by token, with a cache of keys and values.
+
+use thalweg_ir::DType;
+use thalweg_runtime::{Error, Result};
+use thalweg_tensor::random::default_generator;
+use thalweg_tensor::{Tensor, no_grad};
+
+use super::{Block, Conv1D, GPT2LMHeadModel};
+use crate::functional::{self, DecoderLayer};
+use crate::module::{Embedding, Forward, LayerNorm, Linear};
+
+/// How a [`GPT2Decoder`] decodes.
+#[derive(Clone, Copy, Debug)]
+pub struct DecodeOptions {
+    /// The dtype of weights, caches and scores.
+    pub dtype: DType,
+    /// The temperature at which tokens are drawn from the device's generator; `None` takes the likeliest.
+    pub temperature: Option<f64>,
+}
+
+impl Default for DecodeOptions {
+    fn default() -> Self {
+        Self { dtype: DType::Bf16, temperature: None }
+    }
+}
+
+/// A layer, with its caches of the keys and values so far: (1, heads, context, features of a head).
+#[derive(Debug)]
+struct Layer {
+    norms: [[Tensor; 2]; 2],
+    products: [[Tensor; 2]; 4],
+    caches: [Tensor; 2],
+}
+
+impl Layer {
+    fn new(block: &Block, context: usize, dtype: DType) -> Result<Self> {
+        let to = |tensor: &Tensor| tensor.detach().to_dtype(dtype)?.contiguous();
+        let norm = |norm: &LayerNorm| match (&norm.weight, &norm.bias) {
+            (Some(weight), Some(bias)) => Ok([to(weight)?, to(bias)?]),
+            _ => Err(Error::invalid("a decoder of GPT-2 takes norms with weight and bias")),
+        };
+        let linear = |layer: &Conv1D| Ok::<_, Error>([to(&layer.weight.transpose(0, 1)?)?, to(&layer.bias)?]);
+        let (features, heads) = (block.attn.c_proj.bias.elements(), block.attn.heads);
+        let device = block.attn.c_proj.bias.device();
+        let cache = || Tensor::zeros(&[1, heads, context, features / heads], dtype, device);
+        Ok(Self {
+            norms: [norm(&block.ln_1)?, norm(&block.ln_2)?],
+            products: [
+                linear(&block.attn.c_attn)?,
+                linear(&block.attn.c_proj)?,
+                linear(&block.mlp.c_fc)?,
+                linear(&block.mlp.c_proj)?,
+            ],
+            caches: [cache()?, cache()?],
+        })
+    }
+
+    fn parts(&self) -> DecoderLayer<'_> {
+        DecoderLayer {
+            norms: self.norms.each_ref().map(|pair| pair.each_ref()),
+            products: self.products.each_ref().map(|pair| pair.each_ref()),
+            caches: self.caches.each_ref(),
+        }
+    }
+}
+
+/// A GPT-2 that continues one sequence, token by token ([`GPT2LMHeadModel::decoder`]).
+///
+/// Everything that differs from step to step lies in device memory: the token, its position, the caches. A step reads the position there, and leaves the
+/// next token and the next position behind. The host decides nothing, so [`step`](Self::step) can be captured and replayed as often as the context is
+/// long. The layers are one kernel where [`functional::decoder_layers`] says so.
+#[derive(Debug)]
+pub struct GPT2Decoder {
+    tokens: Embedding,
+    positions: Embedding,
+    layers: Vec<Layer>,
+    norm: LayerNorm,
+    head: Linear,
+    temperature: Option<f64>,
+    one: Tensor,
+    /// The token to be read next, and its position.
+    token: Tensor,
+    position: Tensor,
+    /// The tokens so far, each at its position.
+    history: Tensor,
+}
+
+impl GPT2LMHeadModel {
+    /// Makes a decoder with a copy of the weights. Its context is as long as there are positions.
+    ///
+    /// # Errors
+    /// [`Error::is_invalid_argument`] for a temperature that is not above 0; those of the allocation.
+    pub fn decoder(&self, options: DecodeOptions) -> Result<GPT2Decoder> {
+        let DecodeOptions { dtype, temperature } = options;
+        if temperature.is_some_and(|temperature| !temperature.is_finite() || temperature <= 0.0) {
+            return Err(Error::invalid(format!(
+                "a decoder's temperature is above 0, or None for the likeliest token, not {temperature:?}"
+            )));
+        }
+        no_grad(|| {
+            let of = |weight: &Tensor| weight.detach().to_dtype(dtype)?.contiguous();
+            let embedding =
+                |from: &Embedding| Ok::<_, Error>(Embedding { weight: of(&from.weight)?, padding_idx: None });
+            let base = &self.transformer;
+            let (tokens, positions) = (embedding(&base.wte)?, embedding(&base.wpe)?);
+            let context = positions.weight.shape()[0];
+            let is_tied = self.lm_head.weight.shares_storage_with(&base.wte.weight);
+            let head = if is_tied { tokens.weight.clone() } else { of(&self.lm_head.weight)? };
+            let part = |part: &Option<Tensor>| part.as_ref().map(of).transpose();
+            let norm = LayerNorm {
+                weight: part(&base.ln_f.weight)?,
+                bias: part(&base.ln_f.bias)?,
+                ..base.ln_f.clone()
+            };
+            let device = base.wte.weight.device();
+            let numbers = |count| Tensor::zeros(&[count], DType::I64, device);
+            Ok(GPT2Decoder {
+                layers: base
+                    .h
+                    .iter()
+                    .map(|block| Layer::new(block, context, dtype))
+                    .collect::<Result<_>>()?,
+                tokens,
+                positions,
+                norm,
+                head: Linear { weight: head, bias: None },
+                temperature,
+                one: Tensor::ones(&[1], DType::I64, device)?,
+                token: numbers(1)?,
+                position: numbers(1)?,
+                history: numbers(context)?,
+            })
+        })
+    }
+}
+
+impl GPT2Decoder {
+    /// Returns how many tokens the sequence may have.
+    pub fn context(&self) -> usize {
+        self.history.elements()
+    }
+
+    /// Begins a sequence with the tokens of a prompt, which are read one by one but for the last, which the next [`step`](Self::step) reads. What caches hold
+    /// behind the position is never seen.
+    ///
+    /// # Errors
+    /// [`Error::is_invalid_argument`] for an empty prompt, one that is longer than the context, or a token that there is not.
+    pub fn restart(&self, prompt: &[i64]) -> Result<()> {
+        let (context, vocabulary) = (self.context(), self.tokens.weight.shape()[0]);
+        if prompt.is_empty() || prompt.len() > context {
+            return Err(Error::invalid(format!(
+                "a prompt has 1 to {context} tokens, the model's positions, not {}",
+                prompt.len()
+            )));
+        }
+        let is_token = |&token: &i64| usize::try_from(token).is_ok_and(|token| token < vocabulary);
+        if let Some(token) = prompt.iter().find(|token| !is_token(token)) {
+            return Err(Error::invalid(format!("the prompt has token {token}, and the model {vocabulary}")));
+        }
+        no_grad(|| {
+            let device = self.token.device();
+            let tokens = Tensor::from_slice(prompt, &[prompt.len()], device)?;
+            self.history.narrow(0, 0, prompt.len())?.copy_(&tokens)?;
+            self.position.zero_()?;
+            self.token.copy_(&tokens.narrow(0, 0, 1)?)?;
+            for next in 1..prompt.len() {
+                self.read()?;
+                self.position.add_(&self.one)?;
+                self.token.copy_(&tokens.narrow(0, next, 1)?)?;
+            }
+            Ok(())
+        })
+    }
+
+    /// Reads the token at the position, and leaves the next one to be read, as the last of the sequence. Asynchronous. There is no place for a token behind the
+    /// context: then the index is reported at the next synchronization.
+    ///
+    /// # Errors
+    /// Those of the device.
+    pub fn step(&self) -> Result<()> {
+        no_grad(|| {
+            let scores = self.head.forward_norm(&self.norm, &self.read()?)?;
+            self.token.copy_(&self.choose(&scores)?)?;
+            self.position.add_(&self.one)?;
+            self.history.index_copy_(0, &self.position, &self.token)
+        })
+    }
+
+    /// Returns the first `count` tokens of the sequence. *Blocks* until they are there.
+    ///
+    /// # Errors
+    /// [`Error::is_invalid_argument`] for more than the context; those of the device.
+    pub fn sequence(&self, count: usize) -> Result<Vec<i64>> {
+        self.history.narrow(0, 0, count)?.to_vec()
+    }
+
+    /// Returns the prompt and `count` tokens that continue it. *Blocks* until they are there.
+    ///
+    /// # Errors
+    /// [`Error::is_invalid_argument`] if the context has no place for them, and as [`restart`](Self::restart).
+    pub fn generate(&self, prompt: &[i64], count: usize) -> Result<Vec<i64>> {
+        let length = prompt.len().saturating_add(count);
+        if length > self.context() {
+            return Err(Error::invalid(format!(
+                "a prompt of {} tokens and {count} more do not fit into a context of {}",
+                prompt.len(),
+                self.context()
+            )));
+        }
+        self.restart(prompt)?;
+        (0..count).try_for_each(|_| self.step())?;
+        self.sequence(length)
+    }
+
+    /// Returns what the layers make of the token at the position, (1, features).
+    fn read(&self) -> Result<Tensor> {
+        let x = self.tokens.forward(&self.token)?.add(&self.positions.forward(&self.position)?)?;
+        let layers: Vec<_> = self.layers.iter().map(Layer::parts).collect();
+        functional::decoder_layers(&x, &self.position, &layers, self.norm.eps)
+    }
+
+    /// Returns the likeliest token, or one that is drawn: of exponentially distributed waiting times, each token's by its weight, the first to end.
+    fn choose(&self, scores: &Tensor) -> Result<Tensor> {
+        let Some(temperature) = self.temperature else { return scores.argmax(-1) };
+        let weights = scores.to_dtype(DType::F32)?.mul_scalar(1.0 / temperature)?.softmax(-1)?;
+        let fractions = default_generator(weights.device())?.rand(weights.shape(), DType::F32)?;
+        let times = fractions.mul_scalar(-1.0)?.add_scalar(1.0)?.log()?.mul_scalar(-1.0)?;
+        weights.div(&times)?.argmax(-1)
+    }
+}
