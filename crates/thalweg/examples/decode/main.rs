@@ -20,8 +20,9 @@ use std::time::Instant;
 use options::Options;
 use thalweg::models::PreTrainedModel;
 use thalweg::models::gpt2::{DecodeOptions, GPT2Config, GPT2Decoder, GPT2LMHeadModel};
+use thalweg::module::Module;
 use thalweg::random::{Generator, default_generator};
-use thalweg::{CaptureOptions, Device, Error, Graph, Result, serialize};
+use thalweg::{CaptureOptions, Device, Error, Graph, Result, no_grad, serialize};
 
 fn main() -> ExitCode {
     arguments::run("decode", options::USAGE, Options::parse, run)
@@ -57,6 +58,13 @@ fn decode(
     model.sequence(options.tokens + 1)
 }
 
+/// Makes the layers' weights so large that tokens differ: as they begin, a token is always followed by itself.
+fn make_talkative(model: &GPT2LMHeadModel) -> Result<()> {
+    let weights = model.state_dict().into_iter();
+    let of_layers = weights.filter(|(name, weight)| name.starts_with("transformer.h.") && weight.rank() == 2);
+    no_grad(|| of_layers.into_iter().try_for_each(|(_, weight)| weight.mul_scalar_(8.0).map(drop)))
+}
+
 fn run(options: &Options) -> Result<()> {
     let device = arguments::device(options.device.as_deref())?;
     let weights = options.weights.as_ref().map(|path| serialize::load_file(path, &device)).transpose()?;
@@ -72,11 +80,14 @@ fn run(options: &Options) -> Result<()> {
     };
     options.check(config.n_positions, config.vocab_size).map_err(Error::invalid)?;
     let model = GPT2LMHeadModel::new(config, &mut Generator::new(0), &device)?;
-    if let Some(weights) = &weights {
-        let keys = model.load_pretrained(weights)?;
-        if !keys.missing_keys.is_empty() {
-            return Err(Error::invalid(format!("the weights lack {}", keys.missing_keys.join(", "))));
+    match &weights {
+        Some(weights) => {
+            let keys = model.load_pretrained(weights)?;
+            if !keys.missing_keys.is_empty() {
+                return Err(Error::invalid(format!("the weights lack {}", keys.missing_keys.join(", "))));
+            }
         }
+        None => make_talkative(&model)?,
     }
     let model = model.decoder(DecodeOptions { dtype: options.dtype, temperature: options.temperature })?;
     // Loads the kernels, so that neither way pays for that.
