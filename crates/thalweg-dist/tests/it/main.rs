@@ -21,3 +21,4 @@ mod stores;
 mod support;
 mod tensor_parallel;
 mod torch_store;
+mod unused_parameters;
