@@ -59,7 +59,7 @@ pub use data_parallel::{
     BucketHook, DataParallelOptions, DistributedDataParallel, JoinOptions, bf16_compress_hook,
 };
 pub use environment::{LaunchEnvironment, Rendezvous};
-pub use flight::{FlightSummary, RankFlight};
+pub use flight::{FlightCall, FlightState, FlightSummary, FlightTensor, RankFlight};
 pub use fully_shard::{FullyShard, FullyShardOptions, MixedPrecision, fully_shard, fully_shard_on_mesh};
 pub use group::{GroupOptions, ProcessGroup};
 pub use lockstep::LockstepGraph;
