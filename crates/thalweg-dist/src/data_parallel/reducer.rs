@@ -162,7 +162,9 @@ impl Reducer {
         let missing: Vec<usize> =
             (0..self.parameters.len()).filter(|&number| !state.is_ready[number]).collect();
         let reason = match self.options.static_graph {
-            true => "your training graph has changed: parameters of the first pass were not used in this one. Leave static_graph unset",
+            true => {
+                "your training graph has changed: parameters of the first pass were not used in this one. Leave static_graph unset"
+            }
             false => {
                 "your module has parameters that were not used in producing loss: set find_unused_parameters, or use all of them"
             }

@@ -14,6 +14,7 @@ mod hybrid;
 mod join;
 mod lockstep;
 mod mesh;
+mod objects;
 mod offload;
 mod parallel_layers;
 mod pipeline;
