@@ -13,6 +13,7 @@ mod groups;
 mod hybrid;
 mod join;
 mod lockstep;
+mod lockstep_cache;
 mod mesh;
 mod objects;
 mod offload;
