@@ -8,6 +8,7 @@ mod environment;
 mod failures;
 mod flight;
 mod fully_shard;
+mod fully_shard_offload;
 mod functional;
 mod groups;
 mod hybrid;
