@@ -542,6 +542,16 @@ impl Coalescing<'_> {
         })
     }
 
+    /// Returns the ranks that a message goes from and to, where it is all that was collected.
+    fn message_ranks(&self) -> Option<[u32; 2]> {
+        let own = self.group.rank();
+        match self.parts[..] {
+            [CollectivePart { operation: CollectiveOperation::Send { peer }, .. }] => Some([own, peer]),
+            [CollectivePart { operation: CollectiveOperation::Receive { peer }, .. }] => Some([peer, own]),
+            _ => None,
+        }
+    }
+
     fn submit_as(&self, label: Label) -> Result<Work> {
         let state = &self.group.0;
         let (current, stream) = (self.group.device().current_stream(), &state.stream);
@@ -555,7 +565,7 @@ impl Coalescing<'_> {
         };
         let (inputs, outputs) =
             (self.read.iter().chain(&self.changed), self.changed.iter().chain(&self.written));
-        let entry = self.group.note(label, Tensors::new(inputs, outputs));
+        let entry = self.group.note(label, Tensors::new(self.message_ranks(), inputs, outputs));
         let is_captured = stream.is_capturing()?;
         crate::lockstep::record::note(self.group, &self.parts);
         for &(from, to, bytes) in &self.copies {

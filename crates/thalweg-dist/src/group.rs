@@ -405,7 +405,7 @@ impl ProcessGroup {
             }
         }
         if text.is_empty() {
-            text += "As far as is known all ranks have made the call. ";
+            text += "As far as is known all ranks have made the call, and a device or a link between them takes long or stalls. ";
         }
         text
     }

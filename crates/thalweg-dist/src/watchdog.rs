@@ -133,13 +133,11 @@ fn problem(group: &ProcessGroup, reaches_store: bool) -> Option<String> {
                 std::thread::sleep(2 * STORE_LOOK);
             }
             Some(format!(
-                "watchdog caught collective operation timeout: rank {} of the group \"{}\" waited more than {} ms for {} (call {}). {}\
+                "watchdog caught collective operation timeout: rank {} of the group \"{}\" waited more than {} ms for {entry}. {}\
                  The last calls of this rank:\n{}",
                 group.rank(),
                 group.name(),
                 timeout.as_millis(),
-                entry.label,
-                entry.sequence,
                 group.who_is_missing(entry.sequence),
                 group.flight_record()
             ))

@@ -87,6 +87,8 @@ impl fmt::Display for FlightTensor {
 pub struct FlightCall {
     /// Operation and line.
     pub label: String,
+    /// The ranks that it goes from and to, of a message.
+    pub message: Option<[u32; 2]>,
     /// The tensors that it reads, the first eight of them. What a call changes in place is among the inputs and the outputs.
     pub inputs: Vec<FlightTensor>,
     /// The tensors that it writes, the first eight of them.
@@ -98,7 +100,7 @@ pub struct FlightCall {
 impl FlightCall {
     /// Returns a call of which the label alone is known.
     pub(super) fn labelled(label: &str) -> Self {
-        Self { label: label.to_owned(), inputs: Vec::new(), outputs: Vec::new(), state: None }
+        Self { label: label.to_owned(), message: None, inputs: Vec::new(), outputs: Vec::new(), state: None }
     }
 
     /// Returns the operation, without its line.
@@ -128,12 +130,16 @@ impl FlightCall {
     /// Returns the call as a line of a record.
     pub(super) fn to_line(&self, sequence: u64) -> String {
         let state = self.state.unwrap_or(FlightState::Scheduled);
-        format!(
-            "call {sequence} is {}; {} -> {}; {state}",
-            self.label,
-            list(&self.inputs),
-            list(&self.outputs)
-        )
+        format!("call {sequence} is {}; {}; {state}", self.label, self.what_moves())
+    }
+
+    /// Returns from where to where a message goes, and the tensors.
+    fn what_moves(&self) -> String {
+        let tensors = format!("{} -> {}", list(&self.inputs), list(&self.outputs));
+        match self.message {
+            Some([from, to]) => format!("rank {from} to rank {to}: {tensors}"),
+            None => tensors,
+        }
     }
 
     /// Reads a line of a record: the call's number, and the call.
@@ -141,9 +147,18 @@ impl FlightCall {
         let (sequence, rest) = line.trim().strip_prefix("call ")?.split_once(" is ")?;
         let mut parts = rest.rsplitn(3, "; ");
         let (state, tensors, label) = (parts.next()?, parts.next()?, parts.next()?);
+        let (message, tensors) = match tensors.strip_prefix("rank ") {
+            Some(message) => {
+                let (ranks, tensors) = message.split_once(": ")?;
+                let (from, to) = ranks.split_once(" to rank ")?;
+                (Some([from.parse().ok()?, to.parse().ok()?]), tensors)
+            }
+            None => (None, tensors),
+        };
         let (inputs, outputs) = tensors.split_once(" -> ")?;
         let call = Self {
             label: label.to_owned(),
+            message,
             inputs: FlightTensor::parse(inputs)?,
             outputs: FlightTensor::parse(outputs)?,
             state: Some(FlightState::parse(state)?),
@@ -155,7 +170,7 @@ impl FlightCall {
 impl fmt::Display for FlightCall {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Some(state) = self.state else { return f.write_str(&self.label) };
-        write!(f, "{} ({} -> {}, {state})", self.label, list(&self.inputs), list(&self.outputs))
+        write!(f, "{} ({}, {state})", self.label, self.what_moves())
     }
 }
 
@@ -183,8 +198,9 @@ mod tests {
             (vec![], vec![], FlightState::Captured),
         ];
         for (sequence, (inputs, outputs, state)) in (1..).zip(calls) {
-            let call =
-                FlightCall { label: "gather at a; b/c.rs:7".to_owned(), inputs, outputs, state: Some(state) };
+            let message = (sequence == 2).then_some([3, 12]);
+            let label = "gather at a; b/c.rs:7".to_owned();
+            let call = FlightCall { label, message, inputs, outputs, state: Some(state) };
             assert_eq!(FlightCall::parse(&call.to_line(sequence)), Some((sequence, call)));
         }
         for text in ["", "call 1", "call x is a; nothing -> nothing; started", "call 1 is a; b; started"] {
@@ -196,6 +212,7 @@ mod tests {
     fn sizes_differ_where_all_ranks_give_the_same() {
         let call = |label: &str, inputs: &[FlightTensor], outputs: &[FlightTensor]| FlightCall {
             label: format!("{label} at file.rs:1"),
+            message: None,
             inputs: inputs.to_vec(),
             outputs: outputs.to_vec(),
             state: Some(FlightState::Started),

@@ -27,28 +27,38 @@ pub(crate) struct Entry {
     pub(crate) sequence: u64,
     /// Operation and line.
     pub(crate) label: Label,
+    /// The ranks that a message goes from and to.
+    pub(crate) message: Option<[u32; 2]>,
 }
 
 impl fmt::Display for Entry {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "call {} is {}", self.sequence, self.label)
+        match self.message {
+            Some([from, to]) => {
+                write!(f, "{} (call {}, rank {from} to rank {to})", self.label, self.sequence)
+            }
+            None => write!(f, "{} (call {})", self.label, self.sequence),
+        }
     }
 }
 
 /// The tensors that a collective reads and those that it writes. What it does in place is both.
 #[derive(Clone, Default, Debug)]
 pub(crate) struct Tensors {
+    /// The ranks that a message goes from and to.
+    pub(crate) message: Option<[u32; 2]>,
     pub(crate) inputs: Vec<FlightTensor>,
     pub(crate) outputs: Vec<FlightTensor>,
 }
 
 impl Tensors {
     pub(crate) fn new<'t>(
+        message: Option<[u32; 2]>,
         inputs: impl Iterator<Item = &'t Tensor>,
         outputs: impl Iterator<Item = &'t Tensor>,
     ) -> Self {
         let inputs = inputs.take(TENSORS).map(FlightTensor::of).collect();
-        Self { inputs, outputs: outputs.take(TENSORS).map(FlightTensor::of).collect() }
+        Self { message, inputs, outputs: outputs.take(TENSORS).map(FlightTensor::of).collect() }
     }
 }
 
@@ -85,7 +95,7 @@ impl FlightRecorder {
         if self.entries.len() == REMEMBERED {
             self.entries.pop_front();
         }
-        let entry = Entry { sequence: self.submitted, label };
+        let entry = Entry { sequence: self.submitted, label, message: tensors.message };
         self.entries.push_back(Recorded { entry, tensors, place: Place::Begun });
         entry
     }
@@ -147,9 +157,14 @@ impl Remembered {
                     if can_run { FlightState::Started } else { FlightState::Scheduled }
                 }
             };
-            let Tensors { inputs, outputs } = recorded.tensors.clone();
-            let call =
-                FlightCall { label: recorded.entry.label.to_string(), inputs, outputs, state: Some(state) };
+            let Tensors { message, inputs, outputs } = recorded.tensors.clone();
+            let call = FlightCall {
+                label: recorded.entry.label.to_string(),
+                message,
+                inputs,
+                outputs,
+                state: Some(state),
+            };
             format!("  {}\n", call.to_line(recorded.entry.sequence))
         };
         let text = self.0.iter().map(line).collect();

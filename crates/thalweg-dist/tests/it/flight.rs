@@ -201,12 +201,12 @@ fn a_record_says_how_far_calls_have_come() {
             both_know.wait();
             (one.synchronize()?, two.synchronize()?);
             let record = group.flight_record();
-            assert!(record.contains("; bfloat16 [2, 3] -> nothing; completed"), "{record}");
+            assert!(record.contains("; rank 0 to rank 1: bfloat16 [2, 3] -> nothing; completed"), "{record}");
         } else {
             both_know.wait();
             (group.all_reduce(&x, Sum)?.wait()?, group.recv(&x, 0)?.synchronize()?);
             let record = group.flight_record();
-            assert!(record.contains("; nothing -> bfloat16 [2, 3]; completed"), "{record}");
+            assert!(record.contains("; rank 0 to rank 1: nothing -> bfloat16 [2, 3]; completed"), "{record}");
         }
         assert_eq!((word(2), word(3)), ("completed".to_owned(), "completed".to_owned()));
         let captured =

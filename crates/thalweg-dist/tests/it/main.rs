@@ -13,6 +13,7 @@ mod functional;
 mod groups;
 mod hybrid;
 mod join;
+mod links;
 mod lockstep;
 mod lockstep_cache;
 mod mesh;
