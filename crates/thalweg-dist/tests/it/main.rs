@@ -21,6 +21,7 @@ mod objects;
 mod offload;
 mod parallel_layers;
 mod pipeline;
+mod slurm;
 mod stores;
 mod support;
 mod tensor_parallel;
