@@ -210,28 +210,23 @@ mod tests {
 
     #[test]
     fn sizes_differ_where_all_ranks_give_the_same() {
-        let call = |label: &str, inputs: &[FlightTensor], outputs: &[FlightTensor]| FlightCall {
+        let call = |label: &str, inputs: &[&FlightTensor], outputs: &[&FlightTensor]| FlightCall {
             label: format!("{label} at file.rs:1"),
             message: None,
-            inputs: inputs.to_vec(),
-            outputs: outputs.to_vec(),
+            inputs: inputs.iter().copied().cloned().collect(),
+            outputs: outputs.iter().copied().cloned().collect(),
             state: Some(FlightState::Started),
         };
-        let (six, flat, seven) =
-            (tensor(DType::F32, &[2, 3]), tensor(DType::F32, &[6]), tensor(DType::F32, &[7]));
-        let whole = tensor(DType::I32, &[6]);
-        let reduced =
-            |of: &FlightTensor| call("all_reduce", std::slice::from_ref(of), std::slice::from_ref(of));
-        assert!(!reduced(&six).differs(&reduced(&flat)), "shapes may differ");
-        assert!(reduced(&six).differs(&reduced(&seven)) && reduced(&six).differs(&reduced(&whole)));
-        assert!(reduced(&six).differs(&call("broadcast", &[six.clone()], &[six.clone()])));
-        let root = call("reduce", &[six.clone()], &[six.clone()]);
-        assert!(
-            !root.differs(&call("reduce", &[flat], &[]))
-                && root.differs(&call("reduce", &[seven.clone()], &[]))
-        );
+        let (six, flat) = (&tensor(DType::F32, &[2, 3]), &tensor(DType::F32, &[6]));
+        let (seven, whole) = (&tensor(DType::F32, &[7]), &tensor(DType::I32, &[6]));
+        let reduced = |of: &FlightTensor| call("all_reduce", &[of], &[of]);
+        assert!(!reduced(six).differs(&reduced(flat)), "shapes may differ");
+        assert!(reduced(six).differs(&reduced(seven)) && reduced(six).differs(&reduced(whole)));
+        assert!(reduced(six).differs(&call("broadcast", &[six], &[six])));
+        let root = call("reduce", &[six], &[six]);
+        assert!(!root.differs(&call("reduce", &[flat], &[])) && root.differs(&call("reduce", &[seven], &[])));
         // Lists are the root's alone, and splits differ.
-        assert!(!call("gather", &[six.clone()], &[]).differs(&call("gather", &[six.clone()], &[seven])));
-        assert!(!FlightCall::labelled("all_reduce at file.rs:1").differs(&reduced(&six)));
+        assert!(!call("gather", &[six], &[]).differs(&call("gather", &[six], &[seven])));
+        assert!(!FlightCall::labelled("all_reduce at file.rs:1").differs(&reduced(six)));
     }
 }

@@ -199,12 +199,14 @@ fn a_record_says_how_far_calls_have_come() {
             }
             assert_eq!(word(3), "scheduled");
             both_know.wait();
-            (one.synchronize()?, two.synchronize()?);
+            one.synchronize()?;
+            two.synchronize()?;
             let record = group.flight_record();
             assert!(record.contains("; rank 0 to rank 1: bfloat16 [2, 3] -> nothing; completed"), "{record}");
         } else {
             both_know.wait();
-            (group.all_reduce(&x, Sum)?.wait()?, group.recv(&x, 0)?.synchronize()?);
+            group.all_reduce(&x, Sum)?.wait()?;
+            group.recv(&x, 0)?.synchronize()?;
             let record = group.flight_record();
             assert!(record.contains("; rank 0 to rank 1: nothing -> bfloat16 [2, 3]; completed"), "{record}");
         }

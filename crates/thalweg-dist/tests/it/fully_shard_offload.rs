@@ -233,7 +233,7 @@ fn whole_states_are_loaded_into_host_memory() {
 fn mistakes_with_offloaded_parameters_are_named() {
     run_ranks(&simulated_devices(2).unwrap(), |group| {
         let network = sharded(&group, options(OffloadPolicy::Cpu))?;
-        let error = Adam::new(network.parameters(), adam()).err().expect("no elements").to_string();
+        let error = Adam::new(network.parameters(), adam()).expect_err("no elements").to_string();
         assert!(error.contains("no elements to step") && error.contains("OffloadedOptimizer"), "{error}");
         let other = sharded(&group, options(OffloadPolicy::None))?;
         let error = OffloadedOptimizer::new(&other, SgdOptions::default()).err().expect("on the device");

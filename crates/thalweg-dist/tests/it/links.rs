@@ -30,13 +30,13 @@ fn stalled(call: fn(&ProcessGroup) -> Result<()>) -> Vec<[String; 2]> {
     run_ranks_with(&devices, &options, |group| {
         group.barrier()?;
         driver.set_link([1, 2], Link::Stalled)?;
-        // Where it has a part in the call, it is told there.
+        // Where it has a part in the call, it learns so there.
         let _ = call(&group);
         let begin = std::time::Instant::now();
         let why = loop {
             match group.check() {
                 Err(error) => break error.to_string(),
-                Ok(()) if begin.elapsed() > Duration::from_secs(20) => panic!("nothing is told"),
+                Ok(()) if begin.elapsed() > Duration::from_secs(20) => panic!("no rank learns of it"),
                 Ok(()) => std::thread::sleep(Duration::from_millis(5)),
             }
         };

@@ -31,9 +31,11 @@ impl Branches {
     }
 
     fn through(&self, input: &Tensor, choice: u32) -> Result<Tensor> {
-        let used = (0..BRANCHES).filter(|branch| choice >> branch & 1 == 1);
-        let sum = used.map(|branch| self.branches[branch].forward(input)?.tanh());
-        self.last.forward(&sum.fold(Ok(input.clone()), |sum, part| sum?.add(&part?))?)
+        let mut sum = input.clone();
+        for branch in (0..BRANCHES).filter(|branch| choice >> branch & 1 == 1) {
+            sum = sum.add(&self.branches[branch].forward(input)?.tanh()?)?;
+        }
+        self.last.forward(&sum)
     }
 }
 

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use super::{Collectives, Meeting};
 use crate::executor::faults::Fault;
 
-/// What becomes of data between two devices.
+/// The way of data between two devices.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub enum Link {
     /// It is there at once.
