@@ -26,7 +26,7 @@ const RANKS: &str = "ranks";
 struct Part<'m> {
     tensor: Tensor,
     /// The parameter and its rows with those behind them, where it is in host memory: the tensor is a view of these.
-    parked: Option<(&'m Sharded, Tensor)>,
+    offloaded: Option<(&'m Sharded, Tensor)>,
     shape: Vec<usize>,
     first: usize,
     /// Whether the other ranks have the rest of it; else all have all of it.
@@ -202,7 +202,7 @@ impl<M: Module> FullyShard<M> {
                     target.narrow(0, from - part.first, to - from)?.copy_(&piece)?;
                 }
             }
-            if let Some((sharded, padded)) = &part.parked {
+            if let Some((sharded, padded)) = &part.offloaded {
                 sharded.leave(padded)?;
             }
         }
@@ -213,7 +213,7 @@ impl<M: Module> FullyShard<M> {
     fn checkpoint_parts(&self, optimizer: Option<&OptimizerState>) -> Result<Vec<(String, Part<'_>)>> {
         let whole = |tensor: &Tensor| Part {
             tensor: tensor.clone(),
-            parked: None,
+            offloaded: None,
             shape: tensor.shape().to_vec(),
             first: 0,
             is_sharded: false,
@@ -221,7 +221,7 @@ impl<M: Module> FullyShard<M> {
         let part = |parameter: &Tensor, tensor: &Tensor| match self.sharded(parameter) {
             Some(sharded) if tensor.shape() == parameter.shape() => Part {
                 tensor: tensor.clone(),
-                parked: None,
+                offloaded: None,
                 shape: sharded.shape.clone(),
                 first: sharded.first,
                 is_sharded: true,
@@ -233,7 +233,7 @@ impl<M: Module> FullyShard<M> {
             let mut part = part(parameter, parameter);
             if let Some(sharded) = self.sharded(parameter).filter(|sharded| sharded.is_in_host_memory()) {
                 let [padded, rows] = sharded.present()?;
-                (part.tensor, part.parked) = (rows, Some((sharded, padded)));
+                (part.tensor, part.offloaded) = (rows, Some((sharded, padded)));
             }
             Ok((format!("model.{name}"), part))
         };

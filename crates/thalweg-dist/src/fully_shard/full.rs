@@ -44,7 +44,7 @@ impl<M: Module> FullyShard<M> {
     pub fn load_full_state_dict(&self, saved: &StateDict) -> Result<()> {
         at_line(Location::caller(), || {
             let own = self.state_dict();
-            let (mut parts, mut parked) = (StateDict::new(), Vec::new());
+            let (mut parts, mut offloaded) = (StateDict::new(), Vec::new());
             for (name, tensor) in saved {
                 let part = match own.get(name).and_then(|shard| self.sharded(shard)) {
                     None => tensor.clone(),
@@ -57,7 +57,7 @@ impl<M: Module> FullyShard<M> {
                         )));
                     }
                     Some(sharded) if sharded.is_in_host_memory() => {
-                        parked.push((sharded, sharded.rows_of(tensor)?));
+                        offloaded.push((sharded, sharded.rows_of(tensor)?));
                         sharded.shard.detach()
                     }
                     Some(sharded) => sharded.rows_of(tensor)?,
@@ -65,7 +65,7 @@ impl<M: Module> FullyShard<M> {
                 parts.insert(name.clone(), part);
             }
             self.load_state_dict(&parts)?;
-            no_grad(|| parked.iter().try_for_each(|(sharded, rows)| sharded.overwrite(rows)))
+            no_grad(|| offloaded.iter().try_for_each(|(sharded, rows)| sharded.overwrite(rows)))
         })
     }
 

@@ -15,7 +15,7 @@
 //! ([`Tensor::record_use`]), so the next gather takes their place as soon as the computation is past them, and the host waits for nothing.
 //!
 //! `unit` gathers, reduces and lets go; `context` knows the order of the units of one model; `full` has the whole of the
-//! parameters, `checkpoint` files in parts. Shards may be `parked` in host memory, where `offload` steps them.
+//! parameters, `checkpoint` files in parts. Shards may be in host memory: `offloaded` is such a tensor, and `offload` steps them.
 //!
 //! # Invariants
 //! - Outside a forward pass the module's fields hold the shards.
@@ -26,7 +26,7 @@ mod checkpoint;
 mod context;
 mod full;
 mod offload;
-mod parked;
+mod offloaded;
 mod unit;
 
 use std::panic::Location;

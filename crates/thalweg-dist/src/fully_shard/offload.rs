@@ -13,7 +13,7 @@ use thalweg_tensor::caller::at_line;
 use thalweg_tensor::{Tensor, no_grad};
 
 use super::FullyShard;
-use super::parked::{Ahead, Parked};
+use super::offloaded::{Ahead, OffloadedTensor};
 use super::unit::{Sharded, Unit};
 
 /// An optimizer of the parameters of a [`FullyShard`] with [`OffloadPolicy::Cpu`](super::OffloadPolicy::Cpu). Its states are in pinned host memory.
@@ -37,7 +37,7 @@ struct Member {
     place: usize,
     /// Its number among [`Module::parameters`].
     number: usize,
-    states: BTreeMap<String, Parked>,
+    states: BTreeMap<String, OffloadedTensor>,
 }
 
 /// Parameters that are on the device for a step.
@@ -67,8 +67,8 @@ impl Window {
     fn states<O: OptimizerOptions>(&self, members: &[&Member], of: &Present<O>) -> Result<OptimizerState> {
         let current = self.unit.group().device().current_stream();
         let state = |member: &&Member| -> Result<ParameterState> {
-            let arrived = member.states.iter().map(|(name, parked)| {
-                let state = parked.arrive()?;
+            let arrived = member.states.iter().map(|(name, offloaded)| {
+                let state = offloaded.arrive()?;
                 state.record_stream(&current);
                 Ok((name.clone(), state))
             });
@@ -234,7 +234,7 @@ fn start<O: OptimizerOptions>(window: &mut Window, options: O) -> Result<()> {
     let mut states = present.optimizer.state_dict().state;
     for (place, member) in window.members.iter_mut().enumerate() {
         for (name, state) in states.remove(&place).unwrap_or_default() {
-            member.states.insert(name, Parked::of(&state, &copies)?);
+            member.states.insert(name, OffloadedTensor::of(&state, &copies)?);
         }
     }
     // The next window's states need not lie beside these.
@@ -261,7 +261,7 @@ fn leave<O: OptimizerOptions>(members: &[&Member], present: &Present<O>) -> Resu
     let states = present.optimizer.state_dict().state;
     for (member, states) in members.iter().zip(states.values()) {
         for (name, state) in states {
-            member.states.get(name).map_or(Ok(()), |parked| parked.leave(state))?;
+            member.states.get(name).map_or(Ok(()), |offloaded| offloaded.leave(state))?;
         }
     }
     Ok(())

@@ -10,7 +10,7 @@ use thalweg_tensor::autograd::{Backward, Gradients, record_function};
 use thalweg_tensor::{Tensor, no_grad};
 
 use super::context::Context;
-use super::parked::Parked;
+use super::offloaded::OffloadedTensor;
 use super::{FullyShardOptions, OffloadPolicy};
 use crate::{ProcessGroup, ReduceOp, Work};
 
@@ -29,13 +29,13 @@ pub(super) struct Sharded {
     /// The tensor that autograd takes for the shard: itself, or one element on the device.
     source: Tensor,
     /// The gradient in host memory.
-    gradient: OnceLock<Parked>,
+    gradient: OnceLock<OffloadedTensor>,
 }
 
 /// A rank's rows of a parameter.
 enum Rows {
     Device(Tensor),
-    Host(Parked),
+    Host(OffloadedTensor),
 }
 
 /// The parameters of a module that are gathered and let go together.
@@ -137,7 +137,7 @@ impl Sharded {
         source.set_requires_grad(parameter.requires_grad())?;
         let rows = match copies {
             None => Rows::Device(padded),
-            Some(copies) => Rows::Host(Parked::of(&padded, copies)?),
+            Some(copies) => Rows::Host(OffloadedTensor::of(&padded, copies)?),
         };
         Ok(Self { shape, first, rows, padded_shape, shard, source, gradient: OnceLock::new() })
     }
@@ -146,7 +146,7 @@ impl Sharded {
     pub(super) fn padded(&self) -> Result<Tensor> {
         match &self.rows {
             Rows::Device(padded) => Ok(padded.clone()),
-            Rows::Host(parked) => parked.arrive(),
+            Rows::Host(offloaded) => offloaded.arrive(),
         }
     }
 
@@ -154,7 +154,7 @@ impl Sharded {
     pub(super) fn leave(&self, padded: &Tensor) -> Result<()> {
         match &self.rows {
             Rows::Device(_) => Ok(()),
-            Rows::Host(parked) => parked.leave(padded),
+            Rows::Host(offloaded) => offloaded.leave(padded),
         }
     }
 
@@ -174,7 +174,7 @@ impl Sharded {
     /// Returns the gradient of the shard, for work of the current stream; record its use. Asynchronous.
     pub(super) fn gradient(&self) -> Result<Option<Tensor>> {
         match (self.shard.grad(), self.gradient.get()) {
-            (Some(_), Some(parked)) => parked.arrive().map(Some),
+            (Some(_), Some(offloaded)) => offloaded.arrive().map(Some),
             (gradient, _) => Ok(gradient),
         }
     }
@@ -182,14 +182,14 @@ impl Sharded {
     /// Replaces the gradient of the shard by one that work of the current stream computes. Asynchronous.
     pub(super) fn set_gradient(&self, gradient: Tensor) -> Result<()> {
         let Rows::Host(rows) = &self.rows else { return self.shard.set_grad(Some(gradient)) };
-        let parked = match self.gradient.get() {
-            Some(parked) => parked,
+        let offloaded = match self.gradient.get() {
+            Some(offloaded) => offloaded,
             None => {
-                let parked = Parked::new(gradient.shape(), gradient.dtype(), rows.copies())?;
-                self.gradient.get_or_init(|| parked)
+                let offloaded = OffloadedTensor::new(gradient.shape(), gradient.dtype(), rows.copies())?;
+                self.gradient.get_or_init(|| offloaded)
             }
         };
-        parked.leave(&gradient)?;
+        offloaded.leave(&gradient)?;
         self.shard.set_grad(Some(Tensor::empty(self.shard.shape(), self.shard.dtype(), self.shard.device())?))
     }
 

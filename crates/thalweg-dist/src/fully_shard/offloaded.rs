@@ -1,4 +1,4 @@
-//! [`Parked`]: tensors of a unit in pinned host memory, which come to the device for a while.
+//! [`OffloadedTensor`]: tensors of a unit in pinned host memory, which come to the device for a while.
 
 use std::collections::VecDeque;
 
@@ -8,13 +8,13 @@ use thalweg_tensor::{HostTensor, Tensor};
 
 /// A tensor in pinned host memory. All its copies are on one stream, so each finds what the one before has left.
 #[derive(Debug)]
-pub(super) struct Parked {
+pub(super) struct OffloadedTensor {
     host: HostTensor,
     device: Device,
     copies: Stream,
 }
 
-impl Parked {
+impl OffloadedTensor {
     /// Allocates the memory, whose elements are anything.
     pub(super) fn new(shape: &[usize], dtype: DType, copies: &Stream) -> Result<Self> {
         let device = copies.device().clone();
@@ -23,9 +23,9 @@ impl Parked {
 
     /// Allocates memory for what a tensor holds, and copies it there.
     pub(super) fn of(tensor: &Tensor, copies: &Stream) -> Result<Self> {
-        let parked = Self::new(tensor.shape(), tensor.dtype(), copies)?;
-        parked.leave(tensor)?;
-        Ok(parked)
+        let offloaded = Self::new(tensor.shape(), tensor.dtype(), copies)?;
+        offloaded.leave(tensor)?;
+        Ok(offloaded)
     }
 
     pub(super) fn copies(&self) -> &Stream {
