@@ -10,6 +10,7 @@ use thalweg_tensor::caller::{at_line, in_call, label_at};
 use thalweg_tensor::{Tensor, no_grad};
 
 use crate::checks::{fit, is_member, is_other, moved, one_per_rank, reduced, same_dtype, splits};
+use crate::flight::Tensors;
 use crate::{ProcessGroup, ReduceOp, Work};
 
 /// Collectives that are collected and then submitted together (`_coalescing_manager`, `batch_isend_irecv`): they are not ordered
@@ -29,6 +30,10 @@ pub struct Coalescing<'g> {
     copies: SmallVec<[(DevicePointer, DevicePointer, u64); 1]>,
     read: SmallVec<[Tensor; 4]>,
     written: SmallVec<[Tensor; 4]>,
+    /// Tensors that are read and written.
+    changed: SmallVec<[Tensor; 4]>,
+    /// Tensors of our own that are read.
+    own: SmallVec<[Tensor; 1]>,
     label: Option<Label>,
 }
 
@@ -42,6 +47,8 @@ impl ProcessGroup {
             copies,
             read: SmallVec::new(),
             written: SmallVec::new(),
+            changed: SmallVec::new(),
+            own: SmallVec::new(),
             label: None,
         }
     }
@@ -58,7 +65,7 @@ impl Coalescing<'_> {
             let (send, receive) = (self.multiplied(tensor, operation)?, tensor.pointer());
             let (operation, count) = (CollectiveOperation::AllReduce(reduction), tensor.elements() as u64);
             self.add(CollectivePart { operation, format, count, send, receive, label });
-            self.written.push(tensor.clone());
+            self.changed.push(tensor.clone());
             Ok(())
         })
     }
@@ -94,7 +101,7 @@ impl Coalescing<'_> {
             let operation = CollectiveOperation::Reduce { root: dst, reduction };
             let count = tensor.elements() as u64;
             self.add(CollectivePart { operation, format, count, send, receive, label });
-            let list = if dst == self.group.rank() { &mut self.written } else { &mut self.read };
+            let list = if dst == self.group.rank() { &mut self.changed } else { &mut self.read };
             list.push(tensor.clone());
             Ok(())
         })
@@ -109,7 +116,7 @@ impl Coalescing<'_> {
             is_member(self.group, "source", src)?;
             self.broadcast_from(src, tensor.pointer(), tensor, label)?;
             // NCCL writes the root's as well, where it is given a place to.
-            self.written.push(tensor.clone());
+            self.changed.push(tensor.clone());
             Ok(())
         })
     }
@@ -498,7 +505,7 @@ impl Coalescing<'_> {
         let ReduceOp::PreMulSum(factor) = operation else { return Ok(tensor.pointer()) };
         let products = no_grad(|| tensor.mul_scalar(factor.value()))?;
         let at = products.pointer();
-        self.read.push(products);
+        self.own.push(products);
         Ok(at)
     }
 
@@ -512,6 +519,11 @@ impl Coalescing<'_> {
         if bytes > 0 && from != to {
             self.copies.push((from, to, bytes));
         }
+    }
+
+    /// Returns whether nothing was collected.
+    pub fn is_empty(&self) -> bool {
+        self.label.is_none()
     }
 
     /// Submits what was collected, behind what the current stream has now. Asynchronous.
@@ -530,28 +542,50 @@ impl Coalescing<'_> {
         })
     }
 
+    /// Returns the ranks that a message goes from and to, where it is all that was collected.
+    fn message_ranks(&self) -> Option<[u32; 2]> {
+        let own = self.group.rank();
+        match self.parts[..] {
+            [CollectivePart { operation: CollectiveOperation::Send { peer }, .. }] => Some([own, peer]),
+            [CollectivePart { operation: CollectiveOperation::Receive { peer }, .. }] => Some([peer, own]),
+            _ => None,
+        }
+    }
+
     fn submit_as(&self, label: Label) -> Result<Work> {
         let state = &self.group.0;
         let (current, stream) = (self.group.device().current_stream(), &state.stream);
-        if current != *stream {
-            stream.wait_stream(&current)?;
-        }
-        let entry = self.group.note(label);
+        let ready = match current == *stream {
+            true => None,
+            false => {
+                let ready = Arc::new(current.record_event()?);
+                stream.wait_event(&ready)?;
+                Some(ready)
+            }
+        };
+        let (inputs, outputs) =
+            (self.read.iter().chain(&self.changed), self.changed.iter().chain(&self.written));
+        let entry = self.group.note(label, Tensors::new(self.message_ranks(), inputs, outputs));
+        let is_captured = stream.is_capturing()?;
         crate::lockstep::record::note(self.group, &self.parts);
         for &(from, to, bytes) in &self.copies {
             stream.copy_on_device(to, from, bytes, label)?;
         }
         // Known to the watchdog before it is submitted, which on a GPU may wait for the other ranks.
-        let is_watched = self.group.has_watchdog() && !stream.is_capturing()?;
+        let is_watched = self.group.has_watchdog() && !is_captured;
         let submission = is_watched.then(|| state.outstanding.begin(entry));
         state.communicator.submit(stream, &self.parts)?;
-        for tensor in self.read.iter().chain(&self.written) {
+        for tensor in self.read.iter().chain(&self.own).chain(&self.changed).chain(&self.written) {
             tensor.record_use(stream);
         }
-        self.written.iter().for_each(Tensor::bump_version);
+        self.changed.iter().chain(&self.written).for_each(Tensor::bump_version);
         let event = Event::new();
         event.record(stream)?;
         let work = Work { group: self.group.clone(), event: Arc::new(event), entry };
+        match is_captured {
+            true => self.group.flight().captured(entry),
+            false => self.group.flight().submitted(entry, ready, work.event.clone()),
+        }
         if let Some(submission) = submission {
             submission.submitted(work.event.clone());
         }

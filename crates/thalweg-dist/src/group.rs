@@ -17,7 +17,7 @@ use std::time::Duration;
 use thalweg_runtime::{Communicator, CommunicatorId, Device, Error, Label, Result, Stream};
 use thalweg_tensor::caller::at_line;
 
-use crate::flight::{Entry, FlightRecorder};
+use crate::flight::{Entry, FlightRecorder, Tensors};
 use crate::names;
 use crate::store::{PrefixStore, Store};
 use crate::watchdog::{self, Outstanding};
@@ -80,8 +80,15 @@ pub(crate) struct GroupState {
     pub(crate) captures: AtomicU64,
     flight: Mutex<FlightRecorder>,
     pub(crate) outstanding: Outstanding,
-    failure: Mutex<Option<String>>,
+    failure: Mutex<Option<Failure>>,
     has_watchdog: bool,
+}
+
+/// Why a group is over.
+struct Failure {
+    text: String,
+    /// The flight record from before what waited was ended.
+    record: String,
 }
 
 /// How a group is to be made, and by whom.
@@ -290,16 +297,17 @@ impl ProcessGroup {
 
     /// Notes why the group is over, says so to the other ranks, and ends what waits.
     pub(crate) fn fail(&self, text: String) -> Result<()> {
+        let record = self.flight_record();
         {
             let mut failure = self.failure();
             if failure.is_some() {
                 return Ok(());
             }
-            *failure = Some(text.clone());
+            *failure = Some(Failure { text: text.clone(), record: record.clone() });
         }
         // Who cannot be told finds out by its own watchdog.
         let _ = self.0.store.compare_set("failed", b"", text.as_bytes());
-        let _ = self.0.store.set(&format!("flight/{}", self.rank()), self.flight_record().as_bytes());
+        let _ = self.0.store.set(&format!("flight/{}", self.rank()), record.as_bytes());
         self.0.communicator.abort()
     }
 
@@ -311,7 +319,7 @@ impl ProcessGroup {
         Some(String::from_utf8_lossy(&text).into_owned())
     }
 
-    fn failure(&self) -> MutexGuard<'_, Option<String>> {
+    fn failure(&self) -> MutexGuard<'_, Option<Failure>> {
         self.0.failure.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -321,7 +329,7 @@ impl ProcessGroup {
     /// [`Error::is_distributed`] with why it has.
     pub fn check(&self) -> Result<()> {
         match &*self.failure() {
-            Some(text) => Err(Error::distributed(text.clone())),
+            Some(Failure { text, .. }) => Err(Error::distributed(text.clone())),
             None => Ok(()),
         }
     }
@@ -331,9 +339,14 @@ impl ProcessGroup {
         self.check().err().unwrap_or(error)
     }
 
-    /// Returns the collectives that this rank was given last, one per line, the latest last (PyTorch's flight recorder).
+    /// Returns the collectives that this rank was given last, one per line, the latest last (PyTorch's flight recorder): number, operation, line,
+    /// dtypes and shapes in and out, and how far it has come ([`FlightState`](crate::FlightState)). Of a group that has failed, as it was then.
     pub fn flight_record(&self) -> String {
-        self.flight().dump()
+        if let Some(Failure { record, .. }) = &*self.failure() {
+            return record.clone();
+        }
+        let remembered = self.flight().remembered();
+        remembered.dump(self.device())
     }
 
     /// Returns the collectives that each rank was given last, by rank, once the group has failed: each rank says its own when it learns of
@@ -349,13 +362,13 @@ impl ProcessGroup {
         (0..self.size()).map(record).collect()
     }
 
-    fn flight(&self) -> MutexGuard<'_, FlightRecorder> {
+    pub(crate) fn flight(&self) -> MutexGuard<'_, FlightRecorder> {
         self.0.flight.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Notes a collective that is about to be submitted.
-    pub(crate) fn note(&self, label: Label) -> Entry {
-        let entry = self.flight().add(label);
+    pub(crate) fn note(&self, label: Label, tensors: Tensors) -> Entry {
+        let entry = self.flight().add(label, tensors);
         if self.0.store.is_in_process() {
             self.publish(entry);
         }
@@ -392,7 +405,7 @@ impl ProcessGroup {
             }
         }
         if text.is_empty() {
-            text += "As far as is known all ranks have made the call. ";
+            text += "As far as is known all ranks have made the call, and a device or a link between them takes long or stalls. ";
         }
         text
     }

@@ -59,8 +59,11 @@ pub use data_parallel::{
     BucketHook, DataParallelOptions, DistributedDataParallel, JoinOptions, bf16_compress_hook,
 };
 pub use environment::{LaunchEnvironment, Rendezvous};
-pub use flight::{FlightSummary, RankFlight};
-pub use fully_shard::{FullyShard, FullyShardOptions, MixedPrecision, fully_shard, fully_shard_on_mesh};
+pub use flight::{FlightCall, FlightState, FlightSummary, FlightTensor, RankFlight};
+pub use fully_shard::{
+    FullyShard, FullyShardOptions, MixedPrecision, OffloadPolicy, OffloadedOptimizer, fully_shard,
+    fully_shard_on_mesh,
+};
 pub use group::{GroupOptions, ProcessGroup};
 pub use lockstep::LockstepGraph;
 pub use mesh::DeviceMesh;

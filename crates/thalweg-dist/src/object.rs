@@ -7,7 +7,8 @@ use thalweg_runtime::{Error, Result};
 use thalweg_tensor::Tensor;
 use thalweg_tensor::caller::at_line;
 
-use crate::ProcessGroup;
+use crate::checks::{is_member, is_other};
+use crate::{Coalescing, ProcessGroup};
 
 impl ProcessGroup {
     /// Returns what each rank gives, on every rank, by rank (`torch.distributed.all_gather_object`); lengths may differ. *Blocks*.
@@ -57,4 +58,160 @@ impl ProcessGroup {
             Ok(bytes)
         })
     }
+
+    /// Returns what each rank gives, by rank, on rank `dst` alone (`torch.distributed.gather_object`); lengths may differ. The other ranks get
+    /// `None`. *Blocks*.
+    ///
+    /// # Errors
+    /// [`Error::is_invalid_argument`] if there is no such rank, and those of the collectives that it is made of.
+    #[track_caller]
+    pub fn gather_object(&self, object: &[u8], dst: u32) -> Result<Option<Vec<Vec<u8>>>> {
+        at_line(Location::caller(), || {
+            is_member(self, "gather_object: destination", dst)?;
+            let own = lengths_of(self, &[object])?;
+            let is_destination = dst == self.rank();
+            let count = if is_destination { self.size() as usize } else { 0 };
+            let all: Vec<Tensor> = (0..count).map(|_| empty(self, DType::I64, 1)).collect::<Result<_>>()?;
+            self.gather(&own, is_destination.then_some(&all[..]), dst)?.wait()?;
+            let lengths = all.iter().map(Tensor::item::<i64>).collect::<Result<Vec<_>>>()?;
+            let mut parts = self.coalescing();
+            if !is_destination {
+                return self.send_parts(parts, &[(dst, object)]).map(|()| None);
+            }
+            let mut theirs = Vec::new();
+            for (rank, &length) in (0..).zip(&lengths) {
+                let bytes = empty(self, DType::U8, length as usize)?;
+                if rank != dst && length > 0 {
+                    parts.recv(&bytes, rank)?;
+                }
+                theirs.push(bytes);
+            }
+            submit(parts)?;
+            let object = |(rank, bytes): (u32, &Tensor)| match rank == dst {
+                true => Ok(object.to_vec()),
+                false => bytes.to_vec::<u8>(),
+            };
+            (0..).zip(&theirs).map(object).collect::<Result<_>>().map(Some)
+        })
+    }
+
+    /// Returns this rank's object of those that rank `src` gives, one per rank (`torch.distributed.scatter_object_list`); lengths may differ.
+    /// What the other ranks give is not looked at. *Blocks*.
+    ///
+    /// # Errors
+    /// [`Error::is_invalid_argument`] if there is no such rank, or rank `src` gives no objects, or not one per rank; and those of the collectives
+    /// that it is made of.
+    #[track_caller]
+    pub fn scatter_object_list(&self, objects: Option<&[&[u8]]>, src: u32) -> Result<Vec<u8>> {
+        at_line(Location::caller(), || {
+            is_member(self, "scatter_object_list: source", src)?;
+            let own = empty(self, DType::I64, 1)?;
+            if src != self.rank() {
+                self.scatter(&own, None, src)?.wait()?;
+                return self.receive_parts(&[own.item::<i64>()?], src).map(|mut objects| objects.remove(0));
+            }
+            let Some(objects) = objects else {
+                return Err(Error::invalid(
+                    "Argument `scatter_object_input_list` must be specified on src rank.",
+                ));
+            };
+            if objects.len() != self.size() as usize {
+                return Err(Error::invalid(format!(
+                    "scatter_object_list: rank {src} gives {} objects to {} ranks: give one per rank",
+                    objects.len(),
+                    self.size()
+                )));
+            }
+            let lengths = objects.iter().map(|object| lengths_of(self, &[object]));
+            self.scatter(&own, Some(&lengths.collect::<Result<Vec<_>>>()?), src)?.wait()?;
+            let others: Vec<(u32, &[u8])> = (0..)
+                .zip(objects)
+                .map(|(rank, object)| (rank, *object))
+                .filter(|(rank, _)| *rank != src)
+                .collect();
+            self.send_parts(self.coalescing(), &others)?;
+            Ok(objects[src as usize].to_vec())
+        })
+    }
+
+    /// Sends objects to rank `dst`, which takes as many with [`recv_object_list`](Self::recv_object_list)
+    /// (`torch.distributed.send_object_list`). Does not wait for that rank.
+    ///
+    /// # Errors
+    /// [`Error::is_invalid_argument`] if there is no such rank, it is this one, or there are no objects; and those of the collectives that it is made of.
+    #[track_caller]
+    pub fn send_object_list(&self, objects: &[&[u8]], dst: u32) -> Result<()> {
+        at_line(Location::caller(), || {
+            is_other(self, "destination", dst)?;
+            some("send_object_list", objects.len())?;
+            self.send(&lengths_of(self, objects)?, dst)?.wait()?;
+            self.send_parts(self.coalescing(), &[(dst, &objects.concat())])
+        })
+    }
+
+    /// Returns `count` objects that rank `src` sends with [`send_object_list`](Self::send_object_list)
+    /// (`torch.distributed.recv_object_list`). *Blocks*.
+    ///
+    /// # Errors
+    /// [`Error::is_invalid_argument`] if there is no such rank, it is this one, or no objects are asked for; and those of the collectives that
+    /// it is made of.
+    #[track_caller]
+    pub fn recv_object_list(&self, count: usize, src: u32) -> Result<Vec<Vec<u8>>> {
+        at_line(Location::caller(), || {
+            is_other(self, "source", src)?;
+            some("recv_object_list", count)?;
+            let lengths = empty(self, DType::I64, count)?;
+            self.recv(&lengths, src)?.wait()?;
+            self.receive_parts(&lengths.to_vec::<i64>()?, src)
+        })
+    }
+
+    /// Sends bytes to each of these ranks, with what else was collected.
+    fn send_parts(&self, mut parts: Coalescing<'_>, objects: &[(u32, &[u8])]) -> Result<()> {
+        for (rank, object) in objects.iter().filter(|(_, object)| !object.is_empty()) {
+            parts.send(&Tensor::from_slice(object, &[object.len()], self.device())?, *rank)?;
+        }
+        submit(parts)
+    }
+
+    /// Returns objects of these lengths that a rank sends one after the other.
+    fn receive_parts(&self, lengths: &[i64], src: u32) -> Result<Vec<Vec<u8>>> {
+        let bytes = empty(self, DType::U8, lengths.iter().sum::<i64>() as usize)?;
+        if bytes.elements() > 0 {
+            self.recv(&bytes, src)?.wait()?;
+        }
+        let all = bytes.to_vec::<u8>()?;
+        let mut rest = &all[..];
+        let object = |&length: &i64| {
+            let (object, behind) = rest.split_at(length as usize);
+            rest = behind;
+            object.to_vec()
+        };
+        Ok(lengths.iter().map(object).collect())
+    }
+}
+
+/// Returns the lengths of objects as a tensor.
+fn lengths_of(group: &ProcessGroup, objects: &[&[u8]]) -> Result<Tensor> {
+    let lengths: Vec<i64> = objects.iter().map(|object| object.len() as i64).collect();
+    Tensor::from_slice(&lengths, &[lengths.len()], group.device())
+}
+
+fn empty(group: &ProcessGroup, dtype: DType, count: usize) -> Result<Tensor> {
+    Tensor::empty(&[count], dtype, group.device())
+}
+
+/// Submits what was collected, if anything was.
+fn submit(parts: Coalescing<'_>) -> Result<()> {
+    if parts.is_empty() {
+        return Ok(());
+    }
+    parts.submit()?.wait()
+}
+
+fn some(what: &str, count: usize) -> Result<()> {
+    if count > 0 {
+        return Ok(());
+    }
+    Err(Error::invalid(format!("{what}: expected argument `object_list` to be a list of size at least 1")))
 }

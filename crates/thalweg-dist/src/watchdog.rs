@@ -46,8 +46,8 @@ impl Outstanding {
         Submission { outstanding: self, entry }
     }
 
-    /// Forgets those that are done, and returns the oldest that is not, with its age.
-    fn oldest(&self) -> Result<Option<(Entry, Duration)>> {
+    /// Forgets those that are done, which `completed` gets, and returns the oldest that is not, with its age.
+    fn oldest(&self, completed: impl Fn(Entry)) -> Result<Option<(Entry, Duration)>> {
         loop {
             let Some(Call { entry, event, begin }) = self.list().front().cloned() else { return Ok(None) };
             let is_done = event.map_or(Ok(false), |event| event.query())?;
@@ -55,6 +55,7 @@ impl Outstanding {
                 return Ok(Some((entry, begin.elapsed())));
             }
             self.list().retain(|call| call.entry.sequence != entry.sequence);
+            completed(entry);
         }
     }
 }
@@ -125,20 +126,18 @@ fn problem(group: &ProcessGroup, reaches_store: bool) -> Option<String> {
         return Some(text);
     }
     let timeout = group.0.options.timeout;
-    match group.0.outstanding.oldest() {
+    match group.0.outstanding.oldest(|entry| group.flight().completed(entry)) {
         Ok(Some((entry, age))) if age > timeout => {
             // The others say how far they have come once in a while.
             if !group.0.store.is_in_process() {
                 std::thread::sleep(2 * STORE_LOOK);
             }
             Some(format!(
-                "watchdog caught collective operation timeout: rank {} of the group \"{}\" waited more than {} ms for {} (call {}). {}\
+                "watchdog caught collective operation timeout: rank {} of the group \"{}\" waited more than {} ms for {entry}. {}\
                  The last calls of this rank:\n{}",
                 group.rank(),
                 group.name(),
                 timeout.as_millis(),
-                entry.label,
-                entry.sequence,
                 group.who_is_missing(entry.sequence),
                 group.flight_record()
             ))

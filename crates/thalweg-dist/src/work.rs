@@ -39,7 +39,11 @@ impl Work {
     /// Why the group failed, if it did.
     #[track_caller]
     pub fn is_completed(&self) -> Result<bool> {
-        self.event.query().map_err(|error| self.group.explain(error))
+        let is_completed = self.event.query().map_err(|error| self.group.explain(error))?;
+        if is_completed {
+            self.group.flight().completed(self.entry);
+        }
+        Ok(is_completed)
     }
 
     /// *Blocks* until the collective is done. The group's timeout limits it where the group has a
@@ -51,6 +55,7 @@ impl Work {
     pub fn synchronize(&self) -> Result<()> {
         self.group.check()?;
         self.event.synchronize().map_err(|error| self.group.explain(error))?;
+        self.group.flight().completed(self.entry);
         self.group.check()
     }
 

@@ -56,6 +56,7 @@ mod state;
 mod table;
 mod workers;
 
+pub use self::collective::links::Link;
 pub use self::executor::faults::Fault;
 
 use std::sync::Arc;
@@ -354,7 +355,34 @@ impl SimDriver {
 impl SimDriver {
     /// Plans what is to go wrong, instead of what was planned before and has not happened. See [`Fault`].
     pub fn inject(&self, faults: &[Fault]) {
-        self.machine.lock().executor.faults.plan(faults);
+        let mut locked = self.machine.lock();
+        locked.executor.faults.plan(faults);
+        locked.executor.gate.plan_stalls(faults);
+    }
+
+    /// Sets what becomes of data between two devices from now on, in both directions: collectives over the link wait for it, each as long as
+    /// its greatest tensor takes on the slowest of its links. Copies between the devices do not.
+    ///
+    /// # Errors
+    /// [`Code::InvalidValue`] if there are no such devices or they are one, [`Code::OperatingSystem`] where the host grants no thread that
+    /// keeps the time.
+    pub fn set_link(&self, devices: [u32; 2], link: Link) -> Result<()> {
+        const CALL: &str = "SimDriver::set_link";
+        let [one, other] = devices;
+        if one == other || devices.iter().any(|&device| device >= self.config.devices) {
+            let detail = format!("devices {one} and {other} of {}: name two of them", self.config.devices);
+            return Err(Error::new(Code::InvalidValue, CALL, detail));
+        }
+        let is_timed = matches!(link, Link::Timed { .. }) && !self.is_controlled();
+        if is_timed {
+            let started = self.machine.keep_time();
+            started.map_err(|error| Error::new(Code::OperatingSystem, CALL, error.to_string()))?;
+        }
+        let mut locked = self.machine.lock();
+        locked.executor.gate.is_untimed = self.is_controlled();
+        locked.executor.gate.set_link(devices, link);
+        locked.executor.review_gate();
+        Ok(())
     }
 
     /// Returns how many calls have named a stream, by the handle of an external stream, after its owner had destroyed it. They
@@ -365,7 +393,8 @@ impl SimDriver {
 
     /// Returns how many of the faults of the last [`inject`](Self::inject) have struck.
     pub fn faults_struck(&self) -> u64 {
-        self.machine.lock().executor.faults.struck()
+        let locked = self.machine.lock();
+        locked.executor.faults.struck() + locked.executor.gate.stalls_struck()
     }
 }
 

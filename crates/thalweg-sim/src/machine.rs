@@ -33,6 +33,9 @@ use crate::executor::task::Work;
 /// How long a thread looks around before it sleeps.
 const SPIN: Duration = Duration::from_micros(20);
 
+/// How often the thread that keeps the time of links looks.
+const TICK: Duration = Duration::from_micros(200);
+
 /// How many host functions can wait for the program at once.
 const HOST_THREADS: usize = 64;
 
@@ -211,6 +214,38 @@ impl Machine {
                 locked = locked.sleep();
                 has_looked_around = false;
             }
+        }
+    }
+
+    /// Starts the thread that lets collectives run when their data has come, if there is none.
+    pub(super) fn keep_time(self: &Arc<Self>) -> io::Result<()> {
+        let mut locked = self.lock();
+        if std::mem::replace(&mut locked.workers.keeps_time, true) {
+            return Ok(());
+        }
+        let own = Arc::clone(self);
+        let thread = Builder::new().name("sim-links".to_owned()).spawn(move || own.open_in_time());
+        match thread {
+            Ok(thread) => locked.workers.threads.push(thread),
+            Err(error) => {
+                locked.workers.keeps_time = false;
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
+
+    fn open_in_time(self: Arc<Self>) {
+        loop {
+            let mut locked = self.lock();
+            if locked.workers.shutdown {
+                return;
+            }
+            locked.executor.review_gate();
+            let opening = locked.executor.gate.next_opening();
+            drop(locked);
+            let left = opening.map_or(TICK, |opening| opening.saturating_duration_since(Instant::now()));
+            std::thread::sleep(left.min(TICK));
         }
     }
 

@@ -14,6 +14,7 @@ use thalweg_tensor::{Tensor, no_grad};
 
 use super::broadcast;
 use super::reducer::{Reducer, State};
+use super::used::UsedMap;
 use crate::ReduceOp;
 
 /// The options of [`DistributedDataParallel::join`](super::DistributedDataParallel::join), with PyTorch's names and defaults.
@@ -159,7 +160,7 @@ impl Reducer {
                 broadcast(&self.group, &self.buffers, source)?;
             }
             if flags[SYNCING] > 0 {
-                self.reduce_zeros(&state)?;
+                self.reduce_zeros(&mut state)?;
             }
             last = Some(active);
         }
@@ -171,16 +172,18 @@ impl Reducer {
     }
 
     /// Does the collectives of a backward pass, with zeros.
-    fn reduce_zeros(&self, state: &State) -> Result<()> {
+    fn reduce_zeros(&self, state: &mut State) -> Result<()> {
+        if self.sends_map(state) {
+            let map = UsedMap::send(&self.group, vec![false; self.parameters.len()])?;
+            if self.options.static_graph {
+                state.used = Some(map.by_any_rank(&self.group)?);
+            }
+        }
         for bucket in &state.buckets {
             let count = bucket.iter().map(|&number| self.parameters[number].elements()).sum();
             let dtype = bucket.first().map_or(DType::F32, |&number| self.parameters[number].dtype());
             let zeros = Tensor::zeros(&[count], dtype, self.group.device())?;
             self.reduce(&zeros)?.work.wait()?;
-        }
-        if self.options.find_unused_parameters || self.options.static_graph {
-            let used = Tensor::zeros(&[self.parameters.len()], DType::I32, self.group.device())?;
-            self.group.all_reduce(&used, ReduceOp::Max)?.wait()?;
         }
         Ok(())
     }

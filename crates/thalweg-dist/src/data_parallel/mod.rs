@@ -5,11 +5,12 @@
 //! bucket, behind which the pass's stream is ordered. So the optimizer needs to know nothing.
 //!
 //! Buckets hold parameters in the order in which their gradients came in the first pass, as rank 0 saw it; before, all that
-//! have a dtype are one bucket, and so they stay where parameters may get no gradient.
+//! have a dtype are one bucket. With `find_unused_parameters` they hold them in reversed order from the first pass on.
 
 mod buckets;
 mod join;
 mod reducer;
+mod used;
 
 use std::panic::Location;
 use std::sync::Arc;
@@ -32,14 +33,16 @@ pub type BucketHook = dyn Fn(&ProcessGroup, &Tensor) -> Result<(Work, Tensor)> +
 /// The options of data parallel training, with PyTorch's names and defaults.
 #[derive(Clone)]
 pub struct DataParallelOptions {
-    /// The size of a bucket in bytes: 25 MiB. The first one of the rebuilt buckets has at most 1 MiB, so that reductions begin early.
+    /// The size of a bucket in bytes: 25 MiB. The first bucket is full at 1 MiB, so that reductions begin early.
     pub bucket_cap_bytes: usize,
     /// Whether a forward pass in training mode first gives the module's buffers rank 0's values.
     pub broadcast_buffers: bool,
-    /// Whether parameters may get no gradient in a pass. Each forward pass then walks its graph to find them, and each backward
-    /// pass *blocks* to learn whether other ranks have used them.
+    /// Whether parameters may get no gradient in a pass. Each forward pass then walks its graph to find them, and the ranks reduce a map of
+    /// those that are used. A backward pass of a rank that leaves some out *blocks* until that map has come, which is queued before the
+    /// pass's first bucket. Gradients of parameters that no rank uses stay as they are.
     pub find_unused_parameters: bool,
-    /// Whether all passes use the same parameters: those that get no gradient are found in the first one alone.
+    /// Whether all passes use the same parameters. Those that get no gradient are found in the first one, as with
+    /// `find_unused_parameters`, which has no effect beside this; later passes do not wait on the host, can be captured, and are errors where they use others.
     pub static_graph: bool,
     /// How a bucket is reduced; `None` is the mean by `all_reduce`.
     pub hook: Option<Arc<BucketHook>>,

@@ -3,6 +3,7 @@
 //! # Invariants
 //! - Buckets are reduced in their order on every rank, whatever the order in which gradients come.
 //! - A parameter is ready at most once between two forward passes.
+//! - Where parameters may be unused, the map of those that are used is reduced before the first bucket.
 //! - While a pass is under way the state is changed by hooks of that pass alone, which run one after the other.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -15,6 +16,7 @@ use thalweg_tensor::{Tensor, no_grad};
 
 use super::buckets::{Size, ordered, whole};
 use super::join::Joining;
+use super::used::UsedMap;
 use super::{DataParallelOptions, broadcast};
 use crate::{ProcessGroup, ReduceOp, Work};
 
@@ -35,8 +37,14 @@ pub(super) struct State {
     pub(super) is_syncing: bool,
     /// Whether a pass is expected, or under way.
     is_expecting: bool,
-    /// Parameters that get no gradient, where that is known.
+    /// Parameters that get no gradient on this rank, where that is known: in this pass, with a static graph in every one.
     unused: Option<Vec<bool>>,
+    /// Parameters that got gradients without a reduction since the last one.
+    accumulated: Vec<bool>,
+    /// The map of used parameters of this pass.
+    map: Option<UsedMap>,
+    /// Parameters that any rank uses in every pass, once the first pass of a static graph has shown it.
+    pub(super) used: Option<Vec<bool>>,
     /// Parameters that have got theirs in this pass.
     is_ready: Vec<bool>,
     /// The order in which they came.
@@ -67,7 +75,15 @@ impl Reducer {
         buffers: Vec<Tensor>,
         options: DataParallelOptions,
     ) -> Self {
-        let buckets = whole(&sizes(&parameters));
+        let sizes = sizes(&parameters);
+        let buckets = match options.find_unused_parameters && !options.static_graph {
+            // They stay: which gradients come differs from pass to pass.
+            true => {
+                let order: Vec<usize> = (0..parameters.len()).rev().collect();
+                ordered(&order, &sizes, options.bucket_cap_bytes)
+            }
+            false => whole(&sizes),
+        };
         let mut state = State {
             buckets: Vec::new(),
             bucket_of: Vec::new(),
@@ -75,6 +91,9 @@ impl Reducer {
             is_syncing: true,
             is_expecting: false,
             unused: None,
+            accumulated: vec![false; parameters.len()],
+            map: None,
+            used: None,
             is_ready: vec![false; parameters.len()],
             order: Vec::new(),
             missing: Vec::new(),
@@ -120,19 +139,8 @@ impl Reducer {
     /// Begins a forward pass.
     pub(super) fn prepare(&self, is_training: bool) -> Result<()> {
         let mut state = self.state();
-        if state.is_syncing
-            && state.is_expecting
-            && state.order.len() + state.unused_count() < self.parameters.len()
-            && !state.order.is_empty()
-        {
-            let missing: Vec<usize> =
-                (0..self.parameters.len()).filter(|&number| !state.is_ready[number]).collect();
-            return Err(Error::invalid(format!(
-                "Expected to have finished reduction in the prior iteration before starting a new one. This error indicates that \
-                 your module has parameters that were not used in producing loss: set find_unused_parameters, or use all of them. \
-                 Parameter indices which did not receive grad for rank {}: {missing:?}",
-                self.group.rank()
-            )));
+        if state.is_syncing && state.is_expecting && !state.is_complete() && !state.order.is_empty() {
+            return Err(self.unfinished(&state));
         }
         let source = match state.join.is_some() {
             true => self.join_pass(&mut state, is_training)?,
@@ -150,16 +158,44 @@ impl Reducer {
         Ok(())
     }
 
-    /// Returns whether the order of the buckets is to be taken from the pass before.
-    pub(super) fn can_rebuild(&self, state: &State) -> bool {
-        // Where parameters may be left out, ranks may differ in how many came.
-        let all_come = !self.options.find_unused_parameters && !self.options.static_graph;
-        all_come && !state.is_rebuilt && state.order.len() == self.parameters.len()
+    fn unfinished(&self, state: &State) -> Error {
+        let missing: Vec<usize> =
+            (0..self.parameters.len()).filter(|&number| !state.is_ready[number]).collect();
+        let reason = match self.options.static_graph {
+            true => {
+                "your training graph has changed: parameters of the first pass were not used in this one. Leave static_graph unset"
+            }
+            false => {
+                "your module has parameters that were not used in producing loss: set find_unused_parameters, or use all of them"
+            }
+        };
+        Error::invalid(format!(
+            "Expected to have finished reduction in the prior iteration before starting a new one. This error indicates that {reason}. \
+             Parameter indices which did not receive grad for rank {}: {missing:?}",
+            self.group.rank()
+        ))
     }
 
-    /// Takes the order in which gradients came on rank 0 for that of the buckets.
+    /// Returns whether the order of the buckets is to be taken from the pass before.
+    pub(super) fn can_rebuild(&self, state: &State) -> bool {
+        // Where parameters are left out by some passes, no order holds for all.
+        let is_steady = self.options.static_graph || !self.options.find_unused_parameters;
+        is_steady && !state.is_rebuilt && state.is_complete()
+    }
+
+    /// Returns whether the ranks reduce a map of used parameters in this pass.
+    pub(super) fn sends_map(&self, state: &State) -> bool {
+        match self.options.static_graph {
+            true => state.used.is_none(),
+            false => self.options.find_unused_parameters,
+        }
+    }
+
+    /// Takes the order in which gradients came on rank 0 for that of the buckets; parameters that it does not use come last.
     pub(super) fn rebuild(&self, state: &mut State) -> Result<()> {
-        let own: Vec<u8> = state.order.iter().flat_map(|&number| (number as u32).to_le_bytes()).collect();
+        let unused = (0..self.parameters.len()).filter(|&number| state.is_unused(number));
+        let order = state.order.iter().copied().chain(unused);
+        let own: Vec<u8> = order.flat_map(|number| (number as u32).to_le_bytes()).collect();
         let first = self.group.broadcast_object(&own, 0)?;
         let order = first.as_chunks::<4>().0.iter().map(|bytes| u32::from_le_bytes(*bytes) as usize);
         let order: Vec<usize> = order.collect();
@@ -175,7 +211,8 @@ impl Reducer {
             return Ok(());
         }
         state.is_expecting = true;
-        let is_known = self.options.static_graph && state.unused.is_some();
+        // Until a backward pass has shown what all ranks use.
+        let is_known = self.options.static_graph && state.unused.is_some() && state.used.is_some();
         if (self.options.find_unused_parameters || self.options.static_graph) && !is_known {
             let used = reached(outputs, &self.parameters);
             state.unused = Some(used.into_iter().map(|is_used| !is_used).collect());
@@ -187,7 +224,14 @@ impl Reducer {
     fn ready(&self, number: usize) -> Result<()> {
         let mut state = self.state();
         if !state.is_syncing || !state.is_expecting {
+            state.accumulated[number] |= !state.is_syncing;
             return Ok(());
+        }
+        if state.is_unused(number) {
+            return Err(self.used_after_all(number));
+        }
+        if state.order.is_empty() {
+            self.begin_backward(&mut state)?;
         }
         if std::mem::replace(&mut state.is_ready[number], true) {
             return Err(Error::invalid(format!(
@@ -198,14 +242,6 @@ impl Reducer {
         let current = self.group.device().current_stream();
         if !state.streams.contains(&current) {
             state.streams.push(current);
-        }
-        if state.order.is_empty() {
-            // Now that a pass is under way: those that it does not come to are ready as they are.
-            let unused = state.unused.clone().unwrap_or_default();
-            for (number, _) in unused.iter().enumerate().filter(|(_, is_unused)| **is_unused) {
-                let bucket = state.bucket_of[number];
-                state.missing[bucket] -= 1;
-            }
         }
         state.order.push(number);
         let bucket = state.bucket_of[number];
@@ -220,6 +256,34 @@ impl Reducer {
                 true => self.finish(&mut state),
                 false => Ok(()),
             }
+        })
+    }
+
+    /// Sends the map of used parameters on its way, and takes those that this rank does not use for ready as they are.
+    fn begin_backward(&self, state: &mut State) -> Result<()> {
+        let State { unused: Some(unused), is_ready, missing, bucket_of, .. } = state else { return Ok(()) };
+        for number in (0..unused.len()).filter(|&number| unused[number]) {
+            is_ready[number] = true;
+            missing[bucket_of[number]] -= 1;
+        }
+        if self.sends_map(state) {
+            let is_used = |number: usize| !state.is_unused(number) || state.accumulated[number];
+            let own = (0..self.parameters.len()).map(is_used).collect();
+            state.map = Some(no_grad(|| UsedMap::send(&self.group, own))?);
+        }
+        Ok(())
+    }
+
+    fn used_after_all(&self, number: usize) -> Error {
+        Error::invalid(match self.options.static_graph {
+            true => format!(
+                "Your training graph has changed in this iteration, e.g., one parameter is unused in first iteration, but then got used in \
+                 the second iteration. This is not compatible with static_graph set to True. The parameter at index {number} got a gradient"
+            ),
+            false => format!(
+                "DistributedDataParallel: the parameter at index {number} got a gradient, and no output of the forward pass leads to it: \
+                 return all tensors that the loss is computed from"
+            ),
         })
     }
 
@@ -266,7 +330,10 @@ impl Reducer {
 
     /// Gives every parameter its part of the reduced buckets.
     fn finish(&self, state: &mut State) -> Result<()> {
-        let used_somewhere = self.used_somewhere(state)?;
+        let used = match state.map.take() {
+            Some(map) => Some(map.by_any_rank(&self.group)?),
+            None => state.used.clone(),
+        };
         let flights = std::mem::take(&mut state.flights);
         for (bucket, flight) in state.buckets.iter().zip(flights) {
             flight.work.wait()?;
@@ -287,22 +354,18 @@ impl Reducer {
                 let count = parameter.elements();
                 let part = flat.narrow(0, start, count)?;
                 start += count;
-                if used_somewhere.as_ref().is_none_or(|used| used[number]) {
+                // What no rank has used stays as it is.
+                if used.as_ref().is_none_or(|used| used[number]) {
                     parameter.set_grad(Some(part.reshape(parameter.shape())?))?;
                 }
             }
         }
+        if self.options.static_graph {
+            state.used = used;
+        }
+        state.accumulated.fill(false);
         state.is_expecting = false;
         Ok(())
-    }
-
-    /// Returns which parameters any rank has used; `None` where all are used. *Blocks* where some may not be.
-    fn used_somewhere(&self, state: &State) -> Result<Option<Vec<bool>>> {
-        let Some(unused) = &state.unused else { return Ok(None) };
-        let used: Vec<i32> = unused.iter().map(|&is_unused| i32::from(!is_unused)).collect();
-        let used = Tensor::from_slice(&used, &[used.len()], self.group.device())?;
-        self.group.all_reduce(&used, ReduceOp::Max)?.wait()?;
-        Ok(Some(used.to_vec::<i32>()?.into_iter().map(|count| count > 0).collect()))
     }
 }
 
@@ -322,10 +385,17 @@ impl State {
         self.launched = 0;
         self.flights.clear();
         self.streams.clear();
+        self.map = None;
     }
 
-    fn unused_count(&self) -> usize {
-        self.unused.iter().flatten().filter(|is_unused| **is_unused).count()
+    fn is_unused(&self, number: usize) -> bool {
+        self.unused.as_ref().is_some_and(|unused| unused[number])
+    }
+
+    /// Returns whether a backward pass has come to all parameters that it comes to.
+    fn is_complete(&self) -> bool {
+        let unused = self.unused.iter().flatten().filter(|is_unused| **is_unused).count();
+        !self.order.is_empty() && self.order.len() + unused == self.is_ready.len()
     }
 }
 

@@ -1,16 +1,24 @@
 //! The flight recorder: the last collectives of a rank, and how far each rank has come.
 
+mod call;
 mod summary;
 
 use std::collections::VecDeque;
 use std::fmt;
+use std::sync::Arc;
 
-use thalweg_runtime::Label;
+use thalweg_driver::CaptureMode;
+use thalweg_runtime::{Device, Event, Label};
+use thalweg_tensor::Tensor;
 
+pub use self::call::{FlightCall, FlightState, FlightTensor};
 pub use self::summary::{FlightSummary, RankFlight};
 
 /// How many collectives are remembered.
 const REMEMBERED: usize = 64;
+
+/// How many tensors of a collective are remembered, of those that it reads and of those that it writes.
+const TENSORS: usize = 8;
 
 /// A collective that a rank has submitted.
 #[derive(Clone, Copy, Debug)]
@@ -19,38 +27,150 @@ pub(crate) struct Entry {
     pub(crate) sequence: u64,
     /// Operation and line.
     pub(crate) label: Label,
+    /// The ranks that a message goes from and to.
+    pub(crate) message: Option<[u32; 2]>,
 }
 
 impl fmt::Display for Entry {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "call {} is {}", self.sequence, self.label)
+        match self.message {
+            Some([from, to]) => {
+                write!(f, "{} (call {}, rank {from} to rank {to})", self.label, self.sequence)
+            }
+            None => write!(f, "{} (call {})", self.label, self.sequence),
+        }
     }
+}
+
+/// The tensors that a collective reads and those that it writes. What it does in place is both.
+#[derive(Clone, Default, Debug)]
+pub(crate) struct Tensors {
+    /// The ranks that a message goes from and to.
+    pub(crate) message: Option<[u32; 2]>,
+    pub(crate) inputs: Vec<FlightTensor>,
+    pub(crate) outputs: Vec<FlightTensor>,
+}
+
+impl Tensors {
+    pub(crate) fn new<'t>(
+        message: Option<[u32; 2]>,
+        inputs: impl Iterator<Item = &'t Tensor>,
+        outputs: impl Iterator<Item = &'t Tensor>,
+    ) -> Self {
+        let inputs = inputs.take(TENSORS).map(FlightTensor::of).collect();
+        Self { message, inputs, outputs: outputs.take(TENSORS).map(FlightTensor::of).collect() }
+    }
+}
+
+/// Where a remembered collective is.
+#[derive(Clone, Debug)]
+enum Place {
+    /// It is being submitted.
+    Begun,
+    /// It was captured.
+    Graph,
+    /// It is on the group's stream: behind the first event, where the stream has waited for one, and in front of the second.
+    Stream(Option<Arc<Event>>, Arc<Event>),
+    /// It is known to be done, also where its device has been lost since.
+    Done,
+}
+
+#[derive(Clone, Debug)]
+struct Recorded {
+    entry: Entry,
+    tensors: Tensors,
+    place: Place,
 }
 
 /// The last collectives of a rank.
 #[derive(Default, Debug)]
 pub(crate) struct FlightRecorder {
-    entries: VecDeque<Entry>,
+    entries: VecDeque<Recorded>,
     submitted: u64,
 }
 
 impl FlightRecorder {
-    pub(crate) fn add(&mut self, label: Label) -> Entry {
+    pub(crate) fn add(&mut self, label: Label, tensors: Tensors) -> Entry {
         self.submitted += 1;
         if self.entries.len() == REMEMBERED {
             self.entries.pop_front();
         }
-        let entry = Entry { sequence: self.submitted, label };
-        self.entries.push_back(entry);
+        let entry = Entry { sequence: self.submitted, label, message: tensors.message };
+        self.entries.push_back(Recorded { entry, tensors, place: Place::Begun });
         entry
     }
 
-    pub(crate) fn last(&self) -> Option<Entry> {
-        self.entries.back().copied()
+    fn put(&mut self, entry: Entry, place: Place) {
+        let found = self.entries.iter_mut().rev().find(|other| other.entry.sequence == entry.sequence);
+        if let Some(recorded) = found {
+            recorded.place = place;
+        }
     }
 
-    /// Returns the remembered collectives, one per line, the latest last.
-    pub(crate) fn dump(&self) -> String {
-        self.entries.iter().map(|entry| format!("  {entry}\n")).collect()
+    /// Notes that a collective is a part of a graph.
+    pub(crate) fn captured(&mut self, entry: Entry) {
+        self.put(entry, Place::Graph);
+    }
+
+    /// Notes that a collective is on a stream, between two events.
+    pub(crate) fn submitted(&mut self, entry: Entry, ready: Option<Arc<Event>>, done: Arc<Event>) {
+        self.put(entry, Place::Stream(ready, done));
+    }
+
+    /// Notes that a collective is done.
+    pub(crate) fn completed(&mut self, entry: Entry) {
+        self.put(entry, Place::Done);
+    }
+
+    pub(crate) fn last(&self) -> Option<Entry> {
+        self.entries.back().map(|recorded| recorded.entry)
+    }
+
+    /// Returns the remembered collectives, to look at their events without this recorder's lock.
+    pub(crate) fn remembered(&self) -> Remembered {
+        Remembered(self.entries.iter().cloned().collect())
+    }
+}
+
+/// The collectives that a recorder remembers.
+pub(crate) struct Remembered(Vec<Recorded>);
+
+impl Remembered {
+    /// Returns the collectives and how far each has come, one per line, the latest last.
+    pub(crate) fn dump(&self, device: &Device) -> String {
+        let driver = device.driver();
+        // An event may be asked for in another thread's capture; where that cannot be had, the answer is an error like any other.
+        let former = driver.thread_exchange_capture_mode(CaptureMode::Relaxed);
+        let mut is_former_done = true;
+        let line = |recorded: &Recorded| {
+            // A device that was lost says nothing: what is not known to be done is not, and the first such call had started.
+            let is_done = |event: &Event| event.query().unwrap_or(false);
+            let is_ready = |event: &Arc<Event>| event.query().unwrap_or(true);
+            let state = match &recorded.place {
+                Place::Begun => FlightState::Scheduled,
+                Place::Graph => FlightState::Captured,
+                Place::Done => FlightState::Completed,
+                Place::Stream(_, done) if is_done(done) => FlightState::Completed,
+                Place::Stream(ready, _) => {
+                    let can_run = is_former_done && ready.as_ref().is_none_or(is_ready);
+                    is_former_done = false;
+                    if can_run { FlightState::Started } else { FlightState::Scheduled }
+                }
+            };
+            let Tensors { message, inputs, outputs } = recorded.tensors.clone();
+            let call = FlightCall {
+                label: recorded.entry.label.to_string(),
+                message,
+                inputs,
+                outputs,
+                state: Some(state),
+            };
+            format!("  {}\n", call.to_line(recorded.entry.sequence))
+        };
+        let text = self.0.iter().map(line).collect();
+        if let Ok(former) = former {
+            let _ = driver.thread_exchange_capture_mode(former);
+        }
+        text
     }
 }

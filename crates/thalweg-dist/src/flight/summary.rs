@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use thalweg_runtime::Result;
 
+use super::call::FlightCall;
 use crate::ProcessGroup;
 
 /// How often a rank that waits for the records of others looks.
@@ -16,12 +17,12 @@ const LOOK: Duration = Duration::from_millis(20);
 pub struct RankFlight {
     /// How many collectives the rank was given.
     pub made: u64,
-    /// The latest one: operation and line.
-    pub last: Option<String>,
+    /// The latest one.
+    pub last: Option<FlightCall>,
     /// Whether the rank has said its calls since the group failed. One that is dead has not, and neither has one that has not learnt of it.
     pub has_spoken: bool,
     /// Its latest calls by their numbers, as far as they are known.
-    pub calls: BTreeMap<u64, String>,
+    pub calls: BTreeMap<u64, FlightCall>,
 }
 
 /// The calls of all ranks of a group, and what is wrong with them; [`ProcessGroup::flight_summary`] makes it. As text it has a line per rank.
@@ -59,15 +60,17 @@ impl ProcessGroup {
 impl RankFlight {
     /// Reads what a rank said while it went on (number and label of its latest call), and its record.
     fn new(progress: Option<&str>, record: Option<&str>) -> Self {
-        let numbered = |text: &str, between: &str| {
-            let (number, label) = text.split_once(between)?;
-            Some((number.parse::<u64>().ok()?, label.to_owned()))
-        };
-        let call = |line: &str| numbered(line.trim().strip_prefix("call ")?, " is ");
-        let mut calls: BTreeMap<u64, String> = record.unwrap_or_default().lines().filter_map(call).collect();
-        calls.extend(progress.and_then(|text| numbered(text, " ")));
+        let mut calls: BTreeMap<u64, FlightCall> =
+            record.unwrap_or_default().lines().filter_map(FlightCall::parse).collect();
+        let latest = progress.and_then(|text| {
+            let (number, label) = text.split_once(' ')?;
+            Some((number.parse::<u64>().ok()?, label))
+        });
+        if let Some((number, label)) = latest {
+            calls.entry(number).or_insert_with(|| FlightCall::labelled(label));
+        }
         let last = calls.last_key_value();
-        let (made, last) = (last.map_or(0, |(number, _)| *number), last.map(|(_, label)| label.clone()));
+        let (made, last) = (last.map_or(0, |(number, _)| *number), last.map(|(_, call)| call.clone()));
         Self { made, last, has_spoken: record.is_some(), calls }
     }
 }
@@ -85,30 +88,25 @@ impl FlightSummary {
         behind.map(|(number, rank)| (number, rank.made + 1)).collect()
     }
 
-    /// Returns the first call whose operation differs between two ranks, with them.
+    /// Returns the first call that two ranks made differently ([`FlightCall::differs`]), with them.
     pub fn difference(&self) -> Option<(u64, [u32; 2])> {
         (1..=self.front()).find_map(|call| {
             let mut known =
                 (0..).zip(&self.ranks).filter_map(|(rank, flight)| Some((rank, flight.calls.get(&call)?)));
-            let (first, label) = known.next()?;
-            let other = known.find(|(_, other)| operation(other) != operation(label))?;
+            let (first, of_first) = known.next()?;
+            let other = known.find(|(_, other)| other.differs(of_first))?;
             Some((call, [first, other.0]))
         })
     }
 
     /// Returns a call as a rank that has made it says it, with that rank.
-    fn call(&self, call: u64) -> Option<(u32, &str)> {
-        (0..).zip(&self.ranks).find_map(|(rank, flight)| Some((rank, flight.calls.get(&call)?.as_str())))
+    fn call(&self, call: u64) -> Option<(u32, &FlightCall)> {
+        (0..).zip(&self.ranks).find_map(|(rank, flight)| Some((rank, flight.calls.get(&call)?)))
     }
 
-    fn label(&self, rank: u32, call: u64) -> &str {
-        self.ranks[rank as usize].calls.get(&call).map_or("unknown", String::as_str)
+    fn text(&self, rank: u32, call: u64) -> String {
+        self.ranks[rank as usize].calls.get(&call).map_or_else(|| "unknown".to_owned(), FlightCall::to_string)
     }
-}
-
-/// Returns the operation of a label, without its line.
-fn operation(label: &str) -> &str {
-    label.split_once(" at ").map_or(label, |(operation, _)| operation)
 }
 
 impl fmt::Display for FlightSummary {
@@ -116,22 +114,22 @@ impl fmt::Display for FlightSummary {
         let front = self.front();
         writeln!(f, "the group \"{}\" of {} ranks, {front} calls:", self.group, self.ranks.len())?;
         for (number, rank) in (0..).zip(&self.ranks) {
-            let last = rank.last.as_deref().unwrap_or("none");
+            let last = rank.last.as_ref().map_or_else(|| "none".to_owned(), FlightCall::to_string);
             write!(f, "  rank {number}: ")?;
             if rank.made == front {
                 write!(f, "has made all calls; the last is {last}")?;
             } else {
                 let call = rank.made + 1;
                 write!(f, "is missing in call {call}")?;
-                if let Some((other, label)) = self.call(call) {
-                    write!(f, ", which is {label} on rank {other}")?;
+                if let Some((other, missed)) = self.call(call) {
+                    write!(f, ", which is {missed} on rank {other}")?;
                 }
                 write!(f, "; its last call is {last}")?;
             }
             writeln!(f, "{}", if rank.has_spoken { "" } else { "; silent since the group failed" })?;
         }
         if let Some((call, [one, two])) = self.difference() {
-            let (first, second) = (self.label(one, call), self.label(two, call));
+            let (first, second) = (self.text(one, call), self.text(two, call));
             writeln!(f, "  call {call} differs: {first} on rank {one}, {second} on rank {two}")?;
         }
         Ok(())

@@ -16,21 +16,24 @@ use thalweg_tensor::caller::at_line;
 use thalweg_tensor::{Tensor, no_grad};
 
 use super::FullyShard;
+use super::unit::Sharded;
 use crate::ProcessGroup;
 
 /// The note that says how many files there are.
 const RANKS: &str = "ranks";
 
 /// A tensor of this rank, and where it lies in the whole.
-struct Part {
+struct Part<'m> {
     tensor: Tensor,
+    /// The parameter and its rows with those behind them, where it is in host memory: the tensor is a view of these.
+    offloaded: Option<(&'m Sharded, Tensor)>,
     shape: Vec<usize>,
     first: usize,
     /// Whether the other ranks have the rest of it; else all have all of it.
     is_sharded: bool,
 }
 
-impl Part {
+impl Part<'_> {
     fn note(&self) -> String {
         let extents: Vec<String> = self.shape.iter().map(ToString::to_string).collect();
         format!("{};{}", extents.join(","), self.first)
@@ -118,7 +121,7 @@ impl<M: Module> FullyShard<M> {
     }
 
     fn write_part(&self, path: &Path, optimizer: Option<&OptimizerState>) -> Result<()> {
-        let parts = self.checkpoint_parts(optimizer);
+        let parts = no_grad(|| self.checkpoint_parts(optimizer))?;
         let is_first = self.group().rank() == 0;
         let own: Vec<&(String, Part)> =
             parts.iter().filter(|(_, part)| part.is_sharded || is_first).collect();
@@ -163,7 +166,7 @@ impl<M: Module> FullyShard<M> {
         for rank in 1..ranks {
             files.push(Opened::new(&path.join(file_name(rank)))?);
         }
-        for (name, part) in &self.checkpoint_parts(optimizer) {
+        for (name, part) in &self.checkpoint_parts(optimizer)? {
             let found = files[0].notes.get(name).and_then(|note| read_note(note));
             match found {
                 Some((shape, _)) if shape == part.shape => {}
@@ -180,7 +183,7 @@ impl<M: Module> FullyShard<M> {
     }
 
     fn read_parts(&self, mut files: Vec<Opened>, optimizer: Option<&OptimizerState>) -> Result<()> {
-        for (name, part) in &self.checkpoint_parts(optimizer) {
+        for (name, part) in &self.checkpoint_parts(optimizer)? {
             let target = part.tensor.detach();
             let end = part.first + part.rows();
             for opened in &mut files {
@@ -199,14 +202,18 @@ impl<M: Module> FullyShard<M> {
                     target.narrow(0, from - part.first, to - from)?.copy_(&piece)?;
                 }
             }
+            if let Some((sharded, padded)) = &part.offloaded {
+                sharded.leave(padded)?;
+            }
         }
         self.group().device().current_stream().synchronize()
     }
 
     /// Returns what a checkpoint has of this rank, by name.
-    fn checkpoint_parts(&self, optimizer: Option<&OptimizerState>) -> Vec<(String, Part)> {
+    fn checkpoint_parts(&self, optimizer: Option<&OptimizerState>) -> Result<Vec<(String, Part<'_>)>> {
         let whole = |tensor: &Tensor| Part {
             tensor: tensor.clone(),
+            offloaded: None,
             shape: tensor.shape().to_vec(),
             first: 0,
             is_sharded: false,
@@ -214,6 +221,7 @@ impl<M: Module> FullyShard<M> {
         let part = |parameter: &Tensor, tensor: &Tensor| match self.sharded(parameter) {
             Some(sharded) if tensor.shape() == parameter.shape() => Part {
                 tensor: tensor.clone(),
+                offloaded: None,
                 shape: sharded.shape.clone(),
                 first: sharded.first,
                 is_sharded: true,
@@ -221,10 +229,15 @@ impl<M: Module> FullyShard<M> {
             _ => whole(tensor),
         };
         let parameters = self.named_parameters();
-        let mut parts: Vec<(String, Part)> = parameters
-            .iter()
-            .map(|(name, parameter)| (format!("model.{name}"), part(parameter, parameter)))
-            .collect();
+        let own = |(name, parameter): &(String, Tensor)| {
+            let mut part = part(parameter, parameter);
+            if let Some(sharded) = self.sharded(parameter).filter(|sharded| sharded.is_in_host_memory()) {
+                let [padded, rows] = sharded.present()?;
+                (part.tensor, part.offloaded) = (rows, Some((sharded, padded)));
+            }
+            Ok((format!("model.{name}"), part))
+        };
+        let mut parts: Vec<(String, Part<'_>)> = parameters.iter().map(own).collect::<Result<_>>()?;
         parts.extend(
             self.named_buffers().iter().map(|(name, buffer)| (format!("model.{name}"), whole(buffer))),
         );
@@ -234,7 +247,7 @@ impl<M: Module> FullyShard<M> {
                 parts.push((format!("optim.{parameter_name}.{name}"), part(parameter, state)));
             }
         }
-        parts
+        Ok(parts)
     }
 }
 

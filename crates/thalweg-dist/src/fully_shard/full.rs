@@ -44,7 +44,7 @@ impl<M: Module> FullyShard<M> {
     pub fn load_full_state_dict(&self, saved: &StateDict) -> Result<()> {
         at_line(Location::caller(), || {
             let own = self.state_dict();
-            let mut parts = StateDict::new();
+            let (mut parts, mut offloaded) = (StateDict::new(), Vec::new());
             for (name, tensor) in saved {
                 let part = match own.get(name).and_then(|shard| self.sharded(shard)) {
                     None => tensor.clone(),
@@ -56,11 +56,16 @@ impl<M: Module> FullyShard<M> {
                             sharded.shape
                         )));
                     }
+                    Some(sharded) if sharded.is_in_host_memory() => {
+                        offloaded.push((sharded, sharded.rows_of(tensor)?));
+                        sharded.shard.detach()
+                    }
                     Some(sharded) => sharded.rows_of(tensor)?,
                 };
                 parts.insert(name.clone(), part);
             }
-            self.load_state_dict(&parts)
+            self.load_state_dict(&parts)?;
+            no_grad(|| offloaded.iter().try_for_each(|(sharded, rows)| sharded.overwrite(rows)))
         })
     }
 
@@ -75,5 +80,12 @@ impl Sharded {
     /// Returns the rows of a whole parameter that are this rank's.
     pub(super) fn rows_of(&self, whole: &Tensor) -> Result<Tensor> {
         whole.narrow(0, self.first, self.shard.shape()[0])
+    }
+
+    /// Overwrites this rank's rows in host memory.
+    fn overwrite(&self, values: &Tensor) -> Result<()> {
+        let [padded, rows] = self.present()?;
+        rows.copy_(values)?;
+        self.leave(&padded)
     }
 }

@@ -15,7 +15,7 @@
 //! ([`Tensor::record_use`]), so the next gather takes their place as soon as the computation is past them, and the host waits for nothing.
 //!
 //! `unit` gathers, reduces and lets go; `context` knows the order of the units of one model; `full` has the whole of the
-//! parameters, `checkpoint` files in parts.
+//! parameters, `checkpoint` files in parts. Shards may be in host memory: `offloaded` is such a tensor, and `offload` steps them.
 //!
 //! # Invariants
 //! - Outside a forward pass the module's fields hold the shards.
@@ -25,6 +25,8 @@
 mod checkpoint;
 mod context;
 mod full;
+mod offload;
+mod offloaded;
 mod unit;
 
 use std::panic::Location;
@@ -38,6 +40,7 @@ use thalweg_tensor::autograd::saved_tensors_hooks_for;
 use thalweg_tensor::caller::at_line;
 use thalweg_tensor::{Tensor, no_grad};
 
+pub use self::offload::OffloadedOptimizer;
 use self::unit::Unit;
 use crate::{DeviceMesh, ProcessGroup, ReduceOp};
 
@@ -60,6 +63,18 @@ impl Default for MixedPrecision {
     }
 }
 
+/// Where a unit keeps its shards, their gradients and the states of their optimizer.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub enum OffloadPolicy {
+    /// On the device.
+    #[default]
+    None,
+    /// In pinned host memory (`CPUOffloadPolicy`). Rows come to the device before each gather, and the gradients leave it behind their
+    /// reduction, on a stream of copies. The module's parameters are tensors of the meta device then, which have shapes and no elements, and
+    /// [`OffloadedOptimizer`] steps them; [`FullyShard::full_state_dict`] and [`FullyShard::save_sharded`] have the values. Cannot be captured.
+    Cpu,
+}
+
 /// The options of [`fully_shard`], with PyTorch's names and defaults.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct FullyShardOptions {
@@ -70,11 +85,18 @@ pub struct FullyShardOptions {
     pub mixed_precision: MixedPrecision,
     /// How many units are gathered before they are used, in the order of the pass before. 1; 0 gathers each when it is asked for.
     pub prefetch: usize,
+    /// Where the shards are kept.
+    pub offload_policy: OffloadPolicy,
 }
 
 impl Default for FullyShardOptions {
     fn default() -> Self {
-        Self { reshard_after_forward: None, mixed_precision: MixedPrecision::default(), prefetch: 1 }
+        Self {
+            reshard_after_forward: None,
+            mixed_precision: MixedPrecision::default(),
+            prefetch: 1,
+            offload_policy: OffloadPolicy::None,
+        }
     }
 }
 
@@ -266,8 +288,18 @@ impl<M: Module> FullyShard<M> {
         at_line(Location::caller(), || {
             no_grad(|| {
                 let parameters = self.parameters();
-                let gradients: Vec<Tensor> = parameters.iter().filter_map(Tensor::grad).collect();
-                let own = get_total_norm(&gradients, norm_type)?;
+                let present: Vec<&Tensor> =
+                    parameters.iter().filter(|parameter| !parameter.device().is_meta()).collect();
+                let gradients: Vec<Tensor> =
+                    present.iter().filter_map(|parameter| parameter.grad()).collect();
+                let mut norms = offload::norms(self.units(), norm_type)?;
+                if !gradients.is_empty() || norms.is_empty() {
+                    norms.push(get_total_norm(&gradients, norm_type)?);
+                }
+                let own = match &norms[..] {
+                    [norm] => norm.clone(),
+                    norms => get_total_norm(norms, norm_type)?,
+                };
                 let norm = match norm_type {
                     f64::INFINITY => {
                         self.group().all_reduce(&own, ReduceOp::Max)?.wait()?;
@@ -279,7 +311,8 @@ impl<M: Module> FullyShard<M> {
                         sum.pow_scalar(1.0 / power)?
                     }
                 };
-                clip_grads_with_norm_(&parameters, max_norm, &norm)?;
+                clip_grads_with_norm_(present, max_norm, &norm)?;
+                offload::clip(self.units(), max_norm, &norm)?;
                 Ok(norm)
             })
         })

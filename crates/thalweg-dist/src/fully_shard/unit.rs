@@ -1,16 +1,17 @@
 //! [`Unit`]: a module's parameters, in parts or whole.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use smallvec::SmallVec;
 use thalweg_ir::{DType, Layout};
-use thalweg_runtime::{Error, Result, Stream};
+use thalweg_runtime::{Device, Error, Result, Stream};
 use thalweg_tensor::autograd::{Backward, Gradients, record_function};
 use thalweg_tensor::{Tensor, no_grad};
 
-use super::FullyShardOptions;
 use super::context::Context;
+use super::offloaded::OffloadedTensor;
+use super::{FullyShardOptions, OffloadPolicy};
 use crate::{ProcessGroup, ReduceOp, Work};
 
 /// A parameter of which this rank has some rows.
@@ -20,9 +21,21 @@ pub(super) struct Sharded {
     /// The first of this rank's rows.
     pub(super) first: usize,
     /// This rank's rows, with as many behind them as make all ranks' parts equal.
-    pub(super) padded: Tensor,
-    /// This rank's rows, a leaf.
+    rows: Rows,
+    /// The shape of these.
+    padded_shape: Vec<usize>,
+    /// This rank's rows, a leaf; without elements where they are in host memory. Then its gradient is so as well, and says whether there is one.
     pub(super) shard: Tensor,
+    /// The tensor that autograd takes for the shard: itself, or one element on the device.
+    source: Tensor,
+    /// The gradient in host memory.
+    gradient: OnceLock<OffloadedTensor>,
+}
+
+/// A rank's rows of a parameter.
+enum Rows {
+    Device(Tensor),
+    Host(OffloadedTensor),
 }
 
 /// The parameters of a module that are gathered and let go together.
@@ -33,6 +46,8 @@ pub(super) struct Unit {
     parameters: Vec<Sharded>,
     options: FullyShardOptions,
     context: Mutex<Arc<Context>>,
+    /// The stream of copies from and to host memory, where the parameters are there.
+    copies: Option<Stream>,
     is_root: AtomicBool,
     syncs: AtomicBool,
     reshards_after_forward: Mutex<Option<bool>>,
@@ -80,8 +95,8 @@ impl Sharded {
     fn new(
         group: &ProcessGroup,
         replicas: Option<&ProcessGroup>,
-        name: &str,
-        parameter: &Tensor,
+        copies: Option<&Stream>,
+        (name, parameter): (&str, &Tensor),
     ) -> Result<Self> {
         let refuse =
             |text: String| Err(Error::invalid(format!("fully_shard: the parameter `{name}` {text}")));
@@ -107,21 +122,90 @@ impl Sharded {
             group.broadcast(&values, 0)?.wait()?;
         }
         padded.narrow(0, 0, own)?.copy_(&values.narrow(0, first, own)?)?;
-        let shard = padded.narrow(0, 0, own)?.detach();
+        let shard = match copies {
+            None => padded.narrow(0, 0, own)?.detach(),
+            Some(_) => {
+                let own_shape: Vec<usize> = std::iter::once(own).chain(rest.iter().copied()).collect();
+                Tensor::empty(&own_shape, parameter.dtype(), &Device::meta()?)?
+            }
+        };
         shard.set_requires_grad(parameter.requires_grad())?;
-        Ok(Self { shape, first, padded, shard })
+        let source = match copies {
+            None => shard.clone(),
+            Some(_) => Tensor::empty(&[1], parameter.dtype(), parameter.device())?,
+        };
+        source.set_requires_grad(parameter.requires_grad())?;
+        let rows = match copies {
+            None => Rows::Device(padded),
+            Some(copies) => Rows::Host(OffloadedTensor::of(&padded, copies)?),
+        };
+        Ok(Self { shape, first, rows, padded_shape, shard, source, gradient: OnceLock::new() })
+    }
+
+    /// Returns this rank's rows with those behind them, for work of the current stream; record its use. Asynchronous.
+    pub(super) fn padded(&self) -> Result<Tensor> {
+        match &self.rows {
+            Rows::Device(padded) => Ok(padded.clone()),
+            Rows::Host(offloaded) => offloaded.arrive(),
+        }
+    }
+
+    /// Copies rows with those behind them to host memory, if this rank's are there. Asynchronous.
+    pub(super) fn leave(&self, padded: &Tensor) -> Result<()> {
+        match &self.rows {
+            Rows::Device(_) => Ok(()),
+            Rows::Host(offloaded) => offloaded.leave(padded),
+        }
+    }
+
+    /// Returns whether this rank's rows are in host memory.
+    pub(super) fn is_in_host_memory(&self) -> bool {
+        matches!(self.rows, Rows::Host(_))
+    }
+
+    /// Returns this rank's rows with those behind them for as long as the result lives, and the rows alone.
+    pub(super) fn present(&self) -> Result<[Tensor; 2]> {
+        let padded = self.padded()?;
+        padded.record_stream(&padded.device().current_stream());
+        let rows = padded.narrow(0, 0, self.shard.shape()[0])?.detach();
+        Ok([padded, rows])
+    }
+
+    /// Returns the gradient of the shard, for work of the current stream; record its use. Asynchronous.
+    pub(super) fn gradient(&self) -> Result<Option<Tensor>> {
+        match (self.shard.grad(), self.gradient.get()) {
+            (Some(_), Some(offloaded)) => offloaded.arrive().map(Some),
+            (gradient, _) => Ok(gradient),
+        }
+    }
+
+    /// Replaces the gradient of the shard by one that work of the current stream computes. Asynchronous.
+    pub(super) fn set_gradient(&self, gradient: Tensor) -> Result<()> {
+        let Rows::Host(rows) = &self.rows else { return self.shard.set_grad(Some(gradient)) };
+        let offloaded = match self.gradient.get() {
+            Some(offloaded) => offloaded,
+            None => {
+                let offloaded = OffloadedTensor::new(gradient.shape(), gradient.dtype(), rows.copies())?;
+                self.gradient.get_or_init(|| offloaded)
+            }
+        };
+        offloaded.leave(&gradient)?;
+        self.shard.set_grad(Some(Tensor::empty(self.shard.shape(), self.shard.dtype(), self.shard.device())?))
     }
 
     /// Returns the shape of all ranks' parts together.
     fn gathered_shape(&self, ranks: u32) -> Vec<usize> {
-        let mut shape = self.padded.shape().to_vec();
+        let mut shape = self.padded_shape.clone();
         shape[0] *= ranks as usize;
         shape
     }
 
     /// Starts to gather the parameter in a dtype, and returns it with what lies behind its rows. The current stream is the group's.
     pub(super) fn gather(&self, all: &mut crate::Coalescing<'_>, ranks: u32, dtype: DType) -> Result<Tensor> {
-        let input = self.padded.to_dtype(dtype)?;
+        let padded = self.padded()?;
+        let input = padded.to_dtype(dtype)?;
+        // A copy in another dtype was read here.
+        padded.record_use(&input.device().current_stream());
         let output = Tensor::empty(&self.gathered_shape(ranks), dtype, input.device())?;
         all.all_gather_into_tensor(&output, &input)?;
         Ok(output)
@@ -136,9 +220,13 @@ impl Unit {
         named: &[(String, Tensor)],
         options: FullyShardOptions,
     ) -> Result<Arc<Self>> {
+        let copies = match options.offload_policy {
+            OffloadPolicy::None => None,
+            OffloadPolicy::Cpu => Some(Stream::new(group.device())?),
+        };
         let parameters: Vec<Sharded> = named
             .iter()
-            .map(|(name, parameter)| Sharded::new(group, replicas, name, parameter))
+            .map(|(name, parameter)| Sharded::new(group, replicas, copies.as_ref(), (name, parameter)))
             .collect::<Result<_>>()?;
         let state = State { accumulated: vec![None; parameters.len()], ..State::default() };
         let unit = Arc::new(Self {
@@ -147,6 +235,7 @@ impl Unit {
             parameters,
             options,
             context: Mutex::default(),
+            copies,
             is_root: AtomicBool::new(true),
             syncs: AtomicBool::new(true),
             reshards_after_forward: Mutex::new(options.reshard_after_forward),
@@ -182,7 +271,17 @@ impl Unit {
 
     /// Returns whether a tensor is a shard of this unit.
     pub(super) fn has(&self, tensor: &Tensor) -> bool {
-        self.parameters.iter().any(|parameter| parameter.shard.is_same(tensor))
+        self.place(tensor).is_some()
+    }
+
+    /// Returns the place of the parameter that a tensor is the shard of.
+    pub(super) fn place(&self, tensor: &Tensor) -> Option<usize> {
+        self.parameters.iter().position(|parameter| parameter.shard.is_same(tensor))
+    }
+
+    /// Returns the stream of copies from and to host memory, where the parameters are there.
+    pub(super) fn copies(&self) -> Option<&Stream> {
+        self.copies.as_ref()
     }
 
     pub(super) fn context(&self) -> Arc<Context> {
@@ -227,8 +326,6 @@ impl Unit {
                 let dtype = self.options.mixed_precision.param_dtype.unwrap_or(parameter.shard.dtype());
                 let whole = parameter.gather(&mut all, self.group.size(), dtype)?;
                 tensors.push(whole.narrow(0, 0, parameter.shape[0])?.detach());
-                // A copy in another dtype was read here.
-                parameter.padded.record_use(self.group.stream());
                 Ok::<_, Error>(())
             })
         })?;
@@ -294,16 +391,16 @@ impl Unit {
 
     /// Returns whole parameters as results of a node that reduces their gradients.
     pub(super) fn recorded(self: &Arc<Self>, whole: Vec<Tensor>) -> Vec<Tensor> {
-        let shards = self.shards();
-        let inputs: Vec<&Tensor> = shards.iter().collect();
-        if !thalweg_tensor::autograd::is_grad_enabled() || !inputs.iter().any(|shard| shard.requires_grad()) {
+        let inputs: Vec<&Tensor> = self.parameters.iter().map(|parameter| &parameter.source).collect();
+        if !thalweg_tensor::autograd::is_grad_enabled() || !inputs.iter().any(|source| source.requires_grad())
+        {
             return whole.iter().map(Tensor::detach).collect();
         }
         self.state().recorded += 1;
         self.context().recorded();
         let node = GatherBackward { unit: self.clone(), is_over: AtomicBool::new(false) };
         let mut recorded = record_function(Box::new(node), &inputs, whole);
-        for (result, _) in recorded.iter_mut().zip(&shards).filter(|(_, shard)| !shard.requires_grad()) {
+        for (result, _) in recorded.iter_mut().zip(&inputs).filter(|(_, source)| !source.requires_grad()) {
             *result = result.detach();
         }
         recorded
@@ -350,7 +447,7 @@ impl Unit {
                 continue;
             }
             let input = parameter.padded_gradient(sum, self.group.size(), dtype)?;
-            let output = Tensor::empty(parameter.padded.shape(), dtype, self.group.device())?;
+            let output = Tensor::empty(&parameter.padded_shape, dtype, self.group.device())?;
             all.reduce_scatter_tensor(&output, &input, ReduceOp::Avg)?;
             reduced.push((place, output));
         }
@@ -379,16 +476,17 @@ impl Unit {
         no_grad(|| {
             gradients.iter().try_for_each(|(place, gradient)| {
                 gradient.record_stream(&current);
-                let shard = &self.parameters[*place].shard;
+                let parameter = &self.parameters[*place];
+                let shard = &parameter.shard;
                 let own = gradient.narrow(0, 0, shard.shape()[0])?.to_dtype(shard.dtype())?.detach();
-                let sum = match shard.grad() {
+                let sum = match parameter.gradient()? {
                     Some(earlier) => {
                         earlier.record_stream(&current);
                         earlier.add(&own)?
                     }
                     None => own,
                 };
-                shard.set_grad(Some(sum))
+                parameter.set_gradient(sum)
             })
         })
     }
@@ -401,7 +499,7 @@ impl Sharded {
         match gradient {
             Some(gradient) if gradient.shape() == shape => gradient.contiguous(),
             gradient => {
-                let padded = Tensor::zeros(&shape, dtype, self.padded.device())?;
+                let padded = Tensor::zeros(&shape, dtype, self.source.device())?;
                 if let Some(gradient) = gradient {
                     padded.narrow(0, 0, self.shape[0])?.copy_(&gradient)?;
                 }

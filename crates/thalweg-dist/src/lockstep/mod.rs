@@ -24,11 +24,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use thalweg_driver::CaptureMode;
-use thalweg_runtime::{CaptureOptions, Error, Event, Graph, Label, Result};
+use thalweg_runtime::{CaptureOptions, Error, Graph, Label, Result};
 use thalweg_tensor::caller::{at_line, label_at};
 
 use self::record::{Digest, Record, Sequence};
 use crate::ProcessGroup;
+use crate::flight::Tensors;
 use crate::store::Store;
 
 /// How often a rank that waits for others looks whether the group has failed.
@@ -112,17 +113,17 @@ impl LockstepGraph {
     pub fn replay(&self) -> Result<()> {
         self.group.check()?;
         let label = label_at("lockstep replay", Location::caller());
-        let entry = self.group.note(label);
+        let entry = self.group.note(label, Tensors::default());
         let submission = self.group.has_watchdog().then(|| self.group.0.outstanding.begin(entry));
         // Outside of any closure, so that it has the caller's line.
         let replayed = self.graph.replay();
         replayed.map_err(|error| self.group.explain(error))?;
         self.replays.fetch_add(1, Ordering::Relaxed);
         *self.last.lock().unwrap_or_else(PoisonError::into_inner) = Some(label);
+        let event = Arc::new(self.group.device().current_stream().record_event()?);
+        self.group.flight().submitted(entry, None, event.clone());
         if let Some(submission) = submission {
-            let event = Event::new();
-            event.record(&self.group.device().current_stream())?;
-            submission.submitted(Arc::new(event));
+            submission.submitted(event);
         }
         Ok(())
     }

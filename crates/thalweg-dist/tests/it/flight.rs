@@ -5,8 +5,13 @@ use std::time::Duration;
 
 use thalweg_dist::ReduceOp::Sum;
 use thalweg_dist::store::HashStore;
-use thalweg_dist::{FlightSummary, GroupOptions, ProcessGroup, simulated_devices};
-use thalweg_runtime::Result;
+use thalweg_dist::{
+    FlightState, FlightSummary, FlightTensor, GroupOptions, LockstepGraph, ProcessGroup, run_ranks,
+    simulated_devices,
+};
+use thalweg_ir::DType;
+use thalweg_runtime::{CaptureOptions, Result};
+use thalweg_tensor::Tensor;
 
 use crate::support::empty;
 
@@ -85,11 +90,13 @@ fn a_rank_that_was_killed_is_missing_and_silent() {
         let (reduce, broadcast) = (line("let _hangs = group.reduce"), line("group.broadcast(&x, 1)"));
         let text = summary.to_string();
         let wanted = format!(
-            "  rank 3: is missing in call 3, which is reduce at {reduce} on rank 0; its last call is broadcast at {broadcast}; silent since \
-             the group failed\n"
+            "  rank 3: is missing in call 3, which is reduce at {reduce} (float32 [4] -> float32 [4], started) on rank 0; its last \
+             call is broadcast at {broadcast}; silent since the group failed\n"
         );
         assert!(text.ends_with(&wanted), "no\n{wanted}in\n{text}");
-        let first = format!("  rank 0: has made all calls; the last is reduce at {reduce}\n");
+        let first = format!(
+            "  rank 0: has made all calls; the last is reduce at {reduce} (float32 [4] -> float32 [4], started)\n"
+        );
         assert!(text.contains(&first), "no\n{first}in\n{text}");
     }
 }
@@ -139,11 +146,80 @@ fn calls_that_differ_are_shown_side_by_side() {
         // Rank 0 or rank 1 may be kept from its call by what the others did.
         let (call, [usual, other]) = summary.difference().expect("a difference");
         assert!((call, other) == (2, 2) && usual < 2, "{summary}");
-        let lines = (line("let _usual"), line("let _other"));
-        let text = format!(
-            "call 2 differs: all_reduce at {} on rank {usual}, broadcast at {} on rank 2",
-            lines.0, lines.1
-        );
-        assert!(summary.to_string().contains(&text), "no {text} in {summary}");
+        // A call that the machine refuses was never on the stream.
+        let text = summary.to_string();
+        let (usual_line, other_line) = (line("let _usual"), line("let _other"));
+        let differs = format!("call 2 differs: all_reduce at {usual_line} (float32 [4] -> float32 [4], ");
+        let from = text.find(&differs).unwrap_or_else(|| panic!("no {differs} in {text}"));
+        assert!(text[from..].contains(&format!(") on rank {usual}, broadcast at {other_line} (")), "{text}");
     }
+}
+
+#[test]
+fn sizes_that_differ_are_shown_side_by_side() {
+    let have_met = Barrier::new(2);
+    let all = summaries(2, false, |group| {
+        let (x, wide) = (empty(group, 4)?, empty(group, 5)?);
+        group.all_gather_into_tensor(&empty(group, 8)?, &x)?.synchronize()?;
+        have_met.wait();
+        let _sizes = group.all_reduce(if group.rank() == 1 { &wide } else { &x }, Sum)?;
+        Ok(())
+    });
+    for summary in all {
+        let both_came = summary.ranks.iter().all(|rank| rank.made == 2);
+        assert_eq!(summary.difference().map(|(call, _)| call), both_came.then_some(2), "{summary}");
+        let gathered = &summary.ranks[0].calls[&1];
+        assert_eq!(
+            (gathered.operation(), gathered.state),
+            ("all_gather_into_tensor", Some(FlightState::Completed))
+        );
+        let tensor =
+            |count: usize| vec![FlightTensor { dtype: DType::F32, shape: [count].as_slice().into() }];
+        assert_eq!((&gathered.inputs, &gathered.outputs), (&tensor(4), &tensor(8)));
+    }
+}
+
+#[test]
+fn a_record_says_how_far_calls_have_come() {
+    let both_know = Barrier::new(2);
+    run_ranks(&simulated_devices(2).unwrap(), |group| {
+        let x = Tensor::zeros(&[2, 3], DType::Bf16, group.device())?;
+        group.all_reduce(&x, Sum)?.synchronize()?;
+        let word = |call: usize| {
+            let record = group.flight_record();
+            let line = record.lines().nth(call - 1).expect("a call").to_owned();
+            line.rsplit("; ").next().expect("a state").to_owned()
+        };
+        assert_eq!(word(1), "completed");
+        if group.rank() == 0 {
+            // Rank 1 makes none of these before rank 0 has looked.
+            let (one, two) = (group.all_reduce(&x, Sum)?, group.send(&x, 1)?);
+            while word(2) != "started" {
+                std::thread::yield_now();
+            }
+            assert_eq!(word(3), "scheduled");
+            both_know.wait();
+            one.synchronize()?;
+            two.synchronize()?;
+            let record = group.flight_record();
+            assert!(record.contains("; rank 0 to rank 1: bfloat16 [2, 3] -> nothing; completed"), "{record}");
+        } else {
+            both_know.wait();
+            group.all_reduce(&x, Sum)?.wait()?;
+            group.recv(&x, 0)?.synchronize()?;
+            let record = group.flight_record();
+            assert!(record.contains("; rank 0 to rank 1: nothing -> bfloat16 [2, 3]; completed"), "{record}");
+        }
+        assert_eq!((word(2), word(3)), ("completed".to_owned(), "completed".to_owned()));
+        let captured =
+            LockstepGraph::capture(&group, CaptureOptions::default(), || group.all_reduce(&x, Sum)?.wait());
+        assert_eq!(word(4), "captured");
+        captured?.0.replay()?;
+        x.to_dtype(DType::F32)?.to_vec::<f32>()?;
+        let record = group.flight_record();
+        assert!(record.contains("call 5 is lockstep replay at"), "{record}");
+        assert_eq!(word(5), "completed");
+        Ok(())
+    })
+    .unwrap();
 }

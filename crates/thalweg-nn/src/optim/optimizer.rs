@@ -214,6 +214,12 @@ pub(super) fn check_parameters(title: &str, parameters: &[Tensor], others: &[&Te
         if !is_number || !parameter.is_contiguous() {
             return fail(format!("{parameter:?} is no contiguous floating-point parameter"));
         }
+        if parameter.device().is_meta() {
+            return fail(format!(
+                "{parameter:?} has no elements to step; parameters of a sharded module in host memory have an optimizer of their own \
+                 (`OffloadedOptimizer`)"
+            ));
+        }
         if parameter.device() != first.device() {
             let (here, there) = (first.device(), parameter.device());
             return fail(format!(

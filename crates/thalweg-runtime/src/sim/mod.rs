@@ -82,6 +82,7 @@ pub struct Check {
     devices: u32,
     memory_bytes: u64,
     faults: bool,
+    stalls: bool,
     allows_leaks: bool,
     shrinks: bool,
     order_only: bool,
@@ -126,6 +127,7 @@ impl Check {
             devices: 1,
             memory_bytes: 1 << 30,
             faults: false,
+            stalls: false,
             allows_leaks: false,
             shrinks: true,
             order_only: false,
@@ -156,6 +158,18 @@ impl Check {
     /// A program under faults returns its errors; an error is no failure where a fault was injected, but a panic is.
     pub fn with_faults(self) -> Self {
         Self { faults: true, ..self }
+    }
+
+    /// Lets a [link between devices stall](thalweg_sim::Fault::LinkStalls) in half of the seeds: a program that waits for a collective without
+    /// a limit is a failure then, whose text names the ranks at the link.
+    pub fn with_stalled_links(self) -> Self {
+        Self { stalls: true, ..self }
+    }
+
+    /// Returns the plan of a seed.
+    fn plan(&self, seed: u64) -> RunPlan {
+        let plan = RunPlan::of_seed(seed, self.faults);
+        if self.stalls { plan.with_stall() } else { plan }
     }
 
     /// Leaves alone what is still allocated at the end: for programs that keep tensors for good.
@@ -233,7 +247,7 @@ impl Check {
         };
         let mut possible: Vec<Problem> = Vec::new();
         for seed in self.seeds_to_try() {
-            let (plan, begin) = (RunPlan::of_seed(seed, self.faults), Instant::now());
+            let (plan, begin) = (self.plan(seed), Instant::now());
             let run = self.run_once(&plan, self.time_limit, "", &program);
             summary.runs += 1;
             summary.decisions += run.trace.decisions;
@@ -254,7 +268,7 @@ impl Check {
             if self.has_quarantine && summary.runs == 1 {
                 self.run_in_quarantine(seed, &program)?;
             }
-            if self.order_only && plan.shows_all(&run.trace) && !self.faults {
+            if self.order_only && plan.shows_all(&run.trace) && !self.faults && !self.stalls {
                 break;
             }
         }

@@ -59,6 +59,17 @@ impl RunPlan {
         Self { seed, style, faults, deviations: None, holds_freed: false }
     }
 
+    /// Returns the plan with a link that stalls, in half of the seeds.
+    pub(super) fn with_stall(mut self) -> Self {
+        let mut random = SplitMix::new(!self.seed);
+        if random.below(2) == 0 {
+            let reach = 1 << random.below(7);
+            let collective = random.below(reach) as u64;
+            self.faults.push(Fault::LinkStalls { collective, link: random.below(64) as u32 });
+        }
+        self
+    }
+
     /// Creates the schedule of a seed without faults, with freed memory held back.
     pub(super) fn holding_freed(seed: u64) -> Self {
         Self { holds_freed: true, ..Self::of_seed(seed, false) }

@@ -8,8 +8,8 @@
 //! To the executor a part is [gated](Work::Gated), and [`Collectives`] are its [`Gate`].
 //!
 //! # How it is built
-//! `joint` is the command that runs for all, with `reduction` as its arithmetic; `waits` finds who waits for whom; `calls` are the
-//! driver's calls.
+//! `joint` is the command that runs for all, with `reduction` as its arithmetic; `waits` finds who waits for whom; `links` may take
+//! their time, or stall; `calls` are the driver's calls.
 //!
 //! # What goes wrong
 //! - Parts that meet differ: found when the second of them arrives.
@@ -28,17 +28,20 @@
 
 pub(crate) mod calls;
 mod joint;
+pub(crate) mod links;
 mod reduction;
 mod waits;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Instant;
 
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 use thalweg_driver::{Code, CollectiveOperation, CommunicatorId, ElementFormat, Label};
 
 use self::joint::Joint;
+use self::links::Links;
 use crate::executor::command::{CommandId, Frontier};
 use crate::executor::plug::{Devices, Failure, Gate, Verdict, Web};
 use crate::executor::task::{Task, Work};
@@ -92,6 +95,10 @@ struct Meeting {
     key: Key,
     seats: SmallVec<[Option<Seated>; 4]>,
     is_running: bool,
+    /// Whether all parts have arrived once.
+    has_departed: bool,
+    /// When its data is there, where that takes time.
+    opens: Option<Instant>,
 }
 
 #[derive(Clone)]
@@ -118,6 +125,9 @@ pub(crate) struct Collectives {
     submissions: u64,
     /// Whether parts came or arrived since circles were last looked for.
     has_changed: bool,
+    links: Links,
+    /// Whether links take no time, as the machine is controlled.
+    pub(crate) is_untimed: bool,
 }
 
 impl Part {
@@ -259,7 +269,12 @@ impl Collectives {
             let who = meeting.rank(other);
             let loss = rank.device.and_then(|device| Some((device, lost[device as usize].as_ref()?)));
             let why = match (loss, &meeting.seats[other]) {
-                _ if rank.is_aborted => format!("which has aborted the communicator{}", rank.last_words()),
+                _ if rank.is_aborted => match self.stall(meeting) {
+                    Some(stall) => {
+                        format!("which has aborted the communicator{}: {stall}", rank.last_words())
+                    }
+                    None => format!("which has aborted the communicator{}", rank.last_words()),
+                },
                 (Some((device, cause)), _) => format!("whose device {device} is lost: {}", cause.detail),
                 (None, None) if rank.is_gone => format!("which has been given up{}", rank.last_words()),
                 _ => continue,
@@ -360,6 +375,8 @@ impl Gate for Collectives {
             key,
             seats: std::iter::repeat_with(|| None).take(count).collect(),
             is_running: false,
+            has_departed: false,
+            opens: None,
         });
         meeting.seats[seat] = Some(Seated { command, task: Arc::clone(task), has_arrived: false });
         self.by_slot.insert(command.slot(), (id, seat));
@@ -392,6 +409,10 @@ impl Gate for Collectives {
                 return Some(Verdict::Fails(self.fail(id, refusal)));
             }
             if meeting.missing().next().is_none() {
+                self.depart(id, !self.is_untimed);
+                if self.hold(&self.meetings[&id]).is_some() {
+                    continue;
+                }
                 self.attended.swap_remove(position);
                 return Some(self.meet(id));
             }

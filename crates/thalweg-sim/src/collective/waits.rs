@@ -70,6 +70,10 @@ impl Collectives {
             let meeting = &self.meetings[&waiter.meeting];
             let Some(seated) = &meeting.seats[waiter.seat] else { continue };
             let is_first = meeting.arrived().next().is_some_and(|(seat, _)| seat == waiter.seat);
+            if let Some(stall) = self.stall(meeting).filter(|_| is_first) {
+                let _ = write!(text, "All ranks wait in {}: {stall}. ", seated.task.label);
+                continue;
+            }
             let Some(wait) = waits.first().filter(|_| is_first) else { continue };
             let names = self.communicators.len() > 1;
             let (name, awaited) =

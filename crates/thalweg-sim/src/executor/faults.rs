@@ -8,6 +8,7 @@
 //! | [`Fault::OutOfMemory`] | a request for device memory is refused | nothing was taken; the next request may succeed |
 //! | [`Fault::MapFails`] | pages are not mapped | the range and the pages are as before |
 //! | [`Fault::PinnedOutOfMemory`] | a request for pinned memory is refused | nothing was taken |
+//! | [`Fault::LinkStalls`] | a collective never ends | the program waits for it, until it aborts the communicator |
 //! | [`Fault::CommandFails`] | a command fails when it begins | the device is lost: every later use answers the same code, memory can still be given back, other devices go on but those that wait for it in a collective |
 //!
 //! An event that completes arbitrarily late is no fault: it is an order of commands, and orders are the affair of the
@@ -49,6 +50,14 @@ pub enum Fault {
         /// Whether it is the hardware's fault.
         by_hardware: bool,
     },
+    /// A link between devices stalls when the collective of this number (of those at which all ranks have arrived) would run. Neither that
+    /// one nor any later one over the link runs, until [`SimDriver::set_link`](crate::SimDriver::set_link) gives it another speed.
+    LinkStalls {
+        /// Which collective.
+        collective: u64,
+        /// Which link of the ring of its ranks, counted around it as often as need be: link 0 is between the first two.
+        link: u32,
+    },
 }
 
 /// Where a fault can strike.
@@ -58,9 +67,11 @@ pub(crate) enum Point {
     Map,
     PinnedMemory,
     Command,
+    /// The collectives strike these by themselves.
+    Link,
 }
 
-const POINTS: usize = 4;
+const POINTS: usize = 5;
 
 impl fmt::Display for Fault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -71,6 +82,9 @@ impl fmt::Display for Fault {
             Self::CommandFails { command, by_hardware: false } => write!(f, "command {command}"),
             Self::CommandFails { command, by_hardware: true } => {
                 write!(f, "command {command}, by a fault of the hardware,")
+            }
+            Self::LinkStalls { collective, link } => {
+                return write!(f, "link {link} of collective {collective} stalls");
             }
         }?;
         f.write_str(" fails")
@@ -84,6 +98,7 @@ impl Fault {
             Self::MapFails { .. } => Point::Map,
             Self::PinnedOutOfMemory { .. } => Point::PinnedMemory,
             Self::CommandFails { .. } => Point::Command,
+            Self::LinkStalls { .. } => Point::Link,
         }
     }
 
@@ -92,6 +107,7 @@ impl Fault {
             Self::OutOfMemory { request } | Self::PinnedOutOfMemory { request } => request,
             Self::MapFails { call } => call,
             Self::CommandFails { command, .. } => command,
+            Self::LinkStalls { collective, .. } => collective,
         }
     }
 
@@ -101,6 +117,7 @@ impl Fault {
             Self::MapFails { .. } => Code::MapFailed,
             Self::CommandFails { by_hardware: false, .. } => Code::LaunchFailed,
             Self::CommandFails { by_hardware: true, .. } => Code::EccUncorrectable,
+            Self::LinkStalls { .. } => Code::LaunchTimeout,
         };
         Refusal::new(code, format!("injected fault: {self}"))
     }

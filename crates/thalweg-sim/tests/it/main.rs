@@ -2,6 +2,7 @@
 
 mod collectives;
 mod controlled;
+mod links;
 mod sim_capture;
 mod sim_conditionals;
 mod sim_faults;

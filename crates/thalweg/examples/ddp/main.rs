@@ -3,6 +3,7 @@
 //! ```text
 //! cargo run -p thalweg --example ddp                                   # all GPUs of the machine, or 4 simulated ones, a thread per device
 //! torchrun --nproc-per-node 2 --no-python target/debug/examples/ddp    # a process per GPU
+//! sbatch --nodes=2 --ntasks-per-node=8 --gpus-per-node=8 crates/thalweg/examples/common/srun.sh target/debug/examples/ddp
 //! ```
 //!
 //! The task: the sum and the product of two numbers. Progress goes to standard error, a line per rank; the losses, which are those of one

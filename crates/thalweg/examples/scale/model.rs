@@ -14,6 +14,12 @@ pub const ALL_GATHER: &Table =
 pub const REDUCE_SCATTER: &Table =
     &[(1e6, 21.7), (4.19e6, 24.4), (16.8e6, 56.5), (67.1e6, 166.6), (268.4e6, 565.1), (1073.7e6, 2033.1)];
 
+/// Microseconds of a launch on the host: one H100, 2026-11-22.
+pub const LAUNCH: f64 = 2.9;
+
+/// Microseconds of a collective's call on the host: two H100, 2026-11-23, the mean of the three at 1 MiB.
+pub const CALL: f64 = 22.3;
+
 /// The machine around the GPUs, which was not measured.
 pub struct Assumed {
     /// GPUs of a host, each with a link of its own to the network.

@@ -1,0 +1,53 @@
+//! Which parameters the ranks use in a pass: a byte per parameter, reduced on the device.
+
+use thalweg_ir::DType;
+use thalweg_runtime::{Error, Event, Result};
+use thalweg_tensor::{HostTensor, Tensor};
+
+use crate::{ProcessGroup, ReduceOp};
+
+/// A map of the parameters that a pass uses, which the ranks reduce while the pass goes on.
+pub(super) struct UsedMap {
+    own: Vec<bool>,
+    /// The map of all ranks in host memory, with an event behind its copy there. A rank that uses all parameters reads none.
+    reduced: Option<(HostTensor, Event)>,
+}
+
+impl UsedMap {
+    /// Reduces this rank's map with those of the others. Asynchronous.
+    pub(super) fn send(group: &ProcessGroup, own: Vec<bool>) -> Result<Self> {
+        if group.device().current_stream().is_capturing()? {
+            return Err(Error::invalid(
+                "DistributedDataParallel: a capture cannot say which parameters each of its replays uses. Set static_graph where all passes \
+                 use the same ones, and run one before the capture",
+            ));
+        }
+        let bytes: Vec<u8> = own.iter().map(|&is_used| u8::from(is_used)).collect();
+        let map = Tensor::from_slice(&bytes, &[bytes.len()], group.device())?;
+        let work = group.all_reduce(&map, ReduceOp::Max)?;
+        if !own.contains(&false) {
+            return Ok(Self { own, reduced: None });
+        }
+        // On the group's stream, so that the host waits for none of the pass's later work.
+        let stream = group.stream();
+        let _on_group = stream.make_current();
+        work.wait()?;
+        let host = HostTensor::pinned(map.shape(), DType::U8, group.device())?;
+        map.copy_to_pinned(&host)?;
+        map.record_use(stream);
+        let copied = Event::new();
+        copied.record(stream)?;
+        Ok(Self { own, reduced: Some((host, copied)) })
+    }
+
+    /// Returns the parameters that any rank uses. Where this rank uses all it knows the answer; else it *blocks* until the map has come to
+    /// the host, which was queued before the pass's first bucket.
+    pub(super) fn by_any_rank(&self, group: &ProcessGroup) -> Result<Vec<bool>> {
+        let Some((host, copied)) = &self.reduced else { return Ok(self.own.clone()) };
+        copied.synchronize().map_err(|error| group.explain(error))?;
+        group.check()?;
+        let mut bytes = vec![0u8; self.own.len()];
+        host.read(0, &mut bytes)?;
+        Ok(bytes.into_iter().map(|byte| byte > 0).collect())
+    }
+}

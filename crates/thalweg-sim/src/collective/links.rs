@@ -1,0 +1,163 @@
+//! Links between devices: how long what goes over them takes, and those that stall.
+//!
+//! A collective of all ranks goes around the ring of its ranks, so it uses the links between neighbours, of the last and the first one as
+//! well; a message uses the one link between its two ranks. A link counts for both directions.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use super::{Collectives, Meeting};
+use crate::executor::faults::Fault;
+
+/// The way of data between two devices.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub enum Link {
+    /// It is there at once.
+    #[default]
+    Instant,
+    /// It takes time. On a controlled machine, which counts commands instead of time, it is there at once.
+    Timed {
+        /// The time of the first byte.
+        latency: Duration,
+        /// How many bytes follow per second; at least 1.
+        bytes_per_second: u64,
+    },
+    /// It never comes, until the link is set anew.
+    Stalled,
+}
+
+/// All links that are not instant, and the stalls that are to come.
+#[derive(Default)]
+pub(super) struct Links {
+    links: BTreeMap<[u32; 2], Link>,
+    /// Stalls by the number of the collective at which they begin.
+    planned: Vec<(u64, u32)>,
+    /// How many collectives have met since the stalls were planned.
+    met: u64,
+    struck: u64,
+}
+
+/// Why a meeting of which all parts have arrived does not run.
+pub(super) enum Hold {
+    /// The link between these ranks stalls.
+    Stalled([u32; 2]),
+    /// Its data is on its way.
+    OnItsWay,
+}
+
+/// Returns two devices in their order.
+fn pair([one, other]: [u32; 2]) -> [u32; 2] {
+    [one.min(other), one.max(other)]
+}
+
+impl Collectives {
+    /// Sets the link between two devices.
+    pub(crate) fn set_link(&mut self, devices: [u32; 2], link: Link) {
+        match link {
+            Link::Instant => drop(self.links.links.remove(&pair(devices))),
+            link => drop(self.links.links.insert(pair(devices), link)),
+        }
+    }
+
+    /// Plans the stalls among faults, instead of those that were planned before; counting begins anew.
+    pub(crate) fn plan_stalls(&mut self, faults: &[Fault]) {
+        let stall = |fault: &Fault| match *fault {
+            Fault::LinkStalls { collective, link } => Some((collective, link)),
+            _ => None,
+        };
+        let Links { planned, met, struck, .. } = &mut self.links;
+        (*planned, *met, *struck) = (faults.iter().filter_map(stall).collect(), 0, 0);
+    }
+
+    /// Returns how many of the planned stalls have begun.
+    pub(crate) fn stalls_struck(&self) -> u64 {
+        self.links.struck
+    }
+
+    /// Returns when the next meeting that data is on its way to may run.
+    pub(crate) fn next_opening(&self) -> Option<Instant> {
+        self.attended.iter().filter_map(|id| self.meetings[id].opens).min()
+    }
+
+    /// Returns the pairs of ranks between which a meeting's data goes.
+    fn ways(&self, meeting: &Meeting) -> Vec<[u32; 2]> {
+        let ranks: Vec<u32> = (0..meeting.seats.len()).map(|seat| meeting.rank(seat)).collect();
+        match ranks[..] {
+            [_] => Vec::new(),
+            [one, other] => vec![[one, other]],
+            _ => ranks.iter().zip(ranks.iter().cycle().skip(1)).map(|(&one, &other)| [one, other]).collect(),
+        }
+    }
+
+    fn devices_of(&self, meeting: &Meeting, ranks: [u32; 2]) -> Option<[u32; 2]> {
+        let all = &self.communicators[&meeting.communicator].ranks;
+        let [one, other] = ranks.map(|rank| all[rank as usize].device);
+        Some(pair([one?, other?]))
+    }
+
+    /// Notes that all parts of a meeting have arrived: from now on its data is on its way.
+    pub(super) fn depart(&mut self, id: u64, is_timed: bool) {
+        let meeting = &self.meetings[&id];
+        if meeting.has_departed {
+            return;
+        }
+        if self.links.links.is_empty() && self.links.planned.is_empty() {
+            self.links.met += 1;
+            self.meetings.get_mut(&id).expect("it was looked at above").has_departed = true;
+            return;
+        }
+        let ways = self.ways(meeting);
+        let number = self.links.met;
+        let stalls = self.links.planned.iter().filter(|(collective, _)| *collective == number);
+        let stalled: Vec<[u32; 2]> = stalls
+            .filter_map(|(_, link)| ways.get((*link as usize).checked_rem(ways.len())?))
+            .filter_map(|ranks| self.devices_of(meeting, *ranks))
+            .collect();
+        let bytes = meeting.seats.iter().flatten().flat_map(|seated| &seated.task.accesses);
+        let bytes = bytes.map(|access| access.bytes).max().unwrap_or(0);
+        let times = ways.iter().filter_map(|ranks| {
+            match self.links.links.get(&self.devices_of(meeting, *ranks)?)? {
+                Link::Timed { latency, bytes_per_second } => {
+                    Some(*latency + Duration::from_secs_f64(bytes as f64 / (*bytes_per_second).max(1) as f64))
+                }
+                _ => None,
+            }
+        });
+        let time = times.max().filter(|_| is_timed);
+        let links = &mut self.links;
+        links.met += 1;
+        links.planned.retain(|(collective, _)| *collective != number);
+        links.struck += stalled.len() as u64;
+        links.links.extend(stalled.into_iter().map(|devices| (devices, Link::Stalled)));
+        let meeting = self.meetings.get_mut(&id).expect("it was looked at above");
+        meeting.has_departed = true;
+        meeting.opens = time.map(|time| Instant::now() + time);
+    }
+
+    /// Returns what holds a meeting up that all parts have arrived at.
+    pub(super) fn hold(&self, meeting: &Meeting) -> Option<Hold> {
+        if self.links.links.is_empty() && meeting.opens.is_none() {
+            return None;
+        }
+        let is_stalled = |ranks: &[u32; 2]| {
+            let devices = self.devices_of(meeting, *ranks);
+            devices.and_then(|devices| self.links.links.get(&devices)) == Some(&Link::Stalled)
+        };
+        if let Some(ranks) = self.ways(meeting).into_iter().find(is_stalled) {
+            return Some(Hold::Stalled(ranks));
+        }
+        meeting.opens.filter(|opens| *opens > Instant::now()).map(|_| Hold::OnItsWay)
+    }
+
+    /// Describes a stalled link that holds a meeting up, in words.
+    pub(super) fn stall(&self, meeting: &Meeting) -> Option<String> {
+        let is_complete = meeting.missing().next().is_none();
+        let Some(Hold::Stalled([one, other])) = self.hold(meeting).filter(|_| is_complete) else {
+            return None;
+        };
+        let [first, second] = self.devices_of(meeting, [one, other])?;
+        Some(format!(
+            "the link between rank {one} and rank {other} (devices {first} and {second}) has stalled"
+        ))
+    }
+}
