@@ -97,7 +97,7 @@ const fn speed_of(
     Speed { operator, form, dtypes, columns, elements: ELEMENTS, ours, pytorch }
 }
 
-/// One H100, inside eager PyTorch 2.11, from 2²³ elements on (2026-11-23); cross entropy kernel beside kernel.
+/// One H100, inside eager PyTorch 2.11, from 2²³ elements on (2026-11-23; group norm one H200, 2026-11-26); cross entropy kernel beside kernel.
 pub const SPEEDS: &[Speed] = &[
     speed("_softmax", BF16S, [64, 65_536], 99.6, 81.7),
     speed("_log_softmax", BF16S, [64, 128], 95.8, 84.3),
@@ -109,6 +109,7 @@ pub const SPEEDS: &[Speed] = &[
     speed("native_layer_norm", BF16S, [64, 131_072], 94.7, 76.0),
     speed("native_layer_norm_backward", BF16S, [64, 1024], 104.7, 97.1),
     speed("native_layer_norm_backward", BF16S, [2048, 131_072], 105.1, 97.9),
+    speed("native_group_norm", BF16S, [64, 8192], 25.4, 21.0),
     speed("_fused_rms_norm", BF16S, [64, 131_072], 98.8, 90.7),
     speed("_fused_rms_norm_backward", BF16S, [64, 768], 97.7, 87.8),
     speed("_fused_rms_norm_backward", BF16S, [4096, 131_072], 60.1, 42.9),
@@ -119,6 +120,7 @@ pub const SPEEDS: &[Speed] = &[
     speed("native_layer_norm", F32S, [64, 32_768], 99.1, 89.6),
     speed("native_layer_norm_backward", F32S, [64, 256], 103.1, 94.0),
     speed("native_layer_norm_backward", F32S, [1024, 32_768], 103.2, 91.4),
+    speed("native_group_norm", F32S, [64, 8192], 41.2, 34.3),
     speed("_fused_rms_norm", F32S, [64, 256], 100.3, 73.3),
     speed("_fused_rms_norm", F32S, [1280, 32_768], 101.5, 90.7),
     speed("_fused_rms_norm_backward", F32S, [64, 128], 104.6, 76.6),
