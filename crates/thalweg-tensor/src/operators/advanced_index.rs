@@ -87,14 +87,14 @@ operators! {
         fn masked_scatter(mask: tensor, source: tensor) = Composite(|call| masked_scatter(call).map(single));
     /// Returns the elements where a mask is true, one after another. Blocks.
     "masked_select(Tensor self, Tensor mask) -> Tensor"
-        fn masked_select(mask: tensor) = Composite(|call| masked_select(call).map(single));
+        fn masked_select(mask: tensor) = Composite(|call| masked_select(call).map(single)), out: [Apart];
     /// Returns the elements at places in all elements, row-major; negative ones are counted from the end.
     "take(Tensor self, Tensor index) -> Tensor"
         fn take(index: tensor) = Composite(|call| {
             let (x, index) = (call.tensor(0), flat_index(call, "take")?);
             let rows = x.reshape(&[1, x.elements(), 1])?;
             gathered(&rows, &index)?.reshape(call.tensor(1).shape()).map(single)
-        });
+        }), out: [Apart];
     /// Returns the tensor with the elements of a source written at places in all elements, or added to what is there.
     "put(Tensor self, Tensor index, Tensor source, bool accumulate=False) -> Tensor"
         fn put(index: tensor, source: tensor, accumulate: bool) = Composite(|call| {

@@ -57,14 +57,14 @@ operators! {
         fn complex(imag: tensor) = Composite(|call| {
             check_parts(call.tensor(0), call.tensor(1))?;
             of_parts(call.tensor(0), call.tensor(1)).map(single)
-        });
+        }), out: [ComplexOfFirst];
     /// Returns complex numbers of absolute values and angles in radians, which are broadcast.
     "polar(Tensor abs, Tensor angle) -> Tensor"
         fn polar(angle: tensor) = Composite(|call| {
             let (size, angle) = (call.tensor(0), call.tensor(1));
             check_parts(size, angle)?;
             of_parts(&size.mul(&angle.cos()?)?, &size.mul(&angle.sin()?)?).map(single)
-        });
+        }), out: [ComplexOfFirst];
     /// Returns the absolute values of complex numbers.
     "thalweg::abs_of_complex(Tensor self) -> Tensor" = Differentiable(|call| {
         let [re, im] = parts(call.tensor(0))?;

@@ -41,12 +41,12 @@ operators! {
         }, &ANEW);
     /// Returns the elements at indices of a dimension, which have the result's shape.
     "gather(Tensor self, int dim, Tensor index, *, bool sparse_grad=False) -> Tensor"
-        fn gather(dim: int, index: tensor) = Composite(gather);
+        fn gather(dim: int, index: tensor) = Composite(gather), out: [DTypeOfFirst, Apart];
     /// Returns the places of a dimension that a list of indices names.
     "index_select(Tensor self, int dim, Tensor index) -> Tensor"
         fn index_select(dim: int, index: tensor) = Composite(|call| {
             index_select(call.tensor(0), call.int(1), call.tensor(2)).map(single)
-        });
+        }), out: [Apart];
     /// Returns the tensor with the elements of a source written at indices of a dimension.
     "scatter.src(Tensor self, int dim, Tensor index, Tensor src) -> Tensor"
         fn scatter(dim: int, index: tensor, src: tensor) = Composite(|call| {
@@ -305,8 +305,6 @@ pub(super) fn number_like(x: &Tensor, number: Scalar) -> Result<Tensor> {
 pub(super) fn long(index: &Tensor, operator: &str) -> Result<Tensor> {
     match index.dtype() {
         DType::I64 | DType::I32 => index.to_dtype(DType::I64),
-        // What names no place may be of any dtype.
-        _ if index.elements() == 0 && operator == "gather" => index.to_dtype(DType::I64),
         other => Err(Error::invalid(format!(
             "{operator}(): Expected dtype int32/int64 for index, but got {other}"
         ))),

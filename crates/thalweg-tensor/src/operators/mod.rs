@@ -9,7 +9,7 @@
 //! ```
 //!
 //! The method takes the parameters that the entry lists, which are the first ones of the schema behind `self`; the others have
-//! their defaults. Elementwise operators are entries of [`thalweg_ops::elementwise_operators`] instead, where a formula is all that
+//! their defaults. Behind the body may stand what PyTorch asks of the tensors of the `out=` form: `out: [Apart]` ([`OutRule`]). Elementwise operators are entries of [`thalweg_ops::elementwise_operators`] instead, where a formula is all that
 //! is needed.
 
 mod advanced_index;
@@ -70,6 +70,7 @@ use std::panic::Location;
 use thalweg_runtime::{Device, Result};
 
 pub(crate) use body::{Body, OpDef, single};
+pub(crate) use out::OutRule;
 pub(crate) use view::format_order;
 
 use crate::caller::label_at;
@@ -128,13 +129,13 @@ static FAMILIES: &[&[OpDef]] = &[
 ];
 
 /// Defines every built-in operator.
-pub(crate) fn define_all(define: &mut dyn FnMut(&str, &'static str, Body)) {
+pub(crate) fn define_all(define: &mut dyn FnMut(&str, &'static str, Body, &'static [OutRule])) {
     for entry in thalweg_ops::elementwise().chain(thalweg_ops::parts()).chain(crate::kernels::loop_entries())
     {
-        define(&entry.schema(), entry.doc, Body::Loop(entry));
+        define(&entry.schema(), entry.doc, Body::Loop(entry), &[]);
     }
     for operator in FAMILIES.iter().copied().flatten() {
-        define(operator.schema, operator.doc, operator.body);
+        define(operator.schema, operator.doc, operator.body, operator.out);
     }
 }
 
@@ -260,11 +261,16 @@ macro_rules! operators {
         $(#[doc = $doc:literal])+
         $schema:literal
         $(fn $name:ident($($parameter:ident: $kind:ident),*) $(-> $results:tt)?)?
-        = $body:expr;
+        = $body:expr $(, out: [$($rule:ident),+])?;
     )*) => {
         /// The operators of this family.
         pub(super) static OPERATORS: &[$crate::operators::OpDef] =
-            &[$($crate::operators::OpDef { schema: $schema, doc: concat!($($doc, "\n"),+), body: $body }),*];
+            &[$($crate::operators::OpDef {
+                schema: $schema,
+                doc: concat!($($doc, "\n"),+),
+                body: $body,
+                out: &[$($($crate::operators::OutRule::$rule),+)?],
+            }),*];
 
         $($crate::operators::method! {
             [$($doc)+] $schema $($name($($parameter: $kind),*) $(-> $results)?)?
