@@ -14,6 +14,8 @@ pub type DTypes = SmallVec<[DType; 8]>;
 pub enum DTypeRule {
     /// Inputs are promoted to one numeric dtype, which is also the result's. `Bool` is refused.
     Numeric,
+    /// As `Numeric`, and `Bool` is refused as PyTorch refuses to negate it.
+    Negation,
     /// As `Numeric`, and of truth values alone the result is a truth value: whether what is computed in i32 is not 0.
     NumericOrBool,
     /// As `Numeric`, and integers become f32: transcendental functions and division.
@@ -302,12 +304,14 @@ impl LoopOp {
             DTypeRule::Bits | DTypeRule::Integers if promote(0)?.is_differentiable() => {
                 return refuse("bits are those of integers and truth values");
             }
-            DTypeRule::Numeric | DTypeRule::NumericOrBool | DTypeRule::Bits | DTypeRule::Integers => {
-                match (promote(0)?, self.refusal_of_bool()) {
-                    (DType::Bool, Some(why)) => return refuse(why),
-                    (promoted, _) => promoted,
-                }
-            }
+            DTypeRule::Numeric
+            | DTypeRule::Negation
+            | DTypeRule::NumericOrBool
+            | DTypeRule::Bits
+            | DTypeRule::Integers => match (promote(0)?, self.refusal_of_bool()) {
+                (DType::Bool, Some(why)) => return refuse(why),
+                (promoted, _) => promoted,
+            },
             DTypeRule::Floating => floating(promote(0)?),
             DTypeRule::Comparison | DTypeRule::Logical => {
                 promote(0)?;
@@ -342,7 +346,7 @@ impl LoopOp {
     /// Returns why the operator does not compute with truth values, if it does not.
     fn refusal_of_bool(&self) -> Option<&'static str> {
         match self.rule {
-            DTypeRule::Numeric if self.name == "neg" => Some(
+            DTypeRule::Negation => Some(
                 "Negation, the `-` operator, on a bool tensor is not supported. If you are trying to invert a mask, use the `~` or \
                  `logical_not()` operator instead.",
             ),

@@ -109,7 +109,7 @@ pub trait OptimizerOptions:
     fn named(&self) -> Vec<(&'static str, f64)>;
 
     /// Sets the option of this name; of a flag, whether the value is not 0. A name that is none's is passed over.
-    fn set(&mut self, name: &str, value: f64);
+    fn set(&mut self, option: &str, value: f64);
 
     /// Returns what the options must be together, if they are not.
     fn conflict(&self) -> Option<&'static str>;

@@ -22,6 +22,17 @@ pub enum Combine {
 impl Combine {
     /// Every way.
     pub const ALL: [Self; 5] = [Self::Replace, Self::Sum, Self::Product, Self::Max, Self::Min];
+
+    /// Returns the name: PyTorch's of the reduction of a scatter, or `replace`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Replace => "replace",
+            Self::Sum => "sum",
+            Self::Product => "prod",
+            Self::Max => "amax",
+            Self::Min => "amin",
+        }
+    }
 }
 
 /// An element that can be combined.

@@ -119,8 +119,8 @@ macro_rules! optimizers {
                     }
                 }
 
-                fn set(&mut self, name: &str, value: f64) {
-                    match name {
+                fn set(&mut self, option: &str, value: f64) {
+                    match option {
                         "learning_rate" => self.learning_rate = value,
                         $(stringify!($number) => self.$number = value,)*
                         $(stringify!($flag) => self.$flag = value != 0.0,)*

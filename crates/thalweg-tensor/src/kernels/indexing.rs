@@ -220,18 +220,18 @@ fn stride_of_rows(index: &Tensor) -> Option<u64> {
     is_list.then_some(stride)
 }
 
+/// Returns how a call of `thalweg::scatter` combines elements.
+pub(crate) fn combine_of(call: &impl Arguments) -> Result<Combine> {
+    let name = call.str(3);
+    let found = Combine::ALL.into_iter().find(|combine| combine.name() == name);
+    found.ok_or_else(|| Error::invalid(format!("{name} is no way to combine elements")))
+}
+
 /// Returns a copy of (outer, extent, inner), into which the elements of a source (outer, count, inner) are combined at indices of
 /// its shape.
 pub(crate) fn scatter(call: &Call<'_>) -> Result<Tensors> {
     let (target, index, source) = (call.tensor(0), call.tensor(1), call.tensor(2));
-    let combine = match call.str(3) {
-        "replace" => Combine::Replace,
-        "sum" => Combine::Sum,
-        "prod" => Combine::Product,
-        "amax" => Combine::Max,
-        "amin" => Combine::Min,
-        other => return Err(Error::invalid(format!("{other} is no way to combine elements"))),
-    };
+    let combine = combine_of(call)?;
     let [outer, extent, inner] = three(target)?;
     let rows = check_index([outer, extent, inner], index)?;
     if source.shape() != rows || source.dtype() != target.dtype() {

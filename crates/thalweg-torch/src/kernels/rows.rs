@@ -81,6 +81,11 @@ impl Computation {
         }
     }
 
+    /// Returns how many scalars a call has.
+    pub(crate) fn scalars(self) -> usize {
+        self.parts().1.scalars.len()
+    }
+
     /// Returns the body, and a number that tells it from the others. `dtype` is the input's, `to` the result's.
     fn body(self, dtype: DType, to: DType) -> Result<(u64, Body)> {
         let (_, operator, lies) = self.parts();
