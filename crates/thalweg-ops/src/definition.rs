@@ -140,6 +140,24 @@ pub struct LoopOp {
     pub examples: Option<Examples>,
 }
 
+impl LoopOp {
+    /// A reduction of one input of floats to one result per row, without a body: entries are written on top of it (`..LoopOp::BASE`).
+    pub const BASE: Self = Self {
+        name: "",
+        aten: None,
+        doc: "",
+        input_count: 1,
+        scalars: &[],
+        sizes: Sizes::None,
+        rule: DTypeRule::FloatingPoint,
+        space: Space::Rows,
+        outputs: &[OutputPlace::Row],
+        build: |_, _| {},
+        from_result: None,
+        examples: None,
+    };
+}
+
 impl fmt::Debug for LoopOp {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "LoopOp({})", self.name)

@@ -11,7 +11,7 @@ use thalweg_kernels::scatter::rows::ScatterRows;
 use thalweg_kernels::scatter::tile::ScatterTile;
 use thalweg_kernels::scatter::{Combine, ScatterReduce};
 use thalweg_kernels::{NativeKernel, Placed};
-use thalweg_ops::structured::{EMBEDDING, GATHER, INDEX_COPY, NLL_LOSS, NLL_LOSS_WEIGHTED};
+use thalweg_ops::structured::{EMBEDDING, GATHER, INDEX_COPY};
 use thalweg_ops::{DTypes, LoopOp, Placement, forward};
 use thalweg_runtime::{Error, Label, RangeOf, Result, Telling};
 
@@ -19,13 +19,6 @@ use super::loops::{LoopLaunch, widen};
 use crate::autograd::{Backward, Gradients, Saved, record};
 use crate::dispatch::{Argument, Arguments, Call, built_in};
 use crate::tensor::{Tensor, Tensors};
-
-/// Returns whether an operator of the table is one of this module's.
-pub(crate) fn is_indexing(operator: &LoopOp) -> bool {
-    [&EMBEDDING, &INDEX_COPY, &GATHER, &NLL_LOSS, &NLL_LOSS_WEIGHTED]
-        .iter()
-        .any(|indexing| indexing.name == operator.name)
-}
 
 pub(super) fn strided(rows: &[usize], inner: &[usize]) -> Placement {
     Placement::Strided { rows: widen(rows), inner: widen(inner) }

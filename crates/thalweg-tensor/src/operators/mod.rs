@@ -67,6 +67,7 @@ mod window;
 
 use std::panic::Location;
 
+use thalweg_ops::structured;
 use thalweg_runtime::{Device, Result};
 
 pub(crate) use body::{Body, OpDef, single};
@@ -130,8 +131,8 @@ static FAMILIES: &[&[OpDef]] = &[
 
 /// Defines every built-in operator.
 pub(crate) fn define_all(define: &mut dyn FnMut(&str, &'static str, Body, &'static [OutRule])) {
-    for entry in thalweg_ops::elementwise().chain(thalweg_ops::parts()).chain(crate::kernels::loop_entries())
-    {
+    let called = structured::CALLED.iter().copied();
+    for entry in thalweg_ops::elementwise().chain(thalweg_ops::parts()).chain(called) {
         define(&entry.schema(), entry.doc, Body::Loop(entry), &[]);
     }
     for operator in FAMILIES.iter().copied().flatten() {
