@@ -12,8 +12,8 @@
 //!
 //! It reads what git knows or would take. It understands Rust only as far as [`scan`] goes.
 
-mod circles;
 mod by_name;
+mod circles;
 mod packages;
 mod scan;
 mod words;
