@@ -3,6 +3,8 @@
 use thalweg_ir::elements::{bf16, f16};
 use thalweg_ir::{DType, Element};
 
+use crate::arguments::choices;
+
 /// How an element is combined with what is there.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[repr(u8)]
@@ -34,6 +36,8 @@ impl Combine {
         }
     }
 }
+
+choices! { Combine: Combine::ALL }
 
 /// An element that can be combined.
 pub trait Term: Element {

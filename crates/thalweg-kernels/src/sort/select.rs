@@ -15,7 +15,7 @@ use thalweg_ir::host::Fault;
 use super::keys::Keys;
 use super::source::element_code;
 use super::{SHORT, Sort};
-use crate::arguments;
+use crate::arguments::{self, arguments};
 use crate::{Accesses, NativeKernel, Placed, Words};
 
 /// The sizes of a selection: elements lie as (outer, length, inner), results as (outer, count, inner), without gaps.
@@ -26,6 +26,8 @@ pub struct Select {
     /// How many points of each row are wanted: up to [`MOST`], and no more than there are.
     pub count: u64,
 }
+
+arguments! { Select { sort, count } }
 
 /// The most points of a row that can be wanted.
 pub const MOST: u64 = 1024;
@@ -41,9 +43,6 @@ const BLOCK: u32 = 1024;
 
 /// The dtypes that there is a kernel for.
 const DTYPES: [DType; 3] = [DType::F32, DType::F16, DType::Bf16];
-
-/// How many 8-byte words a launch takes.
-const ARGUMENT_WORDS: usize = 9;
 
 impl Select {
     /// Returns whether there is a kernel, and something for it to do.
@@ -74,14 +73,6 @@ impl Select {
 
     fn results(&self) -> u64 {
         self.sort.rows() * self.count
-    }
-
-    fn unpack(bytes: &[u8]) -> Option<(Self, [u64; 3])> {
-        let [source, values, places, outer, length, inner, descending, count, dtype] =
-            arguments::words(bytes)?;
-        let dtype = arguments::dtype_of(dtype)?;
-        let sort = Sort { outer, length, inner, descending: descending == 1, dtype };
-        Some((Self { sort, count }, [source, values, places]))
     }
 }
 
@@ -126,12 +117,7 @@ impl NativeKernel for Placed<Select, [DevicePointer; 3]> {
     }
 
     fn words(&self) -> Words {
-        let Select { sort: Sort { outer, length, inner, descending, dtype }, count } = self.kernel;
-        let [source, values, places] = self.at.map(DevicePointer::address);
-        let dtype = arguments::number_of(dtype);
-        let words: [u64; ARGUMENT_WORDS] =
-            [source, values, places, outer, length, inner, u64::from(descending), count, dtype];
-        words.into_iter().collect()
+        arguments::pack(&self.at, &self.kernel)
     }
 
     fn accesses(&self) -> Accesses {
@@ -147,8 +133,7 @@ impl NativeKernel for Placed<Select, [DevicePointer; 3]> {
 }
 
 fn run_on_host(launch: &HostLaunch<'_>) -> Result<(), HostFault> {
-    let (select, at) = Select::unpack(launch.arguments)
-        .ok_or_else(|| HostFault("select: the arguments are not in its layout".to_owned()))?;
+    let (select, at, []): (Select, _, _) = arguments::unpack("select", launch)?;
     match select.sort.dtype.size_bytes() {
         2 => run_bits::<u16>(launch, &select, at),
         4 => run_bits::<u32>(launch, &select, at),
@@ -160,10 +145,10 @@ fn run_on_host(launch: &HostLaunch<'_>) -> Result<(), HostFault> {
 fn run_bits<T: Pod + Into<u64>>(
     launch: &HostLaunch<'_>,
     select: &Select,
-    at: [u64; 3],
+    at: [DevicePointer; 3],
 ) -> Result<(), HostFault> {
     let Select { sort, count } = *select;
-    let [source, values, places] = at.map(DevicePointer::new);
+    let [source, values, places] = at;
     let keys = Keys::new(sort.dtype, sort.descending);
     let source = launch.read::<T>(source, sort.elements() as usize)?;
     let values = launch.write::<T>(values, select.results() as usize)?;
@@ -196,8 +181,8 @@ struct NAME_arguments {
     u64 length;
     u64 inner;
     u64 flags;
-    u64 count;
     u64 dtype;
+    u64 count;
 };
 
 static __device__ __forceinline__ KEY NAME_key(ELEMENT bits, u64 flags) {

@@ -70,6 +70,7 @@ struct NAME_arguments {
     u64 flags;
     u64 dtype;
     u64 digit;
+    u64 work;
     u64 tiles;
 };
 
