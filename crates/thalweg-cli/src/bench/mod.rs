@@ -11,10 +11,10 @@ use std::process::ExitCode;
 
 use clap::Args;
 use thalweg::Device;
+use thalweg::progress::Progress;
 
 use crate::Failure;
 use crate::output::Output;
-use crate::progress::Progress;
 use ceilings::Ceilings;
 use measure::{Prepared, Time};
 use peer::Peer;
@@ -97,11 +97,11 @@ pub fn run(arguments: &BenchArgs) -> Result<ExitCode, Failure> {
     let ceilings = Ceilings::measure(&device).map_err(fail)?;
     output.text(&ceilings.as_text(&device));
     let mut report = Report::new(ceilings, peer.as_ref().map(|peer| peer.name.clone()));
-    let mut bar = Progress::new("of the rows", chosen.len() as u64);
+    let mut bar = Progress::transient("of the rows", chosen.len() as u64);
     for (number, row) in chosen.into_iter().enumerate() {
         report.push(measured(row, &device, peer.as_mut(), arguments.rounds.max(1))?);
         device.empty_cache().map_err(fail)?;
-        bar.show(number as u64 + 1);
+        bar.advance(number as u64 + 1);
     }
     drop((bar, peer));
     output.text(&report.as_text());

@@ -50,7 +50,7 @@ use crate::{Class, Geometry, Kernel};
 use writer::Writer;
 
 pub use expression::FloatNames;
-pub use foreach::print_foreach;
+pub use foreach::{FIND_TENSOR, print_foreach};
 pub use prelude::with_prelude;
 
 /// The options that NVRTC must get, beside the architecture: the language, and no contraction of a·b + c, so that a kernel
