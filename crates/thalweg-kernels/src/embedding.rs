@@ -1,4 +1,4 @@
-//! [`EmbeddingBackward`]: the gradient of a table of embeddings, from the gradients of the places that read it. It is no loop over
+//! [`EmbeddingBackward`]: the gradient of a table of embeddings, from the gradients of the places that read it. It is not a loop over
 //! a body: how many places a row's gradient is summed over is in the data.
 //!
 //! A row of the table gets the sum of the gradients of all places whose index it is, in the order of the places, so that the result

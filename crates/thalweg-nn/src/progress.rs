@@ -36,7 +36,7 @@ pub struct Progress {
     drawn: Option<Instant>,
     is_terminal: bool,
     columns: usize,
-    /// What is under way, of a bar that goes when it is done.
+    /// The work that is under way, of a bar that goes when it is dropped.
     transient: Option<String>,
 }
 

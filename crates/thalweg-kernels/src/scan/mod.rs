@@ -1,4 +1,4 @@
-//! [`Scan`]: running sums, products, extrema and linear recurrences along a dimension. They are no loop over a body: a point needs
+//! [`Scan`]: running sums, products, extrema and linear recurrences along a dimension. They are not loops over a body: a point needs
 //! those before it.
 //!
 //! Points are combined in this order: groups of eight neighbours one after the other; the groups of up to 32 by doubling distances (1, 2, 4, …); where

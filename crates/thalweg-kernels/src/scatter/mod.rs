@@ -1,4 +1,4 @@
-//! Elements that are combined into the places that indices name. It is no loop over a body: which elements meet in one place is in the
+//! Elements that are combined into the places that indices name. It is not a loop over a body: which elements meet in one place is in the
 //! data. **They are combined in the order of the source**, so that a result does not depend on timing.
 //!
 //! - [`rows`]: whole rows at one list of indices, which [`group`] has grouped by the row that they name. A thread has some columns of
