@@ -18,7 +18,7 @@ use crate::output::Output;
 use ceilings::Ceilings;
 use measure::{Prepared, Time};
 use peer::Peer;
-use report::{Line, Report};
+use report::{Line, Outcome, Report};
 use rows::{Row, rows};
 
 /// Measures what a GPU can do, and how long operators take on it
@@ -113,9 +113,6 @@ pub fn run(arguments: &BenchArgs) -> Result<ExitCode, Failure> {
     }
     Ok(if report.has_failures() { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
-
-/// The outcome of one side: a time, or why there is none.
-type Outcome = Result<Time, String>;
 
 /// Returns a row with its times. A row that cannot be prepared here is not given to the peer.
 fn measured(row: Row, device: &Device, peer: Option<&mut Peer>, rounds: usize) -> Result<Line, Failure> {

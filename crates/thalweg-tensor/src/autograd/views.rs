@@ -1,4 +1,7 @@
 //! The nodes of views: how the gradient of a view becomes that of its base.
+//!
+//! With `operators::view`, `operators::create` and `operators::index` this is one circle: views record these nodes, whose
+//! gradients are written at indices.
 
 use std::panic::Location;
 

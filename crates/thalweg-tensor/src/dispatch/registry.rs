@@ -1,5 +1,8 @@
 //! The registry: every operator by its name. Built-in operators are defined when the first is looked up, forms that write into given
 //! tensors when they are.
+//!
+//! With `autocast` and `operators` this is one circle: the registry defines the operators of the table and gives each its
+//! kernel for autocast, and they look other operators up here.
 
 use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 

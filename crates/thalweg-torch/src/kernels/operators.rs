@@ -8,14 +8,14 @@ use std::ops::Range;
 use smallvec::SmallVec;
 use thalweg_ir::DType;
 
-use super::group::Channels;
 use super::libtorch::{Libtorch, Stack, Tensor};
 use super::original::{
     Backward, BackwardArguments, Forward, ForwardArguments, Mask, NormArguments, NormBackwardArguments,
 };
-use super::rows::{Computation, RowCall};
+use super::rows::{Channels, Computation, RowCall};
 use super::speeds::{Class, Form};
-use super::{Kernels, Operator, Place};
+use super::work::Place;
+use super::{Kernels, Operator};
 
 /// A launch was made, and these are its results; `None` if the call is PyTorch's.
 pub(super) type Taken<'t> = Option<SmallVec<[Tensor<'t>; 3]>>;

@@ -1,24 +1,11 @@
 //! Sums, means, greatest elements and logarithms of sums of exponentials along neighbouring dimensions.
 
 use smallvec::SmallVec;
-use thalweg_ir::{BodyBuilder, DType, OutputPlace, ReduceOp};
-use thalweg_ops::structured::SUM;
-use thalweg_ops::{LoopOp, Signature};
+use thalweg_ir::DType;
 
 use super::libtorch::Stack;
 use super::operators::{Attempt, Taken, dimension_of, matrix_along, of_words, put, shape_at};
 use super::original::{Reduce, ReduceArguments, ReduceTo};
-
-/// The greatest element of a row, found in 32 bits.
-pub(super) static AMAX: LoopOp = LoopOp {
-    name: "amax_of_rows",
-    doc: "The greatest element of each row.",
-    build: |b: &BodyBuilder, signature: &Signature| {
-        let x = b.input(signature.inputs[0]).to(signature.compute);
-        b.output(b.reduce(ReduceOp::Max, x), signature.outputs[0], OutputPlace::Row);
-    },
-    ..SUM
-};
 
 /// The most dimensions of which PyTorch reduces some.
 const MOST_DIMENSIONS: usize = 64;
