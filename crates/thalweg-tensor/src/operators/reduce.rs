@@ -168,36 +168,29 @@ operators! {
         fn log_softmax(dim: int) = Composite(|call| along(call, &LOG_SOFTMAX, call.optional_dtype(2)));
 }
 
-/// The internal operators of the reductions.
-macro_rules! internal_operators {
-    ($($name:ident: $operator:literal,)*) => {
-        $(static $name: BuiltIn = BuiltIn::new(concat!("thalweg::", $operator));)*
-    };
-}
-internal_operators! {
-    SUM: "sum",
-    MEAN: "mean",
-    AMAX: "amax",
-    AMIN: "amin",
-    ARGMAX: "argmax",
-    ARGMIN: "argmin",
-    MAX_AND_PLACE: "max_and_place",
-    MIN_AND_PLACE: "min_and_place",
-    PROD: "prod",
-    NANSUM: "nansum",
-    ANY: "any",
-    ALL: "all",
-    COUNT_NONZERO: "count_nonzero",
-    VAR: "var",
-    VAR_MEAN: "var_mean",
-    STD: "std",
-    LOGSUMEXP: "logsumexp",
-    NORM_1: "norm_1",
-    NORM_2: "norm_2",
-    NORM_P: "norm_p",
-    SOFTMAX: "softmax",
-    LOG_SOFTMAX: "log_softmax",
-}
+// The parts that these operators call.
+static SUM: BuiltIn = BuiltIn::new("thalweg::sum");
+static MEAN: BuiltIn = BuiltIn::new("thalweg::mean");
+static AMAX: BuiltIn = BuiltIn::new("thalweg::amax");
+static AMIN: BuiltIn = BuiltIn::new("thalweg::amin");
+static ARGMAX: BuiltIn = BuiltIn::new("thalweg::argmax");
+static ARGMIN: BuiltIn = BuiltIn::new("thalweg::argmin");
+static MAX_AND_PLACE: BuiltIn = BuiltIn::new("thalweg::max_and_place");
+static MIN_AND_PLACE: BuiltIn = BuiltIn::new("thalweg::min_and_place");
+static PROD: BuiltIn = BuiltIn::new("thalweg::prod");
+static NANSUM: BuiltIn = BuiltIn::new("thalweg::nansum");
+static ANY: BuiltIn = BuiltIn::new("thalweg::any");
+static ALL: BuiltIn = BuiltIn::new("thalweg::all");
+static COUNT_NONZERO: BuiltIn = BuiltIn::new("thalweg::count_nonzero");
+static VAR: BuiltIn = BuiltIn::new("thalweg::var");
+static VAR_MEAN: BuiltIn = BuiltIn::new("thalweg::var_mean");
+static STD: BuiltIn = BuiltIn::new("thalweg::std");
+static LOGSUMEXP: BuiltIn = BuiltIn::new("thalweg::logsumexp");
+static NORM_1: BuiltIn = BuiltIn::new("thalweg::norm_1");
+static NORM_2: BuiltIn = BuiltIn::new("thalweg::norm_2");
+static NORM_P: BuiltIn = BuiltIn::new("thalweg::norm_p");
+static SOFTMAX: BuiltIn = BuiltIn::new("thalweg::softmax");
+static LOG_SOFTMAX: BuiltIn = BuiltIn::new("thalweg::log_softmax");
 
 /// How many dimensions a tensor may have that is reduced, as in PyTorch.
 const MOST_DIMENSIONS: usize = 64;
