@@ -259,7 +259,7 @@ pub static ROOTS_OF_UNITY: LoopOp = LoopOp {
     ..ARANGE
 };
 
-/// Returns a reduction of one input to one output a row.
+/// Returns a reduction of one input to one output per row.
 const fn reduction(
     name: &'static str,
     doc: &'static str,

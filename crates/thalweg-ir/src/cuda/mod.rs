@@ -174,7 +174,7 @@ fn print_kernel(kernel: &Kernel) -> String {
         !reports
             || works_by_points(kernel)
             || kernel.body.outputs.iter().any(|output| output.place == OutputPlace::Row),
-        "{name}: a report goes with an output that is written once a row"
+        "{name}: a report goes with an output that is written once per row"
     );
     assert!(!contiguous || (row_rank <= 1 && inner_rank <= 1), "{name}: contiguous dimensions are merged");
     let mut writer = Writer::default();

@@ -398,7 +398,7 @@ fn place_in_columns(call: &Call<'_>, smallest: bool, x: &Tensor, along: usize) -
     Ok(Some(places))
 }
 
-/// Returns the place of the extremum along the last dimension, a number a row, where rows are few, long and without gaps.
+/// Returns the place of the extremum along the last dimension, one number per row, where rows are few, long and without gaps.
 fn place_in_few_rows(call: &Call<'_>, smallest: bool, x: &Tensor) -> Result<Option<Tensor>> {
     let length = x.shape().last().map_or(0, |&length| length as u64);
     let rows = x.elements() as u64 / length.max(1);

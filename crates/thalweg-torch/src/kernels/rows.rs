@@ -77,9 +77,9 @@ pub(crate) enum Computation {
 enum Lies {
     /// At every point.
     Points,
-    /// Once a row.
+    /// Once per row.
     Rows,
-    /// Once a column, the same for all rows; or once a channel.
+    /// Once per column, the same for all rows; or once per channel.
     Columns,
 }
 
@@ -161,7 +161,7 @@ pub(crate) struct RowCall<'a> {
     pub(crate) before: u64,
     pub(crate) columns: u64,
     pub(crate) after: u64,
-    /// Where rows are groups of channels, and what lies once a column lies once a channel.
+    /// Where rows are groups of channels, and what lies once per column lies once per channel.
     pub(super) channels: Option<Channels>,
     pub(crate) scalars: &'a [u64],
     pub(crate) inputs: &'a [u64],

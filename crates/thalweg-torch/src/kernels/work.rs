@@ -1,4 +1,4 @@
-//! A launch of a kernel over a body on addresses that PyTorch owns: planned and loaded once a key.
+//! A launch of a kernel over a body on addresses that PyTorch owns: planned and loaded once per key.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
