@@ -129,8 +129,11 @@ static FAMILIES: &[&[OpDef]] = &[
     crate::kernels::INTERNAL,
 ];
 
+/// A function that defines an operator by its schema, documentation, body, and the conditions on what its `out=` form writes.
+type Define<'d> = dyn FnMut(&str, &'static str, Body, &'static [OutRule]) + 'd;
+
 /// Defines every built-in operator.
-pub(crate) fn define_all(define: &mut dyn FnMut(&str, &'static str, Body, &'static [OutRule])) {
+pub(crate) fn define_all(define: &mut Define<'_>) {
     let called = structured::CALLED.iter().copied();
     for entry in thalweg_ops::elementwise().chain(thalweg_ops::parts()).chain(called) {
         define(&entry.schema(), entry.doc, Body::Loop(entry), &[]);
