@@ -99,6 +99,12 @@ impl Sort {
         self.rows() * self.length
     }
 
+    /// Returns the place in memory of a row's first point, where rows have so many points.
+    fn first(&self, row: usize, length: u64) -> usize {
+        let (length, inner) = (length as usize, self.inner as usize);
+        row / inner * length * inner + row % inner
+    }
+
     /// Returns the points of a tile.
     fn tile(&self) -> u64 {
         if self.dtype.size_bytes() == 8 { SHORT / 2 } else { SHORT }
@@ -344,12 +350,6 @@ impl<'h, T: Pod + Into<u64> + TryFrom<u64>> Host<'h, T> {
         self.launch.write(at, count as usize)
     }
 
-    /// Returns the place in memory of a row's first point.
-    fn first(&self, row: usize) -> usize {
-        let (length, inner) = (self.step.sort.length as usize, self.inner());
-        row / inner * length * inner + row % inner
-    }
-
     fn inner(&self) -> usize {
         self.step.sort.inner as usize
     }
@@ -361,7 +361,7 @@ impl<'h, T: Pod + Into<u64> + TryFrom<u64>> Host<'h, T> {
         let (values, places) = (self.write::<T>(*values, count)?, self.write::<i64>(*places, count)?);
         let inner = self.inner();
         for row in 0..step.sort.rows() as usize {
-            let first = self.first(row);
+            let first = self.step.sort.first(row, self.step.sort.length);
             let key = |at: usize| self.keys.of(source[first + at * inner].into());
             let mut order: Vec<(u64, usize)> =
                 (0..step.sort.length as usize).map(|at| (key(at), at)).collect();
@@ -381,7 +381,7 @@ impl<'h, T: Pod + Into<u64> + TryFrom<u64>> Host<'h, T> {
         let length = step.sort.length;
         if digit == 0 {
             let source = self.read::<T>(*source, step.sort.elements())?;
-            let (first, inner) = (self.first(row), self.inner());
+            let (first, inner) = (self.step.sort.first(row, self.step.sort.length), self.inner());
             let key = |at| self.keys.of(source[first + at as usize * inner].into());
             return Ok(((0..length).map(key).collect(), (0..length as u32).collect()));
         }
@@ -451,7 +451,7 @@ impl<'h, T: Pod + Into<u64> + TryFrom<u64>> Host<'h, T> {
                 *next += 1;
             }
             if let Some((source, values, places)) = &mut results {
-                let first = self.first(row);
+                let first = self.step.sort.first(row, self.step.sort.length);
                 for (to, at) in order.into_iter().enumerate() {
                     values[first + to * inner] = source[first + origin[at] as usize * inner];
                     places[first + to * inner] = origin[at].into();

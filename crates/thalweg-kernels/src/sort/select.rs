@@ -13,7 +13,7 @@ use thalweg_ir::cuda::{LaunchShape, with_prelude};
 use thalweg_ir::host::Fault;
 
 use super::keys::Keys;
-use super::source::element_code;
+use super::source::{KEYS, element_code};
 use super::{SHORT, Sort};
 use crate::arguments::{self, arguments};
 use crate::{Accesses, NativeKernel, Placed, Words};
@@ -68,7 +68,8 @@ impl Select {
     }
 
     fn print(&self) -> String {
-        with_prelude(&element_code(TEMPLATE, self.name(), &Keys::new(self.sort.dtype, false)))
+        let code = TEMPLATE.replace("FUNCTIONS", KEYS);
+        with_prelude(&element_code(&code, self.name(), &Keys::new(self.sort.dtype, false)))
     }
 
     fn results(&self) -> u64 {
@@ -155,8 +156,8 @@ fn run_bits<T: Pod + Into<u64>>(
     let places = launch.write::<i64>(places, select.results() as usize)?;
     let [length, inner, count] = [sort.length, sort.inner, count].map(|extent| extent as usize);
     for row in 0..sort.rows() as usize {
-        let first = |extent: usize| row / inner * extent * inner + row % inner;
-        let key = |at: usize| keys.of(source[first(length) + at * inner].into());
+        let (from_first, to_first) = (sort.first(row, sort.length), sort.first(row, select.count));
+        let key = |at: usize| keys.of(source[from_first + at * inner].into());
         let mut order: Vec<(u64, usize)> = (0..length).map(|at| (key(at), at)).collect();
         // A key with its place has one order: that of equals is theirs in the row.
         if count < length {
@@ -165,8 +166,8 @@ fn run_bits<T: Pod + Into<u64>>(
         order.truncate(count);
         order.sort_unstable();
         for (to, (_, from)) in order.into_iter().enumerate() {
-            values[first(count) + to * inner] = source[first(length) + from * inner];
-            places[first(count) + to * inner] = from as i64;
+            values[to_first + to * inner] = source[from_first + from * inner];
+            places[to_first + to * inner] = from as i64;
         }
     }
     Ok(())
@@ -185,11 +186,7 @@ struct NAME_arguments {
     u64 count;
 };
 
-static __device__ __forceinline__ KEY NAME_key(ELEMENT bits, u64 flags) {
-ENCODE    return flags & 1 ? ~key & KEY(MASK) : key;
-}
-
-/// The shared memory of a block that selects from a row.
+FUNCTIONS/// The shared memory of a block that selects from a row.
 struct NAME_block {
     u32 counts[2048];
     u32 sums[32];
@@ -283,7 +280,7 @@ static __device__ __forceinline__ void NAME_order(NAME_block& block) {
 extern \"C\" __global__ void __launch_bounds__(1024) NAME(const __grid_constant__ NAME_arguments x) {
     __shared__ NAME_block block;
     for (u64 row = blockIdx.x; row < x.outer * x.inner; row += gridDim.x) {
-        const u64 begin = row / x.inner * x.length * x.inner + row % x.inner;
+        const u64 begin = NAME_first(x, row);
         // The bits of the last wanted point from `shift` on, how many such points are wanted, and how many points are up to it.
         u64 prefix = 0;
         u32 shift = 32 + BITS, wanted = u32(x.count), candidates = 0;
