@@ -65,7 +65,8 @@ impl Progress {
         self.begun.elapsed().as_secs_f64()
     }
 
-    /// Returns whether it is time to draw again: at the first step and the last one, and whenever enough time has passed.
+    /// Returns whether it is time to draw again: at the first step and the last one, and whenever enough time has passed. A transient
+    /// bar is drawn only where and when it may appear.
     pub fn is_due(&self, done: u64) -> bool {
         let is_early = self.total == 0 || self.begun.elapsed() < PATIENCE;
         if self.transient.is_some() && (is_early || !self.is_terminal) {
@@ -95,10 +96,14 @@ impl Progress {
 
     /// Returns the line that [`show`](Self::show) draws.
     pub fn line(&self, done: u64, figures: &str) -> String {
+        self.line_after(self.seconds(), done, figures)
+    }
+
+    fn line_after(&self, seconds: f64, done: u64, figures: &str) -> String {
         let part = done.min(self.total) as f64 / self.total.max(1) as f64;
         let text = match &self.transient {
             Some(what) => {
-                let left = self.seconds() / part * (1.0 - part);
+                let left = seconds / part * (1.0 - part);
                 let left = if left.is_finite() { format!(", {left:.0} s left") } else { String::new() };
                 format!("{:>3.0} % {what}{left}", 100.0 * part)
             }
@@ -144,8 +149,7 @@ mod tests {
         let mut progress = Progress::transient("of the rows", 50);
         progress.columns = 30;
         assert_eq!(progress.line(0, ""), "░░░░░░░░░░░   0 % of the rows");
-        progress.begun -= std::time::Duration::from_secs(30);
-        assert_eq!(progress.line(20, ""), " 40 % of the rows, 45 s left", "no room for a bar");
+        assert_eq!(progress.line_after(30.0, 20, ""), " 40 % of the rows, 45 s left", "no room for a bar");
         assert_eq!(progress.line(50, "").matches('█').count(), 0, "nor here");
         progress.is_terminal = false;
         assert!(!progress.is_due(50), "elsewhere nothing is drawn");

@@ -9,8 +9,8 @@
 //! ```
 //!
 //! The method takes the parameters that the entry lists, which are the first ones of the schema behind `self`; the others have
-//! their defaults. Behind the body may stand what PyTorch asks of the tensors of the `out=` form: `out: [Apart]` ([`OutRule`]). Elementwise operators are entries of [`thalweg_ops::elementwise_operators`] instead, where a formula is all that
-//! is needed.
+//! their defaults. Behind the body may stand what PyTorch asks of the tensors of the `out=` form: `out: [Apart]` ([`OutRule`]).
+//! Elementwise operators are entries of [`thalweg_ops::elementwise_operators`] instead, where a formula is all that is needed.
 
 mod advanced_index;
 mod alias;
