@@ -108,7 +108,7 @@ pub fn name(dtype: DType) -> &'static str {
 }
 
 /// Returns the translation unit for a dtype, to be compiled with [`OPTIONS`](thalweg_ir::cuda::OPTIONS). Its entry point,
-/// [`name`], takes the words of [`EmbeddingBackward::pack`] as one structure by value.
+/// [`name`], takes the [words](NativeKernel::words) of a launch as one structure by value.
 ///
 /// # Panics
 /// If the dtype is no floating-point type.

@@ -125,7 +125,7 @@ pub fn name(dtype: DType) -> &'static str {
 }
 
 /// Returns the translation unit for a dtype, to be compiled with [`OPTIONS`](thalweg_ir::cuda::OPTIONS). Its entry point, [`name`],
-/// takes the words of [`ScatterReduce::pack`] as one structure by value.
+/// takes the [words](NativeKernel::words) of a launch as one structure by value.
 ///
 /// # Panics
 /// If there is no kernel for the dtype.
