@@ -19,7 +19,6 @@ mod memory;
 mod ops;
 mod output;
 mod profile;
-mod progress;
 mod sim;
 mod tune;
 

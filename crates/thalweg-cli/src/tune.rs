@@ -8,10 +8,10 @@ use clap::Args;
 use serde_json::{Value, json};
 use thalweg::Device;
 use thalweg::cuda::tunable::{self, OfflineOutcome};
+use thalweg::progress::Progress;
 
 use crate::Failure;
 use crate::output::{Output, paint};
-use crate::progress::Progress;
 
 /// Finds the fastest algorithm of each matrix product of a file
 #[derive(Args)]
@@ -75,7 +75,7 @@ pub fn run(arguments: &TuneArgs) -> Result<ExitCode, Failure> {
         } else {
             output.text(&as_text(outcome));
         }
-        bar.get_or_insert_with(|| Progress::new("of the products", all as u64)).show(done as u64);
+        bar.get_or_insert_with(|| Progress::transient("of the products", all as u64)).advance(done as u64);
     };
     tunable::tune_gemm_in_file(&device, &arguments.file, &mut report).map_err(fail)?;
     drop(bar);

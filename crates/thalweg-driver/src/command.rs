@@ -6,6 +6,8 @@
 //! - **accesses**, the byte ranges that the command reads and writes: the simulator orders commands by them (two
 //!   commands whose ranges conflict never run at once), race detection and reuse in capture read them;
 //! - a **label**, the operator and the source line: what an asynchronous error, a trace and a report name.
+//!
+//! This module and `host` use each other: a launch carries a host function, which sees the ranges of the launch.
 
 use std::fmt;
 use std::panic::Location;

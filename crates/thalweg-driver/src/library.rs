@@ -3,6 +3,8 @@
 //! A library call is a command like a launch ([`LibraryLaunch`](crate::LibraryLaunch)): on a GPU the driver makes the
 //! call described here; the simulator runs the host function that comes with it. This module knows no dtypes: element
 //! formats are CUDA's own numbers (`cudaDataType_t` in `library_types.h`).
+//!
+//! This module is a hub: `attention` and `convolution` describe two of its calls, with its element formats.
 
 use crate::DevicePointer;
 use crate::attention::AttentionCall;

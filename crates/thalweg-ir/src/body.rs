@@ -7,7 +7,7 @@
 //! - the **inner** dimensions, over which reductions run. An elementwise body has none.
 //!
 //! Reductions are evaluated in order, each over all inner points of the row; later reductions and the outputs may use the
-//! results of earlier ones ([`Node::Reduced`]). An output is written once a row ([`OutputPlace::Row`]) or once a point
+//! results of earlier ones ([`Node::Reduced`]). An output is written once per row ([`OutputPlace::Row`]) or once per point
 //! ([`OutputPlace::Point`]), or, with a [`Scatter`], at a place that is computed. So a sum is one reduction and a row output;
 //! log-softmax is two reductions (maximum, sum of exponentials) and a point output, and all of it is one kernel.
 //!
@@ -286,9 +286,9 @@ pub struct Reduction {
 /// How often an output is written.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum OutputPlace {
-    /// Once a row.
+    /// Once per row.
     Row,
-    /// Once a point.
+    /// Once per point.
     Point,
 }
 
@@ -431,7 +431,7 @@ impl Body {
     }
 
     /// Returns which expressions differ from point to point of one row (they depend on a load over inner dimensions or on an inner
-    /// coordinate), as opposed to once a row. `varies_inside` says of each input whether it has inner dimensions at all;
+    /// coordinate), as opposed to once per row. `varies_inside` says of each input whether it has inner dimensions at all;
     /// a kernel passes what it knows, a body alone assumes that every input has them.
     pub fn point_dependent(&self, varies_inside: impl Fn(usize) -> bool) -> Vec<bool> {
         let mut point = vec![false; self.nodes.len()];

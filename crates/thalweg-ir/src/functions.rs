@@ -1,4 +1,7 @@
 //! The functions of one floating-point number among the primitives, a line each.
+//!
+//! With `body` and `body::builder` this is one circle: the primitives of a body, and the methods of the builder, are made from
+//! this list.
 
 /// Hands every function to a macro: documentation, the primitive's name, the name of the method of [`Value`](crate::Value), CUDA's
 /// name of the f64 form (the f32 form has an `f` behind it), the host's functions of f32 and f64, and the largest errors of CUDA's

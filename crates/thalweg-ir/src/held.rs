@@ -7,6 +7,8 @@
 //!
 //! A block of more than [`MOST_THREADS_WITH_VALUES`] threads has too few registers for that: it keeps elements alone, of as many inputs
 //! as fit into [`BYTES_OF_A_THREAD`]. Those of the others are loaded again by each pass, from the second-level cache as a rule.
+//!
+//! This module and `online` use each other: points that a single value of a row picks are loaded by themselves in both.
 
 use crate::body::{Node, OutputPlace};
 use crate::online::{Picked, is_one_value, picked};

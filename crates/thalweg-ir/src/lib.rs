@@ -6,8 +6,8 @@
 //! - the gradient ([`grad`]),
 //! - the ranges that a launch touches ([`Geometry::span`]).
 //!
-//! One body over a list of tensors is a [`foreach::ForeachKernel`]. Kernels that are no loop over a body (matrix products, sums
-//! whose terms the data name) are in the crate `thalweg-kernels`.
+//! One body over a list of tensors is a [`foreach::ForeachKernel`]. Kernels that are not loops over a body (matrix products,
+//! sums whose terms depend on data) are in the crate `thalweg-kernels`.
 //!
 //! # Invariants
 //! - Pure: no I/O, no clock, no threads, no device. No `unsafe`.

@@ -44,4 +44,19 @@ macro_rules! entry_points {
         }
     };
 }
-pub(crate) use entry_points;
+
+/// Runs an expression with the Rust type of a floating-point dtype; another is a fault of the kernel.
+macro_rules! with_float {
+    ($kernel:literal, $dtype:expr, $T:ident => $run:expr) => {{
+        let dtype = $dtype;
+        let refuse = || Err(thalweg_driver::HostFault(format!("{}: {dtype} is no dtype of it", $kernel)));
+        thalweg_ir::with_dtype!(dtype,
+            bool => refuse(),
+            integer $T => refuse(),
+            reduced $T => $run,
+            float $T => $run,
+        )
+    }};
+}
+
+pub(crate) use {entry_points, with_float};

@@ -1,4 +1,4 @@
-//! [`EmbeddingBackward`]: the gradient of a table of embeddings, from the gradients of the places that read it. It is no loop over
+//! [`EmbeddingBackward`]: the gradient of a table of embeddings, from the gradients of the places that read it. It is not a loop over
 //! a body: how many places a row's gradient is summed over is in the data.
 //!
 //! A row of the table gets the sum of the gradients of all places whose index it is, in the order of the places, so that the result
@@ -14,9 +14,10 @@ use std::sync::Arc;
 use thalweg_driver::{Access, DevicePointer, HostFault, HostKernel, HostLaunch, Touch};
 use thalweg_ir::cuda::{FloatNames, LaunchShape, with_prelude};
 use thalweg_ir::host::Fault;
-use thalweg_ir::{DType, Element, with_dtype};
+use thalweg_ir::{DType, Element};
 
-use crate::arguments;
+use crate::arguments::{self, arguments};
+use crate::dtypes::with_float;
 use crate::{Accesses, NativeKernel, Placed, Words};
 
 /// The sizes of a launch. See the [module](self).
@@ -34,8 +35,7 @@ pub struct EmbeddingBackward {
     pub dtype: DType,
 }
 
-/// How many 8-byte words [`EmbeddingBackward::pack`] writes.
-pub const ARGUMENT_WORDS: usize = 8;
+arguments! { EmbeddingBackward { indices, embeddings, features, padding, dtype } }
 
 /// Threads of a block.
 const BLOCK: u64 = 256;
@@ -49,26 +49,6 @@ impl EmbeddingBackward {
     #[must_use]
     pub fn spans(&self) -> [u64; 3] {
         [self.indices * self.features, self.indices, self.embeddings * self.features]
-    }
-
-    /// Returns the arguments of a launch as words: the addresses of gradients, indices and result; the sizes in their order;
-    /// the dtype's place in [`DType::ALL`].
-    #[must_use]
-    pub fn pack(&self, [gradient, indices, result]: [u64; 3]) -> [u64; ARGUMENT_WORDS] {
-        let dtype = arguments::number_of(self.dtype);
-        let padding = self.padding as u64;
-        let sizes = [self.indices, self.embeddings, self.features, padding];
-        [gradient, indices, result, sizes[0], sizes[1], sizes[2], sizes[3], dtype]
-    }
-
-    /// Reads back what [`EmbeddingBackward::pack`] packed, with the addresses. `None` if the bytes are no such thing.
-    #[must_use]
-    pub fn unpack(bytes: &[u8]) -> Option<(Self, [u64; 3])> {
-        let [gradient, indices, result, count, embeddings, features, padding, dtype] =
-            arguments::words(bytes)?;
-        let dtype = arguments::dtype_of(dtype)?;
-        let sizes = Self { indices: count, embeddings, features, padding: padding as i64, dtype };
-        Some((sizes, [gradient, indices, result]))
     }
 
     /// Returns the row of the table that an index names, unless it gets no gradient.
@@ -128,7 +108,7 @@ pub fn name(dtype: DType) -> &'static str {
 }
 
 /// Returns the translation unit for a dtype, to be compiled with [`OPTIONS`](thalweg_ir::cuda::OPTIONS). Its entry point,
-/// [`name`], takes the words of [`EmbeddingBackward::pack`] as one structure by value.
+/// [`name`], takes the [words](NativeKernel::words) of a launch as one structure by value.
 ///
 /// # Panics
 /// If the dtype is no floating-point type.
@@ -170,7 +150,7 @@ impl NativeKernel for Placed<EmbeddingBackward, [DevicePointer; 3]> {
     }
 
     fn words(&self) -> Words {
-        self.kernel.pack(self.at.map(DevicePointer::address)).into_iter().collect()
+        arguments::pack(&self.at, &self.kernel)
     }
 
     fn accesses(&self) -> Accesses {
@@ -191,23 +171,16 @@ fn result_of(sizes: &EmbeddingBackward, result: DevicePointer) -> Access {
 }
 
 fn run_on_host(launch: &HostLaunch<'_>) -> Result<(), HostFault> {
-    let (sizes, addresses) = EmbeddingBackward::unpack(launch.arguments)
-        .ok_or_else(|| HostFault("embedding_backward: the arguments are not in its layout".to_owned()))?;
-    let refuse = || Err(HostFault(format!("embedding_backward: {} is no floating-point dtype", sizes.dtype)));
-    with_dtype!(sizes.dtype,
-        bool => refuse(),
-        integer T => refuse(),
-        reduced T => run_typed::<T>(launch, &sizes, addresses),
-        float T => run_typed::<T>(launch, &sizes, addresses),
-    )
+    let (sizes, addresses, []): (EmbeddingBackward, _, _) = arguments::unpack("embedding_backward", launch)?;
+    with_float!("embedding_backward", sizes.dtype, T => run_typed::<T>(launch, &sizes, addresses))
 }
 
 fn run_typed<T: Element>(
     launch: &HostLaunch<'_>,
     sizes: &EmbeddingBackward,
-    addresses: [u64; 3],
+    addresses: [DevicePointer; 3],
 ) -> Result<(), HostFault> {
-    let [gradient, indices, result] = addresses.map(DevicePointer::new);
+    let [gradient, indices, result] = addresses;
     let [gradients, count, results] = sizes.spans().map(|span| span as usize);
     let (gradient, indices) = (launch.read::<T>(gradient, gradients)?, launch.read::<i64>(indices, count)?);
     sizes.run(gradient, indices, launch.write::<T>(result, results)?);

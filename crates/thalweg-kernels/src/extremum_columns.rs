@@ -12,8 +12,9 @@ use thalweg_ir::cuda::{FloatNames, LaunchShape, with_prelude};
 use thalweg_ir::host::Fault;
 use thalweg_ir::{DType, Element, bf16, f16};
 
+use crate::arguments::{self, arguments, choices};
 use crate::extremum_place::{DTYPES, RANKED, ranked};
-use crate::{Accesses, NativeKernel, Placed, Words, arguments};
+use crate::{Accesses, NativeKernel, Placed, Words};
 
 /// A part of the work.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -37,6 +38,9 @@ pub struct ExtremumColumns {
     pub phase: Phase,
 }
 
+arguments! { ExtremumColumns { sizes, smallest, dtype, phase } }
+choices! { Phase: [Phase::Parts, Phase::Places] }
+
 /// The fewest elements for which two launches are worth it.
 const LEAST_ELEMENTS: u64 = 1 << 18;
 /// The fewest elements of a part.
@@ -49,9 +53,6 @@ const ABREAST: u64 = 32;
 const BLOCK: u32 = 256;
 /// Bytes that a thread loads at a time.
 const VECTOR: u64 = 16;
-
-/// How many 8-byte words a launch takes.
-const ARGUMENT_WORDS: usize = 9;
 
 impl ExtremumColumns {
     /// Returns whether columns are so many and so long that the kernel is worth it, of a dtype that it takes, and can be read by vectors
@@ -106,19 +107,6 @@ impl ExtremumColumns {
     #[must_use]
     pub fn numbers(&self) -> u64 {
         self.sizes[0] * self.parts() * self.sizes[2]
-    }
-
-    fn pack(&self, at: [u64; 2]) -> [u64; ARGUMENT_WORDS] {
-        let [outer, length, inner] = self.sizes;
-        let (dtype, phase) = (arguments::number_of(self.dtype), u64::from(self.phase == Phase::Places));
-        [at[0], at[1], outer, length, inner, self.parts(), u64::from(self.smallest), dtype, phase]
-    }
-
-    fn unpack(bytes: &[u8]) -> Option<(Self, [u64; 2])> {
-        let [from, to, outer, length, inner, _, smallest, dtype, phase] = arguments::words(bytes)?;
-        let phase = if phase == 0 { Phase::Parts } else { Phase::Places };
-        let (sizes, dtype) = ([outer, length, inner], arguments::dtype_of(dtype)?);
-        Some((Self { sizes, smallest: smallest != 0, dtype, phase }, [from, to]))
     }
 
     fn run_parts<T: Element>(&self, values: &[T], numbers: &mut [u64]) {
@@ -206,7 +194,9 @@ impl NativeKernel for Placed<ExtremumColumns, [DevicePointer; 2]> {
     }
 
     fn words(&self) -> Words {
-        self.kernel.pack(self.at.map(DevicePointer::address)).into_iter().collect()
+        let mut words = arguments::pack(&self.at, &self.kernel);
+        words.push(self.kernel.parts());
+        words
     }
 
     fn accesses(&self) -> Accesses {
@@ -222,10 +212,8 @@ impl NativeKernel for Placed<ExtremumColumns, [DevicePointer; 2]> {
 }
 
 fn run_on_host(launch: &HostLaunch<'_>) -> Result<(), HostFault> {
-    let (kernel, [from, to]) = ExtremumColumns::unpack(launch.arguments).ok_or_else(|| {
-        HostFault("places of extrema in columns: the arguments are not in its layout".to_owned())
-    })?;
-    let at = [from, to].map(DevicePointer::new);
+    let (kernel, at, [_]): (ExtremumColumns, [DevicePointer; 2], _) =
+        arguments::unpack("places of extrema in columns", launch)?;
     if kernel.phase == Phase::Places {
         let numbers = launch.read::<i64>(at[0], kernel.numbers() as usize)?;
         let numbers: Vec<u64> = numbers.iter().map(|&number| number as u64).collect();
@@ -261,10 +249,10 @@ struct NAME_arguments {
     u64 outer;
     u64 length;
     u64 inner;
-    u64 parts;
     u64 smallest;
     u64 dtype;
     u64 phase;
+    u64 parts;
 };
 
 ";
@@ -363,8 +351,6 @@ mod tests {
     /// Returns the places by both launches.
     fn places(sizes: [u64; 3], smallest: bool, values: &[f32]) -> Vec<i64> {
         let kernel = ExtremumColumns { sizes, smallest, dtype: DType::F32, phase: Phase::Parts };
-        let bytes: Vec<u8> = kernel.pack([7, 8]).iter().flat_map(|word| word.to_le_bytes()).collect();
-        assert_eq!(ExtremumColumns::unpack(&bytes), Some((kernel, [7, 8])));
         let mut numbers = vec![9; kernel.numbers() as usize];
         kernel.run_parts(values, &mut numbers);
         let mut places = vec![-1; (sizes[0] * sizes[2]) as usize];

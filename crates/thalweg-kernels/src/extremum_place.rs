@@ -10,7 +10,8 @@ use thalweg_ir::cuda::{FloatNames, LaunchShape, with_prelude};
 use thalweg_ir::host::Fault;
 use thalweg_ir::{DType, Element, bf16, f16};
 
-use crate::{Accesses, NativeKernel, Placed, Words, arguments};
+use crate::arguments::{self, arguments};
+use crate::{Accesses, NativeKernel, Placed, Words};
 
 /// The rows of a launch, without gaps. The first NaN of a row is its extremum, where it has one.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -25,6 +26,8 @@ pub struct ExtremumPlace {
     pub dtype: DType,
 }
 
+arguments! { ExtremumPlace { rows, length, smallest, dtype } }
+
 /// The dtypes that there is a kernel for.
 pub const DTYPES: [DType; 3] = [DType::F32, DType::F16, DType::Bf16];
 
@@ -37,9 +40,6 @@ const PARTS: u32 = 8;
 /// Threads of a block.
 const BLOCK: u32 = 512;
 
-/// How many 8-byte words a launch takes.
-const ARGUMENT_WORDS: usize = 6;
-
 impl ExtremumPlace {
     /// Returns whether rows are so few and so long that the kernel is worth it, and of a dtype that it takes.
     #[must_use]
@@ -47,17 +47,6 @@ impl ExtremumPlace {
         (1..=MOST_ROWS).contains(&self.rows)
             && (LEAST_LENGTH..1 << 32).contains(&self.length)
             && DTYPES.contains(&self.dtype)
-    }
-
-    fn pack(&self, at: [u64; 2]) -> [u64; ARGUMENT_WORDS] {
-        let dtype = arguments::number_of(self.dtype);
-        [at[0], at[1], self.rows, self.length, u64::from(self.smallest), dtype]
-    }
-
-    fn unpack(bytes: &[u8]) -> Option<(Self, [u64; 2])> {
-        let [values, places, rows, length, smallest, dtype] = arguments::words(bytes)?;
-        let dtype = arguments::dtype_of(dtype)?;
-        Some((Self { rows, length, smallest: smallest != 0, dtype }, [values, places]))
     }
 
     fn run<T: Element>(&self, values: &[T], places: &mut [i64]) {
@@ -136,7 +125,7 @@ impl NativeKernel for Placed<ExtremumPlace, [DevicePointer; 2]> {
     }
 
     fn words(&self) -> Words {
-        self.kernel.pack(self.at.map(DevicePointer::address)).into_iter().collect()
+        arguments::pack(&self.at, &self.kernel)
     }
 
     fn accesses(&self) -> Accesses {
@@ -150,8 +139,7 @@ impl NativeKernel for Placed<ExtremumPlace, [DevicePointer; 2]> {
 }
 
 fn run_on_host(launch: &HostLaunch<'_>) -> Result<(), HostFault> {
-    let (sizes, at) = ExtremumPlace::unpack(launch.arguments)
-        .ok_or_else(|| HostFault("places of extrema: the arguments are not in its layout".to_owned()))?;
+    let (sizes, at, []): (ExtremumPlace, _, _) = arguments::unpack("places of extrema", launch)?;
     match sizes.dtype {
         DType::F32 => run_typed::<f32>(launch, &sizes, at),
         DType::F16 => run_typed::<f16>(launch, &sizes, at),
@@ -163,9 +151,9 @@ fn run_on_host(launch: &HostLaunch<'_>) -> Result<(), HostFault> {
 fn run_typed<T: Element>(
     launch: &HostLaunch<'_>,
     sizes: &ExtremumPlace,
-    at: [u64; 2],
+    at: [DevicePointer; 2],
 ) -> Result<(), HostFault> {
-    let [values, places] = at.map(DevicePointer::new);
+    let [values, places] = at;
     let values = launch.read::<T>(values, (sizes.rows * sizes.length) as usize)?;
     sizes.run(values, launch.write::<i64>(places, sizes.rows as usize)?);
     Ok(())
@@ -296,8 +284,6 @@ mod tests {
         ];
         let places = |smallest| {
             let sizes = ExtremumPlace { rows: 3, length: 5, smallest, dtype: DType::F32 };
-            let bytes: Vec<u8> = sizes.pack([7, 8]).iter().flat_map(|word| word.to_le_bytes()).collect();
-            assert_eq!(ExtremumPlace::unpack(&bytes), Some((sizes, [7, 8])));
             let mut places = [-1; 3];
             sizes.run(rows.as_flattened(), &mut places);
             places

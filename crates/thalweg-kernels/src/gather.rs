@@ -11,8 +11,9 @@ use thalweg_ir::DType;
 use thalweg_ir::cuda::{LaunchShape, with_prelude};
 use thalweg_ir::host::Fault;
 
+use crate::arguments::{self, arguments};
 use crate::threads::{ranges, share};
-use crate::{Accesses, NativeKernel, Placed, Tell, Words, arguments};
+use crate::{Accesses, NativeKernel, Placed, Tell, Words};
 
 /// The sizes of a launch. See the [module](self).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -25,8 +26,7 @@ pub struct GatherRows {
     pub fill: u64,
 }
 
-/// How many 8-byte words a launch takes.
-const ARGUMENT_WORDS: usize = 10;
+arguments! { GatherRows { sizes, index_stride, fill } }
 
 /// Threads of a block.
 const BLOCK: u64 = 256;
@@ -54,13 +54,6 @@ impl GatherRows {
     /// Returns whether the kernel takes rows of so many bytes, at these addresses of source and result.
     pub fn takes(row_bytes: u64, at: [DevicePointer; 2]) -> bool {
         row_bytes.is_multiple_of(VECTOR) && at.iter().all(|at| at.address().is_multiple_of(VECTOR))
-    }
-
-    fn unpack(bytes: &[u8]) -> Option<(Self, [u64; 3], u64)> {
-        let words: [u64; ARGUMENT_WORDS] = arguments::words(bytes)?;
-        let [source, index, result, outer, extent, count, row_bytes, index_stride, fill, slot] = words;
-        let sizes = Self { sizes: [outer, extent, count, row_bytes], index_stride, fill };
-        Some((sizes, [source, index, result], slot))
     }
 
     /// Returns how many indices are reached over.
@@ -122,8 +115,7 @@ impl NativeKernel for Placed<GatherRows, Operands> {
     }
 
     fn words(&self) -> Words {
-        let GatherRows { sizes, index_stride, fill } = self.kernel;
-        self.at.map(DevicePointer::address).into_iter().chain(sizes).chain([index_stride, fill]).collect()
+        arguments::pack(&self.at, &self.kernel)
     }
 
     fn accesses(&self) -> Accesses {
@@ -140,9 +132,8 @@ impl NativeKernel for Placed<GatherRows, Operands> {
 const LEAST_BYTES: usize = 1 << 18;
 
 fn run_on_host(launch: &HostLaunch<'_>, tell: &Tell) -> Result<(), HostFault> {
-    let (sizes, addresses, slot) = GatherRows::unpack(launch.arguments)
-        .ok_or_else(|| HostFault("gather_rows: the arguments are not in its layout".to_owned()))?;
-    let [source, index, result] = addresses.map(DevicePointer::new);
+    let (sizes, addresses, [slot]): (GatherRows, _, _) = arguments::unpack("gather_rows", launch)?;
+    let [source, index, result]: [DevicePointer; 3] = addresses;
     let [outer, extent, count, row_bytes] = sizes.sizes;
     let index = launch.read::<i64>(index, sizes.indices() as usize)?;
     let row = (row_bytes / VECTOR * 2) as usize;

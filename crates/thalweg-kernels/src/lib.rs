@@ -1,4 +1,4 @@
-//! Kernels that are no loop over a body of the IR: matrix products and decompositions, attention, sums whose terms the data name, random numbers, scans, sorting
+//! Native kernels, which are not loops over a body of the IR: matrix products and decompositions, attention, sums whose terms the data name, random numbers, scans, sorting
 //! and searching, functions whose work depends on the numbers, lists of tensors.
 //!
 //! Each is a description (sizes, strides, dtypes: a small value without addresses) that knows its CUDA C and the same work on
@@ -6,8 +6,8 @@
 //! it.
 //!
 //! # Adding a kernel
-//! One file here: the description, its source, its host function, `impl NativeKernel for Placed<…>`, and its line in
-//! [`sources`]. Nothing elsewhere: `Stream::launch_native` launches it, the bundle ships it, and the tests compile it.
+//! One file here: the description, the order of its words (`arguments!`), its source, its host function,
+//! `impl NativeKernel for Placed<…>`, and its line in [`sources`]. Nothing elsewhere: `Stream::launch_native` launches it, the bundle ships it, and the tests compile it.
 //!
 //! # Invariants
 //! - The host function is the definition: a GPU may differ from it only where its documentation says so.

@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use thalweg_driver::{Access, DevicePointer, HostFault, HostKernel, HostLaunch};
-use thalweg_ir::cuda::{FloatNames, LaunchShape, with_prelude};
+use thalweg_ir::cuda::{FIND_TENSOR, FloatNames, LaunchShape, with_prelude};
 use thalweg_ir::host::Fault;
 use thalweg_ir::{DType, Element, bf16, f16};
 
@@ -154,6 +154,7 @@ fn print(dtype: DType) -> String {
     let FloatNames { element, sum, load, .. } = FloatNames::of(dtype);
     let [abs, power] = if dtype == DType::F64 { ["fabs", "pow"] } else { ["fabsf", "powf"] };
     let code = TEMPLATE
+        .replace("FIND_TENSOR", &FIND_TENSOR.replace('\n', "\n    "))
         .replace("NAME", name(dtype))
         .replace("ELEMENT", element)
         .replace("NUMBER", sum)
@@ -309,24 +310,15 @@ static __device__ __forceinline__ NUMBER NAME_combined(const NUMBER a, const NUM
     return kind != 3 ? a + b : b > a || b != b ? b : a;
 }
 
-extern \"C\" __global__ void __launch_bounds__(256) NAME(const __grid_constant__ NAME_arguments x) {
+extern \"C\" __global__ void __launch_bounds__(256) NAME(const __grid_constant__ NAME_arguments a) {
     __shared__ NUMBER warps[8];
-    // The last tensor that begins at this block or before.
-    u32 tensor = 0;
-    for (u32 end = u32(x.tensors); end - tensor > 1;) {
-        const u32 middle = (tensor + end) / 2;
-        if (x.first_block[middle] <= blockIdx.x) {
-            tensor = middle;
-        } else {
-            end = middle;
-        }
-    }
-    const u64 start = (blockIdx.x - x.first_block[tensor]) * CHUNK;
-    const u64 left = x.elements[tensor] - start;
+    FIND_TENSOR
+    const u64 start = (blockIdx.x - a.first_block[tensor]) * CHUNK;
+    const u64 left = a.elements[tensor] - start;
     const u32 count = left < CHUNK ? u32(left) : CHUNK;
-    const ELEMENT* const values = x.at[tensor] + start;
-    const u64 kind = x.kind;
-    const NUMBER power = NUMBER(x.power);
+    const ELEMENT* const values = a.at[tensor] + start;
+    const u64 kind = a.kind;
+    const NUMBER power = NUMBER(a.power);
     const bool is_aligned = u64(values) % 16 == 0;
     NUMBER sum = 0;
     #pragma unroll 4
@@ -364,7 +356,7 @@ extern \"C\" __global__ void __launch_bounds__(256) NAME(const __grid_constant__
             sum = NAME_combined(sum, __shfl_xor_sync(0xffffffffu, sum, step), kind);
         }
         if (threadIdx.x == 0) {
-            x.numbers[blockIdx.x] = sum;
+            a.numbers[blockIdx.x] = sum;
         }
     }
 }

@@ -16,10 +16,10 @@ use std::sync::Arc;
 use thalweg_driver::{Access, DevicePointer, HostFault, HostKernel, HostLaunch};
 use thalweg_ir::cuda::{LaunchShape, with_prelude};
 use thalweg_ir::host::Fault;
-use thalweg_ir::{DType, Element, philox, with_dtype};
+use thalweg_ir::{DType, Element, philox};
 
-use crate::arguments;
-use crate::dtypes::names;
+use crate::arguments::{self, arguments, choices};
+use crate::dtypes::{names, with_float};
 use crate::{Accesses, FLOATS, NativeKernel, Placed, Words};
 
 /// The numbers that are made of the words.
@@ -76,6 +76,10 @@ pub struct Operands {
     pub mask: DevicePointer,
 }
 
+arguments! { Draw { elements, threads, numbers, dtype, distribution } }
+arguments! { Operands { seed, offset, source, result, mask } }
+choices! { Distribution: Distribution::ALL }
+
 /// Threads of a block.
 const BLOCK: u64 = 256;
 
@@ -90,9 +94,6 @@ const LEAST_WIDE: u64 = 1 << 20;
 
 /// The bytes that a thread stores at a time.
 const VECTOR_BYTES: u64 = 16;
-
-/// How many 8-byte words a launch takes.
-const ARGUMENT_WORDS: usize = 12;
 
 /// A word is this part of a whole, and half of it above 0.
 const UNIT: f64 = 1.0 / (1u64 << 32) as f64;
@@ -144,21 +145,6 @@ impl Draw {
     /// Returns how many blocks of words a subsequence gives.
     fn rounds(&self) -> u64 {
         self.elements.div_ceil(self.threads.saturating_mul(WORDS).max(1))
-    }
-
-    fn unpack(bytes: &[u8]) -> Option<(Self, Operands)> {
-        let [seed, offset, source, result, mask, elements, threads, first, second, _, dtype, kind] =
-            arguments::words(bytes)?;
-        let [seed, offset, source, result, mask] =
-            [seed, offset, source, result, mask].map(DevicePointer::new);
-        let draw = Self {
-            distribution: *Distribution::ALL.get(usize::try_from(kind).ok()?)?,
-            elements,
-            threads,
-            numbers: [first, second].map(f64::from_bits),
-            dtype: arguments::dtype_of(dtype)?,
-        };
-        Some((draw, Operands { seed, offset, source, result, mask }))
     }
 
     /// Calls a function with each element's place and a number drawn from its words: in (0, 1], or normally distributed.
@@ -244,23 +230,9 @@ impl NativeKernel for Placed<Draw, Operands> {
     }
 
     fn words(&self) -> Words {
-        let Draw { distribution, elements, threads, numbers: [first, second], dtype } = self.kernel;
-        let Operands { seed, offset, source, result, mask } = self.at;
-        let words: [u64; ARGUMENT_WORDS] = [
-            seed.address(),
-            offset.address(),
-            source.address(),
-            result.address(),
-            mask.address(),
-            elements,
-            threads,
-            first.to_bits(),
-            second.to_bits(),
-            self.vector(),
-            arguments::number_of(dtype),
-            distribution as u64,
-        ];
-        words.into_iter().collect()
+        let mut words = arguments::pack(&self.at, &self.kernel);
+        words.push(self.vector());
+        words
     }
 
     fn accesses(&self) -> Accesses {
@@ -291,15 +263,8 @@ impl Placed<Draw, Operands> {
 }
 
 fn run_on_host(launch: &HostLaunch<'_>) -> Result<(), HostFault> {
-    let (draw, at) = Draw::unpack(launch.arguments)
-        .ok_or_else(|| HostFault("random numbers: the arguments are not in their layout".to_owned()))?;
-    let refuse = || Err(HostFault(format!("random numbers: {} is no dtype of them", draw.dtype)));
-    with_dtype!(draw.dtype,
-        bool => refuse(),
-        integer T => refuse(),
-        reduced T => run::<T>(launch, &draw, at),
-        float T => run::<T>(launch, &draw, at),
-    )
+    let (draw, at, [_]): (Draw, _, _) = arguments::unpack("random numbers", launch)?;
+    with_float!("random numbers", draw.dtype, T => run::<T>(launch, &draw, at))
 }
 
 fn run<T: Element>(launch: &HostLaunch<'_>, draw: &Draw, at: Operands) -> Result<(), HostFault> {
@@ -408,9 +373,9 @@ struct NAME_arguments {
     u64 threads;
     f64 first;
     f64 second;
-    u64 vector;
     u64 dtype;
     u64 distribution;
+    u64 vector;
 };
 
 // The elements of a block of words of each of VECTOR neighbouring subsequences.

@@ -5,10 +5,10 @@ use std::sync::Arc;
 use thalweg_driver::{Access, DevicePointer, HostFault, HostKernel, HostLaunch};
 use thalweg_ir::cuda::{LaunchShape, with_prelude};
 use thalweg_ir::host::Fault;
-use thalweg_ir::{DType, Element, with_dtype};
+use thalweg_ir::{DType, Element};
 
-use crate::arguments;
-use crate::dtypes::{check, entry_points, names};
+use crate::arguments::{self, arguments};
+use crate::dtypes::{check, entry_points, names, with_float};
 use crate::{Accesses, NativeKernel, Placed, Words};
 
 /// The sizes of a launch: sorted rows (rows, length) and values (rows, count), without gaps; or one row for all values.
@@ -26,11 +26,10 @@ pub struct Search {
     pub dtype: DType,
 }
 
+arguments! { Search { rows, length, count, right, dtype } }
+
 /// Threads of a block.
 const BLOCK: u32 = 256;
-
-/// How many 8-byte words a launch takes.
-const ARGUMENT_WORDS: usize = 8;
 
 entry_points! { "search" }
 
@@ -42,20 +41,6 @@ fn print(dtype: DType) -> String {
         .replace("KEY", &key)
         .replace("LOAD", &load);
     with_prelude(&code)
-}
-
-impl Search {
-    fn pack(&self, at: [u64; 3]) -> [u64; ARGUMENT_WORDS] {
-        let dtype = arguments::number_of(self.dtype);
-        let right = u64::from(self.right);
-        [at[0], at[1], at[2], self.rows, self.length, self.count, right, dtype]
-    }
-
-    fn unpack(bytes: &[u8]) -> Option<(Self, [u64; 3])> {
-        let [sorted, values, places, rows, length, count, right, dtype] = arguments::words(bytes)?;
-        let dtype = arguments::dtype_of(dtype)?;
-        Some((Self { rows, length, count, right: right != 0, dtype }, [sorted, values, places]))
-    }
 }
 
 /// The sorted rows; the values; and their places, of int64.
@@ -83,7 +68,7 @@ impl NativeKernel for Placed<Search, [DevicePointer; 3]> {
     }
 
     fn words(&self) -> Words {
-        self.kernel.pack(self.at.map(DevicePointer::address)).into_iter().collect()
+        arguments::pack(&self.at, &self.kernel)
     }
 
     fn accesses(&self) -> Accesses {
@@ -99,18 +84,11 @@ impl NativeKernel for Placed<Search, [DevicePointer; 3]> {
 }
 
 fn run_on_host(launch: &HostLaunch<'_>) -> Result<(), HostFault> {
-    let (search, at) = Search::unpack(launch.arguments)
-        .ok_or_else(|| HostFault("search: the arguments are not in its layout".to_owned()))?;
+    let (search, at, []): (Search, _, _) = arguments::unpack("search", launch)?;
     if search.dtype == DType::I64 {
         return run_typed::<i64>(launch, &search, at, |a, b| a < b);
     }
-    let refuse = || Err(HostFault(format!("search: {} is no dtype of it", search.dtype)));
-    with_dtype!(search.dtype,
-        bool => refuse(),
-        integer T => refuse(),
-        reduced T => run_typed::<T>(launch, &search, at, is_before),
-        float T => run_typed::<T>(launch, &search, at, is_before),
-    )
+    with_float!("search", search.dtype, T => run_typed::<T>(launch, &search, at, is_before))
 }
 
 /// Whether a float stands before another: NaN is above every number.
@@ -122,10 +100,10 @@ fn is_before<T: Element>(a: &T, b: &T) -> bool {
 fn run_typed<T: Element>(
     launch: &HostLaunch<'_>,
     search: &Search,
-    at: [u64; 3],
+    at: [DevicePointer; 3],
     is_before: impl Fn(&T, &T) -> bool,
 ) -> Result<(), HostFault> {
-    let [sorted, values, places] = at.map(DevicePointer::new);
+    let [sorted, values, places] = at;
     let (length, count) = (search.length as usize, search.count as usize);
     let rows = search.rows as usize;
     let sorted = launch.read::<T>(sorted, rows * length)?;

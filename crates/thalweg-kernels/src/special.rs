@@ -12,10 +12,10 @@ use std::sync::Arc;
 use thalweg_driver::{Access, DevicePointer, HostFault, HostKernel, HostLaunch};
 use thalweg_ir::cuda::{LaunchShape, with_prelude};
 use thalweg_ir::host::Fault;
-use thalweg_ir::{DType, Element, with_dtype};
+use thalweg_ir::{DType, Element};
 
-use crate::arguments;
-use crate::dtypes::{DTYPES, entry_points, names};
+use crate::arguments::{self, arguments, choices};
+use crate::dtypes::{DTYPES, entry_points, names, with_float};
 use crate::{Accesses, NativeKernel, Placed, Words};
 
 /// A function of two numbers.
@@ -79,14 +79,14 @@ pub struct Special {
     pub dtype: DType,
 }
 
+arguments! { Special { elements, function, dtype } }
+choices! { Function: Function::ALL }
+
 /// The most steps of a recurrence.
 pub const MOST_STEPS: u32 = 1 << 20;
 
 /// Threads of a block.
 const BLOCK: u32 = 256;
-
-/// How many 8-byte words a launch takes.
-const ARGUMENT_WORDS: usize = 6;
 
 entry_points! { "special" }
 
@@ -115,20 +115,6 @@ fn print(dtype: DType) -> String {
 /// Returns how far neighbours of a dtype are apart in the bits of f32: the low bits of bfloat16 are not there.
 fn step_bits(dtype: DType) -> u32 {
     if dtype == DType::Bf16 { 1 << 16 } else { 1 }
-}
-
-impl Special {
-    fn pack(&self, at: [u64; 3]) -> [u64; ARGUMENT_WORDS] {
-        let dtype = arguments::number_of(self.dtype);
-        [at[0], at[1], at[2], self.elements, self.function as u64, dtype]
-    }
-
-    fn unpack(bytes: &[u8]) -> Option<(Self, [u64; 3])> {
-        let [first, second, output, elements, function, dtype] = arguments::words(bytes)?;
-        let function = *Function::ALL.get(usize::try_from(function).ok()?)?;
-        let dtype = arguments::dtype_of(dtype)?;
-        Some((Self { function, elements, dtype }, [first, second, output]))
-    }
 }
 
 /// The operands and the result.
@@ -162,7 +148,7 @@ impl NativeKernel for Placed<Special, [DevicePointer; 3]> {
     }
 
     fn words(&self) -> Words {
-        self.kernel.pack(self.at.map(DevicePointer::address)).into_iter().collect()
+        arguments::pack(&self.at, &self.kernel)
     }
 
     fn accesses(&self) -> Accesses {
@@ -177,31 +163,24 @@ impl NativeKernel for Placed<Special, [DevicePointer; 3]> {
 }
 
 fn run_on_host(launch: &HostLaunch<'_>) -> Result<(), HostFault> {
-    let (special, at) = Special::unpack(launch.arguments)
-        .ok_or_else(|| HostFault("special: the arguments are not in its layout".to_owned()))?;
+    let (special, at, []): (Special, _, _) = arguments::unpack("special", launch)?;
     if special.function == Function::Gcd {
         return run_typed::<i64>(launch, &special, at, gcd);
     }
-    let refuse = || Err(HostFault(format!("special: {} is no dtype of it", special.dtype)));
     fn floats<T: Element>(special: &Special) -> impl Fn(T, T) -> T + use<T> {
         let Special { function, dtype, .. } = *special;
         move |a, b| T::from_f64(compute(function, dtype, a.to_f64(), b.to_f64()))
     }
-    with_dtype!(special.dtype,
-        bool => refuse(),
-        integer T => refuse(),
-        reduced T => run_typed::<T>(launch, &special, at, floats::<T>(&special)),
-        float T => run_typed::<T>(launch, &special, at, floats::<T>(&special)),
-    )
+    with_float!("special", special.dtype, T => run_typed::<T>(launch, &special, at, floats::<T>(&special)))
 }
 
 fn run_typed<T: Element>(
     launch: &HostLaunch<'_>,
     special: &Special,
-    at: [u64; 3],
+    at: [DevicePointer; 3],
     function: impl Fn(T, T) -> T,
 ) -> Result<(), HostFault> {
-    let [first, second, output] = at.map(DevicePointer::new);
+    let [first, second, output] = at;
     let count = special.elements as usize;
     let (first, second) = (launch.read::<T>(first, count)?, launch.read::<T>(second, count)?);
     let output = launch.write::<T>(output, count)?;

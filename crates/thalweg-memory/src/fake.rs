@@ -7,6 +7,8 @@
 //!
 //! An allocator that answers failure by trying again for ever would hang a test; a *fuse* turns that into a failure: it
 //! blows after too many failed calls in a row.
+//!
+//! This module is a hub: `driver_pool` and `graph` are parts of the same upstream.
 
 mod driver_pool;
 mod graph;

@@ -1,4 +1,4 @@
-//! A progress bar for loops of training (`tqdm`).
+//! A progress bar for loops of training (`tqdm`), and for any work that may take long ([`Progress::transient`]).
 //!
 //! ```
 //! # use thalweg_nn::progress::Progress;
@@ -14,6 +14,9 @@
 
 use std::io::{IsTerminal, Write};
 use std::time::{Duration, Instant};
+
+/// How long work may take before a transient bar appears.
+const PATIENCE: Duration = Duration::from_secs(1);
 
 /// How often the bar is drawn at most.
 const INTERVAL: Duration = Duration::from_millis(100);
@@ -33,6 +36,8 @@ pub struct Progress {
     drawn: Option<Instant>,
     is_terminal: bool,
     columns: usize,
+    /// The work that is under way, of a bar that goes when it is dropped.
+    transient: Option<String>,
 }
 
 impl Progress {
@@ -45,7 +50,14 @@ impl Progress {
             drawn: None,
             is_terminal: std::io::stderr().is_terminal(),
             columns: columns.unwrap_or(80),
+            transient: None,
         }
+    }
+
+    /// Begins a bar for work that may be short, in any unit: it appears once a second has passed, and only where standard error is a
+    /// terminal. It says what is under way and how long it takes until all is done, and goes when it is dropped.
+    pub fn transient(what: impl Into<String>, total: u64) -> Self {
+        Self { transient: Some(what.into()), ..Self::new(total) }
     }
 
     /// Returns the seconds since it began.
@@ -53,37 +65,73 @@ impl Progress {
         self.begun.elapsed().as_secs_f64()
     }
 
-    /// Returns whether it is time to draw again: at the first step and the last one, and whenever enough time has passed.
+    /// Returns whether it is time to draw again: at the first step and the last one, and whenever enough time has passed. A transient
+    /// bar is drawn only where and when it may appear.
     pub fn is_due(&self, done: u64) -> bool {
+        let is_early = self.total == 0 || self.begun.elapsed() < PATIENCE;
+        if self.transient.is_some() && (is_early || !self.is_terminal) {
+            return false;
+        }
         let interval = if self.is_terminal { INTERVAL } else { LINE_INTERVAL };
         done == self.total || self.drawn.is_none_or(|drawn| drawn.elapsed() >= interval)
+    }
+
+    /// Draws that so many steps are done, without figures, if it is time to.
+    pub fn advance(&mut self, done: u64) {
+        if self.is_due(done) {
+            self.show(done, "");
+        }
     }
 
     /// Draws that so many steps are done, with figures behind: "██░░ 120/300 loss 0.2500". Behind the last step the line stays.
     pub fn show(&mut self, done: u64, figures: &str) {
         self.drawn = Some(Instant::now());
-        let line = self.line(done, figures);
+        let stays = self.transient.is_none() && done >= self.total;
         let (begin, end) = match self.is_terminal {
-            true => ("\r\x1b[2K", if done >= self.total { "\n" } else { "" }),
+            true => ("\r\x1b[2K", if stays { "\n" } else { "" }),
             false => ("", "\n"),
         };
-        let mut stderr = std::io::stderr();
-        // A closed standard error is no reason to stop.
-        let _closed = write!(stderr, "{begin}{line}{end}").and_then(|()| stderr.flush());
+        write(&format!("{begin}{}{end}", self.line(done, figures)));
     }
 
-    fn line(&self, done: u64, figures: &str) -> String {
-        let total = self.total.to_string();
-        let text = format!("{done:>width$}/{total} {figures}", width = total.len()).trim_end().to_owned();
+    /// Returns the line that [`show`](Self::show) draws.
+    pub fn line(&self, done: u64, figures: &str) -> String {
+        self.line_after(self.seconds(), done, figures)
+    }
+
+    fn line_after(&self, seconds: f64, done: u64, figures: &str) -> String {
+        let part = done.min(self.total) as f64 / self.total.max(1) as f64;
+        let text = match &self.transient {
+            Some(what) => {
+                let left = seconds / part * (1.0 - part);
+                let left = if left.is_finite() { format!(", {left:.0} s left") } else { String::new() };
+                format!("{:>3.0} % {what}{left}", 100.0 * part)
+            }
+            None => format!("{done:>width$}/{} {figures}", self.total, width = self.total.to_string().len()),
+        };
+        let text = text.trim_end();
         let [most, least] = COLUMNS;
         let room = self.columns.saturating_sub(text.chars().count() + 2).min(most);
         if room < least {
-            return text;
+            return text.to_owned();
         }
-        let part = done.min(self.total) as f64 / self.total.max(1) as f64;
         let filled = if self.total == 0 { room } else { (part * room as f64) as usize };
         format!("{}{} {text}", "█".repeat(filled), "░".repeat(room - filled))
     }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        if self.transient.is_some() && self.drawn.is_some() {
+            write("\r\x1b[2K");
+        }
+    }
+}
+
+/// Writes to standard error. A closed one is no reason to stop.
+fn write(text: &str) {
+    let mut stderr = std::io::stderr();
+    let _closed = stderr.write_all(text.as_bytes()).and_then(|()| stderr.flush());
 }
 
 #[cfg(test)]
@@ -91,7 +139,20 @@ mod tests {
     use super::Progress;
 
     fn line(total: u64, columns: usize, done: u64) -> String {
-        Progress { columns, ..Progress::new(total) }.line(done, "loss 0.5")
+        let mut progress = Progress::new(total);
+        progress.columns = columns;
+        progress.line(done, "loss 0.5")
+    }
+
+    #[test]
+    fn a_transient_bar_says_what_is_under_way() {
+        let mut progress = Progress::transient("of the rows", 50);
+        progress.columns = 30;
+        assert_eq!(progress.line(0, ""), "░░░░░░░░░░░   0 % of the rows");
+        assert_eq!(progress.line_after(30.0, 20, ""), " 40 % of the rows, 45 s left", "no room for a bar");
+        assert_eq!(progress.line(50, "").matches('█').count(), 0, "nor here");
+        progress.is_terminal = false;
+        assert!(!progress.is_due(50), "elsewhere nothing is drawn");
     }
 
     #[test]

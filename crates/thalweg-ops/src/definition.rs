@@ -14,6 +14,8 @@ pub type DTypes = SmallVec<[DType; 8]>;
 pub enum DTypeRule {
     /// Inputs are promoted to one numeric dtype, which is also the result's. `Bool` is refused.
     Numeric,
+    /// As `Numeric`, and `Bool` is refused as PyTorch refuses to negate it.
+    Negation,
     /// As `Numeric`, and of truth values alone the result is a truth value: whether what is computed in i32 is not 0.
     NumericOrBool,
     /// As `Numeric`, and integers become f32: transcendental functions and division.
@@ -136,6 +138,24 @@ pub struct LoopOp {
     pub from_result: Option<FromResult>,
     /// For tests; only elementwise operators have them here.
     pub examples: Option<Examples>,
+}
+
+impl LoopOp {
+    /// A reduction of one input of floats to one result per row, without a body: entries are written on top of it (`..LoopOp::BASE`).
+    pub const BASE: Self = Self {
+        name: "",
+        aten: None,
+        doc: "",
+        input_count: 1,
+        scalars: &[],
+        sizes: Sizes::None,
+        rule: DTypeRule::FloatingPoint,
+        space: Space::Rows,
+        outputs: &[OutputPlace::Row],
+        build: |_, _| {},
+        from_result: None,
+        examples: None,
+    };
 }
 
 impl fmt::Debug for LoopOp {
@@ -302,12 +322,14 @@ impl LoopOp {
             DTypeRule::Bits | DTypeRule::Integers if promote(0)?.is_differentiable() => {
                 return refuse("bits are those of integers and truth values");
             }
-            DTypeRule::Numeric | DTypeRule::NumericOrBool | DTypeRule::Bits | DTypeRule::Integers => {
-                match (promote(0)?, self.refusal_of_bool()) {
-                    (DType::Bool, Some(why)) => return refuse(why),
-                    (promoted, _) => promoted,
-                }
-            }
+            DTypeRule::Numeric
+            | DTypeRule::Negation
+            | DTypeRule::NumericOrBool
+            | DTypeRule::Bits
+            | DTypeRule::Integers => match (promote(0)?, self.refusal_of_bool()) {
+                (DType::Bool, Some(why)) => return refuse(why),
+                (promoted, _) => promoted,
+            },
             DTypeRule::Floating => floating(promote(0)?),
             DTypeRule::Comparison | DTypeRule::Logical => {
                 promote(0)?;
@@ -342,7 +364,7 @@ impl LoopOp {
     /// Returns why the operator does not compute with truth values, if it does not.
     fn refusal_of_bool(&self) -> Option<&'static str> {
         match self.rule {
-            DTypeRule::Numeric if self.name == "neg" => Some(
+            DTypeRule::Negation => Some(
                 "Negation, the `-` operator, on a bool tensor is not supported. If you are trying to invert a mask, use the `~` or \
                  `logical_not()` operator instead.",
             ),

@@ -8,7 +8,7 @@
 //! - [`schema`]: signatures in the notation of `native_functions.yaml`.
 //! - [`plan()`]: layouts to a kernel's class and a launch's geometry. Only the planner decides.
 //!
-//! Kernels that are no loop over a body (matrix products, sorting) are in the crate `thalweg-kernels`.
+//! Kernels that are not loops over a body (matrix products, sorting) are in the crate `thalweg-kernels`.
 //!
 //! # Invariants
 //! - No device, no stream, no memory: names, dtypes, bodies and numbers only. No `unsafe`.

@@ -105,11 +105,11 @@ pub trait OptimizerOptions:
     /// Returns all values, in the rule's order.
     fn values(&self) -> OptimizerValues;
 
-    /// Returns the options by the names of their fields; a flag is 1 or 0.
+    /// Returns the options by PyTorch's names, as a state dictionary has them (of a pair there, `betas.0` and `betas.1`); a flag is 1 or 0.
     fn named(&self) -> Vec<(&'static str, f64)>;
 
-    /// Sets the option of this name; of a flag, whether the value is not 0. A name that is none's is passed over.
-    fn set(&mut self, name: &str, value: f64);
+    /// Sets the option of such a name; of a flag, whether the value is not 0. Returns whether there is one.
+    fn set(&mut self, option: &str, value: f64) -> bool;
 
     /// Returns what the options must be together, if they are not.
     fn conflict(&self) -> Option<&'static str>;
@@ -163,21 +163,6 @@ impl OptimizerRule {
     fn is_set(&self, flags: u32, name: &str) -> bool {
         let bit = self.flags.iter().position(|&flag| flag == name).expect("the rule has the flag");
         flags >> bit & 1 == 1
-    }
-}
-
-/// Returns PyTorch's name of an option in an optimizer's state dictionary; of a pair there, `name.0` or `name.1`.
-pub fn pytorch_name(option: &'static str) -> &'static str {
-    match option {
-        "learning_rate" => "lr",
-        "epsilon" => "eps",
-        "beta1" => "betas.0",
-        "beta2" => "betas.1",
-        "eta_minus" => "etas.0",
-        "eta_plus" => "etas.1",
-        "min_step_size" => "step_sizes.0",
-        "max_step_size" => "step_sizes.1",
-        same => same,
     }
 }
 

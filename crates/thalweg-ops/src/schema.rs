@@ -51,9 +51,9 @@ impl Kind {
         ("Generator", Self::Generator),
     ];
 
-    fn parse(name: &str) -> Option<Self> {
-        let name = if name == "SymInt" { "int" } else { name };
-        Self::NAMES.iter().find(|(known, _)| *known == name).map(|&(_, kind)| kind)
+    fn parse(kind: &str) -> Option<Self> {
+        let kind = if kind == "SymInt" { "int" } else { kind };
+        Self::NAMES.iter().find(|(known, _)| *known == kind).map(|&(_, kind)| kind)
     }
 
     /// Returns the name in a schema.

@@ -2,7 +2,7 @@
 //!
 //! A block of threads works on a row, so a tensor that is reduced as a whole would keep one block busy. [`stages`] divides a body
 //! with reductions into bodies that fill a GPU: for each level of reductions (those that need no other's result are of the first) a
-//! body over parts of rows, and one that combines what the parts gave; then a body for what is written once a row, which
+//! body over parts of rows, and one that combines what the parts gave; then a body for what is written once per row, which
 //! combines the parts of the last level itself where nothing is written at points, and one for what is written at points.
 //!
 //! # Moments
@@ -67,7 +67,7 @@ pub struct Level {
 pub struct Stages {
     /// The levels of reductions.
     pub levels: Vec<Level>,
-    /// The body of what is written once a row, with the numbers of these outputs.
+    /// The body of what is written once per row, with the numbers of these outputs.
     pub rows: Option<(Stage, SmallVec<[usize; 4]>)>,
     /// The body of what is written at points, with the numbers of these outputs. Its inputs are at points or one a row.
     pub points: Option<(Stage, SmallVec<[usize; 4]>)>,
@@ -106,7 +106,7 @@ struct Moments {
     squares: usize,
     /// The value that is summed.
     value: ExprId,
-    /// The mean: once a row.
+    /// The mean: once per row.
     mean: ExprId,
 }
 

@@ -42,7 +42,7 @@ pub use reductions::{
 pub use windows::{
     ADAPTIVE_NUMBERS, AVERAGE_ADAPTIVE, AVERAGE_ADAPTIVE_BACKWARD, AVERAGE_WINDOWS, AVERAGE_WINDOWS_BACKWARD,
     FOLD_WINDOWS, GREATEST_ADAPTIVE, GREATEST_ADAPTIVE_BACKWARD, GREATEST_OF_WINDOWS,
-    GREATEST_OF_WINDOWS_BACKWARD, STRIDED_NUMBERS, UNFOLD_WINDOWS, WINDOWS,
+    GREATEST_OF_WINDOWS_BACKWARD, STRIDED_NUMBERS, UNFOLD_WINDOWS,
 };
 
 use smallvec::SmallVec;
@@ -50,10 +50,9 @@ use thalweg_ir::{BodyBuilder, DType, Dimension, OutputPlace, ReduceOp, Value};
 
 use crate::definition::{DTypeRule, LoopOp, Signature, Sizes, Space, scalar};
 
-/// The operators of this module.
-pub static STRUCTURED: &[&LoopOp] = &[
+/// The operators whose kernel is their loop: parts of others, which these call.
+pub static CALLED: &[&LoopOp] = &[
     &COPY,
-    &FULL,
     &ARANGE,
     &LINSPACE,
     &TRIANGLE,
@@ -66,7 +65,6 @@ pub static STRUCTURED: &[&LoopOp] = &[
     &ARGMIN,
     &MAX_AND_PLACE,
     &MIN_AND_PLACE,
-    &PROD,
     &NANSUM,
     &ANY,
     &ALL,
@@ -83,11 +81,8 @@ pub static STRUCTURED: &[&LoopOp] = &[
     &SCALED_SOFTMAX,
     &CAUSAL_SOFTMAX,
     &MASKED_SOFTMAX,
-    &CROSS_ENTROPY,
     &CROSS_ENTROPY_BACKWARD,
     &CROSS_ENTROPY_SMOOTHED,
-    &CROSS_ENTROPY_WIDE,
-    &NLL_LOSS,
     &MSE_LOSS,
     &MSE_LOSS_ELEMENTS,
     &L1_LOSS,
@@ -106,17 +101,12 @@ pub static STRUCTURED: &[&LoopOp] = &[
     &KL_DIV_OF_LOGARITHMS_ELEMENTS,
     &SOFT_MARGIN_LOSS,
     &SOFT_MARGIN_LOSS_ELEMENTS,
-    &NLL_LOSS_WEIGHTED,
     &MEAN_OVER_CLASSES,
     &LAYER_NORM,
-    &LAYER_NORM_AFFINE,
     &LAYER_NORM_BACKWARD,
     &LAYER_NORM_BACKWARD_ADD,
     &LAYER_NORM_PARAMETERS_BACKWARD,
-    &ADD_LAYER_NORM,
     &ADD_LAYER_NORM_BACKWARD,
-    &RMS_NORM,
-    &RMS_NORM_AFFINE,
     &RMS_NORM_BACKWARD,
     &RMS_NORM_AFFINE_BACKWARD,
     &RMS_NORM_WEIGHT_BACKWARD,
@@ -128,15 +118,29 @@ pub static STRUCTURED: &[&LoopOp] = &[
     &CHANNEL_NORM_FOLD,
     &CHANNEL_NORM_FOLD_WEIGHTED,
     &CHANNEL_NORM_BACKWARD,
-    &EMBEDDING,
-    &INDEX_COPY,
-    &GATHER,
     &PLACE,
     &CHECKED_INDEX,
-    &STACK3,
     &SEQUENCE_NORMAL,
     &SEQUENCE_UNIFORM,
     &BERNOULLI,
+];
+
+/// The operators whose loop another kernel launches.
+pub static LAUNCHED: &[&LoopOp] = &[
+    &FULL,
+    &PROD,
+    &CROSS_ENTROPY,
+    &CROSS_ENTROPY_WIDE,
+    &NLL_LOSS,
+    &NLL_LOSS_WEIGHTED,
+    &LAYER_NORM_AFFINE,
+    &ADD_LAYER_NORM,
+    &RMS_NORM,
+    &RMS_NORM_AFFINE,
+    &EMBEDDING,
+    &INDEX_COPY,
+    &GATHER,
+    &STACK3,
     &UNFOLD_WINDOWS,
     &FOLD_WINDOWS,
     &AVERAGE_WINDOWS,
@@ -149,59 +153,52 @@ pub static STRUCTURED: &[&LoopOp] = &[
     &GREATEST_ADAPTIVE_BACKWARD,
 ];
 
+/// Returns every operator of this module.
+pub fn structured() -> impl Iterator<Item = &'static LoopOp> {
+    CALLED.iter().chain(LAUNCHED).copied()
+}
+
 /// The elements, in another layout or dtype.
 pub static COPY: LoopOp = LoopOp {
     name: "copy",
-    aten: None,
     doc: "The elements, in another layout or dtype.",
-    input_count: 1,
-    scalars: &[],
-    sizes: Sizes::None,
     rule: DTypeRule::Converted,
     space: Space::Elementwise,
-    outputs: &[OutputPlace::Row],
     build: |b, signature| {
         let result = b.input(signature.inputs[0]);
         b.output(result, signature.outputs[0], OutputPlace::Row);
     },
-    from_result: None,
-    examples: None,
+    ..LoopOp::BASE
 };
 
 /// One value everywhere.
 pub static FULL: LoopOp = LoopOp {
     name: "full",
-    aten: None,
     doc: "One value everywhere.",
     input_count: 0,
     scalars: &["value"],
     sizes: Sizes::Shape,
     rule: DTypeRule::Created,
     space: Space::Elementwise,
-    outputs: &[OutputPlace::Row],
     build: |b, signature| b.output(scalar(b, signature.compute), signature.outputs[0], OutputPlace::Row),
-    from_result: None,
-    examples: None,
+    ..LoopOp::BASE
 };
 
 /// start, start + step, start + 2·step, …
 pub static ARANGE: LoopOp = LoopOp {
     name: "arange",
-    aten: None,
     doc: "start, start + step, start + 2·step, …",
     input_count: 0,
     scalars: &["start", "step"],
     sizes: Sizes::Count,
     rule: DTypeRule::Counted,
     space: Space::Coordinates,
-    outputs: &[OutputPlace::Row],
     build: |b, signature| {
         let (start, step) = (scalar(b, signature.compute), scalar(b, signature.compute));
         let result = start + b.index(Dimension::Row(0)).to(signature.compute) * step;
         b.output(result, signature.outputs[0], OutputPlace::Row);
     },
-    from_result: None,
-    examples: None,
+    ..LoopOp::BASE
 };
 
 /// Numbers from start to end, evenly: counted from the start in the first half, from the end in the second, so that both are exact.
@@ -262,7 +259,7 @@ pub static ROOTS_OF_UNITY: LoopOp = LoopOp {
     ..ARANGE
 };
 
-/// Returns a reduction of one input to one output a row.
+/// Returns a reduction of one input to one output per row.
 const fn reduction(
     name: &'static str,
     doc: &'static str,
@@ -270,20 +267,7 @@ const fn reduction(
     scalars: &'static [&'static str],
     build: fn(&BodyBuilder, &Signature),
 ) -> LoopOp {
-    LoopOp {
-        name,
-        aten: None,
-        doc,
-        input_count: 1,
-        scalars,
-        sizes: Sizes::Dimensions,
-        rule,
-        space: Space::Rows,
-        outputs: &[OutputPlace::Row],
-        build,
-        from_result: None,
-        examples: None,
-    }
+    LoopOp { name, doc, scalars, sizes: Sizes::Dimensions, rule, build, ..LoopOp::BASE }
 }
 
 /// The sum over dimensions.

@@ -1,4 +1,6 @@
 //! [`Trace`]: what was recorded, with times on one axis.
+//!
+//! This module is a hub: a [`Trace`] is summed by `averages` and written by `chrome`, which read it.
 
 use std::io;
 use std::path::Path;

@@ -3,6 +3,9 @@
 //! A name has one or several overloads. Each is tried with the arguments by their places and names, first as they are, then with
 //! tensors of one element for numbers, as PyTorch's parser does; the first that fits is called. Nothing is looked up by name and
 //! no dictionary is made on the way.
+//!
+//! This module is a hub: `functions` makes the functions that Python calls from it, `table` describes them, and the error of a
+//! call shows the signatures of `table`.
 
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;

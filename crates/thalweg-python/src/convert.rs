@@ -1,4 +1,7 @@
 //! Values of Python as arguments, and numbers and nested lists as tensors and back.
+//!
+//! This module and `handle` use each other: a value of Python may be a tensor, and the only element of a tensor is a value of
+//! Python.
 
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyBytes, PyComplex, PyFloat, PyInt, PyList, PyString, PyTuple};

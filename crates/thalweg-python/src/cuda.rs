@@ -1,4 +1,6 @@
 //! Streams, events, graphs and memory, for `thalweg.cuda`. They are those of the GPU and of the simulated one alike.
+//!
+//! This module is a hub: it registers `audit` and `memory` in the same module of Python, and both take its streams.
 
 use std::cell::RefCell;
 use std::sync::{Mutex, PoisonError};

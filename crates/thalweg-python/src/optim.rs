@@ -5,7 +5,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
-use thalweg::ops::optimizer::{OptimizerOptions, pytorch_name};
+use thalweg::ops::optimizer::OptimizerOptions;
 use thalweg::optim::{
     AdadeltaOptions, AdagradOptions, AdamOptions, AdamWOptions, AdamaxOptions, AsgdOptions, GradientScaler,
     GradientScalerOptions, GroupState, LionOptions, NAdamOptions, Optimizer, OptimizerState, RAdamOptions,
@@ -70,12 +70,8 @@ impl<O: OptimizerOptions> AnyOptimizer for Optimizer<O> {
 fn options<O: OptimizerOptions>(values: &Options) -> Result<O> {
     let mut options = O::default();
     for (name, &value) in values {
-        let own = options.named().into_iter().map(|(own, _)| own).find(|&own| pytorch_name(own) == name);
-        match own {
-            Some(own) => options.set(own, value),
-            None => {
-                return Err(thalweg::Error::invalid(format!("{} has no option '{name}'", O::RULE.title)));
-            }
+        if !options.set(name, value) {
+            return Err(thalweg::Error::invalid(format!("{} has no option '{name}'", O::RULE.title)));
         }
     }
     Ok(options)
@@ -116,7 +112,7 @@ const RULES: [(&str, Maker, Defaults); 12] = [
 ];
 
 fn defaults<O: OptimizerOptions>() -> Vec<(&'static str, f64)> {
-    O::default().named().into_iter().map(|(name, value)| (pytorch_name(name), value)).collect()
+    O::default().named()
 }
 
 /// Returns each rule with its options by PyTorch's names and their defaults.

@@ -1,14 +1,13 @@
-//! Launches of loop kernels: what of a launch is the same each time is worked out once.
+//! Launches of loop kernels. What a launch has in common with earlier ones is computed once.
 //!
-//! A program repeats its calls: the same kernel over the same shapes and strides, with other addresses and numbers. All
-//! else of a launch follows from those: the grid, the words of the arguments that say sizes and strides, how many bytes
-//! from its first element on each operand touches. That is a [`PreparedLaunch`]. A device keeps the ones it met by what
-//! their caller names them with ([`Device::prepared_launch`]), so that an eager call costs a hash, the addresses, and the
-//! driver's call.
+//! A program repeats its calls: the same kernel over the same shapes and strides, with other addresses and numbers. Kernel, shapes and
+//! strides determine the rest of a launch: the grid, the arguments that hold sizes and strides, and how many bytes each operand touches
+//! from its first element on. A [`PreparedLaunch`] holds all of this. A device keeps prepared launches by the keys that callers give
+//! ([`Device::prepared_launch`]), so an eager call costs a hash, the addresses and the driver's call.
 //!
 //! # Invariants
-//! - The table is bounded: [`CAPACITY`] entries, then it is emptied. Shapes that change with each call cost what they would
-//!   without a table.
+//! - The table is bounded: at [`CAPACITY`] entries it is emptied. Where shapes change with each call, a call costs as much as without a
+//!   table.
 
 use std::sync::{Arc, PoisonError};
 

@@ -7,10 +7,12 @@
 //! Attention is cuDNN's where it is there and takes the shape ([`Stream::library_attention`]); in the simulator it is a host function.
 //! Who calls it has kernels of our own for the rest.
 
+use std::sync::Arc;
+
 use thalweg_driver::{
     Access, AttentionCall, AttentionGradients, AttentionOperand, AttentionShape, Code, ComputeFormat,
-    ConvolutionCall, ConvolutionPass, ConvolutionShape, DevicePointer, ElementFormat, GpuCall, Label,
-    LibraryLaunch, MatmulAlgorithm, MatmulCall, MatmulEpilogue, Matrix, ReductionSchemes,
+    ConvolutionCall, ConvolutionPass, ConvolutionShape, DevicePointer, ElementFormat, GpuCall, HostKernel,
+    Label, LibraryLaunch, MatmulAlgorithm, MatmulCall, MatmulEpilogue, Matrix, ReductionSchemes,
 };
 use thalweg_ir::DType;
 use thalweg_kernels::attention::{Addresses, LibraryAttention, PerOperand as PerAttentionOperand, Strides};
@@ -199,21 +201,12 @@ impl Stream {
             .device()
             .driver()
             .library_workspace(self.device().index(), &GpuCall::Attention(attention))?;
-        // It goes back to the cache when the call is queued, like that of a product.
-        let workspace = (bytes > 0).then(|| Buffer::labelled(self, bytes, label)).transpose()?;
-        attention.workspace = workspace.as_ref().map(|memory| (memory.pointer(), bytes));
         let (words, host) = (placed.words(), placed.host());
-        let launch = LibraryLaunch {
-            gpu: &GpuCall::Attention(attention),
-            host: &host,
-            arguments: bytemuck::cast_slice(&words),
-            accesses: &[],
-            label,
+        let gpu = |workspace| {
+            attention.workspace = workspace;
+            GpuCall::Attention(attention)
         };
-        self.submit_library(launch, |list| {
-            list.extend(placed.accesses());
-            list.extend(workspace.as_ref().map(|memory| Access::write(memory.pointer(), bytes)));
-        })
+        self.submit_with_workspace(bytes, gpu, (&host, &words), || placed.accesses(), label)
     }
 
     /// Queues a convolution, or one of its gradients, as a call of the vendor's library: one of input, weight and output, at these addresses in
@@ -236,19 +229,32 @@ impl Stream {
         }
         let (allow_tf32, shape, workspace) = (backends::cudnn::allow_tf32(), *shape, None);
         let deterministic = deterministic || backends::cudnn::deterministic();
-        let mut call =
+        let call =
             ConvolutionCall { shape, pass, input, weight, output, allow_tf32, deterministic, workspace };
         let device = self.device();
         let bytes = device.driver().library_workspace(device.index(), &GpuCall::Convolution(call))?;
-        // It goes back to the cache when the call is queued, like that of a product.
-        let workspace = (bytes > 0).then(|| Buffer::labelled(self, bytes, label)).transpose()?;
-        call.workspace = workspace.as_ref().map(|memory| (memory.pointer(), bytes));
         let host = convolution::host_function(call);
-        let gpu = GpuCall::Convolution(call);
-        let launch = LibraryLaunch { gpu: &gpu, host: &host, arguments: &[], accesses: &[], label };
+        let gpu = |workspace| GpuCall::Convolution(ConvolutionCall { workspace, ..call });
+        self.submit_with_workspace(bytes, gpu, (&host, &[]), || convolution::accesses(&call), label)
+    }
+
+    /// Queues a call of a library with so many bytes to work in. They go back to the cache when the call is queued: later work of this
+    /// stream may have them then.
+    fn submit_with_workspace<A: IntoIterator<Item = Access>>(
+        &self,
+        bytes: u64,
+        gpu: impl FnOnce(Option<(DevicePointer, u64)>) -> GpuCall,
+        (host, arguments): (&Arc<dyn HostKernel>, &[u64]),
+        accesses: impl FnOnce() -> A,
+        label: Label,
+    ) -> Result<()> {
+        let memory = (bytes > 0).then(|| Buffer::labelled(self, bytes, label)).transpose()?;
+        let workspace = memory.as_ref().map(|memory| (memory.pointer(), bytes));
+        let (gpu, arguments) = (gpu(workspace), bytemuck::cast_slice(arguments));
+        let launch = LibraryLaunch { gpu: &gpu, host, arguments, accesses: &[], label };
         self.submit_library(launch, |list| {
-            list.extend(convolution::accesses(&call));
-            list.extend(workspace.as_ref().map(|memory| Access::write(memory.pointer(), bytes)));
+            list.extend(accesses());
+            list.extend(workspace.map(|(start, bytes)| Access::write(start, bytes)));
         })
     }
 
@@ -271,24 +277,11 @@ impl Stream {
         if placed.launch_shape().is_none() {
             return Ok(());
         }
-        let arguments = library_words(&placed, epilogue);
-        // The workspace goes back to the cache when the call is queued: later work of this stream may have it then.
-        let bytes = self.workspace_bytes(product);
-        let workspace = (bytes > 0).then(|| Buffer::labelled(self, bytes, label)).transpose()?;
-        let scratch = workspace.as_ref().map(|buffer| (buffer.pointer(), bytes));
-        let Some(call) = matmul_call(product, at, *epilogue, scratch, method) else { return Ok(()) };
-        let gpu = GpuCall::Matmul(call);
-        let launch = LibraryLaunch {
-            gpu: &gpu,
-            host: host_function(),
-            arguments: bytemuck::cast_slice(&arguments),
-            accesses: &[],
-            label,
-        };
-        self.submit_library(launch, |list| {
-            list.extend(library_accesses(&placed, epilogue));
-            list.extend(scratch.map(|(start, bytes)| Access::write(start, bytes)));
-        })
+        let Some(call) = matmul_call(product, at, *epilogue, None, method) else { return Ok(()) };
+        let (bytes, words) = (self.workspace_bytes(product), library_words(&placed, epilogue));
+        let gpu = |workspace| GpuCall::Matmul(MatmulCall { workspace, ..call });
+        let accesses = || library_accesses(&placed, epilogue);
+        self.submit_with_workspace(bytes, gpu, (host_function(), &words), accesses, label)
     }
 }
 

@@ -1,4 +1,4 @@
-//! Launches of kernels that are no loop over a body: see [`thalweg_kernels`].
+//! Launches of native kernels, which are not loops over a body: see [`thalweg_kernels`].
 
 use thalweg_driver::{Label, Launch};
 use thalweg_kernels::NativeKernel;

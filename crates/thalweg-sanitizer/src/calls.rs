@@ -1,4 +1,6 @@
 //! The parts that calls of a driver have in common: work, waits, memory that is given back, what the host touches.
+//!
+//! This module and the root of the crate use each other: these are methods of [`SanitizerDriver`], whose calls they are parts of.
 
 use std::sync::atomic::Ordering;
 

@@ -39,7 +39,7 @@ use crate::argument::{Forms, default_of, describe_call};
 use crate::caller::{enter, label_at};
 use crate::kernels::loops::{LoopArguments, Resolved};
 use crate::operators::body::Body;
-use crate::operators::{in_place, out};
+use crate::operators::{OutRule, in_place, out};
 use crate::tensor::{Tensor, Tensors};
 
 pub(crate) use keys::{
@@ -84,6 +84,8 @@ pub struct Operator {
     parameters: Vec<(Forms, Option<Value>)>,
     /// How a built-in operator is computed.
     body: Option<Body>,
+    /// The conditions on the tensors that the `out=` form writes.
+    out: &'static [OutRule],
     slots: [Slot; DispatchKey::ALL.len()],
 }
 
@@ -214,6 +216,11 @@ impl Operator {
     /// Returns the body of a built-in operator.
     pub(crate) fn body(&self) -> Option<Body> {
         self.body
+    }
+
+    /// Returns the conditions on the tensors that the `out=` form writes, beside those of every form.
+    pub(crate) fn out_rules(&self) -> &'static [OutRule] {
+        self.out
     }
 
     /// Returns what a call must pass.

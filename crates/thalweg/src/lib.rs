@@ -16,10 +16,19 @@
 //! # }
 //! ```
 //!
-//! The layers below have names of their own: [`nn`] ([`module`], [`functional`], [`optim`], [`models`], [`data`],
-//! [`serialize`]), [`tensor`] ([`autograd`], [`dispatch`], [`random`]), [`ops`], [`kernels`], [`ir`], [`runtime`] ([`graph`], the
-//! instrument [`sim`]), [`memory`], [`snapshot`] and [`memory_tools`], [`driver`] (with the [`simulator`], the [`sanitizer`] and the
-//! [`profiler`]). Many GPUs: [`distributed`].
+//! | to | look at |
+//! |---|---|
+//! | compute with tensors and their gradients | [`Tensor`], [`autograd`], [`no_grad`], [`random`], and [`tensor`], which has autocast and graphs of whole steps |
+//! | build and train a network | [`module`], [`functional`], [`optim`], [`models`], [`data`], [`progress`], [`summary`]; all of them are in [`nn`] |
+//! | save and load it | [`serialize`] |
+//! | order work on a device | [`Device`], [`Stream`], [`Event`], and [`runtime`] |
+//! | capture and replay work | [`Graph`], [`graph`], which has the audit of a capture |
+//! | use several GPUs | [`distributed`] |
+//! | understand where memory went | [`memory`], [`snapshot`], [`memory_tools`] |
+//! | find races and lifetime bugs without a GPU | [`sim`], over the [`simulator`] and the [`sanitizer`] |
+//! | measure and tune | [`profiler`], [`backends`], [`cuda::tunable`] |
+//! | define an operator or a kernel | [`dispatch`], the table in [`ops`], [`kernels`], [`ir`] |
+//! | add a driver | [`driver`] |
 #![forbid(unsafe_code)]
 
 pub use thalweg_dist as distributed;

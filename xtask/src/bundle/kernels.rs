@@ -1,7 +1,7 @@
 //! The kernels of a bundle: recorded from the programs that use them, then compiled for each architecture.
 //!
 //! The programs run on the simulated GPU with `THALWEG_RECORD_KERNELS` set. The planner chooses a kernel by shapes,
-//! strides and dtypes alone, so a GPU is asked for the same ones. Kernels that are no loop are all added: the simulator runs them on
+//! strides and dtypes alone, so a GPU is asked for the same ones. Native kernels are all added: the simulator runs them on
 //! the host, and may not meet each dtype.
 //!
 //! What is compiled is kept in the target folder, so that the next bundle compiles only what changed. It travels packed,

@@ -6,11 +6,13 @@
 //! - No file names a folder of a machine ([`MACHINE_FOLDERS`]). A line that must, says `tidy: a made-up path`.
 //! - The texts of both licences are there.
 //! - In no crate many modules use each other in a circle ([`circles`]).
+//! - Nothing is decided by an operator's name ([`by_name`]).
 //! - Every crate can be published ([`packages`]).
 //! - The words are those of the glossary, and documentation comments stand by themselves ([`words`]).
 //!
 //! It reads what git knows or would take. It understands Rust only as far as [`scan`] goes.
 
+mod by_name;
 mod circles;
 mod packages;
 mod scan;
@@ -83,6 +85,7 @@ pub fn run() -> Result<bool, String> {
         lines += text.lines().count();
         check(file, &text, &mut findings);
         words::check(file, &text, &mut findings);
+        by_name::check(file, &text, &mut findings);
         let source = file.strip_prefix("crates/").and_then(|rest| rest.split_once("/src/"));
         if let Some((package, source)) = source.filter(|(_, source)| source.ends_with(".rs")) {
             packages.entry(package.to_owned()).or_default().push((source.to_owned(), text));

@@ -11,14 +11,14 @@ use std::process::ExitCode;
 
 use clap::Args;
 use thalweg::Device;
+use thalweg::progress::Progress;
 
 use crate::Failure;
 use crate::output::Output;
-use crate::progress::Progress;
 use ceilings::Ceilings;
 use measure::{Prepared, Time};
 use peer::Peer;
-use report::{Line, Report};
+use report::{Line, Outcome, Report};
 use rows::{Row, rows};
 
 /// Measures what a GPU can do, and how long operators take on it
@@ -97,11 +97,11 @@ pub fn run(arguments: &BenchArgs) -> Result<ExitCode, Failure> {
     let ceilings = Ceilings::measure(&device).map_err(fail)?;
     output.text(&ceilings.as_text(&device));
     let mut report = Report::new(ceilings, peer.as_ref().map(|peer| peer.name.clone()));
-    let mut bar = Progress::new("of the rows", chosen.len() as u64);
+    let mut bar = Progress::transient("of the rows", chosen.len() as u64);
     for (number, row) in chosen.into_iter().enumerate() {
         report.push(measured(row, &device, peer.as_mut(), arguments.rounds.max(1))?);
         device.empty_cache().map_err(fail)?;
-        bar.show(number as u64 + 1);
+        bar.advance(number as u64 + 1);
     }
     drop((bar, peer));
     output.text(&report.as_text());
@@ -113,9 +113,6 @@ pub fn run(arguments: &BenchArgs) -> Result<ExitCode, Failure> {
     }
     Ok(if report.has_failures() { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
-
-/// The outcome of one side: a time, or why there is none.
-type Outcome = Result<Time, String>;
 
 /// Returns a row with its times. A row that cannot be prepared here is not given to the peer.
 fn measured(row: Row, device: &Device, peer: Option<&mut Peer>, rounds: usize) -> Result<Line, Failure> {

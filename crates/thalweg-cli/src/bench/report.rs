@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 
-use super::Outcome;
 use super::ceilings::Ceilings;
+use super::measure::Time;
 use super::rows::Row;
 
 /// A ratio to PyTorch's time up to which a row counts as equal.
@@ -12,6 +12,9 @@ const EQUAL: f64 = 1.05;
 
 /// A ratio above which a row is named.
 const SLOW: f64 = 1.3;
+
+/// The outcome of one side: a time, or why there is none.
+pub type Outcome = Result<Time, String>;
 
 /// A row and its times.
 pub struct Line {

@@ -5,10 +5,10 @@ use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 
 use flate2::bufread::MultiGzDecoder;
+use thalweg::progress::Progress;
 use thalweg::snapshot::Recording;
 
 use crate::Failure;
-use crate::progress::Progress;
 
 /// The first bytes of every packed file.
 const GZIP_MAGIC: [u8; 2] = [0x1f, 0x8b];
@@ -33,7 +33,7 @@ pub fn read(path: &Path) -> Result<Recording, Failure> {
         }
         (Box::new(file), metadata.len())
     };
-    let progress = Progress::new(format!("reading {}", path.display()), bytes);
+    let progress = Progress::transient(format!("reading {}", path.display()), bytes);
     let mut reader = BufReader::with_capacity(BUFFER_BYTES, Counted { reader, done: 0, progress });
     let first = reader.fill_buf().map_err(|error| complain(&error))?;
     if !first.starts_with(&GZIP_MAGIC) {
@@ -69,7 +69,7 @@ impl Read for Counted {
     fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
         let count = self.reader.read(buffer)?;
         self.done += count as u64;
-        self.progress.show(self.done);
+        self.progress.advance(self.done);
         Ok(count)
     }
 }

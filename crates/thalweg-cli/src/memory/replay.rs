@@ -11,6 +11,7 @@ use thalweg::memory_tools::analysis::what_if::{self, CANDIDATES};
 use thalweg::memory_tools::analysis::{Categories, Summary, summarise};
 use thalweg::memory_tools::replay::RecordedProgram;
 use thalweg::memory_tools::report::Curve;
+use thalweg::progress::Progress;
 use thalweg::snapshot::Recording;
 
 use super::files;
@@ -21,7 +22,6 @@ use super::size::{self, count, size};
 use super::table::Table;
 use crate::Failure;
 use crate::output::Output;
-use crate::progress::Progress;
 
 /// On a terminal with fewer columns the table leaves the counts of calls out.
 const NARROW: usize = 76;
@@ -205,8 +205,8 @@ fn trials(
             Some(why) => Err(why),
             None => {
                 let steps = program.steps().len() as u64;
-                let mut progress = Progress::new(format!("replaying {}", name(conf)), steps);
-                let show = |step| progress.show(step as u64);
+                let mut progress = Progress::transient(format!("replaying {}", name(conf)), steps);
+                let show = |step| progress.advance(step as u64);
                 let forecast = Forecast::of(&program, &settings, is_recorded, question.gpu, show);
                 let mut forecast = forecast.map_err(|error| complain(&error))?;
                 if finds_gpu {

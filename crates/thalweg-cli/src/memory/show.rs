@@ -1,4 +1,7 @@
 //! `thalweg memory show`: what one snapshot comes to.
+//!
+//! This module and `replay` use each other: a page of one snapshot has the curves of a replay, and a replay says the same
+//! doubts about a snapshot.
 
 use std::process::ExitCode;
 

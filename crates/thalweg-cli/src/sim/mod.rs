@@ -17,6 +17,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use thalweg::progress::Progress;
 use thalweg::sim::{FINDING_SEPARATOR, OBSERVED_SUFFIX, POSSIBLE_PREFIX, TIMED_OUT};
 
 use anstyle::AnsiColor;
@@ -24,7 +25,6 @@ use clap::Args;
 use serde_json::json;
 
 use crate::output::{Output, complain, paint};
-use crate::progress::Progress;
 
 /// Runs a program under many schedules of the simulated GPU: races, lifetimes, faults
 #[derive(Args)]
@@ -153,7 +153,7 @@ fn run_seeds(arguments: &SimArgs) -> std::io::Result<Runs> {
     let next = AtomicU64::new(arguments.first);
     let failures = Mutex::new(BTreeMap::new());
     let (refusal, notes) = (Mutex::new(None), Mutex::new(BTreeSet::new()));
-    let progress = Mutex::new((Progress::new("of all seeds", arguments.seeds), 0));
+    let progress = Mutex::new((Progress::transient("of all seeds", arguments.seeds), 0));
     let jobs = arguments.jobs.map(usize::from);
     let jobs = jobs.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from));
     std::thread::scope(|scope| {
@@ -185,7 +185,7 @@ fn run_seeds(arguments: &SimArgs) -> std::io::Result<Runs> {
                     let mut progress = lock(progress);
                     progress.1 += 1;
                     let done = progress.1;
-                    progress.0.show(done);
+                    progress.0.advance(done);
                 }
             });
         }

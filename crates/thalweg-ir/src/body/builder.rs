@@ -98,7 +98,7 @@ impl BodyBuilder {
         self.body.borrow_mut().outputs.push(Output { value: value.id, dtype, place, scatter: None });
     }
 
-    /// Adds an output in this dtype that is written once a row, at an i64 place, where the guard holds.
+    /// Adds an output in this dtype that is written once per row, at an i64 place, where the guard holds.
     pub fn scattered_output(&self, value: Value<'_>, dtype: DType, index: Value<'_>, guard: Value<'_>) {
         assert_eq!(index.dtype(), DType::I64, "a scatter's index is an i64");
         assert_eq!(guard.dtype(), DType::Bool, "a scatter's guard is a bool");

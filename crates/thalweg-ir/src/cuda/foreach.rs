@@ -37,6 +37,15 @@ pub fn print_foreach(kernel: &ForeachKernel) -> String {
 /// Elements that a thread loads before it stores the first.
 const AT_ONCE: u32 = 4;
 
+/// Finds the tensor of a block: of the arguments `a`, it reads `tensors`, how many there are, and the `first_block` of each.
+pub const FIND_TENSOR: &str = "\
+// The last tensor that begins at this block or before.
+u32 tensor = 0;
+for (u32 end = u32(a.tensors); end - tensor > 1;) {
+    const u32 middle = (tensor + end) / 2;
+    if (a.first_block[middle] <= blockIdx.x) tensor = middle; else end = middle;
+}";
+
 fn print_arguments(kernel: &ForeachKernel, writer: &mut Writer) {
     let (body, capacity) = (&kernel.body, kernel.capacity());
     writer.open(&format!("struct {}_arguments", kernel.name));
@@ -61,12 +70,7 @@ fn print_entry(kernel: &ForeachKernel, writer: &mut Writer) {
     writer.open(&format!(
         "extern \"C\" __global__ void __launch_bounds__({BLOCK}) {name}(const __grid_constant__ {name}_arguments a)"
     ));
-    writer.line("// The last tensor that begins at this block or before.");
-    writer.line("u32 tensor = 0;");
-    writer.open("for (u32 end = u32(a.tensors); end - tensor > 1;)");
-    writer.line("const u32 middle = (tensor + end) / 2;");
-    writer.line("if (a.first_block[middle] <= blockIdx.x) tensor = middle; else end = middle;");
-    writer.close("");
+    FIND_TENSOR.lines().for_each(|line| writer.line(line));
     writer.line(&format!("const u64 start = (blockIdx.x - a.first_block[tensor]) * {CHUNK};"));
     writer.line("const u64 elements = a.elements[tensor];");
     writer.line(&format!("const u64 end = elements - start < {CHUNK} ? elements : start + {CHUNK};"));

@@ -50,7 +50,7 @@ use crate::{Class, Geometry, Kernel};
 use writer::Writer;
 
 pub use expression::FloatNames;
-pub use foreach::print_foreach;
+pub use foreach::{FIND_TENSOR, print_foreach};
 pub use prelude::with_prelude;
 
 /// The options that NVRTC must get, beside the architecture: the language, and no contraction of a·b + c, so that a kernel
@@ -174,7 +174,7 @@ fn print_kernel(kernel: &Kernel) -> String {
         !reports
             || works_by_points(kernel)
             || kernel.body.outputs.iter().any(|output| output.place == OutputPlace::Row),
-        "{name}: a report goes with an output that is written once a row"
+        "{name}: a report goes with an output that is written once per row"
     );
     assert!(!contiguous || (row_rank <= 1 && inner_rank <= 1), "{name}: contiguous dimensions are merged");
     let mut writer = Writer::default();

@@ -1,4 +1,6 @@
 //! Kernels whose threads share rows: bodies with reductions, or with outputs that are written once for several points.
+//!
+//! This module is a hub: `held` and `online` print two forms of row, with the printer of this one.
 
 use crate::body::{InputKind, OutputPlace};
 use crate::held::passes;

@@ -141,7 +141,7 @@ fn gradient_place(
         let value = output.value.index();
         if output.place == OutputPlace::Row && at_points[value] && carries[value] {
             return Err(NotDifferentiable(format!(
-                "output {number} is written once a row, but depends on single points of it: reduce it first"
+                "output {number} is written once per row, but depends on single points of it: reduce it first"
             )));
         }
     }

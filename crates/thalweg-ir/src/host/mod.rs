@@ -3,10 +3,10 @@
 //!
 //! A [`HostProgram`] is a kernel compiled once: straight lists of `HostStep`s over registers. A register is a block
 //! of some hundreds or thousands of elements of one type, and a step is one tight loop over blocks, which the compiler vectorises; so
-//! the price of deciding what to do is paid once a block, not once an element.
+//! the price of deciding what to do is paid once per block, not once per element.
 //!
 //! # Levels and phases
-//! A step runs as seldom as it can: once a launch (constants, scalars and what follows from them), once a row, or once a
+//! A step runs as seldom as it can: once per launch (constants, scalars and what follows from them), once per row, or once per
 //! point. Reductions cut a row into *phases*: a reduction that needs the result of another one runs in a later pass over
 //! the row's points, and one that does not shares the pass. What several phases need of a point is computed anew in each, unless
 //! a block holds whole rows: then it stays in its register. Outputs are written in the last phase, so that an output may

@@ -1,4 +1,6 @@
 //! The kernels of attention as CUDA C: a unit is one pass for one dtype, one number of features and one kind of tensor cores.
+//!
+//! This module and the one around it use each other: the description of a pass says which of these units it runs.
 
 use std::fmt::Write as _;
 

@@ -21,7 +21,7 @@ use thalweg_ir::cuda::LaunchShape;
 use thalweg_ir::host::Fault;
 use thalweg_ir::{Element, c128};
 
-use crate::arguments;
+use crate::arguments::{self, arguments, choices};
 use crate::{Accesses, NativeKernel, Placed, Words};
 
 /// A decomposition, or a solution by one. The operands of each are in its order; (batch, …) is left out.
@@ -112,6 +112,9 @@ pub struct Decompose {
     pub flags: u64,
 }
 
+arguments! { Decompose { batch, rows, columns, width, flags, method } }
+choices! { Method: Method::ALL }
+
 /// How an operand of a method is used.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Use {
@@ -119,9 +122,6 @@ enum Use {
     Write,
     Change,
 }
-
-/// How many 8-byte words a launch takes.
-const ARGUMENT_WORDS: usize = 9;
 
 /// Threads of a block.
 const BLOCK: u32 = 256;
@@ -163,19 +163,6 @@ impl Decompose {
             }
         }
     }
-
-    fn pack(&self, at: [u64; 3]) -> [u64; ARGUMENT_WORDS] {
-        let method =
-            Method::ALL.iter().position(|&method| method == self.method).expect("ALL lists every method");
-        let Self { batch, rows, columns, width, flags, .. } = *self;
-        [at[0], at[1], at[2], batch, rows, columns, width, flags, method as u64]
-    }
-
-    fn unpack(bytes: &[u8]) -> Option<(Self, [u64; 3])> {
-        let [a, b, c, batch, rows, columns, width, flags, method] = arguments::words(bytes)?;
-        let method = *Method::ALL.get(usize::try_from(method).ok()?)?;
-        Some((Self { method, batch, rows, columns, width, flags }, [a, b, c]))
-    }
 }
 
 /// The operands that [`Method`] lists; a null address where there are fewer.
@@ -213,7 +200,7 @@ impl NativeKernel for Placed<Decompose, [DevicePointer; 3]> {
     }
 
     fn words(&self) -> Words {
-        self.kernel.pack(self.at.map(DevicePointer::address)).into_iter().collect()
+        arguments::pack(&self.at, &self.kernel)
     }
 
     fn accesses(&self) -> Accesses {
@@ -242,8 +229,7 @@ fn write<'a, T: Element>(launch: &'a HostLaunch<'_>, at: u64, count: u64) -> Res
 }
 
 fn run_on_host(launch: &HostLaunch<'_>) -> Result<(), HostFault> {
-    let (call, at) = Decompose::unpack(launch.arguments)
-        .ok_or_else(|| HostFault("decompose: the arguments are not in its layout".to_owned()))?;
+    let (call, at, []): (Decompose, [u64; 3], _) = arguments::unpack("decompose", launch)?;
     let counts = call.operands().map(|(count, _, _)| count);
     for matrix in 0..call.batch {
         let operands = call.operands();

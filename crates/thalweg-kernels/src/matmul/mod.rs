@@ -1,4 +1,4 @@
-//! [`Matmul`]: a batched matrix product as a value. It is no loop over a body, so that it can be what it is on each side:
+//! [`Matmul`]: a batched matrix product as a value. It is not a loop over a body, so that it can be what it is on each side:
 //! the vendor's library on a GPU, a well-kept CPU library on the host ([`host`]).
 //!
 //! D = α · op(A) · op(B) + β · D for each matrix of a batch. Matrices are row-major; op transposes where the operand says so.

@@ -11,7 +11,8 @@ use thalweg_ir::cuda::{FloatNames, LaunchShape, with_prelude};
 use thalweg_ir::host::Fault;
 use thalweg_ir::{DType, Element, bf16, f16};
 
-use crate::{Accesses, NativeKernel, Placed, Words, arguments};
+use crate::arguments::{self, Argument, arguments};
+use crate::{Accesses, NativeKernel, Placed, Words};
 
 /// How a weight (n, k) is stored, and with which scales, of the input's dtype.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -36,6 +37,25 @@ pub struct QuantizedMatmul {
     pub dtype: DType,
 }
 
+arguments! { QuantizedMatmul { sizes, quantization, dtype } }
+
+/// The size of a group, or 0.
+impl Argument for Quantization {
+    fn write(&self, words: &mut Words) {
+        words.push(match self {
+            Self::Int8 => 0,
+            Self::Int4 { group } => *group,
+        });
+    }
+
+    fn read(words: &mut std::slice::Iter<'_, u64>) -> Option<Self> {
+        Some(match words.next()? {
+            0 => Self::Int8,
+            &group => Self::Int4 { group },
+        })
+    }
+}
+
 /// The dtypes that there is a kernel for.
 pub const DTYPES: [DType; 3] = [DType::F32, DType::F16, DType::Bf16];
 
@@ -49,9 +69,6 @@ const BLOCK: u32 = 256;
 const LANES: usize = 32;
 /// Bytes of a weight that a lane loads at a time.
 const VECTOR: u64 = 16;
-
-/// How many 8-byte words a launch takes.
-const ARGUMENT_WORDS: usize = 9;
 
 /// The operands of a launch: the input (m, k), the weight, its scales, and the result (m, n), without gaps.
 type Operands = [DevicePointer; 4];
@@ -89,13 +106,6 @@ impl QuantizedMatmul {
         if self.quantization == Quantization::Int8 { VECTOR } else { 2 * VECTOR }
     }
 
-    fn group(&self) -> u64 {
-        match self.quantization {
-            Quantization::Int8 => 0,
-            Quantization::Int4 { group } => group,
-        }
-    }
-
     /// Returns how many bytes the weight takes, and how many elements the scales.
     fn weight(&self) -> [u64; 2] {
         let [_, n, k] = self.sizes;
@@ -103,18 +113,6 @@ impl QuantizedMatmul {
             Quantization::Int8 => [n * k, n],
             Quantization::Int4 { group } => [n * k / 2, k / group * n * 2],
         }
-    }
-
-    fn pack(&self, at: [u64; 4]) -> [u64; ARGUMENT_WORDS] {
-        let [m, n, k] = self.sizes;
-        [at[0], at[1], at[2], at[3], m, n, k, self.group(), arguments::number_of(self.dtype)]
-    }
-
-    fn unpack(bytes: &[u8]) -> Option<(Self, [u64; 4])> {
-        let [input, weight, scales, result, m, n, k, group, dtype] = arguments::words(bytes)?;
-        let quantization = if group == 0 { Quantization::Int8 } else { Quantization::Int4 { group } };
-        let dtype = arguments::dtype_of(dtype)?;
-        Some((Self { sizes: [m, n, k], quantization, dtype }, [input, weight, scales, result]))
     }
 
     /// Returns the sum of a row of the input and a row of the weight, in the order of the kernel.
@@ -237,7 +235,7 @@ impl NativeKernel for Placed<QuantizedMatmul, Operands> {
     }
 
     fn words(&self) -> Words {
-        self.kernel.pack(self.at.map(DevicePointer::address)).into_iter().collect()
+        arguments::pack(&self.at, &self.kernel)
     }
 
     fn accesses(&self) -> Accesses {
@@ -253,9 +251,7 @@ impl NativeKernel for Placed<QuantizedMatmul, Operands> {
 }
 
 fn run_on_host(launch: &HostLaunch<'_>) -> Result<(), HostFault> {
-    let (kernel, at) = QuantizedMatmul::unpack(launch.arguments)
-        .ok_or_else(|| HostFault("quantized product: the arguments are not in its layout".to_owned()))?;
-    let at = at.map(DevicePointer::new);
+    let (kernel, at, []): (QuantizedMatmul, _, _) = arguments::unpack("quantized product", launch)?;
     match kernel.dtype {
         DType::F32 => run_typed::<f32>(launch, &kernel, at),
         DType::F16 => run_typed::<f16>(launch, &kernel, at),
@@ -380,9 +376,8 @@ mod tests {
         for quantization in [Quantization::Int8, Quantization::Int4 { group: 64 }] {
             let kernel = QuantizedMatmul { sizes: [3, 5, 1088], quantization, dtype: DType::F32 };
             assert!(kernel.fits());
-            let bytes: Vec<u8> =
-                kernel.pack([1, 2, 3, 4]).iter().flat_map(|word| word.to_le_bytes()).collect();
-            assert_eq!(QuantizedMatmul::unpack(&bytes), Some((kernel, [1, 2, 3, 4])));
+            let words = arguments::pack(&[1_u64, 2, 3, 4], &kernel);
+            assert_eq!(arguments::read(&words), Some((kernel, [1_u64, 2, 3, 4], [])));
             let [bytes, scales] = kernel.weight();
             let number = |at: u64, of: u64| (at * 7919 % of) as f32;
             let weight: Vec<u8> = (0..bytes).map(|at| (at * 7919 % 251) as u8).collect();

@@ -9,10 +9,10 @@ use std::sync::Arc;
 use thalweg_driver::{Access, DevicePointer, HostFault, HostKernel, HostLaunch};
 use thalweg_ir::cuda::{LaunchShape, with_prelude};
 use thalweg_ir::host::Fault;
-use thalweg_ir::{DType, Element, with_dtype};
+use thalweg_ir::{DType, Element};
 
-use crate::arguments;
-use crate::dtypes::names;
+use crate::arguments::{self, arguments, choices};
+use crate::dtypes::{names, with_float};
 use crate::threads::{ranges, share};
 use crate::{Accesses, NativeKernel, Placed, Words};
 
@@ -79,6 +79,11 @@ pub struct Pool {
     pub dtype: DType,
 }
 
+arguments! {
+    Pool { planes, extents, windows, kernel, stride, padding, dilation, counts_padding, divisor, dtype, pass }
+}
+choices! { PoolPass: PoolPass::ALL }
+
 /// The dtypes that a pool has a kernel for.
 const FLOATS: [DType; 4] = [DType::F32, DType::F64, DType::F16, DType::Bf16];
 
@@ -87,9 +92,6 @@ const BLOCK: u64 = 256;
 
 /// The most blocks along the second axis of a grid.
 const MOST_PLANES: u64 = 65_535;
-
-/// How many 8-byte words a launch takes.
-const ARGUMENT_WORDS: usize = 26;
 
 /// The place of the greatest element where a window has none.
 const NOWHERE: i64 = i32::MAX as i64;
@@ -162,40 +164,6 @@ impl Pool {
     /// Returns the extents of what is computed for each plane.
     const fn target(&self) -> [u64; 3] {
         if self.pass.is_backward() { self.extents } else { self.windows }
-    }
-
-    fn pack(&self, at: [u64; 3]) -> [u64; ARGUMENT_WORDS] {
-        let pass = PoolPass::ALL.iter().position(|&pass| pass == self.pass).expect("ALL lists every pass");
-        let rest = [
-            u64::from(self.counts_padding),
-            self.divisor as u64,
-            arguments::number_of(self.dtype),
-            pass as u64,
-        ];
-        let lists = [self.extents, self.windows, self.kernel, self.stride, self.padding, self.dilation];
-        let mut words = [0; ARGUMENT_WORDS];
-        let all = at.into_iter().chain([self.planes]).chain(lists.into_iter().flatten()).chain(rest);
-        words.iter_mut().zip(all).for_each(|(word, value)| *word = value);
-        words
-    }
-
-    fn unpack(bytes: &[u8]) -> Option<(Self, [u64; 3])> {
-        let words: [u64; ARGUMENT_WORDS] = arguments::words(bytes)?;
-        let three = |first: usize| [words[first], words[first + 1], words[first + 2]];
-        let pool = Self {
-            pass: *PoolPass::ALL.get(usize::try_from(words[25]).ok()?)?,
-            planes: words[3],
-            extents: three(4),
-            windows: three(7),
-            kernel: three(10),
-            stride: three(13),
-            padding: three(16),
-            dilation: three(19),
-            counts_padding: words[22] != 0,
-            divisor: words[23] as i64,
-            dtype: arguments::dtype_of(words[24])?,
-        };
-        Some((pool, three(0)))
     }
 
     /// Returns whether what is computed of places fits into 32 bits, and there is a kernel for the dtype.
@@ -281,7 +249,7 @@ impl NativeKernel for Placed<Pool, [DevicePointer; 3]> {
     }
 
     fn words(&self) -> Words {
-        self.kernel.pack(self.at.map(DevicePointer::address)).into_iter().collect()
+        arguments::pack(&self.at, &self.kernel)
     }
 
     fn accesses(&self) -> Accesses {
@@ -302,22 +270,15 @@ impl NativeKernel for Placed<Pool, [DevicePointer; 3]> {
 }
 
 fn run_on_host(launch: &HostLaunch<'_>) -> Result<(), HostFault> {
-    let (pool, at) = Pool::unpack(launch.arguments)
-        .ok_or_else(|| HostFault("pool: the arguments are not in its layout".to_owned()))?;
-    let refuse = || Err(HostFault(format!("pool: {} is no dtype of it", pool.dtype)));
-    with_dtype!(pool.dtype,
-        bool => refuse(),
-        integer T => refuse(),
-        reduced T => run::<T>(launch, &pool, at),
-        float T => run::<T>(launch, &pool, at),
-    )
+    let (pool, at, []): (Pool, _, _) = arguments::unpack("pool", launch)?;
+    with_float!("pool", pool.dtype, T => run::<T>(launch, &pool, at))
 }
 
 /// Elements of which a thread of the host has at least so many.
 const LEAST_OF_A_THREAD: usize = 1 << 14;
 
-fn run<T: Element>(launch: &HostLaunch<'_>, pool: &Pool, at: [u64; 3]) -> Result<(), HostFault> {
-    let [source, places, result] = at.map(DevicePointer::new);
+fn run<T: Element>(launch: &HostLaunch<'_>, pool: &Pool, at: [DevicePointer; 3]) -> Result<(), HostFault> {
+    let [source, places, result] = at;
     let [of_points, of_windows] =
         [pool.extents, pool.windows].map(|list| list.iter().product::<u64>() as usize);
     let planes = pool.planes as usize;

@@ -1,4 +1,4 @@
-//! [`Scan`]: running sums, products, extrema and linear recurrences along a dimension. They are no loop over a body: a point needs
+//! [`Scan`]: running sums, products, extrema and linear recurrences along a dimension. They are not loops over a body: a point needs
 //! those before it.
 //!
 //! Points are combined in this order: groups of eight neighbours one after the other; the groups of up to 32 by doubling distances (1, 2, 4, …); where
@@ -12,10 +12,10 @@ use std::sync::Arc;
 use thalweg_driver::{Access, DevicePointer, HostFault, HostKernel, HostLaunch};
 use thalweg_ir::cuda::{LaunchShape, with_prelude};
 use thalweg_ir::host::Fault;
-use thalweg_ir::{DType, Element, with_dtype};
+use thalweg_ir::{DType, Element};
 
-use crate::arguments;
-use crate::dtypes::{DTYPES, names};
+use crate::arguments::{self, arguments, choices};
+use crate::dtypes::{DTYPES, names, with_float};
 use crate::{Accesses, NativeKernel, Placed, Words};
 
 /// The operation that combines a point with those before it.
@@ -80,6 +80,9 @@ pub struct Scan {
     pub dtype: DType,
 }
 
+arguments! { Scan { outer, length, inner, reversed, dtype, op } }
+choices! { ScanOp: ScanOp::ALL }
+
 /// The points that a thread combines one after the other.
 const GROUP: u64 = 8;
 
@@ -94,9 +97,6 @@ const MANY_ROWS: u64 = 4096;
 
 /// Rows below which a row takes as many warps as a block can have.
 const FEW_ROWS: u64 = 512;
-
-/// How many 8-byte words a launch takes.
-const ARGUMENT_WORDS: usize = 11;
 
 /// The name of the entry point.
 fn name(op: ScanOp, dtype: DType) -> String {
@@ -207,25 +207,6 @@ impl Scan {
         if self.inner > 1 { [warps, 1] } else { [WARP as usize, warps] }
     }
 
-    fn pack(&self, at: [u64; 3]) -> [u64; ARGUMENT_WORDS] {
-        let dtype = arguments::number_of(self.dtype);
-        let op = ScanOp::ALL.iter().position(|&op| op == self.op).expect("ALL lists every operation");
-        let flags = u64::from(self.reversed);
-        let is_wide = self.length.is_multiple_of(GROUP) && at.iter().all(|at| at.is_multiple_of(16));
-        let sizes = [self.outer, self.length, self.inner, flags, dtype, op as u64];
-        let [outer, length, inner, flags, dtype, op] = sizes;
-        [at[0], at[1], at[2], outer, length, inner, flags, dtype, op, self.warps(), u64::from(is_wide)]
-    }
-
-    fn unpack(bytes: &[u8]) -> Option<(Self, [u64; 3])> {
-        let [source, other, result, outer, length, inner, reversed, dtype, op, _, _] =
-            arguments::words(bytes)?;
-        let dtype = arguments::dtype_of(dtype)?;
-        let op = *ScanOp::ALL.get(usize::try_from(op).ok()?)?;
-        let scan = Self { op, outer, length, inner, reversed: reversed != 0, dtype };
-        Some((scan, [source, other, result]))
-    }
-
     /// The places of a row's points, in the order in which they are combined.
     fn row(&self, row: u64) -> impl Iterator<Item = usize> + use<> {
         let Self { length, inner, reversed, .. } = *self;
@@ -333,7 +314,11 @@ impl NativeKernel for Placed<Scan, [DevicePointer; 3]> {
     }
 
     fn words(&self) -> Words {
-        self.kernel.pack(self.at.map(DevicePointer::address)).into_iter().collect()
+        let mut words = arguments::pack(&self.at, &self.kernel);
+        let is_aligned = self.at.iter().all(|at| at.address().is_multiple_of(16));
+        let is_wide = self.kernel.length.is_multiple_of(GROUP) && is_aligned;
+        words.extend([self.kernel.warps(), u64::from(is_wide)]);
+        words
     }
 
     fn accesses(&self) -> Accesses {
@@ -356,18 +341,11 @@ static NAMES: std::sync::OnceLock<[[String; DType::ALL.len()]; ScanOp::ALL.len()
     std::sync::OnceLock::new();
 
 fn run_on_host(launch: &HostLaunch<'_>) -> Result<(), HostFault> {
-    let (scan, at) = Scan::unpack(launch.arguments)
-        .ok_or_else(|| HostFault("scan: the arguments are not in its layout".to_owned()))?;
+    let (scan, at, [_, _]): (Scan, _, _) = arguments::unpack("scan", launch)?;
     if scan.dtype == DType::I64 {
         return run_integers(launch, &scan, at);
     }
-    let refuse = || Err(HostFault(format!("scan: {} is no dtype of it", scan.dtype)));
-    with_dtype!(scan.dtype,
-        bool => refuse(),
-        integer T => refuse(),
-        reduced T => run_floats::<T>(launch, &scan, at),
-        float T => run_floats::<T>(launch, &scan, at),
-    )
+    with_float!("scan", scan.dtype, T => run_floats::<T>(launch, &scan, at))
 }
 
 /// Which of two points comes out of an extremum: whether it is the right one.
@@ -376,8 +354,8 @@ fn takes_right<T: PartialOrd>(left: T, right: T, is_max: bool) -> bool {
     is_nan(&right) || (!is_nan(&left) && if is_max { right >= left } else { right <= left })
 }
 
-fn run_integers(launch: &HostLaunch<'_>, scan: &Scan, at: [u64; 3]) -> Result<(), HostFault> {
-    let [source, other, result] = at.map(DevicePointer::new);
+fn run_integers(launch: &HostLaunch<'_>, scan: &Scan, at: [DevicePointer; 3]) -> Result<(), HostFault> {
+    let [source, other, result] = at;
     let count = scan.elements() as usize;
     let source = launch.read::<i64>(source, count)?;
     let result = launch.write::<i64>(result, count)?;
@@ -406,8 +384,12 @@ fn run_integers(launch: &HostLaunch<'_>, scan: &Scan, at: [u64; 3]) -> Result<()
     Ok(())
 }
 
-fn run_floats<T: Element>(launch: &HostLaunch<'_>, scan: &Scan, at: [u64; 3]) -> Result<(), HostFault> {
-    let [source, other, result] = at.map(DevicePointer::new);
+fn run_floats<T: Element>(
+    launch: &HostLaunch<'_>,
+    scan: &Scan,
+    at: [DevicePointer; 3],
+) -> Result<(), HostFault> {
+    let [source, other, result] = at;
     let count = scan.elements() as usize;
     let source = launch.read::<T>(source, count)?;
     let result = launch.write::<T>(result, count)?;

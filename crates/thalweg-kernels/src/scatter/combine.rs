@@ -3,6 +3,8 @@
 use thalweg_ir::elements::{bf16, f16};
 use thalweg_ir::{DType, Element};
 
+use crate::arguments::choices;
+
 /// How an element is combined with what is there.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[repr(u8)]
@@ -22,7 +24,20 @@ pub enum Combine {
 impl Combine {
     /// Every way.
     pub const ALL: [Self; 5] = [Self::Replace, Self::Sum, Self::Product, Self::Max, Self::Min];
+
+    /// Returns the name: PyTorch's of the reduction of a scatter, or `replace`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Replace => "replace",
+            Self::Sum => "sum",
+            Self::Product => "prod",
+            Self::Max => "amax",
+            Self::Min => "amin",
+        }
+    }
 }
+
+choices! { Combine: Combine::ALL }
 
 /// An element that can be combined.
 pub trait Term: Element {

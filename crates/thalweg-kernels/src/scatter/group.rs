@@ -12,7 +12,7 @@ use thalweg_driver::{Access, DevicePointer, HostFault, HostKernel, HostLaunch};
 use thalweg_ir::cuda::{LaunchShape, with_prelude};
 use thalweg_ir::host::Fault;
 
-use crate::arguments;
+use crate::arguments::{self, arguments, choices};
 use crate::{Accesses, NativeKernel, Placed, Words};
 
 /// A part of the work. See the [module](self).
@@ -50,8 +50,8 @@ pub struct GroupIndices {
     pub phase: Phase,
 }
 
-/// How many 8-byte words a launch takes.
-const ARGUMENT_WORDS: usize = 7;
+arguments! { GroupIndices { count, rows, stride, phase } }
+choices! { Phase: PHASES }
 
 /// Threads of a block that counts, or places.
 const BLOCK: u64 = 1024;
@@ -85,13 +85,6 @@ impl GroupIndices {
     /// Returns how many elements the indices reach over.
     fn span(&self) -> u64 {
         if self.count == 0 { 0 } else { 1 + (self.count - 1) * self.stride }
-    }
-
-    fn unpack(bytes: &[u8]) -> Option<(Self, [u64; 3])> {
-        let [index, counters, groups, count, rows, stride, phase]: [u64; ARGUMENT_WORDS] =
-            arguments::words(bytes)?;
-        let phase = PHASES.into_iter().find(|&known| known as u64 == phase)?;
-        Some((Self { count, rows, stride, phase }, [index, counters, groups]))
     }
 
     /// Returns the indices that name a row: their number, and the row.
@@ -183,8 +176,7 @@ impl NativeKernel for Placed<GroupIndices, [DevicePointer; 3]> {
     }
 
     fn words(&self) -> Words {
-        let GroupIndices { count, rows, stride, phase } = self.kernel;
-        self.at.map(DevicePointer::address).into_iter().chain([count, rows, stride, phase as u64]).collect()
+        arguments::pack(&self.at, &self.kernel)
     }
 
     fn accesses(&self) -> Accesses {
@@ -208,9 +200,8 @@ impl NativeKernel for Placed<GroupIndices, [DevicePointer; 3]> {
 }
 
 fn run_on_host(launch: &HostLaunch<'_>) -> Result<(), HostFault> {
-    let (group, addresses) = GroupIndices::unpack(launch.arguments)
-        .ok_or_else(|| HostFault("group_indices: the arguments are not in its layout".to_owned()))?;
-    let [index, counters, groups] = addresses.map(DevicePointer::new);
+    let (group, addresses, []): (GroupIndices, _, _) = arguments::unpack("group_indices", launch)?;
+    let [index, counters, groups]: [DevicePointer; 3] = addresses;
     let index = launch.read::<i64>(index, group.span() as usize)?;
     let counters = launch.write::<i32>(counters, GroupIndices::counters(group.rows) as usize)?;
     if group.phase == Phase::Last {

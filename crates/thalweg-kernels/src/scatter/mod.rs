@@ -1,4 +1,4 @@
-//! Elements that are combined into the places that indices name. It is no loop over a body: which elements meet in one place is in the
+//! Elements that are combined into the places that indices name. It is not a loop over a body: which elements meet in one place is in the
 //! data. **They are combined in the order of the source**, so that a result does not depend on timing.
 //!
 //! - [`rows`]: whole rows at one list of indices, which [`group`] has grouped by the row that they name. A thread has some columns of
@@ -22,7 +22,7 @@ use thalweg_ir::DType;
 use thalweg_ir::cuda::{LaunchShape, with_prelude};
 use thalweg_ir::host::Fault;
 
-use crate::arguments;
+use crate::arguments::{self, arguments};
 use crate::{Accesses, NativeKernel, Placed, Words};
 
 mod combine;
@@ -48,11 +48,10 @@ pub struct ScatterReduce {
     pub combine: Combine,
 }
 
+arguments! { ScatterReduce { sizes, index_strides, source_strides, dtype, combine } }
+
 /// The dtypes that there is a kernel for.
 pub const DTYPES: [DType; 3] = [DType::I64, DType::F32, DType::F64];
-
-/// How many 8-byte words [`ScatterReduce::pack`] writes.
-pub const ARGUMENT_WORDS: usize = 15;
 
 /// Threads of a block.
 const BLOCK: u64 = 128;
@@ -70,35 +69,6 @@ impl ScatterReduce {
             }
         };
         [span(self.index_strides), span(self.source_strides), outer * extent * inner]
-    }
-
-    /// Returns the arguments of a launch as words: the addresses of indices, source and result; the sizes; the strides; dtype and way
-    /// of combining by their places in [`DTYPES`] and [`Combine::ALL`].
-    #[must_use]
-    pub fn pack(&self, addresses: [u64; 3]) -> [u64; ARGUMENT_WORDS] {
-        let dtype = DTYPES.iter().position(|&dtype| dtype == self.dtype).unwrap_or(DTYPES.len());
-        let mut words = [0; ARGUMENT_WORDS];
-        words[..3].copy_from_slice(&addresses);
-        words[3..7].copy_from_slice(&self.sizes);
-        words[7..10].copy_from_slice(&self.index_strides);
-        words[10..13].copy_from_slice(&self.source_strides);
-        words[13..].copy_from_slice(&[dtype as u64, self.combine as u64]);
-        words
-    }
-
-    /// Reads back what [`ScatterReduce::pack`] packed, with the addresses. `None` if the bytes are no such thing.
-    #[must_use]
-    pub fn unpack(bytes: &[u8]) -> Option<(Self, [u64; 3])> {
-        let words: [u64; ARGUMENT_WORDS] = arguments::words(bytes)?;
-        let three = |from: usize| [words[from], words[from + 1], words[from + 2]];
-        let sizes = Self {
-            sizes: [words[3], words[4], words[5], words[6]],
-            index_strides: three(7),
-            source_strides: three(10),
-            dtype: *DTYPES.get(usize::try_from(words[13]).ok()?)?,
-            combine: *Combine::ALL.get(usize::try_from(words[14]).ok()?)?,
-        };
-        Some((sizes, three(0)))
     }
 
     /// Carries it out on the host, with the GPU's bits.
@@ -155,7 +125,7 @@ pub fn name(dtype: DType) -> &'static str {
 }
 
 /// Returns the translation unit for a dtype, to be compiled with [`OPTIONS`](thalweg_ir::cuda::OPTIONS). Its entry point, [`name`],
-/// takes the words of [`ScatterReduce::pack`] as one structure by value.
+/// takes the [words](NativeKernel::words) of a launch as one structure by value.
 ///
 /// # Panics
 /// If there is no kernel for the dtype.
@@ -196,7 +166,7 @@ impl NativeKernel for Placed<ScatterReduce, [DevicePointer; 3]> {
     }
 
     fn words(&self) -> Words {
-        self.kernel.pack(self.at.map(DevicePointer::address)).into_iter().collect()
+        arguments::pack(&self.at, &self.kernel)
     }
 
     fn accesses(&self) -> Accesses {
@@ -217,8 +187,7 @@ fn result_of(sizes: &ScatterReduce, result: DevicePointer) -> Access {
 }
 
 fn run_on_host(launch: &HostLaunch<'_>) -> Result<(), HostFault> {
-    let (sizes, addresses) = ScatterReduce::unpack(launch.arguments)
-        .ok_or_else(|| HostFault("scatter_reduce: the arguments are not in its layout".to_owned()))?;
+    let (sizes, addresses, []): (ScatterReduce, _, _) = arguments::unpack("scatter_reduce", launch)?;
     match sizes.dtype {
         DType::I64 => run_typed::<i64>(launch, &sizes, addresses),
         DType::F32 => run_typed::<f32>(launch, &sizes, addresses),
@@ -229,9 +198,9 @@ fn run_on_host(launch: &HostLaunch<'_>) -> Result<(), HostFault> {
 fn run_typed<T: Term>(
     launch: &HostLaunch<'_>,
     sizes: &ScatterReduce,
-    addresses: [u64; 3],
+    addresses: [DevicePointer; 3],
 ) -> Result<(), HostFault> {
-    let [index, source, result] = addresses.map(DevicePointer::new);
+    let [index, source, result] = addresses;
     let [indices, sources, results] = sizes.spans().map(|span| span as usize);
     let (index, source) = (launch.read::<i64>(index, indices)?, launch.read::<T>(source, sources)?);
     sizes.run(index, source, launch.write::<T>(result, results)?);

@@ -15,8 +15,9 @@ use thalweg_ir::host::Fault;
 use super::combine::{c_of, typed};
 use super::group::GroupIndices;
 use super::{Combine, Term, Wide};
+use crate::arguments::{self, arguments};
 use crate::dtypes::{DTYPES, check, names};
-use crate::{Accesses, NativeKernel, Placed, Words, arguments};
+use crate::{Accesses, NativeKernel, Placed, Words};
 
 /// The sizes of a launch. See the [module](self).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -33,8 +34,7 @@ pub struct ScatterRows {
     pub combine: Combine,
 }
 
-/// How many 8-byte words a launch takes.
-const ARGUMENT_WORDS: usize = 15;
+arguments! { ScatterRows { sizes, index_stride, source_strides, combine, dtype } }
 
 /// Threads of a block.
 const BLOCK: u64 = 256;
@@ -45,28 +45,6 @@ const VECTOR: u64 = 16;
 type Operands = [DevicePointer; 5];
 
 impl ScatterRows {
-    fn pack(&self, at: [u64; 5]) -> [u64; ARGUMENT_WORDS] {
-        let mut words = [0; ARGUMENT_WORDS];
-        words[..5].copy_from_slice(&at);
-        words[5..9].copy_from_slice(&self.sizes);
-        words[9] = self.index_stride;
-        words[10..13].copy_from_slice(&self.source_strides);
-        words[13..].copy_from_slice(&[self.combine as u64, arguments::number_of(self.dtype)]);
-        words
-    }
-
-    fn unpack(bytes: &[u8]) -> Option<(Self, [u64; 5])> {
-        let words: [u64; ARGUMENT_WORDS] = arguments::words(bytes)?;
-        let sizes = Self {
-            sizes: words[5..9].try_into().ok()?,
-            index_stride: words[9],
-            source_strides: words[10..13].try_into().ok()?,
-            combine: *Combine::ALL.get(usize::try_from(words[13]).ok()?)?,
-            dtype: arguments::dtype_of(words[14])?,
-        };
-        Some((sizes, words[..5].try_into().ok()?))
-    }
-
     /// Returns how many elements indices, source and result reach over.
     fn spans(&self) -> [u64; 3] {
         let [outer, extent, count, inner] = self.sizes;
@@ -179,7 +157,7 @@ impl NativeKernel for Placed<ScatterRows, Operands> {
     }
 
     fn words(&self) -> Words {
-        self.kernel.pack(self.at.map(DevicePointer::address)).into_iter().collect()
+        arguments::pack(&self.at, &self.kernel)
     }
 
     fn accesses(&self) -> Accesses {
@@ -208,17 +186,16 @@ fn result_of(sizes: &ScatterRows, result: DevicePointer) -> Access {
 }
 
 fn run_on_host(launch: &HostLaunch<'_>) -> Result<(), HostFault> {
-    let (sizes, addresses) = ScatterRows::unpack(launch.arguments)
-        .ok_or_else(|| HostFault("scatter_rows: the arguments are not in its layout".to_owned()))?;
+    let (sizes, addresses, []): (ScatterRows, _, _) = arguments::unpack("scatter_rows", launch)?;
     typed!(sizes.dtype, T => run_typed::<T>(launch, &sizes, addresses))
 }
 
 fn run_typed<T: Wide>(
     launch: &HostLaunch<'_>,
     sizes: &ScatterRows,
-    addresses: [u64; 5],
+    addresses: [DevicePointer; 5],
 ) -> Result<(), HostFault> {
-    let [index, _, _, source, result] = addresses.map(DevicePointer::new);
+    let [index, _, _, source, result] = addresses;
     let [indices, sources, results] = sizes.spans().map(|span| span as usize);
     let (index, source) = (launch.read::<i64>(index, indices)?, launch.read::<T>(source, sources)?);
     sizes.run(index, source, launch.write::<T>(result, results)?);

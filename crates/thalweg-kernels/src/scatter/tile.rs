@@ -18,8 +18,9 @@ use thalweg_ir::host::Fault;
 
 use super::combine::{c_of, typed};
 use super::{Combine, Term, Wide};
+use crate::arguments::{self, arguments};
 use crate::dtypes::{check, entry_points, names};
-use crate::{Accesses, NativeKernel, Placed, Words, arguments};
+use crate::{Accesses, NativeKernel, Placed, Words};
 
 /// The sizes of a launch. See the [module](self).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -38,8 +39,7 @@ pub struct ScatterTile {
     pub from_zeros: bool,
 }
 
-/// How many 8-byte words a launch takes.
-const ARGUMENT_WORDS: usize = 19;
+arguments! { ScatterTile { sizes, index_strides, source_strides, combine, from_zeros, dtype } }
 
 /// Threads of a block.
 const BLOCK: u64 = 512;
@@ -82,37 +82,6 @@ impl ScatterTile {
 
     fn tile(&self) -> Tile {
         Self::tile_of(self.sizes, self.dtype)
-    }
-
-    fn pack(&self, at: [u64; 4]) -> [u64; ARGUMENT_WORDS] {
-        let Tile { columns, places } = self.tile();
-        let mut words = [0; ARGUMENT_WORDS];
-        words[..4].copy_from_slice(&at);
-        words[4..8].copy_from_slice(&self.sizes);
-        words[8..11].copy_from_slice(&self.index_strides);
-        words[11..14].copy_from_slice(&self.source_strides);
-        let dtype = arguments::number_of(self.dtype);
-        words[14..].copy_from_slice(&[
-            columns,
-            places,
-            self.combine as u64,
-            u64::from(self.from_zeros),
-            dtype,
-        ]);
-        words
-    }
-
-    fn unpack(bytes: &[u8]) -> Option<(Self, [u64; 4])> {
-        let words: [u64; ARGUMENT_WORDS] = arguments::words(bytes)?;
-        let sizes = Self {
-            sizes: words[4..8].try_into().ok()?,
-            index_strides: words[8..11].try_into().ok()?,
-            source_strides: words[11..14].try_into().ok()?,
-            combine: *Combine::ALL.get(usize::try_from(words[16]).ok()?)?,
-            from_zeros: words[17] != 0,
-            dtype: arguments::dtype_of(words[18])?,
-        };
-        Some((sizes, words[..4].try_into().ok()?))
     }
 
     /// Returns how many elements indices, source and result reach over.
@@ -194,7 +163,10 @@ impl NativeKernel for Placed<ScatterTile, [DevicePointer; 4]> {
     }
 
     fn words(&self) -> Words {
-        self.kernel.pack(self.at.map(DevicePointer::address)).into_iter().collect()
+        let mut words = arguments::pack(&self.at, &self.kernel);
+        let Tile { columns, places } = self.kernel.tile();
+        words.extend([columns, places]);
+        words
     }
 
     fn accesses(&self) -> Accesses {
@@ -211,17 +183,16 @@ impl NativeKernel for Placed<ScatterTile, [DevicePointer; 4]> {
 }
 
 fn run_on_host(launch: &HostLaunch<'_>) -> Result<(), HostFault> {
-    let (sizes, addresses) = ScatterTile::unpack(launch.arguments)
-        .ok_or_else(|| HostFault("scatter_tile: the arguments are not in its layout".to_owned()))?;
+    let (sizes, addresses, [_, _]): (ScatterTile, _, _) = arguments::unpack("scatter_tile", launch)?;
     typed!(sizes.dtype, T => run_typed::<T>(launch, &sizes, addresses))
 }
 
 fn run_typed<T: Wide>(
     launch: &HostLaunch<'_>,
     sizes: &ScatterTile,
-    addresses: [u64; 4],
+    addresses: [DevicePointer; 4],
 ) -> Result<(), HostFault> {
-    let [index, source, target, result] = addresses.map(DevicePointer::new);
+    let [index, source, target, result] = addresses;
     let [indices, sources, results] = sizes.spans().map(|span| span as usize);
     let sums = match sizes.from_zeros {
         true => vec![T::from_f64(0.0).widened(); results],
@@ -245,11 +216,11 @@ struct NAME_arguments {
     u64 inner;
     u64 index_strides[3];
     u64 source_strides[3];
-    u64 columns;
-    u64 places;
     u64 combine;
     u64 from_zeros;
     u64 dtype;
+    u64 columns;
+    u64 places;
 };
 
 COMBINE

@@ -18,7 +18,7 @@ use thalweg_ir::DType;
 use thalweg_ir::cuda::LaunchShape;
 use thalweg_ir::host::Fault;
 
-use crate::arguments;
+use crate::arguments::{self, Argument, arguments};
 use crate::dtypes::{DTYPES, check};
 use crate::{Accesses, NativeKernel, Placed, Words};
 
@@ -39,6 +39,8 @@ pub struct Sort {
     /// Of the points: a floating-point type or int64.
     pub dtype: DType,
 }
+
+arguments! { Sort { outer, length, inner, descending, dtype } }
 
 /// The most points of a row that one block sorts.
 pub const SHORT: u64 = 4096;
@@ -95,6 +97,12 @@ impl Sort {
 
     fn elements(&self) -> u64 {
         self.rows() * self.length
+    }
+
+    /// Returns the place in memory of a row's first point, where rows have so many points.
+    fn first(&self, row: usize, length: u64) -> usize {
+        let (length, inner) = (length as usize, self.inner as usize);
+        row / inner * length * inner + row % inner
     }
 
     /// Returns the points of a tile.
@@ -167,29 +175,51 @@ pub(crate) fn sources() -> impl Iterator<Item = (String, String)> {
     steps.into_iter().map(|step| (step.name().to_owned(), step.print())).chain(select::sources())
 }
 
-/// The arguments of a launch: addresses, sizes, and which launch it is.
-struct Arguments {
-    source: u64,
-    values: u64,
-    places: u64,
+/// The addresses of a launch's operands.
+struct Operands {
+    source: DevicePointer,
+    values: DevicePointer,
+    places: DevicePointer,
     /// Where keys are read and written, then places.
-    keys: [u64; 2],
-    marks: [u64; 2],
-    counts: u64,
-    sums: u64,
-    step: Step,
+    keys: [DevicePointer; 2],
+    marks: [DevicePointer; 2],
+    counts: DevicePointer,
+    sums: DevicePointer,
 }
 
-/// How many 8-byte words a launch takes.
-const ARGUMENT_WORDS: usize = 16;
+arguments! { Step { sort, work } }
+arguments! { Operands { source, values, places, keys, marks, counts, sums } }
 
-impl Arguments {
-    fn new(step: Step, [source, values, places, scratch]: [u64; 4]) -> Self {
-        let mut at = scratch;
+/// The digit, and the number of the work.
+impl Argument for Work {
+    fn write(&self, words: &mut Words) {
+        words.extend(match *self {
+            Self::Rows => [0, 0],
+            Self::Count(digit) => [digit.into(), 1],
+            Self::Add => [0, 2],
+            Self::Place(digit) => [digit.into(), 3],
+        });
+    }
+
+    fn read(words: &mut std::slice::Iter<'_, u64>) -> Option<Self> {
+        let digit = u32::try_from(*words.next()?).ok()?;
+        Some(match words.next()? {
+            0 => Self::Rows,
+            1 => Self::Count(digit),
+            2 => Self::Add,
+            _ => Self::Place(digit),
+        })
+    }
+}
+
+impl Operands {
+    fn new(step: Step, [source, values, places, scratch]: [DevicePointer; 4]) -> Self {
+        let mut next = scratch;
         let [first_keys, second_keys, first_marks, second_marks, counts, sums] =
             step.sort.sections().map(|words| {
-                at += words * 8;
-                at - words * 8
+                let first = next;
+                next = first.offset(words * 8);
+                first
             });
         let mut keys = [second_keys, first_keys];
         let mut marks = [second_marks, first_marks];
@@ -197,69 +227,7 @@ impl Arguments {
             keys.reverse();
             marks.reverse();
         }
-        Self { source, values, places, keys, marks, counts, sums, step }
-    }
-
-    fn pack(&self) -> [u64; ARGUMENT_WORDS] {
-        let Self { source, values, places, keys, marks, counts, sums, step } = self;
-        let Sort { outer, length, inner, descending, dtype } = step.sort;
-        let work = match step.work {
-            Work::Rows => 0,
-            Work::Count(_) => 1,
-            Work::Add => 2,
-            Work::Place(_) => 3,
-        };
-        let (dtype, flags) = (arguments::number_of(dtype), u64::from(descending) | work << 1);
-        [
-            *source,
-            *values,
-            *places,
-            keys[0],
-            keys[1],
-            marks[0],
-            marks[1],
-            *counts,
-            *sums,
-            outer,
-            length,
-            inner,
-            flags,
-            dtype,
-            step.digit().into(),
-            step.sort.tiles(),
-        ]
-    }
-
-    fn unpack(bytes: &[u8]) -> Option<Self> {
-        let [
-            source,
-            values,
-            places,
-            k0,
-            k1,
-            m0,
-            m1,
-            counts,
-            sums,
-            outer,
-            length,
-            inner,
-            flags,
-            dtype,
-            digit,
-            _,
-        ] = arguments::words(bytes)?;
-        let dtype = arguments::dtype_of(dtype)?;
-        let sort = Sort { outer, length, inner, descending: flags & 1 == 1, dtype };
-        let digit = u32::try_from(digit).ok()?;
-        let work = match flags >> 1 {
-            0 => Work::Rows,
-            1 => Work::Count(digit),
-            2 => Work::Add,
-            _ => Work::Place(digit),
-        };
-        let step = Step { sort, work };
-        Some(Self { source, values, places, keys: [k0, k1], marks: [m0, m1], counts, sums, step })
+        Self { source, values, places, keys, marks, counts, sums }
     }
 }
 
@@ -314,7 +282,9 @@ impl NativeKernel for Placed<Step, [DevicePointer; 4]> {
     }
 
     fn words(&self) -> Words {
-        Arguments::new(self.kernel, self.at.map(DevicePointer::address)).pack().into_iter().collect()
+        let mut words = arguments::pack(&Operands::new(self.kernel, self.at), &self.kernel);
+        words.push(self.kernel.sort.tiles());
+        words
     }
 
     fn accesses(&self) -> Accesses {
@@ -338,32 +308,32 @@ impl NativeKernel for Placed<Step, [DevicePointer; 4]> {
 }
 
 fn run_on_host(launch: &HostLaunch<'_>) -> Result<(), HostFault> {
-    let arguments = Arguments::unpack(launch.arguments)
-        .ok_or_else(|| HostFault("sort: the arguments are not in its layout".to_owned()))?;
-    match arguments.step.sort.dtype.size_bytes() {
-        2 => Host::<u16>::new(launch, &arguments).run(),
-        4 => Host::<u32>::new(launch, &arguments).run(),
-        8 => Host::<u64>::new(launch, &arguments).run(),
-        _ => Err(HostFault(format!("sort: {} is no dtype of it", arguments.step.sort.dtype))),
+    let (step, at, [_]): (Step, Operands, _) = arguments::unpack("sort", launch)?;
+    match step.sort.dtype.size_bytes() {
+        2 => Host::<u16>::new(launch, step, at).run(),
+        4 => Host::<u32>::new(launch, step, at).run(),
+        8 => Host::<u64>::new(launch, step, at).run(),
+        _ => Err(HostFault(format!("sort: {} is no dtype of it", step.sort.dtype))),
     }
 }
 
 /// A launch on the host, over the bits of elements.
 struct Host<'h, T> {
     launch: &'h HostLaunch<'h>,
-    arguments: &'h Arguments,
+    step: Step,
+    at: Operands,
     keys: Keys,
     bits: PhantomData<T>,
 }
 
 impl<'h, T: Pod + Into<u64> + TryFrom<u64>> Host<'h, T> {
-    fn new(launch: &'h HostLaunch<'h>, arguments: &'h Arguments) -> Self {
-        let sort = &arguments.step.sort;
-        Self { launch, arguments, keys: Keys::new(sort.dtype, sort.descending), bits: PhantomData }
+    fn new(launch: &'h HostLaunch<'h>, step: Step, at: Operands) -> Self {
+        let keys = Keys::new(step.sort.dtype, step.sort.descending);
+        Self { launch, step, at, keys, bits: PhantomData }
     }
 
     fn run(&self) -> Result<(), HostFault> {
-        match self.arguments.step.work {
+        match self.step.work {
             Work::Rows => self.rows(),
             Work::Count(digit) => self.count(digit),
             Work::Add => self.add(),
@@ -371,33 +341,27 @@ impl<'h, T: Pod + Into<u64> + TryFrom<u64>> Host<'h, T> {
         }
     }
 
-    fn read<E: Pod>(&self, address: u64, count: u64) -> Result<&'h [E], HostFault> {
-        self.launch.read(DevicePointer::new(address), count as usize)
+    fn read<E: Pod>(&self, at: DevicePointer, count: u64) -> Result<&'h [E], HostFault> {
+        self.launch.read(at, count as usize)
     }
 
     #[allow(clippy::mut_from_ref)] // the launch checks at run time that it is alone
-    fn write<E: Pod>(&self, address: u64, count: u64) -> Result<&'h mut [E], HostFault> {
-        self.launch.write(DevicePointer::new(address), count as usize)
-    }
-
-    /// Returns the place in memory of a row's first point.
-    fn first(&self, row: usize) -> usize {
-        let (length, inner) = (self.arguments.step.sort.length as usize, self.inner());
-        row / inner * length * inner + row % inner
+    fn write<E: Pod>(&self, at: DevicePointer, count: u64) -> Result<&'h mut [E], HostFault> {
+        self.launch.write(at, count as usize)
     }
 
     fn inner(&self) -> usize {
-        self.arguments.step.sort.inner as usize
+        self.step.sort.inner as usize
     }
 
     fn rows(&self) -> Result<(), HostFault> {
-        let Arguments { source, values, places, step, .. } = self.arguments;
+        let (step, Operands { source, values, places, .. }) = (&self.step, &self.at);
         let count = step.sort.elements();
         let source = self.read::<T>(*source, count)?;
         let (values, places) = (self.write::<T>(*values, count)?, self.write::<i64>(*places, count)?);
         let inner = self.inner();
         for row in 0..step.sort.rows() as usize {
-            let first = self.first(row);
+            let first = self.step.sort.first(row, self.step.sort.length);
             let key = |at: usize| self.keys.of(source[first + at * inner].into());
             let mut order: Vec<(u64, usize)> =
                 (0..step.sort.length as usize).map(|at| (key(at), at)).collect();
@@ -413,22 +377,22 @@ impl<'h, T: Pod + Into<u64> + TryFrom<u64>> Host<'h, T> {
 
     /// Returns the keys of a row, and the places that they come from, before the points are placed by a digit.
     fn row(&self, row: usize, digit: u32) -> Result<(Vec<u64>, Vec<u32>), HostFault> {
-        let Arguments { source, keys, marks, step, .. } = self.arguments;
+        let (step, Operands { source, keys, marks, .. }) = (&self.step, &self.at);
         let length = step.sort.length;
         if digit == 0 {
             let source = self.read::<T>(*source, step.sort.elements())?;
-            let (first, inner) = (self.first(row), self.inner());
+            let (first, inner) = (self.step.sort.first(row, self.step.sort.length), self.inner());
             let key = |at| self.keys.of(source[first + at as usize * inner].into());
             return Ok(((0..length).map(key).collect(), (0..length as u32).collect()));
         }
         let (size, skipped) = (size_of::<T>() as u64, row as u64 * length);
-        let keys = self.read::<T>(keys[0] + skipped * size, length)?;
-        let marks = self.read::<u32>(marks[0] + skipped * 4, length)?;
+        let keys = self.read::<T>(keys[0].offset(skipped * size), length)?;
+        let marks = self.read::<u32>(marks[0].offset(skipped * 4), length)?;
         Ok((keys.iter().map(|&key| key.into()).collect(), marks.to_vec()))
     }
 
     fn count(&self, digit: u32) -> Result<(), HostFault> {
-        let Arguments { counts, step, .. } = self.arguments;
+        let (step, Operands { counts, .. }) = (&self.step, &self.at);
         let (rows, tiles, tile) = (step.sort.rows(), step.sort.tiles(), step.sort.tile());
         let counts = self.write::<u32>(*counts, rows * DIGITS * tiles)?;
         counts.fill(0);
@@ -445,7 +409,7 @@ impl<'h, T: Pod + Into<u64> + TryFrom<u64>> Host<'h, T> {
     }
 
     fn add(&self) -> Result<(), HostFault> {
-        let Arguments { counts, sums, step, .. } = self.arguments;
+        let (step, Operands { counts, sums, .. }) = (&self.step, &self.at);
         let (lines, tiles) = (step.sort.rows() * DIGITS, step.sort.tiles());
         let counts = self.write::<u32>(*counts, lines * tiles)?;
         let sums = self.write::<u32>(*sums, lines)?;
@@ -459,7 +423,7 @@ impl<'h, T: Pod + Into<u64> + TryFrom<u64>> Host<'h, T> {
     }
 
     fn place(&self, digit: u32) -> Result<(), HostFault> {
-        let Arguments { source, values, places, keys, marks, sums, step, .. } = self.arguments;
+        let (step, Operands { source, values, places, keys, marks, sums, .. }) = (&self.step, &self.at);
         let (sort, size) = (&step.sort, size_of::<T>() as u64);
         let inner = self.inner();
         let sums = self.read::<u32>(*sums, sort.rows() * DIGITS)?;
@@ -487,7 +451,7 @@ impl<'h, T: Pod + Into<u64> + TryFrom<u64>> Host<'h, T> {
                 *next += 1;
             }
             if let Some((source, values, places)) = &mut results {
-                let first = self.first(row);
+                let first = self.step.sort.first(row, self.step.sort.length);
                 for (to, at) in order.into_iter().enumerate() {
                     values[first + to * inner] = source[first + origin[at] as usize * inner];
                     places[first + to * inner] = origin[at].into();
@@ -495,8 +459,8 @@ impl<'h, T: Pod + Into<u64> + TryFrom<u64>> Host<'h, T> {
                 continue;
             }
             let skipped = row as u64 * sort.length;
-            let keys = self.write::<T>(keys[1] + skipped * size, sort.length)?;
-            let marks = self.write::<u32>(marks[1] + skipped * 4, sort.length)?;
+            let keys = self.write::<T>(keys[1].offset(skipped * size), sort.length)?;
+            let marks = self.write::<u32>(marks[1].offset(skipped * 4), sort.length)?;
             for (to, at) in order.into_iter().enumerate() {
                 keys[to] = T::try_from(from[at]).ok().expect("a key has the width of its element");
                 marks[to] = origin[at];

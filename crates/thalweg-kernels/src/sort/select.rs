@@ -13,9 +13,9 @@ use thalweg_ir::cuda::{LaunchShape, with_prelude};
 use thalweg_ir::host::Fault;
 
 use super::keys::Keys;
-use super::source::element_code;
+use super::source::{KEYS, element_code};
 use super::{SHORT, Sort};
-use crate::arguments;
+use crate::arguments::{self, arguments};
 use crate::{Accesses, NativeKernel, Placed, Words};
 
 /// The sizes of a selection: elements lie as (outer, length, inner), results as (outer, count, inner), without gaps.
@@ -26,6 +26,8 @@ pub struct Select {
     /// How many points of each row are wanted: up to [`MOST`], and no more than there are.
     pub count: u64,
 }
+
+arguments! { Select { sort, count } }
 
 /// The most points of a row that can be wanted.
 pub const MOST: u64 = 1024;
@@ -41,9 +43,6 @@ const BLOCK: u32 = 1024;
 
 /// The dtypes that there is a kernel for.
 const DTYPES: [DType; 3] = [DType::F32, DType::F16, DType::Bf16];
-
-/// How many 8-byte words a launch takes.
-const ARGUMENT_WORDS: usize = 9;
 
 impl Select {
     /// Returns whether there is a kernel, and something for it to do.
@@ -69,19 +68,12 @@ impl Select {
     }
 
     fn print(&self) -> String {
-        with_prelude(&element_code(TEMPLATE, self.name(), &Keys::new(self.sort.dtype, false)))
+        let code = TEMPLATE.replace("FUNCTIONS", KEYS);
+        with_prelude(&element_code(&code, self.name(), &Keys::new(self.sort.dtype, false)))
     }
 
     fn results(&self) -> u64 {
         self.sort.rows() * self.count
-    }
-
-    fn unpack(bytes: &[u8]) -> Option<(Self, [u64; 3])> {
-        let [source, values, places, outer, length, inner, descending, count, dtype] =
-            arguments::words(bytes)?;
-        let dtype = arguments::dtype_of(dtype)?;
-        let sort = Sort { outer, length, inner, descending: descending == 1, dtype };
-        Some((Self { sort, count }, [source, values, places]))
     }
 }
 
@@ -126,12 +118,7 @@ impl NativeKernel for Placed<Select, [DevicePointer; 3]> {
     }
 
     fn words(&self) -> Words {
-        let Select { sort: Sort { outer, length, inner, descending, dtype }, count } = self.kernel;
-        let [source, values, places] = self.at.map(DevicePointer::address);
-        let dtype = arguments::number_of(dtype);
-        let words: [u64; ARGUMENT_WORDS] =
-            [source, values, places, outer, length, inner, u64::from(descending), count, dtype];
-        words.into_iter().collect()
+        arguments::pack(&self.at, &self.kernel)
     }
 
     fn accesses(&self) -> Accesses {
@@ -147,8 +134,7 @@ impl NativeKernel for Placed<Select, [DevicePointer; 3]> {
 }
 
 fn run_on_host(launch: &HostLaunch<'_>) -> Result<(), HostFault> {
-    let (select, at) = Select::unpack(launch.arguments)
-        .ok_or_else(|| HostFault("select: the arguments are not in its layout".to_owned()))?;
+    let (select, at, []): (Select, _, _) = arguments::unpack("select", launch)?;
     match select.sort.dtype.size_bytes() {
         2 => run_bits::<u16>(launch, &select, at),
         4 => run_bits::<u32>(launch, &select, at),
@@ -160,18 +146,18 @@ fn run_on_host(launch: &HostLaunch<'_>) -> Result<(), HostFault> {
 fn run_bits<T: Pod + Into<u64>>(
     launch: &HostLaunch<'_>,
     select: &Select,
-    at: [u64; 3],
+    at: [DevicePointer; 3],
 ) -> Result<(), HostFault> {
     let Select { sort, count } = *select;
-    let [source, values, places] = at.map(DevicePointer::new);
+    let [source, values, places] = at;
     let keys = Keys::new(sort.dtype, sort.descending);
     let source = launch.read::<T>(source, sort.elements() as usize)?;
     let values = launch.write::<T>(values, select.results() as usize)?;
     let places = launch.write::<i64>(places, select.results() as usize)?;
     let [length, inner, count] = [sort.length, sort.inner, count].map(|extent| extent as usize);
     for row in 0..sort.rows() as usize {
-        let first = |extent: usize| row / inner * extent * inner + row % inner;
-        let key = |at: usize| keys.of(source[first(length) + at * inner].into());
+        let (from_first, to_first) = (sort.first(row, sort.length), sort.first(row, select.count));
+        let key = |at: usize| keys.of(source[from_first + at * inner].into());
         let mut order: Vec<(u64, usize)> = (0..length).map(|at| (key(at), at)).collect();
         // A key with its place has one order: that of equals is theirs in the row.
         if count < length {
@@ -180,8 +166,8 @@ fn run_bits<T: Pod + Into<u64>>(
         order.truncate(count);
         order.sort_unstable();
         for (to, (_, from)) in order.into_iter().enumerate() {
-            values[first(count) + to * inner] = source[first(length) + from * inner];
-            places[first(count) + to * inner] = from as i64;
+            values[to_first + to * inner] = source[from_first + from * inner];
+            places[to_first + to * inner] = from as i64;
         }
     }
     Ok(())
@@ -196,15 +182,11 @@ struct NAME_arguments {
     u64 length;
     u64 inner;
     u64 flags;
-    u64 count;
     u64 dtype;
+    u64 count;
 };
 
-static __device__ __forceinline__ KEY NAME_key(ELEMENT bits, u64 flags) {
-ENCODE    return flags & 1 ? ~key & KEY(MASK) : key;
-}
-
-/// The shared memory of a block that selects from a row.
+FUNCTIONS/// The shared memory of a block that selects from a row.
 struct NAME_block {
     u32 counts[2048];
     u32 sums[32];
@@ -298,7 +280,7 @@ static __device__ __forceinline__ void NAME_order(NAME_block& block) {
 extern \"C\" __global__ void __launch_bounds__(1024) NAME(const __grid_constant__ NAME_arguments x) {
     __shared__ NAME_block block;
     for (u64 row = blockIdx.x; row < x.outer * x.inner; row += gridDim.x) {
-        const u64 begin = row / x.inner * x.length * x.inner + row % x.inner;
+        const u64 begin = NAME_first(x, row);
         // The bits of the last wanted point from `shift` on, how many such points are wanted, and how many points are up to it.
         u64 prefix = 0;
         u32 shift = 32 + BITS, wanted = u32(x.count), candidates = 0;

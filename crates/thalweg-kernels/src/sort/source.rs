@@ -70,12 +70,14 @@ struct NAME_arguments {
     u64 flags;
     u64 dtype;
     u64 digit;
+    u64 work;
     u64 tiles;
 };
 
 ";
 
-const KEYS: &str = "\
+/// Functions for the keys and places of points: behind arguments with `length`, `inner` and `flags`.
+pub(super) const KEYS: &str = "\
 static __device__ __forceinline__ KEY NAME_key(ELEMENT bits, u64 flags) {
 ENCODE    return flags & 1 ? ~key & KEY(MASK) : key;
 }

@@ -3,3 +3,4 @@
 mod attention;
 mod compiled;
 mod matmul;
+mod words;

@@ -7,6 +7,8 @@
 //! The free piece behind it is then perhaps too large. It serves a request that, in the recording, it did not serve; and since
 //! the best fit decides, it can only have been too small for that. So the block gets as much as makes it so, by a *filler*,
 //! and the request is served again. What has no such cause stays a mismatch. A filler is freed with its block.
+//!
+//! This module and the one around it use each other: a [`Replay`] keeps its doubts, which are settled by what it serves.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,6 @@
 //! The requests of a program to its allocator, out of a trace.
+//!
+//! With `reading`, which makes a program out of a trace, and `start`, which finds the state before it, this is one circle.
 
 use super::reading;
 use super::start::Layout;

@@ -21,6 +21,8 @@
 //!
 //! Locks are taken in this order: gate, the list of pools, a bucket, an inbox; where a bucket's lock comes before the gate,
 //! the gate is only tried.
+//!
+//! This module and `bucket` use each other: a private pool has a bucket, whose blocks know the pool that they belong to.
 
 use std::collections::BTreeMap;
 use std::fmt;

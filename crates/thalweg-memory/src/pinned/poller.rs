@@ -8,6 +8,8 @@
 //! A block may be freed just as the thread finds nothing to do. So it says that it is about to sleep *before* it looks for the
 //! last time, and a drop looks for that *after* it has delivered: with a fence on each side, one of the two sees the other.
 //! A wake that comes before the sleep makes it end at once.
+//!
+//! This module and `core` use each other: the core wakes the thread, which works on the core.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering, fence};

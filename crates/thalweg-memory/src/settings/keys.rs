@@ -1,5 +1,8 @@
 //! The one list of keys. Reading, writing, what is in effect, the description for people and the hint after a
 //! misspelt key all go by it, so that a new key is one entry here and its two methods in `access`.
+//!
+//! This module and the one around it use each other: a key reads and writes a field of [`Settings`], whose text is read by the
+//! list.
 
 use std::collections::BTreeMap;
 use std::fmt;

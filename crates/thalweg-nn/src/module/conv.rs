@@ -4,7 +4,7 @@ use std::panic::Location;
 
 use thalweg_runtime::{Device, Error, Result};
 use thalweg_tensor::Tensor;
-use thalweg_tensor::caller::{enter, outermost};
+use thalweg_tensor::caller::{at_line, enter};
 use thalweg_tensor::random::Generator;
 
 use super::{Forward, Module, weight_and_bias};
@@ -31,17 +31,31 @@ pub type Conv2d = Conv<2>;
 /// A convolution of volumes.
 pub type Conv3d = Conv<3>;
 
-/// Refuses channels that cannot be grouped.
-fn check_groups(inputs: usize, outputs: usize, groups: usize) -> Result<()> {
-    if groups == 0 {
-        return Err(Error::invalid("groups must be a positive integer"));
-    }
-    for (name, channels) in [("in_channels", inputs), ("out_channels", outputs)] {
-        if !channels.is_multiple_of(groups) {
-            return Err(Error::invalid(format!("{name} must be divisible by groups")));
+/// Returns a weight and, of a layer that has one, a bias. A transposed layer's weight has the input's channels in front.
+#[track_caller]
+fn parameters<const AXES: usize>(
+    [inputs, outputs]: [usize; 2],
+    kernel: [usize; AXES],
+    groups: usize,
+    (is_transposed, has_bias): (bool, bool),
+    generator: &mut Generator,
+    device: &Device,
+) -> Result<(Tensor, Option<Tensor>)> {
+    let _entered = enter(Location::caller());
+    at_line(Location::caller(), || {
+        if groups == 0 {
+            return Err(Error::invalid("groups must be a positive integer"));
         }
-    }
-    Ok(())
+        for (name, channels) in [("in_channels", inputs), ("out_channels", outputs)] {
+            if !channels.is_multiple_of(groups) {
+                return Err(Error::invalid(format!("{name} must be divisible by groups")));
+            }
+        }
+        Ok(())
+    })?;
+    let channels = if is_transposed { [inputs, outputs / groups] } else { [outputs, inputs / groups] };
+    let shape: Vec<usize> = channels.into_iter().chain(kernel).collect();
+    weight_and_bias(&shape, has_bias.then_some(outputs), generator, device)
 }
 
 impl<const AXES: usize> Conv<AXES> {
@@ -58,11 +72,8 @@ impl<const AXES: usize> Conv<AXES> {
         generator: &mut Generator,
         device: &Device,
     ) -> Result<Self> {
-        let _entered = enter(Location::caller());
-        check_groups(inputs, outputs, options.groups)
-            .map_err(|error| error.at(outermost(Location::caller())))?;
-        let channels = [outputs, inputs / options.groups];
-        let (weight, bias) = parameters(channels, kernel, Some(outputs), generator, device)?;
+        let (channels, form) = ([inputs, outputs], (false, true));
+        let (weight, bias) = parameters(channels, kernel, options.groups, form, generator, device)?;
         Ok(Self { weight, bias, options })
     }
 
@@ -79,24 +90,10 @@ impl<const AXES: usize> Conv<AXES> {
         generator: &mut Generator,
         device: &Device,
     ) -> Result<Self> {
-        let _entered = enter(Location::caller());
-        check_groups(inputs, outputs, options.groups)
-            .map_err(|error| error.at(outermost(Location::caller())))?;
-        let (weight, bias) = parameters([outputs, inputs / options.groups], kernel, None, generator, device)?;
+        let (channels, form) = ([inputs, outputs], (false, false));
+        let (weight, bias) = parameters(channels, kernel, options.groups, form, generator, device)?;
         Ok(Self { weight, bias, options })
     }
-}
-
-/// Returns a weight of two channels and the extents of a kernel, and a bias of so many channels.
-fn parameters<const AXES: usize>(
-    channels: [usize; 2],
-    kernel: [usize; AXES],
-    bias: Option<usize>,
-    generator: &mut Generator,
-    device: &Device,
-) -> Result<(Tensor, Option<Tensor>)> {
-    let shape: Vec<usize> = channels.into_iter().chain(kernel).collect();
-    weight_and_bias(&shape, bias, generator, device)
 }
 
 impl<const AXES: usize> Forward for Conv<AXES> {
@@ -145,11 +142,8 @@ impl<const AXES: usize> ConvTranspose<AXES> {
         generator: &mut Generator,
         device: &Device,
     ) -> Result<Self> {
-        let _entered = enter(Location::caller());
-        check_groups(inputs, outputs, options.groups)
-            .map_err(|error| error.at(outermost(Location::caller())))?;
-        let channels = [inputs, outputs / options.groups];
-        let (weight, bias) = parameters(channels, kernel, Some(outputs), generator, device)?;
+        let (channels, form) = ([inputs, outputs], (true, true));
+        let (weight, bias) = parameters(channels, kernel, options.groups, form, generator, device)?;
         Ok(Self { weight, bias, options, output_padding: [0; AXES] })
     }
 
@@ -166,10 +160,8 @@ impl<const AXES: usize> ConvTranspose<AXES> {
         generator: &mut Generator,
         device: &Device,
     ) -> Result<Self> {
-        let _entered = enter(Location::caller());
-        check_groups(inputs, outputs, options.groups)
-            .map_err(|error| error.at(outermost(Location::caller())))?;
-        let (weight, bias) = parameters([inputs, outputs / options.groups], kernel, None, generator, device)?;
+        let (channels, form) = ([inputs, outputs], (true, false));
+        let (weight, bias) = parameters(channels, kernel, options.groups, form, generator, device)?;
         Ok(Self { weight, bias, options, output_padding: [0; AXES] })
     }
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::panic::Location;
 
-use thalweg_ops::optimizer::{OptimizerOptions, pytorch_name};
+use thalweg_ops::optimizer::OptimizerOptions;
 use thalweg_runtime::{Error, Result};
 
 use super::Optimizer;
@@ -74,7 +74,7 @@ impl<O: OptimizerOptions> Optimizer<O> {
             }
             let options = group.options().named().into_iter();
             dictionary.param_groups.push(GroupState {
-                options: options.map(|(name, value)| (pytorch_name(name).to_owned(), value)).collect(),
+                options: options.map(|(name, value)| (name.to_owned(), value)).collect(),
                 params: (first..number).collect(),
             });
         }
@@ -129,7 +129,7 @@ impl<O: OptimizerOptions> Optimizer<O> {
         for (group, saved) in self.param_groups().iter().zip(&saved.param_groups) {
             let mut options = group.options();
             for (name, _) in options.named() {
-                if let Some(&value) = saved.options.get(pytorch_name(name)) {
+                if let Some(&value) = saved.options.get(name) {
                     options.set(name, value);
                 }
             }

@@ -6,7 +6,6 @@ use std::io::{BufReader, BufWriter, Read, Seek, Write};
 use std::panic::Location;
 use std::path::Path;
 
-use thalweg_ir::DType;
 use thalweg_runtime::{Device, Error, Result};
 use thalweg_tensor::caller::at_line;
 use thalweg_tensor::{Tensor, no_grad};
@@ -14,35 +13,11 @@ use zip::write::SimpleFileOptions;
 use zip::{CompressionMethod, ZipArchive, ZipWriter};
 
 use super::Object;
-use super::pickle::{DICTIONARY, Node, ValueIndex, Values, Writer, run};
+use super::pickle::{DICTIONARY, DTYPES, Node, ValueIndex, Values, Writer, dtype_of, run};
 use super::stream::{Upload, download, file_error};
-
-/// The dtypes with their names and the classes of their storages. Those without a class of their own are saved by name.
-const DTYPES: [(DType, &str, Option<&str>); 15] = [
-    (DType::Bool, "bool", Some("BoolStorage")),
-    (DType::U8, "uint8", Some("ByteStorage")),
-    (DType::I8, "int8", Some("CharStorage")),
-    (DType::I16, "int16", Some("ShortStorage")),
-    (DType::I32, "int32", Some("IntStorage")),
-    (DType::I64, "int64", Some("LongStorage")),
-    (DType::F16, "float16", Some("HalfStorage")),
-    (DType::Bf16, "bfloat16", Some("BFloat16Storage")),
-    (DType::F32, "float32", Some("FloatStorage")),
-    (DType::F64, "float64", Some("DoubleStorage")),
-    (DType::C64, "complex64", Some("ComplexFloatStorage")),
-    (DType::C128, "complex128", Some("ComplexDoubleStorage")),
-    (DType::U16, "uint16", None),
-    (DType::F8E4m3, "float8_e4m3fn", None),
-    (DType::F8E5m2, "float8_e5m2", None),
-];
 
 /// How deep containers may lie within each other.
 const MOST_NESTED: usize = 64;
-
-/// Returns the dtype of a name of `torch`'s.
-pub(super) fn dtype_of(name: &str) -> Option<DType> {
-    DTYPES.iter().find(|(_, theirs, _)| *theirs == name).map(|(dtype, ..)| *dtype)
-}
 
 /// Reads what `torch.save` wrote (`torch.load` with `weights_only=True`): tensors, and containers and plain values around them.
 /// Tensors of one storage share their memory, as they did. The last copies are asynchronous on the current stream.

@@ -34,42 +34,39 @@ for dtype in (torch.float32, torch.bfloat16):
     for step in gradients:
         for i, g in enumerate(step): print("gradient", name(dtype), i, ":", *digits(g.to(dtype)))
 
-# Optimizers with options by the names that our options have.
-ADAM = [{}, dict(learning_rate=0.05, weight_decay=0.1, beta1=0.8, beta2=0.9), dict(amsgrad=1, beta2=0.5, learning_rate=0.1),
-        dict(maximize=1, epsilon=1e-3)]
+# Optimizers with options by PyTorch's names; of a pair, by its place.
+ADAM = [{}, {"lr": 0.05, "weight_decay": 0.1, "betas.0": 0.8, "betas.1": 0.9}, {"amsgrad": 1, "betas.1": 0.5, "lr": 0.1},
+        {"maximize": 1, "eps": 1e-3}]
 CASES = {
     "Adam": ADAM,
     "AdamW": ADAM,
-    "SGD": [{}, dict(learning_rate=0.1, momentum=0.9), dict(learning_rate=0.1, momentum=0.9, nesterov=1, weight_decay=0.1),
-            dict(learning_rate=0.1, momentum=0.5, dampening=0.25, maximize=1)],
-    "Adagrad": [{}, dict(learning_rate=0.1, lr_decay=0.1, weight_decay=0.1, initial_accumulator_value=0.5), dict(maximize=1)],
-    "NAdam": [{}, dict(learning_rate=0.05, weight_decay=0.1, momentum_decay=0.1), dict(weight_decay=0.2, decoupled_weight_decay=1, maximize=1)],
-    "RAdam": [{}, dict(learning_rate=0.05, weight_decay=0.1, beta2=0.9), dict(weight_decay=0.2, decoupled_weight_decay=1, maximize=1)],
-    "RMSprop": [{}, dict(centered=1, weight_decay=0.1), dict(momentum=0.9, alpha=0.8, epsilon=1e-3), dict(momentum=0.5, centered=1, maximize=1)],
-    "Adamax": [{}, dict(learning_rate=0.05, weight_decay=0.1, beta2=0.5), dict(maximize=1)],
-    "Adadelta": [{}, dict(learning_rate=0.5, rho=0.5, weight_decay=0.1), dict(maximize=1)],
-    "ASGD": [{}, dict(learning_rate=0.1, lambd=0.01, alpha=0.5, t0=3, weight_decay=0.1), dict(maximize=1)],
-    "SparseAdam": [{}, dict(learning_rate=0.05, beta1=0.8, beta2=0.9), dict(maximize=1, epsilon=1e-3)],
-    "Rprop": [{}, dict(learning_rate=0.1, eta_minus=0.25, eta_plus=1.5, min_step_size=0.05, max_step_size=0.2), dict(maximize=1)],
+    "SGD": [{}, {"lr": 0.1, "momentum": 0.9}, {"lr": 0.1, "momentum": 0.9, "nesterov": 1, "weight_decay": 0.1},
+            {"lr": 0.1, "momentum": 0.5, "dampening": 0.25, "maximize": 1}],
+    "Adagrad": [{}, {"lr": 0.1, "lr_decay": 0.1, "weight_decay": 0.1, "initial_accumulator_value": 0.5}, {"maximize": 1}],
+    "NAdam": [{}, {"lr": 0.05, "weight_decay": 0.1, "momentum_decay": 0.1}, {"weight_decay": 0.2, "decoupled_weight_decay": 1, "maximize": 1}],
+    "RAdam": [{}, {"lr": 0.05, "weight_decay": 0.1, "betas.1": 0.9}, {"weight_decay": 0.2, "decoupled_weight_decay": 1, "maximize": 1}],
+    "RMSprop": [{}, {"centered": 1, "weight_decay": 0.1}, {"momentum": 0.9, "alpha": 0.8, "eps": 1e-3}, {"momentum": 0.5, "centered": 1, "maximize": 1}],
+    "Adamax": [{}, {"lr": 0.05, "weight_decay": 0.1, "betas.1": 0.5}, {"maximize": 1}],
+    "Adadelta": [{}, {"lr": 0.5, "rho": 0.5, "weight_decay": 0.1}, {"maximize": 1}],
+    "ASGD": [{}, {"lr": 0.1, "lambd": 0.01, "alpha": 0.5, "t0": 3, "weight_decay": 0.1}, {"maximize": 1}],
+    "SparseAdam": [{}, {"lr": 0.05, "betas.0": 0.8, "betas.1": 0.9}, {"maximize": 1, "eps": 1e-3}],
+    "Rprop": [{}, {"lr": 0.1, "etas.0": 0.25, "etas.1": 1.5, "step_sizes.0": 0.05, "step_sizes.1": 0.2}, {"maximize": 1}],
 }
 FUSED = {"Adam", "AdamW", "SGD", "Adagrad"}
 FLAGS = {"amsgrad", "maximize", "nesterov", "decoupled_weight_decay", "centered"}
-PAIRS = {"beta1": ("betas", 0), "beta2": ("betas", 1), "eta_minus": ("etas", 0), "eta_plus": ("etas", 1),
-         "min_step_size": ("step_sizes", 0), "max_step_size": ("step_sizes", 1)}
-NAMES = {"learning_rate": "lr", "epsilon": "eps"}
 
 def case(optimizer, options, dtype, fused, rate_of_tensor=False):
     kind = getattr(torch.optim, optimizer)
     parameters = [p.to(dtype).clone().requires_grad_() for p in starts]
     own = {}
     for key, value in options.items():
-        if key in PAIRS:
-            target, place = PAIRS[key]
+        target, is_part, place = key.partition(".")
+        if is_part:
             pair = list(own.get(target, kind(parameters).defaults[target]))
-            pair[place] = value
+            pair[int(place)] = value
             own[target] = tuple(pair)
         else:
-            own[NAMES.get(key, key)] = bool(value) if key in FLAGS else value
+            own[key] = bool(value) if key in FLAGS else value
     if rate_of_tensor: own["lr"] = torch.tensor(own["lr"])
     is_sparse = optimizer == "SparseAdam"
     made = kind(parameters, **own, **({} if is_sparse else dict(fused=True) if fused else dict(foreach=False)))
@@ -94,15 +91,13 @@ for optimizer, option_sets in CASES.items():
             case(optimizer, options, dtype, optimizer in FUSED)
 
 # PyTorch's own samples (OptimizerInfo). Its implementations (one by one, foreach, fused) agree with each other; ours is one.
-OWN_NAMES = {theirs: ours for ours, theirs in NAMES.items()}
-PARTS = {"betas": ("beta1", "beta2"), "etas": ("eta_minus", "eta_plus"), "step_sizes": ("min_step_size", "max_step_size")}
 for info in optim_db:
     optimizer = info.optim_cls.__name__
     if optimizer not in CASES: continue
     for sample in info.optim_inputs_func(device="cpu"):
         options = {}
         for key, value in sample.kwargs.items():
-            options.update(zip(PARTS[key], value) if key in PARTS else [(OWN_NAMES.get(key, key), float(value))])
+            options.update({f"{key}.{place}": part for place, part in enumerate(value)} if isinstance(value, tuple) else {key: float(value)})
         case(optimizer, options, torch.float32, False, torch.is_tensor(sample.kwargs.get("lr")))
 
 # Schedules: the learning rates of the first epochs, for a group that starts at 0.5.

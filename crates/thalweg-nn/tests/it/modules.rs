@@ -641,8 +641,9 @@ fn page(scores: &BTreeMap<String, Score>) -> String {
          builds each module with a sample's options, loads the state that PyTorch's had by its names, and compares results, the gradients of \n\
          inputs and parameters, and buffers, in f64, to one part in a million. `THALWEG_MODULES_WRITE=1 cargo test -p thalweg-nn --test it \n\
          modules` writes this page.\n\n\
-         **{agree} of {all} modules agree in every sample.** PyTorch's database has 8 more, the lazy convolutions, which are these with features that \n\
-         the first input tells: here a constructor has them. `torch.nn.Transformer` is `EncoderDecoder`.\n\n\
+         **{agree} of {all} modules agree in every sample.** PyTorch's database has 8 more: the lazy convolutions, which \n\
+         learn their number of channels from the first input. Here a constructor takes that number. `torch.nn.Transformer` is called \n\
+         `EncoderDecoder`.\n\n\
          | module | samples | in evaluation | with gradients | agree |\n|---|---|---|---|---|\n"
     );
     text = text.replace(" \n", "\n");

@@ -93,8 +93,7 @@ fn run<O: OptimizerOptions>(case: &Case) {
     let named = pairs(&case.head[4..]);
     let mut options = O::default();
     for (name, &value) in &named {
-        assert!(options.named().iter().any(|(own, _)| own == name), "{:?} has {name}", case.head);
-        options.set(name, value);
+        assert!(options.set(name, value), "{:?} has {name}", case.head);
     }
     let (parameters, gradients) = inputs(dtype);
     let optimizer = Optimizer::new(parameters.to_vec(), options).unwrap();

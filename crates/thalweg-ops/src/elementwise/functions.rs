@@ -8,7 +8,7 @@ macro_rules! functions_table {
         $callback! {
             $($first)*
             /// −x.
-            neg(x) Numeric { body: -x, reference: -x, samples: [[-2.0], [0.5]], numbers: [] }
+            neg(x) Negation { body: -x, reference: -x, samples: [[-2.0], [0.5]], numbers: [] }
             /// |x|.
             abs(x) Numeric { body: x.abs(), reference: x.abs(), samples: [[-2.0], [0.5]], numbers: [] }
             /// −1, 0 or 1 with the sign of x.

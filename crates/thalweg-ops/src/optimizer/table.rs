@@ -2,19 +2,29 @@
 //!
 //! An entry is what PyTorch's page of the optimizer has as pseudocode. `step` is given names for the parameter, its gradient
 //! (unscaled, and negated by `maximize`), the number of steps with this one, and the learning rate; numbers, flags and states have
-//! the names of the entry. It assigns the parameter and the states anew. Numbers are f64, what has the parameter's shape is of
+//! the names of the entry. A number that PyTorch calls otherwise says so: `beta1 as "betas.0"`. It assigns the parameter and the states anew. Numbers are f64, what has the parameter's shape is of
 //! its arithmetic's dtype.
 
 use smallvec::{SmallVec, smallvec};
 
 use super::{Bound, NumberRule, OptimizerOptions, OptimizerRule, OptimizerValues, StepBody};
 
+/// PyTorch's name of a number: that of the field, unless the entry has another.
+macro_rules! pytorch_name {
+    ($number:ident) => {
+        stringify!($number)
+    };
+    ($number:ident $pytorch:literal) => {
+        $pytorch
+    };
+}
+
 /// Makes options and rules of the entries.
 macro_rules! optimizers {
     ($(
         $(#[$doc:meta])*
         $name:ident $rule:ident $options:ident $title:literal (learning_rate: $learning_rate:literal) {
-            numbers { $($(#[$number_doc:meta])* $number:ident: $default:literal, $bound:ident;)* }
+            numbers { $($(#[$number_doc:meta])* $number:ident $(as $pytorch:literal)?: $default:literal, $bound:ident;)* }
             flags { $($(#[$flag_doc:meta])* $flag:ident;)* }
             $(derived($derived_of:ident) { $($derived:ident: $is_derived:expr;)* })?
             $(conflict($conflict_of:ident) $conflict:block)?
@@ -119,20 +129,21 @@ macro_rules! optimizers {
                     }
                 }
 
-                fn set(&mut self, name: &str, value: f64) {
-                    match name {
-                        "learning_rate" => self.learning_rate = value,
-                        $(stringify!($number) => self.$number = value,)*
+                fn set(&mut self, option: &str, value: f64) -> bool {
+                    match option {
+                        "lr" => self.learning_rate = value,
+                        $(pytorch_name!($number $($pytorch)?) => self.$number = value,)*
                         $(stringify!($flag) => self.$flag = value != 0.0,)*
                         "maximize" => self.maximize = value != 0.0,
-                        _ => {}
+                        _ => return false,
                     }
+                    true
                 }
 
                 fn named(&self) -> Vec<(&'static str, f64)> {
                     vec![
-                        ("learning_rate", self.learning_rate),
-                        $((stringify!($number), self.$number),)*
+                        ("lr", self.learning_rate),
+                        $((pytorch_name!($number $($pytorch)?), self.$number),)*
                         $((stringify!($flag), f64::from(u8::from(self.$flag))),)*
                         ("maximize", f64::from(u8::from(self.maximize))),
                     ]
@@ -158,11 +169,11 @@ optimizers! {
     adam ADAM AdamOptions "Adam" (learning_rate: 1e-3) {
         numbers {
             /// How slowly the first moment forgets.
-            beta1: 0.9, BelowOne;
+            beta1 as "betas.0": 0.9, BelowOne;
             /// How slowly the second moment forgets.
-            beta2: 0.999, BelowOne;
+            beta2 as "betas.1": 0.999, BelowOne;
             /// The term that keeps the division finite.
-            epsilon: 1e-8, AtLeastZero;
+            epsilon as "eps": 1e-8, AtLeastZero;
             /// L2 regularisation, added to the gradient.
             weight_decay: 0.0, AtLeastZero;
         }
@@ -191,11 +202,11 @@ optimizers! {
     adamw ADAMW AdamWOptions "AdamW" (learning_rate: 1e-3) {
         numbers {
             /// How slowly the first moment forgets.
-            beta1: 0.9, BelowOne;
+            beta1 as "betas.0": 0.9, BelowOne;
             /// How slowly the second moment forgets.
-            beta2: 0.999, BelowOne;
+            beta2 as "betas.1": 0.999, BelowOne;
             /// The term that keeps the division finite.
-            epsilon: 1e-8, AtLeastZero;
+            epsilon as "eps": 1e-8, AtLeastZero;
             /// The part of a parameter that a step of size 1 takes away.
             weight_decay: 1e-2, AtLeastZero;
         }
@@ -267,7 +278,7 @@ optimizers! {
             /// The value that the sum of squares starts as.
             initial_accumulator_value: 0.0, AtLeastZero;
             /// The term that keeps the division finite.
-            epsilon: 1e-10, AtLeastZero;
+            epsilon as "eps": 1e-10, AtLeastZero;
         }
         flags {}
         states(options) {
@@ -287,11 +298,11 @@ optimizers! {
     nadam NADAM NAdamOptions "NAdam" (learning_rate: 2e-3) {
         numbers {
             /// How slowly the first moment forgets.
-            beta1: 0.9, BelowOne;
+            beta1 as "betas.0": 0.9, BelowOne;
             /// How slowly the second moment forgets.
-            beta2: 0.999, BelowOne;
+            beta2 as "betas.1": 0.999, BelowOne;
             /// The term that keeps the division finite.
-            epsilon: 1e-8, AtLeastZero;
+            epsilon as "eps": 1e-8, AtLeastZero;
             /// L2 regularisation, added to the gradient.
             weight_decay: 0.0, AtLeastZero;
             /// How fast the momentum grows to `beta1`.
@@ -330,11 +341,11 @@ optimizers! {
     radam RADAM RAdamOptions "RAdam" (learning_rate: 1e-3) {
         numbers {
             /// How slowly the first moment forgets.
-            beta1: 0.9, BelowOne;
+            beta1 as "betas.0": 0.9, BelowOne;
             /// How slowly the second moment forgets.
-            beta2: 0.999, BelowOne;
+            beta2 as "betas.1": 0.999, BelowOne;
             /// The term that keeps the division finite.
-            epsilon: 1e-8, AtLeastZero;
+            epsilon as "eps": 1e-8, AtLeastZero;
             /// L2 regularisation, added to the gradient.
             weight_decay: 0.0, AtLeastZero;
         }
@@ -373,7 +384,7 @@ optimizers! {
             /// How slowly the mean of the squares forgets.
             alpha: 0.99, AtLeastZero;
             /// The term that keeps the division finite.
-            epsilon: 1e-8, AtLeastZero;
+            epsilon as "eps": 1e-8, AtLeastZero;
             /// L2 regularisation, added to the gradient.
             weight_decay: 0.0, AtLeastZero;
             /// How slowly the buffer of updates forgets; 0 keeps none.
@@ -415,11 +426,11 @@ optimizers! {
     sparse_adam SPARSE_ADAM SparseAdamOptions "SparseAdam" (learning_rate: 1e-3) {
         numbers {
             /// How slowly the first moment forgets.
-            beta1: 0.9, BelowOne;
+            beta1 as "betas.0": 0.9, BelowOne;
             /// How slowly the second moment forgets.
-            beta2: 0.999, BelowOne;
+            beta2 as "betas.1": 0.999, BelowOne;
             /// The term that keeps the division finite.
-            epsilon: 1e-8, Positive;
+            epsilon as "eps": 1e-8, Positive;
         }
         flags {}
         states(_options) {
@@ -444,11 +455,11 @@ optimizers! {
     adamax ADAMAX AdamaxOptions "Adamax" (learning_rate: 2e-3) {
         numbers {
             /// How slowly the first moment forgets.
-            beta1: 0.9, BelowOne;
+            beta1 as "betas.0": 0.9, BelowOne;
             /// How slowly the greatest gradient is forgotten.
-            beta2: 0.999, BelowOne;
+            beta2 as "betas.1": 0.999, BelowOne;
             /// The term that keeps the division finite.
-            epsilon: 1e-8, AtLeastZero;
+            epsilon as "eps": 1e-8, AtLeastZero;
             /// L2 regularisation, added to the gradient.
             weight_decay: 0.0, AtLeastZero;
         }
@@ -473,7 +484,7 @@ optimizers! {
             /// How slowly both means of squares forget.
             rho: 0.9, BelowOne;
             /// The term that keeps the division finite, and the first update above 0.
-            epsilon: 1e-6, AtLeastZero;
+            epsilon as "eps": 1e-6, AtLeastZero;
             /// L2 regularisation, added to the gradient.
             weight_decay: 0.0, AtLeastZero;
         }
@@ -496,9 +507,9 @@ optimizers! {
     lion LION LionOptions "Lion" (learning_rate: 1e-4) {
         numbers {
             /// How much of the momentum an update has.
-            beta1: 0.9, BelowOne;
+            beta1 as "betas.0": 0.9, BelowOne;
             /// How slowly the momentum forgets.
-            beta2: 0.99, BelowOne;
+            beta2 as "betas.1": 0.99, BelowOne;
             /// The part of a parameter that a step of size 1 takes away.
             weight_decay: 0.0, AtLeastZero;
         }
@@ -547,13 +558,13 @@ optimizers! {
     rprop RPROP RpropOptions "Rprop" (learning_rate: 1e-2) {
         numbers {
             /// The factor of a step size where the gradient changed its sign.
-            eta_minus: 0.5, Positive;
+            eta_minus as "etas.0": 0.5, Positive;
             /// The factor where the gradient kept its sign.
-            eta_plus: 1.2, Positive;
+            eta_plus as "etas.1": 1.2, Positive;
             /// The smallest step size.
-            min_step_size: 1e-6, AtLeastZero;
+            min_step_size as "step_sizes.0": 1e-6, AtLeastZero;
             /// The greatest step size.
-            max_step_size: 50.0, AtLeastZero;
+            max_step_size as "step_sizes.1": 50.0, AtLeastZero;
         }
         flags {}
         conflict(options) {

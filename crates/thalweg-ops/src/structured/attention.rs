@@ -7,7 +7,7 @@ use smallvec::SmallVec;
 use thalweg_ir::{BodyBuilder, DType, Dimension, OutputPlace, ReduceOp, Value};
 
 use super::softmax_gradient;
-use crate::definition::{DTypeRule, LoopOp, Signature, Sizes, Space};
+use crate::definition::{LoopOp, Signature, Sizes};
 
 const fn attention(
     name: &'static str,
@@ -17,17 +17,14 @@ const fn attention(
 ) -> LoopOp {
     LoopOp {
         name,
-        aten: None,
         doc,
         input_count,
         scalars: &["scale"],
         sizes: Sizes::Dimension,
-        rule: DTypeRule::FloatingPoint,
-        space: Space::Rows,
         outputs: &[OutputPlace::Point],
         build,
         from_result: Some(from_result),
-        examples: None,
+        ..LoopOp::BASE
     }
 }
 

@@ -4,7 +4,7 @@
 
 use thalweg_ir::{BodyBuilder, DType, Dimension, OutputPlace, Scalar, Value};
 
-use crate::definition::{DTypeRule, LoopOp, Signature, Sizes, Space, scalar};
+use crate::definition::{DTypeRule, LoopOp, Signature, Space, scalar};
 
 const fn indexing(
     name: &'static str,
@@ -15,17 +15,13 @@ const fn indexing(
 ) -> LoopOp {
     LoopOp {
         name,
-        aten: None,
         doc,
         input_count,
         scalars,
-        sizes: Sizes::None,
         rule: DTypeRule::Moved,
         space: Space::Coordinates,
-        outputs: &[OutputPlace::Row],
         build,
-        from_result: None,
-        examples: None,
+        ..LoopOp::BASE
     }
 }
 

@@ -18,17 +18,13 @@ const fn loss(
 ) -> LoopOp {
     LoopOp {
         name,
-        aten: None,
         doc,
         input_count: 2,
         scalars,
         sizes: Sizes::Dimension,
         rule: DTypeRule::Classes,
-        space: Space::Rows,
-        outputs: &[OutputPlace::Row],
         build,
-        from_result: None,
-        examples: None,
+        ..LoopOp::BASE
     }
 }
 

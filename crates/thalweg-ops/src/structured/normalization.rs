@@ -7,7 +7,7 @@
 use thalweg_ir::{BodyBuilder, DType, OutputPlace, ReduceOp, Value};
 
 use super::reduction;
-use crate::definition::{DTypeRule, LoopOp, Signature, Sizes, Space};
+use crate::definition::{DTypeRule, LoopOp, Signature, Sizes};
 
 /// Returns (x − mean) / √(variance + ε) of a row, with the mean and 1 / √(variance + ε).
 fn normalized<'b>(b: &'b BodyBuilder, x: Value<'b>) -> [Value<'b>; 3] {
@@ -46,20 +46,7 @@ pub(super) const fn affine(
     outputs: &'static [OutputPlace],
     build: fn(&BodyBuilder, &Signature),
 ) -> LoopOp {
-    LoopOp {
-        name,
-        aten: None,
-        doc,
-        input_count,
-        scalars,
-        sizes: Sizes::Dimensions,
-        rule: DTypeRule::FloatingPoint,
-        space: Space::Rows,
-        outputs,
-        build,
-        from_result: None,
-        examples: None,
-    }
+    LoopOp { name, doc, input_count, scalars, sizes: Sizes::Dimensions, outputs, build, ..LoopOp::BASE }
 }
 
 /// [`LAYER_NORM`] times a weight plus a bias, and of each row the mean and 1 / √(variance + ε) for the gradient.

@@ -12,17 +12,14 @@ const fn drawn(
 ) -> LoopOp {
     LoopOp {
         name,
-        aten: None,
         doc,
         input_count: 2,
         scalars,
         sizes: Sizes::Count,
         rule: DTypeRule::Created,
         space: Space::Coordinates,
-        outputs: &[OutputPlace::Row],
         build,
-        from_result: None,
-        examples: None,
+        ..LoopOp::BASE
     }
 }
 

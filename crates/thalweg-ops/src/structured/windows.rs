@@ -178,17 +178,14 @@ const fn windows(
 ) -> LoopOp {
     LoopOp {
         name,
-        aten: None,
         doc,
         input_count,
-        scalars: &[],
         sizes: Sizes::Numbers(numbers),
         rule,
         space: Space::Coordinates,
         outputs,
         build,
-        from_result: None,
-        examples: None,
+        ..LoopOp::BASE
     }
 }
 
@@ -382,17 +379,3 @@ pools!(adaptive, ADAPTIVE_NUMBERS:
     AVERAGE_ADAPTIVE_BACKWARD "average_adaptive_backward",
     GREATEST_ADAPTIVE "greatest_adaptive",
     GREATEST_ADAPTIVE_BACKWARD "greatest_adaptive_backward");
-
-/// The operators of this module.
-pub static WINDOWS: &[&LoopOp] = &[
-    &UNFOLD_WINDOWS,
-    &FOLD_WINDOWS,
-    &AVERAGE_WINDOWS,
-    &AVERAGE_WINDOWS_BACKWARD,
-    &GREATEST_OF_WINDOWS,
-    &GREATEST_OF_WINDOWS_BACKWARD,
-    &AVERAGE_ADAPTIVE,
-    &AVERAGE_ADAPTIVE_BACKWARD,
-    &GREATEST_ADAPTIVE,
-    &GREATEST_ADAPTIVE_BACKWARD,
-];

@@ -1,4 +1,7 @@
 //! [`Buffer`]: a piece of device memory.
+//!
+//! This module is a hub: memory of another library (`external`) and an output of a graph (`graph_output`) are two of the things
+//! that a buffer may own, and both give buffers out.
 
 use std::sync::Arc;
 

@@ -1,4 +1,7 @@
 //! One run: a machine, a sanitizer, the program, and what is wrong at the end.
+//!
+//! This module and `sim` itself use each other: a check runs a program by it, and a run gives the program the devices and
+//! channels of the check.
 
 use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -25,6 +25,9 @@
 //!
 //! What a variable says holds, whatever a program sets. Results are of a device's name and compute capability, of a version of cuBLASLt and, where Thalweg wrote them,
 //! of its version; those of another, in the same file or not, are passed over.
+//!
+//! With `library`, which asks here for the algorithm of a product, `state` and `trial` this is one circle: a trial runs
+//! products of `library`.
 
 mod results;
 mod settings;

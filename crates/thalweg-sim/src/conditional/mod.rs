@@ -5,6 +5,8 @@
 //! after it goes on. So bodies are queued only when they run, and order nothing but themselves.
 //!
 //! How such nodes are captured and instantiated is in `calls`.
+//!
+//! This module and `objects::graph` use each other: a conditional node is a node of a graph, and its bodies are graphs.
 
 pub(crate) mod calls;
 

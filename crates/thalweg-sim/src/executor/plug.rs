@@ -7,6 +7,8 @@
 //!   their streams up until the gate gives [work](super::task::JointWork) that one of them does for several, or gives them up.
 //!
 //! All of them run in the critical section: they own nothing of the program that is dropped there, and never wait.
+//!
+//! This module and `command` use each other: a command may carry one of these, which learns the command's place in the order.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! [`Formula`]: a gradient as a function of tensors, for an operator whose kernel is no loop with a derived one.
+//! [`Formula`]: a gradient as a function of tensors, for an operator whose kernel is not a loop with a derived one.
 //!
 //! ```text
 //! Formula { inputs: &[0], outputs: &[], backward: |call| call.one(0, || call.gradient()?.mul(&call.saved(0)?)) }

@@ -2,6 +2,8 @@
 //!
 //! The first half runs the nodes that lead to the input, and of each computes only the edges that lead there. Where a node has other edges,
 //! to the weights, it keeps what has arrived. The second half starts from there.
+//!
+//! This module and `engine` use each other: the engine runs both halves, and asks here which edges the first one computes.
 
 use std::cell::RefCell;
 use std::panic::Location;

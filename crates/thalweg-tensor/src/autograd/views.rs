@@ -1,9 +1,13 @@
 //! The nodes of views: how the gradient of a view becomes that of its base.
+//!
+//! With `operators::view`, `operators::create` and `operators::index` this is one circle: views record these nodes, whose
+//! gradients are written at indices.
 
 use std::panic::Location;
 
 use smallvec::SmallVec;
 use thalweg_ir::{DType, Layout, Shape};
+use thalweg_kernels::scatter::Combine;
 use thalweg_ops::structured;
 use thalweg_runtime::Result;
 
@@ -88,7 +92,7 @@ fn strided_gradient(gradient: &Tensor, base: &Layout, view: &Layout) -> Result<T
     let index = places.with_layout(within(view)?).reshape(&[1, gradient.elements(), 1])?;
     let sums = Tensor::zeros(&[1, memory, 1], gradient.dtype(), device)?;
     let source = gradient.reshape(&[1, gradient.elements(), 1])?;
-    let sums = scatter(&sums, &index, &source, "sum")?;
+    let sums = scatter(&sums, &index, &source, Combine::Sum)?;
     let base = within(base)?;
     let [size, stride] = [base.shape(), base.strides()]
         .map(|list| list.iter().map(|&number| number as i64).collect::<SmallVec<[i64; 6]>>());

@@ -64,8 +64,7 @@ pub(super) fn with_complex_number(
     let refused = || {
         Error::invalid(format!("the operator takes `{}`: no number of it can be complex", operator.schema()))
     };
-    let is_of_tensors = OF_TENSORS.iter().find(|(name, _)| *name == operator.name());
-    let target = match is_of_tensors {
+    let target = match OF_TENSORS.iter().find(|(name, _)| *name == operator.name()) {
         Some(&(_, target)) => find_operator(target)?,
         None => operator,
     };
@@ -76,19 +75,18 @@ pub(super) fn with_complex_number(
     if let Some(&(_, product)) = ADDING.iter().find(|(name, _)| *name == operator.name()) {
         return added(arguments, find_operator(product)?, dtype, label);
     }
-    let parameters = &operator.schema().parameters;
+    let parameters = operator.schema().parameters.iter().zip(&target.schema().parameters);
     let mut values: SmallVec<[Value; 8]> = SmallVec::new();
-    for (argument, parameter) in arguments.iter().zip(parameters) {
+    for (argument, (parameter, of_target)) in arguments.iter().zip(parameters) {
+        let is_replaced = parameter.ty.kind == Kind::Scalar && of_target.ty.kind == Kind::Tensor;
         let value = match *argument {
             Argument::Complex(number) if parameter.name == "alpha" => {
                 scale(&mut values, number, dtype, device)?;
                 Value::Scalar(1.into())
             }
-            Argument::Complex(number) if is_of_tensors.is_some() && parameter.ty.kind == Kind::Scalar => {
-                Value::Tensor(tensor(number, dtype, device)?)
-            }
+            Argument::Complex(number) if is_replaced => Value::Tensor(tensor(number, dtype, device)?),
             Argument::Complex(_) => return Err(refused()),
-            Argument::Scalar(number) if target.name() == "where.self" => {
+            Argument::Scalar(number) if is_replaced => {
                 Value::Tensor(Tensor::full(&[], number, dtype, device)?)
             }
             argument => argument.to_value(),

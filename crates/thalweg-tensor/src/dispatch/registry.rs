@@ -1,5 +1,8 @@
 //! The registry: every operator by its name. Built-in operators are defined when the first is looked up, forms that write into given
 //! tensors when they are.
+//!
+//! With `autocast` and `operators` this is one circle: the registry defines the operators of the table and gives each its
+//! kernel for autocast, and they look other operators up here.
 
 use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 
@@ -11,7 +14,7 @@ use super::{DispatchKey, Operator};
 use crate::argument::{Forms, default_of};
 use crate::autocast::Policy;
 use crate::operators::body::Body;
-use crate::operators::{complex_kernel, define_all, in_place, out};
+use crate::operators::{OutRule, complex_kernel, define_all, in_place, out};
 
 /// The operators by name. Built-in ones are defined on first use.
 struct Registry(RwLock<FxHashMap<&'static str, &'static Operator>>);
@@ -20,8 +23,8 @@ fn registry() -> &'static Registry {
     static REGISTRY: OnceLock<Registry> = OnceLock::new();
     REGISTRY.get_or_init(|| {
         let registry = Registry(RwLock::default());
-        define_all(&mut |schema, doc, body| {
-            let defined = registry.define(schema, doc, Some(body));
+        define_all(&mut |schema, doc, body, out| {
+            let defined = registry.define(schema, doc, Some(body), out);
             defined.expect("built-in schemas are right, and their names unique");
         });
         registry
@@ -29,7 +32,13 @@ fn registry() -> &'static Registry {
 }
 
 impl Registry {
-    fn define(&self, schema: &str, doc: &'static str, body: Option<Body>) -> Result<&'static Operator> {
+    fn define(
+        &self,
+        schema: &str,
+        doc: &'static str,
+        body: Option<Body>,
+        out: &'static [OutRule],
+    ) -> Result<&'static Operator> {
         let schema = Schema::parse(schema).map_err(|error| Error::invalid(error.to_string()))?;
         let mut operators = self.0.write().unwrap_or_else(PoisonError::into_inner);
         if operators.contains_key(schema.name.as_str()) {
@@ -46,7 +55,7 @@ impl Registry {
             .collect();
         let base_name = base_name(name);
         let slots = Default::default();
-        let operator = Operator { name, base_name, schema, doc, parameters, body, slots };
+        let operator = Operator { name, base_name, schema, doc, parameters, body, out, slots };
         for (key, kernel) in body.map(Body::kernels).unwrap_or_default() {
             let former = operator.slots[key as usize].built_in.set(kernel);
             debug_assert!(former.is_ok(), "{name}: one built-in kernel per key");
@@ -132,7 +141,7 @@ pub fn find_operator(name: &str) -> Result<&'static Operator> {
         let returning = derived(out::returning_name(name)).ok_or_else(missing)?;
         (out::schema(returning.schema(), name), Body::Out(returning))
     };
-    match registry().define(&schema.ok_or_else(missing)?.to_string(), "", Some(body)) {
+    match registry().define(&schema.ok_or_else(missing)?.to_string(), "", Some(body), &[]) {
         Ok(operator) => Ok(operator),
         // Another thread was faster.
         Err(_) => find(name).ok_or_else(missing),
@@ -153,5 +162,5 @@ pub fn operators() -> Vec<&'static Operator> {
 /// # Errors
 /// [`Error::is_invalid_argument`] if the schema cannot be read, or the name is taken.
 pub fn define_operator(schema: &str) -> Result<&'static Operator> {
-    registry().define(schema, "", None)
+    registry().define(schema, "", None, &[])
 }

@@ -11,7 +11,7 @@ use thalweg_kernels::scatter::rows::ScatterRows;
 use thalweg_kernels::scatter::tile::ScatterTile;
 use thalweg_kernels::scatter::{Combine, ScatterReduce};
 use thalweg_kernels::{NativeKernel, Placed};
-use thalweg_ops::structured::{EMBEDDING, GATHER, INDEX_COPY, NLL_LOSS, NLL_LOSS_WEIGHTED};
+use thalweg_ops::structured::{EMBEDDING, GATHER, INDEX_COPY};
 use thalweg_ops::{DTypes, LoopOp, Placement, forward};
 use thalweg_runtime::{Error, Label, RangeOf, Result, Telling};
 
@@ -19,13 +19,6 @@ use super::loops::{LoopLaunch, widen};
 use crate::autograd::{Backward, Gradients, Saved, record};
 use crate::dispatch::{Argument, Arguments, Call, built_in};
 use crate::tensor::{Tensor, Tensors};
-
-/// Returns whether an operator of the table is one of this module's.
-pub(crate) fn is_indexing(operator: &LoopOp) -> bool {
-    [&EMBEDDING, &INDEX_COPY, &GATHER, &NLL_LOSS, &NLL_LOSS_WEIGHTED]
-        .iter()
-        .any(|indexing| indexing.name == operator.name)
-}
 
 pub(super) fn strided(rows: &[usize], inner: &[usize]) -> Placement {
     Placement::Strided { rows: widen(rows), inner: widen(inner) }
@@ -220,18 +213,18 @@ fn stride_of_rows(index: &Tensor) -> Option<u64> {
     is_list.then_some(stride)
 }
 
+/// Returns how a call of `thalweg::scatter` combines elements.
+pub(crate) fn combine_of(call: &impl Arguments) -> Result<Combine> {
+    let name = call.str(3);
+    let found = Combine::ALL.into_iter().find(|combine| combine.name() == name);
+    found.ok_or_else(|| Error::invalid(format!("{name} is no way to combine elements")))
+}
+
 /// Returns a copy of (outer, extent, inner), into which the elements of a source (outer, count, inner) are combined at indices of
 /// its shape.
 pub(crate) fn scatter(call: &Call<'_>) -> Result<Tensors> {
     let (target, index, source) = (call.tensor(0), call.tensor(1), call.tensor(2));
-    let combine = match call.str(3) {
-        "replace" => Combine::Replace,
-        "sum" => Combine::Sum,
-        "prod" => Combine::Product,
-        "amax" => Combine::Max,
-        "amin" => Combine::Min,
-        other => return Err(Error::invalid(format!("{other} is no way to combine elements"))),
-    };
+    let combine = combine_of(call)?;
     let [outer, extent, inner] = three(target)?;
     let rows = check_index([outer, extent, inner], index)?;
     if source.shape() != rows || source.dtype() != target.dtype() {

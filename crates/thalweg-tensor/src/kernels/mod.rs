@@ -26,38 +26,11 @@ mod reductions;
 mod rms_norm;
 
 use thalweg_kernels::random::Distribution;
-use thalweg_ops::LoopOp;
-use thalweg_ops::structured::{
-    ADD_LAYER_NORM, CROSS_ENTROPY, CROSS_ENTROPY_WIDE, FULL, LAYER_NORM_AFFINE, PROD, RMS_NORM,
-    RMS_NORM_AFFINE, STACK3, STRUCTURED, WINDOWS,
-};
+use thalweg_ops::structured::{CROSS_ENTROPY, CROSS_ENTROPY_WIDE, PROD};
 
 use crate::operators::body::Body::{Differentiable, Kernel, Pair};
 use crate::operators::body::OpDef;
 use loops::{LoopCall, run};
-
-/// Returns the entries whose kernel is their loop, which are parts of other operators.
-pub(crate) fn loop_entries() -> impl Iterator<Item = &'static LoopOp> {
-    // What is only ever launched into given tensors is no operator to be called.
-    let in_place = [&STACK3];
-    let others = [
-        &FULL,
-        &PROD,
-        &LAYER_NORM_AFFINE,
-        &CROSS_ENTROPY,
-        &CROSS_ENTROPY_WIDE,
-        &ADD_LAYER_NORM,
-        &RMS_NORM,
-        &RMS_NORM_AFFINE,
-    ];
-    STRUCTURED.iter().copied().filter(move |operator| {
-        let is = |list: &[&LoopOp]| list.iter().any(|other| other.name == operator.name);
-        !WINDOWS.iter().any(|window| window.name == operator.name)
-            && !indexing::is_indexing(operator)
-            && !is(&in_place)
-            && !is(&others)
-    })
-}
 
 /// The operators that are parts of others.
 pub(crate) static INTERNAL: &[OpDef] = &[

@@ -8,6 +8,7 @@ use std::panic::Location;
 
 use smallvec::SmallVec;
 use thalweg_ir::{DType, Scalar, Shape, broadcast_shapes};
+use thalweg_kernels::scatter::Combine;
 use thalweg_runtime::graph::audit::ObstacleKind;
 use thalweg_runtime::{Error, RangeOf, Result, Telling};
 
@@ -87,14 +88,14 @@ operators! {
         fn masked_scatter(mask: tensor, source: tensor) = Composite(|call| masked_scatter(call).map(single));
     /// Returns the elements where a mask is true, one after another. Blocks.
     "masked_select(Tensor self, Tensor mask) -> Tensor"
-        fn masked_select(mask: tensor) = Composite(|call| masked_select(call).map(single));
+        fn masked_select(mask: tensor) = Composite(|call| masked_select(call).map(single)), out: [Apart];
     /// Returns the elements at places in all elements, row-major; negative ones are counted from the end.
     "take(Tensor self, Tensor index) -> Tensor"
         fn take(index: tensor) = Composite(|call| {
             let (x, index) = (call.tensor(0), flat_index(call, "take")?);
             let rows = x.reshape(&[1, x.elements(), 1])?;
             gathered(&rows, &index)?.reshape(call.tensor(1).shape()).map(single)
-        });
+        }), out: [Apart];
     /// Returns the tensor with the elements of a source written at places in all elements, or added to what is there.
     "put(Tensor self, Tensor index, Tensor source, bool accumulate=False) -> Tensor"
         fn put(index: tensor, source: tensor, accumulate: bool) = Composite(|call| {
@@ -115,8 +116,8 @@ operators! {
                 )));
             }
             let rows = x.reshape(&[1, x.elements(), 1])?;
-            let reduce = if call.bool(3) { "sum" } else { "replace" };
-            scatter(&rows, &index, &source.reshape(index.shape())?, reduce)?.reshape(x.shape()).map(single)
+            let combine = if call.bool(3) { Combine::Sum } else { Combine::Replace };
+            scatter(&rows, &index, &source.reshape(index.shape())?, combine)?.reshape(x.shape()).map(single)
         });
     /// Returns the coordinates of the elements that are not 0, one row each. Blocks.
     "nonzero(Tensor self) -> Tensor" fn nonzero() = Kernel(|call| nonzero(call.tensor(0)).map(single));
@@ -259,8 +260,8 @@ impl Indexed {
             ))
         })?;
         let source = values.permute(&order)?.reshape(&[1, self.places.elements(), rows.shape()[2]])?;
-        let reduce = if accumulates { "sum" } else { "replace" };
-        let written = scatter(&rows, &self.index(rows.shape()[2])?, &source, reduce)?;
+        let combine = if accumulates { Combine::Sum } else { Combine::Replace };
+        let written = scatter(&rows, &self.index(rows.shape()[2])?, &source, combine)?;
         let mut inverse: Shape = SmallVec::from_elem(0, self.order.len());
         self.order.iter().enumerate().for_each(|(to, &from)| inverse[from] = to);
         let moved: Shape = self.order.iter().map(|&dim| x.shape()[dim]).collect();
@@ -408,7 +409,7 @@ fn masked_scatter(call: &Call<'_>) -> Result<Tensor> {
     let whole = x.expand(&shape)?;
     let rows = whole.reshape(&[1, whole.elements(), 1])?;
     let source = source.reshape(&[source.elements()])?.narrow(0, 0, count)?.reshape(&[1, count, 1])?;
-    scatter(&rows, &index, &source, "replace")?.reshape(&shape)
+    scatter(&rows, &index, &source, Combine::Replace)?.reshape(&shape)
 }
 
 /// Returns places in all elements of the first tensor as (1, count, 1).

@@ -6,7 +6,8 @@ use smallvec::SmallVec;
 use thalweg_ops::LoopOp;
 use thalweg_runtime::Result;
 
-use super::{in_place, out};
+use super::in_place;
+use super::out::{self, OutRule};
 use crate::autograd::formula::Formula;
 use crate::caller::enter;
 use crate::dispatch::{Call, DispatchKey, KernelFunction, Operator};
@@ -21,12 +22,14 @@ pub(crate) struct OpDef {
     pub doc: &'static str,
     /// The body: how it is computed.
     pub body: Body,
+    /// The conditions on the tensors that its `out=` form writes, beside those of every form.
+    pub out: &'static [OutRule],
 }
 
 impl OpDef {
     /// Makes an entry that is a part of other operators, without a method.
     pub(crate) const fn part(schema: &'static str, body: Body) -> Self {
-        Self { schema, doc: "", body }
+        Self { schema, doc: "", body, out: &[] }
     }
 }
 

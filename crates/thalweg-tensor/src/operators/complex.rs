@@ -13,6 +13,7 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 use thalweg_ir::{DType, Layout, Shape};
+use thalweg_kernels::scatter::Combine;
 use thalweg_runtime::{Error, Result};
 
 use super::Body::{Composite, Differentiable};
@@ -24,6 +25,7 @@ use crate::autograd::formula::Formula;
 use crate::autograd::views::{ViewBackward, record_view};
 use crate::caller::enter;
 use crate::dispatch::{Argument, Arguments, Call, KernelFunction, built_in};
+use crate::kernels::indexing::combine_of;
 use crate::kernels::matmul;
 use crate::tensor::{Tensor, Tensors};
 
@@ -57,14 +59,14 @@ operators! {
         fn complex(imag: tensor) = Composite(|call| {
             check_parts(call.tensor(0), call.tensor(1))?;
             of_parts(call.tensor(0), call.tensor(1)).map(single)
-        });
+        }), out: [ComplexOfFirst];
     /// Returns complex numbers of absolute values and angles in radians, which are broadcast.
     "polar(Tensor abs, Tensor angle) -> Tensor"
         fn polar(angle: tensor) = Composite(|call| {
             let (size, angle) = (call.tensor(0), call.tensor(1));
             check_parts(size, angle)?;
             of_parts(&size.mul(&angle.cos()?)?, &size.mul(&angle.sin()?)?).map(single)
-        });
+        }), out: [ComplexOfFirst];
     /// Returns the absolute values of complex numbers.
     "thalweg::abs_of_complex(Tensor self) -> Tensor" = Differentiable(|call| {
         let [re, im] = parts(call.tensor(0))?;
@@ -264,7 +266,7 @@ static BY_PARTS: &[(&str, ByParts)] = &[
         };
         let zeros =
             Tensor::zeros(&[outer, extents(&[call.int(2)])?[0], inner], gradient.dtype(), call.device)?;
-        index::scatter(&zeros, index, gradient, "sum").map(single)
+        index::scatter(&zeros, index, gradient, Combine::Sum).map(single)
     }),
     ("thalweg::scatter", scatter),
     ("thalweg::matmul", |call| product(call.tensor(0), call.tensor(1)).map(single)),
@@ -601,15 +603,17 @@ fn with_first(call: &Call<'_>, first: &Tensor) -> Result<Tensors> {
 
 /// Writes or adds complex numbers at indices, as twice as many real ones next to each other.
 fn scatter(call: &Call<'_>) -> Result<Tensors> {
-    let (x, index, source, reduce) = (call.tensor(0), call.tensor(1), call.tensor(2), call.str(3));
+    let (x, index, source) = (call.tensor(0), call.tensor(1), call.tensor(2));
+    let combine = combine_of(call)?;
     if [x, index, source].iter().any(|tensor| tensor.rank() != 3) {
         return Err(Error::invalid("the tensor, indices and source are (outer, extent, inner)"));
     }
-    if x.dtype() != source.dtype() || !matches!(reduce, "replace" | "sum") {
+    if x.dtype() != source.dtype() || !matches!(combine, Combine::Replace | Combine::Sum) {
         return Err(Error::invalid(format!(
-            "scatter of {} into {} by `{reduce}` is not implemented for complex numbers",
+            "scatter of {} into {} by `{}` is not implemented for complex numbers",
             source.dtype(),
-            x.dtype()
+            x.dtype(),
+            combine.name()
         )));
     }
     let of_parts = |z: &Tensor| {
@@ -623,7 +627,7 @@ fn scatter(call: &Call<'_>) -> Result<Tensors> {
         Argument::from(&of_parts(x)?).to_value(),
         Argument::from(&places).to_value(),
         Argument::from(&of_parts(source)?).to_value(),
-        Argument::from(reduce).to_value(),
+        Argument::from(combine.name()).to_value(),
     ];
     let arguments: SmallVec<[Argument<'_>; 4]> = arguments.iter().map(|value| value.as_argument()).collect();
     let written = call_operator(call.operator, &arguments, None, call.label.location)?;

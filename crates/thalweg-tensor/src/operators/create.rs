@@ -90,10 +90,10 @@ operators! {
         = Composite(|call| eye(call, [call.int(0), call.int(1)], 2).map(single));
     /// Returns matrices with zeros above a diagonal.
     "tril(Tensor self, SymInt diagonal=0) -> Tensor"
-        fn tril(diagonal: int) = Composite(|call| triangle(call, "tril").map(single));
+        fn tril(diagonal: int) = Composite(|call| triangle(call, true).map(single));
     /// Returns matrices with zeros below a diagonal.
     "triu(Tensor self, SymInt diagonal=0) -> Tensor"
-        fn triu(diagonal: int) = Composite(|call| triangle(call, "triu").map(single));
+        fn triu(diagonal: int) = Composite(|call| triangle(call, false).map(single));
     /// Returns a tensor of a tensor's shape and dtype with one value.
     "fill.Scalar(Tensor self, Scalar value) -> Tensor"
         fn fill(value: scalar) = Differentiable(
@@ -400,13 +400,15 @@ fn eye(call: &Call<'_>, size: [i64; 2], at: usize) -> Result<Tensor> {
     with.ne(&without)?.to_dtype(dtype)
 }
 
-fn triangle(call: &Call<'_>, name: &str) -> Result<Tensor> {
+/// Returns a matrix's lower or upper triangle, and 0 elsewhere.
+fn triangle(call: &Call<'_>, is_lower: bool) -> Result<Tensor> {
     let x = call.tensor(0);
     let &[.., rows, columns] = x.shape() else {
+        let name = call.operator.base_name();
         return Err(Error::invalid(format!("{name}: input tensor must have at least 2 dimensions")));
     };
     let zero = number_like(x, Scalar::I64(0))?;
-    if name == "tril" {
+    if is_lower {
         return lower([rows, columns], call.int(1), call.device)?.select_where(x, &zero);
     }
     lower([rows, columns], call.int(1).saturating_sub(1), call.device)?.select_where(&zero, x)

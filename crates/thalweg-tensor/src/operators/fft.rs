@@ -76,7 +76,7 @@ operators! {
         fn fft_ifft(n: optional_int, dim: int, norm: optional_str) = Composite(|call| along(call, false));
     /// Returns the first half of the transform of real numbers along a dimension; the second half has its conjugates.
     "fft_rfft(Tensor self, SymInt? n=None, int dim=-1, str? norm=None) -> Tensor"
-        fn fft_rfft(n: optional_int, dim: int, norm: optional_str) = Composite(|call| from_real(call, "rfft"));
+        fn fft_rfft(n: optional_int, dim: int, norm: optional_str) = Composite(|call| from_real(call, true));
     /// Returns the `n` real numbers whose transform's first half is given: the inverse of `fft_rfft`.
     "fft_irfft(Tensor self, SymInt? n=None, int dim=-1, str? norm=None) -> Tensor"
         fn fft_irfft(n: optional_int, dim: int, norm: optional_str) = Composite(|call| to_real(call, false));
@@ -85,7 +85,7 @@ operators! {
         fn fft_hfft(n: optional_int, dim: int, norm: optional_str) = Composite(|call| to_real(call, true));
     /// Returns the first half of the inverse transform of real numbers: the inverse of `fft_hfft`.
     "fft_ihfft(Tensor self, SymInt? n=None, int dim=-1, str? norm=None) -> Tensor"
-        fn fft_ihfft(n: optional_int, dim: int, norm: optional_str) = Composite(|call| from_real(call, "ihfft"));
+        fn fft_ihfft(n: optional_int, dim: int, norm: optional_str) = Composite(|call| from_real(call, false));
     /// Returns `fft_fftn` over two dimensions.
     "fft_fft2(Tensor self, SymInt[1]? s=None, int[1] dim=[-2,-1], str? norm=None) -> Tensor"
         fn fft_fft2() = Composite(|call| over(call, true));
@@ -94,16 +94,16 @@ operators! {
         fn fft_ifft2() = Composite(|call| over(call, false));
     /// Returns `fft_rfftn` over two dimensions.
     "fft_rfft2(Tensor self, SymInt[1]? s=None, int[1] dim=[-2,-1], str? norm=None) -> Tensor"
-        fn fft_rfft2() = Composite(|call| over_real(call, "rfftn"));
+        fn fft_rfft2() = Composite(|call| over_real(call, true));
     /// Returns `fft_irfftn` over two dimensions.
     "fft_irfft2(Tensor self, SymInt[1]? s=None, int[1] dim=[-2,-1], str? norm=None) -> Tensor"
-        fn fft_irfft2() = Composite(|call| over_to_real(call, "irfftn"));
+        fn fft_irfft2() = Composite(|call| over_to_real(call, false));
     /// Returns `fft_hfftn` over two dimensions.
     "fft_hfft2(Tensor self, SymInt[1]? s=None, int[1] dim=[-2,-1], str? norm=None) -> Tensor"
-        fn fft_hfft2() = Composite(|call| over_to_real(call, "hfftn"));
+        fn fft_hfft2() = Composite(|call| over_to_real(call, true));
     /// Returns `fft_ihfftn` over two dimensions.
     "fft_ihfft2(Tensor self, SymInt[1]? s=None, int[1] dim=[-2,-1], str? norm=None) -> Tensor"
-        fn fft_ihfft2() = Composite(|call| over_real(call, "ihfftn"));
+        fn fft_ihfft2() = Composite(|call| over_real(call, false));
     /// Returns the discrete Fourier transform over dimensions, of sizes to which they are cut off or filled with zeros.
     "fft_fftn(Tensor self, SymInt[1]? s=None, int[1]? dim=None, str? norm=None) -> Tensor"
         fn fft_fftn(s: optional_ints, dim: optional_ints, norm: optional_str) = Composite(|call| over(call, true));
@@ -113,19 +113,19 @@ operators! {
     /// Returns the transform of real numbers over dimensions, up to the middle of the last one.
     "fft_rfftn(Tensor self, SymInt[1]? s=None, int[1]? dim=None, str? norm=None) -> Tensor"
         fn fft_rfftn(s: optional_ints, dim: optional_ints, norm: optional_str)
-        = Composite(|call| over_real(call, "rfftn"));
+        = Composite(|call| over_real(call, true));
     /// Returns the real numbers whose transform over dimensions is given up to the middle of the last one.
     "fft_irfftn(Tensor self, SymInt[1]? s=None, int[1]? dim=None, str? norm=None) -> Tensor"
         fn fft_irfftn(s: optional_ints, dim: optional_ints, norm: optional_str)
-        = Composite(|call| over_to_real(call, "irfftn"));
+        = Composite(|call| over_to_real(call, false));
     /// Returns the real transform of numbers over dimensions that are given up to the middle of the last one.
     "fft_hfftn(Tensor self, SymInt[1]? s=None, int[1]? dim=None, str? norm=None) -> Tensor"
         fn fft_hfftn(s: optional_ints, dim: optional_ints, norm: optional_str)
-        = Composite(|call| over_to_real(call, "hfftn"));
+        = Composite(|call| over_to_real(call, true));
     /// Returns the inverse transform of real numbers over dimensions, up to the middle of the last one.
     "fft_ihfftn(Tensor self, SymInt[1]? s=None, int[1]? dim=None, str? norm=None) -> Tensor"
         fn fft_ihfftn(s: optional_ints, dim: optional_ints, norm: optional_str)
-        = Composite(|call| over_real(call, "ihfftn"));
+        = Composite(|call| over_real(call, false));
     /// Returns the frequencies of a transform of n numbers that lie d apart: 0, 1, …, then the negative ones, over n · d.
     "fft_fftfreq(int n, float d=1.0, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None) -> Tensor"
         = Composite(|call| {
@@ -263,10 +263,9 @@ fn along(call: &Call<'_>, forward: bool) -> Result<Tensors> {
     c2c(&resized(&x, dim, size)?, &[dim as i64], normalization, forward).map(single)
 }
 
-fn from_real(call: &Call<'_>, name: &str) -> Result<Tensors> {
-    check_real(call.tensor(0), name)?;
+fn from_real(call: &Call<'_>, forward: bool) -> Result<Tensors> {
+    check_real(call.tensor(0), if forward { "rfft" } else { "ihfft" })?;
     let (dim, size) = line(call)?;
-    let forward = name == "rfft";
     let normalization = normalization(call.optional_str(3), forward)?;
     let x = promoted(call.tensor(0), false)?;
     let size = size.unwrap_or(x.shape()[dim]);
@@ -395,11 +394,11 @@ fn over(call: &Call<'_>, forward: bool) -> Result<Tensors> {
     c2c(&x, &region.list(), normalization, forward).map(single)
 }
 
-fn over_real(call: &Call<'_>, name: &str) -> Result<Tensors> {
+fn over_real(call: &Call<'_>, forward: bool) -> Result<Tensors> {
+    let name = if forward { "rfftn" } else { "ihfftn" };
     check_real(call.tensor(0), name)?;
     let region = Region::of(call, false)?;
     region.check_any(name)?;
-    let forward = name == "rfftn";
     let normalization = normalization(call.optional_str(3), forward)?;
     let (x, dims) = (region.cut(&promoted(call.tensor(0), false)?)?, region.list());
     if forward {
@@ -410,10 +409,9 @@ fn over_real(call: &Call<'_>, name: &str) -> Result<Tensors> {
     if others.is_empty() { Ok(single(half)) } else { c2c(&half, others, normalization, false).map(single) }
 }
 
-fn over_to_real(call: &Call<'_>, name: &str) -> Result<Tensors> {
+fn over_to_real(call: &Call<'_>, forward: bool) -> Result<Tensors> {
     let region = Region::of(call, true)?;
-    region.check_any(name)?;
-    let forward = name == "hfftn";
+    region.check_any(if forward { "hfftn" } else { "irfftn" })?;
     let normalization = normalization(call.optional_str(3), forward)?;
     let (x, dims) = (region.cut(&promoted(call.tensor(0), true)?)?, region.list());
     if !forward {

@@ -6,6 +6,7 @@
 
 use smallvec::SmallVec;
 use thalweg_ir::{DType, Scalar, Shape};
+use thalweg_kernels::scatter::Combine;
 use thalweg_runtime::{Error, RangeOf, Result, Telling};
 
 use super::Body::{Composite, Differentiable, Pair};
@@ -15,7 +16,7 @@ use super::{operators, single};
 use crate::autograd::Gradients;
 use crate::autograd::formula::{Formula, GradientCall};
 use crate::dispatch::{Argument, Arguments, Call, built_in};
-use crate::kernels::indexing;
+use crate::kernels::indexing::{self, combine_of};
 use crate::tensor::{Tensor, Tensors};
 
 operators! {
@@ -27,35 +28,36 @@ operators! {
     /// Returns a tensor (outer, extent, inner) into which a source (outer, count, inner) is combined at indices: `replace`, `sum`,
     /// `prod`, `amax` or `amin`.
     "thalweg::scatter(Tensor self, Tensor index, Tensor source, str reduce) -> Tensor"
-        = Pair(indexing::scatter, |call| match call.str(3) {
-            "replace" | "sum" => LINEAR.record(call),
-            "prod" => PRODUCT.record(call),
-            _ => EXTREMUM.record(call),
+        = Pair(indexing::scatter, |call| match combine_of(call)? {
+            Combine::Replace | Combine::Sum => LINEAR.record(call),
+            Combine::Product => PRODUCT.record(call),
+            Combine::Max | Combine::Min => EXTREMUM.record(call),
         });
     /// Returns what `thalweg::scatter` gives for `amax` and `amin`, of the source alone where indices name a place.
     "thalweg::scatter_anew(Tensor self, Tensor index, Tensor source, str reduce) -> Tensor"
         = Differentiable(|call| {
             let (x, index, source) = (call.tensor(0).detach(), call.tensor(1), call.tensor(2).detach());
-            let start = number_like(&x, neutral(call.str(3), x.dtype()))?.expand(index.shape())?;
-            scatter(&scatter(&x, index, &start, "replace")?, index, &source, call.str(3)).map(single)
+            let combine = combine_of(call)?;
+            let start = number_like(&x, neutral(combine, x.dtype()))?.expand(index.shape())?;
+            scatter(&scatter(&x, index, &start, Combine::Replace)?, index, &source, combine).map(single)
         }, &ANEW);
     /// Returns the elements at indices of a dimension, which have the result's shape.
     "gather(Tensor self, int dim, Tensor index, *, bool sparse_grad=False) -> Tensor"
-        fn gather(dim: int, index: tensor) = Composite(gather);
+        fn gather(dim: int, index: tensor) = Composite(gather), out: [DTypeOfFirst, Apart];
     /// Returns the places of a dimension that a list of indices names.
     "index_select(Tensor self, int dim, Tensor index) -> Tensor"
         fn index_select(dim: int, index: tensor) = Composite(|call| {
             index_select(call.tensor(0), call.int(1), call.tensor(2)).map(single)
-        });
+        }), out: [Apart];
     /// Returns the tensor with the elements of a source written at indices of a dimension.
     "scatter.src(Tensor self, int dim, Tensor index, Tensor src) -> Tensor"
         fn scatter(dim: int, index: tensor, src: tensor) = Composite(|call| {
-            Along::of(call, "scatter").scatter(call.tensor(3), "replace").map(single)
+            Along::of(call, "scatter").scatter(call.tensor(3), Combine::Replace).map(single)
         });
     /// Returns the tensor with a number written at indices of a dimension.
     "scatter.value(Tensor self, int dim, Tensor index, Scalar value) -> Tensor"
         fn scatter_value(dim: int, index: tensor, value: scalar)
-        = Composite(|call| Along::of(call, "scatter").scatter_number(call.scalar(3), "replace").map(single));
+        = Composite(|call| Along::of(call, "scatter").scatter_number(call.scalar(3), Combine::Replace).map(single));
     /// Returns the tensor with the elements of a source added to, or multiplied with, those at indices of a dimension.
     "scatter.reduce(Tensor self, int dim, Tensor index, Tensor src, *, str reduce) -> Tensor" = Composite(|call| {
         Along::of(call, "scatter").scatter(call.tensor(3), former_reduction(call.str(4))?).map(single)
@@ -67,7 +69,7 @@ operators! {
     /// Returns the tensor with the elements of a source added to those at indices of a dimension, in the order of the source.
     "scatter_add(Tensor self, int dim, Tensor index, Tensor src) -> Tensor"
         fn scatter_add(dim: int, index: tensor, src: tensor) = Composite(|call| {
-            Along::of(call, "scatter").scatter(call.tensor(3), "sum").map(single)
+            Along::of(call, "scatter").scatter(call.tensor(3), Combine::Sum).map(single)
         });
     /// Returns the tensor with the elements of a source combined with those at indices of a dimension: `sum`, `prod`, `mean`,
     /// `amax` or `amin`; without `include_self` only those of the source.
@@ -82,7 +84,7 @@ operators! {
     /// Returns the tensor with the places of a source written at those that a list of indices names.
     "index_copy(Tensor self, int dim, Tensor index, Tensor source) -> Tensor"
         fn index_copy(dim: int, index: tensor, source: tensor) = Composite(|call| {
-            Places::of(call, "index_copy_", call.tensor(3))?.scatter(call.tensor(3), "replace").map(single)
+            Places::of(call, "index_copy_", call.tensor(3))?.scatter(call.tensor(3), Combine::Replace).map(single)
         });
     /// Returns the tensor with a number written at the places that a list of indices names; negative ones are counted from the end.
     "index_fill.int_Scalar(Tensor self, int dim, Tensor index, Scalar value) -> Tensor"
@@ -166,11 +168,11 @@ static LINEAR: Formula = Formula {
     outputs: &[],
     backward: |call| {
         let (gradient, index) = (call.gradient()?, call.saved(1)?);
-        call.each(|tensor| match (tensor, call.str(3)) {
-            (0, "sum") => Ok(Some(gradient.clone())),
+        call.each(|tensor| match (tensor, combine_of(call)?) {
+            (0, Combine::Sum) => Ok(Some(gradient.clone())),
             (0, _) => {
                 let zeros = number_like(&gradient, Scalar::F64(0.0))?.expand(index.shape())?;
-                scatter(&gradient, &index, &zeros, "replace").map(Some)
+                scatter(&gradient, &index, &zeros, Combine::Replace).map(Some)
             }
             (2, _) => gathered(&gradient, &index).map(Some),
             _ => Ok(None),
@@ -187,7 +189,7 @@ static EXTREMUM: Formula = Formula {
         let dtype = gradient.dtype();
         let of_target = call.saved(0)?.eq(&result)?.to_dtype(dtype)?;
         let of_source = call.saved(2)?.eq(&gathered(&result, &index)?)?.to_dtype(dtype)?;
-        let share = gradient.div(&scatter(&of_target, &index, &of_source, "sum")?)?;
+        let share = gradient.div(&scatter(&of_target, &index, &of_source, Combine::Sum)?)?;
         call.each(|tensor| match tensor {
             0 => of_target.mul(&share).map(Some),
             2 => of_source.mul(&gathered(&share, &index)?).map(Some),
@@ -206,7 +208,7 @@ static ANEW: Formula = Formula {
         if let Some(of_target) = &gradients[0] {
             let index = call.saved(1)?;
             let zeros = number_like(of_target, Scalar::F64(0.0))?.expand(index.shape())?;
-            gradients[0] = Some(scatter(of_target, &index, &zeros, "replace")?);
+            gradients[0] = Some(scatter(of_target, &index, &zeros, Combine::Replace)?);
         }
         Ok(gradients)
     },
@@ -223,15 +225,16 @@ fn product_gradient(call: &GradientCall<'_>) -> Result<Gradients> {
     call.each(|tensor| match tensor {
         0 => {
             let nonzero = target.eq(&zero)?.select_where(&one, &target)?;
-            let others = scatter(&nonzero, &index, &source, "prod")?.div(&nonzero)?;
+            let others = scatter(&nonzero, &index, &source, Combine::Product)?.div(&nonzero)?;
             gradient.mul(&others).map(Some)
         }
         2 => {
             let is_zero = source.eq(&zero)?;
             let zeros = Tensor::zeros(target.shape(), target.dtype(), target.device())?;
-            let counts = scatter(&zeros, &index, &is_zero.to_dtype(target.dtype())?, "sum")?;
+            let counts = scatter(&zeros, &index, &is_zero.to_dtype(target.dtype())?, Combine::Sum)?;
             let is_only_zero = is_zero.logical_and(&gathered(&counts, &index)?.eq(&one)?)?;
-            let without = scatter(&target, &index, &is_only_zero.select_where(&one, &source)?, "prod")?;
+            let without =
+                scatter(&target, &index, &is_only_zero.select_where(&one, &source)?, Combine::Product)?;
             let of_zero = gathered(&gradient.mul(&without)?, &index)?;
             let divisor = is_zero.select_where(&one, &source)?;
             let of_others = gathered(&gradient.mul(&result)?, &index)?.div(&divisor)?;
@@ -291,8 +294,8 @@ pub(super) fn gathered(x: &Tensor, index: &Tensor) -> Result<Tensor> {
 
 /// Returns what `thalweg::scatter` gives.
 #[track_caller]
-pub(crate) fn scatter(x: &Tensor, index: &Tensor, source: &Tensor, reduce: &str) -> Result<Tensor> {
-    let arguments = [x.into(), index.into(), source.into(), reduce.into()];
+pub(crate) fn scatter(x: &Tensor, index: &Tensor, source: &Tensor, combine: Combine) -> Result<Tensor> {
+    let arguments = [x.into(), index.into(), source.into(), combine.name().into()];
     super::call(built_in!("thalweg::scatter")?, &arguments, None, std::panic::Location::caller())
 }
 
@@ -305,8 +308,6 @@ pub(super) fn number_like(x: &Tensor, number: Scalar) -> Result<Tensor> {
 pub(super) fn long(index: &Tensor, operator: &str) -> Result<Tensor> {
     match index.dtype() {
         DType::I64 | DType::I32 => index.to_dtype(DType::I64),
-        // What names no place may be of any dtype.
-        _ if index.elements() == 0 && operator == "gather" => index.to_dtype(DType::I64),
         other => Err(Error::invalid(format!(
             "{operator}(): Expected dtype int32/int64 for index, but got {other}"
         ))),
@@ -342,10 +343,10 @@ fn at_least_1d(x: &Tensor) -> Result<Tensor> {
     if x.rank() == 0 { x.reshape(&[1]) } else { Ok(x.clone()) }
 }
 
-fn former_reduction(name: &str) -> Result<&'static str> {
-    match name {
-        "add" => Ok("sum"),
-        "multiply" => Ok("prod"),
+fn former_reduction(reduce: &str) -> Result<Combine> {
+    match reduce {
+        "add" => Ok(Combine::Sum),
+        "multiply" => Ok(Combine::Product),
         _ => Err(Error::invalid("reduce argument must be either add or multiply.")),
     }
 }
@@ -461,13 +462,13 @@ impl<'a> Along<'a> {
         Ok(Write { x: x.clone(), dim, parts: Some([around(&index, dim)?, around(&source, dim)?]) })
     }
 
-    fn scatter(&self, source: &Tensor, reduce: &str) -> Result<Tensor> {
-        self.prepare(source)?.combined(reduce)
+    fn scatter(&self, source: &Tensor, combine: Combine) -> Result<Tensor> {
+        self.prepare(source)?.combined(combine)
     }
 
-    fn scatter_number(&self, number: Scalar, reduce: &str) -> Result<Tensor> {
+    fn scatter_number(&self, number: Scalar, combine: Combine) -> Result<Tensor> {
         let source = number_like(self.x, number)?.expand(self.index.shape())?;
-        self.scatter(&source, reduce)
+        self.scatter(&source, combine)
     }
 
     fn reduce(&self, source: &Tensor, reduce: &str, include_self: bool) -> Result<Tensor> {
@@ -483,16 +484,19 @@ struct Write {
 }
 
 impl Write {
-    fn combined(&self, reduce: &str) -> Result<Tensor> {
+    fn combined(&self, combine: Combine) -> Result<Tensor> {
         let Some([index, source]) = &self.parts else { return self.x.copied(std::panic::Location::caller()) };
         let target = around(&at_least_1d(&self.x)?, self.dim)?;
-        scatter(&target, index, source, reduce)?.reshape(self.x.shape())
+        scatter(&target, index, source, combine)?.reshape(self.x.shape())
     }
 
     fn reduced(&self, reduce: &str, include_self: bool) -> Result<Tensor> {
-        let combine = match reduce {
-            "sum" | "mean" => "sum",
-            "prod" | "amax" | "amin" => reduce,
+        let (combine, is_mean) = match reduce {
+            "sum" => (Combine::Sum, false),
+            "mean" => (Combine::Sum, true),
+            "prod" => (Combine::Product, false),
+            "amax" => (Combine::Max, false),
+            "amin" => (Combine::Min, false),
             _ => {
                 return Err(Error::invalid(format!(
                     "reduce argument must be either sum, prod, mean, amax or amin, got {reduce}"
@@ -501,18 +505,18 @@ impl Write {
         };
         let Some([index, source]) = &self.parts else { return self.combined(combine) };
         let mut target = around(&at_least_1d(&self.x)?, self.dim)?;
-        if !include_self && matches!(combine, "amax" | "amin") {
-            let arguments = [(&target).into(), index.into(), source.into(), combine.into()];
+        if !include_self && matches!(combine, Combine::Max | Combine::Min) {
+            let arguments = [(&target).into(), index.into(), source.into(), combine.name().into()];
             let location = std::panic::Location::caller();
             return super::call(built_in!("thalweg::scatter_anew")?, &arguments, None, location)?
                 .reshape(self.x.shape());
         }
         if !include_self {
             let start = number_like(&target, neutral(combine, target.dtype()))?.expand(index.shape())?;
-            target = scatter(&target, index, &start, "replace")?;
+            target = scatter(&target, index, &start, Combine::Replace)?;
         }
         let result = scatter(&target, index, source, combine)?;
-        let result = if reduce == "mean" { self.divided(&result, index, include_self)? } else { result };
+        let result = if is_mean { self.divided(&result, index, include_self)? } else { result };
         result.reshape(self.x.shape())
     }
 
@@ -524,9 +528,9 @@ impl Write {
         let ones = Tensor::ones(sums.shape(), count_dtype, sums.device())?;
         let start = match include_self {
             true => ones.clone(),
-            false => scatter(&ones, index, &one.sub(&one)?.expand(index.shape())?, "replace")?,
+            false => scatter(&ones, index, &one.sub(&one)?.expand(index.shape())?, Combine::Replace)?,
         };
-        let counts = scatter(&start, index, &one.expand(index.shape())?, "sum")?.maximum(&one)?;
+        let counts = scatter(&start, index, &one.expand(index.shape())?, Combine::Sum)?.maximum(&one)?;
         if sums.dtype().is_floating_point() {
             return sums.div(&counts.to_dtype(dtype)?);
         }
@@ -535,7 +539,7 @@ impl Write {
 }
 
 /// Returns the number that combining with leaves everything as it is.
-fn neutral(combine: &str, dtype: DType) -> Scalar {
+fn neutral(combine: Combine, dtype: DType) -> Scalar {
     let (lowest, highest) = match dtype {
         dtype if dtype.is_floating_point() => (Scalar::F64(f64::NEG_INFINITY), Scalar::F64(f64::INFINITY)),
         DType::Bool => (Scalar::I64(0), Scalar::I64(1)),
@@ -548,10 +552,10 @@ fn neutral(combine: &str, dtype: DType) -> Scalar {
         }
     };
     match combine {
-        "prod" => Scalar::I64(1),
-        "amax" => lowest,
-        "amin" => highest,
-        _ => Scalar::I64(0),
+        Combine::Product => Scalar::I64(1),
+        Combine::Max => lowest,
+        Combine::Min => highest,
+        Combine::Replace | Combine::Sum => Scalar::I64(0),
     }
 }
 
@@ -610,8 +614,8 @@ impl Places {
         Ok(Write { x: x.clone(), dim: *dim, parts: Some([index, rows]) })
     }
 
-    fn scatter(&self, source: &Tensor, reduce: &str) -> Result<Tensor> {
-        self.write(source)?.combined(reduce)
+    fn scatter(&self, source: &Tensor, combine: Combine) -> Result<Tensor> {
+        self.write(source)?.combined(combine)
     }
 
     fn reduce(&self, source: &Tensor, reduce: &str, include_self: bool) -> Result<Tensor> {
@@ -628,7 +632,7 @@ fn index_add(call: &Call<'_>) -> Result<Tensors> {
     let (source, alpha) = (call.tensor(3), call.scalar(4));
     let places = Places::of(call, "index_add_", source)?;
     if alpha.to_f64() == 1.0 {
-        return places.scatter(source, "sum").map(single);
+        return places.scatter(source, Combine::Sum).map(single);
     }
     if alpha.is_floating_point() && !source.dtype().is_floating_point() {
         return Err(Error::invalid(
@@ -636,7 +640,7 @@ fn index_add(call: &Call<'_>) -> Result<Tensors> {
         ));
     }
     let scaled = source.mul(&number_like(source, alpha)?)?;
-    places.scatter(&scaled, "sum").map(single)
+    places.scatter(&scaled, Combine::Sum).map(single)
 }
 
 fn index_fill(call: &Call<'_>, value: &Tensor) -> Result<Tensors> {
@@ -654,7 +658,7 @@ fn index_fill(call: &Call<'_>, value: &Tensor) -> Result<Tensors> {
     // A place that is named twice is filled once: the value's gradient is the sum over places.
     let none = Tensor::zeros(x.shape(), DType::Bool, call.device)?;
     let all = Tensor::ones(&shape, DType::Bool, call.device)?;
-    let is_filled = Places { x: none, dim, index }.scatter(&all, "replace")?;
+    let is_filled = Places { x: none, dim, index }.scatter(&all, Combine::Replace)?;
     is_filled.select_where(value, x).map(single)
 }
 
@@ -754,7 +758,8 @@ fn embedding_dense_backward(
         let index = indices.reshape(&[1, count, 1])?;
         let (ones, zeros) = ([1, count, 1], [1, rows, 1]);
         let ones = Tensor::ones(&ones, gradient.dtype(), call.device)?;
-        let counts = scatter(&Tensor::zeros(&zeros, gradient.dtype(), call.device)?, &index, &ones, "sum")?;
+        let counts =
+            scatter(&Tensor::zeros(&zeros, gradient.dtype(), call.device)?, &index, &ones, Combine::Sum)?;
         gradient = gradient.div(&gathered(&counts, &index)?.reshape(&[count, 1])?)?;
     }
     indexing::embedding_gradient(&gradient, indices, [rows, features], padding, call.label)

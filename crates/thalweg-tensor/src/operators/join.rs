@@ -15,7 +15,7 @@ use crate::tensor::{Tensor, Tensors};
 
 operators! {
     /// Puts tensors one after another along a dimension: they agree in all others, or are empty with one dimension.
-    "cat(Tensor[] tensors, int dim=0) -> Tensor" = Differentiable(cat, &CAT);
+    "cat(Tensor[] tensors, int dim=0) -> Tensor" = Differentiable(cat, &CAT), out: [Apart];
     /// Puts tensors of one shape side by side along a new dimension.
     "stack(Tensor[] tensors, int dim=0) -> Tensor" = Composite(stack);
     /// Cuts a dimension of each tensor into so many chunks, the last filled up with zeros, and puts the chunks of all tensors, as

@@ -26,6 +26,30 @@ operators! {
         = Composite(|call| exponential(call.tensor(0)).map(single));
 }
 
+/// A driver of LAPACK's: what of the solution is given.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Driver {
+    /// Neither ranks nor singular values.
+    Gels,
+    /// Ranks, and no residuals.
+    Gelsy,
+    /// Ranks and singular values.
+    Gelsd,
+}
+
+impl Driver {
+    fn of(driver: &str, name: &str) -> Result<Self> {
+        match driver {
+            "gels" => Ok(Self::Gels),
+            "gelsy" => Ok(Self::Gelsy),
+            "gelsd" | "gelss" => Ok(Self::Gelsd),
+            _ => Err(Error::invalid(format!(
+                "{name}: parameter `driver` should be one of (gels, gelsy, gelsd, gelss), but got {driver}"
+            ))),
+        }
+    }
+}
+
 fn least_squares(call: &Call<'_>) -> Result<Tensors> {
     let name = "torch.linalg.lstsq";
     let (x, b) = (call.tensor(0), call.tensor(1));
@@ -36,12 +60,7 @@ fn least_squares(call: &Call<'_>) -> Result<Tensors> {
              {x:?} and {b:?}"
         )));
     }
-    let driver = call.optional_str(3).unwrap_or("gels");
-    if !["gels", "gelsy", "gelsd", "gelss"].contains(&driver) {
-        return Err(Error::invalid(format!(
-            "{name}: parameter `driver` should be one of (gels, gelsy, gelsd, gelss), but got {driver}"
-        )));
-    }
+    let driver = Driver::of(call.optional_str(3).unwrap_or("gels"), name)?;
     let is_vector = are_vectors(x, b);
     let columns = if is_vector { b.unsqueeze(-1)? } else { b.clone() };
     let right = Stack::new(name, &columns)?;
@@ -58,7 +77,7 @@ fn least_squares(call: &Call<'_>) -> Result<Tensors> {
     let cutoff = match least {
         0 => Tensor::zeros(&[a.count()], DType::F64, call.device)?,
         // A driver that gives no ranks takes them for full.
-        _ if driver == "gels" => singular.select(-1, 0)?.mul_scalar(f64::EPSILON)?,
+        _ if driver == Driver::Gels => singular.select(-1, 0)?.mul_scalar(f64::EPSILON)?,
         _ => singular.select(-1, 0)?.mul_scalar(share)?,
     };
     let rank = singular.gt(&cutoff.unsqueeze(-1)?)?.to_dtype(DType::I64)?.sum(&[-1], false)?;
@@ -70,10 +89,11 @@ fn least_squares(call: &Call<'_>) -> Result<Tensors> {
         }
     };
     let is_full = match driver {
-        "gelsd" | "gelss" if rows > width && !rank.device().is_meta() => {
+        Driver::Gelsd if rows > width && !rank.device().is_meta() => {
             rank.to_vec::<i64>()?.iter().all(|&rank| rank == width as i64)
         }
-        driver => driver != "gelsy",
+        Driver::Gels | Driver::Gelsd => true,
+        Driver::Gelsy => false,
     };
     let residuals = match is_full && rows > width {
         true => {
@@ -85,8 +105,8 @@ fn least_squares(call: &Call<'_>) -> Result<Tensors> {
     };
     let solution = a.give(&solution)?;
     let nothing = |dtype: DType| Tensor::empty(&[0], dtype, call.device);
-    let ranks = if driver == "gels" { nothing(DType::I64)? } else { a.give(&rank)? };
-    let singular = if matches!(driver, "gelsd" | "gelss") { a.give(&singular)? } else { nothing(x.dtype())? };
+    let ranks = if driver == Driver::Gels { nothing(DType::I64)? } else { a.give(&rank)? };
+    let singular = if driver == Driver::Gelsd { a.give(&singular)? } else { nothing(x.dtype())? };
     let solution = if is_vector { solution.squeeze(-1)? } else { solution };
     Ok(Tensors::from_iter([solution, residuals, ranks, singular]))
 }

@@ -114,8 +114,8 @@ enum Ord {
 }
 
 impl Ord {
-    fn of(name: &str) -> Result<Self> {
-        match name {
+    fn of(ord: &str) -> Result<Self> {
+        match ord {
             "fro" => Ok(Self::Frobenius),
             "nuc" => Ok(Self::Nuclear),
             other => Err(Error::invalid(format!(

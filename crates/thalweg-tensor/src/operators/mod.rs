@@ -9,8 +9,8 @@
 //! ```
 //!
 //! The method takes the parameters that the entry lists, which are the first ones of the schema behind `self`; the others have
-//! their defaults. Elementwise operators are entries of [`thalweg_ops::elementwise_operators`] instead, where a formula is all that
-//! is needed.
+//! their defaults. Behind the body may stand what PyTorch asks of the tensors of the `out=` form: `out: [Apart]` ([`OutRule`]).
+//! Elementwise operators are entries of [`thalweg_ops::elementwise_operators`] instead, where a formula is all that is needed.
 
 mod advanced_index;
 mod alias;
@@ -67,9 +67,11 @@ mod window;
 
 use std::panic::Location;
 
+use thalweg_ops::structured;
 use thalweg_runtime::{Device, Result};
 
 pub(crate) use body::{Body, OpDef, single};
+pub(crate) use out::OutRule;
 pub(crate) use view::format_order;
 
 use crate::caller::label_at;
@@ -127,14 +129,17 @@ static FAMILIES: &[&[OpDef]] = &[
     crate::kernels::INTERNAL,
 ];
 
+/// A function that defines an operator by its schema, documentation, body, and the conditions on what its `out=` form writes.
+type Define<'d> = dyn FnMut(&str, &'static str, Body, &'static [OutRule]) + 'd;
+
 /// Defines every built-in operator.
-pub(crate) fn define_all(define: &mut dyn FnMut(&str, &'static str, Body)) {
-    for entry in thalweg_ops::elementwise().chain(thalweg_ops::parts()).chain(crate::kernels::loop_entries())
-    {
-        define(&entry.schema(), entry.doc, Body::Loop(entry));
+pub(crate) fn define_all(define: &mut Define<'_>) {
+    let called = structured::CALLED.iter().copied();
+    for entry in thalweg_ops::elementwise().chain(thalweg_ops::parts()).chain(called) {
+        define(&entry.schema(), entry.doc, Body::Loop(entry), &[]);
     }
     for operator in FAMILIES.iter().copied().flatten() {
-        define(operator.schema, operator.doc, operator.body);
+        define(operator.schema, operator.doc, operator.body, operator.out);
     }
 }
 
@@ -260,11 +265,16 @@ macro_rules! operators {
         $(#[doc = $doc:literal])+
         $schema:literal
         $(fn $name:ident($($parameter:ident: $kind:ident),*) $(-> $results:tt)?)?
-        = $body:expr;
+        = $body:expr $(, out: [$($rule:ident),+])?;
     )*) => {
         /// The operators of this family.
         pub(super) static OPERATORS: &[$crate::operators::OpDef] =
-            &[$($crate::operators::OpDef { schema: $schema, doc: concat!($($doc, "\n"),+), body: $body }),*];
+            &[$($crate::operators::OpDef {
+                schema: $schema,
+                doc: concat!($($doc, "\n"),+),
+                body: $body,
+                out: &[$($($crate::operators::OutRule::$rule),+)?],
+            }),*];
 
         $($crate::operators::method! {
             [$($doc)+] $schema $($name($($parameter: $kind),*) $(-> $results)?)?

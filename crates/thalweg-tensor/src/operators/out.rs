@@ -107,6 +107,49 @@ pub(crate) fn schema(returning: &Schema, name: &str) -> Option<Schema> {
     Some(schema)
 }
 
+/// A condition of PyTorch's on the tensors that the `out=` form of an operator writes.
+#[derive(Clone, Copy)]
+pub(crate) enum OutRule {
+    /// The dtype of the first input.
+    DTypeOfFirst,
+    /// The dtype of complex numbers whose parts have the first input's.
+    ComplexOfFirst,
+    /// The dtype int64.
+    Int64,
+    /// Memory that no input has.
+    Apart,
+}
+
+impl OutRule {
+    /// Refuses tensors that do not meet the condition, in PyTorch's words.
+    fn check(self, call: &Call<'_>, out: &[Tensor]) -> Result<()> {
+        let dtype = call.tensors[0].dtype();
+        let other_than = |dtype: DType| out.iter().map(Tensor::dtype).find(|&given| given != dtype);
+        let refusal = match self {
+            Self::DTypeOfFirst => other_than(dtype)
+                .map(|given| format!("Expected out tensor to have dtype {dtype}, but got {given} instead")),
+            Self::ComplexOfFirst => other_than(dtype.complex()).map(|given| {
+                let dtype = dtype.complex();
+                format!(
+                    "Expected object of scalar type {dtype} but got scalar type {given} for argument 'out'"
+                )
+            }),
+            Self::Int64 => other_than(DType::I64)
+                .map(|given| format!("{} expects Long tensor out, got: {given}", call.operator.base_name())),
+            Self::Apart => {
+                let inputs = &call.tensors[..call.tensors.len() - out.len()];
+                let shares = |out: &Tensor| inputs.iter().any(|input| input.shares_storage_with(out));
+                out.iter().any(shares).then(|| {
+                    "unsupported operation: some elements of the input tensor and the written-to tensor refer to a single memory \
+                     location. Please clone() the tensor before performing the operation."
+                        .to_owned()
+                })
+            }
+        };
+        refusal.map_or(Ok(()), |why| Err(Error::invalid(why)))
+    }
+}
+
 /// Runs the `out=` form of an operator.
 pub(crate) fn run(returning: &'static Operator, call: &Call<'_>) -> Result<Tensors> {
     let schema = returning.schema();
@@ -128,45 +171,9 @@ pub(crate) fn run(returning: &'static Operator, call: &Call<'_>) -> Result<Tenso
             false => given.split_off_first().copied().unwrap_or(Argument::None),
         })
         .collect();
-    check_apart(returning.base_name(), call.tensors, &out)?;
+    returning.out_rules().iter().try_for_each(|rule| rule.check(call, &out))?;
     call_out(returning, &arguments, &out, call.label.location)?;
     Ok(out)
-}
-
-/// Refuses what PyTorch refuses of some operators: results in memory of an input, or of another dtype than the operator gives.
-fn check_apart(name: &str, tensors: &[&Tensor], out: &[Tensor]) -> Result<()> {
-    if matches!(name, "amax" | "amin" | "aminmax" | "gather")
-        && let Some(wrong) = out.iter().find(|out| out.dtype() != tensors[0].dtype())
-    {
-        return Err(Error::invalid(format!(
-            "Expected out tensor to have dtype {}, but got {} instead",
-            tensors[0].dtype(),
-            wrong.dtype()
-        )));
-    }
-    if matches!(name, "complex" | "polar")
-        && let Some(wrong) = out.iter().find(|out| out.dtype() != tensors[0].dtype().complex())
-    {
-        return Err(Error::invalid(format!(
-            "Expected object of scalar type {} but got scalar type {} for argument 'out'",
-            tensors[0].dtype().complex(),
-            wrong.dtype()
-        )));
-    }
-    if name == "multinomial" && out.iter().any(|out| out.dtype() != DType::I64) {
-        return Err(Error::invalid(format!("multinomial expects Long tensor out, got: {}", out[0].dtype())));
-    }
-    let inputs = &tensors[..tensors.len() - out.len()];
-    let shares = |out: &Tensor| inputs.iter().any(|input| input.shares_storage_with(out));
-    if matches!(name, "cat" | "gather" | "index_select" | "kthvalue" | "masked_select" | "take")
-        && out.iter().any(shares)
-    {
-        return Err(Error::invalid(
-            "unsupported operation: some elements of the input tensor and the written-to tensor refer to a single memory location. \
-             Please clone() the tensor before performing the operation.",
-        ));
-    }
-    Ok(())
 }
 
 /// Calls an operator and copies its results into given tensors.

@@ -16,6 +16,14 @@ operators! {
         fn pad(pad: ints, mode: str, value: optional_float) = Composite(|call| pad(call).map(single));
 }
 
+/// The elements that a dimension is padded with.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Mode {
+    Reflect,
+    Replicate,
+    Circular,
+}
+
 fn pad(call: &Call<'_>) -> Result<Tensor> {
     let (x, padding, mode, value) = (call.tensor(0), call.ints(1), call.str(2), call.optional_float(3));
     if !padding.len().is_multiple_of(2) {
@@ -40,9 +48,12 @@ fn pad(call: &Call<'_>) -> Result<Tensor> {
     if value.is_some_and(|value| value != 0.0) {
         return Err(Error::invalid(format!("Padding mode \"{mode}\" doesn't take in value argument")));
     }
-    if !["reflect", "replicate", "circular"].contains(&mode) {
-        return Err(Error::invalid(format!("Unrecognised padding mode {mode}")));
-    }
+    let mode = match mode {
+        "reflect" => Mode::Reflect,
+        "replicate" => Mode::Replicate,
+        "circular" => Mode::Circular,
+        _ => return Err(Error::invalid(format!("Unrecognised padding mode {mode}"))),
+    };
     let axes = padding.len() / 2;
     if !(1..=3).contains(&axes) || !(axes + 1..=axes + 2).contains(&x.rank()) {
         return Err(Error::invalid(
@@ -69,11 +80,11 @@ fn number(value: f64, dtype: DType) -> Scalar {
     if dtype.is_floating_point() { Scalar::F64(value) } else { Scalar::I64(value as i64) }
 }
 
-fn pad_axis(x: &Tensor, dim: usize, [before, behind]: [i64; 2], mode: &str) -> Result<Tensor> {
+fn pad_axis(x: &Tensor, dim: usize, [before, behind]: [i64; 2], mode: Mode) -> Result<Tensor> {
     if before == 0 && behind == 0 {
         return Ok(x.clone());
     }
-    if mode == "circular" && (before < 0 || behind < 0) {
+    if mode == Mode::Circular && (before < 0 || behind < 0) {
         // What is cut off goes round no more.
         let kept = x.slice(
             dim as i64,
@@ -85,9 +96,9 @@ fn pad_axis(x: &Tensor, dim: usize, [before, behind]: [i64; 2], mode: &str) -> R
     }
     let extent = x.shape()[dim] as i64;
     let limit = match mode {
-        "reflect" => extent - 1,
-        "circular" => extent,
-        _ => i64::MAX,
+        Mode::Reflect => extent - 1,
+        Mode::Circular => extent,
+        Mode::Replicate => i64::MAX,
     };
     if before > limit || behind > limit {
         return Err(Error::invalid(format!(
@@ -104,10 +115,10 @@ fn pad_axis(x: &Tensor, dim: usize, [before, behind]: [i64; 2], mode: &str) -> R
     };
     let places = Tensor::arange(size as usize, before.saturating_neg(), 1, DType::I64, x.device())?;
     let places = match mode {
-        "replicate" => places.clamp(0, extent - 1)?,
-        "circular" => places.remainder_scalar(extent)?,
+        Mode::Replicate => places.clamp(0, extent - 1)?,
+        Mode::Circular => places.remainder_scalar(extent)?,
         // Mirrored at 0, then at the last place.
-        _ => places.abs()?.neg()?.add_scalar(extent - 1)?.abs()?.neg()?.add_scalar(extent - 1)?,
+        Mode::Reflect => places.abs()?.neg()?.add_scalar(extent - 1)?.abs()?.neg()?.add_scalar(extent - 1)?,
     };
     x.index_select(dim as i64, &places)
 }

@@ -6,10 +6,11 @@ use smallvec::SmallVec;
 use thalweg_ir::{DType, Shape};
 use thalweg_runtime::{Error, Result};
 
-use super::Body::{Composite, Differentiable};
+use super::Body::{self, Composite, Differentiable};
 use super::index::gathered;
 use super::window::{extents_of, per_axis, strided};
 use super::{call as call_operator, call_all, operators, single};
+use crate::autograd::Gradients;
 use crate::autograd::formula::{Formula, GradientCall};
 use crate::dispatch::{Argument, Arguments, Call, Ints, Operator, built_in};
 use crate::kernels::geometry::{Geometry, PerAxis, Placing};
@@ -19,8 +20,9 @@ operators! {
     /// Returns the mean over each window of planes of one axis.
     "avg_pool1d(Tensor self, int[1] kernel_size, int[1] stride=[], int[1] padding=0, bool ceil_mode=False, bool count_include_pad=True) -> Tensor"
         = Composite(|call| {
-            check_dtype(call)?;
-            Pool::of(call, call.tensor(0).shape(), 1)?;
+            let kind = Kind { axes: 1, is_adaptive: false, is_max: false };
+            kind.check_dtype(call)?;
+            Pool::of(call, kind, call.tensor(0).shape(), 1)?;
             let numbers = [(1, 1), (2, 1), (3, 0)].map(|(place, rest)| of_rows(call, place, rest));
             let rows = call.tensor(0).unsqueeze(call.tensor(0).rank() as i64 - 1)?;
             let mut arguments: Vec<Argument<'_>> = vec![Argument::Tensor(&rows)];
@@ -30,21 +32,22 @@ operators! {
         });
     /// Returns the mean over each window of images.
     "avg_pool2d(Tensor self, int[2] kernel_size, int[2] stride=[], int[2] padding=0, bool ceil_mode=False, bool count_include_pad=True, int? divisor_override=None) -> Tensor"
-        fn avg_pool2d(kernel_size: ints, stride: ints, padding: ints) = Differentiable(average, &AVERAGE);
+        fn avg_pool2d(kernel_size: ints, stride: ints, padding: ints) = means::<2, false>();
     /// Returns the mean over each window of volumes.
     "avg_pool3d(Tensor self, int[3] kernel_size, int[3] stride=[], int[3] padding=0, bool ceil_mode=False, bool count_include_pad=True, int? divisor_override=None) -> Tensor"
-        = Differentiable(average, &AVERAGE);
+        = means::<3, false>();
     /// Returns the gradient of a mean over each window of images from that of the means.
     "avg_pool2d_backward(Tensor grad_output, Tensor self, int[2] kernel_size, int[2] stride, int[2] padding, bool ceil_mode, bool count_include_pad, int? divisor_override) -> Tensor"
-        = Differentiable(average_backward, &AVERAGE_BACKWARD);
+        = means_backward::<2, false>();
     /// Returns the gradient of a mean over each window of volumes from that of the means.
     "avg_pool3d_backward(Tensor grad_output, Tensor self, int[3] kernel_size, int[3] stride, int[3] padding, bool ceil_mode, bool count_include_pad, int? divisor_override) -> Tensor"
-        = Differentiable(average_backward, &AVERAGE_BACKWARD);
+        = means_backward::<3, false>();
     /// Returns the greatest element of each window of planes of one axis, and its place.
     "max_pool1d_with_indices(Tensor self, int[1] kernel_size, int[1] stride=[], int[1] padding=0, int[1] dilation=1, bool ceil_mode=False) -> (Tensor, Tensor)"
         = Composite(|call| {
-            check_dtype(call)?;
-            Pool::of(call, call.tensor(0).shape(), 1)?;
+            let kind = Kind { axes: 1, is_adaptive: false, is_max: true };
+            kind.check_dtype(call)?;
+            Pool::of(call, kind, call.tensor(0).shape(), 1)?;
             let numbers = [(1, 1), (2, 1), (3, 0), (4, 1)].map(|(place, rest)| of_rows(call, place, rest));
             let rows = call.tensor(0).unsqueeze(call.tensor(0).rank() as i64 - 1)?;
             let mut arguments: Vec<Argument<'_>> = vec![Argument::Tensor(&rows)];
@@ -54,16 +57,16 @@ operators! {
         });
     /// Returns the greatest element of each window of images, and its place in the plane.
     "max_pool2d_with_indices(Tensor self, int[2] kernel_size, int[2] stride=[], int[2] padding=0, int[2] dilation=1, bool ceil_mode=False) -> (Tensor, Tensor)"
-        fn max_pool2d_with_indices(kernel_size: ints, stride: ints, padding: ints) -> 2 = Differentiable(greatest, &GREATEST);
+        fn max_pool2d_with_indices(kernel_size: ints, stride: ints, padding: ints) -> 2 = extrema::<2, false>();
     /// Returns the greatest element of each window of volumes, and its place in the volume.
     "max_pool3d_with_indices(Tensor self, int[3] kernel_size, int[3] stride=[], int[3] padding=0, int[3] dilation=1, bool ceil_mode=False) -> (Tensor, Tensor)"
-        = Differentiable(greatest, &GREATEST);
+        = extrema::<3, false>();
     /// Returns the gradient of the greatest elements of windows of images from theirs.
     "max_pool2d_with_indices_backward(Tensor grad_output, Tensor self, int[2] kernel_size, int[2] stride, int[2] padding, int[2] dilation, bool ceil_mode, Tensor indices) -> Tensor"
-        = Differentiable(greatest_backward, &GREATEST_BACKWARD);
+        = extrema_backward::<2, false>();
     /// Returns the gradient of the greatest elements of windows of volumes from theirs.
     "max_pool3d_with_indices_backward(Tensor grad_output, Tensor self, int[3] kernel_size, int[3] stride, int[3] padding, int[3] dilation, bool ceil_mode, Tensor indices) -> Tensor"
-        = Differentiable(greatest_backward, &GREATEST_BACKWARD);
+        = extrema_backward::<3, false>();
     /// Returns the greatest element of each window of planes of one axis.
     "max_pool1d(Tensor self, int[1] kernel_size, int[1] stride=[], int[1] padding=0, int[1] dilation=1, bool ceil_mode=False) -> Tensor"
         = Composite(|call| first(call, built_in!("max_pool1d_with_indices")?));
@@ -75,46 +78,84 @@ operators! {
         = Composite(|call| first(call, built_in!("max_pool3d_with_indices")?));
     /// Returns the mean over each of so many windows that cover an axis.
     "adaptive_avg_pool1d(Tensor self, int[1] output_size) -> Tensor"
-        = Composite(|call| adaptive_of_rows(call, built_in!("_adaptive_avg_pool2d")?));
+        = Composite(|call| adaptive_of_rows(call, false, built_in!("_adaptive_avg_pool2d")?));
     /// Returns the mean over each of so many windows that cover an image.
     "adaptive_avg_pool2d(Tensor self, SymInt[2] output_size) -> Tensor"
-        fn adaptive_avg_pool2d(output_size: ints) = Differentiable(average, &AVERAGE);
+        fn adaptive_avg_pool2d(output_size: ints) = means::<2, true>();
     /// Returns the mean over each of so many windows that cover an image.
     "_adaptive_avg_pool2d(Tensor self, SymInt[2] output_size) -> Tensor"
-        = Differentiable(average, &AVERAGE);
+        = means::<2, true>();
     /// Returns the mean over each of so many windows that cover a volume.
     "adaptive_avg_pool3d(Tensor self, SymInt[3] output_size) -> Tensor"
-        = Differentiable(average, &AVERAGE);
+        = means::<3, true>();
     /// Returns the mean over each of so many windows that cover a volume.
     "_adaptive_avg_pool3d(Tensor self, SymInt[3] output_size) -> Tensor"
-        = Differentiable(average, &AVERAGE);
+        = means::<3, true>();
     /// Returns the gradient of means over windows that cover an image from that of the means.
     "_adaptive_avg_pool2d_backward(Tensor grad_output, Tensor self) -> Tensor"
-        = Differentiable(average_backward, &AVERAGE_BACKWARD);
+        = means_backward::<2, true>();
     /// Returns the gradient of means over windows that cover a volume from that of the means.
     "_adaptive_avg_pool3d_backward(Tensor grad_output, Tensor self) -> Tensor"
-        = Differentiable(average_backward, &AVERAGE_BACKWARD);
+        = means_backward::<3, true>();
     /// Returns the greatest element of each of so many windows that cover an axis, and its place.
     "adaptive_max_pool1d(Tensor self, int[1] output_size) -> (Tensor, Tensor)"
-        = Composite(|call| adaptive_of_rows(call, built_in!("adaptive_max_pool2d")?));
+        = Composite(|call| adaptive_of_rows(call, true, built_in!("adaptive_max_pool2d")?));
     /// Returns the greatest element of each of so many windows that cover an image, and its place.
     "adaptive_max_pool2d(Tensor self, int[2] output_size) -> (Tensor, Tensor)"
-        = Differentiable(greatest, &GREATEST);
+        = extrema::<2, true>();
     /// Returns the greatest element of each of so many windows that cover a volume, and its place.
     "adaptive_max_pool3d(Tensor self, int[3] output_size) -> (Tensor, Tensor)"
-        = Differentiable(greatest, &GREATEST);
+        = extrema::<3, true>();
     /// Returns the gradient of the greatest elements of windows that cover an image from theirs.
     "adaptive_max_pool2d_backward(Tensor grad_output, Tensor self, Tensor indices) -> Tensor"
-        = Differentiable(greatest_backward, &GREATEST_BACKWARD);
+        = extrema_backward::<2, true>();
     /// Returns the gradient of the greatest elements of windows that cover a volume from theirs.
     "adaptive_max_pool3d_backward(Tensor grad_output, Tensor self, Tensor indices) -> Tensor"
-        = Differentiable(greatest_backward, &GREATEST_BACKWARD);
+        = extrema_backward::<3, true>();
 }
 
-/// Returns how many axes the windows of an operator have, by its name.
-fn axes_of(call: &impl Arguments) -> usize {
-    let name = &call.schema().name;
-    1 + usize::from(name.contains("2d")) + 2 * usize::from(name.contains("3d"))
+/// The windows of a pool, and what it takes of each.
+#[derive(Clone, Copy)]
+struct Kind {
+    /// How many axes the windows have.
+    axes: usize,
+    /// Whether the windows cover the input, so many along each axis, or are of one size and stride.
+    is_adaptive: bool,
+    /// Whether the greatest element is taken, or the mean.
+    is_max: bool,
+}
+
+/// Returns the body of a mean over windows.
+const fn means<const AXES: usize, const IS_ADAPTIVE: bool>() -> Body {
+    Differentiable(
+        |call| average(call, Kind { axes: AXES, is_adaptive: IS_ADAPTIVE, is_max: false }),
+        const { &Formula { inputs: &[], outputs: &[], backward: means_gradient::<AXES, IS_ADAPTIVE> } },
+    )
+}
+
+/// Returns the body of the gradient of a mean over windows. It is linear in that of the means: its own is their mean.
+const fn means_backward<const AXES: usize, const IS_ADAPTIVE: bool>() -> Body {
+    Differentiable(
+        |call| average_backward(call, Kind { axes: AXES, is_adaptive: IS_ADAPTIVE, is_max: false }),
+        const { &Formula { inputs: &[], outputs: &[], backward: means_backward_gradient::<AXES, IS_ADAPTIVE> } },
+    )
+}
+
+/// Returns the body of the greatest elements of windows.
+const fn extrema<const AXES: usize, const IS_ADAPTIVE: bool>() -> Body {
+    Differentiable(
+        |call| greatest(call, Kind { axes: AXES, is_adaptive: IS_ADAPTIVE, is_max: true }),
+        const { &Formula { inputs: &[], outputs: &[1], backward: extrema_gradient::<AXES, IS_ADAPTIVE> } },
+    )
+}
+
+/// Returns the body of the gradient of the greatest elements of windows. That of an element went to the place that won: its own comes
+/// from there.
+const fn extrema_backward<const AXES: usize, const IS_ADAPTIVE: bool>() -> Body {
+    Differentiable(
+        |call| greatest_backward(call, Kind { axes: AXES, is_adaptive: IS_ADAPTIVE, is_max: true }),
+        const { &Formula { inputs: &[2], outputs: &[], backward: extrema_backward_gradient::<AXES> } },
+    )
 }
 
 /// Returns a pool's numbers of one axis as those of rows of images; an empty list stays empty.
@@ -128,10 +169,10 @@ fn without_rows(call: &Call<'_>, operator: &'static Operator, arguments: &[Argum
     results.iter().map(|result| result.squeeze(result.rank() as i64 - 2)).collect()
 }
 
-fn adaptive_of_rows(call: &Call<'_>, operator: &'static Operator) -> Result<Tensors> {
-    check_dtype(call)?;
-    let x = call.tensor(0);
-    Pool::of(call, x.shape(), 1)?;
+fn adaptive_of_rows(call: &Call<'_>, is_max: bool, operator: &'static Operator) -> Result<Tensors> {
+    let (x, kind) = (call.tensor(0), Kind { axes: 1, is_adaptive: true, is_max });
+    kind.check_dtype(call)?;
+    Pool::of(call, kind, x.shape(), 1)?;
     let rows = x.unsqueeze(x.rank() as i64 - 1)?;
     without_rows(call, operator, &[Argument::Tensor(&rows), Argument::Ints(&of_rows(call, 1, 1))])
 }
@@ -145,22 +186,21 @@ struct Pool {
 
 impl Pool {
     /// Returns the pool of a call over an input of this shape; the place of the first argument behind the input.
-    fn of(call: &impl Arguments, shape: &[usize], first: usize) -> Result<Self> {
-        if call.schema().name.contains("adaptive") {
-            let windows = Self::adaptive_windows(call, first)?;
-            let axes = Self::check(call, shape)?;
-            let extents = extents_of(shape, axes);
-            return Ok(Self::over(shape, Geometry { extents, windows, placing: Placing::Adaptive }, axes));
+    fn of(call: &impl Arguments, kind: Kind, shape: &[usize], first: usize) -> Result<Self> {
+        if kind.is_adaptive {
+            let windows = Self::adaptive_windows(call, kind, first)?;
+            kind.check_shape(call, shape)?;
+            let extents = extents_of(shape, kind.axes);
+            return Ok(Self::over(shape, Geometry { extents, windows, placing: Placing::Adaptive }, kind));
         }
-        let numbers = Self::numbers(call, first)?;
-        let axes = Self::check(call, shape)?;
-        Ok(Self::over(shape, Self::strided(call, extents_of(shape, axes), numbers, first)?, axes))
+        let numbers = Self::numbers(call, kind, first)?;
+        kind.check_shape(call, shape)?;
+        Ok(Self::over(shape, Self::strided(call, kind, extents_of(shape, kind.axes), numbers, first)?, kind))
     }
 
     /// Returns how many windows there are along each axis, in PyTorch's words where they cannot be so many.
-    fn adaptive_windows(call: &impl Arguments, place: usize) -> Result<PerAxis> {
-        let (axes, name, sizes) = (axes_of(call), call.schema().name.as_str(), call.ints(place));
-        let is_max = name.contains("max");
+    fn adaptive_windows(call: &impl Arguments, kind: Kind, place: usize) -> Result<PerAxis> {
+        let (Kind { axes, is_max, .. }, name, sizes) = (kind, &call.schema().name, call.ints(place));
         let fail = |why: String| Err(Error::invalid(why));
         if sizes.len() != axes {
             return fail(match (axes, is_max) {
@@ -183,14 +223,15 @@ impl Pool {
     }
 
     /// Returns the pool of a call for its gradient, over an input of this shape.
-    fn of_backward(call: &impl Arguments, shape: &[usize], gradient: &[usize]) -> Result<Self> {
-        let pool = if call.schema().name.contains("adaptive") {
-            let axes = Self::check(call, shape)?;
+    fn of_backward(call: &impl Arguments, kind: Kind, shape: &[usize], gradient: &[usize]) -> Result<Self> {
+        let pool = if kind.is_adaptive {
+            kind.check_shape(call, shape)?;
+            let axes = kind.axes;
             let windows = gradient.len().checked_sub(axes).map_or([1; 3], |_| extents_of(gradient, axes));
             let geometry = Geometry { extents: extents_of(shape, axes), windows, placing: Placing::Adaptive };
-            Self::over(shape, geometry, axes)
+            Self::over(shape, geometry, kind)
         } else {
-            Self::of(call, shape, 2)?
+            Self::of(call, kind, shape, 2)?
         };
         if pool.output.as_slice() != gradient {
             return Err(Error::invalid(format!(
@@ -202,44 +243,14 @@ impl Pool {
         Ok(pool)
     }
 
-    fn over(shape: &[usize], geometry: Geometry, axes: usize) -> Self {
+    fn over(shape: &[usize], geometry: Geometry, Kind { axes, .. }: Kind) -> Self {
         let (outer, _) = shape.split_at(shape.len() - axes);
         let output = outer.iter().copied().chain(geometry.windows[3 - axes..].iter().copied()).collect();
         Self { geometry, planes: outer.iter().product(), output }
     }
 
-    /// Returns how many axes there are, if the shape fits.
-    fn check(call: &impl Arguments, shape: &[usize]) -> Result<usize> {
-        let (axes, name) = (axes_of(call), call.schema().name.as_str());
-        let is_batch = shape.len() == axes + 2;
-        let is_adaptive = name.contains("adaptive");
-        let has_channels = is_adaptive || shape.get(usize::from(is_batch)) != Some(&0);
-        let has_points = shape.len() > axes && !shape[shape.len() - axes..].contains(&0);
-        if (axes + 1..=axes + 2).contains(&shape.len()) && has_channels && has_points {
-            return Ok(axes);
-        }
-        let [one, batch] = [axes + 1, axes + 2];
-        Err(Error::invalid(match (axes, is_adaptive) {
-            (3, false) if name.contains("max") && (one..=batch).contains(&shape.len()) => {
-                format!(
-                    "{name}: Expected input's non-batch dimensions to have positive length, but input has a shape of {shape:?}"
-                )
-            }
-            (3, false) => format!(
-                "{name}: non-empty {one}D or {batch}D (batch mode) tensor expected for input, but got: {shape:?}"
-            ),
-            (_, false) => format!(
-                "{name}: Expected {one}D or {batch}D (batch mode) tensor with optional 0 dim batch size for input, but got:{shape:?}"
-            ),
-            (_, true) => format!(
-                "{name}: Expected {one}D or {batch}D tensor of non-zero size for non-batch dimensions, but got {shape:?}"
-            ),
-        }))
-    }
-
     /// Returns kernel, stride, padding and dilation of a call.
-    fn numbers(call: &impl Arguments, first: usize) -> Result<[PerAxis; 4]> {
-        let (axes, is_max) = (axes_of(call), call.schema().name.contains("max"));
+    fn numbers(call: &impl Arguments, Kind { axes, is_max, .. }: Kind, first: usize) -> Result<[PerAxis; 4]> {
         let positive = |name: &str, list: &Ints| match list.iter().find(|&&number| number <= 0) {
             Some(number) => {
                 Err(Error::invalid(format!("{name} must be greater than zero, but got {number}")))
@@ -271,11 +282,11 @@ impl Pool {
 
     fn strided(
         call: &impl Arguments,
+        Kind { axes, is_max, .. }: Kind,
         extents: PerAxis,
         numbers: [PerAxis; 4],
         first: usize,
     ) -> Result<Geometry> {
-        let (axes, is_max) = (axes_of(call), call.schema().name.contains("max"));
         let ceil_mode = call.bool(first + if is_max { 4 } else { 3 });
         let [kernel, stride, padding, dilation] = numbers;
         for axis in 3 - axes..3 {
@@ -307,35 +318,65 @@ impl Pool {
     }
 }
 
-/// Refuses dtypes that PyTorch has no such pool for: of truth values none, of integers only those at a stride.
-fn check_dtype(call: &Call<'_>) -> Result<()> {
-    let (dtype, name) = (call.tensor(0).dtype(), call.operator.base_name());
-    let is_known = match name {
-        name if name.contains("adaptive") => dtype.is_floating_point(),
-        name if name.contains("avg") => dtype.is_floating_point() || dtype == DType::I64,
-        _ => dtype != DType::Bool,
-    };
-    match is_known {
-        true => Ok(()),
-        false => Err(Error::invalid(format!("\"{name}\" not implemented for '{dtype}'"))),
+impl Kind {
+    /// Refuses dtypes that PyTorch has no such pool for: of truth values none, of integers only those at a stride.
+    fn check_dtype(self, call: &Call<'_>) -> Result<()> {
+        let (dtype, name) = (call.tensor(0).dtype(), call.operator.base_name());
+        let is_known = match (self.is_adaptive, self.is_max) {
+            (true, _) => dtype.is_floating_point(),
+            (false, true) => dtype != DType::Bool,
+            (false, false) => dtype.is_floating_point() || dtype == DType::I64,
+        };
+        match is_known {
+            true => Ok(()),
+            false => Err(Error::invalid(format!("\"{name}\" not implemented for '{dtype}'"))),
+        }
+    }
+
+    /// Refuses an input of another rank, or without elements that windows could have.
+    fn check_shape(self, call: &impl Arguments, shape: &[usize]) -> Result<()> {
+        let (Self { axes, is_adaptive, is_max }, name) = (self, &call.schema().name);
+        let is_batch = shape.len() == axes + 2;
+        let has_channels = is_adaptive || shape.get(usize::from(is_batch)) != Some(&0);
+        let has_points = shape.len() > axes && !shape[shape.len() - axes..].contains(&0);
+        if (axes + 1..=axes + 2).contains(&shape.len()) && has_channels && has_points {
+            return Ok(());
+        }
+        let [one, batch] = [axes + 1, axes + 2];
+        Err(Error::invalid(match (axes, is_adaptive) {
+            (3, false) if is_max && (one..=batch).contains(&shape.len()) => {
+                format!(
+                    "{name}: Expected input's non-batch dimensions to have positive length, but input has a shape of {shape:?}"
+                )
+            }
+            (3, false) => format!(
+                "{name}: non-empty {one}D or {batch}D (batch mode) tensor expected for input, but got: {shape:?}"
+            ),
+            (_, false) => format!(
+                "{name}: Expected {one}D or {batch}D (batch mode) tensor with optional 0 dim batch size for input, but got:{shape:?}"
+            ),
+            (_, true) => format!(
+                "{name}: Expected {one}D or {batch}D tensor of non-zero size for non-batch dimensions, but got {shape:?}"
+            ),
+        }))
     }
 }
 
-fn average(call: &Call<'_>) -> Result<Tensors> {
-    check_dtype(call)?;
-    let pool = Pool::of(call, call.tensor(0).shape(), 1)?;
-    if let Some(dims) = whole_planes(call, &pool) {
+fn average(call: &Call<'_>, kind: Kind) -> Result<Tensors> {
+    kind.check_dtype(call)?;
+    let pool = Pool::of(call, kind, call.tensor(0).shape(), 1)?;
+    if let Some(dims) = whole_planes(kind, &pool) {
         return call.tensor(0).detach().mean(&dims, true).map(single);
     }
     pool.geometry.average(&call.tensor(0).detach(), pool.planes, &pool.output, call.label).map(single)
 }
 
 /// Returns the dimensions of planes where each is the only window of an adaptive pool.
-fn whole_planes(call: &Call<'_>, pool: &Pool) -> Option<Ints> {
+fn whole_planes(kind: Kind, pool: &Pool) -> Option<Ints> {
     let is_whole = pool.geometry.placing == Placing::Adaptive
         && pool.geometry.windows == [1; 3]
         && pool.geometry.extents.iter().all(|&extent| extent > 0);
-    is_whole.then(|| (1..=axes_of(call) as i64).map(|back| -back).collect())
+    is_whole.then(|| (1..=kind.axes as i64).map(|back| -back).collect())
 }
 
 /// Refuses a gradient of integers.
@@ -352,11 +393,11 @@ fn check_gradient(call: &Call<'_>) -> Result<()> {
     )))
 }
 
-fn average_backward(call: &Call<'_>) -> Result<Tensors> {
+fn average_backward(call: &Call<'_>, kind: Kind) -> Result<Tensors> {
     check_gradient(call)?;
     let (gradient, shape) = (call.tensor(0).detach(), call.tensor(1).shape());
-    let pool = Pool::of_backward(call, shape, gradient.shape())?;
-    if whole_planes(call, &pool).is_some() {
+    let pool = Pool::of_backward(call, kind, shape, gradient.shape())?;
+    if whole_planes(kind, &pool).is_some() {
         let points: usize = pool.geometry.extents.iter().product();
         let share = gradient.to_dtype(gradient.dtype().compute())?.div_scalar(points as f64)?;
         return share.to_dtype(gradient.dtype())?.expand(shape)?.copied(call.label.location).map(single);
@@ -374,64 +415,53 @@ fn arguments_of<'a>(call: &'a GradientCall<'_>, places: std::ops::Range<usize>) 
     places.map(|place| call.argument(place)).collect()
 }
 
-static AVERAGE: Formula = Formula {
-    inputs: &[],
-    outputs: &[],
-    backward: |call| {
-        call.one(0, || {
-            let (gradient, like) = (call.gradient()?, shape_of(call, 0)?);
-            let mut arguments = vec![Argument::Tensor(&gradient), Argument::Tensor(&like)];
-            let operator = match (call.schema().name.contains("adaptive"), axes_of(call)) {
-                (true, 2) => built_in!("_adaptive_avg_pool2d_backward")?,
-                (true, _) => built_in!("_adaptive_avg_pool3d_backward")?,
-                (false, 2) => built_in!("avg_pool2d_backward")?,
-                (false, _) => built_in!("avg_pool3d_backward")?,
-            };
-            if !call.schema().name.contains("adaptive") {
-                arguments.extend(arguments_of(call, 1..7));
-            }
-            Ok(operator.call(&arguments, None, call.label())?.swap_remove(0))
-        })
-    },
-};
+fn means_gradient<const AXES: usize, const IS_ADAPTIVE: bool>(call: &GradientCall<'_>) -> Result<Gradients> {
+    call.one(0, || {
+        let (gradient, like) = (call.gradient()?, shape_of(call, 0)?);
+        let mut arguments = vec![Argument::Tensor(&gradient), Argument::Tensor(&like)];
+        let operator = match (IS_ADAPTIVE, AXES) {
+            (true, 2) => built_in!("_adaptive_avg_pool2d_backward")?,
+            (true, _) => built_in!("_adaptive_avg_pool3d_backward")?,
+            (false, 2) => built_in!("avg_pool2d_backward")?,
+            (false, _) => built_in!("avg_pool3d_backward")?,
+        };
+        if !IS_ADAPTIVE {
+            arguments.extend(arguments_of(call, 1..7));
+        }
+        Ok(operator.call(&arguments, None, call.label())?.swap_remove(0))
+    })
+}
 
-/// The gradient is linear in that of the means: its own is their mean.
-static AVERAGE_BACKWARD: Formula = Formula {
-    inputs: &[],
-    outputs: &[],
-    backward: |call| {
-        call.one(0, || {
-            let (gradient, axes) = (call.gradient()?, axes_of(call));
-            let mut arguments = vec![Argument::Tensor(&gradient)];
-            let windows: Ints;
-            let operator = if call.schema().name.contains("adaptive") {
-                let shape = call.shape(0);
-                windows = shape[shape.len() - axes..].iter().map(|&extent| extent as i64).collect();
-                arguments.push(Argument::Ints(&windows));
-                if axes == 2 {
-                    built_in!("_adaptive_avg_pool2d")?
-                } else {
-                    built_in!("_adaptive_avg_pool3d")?
-                }
-            } else {
-                arguments.extend(arguments_of(call, 2..8));
-                if axes == 2 { built_in!("avg_pool2d")? } else { built_in!("avg_pool3d")? }
-            };
-            Ok(operator.call(&arguments, None, call.label())?.swap_remove(0))
-        })
-    },
-};
+fn means_backward_gradient<const AXES: usize, const IS_ADAPTIVE: bool>(
+    call: &GradientCall<'_>,
+) -> Result<Gradients> {
+    call.one(0, || {
+        let gradient = call.gradient()?;
+        let mut arguments = vec![Argument::Tensor(&gradient)];
+        let windows: Ints;
+        let operator = if IS_ADAPTIVE {
+            let shape = call.shape(0);
+            windows = shape[shape.len() - AXES..].iter().map(|&extent| extent as i64).collect();
+            arguments.push(Argument::Ints(&windows));
+            if AXES == 2 { built_in!("_adaptive_avg_pool2d")? } else { built_in!("_adaptive_avg_pool3d")? }
+        } else {
+            arguments.extend(arguments_of(call, 2..8));
+            if AXES == 2 { built_in!("avg_pool2d")? } else { built_in!("avg_pool3d")? }
+        };
+        Ok(operator.call(&arguments, None, call.label())?.swap_remove(0))
+    })
+}
 
-fn greatest(call: &Call<'_>) -> Result<Tensors> {
-    check_dtype(call)?;
-    let pool = Pool::of(call, call.tensor(0).shape(), 1)?;
+fn greatest(call: &Call<'_>, kind: Kind) -> Result<Tensors> {
+    kind.check_dtype(call)?;
+    let pool = Pool::of(call, kind, call.tensor(0).shape(), 1)?;
     pool.geometry.greatest(&call.tensor(0).detach(), pool.planes, &pool.output, call.label)
 }
 
-fn greatest_backward(call: &Call<'_>) -> Result<Tensors> {
+fn greatest_backward(call: &Call<'_>, kind: Kind) -> Result<Tensors> {
     check_gradient(call)?;
     let (gradient, shape) = (call.tensor(0).detach(), call.tensor(1).shape());
-    let pool = Pool::of_backward(call, shape, gradient.shape())?;
+    let pool = Pool::of_backward(call, kind, shape, gradient.shape())?;
     let places = call.tensor(call.arguments.len() - 1).detach();
     if places.dtype() != DType::I64 || places.shape() != gradient.shape() {
         return Err(Error::invalid(format!(
@@ -445,44 +475,37 @@ fn greatest_backward(call: &Call<'_>) -> Result<Tensors> {
     pool.geometry.greatest_backward([&gradient, &places], pool.planes, shape, call.label).map(single)
 }
 
-static GREATEST: Formula = Formula {
-    inputs: &[],
-    outputs: &[1],
-    backward: |call| {
-        call.one(0, || {
-            let (gradient, like, places) = (call.gradient()?, shape_of(call, 0)?, call.result(1)?);
-            let mut arguments = vec![Argument::Tensor(&gradient), Argument::Tensor(&like)];
-            let operator = match (call.schema().name.contains("adaptive"), axes_of(call)) {
-                (true, 2) => built_in!("adaptive_max_pool2d_backward")?,
-                (true, _) => built_in!("adaptive_max_pool3d_backward")?,
-                (false, 2) => built_in!("max_pool2d_with_indices_backward")?,
-                (false, _) => built_in!("max_pool3d_with_indices_backward")?,
-            };
-            if !call.schema().name.contains("adaptive") {
-                arguments.extend(arguments_of(call, 1..6));
-            }
-            arguments.push(Argument::Tensor(&places));
-            Ok(operator.call(&arguments, None, call.label())?.swap_remove(0))
-        })
-    },
-};
+fn extrema_gradient<const AXES: usize, const IS_ADAPTIVE: bool>(
+    call: &GradientCall<'_>,
+) -> Result<Gradients> {
+    call.one(0, || {
+        let (gradient, like, places) = (call.gradient()?, shape_of(call, 0)?, call.result(1)?);
+        let mut arguments = vec![Argument::Tensor(&gradient), Argument::Tensor(&like)];
+        let operator = match (IS_ADAPTIVE, AXES) {
+            (true, 2) => built_in!("adaptive_max_pool2d_backward")?,
+            (true, _) => built_in!("adaptive_max_pool3d_backward")?,
+            (false, 2) => built_in!("max_pool2d_with_indices_backward")?,
+            (false, _) => built_in!("max_pool3d_with_indices_backward")?,
+        };
+        if !IS_ADAPTIVE {
+            arguments.extend(arguments_of(call, 1..6));
+        }
+        arguments.push(Argument::Tensor(&places));
+        Ok(operator.call(&arguments, None, call.label())?.swap_remove(0))
+    })
+}
 
-/// The gradient of an element went to the place that won: its own comes from there.
-static GREATEST_BACKWARD: Formula = Formula {
-    inputs: &[2],
-    outputs: &[],
-    backward: |call| {
-        call.one(0, || {
-            let (gradient, places, axes) = (call.gradient()?, call.saved(2)?, axes_of(call));
-            let (outer, plane) = gradient.shape().split_at(gradient.rank() - axes);
-            let planes: usize = outer.iter().product();
-            let rows = gradient.reshape(&[planes, plane.iter().product(), 1])?;
-            let windows: SmallVec<[usize; 3]> = places.shape()[outer.len()..].into();
-            let index = places.reshape(&[planes, windows.iter().product(), 1])?;
-            gathered(&rows, &index)?.reshape(places.shape())
-        })
-    },
-};
+fn extrema_backward_gradient<const AXES: usize>(call: &GradientCall<'_>) -> Result<Gradients> {
+    call.one(0, || {
+        let (gradient, places) = (call.gradient()?, call.saved(2)?);
+        let (outer, plane) = gradient.shape().split_at(gradient.rank() - AXES);
+        let planes: usize = outer.iter().product();
+        let rows = gradient.reshape(&[planes, plane.iter().product(), 1])?;
+        let windows: SmallVec<[usize; 3]> = places.shape()[outer.len()..].into();
+        let index = places.reshape(&[planes, windows.iter().product(), 1])?;
+        gathered(&rows, &index)?.reshape(places.shape())
+    })
+}
 
 /// Returns the first result of an operator with the arguments of a call.
 fn first(call: &Call<'_>, operator: &'static Operator) -> Result<Tensors> {

@@ -125,7 +125,7 @@ operators! {
         }));
     /// Sets every element to the number of trials up to the first success: ⌈ln u / ln (1 − p)⌉.
     "geometric_(Tensor(a!) self, float p, *, Generator? generator=None) -> Tensor(a!)"
-        = Composite(|call| write(call, |x| {
+        = Composite(|call| write_any(call, |x| {
             let p = call.float(1);
             if !(p > 0.0 && p < 1.0) {
                 return Err(Error::invalid(format!("geometric_ expects p to be in (0, 1), but got p={p}")));
@@ -135,7 +135,7 @@ operators! {
     /// Returns the places that were drawn from each row, with probabilities that its elements are in proportion to: no place twice
     /// unless `replacement` says so.
     "multinomial(Tensor self, SymInt num_samples, bool replacement=False, *, Generator? generator=None) -> Tensor"
-        fn multinomial(num_samples: int, replacement: bool) = Composite(|call| no_grad(|| multinomial(call)).map(single));
+        fn multinomial(num_samples: int, replacement: bool) = Composite(|call| no_grad(|| multinomial(call)).map(single)), out: [Int64];
     /// Returns the tensor with each element set to 0 with probability p, and the others divided by 1 − p, in training.
     "dropout(Tensor input, float p, bool train) -> Tensor" = Composite(|call| drop(call, false, false).map(single));
     /// Returns the tensor with each channel set to 0 with probability p, and the others divided by 1 − p, in training.
@@ -191,16 +191,21 @@ fn new(
     draw(call.optional_dtype(at).unwrap_or(dtype)).map(single)
 }
 
-/// Writes what is drawn into the first tensor.
+/// Writes what is drawn into the first tensor, of floats.
 fn write(call: &Call<'_>, draw: impl FnOnce(&Tensor) -> Result<Tensor>) -> Result<Tensors> {
-    let x = call.tensor(0);
-    if !x.dtype().is_floating_point() && call.operator.base_name() != "geometric_" {
+    let dtype = call.tensor(0).dtype();
+    if !dtype.is_floating_point() {
         return Err(Error::invalid(format!(
-            "\"{}\" not implemented for '{}'",
-            call.operator.base_name(),
-            x.dtype()
+            "\"{}\" not implemented for '{dtype}'",
+            call.operator.base_name()
         )));
     }
+    write_any(call, draw)
+}
+
+/// Writes what is drawn into the first tensor.
+fn write_any(call: &Call<'_>, draw: impl FnOnce(&Tensor) -> Result<Tensor>) -> Result<Tensors> {
+    let x = call.tensor(0);
     let drawn = no_grad(|| draw(x))?;
     x.copy_(&drawn)?;
     Ok(single(x.clone()))

@@ -11,7 +11,7 @@ use super::Body::{Composite, Differentiable};
 use super::view::wrap;
 use super::{operators, single};
 use crate::autograd::formula::Formula;
-use crate::dispatch::{Arguments, Call, Ints, Operator, built_in, internal};
+use crate::dispatch::{Arguments, BuiltIn, Call, Ints};
 use crate::kernels::loops::LoopArguments;
 use crate::tensor::{Tensor, Tensors};
 
@@ -19,49 +19,49 @@ operators! {
     /// Returns the sum over dimensions, all of them where the list is empty. Integers and truth values are summed in i64.
     "sum.dim_IntList(Tensor self, int[1]? dim, bool keepdim=False, *, ScalarType? dtype=None) -> Tensor"
         fn sum(dim: ints, keepdim: bool) = Composite(|call| {
-            reduce(call, "sum", &dims(call, 1), call.bool(2), call.optional_dtype(3))
+            reduce(call, &SUM, &dims(call, 1), call.bool(2), call.optional_dtype(3))
         });
     /// Returns the sum of all elements.
     "sum(Tensor self, *, ScalarType? dtype=None) -> Tensor"
-        = Composite(|call| reduce(call, "sum", &[], false, call.optional_dtype(1)));
+        = Composite(|call| reduce(call, &SUM, &[], false, call.optional_dtype(1)));
     /// Returns the mean over dimensions, all of them where the list is empty, of floats.
     "mean.dim(Tensor self, int[1]? dim, bool keepdim=False, *, ScalarType? dtype=None) -> Tensor"
         fn mean(dim: ints, keepdim: bool) = Composite(|call| {
-            reduce(call, "mean", &call.optional_ints(1).unwrap_or_default(), call.bool(2), call.optional_dtype(3))
+            mean(call, &dims(call, 1), call.bool(2), call.optional_dtype(3))
         });
     /// Returns the mean of all elements, of floats.
     "mean(Tensor self, *, ScalarType? dtype=None) -> Tensor"
-        = Composite(|call| reduce(call, "mean", &[], false, call.optional_dtype(1)));
+        = Composite(|call| mean(call, &[], false, call.optional_dtype(1)));
     /// Returns the greatest element over dimensions, all of them where the list is empty; NaN where there is one.
     "amax(Tensor self, int[1] dim=[], bool keepdim=False) -> Tensor"
-        fn amax(dim: ints, keepdim: bool) = Composite(|call| extremum(call, "amax"));
+        fn amax(dim: ints, keepdim: bool) = Composite(|call| extremum(call, &AMAX)), out: [DTypeOfFirst];
     /// Returns the smallest element over dimensions, all of them where the list is empty; NaN where there is one.
     "amin(Tensor self, int[1] dim=[], bool keepdim=False) -> Tensor"
-        fn amin(dim: ints, keepdim: bool) = Composite(|call| extremum(call, "amin"));
+        fn amin(dim: ints, keepdim: bool) = Composite(|call| extremum(call, &AMIN)), out: [DTypeOfFirst];
     /// Returns the place of the greatest element along a dimension, as i64: the first of equals, or of NaNs.
     "argmax(Tensor self, int? dim=None, bool keepdim=False) -> Tensor"
-        fn argmax(dim: int) = Composite(|call| position(call, "argmax"));
+        fn argmax(dim: int) = Composite(|call| position(call, false));
     /// Returns the place of the smallest element along a dimension, as i64: the first of equals, or of NaNs.
     "argmin(Tensor self, int? dim=None, bool keepdim=False) -> Tensor"
-        fn argmin(dim: int) = Composite(|call| position(call, "argmin"));
+        fn argmin(dim: int) = Composite(|call| position(call, true));
     /// Returns the greatest element along a dimension, and its place; a gradient goes to that place.
     "max.dim(Tensor self, int dim, bool keepdim=False) -> (Tensor values, Tensor indices)"
-        fn max_dim(dim: int, keepdim: bool) -> 2 = Differentiable(|call| chosen(call, "max", "max_and_place"), &CHOSEN);
+        fn max_dim(dim: int, keepdim: bool) -> 2 = Differentiable(|call| chosen(call, &MAX_AND_PLACE), &CHOSEN);
     /// Returns the smallest element along a dimension, and its place; a gradient goes to that place.
     "min.dim(Tensor self, int dim, bool keepdim=False) -> (Tensor values, Tensor indices)"
-        fn min_dim(dim: int, keepdim: bool) -> 2 = Differentiable(|call| chosen(call, "min", "min_and_place"), &CHOSEN);
+        fn min_dim(dim: int, keepdim: bool) -> 2 = Differentiable(|call| chosen(call, &MIN_AND_PLACE), &CHOSEN);
     /// Returns the greatest of all elements; NaN where there is one.
     "max(Tensor self) -> Tensor"
-        fn max() = Composite(|call| extremum_of(call, "max", "amax", &[], false).map(single));
+        fn max() = Composite(|call| extremum_of(call, &AMAX, &[], false).map(single));
     /// Returns the smallest of all elements; NaN where there is one.
     "min(Tensor self) -> Tensor"
-        fn min() = Composite(|call| extremum_of(call, "min", "amin", &[], false).map(single));
+        fn min() = Composite(|call| extremum_of(call, &AMIN, &[], false).map(single));
     /// Returns the smallest and the greatest element, along a dimension or of all.
     "aminmax(Tensor self, *, int? dim=None, bool keepdim=False) -> (Tensor min, Tensor max)"
         = Composite(|call| {
             let dim = Ints::from_iter(call.optional_int(1));
-            ["amin", "amax"].iter().map(|name| extremum_of(call, "aminmax", name, &dim, call.bool(2))).collect()
-        });
+            [&AMIN, &AMAX].iter().map(|operator| extremum_of(call, operator, &dim, call.bool(2))).collect()
+        }), out: [DTypeOfFirst];
     /// Returns the product of all elements. Integers and truth values are multiplied in i64.
     "prod(Tensor self, *, ScalarType? dtype=None) -> Tensor"
         fn prod() = Composite(|call| prod(call, &[], false, call.optional_dtype(1)));
@@ -72,65 +72,65 @@ operators! {
         });
     /// Returns whether any element is not 0.
     "any(Tensor self) -> Tensor"
-        fn any() = Composite(|call| truth(call, "any", None, false));
+        fn any() = Composite(|call| truth(call, &ANY, None, false));
     /// Returns whether any element along a dimension is not 0.
     "any.dim(Tensor self, int dim, bool keepdim=False) -> Tensor"
-        fn any_dim(dim: int, keepdim: bool) = Composite(|call| truth(call, "any", Some(&[call.int(1)]), call.bool(2)));
+        fn any_dim(dim: int, keepdim: bool) = Composite(|call| truth(call, &ANY, Some(&[call.int(1)]), call.bool(2)));
     /// Returns whether any element over dimensions is not 0.
     "any.dims(Tensor self, int[]? dim=None, bool keepdim=False) -> Tensor"
-        = Composite(|call| truth(call, "any", call.optional_ints(1).as_deref(), call.bool(2)));
+        = Composite(|call| truth(call, &ANY, call.optional_ints(1).as_deref(), call.bool(2)));
     /// Returns whether no element is 0.
     "all(Tensor self) -> Tensor"
-        fn all() = Composite(|call| truth(call, "all", None, false));
+        fn all() = Composite(|call| truth(call, &ALL, None, false));
     /// Returns whether no element along a dimension is 0.
     "all.dim(Tensor self, int dim, bool keepdim=False) -> Tensor"
-        fn all_dim(dim: int, keepdim: bool) = Composite(|call| truth(call, "all", Some(&[call.int(1)]), call.bool(2)));
+        fn all_dim(dim: int, keepdim: bool) = Composite(|call| truth(call, &ALL, Some(&[call.int(1)]), call.bool(2)));
     /// Returns whether no element over dimensions is 0.
     "all.dims(Tensor self, int[]? dim=None, bool keepdim=False) -> Tensor"
-        = Composite(|call| truth(call, "all", call.optional_ints(1).as_deref(), call.bool(2)));
+        = Composite(|call| truth(call, &ALL, call.optional_ints(1).as_deref(), call.bool(2)));
     /// Returns how many elements along a dimension are not 0, of all where there is none.
     "count_nonzero(Tensor self, int? dim=None) -> Tensor"
-        = Composite(|call| reduce(call, "count_nonzero", &Ints::from_iter(call.optional_int(1)), false, None));
+        = Composite(|call| reduce(call, &COUNT_NONZERO, &Ints::from_iter(call.optional_int(1)), false, None));
     /// Returns how many elements over dimensions are not 0, of all where the list is empty.
     "count_nonzero.dim_IntList(Tensor self, int[] dim) -> Tensor"
-        fn count_nonzero(dim: ints) = Composite(|call| reduce(call, "count_nonzero", &call.ints(1), false, None));
+        fn count_nonzero(dim: ints) = Composite(|call| reduce(call, &COUNT_NONZERO, &call.ints(1), false, None));
     /// Returns the sum over dimensions of what is not NaN, of all where the list is empty.
     "nansum(Tensor self, int[1]? dim=None, bool keepdim=False, *, ScalarType? dtype=None) -> Tensor"
         fn nansum(dim: ints, keepdim: bool) = Composite(|call| {
-            reduce(call, "nansum", &call.optional_ints(1).unwrap_or_default(), call.bool(2), call.optional_dtype(3))
+            reduce(call, &NANSUM, &dims(call, 1), call.bool(2), call.optional_dtype(3))
         });
     /// Returns the mean over dimensions of what is not NaN, of all where the list is empty.
     "nanmean(Tensor self, int[1]? dim=None, bool keepdim=False, *, ScalarType? dtype=None) -> Tensor"
         fn nanmean(dim: ints, keepdim: bool) = Composite(nanmean);
     /// Returns the variance of all elements, of floats: divided by one less than there are, unless it says otherwise.
     "var(Tensor self, bool unbiased=True) -> Tensor"
-        = Composite(|call| deviation(call, "var", &[], bessel(call.bool(1)), false));
+        = Composite(|call| deviation(call, Spread::Variance, &[], bessel(call.bool(1)), false));
     /// Returns the variance over dimensions, of floats.
     "var.dim(Tensor self, int[1]? dim, bool unbiased=True, bool keepdim=False) -> Tensor"
-        = Composite(|call| deviation(call, "var", &dims(call, 1), bessel(call.bool(2)), call.bool(3)));
+        = Composite(|call| deviation(call, Spread::Variance, &dims(call, 1), bessel(call.bool(2)), call.bool(3)));
     /// Returns the variance over dimensions, of floats: the squares' sum is divided by their number less the correction.
     "var.correction(Tensor self, int[1]? dim=None, *, Scalar? correction=None, bool keepdim=False) -> Tensor"
         fn var(dim: ints, correction: scalar, keepdim: bool)
-        = Composite(|call| deviation(call, "var", &dims(call, 1), correction(call), call.bool(3)));
+        = Composite(|call| deviation(call, Spread::Variance, &dims(call, 1), correction(call), call.bool(3)));
     /// Returns the standard deviation of all elements, of floats.
     "std(Tensor self, bool unbiased=True) -> Tensor"
-        = Composite(|call| deviation(call, "std", &[], bessel(call.bool(1)), false));
+        = Composite(|call| deviation(call, Spread::StandardDeviation, &[], bessel(call.bool(1)), false));
     /// Returns the standard deviation over dimensions, of floats.
     "std.dim(Tensor self, int[1]? dim, bool unbiased=True, bool keepdim=False) -> Tensor"
-        = Composite(|call| deviation(call, "std", &dims(call, 1), bessel(call.bool(2)), call.bool(3)));
+        = Composite(|call| deviation(call, Spread::StandardDeviation, &dims(call, 1), bessel(call.bool(2)), call.bool(3)));
     /// Returns the standard deviation over dimensions, of floats: the root of `var`, with a gradient of 0 where it is 0.
     "std.correction(Tensor self, int[1]? dim=None, *, Scalar? correction=None, bool keepdim=False) -> Tensor"
         fn std(dim: ints, correction: scalar, keepdim: bool)
-        = Composite(|call| deviation(call, "std", &dims(call, 1), correction(call), call.bool(3)));
+        = Composite(|call| deviation(call, Spread::StandardDeviation, &dims(call, 1), correction(call), call.bool(3)));
     /// Returns the variance and the mean over dimensions, of floats.
     "var_mean.correction(Tensor self, int[1]? dim=None, *, Scalar? correction=None, bool keepdim=False) -> (Tensor, Tensor)"
         fn var_mean(dim: ints, correction: scalar, keepdim: bool) -> 2
-        = Composite(|call| deviation(call, "var_mean", &dims(call, 1), correction(call), call.bool(3)));
+        = Composite(|call| deviation(call, Spread::VarianceAndMean, &dims(call, 1), correction(call), call.bool(3)));
     /// Returns the standard deviation and the mean over dimensions, of floats.
     "std_mean.correction(Tensor self, int[1]? dim=None, *, Scalar? correction=None, bool keepdim=False) -> (Tensor, Tensor)"
         = Composite(|call| {
-            let mut both = deviation(call, "std", &dims(call, 1), correction(call), call.bool(3))?;
-            both.extend(reduce(call, "mean", &dims(call, 1), call.bool(3), None)?);
+            let mut both = deviation(call, Spread::StandardDeviation, &dims(call, 1), correction(call), call.bool(3))?;
+            both.extend(mean(call, &dims(call, 1), call.bool(3), None)?);
             Ok(both)
         });
     /// Returns (Σ |self|^ord)^(1/ord) over dimensions, of floats; for ord 0 how many are not 0, for ±∞ the extremum of |self|.
@@ -152,21 +152,45 @@ operators! {
         fn logsumexp(dim: ints, keepdim: bool) = Composite(|call| {
             let x = call.tensor(0);
             let dtype = (!x.dtype().is_floating_point()).then_some(DType::F32);
-            reduce(call, "logsumexp", &call.ints(1), call.bool(2), dtype)
+            reduce(call, &LOGSUMEXP, &call.ints(1), call.bool(2), dtype)
         });
     /// Returns eˣ over its sum along a dimension; of 16-bit floats in f32, where it says so.
     "_softmax(Tensor self, int dim, bool half_to_float) -> Tensor"
-        = Composite(|call| along(call, "softmax", half_to_float(call)?));
+        = Composite(|call| along(call, &SOFTMAX, half_to_float(call)?));
     /// Returns the logarithm of softmax along a dimension; of 16-bit floats in f32, where it says so.
     "_log_softmax(Tensor self, int dim, bool half_to_float) -> Tensor"
-        = Composite(|call| along(call, "log_softmax", half_to_float(call)?));
+        = Composite(|call| along(call, &LOG_SOFTMAX, half_to_float(call)?));
     /// Returns eˣ over its sum along a dimension, of floats.
     "softmax.int(Tensor self, int dim, ScalarType? dtype=None) -> Tensor"
-        fn softmax(dim: int) = Composite(|call| along(call, "softmax", call.optional_dtype(2)));
+        fn softmax(dim: int) = Composite(|call| along(call, &SOFTMAX, call.optional_dtype(2)));
     /// Returns the logarithm of softmax along a dimension, of floats.
     "log_softmax.int(Tensor self, int dim, ScalarType? dtype=None) -> Tensor"
-        fn log_softmax(dim: int) = Composite(|call| along(call, "log_softmax", call.optional_dtype(2)));
+        fn log_softmax(dim: int) = Composite(|call| along(call, &LOG_SOFTMAX, call.optional_dtype(2)));
 }
+
+// The parts that these operators call.
+static SUM: BuiltIn = BuiltIn::new("thalweg::sum");
+static MEAN: BuiltIn = BuiltIn::new("thalweg::mean");
+static AMAX: BuiltIn = BuiltIn::new("thalweg::amax");
+static AMIN: BuiltIn = BuiltIn::new("thalweg::amin");
+static ARGMAX: BuiltIn = BuiltIn::new("thalweg::argmax");
+static ARGMIN: BuiltIn = BuiltIn::new("thalweg::argmin");
+static MAX_AND_PLACE: BuiltIn = BuiltIn::new("thalweg::max_and_place");
+static MIN_AND_PLACE: BuiltIn = BuiltIn::new("thalweg::min_and_place");
+static PROD: BuiltIn = BuiltIn::new("thalweg::prod");
+static NANSUM: BuiltIn = BuiltIn::new("thalweg::nansum");
+static ANY: BuiltIn = BuiltIn::new("thalweg::any");
+static ALL: BuiltIn = BuiltIn::new("thalweg::all");
+static COUNT_NONZERO: BuiltIn = BuiltIn::new("thalweg::count_nonzero");
+static VAR: BuiltIn = BuiltIn::new("thalweg::var");
+static VAR_MEAN: BuiltIn = BuiltIn::new("thalweg::var_mean");
+static STD: BuiltIn = BuiltIn::new("thalweg::std");
+static LOGSUMEXP: BuiltIn = BuiltIn::new("thalweg::logsumexp");
+static NORM_1: BuiltIn = BuiltIn::new("thalweg::norm_1");
+static NORM_2: BuiltIn = BuiltIn::new("thalweg::norm_2");
+static NORM_P: BuiltIn = BuiltIn::new("thalweg::norm_p");
+static SOFTMAX: BuiltIn = BuiltIn::new("thalweg::softmax");
+static LOG_SOFTMAX: BuiltIn = BuiltIn::new("thalweg::log_softmax");
 
 /// How many dimensions a tensor may have that is reduced, as in PyTorch.
 const MOST_DIMENSIONS: usize = 64;
@@ -207,13 +231,20 @@ fn dims(call: &Call<'_>, place: usize) -> Ints {
 /// Reduces the first tensor of a call by an internal operator, whose result has the rows' shape.
 fn reduce(
     call: &Call<'_>,
-    operator: &str,
+    operator: &BuiltIn,
     dim: &[i64],
     keepdim: bool,
     dtype: Option<DType>,
 ) -> Result<Tensors> {
     let x = call.tensor(0);
-    if operator == "mean" && !dtype.unwrap_or(x.dtype()).is_differentiable() {
+    let converted = dtype.map(|dtype| x.to_dtype(dtype)).transpose()?;
+    reduce_tensor(call, operator, converted.as_ref().unwrap_or(x), dim, keepdim, &[])
+}
+
+/// Returns the mean of floats or complex numbers, of a dtype that is asked for.
+fn mean(call: &Call<'_>, dim: &[i64], keepdim: bool, dtype: Option<DType>) -> Result<Tensors> {
+    let x = call.tensor(0);
+    if !dtype.unwrap_or(x.dtype()).is_differentiable() {
         return Err(Error::invalid(format!(
             "mean(): could not infer output dtype. {} dtype must be either a floating point or complex dtype. Got: {}",
             if dtype.is_some() { "Optional" } else { "Input" },
@@ -221,12 +252,13 @@ fn reduce(
         )));
     }
     let converted = dtype.map(|dtype| x.to_dtype(dtype)).transpose()?;
-    reduce_tensor(call, operator, converted.as_ref().unwrap_or(x), dim, keepdim, &[])
+    let count = count_of(x, &dimensions(x, dim)?);
+    reduce_tensor(call, &MEAN, converted.as_ref().unwrap_or(x), dim, keepdim, &[count])
 }
 
 /// Returns the product, of a dtype that is asked for.
 fn prod(call: &Call<'_>, dim: &[i64], keepdim: bool, dtype: Option<DType>) -> Result<Tensors> {
-    let results = reduce(call, "prod", dim, keepdim, dtype)?;
+    let results = reduce(call, &PROD, dim, keepdim, dtype)?;
     results
         .into_iter()
         .map(|result| dtype.map_or(Ok(result.clone()), |dtype| result.to_dtype(dtype)))
@@ -246,10 +278,10 @@ fn named_by_pytorch(dtype: DType) -> String {
     }
 }
 
-/// Reduces a tensor on behalf of a call. A mean and a variance are told how many elements there are, then the numbers.
+/// Reduces a tensor on behalf of a call, by an operator that takes numbers.
 fn reduce_tensor(
     call: &Call<'_>,
-    operator: &str,
+    operator: &BuiltIn,
     x: &Tensor,
     dim: &[i64],
     keepdim: bool,
@@ -270,27 +302,11 @@ fn reduce_tensor(
     results.into_iter().map(|result| result.reshape(&kept)).collect()
 }
 
-/// Returns the internal operator of a reduction, found without a look-up after the first time.
-fn named(name: &str) -> Result<&'static Operator> {
-    macro_rules! among {
-        ($($known:literal)*) => {
-            match name {
-                $($known => built_in!(concat!("thalweg::", $known)),)*
-                other => internal(other),
-            }
-        };
-    }
-    among!("sum" "mean" "amax" "amin" "argmax" "argmin" "max_and_place" "min_and_place" "prod" "nansum" "any" "all" "count_nonzero" "var" "var_mean" "std" "logsumexp" "norm_1" "norm_2" "norm_p" "softmax" "log_softmax")
-}
-
-/// Calls the internal operator.
-fn run(call: &Call<'_>, operator: &str, x: &Tensor, reduced: &Shape, numbers: &[f64]) -> Result<Tensors> {
-    let count = matches!(operator, "mean" | "var" | "std" | "var_mean").then(|| count_of(x, reduced));
-    let mut arguments = LoopArguments { sizes: Shape::from_slice(reduced), ..LoopArguments::default() };
-    for &number in count.iter().chain(numbers) {
-        arguments.scalars.push(Scalar::F64(number));
-    }
-    named(operator)?.call_loop(&[x], &arguments, None, call.label)
+/// Calls an internal operator.
+fn run(call: &Call<'_>, operator: &BuiltIn, x: &Tensor, reduced: &Shape, numbers: &[f64]) -> Result<Tensors> {
+    let scalars = numbers.iter().map(|&number| Scalar::F64(number)).collect();
+    let arguments = LoopArguments { scalars, sizes: reduced.clone(), ..LoopArguments::default() };
+    operator.get()?.call_loop(&[x], &arguments, None, call.label)
 }
 
 /// Returns how many elements are reduced to one.
@@ -299,8 +315,8 @@ fn count_of(x: &Tensor, reduced: &Shape) -> f64 {
 }
 
 /// Refuses a reduction that has nothing to choose from.
-fn check_not_empty(name: &str, x: &Tensor, dim: &[i64]) -> Result<()> {
-    let reduced = dimensions(x, dim)?;
+fn check_not_empty(call: &Call<'_>, x: &Tensor, dim: &[i64]) -> Result<()> {
+    let (name, reduced) = (call.operator.base_name(), dimensions(x, dim)?);
     if dim.is_empty() && x.elements() == 0 {
         return Err(Error::invalid(format!(
             "{name}(): Expected reduction dim to be specified for input.numel() == 0. Specify the reduction dim with the 'dim' \
@@ -315,46 +331,48 @@ fn check_not_empty(name: &str, x: &Tensor, dim: &[i64]) -> Result<()> {
     }
 }
 
-fn extremum(call: &Call<'_>, operator: &str) -> Result<Tensors> {
-    extremum_of(call, operator, operator, &call.ints(1), call.bool(2)).map(single)
+fn extremum(call: &Call<'_>, operator: &BuiltIn) -> Result<Tensors> {
+    extremum_of(call, operator, &call.ints(1), call.bool(2)).map(single)
 }
 
 /// Returns the greatest or smallest element over dimensions, of truth values too.
-fn extremum_of(call: &Call<'_>, name: &str, operator: &str, dim: &[i64], keepdim: bool) -> Result<Tensor> {
+fn extremum_of(call: &Call<'_>, operator: &BuiltIn, dim: &[i64], keepdim: bool) -> Result<Tensor> {
     let x = call.tensor(0);
     check_rank(x)?;
-    check_not_empty(name, x, dim)?;
+    check_not_empty(call, x, dim)?;
     let is_bool = x.dtype() == DType::Bool;
     let dtype = is_bool.then_some(DType::U8);
     let result = reduce(call, operator, dim, keepdim, dtype)?.swap_remove(0);
     if is_bool { result.to_dtype(DType::Bool) } else { Ok(result) }
 }
 
-fn position(call: &Call<'_>, operator: &str) -> Result<Tensors> {
-    let x = call.tensor(0);
+/// Returns the place of the smallest or greatest element, of all or along a dimension.
+fn position(call: &Call<'_>, smallest: bool) -> Result<Tensors> {
+    let (x, operator) = (call.tensor(0), if smallest { &ARGMIN } else { &ARGMAX });
     if x.dtype() == DType::Bool {
-        return Err(Error::invalid(format!("\"{operator}_cuda\" not implemented for 'Bool'")));
+        let name = call.operator.base_name();
+        return Err(Error::invalid(format!("\"{name}_cuda\" not implemented for 'Bool'")));
     }
     let Some(dim) = call.optional_int(1) else {
         let rank = x.rank();
-        check_not_empty(operator, x, &[])?;
+        check_not_empty(call, x, &[])?;
         let flat = x.reshape(&[x.elements()])?;
-        if let Some(result) = place_in_few_rows(call, operator, &flat)? {
+        if let Some(result) = place_in_few_rows(call, smallest, &flat)? {
             return result.reshape(&vec![1; if call.bool(2) { rank } else { 0 }]).map(single);
         }
         let result = run(call, operator, &flat, &SmallVec::from_slice(&[0]), &[])?.swap_remove(0);
         return if call.bool(2) { result.reshape(&vec![1; rank]).map(single) } else { Ok(single(result)) };
     };
-    check_not_empty(operator, x, &[dim])?;
+    check_not_empty(call, x, &[dim])?;
     if dimensions(x, &[dim])?.first() == x.rank().checked_sub(1).as_ref()
-        && let Some(result) = place_in_few_rows(call, operator, x)?
+        && let Some(result) = place_in_few_rows(call, smallest, x)?
     {
         let mut shape = x.shape()[..x.rank() - 1].to_vec();
         shape.extend(call.bool(2).then_some(1));
         return result.reshape(&shape).map(single);
     }
     if let Some(&along) = dimensions(x, &[dim])?.first()
-        && let Some(result) = place_in_columns(call, operator, x, along)?
+        && let Some(result) = place_in_columns(call, smallest, x, along)?
     {
         return if call.bool(2) { result.unsqueeze(along as i64).map(single) } else { Ok(single(result)) };
     }
@@ -363,12 +381,11 @@ fn position(call: &Call<'_>, operator: &str) -> Result<Tensors> {
 
 /// Returns the places of the extrema along a dimension that others follow, without that dimension, where columns are long, many and without
 /// gaps.
-fn place_in_columns(call: &Call<'_>, operator: &str, x: &Tensor, along: usize) -> Result<Option<Tensor>> {
+fn place_in_columns(call: &Call<'_>, smallest: bool, x: &Tensor, along: usize) -> Result<Option<Tensor>> {
     let extent = |dimensions: &[usize]| dimensions.iter().map(|&extent| extent as u64).product::<u64>();
     let (before, behind) = (&x.shape()[..along], &x.shape()[along + 1..]);
     let sizes = [extent(before), x.shape()[along] as u64, extent(behind)];
-    let kernel =
-        ExtremumColumns { sizes, smallest: operator == "argmin", dtype: x.dtype(), phase: Phase::Parts };
+    let kernel = ExtremumColumns { sizes, smallest, dtype: x.dtype(), phase: Phase::Parts };
     if !x.is_contiguous() || !kernel.fits(x.pointer()) {
         return Ok(None);
     }
@@ -381,11 +398,11 @@ fn place_in_columns(call: &Call<'_>, operator: &str, x: &Tensor, along: usize) -
     Ok(Some(places))
 }
 
-/// Returns the place of the extremum along the last dimension, a number a row, where rows are few, long and without gaps.
-fn place_in_few_rows(call: &Call<'_>, operator: &str, x: &Tensor) -> Result<Option<Tensor>> {
+/// Returns the place of the extremum along the last dimension, one number per row, where rows are few, long and without gaps.
+fn place_in_few_rows(call: &Call<'_>, smallest: bool, x: &Tensor) -> Result<Option<Tensor>> {
     let length = x.shape().last().map_or(0, |&length| length as u64);
     let rows = x.elements() as u64 / length.max(1);
-    let kernel = ExtremumPlace { rows, length, smallest: operator == "argmin", dtype: x.dtype() };
+    let kernel = ExtremumPlace { rows, length, smallest, dtype: x.dtype() };
     if !kernel.fits() || !x.is_contiguous() {
         return Ok(None);
     }
@@ -396,10 +413,10 @@ fn place_in_few_rows(call: &Call<'_>, operator: &str, x: &Tensor) -> Result<Opti
 }
 
 /// Returns the extremum along a dimension and its place.
-fn chosen(call: &Call<'_>, name: &str, operator: &str) -> Result<Tensors> {
+fn chosen(call: &Call<'_>, operator: &BuiltIn) -> Result<Tensors> {
     let (x, dim) = (call.tensor(0), [call.int(1)]);
     check_rank(x)?;
-    check_not_empty(name, x, &dim)?;
+    check_not_empty(call, x, &dim)?;
     let is_bool = x.dtype() == DType::Bool;
     let mut both = reduce(call, operator, &dim, call.bool(2), is_bool.then_some(DType::U8))?;
     if is_bool {
@@ -442,7 +459,7 @@ pub(super) fn at_place(
 }
 
 /// Returns whether any element is not 0, or all. Of bytes the result is a byte, as in PyTorch; an empty list reduces nothing.
-fn truth(call: &Call<'_>, operator: &str, dim: Option<&[i64]>, keepdim: bool) -> Result<Tensors> {
+fn truth(call: &Call<'_>, operator: &BuiltIn, dim: Option<&[i64]>, keepdim: bool) -> Result<Tensors> {
     let x = call.tensor(0);
     let result = match dim {
         Some([]) if x.dtype() == DType::Bool => x.copied(call.label.location)?,
@@ -461,10 +478,18 @@ fn correction(call: &Call<'_>) -> f64 {
     call.optional_scalar(2).map_or(1.0, |number| number.to_f64())
 }
 
+/// A measure of how far numbers are spread.
+#[derive(Clone, Copy)]
+enum Spread {
+    Variance,
+    VarianceAndMean,
+    StandardDeviation,
+}
+
 /// Returns a variance, a standard deviation, or a variance with the mean.
 fn deviation(
     call: &Call<'_>,
-    operator: &str,
+    spread: Spread,
     dim: &[i64],
     correction: f64,
     keepdim: bool,
@@ -474,20 +499,25 @@ fn deviation(
         return Err(Error::invalid("std and var only support floating point and complex dtypes"));
     }
     let count: f64 = count_of(x, &dimensions(x, dim)?);
-    let divisor = [(count - correction).max(0.0)];
+    let numbers = [count, (count - correction).max(0.0)];
     if !x.dtype().is_complex() {
-        return reduce_tensor(call, operator, x, dim, keepdim, &divisor);
+        let operator = match spread {
+            Spread::Variance => &VAR,
+            Spread::VarianceAndMean => &VAR_MEAN,
+            Spread::StandardDeviation => &STD,
+        };
+        return reduce_tensor(call, operator, x, dim, keepdim, &numbers);
     }
     // The variance of complex numbers is that of their real parts and that of their imaginary parts.
     let whole = if x.rank() == 0 { x.unsqueeze(0)? } else { x.clone() };
     let reduced: Ints = dimensions(&whole, dim)?.iter().map(|&dimension| dimension as i64).collect();
     let parts = whole.view_as_real()?;
-    let variance = reduce_tensor(call, "var", &parts, &reduced, keepdim && x.rank() > 0, &divisor)?;
+    let variance = reduce_tensor(call, &VAR, &parts, &reduced, keepdim && x.rank() > 0, &numbers)?;
     let variance = variance[0].sum(&[-1], false)?;
-    match operator {
-        "std" => variance.sqrt().map(single),
-        "var_mean" => Ok(Tensors::from_iter([variance, x.mean(dim, keepdim)?])),
-        _ => Ok(single(variance)),
+    match spread {
+        Spread::Variance => Ok(single(variance)),
+        Spread::VarianceAndMean => Ok(Tensors::from_iter([variance, x.mean(dim, keepdim)?])),
+        Spread::StandardDeviation => variance.sqrt().map(single),
     }
 }
 
@@ -497,9 +527,9 @@ fn nanmean(call: &Call<'_>) -> Result<Tensors> {
         return Err(Error::invalid("nanmean(): expected input to have floating point or complex dtype"));
     }
     let (dim, keepdim, dtype) = (dims(call, 1), call.bool(2), call.optional_dtype(3));
-    let sum = reduce(call, "nansum", &dim, keepdim, dtype)?.swap_remove(0);
+    let sum = reduce(call, &NANSUM, &dim, keepdim, dtype)?.swap_remove(0);
     let counted = x.eq(x)?;
-    let count = reduce_tensor(call, "sum", &counted, &dim, keepdim, &[])?.swap_remove(0);
+    let count = reduce_tensor(call, &SUM, &counted, &dim, keepdim, &[])?.swap_remove(0);
     sum.div(&count.to_dtype(sum.dtype())?).map(single)
 }
 
@@ -518,8 +548,9 @@ fn norm(call: &Call<'_>, exponent: f64, dim: &[i64], keepdim: bool, dtype: Optio
         )));
     }
     let converted = x.to_dtype(wanted)?;
-    let reduced =
-        |operator: &str, x: &Tensor, numbers: &[f64]| reduce_tensor(call, operator, x, dim, keepdim, numbers);
+    let reduced = |operator: &BuiltIn, x: &Tensor, numbers: &[f64]| {
+        reduce_tensor(call, operator, x, dim, keepdim, numbers)
+    };
     if exponent < 0.0 || exponent == f64::INFINITY {
         let empty = dimensions(x, dim)?.iter().any(|&dimension| x.shape()[dimension] == 0);
         if empty {
@@ -530,18 +561,18 @@ fn norm(call: &Call<'_>, exponent: f64, dim: &[i64], keepdim: bool, dtype: Optio
         }
     }
     match exponent {
-        f64::INFINITY => reduced("amax", &converted.abs()?, &[]),
-        f64::NEG_INFINITY => reduced("amin", &converted.abs()?, &[]),
+        f64::INFINITY => reduced(&AMAX, &converted.abs()?, &[]),
+        f64::NEG_INFINITY => reduced(&AMIN, &converted.abs()?, &[]),
         0.0 => {
-            let count = reduced("count_nonzero", &converted, &[])?.swap_remove(0);
+            let count = reduced(&COUNT_NONZERO, &converted, &[])?.swap_remove(0);
             // A constant, but one that a gradient of 0 flows through.
-            let zero = reduced("sum", &converted.mul_scalar(0.0)?, &[])?.swap_remove(0);
+            let zero = reduced(&SUM, &converted.mul_scalar(0.0)?, &[])?.swap_remove(0);
             let count = count.to_dtype(wanted)?;
             if x.requires_grad() { count.add(&zero).map(single) } else { Ok(single(count)) }
         }
-        1.0 => reduced("norm_1", &converted, &[]),
-        2.0 => reduced("norm_2", &converted, &[]),
-        _ => reduced("norm_p", &converted, &[exponent, 1.0 / exponent]),
+        1.0 => reduced(&NORM_1, &converted, &[]),
+        2.0 => reduced(&NORM_2, &converted, &[]),
+        _ => reduced(&NORM_P, &converted, &[exponent, 1.0 / exponent]),
     }
 }
 
@@ -555,7 +586,7 @@ fn half_to_float(call: &Call<'_>) -> Result<Option<DType>> {
 }
 
 /// Returns an operator along one dimension that keeps the shape.
-fn along(call: &Call<'_>, operator: &str, dtype: Option<DType>) -> Result<Tensors> {
+fn along(call: &Call<'_>, operator: &BuiltIn, dtype: Option<DType>) -> Result<Tensors> {
     let converted = dtype.map(|dtype| call.tensor(0).to_dtype(dtype)).transpose()?;
     let x = converted.as_ref().unwrap_or_else(|| call.tensor(0));
     let dimension = dimensions(x, &[call.int(1)])?;

@@ -59,7 +59,7 @@ fn offsets(call: &Call<'_>, axis: usize) -> Result<Tensor> {
 }
 
 fn segment_reduce(call: &Call<'_>) -> Result<Tensors> {
-    let (x, reduce) = (call.tensor(0), call.str(1));
+    let x = call.tensor(0);
     if x.elements() == 0 || x.rank() == 0 || !x.dtype().is_floating_point() {
         return Err(Error::invalid(format!(
             "segment_reduce(): data must be floats and not empty, but got {} {:?}",
@@ -74,12 +74,12 @@ fn segment_reduce(call: &Call<'_>) -> Result<Tensors> {
             "segment_reduce(): offsets have one element more than there are segments",
         ));
     };
-    let (kind, neutral) = match reduce {
-        "sum" => ("sum", 0.0),
-        "mean" => ("sum", 0.0),
-        "prod" => ("prod", 1.0),
-        "max" => ("amax", f64::NEG_INFINITY),
-        "min" => ("amin", f64::INFINITY),
+    let (kind, neutral, is_mean) = match call.str(1) {
+        "sum" => ("sum", 0.0, false),
+        "mean" => ("sum", 0.0, true),
+        "prod" => ("prod", 1.0, false),
+        "max" => ("amax", f64::NEG_INFINITY, false),
+        "min" => ("amin", f64::INFINITY, false),
         other => {
             return Err(Error::invalid(format!(
                 "segment_reduce(): {other} is not one of `max`, `mean`, `min`, `sum`, `prod`"
@@ -104,7 +104,7 @@ fn segment_reduce(call: &Call<'_>) -> Result<Tensors> {
     let start = Tensor::full(&[outer, segments + 1, inner], initial.unwrap_or(neutral), wide, x.device())?;
     let mut result =
         start.scatter_reduce(1, &segment, &rows.to_dtype(wide)?, kind, true)?.narrow(1, 0, segments)?;
-    if reduce == "mean" {
+    if is_mean {
         let counts = offsets.narrow(1, 1, segments)?.sub(&offsets.narrow(1, 0, segments)?)?.unsqueeze(-1)?;
         let is_empty = counts.eq_scalar(0)?;
         let mean = result.div(&counts.to_dtype(wide)?.clamp_min(1.0)?)?;

@@ -39,7 +39,7 @@ operators! {
         = Composite(topk);
     /// Returns the kth smallest element along a dimension, counted from 1, and its place.
     "kthvalue(Tensor self, SymInt k, int dim=-1, bool keepdim=False) -> (Tensor values, Tensor indices)"
-        = Composite(kthvalue);
+        = Composite(kthvalue), out: [Apart];
     /// Returns the median along a dimension, the lower of two, and its place; NaN where there is one.
     "median.dim(Tensor self, int dim, bool keepdim=False) -> (Tensor values, Tensor indices)"
         = Composite(|call| median(call.tensor(0), call.int(1), call.bool(2), call));

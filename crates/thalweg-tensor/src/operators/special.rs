@@ -1,4 +1,4 @@
-//! Functions of two numbers whose kernel is no loop over a formula: divisors, zeta and gamma functions, orthogonal polynomials.
+//! Functions of two numbers whose kernel is not a loop over a formula: divisors, zeta and gamma functions, orthogonal polynomials.
 
 use thalweg_ir::{DType, Scalar, broadcast_shapes};
 use thalweg_kernels::Placed;

@@ -23,22 +23,22 @@ operators! {
         = Composite(by_tensor);
     /// Returns so many equal parts of the second dimension; of a vector, of its only one.
     "hsplit.int(Tensor(a -> *) self, int sections) -> Tensor(a)[]"
-        = Composite(|call| equal_sections(call, "hsplit", 1));
+        = Composite(|call| equal_sections(call, SECOND));
     /// Returns the parts that these places divide the second dimension into; of a vector, its only one.
     "hsplit.array(Tensor(a -> *) self, int[] indices) -> Tensor(a)[]"
-        = Composite(|call| at_indices(call.tensor(0), &call.ints(1), dimension_of(call, "hsplit", 1)?));
+        = Composite(|call| at_indices(call.tensor(0), &call.ints(1), SECOND.of(call)?));
     /// Returns so many equal parts of the first dimension.
     "vsplit.int(Tensor(a -> *) self, int sections) -> Tensor(a)[]"
-        = Composite(|call| equal_sections(call, "vsplit", 2));
+        = Composite(|call| equal_sections(call, FIRST));
     /// Returns the parts that these places divide the first dimension into.
     "vsplit.array(Tensor(a -> *) self, int[] indices) -> Tensor(a)[]"
-        = Composite(|call| at_indices(call.tensor(0), &call.ints(1), dimension_of(call, "vsplit", 2)?));
+        = Composite(|call| at_indices(call.tensor(0), &call.ints(1), FIRST.of(call)?));
     /// Returns so many equal parts of the third dimension.
     "dsplit.int(Tensor(a -> *) self, int sections) -> Tensor(a)[]"
-        = Composite(|call| equal_sections(call, "dsplit", 3));
+        = Composite(|call| equal_sections(call, THIRD));
     /// Returns the parts that these places divide the third dimension into.
     "dsplit.array(Tensor(a -> *) self, int[] indices) -> Tensor(a)[]"
-        = Composite(|call| at_indices(call.tensor(0), &call.ints(1), dimension_of(call, "dsplit", 3)?));
+        = Composite(|call| at_indices(call.tensor(0), &call.ints(1), THIRD.of(call)?));
     /// Returns the parts of a dimension, each of `split_size` places, the last of what is left.
     "unsafe_split.Tensor(Tensor self, SymInt split_size, int dim=0) -> Tensor[]" = Composite(split);
     /// Returns at most so many parts of a dimension, all but the last of one size.
@@ -103,30 +103,42 @@ fn by_tensor(call: &Call<'_>) -> Result<Tensors> {
     }
 }
 
-/// Returns the dimension that `hsplit`, `vsplit` or `dsplit` takes apart, if a tensor has as many as it asks for.
-fn dimension_of(call: &Call<'_>, name: &str, least: usize) -> Result<i64> {
-    let rank = call.tensor(0).rank();
-    if rank < least {
-        return Err(Error::invalid(format!(
-            "torch.{name} requires a tensor with at least {least} dimension{}, but got a tensor with {rank} dimensions!",
-            if least == 1 { "" } else { "s" }
-        )));
-    }
-    Ok(match name {
-        "hsplit" => i64::from(rank > 1),
-        "vsplit" => 0,
-        _ => 2,
-    })
+/// A dimension that an operator takes apart by itself, of tensors that have so many at least.
+#[derive(Clone, Copy)]
+struct Divided {
+    dim: i64,
+    least: usize,
 }
 
-fn equal_sections(call: &Call<'_>, name: &str, least: usize) -> Result<Tensors> {
+const FIRST: Divided = Divided { dim: 0, least: 2 };
+/// The second dimension; of a vector, its only one.
+const SECOND: Divided = Divided { dim: 1, least: 1 };
+const THIRD: Divided = Divided { dim: 2, least: 3 };
+
+impl Divided {
+    /// Returns the dimension of a call's tensor.
+    fn of(self, call: &Call<'_>) -> Result<i64> {
+        let (rank, least) = (call.tensor(0).rank(), self.least);
+        if rank < least {
+            return Err(Error::invalid(format!(
+                "torch.{} requires a tensor with at least {least} dimension{}, but got a tensor with {rank} dimensions!",
+                call.operator.base_name(),
+                if least == 1 { "" } else { "s" }
+            )));
+        }
+        Ok(self.dim.min(rank as i64 - 1))
+    }
+}
+
+fn equal_sections(call: &Call<'_>, divided: Divided) -> Result<Tensors> {
     let (x, sections) = (call.tensor(0), call.int(1));
-    let dim = dimension_of(call, name, least)?;
+    let dim = divided.of(call)?;
     let extent = x.shape()[dim as usize];
     if sections == 0 || extent as i64 % sections.max(1) != 0 {
         return Err(Error::invalid(format!(
-            "torch.{name} attempted to split along dimension {dim}, but the size of the dimension {extent} is not divisible by the \
-             split_size {sections}!"
+            "torch.{} attempted to split along dimension {dim}, but the size of the dimension {extent} is not divisible by the \
+             split_size {sections}!",
+            call.operator.base_name()
         )));
     }
     into_sections(x, sections, dim)

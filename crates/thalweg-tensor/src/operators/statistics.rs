@@ -192,7 +192,34 @@ fn fraction(call: &Call<'_>) -> Result<Tensor> {
     Tensor::full(&[], q, dtype, call.device)
 }
 
-fn check_quantile(x: &Tensor, q: &Tensor, name: &str, interpolation: &str) -> Result<()> {
+/// The value of a quantile that lies between two elements.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Interpolation {
+    Linear,
+    Lower,
+    Higher,
+    Midpoint,
+    Nearest,
+}
+
+impl Interpolation {
+    fn of(interpolation: &str, name: &str) -> Result<Self> {
+        Ok(match interpolation {
+            "linear" => Self::Linear,
+            "lower" => Self::Lower,
+            "higher" => Self::Higher,
+            "midpoint" => Self::Midpoint,
+            "nearest" => Self::Nearest,
+            _ => {
+                return Err(Error::invalid(format!(
+                    "{name} interpolation must be one of linear, lower, higher, midpoint or nearest, but got {interpolation}"
+                )));
+            }
+        })
+    }
+}
+
+fn check_quantile(x: &Tensor, q: &Tensor, name: &str) -> Result<()> {
     if x.elements() == 0 {
         return Err(Error::invalid(format!("{name} input tensor must be non-empty")));
     }
@@ -208,18 +235,14 @@ fn check_quantile(x: &Tensor, q: &Tensor, name: &str, interpolation: &str) -> Re
     if x.dtype() != q.dtype() {
         return Err(Error::invalid(format!("{name} q tensor must be same dtype as the input tensor")));
     }
-    if !["linear", "lower", "higher", "midpoint", "nearest"].contains(&interpolation) {
-        return Err(Error::invalid(format!(
-            "{name} interpolation must be one of linear, lower, higher, midpoint or nearest, but got {interpolation}"
-        )));
-    }
     Ok(())
 }
 
 fn quantile(call: &Call<'_>, q: &Tensor, skips_nan: bool) -> Result<Tensor> {
-    let (x, dim, keepdim, interpolation) = (call.tensor(0), call.optional_int(2), call.bool(3), call.str(4));
+    let (x, dim, keepdim) = (call.tensor(0), call.optional_int(2), call.bool(3));
     let name = if skips_nan { "nanquantile()" } else { "quantile()" };
-    check_quantile(x, q, name, interpolation)?;
+    check_quantile(x, q, name)?;
+    let interpolation = Interpolation::of(call.str(4), name)?;
     // The dimension becomes the last, and the quantiles stand in its place.
     let kept: Shape = match dim {
         Some(dim) => {
@@ -245,19 +268,22 @@ fn quantile(call: &Call<'_>, q: &Tensor, skips_nan: bool) -> Result<Tensor> {
         has_nan.select_where(&end, &list.mul_scalar(last)?)?
     };
     let ranks = match interpolation {
-        "lower" => ranks.floor()?,
-        "higher" => ranks.ceil()?,
-        "nearest" => ranks.round()?,
-        _ => ranks,
+        Interpolation::Lower => ranks.floor()?,
+        Interpolation::Higher => ranks.ceil()?,
+        Interpolation::Nearest => ranks.round()?,
+        Interpolation::Linear | Interpolation::Midpoint => ranks,
     };
     let below = ranks.detach().to_dtype(DType::I64)?;
     let mut result = sorted.gather(-1, &below)?;
-    if matches!(interpolation, "linear" | "midpoint") {
+    let weight = match interpolation {
+        Interpolation::Linear => Some(ranks.sub(&below.to_dtype(x.dtype())?)?),
+        Interpolation::Midpoint => {
+            Some(Tensor::full(&[], 0.5, x.dtype(), x.device())?.expand(result.shape())?)
+        }
+        _ => None,
+    };
+    if let Some(weight) = weight {
         let above = sorted.gather(-1, &ranks.detach().ceil()?.to_dtype(DType::I64)?)?;
-        let weight = match interpolation {
-            "midpoint" => Tensor::full(&[], 0.5, x.dtype(), x.device())?.expand(result.shape())?,
-            _ => ranks.sub(&below.to_dtype(x.dtype())?)?,
-        };
         result = result.lerp_tensor(&above, &weight)?;
     }
     let result = result.movedim(&[-1], &[0])?;

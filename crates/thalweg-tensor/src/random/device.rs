@@ -133,7 +133,7 @@ impl DeviceGenerator {
     pub fn uniform(&self, shape: &[usize], low: f64, high: f64, dtype: DType) -> Result<Tensor> {
         creating("uniform", (shape, dtype, self.device()), Location::caller(), || {
             check_uniform(low, high, largest(dtype))?;
-            self.draw("uniform", shape, [low, high].into_iter().collect(), dtype)
+            self.draw_floats("uniform", shape, [low, high], dtype)
         })
     }
 
@@ -148,7 +148,13 @@ impl DeviceGenerator {
     pub fn normal(&self, shape: &[usize], mean: f64, deviation: f64, dtype: DType) -> Result<Tensor> {
         creating("normal", (shape, dtype, self.device()), Location::caller(), || {
             check_normal(mean, deviation)?;
-            self.draw("normal", shape, [mean, deviation].into_iter().collect(), dtype)
+            if !dtype.is_complex() {
+                return self.draw_floats("normal", shape, [mean, deviation], dtype);
+            }
+            // Each part has half of the variance, and the mean is real.
+            let deviation = deviation * std::f64::consts::FRAC_1_SQRT_2;
+            let drawn = self.draw_floats("normal", shape, [0.0, deviation], dtype)?;
+            if mean == 0.0 { Ok(drawn) } else { drawn.add_scalar(mean) }
         })
     }
 
@@ -159,48 +165,35 @@ impl DeviceGenerator {
             if !(0.0..=1.0).contains(&probability) {
                 return Err(Error::invalid(format!("the probability {probability} is not between 0 and 1")));
             }
-            self.draw("bernoulli", shape, [probability].into_iter().collect(), dtype)
+            self.draw("bernoulli", shape, &[probability], dtype)
         })
     }
 
-    fn draw(
+    /// Draws floats, or the parts of complex numbers.
+    fn draw_floats(
         &self,
         name: &'static str,
         shape: &[usize],
-        numbers: SmallVec<[f64; 2]>,
+        numbers: [f64; 2],
         dtype: DType,
     ) -> Result<Tensor> {
-        if dtype.is_complex() && name != "bernoulli" {
-            return self.draw_parts(name, shape, numbers, dtype);
+        if dtype.is_complex() {
+            let parts: SmallVec<[usize; 6]> = shape.iter().copied().chain([2]).collect();
+            return self.draw_floats(name, &parts, numbers, dtype.real())?.view_as_complex();
         }
-        if name != "bernoulli" && (!dtype.is_floating_point() || dtype.is_float8()) {
+        if !dtype.is_floating_point() || dtype.is_float8() {
             return Err(Error::invalid(format!("random numbers are drawn as floats, not as {dtype}")));
         }
+        self.draw(name, shape, &numbers, dtype)
+    }
+
+    fn draw(&self, name: &'static str, shape: &[usize], numbers: &[f64], dtype: DType) -> Result<Tensor> {
         let count = element_count(shape)?;
         if count == 0 {
             return Tensor::empty(shape, dtype, self.device());
         }
-        let mut results =
-            self.call(name, None, count, numbers, Some(dtype), label_at(name, Location::caller()))?;
-        results.swap_remove(0).reshape(shape)
-    }
-
-    /// Draws complex numbers: parts that are both uniform, or normal with half of the variance each and the mean in the real ones.
-    fn draw_parts(
-        &self,
-        name: &'static str,
-        shape: &[usize],
-        mut numbers: SmallVec<[f64; 2]>,
-        dtype: DType,
-    ) -> Result<Tensor> {
-        let mut mean = 0.0;
-        if name == "normal" {
-            mean = std::mem::take(&mut numbers[0]);
-            numbers[1] *= std::f64::consts::FRAC_1_SQRT_2;
-        }
-        let parts: SmallVec<[usize; 6]> = shape.iter().copied().chain([2]).collect();
-        let drawn = self.draw(name, &parts, numbers, dtype.real())?.view_as_complex()?;
-        if mean == 0.0 { Ok(drawn) } else { drawn.add_scalar(mean) }
+        let label = label_at(name, Location::caller());
+        self.call(name, None, count, numbers, Some(dtype), label)?.swap_remove(0).reshape(shape)
     }
 
     /// Keeps each element of a floating-point tensor with a probability above 0, divided by it, and sets the others to 0: what
@@ -230,8 +223,7 @@ impl DeviceGenerator {
     /// were kept as well.
     pub(crate) fn dropped(&self, input: &Tensor, probability: f64, label: Label) -> Result<[Tensor; 2]> {
         let flat = input.reshape(&[input.elements()])?.contiguous()?;
-        let numbers = [probability].into_iter().collect();
-        let mut results = self.call("dropout", Some(&flat), input.elements(), numbers, None, label)?;
+        let mut results = self.call("dropout", Some(&flat), input.elements(), &[probability], None, label)?;
         let mask = results.swap_remove(1).reshape(input.shape())?;
         Ok([results.swap_remove(0).reshape(input.shape())?, mask])
     }
@@ -242,7 +234,7 @@ impl DeviceGenerator {
         name: &'static str,
         input: Option<&Tensor>,
         count: usize,
-        numbers: SmallVec<[f64; 2]>,
+        numbers: &[f64],
         dtype: Option<DType>,
         label: Label,
     ) -> Result<crate::Tensors> {
@@ -252,7 +244,7 @@ impl DeviceGenerator {
         let arguments = LoopArguments {
             scalars: [Scalar::I64(threads as i64)]
                 .into_iter()
-                .chain(numbers.into_iter().map(Scalar::F64))
+                .chain(numbers.iter().copied().map(Scalar::F64))
                 .collect(),
             sizes: SmallVec::from_slice(&[count]),
             dtype,

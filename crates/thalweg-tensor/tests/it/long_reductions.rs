@@ -286,7 +286,7 @@ fn gradients_that_are_handed_on_are_not_copied() {
             let of_rows = values(&gradient);
             let expected = at_points(x.shape(), dimensions, &values(&x), &of_rows, |_, gradient| gradient);
             assert_eq!(values(&found), expected);
-            // A mean's is divided once a row.
+            // A mean's is divided once per row.
             let mean = x.mean(dimensions, false).unwrap();
             let found = gradients_from(&mean, &gradient, std::slice::from_ref(&x)).remove(0);
             assert_eq!((found.shape(), found.layout().strides()), (x.shape(), strides));

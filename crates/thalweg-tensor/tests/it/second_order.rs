@@ -54,7 +54,8 @@ fn a_second_gradient_is_that_of_its_own_dtypes() {
 
 #[test]
 fn every_elementwise_operator_agrees_with_differences_of_its_gradient() {
-    for entry in elementwise().filter(|entry| matches!(entry.rule, DTypeRule::Numeric | DTypeRule::Floating))
+    for entry in elementwise()
+        .filter(|entry| matches!(entry.rule, DTypeRule::Numeric | DTypeRule::Negation | DTypeRule::Floating))
     {
         let examples = entry.examples.unwrap();
         let column = |input: usize, moved: f64| {

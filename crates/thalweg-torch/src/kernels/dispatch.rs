@@ -1,6 +1,8 @@
 //! A call of PyTorch's, handed to the operator's function.
 
 use super::libtorch::Stack;
+use super::operators::Attempt;
+use super::rows::Computation;
 use super::{Kernels, Operator, copies, embedding, group, loss, operators, reductions, rms};
 
 impl Operator {
@@ -11,9 +13,24 @@ impl Operator {
     pub(super) unsafe fn call(self, kernels: &Kernels, words: *mut u64) {
         // SAFETY: the caller's promise; each argument is taken once.
         let stack = unsafe { Stack::new(&kernels.torch, words) };
+        let originals = &kernels.originals;
+        let attempt = |computation| Attempt { kernels, operator: self, computation };
         match self {
-            Self::Softmax | Self::LogSoftmax => operators::forward(kernels, self, &stack),
-            Self::SoftmaxBackward | Self::LogSoftmaxBackward => operators::backward(kernels, self, &stack),
+            Self::Softmax => operators::forward(&attempt(Computation::Softmax), originals.softmax, &stack),
+            Self::LogSoftmax => {
+                operators::forward(&attempt(Computation::LogSoftmax), originals.log_softmax, &stack);
+            }
+            Self::SoftmaxBackward => {
+                operators::backward(
+                    &attempt(Computation::SoftmaxBackward),
+                    originals.softmax_backward,
+                    &stack,
+                );
+            }
+            Self::LogSoftmaxBackward => {
+                let attempt = attempt(Computation::LogSoftmaxBackward);
+                operators::backward(&attempt, originals.log_softmax_backward, &stack);
+            }
             Self::LayerNorm => operators::layer_norm(kernels, &stack),
             Self::LayerNormBackward => operators::layer_norm_backward(kernels, &stack),
             Self::EmbeddingBackward => embedding::backward(kernels, &stack),
@@ -22,7 +39,12 @@ impl Operator {
             Self::GroupNorm => group::forward(kernels, &stack),
             Self::CrossEntropy => loss::forward(kernels, &stack),
             Self::CrossEntropyBackward => loss::backward(kernels, &stack),
-            Self::Sum | Self::Mean | Self::Amax | Self::LogSumExp => reductions::call(kernels, self, &stack),
+            Self::Sum => reductions::to_dtype(&attempt(Computation::Sum), originals.sum, &stack),
+            Self::Mean => reductions::to_dtype(&attempt(Computation::Mean), originals.mean, &stack),
+            Self::Amax => reductions::reduce(&attempt(Computation::Amax), originals.amax, &stack),
+            Self::LogSumExp => {
+                reductions::reduce(&attempt(Computation::LogSumExp), originals.logsumexp, &stack);
+            }
             Self::Clone => copies::clone(kernels, &stack),
         }
     }

@@ -8,7 +8,8 @@ use thalweg_kernels::embedding::EmbeddingBackward;
 use super::libtorch::{Stack, Tensor};
 use super::operators::{matrix, of_words, put};
 use super::original::EmbeddingArguments;
-use super::{Kernels, Operator, Place};
+use super::work::Place;
+use super::{Kernels, Operator};
 use crate::status::{Error, Result, Status};
 
 /// With more indices comparing each with each takes longer than sorting.

@@ -1,43 +1,11 @@
 //! Group norm: `native_group_norm`, which `torch.nn.functional.group_norm` comes to. A row is a group of channels of an instance, whose points are
 //! neighbours; weight and bias are those of a channel. Its gradient stays with PyTorch's kernel.
 
-use thalweg_ir::{BodyBuilder, DType, OutputPlace, ReduceOp};
-use thalweg_ops::structured::LAYER_NORM_AFFINE;
-use thalweg_ops::{LoopOp, Signature};
-
 use super::libtorch::Stack;
 use super::operators::{Attempt, matrix, of_words, put};
 use super::original::GroupArguments;
-use super::rows::Computation;
+use super::rows::{Channels, Computation};
 use super::{Kernels, Operator};
-
-/// Rows with mean 0 and variance 1, times a weight, plus a bias; with each row's mean and 1 / √(variance + ε) in the dtype of the result, as
-/// PyTorch keeps them.
-pub(super) static GROUP_NORM: LoopOp = LoopOp {
-    name: "group_norm_affine",
-    doc: "Rows with mean 0 and variance 1, times a weight, plus a bias; with mean and inverse deviation in the dtype of the result.",
-    build: |b: &BodyBuilder, signature: &Signature| {
-        let [x, weight, bias] = [0, 1, 2].map(|input| b.input(signature.inputs[input]).to(signature.compute));
-        let [count, epsilon] = [0; 2].map(|_| b.scalar(DType::F64).to(signature.compute));
-        let mean = b.reduce(ReduceOp::Sum, x) / count;
-        let centred = x - mean;
-        let variance = b.reduce(ReduceOp::Sum, centred * centred) / count;
-        let inverse_deviation = 1.0 / (variance + epsilon).sqrt();
-        b.output(centred * inverse_deviation * weight + bias, signature.outputs[0], OutputPlace::Point);
-        b.output(mean, signature.outputs[1], OutputPlace::Row);
-        b.output(inverse_deviation, signature.outputs[2], OutputPlace::Row);
-    },
-    ..LAYER_NORM_AFFINE
-};
-
-/// The channels of rows, which have a weight each.
-#[derive(Clone, Copy)]
-pub(super) struct Channels {
-    /// Rows of an instance.
-    pub(super) groups: u64,
-    /// Points of a channel.
-    pub(super) plane: u64,
-}
 
 pub(super) fn forward(kernels: &Kernels, stack: &Stack<'_>) {
     let arguments = GroupArguments {

@@ -51,7 +51,7 @@ use crate::status::{Error, Result, Status};
 use libtorch::{Boxed, Libtorch, Loaded, Registration};
 use original::Originals;
 use speeds::Class;
-use work::Programs;
+use work::{Place, Programs};
 
 /// An operator of PyTorch's that has a kernel here.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -182,14 +182,6 @@ impl Operator {
             Self::CrossEntropy | Self::CrossEntropyBackward => true,
         }
     }
-}
-
-/// Where kernels run.
-enum Place {
-    /// On the devices of an allocator, at PyTorch's key CUDA.
-    Gpu(&'static Allocator),
-    /// On the host, at PyTorch's key CPU.
-    Host(Programs),
 }
 
 /// The calls of an operator, counted.

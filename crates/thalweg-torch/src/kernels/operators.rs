@@ -8,12 +8,14 @@ use std::ops::Range;
 use smallvec::SmallVec;
 use thalweg_ir::DType;
 
-use super::group::Channels;
 use super::libtorch::{Libtorch, Stack, Tensor};
-use super::original::{BackwardArguments, ForwardArguments, Mask, NormArguments, NormBackwardArguments};
-use super::rows::{Computation, RowCall};
+use super::original::{
+    Backward, BackwardArguments, Forward, ForwardArguments, Mask, NormArguments, NormBackwardArguments,
+};
+use super::rows::{Channels, Computation, RowCall};
 use super::speeds::{Class, Form};
-use super::{Kernels, Operator, Place};
+use super::work::Place;
+use super::{Kernels, Operator};
 
 /// A launch was made, and these are its results; `None` if the call is PyTorch's.
 pub(super) type Taken<'t> = Option<SmallVec<[Tensor<'t>; 3]>>;
@@ -105,6 +107,11 @@ pub(super) struct Attempt<'k> {
 }
 
 impl<'k> Attempt<'k> {
+    /// Makes the attempt and counts it.
+    pub(super) fn make(&self, run: impl FnOnce() -> Taken<'k>) -> Taken<'k> {
+        self.kernels.attempt(self.operator, run)
+    }
+
     /// Makes the results and launches, if the table or the user wants it so.
     pub(super) fn launch(
         &self,
@@ -164,16 +171,11 @@ pub(super) fn put(stack: &Stack<'_>, results: SmallVec<[Tensor<'_>; 3]>) {
     results.into_iter().enumerate().for_each(|(place, result)| stack.put(place, result));
 }
 
-pub(super) fn forward(kernels: &Kernels, operator: Operator, stack: &Stack<'_>) {
+pub(super) fn forward(attempt: &Attempt<'_>, original: Option<Forward>, stack: &Stack<'_>) {
     let half_to_float = stack.bool(2);
     let arguments =
         ForwardArguments { input: stack.tensor(0), dimension: stack.word(1) as i64, half_to_float };
-    let (computation, original) = match operator {
-        Operator::Softmax => (Computation::Softmax, kernels.originals.softmax),
-        _ => (Computation::LogSoftmax, kernels.originals.log_softmax),
-    };
-    let attempt = Attempt { kernels, operator, computation };
-    let taken = kernels.attempt(operator, || {
+    let taken = attempt.make(|| {
         let input = &arguments.input;
         let matrix = matrix_of_dimension(input, arguments.dimension)?;
         // Others than halfs are refused by PyTorch.
@@ -183,27 +185,22 @@ pub(super) fn forward(kernels: &Kernels, operator: Operator, stack: &Stack<'_>) 
     });
     let results = taken.unwrap_or_else(|| {
         let original = original.expect("only operators are registered whose kernel was found");
-        of_words(&kernels.torch, [arguments.call(original)])
+        of_words(&attempt.kernels.torch, [arguments.call(original)])
     });
     put(stack, results);
 }
 
-pub(super) fn backward(kernels: &Kernels, operator: Operator, stack: &Stack<'_>) {
+pub(super) fn backward(attempt: &Attempt<'_>, original: Option<Backward>, stack: &Stack<'_>) {
     let arguments = BackwardArguments {
         gradient: stack.tensor(0),
         output: stack.tensor(1),
         dimension: stack.word(2) as i64,
         input_dtype: stack.int32(3),
     };
-    let (computation, original) = match operator {
-        Operator::SoftmaxBackward => (Computation::SoftmaxBackward, kernels.originals.softmax_backward),
-        _ => (Computation::LogSoftmaxBackward, kernels.originals.log_softmax_backward),
-    };
-    let attempt = Attempt { kernels, operator, computation };
-    let taken = kernels.attempt(operator, || {
+    let taken = attempt.make(|| {
         let output = &arguments.output;
         let matrix = matrix_of_dimension(output, arguments.dimension)?;
-        let to = kernels.torch.dtype_of(arguments.input_dtype)?;
+        let to = attempt.kernels.torch.dtype_of(arguments.input_dtype)?;
         let fits = matrix.is_beside(&arguments.gradient, matrix.dtype, &matrix.sizes)
             && (to == matrix.dtype || (to, matrix.dtype) == (DType::F16, DType::F32));
         let (inputs, results) = ([output, &arguments.gradient], [(&matrix.sizes[..], to)]);
@@ -211,7 +208,7 @@ pub(super) fn backward(kernels: &Kernels, operator: Operator, stack: &Stack<'_>)
     });
     let results = taken.unwrap_or_else(|| {
         let original = original.expect("only operators are registered whose kernel was found");
-        of_words(&kernels.torch, [arguments.call(original)])
+        of_words(&attempt.kernels.torch, [arguments.call(original)])
     });
     put(stack, results);
 }

@@ -42,8 +42,8 @@ impl OptionalTensor {
 pub(crate) struct Mask(pub(crate) [bool; 3]);
 
 type Word = MaybeUninit<u64>;
-type Forward = unsafe extern "C-unwind" fn(*mut Word, Handle, i64, bool);
-type Backward = unsafe extern "C-unwind" fn(*mut Word, Handle, Handle, i64, i8);
+pub(crate) type Forward = unsafe extern "C-unwind" fn(*mut Word, Handle, i64, bool);
+pub(crate) type Backward = unsafe extern "C-unwind" fn(*mut Word, Handle, Handle, i64, i8);
 type Norm = unsafe extern "C-unwind" fn(
     *mut Word,
     Handle,
@@ -115,8 +115,9 @@ pub(crate) struct OptionalArrayRef {
     pub(crate) is_there: bool,
 }
 
-type Reduce = unsafe extern "C-unwind" fn(*mut Word, Handle, ArrayRef, bool);
-type ReduceTo = unsafe extern "C-unwind" fn(*mut Word, Handle, OptionalArrayRef, bool, OptionalKind);
+pub(crate) type Reduce = unsafe extern "C-unwind" fn(*mut Word, Handle, ArrayRef, bool);
+pub(crate) type ReduceTo =
+    unsafe extern "C-unwind" fn(*mut Word, Handle, OptionalArrayRef, bool, OptionalKind);
 type CloneTo = unsafe extern "C-unwind" fn(*mut Word, Handle, OptionalKind);
 
 /// PyTorch's own kernels; `None` for what this PyTorch does not export.

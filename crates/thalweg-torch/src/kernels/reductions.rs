@@ -1,26 +1,11 @@
 //! Sums, means, greatest elements and logarithms of sums of exponentials along neighbouring dimensions.
 
 use smallvec::SmallVec;
-use thalweg_ir::{BodyBuilder, DType, OutputPlace, ReduceOp};
-use thalweg_ops::structured::SUM;
-use thalweg_ops::{LoopOp, Signature};
+use thalweg_ir::DType;
 
 use super::libtorch::Stack;
-use super::operators::{Attempt, Taken, dimension_of, matrix_along, of_words, put};
-use super::original::ReduceArguments;
-use super::rows::Computation;
-use super::{Kernels, Operator};
-
-/// The greatest element of a row, found in 32 bits.
-pub(super) static AMAX: LoopOp = LoopOp {
-    name: "amax_of_rows",
-    doc: "The greatest element of each row.",
-    build: |b: &BodyBuilder, signature: &Signature| {
-        let x = b.input(signature.inputs[0]).to(signature.compute);
-        b.output(b.reduce(ReduceOp::Max, x), signature.outputs[0], OutputPlace::Row);
-    },
-    ..SUM
-};
+use super::operators::{Attempt, Taken, dimension_of, matrix_along, of_words, put, shape_at};
+use super::original::{Reduce, ReduceArguments, ReduceTo};
 
 /// The most dimensions of which PyTorch reduces some.
 const MOST_DIMENSIONS: usize = 64;
@@ -35,20 +20,14 @@ fn run_of(dimensions: &[i64], rank: usize) -> Option<std::ops::Range<usize>> {
     is_run.then_some(first..last + 1)
 }
 
-fn attempt<'k>(kernels: &'k Kernels, operator: Operator, arguments: &ReduceArguments<'_>) -> Taken<'k> {
-    let computation = match operator {
-        Operator::Sum => Computation::Sum,
-        Operator::Mean => Computation::Mean,
-        Operator::Amax => Computation::Amax,
-        _ => Computation::LogSumExp,
-    };
+fn launch<'k>(attempt: &Attempt<'k>, arguments: &ReduceArguments<'_>) -> Taken<'k> {
     let ReduceArguments { input, dimensions, keeps, to } = arguments;
     // PyTorch refuses to reduce more.
     let rank = usize::try_from(input.rank()?).ok().filter(|&rank| rank <= MOST_DIMENSIONS)?;
     let run = run_of(dimensions.as_deref()?, rank)?;
     let matrix = matrix_along(input, run.clone())?;
     let to = match to {
-        Some(number) => kernels.torch.dtype_of(*number)?,
+        Some(number) => attempt.kernels.torch.dtype_of(*number)?,
         None => matrix.dtype,
     };
     if to != matrix.dtype && to != DType::F32 {
@@ -60,31 +39,40 @@ fn attempt<'k>(kernels: &'k Kernels, operator: Operator, arguments: &ReduceArgum
         false => drop(sizes.drain(run)),
     }
     let count = [(matrix.columns as f64).to_bits()];
-    let scalars: &[u64] = if operator == Operator::Mean { &count } else { &[] };
-    let attempt = Attempt { kernels, operator, computation };
+    let scalars = &count[..attempt.computation.scalars()];
     attempt.launch(&matrix, [matrix.dtype, to], scalars, &[input], &[(&sizes, to)])
 }
 
-pub(super) fn call(kernels: &Kernels, operator: Operator, stack: &Stack<'_>) {
-    let has_dtype = matches!(operator, Operator::Sum | Operator::Mean);
-    let words = if has_dtype { stack.optional_list(1) } else { Some(stack.list(1)) };
+const FOUND: &str = "only operators are registered whose kernel was found";
+
+/// Carries out a reduction whose call may name a dtype.
+pub(super) fn to_dtype(attempt: &Attempt<'_>, original: Option<ReduceTo>, stack: &Stack<'_>) {
     let arguments = ReduceArguments {
         input: stack.tensor(0),
-        dimensions: words.map(|words| words.into_iter().map(u64::cast_signed).collect()),
+        dimensions: (stack.optional_list(1)).map(|words| words.into_iter().map(u64::cast_signed).collect()),
         keeps: stack.bool(2),
-        to: if has_dtype { stack.optional_word(3).map(|word| word as u32 as i32) } else { None },
+        to: stack.optional_word(3).map(|word| word as u32 as i32),
     };
-    let taken = kernels.attempt(operator, || attempt(kernels, operator, &arguments));
-    let found = "only operators are registered whose kernel was found";
-    let originals = &kernels.originals;
-    let results = taken.unwrap_or_else(|| {
-        let word = match operator {
-            Operator::Sum => arguments.call_to(originals.sum.expect(found)),
-            Operator::Mean => arguments.call_to(originals.mean.expect(found)),
-            Operator::Amax => arguments.call(originals.amax.expect(found)),
-            _ => arguments.call(originals.logsumexp.expect(found)),
-        };
-        of_words(&kernels.torch, [word])
-    });
-    put(stack, results);
+    run(attempt, &arguments, || arguments.call_to(original.expect(FOUND)), stack);
+}
+
+/// Carries out a reduction in the input's dtype.
+pub(super) fn reduce(attempt: &Attempt<'_>, original: Option<Reduce>, stack: &Stack<'_>) {
+    let arguments = ReduceArguments {
+        input: stack.tensor(0),
+        dimensions: Some(shape_at(stack, 1)),
+        keeps: stack.bool(2),
+        to: None,
+    };
+    run(attempt, &arguments, || arguments.call(original.expect(FOUND)), stack);
+}
+
+fn run(
+    attempt: &Attempt<'_>,
+    arguments: &ReduceArguments<'_>,
+    original: impl FnOnce() -> u64,
+    stack: &Stack<'_>,
+) {
+    let taken = attempt.make(|| launch(attempt, arguments));
+    put(stack, taken.unwrap_or_else(|| of_words(&attempt.kernels.torch, [original()])));
 }

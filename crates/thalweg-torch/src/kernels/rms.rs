@@ -1,50 +1,12 @@
 //! RMS norm and the gradient of its input: `_fused_rms_norm`, which `torch.nn.functional.rms_norm` comes to on a GPU.
 
-use thalweg_ir::{BodyBuilder, DType, OutputPlace, ReduceOp};
-use thalweg_ops::structured::LAYER_NORM_AFFINE;
-use thalweg_ops::{LoopOp, Signature};
+use thalweg_ir::DType;
 
 use super::libtorch::Stack;
 use super::operators::{Attempt, matrix, of_rows, of_words, put, shape_at};
 use super::original::{RmsArguments, RmsBackwardArguments};
 use super::rows::Computation;
 use super::{Kernels, Operator};
-
-/// x / √(mean of squares + ε) times a weight; with each row's 1 / √(mean of squares + ε).
-pub(super) static RMS_NORM: LoopOp = LoopOp {
-    name: "rms_norm_affine",
-    doc: "Rows with a mean of squares of 1, times a weight; with each row's inverse root of the mean of squares.",
-    input_count: 2,
-    outputs: &[OutputPlace::Point, OutputPlace::Row],
-    build: |b: &BodyBuilder, signature: &Signature| {
-        let [x, weight] = [0, 1].map(|input| b.input(signature.inputs[input]).to(signature.compute));
-        let [count, epsilon] = [0; 2].map(|_| b.scalar(DType::F64).to(signature.compute));
-        let squares = b.reduce(ReduceOp::Sum, x * x) / count;
-        let inverse_root = 1.0 / (squares + epsilon).sqrt();
-        b.output(x * inverse_root * weight, signature.outputs[0], OutputPlace::Point);
-        b.output(inverse_root, signature.compute, OutputPlace::Row);
-    },
-    ..LAYER_NORM_AFFINE
-};
-
-/// The gradient of [`RMS_NORM`] in its input, from input, weight, inverse root and the result's gradient.
-pub(super) static RMS_NORM_BACKWARD: LoopOp = LoopOp {
-    name: "rms_norm_backward",
-    doc: "The gradient of rms_norm_affine with respect to its input.",
-    input_count: 4,
-    scalars: &["count"],
-    outputs: &[OutputPlace::Point],
-    build: |b: &BodyBuilder, signature: &Signature| {
-        let [x, weight, inverse_root, gradient] =
-            [0, 1, 2, 3].map(|input| b.input(signature.inputs[input]).to(signature.compute));
-        let count = b.scalar(DType::F64).to(signature.compute);
-        let normalized = x * inverse_root;
-        let gradient = gradient * weight;
-        let slope = b.reduce(ReduceOp::Sum, gradient * normalized) / count;
-        b.output(inverse_root * (gradient - normalized * slope), signature.outputs[0], OutputPlace::Point);
-    },
-    ..LAYER_NORM_AFFINE
-};
 
 pub(super) fn forward(kernels: &Kernels, stack: &Stack<'_>) {
     let arguments = RmsArguments {
@@ -98,7 +60,7 @@ pub(super) fn backward(kernels: &Kernels, stack: &Stack<'_>) {
             && matrix.is_beside(weight, matrix.dtype, shape)
             && matrix.is_beside(gradient, matrix.dtype, &matrix.sizes)
             && matrix.is_beside(root, DType::F32, &roots);
-        let inputs = [input, weight, root, gradient];
+        let inputs = [input, root, gradient, weight];
         let scalars = [(matrix.columns as f64).to_bits()];
         let dtype = matrix.dtype;
         fits.then(|| attempt.launch(&matrix, [dtype; 2], &scalars, &inputs, &[(&matrix.sizes, dtype)]))?

@@ -3,19 +3,54 @@
 //! On a GPU a launch goes to PyTorch's current stream; on the host it runs at once, which is for tests of the interface.
 
 use smallvec::SmallVec;
-use thalweg_ir::{Body, DType};
+use thalweg_ir::{Body, BodyBuilder, DType, OutputPlace, ReduceOp};
 use thalweg_ops::structured::{
     COPY, CROSS_ENTROPY_BACKWARD, CROSS_ENTROPY_WIDE, LAYER_NORM_AFFINE, LAYER_NORM_BACKWARD, LOG_SOFTMAX,
-    LOGSUMEXP, MEAN, SOFTMAX, SUM,
+    LOGSUMEXP, MEAN, RMS_NORM_AFFINE, RMS_NORM_AFFINE_BACKWARD, SOFTMAX, SUM,
 };
 use thalweg_ops::{Iteration, LaunchPlan, LoopOp, Placement, Signature, forward, gradient, plan};
 
-use super::Place;
-use super::group::{Channels, GROUP_NORM};
-use super::reductions::AMAX;
-use super::rms::{RMS_NORM, RMS_NORM_BACKWARD};
-use super::work::Work;
+use super::work::{Place, Work};
 use crate::status::{Error, Result};
+
+/// The greatest element of a row, found in 32 bits.
+static AMAX: LoopOp = LoopOp {
+    name: "amax_of_rows",
+    doc: "The greatest element of each row.",
+    build: |b: &BodyBuilder, signature: &Signature| {
+        let x = b.input(signature.inputs[0]).to(signature.compute);
+        b.output(b.reduce(ReduceOp::Max, x), signature.outputs[0], OutputPlace::Row);
+    },
+    ..SUM
+};
+
+/// Rows with mean 0 and variance 1, times a weight, plus a bias; with each row's mean and 1 / √(variance + ε) in the dtype of the result, as
+/// PyTorch keeps them.
+static GROUP_NORM: LoopOp = LoopOp {
+    name: "group_norm_affine",
+    doc: "Rows with mean 0 and variance 1, times a weight, plus a bias; with mean and inverse deviation in the dtype of the result.",
+    build: |b: &BodyBuilder, signature: &Signature| {
+        let [x, weight, bias] = [0, 1, 2].map(|input| b.input(signature.inputs[input]).to(signature.compute));
+        let [count, epsilon] = [0; 2].map(|_| b.scalar(DType::F64).to(signature.compute));
+        let mean = b.reduce(ReduceOp::Sum, x) / count;
+        let centred = x - mean;
+        let variance = b.reduce(ReduceOp::Sum, centred * centred) / count;
+        let inverse_deviation = 1.0 / (variance + epsilon).sqrt();
+        b.output(centred * inverse_deviation * weight + bias, signature.outputs[0], OutputPlace::Point);
+        b.output(mean, signature.outputs[1], OutputPlace::Row);
+        b.output(inverse_deviation, signature.outputs[2], OutputPlace::Row);
+    },
+    ..LAYER_NORM_AFFINE
+};
+
+/// The channels of rows, which have a weight each.
+#[derive(Clone, Copy)]
+pub(super) struct Channels {
+    /// Rows of an instance.
+    pub(super) groups: u64,
+    /// Points of a channel.
+    pub(super) plane: u64,
+}
 
 /// A computation over rows.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -42,9 +77,9 @@ pub(crate) enum Computation {
 enum Lies {
     /// At every point.
     Points,
-    /// Once a row.
+    /// Once per row.
     Rows,
-    /// Once a column, the same for all rows; or once a channel.
+    /// Once per column, the same for all rows; or once per channel.
     Columns,
 }
 
@@ -63,9 +98,9 @@ impl Computation {
             Self::LayerNormBackward => {
                 ("layer_norm_backward", &LAYER_NORM_BACKWARD, &[Points, Columns, Rows, Rows, Points, Points])
             }
-            Self::RmsNorm => ("rms_norm", &RMS_NORM, &[Points, Columns, Points, Rows]),
+            Self::RmsNorm => ("rms_norm", &RMS_NORM_AFFINE, &[Points, Columns, Points, Rows]),
             Self::RmsNormBackward => {
-                ("rms_norm_backward", &RMS_NORM_BACKWARD, &[Points, Columns, Rows, Points, Points])
+                ("rms_norm_backward", &RMS_NORM_AFFINE_BACKWARD, &[Points, Rows, Points, Columns, Points])
             }
             Self::GroupNorm => {
                 ("group_norm_affine", &GROUP_NORM, &[Points, Columns, Columns, Points, Rows, Rows])
@@ -79,6 +114,11 @@ impl Computation {
             Self::Amax => ("amax", &AMAX, &[Points, Rows]),
             Self::LogSumExp => ("logsumexp", &LOGSUMEXP, &[Points, Rows]),
         }
+    }
+
+    /// Returns how many scalars a call has.
+    pub(crate) fn scalars(self) -> usize {
+        self.parts().1.scalars.len()
     }
 
     /// Returns the body, and a number that tells it from the others. `dtype` is the input's, `to` the result's.
@@ -121,7 +161,7 @@ pub(crate) struct RowCall<'a> {
     pub(crate) before: u64,
     pub(crate) columns: u64,
     pub(crate) after: u64,
-    /// Where rows are groups of channels, and what lies once a column lies once a channel.
+    /// Where rows are groups of channels, and what lies once per column lies once per channel.
     pub(super) channels: Option<Channels>,
     pub(crate) scalars: &'a [u64],
     pub(crate) inputs: &'a [u64],

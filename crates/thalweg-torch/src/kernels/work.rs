@@ -1,4 +1,4 @@
-//! A launch of a kernel over a body on addresses that PyTorch owns: planned and loaded once a key.
+//! A launch of a kernel over a body on addresses that PyTorch owns: planned and loaded once per key.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -10,12 +10,19 @@ use thalweg_ir::{Body, DType, Kernel, bf16, f16};
 use thalweg_ops::{LaunchPlan, kernel};
 use thalweg_runtime::{KernelKey, LaunchKey, PreparedLaunch};
 
-use super::Place;
 use crate::allocator::Allocator;
 use crate::status::{Error, Result, Status};
 
 /// Addresses are taken to be aligned to so many bytes, if they are.
 const ALIGNMENT: u64 = 16;
+
+/// Where kernels run.
+pub(super) enum Place {
+    /// On the devices of an allocator, at PyTorch's key CUDA.
+    Gpu(&'static Allocator),
+    /// On the host, at PyTorch's key CPU.
+    Host(Programs),
+}
 
 /// Makes the number of a body, the body and a plan, for addresses that are aligned to so many bytes.
 pub(super) type MakePlan<'a> = &'a dyn Fn(u64) -> Result<(u64, Body, LaunchPlan)>;

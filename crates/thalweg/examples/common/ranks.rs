@@ -7,6 +7,7 @@ use std::process::ExitCode;
 use std::sync::Mutex;
 
 use thalweg::distributed::{GroupOptions, ProcessGroup, ReduceOp, Rendezvous, simulated_devices};
+use thalweg::progress::Progress;
 use thalweg::{Device, Result, Tensor};
 
 const SIMULATED_RANKS: u32 = 4;
@@ -24,29 +25,27 @@ pub fn devices() -> Result<Vec<Device>> {
 pub struct Bars {
     steps: usize,
     done: Mutex<Vec<usize>>,
-    is_terminal: bool,
+    progress: Progress,
 }
 
 impl Bars {
     /// Creates the bars of ranks that do so many steps each.
     pub fn new(ranks: usize, steps: usize) -> Self {
-        Self { steps, done: Mutex::new(vec![0; ranks]), is_terminal: std::io::stderr().is_terminal() }
+        Self { steps, done: Mutex::new(vec![0; ranks]), progress: Progress::new(steps as u64) }
     }
 
     /// Moves a rank's bar by one step.
     pub fn advance(&self, rank: usize) {
-        let steps = self.steps;
         let mut done = self.done.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         done[rank] += 1;
-        if !self.is_terminal {
+        if !std::io::stderr().is_terminal() {
             return;
         }
-        let bar = |(rank, done): (usize, &usize)| {
-            let filled = 30 * done / steps;
-            format!("\x1b[2Krank {rank} [{}{}] {done}/{steps}\n", "#".repeat(filled), " ".repeat(30 - filled))
+        let line = |(rank, &done): (usize, &usize)| {
+            format!("\x1b[2K{}\n", self.progress.line(done as u64, &format!("rank {rank}")))
         };
-        let lines: String = done.iter().enumerate().map(bar).collect();
-        let is_over = done.iter().all(|&done| done == steps);
+        let lines: String = done.iter().enumerate().map(line).collect();
+        let is_over = done.iter().all(|&done| done == self.steps);
         let back = if is_over { String::new() } else { format!("\x1b[{}A", done.len()) };
         eprint!("{lines}{back}");
     }

@@ -2,6 +2,7 @@
 
 use std::time::Instant;
 
+use thalweg::progress::Progress;
 use thalweg::random::Generator;
 use thalweg::tensor::graph::tree::{CaptureSizes, FunctionId, FunctionOptions, Padding};
 use thalweg::tensor::graph::{GraphTreeCounters, GraphTreeManager, GraphTreeOptions};
@@ -142,11 +143,12 @@ fn run<'a>(
     let recordings = server.counters().recordings;
     let mut varying: Vec<Times> = inputs.iter().map(|_| Times::default()).collect();
     let passes = (setting.rounds / 5).max(2);
+    let mut progress = Progress::transient("sequence lengths", passes as u64);
     for pass in 0..passes {
         for (input, times) in inputs.iter().zip(&mut varying) {
             times.step(device, || server.call(input))?;
         }
-        setting.progress.show(pass, passes);
+        progress.advance(pass as u64 + 1);
     }
     let mut fixed = Times::default();
     for _ in 0..setting.rounds {

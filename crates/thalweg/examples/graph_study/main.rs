@@ -22,7 +22,6 @@ mod lengths;
 mod modes;
 mod options;
 mod page;
-mod progress;
 mod region;
 mod report;
 mod setting;
@@ -86,10 +85,8 @@ fn study(options: &Options) -> Result<Report> {
     }
     let mut sections = Vec::new();
     for (number, (name, part)) in PARTS.into_iter().enumerate() {
-        setting.progress.begin(name, number + 1, PARTS.len());
-        let section = part(&setting).map_err(|error| error.context(name));
-        setting.progress.end();
-        sections.push(section?);
+        eprintln!("[{}/{}] {name}", number + 1, PARTS.len());
+        sections.push(part(&setting).map_err(|error| error.context(name))?);
     }
     Ok(Report {
         device: setting.device.to_string(),

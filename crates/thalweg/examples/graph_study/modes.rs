@@ -1,6 +1,7 @@
 //! Five ways of doing a step whose parameters change, or do not.
 
 use thalweg::graph::UpdateCounts;
+use thalweg::progress::Progress;
 use thalweg::{CaptureOptions, Device, Graph, GraphPool, Result, Stream, Tensor};
 
 use super::report::{Chart, Figure, Row, Section, Unit};
@@ -144,6 +145,7 @@ fn run(setting: &Setting, name: &'static str, key: &'static str, changes: Change
     let mut way = Way { name, key, times: Times::default(), identical: 0, updates: None };
     let mut state = State::new(&setting.device)?;
     let mut expected: Vec<(usize, usize, Vec<u32>)> = Vec::new();
+    let mut progress = Progress::transient(name, (WARM_UP + setting.rounds) as u64);
     for round in 0..WARM_UP + setting.rounds {
         let (network, factor) = match changes {
             Changes::Nothing => (0, 0),
@@ -163,7 +165,7 @@ fn run(setting: &Setting, name: &'static str, key: &'static str, changes: Change
         let known = expected.iter().find(|known| (known.0, known.1) == (network, factor));
         let found = bits(state.output.as_ref().expect("a step leaves its output"))?;
         way.identical += usize::from(known.is_some_and(|known| known.2 == found));
-        setting.progress.show(round, WARM_UP + setting.rounds);
+        progress.advance(round as u64 + 1);
     }
     way.updates =
         state.graph.map(|graph| graph.update_counts()).filter(|counts| *counts != UpdateCounts::default());

@@ -6,8 +6,6 @@ use thalweg::module::{Forward, Transformer, TransformerOptions};
 use thalweg::random::Generator;
 use thalweg::{DType, Device, Result, Tensor};
 
-use super::progress::Progress;
-
 /// The sequences of a batch, and the tokens of each at most.
 pub const BATCH: usize = 4;
 pub const TOKENS: usize = 64;
@@ -26,7 +24,6 @@ pub struct Setting {
     pub networks: [Network; 2],
     /// Tokens, each (batch, tokens).
     pub inputs: Vec<Tensor>,
-    pub progress: Progress,
 }
 
 /// A transformer's forward pass.
@@ -46,7 +43,7 @@ impl Setting {
         let networks = [network(0)?, network(1)?];
         let mut generator = Generator::new(2);
         let inputs = (0..INPUTS).map(|_| tokens(TOKENS, &mut generator, &device)).collect::<Result<_>>()?;
-        Ok(Self { device, rounds, networks, inputs, progress: Progress::default() })
+        Ok(Self { device, rounds, networks, inputs })
     }
 
     /// The first network, which most parts work with.

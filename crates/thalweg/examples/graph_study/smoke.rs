@@ -1,5 +1,6 @@
 //! A region is captured once; every replay gives eager's bits for whatever its input holds by then.
 
+use thalweg::progress::Progress;
 use thalweg::{CaptureOptions, Graph, Result};
 
 use super::report::{Figure, Row, Section};
@@ -17,12 +18,13 @@ pub fn study(setting: &Setting) -> Result<Section> {
     let (graph, output) =
         Graph::capture(&setting.device, CaptureOptions::default(), || network.forward(&input))?;
     let mut identical = 0;
+    let mut progress = Progress::transient("replays", setting.rounds as u64);
     for round in 0..setting.rounds {
         let number = round % setting.inputs.len();
         input.copy_(&setting.inputs[number])?;
         graph.replay()?;
         identical += u64::from(bits(&output)? == expected[number]);
-        setting.progress.show(round, setting.rounds);
+        progress.advance(round as u64 + 1);
     }
     let description = graph.description()?;
     let count = |name: &str, value: usize| Figure::count(format!("smoke_{name}"), value as u64);

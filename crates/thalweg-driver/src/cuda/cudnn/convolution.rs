@@ -1,4 +1,6 @@
 //! A convolution, or one of its gradients, as one operation of cuDNN.
+//!
+//! This module and the one around it use each other: that keeps the plans of convolutions, which are made here with its handle.
 
 use std::sync::Arc;
 

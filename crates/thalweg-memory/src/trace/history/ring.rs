@@ -2,6 +2,8 @@
 //!
 //! Room is taken in pieces, so that a large limit costs nothing before it is needed and nothing is ever moved. When as many
 //! events are there as may be, each new one overwrites the oldest.
+//!
+//! This module and the one around it use each other: a ring is a part of a [`History`], and asks it for what is recorded.
 
 use thalweg_snapshot::Action;
 

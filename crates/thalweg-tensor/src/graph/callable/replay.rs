@@ -1,4 +1,6 @@
 //! Replays of graphed callables, in any order in which a program calls them.
+//!
+//! This module and the one around it use each other: a callable is replayed here.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 

@@ -3,8 +3,7 @@
 use std::cmp::Reverse;
 
 use thalweg_ir::{Layout, Shape};
-use thalweg_ops::structured::COPY;
-use thalweg_ops::{LoopOp, Space};
+use thalweg_ops::{DTypeRule, LoopOp, Space};
 
 use crate::tensor::Tensor;
 
@@ -13,7 +12,7 @@ use crate::tensor::Tensor;
 /// computed from a transposed tensor, or from one whose channels come last, lies as that does. `thalweg::copy` is what makes
 /// tensors row-major.
 pub(super) fn kept_layout(operator: &LoopOp, tensors: &[&Tensor], shape: &[usize]) -> Option<Layout> {
-    if operator.space != Space::Elementwise || operator.name == COPY.name || shape.len() < 2 {
+    if operator.space != Space::Elementwise || operator.rule == DTypeRule::Converted || shape.len() < 2 {
         return None;
     }
     let apart = |tensor: &&&Tensor| {

@@ -1,0 +1,193 @@
+//! The words of launches, held against the structures that the kernels read them by, in the CUDA code.
+
+use std::collections::BTreeMap;
+
+use thalweg_driver::DevicePointer;
+use thalweg_ir::DType;
+use thalweg_kernels::decompose::{Decompose, Method};
+use thalweg_kernels::embedding::EmbeddingBackward;
+use thalweg_kernels::extremum_columns::{self, ExtremumColumns};
+use thalweg_kernels::extremum_place::ExtremumPlace;
+use thalweg_kernels::gather::GatherRows;
+use thalweg_kernels::matmul::quantized::{Quantization, QuantizedMatmul};
+use thalweg_kernels::pool::{Pool, PoolPass};
+use thalweg_kernels::random::{Distribution, Draw, Operands};
+use thalweg_kernels::scan::{Scan, ScanOp};
+use thalweg_kernels::scatter::group::{self, GroupIndices};
+use thalweg_kernels::scatter::rows::ScatterRows;
+use thalweg_kernels::scatter::tile::ScatterTile;
+use thalweg_kernels::scatter::{Combine, ScatterReduce};
+use thalweg_kernels::search::Search;
+use thalweg_kernels::sort::{Select, Sort, Step, Work};
+use thalweg_kernels::special::{Function, Special};
+use thalweg_kernels::{NativeKernel, Placed};
+
+/// Addresses at multiples of 16, each another.
+fn at<const N: usize>() -> [DevicePointer; N] {
+    std::array::from_fn(|place| DevicePointer::new(0x1000 * (place as u64 + 1)))
+}
+
+/// The fields of a structure of words, with how many each has.
+fn fields(source: &str) -> Vec<(String, usize)> {
+    let inside = source.split_once("_arguments {").expect("the source has a structure").1;
+    let inside = inside.split_once("};").expect("it ends").0;
+    let field = |line: &str| {
+        let name = line.rsplit([' ', '*']).next().unwrap().to_owned();
+        let (name, count) = name.split_once('[').map_or((name.as_str(), "1"), |(name, count)| (name, count));
+        (name.to_owned(), count.trim_end_matches(']').parse().unwrap())
+    };
+    inside.split(';').map(str::trim).filter(|line| !line.is_empty()).map(field).collect()
+}
+
+/// Holds the words of a launch under the names of the structure against those that are given.
+#[track_caller]
+fn check(kernel: &dyn NativeKernel, expected: &[(&str, &[u64])]) {
+    let mut words = kernel.words().to_vec();
+    words.extend(kernel.tells().then_some(0));
+    let mut rest = words.as_slice();
+    let mut found: BTreeMap<String, Vec<u64>> = BTreeMap::new();
+    for (name, count) in fields(&kernel.source()) {
+        let (own, others) = rest.split_at(count);
+        rest = others;
+        found.insert(name, own.to_vec());
+    }
+    assert!(rest.is_empty(), "{}: {} words are in no field", kernel.name(), rest.len());
+    for (name, expected) in expected {
+        assert_eq!(found.get(*name).map(Vec::as_slice), Some(*expected), "{} of {}", name, kernel.name());
+    }
+}
+
+#[test]
+fn rows_are_read_as_they_are_written() {
+    let dtype = DType::F32;
+    let search = Search { rows: 3, length: 5, count: 7, right: true, dtype };
+    check(
+        &Placed { kernel: search, at: at::<3>() },
+        &[("places", &[0x3000]), ("rows", &[3]), ("length", &[5]), ("count", &[7]), ("right", &[1])],
+    );
+    let scan = Scan { op: ScanOp::Max, outer: 3, length: 16, inner: 1, reversed: true, dtype };
+    check(
+        &Placed { kernel: scan, at: at::<3>() },
+        &[
+            ("result", &[0x3000]),
+            ("outer", &[3]),
+            ("length", &[16]),
+            ("reversed", &[1]),
+            ("op", &[3]),
+            ("warps", &[1]),
+            ("vectors", &[1]),
+        ],
+    );
+    let place = ExtremumPlace { rows: 3, length: 5, smallest: true, dtype };
+    check(
+        &Placed { kernel: place, at: at::<2>() },
+        &[("places", &[0x2000]), ("length", &[5]), ("smallest", &[1])],
+    );
+    let phase = extremum_columns::Phase::Places;
+    let columns = ExtremumColumns { sizes: [2, 1 << 20, 64], smallest: true, dtype, phase };
+    check(
+        &Placed { kernel: columns, at: at::<2>() },
+        &[("to", &[0x2000]), ("outer", &[2]), ("inner", &[64]), ("smallest", &[1]), ("phase", &[1])],
+    );
+    let sort = Sort { outer: 2, length: 9000, inner: 3, descending: true, dtype };
+    check(
+        &Placed { kernel: Select { sort, count: 7 }, at: at::<3>() },
+        &[("places", &[0x3000]), ("outer", &[2]), ("inner", &[3]), ("flags", &[1]), ("count", &[7])],
+    );
+    check(
+        &Placed { kernel: Step { sort, work: Work::Count(2) }, at: at::<4>() },
+        &[
+            ("values", &[0x2000]),
+            ("length", &[9000]),
+            ("flags", &[1]),
+            ("digit", &[2]),
+            ("work", &[1]),
+            ("tiles", &[3]),
+        ],
+    );
+}
+
+#[test]
+fn indices_are_read_as_they_are_written() {
+    let (sizes, dtype, combine) = ([2, 3, 5, 7], DType::F32, Combine::Max);
+    let (index_strides, source_strides) = ([11, 12, 13], [14, 15, 16]);
+    let strides: [(&str, &[u64]); 3] =
+        [("source_strides", &[14, 15, 16]), ("combine", &[3]), ("inner", &[7])];
+    let kernel = ScatterReduce { sizes, index_strides, source_strides, dtype, combine };
+    check(&Placed { kernel, at: at::<3>() }, &[&strides[..], &[("index_strides", &[11, 12, 13])]].concat());
+    let kernel = ScatterTile { sizes, index_strides, source_strides, dtype, combine, from_zeros: true };
+    let tile: [(&str, &[u64]); 3] = [("from_zeros", &[1]), ("columns", &[7]), ("places", &[3])];
+    check(&Placed { kernel, at: at::<4>() }, &[&strides[..], &tile].concat());
+    let kernel = ScatterRows { sizes, index_stride: 11, source_strides, dtype, combine };
+    check(&Placed { kernel, at: at::<5>() }, &[&strides[..], &[("index_stride", &[11])]].concat());
+    let group = GroupIndices { count: 3, rows: 5, stride: 7, phase: group::Phase::Place };
+    check(
+        &Placed { kernel: group, at: at::<3>() },
+        &[("groups", &[0x3000]), ("stride", &[7]), ("phase", &[4])],
+    );
+    let gather = GatherRows { sizes: [2, 3, 5, 16], index_stride: 7, fill: 9 };
+    check(
+        &Placed { kernel: gather, at: at::<3>() },
+        &[("row_bytes", &[16]), ("index_stride", &[7]), ("fill", &[9])],
+    );
+    let embedding = EmbeddingBackward { indices: 3, embeddings: 5, features: 7, padding: -1, dtype };
+    check(
+        &Placed { kernel: embedding, at: at::<3>() },
+        &[("result", &[0x3000]), ("count", &[3]), ("features", &[7]), ("padding", &[u64::MAX])],
+    );
+}
+
+#[test]
+fn other_sizes_are_read_as_they_are_written() {
+    let dtype = DType::F32;
+    let pool = Pool {
+        pass: PoolPass::Greatest,
+        planes: 2,
+        extents: [1, 8, 9],
+        windows: [1, 4, 5],
+        kernel: [1, 2, 3],
+        stride: [1, 2, 2],
+        padding: [0, 1, 1],
+        dilation: [1, 1, 2],
+        counts_padding: true,
+        divisor: -3,
+        dtype,
+    };
+    check(
+        &Placed { kernel: pool, at: at::<3>() },
+        &[
+            ("windows", &[1, 4, 5]),
+            ("dilation", &[1, 1, 2]),
+            ("counts_padding", &[1]),
+            ("divisor", &[(-3_i64).cast_unsigned()]),
+            ("pass", &[2]),
+        ],
+    );
+    let [seed, offset, source, result, mask] = at();
+    let draw =
+        Draw { distribution: Distribution::Normal, elements: 64, threads: 32, numbers: [1.0, 2.0], dtype };
+    check(
+        &Placed { kernel: draw, at: Operands { seed, offset, source, result, mask } },
+        &[
+            ("mask", &[0x5000]),
+            ("threads", &[32]),
+            ("second", &[2.0_f64.to_bits()]),
+            ("distribution", &[1]),
+            ("vector", &[1]),
+        ],
+    );
+    let special = Special { function: Function::Zeta, elements: 9, dtype };
+    check(&Placed { kernel: special, at: at::<3>() }, &[("elements", &[9]), ("function", &[2])]);
+    let decompose =
+        Decompose { method: Method::Reflectors, batch: 2, rows: 5, columns: 4, width: 3, flags: 6 };
+    check(
+        &Placed { kernel: decompose, at: at::<3>() },
+        &[("columns", &[4]), ("width", &[3]), ("flags", &[6]), ("method", &[5])],
+    );
+    let quantized =
+        QuantizedMatmul { sizes: [3, 5, 128], quantization: Quantization::Int4 { group: 64 }, dtype };
+    check(
+        &Placed { kernel: quantized, at: at::<4>() },
+        &[("result", &[0x4000]), ("n", &[5]), ("k", &[128]), ("group", &[64])],
+    );
+}
