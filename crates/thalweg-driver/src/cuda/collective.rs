@@ -5,8 +5,10 @@ use std::time::Duration;
 
 use super::handles::{Entry, lock};
 use super::nccl::{Communicator, Ended, Nccl, RawCommunicator, RawId, data_type};
+use super::nccl_version::Feature;
 use super::objects::Stream;
 use super::state::CudaDriver;
+use super::sys;
 use crate::collective::{Collective, CommunicatorId, CommunicatorInfo};
 use crate::{Code, CommunicatorHandle, Error, Result};
 
@@ -188,12 +190,30 @@ impl CudaDriver {
         Ok(members)
     }
 
+    /// Checks that the library has all that a group needs.
+    fn check_version(&self, nccl: &Nccl, group: &[Collective], members: &Members<'_>) -> Result<()> {
+        let call = "ncclGroupStart";
+        for part in group {
+            nccl.version.allows(part, call)?;
+            if nccl.version.has(Feature::Capture) {
+                continue;
+            }
+            let (rank, stream) = members.of(part);
+            self.enter(rank.info.device)?;
+            if self.capture_status(stream, call)? != sys::CAPTURE_NONE {
+                nccl.version.require(Feature::Capture, call, &part.label)?;
+            }
+        }
+        Ok(())
+    }
+
     pub(super) fn collectives_async(&self, group: &[Collective]) -> Result<()> {
         if group.is_empty() {
             return Ok(());
         }
         let members = self.members(group)?;
         let nccl = self.nccl()?;
+        self.check_version(nccl, group, &members)?;
         for (_, rank) in &members.ranks {
             self.submit(rank.info.device)?;
         }

@@ -42,6 +42,7 @@ mod library;
 mod memory;
 mod module;
 mod nccl;
+mod nccl_version;
 mod nvml;
 mod nvrtc;
 mod objects;

@@ -10,6 +10,8 @@
 //!
 //! An abort alone does not wait for that lock without a limit: what holds it may be blocked until the abort.
 //!
+//! The version is asked once, and what a version lacks is refused by name (`nccl_version`).
+//!
 //! What goes wrong between devices later (parts that differ, a rank that never comes) NCCL does not say: its kernels wait.
 
 use std::ffi::{CStr, c_char, c_int};
@@ -17,6 +19,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, OnceLock, TryLockError};
 use std::time::{Duration, Instant};
 
+use super::nccl_version::Version;
 use super::search::{Library, OpenLibrary, SearchEnvironment};
 use super::sys::RawStream;
 use super::table::{CallStatus, entry_points, function_at, text_at};
@@ -40,6 +43,7 @@ entry_points! {
     NcclTable {
         init_all = "ncclCommInitAll" @ 0 c"ncclCommInitAll"
             (communicators: *mut RawCommunicator, count: c_int, devices: *const c_int);
+        get_version = "ncclGetVersion" @ 0 c"ncclGetVersion" (version: *mut c_int);
         unique_id = "ncclGetUniqueId" @ 0 c"ncclGetUniqueId" (id: *mut RawId);
         init_rank = "ncclCommInitRank" @ 0 c"ncclCommInitRank"
             (communicator: *mut RawCommunicator, ranks: c_int, id: RawId, rank: c_int);
@@ -76,6 +80,7 @@ pub(super) struct Nccl {
     pub(super) table: NcclTable,
     pub(super) error_string: Option<ErrorString>,
     pub(super) last_error: Option<LastError>,
+    pub(super) version: Version,
 }
 
 /// A rank.
@@ -168,13 +173,20 @@ impl Nccl {
         let symbol = |name: &CStr| library.symbol(name);
         // SAFETY: the signatures are those that `nccl.h` declares for these symbols in version 2 (its pointers to device
         // memory are numbers here, its enumerations unsigned numbers); an `OpenLibrary` is never unloaded.
-        unsafe {
-            Ok(Self {
+        let mut loaded = unsafe {
+            Self {
                 table: NcclTable::resolve(|entry| symbol(entry.symbol)),
                 error_string: function_at(symbol(c"ncclGetErrorString")),
                 last_error: function_at(symbol(c"ncclGetLastError")),
-            })
-        }
+                version: Version::of_code(0),
+            }
+        };
+        let mut code: c_int = 0;
+        // SAFETY: there is room for a number; the call needs no device.
+        let outcome = unsafe { loaded.table.get_version(&raw mut code) };
+        loaded.check(outcome, || "its version".to_owned())?;
+        loaded.version = Version::of_code(code.unsigned_abs());
+        Ok(loaded)
     }
 
     pub(super) fn check(&self, outcome: CallStatus, detail: impl FnOnce() -> String) -> Result<()> {

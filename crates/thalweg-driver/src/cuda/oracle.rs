@@ -248,6 +248,7 @@ fn arguments_of_the_libraries() {
     let theirs = generated! {
         nccl:
             ncclCommInitAll(_, _, _);
+            ncclGetVersion(_);
             ncclGetUniqueId(_);
             ncclCommInitRank(_, _, _, _);
             ncclCommAbort(_);
