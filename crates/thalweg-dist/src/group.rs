@@ -398,7 +398,13 @@ impl ProcessGroup {
             let progress = progress.map(|value| String::from_utf8_lossy(&value).into_owned());
             let (made, last) = match progress.as_deref().and_then(|text| text.split_once(' ')) {
                 Some((made, last)) => (made.parse().unwrap_or(0), last),
-                None => (0, "none"),
+                None if self.0.store.is_in_process() => (0, "none"),
+                // Between processes a watchdog says it, when it looks.
+                None => {
+                    text +=
+                        &format!("Rank {rank} has not said how far it came, so its process may have ended. ");
+                    continue;
+                }
             };
             if made < sequence {
                 text += &format!("Rank {rank} has made {made} of {sequence} calls; its last is {last}. ");

@@ -318,7 +318,7 @@ impl NativeKernel for Placed<FewRows, PerOperand> {
         let Matmul { m, n, .. } = self.kernel.product;
         let lines = self.kernel.lines() * (8 / self.kernel.split());
         let blocks = n.div_ceil(lines).min(MOST_BLOCKS);
-        (m > 0 && n > 0).then(|| LaunchShape { grid: [blocks as u32, 1, 1], block: [256, 1, 1] })
+        (m > 0 && n > 0).then_some(LaunchShape { grid: [blocks as u32, 1, 1], block: [256, 1, 1] })
     }
 
     fn mode(&self) -> LaunchMode {

@@ -259,3 +259,22 @@ fn profile_writes_the_timeline_of_a_training_step() {
         .collect();
     assert_eq!(table.lines().count(), operators.len() + 2, "{table}");
 }
+
+#[test]
+fn faults_names_the_rank_that_stalls() {
+    let Some(program) = example("faults") else { return };
+    let run = |arguments: &[&str]| {
+        let output = Command::new(&program).args(arguments).output().expect("the example starts");
+        (
+            output.status.success(),
+            String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned(),
+        )
+    };
+    // By itself it has no launcher's variables and takes simulated devices.
+    let (is_success, text) = run(&["--fault", "none"]);
+    assert!(is_success && text.contains("all ranks: 400 steps"), "{text}");
+    let (_, text) = run(&["--fault", "stall", "--timeout", "1"]);
+    assert!(text.contains("rank 2 stalls") && text.contains("rank 2: is missing"), "{text}");
+    let (is_success, text) = run(&["--fault", "kill"]);
+    assert!(!is_success && text.contains("process per rank"), "{text}");
+}
