@@ -6,6 +6,9 @@
 //!
 //! Buckets hold parameters in the order in which their gradients came in the first pass, as rank 0 saw it; before, all that
 //! have a dtype are one bucket. With `find_unused_parameters` they hold them in reversed order from the first pass on.
+//!
+//! This module is a hub: `reducer` and `join` use its options and its broadcast, and each other: uneven inputs answer for the reducer's
+//! buckets, and the reducer asks whether ranks have joined.
 
 mod buckets;
 mod join;

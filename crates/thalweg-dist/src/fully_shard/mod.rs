@@ -21,6 +21,9 @@
 //! - Outside a forward pass the module's fields hold the shards.
 //! - All ranks run the same units in the same order, so their collectives meet.
 //! - Gradients of all units are there when the backward pass is over.
+//!
+//! This module is a hub: `unit`, `checkpoint`, `full` and `offload` use its options and its module. `unit` and `context` use each other: a
+//! unit asks for the next ones, and the context keeps what it notes.
 
 mod checkpoint;
 mod context;

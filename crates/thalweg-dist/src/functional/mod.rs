@@ -14,6 +14,8 @@
 //!
 //! As in PyTorch these are the gradients of the sum of all ranks' results: of a loss that every rank computes from the same numbers, `n` ranks give `n` times
 //! its gradient. [`redistribute`](crate::tensor_parallel::redistribute) has the gradients of one loss that all ranks compute together.
+//!
+//! This module, `operators` and `gradients` use each other: a gradient of a collective is a collective, which is recorded likewise.
 
 mod gradients;
 mod operators;

@@ -26,15 +26,15 @@ struct NAME_arguments {
 #define GROUP 4
 #define PACE 150
 
-static __device__ __forceinline__ f32 low(const u32 x) {
+[[maybe_unused]] static __device__ __forceinline__ f32 low(const u32 x) {
     return LOAD(ELEMENT{u16(x)});
 }
 
-static __device__ __forceinline__ f32 high(const u32 x) {
+[[maybe_unused]] static __device__ __forceinline__ f32 high(const u32 x) {
     return LOAD(ELEMENT{u16(x >> 16)});
 }
 
-static __device__ __forceinline__ u32 pair_of(const f32 a, const f32 b) {
+[[maybe_unused]] static __device__ __forceinline__ u32 pair_of(const f32 a, const f32 b) {
     u32 y;
     asm("cvt.rn.MMAx2.f32 %0, %2, %1;" : "=r"(y) : "f"(a), "f"(b));
     return y;
@@ -672,5 +672,7 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32, 1) NAME(const __grid_
 }
 #else
 // The host launches nothing here.
-extern "C" __global__ void NAME(const __grid_constant__ NAME_arguments x) {}
+extern "C" __global__ void NAME(const __grid_constant__ NAME_arguments x) {
+    launch_dependents();
+}
 #endif

@@ -6,7 +6,7 @@
 //!
 //! A block stays on its multiprocessor for all layers. It has some rows of each of the four matrices; a warp of its own brings them into shared memory
 //! (`cp.async.bulk`) while the layer before is computed, and products read them there (`mma`, eight rows at a time). A result that other blocks need is
-//! written as 32 bits beside a tag, the number of the layer, in one store of 8 bytes, so that whoever finds the tag has the value, and no fence
+//! written as 32 bits beside a tag, the number of the layer, in one store of 8 bytes, so that a thread that finds the tag has the value, and no fence
 //! is needed. A place is written again a layer later, when all blocks have read it, since each of them has since added its share to a row
 //! which the writer has waited for; that is why every block has a row of every matrix ([`DecoderLayers::blocks_for`]).
 //!

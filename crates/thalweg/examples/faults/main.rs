@@ -31,7 +31,7 @@ usage: faults [--fault kill|stall|late|none] [--timeout SECONDS]
 const STEPS: usize = 400;
 const FAULT_AT: usize = 200;
 
-/// What the last rank does.
+/// The behaviour of the last rank.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Fault {
     None,

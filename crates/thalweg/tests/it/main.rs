@@ -274,7 +274,7 @@ fn faults_names_the_rank_that_stalls() {
     let (is_success, text) = run(&["--fault", "none"]);
     assert!(is_success && text.contains("all ranks: 400 steps"), "{text}");
     let (_, text) = run(&["--fault", "stall", "--timeout", "1"]);
-    assert!(text.contains("rank 2 stalls") && text.contains("rank 2: is missing"), "{text}");
+    assert!(text.contains("rank 2 stalls") && text.contains("for rank 2, which has been given up"), "{text}");
     let (is_success, text) = run(&["--fault", "kill"]);
     assert!(!is_success && text.contains("process per rank"), "{text}");
 }
