@@ -211,6 +211,23 @@ impl OneQuery {
         }
     }
 
+    /// Stores a new key and a new value at the position into keys and values, and [runs](Self::run) over the keys up to there.
+    pub(crate) fn run_appending<T: Element>(
+        &self,
+        query: &[T],
+        new: [&[T]; 2],
+        position: i64,
+        [keys, values]: [&mut [T]; 2],
+        mask: &[u8],
+        result: &mut [T],
+    ) {
+        let [key_steps, value_steps] = self.append.unwrap_or_default();
+        self.store(keys, &self.key, new[0], &key_steps, position);
+        self.store(values, &self.value, new[1], &value_steps, position);
+        let seen = Self { keys: self.keys_up_to(position), ..*self };
+        seen.run(query, [keys, values], mask, result);
+    }
+
     /// Returns how many keys count where a position ends them.
     fn keys_up_to(&self, position: i64) -> u64 {
         u64::try_from(position.saturating_add(1)).unwrap_or(0).min(self.keys)
@@ -443,10 +460,10 @@ fn run_typed<T: Element>(launch: &HostLaunch<'_>, sizes: &OneQuery, at: [u64; 8]
     let query = read(query, spans[0])?;
     let mask: &[u8] = if spans[3] == 0 { &[] } else { launch.read(mask, spans[3])? };
     let result = launch.write::<T>(result, spans[4])?;
-    let Some([key_steps, value_steps]) = &sizes.append else {
+    if sizes.append.is_none() {
         sizes.run(query, [read(key, spans[1])?, read(value, spans[2])?], mask, result);
         return Ok(());
-    };
+    }
     if spans[1] == 0 {
         sizes.run(query, [&[], &[]], mask, result);
         return Ok(());
@@ -455,10 +472,7 @@ fn run_typed<T: Element>(launch: &HostLaunch<'_>, sizes: &OneQuery, at: [u64; 8]
     let (new_key, new_value) = (read(new_key, key_span)?, read(new_value, value_span)?);
     let position = launch.read::<i64>(position, 1)?[0];
     let (keys, values) = (launch.write::<T>(key, spans[1])?, launch.write::<T>(value, spans[2])?);
-    sizes.store(keys, &sizes.key, new_key, key_steps, position);
-    sizes.store(values, &sizes.value, new_value, value_steps, position);
-    let seen = OneQuery { keys: sizes.keys_up_to(position), ..*sizes };
-    seen.run(query, [keys, values], mask, result);
+    sizes.run_appending(query, [new_key, new_value], position, [keys, values], mask, result);
     Ok(())
 }
 

@@ -14,14 +14,10 @@ struct NAME_arguments {
     u64 sizes;
 };
 
-#define THREADS 384
-#define WARPS 12
-// Blocks that share the keys of a head, and the keys from which on there is another.
-#define PARTS 4
+#define WARPS (THREADS / 32)
+// The keys of a head from which on another block shares them, and the keys of a team in a slot.
 #define LEAST_KEYS 48
-// Keys of a team in a slot, and slots.
 #define TILES 1
-#define SLOTS 3
 // Pieces of weights that a block asks for at once, and the fewest cycles for each.
 #define GROUP 4
 #define PACE 150

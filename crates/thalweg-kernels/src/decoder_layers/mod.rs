@@ -24,7 +24,8 @@ use thalweg_ir::DType;
 use thalweg_ir::cuda::{FloatNames, LaunchShape, with_prelude};
 use thalweg_ir::host::Fault;
 
-use crate::arguments;
+use crate::arguments::{self, Argument, arguments};
+use crate::one_query::{OneQuery, Steps};
 use crate::{Accesses, NativeKernel, Words};
 
 /// The dtypes that there are kernels for.
@@ -43,8 +44,8 @@ const BRINGING: u64 = 32;
 /// Pieces that the keys of a head are shared out in, at most.
 const PARTS: u64 = 4;
 
-/// Keys and values in shared memory: three slots.
-const TILE_BYTES: u64 = 3 * 2 * THREADS * 16;
+/// Slots in shared memory, each for keys and values of 16 bytes a thread.
+const SLOTS: u64 = 3;
 
 /// Words in front of the layers' addresses.
 const HEAD_WORDS: usize = 8;
@@ -85,21 +86,7 @@ pub struct LayerAddresses {
     pub caches: [DevicePointer; 2],
 }
 
-impl LayerAddresses {
-    fn words(&self) -> [u64; LAYER_WORDS] {
-        let [a, b] = self.norms;
-        let [c, d, e, f] = self.products;
-        let all = [a, b, c, d, e, f, self.caches].into_iter().flatten();
-        let mut words = [0; LAYER_WORDS];
-        words.iter_mut().zip(all).for_each(|(word, at)| *word = at.address());
-        words
-    }
-
-    fn of(words: &[u64]) -> Self {
-        let pair = |at: usize| [DevicePointer::new(words[2 * at]), DevicePointer::new(words[2 * at + 1])];
-        Self { norms: [pair(0), pair(1)], products: [pair(2), pair(3), pair(4), pair(5)], caches: pair(6) }
-    }
-}
+arguments! { LayerAddresses { norms, products, caches } }
 
 impl DecoderLayers {
     /// Rows and terms of the four products.
@@ -157,7 +144,7 @@ impl DecoderLayers {
             + 8 * features
             + 8 * most_rows;
         let layers = (MOST_LAYERS * LAYER_WORDS * 8) as u64;
-        products.iter().map(weights).sum::<u64>() + TILE_BYTES + rows + layers + 1024
+        products.iter().map(weights).sum::<u64>() + SLOTS * 2 * THREADS * 16 + rows + layers + 1024
     }
 
     /// Returns how many bytes the blocks hand results over in. They are zero before the launch.
@@ -165,6 +152,32 @@ impl DecoderLayers {
     pub fn exchange_bytes(&self) -> u64 {
         let partial = 2 * (self.features / self.heads) + 4;
         4 * (7 * self.features + self.heads * PARTS * partial + self.hidden)
+    }
+
+    /// Returns the factor of the scores, 1/√features of a head, by its bits.
+    fn scale_bits(&self) -> u32 {
+        (1.0 / ((self.features / self.heads) as f32).sqrt()).to_bits()
+    }
+
+    /// Returns the attention of a layer: of the projection's query, whose key and value come into the caches.
+    fn attention(&self) -> OneQuery {
+        let width = self.features / self.heads;
+        let projected = Steps { batch: 0, head: width, key: 0 };
+        let cached = Steps { batch: 0, head: self.context * width, key: width };
+        OneQuery {
+            batch: 1,
+            heads: self.heads,
+            kv_heads: self.heads,
+            keys: self.context,
+            features: width,
+            scale_bits: self.scale_bits(),
+            dtype: self.dtype,
+            query: projected,
+            key: cached,
+            value: cached,
+            mask: None,
+            append: Some([projected; 2]),
+        }
     }
 
     /// Elements of a cache.
@@ -184,7 +197,7 @@ impl DecoderLayers {
         let shared = Self::shared_bytes(features, hidden, heads, blocks);
         let sizes = format!(
             "#define FEATURES {features}\n#define HIDDEN {hidden}\n#define HEADS {heads}\n#define WIDTH {}\n#define BLOCKS {blocks}\n\
-             #define LAYERS {MOST_LAYERS}\n#define SHARED_BYTES {shared}\n",
+             #define LAYERS {MOST_LAYERS}\n#define SHARED_BYTES {shared}\n#define THREADS {THREADS}\n#define PARTS {PARTS}\n#define SLOTS {SLOTS}\n",
             features / heads
         );
         let code = include_str!("kernel.cu")
@@ -248,7 +261,8 @@ impl DecoderLaunch {
             dtype: arguments::dtype_of(packed >> 48 & 0xff)?,
             blocks: 1,
         };
-        let layers = addresses.chunks(LAYER_WORDS).take(count).map(LayerAddresses::of).collect();
+        let mut addresses = addresses.iter();
+        let layers = (0..count).map(|_| LayerAddresses::read(&mut addresses)).collect::<Option<_>>()?;
         Some((sizes, [x, result, position, exchange].map(DevicePointer::new), layers))
     }
 }
@@ -277,11 +291,11 @@ impl NativeKernel for DecoderLaunch {
         if self.layers.is_empty() || self.layers.len() > MOST_LAYERS || context == 0 || context >= 1 << 31 {
             return fault("a launch has 1 to 32 layers, and a cache 1 to 2³¹ - 1 keys");
         }
-        let addresses = self.layers.iter().flat_map(LayerAddresses::words);
-        let all = self.at.iter().map(|at| at.address()).chain(addresses);
         // The position is one number.
-        let position = self.at[2].address();
-        match all.filter(|&at| at != position).all(|at| at.is_multiple_of(16)) {
+        let [x, result, _, exchange] = self.at;
+        let mut all: Words = [x, result, exchange].iter().map(|at| at.address()).collect();
+        self.layers.iter().for_each(|layer| layer.write(&mut all));
+        match all.iter().all(|at| at.is_multiple_of(16)) {
             true => Ok(()),
             false => fault("rows, weights and caches lie on multiples of 16 bytes"),
         }
@@ -303,10 +317,9 @@ impl NativeKernel for DecoderLaunch {
 
     fn words(&self) -> Words {
         let DecoderLayers { layers, features, hidden, heads, context, eps_bits, dtype, .. } = self.sizes;
-        let scale = 1.0 / ((features / heads) as f32).sqrt();
         let mut words: Words = self.at.iter().map(|at| at.address()).collect();
-        words.extend([layers, context, u64::from(scale.to_bits()), u64::from(eps_bits)]);
-        words.extend(self.layers.iter().flat_map(LayerAddresses::words));
+        words.extend([layers, context, u64::from(self.sizes.scale_bits()), u64::from(eps_bits)]);
+        self.layers.iter().for_each(|layer| layer.write(&mut words));
         words.resize(HEAD_WORDS + MOST_LAYERS * LAYER_WORDS, 0);
         // The kernel knows these by its source.
         words.push(features | hidden << 16 | heads << 32 | arguments::number_of(dtype) << 48);
@@ -377,7 +390,8 @@ mod tests {
             blocks: 1,
         };
         let of = |word: u64| {
-            LayerAddresses::of(&std::array::from_fn::<u64, LAYER_WORDS, _>(|at| 16 * (word + at as u64)))
+            let words: [u64; LAYER_WORDS] = std::array::from_fn(|at| 16 * (word + at as u64));
+            LayerAddresses::read(&mut words.iter()).unwrap()
         };
         let at = [16, 32, 8, 64].map(DevicePointer::new);
         let launch = DecoderLaunch::new(sizes, at, vec![of(100), of(200)]);

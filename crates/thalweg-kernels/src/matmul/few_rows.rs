@@ -233,7 +233,11 @@ impl FewRows {
     }
 
     /// Returns a row of A under the layer norm, by its formula in f64.
-    fn normalized<T: Element>(row: &[T], [weight, bias]: [&[T]; 2], eps: f32) -> Vec<T> {
+    pub(crate) fn normalized<X: Element, T: Element>(
+        row: &[X],
+        [weight, bias]: [&[T]; 2],
+        eps: f32,
+    ) -> Vec<T> {
         let count = row.len() as f64;
         let mean = row.iter().map(|x| x.to_f64()).sum::<f64>() / count;
         let variance = row.iter().map(|x| (x.to_f64() - mean).powi(2)).sum::<f64>() / count;
@@ -271,7 +275,7 @@ impl FewRows {
 }
 
 /// Returns GELU by its tanh: 0.5 · x · (1 + tanh(√(2/π) · (x + 0.044715 · x³))).
-fn gelu(x: f32) -> f32 {
+pub(crate) fn gelu(x: f32) -> f32 {
     let inner =
         std::f32::consts::FRAC_2_SQRT_PI * std::f32::consts::FRAC_1_SQRT_2 * (x + 0.044_715 * x * x * x);
     0.5 * x * (1.0 + inner.tanh())
