@@ -108,6 +108,9 @@ pub trait OptimizerOptions:
     /// Returns the options by PyTorch's names, as a state dictionary has them (of a pair there, `betas.0` and `betas.1`); a flag is 1 or 0.
     fn named(&self) -> Vec<(&'static str, f64)>;
 
+    /// Sets the learning rate.
+    fn set_learning_rate(&mut self, value: f64);
+
     /// Sets the option of such a name; of a flag, whether the value is not 0. Returns whether there is one.
     fn set(&mut self, option: &str, value: f64) -> bool;
 

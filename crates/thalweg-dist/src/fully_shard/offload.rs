@@ -122,7 +122,7 @@ impl<O: OptimizerOptions> OffloadedOptimizer<O> {
     pub fn set_learning_rate(&self, learning_rate: f64) -> Result<()> {
         at_line(Location::caller(), || {
             let mut options = self.options();
-            options.set("lr", learning_rate);
+            options.set_learning_rate(learning_rate);
             options.check().map_err(Error::invalid)?;
             *self.options.lock().unwrap_or_else(PoisonError::into_inner) = options;
             Ok(())

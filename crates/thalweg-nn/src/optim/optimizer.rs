@@ -39,7 +39,7 @@ impl<O: OptimizerOptions> ParamGroup<O> {
     /// Returns the options, with the learning rate that was set last on the host.
     pub fn options(&self) -> O {
         let mut options = self.options;
-        options.set("lr", self.learning_rate());
+        options.set_learning_rate(self.learning_rate());
         options
     }
 

@@ -129,6 +129,10 @@ macro_rules! optimizers {
                     }
                 }
 
+                fn set_learning_rate(&mut self, value: f64) {
+                    self.learning_rate = value;
+                }
+
                 fn set(&mut self, option: &str, value: f64) -> bool {
                     match option {
                         "lr" => self.learning_rate = value,

@@ -7,7 +7,7 @@
 //! ```
 //!
 //! All ranks reduce the same tensor again and again; the last one fails in the middle. `kill` ends its process without a word, `stall` has it do
-//! nothing any more, `late` has it come only when the others have given up. A rank that was told prints the error with the
+//! nothing any more, `late` has it come after twice the timeout. A rank that was told prints the error with the
 //! seconds that it waited for it, and its process fails.
 
 #[path = "../common/arguments.rs"]
