@@ -82,6 +82,14 @@ pub trait Driver: Send + Sync + fmt::Debug {
         self.inner().and_then(Driver::instrument)
     }
 
+    /// Returns what traces the work of devices by their own clocks. It is the process's, and any library's work is in it.
+    ///
+    /// # Errors
+    /// [`NotSupported`](crate::Code::NotSupported) where there is none, as on the simulated GPU; [`LibraryMissing`](crate::Code::LibraryMissing).
+    fn activity_tracer(&self) -> Result<&dyn crate::ActivityTracer> {
+        forwarded(self.inner(), "activity_tracer")?.activity_tracer()
+    }
+
     /// Returns whether the driver, or a sanitizer around it, reads the ranges that a launch says it touches. Where none does, launches
     /// may leave them out.
     fn reads_accesses(&self) -> bool {

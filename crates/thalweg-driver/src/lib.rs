@@ -3,6 +3,7 @@
 //! - [`driver`] is the contract: devices, streams, events, memory, modules and graphs, in CUDA's verbs with plain handles.
 //! - [`cuda`] speaks to NVIDIA's driver. Every library is loaded at run time, so the same binary starts on a machine
 //!   without CUDA and says what is missing.
+//! - [`activity`] is how a profiler learns what ran on a device, and when.
 //! - [`instrument`] is what the layers above tell a sanitizer around a driver, because no driver sees it.
 //!
 //! The simulated GPU, the sanitizer and the conformance suite are crates of their own (`thalweg-sim`, `thalweg-sanitizer`,
@@ -13,6 +14,7 @@
 //! - A driver never names a dtype, a tensor or a policy.
 //! - A missing library is an error that says where it was looked for, never a panic.
 
+pub mod activity;
 pub mod anonymous;
 mod attention;
 pub mod collective;
@@ -35,6 +37,7 @@ mod module;
 mod process;
 mod properties;
 
+pub use activity::{Activities, Activity, ActivityKind, ActivityTracer, KernelActivity};
 pub use attention::{AttentionCall, AttentionGradients, AttentionOperand, AttentionShape};
 pub use collective::{Collective, CollectiveOperation, CommunicatorId, CommunicatorInfo, Reduction};
 pub use command::{

@@ -1,40 +1,47 @@
 //! [`KeyAverages`]: sums per operator.
 
 use std::cmp::Reverse;
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::fmt;
 use std::str::FromStr;
 
-use crate::trace::Trace;
+use crate::trace::{Activity, Trace};
 
 /// The sums of an operator.
-#[derive(Clone, PartialEq, Debug)]
+#[derive(Clone, PartialEq, Debug, Default)]
 pub struct Average {
     /// The operator.
-    pub operator: &'static str,
-    /// How many commands it submitted.
+    pub operator: String,
+    /// How many times it was called; where no call of it was seen, how many commands it submitted; of kernels in graphs alone, how
+    /// many ran.
     pub count: u64,
-    /// Nanoseconds on the host, in calls of the driver.
+    /// Nanoseconds on the host, without those of operators that it called; where no call of it was seen, in calls of the driver.
+    pub self_host_nanoseconds: u64,
+    /// Nanoseconds on the host, those of operators that it called too.
     pub host_nanoseconds: u64,
     /// Nanoseconds on devices.
     pub device_nanoseconds: u64,
-    /// Bytes that the commands that ran declared.
+    /// Bytes that the commands that ran declared, where they are known: those of a graph's kernels are not.
     pub bytes: u64,
+    /// Nanoseconds on devices of what declared `bytes`.
+    pub bytes_nanoseconds: u64,
     /// Floating-point operations of the commands that ran, where they are known.
     pub flops: u64,
+    /// Nanoseconds on devices of what has `flops`.
+    pub flops_nanoseconds: u64,
 }
 
 impl Average {
     /// Returns the bytes per nanosecond of device time, which are GB/s; `None` where either is 0.
     pub fn bandwidth(&self) -> Option<f64> {
-        (self.bytes > 0 && self.device_nanoseconds > 0)
-            .then(|| self.bytes as f64 / self.device_nanoseconds as f64)
+        (self.bytes > 0 && self.bytes_nanoseconds > 0)
+            .then(|| self.bytes as f64 / self.bytes_nanoseconds as f64)
     }
 
     /// Returns 10⁹ floating-point operations per second of device time; `None` where either is 0.
     pub fn gflops(&self) -> Option<f64> {
-        (self.flops > 0 && self.device_nanoseconds > 0)
-            .then(|| self.flops as f64 / self.device_nanoseconds as f64)
+        (self.flops > 0 && self.flops_nanoseconds > 0)
+            .then(|| self.flops as f64 / self.flops_nanoseconds as f64)
     }
 }
 
@@ -44,31 +51,95 @@ pub struct KeyAverages(pub Vec<Average>);
 
 impl KeyAverages {
     pub(crate) fn of(trace: &Trace) -> Self {
-        let host: HashMap<u64, u64> =
-            trace.calls.iter().map(|call| (call.correlation, call.span.nanoseconds())).collect();
-        let mut rows: HashMap<&'static str, Average> = HashMap::new();
-        for command in &trace.commands {
-            let operator = command.operator;
-            let row = rows.entry(operator).or_insert(Average {
-                operator,
-                count: 0,
-                host_nanoseconds: 0,
-                device_nanoseconds: 0,
-                bytes: 0,
-                flops: 0,
-            });
-            row.count += 1;
-            row.host_nanoseconds += host.get(&command.correlation).copied().unwrap_or(0);
-            if let Some(span) = command.span {
-                row.device_nanoseconds += span.nanoseconds();
-                row.bytes = row.bytes.saturating_add(command.bytes);
-                row.flops = row.flops.saturating_add(command.flops);
-            }
-        }
-        let mut rows: Vec<Average> = rows.into_values().collect();
-        rows.sort_by_key(|row| (Reverse(row.device_nanoseconds), row.operator));
+        let mut rows = Rows::default();
+        rows.add_calls(trace);
+        rows.add_commands(trace);
+        rows.add_activities(trace);
+        let mut rows: Vec<Average> = rows.0.into_values().collect();
+        rows.sort_by(|a, b| {
+            (Reverse(a.device_nanoseconds), &a.operator).cmp(&(Reverse(b.device_nanoseconds), &b.operator))
+        });
         Self(rows)
     }
+}
+
+/// Sums that grow.
+#[derive(Default)]
+struct Rows(HashMap<String, Average>);
+
+impl Rows {
+    fn of(&mut self, operator: &str) -> &mut Average {
+        if !self.0.contains_key(operator) {
+            self.0
+                .insert(operator.to_owned(), Average { operator: operator.to_owned(), ..Average::default() });
+        }
+        self.0.get_mut(operator).expect("it is there by now")
+    }
+
+    /// Adds the calls of operators.
+    fn add_calls(&mut self, trace: &Trace) {
+        let mut within: HashMap<u64, u64> = HashMap::new();
+        for call in &trace.operators {
+            if let Some(parent) = call.parent {
+                *within.entry(parent).or_default() += call.span.nanoseconds();
+            }
+        }
+        for call in &trace.operators {
+            let row = self.of(call.name);
+            let nanoseconds = call.span.nanoseconds();
+            row.count += 1;
+            row.host_nanoseconds += nanoseconds;
+            row.self_host_nanoseconds +=
+                nanoseconds.saturating_sub(within.get(&call.id).copied().unwrap_or(0));
+        }
+    }
+
+    /// Adds the commands: those of no recorded operator count by themselves.
+    fn add_commands(&mut self, trace: &Trace) {
+        let operators = trace.operators_of_calls();
+        let host: HashMap<u64, u64> =
+            trace.calls.iter().map(|call| (call.correlation, call.span.nanoseconds())).collect();
+        for command in &trace.commands {
+            let operator = operators.get(&command.correlation).copied();
+            let row = self.of(operator.unwrap_or(command.operator));
+            if operator.is_none() {
+                let nanoseconds = host.get(&command.correlation).copied().unwrap_or(0);
+                row.count += 1;
+                row.host_nanoseconds += nanoseconds;
+                row.self_host_nanoseconds += nanoseconds;
+            }
+            if let Some(span) = command.span {
+                row.flops = row.flops.saturating_add(command.flops);
+                row.flops_nanoseconds += if command.flops > 0 { span.nanoseconds() } else { 0 };
+            }
+        }
+    }
+
+    fn add_activities(&mut self, trace: &Trace) {
+        let mut declared = BTreeSet::new();
+        for activity in &trace.activities {
+            let row = self.of(&activity.operator);
+            let nanoseconds = activity.span.nanoseconds();
+            row.device_nanoseconds += nanoseconds;
+            if is_by_itself(activity) {
+                row.count += 1;
+            }
+            if activity.bytes == 0 {
+                continue;
+            }
+            row.bytes_nanoseconds += nanoseconds;
+            // A call declares its bytes once for all of its activities.
+            let is_first = declared.insert((activity.correlation, activity.device));
+            if is_first || is_by_itself(activity) {
+                row.bytes = row.bytes.saturating_add(activity.bytes);
+            }
+        }
+    }
+}
+
+/// Returns whether an activity counts by itself: nobody called for it but a graph, or a library that is not recorded.
+fn is_by_itself(activity: &Activity) -> bool {
+    activity.graph_node.is_some() || activity.correlation.is_none()
 }
 
 /// The column that a table is sorted by, in descending order; names in [`FromStr`] are PyTorch's.
@@ -138,14 +209,15 @@ impl KeyAverages {
             SortBy::Bytes => row.bytes,
             SortBy::Flops => row.flops,
         };
-        rows.sort_by_key(|row| (Reverse(key(row)), row.operator));
+        rows.sort_by(|a, b| (Reverse(key(a)), &a.operator).cmp(&(Reverse(key(b)), &b.operator)));
         rows.truncate(row_limit);
-        let width = rows.iter().map(|row| row.operator.len()).max().unwrap_or(0).max("operator".len());
+        let width = rows.iter().map(|row| shown(&row.operator).chars().count()).max().unwrap_or(0);
+        let width = width.max("operator".len());
         let total: u64 = self.0.iter().map(|row| row.device_nanoseconds).sum();
         let rate = |rate: Option<f64>| rate.map_or_else(|| "-".to_owned(), |rate| format!("{rate:.1}"));
         let mut text = format!(
-            "{:width$} {:>8} {:>12} {:>12} {:>8} {:>9} {:>9}",
-            "operator", "calls", "host µs", "device µs", "device %", "GB/s", "GFLOP/s"
+            "{:width$} {:>8} {:>12} {:>12} {:>12} {:>8} {:>9} {:>9}",
+            "operator", "calls", "self host µs", "host µs", "device µs", "device %", "GB/s", "GFLOP/s"
         );
         if ceilings.is_some() {
             text += &format!(" {:>11} {:>11}", "% of copy", "% of matmul");
@@ -153,9 +225,10 @@ impl KeyAverages {
         text.push('\n');
         for row in rows {
             text += &format!(
-                "{:width$} {:>8} {:>12.3} {:>12.3} {:>8.1} {:>9} {:>9}",
-                row.operator,
+                "{:width$} {:>8} {:>12.3} {:>12.3} {:>12.3} {:>8.1} {:>9} {:>9}",
+                shown(&row.operator),
                 row.count,
+                row.self_host_nanoseconds as f64 / 1e3,
                 row.host_nanoseconds as f64 / 1e3,
                 row.device_nanoseconds as f64 / 1e3,
                 100.0 * row.device_nanoseconds as f64 / total.max(1) as f64,
@@ -171,6 +244,17 @@ impl KeyAverages {
             text.push('\n');
         }
         text
+    }
+}
+
+/// The longest name that a table shows: names of C++ have hundreds of letters.
+const LONGEST_NAME: usize = 60;
+
+/// Returns a name as a table shows it.
+fn shown(name: &str) -> String {
+    match name.char_indices().nth(LONGEST_NAME) {
+        None => name.to_owned(),
+        Some((end, _)) => format!("{}…", &name[..end]),
     }
 }
 

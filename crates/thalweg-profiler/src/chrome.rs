@@ -1,24 +1,26 @@
 //! Kineto's form of Chrome's trace format: times in microseconds, the process or the device as `pid`, the thread or the stream as `tid`,
 //! and an arrow (`ac2g`) from each call to what it made the device do.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use serde_json::{Value, json};
 use thalweg_driver::DeviceProperties;
 
-use crate::trace::{Annotation, Call, Command, Span, Trace};
+use crate::trace::{Activity, ActivityStream, Annotation, Call, Clock, Command, OperatorCall, Span, Trace};
 
-/// Numbers of streams, by device and the driver's number.
-type StreamNumbers = BTreeMap<(u32, u64), u64>;
+/// Numbers of streams per device.
+type StreamNumbers = BTreeMap<(u32, ActivityStream), u64>;
 
-/// Numbers the streams of each device from 1 on, in the order of their first commands: the driver's numbers have more bits than readers of
-/// the format keep.
+/// Numbers the streams of each device from 1 on, those of the program in the order of their first commands, then the others: the driver's
+/// numbers have more bits than readers of the format keep.
 fn stream_numbers(trace: &Trace) -> StreamNumbers {
     let mut numbers = StreamNumbers::new();
     let mut counts: BTreeMap<u32, u64> = BTreeMap::new();
-    for command in &trace.commands {
-        numbers.entry((command.device, command.stream)).or_insert_with(|| {
-            let count = counts.entry(command.device).or_default();
+    let commands = trace.commands.iter().map(|it| (it.device, ActivityStream::Program(it.stream)));
+    let activities = trace.activities.iter().map(|it| (it.device, it.stream));
+    for (device, stream) in commands.chain(activities) {
+        numbers.entry((device, stream)).or_insert_with(|| {
+            let count = counts.entry(device).or_default();
             *count += 1;
             *count
         });
@@ -28,12 +30,59 @@ fn stream_numbers(trace: &Trace) -> StreamNumbers {
 
 /// Returns the whole file.
 pub(crate) fn trace(trace: &Trace) -> Value {
+    let streams = stream_numbers(trace);
+    let mut events = names(trace, &streams);
+    let own = json!(std::process::id());
+    events.extend(trace.annotations.iter().map(|annotation| {
+        let Annotation { name, thread, span } = annotation;
+        complete("user_annotation", name, own.clone(), *thread, *span, json!({}))
+    }));
+    events.extend(device_annotations(trace, &streams));
+    events.extend(trace.operators.iter().map(|operator| {
+        let OperatorCall { name, id, thread, span, .. } = operator;
+        complete("cpu_op", name, own.clone(), *thread, *span, json!({"External id": id}))
+    }));
+    let mut commands: HashMap<u64, &Command> = HashMap::new();
+    for command in &trace.commands {
+        commands.entry(command.correlation).or_insert(command);
+    }
+    let mut calls: HashMap<u64, &Call> = HashMap::new();
+    for call in &trace.calls {
+        call_events(&mut events, call, commands.get(&call.correlation).copied());
+        calls.insert(call.correlation, call);
+    }
+    let devices: HashMap<u32, &DeviceProperties> = trace.devices.iter().map(|(id, it)| (*id, it)).collect();
+    for activity in &trace.activities {
+        let call = activity.correlation.and_then(|correlation| calls.get(&correlation).copied());
+        let properties = devices.get(&activity.device).copied();
+        activity_events(
+            &mut events,
+            activity,
+            call,
+            streams[&(activity.device, activity.stream)],
+            properties,
+        );
+    }
+    json!({
+        "schemaVersion": 1,
+        "deviceProperties": trace.devices.iter().map(|(id, properties)| device(*id, properties)).collect::<Vec<_>>(),
+        "displayTimeUnit": "ms",
+        "baseTimeNanoseconds": trace.base_nanoseconds,
+        "clock": match &trace.clock {
+            Clock::Device => "device".to_owned(),
+            Clock::Events { reason } => format!("events: {reason}"),
+        },
+        "traceEvents": events,
+        "traceName": "thalweg",
+    })
+}
+
+/// Returns the names of the process, its threads, the devices and their streams.
+fn names(trace: &Trace, streams: &StreamNumbers) -> Vec<Value> {
     let pid = std::process::id();
     let mut events = Vec::new();
-    let threads: BTreeSet<u64> = trace
-        .calls
-        .iter()
-        .map(|call| call.thread)
+    let threads: BTreeSet<u64> = (trace.calls.iter().map(|call| call.thread))
+        .chain(trace.operators.iter().map(|call| call.thread))
         .chain(trace.annotations.iter().map(|annotation| annotation.thread))
         .collect();
     events.push(metadata("process_name", json!(pid), 0, json!({"name": "thalweg"})));
@@ -41,39 +90,18 @@ pub(crate) fn trace(trace: &Trace) -> Value {
     for &thread in &threads {
         events.push(metadata("thread_name", json!(pid), thread, json!({"name": format!("thread {thread}")})));
     }
-    let streams = stream_numbers(trace);
     for (device, properties) in &trace.devices {
         events.push(metadata("process_name", json!(device), 0, json!({"name": properties.name})));
         events.push(metadata("process_labels", json!(device), 0, json!({"labels": format!("GPU {device}")})));
     }
-    for (&(device, _), &number) in &streams {
-        let name = json!({"name": format!("stream {number}")});
-        events.push(metadata("thread_name", json!(device), number, name));
+    for (&(device, stream), &number) in streams {
+        let name = match stream {
+            ActivityStream::Program(_) => format!("stream {number}"),
+            ActivityStream::Other(_) => format!("stream {number} (of a graph or a library)"),
+        };
+        events.push(metadata("thread_name", json!(device), number, json!({"name": name})));
     }
-    events.extend(trace.annotations.iter().map(|annotation| {
-        complete(
-            "user_annotation",
-            &annotation.name,
-            json!(pid),
-            annotation.thread,
-            annotation.span,
-            json!({}),
-        )
-    }));
-    events.extend(device_annotations(trace, &streams));
-    let by_correlation: BTreeMap<u64, &Command> =
-        trace.commands.iter().map(|command| (command.correlation, command)).collect();
-    for call in &trace.calls {
-        call_events(&mut events, &streams, call, by_correlation.get(&call.correlation).copied());
-    }
-    json!({
-        "schemaVersion": 1,
-        "deviceProperties": trace.devices.iter().map(|(id, properties)| device(*id, properties)).collect::<Vec<_>>(),
-        "displayTimeUnit": "ms",
-        "baseTimeNanoseconds": trace.base_nanoseconds,
-        "traceEvents": events,
-        "traceName": "thalweg",
-    })
+    events
 }
 
 fn device(id: u32, properties: &DeviceProperties) -> Value {
@@ -87,63 +115,106 @@ fn device(id: u32, properties: &DeviceProperties) -> Value {
     })
 }
 
-/// Adds a call, what it made the device do, and the arrow between them.
-fn call_events(events: &mut Vec<Value>, streams: &StreamNumbers, call: &Call, command: Option<&Command>) {
+/// Where the ids of operators begin that no dispatcher told of: those of a driver's commands.
+const FIRST_LONE_ID: u64 = 1 << 40;
+
+/// Returns the id that joins a call and its work with the operator's event.
+fn external_id(call: &Call) -> u64 {
+    call.operator.unwrap_or(FIRST_LONE_ID + call.correlation)
+}
+
+/// Adds a call, and the operator of its command where the dispatcher told of none.
+fn call_events(events: &mut Vec<Value>, call: &Call, command: Option<&Command>) {
     let pid = std::process::id();
     let mut arguments = json!({"correlation": call.correlation});
     if let Some(command) = command {
-        let operator = json!({"External id": call.correlation});
-        events.push(complete("cpu_op", command.operator, json!(pid), call.thread, call.span, operator));
-        arguments["External id"] = json!(call.correlation);
+        let id = external_id(call);
+        if call.operator.is_none() {
+            let operator = json!({"External id": id});
+            events.push(complete("cpu_op", command.operator, json!(pid), call.thread, call.span, operator));
+        }
+        arguments["External id"] = json!(id);
         arguments["operator"] = json!(command.operator);
         arguments["source"] = json!(command.source);
     }
     events.push(complete("cuda_driver", call.entry_point, json!(pid), call.thread, call.span, arguments));
-    let Some((command, span)) = command.and_then(|command| Some((command, command.span?))) else { return };
-    let stream = streams[&(command.device, command.stream)];
+}
+
+/// Adds an activity, and the arrow to it from its call.
+fn activity_events(
+    events: &mut Vec<Value>,
+    activity: &Activity,
+    call: Option<&Call>,
+    stream: u64,
+    properties: Option<&DeviceProperties>,
+) {
     let mut arguments = json!({
-        "device": command.device,
+        "device": activity.device,
         "stream": stream,
-        "correlation": command.correlation,
-        "External id": command.correlation,
-        "operator": command.operator,
-        "bytes": command.bytes,
+        "operator": activity.operator,
+        "bytes": activity.bytes,
     });
-    if let Some([grid, block]) = command.shape {
-        arguments["grid"] = json!(grid);
-        arguments["block"] = json!(block);
+    if let Some(node) = activity.graph_node {
+        arguments["graph node id"] = json!(node);
     }
-    let (name, category) = (command.name.as_str(), command.category.name());
-    events.push(complete(category, name, json!(command.device), stream, span, arguments));
+    if let Some(kernel) = &activity.kernel {
+        let volume = |sides: [u32; 3]| sides.into_iter().map(f64::from).product::<f64>();
+        arguments["grid"] = json!(kernel.grid);
+        arguments["block"] = json!(kernel.block);
+        arguments["registers per thread"] = json!(kernel.registers);
+        arguments["shared memory"] = json!(kernel.shared_memory_bytes);
+        if let Some(properties) = properties {
+            let blocks = volume(kernel.grid) / f64::from(properties.multi_processor_count.max(1));
+            let warps = (volume(kernel.block) / f64::from(properties.warp_size.max(1))).ceil();
+            arguments["blocks per SM"] = json!(blocks);
+            arguments["warps per SM"] = json!(blocks * warps);
+        }
+    }
+    if let Some(call) = call {
+        arguments["correlation"] = json!(call.correlation);
+        arguments["External id"] = json!(external_id(call));
+    }
+    let (name, category) = (activity.name.as_str(), activity.category.name());
+    events.push(complete(category, name, json!(activity.device), stream, activity.span, arguments));
+    let Some(call) = call else { return };
+    // A graph's launch leads to each of its activities, and an arrow has one beginning and one end.
+    let id = match activity.graph_node {
+        None => json!(call.correlation),
+        Some(node) => json!(format!("{}.{node}", call.correlation)),
+    };
     events.push(json!({
-        "ph": "s", "id": call.correlation, "pid": pid, "tid": call.thread,
+        "ph": "s", "id": id, "pid": std::process::id(), "tid": call.thread,
         "ts": microseconds(call.span.start), "cat": "ac2g", "name": "ac2g",
     }));
     events.push(json!({
-        "ph": "f", "bp": "e", "id": call.correlation, "pid": command.device, "tid": stream,
-        "ts": microseconds(span.start), "cat": "ac2g", "name": "ac2g",
+        "ph": "f", "bp": "e", "id": id, "pid": activity.device, "tid": stream,
+        "ts": microseconds(activity.span.start), "cat": "ac2g", "name": "ac2g",
     }));
 }
 
 /// Returns, per region and stream, the span of what the region submitted to the stream.
 fn device_annotations(trace: &Trace, streams: &StreamNumbers) -> Vec<Value> {
-    let commands: BTreeMap<u64, &Command> =
-        trace.commands.iter().map(|command| (command.correlation, command)).collect();
+    let mut activities: HashMap<u64, Vec<&Activity>> = HashMap::new();
+    for activity in &trace.activities {
+        if let Some(correlation) = activity.correlation {
+            activities.entry(correlation).or_default().push(activity);
+        }
+    }
     let mut calls: BTreeMap<u64, Vec<&Call>> = BTreeMap::new();
     for call in &trace.calls {
         calls.entry(call.thread).or_default().push(call);
     }
     let within = |annotation: &Annotation| {
-        let mut spans: BTreeMap<(u32, u64), Span> = BTreeMap::new();
+        let mut spans: BTreeMap<(u32, ActivityStream), Span> = BTreeMap::new();
         let of_thread = calls.get(&annotation.thread).map_or(&[][..], Vec::as_slice);
         let first = of_thread.partition_point(|call| call.span.start < annotation.span.start);
         let last = of_thread.partition_point(|call| call.span.start < annotation.span.end);
-        for call in &of_thread[first..last.max(first)] {
-            let Some(command) = commands.get(&call.correlation) else { continue };
-            let Some(span) = command.span else { continue };
-            let whole = spans.entry((command.device, command.stream)).or_insert(span);
-            whole.start = whole.start.min(span.start);
-            whole.end = whole.end.max(span.end);
+        let caused =
+            of_thread[first..last.max(first)].iter().filter_map(|it| activities.get(&it.correlation));
+        for activity in caused.flatten() {
+            let whole = spans.entry((activity.device, activity.stream)).or_insert(activity.span);
+            whole.start = whole.start.min(activity.span.start);
+            whole.end = whole.end.max(activity.span.end);
         }
         spans
     };

@@ -1,12 +1,13 @@
 //! [`ProfilerDriver`]: each call goes to the driver inside, and is recorded on its way.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use thalweg_driver::{
-    Access, Code, Copy, DevicePointer, Driver, Endpoint, Error, EventHandle, Fill, FunctionHandle, GpuCall,
-    GraphExecHandle, HostPointer, Label, Launch, LibraryLaunch, ModuleHandle, Result, StreamHandle, Version,
+    Access, CaptureMode, Code, Collective, Copy, DevicePointer, Driver, Endpoint, Error, EventHandle, Fill,
+    FunctionHandle, GpuCall, GraphExecHandle, GraphHandle, HostFunction, HostPointer, Label, Launch,
+    LibraryLaunch, ModuleHandle, Result, StreamHandle, Version,
 };
 
 use crate::annotation;
@@ -21,6 +22,20 @@ pub struct ProfilerDriver {
     recording: Mutex<Option<Arc<Recording>>>,
     /// The names of the kernels that were asked for.
     names: Mutex<HashMap<FunctionHandle, String>>,
+    operators: Operators,
+    /// How many captures are under way.
+    captures: AtomicUsize,
+}
+
+/// The operators that launched kernels into graphs, by the kernels' names: a graph's launch says no more of its kernels.
+#[derive(Debug, Default)]
+pub(crate) struct Operators(Mutex<HashMap<String, &'static str>>);
+
+impl Operators {
+    /// Returns the operator that launched a kernel of this name last, while it was captured.
+    pub(crate) fn of_kernel(&self, name: &str) -> Option<&'static str> {
+        locked(&self.0).get(name).copied()
+    }
 }
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -45,6 +60,8 @@ impl ProfilerDriver {
             is_recording: AtomicBool::new(false),
             recording: Mutex::default(),
             names: Mutex::default(),
+            operators: Operators::default(),
+            captures: AtomicUsize::new(0),
         })
     }
 
@@ -61,7 +78,7 @@ impl ProfilerDriver {
                 "the profiler records already: stop it first",
             ));
         }
-        let started = Arc::new(Recording::new());
+        let started = Arc::new(Recording::start(&*self.inner));
         annotation::attach(&started);
         *recording = Some(started);
         self.is_recording.store(true, Ordering::Relaxed);
@@ -78,7 +95,7 @@ impl ProfilerDriver {
             Error::new(Code::InvalidValue, "stop", "the profiler does not record: start it first")
         })?;
         annotation::detach(&recording);
-        recording.finish(&*self.inner)
+        recording.finish(&*self.inner, &self.operators)
     }
 
     fn recording(&self) -> Option<Arc<Recording>> {
@@ -101,27 +118,19 @@ impl ProfilerDriver {
         &self,
         stream: StreamHandle,
         entry_point: &'static str,
-        describe: impl FnOnce() -> Work,
+        describe: impl Fn() -> Work,
         call: impl FnOnce() -> Result<()>,
     ) -> Result<()> {
         let Some(recording) = self.recording() else { return call() };
-        let describe = |correlation, device| {
-            let Work { name, label, category, bytes, flops, shape } = describe();
-            Command {
-                name,
-                operator: label.operator,
-                source: format!("{}:{}", label.location.file(), label.location.line()),
-                category,
-                correlation,
-                device,
-                stream: stream.raw(),
-                span: None,
-                bytes,
-                flops,
-                shape,
-            }
-        };
-        recording.submit(&*self.inner, stream, entry_point, describe, call)
+        let describe = |_, correlation, device| describe().into_command(correlation, device, stream);
+        recording.submit(&*self.inner, &[stream], entry_point, describe, call)
+    }
+
+    /// Notes the operator of a kernel that is captured.
+    fn note_operator(&self, launch: &Launch<'_>) {
+        if let Some(name) = locked(&self.names).get(&launch.function) {
+            locked(&self.operators.0).insert(name.clone(), launch.label.operator);
+        }
     }
 }
 
@@ -138,6 +147,23 @@ struct Work {
 impl Work {
     fn new(name: impl Into<String>, label: Label, category: Category, bytes: u64) -> Self {
         Self { name: name.into(), label, category, bytes, flops: 0, shape: None }
+    }
+
+    fn into_command(self, correlation: u64, device: u32, stream: StreamHandle) -> Command {
+        let Self { name, label, category, bytes, flops, shape } = self;
+        Command {
+            name,
+            operator: label.operator,
+            source: format!("{}:{}", label.location.file(), label.location.line()),
+            category,
+            correlation,
+            device,
+            stream: stream.raw(),
+            span: None,
+            bytes,
+            flops,
+            shape,
+        }
     }
 }
 
@@ -203,6 +229,31 @@ impl Driver for ProfilerDriver {
         self.call("cuMemFreeHost", || self.inner.host_free(pointer))
     }
 
+    fn host_function_async(&self, stream: StreamHandle, function: HostFunction, label: Label) -> Result<()> {
+        let call = || self.inner.host_function_async(stream, function, label);
+        self.call("cuLaunchHostFunc", call)
+    }
+
+    fn graph_instantiate(&self, graph: GraphHandle, device: u32) -> Result<GraphExecHandle> {
+        self.call("cuGraphInstantiate", || self.inner.graph_instantiate(graph, device))
+    }
+
+    // ---- Captures -------------------------------------------------------------------------------------------------
+
+    fn stream_begin_capture(&self, stream: StreamHandle, mode: CaptureMode) -> Result<()> {
+        self.inner.stream_begin_capture(stream, mode)?;
+        self.captures.fetch_add(1, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn stream_end_capture(&self, stream: StreamHandle) -> Result<GraphHandle> {
+        // An end that fails may leave a capture: names that are noted for none do no harm.
+        let graph = self.inner.stream_end_capture(stream)?;
+        let one_less = |captures: usize| captures.checked_sub(1);
+        let _ = self.captures.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_less);
+        Ok(graph)
+    }
+
     // ---- Commands -------------------------------------------------------------------------------------------------
 
     fn function_get(&self, module: ModuleHandle, name: &str) -> Result<FunctionHandle> {
@@ -219,6 +270,9 @@ impl Driver for ProfilerDriver {
             let shape = Some([launch.grid, launch.block]);
             Work { shape, ..Work::new(name, launch.label, Category::Kernel, bytes) }
         };
+        if self.captures.load(Ordering::Relaxed) > 0 {
+            self.note_operator(launch);
+        }
         self.submit(stream, "cuLaunchKernel", describe, || self.inner.launch(stream, launch))
     }
 
@@ -280,5 +334,18 @@ impl Driver for ProfilerDriver {
         let label = Label::here("graph_launch");
         let describe = || Work::new("CUDA graph", label, Category::Kernel, 0);
         self.submit(stream, "cuGraphLaunch", describe, || self.inner.graph_launch(exec, stream))
+    }
+
+    fn collectives_async(&self, collectives: &[Collective]) -> Result<()> {
+        let call = || self.inner.collectives_async(collectives);
+        let Some(recording) = self.recording() else { return call() };
+        let streams: Vec<StreamHandle> = collectives.iter().map(|collective| collective.stream).collect();
+        let describe = |index: usize, correlation, device| {
+            let collective: &Collective = &collectives[index];
+            let bytes = collective.count.saturating_mul(collective.format.bytes().unwrap_or(0));
+            let work = Work::new(collective.operation.to_string(), collective.label, Category::Kernel, bytes);
+            work.into_command(correlation, device, collective.stream)
+        };
+        recording.submit(&*self.inner, &streams, "ncclGroupEnd", describe, call)
     }
 }

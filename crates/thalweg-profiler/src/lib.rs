@@ -24,19 +24,20 @@
 //! ```
 //!
 //! # What the times mean
-//! A device's times are those of CUDA events (of the simulator's clock there). The span of a kernel is from the event before it
-//! to the event behind it, and so has the gaps of some microseconds that the device needs between commands: it is an upper bound. The
-//! clocks of host and device are joined when recording stops, by events that the host waits for: the device's times
-//! are late by what the shortest of those waits takes, and early by rounding alone. Two threads that submit to one stream at once may find each other's work inside
-//! the span of theirs.
+//! On a GPU a device's times are its own, through CUPTI: each kernel, copy and fill has its span, within libraries and graphs too
+//! ([`Clock::Device`]). Where the driver has no tracer (the simulator), where CUPTI is not installed, or where another profiler of
+//! the process holds it, they are those of events around each command ([`Clock::Events`], with the reason): a span then reaches from the
+//! event before the command to the event behind it, and so has the gaps of some microseconds that a GPU needs between commands.
+//! A graph's launch is one span, and two threads that submit to one stream at once may find each other's work inside the span of theirs.
+//!
+//! The clocks of host and device are joined when recording stops, to about a microsecond.
 //!
 //! # What it costs
-//! While nothing is recorded, a call costs one relaxed load more. A recorded command costs two events, which are kept until
-//! recording stops, so record steps and not hours.
+//! While nothing is recorded, a call costs one relaxed load more. A recorded command costs its records, which are kept until
+//! recording stops, so record minutes and not hours.
 //!
 //! # What it does not record
-//! What a graph's launch runs inside is one span. Work that is captured does not run, and has a span on the host alone. Collectives
-//! and host functions are forwarded and not recorded.
+//! Work that is captured does not run, and has a span on the host alone. Host functions have none on the device.
 
 #![deny(unsafe_code)]
 
@@ -44,14 +45,18 @@ mod annotation;
 mod averages;
 mod chrome;
 mod driver;
+mod events;
 mod program;
 mod recording;
 mod schedule;
 mod trace;
 
-pub use self::annotation::{RecordFunction, record_function};
+pub use self::annotation::{RecordFunction, RecordOperator, record_function, record_operator};
 pub use self::averages::{Average, Ceilings, KeyAverages, SortBy};
 pub use self::driver::{ProfilerDriver, profile};
 pub use self::program::ProgramProfile;
 pub use self::schedule::{Profile, ProfilerAction, Schedule, schedule};
-pub use self::trace::{Annotation, Call, Category, Command, Span, Trace};
+pub use self::trace::{
+    Activity, ActivityStream, Annotation, Call, Category, Clock, Command, OperatorCall, Span, Trace,
+};
+pub use thalweg_driver::KernelActivity;

@@ -1,21 +1,20 @@
-//! [`Recording`]: calls and commands while they come, and the events around them until their times are read.
+//! [`Recording`]: calls and commands while they come, until the times of their work are read: from a tracer of the device's activities
+//! where the driver has one, else from events around each command ([`events`](crate::events)).
 
 use std::cell::Cell;
-use std::collections::btree_map::Entry;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeSet, HashMap};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
-use thalweg_driver::{CaptureStatus, Driver, EventFlags, EventHandle, Result, StreamHandle};
+use thalweg_driver::{Activities, ActivityKind, ActivityTracer, Driver, Result, StreamHandle};
 
-use crate::trace::{Annotation, Call, Command, Span, Trace};
-
-/// Times are read from an event at most this far away: a 32-bit float has steps of 60 ns there.
-const REACH_MILLISECONDS: f64 = 500.0;
-
-/// How many events join the clocks of the host and a device.
-const LOOKS: usize = 8;
+use crate::annotation::current_operator;
+use crate::driver::Operators;
+use crate::events::{self, EventPair, Recorded};
+use crate::trace::{
+    Activity, ActivityStream, Annotation, Call, Category, Clock, Command, OperatorCall, Span, Trace,
+};
 
 /// Returns the number of the calling thread: 1 for the first that asked.
 pub(crate) fn thread_number() -> u64 {
@@ -36,6 +35,7 @@ pub(crate) fn thread_number() -> u64 {
 pub(crate) struct Recording {
     base: Instant,
     base_nanoseconds: u64,
+    clock: Clock,
     next_correlation: AtomicU64,
     state: Mutex<State>,
 }
@@ -43,30 +43,24 @@ pub(crate) struct Recording {
 #[derive(Debug, Default)]
 struct State {
     calls: Vec<Call>,
+    operators: Vec<OperatorCall>,
     commands: Vec<Recorded>,
     annotations: Vec<Annotation>,
     is_over: bool,
 }
 
-/// A command, and the events before and behind it; none if it was captured.
-#[derive(Debug)]
-struct Recorded {
-    command: Command,
-    events: Option<[EventHandle; 2]>,
-}
-
-/// A command that has times: its place in the list, and its events.
-struct Timed {
-    index: usize,
-    events: [EventHandle; 2],
-}
-
 impl Recording {
-    pub(crate) fn new() -> Self {
+    /// Begins: by the devices' clocks if the driver has a tracer that starts.
+    pub(crate) fn start(driver: &dyn Driver) -> Self {
+        let clock = match driver.activity_tracer().and_then(ActivityTracer::start) {
+            Ok(()) => Clock::Device,
+            Err(error) => Clock::Events { reason: error.to_string() },
+        };
         let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         Self {
             base: Instant::now(),
             base_nanoseconds: since_epoch.as_nanos() as u64,
+            clock,
             next_correlation: AtomicU64::new(1),
             state: Mutex::default(),
         }
@@ -76,15 +70,32 @@ impl Recording {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn since_base(&self, moment: Instant) -> u64 {
+    /// Returns the tracer of a recording by the devices' clocks.
+    fn tracer<'d>(&self, driver: &'d dyn Driver) -> Option<&'d dyn ActivityTracer> {
+        if self.clock == Clock::Device { driver.activity_tracer().ok() } else { None }
+    }
+
+    pub(crate) fn since_base(&self, moment: Instant) -> u64 {
         moment.saturating_duration_since(self.base).as_nanos() as u64
+    }
+
+    fn span(&self, [begin, end]: [Instant; 2]) -> Span {
+        Span { start: self.since_base(begin), end: self.since_base(end) }
     }
 
     /// Adds a region that began after this recording and ended before it.
     pub(crate) fn annotate(&self, name: &str, thread: u64, begin: Instant, end: Instant) {
         if begin >= self.base {
-            let span = Span { start: self.since_base(begin), end: self.since_base(end) };
+            let span = self.span([begin, end]);
             self.state().annotations.push(Annotation { name: name.to_owned(), thread, span });
+        }
+    }
+
+    /// Adds a call of an operator by the calling thread that began after this recording and ended before it.
+    pub(crate) fn operator(&self, name: &'static str, id: u64, parent: Option<u64>, when: [Instant; 2]) {
+        if when[0] >= self.base {
+            let (thread, span) = (thread_number(), self.span(when));
+            self.state().operators.push(OperatorCall { name, id, parent, thread, span });
         }
     }
 
@@ -93,183 +104,199 @@ impl Recording {
         let correlation = self.next_correlation.fetch_add(1, Ordering::Relaxed);
         let start = Instant::now();
         let answer = call();
-        self.push(self.returned(entry_point, correlation, start), None);
+        self.push(self.returned(entry_point, correlation, start), Vec::new());
         answer
     }
 
-    /// Makes a call that submits a command between two events. The profiler's own calls never fail the program: without events, the
-    /// command has no times.
+    /// Makes a call that submits a command to each of some streams. The profiler's own calls never fail the program: without events
+    /// where they are needed, a command has no times.
     pub(crate) fn submit(
         &self,
         driver: &dyn Driver,
-        stream: StreamHandle,
+        streams: &[StreamHandle],
         entry_point: &'static str,
-        describe: impl FnOnce(u64, u32) -> Command,
+        describe: impl Fn(usize, u64, u32) -> Command,
         call: impl FnOnce() -> Result<()>,
     ) -> Result<()> {
         let correlation = self.next_correlation.fetch_add(1, Ordering::Relaxed);
-        let device = driver.stream_device(stream)?;
-        let events = event_pair(driver, device, stream);
+        let devices =
+            streams.iter().map(|&stream| driver.stream_device(stream)).collect::<Result<Vec<u32>>>()?;
+        let tracer = self.tracer(driver);
+        let mut events: Vec<Option<EventPair>> = Vec::new();
+        match tracer {
+            Some(tracer) => tracer.enter(correlation),
+            None => {
+                let pairs = devices.iter().zip(streams);
+                events.extend(pairs.map(|(&device, &stream)| EventPair::begin(driver, device, stream)));
+            }
+        }
         let start = Instant::now();
         let answer = call();
         let returned = self.returned(entry_point, correlation, start);
-        let events = events.filter(|events| {
-            let is_whole = answer.is_ok() && driver.event_record(events[1], stream).is_ok();
-            if !is_whole {
-                destroy(driver, events);
-            }
-            is_whole
+        if let Some(tracer) = tracer {
+            tracer.leave();
+        }
+        let ended = events.into_iter().zip(streams);
+        let mut events = ended.map(|(pair, &stream)| pair?.end(driver, stream, answer.is_ok()));
+        let recorded = devices.iter().enumerate().map(|(index, &device)| Recorded {
+            events: events.next().flatten(),
+            command: describe(index, correlation, device),
         });
-        let recorded = answer.is_ok().then(|| Recorded { command: describe(correlation, device), events });
-        if let Some(Recorded { events: Some(events), .. }) = self.push(returned, recorded) {
-            destroy(driver, &events);
+        let recorded = recorded.collect();
+        for unused in self.push(returned, if answer.is_ok() { recorded } else { Vec::new() }) {
+            unused.events.into_iter().for_each(|pair| pair.destroy(driver));
         }
         answer
     }
 
     fn returned(&self, entry_point: &'static str, correlation: u64, start: Instant) -> Call {
-        let span = Span { start: self.since_base(start), end: self.since_base(Instant::now()) };
-        Call { entry_point, correlation, thread: thread_number(), span }
+        let span = self.span([start, Instant::now()]);
+        Call { entry_point, correlation, operator: current_operator(), thread: thread_number(), span }
     }
 
-    /// Adds a call and its command; gives the command back if recording is over.
-    fn push(&self, call: Call, recorded: Option<Recorded>) -> Option<Recorded> {
+    /// Adds a call and its commands; gives the commands back if recording is over.
+    fn push(&self, call: Call, recorded: Vec<Recorded>) -> Vec<Recorded> {
         let mut state = self.state();
         if state.is_over {
             return recorded;
         }
         state.calls.push(call);
         state.commands.extend(recorded);
-        None
+        Vec::new()
     }
 
     /// Ends the recording and reads the times. *Blocks* until the devices are idle.
-    pub(crate) fn finish(&self, driver: &dyn Driver) -> Result<Trace> {
-        let State { mut calls, commands, annotations, .. } =
-            std::mem::replace(&mut *self.state(), State { is_over: true, ..State::default() });
-        let resolved = self.resolve(driver, &commands);
-        for events in commands.iter().filter_map(|recorded| recorded.events.as_ref()) {
-            destroy(driver, events);
-        }
-        let spans = resolved?;
-        let mut commands: Vec<Command> = commands.into_iter().map(|recorded| recorded.command).collect();
-        for (command, span) in commands.iter_mut().zip(spans) {
-            command.span = span;
-        }
+    pub(crate) fn finish(&self, driver: &dyn Driver, operators: &Operators) -> Result<Trace> {
+        let state = std::mem::replace(&mut *self.state(), State { is_over: true, ..State::default() });
+        let State { mut calls, operators: mut operator_calls, commands: recorded, annotations, .. } = state;
+        let (mut commands, activities, dropped) = match self.tracer(driver) {
+            Some(tracer) => {
+                let commands: Vec<Command> = recorded.into_iter().map(|recorded| recorded.command).collect();
+                let devices: BTreeSet<u32> = commands.iter().map(|command| command.device).collect();
+                let idle = devices.into_iter().try_for_each(|device| driver.device_synchronize(device));
+                let traced = tracer.stop();
+                idle?;
+                let Activities { list, dropped } = traced?;
+                let activities = self.joined(list, &commands, operators);
+                (commands, activities, dropped)
+            }
+            None => {
+                let (commands, activities) = events::resolve(self, driver, recorded)?;
+                (commands, activities, 0)
+            }
+        };
+        set_spans(&mut commands, &activities);
         calls.sort_by_key(|call| (call.thread, call.span.start));
-        let devices: BTreeSet<u32> = commands.iter().map(|command| command.device).collect();
+        operator_calls.sort_by_key(|call| (call.thread, call.span.start));
+        let devices: BTreeSet<u32> = (commands.iter().map(|command| command.device))
+            .chain(activities.iter().map(|activity| activity.device))
+            .collect();
         let devices = devices.into_iter().map(|device| Ok((device, driver.device_properties(device)?)));
         let devices = devices.collect::<Result<_>>()?;
-        Ok(Trace { base_nanoseconds: self.base_nanoseconds, calls, commands, annotations, devices })
+        let mut trace = Trace {
+            base_nanoseconds: self.base_nanoseconds,
+            calls,
+            operators: operator_calls,
+            commands,
+            activities,
+            dropped,
+            clock: self.clock.clone(),
+            annotations,
+            devices,
+        };
+        trace.name_activities();
+        Ok(trace)
     }
 
-    /// Returns the span of each command.
-    fn resolve(&self, driver: &dyn Driver, commands: &[Recorded]) -> Result<Vec<Option<Span>>> {
-        let mut spans = vec![None; commands.len()];
-        let mut streams: BTreeMap<(u32, u64), Vec<Timed>> = BTreeMap::new();
-        for (index, recorded) in commands.iter().enumerate() {
-            if let Some(events) = recorded.events {
-                let command = &recorded.command;
-                streams.entry((command.device, command.stream)).or_default().push(Timed { index, events });
+    /// Joins what a tracer saw with the commands that caused it.
+    fn joined(
+        &self,
+        traced: Vec<thalweg_driver::Activity>,
+        commands: &[Command],
+        operators: &Operators,
+    ) -> Vec<Activity> {
+        let mut by_call: HashMap<u64, Vec<&Command>> = HashMap::new();
+        for command in commands {
+            by_call.entry(command.correlation).or_default().push(command);
+        }
+        let command_of = |it: &thalweg_driver::Activity| {
+            let commands = by_call.get(&it.call?)?;
+            commands.iter().find(|command| command.device == it.device).copied()
+        };
+        // A command that is no graph runs on its own stream.
+        let mut streams: HashMap<(u32, u32), u64> = HashMap::new();
+        for it in traced.iter().filter(|it| it.graph_node.is_none()) {
+            if let Some(command) = command_of(it) {
+                streams.insert((it.device, it.stream), command.stream);
             }
         }
-        let mut anchors: BTreeMap<u32, (EventHandle, u64)> = BTreeMap::new();
-        let answer = streams.into_iter().try_for_each(|((device, _), commands)| {
-            let anchor = match anchors.entry(device) {
-                Entry::Occupied(entry) => *entry.get(),
-                Entry::Vacant(entry) => *entry.insert(self.anchor(driver, device)?),
-            };
-            resolve_stream(driver, anchor, &commands, &mut spans)
-        });
-        for (event, _) in anchors.values() {
-            let _ = driver.event_destroy(*event);
-        }
-        answer.map(|()| spans)
-    }
-
-    /// Returns an event that is reached, and when it was at the latest, in nanoseconds: the host sees each of several events late, and
-    /// the one that it sees the least late says how late the others were.
-    fn anchor(&self, driver: &dyn Driver, device: u32) -> Result<(EventHandle, u64)> {
-        driver.device_synchronize(device)?;
-        let stream = driver.default_stream(device)?;
-        let anchor = driver.event_create(device, timing())?;
-        let seen = |event| -> Result<u64> {
-            driver.event_record(event, stream)?;
-            driver.event_synchronize(event)?;
-            Ok(self.since_base(Instant::now()))
-        };
-        let later = || -> Result<u64> {
-            let event = driver.event_create(device, timing())?;
-            let answer = seen(event).and_then(|seen| {
-                let since = f64::from(driver.event_elapsed_ms(anchor, event)?) * 1e6;
-                Ok(seen.saturating_sub(since as u64))
-            });
-            let _ = driver.event_destroy(event);
-            answer
-        };
-        let first = seen(anchor);
-        match first.and_then(|first| (1..LOOKS).try_fold(first, |latest, _| Ok(latest.min(later()?)))) {
-            Ok(latest) => Ok((anchor, latest)),
-            Err(error) => {
-                let _ = driver.event_destroy(anchor);
-                Err(error)
-            }
-        }
+        let recorded = traced.iter().filter(|it| it.end >= self.base);
+        recorded
+            .map(|it| {
+                let command = command_of(it);
+                let own = command.filter(|_| it.graph_node.is_none());
+                let name = activity_name(it, own);
+                let operator = match own {
+                    Some(command) => command.operator,
+                    None => operators.of_kernel(&it.name).unwrap_or(&name),
+                };
+                let known = streams.get(&(it.device, it.stream));
+                Activity {
+                    operator: operator.to_owned(),
+                    name,
+                    category: category(it.kind),
+                    correlation: it.call,
+                    device: it.device,
+                    stream: known
+                        .map_or(ActivityStream::Other(it.stream), |&stream| ActivityStream::Program(stream)),
+                    span: self.span([it.start, it.end]),
+                    bytes: if it.kind == ActivityKind::Kernel {
+                        own.map_or(0, |it| it.bytes)
+                    } else {
+                        it.bytes
+                    },
+                    kernel: it.kernel,
+                    graph_node: it.graph_node,
+                }
+            })
+            .collect()
     }
 }
 
-/// Works out the spans of a stream's commands, which do not overlap.
-fn resolve_stream(
-    driver: &dyn Driver,
-    anchor: (EventHandle, u64),
-    commands: &[Timed],
-    spans: &mut [Option<Span>],
-) -> Result<()> {
-    let milliseconds = |from, to| driver.event_elapsed_ms(from, to).map(f64::from);
-    let mut reference: Option<(EventHandle, f64)> = None;
-    let mut idle_since = 0;
-    for &Timed { index, events: [before, behind] } in commands {
-        // In milliseconds since recording began.
-        let begin = match reference {
-            Some((event, moment)) => moment + milliseconds(event, before)?,
-            None => anchor.1 as f64 / 1e6 - milliseconds(before, anchor.0)?,
-        };
-        if reference.is_none_or(|(_, moment)| begin - moment > REACH_MILLISECONDS) {
-            reference = Some((before, begin));
-        }
-        let nanoseconds = |milliseconds: f64| (milliseconds * 1e6).max(0.0).round() as u64;
-        let start = nanoseconds(begin).max(idle_since);
-        let end = nanoseconds(begin + milliseconds(before, behind)?).max(start);
-        spans[index] = Some(Span { start, end });
-        idle_since = end;
+fn category(kind: ActivityKind) -> Category {
+    match kind {
+        ActivityKind::Kernel => Category::Kernel,
+        ActivityKind::Copy => Category::Memcpy,
+        ActivityKind::Fill => Category::Memset,
     }
-    Ok(())
 }
 
-fn timing() -> EventFlags {
-    EventFlags { timing: true, ..EventFlags::default() }
+/// Returns the name of what a tracer saw: a kernel's own, in C++'s words; of copies and fills that of the command.
+fn activity_name(it: &thalweg_driver::Activity, command: Option<&Command>) -> String {
+    match (it.kind, command) {
+        (ActivityKind::Kernel, _) => demangled(&it.name),
+        (_, Some(command)) => command.name.clone(),
+        (ActivityKind::Copy, None) => "Memcpy".to_owned(),
+        (ActivityKind::Fill, None) => "Memset (Device)".to_owned(),
+    }
 }
 
-/// Returns two events, the first of them recorded; `None` while the stream captures.
-fn event_pair(driver: &dyn Driver, device: u32, stream: StreamHandle) -> Option<[EventHandle; 2]> {
-    if driver.stream_capture_info(stream).ok()?.status != CaptureStatus::None {
-        return None;
-    }
-    let before = driver.event_create(device, timing()).ok()?;
-    let Ok(behind) = driver.event_create(device, timing()) else {
-        let _ = driver.event_destroy(before);
-        return None;
-    };
-    let events = [before, behind];
-    if driver.event_record(before, stream).is_err() {
-        destroy(driver, &events);
-        return None;
-    }
-    Some(events)
+/// Returns a C++ name in the words of its source; other names as they are.
+fn demangled(name: &str) -> String {
+    let symbol = name.starts_with("_Z").then(|| cpp_demangle::Symbol::new(name).ok()).flatten();
+    symbol.and_then(|symbol| symbol.demangle().ok()).unwrap_or_else(|| name.to_owned())
 }
 
-fn destroy(driver: &dyn Driver, events: &[EventHandle; 2]) {
-    for &event in events {
-        let _ = driver.event_destroy(event);
+/// Sets the span of each command: from its first activity to its last.
+fn set_spans(commands: &mut [Command], activities: &[Activity]) {
+    let mut spans: HashMap<(u64, u32), Span> = HashMap::new();
+    for activity in activities {
+        let Some(correlation) = activity.correlation else { continue };
+        let whole = spans.entry((correlation, activity.device)).or_insert(activity.span);
+        whole.start = whole.start.min(activity.span.start);
+        whole.end = whole.end.max(activity.span.end);
+    }
+    for command in commands {
+        command.span = spans.get(&(command.correlation, command.device)).copied();
     }
 }

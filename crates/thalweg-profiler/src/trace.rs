@@ -2,10 +2,11 @@
 //!
 //! This module is a hub: a [`Trace`] is summed by `averages` and written by `chrome`, which read it.
 
+use std::collections::HashMap;
 use std::io;
 use std::path::Path;
 
-use thalweg_driver::DeviceProperties;
+use thalweg_driver::{DeviceProperties, KernelActivity};
 
 use crate::averages::KeyAverages;
 use crate::chrome;
@@ -48,20 +49,37 @@ impl Category {
     }
 }
 
+/// A call of an operator, on the host: from the dispatcher's first step to its last.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct OperatorCall {
+    /// The operator.
+    pub name: &'static str,
+    /// The number that joins it with the [`Call`]s that it made, from 1 on.
+    pub id: u64,
+    /// The operator that called it.
+    pub parent: Option<u64>,
+    /// The thread, as in [`Call`].
+    pub thread: u64,
+    /// When.
+    pub span: Span,
+}
+
 /// A call of the driver, on the host.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Call {
     /// The entry point of CUDA (`cuLaunchKernel`).
     pub entry_point: &'static str,
-    /// The number that joins it with its [`Command`], from 1 on.
+    /// The number that joins it with its [`Command`]s, from 1 on.
     pub correlation: u64,
+    /// The innermost [`OperatorCall`] that it was made in.
+    pub operator: Option<u64>,
     /// The thread, numbered from 1 on in the order in which the threads of the process were met.
     pub thread: u64,
     /// When.
     pub span: Span,
 }
 
-/// A command that ran on a stream.
+/// A command that was given to a stream.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Command {
     /// The kernel's name, or what was copied from where to where.
@@ -72,13 +90,13 @@ pub struct Command {
     pub source: String,
     /// Its kind.
     pub category: Category,
-    /// The correlation of its [`Call`].
+    /// The correlation of its [`Call`]. Collectives of one group share it.
     pub correlation: u64,
     /// The device.
     pub device: u32,
     /// The driver's number of the stream.
     pub stream: u64,
-    /// When it ran; `None` if it was captured.
+    /// When it ran: from its first [`Activity`] to its last. `None` if it was captured.
     pub span: Option<Span>,
     /// How many bytes it touches at most, as its launch declared. 0 for a graph.
     pub bytes: u64,
@@ -86,6 +104,53 @@ pub struct Command {
     pub flops: u64,
     /// The grid and the block of a kernel.
     pub shape: Option<[[u32; 3]; 2]>,
+}
+
+/// A stream of a device, as activities are sorted by it.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub enum ActivityStream {
+    /// A stream of the program, by the driver's number.
+    Program(u64),
+    /// A stream that the driver keeps for branches of graphs, or one that another library made, by the tracer's number.
+    Other(u32),
+}
+
+/// Something that ran on a device: a command is one or, through a library or as a graph, several of them.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Activity {
+    /// The kernel's name, or what was copied from where to where.
+    pub name: String,
+    /// The innermost operator that was called, else that of the command's label; within a graph, that of the launch that was captured.
+    /// Where none is known, `name`.
+    pub operator: String,
+    /// Its kind.
+    pub category: Category,
+    /// The correlation of the [`Call`] that caused it; `None` if no recorded call did.
+    pub correlation: Option<u64>,
+    /// The device.
+    pub device: u32,
+    /// The stream.
+    pub stream: ActivityStream,
+    /// When.
+    pub span: Span,
+    /// How many bytes a copy moved or a fill wrote; of a kernel, those that its launch declared.
+    pub bytes: u64,
+    /// Details of a kernel, where the device tells them.
+    pub kernel: Option<KernelActivity>,
+    /// The node of the graph that it was part of.
+    pub graph_node: Option<u64>,
+}
+
+/// The source of the times of a trace's [`Activity`] list.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Clock {
+    /// The devices' own clocks, through CUPTI: each kernel has its own span, within graphs too.
+    Device,
+    /// Events around each command.
+    Events {
+        /// Why the devices' clocks were not used.
+        reason: String,
+    },
 }
 
 /// A region of the program ([`record_function`](crate::record_function)).
@@ -106,8 +171,16 @@ pub struct Trace {
     pub base_nanoseconds: u64,
     /// The calls, in the order in which they were submitted per thread.
     pub calls: Vec<Call>,
+    /// The calls of operators, in the order in which they began per thread.
+    pub operators: Vec<OperatorCall>,
     /// The commands, in the order in which they were submitted per stream.
     pub commands: Vec<Command>,
+    /// What ran on devices, in the order in which it began.
+    pub activities: Vec<Activity>,
+    /// How many activities are missing, because the tracer had no room for them.
+    pub dropped: u64,
+    /// The source of the times of `activities`.
+    pub clock: Clock,
     /// The regions, in the order in which they ended.
     pub annotations: Vec<Annotation>,
     /// The devices that ran commands.
@@ -115,6 +188,25 @@ pub struct Trace {
 }
 
 impl Trace {
+    /// Returns, by correlation, the innermost operator of each call that was made in one.
+    pub(crate) fn operators_of_calls(&self) -> HashMap<u64, &'static str> {
+        let names: HashMap<u64, &'static str> =
+            self.operators.iter().map(|operator| (operator.id, operator.name)).collect();
+        let within =
+            self.calls.iter().filter_map(|call| Some((call.correlation, *names.get(&call.operator?)?)));
+        within.collect()
+    }
+
+    /// Gives what commands caused to the innermost operators that were called: a command's label says which operator the program wrote.
+    pub(crate) fn name_activities(&mut self) {
+        let operators = self.operators_of_calls();
+        for activity in self.activities.iter_mut().filter(|activity| activity.graph_node.is_none()) {
+            if let Some(&operator) = activity.correlation.and_then(|it| operators.get(&it)) {
+                operator.clone_into(&mut activity.operator);
+            }
+        }
+    }
+
     /// Returns sums per operator, those with the most device time first.
     pub fn key_averages(&self) -> KeyAverages {
         KeyAverages::of(self)

@@ -32,6 +32,7 @@ use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 use smallvec::SmallVec;
 use thalweg_ir::{DType, Scalar};
 use thalweg_ops::schema::{Kind, Schema};
+use thalweg_profiler::record_operator;
 use thalweg_runtime::{Device, Error, Label, Result};
 
 pub use crate::argument::{Argument, Arguments, Ints, Value, as_ints};
@@ -255,6 +256,7 @@ impl Operator {
         device: Option<&Device>,
         label: Label,
     ) -> Result<Tensors> {
+        let _recorded = record_operator(self.base_name);
         let run = || {
             if !self.fits(arguments) {
                 if arguments.iter().any(|argument| matches!(argument, Argument::Complex(_))) {

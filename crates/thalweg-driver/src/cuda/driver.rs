@@ -8,6 +8,7 @@ use std::path::Path;
 use super::blaslt::BlasLt;
 use super::conditional::support;
 use super::context::{Device, check_not_forked};
+use super::cupti::Cupti;
 use super::state::CudaDriver;
 use super::sys::DeviceAttribute;
 use crate::collective::{Collective, CommunicatorId, CommunicatorInfo};
@@ -175,6 +176,11 @@ impl Driver for CudaDriver {
 
     fn reads_accesses(&self) -> bool {
         false
+    }
+
+    fn activity_tracer(&self) -> Result<&dyn crate::ActivityTracer> {
+        let loaded = self.cupti.get_or_init(|| Cupti::load(&self.environment));
+        loaded.as_ref().map(|cupti| cupti as _).map_err(Clone::clone)
     }
 
     fn version(&self) -> Version {

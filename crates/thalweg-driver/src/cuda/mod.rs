@@ -13,7 +13,7 @@
 //! - `stream`, `memory`, `host_memory`, `host_copy`, `sharing`, `module`, `library`, `collective`, `graph`, `graph_description`,
 //!   `graph_update`, `conditional` and `host_function` are the calls of the trait, group by group, on that state; `driver` ties them
 //!   together.
-//! - `nvrtc` compiles kernels and `nvml` counts devices; both work without the rest.
+//! - `nvrtc` compiles kernels and `nvml` counts devices; both work without the rest. `cupti` says what ran on a device, and when.
 //!
 //! # Invariants
 //! - The driver never sees a pointer into the caller's memory that it could use after the call returned.
@@ -30,6 +30,7 @@ mod collective;
 mod conditional;
 mod context;
 mod cudnn;
+mod cupti;
 mod driver;
 mod graph;
 mod graph_description;

@@ -562,4 +562,5 @@ fn attributes_of_devices_and_functions() {
     }
 }
 
+mod cupti;
 mod libraries;

@@ -38,12 +38,14 @@ pub enum Library {
     Cudnn,
     /// NCCL: collectives over several devices.
     Nccl,
+    /// CUPTI: what ran on a device, and when.
+    Cupti,
 }
 
 impl Library {
     /// All of them, in the order of a report.
-    pub const ALL: [Self; 6] =
-        [Self::Driver, Self::Nvrtc, Self::CublasLt, Self::Nvml, Self::Cudnn, Self::Nccl];
+    pub const ALL: [Self; 7] =
+        [Self::Driver, Self::Nvrtc, Self::CublasLt, Self::Nvml, Self::Cudnn, Self::Nccl, Self::Cupti];
 
     /// Returns the library's name, as its vendor writes it.
     pub const fn name(self) -> &'static str {
@@ -54,6 +56,7 @@ impl Library {
             Self::Nvml => "NVML",
             Self::Cudnn => "cuDNN",
             Self::Nccl => "NCCL",
+            Self::Cupti => "CUPTI",
         }
     }
 
@@ -66,6 +69,7 @@ impl Library {
             Self::Nvml => &["libnvidia-ml.so.1"],
             Self::Cudnn => &["libcudnn.so.9"],
             Self::Nccl => &["libnccl.so.2"],
+            Self::Cupti => &["libcupti.so.13", "libcupti.so.12"],
         }
     }
 
@@ -78,6 +82,7 @@ impl Library {
             Self::Nvml => "THALWEG_NVML_LIBRARY",
             Self::Cudnn => "THALWEG_CUDNN_LIBRARY",
             Self::Nccl => "THALWEG_NCCL_LIBRARY",
+            Self::Cupti => "THALWEG_CUPTI_LIBRARY",
         }
     }
 
@@ -91,6 +96,7 @@ impl Library {
             Self::CublasLt => "pip install nvidia-cublas, or install the CUDA toolkit and set CUDA_HOME",
             Self::Cudnn => "pip install nvidia-cudnn-cu13",
             Self::Nccl => "pip install nvidia-nccl-cu13",
+            Self::Cupti => "pip install nvidia-cuda-cupti, or install the CUDA toolkit and set CUDA_HOME",
         }
     }
 
@@ -109,6 +115,7 @@ impl Library {
             Self::Nvml => c"nvmlInit_v2",
             Self::Cudnn => c"cudnnGetVersion",
             Self::Nccl => c"ncclGetVersion",
+            Self::Cupti => c"cuptiGetVersion",
         }
     }
 }
@@ -180,6 +187,7 @@ impl SearchEnvironment {
                 folders.push((FoundBy::Toolkit, root.join("lib64")));
                 folders.push((FoundBy::Toolkit, root.join("targets/x86_64-linux/lib")));
                 folders.push((FoundBy::Toolkit, root.join("lib")));
+                folders.push((FoundBy::Toolkit, root.join("extras/CUPTI/lib64")));
             }
             let mut packages = self.packages.clone();
             packages.extend(self.pythons.iter().flat_map(|root| package_folders(root)));
@@ -392,6 +400,11 @@ impl OpenLibrary {
                     let get = function_at::<unsafe extern "C" fn(*mut c_int) -> u32>(probe)?;
                     (get(&raw mut major) == 0)
                         .then(|| format!("{}.{}.{}", major / 10_000, major / 100 % 100, major % 100))
+                }
+                // A number that counts changes of the interface, such as 130000 of CUDA 13.0.
+                Library::Cupti => {
+                    let get = function_at::<unsafe extern "C" fn(*mut c_int) -> u32>(probe)?;
+                    (get(&raw mut major) == 0).then(|| major.to_string())
                 }
                 Library::Nvml => None,
             }

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 use super::blaslt::BlasLt;
 use super::context::{ContextGuard, Cuda, Device, check_not_forked};
 use super::cudnn::Cudnn;
+use super::cupti::Cupti;
 use super::handles::{Table, lock};
 use super::nccl::{Communicator, LazyNccl};
 use super::objects::{
@@ -40,6 +41,7 @@ pub struct CudaDriver {
     pub(super) environment: SearchEnvironment,
     pub(super) blas: OnceLock<Result<BlasLt>>,
     pub(super) cudnn: OnceLock<Result<Cudnn>>,
+    pub(super) cupti: OnceLock<Result<Cupti>>,
     pub(super) communicators: Table<Communicator>,
     pub(super) nccl: LazyNccl,
 }
@@ -110,6 +112,7 @@ impl CudaDriver {
             environment,
             blas: OnceLock::new(),
             cudnn: OnceLock::new(),
+            cupti: OnceLock::new(),
             communicators: Table::new("communicator"),
             nccl: OnceLock::new(),
         })

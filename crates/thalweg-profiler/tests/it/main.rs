@@ -3,4 +3,5 @@
 mod schedule;
 mod suite;
 mod timeline;
+mod traced;
 mod world;

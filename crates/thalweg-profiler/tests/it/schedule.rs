@@ -100,13 +100,16 @@ fn a_profiler_inside_another_is_refused_and_harms_neither() {
 
 #[test]
 fn tables_are_sorted_cut_and_compared_with_what_the_gpu_can_do() {
-    let row = |operator, count, host_nanoseconds, device_nanoseconds, bytes, flops| Average {
-        operator,
+    let row = |operator: &str, count, host_nanoseconds, device_nanoseconds, bytes, flops| Average {
+        operator: operator.to_owned(),
         count,
+        self_host_nanoseconds: host_nanoseconds / 2,
         host_nanoseconds,
         device_nanoseconds,
         bytes,
+        bytes_nanoseconds: device_nanoseconds,
         flops,
+        flops_nanoseconds: device_nanoseconds,
     };
     let averages = KeyAverages(vec![
         row("mm", 2, 10, 3000, 600, 1_500_000),
@@ -129,9 +132,9 @@ fn tables_are_sorted_cut_and_compared_with_what_the_gpu_can_do() {
     let table = averages.table_against(SortBy::DeviceTime, 10, &ceilings);
     let words = |line: &str| line.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
     let rows: Vec<_> = table.lines().skip(1).map(words).collect();
-    assert_eq!(rows[0], ["mm", "2", "0.010", "3.000", "75.0", "0.2", "500.0", "5.0", "50.0"]);
-    assert_eq!(rows[1], ["add", "5", "0.040", "1.000", "25.0", "2.0", "-", "50.0", "-"]);
-    assert_eq!(rows[2], ["nop", "9", "0.020", "0.000", "0.0", "-", "-", "-", "-"]);
+    assert_eq!(rows[0], ["mm", "2", "0.005", "0.010", "3.000", "75.0", "0.2", "500.0", "5.0", "50.0"]);
+    assert_eq!(rows[1], ["add", "5", "0.020", "0.040", "1.000", "25.0", "2.0", "-", "50.0", "-"]);
+    assert_eq!(rows[2], ["nop", "9", "0.010", "0.020", "0.000", "0.0", "-", "-", "-", "-"]);
     let none = Ceilings { bandwidth: 0.0, gflops: 0.0 };
     assert!(!averages.table_against(SortBy::Count, 10, &none).contains("inf"));
 }

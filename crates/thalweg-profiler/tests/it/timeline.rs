@@ -97,7 +97,7 @@ fn the_table_sums_the_events_of_the_file() {
     let averages = trace.key_averages();
     assert_eq!(averages.0.len(), sums.len());
     for row in &averages.0 {
-        let (count, microseconds, bytes) = sums[row.operator];
+        let (count, microseconds, bytes) = sums[row.operator.as_str()];
         assert_eq!((row.count, row.bytes), (count, bytes), "{}", row.operator);
         assert!((row.device_nanoseconds as f64 / 1e3 - microseconds).abs() < 1e-3, "{}", row.operator);
     }

@@ -25,7 +25,12 @@ pub struct World {
 impl World {
     pub fn new() -> Self {
         let config = SimConfig { memory_bytes: 64 << 20, ..SimConfig::default() };
-        let driver = ProfilerDriver::new(SimDriver::new(config).unwrap());
+        Self::over(SimDriver::new(config).unwrap())
+    }
+
+    /// Creates the machine over a simulated driver.
+    pub fn over(inner: Arc<dyn Driver>) -> Self {
+        let driver = ProfilerDriver::new(inner);
         let kernel: Arc<dyn HostKernel> = Arc::new(|_: &HostLaunch<'_>| {
             std::thread::sleep(KERNEL_TIME);
             Ok(())

@@ -1,0 +1,554 @@
+//! CUPTI: what ran on the GPUs of this process, and when.
+//!
+//! The library fills buffers that it asks for and hands them back on a thread of its own, through two functions that get no pointer
+//! of ours: so the records are the process's ([`RECORDS`]), as the library's own state is. A record of an *external correlation*
+//! joins the number that a thread pushed with the library's number of a call, and each kernel, copy and fill has that number; both are
+//! kept until tracing ends, since either may come first.
+//!
+//! Structs are those of `cupti_activity.h`, as far as they are read. Later versions of the library append fields to them.
+
+use std::alloc::{Layout, alloc, dealloc};
+use std::ffi::{CStr, c_char, c_void};
+use std::fmt;
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+
+use rustc_hash::FxHashMap;
+
+use super::search::{Library, OpenLibrary, SearchEnvironment};
+use super::table::{CallStatus, entry_points, function_at, text_at};
+use crate::activity::{Activities, Activity, ActivityKind, ActivityTracer, KernelActivity};
+use crate::{Code, Error, Result};
+
+/// `CUpti_BuffersCallbackRequestFunc`.
+type RequestBuffer = unsafe extern "C" fn(*mut *mut u8, *mut usize, *mut usize);
+/// `CUpti_BuffersCallbackCompleteFunc`.
+type CompleteBuffer = unsafe extern "C" fn(*mut c_void, u32, *mut u8, usize, usize);
+/// `CUpti_CallbackFunc`.
+type Callback = unsafe extern "C" fn(*mut c_void, u32, u32, *const c_void);
+
+entry_points! {
+    /// libcupti.
+    CuptiTable {
+        subscribe = "cuptiSubscribe" @ 0 c"cuptiSubscribe"
+            (subscriber: *mut usize, callback: Callback, data: *mut c_void);
+        unsubscribe = "cuptiUnsubscribe" @ 0 c"cuptiUnsubscribe" (subscriber: usize);
+        register_callbacks = "cuptiActivityRegisterCallbacks" @ 0 c"cuptiActivityRegisterCallbacks"
+            (request: RequestBuffer, complete: CompleteBuffer);
+        enable = "cuptiActivityEnable" @ 0 c"cuptiActivityEnable" (kind: u32);
+        disable = "cuptiActivityDisable" @ 0 c"cuptiActivityDisable" (kind: u32);
+        flush_all = "cuptiActivityFlushAll" @ 0 c"cuptiActivityFlushAll" (flag: u32);
+        next_record = "cuptiActivityGetNextRecord" @ 0 c"cuptiActivityGetNextRecord"
+            (buffer: *mut u8, bytes: usize, record: *mut *mut u8);
+        dropped = "cuptiActivityGetNumDroppedRecords" @ 0 c"cuptiActivityGetNumDroppedRecords"
+            (context: *mut c_void, stream: u32, dropped: *mut usize);
+        push_external = "cuptiActivityPushExternalCorrelationId" @ 0 c"cuptiActivityPushExternalCorrelationId"
+            (kind: u32, id: u64);
+        pop_external = "cuptiActivityPopExternalCorrelationId" @ 0 c"cuptiActivityPopExternalCorrelationId"
+            (kind: u32, last: *mut u64);
+        timestamp = "cuptiGetTimestamp" @ 0 c"cuptiGetTimestamp" (timestamp: *mut u64);
+    }
+}
+
+/// `CUPTI_ACTIVITY_KIND_MEMCPY` and the others that are read.
+pub(super) mod kind {
+    pub(in crate::cuda) const COPY: u32 = 1;
+    pub(in crate::cuda) const FILL: u32 = 2;
+    pub(in crate::cuda) const DRIVER: u32 = 4;
+    pub(in crate::cuda) const RUNTIME: u32 = 5;
+    pub(in crate::cuda) const KERNEL: u32 = 10;
+    pub(in crate::cuda) const PEER_COPY: u32 = 22;
+    pub(in crate::cuda) const EXTERNAL_CORRELATION: u32 = 39;
+}
+
+/// What is traced. Correlations come only with the records of calls, which are skipped.
+const KINDS: [u32; 7] = [
+    kind::KERNEL,
+    kind::COPY,
+    kind::FILL,
+    kind::PEER_COPY,
+    kind::EXTERNAL_CORRELATION,
+    kind::DRIVER,
+    kind::RUNTIME,
+];
+
+/// `CUPTI_EXTERNAL_CORRELATION_KIND_CUSTOM0`.
+pub(super) const OUR_CORRELATION: u32 = 3;
+/// `CUPTI_ACTIVITY_FLAG_FLUSH_FORCED`.
+pub(super) const FLUSH_FORCED: u32 = 1;
+/// `CUPTI_ERROR_MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED`.
+pub(super) const MULTIPLE_SUBSCRIBERS: u32 = 39;
+
+/// `CUpti_ActivityKernel10`, its first fields.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(super) struct KernelRecord {
+    pub(super) kind: u32,
+    pub(super) cache_config: u8,
+    pub(super) shared_memory_config: u8,
+    pub(super) registers_per_thread: u16,
+    pub(super) partitioned: [u32; 2],
+    pub(super) start: u64,
+    pub(super) end: u64,
+    pub(super) completed: u64,
+    pub(super) device: u32,
+    pub(super) context: u32,
+    pub(super) stream: u32,
+    pub(super) grid: [u32; 3],
+    pub(super) block: [u32; 3],
+    pub(super) static_shared_memory: u32,
+    pub(super) dynamic_shared_memory: u32,
+    pub(super) local_memory: [u32; 2],
+    pub(super) correlation: u32,
+    pub(super) grid_id: i64,
+    pub(super) name: *const c_char,
+    pub(super) reserved: *mut c_void,
+    pub(super) queued: u64,
+    pub(super) submitted: u64,
+    pub(super) launch: [u8; 4],
+    pub(super) shared_memory_executed: u32,
+    pub(super) graph_node: u64,
+}
+
+/// `CUpti_ActivityMemcpy6`, its first fields.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(super) struct CopyRecord {
+    pub(super) kind: u32,
+    pub(super) kinds_and_flags: [u8; 4],
+    pub(super) bytes: u64,
+    pub(super) start: u64,
+    pub(super) end: u64,
+    pub(super) device: u32,
+    pub(super) context: u32,
+    pub(super) stream: u32,
+    pub(super) correlation: u32,
+    pub(super) runtime_correlation: u32,
+    pub(super) pad: u32,
+    pub(super) reserved: *mut c_void,
+    pub(super) graph_node: u64,
+}
+
+/// `CUpti_ActivityMemcpyPtoP4`, its first fields.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(super) struct PeerCopyRecord {
+    pub(super) kind: u32,
+    pub(super) kinds_and_flags: [u8; 4],
+    pub(super) bytes: u64,
+    pub(super) start: u64,
+    pub(super) end: u64,
+    pub(super) device: u32,
+    pub(super) context: u32,
+    pub(super) stream: u32,
+    pub(super) devices_and_contexts: [u32; 4],
+    pub(super) correlation: u32,
+    pub(super) reserved: *mut c_void,
+    pub(super) graph_node: u64,
+}
+
+/// `CUpti_ActivityMemset4`, its first fields.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(super) struct FillRecord {
+    pub(super) kind: u32,
+    pub(super) value: u32,
+    pub(super) bytes: u64,
+    pub(super) start: u64,
+    pub(super) end: u64,
+    pub(super) device: u32,
+    pub(super) context: u32,
+    pub(super) stream: u32,
+    pub(super) correlation: u32,
+    pub(super) flags: [u16; 2],
+    pub(super) pad: u32,
+    pub(super) reserved: *mut c_void,
+    pub(super) graph_node: u64,
+}
+
+/// `CUpti_ActivityExternalCorrelation`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(super) struct CorrelationRecord {
+    pub(super) kind: u32,
+    pub(super) external_kind: u32,
+    pub(super) external: u64,
+    pub(super) correlation: u32,
+    pub(super) reserved: u32,
+}
+
+/// An activity with the library's numbers and times.
+struct Raw {
+    kind: ActivityKind,
+    name: String,
+    correlation: u32,
+    device: u32,
+    stream: u32,
+    start: u64,
+    end: u64,
+    bytes: u64,
+    kernel: Option<KernelActivity>,
+    graph_node: u64,
+}
+
+/// The records that came in, and spare buffers.
+struct Records {
+    activities: Vec<Raw>,
+    /// Our numbers by the library's.
+    calls: FxHashMap<u32, u64>,
+    spare: Vec<Buffer>,
+    dropped: u64,
+}
+
+/// A buffer that the library fills.
+struct Buffer(*mut u8);
+
+// SAFETY: the memory belongs to whoever holds this, on any thread.
+unsafe impl Send for Buffer {}
+
+/// The size of a buffer: the library's documentation asks for 1 to 10 MB.
+const BUFFER: Layout = match Layout::from_size_align(4 << 20, 8) {
+    Ok(layout) => layout,
+    Err(_) => panic!("the alignment is a power of two"),
+};
+
+/// How many buffers are made before tracing: one that is made meanwhile delays the program's launch.
+const SPARE_BUFFERS: usize = 8;
+
+static RECORDS: Mutex<Option<Records>> = Mutex::new(None);
+static TABLE: OnceLock<CuptiTable> = OnceLock::new();
+
+fn records() -> MutexGuard<'static, Option<Records>> {
+    RECORDS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn new_buffer() -> Option<Buffer> {
+    // SAFETY: the layout has a size.
+    let memory = unsafe { alloc(BUFFER) };
+    (!memory.is_null()).then_some(Buffer(memory))
+}
+
+/// Gives the library an empty buffer. A null pointer makes it drop records, and count them.
+unsafe extern "C" fn request_buffer(buffer: *mut *mut u8, bytes: *mut usize, most_records: *mut usize) {
+    let spare = records().as_mut().and_then(|records| records.spare.pop());
+    let given = spare.or_else(new_buffer).map_or(std::ptr::null_mut(), |buffer| buffer.0);
+    // SAFETY: the library gives three places to write to; 0 is any number of records.
+    unsafe {
+        *buffer = given;
+        *bytes = if given.is_null() { 0 } else { BUFFER.size() };
+        *most_records = 0;
+    }
+}
+
+/// Reads a buffer that the library has filled, and takes it back.
+unsafe extern "C" fn complete_buffer(
+    context: *mut c_void,
+    stream: u32,
+    buffer: *mut u8,
+    _bytes: usize,
+    filled: usize,
+) {
+    if buffer.is_null() {
+        return;
+    }
+    let mut records = records();
+    let (Some(records), Some(table)) = (records.as_mut(), TABLE.get()) else {
+        // SAFETY: it came from `new_buffer`, and the library has no more use for it.
+        unsafe { dealloc(buffer, BUFFER) };
+        return;
+    };
+    let mut record = std::ptr::null_mut();
+    // SAFETY: the buffer is the library's own with so many bytes filled; it answers with an error behind the last record, which
+    // has the layout of its kind and stays until the buffer goes back.
+    unsafe {
+        while table.next_record(buffer, filled, &raw mut record).is_success() {
+            records.read(record);
+        }
+        let mut dropped = 0;
+        if table.dropped(context, stream, &raw mut dropped).is_success() {
+            records.dropped += dropped as u64;
+        }
+    }
+    records.spare.push(Buffer(buffer));
+}
+
+/// Does nothing: no callback is enabled, and a subscriber must have a function.
+unsafe extern "C" fn ignore(_data: *mut c_void, _domain: u32, _id: u32, _call: *const c_void) {}
+
+impl Records {
+    fn new() -> Self {
+        Self {
+            activities: Vec::new(),
+            calls: FxHashMap::default(),
+            spare: (0..SPARE_BUFFERS).filter_map(|_| new_buffer()).collect(),
+            dropped: 0,
+        }
+    }
+
+    /// Adds a record of the library.
+    ///
+    /// # Safety
+    /// `record` points to a record of the library that begins with its kind.
+    unsafe fn read(&mut self, record: *const u8) {
+        // SAFETY: by the kind, a record has the layout that is read; records are aligned to 8 bytes.
+        unsafe {
+            match record.cast::<u32>().read() {
+                kind::KERNEL => self.kernel(&record.cast::<KernelRecord>().read()),
+                kind::COPY => {
+                    let it = record.cast::<CopyRecord>().read();
+                    let numbers = [it.correlation, it.device, it.stream];
+                    self.moved(ActivityKind::Copy, numbers, [it.start, it.end], it.bytes, it.graph_node);
+                }
+                kind::PEER_COPY => {
+                    let it = record.cast::<PeerCopyRecord>().read();
+                    let numbers = [it.correlation, it.device, it.stream];
+                    self.moved(ActivityKind::Copy, numbers, [it.start, it.end], it.bytes, it.graph_node);
+                }
+                kind::FILL => {
+                    let it = record.cast::<FillRecord>().read();
+                    let numbers = [it.correlation, it.device, it.stream];
+                    self.moved(ActivityKind::Fill, numbers, [it.start, it.end], it.bytes, it.graph_node);
+                }
+                kind::EXTERNAL_CORRELATION => {
+                    let it = record.cast::<CorrelationRecord>().read();
+                    if it.external_kind == OUR_CORRELATION {
+                        self.calls.insert(it.correlation, it.external);
+                    }
+                }
+                _ => {}
+            }
+        }
+    }
+
+    /// # Safety
+    /// The name is null or a string of the library.
+    unsafe fn kernel(&mut self, it: &KernelRecord) {
+        // SAFETY: the caller's promise.
+        let name = unsafe { text_at(it.name) };
+        self.activities.push(Raw {
+            kind: ActivityKind::Kernel,
+            name,
+            correlation: it.correlation,
+            device: it.device,
+            stream: it.stream,
+            start: it.start,
+            end: it.end,
+            bytes: 0,
+            kernel: Some(KernelActivity {
+                grid: it.grid,
+                block: it.block,
+                registers: u32::from(it.registers_per_thread),
+                shared_memory_bytes: it.static_shared_memory.saturating_add(it.dynamic_shared_memory),
+            }),
+            graph_node: it.graph_node,
+        });
+    }
+
+    /// Adds a copy or a fill; its numbers are those of the call, the device and the stream.
+    fn moved(
+        &mut self,
+        kind: ActivityKind,
+        [correlation, device, stream]: [u32; 3],
+        [start, end]: [u64; 2],
+        bytes: u64,
+        graph_node: u64,
+    ) {
+        let name = String::new();
+        self.activities.push(Raw {
+            kind,
+            name,
+            correlation,
+            device,
+            stream,
+            start,
+            end,
+            bytes,
+            kernel: None,
+            graph_node,
+        });
+    }
+
+    /// Turns what came in into activities. A record without times is of work that did not end, and counts as dropped.
+    fn resolve(mut self, clock: Clock) -> Activities {
+        self.spare.drain(..).for_each(|buffer| {
+            // SAFETY: it came from `new_buffer`, and nobody else has it.
+            unsafe { dealloc(buffer.0, BUFFER) }
+        });
+        let all = self.activities.len();
+        let whole = self.activities.into_iter().filter(|raw| raw.start > 0 && raw.end >= raw.start);
+        let mut list: Vec<Activity> = whole
+            .map(|raw| Activity {
+                kind: raw.kind,
+                name: raw.name,
+                call: self.calls.get(&raw.correlation).copied(),
+                device: raw.device,
+                stream: raw.stream,
+                start: clock.instant(raw.start),
+                end: clock.instant(raw.end),
+                bytes: raw.bytes,
+                kernel: raw.kernel,
+                graph_node: Some(raw.graph_node).filter(|&node| node != 0),
+            })
+            .collect();
+        list.sort_by_key(|activity| activity.start);
+        let dropped = self.dropped + (all - list.len()) as u64;
+        Activities { list, dropped }
+    }
+}
+
+/// A moment by the library's clock and by the host's.
+#[derive(Clone, Copy)]
+struct Clock {
+    library: u64,
+    host: Instant,
+}
+
+impl Clock {
+    fn instant(self, nanoseconds: u64) -> Instant {
+        let moment = match nanoseconds.checked_sub(self.library) {
+            Some(later) => self.host.checked_add(Duration::from_nanos(later)),
+            None => self.host.checked_sub(Duration::from_nanos(self.library - nanoseconds)),
+        };
+        moment.unwrap_or(self.host)
+    }
+}
+
+/// The library, loaded.
+pub(super) struct Cupti {
+    table: &'static CuptiTable,
+    error_text: Option<unsafe extern "C" fn(u32, *mut *const c_char) -> u32>,
+    /// The subscriber while it traces.
+    subscriber: Mutex<Option<usize>>,
+}
+
+impl fmt::Debug for Cupti {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Cupti").finish_non_exhaustive()
+    }
+}
+
+impl Cupti {
+    pub(super) fn load(environment: &SearchEnvironment) -> Result<Self> {
+        let library = OpenLibrary::open(Library::Cupti, environment, "cuptiSubscribe")?;
+        let symbol = |name: &CStr| library.symbol(name);
+        // SAFETY: the signatures are those that `cupti_activity.h`, `cupti_callbacks.h` and `cupti_result.h` declare for these symbols; an
+        // `OpenLibrary` is never unloaded.
+        let (table, error_text) = unsafe {
+            (
+                TABLE.get_or_init(|| CuptiTable::resolve(|entry| symbol(entry.symbol))),
+                function_at(symbol(c"cuptiGetResultString")),
+            )
+        };
+        Ok(Self { table, error_text, subscriber: Mutex::default() })
+    }
+
+    fn check(&self, outcome: CallStatus) -> Result<()> {
+        if outcome.is_success() {
+            return Ok(());
+        }
+        if outcome.missing.is_some() {
+            return Err(Error::new(Code::NotSupported, outcome.call, "this version of CUPTI lacks it"));
+        }
+        if outcome.status == MULTIPLE_SUBSCRIBERS {
+            let detail = "another profiler of this process has CUPTI (PyTorch's, Nsight's): stop it first";
+            return Err(Error::new(Code::NotSupported, outcome.call, detail));
+        }
+        let mut text = std::ptr::null();
+        // SAFETY: writes a pointer to a string of the library, or leaves it null.
+        let text = unsafe {
+            if let Some(error_text) = self.error_text {
+                error_text(outcome.status, &raw mut text);
+            }
+            text_at(text)
+        };
+        Err(Error::new(
+            Code::Other(outcome.status),
+            outcome.call,
+            format!("CUPTI answered {} ({text})", outcome.status),
+        ))
+    }
+
+    fn subscriber(&self) -> MutexGuard<'_, Option<usize>> {
+        self.subscriber.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn enable(&self) -> Result<()> {
+        // SAFETY: the functions live as long as the process; kinds are numbers.
+        unsafe {
+            self.check(self.table.register_callbacks(request_buffer, complete_buffer))?;
+            KINDS.iter().try_for_each(|&kind| self.check(self.table.enable(kind)))
+        }
+    }
+
+    /// Stops the library, whatever it answers; returns its first refusal.
+    fn disable(&self, subscriber: usize) -> Result<()> {
+        // SAFETY: kinds and the flag are numbers; the subscriber is that of `start`, and goes back once.
+        unsafe {
+            let disabled =
+                KINDS.iter().map(|&kind| self.check(self.table.disable(kind))).fold(Ok(()), Result::and);
+            let flushed = self.check(self.table.flush_all(FLUSH_FORCED));
+            let unsubscribed = self.check(self.table.unsubscribe(subscriber));
+            disabled.and(flushed).and(unsubscribed)
+        }
+    }
+
+    /// Returns a moment by both clocks: of several looks the one between whose two readings of the host's clock the least time passed.
+    fn clock(&self) -> Result<Clock> {
+        const LOOKS: usize = 16;
+        let mut best: Option<(Duration, Clock)> = None;
+        for _ in 0..LOOKS {
+            let (before, mut library) = (Instant::now(), 0);
+            // SAFETY: writes one number.
+            self.check(unsafe { self.table.timestamp(&raw mut library) })?;
+            let took = before.elapsed();
+            if best.is_none_or(|(least, _)| took < least) {
+                best = Some((took, Clock { library, host: before + took / 2 }));
+            }
+        }
+        best.map(|(_, clock)| clock).ok_or_else(|| {
+            Error::new(Code::NotSupported, "cuptiGetTimestamp", "there was no look at the clock")
+        })
+    }
+}
+
+impl ActivityTracer for Cupti {
+    fn start(&self) -> Result<()> {
+        let mut held = self.subscriber();
+        if held.is_some() {
+            return Err(Error::new(Code::InvalidValue, "cuptiSubscribe", "activities are traced already"));
+        }
+        let mut subscriber = 0;
+        // SAFETY: writes a handle; the function does nothing.
+        self.check(unsafe { self.table.subscribe(&raw mut subscriber, ignore, std::ptr::null_mut()) })?;
+        *records() = Some(Records::new());
+        if let Err(error) = self.enable() {
+            let _ = self.disable(subscriber);
+            *records() = None;
+            return Err(error);
+        }
+        *held = Some(subscriber);
+        Ok(())
+    }
+
+    fn enter(&self, call: u64) {
+        // SAFETY: takes two numbers. It is refused only where the kind is none of CUPTI's.
+        let _ = unsafe { self.table.push_external(OUR_CORRELATION, call) };
+    }
+
+    fn leave(&self) {
+        let mut last = 0;
+        // SAFETY: writes one number; refused where nothing was pushed.
+        let _ = unsafe { self.table.pop_external(OUR_CORRELATION, &raw mut last) };
+    }
+
+    fn stop(&self) -> Result<Activities> {
+        let Some(subscriber) = self.subscriber().take() else {
+            return Err(Error::new(Code::InvalidValue, "cuptiUnsubscribe", "activities are not traced"));
+        };
+        let clock = self.clock();
+        let disabled = self.disable(subscriber);
+        let taken = records().take();
+        let clock = clock.and_then(|clock| disabled.map(|()| clock))?;
+        Ok(taken.map(|records| records.resolve(clock)).unwrap_or_default())
+    }
+}

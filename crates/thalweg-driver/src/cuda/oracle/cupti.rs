@@ -1,0 +1,110 @@
+//! CUPTI: arguments, numbers, and the fields of records. Ours are the beginnings of the records, so sizes are not compared.
+
+use cudarc::cupti::sys as cupti;
+
+use super::super::cupti::{
+    self as ours, CopyRecord, CorrelationRecord, CuptiTable, FillRecord, KernelRecord, PeerCopyRecord, kind,
+};
+use super::*;
+
+#[test]
+fn arguments_of_cupti() {
+    let theirs = generated! {
+        cupti:
+            cuptiSubscribe(_, _, _);
+            cuptiUnsubscribe(_);
+            cuptiActivityRegisterCallbacks(_, _);
+            cuptiActivityEnable(_);
+            cuptiActivityDisable(_);
+            cuptiActivityFlushAll(_);
+            cuptiActivityGetNextRecord(_, _, _);
+            cuptiActivityGetNumDroppedRecords(_, _, _);
+            cuptiActivityPushExternalCorrelationId(_, _);
+            cuptiActivityPopExternalCorrelationId(_, _);
+            cuptiGetTimestamp(_);
+    };
+    compare(CuptiTable::signatures(), &theirs, &[]);
+}
+
+#[test]
+fn constants_of_cupti() {
+    use cupti::CUpti_ActivityKind as Kind;
+    same_numbers! {
+        kind::COPY => Kind::CUPTI_ACTIVITY_KIND_MEMCPY;
+        kind::FILL => Kind::CUPTI_ACTIVITY_KIND_MEMSET;
+        kind::DRIVER => Kind::CUPTI_ACTIVITY_KIND_DRIVER;
+        kind::RUNTIME => Kind::CUPTI_ACTIVITY_KIND_RUNTIME;
+        kind::KERNEL => Kind::CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL;
+        kind::PEER_COPY => Kind::CUPTI_ACTIVITY_KIND_MEMCPY2;
+        kind::EXTERNAL_CORRELATION => Kind::CUPTI_ACTIVITY_KIND_EXTERNAL_CORRELATION;
+        ours::OUR_CORRELATION => cupti::CUpti_ExternalCorrelationKind::CUPTI_EXTERNAL_CORRELATION_KIND_CUSTOM0;
+        ours::FLUSH_FORCED => cupti::CUpti_ActivityFlag::CUPTI_ACTIVITY_FLAG_FLUSH_FORCED;
+        ours::MULTIPLE_SUBSCRIBERS => cupti::CUptiResult::CUPTI_ERROR_MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED;
+    }
+}
+
+macro_rules! same_fields {
+    ($ours:ty, $theirs:ty { $($field:ident = $other:ident),* $(,)? }) => {
+        $(assert_eq!(
+            offset_of!($ours, $field),
+            offset_of!($theirs, $other),
+            concat!(stringify!($ours), ".", stringify!($field))
+        );)*
+        assert!(size_of::<$ours>() <= size_of::<$theirs>(), stringify!($ours));
+    };
+}
+
+#[test]
+fn fields_of_records_of_cupti() {
+    same_fields!(KernelRecord, cupti::CUpti_ActivityKernel10 {
+        kind = kind,
+        registers_per_thread = registersPerThread,
+        start = start,
+        end = end,
+        device = deviceId,
+        stream = streamId,
+        grid = gridX,
+        block = blockX,
+        static_shared_memory = staticSharedMemory,
+        dynamic_shared_memory = dynamicSharedMemory,
+        correlation = correlationId,
+        name = name,
+        graph_node = graphNodeId,
+    });
+    same_fields!(CopyRecord, cupti::CUpti_ActivityMemcpy6 {
+        kind = kind,
+        bytes = bytes,
+        start = start,
+        end = end,
+        device = deviceId,
+        stream = streamId,
+        correlation = correlationId,
+        graph_node = graphNodeId,
+    });
+    same_fields!(PeerCopyRecord, cupti::CUpti_ActivityMemcpyPtoP4 {
+        kind = kind,
+        bytes = bytes,
+        start = start,
+        end = end,
+        device = deviceId,
+        stream = streamId,
+        correlation = correlationId,
+        graph_node = graphNodeId,
+    });
+    same_fields!(FillRecord, cupti::CUpti_ActivityMemset4 {
+        kind = kind,
+        bytes = bytes,
+        start = start,
+        end = end,
+        device = deviceId,
+        stream = streamId,
+        correlation = correlationId,
+        graph_node = graphNodeId,
+    });
+    same_fields!(CorrelationRecord, cupti::CUpti_ActivityExternalCorrelation {
+        kind = kind,
+        external_kind = externalKind,
+        external = externalId,
+        correlation = correlationId,
+    });
+}
