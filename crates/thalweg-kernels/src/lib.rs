@@ -27,6 +27,7 @@ pub mod foreach;
 pub mod gather;
 pub mod magnitudes;
 pub mod matmul;
+pub mod next_token;
 pub mod one_query;
 mod operands;
 mod panels;
@@ -137,6 +138,7 @@ pub fn sources() -> Vec<(String, String)> {
     all.extend(extremum_place::sources());
     all.extend(gather::sources());
     all.extend(magnitudes::sources());
+    all.extend(next_token::sources());
     all.extend(scatter::group::sources());
     all.extend(scatter::rows::sources());
     all.extend(scatter::tile::sources());

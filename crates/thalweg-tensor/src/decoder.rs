@@ -5,8 +5,12 @@ use std::ops::Range;
 use std::panic::Location;
 
 use thalweg_ir::DType;
-use thalweg_kernels::decoder_layers::{DecoderLaunch, DecoderLayers, LayerAddresses, MOST_LAYERS};
-use thalweg_runtime::{Device, Result};
+use thalweg_kernels::Placed;
+use thalweg_kernels::decoder_layers::{
+    DecoderAddresses, DecoderLaunch, DecoderLayers, LayerAddresses, MOST_LAYERS,
+};
+use thalweg_kernels::next_token::NextToken;
+use thalweg_runtime::{Device, DevicePointer, RangeOf, Result, Telling};
 
 use crate::autocast::dtype_in_lower;
 use crate::autograd::is_grad_enabled;
@@ -51,13 +55,98 @@ impl<'t> DecoderLayer<'t> {
     }
 }
 
+/// The row that layers take.
+#[derive(Clone, Copy, Debug)]
+pub enum DecoderInput<'t> {
+    /// The row itself, (1, features).
+    Row(&'t Tensor),
+    /// The token's row of a table (tokens, features), plus the position's of another (context, features). The token is one int64 in device memory. A token or a
+    /// position that there is not gives NaN.
+    Embedded {
+        /// The table of tokens.
+        tokens: &'t Tensor,
+        /// The token.
+        token: &'t Tensor,
+        /// The table of positions, as long as the caches.
+        positions: &'t Tensor,
+    },
+}
+
+impl<'t> DecoderInput<'t> {
+    /// Returns the row, or the table of tokens.
+    pub fn first(&self) -> &'t Tensor {
+        match *self {
+            Self::Row(row) => row,
+            Self::Embedded { tokens, .. } => tokens,
+        }
+    }
+
+    /// Returns the tensors of features.
+    fn tensors(&self) -> impl Iterator<Item = &'t Tensor> {
+        let second = match *self {
+            Self::Row(_) => None,
+            Self::Embedded { positions, .. } => Some(positions),
+        };
+        std::iter::once(self.first()).chain(second)
+    }
+
+    /// Returns features and rows of the table of tokens, 0 for a row; `None` if shapes and dtypes do not fit.
+    fn sizes(&self, context: usize) -> Option<(usize, usize)> {
+        match *self {
+            Self::Row(row) => match *row.shape() {
+                [1, features] => Some((features, 0)),
+                _ => None,
+            },
+            Self::Embedded { tokens, token, positions } => match *tokens.shape() {
+                [rows @ 1..=usize::MAX, features]
+                    if positions.shape() == [context, features] && is_number(token) =>
+                {
+                    Some((features, rows))
+                }
+                _ => None,
+            },
+        }
+    }
+}
+
+/// Returns whether a tensor is one int64.
+fn is_number(tensor: &Tensor) -> bool {
+    tensor.dtype() == DType::I64 && tensor.elements() == 1
+}
+
+/// What belongs to a call of layers beside the row and the layers.
+#[derive(Clone, Copy, Debug)]
+pub struct DecoderOptions<'t> {
+    /// The number that norms add to a variance.
+    pub eps: f64,
+    /// Memory in which blocks hand over results, that nothing but calls with these layers uses: [`exchange_for`]. Without it each call has some, which is filled
+    /// with zeros first.
+    pub exchange: Option<&'t Tensor>,
+}
+
+/// Returns memory for calls of some layers, in which blocks hand over results; `None` where the layers are no kernel. Zeros.
+///
+/// # Errors
+/// Those of the allocation.
+pub fn exchange_for(input: DecoderInput<'_>, layers: &[DecoderLayer<'_>]) -> Result<Option<Tensor>> {
+    let device = input.first().device();
+    let Some(sizes) = sizes(device, input, layers, 0.0) else { return Ok(None) };
+    let launches = layers.len().div_ceil(MOST_LAYERS);
+    Tensor::zeros(&[launches, sizes.exchange_bytes() as usize / 4], DType::I32, device).map(Some)
+}
+
 /// Returns the sizes of a launch; `None` if there is none for these layers on this device.
-fn sizes(device: &Device, input: &Tensor, layers: &[DecoderLayer<'_>], eps: f64) -> Option<DecoderLayers> {
+fn sizes(
+    device: &Device,
+    input: DecoderInput<'_>,
+    layers: &[DecoderLayer<'_>],
+    eps: f64,
+) -> Option<DecoderLayers> {
     let properties = device.properties();
     let first = layers.first()?;
-    let (&[1, features], &[1, heads, context, width]) = (input.shape(), first.caches[0].shape()) else {
-        return None;
-    };
+    let &[1, heads, context, width] = first.caches[0].shape() else { return None };
+    let (features, vocabulary) = input.sizes(context)?;
+    let dtype = input.first().dtype();
     let hidden = first.products[2][1].elements();
     let fits = properties.compute_capability.major >= 9
         && context > 0
@@ -69,7 +158,7 @@ fn sizes(device: &Device, input: &Tensor, layers: &[DecoderLayer<'_>], eps: f64)
     let [features, hidden, heads, context] = [features, hidden, heads, context].map(|extent| extent as u64);
     // A host function has no blocks: the simulator takes what an H100 takes.
     let processors = if device.is_simulated() { 132 } else { u64::from(properties.multi_processor_count) };
-    let blocks = DecoderLayers::blocks_for(input.dtype(), [features, hidden, heads], processors)?;
+    let blocks = DecoderLayers::blocks_for(dtype, [features, hidden, heads], processors)?;
     let eps_bits = (eps as f32).to_bits();
     Some(DecoderLayers {
         layers: 0,
@@ -77,8 +166,9 @@ fn sizes(device: &Device, input: &Tensor, layers: &[DecoderLayer<'_>], eps: f64)
         hidden,
         heads,
         context,
+        vocabulary: vocabulary as u64,
         eps_bits,
-        dtype: input.dtype(),
+        dtype,
         blocks,
     })
 }
@@ -105,44 +195,91 @@ fn are_apart<'t>(caches: &[Range<u64>], others: impl IntoIterator<Item = &'t Ten
 /// # Errors
 /// Those of the allocation and the launch.
 pub fn fused_decoder_layers(
-    input: &Tensor,
+    input: DecoderInput<'_>,
     position: &Tensor,
     layers: &[DecoderLayer<'_>],
-    eps: f64,
+    options: DecoderOptions<'_>,
     location: &'static Location<'static>,
 ) -> Result<Option<Tensor>> {
-    let device = input.device();
+    let (device, dtype) = (input.first().device(), input.first().dtype());
     let is_plain = |tensor: &Tensor| {
-        tensor.dtype() == input.dtype()
-            && dtype_in_lower(tensor) == input.dtype()
+        tensor.dtype() == dtype
+            && dtype_in_lower(tensor) == dtype
             && tensor.device() == device
             && !(is_grad_enabled() && tensor.requires_grad())
             && tensor.is_contiguous()
             && tensor.pointer().address().is_multiple_of(16)
     };
-    let all = || layers.iter().flat_map(DecoderLayer::tensors).chain([input]);
-    let is_position =
-        position.dtype() == DType::I64 && position.elements() == 1 && position.device() == device;
-    if !is_position || !all().all(is_plain) {
+    let mut all = layers.iter().flat_map(DecoderLayer::tensors).chain(input.tensors());
+    if !is_number(position) || position.device() != device || !all.all(is_plain) {
         return Ok(None);
     }
-    let Some(sizes) = sizes(device, input, layers, eps) else { return Ok(None) };
+    let Some(sizes) = sizes(device, input, layers, options.eps) else { return Ok(None) };
     let caches: Vec<_> = layers.iter().flat_map(|layer| layer.caches.map(range)).collect();
     let others = layers.iter().flat_map(|layer| layer.norms.into_iter().chain(layer.products).flatten());
-    if !are_apart(&caches, others.chain([input, position])) {
+    if !are_apart(&caches, others.chain(input.tensors()).chain([position])) {
         return Ok(None);
     }
     let (label, stream) = (label_at("decoder_layers", location), device.current_stream());
-    let mut row = input.detach();
-    for layers in layers.chunks(MOST_LAYERS) {
-        let result = Tensor::empty_on(input.shape(), input.dtype(), &stream, label)?;
-        let words = sizes.exchange_bytes() as usize / 4;
-        let exchange = Tensor::zeros(&[words], DType::I32, device)?;
-        let at = [&row, &result, position, &exchange].map(Tensor::pointer);
+    let null = DevicePointer::new(0);
+    let embedded = match input {
+        DecoderInput::Row(_) => [null; 2],
+        DecoderInput::Embedded { token, positions, .. } => [token.pointer(), positions.pointer()],
+    };
+    let mut row: Option<Tensor> = None;
+    for (number, layers) in layers.chunks(MOST_LAYERS).enumerate() {
+        let result = Tensor::empty_on(&[1, sizes.features as usize], dtype, &stream, label)?;
+        let exchange = match options.exchange {
+            Some(exchange) if DecoderLayers::keeps_exchange(layers.len()) => exchange.select(0, number)?,
+            _ => Tensor::zeros(&[sizes.exchange_bytes() as usize / 4], DType::I32, device)?,
+        };
+        let at = DecoderAddresses {
+            row: row.as_ref().unwrap_or_else(|| input.first()).pointer(),
+            result: result.pointer(),
+            position: position.pointer(),
+            exchange: exchange.pointer(),
+            embedded: if number == 0 { embedded } else { [null; 2] },
+        };
+        let sizes = DecoderLayers { vocabulary: if number == 0 { sizes.vocabulary } else { 0 }, ..sizes };
         let addresses = layers.iter().map(DecoderLayer::addresses).collect();
         stream.launch_native(&DecoderLaunch::new(sizes, at, addresses), label)?;
         layers.iter().flat_map(|layer| layer.caches).for_each(Tensor::bump_version);
-        row = result;
+        row = Some(result);
     }
-    Ok(Some(row))
+    Ok(row)
+}
+
+/// Makes the likeliest token the next one: `token = argmax(scores)`, `position += 1`, `history[position] = token`, in one kernel; returns whether there is one for
+/// these tensors, else nothing is done. Scores (…, tokens) of one row in float32, float16 or bfloat16, the others int64: token and position one number each. A
+/// position behind the history is reported at the next synchronization. Asynchronous.
+///
+/// # Errors
+/// Those of the launch.
+pub fn fused_next_token(
+    scores: &Tensor,
+    [token, position, history]: [&Tensor; 3],
+    location: &'static Location<'static>,
+) -> Result<bool> {
+    let device = scores.device();
+    let count = scores.shape().last().copied().unwrap_or(0);
+    let is_list = history.rank() == 1 && history.dtype() == DType::I64;
+    let fits = NextToken::takes(scores.dtype(), count as u64)
+        && scores.elements() == count
+        && is_list
+        && [token, position].into_iter().all(is_number)
+        && [scores, token, position, history].iter().all(|tensor| {
+            tensor.device() == device
+                && tensor.is_contiguous()
+                && !(is_grad_enabled() && tensor.requires_grad())
+        });
+    if !fits {
+        return Ok(false);
+    }
+    let kernel = NextToken { count: count as u64, context: history.elements() as u64, dtype: scores.dtype() };
+    let at = [scores, token, position, history].map(Tensor::pointer);
+    let label = label_at("next_token", location);
+    let _telling = Telling::of("next_token", RangeOf::Dimension(0));
+    device.current_stream().launch_native(&Placed { kernel, at }, label)?;
+    [token, position, history].into_iter().for_each(Tensor::bump_version);
+    Ok(true)
 }

@@ -3,8 +3,11 @@
 //! [`SdpBackend::Cudnn`] is a call of NVIDIA's library, [`SdpBackend::Flash`] a kernel of our own; neither keeps a matrix of scores.
 //! [`SdpBackend::Math`] is a composition of operators. A call takes the first of its thread's backends, in the order of [`SdpBackend`], that can
 //! compute it; [`sdp_kernel`] says which may be taken. Cudnn and Flash take queries, keys and values of bf16 or f16 with 3 or 4 dimensions, equal
-//! batches, up to 128 features in a multiple of 8, and a scale above 0, without a mask and without dropout, on the simulator and on GPUs from
-//! compute capability 8.0 on; Cudnn where the library is there and takes the shape. Math takes everything.
+//! batches, up to 128 features in a multiple of 8, and a scale above 0, without dropout, on the simulator and on GPUs from
+//! compute capability 8.0 on; Cudnn without a mask, and where the library is there and takes the shape. Math takes everything.
+//!
+//! Flash takes a mask of truth values or of numbers that repeats along any of its dimensions and needs no gradient; it adds it to the scores as numbers
+//! of the queries' dtype. A query whose keys are all masked gives zeros.
 //!
 //! One query per head that needs no gradient, such as a step of a decoder, is a form of Flash with a kernel of its own: of f32 as well, and with a
 //! mask of truth values.
@@ -15,8 +18,10 @@
 use std::cell::Cell;
 use std::panic::Location;
 
+use smallvec::SmallVec;
 use thalweg_ir::DType;
 use thalweg_kernels::attention::{CHUNK, MOST_FEATURES};
+use thalweg_kernels::one_query::OneQuery;
 use thalweg_runtime::{Error, Result};
 
 use crate::autocast::dtype_in_lower;
@@ -25,7 +30,6 @@ use crate::caller::label_at;
 use crate::dispatch::{Argument, built_in};
 use crate::kernels::one_query;
 use crate::tensor::{Tensor, Tensors};
-use thalweg_kernels::one_query::OneQuery;
 
 /// A way to compute attention (`torch.nn.attention.SDPBackend`), the preferred first.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -68,15 +72,17 @@ pub fn sdp_kernel<T>(backends: &[SdpBackend], function: impl FnOnce() -> Result<
 
 /// The options of a call of attention, beside its three tensors.
 #[derive(Clone, Copy, Debug)]
-pub struct Request {
+pub struct Request<'t> {
     /// Whether query i sees only the keys up to the i-th.
     pub is_causal: bool,
     /// The factor of the scores.
     pub scale: f64,
     /// Whether several heads of queries share one of keys and values.
     pub enable_gqa: bool,
-    /// Whether there is a mask or dropout.
-    pub is_modified: bool,
+    /// Which keys a query sees, or what is added to the scores.
+    pub mask: Option<&'t Tensor>,
+    /// Whether there is dropout.
+    pub has_dropout: bool,
 }
 
 /// Returns attention by the backend that is to compute it; `None` where that is [`SdpBackend::Math`].
@@ -85,7 +91,7 @@ pub struct Request {
 /// [`Error::is_invalid_argument`] if no backend that may be taken can compute it.
 pub fn fused_attention(
     [query, key, value]: [&Tensor; 3],
-    request: Request,
+    request: Request<'_>,
     location: &'static Location<'static>,
 ) -> Result<Option<Tensor>> {
     let reason = reason_against(&[query, key, value], request).or_else(|| {
@@ -99,13 +105,17 @@ pub fn fused_attention(
         if (rank == 4 && q[0] != k[0]) || (heads != kv_heads && !is_shared) {
             return Some("batches and heads differ");
         }
-        [q, k].iter().any(|shape| shape.contains(&0)).then_some("a tensor has no elements")
+        if [q, k].iter().any(|shape| shape.contains(&0)) {
+            return Some("a tensor has no elements");
+        }
+        reason_against_mask(query, key, request.mask?).or(request.is_causal.then_some("a mask and is_causal exclude each other"))
     });
-    let Some(backends) = fused_backends(query, reason)? else { return Ok(None) };
+    let Some(backends) = fused_backends(query, request.mask.is_some(), reason)? else { return Ok(None) };
     let is_single = query.rank() == 3;
     let whole = |tensor: &Tensor| if is_single { tensor.unsqueeze(0) } else { Ok(tensor.clone()) };
     let [query, key, value] = [whole(query)?, whole(key)?, whole(value)?];
-    let options = [request.is_causal.into(), request.scale.into(), backends.into()];
+    let mask = request.mask.map(|mask| added(mask, dtype_in_lower(&query))).transpose()?;
+    let options = [mask.as_ref().into(), request.is_causal.into(), request.scale.into(), backends.into()];
     let arguments: Vec<Argument<'_>> =
         [&query, &key, &value].into_iter().map(Argument::from).chain(options).collect();
     let label = label_at("scaled_dot_product_attention", location);
@@ -120,8 +130,7 @@ pub fn fused_attention(
 /// Those of the device.
 pub fn one_query_attention(
     [query, key, value]: [&Tensor; 3],
-    mask: Option<&Tensor>,
-    request: Request,
+    request: Request<'_>,
     location: &'static Location<'static>,
 ) -> Result<Option<Tensor>> {
     let [_, flash, _] = ALLOWED.get();
@@ -131,6 +140,7 @@ pub fn one_query_attention(
     let fits = flash
         && !wants_gradient
         && !request.is_causal
+        && !request.has_dropout
         && (3..=4).contains(&rank)
         && k == value.shape()
         && k.len() == rank
@@ -147,11 +157,11 @@ pub fn one_query_attention(
     }
     let whole = |tensor: &Tensor| if rank == 3 { tensor.unsqueeze(0) } else { Ok(tensor.clone()) };
     let tensors = [whole(query)?, whole(key)?, whole(value)?];
-    if !one_query::takes(&tensors[0], &tensors[1], mask) {
+    if !one_query::takes(&tensors[0], &tensors[1], request.mask) {
         return Ok(None);
     }
     let arguments: Vec<Argument<'_>> =
-        tensors.iter().map(Argument::from).chain([mask.into(), request.scale.into()]).collect();
+        tensors.iter().map(Argument::from).chain([request.mask.into(), request.scale.into()]).collect();
     let label = label_at("scaled_dot_product_attention", location);
     let result = built_in!("thalweg::one_query_attention")?.call(&arguments, None, label)?.swap_remove(0);
     if rank == 3 { result.squeeze(0).map(Some) } else { Ok(Some(result)) }
@@ -197,23 +207,48 @@ pub fn fused_packed_attention(
     scale: f64,
     location: &'static Location<'static>,
 ) -> Result<Option<Tensor>> {
-    let request = Request { is_causal, scale, enable_gqa: false, is_modified: false };
+    let request = Request { is_causal, scale, enable_gqa: false, mask: None, has_dropout: false };
     let reason = reason_against(&[packed], request).or_else(|| {
         let is_packed = matches!(packed.shape(), [_, _, 3, _]) && packed.elements() > 0;
         (!is_packed).then_some("it takes (tokens, heads, 3, features)")
     });
-    let Some(backends) = fused_backends(packed, reason)? else { return Ok(None) };
+    let Some(backends) = fused_backends(packed, false, reason)? else { return Ok(None) };
     let arguments = [packed.into(), is_causal.into(), scale.into(), backends.into()];
     let label = label_at("packed_attention", location);
     or_math(built_in!("thalweg::packed_fused_attention")?.call(&arguments, None, label))
 }
 
-/// Returns why neither Cudnn nor Flash can compute attention of these tensors, as far as it is not their shapes that say so.
-fn reason_against(tensors: &[&Tensor], request: Request) -> Option<&'static str> {
+/// Returns a mask as numbers that are added to scores: of truth values, 0 where a key is seen and −∞ where it is not.
+fn added(mask: &Tensor, dtype: DType) -> Result<Tensor> {
+    if mask.dtype() != DType::Bool {
+        return mask.to_dtype(dtype);
+    }
+    let number = |value: f64| Tensor::full(&[], value, dtype, mask.device());
+    mask.select_where(&number(0.0)?, &number(f64::NEG_INFINITY)?)
+}
+
+/// Returns why Flash does not take a mask.
+fn reason_against_mask(query: &Tensor, key: &Tensor, mask: &Tensor) -> Option<&'static str> {
+    let rank = query.rank();
+    let scores = query.shape()[..rank - 1].iter().copied().chain([key.shape()[rank - 2]]);
+    let scores: SmallVec<[usize; 4]> = scores.collect();
+    let fits = mask.rank() <= rank
+        && mask.shape().iter().rev().zip(scores.iter().rev()).all(|(&size, &of)| size == 1 || size == of);
+    if !fits {
+        return Some("the mask does not expand to the scores");
+    }
+    if mask.dtype() != DType::Bool && !mask.dtype().is_floating_point() {
+        return Some("it takes a mask of truth values or of floats");
+    }
+    (is_grad_enabled() && mask.requires_grad()).then_some("the mask needs a gradient")
+}
+
+/// Returns why neither Cudnn nor Flash can compute attention of these tensors, as far as it is not their shapes or the mask that say so.
+fn reason_against(tensors: &[&Tensor], request: Request<'_>) -> Option<&'static str> {
     let device = tensors[0].device();
     let dtype = dtype_in_lower(tensors[0]);
-    if request.is_modified {
-        return Some("there is a mask or dropout");
+    if request.has_dropout {
+        return Some("there is dropout");
     }
     if !matches!(dtype, DType::Bf16 | DType::F16)
         || tensors.iter().any(|tensor| dtype_in_lower(tensor) != dtype)
@@ -232,9 +267,9 @@ fn reason_against(tensors: &[&Tensor], request: Request) -> Option<&'static str>
 }
 
 /// Returns the bits of the fused backends that may compute it, if there is no reason against that; `None` where Math does.
-fn fused_backends(query: &Tensor, reason: Option<&str>) -> Result<Option<i64>> {
+fn fused_backends(query: &Tensor, is_masked: bool, reason: Option<&str>) -> Result<Option<i64>> {
     let [cudnn, flash, math] = ALLOWED.get();
-    let cudnn = cudnn && query.device().properties().libraries.attention;
+    let cudnn = cudnn && !is_masked && query.device().properties().libraries.attention;
     let bit = |is: bool, backend: SdpBackend| if is { backend.bit() } else { 0 };
     match (reason, bit(cudnn, SdpBackend::Cudnn) | bit(flash, SdpBackend::Flash)) {
         (None, backends @ 1..) => Ok(Some(backends)),

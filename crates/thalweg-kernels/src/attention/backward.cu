@@ -17,14 +17,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) NAME(const __grid_const
     const operand &own_first = x.k, &own_second = x.v, &first = x.q, &second = x.grad_o;
     const i64 own_rows = x.keys, rows = x.queries;
     // Queries before the first key see none of this block.
-    const i64 begin = x.is_causal ? at.first / TILE : 0;
+    const i64 begin = is_causal(x) ? at.first / TILE : 0;
     const i64 end = (rows + TILE - 1) / TILE;
     const u32 per_head = end > begin ? u32(end - begin) : 0, tiles = per_head * u32(x.shared);
 #else
     const operand &own_first = x.q, &own_second = x.grad_o, &first = x.k, &second = x.v;
     const i64 own_rows = x.queries, rows = x.keys;
     i64 seen = x.keys;
-    if (x.is_causal && at.first + ROWS < seen) { seen = at.first + ROWS; }
+    if (is_causal(x) && at.first + ROWS < seen) { seen = at.first + ROWS; }
     const u32 tiles = u32((seen + TILE - 1) / TILE);
 #endif
     const u16* const own_first_from = own_first.at + at.batch * own_first.batch + at.head * own_first.head;
@@ -110,6 +110,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) NAME(const __grid_const
         product[half] = is ? sums[x.all_heads * x.padded] : 0;
     }
 #endif
+#if KERNEL == 2 && MASKED
+    const mask added = mask_of(x, at.batch, at.head);
+#endif
     for (u32 n = 0; n < tiles; ++n) {
         const u32 stage = stages + n % STAGES * STAGE_BYTES;
         TAKE(n);
@@ -118,11 +121,22 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) NAME(const __grid_const
         products_commit();
         product_of_rows<TILE, ROWS>(gp, b, stage + TILE_BYTES);
         products_commit();
+#if MASKED && KERNEL == 1
+        const mask added = mask_of(x, at.batch, at.head * x.shared + n / per_head);
+        mask_of_keys<TILE / 2> tile;
+        tile.load(tile, added, row, (begin + n % per_head) * TILE);
+#elif MASKED
+        mask_of_queries<TILE / 2> tile;
+        tile.load(tile, added, row, i64(n) * TILE);
+#endif
         products_wait<1>();
         keep(s);
 #if KERNEL == 1
         const i64 query = (begin + n % per_head) * TILE;
-        const bool is_masked = x.is_causal && query < at.first + group * 64 + 63;
+#if MASKED
+        tile.add(s, tile, added);
+#endif
+        const bool is_masked = is_causal(x) && query < at.first + group * 64 + 63;
         // The first query that sees a row's key, from the tile's first on.
         const i32 from = i32(row - query) - i32(lane % 4 * 2);
         const f32* const sums = (const f32*)(memory + (stage + 2 * TILE_BYTES - shared_address(memory)));
@@ -150,12 +164,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) NAME(const __grid_const
         }
 #else
         const i64 key = i64(n) * TILE;
-        const bool is_masked = key + TILE > x.keys || (x.is_causal && key + TILE > at.first + group * 64 + 1);
+#if MASKED
+        tile.add(s, tile, added, row, key);
+#endif
+        const bool is_masked = key + TILE > x.keys || (is_causal(x) && key + TILE > at.first + group * 64 + 1);
         i32 seen[2];
         #pragma unroll
         for (u32 half = 0; half < 2; ++half) {
             i64 limit = x.keys - key;
-            if (x.is_causal && row + half * 8 + 1 - key < limit) { limit = row + half * 8 + 1 - key; }
+            if (is_causal(x) && row + half * 8 + 1 - key < limit) { limit = row + half * 8 + 1 - key; }
             seen[half] = i32(limit < 0 ? 0 : limit > TILE ? TILE : limit) - i32(lane % 4 * 2);
         }
         #pragma unroll

@@ -3,12 +3,12 @@ constexpr u32 QUERIES = GROUPS * 64;
 constexpr u32 QUERY_BYTES = QUERIES * HEAD * 2, TILE_BYTES = TILE * HEAD * 2;
 
 // Takes what may not be seen out of the scores of a tile of keys from `first` on.
-DEVICE void mask_scores(f32 (&s)[TILE / 2], const arguments& x, const i64 query, const i64 first) {
+DEVICE void limit_scores(f32 (&s)[TILE / 2], const arguments& x, const i64 query, const i64 first) {
     const u32 lane = threadIdx.x % 32;
     #pragma unroll
     for (u32 half = 0; half < 2; ++half) {
         i64 limit = x.keys - first;
-        if (x.is_causal && query + half * 8 + 1 - first < limit) { limit = query + half * 8 + 1 - first; }
+        if (is_causal(x) && query + half * 8 + 1 - first < limit) { limit = query + half * 8 + 1 - first; }
         const i32 seen = i32(limit < 0 ? 0 : limit > TILE ? TILE : limit) - i32(lane % 4 * 2);
         #pragma unroll
         for (u32 j = 0; j < TILE / 8; ++j) {
@@ -19,6 +19,15 @@ DEVICE void mask_scores(f32 (&s)[TILE / 2], const arguments& x, const i64 query,
         }
     }
 }
+
+#if MASKED
+typedef mask_of_queries<TILE / 2> mask_tile;
+#define MASK_LOAD(query, first) mask_tile tile; mask_tile::load(tile, added, query, first)
+#define MASK_ADD(s, query, first) mask_tile::add(s, tile, added, query, first)
+#else
+#define MASK_LOAD(query, first)
+#define MASK_ADD(s, query, first)
+#endif
 
 // The running maximum and sum of two rows of a thread.
 struct rows_state {
@@ -83,9 +92,9 @@ DEVICE void finish_rows(const arguments& x, const place at, const i64 first, f32
 
 // How many tiles of keys the queries below `end` see, and how many of them whole.
 DEVICE u32 tiles_seen(const arguments& x, const i64 end) {
-    return u32(((x.is_causal && end < x.keys ? end : x.keys) + TILE - 1) / TILE);
+    return u32(((is_causal(x) && end < x.keys ? end : x.keys) + TILE - 1) / TILE);
 }
 DEVICE u32 tiles_seen_whole(const arguments& x, const i64 first) {
-    return u32((x.is_causal && first + 1 < x.keys ? first + 1 : x.keys) / TILE);
+    return u32((is_causal(x) && first + 1 < x.keys ? first + 1 : x.keys) / TILE);
 }
 

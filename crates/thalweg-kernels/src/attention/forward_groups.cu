@@ -63,16 +63,23 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) NAME(const __grid_const
         const i64 first = at.first + group * 64, query = first + thread / 32 % 4 * 16 + thread % 32 / 4;
         const u32 tiles = tiles_seen(x, at.first + QUERIES), whole_tiles = tiles_seen_whole(x, first);
         rows_state rows = {{-INFINITE, -INFINITE}, {0, 0}};
+#if MASKED
+        const mask added = mask_of(x, at.batch, at.head);
+#endif
         #pragma unroll
         for (u32 i = 0; i < HEAD / 2; ++i) { o[i] = 0; }
         TAKE_KEYS(n);
         products_begin();
         product_of_rows<TILE, QUERIES>(s, own_q, k + n % STAGES * TILE_BYTES);
         products_commit();
-        products_wait<0>();
-        keep(s);
+        {
+            MASK_LOAD(query, 0);
+            products_wait<0>();
+            keep(s);
+            MASK_ADD(s, query, 0);
+        }
         GIVE(k_free + 8 * (n % STAGES));
-        if (whole_tiles == 0) { mask_scores(s, x, query, 0); }
+        if (whole_tiles == 0) { limit_scores(s, x, query, 0); }
         soften(s, rows, factor, x.scale);
         round_to_elements(p, s);
         for (u32 j = 1; j < tiles; ++j) {
@@ -93,10 +100,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) NAME(const __grid_const
 #if TURNS
             asm volatile("bar.arrive %0, 256;" :: "r"(1 + (group + 1) % GROUPS) : "memory");
 #endif
+            MASK_LOAD(query, i64(j) * TILE);
             products_wait<1>();
             keep(s);
             GIVE(k_free + 8 * (n % STAGES));
-            if (j >= whole_tiles) { mask_scores(s, x, query, i64(j) * TILE); }
+            MASK_ADD(s, query, i64(j) * TILE);
+            if (j >= whole_tiles) { limit_scores(s, x, query, i64(j) * TILE); }
             soften(s, rows, factor, x.scale);
             products_wait<0>();
             keep(o);

@@ -23,15 +23,20 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) NAME(const __grid_const
     f32 o[HEAD / 2], s[TILE / 2], factor[2];
     u32 p[TILE / 4];
     rows_state rows = {{-INFINITE, -INFINITE}, {0, 0}};
+#if MASKED
+    const mask added = mask_of(x, at.batch, at.head);
+#endif
     #pragma unroll
     for (u32 i = 0; i < HEAD / 2; ++i) { o[i] = 0; }
     for (u32 j = 0; j < tiles; ++j) {
         copies_wait<2>();
         __syncthreads();
+        MASK_LOAD(query, i64(j) * TILE);
         product_of_rows<TILE, QUERIES>(s, q + group * 64 * 128, k + j % STAGES * TILE_BYTES);
         __syncthreads();
         copy(k, k_from, x.k.row, j + STAGES);
-        if (j >= whole_tiles) { mask_scores(s, x, query, i64(j) * TILE); }
+        MASK_ADD(s, query, i64(j) * TILE);
+        if (j >= whole_tiles) { limit_scores(s, x, query, i64(j) * TILE); }
         soften(s, rows, factor, x.scale);
         rescale(o, factor);
         round_to_elements(p, s);

@@ -23,6 +23,8 @@ pub struct Operands<'e, T> {
     pub lse: &'e [f32],
     /// The results of [`Pass::Sums`].
     pub sums: &'e [f32],
+    /// The mask, if there is one.
+    pub mask: &'e [T],
 }
 
 /// The results of a pass, as cells, since the gradients of a packed tensor interleave; those that it does not write are empty.
@@ -113,6 +115,19 @@ fn add(to: &mut [f32], factor: f32, row: &[f32]) {
     to.iter_mut().zip(row).for_each(|(to, value)| *to += factor * value);
 }
 
+/// Returns what the mask adds to a score.
+fn added<T: Element>(
+    attention: &Attention,
+    mask: &[T],
+    (batch, head): (u64, u64),
+    query: u64,
+    key: usize,
+) -> f32 {
+    let Some(strides) = attention.mask else { return 0.0 };
+    let at = batch * strides.batch + head * strides.head + query * strides.query + key as u64 * strides.key;
+    mask[at as usize].to_f64() as f32
+}
+
 /// Returns how many keys a query sees.
 fn seen(attention: &Attention, query: u64) -> usize {
     let seen = if attention.is_causal { (query + 1).min(attention.keys) } else { attention.keys };
@@ -127,7 +142,9 @@ fn forward<T: Element>(attention: &Attention, head: Head, read: Operands<'_, T>,
     for query in 0..attention.queries {
         let own = row(attention, read.q, q, (head.batch, head.head, query));
         let seen = seen(attention, query);
-        let scores: Vec<f32> = keys[..seen].iter().map(|key| dot(&own, key) * attention.scale()).collect();
+        let mask = |key: usize| added(attention, read.mask, (head.batch, head.head), query, key);
+        let score = |(at, key): (usize, &Vec<f32>)| dot(&own, key) * attention.scale() + mask(at);
+        let scores: Vec<f32> = keys[..seen].iter().enumerate().map(score).collect();
         let most = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
         let base = if most == f32::NEG_INFINITY { 0.0 } else { most };
         let (mut sum, mut result) = (0.0, vec![0.0; attention.features as usize]);
@@ -169,9 +186,9 @@ fn sums_of(attention: &Attention, place: usize, query: u64, sums: &[f32]) -> (f3
     (sums[at], sums[(attention.batch * attention.heads) as usize * padded + at])
 }
 
-/// Returns a weight again, and the gradient of its score before the scale.
-fn weight(score: f32, scale: f32, (logarithm, product): (f32, f32), gradient: f32) -> (f32, f32) {
-    let weight = (score * (scale * std::f32::consts::LOG2_E) - logarithm).exp2();
+/// Returns a weight again, of a score with scale and mask, and the gradient of the score.
+fn weight(score: f32, (logarithm, product): (f32, f32), gradient: f32) -> (f32, f32) {
+    let weight = (score * std::f32::consts::LOG2_E - logarithm).exp2();
     (weight, weight * (gradient - product))
 }
 
@@ -191,8 +208,10 @@ fn gradient_of_queries<T: Element>(
         let gradient = row(attention, read.grad_o, grad_o, at);
         let sums = sums_of(attention, head.place, query, read.sums);
         let mut result = vec![0.0; attention.features as usize];
-        for (key, value) in keys.iter().zip(&values).take(seen(attention, query)) {
-            let (_, score) = weight(dot(&own, key), attention.scale(), sums, dot(&gradient, value));
+        for (place, (key, value)) in keys.iter().zip(&values).take(seen(attention, query)).enumerate() {
+            let mask = added(attention, read.mask, (head.batch, head.head), query, place);
+            let score = dot(&own, key) * attention.scale() + mask;
+            let (_, score) = weight(score, sums, dot(&gradient, value));
             add(&mut result, score * attention.scale(), key);
         }
         store(write, start(grad_q, head.batch, head.head, query), &result);
@@ -220,8 +239,9 @@ fn gradient_of_keys<T: Element>(
             let sums = sums_of(attention, place, query, read.sums);
             for key in 0..seen(attention, query) {
                 let gradient_of_weight = dot(&gradient, &values[key]);
-                let (weight, score) =
-                    weight(dot(&own, &keys[key]), attention.scale(), sums, gradient_of_weight);
+                let mask = added(attention, read.mask, (batch, head), query, key);
+                let score = dot(&own, &keys[key]) * attention.scale() + mask;
+                let (weight, score) = weight(score, sums, gradient_of_weight);
                 add(&mut of_values[key], weight, &gradient);
                 add(&mut of_keys[key], score * attention.scale(), &own);
             }

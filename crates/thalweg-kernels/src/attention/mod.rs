@@ -83,6 +83,19 @@ pub struct Strides {
     pub row: u64,
 }
 
+/// How far the elements of a mask lie apart: any number of elements, 0 where it repeats.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub struct MaskStrides {
+    /// From one batch to the next.
+    pub batch: u64,
+    /// From one head of the queries to the next.
+    pub head: u64,
+    /// From one query to the next.
+    pub query: u64,
+    /// From one key to the next.
+    pub key: u64,
+}
+
 /// The sizes of attention, and how its operands lie.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Attention {
@@ -106,6 +119,9 @@ pub struct Attention {
     pub scale_bits: u32,
     /// How each operand lies.
     pub strides: PerOperand<Strides>,
+    /// How the mask lies that is added to the scores, of the operands' dtype, if there is one. A query whose keys all have −∞ gives zeros,
+    /// and gradients of 0.
+    pub mask: Option<MaskStrides>,
 }
 
 /// The kernels of attention.
@@ -169,10 +185,12 @@ pub struct Addresses {
     pub lse: u64,
     /// [`Attention::sums`] elements of f32, which the gradient's passes hand on.
     pub sums: u64,
+    /// The mask.
+    pub mask: u64,
 }
 
 /// How many 8-byte words [`AttentionPass::pack`] writes.
-pub const ARGUMENT_WORDS: usize = 46;
+pub const ARGUMENT_WORDS: usize = 51;
 
 impl Attention {
     /// Returns the factor of the scores.
@@ -226,6 +244,17 @@ impl Attention {
         }))
     }
 
+    /// Returns how many elements the mask takes, from its first on, and which of their bytes it touches.
+    fn mask_span(&self) -> (u64, Touch) {
+        let Some(MaskStrides { batch, head, query, key }) = self.mask else { return (0, Touch::default()) };
+        let dimensions = [(self.batch, batch), (self.heads, head), (self.queries, query), (self.keys, key)];
+        let touch = Touch::of(dimensions.into_iter(), self.dtype.size_bytes() as u64);
+        if dimensions.iter().any(|&(extent, _)| extent == 0) {
+            return (0, touch);
+        }
+        (dimensions.iter().map(|(extent, step)| (extent - 1) * step).sum::<u64>() + 1, touch)
+    }
+
     /// Checks that it can be computed.
     ///
     /// # Errors
@@ -268,7 +297,8 @@ impl Attention {
 impl AttentionPass {
     /// The variant of the kernel.
     fn unit(&self) -> Unit {
-        Unit::of(self.pass, self.attention.dtype, self.attention.features, self.cores)
+        let Attention { dtype, features, mask, .. } = self.attention;
+        Unit::of(self.pass, dtype, features, self.cores, mask.is_some())
     }
 
     /// Thread blocks per head, and heads.
@@ -308,10 +338,14 @@ impl AttentionPass {
 
     /// Returns the arguments of a launch as words: address and strides of each operand, in the order of [`PerOperand`]; the addresses of lse
     /// and sums; heads, queries' heads per head of keys, queries, keys, padded queries, blocks per head, heads of a band, heads of all
-    /// batches; features and whether it is causal; scale in base 2, and scale; the numbers of dtype and pass.
+    /// batches; features and whether it is causal, with a second bit for a mask; scale in base 2, and scale; the numbers of dtype and pass;
+    /// address and strides of the mask.
     #[must_use]
     pub fn pack(&self, at: &Addresses) -> [u64; ARGUMENT_WORDS] {
-        let Attention { batch, heads, kv_heads, queries, keys, features, is_causal, .. } = self.attention;
+        let Attention { batch, heads, kv_heads, queries, keys, features, is_causal, mask, .. } =
+            self.attention;
+        let added = mask.unwrap_or_default();
+        let flags = u32::from(is_causal) | u32::from(mask.is_some()) << 1;
         let halves = |low: u32, high: u32| u64::from(low) | u64::from(high) << 32;
         let scale = self.attention.scale();
         let mut words = [0; ARGUMENT_WORDS];
@@ -331,10 +365,15 @@ impl AttentionPass {
             self.blocks()[0],
             self.band(),
             batch * heads,
-            halves(features as u32, u32::from(is_causal)),
+            halves(features as u32, flags),
             halves((scale * std::f32::consts::LOG2_E).to_bits(), scale.to_bits()),
             crate::arguments::number_of(self.attention.dtype),
             pass,
+            at.mask,
+            added.batch,
+            added.head,
+            added.query,
+            added.key,
         ]);
         words
     }
@@ -344,8 +383,11 @@ impl AttentionPass {
     pub fn unpack(bytes: &[u8]) -> Option<(Self, Addresses)> {
         let words = crate::arguments::words::<ARGUMENT_WORDS>(bytes)?;
         let (operands, rest) = words.split_at(32);
+        let (rest, added) = rest.split_at(14);
         let [lse, sums, heads, shared, queries, keys, _, _, _, all, features, scale, dtype, pass] =
             *rest.as_array()?;
+        let [mask, batch, head, query, key] = *added.as_array()?;
+        let (flags, added) = (features >> 32, MaskStrides { batch, head, query, key });
         let strides = std::array::from_fn(|at| Strides {
             batch: operands[at * 4 + 1],
             head: operands[at * 4 + 2],
@@ -359,16 +401,17 @@ impl AttentionPass {
             queries,
             keys,
             features: features & u64::from(u32::MAX),
-            is_causal: features >> 32 != 0,
+            is_causal: flags & 1 != 0,
             scale_bits: (scale >> 32) as u32,
             strides: PerOperand::of(strides),
+            mask: (flags & 2 != 0).then_some(added),
         };
         let pass = *Pass::ALL.get(usize::try_from(pass).ok()?)?;
         let operands = PerOperand::of(std::array::from_fn(|at| operands[at * 4]));
         // How a GPU does it does not matter to the host.
         Some((
             Self { attention, pass, cores: TensorCores::Warp, processors: 0 },
-            Addresses { operands, lse, sums },
+            Addresses { operands, lse, sums, mask },
         ))
     }
 }

@@ -27,7 +27,8 @@ impl NativeKernel for Placed<AttentionPass, Addresses> {
 
     fn check(&self) -> Result<(), Fault> {
         self.kernel.attention.check()?;
-        match self.at.operands.list().iter().all(|address| address.is_multiple_of(16)) {
+        let is_element = self.at.mask.is_multiple_of(self.kernel.attention.dtype.size_bytes() as u64);
+        match is_element && self.at.operands.list().iter().all(|address| address.is_multiple_of(16)) {
             true => Ok(()),
             false => Err(Fault::new("attention: operands begin at multiples of 16 bytes".to_owned())),
         }
@@ -58,7 +59,7 @@ impl NativeKernel for Placed<AttentionPass, Addresses> {
         };
         let (lse, sums) = (DevicePointer::new(at.lse), DevicePointer::new(at.sums));
         let (lse_bytes, sums_bytes) = (attention.lse() * 4, attention.sums() * 4);
-        match pass {
+        let mut accesses = match pass {
             Pass::Forward => {
                 Accesses::from_iter([read(0), read(1), read(2), write(3), Access::write(lse, lse_bytes)])
             }
@@ -85,7 +86,12 @@ impl NativeKernel for Placed<AttentionPass, Addresses> {
                 Access::read(sums, sums_bytes),
                 write(5),
             ]),
+        };
+        if let (Some(_), true) = (attention.mask, *pass != Pass::Sums) {
+            let (span, touch) = attention.mask_span();
+            accesses.push(Access::read(DevicePointer::new(at.mask), span * size).touching(touch));
         }
+        accesses
     }
 }
 
@@ -103,6 +109,9 @@ impl Placed<LibraryAttention, Addresses> {
     /// # Errors
     /// Those of [`Attention::check`], and where an operand does not begin at a multiple of 16 bytes.
     pub fn check(&self) -> Result<(), Fault> {
+        if self.kernel.attention.mask.is_some() {
+            return Err(Fault::new("attention: no library is called with a mask".to_owned()));
+        }
         self.pass().check()
     }
 
@@ -169,6 +178,7 @@ fn run_backward_typed<T: Element>(
         grad_o: read(4)?,
         lse: launch.read(DevicePointer::new(at.lse), attention.lse() as usize)?,
         sums: &[],
+        mask: &[],
     };
     let none = Outputs { rows: &[], grad_k: &[], grad_v: &[], numbers: &[] };
     let numbers = Cell::from_mut(sums.as_mut_slice()).as_slice_of_cells();
@@ -220,6 +230,11 @@ fn run_typed<T: Element>(
         grad_o: read(4, *pass != Pass::Forward)?,
         lse: numbers(at.lse, lse, is_sums)?,
         sums: numbers(at.sums, sums, backward)?,
+        mask: match attention.mask_span().0 {
+            0 => &[],
+            _ if is_sums => &[],
+            span => launch.read(DevicePointer::new(at.mask), span as usize)?,
+        },
     };
     let outputs = Outputs {
         rows: if *pass == Pass::Forward { write(3, true)? } else { write(5, *pass == Pass::Queries)? },

@@ -18,6 +18,8 @@ pub(super) struct Unit {
     pass: Pass,
     dtype: DType,
     cores: TensorCores,
+    /// Whether a mask is added to the scores.
+    is_masked: bool,
     /// Features that a tile has room for: 64 or 128.
     head: u32,
     /// Groups of four warps, each with 64 rows of its own.
@@ -31,11 +33,17 @@ pub(super) struct Unit {
 }
 
 impl Unit {
-    pub(super) fn of(pass: Pass, dtype: DType, features: u64, cores: TensorCores) -> Self {
+    pub(super) fn of(pass: Pass, dtype: DType, features: u64, cores: TensorCores, is_masked: bool) -> Self {
+        // The sums read no scores.
+        let is_masked = is_masked && pass != Pass::Sums;
         let head = if pass != Pass::Sums && features > 64 { 128 } else { 64 };
         let cores = if pass == Pass::Sums { TensorCores::Warp } else { cores };
         let (groups, tile, stages) = match (cores, pass, head) {
             (TensorCores::Warp, ..) => (2, 64, 2),
+            // A mask takes registers.
+            (_, Pass::Forward, 64) if is_masked => (2, 128, 3),
+            (_, Pass::Queries, 128) if is_masked => (2, 64, 3),
+            (_, Pass::Keys, 64) if is_masked => (2, 64, 3),
             (_, Pass::Forward, 64) => (3, 128, 3),
             (_, Pass::Forward, _) => (2, 128, 3),
             (_, Pass::Queries, 64) => (3, 64, 4),
@@ -45,7 +53,7 @@ impl Unit {
         };
         // The registers of a multiprocessor, shared out: a group of four warps copies.
         let registers = if groups == 3 { [32, 160] } else { [40, 232] };
-        Self { pass, dtype, cores, head, groups, tile, stages, registers }
+        Self { pass, dtype, cores, is_masked, head, groups, tile, stages, registers }
     }
 
     /// Rows that a block of threads owns.
@@ -78,8 +86,9 @@ impl Unit {
     pub(super) fn name(&self) -> &'static str {
         macro_rules! names {
             ($($head:literal $dtype:ident $pass:ident $cores:ident => $name:literal,)*) => {
-                match (self.head, self.dtype, self.pass, self.cores) {
-                    $(($head, DType::$dtype, Pass::$pass, TensorCores::$cores) => $name,)*
+                match (self.head, self.dtype, self.pass, self.cores, self.is_masked) {
+                    $(($head, DType::$dtype, Pass::$pass, TensorCores::$cores, false) => $name,)*
+                    $(($head, DType::$dtype, Pass::$pass, TensorCores::$cores, true) => concat!($name, "_masked"),)*
                     _ => "attention_of_no_dtype",
                 }
             };
@@ -134,6 +143,7 @@ impl Unit {
             ("KERNEL", kernel),
             ("WARP_GROUPS", u32::from(is_group)),
             ("IS_BF16", u32::from(is_bf16)),
+            ("MASKED", u32::from(self.is_masked)),
             // It pays where exponentials take as long as products.
             ("TURNS", u32::from(self.head == 64)),
         ];
@@ -217,9 +227,12 @@ pub(crate) fn sources() -> Vec<(String, String)> {
     for dtype in [DType::Bf16, DType::F16] {
         for cores in [TensorCores::Warp, TensorCores::WarpGroup] {
             for (pass, features) in Pass::ALL.into_iter().flat_map(|pass| [(pass, 64), (pass, 128)]) {
-                let unit = Unit::of(pass, dtype, features, cores);
-                if pass != Pass::Sums || (features == 64 && cores == TensorCores::Warp) {
-                    all.push((unit.name().to_owned(), unit.print()));
+                for is_masked in [false, true] {
+                    let unit = Unit::of(pass, dtype, features, cores, is_masked);
+                    let is_sums = features == 64 && cores == TensorCores::Warp && !is_masked;
+                    if pass != Pass::Sums || is_sums {
+                        all.push((unit.name().to_owned(), unit.print()));
+                    }
                 }
             }
         }

@@ -51,15 +51,133 @@ struct arguments {
     f32* sums;
     // Heads of queries, and how many share one of keys; blocks of a head, and heads of a band.
     i64 heads, shared, queries, keys, padded, blocks, band, all_heads;
-    u32 columns, is_causal;
+    u32 columns, flags;
     // The factor of scores in base 2, and the factor itself.
     f32 scale, factor;
     u64 dtype, pass;
+    // What is added to the scores: strides along batches, heads and queries, and along keys; 0 where it repeats.
+    operand mask;
+    i64 mask_key;
 };
 
 struct place {
     i64 batch, head, first;
 };
+
+DEVICE bool is_causal(const arguments& x) { return x.flags & 1; }
+
+#if MASKED
+// What is added to the scores of a head before their factor: `inverse` is one by that.
+struct mask {
+    const u16* at;
+    i64 query, key, queries, keys;
+    f32 inverse;
+    // Whether two neighbouring keys are one load.
+    bool pairs;
+};
+
+DEVICE mask mask_of(const arguments& x, const i64 batch, const i64 head) {
+    const u16* const at = x.mask.at + batch * x.mask.batch + head * x.mask.head;
+    return {at, x.mask.row, x.mask_key, x.queries, x.keys, 1 / x.factor, x.mask_key == 1 && x.mask.row % 2 == 0 && u64(at) % 4 == 0};
+}
+
+DEVICE f32 mask_at(const u16* at) { return low_of(__ldg(at)); }
+
+// Loads that stay where they are written: they are under way while products are.
+DEVICE u32 load_pair(const u32* at) {
+    u32 x;
+    asm volatile("ld.global.nc.u32 %0, [%1];" : "=r"(x) : "l"(at));
+    return x;
+}
+DEVICE u16 load_one(const u16* at) {
+    u16 x;
+    asm volatile("ld.global.nc.u16 %0, [%1];" : "=h"(x) : "l"(at));
+    return x;
+}
+
+// The mask of scores of queries `query` and eight further on, and of COUNT · 2 keys from `first` on, two a lane. Where there are no such queries or keys,
+// it is what the last one has: those scores count for nothing.
+template <u32 COUNT> struct mask_of_queries {
+    u32 upper[COUNT / 4], lower[COUNT / 4];
+    bool is_loaded;
+
+    DEVICE const u16* row(const mask& m, const i64 query) { return m.at + (query < m.queries ? query : m.queries - 1) * m.query; }
+
+    // Most masks are of keys alone, and both queries have the same.
+    DEVICE void load(mask_of_queries& x, const mask& m, const i64 query, const i64 first) {
+        x.is_loaded = m.pairs && first + COUNT * 2 <= m.keys;
+        if (x.is_loaded) {
+            const i64 column = first + threadIdx.x % 4 * 2;
+            const u32 *const a = (const u32*)(row(m, query) + column), *const b = (const u32*)(row(m, query + 8) + column);
+            #pragma unroll
+            for (u32 j = 0; j < COUNT / 4; ++j) { x.upper[j] = load_pair(a + j * 4); }
+            if (m.query != 0) {
+                #pragma unroll
+                for (u32 j = 0; j < COUNT / 4; ++j) { x.lower[j] = load_pair(b + j * 4); }
+            }
+        }
+    }
+
+    DEVICE void add(f32 (&s)[COUNT], const mask_of_queries& x, const mask& m, const i64 query, const i64 first) {
+        if (x.is_loaded) {
+            #pragma unroll
+            for (u32 j = 0; j < COUNT / 4; ++j) {
+                const u32 lower = m.query == 0 ? x.upper[j] : x.lower[j];
+                s[j * 4] = __fmaf_rn(low_of(x.upper[j]), m.inverse, s[j * 4]);
+                s[j * 4 + 1] = __fmaf_rn(high_of(x.upper[j]), m.inverse, s[j * 4 + 1]);
+                s[j * 4 + 2] = __fmaf_rn(low_of(lower), m.inverse, s[j * 4 + 2]);
+                s[j * 4 + 3] = __fmaf_rn(high_of(lower), m.inverse, s[j * 4 + 3]);
+            }
+            return;
+        }
+        const u16 *const a = row(m, query), *const b = row(m, query + 8);
+        #pragma unroll
+        for (u32 j = 0; j < COUNT / 4; ++j) {
+            #pragma unroll
+            for (u32 i = 0; i < 2; ++i) {
+                const i64 key = first + threadIdx.x % 4 * 2 + j * 8 + i, at = (key < m.keys ? key : m.keys - 1) * m.key;
+                s[j * 4 + i] = __fmaf_rn(mask_at(a + at), m.inverse, s[j * 4 + i]);
+                s[j * 4 + 2 + i] = __fmaf_rn(mask_at(b + at), m.inverse, s[j * 4 + 2 + i]);
+            }
+        }
+    }
+};
+
+// The same of the transposed matrix: of keys `key` and eight further on, and queries from `first` on.
+template <u32 COUNT> struct mask_of_keys {
+    u16 each[COUNT];
+
+    DEVICE const u16* row(const mask& m, const i64 key) { return m.at + (key < m.keys ? key : m.keys - 1) * m.key; }
+
+    DEVICE void load(mask_of_keys& x, const mask& m, const i64 key, const i64 first) {
+        const u16 *a = row(m, key), *b = row(m, key + 8);
+        if (m.query == 0) {
+            x.each[0] = load_one(a);
+            x.each[2] = load_one(b);
+            return;
+        }
+        const i64 column = first + threadIdx.x % 4 * 2;
+        const bool is_whole = first + COUNT * 2 <= m.queries;
+        #pragma unroll
+        for (u32 j = 0; j < COUNT / 4; ++j) {
+            #pragma unroll
+            for (u32 i = 0; i < 2; ++i) {
+                const i64 query = column + j * 8 + i, at = (is_whole || query < m.queries ? query : m.queries - 1) * m.query;
+                x.each[j * 4 + i] = load_one(a + at);
+                x.each[j * 4 + 2 + i] = load_one(b + at);
+            }
+        }
+    }
+
+    DEVICE void add(f32 (&s)[COUNT], const mask_of_keys& x, const mask& m) {
+        const bool is_same = m.query == 0;
+        #pragma unroll
+        for (u32 i = 0; i < COUNT; ++i) {
+            s[i] = __fmaf_rn(low_of(is_same ? x.each[i / 2 % 2 * 2] : x.each[i]), m.inverse, s[i]);
+        }
+    }
+};
+#endif
 
 // Which rows of which head a block of threads owns: heads in bands whose operands stay in the cache, and in a band the blocks with the most work
 // first.

@@ -3,7 +3,7 @@
 use thalweg_driver::{DevicePointer, HostFault, HostLaunch};
 use thalweg_ir::{DType, Element, bf16, f16};
 
-use super::{DecoderLaunch, DecoderLayers, LayerAddresses};
+use super::{DecoderAddresses, DecoderLaunch, DecoderLayers, LayerAddresses};
 use crate::matmul::few_rows::{FewRows, gelu};
 
 pub(super) fn run(launch: &HostLaunch<'_>) -> Result<(), HostFault> {
@@ -58,19 +58,46 @@ fn rounded<T: Element>(row: &[f32]) -> Vec<T> {
 fn run_typed<T: Element>(
     launch: &HostLaunch<'_>,
     sizes: &DecoderLayers,
-    [x, result, position, exchange]: [DevicePointer; 4],
+    at: DecoderAddresses,
     layers: &[LayerAddresses],
 ) -> Result<(), HostFault> {
+    let DecoderAddresses { result, position, exchange, .. } = at;
     let position = launch.read::<i64>(position, 1)?[0];
-    let given = launch.read::<T>(x, sizes.features as usize)?;
-    let mut row: Vec<f32> = given.iter().map(|x| x.to_f64() as f32).collect();
-    for at in layers {
-        layer::<T>(launch, sizes, position, at, &mut row)?;
+    let mut row = given::<T>(launch, sizes, position, &at)?;
+    for layer_at in layers {
+        layer::<T>(launch, sizes, position, layer_at, &mut row)?;
     }
     // What blocks hand over in is not zero behind a launch.
     launch.write::<u32>(exchange, sizes.exchange_bytes() as usize / 4)?.fill(u32::MAX);
     launch.write::<T>(result, sizes.features as usize)?.copy_from_slice(&rounded::<T>(&row));
     Ok(())
+}
+
+/// Returns the row that goes in, NaN of a token or a position that there is not.
+fn given<T: Element>(
+    launch: &HostLaunch<'_>,
+    sizes: &DecoderLayers,
+    position: i64,
+    at: &DecoderAddresses,
+) -> Result<Vec<f32>, HostFault> {
+    let features = sizes.features as usize;
+    let wide = |row: &[T]| row.iter().map(|x| x.to_f64() as f32).collect::<Vec<f32>>();
+    if sizes.vocabulary == 0 {
+        return Ok(wide(launch.read::<T>(at.row, features)?));
+    }
+    let [token_at, positions_at] = at.embedded;
+    let token = launch.read::<i64>(token_at, 1)?[0];
+    let tokens = launch.read::<T>(at.row, sizes.vocabulary as usize * features)?;
+    let positions = launch.read::<T>(positions_at, sizes.context as usize * features)?;
+    let row_of = |table: &[T], row: i64| {
+        let row = usize::try_from(row).ok().and_then(|row| table.chunks_exact(features).nth(row))?;
+        Some(wide(row))
+    };
+    let (Some(token), Some(position)) = (row_of(tokens, token), row_of(positions, position)) else {
+        return Ok(vec![f32::NAN; features]);
+    };
+    let sum: Vec<f32> = token.iter().zip(&position).map(|(a, b)| a + b).collect();
+    Ok(wide(&rounded::<T>(&sum)))
 }
 
 /// Carries out a layer on the row.

@@ -8,7 +8,10 @@ struct NAME_arguments {
     ELEMENT* result;
     const i64* position;
     u32* exchange;
-    u64 layers, context, scale, eps;
+    // Where they are given, the row is that of the token in `x`, plus that of the position in `added`.
+    const i64* token;
+    const ELEMENT* added;
+    u64 layers, context, scale, eps, vocabulary;
     layer layer_of[LAYERS];
     // What the host function is told of the sizes.
     u64 sizes;
@@ -304,6 +307,21 @@ static __device__ __forceinline__ void normalize(state& own, const float2 (&pair
     meet();
 }
 
+// Two features of the row that goes in; NaN of a token that there is not, and of a position.
+static __device__ __forceinline__ float2 given(const NAME_arguments& x, const i64 token, const i64 position, const u32 at) {
+    if (x.token == nullptr) {
+        const u32 both = ((const u32*)x.x)[at];
+        return make_float2(low(both), high(both));
+    }
+    if (u64(token) >= x.vocabulary || u64(position) >= x.context) {
+        return make_float2(__int_as_float(0x7fc00000), __int_as_float(0x7fc00000));
+    }
+    const u32 both = ((const u32*)x.x)[token * (FEATURES / 2) + at], plus = ((const u32*)x.added)[position * (FEATURES / 2) + at];
+    // The sum is rounded as a row is.
+    const u32 sum = pair_of(low(both) + low(plus), high(both) + high(plus));
+    return make_float2(low(sum), high(sum));
+}
+
 // Waits for pairs of a row of f32.
 static __device__ __forceinline__ void await_pairs(float2 (&pairs)[PAIRS], const u32* from, const u32 tag) {
     tagged given[PAIRS];
@@ -460,7 +478,7 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32, 1) NAME(const __grid_
     extern __shared__ __align__(128) u8 dynamic[];
     state& own = *(state*)dynamic;
     const u32 thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
-    const i64 position = *x.position;
+    const i64 position = *x.position, token = x.token == nullptr ? 0 : *x.token;
     piece p;
     p.fresh = position >= 0 && position < i64(x.context) ? u32(position) : 0xffffffffu;
     const u32 context = u32(x.context), layers = u32(x.layers);
@@ -545,13 +563,12 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32, 1) NAME(const __grid_
     float2 pairs[PAIRS];
     #pragma unroll
     for (u32 i = 0; i < PAIRS; ++i) {
-        const u32 both = ((const u32*)x.x)[min(thread + i * THREADS, FEATURES / 2 - 1)];
-        pairs[i] = make_float2(low(both), high(both));
+        pairs[i] = given(x, token, position, min(thread + i * THREADS, FEATURES / 2 - 1));
     }
     if (2 * thread < mixing::rows()) {
-        const u32 both = ((const u32*)x.x)[mixing::first() / 2 + thread];
-        own.residual[2 * thread] = low(both);
-        own.residual[2 * thread + 1] = high(both);
+        const float2 both = given(x, token, position, mixing::first() / 2 + thread);
+        own.residual[2 * thread] = both.x;
+        own.residual[2 * thread + 1] = both.y;
     }
 
     #pragma unroll 1

@@ -48,7 +48,7 @@ const PARTS: u64 = 4;
 const SLOTS: u64 = 3;
 
 /// Words in front of the layers' addresses.
-const HEAD_WORDS: usize = 8;
+const HEAD_WORDS: usize = 11;
 
 /// Addresses of a layer.
 const LAYER_WORDS: usize = 14;
@@ -64,8 +64,10 @@ pub struct DecoderLayers {
     pub hidden: u64,
     /// Heads, of 16, 32, 64 or 128 features.
     pub heads: u64,
-    /// Keys that a cache holds.
+    /// Keys that a cache holds, and rows of the table of positions.
     pub context: u64,
+    /// Rows of the table of tokens; 0 where the row itself is given.
+    pub vocabulary: u64,
     /// The number that is added to a variance, by its bits.
     pub eps_bits: u32,
     /// Of weights, rows and caches: float16 or bfloat16.
@@ -147,7 +149,14 @@ impl DecoderLayers {
         products.iter().map(weights).sum::<u64>() + SLOTS * 2 * THREADS * 16 + rows + layers + 1024
     }
 
-    /// Returns how many bytes the blocks hand results over in. They are zero before the launch.
+    /// Returns whether a launch of so many layers may find in the exchange what the launch before it left there, which had as many: their last tags are none
+    /// that it waits for first. (What is handed from layer to layer ends with the tag before the last.)
+    #[must_use]
+    pub const fn keeps_exchange(layers: usize) -> bool {
+        layers > 2
+    }
+
+    /// Returns how many bytes the blocks hand results over in.
     #[must_use]
     pub fn exchange_bytes(&self) -> u64 {
         let partial = 2 * (self.features / self.heads) + 4;
@@ -218,6 +227,7 @@ pub(crate) fn sources() -> impl Iterator<Item = (String, String)> {
             hidden: 3072,
             heads: 12,
             context: 1,
+            vocabulary: 0,
             eps_bits: 0,
             dtype,
             blocks: 128,
@@ -226,28 +236,47 @@ pub(crate) fn sources() -> impl Iterator<Item = (String, String)> {
     })
 }
 
-/// A launch: the sizes with the addresses of the row (features), the result (features), the position (one int64), the zeros that results are handed over in
-/// ([`exchange_bytes`](DecoderLayers::exchange_bytes)), and the layers.
+/// Where the operands of a launch begin, beside the layers.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct DecoderAddresses {
+    /// The row (features), or the table of tokens (vocabulary, features).
+    pub row: DevicePointer,
+    /// The result (features).
+    pub result: DevicePointer,
+    /// The position, one int64.
+    pub position: DevicePointer,
+    /// Where results are handed over, [`exchange_bytes`](DecoderLayers::exchange_bytes): zeros, or what a launch of as many layers left behind, where
+    /// [`DecoderLayers::keeps_exchange`] says so.
+    pub exchange: DevicePointer,
+    /// The token, one int64, and the table of positions (context, features); null where the row itself is given.
+    pub embedded: [DevicePointer; 2],
+}
+
+arguments! { DecoderAddresses { row, result, position, exchange, embedded } }
+
+/// A launch: the sizes, the addresses of the operands, and the layers.
 #[derive(Clone, Debug)]
 pub struct DecoderLaunch {
     sizes: DecoderLayers,
     name: String,
-    at: [DevicePointer; 4],
+    at: DecoderAddresses,
     layers: Vec<LayerAddresses>,
 }
 
 impl DecoderLaunch {
     /// Makes the launch of layers, whose number is that of the addresses.
     #[must_use]
-    pub fn new(sizes: DecoderLayers, at: [DevicePointer; 4], layers: Vec<LayerAddresses>) -> Self {
+    pub fn new(sizes: DecoderLayers, at: DecoderAddresses, layers: Vec<LayerAddresses>) -> Self {
         let sizes = DecoderLayers { layers: layers.len() as u64, ..sizes };
         Self { name: sizes.name(), sizes, at, layers }
     }
 
     /// Reads back the arguments of a launch. `None` if the bytes are no such thing.
-    fn unpack(bytes: &[u8]) -> Option<(DecoderLayers, [DevicePointer; 4], Vec<LayerAddresses>)> {
+    fn unpack(bytes: &[u8]) -> Option<(DecoderLayers, DecoderAddresses, Vec<LayerAddresses>)> {
         let words: [u64; HEAD_WORDS + 1 + MOST_LAYERS * LAYER_WORDS] = arguments::words(bytes)?;
-        let [x, result, position, exchange, layers, context, _, eps, ..] = words;
+        let mut head = words.iter();
+        let at = DecoderAddresses::read(&mut head)?;
+        let &[layers, context, _, eps, vocabulary, ..] = head.as_slice() else { return None };
         let (addresses, sizes) = words[HEAD_WORDS..].split_at(MOST_LAYERS * LAYER_WORDS);
         let [packed] = *sizes else { return None };
         let count = usize::try_from(layers).ok().filter(|&count| count <= MOST_LAYERS)?;
@@ -257,13 +286,14 @@ impl DecoderLaunch {
             hidden: packed >> 16 & 0xffff,
             heads: packed >> 32 & 0xffff,
             context,
+            vocabulary,
             eps_bits: u32::try_from(eps).ok()?,
             dtype: arguments::dtype_of(packed >> 48 & 0xff)?,
             blocks: 1,
         };
         let mut addresses = addresses.iter();
         let layers = (0..count).map(|_| LayerAddresses::read(&mut addresses)).collect::<Option<_>>()?;
-        Some((sizes, [x, result, position, exchange].map(DevicePointer::new), layers))
+        Some((sizes, at, layers))
     }
 }
 
@@ -291,9 +321,11 @@ impl NativeKernel for DecoderLaunch {
         if self.layers.is_empty() || self.layers.len() > MOST_LAYERS || context == 0 || context >= 1 << 31 {
             return fault("a launch has 1 to 32 layers, and a cache 1 to 2³¹ - 1 keys");
         }
-        // The position is one number.
-        let [x, result, _, exchange] = self.at;
-        let mut all: Words = [x, result, exchange].iter().map(|at| at.address()).collect();
+        let DecoderAddresses { row, result, exchange, embedded: [token, positions], .. } = self.at;
+        if (self.sizes.vocabulary == 0) != (token.address() == 0) {
+            return fault("a token is given with the table that it is a row of");
+        }
+        let mut all: Words = [row, result, exchange, positions].iter().map(|at| at.address()).collect();
         self.layers.iter().for_each(|layer| layer.write(&mut all));
         match all.iter().all(|at| at.is_multiple_of(16)) {
             true => Ok(()),
@@ -316,9 +348,11 @@ impl NativeKernel for DecoderLaunch {
     }
 
     fn words(&self) -> Words {
-        let DecoderLayers { layers, features, hidden, heads, context, eps_bits, dtype, .. } = self.sizes;
-        let mut words: Words = self.at.iter().map(|at| at.address()).collect();
-        words.extend([layers, context, u64::from(self.sizes.scale_bits()), u64::from(eps_bits)]);
+        let DecoderLayers { layers, features, hidden, heads, context, vocabulary, eps_bits, dtype, .. } =
+            self.sizes;
+        let mut words = Words::new();
+        self.at.write(&mut words);
+        words.extend([layers, context, u64::from(self.sizes.scale_bits()), u64::from(eps_bits), vocabulary]);
         self.layers.iter().for_each(|layer| layer.write(&mut words));
         words.resize(HEAD_WORDS + MOST_LAYERS * LAYER_WORDS, 0);
         // The kernel knows these by its source.
@@ -329,13 +363,17 @@ impl NativeKernel for DecoderLaunch {
     fn accesses(&self) -> Accesses {
         let sizes = &self.sizes;
         let size = sizes.dtype.size_bytes() as u64;
-        let [x, result, position, exchange] = self.at;
+        let DecoderAddresses { row, result, position, exchange, embedded: [token, positions] } = self.at;
         let mut accesses = Accesses::from_iter([
-            Access::read(x, sizes.features * size),
+            Access::read(row, sizes.vocabulary.max(1) * sizes.features * size),
             Access::write(result, sizes.features * size),
             Access::read(position, 8),
             Access::read_write(exchange, sizes.exchange_bytes()),
         ]);
+        if sizes.vocabulary > 0 {
+            accesses.push(Access::read(token, 8));
+            accesses.push(Access::read(positions, sizes.context * sizes.features * size));
+        }
         for layer in &self.layers {
             let norms = layer.norms.iter().flatten().map(|&at| Access::read(at, sizes.features * size));
             accesses.extend(norms);
@@ -385,6 +423,7 @@ mod tests {
             hidden: 256,
             heads: 2,
             context: 40,
+            vocabulary: 7,
             eps_bits: 1e-5_f32.to_bits(),
             dtype: DType::F16,
             blocks: 1,
@@ -393,7 +432,9 @@ mod tests {
             let words: [u64; LAYER_WORDS] = std::array::from_fn(|at| 16 * (word + at as u64));
             LayerAddresses::read(&mut words.iter()).unwrap()
         };
-        let at = [16, 32, 8, 64].map(DevicePointer::new);
+        let [row, result, position, exchange, token, positions] =
+            [16, 32, 8, 64, 80, 96].map(DevicePointer::new);
+        let at = DecoderAddresses { row, result, position, exchange, embedded: [token, positions] };
         let launch = DecoderLaunch::new(sizes, at, vec![of(100), of(200)]);
         let bytes: Vec<u8> = launch.words().iter().flat_map(|word| word.to_le_bytes()).collect();
         assert_eq!(DecoderLaunch::unpack(&bytes), Some((sizes, at, launch.layers)));

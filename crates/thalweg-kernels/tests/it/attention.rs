@@ -5,8 +5,8 @@ use std::cell::Cell;
 use proptest::prelude::*;
 use thalweg_ir::{DType, Element, bf16, f16};
 use thalweg_kernels::attention::{
-    Addresses, Attention, AttentionPass, Operands, Outputs, Pass, PerOperand, Strides, TensorCores,
-    run_on_host,
+    Addresses, Attention, AttentionPass, MaskStrides, Operands, Outputs, Pass, PerOperand, Strides,
+    TensorCores, run_on_host,
 };
 use thalweg_kernels::{NativeKernel, Placed};
 
@@ -51,13 +51,16 @@ fn attentions() -> impl Strategy<Value = Attention> {
     };
     let all = (lies(), lies(), lies(), lies(), lies(), lies(), lies(), lies());
     let sizes = (1..3u64, 1..3u64, 1..3u64, 1..40u64, 1..40u64, 1..4u64, any::<bool>(), 0.05..1.0f32);
-    (sizes, all).prop_map(|((batch, kv_heads, shared, queries, keys, chunks, is_causal, scale), all)| {
+    let repeats = proptest::option::of(any::<[bool; 4]>());
+    (sizes, all, repeats).prop_map(|(sizes, all, repeats)| {
+        let (batch, kv_heads, shared, queries, keys, chunks, is_causal, scale) = sizes;
         let (heads, features) = (kv_heads * shared, chunks * 8);
         let (q, k) = ([batch, heads, queries], [batch, kv_heads, keys]);
         let lies = [all.0, all.1, all.2, all.3, all.4, all.5, all.6, all.7];
         let extents = [q, k, k, q, q, q, k, k];
         let strides = PerOperand::of(std::array::from_fn(|at| strides(lies[at], extents[at], features)));
         let scale_bits = scale.to_bits();
+        let mask = repeats.map(|repeats| mask_strides(repeats, [batch, heads, queries, keys]));
         Attention {
             dtype: DType::F16,
             batch,
@@ -69,8 +72,27 @@ fn attentions() -> impl Strategy<Value = Attention> {
             is_causal,
             scale_bits,
             strides,
+            mask,
         }
     })
+}
+
+/// The strides of a mask that repeats along some of its dimensions, with a gap between its rows.
+fn mask_strides(repeats: [bool; 4], [_, heads, queries, keys]: [u64; 4]) -> MaskStrides {
+    let row = keys + 3;
+    let steps = [heads * queries * row, queries * row, row, 1];
+    let [batch, head, query, key] = std::array::from_fn(|at| if repeats[at] { 0 } else { steps[at] });
+    MaskStrides { batch, head, query, key }
+}
+
+/// Returns a mask, of which every third element is −∞: some queries see nothing.
+fn mask_of<T: Element>(attention: &Attention) -> Vec<T> {
+    let Some(MaskStrides { batch, head, query, key }) = attention.mask else { return Vec::new() };
+    let Attention { batch: batches, heads, queries, keys, .. } = *attention;
+    let count = (batches - 1) * batch + (heads - 1) * head + (queries - 1) * query + (keys - 1) * key + 1;
+    let mut mask = numbers::<T>(count, 9);
+    mask.iter_mut().step_by(3).for_each(|element| *element = T::from_f64(f64::NEG_INFINITY));
+    mask
 }
 
 /// The element of an operand, by its strides.
@@ -90,7 +112,7 @@ struct Model {
 /// The elements that the model reads: q, k, v and the gradient of the result, by operand, head of a batch, row and feature.
 type Read<'a> = &'a dyn Fn(usize, [u64; 3], u64) -> f64;
 
-fn model(attention: &Attention, read: Read<'_>) -> Model {
+fn model(attention: &Attention, mask: &[f64], read: Read<'_>) -> Model {
     let Attention { batch, heads, kv_heads, queries, keys, features, is_causal, .. } = *attention;
     let scale = f64::from(attention.scale());
     let rows = |heads: u64, rows: u64| vec![0.0; (batch * heads * rows * features) as usize];
@@ -110,9 +132,18 @@ fn model(attention: &Attention, read: Read<'_>) -> Model {
         let dot = |a: usize, b: usize, key: u64| -> f64 {
             (0..features).map(|at| read(a, own, at) * read(b, other(key), at)).sum()
         };
-        let exponentials: Vec<f64> = (0..seen).map(|key| (dot(0, 1, key) * scale).exp()).collect();
+        let added = |key: u64| {
+            attention.mask.map_or(0.0, |it| {
+                mask[(batch * it.batch + head * it.head + query * it.query + key * it.key) as usize]
+            })
+        };
+        let exponentials: Vec<f64> =
+            (0..seen).map(|key| (dot(0, 1, key) * scale + added(key)).exp()).collect();
         let sum: f64 = exponentials.iter().sum();
         model.lse.push(sum.ln());
+        if sum == 0.0 {
+            continue;
+        }
         let first = (((batch * heads + head) * queries + query) * features) as usize;
         for at in 0..features {
             let terms =
@@ -184,12 +215,14 @@ fn passes_agree<T: Element>(attention: &Attention, epsilon: f64) -> Result<(), T
     let spans = attention.spans().list();
     let all: [Vec<T>; 5] = std::array::from_fn(|at| numbers(spans[at], at as u64));
     let strides = attention.strides.list();
-    let model = model(&attention, &|operand, row, feature| {
+    let mask: Vec<T> = mask_of(&attention);
+    let wide: Vec<f64> = mask.iter().map(|element| element.to_f64()).collect();
+    let model = model(&attention, &wide, &|operand, row, feature| {
         all[operand][place(strides[operand], row, feature)].to_f64()
     });
     let poison = |count: u64| vec![Cell::new(T::from_f64(f64::NAN)); count as usize];
     let poison32 = |count: u64| vec![Cell::new(f32::NAN); count as usize];
-    let nothing = Operands { q: &[], k: &[], v: &[], o: &[], grad_o: &[], lse: &[], sums: &[] };
+    let nothing = Operands { q: &[], k: &[], v: &[], o: &[], grad_o: &[], lse: &[], sums: &[], mask: &mask };
     let Attention { batch, heads, kv_heads, queries, keys, features, .. } = attention;
     let (rows, key_rows) = ([batch, heads, queries], [batch, kv_heads, keys]);
 
@@ -198,7 +231,8 @@ fn passes_agree<T: Element>(attention: &Attention, epsilon: f64) -> Result<(), T
     run(&attention, Pass::Forward, qkv, [&o, &[], &[]], &lse);
     is_near(&o, strides[3], rows, features, &model.o, epsilon)?;
     for (found, expected) in lse.iter().zip(&model.lse) {
-        prop_assert!((f64::from(found.get()) - expected).abs() < 1e-4, "{} for {expected}", found.get());
+        let found = f64::from(found.get());
+        prop_assert!(found == *expected || (found - expected).abs() < 1e-4, "{found} for {expected}");
     }
 
     let sums = poison32(attention.sums());
@@ -235,7 +269,7 @@ proptest! {
     #[test]
     fn arguments_are_read_back(attention in attentions(), pass in 0..4usize, lse in any::<u64>()) {
         let kernel = AttentionPass { attention, pass: Pass::ALL[pass], cores: TensorCores::Warp, processors: 0 };
-        let at = Addresses { operands: PerOperand::of([16, 32, 48, 64, 80, 96, 112, 128]), lse, sums: 7 };
+        let at = Addresses { operands: PerOperand::of([16, 32, 48, 64, 80, 96, 112, 128]), lse, sums: 7, mask: 9 };
         let words = kernel.pack(&at);
         let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
         prop_assert_eq!(AttentionPass::unpack(&bytes), Some((kernel, at)));
@@ -256,6 +290,7 @@ fn example() -> Attention {
         is_causal: true,
         scale_bits: 0.125f32.to_bits(),
         strides: PerOperand::of([4, 2, 2, 4, 4, 4, 2, 2].map(row)),
+        mask: None,
     }
 }
 
@@ -285,17 +320,23 @@ fn what_no_kernel_takes_is_refused() {
 #[test]
 fn a_pass_touches_what_it_reads_and_writes() {
     let operands = PerOperand::of([1, 2, 3, 4, 5, 6, 7, 8].map(|place| place << 32));
-    let at = Addresses { operands, lse: 9 << 32, sums: 10 << 32 };
-    let touched = |pass| {
-        let kernel =
-            AttentionPass { attention: example(), pass, cores: TensorCores::WarpGroup, processors: 0 };
+    let at = Addresses { operands, lse: 9 << 32, sums: 10 << 32, mask: 11 << 32 };
+    let touched_of = |attention: Attention, pass| {
+        let kernel = AttentionPass { attention, pass, cores: TensorCores::WarpGroup, processors: 0 };
         let accesses = Placed { kernel, at }.accesses();
         accesses.iter().map(|access| (access.start >> 32, access.bytes)).collect::<Vec<_>>()
     };
+    let touched = |pass| touched_of(example(), pass);
     let (q, k) = (2 * 100 * 4 * 64 * 2, 2 * 100 * 2 * 64 * 2);
     let (lse, sums) = (2 * 4 * 100 * 4, 2 * 2 * 4 * 128 * 4);
     assert_eq!(touched(Pass::Forward), [(1, q), (2, k), (3, k), (4, q), (9, lse)]);
     assert_eq!(touched(Pass::Sums), [(4, q), (5, q), (9, lse), (10, sums)]);
     assert_eq!(touched(Pass::Keys), [(1, q), (2, k), (3, k), (5, q), (10, sums), (7, k), (8, k)]);
     assert_eq!(touched(Pass::Queries), [(1, q), (2, k), (3, k), (5, q), (10, sums), (6, q)]);
+    // One row of keys per batch.
+    let mask = Some(MaskStrides { batch: 128, head: 0, query: 0, key: 1 });
+    let masked = |pass| touched_of(Attention { mask, ..example() }, pass).into_iter().find(|it| it.0 == 11);
+    assert_eq!(masked(Pass::Forward), Some((11, (128 + 100) * 2)));
+    assert_eq!((masked(Pass::Keys), masked(Pass::Queries)), (masked(Pass::Forward), masked(Pass::Forward)));
+    assert_eq!(masked(Pass::Sums), None);
 }

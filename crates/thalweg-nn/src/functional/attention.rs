@@ -115,12 +115,10 @@ pub fn scaled_dot_product_attention(
         let features = query.shape().last().copied().unwrap_or(0);
         let scale = options.scale.unwrap_or_else(|| default_scale(features));
         let AttentionOptions { is_causal, enable_gqa, .. } = options;
-        let is_modified = options.attn_mask.is_some() || options.dropout.is_some();
-        let request = Request { is_causal, scale, enable_gqa, is_modified };
+        let has_dropout = options.dropout.is_some();
+        let request = Request { is_causal, scale, enable_gqa, mask: options.attn_mask, has_dropout };
         let all = [query, key, value];
-        if options.dropout.is_none()
-            && let Some(result) = one_query_attention(all, options.attn_mask, request, location)?
-        {
+        if let Some(result) = one_query_attention(all, request, location)? {
             return Ok(result);
         }
         if let Some(result) = fused_attention(all, request, location)? {

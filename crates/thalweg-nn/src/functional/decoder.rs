@@ -5,14 +5,16 @@ use std::panic::Location;
 use thalweg_runtime::{Error, Result};
 use thalweg_tensor::Tensor;
 use thalweg_tensor::caller::in_call;
-use thalweg_tensor::decoder::{DecoderLayer, fused_decoder_layers};
+use thalweg_tensor::decoder::{
+    DecoderInput, DecoderLayer, DecoderOptions, fused_decoder_layers, fused_next_token,
+};
 use thalweg_tensor::norm_linear::NormLinear;
 
-use super::{cached_attention, linear_add, norm_linear};
+use super::{cached_attention, embedding, linear_add, norm_linear};
 
 /// Returns what the layers of a decoder in GPT-2's form make of one token: `x += out(attention(qkv(norm(x))))`, `x += contract(gelu(expand(norm(x))))` for
-/// each, where attention writes the token's keys and values at `position` into the layer's caches and sees those up to there. Input and
-/// result (1, features), position one int64 in device memory, the layers' tensors as [`DecoderLayer`] says, GELU by its formula with tanh.
+/// each, where attention writes the token's keys and values at `position` into the layer's caches and sees those up to there. Result (1, features), input
+/// as [`DecoderInput`] says, position one int64 in device memory, the layers' tensors as [`DecoderLayer`] says, GELU by its formula with tanh.
 ///
 /// Layers of float16 and bfloat16 without a gradient are one kernel on GPUs from compute capability 9.0 on, if the weights of a layer fit into the shared
 /// memory of all multiprocessors together, as GPT-2's with 124 million parameters do; the sum of the layers is float32 in it. Else a layer is [`norm_linear`],
@@ -22,17 +24,43 @@ use super::{cached_attention, linear_add, norm_linear};
 /// [`Error::is_invalid_argument`] if shapes, dtypes or devices do not fit; those of the device.
 #[track_caller]
 pub fn decoder_layers(
-    input: &Tensor,
+    input: DecoderInput<'_>,
     position: &Tensor,
     layers: &[DecoderLayer<'_>],
-    eps: f64,
+    options: DecoderOptions<'_>,
 ) -> Result<Tensor> {
     let location = Location::caller();
-    in_call("decoder_layers", &[input, position], location, || {
-        if let Some(result) = fused_decoder_layers(input, position, layers, eps, location)? {
+    in_call("decoder_layers", &[input.first(), position], location, || {
+        if let Some(result) = fused_decoder_layers(input, position, layers, options, location)? {
             return Ok(result);
         }
-        layers.iter().try_fold(input.clone(), |x, layer| composed(&x, position, layer, eps))
+        let row = match input {
+            DecoderInput::Row(row) => row.clone(),
+            DecoderInput::Embedded { tokens, token, positions } => {
+                let row = |table, index: &Tensor| embedding(&index.reshape(&[1])?, table, None);
+                row(tokens, token)?.add(&row(positions, position)?)?
+            }
+        };
+        layers.iter().try_fold(row, |x, layer| composed(&x, position, layer, options.eps))
+    })
+}
+
+/// Makes the likeliest token the one that a decoder reads next, in place: `token = argmax(scores)`, `position += 1`, `history[position] = token`. Scores (1, tokens),
+/// token and position one int64 each, the history (context) of int64. One kernel for contiguous tensors of float32, float16 and bfloat16. A position behind
+/// the history is reported at the next synchronization. Asynchronous.
+///
+/// # Errors
+/// [`Error::is_invalid_argument`] if shapes, dtypes or devices do not fit; those of the device.
+#[track_caller]
+pub fn next_token_(scores: &Tensor, token: &Tensor, position: &Tensor, history: &Tensor) -> Result<()> {
+    let location = Location::caller();
+    in_call("next_token_", &[scores, token, position, history], location, || {
+        if fused_next_token(scores, [token, position, history], location)? {
+            return Ok(());
+        }
+        token.copy_(&scores.argmax(-1)?.reshape(token.shape())?)?;
+        position.add_(&Tensor::ones(&[1], position.dtype(), position.device())?)?;
+        history.index_copy_(0, position, token)
     })
 }
 

@@ -52,12 +52,12 @@ use thalweg_runtime::{Error, Result};
 
 pub use attention::{AttentionOptions, cached_attention, packed_attention, scaled_dot_product_attention};
 pub use convolution::{ConvOptions, conv, conv_transpose, conv1d, conv2d, conv3d};
-pub use decoder::decoder_layers;
+pub use decoder::{decoder_layers, next_token_};
 pub use losses::{ClassLossOptions, Reduction, cross_entropy, cross_entropy_with, nll_loss};
 pub use normalization::{add_layer_norm, layer_norm, layer_norm_fork};
 
 use thalweg_tensor::caller::{in_call, label_at};
-pub use thalweg_tensor::decoder::DecoderLayer;
+pub use thalweg_tensor::decoder::{DecoderInput, DecoderLayer, DecoderOptions};
 use thalweg_tensor::dispatch::{Argument, Operator, as_ints, find_operator};
 use thalweg_tensor::mlp::fused_mlp;
 pub use thalweg_tensor::norm_linear::NormLinear;

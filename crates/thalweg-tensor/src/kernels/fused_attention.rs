@@ -9,7 +9,8 @@
 use thalweg_ir::{DType, Layout};
 use thalweg_kernels::Placed;
 use thalweg_kernels::attention::{
-    Addresses, Attention, AttentionPass, CHUNK, LibraryAttention, Pass, PerOperand, Strides, TensorCores,
+    Addresses, Attention, AttentionPass, CHUNK, LibraryAttention, MaskStrides, Pass, PerOperand, Strides,
+    TensorCores,
 };
 use thalweg_runtime::{Device, Error, Label, Result, Stream};
 
@@ -39,6 +40,26 @@ fn strides_of(tensor: &Tensor) -> Strides {
         _ => tensor.layout().strides()[dimension] as u64,
     };
     Strides { batch: step(0), head: step(1), row: step(2) }
+}
+
+/// Returns a mask as it repeats over all scores.
+fn whole_mask(mask: &Tensor, query: &Tensor, key: &Tensor) -> Result<Tensor> {
+    if mask.dtype() != query.dtype() {
+        let (found, wanted) = (mask.dtype(), query.dtype());
+        return Err(Error::invalid(format!(
+            "attention: the mask is of the queries' dtype {wanted}, not {found}"
+        )));
+    }
+    let (q, keys) = (query.shape(), key.shape()[2]);
+    mask.detach().expand(&[q[0], q[1], q[2], keys])
+}
+
+fn mask_strides(mask: &Tensor) -> MaskStrides {
+    let [batch, head, query, key] = [0, 1, 2, 3].map(|dimension| match mask.shape()[dimension] {
+        1 => 0,
+        _ => mask.layout().strides()[dimension] as u64,
+    });
+    MaskStrides { batch, head, query, key }
 }
 
 /// Allocates a tensor (batch, heads, tokens, features) that lies as (batch, tokens, heads, features).
@@ -75,6 +96,8 @@ impl Options {
 struct Operands<'t> {
     tensors: PerOperand<&'t Tensor>,
     lse: &'t Tensor,
+    /// The mask, as it repeats over all scores.
+    mask: Option<Tensor>,
     options: Options,
 }
 
@@ -83,9 +106,11 @@ impl Operands<'_> {
     fn submit(&self, is_backward: bool, stream: &Stream, label: Label) -> Result<()> {
         let (attention, is_deterministic) = (self.attention()?, are_deterministic_algorithms_enabled());
         let operands = PerOperand::of(self.tensors.list().map(|tensor| tensor.pointer().address()));
-        let at = Addresses { operands, lse: self.lse.pointer().address(), sums: 0 };
+        let mask = self.mask.as_ref().map_or(0, |mask| mask.pointer().address());
+        let at = Addresses { operands, lse: self.lse.pointer().address(), sums: 0, mask };
         let is_flash = self.options.may_be(SdpBackend::Flash);
-        if self.options.may_be(SdpBackend::Cudnn) && !(is_backward && is_deterministic && is_flash) {
+        let is_cudnn = self.options.may_be(SdpBackend::Cudnn) && self.mask.is_none();
+        if is_cudnn && !(is_backward && is_deterministic && is_flash) {
             let call = LibraryAttention { attention, is_backward, is_deterministic };
             match stream.library_attention(&call, &at, label) {
                 Err(error) if is_flash && (error.is_not_supported() || error.is_library_missing()) => {}
@@ -132,6 +157,7 @@ impl Operands<'_> {
             is_causal: self.options.is_causal,
             scale_bits: (self.options.scale as f32).to_bits(),
             strides: PerOperand::of(self.tensors.list().map(strides_of)),
+            mask: self.mask.as_ref().map(mask_strides),
         };
         attention.check().map_err(|fault| Error::invalid(fault.to_string()))?;
         Ok(attention)
@@ -176,7 +202,7 @@ fn check_lse(query: &Tensor, lse: &Tensor) -> Result<()> {
     }
 }
 
-/// Computes softmax(scale · query · keyᵀ) · value, and the logarithm of each query's sum of exponentials.
+/// Computes softmax(scale · query · keyᵀ + mask) · value, and the logarithm of each query's sum of exponentials.
 pub(crate) fn forward(call: &Call<'_>) -> Result<Tensors> {
     let [query, key, value] = [0, 1, 2].map(|place| call.tensor(place));
     check(query, key, value, &[])?;
@@ -185,7 +211,8 @@ pub(crate) fn forward(call: &Call<'_>) -> Result<Tensors> {
     let lse = Tensor::empty_on(&q.shape()[..3], DType::F32, &stream, call.label)?;
     let result = empty_rows(q.shape(), q.dtype(), &stream, call.label)?;
     let tensors = PerOperand { k: &k, v: &v, o: &result, ..PerOperand::of([&q; 8]) };
-    let operands = Operands { tensors, lse: &lse, options: Options::of(call, 3) };
+    let mask = call.optional_tensor(3).map(|mask| whole_mask(mask, &q, &k)).transpose()?;
+    let operands = Operands { tensors, lse: &lse, mask, options: Options::of(call, 4) };
     operands.submit(false, &stream, call.label)?;
     Ok([result, lse].into_iter().collect())
 }
@@ -196,6 +223,7 @@ struct Known<'t> {
     query: &'t Tensor,
     key: &'t Tensor,
     value: &'t Tensor,
+    mask: Option<&'t Tensor>,
     result: &'t Tensor,
     lse: &'t Tensor,
 }
@@ -207,7 +235,7 @@ fn gradients_into(
     options: Options,
     label: Label,
 ) -> Result<()> {
-    let Known { gradient, query, key, value, result, lse } = *known;
+    let Known { gradient, query, key, value, mask, result, lse } = *known;
     check(query, key, value, &[gradient, result])?;
     check_lse(query, lse)?;
     let stream = query.device().current_stream();
@@ -223,7 +251,8 @@ fn gradients_into(
         grad_k: of_key,
         grad_v: of_value,
     };
-    Operands { tensors, lse, options }.submit(true, &stream, label)
+    let mask = mask.map(|mask| whole_mask(mask, query, key)).transpose()?;
+    Operands { tensors, lse, mask, options }.submit(true, &stream, label)
 }
 
 /// Allocates the gradients of queries, keys and values. Where those are the three parts of one packed tensor, which nothing else is a part
@@ -269,40 +298,44 @@ fn packed_layouts(parts: [&Tensor; 3]) -> Option<[Layout; 3]> {
 
 /// Computes the gradients of queries, keys and values.
 pub(crate) fn backward(call: &Call<'_>) -> Result<Tensors> {
-    let [gradient, query, key, value, result, lse] = [0, 1, 2, 3, 4, 5].map(|place| call.tensor(place));
+    let [gradient, query, key, value, result, lse] = [0, 1, 2, 3, 5, 6].map(|place| call.tensor(place));
+    let mask = call.optional_tensor(4);
     check(query, key, value, &[gradient, result])?;
     let stream = call.device.current_stream();
     let gradients = empty_gradients([query, key, value], &stream, call.label)?;
-    let known = Known { gradient, query, key, value, result, lse };
-    gradients_into(&known, gradients.each_ref(), Options::of(call, 6), call.label)?;
+    let known = Known { gradient, query, key, value, mask, result, lse };
+    gradients_into(&known, gradients.each_ref(), Options::of(call, 7), call.label)?;
     Ok(gradients.into_iter().collect())
 }
 
 /// The gradient of [`forward`]: by the fused kernels, or, where it shall have a gradient itself, by operators.
 pub(crate) static GRADIENT: Formula = Formula {
-    inputs: &[0, 1, 2],
+    inputs: &[0, 1, 2, 3],
     outputs: &[0, 1],
     backward: |call| {
         let (q, k, v) = (call.saved(0)?, call.saved(1)?, call.saved(2)?);
-        let options = Options::of_gradient(call, 3);
+        let options = Options::of_gradient(call, 4);
+        let mask = (call.tensor_count() > 3).then(|| call.saved(3)).transpose()?;
         let gradient = call.gradient()?;
         let gradients = if is_grad_enabled() {
-            by_operators([&q, &k, &v], &gradient, options)?
+            by_operators([&q, &k, &v], mask.as_ref(), &gradient, options)?
         } else {
             let (result, lse) = (call.result(0)?, call.result(1)?);
-            let tensors = [&gradient, &q, &k, &v, &result, &lse];
+            let tensors = [&gradient, &q, &k, &v];
             let mut arguments: Vec<Argument<'_>> = tensors.into_iter().map(Argument::from).collect();
             let Options { is_causal, scale, backends } = options;
+            arguments.extend([Argument::from(mask.as_ref()), (&result).into(), (&lse).into()]);
             arguments.extend([Argument::from(is_causal), scale.into(), backends.into()]);
             built_in!("thalweg::fused_attention_backward")?.call(&arguments, None, call.label())?
         };
-        call.each(|place| Ok(Some(gradients[place].clone())))
+        call.each(|place| Ok(gradients.get(place).cloned()))
     },
 };
 
 /// Computes the gradients of queries, keys and values by operators that have gradients themselves.
 fn by_operators(
     [query, key, value]: [&Tensor; 3],
+    mask: Option<&Tensor>,
     gradient: &Tensor,
     Options { is_causal, scale, .. }: Options,
 ) -> Result<Tensors> {
@@ -313,12 +346,20 @@ fn by_operators(
     };
     let (q, k, v, gradient) = (wide(query, 1)?, wide(key, shared)?, wide(value, shared)?, wide(gradient, 1)?);
     let mut scores = q.matmul(&k.transpose(-2, -1)?)?.mul_scalar(scale)?;
+    if let Some(mask) = mask {
+        scores = scores.add(&mask.to_dtype(DType::F32)?)?;
+    }
     if is_causal {
         let seen = Tensor::ones(&scores.shape()[2..], DType::Bool, q.device())?.tril(0)?;
         scores =
             seen.select_where(&scores, &Tensor::full(&[], f64::NEG_INFINITY, DType::F32, q.device())?)?;
     }
-    let weights = scores.softmax(-1)?;
+    let mut weights = scores.softmax(-1)?;
+    if mask.is_some() {
+        // A query that sees nothing has weights of 0.
+        let lowest = scores.amax(&[-1], true)?.eq_scalar(f64::NEG_INFINITY)?;
+        weights = lowest.select_where(&Tensor::zeros(&[], DType::F32, q.device())?, &weights)?;
+    }
     let of_weights = gradient.matmul(&v.transpose(-2, -1)?)?;
     let sums = weights.mul(&of_weights)?.sum(&[-1], true)?;
     let of_scores = weights.mul(&of_weights.sub(&sums)?)?.mul_scalar(scale)?;
@@ -358,7 +399,7 @@ pub(crate) fn packed(call: &Call<'_>) -> Result<Tensors> {
     let lse = Tensor::empty_on(&q.shape()[..3], DType::F32, &stream, call.label)?;
     let result = empty_rows(q.shape(), q.dtype(), &stream, call.label)?;
     let tensors = PerOperand { k: &k, v: &v, o: &result, ..PerOperand::of([&q; 8]) };
-    let operands = Operands { tensors, lse: &lse, options: Options::of(call, 1) };
+    let operands = Operands { tensors, lse: &lse, mask: None, options: Options::of(call, 1) };
     operands.submit(false, &stream, call.label)?;
     Ok([result.squeeze(0)?.transpose(0, 1)?, lse].into_iter().collect())
 }
@@ -372,7 +413,7 @@ fn packed_gradient(call: &GradientCall<'_>) -> Result<Tensor> {
     let gradient = call.gradient()?.transpose(0, 1)?.unsqueeze(0)?;
     let [query, key, value] = parts(&packed)?;
     if is_grad_enabled() {
-        let gradients = by_operators([&query, &key, &value], &gradient, options)?;
+        let gradients = by_operators([&query, &key, &value], None, &gradient, options)?;
         let rows: Vec<Tensor> =
             gradients.iter().map(|part| part.squeeze(0)?.transpose(0, 1)).collect::<Result<_>>()?;
         return Tensor::stack(&rows, 2);
@@ -381,8 +422,15 @@ fn packed_gradient(call: &GradientCall<'_>) -> Result<Tensor> {
     let stream = packed.device().current_stream();
     let whole = Tensor::empty_on(packed.shape(), packed.dtype(), &stream, call.label())?;
     let [of_query, of_key, of_value] = parts(&whole)?;
-    let known =
-        Known { gradient: &gradient, query: &query, key: &key, value: &value, result: &result, lse: &lse };
+    let known = Known {
+        gradient: &gradient,
+        query: &query,
+        key: &key,
+        value: &value,
+        mask: None,
+        result: &result,
+        lse: &lse,
+    };
     gradients_into(&known, [&of_query, &of_key, &of_value], options, call.label())?;
     Ok(whole)
 }

@@ -101,11 +101,11 @@ pub(crate) static INTERNAL: &[OpDef] = &[
         Pair(attention::backend, attention::autograd),
     ),
     OpDef::part(
-        "thalweg::fused_attention(Tensor query, Tensor key, Tensor value, bool is_causal, float scale, int backends) -> (Tensor, Tensor)",
+        "thalweg::fused_attention(Tensor query, Tensor key, Tensor value, Tensor? mask, bool is_causal, float scale, int backends) -> (Tensor, Tensor)",
         Differentiable(fused_attention::forward, &fused_attention::GRADIENT),
     ),
     OpDef::part(
-        "thalweg::fused_attention_backward(Tensor grad_out, Tensor query, Tensor key, Tensor value, Tensor out, Tensor logsumexp, bool is_causal, float scale, int backends) -> (Tensor, Tensor, Tensor)",
+        "thalweg::fused_attention_backward(Tensor grad_out, Tensor query, Tensor key, Tensor value, Tensor? mask, Tensor out, Tensor logsumexp, bool is_causal, float scale, int backends) -> (Tensor, Tensor, Tensor)",
         Kernel(fused_attention::backward),
     ),
     OpDef::part(

@@ -75,11 +75,8 @@ fn attention(call: &Call<'_>) -> Result<Tensor> {
     }
     let width = query.shape()[query.rank() - 1];
     let scale = call.optional_float(6).unwrap_or(1.0 / (width as f64).sqrt());
-    let request =
-        Request { is_causal, scale, enable_gqa: call.bool(7), is_modified: mask.is_some() || p != 0.0 };
-    if p == 0.0
-        && let Some(result) = one_query_attention([query, key, value], mask, request, call.label.location)?
-    {
+    let request = Request { is_causal, scale, enable_gqa: call.bool(7), mask, has_dropout: p != 0.0 };
+    if let Some(result) = one_query_attention([query, key, value], request, call.label.location)? {
         return Ok(result);
     }
     if let Some(result) = fused_attention([query, key, value], request, call.label.location)? {

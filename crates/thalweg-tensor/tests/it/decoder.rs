@@ -3,15 +3,15 @@
 use std::panic::Location;
 
 use thalweg_ir::DType;
-use thalweg_nn::functional::{DecoderLayer, decoder_layers};
+use thalweg_nn::functional::{DecoderInput, DecoderLayer, DecoderOptions, decoder_layers, next_token_};
 use thalweg_runtime::Result;
 use thalweg_runtime::sim::Check;
-use thalweg_tensor::decoder::fused_decoder_layers;
+use thalweg_tensor::decoder::{exchange_for, fused_decoder_layers};
 use thalweg_tensor::{Tensor, no_grad};
 
 use crate::support::{device, random, values};
 
-const EPS: f64 = 1e-5;
+const OPTIONS: DecoderOptions<'static> = DecoderOptions { eps: 1e-5, exchange: None };
 
 /// The sizes of layers.
 #[derive(Clone, Copy, Debug)]
@@ -81,7 +81,7 @@ fn distance(found: &[f64], expected: &[f64]) -> f64 {
 #[track_caller]
 fn fused(input: &Tensor, position: &Tensor, layers: &[Layer]) -> Option<Tensor> {
     let parts: Vec<_> = layers.iter().map(Layer::parts).collect();
-    fused_decoder_layers(input, position, &parts, EPS, Location::caller()).unwrap()
+    fused_decoder_layers(DecoderInput::Row(input), position, &parts, OPTIONS, Location::caller()).unwrap()
 }
 
 fn number(value: i64) -> Tensor {
@@ -114,7 +114,7 @@ fn layers_in_one_kernel_are_near_those_of_operators_in_f32() {
                 let result = fused(&input, &at, &layers).expect("the kernel takes these sizes");
                 let parts: Vec<_> = wide.iter().map(Layer::parts).collect();
                 let input = input.to_dtype(DType::F32).unwrap();
-                let expected = decoder_layers(&input, &at, &parts, EPS).unwrap();
+                let expected = decoder_layers(DecoderInput::Row(&input), &at, &parts, OPTIONS).unwrap();
                 let apart = distance(&values(&result), &values(&expected));
                 assert!(apart < bound, "{sizes:?} {dtype} at {position}: {apart}");
                 for (narrow, wide) in
@@ -150,9 +150,17 @@ fn what_is_no_kernel_is_left_to_operators() {
         );
         // Whichever way it is, what does not fit is refused.
         let parts = DecoderLayer { norms: [layer.parts().products[2]; 2], ..layer.parts() };
-        assert!(decoder_layers(&input(DType::Bf16), &at, &[parts], EPS).unwrap_err().is_invalid_argument());
+        assert!(
+            decoder_layers(DecoderInput::Row(&input(DType::Bf16)), &at, &[parts], OPTIONS)
+                .unwrap_err()
+                .is_invalid_argument()
+        );
         let two = random(&[2, 64], 4).to_dtype(DType::Bf16).unwrap();
-        assert!(decoder_layers(&two, &at, &[layer.parts()], EPS).unwrap_err().is_invalid_argument());
+        assert!(
+            decoder_layers(DecoderInput::Row(&two), &at, &[layer.parts()], OPTIONS)
+                .unwrap_err()
+                .is_invalid_argument()
+        );
     });
     let leaf = input(DType::Bf16).requires_grad_().unwrap();
     assert!(fused(&leaf, &at, std::slice::from_ref(&layer)).is_none(), "a gradient is wanted");
@@ -189,12 +197,89 @@ fn steps_of_layers_have_no_race_under_any_schedule() {
         let (one, position) =
             (Tensor::ones(&[1], DType::I64, device)?, Tensor::zeros(&[1], DType::I64, device)?);
         let mut row = of(&[1, features])?;
+        let (token, history) =
+            (Tensor::zeros(&[1], DType::I64, device)?, Tensor::zeros(&[4], DType::I64, device)?);
+        let (tokens, positions) = (of(&[5, features])?, of(&[4, features])?);
         no_grad(|| {
             for _ in 0..3 {
-                row = decoder_layers(&row, &position, &parts, EPS)?;
+                row = decoder_layers(DecoderInput::Row(&row), &position, &parts, OPTIONS)?;
                 position.add_(&one)?;
+            }
+            let input = DecoderInput::Embedded { tokens: &tokens, token: &token, positions: &positions };
+            let exchange = exchange_for(input, &parts)?;
+            let options = DecoderOptions { exchange: exchange.as_ref(), ..OPTIONS };
+            position.zero_()?;
+            for _ in 0..3 {
+                row = decoder_layers(input, &position, &parts, options)?;
+                next_token_(&row.narrow(1, 0, 5)?.contiguous()?, &token, &position, &history)?;
             }
             row.to_dtype(DType::F32)?.to_vec::<f32>().map(drop)
         })
     });
+}
+
+#[test]
+fn embedded_rows_and_kept_memory_change_no_result() {
+    // One launch that keeps its memory, one that may not, and two launches.
+    for (layers, context) in [(4, 11), (2, 5), (35, 6)] {
+        let sizes = Sizes { features: 64, hidden: 128, heads: 2, context, layers };
+        let table = |rows: usize, seed| random(&[rows, 64], seed).to_dtype(DType::Bf16).unwrap();
+        let (tokens, positions) = (table(9, 1), table(context, 2));
+        let of = || -> Vec<Layer> {
+            (1..).take(sizes.layers).map(|seed| Layer::new(sizes, seed, DType::Bf16)).collect()
+        };
+        let (layers, expected_layers) = (of(), of());
+        let parts: Vec<_> = layers.iter().map(Layer::parts).collect();
+        no_grad(|| {
+            let token = number(0);
+            let input = DecoderInput::Embedded { tokens: &tokens, token: &token, positions: &positions };
+            let exchange = exchange_for(input, &parts).unwrap().expect("the kernel takes these sizes");
+            let options = DecoderOptions { exchange: Some(&exchange), ..OPTIONS };
+            for (place, of_token) in [3, 8, 0, 0, 5].into_iter().enumerate().take(context) {
+                token.copy_(&number(of_token)).unwrap();
+                let at = number(place as i64);
+                let found = decoder_layers(input, &at, &parts, options).unwrap();
+                let row = |table: &Tensor, row: i64| table.narrow(0, row as usize, 1).unwrap();
+                let row = row(&tokens, of_token).add(&row(&positions, place as i64)).unwrap();
+                let expected = fused(&row, &at, &expected_layers).expect("the kernel takes these sizes");
+                assert_eq!(values(&found), values(&expected), "{sizes:?} at {place}");
+            }
+            for (of_token, place) in [(9, 0), (-1, 0), (0, context as i64), (0, -1)] {
+                token.copy_(&number(of_token)).unwrap();
+                let found = decoder_layers(input, &number(place), &parts, options).unwrap();
+                assert!(values(&found).iter().all(|x| x.is_nan()), "token {of_token} at {place}");
+            }
+        });
+    }
+}
+
+#[test]
+fn the_likeliest_token_is_that_of_argmax() {
+    let history = Tensor::full(&[6], -7.0, DType::I64, &device()).unwrap();
+    let mut expected = vec![-7; 6];
+    let (token, position) = (number(0), number(-1));
+    let first_of_equals = vec![0.0, -0.0, -3.0, 0.0];
+    let with_nan = vec![1.0, f64::INFINITY, f64::NAN, f64::NAN, 5.0];
+    let lowest = vec![f64::NEG_INFINITY; 3];
+    let many: Vec<f64> = (0..5003).map(|at| ((at * 7919) % 4999) as f64 / 64.0 - 40.0).collect();
+    let shifted = many[1..].to_vec();
+    let all = [first_of_equals, with_nan, lowest, many, shifted];
+    let dtypes = [DType::Bf16, DType::F16, DType::F32, DType::Bf16, DType::F32];
+    for (place, (scores, dtype)) in all.into_iter().zip(dtypes).enumerate() {
+        let scores = Tensor::from_slice(&scores, &[1, scores.len()], &device()).unwrap();
+        let scores = scores.to_dtype(dtype).unwrap();
+        no_grad(|| next_token_(&scores, &token, &position, &history)).unwrap();
+        expected[place] = scores.argmax(-1).unwrap().to_vec::<i64>().unwrap()[0];
+        assert_eq!(token.to_vec::<i64>().unwrap(), [expected[place]], "{dtype}");
+        assert_eq!(position.to_vec::<i64>().unwrap(), [place as i64]);
+        assert_eq!(history.to_vec::<i64>().unwrap(), expected);
+    }
+    // Wider scores go operator by operator.
+    let wide = Tensor::from_slice(&[1.0_f64, 2.0], &[1, 2], &device()).unwrap();
+    next_token_(&wide, &token, &position, &history).unwrap();
+    assert_eq!((token.to_vec::<i64>().unwrap(), position.to_vec::<i64>().unwrap()), (vec![1], vec![5]));
+    let scores = wide.to_dtype(DType::F32).unwrap();
+    next_token_(&scores, &token, &position, &history).unwrap();
+    let error = device().synchronize().unwrap_err().to_string();
+    assert!(error.contains("index 6 is out of bounds for dimension 0 with size 6"), "{error}");
 }

@@ -11,6 +11,7 @@ use thalweg_tensor::autocast::autocast;
 use thalweg_tensor::autograd::{BackwardOptions, gradients_with};
 use thalweg_tensor::deterministic::use_deterministic_algorithms;
 use thalweg_tensor::dispatch::{Argument, find_operator};
+use thalweg_tensor::random::DeviceGenerator;
 use thalweg_tensor::sdp::SdpBackend::{Cudnn, Flash, Math};
 use thalweg_tensor::sdp::{SdpBackend, sdp_kernel};
 
@@ -18,9 +19,19 @@ use crate::deterministic::DETERMINISTIC;
 use crate::support::{assert_close, device, random, values};
 
 /// Calls the operator of ATen.
-fn attention([q, k, v]: [&Tensor; 3], is_causal: bool, scale: Option<f64>) -> Result<Tensor> {
+fn attention(all: [&Tensor; 3], is_causal: bool, scale: Option<f64>) -> Result<Tensor> {
+    masked_attention(all, None, is_causal, scale)
+}
+
+/// Calls the operator of ATen with a mask.
+fn masked_attention(
+    [q, k, v]: [&Tensor; 3],
+    mask: Option<&Tensor>,
+    is_causal: bool,
+    scale: Option<f64>,
+) -> Result<Tensor> {
     let operator = find_operator("scaled_dot_product_attention")?;
-    let (mask, no_dropout, is_shared) = (Argument::None, Argument::Float(0.0), Argument::Bool(true));
+    let (mask, no_dropout, is_shared) = (Argument::from(mask), Argument::Float(0.0), Argument::Bool(true));
     let scale = scale.map_or(Argument::None, Argument::Float);
     let all = [q.into(), k.into(), v.into(), mask, no_dropout, is_causal.into(), scale, is_shared];
     Ok(operator.call(&all, None, Label::here("attention"))?.swap_remove(0))
@@ -35,9 +46,21 @@ fn results(
     is_causal: bool,
     scale: Option<f64>,
 ) -> [Vec<f64>; 4] {
+    let attend = |all: [&Tensor; 3]| attention(all, is_causal, scale);
+    results_of(attend, backend, inputs, gradient, dtype)
+}
+
+/// The result and the gradients of three tensors, by one backend, in a dtype, of a kind of attention.
+fn results_of(
+    attend: impl Fn([&Tensor; 3]) -> Result<Tensor>,
+    backend: SdpBackend,
+    inputs: &[Tensor; 3],
+    gradient: &Tensor,
+    dtype: DType,
+) -> [Vec<f64>; 4] {
     let leaves =
         inputs.each_ref().map(|input| input.to_dtype(dtype).unwrap().detach().requires_grad_().unwrap());
-    let result = sdp_kernel(&[backend], || attention(leaves.each_ref(), is_causal, scale)).unwrap();
+    let result = sdp_kernel(&[backend], || attend(leaves.each_ref())).unwrap();
     assert_eq!(result.dtype(), dtype);
     result.backward_with(&gradient.to_dtype(dtype).unwrap()).unwrap();
     let [q, k, v] = leaves.map(|leaf| values(&leaf.grad().unwrap()));
@@ -83,6 +106,52 @@ fn fused_attention_and_its_gradients_are_those_of_operators_in_f64() {
             }
         }
     }
+}
+
+#[test]
+fn masks_of_fused_attention_repeat_as_they_are_given() {
+    // Of every score, of keys, of queries (some see nothing), without a batch, over heads alone, and a part of a larger tensor.
+    let shapes: [&[usize]; 6] =
+        [&[2, 6, 37, 70], &[2, 1, 1, 70], &[37, 1], &[6, 37, 70], &[1, 6, 1, 1], &[70]];
+    let (q, k) = ([2, 6, 37, 24], [2, 3, 70, 24]);
+    for (dtype, tolerance) in [(DType::Bf16, 0.03), (DType::F16, 0.004)] {
+        let inputs = [held(&q, 1, dtype), held(&k, 2, dtype), held(&k, 3, dtype)];
+        let gradient = held(&q, 4, dtype);
+        for (shape, seed) in shapes.into_iter().zip(10..) {
+            let numbers = held(shape, seed, dtype);
+            let truths = numbers.gt_scalar(0.0).unwrap();
+            let wide: Vec<usize> = shape.iter().map(|size| size + 3).collect();
+            let mut part = truths.clone();
+            if !shape.contains(&1) {
+                part = held(&wide, seed, dtype).gt_scalar(0.0).unwrap();
+                for (dimension, &size) in shape.iter().enumerate() {
+                    part = part.narrow(dimension as i64, 1, size).unwrap();
+                }
+            }
+            for mask in [&numbers, &truths, &part] {
+                let attend = |all: [&Tensor; 3]| masked_attention(all, Some(mask), false, None);
+                let expected = results_of(attend, Math, &inputs, &gradient, DType::F64);
+                let found = results_of(attend, Flash, &inputs, &gradient, dtype);
+                for (found, expected) in found.iter().zip(&expected) {
+                    assert_close(found, expected, tolerance);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_mask_that_needs_a_gradient_goes_to_operators() {
+    let half = held(&[1, 2, 4, 8], 1, DType::F16).to_dtype(DType::F16).unwrap();
+    let mask = held(&[4, 4], 2, DType::F16).to_dtype(DType::F16).unwrap().requires_grad_().unwrap();
+    let call = || masked_attention([&half; 3], Some(&mask), false, None);
+    call().unwrap().sum(&[], false).unwrap().backward().unwrap();
+    assert!(mask.grad().is_some());
+    let error = sdp_kernel(&[Flash], call).unwrap_err().to_string();
+    assert!(error.contains("the mask needs a gradient"), "{error}");
+    let wrong = Tensor::ones(&[3, 4], DType::Bool, half.device()).unwrap();
+    let error = sdp_kernel(&[Flash], || masked_attention([&half; 3], Some(&wrong), false, None)).unwrap_err();
+    assert!(error.to_string().contains("does not expand"), "{error}");
 }
 
 #[test]
@@ -227,7 +296,9 @@ fn what_the_fused_kernel_does_not_take_goes_to_operators_or_is_refused() {
     };
     let plain = AttentionOptions::default();
     let mask = tensor(&[4, 4], DType::F16);
-    refused(&half, AttentionOptions { attn_mask: Some(&mask), ..plain }, "a mask or dropout");
+    let generator = DeviceGenerator::new(1, &device()).unwrap();
+    let dropout = Some((0.5, &generator));
+    refused(&half, AttentionOptions { dropout, ..plain }, "there is dropout");
     refused(&half, AttentionOptions { scale: Some(-1.0), ..plain }, "scale above 0");
     refused(&tensor(&[1, 2, 4, 8], DType::F32), plain, "bfloat16 or float16");
     refused(&tensor(&[1, 2, 4, 7], DType::F16), plain, "a multiple of 8");
@@ -242,6 +313,8 @@ fn what_the_fused_kernel_does_not_take_goes_to_operators_or_is_refused() {
         Ok(())
     })
     .unwrap();
+    let both = AttentionOptions { attn_mask: Some(&mask), is_causal: true, ..plain };
+    assert!(scaled_dot_product_attention(&half, &half, &half, both).unwrap_err().is_invalid_argument());
     let none = sdp_kernel(&[], || scaled_dot_product_attention(&half, &half, &half, plain));
     assert!(none.unwrap_err().is_invalid_argument());
 }

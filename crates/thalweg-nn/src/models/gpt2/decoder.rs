@@ -2,12 +2,13 @@
 
 use thalweg_ir::DType;
 use thalweg_runtime::{Error, Result};
+use thalweg_tensor::decoder::exchange_for;
 use thalweg_tensor::random::default_generator;
 use thalweg_tensor::{Tensor, no_grad};
 
 use super::{Block, Conv1D, GPT2LMHeadModel};
-use crate::functional::{self, DecoderLayer};
-use crate::module::{Embedding, Forward, LayerNorm, Linear};
+use crate::functional::{self, DecoderInput, DecoderLayer, DecoderOptions};
+use crate::module::{Embedding, LayerNorm, Linear};
 
 /// How a [`GPT2Decoder`] decodes.
 #[derive(Clone, Copy, Debug)]
@@ -78,6 +79,8 @@ pub struct GPT2Decoder {
     head: Linear,
     temperature: Option<f64>,
     one: Tensor,
+    /// Where the layers' kernel hands over results, if there is one.
+    exchange: Option<Tensor>,
     /// The token to be read next, and its position.
     token: Tensor,
     position: Tensor,
@@ -114,22 +117,23 @@ impl GPT2LMHeadModel {
             };
             let device = base.wte.weight.device();
             let numbers = |count| Tensor::zeros(&[count], DType::I64, device);
-            Ok(GPT2Decoder {
-                layers: base
-                    .h
-                    .iter()
-                    .map(|block| Layer::new(block, context, dtype))
-                    .collect::<Result<_>>()?,
+            let layers = base.h.iter().map(|block| Layer::new(block, context, dtype));
+            let mut decoder = GPT2Decoder {
+                layers: layers.collect::<Result<_>>()?,
                 tokens,
                 positions,
                 norm,
                 head: Linear { weight: head, bias: None },
                 temperature,
                 one: Tensor::ones(&[1], DType::I64, device)?,
+                exchange: None,
                 token: numbers(1)?,
                 position: numbers(1)?,
                 history: numbers(context)?,
-            })
+            };
+            let parts: Vec<_> = decoder.layers.iter().map(Layer::parts).collect();
+            decoder.exchange = exchange_for(decoder.input(), &parts)?;
+            Ok(decoder)
         })
     }
 }
@@ -180,7 +184,10 @@ impl GPT2Decoder {
     pub fn step(&self) -> Result<()> {
         no_grad(|| {
             let scores = self.head.forward_norm(&self.norm, &self.read()?)?;
-            self.token.copy_(&self.choose(&scores)?)?;
+            let Some(temperature) = self.temperature else {
+                return functional::next_token_(&scores, &self.token, &self.position, &self.history);
+            };
+            self.token.copy_(&drawn(&scores, temperature)?)?;
             self.position.add_(&self.one)?;
             self.history.index_copy_(0, &self.position, &self.token)
         })
@@ -214,17 +221,21 @@ impl GPT2Decoder {
 
     /// Returns what the layers make of the token at the position, (1, features).
     fn read(&self) -> Result<Tensor> {
-        let x = self.tokens.forward(&self.token)?.add(&self.positions.forward(&self.position)?)?;
         let layers: Vec<_> = self.layers.iter().map(Layer::parts).collect();
-        functional::decoder_layers(&x, &self.position, &layers, self.norm.eps)
+        let options = DecoderOptions { eps: self.norm.eps, exchange: self.exchange.as_ref() };
+        functional::decoder_layers(self.input(), &self.position, &layers, options)
     }
 
-    /// Returns the likeliest token, or one that is drawn: of exponentially distributed waiting times, each token's by its weight, the first to end.
-    fn choose(&self, scores: &Tensor) -> Result<Tensor> {
-        let Some(temperature) = self.temperature else { return scores.argmax(-1) };
-        let weights = scores.to_dtype(DType::F32)?.mul_scalar(1.0 / temperature)?.softmax(-1)?;
-        let fractions = default_generator(weights.device())?.rand(weights.shape(), DType::F32)?;
-        let times = fractions.mul_scalar(-1.0)?.add_scalar(1.0)?.log()?.mul_scalar(-1.0)?;
-        weights.div(&times)?.argmax(-1)
+    fn input(&self) -> DecoderInput<'_> {
+        let (tokens, positions) = (&self.tokens.weight, &self.positions.weight);
+        DecoderInput::Embedded { tokens, token: &self.token, positions }
     }
+}
+
+/// Returns a token that is drawn from scores: of exponentially distributed waiting times, each token's by its weight, the first to end.
+fn drawn(scores: &Tensor, temperature: f64) -> Result<Tensor> {
+    let weights = scores.to_dtype(DType::F32)?.mul_scalar(1.0 / temperature)?.softmax(-1)?;
+    let fractions = default_generator(weights.device())?.rand(weights.shape(), DType::F32)?;
+    let times = fractions.mul_scalar(-1.0)?.add_scalar(1.0)?.log()?.mul_scalar(-1.0)?;
+    weights.div(&times)?.argmax(-1)
 }
