@@ -1,70 +1,169 @@
-// One block: the place of the greatest score, which then is the token at the next position.
+// A block has eight rows of the weights a warp at a time, which are the right factor of products by the tensor cores; the normalized row is each row of the
+// left one. Loads of the next eight rows are under way while these are multiplied.
 struct NAME_arguments {
-    const ELEMENT* scores;
+    const ELEMENT *x, *weight, *norm_weight, *norm_bias;
     i64 *token, *position, *history;
-    u64 count, context;
-    u64 dtype;
-    // Where a position behind the context is told of.
+    // The greatest so far, and how many blocks are done.
+    unsigned long long* best;
+    u64 count, context, features, eps, dtype;
+    // Where a position behind the history is told of.
     i64* told;
 };
 
-// Scores in an order in which NaN is the greatest, as unsigned numbers; 0 is below all.
-static __device__ __forceinline__ u32 ordered(const f32 x) {
-    // Zeros are equal.
-    const u32 bits = __float_as_uint(x + 0.0f);
-    return x != x ? 0xffffffffu : bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+#define WARPS 8
+// Loads of a thread that are under way, of 16 bytes.
+#define DEPTH 8
+
+#if __CUDA_ARCH__ >= 800
+struct quad { u32 x, y, z, w; };
+
+static __device__ __forceinline__ quad stream(const void* at) {
+    quad x;
+    asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w) : "l"(at));
+    return x;
 }
 
-// A score and its place: the greater score, then the earlier place, is the greater number.
-static __device__ __forceinline__ u64 both(const f32 x, const u32 place) {
-    return u64(ordered(x)) << 32 | u32(~place);
+// Eight rows of weights by 32 terms: a lane has eight terms of one row.
+static __device__ __forceinline__ void multiply(f32 (&sums)[4], const quad weights, const quad values) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.MMA.MMA.f32 {%0, %1, %2, %3}, {%4, %4, %5, %5}, {%6, %7}, {%0, %1, %2, %3};"
+        : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3]) : "r"(values.x), "r"(values.y), "r"(weights.x), "r"(weights.y));
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.MMA.MMA.f32 {%0, %1, %2, %3}, {%4, %4, %5, %5}, {%6, %7}, {%0, %1, %2, %3};"
+        : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3]) : "r"(values.z), "r"(values.w), "r"(weights.z), "r"(weights.w));
 }
 
-static __device__ __forceinline__ u64 greater(const u64 a, const u64 b) { return a > b ? a : b; }
-
-extern "C" __global__ void __launch_bounds__(1024) NAME(const __grid_constant__ NAME_arguments x) {
-    __shared__ u64 of_warps[32];
-    const u32 thread = threadIdx.x, count = u32(x.count);
-    constexpr u32 WIDTH = 16 / sizeof(ELEMENT);
-    const u32 whole = u64(x.scores) % 16 == 0 ? count / WIDTH : 0;
-    u64 best = 0;
-    const i64 next = thread == 0 ? *x.position + 1 : 0;
-    #pragma unroll 4
-    for (u32 i = thread; i < whole; i += 1024) {
-        union { uint4 whole; ELEMENT parts[WIDTH]; } given;
-        given.whole = ((const uint4*)x.scores)[i];
-        #pragma unroll
-        for (u32 j = 0; j < WIDTH; ++j) {
-            best = greater(best, both(LOAD(given.parts[j]), i * WIDTH + j));
-        }
-    }
-    for (u32 i = whole * WIDTH + thread; i < count; i += 1024) {
-        best = greater(best, both(LOAD(x.scores[i]), i));
-    }
+// The sum over the threads of the block, the same for each of them.
+static __device__ __forceinline__ f32 over_block(f32 sum, f32* parts) {
     #pragma unroll
     for (u32 apart = 16; apart > 0; apart /= 2) {
-        best = greater(best, __shfl_xor_sync(0xffffffffu, best, apart));
+        sum = sum + __shfl_xor_sync(0xffffffffu, sum, apart);
     }
-    if (thread % 32 == 0) {
-        of_warps[thread / 32] = best;
+    if (threadIdx.x % 32 == 0) {
+        parts[threadIdx.x / 32] = sum;
     }
     __syncthreads();
-    if (thread < 32) {
-        best = of_warps[thread];
-        #pragma unroll
-        for (u32 apart = 16; apart > 0; apart /= 2) {
-            best = greater(best, __shfl_xor_sync(0xffffffffu, best, apart));
+    sum = parts[0];
+    #pragma unroll
+    for (u32 warp = 1; warp < WARPS; ++warp) {
+        sum = sum + parts[warp];
+    }
+    __syncthreads();
+    return sum;
+}
+
+// A score, rounded as scores are, and its place: the greater score, then the earlier place, is the greater number. NaN is the greatest.
+static __device__ __forceinline__ unsigned long long both(const f32 sum, const u32 place) {
+    // Zeros are equal.
+    const f32 score = LOAD(STORE(sum)) + 0.0f;
+    const u32 bits = __float_as_uint(score);
+    const u32 order = score != score ? 0xffffffffu : (bits & 0x80000000u) != 0 ? ~bits : bits | 0x80000000u;
+    return (unsigned long long)order << 32 | u32(~place);
+}
+
+extern "C" __global__ void __launch_bounds__(32 * WARPS, 3) NAME(const __grid_constant__ NAME_arguments x) {
+    __shared__ __align__(16) ELEMENT row[MOST_FEATURES];
+    __shared__ f32 parts[WARPS];
+    __shared__ unsigned long long of_warps[WARPS];
+    const u32 thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
+    const u32 count = u32(x.count), features = u32(x.features), steps = features / 32;
+    const u32 groups = (count + 7) / 8, apart = gridDim.x * WARPS;
+    u32 group = blockIdx.x * WARPS + warp;
+    // The lane's terms of the lane's row among eight; behind the last row, of the last.
+    const auto terms_of = [&](const u32 group) {
+        const u32 line = group * 8 + lane / 4;
+        return x.weight + u64(line < count ? line : count - 1) * features + lane % 4 * 8;
+    };
+    launch_dependents();
+    const ELEMENT* terms = terms_of(group);
+    for (u32 step = 0; step < steps; step += 4) {
+        prefetch(terms + step * 32);
+    }
+    wait_for_previous();
+    quad weights[DEPTH];
+    #pragma unroll
+    for (u32 i = 0; i < DEPTH; ++i) {
+        if (i < steps) {
+            weights[i] = stream(terms + i * 32);
         }
-        if (thread == 0) {
-            const i64 token = i64(u32(~best));
+    }
+    // While the first weights are on their way.
+    f32 sum = 0.0f, square = 0.0f;
+    for (u32 at = thread; at < features; at += 32 * WARPS) {
+        sum = sum + LOAD(x.x[at]);
+    }
+    const f32 mean = over_block(sum, parts) / f32(features);
+    for (u32 at = thread; at < features; at += 32 * WARPS) {
+        const f32 off = LOAD(x.x[at]) - mean;
+        square = fmaf(off, off, square);
+    }
+    const f32 factor = rsqrtf(over_block(square, parts) / f32(features) + __uint_as_float(u32(x.eps)));
+    for (u32 at = thread; at < features; at += 32 * WARPS) {
+        row[at] = STORE(fmaf((LOAD(x.x[at]) - mean) * factor, LOAD(x.norm_weight[at]), LOAD(x.norm_bias[at])));
+    }
+    __syncthreads();
+    unsigned long long best = 0;
+    while (group < groups) {
+        f32 sums[2][4] = {};
+        const u32 next = group + apart;
+        const ELEMENT* const next_terms = terms_of(next < groups ? next : group);
+        for (u32 start = 0; start < steps; start += DEPTH) {
+            const bool is_last = start + DEPTH >= steps;
+            const ELEMENT* const from = is_last ? next_terms : terms + (start + DEPTH) * 32;
+            const u32 left = is_last ? steps : steps - start - DEPTH;
+            #pragma unroll
+            for (u32 i = 0; i < DEPTH; ++i) {
+                if (start + i < steps) {
+                    multiply(sums[i % 2], weights[i], *(const quad*)(row + (start + i) * 32 + lane % 4 * 8));
+                }
+                if (i < left) {
+                    weights[i] = stream(from + i * 32);
+                }
+            }
+        }
+        if (lane < 4) {
+            const u32 place = group * 8 + lane * 2;
+            const unsigned long long a = place < count ? both(sums[0][0] + sums[1][0], place) : 0;
+            const unsigned long long b = place + 1 < count ? both(sums[0][1] + sums[1][1], place + 1) : 0;
+            best = a > best ? a : best;
+            best = b > best ? b : best;
+        }
+        group = next;
+        terms = next_terms;
+    }
+    #pragma unroll
+    for (u32 other = 1; other < 4; other *= 2) {
+        const unsigned long long found = __shfl_xor_sync(0xffffffffu, best, other);
+        best = found > best ? found : best;
+    }
+    if (lane == 0) {
+        of_warps[warp] = best;
+    }
+    __syncthreads();
+    if (thread == 0) {
+        #pragma unroll
+        for (u32 other = 1; other < WARPS; ++other) {
+            best = of_warps[other] > best ? of_warps[other] : best;
+        }
+        atomicMax(x.best, best);
+        __threadfence();
+        if (atomicAdd(x.best + 1, 1ull) == gridDim.x - 1) {
+            // The last block: all greatest scores are in, and the memory is left as it was found.
+            __threadfence();
+            const i64 token = i64(u32(~atomicExch(x.best, 0ull))), place = *x.position + 1;
+            x.best[1] = 0;
             *x.token = token;
-            *x.position = next;
-            if (next >= 0 && next < i64(x.context)) {
-                x.history[next] = token;
+            *x.position = place;
+            if (place >= 0 && place < i64(x.context)) {
+                x.history[place] = token;
             } else {
-                x.told[0] = next;
+                x.told[0] = place;
                 x.told[1] = i64(x.context) + 1;
             }
         }
     }
 }
+#else
+// The host launches nothing here.
+extern "C" __global__ void NAME(const __grid_constant__ NAME_arguments x) {
+    launch_dependents();
+}
+#endif

@@ -1,45 +1,92 @@
-//! [`NextToken`]: the likeliest token of a row of scores becomes the one that a decoder reads next, in one kernel.
+//! [`NextToken`]: a language model's head and the choice of the likeliest token, which a decoder then reads next, in one kernel.
 //!
-//! `token = argmax(scores)`, `position += 1`, `history[position] = token`. A position behind the history is told of, and writes nothing there. Of
-//! equal scores the first counts, and NaN is greater than all, as in `argmax`.
+//! `token = argmax(norm(x) · weightᵀ)`, `position += 1`, `history[position] = token`, where the scores are rounded to the weights' dtype and not stored. A position
+//! behind the history is told of, and writes nothing there. Of equal scores the first counts, and NaN is greater than all, as in `argmax`.
+//!
+//! A warp multiplies eight rows of the weights at a time by the tensor cores, with the loads of the next eight under way. The blocks meet at two words, of
+//! which the first is the greatest score with its place: its order of unsigned numbers is that of scores, then of earlier places.
 
 use std::sync::Arc;
 
-use thalweg_driver::{Access, DevicePointer, HostFault, HostKernel, HostLaunch, Touch};
+use thalweg_driver::{Access, DevicePointer, HostFault, HostKernel, HostLaunch, LaunchMode, Touch};
 use thalweg_ir::cuda::{FloatNames, LaunchShape, with_prelude};
 use thalweg_ir::host::Fault;
 use thalweg_ir::{DType, Element, bf16, f16};
 
 use crate::arguments::{self, arguments};
+use crate::matmul::few_rows::FewRows;
 use crate::{Accesses, NativeKernel, Placed, Tell, Words};
 
 /// The sizes of a launch. See the [module](self).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct NextToken {
-    /// How many scores there are: 1 to 2³¹ - 1.
+    /// How many tokens there are: 1 to 2³¹ - 1.
     pub count: u64,
     /// How many tokens the history has room for.
     pub context: u64,
-    /// Of the scores: float32, float16 or bfloat16.
+    /// Features of the row: a multiple of 32 up to 4,096.
+    pub features: u64,
+    /// The number that is added to the variance, by its bits.
+    pub eps_bits: u64,
+    /// Of row and weights: float16 or bfloat16.
     pub dtype: DType,
 }
 
-arguments! { NextToken { count, context, dtype } }
+arguments! { NextToken { count, context, features, eps_bits, dtype } }
 
-/// The dtypes of scores.
-const DTYPES: [DType; 3] = [DType::F32, DType::F16, DType::Bf16];
+/// A launch's sizes, and how many multiprocessors the GPU has.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct NextTokenLaunch {
+    /// The sizes.
+    pub sizes: NextToken,
+    /// Multiprocessors, each of which has three blocks at most.
+    pub processors: u64,
+}
 
-/// Threads of the block.
-const THREADS: u32 = 1024;
+/// Where the operands of a launch begin.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct NextTokenAddresses {
+    /// The row (features).
+    pub row: DevicePointer,
+    /// The head's weights (tokens, features).
+    pub weight: DevicePointer,
+    /// Weight and bias of the layer norm (features).
+    pub norm: [DevicePointer; 2],
+    /// The token, one int64: written.
+    pub token: DevicePointer,
+    /// The position, one int64: read and written.
+    pub position: DevicePointer,
+    /// The tokens so far, each at its position (context).
+    pub history: DevicePointer,
+    /// Two words of 8 bytes where the blocks meet: zeros, in front of the launch and behind it.
+    pub meeting: DevicePointer,
+}
 
-/// The operands of a launch: scores, and the token, the position and the history, of int64.
-type Operands = [DevicePointer; 4];
+arguments! { NextTokenAddresses { row, weight, norm, token, position, history, meeting } }
+
+/// The dtypes of weights.
+const DTYPES: [DType; 2] = [DType::F16, DType::Bf16];
+
+/// The most features that a row may have.
+const MOST_FEATURES: u64 = 4096;
+
+/// Warps of a block, and rows of the weights that a warp has at a time.
+const WARPS: u64 = 8;
+const WARP_ROWS: u64 = 8;
+/// Blocks that a multiprocessor has at a time.
+const BLOCKS: u64 = 3;
 
 impl NextToken {
-    /// Returns whether there is a kernel for scores of a dtype, so many of them.
+    /// Bytes where blocks meet.
+    pub const MEETING_BYTES: u64 = 16;
+
+    /// Returns whether there is a kernel for so many tokens of so many features.
     #[must_use]
-    pub fn takes(dtype: DType, count: u64) -> bool {
-        DTYPES.contains(&dtype) && (1..1 << 31).contains(&count)
+    pub fn takes(dtype: DType, count: u64, features: u64) -> bool {
+        DTYPES.contains(&dtype)
+            && (1..1 << 31).contains(&count)
+            && (1..=MOST_FEATURES).contains(&features)
+            && features.is_multiple_of(32)
     }
 
     fn history_at(&self, history: DevicePointer) -> Access {
@@ -47,19 +94,18 @@ impl NextToken {
     }
 
     fn name_of(dtype: DType) -> &'static str {
-        match dtype {
-            DType::F32 => "next_token_float32",
-            DType::F16 => "next_token_float16",
-            _ => "next_token_bfloat16",
-        }
+        if dtype == DType::F16 { "next_token_float16" } else { "next_token_bfloat16" }
     }
 
     fn print(dtype: DType) -> String {
-        let FloatNames { element, load, .. } = FloatNames::of(dtype);
+        let FloatNames { element, load, store, .. } = FloatNames::of(dtype);
         let code = include_str!("next_token.cu")
             .replace("NAME", Self::name_of(dtype))
             .replace("ELEMENT", element)
-            .replace("LOAD", &load);
+            .replace("MMA", if dtype == DType::F16 { "f16" } else { "bf16" })
+            .replace("MOST_FEATURES", &MOST_FEATURES.to_string())
+            .replace("LOAD", &load)
+            .replace("STORE", &store);
         with_prelude(&code)
     }
 }
@@ -69,13 +115,13 @@ pub(crate) fn sources() -> impl Iterator<Item = (String, String)> {
     DTYPES.into_iter().map(|dtype| (NextToken::name_of(dtype).to_owned(), NextToken::print(dtype)))
 }
 
-impl NativeKernel for Placed<NextToken, Operands> {
+impl NativeKernel for Placed<NextTokenLaunch, NextTokenAddresses> {
     fn name(&self) -> &str {
-        NextToken::name_of(self.kernel.dtype)
+        NextToken::name_of(self.kernel.sizes.dtype)
     }
 
     fn source(&self) -> String {
-        NextToken::print(self.kernel.dtype)
+        NextToken::print(self.kernel.sizes.dtype)
     }
 
     fn host(&self) -> Arc<dyn HostKernel> {
@@ -91,62 +137,87 @@ impl NativeKernel for Placed<NextToken, Operands> {
     }
 
     fn check(&self) -> Result<(), Fault> {
-        let NextToken { count, dtype, .. } = self.kernel;
-        match NextToken::takes(dtype, count) {
+        let NextToken { count, features, dtype, .. } = self.kernel.sizes;
+        if !NextToken::takes(dtype, count, features) {
+            let why = format!(
+                "next_token: there is no kernel for {count} tokens of {features} features in {dtype}"
+            );
+            return Err(Fault::new(why));
+        }
+        match self.at.weight.address().is_multiple_of(16) {
             true => Ok(()),
-            false => Err(Fault::new(format!("next_token: there is no kernel for {count} scores of {dtype}"))),
+            false => Err(Fault::new("next_token: weights begin at a multiple of 16 bytes".to_owned())),
         }
     }
 
     fn launch_shape(&self) -> Option<LaunchShape> {
-        Some(LaunchShape { grid: [1, 1, 1], block: [THREADS, 1, 1] })
+        let most = self.kernel.processors.max(1) * BLOCKS;
+        let blocks = self.kernel.sizes.count.div_ceil(WARPS * WARP_ROWS).min(most) as u32;
+        Some(LaunchShape { grid: [blocks, 1, 1], block: [32 * WARPS as u32, 1, 1] })
+    }
+
+    fn mode(&self) -> LaunchMode {
+        LaunchMode::Programmatic
     }
 
     fn words(&self) -> Words {
-        arguments::pack(&self.at, &self.kernel)
+        arguments::pack(&self.at, &self.kernel.sizes)
     }
 
     fn accesses(&self) -> Accesses {
-        let [scores, token, position, history] = self.at;
-        let NextToken { count, dtype, .. } = self.kernel;
+        let NextTokenAddresses { row, weight, norm, token, position, history, meeting } = self.at;
+        let NextToken { count, features, dtype, .. } = self.kernel.sizes;
+        let row_bytes = features * dtype.size_bytes() as u64;
         Accesses::from_iter([
-            Access::read(scores, count * dtype.size_bytes() as u64),
+            Access::read(row, row_bytes),
+            Access::read(weight, count * row_bytes),
+            Access::read(norm[0], row_bytes),
+            Access::read(norm[1], row_bytes),
             Access::write(token, 8),
             Access::read_write(position, 8),
-            self.kernel.history_at(history),
+            Access::read_write(meeting, NextToken::MEETING_BYTES),
+            self.kernel.sizes.history_at(history),
         ])
     }
 }
 
 fn run(launch: &HostLaunch<'_>, tell: &Tell) -> Result<(), HostFault> {
-    let (kernel, at, [slot]): (NextToken, Operands, _) = arguments::unpack("next_token", launch)?;
-    let likeliest = match kernel.dtype {
-        DType::F32 => likeliest::<f32>(launch, at[0], kernel.count),
-        DType::F16 => likeliest::<f16>(launch, at[0], kernel.count),
-        DType::Bf16 => likeliest::<bf16>(launch, at[0], kernel.count),
+    let (sizes, at, [slot]): (NextToken, NextTokenAddresses, _) = arguments::unpack("next_token", launch)?;
+    let likeliest = match sizes.dtype {
+        DType::F16 => likeliest::<f16>(launch, &sizes, &at),
+        DType::Bf16 => likeliest::<bf16>(launch, &sizes, &at),
         other => return Err(HostFault(format!("next_token: there is no kernel for {other}"))),
     }?;
-    let [_, token, position, history] = at;
-    launch.write::<i64>(token, 1)?[0] = likeliest as i64;
-    let position = &mut launch.write::<i64>(position, 1)?[0];
+    launch.write::<i64>(at.token, 1)?[0] = likeliest as i64;
+    let position = &mut launch.write::<i64>(at.position, 1)?[0];
     *position = position.wrapping_add(1);
-    let place = u64::try_from(*position).ok().filter(|&place| place < kernel.context);
-    let Some(place) = place else {
-        tell(slot, *position, kernel.context as i64);
+    let Some(place) = u64::try_from(*position).ok().filter(|&place| place < sizes.context) else {
+        tell(slot, *position, sizes.context as i64);
         return Ok(());
     };
-    launch.write::<i64>(history, kernel.context as usize)?[place as usize] = likeliest as i64;
+    launch.write::<i64>(at.history, sizes.context as usize)?[place as usize] = likeliest as i64;
     if launch.has_tickets() {
-        launch.touched(&kernel.history_at(history), [(history.address() + place * 8, 8)]);
+        launch.touched(&sizes.history_at(at.history), [(at.history.address() + place * 8, 8)]);
     }
     Ok(())
 }
 
 /// Returns the place of the greatest score: NaN is greater than all, and of equal ones the first counts.
-fn likeliest<T: Element>(launch: &HostLaunch<'_>, at: DevicePointer, count: u64) -> Result<usize, HostFault> {
-    let scores = launch.read::<T>(at, count as usize)?;
+fn likeliest<T: Element>(
+    launch: &HostLaunch<'_>,
+    sizes: &NextToken,
+    at: &NextTokenAddresses,
+) -> Result<usize, HostFault> {
+    let features = sizes.features as usize;
+    let norm = [launch.read::<T>(at.norm[0], features)?, launch.read::<T>(at.norm[1], features)?];
+    let eps = f32::from_bits(sizes.eps_bits as u32);
+    let row: Vec<T> = FewRows::normalized(launch.read::<T>(at.row, features)?, norm, eps);
+    let row: Vec<f32> = row.iter().map(|x| x.to_f64() as f32).collect();
+    let weights = launch.read::<T>(at.weight, sizes.count as usize * features)?;
     let mut best = (0, f64::NEG_INFINITY);
-    for (place, score) in scores.iter().map(|score| score.to_f64()).enumerate() {
+    for (place, line) in weights.chunks_exact(features).enumerate() {
+        let sum: f32 = line.iter().zip(&row).map(|(a, b)| a.to_f64() as f32 * b).sum();
+        let score = T::from_f64(f64::from(sum)).to_f64();
         if score.is_nan() {
             return Ok(place);
         }

@@ -9,12 +9,13 @@ use thalweg_kernels::Placed;
 use thalweg_kernels::decoder_layers::{
     DecoderAddresses, DecoderLaunch, DecoderLayers, LayerAddresses, MOST_LAYERS,
 };
-use thalweg_kernels::next_token::NextToken;
+use thalweg_kernels::next_token::{NextToken, NextTokenAddresses, NextTokenLaunch};
 use thalweg_runtime::{Device, DevicePointer, RangeOf, Result, Telling};
 
 use crate::autocast::dtype_in_lower;
 use crate::autograd::is_grad_enabled;
 use crate::caller::label_at;
+use crate::norm_linear::NormLinear;
 use crate::tensor::Tensor;
 
 /// The tensors of a layer in GPT-2's form: `x += out(attention(qkv(norm(x))))`, `x += contract(gelu(expand(norm(x))))`.
@@ -249,37 +250,87 @@ pub fn fused_decoder_layers(
     Ok(row)
 }
 
-/// Makes the likeliest token the next one: `token = argmax(scores)`, `position += 1`, `history[position] = token`, in one kernel; returns whether there is one for
-/// these tensors, else nothing is done. Scores (…, tokens) of one row in float32, float16 or bfloat16, the others int64: token and position one number each. A
-/// position behind the history is reported at the next synchronization. Asynchronous.
+/// The numbers of a decoder that chooses its next token, of int64 in device memory.
+#[derive(Clone, Copy, Debug)]
+pub struct DecoderState<'t> {
+    /// The token to be read next, one number.
+    pub token: &'t Tensor,
+    /// Its position, one number.
+    pub position: &'t Tensor,
+    /// The tokens so far, each at its position (context).
+    pub history: &'t Tensor,
+    /// Two numbers, zeros, that nothing but calls with them uses.
+    pub meeting: &'t Tensor,
+}
+
+impl<'t> DecoderState<'t> {
+    fn tensors(&self) -> [&'t Tensor; 4] {
+        [self.token, self.position, self.history, self.meeting]
+    }
+}
+
+/// Makes the likeliest token the next one: `token = argmax(norm(input) · weightᵀ)`, `position += 1`, `history[position] = token`, in one kernel; returns whether there is
+/// one for these tensors, else nothing is done. Input (1, features), `parts` without bias, GELU and addend, all in float16 or bfloat16 with a multiple of 32 features up to
+/// 4,096. A position behind the history is reported at the next synchronization. Asynchronous.
 ///
 /// # Errors
 /// Those of the launch.
 pub fn fused_next_token(
-    scores: &Tensor,
-    [token, position, history]: [&Tensor; 3],
+    input: &Tensor,
+    parts: &NormLinear<'_>,
+    state: DecoderState<'_>,
     location: &'static Location<'static>,
 ) -> Result<bool> {
-    let device = scores.device();
-    let count = scores.shape().last().copied().unwrap_or(0);
-    let is_list = history.rank() == 1 && history.dtype() == DType::I64;
-    let fits = NextToken::takes(scores.dtype(), count as u64)
-        && scores.elements() == count
-        && is_list
-        && [token, position].into_iter().all(is_number)
-        && [scores, token, position, history].iter().all(|tensor| {
-            tensor.device() == device
-                && tensor.is_contiguous()
-                && !(is_grad_enabled() && tensor.requires_grad())
-        });
+    let NormLinear { norm, eps, weight, bias, gelu, addend } = *parts;
+    let (device, dtype) = (input.device(), input.dtype());
+    let (&[1, features], &[count, width]) = (input.shape(), weight.shape()) else { return Ok(false) };
+    let is_plain = |tensor: &&Tensor| {
+        tensor.dtype() == dtype
+            && dtype_in_lower(tensor) == dtype
+            && tensor.device() == device
+            && tensor.is_contiguous()
+            && !(is_grad_enabled() && tensor.requires_grad())
+    };
+    let is_state =
+        |tensor: &Tensor| tensor.dtype() == DType::I64 && tensor.device() == device && tensor.is_contiguous();
+    let capability = device.properties().compute_capability.major;
+    let fits = bias.is_none()
+        && addend.is_none()
+        && !gelu
+        && width == features
+        && norm.iter().all(|part| part.shape() == [features])
+        && [input, weight, norm[0], norm[1]].iter().all(is_plain)
+        && NextToken::takes(dtype, count as u64, features as u64)
+        && weight.pointer().address().is_multiple_of(16)
+        && (device.is_simulated() || capability >= 8)
+        && state.tensors().into_iter().all(is_state)
+        && [state.token, state.position].into_iter().all(is_number)
+        && state.history.rank() == 1
+        && state.meeting.elements() == 2;
     if !fits {
         return Ok(false);
     }
-    let kernel = NextToken { count: count as u64, context: history.elements() as u64, dtype: scores.dtype() };
-    let at = [scores, token, position, history].map(Tensor::pointer);
+    let sizes = NextToken {
+        count: count as u64,
+        context: state.history.elements() as u64,
+        features: features as u64,
+        eps_bits: u64::from((eps as f32).to_bits()),
+        dtype,
+    };
+    let processors = u64::from(device.properties().multi_processor_count);
+    let at = NextTokenAddresses {
+        row: input.pointer(),
+        weight: weight.pointer(),
+        norm: norm.map(Tensor::pointer),
+        token: state.token.pointer(),
+        position: state.position.pointer(),
+        history: state.history.pointer(),
+        meeting: state.meeting.pointer(),
+    };
     let label = label_at("next_token", location);
     let _telling = Telling::of("next_token", RangeOf::Dimension(0));
+    let kernel = NextTokenLaunch { sizes, processors };
     device.current_stream().launch_native(&Placed { kernel, at }, label)?;
-    [token, position, history].into_iter().for_each(Tensor::bump_version);
+    state.tensors().into_iter().for_each(Tensor::bump_version);
     Ok(true)
 }

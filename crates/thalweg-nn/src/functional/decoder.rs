@@ -6,7 +6,7 @@ use thalweg_runtime::{Error, Result};
 use thalweg_tensor::Tensor;
 use thalweg_tensor::caller::in_call;
 use thalweg_tensor::decoder::{
-    DecoderInput, DecoderLayer, DecoderOptions, fused_decoder_layers, fused_next_token,
+    DecoderInput, DecoderLayer, DecoderOptions, DecoderState, fused_decoder_layers, fused_next_token,
 };
 use thalweg_tensor::norm_linear::NormLinear;
 
@@ -45,19 +45,22 @@ pub fn decoder_layers(
     })
 }
 
-/// Makes the likeliest token the one that a decoder reads next, in place: `token = argmax(scores)`, `position += 1`, `history[position] = token`. Scores (1, tokens),
-/// token and position one int64 each, the history (context) of int64. One kernel for contiguous tensors of float32, float16 and bfloat16. A position behind
-/// the history is reported at the next synchronization. Asynchronous.
+/// Makes the likeliest token the one that a decoder reads next, in place: `token = argmax(norm(input) · weightᵀ)`, `position += 1`, `history[position] = token`. Input
+/// (1, features), `parts` without bias, GELU and addend. One kernel, which stores no scores, for contiguous tensors of float16 and bfloat16 with a multiple of 32
+/// features up to 4,096; else [`norm_linear`], [`Tensor::argmax`] and the rest. A position behind the history is reported at the next synchronization.
+/// Asynchronous.
 ///
 /// # Errors
 /// [`Error::is_invalid_argument`] if shapes, dtypes or devices do not fit; those of the device.
 #[track_caller]
-pub fn next_token_(scores: &Tensor, token: &Tensor, position: &Tensor, history: &Tensor) -> Result<()> {
+pub fn next_token_(input: &Tensor, parts: &NormLinear<'_>, state: DecoderState<'_>) -> Result<()> {
     let location = Location::caller();
-    in_call("next_token_", &[scores, token, position, history], location, || {
-        if fused_next_token(scores, [token, position, history], location)? {
+    let DecoderState { token, position, history, .. } = state;
+    in_call("next_token_", &[input, parts.weight, token, position, history], location, || {
+        if fused_next_token(input, parts, state, location)? {
             return Ok(());
         }
+        let scores = norm_linear(input, parts)?;
         token.copy_(&scores.argmax(-1)?.reshape(token.shape())?)?;
         position.add_(&Tensor::ones(&[1], position.dtype(), position.device())?)?;
         history.index_copy_(0, position, token)

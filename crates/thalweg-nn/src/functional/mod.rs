@@ -57,7 +57,7 @@ pub use losses::{ClassLossOptions, Reduction, cross_entropy, cross_entropy_with,
 pub use normalization::{add_layer_norm, layer_norm, layer_norm_fork};
 
 use thalweg_tensor::caller::{in_call, label_at};
-pub use thalweg_tensor::decoder::{DecoderInput, DecoderLayer, DecoderOptions};
+pub use thalweg_tensor::decoder::{DecoderInput, DecoderLayer, DecoderOptions, DecoderState};
 use thalweg_tensor::dispatch::{Argument, Operator, as_ints, find_operator};
 use thalweg_tensor::mlp::fused_mlp;
 pub use thalweg_tensor::norm_linear::NormLinear;

@@ -72,7 +72,7 @@ impl Linear {
 
     /// Returns the layer behind a layer norm, and before GELU or not.
     #[track_caller]
-    fn behind<'t>(&'t self, norm: &'t LayerNorm, gelu: bool) -> Result<NormLinear<'t>> {
+    pub(crate) fn behind<'t>(&'t self, norm: &'t LayerNorm, gelu: bool) -> Result<NormLinear<'t>> {
         let (Some(scale), Some(shift)) = (&norm.weight, &norm.bias) else {
             return Err(Error::invalid("LayerNorm: a linear layer behind it takes a weight and a bias")
                 .at(outermost(Location::caller())));

@@ -3,10 +3,13 @@
 use std::panic::Location;
 
 use thalweg_ir::DType;
-use thalweg_nn::functional::{DecoderInput, DecoderLayer, DecoderOptions, decoder_layers, next_token_};
+use thalweg_nn::functional::{
+    DecoderInput, DecoderLayer, DecoderOptions, decoder_layers, layer_norm, next_token_,
+};
 use thalweg_runtime::Result;
 use thalweg_runtime::sim::Check;
-use thalweg_tensor::decoder::{exchange_for, fused_decoder_layers};
+use thalweg_tensor::decoder::{DecoderState, exchange_for, fused_decoder_layers, fused_next_token};
+use thalweg_tensor::norm_linear::NormLinear;
 use thalweg_tensor::{Tensor, no_grad};
 
 use crate::support::{device, random, values};
@@ -209,9 +212,14 @@ fn steps_of_layers_have_no_race_under_any_schedule() {
             let exchange = exchange_for(input, &parts)?;
             let options = DecoderOptions { exchange: exchange.as_ref(), ..OPTIONS };
             position.zero_()?;
+            let meeting = Tensor::zeros(&[2], DType::I64, device)?;
+            let state =
+                DecoderState { token: &token, position: &position, history: &history, meeting: &meeting };
+            let norm = layers[0].parts().norms[0];
+            let head = NormLinear { norm, eps: 1e-5, weight: &tokens, bias: None, gelu: false, addend: None };
             for _ in 0..3 {
                 row = decoder_layers(input, &position, &parts, options)?;
-                next_token_(&row.narrow(1, 0, 5)?.contiguous()?, &token, &position, &history)?;
+                next_token_(&row, &head, state)?;
             }
             row.to_dtype(DType::F32)?.to_vec::<f32>().map(drop)
         })
@@ -254,32 +262,71 @@ fn embedded_rows_and_kept_memory_change_no_result() {
 }
 
 #[test]
-fn the_likeliest_token_is_that_of_argmax() {
-    let history = Tensor::full(&[6], -7.0, DType::I64, &device()).unwrap();
+fn the_likeliest_token_becomes_the_next_one() {
+    let numbers = |count, value| Tensor::full(&[count], value, DType::I64, &device()).unwrap();
+    let (token, position, meeting) = (numbers(1, 0.0), numbers(1, -1.0), numbers(2, 0.0));
+    let history = numbers(6, -7.0);
+    let state = DecoderState { token: &token, position: &position, history: &history, meeting: &meeting };
     let mut expected = vec![-7; 6];
-    let (token, position) = (number(0), number(-1));
-    let first_of_equals = vec![0.0, -0.0, -3.0, 0.0];
-    let with_nan = vec![1.0, f64::INFINITY, f64::NAN, f64::NAN, 5.0];
-    let lowest = vec![f64::NEG_INFINITY; 3];
-    let many: Vec<f64> = (0..5003).map(|at| ((at * 7919) % 4999) as f64 / 64.0 - 40.0).collect();
-    let shifted = many[1..].to_vec();
-    let all = [first_of_equals, with_nan, lowest, many, shifted];
-    let dtypes = [DType::Bf16, DType::F16, DType::F32, DType::Bf16, DType::F32];
-    for (place, (scores, dtype)) in all.into_iter().zip(dtypes).enumerate() {
-        let scores = Tensor::from_slice(&scores, &[1, scores.len()], &device()).unwrap();
-        let scores = scores.to_dtype(dtype).unwrap();
-        no_grad(|| next_token_(&scores, &token, &position, &history)).unwrap();
-        expected[place] = scores.argmax(-1).unwrap().to_vec::<i64>().unwrap()[0];
-        assert_eq!(token.to_vec::<i64>().unwrap(), [expected[place]], "{dtype}");
+    // The last one goes operator by operator.
+    let cases = [
+        (DType::Bf16, 5003, 96, true),
+        (DType::F16, 64, 32, true),
+        (DType::Bf16, 1, 64, true),
+        (DType::F16, 1001, 768, true),
+        (DType::Bf16, 300, 1056, true),
+        (DType::F32, 300, 40, false),
+    ];
+    for (place, (dtype, count, features, is_fused)) in cases.into_iter().enumerate() {
+        let of = |shape: &[usize], seed| random(shape, seed).to_dtype(dtype).unwrap();
+        let (row, weight) = (of(&[1, features], 1), of(&[count, features], 2));
+        let norm = [of(&[features], 3), of(&[features], 4)];
+        // The row itself, normalized, is far ahead of random ones; it stands there twice, and the first counts.
+        let shape = [features];
+        let normal = layer_norm(&row, &shape, Some(&norm[0]), Some(&norm[1]), 1e-5).unwrap();
+        let near = [normal, weight.clone()];
+        let likeliest = count / 2;
+        for at in [likeliest, (likeliest + 7).min(count - 1)] {
+            near[1].narrow(0, at, 1).unwrap().copy_(&near[0]).unwrap();
+        }
+        let head = NormLinear {
+            norm: norm.each_ref(),
+            eps: 1e-5,
+            weight: &weight,
+            bias: None,
+            gelu: false,
+            addend: None,
+        };
+        let found = no_grad(|| {
+            let is_found = fused_next_token(&row, &head, state, Location::caller()).unwrap();
+            if !is_found {
+                next_token_(&row, &head, state).unwrap();
+            }
+            is_found
+        });
+        assert_eq!(found, is_fused, "{dtype} {count} x {features}");
+        expected[place] = likeliest as i64;
+        assert_eq!(token.to_vec::<i64>().unwrap(), [likeliest as i64], "{dtype} {count} x {features}");
         assert_eq!(position.to_vec::<i64>().unwrap(), [place as i64]);
         assert_eq!(history.to_vec::<i64>().unwrap(), expected);
+        assert_eq!(meeting.to_vec::<i64>().unwrap(), [0, 0]);
     }
-    // Wider scores go operator by operator.
-    let wide = Tensor::from_slice(&[1.0_f64, 2.0], &[1, 2], &device()).unwrap();
-    next_token_(&wide, &token, &position, &history).unwrap();
-    assert_eq!((token.to_vec::<i64>().unwrap(), position.to_vec::<i64>().unwrap()), (vec![1], vec![5]));
-    let scores = wide.to_dtype(DType::F32).unwrap();
-    next_token_(&scores, &token, &position, &history).unwrap();
+    // NaN is the greatest; and there is no place behind the history.
+    let weight = Tensor::from_slice(&[0.0_f32; 96], &[3, 32], &device()).unwrap();
+    weight.narrow(0, 1, 1).unwrap().fill_(f64::NAN).unwrap();
+    let weight = weight.to_dtype(DType::F16).unwrap();
+    let ones = Tensor::ones(&[32], DType::F16, &device()).unwrap();
+    let row = random(&[1, 32], 8).to_dtype(DType::F16).unwrap();
+    let head = NormLinear {
+        norm: [&ones, &ones],
+        eps: 1e-5,
+        weight: &weight,
+        bias: None,
+        gelu: false,
+        addend: None,
+    };
+    no_grad(|| next_token_(&row, &head, state)).unwrap();
     let error = device().synchronize().unwrap_err().to_string();
     assert!(error.contains("index 6 is out of bounds for dimension 0 with size 6"), "{error}");
+    assert_eq!((token.to_vec::<i64>().unwrap(), position.to_vec::<i64>().unwrap()), (vec![1], vec![6]));
 }

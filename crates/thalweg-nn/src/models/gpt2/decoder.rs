@@ -7,7 +7,7 @@ use thalweg_tensor::random::default_generator;
 use thalweg_tensor::{Tensor, no_grad};
 
 use super::{Block, Conv1D, GPT2LMHeadModel};
-use crate::functional::{self, DecoderInput, DecoderLayer, DecoderOptions};
+use crate::functional::{self, DecoderInput, DecoderLayer, DecoderOptions, DecoderState};
 use crate::module::{Embedding, LayerNorm, Linear};
 
 /// How a [`GPT2Decoder`] decodes.
@@ -86,6 +86,8 @@ pub struct GPT2Decoder {
     position: Tensor,
     /// The tokens so far, each at its position.
     history: Tensor,
+    /// Where the blocks of the head's kernel meet.
+    meeting: Tensor,
 }
 
 impl GPT2LMHeadModel {
@@ -130,6 +132,7 @@ impl GPT2LMHeadModel {
                 token: numbers(1)?,
                 position: numbers(1)?,
                 history: numbers(context)?,
+                meeting: numbers(2)?,
             };
             let parts: Vec<_> = decoder.layers.iter().map(Layer::parts).collect();
             decoder.exchange = exchange_for(decoder.input(), &parts)?;
@@ -183,10 +186,17 @@ impl GPT2Decoder {
     /// Those of the device.
     pub fn step(&self) -> Result<()> {
         no_grad(|| {
-            let scores = self.head.forward_norm(&self.norm, &self.read()?)?;
+            let row = self.read()?;
             let Some(temperature) = self.temperature else {
-                return functional::next_token_(&scores, &self.token, &self.position, &self.history);
+                let state = DecoderState {
+                    token: &self.token,
+                    position: &self.position,
+                    history: &self.history,
+                    meeting: &self.meeting,
+                };
+                return functional::next_token_(&row, &self.head.behind(&self.norm, false)?, state);
             };
+            let scores = self.head.forward_norm(&self.norm, &row)?;
             self.token.copy_(&drawn(&scores, temperature)?)?;
             self.position.add_(&self.one)?;
             self.history.index_copy_(0, &self.position, &self.token)
