@@ -193,7 +193,7 @@ def module_stub(module, path, functions=()):
                 lines.append(function(node.name, getattr(running, node.name), module))
         elif isinstance(node, ast.ClassDef):
             bases = [GENERIC.get(ast.unparse(base), ast.unparse(base)) for base in node.bases
-                     if ast.unparse(base).partition(".")[0] not in ("collections", "types")]
+                     if ast.unparse(base).partition(".")[0] not in ("collections", "pickle", "types")]
             lines += class_stub(node.name, getattr(running, node.name), bases, module)
         elif isinstance(node, ast.Assign):
             targets = [name for target in node.targets for name in (target.elts if isinstance(target, ast.Tuple) else [target])]
