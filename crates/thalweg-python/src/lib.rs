@@ -29,6 +29,7 @@ mod files;
 mod functions;
 mod generator;
 mod handle;
+mod history;
 mod index;
 mod memory;
 mod node;

@@ -35,6 +35,9 @@ GIVEN = {
 }
 # Base classes that need arguments.
 GENERIC = {"tuple": "tuple[Any, ...]", "list": "list[Any]", "dict": "dict[Any, Any]"}
+# Functions whose names begin with a line below, as PyTorch's do.
+UNDERSCORED = {"_record_memory_history", "_snapshot", "_dump_snapshot", "_set_memory_metadata", "_get_memory_metadata",
+               "_memory_metadata_supported", "_annotate_tensor", "_set_allocator_settings"}
 SELF = {"train", "eval", "to", "cuda", "cpu", "float", "double", "half", "bfloat16", "requires_grad_", "apply", "type"}
 # Functions of `nn.functional` whose result is not one tensor.
 SEVERAL = ("return_indices", "need_weights")
@@ -165,10 +168,15 @@ def class_stub(name, cls, bases, module):
     return [head] + [f"    {line}" for line in lines or ["..."]]
 
 
+def is_named(name):
+    """Returns whether programs call a function by its name."""
+    return not name.startswith("_") or name in UNDERSCORED
+
+
 def imported(node, running):
     """Returns the lines of an import out of the package, whose names the module hands on, as the running one does."""
     names = [ast.unparse(alias) if alias.name == "*" else f"{alias.name} as {alias.asname or alias.name}"
-             for alias in node.names if not inspect.isfunction(getattr(running, alias.name, None)) or not alias.name.startswith("_")]
+             for alias in node.names if not inspect.isfunction(getattr(running, alias.name, None)) or is_named(alias.name)]
     return [f"from {'.' * node.level}{node.module or ''} import {', '.join(names)}"] if node.level and names else []
 
 
@@ -189,7 +197,7 @@ def module_stub(module, path, functions=()):
         if isinstance(node, ast.ImportFrom):
             lines += imported(node, running)
         elif isinstance(node, ast.FunctionDef) and node.name != "__getattr__":
-            if not node.name.startswith("_"):
+            if is_named(node.name):
                 lines.append(function(node.name, getattr(running, node.name), module))
         elif isinstance(node, ast.ClassDef):
             bases = [GENERIC.get(ast.unparse(base), ast.unparse(base)) for base in node.bases

@@ -17,7 +17,7 @@ from . import serialization, utils
 from ._dlpack import from_dlpack
 from ._functions import *  # noqa: F401,F403
 from ._prefixed import module as _module
-from .amp import GradScaler, autocast
+from .amp import GradScaler, autocast, get_autocast_dtype
 from .autograd import enable_grad, inference_mode, no_grad, set_grad_enabled
 from .cuda import Event, Stream
 from .random import get_rng_state, initial_seed, manual_seed, seed, set_rng_state

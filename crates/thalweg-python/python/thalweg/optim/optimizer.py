@@ -135,16 +135,9 @@ class Optimizer:
         return loss
 
     def _step(self, scaler, is_unscaled=False):
-        self._refuse_scaler()
         self._made().step(scaler, is_unscaled)
 
-    def _refuse_scaler(self):
-        if not self._rule:
-            raise NotImplementedError(f"GradScaler steps the fused optimizers only, not {type(self).__name__}: "
-                                      "scale the loss, divide the gradients and call `step` yourself, or use bfloat16, which needs no scale")
-
     def _unscale(self, scaler):
-        self._refuse_scaler()
         self._made().unscale(scaler)
 
     def zero_grad(self, set_to_none=True):
