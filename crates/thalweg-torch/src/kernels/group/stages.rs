@@ -7,9 +7,9 @@
 //! ```
 
 use smallvec::SmallVec;
-use thalweg_ir::{BodyBuilder, DType, OutputPlace, ReduceOp, Value};
+use thalweg_ir::{Body, BodyBuilder, DType, OutputPlace, ReduceOp, Value};
 use thalweg_ops::structured::SUM;
-use thalweg_ops::{Iteration, LoopOp, Placement, Signature, forward, plan};
+use thalweg_ops::{Iteration, LaunchPlan, LoopOp, Placement, Signature, forward, plan};
 
 use super::super::Kernels;
 use super::super::work::Work;
@@ -193,7 +193,6 @@ impl Launch<'_> {
     /// Each operand is as large as rows and strides say, on the device; no output overlaps another operand.
     pub(super) unsafe fn run(&self, kernels: &Kernels, device: i32, stream: u64) -> Result<()> {
         let operator = self.stage.operator();
-        let dtypes = |operands: &[Operand]| operands.iter().map(|operand| operand.dtype).collect();
         let addresses = |operands: &[Operand]| -> SmallVec<[u64; 6]> {
             operands.iter().map(|operand| operand.address).collect()
         };
@@ -205,29 +204,7 @@ impl Launch<'_> {
                 operand.rows.into_iter().chain(operand.inner).chain([operand.dtype as u64])
             }))
             .collect();
-        let make = |alignment_bytes| {
-            let signature = Signature {
-                inputs: dtypes(self.inputs),
-                common: self.inputs[0].dtype,
-                compute: DType::F32,
-                outputs: self.outputs.iter().map(|operand| operand.dtype).collect(),
-            };
-            let body = forward(operator, &signature);
-            let placed = |(number, operand): (usize, &Operand)| {
-                let output = number.checked_sub(self.inputs.len());
-                let is_row = output.is_some_and(|output| operator.outputs[output] == OutputPlace::Row);
-                let inner = if is_row { SmallVec::new() } else { SmallVec::from_slice(&operand.inner) };
-                Placement::Strided { rows: SmallVec::from_slice(&operand.rows), inner }
-            };
-            let iteration = Iteration {
-                rows: SmallVec::from_slice(&self.rows),
-                inner: SmallVec::from_slice(&self.inner),
-                operands: self.inputs.iter().chain(self.outputs).enumerate().map(placed).collect(),
-                alignment_bytes,
-            };
-            let plan = plan(&body.body, &iteration);
-            Ok((body.id, body.body.clone(), plan))
-        };
+        let make = |alignment_bytes| Ok(self.planned(alignment_bytes));
         let scalars: SmallVec<[u64; 3]> = self.scalars.iter().map(|scalar| scalar.to_bits()).collect();
         let work = Work {
             name: operator.name,
@@ -241,5 +218,88 @@ impl Launch<'_> {
         };
         // SAFETY: the caller's promise.
         unsafe { work.run(&kernels.place, device, stream) }
+    }
+
+    /// Returns the number of the body, the body and a plan, for addresses that are aligned to so many bytes.
+    fn planned(&self, alignment_bytes: u64) -> (u64, Body, LaunchPlan) {
+        let operator = self.stage.operator();
+        let dtypes = |operands: &[Operand]| operands.iter().map(|operand| operand.dtype).collect();
+        let signature = Signature {
+            inputs: dtypes(self.inputs),
+            common: self.inputs[0].dtype,
+            compute: DType::F32,
+            outputs: dtypes(self.outputs),
+        };
+        let body = forward(operator, &signature);
+        let placed = |(number, operand): (usize, &Operand)| {
+            let output = number.checked_sub(self.inputs.len());
+            let is_row = output.is_some_and(|output| operator.outputs[output] == OutputPlace::Row);
+            let inner = if is_row { SmallVec::new() } else { SmallVec::from_slice(&operand.inner) };
+            Placement::Strided { rows: SmallVec::from_slice(&operand.rows), inner }
+        };
+        let iteration = Iteration {
+            rows: SmallVec::from_slice(&self.rows),
+            inner: SmallVec::from_slice(&self.inner),
+            operands: self.inputs.iter().chain(self.outputs).enumerate().map(placed).collect(),
+            alignment_bytes,
+        };
+        let plan = plan(&body.body, &iteration);
+        (body.id, body.body.clone(), plan)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use thalweg_driver::cuda::CompileOptions;
+    use thalweg_ops::kernel;
+
+    use super::*;
+
+    /// Compiles a stage for 8 instances of 32 groups of 10 channels of 4,096 points, in bfloat16.
+    fn compile(
+        compiler: &thalweg_driver::cuda::Nvrtc,
+        stage: Stage,
+        rows: [u64; 2],
+        inner: [u64; 2],
+        inputs: &str,
+    ) {
+        let operator = stage.operator();
+        let operand = |kind: char| {
+            let (dtype, rows, inner) = match kind {
+                'p' => (DType::Bf16, [32 * 40_960, 40_960], [4096, 1]),
+                'c' => (DType::Bf16, [0, 10], [1, 0]),
+                'g' => (DType::Bf16, [32, 1], [0, 0]),
+                'f' => (DType::F32, [32, 1], [0, 0]),
+                _ => (DType::F32, [320, 10], [1, 0]),
+            };
+            Operand { dtype, address: 0, rows, inner }
+        };
+        let inputs: Vec<Operand> = inputs.chars().map(operand).collect();
+        let kinds = operator.outputs.iter().map(|&place| if place == OutputPlace::Row { 'f' } else { 'p' });
+        let outputs: Vec<Operand> = kinds.map(operand).collect();
+        let launch = Launch { stage, rows, inner, scalars: &[], inputs: &inputs, outputs: &outputs };
+        let (_, body, plan) = launch.planned(16);
+        let kernel = kernel(operator.name, DType::F32, body, plan.class);
+        let source = thalweg_ir::cuda::print_unit(&[&kernel]);
+        let extra = thalweg_ir::cuda::OPTIONS.iter().map(|&option| option.to_owned()).collect();
+        let options = CompileOptions { fmad: false, extra, ..CompileOptions::new("sm_90") };
+        let compiled = compiler.compile(&source, operator.name, &options);
+        assert!(!compiled.unwrap_or_else(|error| panic!("{}: {error}", operator.name)).cubin.is_empty());
+    }
+
+    #[test]
+    fn stages_compile() {
+        let Ok(compiler) = thalweg_runtime::compiler() else {
+            println!("skipped: there is no NVRTC here");
+            return;
+        };
+        let groups = [8, 32];
+        compile(compiler, Stage::Moments, [8 * 32, 5], [8192, 1], "p");
+        compile(compiler, Stage::Statistics, groups, [5, 1], "ii");
+        compile(compiler, Stage::Points, groups, [10, 4096], "pffcc");
+        compile(compiler, Stage::Sums, [8, 320], [4096, 1], "pp");
+        compile(compiler, Stage::Coefficients, groups, [10, 1], "iicgg");
+        compile(compiler, Stage::Gradient, groups, [10, 4096], "ppcgff");
+        compile(compiler, Stage::Parameters, [32, 10], [8, 1], "iigg");
     }
 }
