@@ -5,7 +5,12 @@ name; `docs/python.md` of the repository lists the differences.
 """
 
 import math as _math
+import sys as _sys
 import warnings as _warnings
+
+if "t" in getattr(_sys, "abiflags", ""):
+    raise ImportError("thalweg has no wheel for free-threaded builds of Python such as this one "
+                      f"(cp{_sys.version_info[0]}{_sys.version_info[1]}t): use the build with the interpreter lock")
 
 from . import _core
 from ._core import *  # noqa: F401,F403
