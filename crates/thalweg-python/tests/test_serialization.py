@@ -108,6 +108,15 @@ class Harmful:
         return os.path.join, ("a", "b")
 
 
+def test_places_of_loaded_tensors():
+    file = saved({"x": th.ones(2)})
+    for place in (lambda storage, location: storage, lambda storage, location: storage.cpu(), {"cuda:0": "cpu", "cuda:1": "cpu"}, None):
+        file.seek(0)
+        assert th.load(file, map_location=place)["x"].tolist() == [1, 1]
+    with raises(NotImplementedError, "these are 2"):
+        th.load(file, map_location={"cuda:0": "cpu", "cuda:1": "meta"})
+
+
 def test_files_that_are_wrong():
     with raises(RuntimeError, "no zip archive"):
         th.load(io.BytesIO(pickle.dumps(1)), weights_only=False)

@@ -135,7 +135,8 @@ class GradScaler:
         self._check_scaled("step")
         _check_gradients(optimizer)
         if _is_fused(optimizer):
-            result = optimizer._step(self._inner, self._stage(optimizer) == "unscaled")
+            is_unscaled = self._stage(optimizer) == "unscaled"
+            result = optimizer._around(lambda *_, **__: optimizer._step(self._inner, is_unscaled), args, kwargs)
         else:
             if self._stage(optimizer) is None:
                 self.unscale_(optimizer)

@@ -72,8 +72,7 @@ def save(obj, f, pickle_module=None, pickle_protocol=2, _use_new_zipfile_seriali
 def load(f, map_location=None, pickle_module=None, *, weights_only=True, mmap=None, **pickle_load_args):
     """Reads a file of PyTorch's onto one device: tensors and plain values; objects of classes that `add_safe_globals` was told of; or with
     `weights_only=False` any object, which may run code of the file."""
-    if map_location is not None and not isinstance(map_location, (str, int, _core.device)):
-        raise NotImplementedError("load(map_location=...) takes a device; functions and dictionaries are left out")
+    map_location = _device_of(map_location)
     if weights_only and not _safe:
         if not hasattr(f, "read"):
             return _load_plain(os.fspath(f), map_location)
@@ -87,6 +86,33 @@ def load(f, map_location=None, pickle_module=None, *, weights_only=True, mmap=No
         return _objects.load(io.BytesIO(f.read()), map_location, allowed)
     with open(f, "rb") as file:
         return _objects.load(file, map_location, allowed)
+
+
+class _Place:
+    """A storage that is asked where it goes: what functions of `map_location` are given."""
+
+    def __init__(self, device):
+        self.device = device
+
+    def cpu(self):
+        """Returns a storage on the CPU."""
+        return _Place("cpu")
+
+    def cuda(self, device=None):
+        """Returns a storage on a GPU."""
+        return _Place("cuda" if device is None else f"cuda:{device}" if isinstance(device, int) else device)
+
+
+def _device_of(map_location):
+    """Returns the device of `map_location`: one, a function of a storage and its place, or a dictionary all of whose values are one device."""
+    if callable(map_location):
+        return getattr(map_location(_Place("cpu"), "cpu"), "device", None)
+    if isinstance(map_location, dict):
+        devices = {str(_core.device(value)): value for value in map_location.values()}
+        if len(devices) != 1:
+            raise NotImplementedError(f"load(map_location={map_location}): tensors go to one device, and these are {len(devices)}; name one")
+        return next(iter(devices.values()))
+    return map_location
 
 
 def _load_plain(path, device):
