@@ -34,6 +34,7 @@ mod index;
 mod memory;
 mod node;
 mod optim;
+mod profiler;
 mod protocol;
 mod record;
 mod table;
@@ -59,6 +60,7 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     optim::register(module)?;
     cuda::register(module)?;
     backends::register(module)?;
+    profiler::register(module)?;
     tunable::register(module)?;
     callable::register(module)?;
     check::register(module)?;

@@ -12,7 +12,7 @@ import textwrap
 
 # mypy's checks of a class against its base compare signatures that differ on purpose, as PyTorch's do.
 HEADER = ('# mypy: disable-error-code="override,misc,assignment,overload-overlap,explicit-override"\n'
-          '"""{doc} Written by `cargo xtask stubs`."""\n\nimport builtins\nfrom typing import Any, Callable, Iterator, TypeVar\nfrom typing_extensions import Self\n')
+          '"""{doc} Written by `cargo xtask stubs`."""\n\nimport builtins\nimport enum\nfrom typing import Any, Callable, Iterator, TypeVar\nfrom typing_extensions import Self\n')
 FUNCTION = '_F = TypeVar("_F", bound=Callable[..., Any])\n'
 KEPT = ("__init__", "__call__", "__enter__", "__exit__", "__iter__", "__len__", "__getitem__", "__setitem__", "__delitem__", "__contains__",
         "__next__", "__add__")

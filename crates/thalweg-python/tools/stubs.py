@@ -262,7 +262,7 @@ def package_stub():
         "import builtins",
         "from typing import Any",
         "from . import accelerator as accelerator, amp as amp, autograd as autograd, backends as backends, cuda as cuda",
-        "from . import distributed as distributed, nn as nn, onnx as onnx, optim as optim, random as random",
+        "from . import distributed as distributed, nn as nn, onnx as onnx, optim as optim, profiler as profiler, random as random",
         "from . import safetensors as safetensors, serialization as serialization, utils as utils",
         "from ._core import Tensor as Tensor, device as device, dtype as dtype, OutOfMemoryError as OutOfMemoryError",
         *(f"from ._core import {name} as {name}" for name in core),

@@ -17,8 +17,8 @@ from ._core import *  # noqa: F401,F403
 from ._core import OutOfMemoryError, Tensor, __version__, device, dtype
 from ._results import Size
 from . import _aliases, _tensor, _typed
-from . import accelerator, amp, autograd, backends, cuda, distributed, nn, onnx, optim, random, return_types, safetensors
-from . import serialization, utils
+from . import accelerator, amp, autograd, backends, cuda, distributed, nn, onnx, optim, profiler, random, return_types
+from . import safetensors, serialization, utils
 from ._dlpack import from_dlpack
 from ._functions import *  # noqa: F401,F403
 from ._prefixed import module as _module
@@ -52,7 +52,6 @@ _LEFT_OUT = {
     "func": "transforms of functions are left out",
     "vmap": "transforms of functions are left out",
     "hub": "models come as code and `state_dict`",
-    "profiler": "use the tools of CUDA",
 }
 
 

@@ -182,7 +182,7 @@ from .gradcheck import GradcheckError, gradcheck, gradgradcheck  # noqa: E402,F4
 _LEFT_OUT = {
     "forward_ad": "there is no forward-mode differentiation",
     "functional": "compose `autograd.grad` with `create_graph=True`",
-    "profiler": "use the tools of CUDA",
+    "profiler": "say `thalweg.profiler`",
     "NestedIOFunction": "arguments are passed one by one",
 }
 
