@@ -106,9 +106,26 @@ def losses():
     yield nn.UpsamplingNearest2d((5, 7)), (wanted(1, 2, 3, 3),)
     for kind in (nn.Dropout1d, nn.AlphaDropout, nn.FeatureAlphaDropout):
         yield kind(0.0), (wanted(2, 3, 4),)
+    yield Unpooled(1, 2), (wanted(2, 3, 8),)
+    yield Unpooled(1, 2, output_size=(9,)), (wanted(2, 3, 9),)
+    yield Unpooled(2, 2), (wanted(2, 3, 6, 8),)
+    yield Unpooled(3, 2), (wanted(1, 2, 4, 6, 2),)
     grid = (numbers((1, 3, 3, 2), 3) * 2.2).requires_grad_()
     for mode in ("bilinear", "nearest"):
         yield Sampled(mode), (wanted(1, 2, 4, 5), grid if mode == "bilinear" else grid.detach())
+
+
+class Unpooled(nn.Module):
+    """A pool, and what undoes it."""
+
+    def __init__(self, dims, *options, **sizes):
+        super().__init__()
+        self.pool = getattr(nn, f"MaxPool{dims}d")(*options, return_indices=True)
+        self.unpool, self.sizes = getattr(nn, f"MaxUnpool{dims}d")(*options), sizes
+
+    def forward(self, input):
+        values, places = self.pool(input)
+        return self.unpool(values, places, **self.sizes)
 
 
 class Sampled(nn.Module):

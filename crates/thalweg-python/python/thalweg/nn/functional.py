@@ -217,6 +217,27 @@ max_pool2d = _pool("max_pool2d", 2)
 max_pool3d = _pool("max_pool3d", 3)
 
 
+def _unpool(dims):
+    operator = getattr(_core, f"max_unpool{max(dims, 2)}d")
+
+    def max_unpool(input, indices, kernel_size, stride=None, padding=0, output_size=None):
+        kernel, steps, edges = (
+            [value] * dims if isinstance(value, int) else list(value) for value in (kernel_size, kernel_size if stride is None else stride, padding))
+        if output_size is None:
+            places = zip(input.shape[-dims:], kernel, steps, edges)
+            output_size = [(size - 1) * step - 2 * edge + extent for size, extent, step, edge in places]
+        output_size = list(output_size)[-dims:]
+        if dims == 1:
+            return operator(input.unsqueeze(-2), indices.unsqueeze(-2), [1, *output_size]).squeeze(-2)
+        return operator(input, indices, output_size, *((steps, edges) if dims == 3 else ()))
+    max_unpool.__name__ = max_unpool.__qualname__ = f"max_unpool{dims}d"
+    max_unpool.__doc__ = f"Returns zeros with the elements of a pool of {dims} dimensions at the places that they came from."
+    return max_unpool
+
+
+max_unpool1d, max_unpool2d, max_unpool3d = (_unpool(dims) for dims in (1, 2, 3))
+
+
 def avg_pool1d(input, kernel_size, stride=None, padding=0, ceil_mode=False, count_include_pad=True):
     """Returns the mean of each window."""
     return _core.avg_pool1d(input, kernel_size, [] if stride is None else stride, padding, ceil_mode, count_include_pad)
