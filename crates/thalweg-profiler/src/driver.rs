@@ -18,6 +18,7 @@ use crate::trace::{Category, Command, Trace};
 #[derive(Debug)]
 pub struct ProfilerDriver {
     inner: Arc<dyn Driver>,
+    reads_accesses: bool,
     is_recording: AtomicBool,
     recording: Mutex<Option<Arc<Recording>>>,
     /// The names of the kernels that were asked for.
@@ -53,10 +54,21 @@ pub fn profile<T>(driver: &ProfilerDriver, body: impl FnOnce() -> T) -> Result<(
 }
 
 impl ProfilerDriver {
-    /// Creates a profiler around a driver. It does not record yet.
+    /// Creates a profiler around a driver. It does not record yet. Launches tell it which bytes they touch, whether it records or not.
     pub fn new(inner: Arc<dyn Driver>) -> Arc<Self> {
+        Self::of(inner, true)
+    }
+
+    /// Creates a profiler that knows a launch's bytes only where the driver inside wants to know them: nothing but a load is the price of not recording.
+    pub(crate) fn idle(inner: Arc<dyn Driver>) -> Arc<Self> {
+        let reads_accesses = inner.reads_accesses();
+        Self::of(inner, reads_accesses)
+    }
+
+    fn of(inner: Arc<dyn Driver>, reads_accesses: bool) -> Arc<Self> {
         Arc::new(Self {
             inner,
+            reads_accesses,
             is_recording: AtomicBool::new(false),
             recording: Mutex::default(),
             names: Mutex::default(),
@@ -192,7 +204,7 @@ impl Driver for ProfilerDriver {
 
     /// A command's bytes are those of its ranges, and who opens a device asks once, before anything is recorded.
     fn reads_accesses(&self) -> bool {
-        true
+        self.reads_accesses
     }
 
     fn version(&self) -> Version {

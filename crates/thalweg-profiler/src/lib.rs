@@ -46,6 +46,7 @@ mod averages;
 mod chrome;
 mod driver;
 mod events;
+mod on_demand;
 mod program;
 mod recording;
 mod schedule;
@@ -54,6 +55,7 @@ mod trace;
 pub use self::annotation::{RecordFunction, RecordOperator, record_function, record_operator};
 pub use self::averages::{Average, Ceilings, KeyAverages, SortBy};
 pub use self::driver::{ProfilerDriver, profile};
+pub use self::on_demand::{on_demand, profile_on_demand, profiler_of};
 pub use self::program::ProgramProfile;
 pub use self::schedule::{Profile, ProfilerAction, Schedule, schedule};
 pub use self::trace::{

@@ -308,14 +308,17 @@ impl Nested {
 pub fn tensor_of(data: &Bound<'_, PyAny>, dtype: Option<DType>, device: Option<Device>) -> PyResult<Tensor> {
     let py = data.py();
     let current = || device.clone().map_or_else(|| Device::current().map_err(|error| exception(&error)), Ok);
+    let copied = |source: Tensor, device: &Device| {
+        run(py, || {
+            let moved = source.to_device(device)?;
+            let converted = moved.to_dtype(dtype.unwrap_or(source.dtype()))?;
+            if converted.shares_storage_with(&source) { cloned(&converted) } else { Ok(converted) }
+        })
+    };
     if let Ok(tensor) = data.cast::<PyTensor>() {
         let source = tensor.borrow().tensor.detach();
         let device = device.unwrap_or_else(|| source.device().clone());
-        return run(py, || {
-            let moved = source.to_device(&device)?;
-            let converted = moved.to_dtype(dtype.unwrap_or(source.dtype()))?;
-            if converted.shares_storage_with(&source) { cloned(&converted) } else { Ok(converted) }
-        });
+        return copied(source, &device);
     }
     let device = current()?;
     let is_list = data.is_instance_of::<PyList>() || data.is_instance_of::<PyTuple>();
@@ -323,10 +326,22 @@ pub fn tensor_of(data: &Bound<'_, PyAny>, dtype: Option<DType>, device: Option<D
         let bytes = bytes.as_bytes();
         return run(py, || from_bytes(bytes, &shape, own, &device)?.to_dtype(dtype.unwrap_or(own)));
     }
+    if !is_list && let Some(source) = external(data)? {
+        return copied(source, &device);
+    }
     let mut nested = Nested::default();
     nested.read(data, 0)?;
     let dtype = dtype.unwrap_or_else(|| nested.dtype());
     run(py, || nested.tensor(dtype, &device))
+}
+
+/// Returns the tensor of another library, an object with `__dlpack__`, as one of ours; `None` for any other object.
+pub fn external(data: &Bound<'_, PyAny>) -> PyResult<Option<Tensor>> {
+    if !data.hasattr("__dlpack__")? {
+        return Ok(None);
+    }
+    let made = data.py().import("thalweg._dlpack")?.getattr("from_dlpack")?.call1((data,))?;
+    Ok(Some(made.cast::<PyTensor>()?.borrow().tensor.clone()))
 }
 
 /// Reads the elements of an object with the buffer protocol, such as an array of NumPy, with shape and dtype.

@@ -1,16 +1,19 @@
 //! Streams, events, graphs and memory, for `thalweg.cuda`. They are those of the GPU and of the simulated one alike.
 //!
-//! This module is a hub: it registers `audit` and `memory` in the same module of Python, and both take its streams.
+//! This module is a hub: it registers `audit`, `history` and `memory` in the same module of Python, and `audit` and `memory` take its streams.
 
 use std::cell::RefCell;
-use std::sync::{Mutex, PoisonError};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use pyo3::prelude::*;
-use pyo3::types::PyDict;
+use pyo3::types::{PyDict, PyTuple};
 use thalweg::driver::cuda::{AvailabilityReason, availability};
-use thalweg::driver::{CaptureMode, ExternalStream};
+use thalweg::driver::{CaptureMode, EventFlags, ExternalStream};
 use thalweg::graph::Capture;
 use thalweg::runtime::MemPoolScope;
+use thalweg::runtime::graph::CapturedGraph;
 use thalweg::{CaptureOptions, Device, DeviceGuard, Event, Graph, GraphPool, Stream, StreamGuard};
 
 use crate::device::{PyDevice, or_current};
@@ -71,10 +74,66 @@ impl PyStream {
         self.0.priority()
     }
 
+    /// The number of the device.
+    #[getter]
+    fn device_index(&self) -> u32 {
+        self.0.device().index()
+    }
+
+    /// PyTorch's number of the kind of device: 1, CUDA, also for the simulated GPU.
+    #[getter]
+    fn device_type(&self) -> i64 {
+        1
+    }
+
+    /// The number of the stream among those of its device.
+    #[getter]
+    fn stream_id(&self) -> u64 {
+        self.0.id().raw()
+    }
+
+    /// Returns the least and the greatest priority that streams of the current device may have.
+    #[staticmethod]
+    fn priority_range(py: Python<'_>) -> PyResult<(i32, i32)> {
+        Ok(or_current(py, None)?.properties().stream_priority_range)
+    }
+
     /// CUDA's handle.
     #[getter]
     fn cuda_stream(&self) -> PyResult<u64> {
         self.0.cuda_stream().map_err(|error| exception(&error))
+    }
+
+    /// CUDA's handle (`cuda_stream`).
+    #[getter]
+    fn native_handle(&self) -> PyResult<u64> {
+        self.cuda_stream()
+    }
+
+    /// Returns the version of the protocol and CUDA's handle, for libraries that take any object with a stream.
+    fn __cuda_stream__(&self) -> PyResult<(u32, u64)> {
+        Ok((0, self.cuda_stream()?))
+    }
+
+    /// CUDA's handle as `ctypes` passes it.
+    #[getter]
+    fn _as_parameter_<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        py.import("ctypes")?.getattr("c_void_p")?.call1((self.cuda_stream()?,))
+    }
+
+    /// Returns whether the stream is being captured.
+    fn is_capturing(&self, py: Python<'_>) -> PyResult<bool> {
+        run(py, || self.0.is_capturing())
+    }
+
+    fn __enter__(slf: PyRef<'_, Self>) -> PyRef<'_, Self> {
+        slf._enter();
+        slf
+    }
+
+    #[pyo3(signature = (*_exception))]
+    fn __exit__(&self, _exception: &Bound<'_, PyTuple>) {
+        _exit();
     }
 
     /// Returns whether all work of the stream is done.
@@ -162,13 +221,14 @@ struct PyEvent(Event);
 #[pymethods]
 impl PyEvent {
     #[new]
-    #[pyo3(signature = (enable_timing=false, blocking=false, interprocess=false))]
-    fn new(enable_timing: bool, blocking: bool, interprocess: bool) -> PyResult<Self> {
-        _ = blocking;
-        if interprocess {
-            return Err(crate::failure::left_out("events of several processes are left out"));
+    #[pyo3(signature = (enable_timing=false, blocking=false, interprocess=false, external=false))]
+    fn new(enable_timing: bool, blocking: bool, interprocess: bool, external: bool) -> PyResult<Self> {
+        if interprocess || external {
+            return Err(crate::failure::left_out(
+                "Event(interprocess=True) and Event(external=True) are left out",
+            ));
         }
-        Ok(Self(if enable_timing { Event::with_timing() } else { Event::new() }))
+        Ok(Self(Event::with_flags(EventFlags { timing: enable_timing, blocking_sync: blocking })))
     }
 
     /// Records the event behind the work that a stream has now: the current one, where none is given.
@@ -234,6 +294,14 @@ fn _record_stream(tensor: &Bound<'_, PyTensor>, stream: &Bound<'_, PyStream>) {
 struct PyGraph {
     graph: Mutex<Option<Graph>>,
     pool: Mutex<Option<GraphPool>>,
+    /// The captured graph, where it is kept.
+    captured: Mutex<Option<CapturedGraph>>,
+    keeps: AtomicBool,
+}
+
+/// Locks what one call at a time may touch; what a panic left behind is whole.
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The memory pool of graphs.
@@ -244,13 +312,18 @@ pub struct _GraphPool(pub GraphPool);
 impl PyGraph {
     #[new]
     #[pyo3(signature = (keep_graph=false))]
-    fn new(keep_graph: bool) -> PyResult<Self> {
-        if keep_graph {
-            return Err(crate::failure::left_out(
-                "keep_graph=True is left out: captured graphs are instantiated at once",
-            ));
+    fn new(keep_graph: bool) -> Self {
+        Self {
+            graph: Mutex::default(),
+            pool: Mutex::default(),
+            captured: Mutex::default(),
+            keeps: AtomicBool::new(keep_graph),
         }
-        Ok(Self { graph: Mutex::new(None), pool: Mutex::new(None) })
+    }
+
+    /// Keeps what is captured from now on (`keep_graph=True`), so that `debug_dump` can write it.
+    fn enable_debug_mode(&self) {
+        self.keeps.store(true, Ordering::Relaxed);
     }
 
     /// Begins to capture what is submitted to a stream, and makes it the current one.
@@ -270,18 +343,51 @@ impl PyGraph {
         let options = CaptureOptions { pool: pool.map(|pool| pool.get().0.clone()), mode, stream };
         // A capture belongs to this thread, so the lock is kept.
         let capture = Graph::capture_begin(&device, options).map_err(|error| exception(&error))?;
-        *slf.get().pool.lock().unwrap_or_else(PoisonError::into_inner) = Some(capture.pool().clone());
+        *locked(&slf.get().pool) = Some(capture.pool().clone());
         ENTERED.with_borrow_mut(|entered| entered.push(Entered::Stream(capture.stream().make_current())));
         CAPTURES.with_borrow_mut(|captures| captures.push((slf.as_ptr() as usize, capture)));
         Ok(())
     }
 
-    /// Ends the capture; the stream that was current before is so again.
+    /// Ends the capture; the stream that was current before is so again. What was captured is instantiated, or kept until it is replayed
+    /// first.
     fn capture_end(slf: &Bound<'_, Self>) -> PyResult<()> {
-        let graph = Self::take_capture(slf)?.end().and_then(|captured| captured.instantiate());
-        let graph = graph.map_err(|error| exception(&error))?;
-        *slf.get().graph.lock().unwrap_or_else(PoisonError::into_inner) = Some(graph);
+        let own = slf.get();
+        let captured = Self::take_capture(slf)?.end().map_err(|error| exception(&error))?;
+        if own.keeps.load(Ordering::Relaxed) {
+            *locked(&own.graph) = None;
+            *locked(&own.captured) = Some(captured);
+            return Ok(());
+        }
+        let graph = captured.instantiate().map_err(|error| exception(&error))?;
+        *locked(&own.graph) = Some(graph);
         Ok(())
+    }
+
+    /// Makes an executable of what was captured and kept; `replay` does it where that was not done.
+    fn instantiate(&self, py: Python<'_>) -> PyResult<()> {
+        run(py, || {
+            // In the order of `replay`, whose locks these are too.
+            let (mut graph, captured) = (locked(&self.graph), locked(&self.captured));
+            let captured = captured.as_ref().ok_or_else(|| {
+                thalweg::Error::invalid(
+                    "instantiate() is for graphs that are kept: say CUDAGraph(keep_graph=True), and capture",
+                )
+            })?;
+            *graph = Some(captured.instantiate()?);
+            Ok(())
+        })
+    }
+
+    /// Writes the graph to a file in the language of Graphviz.
+    #[pyo3(signature = (debug_path, *, verbose=false))]
+    fn debug_dump(&self, py: Python<'_>, debug_path: PathBuf, verbose: bool) -> PyResult<()> {
+        run(py, || match &*locked(&self.captured) {
+            Some(captured) => captured.debug_dump(&debug_path, verbose),
+            None => Err(thalweg::Error::invalid(
+                "debug_dump() is for graphs that are kept: call enable_debug_mode() before the capture",
+            )),
+        })
     }
 
     /// Gives a capture up whose region failed.
@@ -292,22 +398,29 @@ impl PyGraph {
 
     /// Queues the whole graph on the current stream.
     fn replay(&self, py: Python<'_>) -> PyResult<()> {
-        run(py, || match &*self.graph.lock().unwrap_or_else(PoisonError::into_inner) {
-            Some(graph) => graph.replay(),
-            None => Err(thalweg::Error::invalid(
-                "Called CUDAGraph::replay without a preceding successful capture.",
-            )),
+        run(py, || {
+            let mut graph = locked(&self.graph);
+            if let (None, Some(captured)) = (&*graph, &*locked(&self.captured)) {
+                *graph = Some(captured.instantiate()?);
+            }
+            match &*graph {
+                Some(graph) => graph.replay(),
+                None => Err(thalweg::Error::invalid(
+                    "Called CUDAGraph::replay without a preceding successful capture.",
+                )),
+            }
         })
     }
 
     /// Gives the graph up, and its memory unless something else keeps it.
     fn reset(&self) {
-        *self.graph.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        *locked(&self.graph) = None;
+        *locked(&self.captured) = None;
     }
 
     /// Returns the pool of its memory, for other captures to share.
     fn pool(&self) -> PyResult<_GraphPool> {
-        let pool = self.pool.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let pool = locked(&self.pool).clone();
         pool.map(_GraphPool).ok_or_else(|| value_error("the graph has no pool yet: nothing was captured"))
     }
 }
@@ -474,6 +587,14 @@ fn _device_properties<'py>(
     properties.set_item("shared_memory_per_block", own.shared_memory_per_block_bytes)?;
     properties.set_item("shared_memory_per_block_optin", own.shared_memory_per_block_optin_bytes)?;
     properties.set_item("L2_cache_size", own.l2_cache_bytes)?;
+    properties.set_item("max_threads_per_block", own.max_threads_per_block)?;
+    properties.set_item("clock_rate", own.clock_rate_khz)?;
+    properties.set_item("memory_clock_rate", own.memory_clock_rate_khz)?;
+    properties.set_item("memory_bus_width", own.memory_bus_width_bits)?;
+    properties.set_item("is_integrated", own.is_integrated)?;
+    let digits: String = own.uuid.iter().map(|byte| format!("{byte:02x}")).collect();
+    let uuid = py.import("uuid")?.getattr("UUID")?.call1((digits,))?;
+    properties.set_item("uuid", uuid)?;
     Ok(properties)
 }
 
@@ -504,6 +625,7 @@ pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     own.add_function(wrap_pyfunction!(reset_peak_memory_stats, &own)?)?;
     own.add_function(wrap_pyfunction!(reset_accumulated_memory_stats, &own)?)?;
     own.add_function(wrap_pyfunction!(_device_properties, &own)?)?;
+    crate::history::register(&own)?;
     crate::memory::register(&own)?;
     module.add("_cuda", own)
 }

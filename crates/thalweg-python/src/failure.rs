@@ -80,6 +80,7 @@ pub fn attempt<T: Send>(
     py: Python<'_>,
     call: impl FnOnce() -> thalweg::Result<T> + Send,
 ) -> PyResult<thalweg::Result<T>> {
+    let _stack = crate::history::noted(py);
     match py.detach(|| catch_unwind(AssertUnwindSafe(call))) {
         Ok(Ok(value)) => {
             // An exception that the layers below have dealt with, as that which ends a checkpointed function early.

@@ -78,18 +78,19 @@ fn get_per_process_memory_fraction(py: Python<'_>, device: Option<&Bound<'_, PyA
     run(py, || Ok(device.allocator().memory_fraction()))
 }
 
-/// Returns a snapshot of a device's memory, or of one pool of it, as a pickle in PyTorch's form.
+/// Returns a snapshot of a device's memory, or of one pool of it, with its history or without, as a pickle in PyTorch's form.
 #[pyfunction]
 fn _memory_snapshot<'py>(
     py: Python<'py>,
     device: Option<&Bound<'py, PyAny>>,
     pool: Option<&Bound<'py, _MemPool>>,
+    include_traces: bool,
 ) -> PyResult<Bound<'py, PyBytes>> {
     let device = or_current(py, device)?;
-    let options = match pool {
-        Some(pool) => SnapshotOptions::default().with_pool(pool.get().0.id()),
-        None => SnapshotOptions::default(),
-    };
+    let mut options = SnapshotOptions::default().with_traces(include_traces);
+    if let Some(pool) = pool {
+        options = options.with_pool(pool.get().0.id());
+    }
     let pickle = run(py, || Ok(device.allocator().memory_snapshot_with(&options).to_pickle()))?;
     Ok(PyBytes::new(py, &pickle))
 }

@@ -259,10 +259,22 @@ impl _GradientScaler {
         run(py, || self.0.update())
     }
 
-    /// Returns the tensors of the scale and of the steps in a row with finite gradients.
-    fn tensors<'py>(&self, py: Python<'py>) -> PyResult<(Bound<'py, PyTensor>, Bound<'py, PyTensor>)> {
-        let (scale, steps) = (self.0.state().scale.clone(), self.0.growth_steps().clone());
-        Ok((PyTensor::object(py, scale)?, PyTensor::object(py, steps)?))
+    /// Divides the gradients of parameters by the scale, in place; returns a tensor that is not 0 if one of them was not finite.
+    fn unscale<'py>(
+        &self,
+        py: Python<'py>,
+        parameters: Vec<Bound<'py, PyTensor>>,
+    ) -> PyResult<Bound<'py, PyTensor>> {
+        let parameters = tensors(&parameters);
+        PyTensor::object(py, run(py, || self.0.unscale_gradients(&parameters))?)
+    }
+
+    /// Returns the tensors of the scale, of the steps in a row with finite gradients, and of whether a gradient of this step is not finite.
+    fn tensors<'py>(&self, py: Python<'py>) -> PyResult<[Bound<'py, PyTensor>; 3]> {
+        let state = self.0.state();
+        let [scale, steps, found_inf] = [&state.scale, self.0.growth_steps(), &state.found_inf]
+            .map(|tensor| PyTensor::object(py, tensor.clone()));
+        Ok([scale?, steps?, found_inf?])
     }
 }
 

@@ -3,12 +3,12 @@
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
-use pyo3::types::{PyByteArray, PyDict, PyTuple};
+use pyo3::types::{PyByteArray, PyDict, PyInt, PyTuple};
 use thalweg::autograd::no_grad;
 use thalweg::tensor::autograd::BackwardOptions;
 use thalweg::{DType, Device, Tensor};
 
-use crate::convert::{cloned, from_bytes, tensor_of, to_bytes, to_list};
+use crate::convert::{cloned, external, from_bytes, tensor_of, to_bytes, to_list};
 use crate::device::{self, PyDevice};
 use crate::dtype::{self, Numbered, PyDType};
 use crate::failure::{exception, left_out, run, type_error};
@@ -58,15 +58,34 @@ impl PyTensor {
 impl PyTensor {
     /// Makes a tensor over the memory of another, outside the graph: what classes of tensors call.
     #[new]
-    #[pyo3(signature = (data=None, requires_grad=false))]
-    fn new(data: Option<&Bound<'_, PyAny>>, requires_grad: bool) -> PyResult<Self> {
-        let tensor = match data {
-            None => Tensor::empty(&[0], DType::F32, &Device::current().map_err(|error| exception(&error))?)
-                .map_err(|error| exception(&error))?,
-            Some(data) => match data.cast::<Self>() {
-                Ok(tensor) => tensor.borrow().tensor.detach(),
-                Err(_) => tensor_of(data, Some(DType::F32), None)?,
-            },
+    #[pyo3(signature = (*data, requires_grad=false))]
+    fn new(data: &Bound<'_, PyTuple>, requires_grad: bool) -> PyResult<Self> {
+        let empty = |sizes: &[usize]| {
+            Device::current()
+                .and_then(|device| Tensor::empty(sizes, DType::F32, &device))
+                .map_err(|error| exception(&error))
+        };
+        // Integers one by one are a shape, as a `Size` is; everything else is data.
+        let sizes: Option<Vec<usize>> = data
+            .iter()
+            .map(|one| one.is_exact_instance_of::<PyInt>().then(|| one.extract().ok()).flatten())
+            .collect();
+        let tensor = match (sizes, data.len()) {
+            (Some(sizes), 1..) => empty(&sizes)?,
+            (_, 0) => empty(&[0])?,
+            (None, 1) => {
+                let data = data.get_item(0)?;
+                match data.cast::<Self>() {
+                    Ok(tensor) => tensor.borrow().tensor.detach(),
+                    Err(_) if data.get_type().name()? == "Size" => empty(&data.extract::<Vec<usize>>()?)?,
+                    Err(_) => tensor_of(&data, Some(DType::F32), None)?,
+                }
+            }
+            (None, _) => {
+                return Err(type_error(
+                    "Tensor() takes one object with the elements, or the sizes as integers from 0 on",
+                ));
+            }
         };
         if requires_grad {
             tensor.set_requires_grad(true).map_err(|error| exception(&error))?;
@@ -395,15 +414,22 @@ impl PyTensor {
         Ok(slf.clone())
     }
 
-    /// Overwrites the elements with those of another tensor, converted and, where it is on another device, moved.
+    /// Overwrites the elements with those of another tensor, also one of another library, converted and, where it is on another device,
+    /// moved.
     #[pyo3(signature = (src, non_blocking=false))]
     fn copy_<'py>(
         slf: &Bound<'py, Self>,
-        src: &Bound<'py, Self>,
+        src: &Bound<'py, PyAny>,
         non_blocking: bool,
     ) -> PyResult<Bound<'py, Self>> {
         _ = non_blocking;
-        let (target, source) = (slf.borrow().tensor.clone(), src.borrow().tensor.clone());
+        let source = match src.cast::<Self>() {
+            Ok(tensor) => tensor.borrow().tensor.clone(),
+            Err(_) => external(src)?.ok_or_else(|| {
+                type_error(format!("copy_(): argument 'src' must be Tensor, not {}", src.get_type()))
+            })?,
+        };
+        let target = slf.borrow().tensor.clone();
         run(slf.py(), || {
             let source = if source.device() == target.device() {
                 source

@@ -1,7 +1,8 @@
 """Streams, events, graphs and memory, on whatever device there is."""
 
+import os
+import pickle
 import tempfile
-
 import thalweg as th
 from support import raises
 
@@ -212,6 +213,110 @@ def test_states_of_scalers():
     assert th.amp.GradScaler(enabled=False).state_dict() == {}
     with raises(RuntimeError, "The source state dict is empty"):
         first.load_state_dict({})
+
+
+def test_what_scalers_refuse():
+    parameter, half = th.nn.Parameter(th.ones(2)), th.nn.Parameter(th.ones(2, dtype=th.float16))
+    optimizer, other, halves = th.optim.SGD([parameter], lr=0.1), th.optim.SGD([th.nn.Parameter(th.ones(1))], lr=0.1), th.optim.SGD([half])
+    scaler = th.amp.GradScaler()
+    with raises(AssertionError, "Attempted step but _scale is None"):
+        scaler.step(optimizer)
+    scaler.scale(parameter.sum() + half.sum()).backward()
+    with raises(AssertionError, "No inf checks were recorded for this optimizer"):
+        scaler.step(other)
+    with raises(ValueError, "Attempting to unscale FP16 gradients."):
+        scaler.unscale_(halves)
+    with raises(AssertionError, "No inf checks were recorded prior to update"):
+        scaler.update()
+    scaler.step(optimizer)
+    with raises(AssertionError, "only be pickled at the beginning"):
+        pickle.dumps(scaler)
+    with raises(AssertionError, "new_scale should be a float"):
+        scaler.update(th.ones(2))
+    scaler.update(th.tensor([4.0]))
+    assert scaler.get_scale() == 4.0
+    again = pickle.loads(pickle.dumps(scaler))
+    assert again.state_dict() == scaler.state_dict() and again.scale(th.tensor(1.0)).item() == 4.0
+
+
+def test_custom_functions_under_autocast():
+    seen = []
+
+    class Product(th.autograd.Function):
+        @staticmethod
+        @th.amp.custom_fwd(device_type="cuda")
+        def forward(ctx, x, y):
+            ctx.save_for_backward(x, y)
+            seen.append(th.is_autocast_enabled())
+            return x @ y
+
+        @staticmethod
+        @th.amp.custom_bwd(device_type="cuda")
+        def backward(ctx, gradient):
+            x, y = ctx.saved_tensors
+            seen.append((th.is_autocast_enabled(), th.get_autocast_dtype("cuda")))
+            return gradient @ y.T, x.T @ gradient
+
+    class Exact(Product):
+        @staticmethod
+        @th.amp.custom_fwd(device_type="cuda", cast_inputs=th.float32)
+        def forward(ctx, x, y):
+            ctx.save_for_backward(x, y)
+            seen.append((th.is_autocast_enabled(), x.dtype))
+            return x @ y
+    x = th.ones(2, 2, requires_grad=True)
+    with th.autocast("cuda", dtype=th.bfloat16):
+        y, z = Product.apply(x, x), Exact.apply(x.bfloat16(), x)
+    assert y.dtype is th.bfloat16 and z.dtype is th.float32
+    y.sum().backward()
+    z.sum().backward()
+    assert seen == [True, (False, th.float32), (True, th.bfloat16), (False, th.bfloat16)]
+    assert th.get_autocast_dtype() is th.float16 and th.amp.is_autocast_available("cuda")
+
+
+def test_members_of_streams_and_graphs():
+    side = th.cuda.Stream()
+    with side as current:
+        assert th.cuda.current_stream() == side is current and not side.is_capturing()
+    assert th.cuda.current_stream() == th.cuda.default_stream()
+    assert side.device_index == side.device.index and side.device_type == 1 and side.stream_id != th.cuda.default_stream().stream_id
+    least, greatest = th.cuda.Stream.priority_range()
+    assert least >= greatest and th.cuda.Event(blocking=True).query()
+    with raises(NotImplementedError, "external=True"):
+        th.cuda.Event(external=True)
+
+    x = th.zeros(4)
+    x + 1
+    graph = th.cuda.CUDAGraph(keep_graph=True)
+    with raises(RuntimeError, "CUDAGraph(keep_graph=True)"):
+        graph.instantiate()
+    with th.cuda.graph(graph):
+        y = x + 1
+    x.fill_(2.0)
+    graph.replay()
+    assert y.tolist() == [3.0] * 4
+    graph.instantiate()
+    x.fill_(5.0)
+    graph.replay()
+    assert y.tolist() == [6.0] * 4
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "graph.dot")
+        graph.debug_dump(path)
+        with open(path) as file:
+            assert "digraph" in file.read()
+    graph.reset()
+    with raises(RuntimeError, "without a preceding successful capture"):
+        graph.replay()
+    with raises(RuntimeError, "enable_debug_mode"):
+        graph.debug_dump("graph.dot")
+
+
+def test_accelerator():
+    free, total = th.accelerator.get_memory_info()
+    assert 0 < free <= total and th.accelerator.current_stream() == th.cuda.current_stream()
+    assert th.bfloat16 in th.accelerator.get_device_capability()["supported_dtypes"]
+    with th.accelerator.device_index(None):
+        assert th.accelerator.memory_allocated() == th.cuda.memory_allocated()
 
 
 def test_audit():

@@ -1,6 +1,9 @@
 """Children of `fork`: what is asked before leaves them free to use devices, and after a use they get an error that says what to do."""
 
 import os
+import pathlib
+import subprocess
+import sys
 
 import thalweg as th
 
@@ -52,8 +55,12 @@ def test_availability_initializes_nothing():
             os._exit(0 if th.arange(3).sum().item() == 3 else 1)
         assert os.waitpid(process, 0)[1] == 0
     """
-    import pathlib
-    import subprocess
-    import sys
     package = str(pathlib.Path(th.__file__).parent.parent)
     subprocess.run([sys.executable, "-c", program, package], check=True)
+
+
+def test_a_free_threaded_build_is_refused_by_name():
+    package = pathlib.Path(th.__file__).parent.parent
+    code = f"import sys; sys.path.insert(0, {str(package)!r}); sys.abiflags = 't'; import thalweg"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert run.returncode == 1 and "ImportError: thalweg has no wheel for free-threaded builds" in run.stderr, run.stderr

@@ -110,7 +110,30 @@ def calls(source):
             yield name, getattr(th, name), places, names
 
 
-def run(seed, count=None, seconds=None):
+def own_functions():
+    """Returns the functions and methods that the package has in Python beside the table, by names. None of them changes what later calls do."""
+    spaces = [(th.nn.functional, "nn.functional."), (th.nn.init, "nn.init."), (th.nn.utils, "nn.utils.")]
+    found = {f"{prefix}{name}": value for space, prefix in spaces for name, value in vars(space).items() if name[0] != "_"}
+    own = [name for name in th._functions.__all__ if not name.startswith(("set_", "use_"))]
+    found.update({name: getattr(th, name) for name in (*own, *th._aliases._ALIASES, *th._aliases._FUNCTIONS, *th._aliases._IN_PLACE)})
+    found.update({f"Tensor.{name}": value for name, value in vars(th.Tensor).items() if type(value).__name__ == "function" and name[0] != "_"})
+    return {name: value for name, value in found.items() if callable(value) and not isinstance(value, type)}
+
+
+def own_calls(source):
+    """Names, functions and arguments without end, of what the package has in Python. Its loops are as long as a number says, so numbers are
+    small."""
+    functions = sorted(own_functions().items())
+    while True:
+        name, function = source.choice(functions)
+        places = [tensor(source)] if source.random() < 0.7 else []
+        for _ in range(source.randrange(4)):
+            one = argument(source, depth=2)
+            places.append(source.randrange(-3, 9) if isinstance(one, int) and not isinstance(one, bool) else one)
+        yield name, function, places, {}
+
+
+def run(seed, count=None, seconds=None, calls=calls):
     """Makes calls from a seed on, and returns how many went well and what was a bug."""
     source, begin, good, bugs = random.Random(seed), time.monotonic(), 0, {}
     for number, (name, function, places, names) in enumerate(calls(source)):
@@ -132,12 +155,20 @@ def describe(value):
 
 
 def test_no_call_ends_the_interpreter():
+    fuzz(calls)
+
+
+def test_no_call_of_what_is_in_python_ends_the_interpreter():
+    fuzz(own_calls)
+
+
+def fuzz(calls):
     seconds = float(os.environ.get("THALWEG_FUZZ_SECONDS", 0))
     seed = int(os.environ.get("THALWEG_FUZZ_SEED", time.time() if seconds else 0))
     # A crash leaves the line that led to it.
     faulthandler.enable()
     th.manual_seed(seed)
-    made, good, bugs = run(seed, seconds=seconds) if seconds else run(seed, count=CALLS)
+    made, good, bugs = run(seed, seconds=seconds, calls=calls) if seconds else run(seed, count=CALLS, calls=calls)
     print(f"{made} calls from seed {seed}, {good} without an exception, {len(bugs)} bugs", file=sys.stderr)
     assert not bugs, "\n".join(bugs.values())
     assert good > made // 20, f"{good} of {made} calls went well: the arguments are too hostile to say much"

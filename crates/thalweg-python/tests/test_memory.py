@@ -1,5 +1,9 @@
 """Memory beyond tensors: what is free, limits, snapshots and pools, pinned memory; states of all generators."""
 
+import os
+import pickle
+import tempfile
+
 import thalweg as th
 from thalweg.cuda import memory, profiler, random, streams
 from support import raises
@@ -105,3 +109,69 @@ def test_notebooks_show_memory():
     summary = th.cuda.memory_summary()
     assert isinstance(summary, str) and summary._repr_html_().startswith("<pre>") and "Allocated memory" in summary._repr_html_()
     assert x.numel() == 3 << 20 and th.cuda.memory_snapshot()._repr_html_().startswith("<p>")
+
+
+def traced(kind, snapshot):
+    return [event for trace in snapshot["device_traces"] for event in trace if event["action"] == kind]
+
+
+def test_history_has_lines_of_python():
+    memory._record_memory_history(max_entries=1000)
+    try:
+        memory._set_memory_metadata({"step": 1})
+        x = th.empty(5 * MEBIBYTE, dtype=th.uint8)
+        address = x.data_ptr()
+        memory._set_memory_metadata("")
+        memory._annotate_tensor(x, "weights")
+        y = x + 1
+        snapshot = memory._snapshot()
+        block = next(block for segment in snapshot["segments"] for block in segment["blocks"] if block["address"] == address)
+        assert block["frames"][0]["name"] == "test_history_has_lines_of_python" and block["frames"][0]["filename"] == __file__
+        made = next(event for event in traced("alloc", snapshot) if event["addr"] == address)
+        assert made["size"] >= x.nbytes and made["frames"][0]["line"] == block["frames"][0]["line"] > 0
+        assert made["user_metadata"] == '{"step":1}'
+        assert any(event["addr"] == address and event["user_metadata"] == "weights" for event in traced("annotate", snapshot))
+        del x, y
+        th.cuda.synchronize()
+        assert any(event["addr"] == address for event in traced("free_requested", memory._snapshot()))
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "snapshot.pickle")
+            memory._dump_snapshot(path)
+            with open(path, "rb") as file:
+                written = pickle.load(file)
+        assert {"segments", "device_traces", "allocator_settings", "external_annotations"} <= set(written)
+        assert any(event["addr"] == address for event in traced("alloc", written))
+    finally:
+        memory._record_memory_history(enabled=None)
+    assert not traced("alloc", memory._snapshot())
+    later = th.empty(5 * MEBIBYTE, dtype=th.uint8)
+    assert all(not block.get("frames") for segment in memory._snapshot()["segments"] for block in segment["blocks"]), later
+
+
+def test_history_refuses():
+    with raises(RuntimeError, "'state', 'all'"):
+        memory._record_memory_history("everything")
+    with raises(TypeError, "context must be a str"):
+        memory._record_memory_history(context=3)
+    with raises(ValueError, "max_entries"):
+        memory._record_memory_history(max_entries=-1)
+    with raises(ValueError, "no action `sleep`"):
+        memory._record_memory_history(skip_actions=["sleep"])
+    memory._record_memory_history("all", context=None, skip_actions=["alloc"])
+    try:
+        x = th.empty(MEBIBYTE, dtype=th.uint8)
+        assert not traced("alloc", memory._snapshot()), x
+    finally:
+        memory._record_memory_history(None)
+    memory._record_memory_history(True, trace_alloc_max_entries=10, trace_alloc_record_context=True)
+    memory._record_memory_history(False)
+
+
+def test_settings_of_the_allocator():
+    memory._set_allocator_settings("max_split_size_mb:256")
+    try:
+        assert memory._snapshot()["allocator_settings"]["max_split_size"] == 256 * MEBIBYTE
+        with raises(ValueError, "max_split_size"):
+            memory._set_allocator_settings("max_split_sizes_mb:256")
+    finally:
+        memory._set_allocator_settings("max_split_size_mb:1048576")

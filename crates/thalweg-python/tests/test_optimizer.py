@@ -88,12 +88,37 @@ def test_what_it_cannot():
     p = nn.Parameter(th.ones(2))
     with raises(NotImplementedError, "has no `step`"):
         th.optim.Optimizer([p], {"lr": 0.1}).step()
-    scaler = th.amp.GradScaler()
-    optimizer = Momentum([p])
-    scaler.scale(p.sum()).backward()
-    with raises(NotImplementedError, "not Momentum"):
-        scaler.step(optimizer)
     with raises(ValueError, "empty parameter list"):
         Momentum([])
     with raises(TypeError, "has no option"):
         th.optim.SGD([{"params": [p], "rate": 1.0}], lr=0.1)
+
+
+def test_hooks_of_steps():
+    p, seen = nn.Parameter(th.ones(1)), []
+    for optimizer in (th.optim.SGD([p], lr=0.5), Momentum([p])):
+        before = optimizer.register_step_pre_hook(lambda own, args, kwargs: seen.append((own is optimizer, p.item())))
+        optimizer.register_step_post_hook(lambda own, args, kwargs: seen.append((own is optimizer, p.item())))
+        p.data.fill_(1.0)
+        p.grad = th.ones(1)
+        optimizer.step()
+        assert seen == [(True, 1.0), (True, p.item())] and p.item() < 1.0
+        before.remove()
+        scaler = th.amp.GradScaler(init_scale=2.0)
+        scaler.scale((p * 0).sum()).backward()
+        scaler.step(optimizer)
+        assert len(seen) == 3
+        seen.clear()
+    optimizer.register_step_pre_hook(lambda *_: 3)
+    with raises(RuntimeError, "must return None or a tuple"):
+        optimizer.step()
+
+
+def test_initial_values():
+    for shape in ((3, 5), (5, 3), (4, 2, 3)):
+        x = nn.init.orthogonal_(th.empty(shape), 2.0).reshape(shape[0], -1)
+        product = x @ x.T if x.shape[0] <= x.shape[1] else x.T @ x
+        close(product, (th.eye(product.shape[0]) * 4).tolist(), 1e-5)
+    image = th.arange(36).view(1, 4, 3, 3).float()
+    close(nn.functional.conv2d(image, nn.init.dirac_(th.empty(4, 2, 3, 3), 2), padding=1, groups=2), image.tolist())
+    assert (nn.init.sparse_(th.empty(10, 4), 0.25) == 0).sum(0).tolist() == [3] * 4

@@ -65,3 +65,15 @@ def test_optimizers():
         # Muon computes in bfloat16, and searches along lines amplify what float32 rounds.
         for mine, theirs in zip(found, expected, strict=True):
             assert abs(mine - theirs) < 2e-3 * max(1.0, abs(theirs)), (number, found, expected)
+
+
+def test_scaling():
+    for number, (found, expected) in enumerate(zip(run("scaling"), LOSSES["scaling"], strict=True)):
+        for mine, theirs in zip(found, expected, strict=True):
+            assert abs(mine - theirs) < 1e-5 * max(1.0, abs(theirs)), (number, found, expected)
+
+
+def test_schedules():
+    for number, (found, expected) in enumerate(zip(run("schedules"), LOSSES["schedules"], strict=True)):
+        for mine, theirs in zip(found, expected, strict=True):
+            assert abs(mine - theirs) < 1e-12, (number, found, expected)

@@ -12,7 +12,7 @@ import textwrap
 
 # mypy's checks of a class against its base compare signatures that differ on purpose, as PyTorch's do.
 HEADER = ('# mypy: disable-error-code="override,misc,assignment,overload-overlap,explicit-override"\n'
-          '"""{doc} Written by `cargo xtask stubs`."""\n\nimport builtins\nfrom typing import Any, Callable, Iterator, TypeVar\nfrom typing_extensions import Self\n')
+          '"""{doc} Written by `cargo xtask stubs`."""\n\nimport builtins\nimport enum\nfrom typing import Any, Callable, Iterator, TypeVar\nfrom typing_extensions import Self\n')
 FUNCTION = '_F = TypeVar("_F", bound=Callable[..., Any])\n'
 KEPT = ("__init__", "__call__", "__enter__", "__exit__", "__iter__", "__len__", "__getitem__", "__setitem__", "__delitem__", "__contains__",
         "__next__", "__add__")
@@ -35,6 +35,9 @@ GIVEN = {
 }
 # Base classes that need arguments.
 GENERIC = {"tuple": "tuple[Any, ...]", "list": "list[Any]", "dict": "dict[Any, Any]"}
+# Functions whose names begin with a line below, as PyTorch's do.
+UNDERSCORED = {"_record_memory_history", "_snapshot", "_dump_snapshot", "_set_memory_metadata", "_get_memory_metadata",
+               "_memory_metadata_supported", "_annotate_tensor", "_set_allocator_settings"}
 SELF = {"train", "eval", "to", "cuda", "cpu", "float", "double", "half", "bfloat16", "requires_grad_", "apply", "type"}
 # Functions of `nn.functional` whose result is not one tensor.
 SEVERAL = ("return_indices", "need_weights")
@@ -165,10 +168,15 @@ def class_stub(name, cls, bases, module):
     return [head] + [f"    {line}" for line in lines or ["..."]]
 
 
+def is_named(name):
+    """Returns whether programs call a function by its name."""
+    return not name.startswith("_") or name in UNDERSCORED
+
+
 def imported(node, running):
     """Returns the lines of an import out of the package, whose names the module hands on, as the running one does."""
     names = [ast.unparse(alias) if alias.name == "*" else f"{alias.name} as {alias.asname or alias.name}"
-             for alias in node.names if not inspect.isfunction(getattr(running, alias.name, None)) or not alias.name.startswith("_")]
+             for alias in node.names if not inspect.isfunction(getattr(running, alias.name, None)) or is_named(alias.name)]
     return [f"from {'.' * node.level}{node.module or ''} import {', '.join(names)}"] if node.level and names else []
 
 
@@ -189,11 +197,11 @@ def module_stub(module, path, functions=()):
         if isinstance(node, ast.ImportFrom):
             lines += imported(node, running)
         elif isinstance(node, ast.FunctionDef) and node.name != "__getattr__":
-            if not node.name.startswith("_"):
+            if is_named(node.name):
                 lines.append(function(node.name, getattr(running, node.name), module))
         elif isinstance(node, ast.ClassDef):
             bases = [GENERIC.get(ast.unparse(base), ast.unparse(base)) for base in node.bases
-                     if ast.unparse(base).partition(".")[0] not in ("collections", "types")]
+                     if ast.unparse(base).partition(".")[0] not in ("collections", "pickle", "types")]
             lines += class_stub(node.name, getattr(running, node.name), bases, module)
         elif isinstance(node, ast.Assign):
             targets = [name for target in node.targets for name in (target.elts if isinstance(target, ast.Tuple) else [target])]

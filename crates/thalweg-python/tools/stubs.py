@@ -255,25 +255,28 @@ def core_stub():
 
 
 def package_stub():
-    from thalweg import _functions
+    from thalweg import _aliases, _functions, _typed
     own = {*_functions.__all__, "Tensor", "device", "dtype", "OutOfMemoryError"}
     core = [name for name in dir(thalweg._core) if not name.startswith("_") and name not in own and not keyword.iskeyword(name)]
     return HEADER.format(doc="Thalweg with PyTorch's names.") + "\n".join([
         "import builtins",
         "from typing import Any",
         "from . import accelerator as accelerator, amp as amp, autograd as autograd, backends as backends, cuda as cuda",
-        "from . import distributed as distributed, nn as nn, optim as optim, random as random",
+        "from . import distributed as distributed, nn as nn, onnx as onnx, optim as optim, profiler as profiler, random as random",
         "from . import safetensors as safetensors, serialization as serialization, utils as utils",
         "from ._core import Tensor as Tensor, device as device, dtype as dtype, OutOfMemoryError as OutOfMemoryError",
         *(f"from ._core import {name} as {name}" for name in core),
         *(f"from ._functions import {name} as {name}" for name in _functions.__all__),
         "from ._results import Size as Size",
         "from ._dlpack import from_dlpack as from_dlpack",
-        "from .amp import autocast as autocast",
+        *(f"from ._core import {name} as {alias}" for alias, name in {**_aliases._ALIASES, **_aliases._FUNCTIONS}.items()),
+        *(f"{name}: Any" for name in (*_aliases._IN_PLACE, *_typed.NAMES)),
+        "from .amp import GradScaler as GradScaler, autocast as autocast",
+        "from .cuda import Event as Event, Stream as Stream",
         "from .autograd import enable_grad as enable_grad, inference_mode as inference_mode",
         "from .autograd import no_grad as no_grad, set_grad_enabled as set_grad_enabled",
         "from .random import get_rng_state as get_rng_state, initial_seed as initial_seed",
-        "from .random import manual_seed as manual_seed, set_rng_state as set_rng_state",
+        "from .random import manual_seed as manual_seed, seed as seed, set_rng_state as set_rng_state",
         "from .serialization import load as load, save as save",
         "", "__version__: str", "linalg: Any", "fft: Any", "special: Any", "newaxis: None",
         *(f"{name}: builtins.float" for name in ("pi", "e", "inf", "nan")),

@@ -70,11 +70,11 @@ impl Drop for DeviceState {
     }
 }
 
-/// Returns a driver that is recorded, if the environment says so.
+/// Returns a driver that is recorded if the environment says so, or when the program says so.
 fn profiled(driver: Arc<dyn Driver>, environment: &Environment) -> Result<Arc<dyn Driver>> {
     match &environment.profile {
         Some(profile) => Ok(profile.record(driver)?),
-        None => Ok(driver),
+        None => Ok(thalweg_profiler::on_demand(driver)),
     }
 }
 

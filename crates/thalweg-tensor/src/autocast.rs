@@ -5,7 +5,7 @@
 //! casts are recorded and gradients arrive in the dtype of the leaves. Which operator does what is PyTorch's list for CUDA.
 //!
 //! A leaf that requires a gradient, such as a weight, is cast once per region: the cast is kept until the outermost region ends.
-//! Backward passes cast nothing: their operators compute in the dtypes of the forward pass.
+//! Backward passes cast nothing: their operators compute in the dtypes of the forward pass, but where a function of theirs opens a region.
 
 use std::cell::{Cell, RefCell};
 use std::sync::OnceLock;
@@ -67,13 +67,12 @@ pub(crate) fn current_options() -> Option<AutocastOptions> {
     CURRENT.get()
 }
 
-/// Runs a function as in a region of these options, within a backward pass too.
+/// Runs a function as in a region of these options; without any, as it is.
 pub(crate) fn autocast_again<T>(
     options: Option<AutocastOptions>,
     function: impl FnOnce() -> Result<T>,
 ) -> Result<T> {
     let Some(options) = options else { return function() };
-    let _casts = ModeGuard::leave_in(DispatchKey::Autocast);
     autocast_with(options, function)
 }
 
@@ -92,7 +91,9 @@ pub fn clear_autocast_cache() {
 #[must_use = "the region lasts only while this lives"]
 pub struct Region {
     former: Option<AutocastOptions>,
+    // Dropped in this order.
     _keys: IncludeKeyGuard,
+    _casts: Option<ModeGuard>,
 }
 
 impl Region {
@@ -108,8 +109,10 @@ impl Region {
             )));
         }
         DEPTH.set(DEPTH.get() + 1);
+        // A function of a backward pass, which leaves the key out, may open a region too.
+        let _casts = options.enabled.then(|| ModeGuard::leave_in(DispatchKey::Autocast));
         let _keys = IncludeKeyGuard::only_if(options.enabled, DispatchKey::Autocast);
-        Ok(Self { former: CURRENT.replace(Some(options)), _keys })
+        Ok(Self { former: CURRENT.replace(Some(options)), _keys, _casts })
     }
 }
 

@@ -21,6 +21,8 @@ pub struct Optimizer<O> {
     groups: Vec<ParamGroup<O>>,
     /// Without gradient scaling: 1 and 0.
     unscaled: GradientScale,
+    /// Whether a gradient was not finite when a scaler unscaled them last.
+    found_inf: Tensor,
 }
 
 /// Parameters of an optimizer that have options of their own (`param_groups`).
@@ -84,7 +86,8 @@ impl<O: OptimizerOptions> Optimizer<O> {
             let device = parameters[0].device().clone();
             let number = |value: f64| Tensor::full(&[], value, DType::F32, &device);
             let unscaled = GradientScale { scale: number(1.0)?, found_inf: number(0.0)? };
-            Ok(Self { groups: vec![ParamGroup::new(parameters, options)?], unscaled })
+            let found_inf = number(0.0)?;
+            Ok(Self { groups: vec![ParamGroup::new(parameters, options)?], unscaled, found_inf })
         })
     }
 
@@ -180,6 +183,11 @@ impl<O: OptimizerOptions> Optimizer<O> {
             }
             self.step_at(gradient_scale, Location::caller())
         })
+    }
+
+    /// Returns whether a gradient was not finite when a scaler unscaled them last: one element of f32 on the device.
+    pub(super) fn found_inf(&self) -> &Tensor {
+        &self.found_inf
     }
 
     fn step_at(&self, scale: &GradientScale, location: &'static Location<'static>) -> Result<()> {

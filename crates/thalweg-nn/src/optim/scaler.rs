@@ -41,7 +41,7 @@ impl Default for GradientScalerOptions {
 #[derive(Debug)]
 pub struct GradientScaler {
     options: GradientScalerOptions,
-    /// Of `found_inf` any value but 0 counts, from the first optimizer's step to the update.
+    /// Of `found_inf` any value but 0 counts; it is of all optimizers, from the first one's step to the update.
     state: GradientScale,
     /// Steps in a row with finite gradients.
     growth_steps: Tensor,
@@ -138,8 +138,8 @@ impl GradientScaler {
     #[track_caller]
     pub fn step<O: OptimizerOptions>(&self, optimizer: &Optimizer<O>) -> Result<()> {
         at_line(Location::caller(), || {
-            self.look(optimizer, None)?;
-            optimizer.step_scaled(&self.state)
+            let found_inf = self.look(optimizer.parameters(), None)?.unwrap_or_else(|| self.zero.clone());
+            optimizer.step_scaled(&GradientScale { scale: self.state.scale.clone(), found_inf })
         })
     }
 
@@ -148,8 +148,26 @@ impl GradientScaler {
     #[track_caller]
     pub fn unscale<O: OptimizerOptions>(&self, optimizer: &Optimizer<O>) -> Result<()> {
         at_line(Location::caller(), || {
-            let factor = no_grad(|| self.one.div(&self.state.scale))?;
-            self.look(optimizer, Some(&factor))
+            let found = self.unscaled(optimizer.parameters())?;
+            let own = optimizer.found_inf();
+            own.record_stream(&own.device().current_stream());
+            no_grad(|| own.copy_(found.as_ref().unwrap_or(&self.zero)))
+        })
+    }
+
+    /// Divides the gradients of parameters by the scale, in place, and returns whether one of them was not finite: one element of f32 on the
+    /// device, not 0 if so. For rules of one's own, which look at it before they step. Once a step. Asynchronous.
+    ///
+    /// # Errors
+    /// [`Error::is_invalid_argument`] if no parameter has a gradient.
+    #[track_caller]
+    pub fn unscale_gradients(&self, parameters: &[Tensor]) -> Result<Tensor> {
+        at_line(Location::caller(), || {
+            self.unscaled(parameters.iter())?.ok_or_else(|| {
+                Error::invalid(
+                    "GradientScaler: no parameter has a gradient; run backward from the scaled loss before",
+                )
+            })
         })
     }
 
@@ -158,18 +176,28 @@ impl GradientScaler {
     pub fn step_unscaled<O: OptimizerOptions>(&self, optimizer: &Optimizer<O>) -> Result<()> {
         at_line(Location::caller(), || {
             self.stays_for_current_stream();
-            let found_inf = self.state.found_inf.clone();
+            let found_inf = optimizer.found_inf().clone();
             optimizer.step_scaled(&GradientScale { scale: self.one.clone(), found_inf })
         })
     }
 
-    /// Looks whether the gradients are finite, and multiplies them by a factor.
-    fn look<O: OptimizerOptions>(&self, optimizer: &Optimizer<O>, factor: Option<&Tensor>) -> Result<()> {
+    /// Divides gradients by the scale; see [`look`](Self::look).
+    fn unscaled<'a>(&self, parameters: impl IntoIterator<Item = &'a Tensor>) -> Result<Option<Tensor>> {
+        let factor = no_grad(|| self.one.div(&self.state.scale))?;
+        self.look(parameters, Some(&factor))
+    }
+
+    /// Returns whether one of the gradients is not finite, which the update will know too, and multiplies them by a factor; `None` if there
+    /// are none.
+    fn look<'a>(
+        &self,
+        parameters: impl IntoIterator<Item = &'a Tensor>,
+        factor: Option<&Tensor>,
+    ) -> Result<Option<Tensor>> {
         self.stays_for_current_stream();
         no_grad(|| {
-            let parameters = optimizer.parameters();
             let Some(gradients) = Gradients::of("GradientScaler", parameters, Location::caller())? else {
-                return Ok(());
+                return Ok(None);
             };
             let greatest = gradients.magnitudes(Magnitude::Greatest)?.amax(&[], false)?;
             // Infinity minus itself is no number, and neither is NaN's.
@@ -178,7 +206,8 @@ impl GradientScaler {
             if let Some(factor) = factor {
                 gradients.scale(factor)?;
             }
-            self.state.found_inf.copy_(&self.state.found_inf.maximum(&found)?)
+            self.state.found_inf.copy_(&self.state.found_inf.maximum(&found)?)?;
+            Ok(Some(found))
         })
     }
 

@@ -5,25 +5,35 @@ name; `docs/python.md` of the repository lists the differences.
 """
 
 import math as _math
+import sys as _sys
 import warnings as _warnings
+
+if "t" in getattr(_sys, "abiflags", ""):
+    raise ImportError("thalweg has no wheel for free-threaded builds of Python such as this one "
+                      f"(cp{_sys.version_info[0]}{_sys.version_info[1]}t): use the build with the interpreter lock")
 
 from . import _core
 from ._core import *  # noqa: F401,F403
 from ._core import OutOfMemoryError, Tensor, __version__, device, dtype
 from ._results import Size
-from . import _tensor  # noqa: F401
-from . import accelerator, amp, autograd, backends, cuda, distributed, nn, optim, random, return_types, safetensors, serialization, utils
+from . import _aliases, _tensor, _typed
+from . import accelerator, amp, autograd, backends, cuda, distributed, nn, onnx, optim, profiler, random, return_types
+from . import safetensors, serialization, utils
 from ._dlpack import from_dlpack
 from ._functions import *  # noqa: F401,F403
 from ._prefixed import module as _module
-from .amp import autocast
+from .amp import GradScaler, autocast, get_autocast_dtype
 from .autograd import enable_grad, inference_mode, no_grad, set_grad_enabled
-from .random import get_rng_state, initial_seed, manual_seed, set_rng_state
+from .cuda import Event, Stream
+from .random import get_rng_state, initial_seed, manual_seed, seed, set_rng_state
 from .serialization import load, save
 
 # Names that builtins have too are no part of `*`.
 globals().update({_name: getattr(_core, _name) for _name in dir(_core) if not _name.startswith("_")})
 from ._functions import *  # noqa: E402,F401,F403
+
+_aliases.add(globals())
+_typed.add(globals(), "thalweg", None)
 
 linalg = _module("linalg", "Linear algebra (`torch.linalg`).")
 fft = _module("fft", "Transforms (`torch.fft`): what the table has.")
@@ -36,16 +46,12 @@ _LEFT_OUT = {
     "jit": "programs run eagerly, or are captured into graphs (`cuda.graph`)",
     "export": "programs run eagerly, or are captured into graphs (`cuda.graph`)",
     "fx": "programs run eagerly, or are captured into graphs (`cuda.graph`)",
-    "onnx": "it needs traced programs",
     "multiprocessing": "memory is not shared between processes",
     "sparse": "there are no sparse tensors",
     "quantization": "there are no quantized tensors",
     "func": "transforms of functions are left out",
     "vmap": "transforms of functions are left out",
     "hub": "models come as code and `state_dict`",
-    "profiler": "use the tools of CUDA",
-    "FloatTensor": "say `tensor(..., dtype=float32)`",
-    "LongTensor": "say `tensor(..., dtype=int64)`",
 }
 
 

@@ -4,6 +4,7 @@ import math
 
 from . import _core
 from ._dlpack import from_cuda_array
+from ._results import Size
 
 __all__ = [
     "as_tensor", "asarray", "atleast_1d", "atleast_2d", "atleast_3d", "block_diag", "broadcast_tensors", "cartesian_prod", "einsum",
@@ -11,7 +12,7 @@ __all__ = [
     "norm", "numel", "set_default_device", "set_default_dtype", "tensordot", "unique", "set_printoptions", "is_storage", "typename",
     "get_num_threads", "set_num_threads", "get_float32_matmul_precision", "set_float32_matmul_precision",
     "use_deterministic_algorithms", "are_deterministic_algorithms_enabled", "is_deterministic_algorithms_warn_only_enabled",
-    "set_deterministic_debug_mode", "get_deterministic_debug_mode",
+    "set_deterministic_debug_mode", "get_deterministic_debug_mode", "broadcast_shapes", "can_cast", "promote_types", "result_type",
 ]
 
 
@@ -206,6 +207,43 @@ def unique(input, sorted=True, return_inverse=False, return_counts=False, dim=No
         results = _core._unique2(input, sorted, return_inverse, return_counts)
     wanted = [results[0]] + [results[1]] * return_inverse + [results[2]] * return_counts
     return wanted[0] if len(wanted) == 1 else tuple(wanted)
+
+
+def broadcast_shapes(*shapes):
+    """Returns the shape of tensors of these shapes together; an integer is a shape of one dimension."""
+    shapes = [(shape,) if isinstance(shape, int) else tuple(shape) for shape in shapes]
+    result = [1] * max((len(shape) for shape in shapes), default=0)
+    for shape in shapes:
+        for place, size in enumerate(reversed(shape), 1):
+            if size < 0:
+                raise RuntimeError(f"Trying to create tensor with negative dimension ({size}): ({list(shape)})")
+            if size != 1 and result[-place] not in (1, size):
+                raise RuntimeError("Shape mismatch: objects cannot be broadcast to a single shape")
+            result[-place] = result[-place] if size == 1 else size
+    return Size(result)
+
+
+def result_type(tensor1, tensor2):
+    """Returns the dtype of what an operator makes of two tensors or numbers."""
+    def without_elements(value):
+        return _core.empty([1] * value.dim(), dtype=value.dtype, device="meta") if isinstance(value, _core.Tensor) else value
+    one, other = without_elements(tensor1), without_elements(tensor2)
+    if not isinstance(one, _core.Tensor) and not isinstance(other, _core.Tensor):
+        one, other = _core.tensor(one), _core.tensor(other)
+    return (one + other).dtype
+
+
+def promote_types(type1, type2):
+    """Returns the smallest dtype that holds what both dtypes hold."""
+    return result_type(_core.empty([1], dtype=type1, device="meta"), _core.empty([1], dtype=type2, device="meta"))
+
+
+def can_cast(from_, to):
+    """Returns whether PyTorch's rules convert one dtype to another: complex numbers to complex ones only, floats not to integers, and
+    only truth values to truth values."""
+    def category(dtype):
+        return 3 if dtype.is_complex else 2 if dtype.is_floating_point else 0 if dtype._name == "bool" else 1
+    return category(from_) <= category(to)
 
 
 class finfo:

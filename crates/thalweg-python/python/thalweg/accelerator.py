@@ -1,6 +1,11 @@
 """The accelerator that is there (`torch.accelerator`): an NVIDIA GPU, or none; the simulated GPU stands for the CPU."""
 
 from . import _core, cuda
+from .cuda import (  # noqa: F401
+    current_stream, empty_cache, get_rng_state, get_rng_state_all, initial_seed, max_memory_allocated, max_memory_reserved, memory_allocated,
+    memory_reserved, memory_stats, reset_accumulated_memory_stats, reset_peak_memory_stats, set_stream)
+from .cuda import CUDAGraph as Graph  # noqa: F401
+from .cuda import mem_get_info as get_memory_info  # noqa: F401
 
 
 def is_available():
@@ -26,6 +31,18 @@ def current_device_index():
 def set_device_index(device, /):
     """Makes a device the current one of this thread."""
     cuda.set_device(device)
+
+
+current_device_idx, set_device_idx = current_device_index, set_device_index
+
+
+def get_device_capability(device=None, /):
+    """Returns what a device can do: the dtypes of its tensors."""
+    return {"supported_dtypes": {value for name in dir(_core) if isinstance(value := getattr(_core, name), _core.dtype)}}
+
+
+class device_index(cuda.device):
+    """A region whose current device is that of a number; None changes nothing."""
 
 
 def synchronize(device=None, /):

@@ -1,8 +1,18 @@
 """Automatic mixed precision (`torch.amp`)."""
 
 import functools
+import threading
 
 from . import _core
+
+# The dtypes of the regions that each thread is in.
+_entered = threading.local()
+
+
+def get_autocast_dtype(device_type="cuda"):
+    """Returns the dtype of the innermost region of `autocast` of this thread; outside of all, float16."""
+    dtypes = getattr(_entered, "dtypes", None)
+    return dtypes[-1] if dtypes else _core.float16
 
 
 class autocast:
@@ -16,9 +26,13 @@ class autocast:
 
     def __enter__(self):
         self._regions.append(_core._AutocastRegion(*self._options))
+        if not hasattr(_entered, "dtypes"):
+            _entered.dtypes = []
+        _entered.dtypes.append(self._options[0])
         return self
 
     def __exit__(self, *_):
+        _entered.dtypes.pop()
         self._regions.pop().close()
 
     def __call__(self, function):
@@ -29,6 +43,53 @@ class autocast:
         return wrapped
 
 
+def is_autocast_available(device_type):
+    """Returns whether regions of `autocast` work on a kind of device."""
+    return device_type in ("cuda", "cpu", "sim")
+
+
+def custom_fwd(fwd=None, *, device_type="cuda", cast_inputs=None):
+    """Makes the `forward` of an autograd function note whether `autocast` is on, for its `custom_bwd`; with `cast_inputs` its floats come in
+    that dtype, and it runs outside of `autocast`."""
+    if fwd is None:
+        return functools.partial(custom_fwd, device_type=device_type, cast_inputs=cast_inputs)
+
+    @functools.wraps(fwd)
+    def decorated(*args, **kwargs):
+        ctx = args[0]
+        ctx._autocast_dtype = get_autocast_dtype(device_type)
+        ctx._is_autocast = _core.is_autocast_enabled()
+        if cast_inputs is None or not ctx._is_autocast:
+            return fwd(*args, **kwargs)
+        ctx._is_autocast = False
+        with autocast(device_type, enabled=False):
+            return fwd(*_cast(args, cast_inputs), **_cast(kwargs, cast_inputs))
+    return decorated
+
+
+def custom_bwd(bwd=None, *, device_type="cuda"):
+    """Makes the `backward` of an autograd function run in the `autocast` that its `custom_fwd` noted."""
+    if bwd is None:
+        return functools.partial(custom_bwd, device_type=device_type)
+
+    @functools.wraps(bwd)
+    def decorated(*args, **kwargs):
+        with autocast(device_type, args[0]._autocast_dtype, args[0]._is_autocast):
+            return bwd(*args, **kwargs)
+    return decorated
+
+
+def _cast(value, dtype):
+    """Returns a value with the floats among its tensors in a dtype."""
+    if isinstance(value, _core.Tensor):
+        return value.to(dtype) if value.is_floating_point() and value.dtype is not _core.float64 else value
+    if isinstance(value, dict):
+        return {_cast(key, dtype): _cast(inner, dtype) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(_cast(inner, dtype) for inner in value)
+    return value
+
+
 class GradScaler:
     """Scales losses so that small gradients of low precision do not vanish, by a scale that finds itself on the device."""
 
@@ -37,7 +98,7 @@ class GradScaler:
         self._enabled = enabled
         self._inner = None
         self._steps = 0
-        # What was done since the last update with each optimizer.
+        # What was done since the last update with each optimizer: "unscaled" or "stepped", and what `unscale_` found where `step` needs it.
         self._stages = {}
 
     def _scaler(self, device=None):
@@ -59,37 +120,74 @@ class GradScaler:
             return self._scaler(outputs.device).scale(outputs)
         return type(outputs)(self.scale(output) for output in outputs)
 
+    def _stage(self, optimizer):
+        return self._stages.get(id(optimizer), (None, None))[0]
+
     def step(self, optimizer, *args, **kwargs):
-        """Steps an optimizer, unless a gradient is not finite: that is decided on the device, and the host learns nothing."""
+        """Steps an optimizer, unless a gradient of it is not finite. Where the optimizer is fused that is decided on the device, and the host
+        learns nothing; any other is stepped by the host, which waits to learn it."""
         if not self._enabled:
             return optimizer.step(*args, **kwargs)
         if "closure" in kwargs or args:
             raise RuntimeError("Closure use is not currently supported if GradScaler is enabled.")
-        stage = self._stages.get(id(optimizer))
-        if stage == "stepped":
+        if self._stage(optimizer) == "stepped":
             raise RuntimeError("step() has already been called since the last update().")
-        self._stages[id(optimizer)] = "stepped"
-        return optimizer._step(self._scaler(), stage == "unscaled")
+        self._check_scaled("step")
+        _check_gradients(optimizer)
+        if _is_fused(optimizer):
+            is_unscaled = self._stage(optimizer) == "unscaled"
+            result = optimizer._around(lambda *_, **__: optimizer._step(self._inner, is_unscaled), args, kwargs)
+        else:
+            if self._stage(optimizer) is None:
+                self.unscale_(optimizer)
+            found = self._stages[id(optimizer)][1]
+            result = None if found.item() else optimizer.step(**kwargs)
+        self._stages[id(optimizer)] = "stepped", None
+        return result
 
     def update(self, new_scale=None):
-        """Ends the step: the scale grows or shrinks."""
+        """Ends the step: the scale grows or shrinks, or becomes a number or what a tensor of one element has."""
+        if not self._enabled:
+            return
+        self._check_scaled("update")
         if new_scale is not None:
-            raise NotImplementedError("GradScaler.update(new_scale) is left out")
-        if self._enabled:
-            self._stages.clear()
-            self._scaler().update()
+            scale, _, found_inf = self._inner.tensors()
+            if isinstance(new_scale, _core.Tensor):
+                if new_scale.numel() != 1 or new_scale.requires_grad:
+                    raise AssertionError("new_scale should be a float or a 1-element tensor with requires_grad=False.")
+                scale.copy_(new_scale.reshape([]))
+            else:
+                scale.fill_(float(new_scale))
+            found_inf.zero_()
+        elif not self._stages:
+            raise AssertionError("No inf checks were recorded prior to update.")
+        else:
+            self._inner.update()
+        self._stages.clear()
+
+    def _check_scaled(self, name):
+        if self._inner is None:
+            raise AssertionError(f"Attempted {name} but _scale is None.  This may indicate your script did not use scaler.scale(loss or "
+                                 "outputs) earlier in the iteration.")
 
     def unscale_(self, optimizer):
         """Divides the gradients of an optimizer by the scale, in place, so that they can be clipped; its step then does not."""
         if not self._enabled:
             return
-        stage = self._stages.get(id(optimizer))
+        stage = self._stage(optimizer)
         if stage == "unscaled":
             raise RuntimeError("unscale_() has already been called on this optimizer since the last update().")
         if stage == "stepped":
             raise RuntimeError("unscale_() is being called after step().")
-        optimizer._unscale(self._scaler())
-        self._stages[id(optimizer)] = "unscaled"
+        self._check_scaled("unscale_")
+        with_gradients = _check_gradients(optimizer)
+        if any(parameter.grad.dtype is _core.float16 for parameter in with_gradients):
+            raise ValueError("Attempting to unscale FP16 gradients.")
+        if _is_fused(optimizer):
+            optimizer._unscale(self._inner)
+            self._stages[id(optimizer)] = "unscaled", None
+        else:
+            self._stages[id(optimizer)] = "unscaled", self._inner.unscale(with_gradients)
 
     def get_scale(self):
         """Returns the scale. Blocks until it is there."""
@@ -119,6 +217,18 @@ class GradScaler:
         self._steps = state_dict["_growth_tracker"]
         self._inner = None
 
+    def __getstate__(self):
+        if self._stages:
+            raise AssertionError("A GradScaler instance may only be pickled at the beginning of an iteration, or at the end after "
+                                 "scaler.update().")
+        return self._enabled, self._numbers, self.state_dict()
+
+    def __setstate__(self, state):
+        self._enabled, self._numbers, saved = state
+        self._inner, self._steps, self._stages = None, 0, {}
+        if saved:
+            self.load_state_dict(saved)
+
     def _with(self, **changes):
         if self._enabled:
             self.load_state_dict({**self.state_dict(), **changes})
@@ -146,3 +256,17 @@ class GradScaler:
     def set_growth_interval(self, new_interval):
         """Sets after how many finite steps the scale grows."""
         self._with(growth_interval=new_interval)
+
+
+def _is_fused(optimizer):
+    """Returns whether an optimizer is one that decides on the device; a subclass with a `step` of its own does not."""
+    from .optim import Optimizer
+    return isinstance(optimizer, Optimizer) and bool(optimizer._rule) and type(optimizer).step is Optimizer.step
+
+
+def _check_gradients(optimizer):
+    """Returns the parameters of an optimizer that have gradients; there has to be one."""
+    found = [parameter for group in optimizer.param_groups for parameter in group["params"] if parameter.grad is not None]
+    if not found:
+        raise AssertionError("No inf checks were recorded for this optimizer.")
+    return found

@@ -1,5 +1,8 @@
 """Seeds and states of the generators of random numbers (`torch.random`)."""
 
+import contextlib
+import secrets
+
 from . import _core
 
 _seed = 67280421310721
@@ -10,6 +13,27 @@ def manual_seed(seed):
     global _seed
     _seed = int(seed)
     _core._manual_seed((_seed + 2**63) % 2**64 - 2**63)
+
+
+def seed():
+    """Seeds the default generators by a number of the operating system, and returns it."""
+    manual_seed(secrets.randbits(63))
+    return _seed
+
+
+@contextlib.contextmanager
+def fork_rng(devices=None, enabled=True, device_type="cuda"):
+    """A region behind which the default generators are as they were before: those of some devices, or that of the current one."""
+    if not enabled:
+        yield
+        return
+    places = [None] if devices is None else [None, *devices]
+    states = [_core._rng_state(place) for place in places]
+    try:
+        yield
+    finally:
+        for place, (seed, offset) in zip(places, states):
+            _core._set_rng_state(seed, offset, place)
 
 
 def initial_seed():

@@ -2,6 +2,7 @@
 
 import torch
 import torch.nn as nn
+import torch.nn.functional as F
 from torch.nn.utils.rnn import pack_padded_sequence, pack_sequence, pad_packed_sequence, pad_sequence, unpad_sequence
 
 
@@ -70,6 +71,72 @@ def more(line, image, volume):
     yield nn.PixelUnshuffle(3), (image.detach()[..., :6, :].clone().requires_grad_(),)
     yield nn.Bilinear(9, 6, 5), (line.detach()[0], image.detach()[0, :, 0])
     yield nn.Bilinear(9, 9, 2, bias=False), (line, line)
+    yield from losses()
+
+
+def losses():
+    """Yields losses, and modules without parameters, with inputs that want gradients."""
+    def wanted(*shape, place=0):
+        return numbers(shape, place).requires_grad_()
+    signs = torch.tensor([1.0, -1.0, 1.0])
+    yield nn.MarginRankingLoss(0.2), (wanted(3), wanted(3, place=2), signs)
+    yield nn.HingeEmbeddingLoss(0.7), (wanted(3), signs)
+    yield nn.SoftMarginLoss(reduction="sum"), (wanted(3), signs)
+    yield nn.CosineEmbeddingLoss(0.1), (wanted(3, 5), wanted(3, 5, place=2), signs)
+    yield nn.TripletMarginLoss(0.8, swap=True), (wanted(3, 5), wanted(3, 5, place=2), wanted(3, 5, place=4))
+    yield nn.MultiMarginLoss(p=2, weight=torch.tensor([1.0, 2.0, 0.5, 1.0])), (wanted(3, 4), torch.tensor([0, 3, 1]))
+    yield nn.MultiLabelMarginLoss(), (wanted(2, 4), torch.tensor([[3, 0, -1, 1], [1, -1, 2, 0]]))
+    yield nn.MultiLabelSoftMarginLoss(), (wanted(2, 4), torch.tensor([[1.0, 0.0, 0.0, 1.0], [0.0, 1.0, 1.0, 0.0]]))
+    yield nn.PoissonNLLLoss(full=True), (wanted(3), torch.tensor([0.0, 2.0, 5.0]))
+    yield nn.GaussianNLLLoss(full=True), (wanted(3, 2), numbers((3, 2), 3), (numbers((3, 2), 5) + 0.6).requires_grad_())
+    scores = F.log_softmax(wanted(6, 2, 5), 2)
+    yield nn.CTCLoss(), (scores.detach().requires_grad_(), torch.tensor([[1, 2, 2], [3, 1, 4]]), torch.tensor([6, 5]), torch.tensor([3, 2]))
+    for kind in (nn.LogSigmoid, nn.Softsign, nn.Tanhshrink, nn.Softmax2d):
+        yield kind(), (wanted(2, 3, 4, 4),)
+    for kind in (nn.Hardshrink, nn.Softshrink):
+        yield kind(0.2), (wanted(3, 4),)
+    yield nn.Threshold(0.1, -2.0), (wanted(3, 4),)
+    yield nn.RReLU().eval(), (wanted(3, 4),)
+    yield nn.PairwiseDistance(keepdim=True), (wanted(3, 4), wanted(3, 4, place=1))
+    yield nn.CosineSimilarity(), (wanted(3, 4), wanted(3, 4, place=1))
+    yield nn.Unfold((2, 3), padding=1, stride=2), (wanted(2, 3, 5, 6),)
+    yield nn.Fold((5, 6), (2, 3), padding=1, stride=2), (wanted(2, 18, 9),)
+    yield nn.ChannelShuffle(2), (wanted(1, 4, 2, 2),)
+    yield nn.UpsamplingBilinear2d(scale_factor=2), (wanted(1, 2, 3, 3),)
+    yield nn.UpsamplingNearest2d((5, 7)), (wanted(1, 2, 3, 3),)
+    for kind in (nn.Dropout1d, nn.AlphaDropout, nn.FeatureAlphaDropout):
+        yield kind(0.0), (wanted(2, 3, 4),)
+    yield Unpooled(1, 2), (wanted(2, 3, 8),)
+    yield Unpooled(1, 2, output_size=(9,)), (wanted(2, 3, 9),)
+    yield Unpooled(2, 2), (wanted(2, 3, 6, 8),)
+    yield Unpooled(3, 2), (wanted(1, 2, 4, 6, 2),)
+    grid = (numbers((1, 3, 3, 2), 3) * 2.2).requires_grad_()
+    for mode in ("bilinear", "nearest"):
+        yield Sampled(mode), (wanted(1, 2, 4, 5), grid if mode == "bilinear" else grid.detach())
+
+
+class Unpooled(nn.Module):
+    """A pool, and what undoes it."""
+
+    def __init__(self, dims, *options, **sizes):
+        super().__init__()
+        self.pool = getattr(nn, f"MaxPool{dims}d")(*options, return_indices=True)
+        self.unpool, self.sizes = getattr(nn, f"MaxUnpool{dims}d")(*options), sizes
+
+    def forward(self, input):
+        values, places = self.pool(input)
+        return self.unpool(values, places, **self.sizes)
+
+
+class Sampled(nn.Module):
+    """`grid_sample` as a module."""
+
+    def __init__(self, mode):
+        super().__init__()
+        self.mode = mode
+
+    def forward(self, image, grid):
+        return F.grid_sample(image, grid, mode=self.mode, padding_mode="border", align_corners=False)
 
 
 def sequences():

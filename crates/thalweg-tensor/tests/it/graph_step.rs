@@ -291,3 +291,42 @@ fn unscaled_gradients_are_those_of_the_loss_and_step_as_scaled_ones_do() {
     assert_eq!(found, trained(false));
     assert_eq!(found.1, [4.0], "the step that was not finite");
 }
+
+#[test]
+fn a_gradient_that_is_not_finite_stops_its_own_optimizer_only() {
+    let device = device();
+    for unscales in [false, true] {
+        let scaler = GradientScaler::new(GradientScalerOptions::default(), &device).unwrap();
+        let parameters =
+            [0, 1].map(|_| Tensor::ones(&[2], DType::F32, &device).unwrap().requires_grad_().unwrap());
+        let optimizers = parameters
+            .each_ref()
+            .map(|parameter| Adam::new(vec![parameter.clone()], AdamOptions::default()).unwrap());
+        for (parameter, factor) in parameters.iter().zip([f64::INFINITY, 3.0]) {
+            let loss = parameter.mul_scalar(factor).unwrap().sum(&[], false).unwrap();
+            scaler.scale(&loss).unwrap().backward().unwrap();
+        }
+        for optimizer in &optimizers {
+            if unscales {
+                scaler.unscale(optimizer).unwrap();
+                scaler.step_unscaled(optimizer).unwrap();
+            } else {
+                scaler.step(optimizer).unwrap();
+            }
+        }
+        scaler.update().unwrap();
+        let [stopped, stepped] = parameters.each_ref().map(|parameter| parameter.to_vec::<f32>().unwrap());
+        assert_eq!(stopped, [1.0; 2]);
+        assert!(stepped.iter().all(|value| *value < 1.0), "{stepped:?}");
+        assert_eq!(scaler.state().scale.item::<f32>().unwrap(), 32_768.0);
+    }
+    let scaler = GradientScaler::new(GradientScalerOptions::default(), &device).unwrap();
+    let parameter = Tensor::ones(&[2], DType::F32, &device).unwrap().requires_grad_().unwrap();
+    assert!(scaler.unscale_gradients(std::slice::from_ref(&parameter)).unwrap_err().is_invalid_argument());
+    parameter.set_grad(Some(Tensor::full(&[2], 65_536.0, DType::F32, &device).unwrap())).unwrap();
+    assert_eq!(
+        scaler.unscale_gradients(std::slice::from_ref(&parameter)).unwrap().item::<f32>().unwrap(),
+        0.0
+    );
+    assert_eq!(parameter.grad().unwrap().to_vec::<f32>().unwrap(), [1.0; 2]);
+}

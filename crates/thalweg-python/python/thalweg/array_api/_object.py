@@ -12,7 +12,7 @@ class Array(Tensor):
     """A tensor with the operators of the array API standard."""
 
     def __new__(cls, data):
-        return super().__new__(cls, data, False)
+        return super().__new__(cls, data)
 
     def __init__(self, data):
         pass

@@ -182,7 +182,7 @@ from .gradcheck import GradcheckError, gradcheck, gradgradcheck  # noqa: E402,F4
 _LEFT_OUT = {
     "forward_ad": "there is no forward-mode differentiation",
     "functional": "compose `autograd.grad` with `create_graph=True`",
-    "profiler": "use the tools of CUDA",
+    "profiler": "say `thalweg.profiler`",
     "NestedIOFunction": "arguments are passed one by one",
 }
 
@@ -191,3 +191,8 @@ def __getattr__(name):
     if name in _LEFT_OUT:
         raise AttributeError(f"thalweg.autograd.{name} is left out: {_LEFT_OUT[name]}")
     raise AttributeError(f"module 'thalweg.autograd' has no attribute '{name}'")
+
+
+def Variable(data, requires_grad=False):
+    """Returns a tensor, which records itself where asked for: tensors are what variables were."""
+    return data.requires_grad_() if requires_grad else data

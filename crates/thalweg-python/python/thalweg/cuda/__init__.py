@@ -7,7 +7,7 @@ A device that is not named is the current one.
 import functools
 import types
 
-from .. import _core
+from .. import _core, _typed
 from .._core import OutOfMemoryError
 from . import amp, memory, nvtx, profiler, random, streams, tunable
 from . import graphs
@@ -127,8 +127,9 @@ def get_device_capability(device=None):
     return properties.major, properties.minor
 
 
+_typed.add(globals(), "thalweg.cuda", "cuda")
+
 _STORAGE = "storages have no objects"
-_TYPED = "say `tensor(..., dtype=..., device=\"cuda\")`"
 _KINDS = ("BFloat16", "Bool", "Byte", "Char", "Double", "Float", "Half", "Int", "Long", "Short")
 _NVML = "ask NVML"
 
@@ -162,7 +163,6 @@ _LEFT_OUT = {
     "current_blas_handle": "the handle of cuBLAS is Thalweg's own",
     "default_generators": "say `get_rng_state`, `set_rng_state` and `manual_seed`",
     **{f"{kind}Storage": _STORAGE for kind in (*_KINDS, "ComplexDouble", "ComplexFloat")},
-    **{f"{kind}Tensor": _TYPED for kind in _KINDS},
 }
 
 

@@ -2,6 +2,7 @@
 
 from ..amp import GradScaler as _GradScaler
 from ..amp import autocast as _autocast
+from ..amp import custom_bwd, custom_fwd  # noqa: F401
 
 
 class autocast(_autocast):
@@ -19,8 +20,6 @@ class GradScaler(_GradScaler):
 
 
 _LEFT_OUT = {
-    "custom_fwd": "say `with autocast(enabled=False)` in `forward`",
-    "custom_bwd": "say `with autocast(enabled=False)` in `backward`",
     "amp_definitely_not_available": "say `cuda.is_available`",
 }
 

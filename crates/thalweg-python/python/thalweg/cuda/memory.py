@@ -6,6 +6,8 @@ import weakref
 
 from .. import _core
 from .._html import bar, paragraph, size
+from ._history import (  # noqa: F401
+    _annotate_tensor, _dump_snapshot, _get_memory_metadata, _memory_metadata_supported, _record_memory_history, _set_memory_metadata, _snapshot)
 
 _inner = _core._cuda
 
@@ -92,15 +94,21 @@ def host_memory_stats_as_nested_dict():
     return _nested(host_memory_stats())
 
 
+def _set_allocator_settings(env):
+    """Changes settings of the current device's allocator, by a text in the form of `PYTORCH_CUDA_ALLOC_CONF`."""
+    _inner._set_allocator_settings(env, None)
+
+
 def get_allocator_backend():
     """Returns `native`: the caching allocator is Thalweg's own, with the settings and statistics of PyTorch's."""
     return "native"
 
 
 def memory_snapshot(mempool_id=None, include_traces=True):
-    """Returns the segments of the current device with their blocks, of all memory or of one pool (by its `id`)."""
+    """Returns the segments of the current device with their blocks, of all memory or of one pool (by its `id`). Events are part of
+    `_snapshot`."""
     if mempool_id is None:
-        return Segments(pickle.loads(_inner._memory_snapshot(None, None))["segments"])
+        return Segments(pickle.loads(_inner._memory_snapshot(None, None, False))["segments"])
     pool = _POOLS.get(tuple(mempool_id))
     if pool is None:
         raise RuntimeError(f"memory_snapshot: there is no pool {tuple(mempool_id)}; its MemPool is gone, or it is a graph's")
@@ -160,7 +168,7 @@ class MemPool:
 
     def snapshot(self, include_traces=True):
         """Returns the segments of the pool with their blocks."""
-        return Segments(pickle.loads(_inner._memory_snapshot(self.device, self._inner))["segments"])
+        return Segments(pickle.loads(_inner._memory_snapshot(self.device, self._inner, False))["segments"])
 
 
 class use_mem_pool:
@@ -187,9 +195,8 @@ _LEFT_OUT = {
     "CUDAPluggableAllocator": "the allocator is Thalweg's own",
     "change_current_allocator": "the allocator is Thalweg's own",
     "list_gpu_processes": "ask NVML",
-    "_record_memory_history": "the history is recorded by the Rust crate (`Device::allocator`)",
-    "_dump_snapshot": "snapshots are written by the Rust crate and the command line",
-    "_snapshot": "say `memory_snapshot`",
+    "_save_segment_usage": "say `_dump_snapshot`, and `thalweg memory` draws the file",
+    "_save_memory_usage": "say `_dump_snapshot`, and `thalweg memory` draws the file",
 }
 
 

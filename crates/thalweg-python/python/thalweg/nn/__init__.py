@@ -2,11 +2,12 @@
 
 from . import functional, init, utils
 from .activations import *  # noqa: F401,F403
-from .activations import MultiheadAttention, PReLU
+from .activations import MultiheadAttention, PReLU, RReLU, Softmax2d, Threshold
 from .containers import ModuleDict, ModuleList, ParameterDict, ParameterList, Sequential
 from .layers import *  # noqa: F401,F403
+from .losses import *  # noqa: F401,F403
 from .module import Module
-from . import parallel
+from . import modules, parallel
 from .padding import *  # noqa: F401,F403
 from .parameter import Buffer, Parameter
 from .pooling import *  # noqa: F401,F403

@@ -1,4 +1,4 @@
-"""Modules of functions without parameters, and of losses."""
+"""Modules of functions without parameters, and of attention."""
 
 from .. import _core
 from . import functional as F
@@ -26,7 +26,7 @@ def _activation(name, function, fields=(), doc=""):
     def extra_repr(self):
         texts = [f"{field}={getattr(self, field)!r}" for field, _ in fields]
         return ", ".join(texts + (["inplace=True"] if self.inplace else []))
-    return type(name, (Module,), {"__init__": __init__, "forward": forward, "extra_repr": extra_repr, "__module__": "thalweg.nn",
+    return type(name, (Module,), {"inplace": False, "__init__": __init__, "forward": forward, "extra_repr": extra_repr, "__module__": "thalweg.nn",
                                   "__qualname__": name, "__doc__": doc or f"`functional.{function.__name__}` as a module."})
 
 
@@ -49,6 +49,48 @@ Softmin = _activation("Softmin", F.softmin, [("dim", None)])
 Softplus = _activation("Softplus", _core.softplus, [("beta", 1.0), ("threshold", 20.0)])
 Tanh = _activation("Tanh", _core.tanh)
 Sigmoid = _activation("Sigmoid", _core.sigmoid)
+LogSigmoid = _activation("LogSigmoid", F.logsigmoid)
+Softsign = _activation("Softsign", _core.softsign)
+Tanhshrink = _activation("Tanhshrink", F.tanhshrink)
+Hardshrink = _activation("Hardshrink", _core.hardshrink, [("lambd", 0.5)])
+Softshrink = _activation("Softshrink", _core.softshrink, [("lambd", 0.5)])
+
+
+class Threshold(Module):
+    """The input, and a value in the place of elements that are not above a threshold."""
+
+    def __init__(self, threshold, value, inplace=False):
+        super().__init__()
+        self.threshold, self.value, self.inplace = threshold, value, inplace
+
+    def forward(self, input):
+        return F.threshold(input, self.threshold, self.value, inplace=self.inplace)
+
+    def extra_repr(self):
+        return f"threshold={self.threshold}, value={self.value}" + (", inplace=True" if self.inplace else "")
+
+
+class RReLU(Module):
+    """The input, and negative elements times a slope that is drawn while training."""
+
+    def __init__(self, lower=1.0 / 8, upper=1.0 / 3, inplace=False):
+        super().__init__()
+        self.lower, self.upper, self.inplace = lower, upper, inplace
+
+    def forward(self, input):
+        return F.rrelu(input, self.lower, self.upper, self.training, self.inplace)
+
+    def extra_repr(self):
+        return f"lower={self.lower}, upper={self.upper}" + (", inplace=True" if self.inplace else "")
+
+
+class Softmax2d(Module):
+    """Softmax over the channels of each place of (N, C, H, W) or (C, H, W)."""
+
+    def forward(self, input):
+        if input.dim() not in (3, 4):
+            raise ValueError(f"Softmax2d: expected input to be 3D or 4D (got {input.dim()}D instead)")
+        return F.softmax(input, -3)
 
 
 class PReLU(Module):
@@ -64,40 +106,6 @@ class PReLU(Module):
 
     def extra_repr(self):
         return f"num_parameters={self.num_parameters}"
-
-
-def _loss(name, function, fields=(), weights=()):
-    """Makes a module of a loss: `weights` are tensors, `fields` options with their defaults."""
-    def __init__(self, *args, reduction="mean", **kwargs):
-        Module.__init__(self)
-        places = dict(zip(weights, args))
-        if len(args) > len(weights):
-            raise TypeError(f"{name}() takes its options by name")
-        for weight in weights:
-            self.register_buffer(weight, kwargs.pop(weight, places.get(weight)))
-        for field, default in fields:
-            setattr(self, field, kwargs.pop(field, default))
-        if kwargs:
-            raise TypeError(f"{name}.__init__() got an unexpected keyword argument {next(iter(kwargs))!r}")
-        self.reduction = reduction
-
-    def forward(self, input, target):
-        options = {field: getattr(self, field) for field, _ in fields}
-        options.update({weight: getattr(self, weight) for weight in weights})
-        return function(input, target, reduction=self.reduction, **options)
-    return type(name, (Module,), {"__init__": __init__, "forward": forward, "__module__": "thalweg.nn", "__qualname__": name,
-                                  "__doc__": f"`functional.{function.__name__}` as a module."})
-
-
-CrossEntropyLoss = _loss("CrossEntropyLoss", F.cross_entropy, [("ignore_index", -100), ("label_smoothing", 0.0)], ["weight"])
-NLLLoss = _loss("NLLLoss", F.nll_loss, [("ignore_index", -100)], ["weight"])
-MSELoss = _loss("MSELoss", F.mse_loss)
-L1Loss = _loss("L1Loss", F.l1_loss)
-SmoothL1Loss = _loss("SmoothL1Loss", F.smooth_l1_loss, [("beta", 1.0)])
-HuberLoss = _loss("HuberLoss", F.huber_loss, [("delta", 1.0)])
-BCELoss = _loss("BCELoss", F.binary_cross_entropy, (), ["weight"])
-BCEWithLogitsLoss = _loss("BCEWithLogitsLoss", F.binary_cross_entropy_with_logits, (), ["weight", "pos_weight"])
-KLDivLoss = _loss("KLDivLoss", F.kl_div, [("log_target", False)])
 
 
 class MultiheadAttention(Module):

@@ -10,7 +10,12 @@ from .. import _core
 _REDUCTIONS = {"none": 0, "mean": 1, "sum": 2}
 
 
+_IN_PLACE = ("relu_", "elu_", "celu_", "selu_", "leaky_relu_", "hardtanh_", "threshold_", "rrelu_")
+
+
 def __getattr__(name):
+    if name in _IN_PLACE:
+        return getattr(_core.Tensor, name)
     if not name.startswith("_") and hasattr(_core, name):
         return getattr(_core, name)
     raise AttributeError(f"module 'thalweg.nn.functional' has no attribute '{name}': PyTorch has no such function, or it is left out")
@@ -49,6 +54,21 @@ hardtanh = _activation("hardtanh", "min_val", "max_val")
 threshold = _activation("threshold", "threshold", "value")
 
 
+def rrelu(input, lower=1.0 / 8, upper=1.0 / 3, training=False, inplace=False):
+    """Returns the input, and negative elements times a slope that is drawn while training; in place where asked for."""
+    return (input.rrelu_ if inplace else input.rrelu)(lower, upper, training)
+
+
+def logsigmoid(input):
+    """Returns log(1 / (1 + exp(−x))) of each element."""
+    return _core.log_sigmoid(input)
+
+
+def tanhshrink(input):
+    """Returns x − tanh(x) of each element."""
+    return input - input.tanh()
+
+
 def gelu(input, approximate="none"):
     """Returns x · Φ(x) of each element, or its approximation by tanh."""
     return _core.gelu(input, approximate=approximate)
@@ -83,12 +103,31 @@ def dropout(input, p=0.5, training=True, inplace=False):
 
 def alpha_dropout(input, p=0.5, training=False, inplace=False):
     """Returns dropout that keeps mean and variance of what SELU gives."""
-    return _core.alpha_dropout(input, p, training)
+    result = _core.alpha_dropout(input, p, training)
+    return input.copy_(result) if inplace else result
 
 
-def dropout2d(input, p=0.5, training=True, inplace=False):
-    """Sets whole channels to 0 with probability p, and scales the others."""
-    return _core.feature_dropout(input, p, training)
+def feature_alpha_dropout(input, p=0.5, training=False, inplace=False):
+    """Returns dropout of whole channels that keeps mean and variance of what SELU gives."""
+    result = _core.feature_alpha_dropout(input, p, training)
+    return input.copy_(result) if inplace else result
+
+
+def _channel_dropout(dims):
+    def channel_dropout(input, p=0.5, training=True, inplace=False):
+        if p < 0.0 or p > 1.0:
+            raise ValueError(f"dropout probability has to be between 0 and 1, but got {p}")
+        # Without a batch, the first dimension is that of channels. Of images PyTorch takes the first one for the batch all the same.
+        lacks_batch = dims != 2 and input.dim() == dims + 1
+        result = _core.feature_dropout(input.unsqueeze(0) if lacks_batch else input, p, training)
+        result = result.squeeze(0) if lacks_batch else result
+        return input.copy_(result) if inplace else result
+    channel_dropout.__name__ = channel_dropout.__qualname__ = f"dropout{dims}d"
+    channel_dropout.__doc__ = f"Sets whole channels of {dims} dimensions to 0 with probability p, and scales the others."
+    return channel_dropout
+
+
+dropout1d, dropout2d, dropout3d = (_channel_dropout(dims) for dims in (1, 2, 3))
 
 
 def linear(input, weight, bias=None):
@@ -178,6 +217,27 @@ max_pool2d = _pool("max_pool2d", 2)
 max_pool3d = _pool("max_pool3d", 3)
 
 
+def _unpool(dims):
+    operator = getattr(_core, f"max_unpool{max(dims, 2)}d")
+
+    def max_unpool(input, indices, kernel_size, stride=None, padding=0, output_size=None):
+        kernel, steps, edges = (
+            [value] * dims if isinstance(value, int) else list(value) for value in (kernel_size, kernel_size if stride is None else stride, padding))
+        if output_size is None:
+            places = zip(input.shape[-dims:], kernel, steps, edges)
+            output_size = [(size - 1) * step - 2 * edge + extent for size, extent, step, edge in places]
+        output_size = list(output_size)[-dims:]
+        if dims == 1:
+            return operator(input.unsqueeze(-2), indices.unsqueeze(-2), [1, *output_size]).squeeze(-2)
+        return operator(input, indices, output_size, *((steps, edges) if dims == 3 else ()))
+    max_unpool.__name__ = max_unpool.__qualname__ = f"max_unpool{dims}d"
+    max_unpool.__doc__ = f"Returns zeros with the elements of a pool of {dims} dimensions at the places that they came from."
+    return max_unpool
+
+
+max_unpool1d, max_unpool2d, max_unpool3d = (_unpool(dims) for dims in (1, 2, 3))
+
+
 def avg_pool1d(input, kernel_size, stride=None, padding=0, ceil_mode=False, count_include_pad=True):
     """Returns the mean of each window."""
     return _core.avg_pool1d(input, kernel_size, [] if stride is None else stride, padding, ceil_mode, count_include_pad)
@@ -252,10 +312,6 @@ adaptive_max_pool1d, adaptive_max_pool2d, adaptive_max_pool3d = (
     _adaptive_greatest(f"adaptive_max_pool{dims}d", dims) for dims in (1, 2, 3))
 
 
-def _loss(function, input, target, weight, reduction, *numbers):
-    return function(input, target, weight, _reduction(reduction), *numbers)
-
-
 def cross_entropy(input, target, weight=None, size_average=None, ignore_index=-100, reduce=None, reduction="mean",
                   label_smoothing=0.0):
     """Returns the cross entropy of scores and classes, or probabilities of classes."""
@@ -306,6 +362,80 @@ def kl_div(input, target, size_average=None, reduce=None, reduction="mean", log_
     return _core.kl_div(input, target, _reduction(reduction, size_average, reduce), log_target=log_target)
 
 
+def margin_ranking_loss(input1, input2, target, margin=0, size_average=None, reduce=None, reduction="mean"):
+    """Returns max(0, −target · (input1 − input2) + margin)."""
+    return _core.margin_ranking_loss(input1, input2, target, margin, _reduction(reduction, size_average, reduce))
+
+
+def hinge_embedding_loss(input, target, margin=1.0, size_average=None, reduce=None, reduction="mean"):
+    """Returns x where the target is 1, and max(0, margin − x) where it is −1."""
+    return _core.hinge_embedding_loss(input, target, margin, _reduction(reduction, size_average, reduce))
+
+
+def soft_margin_loss(input, target, size_average=None, reduce=None, reduction="mean"):
+    """Returns log(1 + exp(−target · x))."""
+    return _core.soft_margin_loss(input, target, _reduction(reduction, size_average, reduce))
+
+
+def cosine_embedding_loss(input1, input2, target, margin=0, size_average=None, reduce=None, reduction="mean"):
+    """Returns 1 − the cosine where the target is 1, and max(0, cosine − margin) where it is −1."""
+    return _core.cosine_embedding_loss(input1, input2, target, margin, _reduction(reduction, size_average, reduce))
+
+
+def triplet_margin_loss(anchor, positive, negative, margin=1.0, p=2, eps=1e-6, swap=False, size_average=None, reduce=None,
+                        reduction="mean"):
+    """Returns how much less than a margin an anchor is nearer to a positive than to a negative."""
+    return _core.triplet_margin_loss(anchor, positive, negative, margin, p, eps, swap, _reduction(reduction, size_average, reduce))
+
+
+def multi_margin_loss(input, target, p=1, margin=1.0, weight=None, size_average=None, reduce=None, reduction="mean"):
+    """Returns the mean over classes of max(0, margin − x[target] + x)^p."""
+    return _core.multi_margin_loss(input, target, p, margin, weight, _reduction(reduction, size_average, reduce))
+
+
+def multilabel_margin_loss(input, target, size_average=None, reduce=None, reduction="mean"):
+    """Returns the margins between the classes of a row's list and the others."""
+    return _core.multilabel_margin_loss(input, target, _reduction(reduction, size_average, reduce))
+
+
+def multilabel_soft_margin_loss(input, target, weight=None, size_average=None, reduce=None, reduction="mean"):
+    """Returns the mean over classes of the cross entropy of scores and targets between 0 and 1."""
+    loss = -(target * logsigmoid(input) + (1 - target) * logsigmoid(-input))
+    loss = (loss if weight is None else loss * weight).mean(-1)
+    return {0: lambda: loss, 1: loss.mean, 2: loss.sum}[_reduction(reduction, size_average, reduce)]()
+
+
+def poisson_nll_loss(input, target, log_input=True, full=False, size_average=None, eps=1e-8, reduce=None, reduction="mean"):
+    """Returns the negative log-likelihood of counts."""
+    return _core.poisson_nll_loss(input, target, log_input, full, eps, _reduction(reduction, size_average, reduce))
+
+
+def gaussian_nll_loss(input, target, var, full=False, eps=1e-6, reduction="mean"):
+    """Returns the negative log-likelihood of normal distributions of means and variances."""
+    if not isinstance(var, _core.Tensor):
+        var = _core.full_like(input, var)
+    elif var.shape != input.shape and var.shape == input.shape[:-1]:
+        var = var.unsqueeze(-1)
+    floor = var.detach().clamp_min(eps)
+    var = var + (floor - var.detach())
+    loss = 0.5 * (var.log() + (input - target) ** 2 / var) + (0.5 * math.log(2 * math.pi) if full else 0.0)
+    return {0: lambda: loss, 1: loss.mean, 2: loss.sum}[_reduction(reduction)]()
+
+
+def ctc_loss(log_probs, targets, input_lengths, target_lengths, blank=0, reduction="mean", zero_infinity=False):
+    """Returns the negative log-likelihood of sequences that are not aligned (connectionist temporal classification)."""
+    return _core.ctc_loss(log_probs, targets, input_lengths, target_lengths, blank, _reduction(reduction), zero_infinity)
+
+
+def grid_sample(input, grid, mode="bilinear", padding_mode="zeros", align_corners=None):
+    """Returns the input at the places of a grid from −1 to 1."""
+    modes, paddings = {"bilinear": 0, "nearest": 1, "bicubic": 2}, {"zeros": 0, "border": 1, "reflection": 2}
+    if mode not in modes or padding_mode not in paddings:
+        raise ValueError(f"grid_sample: mode is one of {', '.join(modes)} and padding_mode one of {', '.join(paddings)}, "
+                         f"not {mode!r} and {padding_mode!r}")
+    return _core.grid_sampler(input, grid, modes[mode], paddings[padding_mode], bool(align_corners))
+
+
 def pad(input, pad, mode="constant", value=None):
     """Returns the input with elements before and behind its last dimensions, the last one first."""
     if mode == "constant":
@@ -349,11 +479,18 @@ def interpolate(input, size=None, scale_factor=None, mode="nearest", align_corne
     return getattr(_core, names[mode])(input, sizes, bool(align_corners), scales)
 
 
+def _pair(value):
+    return [value] * 2 if isinstance(value, int) else list(value)
+
+
 def unfold(input, kernel_size, dilation=1, padding=0, stride=1):
     """Returns the windows of images as columns."""
-    def pair(value):
-        return [value] * 2 if isinstance(value, int) else list(value)
-    return _core.im2col(input, pair(kernel_size), pair(dilation), pair(padding), pair(stride))
+    return _core.im2col(input, _pair(kernel_size), _pair(dilation), _pair(padding), _pair(stride))
+
+
+def fold(input, output_size, kernel_size, dilation=1, padding=0, stride=1):
+    """Returns images whose windows are columns; what overlaps is added up."""
+    return _core.col2im(input, _pair(output_size), _pair(kernel_size), _pair(dilation), _pair(padding), _pair(stride))
 
 
 def glu(input, dim=-1):

@@ -101,3 +101,42 @@ def kaiming_normal_(tensor, a=0, mode="fan_in", nonlinearity="leaky_relu", gener
     """Draws normally, so that variances stay behind a nonlinearity (He)."""
     fan = _fans(tensor)[0 if mode == "fan_in" else 1]
     return normal_(tensor, 0.0, calculate_gain(nonlinearity, a) / math.sqrt(fan), generator)
+
+
+def orthogonal_(tensor, gain=1, generator=None):
+    """Fills with a matrix whose rows, or columns where there are fewer, are orthonormal; further dimensions are part of a row."""
+    if tensor.dim() < 2:
+        raise ValueError("Only tensors with 2 or more dimensions are supported")
+    if tensor.numel() == 0:
+        return tensor
+    rows, columns = tensor.shape[0], tensor.numel() // tensor.shape[0]
+    flat = _core.randn([rows, columns], dtype=_core.float32, device=tensor.device, generator=generator)
+    q, r = _core.linalg_qr(flat.t() if rows < columns else flat)
+    # The decomposition is made unique, so that draws are uniform.
+    q = q * r.diagonal().sign()
+    return _overwrite(tensor, (q.t() if rows < columns else q).reshape(tensor.shape) * gain)
+
+
+def dirac_(tensor, groups=1):
+    """Makes a convolution give its input, as far as there are channels."""
+    if tensor.dim() not in (3, 4, 5):
+        raise ValueError("Only tensors with 3, 4, or 5 dimensions are supported")
+    if tensor.shape[0] % groups:
+        raise ValueError("dim 0 must be divisible by groups")
+    each = tensor.shape[0] // groups
+    values = _core.zeros(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+    middle = tuple(size // 2 for size in tensor.shape[2:])
+    for group in range(groups):
+        for channel in range(min(each, tensor.shape[1])):
+            values[(group * each + channel, channel, *middle)] = 1.0
+    return _overwrite(tensor, values)
+
+
+def sparse_(tensor, sparsity, std=0.01, generator=None):
+    """Draws from the normal distribution, and sets a share of each column to 0."""
+    if tensor.dim() != 2:
+        raise ValueError("Only tensors with 2 dimensions are supported")
+    zeros = math.ceil(sparsity * tensor.shape[0])
+    normal_(tensor, 0.0, std, generator)
+    order = _core.rand(tensor.shape, dtype=_core.float32, device=tensor.device, generator=generator).argsort(0)
+    return _overwrite(tensor, tensor.detach().masked_fill(order.argsort(0) < zeros, 0.0))

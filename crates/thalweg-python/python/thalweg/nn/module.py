@@ -84,6 +84,15 @@ class Module:
                     _called_after_failure(self, hook, args, kwargs if with_kwargs else None)
             raise
 
+    def __setstate__(self, state):
+        """Takes what a file has of the module; of one that PyTorch wrote, all but its hooks."""
+        Module.__init__(self)
+        is_own = "_transient" in state
+        own = {"_transient": set(state.get("_non_persistent_buffers_set", ())), **state}
+        for name, value in own.items():
+            if is_own or not name.startswith("_") or name in ("_parameters", "_buffers", "_modules", "_transient"):
+                object.__setattr__(self, name, dict(value) if name in ("_parameters", "_buffers", "_modules") else value)
+
     # ---- Attributes -----------------------------------------------------------------------------------------------
 
     def __setattr__(self, name, value):

@@ -7,7 +7,7 @@ class Parameter(_core.Tensor):
     """A tensor that a module collects among its parameters when it becomes an attribute."""
 
     def __new__(cls, data=None, requires_grad=True):
-        return super().__new__(cls, data, requires_grad)
+        return super().__new__(cls, *(() if data is None else (data,)), requires_grad=requires_grad)
 
     def __init__(self, data=None, requires_grad=True):
         pass
@@ -24,7 +24,7 @@ class Buffer(_core.Tensor):
     """A tensor that a module collects among its buffers when it becomes an attribute."""
 
     def __new__(cls, data=None, *, persistent=True):
-        made = super().__new__(cls, data, False)
+        made = super().__new__(cls, *(() if data is None else (data,)))
         made.persistent = persistent
         return made
 

@@ -39,6 +39,38 @@ class MaxPool3d(_MaxPool):
     _dims = 3
 
 
+class _MaxUnpool(Module):
+    _dims = 0
+
+    def __init__(self, kernel_size, stride=None, padding=0):
+        super().__init__()
+        self.kernel_size, self.stride, self.padding = kernel_size, kernel_size if stride is None else stride, padding
+
+    def forward(self, input, indices, output_size=None):
+        return getattr(F, f"max_unpool{self._dims}d")(input, indices, self.kernel_size, self.stride, self.padding, output_size)
+
+    def extra_repr(self):
+        return f"kernel_size={self.kernel_size}, stride={self.stride}, padding={self.padding}"
+
+
+class MaxUnpool1d(_MaxUnpool):
+    """Zeros with the elements of a pool of 1 dimension where they came from."""
+
+    _dims = 1
+
+
+class MaxUnpool2d(_MaxUnpool):
+    """Zeros with the elements of a pool of 2 dimensions where they came from."""
+
+    _dims = 2
+
+
+class MaxUnpool3d(_MaxUnpool):
+    """Zeros with the elements of a pool of 3 dimensions where they came from."""
+
+    _dims = 3
+
+
 class AvgPool1d(Module):
     """The mean of each window of 1 dimension."""
 

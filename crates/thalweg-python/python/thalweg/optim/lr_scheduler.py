@@ -12,7 +12,7 @@ class LRScheduler:
         self.last_epoch = last_epoch
         for group in optimizer.param_groups:
             if last_epoch == -1:
-                group["initial_lr"] = group["lr"]
+                group.setdefault("initial_lr", group["lr"])
             elif "initial_lr" not in group:
                 raise KeyError("param 'initial_lr' is not specified in param_groups when resuming an optimizer")
         self.base_lrs = [group["initial_lr"] for group in optimizer.param_groups]
@@ -25,6 +25,10 @@ class LRScheduler:
         """Returns the learning rate of each group at `last_epoch`; a subclass says how."""
         raise NotImplementedError
 
+    def _closed_form(self):
+        """Returns the rates at `last_epoch` from the first ones, where the schedule has such a formula."""
+        return self.get_lr()
+
     def get_last_lr(self):
         """Returns the learning rates that were set last."""
         return self._last_lr
@@ -32,7 +36,9 @@ class LRScheduler:
     def step(self, epoch=None):
         """Goes on by one step, or to a given one."""
         self.last_epoch = self.last_epoch + 1 if epoch is None else epoch
-        for group, rate in zip(self.optimizer.param_groups, self.get_lr()):
+        # A step that is named takes the rate from the first one, any other from the last: so schedules can be chained.
+        rates = self.get_lr() if epoch is None else self._closed_form()
+        for group, rate in zip(self.optimizer.param_groups, rates):
             group["lr"] = rate
         self._last_lr = self._rates()
 
@@ -115,6 +121,10 @@ class ConstantLR(LRScheduler):
         super().__init__(optimizer, last_epoch)
 
     def get_lr(self):
+        factor = {0: self.factor, self.total_iters: 1.0 / self.factor}.get(self.last_epoch, 1.0)
+        return [rate * factor for rate in self._rates()]
+
+    def _closed_form(self):
         factor = self.factor if self.last_epoch < self.total_iters else 1.0
         return [base * factor for base in self.base_lrs]
 
@@ -127,6 +137,15 @@ class LinearLR(LRScheduler):
         super().__init__(optimizer, last_epoch)
 
     def get_lr(self):
+        if self.last_epoch == 0:
+            return [rate * self.start_factor for rate in self._rates()]
+        if self.last_epoch > self.total_iters:
+            return self._rates()
+        slope = self.end_factor - self.start_factor
+        factor = 1.0 + slope / (self.total_iters * self.start_factor + (self.last_epoch - 1) * slope)
+        return [rate * factor for rate in self._rates()]
+
+    def _closed_form(self):
         part = min(self.last_epoch, self.total_iters) / self.total_iters
         return [base * (self.start_factor + (self.end_factor - self.start_factor) * part) for base in self.base_lrs]
 
@@ -139,6 +158,12 @@ class PolynomialLR(LRScheduler):
         super().__init__(optimizer, last_epoch)
 
     def get_lr(self):
+        if self.last_epoch == 0 or self.last_epoch > self.total_iters:
+            return self._rates()
+        left, before = (1.0 - step / self.total_iters for step in (self.last_epoch, self.last_epoch - 1))
+        return [rate * (left / before) ** self.power for rate in self._rates()]
+
+    def _closed_form(self):
         left = 1.0 - min(self.last_epoch, self.total_iters) / self.total_iters
         return [base * left**self.power for base in self.base_lrs]
 
@@ -151,6 +176,16 @@ class CosineAnnealingLR(LRScheduler):
         super().__init__(optimizer, last_epoch)
 
     def get_lr(self):
+        step, angle = self.last_epoch, math.pi / self.T_max
+        if step == 0:
+            return self._rates()
+        if (step - 1 - self.T_max) % (2 * self.T_max) == 0:
+            # The rate was the least one, of which no factor leads away.
+            return [rate + (base - self.eta_min) * (1 - math.cos(angle)) / 2 for rate, base in zip(self._rates(), self.base_lrs)]
+        factor = (1 + math.cos(angle * step)) / (1 + math.cos(angle * (step - 1)))
+        return [factor * (rate - self.eta_min) + self.eta_min for rate in self._rates()]
+
+    def _closed_form(self):
         part = (1 + math.cos(math.pi * self.last_epoch / self.T_max)) / 2
         return [self.eta_min + (base - self.eta_min) * part for base in self.base_lrs]
 
@@ -227,6 +262,85 @@ class SequentialLR(LRScheduler):
         else:
             scheduler.step()
         self._last_lr = scheduler.get_last_lr()
+
+
+class CyclicLR(LRScheduler):
+    """Between two rates, up in `step_size_up` steps and down in `step_size_down`; the momentum the other way round."""
+
+    def __init__(self, optimizer, base_lr, max_lr, step_size_up=2000, step_size_down=None, mode="triangular", gamma=1.0, scale_fn=None,
+                 scale_mode="cycle", cycle_momentum=True, base_momentum=0.8, max_momentum=0.9, last_epoch=-1):
+        if mode not in ("triangular", "triangular2", "exp_range") and scale_fn is None:
+            raise ValueError("mode is invalid and scale_fn is None")
+        count = len(optimizer.param_groups)
+        self.total_size = float(step_size_up + (step_size_up if step_size_down is None else step_size_down))
+        self.step_ratio, self.mode, self.gamma = step_size_up / self.total_size, mode, gamma
+        self._scale = scale_fn
+        self.scale_mode = scale_mode if scale_fn else "iterations" if mode == "exp_range" else "cycle"
+        self.max_lrs = _for_each(max_lr, count)
+        self.cycle_momentum = cycle_momentum
+        if cycle_momentum:
+            if not ({"momentum", "betas"} & set(optimizer.defaults)):
+                raise ValueError("optimizer must support momentum or beta1 with `cycle_momentum` option enabled")
+            self.base_momentums, self.max_momentums = _for_each(base_momentum, count), _for_each(max_momentum, count)
+        if last_epoch == -1:
+            for group, rate in zip(optimizer.param_groups, _for_each(base_lr, count)):
+                group["lr"] = rate
+        super().__init__(optimizer, last_epoch)
+
+    def _factor(self, place):
+        if self._scale is not None:
+            return self._scale(place)
+        return {"triangular": 1.0, "triangular2": 0.5 ** (place - 1), "exp_range": self.gamma**place}[self.mode]
+
+    def get_lr(self):
+        cycle = math.floor(1 + self.last_epoch / self.total_size)
+        x = 1.0 + self.last_epoch / self.total_size - cycle
+        height = x / self.step_ratio if x <= self.step_ratio else (x - 1) / (self.step_ratio - 1)
+        height *= self._factor(cycle if self.scale_mode == "cycle" else self.last_epoch)
+        if self.cycle_momentum:
+            for group, base, top in zip(self.optimizer.param_groups, self.base_momentums, self.max_momentums):
+                momentum = top - (top - base) * height
+                if "betas" in group:
+                    group["betas"] = (momentum, *group["betas"][1:])
+                else:
+                    group["momentum"] = momentum
+        return [base + (top - base) * height for base, top in zip(self.base_lrs, self.max_lrs)]
+
+
+class ChainedScheduler(LRScheduler):
+    """Several schedules, each applied to what the one before it set."""
+
+    def __init__(self, schedulers, optimizer=None):
+        schedulers = list(schedulers)
+        if not schedulers:
+            raise ValueError("ChainedScheduler expects at least one scheduler to be chained, but got no scheduler.")
+        if any(one.optimizer is not schedulers[0].optimizer for one in schedulers):
+            raise ValueError("ChainedScheduler expects all schedulers to belong to the same optimizer")
+        self._schedulers, self.optimizer = schedulers, schedulers[0].optimizer
+        self._last_lr = self._rates()
+
+    def step(self, epoch=None):
+        """Goes on by one step."""
+        for scheduler in self._schedulers:
+            scheduler.step()
+        self._last_lr = self._rates()
+
+    def state_dict(self):
+        return {"_last_lr": self._last_lr, "_schedulers": [scheduler.state_dict() for scheduler in self._schedulers]}
+
+    def load_state_dict(self, state_dict):
+        self._last_lr = state_dict["_last_lr"]
+        for scheduler, state in zip(self._schedulers, state_dict["_schedulers"]):
+            scheduler.load_state_dict(state)
+
+
+def _for_each(value, count):
+    """Returns a value for each group: a list as it is, a number for all."""
+    if isinstance(value, (list, tuple)):
+        if len(value) != count:
+            raise ValueError(f"expected {count} values, one per parameter group, but got {len(value)}")
+        return list(value)
+    return [value] * count
 
 
 class ReduceLROnPlateau:

@@ -1,9 +1,11 @@
 """`Optimizer`: the base of rules of one's own, and of the fused optimizers, which step all parameters of a group in one kernel."""
 
 import collections
+import functools
 import inspect
 
 from .. import _core
+from ..utils.hooks import RemovableHandle
 
 _RULES = _core._optimizers()
 _PAIRS = ("betas", "etas", "step_sizes")
@@ -32,6 +34,14 @@ def _numbers(rule, group):
     return numbers
 
 
+def _hooked(step):
+    """Returns a rule's `step` with the hooks of the optimizer around it."""
+    @functools.wraps(step)
+    def hooked(self, *args, **kwargs):
+        return self._around(functools.partial(step, self), args, kwargs)
+    return hooked
+
+
 class Optimizer:
     """Steps parameters by their gradients. A subclass has a `step` of its own, which keeps its states in `state[parameter]`; those of
     `thalweg.optim` name a rule that is fused."""
@@ -39,8 +49,14 @@ class Optimizer:
     _rule = ""
     _flags = ("maximize", "nesterov", "amsgrad", "centered", "decoupled_weight_decay")
 
+    def __init_subclass__(cls, **kwargs):
+        super().__init_subclass__(**kwargs)
+        if "step" in vars(cls):
+            cls.step = _hooked(vars(cls)["step"])
+
     def __init__(self, params, defaults):
         self.defaults = dict(defaults)
+        self._step_pre_hooks, self._step_post_hooks = {}, {}
         self.param_groups = []
         self.state = collections.defaultdict(dict)
         self._fused = None
@@ -126,6 +142,33 @@ class Optimizer:
             start += count
         self._fused.load(moved, places)
 
+    def register_step_pre_hook(self, hook):
+        """Has a function called in front of each step, with the optimizer and the step's arguments, of which it may return others."""
+        handle = RemovableHandle(self._step_pre_hooks)
+        self._step_pre_hooks[handle.id] = hook
+        return handle
+
+    def register_step_post_hook(self, hook):
+        """Has a function called behind each step, with the optimizer and the step's arguments."""
+        handle = RemovableHandle(self._step_post_hooks)
+        self._step_post_hooks[handle.id] = hook
+        return handle
+
+    def _around(self, step, args, kwargs):
+        """Calls a step with the hooks around it."""
+        for hook in tuple(self._step_pre_hooks.values()):
+            changed = hook(self, args, kwargs)
+            if changed is None:
+                continue
+            if not (isinstance(changed, tuple) and len(changed) == 2):
+                raise RuntimeError(f"{hook} must return None or a tuple of (new_args, new_kwargs), but got {changed}.")
+            args, kwargs = changed
+        result = step(*args, **kwargs)
+        for hook in tuple(self._step_post_hooks.values()):
+            hook(self, args, kwargs)
+        return result
+
+    @_hooked
     def step(self, closure=None):
         """Updates every parameter that has a gradient. Asynchronous."""
         if not self._rule:
@@ -135,16 +178,9 @@ class Optimizer:
         return loss
 
     def _step(self, scaler, is_unscaled=False):
-        self._refuse_scaler()
         self._made().step(scaler, is_unscaled)
 
-    def _refuse_scaler(self):
-        if not self._rule:
-            raise NotImplementedError(f"GradScaler steps the fused optimizers only, not {type(self).__name__}: "
-                                      "scale the loss, divide the gradients and call `step` yourself, or use bfloat16, which needs no scale")
-
     def _unscale(self, scaler):
-        self._refuse_scaler()
         self._made().unscale(scaler)
 
     def zero_grad(self, set_to_none=True):

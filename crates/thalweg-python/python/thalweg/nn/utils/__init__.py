@@ -39,3 +39,28 @@ def vector_to_parameters(vec, parameters):
         count = parameter.numel()
         parameter.data = vec[start:start + count].reshape(parameter.shape).clone()
         start += count
+
+
+def get_total_norm(tensors, norm_type=2.0, error_if_nonfinite=False, foreach=None):
+    """Returns the norm of all tensors together."""
+    tensors = [tensors] if isinstance(tensors, _core.Tensor) else list(tensors)
+    if not tensors:
+        return _core.tensor(0.0)
+    norms = _core.stack([_core.linalg_vector_norm(tensor.detach(), norm_type) for tensor in tensors])
+    total = _core.linalg_vector_norm(norms, norm_type)
+    if error_if_nonfinite and not total.isfinite().item():
+        raise RuntimeError(f"The total norm of order {norm_type} for gradients from `parameters` is non-finite")
+    return total
+
+
+def clip_grads_with_norm_(parameters, max_norm, total_norm, foreach=None):
+    """Scales gradients so that a norm that they have together is at most a number."""
+    factor = (float(max_norm) / (total_norm + 1e-6)).clamp_max(1.0)
+    for parameter in _listed(parameters):
+        gradient = parameter.grad.detach()
+        gradient.mul_(factor.to(gradient.dtype))
+
+
+def skip_init(module_cls, *args, **kwargs):
+    """Makes a module, on a device where one is named; its values are drawn all the same."""
+    return module_cls(*args, **kwargs)

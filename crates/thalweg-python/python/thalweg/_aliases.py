@@ -1,0 +1,84 @@
+"""Other names of operators, as PyTorch has them, and methods that are made of a few operators."""
+
+from . import _core
+
+Tensor = _core.Tensor
+
+# Names of functions and methods; a method in place follows where the operator has one.
+_ALIASES = {
+    "absolute": "abs", "adjoint": "mH", "arccos": "acos", "arccosh": "acosh", "arcsin": "asin", "arcsinh": "asinh", "arctan": "atan",
+    "arctan2": "atan2", "arctanh": "atanh", "clip": "clamp", "fix": "trunc", "ger": "outer", "greater": "gt", "greater_equal": "ge",
+    "less": "lt", "less_equal": "le", "matrix_power": "linalg_matrix_power", "moveaxis": "movedim", "negative": "neg", "not_equal": "ne",
+}
+_FUNCTIONS = {"concat": "cat", "concatenate": "cat", "row_stack": "vstack", "chain_matmul": "linalg_multi_dot"}
+# Functions of `torch` that work in place.
+_IN_PLACE = (
+    "abs_", "acos_", "acosh_", "arccos_", "arccosh_", "arcsin_", "arcsinh_", "arctan_", "arctanh_", "asin_", "asinh_", "atan_", "atanh_",
+    "ceil_", "celu_", "clamp_", "clamp_max_", "clamp_min_", "clip_", "cos_", "cosh_", "deg2rad_", "erf_", "erfc_", "exp_", "exp2_", "expm1_",
+    "fill_", "fix_", "floor_", "frac_", "gcd_", "i0_", "index_put_", "lcm_", "ldexp_", "log_", "log10_", "log1p_", "log2_", "logit_",
+    "nan_to_num_", "neg_", "negative_", "rad2deg_", "reciprocal_", "relu_", "round_", "rrelu_", "rsqrt_", "selu_", "sigmoid_", "sin_",
+    "sinc_", "sinh_", "sqrt_", "square_", "tan_", "tanh_", "threshold_", "trunc_", "xlogy_", "zero_")
+
+
+def _random_(self, *limits, generator=None):
+    """Draws integers from [0, to) or [from, to), in place; without limits from all that the dtype holds exactly."""
+    if len(limits) > 2:
+        raise TypeError(f"random_() takes at most 2 limits, not {len(limits)}")
+    low = limits[0] if len(limits) == 2 else 0
+    high = limits[-1] if limits and limits[-1] is not None else None
+    if high is None:
+        exact = {"float64": 53, "float32": 24, "float16": 11, "bfloat16": 8, "bool": 1}
+        bits = exact.get(self.dtype._name, 8 * self.dtype.itemsize - self.dtype.is_signed)
+        # An end beyond int64 cannot be said; the last number is then not drawn.
+        high = min(2**bits + (self.dtype.is_floating_point), 2**63 - 1)
+    if low >= high:
+        raise RuntimeError(f"random_ expects 'from' to be less than 'to', but got from={low} >= to={high}")
+    drawn = _core.randint(low, high, list(self.shape), dtype=_core.int64, device=self.device, generator=generator)
+    return self.copy_(drawn)
+
+
+def _changes_shape(name):
+    """Returns the form in place of an operator that gives a view."""
+    view = getattr(Tensor, name)
+
+    def change(self, *args, **kwargs):
+        if self.requires_grad:
+            raise NotImplementedError(f"Tensor.{name}_ of a tensor that requires grad is left out: say x = x.{name}(...)")
+        self.data = view(self.data, *args, **kwargs)
+        return self
+    change.__name__, change.__qualname__ = f"{name}_", f"Tensor.{name}_"
+    change.__doc__ = f"Changes the shape in place, as `{name}` does."
+    return change
+
+
+def _unique(self, sorted=True, return_inverse=False, return_counts=False, dim=None):
+    """Returns the distinct elements, or the distinct places of a dimension; the host waits for their number."""
+    from ._functions import unique
+    return unique(self, sorted, return_inverse, return_counts, dim)
+
+
+def add(namespace):
+    """Adds the names to a namespace of functions, and to `Tensor`."""
+    for alias, name in {**_ALIASES, **_FUNCTIONS}.items():
+        namespace[alias] = namespace.get(name) or getattr(_core, name)
+    for alias, name in _ALIASES.items():
+        setattr(Tensor, alias, Tensor.__dict__.get(name) if callable(getattr(Tensor, name)) else _from_property(name))
+        if hasattr(Tensor, f"{name}_"):
+            setattr(Tensor, f"{alias}_", getattr(Tensor, f"{name}_"))
+    for name in ("t", "transpose", "swapaxes", "swapdims", "squeeze", "unsqueeze"):
+        setattr(Tensor, f"{name}_", _changes_shape(name))
+    for name in _IN_PLACE:
+        namespace[name] = getattr(Tensor, name)
+    Tensor.random_ = _random_
+    Tensor.unique = _unique
+    Tensor.ndimension = Tensor.dim
+    Tensor.is_signed = lambda self: self.dtype.is_signed
+    Tensor.is_same_size = lambda self, other: self.shape == other.shape
+    Tensor.is_cpu = property(lambda self: not self.is_cuda and not self.is_meta, doc="Whether the tensor is on the simulated GPU.")
+
+
+def _from_property(name):
+    def method(self):
+        return getattr(self, name)
+    method.__doc__ = f"Returns `x.{name}`."
+    return method

@@ -1,0 +1,32 @@
+"""Constructors by dtype (`torch.LongTensor`, `torch.cuda.FloatTensor`), which older programs use."""
+
+from . import _core
+from ._results import Size
+
+NAMES = {
+    "BFloat16Tensor": "bfloat16", "BoolTensor": "bool", "ByteTensor": "uint8", "CharTensor": "int8", "DoubleTensor": "float64",
+    "FloatTensor": "float32", "HalfTensor": "float16", "IntTensor": "int32", "LongTensor": "int64", "ShortTensor": "int16"}
+
+
+class _Kind(type):
+    """The tensors of one dtype, of a GPU or of the host's side: what `isinstance` asks."""
+
+    def __instancecheck__(cls, instance):
+        return isinstance(instance, _core.Tensor) and instance.dtype is cls.dtype and instance.is_cuda is cls._on_gpu
+
+
+def add(namespace, module, device):
+    """Adds the constructors to a namespace; their tensors are made on a device, or on the current one where it is None."""
+    for name, dtype in NAMES.items():
+        namespace[name] = _constructor(name, getattr(_core, dtype), module, device)
+
+
+def _constructor(name, dtype, module, device):
+    def __new__(cls, *data):
+        if len(data) == 1 and not isinstance(data[0], (int, Size)):
+            return _core.tensor(data[0], dtype=dtype, device=device)
+        sizes = data[0] if len(data) == 1 and isinstance(data[0], Size) else data or (0,)
+        return _core.empty(list(sizes), dtype=dtype, device=device)
+    return _Kind(name, (), {
+        "__new__": __new__, "__module__": module, "__qualname__": name, "dtype": dtype, "_on_gpu": device is not None,
+        "__doc__": f"Makes a tensor of {dtype}: of data, or of sizes with elements that are not written."})

@@ -1,0 +1,91 @@
+"""The history of a device's memory: what was allocated and freed, and where (`torch.cuda.memory._record_memory_history`).
+
+Files are PyTorch's: https://pytorch.org/memory_viz and `thalweg memory` open them. Stacks are Python's.
+"""
+
+import json
+import operator
+import pickle
+import sys
+
+from .. import _core
+
+_inner = _core._cuda
+# The devices whose histories want stacks.
+_wanting = set()
+
+
+def _record_memory_history(enabled="all", *args, **kwargs):
+    """Records what happens to the memory of a device, or of the current one, from now on; with `enabled=None` ends that and forgets it."""
+    (_record_by_truth if isinstance(enabled, bool) else _record)(enabled, *args, **kwargs)
+
+
+def _record(enabled="all", context="all", stacks="all", max_entries=sys.maxsize, device=None, clear_history=False, compile_context=False,
+            global_record_annotations=False, skip_actions=None, record_pinned_host_memory=False, record_cuda=True):
+    kind = _place("enabled", enabled, (None, "state", "all"))
+    when = _place("context", context, (None, "state", "alloc", "all"))
+    _place("stacks", stacks, ("python", "all"))
+    if record_pinned_host_memory or not record_cuda:
+        raise NotImplementedError("_record_memory_history: the history of pinned memory is in the Rust crate (`Device::host_allocator`)")
+    _start(device, kind, when, max_entries if enabled == "all" else 1, clear_history, compile_context, global_record_annotations,
+           skip_actions)
+
+
+def _record_by_truth(enabled, record_context=True, trace_alloc_max_entries=1, trace_alloc_record_context=False, device=None,
+                     record_context_cpp=False, clear_history=False, compile_context=False, global_record_annotations=False,
+                     skip_actions=None):
+    when = 2 if trace_alloc_record_context else 1 if record_context else 0
+    _start(device, 2 if enabled else 0, when, trace_alloc_max_entries, clear_history, compile_context, global_record_annotations,
+           skip_actions)
+
+
+def _place(name, word, words):
+    """Returns the place of a word in PyTorch's list."""
+    if not isinstance(word, (str, type(None))):
+        raise TypeError(f"{name} must be a str or None, not {type(word).__name__}")
+    if word not in words:
+        raise RuntimeError(f"expected {name} to be one of {', '.join(map(repr, words))}, but got {word!r}")
+    return words.index(word)
+
+
+def _start(device, kind, when, max_entries, clear_history, compile_context, annotations, skip_actions):
+    entries = operator.index(max_entries)
+    if entries < 0:
+        raise ValueError(f"max_entries is {entries}: say how many of the newest events are kept")
+    actions = list(skip_actions or ())
+    _inner._record_memory_history(device, kind, when, min(entries, 2**64 - 1), clear_history, compile_context, annotations, actions)
+    place = str(_core.device(device) if device is not None else _core.get_default_device())
+    (_wanting.add if kind and when else _wanting.discard)(place)
+    if not _wanting:
+        _inner._forget_stacks()
+
+
+def _snapshot(device=None, augment_with_fx_traces=False):
+    """Returns all that is known of a device's memory: segments with their blocks, the events of its history, and the allocator's settings."""
+    return pickle.loads(_inner._memory_snapshot(device, None, True))
+
+
+def _dump_snapshot(filename="dump_snapshot.pickle", augment_with_fx_traces=False):
+    """Writes what `_snapshot` returns to a file."""
+    with open(filename, "wb") as file:
+        file.write(_inner._memory_snapshot(None, None, True))
+
+
+def _memory_metadata_supported():
+    """Returns True: events have a text beside them."""
+    return True
+
+
+def _set_memory_metadata(metadata):
+    """Sets the text that events of this thread have beside them, or a dictionary that becomes one."""
+    _inner._set_memory_metadata(metadata if isinstance(metadata, str) else json.dumps(metadata, separators=(",", ":")))
+
+
+def _get_memory_metadata():
+    """Returns the text that events of this thread have beside them."""
+    return _inner._get_memory_metadata()
+
+
+def _annotate_tensor(tensor, annotation):
+    """Puts a text beside a tensor's memory in the history."""
+    _inner._annotate_tensor(tensor, annotation)

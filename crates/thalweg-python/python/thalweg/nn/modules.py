@@ -1,0 +1,60 @@
+"""Modules by the places in which PyTorch defines them (`torch.nn.modules.linear.Linear`)."""
+
+import sys
+import types
+
+from . import activations as _activations
+from . import containers as _containers
+from . import layers as _layers
+from . import losses as _losses
+from . import module as _module
+from . import padding as _padding
+from . import parameter as _parameter
+from . import pooling as _pooling
+from . import recurrent as _recurrent
+from . import transformer as _transformer
+
+
+def _named(source, *parts):
+    """Returns the classes of a module whose names have one of these parts; all where there are none."""
+    return {name: value for name, value in vars(source).items()
+            if isinstance(value, type) and issubclass(value, _module.Module) and value is not _module.Module
+            and (not parts or any(part in name for part in parts))}
+
+
+_PLACES = {
+    "activation": _named(_activations),
+    "batchnorm": _named(_layers, "BatchNorm"),
+    "channelshuffle": _named(_layers, "ChannelShuffle"),
+    "container": _named(_containers),
+    "conv": _named(_layers, "Conv") | {"_ConvNd": _layers._Conv, "_ConvTransposeNd": _layers._ConvTranspose},
+    "distance": _named(_layers, "PairwiseDistance", "CosineSimilarity"),
+    "dropout": _named(_layers, "Dropout") | {"_DropoutNd": _layers._Dropout},
+    "flatten": _named(_layers, "Flatten", "Unflatten"),
+    "fold": _named(_layers, "Fold", "Unfold"),
+    "instancenorm": _named(_layers, "InstanceNorm"),
+    "linear": {kind.__name__: kind for kind in (_layers.Linear, _layers.Bilinear, _layers.Identity)}
+    | {"NonDynamicallyQuantizableLinear": _layers.Linear},
+    "loss": _named(_losses),
+    "module": {"Module": _module.Module},
+    "normalization": _named(_layers, "LayerNorm", "RMSNorm", "GroupNorm", "LocalResponseNorm"),
+    "padding": _named(_padding),
+    "pixelshuffle": _named(_layers, "PixelShuffle", "PixelUnshuffle"),
+    "pooling": _named(_pooling),
+    "rnn": _named(_recurrent) | {"RNNBase": _recurrent._Recurrent, "RNNCellBase": _recurrent._RecurrentCell},
+    "sparse": _named(_layers, "Embedding"),
+    "transformer": _named(_transformer),
+    "upsampling": _named(_layers, "Upsampl"),
+}
+
+
+def _made():
+    for place, members in _PLACES.items():
+        made = types.ModuleType(f"{__name__}.{place}", f"What PyTorch has in `torch.nn.modules.{place}`.")
+        vars(made).update(members)
+        sys.modules[made.__name__] = globals()[place] = made
+        globals().update({name: value for name, value in members.items() if not name.startswith("_")})
+    globals()["Parameter"] = _parameter.Parameter
+
+
+_made()

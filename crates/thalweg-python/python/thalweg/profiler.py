@@ -1,0 +1,196 @@
+"""Recordings of what devices do (`torch.profiler`): timelines in Kineto's format, and sums per operator.
+
+What is recorded are the commands of the current device, with the calls of the driver that submitted them, and regions by name. The host's own work is not.
+"""
+
+import enum
+import functools
+import os
+import socket
+import time
+import types
+
+from . import _core
+
+
+class ProfilerActivity(enum.Enum):
+    """What PyTorch can be asked to record; here commands and calls are always recorded together."""
+
+    CPU = 0
+    XPU = 1
+    CUDA = 2
+
+
+class ProfilerAction(enum.Enum):
+    """What is done with a step."""
+
+    NONE = 0
+    WARMUP = 1
+    RECORD = 2
+    RECORD_AND_SAVE = 3
+
+
+_RECORDS = (ProfilerAction.RECORD, ProfilerAction.RECORD_AND_SAVE)
+
+
+def schedule(*, wait, warmup, active, repeat=0, skip_first=0, skip_first_wait=0):
+    """Returns a function of a step's number: so many steps are skipped, then cycles wait, warm up and record; `repeat` is how many, 0 for no end."""
+    if min(wait, warmup, repeat, skip_first) < 0 or active < 1:
+        raise AssertionError("Invalid profiler schedule arguments")
+
+    def action(step):
+        if step < skip_first:
+            return ProfilerAction.NONE
+        step -= skip_first
+        if skip_first_wait:
+            step += wait
+        cycle, place = divmod(step, wait + warmup + active)
+        if (repeat and cycle >= repeat) or place < wait:
+            return ProfilerAction.NONE
+        if place < wait + warmup:
+            return ProfilerAction.WARMUP
+        return ProfilerAction.RECORD_AND_SAVE if place == wait + warmup + active - 1 else ProfilerAction.RECORD
+    return action
+
+
+def tensorboard_trace_handler(dir_name, worker_name=None, use_gzip=False):
+    """Returns a function for `on_trace_ready` that writes each trace to a file of its own in a folder."""
+    if use_gzip:
+        raise NotImplementedError("tensorboard_trace_handler(use_gzip=True) is left out: compress the file")
+
+    def write(prof):
+        os.makedirs(dir_name, exist_ok=True)
+        name = worker_name or f"{socket.gethostname()}_{os.getpid()}"
+        prof.export_chrome_trace(os.path.join(dir_name, f"{name}.{time.time_ns()}.pt.trace.json"))
+    return write
+
+
+class record_function:
+    """A region that recordings show by its name: a context manager, and a decorator."""
+
+    def __init__(self, name, args=None):
+        self.name = name
+        self._regions = []
+
+    def __enter__(self):
+        self._regions.append(_core._RecordFunction(self.name))
+        return self
+
+    def __exit__(self, *_):
+        self._regions.pop().close()
+
+    def __call__(self, function):
+        @functools.wraps(function)
+        def wrapped(*args, **kwargs):
+            with record_function(self.name):
+                return function(*args, **kwargs)
+        return wrapped
+
+
+class KeyAverages(list):
+    """Sums per operator, those with the most device time first: `key`, `count`, and times in microseconds."""
+
+    def __init__(self, trace):
+        super().__init__(types.SimpleNamespace(**row) for row in trace.averages())
+        self._trace = trace
+
+    def table(self, sort_by=None, row_limit=100, **options):
+        """Returns the sums as a table, sorted by a column of PyTorch's name."""
+        return self._trace.table(sort_by, row_limit)
+
+    def __str__(self):
+        return self.table()
+
+
+class profile:
+    """Records a region, or steps of a loop by a schedule; `on_trace_ready` is called with this object whenever a recording has ended."""
+
+    def __init__(self, *, activities=None, schedule=None, on_trace_ready=None, record_shapes=False, profile_memory=False, with_stack=False,
+                 with_flops=False, with_modules=False, experimental_config=None, execution_trace_observer=None, acc_events=False, use_cuda=None,
+                 custom_trace_id_callback=None):
+        self._schedule = schedule or (lambda step: ProfilerAction.RECORD_AND_SAVE)
+        self._is_scheduled = schedule is not None
+        self.on_trace_ready = on_trace_ready
+        self.step_num = 0
+        self._action, self._is_recording, self._device, self._trace, self._region = ProfilerAction.NONE, False, None, None, None
+
+    def __enter__(self):
+        self.start()
+        return self
+
+    def __exit__(self, *_):
+        self.stop()
+
+    def start(self):
+        """Begins: with the recording, or with the first step of the schedule."""
+        self._action = self._schedule(self.step_num)
+        self._follow()
+        self._begin_step()
+
+    def stop(self):
+        """Ends; what is being recorded is handed to `on_trace_ready`. Blocks until the device is idle."""
+        self._end_step()
+        if self._is_recording:
+            self._finish()
+
+    def step(self):
+        """Says that the next step of the loop begins."""
+        self._end_step()
+        if self._is_recording and self._action is ProfilerAction.RECORD_AND_SAVE and self._is_scheduled:
+            self._finish()
+        self.step_num += 1
+        self._action = self._schedule(self.step_num)
+        self._follow()
+        self._begin_step()
+
+    def _begin_step(self):
+        if self._is_scheduled:
+            self._region = record_function(f"ProfilerStep#{self.step_num}")
+            self._region.__enter__()
+
+    def _end_step(self):
+        if self._region is not None:
+            self._region.__exit__()
+            self._region = None
+
+    def _follow(self):
+        wanted = self._action in _RECORDS
+        if wanted and not self._is_recording:
+            self._device = _core.get_default_device()
+            _core._profiler_start(self._device)
+        elif self._is_recording and not wanted:
+            _core._profiler_stop(self._device)
+        self._is_recording = wanted
+
+    def _finish(self):
+        self._is_recording = False
+        self._trace = _core._profiler_stop(self._device)
+        if self.on_trace_ready is not None:
+            self.on_trace_ready(self)
+
+    def _recorded(self):
+        if self._trace is None:
+            raise AssertionError("Profiler didn't finish running: nothing was recorded yet, or the recording has not ended")
+        return self._trace
+
+    def export_chrome_trace(self, path):
+        """Writes the timeline of the last recording in Kineto's format, for Perfetto and `chrome://tracing`."""
+        self._recorded().export(os.fspath(path))
+
+    def key_averages(self, group_by_input_shape=False, group_by_stack_n=0, group_by_overload_name=False):
+        """Returns the sums per operator of the last recording."""
+        if group_by_input_shape or group_by_stack_n:
+            raise NotImplementedError("key_averages() groups by operator alone")
+        return KeyAverages(self._recorded())
+
+
+_LEFT_OUT = {
+    "ExecutionTraceObserver": "a timeline has the commands",
+    "itt": "it is Intel's", "kineto_available": "timelines are Thalweg's own", "supported_activities": "commands and calls are always recorded",
+}
+
+
+def __getattr__(name):
+    if name in _LEFT_OUT:
+        raise AttributeError(f"thalweg.profiler.{name} is left out: {_LEFT_OUT[name]}")
+    raise AttributeError(f"module 'thalweg.profiler' has no attribute '{name}'")

@@ -1,0 +1,134 @@
+"""The order in which samples are taken (`torch.utils.data.sampler`).
+
+Drawn orders follow `manual_seed`, or a generator of their own.
+"""
+
+import itertools
+
+from ... import _core
+
+
+def _place_of(generator):
+    """Returns the arguments by which a draw takes its numbers from a generator, or from that of the current device."""
+    return {} if generator is None else {"generator": generator, "device": generator.device}
+
+
+def _checked_number(name, value):
+    if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
+        raise ValueError(f"{name} should be a positive integer value, but got {name}={value}")
+    return value
+
+
+def _checked_truth(name, value):
+    if not isinstance(value, bool):
+        raise TypeError(f"{name} should be a boolean value, but got {name}={value}")
+    return value
+
+
+class Sampler:
+    """Numbers of samples one after the other; a subclass has `__iter__`, and `__len__` where the end is known."""
+
+    def __init__(self, data_source=None):
+        pass
+
+    def __iter__(self):
+        raise NotImplementedError(f"{type(self).__name__} has no `__iter__`: a subclass of Sampler says the order")
+
+
+class SequentialSampler(Sampler):
+    """All samples in their order."""
+
+    def __init__(self, data_source):
+        self.data_source = data_source
+
+    def __iter__(self):
+        return iter(range(len(self.data_source)))
+
+    def __len__(self):
+        return len(self.data_source)
+
+
+class RandomSampler(Sampler):
+    """Samples in an order that is drawn: each once per round, or with replacement."""
+
+    # Draws with replacement are made so many at a time: a program may ask for more than it ever takes.
+    _DRAWN_AT_ONCE = 1024
+
+    def __init__(self, data_source, replacement=False, num_samples=None, generator=None):
+        self.data_source, self.generator = data_source, generator
+        self.replacement = _checked_truth("replacement", replacement)
+        self._num_samples = num_samples if num_samples is None else _checked_number("num_samples", num_samples)
+
+    @property
+    def num_samples(self):
+        """The number of samples that are taken."""
+        return len(self.data_source) if self._num_samples is None else self._num_samples
+
+    def __iter__(self):
+        count, place = len(self.data_source), _place_of(self.generator)
+        left = self.num_samples
+        if count == 0 and left:
+            raise ValueError("RandomSampler: there are samples to take, and the dataset has none")
+        while left:
+            if self.replacement:
+                drawn = _core.randint(count, [min(left, self._DRAWN_AT_ONCE)], **place).tolist()
+            else:
+                drawn = _core.randperm(count, **place).tolist()[:left]
+            left -= len(drawn)
+            yield from drawn
+
+    def __len__(self):
+        return self.num_samples
+
+
+class SubsetRandomSampler(Sampler):
+    """Given numbers in an order that is drawn."""
+
+    def __init__(self, indices, generator=None):
+        self.indices, self.generator = indices, generator
+
+    def __iter__(self):
+        for place in _core.randperm(len(self.indices), **_place_of(self.generator)).tolist():
+            yield self.indices[place]
+
+    def __len__(self):
+        return len(self.indices)
+
+
+class WeightedRandomSampler(Sampler):
+    """Samples drawn by weights, which need not add up to 1."""
+
+    def __init__(self, weights, num_samples, replacement=True, generator=None):
+        self.num_samples = _checked_number("num_samples", num_samples)
+        self.replacement = _checked_truth("replacement", replacement)
+        device = None if generator is None else generator.device
+        self.weights = weights.to(device=device, dtype=_core.float64) if isinstance(weights, _core.Tensor) \
+            else _core.tensor(list(weights), dtype=_core.float64, device=device)
+        if self.weights.dim() != 1:
+            raise ValueError(f"weights should be a 1d sequence but given weights have shape {tuple(self.weights.shape)}")
+        self.generator = generator
+
+    def __iter__(self):
+        named = {} if self.generator is None else {"generator": self.generator}
+        return iter(_core.multinomial(self.weights, self.num_samples, self.replacement, **named).tolist())
+
+    def __len__(self):
+        return self.num_samples
+
+
+class BatchSampler(Sampler):
+    """The numbers of another sampler, in lists of one length."""
+
+    def __init__(self, sampler, batch_size, drop_last):
+        self.sampler = sampler
+        self.batch_size, self.drop_last = _checked_number("batch_size", batch_size), _checked_truth("drop_last", drop_last)
+
+    def __iter__(self):
+        numbers = iter(self.sampler)
+        while batch := list(itertools.islice(numbers, self.batch_size)):
+            if len(batch) == self.batch_size or not self.drop_last:
+                yield batch
+
+    def __len__(self):
+        count = len(self.sampler)
+        return count // self.batch_size if self.drop_last else -(-count // self.batch_size)

@@ -1,0 +1,218 @@
+//! The history of a device's memory with stacks of Python, for `thalweg.cuda.memory`.
+//!
+//! The interpreter lock is released while an operator runs, and its allocations must not wait for it. So while stacks are wanted, each call
+//! of the layers below notes the stack of Python before it releases the lock ([`noted`]), and an event of the memory takes what its thread
+//! noted. A tensor that the program drops is freed outside such a call, and that event has no stack.
+
+use std::cell::Cell;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
+
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use pyo3::types::PyString;
+use rustc_hash::FxHashMap;
+use thalweg::memory::history::{
+    ContextLevel, Enabled, HistorySettings, StackId, StackSource, set_user_metadata, user_metadata,
+};
+use thalweg::snapshot::{Action, Frame};
+
+use crate::device::or_current;
+use crate::failure::run;
+use crate::handle::PyTensor;
+
+/// Whether some history wants stacks.
+static IS_WANTED: AtomicBool = AtomicBool::new(false);
+
+/// Frames beyond these, which are the outermost, are left out.
+const MOST_FRAMES: usize = 128;
+
+thread_local! {
+    /// The stack of the call that this thread runs.
+    static CURRENT: Cell<Option<StackId>> = const { Cell::new(None) };
+}
+
+/// The stacks that were noted, by their numbers: they grow with the program's code, not with time.
+#[derive(Default)]
+struct Stacks(Mutex<Kept>);
+
+#[derive(Default)]
+struct Kept {
+    texts: FxHashMap<String, Arc<str>>,
+    ids: FxHashMap<Arc<[Frame]>, StackId>,
+    stacks: Vec<Arc<[Frame]>>,
+}
+
+impl Stacks {
+    fn kept(&self) -> MutexGuard<'_, Kept> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Kept {
+    fn text(&mut self, text: &str) -> Arc<str> {
+        if let Some(known) = self.texts.get(text) {
+            return known.clone();
+        }
+        let kept: Arc<str> = text.into();
+        self.texts.insert(text.to_owned(), kept.clone());
+        kept
+    }
+
+    fn id(&mut self, frames: Vec<Frame>) -> Option<StackId> {
+        let frames: Arc<[Frame]> = frames.into();
+        if let Some(&id) = self.ids.get(&frames) {
+            return Some(id);
+        }
+        let id = StackId::new(u32::try_from(self.stacks.len() + 1).ok()?)?;
+        self.stacks.push(frames.clone());
+        self.ids.insert(frames, id);
+        Some(id)
+    }
+}
+
+impl StackSource for Stacks {
+    fn capture(&self) -> Option<StackId> {
+        CURRENT.get()
+    }
+
+    fn frames(&self, stack: StackId) -> Vec<Frame> {
+        self.kept().stacks.get(stack.get() as usize - 1).map(|frames| frames.to_vec()).unwrap_or_default()
+    }
+}
+
+/// The stacks of all devices.
+static STACKS: LazyLock<Arc<Stacks>> = LazyLock::new(Arc::default);
+
+/// A guard that puts the former stack of the thread back.
+pub struct Noted(Option<StackId>);
+
+impl Drop for Noted {
+    fn drop(&mut self) {
+        CURRENT.set(self.0);
+    }
+}
+
+/// Notes the stack of Python for the events of the memory that a call is about to cause, while some history wants stacks.
+pub fn noted(py: Python<'_>) -> Option<Noted> {
+    if !IS_WANTED.load(Ordering::Relaxed) {
+        return None;
+    }
+    let stack = walk(py).ok().and_then(|frames| STACKS.kept().id(frames));
+    Some(Noted(CURRENT.replace(stack)))
+}
+
+/// Returns the frames of Python of the calling thread, innermost first.
+fn walk(py: Python<'_>) -> PyResult<Vec<Frame>> {
+    let mut frames = Vec::new();
+    let mut frame = py.import("sys")?.getattr("_getframe")?.call0()?;
+    while !frame.is_none() && frames.len() < MOST_FRAMES {
+        let code = frame.getattr("f_code")?;
+        let (file, name) = (code.getattr("co_filename")?, code.getattr("co_name")?);
+        let (file, name) = (file.cast::<PyString>()?.to_cow()?, name.cast::<PyString>()?.to_cow()?);
+        let mut kept = STACKS.kept();
+        let (filename, name) = (kept.text(&file), kept.text(&name));
+        drop(kept);
+        // A line is None where the bytecode has none.
+        let line = frame.getattr("f_lineno")?.extract().unwrap_or(0);
+        frames.push(Frame { filename, line, name });
+        frame = frame.getattr("f_back")?;
+    }
+    Ok(frames)
+}
+
+/// Begins or ends to record what happens to a device's memory; words are numbers by their places in PyTorch's lists.
+#[pyfunction]
+#[expect(clippy::too_many_arguments, reason = "they are PyTorch's")]
+fn _record_memory_history(
+    py: Python<'_>,
+    device: Option<&Bound<'_, PyAny>>,
+    enabled: u8,
+    context: u8,
+    max_entries: u64,
+    clear_history: bool,
+    compile_context: bool,
+    record_annotations: bool,
+    skip_actions: Vec<String>,
+) -> PyResult<()> {
+    let device = or_current(py, device)?;
+    let skipped = skip_actions
+        .iter()
+        .map(|name| {
+            Action::from_name(name)
+                .ok_or_else(|| PyValueError::new_err(format!("skip_actions: there is no action `{name}`")))
+        })
+        .collect::<PyResult<_>>()?;
+    let settings = HistorySettings {
+        enabled: [Enabled::Off, Enabled::State, Enabled::All][usize::from(enabled.min(2))],
+        context: [ContextLevel::Never, ContextLevel::State, ContextLevel::Alloc, ContextLevel::All]
+            [usize::from(context.min(3))],
+        max_entries: usize::try_from(max_entries).unwrap_or(usize::MAX).max(1),
+        skip_actions: skipped,
+        clear_history,
+        compile_context,
+        record_annotations,
+    };
+    if settings.enabled != Enabled::Off && settings.context != ContextLevel::Never {
+        IS_WANTED.store(true, Ordering::Relaxed);
+    }
+    run(py, || {
+        // A device that has a source keeps it: it is this one.
+        let _kept = device.allocator().set_stack_source(STACKS.clone());
+        device.allocator().record_memory_history(settings);
+        Ok(())
+    })
+}
+
+/// Stops to note stacks: no history wants them any more.
+#[pyfunction]
+fn _forget_stacks() {
+    IS_WANTED.store(false, Ordering::Relaxed);
+}
+
+/// Sets the text that events of this thread have beside them.
+#[pyfunction]
+fn _set_memory_metadata(text: &str) {
+    set_user_metadata(text);
+}
+
+/// Returns the text that events of this thread have beside them.
+#[pyfunction]
+fn _get_memory_metadata() -> String {
+    user_metadata().to_string()
+}
+
+/// Puts a text beside the memory of a tensor in the history; returns whether the history has it.
+#[pyfunction]
+fn _annotate_tensor(py: Python<'_>, tensor: &Bound<'_, PyTensor>, text: &str) -> PyResult<bool> {
+    let tensor = tensor.borrow().tensor.clone();
+    run(py, || {
+        let address = tensor.pointer().address();
+        Ok(tensor.device().allocator().annotate(address, text))
+    })
+}
+
+/// Changes settings of a device's allocator, by a text in the form of `PYTORCH_CUDA_ALLOC_CONF`.
+#[pyfunction]
+fn _set_allocator_settings(py: Python<'_>, text: &str, device: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
+    let device = or_current(py, device)?;
+    let settings = device
+        .allocator()
+        .settings()
+        .apply(text)
+        .map_err(|error| PyValueError::new_err(error.to_string()))?;
+    run(py, || {
+        let set = device.allocator().set_settings(settings);
+        set.map_err(|error| thalweg::Error::invalid(error.to_string()))
+    })
+}
+
+/// Adds the functions to the module of streams and graphs.
+pub fn register(own: &Bound<'_, PyModule>) -> PyResult<()> {
+    own.add_function(wrap_pyfunction!(_record_memory_history, own)?)?;
+    own.add_function(wrap_pyfunction!(_forget_stacks, own)?)?;
+    own.add_function(wrap_pyfunction!(_set_memory_metadata, own)?)?;
+    own.add_function(wrap_pyfunction!(_get_memory_metadata, own)?)?;
+    own.add_function(wrap_pyfunction!(_annotate_tensor, own)?)?;
+    own.add_function(wrap_pyfunction!(_set_allocator_settings, own)?)
+}

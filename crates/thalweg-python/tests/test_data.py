@@ -1,0 +1,95 @@
+"""`utils.data`: datasets, the order in which samples are taken, and batches."""
+
+import collections
+
+import thalweg as th
+from support import raises
+from thalweg.utils import data
+from thalweg.utils.data.dataloader import DataLoader
+
+
+class Squares(data.Dataset):
+    def __init__(self, count=7):
+        self.count = count
+
+    def __getitem__(self, index):
+        return th.tensor(index * index), index
+
+    def __len__(self):
+        return self.count
+
+
+class Counted(data.IterableDataset):
+    def __init__(self, count):
+        self.count = count
+
+    def __iter__(self):
+        return iter(range(self.count))
+
+    def __len__(self):
+        return self.count
+
+
+def test_batches():
+    loader = DataLoader(Squares(), batch_size=3, num_workers=2, pin_memory=True, persistent_workers=True)
+    assert [[part.tolist() for part in batch] for batch in loader] == [[[0, 1, 4], [0, 1, 2]], [[9, 16, 25], [3, 4, 5]], [[36], [6]]]
+    assert len(loader) == 3 and len(DataLoader(Squares(), 3, drop_last=True)) == 2 == len(list(DataLoader(Squares(), 3, drop_last=True)))
+    assert [sample[1] for sample in DataLoader(Squares(3), batch_size=None)] == [0, 1, 2]
+    assert [batch[1].tolist() for batch in DataLoader(Squares(), batch_sampler=[[5, 1], [0]])] == [[5, 1], [0]]
+    loader = DataLoader(Counted(5), batch_size=2)
+    assert [batch.tolist() for batch in loader] == [[0, 1], [2, 3], [4]] and len(loader) == 3
+    pair = collections.namedtuple("pair", "x y")
+    batch = next(iter(DataLoader([pair(1.0, "a"), pair(2.0, "b")], batch_size=2)))
+    assert batch.x.dtype is th.float64 and batch.x.tolist() == [1, 2] and batch.y == ["a", "b"]
+    assert data.get_worker_info() is None
+
+
+def test_orders_follow_the_seed():
+    orders = []
+    for seed in (1, 1, 2):
+        th.manual_seed(seed)
+        orders.append(next(iter(DataLoader(range(50), batch_size=50, shuffle=True))).tolist())
+    assert orders[0] == orders[1] != orders[2] and sorted(orders[2]) == list(range(50))
+
+
+def test_samplers():
+    # A program may ask for far more samples than it takes.
+    endless = data.RandomSampler(Squares(), replacement=True, num_samples=10**10)
+    assert len(endless) == 10**10 and all(number < 7 for number, _ in zip(endless, range(100)))
+    assert len(list(data.RandomSampler(Squares(), num_samples=20))) == 20
+    assert sorted(list(data.RandomSampler(Squares(), num_samples=14))[:7]) == list(range(7))
+    assert sorted(data.SubsetRandomSampler([3, 5, 9])) == [3, 5, 9]
+    assert set(data.WeightedRandomSampler([0.0, 1.0, 0.0], 5)) == {1}
+    assert list(data.BatchSampler(data.SequentialSampler(range(5)), 2, False)) == [[0, 1], [2, 3], [4]]
+    parts = [list(data.DistributedSampler(range(5), num_replicas=2, rank=rank, shuffle=False)) for rank in (0, 1)]
+    assert parts == [[0, 2, 4], [1, 3, 0]]
+    drawn = [data.DistributedSampler(range(6), num_replicas=2, rank=rank) for rank in (0, 1)]
+    assert sorted([*drawn[0], *drawn[1]]) == list(range(6))
+    first = list(drawn[0])
+    drawn[0].set_epoch(5)
+    assert list(drawn[0]) != first
+
+
+def test_datasets():
+    chained = Squares(2) + Squares(3)
+    assert [chained[place][1] for place in (0, 1, 2, 4, -1)] == [0, 1, 0, 2, 2] and len(chained) == 5
+    assert list(Counted(2) + Counted(1)) == [0, 1, 0]
+    assert data.StackDataset(x=range(3), y="abc")[1] == {"x": 1, "y": "b"}
+    left, right = data.random_split(range(10), [0.75, 0.25], generator=th.Generator().manual_seed(3))
+    assert (len(left), len(right)) == (8, 2) and sorted([*left, *right]) == list(range(10))
+    assert [len(part) for part in data.random_split(range(10), [4, 6])] == [4, 6]
+
+
+def test_wrong_arguments():
+    with raises(ValueError, "mutually exclusive with shuffle"):
+        DataLoader(Squares(), shuffle=True, sampler=[1])
+    with raises(ValueError, "order of its own"):
+        DataLoader(Counted(3), shuffle=True)
+    with raises(ValueError, "num_samples should be a positive integer"):
+        data.RandomSampler(Squares(), num_samples=0)
+    with raises(ValueError, "Sum of input lengths"):
+        data.random_split(range(10), [4, 5])
+    with raises(ValueError, "should not exceed dataset length"):
+        (Squares(2) + Squares(3))[5]
+    with raises(AttributeError, "IterDataPipe is left out"):
+        data.IterDataPipe

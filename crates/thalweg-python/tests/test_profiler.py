@@ -1,0 +1,70 @@
+"""`profiler`: what is recorded, when by a schedule, and the file."""
+
+import json
+import os
+import tempfile
+
+import thalweg as th
+from support import raises
+from thalweg.profiler import ProfilerAction, ProfilerActivity, profile, record_function, schedule, tensorboard_trace_handler
+
+
+def step():
+    return (th.ones(8, 8) @ th.ones(8, 8)).relu()
+
+
+def test_a_region():
+    step()
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], record_shapes=True) as prof:
+        with record_function("one step"):
+            step()
+        record_function("another")(step)()
+    counts = {row.key: row.count for row in prof.key_averages()}
+    assert counts["relu"] == 2 and sum(counts.values()) >= 8, counts
+    assert all(row.device_time_total > 0 and row.cpu_time_total > 0 for row in prof.key_averages())
+    table = prof.key_averages().table(sort_by="cuda_time_total", row_limit=1)
+    assert len(table.strip().splitlines()) == 2, table
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "trace.json")
+        prof.export_chrome_trace(path)
+        with open(path) as file:
+            events = json.load(file)["traceEvents"]
+    names = [event.get("name") for event in events if event.get("cat") == "user_annotation"]
+    assert names == ["one step", "another"] and any(event.get("cat") == "kernel" for event in events)
+
+
+def test_steps_by_a_schedule():
+    plan = schedule(wait=1, warmup=1, active=2, repeat=2, skip_first=1)
+    none, warmup, record, save = ProfilerAction.NONE, ProfilerAction.WARMUP, ProfilerAction.RECORD, ProfilerAction.RECORD_AND_SAVE
+    assert [plan(number) for number in range(10)] == [none, none, warmup, record, save, none, warmup, record, save, none]
+    ready = []
+    with tempfile.TemporaryDirectory() as folder:
+        write = tensorboard_trace_handler(folder, "worker")
+
+        def on_trace_ready(prof):
+            ready.append((prof.step_num, {row.key: row.count for row in prof.key_averages()}["relu"]))
+            write(prof)
+        with profile(schedule=plan, on_trace_ready=on_trace_ready) as prof:
+            for _ in range(10):
+                step()
+                prof.step()
+        assert ready == [(4, 2), (8, 2)] and len(os.listdir(folder)) == 2
+        for name in os.listdir(folder):
+            with open(os.path.join(folder, name)) as file:
+                events = json.load(file)["traceEvents"]
+            assert sum(str(event.get("name")).startswith("ProfilerStep#") and event["cat"] == "user_annotation" for event in events) == 2
+
+
+def test_what_it_refuses():
+    prof = profile()
+    with raises(AssertionError, "nothing was recorded yet"):
+        prof.key_averages()
+    with profile():
+        with raises(RuntimeError, "records already"):
+            profile().start()
+    with profile() as prof:
+        step()
+    with raises(ValueError, "device_time_total"):
+        prof.key_averages().table(sort_by="colour")
+    with raises(AssertionError, "Invalid profiler schedule"):
+        schedule(wait=0, warmup=0, active=0)
