@@ -238,6 +238,12 @@ impl Operator {
         self.body.map(Body::words)
     }
 
+    /// Returns whether a built-in kernel records a gradient of the operator's own. Operators that are made of others have theirs; some
+    /// have none.
+    pub fn records_gradient(&self) -> bool {
+        self.has_built_in(DispatchKey::Autograd)
+    }
+
     /// Returns the schema of the form in place (`add_.Tensor` of `add.Tensor`), if there is one.
     pub fn in_place_schema(&self) -> Option<Schema> {
         in_place::schema(&self.schema, &in_place::name(self.name))

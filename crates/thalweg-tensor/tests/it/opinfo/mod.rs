@@ -11,10 +11,13 @@
 //! ```
 
 mod core;
+mod derivative;
+mod differences;
 mod file;
 mod judge;
 mod meta;
 mod numbers;
+mod own;
 mod program;
 mod table;
 mod unspecified;

@@ -83,7 +83,8 @@ pub fn page(scores: &[Score], complex: &[Score]) -> String {
          have no others ({}).\n\n\
          A number is that of samples that all agree. Samples count twice under *forward* where they are also run on inputs with gaps\n\
          between their elements. *Double backward*, *in place*, *out=* and *in its words* (the message of a refusal has the words that\n\
-         OpInfo asks for) are counted, and do not decide whether an operator passes.\n\n\
+         OpInfo asks for) are counted, and do not decide whether an operator passes. The test `differences` holds gradients and gradients of\n\
+         gradients of the same samples, in f64, against finite differences, and those of every other operator that has a gradient.\n\n\
          | operator | dtypes | forward | backward | double backward | in place | out= | error inputs | in its words |\n\
          |---|---|---|---|---|---|---|---|---|\n",
         core.len(),
