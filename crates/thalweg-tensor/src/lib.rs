@@ -41,9 +41,11 @@ pub mod norm_linear;
 mod operators;
 pub mod random;
 pub mod sdp;
+mod storage;
 mod subscript;
 mod tensor;
 mod views;
+pub mod warning;
 
 pub use autograd::{inference_mode, no_grad};
 pub use host_tensor::HostTensor;

@@ -312,7 +312,7 @@ pub(super) fn kernel(name: &'static str, body: Body) -> Option<KernelFunction> {
     }
     match body {
         _ if TAKING.contains(&name) => None,
-        Body::Loop(_) | Body::Lowered(_) | Body::InPlace(_) | Body::Out(_) => None,
+        Body::Loop(_) | Body::Lowered(_) | Body::InPlace(_) | Body::InPlaceView(_) | Body::Out(_) => None,
         Body::Composite(_) => Some(Arc::new(|call| {
             let _made_of_others = Conversions::refused_by(call.operator.base_name());
             call.redispatch()

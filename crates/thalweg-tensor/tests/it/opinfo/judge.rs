@@ -7,7 +7,7 @@ use serde_json::{Value as Json, json};
 use thalweg_ir::DType;
 use thalweg_runtime::Label;
 use thalweg_tensor::autograd::{BackwardOptions, gradients, gradients_with};
-use thalweg_tensor::dispatch::{Argument, Value, find_operator};
+use thalweg_tensor::dispatch::{Argument, Operator, Value, find_operator};
 use thalweg_tensor::{Tensor, no_grad};
 
 use super::file::{File, Inputs, Row, list};
@@ -475,10 +475,25 @@ impl Judged<'_> {
             };
             given.push(Tensor::empty(&shape, dtype, &device()).map_err(text)?);
         }
-        no_grad(|| operator.call_out(&arguments, &given)).map_err(text)?;
-        for (index, output) in outputs.iter().enumerate() {
+        self.written(&machine, (operator, &arguments), &given, &place)?;
+        let empty = |given: &Tensor| Tensor::empty(&[0], given.dtype(), &device());
+        let empty: Vec<Tensor> = given.iter().map(empty).collect::<Result<_, _>>().map_err(text)?;
+        self.written(&machine, (operator, &arguments), &empty, &place)
+            .map_err(|reason| format!("into what has no elements: {reason}"))
+    }
+
+    /// Compares what a call writes into given tensors; `place` finds the tensor of an output.
+    fn written(
+        &self,
+        machine: &Machine,
+        (operator, arguments): (&'static Operator, &[Argument<'_>]),
+        given: &[Tensor],
+        place: &dyn Fn(&Json) -> Option<usize>,
+    ) -> Result<(), String> {
+        no_grad(|| operator.call_out(arguments, given)).map_err(|error| error.to_string())?;
+        for (index, output) in list(&self.sample["outputs"]).iter().enumerate() {
             let found = &given[place(output).ok_or("an output that is no result of the call")?];
-            self.output_agrees(&machine, index, [found, &given[0]], output)?;
+            self.output_agrees(machine, index, [found, &given[0]], output)?;
         }
         Ok(())
     }
