@@ -286,14 +286,7 @@ pub(super) fn strided(x: &Tensor, layout: Layout) -> Tensor {
 /// Resizes the first tensor of a call, whose third argument is the memory format.
 fn resize(call: &Call<'_>, shape: &[usize]) -> Result<Tensors> {
     let (x, format) = (call.tensor(0), call.optional_int(2));
-    let order = format.map_or(Ok(None), |format| format_order(shape.len(), format))?;
-    let layout = match order {
-        None => Layout::contiguous(shape),
-        Some(order) => {
-            let nested: Shape = order.iter().map(|&dim| shape[dim]).collect();
-            Layout::contiguous(&nested).permute(&inverse(&order))?
-        }
-    };
+    let layout = layout_in(shape, format.unwrap_or(0))?;
     if format.is_some() || x.shape() != shape {
         x.resize(shape, layout.strides(), call.label)?;
     }
@@ -624,6 +617,26 @@ fn inverse(order: &[usize]) -> Shape {
     let mut inverse: Shape = SmallVec::from_elem(0, order.len());
     order.iter().enumerate().for_each(|(to, &from)| inverse[from] = to);
     inverse
+}
+
+/// Returns PyTorch's number of the memory format that images or volumes lie in (`suggest_memory_format`): channels last, or the order of the shape.
+pub(super) fn format_of(x: &Tensor) -> Result<i64> {
+    let Some(format) =
+        [(4, 2), (5, 3)].into_iter().find_map(|(rank, format)| (x.rank() == rank).then_some(format))
+    else {
+        return Ok(0);
+    };
+    let order = format_order(x.rank(), format)?;
+    let is_last =
+        order.is_some_and(|order| x.layout().permute(&order).is_ok_and(|moved| moved.is_contiguous()));
+    Ok(if is_last && !x.is_contiguous() { format } else { 0 })
+}
+
+/// Returns the layout of a shape without gaps in a memory format.
+pub(super) fn layout_in(shape: &[usize], format: i64) -> Result<Layout> {
+    let Some(order) = format_order(shape.len(), format)? else { return Ok(Layout::contiguous(shape)) };
+    let nested: Shape = order.iter().map(|&dim| shape[dim]).collect();
+    Ok(Layout::contiguous(&nested).permute(&inverse(&order))?)
 }
 
 pub(super) fn in_format(x: &Tensor, format: i64) -> Result<Tensor> {

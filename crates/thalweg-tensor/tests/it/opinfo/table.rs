@@ -82,11 +82,11 @@ pub fn page(scores: &[Score], complex: &[Score]) -> String {
          strided tensors. Samples of complex64 of {} names are held against PyTorch beside these; {} of the names above\n\
          have no others ({}).\n\n\
          A number is that of samples that all agree. Samples count twice under *forward* where they are also run on inputs with gaps\n\
-         between their elements. *Double backward*, *in place*, *out=* and *in its words* (the message of a refusal has the words that\n\
-         OpInfo asks for) are counted, and do not decide whether an operator passes. The test `differences` holds gradients and gradients of\n\
+         between their elements. *Strides* (of results, as PyTorch's), *double backward*, *in place*, *out=* and *in its words* (the message of a refusal has the\n\
+         words that OpInfo asks for) are counted, and do not decide whether an operator passes. The test `differences` holds gradients and gradients of\n\
          gradients of the same samples, in f64, against finite differences, and those of every other operator that has a gradient.\n\n\
-         | operator | dtypes | forward | backward | double backward | in place | out= | error inputs | in its words |\n\
-         |---|---|---|---|---|---|---|---|---|\n",
+         | operator | dtypes | forward | strides | backward | double backward | in place | out= | error inputs | in its words |\n\
+         |---|---|---|---|---|---|---|---|---|---|\n",
         core.len(),
         scores.len(),
         complex.len(),
@@ -98,6 +98,7 @@ pub fn page(scores: &[Score], complex: &[Score]) -> String {
         let dtypes: Vec<&str> = score.dtypes.iter().map(String::as_str).collect();
         let tallies = [
             score.forward,
+            score.strides,
             score.backward,
             score.double_backward,
             score.in_place,
