@@ -5,7 +5,7 @@
 //! casts are recorded and gradients arrive in the dtype of the leaves. Which operator does what is PyTorch's list for CUDA.
 //!
 //! A leaf that requires a gradient, such as a weight, is cast once per region: the cast is kept until the outermost region ends.
-//! Backward passes cast nothing: their operators compute in the dtypes of the forward pass.
+//! Backward passes cast nothing: their operators compute in the dtypes of the forward pass, but where a function of theirs opens a region.
 
 use std::cell::{Cell, RefCell};
 use std::sync::OnceLock;
@@ -67,13 +67,12 @@ pub(crate) fn current_options() -> Option<AutocastOptions> {
     CURRENT.get()
 }
 
-/// Runs a function as in a region of these options, within a backward pass too.
+/// Runs a function as in a region of these options; without any, as it is.
 pub(crate) fn autocast_again<T>(
     options: Option<AutocastOptions>,
     function: impl FnOnce() -> Result<T>,
 ) -> Result<T> {
     let Some(options) = options else { return function() };
-    let _casts = ModeGuard::leave_in(DispatchKey::Autocast);
     autocast_with(options, function)
 }
 
@@ -87,12 +86,52 @@ pub fn clear_autocast_cache() {
     let _dropped_outside = CASTS.take();
 }
 
+/// The region that the forward pass of a custom function was in, for its backward pass.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ForwardRegion(AutocastOptions);
+
+/// Runs the forward pass of a custom function ([`record_function`](crate::autograd::record_function)) and returns, beside its result, the
+/// region for [`custom_bwd`] (`torch.amp.custom_fwd`). Without `cast_inputs` the function gets the inputs as they are, and computes in the
+/// region that it is called in. With it, inside a region, inputs of floating-point dtypes but f64 come in that dtype and the function runs
+/// outside of any region; its backward pass does, too.
+///
+/// # Errors
+/// Those of the function and of the casts.
+pub fn custom_fwd<T>(
+    cast_inputs: Option<DType>,
+    inputs: &[&Tensor],
+    function: impl FnOnce(&[Tensor]) -> Result<T>,
+) -> Result<(T, ForwardRegion)> {
+    let options = CURRENT.get().filter(|options| options.enabled);
+    let region = |enabled: bool| ForwardRegion(AutocastOptions { enabled, ..options.unwrap_or_default() });
+    let Some(dtype) = cast_inputs.filter(|_| options.is_some()) else {
+        let inputs: Tensors = inputs.iter().map(|&input| input.clone()).collect();
+        return Ok((function(&inputs)?, region(options.is_some())));
+    };
+    autocast_with(region(false).0, || {
+        let cast =
+            |input: &&Tensor| if is_eligible(input) { input.to_dtype(dtype) } else { Ok((*input).clone()) };
+        let inputs = inputs.iter().map(cast).collect::<Result<Tensors>>()?;
+        Ok((function(&inputs)?, region(false)))
+    })
+}
+
+/// Runs the backward pass of a custom function in the region of its forward pass (`torch.amp.custom_bwd`).
+///
+/// # Errors
+/// Those of the function.
+pub fn custom_bwd<T>(region: ForwardRegion, function: impl FnOnce() -> Result<T>) -> Result<T> {
+    autocast_with(region.0, function)
+}
+
 /// An open region, for code that cannot nest functions as [`autocast`] does. Dropping it ends the region; regions of a thread are
 /// dropped in the reverse order of their making.
 #[must_use = "the region lasts only while this lives"]
 pub struct Region {
     former: Option<AutocastOptions>,
+    // Dropped in this order.
     _keys: IncludeKeyGuard,
+    _casts: Option<ModeGuard>,
 }
 
 impl Region {
@@ -108,8 +147,10 @@ impl Region {
             )));
         }
         DEPTH.set(DEPTH.get() + 1);
+        // A function of a backward pass, which leaves the key out, may open a region too.
+        let _casts = options.enabled.then(|| ModeGuard::leave_in(DispatchKey::Autocast));
         let _keys = IncludeKeyGuard::only_if(options.enabled, DispatchKey::Autocast);
-        Ok(Self { former: CURRENT.replace(Some(options)), _keys })
+        Ok(Self { former: CURRENT.replace(Some(options)), _keys, _casts })
     }
 }
 
