@@ -422,8 +422,9 @@ impl Judged<'_> {
         let found = gradients(&roots, &directions, &wanted).map_err(text)?;
         let (of_leaves, of_cotangents) = found.split_at(leaves.len());
         let second = &self.sample["second"];
-        self.gradients_agree(of_leaves, &second["inputs"], &Json::Null)?;
-        self.gradients_agree(of_cotangents, &second["cotangents"], &Json::Null)
+        let exact = &self.sample["exact"]["second"];
+        self.gradients_agree(of_leaves, &second["inputs"], &exact["inputs"])?;
+        self.gradients_agree(of_cotangents, &second["cotangents"], &exact["cotangents"])
             .map_err(|reason| format!("of cotangents: {reason}"))
     }
 
