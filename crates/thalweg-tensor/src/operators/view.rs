@@ -613,7 +613,8 @@ pub(crate) fn format_order(rank: usize, format: i64) -> Result<Option<Shape>> {
     }
 }
 
-fn inverse(order: &[usize]) -> Shape {
+/// Returns the order that takes an order of dimensions back.
+pub(super) fn inverse(order: &[usize]) -> Shape {
     let mut inverse: Shape = SmallVec::from_elem(0, order.len());
     order.iter().enumerate().for_each(|(to, &from)| inverse[from] = to);
     inverse
