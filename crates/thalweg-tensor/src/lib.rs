@@ -28,6 +28,7 @@ pub mod decoder;
 pub mod deterministic;
 pub mod dispatch;
 mod display;
+mod dtype_name;
 pub mod graph;
 mod host_room;
 mod host_tensor;

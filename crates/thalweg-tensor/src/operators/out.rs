@@ -14,6 +14,7 @@ use super::in_place::{check_cast, check_result};
 use crate::autograd::is_grad_enabled;
 use crate::caller::{enter, label_at};
 use crate::dispatch::{Argument, Call, Operator};
+use crate::dtype_name::named;
 use crate::tensor::{Tensor, Tensors};
 use crate::warning::warn;
 
@@ -118,6 +119,8 @@ pub(crate) fn schema(returning: &Schema, name: &str) -> Option<Schema> {
 pub(crate) enum OutRule {
     /// The dtype of the first input.
     DTypeOfFirst,
+    /// The dtype of the first input, said in other words.
+    SameDType,
     /// The dtype of complex numbers whose parts have the first input's.
     ComplexOfFirst,
     /// The dtype int64.
@@ -134,8 +137,14 @@ impl OutRule {
         let refusal = match self {
             Self::DTypeOfFirst => other_than(dtype)
                 .map(|given| format!("Expected out tensor to have dtype {dtype}, but got {given} instead")),
+            Self::SameDType => other_than(dtype).map(|given| {
+                let [dtype, given] = [dtype, given].map(named);
+                format!(
+                    "Expected the dtype for input and out to match, but got {dtype} for input's dtype and {given} for out's dtype."
+                )
+            }),
             Self::ComplexOfFirst => other_than(dtype.complex()).map(|given| {
-                let dtype = dtype.complex();
+                let [dtype, given] = [dtype.complex(), given].map(named);
                 format!(
                     "Expected object of scalar type {dtype} but got scalar type {given} for argument 'out'"
                 )

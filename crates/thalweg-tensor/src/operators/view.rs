@@ -265,11 +265,13 @@ pub(super) fn as_strided(x: &Tensor, size: &[i64], stride: &[i64], start: Option
     });
     let is_empty = shape.contains(&0);
     if !(is_empty && offset <= available || last.is_some_and(|last| last < available)) {
+        let itemsize = x.dtype().size_bytes();
+        let needed = last.and_then(|last| last.checked_add(1)?.checked_mul(itemsize));
+        let needed = needed.map_or_else(|| "more than 2⁶⁴".to_owned(), |bytes| bytes.to_string());
         return Err(Error::invalid(format!(
-            "setStorage: sizes {size:?}, strides {stride:?}, storage offset {offset}, and itemsize {} are out of bounds for storage \
-             of size {}",
-            x.dtype().size_bytes(),
-            available * x.dtype().size_bytes()
+            "setStorage: sizes {size:?}, strides {stride:?}, storage offset {offset}, and itemsize {itemsize} requiring a storage size of \
+             {needed} are out of bounds for storage of size {}",
+            available * itemsize
         )));
     }
     let layout = Layout::new(&shape, &strides, offset)?;
