@@ -2,15 +2,19 @@
 
 use std::any::Any;
 use std::cell::{Cell, RefCell};
+use std::ffi::CString;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
 
 use pyo3::create_exception;
 use pyo3::exceptions::{
-    PyIndexError, PyNotImplementedError, PyRecursionError, PyRuntimeError, PyTypeError, PyValueError,
+    PyIndexError, PyNotImplementedError, PyRecursionError, PyRuntimeError, PyTypeError, PyUserWarning,
+    PyValueError,
 };
 use pyo3::prelude::*;
 use thalweg::Error;
+use thalweg::warning::set_warning_handler;
 
 create_exception!(
     thalweg,
@@ -81,7 +85,11 @@ pub fn attempt<T: Send>(
     call: impl FnOnce() -> thalweg::Result<T> + Send,
 ) -> PyResult<thalweg::Result<T>> {
     let _stack = crate::history::noted(py);
-    match py.detach(|| catch_unwind(AssertUnwindSafe(call))) {
+    let answer = py.detach(|| catch_unwind(AssertUnwindSafe(call)));
+    if HAS_WARNINGS.load(Ordering::Relaxed) {
+        show_warnings(py)?;
+    }
+    match answer {
         Ok(Ok(value)) => {
             // An exception that the layers below have dealt with, as that which ends a checkpointed function early.
             let _left = RAISED.take();
@@ -90,6 +98,35 @@ pub fn attempt<T: Send>(
         Ok(Err(error)) => raised(&error).map_or(Ok(Err(error)), Err),
         Err(panic) => Err(panicked(&*panic)),
     }
+}
+
+/// Warnings of calls that are not back in Python yet.
+static WARNINGS: Mutex<Vec<String>> = Mutex::new(Vec::new());
+
+/// Whether there are any.
+static HAS_WARNINGS: AtomicBool = AtomicBool::new(false);
+
+/// Keeps warnings until the call that they come from is back in Python.
+pub fn keep_warnings() {
+    set_warning_handler(|text| {
+        WARNINGS.lock().unwrap_or_else(PoisonError::into_inner).push(text.to_owned());
+        HAS_WARNINGS.store(true, Ordering::Relaxed);
+    });
+}
+
+/// Hands warnings to Python's `warnings`, whose filters may make an exception of one.
+#[cold]
+fn show_warnings(py: Python<'_>) -> PyResult<()> {
+    let texts = {
+        HAS_WARNINGS.store(false, Ordering::Relaxed);
+        std::mem::take(&mut *WARNINGS.lock().unwrap_or_else(PoisonError::into_inner))
+    };
+    let class = py.get_type::<PyUserWarning>();
+    for text in texts {
+        let text = CString::new(text).unwrap_or_default();
+        PyErr::warn(py, &class, &text, 1)?;
+    }
+    Ok(())
 }
 
 thread_local! {

@@ -47,6 +47,7 @@ use pyo3::prelude::*;
 #[pymodule]
 fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
+    failure::keep_warnings();
     failure::register(module)?;
     dtype::register(module)?;
     device::register(module)?;

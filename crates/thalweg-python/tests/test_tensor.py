@@ -3,6 +3,7 @@
 import copy
 import pickle
 import threading
+import warnings
 
 import thalweg as th
 from support import close, raises
@@ -256,3 +257,28 @@ def test_classes_of_exceptions_are_those_of_pytorch():
     for call in (lambda: x @ x, lambda: x.view(5), lambda: x + th.ones(5)):
         with raises(RuntimeError):
             call()
+
+
+def test_tensors_of_out_and_in_place_take_other_shapes():
+    x = th.arange(6.0).reshape(2, 3)
+    out = th.empty(0)
+    assert th.add(x, x, out=out) is out and out.shape == (2, 3) and out.tolist() == (2 * x).tolist()
+    values, indices = th.empty(0), th.empty(0, dtype=th.int64)
+    th.sort(x, descending=True, out=(values, indices))
+    assert values.tolist() == [[2, 1, 0], [5, 4, 3]] and indices.shape == (2, 3)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        th.mul(x[0], 2, out=out)
+    assert [one.category for one in caught] == [UserWarning] and out.tolist() == [0, 2, 4]
+    assert "An output with one or more elements was resized since it had shape [2, 3]" in str(caught[0].message)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with raises(UserWarning, "An output with one or more elements was resized"):
+            th.mul(x, 2, out=out)
+        th.mul(x, 2, out=out.resize_(0))
+    memory = th.arange(4.0)
+    with raises(RuntimeError, "some elements of the input tensor"):
+        th.add(memory[:3], 1, out=memory[1:])
+    assert x.t_() is x and x.shape == (3, 2) and x.tolist() == [[0, 3], [1, 4], [2, 5]]
+    assert x.unsqueeze_(0).transpose_(0, 1).shape == (3, 1, 2) and x.squeeze_(1).shape == (3, 2)
+    assert x.as_strided_((2,), (1,)).tolist() == [0, 1]

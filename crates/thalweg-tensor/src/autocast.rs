@@ -86,6 +86,44 @@ pub fn clear_autocast_cache() {
     let _dropped_outside = CASTS.take();
 }
 
+/// The region that the forward pass of a custom function was in, for its backward pass.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ForwardRegion(AutocastOptions);
+
+/// Runs the forward pass of a custom function ([`record_function`](crate::autograd::record_function)) and returns, beside its result, the
+/// region for [`custom_bwd`] (`torch.amp.custom_fwd`). Without `cast_inputs` the function gets the inputs as they are, and computes in the
+/// region that it is called in. With it, inside a region, inputs of floating-point dtypes but f64 come in that dtype and the function runs
+/// outside of any region; its backward pass does, too.
+///
+/// # Errors
+/// Those of the function and of the casts.
+pub fn custom_fwd<T>(
+    cast_inputs: Option<DType>,
+    inputs: &[&Tensor],
+    function: impl FnOnce(&[Tensor]) -> Result<T>,
+) -> Result<(T, ForwardRegion)> {
+    let options = CURRENT.get().filter(|options| options.enabled);
+    let region = |enabled: bool| ForwardRegion(AutocastOptions { enabled, ..options.unwrap_or_default() });
+    let Some(dtype) = cast_inputs.filter(|_| options.is_some()) else {
+        let inputs: Tensors = inputs.iter().map(|&input| input.clone()).collect();
+        return Ok((function(&inputs)?, region(options.is_some())));
+    };
+    autocast_with(region(false).0, || {
+        let cast =
+            |input: &&Tensor| if is_eligible(input) { input.to_dtype(dtype) } else { Ok((*input).clone()) };
+        let inputs = inputs.iter().map(cast).collect::<Result<Tensors>>()?;
+        Ok((function(&inputs)?, region(false)))
+    })
+}
+
+/// Runs the backward pass of a custom function in the region of its forward pass (`torch.amp.custom_bwd`).
+///
+/// # Errors
+/// Those of the function.
+pub fn custom_bwd<T>(region: ForwardRegion, function: impl FnOnce() -> Result<T>) -> Result<T> {
+    autocast_with(region.0, function)
+}
+
 /// An open region, for code that cannot nest functions as [`autocast`] does. Dropping it ends the region; regions of a thread are
 /// dropped in the reverse order of their making.
 #[must_use = "the region lasts only while this lives"]

@@ -11,6 +11,8 @@ use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
 use thalweg_runtime::{Error, Result};
 
+use crate::warning::warn;
+
 /// The fate of an operator without a deterministic form (`torch.set_deterministic_debug_mode`).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[repr(u8)]
@@ -88,7 +90,7 @@ pub fn alert_not_deterministic(operator: &str) -> Result<()> {
     if mode == DeterministicDebugMode::Error {
         return Err(Error::invalid(says));
     }
-    eprintln!("warning: {says}");
+    warn(&says);
     Ok(())
 }
 

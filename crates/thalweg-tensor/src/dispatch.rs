@@ -239,6 +239,12 @@ impl Operator {
         self.body.map(Body::words)
     }
 
+    /// Returns whether a built-in kernel records a gradient of the operator's own. Operators that are made of others have theirs; some
+    /// have none.
+    pub fn records_gradient(&self) -> bool {
+        self.has_built_in(DispatchKey::Autograd)
+    }
+
     /// Returns the schema of the form in place (`add_.Tensor` of `add.Tensor`), if there is one.
     pub fn in_place_schema(&self) -> Option<Schema> {
         in_place::schema(&self.schema, &in_place::name(self.name))
@@ -299,11 +305,12 @@ impl Operator {
         })
     }
 
-    /// Calls the operator and writes its results into given tensors (`out=`), converted.
+    /// Calls the operator and writes its results into given tensors (`out=`), converted. A tensor of another shape gets that of its result,
+    /// with a [warning](crate::warning) where it had elements.
     ///
     /// # Errors
-    /// Those of [`Operator::call`]; [`Error::is_invalid_argument`] if there is not one tensor per result, if one has another shape
-    /// than its result or a dtype of a lower category, or if gradients would flow.
+    /// Those of [`Operator::call`]; [`Error::is_invalid_argument`] if there is not one tensor per result, if one has a dtype of
+    /// a lower category or shares some of its elements with each other or with those of an input, or if gradients would flow.
     #[track_caller]
     pub fn call_out(&'static self, arguments: &[Argument<'_>], out: &[Tensor]) -> Result<()> {
         out::call_out(self, arguments, out, Location::caller())

@@ -6,7 +6,6 @@
 use std::fmt;
 use std::panic::Location;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
 
 use smallvec::SmallVec;
 use thalweg_ir::{
@@ -20,6 +19,7 @@ use crate::caller::{at_line, creating, in_call, label_at};
 use crate::deterministic::fills_now;
 use crate::dispatch::is_inference;
 use crate::host_room::host_room;
+use crate::storage::{Layouts, Storage};
 
 /// A list of tensors; most operators give one.
 pub type Tensors = SmallVec<[Tensor; 2]>;
@@ -35,24 +35,9 @@ pub struct Tensor(pub(crate) Arc<TensorState>);
 
 pub(crate) struct TensorState {
     pub(crate) storage: Arc<Storage>,
-    pub(crate) layout: Layout,
+    pub(crate) layouts: Layouts,
     pub(crate) dtype: DType,
     pub(crate) autograd: AutogradMeta,
-}
-
-/// The memory behind tensors that are views of each other.
-pub(crate) struct Storage {
-    pub(crate) buffer: Buffer,
-    /// The number of writes in place. Backward checks it, since the tensors that it saved must not have changed.
-    version: AtomicU32,
-    /// Whether it was allocated in inference mode.
-    pub(crate) is_inference: bool,
-}
-
-impl Storage {
-    pub(crate) fn new(buffer: Buffer) -> Self {
-        Self { buffer, version: AtomicU32::new(0), is_inference: is_inference() }
-    }
 }
 
 /// Returns a tensor that was allocated and not written, filled where that is asked for.
@@ -108,7 +93,7 @@ impl Tensor {
         dtype: DType,
         autograd: AutogradMeta,
     ) -> Self {
-        Self(Arc::new(TensorState { storage, layout, dtype, autograd }))
+        Self(Arc::new(TensorState { storage, layouts: Layouts::new(layout), dtype, autograd }))
     }
 
     /// Copies a slice to a new tensor, row-major. `values` may change once this has returned.
@@ -172,7 +157,7 @@ impl Tensor {
                 )));
             }
             let buffer = Buffer::external(&device.current_stream(), memory)?;
-            Ok(Self::over(Arc::new(Storage::new(buffer)), layout, dtype))
+            Ok(Self::over(Arc::new(Storage::external(buffer)), layout, dtype))
         })
     }
 
@@ -180,7 +165,7 @@ impl Tensor {
 
     /// Returns the shape: the extent of each dimension.
     pub fn shape(&self) -> &[usize] {
-        self.0.layout.shape()
+        self.layout().shape()
     }
 
     /// Returns the extent of a dimension; a negative dimension is counted from the end.
@@ -189,17 +174,17 @@ impl Tensor {
     /// [`Error::is_invalid_argument`] if there is no such dimension.
     #[track_caller]
     pub fn size(&self, dimension: i64) -> Result<usize> {
-        in_call("size", &[self], Location::caller(), || Ok(self.shape()[self.0.layout.dimension(dimension)?]))
+        in_call("size", &[self], Location::caller(), || Ok(self.shape()[self.layout().dimension(dimension)?]))
     }
 
     /// Returns the number of dimensions (`torch.Tensor.dim`).
     pub fn rank(&self) -> usize {
-        self.0.layout.rank()
+        self.layout().rank()
     }
 
     /// Returns the number of elements (`torch.Tensor.numel`).
     pub fn elements(&self) -> usize {
-        self.0.layout.elements()
+        self.layout().elements()
     }
 
     /// Returns the dtype.
@@ -209,30 +194,36 @@ impl Tensor {
 
     /// Returns the device.
     pub fn device(&self) -> &Device {
-        self.0.storage.buffer.device()
+        self.0.storage.device()
     }
 
     /// Returns the layout: shape, and strides and offset in elements.
     pub fn layout(&self) -> &Layout {
-        &self.0.layout
+        self.0.layouts.now()
     }
 
     /// Returns whether the elements lie in memory in row-major order without gaps.
     pub fn is_contiguous(&self) -> bool {
-        self.0.layout.is_contiguous()
+        self.layout().is_contiguous()
+    }
+
+    /// Returns whether the elements fill a range of memory, each with a place of its own, in any order of the dimensions.
+    pub(crate) fn is_dense(&self) -> bool {
+        let layout = self.layout();
+        layout.span() == layout.elements() && !layout.may_overlap()
     }
 
     /// Returns the device address of the first element (`torch.Tensor.data_ptr`), which is valid while the tensor lives.
     pub fn pointer(&self) -> DevicePointer {
-        let offset = self.0.layout.offset() * self.dtype().size_bytes();
-        self.0.storage.buffer.pointer().offset(offset as u64)
+        let offset = self.layout().offset() * self.dtype().size_bytes();
+        self.0.storage.pointer().offset(offset as u64)
     }
 
     /// Records that work on `stream` uses the tensor (`torch.Tensor.record_stream`): once the tensor is dropped, its memory is
     /// reused only after all work that the stream has at that time.
     #[track_caller]
     pub fn record_stream(&self, stream: &Stream) {
-        self.0.storage.buffer.record_stream(stream);
+        self.0.storage.buffer().record_stream(stream);
     }
 
     /// Records that the work submitted to `stream` so far is the last that uses the tensor, until the next call. Once the tensor is
@@ -240,7 +231,7 @@ impl Tensor {
     /// [`record_stream`](Self::record_stream) does. Does not block.
     #[track_caller]
     pub fn record_use(&self, stream: &Stream) {
-        self.0.storage.buffer.record_use(stream);
+        self.0.storage.buffer().record_use(stream);
     }
 
     /// Returns the storage, which views of it share.
@@ -250,13 +241,13 @@ impl Tensor {
 
     /// Returns the number of writes in place to the storage.
     pub(crate) fn version(&self) -> u32 {
-        self.0.storage.version.load(Ordering::Acquire)
+        self.0.storage.version()
     }
 
     /// Marks the storage as written in place (`torch.autograd.graph.increment_version`): backward then refuses to read a tensor
     /// that it saved before. Call it after a kernel of your own has written the memory; in-place operators do it themselves.
     pub fn bump_version(&self) {
-        self.0.storage.version.fetch_add(1, Ordering::AcqRel);
+        self.0.storage.bump_version();
     }
 
     /// Returns a number that is unique among the tensors that live.
@@ -326,7 +317,7 @@ impl Tensor {
     }
 
     pub(crate) fn with_autograd(&self, autograd: AutogradMeta) -> Self {
-        Self::from_parts(self.0.storage.clone(), self.0.layout.clone(), self.dtype(), autograd)
+        Self::from_parts(self.0.storage.clone(), self.layout().clone(), self.dtype(), autograd)
     }
 
     /// Returns whether its memory was allocated in inference mode (`torch.Tensor.is_inference`).
@@ -383,6 +374,36 @@ impl Tensor {
     /// Returns a view of the tensor's memory as elements of another dtype. A write through it that gradients flow through is refused.
     pub(crate) fn view_of_dtype(&self, layout: Layout, dtype: DType) -> Self {
         Self::from_parts(self.0.storage.clone(), layout, dtype, AutogradMeta::view(ViewOf::Unrecorded))
+    }
+
+    /// Sees the storage by another layout from now on, which lies within it: clones do, too.
+    pub(crate) fn set_layout(&self, layout: Layout) {
+        self.0.layouts.set(layout);
+        self.bump_version();
+    }
+
+    /// Gives the tensor another shape and strides, and its storage more memory where that does not suffice (`torch.Tensor.resize_`). Elements
+    /// stay where they are in memory; further ones are anything.
+    ///
+    /// # Errors
+    /// [`Error::is_invalid_argument`] if it requires a gradient, or if its memory is another library's and too short.
+    pub(crate) fn resize(&self, shape: &[usize], strides: &[usize], label: Label) -> Result<()> {
+        if self.requires_grad() {
+            return Err(Error::invalid("cannot resize variables that require grad"));
+        }
+        self.check_inference_write()?;
+        byte_count(shape, self.dtype())?;
+        let layout = Layout::new(shape, strides, self.layout().offset())?;
+        let size = self.dtype().size_bytes();
+        let too_large = || Error::invalid(format!("a tensor of shape {shape:?} does not fit any memory"));
+        let end = layout.offset().checked_add(layout.span()).ok_or_else(too_large)?;
+        let bytes = end.checked_mul(size).ok_or_else(too_large)?;
+        let former = self.storage().grow(bytes as u64, label)? as usize / size;
+        if former < end && layout.elements() > 0 {
+            _ = uninitialized(self.with_layout(Layout::new(&[end - former], &[1], former)?))?;
+        }
+        self.set_layout(layout);
+        Ok(())
     }
 
     /// Returns a tensor with another layout over the storage, outside the autograd graph.

@@ -66,4 +66,6 @@ pub mod module {
     pub use thalweg_nn::module::*;
 }
 
-pub use thalweg_tensor::{HostTensor, Index, MemoryFormat, Tensor, autograd, dispatch, i, no_grad, random};
+pub use thalweg_tensor::{
+    HostTensor, Index, MemoryFormat, Tensor, autograd, dispatch, i, no_grad, random, warning,
+};

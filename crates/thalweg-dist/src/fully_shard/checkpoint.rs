@@ -197,8 +197,8 @@ impl<M: Module> FullyShard<M> {
                 let rows = opened.file.rows(name)?;
                 let (from, to) = (part.first.max(first), end.min(first + rows));
                 if from < to {
-                    let piece = opened.file.tensor(name, self.group().device())?;
-                    let piece = piece.narrow(0, from - first, to - from)?;
+                    let piece =
+                        opened.file.tensor_rows(name, from - first..to - first, self.group().device())?;
                     target.narrow(0, from - part.first, to - from)?.copy_(&piece)?;
                 }
             }

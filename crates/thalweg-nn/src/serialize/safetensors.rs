@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::fs::File;
 use std::io::{BufWriter, Read, Seek, SeekFrom, Write};
+use std::ops::Range;
 use std::panic::Location;
 use std::path::Path;
 
@@ -101,19 +102,38 @@ impl SafeTensorsFile {
     /// [`Error::is_invalid_argument`] if there is none of this name, or it has a dtype that does not exist here.
     #[track_caller]
     pub fn tensor(&mut self, name: &str, device: &Device) -> Result<Tensor> {
-        at_line(Location::caller(), || self.read(name, &mut Upload::new(device)))
+        at_line(Location::caller(), || self.read(name, None, &mut Upload::new(device)))
     }
 
-    fn read(&mut self, name: &str, upload: &mut Upload) -> Result<Tensor> {
+    /// Returns some places of a tensor's first dimension, without reading the others: a rank's part of a weight. The last copies are
+    /// asynchronous on the current stream.
+    ///
+    /// # Errors
+    /// Those of [`tensor`](Self::tensor); [`Error::is_invalid_argument`] if the tensor has no such places.
+    #[track_caller]
+    pub fn tensor_rows(&mut self, name: &str, rows: Range<usize>, device: &Device) -> Result<Tensor> {
+        at_line(Location::caller(), || self.read(name, Some(rows), &mut Upload::new(device)))
+    }
+
+    fn read(&mut self, name: &str, rows: Option<Range<usize>>, upload: &mut Upload) -> Result<Tensor> {
         let info = self.metadata.info(name).ok_or_else(|| {
             Error::invalid(format!("there is no tensor {name} in the file; `names` lists those that are"))
         })?;
-        let (shape, start) = (info.shape.clone(), info.data_offsets.0 as u64);
+        let (mut shape, mut start) = (info.shape.clone(), info.data_offsets.0 as u64);
         let Some((dtype, _)) = DTYPES.iter().find(|(_, theirs)| *theirs == info.dtype) else {
             return Err(Error::invalid(format!("{name} is of {:?}, which is not a dtype here", info.dtype)));
         };
         if byte_count(&shape, *dtype)? != info.data_offsets.1 - info.data_offsets.0 {
             return Err(Error::invalid(format!("{name} has not as many bytes as its shape {shape:?} says")));
+        }
+        if let Some(rows) = rows {
+            let Some(extent) =
+                shape.first_mut().filter(|extent| rows.start <= rows.end && rows.end <= **extent)
+            else {
+                return Err(Error::invalid(format!("{name} of shape {shape:?} has no rows {rows:?}")));
+            };
+            *extent = rows.len();
+            start += (rows.start * byte_count(&shape[1..], *dtype)?) as u64;
         }
         self.file
             .seek(SeekFrom::Start(self.data + start))
@@ -134,7 +154,7 @@ pub fn load_file(path: impl AsRef<Path>, device: &Device) -> Result<StateDict> {
         file.names()
             .into_iter()
             .map(|name| {
-                let tensor = file.read(&name, &mut upload)?;
+                let tensor = file.read(&name, None, &mut upload)?;
                 Ok((name, tensor))
             })
             .collect()

@@ -84,6 +84,28 @@ fn every_dtype_of_a_safetensors_file_is_read_and_written() {
 }
 
 #[test]
+fn rows_of_a_tensor_are_read_without_the_others() {
+    let count = (3 << 20) / 4 + 5;
+    let whole = Tensor::arange(4 * count, 0i64, 1i64, DType::F32, &device()).unwrap();
+    let tensors =
+        [("weight", whole.reshape(&[4, count])), ("number", Tensor::zeros(&[], DType::F32, &device()))];
+    let tensors = tensors.into_iter().map(|(name, tensor)| (name.to_owned(), tensor.unwrap())).collect();
+    let scratch = Scratch::new("rows.safetensors");
+    save_file(&tensors, &scratch.0, &[]).unwrap();
+    let mut file = SafeTensorsFile::open(&scratch.0).unwrap();
+    for rows in [0..4, 1..3, 3..4, 2..2] {
+        let found = file.tensor_rows("weight", rows.clone(), &device()).unwrap();
+        assert_eq!(found.shape(), [rows.len(), count]);
+        let expected = tensors["weight"].narrow(0, rows.start, rows.len()).unwrap();
+        assert_eq!(found.to_vec::<f32>().unwrap(), expected.contiguous().unwrap().to_vec::<f32>().unwrap());
+    }
+    for (name, rows) in [("weight", 3..5), ("number", 0..1)] {
+        let error = file.tensor_rows(name, rows, &device()).unwrap_err();
+        assert!(error.is_invalid_argument() && error.to_string().contains("has no rows"), "{error}");
+    }
+}
+
+#[test]
 fn complex_numbers_are_read_and_written() {
     let expected: Vec<c128> =
         (0..6).map(f64::from).map(|number| c128 { re: number, im: -2.0 * number }).collect();

@@ -28,21 +28,23 @@ fn of_unit<'b>(series: &[f64], place: Value<'b>) -> Value<'b> {
     sum(series, place * 2.0 - 1.0)
 }
 
-/// Returns e⁻|x| I₀(x).
-pub(super) fn scaled_i0<'b>(x: Value<'b>) -> Value<'b> {
+/// Returns I₀(x) or I₁(x), times e⁻|x| if `is_scaled`. The power series up to |x| = 8 has terms of one sign, and derivatives at 0.
+pub(super) fn bessel_i<'b>(order: u8, x: Value<'b>, is_scaled: bool) -> Value<'b> {
     let size = x.abs();
-    let (near, far) = (size.minimum(x.like(8.0)), size.maximum(x.like(8.0)));
-    size.le(8.0).select(of_unit(I0E_SMALL, near / 8.0), of_unit(I0E_LARGE, 8.0 / far) / far.sqrt())
-}
-
-/// Returns e⁻|x| I₁(x).
-pub(super) fn scaled_i1<'b>(x: Value<'b>) -> Value<'b> {
-    let size = x.abs();
-    let (near, far) = (size.minimum(x.like(8.0)), size.maximum(x.like(8.0)));
-    // With the sign of x from the start: |x| has no derivative at 0.
-    let small = x.maximum(x.like(-8.0)).minimum(x.like(8.0)) * of_unit(I1E_SMALL, near / 8.0);
-    let large = of_unit(I1E_LARGE, 8.0 / far) / far.sqrt();
-    size.le(8.0).select(small, x.lt(0.0).select(-large, large))
+    let near = x.maximum(x.like(-8.0)).minimum(x.like(8.0));
+    let far = size.maximum(x.like(8.0));
+    let square = near * near / 4.0;
+    // The term k has the factor x²/4 / (k (k + n)) beside the one before it.
+    let series = (1..=30).rev().fold(x.like(1.0), |sum, k| {
+        let divisor = f64::from(k) * f64::from(k + i32::from(order));
+        square / divisor * sum + 1.0
+    });
+    let small = if order == 0 { series } else { near / 2.0 * series };
+    let large = of_unit(if order == 0 { I0E_LARGE } else { I1E_LARGE }, 8.0 / far) / far.sqrt();
+    let large = if order == 0 { large } else { x.lt(0.0).select(-large, large) };
+    let (small, large) =
+        if is_scaled { (small * (-near.abs()).exp(), large) } else { (small, large * far.exp()) };
+    size.le(8.0).select(small, large)
 }
 
 /// Returns the factors of cosine and sine in J and Y of order 0 or 1 at x ≥ 8, times √(2 / πx).

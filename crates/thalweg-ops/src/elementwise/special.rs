@@ -26,42 +26,42 @@ macro_rules! special_table {
             }
             /// The modified Bessel function of the first kind of order 0.
             i0(x) Floating {
-                body: super::series::scaled_i0(x) * x.abs().exp(),
+                body: super::series::bessel_i(0, x, false),
                 reference: super::series::reference::i(0.0, x),
                 samples: [[-2.0], [0.5], [9.0]],
                 numbers: [],
             }
             /// e⁻|x| times the modified Bessel function of the first kind of order 0.
             i0e(x): "special_i0e(Tensor self) -> Tensor" Floating {
-                body: super::series::scaled_i0(x),
+                body: super::series::bessel_i(0, x, true),
                 reference: super::series::reference::i(0.0, x) * (-x.abs()).exp(),
                 samples: [[-2.0], [0.5], [9.0]],
                 numbers: [],
             }
             /// The modified Bessel function of the first kind of order 1.
             i1(x): "special_i1(Tensor self) -> Tensor" Floating {
-                body: super::series::scaled_i1(x) * x.abs().exp(),
+                body: super::series::bessel_i(1, x, false),
                 reference: super::series::reference::i(1.0, x),
                 samples: [[-2.0], [0.5], [9.0]],
                 numbers: [],
             }
             /// e⁻|x| times the modified Bessel function of the first kind of order 1.
             i1e(x): "special_i1e(Tensor self) -> Tensor" Floating {
-                body: super::series::scaled_i1(x),
+                body: super::series::bessel_i(1, x, true),
                 reference: super::series::reference::i(1.0, x) * (-x.abs()).exp(),
                 samples: [[-2.0], [0.5], [9.0]],
                 numbers: [],
             }
             /// The modified Bessel function of the first kind of order 0.
             modified_bessel_i0(x): "special_modified_bessel_i0(Tensor self) -> Tensor" Floating {
-                body: super::series::scaled_i0(x) * x.abs().exp(),
+                body: super::series::bessel_i(0, x, false),
                 reference: super::series::reference::i(0.0, x),
                 samples: [[-2.0], [0.5], [9.0]],
                 numbers: [],
             }
             /// The modified Bessel function of the first kind of order 1.
             modified_bessel_i1(x): "special_modified_bessel_i1(Tensor self) -> Tensor" Floating {
-                body: super::series::scaled_i1(x) * x.abs().exp(),
+                body: super::series::bessel_i(1, x, false),
                 reference: super::series::reference::i(1.0, x),
                 samples: [[-2.0], [0.5], [9.0]],
                 numbers: [],

@@ -214,6 +214,19 @@ impl Tensor {
         edge
     }
 
+    /// Returns whether it was made as a view of another tensor.
+    pub(crate) fn is_view(&self) -> bool {
+        self.0.autograd.view_of().is_some()
+    }
+
+    /// Makes it the result of the node of a view of itself, which it has become. Other views keep their histories: nothing was written.
+    pub(crate) fn take_history(&self, view: &Self) {
+        if let Some(edge) = view.edge() {
+            let former = self.0.autograd.history().edge.replace(edge.clone());
+            self.0.autograd.retain_still(former.as_ref(), Some(&edge));
+        }
+    }
+
     /// Makes it the result of a node that has written it in place.
     pub(crate) fn set_history(&self, edge: GradientEdge) {
         let meta = &self.0.autograd;

@@ -136,7 +136,7 @@ impl Saved {
         let storage = tensor.storage();
         let is_ours = Arc::strong_count(&tensor.0) == 1 && Arc::strong_count(storage) == 1;
         let stream = tensor.device().current_stream();
-        let fits = is_ours && tensor.is_contiguous() && storage.buffer.is_used_only_on(&stream);
+        let fits = is_ours && tensor.is_contiguous() && storage.buffer().is_used_only_on(&stream);
         (fits && tensor.version() == *version).then(|| tensor.detach())
     }
 

@@ -129,14 +129,9 @@ pub fn find_operator(name: &str) -> Result<&'static Operator> {
         || Error::invalid(format!("there is no operator {name}; define it with `dispatch::define_operator`"));
     let derived = |name: Option<String>| name.and_then(|name| find(&name));
     let (schema, body) = if let Some(functional) = derived(in_place::functional_name(name)) {
-        if functional.schema().returns.iter().any(|result| result.alias.is_some()) {
-            return Err(Error::invalid(format!(
-                "{name} would give a tensor another shape or other strides in place, and a tensor keeps both here; call {} and use \
-                 what it gives",
-                functional.name
-            )));
-        }
-        (in_place::schema(functional.schema(), name), Body::InPlace(functional))
+        let is_view = in_place::is_view(functional.name);
+        let body = if is_view { Body::InPlaceView(functional) } else { Body::InPlace(functional) };
+        (in_place::schema(functional.schema(), name), body)
     } else {
         let returning = derived(out::returning_name(name)).ok_or_else(missing)?;
         (out::schema(returning.schema(), name), Body::Out(returning))

@@ -12,7 +12,8 @@ use thalweg_ir::{DType, Layout};
 use thalweg_runtime::graph::HeldMemory;
 use thalweg_runtime::{DevicePointer, Error, GraphPool, Label, OutputHandle, Result, Stream};
 
-use crate::tensor::{Storage, Tensor};
+use crate::storage::Storage;
+use crate::tensor::Tensor;
 
 /// The policy for an output of an earlier replay that is still held when a replay would overwrite it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -74,7 +75,7 @@ impl Outputs {
             let input = inputs.iter().position(|input| input.shares_storage_with(&result));
             let source = match input {
                 Some(input) => OutputSource::Input(input),
-                None if pool.owns(&result.storage().buffer) => {
+                None if pool.owns(&result.storage().buffer()) => {
                     let known = storages.iter().position(|storage| Arc::ptr_eq(storage, result.storage()));
                     OutputSource::Pool(known.unwrap_or_else(|| {
                         storages.push(result.storage().clone());
@@ -92,10 +93,10 @@ impl Outputs {
                 return Err(Error::invalid(format!(
                     "the function keeps a result of {} bytes for itself, which every replay overwrites: let it return the \
                      result only, or keep a copy",
-                    storage.buffer.size_bytes()
+                    storage.buffer().size_bytes()
                 )));
             };
-            let (held, _) = owned.buffer.make_graph_output(pool, label)?;
+            let (held, _) = owned.buffer_mut().make_graph_output(pool, label)?;
             memories.push((held.address(), held.size_bytes()));
             held_memories.push(held);
         }
@@ -113,7 +114,7 @@ impl Outputs {
             pool.output_buffer(DevicePointer::new(address), bytes, stream, label)
         };
         let (buffers, handles): (Vec<_>, Vec<_>) = self.memories.iter().map(output).unzip();
-        let storages = buffers.into_iter().map(|buffer| Arc::new(Storage::new(buffer))).collect();
+        let storages = buffers.into_iter().map(|buffer| Arc::new(Storage::of_graph(buffer))).collect();
         ReconstructedOutputs { storages, handles }
     }
 

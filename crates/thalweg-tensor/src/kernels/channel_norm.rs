@@ -251,8 +251,7 @@ impl Kernels<'_> {
         layout: &Layout,
     ) -> Result<Tensor> {
         let (like, result) = (self.like, self.empty(self.like.shape(), self.like.dtype())?);
-        let is_dense = like.layout().span() == like.elements() && !like.layout().may_overlap();
-        let (lies, seen) = match is_dense {
+        let (lies, seen) = match like.is_dense() {
             true => (
                 Layout::new(like.shape(), like.layout().strides(), 0)?,
                 Layout::new(layout.shape(), layout.strides(), 0)?,

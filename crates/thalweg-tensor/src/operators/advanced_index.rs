@@ -238,7 +238,7 @@ impl Indexed {
         let order = self.result_order(others.len());
         let mut inverse: Shape = SmallVec::from_elem(0, order.len());
         order.iter().enumerate().for_each(|(to, &from)| inverse[from] = to);
-        result.reshape(&shape)?.permute(&inverse)
+        result.reshape(&shape)?.permute(&inverse)?.contiguous()
     }
 
     fn write(&self, x: &Tensor, values: &Tensor, accumulates: bool) -> Result<Tensor> {
@@ -331,11 +331,11 @@ fn nonzero(x: &Tensor) -> Result<Tensor> {
     let places = nonzero_places(x)?;
     let strides = thalweg_ir::contiguous_strides(x.shape());
     let mut coordinates: Vec<i64> = host_room(places.len().saturating_mul(x.rank()))?;
-    for &place in &places {
-        let of = |(&extent, &stride): (&usize, &usize)| (place / stride % extent) as i64;
-        coordinates.extend(x.shape().iter().zip(&strides).map(of));
+    for (&extent, &stride) in x.shape().iter().zip(&strides) {
+        coordinates.extend(places.iter().map(|&place| (place / stride % extent) as i64));
     }
-    Tensor::from_slice(&coordinates, &[places.len(), x.rank()], x.device())
+    // One dimension's coordinates behind another's, as PyTorch has them.
+    Tensor::from_slice(&coordinates, &[x.rank(), places.len()], x.device())?.transpose(0, 1)
 }
 
 fn coordinates(x: &Tensor) -> Result<Tensors> {

@@ -215,15 +215,18 @@ fn same(call: &Call<'_>, convolution: &'static Operator, axes: usize) -> Result<
             if stride.iter().any(|&stride| stride != 1) {
                 return Err(Error::invalid("padding='same' is not supported for strided convolutions"));
             }
-            if weight.rank() != axes + 2
-                || x.rank() < axes
-                || !matches!(dilation.len(), 1 | 3) && dilation.len() != axes
-            {
+            if weight.rank() != axes + 2 || x.rank() < axes {
                 return Err(Error::invalid(format!(
-                    "Expected a weight of {} dimensions and an input of at least as many axes, but got {:?} and {:?}",
-                    axes + 2,
+                    "Expected {0}-dimensional input for {0}-dimensional weight{1:?}, but got {2}-dimensional input of size {3:?} instead",
+                    weight.rank(),
                     weight.shape(),
+                    x.rank(),
                     x.shape()
+                )));
+            }
+            if !matches!(dilation.len(), 1 | 3) && dilation.len() != axes {
+                return Err(Error::invalid(format!(
+                    "dilation must either be a single int, or a tuple of {axes} ints, not {dilation:?}"
                 )));
             }
             // Where the two sides differ, the one behind is a place wider.

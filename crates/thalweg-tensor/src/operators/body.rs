@@ -50,6 +50,8 @@ pub(crate) enum Body {
     Pair(fn(&Call<'_>) -> Result<Tensors>, fn(&Call<'_>) -> Result<Tensors>),
     /// By another operator, whose result is written into the first argument.
     InPlace(&'static Operator),
+    /// By another operator, whose result is a view that the first argument becomes.
+    InPlaceView(&'static Operator),
     /// By another operator, whose results are written into the last arguments.
     Out(&'static Operator),
 }
@@ -67,6 +69,7 @@ impl Body {
             Self::Differentiable(..) => "a kernel; the gradient is a formula of operators",
             Self::Pair(..) => "a kernel; the gradient is another",
             Self::InPlace(_) => "the operator without `_`, written into the first argument",
+            Self::InPlaceView(_) => "the operator without `_`, whose view the first argument becomes",
             Self::Out(_) => "the operator that returns its results, written into `out`",
         }
     }
@@ -97,6 +100,13 @@ impl Body {
                 Arc::new(move |call| {
                     let _entered = enter(call.label.location);
                     in_place::run(functional, call)
+                }),
+                None,
+            ),
+            Self::InPlaceView(functional) => (
+                Arc::new(move |call| {
+                    let _entered = enter(call.label.location);
+                    in_place::run_view(functional, call)
                 }),
                 None,
             ),

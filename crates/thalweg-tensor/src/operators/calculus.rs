@@ -129,6 +129,16 @@ fn coordinates(call: &Call<'_>) -> Vec<Spacing> {
 
 fn gradient(call: &Call<'_>, dims: &[i64], spacing: &[Spacing]) -> Result<Tensors> {
     let (x, edge_order) = (call.tensor(0), call.int(call.arguments.len() - 1));
+    let parameters = &call.operator.schema().parameters;
+    let names_dimensions = parameters.iter().any(|parameter| parameter.name == "dim" && parameter.ty.list);
+    if spacing.len() != dims.len() && names_dimensions {
+        return Err(Error::invalid(format!(
+            "torch.gradient expected spacing to be unspecified, a scalar or it's spacing and dim arguments to have the same length, but \
+             got a spacing argument of length {} and a dim argument of length {}.",
+            spacing.len(),
+            dims.len()
+        )));
+    }
     if spacing.len() != dims.len() {
         return Err(Error::invalid(format!(
             "torch.gradient expected spacing to be unspecified, a scalar, or a list of length equal to 'self.dim() = {}', but got a \

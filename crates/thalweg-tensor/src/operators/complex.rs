@@ -25,6 +25,7 @@ use crate::autograd::formula::Formula;
 use crate::autograd::views::{ViewBackward, record_view};
 use crate::caller::enter;
 use crate::dispatch::{Argument, Arguments, Call, KernelFunction, built_in};
+use crate::dtype_name::named;
 use crate::kernels::indexing::combine_of;
 use crate::kernels::matmul;
 use crate::tensor::{Tensor, Tensors};
@@ -312,7 +313,7 @@ pub(super) fn kernel(name: &'static str, body: Body) -> Option<KernelFunction> {
     }
     match body {
         _ if TAKING.contains(&name) => None,
-        Body::Loop(_) | Body::Lowered(_) | Body::InPlace(_) | Body::Out(_) => None,
+        Body::Loop(_) | Body::Lowered(_) | Body::InPlace(_) | Body::InPlaceView(_) | Body::Out(_) => None,
         Body::Composite(_) => Some(Arc::new(|call| {
             let _made_of_others = Conversions::refused_by(call.operator.base_name());
             call.redispatch()
@@ -327,17 +328,6 @@ pub(super) fn kernel(name: &'static str, body: Body) -> Option<KernelFunction> {
 /// Returns PyTorch's refusal of complex numbers.
 fn not_for(operator: &str, dtype: DType) -> Error {
     Error::invalid(format!("\"{operator}\" not implemented for '{}'", named(dtype)))
-}
-
-/// Returns the name of a dtype of floats or complex numbers in PyTorch's messages.
-fn named(dtype: DType) -> &'static str {
-    match dtype {
-        DType::F32 => "Float",
-        DType::F64 => "Double",
-        DType::C64 => "ComplexFloat",
-        DType::C128 => "ComplexDouble",
-        other => other.name(),
-    }
 }
 
 thread_local! {

@@ -15,7 +15,7 @@ use thalweg_runtime::{Device, Error, Label, Result};
 
 use super::Body::{Composite, Differentiable};
 use super::create::options;
-use super::view::wrap;
+use super::view::{inverse, wrap};
 use super::{operators, single};
 use crate::autograd::formula::Formula;
 use crate::dispatch::{Arguments, Call, Ints, internal};
@@ -32,7 +32,7 @@ operators! {
             let result = many(x, &dims, call.bool(3), call.label)?;
             // What is transformed over nothing, or over single numbers, is a copy.
             let result = if result.shares_storage_with(x) { result.copied(call.label.location)? } else { result };
-            normalized(result, sizes_of(x, &dims), call.int(2)).map(single)
+            normalized(laid_out(&result, &dims)?, sizes_of(x, &dims), call.int(2)).map(single)
         }, &C2C);
     /// Returns the discrete Fourier transform of real numbers over dimensions; `onesided` only up to the middle of the last one, which
     /// says the rest.
@@ -48,7 +48,8 @@ operators! {
             if call.bool(3) {
                 z = z.narrow(last as i64, 0, x.shape()[last] / 2 + 1)?;
             }
-            normalized(many(&z, others, true, call.label)?, size, call.int(2)).map(single)
+            let result = laid_out(&many(&z, others, true, call.label)?, &dims)?;
+            normalized(result, size, call.int(2)).map(single)
         }, &R2C);
     /// Returns the real numbers whose transform over dimensions is given up to the middle of the last one, which becomes
     /// `last_dim_size` long. The factors are those of an inverse transform.
@@ -62,7 +63,7 @@ operators! {
             let size = usize::try_from(size).ok().filter(|&size| size > 0).ok_or_else(|| too_few(size))?;
             let half = resized(&many(x, others, false, call.label)?, last, size / 2 + 1)?;
             let whole = resized(&doubled(&half, last, size)?, last, size)?;
-            let result = one(&whole, last, false, call.label)?.real()?.contiguous()?;
+            let result = laid_out(&one(&whole, last, false, call.label)?.real()?, &dims)?;
             let count = sizes_of(x, others) * size as f64;
             normalized(result, count, call.int(2)).map(single)
         }, &C2R);
@@ -494,12 +495,25 @@ fn one(x: &Tensor, dim: usize, forward: bool, label: Label) -> Result<Tensor> {
     if size <= 1 || x.elements() == 0 {
         return Ok(x.clone());
     }
-    let moved = x.transpose(dim as i64, -1)?;
+    let order = innermost(x.rank(), &[dim]);
+    let moved = x.permute(&order)?;
     let shape: Shape = moved.shape().into();
     let transform =
         Transform { sign: if forward { -1.0 } else { 1.0 }, dtype: x.dtype(), device: x.device(), label };
     let lines = moved.reshape(&[x.elements() / size, size])?.contiguous()?;
-    transform.lines(&lines)?.reshape(&shape)?.transpose(dim as i64, -1)
+    transform.lines(&lines)?.reshape(&shape)?.permute(&inverse(&order))
+}
+
+/// Returns the order of dimensions in which some are behind the others.
+fn innermost(rank: usize, dims: &[usize]) -> Shape {
+    let (inner, outer): (Shape, Shape) = (0..rank).partition(|dim| dims.contains(dim));
+    outer.into_iter().chain(inner).collect()
+}
+
+/// Returns the result of a transform without gaps, the dimensions that were transformed innermost in memory, as PyTorch has them.
+fn laid_out(result: &Tensor, dims: &[usize]) -> Result<Tensor> {
+    let order = innermost(result.rank(), dims);
+    result.permute(&order)?.contiguous()?.permute(&inverse(&order))
 }
 
 /// Transforms of one direction and dtype.

@@ -1,5 +1,7 @@
 //! The forms of operators in place (`add_`). Every operator of one result has one; none is written by hand.
 //!
+//! Operators that return views have one where PyTorch has (`squeeze_`): the tensor itself is seen by the layout of the view from then on.
+//!
 //! Where nothing is recorded and a loop computes the result, the loop writes into the tensor itself. Else the result is computed
 //! and copied, which autograd records as any write in place.
 
@@ -14,11 +16,25 @@ use crate::kernels::loops::{LoopCall, run_into};
 use crate::tensor::{Tensor, Tensors};
 
 /// Forms in place that PyTorch names otherwise than their operators.
-const RENAMED: [(&str, &str); 4] = [
+const RENAMED: [(&str, &str); 5] = [
     ("ldexp_", "ldexp.Tensor"),
     ("floor_divide_.Tensor", "floor_divide"),
     ("pow_.Tensor", "pow.Tensor_Tensor"),
     ("pow_.Scalar", "pow.Tensor_Scalar"),
+    ("transpose_", "transpose.int"),
+];
+
+/// Operators that return views and have a form in place.
+const VIEWS: [&str; 9] = [
+    "as_strided",
+    "squeeze",
+    "squeeze.dim",
+    "squeeze.dims",
+    "swapaxes",
+    "swapdims",
+    "t",
+    "transpose.int",
+    "unsqueeze",
 ];
 
 /// Returns the name of the operator whose form in place has this name: `add.Tensor` of `add_.Tensor`.
@@ -47,7 +63,8 @@ pub(crate) fn schema(functional: &Schema, name: &str) -> Option<Schema> {
     let mut schema = functional.clone();
     let [result] = schema.returns.as_mut_slice() else { return None };
     let first = schema.parameters.first_mut().filter(|first| first.name == "self")?;
-    let is_tensor = |ty: &Type| ty.kind == Kind::Tensor && !ty.list && ty.alias.is_none();
+    let is_view = is_view(&functional.name);
+    let is_tensor = |ty: &Type| ty.kind == Kind::Tensor && !ty.list && (ty.alias.is_none() || is_view);
     if !is_tensor(&first.ty) || !is_tensor(result) {
         return None;
     }
@@ -56,6 +73,33 @@ pub(crate) fn schema(functional: &Schema, name: &str) -> Option<Schema> {
     result.alias = alias;
     name.clone_into(&mut schema.name);
     Some(schema)
+}
+
+/// Returns whether an operator returns a view that its form in place lets the tensor itself be.
+pub(crate) fn is_view(functional: &str) -> bool {
+    VIEWS.contains(&functional)
+}
+
+/// Runs the form in place of an operator that returns a view: the tensor is seen by the view's layout.
+pub(crate) fn run_view(functional: &'static Operator, call: &Call<'_>) -> Result<Tensors> {
+    let target = call.tensor(0);
+    if is_grad_enabled() && target.requires_grad() {
+        if target.is_leaf() {
+            return Err(Error::invalid(
+                "a leaf Variable that requires grad is being used in an in-place operation.",
+            ));
+        }
+        if target.is_view() {
+            return Err(Error::invalid(format!(
+                "a view through which gradients flow keeps its shape and strides; call {} and use the tensor that it returns",
+                functional.name()
+            )));
+        }
+    }
+    let view = functional.call(call.arguments, None, call.label)?.swap_remove(0);
+    target.set_layout(view.layout().clone());
+    target.take_history(&view);
+    Ok(single(target.clone()))
 }
 
 /// Runs the form in place of an operator.
@@ -136,6 +180,11 @@ pub(super) fn check_result(result: &Tensor, target: &Tensor) -> Result<()> {
             result.shape()
         )));
     }
+    check_cast(result, target)
+}
+
+/// Refuses a tensor whose dtype is of a lower category than that of the result that is written into it, in PyTorch's words.
+pub(super) fn check_cast(result: &Tensor, target: &Tensor) -> Result<()> {
     if result.dtype().category() > target.dtype().category() {
         return Err(Error::invalid(format!(
             "result type {} can't be cast to the desired output type {}",

@@ -6,6 +6,7 @@ use thalweg_ops::structured::COPY;
 use thalweg_runtime::{Error, Result};
 
 use super::Body::{Composite, Differentiable};
+use super::view::{format_of, layout_in};
 use super::{operators, single};
 use crate::autograd::formula::Formula;
 use crate::dispatch::{Arguments, Call, built_in};
@@ -93,6 +94,7 @@ fn cat(call: &Call<'_>) -> Result<Tensors> {
         }
     }
     let result = Tensor::empty_on(&shape, dtype, &call.device.current_stream(), call.label)?;
+    let result = result.with_layout(layout_in(&shape, common_format(list)?)?);
     let mut start = 0;
     for tensor in list.iter().filter(|tensor| !is_skipped(tensor.shape())) {
         let length = tensor.shape()[dim];
@@ -101,6 +103,14 @@ fn cat(call: &Call<'_>) -> Result<Tensors> {
         copy_into(call, tensor, &part, dtype)?;
     }
     Ok(single(result))
+}
+
+/// Returns the memory format that all tensors lie in; the order of the shape where they lie in several.
+fn common_format(list: &[Tensor]) -> Result<i64> {
+    let mut formats = list.iter().filter(|tensor| !is_skipped(tensor.shape())).map(format_of);
+    let first = formats.next().unwrap_or(Ok(0))?;
+    let is_common = formats.all(|format| format.is_ok_and(|format| format == first));
+    Ok(if is_common { first } else { 0 })
 }
 
 /// Writes the elements of a tensor, converted, into memory that no other work uses yet.

@@ -8,6 +8,7 @@ use super::distance::pairwise;
 use super::loss::{reduced, wide};
 use super::operators;
 use crate::dispatch::{Arguments, Call};
+use crate::dtype_name::named;
 use crate::tensor::{Tensor, Tensors};
 
 operators! {
@@ -124,7 +125,7 @@ fn rows_of_classes(x: &Tensor) -> Result<Tensor> {
 fn check_classes(target: &Tensor) -> Result<()> {
     match target.dtype() {
         DType::I64 => Ok(()),
-        other => Err(Error::invalid(format!("expected scalar type Long but found {other}"))),
+        other => Err(Error::invalid(format!("expected scalar type Long but found {}", named(other)))),
     }
 }
 
@@ -142,17 +143,17 @@ fn multi_margin_loss(call: &Call<'_>) -> Result<Tensors> {
             target.shape()
         )));
     }
+    if let Some(weight) = weight.filter(|weight| weight.rank() > 1 || weight.elements() != classes) {
+        return Err(Error::invalid(format!(
+            "inconsistent weight size, expected {classes} but got {:?}",
+            weight.shape()
+        )));
+    }
     check_classes(target)?;
     let index = target.reshape(&[count, 1])?;
     let distance = rows.sub(&rows.gather(1, &index)?)?.add_scalar(margin)?.clamp_min(0.0)?;
     let mut costs = if p == 2.0 { distance.mul(&distance)? } else { distance };
     if let Some(weight) = weight {
-        if weight.rank() > 1 || weight.elements() != classes {
-            return Err(Error::invalid(format!(
-                "inconsistent weight size, expected {classes} but got {:?}",
-                weight.shape()
-            )));
-        }
         costs =
             costs.mul(&weight.reshape(&[classes])?.gather(0, &target.reshape(&[count])?)?.unsqueeze(1)?)?;
     }

@@ -407,9 +407,9 @@ fn rot90(call: &Call<'_>) -> Result<Tensor> {
         }
     }
     match k.rem_euclid(4) {
-        1 => x.flip(&[to])?.transpose(from, to)?.copied(call.label.location),
+        1 => x.flip(&[to])?.transpose(from, to),
         2 => x.flip(&[from, to]),
-        3 => x.flip(&[from])?.transpose(from, to)?.copied(call.label.location),
+        3 => x.flip(&[from])?.transpose(from, to),
         _ => x.copied(call.label.location),
     }
 }

@@ -1,19 +1,22 @@
 //! The `out=` forms of operators, which write results into given tensors. Every operator has one; none is written by hand.
 //!
-//! PyTorch gives a tensor of another shape the result's. Here a tensor keeps its shape, so one that has another is refused.
+//! A tensor of another shape is given that of the result, as in PyTorch, with a warning where it had elements.
 
 use std::panic::Location;
 
 use smallvec::SmallVec;
-use thalweg_ir::DType;
+use thalweg_ir::{DType, contiguous_strides};
 use thalweg_ops::schema::{Alias, Kind, Parameter, Schema, Type};
-use thalweg_runtime::{Error, Result};
+use thalweg_runtime::{Error, Label, Result};
 
-use super::in_place::check_result;
+use super::Body;
+use super::in_place::{check_cast, check_result};
 use crate::autograd::is_grad_enabled;
 use crate::caller::{enter, label_at};
 use crate::dispatch::{Argument, Call, Operator};
+use crate::dtype_name::named;
 use crate::tensor::{Tensor, Tensors};
+use crate::warning::warn;
 
 /// Forms that PyTorch names otherwise than their operators: their name, the operator's, and the names of the tensors that are written
 /// where they are none of the operator's.
@@ -52,6 +55,10 @@ const RENAMED: &[(&str, &str, &[&str])] = &[
     ("sum.IntList_out", "sum.dim_IntList", &[]),
     ("var.out", "var.dim", &[]),
 ];
+
+/// PyTorch's words for memory that an input and a given tensor share.
+const SHARED: &str = "unsupported operation: some elements of the input tensor and the written-to tensor refer to a single memory location. \
+                      Please clone() the tensor before performing the operation.";
 
 /// Options of a new tensor that a form has no parameter for: the given tensor has them.
 const OPTIONS: [&str; 4] = ["dtype", "layout", "device", "pin_memory"];
@@ -112,6 +119,8 @@ pub(crate) fn schema(returning: &Schema, name: &str) -> Option<Schema> {
 pub(crate) enum OutRule {
     /// The dtype of the first input.
     DTypeOfFirst,
+    /// The dtype of the first input, said in other words.
+    SameDType,
     /// The dtype of complex numbers whose parts have the first input's.
     ComplexOfFirst,
     /// The dtype int64.
@@ -128,8 +137,14 @@ impl OutRule {
         let refusal = match self {
             Self::DTypeOfFirst => other_than(dtype)
                 .map(|given| format!("Expected out tensor to have dtype {dtype}, but got {given} instead")),
+            Self::SameDType => other_than(dtype).map(|given| {
+                let [dtype, given] = [dtype, given].map(named);
+                format!(
+                    "Expected the dtype for input and out to match, but got {dtype} for input's dtype and {given} for out's dtype."
+                )
+            }),
             Self::ComplexOfFirst => other_than(dtype.complex()).map(|given| {
-                let dtype = dtype.complex();
+                let [dtype, given] = [dtype.complex(), given].map(named);
                 format!(
                     "Expected object of scalar type {dtype} but got scalar type {given} for argument 'out'"
                 )
@@ -139,11 +154,7 @@ impl OutRule {
             Self::Apart => {
                 let inputs = &call.tensors[..call.tensors.len() - out.len()];
                 let shares = |out: &Tensor| inputs.iter().any(|input| input.shares_storage_with(out));
-                out.iter().any(shares).then(|| {
-                    "unsupported operation: some elements of the input tensor and the written-to tensor refer to a single memory \
-                     location. Please clone() the tensor before performing the operation."
-                        .to_owned()
-                })
+                out.iter().any(shares).then(|| SHARED.to_owned())
             }
         };
         refusal.map_or(Ok(()), |why| Err(Error::invalid(why)))
@@ -203,8 +214,21 @@ pub(crate) fn call_out(
                  grad; call it inside `no_grad`",
             ));
         }
-        results.iter().zip(out).try_for_each(|(result, target)| check_target(result, target))?;
-        results.iter().zip(out).try_for_each(|(result, target)| target.copy_(result))
+        let inputs = tensors_of(arguments);
+        let is_loop = matches!(operator.body(), Some(Body::Loop(_) | Body::Lowered(_)));
+        for (result, target) in results.iter().zip(out) {
+            check_target(result, target)?;
+            if is_loop {
+                check_overlap(&inputs, target)?;
+            }
+            if target.shape() != result.shape() && inputs.iter().any(|input| input.is_same(target)) {
+                check_result(result, target)?;
+            }
+        }
+        results.iter().zip(out).try_for_each(|(result, target)| {
+            fit(result, target, label_at(operator.base_name(), location))?;
+            target.copy_(result)
+        })
     };
     run().map_err(|error| error.in_call(operator.base_name(), location))
 }
@@ -218,12 +242,64 @@ fn check_target(result: &Tensor, target: &Tensor) -> Result<()> {
             target.device()
         )));
     }
-    if result.shape() != target.shape() {
-        return Err(Error::invalid(format!(
-            "out has shape {:?} and the result {:?}; a tensor keeps its shape, so give one of the result's",
+    check_cast(result, target)?;
+    if target.layout().may_overlap() {
+        return Err(Error::invalid(
+            "unsupported operation: more than one element of the written-to tensor refers to a single memory location. Please clone() the \
+             tensor before performing the operation.",
+        ));
+    }
+    Ok(())
+}
+
+/// Returns the tensors among arguments.
+fn tensors_of<'a>(arguments: &[Argument<'a>]) -> SmallVec<[&'a Tensor; 4]> {
+    let mut tensors = SmallVec::new();
+    for argument in arguments {
+        match argument {
+            Argument::Tensor(tensor) => tensors.push(*tensor),
+            Argument::Tensors(list) => tensors.extend(list.iter()),
+            Argument::OptionalTensors(list) => tensors.extend(list.iter().flatten()),
+            _ => {}
+        }
+    }
+    tensors
+}
+
+/// Refuses a given tensor that shares some of its elements with an input: elements that the operator has yet to read would be written. All of
+/// them may be shared.
+fn check_overlap(inputs: &[&Tensor], target: &Tensor) -> Result<()> {
+    let range = |tensor: &Tensor| tensor.layout().offset()..tensor.layout().offset() + tensor.layout().span();
+    let is_partial = |input: &&Tensor| {
+        let (of_input, of_target) = (range(input), range(target));
+        input.shares_storage_with(target)
+            && input.elements() > 0
+            && [*input, target].iter().all(|tensor| tensor.is_dense())
+            && of_input.start < of_target.end
+            && of_target.start < of_input.end
+            && (of_input != of_target || input.layout().strides() != target.layout().strides())
+    };
+    if inputs.iter().any(is_partial) {
+        return Err(Error::invalid(SHARED));
+    }
+    Ok(())
+}
+
+/// Gives a given tensor the shape of its result, and the order of its dimensions in memory.
+fn fit(result: &Tensor, target: &Tensor, label: Label) -> Result<()> {
+    if target.shape() == result.shape() {
+        return Ok(());
+    }
+    if target.elements() > 0 {
+        warn(&format!(
+            "An output with one or more elements was resized since it had shape {:?}, which does not match the required output shape {:?}. \
+             This behavior is deprecated, and in a future PyTorch release outputs will not be resized unless they have zero elements. You \
+             can explicitly reuse an out tensor t by resizing it, inplace, to zero elements with t.resize_(0).",
             target.shape(),
             result.shape()
-        )));
+        ));
     }
-    check_result(result, target)
+    let contiguous = contiguous_strides(result.shape());
+    let strides = if result.is_dense() { result.layout().strides() } else { &contiguous };
+    target.resize(result.shape(), strides, label)
 }

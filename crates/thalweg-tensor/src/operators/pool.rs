@@ -8,6 +8,7 @@ use thalweg_runtime::{Error, Result};
 
 use super::Body::{self, Composite, Differentiable};
 use super::index::gathered;
+use super::view::{format_of, in_format};
 use super::window::{extents_of, per_axis, strided};
 use super::{call as call_operator, call_all, operators, single};
 use crate::autograd::Gradients;
@@ -455,7 +456,9 @@ fn means_backward_gradient<const AXES: usize, const IS_ADAPTIVE: bool>(
 fn greatest(call: &Call<'_>, kind: Kind) -> Result<Tensors> {
     kind.check_dtype(call)?;
     let pool = Pool::of(call, kind, call.tensor(0).shape(), 1)?;
-    pool.geometry.greatest(&call.tensor(0).detach(), pool.planes, &pool.output, call.label)
+    let results = pool.geometry.greatest(&call.tensor(0).detach(), pool.planes, &pool.output, call.label)?;
+    let format = format_of(call.tensor(0))?;
+    results.iter().map(|result| in_format(result, format)).collect()
 }
 
 fn greatest_backward(call: &Call<'_>, kind: Kind) -> Result<Tensors> {
@@ -472,7 +475,8 @@ fn greatest_backward(call: &Call<'_>, kind: Kind) -> Result<Tensors> {
             places.shape()
         )));
     }
-    pool.geometry.greatest_backward([&gradient, &places], pool.planes, shape, call.label).map(single)
+    let result = pool.geometry.greatest_backward([&gradient, &places], pool.planes, shape, call.label)?;
+    in_format(&result, format_of(call.tensor(1))?).map(single)
 }
 
 fn extrema_gradient<const AXES: usize, const IS_ADAPTIVE: bool>(

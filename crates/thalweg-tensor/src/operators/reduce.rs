@@ -34,10 +34,10 @@ operators! {
         = Composite(|call| mean(call, &[], false, call.optional_dtype(1)));
     /// Returns the greatest element over dimensions, all of them where the list is empty; NaN where there is one.
     "amax(Tensor self, int[1] dim=[], bool keepdim=False) -> Tensor"
-        fn amax(dim: ints, keepdim: bool) = Composite(|call| extremum(call, &AMAX)), out: [DTypeOfFirst];
+        fn amax(dim: ints, keepdim: bool) = Composite(|call| extremum(call, &AMAX)), out: [SameDType];
     /// Returns the smallest element over dimensions, all of them where the list is empty; NaN where there is one.
     "amin(Tensor self, int[1] dim=[], bool keepdim=False) -> Tensor"
-        fn amin(dim: ints, keepdim: bool) = Composite(|call| extremum(call, &AMIN)), out: [DTypeOfFirst];
+        fn amin(dim: ints, keepdim: bool) = Composite(|call| extremum(call, &AMIN)), out: [SameDType];
     /// Returns the place of the greatest element along a dimension, as i64: the first of equals, or of NaNs.
     "argmax(Tensor self, int? dim=None, bool keepdim=False) -> Tensor"
         fn argmax(dim: int) = Composite(|call| position(call, false));

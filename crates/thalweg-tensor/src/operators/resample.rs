@@ -6,6 +6,7 @@ use thalweg_ir::{DType, Shape};
 use thalweg_runtime::{Error, Result};
 
 use super::Body::Composite;
+use super::view::{format_of, in_format};
 use super::{call as call_operator, operators, single};
 use crate::dispatch::{Argument, Arguments, Call, Ints, built_in};
 use crate::tensor::{Tensor, Tensors};
@@ -164,6 +165,11 @@ impl Axis {
     }
 }
 
+/// Returns images in the memory format of the call's.
+fn as_input(call: &Call<'_>, images: Tensor) -> Result<Tensors> {
+    in_format(&images, format_of(call.tensor(0))?).map(single)
+}
+
 fn nearest(call: &Call<'_>, count: usize, offset: f64) -> Result<Tensors> {
     let mut x = call.tensor(0).clone();
     for axis in axes(call, count, 2, false)? {
@@ -174,7 +180,7 @@ fn nearest(call: &Call<'_>, count: usize, offset: f64) -> Result<Tensors> {
         let index = axis.inside(&points.mul_scalar(axis.scale)?)?;
         x = axis.select(&x, &index)?;
     }
-    Ok(single(x))
+    as_input(call, x)
 }
 
 fn linear(call: &Call<'_>, count: usize) -> Result<Tensors> {
@@ -196,7 +202,7 @@ fn linear(call: &Call<'_>, count: usize) -> Result<Tensors> {
         let rest = weight.neg()?.add_scalar(1.0)?;
         x = axis.select(&x, &first)?.mul(&rest)?.add(&axis.select(&x, &second)?.mul(&weight)?)?;
     }
-    x.to_dtype(dtype).map(single)
+    as_input(call, x.to_dtype(dtype)?)
 }
 
 /// Returns the weights of four points at a distance behind the second: cubic convolution (R. Keys, *Cubic convolution interpolation
@@ -236,7 +242,7 @@ fn cubic(call: &Call<'_>) -> Result<Tensors> {
         }
         x = sum.expect("there are four taps");
     }
-    x.to_dtype(dtype).map(single)
+    as_input(call, x.to_dtype(dtype)?)
 }
 
 /// Returns 1 − |t| where that is positive.
@@ -270,7 +276,7 @@ fn smoothed(call: &Call<'_>, filter: fn(&Tensor) -> Result<Tensor>, reach: f64) 
             _ => x.matmul(&weights.transpose(0, 1)?)?,
         };
     }
-    x.to_dtype(dtype).map(single)
+    as_input(call, x.to_dtype(dtype)?)
 }
 
 /// Returns the dimensions of images in front of channels, and channels, height and width.

@@ -121,9 +121,8 @@ impl Divided {
         let (rank, least) = (call.tensor(0).rank(), self.least);
         if rank < least {
             return Err(Error::invalid(format!(
-                "torch.{} requires a tensor with at least {least} dimension{}, but got a tensor with {rank} dimensions!",
-                call.operator.base_name(),
-                if least == 1 { "" } else { "s" }
+                "torch.{} requires a tensor with at least {least} dimension, but got a tensor with {rank} dimensions!",
+                call.operator.base_name()
             )));
         }
         Ok(self.dim.min(rank as i64 - 1))

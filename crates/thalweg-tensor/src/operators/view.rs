@@ -19,14 +19,14 @@ operators! {
         fn as_strided(size: ints, stride: ints, storage_offset: optional_int) = Composite(|call| {
             as_strided(call.tensor(0), &call.ints(1), &call.ints(2), call.optional_int(3)).map(single)
         });
-    /// Returns the memory as a contiguous tensor of another size: that of the tensor where it is large enough, else new memory with a
-    /// copy of it, in which further elements are anything. The tensor that is given keeps its own size.
+    /// Gives the tensor another size, in which it is contiguous or of a memory format, and its storage more memory where that does not suffice;
+    /// further elements are anything. Returns the tensor.
     "resize_(Tensor(a!) self, SymInt[] size, *, MemoryFormat? memory_format=None) -> Tensor(a!)"
-        fn resize_(size: ints) = Kernel(|call| resized(call.tensor(0), &extents(&call.ints(1))?).map(single));
-    /// Returns the memory as a contiguous tensor of another's size, as `resize_` does.
+        fn resize_(size: ints) = Kernel(|call| resize(call, &extents(&call.ints(1))?));
+    /// Gives the tensor another's size, as `resize_` does.
     "resize_as_(Tensor(a!) self, Tensor the_template, *, MemoryFormat? memory_format=None) -> Tensor(a!)"
         fn resize_as_(the_template: tensor)
-        = Kernel(|call| resized(call.tensor(0), call.tensor(1).shape()).map(single));
+        = Kernel(|call| resize(call, call.tensor(1).shape()));
     /// Returns the diagonals of two dimensions as a new last one; `offset` is how far above the main one.
     "diagonal(Tensor(a) self, int offset=0, int dim1=0, int dim2=1) -> Tensor(a)"
         fn diagonal(offset: int, dim1: int, dim2: int) = Composite(|call| {
@@ -259,17 +259,19 @@ pub(super) fn as_strided(x: &Tensor, size: &[i64], stride: &[i64], start: Option
         )?;
     let offset = usize::try_from(start.unwrap_or(x.layout().offset() as i64))
         .map_err(|_| Error::invalid("Tensor: invalid storage offset"))?;
-    let available = x.storage().buffer.size_bytes() as usize / x.dtype().size_bytes();
+    let available = x.storage().buffer().size_bytes() as usize / x.dtype().size_bytes();
     let last = shape.iter().zip(&strides).try_fold(offset, |end, (&extent, &stride)| {
         end.checked_add(extent.saturating_sub(1).checked_mul(stride)?)
     });
     let is_empty = shape.contains(&0);
     if !(is_empty && offset <= available || last.is_some_and(|last| last < available)) {
+        let itemsize = x.dtype().size_bytes();
+        let needed = last.and_then(|last| last.checked_add(1)?.checked_mul(itemsize));
+        let needed = needed.map_or_else(|| "more than 2⁶⁴".to_owned(), |bytes| bytes.to_string());
         return Err(Error::invalid(format!(
-            "setStorage: sizes {size:?}, strides {stride:?}, storage offset {offset}, and itemsize {} are out of bounds for storage \
-             of size {}",
-            x.dtype().size_bytes(),
-            available * x.dtype().size_bytes()
+            "setStorage: sizes {size:?}, strides {stride:?}, storage offset {offset}, and itemsize {itemsize} requiring a storage size of \
+             {needed} are out of bounds for storage of size {}",
+            available * itemsize
         )));
     }
     let layout = Layout::new(&shape, &strides, offset)?;
@@ -283,22 +285,14 @@ pub(super) fn strided(x: &Tensor, layout: Layout) -> Tensor {
     record_view(x, view, || ViewBackward::Strided { base, view: layout })
 }
 
-fn resized(x: &Tensor, shape: &[usize]) -> Result<Tensor> {
-    if x.requires_grad() {
-        return Err(Error::invalid("cannot resize variables that require grad"));
+/// Resizes the first tensor of a call, whose third argument is the memory format.
+fn resize(call: &Call<'_>, shape: &[usize]) -> Result<Tensors> {
+    let (x, format) = (call.tensor(0), call.optional_int(2));
+    let layout = layout_in(shape, format.unwrap_or(0))?;
+    if format.is_some() || x.shape() != shape {
+        x.resize(shape, layout.strides(), call.label)?;
     }
-    let count = element_count(shape)?;
-    let start = x.layout().offset();
-    let layout = Layout::new(shape, &thalweg_ir::contiguous_strides(shape), start)?;
-    let available = x.storage().buffer.size_bytes() as usize / x.dtype().size_bytes();
-    if count == 0 || start + count <= available {
-        return Ok(x.with_layout(layout));
-    }
-    let result = Tensor::empty(&[count], x.dtype(), x.device())?;
-    let kept = x.layout().span().min(available - start);
-    let memory = x.with_layout(Layout::new(&[kept], &[1], start)?);
-    result.narrow(0, 0, kept)?.copy_(&memory)?;
-    result.reshape(shape)
+    Ok(single(x.clone()))
 }
 
 pub(super) fn diagonal(x: &Tensor, offset: i64, dim1: i64, dim2: i64) -> Result<Tensor> {
@@ -621,10 +615,31 @@ pub(crate) fn format_order(rank: usize, format: i64) -> Result<Option<Shape>> {
     }
 }
 
-fn inverse(order: &[usize]) -> Shape {
+/// Returns the order that takes an order of dimensions back.
+pub(super) fn inverse(order: &[usize]) -> Shape {
     let mut inverse: Shape = SmallVec::from_elem(0, order.len());
     order.iter().enumerate().for_each(|(to, &from)| inverse[from] = to);
     inverse
+}
+
+/// Returns PyTorch's number of the memory format that images or volumes lie in (`suggest_memory_format`): channels last, or the order of the shape.
+pub(super) fn format_of(x: &Tensor) -> Result<i64> {
+    let Some(format) =
+        [(4, 2), (5, 3)].into_iter().find_map(|(rank, format)| (x.rank() == rank).then_some(format))
+    else {
+        return Ok(0);
+    };
+    let order = format_order(x.rank(), format)?;
+    let is_last =
+        order.is_some_and(|order| x.layout().permute(&order).is_ok_and(|moved| moved.is_contiguous()));
+    Ok(if is_last && !x.is_contiguous() { format } else { 0 })
+}
+
+/// Returns the layout of a shape without gaps in a memory format.
+pub(super) fn layout_in(shape: &[usize], format: i64) -> Result<Layout> {
+    let Some(order) = format_order(shape.len(), format)? else { return Ok(Layout::contiguous(shape)) };
+    let nested: Shape = order.iter().map(|&dim| shape[dim]).collect();
+    Ok(Layout::contiguous(&nested).permute(&inverse(&order))?)
 }
 
 pub(super) fn in_format(x: &Tensor, format: i64) -> Result<Tensor> {

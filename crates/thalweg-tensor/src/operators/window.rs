@@ -346,10 +346,11 @@ impl Convolution {
         let rank = weight.rank();
         if !(3..=5).contains(&rank) {
             return Err(Error::invalid(format!(
-                "a convolution's weight has 1 to 3 axes behind its channels, not {:?}",
+                "weight should have at least three dimensions, and at most five, but has shape {:?}",
                 weight.shape()
             )));
         }
+        self.check_signs()?;
         let (input, made) = in_batch(input, rank)?;
         let groups = self.check(&input, weight, bias)?;
         // The bias is added to a result that is not rounded yet, except on a GPU, where PyTorch adds it to a rounded one.
@@ -410,6 +411,19 @@ impl Convolution {
             Ok(result) => Ok(Some(result)),
             Err(error) if error.is_not_supported() || error.is_library_missing() => Ok(None),
             Err(error) => Err(error),
+        }
+    }
+
+    /// Refuses numbers that are negative, or 0 where that means nothing, in PyTorch's words.
+    fn check_signs(&self) -> Result<()> {
+        let rules = [
+            (&self.padding, 0, "negative padding is not supported"),
+            (&self.stride, 1, "non-positive stride is not supported"),
+            (&self.dilation, 1, "dilation should be greater than zero"),
+        ];
+        match rules.iter().find(|(list, least, _)| list.iter().any(|number| number < least)) {
+            Some((list, _, why)) => Err(Error::invalid(format!("{why}, but got {list:?}"))),
+            None => Ok(()),
         }
     }
 

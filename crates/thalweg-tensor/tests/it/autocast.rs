@@ -3,7 +3,11 @@
 use thalweg_ir::DType;
 use thalweg_nn::functional::{cross_entropy, linear};
 use thalweg_nn::optim::{Adam, AdamOptions};
-use thalweg_tensor::autocast::{AutocastOptions, autocast, autocast_with, is_autocast_enabled};
+use thalweg_runtime::Result;
+use thalweg_tensor::autocast::{
+    AutocastOptions, ForwardRegion, autocast, autocast_with, custom_bwd, custom_fwd, is_autocast_enabled,
+};
+use thalweg_tensor::autograd::{Backward, Gradients, record_function};
 use thalweg_tensor::{Tensor, no_grad};
 
 use crate::support::{assert_close, device, random, values};
@@ -118,4 +122,75 @@ fn a_network_learns_in_bf16() {
         losses.push(values(&loss)[0]);
     }
     assert!(losses[59] < 0.01 * losses[0], "{losses:?}");
+}
+
+/// The square of a matrix as a custom function, which notes the dtypes that it computes in.
+struct Square {
+    x: Tensor,
+    region: ForwardRegion,
+    seen: std::sync::Arc<std::sync::Mutex<Vec<DType>>>,
+}
+
+impl Backward for Square {
+    fn name(&self) -> &'static str {
+        "square_of_matrix"
+    }
+
+    fn backward(&self, gradients: &[Option<Tensor>]) -> Result<Gradients> {
+        let gradient = gradients[0].as_ref().expect("the result has a gradient");
+        custom_bwd(self.region, || {
+            let transposed = self.x.transpose(0, 1)?;
+            let product = gradient.matmul(&transposed)?;
+            self.seen.lock().unwrap().push(product.dtype());
+            let sum = product.add(&transposed.matmul(gradient)?)?;
+            Ok(Gradients::from_elem(Some(sum.to_dtype(DType::F32)?), 1))
+        })
+    }
+}
+
+#[test]
+fn custom_functions_compute_in_the_region_of_their_forward_pass() {
+    let square = |x: &Tensor, cast_inputs: Option<DType>| {
+        let seen = std::sync::Arc::new(std::sync::Mutex::new(Vec::new()));
+        let ((result, x_read), region) = custom_fwd(cast_inputs, &[x], |inputs| {
+            let read = inputs[0].detach();
+            let result = read.matmul(&read)?;
+            seen.lock().unwrap().extend([read.dtype(), result.dtype()]);
+            Ok((result, read))
+        })?;
+        let function = Square { x: x_read, region, seen: seen.clone() };
+        let y = record_function(Box::new(function), &[x], vec![result]).remove(0);
+        Result::Ok((y.to_dtype(DType::F32)?.sum(&[], false)?, seen))
+    };
+    let x = floats(&[3, 3], 1).requires_grad_().unwrap();
+    let run = |is_cast: bool, cast_inputs: Option<DType>| {
+        x.zero_grad();
+        let call = || square(&x, cast_inputs);
+        let (sum, seen) = if is_cast { autocast(DType::Bf16, call) } else { call() }.unwrap();
+        sum.backward().unwrap();
+        (values(&x.grad().unwrap()), seen.lock().unwrap().clone())
+    };
+    let (f32, bf16, f16) = (DType::F32, DType::Bf16, DType::F16);
+    let (exact, seen) = run(false, None);
+    assert_eq!(seen, [f32, f32, f32]);
+    let (rounded, seen) = run(true, None);
+    assert_eq!(seen, [f32, bf16, bf16], "forward and backward cast as the region says");
+    assert_close(&rounded, &exact, 3e-2);
+    assert_ne!(rounded, exact);
+    let (whole, seen) = run(true, Some(f32));
+    assert_eq!((whole, seen), (exact.clone(), vec![f32, f32, f32]), "neither pass casts");
+    let (_, seen) = run(true, Some(f16));
+    assert_eq!(seen[..2], [f16, f16]);
+    let (whole, seen) = run(false, Some(f16));
+    assert_eq!((whole, seen), (exact, vec![f32, f32, f32]), "outside of a region nothing is cast");
+    // Integers and f64 stay as they are.
+    let others =
+        [floats(&[2], 1).to_dtype(DType::F64).unwrap(), floats(&[2], 1).to_dtype(DType::I64).unwrap()];
+    let dtypes = autocast(bf16, || {
+        custom_fwd(Some(f16), &[&others[0], &others[1]], |inputs| {
+            assert!(!is_autocast_enabled());
+            Ok([inputs[0].dtype(), inputs[1].dtype()])
+        })
+    });
+    assert_eq!(dtypes.unwrap().0, [DType::F64, DType::I64]);
 }

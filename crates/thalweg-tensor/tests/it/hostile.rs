@@ -24,7 +24,7 @@ fn small_device() -> Device {
 }
 
 /// Tensors of many shapes, layouts and dtypes: scalars, empty ones, expanded ones, indices in range and out of it.
-pub fn tensors(device: &Device) -> Vec<Tensor> {
+fn tensors(device: &Device) -> Vec<Tensor> {
     let mut list = Vec::new();
     let ramp = |shape: &[usize]| {
         let count: usize = shape.iter().product();
@@ -65,7 +65,7 @@ pub fn tensors(device: &Device) -> Vec<Tensor> {
 
 /// The tensors that the operators of the table are mostly for: rows, classes of rows, a generator's state, packed heads, images,
 /// columns of images.
-pub fn typical(device: &Device) -> Vec<Tensor> {
+fn typical(device: &Device) -> Vec<Tensor> {
     let ones = |shape: &[usize], dtype| Tensor::ones(shape, dtype, device).unwrap();
     let floats: [&[usize]; 9] =
         [&[2, 3], &[2, 3], &[3], &[2], &[2, 2, 3, 2], &[2, 2, 4, 4], &[2, 32], &[2, 3, 3], &[2, 3, 3]];
@@ -74,7 +74,7 @@ pub fn typical(device: &Device) -> Vec<Tensor> {
     leaves.into_iter().chain(integers.map(|shape| ones(shape, DType::I64))).collect()
 }
 
-pub fn numbers() -> Vec<Scalar> {
+fn numbers() -> Vec<Scalar> {
     let floats = [0.0, 1.0, -1.0, 0.5, 1e300, f64::NAN, f64::INFINITY, f64::NEG_INFINITY];
     let integers = [0, 1, 3, -1, 1 << 40, i64::MAX, i64::MIN];
     floats.map(Scalar::F64).into_iter().chain(integers.map(Scalar::I64)).chain([Scalar::Bool(true)]).collect()
@@ -203,6 +203,13 @@ pub struct Pools {
     pub numbers: Vec<Scalar>,
 }
 
+impl Pools {
+    /// Makes them on a device. Each operator has its own, since some change the tensors that they are called with.
+    pub fn new(device: &Device) -> Self {
+        Self { tensors: tensors(device), typical: typical(device), numbers: numbers() }
+    }
+}
+
 /// The most elements that are read: a view may repeat some more often than there is memory for.
 const MOST_ELEMENTS: usize = 1 << 20;
 
@@ -313,7 +320,6 @@ pub fn rounds() -> Range<u64> {
 fn every_operator_survives_any_arguments() {
     let device = small_device();
     let witness = Tensor::from_slice(&[1.0f32, 2.0, 3.0], &[3], &device).unwrap();
-    let pools = Pools { tensors: tensors(&device), typical: typical(&device), numbers: numbers() };
     let list: Vec<_> =
         operators().into_iter().filter(|operator| !operator.name().starts_with("test::")).collect();
     let mut missed = Vec::new();
@@ -324,6 +330,7 @@ fn every_operator_survives_any_arguments() {
             .bytes()
             .fold(1 + round, |seed: u64, byte| seed.wrapping_mul(31).wrapping_add(u64::from(byte)));
         let mut chooser = Chooser(Generator::new(seed));
+        let pools = Pools::new(&device);
         let (mut calls, mut succeeded) = (0, 0);
         while calls < CALLS || succeeded < RESULTS {
             if calls >= MOST_CALLS {

@@ -9,7 +9,7 @@ use thalweg_tensor::dispatch::{Argument, Operator, Value, find_operator, operato
 use thalweg_tensor::random::Generator;
 use thalweg_tensor::{Tensor, no_grad};
 
-use crate::hostile::{Chooser, Pools, numbers, rounds, tensors, typical};
+use crate::hostile::{Chooser, Pools, rounds};
 
 /// Calls of each form.
 const CALLS: usize = 30;
@@ -86,11 +86,6 @@ fn call_out(operator: &'static Operator, chooser: &mut Chooser, pools: &[Pools; 
 #[test]
 fn every_form_in_place_and_out_survives_any_arguments() {
     let devices = two_devices();
-    let pools: [Pools; 2] = [0, 1].map(|place: usize| Pools {
-        tensors: tensors(&devices[place]),
-        typical: typical(&devices[place]),
-        numbers: numbers(),
-    });
     let witnesses: Vec<Tensor> =
         devices.iter().map(|device| Tensor::from_slice(&[1.0f32, 2.0, 3.0], &[3], device).unwrap()).collect();
     let holds = |what: &dyn Fn() -> String| {
@@ -112,6 +107,7 @@ fn every_form_in_place_and_out_survives_any_arguments() {
             .bytes()
             .fold(7 + round, |seed: u64, byte| seed.wrapping_mul(31).wrapping_add(u64::from(byte)));
         let mut chooser = Chooser(Generator::new(seed));
+        let pools: [Pools; 2] = [0, 1].map(|place: usize| Pools::new(&devices[place]));
         let form = operator.in_place_schema().and_then(|schema| find_operator(&schema.name).ok());
         for _ in 0..CALLS {
             if let Some(form) = form {

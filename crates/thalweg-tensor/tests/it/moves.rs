@@ -126,3 +126,26 @@ fn gradients_cross_from_one_driver_to_another() {
     moved.square().unwrap().sum(&[], false).unwrap().backward().unwrap();
     assert_eq!(values(&x.grad().unwrap()), [18.0, 36.0]);
 }
+
+/// Towers that do not depend on each other, each on a device of its own, with a thread and a pass for each.
+#[test]
+fn passes_over_several_devices_run_on_several_threads() {
+    let devices = two_devices(false);
+    let x = Tensor::from_slice(&[1.0f32, 2.0, 3.0], &[3], &devices[0]).unwrap().requires_grad_().unwrap();
+    let losses: Vec<Tensor> = (devices.iter().zip(1i64..))
+        .map(|(device, factor)| {
+            let moved = x.to_device(device).unwrap();
+            let mut y = moved.mul_scalar(factor).unwrap();
+            for _ in 0..50 {
+                y = y.mul_scalar(1.0).unwrap();
+            }
+            y.square().unwrap().sum(&[], false).unwrap()
+        })
+        .collect();
+    std::thread::scope(|scope| {
+        let passes: Vec<_> = losses.iter().map(|loss| scope.spawn(|| loss.backward())).collect();
+        passes.into_iter().for_each(|pass| pass.join().unwrap().unwrap());
+    });
+    // 2x (1² + 2²).
+    assert_eq!(values(&x.grad().unwrap()), [10.0, 20.0, 30.0]);
+}

@@ -144,22 +144,102 @@ fn tensors_that_do_not_fit_are_refused() {
         assert!(error.is_invalid_argument() && error.to_string().contains(words), "{error}");
     };
     let one = Argument::Scalar(1i64.into());
-    let small = empty(&[0], DType::F32);
-    refused(
-        "add.out",
-        &[(&x).into(), (&x).into(), one, (&small).into()],
-        "out has shape [0] and the result [2]; a tensor keeps its shape, so give one of the result's",
-    );
     let whole = empty(&[2], DType::I64);
     refused(
         "add.out",
         &[(&x).into(), (&x).into(), one, (&whole).into()],
         "result type float32 can't be cast to the desired output type int64",
     );
-    refused("unsqueeze_", &[(&x).into(), 0i64.into()], "call unsqueeze and use what it gives");
-    refused("t_", &[(&x).into()], "t_ would give a tensor another shape or other strides in place");
-    for name in ["transpose_", "swapaxes_", "squeeze_.dim", "as_strided_"] {
-        let error = find_operator(name).unwrap_err().to_string();
-        assert!(error.contains(name), "{error}");
+    let row = empty(&[1], DType::F32).expand(&[2]).unwrap();
+    refused(
+        "add.out",
+        &[(&x).into(), (&x).into(), one, (&row).into()],
+        "more than one element of the written-to tensor refers to a single memory location",
+    );
+    let memory = tensor(&[1.0, 2.0, 3.0], &[3], DType::F32);
+    let [head, tail] = [0, 1].map(|start| memory.narrow(0, start, 2).unwrap());
+    refused(
+        "add.out",
+        &[(&head).into(), (&x).into(), one, (&tail).into()],
+        "some elements of the input tensor and the written-to tensor refer to a single memory location",
+    );
+    call("add.out", &[(&head).into(), (&x).into(), one, (&head).into()]).unwrap();
+    assert_eq!(values(&memory), [2.0, 4.0, 3.0]);
+    let wide = tensor(&[1.0, 2.0, 3.0, 4.0], &[2, 2], DType::F32);
+    refused(
+        "add.out",
+        &[(&x).into(), (&wide).into(), one, (&x).into()],
+        "output with shape [2] doesn't match the broadcast shape [2, 2]",
+    );
+    let leaf = empty(&[0], DType::F32).requires_grad_().unwrap();
+    let error = thalweg_tensor::no_grad(|| call("add.out", &[(&x).into(), (&x).into(), one, (&leaf).into()]));
+    assert!(error.unwrap_err().to_string().contains("cannot resize variables that require grad"));
+    for name in ["view_", "permute_", "expand_"] {
+        assert!(find_operator(name).unwrap_err().to_string().contains("there is no operator"), "{name}");
     }
+}
+
+/// As PyTorch 2.11 does it: a tensor that is large enough keeps its memory, views of a storage that grows see it grow, and strides are those of
+/// the result.
+#[test]
+fn tensors_of_another_shape_get_that_of_the_result() {
+    let x = random(&[2, 3, 4, 5], 1);
+    let expected = values(&x.add(&x).unwrap());
+    let one = Argument::Scalar(1i64.into());
+    let add = |x: &Tensor, out: &Tensor| call("add.out", &[x.into(), x.into(), one, out.into()]).unwrap();
+    let out = empty(&[0], DType::F64);
+    let clone = out.clone();
+    add(&x, &out);
+    assert_eq!((out.shape(), clone.shape()), (x.shape(), x.shape()));
+    assert_eq!(values(&clone), expected);
+    // A smaller result takes the front of the memory.
+    let front = out.pointer();
+    add(&x.select(0, 0).unwrap(), &out);
+    assert_eq!((out.shape(), out.pointer()), (&[3, 4, 5][..], front));
+    assert_eq!(values(&out), expected[..60]);
+    // A larger one gets other memory, which a view of the former sees, too.
+    let small = tensor(&[7.0, 8.0], &[2], DType::F64);
+    let view = small.narrow(0, 1, 1).unwrap();
+    add(&x, &small);
+    assert_eq!(values(&view), expected[1..2]);
+    assert!(view.shares_storage_with(&small));
+    // Channels last, as the result lies.
+    let last = x.contiguous_in(thalweg_tensor::MemoryFormat::ChannelsLast).unwrap();
+    let out = empty(&[0], DType::F64);
+    add(&last, &out);
+    assert_eq!(out.layout().strides(), last.layout().strides());
+    assert_eq!(values(&out), expected);
+    let (values_to, places) = (empty(&[0], DType::F64), empty(&[0], DType::I64));
+    call("sort.values", &[(&x).into(), 1i64.into(), false.into(), (&values_to).into(), (&places).into()])
+        .unwrap();
+    assert_eq!((values_to.shape(), places.shape()), (x.shape(), x.shape()));
+}
+
+#[test]
+fn memory_grows_in_place() {
+    let x = tensor(&[1.0, 2.0, 3.0], &[3], DType::F32);
+    let same = call_one("resize_", &[(&x).into(), Argument::Ints(&[2, 3])]);
+    assert!(same.is_same(&x));
+    assert_eq!((x.shape(), &values(&x)[..3]), (&[2, 3][..], &[1.0, 2.0, 3.0][..]));
+    call_one("resize_", &[(&x).into(), Argument::Ints(&[2])]);
+    assert_eq!(values(&x), [1.0, 2.0]);
+    // Of a view, behind its offset.
+    let view = x.narrow(0, 1, 1).unwrap();
+    call_one("resize_", &[(&view).into(), Argument::Ints(&[2])]);
+    assert_eq!(values(&view), [2.0, 3.0]);
+    // What was saved must not have changed.
+    let leaf = random(&[2, 3], 1).requires_grad_().unwrap();
+    let factor = random(&[2, 3], 2);
+    let product = leaf.mul(&factor).unwrap();
+    call_one("t_", &[(&factor).into()]);
+    let error = product.sum(&[], false).unwrap().backward().unwrap_err().to_string();
+    assert!(error.contains("was written in place after the forward pass"), "{error}");
+    let huge = [i64::MAX / 8, 4];
+    let error = call("resize_", &[(&x).into(), Argument::Ints(&huge)]).unwrap_err();
+    assert!(error.is_invalid_argument(), "{error}");
+    assert_eq!(values(&x), [1.0, 2.0]);
+}
+
+fn call_one(name: &str, arguments: &[Argument<'_>]) -> Tensor {
+    find_operator(name).unwrap().call(arguments, None, Label::here("one")).unwrap().swap_remove(0)
 }

@@ -28,7 +28,7 @@ One file per operator, `NAME.gz`; unpacked: the length of the header (u64, littl
       leaves            the inputs that require a gradient
       roots             the outputs that have one
       gradients         the gradients of the leaves (or null) for the roots' cotangents `pattern(shape, number of the output)`
-      exact             {"outputs": .., "gradients": ..} from the same inputs in f64; null where PyTorch's are as good as exact
+      exact             {"outputs": .., "gradients": .., "second": ..} from the same inputs in f64; null where PyTorch's are as good as exact
       second            {"inputs": .., "cotangents": ..}: gradients of the gradients for `pattern(shape, 100 + number of the leaf)`
     errors              inputs and calls likewise; the last call raises: type, message, `matched` (the part that OpInfo asks for)
     dropped             how many samples and errors are left out, by reason
@@ -308,19 +308,26 @@ class Exact:
         self.inputs = [copy(t) for t in inputs]
 
     def run(self, entry):
-        """The outputs and the gradients of the entry's leaves; nothing where PyTorch cannot."""
+        """The outputs, the gradients of the entry's leaves and their gradients; nothing where PyTorch cannot."""
         sample = self.sample
         try:
             result = sample.output_process_fn_grad(self.op.op(sample.input, *sample.args, **sample.kwargs))
             outputs = [leaf for leaf in tree_flatten(result)[0] if isinstance(leaf, torch.Tensor)]
             if "roots" not in entry:
-                return outputs, []
+                return outputs, [], []
+            twice = "second" in entry
             roots = [outputs[k] for k in entry["roots"]]
-            cotangents = [pattern(t, k) for k, t in zip(entry["roots"], roots)]
+            cotangents = [pattern(t, k).requires_grad_(twice) for k, t in zip(entry["roots"], roots)]
             leaves = [self.inputs[i] for i in entry["leaves"]]
-            return outputs, torch.autograd.grad(roots, leaves, cotangents, allow_unused=True)
+            gradients = torch.autograd.grad(roots, leaves, cotangents, create_graph=twice, allow_unused=True)
+            if not twice:
+                return outputs, gradients, []
+            again = [(n, t) for n, t in enumerate(gradients) if t is not None and t.requires_grad]
+            directions = [pattern(t, 100 + n) for n, t in again]
+            second = torch.autograd.grad([t for _, t in again], leaves + cotangents, directions, allow_unused=True)
+            return outputs, gradients, second
         except (RuntimeError, IndexError, ValueError, TypeError):
-            return [], []
+            return [], [], []
 
 
 class Operator:
@@ -405,9 +412,9 @@ class Operator:
             entry["random"] = True
         else:
             entry["strided"] = not entry["mutated"] and self.is_same_strided(op, sample, outputs)
-            gradients = self.add_gradients(op, entry, dtype, inputs, outputs, cap)
+            gradients, second = self.add_gradients(op, entry, dtype, inputs, outputs, cap)
             if exact:
-                self.add_exact(op, entry, dtype, exact, outputs, gradients)
+                self.add_exact(op, entry, dtype, exact, outputs, gradients, second)
         self.samples.append({key: value for key, value in entry.items() if value or key in ("variant", "inputs", "outputs")})
 
     def differs(self, op, sample, inputs, before, outputs):
@@ -448,7 +455,7 @@ class Operator:
         is_number = lambda t: t.dtype.is_floating_point or t.dtype.is_complex
         differentiable = [(k, t) for k, t in enumerate(outputs) if t.requires_grad and is_number(t)]
         if not leaves or not differentiable:
-            return []
+            return [], []
         twice = op.supports_gradgrad and dtype in (torch.float32, torch.float64)
         cotangents = [pattern(t, k).requires_grad_(twice) for k, t in differentiable]
         wanted = [inputs[i] for i in leaves]
@@ -457,24 +464,24 @@ class Operator:
                 [t for _, t in differentiable], wanted, cotangents, create_graph=twice, allow_unused=True)
         except RuntimeError:
             self.drop("a gradient that PyTorch refuses")
-            return []
+            return [], []
         store = lambda t: None if t is None else self.store_values(t, cap)
         entry["leaves"], entry["roots"] = leaves, [k for k, _ in differentiable]
         entry["gradients"] = [store(t) for t in gradients]
         again = [(n, t) for n, t in enumerate(gradients) if t is not None and t.requires_grad]
         if not twice or not again:
-            return gradients
+            return gradients, []
         directions = [pattern(t, 100 + n) for n, t in again]
         try:
             second = torch.autograd.grad([t for _, t in again], wanted + cotangents, directions, allow_unused=True)
         except (RuntimeError, NotImplementedError):
             self.drop("a second gradient that PyTorch refuses")
-            return gradients
-        second = [store(t) for t in second]
-        entry["second"] = {"inputs": second[: len(wanted)], "cotangents": second[len(wanted):]}
-        return gradients
+            return gradients, []
+        stored = [store(t) for t in second]
+        entry["second"] = {"inputs": stored[: len(wanted)], "cotangents": stored[len(wanted):]}
+        return gradients, second
 
-    def add_exact(self, op, entry, dtype, exact, outputs, gradients):
+    def add_exact(self, op, entry, dtype, exact, outputs, gradients, second):
         """Keeps the results in f64 where PyTorch's are not within half of the tolerance of them."""
         relative, absolute = self.tolerances[op.variant_test_name][dtype_name(dtype)]
 
@@ -486,12 +493,15 @@ class Operator:
                 return None
             return self.store_values(wanted, 0)
 
-        found_outputs, found_gradients = exact.run(entry)
+        found_outputs, found_gradients, found_second = exact.run(entry)
         kept = {
             "outputs": [store(a, b) for a, b in zip(outputs, found_outputs)] if len(outputs) == len(found_outputs) else [],
             "gradients": [store(a, b) for a, b in zip(gradients, found_gradients)],
         }
-        if any(row is not None for rows in kept.values() for row in rows):
+        again = [store(a, b) for a, b in zip(second, found_second)]
+        if any(row is not None for row in again):
+            kept["second"] = {"inputs": again[: len(entry["leaves"])], "cotangents": again[len(entry["leaves"]):]}
+        if "second" in kept or any(row is not None for rows in kept.values() for row in rows):
             entry["exact"] = kept
 
     def add_error(self, op, error):

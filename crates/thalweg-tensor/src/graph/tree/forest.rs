@@ -160,7 +160,7 @@ impl Forest {
 
     /// Returns whether an input is an output of this step that still lies in the pool.
     pub(super) fn is_managed(&self, input: &Tensor) -> bool {
-        self.handles().any(|handle| handle.is_of(&input.storage().buffer))
+        self.handles().any(|handle| handle.is_of(&input.storage().buffer()))
     }
 
     fn handles(&self) -> impl Iterator<Item = &OutputHandle> {

@@ -331,7 +331,7 @@ impl GraphTreeManager {
         let given: Vec<&Tensor> = inputs.given().collect();
         let is_held_by_inputs = |handle: &thalweg_runtime::OutputHandle| {
             let own: Vec<&&Tensor> =
-                given.iter().filter(|input| handle.is_of(&input.storage().buffer)).collect();
+                given.iter().filter(|input| handle.is_of(&input.storage().buffer())).collect();
             own.first().is_some_and(|first| Arc::strong_count(first.storage()) == own.len())
         };
         let current = &self.forests[&current];

@@ -94,7 +94,7 @@ impl Node {
         for (index, (rule, input)) in self.rules.iter().zip(inputs).enumerate() {
             match rule {
                 InputRule::InPlace { base, layout, is_managed, .. } => {
-                    let is_there = input.storage().buffer.pointer() == *base && input.layout() == layout;
+                    let is_there = input.storage().pointer() == *base && input.layout() == layout;
                     match (is_there, is_managed) {
                         (true, _) => {}
                         (false, true) => return Some(Mismatch::ManagedInput(index)),

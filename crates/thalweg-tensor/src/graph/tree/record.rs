@@ -124,7 +124,7 @@ impl GraphTreeManager {
             let is_static = function.options.static_inputs.contains(&index);
             let is_managed = !is_static && !function.demoted.contains(&index) && forest.is_managed(input);
             if is_static || is_managed {
-                let (base, layout) = (input.storage().buffer.pointer(), input.layout().clone());
+                let (base, layout) = (input.storage().pointer(), input.layout().clone());
                 rules.push(InputRule::InPlace { base, layout, is_managed, is_written: false });
                 read.push(input.clone());
                 continue;

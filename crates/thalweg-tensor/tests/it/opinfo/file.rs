@@ -82,13 +82,19 @@ impl File {
 pub struct Inputs<'a> {
     file: &'a File,
     is_strided: bool,
+    is_wide: bool,
     bases: HashMap<usize, Tensor>,
 }
 
 impl<'a> Inputs<'a> {
     /// Starts a sample. With `is_strided` each input gets gaps between its elements instead of the layout that it is stored with.
     pub fn new(file: &'a File, is_strided: bool) -> Self {
-        Self { file, is_strided, bases: HashMap::new() }
+        Self { file, is_strided, is_wide: false, bases: HashMap::new() }
+    }
+
+    /// Starts a sample whose inputs of float32 are of float64, and those of complex64 of complex128, in the layouts that they are stored with.
+    pub fn wide(file: &'a File) -> Self {
+        Self { is_wide: true, ..Self::new(file, false) }
     }
 
     /// Makes an input; `Err` names the dtype that does not exist here.
@@ -101,16 +107,27 @@ impl<'a> Inputs<'a> {
                 return Ok(spread(self.file.storage(storage), &row, dtype));
             }
             let needed = row.offset + padded(&row);
+            let made = if self.is_wide { widest(dtype) } else { dtype };
             let base = match self.bases.get(&storage) {
-                Some(base) if base.dtype() == dtype && base.elements() >= needed => base.clone(),
+                Some(base) if base.dtype() == made && base.elements() >= needed => base.clone(),
                 _ => {
                     let base = flat(self.file.storage(storage), needed, dtype);
+                    let base = base.to_dtype(made).expect("numbers fit a wider dtype").detach();
                     self.bases.insert(storage, base.clone());
                     base
                 }
             };
             Ok(view(&base, &row).detach())
         })
+    }
+}
+
+/// Returns the dtype of twice the bits of a float of 32, or of a complex number of such parts; other dtypes as they are.
+fn widest(dtype: DType) -> DType {
+    match dtype {
+        DType::F32 => DType::F64,
+        DType::C64 => DType::C128,
+        other => other,
     }
 }
 

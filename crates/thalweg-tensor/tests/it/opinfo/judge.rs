@@ -7,7 +7,7 @@ use serde_json::{Value as Json, json};
 use thalweg_ir::DType;
 use thalweg_runtime::Label;
 use thalweg_tensor::autograd::{BackwardOptions, gradients, gradients_with};
-use thalweg_tensor::dispatch::{Argument, Value, find_operator};
+use thalweg_tensor::dispatch::{Argument, Operator, Value, find_operator};
 use thalweg_tensor::{Tensor, no_grad};
 
 use super::file::{File, Inputs, Row, list};
@@ -41,6 +41,8 @@ pub struct Score {
     pub missing: BTreeSet<String>,
     /// Samples whose results agree, as they are stored and with gaps between elements.
     pub forward: Tally,
+    /// Samples whose results have PyTorch's strides.
+    pub strides: Tally,
     /// Samples whose gradients agree.
     pub backward: Tally,
     /// Samples whose gradients of gradients agree.
@@ -111,11 +113,14 @@ pub fn judge(file: &File) -> Score {
     }
     for sample in samples {
         let judged = Judged { file, sample };
-        let forward = guarded(|| judged.forward(false));
+        let mut strides = Ok(());
+        let forward = guarded(|| judged.forward(false, &mut strides));
         score.forward.of += 1;
         score.forward.held += usize::from(score.note("forward", sample, forward));
+        score.strides.of += 1;
+        score.strides.held += usize::from(score.note_other("strides", sample, strides));
         if sample["strided"] == Json::Bool(true) {
-            let strided = guarded(|| judged.forward(true));
+            let strided = guarded(|| judged.forward(true, &mut Ok(())));
             score.forward.of += 1;
             score.forward.held += usize::from(score.note("with gaps", sample, strided));
         }
@@ -244,14 +249,17 @@ impl Judged<'_> {
         Ok(machine)
     }
 
-    /// Compares the results, what inputs hold afterwards, and shared storage.
-    fn forward(&self, is_strided: bool) -> Result<(), String> {
+    /// Compares the results, what inputs hold afterwards, and shared storage; apart from these, the strides.
+    fn forward(&self, is_strided: bool, strides: &mut Result<(), String>) -> Result<(), String> {
         let inputs = self.inputs(is_strided)?;
         let machine = no_grad(|| self.run(&inputs)).map_err(Stop::into_message)?;
         let mut outputs = Vec::new();
         for (index, output) in list(&self.sample["outputs"]).iter().enumerate() {
             let found = machine.tensor(&output[0])?;
             let values = machine.tensor(&list(&self.sample["outputs"])[0][0])?;
+            if strides.is_ok() {
+                *strides = self.strides_agree(index, found, &self.file.row(&output[1]));
+            }
             self.output_agrees(&machine, index, [found, values], output)
                 .map_err(|reason| format!("output {index}: {reason}"))?;
             outputs.push(found);
@@ -279,6 +287,17 @@ impl Judged<'_> {
             }
         }
         Ok(())
+    }
+
+    /// Compares the strides of a result, of dimensions with several elements.
+    fn strides_agree(&self, index: usize, found: &Tensor, row: &Row<'_>) -> Result<(), String> {
+        let strides = found.layout().strides();
+        let differs = |dim: usize| row.shape[dim] > 1 && strides.get(dim) != Some(&row.strides[dim]);
+        if found.elements() == 0 || !(0..row.shape.len()).any(differs) {
+            return Ok(());
+        }
+        let expected = &row.strides;
+        Err(format!("output {index} of {:?} has strides {strides:?}, PyTorch's {expected:?}", row.shape))
     }
 
     /// Compares a result of the program; what PyTorch leaves open is held against what it must be, by the first result.
@@ -403,8 +422,9 @@ impl Judged<'_> {
         let found = gradients(&roots, &directions, &wanted).map_err(text)?;
         let (of_leaves, of_cotangents) = found.split_at(leaves.len());
         let second = &self.sample["second"];
-        self.gradients_agree(of_leaves, &second["inputs"], &Json::Null)?;
-        self.gradients_agree(of_cotangents, &second["cotangents"], &Json::Null)
+        let exact = &self.sample["exact"]["second"];
+        self.gradients_agree(of_leaves, &second["inputs"], &exact["inputs"])?;
+        self.gradients_agree(of_cotangents, &second["cotangents"], &exact["cotangents"])
             .map_err(|reason| format!("of cotangents: {reason}"))
     }
 
@@ -475,10 +495,25 @@ impl Judged<'_> {
             };
             given.push(Tensor::empty(&shape, dtype, &device()).map_err(text)?);
         }
-        no_grad(|| operator.call_out(&arguments, &given)).map_err(text)?;
-        for (index, output) in outputs.iter().enumerate() {
+        self.written(&machine, (operator, &arguments), &given, &place)?;
+        let empty = |given: &Tensor| Tensor::empty(&[0], given.dtype(), &device());
+        let empty: Vec<Tensor> = given.iter().map(empty).collect::<Result<_, _>>().map_err(text)?;
+        self.written(&machine, (operator, &arguments), &empty, &place)
+            .map_err(|reason| format!("into what has no elements: {reason}"))
+    }
+
+    /// Compares what a call writes into given tensors; `place` finds the tensor of an output.
+    fn written(
+        &self,
+        machine: &Machine,
+        (operator, arguments): (&'static Operator, &[Argument<'_>]),
+        given: &[Tensor],
+        place: &dyn Fn(&Json) -> Option<usize>,
+    ) -> Result<(), String> {
+        no_grad(|| operator.call_out(arguments, given)).map_err(|error| error.to_string())?;
+        for (index, output) in list(&self.sample["outputs"]).iter().enumerate() {
             let found = &given[place(output).ok_or("an output that is no result of the call")?];
-            self.output_agrees(&machine, index, [found, &given[0]], output)?;
+            self.output_agrees(machine, index, [found, &given[0]], output)?;
         }
         Ok(())
     }

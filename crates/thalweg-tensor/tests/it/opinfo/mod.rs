@@ -11,10 +11,13 @@
 //! ```
 
 mod core;
+mod derivative;
+mod differences;
 mod file;
 mod judge;
 mod meta;
 mod numbers;
+mod own;
 mod program;
 mod table;
 mod unspecified;
@@ -97,6 +100,11 @@ fn operators_agree_with_pytorchs_samples() {
         .map(|score| score.name.as_str())
         .collect();
     assert!(gained.is_empty(), "these operators pass; say so with THALWEG_OPINFO_WRITE=1: {gained:?}");
+    let second = table::second_not_as_named(&scores);
+    assert!(
+        second.is_empty(),
+        "gradients of gradients differ where SECOND does not name it, or neither: {second:?}"
+    );
 }
 
 /// `tests/opinfo/complex` has samples of complex64 of the operators that take it.

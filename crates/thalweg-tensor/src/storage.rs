@@ -1,0 +1,205 @@
+//! [`Storage`]: the memory behind tensors that are views of each other, which may grow; and [`Layouts`]: those by which one tensor sees it in
+//! turn.
+//!
+//! `resize_`, `squeeze_` and the like change a tensor that others hold, too. The storage stays the same one and gets other memory; a layout is
+//! put behind the former ones, which stay where they are, since references to them are given out.
+
+use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+
+use thalweg_ir::Layout;
+use thalweg_runtime::{Buffer, Device, DevicePointer, Error, Label, Result};
+
+use crate::dispatch::is_inference;
+
+/// The memory behind tensors that are views of each other.
+pub(crate) struct Storage {
+    device: Device,
+    /// The address of the buffer, to be read without the lock; [`MOVES`] where only the buffer knows.
+    address: AtomicU64,
+    buffer: Mutex<Buffer>,
+    /// Whether the memory may be replaced: that of another library may not.
+    is_resizable: bool,
+    /// The number of writes in place. Backward checks it, since the tensors that it saved must not have changed.
+    version: AtomicU32,
+    /// Whether it was allocated in inference mode.
+    pub(crate) is_inference: bool,
+}
+
+/// The address of a buffer that a graph may move to other memory.
+const MOVES: u64 = u64::MAX;
+
+impl Storage {
+    pub(crate) fn new(buffer: Buffer) -> Self {
+        Self {
+            device: buffer.device().clone(),
+            address: AtomicU64::new(buffer.pointer().address()),
+            buffer: Mutex::new(buffer),
+            is_resizable: true,
+            version: AtomicU32::new(0),
+            is_inference: is_inference(),
+        }
+    }
+
+    /// Returns a storage over memory of another library.
+    pub(crate) fn external(buffer: Buffer) -> Self {
+        Self { is_resizable: false, ..Self::new(buffer) }
+    }
+
+    /// Returns a storage over an output of a graph, which the graph may move to other memory.
+    pub(crate) fn of_graph(buffer: Buffer) -> Self {
+        Self { address: AtomicU64::new(MOVES), ..Self::new(buffer) }
+    }
+
+    pub(crate) fn device(&self) -> &Device {
+        &self.device
+    }
+
+    pub(crate) fn pointer(&self) -> DevicePointer {
+        match self.address.load(Ordering::Acquire) {
+            MOVES => self.buffer().pointer(),
+            address => DevicePointer::new(address),
+        }
+    }
+
+    /// Returns the buffer, which nothing replaces while it is held.
+    pub(crate) fn buffer(&self) -> MutexGuard<'_, Buffer> {
+        self.buffer.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns the buffer of a storage that nothing else holds, to be made an output of a graph.
+    pub(crate) fn buffer_mut(&mut self) -> &mut Buffer {
+        *self.address.get_mut() = MOVES;
+        self.buffer.get_mut().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn version(&self) -> u32 {
+        self.version.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn bump_version(&self) {
+        self.version.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// Sees that there are so many bytes, on the current stream: where there are fewer, what is there is copied to other memory. Returns how
+    /// many bytes there were before.
+    pub(crate) fn grow(&self, bytes: u64, label: Label) -> Result<u64> {
+        let mut buffer = self.buffer();
+        let former = buffer.size_bytes();
+        if bytes <= former {
+            return Ok(former);
+        }
+        if !self.is_resizable {
+            return Err(Error::invalid(
+                "Trying to resize storage that is not resizable: the memory is another library's. Clone the tensor before",
+            ));
+        }
+        let stream = self.device.current_stream();
+        let grown = Buffer::labelled(&stream, bytes, label)?;
+        if former > 0 {
+            stream.copy_on_device(grown.pointer(), buffer.pointer(), former, label)?;
+            buffer.record_use(&stream);
+        }
+        self.address.store(grown.pointer().address(), Ordering::Release);
+        *buffer = grown;
+        Ok(former)
+    }
+}
+
+/// The layouts of a tensor, one after the other, of which one holds.
+pub(crate) struct Layouts {
+    first: Layout,
+    later: OnceLock<Box<Later>>,
+}
+
+/// How many of the last layouts are looked through for one that comes again.
+const RECENT: usize = 16;
+
+/// Layouts that have followed the first, numbered from 1. Block b has room for 2ᵇ of them.
+struct Later {
+    /// The number of the one that holds; 0 is the first layout.
+    now: AtomicUsize,
+    blocks: [OnceLock<Box<[OnceLock<Layout>]>>; 32],
+    /// How many there are.
+    count: Mutex<usize>,
+}
+
+impl Later {
+    fn slot(&self, number: usize) -> &OnceLock<Layout> {
+        let block = number.ilog2();
+        let slots = self.blocks[block as usize]
+            .get_or_init(|| std::iter::repeat_with(OnceLock::new).take(1 << block).collect());
+        &slots[number - (1 << block)]
+    }
+
+    fn get(&self, number: usize) -> &Layout {
+        self.slot(number).get().expect("a layout has its number once it is there")
+    }
+}
+
+impl Layouts {
+    pub(crate) const fn new(first: Layout) -> Self {
+        Self { first, later: OnceLock::new() }
+    }
+
+    /// Returns the layout that holds.
+    pub(crate) fn now(&self) -> &Layout {
+        match self.later.get() {
+            None => &self.first,
+            Some(later) => match later.now.load(Ordering::Acquire) {
+                0 => &self.first,
+                number => later.get(number),
+            },
+        }
+    }
+
+    /// Lets another layout hold.
+    pub(crate) fn set(&self, layout: Layout) {
+        let later = self.later.get_or_init(|| {
+            Box::new(Later {
+                now: AtomicUsize::new(0),
+                blocks: [const { OnceLock::new() }; 32],
+                count: Mutex::new(0),
+            })
+        });
+        let mut count = later.count.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut recent = (count.saturating_sub(RECENT) + 1..=*count).rev();
+        let known = match layout == self.first {
+            true => Some(0),
+            false => recent.find(|&number| *later.get(number) == layout),
+        };
+        let number = known.unwrap_or_else(|| {
+            *count += 1;
+            later.slot(*count).get_or_init(|| layout);
+            *count
+        });
+        later.now.store(number, Ordering::Release);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn layouts_follow_each_other_and_former_ones_stay() {
+        let layouts = Layouts::new(Layout::contiguous(&[0]));
+        let first = layouts.now();
+        let mut former = Vec::new();
+        for extent in 1..100 {
+            layouts.set(Layout::contiguous(&[extent]));
+            former.push(layouts.now());
+        }
+        assert_eq!(first.shape(), [0]);
+        assert!(former.iter().enumerate().all(|(place, layout)| layout.shape() == [place + 1]));
+        layouts.set(Layout::contiguous(&[0]));
+        assert!(std::ptr::eq(layouts.now(), first));
+        for _ in 0..1000 {
+            layouts.set(Layout::contiguous(&[98]));
+            layouts.set(Layout::contiguous(&[2]));
+        }
+        let later = layouts.later.get().unwrap();
+        assert_eq!(*later.count.lock().unwrap(), 100, "layouts that come again are kept once");
+        assert_eq!(layouts.now().shape(), [2]);
+    }
+}
