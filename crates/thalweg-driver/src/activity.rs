@@ -22,7 +22,7 @@ pub enum ActivityKind {
 /// Something that ran on a device.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Activity {
-    /// What it was.
+    /// The kind of work.
     pub kind: ActivityKind,
     /// A kernel's name as the compiler wrote it, mangled if it is of C++; empty for copies and fills.
     pub name: String,
@@ -60,7 +60,7 @@ pub struct KernelActivity {
 /// The result of [`ActivityTracer::stop`].
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Activities {
-    /// What ran, in the order in which it began.
+    /// The activities, in the order in which they began.
     pub list: Vec<Activity>,
     /// How many more there were that the tracer had no room for.
     pub dropped: u64,

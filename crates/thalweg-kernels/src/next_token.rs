@@ -1,7 +1,7 @@
 //! [`NextToken`]: a language model's head and the choice of the likeliest token, which a decoder then reads next, in one kernel.
 //!
 //! `token = argmax(norm(x) · weightᵀ)`, `position += 1`, `history[position] = token`, where the scores are rounded to the weights' dtype and not stored. A position
-//! behind the history is told of, and writes nothing there. Of equal scores the first counts, and NaN is greater than all, as in `argmax`.
+//! behind the history is reported, and writes nothing there. Of equal scores the first counts, and NaN is greater than all, as in `argmax`.
 //!
 //! A warp multiplies eight rows of the weights at a time by the tensor cores, with the loads of the next eight under way. The blocks meet at two words, of
 //! which the first is the greatest score with its place: its order of unsigned numbers is that of scores, then of earlier places.

@@ -137,7 +137,7 @@ impl Rows {
     }
 }
 
-/// Returns whether an activity counts by itself: nobody called for it but a graph, or a library that is not recorded.
+/// Returns whether an activity counts by itself: a graph runs it, or a library that is not recorded.
 fn is_by_itself(activity: &Activity) -> bool {
     activity.graph_node.is_some() || activity.correlation.is_none()
 }

@@ -175,7 +175,7 @@ pub struct Trace {
     pub operators: Vec<OperatorCall>,
     /// The commands, in the order in which they were submitted per stream.
     pub commands: Vec<Command>,
-    /// What ran on devices, in the order in which it began.
+    /// The work of devices, in the order in which it began.
     pub activities: Vec<Activity>,
     /// How many activities are missing, because the tracer had no room for them.
     pub dropped: u64,

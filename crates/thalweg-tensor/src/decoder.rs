@@ -115,7 +115,7 @@ fn is_number(tensor: &Tensor) -> bool {
     tensor.dtype() == DType::I64 && tensor.elements() == 1
 }
 
-/// What belongs to a call of layers beside the row and the layers.
+/// The options of a call of layers.
 #[derive(Clone, Copy, Debug)]
 pub struct DecoderOptions<'t> {
     /// The number that norms add to a variance.

@@ -61,7 +61,7 @@ pub(super) mod kind {
     pub(in crate::cuda) const EXTERNAL_CORRELATION: u32 = 39;
 }
 
-/// What is traced. Correlations come only with the records of calls, which are skipped.
+/// The kinds of records that are traced. Correlations come only with the records of calls, which are skipped.
 const KINDS: [u32; 7] = [
     kind::KERNEL,
     kind::COPY,
@@ -203,7 +203,7 @@ struct Records {
 /// A buffer that the library fills.
 struct Buffer(*mut u8);
 
-// SAFETY: the memory belongs to whoever holds this, on any thread.
+// SAFETY: the memory belongs to the owner of this, on any thread.
 unsafe impl Send for Buffer {}
 
 /// The size of a buffer: the library's documentation asks for 1 to 10 MB.
@@ -371,7 +371,7 @@ impl Records {
     /// Turns what came in into activities. A record without times is of work that did not end, and counts as dropped.
     fn resolve(mut self, clock: Clock) -> Activities {
         self.spare.drain(..).for_each(|buffer| {
-            // SAFETY: it came from `new_buffer`, and nobody else has it.
+            // SAFETY: it came from `new_buffer`, and nothing else has it.
             unsafe { dealloc(buffer.0, BUFFER) }
         });
         let all = self.activities.len();

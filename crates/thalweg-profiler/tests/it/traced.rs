@@ -151,7 +151,7 @@ fn activities_of_a_call_are_joined_with_its_command() {
         world.launch(0, "mm", 256);
         world.fill(1, "zero_", 64);
         // Another library's work, outside of any call.
-        traced.add(ActivityKind::Kernel, "foreign", 50, 0, None);
+        traced.add(ActivityKind::Kernel, "external", 50, 0, None);
     })
     .unwrap();
     assert_eq!((&trace.clock, trace.dropped), (&Clock::Device, 3));
@@ -161,7 +161,7 @@ fn activities_of_a_call_are_joined_with_its_command() {
         row("sleep", "mm", Ok(0), 256),
         row("void gemm<float>(int)", "mm", Ok(0), 256),
         row("Memset (Device)", "zero_", Ok(1), 64),
-        row("foreign", "foreign", Err(50), 0),
+        row("external", "external", Err(50), 0),
     ];
     assert_eq!(ran(&world, &trace), expected);
     let whole = trace.commands[0].span.expect("it ran");
@@ -170,7 +170,7 @@ fn activities_of_a_call_are_joined_with_its_command() {
     let averages = trace.key_averages();
     let row = |operator: &str| averages.0.iter().find(|row| row.operator == operator).expect("a row");
     assert_eq!((row("mm").count, row("mm").device_nanoseconds, row("mm").bytes), (1, 20_000, 256));
-    assert_eq!((row("foreign").count, row("foreign").device_nanoseconds), (1, 10_000));
+    assert_eq!((row("external").count, row("external").device_nanoseconds), (1, 10_000));
     let file = trace.chrome_trace();
     let events = file["traceEvents"].as_array().unwrap();
     let kernel = events.iter().find(|event| event["cat"] == "kernel").unwrap();
