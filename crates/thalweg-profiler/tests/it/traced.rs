@@ -232,21 +232,21 @@ fn without_the_tracer_events_are_used_and_the_trace_says_why() {
 fn calls_of_operators_have_their_time_on_the_host() {
     let world = World::new();
     let (_, trace) = profile(&world.driver, || {
-        let _outer = record_operator("linear");
+        let _outer = record_operator("outer operator");
         std::thread::sleep(Duration::from_millis(3));
         {
-            let _inner = record_operator("mm");
+            let _inner = record_operator("inner operator");
             std::thread::sleep(Duration::from_millis(2));
             world.launch(0, "mm", 64);
         }
         world.launch(0, "add", 64);
     })
     .unwrap();
-    // Operators of other tests are in the trace, too.
+    // These names are no other test's: operators of all threads are in each trace.
     let thread = trace.calls[0].thread;
     let own: Vec<_> = trace.operators.iter().filter(|call| call.thread == thread).collect();
     let [linear, mm] = own[..] else { panic!("{own:?}") };
-    assert_eq!((linear.name, mm.name, mm.parent), ("linear", "mm", Some(linear.id)));
+    assert_eq!((linear.name, mm.name, mm.parent), ("outer operator", "inner operator", Some(linear.id)));
     let launches: Vec<_> = trace
         .calls
         .iter()
@@ -256,7 +256,7 @@ fn calls_of_operators_have_their_time_on_the_host() {
     assert_eq!(launches, [Some(mm.id), Some(linear.id)]);
     let averages = trace.key_averages();
     let row = |operator: &str| averages.0.iter().find(|row| row.operator == operator).expect("a row");
-    let (linear, mm) = (row("linear"), row("mm"));
+    let (linear, mm) = (row("outer operator"), row("inner operator"));
     assert_eq!(linear.self_host_nanoseconds, linear.host_nanoseconds - mm.host_nanoseconds);
     assert!(linear.host_nanoseconds >= 5_000_000 && mm.self_host_nanoseconds >= 2_000_000, "{averages}");
     // What `add` of the label took is part of the operator that was called.
