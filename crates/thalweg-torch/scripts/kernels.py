@@ -22,7 +22,8 @@ import thalweg_torch
 
 aten = torch.ops.aten
 ALL = ["_softmax", "_log_softmax", "_softmax_backward_data", "_log_softmax_backward_data", "native_layer_norm",
-       "native_layer_norm_backward", "native_group_norm", "embedding_dense_backward", "_fused_rms_norm", "_fused_rms_norm_backward"]
+       "native_layer_norm_backward", "native_group_norm", "native_group_norm_backward", "embedding_dense_backward", "_fused_rms_norm",
+       "_fused_rms_norm_backward"]
 # Rows of a table of embeddings.
 EMBEDDINGS = 50304
 # With its gradient, as one case.
@@ -45,11 +46,13 @@ class Case:
             self.weight = numbers((columns,), dtype, device, 3) + 1
             self.bias = numbers((columns,), dtype, device, 4)
             _, self.mean, self.deviation = self.norm(self.x, self.weight, self.bias)
-        elif operator == "native_group_norm":
+        elif "group_norm" in operator:
             # A row is a group of channels of an instance.
             self.groups, self.channels = 8 if rows % 8 == 0 else rows, 2 if columns % 2 == 0 else 1
-            self.x = self.x.view(rows // self.groups, self.groups * self.channels, columns // self.channels)
+            self.x, self.gradient = (
+                values.view(rows // self.groups, self.groups * self.channels, columns // self.channels) for values in (self.x, self.gradient))
             self.weight, self.bias = (numbers(self.x.shape[1:2], dtype, device, seed) + 1 for seed in (3, 4))
+            _, self.mean, self.deviation = self.group_norm()
         elif "rms_norm" in operator:
             self.weight = numbers((columns,), dtype, device, 3) + 1
             _, self.root = aten._fused_rms_norm(self.x, [columns], self.weight, 1e-5)
@@ -65,6 +68,9 @@ class Case:
             function = aten._softmax if operator == "_softmax_backward_data" else aten._log_softmax
             self.x = function(self.x, 1, False)
 
+    def group_norm(self):
+        return aten.native_group_norm(self.x, self.weight, self.bias, *self.x.shape, self.groups, 1e-5)
+
     def norm(self, x, weight, bias):
         return aten.native_layer_norm(x, [self.columns], weight, bias, 1e-5)
 
@@ -78,7 +84,10 @@ class Case:
         if self.operator == "embedding_dense_backward":
             return (aten.embedding_dense_backward(self.gradient, self.indices, self.table, -1, False),)
         if self.operator == "native_group_norm":
-            return aten.native_group_norm(self.x, self.weight, self.bias, *self.x.shape, self.groups, 1e-5)
+            return self.group_norm()
+        if self.operator == "native_group_norm_backward":
+            arguments = self.gradient, self.x, self.mean, self.deviation, self.weight, *self.x.shape, self.groups
+            return aten.native_group_norm_backward(*arguments, [True, True, True])
         if self.operator == "_fused_rms_norm":
             return aten._fused_rms_norm(self.x, [self.columns], self.weight, 1e-5)
         if self.operator == "_fused_rms_norm_backward":
@@ -119,6 +128,14 @@ class Case:
             deviation = 1 / ((parts - mean).square().mean(2, keepdim=True) + 1e-5).sqrt()
             result = ((parts - mean) * deviation).view(x.shape) * weight[:, None] + bias[:, None]
             return result, mean[..., 0], deviation[..., 0]
+        if self.operator == "native_group_norm_backward":
+            parts = x.view(-1, self.groups, self.channels * x.shape[2])
+            deviation = self.deviation.double()[..., None]
+            normalized = (parts - self.mean.double()[..., None]) * deviation
+            weighted = (gradient * weight[:, None]).view(parts.shape)
+            slope = (weighted * normalized).mean(2, keepdim=True)
+            of_input = deviation * (weighted - weighted.mean(2, keepdim=True) - normalized * slope)
+            return of_input.view(x.shape), (gradient * normalized.view(x.shape)).sum((0, 2)), gradient.sum((0, 2))
         if self.operator == "native_layer_norm":
             mean = x.mean(1, keepdim=True)
             deviation = 1 / ((x - mean).square().mean(1, keepdim=True) + 1e-5).sqrt()
@@ -250,7 +267,7 @@ def check(device):
     if device == "cuda":
         load_all((dtype, columns) for dtype in dtypes for _, columns in shapes)
     for dtype in dtypes:
-        for operator in ALL if device == "cuda" else ALL[:8]:
+        for operator in ALL if device == "cuda" else [name for name in ALL if "rms" not in name]:
             worst = [0.0, 0.0]
             for rows, columns in shapes:
                 if operator == "embedding_dense_backward" and columns > 2048:
@@ -780,7 +797,10 @@ def main():
     arguments.add_argument("--train", action="store_true")
     arguments.add_argument("--everywhere", action="store_true")
     arguments.add_argument("--seconds", type=float, default=60)
+    arguments.add_argument("--operators", help="with --time: these alone, by names with commas between them")
     arguments = arguments.parse_args()
+    if arguments.operators:
+        TIMED[:] = arguments.operators.split(",")
     if arguments.check:
         check(arguments.device)
     if arguments.time:

@@ -37,6 +37,7 @@ impl Operator {
             Self::RmsNorm => rms::forward(kernels, &stack),
             Self::RmsNormBackward => rms::backward(kernels, &stack),
             Self::GroupNorm => group::forward(kernels, &stack),
+            Self::GroupNormBackward => group::backward(kernels, &stack),
             Self::CrossEntropy => loss::forward(kernels, &stack),
             Self::CrossEntropyBackward => loss::backward(kernels, &stack),
             Self::Sum => reductions::to_dtype(&attempt(Computation::Sum), originals.sum, &stack),

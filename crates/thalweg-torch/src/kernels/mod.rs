@@ -65,6 +65,7 @@ enum Operator {
     RmsNorm,
     RmsNormBackward,
     GroupNorm,
+    GroupNormBackward,
     EmbeddingBackward,
     CrossEntropy,
     CrossEntropyBackward,
@@ -76,7 +77,7 @@ enum Operator {
 }
 
 impl Operator {
-    const ALL: [Self; 17] = [
+    const ALL: [Self; 18] = [
         Self::Softmax,
         Self::LogSoftmax,
         Self::SoftmaxBackward,
@@ -86,6 +87,7 @@ impl Operator {
         Self::RmsNorm,
         Self::RmsNormBackward,
         Self::GroupNorm,
+        Self::GroupNormBackward,
         Self::EmbeddingBackward,
         Self::CrossEntropy,
         Self::CrossEntropyBackward,
@@ -108,6 +110,7 @@ impl Operator {
             Self::RmsNorm => "_fused_rms_norm",
             Self::RmsNormBackward => "_fused_rms_norm_backward",
             Self::GroupNorm => "native_group_norm",
+            Self::GroupNormBackward => "native_group_norm_backward",
             Self::EmbeddingBackward => "embedding_dense_backward",
             Self::CrossEntropy => "cross_entropy_loss",
             Self::CrossEntropyBackward => "cross_entropy_loss_backward",
@@ -150,6 +153,7 @@ impl Operator {
             Self::RmsNorm => boxed!(RmsNorm),
             Self::RmsNormBackward => boxed!(RmsNormBackward),
             Self::GroupNorm => boxed!(GroupNorm),
+            Self::GroupNormBackward => boxed!(GroupNormBackward),
             Self::EmbeddingBackward => boxed!(EmbeddingBackward),
             Self::CrossEntropy => boxed!(CrossEntropy),
             Self::CrossEntropyBackward => boxed!(CrossEntropyBackward),
@@ -172,6 +176,7 @@ impl Operator {
             Self::RmsNorm => originals.rms_norm.is_some(),
             Self::RmsNormBackward => originals.rms_norm_backward.is_some(),
             Self::GroupNorm => originals.group_norm.is_some(),
+            Self::GroupNormBackward => originals.group_norm_backward.is_some(),
             Self::EmbeddingBackward => originals.embedding_backward.is_some(),
             Self::Sum => originals.sum.is_some(),
             Self::Mean => originals.mean.is_some(),

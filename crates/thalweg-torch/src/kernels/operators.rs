@@ -112,6 +112,11 @@ impl<'k> Attempt<'k> {
         self.kernels.attempt(self.operator, run)
     }
 
+    /// Returns whether the table or the user wants a call over these rows taken.
+    pub(super) fn takes(&self, matrix: &Matrix) -> bool {
+        self.kernels.takes(self.operator, &matrix.class())
+    }
+
     /// Makes the results and launches, if the table or the user wants it so.
     pub(super) fn launch(
         &self,

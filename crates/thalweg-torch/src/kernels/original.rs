@@ -82,6 +82,19 @@ type GroupNorm = unsafe extern "C-unwind" fn(
     i64,
     f64,
 );
+type GroupNormBackward = unsafe extern "C-unwind" fn(
+    *mut Word,
+    Handle,
+    Handle,
+    Handle,
+    Handle,
+    *const OptionalTensor,
+    i64,
+    i64,
+    i64,
+    i64,
+    Mask,
+);
 type EmbeddingBackward = unsafe extern "C-unwind" fn(*mut Word, Handle, Handle, i64, i64, bool);
 type Rms =
     unsafe extern "C-unwind" fn(*mut Word, Handle, ArrayRef, *const OptionalTensor, *const OptionalNumber);
@@ -133,6 +146,7 @@ pub(crate) struct Originals {
     pub(crate) rms_norm: Option<Rms>,
     pub(crate) rms_norm_backward: Option<RmsBackward>,
     pub(crate) group_norm: Option<GroupNorm>,
+    pub(crate) group_norm_backward: Option<GroupNormBackward>,
     pub(crate) sum: Option<ReduceTo>,
     pub(crate) mean: Option<ReduceTo>,
     pub(crate) amax: Option<Reduce>,
@@ -143,6 +157,10 @@ pub(crate) struct Originals {
 /// The name of `at::…::native_layer_norm_backward` behind its namespace.
 const NORM_BACKWARD: &str = "26native_layer_norm_backwardERKNS_6TensorES3_N3c108ArrayRefIlEES3_S3_\
                              RKSt8optionalIS1_ESA_St5arrayIbLm3EE";
+
+/// The name of `at::…::native_group_norm_backward` behind its namespace.
+const GROUP_BACKWARD: &str =
+    "26native_group_norm_backwardERKNS_6TensorES3_S3_S3_RKSt8optionalIS1_EllllSt5arrayIbLm3EE";
 
 /// The names of `at::…::_fused_rms_norm` and `at::…::_fused_rms_norm_backward` behind their namespace.
 const RMS: &str = "15_fused_rms_normERKNS_6TensorEN3c108ArrayRefIlEERKSt8optionalIS1_ES7_IdE";
@@ -178,6 +196,7 @@ impl Originals {
                 group_norm: library
                     .function(&name("17native_group_normERKNS_6TensorERKSt8optionalIS1_ES7_lllld"))
                     .ok(),
+                group_norm_backward: library.function(&name(GROUP_BACKWARD)).ok(),
                 sum: library.function(&name(&format!("3sum{to}"))).ok(),
                 mean: library.function(&name(&format!("4mean{to}"))).ok(),
                 amax: library.function(&name("4amaxERKNS_6TensorEN3c108ArrayRefIlEEb")).ok(),
@@ -252,6 +271,18 @@ pub(crate) struct GroupArguments<'t> {
     /// Instances, channels, points of a channel, groups.
     pub(crate) sizes: [i64; 4],
     pub(crate) epsilon: f64,
+}
+
+/// The arguments of `native_group_norm_backward`.
+pub(crate) struct GroupBackwardArguments<'t> {
+    pub(crate) gradient: Tensor<'t>,
+    pub(crate) input: Tensor<'t>,
+    pub(crate) mean: Tensor<'t>,
+    pub(crate) deviation: Tensor<'t>,
+    pub(crate) weight: Option<Tensor<'t>>,
+    /// As of [`GroupArguments`].
+    pub(crate) sizes: [i64; 4],
+    pub(crate) mask: Mask,
 }
 
 /// The arguments of `_fused_rms_norm_backward`.
@@ -385,6 +416,25 @@ impl GroupArguments<'_> {
             })
         };
         [result, mean, deviation]
+    }
+}
+
+impl GroupBackwardArguments<'_> {
+    /// Calls PyTorch's kernel, and returns the words of the gradients of input, weight and bias.
+    pub(crate) fn call(&self, kernel: GroupNormBackward) -> [u64; 3] {
+        let weight = OptionalTensor::of(self.weight.as_ref());
+        let [gradient, input, mean, deviation] =
+            [&self.gradient, &self.input, &self.mean, &self.deviation].map(Tensor::handle);
+        let ([batch, channels, plane, groups], mask, weight) = (self.sizes, self.mask, &raw const weight);
+        // SAFETY: as above; it writes a tuple of three tensors.
+        let [of_bias, of_weight, of_input] = unsafe {
+            words(|results| {
+                kernel(
+                    results, gradient, input, mean, deviation, weight, batch, channels, plane, groups, mask,
+                );
+            })
+        };
+        [of_input, of_weight, of_bias]
     }
 }
 

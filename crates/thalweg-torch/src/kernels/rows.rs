@@ -244,7 +244,7 @@ impl RowCall<'_> {
         let work = Work {
             name: self.computation.parts().0,
             number: self.computation as u64,
-            dtypes: [self.dtype, self.to],
+            dtypes: &[self.dtype, self.to],
             extents: &[
                 self.before,
                 self.columns,
@@ -311,7 +311,7 @@ impl CopyCall<'_> {
         let work = Work {
             name: "copy",
             number: u64::from(u8::MAX),
-            dtypes: [self.dtype; 2],
+            dtypes: &[self.dtype; 2],
             extents: &extents,
             plan: &|alignment_bytes| Ok(self.plan(alignment_bytes)),
             scalars: &[],

@@ -155,6 +155,7 @@ fn kernels() -> Kernels {
         rms_norm: Some(own::rms),
         rms_norm_backward: Some(own::rms_backward),
         group_norm: Some(own::group_norm),
+        group_norm_backward: Some(own::group_norm_backward),
         sum: Some(own::reduce_to),
         mean: Some(own::reduce_to),
         amax: Some(own::reduce),
@@ -573,7 +574,7 @@ fn registrations_are_made_once_and_taken_out() {
     let kernels = kernels();
     let operators = operators_of("", false).unwrap();
     assert!(!operators.contains(&Operator::EmbeddingBackward), "the table does not have it");
-    assert_eq!(operators_of("", true).unwrap().len(), 17);
+    assert_eq!(operators_of("", true).unwrap().len(), 18);
     kernels.register(&operators).unwrap();
     kernels.register(&operators).unwrap();
     let names: Vec<String> =

@@ -32,7 +32,8 @@ pub(super) struct Work<'a> {
     pub(super) name: &'static str,
     /// Tells it from works of other bodies.
     pub(super) number: u64,
-    pub(super) dtypes: [DType; 2],
+    /// Those of the operands that the body depends on, all of them where they differ.
+    pub(super) dtypes: &'a [DType],
     /// All that the plan depends on beside number, dtypes and alignment.
     pub(super) extents: &'a [u64],
     pub(super) plan: MakePlan<'a>,
@@ -48,9 +49,9 @@ impl Work<'_> {
     }
 
     fn key(&self) -> LaunchKey {
-        let kinds = [self.number, self.dtypes[0] as u64, self.dtypes[1] as u64];
-        let kinds = kinds.into_iter().fold(0, |key, kind| key << 8 | kind);
-        let mut key = LaunchKey::from_slice(&[kinds, self.alignment_bytes()]);
+        let count = self.dtypes.len() as u64;
+        let mut key = LaunchKey::from_slice(&[self.number, self.alignment_bytes(), count]);
+        key.extend(self.dtypes.iter().map(|&dtype| dtype as u64));
         key.extend_from_slice(self.extents);
         key
     }
@@ -93,7 +94,7 @@ impl Work<'_> {
                     .planned()
                     .map_err(|error| thalweg_runtime::Error::invalid(error.message().to_owned()))?;
                 let key =
-                    KernelKey { body: id, dtypes: SmallVec::from_slice(&self.dtypes), class: plan.class };
+                    KernelKey { body: id, dtypes: SmallVec::from_slice(self.dtypes), class: plan.class };
                 let loaded = open.device.kernel(&key, || self.kernel(body, &plan))?;
                 Ok(PreparedLaunch::new(&open.device, loaded, &plan.geometry))
             });

@@ -102,6 +102,31 @@ pub unsafe extern "C-unwind" fn group_norm(
     }
 }
 
+pub unsafe extern "C-unwind" fn group_norm_backward(
+    results: *mut MaybeUninit<u64>,
+    gradient: Handle,
+    input: Handle,
+    _mean: Handle,
+    _deviation: Handle,
+    weight: *const OptionalTensor,
+    batch: i64,
+    channels: i64,
+    plane: i64,
+    groups: i64,
+    Mask(mask): Mask,
+) {
+    let [gradient, input] = [gradient, input].map(|handle| &implementation(handle).sizes);
+    // SAFETY: a reference, as C++ gives it.
+    let weight = unsafe { (*weight).is_there };
+    asked(format!(
+        "group_backward {gradient:?} {input:?} {weight} {batch} {channels} {plane} {groups} {mask:?}"
+    ));
+    for (place, size) in [3, 2, 1].into_iter().enumerate() {
+        // SAFETY: places for three tensors.
+        unsafe { (*results.add(place)).write(world(|world| world.word(&[size], F32))) };
+    }
+}
+
 pub unsafe extern "C-unwind" fn rms_backward(
     results: *mut MaybeUninit<u64>,
     _gradient: Handle,
