@@ -12,7 +12,7 @@ use thalweg_tensor::decoder::{DecoderState, exchange_for, fused_decoder_layers, 
 use thalweg_tensor::norm_linear::NormLinear;
 use thalweg_tensor::{Tensor, no_grad};
 
-use crate::support::{device, random, values};
+use crate::support::{device, own_device, random, values};
 
 const OPTIONS: DecoderOptions<'static> = DecoderOptions { eps: 1e-5, exchange: None };
 
@@ -311,12 +311,21 @@ fn the_likeliest_token_becomes_the_next_one() {
         assert_eq!(history.to_vec::<i64>().unwrap(), expected);
         assert_eq!(meeting.to_vec::<i64>().unwrap(), [0, 0]);
     }
-    // NaN is the greatest; and there is no place behind the history.
-    let weight = Tensor::from_slice(&[0.0_f32; 96], &[3, 32], &device()).unwrap();
+}
+
+#[test]
+fn nan_is_the_likeliest_and_a_token_behind_the_history_is_reported() {
+    // Of its own: what is reported is for the next wait for the device, whichever test waits.
+    let device = own_device();
+    let numbers = |count, value| Tensor::full(&[count], value, DType::I64, &device).unwrap();
+    let (token, position, meeting) = (numbers(1, 0.0), numbers(1, 5.0), numbers(2, 0.0));
+    let history = numbers(6, -7.0);
+    let state = DecoderState { token: &token, position: &position, history: &history, meeting: &meeting };
+    let weight = Tensor::from_slice(&[0.0_f32; 96], &[3, 32], &device).unwrap();
     weight.narrow(0, 1, 1).unwrap().fill_(f64::NAN).unwrap();
     let weight = weight.to_dtype(DType::F16).unwrap();
-    let ones = Tensor::ones(&[32], DType::F16, &device()).unwrap();
-    let row = random(&[1, 32], 8).to_dtype(DType::F16).unwrap();
+    let ones = Tensor::ones(&[32], DType::F16, &device).unwrap();
+    let row = Tensor::arange(32, 0, 1, DType::F16, &device).unwrap().reshape(&[1, 32]).unwrap();
     let head = NormLinear {
         norm: [&ones, &ones],
         eps: 1e-5,
@@ -325,8 +334,9 @@ fn the_likeliest_token_becomes_the_next_one() {
         gelu: false,
         addend: None,
     };
-    no_grad(|| next_token_(&row, &head, state)).unwrap();
-    let error = device().synchronize().unwrap_err().to_string();
+    assert!(no_grad(|| fused_next_token(&row, &head, state, Location::caller())).unwrap());
+    let error = device.synchronize().unwrap_err().to_string();
     assert!(error.contains("index 6 is out of bounds for dimension 0 with size 6"), "{error}");
     assert_eq!((token.to_vec::<i64>().unwrap(), position.to_vec::<i64>().unwrap()), (vec![1], vec![6]));
+    assert_eq!(history.to_vec::<i64>().unwrap(), [-7; 6]);
 }
