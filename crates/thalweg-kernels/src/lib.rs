@@ -36,6 +36,7 @@ pub mod random;
 pub mod scan;
 pub mod scatter;
 pub mod search;
+mod shared;
 pub mod sort;
 pub mod special;
 pub mod threads;

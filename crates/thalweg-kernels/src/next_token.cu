@@ -10,46 +10,20 @@ struct NAME_arguments {
     i64* told;
 };
 
+// As many as a sum over the block takes.
 #define WARPS 8
 // Loads of a thread that are under way, of 16 bytes.
 #define DEPTH 8
 
 #if __CUDA_ARCH__ >= 800
-struct quad { u32 x, y, z, w; };
-
-static __device__ __forceinline__ quad stream(const void* at) {
-    quad x;
+static __device__ __forceinline__ uint4 stream(const void* at) {
+    uint4 x;
     asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w) : "l"(at));
     return x;
 }
 
-// Eight rows of weights by 32 terms: a lane has eight terms of one row.
-static __device__ __forceinline__ void multiply(f32 (&sums)[4], const quad weights, const quad values) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.MMA.MMA.f32 {%0, %1, %2, %3}, {%4, %4, %5, %5}, {%6, %7}, {%0, %1, %2, %3};"
-        : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3]) : "r"(values.x), "r"(values.y), "r"(weights.x), "r"(weights.y));
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.MMA.MMA.f32 {%0, %1, %2, %3}, {%4, %4, %5, %5}, {%6, %7}, {%0, %1, %2, %3};"
-        : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3]) : "r"(values.z), "r"(values.w), "r"(weights.z), "r"(weights.w));
-}
-
-// The sum over the threads of the block, the same for each of them.
-static __device__ __forceinline__ f32 over_block(f32 sum, f32* parts) {
-    #pragma unroll
-    for (u32 apart = 16; apart > 0; apart /= 2) {
-        sum = sum + __shfl_xor_sync(0xffffffffu, sum, apart);
-    }
-    if (threadIdx.x % 32 == 0) {
-        parts[threadIdx.x / 32] = sum;
-    }
-    __syncthreads();
-    sum = parts[0];
-    #pragma unroll
-    for (u32 warp = 1; warp < WARPS; ++warp) {
-        sum = sum + parts[warp];
-    }
-    __syncthreads();
-    return sum;
-}
-
+MULTIPLY_ROW
+OVER_BLOCK
 // A score, rounded as scores are, and its place: the greater score, then the earlier place, is the greater number. NaN is the greatest.
 static __device__ __forceinline__ unsigned long long both(const f32 sum, const u32 place) {
     // Zeros are equal.
@@ -78,7 +52,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 3) NAME(const __grid_co
         prefetch(terms + step * 32);
     }
     wait_for_previous();
-    quad weights[DEPTH];
+    uint4 weights[DEPTH];
     #pragma unroll
     for (u32 i = 0; i < DEPTH; ++i) {
         if (i < steps) {
@@ -112,7 +86,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 3) NAME(const __grid_co
             #pragma unroll
             for (u32 i = 0; i < DEPTH; ++i) {
                 if (start + i < steps) {
-                    multiply(sums[i % 2], weights[i], *(const quad*)(row + (start + i) * 32 + lane % 4 * 8));
+                    multiply(sums[i % 2], weights[i], *(const uint4*)(row + (start + i) * 32 + lane % 4 * 8));
                 }
                 if (i < left) {
                     weights[i] = stream(from + i * 32);

@@ -15,6 +15,7 @@ use thalweg_ir::{DType, Element, bf16, f16};
 
 use crate::arguments::{self, arguments};
 use crate::matmul::few_rows::FewRows;
+use crate::shared::{MULTIPLY_ROW, OVER_BLOCK};
 use crate::{Accesses, NativeKernel, Placed, Tell, Words};
 
 /// The sizes of a launch. See the [module](self).
@@ -100,6 +101,8 @@ impl NextToken {
     fn print(dtype: DType) -> String {
         let FloatNames { element, load, store, .. } = FloatNames::of(dtype);
         let code = include_str!("next_token.cu")
+            .replace("MULTIPLY_ROW", MULTIPLY_ROW)
+            .replace("OVER_BLOCK", OVER_BLOCK)
             .replace("NAME", Self::name_of(dtype))
             .replace("ELEMENT", element)
             .replace("MMA", if dtype == DType::F16 { "f16" } else { "bf16" })

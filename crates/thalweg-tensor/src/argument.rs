@@ -163,6 +163,19 @@ impl Forms {
     }
 }
 
+impl<'a> Argument<'a> {
+    /// Appends the tensors of the argument to a list.
+    #[inline]
+    pub(crate) fn push_tensors(&self, tensors: &mut SmallVec<[&'a Tensor; 8]>) {
+        match *self {
+            Self::Tensor(tensor) => tensors.push(tensor),
+            Self::Tensors(list) => tensors.extend(list),
+            Self::OptionalTensors(list) => tensors.extend(list.iter().flatten()),
+            _ => {}
+        }
+    }
+}
+
 impl Argument<'_> {
     /// Returns the bit of [`Forms`] that the argument has.
     #[inline]
@@ -363,13 +376,11 @@ macro_rules! readers {
 
 /// Describes a call with any arguments, as [`describe`] does: by its tensors, or by the shape, dtype and device of the new tensor.
 pub(crate) fn describe_call(operator: &str, arguments: &[Argument<'_>], device: Option<&Device>) -> String {
-    let mut tensors: Vec<&Tensor> = Vec::new();
+    let mut tensors: SmallVec<[&Tensor; 8]> = SmallVec::new();
     let (mut shape, mut dtype): (&[i64], _) = (&[], None);
     for argument in arguments {
+        argument.push_tensors(&mut tensors);
         match argument {
-            Argument::Tensor(tensor) => tensors.push(tensor),
-            Argument::Tensors(list) => tensors.extend(list.iter()),
-            Argument::OptionalTensors(list) => tensors.extend(list.iter().flatten()),
             Argument::Ints(list) if shape.is_empty() => shape = list,
             Argument::DType(of) => dtype = Some(of),
             _ => {}

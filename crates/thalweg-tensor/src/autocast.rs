@@ -13,8 +13,9 @@ use std::sync::OnceLock;
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 use thalweg_ir::DType;
-use thalweg_runtime::{Error, Result};
+use thalweg_runtime::{Device, Error, Result};
 
+use crate::autograd::is_grad_enabled;
 use crate::dispatch::{
     Argument, Call, DispatchKey, ExcludeKeyGuard, IncludeKeyGuard, ModeGuard, Operator, built_in,
 };
@@ -305,6 +306,15 @@ pub(crate) fn dtype_in_lower(tensor: &Tensor) -> DType {
         Some(options) => options.dtype,
         None => tensor.dtype(),
     }
+}
+
+/// Returns whether a kernel without a gradient may read a tensor as one of this dtype on this device: no cast of autocast is in between, and no gradient
+/// is wanted.
+pub(crate) fn is_taken_as_it_is(tensor: &Tensor, dtype: DType, device: &Device) -> bool {
+    tensor.dtype() == dtype
+        && dtype_in_lower(tensor) == dtype
+        && tensor.device() == device
+        && !(is_grad_enabled() && tensor.requires_grad())
 }
 
 fn cast(tensor: &Tensor, dtype: DType, options: AutocastOptions) -> Result<Tensor> {

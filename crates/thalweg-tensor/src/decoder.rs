@@ -12,8 +12,7 @@ use thalweg_kernels::decoder_layers::{
 use thalweg_kernels::next_token::{NextToken, NextTokenAddresses, NextTokenLaunch};
 use thalweg_runtime::{Device, DevicePointer, RangeOf, Result, Telling};
 
-use crate::autocast::dtype_in_lower;
-use crate::autograd::is_grad_enabled;
+use crate::autocast::is_taken_as_it_is;
 use crate::caller::label_at;
 use crate::norm_linear::NormLinear;
 use crate::tensor::Tensor;
@@ -204,10 +203,7 @@ pub fn fused_decoder_layers(
 ) -> Result<Option<Tensor>> {
     let (device, dtype) = (input.first().device(), input.first().dtype());
     let is_plain = |tensor: &Tensor| {
-        tensor.dtype() == dtype
-            && dtype_in_lower(tensor) == dtype
-            && tensor.device() == device
-            && !(is_grad_enabled() && tensor.requires_grad())
+        is_taken_as_it_is(tensor, dtype, device)
             && tensor.is_contiguous()
             && tensor.pointer().address().is_multiple_of(16)
     };
@@ -284,13 +280,7 @@ pub fn fused_next_token(
     let NormLinear { norm, eps, weight, bias, gelu, addend } = *parts;
     let (device, dtype) = (input.device(), input.dtype());
     let (&[1, features], &[count, width]) = (input.shape(), weight.shape()) else { return Ok(false) };
-    let is_plain = |tensor: &&Tensor| {
-        tensor.dtype() == dtype
-            && dtype_in_lower(tensor) == dtype
-            && tensor.device() == device
-            && tensor.is_contiguous()
-            && !(is_grad_enabled() && tensor.requires_grad())
-    };
+    let is_plain = |tensor: &&Tensor| is_taken_as_it_is(tensor, dtype, device) && tensor.is_contiguous();
     let is_state =
         |tensor: &Tensor| tensor.dtype() == DType::I64 && tensor.device() == device && tensor.is_contiguous();
     let capability = device.properties().compute_capability.major;

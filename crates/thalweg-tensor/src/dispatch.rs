@@ -371,11 +371,8 @@ impl Operator {
         let mut named = device;
         for argument in arguments {
             match argument {
-                Argument::Tensor(tensor) => tensors.push(tensor),
-                Argument::Tensors(list) => tensors.extend(list.iter()),
-                Argument::OptionalTensors(list) => tensors.extend(list.iter().flatten()),
                 Argument::Device(device) => named = Some(device),
-                _ => {}
+                argument => argument.push_tensors(&mut tensors),
             }
         }
         let device = match (tensors.first(), named) {

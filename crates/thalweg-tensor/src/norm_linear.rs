@@ -8,8 +8,7 @@ use thalweg_kernels::matmul::few_rows::cuda::MOST_NORM_ROWS;
 use thalweg_kernels::matmul::few_rows::takes_norm;
 use thalweg_runtime::{DevicePointer, Result};
 
-use crate::autocast::dtype_in_lower;
-use crate::autograd::is_grad_enabled;
+use crate::autocast::is_taken_as_it_is;
 use crate::caller::label_at;
 use crate::dispatch::built_in;
 use crate::tensor::Tensor;
@@ -52,12 +51,7 @@ pub fn fused_norm_linear(
     let (&[rows, inputs], &[outputs, width]) = (input.shape(), weight.shape()) else { return Ok(None) };
     let tensors = [Some(input), Some(norm[0]), Some(norm[1]), Some(weight), bias, addend];
     let dtype = input.dtype();
-    let is_plain = tensors.iter().flatten().all(|tensor| {
-        tensor.dtype() == dtype
-            && dtype_in_lower(tensor) == dtype
-            && tensor.device() == input.device()
-            && !(is_grad_enabled() && tensor.requires_grad())
-    });
+    let is_plain = tensors.iter().flatten().all(|tensor| is_taken_as_it_is(tensor, dtype, input.device()));
     let has = |tensor: Option<&Tensor>, shape: &[usize]| tensor.is_none_or(|tensor| tensor.shape() == shape);
     let fits = width == inputs
         && norm.iter().all(|part| part.shape() == [inputs])

@@ -24,7 +24,7 @@ use thalweg_kernels::attention::{CHUNK, MOST_FEATURES};
 use thalweg_kernels::one_query::OneQuery;
 use thalweg_runtime::{Error, Result};
 
-use crate::autocast::dtype_in_lower;
+use crate::autocast::{dtype_in_lower, is_taken_as_it_is};
 use crate::autograd::is_grad_enabled;
 use crate::caller::label_at;
 use crate::dispatch::{Argument, built_in};
@@ -186,11 +186,7 @@ pub fn cached_attention(
     let fits = flash
         && OneQuery::takes(query.dtype(), features)
         && ![query, caches[0]].iter().any(|tensor| tensor.shape().contains(&0))
-        && all.all(|tensor| {
-            !(is_grad_enabled() && tensor.requires_grad())
-                && tensor.dtype() == query.dtype()
-                && dtype_in_lower(tensor) == query.dtype()
-        });
+        && all.all(|tensor| is_taken_as_it_is(tensor, query.dtype(), query.device()));
     match fits {
         true => one_query::append(tensors, caches, position, scale, label_at("cached_attention", location)),
         false => Ok(None),

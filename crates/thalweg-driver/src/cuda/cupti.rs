@@ -110,12 +110,12 @@ pub(super) struct KernelRecord {
     pub(super) graph_node: u64,
 }
 
-/// `CUpti_ActivityMemcpy6`, its first fields.
+/// `CUpti_ActivityMemcpy6` and `CUpti_ActivityMemset4`, their first fields, of which those that are read lie alike.
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub(super) struct CopyRecord {
+pub(super) struct CopyOrFillRecord {
     pub(super) kind: u32,
-    pub(super) kinds_and_flags: [u8; 4],
+    pub(super) kinds_or_value: [u8; 4],
     pub(super) bytes: u64,
     pub(super) start: u64,
     pub(super) end: u64,
@@ -123,8 +123,7 @@ pub(super) struct CopyRecord {
     pub(super) context: u32,
     pub(super) stream: u32,
     pub(super) correlation: u32,
-    pub(super) runtime_correlation: u32,
-    pub(super) pad: u32,
+    pub(super) rest: [u32; 2],
     pub(super) reserved: *mut c_void,
     pub(super) graph_node: u64,
 }
@@ -143,25 +142,6 @@ pub(super) struct PeerCopyRecord {
     pub(super) stream: u32,
     pub(super) devices_and_contexts: [u32; 4],
     pub(super) correlation: u32,
-    pub(super) reserved: *mut c_void,
-    pub(super) graph_node: u64,
-}
-
-/// `CUpti_ActivityMemset4`, its first fields.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub(super) struct FillRecord {
-    pub(super) kind: u32,
-    pub(super) value: u32,
-    pub(super) bytes: u64,
-    pub(super) start: u64,
-    pub(super) end: u64,
-    pub(super) device: u32,
-    pub(super) context: u32,
-    pub(super) stream: u32,
-    pub(super) correlation: u32,
-    pub(super) flags: [u16; 2],
-    pub(super) pad: u32,
     pub(super) reserved: *mut c_void,
     pub(super) graph_node: u64,
 }
@@ -294,20 +274,16 @@ impl Records {
         unsafe {
             match record.cast::<u32>().read() {
                 kind::KERNEL => self.kernel(&record.cast::<KernelRecord>().read()),
-                kind::COPY => {
-                    let it = record.cast::<CopyRecord>().read();
+                number @ (kind::COPY | kind::FILL) => {
+                    let it = record.cast::<CopyOrFillRecord>().read();
                     let numbers = [it.correlation, it.device, it.stream];
-                    self.moved(ActivityKind::Copy, numbers, [it.start, it.end], it.bytes, it.graph_node);
+                    let kind = if number == kind::COPY { ActivityKind::Copy } else { ActivityKind::Fill };
+                    self.moved(kind, numbers, [it.start, it.end], it.bytes, it.graph_node);
                 }
                 kind::PEER_COPY => {
                     let it = record.cast::<PeerCopyRecord>().read();
                     let numbers = [it.correlation, it.device, it.stream];
                     self.moved(ActivityKind::Copy, numbers, [it.start, it.end], it.bytes, it.graph_node);
-                }
-                kind::FILL => {
-                    let it = record.cast::<FillRecord>().read();
-                    let numbers = [it.correlation, it.device, it.stream];
-                    self.moved(ActivityKind::Fill, numbers, [it.start, it.end], it.bytes, it.graph_node);
                 }
                 kind::EXTERNAL_CORRELATION => {
                     let it = record.cast::<CorrelationRecord>().read();

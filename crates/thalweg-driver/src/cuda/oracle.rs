@@ -293,15 +293,21 @@ fn arguments_of_the_management_library() {
     compare(NvmlTable::signatures(), &theirs, &[]);
 }
 
-macro_rules! same_struct {
+macro_rules! same_fields {
     ($ours:ty, $theirs:ty { $($field:ident = $($other:ident).+),* $(,)? }) => {
-        assert_eq!(size_of::<$ours>(), size_of::<$theirs>(), stringify!($ours));
-        assert_eq!(align_of::<$ours>(), align_of::<$theirs>(), stringify!($ours));
         $(assert_eq!(
             offset_of!($ours, $field),
             offset_of!($theirs, $($other).+),
             concat!(stringify!($ours), ".", stringify!($field))
         );)*
+    };
+}
+
+macro_rules! same_struct {
+    ($ours:ty, $theirs:ty { $($fields:tt)* }) => {
+        assert_eq!(size_of::<$ours>(), size_of::<$theirs>(), stringify!($ours));
+        assert_eq!(align_of::<$ours>(), align_of::<$theirs>(), stringify!($ours));
+        same_fields!($ours, $theirs { $($fields)* });
     };
 }
 

@@ -60,11 +60,16 @@ pub fn next_token_(input: &Tensor, parts: &NormLinear<'_>, state: DecoderState<'
         if fused_next_token(input, parts, state, location)? {
             return Ok(());
         }
-        let scores = norm_linear(input, parts)?;
-        token.copy_(&scores.argmax(-1)?.reshape(token.shape())?)?;
-        position.add_(&Tensor::ones(&[1], position.dtype(), position.device())?)?;
-        history.index_copy_(0, position, token)
+        follow(&norm_linear(input, parts)?.argmax(-1)?, state)
     })
+}
+
+/// Makes a token, one int64, the next one, in place. A position behind the history is reported at the next synchronization.
+pub(crate) fn follow(found: &Tensor, state: DecoderState<'_>) -> Result<()> {
+    let DecoderState { token, position, history, .. } = state;
+    token.copy_(&found.reshape(token.shape())?)?;
+    position.add_scalar_(1)?;
+    history.index_copy_(0, position, token)
 }
 
 /// Returns what a layer makes of a row, operator by operator.

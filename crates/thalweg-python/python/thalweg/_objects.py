@@ -12,11 +12,10 @@ import zipfile
 
 from . import _core
 from ._results import Size
+from ._typed import KINDS
 from .nn.parameter import Parameter
 
-_STORAGES = {
-    "float64": "Double", "float32": "Float", "float16": "Half", "bfloat16": "BFloat16", "int64": "Long", "int32": "Int", "int16": "Short",
-    "int8": "Char", "uint8": "Byte", "bool": "Bool", "complex64": "ComplexFloat", "complex128": "ComplexDouble"}
+_STORAGES = {**KINDS, "complex64": "ComplexFloat", "complex128": "ComplexDouble"}
 _FOLDER = "archive"
 
 

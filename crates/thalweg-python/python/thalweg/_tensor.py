@@ -3,6 +3,7 @@
 import builtins
 
 from . import _core
+from ._typed import KINDS
 
 Tensor = _core.Tensor
 
@@ -68,9 +69,7 @@ def _rebuild(cls, elements, shape, dtype, device, requires_grad):
 def _type(self, dtype=None, non_blocking=False):
     """Returns the name of the dtype; or the tensor in another dtype."""
     if dtype is None:
-        names = {"float32": "Float", "float64": "Double", "float16": "Half", "bfloat16": "BFloat16", "int64": "Long", "int32": "Int",
-                 "int16": "Short", "int8": "Char", "uint8": "Byte", "bool": "Bool"}
-        name = names.get(self.dtype._name, self.dtype._name)
+        name = KINDS.get(self.dtype._name, self.dtype._name)
         return f"torch.{'cuda.' if self.is_cuda else ''}{name}Tensor"
     return self.to(dtype)
 

@@ -3,9 +3,11 @@
 from . import _core
 from ._results import Size
 
-NAMES = {
-    "BFloat16Tensor": "bfloat16", "BoolTensor": "bool", "ByteTensor": "uint8", "CharTensor": "int8", "DoubleTensor": "float64",
-    "FloatTensor": "float32", "HalfTensor": "float16", "IntTensor": "int32", "LongTensor": "int64", "ShortTensor": "int16"}
+# The words that names of classes have for dtypes.
+KINDS = {
+    "bfloat16": "BFloat16", "bool": "Bool", "uint8": "Byte", "int8": "Char", "float64": "Double", "float32": "Float", "float16": "Half",
+    "int32": "Int", "int64": "Long", "int16": "Short"}
+NAMES = {f"{kind}Tensor": dtype for dtype, kind in KINDS.items()}
 
 
 class _Kind(type):

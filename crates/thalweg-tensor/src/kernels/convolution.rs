@@ -13,6 +13,7 @@ use crate::autograd::formula::Formula;
 use crate::deterministic::are_deterministic_algorithms_enabled;
 use crate::dispatch::{Argument, Arguments, Call, Ints, built_in};
 use crate::operators;
+use crate::operators::{channels_last_order, is_channels_last};
 use crate::tensor::{Tensor, Tensors};
 
 /// The operand that a call computes. The other two are given in the order output, input, weight; the input, unlike its gradient, stands before
@@ -83,15 +84,9 @@ pub(crate) fn call(
     operators::call(built_in!("thalweg::convolution")?, &arguments, None, Location::caller())
 }
 
-/// Returns whether channels follow one another in a tensor, and not places.
-fn is_channels_last(tensor: &Tensor) -> bool {
-    !tensor.is_contiguous() && to_last(tensor).is_ok_and(|moved| moved.is_contiguous())
-}
-
 /// Returns the view with channels behind the places.
 fn to_last(tensor: &Tensor) -> Result<Tensor> {
-    let dims: Shape = [0].into_iter().chain(2..tensor.rank()).chain([1]).collect();
-    tensor.permute(&dims)
+    tensor.permute(&channels_last_order(tensor.rank()))
 }
 
 /// Returns the view with channels, which lie behind the places, in front.

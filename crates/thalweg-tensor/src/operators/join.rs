@@ -94,7 +94,7 @@ fn cat(call: &Call<'_>) -> Result<Tensors> {
         }
     }
     let result = Tensor::empty_on(&shape, dtype, &call.device.current_stream(), call.label)?;
-    let result = result.with_layout(layout_in(&shape, common_format(list)?)?);
+    let result = result.with_layout(layout_in(&shape, common_format(list))?);
     let mut start = 0;
     for tensor in list.iter().filter(|tensor| !is_skipped(tensor.shape())) {
         let length = tensor.shape()[dim];
@@ -106,11 +106,10 @@ fn cat(call: &Call<'_>) -> Result<Tensors> {
 }
 
 /// Returns the memory format that all tensors lie in; the order of the shape where they lie in several.
-fn common_format(list: &[Tensor]) -> Result<i64> {
+fn common_format(list: &[Tensor]) -> i64 {
     let mut formats = list.iter().filter(|tensor| !is_skipped(tensor.shape())).map(format_of);
-    let first = formats.next().unwrap_or(Ok(0))?;
-    let is_common = formats.all(|format| format.is_ok_and(|format| format == first));
-    Ok(if is_common { first } else { 0 })
+    let first = formats.next().unwrap_or(0);
+    if formats.all(|format| format == first) { first } else { 0 }
 }
 
 /// Writes the elements of a tensor, converted, into memory that no other work uses yet.

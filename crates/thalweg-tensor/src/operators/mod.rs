@@ -72,7 +72,7 @@ use thalweg_runtime::{Device, Result};
 
 pub(crate) use body::{Body, OpDef, single};
 pub(crate) use out::OutRule;
-pub(crate) use view::format_order;
+pub(crate) use view::{channels_last_order, format_order, is_channels_last};
 
 use crate::caller::label_at;
 use crate::dispatch::{Argument, KernelFunction, Operator};

@@ -214,7 +214,8 @@ pub(crate) fn call_out(
                  grad; call it inside `no_grad`",
             ));
         }
-        let inputs = tensors_of(arguments);
+        let mut inputs = SmallVec::new();
+        arguments.iter().for_each(|argument| argument.push_tensors(&mut inputs));
         let is_loop = matches!(operator.body(), Some(Body::Loop(_) | Body::Lowered(_)));
         for (result, target) in results.iter().zip(out) {
             check_target(result, target)?;
@@ -250,20 +251,6 @@ fn check_target(result: &Tensor, target: &Tensor) -> Result<()> {
         ));
     }
     Ok(())
-}
-
-/// Returns the tensors among arguments.
-fn tensors_of<'a>(arguments: &[Argument<'a>]) -> SmallVec<[&'a Tensor; 4]> {
-    let mut tensors = SmallVec::new();
-    for argument in arguments {
-        match argument {
-            Argument::Tensor(tensor) => tensors.push(*tensor),
-            Argument::Tensors(list) => tensors.extend(list.iter()),
-            Argument::OptionalTensors(list) => tensors.extend(list.iter().flatten()),
-            _ => {}
-        }
-    }
-    tensors
 }
 
 /// Refuses a given tensor that shares some of its elements with an input: elements that the operator has yet to read would be written. All of

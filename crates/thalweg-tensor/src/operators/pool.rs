@@ -457,7 +457,7 @@ fn greatest(call: &Call<'_>, kind: Kind) -> Result<Tensors> {
     kind.check_dtype(call)?;
     let pool = Pool::of(call, kind, call.tensor(0).shape(), 1)?;
     let results = pool.geometry.greatest(&call.tensor(0).detach(), pool.planes, &pool.output, call.label)?;
-    let format = format_of(call.tensor(0))?;
+    let format = format_of(call.tensor(0));
     results.iter().map(|result| in_format(result, format)).collect()
 }
 
@@ -476,7 +476,7 @@ fn greatest_backward(call: &Call<'_>, kind: Kind) -> Result<Tensors> {
         )));
     }
     let result = pool.geometry.greatest_backward([&gradient, &places], pool.planes, shape, call.label)?;
-    in_format(&result, format_of(call.tensor(1))?).map(single)
+    in_format(&result, format_of(call.tensor(1))).map(single)
 }
 
 fn extrema_gradient<const AXES: usize, const IS_ADAPTIVE: bool>(

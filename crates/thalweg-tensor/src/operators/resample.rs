@@ -167,7 +167,7 @@ impl Axis {
 
 /// Returns images in the memory format of the call's.
 fn as_input(call: &Call<'_>, images: Tensor) -> Result<Tensors> {
-    in_format(&images, format_of(call.tensor(0))?).map(single)
+    in_format(&images, format_of(call.tensor(0))).map(single)
 }
 
 fn nearest(call: &Call<'_>, count: usize, offset: f64) -> Result<Tensors> {

@@ -13,7 +13,7 @@ use crate::tensor::{Tensor, Tensors};
 operators! {
     /// Returns images of this size with the elements at the places that a maximum pool gave, and zeros elsewhere.
     "max_unpool2d(Tensor self, Tensor indices, SymInt[2] output_size) -> Tensor"
-        = Composite(|call| in_format(&unpool(call, 2)?, format_of(call.tensor(0))?).map(single));
+        = Composite(|call| in_format(&unpool(call, 2)?, format_of(call.tensor(0))).map(single));
     /// Returns volumes of this size with the elements at the places that a maximum pool gave, and zeros elsewhere.
     "max_unpool3d(Tensor self, Tensor indices, SymInt[3] output_size, int[3] stride, int[3] padding) -> Tensor"
         = Composite(|call| {

@@ -607,12 +607,23 @@ pub(super) fn movedim(x: &Tensor, source: &[i64], destination: &[i64]) -> Result
 pub(crate) fn format_order(rank: usize, format: i64) -> Result<Option<Shape>> {
     match (format, rank) {
         (0, _) => Ok(None),
-        (2, 4) | (3, 5) => Ok(Some([0].into_iter().chain(2..rank).chain([1]).collect())),
+        (2, 4) | (3, 5) => Ok(Some(channels_last_order(rank))),
         (2, _) => Err(Error::invalid("required rank 4 tensor to use channels_last format")),
         (3, _) => Err(Error::invalid("required rank 5 tensor to use channels_last_3d format")),
         (1, _) => Err(Error::invalid("preserve memory format is unsupported by the contiguous operator")),
         _ => Err(Error::invalid(format!("{format} is no memory format"))),
     }
+}
+
+/// Returns the order of dimensions, outermost first, of images or volumes whose channels lie behind the places; of two dimensions and more.
+pub(crate) fn channels_last_order(rank: usize) -> Shape {
+    [0].into_iter().chain(2..rank).chain([1]).collect()
+}
+
+/// Returns whether channels follow one another in a tensor of two dimensions and more, and not places.
+pub(crate) fn is_channels_last(x: &Tensor) -> bool {
+    let order = channels_last_order(x.rank());
+    !x.is_contiguous() && x.layout().permute(&order).is_ok_and(|moved| moved.is_contiguous())
 }
 
 /// Returns the order that takes an order of dimensions back.
@@ -623,16 +634,12 @@ pub(super) fn inverse(order: &[usize]) -> Shape {
 }
 
 /// Returns PyTorch's number of the memory format that images or volumes lie in (`suggest_memory_format`): channels last, or the order of the shape.
-pub(super) fn format_of(x: &Tensor) -> Result<i64> {
-    let Some(format) =
-        [(4, 2), (5, 3)].into_iter().find_map(|(rank, format)| (x.rank() == rank).then_some(format))
-    else {
-        return Ok(0);
-    };
-    let order = format_order(x.rank(), format)?;
-    let is_last =
-        order.is_some_and(|order| x.layout().permute(&order).is_ok_and(|moved| moved.is_contiguous()));
-    Ok(if is_last && !x.is_contiguous() { format } else { 0 })
+pub(super) fn format_of(x: &Tensor) -> i64 {
+    match x.rank() {
+        4 if is_channels_last(x) => 2,
+        5 if is_channels_last(x) => 3,
+        _ => 0,
+    }
 }
 
 /// Returns the layout of a shape without gaps in a memory format.

@@ -36,6 +36,12 @@ impl Extents {
         self.channels * self.plane
     }
 
+    /// The input as rows that are groups.
+    fn rows_of(self, whole: Matrix) -> Matrix {
+        let each = Channels { groups: self.groups, plane: self.plane };
+        whole.of_channels(each, self.batch * self.groups)
+    }
+
     /// The strides of points within rows that are groups.
     fn points(self, tensor: &Tensor<'_>, dtype: DType) -> Option<Operand> {
         let rows = [self.groups * self.group(), self.group()];
@@ -112,8 +118,7 @@ pub(super) fn forward(kernels: &Kernels, stack: &Stack<'_>) {
         if ![weight, bias].iter().all(|parameter| whole.is_beside(parameter, whole.dtype, parameters)) {
             return None;
         }
-        let each = Channels { groups: extents.groups, plane: extents.plane };
-        let matrix = whole.of_channels(each, extents.batch * extents.groups);
+        let matrix = extents.rows_of(whole);
         let dtype = matrix.dtype;
         let statistics = [sizes[0], sizes[3]];
         if let Some(part) = part_of(extents.group()).filter(|_| extents.group() > MOST) {
@@ -238,8 +243,7 @@ pub(super) fn backward(kernels: &Kernels, stack: &Stack<'_>) {
             && whole.is_beside(weight, whole.dtype, &[sizes[1]])
             && whole.is_beside(gradient, whole.dtype, &whole.sizes)
             && [mean, deviation].iter().all(|statistic| whole.is_beside(statistic, whole.dtype, &statistics));
-        let each = Channels { groups: extents.groups, plane: extents.plane };
-        let matrix = whole.of_channels(each, extents.batch * extents.groups);
+        let matrix = extents.rows_of(whole);
         (fits && attempt.takes(&matrix))
             .then(|| gradients(kernels, &matrix, extents, [gradient, input, mean, deviation, weight]))?
     });

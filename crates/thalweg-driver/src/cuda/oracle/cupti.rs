@@ -3,7 +3,7 @@
 use cudarc::cupti::sys as cupti;
 
 use super::super::cupti::{
-    self as ours, CopyRecord, CorrelationRecord, CuptiTable, FillRecord, KernelRecord, PeerCopyRecord, kind,
+    self as ours, CopyOrFillRecord, CorrelationRecord, CuptiTable, KernelRecord, PeerCopyRecord, kind,
 };
 use super::*;
 
@@ -43,65 +43,43 @@ fn constants_of_cupti() {
     }
 }
 
-macro_rules! same_fields {
-    ($ours:ty, $theirs:ty { $($field:ident = $other:ident),* $(,)? }) => {
-        $(assert_eq!(
-            offset_of!($ours, $field),
-            offset_of!($theirs, $other),
-            concat!(stringify!($ours), ".", stringify!($field))
-        );)*
+macro_rules! begins_as {
+    ($ours:ty, $theirs:ty { $($fields:tt)* }) => {
+        same_fields!($ours, $theirs { $($fields)* });
         assert!(size_of::<$ours>() <= size_of::<$theirs>(), stringify!($ours));
+    };
+}
+
+/// Compares what a kernel, a copy and a fill have, and some fields more.
+macro_rules! begins_as_activity {
+    ($ours:ty, $theirs:ty { $($fields:tt)* }) => {
+        begins_as!($ours, $theirs {
+            kind = kind,
+            start = start,
+            end = end,
+            device = deviceId,
+            stream = streamId,
+            correlation = correlationId,
+            graph_node = graphNodeId,
+            $($fields)*
+        });
     };
 }
 
 #[test]
 fn fields_of_records_of_cupti() {
-    same_fields!(KernelRecord, cupti::CUpti_ActivityKernel10 {
-        kind = kind,
+    begins_as_activity!(KernelRecord, cupti::CUpti_ActivityKernel10 {
         registers_per_thread = registersPerThread,
-        start = start,
-        end = end,
-        device = deviceId,
-        stream = streamId,
         grid = gridX,
         block = blockX,
         static_shared_memory = staticSharedMemory,
         dynamic_shared_memory = dynamicSharedMemory,
-        correlation = correlationId,
         name = name,
-        graph_node = graphNodeId,
     });
-    same_fields!(CopyRecord, cupti::CUpti_ActivityMemcpy6 {
-        kind = kind,
-        bytes = bytes,
-        start = start,
-        end = end,
-        device = deviceId,
-        stream = streamId,
-        correlation = correlationId,
-        graph_node = graphNodeId,
-    });
-    same_fields!(PeerCopyRecord, cupti::CUpti_ActivityMemcpyPtoP4 {
-        kind = kind,
-        bytes = bytes,
-        start = start,
-        end = end,
-        device = deviceId,
-        stream = streamId,
-        correlation = correlationId,
-        graph_node = graphNodeId,
-    });
-    same_fields!(FillRecord, cupti::CUpti_ActivityMemset4 {
-        kind = kind,
-        bytes = bytes,
-        start = start,
-        end = end,
-        device = deviceId,
-        stream = streamId,
-        correlation = correlationId,
-        graph_node = graphNodeId,
-    });
-    same_fields!(CorrelationRecord, cupti::CUpti_ActivityExternalCorrelation {
+    begins_as_activity!(CopyOrFillRecord, cupti::CUpti_ActivityMemcpy6 { bytes = bytes });
+    begins_as_activity!(CopyOrFillRecord, cupti::CUpti_ActivityMemset4 { bytes = bytes });
+    begins_as_activity!(PeerCopyRecord, cupti::CUpti_ActivityMemcpyPtoP4 { bytes = bytes });
+    begins_as!(CorrelationRecord, cupti::CUpti_ActivityExternalCorrelation {
         kind = kind,
         external_kind = externalKind,
         external = externalId,

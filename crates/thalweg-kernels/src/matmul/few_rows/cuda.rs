@@ -10,6 +10,8 @@
 use thalweg_ir::DType;
 use thalweg_ir::cuda::{FloatNames, with_prelude};
 
+use crate::shared::OVER_BLOCK;
+
 /// Rows of A, rows of W at a time, and whether rows of A are normalized first, that there are kernels for.
 pub const VARIANTS: [(u64, u64, bool); 10] = [
     (1, 1, false),
@@ -72,6 +74,7 @@ pub fn name(dtype: DType, rows: u64, lines: u64, norm: bool) -> &'static str {
 pub fn print(dtype: DType, rows: u64, lines: u64, norm: bool) -> String {
     let FloatNames { element, load, store, .. } = FloatNames::of(dtype);
     let code = TEMPLATE
+        .replace("OVER_BLOCK", OVER_BLOCK)
         .replace("FIND_LINES", FIND_LINES)
         .replace("READ_WEIGHTS", READ_WEIGHTS)
         .replace("NAME", name(dtype, rows, lines, norm))
@@ -130,24 +133,7 @@ struct NAME_arguments {
 typedef pack<ELEMENT, WIDTH> quad;
 
 #if HAS_NORM
-// The sum over the threads of the block, the same for each of them.
-static __device__ __forceinline__ f32 over_block(f32 sum, f32* parts) {
-    #pragma unroll
-    for (u32 apart = 16; apart > 0; apart /= 2) {
-        sum = sum + __shfl_xor_sync(0xffffffffu, sum, apart);
-    }
-    if (threadIdx.x % 32 == 0) {
-        parts[threadIdx.x / 32] = sum;
-    }
-    __syncthreads();
-    sum = parts[0];
-    #pragma unroll
-    for (u32 warp = 1; warp < 8; ++warp) {
-        sum = sum + parts[warp];
-    }
-    __syncthreads();
-    return sum;
-}
+OVER_BLOCK
 #endif
 
 extern \"C\" __global__ void __launch_bounds__(256) NAME(const __grid_constant__ NAME_arguments x) {

@@ -78,7 +78,6 @@ pub struct GPT2Decoder {
     norm: LayerNorm,
     head: Linear,
     temperature: Option<f64>,
-    one: Tensor,
     /// Where the layers' kernel hands over results, if there is one.
     exchange: Option<Tensor>,
     /// The token to be read next, and its position.
@@ -127,7 +126,6 @@ impl GPT2LMHeadModel {
                 norm,
                 head: Linear { weight: head, bias: None },
                 temperature,
-                one: Tensor::ones(&[1], DType::I64, device)?,
                 exchange: None,
                 token: numbers(1)?,
                 position: numbers(1)?,
@@ -172,7 +170,7 @@ impl GPT2Decoder {
             self.token.copy_(&tokens.narrow(0, 0, 1)?)?;
             for next in 1..prompt.len() {
                 self.read()?;
-                self.position.add_(&self.one)?;
+                self.position.add_scalar_(1)?;
                 self.token.copy_(&tokens.narrow(0, next, 1)?)?;
             }
             Ok(())
@@ -186,20 +184,19 @@ impl GPT2Decoder {
     /// Those of the device.
     pub fn step(&self) -> Result<()> {
         no_grad(|| {
-            let row = self.read()?;
-            let Some(temperature) = self.temperature else {
-                let state = DecoderState {
-                    token: &self.token,
-                    position: &self.position,
-                    history: &self.history,
-                    meeting: &self.meeting,
-                };
-                return functional::next_token_(&row, &self.head.behind(&self.norm, false)?, state);
+            let (row, head) = (self.read()?, self.head.behind(&self.norm, false)?);
+            let state = DecoderState {
+                token: &self.token,
+                position: &self.position,
+                history: &self.history,
+                meeting: &self.meeting,
             };
-            let scores = self.head.forward_norm(&self.norm, &row)?;
-            self.token.copy_(&drawn(&scores, temperature)?)?;
-            self.position.add_(&self.one)?;
-            self.history.index_copy_(0, &self.position, &self.token)
+            match self.temperature {
+                None => functional::next_token_(&row, &head, state),
+                Some(temperature) => {
+                    functional::follow(&drawn(&functional::norm_linear(&row, &head)?, temperature)?, state)
+                }
+            }
         })
     }
 

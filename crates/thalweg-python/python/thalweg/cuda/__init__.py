@@ -130,7 +130,6 @@ def get_device_capability(device=None):
 _typed.add(globals(), "thalweg.cuda", "cuda")
 
 _STORAGE = "storages have no objects"
-_KINDS = ("BFloat16", "Bool", "Byte", "Char", "Double", "Float", "Half", "Int", "Long", "Short")
 _NVML = "ask NVML"
 
 # Every public name of `torch.cuda` (PyTorch 2.11) that is not here, with the reason; docs/python.md lists them.
@@ -162,7 +161,7 @@ _LEFT_OUT = {
     "cudaStatus": "calls that fail raise by themselves",
     "current_blas_handle": "the handle of cuBLAS is Thalweg's own",
     "default_generators": "say `get_rng_state`, `set_rng_state` and `manual_seed`",
-    **{f"{kind}Storage": _STORAGE for kind in (*_KINDS, "ComplexDouble", "ComplexFloat")},
+    **{f"{kind}Storage": _STORAGE for kind in (*_typed.KINDS.values(), "ComplexDouble", "ComplexFloat")},
 }
 
 
