@@ -153,13 +153,7 @@ pub fn sources() -> Vec<(String, String)> {
     all.extend(decoder_layers::sources());
     all.extend(decompose::sources());
     all.extend(one_query::sources());
-    for (dtype, (rows, lines, norm)) in matmul::few_rows::DTYPES
-        .into_iter()
-        .flat_map(|dtype| matmul::few_rows::cuda::VARIANTS.map(|variant| (dtype, variant)))
-    {
-        let name = matmul::few_rows::cuda::name(dtype, rows, lines, norm).to_owned();
-        all.push((name, matmul::few_rows::cuda::print(dtype, rows, lines, norm)));
-    }
+    all.extend(matmul::few_rows::cuda::VARIANTS.map(|variant| (variant.name.to_owned(), variant.print())));
     all.extend(matmul::quantized::sources());
     all.push((matmul::fused::cuda::NAME.to_owned(), matmul::fused::cuda::print()));
     all

@@ -29,7 +29,7 @@ use crate::{Buffer, Error, Result, Stream, backends, tunable};
 /// Below this no algorithm that needs scratch memory pays.
 const WORKSPACE_FLOPS: u64 = 1 << 28;
 
-/// Up to so many rows a product that reads its weight once is a kernel of our own; with more, the library's tensor cores are ahead.
+/// Up to so many rows a product that reads its weight once is a kernel of our own; with more, the library is ahead where weights are large.
 const MOST_ROWS_BY_DEFAULT: u64 = 4;
 
 impl Stream {
@@ -88,10 +88,17 @@ impl Stream {
         !tunable::is_enabled() && self.has_few_rows(product, at)
     }
 
+    /// Returns whether the device has a kernel for a product of few rows.
+    pub(crate) fn can_take_few_rows(&self, product: &Matmul) -> bool {
+        let device = self.device();
+        let has_tensor_cores = || device.is_simulated() || device.properties().compute_capability.major >= 8;
+        few_rows::fits(product) && (!few_rows::cuda::needs_tensor_cores(product.dtype) || has_tensor_cores())
+    }
+
     /// Returns whether a product is one of few rows where tuning does not choose.
     fn has_few_rows(&self, product: &Matmul, at: [DevicePointer; 3]) -> bool {
         product.m <= MOST_ROWS_BY_DEFAULT
-            && few_rows::fits(product)
+            && self.can_take_few_rows(product)
             && is_aligned_for_rows(at)
             && preferred_blas_library() == BlasLibrary::Default
     }
@@ -137,7 +144,8 @@ impl Stream {
         };
         let is_ours = solution == Solution::Default && preferred_blas_library() == BlasLibrary::Default;
         let in_tiles = solution == Solution::Tiles || (is_ours && fused::fits(product));
-        let by_rows = solution == Solution::Rows && few_rows::fits(product) && is_aligned_for_rows(at);
+        let by_rows =
+            solution == Solution::Rows && self.can_take_few_rows(product) && is_aligned_for_rows(at);
         if by_rows || (is_ours && !in_tiles && self.has_few_rows(product, at)) {
             let [a, b, d] = at.map(DevicePointer::address);
             let bias_at = bias.map_or(0, DevicePointer::address);

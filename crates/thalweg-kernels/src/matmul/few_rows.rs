@@ -144,32 +144,49 @@ impl FewRows {
         }
     }
 
-    /// Returns how many rows of W a warp reads at once. Few rows of W spread over more warps, so that they are all read at once.
+    /// Returns the kernel for this product.
+    ///
+    /// # Panics
+    /// If there is none, which [`check`](Self::check) would say.
+    fn variant(&self) -> cuda::Variant {
+        let Matmul { dtype, m, .. } = self.product;
+        let (lines, norm) = (self.lines(), self.norm_eps_bits.is_some());
+        let takes = |variant: &cuda::Variant| {
+            (variant.dtype, variant.lines, variant.norm) == (dtype, lines, norm) && variant.rows >= m
+        };
+        cuda::VARIANTS.into_iter().find(takes).expect("a product that was checked has a kernel")
+    }
+
+    /// Returns how many rows of W a warp has at a time.
     fn lines(&self) -> u64 {
-        if self.product.n >= 1 << 14 { 4 } else { 1 }
+        let Matmul { dtype, n, .. } = self.product;
+        match cuda::needs_tensor_cores(dtype) {
+            true => 8,
+            // Few rows of W spread over more warps, so that they are all read at once.
+            false if n < 1 << 14 => 1,
+            false => 4,
+        }
     }
 
     /// Returns how many warps share the terms of a row of W.
     fn split(&self) -> u64 {
-        let chunks = self.product.k.div_ceil(32 * self.width());
-        let warps = self.product.n.div_ceil(self.lines()).max(1);
+        let Matmul { n, k, .. } = self.product;
+        let warps = n.div_ceil(self.lines()).max(1);
         // 16 warps for each of 132 multiprocessors keep the memory busy.
-        let wanted = (132 * 16_u64).div_ceil(warps).min(chunks.div_ceil(2)).max(1);
-        wanted.next_power_of_two().min(8)
+        let wanted = (132 * 16_u64).div_ceil(warps);
+        if cuda::needs_tensor_cores(self.product.dtype) {
+            // Small shares are alike for all multiprocessors: as small as what a warp has under way, or as two steps where there are few.
+            let steps = k.div_ceil(32);
+            let deep = 1 << (steps / 8).max(1).ilog2();
+            return wanted.min(steps / 2).max(1).next_power_of_two().max(deep).min(8);
+        }
+        let chunks = k.div_ceil(32 * self.width());
+        wanted.min(chunks.div_ceil(2)).max(1).next_power_of_two().min(8)
     }
 
     /// Returns how many elements a thread loads at once.
     fn width(&self) -> u64 {
         LOAD_BYTES / self.product.dtype.size_bytes() as u64
-    }
-
-    /// Returns how many rows of A the kernel is made for.
-    fn rows(&self) -> u64 {
-        match self.product.m {
-            0..=1 => 1,
-            2..=4 => 4,
-            _ => 16,
-        }
     }
 
     /// Returns the arguments of a launch as words: the addresses of A, W, D, bias and addend; m, n, k; the leading dimensions of A, W, D and
@@ -246,7 +263,7 @@ impl FewRows {
         each.map(|(x, (w, b))| T::from_f64((x.to_f64() - mean) * factor * w.to_f64() + b.to_f64())).collect()
     }
 
-    /// Returns an element of D before it is rounded, with the GPU's bits where there is no GELU and no norm: each lane of the warps that share a row sums its
+    /// Returns an element of D before it is rounded, in float32 with the GPU's bits where there is no GELU and no norm: each lane of the warps that share a row sums its
     /// terms, the lanes of a warp are added as a tree, and then the warps in order.
     fn element<T: Element>(&self, a: &[T], weight: &[T], bias: f32) -> f32 {
         let (width, split) = (self.width() as usize, self.split() as usize);
@@ -281,27 +298,17 @@ pub(crate) fn gelu(x: f32) -> f32 {
     0.5 * x * (1.0 + inner.tanh())
 }
 
-/// The most blocks of a launch: four for each multiprocessor of an H100, so that a block normalizes A once for all of its rows of W.
-const MOST_BLOCKS: u64 = 528;
+/// The most blocks of a launch, those that an H100 has at a time: a block that has more rows of W asks for the next while it computes, and normalizes A once.
+const MOST_BLOCKS: u64 = 132 * cuda::BLOCKS;
 
 /// The addresses of a [`PerOperand`], without sums of rows.
 impl NativeKernel for Placed<FewRows, PerOperand> {
     fn name(&self) -> &str {
-        cuda::name(
-            self.kernel.product.dtype,
-            self.kernel.rows(),
-            self.kernel.lines(),
-            self.kernel.norm_eps_bits.is_some(),
-        )
+        self.kernel.variant().name
     }
 
     fn source(&self) -> String {
-        cuda::print(
-            self.kernel.product.dtype,
-            self.kernel.rows(),
-            self.kernel.lines(),
-            self.kernel.norm_eps_bits.is_some(),
-        )
+        self.kernel.variant().print()
     }
 
     fn host(&self) -> Arc<dyn HostKernel> {
@@ -327,6 +334,15 @@ impl NativeKernel for Placed<FewRows, PerOperand> {
 
     fn mode(&self) -> LaunchMode {
         LaunchMode::Programmatic
+    }
+
+    fn shared_memory_bytes(&self) -> u32 {
+        let Matmul { m, k, dtype, .. } = self.kernel.product;
+        match self.kernel.norm_eps_bits {
+            _ if cuda::needs_tensor_cores(dtype) => cuda::SHARED_BYTES as u32,
+            Some(_) => (m * (k * dtype.size_bytes() as u64 + cuda::GAP_BYTES)) as u32,
+            None => 0,
+        }
     }
 
     fn words(&self) -> Words {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use thalweg_driver::{DevicePointer, Label};
 use thalweg_ir::{DType, Element, bf16, f16, with_dtype};
-use thalweg_kernels::matmul::{few_rows, fused};
+use thalweg_kernels::matmul::fused;
 
 use super::settings::{Effective, Tolerances};
 use super::signature::{Shape, Solution};
@@ -160,7 +160,7 @@ impl<'s> Trial<'s> {
         if !self.shape.has_bias && fused::could_fit(product) {
             candidates.push(Solution::Tiles);
         }
-        if few_rows::fits(product) {
+        if self.stream.can_take_few_rows(product) {
             candidates.push(Solution::Rows);
         }
         let operands = self.sets[0].operands();

@@ -29,6 +29,8 @@ mod smoke;
 mod terminal;
 mod timing;
 
+use std::fmt::Display;
+use std::io::Write as _;
 use std::process::ExitCode;
 
 use options::Options;
@@ -52,17 +54,26 @@ fn main() -> ExitCode {
     arguments::run("graph_study", options::USAGE, Options::parse, run)
 }
 
+fn cannot_write(page: &dyn Display, error: &std::io::Error) -> ExitCode {
+    eprintln!("graph_study: the page {page} cannot be written: {error}");
+    ExitCode::FAILURE
+}
+
 fn run(options: &Options) -> Result<ExitCode> {
+    let page = options.html.display();
+    // Before the work, which takes a while.
+    let mut file = match std::fs::File::create(&options.html) {
+        Ok(file) => file,
+        Err(error) => return Ok(cannot_write(&page, &error)),
+    };
     let report = no_grad(|| study(options))?;
     if options.json {
         print_json(&report);
     } else {
         print!("{}", terminal::text(&report));
     }
-    let page = options.html.display();
-    if let Err(error) = std::fs::write(&options.html, page::html(&report)) {
-        eprintln!("graph_study: the page {page} cannot be written: {error}");
-        return Ok(ExitCode::FAILURE);
+    if let Err(error) = file.write_all(page::html(&report).as_bytes()) {
+        return Ok(cannot_write(&page, &error));
     }
     if !options.json {
         println!("\nThe page is {page}.\n{}", report.verdict());

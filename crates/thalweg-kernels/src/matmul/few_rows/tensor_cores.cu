@@ -1,0 +1,104 @@
+// A warp has eight rows of W at a time, the right factor of products by the tensor cores, whose left one has the rows of A. The warps of a block share eight rows of W
+// where these are long or few, and take their terms in turn.
+ARGUMENTS
+// Steps whose terms of A are loaded together: of DEPTH, and half of them.
+#define GROUP 4
+
+#if __CUDA_ARCH__ >= 800
+PIECES
+FINISH
+#if HAS_NORM
+NORMALIZE
+#endif
+// Adds the products of 32 terms of eight rows of W, of which a lane has eight of one, and as many of up to sixteen rows of A, of which it has eight of two.
+static __device__ __forceinline__ void multiply(f32 (&sums)[4], const uint4 b, const uint4 upper, const uint4 lower) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.MMA.MMA.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
+        : "r"(upper.x), "r"(lower.x), "r"(upper.y), "r"(lower.y), "r"(b.x), "r"(b.y));
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.MMA.MMA.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
+        : "r"(upper.z), "r"(lower.z), "r"(upper.w), "r"(lower.w), "r"(b.z), "r"(b.w));
+}
+
+extern "C" __global__ void __launch_bounds__(256, 2) NAME(const __grid_constant__ NAME_arguments x) {
+    extern __shared__ uint4 slots[];
+    __shared__ f32 parts[2][8][ROWS / 4][32];
+    const u32 thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
+    const u32 split = 1u << u32(x.flags & 7), part = warp % split;
+    const u32 columns = u32(x.n), terms = u32(x.k), rows = u32(x.m), groups = (columns + 7) / 8;
+    const u32 each = 8 / split, apart = gridDim.x * each;
+    // The row of A that the lane has, and its first term.
+    const u32 line = lane / 4, begin = part * 32 + lane % 4 * 8, step = split * 32;
+    // As many steps for each warp, GROUP of them together.
+    const u32 steps = ((terms + step - 1) / step + GROUP - 1) / GROUP * GROUP;
+    u32 group = blockIdx.x * each + warp / split;
+    pieces weights{x.b, x.b_leading_dimension, columns, terms, group, apart, begin, step, steps, 0, nullptr, slots + thread};
+    weights.find_row();
+    // While the kernel in front is at work, weights come into the L2: 128 bytes a lane.
+    launch_dependents();
+    for (u32 at = (part * 4 + lane % 4) * 64; at < terms; at += split * 256) {
+        prefetch(weights.row + at);
+    }
+    wait_for_previous();
+    weights.start();
+#if HAS_NORM
+    ELEMENT* const normal = (ELEMENT*)(slots + DEPTH * 256);
+    normalize(x, normal, terms + 8, parts[0][0][0]);
+    const ELEMENT* const upper_row = normal + line * (terms + 8);
+#else
+    const ELEMENT* const upper_row = x.a + line * x.a_leading_dimension;
+#endif
+    const bool has_upper = line < rows, has_lower = ROWS > 8 && line + 8 < rows;
+    const ELEMENT* const lower_row = x.a + (line + 8) * x.a_leading_dimension;
+    u32 slot = 0;
+    for (u32 turn = 0; group - warp / split < groups; ++turn) {
+        f32 sums[2][4] = {};
+        for (u32 start = 0; start < steps; start += GROUP) {
+            uint4 upper[GROUP], lower[GROUP];
+            #pragma unroll
+            for (u32 i = 0; i < GROUP; ++i) {
+                const u32 at = begin + (start + i) * step;
+                upper[i] = at < terms && has_upper ? *(const uint4*)(upper_row + at) : uint4{};
+                lower[i] = at < terms && has_lower ? *(const uint4*)(lower_row + at) : uint4{};
+            }
+            #pragma unroll
+            for (u32 i = 0; i < GROUP; ++i) {
+                multiply(sums[i % 2], weights.take(slot + i), upper[i], lower[i]);
+            }
+            slot = (slot + GROUP) % DEPTH;
+        }
+        #pragma unroll
+        for (u32 i = 0; i < ROWS / 4; ++i) {
+            sums[0][i] = sums[0][i] + sums[1][i];
+        }
+        if (split > 1) {
+            // The other half of the memory may still be read.
+            const auto at = parts[turn % 2];
+            #pragma unroll
+            for (u32 i = 0; i < ROWS / 4; ++i) {
+                at[warp][i][lane] = sums[0][i];
+            }
+            __syncthreads();
+            for (u32 other = 1; part == 0 && other < split; ++other) {
+                #pragma unroll
+                for (u32 i = 0; i < ROWS / 4; ++i) {
+                    sums[0][i] = sums[0][i] + at[warp + other][i][lane];
+                }
+            }
+        }
+        #pragma unroll
+        for (u32 i = 0; i < ROWS / 4; ++i) {
+            const u32 row = line + i / 2 * 8, column = group * 8 + lane % 4 * 2 + i % 2;
+            if (part == 0 && row < rows && column < columns) {
+                finish(x, row, column, sums[0][i]);
+            }
+        }
+        group = group + apart;
+    }
+}
+#else
+// The host launches nothing here.
+extern "C" __global__ void NAME(const __grid_constant__ NAME_arguments x) {
+    launch_dependents();
+}
+#endif
