@@ -271,18 +271,23 @@ const fn reduction(
 }
 
 /// The sum over dimensions.
-pub static SUM: LoopOp = reduction("sum", "The sum over dimensions.", DTypeRule::Sum, &[], |b, signature| {
-    let x = b.input(signature.inputs[0]).to(signature.compute);
-    b.output(b.reduce(ReduceOp::Sum, x), signature.outputs[0], OutputPlace::Row);
-});
+pub static SUM: LoopOp = LoopOp {
+    complex: Some("thalweg::sum_of_complex"),
+    ..reduction("sum", "The sum over dimensions.", DTypeRule::Sum, &[], |b, signature| {
+        let x = b.input(signature.inputs[0]).to(signature.compute);
+        b.output(b.reduce(ReduceOp::Sum, x), signature.outputs[0], OutputPlace::Row);
+    })
+};
 
 /// The mean over dimensions; the call says over how many elements.
-pub static MEAN: LoopOp =
-    reduction("mean", "The mean over dimensions.", DTypeRule::FloatingPoint, &["count"], |b, signature| {
+pub static MEAN: LoopOp = LoopOp {
+    complex: Some("thalweg::mean_of_complex"),
+    ..reduction("mean", "The mean over dimensions.", DTypeRule::FloatingPoint, &["count"], |b, signature| {
         let x = b.input(signature.inputs[0]).to(signature.compute);
         let mean = b.reduce(ReduceOp::Sum, x) / scalar(b, signature.compute);
         b.output(mean, signature.outputs[0], OutputPlace::Row);
-    });
+    })
+};
 
 /// The greatest element over dimensions; a gradient is split evenly among equals.
 pub static AMAX: LoopOp =
