@@ -48,7 +48,7 @@ pub(crate) use keys::{
 };
 pub use keys::{DispatchKey, DispatchKeySet, ExcludeKeyGuard, IncludeKeyGuard};
 pub(crate) use registry::{BuiltIn, built_in, internal};
-pub use registry::{define_operator, find_operator, operators};
+pub use registry::{define_loop, define_operator, find_operator, operators};
 pub use trace::{Trace, TracedCall, trace};
 
 /// One call of an operator, as its kernels see it.
@@ -212,6 +212,11 @@ impl Operator {
     /// Returns whether a built-in kernel answers for a key.
     pub(crate) fn has_built_in(&self, key: DispatchKey) -> bool {
         self.slots[key as usize].built_in.get().is_some()
+    }
+
+    /// Returns whether the operator has a kernel of its own for a key.
+    pub fn has_kernel(&self, key: DispatchKey) -> bool {
+        self.has_built_in(key) || self.slots[key as usize].is_registered.load(Ordering::Acquire)
     }
 
     /// Returns the body.

@@ -7,6 +7,7 @@
 use std::sync::{OnceLock, PoisonError, RwLock};
 
 use rustc_hash::FxHashMap;
+use thalweg_ops::LoopOp;
 use thalweg_ops::schema::{Parameter, Schema, base_name};
 use thalweg_runtime::{Error, Result};
 
@@ -144,4 +145,24 @@ pub fn operators() -> Vec<&'static Operator> {
 /// [`Error::is_invalid_argument`] if the schema cannot be read, or the name is taken.
 pub fn define_operator(schema: &str) -> Result<&'static Operator> {
     registry().define(&OpDef::part(leaked(schema.to_owned().into()), Body::Registered))
+}
+
+/// Defines an operator of one's own by a [`LoopOp`]: its kernels on every device and in every dtype, and its gradient, are derived from the
+/// formula. Its schema (`aten`) has a namespace of one's own. [`testing::check_entry`](crate::testing::check_entry) tests it.
+///
+/// # Errors
+/// Those of [`define_operator`]; [`Error::is_invalid_argument`] if another loop has its name, by which kernels are kept.
+pub fn define_loop(entry: &'static LoopOp) -> Result<&'static Operator> {
+    let is_other = |other: &LoopOp| other.id() == entry.id() && !std::ptr::eq(other, entry);
+    let own = operators().into_iter().filter_map(|operator| match operator.body {
+        Body::Loop(other) => Some(other),
+        _ => None,
+    });
+    if own.chain(thalweg_ops::structured::structured()).any(is_other) {
+        return Err(Error::invalid(format!(
+            "a loop of the name {} exists already; choose another",
+            entry.name
+        )));
+    }
+    registry().define(&OpDef::of_loop(entry))
 }
