@@ -11,6 +11,7 @@ mod indexing;
 mod loss;
 mod normalization;
 mod random;
+mod recurrent;
 mod reductions;
 mod windows;
 
@@ -36,6 +37,7 @@ pub use normalization::{
     RMS_NORM_AFFINE_BACKWARD, RMS_NORM_BACKWARD, RMS_NORM_WEIGHT_BACKWARD,
 };
 pub use random::{BERNOULLI, SEQUENCE_NORMAL, SEQUENCE_UNIFORM};
+pub use recurrent::{GRU_STEP, GRU_STEP_BACKWARD, LSTM_STEP, LSTM_STEP_BACKWARD};
 pub use reductions::{
     ALL, ANY, ARGMIN, COUNT_NONZERO, LOGSUMEXP, NANSUM, NORM_1, NORM_2, NORM_P, PROD, STD, VAR, VAR_MEAN,
 };
@@ -151,6 +153,10 @@ pub static LAUNCHED: &[&LoopOp] = &[
     &AVERAGE_ADAPTIVE_BACKWARD,
     &GREATEST_ADAPTIVE,
     &GREATEST_ADAPTIVE_BACKWARD,
+    &LSTM_STEP,
+    &LSTM_STEP_BACKWARD,
+    &GRU_STEP,
+    &GRU_STEP_BACKWARD,
 ];
 
 /// Returns every operator of this module.

@@ -111,7 +111,7 @@ pub fn check_entry(entry: &'static LoopOp) -> Result<()> {
 }
 
 /// Returns the relative error that a dtype's arithmetic is allowed in a handful of operations.
-fn tolerance(dtype: DType) -> f64 {
+pub fn tolerance(dtype: DType) -> f64 {
     match dtype {
         DType::F16 => 4e-3,
         DType::Bf16 => 3e-2,

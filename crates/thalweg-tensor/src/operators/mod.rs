@@ -52,6 +52,7 @@ mod pointwise;
 mod pool;
 mod quantized;
 mod random;
+mod recurrent;
 mod reduce;
 mod resample;
 mod scan;
@@ -129,6 +130,7 @@ static FAMILIES: &[&[OpDef]] = &[
     distance::OPERATORS,
     padding::OPERATORS,
     random::OPERATORS,
+    recurrent::OPERATORS,
     crate::kernels::INTERNAL,
 ];
 
