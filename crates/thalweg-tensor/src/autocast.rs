@@ -3,7 +3,7 @@
 //! Products and convolutions cast their tensors to a 16-bit dtype; functions that lose too much there cast theirs to f32; operators
 //! of several tensors cast to the widest dtype of them. Each is a kernel under [`DispatchKey::Autocast`], above autograd, so that
 //! casts are recorded and gradients arrive in the dtype of the leaves. Which operator does what stands in its entry
-//! ([`Autocast`](thalweg_ops::Autocast)), by PyTorch's lists for CUDA; forms in place and with `out=` compute in the dtypes that they get.
+//! ([`Autocast`]), by PyTorch's lists for CUDA; forms in place and with `out=` compute in the dtypes that they get.
 //!
 //! A leaf that requires a gradient, such as a weight, is cast once per region: the cast is kept until the outermost region ends.
 //! Backward passes cast nothing: their operators compute in the dtypes of the forward pass, but where a function of theirs opens a region.
