@@ -218,7 +218,7 @@ fn forms_in_place_and_with_out_compute_in_the_dtypes_that_they_get() {
 
 #[test]
 fn an_operator_of_a_program_is_not_taken_for_pytorchs_by_its_name() {
-    let operator = define_operator("autocast_tests::matmul(Tensor self) -> Tensor").unwrap();
+    let operator = define_operator("test::matmul(Tensor self) -> Tensor").unwrap();
     let kept = operator.register(
         DispatchKey::of_device(&device()),
         std::sync::Arc::new(|call| Ok(std::iter::once(call.tensors[0].clone()).collect())),

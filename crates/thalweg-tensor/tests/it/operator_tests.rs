@@ -17,7 +17,7 @@ use crate::support::tensor;
 /// x³, by an entry of a program's own.
 static CUBE: LoopOp = LoopOp {
     name: "operator_tests_cube",
-    aten: Some("operator_tests::cube(Tensor self) -> Tensor"),
+    aten: Some("test::checked_cube(Tensor self) -> Tensor"),
     rule: DTypeRule::Floating,
     space: Space::Elementwise,
     build: |b, signature| {
@@ -31,7 +31,7 @@ static CUBE: LoopOp = LoopOp {
 /// An entry whose reference is another function.
 static WRONG: LoopOp = LoopOp {
     name: "operator_tests_wrong",
-    aten: Some("operator_tests::wrong(Tensor self) -> Tensor"),
+    aten: Some("test::checked_wrong(Tensor self) -> Tensor"),
     examples: Some(Examples { inputs: &[&[-1.5], &[0.25]], scalars: &[], reference: |x, _| x[0].powi(2) }),
     ..CUBE
 };
@@ -47,7 +47,7 @@ fn an_entry_of_a_program_is_an_operator_with_a_gradient() {
     let error = define_loop(&CUBE).unwrap_err().to_string();
     assert!(error.contains("is defined already"), "{error}");
     static EXP: LoopOp =
-        LoopOp { name: "exp", aten: Some("operator_tests::exp(Tensor self) -> Tensor"), ..CUBE };
+        LoopOp { name: "exp", aten: Some("test::checked_exp(Tensor self) -> Tensor"), ..CUBE };
     let error = define_loop(&EXP).unwrap_err().to_string();
     assert!(error.contains("a loop of the name exp exists already"), "{error}");
 }
@@ -61,7 +61,7 @@ fn doubling(
     kernel: fn(&Tensor) -> Result<Tensor>,
     meta: fn(&Tensor) -> Result<Tensor>,
 ) -> &'static Operator {
-    let operator = define_operator(&format!("operator_tests::{name}(Tensor self) -> Tensor")).unwrap();
+    let operator = define_operator(&format!("test::checked_{name}(Tensor self) -> Tensor")).unwrap();
     let answer = |kernel: fn(&Tensor) -> Result<Tensor>| -> KernelFunction {
         Arc::new(move |call: &Call<'_>| Ok(Tensors::from_iter([kernel(call.tensors[0])?])))
     };
@@ -127,5 +127,5 @@ fn a_race_of_an_operator_is_found() {
         })
     };
     let error = run().unwrap_err().to_string();
-    assert!(error.contains("operator_tests::racing"), "{error}");
+    assert!(error.contains("test::checked_racing"), "{error}");
 }
