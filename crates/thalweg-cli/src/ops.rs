@@ -96,9 +96,7 @@ fn page(output: &Output, operator: &Operator) {
         let sentence: Vec<&str> = documentation.split_whitespace().collect();
         output.line(4, &format!("    {}", sentence.join(" ")));
     }
-    if let Some(words) = operator.computed_by() {
-        output.line(4, &format!("    Computed by {words}."));
-    }
+    output.line(4, &format!("    Computed by {}.", operator.computed_by()));
     if let Some(schema) = operator.in_place_schema() {
         output.line(4, &format!("    In place: {}", schema.name));
     }

@@ -81,6 +81,25 @@ pub enum Sizes {
     Numbers(usize),
 }
 
+/// The dtype that the tensors of an operator are cast to in a region of autocast.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Autocast {
+    /// None: it computes in the dtypes that it gets.
+    Unchanged,
+    /// The 16-bit dtype of the region.
+    Lower,
+    /// f32.
+    Full,
+    /// The widest dtype of its tensors.
+    Widest,
+    /// None: the operator of this name reads the tensors as they are, computes in f32 and gives f32.
+    Wide(&'static str),
+    /// None, and the result, if it is asked for in no dtype, has that of the region: what stands behind it is a product as a rule.
+    Rounded,
+    /// It is refused.
+    Banned,
+}
+
 /// The dtypes of one call.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct Signature {
@@ -136,6 +155,10 @@ pub struct LoopOp {
     /// The gradients of the inputs, where they are better written by the result than derived: a result is often kept by the
     /// next operator anyway, and an input would be kept for this one alone.
     pub from_result: Option<FromResult>,
+    /// The dtype that autocast gives its tensors.
+    pub autocast: Autocast,
+    /// The operator that takes its calls with complex numbers, where the formula has no meaning for them.
+    pub complex: Option<&'static str>,
     /// For tests; only elementwise operators have them here.
     pub examples: Option<Examples>,
 }
@@ -154,6 +177,8 @@ impl LoopOp {
         outputs: &[OutputPlace::Row],
         build: |_, _| {},
         from_result: None,
+        autocast: Autocast::Unchanged,
+        complex: None,
         examples: None,
     };
 }

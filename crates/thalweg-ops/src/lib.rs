@@ -25,7 +25,8 @@ pub mod stages;
 pub mod structured;
 
 pub use definition::{
-    DTypeError, DTypeRule, DTypes, Examples, FromResult, LoopOp, Signature, Sizes, Space, scalar, scalar_bits,
+    Autocast, DTypeError, DTypeRule, DTypes, Examples, FromResult, LoopOp, Signature, Sizes, Space, scalar,
+    scalar_bits,
 };
 pub use elementwise::{elementwise, parts, table};
 pub use gradient::{ForwardBody, GradientBody, forward, gradient, gradient_of};

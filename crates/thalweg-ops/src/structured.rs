@@ -11,6 +11,7 @@ mod indexing;
 mod loss;
 mod normalization;
 mod random;
+mod recurrent;
 mod reductions;
 mod windows;
 
@@ -36,6 +37,7 @@ pub use normalization::{
     RMS_NORM_AFFINE_BACKWARD, RMS_NORM_BACKWARD, RMS_NORM_WEIGHT_BACKWARD,
 };
 pub use random::{BERNOULLI, SEQUENCE_NORMAL, SEQUENCE_UNIFORM};
+pub use recurrent::{GRU_STEP, GRU_STEP_BACKWARD, LSTM_STEP, LSTM_STEP_BACKWARD};
 pub use reductions::{
     ALL, ANY, ARGMIN, COUNT_NONZERO, LOGSUMEXP, NANSUM, NORM_1, NORM_2, NORM_P, PROD, STD, VAR, VAR_MEAN,
 };
@@ -151,6 +153,10 @@ pub static LAUNCHED: &[&LoopOp] = &[
     &AVERAGE_ADAPTIVE_BACKWARD,
     &GREATEST_ADAPTIVE,
     &GREATEST_ADAPTIVE_BACKWARD,
+    &LSTM_STEP,
+    &LSTM_STEP_BACKWARD,
+    &GRU_STEP,
+    &GRU_STEP_BACKWARD,
 ];
 
 /// Returns every operator of this module.
@@ -271,18 +277,23 @@ const fn reduction(
 }
 
 /// The sum over dimensions.
-pub static SUM: LoopOp = reduction("sum", "The sum over dimensions.", DTypeRule::Sum, &[], |b, signature| {
-    let x = b.input(signature.inputs[0]).to(signature.compute);
-    b.output(b.reduce(ReduceOp::Sum, x), signature.outputs[0], OutputPlace::Row);
-});
+pub static SUM: LoopOp = LoopOp {
+    complex: Some("thalweg::sum_of_complex"),
+    ..reduction("sum", "The sum over dimensions.", DTypeRule::Sum, &[], |b, signature| {
+        let x = b.input(signature.inputs[0]).to(signature.compute);
+        b.output(b.reduce(ReduceOp::Sum, x), signature.outputs[0], OutputPlace::Row);
+    })
+};
 
 /// The mean over dimensions; the call says over how many elements.
-pub static MEAN: LoopOp =
-    reduction("mean", "The mean over dimensions.", DTypeRule::FloatingPoint, &["count"], |b, signature| {
+pub static MEAN: LoopOp = LoopOp {
+    complex: Some("thalweg::mean_of_complex"),
+    ..reduction("mean", "The mean over dimensions.", DTypeRule::FloatingPoint, &["count"], |b, signature| {
         let x = b.input(signature.inputs[0]).to(signature.compute);
         let mean = b.reduce(ReduceOp::Sum, x) / scalar(b, signature.compute);
         b.output(mean, signature.outputs[0], OutputPlace::Row);
-    });
+    })
+};
 
 /// The greatest element over dimensions; a gradient is split evenly among equals.
 pub static AMAX: LoopOp =

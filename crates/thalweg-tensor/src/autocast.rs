@@ -2,22 +2,24 @@
 //!
 //! Products and convolutions cast their tensors to a 16-bit dtype; functions that lose too much there cast theirs to f32; operators
 //! of several tensors cast to the widest dtype of them. Each is a kernel under [`DispatchKey::Autocast`], above autograd, so that
-//! casts are recorded and gradients arrive in the dtype of the leaves. Which operator does what is PyTorch's list for CUDA.
+//! casts are recorded and gradients arrive in the dtype of the leaves. Which operator does what stands in its entry
+//! ([`Autocast`]), by PyTorch's lists for CUDA; forms in place and with `out=` compute in the dtypes that they get.
 //!
 //! A leaf that requires a gradient, such as a weight, is cast once per region: the cast is kept until the outermost region ends.
 //! Backward passes cast nothing: their operators compute in the dtypes of the forward pass, but where a function of theirs opens a region.
 
 use std::cell::{Cell, RefCell};
-use std::sync::OnceLock;
+use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 use thalweg_ir::DType;
+use thalweg_ops::Autocast;
 use thalweg_runtime::{Device, Error, Result};
 
 use crate::autograd::is_grad_enabled;
 use crate::dispatch::{
-    Argument, Call, DispatchKey, ExcludeKeyGuard, IncludeKeyGuard, ModeGuard, Operator, built_in,
+    Argument, BuiltIn, Call, DispatchKey, ExcludeKeyGuard, IncludeKeyGuard, KernelFunction, ModeGuard,
 };
 use crate::tensor::{Tensor, Tensors};
 
@@ -165,126 +167,78 @@ impl Drop for Region {
     }
 }
 
-/// The dtype that an operator's tensors are cast to.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Policy {
-    /// The 16-bit dtype of the region.
-    Lower,
-    /// f32.
-    Full,
-    /// The widest dtype of its tensors.
-    Widest,
-    /// None: the operator that this returns reads the tensors as they are, computes in f32 and gives f32.
-    Wide(fn() -> Result<&'static Operator>),
-    /// None, and the result, if it is asked for in no dtype, has that of the region: what stands behind it is a product as a rule.
-    Rounded,
-    /// It is refused.
-    Banned,
+/// Returns the kernel that answers for an operator in a region; `None` where the operator computes in the dtypes that it gets.
+pub(crate) fn kernel(autocast: Autocast) -> Option<KernelFunction> {
+    let wide = match autocast {
+        Autocast::Unchanged => return None,
+        Autocast::Wide(name) => Some(BuiltIn::new(name)),
+        _ => None,
+    };
+    Some(Arc::new(move |call| {
+        let Some(options) = CURRENT.get() else { return call.redispatch() };
+        match autocast {
+            Autocast::Unchanged => call.redispatch(),
+            Autocast::Lower => run_in(call, options.dtype, options),
+            Autocast::Full => run_in(call, DType::F32, options),
+            Autocast::Widest => match widest(call.tensors) {
+                Some(dtype) => run_in(call, dtype, options),
+                None => call.redispatch(),
+            },
+            Autocast::Wide(_) => {
+                let _without = ExcludeKeyGuard::new(DispatchKey::Autocast);
+                let operator = wide.as_ref().map_or(Ok(call.operator), BuiltIn::get)?;
+                operator.call(call.arguments, Some(call.device), call.label)
+            }
+            Autocast::Rounded => run_rounded(call, options),
+            Autocast::Banned => Err(Error::invalid(format!(
+                "{} is unsafe to autocast: its gradient overflows in float16; use binary_cross_entropy_with_logits, or a region \
+                 with `enabled: false`",
+                call.operator.base_name()
+            ))),
+        }
+    }))
 }
 
-/// The operators of each policy, by base name: PyTorch's lists for CUDA, and the parts that this crate's operators are made of.
-const POLICIES: [(Policy, &str); 6] = [
-    (
-        Policy::Lower,
-        "convolution conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d prelu addmm addmv addr \
-     matmul einsum mm mv linalg_vecdot linear addbmm baddbmm bmm lstm_cell gru_cell packed_attention \
-     packed_fused_attention fused_attention mlp scaled_dot_product_attention",
-    ),
-    (
-        Policy::Full,
-        "acos asin cosh erfinv exp expm1 log log10 log2 log1p reciprocal rsqrt sinh tan pow softplus layer_norm \
-     native_layer_norm layer_norm_affine layer_norm_fork rms_norm group_norm native_group_norm cosine_similarity \
-     nll_loss cross_entropy_smoothed kl_div l1_loss smooth_l1_loss huber_loss mse_loss soft_margin_loss \
-     margin_ranking_loss hinge_embedding_loss binary_cross_entropy_with_logits dist renorm logsumexp \
-     upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_bilinear2d upsample_bicubic2d \
-     upsample_linear1d upsample_trilinear3d prod softmax scaled_softmax causal_softmax masked_softmax log_softmax \
-     cumprod cumsum linalg_vector_norm norm sum",
-    ),
-    (
-        Policy::Widest,
-        "addcdiv addcmul atan2 cross dot vdot grid_sampler index_put tensordot scatter_add cat stack",
-    ),
-    // Scores are the largest tensors of many networks: a copy of them in f32 would be four times their bytes, with its gradient.
-    (Policy::Wide(|| built_in!("thalweg::cross_entropy_wide")), "cross_entropy"),
-    (Policy::Rounded, "add_layer_norm"),
-    (Policy::Banned, "binary_cross_entropy"),
-];
-
-impl Policy {
-    /// Returns the policy of the operators of a base name; `None` of those that compute in the dtypes that they get.
-    pub(crate) fn of(base_name: &str) -> Option<Self> {
-        static BY_NAME: OnceLock<FxHashMap<&str, Policy>> = OnceLock::new();
-        let by_name = BY_NAME.get_or_init(|| {
-            let names = |(policy, names): &(Self, &'static str)| {
-                let policy = *policy;
-                names.split_ascii_whitespace().map(move |name| (name, policy))
-            };
-            POLICIES.iter().flat_map(names).collect()
-        });
-        by_name.get(base_name).copied()
+/// Answers a call whose result has the dtype of the region, unless another is asked for.
+fn run_rounded(call: &Call<'_>, options: AutocastOptions) -> Result<Tensors> {
+    let _without = ExcludeKeyGuard::new(DispatchKey::Autocast);
+    let mut arguments: SmallVec<[Argument<'_>; 8]> = call.arguments.iter().copied().collect();
+    if let (Some(last @ Argument::None), DType::F32) = (arguments.last_mut(), call.tensors[0].dtype()) {
+        *last = Argument::DType(options.dtype);
     }
+    call.operator.call(&arguments, Some(call.device), call.label)
+}
 
-    /// Answers a call: casts its tensors, and calls on without autocast.
-    pub(crate) fn run(self, call: &Call<'_>) -> Result<Tensors> {
-        let Some(options) = CURRENT.get() else { return call.redispatch() };
-        let dtype = match self {
-            Self::Lower => options.dtype,
-            Self::Full => DType::F32,
-            Self::Widest => match widest(call.tensors) {
-                Some(dtype) => dtype,
-                None => return call.redispatch(),
-            },
-            Self::Wide(operator) => {
-                let _without = ExcludeKeyGuard::new(DispatchKey::Autocast);
-                return operator()?.call(call.arguments, Some(call.device), call.label);
+/// Answers a call with its tensors in a dtype, without autocast.
+fn run_in(call: &Call<'_>, dtype: DType, options: AutocastOptions) -> Result<Tensors> {
+    let cast = {
+        let _casts_are_not_cast = ExcludeKeyGuard::new(DispatchKey::Autocast);
+        call.tensors
+            .iter()
+            .map(|tensor| cast(tensor, dtype, options))
+            .collect::<Result<SmallVec<[Tensor; 6]>>>()?
+    };
+    // The casts stand in the order of the arguments.
+    let mut rest = cast.as_slice();
+    let mut take = |count: usize| {
+        let (taken, others) = rest.split_at(count);
+        rest = others;
+        taken
+    };
+    let arguments: SmallVec<[Argument<'_>; 8]> = (call.arguments.iter())
+        .map(|argument| match *argument {
+            Argument::Tensor(_) => Argument::Tensor(&take(1)[0]),
+            Argument::Tensors(list) => Argument::Tensors(take(list.len())),
+            // Indices are not cast.
+            Argument::OptionalTensors(list) => {
+                take(list.iter().flatten().count());
+                Argument::OptionalTensors(list)
             }
-            Self::Rounded => {
-                let _without = ExcludeKeyGuard::new(DispatchKey::Autocast);
-                let mut arguments: SmallVec<[Argument<'_>; 8]> = call.arguments.iter().copied().collect();
-                if let (Some(last @ Argument::None), DType::F32) =
-                    (arguments.last_mut(), call.tensors[0].dtype())
-                {
-                    *last = Argument::DType(options.dtype);
-                }
-                return call.operator.call(&arguments, Some(call.device), call.label);
-            }
-            Self::Banned => {
-                return Err(Error::invalid(format!(
-                    "{} is unsafe to autocast: its gradient overflows in float16; use binary_cross_entropy_with_logits, or a region \
-                     with `enabled: false`",
-                    call.operator.base_name()
-                )));
-            }
-        };
-        let cast = {
-            let _casts_are_not_cast = ExcludeKeyGuard::new(DispatchKey::Autocast);
-            call.tensors
-                .iter()
-                .map(|tensor| cast(tensor, dtype, options))
-                .collect::<Result<SmallVec<[Tensor; 6]>>>()?
-        };
-        // The casts stand in the order of the arguments.
-        let mut rest = cast.as_slice();
-        let mut take = |count: usize| {
-            let (taken, others) = rest.split_at(count);
-            rest = others;
-            taken
-        };
-        let arguments: SmallVec<[Argument<'_>; 8]> = (call.arguments.iter())
-            .map(|argument| match *argument {
-                Argument::Tensor(_) => Argument::Tensor(&take(1)[0]),
-                Argument::Tensors(list) => Argument::Tensors(take(list.len())),
-                // Indices are not cast.
-                Argument::OptionalTensors(list) => {
-                    take(list.iter().flatten().count());
-                    Argument::OptionalTensors(list)
-                }
-                other => other,
-            })
-            .collect();
-        let _without = ExcludeKeyGuard::new(DispatchKey::Autocast);
-        call.operator.call(&arguments, Some(call.device), call.label)
-    }
+            other => other,
+        })
+        .collect();
+    let _without = ExcludeKeyGuard::new(DispatchKey::Autocast);
+    call.operator.call(&arguments, Some(call.device), call.label)
 }
 
 /// Returns whether autocast looks at a tensor: floats of at most 32 bits.
@@ -299,8 +253,7 @@ fn widest(tensors: &[&Tensor]) -> Option<DType> {
     Some(dtypes.fold(first, |widest, dtype| if widest == dtype { widest } else { DType::F32 }))
 }
 
-/// Returns a tensor in a dtype, from the kept casts where it is a leaf.
-/// Returns the dtype that a tensor has in an operator of the policy [`Policy::Lower`].
+/// Returns the dtype that a tensor has in an operator of the kind [`Autocast::Lower`].
 pub(crate) fn dtype_in_lower(tensor: &Tensor) -> DType {
     match CURRENT.get().filter(|options| options.enabled && is_eligible(tensor)) {
         Some(options) => options.dtype,
@@ -317,6 +270,7 @@ pub(crate) fn is_taken_as_it_is(tensor: &Tensor, dtype: DType, device: &Device) 
         && !(is_grad_enabled() && tensor.requires_grad())
 }
 
+/// Returns a tensor in a dtype, from the kept casts where it is a leaf.
 fn cast(tensor: &Tensor, dtype: DType, options: AutocastOptions) -> Result<Tensor> {
     if !is_eligible(tensor) || tensor.dtype() == dtype {
         return Ok(tensor.clone());

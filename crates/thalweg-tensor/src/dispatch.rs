@@ -48,7 +48,7 @@ pub(crate) use keys::{
 };
 pub use keys::{DispatchKey, DispatchKeySet, ExcludeKeyGuard, IncludeKeyGuard};
 pub(crate) use registry::{BuiltIn, built_in, internal};
-pub use registry::{define_operator, find_operator, operators};
+pub use registry::{define_loop, define_operator, find_operator, operators};
 pub use trace::{Trace, TracedCall, trace};
 
 /// One call of an operator, as its kernels see it.
@@ -83,8 +83,8 @@ pub struct Operator {
     doc: &'static str,
     /// Per parameter: the forms in which kernels read it, and its default.
     parameters: Vec<(Forms, Option<Value>)>,
-    /// How a built-in operator is computed.
-    body: Option<Body>,
+    /// How the operator is computed.
+    body: Body,
     /// The conditions on the tensors that the `out=` form writes.
     out: &'static [OutRule],
     slots: [Slot; DispatchKey::ALL.len()],
@@ -214,8 +214,13 @@ impl Operator {
         self.slots[key as usize].built_in.get().is_some()
     }
 
-    /// Returns the body of a built-in operator.
-    pub(crate) fn body(&self) -> Option<Body> {
+    /// Returns whether the operator has a kernel of its own for a key.
+    pub fn has_kernel(&self, key: DispatchKey) -> bool {
+        self.has_built_in(key) || self.slots[key as usize].is_registered.load(Ordering::Acquire)
+    }
+
+    /// Returns the body.
+    pub(crate) fn body(&self) -> Body {
         self.body
     }
 
@@ -234,9 +239,9 @@ impl Operator {
         self.doc
     }
 
-    /// Returns how a built-in operator is computed and where its gradient comes from, in words; `None` of others.
-    pub fn computed_by(&self) -> Option<&'static str> {
-        self.body.map(Body::words)
+    /// Returns how the operator is computed and where its gradient comes from, in words.
+    pub fn computed_by(&self) -> &'static str {
+        self.body.words()
     }
 
     /// Returns whether a built-in kernel records a gradient of the operator's own. Operators that are made of others have theirs; some

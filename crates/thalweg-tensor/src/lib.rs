@@ -10,6 +10,7 @@
 //! - [`norm_linear`]: a layer norm and a linear layer of few rows.
 //! - [`sdp`]: which backend computes attention.
 //! - [`random`]: random numbers from the host and on the device.
+//! - [`testing`]: tests of operators from samples.
 //! - [`caller`]: the line that commands and errors name, for functions that are made of others.
 //! - [`HostTensor`]: pinned host memory with a shape.
 //!
@@ -45,6 +46,7 @@ pub mod sdp;
 mod storage;
 mod subscript;
 mod tensor;
+pub mod testing;
 mod views;
 pub mod warning;
 

@@ -27,7 +27,7 @@
 //! | understand where memory went | [`memory`], [`snapshot`], [`memory_tools`] |
 //! | find races and lifetime bugs without a GPU | [`sim`], over the [`simulator`] and the [`sanitizer`] |
 //! | measure and tune | [`profiler`], [`backends`], [`cuda::tunable`] |
-//! | define an operator or a kernel | [`dispatch`], the table in [`ops`], [`kernels`], [`ir`] |
+//! | define an operator or a kernel, and test it | [`dispatch`], the table in [`ops`], [`kernels`], [`ir`], [`testing`] |
 //! | add a driver | [`driver`] |
 #![forbid(unsafe_code)]
 
@@ -67,5 +67,5 @@ pub mod module {
 }
 
 pub use thalweg_tensor::{
-    HostTensor, Index, MemoryFormat, Tensor, autograd, dispatch, i, no_grad, random, warning,
+    HostTensor, Index, MemoryFormat, Tensor, autograd, dispatch, i, no_grad, random, testing, warning,
 };

@@ -1,17 +1,18 @@
 //! Recurrent networks, with PyTorch's names and layouts: the gates of a weight lie one behind the other in its rows.
 //!
-//! A layer multiplies the whole sequence with its input weight at once; the recurrence is a loop over time on the host.
+//! A layer multiplies the whole sequence with its input weight at once; the recurrence is a loop over time on the host, a step of which is a product
+//! and one kernel.
 
 use std::panic::Location;
 use std::sync::Arc;
 
 use thalweg_runtime::{Device, Error, Result};
 use thalweg_tensor::Tensor;
-use thalweg_tensor::caller::{enter, in_call};
+use thalweg_tensor::caller::{enter, in_call, label_at};
 use thalweg_tensor::random::{DeviceGenerator, Generator};
 
 use super::{Entry, EntryMut, Module, PackedSequence, uniform};
-use crate::functional;
+use crate::functional::{self, operator};
 
 /// A kind of recurrent network: its computation at a step of time.
 pub trait RecurrentStep {
@@ -36,10 +37,10 @@ impl RecurrentStep for LongShortTerm {
     const STATES: usize = 2;
 
     fn step(&self, of_input: &Tensor, of_hidden: &Tensor, states: &[Tensor]) -> Result<Vec<Tensor>> {
-        let gates = of_input.add(of_hidden)?.chunk(4, -1)?;
-        let [input, forget, output] = [0, 1, 3].map(|gate: usize| gates[gate].sigmoid());
-        let cell = forget?.mul(&states[1])?.add(&input?.mul(&gates[2].tanh()?)?)?;
-        Ok(vec![output?.mul(&cell.tanh()?)?, cell])
+        let arguments = [of_input.into(), of_hidden.into(), (&states[1]).into()];
+        let label = label_at("lstm", Location::caller());
+        let results = operator!("thalweg::lstm_step").call(&arguments, None, label)?;
+        Ok(results.into_iter().take(2).collect())
     }
 }
 
@@ -52,10 +53,10 @@ impl RecurrentStep for Gated {
     const STATES: usize = 1;
 
     fn step(&self, of_input: &Tensor, of_hidden: &Tensor, states: &[Tensor]) -> Result<Vec<Tensor>> {
-        let (x, h) = (of_input.chunk(3, -1)?, of_hidden.chunk(3, -1)?);
-        let [reset, update] = [0, 1].map(|gate: usize| x[gate].add(&h[gate])?.sigmoid());
-        let new = x[2].add(&reset?.mul(&h[2])?)?.tanh()?;
-        Ok(vec![new.add(&update?.mul(&states[0].sub(&new)?)?)?])
+        let arguments = [of_input.into(), of_hidden.into(), (&states[0]).into()];
+        let label = label_at("gru", Location::caller());
+        let results = operator!("thalweg::gru_step").call(&arguments, None, label)?;
+        Ok(results.into_iter().take(1).collect())
     }
 }
 

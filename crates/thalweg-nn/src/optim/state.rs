@@ -34,24 +34,30 @@ pub struct OptimizerState {
 }
 
 impl Group {
-    /// Returns the names of a parameter's states, with a place for each in what [`Parameter::all_states`] returns.
-    fn state_names(&self) -> Vec<&'static str> {
-        let own = self.rule.kept(&self.values).map(|state| self.rule.states[state]);
-        let scalars = self.rule.scalar_states.iter().map(|&(name, _)| name);
-        let counted = self.counts.then_some("step").into_iter().chain(scalars);
-        own.chain(counted).collect()
-    }
-
-    /// Returns what each of the states starts as, in the order of their names.
-    fn starts(&self) -> Vec<f64> {
-        let scalars = self.rule.scalar_states.iter().map(|&(_, start)| start);
-        let counted = self.counts.then_some(0.0).into_iter().chain(scalars);
-        self.values.states.iter().copied().flatten().chain(counted).collect()
+    /// Returns a parameter's states, in the order of [`Parameter::all_states`].
+    fn kinds(&self) -> Vec<StateKind> {
+        let names = self.rule.kept(&self.values).map(|state| self.rule.states[state]);
+        let starts = self.values.states.iter().copied().flatten();
+        let own = names.zip(starts).map(|(name, start)| StateKind { name, start, where_missing: None });
+        let step = StateKind { name: "step", start: 0.0, where_missing: Some(1.0) };
+        let scalars = self.rule.scalar_states.iter();
+        let scalars = scalars.map(|&(name, start)| StateKind { name, start, where_missing: None });
+        own.chain(self.counts.then_some(step)).chain(scalars).collect()
     }
 }
 
+/// A state that every parameter of a group has.
+struct StateKind {
+    /// PyTorch's name.
+    name: &'static str,
+    /// The number that it starts as.
+    start: f64,
+    /// The number that it is where a parameter's other states were saved without it; `None` where that is refused.
+    where_missing: Option<f64>,
+}
+
 impl Parameter {
-    /// Returns the states in the order of [`Group::state_names`]; the number of steps comes last but for the rule's own scalars.
+    /// Returns the states in the order of [`Group::kinds`]; the number of steps comes last but for the rule's own scalars.
     fn all_states(&self, counts: bool) -> impl Iterator<Item = &Tensor> {
         self.states.iter().chain(self.scalar_states.iter().skip(usize::from(!counts)))
     }
@@ -64,11 +70,11 @@ impl<O: OptimizerOptions> Optimizer<O> {
         let mut dictionary = OptimizerState::default();
         let mut number = 0;
         for group in self.param_groups() {
-            let (names, counts) = (group.group.state_names(), group.group.counts);
+            let (kinds, counts) = (group.group.kinds(), group.group.counts);
             let first = number;
             for parameter in &group.group.parameters {
-                let states = names.iter().zip(parameter.all_states(counts));
-                let states = states.map(|(&name, state)| (name.to_owned(), state.clone())).collect();
+                let states = kinds.iter().zip(parameter.all_states(counts));
+                let states = states.map(|(kind, state)| (kind.name.to_owned(), state.clone())).collect();
                 dictionary.state.insert(number, states);
                 number += 1;
             }
@@ -150,14 +156,17 @@ impl<O: OptimizerOptions> Optimizer<O> {
         let mut copies = Vec::new();
         for (group, saved_group) in self.param_groups().iter().zip(&saved.param_groups) {
             let group = &group.group;
-            let (names, starts, counts) = (group.state_names(), group.starts(), group.counts);
+            let (kinds, counts) = (group.kinds(), group.counts);
             for (parameter, number) in group.parameters.iter().zip(&saved_group.params) {
                 let states = saved.state.get(number).filter(|states| !states.is_empty());
-                for ((state, &name), &start) in parameter.all_states(counts).zip(&names).zip(&starts) {
+                for (state, kind) in parameter.all_states(counts).zip(&kinds) {
+                    let name = kind.name;
                     let value = match states.map(|states| states.get(name)) {
-                        None => Saved::Number(start),
-                        Some(None) if name == "step" => Saved::Number(1.0),
-                        Some(None) => return fail(format!("parameter {number} has no saved {name}")),
+                        None => Saved::Number(kind.start),
+                        Some(None) => match kind.where_missing {
+                            Some(number) => Saved::Number(number),
+                            None => return fail(format!("parameter {number} has no saved {name}")),
+                        },
                         Some(Some(tensor))
                             if tensor.shape() != state.shape() || tensor.device() != state.device() =>
                         {

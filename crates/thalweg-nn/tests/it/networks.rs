@@ -5,11 +5,11 @@ use thalweg_nn::functional::{
     AttentionOptions, ClassLossOptions, Reduction, add_layer_norm, cross_entropy_with, embedding, layer_norm,
     layer_norm_fork, nll_loss, packed_attention, scaled_dot_product_attention,
 };
+use thalweg_tensor::testing::tolerance;
 use thalweg_tensor::{Tensor, no_grad};
 
 use crate::support::{
-    assert_close, check_gradient, device, expect_out_of_range, on_own_device, random, tensor, tolerance,
-    values,
+    assert_close, check_gradient, device, expect_out_of_range, on_own_device, random, tensor, values,
 };
 
 fn indices(values: &[i64], shape: &[usize]) -> Tensor {

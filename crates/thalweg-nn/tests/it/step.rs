@@ -1,10 +1,10 @@
-//! How many commands a training step of the small transformer takes: the nodes of its captured graph.
+//! How many commands a training step of the small transformer takes, and a step of a recurrent network: the nodes of captured graphs.
 
 use std::collections::BTreeMap;
 
-use thalweg_nn::module::{Module, Transformer, TransformerOptions};
+use thalweg_nn::module::{GRU, LSTM, Module, RecurrentOptions, Transformer, TransformerOptions};
 use thalweg_nn::optim::{AdamW, AdamWOptions};
-use thalweg_runtime::{CaptureMode, CaptureOptions, Graph, Stream};
+use thalweg_runtime::{CaptureMode, CaptureOptions, Device, Graph, Result, Stream};
 use thalweg_tensor::Tensor;
 use thalweg_tensor::random::Generator;
 
@@ -47,4 +47,49 @@ fn a_training_step_of_a_transformer_takes_few_commands() {
     if device.is_simulated() {
         assert_eq!(nodes.len(), COMMANDS, "commands by operator: {counts:#?}");
     }
+}
+
+/// Returns the commands of a function, by operator and line.
+fn commands(device: &Device, function: impl Fn() -> Result<()>) -> BTreeMap<String, usize> {
+    function().unwrap();
+    let options = CaptureOptions { mode: CaptureMode::ThreadLocal, ..CaptureOptions::default() };
+    let (graph, ()) = Graph::capture(device, options, function).unwrap();
+    let mut counts = BTreeMap::new();
+    for node in &graph.description().unwrap().nodes {
+        let label = node.label.map_or("no label".to_owned(), |label| label.to_string());
+        *counts.entry(label).or_default() += 1;
+    }
+    counts
+}
+
+#[test]
+fn a_step_of_a_recurrent_network_takes_few_commands() {
+    let device = device();
+    if !device.is_simulated() {
+        return;
+    }
+    let stream = Stream::new(&device).unwrap();
+    let _current = stream.make_current();
+    let mut generator = Generator::new(1);
+    let options = RecurrentOptions::default;
+    let lstm = LSTM::new(4, 8, options(), &mut generator, &device).unwrap();
+    let gru = GRU::new(4, 8, options(), &mut generator, &device).unwrap();
+    // What a step more adds.
+    let more = |run: &dyn Fn(&Tensor) -> Result<Tensor>, backward: bool| {
+        let [short, long] = [5, 6].map(|steps| {
+            let input = Tensor::ones(&[steps, 2, 4], thalweg_ir::DType::F32, &device).unwrap();
+            let counts = commands(&device, || match backward {
+                true => run(&input)?.sum(&[], false)?.backward(),
+                false => thalweg_tensor::no_grad(|| run(&input)).map(drop),
+            });
+            println!("{steps} steps: {counts:#?}");
+            counts.values().sum::<usize>()
+        });
+        long - short
+    };
+    let of_lstm = |input: &Tensor| Ok(lstm.forward(input, None)?.0);
+    let of_gru = |input: &Tensor| Ok(gru.forward(input, None)?.0);
+    let counts = [more(&of_lstm, false), more(&of_gru, false), more(&of_lstm, true), more(&of_gru, true)];
+    // A product, what stands behind it, and the copy into the sequence; in the backward pass what adds up the gradients of the weights, too.
+    assert_eq!(counts, [3, 3, 10, 11]);
 }

@@ -19,6 +19,7 @@ macro_rules! activations_table {
                 reference: 0.5 * (1.0 + (0.5 * x).tanh()),
                 samples: [[-200.0], [-2.0], [0.5]],
                 numbers: [],
+                complex: "thalweg::sigmoid_of_complex",
             }
             /// x · sigmoid(x).
             silu(x) Floating {

@@ -115,6 +115,7 @@ macro_rules! binary_functions_table {
                 reference: x.atan2(y),
                 samples: [[-2.0, 3.0], [0.5, 4.0]],
                 numbers: [],
+                autocast: Widest,
             }
             /// √(x² + y²), without overflow.
             hypot(x, y): "hypot(Tensor self, Tensor other) -> Tensor" Floating {
@@ -233,6 +234,7 @@ macro_rules! binary_functions_table {
                 reference: x + value * y * z,
                 samples: [[1.0, -2.0, 3.0], [0.5, 4.0, 0.25]],
                 numbers: [2.0],
+                autocast: Widest,
             }
             /// x + value · y / z; integers are divided as f32.
             addcdiv(x, y, z; value): "addcdiv(Tensor self, Tensor tensor1, Tensor tensor2, *, Scalar value=1) -> Tensor" Floating {
@@ -240,6 +242,7 @@ macro_rules! binary_functions_table {
                 reference: x + value * (y / z),
                 samples: [[1.0, -2.0, 3.0], [0.5, 4.0, 0.25]],
                 numbers: [2.0],
+                autocast: Widest,
             }
             /// x + weight · (y − x).
             lerp_tensor(x, y, weight): "lerp.Tensor(Tensor self, Tensor end, Tensor weight) -> Tensor" Floating {

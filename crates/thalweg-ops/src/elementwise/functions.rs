@@ -10,7 +10,7 @@ macro_rules! functions_table {
             /// −x.
             neg(x) Negation { body: -x, reference: -x, samples: [[-2.0], [0.5]], numbers: [] }
             /// |x|.
-            abs(x) Numeric { body: x.abs(), reference: x.abs(), samples: [[-2.0], [0.5]], numbers: [] }
+            abs(x) Numeric { body: x.abs(), reference: x.abs(), samples: [[-2.0], [0.5]], numbers: [], complex: "thalweg::abs_of_complex" }
             /// −1, 0 or 1 with the sign of x.
             sign(x) NumericOrBool {
                 body: x.lt(0.0).select(x.like(-1.0), x.gt(0.0).select(x.like(1.0), x.like(0.0))),
@@ -25,6 +25,7 @@ macro_rules! functions_table {
                 reference: x.recip(),
                 samples: [[-2.0], [0.5]],
                 numbers: [],
+                autocast: Full,
             }
             /// √x.
             sqrt(x) Floating {
@@ -33,6 +34,7 @@ macro_rules! functions_table {
                 reference: x.sqrt(),
                 samples: [[0.25], [2.0]],
                 numbers: [],
+                complex: "thalweg::sqrt_of_complex",
             }
             /// 1 / √x.
             rsqrt(x) Floating {
@@ -41,6 +43,8 @@ macro_rules! functions_table {
                 reference: x.powf(-0.5),
                 samples: [[0.25], [2.0]],
                 numbers: [],
+                autocast: Full,
+                complex: "thalweg::rsqrt_of_complex",
             }
             /// eˣ.
             exp(x) Floating {
@@ -49,6 +53,8 @@ macro_rules! functions_table {
                 reference: x.exp(),
                 samples: [[-2.0], [0.5]],
                 numbers: [],
+                autocast: Full,
+                complex: "thalweg::exp_of_complex",
             }
             /// eˣ − 1, exact near 0.
             expm1(x) Floating {
@@ -57,15 +63,17 @@ macro_rules! functions_table {
                 reference: x.exp_m1(),
                 samples: [[-2.0], [0.001]],
                 numbers: [],
+                autocast: Full,
+                complex: "thalweg::expm1_of_complex",
             }
             /// The natural logarithm.
-            log(x) Floating { body: x.log(), reference: x.ln(), samples: [[0.25], [2.0]], numbers: [] }
+            log(x) Floating { body: x.log(), reference: x.ln(), samples: [[0.25], [2.0]], numbers: [], autocast: Full, complex: "thalweg::log_of_complex" }
             /// ln (1 + x), exact near 0.
-            log1p(x) Floating { body: x.log1p(), reference: x.ln_1p(), samples: [[-0.5], [0.001]], numbers: [] }
+            log1p(x) Floating { body: x.log1p(), reference: x.ln_1p(), samples: [[-0.5], [0.001]], numbers: [], autocast: Full, complex: "thalweg::log1p_of_complex" }
             /// The sine.
-            sin(x) Floating { body: x.sin(), reference: x.sin(), samples: [[-2.0], [0.5]], numbers: [] }
+            sin(x) Floating { body: x.sin(), reference: x.sin(), samples: [[-2.0], [0.5]], numbers: [], complex: "thalweg::sin_of_complex" }
             /// The cosine.
-            cos(x) Floating { body: x.cos(), reference: x.cos(), samples: [[-2.0], [0.5]], numbers: [] }
+            cos(x) Floating { body: x.cos(), reference: x.cos(), samples: [[-2.0], [0.5]], numbers: [], complex: "thalweg::cos_of_complex" }
             /// The hyperbolic tangent.
             tanh(x) Floating {
                 body: x.tanh(),
@@ -73,6 +81,7 @@ macro_rules! functions_table {
                 reference: x.tanh(),
                 samples: [[-2.0], [0.5]],
                 numbers: [],
+                complex: "thalweg::tanh_of_complex",
             }
             /// The largest integer that is not above x.
             floor(x) Numeric { body: if x.dtype().is_differentiable() { x.floor() } else { x }, reference: x.floor(), samples: [[-1.5], [0.5]], numbers: [] }
@@ -124,6 +133,7 @@ macro_rules! functions_table {
                 reference: x.exp2(),
                 samples: [[-2.0], [0.5]],
                 numbers: [],
+                complex: "thalweg::exp2_of_complex",
             }
             /// The logarithm to base 2.
             log2(x) Floating {
@@ -131,6 +141,8 @@ macro_rules! functions_table {
                 reference: x.log2(),
                 samples: [[0.25], [2.0]],
                 numbers: [],
+                autocast: Full,
+                complex: "thalweg::log2_of_complex",
             }
             /// The logarithm to base 10.
             log10(x) Floating {
@@ -138,6 +150,8 @@ macro_rules! functions_table {
                 reference: x.log10(),
                 samples: [[0.25], [2.0]],
                 numbers: [],
+                autocast: Full,
+                complex: "thalweg::log10_of_complex",
             }
             /// The tangent.
             tan(x) Floating {
@@ -146,6 +160,8 @@ macro_rules! functions_table {
                 reference: x.sin() / x.cos(),
                 samples: [[-1.0], [0.5]],
                 numbers: [],
+                autocast: Full,
+                complex: "thalweg::tan_of_complex",
             }
             /// The inverse of the sine, in [−π/2, π/2].
             asin(x) Floating {
@@ -153,6 +169,7 @@ macro_rules! functions_table {
                 reference: x.atan2((1.0 - x * x).sqrt()),
                 samples: [[-0.5], [0.25]],
                 numbers: [],
+                autocast: Full,
             }
             /// The inverse of the cosine, in [0, π].
             acos(x) Floating {
@@ -160,6 +177,7 @@ macro_rules! functions_table {
                 reference: (1.0 - x * x).sqrt().atan2(x),
                 samples: [[-0.5], [0.25]],
                 numbers: [],
+                autocast: Full,
             }
             /// The inverse of the tangent, in [−π/2, π/2].
             atan(x) Floating {
@@ -174,6 +192,8 @@ macro_rules! functions_table {
                 reference: (x.exp() - (-x).exp()) / 2.0,
                 samples: [[-2.0], [0.5]],
                 numbers: [],
+                autocast: Full,
+                complex: "thalweg::sinh_of_complex",
             }
             /// The hyperbolic cosine.
             cosh(x) Floating {
@@ -181,6 +201,8 @@ macro_rules! functions_table {
                 reference: (x.exp() + (-x).exp()) / 2.0,
                 samples: [[-2.0], [0.5]],
                 numbers: [],
+                autocast: Full,
+                complex: "thalweg::cosh_of_complex",
             }
             /// The inverse of the hyperbolic sine.
             asinh(x) Floating {
@@ -245,6 +267,7 @@ macro_rules! functions_table {
                 reference: f64::from(x.is_infinite()),
                 samples: [[1.0], [f64::NEG_INFINITY], [f64::NAN]],
                 numbers: [],
+                complex: "thalweg::isinf_of_complex",
             }
             /// Whether x is neither infinite nor NaN.
             isfinite(x) Comparison {
@@ -252,6 +275,7 @@ macro_rules! functions_table {
                 reference: f64::from(x.is_finite()),
                 samples: [[1.0], [f64::NEG_INFINITY], [f64::NAN]],
                 numbers: [],
+                complex: "thalweg::isfinite_of_complex",
             }
             /// Whether x is +∞.
             isposinf(x) Comparison {

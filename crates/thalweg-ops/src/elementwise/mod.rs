@@ -12,6 +12,8 @@
 //!     reference: the same function over f64, written independently,
 //!     samples: [[x, y], …] inputs clear of kinks and poles,
 //!     numbers: [values of the scalar arguments],
+//!     autocast: optional: the dtype that `torch.autocast` gives the inputs,
+//!     complex: optional: the operator that takes complex numbers, where the formula has no meaning for them,
 //! }
 //! ```
 //!
@@ -65,7 +67,10 @@ macro_rules! define {
             $(gradient($result:ident, $gradient:ident): $slope:expr,)?
             reference: $reference:expr,
             samples: [$([$($sample:expr),+]),+],
-            numbers: [$($value:expr),*] $(,)?
+            numbers: [$($value:expr),*]
+            $(, autocast: $autocast:ident)?
+            $(, complex: $complex:literal)?
+            $(,)?
         }
     )*) => {
         #[allow(non_upper_case_globals, unused_imports)] // a value is named like its operator; the parts need less
@@ -76,7 +81,7 @@ macro_rules! define {
             use super::{
                 floored_quotient, floored_remainder, halves, integer_power_of, shifted_left, shifted_right,
             };
-            use crate::definition::{DTypeRule, Examples, FromResult, LoopOp, Signature, Sizes, Space};
+            use crate::definition::{Autocast, DTypeRule, Examples, FromResult, LoopOp, Signature, Sizes, Space};
 
             $(
                 $(#[doc = $doc])+
@@ -114,6 +119,8 @@ macro_rules! define {
                         }
                         Some(from_result as FromResult)
                     },)? None][0],
+                    autocast: [$(Autocast::$autocast,)? Autocast::Unchanged][0],
+                    complex: [$(Some($complex),)? None][0],
                     examples: Some(Examples {
                         inputs: &[$(&[$($sample),+]),+],
                         scalars: &[$($value),*],

@@ -13,6 +13,7 @@ macro_rules! special_table {
                 reference: if x < 0.0 { std::f64::consts::PI } else { 0.0 },
                 samples: [[-2.0], [0.5]],
                 numbers: [],
+                complex: "thalweg::angle_of_complex",
             }
             /// The number whose error function is x.
             erfinv(x) Floating {
@@ -23,6 +24,7 @@ macro_rules! special_table {
                 }),
                 samples: [[-0.75], [0.25]],
                 numbers: [],
+                autocast: Full,
             }
             /// The modified Bessel function of the first kind of order 0.
             i0(x) Floating {

@@ -7,7 +7,7 @@ use smallvec::SmallVec;
 use thalweg_ir::{BodyBuilder, DType, Dimension, OutputPlace, ReduceOp, Value};
 
 use super::softmax_gradient;
-use crate::definition::{LoopOp, Signature, Sizes};
+use crate::definition::{Autocast, LoopOp, Signature, Sizes};
 
 const fn attention(
     name: &'static str,
@@ -24,6 +24,7 @@ const fn attention(
         outputs: &[OutputPlace::Point],
         build,
         from_result: Some(from_result),
+        autocast: Autocast::Full,
         ..LoopOp::BASE
     }
 }

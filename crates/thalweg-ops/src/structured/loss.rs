@@ -7,7 +7,7 @@
 use thalweg_ir::{BodyBuilder, DType, Dimension, OutputPlace, ReduceOp, Scalar, Value};
 
 use super::shifted_exponentials;
-use crate::definition::{DTypeRule, LoopOp, Signature, Sizes, Space, scalar};
+use crate::definition::{Autocast, DTypeRule, LoopOp, Signature, Sizes, Space, scalar};
 
 /// Returns a loss over classes of a floating-point tensor and the classes.
 const fn loss(
@@ -133,24 +133,27 @@ pub static CROSS_ENTROPY_BACKWARD: LoopOp = LoopOp {
 };
 
 /// [`CROSS_ENTROPY`] against targets that give every class a part of `smoothing`: (1 − s) · loss + s · the mean over classes.
-pub static CROSS_ENTROPY_SMOOTHED: LoopOp = loss(
-    "cross_entropy_smoothed",
-    "The cross entropy against targets of which a part, label_smoothing, is spread evenly over all classes.",
-    &["classes", "ignore_index", "label_smoothing"],
-    |b, signature| {
-        let compute = signature.compute;
-        let x = b.input(signature.inputs[0]).to(compute);
-        let classes = Classes::new(b);
-        classes.check(b);
-        let smoothing = b.scalar(DType::F64).to(compute);
-        let (shifted, sum) = shifted_exponentials(b, x);
-        let log_sum = sum.log();
-        let loss = log_sum - classes.pick(b, shifted);
-        let spread = log_sum - b.reduce(ReduceOp::Sum, shifted) / classes.count.to(compute);
-        let smoothed = ((1.0 - smoothing) * loss + smoothing * spread) * classes.validity(loss);
-        b.output(classes.counted(smoothed), signature.outputs[0], OutputPlace::Row);
-    },
-);
+pub static CROSS_ENTROPY_SMOOTHED: LoopOp = LoopOp {
+    autocast: Autocast::Full,
+    ..loss(
+        "cross_entropy_smoothed",
+        "The cross entropy against targets of which a part, label_smoothing, is spread evenly over all classes.",
+        &["classes", "ignore_index", "label_smoothing"],
+        |b, signature| {
+            let compute = signature.compute;
+            let x = b.input(signature.inputs[0]).to(compute);
+            let classes = Classes::new(b);
+            classes.check(b);
+            let smoothing = b.scalar(DType::F64).to(compute);
+            let (shifted, sum) = shifted_exponentials(b, x);
+            let log_sum = sum.log();
+            let loss = log_sum - classes.pick(b, shifted);
+            let spread = log_sum - b.reduce(ReduceOp::Sum, shifted) / classes.count.to(compute);
+            let smoothed = ((1.0 - smoothing) * loss + smoothing * spread) * classes.validity(loss);
+            b.output(classes.counted(smoothed), signature.outputs[0], OutputPlace::Row);
+        },
+    )
+};
 
 /// −x at the row's class, for each row of logarithms of probabilities, and whether the class counts, 1 or 0. Rows: what is outside of the
 /// classes, and inside. Inputs: x (outer, classes, inner), gathered; the classes.

@@ -7,7 +7,7 @@
 use thalweg_ir::{BodyBuilder, DType, OutputPlace, ReduceOp, Value};
 
 use super::reduction;
-use crate::definition::{DTypeRule, LoopOp, Signature, Sizes};
+use crate::definition::{Autocast, DTypeRule, LoopOp, Signature, Sizes};
 
 /// Returns (x − mean) / √(variance + ε) of a row, with the mean and 1 / √(variance + ε).
 fn normalized<'b>(b: &'b BodyBuilder, x: Value<'b>) -> [Value<'b>; 3] {
@@ -26,6 +26,7 @@ pub(super) fn loaded<'b>(b: &'b BodyBuilder, signature: &Signature, input: usize
 /// Rows with mean 0 and variance 1.
 pub static LAYER_NORM: LoopOp = LoopOp {
     outputs: &[OutputPlace::Point],
+    autocast: Autocast::Full,
     ..reduction(
         "layer_norm",
         "Rows with mean 0 and variance 1.",

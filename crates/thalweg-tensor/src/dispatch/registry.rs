@@ -4,17 +4,17 @@
 //! With `autocast` and `operators` this is one circle: the registry defines the operators of the table and gives each its
 //! kernel for autocast, and they look other operators up here.
 
-use std::sync::{Arc, OnceLock, PoisonError, RwLock};
+use std::sync::{OnceLock, PoisonError, RwLock};
 
 use rustc_hash::FxHashMap;
+use thalweg_ops::LoopOp;
 use thalweg_ops::schema::{Parameter, Schema, base_name};
 use thalweg_runtime::{Error, Result};
 
-use super::{DispatchKey, Operator};
+use super::Operator;
 use crate::argument::{Forms, default_of};
-use crate::autocast::Policy;
-use crate::operators::body::Body;
-use crate::operators::{OutRule, complex_kernel, define_all, in_place, out};
+use crate::operators::body::leaked;
+use crate::operators::{Body, OpDef, define_all, in_place, kernels, out};
 
 /// The operators by name. Built-in ones are defined on first use.
 struct Registry(RwLock<FxHashMap<&'static str, &'static Operator>>);
@@ -23,8 +23,8 @@ fn registry() -> &'static Registry {
     static REGISTRY: OnceLock<Registry> = OnceLock::new();
     REGISTRY.get_or_init(|| {
         let registry = Registry(RwLock::default());
-        define_all(&mut |schema, doc, body, out| {
-            let defined = registry.define(schema, doc, Some(body), out);
+        define_all(|definition| {
+            let defined = registry.define(definition);
             defined.expect("built-in schemas are right, and their names unique");
         });
         registry
@@ -32,14 +32,8 @@ fn registry() -> &'static Registry {
 }
 
 impl Registry {
-    fn define(
-        &self,
-        schema: &str,
-        doc: &'static str,
-        body: Option<Body>,
-        out: &'static [OutRule],
-    ) -> Result<&'static Operator> {
-        let schema = Schema::parse(schema).map_err(|error| Error::invalid(error.to_string()))?;
+    fn define(&self, definition: &OpDef) -> Result<&'static Operator> {
+        let schema = Schema::parse(definition.schema).map_err(|error| Error::invalid(error.to_string()))?;
         let mut operators = self.0.write().unwrap_or_else(PoisonError::into_inner);
         if operators.contains_key(schema.name.as_str()) {
             return Err(Error::invalid(format!(
@@ -47,26 +41,18 @@ impl Registry {
                 schema.name
             )));
         }
-        // Operators live as long as the process, like the functions that they name.
-        let name: &'static str = Box::leak(schema.name.clone().into_boxed_str());
+        let name = leaked(schema.name.clone().into());
         let default = |parameter: &Parameter| Some(default_of(parameter).ok()?.to_value());
         let parameters = (schema.parameters.iter())
             .map(|parameter| (Forms::of(&parameter.ty), default(parameter)))
             .collect();
         let base_name = base_name(name);
         let slots = Default::default();
+        let &OpDef { doc, body, out, .. } = definition;
         let operator = Operator { name, base_name, schema, doc, parameters, body, out, slots };
-        for (key, kernel) in body.map(Body::kernels).unwrap_or_default() {
+        for (key, kernel) in kernels(definition) {
             let former = operator.slots[key as usize].built_in.set(kernel);
             debug_assert!(former.is_ok(), "{name}: one built-in kernel per key");
-        }
-        if let Some(policy) = Policy::of(operator.base_name) {
-            _ = operator.slots[DispatchKey::Autocast as usize]
-                .built_in
-                .set(Arc::new(move |call| policy.run(call)));
-        }
-        if let Some(kernel) = body.and_then(|body| complex_kernel(name, body)) {
-            _ = operator.slots[DispatchKey::Complex as usize].built_in.set(kernel);
         }
         let operator: &'static Operator = Box::leak(Box::new(operator));
         operators.insert(name, operator);
@@ -136,7 +122,8 @@ pub fn find_operator(name: &str) -> Result<&'static Operator> {
         let returning = derived(out::returning_name(name)).ok_or_else(missing)?;
         (out::schema(returning.schema(), name), Body::Out(returning))
     };
-    match registry().define(&schema.ok_or_else(missing)?.to_string(), "", Some(body), &[]) {
+    let schema = leaked(schema.ok_or_else(missing)?.to_string().into());
+    match registry().define(&OpDef::part(schema, body)) {
         Ok(operator) => Ok(operator),
         // Another thread was faster.
         Err(_) => find(name).ok_or_else(missing),
@@ -157,5 +144,25 @@ pub fn operators() -> Vec<&'static Operator> {
 /// # Errors
 /// [`Error::is_invalid_argument`] if the schema cannot be read, or the name is taken.
 pub fn define_operator(schema: &str) -> Result<&'static Operator> {
-    registry().define(schema, "", None, &[])
+    registry().define(&OpDef::part(leaked(schema.to_owned().into()), Body::Registered))
+}
+
+/// Defines an operator of one's own by a [`LoopOp`]: its kernels on every device and in every dtype, and its gradient, are derived from the
+/// formula. Its schema (`aten`) has a namespace of one's own. [`testing::check_entry`](crate::testing::check_entry) tests it.
+///
+/// # Errors
+/// Those of [`define_operator`]; [`Error::is_invalid_argument`] if another loop has its name, by which kernels are kept.
+pub fn define_loop(entry: &'static LoopOp) -> Result<&'static Operator> {
+    let is_other = |other: &LoopOp| other.id() == entry.id() && !std::ptr::eq(other, entry);
+    let own = operators().into_iter().filter_map(|operator| match operator.body {
+        Body::Loop(other) => Some(other),
+        _ => None,
+    });
+    if own.chain(thalweg_ops::structured::structured()).any(is_other) {
+        return Err(Error::invalid(format!(
+            "a loop of the name {} exists already; choose another",
+            entry.name
+        )));
+    }
+    registry().define(&OpDef::of_loop(entry))
 }

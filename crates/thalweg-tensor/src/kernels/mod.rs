@@ -22,14 +22,15 @@ mod nll;
 pub(crate) mod normalization;
 pub(crate) mod one_query;
 mod random;
-mod reductions;
+pub(crate) mod reductions;
 mod rms_norm;
 
 use thalweg_kernels::random::Distribution;
-use thalweg_ops::structured::{CROSS_ENTROPY, CROSS_ENTROPY_WIDE, PROD};
+use thalweg_ops::Autocast;
+use thalweg_ops::structured::{CROSS_ENTROPY, CROSS_ENTROPY_WIDE};
 
+use crate::operators::OpDef;
 use crate::operators::body::Body::{Differentiable, Kernel, Pair};
-use crate::operators::body::OpDef;
 use loops::{LoopCall, run};
 
 /// The operators that are parts of others.
@@ -37,10 +38,6 @@ pub(crate) static INTERNAL: &[OpDef] = &[
     OpDef::part(
         "thalweg::full(Scalar value, int[] sizes, ScalarType dtype) -> Tensor",
         Kernel(creation::full),
-    ),
-    OpDef::part(
-        "thalweg::prod(Tensor self, int[] sizes) -> Tensor",
-        Pair(|call| run(&LoopCall::of(&PROD, call)?, call.resolved), |call| reductions::PRODUCT.record(call)),
     ),
     OpDef::part(
         "thalweg::uniform(Tensor seed, Tensor offset, Scalar threads, Scalar low, Scalar high, int[] sizes, ScalarType dtype) -> Tensor",
@@ -54,13 +51,16 @@ pub(crate) static INTERNAL: &[OpDef] = &[
         "thalweg::dropout(Tensor input, Tensor seed, Tensor offset, Scalar threads, Scalar keep, int[] sizes) -> (Tensor, Tensor)",
         Pair(random::dropout, dropout::autograd),
     ),
-    OpDef::part(
-        "thalweg::cross_entropy(Tensor input, Tensor target, Scalar classes, Scalar ignore_index, int[] sizes) -> (Tensor, Tensor)",
-        Differentiable(
-            |call| run(&LoopCall::of(&CROSS_ENTROPY, call)?, call.resolved),
-            &cross_entropy::GRADIENT,
-        ),
-    ),
+    OpDef {
+        autocast: Autocast::Wide("thalweg::cross_entropy_wide"),
+        ..OpDef::part(
+            "thalweg::cross_entropy(Tensor input, Tensor target, Scalar classes, Scalar ignore_index, int[] sizes) -> (Tensor, Tensor)",
+            Differentiable(
+                |call| run(&LoopCall::of(&CROSS_ENTROPY, call)?, call.resolved),
+                &cross_entropy::GRADIENT,
+            ),
+        )
+    },
     OpDef::part(
         "thalweg::cross_entropy_wide(Tensor input, Tensor target, Scalar classes, Scalar ignore_index, int[] sizes) -> (Tensor, Tensor)",
         Differentiable(
@@ -68,26 +68,41 @@ pub(crate) static INTERNAL: &[OpDef] = &[
             &cross_entropy::GRADIENT,
         ),
     ),
-    OpDef::part(
-        "thalweg::nll_loss(Tensor input, Tensor target, Tensor? weight, int ignore_index, int dimension) -> (Tensor, Tensor)",
-        Differentiable(nll::forward, &nll::GRADIENT),
-    ),
-    OpDef::part(
-        "thalweg::layer_norm_affine(Tensor input, Tensor weight, Tensor bias, Scalar count, Scalar epsilon, int[] sizes) -> (Tensor, Tensor, Tensor)",
-        Pair(normalization::backend, normalization::autograd),
-    ),
-    OpDef::part(
-        "thalweg::layer_norm_fork(Tensor input, Tensor weight, Tensor bias, Scalar count, Scalar epsilon, int[] sizes) -> (Tensor, Tensor, Tensor, Tensor)",
-        Pair(normalization::fork, normalization::autograd),
-    ),
-    OpDef::part(
-        "thalweg::add_layer_norm(Tensor input, Tensor branch, Tensor weight, Tensor bias, Scalar count, Scalar epsilon, int[] sizes, ScalarType? dtype=None) -> (Tensor, Tensor, Tensor, Tensor)",
-        Pair(normalization::add, normalization::autograd),
-    ),
-    OpDef::part(
-        "thalweg::rms_norm(Tensor input, Tensor? weight, int[] normalized_shape, float eps) -> (Tensor, Tensor)",
-        Differentiable(rms_norm::forward, &rms_norm::GRADIENT),
-    ),
+    OpDef {
+        autocast: Autocast::Full,
+        ..OpDef::part(
+            "thalweg::nll_loss(Tensor input, Tensor target, Tensor? weight, int ignore_index, int dimension) -> (Tensor, Tensor)",
+            Differentiable(nll::forward, &nll::GRADIENT),
+        )
+    },
+    OpDef {
+        autocast: Autocast::Full,
+        ..OpDef::part(
+            "thalweg::layer_norm_affine(Tensor input, Tensor weight, Tensor bias, Scalar count, Scalar epsilon, int[] sizes) -> (Tensor, Tensor, Tensor)",
+            Pair(normalization::backend, normalization::autograd),
+        )
+    },
+    OpDef {
+        autocast: Autocast::Full,
+        ..OpDef::part(
+            "thalweg::layer_norm_fork(Tensor input, Tensor weight, Tensor bias, Scalar count, Scalar epsilon, int[] sizes) -> (Tensor, Tensor, Tensor, Tensor)",
+            Pair(normalization::fork, normalization::autograd),
+        )
+    },
+    OpDef {
+        autocast: Autocast::Rounded,
+        ..OpDef::part(
+            "thalweg::add_layer_norm(Tensor input, Tensor branch, Tensor weight, Tensor bias, Scalar count, Scalar epsilon, int[] sizes, ScalarType? dtype=None) -> (Tensor, Tensor, Tensor, Tensor)",
+            Pair(normalization::add, normalization::autograd),
+        )
+    },
+    OpDef {
+        autocast: Autocast::Full,
+        ..OpDef::part(
+            "thalweg::rms_norm(Tensor input, Tensor? weight, int[] normalized_shape, float eps) -> (Tensor, Tensor)",
+            Differentiable(rms_norm::forward, &rms_norm::GRADIENT),
+        )
+    },
     OpDef::part(
         "thalweg::channel_norm(Tensor input, Tensor weight, Tensor bias, int groups, float eps) -> (Tensor, Tensor, Tensor, Tensor)",
         Differentiable(channel_norm::forward, &channel_norm::GRADIENT),
@@ -96,48 +111,65 @@ pub(crate) static INTERNAL: &[OpDef] = &[
         "thalweg::embedding(Tensor weight, Tensor indices, Scalar padding=-1) -> Tensor",
         Pair(indexing::embedding, indexing::embedding_autograd),
     ),
-    OpDef::part(
-        "thalweg::packed_attention(Tensor packed, Scalar scale, bool is_causal) -> (Tensor, Tensor, Tensor)",
-        Pair(attention::backend, attention::autograd),
-    ),
-    OpDef::part(
-        "thalweg::fused_attention(Tensor query, Tensor key, Tensor value, Tensor? mask, bool is_causal, float scale, int backends) -> (Tensor, Tensor)",
-        Differentiable(fused_attention::forward, &fused_attention::GRADIENT),
-    ),
+    OpDef {
+        autocast: Autocast::Lower,
+        ..OpDef::part(
+            "thalweg::packed_attention(Tensor packed, Scalar scale, bool is_causal) -> (Tensor, Tensor, Tensor)",
+            Pair(attention::backend, attention::autograd),
+        )
+    },
+    OpDef {
+        autocast: Autocast::Lower,
+        ..OpDef::part(
+            "thalweg::fused_attention(Tensor query, Tensor key, Tensor value, Tensor? mask, bool is_causal, float scale, int backends) -> (Tensor, Tensor)",
+            Differentiable(fused_attention::forward, &fused_attention::GRADIENT),
+        )
+    },
     OpDef::part(
         "thalweg::fused_attention_backward(Tensor grad_out, Tensor query, Tensor key, Tensor value, Tensor? mask, Tensor out, Tensor logsumexp, bool is_causal, float scale, int backends) -> (Tensor, Tensor, Tensor)",
         Kernel(fused_attention::backward),
     ),
-    OpDef::part(
-        "thalweg::packed_fused_attention(Tensor packed, bool is_causal, float scale, int backends) -> (Tensor, Tensor)",
-        Differentiable(fused_attention::packed, &fused_attention::PACKED_GRADIENT),
-    ),
+    OpDef {
+        autocast: Autocast::Lower,
+        ..OpDef::part(
+            "thalweg::packed_fused_attention(Tensor packed, bool is_causal, float scale, int backends) -> (Tensor, Tensor)",
+            Differentiable(fused_attention::packed, &fused_attention::PACKED_GRADIENT),
+        )
+    },
     OpDef::part(
         "thalweg::one_query_attention(Tensor query, Tensor key, Tensor value, Tensor? mask, float scale) -> Tensor",
         Kernel(one_query::backend),
     ),
-    OpDef::part(
-        "thalweg::linear(Tensor input, Tensor weight, Tensor? bias=None, Tensor? addend=None) -> Tensor",
-        Pair(linear::backend, linear::autograd),
-    ),
+    OpDef {
+        autocast: Autocast::Lower,
+        ..OpDef::part(
+            "thalweg::linear(Tensor input, Tensor weight, Tensor? bias=None, Tensor? addend=None) -> Tensor",
+            Pair(linear::backend, linear::autograd),
+        )
+    },
     OpDef::part(
         "thalweg::norm_linear(Tensor input, Tensor weight, Tensor? bias, Tensor? addend, Tensor norm_weight, Tensor norm_bias, float eps, bool gelu) -> Tensor",
         Kernel(linear::few_rows),
     ),
-    OpDef::part(
-        "thalweg::mlp(Tensor input, Tensor weight1, Tensor weight2, Tensor? bias1=None, Tensor? bias2=None) -> (Tensor, Tensor, Tensor)",
-        Differentiable(mlp::forward, &mlp::GRADIENT),
-    ),
-    OpDef::part(
-        "thalweg::matmul(Tensor self, Tensor other) -> Tensor",
-        Pair(matmul::backend, matmul::autograd),
-    ),
-    OpDef::part(
-        "thalweg::addmm(Tensor self, Tensor mat1, Tensor mat2, Scalar beta, Scalar alpha) -> Tensor",
-        Differentiable(matmul::add_backend, &matmul::ADD_GRADIENT),
-    ),
-    OpDef::part(
-        "thalweg::convolution(Tensor first, Tensor second, int computed, int[] size, int[] stride, int[] padding, int[] dilation, int groups) -> Tensor",
-        Differentiable(convolution::backend, &convolution::GRADIENT),
-    ),
+    OpDef {
+        autocast: Autocast::Lower,
+        ..OpDef::part(
+            "thalweg::mlp(Tensor input, Tensor weight1, Tensor weight2, Tensor? bias1=None, Tensor? bias2=None) -> (Tensor, Tensor, Tensor)",
+            Differentiable(mlp::forward, &mlp::GRADIENT),
+        )
+    },
+    OpDef {
+        autocast: Autocast::Lower,
+        ..OpDef::part(
+            "thalweg::addmm(Tensor self, Tensor mat1, Tensor mat2, Scalar beta, Scalar alpha) -> Tensor",
+            Differentiable(matmul::add_backend, &matmul::ADD_GRADIENT),
+        )
+    },
+    OpDef {
+        autocast: Autocast::Lower,
+        ..OpDef::part(
+            "thalweg::convolution(Tensor first, Tensor second, int computed, int[] size, int[] stride, int[] padding, int[] dilation, int groups) -> Tensor",
+            Differentiable(convolution::backend, &convolution::GRADIENT),
+        )
+    },
 ];

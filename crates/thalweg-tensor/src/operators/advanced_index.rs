@@ -48,7 +48,7 @@ operators! {
                 None => values.expand(x.shape())?.copied(call.label.location).map(single),
                 Some(indexed) => indexed.write(x, values, call.bool(3)).map(single),
             }
-        });
+        }), autocast: Widest;
     /// Returns the elements at places that index tensors name where a mask is true, else a number. Where the mask is false, an index
     /// need not be in range.
     "_unsafe_masked_index(Tensor self, Tensor mask, Tensor?[] indices, Scalar fill) -> Tensor" = Composite(|call| {
@@ -120,11 +120,11 @@ operators! {
             scatter(&rows, &index, &source.reshape(index.shape())?, combine)?.reshape(x.shape()).map(single)
         });
     /// Returns the coordinates of the elements that are not 0, one row each. Blocks.
-    "nonzero(Tensor self) -> Tensor" fn nonzero() = Kernel(|call| nonzero(call.tensor(0)).map(single));
+    "nonzero(Tensor self) -> Tensor" fn nonzero() = Kernel(|call| nonzero(call.tensor(0)).map(single)), complex: Taken;
     /// Returns the coordinates of the elements that are not 0, a tensor per dimension. Blocks.
-    "nonzero_numpy(Tensor self) -> Tensor[]" fn nonzero_numpy() -> list = Kernel(|call| coordinates(call.tensor(0)));
+    "nonzero_numpy(Tensor self) -> Tensor[]" fn nonzero_numpy() -> list = Kernel(|call| coordinates(call.tensor(0))), complex: Taken;
     /// Returns the coordinates of the elements that are not 0, one row each. Blocks.
-    "argwhere(Tensor self) -> Tensor" fn argwhere() = Kernel(|call| nonzero(call.tensor(0)).map(single));
+    "argwhere(Tensor self) -> Tensor" fn argwhere() = Kernel(|call| nonzero(call.tensor(0)).map(single)), complex: Taken;
     /// Returns the coordinates where a condition is true, a tensor per dimension. Blocks.
     "where(Tensor condition) -> Tensor[]" = Kernel(|call| coordinates(call.tensor(0)));
     /// Returns a number where a condition is true, else the elements of a tensor.

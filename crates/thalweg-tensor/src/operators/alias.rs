@@ -5,7 +5,7 @@ use thalweg_runtime::{Error, Result};
 
 use super::Body::Composite;
 use super::view::{expand, transpose};
-use super::{operators, single};
+use super::{complex, operators, single};
 use crate::dispatch::{Arguments, Call, Operator, built_in};
 use crate::tensor::{Tensor, Tensors};
 
@@ -35,7 +35,7 @@ operators! {
     /// Returns the smaller of self and other: `minimum`.
     "min.other(Tensor self, Tensor other) -> Tensor" = Composite(|call| renamed(call, built_in!("minimum")?));
     /// Returns −1, 0 or 1 with the sign of each element: `sign`; of complex numbers self / |self|, and 0 of 0.
-    "sgn(Tensor self) -> Tensor" fn sgn() = Composite(|call| renamed(call, built_in!("sign")?));
+    "sgn(Tensor self) -> Tensor" fn sgn() = Composite(|call| renamed(call, built_in!("sign")?)), complex: Parts(complex::sign);
     /// Returns the tensor broadcast to a shape: `expand`.
     "broadcast_to(Tensor(a) self, SymInt[] size) -> Tensor(a)"
         = Composite(|call| expand(call.tensor(0), &call.ints(1)).map(single));
@@ -82,7 +82,7 @@ operators! {
             let there = &super::create::on_device(call, 1)?;
             let arguments: Vec<_> = [there.into(), *dtype].into_iter().chain(rest.iter().copied()).collect();
             built_in!("to.dtype")?.call(&arguments, None, call.label)
-        });
+        }), complex: Taken;
     /// Returns the sum over the dimensions that broadcasting to this shape had added or repeated.
     "sum_to_size(Tensor self, SymInt[] size) -> Tensor" = Composite(|call| {
         let shape = super::view::extents(&call.ints(1))?;

@@ -16,7 +16,7 @@ operators! {
     /// triangle; with `enable_gqa` several heads of the query share one of key and value.
     /// Computed by the fused kernel where [`sdp`](crate::sdp) says so, else by other operators in f32 or f64.
     "scaled_dot_product_attention(Tensor query, Tensor key, Tensor value, Tensor? attn_mask=None, float dropout_p=0.0, bool is_causal=False, *, float? scale=None, bool enable_gqa=False) -> Tensor"
-        = Composite(|call| attention(call).map(single));
+        = Composite(|call| attention(call).map(single)), autocast: Lower;
     /// Returns softmax along a dimension, with 0 in rows that are −∞ throughout.
     "_safe_softmax(Tensor self, int dim, ScalarType? dtype=None) -> Tensor"
         = Composite(|call| {
@@ -38,16 +38,16 @@ operators! {
     "bilinear(Tensor input1, Tensor input2, Tensor weight, Tensor? bias=None) -> Tensor"
         = Composite(|call| bilinear(call).map(single));
     /// Returns self where it is positive, else self · weight: one weight, or one per channel.
-    "prelu(Tensor self, Tensor weight) -> Tensor" = Composite(prelu);
+    "prelu(Tensor self, Tensor weight) -> Tensor" = Composite(prelu), autocast: Lower;
     /// Returns the convolution of sequences with `padding='valid'`, or with zeros around so that the length stays (`'same'`).
     "conv1d.padding(Tensor input, Tensor weight, Tensor? bias=None, SymInt[1] stride=1, str padding=\"valid\", SymInt[1] dilation=1, SymInt groups=1) -> Tensor"
-        = Composite(|call| same(call, built_in!("conv1d")?, 1));
+        = Composite(|call| same(call, built_in!("conv1d")?, 1)), autocast: Lower;
     /// Returns the convolution of images with `padding='valid'`, or with zeros around so that the size stays (`'same'`).
     "conv2d.padding(Tensor input, Tensor weight, Tensor? bias=None, SymInt[2] stride=1, str padding=\"valid\", SymInt[2] dilation=1, SymInt groups=1) -> Tensor"
-        = Composite(|call| same(call, built_in!("conv2d")?, 2));
+        = Composite(|call| same(call, built_in!("conv2d")?, 2)), autocast: Lower;
     /// Returns the convolution of volumes with `padding='valid'`, or with zeros around so that the size stays (`'same'`).
     "conv3d.padding(Tensor input, Tensor weight, Tensor? bias=None, SymInt[3] stride=1, str padding=\"valid\", SymInt[3] dilation=1, SymInt groups=1) -> Tensor"
-        = Composite(|call| same(call, built_in!("conv3d")?, 3));
+        = Composite(|call| same(call, built_in!("conv3d")?, 3)), autocast: Lower;
 }
 
 fn safe_softmax(x: &Tensor, dim: i64) -> Result<Tensor> {

@@ -1,9 +1,10 @@
 //! [`OpDef`] and [`Body`]: an operator as data, and the kernels that its body gives it.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use smallvec::SmallVec;
-use thalweg_ops::LoopOp;
+use thalweg_ops::{Autocast, LoopOp};
 use thalweg_runtime::Result;
 
 use super::in_place;
@@ -24,13 +25,47 @@ pub(crate) struct OpDef {
     pub body: Body,
     /// The conditions on the tensors that its `out=` form writes, beside those of every form.
     pub out: &'static [OutRule],
+    /// The dtype that autocast gives its tensors.
+    pub autocast: Autocast,
+    /// The computation of complex numbers.
+    pub complex: Complex,
 }
 
 impl OpDef {
     /// Makes an entry that is a part of other operators, without a method.
     pub(crate) const fn part(schema: &'static str, body: Body) -> Self {
-        Self { schema, doc: "", body, out: &[] }
+        Self { schema, doc: "", body, out: &[], autocast: Autocast::Unchanged, complex: Complex::ByBody }
     }
+
+    /// Makes the entry of an operator that is a loop.
+    pub(crate) fn of_loop(entry: &'static LoopOp) -> Self {
+        let complex = entry.complex.map_or(Complex::ByBody, Complex::Operator);
+        let part = Self::part(leaked(entry.schema()), Body::Loop(entry));
+        Self { doc: entry.doc, autocast: entry.autocast, complex, ..part }
+    }
+}
+
+/// Returns a text that lives as long as the process, as operators do.
+pub(crate) fn leaked(text: Cow<'static, str>) -> &'static str {
+    match text {
+        Cow::Borrowed(text) => text,
+        Cow::Owned(text) => Box::leak(text.into_boxed_str()),
+    }
+}
+
+/// How an operator computes complex numbers.
+#[derive(Clone, Copy)]
+pub(crate) enum Complex {
+    /// As its body says: a loop by its formula, an operator that is made of others by those, none of which may lose imaginary parts.
+    /// Kernels refuse complex numbers.
+    ByBody,
+    /// By its body, which needs no further care: it moves elements, asks whether they are 0, converts them, or is of complex numbers
+    /// alone.
+    Taken,
+    /// By other operators over the parts.
+    Parts(fn(&Call<'_>) -> Result<Tensors>),
+    /// By the operator of this name.
+    Operator(&'static str),
 }
 
 /// How an operator is computed.
@@ -54,6 +89,8 @@ pub(crate) enum Body {
     InPlaceView(&'static Operator),
     /// By another operator, whose results are written into the last arguments.
     Out(&'static Operator),
+    /// By the kernels that a program registers for it.
+    Registered,
 }
 
 /// Kernels by key, under which an operator is defined.
@@ -71,10 +108,11 @@ impl Body {
             Self::InPlace(_) => "the operator without `_`, written into the first argument",
             Self::InPlaceView(_) => "the operator without `_`, whose view the first argument becomes",
             Self::Out(_) => "the operator that returns its results, written into `out`",
+            Self::Registered => "the kernels that were registered for it",
         }
     }
 
-    /// Returns the kernels that answer.
+    /// Returns the kernels that answer for backends and autograd.
     pub(crate) fn kernels(self) -> Kernels {
         let (backend, autograd): (KernelFunction, Option<KernelFunction>) = match self {
             Self::Loop(operator) => (
@@ -112,6 +150,7 @@ impl Body {
             ),
             Self::Out(returning) => (Arc::new(move |call| out::run(returning, call)), None),
             Self::Pair(backend, autograd) => (Arc::new(backend), Some(Arc::new(autograd))),
+            Self::Registered => return Kernels::new(),
         };
         let backends = DispatchKey::BACKENDS.map(|key| (key, backend.clone()));
         backends.into_iter().chain(autograd.map(|kernel| (DispatchKey::Autograd, kernel))).collect()

@@ -46,7 +46,7 @@ operators! {
     });
     /// Returns that every element is a real number.
     "isreal(Tensor self) -> Tensor"
-        = Composite(|call| Tensor::ones(call.tensor(0).shape(), DType::Bool, call.device).map(single));
+        = Composite(|call| Tensor::ones(call.tensor(0).shape(), DType::Bool, call.device).map(single)), complex: Parts(|call| call.tensor(0).imag()?.eq_scalar(0.0).map(single));
     /// Returns which elements are among those of another tensor.
     "isin.Tensor_Tensor(Tensor elements, Tensor test_elements, *, bool assume_unique=False, bool invert=False) -> Tensor"
         = Composite(|call| isin(call, call.tensor(0), call.tensor(1)));

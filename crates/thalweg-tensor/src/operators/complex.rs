@@ -1,10 +1,10 @@
 //! Complex numbers: their parts as views, and the operators that compute with the parts.
 //!
 //! A loop takes complex numbers where its formula is one of them: arithmetic, comparison for equality, and what only moves elements
-//! (`thalweg_ir::Body::complex_is_defined`). [`BY_PARTS`] has the operators that are made of others over the parts instead; they
-//! answer under [`DispatchKey::Complex`](crate::dispatch::DispatchKey::Complex), above autograd, so that gradients flow through them.
-//! Every other kernel refuses complex numbers there, by its name and in PyTorch's words; and an operator made of others does where it
-//! would convert them to real ones.
+//! (`thalweg_ir::Body::complex_is_defined`). Where an operator's entry says that others over the parts compute complex numbers
+//! ([`Complex`]), they answer under [`DispatchKey::Complex`](crate::dispatch::DispatchKey::Complex), above autograd, so that gradients
+//! flow through them. Every other kernel refuses complex numbers there, by its name and in PyTorch's words; and an operator made of
+//! others does where it would convert them to real ones.
 //!
 //! Gradients are PyTorch's: with respect to the conjugate, so that a step against a gradient makes a real loss smaller.
 
@@ -17,14 +17,12 @@ use thalweg_kernels::scatter::Combine;
 use thalweg_runtime::{Error, Result};
 
 use super::Body::{Composite, Differentiable};
-use super::body::Body;
-use super::solve::are_vectors;
-use super::view::extents;
-use super::{call as call_operator, index, operators, reduce, single};
+use super::body::{Body, Complex, OpDef};
+use super::{call as call_operator, operators, single};
 use crate::autograd::formula::Formula;
 use crate::autograd::views::{ViewBackward, record_view};
 use crate::caller::enter;
-use crate::dispatch::{Argument, Arguments, Call, KernelFunction, built_in};
+use crate::dispatch::{Argument, Arguments, BuiltIn, Call, KernelFunction, Operator, built_in};
 use crate::dtype_name::named;
 use crate::kernels::indexing::combine_of;
 use crate::kernels::matmul;
@@ -72,18 +70,106 @@ operators! {
     "thalweg::abs_of_complex(Tensor self) -> Tensor" = Differentiable(|call| {
         let [re, im] = parts(call.tensor(0))?;
         re.hypot(&im).map(single)
-    }, &ABSOLUTE);
+    }, &ABSOLUTE), complex: Taken;
     /// Returns the hyperbolic tangents of complex numbers.
     "thalweg::tanh_of_complex(Tensor self) -> Tensor" = Differentiable(|call| {
         let [a, b] = parts(call.tensor(0))?;
         let [re, im] = tangent(&a, &b)?;
         of_parts(&re, &im).map(single)
-    }, &TANH);
+    }, &TANH), complex: Taken;
     /// Returns the angles of complex numbers in radians, in (−π, π].
     "thalweg::angle_of_complex(Tensor self) -> Tensor" = Differentiable(|call| {
         let [re, im] = parts(call.tensor(0))?;
         im.atan2(&re).map(single)
-    }, &ANGLE);
+    }, &ANGLE), complex: Taken;
+    /// Returns the exponentials of complex numbers.
+    "thalweg::exp_of_complex(Tensor self) -> Tensor"
+        = Composite(|call| {
+        let [re, im] = parts(call.tensor(0))?;
+        let size = re.exp()?;
+        of_parts(&size.mul(&im.cos()?)?, &size.mul(&im.sin()?)?).map(single)
+    }), complex: Taken;
+    /// Returns the natural logarithms of complex numbers.
+    "thalweg::log_of_complex(Tensor self) -> Tensor"
+        = Composite(|call| of_parts(&call.tensor(0).abs()?.log()?, &call.tensor(0).angle()?).map(single)), complex: Taken;
+    /// Returns the roots of complex numbers whose real parts are not negative.
+    "thalweg::sqrt_of_complex(Tensor self) -> Tensor"
+        = Composite(|call| root(call.tensor(0)).map(single)), complex: Taken;
+    /// Returns 1 over the roots of complex numbers.
+    "thalweg::rsqrt_of_complex(Tensor self) -> Tensor"
+        = Composite(|call| root(call.tensor(0))?.reciprocal().map(single)), complex: Taken;
+    /// Returns 2 to the power of complex numbers.
+    "thalweg::exp2_of_complex(Tensor self) -> Tensor"
+        = Composite(|call| call.tensor(0).mul_scalar(std::f64::consts::LN_2)?.exp().map(single)), complex: Taken;
+    /// Returns eᶻ − 1 of complex numbers, exact near 0.
+    "thalweg::expm1_of_complex(Tensor self) -> Tensor"
+        = Composite(|call| {
+        // e^a · cos b − 1 without loss where both parts are small.
+        let [a, b] = parts(call.tensor(0))?;
+        let half = b.mul_scalar(0.5)?.sin()?;
+        let re = a.expm1()?.mul(&b.cos()?)?.sub(&half.square()?.mul_scalar(2.0)?)?;
+        of_parts(&re, &a.exp()?.mul(&b.sin()?)?).map(single)
+    }), complex: Taken;
+    /// Returns the logarithms of complex numbers to base 2.
+    "thalweg::log2_of_complex(Tensor self) -> Tensor"
+        = Composite(|call| call.tensor(0).log()?.mul_scalar(std::f64::consts::LOG2_E).map(single)), complex: Taken;
+    /// Returns the logarithms of complex numbers to base 10.
+    "thalweg::log10_of_complex(Tensor self) -> Tensor"
+        = Composite(|call| call.tensor(0).log()?.mul_scalar(std::f64::consts::LOG10_E).map(single)), complex: Taken;
+    /// Returns ln (1 + z) of complex numbers, exact near 0.
+    "thalweg::log1p_of_complex(Tensor self) -> Tensor"
+        = Composite(|call| {
+        // |1 + z|² − 1 = a · (a + 2) + b².
+        let [a, b] = parts(call.tensor(0))?;
+        let square = a.mul(&a.add_scalar(2.0)?)?.add(&b.square()?)?;
+        of_parts(&square.log1p()?.mul_scalar(0.5)?, &b.atan2(&a.add_scalar(1.0)?)?).map(single)
+    }), complex: Taken;
+    /// Returns the sines of complex numbers.
+    "thalweg::sin_of_complex(Tensor self) -> Tensor"
+        = Composite(|call| {
+        let [a, b] = parts(call.tensor(0))?;
+        of_parts(&a.sin()?.mul(&b.cosh()?)?, &a.cos()?.mul(&b.sinh()?)?).map(single)
+    }), complex: Taken;
+    /// Returns the cosines of complex numbers.
+    "thalweg::cos_of_complex(Tensor self) -> Tensor"
+        = Composite(|call| {
+        let [a, b] = parts(call.tensor(0))?;
+        of_parts(&a.cos()?.mul(&b.cosh()?)?, &a.sin()?.mul(&b.sinh()?)?.neg()?).map(single)
+    }), complex: Taken;
+    /// Returns the tangents of complex numbers.
+    "thalweg::tan_of_complex(Tensor self) -> Tensor"
+        = Composite(|call| {
+        let [a, b] = parts(call.tensor(0))?;
+        let [im, re] = tangent(&b, &a)?;
+        of_parts(&re, &im).map(single)
+    }), complex: Taken;
+    /// Returns the hyperbolic sines of complex numbers.
+    "thalweg::sinh_of_complex(Tensor self) -> Tensor"
+        = Composite(|call| {
+        let [a, b] = parts(call.tensor(0))?;
+        of_parts(&a.sinh()?.mul(&b.cos()?)?, &a.cosh()?.mul(&b.sin()?)?).map(single)
+    }), complex: Taken;
+    /// Returns the hyperbolic cosines of complex numbers.
+    "thalweg::cosh_of_complex(Tensor self) -> Tensor"
+        = Composite(|call| {
+        let [a, b] = parts(call.tensor(0))?;
+        of_parts(&a.cosh()?.mul(&b.cos()?)?, &a.sinh()?.mul(&b.sin()?)?).map(single)
+    }), complex: Taken;
+    /// Returns 1 / (1 + e⁻ᶻ) of complex numbers.
+    "thalweg::sigmoid_of_complex(Tensor self) -> Tensor"
+        = Composite(|call| call.tensor(0).neg()?.exp()?.add_scalar(1.0)?.reciprocal().map(single)), complex: Taken;
+    /// Returns whether both parts of complex numbers are finite.
+    "thalweg::isfinite_of_complex(Tensor self) -> Tensor"
+        = Composite(|call| call.tensor(0).view_as_real()?.isfinite()?.all_dim(-1, false).map(single)), complex: Taken;
+    /// Returns whether a part of complex numbers is infinite.
+    "thalweg::isinf_of_complex(Tensor self) -> Tensor"
+        = Composite(|call| call.tensor(0).view_as_real()?.isinf()?.any_dim(-1, false).map(single)), complex: Taken;
+    /// Returns the sums of complex numbers over dimensions.
+    "thalweg::sum_of_complex(Tensor self, int[] sizes) -> Tensor"
+        = Composite(|call| over_parts_by(built_in!("thalweg::sum")?, call)), complex: Taken;
+    /// Returns the means of complex numbers over dimensions, whose elements the call counts.
+    "thalweg::mean_of_complex(Tensor self, Scalar count, int[] sizes) -> Tensor"
+        = Composite(|call| over_parts_by(built_in!("thalweg::mean")?, call)), complex: Taken;
 }
 
 /// The gradient of tanh is 1 − tanh², conjugated.
@@ -120,208 +206,29 @@ static ANGLE: Formula = Formula {
     },
 };
 
-/// An operator made of others over the parts of complex numbers.
-type ByParts = fn(&Call<'_>) -> Result<Tensors>;
-
-/// The operators that other operators compute where a tensor is complex, by their names.
-static BY_PARTS: &[(&str, ByParts)] = &[
-    ("abs", |call| {
-        call_operator(
-            built_in!("thalweg::abs_of_complex")?,
-            &[call.tensor(0).into()],
-            None,
-            call.label.location,
-        )
-        .map(single)
-    }),
-    ("angle", |call| {
-        call_operator(
-            built_in!("thalweg::angle_of_complex")?,
-            &[call.tensor(0).into()],
-            None,
-            call.label.location,
-        )
-        .map(single)
-    }),
-    ("sgn", |call| {
-        let z = call.tensor(0);
-        z.div(&one_for_zero(&z.abs()?)?).map(single)
-    }),
-    ("exp", |call| {
-        let [re, im] = parts(call.tensor(0))?;
-        let size = re.exp()?;
-        of_parts(&size.mul(&im.cos()?)?, &size.mul(&im.sin()?)?).map(single)
-    }),
-    ("log", |call| of_parts(&call.tensor(0).abs()?.log()?, &call.tensor(0).angle()?).map(single)),
-    ("sqrt", |call| root(call.tensor(0)).map(single)),
-    ("rsqrt", |call| root(call.tensor(0))?.reciprocal().map(single)),
-    ("exp2", |call| call.tensor(0).mul_scalar(std::f64::consts::LN_2)?.exp().map(single)),
-    ("expm1", |call| {
-        // e^a · cos b − 1 without loss where both parts are small.
-        let [a, b] = parts(call.tensor(0))?;
-        let half = b.mul_scalar(0.5)?.sin()?;
-        let re = a.expm1()?.mul(&b.cos()?)?.sub(&half.square()?.mul_scalar(2.0)?)?;
-        of_parts(&re, &a.exp()?.mul(&b.sin()?)?).map(single)
-    }),
-    ("log2", |call| call.tensor(0).log()?.mul_scalar(std::f64::consts::LOG2_E).map(single)),
-    ("log10", |call| call.tensor(0).log()?.mul_scalar(std::f64::consts::LOG10_E).map(single)),
-    ("log1p", |call| {
-        // |1 + z|² − 1 = a · (a + 2) + b².
-        let [a, b] = parts(call.tensor(0))?;
-        let square = a.mul(&a.add_scalar(2.0)?)?.add(&b.square()?)?;
-        of_parts(&square.log1p()?.mul_scalar(0.5)?, &b.atan2(&a.add_scalar(1.0)?)?).map(single)
-    }),
-    ("sin", |call| {
-        let [a, b] = parts(call.tensor(0))?;
-        of_parts(&a.sin()?.mul(&b.cosh()?)?, &a.cos()?.mul(&b.sinh()?)?).map(single)
-    }),
-    ("cos", |call| {
-        let [a, b] = parts(call.tensor(0))?;
-        of_parts(&a.cos()?.mul(&b.cosh()?)?, &a.sin()?.mul(&b.sinh()?)?.neg()?).map(single)
-    }),
-    ("tan", |call| {
-        let [a, b] = parts(call.tensor(0))?;
-        let [im, re] = tangent(&b, &a)?;
-        of_parts(&re, &im).map(single)
-    }),
-    ("sinh", |call| {
-        let [a, b] = parts(call.tensor(0))?;
-        of_parts(&a.sinh()?.mul(&b.cos()?)?, &a.cosh()?.mul(&b.sin()?)?).map(single)
-    }),
-    ("cosh", |call| {
-        let [a, b] = parts(call.tensor(0))?;
-        of_parts(&a.cosh()?.mul(&b.cos()?)?, &a.sinh()?.mul(&b.sin()?)?).map(single)
-    }),
-    ("tanh", |call| {
-        call_operator(
-            built_in!("thalweg::tanh_of_complex")?,
-            &[call.tensor(0).into()],
-            None,
-            call.label.location,
-        )
-        .map(single)
-    }),
-    ("sigmoid", |call| call.tensor(0).neg()?.exp()?.add_scalar(1.0)?.reciprocal().map(single)),
-    ("pow.Tensor_Tensor", |call| power(call.tensor(0), call.tensor(1)).map(single)),
-    ("pow.Tensor_Scalar", |call| {
-        let (x, exponent) = (call.tensor(0), call.scalar(1));
-        match exponent.to_f64() {
-            // Repeated products have no branch, and a gradient at 0.
-            1.0 => x.mul_scalar(1).map(single),
-            2.0 => x.mul(x).map(single),
-            3.0 => x.mul(x)?.mul(x).map(single),
-            exponent => power(x, &Tensor::full(&[], exponent, x.dtype(), x.device())?).map(single),
-        }
-    }),
-    ("pow.Scalar", |call| {
-        let exponent = call.tensor(1);
-        let base = Tensor::full(&[], call.scalar(0), exponent.dtype(), exponent.device())?;
-        power(&base, exponent).map(single)
-    }),
-    ("linalg_solve", |call| by_blocks::solve(call, call.bool(2)).map(single)),
-    ("linalg_inv", |call| by_blocks::inverse(call.tensor(0)).map(single)),
-    ("inverse", |call| by_blocks::inverse(call.tensor(0)).map(single)),
-    ("isfinite", |call| call.tensor(0).view_as_real()?.isfinite()?.all_dim(-1, false).map(single)),
-    ("isinf", |call| call.tensor(0).view_as_real()?.isinf()?.any_dim(-1, false).map(single)),
-    ("isreal", |call| call.tensor(0).imag()?.eq_scalar(0.0).map(single)),
-    ("linalg_vector_norm", of_absolute_values),
-    ("norm.ScalarOpt_dim", of_absolute_values),
-    ("norm.Scalar", of_absolute_values),
-    ("nan_to_num", over_parts),
-    ("thalweg::sum", over_parts),
-    ("thalweg::mean", over_parts),
-    ("thalweg::prod", products),
-    ("thalweg::cumsum", |call| {
-        let x = call.tensor(0);
-        let Some(&dimension) = reduce::dimensions(x, &[call.int(1)])?.first() else {
-            return x.mul_scalar(1).map(single);
-        };
-        let parts = x.view_as_real()?;
-        let arguments = [(&parts).into(), (dimension as i64).into(), call.bool(2).into()];
-        call_operator(call.operator, &arguments, None, call.label.location)?
-            .contiguous()?
-            .view_as_complex()
-            .map(single)
-    }),
-    ("thalweg::cumprod", |call| {
-        let x = call.tensor(0);
-        let Some(&dimension) = reduce::dimensions(x, &[call.int(1)])?.first() else {
-            return x.mul_scalar(1).map(single);
-        };
-        // After each step an element has the product of twice as many elements.
-        let (extent, dim) = (x.shape()[dimension], dimension as i64);
-        let (mut result, mut reach) = (x.mul_scalar(1)?, 1);
-        while reach < extent {
-            let first = result.narrow(dim, 0, reach)?;
-            let others =
-                result.narrow(dim, reach, extent - reach)?.mul(&result.narrow(dim, 0, extent - reach)?)?;
-            result = Tensor::cat(&[first, others], dim)?;
-            reach *= 2;
-        }
-        Ok(single(result))
-    }),
-    ("thalweg::gather_backward", |call| {
-        let (gradient, index) = (call.tensor(0), call.tensor(1));
-        let &[outer, _, inner] = gradient.shape() else {
-            return Err(Error::invalid("the gradient is (outer, count, inner)"));
-        };
-        let zeros =
-            Tensor::zeros(&[outer, extents(&[call.int(2)])?[0], inner], gradient.dtype(), call.device)?;
-        index::scatter(&zeros, index, gradient, Combine::Sum).map(single)
-    }),
-    ("thalweg::scatter", scatter),
-    ("thalweg::matmul", |call| product(call.tensor(0), call.tensor(1)).map(single)),
-];
-
-/// The operators that take complex numbers without further care: kernels that move elements, ask whether they are 0, or are of complex
-/// numbers alone, and conversions.
-const TAKING: &[&str] = &[
-    "_fft_c2c",
-    "_fft_c2r",
-    "_to_copy",
-    "argwhere",
-    "cat",
-    "constant_pad_nd",
-    "copy",
-    "fill.Scalar",
-    "fill.Tensor",
-    "flip",
-    "nonzero",
-    "nonzero_numpy",
-    "nonzero_static",
-    "resize_",
-    "resize_as_",
-    "take_along_dim",
-    "thalweg::abs_of_complex",
-    "thalweg::angle_of_complex",
-    "thalweg::eig",
-    "thalweg::gather",
-    "thalweg::tanh_of_complex",
-    "to.device",
-    "to.dtype",
-    "to.other",
-];
-
-/// Returns the kernel of an operator for complex numbers: its parts', or a refusal; nothing where its ordinary kernels take them or
-/// know themselves.
-pub(super) fn kernel(name: &'static str, body: Body) -> Option<KernelFunction> {
-    if let Some(&(_, by_parts)) = BY_PARTS.iter().find(|(known, _)| *known == name) {
-        return Some(Arc::new(move |call| {
+/// Returns the kernel of an operator for complex numbers; `None` where its ordinary kernels take them.
+pub(super) fn kernel(definition: &OpDef) -> Option<KernelFunction> {
+    match (definition.complex, definition.body) {
+        (Complex::Taken, _) => None,
+        (Complex::Parts(by_parts), _) => Some(Arc::new(move |call| {
             let _entered = enter(call.label.location);
             by_parts(call)
-        }));
-    }
-    match body {
-        _ if TAKING.contains(&name) => None,
-        Body::Loop(_) | Body::Lowered(_) | Body::InPlace(_) | Body::InPlaceView(_) | Body::Out(_) => None,
-        Body::Composite(_) => Some(Arc::new(|call| {
+        })),
+        (Complex::Operator(name), _) => {
+            let operator = BuiltIn::new(name);
+            Some(Arc::new(move |call| operator.get()?.call(call.arguments, None, call.label)))
+        }
+        (Complex::ByBody, Body::Composite(_)) => Some(Arc::new(|call| {
             let _made_of_others = Conversions::refused_by(call.operator.base_name());
             call.redispatch()
         })),
-        Body::Kernel(_) | Body::Differentiable(..) | Body::Pair(..) => Some(Arc::new(|call| {
-            let dtype = call.tensors.iter().map(|tensor| tensor.dtype()).find(|dtype| dtype.is_complex());
-            Err(not_for(call.operator.base_name(), dtype.unwrap_or(DType::C64)))
-        })),
+        (Complex::ByBody, Body::Kernel(_) | Body::Differentiable(..) | Body::Pair(..)) => {
+            Some(Arc::new(|call| {
+                let dtype = call.tensors.iter().map(|tensor| tensor.dtype()).find(|dtype| dtype.is_complex());
+                Err(not_for(call.operator.base_name(), dtype.unwrap_or(DType::C64)))
+            }))
+        }
+        (Complex::ByBody, _) => None,
     }
 }
 
@@ -405,13 +312,13 @@ fn view_as_complex(x: &Tensor) -> Result<Tensor> {
 }
 
 /// Returns the real and the imaginary parts of complex numbers, as views.
-fn parts(z: &Tensor) -> Result<[Tensor; 2]> {
+pub(super) fn parts(z: &Tensor) -> Result<[Tensor; 2]> {
     let both = z.view_as_real()?.unbind(-1)?;
     Ok(both.try_into().expect("a complex number has two parts"))
 }
 
 /// Returns complex numbers of real and imaginary parts, which are broadcast.
-fn of_parts(re: &Tensor, im: &Tensor) -> Result<Tensor> {
+pub(super) fn of_parts(re: &Tensor, im: &Tensor) -> Result<Tensor> {
     let shape = thalweg_ir::broadcast_shapes(re.shape(), im.shape())?;
     Tensor::stack(&[re.expand(&shape)?, im.expand(&shape)?], -1)?.view_as_complex()
 }
@@ -443,6 +350,31 @@ fn conjugate(call: &Call<'_>) -> Result<Tensor> {
     }
 }
 
+/// Returns complex numbers over their absolute values, and 0 where they are 0.
+pub(super) fn sign(call: &Call<'_>) -> Result<Tensors> {
+    let z = call.tensor(0);
+    z.div(&one_for_zero(&z.abs()?)?).map(single)
+}
+
+/// Returns complex numbers to the power of a number.
+pub(super) fn power_by_number(call: &Call<'_>) -> Result<Tensors> {
+    let (x, exponent) = (call.tensor(0), call.scalar(1));
+    match exponent.to_f64() {
+        // Repeated products have no branch, and a gradient at 0.
+        1.0 => x.mul_scalar(1).map(single),
+        2.0 => x.mul(x).map(single),
+        3.0 => x.mul(x)?.mul(x).map(single),
+        exponent => power(x, &Tensor::full(&[], exponent, x.dtype(), x.device())?).map(single),
+    }
+}
+
+/// Returns a number to the power of complex numbers.
+pub(super) fn power_of_number(call: &Call<'_>) -> Result<Tensors> {
+    let exponent = call.tensor(1);
+    let base = Tensor::full(&[], call.scalar(0), exponent.dtype(), exponent.device())?;
+    power(&base, exponent).map(single)
+}
+
 /// Returns the roots whose real parts are not negative: of the absolute value, at half the angle.
 fn root(z: &Tensor) -> Result<Tensor> {
     let (size, half) = (z.abs()?.sqrt()?, z.angle()?.mul_scalar(0.5)?);
@@ -450,7 +382,7 @@ fn root(z: &Tensor) -> Result<Tensor> {
 }
 
 /// Returns base^exponent = exp(exponent · log base); of a base of 0, 0, and 1 where the exponent is 0 too.
-fn power(base: &Tensor, exponent: &Tensor) -> Result<Tensor> {
+pub(super) fn power(base: &Tensor, exponent: &Tensor) -> Result<Tensor> {
     let dtype = DType::promote(base.dtype(), exponent.dtype());
     let dtype = dtype.map_err(|error| Error::invalid(error.to_string()))?;
     // An error of the angle grows with the exponent: f64 keeps it below what f32 rounds.
@@ -472,70 +404,19 @@ fn tangent(a: &Tensor, b: &Tensor) -> Result<[Tensor; 2]> {
     Ok([beta.mul(&root)?.mul(&s)?.div(&divisor)?, t.div(&divisor)?])
 }
 
-/// Solutions of complex equations by real ones of twice the size: A + B i is (A, −B) over (B, A).
-mod by_blocks {
-    use super::*;
-
-    fn blocks(z: &Tensor) -> Result<Tensor> {
-        if z.rank() < 2 {
-            return Err(Error::invalid("linalg.solve: The input tensor must have at least 2 dimensions."));
-        }
-        let [re, im] = parts(z)?;
-        let upper = Tensor::cat(&[re.clone(), im.neg()?], -1)?;
-        Tensor::cat(&[upper, Tensor::cat(&[im, re], -1)?], -2)
-    }
-
-    /// The numbers of real parts above imaginary ones.
-    fn joined(stacked: &Tensor) -> Result<Tensor> {
-        let rows = stacked.shape()[stacked.rank() - 2] / 2;
-        of_parts(&stacked.narrow(-2, 0, rows)?, &stacked.narrow(-2, rows, rows)?)
-    }
-
-    pub(super) fn solve(call: &Call<'_>, left: bool) -> Result<Tensor> {
-        let (a, b) = (call.tensor(0), call.tensor(1));
-        if a.dtype() != b.dtype() {
-            return Err(Error::invalid(format!(
-                "torch.linalg.solve: Expected A and B to have the same dtype, but found A of type {} and B of type {} instead",
-                a.dtype(),
-                b.dtype()
-            )));
-        }
-        let is_vector = are_vectors(a, b);
-        let is_turned = !left && !is_vector;
-        if a.rank() < 2 || b.rank() < 2 && !is_vector {
-            return Err(Error::invalid(
-                "torch.linalg.solve: The input tensor must have at least 2 dimensions.",
-            ));
-        }
-        let columns = if is_vector { b.unsqueeze(-1)? } else { b.clone() };
-        let [a, columns] = match is_turned {
-            true => [a.transpose(-2, -1)?, columns.transpose(-2, -1)?],
-            false => [a.clone(), columns],
-        };
-        let [re, im] = parts(&columns)?;
-        let solution = joined(&blocks(&a)?.linalg_solve(&Tensor::cat(&[re, im], -2)?)?)?;
-        match (is_vector, is_turned) {
-            (true, _) => solution.squeeze(-1),
-            (_, true) => solution.transpose(-2, -1)?.contiguous(),
-            _ => Ok(solution),
-        }
-    }
-
-    pub(super) fn inverse(z: &Tensor) -> Result<Tensor> {
-        let blocks = blocks(z)?.linalg_inv()?;
-        let columns = blocks.shape()[blocks.rank() - 1] / 2;
-        joined(&blocks.narrow(-1, 0, columns)?)
-    }
-}
-
 /// Returns real numbers with 1 in place of 0.
 fn one_for_zero(x: &Tensor) -> Result<Tensor> {
     let one = Tensor::ones(&[], x.dtype(), x.device())?;
     x.eq_scalar(0.0)?.select_where(&one, x)
 }
 
-/// Returns what the operator gives for the real parts and for the imaginary ones.
-fn over_parts(call: &Call<'_>) -> Result<Tensors> {
+/// Returns what the operator of a call gives for the real parts and for the imaginary ones.
+pub(super) fn over_parts(call: &Call<'_>) -> Result<Tensors> {
+    over_parts_by(call.operator, call)
+}
+
+/// Returns what an operator gives for the arguments of a call, for the real parts and for the imaginary ones.
+fn over_parts_by(operator: &'static Operator, call: &Call<'_>) -> Result<Tensors> {
     let (rank, parts) = (call.tensor(0).rank(), call.tensor(0).view_as_real()?);
     let reduced = call
         .arguments
@@ -546,11 +427,11 @@ fn over_parts(call: &Call<'_>) -> Result<Tensors> {
     {
         return Err(Error::index(format!("dimension {dimension} is out of range for {rank} dimensions")));
     }
-    with_first(call, &parts)?.swap_remove(0).contiguous()?.view_as_complex().map(single)
+    with_first(operator, call, &parts)?.swap_remove(0).contiguous()?.view_as_complex().map(single)
 }
 
 /// Returns products over dimensions, by halves.
-fn products(call: &Call<'_>) -> Result<Tensors> {
+pub(super) fn products(call: &Call<'_>) -> Result<Tensors> {
     let x = call.tensor(0);
     let reduced = call
         .arguments
@@ -580,19 +461,19 @@ fn products(call: &Call<'_>) -> Result<Tensors> {
 }
 
 /// Returns what the operator gives for the absolute values.
-fn of_absolute_values(call: &Call<'_>) -> Result<Tensors> {
-    with_first(call, &call.tensor(0).abs()?)
+pub(super) fn of_absolute_values(call: &Call<'_>) -> Result<Tensors> {
+    with_first(call.operator, call, &call.tensor(0).abs()?)
 }
 
-/// Calls the operator of a call again, with another first tensor.
-fn with_first(call: &Call<'_>, first: &Tensor) -> Result<Tensors> {
+/// Calls an operator with the arguments of a call, but another first tensor.
+fn with_first(operator: &'static Operator, call: &Call<'_>, first: &Tensor) -> Result<Tensors> {
     let mut arguments: SmallVec<[Argument<'_>; 8]> = call.arguments.into();
     arguments[0] = first.into();
-    call.operator.call(&arguments, None, call.label)
+    operator.call(&arguments, None, call.label)
 }
 
 /// Writes or adds complex numbers at indices, as twice as many real ones next to each other.
-fn scatter(call: &Call<'_>) -> Result<Tensors> {
+pub(super) fn scatter(call: &Call<'_>) -> Result<Tensors> {
     let (x, index, source) = (call.tensor(0), call.tensor(1), call.tensor(2));
     let combine = combine_of(call)?;
     if [x, index, source].iter().any(|tensor| tensor.rank() != 3) {
@@ -627,7 +508,7 @@ fn scatter(call: &Call<'_>) -> Result<Tensors> {
 
 /// Returns the product of complex matrices as one of real ones: each row (re, im, …) of the left meets, for each number of the
 /// right, the rows (re, im) and (−im, re).
-fn product(a: &Tensor, b: &Tensor) -> Result<Tensor> {
+pub(super) fn product(a: &Tensor, b: &Tensor) -> Result<Tensor> {
     matmul::check(a, b)?;
     let doubled = |matrix: &Tensor, rows: usize, columns: usize| {
         let shape = matrix.shape();

@@ -106,7 +106,7 @@ operators! {
     /// Returns the coordinates of the first so many elements that are not 0, and rows of `fill_value` where there are fewer. The host
     /// reads nothing.
     "nonzero_static(Tensor self, *, SymInt size, int fill_value=-1) -> Tensor"
-        = Kernel(|call| nonzero_static(call).map(single));
+        = Kernel(|call| nonzero_static(call).map(single)), complex: Taken;
     /// Returns numbers from a start to an end as powers of a base.
     "logspace(Scalar start, Scalar end, int steps, float base=10.0, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None) -> Tensor"
         = Composite(|call| logspace(call).map(single));

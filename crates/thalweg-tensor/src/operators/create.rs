@@ -102,7 +102,7 @@ operators! {
                 Tensor::full(x.shape(), call.scalar(1), x.dtype(), x.device()).map(single)
             },
             &FILL,
-        );
+        ), complex: Taken;
     /// Returns a tensor of a tensor's shape and dtype with the only element of another.
     "fill.Tensor(Tensor self, Tensor value) -> Tensor" = Differentiable(|call| {
         let (x, value) = (call.tensor(0), call.tensor(1));
@@ -113,34 +113,34 @@ operators! {
             )));
         }
         value.detach().to_dtype(x.dtype())?.expand(x.shape())?.copied(call.label.location).map(single)
-    }, &FILL);
+    }, &FILL), complex: Taken;
     /// Returns the elements of the second tensor, broadcast and converted to what the first is.
     "copy(Tensor self, Tensor src, bool non_blocking=False) -> Tensor" = Composite(|call| {
         let (x, source) = (call.tensor(0), call.tensor(1));
         source.expand(x.shape())?.to_dtype(x.dtype())?.copied(call.label.location).map(single)
-    });
+    }), complex: Taken;
     /// Returns a copy in another dtype.
     "_to_copy(Tensor self, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None, bool non_blocking=False, MemoryFormat? memory_format=None) -> Tensor"
         = Composite(|call| {
             check_options(call.optional_int(2), call.optional_bool(4))?;
             let x = &on_device(call, 3)?;
             converted(call, x, call.optional_dtype(1).unwrap_or(x.dtype()), (true, call.optional_int(6))).map(single)
-        });
+        }), complex: Taken;
     /// Returns the elements in another dtype; the tensor itself where it has that dtype and no copy is asked for.
     "to.dtype(Tensor(a) self, ScalarType dtype, bool non_blocking=False, bool copy=False, MemoryFormat? memory_format=None) -> Tensor(a)"
         = Composite(|call| {
             converted(call, call.tensor(0), call.dtype(1), (call.bool(3), call.optional_int(4))).map(single)
-        });
+        }), complex: Taken;
     /// Returns the elements in the dtype of another tensor; the tensor itself where it has that dtype and no copy is asked for.
     "to.other(Tensor(a) self, Tensor other, bool non_blocking=False, bool copy=False, MemoryFormat? memory_format=None) -> Tensor(a)"
         = Composite(|call| {
             let dtype = call.tensor(1).dtype();
             converted(call, call.tensor(0), dtype, (call.bool(3), call.optional_int(4))).map(single)
-        });
+        }), complex: Taken;
     /// Returns the tensor with a number of elements of one value before and behind each of the last dimensions, the last one first;
     /// negative numbers cut off.
     "constant_pad_nd(Tensor self, SymInt[] pad, Scalar value=0) -> Tensor"
-        fn constant_pad_nd(pad: ints, value: scalar) = Differentiable(constant_pad, &CONSTANT_PAD);
+        fn constant_pad_nd(pad: ints, value: scalar) = Differentiable(constant_pad, &CONSTANT_PAD), complex: Taken;
     /// Returns the tensor with its last dimension mirrored at both ends.
     "reflection_pad1d(Tensor self, SymInt[2] padding) -> Tensor"
         fn reflection_pad1d(padding: ints) = Composite(|call| border(call, 1, true).map(single));
@@ -183,7 +183,7 @@ operators! {
         fn repeat_interleave(repeats: int, dim: optional_int) = Composite(|call| repeat_interleave(call).map(single));
     /// Returns dimensions in reverse order.
     "flip(Tensor self, int[] dims) -> Tensor"
-        fn flip(dims: ints) = Differentiable(flip, &FLIP);
+        fn flip(dims: ints) = Differentiable(flip, &FLIP), complex: Taken;
     /// Returns a matrix with its columns in reverse order.
     "fliplr(Tensor self) -> Tensor"
         fn fliplr() = Composite(|call| flip_matrix(call, 1, "Input must be >= 2-d.").map(single));

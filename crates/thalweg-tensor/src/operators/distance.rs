@@ -14,7 +14,7 @@ operators! {
     "dist(Tensor self, Tensor other, Scalar p=2) -> Tensor"
         fn dist(other: tensor, p: scalar) = Composite(|call| {
             call.tensor(0).sub(call.tensor(1))?.vector_norm(call.scalar(2), &[], false).map(single)
-        });
+        }), autocast: Full;
     /// Returns the p-norm of the rows' differences, plus eps in each element.
     "pairwise_distance(Tensor x1, Tensor x2, float p=2, float eps=1e-06, bool keepdim=False) -> Tensor"
         = Composite(|call| {
@@ -42,10 +42,10 @@ operators! {
     "pdist(Tensor self, float p=2) -> Tensor" = Composite(|call| pdist(call).map(single));
     /// Returns the cosine of the angle between vectors along a dimension; norms are at least eps.
     "cosine_similarity(Tensor x1, Tensor x2, int dim=1, float eps=1e-08) -> Tensor"
-        = Composite(|call| cosine_similarity(call).map(single));
+        = Composite(|call| cosine_similarity(call).map(single)), autocast: Full;
     /// Returns the tensor with each place of a dimension scaled down to a p-norm of at most `maxnorm`.
     "renorm(Tensor self, Scalar p, int dim, Scalar maxnorm) -> Tensor"
-        fn renorm(p: scalar, dim: int, maxnorm: scalar) = Composite(|call| renorm(call).map(single));
+        fn renorm(p: scalar, dim: int, maxnorm: scalar) = Composite(|call| renorm(call).map(single)), autocast: Full;
 }
 
 /// Returns the p-norm of the rows' differences, plus eps in each element.

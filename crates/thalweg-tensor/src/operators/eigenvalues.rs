@@ -36,7 +36,7 @@ operators! {
         let values = empty(x, &[batch, n], DType::C128, call.label)?;
         launch(Method::General, [batch, n, n], [0, 0], &[&matrices, &vectors, &values], call.label)?;
         Ok(Tensors::from_iter([values, vectors]))
-    }, &EIGEN);
+    }, &EIGEN), complex: Taken;
 }
 
 fn eigen(call: &Call<'_>, name: &str) -> Result<Tensors> {

@@ -33,7 +33,7 @@ operators! {
             // What is transformed over nothing, or over single numbers, is a copy.
             let result = if result.shares_storage_with(x) { result.copied(call.label.location)? } else { result };
             normalized(laid_out(&result, &dims)?, sizes_of(x, &dims), call.int(2)).map(single)
-        }, &C2C);
+        }, &C2C), complex: Taken;
     /// Returns the discrete Fourier transform of real numbers over dimensions; `onesided` only up to the middle of the last one, which
     /// says the rest.
     "_fft_r2c(Tensor self, int[] dim, int normalization, bool onesided) -> Tensor"
@@ -66,7 +66,7 @@ operators! {
             let result = laid_out(&one(&whole, last, false, call.label)?.real()?, &dims)?;
             let count = sizes_of(x, others) * size as f64;
             normalized(result, count, call.int(2)).map(single)
-        }, &C2R);
+        }, &C2R), complex: Taken;
     /// Returns the discrete Fourier transform of `n` numbers along a dimension, which is cut off or filled with zeros. The norm
     /// `forward` divides by n, `ortho` by √n.
     "fft_fft(Tensor self, SymInt? n=None, int dim=-1, str? norm=None) -> Tensor"

@@ -11,7 +11,7 @@ use thalweg_runtime::{Error, Result};
 
 use super::body::{Body, single};
 use crate::autograd::is_grad_enabled;
-use crate::dispatch::{Argument, Arguments, Call, DispatchKey, Operator};
+use crate::dispatch::{Argument, Arguments, Call, DispatchKey, ExcludeKeyGuard, Operator};
 use crate::kernels::loops::{LoopCall, run_into};
 use crate::tensor::{Tensor, Tensors};
 
@@ -105,6 +105,8 @@ pub(crate) fn run_view(functional: &'static Operator, call: &Call<'_>) -> Result
 /// Runs the form in place of an operator.
 pub(crate) fn run(functional: &'static Operator, call: &Call<'_>) -> Result<Tensors> {
     let target = call.tensor(0);
+    // As in PyTorch, autocast casts for no form in place.
+    let _without_autocast = ExcludeKeyGuard::new(DispatchKey::Autocast);
     if !written_by_loop(functional, call)? {
         let before =
             if is_kept(functional, call)? { Some(target.copied(call.label.location)?) } else { None };
@@ -129,10 +131,10 @@ fn is_kept(functional: &'static Operator, call: &Call<'_>) -> Result<bool> {
         return Ok(true);
     }
     match functional.body() {
-        Some(Body::Loop(entry)) => LoopCall::of(entry, &functional_call)?.saves_first_input(),
-        Some(Body::Lowered(lower)) => lower(&functional_call)?.saves_first_input(),
-        Some(Body::Differentiable(_, formula)) => Ok(formula.inputs.contains(&0)),
-        Some(Body::Kernel(_)) => Ok(false),
+        Body::Loop(entry) => LoopCall::of(entry, &functional_call)?.saves_first_input(),
+        Body::Lowered(lower) => lower(&functional_call)?.saves_first_input(),
+        Body::Differentiable(_, formula) => Ok(formula.inputs.contains(&0)),
+        Body::Kernel(_) => Ok(false),
         _ => Ok(true),
     }
 }
@@ -153,8 +155,8 @@ fn written_by_loop(functional: &'static Operator, call: &Call<'_>) -> Result<boo
     }
     let functional_call = Call { operator: functional, ..*call };
     let lowered = match functional.body() {
-        Some(Body::Loop(entry)) => LoopCall::of(entry, &functional_call)?,
-        Some(Body::Lowered(lower)) => lower(&functional_call)?,
+        Body::Loop(entry) => LoopCall::of(entry, &functional_call)?,
+        Body::Lowered(lower) => lower(&functional_call)?,
         _ => return Ok(false),
     };
     target.check_inference_write()?;

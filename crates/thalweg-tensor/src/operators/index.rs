@@ -12,7 +12,7 @@ use thalweg_runtime::{Error, RangeOf, Result, Telling};
 use super::Body::{Composite, Differentiable, Pair};
 use super::create::pad;
 use super::view::{diagonal, extents, select, slice, wrap};
-use super::{operators, single};
+use super::{complex, operators, single};
 use crate::autograd::Gradients;
 use crate::autograd::formula::{Formula, GradientCall};
 use crate::dispatch::{Argument, Arguments, Call, built_in};
@@ -21,10 +21,10 @@ use crate::tensor::{Tensor, Tensors};
 
 operators! {
     /// Returns the elements of a tensor (outer, extent, inner) at indices (outer, count, inner).
-    "thalweg::gather(Tensor self, Tensor index) -> Tensor" = Differentiable(indexing::gather, &GATHER);
+    "thalweg::gather(Tensor self, Tensor index) -> Tensor" = Differentiable(indexing::gather, &GATHER), complex: Taken;
     /// Returns zeros (outer, extent, inner) to which a gradient (outer, count, inner) is added at indices.
     "thalweg::gather_backward(Tensor gradient, Tensor index, int extent) -> Tensor"
-        = Differentiable(indexing::gather_backward, &GATHER_BACKWARD);
+        = Differentiable(indexing::gather_backward, &GATHER_BACKWARD), complex: Parts(gather_backward_of_complex);
     /// Returns a tensor (outer, extent, inner) into which a source (outer, count, inner) is combined at indices: `replace`, `sum`,
     /// `prod`, `amax` or `amin`.
     "thalweg::scatter(Tensor self, Tensor index, Tensor source, str reduce) -> Tensor"
@@ -32,7 +32,7 @@ operators! {
             Combine::Replace | Combine::Sum => LINEAR.record(call),
             Combine::Product => PRODUCT.record(call),
             Combine::Max | Combine::Min => EXTREMUM.record(call),
-        });
+        }), complex: Parts(complex::scatter);
     /// Returns what `thalweg::scatter` gives for `amax` and `amin`, of the source alone where indices name a place.
     "thalweg::scatter_anew(Tensor self, Tensor index, Tensor source, str reduce) -> Tensor"
         = Differentiable(|call| {
@@ -70,7 +70,7 @@ operators! {
     "scatter_add(Tensor self, int dim, Tensor index, Tensor src) -> Tensor"
         fn scatter_add(dim: int, index: tensor, src: tensor) = Composite(|call| {
             Along::of(call, "scatter").scatter(call.tensor(3), Combine::Sum).map(single)
-        });
+        }), autocast: Widest;
     /// Returns the tensor with the elements of a source combined with those at indices of a dimension: `sum`, `prod`, `mean`,
     /// `amax` or `amin`; without `include_self` only those of the source.
     "scatter_reduce.two(Tensor self, int dim, Tensor index, Tensor src, str reduce, *, bool include_self=True) -> Tensor"
@@ -128,7 +128,7 @@ operators! {
     /// Returns the elements of a dimension at indices, which are broadcast against the others; without one, of all elements in a
     /// row.
     "take_along_dim(Tensor self, Tensor indices, int? dim=None) -> Tensor"
-        fn take_along_dim(indices: tensor, dim: optional_int) = Composite(take_along_dim);
+        fn take_along_dim(indices: tensor, dim: optional_int) = Composite(take_along_dim), complex: Taken;
     /// Returns the rows of a weight (embeddings, features) at indices of any shape. The row `padding_idx` gets no gradient; with
     /// `scale_grad_by_freq` a row's gradient is divided by how often it was read.
     "embedding(Tensor weight, Tensor indices, SymInt padding_idx=-1, bool scale_grad_by_freq=False, bool sparse=False) -> Tensor"
@@ -763,4 +763,14 @@ fn embedding_dense_backward(
         gradient = gradient.div(&gathered(&counts, &index)?.reshape(&[count, 1])?)?;
     }
     indexing::embedding_gradient(&gradient, indices, [rows, features], padding, call.label)
+}
+
+/// Returns the gradient of a gather of complex numbers.
+fn gather_backward_of_complex(call: &Call<'_>) -> Result<Tensors> {
+    let (gradient, index) = (call.tensor(0), call.tensor(1));
+    let &[outer, _, inner] = gradient.shape() else {
+        return Err(Error::invalid("the gradient is (outer, count, inner)"));
+    };
+    let zeros = Tensor::zeros(&[outer, extents(&[call.int(2)])?[0], inner], gradient.dtype(), call.device)?;
+    scatter(&zeros, index, gradient, Combine::Sum).map(single)
 }

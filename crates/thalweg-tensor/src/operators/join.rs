@@ -16,9 +16,9 @@ use crate::tensor::{Tensor, Tensors};
 
 operators! {
     /// Puts tensors one after another along a dimension: they agree in all others, or are empty with one dimension.
-    "cat(Tensor[] tensors, int dim=0) -> Tensor" = Differentiable(cat, &CAT), out: [Apart];
+    "cat(Tensor[] tensors, int dim=0) -> Tensor" = Differentiable(cat, &CAT), out: [Apart], autocast: Widest, complex: Taken;
     /// Puts tensors of one shape side by side along a new dimension.
-    "stack(Tensor[] tensors, int dim=0) -> Tensor" = Composite(stack);
+    "stack(Tensor[] tensors, int dim=0) -> Tensor" = Composite(stack), autocast: Widest;
     /// Cuts a dimension of each tensor into so many chunks, the last filled up with zeros, and puts the chunks of all tensors, as
     /// rows, side by side.
     "_chunk_cat(Tensor[] tensors, int dim, int num_chunks) -> Tensor" = Composite(chunk_cat);

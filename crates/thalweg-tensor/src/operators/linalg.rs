@@ -3,31 +3,37 @@
 use thalweg_ir::{DType, Scalar, Shape, broadcast_shapes};
 use thalweg_runtime::{Error, Result};
 
-use super::Body::Composite;
-use super::{call as call_operator, operators, single};
+use super::Body::{Composite, Pair};
+use super::{call as call_operator, complex, operators, single};
 use crate::dispatch::{Argument, Arguments, Call, built_in};
+use crate::kernels::matmul as matmul_kernel;
 use crate::tensor::{Tensor, Tensors};
 
 operators! {
     /// Returns the matrix product over the last two dimensions; the others are broadcast. A vector is a row on the left, a column
     /// on the right.
     "matmul(Tensor self, Tensor other) -> Tensor"
-        fn matmul(other: tensor) = Composite(|call| matmul(call.tensor(0), call.tensor(1)).map(single));
+        fn matmul(other: tensor) = Composite(|call| matmul(call.tensor(0), call.tensor(1)).map(single)), autocast: Lower;
+    /// Returns the product of two matrices, or of each matrix of a batch with the other batch's.
+    "thalweg::matmul(Tensor self, Tensor other) -> Tensor"
+        = Pair(matmul_kernel::backend, matmul_kernel::autograd),
+        autocast: Lower,
+        complex: Parts(|call| complex::product(call.tensor(0), call.tensor(1)).map(single));
     /// Returns the product of two matrices.
     "mm(Tensor self, Tensor mat2) -> Tensor"
-        fn mm(mat2: tensor) = Composite(|call| mm(call.tensor(0), call.tensor(1)).map(single));
+        fn mm(mat2: tensor) = Composite(|call| mm(call.tensor(0), call.tensor(1)).map(single)), autocast: Lower;
     /// Returns the product of each matrix of a batch with the other batch's.
     "bmm(Tensor self, Tensor mat2) -> Tensor"
-        fn bmm(mat2: tensor) = Composite(|call| bmm(call.tensor(0), call.tensor(1)).map(single));
+        fn bmm(mat2: tensor) = Composite(|call| bmm(call.tensor(0), call.tensor(1)).map(single)), autocast: Lower;
     /// Returns the product of a matrix and a vector.
     "mv(Tensor self, Tensor vec) -> Tensor"
-        fn mv(vec: tensor) = Composite(|call| mv(call.tensor(0), call.tensor(1)).map(single));
+        fn mv(vec: tensor) = Composite(|call| mv(call.tensor(0), call.tensor(1)).map(single)), autocast: Lower;
     /// Returns the sum of the products of two vectors' elements.
     "dot(Tensor self, Tensor tensor) -> Tensor"
-        fn dot(tensor: tensor) = Composite(|call| dot(call.tensor(0), call.tensor(1)).map(single));
+        fn dot(tensor: tensor) = Composite(|call| dot(call.tensor(0), call.tensor(1)).map(single)), autocast: Widest;
     /// Returns the sum of the products of two vectors' elements, those of the first conjugated.
     "vdot(Tensor self, Tensor other) -> Tensor"
-        fn vdot(other: tensor) = Composite(|call| dot(&call.tensor(0).conj()?, call.tensor(1)).map(single));
+        fn vdot(other: tensor) = Composite(|call| dot(&call.tensor(0).conj()?, call.tensor(1)).map(single)), autocast: Widest;
     /// Returns the products of each element of a vector with each of another.
     "outer(Tensor self, Tensor vec2) -> Tensor"
         fn outer(vec2: tensor) = Composite(|call| outer(call.tensor(0), call.tensor(1)).map(single));
@@ -39,23 +45,23 @@ operators! {
         fn addmm(mat1: tensor, mat2: tensor) = Composite(|call| {
             check_matrices(call.tensor(1), call.tensor(2))?;
             add_product(call, call.tensor(1), call.tensor(2)).map(single)
-        });
+        }), autocast: Lower;
     /// Returns beta · self + alpha · batch1 · batch2, each matrix of a batch; self is broadcast.
     "baddbmm(Tensor self, Tensor batch1, Tensor batch2, *, Scalar beta=1, Scalar alpha=1) -> Tensor"
         fn baddbmm(batch1: tensor, batch2: tensor) = Composite(|call| {
             check_batches(call.tensor(1), call.tensor(2))?;
             add_product(call, call.tensor(1), call.tensor(2)).map(single)
-        });
+        }), autocast: Lower;
     /// Returns beta · self + alpha · the sum over the batch of batch1 · batch2; self is broadcast.
     "addbmm(Tensor self, Tensor batch1, Tensor batch2, *, Scalar beta=1, Scalar alpha=1) -> Tensor"
         fn addbmm(batch1: tensor, batch2: tensor) = Composite(|call| {
             check_batches(call.tensor(1), call.tensor(2))?;
             let [left, right] = side_by_side(call.tensor(1), call.tensor(2))?;
             add_product(call, &left, &right).map(single)
-        });
+        }), autocast: Lower;
     /// Returns beta · self + alpha · mat · vec, where self is broadcast.
     "addmv(Tensor self, Tensor mat, Tensor vec, *, Scalar beta=1, Scalar alpha=1) -> Tensor"
-        fn addmv(mat: tensor, vec: tensor) = Composite(addmv);
+        fn addmv(mat: tensor, vec: tensor) = Composite(addmv), autocast: Lower;
     /// Returns beta · self + alpha · the outer product of two vectors, where self is broadcast.
     "addr(Tensor self, Tensor vec1, Tensor vec2, *, Scalar beta=1, Scalar alpha=1) -> Tensor"
         fn addr(vec1: tensor, vec2: tensor) = Composite(|call| {
@@ -71,10 +77,10 @@ operators! {
                 ));
             }
             blend(call, outer(a, b)?)
-        });
+        }), autocast: Lower;
     /// Returns input · weightᵀ + bias over the last dimension: a weight is (out, in), or (in) for one result.
     "linear(Tensor input, Tensor weight, Tensor? bias=None) -> Tensor"
-        fn linear(weight: tensor, bias: optional_tensor) = Composite(linear);
+        fn linear(weight: tensor, bias: optional_tensor) = Composite(linear), autocast: Lower;
 }
 
 /// Returns the product of two matrices, or of two batches of them.

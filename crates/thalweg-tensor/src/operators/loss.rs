@@ -20,38 +20,38 @@ macro_rules! loss {
 operators! {
     /// Returns (self − target)², reduced: 0 not at all, 1 to the mean, 2 to the sum.
     "mse_loss(Tensor self, Tensor target, int reduction=Mean) -> Tensor"
-        fn mse_loss(target: tensor) = Composite(|call| of_pair(call, loss!("mse_loss"), call.int(2), &[]));
+        fn mse_loss(target: tensor) = Composite(|call| of_pair(call, loss!("mse_loss"), call.int(2), &[])), autocast: Full;
     /// Returns |self − target|, reduced.
     "l1_loss(Tensor self, Tensor target, int reduction=Mean) -> Tensor"
-        fn l1_loss(target: tensor) = Composite(|call| of_pair(call, loss!("l1_loss"), call.int(2), &[]));
+        fn l1_loss(target: tensor) = Composite(|call| of_pair(call, loss!("l1_loss"), call.int(2), &[])), autocast: Full;
     /// Returns (self − target)² / (2 · beta) where the difference is below beta, else |self − target| − beta / 2, reduced.
     "smooth_l1_loss(Tensor self, Tensor target, int reduction=Mean, float beta=1.0) -> Tensor"
-        fn smooth_l1_loss(target: tensor) = Composite(smooth_l1_loss);
+        fn smooth_l1_loss(target: tensor) = Composite(smooth_l1_loss), autocast: Full;
     /// Returns (self − target)² / 2 where the difference is at most delta, else delta · (|self − target| − delta / 2), reduced.
     "huber_loss(Tensor self, Tensor target, int reduction=Mean, float delta=1.0) -> Tensor"
-        fn huber_loss(target: tensor) = Composite(huber_loss);
+        fn huber_loss(target: tensor) = Composite(huber_loss), autocast: Full;
     /// Returns −target · ln self − (1 − target) · ln (1 − self), with logarithms of at least −100, times a weight, reduced.
     "binary_cross_entropy(Tensor self, Tensor target, Tensor? weight=None, int reduction=Mean) -> Tensor"
-        fn binary_cross_entropy(target: tensor) = Composite(binary_cross_entropy);
+        fn binary_cross_entropy(target: tensor) = Composite(binary_cross_entropy), autocast: Banned;
     /// Returns the binary cross entropy of sigmoid(self), without overflow, times a weight, reduced.
     "binary_cross_entropy_with_logits(Tensor self, Tensor target, Tensor? weight=None, Tensor? pos_weight=None, int reduction=Mean) -> Tensor"
-        fn binary_cross_entropy_with_logits(target: tensor) = Composite(with_logits);
+        fn binary_cross_entropy_with_logits(target: tensor) = Composite(with_logits), autocast: Full;
     /// Returns target · (ln target − self), reduced; with `log_target` the target is a logarithm too.
     "kl_div(Tensor self, Tensor target, int reduction=Mean, *, bool log_target=False) -> Tensor"
-        fn kl_div(target: tensor) = Composite(kl_div);
+        fn kl_div(target: tensor) = Composite(kl_div), autocast: Full;
     /// Returns ln (1 + e^(−self · target)), reduced.
     "soft_margin_loss(Tensor self, Tensor target, int reduction=Mean) -> Tensor"
-        fn soft_margin_loss(target: tensor) = Composite(|call| of_pair(call, loss!("soft_margin_loss"), call.int(2), &[]));
+        fn soft_margin_loss(target: tensor) = Composite(|call| of_pair(call, loss!("soft_margin_loss"), call.int(2), &[])), autocast: Full;
     /// Returns max(0, −target · (input1 − input2) + margin), reduced.
     "margin_ranking_loss(Tensor input1, Tensor input2, Tensor target, float margin=0.0, int reduction=Mean) -> Tensor"
         = Composite(|call| {
             let [a, b, target] = [0, 1, 2].map(|place| call.tensor(place));
             let loss = a.sub(b)?.mul(&target.neg()?)?.add_scalar(call.float(3))?.clamp_min_zero()?;
             reduced(&loss, call.int(4), loss.dtype())
-        });
+        }), autocast: Full;
     /// Returns −self at each row's class, times the class's weight, reduced; a class that is `ignore_index` counts for nothing.
     "nll_loss(Tensor self, Tensor target, Tensor? weight=None, int reduction=Mean, SymInt ignore_index=-100) -> Tensor"
-        = Composite(nll);
+        = Composite(nll), autocast: Full;
     /// Returns −self at each row's class, for images of classes.
     "nll_loss2d(Tensor self, Tensor target, Tensor? weight=None, int reduction=Mean, SymInt ignore_index=-100) -> Tensor"
         = Composite(nll);

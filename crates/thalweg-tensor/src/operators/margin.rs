@@ -25,7 +25,7 @@ operators! {
             let near = target.ne_scalar(-1)?.select_where(x, &zero)?;
             let loss = apart.add(&near)?;
             reduced(&loss, call.int(3), loss.dtype())
-        });
+        }), autocast: Full;
     /// Returns max(0, |anchor − positive| − |anchor − negative| + margin), reduced; with `swap` the negative's distance is the lesser of
     /// those to anchor and positive.
     "triplet_margin_loss(Tensor anchor, Tensor positive, Tensor negative, float margin=1.0, float p=2, float eps=1e-06, bool swap=False, int reduction=Mean) -> Tensor"

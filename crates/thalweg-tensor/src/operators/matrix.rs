@@ -50,7 +50,7 @@ operators! {
     "kron(Tensor self, Tensor other) -> Tensor" fn kron(other: tensor) = Composite(|call| kron(call).map(single));
     /// Returns the sums of products over dimensions of one tensor and those of another.
     "tensordot(Tensor self, Tensor other, int[] dims_self, int[] dims_other) -> Tensor"
-        fn tensordot(other: tensor, dims_self: ints, dims_other: ints) = Composite(|call| tensordot(call).map(single));
+        fn tensordot(other: tensor, dims_self: ints, dims_other: ints) = Composite(|call| tensordot(call).map(single)), autocast: Widest;
     /// Returns the product of matrices, in the order that takes the fewest multiplications; the first and last may be vectors.
     "linalg_multi_dot(Tensor[] tensors) -> Tensor" = Composite(|call| multi_dot(call).map(single));
     /// Returns the matrix of powers, from 0 on, of a vector's elements: a row each.
@@ -62,7 +62,7 @@ operators! {
         let wide = x.dtype().compute();
         let product = x.to_dtype(wide)?.mul(&y.to_dtype(wide)?)?;
         product.sum(&[call.int(2)], false)?.to_dtype(x.dtype()).map(single)
-    });
+    }), autocast: Lower;
     /// Returns the cross products of vectors of three elements along a dimension, which are broadcast.
     "linalg_cross(Tensor self, Tensor other, *, int dim=-1) -> Tensor"
         = Composite(|call| cross(call.tensor(0), call.tensor(1), call.int(2)).map(single));
@@ -77,7 +77,7 @@ operators! {
                 })?,
             };
             cross(x, y, dim).map(single)
-        });
+        }), autocast: Widest;
     /// Returns the tensor turned by k right angles in the plane of two dimensions, from the first to the second.
     "rot90(Tensor self, int k=1, int[] dims=[0,1]) -> Tensor"
         fn rot90(k: int, dims: ints) = Composite(|call| rot90(call).map(single));

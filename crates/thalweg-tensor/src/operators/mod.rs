@@ -9,7 +9,9 @@
 //! ```
 //!
 //! The method takes the parameters that the entry lists, which are the first ones of the schema behind `self`; the others have
-//! their defaults. Behind the body may stand what PyTorch asks of the tensors of the `out=` form: `out: [Apart]` ([`OutRule`]).
+//! their defaults. Behind the body may stand, in this order, what PyTorch asks of the tensors of the `out=` form: `out: [Apart]`
+//! ([`OutRule`]); the dtype that autocast gives the tensors: `autocast: Full` ([`Autocast`](thalweg_ops::Autocast)); and how complex
+//! numbers are computed: `complex: Taken` ([`Complex`]).
 //! Elementwise operators are entries of [`thalweg_ops::elementwise_operators`] instead, where a formula is all that is needed.
 
 mod advanced_index;
@@ -50,6 +52,7 @@ mod pointwise;
 mod pool;
 mod quantized;
 mod random;
+mod recurrent;
 mod reduce;
 mod resample;
 mod scan;
@@ -70,12 +73,13 @@ use std::panic::Location;
 use thalweg_ops::structured;
 use thalweg_runtime::{Device, Result};
 
-pub(crate) use body::{Body, OpDef, single};
+pub(crate) use body::{Body, Complex, OpDef, single};
 pub(crate) use out::OutRule;
 pub(crate) use view::{channels_last_order, format_order, is_channels_last};
 
+use crate::autocast;
 use crate::caller::label_at;
-use crate::dispatch::{Argument, KernelFunction, Operator};
+use crate::dispatch::{Argument, DispatchKey, Operator};
 use crate::tensor::{Tensor, Tensors};
 
 /// Every family.
@@ -126,26 +130,25 @@ static FAMILIES: &[&[OpDef]] = &[
     distance::OPERATORS,
     padding::OPERATORS,
     random::OPERATORS,
+    recurrent::OPERATORS,
     crate::kernels::INTERNAL,
 ];
 
-/// A function that defines an operator by its schema, documentation, body, and the conditions on what its `out=` form writes.
-type Define<'d> = dyn FnMut(&str, &'static str, Body, &'static [OutRule]) + 'd;
-
-/// Defines every built-in operator.
-pub(crate) fn define_all(define: &mut Define<'_>) {
+/// Hands every built-in operator to a function.
+pub(crate) fn define_all(mut define: impl FnMut(&OpDef)) {
     let called = structured::CALLED.iter().copied();
-    for entry in thalweg_ops::elementwise().chain(thalweg_ops::parts()).chain(called) {
-        define(&entry.schema(), entry.doc, Body::Loop(entry), &[]);
-    }
-    for operator in FAMILIES.iter().copied().flatten() {
-        define(operator.schema, operator.doc, operator.body, operator.out);
-    }
+    let loops = thalweg_ops::elementwise().chain(thalweg_ops::parts()).chain(called);
+    loops.for_each(|entry| define(&OpDef::of_loop(entry)));
+    FAMILIES.iter().copied().flatten().for_each(define);
 }
 
-/// Returns the kernel that answers for a built-in operator where a tensor is of complex numbers, if it has one of its own.
-pub(crate) fn complex_kernel(name: &'static str, body: Body) -> Option<KernelFunction> {
-    complex::kernel(name, body)
+/// Returns the kernels of an operator, by key.
+pub(crate) fn kernels(definition: &OpDef) -> body::Kernels {
+    let mut kernels = definition.body.kernels();
+    let of_autocast = autocast::kernel(definition.autocast).map(|kernel| (DispatchKey::Autocast, kernel));
+    let of_complex = complex::kernel(definition).map(|kernel| (DispatchKey::Complex, kernel));
+    kernels.extend(of_autocast.into_iter().chain(of_complex));
+    kernels
 }
 
 /// Calls an operator that gives one tensor.
@@ -265,7 +268,10 @@ macro_rules! operators {
         $(#[doc = $doc:literal])+
         $schema:literal
         $(fn $name:ident($($parameter:ident: $kind:ident),*) $(-> $results:tt)?)?
-        = $body:expr $(, out: [$($rule:ident),+])?;
+        = $body:expr
+        $(, out: [$($rule:ident),+])?
+        $(, autocast: $autocast:ident)?
+        $(, complex: $complex:ident $(($parts:expr))?)?;
     )*) => {
         /// The operators of this family.
         pub(super) static OPERATORS: &[$crate::operators::OpDef] =
@@ -274,6 +280,11 @@ macro_rules! operators {
                 doc: concat!($($doc, "\n"),+),
                 body: $body,
                 out: &[$($($crate::operators::OutRule::$rule),+)?],
+                autocast: [$(thalweg_ops::Autocast::$autocast,)? thalweg_ops::Autocast::Unchanged][0],
+                complex: [
+                    $($crate::operators::Complex::$complex $(($parts))?,)?
+                    $crate::operators::Complex::ByBody,
+                ][0],
             }),*];
 
         $($crate::operators::method! {

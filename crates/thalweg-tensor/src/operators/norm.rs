@@ -14,22 +14,22 @@ operators! {
     /// Returns rows of the last dimensions with mean 0 and variance 1, times weight plus bias; and each row's mean and inverse
     /// deviation.
     "native_layer_norm(Tensor input, SymInt[] normalized_shape, Tensor? weight, Tensor? bias, float eps) -> (Tensor, Tensor, Tensor)"
-        = Composite(layer_norm);
+        = Composite(layer_norm), autocast: Full;
     /// Returns rows of the last dimensions with mean 0 and variance 1, times weight plus bias.
     "layer_norm(Tensor input, SymInt[] normalized_shape, Tensor? weight=None, Tensor? bias=None, float eps=1e-05, bool cudnn_enable=True) -> Tensor"
-        = Composite(|call| first(layer_norm(call)?));
+        = Composite(|call| first(layer_norm(call)?)), autocast: Full;
     /// Returns the last dimensions over the root of their mean square, times weight; eps is the dtype's where there is none.
     "rms_norm(Tensor input, int[] normalized_shape, Tensor? weight=None, float? eps=None) -> Tensor"
-        = Composite(rms_norm);
+        = Composite(rms_norm), autocast: Full;
     /// Returns groups of channels with mean 0 and variance 1, times weight plus bias; and each group's mean and inverse deviation.
     "native_group_norm(Tensor input, Tensor? weight, Tensor? bias, SymInt N, SymInt C, SymInt HxW, int group, float eps) -> (Tensor, Tensor, Tensor)"
-        = Composite(native_group_norm);
+        = Composite(native_group_norm), autocast: Full;
     /// Returns groups of channels with mean 0 and variance 1, times weight plus bias.
     "group_norm(Tensor input, int num_groups, Tensor? weight=None, Tensor? bias=None, float eps=1e-05, bool cudnn_enabled=True) -> Tensor"
         = Composite(|call| {
             let parameters = [call.optional_tensor(2), call.optional_tensor(3)];
             first(group_norm(call, call.int(1), parameters, call.float(4))?)
-        });
+        }), autocast: Full;
     /// Returns channels with mean 0 and variance 1, times weight plus bias. In training the batch's statistics are taken, and the
     /// running ones move towards them; else the running ones are.
     "batch_norm(Tensor input, Tensor? weight, Tensor? bias, Tensor? running_mean, Tensor? running_var, bool training, float momentum, float eps, bool cudnn_enabled) -> Tensor"

@@ -13,7 +13,7 @@ use super::Body;
 use super::in_place::{check_cast, check_result};
 use crate::autograd::is_grad_enabled;
 use crate::caller::{enter, label_at};
-use crate::dispatch::{Argument, Call, Operator};
+use crate::dispatch::{Argument, Call, DispatchKey, ExcludeKeyGuard, Operator};
 use crate::dtype_name::named;
 use crate::tensor::{Tensor, Tensors};
 use crate::warning::warn;
@@ -195,6 +195,8 @@ pub(crate) fn call_out(
     location: &'static Location<'static>,
 ) -> Result<()> {
     let _entered = enter(location);
+    // As in PyTorch, autocast casts for no form with `out=`.
+    let _without_autocast = ExcludeKeyGuard::new(DispatchKey::Autocast);
     let results = operator.call(
         arguments,
         out.first().map(Tensor::device),
@@ -216,7 +218,7 @@ pub(crate) fn call_out(
         }
         let mut inputs = SmallVec::new();
         arguments.iter().for_each(|argument| argument.push_tensors(&mut inputs));
-        let is_loop = matches!(operator.body(), Some(Body::Loop(_) | Body::Lowered(_)));
+        let is_loop = matches!(operator.body(), Body::Loop(_) | Body::Lowered(_));
         for (result, target) in results.iter().zip(out) {
             check_target(result, target)?;
             if is_loop {

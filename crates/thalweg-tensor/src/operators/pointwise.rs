@@ -5,7 +5,7 @@ use thalweg_ops::{LoopOp, table};
 use thalweg_runtime::{Error, Result};
 
 use super::Body::{Composite, Lowered};
-use super::{operators, single};
+use super::{complex, operators, single};
 use crate::dispatch::{Argument, Arguments, Call, Operator, built_in};
 use crate::kernels::creation::convertible;
 use crate::kernels::loops::{LoopArguments, LoopCall, signature_of};
@@ -68,7 +68,7 @@ operators! {
     "softplus(Tensor self, Scalar beta=1, Scalar threshold=20) -> Tensor"
         fn softplus() = Lowered(|call| {
             Ok(with_numbers(call, &table::softplus_of, [call.scalar(1), call.scalar(2)]))
-        });
+        }), autocast: Full;
     /// Returns other − alpha · self: `sub` the other way round.
     "rsub.Tensor(Tensor self, Tensor other, *, Scalar alpha=1) -> Tensor"
         = Lowered(|call| {
@@ -107,7 +107,7 @@ operators! {
             let is_floating_point = call.tensors.iter().any(|tensor| tensor.dtype().is_floating_point());
             let body = if is_floating_point { &table::power } else { &table::integer_power };
             Ok(with_numbers(call, body, []))
-        });
+        }), autocast: Full, complex: Parts(|call| complex::power(call.tensor(0), call.tensor(1)).map(single));
     /// Returns self to the power of exponent; of integers an integer, and a negative exponent is refused.
     "pow.Tensor_Scalar(Tensor self, Scalar exponent) -> Tensor"
         fn pow_scalar(exponent: scalar) = Lowered(|call| {
@@ -124,7 +124,7 @@ operators! {
                 return Err(Error::invalid("Integers to negative integer powers are not allowed."));
             }
             Ok(with_numbers(call, &table::integer_power_scalar, [exponent]))
-        });
+        }), autocast: Full, complex: Parts(complex::power_by_number);
     /// Returns a number to the power of each element of exponent; of integers an integer.
     "pow.Scalar(Scalar self, Tensor exponent) -> Tensor"
         = Lowered(|call| {
@@ -132,7 +132,7 @@ operators! {
             let is_floating_point = call.tensor(1).dtype().is_floating_point() || base.is_floating_point();
             let body = if is_floating_point { &table::pow_of_scalar } else { &table::integer_power_of_scalar };
             Ok(with_numbers(call, body, [base]))
-        });
+        }), autocast: Full, complex: Parts(complex::power_of_number);
     /// Returns self, but not below min and not above max, which are broadcast; NaN where one is NaN.
     "clamp.Tensor(Tensor self, Tensor? min=None, Tensor? max=None) -> Tensor"
         fn clamp_tensor(min: optional_tensor, max: optional_tensor) = Lowered(|call| {
@@ -177,7 +177,7 @@ operators! {
         });
     /// Returns self with NaN replaced by nan (0) and infinities by posinf and neginf (the dtype's greatest and least numbers).
     "nan_to_num(Tensor self, float? nan=None, float? posinf=None, float? neginf=None) -> Tensor"
-        fn nan_to_num() = Composite(nan_to_num);
+        fn nan_to_num() = Composite(nan_to_num), complex: Parts(complex::over_parts);
     /// Returns self².
     "square(Tensor self) -> Tensor"
         fn square() = Composite(|call| {

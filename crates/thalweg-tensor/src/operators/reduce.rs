@@ -5,14 +5,16 @@ use thalweg_ir::{DType, Scalar, Shape};
 use thalweg_kernels::Placed;
 use thalweg_kernels::extremum_columns::{ExtremumColumns, Phase};
 use thalweg_kernels::extremum_place::ExtremumPlace;
+use thalweg_ops::structured;
 use thalweg_runtime::{Error, Result};
 
 use super::Body::{Composite, Differentiable};
 use super::view::wrap;
-use super::{operators, single};
+use super::{complex, operators, single};
 use crate::autograd::formula::Formula;
 use crate::dispatch::{Arguments, BuiltIn, Call, Ints};
-use crate::kernels::loops::LoopArguments;
+use crate::kernels::loops::{self, LoopArguments, LoopCall};
+use crate::kernels::reductions::PRODUCT;
 use crate::tensor::{Tensor, Tensors};
 
 operators! {
@@ -20,10 +22,10 @@ operators! {
     "sum.dim_IntList(Tensor self, int[1]? dim, bool keepdim=False, *, ScalarType? dtype=None) -> Tensor"
         fn sum(dim: ints, keepdim: bool) = Composite(|call| {
             reduce(call, &SUM, &dims(call, 1), call.bool(2), call.optional_dtype(3))
-        });
+        }), autocast: Full;
     /// Returns the sum of all elements.
     "sum(Tensor self, *, ScalarType? dtype=None) -> Tensor"
-        = Composite(|call| reduce(call, &SUM, &[], false, call.optional_dtype(1)));
+        = Composite(|call| reduce(call, &SUM, &[], false, call.optional_dtype(1))), autocast: Full;
     /// Returns the mean over dimensions, all of them where the list is empty, of floats.
     "mean.dim(Tensor self, int[1]? dim, bool keepdim=False, *, ScalarType? dtype=None) -> Tensor"
         fn mean(dim: ints, keepdim: bool) = Composite(|call| {
@@ -64,12 +66,17 @@ operators! {
         }), out: [DTypeOfFirst];
     /// Returns the product of all elements. Integers and truth values are multiplied in i64.
     "prod(Tensor self, *, ScalarType? dtype=None) -> Tensor"
-        fn prod() = Composite(|call| prod(call, &[], false, call.optional_dtype(1)));
+        fn prod() = Composite(|call| prod(call, &[], false, call.optional_dtype(1))), autocast: Full;
     /// Returns the product over a dimension. Integers and truth values are multiplied in i64.
     "prod.dim_int(Tensor self, int dim, bool keepdim=False, *, ScalarType? dtype=None) -> Tensor"
         fn prod_dim(dim: int, keepdim: bool) = Composite(|call| {
             prod(call, &[call.int(1)], call.bool(2), call.optional_dtype(3))
-        });
+        }), autocast: Full;
+    /// Returns the product over dimensions.
+    "thalweg::prod(Tensor self, int[] sizes) -> Tensor"
+        = Differentiable(|call| loops::run(&LoopCall::of(&structured::PROD, call)?, call.resolved), &PRODUCT),
+        autocast: Full,
+        complex: Parts(complex::products);
     /// Returns whether any element is not 0.
     "any(Tensor self) -> Tensor"
         fn any() = Composite(|call| truth(call, &ANY, None, false));
@@ -137,23 +144,23 @@ operators! {
     "linalg_vector_norm(Tensor self, Scalar ord=2, int[1]? dim=None, bool keepdim=False, *, ScalarType? dtype=None) -> Tensor"
         fn vector_norm(ord: scalar, dim: ints, keepdim: bool) = Composite(|call| {
             norm(call, call.scalar(1).to_f64(), &dims(call, 2), call.bool(3), call.optional_dtype(4))
-        });
+        }), autocast: Full, complex: Parts(complex::of_absolute_values);
     /// Returns the p-norm over dimensions, of floats: p is 2 where there is none.
     "norm.ScalarOpt_dim(Tensor self, Scalar? p, int[1] dim, bool keepdim=False) -> Tensor"
-        = Composite(|call| norm(call, exponent(call), &dims(call, 2), call.bool(3), None));
+        = Composite(|call| norm(call, exponent(call), &dims(call, 2), call.bool(3), None)), autocast: Full, complex: Parts(complex::of_absolute_values);
     /// Returns the p-norm over dimensions, in a dtype.
     "norm.ScalarOpt_dim_dtype(Tensor self, Scalar? p, int[1] dim, bool keepdim, *, ScalarType dtype) -> Tensor"
-        = Composite(|call| norm(call, exponent(call), &dims(call, 2), call.bool(3), Some(call.dtype(4))));
+        = Composite(|call| norm(call, exponent(call), &dims(call, 2), call.bool(3), Some(call.dtype(4)))), autocast: Full;
     /// Returns the p-norm of all elements, of floats.
     "norm.Scalar(Tensor self, Scalar p=2) -> Tensor"
-        fn norm(p: scalar) = Composite(|call| norm(call, exponent(call), &[], false, None));
+        fn norm(p: scalar) = Composite(|call| norm(call, exponent(call), &[], false, None)), autocast: Full, complex: Parts(complex::of_absolute_values);
     /// Returns ln Σ eˣ over dimensions, without overflow.
     "logsumexp(Tensor self, int[1] dim, bool keepdim=False) -> Tensor"
         fn logsumexp(dim: ints, keepdim: bool) = Composite(|call| {
             let x = call.tensor(0);
             let dtype = (!x.dtype().is_floating_point()).then_some(DType::F32);
             reduce(call, &LOGSUMEXP, &call.ints(1), call.bool(2), dtype)
-        });
+        }), autocast: Full;
     /// Returns eˣ over its sum along a dimension; of 16-bit floats in f32, where it says so.
     "_softmax(Tensor self, int dim, bool half_to_float) -> Tensor"
         = Composite(|call| along(call, &SOFTMAX, half_to_float(call)?));
@@ -162,10 +169,10 @@ operators! {
         = Composite(|call| along(call, &LOG_SOFTMAX, half_to_float(call)?));
     /// Returns eˣ over its sum along a dimension, of floats.
     "softmax.int(Tensor self, int dim, ScalarType? dtype=None) -> Tensor"
-        fn softmax(dim: int) = Composite(|call| along(call, &SOFTMAX, call.optional_dtype(2)));
+        fn softmax(dim: int) = Composite(|call| along(call, &SOFTMAX, call.optional_dtype(2))), autocast: Full;
     /// Returns the logarithm of softmax along a dimension, of floats.
     "log_softmax.int(Tensor self, int dim, ScalarType? dtype=None) -> Tensor"
-        fn log_softmax(dim: int) = Composite(|call| along(call, &LOG_SOFTMAX, call.optional_dtype(2)));
+        fn log_softmax(dim: int) = Composite(|call| along(call, &LOG_SOFTMAX, call.optional_dtype(2))), autocast: Full;
 }
 
 // The parts that these operators call.

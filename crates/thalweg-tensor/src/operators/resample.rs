@@ -14,13 +14,13 @@ use crate::tensor::{Tensor, Tensors};
 operators! {
     /// Returns sequences of another length by the nearest element in front.
     "upsample_nearest1d.vec(Tensor input, SymInt[]? output_size, float[]? scale_factors) -> Tensor"
-        = Composite(|call| nearest(call, 1, 0.0));
+        = Composite(|call| nearest(call, 1, 0.0)), autocast: Full;
     /// Returns images of another size by the nearest element in front.
     "upsample_nearest2d.vec(Tensor input, SymInt[]? output_size, float[]? scale_factors) -> Tensor"
-        = Composite(|call| nearest(call, 2, 0.0));
+        = Composite(|call| nearest(call, 2, 0.0)), autocast: Full;
     /// Returns volumes of another size by the nearest element in front.
     "upsample_nearest3d.vec(Tensor input, SymInt[]? output_size, float[]? scale_factors) -> Tensor"
-        = Composite(|call| nearest(call, 3, 0.0));
+        = Composite(|call| nearest(call, 3, 0.0)), autocast: Full;
     /// Returns sequences of another length by the nearest element.
     "_upsample_nearest_exact1d.vec(Tensor input, SymInt[]? output_size, float[]? scale_factors) -> Tensor"
         = Composite(|call| nearest(call, 1, 0.5));
@@ -32,16 +32,16 @@ operators! {
         = Composite(|call| nearest(call, 3, 0.5));
     /// Returns sequences of another length, interpolated linearly.
     "upsample_linear1d.vec(Tensor input, SymInt[]? output_size, bool align_corners, float[]? scale_factors) -> Tensor"
-        = Composite(|call| linear(call, 1));
+        = Composite(|call| linear(call, 1)), autocast: Full;
     /// Returns images of another size, interpolated linearly along both axes.
     "upsample_bilinear2d.vec(Tensor input, SymInt[]? output_size, bool align_corners, float[]? scale_factors) -> Tensor"
-        = Composite(|call| linear(call, 2));
+        = Composite(|call| linear(call, 2)), autocast: Full;
     /// Returns volumes of another size, interpolated linearly along all axes.
     "upsample_trilinear3d.vec(Tensor input, SymInt[]? output_size, bool align_corners, float[]? scale_factors) -> Tensor"
-        = Composite(|call| linear(call, 3));
+        = Composite(|call| linear(call, 3)), autocast: Full;
     /// Returns images of another size, by cubic convolution along both axes.
     "upsample_bicubic2d.vec(Tensor input, SymInt[]? output_size, bool align_corners, float[]? scale_factors) -> Tensor"
-        = Composite(cubic);
+        = Composite(cubic), autocast: Full;
     /// Returns images of another size, by a triangle along both axes, which is as wide as the old points are apart where they become fewer.
     "_upsample_bilinear2d_aa(Tensor self, SymInt[2] output_size, bool align_corners, float? scales_h=None, float? scales_w=None) -> Tensor"
         = Composite(|call| smoothed(call, triangle, 1.0));

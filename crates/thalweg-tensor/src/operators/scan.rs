@@ -16,10 +16,10 @@ use crate::tensor::{Tensor, Tensors};
 operators! {
     /// Returns the sum of the elements up to each along a dimension. Integers and truth values are summed in i64.
     "cumsum(Tensor self, int dim, *, ScalarType? dtype=None) -> Tensor"
-        fn cumsum(dim: int) = Composite(|call| widened(call, built_in!("thalweg::cumsum")?));
+        fn cumsum(dim: int) = Composite(|call| widened(call, built_in!("thalweg::cumsum")?)), autocast: Full;
     /// Returns the product of the elements up to each along a dimension. Integers and truth values are multiplied in i64.
     "cumprod(Tensor self, int dim, *, ScalarType? dtype=None) -> Tensor"
-        fn cumprod(dim: int) = Composite(|call| widened(call, built_in!("thalweg::cumprod")?));
+        fn cumprod(dim: int) = Composite(|call| widened(call, built_in!("thalweg::cumprod")?)), autocast: Full;
     /// Returns ln of the sum of eˣ of the elements up to each along a dimension, without overflow.
     "logcumsumexp(Tensor self, int dim) -> Tensor"
         fn logcumsumexp(dim: int) = Differentiable(|call| running(call, ScanOp::LogSumExp), &LOGCUMSUMEXP);
@@ -31,9 +31,9 @@ operators! {
         fn cummin(dim: int) -> 2 = Differentiable(|call| extremum(call, ScanOp::Min), &EXTREMUM);
     /// Returns the running sum of a dtype that a kernel takes.
     "thalweg::cumsum(Tensor self, int dim, bool reversed=False) -> Tensor"
-        = Differentiable(|call| running(call, ScanOp::Sum), &CUMSUM);
+        = Differentiable(|call| running(call, ScanOp::Sum), &CUMSUM), autocast: Full, complex: Parts(cumulative_sum);
     /// Returns the running product of a dtype that a kernel takes.
-    "thalweg::cumprod(Tensor self, int dim) -> Tensor" = Differentiable(|call| running(call, ScanOp::Product), &CUMPROD);
+    "thalweg::cumprod(Tensor self, int dim) -> Tensor" = Differentiable(|call| running(call, ScanOp::Product), &CUMPROD), autocast: Full, complex: Parts(cumulative_product);
     /// Returns yᵢ = xᵢ + factorᵢ · yᵢ₋₁ along a dimension, with 0 before the first; reversed, yᵢ = xᵢ + factorᵢ · yᵢ₊₁ from the end on. The
     /// factors have the shape and dtype of the points, which are floats.
     "thalweg::linear_recurrence(Tensor self, Tensor factor, int dim, bool reversed=False) -> Tensor"
@@ -247,3 +247,36 @@ static EXTREMUM: Formula = Formula {
         })
     },
 };
+
+/// Returns the sums up to each complex number of a dimension.
+fn cumulative_sum(call: &Call<'_>) -> Result<Tensors> {
+    let x = call.tensor(0);
+    let Some(&dimension) = dimensions(x, &[call.int(1)])?.first() else {
+        return x.mul_scalar(1).map(single);
+    };
+    let parts = x.view_as_real()?;
+    let arguments = [(&parts).into(), (dimension as i64).into(), call.bool(2).into()];
+    call_operator(call.operator, &arguments, None, call.label.location)?
+        .contiguous()?
+        .view_as_complex()
+        .map(single)
+}
+
+/// Returns the products up to each complex number of a dimension.
+fn cumulative_product(call: &Call<'_>) -> Result<Tensors> {
+    let x = call.tensor(0);
+    let Some(&dimension) = dimensions(x, &[call.int(1)])?.first() else {
+        return x.mul_scalar(1).map(single);
+    };
+    // After each step an element has the product of twice as many elements.
+    let (extent, dim) = (x.shape()[dimension], dimension as i64);
+    let (mut result, mut reach) = (x.mul_scalar(1)?, 1);
+    while reach < extent {
+        let first = result.narrow(dim, 0, reach)?;
+        let others =
+            result.narrow(dim, reach, extent - reach)?.mul(&result.narrow(dim, 0, extent - reach)?)?;
+        result = Tensor::cat(&[first, others], dim)?;
+        reach *= 2;
+    }
+    Ok(single(result))
+}

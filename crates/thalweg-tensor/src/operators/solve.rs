@@ -103,17 +103,17 @@ operators! {
         });
     /// Returns the solutions X of A X = B, or X A = B. Blocks.
     "linalg_solve(Tensor A, Tensor B, *, bool left=True) -> Tensor"
-        fn linalg_solve(b: tensor) = Composite(|call| solve(call, "torch.linalg.solve", call.bool(2), true).map(first));
+        fn linalg_solve(b: tensor) = Composite(|call| solve(call, "torch.linalg.solve", call.bool(2), true).map(first)), complex: Parts(|call| of_complex::solve(call, call.bool(2)).map(single));
     /// Returns the solutions X of A X = B, or X A = B, and 0 or the first pivot that is 0.
     "linalg_solve_ex(Tensor A, Tensor B, *, bool left=True, bool check_errors=False) -> (Tensor result, Tensor info)"
         = Composite(|call| solve(call, "torch.linalg.solve_ex", call.bool(2), call.bool(3)));
     /// Returns the inverses of matrices. Blocks.
-    "linalg_inv(Tensor A) -> Tensor" fn linalg_inv() = Composite(|call| inverse(call, "linalg.inv", true).map(first));
+    "linalg_inv(Tensor A) -> Tensor" fn linalg_inv() = Composite(|call| inverse(call, "linalg.inv", true).map(first)), complex: Parts(|call| of_complex::inverse(call.tensor(0)).map(single));
     /// Returns the inverses of matrices, and 0 or the first pivot that is 0.
     "linalg_inv_ex(Tensor A, *, bool check_errors=False) -> (Tensor inverse, Tensor info)"
         = Composite(|call| inverse(call, "linalg.inv_ex", call.bool(1)));
     /// Returns the inverses of matrices. Blocks.
-    "inverse(Tensor self) -> Tensor" fn inverse() = Composite(|call| inverse(call, "linalg.inv", true).map(first));
+    "inverse(Tensor self) -> Tensor" fn inverse() = Composite(|call| inverse(call, "linalg.inv", true).map(first)), complex: Parts(|call| of_complex::inverse(call.tensor(0)).map(single));
     /// Returns the determinants of matrices.
     "linalg_det(Tensor A) -> Tensor" fn linalg_det() = Composite(|call| det(call.tensor(0)).map(single));
     /// Returns the determinants of matrices.
@@ -550,4 +550,61 @@ pub(super) fn values(name: &str, x: &Tensor) -> Result<Tensor> {
     let a = Stack::new(name, x)?;
     let tall = if a.rows() < a.columns() { a.turned()? } else { a };
     tall.give(&tall.call(built_in!("thalweg::svd")?, &[])?[1])
+}
+
+/// Solutions of complex equations by real ones of twice the size: A + B i is (A, −B) over (B, A).
+mod of_complex {
+    use super::super::complex::{of_parts, parts};
+    use super::*;
+
+    fn blocks(z: &Tensor) -> Result<Tensor> {
+        if z.rank() < 2 {
+            return Err(Error::invalid("linalg.solve: The input tensor must have at least 2 dimensions."));
+        }
+        let [re, im] = parts(z)?;
+        let upper = Tensor::cat(&[re.clone(), im.neg()?], -1)?;
+        Tensor::cat(&[upper, Tensor::cat(&[im, re], -1)?], -2)
+    }
+
+    /// The numbers of real parts above imaginary ones.
+    fn joined(stacked: &Tensor) -> Result<Tensor> {
+        let rows = stacked.shape()[stacked.rank() - 2] / 2;
+        of_parts(&stacked.narrow(-2, 0, rows)?, &stacked.narrow(-2, rows, rows)?)
+    }
+
+    pub(super) fn solve(call: &Call<'_>, left: bool) -> Result<Tensor> {
+        let (a, b) = (call.tensor(0), call.tensor(1));
+        if a.dtype() != b.dtype() {
+            return Err(Error::invalid(format!(
+                "torch.linalg.solve: Expected A and B to have the same dtype, but found A of type {} and B of type {} instead",
+                a.dtype(),
+                b.dtype()
+            )));
+        }
+        let is_vector = are_vectors(a, b);
+        let is_turned = !left && !is_vector;
+        if a.rank() < 2 || b.rank() < 2 && !is_vector {
+            return Err(Error::invalid(
+                "torch.linalg.solve: The input tensor must have at least 2 dimensions.",
+            ));
+        }
+        let columns = if is_vector { b.unsqueeze(-1)? } else { b.clone() };
+        let [a, columns] = match is_turned {
+            true => [a.transpose(-2, -1)?, columns.transpose(-2, -1)?],
+            false => [a.clone(), columns],
+        };
+        let [re, im] = parts(&columns)?;
+        let solution = joined(&blocks(&a)?.linalg_solve(&Tensor::cat(&[re, im], -2)?)?)?;
+        match (is_vector, is_turned) {
+            (true, _) => solution.squeeze(-1),
+            (_, true) => solution.transpose(-2, -1)?.contiguous(),
+            _ => Ok(solution),
+        }
+    }
+
+    pub(super) fn inverse(z: &Tensor) -> Result<Tensor> {
+        let blocks = blocks(z)?.linalg_inv()?;
+        let columns = blocks.shape()[blocks.rank() - 1] / 2;
+        joined(&blocks.narrow(-1, 0, columns)?)
+    }
 }

@@ -22,11 +22,11 @@ operators! {
     /// Gives the tensor another size, in which it is contiguous or of a memory format, and its storage more memory where that does not suffice;
     /// further elements are anything. Returns the tensor.
     "resize_(Tensor(a!) self, SymInt[] size, *, MemoryFormat? memory_format=None) -> Tensor(a!)"
-        fn resize_(size: ints) = Kernel(|call| resize(call, &extents(&call.ints(1))?));
+        fn resize_(size: ints) = Kernel(|call| resize(call, &extents(&call.ints(1))?)), complex: Taken;
     /// Gives the tensor another's size, as `resize_` does.
     "resize_as_(Tensor(a!) self, Tensor the_template, *, MemoryFormat? memory_format=None) -> Tensor(a!)"
         fn resize_as_(the_template: tensor)
-        = Kernel(|call| resize(call, call.tensor(1).shape()));
+        = Kernel(|call| resize(call, call.tensor(1).shape())), complex: Taken;
     /// Returns the diagonals of two dimensions as a new last one; `offset` is how far above the main one.
     "diagonal(Tensor(a) self, int offset=0, int dim1=0, int dim2=1) -> Tensor(a)"
         fn diagonal(offset: int, dim1: int, dim2: int) = Composite(|call| {

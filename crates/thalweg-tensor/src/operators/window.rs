@@ -30,29 +30,29 @@ operators! {
             let [stride, padding, dilation] = [3, 4, 5].map(|place| call.ints(place));
             let output_padding = call.bool(6).then(|| call.ints(7));
             Convolution { stride, padding, dilation, output_padding, groups: call.int(8) }.run(call)
-        });
+        }), autocast: Lower;
     /// Returns the gradients of a convolution for input, weight and bias, as far as the mask asks for them; the others are empty.
     "convolution_backward(Tensor grad_output, Tensor input, Tensor weight, SymInt[]? bias_sizes, SymInt[] stride, SymInt[] padding, SymInt[] dilation, bool transposed, SymInt[] output_padding, SymInt groups, bool[3] output_mask) -> (Tensor, Tensor, Tensor)"
         = Composite(convolution_backward);
     /// Returns the convolution of sequences (batch, channels, length) with a weight (out, in / groups, length), plus bias.
     "conv1d(Tensor input, Tensor weight, Tensor? bias=None, SymInt[1] stride=1, SymInt[1] padding=0, SymInt[1] dilation=1, SymInt groups=1) -> Tensor"
-        = Composite(|call| Convolution::plain(call).run(call));
+        = Composite(|call| Convolution::plain(call).run(call)), autocast: Lower;
     /// Returns the convolution of images (batch, channels, height, width) with a weight (out, in / groups, height, width), plus
     /// bias.
     "conv2d(Tensor input, Tensor weight, Tensor? bias=None, SymInt[2] stride=1, SymInt[2] padding=0, SymInt[2] dilation=1, SymInt groups=1) -> Tensor"
-        = Composite(|call| Convolution::plain(call).run(call));
+        = Composite(|call| Convolution::plain(call).run(call)), autocast: Lower;
     /// Returns the convolution of volumes (batch, channels, depth, height, width) with a weight, plus bias.
     "conv3d(Tensor input, Tensor weight, Tensor? bias=None, SymInt[3] stride=1, SymInt[3] padding=0, SymInt[3] dilation=1, SymInt groups=1) -> Tensor"
-        = Composite(|call| Convolution::plain(call).run(call));
+        = Composite(|call| Convolution::plain(call).run(call)), autocast: Lower;
     /// Returns the transpose of a convolution of sequences; its weight is (in, out / groups, length).
     "conv_transpose1d(Tensor input, Tensor weight, Tensor? bias=None, SymInt[1] stride=1, SymInt[1] padding=0, SymInt[1] output_padding=0, SymInt groups=1, SymInt[1] dilation=1) -> Tensor"
-        = Composite(|call| Convolution::transposed(call).run(call));
+        = Composite(|call| Convolution::transposed(call).run(call)), autocast: Lower;
     /// Returns the transpose of a convolution of images; its weight is (in, out / groups, height, width).
     "conv_transpose2d.input(Tensor input, Tensor weight, Tensor? bias=None, SymInt[2] stride=1, SymInt[2] padding=0, SymInt[2] output_padding=0, SymInt groups=1, SymInt[2] dilation=1) -> Tensor"
-        = Composite(|call| Convolution::transposed(call).run(call));
+        = Composite(|call| Convolution::transposed(call).run(call)), autocast: Lower;
     /// Returns the transpose of a convolution of volumes; its weight is (in, out / groups, depth, height, width).
     "conv_transpose3d.input(Tensor input, Tensor weight, Tensor? bias=None, SymInt[3] stride=1, SymInt[3] padding=0, SymInt[3] output_padding=0, SymInt groups=1, SymInt[3] dilation=1) -> Tensor"
-        = Composite(|call| Convolution::transposed(call).run(call));
+        = Composite(|call| Convolution::transposed(call).run(call)), autocast: Lower;
 }
 
 /// Numbers of axes, in the last places of three; the others are `rest`. One number is that of every axis.

@@ -8,6 +8,7 @@ use thalweg_tensor::autocast::{
     AutocastOptions, ForwardRegion, autocast, autocast_with, custom_bwd, custom_fwd, is_autocast_enabled,
 };
 use thalweg_tensor::autograd::{Backward, Gradients, record_function};
+use thalweg_tensor::dispatch::{DispatchKey, Value, define_operator, find_operator};
 use thalweg_tensor::{Tensor, no_grad};
 
 use crate::support::{assert_close, device, random, values};
@@ -193,4 +194,38 @@ fn custom_functions_compute_in_the_region_of_their_forward_pass() {
         })
     });
     assert_eq!(dtypes.unwrap().0, [DType::F64, DType::I64]);
+}
+
+#[test]
+fn forms_in_place_and_with_out_compute_in_the_dtypes_that_they_get() {
+    let (x, y) = (floats(&[4, 4], 1), floats(&[4, 4], 2));
+    let exact = x.matmul(&y).unwrap();
+    let half = x.to_dtype(DType::Bf16).unwrap();
+    autocast(DType::Bf16, || {
+        let out = Tensor::zeros(&[4, 4], DType::F32, &device())?;
+        find_operator("mm.out")?.call_boxed(
+            &[Value::Tensor(x.clone()), Value::Tensor(y.clone()), Value::Tensor(out.clone())],
+            None,
+        )?;
+        assert_eq!(values(&out), values(&exact), "products are not rounded to bf16");
+        find_operator("exp_")?.call_boxed(&[Value::Tensor(half.clone())], None)?;
+        Ok(())
+    })
+    .unwrap();
+    let of_half = x.to_dtype(DType::Bf16).unwrap().exp().unwrap();
+    assert_eq!((half.dtype(), values(&half)), (DType::Bf16, values(&of_half)));
+}
+
+#[test]
+fn an_operator_of_a_program_is_not_taken_for_pytorchs_by_its_name() {
+    let operator = define_operator("test::matmul(Tensor self) -> Tensor").unwrap();
+    let kept = operator.register(
+        DispatchKey::of_device(&device()),
+        std::sync::Arc::new(|call| Ok(std::iter::once(call.tensors[0].clone()).collect())),
+    );
+    kept.keep();
+    let x = floats(&[4, 4], 1);
+    let result = autocast(DType::Bf16, || operator.call_boxed(&[Value::Tensor(x.clone())], None)).unwrap();
+    let Value::Tensor(result) = &result[0] else { panic!("a tensor") };
+    assert_eq!(result.dtype(), DType::F32);
 }

@@ -50,6 +50,7 @@ mod meta;
 mod mlp;
 mod moves;
 mod norms;
+mod operator_tests;
 mod opinfo;
 mod out_forms;
 mod out_of_range;

@@ -61,16 +61,6 @@ pub fn assert_close(found: &[f64], expected: &[f64], tolerance: f64) {
     }
 }
 
-/// The relative error that a dtype's arithmetic is allowed in a handful of operations.
-pub fn tolerance(dtype: DType) -> f64 {
-    match dtype {
-        DType::F16 => 4e-3,
-        DType::Bf16 => 3e-2,
-        DType::F32 => 2e-6,
-        _ => 1e-12,
-    }
-}
-
 /// Holds the gradient that autograd gives, of each element of the result, against central differences.
 #[track_caller]
 pub fn check_gradient(point: &Tensor, function: impl Fn(&Tensor) -> Tensor) {

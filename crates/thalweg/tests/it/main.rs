@@ -210,11 +210,13 @@ fn resnet_learns_saves_and_resumes() {
 
 #[test]
 fn an_operator_of_ones_own_has_values_and_gradients() {
-    let Some(program) = example("user_operator") else { return };
-    let text = printed(&program, &[]);
-    assert!(line(&text, "squared_relu on").ends_with(": [0.0, 0.0, 0.25, 9.0]"), "{text}");
-    assert_eq!(line(&text, "its gradient"), "its gradient: [0.0, 0.0, 1.0, 6.0]");
-    refuses(&program, &["--dtype", "f16"], "usage: user_operator");
+    for name in ["user_operator", "user_kernel"] {
+        let Some(program) = example(name) else { return };
+        let text = printed(&program, &[]);
+        assert!(line(&text, "squared_relu on").ends_with(": [0.0, 0.0, 0.25, 9.0]"), "{text}");
+        assert_eq!(line(&text, "its gradient"), "its gradient: [0.0, 0.0, 1.0, 6.0]");
+        refuses(&program, &["--dtype", "f16"], &format!("usage: {name}"));
+    }
 }
 
 #[test]

@@ -347,7 +347,8 @@ fn not_as_named(reached: &BTreeSet<&str>) -> Vec<String> {
             && !reached.contains(operator.name())
             && !table.contains(operator.name())
     };
-    let operators = operators().into_iter();
+    // Other tests define operators of their own.
+    let operators = operators().into_iter().filter(|operator| !operator.name().starts_with("test::"));
     let wrong = operators.filter(|operator| is_missing(operator) != excepted.contains(operator.name()));
     wrong
         .map(|operator| format!("{}: reached where NOT_REACHED names it, or neither", operator.name()))

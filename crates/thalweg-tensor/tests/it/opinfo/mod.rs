@@ -19,6 +19,7 @@ mod meta;
 mod numbers;
 mod own;
 mod program;
+mod races;
 mod table;
 mod unspecified;
 

@@ -158,6 +158,30 @@ pub const FUNCTIONS: &[Function] = &[
         },
     },
     Function {
+        name: "thalweg::lstm_step",
+        shapes: &[&[2, 12], &[2, 12], &[2, 3]],
+        is_smooth: true,
+        outputs: |leaves| step("thalweg::lstm_step", leaves, 2),
+    },
+    Function {
+        name: "thalweg::lstm_step",
+        shapes: &[&[12], &[12], &[3]],
+        is_smooth: true,
+        outputs: |leaves| step("thalweg::lstm_step", leaves, 3),
+    },
+    Function {
+        name: "thalweg::gru_step",
+        shapes: &[&[2, 9], &[2, 9], &[2, 3]],
+        is_smooth: true,
+        outputs: |leaves| step("thalweg::gru_step", leaves, 1),
+    },
+    Function {
+        name: "thalweg::gru_step",
+        shapes: &[&[9], &[9], &[3]],
+        is_smooth: true,
+        outputs: |leaves| step("thalweg::gru_step", leaves, 2),
+    },
+    Function {
         name: "thalweg::packed_attention",
         shapes: &[&[5, 2, 3, 4]],
         is_smooth: false,
@@ -209,6 +233,13 @@ pub const FUNCTIONS: &[Function] = &[
         },
     },
 ];
+
+/// Returns the first results of a step of a recurrent network.
+fn step(name: &str, leaves: &[Tensor], count: usize) -> Result<Vec<Tensor>> {
+    let mut results = call(name, &[(&leaves[0]).into(), (&leaves[1]).into(), (&leaves[2]).into()])?;
+    results.truncate(count);
+    Ok(results)
+}
 
 fn classes() -> Tensor {
     tensor(&[1.0, 0.0, 4.0, 2.0], &[4], DType::I64)

@@ -1,0 +1,175 @@
+//! Steps of recurrent networks: one kernel behind the products of the input and of the hidden state, and one for its gradient.
+
+use smallvec::SmallVec;
+use thalweg_ops::LoopOp;
+use thalweg_ops::structured::{GRU_STEP, GRU_STEP_BACKWARD, LSTM_STEP, LSTM_STEP_BACKWARD};
+use thalweg_runtime::{Error, Label, Result};
+
+use super::Body::Differentiable;
+use super::operators;
+use crate::autograd::formula::{Formula, GradientCall};
+use crate::autograd::{Gradients, is_grad_enabled};
+use crate::dispatch::{Arguments, Call};
+use crate::kernels::loops::{LoopArguments, run_into, signature_of};
+use crate::tensor::{Tensor, Tensors};
+
+operators! {
+    /// Returns the hidden state and the cell of long short-term memory after a step, from what the input and the hidden state add to the gates
+    /// i, f, g, o, which lie one behind the other, and the cell; and the gates behind their functions.
+    "thalweg::lstm_step(Tensor of_input, Tensor of_hidden, Tensor cell) -> (Tensor, Tensor, Tensor)"
+        = Differentiable(|call| {
+            let ([hidden, next], gates) = step(call, &LSTM_STEP, 4)?;
+            Ok(Tensors::from_iter([hidden, next, gates]))
+        }, &LSTM), autocast: Lower;
+    /// Returns the hidden state of a gated recurrent unit after a step, from what the input and the hidden state add to the gates r, z, n, which
+    /// lie one behind the other, and the hidden state; and the gates behind their functions.
+    "thalweg::gru_step(Tensor of_input, Tensor of_hidden, Tensor hidden) -> (Tensor, Tensor)"
+        = Differentiable(|call| {
+            let ([hidden], gates) = step(call, &GRU_STEP, 3)?;
+            Ok(Tensors::from_iter([hidden, gates]))
+        }, &GRU), autocast: Lower;
+}
+
+/// A list of tensors of a launch.
+type Operands = SmallVec<[Tensor; 9]>;
+
+/// Returns the gates that lie one behind the other in the last dimension.
+fn gates(packed: &Tensor, count: usize) -> Result<Operands> {
+    let packed = packed.detach();
+    let (last, layout) = (packed.rank() - 1, packed.layout());
+    let features = packed.shape()[last] / count;
+    (0..count).map(|gate| Ok(packed.view(layout.narrow(last, gate * features, features)?))).collect()
+}
+
+/// Launches a loop over the points of a step.
+fn launch(operator: &'static LoopOp, inputs: &[Tensor], outputs: &[Tensor], label: Label) -> Result<()> {
+    if outputs[0].elements() == 0 {
+        return Ok(());
+    }
+    let inputs: SmallVec<[&Tensor; 9]> = inputs.iter().collect();
+    run_into(operator, &inputs, &LoopArguments::default(), outputs, label)
+}
+
+/// Computes a step: the states, and the gates behind their functions.
+fn step<const STATES: usize>(
+    call: &Call<'_>,
+    operator: &'static LoopOp,
+    count: usize,
+) -> Result<([Tensor; STATES], Tensor)> {
+    let [of_input, of_hidden, state] = [0, 1, 2].map(|place| call.tensor(place));
+    let of_gates = match state.shape().split_last() {
+        Some((&features, batch)) => [batch, &[count * features]].concat(),
+        None => Vec::new(),
+    };
+    if of_gates.is_empty() || of_input.shape() != of_gates || of_hidden.shape() != of_gates {
+        return Err(Error::invalid(format!(
+            "{}: a state {:?} has {count} gates by input and by hidden state, one behind the other in the last dimension, not {:?} and {:?}",
+            call.operator.base_name(),
+            state.shape(),
+            of_input.shape(),
+            of_hidden.shape()
+        )));
+    }
+    let mut inputs = gates(of_input, count)?;
+    inputs.extend(gates(of_hidden, count)?);
+    inputs.push(state.detach());
+    let operands: SmallVec<[&Tensor; 9]> = inputs.iter().collect();
+    let dtype = signature_of(operator, &operands, &LoopArguments::default())?.outputs[0];
+    let stream = call.device.current_stream();
+    let empty = |shape: &[usize]| Tensor::empty_on(shape, dtype, &stream, call.label);
+    let states: Operands = (0..STATES).map(|_| empty(state.shape())).collect::<Result<_>>()?;
+    let behind = empty(&of_gates)?;
+    let outputs: Operands = states.iter().cloned().chain(gates(&behind, count)?).collect();
+    launch(operator, &inputs, &outputs, call.label)?;
+    Ok((std::array::from_fn(|state| states[state].clone()), behind))
+}
+
+/// Returns the gradients in the dtypes of the tensors of the call.
+fn cast(call: &GradientCall<'_>, gradients: [&Tensor; 3]) -> Result<Gradients> {
+    call.each(|place| gradients[place].to_dtype(call.dtype_of(place)).map(Some))
+}
+
+/// The gradient of a step of long short-term memory: one kernel, or operators where it shall have a gradient itself.
+static LSTM: Formula = Formula {
+    inputs: &[0, 1, 2],
+    outputs: &[1, 2],
+    backward: |call| {
+        if is_grad_enabled() || call.has_gradient(2) {
+            return lstm_by_operators(call);
+        }
+        let (cell, next, behind) = (call.saved(2)?, call.result(1)?, call.result(2)?);
+        let mut inputs = Operands::from_iter([call.gradient_of(0)?, call.gradient_of(1)?]);
+        inputs.extend(gates(&behind, 4)?);
+        inputs.extend([cell.detach(), next.detach()]);
+        let (of_gates, of_cell) = (behind.empty_like()?, next.empty_like()?);
+        let mut outputs = gates(&of_gates, 4)?;
+        outputs.push(of_cell.clone());
+        launch(&LSTM_STEP_BACKWARD, &inputs, &outputs, call.label())?;
+        cast(call, [&of_gates, &of_gates, &of_cell])
+    },
+};
+
+fn lstm_by_operators(call: &GradientCall<'_>) -> Result<Gradients> {
+    let cell = call.saved(2)?;
+    let parts = call.saved(0)?.add(&call.saved(1)?)?.chunk(4, -1)?;
+    let (i, f, g, o) = (parts[0].sigmoid()?, parts[1].sigmoid()?, parts[2].tanh()?, parts[3].sigmoid()?);
+    let y = f.mul(&cell)?.add(&i.mul(&g)?)?.tanh()?;
+    let behind = call.gradient_of(2)?.chunk(4, -1)?;
+    let of_hidden = call.gradient_of(0)?;
+    let of_cell = call.gradient_of(1)?.add(&before_tanh(&y, &of_hidden.mul(&o)?)?)?;
+    let of_gates = [
+        before_sigmoid(&i, &of_cell.mul(&g)?.add(&behind[0])?)?,
+        before_sigmoid(&f, &of_cell.mul(&cell)?.add(&behind[1])?)?,
+        before_tanh(&g, &of_cell.mul(&i)?.add(&behind[2])?)?,
+        before_sigmoid(&o, &of_hidden.mul(&y)?.add(&behind[3])?)?,
+    ];
+    let of_gates = Tensor::cat(&of_gates, -1)?;
+    cast(call, [&of_gates, &of_gates, &of_cell.mul(&f)?])
+}
+
+/// The gradient of a step of a gated recurrent unit: one kernel, or operators where it shall have a gradient itself.
+static GRU: Formula = Formula {
+    inputs: &[0, 1, 2],
+    outputs: &[1],
+    backward: |call| {
+        if is_grad_enabled() || call.has_gradient(1) {
+            return gru_by_operators(call);
+        }
+        let (of_hidden, hidden, behind) = (call.saved(1)?, call.saved(2)?, call.result(1)?);
+        let mut inputs = Operands::from_iter([call.gradient()?]);
+        inputs.extend(gates(&behind, 3)?);
+        inputs.extend([gates(&of_hidden, 3)?.swap_remove(2), hidden.detach()]);
+        let (by_input, by_hidden) = (behind.empty_like()?, behind.empty_like()?);
+        let of_state = inputs[0].empty_like()?;
+        let mut outputs = gates(&by_input, 3)?;
+        outputs.extend(gates(&by_hidden, 3)?);
+        outputs.push(of_state.clone());
+        launch(&GRU_STEP_BACKWARD, &inputs, &outputs, call.label())?;
+        cast(call, [&by_input, &by_hidden, &of_state])
+    },
+};
+
+fn gru_by_operators(call: &GradientCall<'_>) -> Result<Gradients> {
+    let hidden = call.saved(2)?;
+    let (x, h) = (call.saved(0)?.chunk(3, -1)?, call.saved(1)?.chunk(3, -1)?);
+    let (r, z) = (x[0].add(&h[0])?.sigmoid()?, x[1].add(&h[1])?.sigmoid()?);
+    let n = x[2].add(&r.mul(&h[2])?)?.tanh()?;
+    let (gradient, behind) = (call.gradient()?, call.gradient_of(1)?.chunk(3, -1)?);
+    let of_n = gradient.sub(&gradient.mul(&z)?)?.add(&behind[2])?;
+    let of_n = before_tanh(&n, &of_n)?;
+    let of_r = before_sigmoid(&r, &of_n.mul(&h[2])?.add(&behind[0])?)?;
+    let of_z = before_sigmoid(&z, &gradient.mul(&hidden.sub(&n)?)?.add(&behind[1])?)?;
+    let by_input = Tensor::cat(&[of_r.clone(), of_z.clone(), of_n.clone()], -1)?;
+    let by_hidden = Tensor::cat(&[of_r, of_z, of_n.mul(&r)?], -1)?;
+    cast(call, [&by_input, &by_hidden, &gradient.mul(&z)?])
+}
+
+/// Returns the gradient before a sigmoid from that behind it.
+fn before_sigmoid(y: &Tensor, gradient: &Tensor) -> Result<Tensor> {
+    gradient.mul(y)?.mul(&y.neg()?.add_scalar(1.0)?)
+}
+
+/// Returns the gradient before a hyperbolic tangent from that behind it.
+fn before_tanh(y: &Tensor, gradient: &Tensor) -> Result<Tensor> {
+    gradient.mul(&y.square()?.neg()?.add_scalar(1.0)?)
+}
