@@ -5,6 +5,9 @@
 //! first steps over the whole batch, so that `--ranks 1 --batch 16` and `--ranks 2 --batch 8` are the same training.
 //! `benches/peers/parallel.py` is the same in PyTorch.
 
+#[path = "common/gpt2.rs"]
+mod gpt2;
+
 use std::time::Instant;
 
 use thalweg_dist::{
@@ -12,8 +15,8 @@ use thalweg_dist::{
     MixedPrecision, ProcessGroup, ReduceOp, Rendezvous, fully_shard, run_ranks_with, simulated_devices,
 };
 use thalweg_ir::DType;
-use thalweg_nn::functional::{self, AttentionOptions};
-use thalweg_nn::module::{Embedding, Forward, LayerNorm, Linear, Module};
+use thalweg_nn::functional;
+use thalweg_nn::module::{Embedding, Forward, LayerNorm, Module};
 use thalweg_nn::optim::{AdamW, AdamWOptions};
 use thalweg_runtime::{CaptureOptions, Device, Result, Stream};
 use thalweg_tensor::Tensor;
@@ -21,9 +24,10 @@ use thalweg_tensor::autocast::autocast;
 use thalweg_tensor::deterministic::use_deterministic_algorithms;
 use thalweg_tensor::random::{DeviceGenerator, Generator};
 
+use gpt2::{Block, Maker, VOCABULARY};
+
 /// Steps whose losses are printed.
 const LOSSES: usize = 5;
-const VOCABULARY: usize = 50_304;
 
 #[derive(Clone)]
 struct Options {
@@ -71,32 +75,6 @@ impl Options {
 }
 
 #[derive(Module)]
-struct Block {
-    norm1: LayerNorm,
-    qkv: Linear,
-    projection: Linear,
-    norm2: LayerNorm,
-    expand: Linear,
-    contract: Linear,
-    #[module(skip)]
-    heads: usize,
-}
-
-impl Forward for Block {
-    fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        let [batch, tokens, features] = [x.shape()[0], x.shape()[1], x.shape()[2]];
-        let packed = self.qkv.forward(&self.norm1.forward(x)?)?;
-        let parts = packed.reshape(&[batch, tokens, 3, self.heads, features / self.heads])?.unbind(2)?;
-        let heads = |part: usize| parts[part].transpose(1, 2);
-        let options = AttentionOptions { is_causal: true, ..AttentionOptions::default() };
-        let heads = functional::scaled_dot_product_attention(&heads(0)?, &heads(1)?, &heads(2)?, options)?;
-        let heads = heads.transpose(1, 2)?.reshape(&[batch, tokens, features])?;
-        let x = x.add(&self.projection.forward(&heads)?)?;
-        x.add(&self.contract.forward(&self.expand.forward(&self.norm2.forward(&x)?)?.gelu_tanh()?)?)
-    }
-}
-
-#[derive(Module)]
 struct Gpt2<B> {
     tokens: Embedding,
     positions: Embedding,
@@ -105,6 +83,18 @@ struct Gpt2<B> {
 }
 
 impl<B: Module + Forward> Gpt2<B> {
+    fn new(options: &Options, maker: &Maker, wrap: impl Fn(Block) -> Result<B>) -> Result<Self> {
+        let features = options.features;
+        Ok(Self {
+            tokens: maker.embedding(VOCABULARY, features)?,
+            positions: maker.embedding(options.tokens, features)?,
+            blocks: (0..options.layers)
+                .map(|_| wrap(maker.block(features, options.heads)?))
+                .collect::<Result<_>>()?,
+            norm: LayerNorm::new(features, &maker.device)?,
+        })
+    }
+
     /// The head shares the weights of the embedding.
     fn loss(&self, input: &Tensor, next: &Tensor) -> Result<Tensor> {
         let positions = self.positions.weight.narrow(0, 0, input.shape()[1])?;
@@ -118,47 +108,6 @@ impl<B: Module + Forward> Gpt2<B> {
     }
 }
 
-/// Makes weights on the device, of which the large ones would take the host too long.
-struct Maker {
-    generator: DeviceGenerator,
-    device: Device,
-}
-
-impl Maker {
-    fn weight(&self, shape: &[usize]) -> Result<Tensor> {
-        self.generator.normal(shape, 0.0, 0.02, DType::F32)?.requires_grad_()
-    }
-
-    fn linear(&self, inputs: usize, outputs: usize) -> Result<Linear> {
-        let bias = Tensor::zeros(&[outputs], DType::F32, &self.device)?.requires_grad_()?;
-        Ok(Linear { weight: self.weight(&[outputs, inputs])?, bias: Some(bias) })
-    }
-
-    fn network<B>(&self, options: &Options, wrap: impl Fn(Block) -> Result<B>) -> Result<Gpt2<B>> {
-        let (features, device) = (options.features, &self.device);
-        let embedding = |rows| -> Result<Embedding> {
-            Ok(Embedding { weight: self.weight(&[rows, features])?, padding_idx: None })
-        };
-        let block = || -> Result<Block> {
-            Ok(Block {
-                norm1: LayerNorm::new(features, device)?,
-                qkv: self.linear(features, 3 * features)?,
-                projection: self.linear(features, features)?,
-                norm2: LayerNorm::new(features, device)?,
-                expand: self.linear(features, 4 * features)?,
-                contract: self.linear(4 * features, features)?,
-                heads: options.heads,
-            })
-        };
-        Ok(Gpt2 {
-            tokens: embedding(VOCABULARY)?,
-            positions: embedding(options.tokens)?,
-            blocks: (0..options.layers).map(|_| wrap(block()?)).collect::<Result<_>>()?,
-            norm: LayerNorm::new(features, device)?,
-        })
-    }
-}
-
 enum Network {
     Data(DistributedDataParallel<Gpt2<Block>>),
     Sharded(FullyShard<Gpt2<FullyShard<Block>>>),
@@ -169,7 +118,7 @@ impl Network {
         let device = group.device().clone();
         let maker = Maker { generator: DeviceGenerator::new(1, &device)?, device };
         if !options.is_sharded {
-            let network = maker.network(options, Ok)?;
+            let network = Gpt2::new(options, &maker, Ok)?;
             let network = DistributedDataParallel::new(network, group, DataParallelOptions::default())?;
             return Ok(Self::Data(network));
         }
@@ -179,7 +128,7 @@ impl Network {
             ..MixedPrecision::default()
         };
         let sharding = FullyShardOptions { mixed_precision, ..FullyShardOptions::default() };
-        let network = maker.network(options, |block| fully_shard(block, group, sharding))?;
+        let network = Gpt2::new(options, &maker, |block| fully_shard(block, group, sharding))?;
         Ok(Self::Sharded(fully_shard(network, group, sharding)?))
     }
 

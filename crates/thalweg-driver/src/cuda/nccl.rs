@@ -16,7 +16,7 @@
 
 use std::ffi::{CStr, c_char, c_int};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, OnceLock, TryLockError};
+use std::sync::{Mutex, Once, OnceLock, TryLockError};
 use std::time::{Duration, Instant};
 
 use super::nccl_version::Version;
@@ -167,8 +167,25 @@ pub(super) const fn reduction_operation(reduction: Reduction) -> u32 {
     }
 }
 
+/// Has NCCL leave the buffers of captured collectives unregistered with other GPUs, unless the environment says which it is to be.
+///
+/// With registration, the default of NCCL 2.28.9, the first replay of GPT-2 XL sharded over two GPUs did not end in five of seven runs, of threads and of
+/// processes; without, all ended, and no captured step became slower.
+fn leave_buffers_unregistered() {
+    static ONCE: Once = Once::new();
+    const VARIABLE: &str = "NCCL_GRAPH_REGISTER";
+    ONCE.call_once(|| {
+        if std::env::var_os(VARIABLE).is_none() {
+            // SAFETY: readers in Rust take turns with this, and so do those in C from glibc 2.41 on. With an older one a thread of C code that reads the
+            // environment during this one call is not synchronized with it; NCCL, for which the variable is, has no thread before it.
+            unsafe { std::env::set_var(VARIABLE, "0") };
+        }
+    });
+}
+
 impl Nccl {
     pub(super) fn load(environment: &SearchEnvironment) -> Result<Self> {
+        leave_buffers_unregistered();
         let library = OpenLibrary::open(Library::Nccl, environment, "ncclCommInitAll")?;
         let symbol = |name: &CStr| library.symbol(name);
         // SAFETY: the signatures are those that `nccl.h` declares for these symbols in version 2 (its pointers to device
