@@ -18,6 +18,7 @@ import sys
 import time
 
 import torch
+import adam
 import thalweg_torch
 from training_step import train
 
@@ -29,6 +30,8 @@ ALL = ["_softmax", "_log_softmax", "_softmax_backward_data", "_log_softmax_backw
 EMBEDDINGS = 50304
 # With its gradient, as one case.
 TIMED = ALL + ["cross_entropy_loss"]
+# Of lists of tensors.
+LISTED = list(adam.OPERATORS)
 
 
 def numbers(shape, dtype, device, seed):
@@ -297,6 +300,7 @@ def check(device):
     check_errors(device)
     check_cross_entropy(device)
     check_formed(device)
+    adam.check(device)
     if device == "cuda":
         check_captured()
         check_streams()
@@ -624,8 +628,11 @@ def measure(path, seconds):
     copied = copy_time(1 << 28)
     rate = (1 << 30) / copied
     print(f"{torch.cuda.get_device_name()}, PyTorch {torch.__version__}; a copy: {rate / 1000:.0f} GB/s")
-    load_all((dtype, columns) for dtype, _, columns in cases())
     with open(path, "w") as lines:
+        measure_lists(lines, rate)
+        if not TIMED:
+            return
+        load_all((dtype, columns) for dtype, _, columns in cases())
         measure_host(lines)
         order = [(number, operator, *case) for operator in TIMED for number, case in enumerate(cases_of(operator))]
         for _, operator, dtype, rows, columns in sorted(order, key=lambda row: (row[0], TIMED.index(row[1]))):
@@ -641,6 +648,30 @@ def measure(path, seconds):
             print(json.dumps(row), file=lines, flush=True)
             print(f"{operator:28} {name:9} {rows:8}x{columns:<7} {theirs:9.1f} {ours:9.1f} us"
                   f" {percent[0]:6.1f} {percent[1]:6.1f} % of a copy  x{ratio:.3f}", flush=True)
+
+
+def measure_lists(lines, rate):
+    """The same of fused optimizers."""
+    for operator, dtype, name, sizes in adam.cases():
+        if operator not in LISTED:
+            continue
+        case = adam.Lists(operator, dtype, sizes, "cuda")
+        thalweg_torch.enable_kernels(everywhere=True)
+        case.call()
+        theirs, ours, ratio = on_gpu(case, max(1, min(50, (1 << 26) // case.elements())))
+        percent = [100 * case.bytes() / rate / time for time in (theirs, ours)]
+        host = []
+        for enabled in (False, True):
+            thalweg_torch.disable_kernels()
+            if enabled:
+                thalweg_torch.enable_kernels(everywhere=True)
+            host.append(on_host(case, 20))
+        kind = str(dtype).removeprefix("torch.")
+        row = dict(operator=operator, form="list", dtype=kind, list=name, tensors=len(sizes), elements=case.elements(), pytorch=theirs, ours=ours, ratio=ratio,
+                   percent_pytorch=percent[0], percent=percent[1], host_pytorch=host[0], host_ours=host[1])
+        print(json.dumps(row), file=lines, flush=True)
+        print(f"{operator:28} {kind:9} {name:16} {theirs:9.1f} {ours:9.1f} us {percent[0]:6.1f} {percent[1]:6.1f} % of a copy  x{ratio:.3f}"
+              f"  host {host[0]:.1f} {host[1]:.1f} us", flush=True)
 
 
 def measure_formed(path, seconds):
@@ -712,7 +743,9 @@ def main():
     arguments.add_argument("--operators", help="with --time: these alone, by names with commas between them")
     arguments = arguments.parse_args()
     if arguments.operators:
-        TIMED[:] = arguments.operators.split(",")
+        names = arguments.operators.split(",")
+        LISTED[:] = [name for name in names if name in adam.OPERATORS]
+        TIMED[:] = [name for name in names if name not in LISTED]
     if arguments.check:
         check(arguments.device)
     if arguments.time:

@@ -3,7 +3,7 @@
 use super::libtorch::Stack;
 use super::operators::Attempt;
 use super::rows::Computation;
-use super::{Kernels, Operator, copies, embedding, group, loss, operators, reductions, rms};
+use super::{Kernels, Operator, adam, copies, embedding, group, loss, operators, reductions, rms};
 
 impl Operator {
     /// Carries a call of PyTorch's out.
@@ -47,6 +47,10 @@ impl Operator {
                 reductions::reduce(&attempt(Computation::LogSumExp), originals.logsumexp, &stack);
             }
             Self::Clone => copies::clone(kernels, &stack),
+            Self::Adam => adam::adam(kernels, self, originals.adam, &stack),
+            Self::AdamByTensor => adam::adam(kernels, self, originals.adam_by_tensor, &stack),
+            Self::AdamW => adam::adamw(kernels, self, originals.adamw, &stack),
+            Self::AdamWByTensor => adam::adamw(kernels, self, originals.adamw_by_tensor, &stack),
         }
     }
 }

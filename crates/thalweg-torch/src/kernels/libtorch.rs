@@ -408,6 +408,12 @@ impl<'t> Stack<'t> {
         self.list_of(self.word(place))
     }
 
+    /// Takes a list of tensors.
+    pub(crate) fn tensors(&self, place: usize) -> Vec<Tensor<'t>> {
+        let handles = self.list_of(self.word(place));
+        handles.into_iter().map(|word| Tensor { torch: self.torch, handle: word as Handle }).collect()
+    }
+
     /// Takes a list that need not be there.
     pub(crate) fn optional_list(&self, place: usize) -> Option<SmallVec<[u64; 6]>> {
         self.optional_word(place).map(|word| self.list_of(word))
