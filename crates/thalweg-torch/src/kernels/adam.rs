@@ -1,55 +1,22 @@
 //! Fused Adam and AdamW: `_fused_adam_` and `_fused_adamw_`, which the optimizers of PyTorch with `fused=True` come to. All tensors of a list are
 //! stepped by one kernel, as by the optimizers of Thalweg ([`thalweg_ops::optimizer`]).
 
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
-
-use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
-use thalweg_driver::Label;
 use thalweg_ir::DType;
-use thalweg_ir::foreach::{ForeachArguments, ForeachItem, ForeachKernel};
-use thalweg_ir::host::{Cells, HostProgram, Source};
-use thalweg_kernels::foreach::launches;
+use thalweg_ir::foreach::{ForeachArguments, ForeachItem};
 use thalweg_ops::optimizer::{
     AdamOptions, AdamWOptions, OptimizerOptions, OptimizerRule, OptimizerValues, StepForm, step_kernel,
 };
 
+use super::foreach::Loops;
 use super::libtorch::{Stack, Tensor};
 use super::original::{Adam, AdamArguments, Rate};
 use super::speeds::{COLUMNS, Class, Form};
-use super::work::{NativeLaunches, Place, cells, slice};
 use super::{Kernels, Operator};
-use crate::status::{Error, Result};
+use crate::status::Result;
 
-/// The key of a kernel of a step: the optimizer, its flags, the dtype of all tensors but the numbers of steps, the form.
-type Key = (&'static str, u32, DType, StepForm);
-
-/// A kernel of a step, and its program for the host.
-struct Step {
-    kernel: Arc<ForeachKernel>,
-    program: OnceLock<HostProgram>,
-}
-
-/// The kernels of steps that were made.
-#[derive(Default)]
-pub(super) struct Steps(Mutex<FxHashMap<Key, Arc<Step>>>);
-
-impl Steps {
-    fn get(
-        &self,
-        rule: &'static OptimizerRule,
-        values: &OptimizerValues,
-        dtype: DType,
-        form: StepForm,
-    ) -> Arc<Step> {
-        let mut steps = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let make = || {
-            let kernel = Arc::new(step_kernel(rule, values, [dtype; 2], form));
-            Arc::new(Step { kernel, program: OnceLock::new() })
-        };
-        Arc::clone(steps.entry((rule.name, values.flags, dtype, form)).or_insert_with(make))
-    }
-}
+/// The kernels of steps, by the optimizer, its flags, the dtype of all tensors but the numbers of steps, and the form.
+pub(super) type Steps = Loops<(&'static str, u32, DType, StepForm)>;
 
 /// The tensors of a call that fit together.
 struct List {
@@ -207,71 +174,13 @@ fn attempt(
         // PyTorch's kernel does so, too.
         writes_gradients: scale.is_some(),
     };
-    let step = kernels.steps.get(rule, values, list.dtype, form);
+    let key = (rule.name, values.flags, list.dtype, form);
+    let step = kernels.steps.get(key, || step_kernel(rule, values, [list.dtype; 2], form));
     let launch = ForeachArguments {
         shared: shared.iter().map(|tensor| tensor.address()).collect::<Option<_>>()?,
         scalars: number.into_iter().chain(values.numbers.iter().map(|number| number.to_bits())).collect(),
         items: list.items,
     };
-    match &kernels.place {
-        Place::Gpu(_) => run(kernels, operator, &step.kernel, &launch, list.device),
-        Place::Host(_) => {
-            // SAFETY: all tensors of an item have its elements, on the host, and nothing else uses those that are written.
-            let ran = unsafe { run_on_host(&step, &launch) };
-            ran.map_err(|error| kernels.give_up(operator, &error)).ok().map(Ok)
-        }
-    }
-}
-
-/// Launches a step: `None` if nothing was launched, and an error if only a part was.
-fn run(
-    kernels: &Kernels,
-    operator: Operator,
-    kernel: &Arc<ForeachKernel>,
-    arguments: &ForeachArguments,
-    device: i32,
-) -> Option<Result<()>> {
-    let native = NativeLaunches { kernels, device, stream: kernels.current_stream(device)? };
-    for (number, launch) in launches(kernel, arguments).enumerate() {
-        if let Err(error) = native.run(&launch, Label::here(operator.name())) {
-            kernels.give_up(operator, &error);
-            return (number > 0).then_some(Err(error));
-        }
-    }
-    Some(Ok(()))
-}
-
-/// Runs a step on the host.
-///
-/// # Safety
-/// Each address is that of as many elements as the kernel says, of its dtype; nothing else uses what is written.
-unsafe fn run_on_host(step: &Step, arguments: &ForeachArguments) -> Result<()> {
-    let kernel = &step.kernel;
-    let program = step.program.get_or_init(|| HostProgram::compile(&kernel.single()));
-    for item in &arguments.items {
-        let address = |input: usize| match kernel.is_shared(input) {
-            true => arguments.shared[kernel.place(input)],
-            false => item.addresses[kernel.place(input)],
-        };
-        let dtype = |input: usize| kernel.body.inputs[input].dtype;
-        let inputs: SmallVec<[Source<'_>; 8]> = (0..kernel.operands.len())
-            .map(|input| {
-                let elements = kernel.elements(input, item.elements);
-                // SAFETY: the caller's promise.
-                unsafe {
-                    match kernel.is_written(input) {
-                        true => Source::Cells(cells(dtype(input), address(input), elements)),
-                        false => slice(dtype(input), address(input), elements),
-                    }
-                }
-            })
-            .collect();
-        let outputs: SmallVec<[Cells<'_>; 4]> = (kernel.targets.iter())
-            // SAFETY: as above.
-            .map(|&target| unsafe { cells(dtype(target.into()), address(target.into()), item.elements) })
-            .collect();
-        let ran = program.run(&kernel.geometry(item.elements), &arguments.scalars, &inputs, &outputs);
-        ran.map_err(|fault| Error::invalid(fault.to_string()))?;
-    }
-    Ok(())
+    // SAFETY: all tensors of an item have its elements, on the device, and nothing else uses those that are written.
+    unsafe { step.run(kernels, operator, &launch, list.device) }
 }

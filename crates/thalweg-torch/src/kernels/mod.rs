@@ -20,9 +20,11 @@
 //!   the report says why.
 
 mod adam;
+mod batch;
 mod copies;
 mod dispatch;
 mod embedding;
+mod foreach;
 mod group;
 mod libtorch;
 mod loss;
@@ -32,6 +34,7 @@ mod reductions;
 mod rms;
 mod rows;
 mod speeds;
+mod stages;
 #[cfg(test)]
 mod tests;
 mod work;
@@ -67,6 +70,8 @@ enum Operator {
     RmsNormBackward,
     GroupNorm,
     GroupNormBackward,
+    BatchNorm,
+    BatchNormBackward,
     EmbeddingBackward,
     CrossEntropy,
     CrossEntropyBackward,
@@ -82,7 +87,7 @@ enum Operator {
 }
 
 impl Operator {
-    const ALL: [Self; 22] = [
+    const ALL: [Self; 24] = [
         Self::Softmax,
         Self::LogSoftmax,
         Self::SoftmaxBackward,
@@ -93,6 +98,8 @@ impl Operator {
         Self::RmsNormBackward,
         Self::GroupNorm,
         Self::GroupNormBackward,
+        Self::BatchNorm,
+        Self::BatchNormBackward,
         Self::EmbeddingBackward,
         Self::CrossEntropy,
         Self::CrossEntropyBackward,
@@ -120,6 +127,8 @@ impl Operator {
             Self::RmsNormBackward => "_fused_rms_norm_backward",
             Self::GroupNorm => "native_group_norm",
             Self::GroupNormBackward => "native_group_norm_backward",
+            Self::BatchNorm => "native_batch_norm",
+            Self::BatchNormBackward => "native_batch_norm_backward",
             Self::EmbeddingBackward => "embedding_dense_backward",
             Self::CrossEntropy => "cross_entropy_loss",
             Self::CrossEntropyBackward => "cross_entropy_loss_backward",
@@ -167,6 +176,8 @@ impl Operator {
             Self::RmsNormBackward => boxed!(RmsNormBackward),
             Self::GroupNorm => boxed!(GroupNorm),
             Self::GroupNormBackward => boxed!(GroupNormBackward),
+            Self::BatchNorm => boxed!(BatchNorm),
+            Self::BatchNormBackward => boxed!(BatchNormBackward),
             Self::EmbeddingBackward => boxed!(EmbeddingBackward),
             Self::CrossEntropy => boxed!(CrossEntropy),
             Self::CrossEntropyBackward => boxed!(CrossEntropyBackward),
@@ -194,6 +205,8 @@ impl Operator {
             Self::RmsNormBackward => originals.rms_norm_backward.is_some(),
             Self::GroupNorm => originals.group_norm.is_some(),
             Self::GroupNormBackward => originals.group_norm_backward.is_some(),
+            Self::BatchNorm => originals.batch_norm.is_some(),
+            Self::BatchNormBackward => originals.batch_norm_backward.is_some(),
             Self::EmbeddingBackward => originals.embedding_backward.is_some(),
             Self::Sum => originals.sum.is_some(),
             Self::Mean => originals.mean.is_some(),
@@ -232,6 +245,8 @@ struct Kernels {
     loaded: Mutex<FxHashSet<(i32, String)>>,
     /// The kernels of fused optimizers.
     steps: adam::Steps,
+    /// The kernels of running statistics.
+    updates: batch::Updates,
 }
 
 /// PyTorch's calls carry nothing that would say whose they are, so there is one.
@@ -240,8 +255,8 @@ static KERNELS: OnceLock<Kernels> = OnceLock::new();
 impl Kernels {
     fn new(torch: Libtorch, originals: Originals, place: Place) -> Self {
         let (counts, everywhere) = (Default::default(), AtomicBool::new(false));
-        let (registered, loaded, steps) = Default::default();
-        Self { torch, originals, place, counts, everywhere, registered, loaded, steps }
+        let (registered, loaded, steps, updates) = Default::default();
+        Self { torch, originals, place, counts, everywhere, registered, loaded, steps, updates }
     }
 
     fn counts(&self, operator: Operator) -> &Counts {

@@ -95,6 +95,30 @@ type GroupNormBackward = unsafe extern "C-unwind" fn(
     i64,
     Mask,
 );
+type BatchNorm = unsafe extern "C-unwind" fn(
+    *mut Word,
+    Handle,
+    *const OptionalTensor,
+    *const OptionalTensor,
+    *const OptionalTensor,
+    *const OptionalTensor,
+    bool,
+    f64,
+    f64,
+);
+type BatchNormBackward = unsafe extern "C-unwind" fn(
+    *mut Word,
+    Handle,
+    Handle,
+    *const OptionalTensor,
+    *const OptionalTensor,
+    *const OptionalTensor,
+    *const OptionalTensor,
+    *const OptionalTensor,
+    bool,
+    f64,
+    Mask,
+);
 type EmbeddingBackward = unsafe extern "C-unwind" fn(*mut Word, Handle, Handle, i64, i64, bool);
 type Rms =
     unsafe extern "C-unwind" fn(*mut Word, Handle, ArrayRef, *const OptionalTensor, *const OptionalNumber);
@@ -182,6 +206,8 @@ pub(crate) struct Originals {
     pub(crate) rms_norm_backward: Option<RmsBackward>,
     pub(crate) group_norm: Option<GroupNorm>,
     pub(crate) group_norm_backward: Option<GroupNormBackward>,
+    pub(crate) batch_norm: Option<BatchNorm>,
+    pub(crate) batch_norm_backward: Option<BatchNormBackward>,
     pub(crate) sum: Option<ReduceTo>,
     pub(crate) mean: Option<ReduceTo>,
     pub(crate) amax: Option<Reduce>,
@@ -200,6 +226,11 @@ const NORM_BACKWARD: &str = "26native_layer_norm_backwardERKNS_6TensorES3_N3c108
 /// The name of `at::…::native_group_norm_backward` behind its namespace.
 const GROUP_BACKWARD: &str =
     "26native_group_norm_backwardERKNS_6TensorES3_S3_S3_RKSt8optionalIS1_EllllSt5arrayIbLm3EE";
+
+/// The names of `at::…::native_batch_norm` and `at::…::native_batch_norm_backward` behind their namespace.
+const BATCH: &str = "17native_batch_normERKNS_6TensorERKSt8optionalIS1_ES7_S7_S7_bdd";
+const BATCH_BACKWARD: &str =
+    "26native_batch_norm_backwardERKNS_6TensorES3_RKSt8optionalIS1_ES7_S7_S7_S7_bdSt5arrayIbLm3EE";
 
 /// The names of `at::…::_fused_rms_norm` and `at::…::_fused_rms_norm_backward` behind their namespace.
 const RMS: &str = "15_fused_rms_normERKNS_6TensorEN3c108ArrayRefIlEERKSt8optionalIS1_ES7_IdE";
@@ -239,6 +270,8 @@ impl Originals {
                     .function(&name("17native_group_normERKNS_6TensorERKSt8optionalIS1_ES7_lllld"))
                     .ok(),
                 group_norm_backward: library.function(&name(GROUP_BACKWARD)).ok(),
+                batch_norm: library.function(&name(BATCH)).ok(),
+                batch_norm_backward: library.function(&name(BATCH_BACKWARD)).ok(),
                 sum: library.function(&name(&format!("3sum{to}"))).ok(),
                 mean: library.function(&name(&format!("4mean{to}"))).ok(),
                 amax: library.function(&name("4amaxERKNS_6TensorEN3c108ArrayRefIlEEb")).ok(),
@@ -328,6 +361,27 @@ pub(crate) struct GroupBackwardArguments<'t> {
     pub(crate) weight: Option<Tensor<'t>>,
     /// As of [`GroupArguments`].
     pub(crate) sizes: [i64; 4],
+    pub(crate) mask: Mask,
+}
+
+/// The arguments of `native_batch_norm`.
+pub(crate) struct BatchArguments<'t> {
+    pub(crate) input: Tensor<'t>,
+    /// Weight, bias, running mean, running variance.
+    pub(crate) parameters: [Option<Tensor<'t>>; 4],
+    pub(crate) training: bool,
+    pub(crate) momentum: f64,
+    pub(crate) epsilon: f64,
+}
+
+/// The arguments of `native_batch_norm_backward`.
+pub(crate) struct BatchBackwardArguments<'t> {
+    pub(crate) gradient: Tensor<'t>,
+    pub(crate) input: Tensor<'t>,
+    /// Weight, running mean, running variance, the batch's mean and inverse deviation.
+    pub(crate) parameters: [Option<Tensor<'t>>; 5],
+    pub(crate) training: bool,
+    pub(crate) epsilon: f64,
     pub(crate) mask: Mask,
 }
 
@@ -496,6 +550,43 @@ impl GroupBackwardArguments<'_> {
             words(|results| {
                 kernel(
                     results, gradient, input, mean, deviation, weight, batch, channels, plane, groups, mask,
+                );
+            })
+        };
+        [of_input, of_weight, of_bias]
+    }
+}
+
+impl BatchArguments<'_> {
+    /// Calls PyTorch's kernel, and returns the words of result, mean and inverse deviation.
+    pub(crate) fn call(&self, kernel: BatchNorm) -> [u64; 3] {
+        let optional = self.parameters.each_ref().map(|tensor| OptionalTensor::of(tensor.as_ref()));
+        let [weight, bias, mean, variance] = optional.each_ref().map(std::ptr::from_ref);
+        let Self { training, momentum, epsilon, .. } = *self;
+        let input = self.input.handle();
+        // SAFETY: as above; it writes a tuple of three tensors.
+        let [deviation, mean, result] = unsafe {
+            words(|results| {
+                kernel(results, input, weight, bias, mean, variance, training, momentum, epsilon);
+            })
+        };
+        [result, mean, deviation]
+    }
+}
+
+impl BatchBackwardArguments<'_> {
+    /// Calls PyTorch's kernel, and returns the words of the gradients of input, weight and bias.
+    pub(crate) fn call(&self, kernel: BatchNormBackward) -> [u64; 3] {
+        let optional = self.parameters.each_ref().map(|tensor| OptionalTensor::of(tensor.as_ref()));
+        let [weight, mean, variance, batch_mean, deviation] = optional.each_ref().map(std::ptr::from_ref);
+        let [gradient, input] = [&self.gradient, &self.input].map(Tensor::handle);
+        let Self { training, epsilon, mask, .. } = *self;
+        // SAFETY: as above; it writes a tuple of three tensors.
+        let [of_bias, of_weight, of_input] = unsafe {
+            words(|results| {
+                kernel(
+                    results, gradient, input, weight, mean, variance, batch_mean, deviation, training,
+                    epsilon, mask,
                 );
             })
         };

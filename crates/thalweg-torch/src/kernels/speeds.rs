@@ -40,6 +40,8 @@ pub enum Form {
     Columns,
     /// A copy that turns columns into rows.
     Transposed,
+    /// Planes of channels, one behind the other; the points of a plane count as columns.
+    Planes,
     /// A list of tensors, whose mean number of elements counts as columns.
     List,
 }
@@ -51,6 +53,7 @@ impl Form {
             Self::Rows => "rows",
             Self::Columns => "columns",
             Self::Transposed => "transposed",
+            Self::Planes => "planes",
             Self::List => "list",
         }
     }
@@ -58,7 +61,7 @@ impl Form {
     /// Returns how many elements lay beside each other in what was measured, at least.
     const fn contiguous(self) -> u64 {
         match self {
-            Self::Rows | Self::List => COLUMNS,
+            Self::Rows | Self::Planes | Self::List => COLUMNS,
             Self::Columns => 256,
             Self::Transposed => 64,
         }

@@ -113,6 +113,7 @@ fn implementation<'a>(handle: Handle) -> &'a Implementation {
 mod shim;
 
 mod adam;
+mod batch;
 mod group;
 mod more;
 mod own;
@@ -157,6 +158,8 @@ fn kernels() -> Kernels {
         rms_norm_backward: Some(own::rms_backward),
         group_norm: Some(own::group_norm),
         group_norm_backward: Some(own::group_norm_backward),
+        batch_norm: Some(own::batch_norm),
+        batch_norm_backward: Some(own::batch_norm_backward),
         sum: Some(own::reduce_to),
         mean: Some(own::reduce_to),
         amax: Some(own::reduce),

@@ -127,6 +127,50 @@ pub unsafe extern "C-unwind" fn group_norm_backward(
     }
 }
 
+pub unsafe extern "C-unwind" fn batch_norm(
+    results: *mut MaybeUninit<u64>,
+    input: Handle,
+    weight: *const OptionalTensor,
+    bias: *const OptionalTensor,
+    mean: *const OptionalTensor,
+    variance: *const OptionalTensor,
+    training: bool,
+    momentum: f64,
+    epsilon: f64,
+) {
+    let sizes = &implementation(input).sizes;
+    // SAFETY: references, as C++ gives them.
+    let given = [weight, bias, mean, variance].map(|tensor| unsafe { (*tensor).is_there });
+    asked(format!("batch {sizes:?} {given:?} {training} {momentum} {epsilon}"));
+    for (place, size) in [3, 2, 1].into_iter().enumerate() {
+        // SAFETY: places for three tensors.
+        unsafe { (*results.add(place)).write(world(|world| world.word(&[size], F32))) };
+    }
+}
+
+pub unsafe extern "C-unwind" fn batch_norm_backward(
+    results: *mut MaybeUninit<u64>,
+    gradient: Handle,
+    input: Handle,
+    weight: *const OptionalTensor,
+    mean: *const OptionalTensor,
+    variance: *const OptionalTensor,
+    batch_mean: *const OptionalTensor,
+    deviation: *const OptionalTensor,
+    training: bool,
+    epsilon: f64,
+    Mask(mask): Mask,
+) {
+    let [gradient, input] = [gradient, input].map(|handle| &implementation(handle).sizes);
+    // SAFETY: references, as C++ gives them.
+    let given = [weight, mean, variance, batch_mean, deviation].map(|tensor| unsafe { (*tensor).is_there });
+    asked(format!("batch_backward {gradient:?} {input:?} {given:?} {training} {epsilon} {mask:?}"));
+    for (place, size) in [3, 2, 1].into_iter().enumerate() {
+        // SAFETY: places for three tensors.
+        unsafe { (*results.add(place)).write(world(|world| world.word(&[size], F32))) };
+    }
+}
+
 pub unsafe extern "C-unwind" fn rms_backward(
     results: *mut MaybeUninit<u64>,
     _gradient: Handle,
