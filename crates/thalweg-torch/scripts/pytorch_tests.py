@@ -4,7 +4,7 @@
 
 FOLDER is `test/` of a checkout of PyTorch, of the release that is installed; nothing of it is kept. It needs pytest and what these tests need
 (`expecttest`, `hypothesis`). A process has every Nth test of all files, and runs it in each run, some tests at a time: `pytorch` without kernels, `kernels` as
-`enable_kernels()` has them, and `everywhere` with every call taken. `-k` is pytest's; without it, those tests are chosen whose names have that of an operator with a kernel. A process that
+`enable_kernels()` has them, and `everywhere` with every call taken. `-k` is pytest's; without it, those tests are chosen whose names have that of an operator that has a kernel in the last run. A process that
 a test ends, or in which one takes longer than `--limit`, is replaced by one for the tests that are left.
 
 Tests that pass without kernels and fail with them are run once more in processes of their own, in the same runs; those that differ again are printed, and their number is
@@ -65,10 +65,10 @@ class Plugin:
                 self.run = run
                 for item, following in zip(items, [*items[1:], None]):
                     self.one(item, following)
-        switch("pytorch", self.work["device"])
         import thalweg_torch
 
         self.write(calls={kernel.operator: (kernel.taken, kernel.passed_on) for kernel in thalweg_torch.kernels()})
+        switch("pytorch", self.work["device"])
         return True
 
     def one(self, item, following):
@@ -112,12 +112,14 @@ def is_sound():
         return False
 
 
-def words_of_kernels():
-    """An expression for pytest's `-k`: the names of operators with a kernel, as tests and modules have them."""
+def words_of_kernels(run, device):
+    """An expression for pytest's `-k`: the names of operators that have a kernel in a run, as tests and modules have them."""
     import thalweg_torch
 
-    words = {"contig"}
-    for kernel in thalweg_torch.kernels():
+    switch(run, device)
+    words, listed = {"contig"}, thalweg_torch.kernels()
+    switch("pytorch", device)
+    for kernel in listed:
         name = kernel.operator.partition(".")[0]
         for part in ("native_", "_fused", "_backward_data", "_backward", "_loss"):
             name = name.replace(part, "")
@@ -134,7 +136,7 @@ def work(path):
         options = json.load(file)
     os.chdir(options["folder"])
     sys.path.insert(0, options["folder"])
-    words = options["words"] or words_of_kernels()
+    words = options["words"] or words_of_kernels(options["runs"][-1], options["device"])
     arguments = [*options["files"], "-q", "--noconftest", "-c", os.devnull, "--rootdir", options["folder"], "-p", "no:cacheprovider"]
     status = pytest.main([*arguments, "-o", "xfail_strict=true", "--tb=short", "-k", words], plugins=[Plugin(options)])
     sys.stdout.flush()
