@@ -75,7 +75,8 @@ fn list_of(arguments: &AdamArguments<'_>) -> Option<List> {
             return None;
         }
         let mut addresses = SmallVec::new();
-        for tensor in std::iter::once(parameter).chain(states.iter().map(|list| &list[place])) {
+        let tensors = std::iter::once(parameter).chain(states.iter().map(|list| &list[place]));
+        for (number, tensor) in tensors.enumerate() {
             let lies = match &strides {
                 None => tensor.is_contiguous(),
                 Some(strides) => tensor.strides()? == *strides,
@@ -84,10 +85,13 @@ fn list_of(arguments: &AdamArguments<'_>) -> Option<List> {
                 && tensor.dtype() == Some(dtype)
                 && tensor.device() == Some(device)
                 && tensor.sizes()? == sizes;
-            addresses.push(if fits && elements > 0 { tensor.address()? } else { 0 });
             if !fits {
                 return None;
             }
+            // The second is the gradient, which is written where it is divided by a scale.
+            let is_written = number != 1 || arguments.scale.is_some();
+            let address = if is_written { tensor.address_to_write() } else { tensor.address() };
+            addresses.push(if elements > 0 { address? } else { 0 });
         }
         if !is_number(&steps[place], device) {
             return None;

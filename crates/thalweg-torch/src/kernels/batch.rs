@@ -255,7 +255,8 @@ fn move_running(
     momentum: f64,
 ) -> Option<()> {
     let count = (extents.batch * extents.plane) as f64;
-    let addresses = running.into_iter().chain(batch).map(Tensor::address).collect::<Option<_>>()?;
+    let running = running.into_iter().map(Tensor::address_to_write);
+    let addresses = running.chain(batch.into_iter().map(Tensor::address)).collect::<Option<_>>()?;
     let update = ForeachArguments {
         shared: SmallVec::new(),
         scalars: [momentum, count / (count - 1.0)].map(f64::to_bits).into_iter().collect(),

@@ -129,6 +129,7 @@ fn kernels() -> Kernels {
         empty_strided: shim::empty_strided,
         zero: shim::zero,
         data_pointer: shim::data_pointer,
+        mutable_data_pointer: shim::data_pointer,
         dim: shim::dim,
         sizes: shim::sizes,
         strides: shim::strides,
