@@ -169,21 +169,62 @@ impl OptimizerRule {
     }
 }
 
+/// The values that all tensors of a step share, and what becomes of the gradients.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct StepForm {
+    /// The dtype of the learning rate, one element in device memory; `None` for a scalar in f64, in front of the rule's numbers.
+    pub learning_rate: Option<DType>,
+    /// Whether gradients are divided by a scale: one element of f32.
+    pub has_scale: bool,
+    /// Whether one element of f32 says, if it is not 0, that a gradient is not finite and the step changes nothing.
+    pub has_found_inf: bool,
+    /// Whether gradients are written in their places, divided by the scale.
+    pub writes_gradients: bool,
+}
+
+impl Default for StepForm {
+    /// Everything that changes from step to step lies in device memory, with the learning rate in f64; gradients stay as they are.
+    fn default() -> Self {
+        Self {
+            learning_rate: Some(DType::F64),
+            has_scale: true,
+            has_found_inf: true,
+            writes_gradients: false,
+        }
+    }
+}
+
+impl StepForm {
+    /// Returns a part of a kernel's name that tells the form from the default one.
+    fn variant(self) -> String {
+        let Self { learning_rate, has_scale, has_found_inf, writes_gradients } = self;
+        if self == Self::default() {
+            return String::new();
+        }
+        let rate = learning_rate.map_or("scalar", DType::name);
+        let marks = [(has_scale, "_scaled"), (has_found_inf, "_skipped"), (writes_gradients, "_gradients")];
+        marks.iter().filter(|(is, _)| *is).fold(format!("_{rate}"), |name, (_, mark)| name + mark)
+    }
+}
+
 /// Makes the kernel that steps parameters and gradients of these dtypes.
 ///
 /// Each tensor brings its elements of parameter, gradient and the states that the options need, its number of steps and its
-/// other scalar states (f32 each); shared are the learning rate (f64), the scale of the gradients and whether one of them was not
-/// finite (f32). Scalars are the rule's numbers, in f64.
+/// other scalar states (f32 each); shared are those of learning rate, scale and `found_inf` that the form has in device memory, in this
+/// order. Scalars are the rule's numbers, in f64.
 pub fn step_kernel(
     rule: &'static OptimizerRule,
     values: &OptimizerValues,
     dtypes: [DType; 2],
+    form: StepForm,
 ) -> ForeachKernel {
     let [parameter, gradient] = dtypes;
     let builder = BodyBuilder::new();
-    let operands = write_step(&builder, rule, values, dtypes);
-    let targets = std::iter::once(0).chain((2..).take(rule.kept(values).count())).collect();
-    let name = format!("{}{}_step_{parameter}_{gradient}", rule.name, rule.variant(values.flags));
+    let operands = write_step(&builder, rule, values, dtypes, form);
+    let gradients = form.writes_gradients.then_some(1);
+    let targets = std::iter::once(0).chain((2..).take(rule.kept(values).count())).chain(gradients).collect();
+    let variant = rule.variant(values.flags) + &form.variant();
+    let name = format!("{}{variant}_step_{parameter}_{gradient}", rule.name);
     ForeachKernel { name, body: builder.finish(), operands, targets }
 }
 
@@ -192,6 +233,7 @@ fn write_step<'b>(
     rule: &'static OptimizerRule,
     values: &OptimizerValues,
     [parameter_dtype, gradient_dtype]: [DType; 2],
+    form: StepForm,
 ) -> SmallVec<[ForeachOperand; 8]> {
     let mut operands = SmallVec::new();
     let mut input = |operand: ForeachOperand, dtype: DType| {
@@ -207,24 +249,35 @@ fn write_step<'b>(
     let states: SmallVec<[Value<'b>; 4]> = values.states.iter().map(&mut state).collect();
     let mut number = || Number::new(input(ForeachOperand::PerTensor, DType::F32));
     let scalar_states = (0..=rule.scalar_states.len()).map(|_| number()).collect();
-    let learning_rate = Number::new(input(ForeachOperand::Shared, DType::F64));
-    let [scale, found_inf] = [0; 2].map(|_| input(ForeachOperand::Shared, DType::F32));
-    let gradient = gradient / scale.to(parameter.dtype());
+    let learning_rate = Number::new(match form.learning_rate {
+        Some(dtype) => input(ForeachOperand::Shared, dtype),
+        None => builder.scalar(DType::F64),
+    });
+    let [scale, found_inf] = [form.has_scale, form.has_found_inf]
+        .map(|is_there| is_there.then(|| input(ForeachOperand::Shared, DType::F32)));
+    let unscaled = scale.map_or(gradient, |scale| gradient / scale.to(parameter.dtype()));
     let mut body = StepBody {
         rule,
         flags: values.flags,
         parameter,
-        gradient: if rule.is_set(values.flags, "maximize") { -gradient } else { gradient },
+        gradient: if rule.is_set(values.flags, "maximize") { -unscaled } else { unscaled },
         states: states.clone(),
         scalar_states,
         learning_rate,
         numbers: rule.numbers.iter().map(|_| Number::new(builder.scalar(DType::F64))).collect(),
     };
     (rule.step)(&mut body);
-    let skip = found_inf.eq(0.0).logical_not();
-    let kept = rule.kept(values).map(|state| (states[state], body.states[state]));
-    for (old, new) in std::iter::once((parameter, body.parameter)).chain(kept) {
-        builder.output(skip.select(old, new), parameter_dtype, OutputPlace::Row);
+    let skip = found_inf.map(|found_inf| found_inf.eq(0.0).logical_not());
+    let write = |old: Value<'b>, new: Value<'b>, dtype: DType| {
+        let value = skip.map_or(new, |skip| skip.select(old, new));
+        builder.output(value, dtype, OutputPlace::Row);
+    };
+    write(parameter, body.parameter, parameter_dtype);
+    for state in rule.kept(values) {
+        write(states[state], body.states[state], parameter_dtype);
+    }
+    if form.writes_gradients {
+        write(gradient, unscaled, gradient_dtype);
     }
     operands
 }
@@ -288,7 +341,7 @@ impl StepBody<'_> {
 mod tests {
     use std::collections::BTreeSet;
 
-    use super::{OPTIMIZERS, OptimizerOptions, SgdOptions, step_kernel};
+    use super::{OPTIMIZERS, OptimizerOptions, SgdOptions, StepForm, step_kernel};
     use thalweg_ir::DType;
 
     #[test]
@@ -296,11 +349,18 @@ mod tests {
         let mut names = BTreeSet::new();
         for (rule, values) in OPTIMIZERS.iter().flat_map(|rule| rule.variants().map(|values| (rule, values)))
         {
-            let kernel = step_kernel(rule, &values, [DType::Bf16, DType::F32]);
-            assert!(thalweg_ir::cuda::print_foreach(&kernel).contains(&kernel.name));
-            assert!(names.insert(kernel.name), "{} {names:?}", rule.name);
+            for learning_rate in [None, Some(DType::F32), Some(DType::F64)] {
+                for bits in 0..8 {
+                    let [has_scale, has_found_inf, writes_gradients] =
+                        [0, 1, 2].map(|bit| bits >> bit & 1 == 1);
+                    let form = StepForm { learning_rate, has_scale, has_found_inf, writes_gradients };
+                    let kernel = step_kernel(rule, &values, [DType::Bf16, DType::F32], form);
+                    assert!(thalweg_ir::cuda::print_foreach(&kernel).contains(&kernel.name));
+                    assert!(names.insert(kernel.name), "{} {names:?}", rule.name);
+                }
+            }
         }
-        assert_eq!(names.len(), 2 * OPTIMIZERS.len());
+        assert_eq!(names.len(), 2 * 24 * OPTIMIZERS.len());
     }
 
     #[test]

@@ -18,202 +18,16 @@ import sys
 import time
 
 import torch
+import adam
 import thalweg_torch
+from cases import ALL, COLUMNS, REDUCTIONS, Case, Formed, formed_cases, numbers
 from training_step import train
 
 aten = torch.ops.aten
-ALL = ["_softmax", "_log_softmax", "_softmax_backward_data", "_log_softmax_backward_data", "native_layer_norm",
-       "native_layer_norm_backward", "native_group_norm", "native_group_norm_backward", "embedding_dense_backward", "_fused_rms_norm",
-       "_fused_rms_norm_backward"]
-# Rows of a table of embeddings.
-EMBEDDINGS = 50304
 # With its gradient, as one case.
 TIMED = ALL + ["cross_entropy_loss"]
-
-
-def numbers(shape, dtype, device, seed):
-    generator = torch.Generator(device).manual_seed(seed)
-    return torch.randn(shape, generator=generator, device=device, dtype=torch.float32).to(dtype)
-
-
-class Case:
-    """An operator on one shape: `call()` gives its results."""
-
-    def __init__(self, operator, dtype, rows, columns, device):
-        self.operator, self.dtype, self.rows, self.columns, self.device = operator, dtype, rows, columns, device
-        shape = (rows, columns)
-        self.x, self.gradient = numbers(shape, dtype, device, 1), numbers(shape, dtype, device, 2)
-        if "layer_norm" in operator:
-            self.weight = numbers((columns,), dtype, device, 3) + 1
-            self.bias = numbers((columns,), dtype, device, 4)
-            _, self.mean, self.deviation = self.norm(self.x, self.weight, self.bias)
-        elif "group_norm" in operator:
-            # A row is a group of channels of an instance.
-            self.groups, self.channels = 8 if rows % 8 == 0 else rows, 2 if columns % 2 == 0 else 1
-            self.x, self.gradient = (
-                values.view(rows // self.groups, self.groups * self.channels, columns // self.channels) for values in (self.x, self.gradient))
-            self.weight, self.bias = (numbers(self.x.shape[1:2], dtype, device, seed) + 1 for seed in (3, 4))
-            _, self.mean, self.deviation = self.group_norm()
-        elif "rms_norm" in operator:
-            self.weight = numbers((columns,), dtype, device, 3) + 1
-            _, self.root = aten._fused_rms_norm(self.x, [columns], self.weight, 1e-5)
-        elif operator == "embedding_dense_backward":
-            # Few are frequent, as words are: the first one is 2.7 % of them.
-            uniform = torch.rand((rows,), generator=torch.Generator(device).manual_seed(5), device=device)
-            self.table = EMBEDDINGS if rows > 64 else 64
-            self.indices = (uniform**3 * self.table).long().clamp_max(self.table - 1)
-        elif operator == "cross_entropy_loss":
-            self.x.requires_grad_()
-            self.target = torch.randint(0, columns, (rows,), device=device)
-        elif "backward" in operator:
-            function = aten._softmax if operator == "_softmax_backward_data" else aten._log_softmax
-            self.x = function(self.x, 1, False)
-
-    def group_norm(self):
-        return aten.native_group_norm(self.x, self.weight, self.bias, *self.x.shape, self.groups, 1e-5)
-
-    def norm(self, x, weight, bias):
-        return aten.native_layer_norm(x, [self.columns], weight, bias, 1e-5)
-
-    def call(self):
-        if self.operator == "cross_entropy_loss":
-            return torch.autograd.grad(torch.nn.functional.cross_entropy(self.x, self.target), self.x)
-        if self.operator in ("_softmax", "_log_softmax"):
-            return (getattr(aten, self.operator)(self.x, 1, False),)
-        if "data" in self.operator:
-            return (getattr(aten, self.operator)(self.gradient, self.x, 1, self.dtype),)
-        if self.operator == "embedding_dense_backward":
-            return (aten.embedding_dense_backward(self.gradient, self.indices, self.table, -1, False),)
-        if self.operator == "native_group_norm":
-            return self.group_norm()
-        if self.operator == "native_group_norm_backward":
-            arguments = self.gradient, self.x, self.mean, self.deviation, self.weight, *self.x.shape, self.groups
-            return aten.native_group_norm_backward(*arguments, [True, True, True])
-        if self.operator == "_fused_rms_norm":
-            return aten._fused_rms_norm(self.x, [self.columns], self.weight, 1e-5)
-        if self.operator == "_fused_rms_norm_backward":
-            arguments = self.gradient, self.x, [self.columns], self.root, self.weight
-            return aten._fused_rms_norm_backward(*arguments, [True, False])[:1]
-        if self.operator == "native_layer_norm":
-            return self.norm(self.x, self.weight, self.bias)
-        arguments = self.gradient, self.x, [self.columns], self.mean, self.deviation, self.weight, self.bias
-        return aten.native_layer_norm_backward(*arguments, [True, False, False])[:1]
-
-    def exact(self):
-        """The results by formulas in float64."""
-        x, gradient = self.x.double(), self.gradient.double()
-        if self.operator == "_softmax":
-            return (torch.exp(x - x.amax(1, True)) / torch.exp(x - x.amax(1, True)).sum(1, keepdim=True),)
-        if self.operator == "_log_softmax":
-            shifted = x - x.amax(1, True)
-            return (shifted - torch.exp(shifted).sum(1, keepdim=True).log(),)
-        if self.operator == "_softmax_backward_data":
-            return (x * (gradient - (x * gradient).sum(1, keepdim=True)),)
-        if self.operator == "_log_softmax_backward_data":
-            return (gradient - torch.exp(x) * gradient.sum(1, keepdim=True),)
-        if self.operator == "embedding_dense_backward":
-            zeros = torch.zeros(self.table, self.columns, dtype=torch.float64, device=self.device)
-            return (zeros.index_add_(0, self.indices, gradient),)
-        weight = self.weight.double()
-        if self.operator == "_fused_rms_norm":
-            root = 1 / (x.square().mean(1, keepdim=True) + 1e-5).sqrt()
-            return x * root * weight, root
-        if self.operator == "_fused_rms_norm_backward":
-            root = self.root.double()
-            slope = (gradient * weight * x * root).mean(1, keepdim=True)
-            return (root * (gradient * weight - x * root * slope),)
-        bias = self.bias.double()
-        if self.operator == "native_group_norm":
-            parts = x.view(-1, self.groups, self.channels * x.shape[2])
-            mean = parts.mean(2, keepdim=True)
-            deviation = 1 / ((parts - mean).square().mean(2, keepdim=True) + 1e-5).sqrt()
-            result = ((parts - mean) * deviation).view(x.shape) * weight[:, None] + bias[:, None]
-            return result, mean[..., 0], deviation[..., 0]
-        if self.operator == "native_group_norm_backward":
-            parts = x.view(-1, self.groups, self.channels * x.shape[2])
-            deviation = self.deviation.double()[..., None]
-            normalized = (parts - self.mean.double()[..., None]) * deviation
-            weighted = (gradient * weight[:, None]).view(parts.shape)
-            slope = (weighted * normalized).mean(2, keepdim=True)
-            of_input = deviation * (weighted - weighted.mean(2, keepdim=True) - normalized * slope)
-            return of_input.view(x.shape), (gradient * normalized.view(x.shape)).sum((0, 2)), gradient.sum((0, 2))
-        if self.operator == "native_layer_norm":
-            mean = x.mean(1, keepdim=True)
-            deviation = 1 / ((x - mean).square().mean(1, keepdim=True) + 1e-5).sqrt()
-            return (x - mean) * deviation * weight + bias, mean, deviation
-        normalized = (x - self.mean.double()) * self.deviation.double()
-        gradient = gradient * weight
-        slope = (gradient * normalized).mean(1, keepdim=True)
-        return (self.deviation.double() * (gradient - gradient.mean(1, keepdim=True) - normalized * slope),)
-
-    def bytes(self):
-        if self.operator == "embedding_dense_backward":
-            return (self.rows + self.table) * self.columns * self.x.element_size()
-        tensors = 3 if "backward" in self.operator or "cross" in self.operator else 2
-        return tensors * self.x.numel() * self.x.element_size()
-
-
-REDUCTIONS = ["sum.dim_IntList", "mean.dim", "amax", "logsumexp"]
-COLUMNS = ["_softmax", "_log_softmax", "_softmax_backward_data", "_log_softmax_backward_data", *REDUCTIONS]
-
-
-class Formed:
-    """An operator on rows, on columns (runs of `columns` points among `after` neighbours), or a copy that transposes."""
-
-    def __init__(self, operator, form, dtype, before, columns, after, device):
-        self.operator, self.form, self.dtype, self.columns, self.device = operator, form, dtype, columns, device
-        self.rows = before * after
-        if form == "transposed":
-            self.x = numbers((before, after, columns), dtype, device, 1).transpose(1, 2)
-            self.columns = after
-            return
-        shape = (before, columns) if form == "rows" else (before, columns, after)
-        self.x, self.gradient = numbers(shape, dtype, device, 1), numbers(shape, dtype, device, 2)
-        if "backward" in operator:
-            function = aten._softmax if operator == "_softmax_backward_data" else aten._log_softmax
-            self.x = function(self.x, 1, False)
-
-    def call(self):
-        if self.form == "transposed":
-            return (self.x.clone(memory_format=torch.contiguous_format),)
-        if self.operator in ("_softmax", "_log_softmax"):
-            return (getattr(aten, self.operator)(self.x, 1, False),)
-        if "data" in self.operator:
-            return (getattr(aten, self.operator)(self.gradient, self.x, 1, self.dtype),)
-        name, _, overload = self.operator.partition(".")
-        return (getattr(getattr(aten, name), overload or "default")(self.x, [1]),)
-
-    def exact(self):
-        x = self.x.double()
-        if self.form == "transposed":
-            return (x.contiguous(),)
-        if self.operator in REDUCTIONS:
-            return (getattr(torch, self.operator.partition(".")[0])(x, 1),)
-        if self.operator == "_softmax":
-            return (torch.softmax(x, 1),)
-        if self.operator == "_log_softmax":
-            return (torch.log_softmax(x, 1),)
-        gradient = self.gradient.double()
-        if self.operator == "_softmax_backward_data":
-            return (x * (gradient - (x * gradient).sum(1, keepdim=True)),)
-        return (gradient - torch.exp(x) * gradient.sum(1, keepdim=True),)
-
-    def bytes(self):
-        tensors = 1 if self.operator in REDUCTIONS else 3 if "backward" in self.operator else 2
-        return tensors * self.x.numel() * self.x.element_size()
-
-
-def formed_cases(elements=1 << 26):
-    """Operator, form, dtype, before, columns, after."""
-    for dtype in (torch.bfloat16, torch.float32):
-        for columns in (64, 256, 1024, 4096, 16384, 65536):
-            for operator in REDUCTIONS:
-                yield operator, "rows", dtype, elements // columns, columns, 1
-        for operator in COLUMNS:
-            for before, columns, after in ((1, 4096, 1024), (1, 4096, 16384), (1, 65536, 1024), (16, 1024, 512), (64, 1024, 1024), (64, 128, 8192), (4096, 64, 256), (8192, 16, 512)):
-                yield operator, "columns", dtype, before, columns, after
-        for before, columns, after in ((1, 8192, 8192), (1, 1024, 65536), (1, 65536, 1024), (192, 1024, 64), (192, 64, 1024), (16, 1024, 768), (256, 512, 512), (1 << 16, 32, 32)):
-            yield "clone", "transposed", dtype, before, columns, after
+# Of lists of tensors.
+LISTED = list(adam.OPERATORS)
 
 
 def check_formed(device):
@@ -297,6 +111,8 @@ def check(device):
     check_errors(device)
     check_cross_entropy(device)
     check_formed(device)
+    check_batch_norm(device)
+    adam.check(device)
     if device == "cuda":
         check_captured()
         check_streams()
@@ -331,6 +147,37 @@ def check_others(device):
     torch.softmax(inputs, -1).square().sum().backward()
     assert torch.allclose(single.grad.double(), inputs.grad, atol=1e-6)
     print("ok what has no kernel")
+
+
+def check_batch_norm(device):
+    """Modules in training and not: results, running statistics and gradients, of one channel, small planes, and layouts that are PyTorch's."""
+    shapes = [(4, 3, 9, 7), (32, 2, 5), (16, 24), (2, 3, 64, 80), (8, 1, 3, 3)]
+    for shape in shapes:
+        for dtype in (torch.float32, torch.bfloat16):
+            outcomes = []
+            for enabled in (False, True):
+                thalweg_torch.disable_kernels()
+                if enabled:
+                    thalweg_torch.enable_kernels(everywhere=True, device=device)
+                before = taken("native_batch_norm") or 0
+                kind = {2: torch.nn.BatchNorm1d, 3: torch.nn.BatchNorm1d, 4: torch.nn.BatchNorm2d}[len(shape)]
+                module = kind(shape[1], momentum=0.3, device=device)
+                with torch.no_grad():
+                    module.weight.copy_(numbers(shape[1:2], torch.float32, device, 1))
+                    module.bias.copy_(numbers(shape[1:2], torch.float32, device, 2))
+                x = numbers(shape, dtype, device, 3).requires_grad_()
+                # Without cuDNN, which PyTorch asks where it can.
+                with torch.backends.cudnn.flags(enabled=False):
+                    for _ in range(2):
+                        y = module(x)
+                    y.backward(numbers(shape, dtype, device, 4))
+                    rest = [module.eval()(x), module.train()(x.transpose(0, -1).contiguous().transpose(0, -1))]
+                assert not enabled or taken("native_batch_norm") == before + 2, shape
+                outcomes.append([y, x.grad, module.weight.grad, module.bias.grad, module.running_mean, module.running_var, *rest])
+            for their, our in zip(*outcomes):
+                tolerance = 1e-4 if our.dtype == torch.float32 and dtype == torch.float32 else 2e-2
+                assert torch.allclose(our, their, rtol=tolerance, atol=tolerance * (1 + their.abs().max().item() / 8)), (shape, dtype)
+    print("ok batch norm")
 
 
 def check_cross_entropy(device):
@@ -537,18 +384,36 @@ def microseconds(graph, calls):
 
 
 def on_gpu(case, calls, rounds=7, operators=None):
-    """Microseconds of one call on the GPU, PyTorch's and ours, and the ratio: medians of rounds that run both, in alternating order."""
+    """Microseconds of one call on the GPU, PyTorch's and ours, the ratio, and what PyTorch says if it refuses the call: medians of rounds that run both, in
+    alternating order. PyTorch's time and the ratio are None if it refuses."""
     thalweg_torch.disable_kernels()
-    theirs = captured(case, calls, False)
+    theirs, refusal = None, ""
+    try:
+        theirs = captured(case, calls, False)
+    except RuntimeError as error:
+        refusal = str(error).splitlines()[0]
     thalweg_torch.enable_kernels(operators, everywhere=True)
     ours = captured(case, calls, True)
-    pairs = []
+    rows = []
     for number in range(rounds + 1):
-        order = [theirs, ours] if number % 2 == 0 else [ours, theirs]
-        times = [microseconds(graph, calls) for graph in order]
-        pairs.append(times if number % 2 == 0 else times[::-1])
-    pairs = pairs[1:]
-    return (*(statistics.median(times) for times in zip(*pairs)), statistics.median(a / b for a, b in pairs))
+        order = [graph for graph in (theirs, ours) if graph is not None]
+        order = order if number % 2 == 0 else order[::-1]
+        times = {graph: microseconds(graph, calls) for graph in order}
+        rows.append((times.get(theirs), times[ours]))
+    theirs, ours = zip(*rows[1:])
+    if refusal:
+        return None, statistics.median(ours), None, refusal
+    return statistics.median(theirs), statistics.median(ours), statistics.median(a / b for a, b in zip(theirs, ours)), ""
+
+
+def speeds(case, calls, rate, **how):
+    """A row of a case's times: PyTorch's and ours, and both in % of a copy; and the text of it."""
+    theirs, ours, ratio, refusal = on_gpu(case, calls, **how)
+    percent_pytorch, percent = (time and 100 * case.bytes() / rate / time for time in (theirs, ours))
+    row = dict(pytorch=theirs, ours=ours, ratio=ratio, percent_pytorch=percent_pytorch, percent=percent)
+    if refusal:
+        return row | dict(refusal=refusal), f"{'refused':>9} {ours:9.1f} us {'':6} {percent:6.1f} % of a copy  PyTorch: {refusal}"
+    return row, f"{theirs:9.1f} {ours:9.1f} us {percent_pytorch:6.1f} {percent:6.1f} % of a copy  x{ratio:.3f}"
 
 
 def on_host(case, calls=200):
@@ -624,8 +489,11 @@ def measure(path, seconds):
     copied = copy_time(1 << 28)
     rate = (1 << 30) / copied
     print(f"{torch.cuda.get_device_name()}, PyTorch {torch.__version__}; a copy: {rate / 1000:.0f} GB/s")
-    load_all((dtype, columns) for dtype, _, columns in cases())
     with open(path, "w") as lines:
+        measure_lists(lines, rate)
+        if not TIMED:
+            return
+        load_all((dtype, columns) for dtype, _, columns in cases())
         measure_host(lines)
         order = [(number, operator, *case) for operator in TIMED for number, case in enumerate(cases_of(operator))]
         for _, operator, dtype, rows, columns in sorted(order, key=lambda row: (row[0], TIMED.index(row[1]))):
@@ -633,14 +501,31 @@ def measure(path, seconds):
                 print("the time is up")
                 return
             case = Case(operator, dtype, rows, columns, "cuda")
-            theirs, ours, ratio = on_gpu(case, calls_for(case))
-            percent = [100 * case.bytes() / rate / time for time in (theirs, ours)]
+            row, text = speeds(case, calls_for(case), rate)
             name = str(dtype).removeprefix("torch.")
-            row = dict(operator=operator, dtype=name, rows=rows, columns=columns, pytorch=theirs, ours=ours, ratio=ratio,
-                       percent_pytorch=percent[0], percent=percent[1])
-            print(json.dumps(row), file=lines, flush=True)
-            print(f"{operator:28} {name:9} {rows:8}x{columns:<7} {theirs:9.1f} {ours:9.1f} us"
-                  f" {percent[0]:6.1f} {percent[1]:6.1f} % of a copy  x{ratio:.3f}", flush=True)
+            print(json.dumps(dict(operator=operator, dtype=name, rows=rows, columns=columns) | row), file=lines, flush=True)
+            print(f"{operator:28} {name:9} {rows:8}x{columns:<7} {text}", flush=True)
+
+
+def measure_lists(lines, rate):
+    """The same of fused optimizers."""
+    for operator, dtype, name, sizes in adam.cases():
+        if operator not in LISTED:
+            continue
+        case = adam.Lists(operator, dtype, sizes, "cuda")
+        thalweg_torch.enable_kernels(everywhere=True)
+        case.call()
+        row, text = speeds(case, max(1, min(50, (1 << 26) // case.elements())), rate)
+        host = []
+        for enabled in (False, True):
+            thalweg_torch.disable_kernels()
+            if enabled:
+                thalweg_torch.enable_kernels(everywhere=True)
+            host.append(on_host(case, 20))
+        kind = str(dtype).removeprefix("torch.")
+        about = dict(operator=operator, form="list", dtype=kind, list=name, tensors=len(sizes), elements=case.elements())
+        print(json.dumps(about | row | dict(host_pytorch=host[0], host_ours=host[1])), file=lines, flush=True)
+        print(f"{operator:28} {kind:9} {name:16} {text}  host {host[0]:.1f} {host[1]:.1f} us", flush=True)
 
 
 def measure_formed(path, seconds):
@@ -664,13 +549,10 @@ def measure_formed(path, seconds):
                 print("the time is up")
                 return
             case = Formed(operator, form, dtype, *shape, "cuda")
-            theirs, ours, ratio = on_gpu(case, max(1, calls_for(case) // 4), rounds=3, operators=names)
-            percent = [100 * case.bytes() / rate / time for time in (theirs, ours)]
+            row, text = speeds(case, max(1, calls_for(case) // 4), rate, rounds=3, operators=names)
             name = str(dtype).removeprefix("torch.")
-            row = dict(operator=operator, form=form, dtype=name, shape=shape, pytorch=theirs, ours=ours, ratio=ratio,
-                       percent_pytorch=percent[0], percent=percent[1])
-            print(json.dumps(row), file=lines, flush=True)
-            print(f"{operator:28} {form:10} {name:9} {str(shape):22} {theirs:10.1f} {ours:9.1f} us {percent[0]:6.1f} {percent[1]:6.1f} %  x{ratio:.3f}", flush=True)
+            print(json.dumps(dict(operator=operator, form=form, dtype=name, shape=shape) | row), file=lines, flush=True)
+            print(f"{operator:28} {form:10} {name:9} {str(shape):22} {text}", flush=True)
         for operator in names:
             form = "transposed" if operator == "clone" else "rows"
             times = []
@@ -712,7 +594,9 @@ def main():
     arguments.add_argument("--operators", help="with --time: these alone, by names with commas between them")
     arguments = arguments.parse_args()
     if arguments.operators:
-        TIMED[:] = arguments.operators.split(",")
+        names = arguments.operators.split(",")
+        LISTED[:] = [name for name in names if name in adam.OPERATORS]
+        TIMED[:] = [name for name in names if name not in LISTED]
     if arguments.check:
         check(arguments.device)
     if arguments.time:

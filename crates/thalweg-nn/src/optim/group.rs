@@ -8,7 +8,7 @@ use smallvec::SmallVec;
 use thalweg_ir::DType;
 use thalweg_ir::foreach::{ForeachArguments, ForeachItem, ForeachKernel};
 use thalweg_kernels::foreach::launches;
-use thalweg_ops::optimizer::{OptimizerRule, OptimizerValues, count_kernel, step_kernel};
+use thalweg_ops::optimizer::{OptimizerRule, OptimizerValues, StepForm, count_kernel, step_kernel};
 use thalweg_runtime::{Result, Stream};
 
 use thalweg_tensor::Tensor;
@@ -142,9 +142,8 @@ impl Group {
 
     fn kernel(&self, dtypes: [DType; 2]) -> Arc<ForeachKernel> {
         let mut kernels = self.step_kernels.lock().unwrap_or_else(PoisonError::into_inner);
-        let kernel =
-            kernels.entry(dtypes).or_insert_with(|| Arc::new(step_kernel(self.rule, &self.values, dtypes)));
-        kernel.clone()
+        let make = || Arc::new(step_kernel(self.rule, &self.values, dtypes, StepForm::default()));
+        kernels.entry(dtypes).or_insert_with(make).clone()
     }
 
     /// The arguments of a kernel beside the lists, behind the shared inputs.

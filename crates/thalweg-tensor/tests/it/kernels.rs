@@ -9,7 +9,7 @@ use smallvec::SmallVec;
 use thalweg_driver::cuda::{CompileOptions, Nvrtc};
 use thalweg_ir::foreach::ForeachKernel;
 use thalweg_ir::{DType, Dimension, Kernel, Node, OutputPlace};
-use thalweg_ops::optimizer::{OPTIMIZERS, count_kernel, step_kernel};
+use thalweg_ops::optimizer::{OPTIMIZERS, StepForm, count_kernel, step_kernel};
 use thalweg_ops::stages::stages;
 use thalweg_ops::{
     Iteration, LoopOp, Placement, Signature, Space, elementwise, forward, gradient, kernel, parts, plan,
@@ -273,16 +273,18 @@ fn the_optimizers_kernels_compile() {
         let compiled = compiled.unwrap_or_else(|error| panic!("{architecture}: {error}\n{source}"));
         assert!(!compiled.cubin.is_empty());
     };
+    let by_scalar =
+        StepForm { learning_rate: None, has_scale: true, has_found_inf: false, writes_gradients: true };
     for rule in OPTIMIZERS {
         for values in rule.variants() {
             compile(&count_kernel(rule, &values), ARCHITECTURES[0]);
             for dtypes in [[DType::F32; 2], [DType::Bf16, DType::F32]] {
-                compile(&step_kernel(rule, &values, dtypes), ARCHITECTURES[0]);
+                compile(&step_kernel(rule, &values, dtypes, StepForm::default()), ARCHITECTURES[0]);
             }
         }
         let [defaults, _] = rule.variants();
         for dtypes in [[DType::F64; 2], [DType::F16; 2]] {
-            compile(&step_kernel(rule, &defaults, dtypes), ARCHITECTURES[1]);
+            compile(&step_kernel(rule, &defaults, dtypes, by_scalar), ARCHITECTURES[1]);
         }
     }
 }

@@ -11,9 +11,10 @@ class Kernel(typing.NamedTuple):
 
     operator: str
     # "rows": a row's points are neighbours. "columns": neighbours are of different rows. "transposed": a copy that turns one into the other.
+    # "list": tensors of a list. A kernel without dtypes has no class: its calls are taken with `everywhere` alone.
     form: str
     dtypes: tuple[str, ...]
-    # The fewest and the most columns: points of a row, a multiple of 8.
+    # The fewest and the most columns: points of a row, a multiple of 8; of a list the mean number of elements.
     columns: tuple[int, int]
     # The fewest elements of the tensor.
     elements: int
@@ -35,7 +36,8 @@ class Kernel(typing.NamedTuple):
 
 
 def enable_kernels(operators=None, *, everywhere=False, device="cuda"):
-    """Registers Thalweg's kernels for operators of PyTorch: softmax, log-softmax, layer norm, cross entropy and their gradients.
+    """Registers Thalweg's kernels for operators of PyTorch: softmax, log-softmax, norms, cross entropy and their gradients, reductions,
+    copies that transpose, fused Adam and AdamW.
 
     A call is taken where `kernels()` lists it, and goes to PyTorch's own kernel otherwise. PyTorch keeps tensors, autograd and its allocator
     (or Thalweg's, by `enable`, which has to come before this if both are wanted).
@@ -87,4 +89,4 @@ def _kernel(operator, form, dtypes, fewest, most, elements, ours, pytorch, enabl
     columns = (int(fewest), int(most))
     speeds = (float(ours), float(pytorch))
     counts = (int(taken), int(passed_on))
-    return Kernel(operator, form, tuple(dtypes.split(",")), columns, int(elements), *speeds, enabled == "1", *counts, given_up)
+    return Kernel(operator, form, tuple(dtypes.split(",")) if dtypes else (), columns, int(elements), *speeds, enabled == "1", *counts, given_up)

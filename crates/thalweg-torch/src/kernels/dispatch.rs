@@ -3,7 +3,7 @@
 use super::libtorch::Stack;
 use super::operators::Attempt;
 use super::rows::Computation;
-use super::{Kernels, Operator, copies, embedding, group, loss, operators, reductions, rms};
+use super::{Kernels, Operator, adam, batch, copies, embedding, group, loss, operators, reductions, rms};
 
 impl Operator {
     /// Carries a call of PyTorch's out.
@@ -38,6 +38,8 @@ impl Operator {
             Self::RmsNormBackward => rms::backward(kernels, &stack),
             Self::GroupNorm => group::forward(kernels, &stack),
             Self::GroupNormBackward => group::backward(kernels, &stack),
+            Self::BatchNorm => batch::forward(kernels, &stack),
+            Self::BatchNormBackward => batch::backward(kernels, &stack),
             Self::CrossEntropy => loss::forward(kernels, &stack),
             Self::CrossEntropyBackward => loss::backward(kernels, &stack),
             Self::Sum => reductions::to_dtype(&attempt(Computation::Sum), originals.sum, &stack),
@@ -47,6 +49,10 @@ impl Operator {
                 reductions::reduce(&attempt(Computation::LogSumExp), originals.logsumexp, &stack);
             }
             Self::Clone => copies::clone(kernels, &stack),
+            Self::Adam => adam::adam(kernels, self, originals.adam, &stack),
+            Self::AdamByTensor => adam::adam(kernels, self, originals.adam_by_tensor, &stack),
+            Self::AdamW => adam::adamw(kernels, self, originals.adamw, &stack),
+            Self::AdamWByTensor => adam::adamw(kernels, self, originals.adamw_by_tensor, &stack),
         }
     }
 }

@@ -8,9 +8,8 @@ use thalweg_kernels::embedding::EmbeddingBackward;
 use super::libtorch::{Stack, Tensor};
 use super::operators::{matrix, of_words, put};
 use super::original::EmbeddingArguments;
-use super::work::Place;
+use super::work::{NativeLaunches, Place};
 use super::{Kernels, Operator};
-use crate::status::{Error, Result, Status};
 
 /// With more indices comparing each with each takes longer than sorting.
 const MOST_INDICES: u64 = 1 << 16;
@@ -61,7 +60,11 @@ fn attempt<'k>(kernels: &'k Kernels, arguments: &EmbeddingArguments<'_>) -> Opti
     }
     let at = [gradient.address()?, indices.address()?, result.address()?];
     let outcome = match &kernels.place {
-        Place::Gpu(_) => launch(kernels, sizes, at, matrix.device, stream),
+        Place::Gpu(_) => {
+            let placed = Placed { kernel: sizes, at: at.map(DevicePointer::new) };
+            let native = NativeLaunches { kernels, device: matrix.device, stream };
+            native.run(&placed, Label::here(operator.name()))
+        }
         // SAFETY: gradient and indices were looked at, and the result was just made: all are contiguous, on the host, of the sizes above.
         Place::Host(_) => unsafe {
             match matrix.dtype {
@@ -73,24 +76,6 @@ fn attempt<'k>(kernels: &'k Kernels, arguments: &EmbeddingArguments<'_>) -> Opti
         },
     };
     outcome.map_err(|error| kernels.give_up(operator, &error)).is_ok().then_some(result)
-}
-
-fn launch(kernels: &Kernels, sizes: EmbeddingBackward, at: [u64; 3], device: i32, stream: u64) -> Result<()> {
-    let Place::Gpu(allocator) = &kernels.place else { return Err(Error::invalid("there is no GPU")) };
-    let key = (device, sizes.dtype);
-    allocator.with_device(device, |open| {
-        let stream = open.streams.find_or_wrap(&open.device, open.named(stream))?;
-        let is_loaded = kernels.embeddings().contains(&key);
-        if !is_loaded && stream.is_capturing()? {
-            return Err(Error::new(Status::Capture, "the stream captures, and the kernel is not loaded yet"));
-        }
-        let placed = Placed { kernel: sizes, at: at.map(DevicePointer::new) };
-        stream.launch_native(&placed, Label::here("embedding_dense_backward"))?;
-        if !is_loaded {
-            kernels.embeddings().push(key);
-        }
-        Ok(())
-    })
 }
 
 /// Runs the call on the host.

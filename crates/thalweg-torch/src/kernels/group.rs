@@ -1,8 +1,6 @@
 //! Group norm: `native_group_norm`, which `torch.nn.functional.group_norm` comes to, and its gradient. A row is a group of channels of an instance,
 //! whose points are neighbours; weight and bias are those of a channel. A block holds a group that is short; longer ones, and the gradient, are
-//! several kernels ([`stages`]).
-
-mod stages;
+//! several kernels ([`super::stages`]).
 
 use smallvec::{SmallVec, smallvec};
 use thalweg_ir::DType;
@@ -11,8 +9,8 @@ use super::libtorch::{Stack, Tensor};
 use super::operators::{Attempt, Matrix, Taken, matrix, of_words, put};
 use super::original::{GroupArguments, GroupBackwardArguments, Mask};
 use super::rows::{Channels, Computation};
+use super::stages::{Launch, Operand, Stage, run};
 use super::{Kernels, Operator};
-use stages::{Launch, Operand, Stage};
 
 /// The most points of a row that a block keeps in its registers.
 const MOST: u64 = 8192;
@@ -203,21 +201,9 @@ fn in_stages<'k>(
         ],
         outputs: &[extents.points(&result, dtype)?],
     };
-    run(kernels, Operator::GroupNorm, device, &[moments, of_groups, points])?;
+    // SAFETY: inputs were held against the call's sizes, and everything else was made for them.
+    unsafe { run(kernels, Operator::GroupNorm, device, &[moments, of_groups, points]) }?;
     Some(smallvec![result, mean, deviation])
-}
-
-/// Runs launches one behind the other; `None` if one of them cannot be made, and the call is PyTorch's then.
-fn run(kernels: &Kernels, operator: Operator, device: i32, launches: &[Launch<'_>]) -> Option<()> {
-    let stream = kernels.current_stream(device)?;
-    for launch in launches {
-        // SAFETY: inputs were held against the call's sizes, and everything else was made for them.
-        if let Err(error) = unsafe { launch.run(kernels, device, stream) } {
-            kernels.give_up(operator, &error);
-            return None;
-        }
-    }
-    Some(())
 }
 
 pub(super) fn backward(kernels: &Kernels, stack: &Stack<'_>) {
@@ -318,6 +304,8 @@ fn gradients<'k>(
         inputs: &extents.over_instances(inputs),
         outputs: &[extents.of_parameter(&of_weight, dtype)?, extents.of_parameter(&of_bias, dtype)?],
     };
-    run(kernels, Operator::GroupNormBackward, device, &[channel_sums, of_groups, points, parameters])?;
+    let launches = [channel_sums, of_groups, points, parameters];
+    // SAFETY: as in `in_stages`.
+    unsafe { run(kernels, Operator::GroupNormBackward, device, &launches) }?;
     Some(smallvec![result, of_weight, of_bias])
 }

@@ -41,7 +41,10 @@ pub(crate) struct Libtorch {
     pub(crate) new_tensor: unsafe extern "C" fn(*mut Handle) -> i32,
     pub(crate) empty_strided: EmptyStrided,
     pub(crate) zero: unsafe extern "C" fn(Handle) -> i32,
+    /// The address for reading: memory that tensors share until one of them is written stays shared.
     pub(crate) data_pointer: Get<*mut c_void>,
+    /// The address for writing.
+    pub(crate) mutable_data_pointer: Get<*mut c_void>,
     pub(crate) dim: Get<i64>,
     pub(crate) sizes: Get<*mut i64>,
     pub(crate) strides: Get<*mut i64>,
@@ -126,7 +129,8 @@ impl Libtorch {
                 new_tensor: cpu.function("aoti_torch_new_uninitialized_tensor")?,
                 empty_strided: cpu.function("aoti_torch_empty_strided")?,
                 zero: cpu.function("aoti_torch_zero_")?,
-                data_pointer: cpu.function("aoti_torch_get_data_ptr")?,
+                data_pointer: cpu.function("torch_get_const_data_ptr")?,
+                mutable_data_pointer: cpu.function("torch_get_mutable_data_ptr")?,
                 dim: cpu.function("aoti_torch_get_dim")?,
                 sizes: cpu.function("aoti_torch_get_sizes")?,
                 strides: cpu.function("aoti_torch_get_strides")?,
@@ -333,11 +337,20 @@ impl<'t> Tensor<'t> {
         self.get(self.torch.is_contiguous).unwrap_or(false)
     }
 
-    /// Returns the address of the first element; `None` if there is no memory.
+    /// Returns the address of the first element, to be read, or to be written in a tensor that was just made; `None` if there is no memory.
     pub(crate) fn address(&self) -> Option<u64> {
+        self.address_by(self.torch.data_pointer)
+    }
+
+    /// Returns the address of the first element of a tensor of the caller's that is written; `None` if there is no memory.
+    pub(crate) fn address_to_write(&self) -> Option<u64> {
+        self.address_by(self.torch.mutable_data_pointer)
+    }
+
+    fn address_by(&self, get: Get<*mut c_void>) -> Option<u64> {
         let mut address = std::ptr::null_mut();
         // SAFETY: a handle of a tensor, and a place for the answer.
-        let status = unsafe { (self.torch.data_pointer)(self.handle, &raw mut address) };
+        let status = unsafe { get(self.handle, &raw mut address) };
         (status == 0 && !address.is_null()).then_some(address as u64)
     }
 }
@@ -406,6 +419,12 @@ impl<'t> Stack<'t> {
     /// Takes a list, whose words are returned.
     pub(crate) fn list(&self, place: usize) -> SmallVec<[u64; 6]> {
         self.list_of(self.word(place))
+    }
+
+    /// Takes a list of tensors.
+    pub(crate) fn tensors(&self, place: usize) -> Vec<Tensor<'t>> {
+        let handles = self.list_of(self.word(place));
+        handles.into_iter().map(|word| Tensor { torch: self.torch, handle: word as Handle }).collect()
     }
 
     /// Takes a list that need not be there.

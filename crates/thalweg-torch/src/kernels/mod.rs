@@ -19,9 +19,12 @@
 //! - A kernel that cannot be compiled or launched is tried once; its operator stays with PyTorch from then on, and
 //!   the report says why.
 
+mod adam;
+mod batch;
 mod copies;
 mod dispatch;
 mod embedding;
+mod foreach;
 mod group;
 mod libtorch;
 mod loss;
@@ -31,6 +34,7 @@ mod reductions;
 mod rms;
 mod rows;
 mod speeds;
+mod stages;
 #[cfg(test)]
 mod tests;
 mod work;
@@ -42,7 +46,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
-use thalweg_ir::DType;
+use rustc_hash::FxHashSet;
 
 pub use speeds::{COLUMNS, Form, SPEEDS, Speed};
 
@@ -66,6 +70,8 @@ enum Operator {
     RmsNormBackward,
     GroupNorm,
     GroupNormBackward,
+    BatchNorm,
+    BatchNormBackward,
     EmbeddingBackward,
     CrossEntropy,
     CrossEntropyBackward,
@@ -74,10 +80,14 @@ enum Operator {
     Amax,
     LogSumExp,
     Clone,
+    Adam,
+    AdamByTensor,
+    AdamW,
+    AdamWByTensor,
 }
 
 impl Operator {
-    const ALL: [Self; 18] = [
+    const ALL: [Self; 24] = [
         Self::Softmax,
         Self::LogSoftmax,
         Self::SoftmaxBackward,
@@ -88,6 +98,8 @@ impl Operator {
         Self::RmsNormBackward,
         Self::GroupNorm,
         Self::GroupNormBackward,
+        Self::BatchNorm,
+        Self::BatchNormBackward,
         Self::EmbeddingBackward,
         Self::CrossEntropy,
         Self::CrossEntropyBackward,
@@ -96,6 +108,10 @@ impl Operator {
         Self::Amax,
         Self::LogSumExp,
         Self::Clone,
+        Self::Adam,
+        Self::AdamByTensor,
+        Self::AdamW,
+        Self::AdamWByTensor,
     ];
 
     /// Returns PyTorch's name.
@@ -111,6 +127,8 @@ impl Operator {
             Self::RmsNormBackward => "_fused_rms_norm_backward",
             Self::GroupNorm => "native_group_norm",
             Self::GroupNormBackward => "native_group_norm_backward",
+            Self::BatchNorm => "native_batch_norm",
+            Self::BatchNormBackward => "native_batch_norm_backward",
             Self::EmbeddingBackward => "embedding_dense_backward",
             Self::CrossEntropy => "cross_entropy_loss",
             Self::CrossEntropyBackward => "cross_entropy_loss_backward",
@@ -119,6 +137,10 @@ impl Operator {
             Self::Amax => "amax",
             Self::LogSumExp => "logsumexp",
             Self::Clone => "clone",
+            Self::Adam => "_fused_adam_",
+            Self::AdamByTensor => "_fused_adam_.tensor_lr",
+            Self::AdamW => "_fused_adamw_",
+            Self::AdamWByTensor => "_fused_adamw_.tensor_lr",
         }
     }
 
@@ -154,6 +176,8 @@ impl Operator {
             Self::RmsNormBackward => boxed!(RmsNormBackward),
             Self::GroupNorm => boxed!(GroupNorm),
             Self::GroupNormBackward => boxed!(GroupNormBackward),
+            Self::BatchNorm => boxed!(BatchNorm),
+            Self::BatchNormBackward => boxed!(BatchNormBackward),
             Self::EmbeddingBackward => boxed!(EmbeddingBackward),
             Self::CrossEntropy => boxed!(CrossEntropy),
             Self::CrossEntropyBackward => boxed!(CrossEntropyBackward),
@@ -162,6 +186,10 @@ impl Operator {
             Self::Amax => boxed!(Amax),
             Self::LogSumExp => boxed!(LogSumExp),
             Self::Clone => boxed!(Clone),
+            Self::Adam => boxed!(Adam),
+            Self::AdamByTensor => boxed!(AdamByTensor),
+            Self::AdamW => boxed!(AdamW),
+            Self::AdamWByTensor => boxed!(AdamWByTensor),
         }
     }
 
@@ -177,12 +205,18 @@ impl Operator {
             Self::RmsNormBackward => originals.rms_norm_backward.is_some(),
             Self::GroupNorm => originals.group_norm.is_some(),
             Self::GroupNormBackward => originals.group_norm_backward.is_some(),
+            Self::BatchNorm => originals.batch_norm.is_some(),
+            Self::BatchNormBackward => originals.batch_norm_backward.is_some(),
             Self::EmbeddingBackward => originals.embedding_backward.is_some(),
             Self::Sum => originals.sum.is_some(),
             Self::Mean => originals.mean.is_some(),
             Self::Amax => originals.amax.is_some(),
             Self::LogSumExp => originals.logsumexp.is_some(),
             Self::Clone => originals.clone.is_some(),
+            Self::Adam => originals.adam.is_some(),
+            Self::AdamByTensor => originals.adam_by_tensor.is_some(),
+            Self::AdamW => originals.adamw.is_some(),
+            Self::AdamWByTensor => originals.adamw_by_tensor.is_some(),
             // What is not taken is composed of PyTorch's operators.
             Self::CrossEntropy | Self::CrossEntropyBackward => true,
         }
@@ -207,8 +241,12 @@ struct Kernels {
     /// Whether calls outside the table are taken, too.
     everywhere: AtomicBool,
     registered: Mutex<Vec<(Operator, Registration)>>,
-    /// The devices and dtypes for which the gradient of embeddings is loaded.
-    embeddings: Mutex<Vec<(i32, DType)>>,
+    /// The devices and names of native kernels that were launched, and so are loaded.
+    loaded: Mutex<FxHashSet<(i32, String)>>,
+    /// The kernels of fused optimizers.
+    steps: adam::Steps,
+    /// The kernels of running statistics.
+    updates: batch::Updates,
 }
 
 /// PyTorch's calls carry nothing that would say whose they are, so there is one.
@@ -217,8 +255,8 @@ static KERNELS: OnceLock<Kernels> = OnceLock::new();
 impl Kernels {
     fn new(torch: Libtorch, originals: Originals, place: Place) -> Self {
         let (counts, everywhere) = (Default::default(), AtomicBool::new(false));
-        let (registered, embeddings) = Default::default();
-        Self { torch, originals, place, counts, everywhere, registered, embeddings }
+        let (registered, loaded, steps, updates) = Default::default();
+        Self { torch, originals, place, counts, everywhere, registered, loaded, steps, updates }
     }
 
     fn counts(&self, operator: Operator) -> &Counts {
@@ -229,8 +267,8 @@ impl Kernels {
         self.registered.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn embeddings(&self) -> MutexGuard<'_, Vec<(i32, DType)>> {
-        self.embeddings.lock().unwrap_or_else(PoisonError::into_inner)
+    fn loaded(&self) -> MutexGuard<'_, FxHashSet<(i32, String)>> {
+        self.loaded.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Returns whether a call of this shape is to be taken.
@@ -296,7 +334,8 @@ impl Kernels {
     }
 
     /// Returns a line for each class of calls: operator, form, dtypes, fewest and most columns, fewest elements, speed of ours and of PyTorch's in % of a
-    /// copy, whether it is registered, calls taken and passed on, and why none is taken any more.
+    /// copy, whether it is registered, calls taken and passed on, and why none is taken any more. An operator that is registered and has no class
+    /// has one of no dtypes.
     fn report(&self) -> String {
         let registered = self.registered();
         let mut lines = String::new();
@@ -305,7 +344,13 @@ impl Kernels {
             let [taken, passed_on] = [taken, passed_on].map(|count| count.load(Ordering::Relaxed));
             let is_on = registered.iter().any(|(other, _)| *other == operator);
             let why = given_up.get().map_or("", String::as_str).replace(['\t', '\n'], " ");
-            for line in SPEEDS.iter().filter(|speed| speed.operator == operator.name()).map(line) {
+            let mut classes: Vec<&Speed> =
+                SPEEDS.iter().filter(|speed| speed.operator == operator.name()).collect();
+            let unlisted = Speed::unknown(operator.name());
+            if classes.is_empty() && is_on {
+                classes.push(&unlisted);
+            }
+            for line in classes.into_iter().map(line) {
                 let _ = writeln!(lines, "{line}\t{}\t{taken}\t{passed_on}\t{why}", u8::from(is_on));
             }
         }

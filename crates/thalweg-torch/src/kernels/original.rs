@@ -13,7 +13,7 @@
 
 use std::mem::MaybeUninit;
 
-use super::libtorch::{Handle, Loaded, Tensor};
+use super::libtorch::{Handle, Loaded, Stack, Tensor};
 
 /// `c10::ArrayRef<int64_t>`.
 #[derive(Clone, Copy)]
@@ -95,6 +95,30 @@ type GroupNormBackward = unsafe extern "C-unwind" fn(
     i64,
     Mask,
 );
+type BatchNorm = unsafe extern "C-unwind" fn(
+    *mut Word,
+    Handle,
+    *const OptionalTensor,
+    *const OptionalTensor,
+    *const OptionalTensor,
+    *const OptionalTensor,
+    bool,
+    f64,
+    f64,
+);
+type BatchNormBackward = unsafe extern "C-unwind" fn(
+    *mut Word,
+    Handle,
+    Handle,
+    *const OptionalTensor,
+    *const OptionalTensor,
+    *const OptionalTensor,
+    *const OptionalTensor,
+    *const OptionalTensor,
+    bool,
+    f64,
+    Mask,
+);
 type EmbeddingBackward = unsafe extern "C-unwind" fn(*mut Word, Handle, Handle, i64, i64, bool);
 type Rms =
     unsafe extern "C-unwind" fn(*mut Word, Handle, ArrayRef, *const OptionalTensor, *const OptionalNumber);
@@ -133,6 +157,41 @@ pub(crate) type ReduceTo =
     unsafe extern "C-unwind" fn(*mut Word, Handle, OptionalArrayRef, bool, OptionalKind);
 type CloneTo = unsafe extern "C-unwind" fn(*mut Word, Handle, OptionalKind);
 
+/// `c10::ArrayRef<at::Tensor>`, whose tensors are another's.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub(crate) struct TensorList {
+    pub(crate) first: *const u64,
+    pub(crate) count: usize,
+}
+
+type AdamOf<R> = unsafe extern "C-unwind" fn(
+    TensorList,
+    TensorList,
+    TensorList,
+    TensorList,
+    TensorList,
+    TensorList,
+    R,
+    f64,
+    f64,
+    f64,
+    f64,
+    bool,
+    bool,
+    *const OptionalTensor,
+    *const OptionalTensor,
+);
+pub(crate) type AdamOfNumber = AdamOf<f64>;
+pub(crate) type AdamOfTensor = AdamOf<Handle>;
+
+/// PyTorch's kernel of a fused Adam or AdamW, by the kind of its learning rate.
+#[derive(Clone, Copy)]
+pub(crate) enum Adam {
+    OfNumber(AdamOfNumber),
+    OfTensor(AdamOfTensor),
+}
+
 /// PyTorch's own kernels; `None` for what this PyTorch does not export.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Originals {
@@ -147,11 +206,17 @@ pub(crate) struct Originals {
     pub(crate) rms_norm_backward: Option<RmsBackward>,
     pub(crate) group_norm: Option<GroupNorm>,
     pub(crate) group_norm_backward: Option<GroupNormBackward>,
+    pub(crate) batch_norm: Option<BatchNorm>,
+    pub(crate) batch_norm_backward: Option<BatchNormBackward>,
     pub(crate) sum: Option<ReduceTo>,
     pub(crate) mean: Option<ReduceTo>,
     pub(crate) amax: Option<Reduce>,
     pub(crate) logsumexp: Option<Reduce>,
     pub(crate) clone: Option<CloneTo>,
+    pub(crate) adam: Option<Adam>,
+    pub(crate) adam_by_tensor: Option<Adam>,
+    pub(crate) adamw: Option<Adam>,
+    pub(crate) adamw_by_tensor: Option<Adam>,
 }
 
 /// The name of `at::…::native_layer_norm_backward` behind its namespace.
@@ -161,6 +226,11 @@ const NORM_BACKWARD: &str = "26native_layer_norm_backwardERKNS_6TensorES3_N3c108
 /// The name of `at::…::native_group_norm_backward` behind its namespace.
 const GROUP_BACKWARD: &str =
     "26native_group_norm_backwardERKNS_6TensorES3_S3_S3_RKSt8optionalIS1_EllllSt5arrayIbLm3EE";
+
+/// The names of `at::…::native_batch_norm` and `at::…::native_batch_norm_backward` behind their namespace.
+const BATCH: &str = "17native_batch_normERKNS_6TensorERKSt8optionalIS1_ES7_S7_S7_bdd";
+const BATCH_BACKWARD: &str =
+    "26native_batch_norm_backwardERKNS_6TensorES3_RKSt8optionalIS1_ES7_S7_S7_S7_bdSt5arrayIbLm3EE";
 
 /// The names of `at::…::_fused_rms_norm` and `at::…::_fused_rms_norm_backward` behind their namespace.
 const RMS: &str = "15_fused_rms_normERKNS_6TensorEN3c108ArrayRefIlEERKSt8optionalIS1_ES7_IdE";
@@ -174,6 +244,9 @@ impl Originals {
         // What PyTorch composes of other operators has one function for all devices.
         let composed = |rest: &str| format!("_ZN2at25compositeexplicitautograd{rest}");
         let to = "ERKNS_6TensorEN3c1016OptionalArrayRefIlEEbSt8optionalINS4_10ScalarTypeEE";
+        let lists = "EN3c108ArrayRefINS_6TensorEEES4_S4_S4_S4_S4_";
+        let by_number = |own: &str| name(&format!("{own}{lists}dddddbbRKSt8optionalIS3_ES8_"));
+        let by_tensor = |own: &str| name(&format!("{own}{lists}RKS3_ddddbbRKSt8optionalIS3_ESA_"));
         let backward = "_backward_dataERKNS_6TensorES3_lN3c1010ScalarTypeE";
         // SAFETY: a name says which types its arguments have, and the module how they lie in memory.
         unsafe {
@@ -197,6 +270,8 @@ impl Originals {
                     .function(&name("17native_group_normERKNS_6TensorERKSt8optionalIS1_ES7_lllld"))
                     .ok(),
                 group_norm_backward: library.function(&name(GROUP_BACKWARD)).ok(),
+                batch_norm: library.function(&name(BATCH)).ok(),
+                batch_norm_backward: library.function(&name(BATCH_BACKWARD)).ok(),
                 sum: library.function(&name(&format!("3sum{to}"))).ok(),
                 mean: library.function(&name(&format!("4mean{to}"))).ok(),
                 amax: library.function(&name("4amaxERKNS_6TensorEN3c108ArrayRefIlEEb")).ok(),
@@ -204,6 +279,10 @@ impl Originals {
                 clone: library
                     .function(&composed("5cloneERKNS_6TensorESt8optionalIN3c1012MemoryFormatEE"))
                     .ok(),
+                adam: library.function(&by_number("12_fused_adam_")).ok().map(Adam::OfNumber),
+                adam_by_tensor: library.function(&by_tensor("12_fused_adam_")).ok().map(Adam::OfTensor),
+                adamw: library.function(&by_number("13_fused_adamw_")).ok().map(Adam::OfNumber),
+                adamw_by_tensor: library.function(&by_tensor("13_fused_adamw_")).ok().map(Adam::OfTensor),
             }
         }
     }
@@ -285,6 +364,27 @@ pub(crate) struct GroupBackwardArguments<'t> {
     pub(crate) mask: Mask,
 }
 
+/// The arguments of `native_batch_norm`.
+pub(crate) struct BatchArguments<'t> {
+    pub(crate) input: Tensor<'t>,
+    /// Weight, bias, running mean, running variance.
+    pub(crate) parameters: [Option<Tensor<'t>>; 4],
+    pub(crate) training: bool,
+    pub(crate) momentum: f64,
+    pub(crate) epsilon: f64,
+}
+
+/// The arguments of `native_batch_norm_backward`.
+pub(crate) struct BatchBackwardArguments<'t> {
+    pub(crate) gradient: Tensor<'t>,
+    pub(crate) input: Tensor<'t>,
+    /// Weight, running mean, running variance, the batch's mean and inverse deviation.
+    pub(crate) parameters: [Option<Tensor<'t>>; 5],
+    pub(crate) training: bool,
+    pub(crate) epsilon: f64,
+    pub(crate) mask: Mask,
+}
+
 /// The arguments of `_fused_rms_norm_backward`.
 pub(crate) struct RmsBackwardArguments<'t> {
     pub(crate) gradient: Tensor<'t>,
@@ -309,6 +409,25 @@ pub(crate) struct CloneArguments<'t> {
     pub(crate) input: Tensor<'t>,
     /// PyTorch's number of the layout.
     pub(crate) format: Option<i32>,
+}
+
+/// A learning rate, with PyTorch's kernel that takes it.
+pub(crate) enum Rate<'t> {
+    Number(f64, AdamOfNumber),
+    Tensor(Tensor<'t>, AdamOfTensor),
+}
+
+/// The arguments of `_fused_adam_` and `_fused_adamw_`.
+pub(crate) struct AdamArguments<'t> {
+    /// Parameters, gradients, first moments, second moments, the greatest of these, numbers of steps.
+    pub(crate) lists: [Vec<Tensor<'t>>; 6],
+    pub(crate) rate: Rate<'t>,
+    /// Both betas, weight decay, epsilon.
+    pub(crate) numbers: [f64; 4],
+    pub(crate) amsgrad: bool,
+    pub(crate) maximize: bool,
+    pub(crate) scale: Option<Tensor<'t>>,
+    pub(crate) found_inf: Option<Tensor<'t>>,
 }
 
 fn shape_of(shape: &[i64]) -> ArrayRef {
@@ -438,6 +557,43 @@ impl GroupBackwardArguments<'_> {
     }
 }
 
+impl BatchArguments<'_> {
+    /// Calls PyTorch's kernel, and returns the words of result, mean and inverse deviation.
+    pub(crate) fn call(&self, kernel: BatchNorm) -> [u64; 3] {
+        let optional = self.parameters.each_ref().map(|tensor| OptionalTensor::of(tensor.as_ref()));
+        let [weight, bias, mean, variance] = optional.each_ref().map(std::ptr::from_ref);
+        let Self { training, momentum, epsilon, .. } = *self;
+        let input = self.input.handle();
+        // SAFETY: as above; it writes a tuple of three tensors.
+        let [deviation, mean, result] = unsafe {
+            words(|results| {
+                kernel(results, input, weight, bias, mean, variance, training, momentum, epsilon);
+            })
+        };
+        [result, mean, deviation]
+    }
+}
+
+impl BatchBackwardArguments<'_> {
+    /// Calls PyTorch's kernel, and returns the words of the gradients of input, weight and bias.
+    pub(crate) fn call(&self, kernel: BatchNormBackward) -> [u64; 3] {
+        let optional = self.parameters.each_ref().map(|tensor| OptionalTensor::of(tensor.as_ref()));
+        let [weight, mean, variance, batch_mean, deviation] = optional.each_ref().map(std::ptr::from_ref);
+        let [gradient, input] = [&self.gradient, &self.input].map(Tensor::handle);
+        let Self { training, epsilon, mask, .. } = *self;
+        // SAFETY: as above; it writes a tuple of three tensors.
+        let [of_bias, of_weight, of_input] = unsafe {
+            words(|results| {
+                kernel(
+                    results, gradient, input, weight, mean, variance, batch_mean, deviation, training,
+                    epsilon, mask,
+                );
+            })
+        };
+        [of_input, of_weight, of_bias]
+    }
+}
+
 impl RmsBackwardArguments<'_> {
     /// Calls PyTorch's kernel for the gradients of the mask, and returns the words of those of input and weight.
     pub(crate) fn call(&self, kernel: RmsBackward, mask: [bool; 2]) -> [u64; 2] {
@@ -478,5 +634,51 @@ impl CloneArguments<'_> {
         let [word] =
             unsafe { words(|result| kernel(result, self.input.handle(), OptionalKind::of(self.format))) };
         word
+    }
+}
+
+impl<'t> AdamArguments<'t> {
+    /// Takes the arguments off the stack.
+    pub(crate) fn take(stack: &Stack<'t>, kernel: Adam) -> Self {
+        Self {
+            lists: std::array::from_fn(|place| stack.tensors(place)),
+            rate: match kernel {
+                Adam::OfNumber(kernel) => Rate::Number(f64::from_bits(stack.word(6)), kernel),
+                Adam::OfTensor(kernel) => Rate::Tensor(stack.tensor(6), kernel),
+            },
+            numbers: [7, 8, 9, 10].map(|place| f64::from_bits(stack.word(place))),
+            amsgrad: stack.bool(11),
+            maximize: stack.bool(12),
+            scale: stack.optional_tensor(13),
+            found_inf: stack.optional_tensor(14),
+        }
+    }
+
+    /// Calls PyTorch's kernel.
+    pub(crate) fn call(&self) {
+        let words = self.lists.each_ref().map(|list| list.iter().map(Tensor::word).collect::<Vec<_>>());
+        let [a, b, c, d, e, f] =
+            words.each_ref().map(|words| TensorList { first: words.as_ptr(), count: words.len() });
+        let [beta1, beta2, decay, epsilon] = self.numbers;
+        let Self { amsgrad, maximize, .. } = *self;
+        let [scale, found] = [&self.scale, &self.found_inf].map(|tensor| OptionalTensor::of(tensor.as_ref()));
+        let (scale, found) = (&raw const scale, &raw const found);
+        // SAFETY: the arguments are those of its name; it writes tensors of the lists.
+        unsafe {
+            match &self.rate {
+                Rate::Number(rate, kernel) => {
+                    let rate = *rate;
+                    kernel(
+                        a, b, c, d, e, f, rate, beta1, beta2, decay, epsilon, amsgrad, maximize, scale, found,
+                    );
+                }
+                Rate::Tensor(rate, kernel) => {
+                    let rate = rate.handle();
+                    kernel(
+                        a, b, c, d, e, f, rate, beta1, beta2, decay, epsilon, amsgrad, maximize, scale, found,
+                    );
+                }
+            }
+        }
     }
 }

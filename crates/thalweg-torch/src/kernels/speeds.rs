@@ -24,6 +24,13 @@ pub struct Speed {
     pub pytorch: f32,
 }
 
+impl Speed {
+    /// Returns what is known of an operator that was not measured.
+    pub(crate) const fn unknown(operator: &'static str) -> Self {
+        speed(operator, &[], [0, 0], f32::NAN, f32::NAN)
+    }
+}
+
 /// How rows lie in memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Form {
@@ -33,6 +40,10 @@ pub enum Form {
     Columns,
     /// A copy that turns columns into rows.
     Transposed,
+    /// Planes of channels, one behind the other; the points of a plane count as columns.
+    Planes,
+    /// A list of tensors, whose mean number of elements counts as columns.
+    List,
 }
 
 impl Form {
@@ -42,13 +53,15 @@ impl Form {
             Self::Rows => "rows",
             Self::Columns => "columns",
             Self::Transposed => "transposed",
+            Self::Planes => "planes",
+            Self::List => "list",
         }
     }
 
     /// Returns how many elements lay beside each other in what was measured, at least.
     const fn contiguous(self) -> u64 {
         match self {
-            Self::Rows => COLUMNS,
+            Self::Rows | Self::Planes | Self::List => COLUMNS,
             Self::Columns => 256,
             Self::Transposed => 64,
         }

@@ -7,13 +7,13 @@ use std::mem::MaybeUninit;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 use thalweg_driver::{DevicePointer, Label};
-use thalweg_ir::f16;
+use thalweg_ir::{DType, f16};
 use thalweg_runtime::{Device, Environment, Stream};
 use thalweg_sim::{SimConfig, SimDriver};
 
 use super::libtorch::Handle;
 use super::original::{
-    ArrayRef, Mask, Mask2, OptionalArrayRef, OptionalKind, OptionalNumber, OptionalTensor,
+    Adam, ArrayRef, Mask, Mask2, OptionalArrayRef, OptionalKind, OptionalNumber, OptionalTensor, TensorList,
 };
 use super::*;
 use crate::allocator::Source;
@@ -112,6 +112,8 @@ fn implementation<'a>(handle: Handle) -> &'a Implementation {
 
 mod shim;
 
+mod adam;
+mod batch;
 mod group;
 mod more;
 mod own;
@@ -127,6 +129,7 @@ fn kernels() -> Kernels {
         empty_strided: shim::empty_strided,
         zero: shim::zero,
         data_pointer: shim::data_pointer,
+        mutable_data_pointer: shim::data_pointer,
         dim: shim::dim,
         sizes: shim::sizes,
         strides: shim::strides,
@@ -156,11 +159,17 @@ fn kernels() -> Kernels {
         rms_norm_backward: Some(own::rms_backward),
         group_norm: Some(own::group_norm),
         group_norm_backward: Some(own::group_norm_backward),
+        batch_norm: Some(own::batch_norm),
+        batch_norm_backward: Some(own::batch_norm_backward),
         sum: Some(own::reduce_to),
         mean: Some(own::reduce_to),
         amax: Some(own::reduce),
         logsumexp: Some(own::reduce),
         clone: Some(own::clone),
+        adam: Some(Adam::OfNumber(own::adam)),
+        adam_by_tensor: Some(Adam::OfTensor(own::adam_by_tensor)),
+        adamw: Some(Adam::OfNumber(own::adam)),
+        adamw_by_tensor: Some(Adam::OfTensor(own::adam_by_tensor)),
     };
     let device = world(|world| world.device.clone());
     let allocator = Box::leak(Box::new(Allocator::new(Source::Devices(vec![device]), "").unwrap()));
@@ -574,7 +583,7 @@ fn registrations_are_made_once_and_taken_out() {
     let kernels = kernels();
     let operators = operators_of("", false).unwrap();
     assert!(!operators.contains(&Operator::EmbeddingBackward), "the table does not have it");
-    assert_eq!(operators_of("", true).unwrap().len(), 18);
+    assert_eq!(operators_of("", true).unwrap().len(), Operator::ALL.len());
     kernels.register(&operators).unwrap();
     kernels.register(&operators).unwrap();
     let names: Vec<String> =

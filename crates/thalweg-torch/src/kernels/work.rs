@@ -7,9 +7,11 @@ use smallvec::SmallVec;
 use thalweg_driver::{DevicePointer, Label};
 use thalweg_ir::host::{Cells, HostProgram, Slice, Source};
 use thalweg_ir::{Body, DType, Kernel, bf16, f16};
+use thalweg_kernels::NativeKernel;
 use thalweg_ops::{LaunchPlan, kernel};
 use thalweg_runtime::{KernelKey, LaunchKey, PreparedLaunch};
 
+use super::Kernels;
 use crate::allocator::Allocator;
 use crate::status::{Error, Result, Status};
 
@@ -148,6 +150,41 @@ impl Work<'_> {
     }
 }
 
+/// Launches of native kernels on a stream of PyTorch's.
+pub(super) struct NativeLaunches<'a> {
+    pub(super) kernels: &'a Kernels,
+    pub(super) device: i32,
+    pub(super) stream: u64,
+}
+
+impl NativeLaunches<'_> {
+    /// Launches a kernel asynchronously.
+    ///
+    /// # Errors
+    /// As of [`Work::run`].
+    pub(super) fn run(&self, kernel: &dyn NativeKernel, label: Label) -> Result<()> {
+        let Place::Gpu(allocator) = &self.kernels.place else {
+            return Err(Error::invalid("there is no GPU"));
+        };
+        let key = (self.device, kernel.name().to_owned());
+        allocator.with_device(self.device, |open| {
+            let stream = open.streams.find_or_wrap(&open.device, open.named(self.stream))?;
+            let is_loaded = self.kernels.loaded().contains(&key);
+            if !is_loaded && stream.is_capturing()? {
+                return Err(Error::new(
+                    Status::Capture,
+                    "the stream captures, and the kernel is not loaded yet",
+                ));
+            }
+            stream.launch_native(kernel, label)?;
+            if !is_loaded {
+                self.kernels.loaded().insert(key.clone());
+            }
+            Ok(())
+        })
+    }
+}
+
 /// The programs of the host, by the key of a launch.
 pub(crate) type Programs = Mutex<FxHashMap<LaunchKey, Arc<(HostProgram, Kernel, LaunchPlan)>>>;
 
@@ -155,7 +192,7 @@ pub(crate) type Programs = Mutex<FxHashMap<LaunchKey, Arc<(HostProgram, Kernel, 
 ///
 /// # Safety
 /// There are so many elements of the dtype, and nothing writes them.
-unsafe fn slice<'a>(dtype: DType, address: u64, count: u64) -> Source<'a> {
+pub(super) unsafe fn slice<'a>(dtype: DType, address: u64, count: u64) -> Source<'a> {
     // SAFETY: the caller's promise.
     unsafe fn of<'a, T>(address: u64, count: u64) -> &'a [T] {
         // SAFETY: the caller's promise.
@@ -176,7 +213,7 @@ unsafe fn slice<'a>(dtype: DType, address: u64, count: u64) -> Source<'a> {
 ///
 /// # Safety
 /// There are so many elements of the dtype, and nothing else reads or writes them.
-unsafe fn cells<'a>(dtype: DType, address: u64, count: u64) -> Cells<'a> {
+pub(super) unsafe fn cells<'a>(dtype: DType, address: u64, count: u64) -> Cells<'a> {
     // SAFETY: the caller's promise.
     unsafe fn of<'a, T>(address: u64, count: u64) -> &'a mut [T] {
         // SAFETY: the caller's promise.

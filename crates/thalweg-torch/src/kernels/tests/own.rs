@@ -127,6 +127,50 @@ pub unsafe extern "C-unwind" fn group_norm_backward(
     }
 }
 
+pub unsafe extern "C-unwind" fn batch_norm(
+    results: *mut MaybeUninit<u64>,
+    input: Handle,
+    weight: *const OptionalTensor,
+    bias: *const OptionalTensor,
+    mean: *const OptionalTensor,
+    variance: *const OptionalTensor,
+    training: bool,
+    momentum: f64,
+    epsilon: f64,
+) {
+    let sizes = &implementation(input).sizes;
+    // SAFETY: references, as C++ gives them.
+    let given = [weight, bias, mean, variance].map(|tensor| unsafe { (*tensor).is_there });
+    asked(format!("batch {sizes:?} {given:?} {training} {momentum} {epsilon}"));
+    for (place, size) in [3, 2, 1].into_iter().enumerate() {
+        // SAFETY: places for three tensors.
+        unsafe { (*results.add(place)).write(world(|world| world.word(&[size], F32))) };
+    }
+}
+
+pub unsafe extern "C-unwind" fn batch_norm_backward(
+    results: *mut MaybeUninit<u64>,
+    gradient: Handle,
+    input: Handle,
+    weight: *const OptionalTensor,
+    mean: *const OptionalTensor,
+    variance: *const OptionalTensor,
+    batch_mean: *const OptionalTensor,
+    deviation: *const OptionalTensor,
+    training: bool,
+    epsilon: f64,
+    Mask(mask): Mask,
+) {
+    let [gradient, input] = [gradient, input].map(|handle| &implementation(handle).sizes);
+    // SAFETY: references, as C++ gives them.
+    let given = [weight, mean, variance, batch_mean, deviation].map(|tensor| unsafe { (*tensor).is_there });
+    asked(format!("batch_backward {gradient:?} {input:?} {given:?} {training} {epsilon} {mask:?}"));
+    for (place, size) in [3, 2, 1].into_iter().enumerate() {
+        // SAFETY: places for three tensors.
+        unsafe { (*results.add(place)).write(world(|world| world.word(&[size], F32))) };
+    }
+}
+
 pub unsafe extern "C-unwind" fn rms_backward(
     results: *mut MaybeUninit<u64>,
     _gradient: Handle,
@@ -197,3 +241,46 @@ pub unsafe extern "C-unwind" fn clone(result: *mut MaybeUninit<u64>, input: Hand
     // SAFETY: a place for a tensor.
     unsafe { (*result).write(world(|world| world.word(&[7], F32))) };
 }
+
+fn adam_of(
+    lists: [TensorList; 6],
+    rate: String,
+    [beta1, beta2, decay, epsilon]: [f64; 4],
+    flags: [bool; 2],
+    optional: [*const OptionalTensor; 2],
+) {
+    let counts = lists.map(|list| list.count);
+    // SAFETY: references, as C++ gives them.
+    let optional = optional.map(|tensor| unsafe { (*tensor).is_there });
+    asked(format!("adam {counts:?} {rate} {beta1} {beta2} {decay} {epsilon} {flags:?} {optional:?}"));
+}
+
+/// Makes PyTorch's kernel for a kind of learning rate.
+macro_rules! adam {
+    ($name:ident, $rate:ty, $text:expr) => {
+        pub unsafe extern "C-unwind" fn $name(
+            parameters: TensorList,
+            gradients: TensorList,
+            firsts: TensorList,
+            seconds: TensorList,
+            greatest: TensorList,
+            steps: TensorList,
+            rate: $rate,
+            beta1: f64,
+            beta2: f64,
+            decay: f64,
+            epsilon: f64,
+            amsgrad: bool,
+            maximize: bool,
+            scale: *const OptionalTensor,
+            found_inf: *const OptionalTensor,
+        ) {
+            let lists = [parameters, gradients, firsts, seconds, greatest, steps];
+            let numbers = [beta1, beta2, decay, epsilon];
+            adam_of(lists, $text(rate), numbers, [amsgrad, maximize], [scale, found_inf]);
+        }
+    };
+}
+
+adam!(adam, f64, |rate: f64| rate.to_string());
+adam!(adam_by_tensor, Handle, |rate: Handle| format!("{:?}", implementation(rate).sizes));

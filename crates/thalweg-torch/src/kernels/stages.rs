@@ -1,4 +1,5 @@
-//! The kernels that group norm is made of where a block does not hold a group, and those of its gradients.
+//! Launches that norms of channels are made of: group norm where a block does not hold a group, batch norm, and their gradients.
+//! A launch of group norm's is this, and one of batch norm's ([`super::batch`]) alike:
 //!
 //! ```text
 //!  forward    moments of parts ─▶ of groups ─▶ points              x twice, the result once
@@ -8,11 +9,14 @@
 
 use smallvec::SmallVec;
 use thalweg_ir::{Body, BodyBuilder, DType, OutputPlace, ReduceOp, Value};
-use thalweg_ops::structured::SUM;
-use thalweg_ops::{Iteration, LaunchPlan, LoopOp, Placement, Signature, forward, plan};
+use thalweg_ops::structured::{
+    CHANNEL_NORM_APPLY, CHANNEL_NORM_BACKWARD, CHANNEL_NORM_COMBINE, CHANNEL_NORM_FOLD,
+    CHANNEL_NORM_FOLD_WEIGHTED, CHANNEL_NORM_SUMS, SUM,
+};
+use thalweg_ops::{Iteration, LaunchPlan, LoopOp, Placement, Signature, Space, forward, plan};
 
-use super::super::Kernels;
-use super::super::work::Work;
+use super::work::Work;
+use super::{Kernels, Operator};
 use crate::status::Result;
 
 fn loaded<'b>(b: &'b BodyBuilder, signature: &Signature, input: usize) -> Value<'b> {
@@ -138,7 +142,7 @@ static PARAMETERS: LoopOp = LoopOp {
     ..SUM
 };
 
-/// A kernel of group norm. Its number tells it from other works.
+/// A kernel of a norm of channels. Its number tells it from other works.
 #[derive(Clone, Copy)]
 pub(super) enum Stage {
     Moments,
@@ -148,6 +152,12 @@ pub(super) enum Stage {
     Coefficients,
     Gradient,
     Parameters,
+    BatchStatistics,
+    BatchPoints,
+    BatchSums,
+    BatchTotals,
+    BatchWeightedTotals,
+    BatchGradient,
 }
 
 /// The numbers of works of other kinds are below.
@@ -163,37 +173,44 @@ impl Stage {
             Self::Coefficients => &COEFFICIENTS,
             Self::Gradient => &GRADIENT,
             Self::Parameters => &PARAMETERS,
+            Self::BatchStatistics => &CHANNEL_NORM_COMBINE,
+            Self::BatchPoints => &CHANNEL_NORM_APPLY,
+            Self::BatchSums => &CHANNEL_NORM_SUMS,
+            Self::BatchTotals => &CHANNEL_NORM_FOLD,
+            Self::BatchWeightedTotals => &CHANNEL_NORM_FOLD_WEIGHTED,
+            Self::BatchGradient => &CHANNEL_NORM_BACKWARD,
         }
     }
 }
 
-/// A tensor of a launch: its dtype and address, and its strides over two dimensions of rows and two within a row.
+/// A tensor of a launch: its dtype and address, and its strides over the dimensions of rows and two within a row.
 #[derive(Clone, Copy)]
-pub(super) struct Operand {
+pub(super) struct Operand<const ROWS: usize = 2> {
     pub(super) dtype: DType,
     pub(super) address: u64,
-    pub(super) rows: [u64; 2],
+    pub(super) rows: [u64; ROWS],
     pub(super) inner: [u64; 2],
 }
 
-/// A launch of a stage over rows; outputs that are written once per row have no strides within it.
-pub(super) struct Launch<'a> {
+/// A launch of a stage over rows; outputs that are written once per row have no strides within it, and neither has anything where each point
+/// is a row.
+pub(super) struct Launch<'a, const ROWS: usize = 2> {
     pub(super) stage: Stage,
-    pub(super) rows: [u64; 2],
+    pub(super) rows: [u64; ROWS],
     pub(super) inner: [u64; 2],
     pub(super) scalars: &'a [f64],
-    pub(super) inputs: &'a [Operand],
-    pub(super) outputs: &'a [Operand],
+    pub(super) inputs: &'a [Operand<ROWS>],
+    pub(super) outputs: &'a [Operand<ROWS>],
 }
 
-impl Launch<'_> {
+impl<const ROWS: usize> Launch<'_, ROWS> {
     /// Runs the launch on PyTorch's stream of a device.
     ///
     /// # Safety
     /// Each operand is as large as rows and strides say, on the device; no output overlaps another operand.
     pub(super) unsafe fn run(&self, kernels: &Kernels, device: i32, stream: u64) -> Result<()> {
         let operator = self.stage.operator();
-        let addresses = |operands: &[Operand]| -> SmallVec<[u64; 6]> {
+        let addresses = |operands: &[Operand<ROWS>]| -> SmallVec<[u64; 6]> {
             operands.iter().map(|operand| operand.address).collect()
         };
         let extents: SmallVec<[u64; 64]> = self
@@ -228,7 +245,7 @@ impl Launch<'_> {
     /// Returns the number of the body, the body and a plan, for addresses that are aligned to so many bytes.
     fn planned(&self, alignment_bytes: u64) -> (u64, Body, LaunchPlan) {
         let operator = self.stage.operator();
-        let dtypes = |operands: &[Operand]| operands.iter().map(|operand| operand.dtype).collect();
+        let dtypes = |operands: &[Operand<ROWS>]| operands.iter().map(|operand| operand.dtype).collect();
         let signature = Signature {
             inputs: dtypes(self.inputs),
             common: self.inputs[0].dtype,
@@ -236,15 +253,17 @@ impl Launch<'_> {
             outputs: dtypes(self.outputs),
         };
         let body = forward(operator, &signature);
-        let placed = |(number, operand): (usize, &Operand)| {
+        let has_inner = operator.space != Space::Elementwise;
+        let placed = |(number, operand): (usize, &Operand<ROWS>)| {
             let output = number.checked_sub(self.inputs.len());
             let is_row = output.is_some_and(|output| operator.outputs[output] == OutputPlace::Row);
-            let inner = if is_row { SmallVec::new() } else { SmallVec::from_slice(&operand.inner) };
+            let has_inner = has_inner && !is_row;
+            let inner = if has_inner { SmallVec::from_slice(&operand.inner) } else { SmallVec::new() };
             Placement::Strided { rows: SmallVec::from_slice(&operand.rows), inner }
         };
         let iteration = Iteration {
             rows: SmallVec::from_slice(&self.rows),
-            inner: SmallVec::from_slice(&self.inner),
+            inner: if has_inner { SmallVec::from_slice(&self.inner) } else { SmallVec::new() },
             operands: self.inputs.iter().chain(self.outputs).enumerate().map(placed).collect(),
             alignment_bytes,
         };
@@ -253,12 +272,49 @@ impl Launch<'_> {
     }
 }
 
+/// Runs launches one behind the other; `None` if one of them cannot be made, and the call is PyTorch's then.
+///
+/// # Safety
+/// As of [`Launch::run`].
+pub(super) unsafe fn run<const ROWS: usize>(
+    kernels: &Kernels,
+    operator: Operator,
+    device: i32,
+    launches: &[Launch<'_, ROWS>],
+) -> Option<()> {
+    let stream = kernels.current_stream(device)?;
+    for launch in launches {
+        // SAFETY: the caller's promise.
+        if let Err(error) = unsafe { launch.run(kernels, device, stream) } {
+            kernels.give_up(operator, &error);
+            return None;
+        }
+    }
+    Some(())
+}
+
 #[cfg(test)]
 mod tests {
     use thalweg_driver::cuda::CompileOptions;
     use thalweg_ops::kernel;
 
     use super::*;
+
+    /// Compiles a source for sm_90.
+    fn compiles_source(compiler: &thalweg_driver::cuda::Nvrtc, source: &str, name: &str) {
+        let extra = thalweg_ir::cuda::OPTIONS.iter().map(|&option| option.to_owned()).collect();
+        let options = CompileOptions { fmad: false, extra, ..CompileOptions::new("sm_90") };
+        let compiled = compiler.compile(source, name, &options);
+        assert!(!compiled.unwrap_or_else(|error| panic!("{name}: {error}")).cubin.is_empty());
+    }
+
+    /// Compiles the kernel of a launch.
+    fn compiles<const ROWS: usize>(compiler: &thalweg_driver::cuda::Nvrtc, launch: &Launch<'_, ROWS>) {
+        let name = launch.stage.operator().name;
+        let (_, body, plan) = launch.planned(16);
+        let kernel = kernel(name, DType::F32, body, plan.class);
+        compiles_source(compiler, &thalweg_ir::cuda::print_unit(&[&kernel]), name);
+    }
 
     /// Compiles a stage for 8 instances of 32 groups of 10 channels of 4,096 points, in bfloat16.
     fn compile(
@@ -283,13 +339,51 @@ mod tests {
         let kinds = operator.outputs.iter().map(|&place| if place == OutputPlace::Row { 'f' } else { 'p' });
         let outputs: Vec<Operand> = kinds.map(operand).collect();
         let launch = Launch { stage, rows, inner, scalars: &[], inputs: &inputs, outputs: &outputs };
-        let (_, body, plan) = launch.planned(16);
-        let kernel = kernel(operator.name, DType::F32, body, plan.class);
-        let source = thalweg_ir::cuda::print_unit(&[&kernel]);
-        let extra = thalweg_ir::cuda::OPTIONS.iter().map(|&option| option.to_owned()).collect();
-        let options = CompileOptions { fmad: false, extra, ..CompileOptions::new("sm_90") };
-        let compiled = compiler.compile(&source, operator.name, &options);
-        assert!(!compiled.unwrap_or_else(|error| panic!("{}: {error}", operator.name)).cubin.is_empty());
+        compiles(compiler, &launch);
+    }
+
+    /// Compiles a stage of batch norm for 32 instances of 256 channels of 784 points in bfloat16, with parameters in f32.
+    fn compile_batch(
+        compiler: &thalweg_driver::cuda::Nvrtc,
+        stage: Stage,
+        rows: [u64; 3],
+        inner: [u64; 2],
+        kinds: &str,
+    ) {
+        let operand = |kind: char| {
+            let (dtype, rows, inner) = match kind {
+                'p' => (DType::Bf16, [256 * 784, 784, 1], [0, 0]),
+                'x' => (DType::Bf16, [256 * 784, 784, 784], [256 * 784, 1]),
+                'c' => (DType::F32, [0, 1, 0], [0, 0]),
+                'r' => (DType::F32, [1, 0, 0], [0, 0]),
+                _ => (DType::F32, [1, 0, 0], [256, 1]),
+            };
+            Operand { dtype, address: 0, rows, inner }
+        };
+        let (inputs, outputs) = kinds.split_once('>').expect("inputs and outputs");
+        let [inputs, outputs] = [inputs, outputs].map(|kinds| kinds.chars().map(operand).collect::<Vec<_>>());
+        let launch = Launch { stage, rows, inner, scalars: &[], inputs: &inputs, outputs: &outputs };
+        compiles(compiler, &launch);
+    }
+
+    #[test]
+    fn stages_of_batch_norm_compile() {
+        let Ok(compiler) = thalweg_runtime::compiler() else {
+            println!("skipped: there is no NVRTC here");
+            return;
+        };
+        let (parts, channels, points) = ([32, 256, 1], [256, 1, 1], [32, 256, 784]);
+        compile_batch(compiler, Stage::Moments, parts, [1, 784], "x>rr");
+        compile_batch(compiler, Stage::BatchStatistics, channels, [32, 1], "ii>rrr");
+        compile_batch(compiler, Stage::BatchPoints, points, [1, 1], "pcccc>p");
+        compile_batch(compiler, Stage::BatchSums, parts, [1, 784], "xccx>rr");
+        compile_batch(compiler, Stage::BatchTotals, channels, [32, 1], "ii>rr");
+        compile_batch(compiler, Stage::BatchWeightedTotals, channels, [32, 1], "iir>rr");
+        compile_batch(compiler, Stage::BatchGradient, points, [1, 1], "pccpccc>p");
+        for dtype in [DType::F32, DType::Bf16] {
+            let update = super::super::batch::update(dtype);
+            compiles_source(compiler, &thalweg_ir::cuda::print_foreach(&update), &update.name);
+        }
     }
 
     #[test]

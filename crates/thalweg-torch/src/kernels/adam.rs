@@ -1,0 +1,190 @@
+//! Fused Adam and AdamW: `_fused_adam_` and `_fused_adamw_`, which the optimizers of PyTorch with `fused=True` come to. All tensors of a list are
+//! stepped by one kernel, as by the optimizers of Thalweg ([`thalweg_ops::optimizer`]).
+
+use smallvec::SmallVec;
+use thalweg_ir::DType;
+use thalweg_ir::foreach::{ForeachArguments, ForeachItem};
+use thalweg_ops::optimizer::{
+    AdamOptions, AdamWOptions, OptimizerOptions, OptimizerRule, OptimizerValues, StepForm, step_kernel,
+};
+
+use super::foreach::Loops;
+use super::libtorch::{Stack, Tensor};
+use super::original::{Adam, AdamArguments, Rate};
+use super::speeds::{COLUMNS, Class, Form};
+use super::{Kernels, Operator};
+use crate::status::Result;
+
+/// The kernels of steps, by the optimizer, its flags, the dtype of all tensors but the numbers of steps, and the form.
+pub(super) type Steps = Loops<(&'static str, u32, DType, StepForm)>;
+
+/// The tensors of a call that fit together.
+struct List {
+    dtype: DType,
+    device: i32,
+    items: Vec<ForeachItem>,
+}
+
+impl List {
+    fn class(&self) -> Class {
+        let elements: u64 = self.items.iter().map(|item| item.elements).sum();
+        let columns = elements / self.items.len().max(1) as u64;
+        Class { form: Form::List, dtype: self.dtype, columns, contiguous: COLUMNS, elements }
+    }
+}
+
+/// Returns whether an element of f32 lies on a device.
+fn is_number(tensor: &Tensor<'_>, device: i32) -> bool {
+    tensor.device() == Some(device)
+        && tensor.dtype() == Some(DType::F32)
+        && tensor.sizes().is_some_and(|sizes| sizes.iter().product::<i64>() == 1)
+}
+
+/// Returns whether elements lie one behind the other in some order of the dimensions.
+fn is_dense(sizes: &[i64], strides: &[i64]) -> bool {
+    let mut dimensions: SmallVec<[(i64, i64); 6]> =
+        strides.iter().copied().zip(sizes.iter().copied()).filter(|(_, size)| *size != 1).collect();
+    dimensions.sort_unstable();
+    let mut expected = 1;
+    dimensions.iter().all(|&(stride, size)| {
+        let is_next = stride == expected;
+        expected *= size;
+        is_next
+    })
+}
+
+/// Returns the tensors of a call; `None` if one of them is not of the others' device, dtype or layout.
+fn list_of(arguments: &AdamArguments<'_>) -> Option<List> {
+    let AdamArguments { lists: [parameters, gradients, firsts, seconds, greatest, steps], .. } = arguments;
+    let states: &[&Vec<Tensor<'_>>] = match arguments.amsgrad {
+        true => &[gradients, firsts, seconds, greatest],
+        false => &[gradients, firsts, seconds],
+    };
+    let first = parameters.first()?;
+    let (dtype, device) = (first.dtype()?, first.device()?);
+    let is_even = states.iter().chain([&steps]).all(|list| list.len() == parameters.len());
+    if !is_even || !dtype.is_floating_point() {
+        return None;
+    }
+    let mut items = Vec::with_capacity(parameters.len());
+    for (place, parameter) in parameters.iter().enumerate() {
+        let sizes = parameter.sizes()?;
+        let elements = sizes.iter().product::<i64>().unsigned_abs();
+        let strides = if parameter.is_contiguous() { None } else { Some(parameter.strides()?) };
+        if strides.as_ref().is_some_and(|strides| !is_dense(&sizes, strides)) {
+            return None;
+        }
+        let mut addresses = SmallVec::new();
+        let tensors = std::iter::once(parameter).chain(states.iter().map(|list| &list[place]));
+        for (number, tensor) in tensors.enumerate() {
+            let lies = match &strides {
+                None => tensor.is_contiguous(),
+                Some(strides) => tensor.strides()? == *strides,
+            };
+            let fits = lies
+                && tensor.dtype() == Some(dtype)
+                && tensor.device() == Some(device)
+                && tensor.sizes()? == sizes;
+            if !fits {
+                return None;
+            }
+            // The second is the gradient, which is written where it is divided by a scale.
+            let is_written = number != 1 || arguments.scale.is_some();
+            let address = if is_written { tensor.address_to_write() } else { tensor.address() };
+            addresses.push(if elements > 0 { address? } else { 0 });
+        }
+        if !is_number(&steps[place], device) {
+            return None;
+        }
+        addresses.push(steps[place].address()?);
+        if elements > 0 {
+            items.push(ForeachItem { elements, addresses });
+        }
+    }
+    Some(List { dtype, device, items })
+}
+
+/// Returns the flags of a call's optimizer, and its numbers in the order of its rule.
+fn values_of<O: OptimizerOptions>(options: &mut O, arguments: &AdamArguments<'_>) -> OptimizerValues {
+    let [beta1, beta2, weight_decay, epsilon] = arguments.numbers;
+    let flags = [arguments.amsgrad, arguments.maximize].map(|flag| f64::from(u8::from(flag)));
+    let named = [
+        ("betas.0", beta1),
+        ("betas.1", beta2),
+        ("weight_decay", weight_decay),
+        ("eps", epsilon),
+        ("amsgrad", flags[0]),
+        ("maximize", flags[1]),
+    ];
+    for (name, value) in named {
+        options.set(name, value);
+    }
+    options.values()
+}
+
+pub(super) fn adam(kernels: &Kernels, operator: Operator, original: Option<Adam>, stack: &Stack<'_>) {
+    step::<AdamOptions>(kernels, operator, original, stack);
+}
+
+pub(super) fn adamw(kernels: &Kernels, operator: Operator, original: Option<Adam>, stack: &Stack<'_>) {
+    step::<AdamWOptions>(kernels, operator, original, stack);
+}
+
+/// Steps all tensors of a call.
+fn step<O: OptimizerOptions>(
+    kernels: &Kernels,
+    operator: Operator,
+    original: Option<Adam>,
+    stack: &Stack<'_>,
+) {
+    let original = original.expect("only operators are registered whose kernel was found");
+    let arguments = AdamArguments::take(stack, original);
+    let taken = kernels.attempt(operator, || {
+        let values = values_of(&mut O::default(), &arguments);
+        attempt(kernels, operator, O::RULE, &values, &arguments)
+    });
+    match taken {
+        Some(Ok(())) => {}
+        // Some parameters are stepped already: PyTorch's kernel would step them again.
+        Some(Err(_)) => kernels.torch.throw(c"a fused step ended among its parameters: a launch failed"),
+        None => arguments.call(),
+    }
+}
+
+fn attempt(
+    kernels: &Kernels,
+    operator: Operator,
+    rule: &'static OptimizerRule,
+    values: &OptimizerValues,
+    arguments: &AdamArguments<'_>,
+) -> Option<Result<()>> {
+    let list = list_of(arguments)?;
+    if !kernels.takes(operator, &list.class()) {
+        return None;
+    }
+    let AdamArguments { rate, scale, found_inf, .. } = arguments;
+    let (rate, number) = match rate {
+        Rate::Number(number, _) => (None, Some(number.to_bits())),
+        Rate::Tensor(tensor, _) => (Some(tensor), None),
+    };
+    let shared: SmallVec<[&Tensor<'_>; 3]> = rate.into_iter().chain(scale).chain(found_inf).collect();
+    if !shared.iter().all(|tensor| is_number(tensor, list.device)) {
+        return None;
+    }
+    let form = StepForm {
+        learning_rate: rate.map(|_| DType::F32),
+        has_scale: scale.is_some(),
+        has_found_inf: found_inf.is_some(),
+        // PyTorch's kernel does so, too.
+        writes_gradients: scale.is_some(),
+    };
+    let key = (rule.name, values.flags, list.dtype, form);
+    let step = kernels.steps.get(key, || step_kernel(rule, values, [list.dtype; 2], form));
+    let launch = ForeachArguments {
+        shared: shared.iter().map(|tensor| tensor.address()).collect::<Option<_>>()?,
+        scalars: number.into_iter().chain(values.numbers.iter().map(|number| number.to_bits())).collect(),
+        items: list.items,
+    };
+    // SAFETY: all tensors of an item have its elements, on the device, and nothing else uses those that are written.
+    unsafe { step.run(kernels, operator, &launch, list.device) }
+}
