@@ -129,6 +129,7 @@ def check_others(device):
         lambda: torch.softmax(x[0, 0, 0], 0),
         lambda: torch.nn.functional.layer_norm(x, (40, 16)),
         lambda: torch.nn.functional.layer_norm(x.double(), (16,)),
+        lambda: torch.nn.functional.rms_norm(x.double(), (16,), x[0, 0].double(), 0.5),
     ]
     thalweg_torch.disable_kernels()
     before = [case() for case in cases]

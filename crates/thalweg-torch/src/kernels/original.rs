@@ -64,7 +64,8 @@ type NormBackward = unsafe extern "C-unwind" fn(
     Mask,
 );
 
-/// `std::optional<double>`.
+/// `std::optional<double>`, which is passed in registers.
+#[derive(Clone, Copy)]
 #[repr(C)]
 pub(crate) struct OptionalNumber {
     pub(crate) number: f64,
@@ -120,8 +121,7 @@ type BatchNormBackward = unsafe extern "C-unwind" fn(
     Mask,
 );
 type EmbeddingBackward = unsafe extern "C-unwind" fn(*mut Word, Handle, Handle, i64, i64, bool);
-type Rms =
-    unsafe extern "C-unwind" fn(*mut Word, Handle, ArrayRef, *const OptionalTensor, *const OptionalNumber);
+type Rms = unsafe extern "C-unwind" fn(*mut Word, Handle, ArrayRef, *const OptionalTensor, OptionalNumber);
 type RmsBackward =
     unsafe extern "C-unwind" fn(*mut Word, Handle, Handle, ArrayRef, Handle, *const OptionalTensor, Mask2);
 
@@ -516,8 +516,7 @@ impl RmsArguments<'_> {
             OptionalNumber { number: self.epsilon.unwrap_or(0.0), is_there: self.epsilon.is_some() };
         let (input, shape, weight) = (self.input.handle(), shape_of(&self.shape), &raw const weight);
         // SAFETY: as above; it writes a tuple of two tensors.
-        let [root, result] =
-            unsafe { words(|results| kernel(results, input, shape, weight, &raw const epsilon)) };
+        let [root, result] = unsafe { words(|results| kernel(results, input, shape, weight, epsilon)) };
         [result, root]
     }
 }

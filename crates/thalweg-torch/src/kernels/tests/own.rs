@@ -69,11 +69,11 @@ pub unsafe extern "C-unwind" fn rms(
     input: Handle,
     shape: ArrayRef,
     weight: *const OptionalTensor,
-    epsilon: *const OptionalNumber,
+    epsilon: OptionalNumber,
 ) {
     let sizes = &implementation(input).sizes;
-    // SAFETY: references, as C++ gives them.
-    let (weight, epsilon) = unsafe { (&*weight, &*epsilon) };
+    // SAFETY: a reference, as C++ gives it.
+    let weight = unsafe { &*weight };
     asked(format!("rms {sizes:?} {} {} {}", shape.count, weight.is_there, epsilon.is_there));
     for (place, size) in [2, 1].into_iter().enumerate() {
         // SAFETY: places for two tensors.
