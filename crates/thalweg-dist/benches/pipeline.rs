@@ -21,7 +21,7 @@ use thalweg_tensor::Tensor;
 use thalweg_tensor::autocast::autocast;
 use thalweg_tensor::random::{DeviceGenerator, Generator};
 
-use gpt2::{Block, Maker, VOCABULARY};
+use gpt2::{Arguments, Block, Maker, VOCABULARY};
 
 #[derive(Clone)]
 struct Options {
@@ -39,22 +39,18 @@ struct Options {
 
 impl Options {
     fn parse() -> Self {
-        let arguments: Vec<String> = std::env::args().collect();
-        let after = |flag: &str| arguments.get(arguments.iter().position(|argument| argument == flag)? + 1);
-        let number = |flag: &str, default: usize| {
-            after(flag).map_or(default, |text| text.parse().expect("a whole number"))
-        };
+        let arguments = Arguments::of_program();
         Self {
-            is_simulated: arguments.iter().any(|argument| argument == "--sim"),
-            picture: after("--picture").cloned(),
-            layers: number("--layers", 12),
-            first: number("--first", 8),
-            features: number("--features", 768),
-            heads: number("--heads", 12),
-            batch: number("--batch", 4),
-            tokens: number("--tokens", 1024),
-            microbatches: number("--microbatches", 8),
-            steps: number("--steps", 5),
+            is_simulated: arguments.has("--sim"),
+            picture: arguments.after("--picture").cloned(),
+            layers: arguments.number("--layers", 12),
+            first: arguments.number("--first", 8),
+            features: arguments.number("--features", 768),
+            heads: arguments.number("--heads", 12),
+            batch: arguments.number("--batch", 4),
+            tokens: arguments.number("--tokens", 1024),
+            microbatches: arguments.number("--microbatches", 8),
+            steps: arguments.number("--steps", 5),
         }
     }
 }

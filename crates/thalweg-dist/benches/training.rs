@@ -24,7 +24,7 @@ use thalweg_tensor::autocast::autocast;
 use thalweg_tensor::deterministic::use_deterministic_algorithms;
 use thalweg_tensor::random::{DeviceGenerator, Generator};
 
-use gpt2::{Block, Maker, VOCABULARY};
+use gpt2::{Arguments, Block, Maker, VOCABULARY};
 
 /// Steps whose losses are printed.
 const LOSSES: usize = 5;
@@ -50,26 +50,21 @@ struct Options {
 
 impl Options {
     fn parse() -> Self {
-        let arguments: Vec<String> = std::env::args().collect();
-        let has = |flag: &str| arguments.iter().any(|argument| argument == flag);
-        let after = |flag: &str| arguments.get(arguments.iter().position(|argument| argument == flag)? + 1);
-        let number = |flag: &str, default: usize| {
-            after(flag).map_or(default, |text| text.parse().expect("a whole number"))
-        };
+        let arguments = Arguments::of_program();
         Self {
-            is_sharded: has("fsdp"),
-            is_simulated: has("--sim"),
-            is_captured: has("--captured"),
-            is_deterministic: has("--deterministic"),
-            progress: has("--progress").then(Instant::now),
-            ranks: after("--ranks").map(|text| text.parse().expect("a whole number")),
-            layers: number("--layers", 12),
-            features: number("--features", 768),
-            heads: number("--heads", 12),
-            batch: number("--batch", 16),
-            tokens: number("--tokens", 1024),
-            steps: number("--steps", 5),
-            priority: after("--priority").map_or(0, |text| text.parse().expect("a whole number")),
+            is_sharded: arguments.has("fsdp"),
+            is_simulated: arguments.has("--sim"),
+            is_captured: arguments.has("--captured"),
+            is_deterministic: arguments.has("--deterministic"),
+            progress: arguments.has("--progress").then(Instant::now),
+            ranks: arguments.after("--ranks").map(|text| text.parse().expect("a whole number")),
+            layers: arguments.number("--layers", 12),
+            features: arguments.number("--features", 768),
+            heads: arguments.number("--heads", 12),
+            batch: arguments.number("--batch", 16),
+            tokens: arguments.number("--tokens", 1024),
+            steps: arguments.number("--steps", 5),
+            priority: arguments.after("--priority").map_or(0, |text| text.parse().expect("a whole number")),
         }
     }
 }

@@ -22,7 +22,7 @@ static __device__ __forceinline__ uint4 stream(const void* at) {
     return x;
 }
 
-MULTIPLY_ROW
+MULTIPLY_EIGHT
 OVER_BLOCK
 // A score, rounded as scores are, and its place: the greater score, then the earlier place, is the greater number. NaN is the greatest.
 static __device__ __forceinline__ unsigned long long both(const f32 sum, const u32 place) {
@@ -86,7 +86,8 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 3) NAME(const __grid_co
             #pragma unroll
             for (u32 i = 0; i < DEPTH; ++i) {
                 if (start + i < steps) {
-                    multiply(sums[i % 2], weights[i], *(const uint4*)(row + (start + i) * 32 + lane % 4 * 8));
+                    const uint4 values = *(const uint4*)(row + (start + i) * 32 + lane % 4 * 8);
+                    multiply(sums[i % 2], weights[i], values, values);
                 }
                 if (i < left) {
                     weights[i] = stream(from + i * 32);

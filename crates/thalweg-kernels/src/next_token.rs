@@ -15,7 +15,7 @@ use thalweg_ir::{DType, Element, bf16, f16};
 
 use crate::arguments::{self, arguments};
 use crate::matmul::few_rows::FewRows;
-use crate::shared::{MULTIPLY_ROW, OVER_BLOCK};
+use crate::shared::{MULTIPLY_EIGHT, OVER_BLOCK};
 use crate::{Accesses, NativeKernel, Placed, Tell, Words};
 
 /// The sizes of a launch. See the [module](self).
@@ -101,7 +101,7 @@ impl NextToken {
     fn print(dtype: DType) -> String {
         let FloatNames { element, load, store, .. } = FloatNames::of(dtype);
         let code = include_str!("next_token.cu")
-            .replace("MULTIPLY_ROW", MULTIPLY_ROW)
+            .replace("MULTIPLY_EIGHT", MULTIPLY_EIGHT)
             .replace("OVER_BLOCK", OVER_BLOCK)
             .replace("NAME", Self::name_of(dtype))
             .replace("ELEMENT", element)

@@ -240,6 +240,11 @@ impl Device {
         self.0.is_simulated
     }
 
+    /// Returns whether its kernels may multiply float16 and bfloat16 by tensor cores: from compute capability 8.0 on, and simulated.
+    pub fn has_tensor_cores(&self) -> bool {
+        self.is_simulated() || self.properties().compute_capability.major >= 8
+    }
+
     /// Returns whether its tensors have no elements: see [`Device::meta`].
     pub fn is_meta(&self) -> bool {
         self.0.is_meta

@@ -90,9 +90,8 @@ impl Stream {
 
     /// Returns whether the device has a kernel for a product of few rows.
     pub(crate) fn can_take_few_rows(&self, product: &Matmul) -> bool {
-        let device = self.device();
-        let has_tensor_cores = || device.is_simulated() || device.properties().compute_capability.major >= 8;
-        few_rows::fits(product) && (!few_rows::cuda::needs_tensor_cores(product.dtype) || has_tensor_cores())
+        few_rows::fits(product)
+            && (!few_rows::cuda::needs_tensor_cores(product.dtype) || self.device().has_tensor_cores())
     }
 
     /// Returns whether a product is one of few rows where tuning does not choose.

@@ -283,7 +283,6 @@ pub fn fused_next_token(
     let is_plain = |tensor: &&Tensor| is_taken_as_it_is(tensor, dtype, device) && tensor.is_contiguous();
     let is_state =
         |tensor: &Tensor| tensor.dtype() == DType::I64 && tensor.device() == device && tensor.is_contiguous();
-    let capability = device.properties().compute_capability.major;
     let fits = bias.is_none()
         && addend.is_none()
         && !gelu
@@ -292,7 +291,7 @@ pub fn fused_next_token(
         && [input, weight, norm[0], norm[1]].iter().all(is_plain)
         && NextToken::takes(dtype, count as u64, features as u64)
         && weight.pointer().address().is_multiple_of(16)
-        && (device.is_simulated() || capability >= 8)
+        && device.has_tensor_cores()
         && state.tensors().into_iter().all(is_state)
         && [state.token, state.position].into_iter().all(is_number)
         && state.history.rank() == 1

@@ -258,8 +258,7 @@ fn reason_against(tensors: &[&Tensor], request: Request<'_>) -> Option<&'static 
     if !(request.scale > 0.0 && (request.scale as f32) > 0.0 && (request.scale as f32).is_finite()) {
         return Some("it takes a finite scale above 0");
     }
-    let is_old = !device.is_simulated() && device.properties().compute_capability.major < 8;
-    is_old.then_some("it needs compute capability 8.0")
+    (!device.has_tensor_cores()).then_some("it needs compute capability 8.0")
 }
 
 /// Returns the bits of the fused backends that may compute it, if there is no reason against that; `None` where Math does.

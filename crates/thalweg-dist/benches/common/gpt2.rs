@@ -9,6 +9,27 @@ use thalweg_tensor::random::DeviceGenerator;
 
 pub const VOCABULARY: usize = 50_304;
 
+/// The arguments of the program.
+pub struct Arguments(Vec<String>);
+
+impl Arguments {
+    pub fn of_program() -> Self {
+        Self(std::env::args().collect())
+    }
+
+    pub fn has(&self, flag: &str) -> bool {
+        self.0.iter().any(|argument| argument == flag)
+    }
+
+    pub fn after(&self, flag: &str) -> Option<&String> {
+        self.0.get(self.0.iter().position(|argument| argument == flag)? + 1)
+    }
+
+    pub fn number(&self, flag: &str, default: usize) -> usize {
+        self.after(flag).map_or(default, |text| text.parse().expect("a whole number"))
+    }
+}
+
 #[derive(Module)]
 pub struct Block {
     norm1: LayerNorm,

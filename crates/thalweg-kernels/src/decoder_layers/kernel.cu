@@ -117,7 +117,7 @@ typedef product<FEATURES, HIDDEN> contracting;
 
 static __device__ constexpr u32 most(const u32 a, const u32 b) { return a > b ? a : b; }
 
-MULTIPLY_ROW
+MULTIPLY_EIGHT
 // Barriers in shared memory, by their address there.
 static __device__ __forceinline__ void init_barrier(const u32 barrier, const u32 count) {
     asm volatile("mbarrier.init.shared.b64 [%0], %1;" :: "r"(barrier), "r"(count) : "memory");
@@ -222,7 +222,7 @@ static __device__ __forceinline__ void multiply_rows(state& own, const u8* weigh
             const uint4 value = *(const uint4*)(values + step * (WARPS * 16));
             #pragma unroll
             for (u32 octet = 0; octet < p::octets; ++octet) {
-                multiply(sums[octet + step % CHAINS], *(const uint4*)(lines + octet * 8 * p::stride + step * (WARPS * 64)), value);
+                multiply(sums[octet + step % CHAINS], *(const uint4*)(lines + octet * 8 * p::stride + step * (WARPS * 64)), value, value);
             }
         }
     }

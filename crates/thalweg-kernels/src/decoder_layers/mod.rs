@@ -26,7 +26,7 @@ use thalweg_ir::host::Fault;
 
 use crate::arguments::{self, Argument, arguments};
 use crate::one_query::{OneQuery, Steps};
-use crate::shared::MULTIPLY_ROW;
+use crate::shared::MULTIPLY_EIGHT;
 use crate::{Accesses, NativeKernel, Words};
 
 /// The dtypes that there are kernels for.
@@ -211,7 +211,7 @@ impl DecoderLayers {
             features / heads
         );
         let code = include_str!("kernel.cu")
-            .replace("MULTIPLY_ROW", MULTIPLY_ROW)
+            .replace("MULTIPLY_EIGHT", MULTIPLY_EIGHT)
             .replace("NAME", &self.name())
             .replace("ELEMENT", element)
             .replace("MMA", mma)

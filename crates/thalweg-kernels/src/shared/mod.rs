@@ -1,7 +1,7 @@
 //! Functions of CUDA C that several kernels have: the text of a kernel names one where it is to stand.
 
-/// Adds the products of eight rows of weights and one row, by the tensor cores; `MMA` is the name of their dtype.
-pub(crate) const MULTIPLY_ROW: &str = include_str!("multiply_row.cu");
+/// Adds the products of eight rows of weights and up to sixteen rows, by the tensor cores; `MMA` is the name of their dtype.
+pub(crate) const MULTIPLY_EIGHT: &str = include_str!("multiply_eight.cu");
 
 /// Sums over a block of 256 threads, by a memory of eight numbers.
 pub(crate) const OVER_BLOCK: &str = include_str!("over_block.cu");

@@ -30,7 +30,6 @@ mod terminal;
 mod timing;
 
 use std::fmt::Display;
-use std::io::Write as _;
 use std::process::ExitCode;
 
 use options::Options;
@@ -61,18 +60,18 @@ fn cannot_write(page: &dyn Display, error: &std::io::Error) -> ExitCode {
 
 fn run(options: &Options) -> Result<ExitCode> {
     let page = options.html.display();
-    // Before the work, which takes a while.
-    let mut file = match std::fs::File::create(&options.html) {
-        Ok(file) => file,
-        Err(error) => return Ok(cannot_write(&page, &error)),
-    };
+    // Before the work, which takes a while. What is at the path stays until there is a page.
+    let folder = options.html.parent().filter(|folder| !folder.as_os_str().is_empty());
+    if let Some(Err(error)) = folder.map(std::fs::metadata) {
+        return Ok(cannot_write(&page, &error));
+    }
     let report = no_grad(|| study(options))?;
     if options.json {
         print_json(&report);
     } else {
         print!("{}", terminal::text(&report));
     }
-    if let Err(error) = file.write_all(page::html(&report).as_bytes()) {
+    if let Err(error) = std::fs::write(&options.html, page::html(&report)) {
         return Ok(cannot_write(&page, &error));
     }
     if !options.json {

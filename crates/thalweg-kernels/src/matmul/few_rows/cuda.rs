@@ -9,7 +9,7 @@
 use thalweg_ir::DType;
 use thalweg_ir::cuda::{FloatNames, with_prelude};
 
-use crate::shared::OVER_BLOCK;
+use crate::shared::{MULTIPLY_EIGHT, OVER_BLOCK};
 
 /// A form that there is a kernel for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -88,6 +88,7 @@ impl Variant {
         let template = if needs_tensor_cores(dtype) { TENSOR_CORES } else { LANES };
         let size = dtype.size_bytes() as u64;
         let code = template
+            .replace("MULTIPLY_EIGHT", MULTIPLY_EIGHT)
             .replace("PIECES", include_str!("pieces.cu"))
             .replace("NORMALIZE", include_str!("normalize.cu"))
             .replace("FINISH", include_str!("finish.cu"))

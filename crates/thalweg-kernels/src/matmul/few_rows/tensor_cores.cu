@@ -10,16 +10,7 @@ FINISH
 #if HAS_NORM
 NORMALIZE
 #endif
-// Adds the products of 32 terms of eight rows of W, of which a lane has eight of one, and as many of up to sixteen rows of A, of which it has eight of two.
-static __device__ __forceinline__ void multiply(f32 (&sums)[4], const uint4 b, const uint4 upper, const uint4 lower) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.MMA.MMA.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-        : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
-        : "r"(upper.x), "r"(lower.x), "r"(upper.y), "r"(lower.y), "r"(b.x), "r"(b.y));
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.MMA.MMA.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-        : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
-        : "r"(upper.z), "r"(lower.z), "r"(upper.w), "r"(lower.w), "r"(b.z), "r"(b.w));
-}
-
+MULTIPLY_EIGHT
 extern "C" __global__ void __launch_bounds__(256, 2) NAME(const __grid_constant__ NAME_arguments x) {
     extern __shared__ uint4 slots[];
     __shared__ f32 parts[2][8][ROWS / 4][32];
