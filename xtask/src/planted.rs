@@ -233,7 +233,7 @@ fn mutate(source: &str, places: &[(usize, &Bug, &Place)]) -> Result<String, Stri
 /// Builds the programs in the copy; their file.
 fn build(root: &Path) -> Result<String, String> {
     let output = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
-        .args(["test", "-p", "thalweg-runtime", "--test", "planted", "--no-run", "--message-format", "json"])
+        .args(["test", "--workspace", "--test", "planted", "--no-run", "--message-format", "json"])
         .current_dir(root.join("target/planted"))
         .env("CARGO_TARGET_DIR", root.join("target"))
         .stderr(Stdio::inherit())

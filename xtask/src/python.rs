@@ -60,12 +60,21 @@ fn build(profile: &str) -> Result<(), String> {
     let root = crate::root();
     let cargo = env::var_os("CARGO").unwrap_or_else(|| OsString::from("cargo"));
     let mut command = Command::new(cargo);
-    command.args(["build", "--profile", profile, "-p", "thalweg-python"]).current_dir(&root);
+    command.args(["build", "--profile", profile]).args(selection(profile)).current_dir(&root);
     succeed(&mut command)?;
     let target = env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from);
     let folder = if profile == "dev" { "debug" } else { profile };
     let built = target.join(folder).join("libthalweg_python.so");
     replace(&built, &root.join(FOLDER).join("python/thalweg/_core.abi3.so"))
+}
+
+/// Returns what cargo is to build. Dependencies are compiled anew where those who ask for them want other features: in the profile of the tests, the
+/// libraries are asked for as `cargo test --workspace` does, with an example, which makes cargo count the tests' dependencies in.
+fn selection(profile: &str) -> &'static [&'static str] {
+    match profile {
+        "dev" => &["--workspace", "--lib", "--example", "streams"],
+        _ => &["-p", "thalweg-python"],
+    }
 }
 
 /// Puts a file in the place of another one, which a running program may have open.

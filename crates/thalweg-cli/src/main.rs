@@ -18,6 +18,7 @@ mod generate;
 mod memory;
 mod ops;
 mod output;
+mod precompile;
 mod profile;
 mod sim;
 mod tune;
@@ -62,6 +63,7 @@ enum Command {
     Doctor(doctor::DoctorArgs),
     Memory(memory::MemoryArgs),
     Ops(ops::OpsArgs),
+    Precompile(precompile::PrecompileArgs),
     Profile(profile::ProfileArgs),
     Sim(sim::SimArgs),
     Tune(tune::TuneArgs),
@@ -90,6 +92,7 @@ fn run() -> ExitCode {
         Command::Doctor(arguments) => Ok(doctor::run(&arguments)),
         Command::Memory(arguments) => memory::run(&arguments),
         Command::Ops(arguments) => ops::run(&arguments),
+        Command::Precompile(arguments) => precompile::run(&arguments),
         Command::Profile(arguments) => profile::run(&arguments),
         Command::Sim(arguments) => Ok(sim::run(&arguments)),
         Command::Tune(arguments) => tune::run(&arguments),

@@ -37,7 +37,6 @@ mod kernels;
 mod memory_format;
 pub mod mlp;
 mod moves;
-#[cfg(feature = "ndarray")]
 mod ndarray;
 pub mod norm_linear;
 mod operators;

@@ -7,6 +7,7 @@ mod doctor;
 mod looking;
 mod memory;
 mod ops;
+mod precompile;
 mod profile;
 mod sim;
 mod tune;
