@@ -54,6 +54,17 @@ def test_properties():
         x.size(3)
 
 
+def test_views_of_another_dtype():
+    x = th.tensor([[1.0, 2.0], [3.0, 4.0]], requires_grad=True)
+    bits = x.view(th.int32)
+    assert bits.tolist() == [[0x3F800000, 0x40000000], [0x40400000, 0x40800000]] and not bits.requires_grad
+    assert x.view(dtype=th.uint8).shape == (2, 8) and x.detach().t().view(th.int32).stride() == (1, 2) and x.view(-1, 1).shape == (4, 1)
+    bits[0, 0] = 0x40A00000
+    assert x.tolist() == [[5.0, 2.0], [3.0, 4.0]] and bits.view(th.float32).tolist() == x.tolist()
+    with raises(RuntimeError, "self.stride(-1) must be 1 to view Float as Double (different element sizes), but got 2"):
+        x.t().view(th.float64)
+
+
 def test_printing():
     assert repr(th.tensor([[1.5, 2], [3, 4]], device="sim")) == "tensor([[1.5000, 2.0000],\n        [3.0000, 4.0000]], device='sim:0')"
     assert str(th.float32) == "torch.float32" and repr(th.device("sim")) == "device(type='sim', index=0)"
