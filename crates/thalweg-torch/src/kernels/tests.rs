@@ -134,7 +134,6 @@ fn kernels() -> Kernels {
         sizes: shim::sizes,
         strides: shim::strides,
         dtype: shim::dtype,
-        is_defined: shim::is_defined,
         device_kind: shim::device_kind,
         device_index: shim::device_index,
         is_contiguous: shim::is_contiguous,
@@ -146,6 +145,7 @@ fn kernels() -> Kernels {
         current_stream: Some(shim::current_stream),
         dtypes: [(F32, DType::F32), (F16, DType::F16), (15, DType::Bf16), (I64, DType::I64)],
         device_type: 1,
+        undefined: 0,
     };
     let originals = Originals {
         softmax: Some(own::softmax),
