@@ -11,7 +11,7 @@ use thalweg::{DType, Device, Tensor};
 use crate::convert::{cloned, external, from_bytes, tensor_of, to_bytes, to_list};
 use crate::device::{self, PyDevice};
 use crate::dtype::{self, Numbered, PyDType};
-use crate::failure::{exception, left_out, run, type_error};
+use crate::failure::{exception, run, type_error};
 use crate::handle::PyTensor;
 use crate::protocol::method;
 
@@ -384,10 +384,11 @@ impl PyTensor {
         create_graph: bool,
         inputs: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<()> {
-        if inputs.is_some() {
-            return Err(left_out(
-                "backward(inputs=...) is left out: use `autograd.grad`, which gives the gradients of chosen tensors",
-            ));
+        if let Some(inputs) = inputs.filter(|inputs| !inputs.is_none()) {
+            let py = slf.py();
+            let arguments = (slf, gradient, retain_graph, create_graph, inputs);
+            py.import("thalweg.autograd")?.call_method1("_backward_to", arguments)?;
+            return Ok(());
         }
         let tensor = slf.borrow().tensor.clone();
         let gradient = gradient.map(|gradient| gradient.borrow().tensor.clone());

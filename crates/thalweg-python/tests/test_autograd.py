@@ -9,6 +9,35 @@ from support import close, raises
 from thalweg.utils.checkpoint import checkpoint
 
 
+def test_several_gradients_at_once():
+    x, unused = th.tensor([1.0, 2.0], requires_grad=True), th.ones(2, requires_grad=True)
+    y = x ** 2
+    found, none = th.autograd.grad(y, (x, unused), th.eye(2), allow_unused=True, is_grads_batched=True)
+    assert found.tolist() == [[2.0, 0.0], [0.0, 4.0]] and none is None
+    with raises(RuntimeError, "first extent"):
+        th.autograd.grad(x ** 2, x, is_grads_batched=True)
+
+
+def test_gradients_of_chosen_tensors():
+    x, y = th.tensor([1.0, 2.0], requires_grad=True), th.tensor([3.0, 4.0], requires_grad=True)
+    z = x * y
+    z.sum().backward(inputs=[x], retain_graph=True)
+    assert x.grad.tolist() == [3.0, 4.0] and y.grad is None
+    z.backward(th.ones(2), inputs=x, retain_graph=True)
+    th.autograd.backward([z, z], [th.ones(2)] * 2, inputs=(x, y), retain_graph=True)
+    assert x.grad.tolist() == [12.0, 16.0] and y.grad.tolist() == [2.0, 4.0]
+    given = th.ones(2)
+    x.backward(given, inputs=[x])
+    x.grad.zero_()
+    assert given.tolist() == [1.0, 1.0]
+    z.sum().backward(inputs=[y], create_graph=True)
+    assert y.grad.requires_grad
+    with raises(RuntimeError, "cannot be empty"):
+        z.sum().backward(inputs=[])
+    with raises(RuntimeError, "does not require grad"):
+        z.sum().backward(inputs=[given])
+
+
 def test_backward():
     x = th.tensor([1.0, 2.0, 3.0], requires_grad=True)
     y = (x * x).sum()

@@ -223,3 +223,25 @@ def test_backward_within_backward():
     x = th.tensor([2.0], requires_grad=True)
     Inner.apply(x).backward()
     assert x.grad.tolist() == [4]
+
+
+def test_another_name_of_the_backward_pass():
+    class Twice(th.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return 2 * x
+
+        @staticmethod
+        def vjp(ctx, gradient):
+            return 2 * gradient
+
+    class Both(Twice):
+        @staticmethod
+        def backward(ctx, gradient):
+            return gradient
+
+    x = th.ones(2, requires_grad=True)
+    Twice.apply(x).sum().backward()
+    assert x.grad.tolist() == [2.0, 2.0]
+    with raises(RuntimeError, "only implement one"):
+        Both.apply(x)

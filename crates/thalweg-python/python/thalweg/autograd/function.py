@@ -46,7 +46,7 @@ def _gradients(cls, ctx, inputs, results, gradients):
         gradients = [
             _core.zeros(shape, dtype=dtype, device=device) if gradient is None and dtype.is_floating_point else gradient
             for gradient, (shape, dtype, device) in zip(gradients, results)]
-    found = cls.backward(ctx, *gradients)
+    found = (cls.vjp if cls.backward is Function.backward else cls.backward)(ctx, *gradients)
     found = found if isinstance(found, tuple) else (found,)
     title = f"{cls.__name__}Backward"
     while len(found) > len(inputs) and found[-1] is None:
@@ -105,16 +105,15 @@ class Function:
         raise NotImplementedError("You must implement either the backward or vjp method for your custom autograd.Function to use it "
                                   "with backward mode AD.")
 
-    @classmethod
-    def vjp(cls, ctx, *grad_outputs):
-        """Computes the gradients: another name of `backward`."""
-        return cls.backward(ctx, *grad_outputs)
+    # Another name: a subclass has either.
+    vjp = backward
 
     @classmethod
     def apply(cls, *args):
         """Calls the function, and records it."""
-        if cls.backward is Function.backward and "vjp" in vars(cls):
-            raise NotImplementedError(f"{cls.__name__}.vjp is left out: name it backward")
+        if cls.backward is not Function.backward and cls.vjp is not Function.vjp:
+            raise RuntimeError("Implementing both 'backward' and 'vjp' for a custom Function is not allowed. You should only implement one "
+                               "of them.")
         ctx = FunctionCtx()
         is_tensor = [isinstance(value, _core.Tensor) for value in args]
         ctx.needs_input_grad = tuple(known and value.requires_grad for known, value in zip(is_tensor, args))
