@@ -177,8 +177,9 @@ def test_tunable():
         with raises(RuntimeError):
             tunable.read_file(folder + "/none.csv")
         assert not tunable.write_file(folder + "/none/none.csv")
-    with raises(NotImplementedError, "write_file_on_exit"):
-        tunable.write_file_on_exit(True)
+    # Said twice, it is written once; taken back, it is not.
+    for wanted in (True, True, False):
+        tunable.write_file_on_exit(wanted)
     with raises(OverflowError):
         tunable.set_max_tuning_iterations(-1)
 

@@ -37,8 +37,8 @@ def is_floating_point(input):
 
 
 def is_complex(input):
-    """Returns whether a tensor's dtype is complex: none is."""
-    return False
+    """Returns whether a tensor's dtype is complex."""
+    return input.dtype.is_complex
 
 
 def numel(input):

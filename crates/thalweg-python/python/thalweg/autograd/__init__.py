@@ -171,6 +171,8 @@ def grad(outputs, inputs, grad_outputs=None, retain_graph=None, create_graph=Fal
 def _batched(outputs, inputs, given, retain_graph, create_graph, allow_unused, materialize_grads):
     """Returns what `grad` gives for each of several gradients, along a new first dimension; one pass for each."""
     counts = {gradient.shape[0] for gradient in given if gradient is not None}
+    if not counts:
+        raise RuntimeError("grad can be implicitly created only for scalar outputs")
     if len(counts) != 1 or 0 in counts:
         raise RuntimeError(f"is_grads_batched=True needs gradients of one first extent of 1 or more, not of {sorted(counts)}")
     count = counts.pop()
@@ -200,13 +202,12 @@ def backward(tensors, grad_tensors=None, retain_graph=None, create_graph=False, 
         tensor.backward(gradient, retain_graph=keep, create_graph=create_graph, inputs=inputs)
 
 
-from . import function, gradcheck as _gradcheck, graph  # noqa: E402
+from . import function, functional, gradcheck as _gradcheck, graph  # noqa: E402
 from .function import Function  # noqa: E402,F401
 from .gradcheck import GradcheckError, gradcheck, gradgradcheck  # noqa: E402,F401
 
 _LEFT_OUT = {
     "forward_ad": "there is no forward-mode differentiation",
-    "functional": "compose `autograd.grad` with `create_graph=True`",
     "profiler": "say `thalweg.profiler`",
     "NestedIOFunction": "arguments are passed one by one",
 }
