@@ -55,17 +55,17 @@ pub struct ForeachItem {
     /// How many elements it has.
     pub elements: u64,
     /// The address of each input that is not shared, in order.
-    pub addresses: SmallVec<[u64; 4]>,
+    pub addresses: SmallVec<[u64; 8]>,
 }
 
-/// The arguments of one launch.
+/// The arguments of a call, or of one launch of it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ForeachArguments {
     /// The address of each shared input, in order.
     pub shared: SmallVec<[u64; 4]>,
     /// The bits of each scalar.
     pub scalars: SmallVec<[u64; 8]>,
-    /// The tensors: up to [`ForeachKernel::capacity`].
+    /// The tensors; a launch takes up to [`ForeachKernel::capacity`] of them.
     pub items: Vec<ForeachItem>,
 }
 
@@ -106,12 +106,12 @@ impl ForeachKernel {
         self.targets.iter().any(|&target| usize::from(target) == input)
     }
 
-    /// Returns the words of a launch.
+    /// Returns the words of a launch over some tensors of a call.
     ///
     /// # Panics
     /// If there are more tensors than the [`capacity`](Self::capacity), or other operands than the kernel has.
-    pub fn pack(&self, arguments: &ForeachArguments) -> Vec<u64> {
-        let ForeachArguments { shared, scalars, items } = arguments;
+    pub fn pack(&self, arguments: &ForeachArguments, items: &[ForeachItem]) -> Vec<u64> {
+        let ForeachArguments { shared, scalars, .. } = arguments;
         let (listed, capacity) = (self.listed().count(), self.capacity());
         assert!(items.len() <= capacity, "{}: {} tensors in one launch", self.name, items.len());
         assert_eq!(shared.len() + listed, self.body.inputs.len(), "{}: one address an input", self.name);
@@ -121,7 +121,8 @@ impl ForeachKernel {
             "{}: one address an input",
             self.name
         );
-        let mut words: Vec<u64> = shared.iter().chain(scalars).copied().collect();
+        let mut words = Vec::with_capacity(self.header() + capacity * (2 + listed));
+        words.extend(shared.iter().chain(scalars));
         words.push(items.len() as u64);
         let mut table = |values: &mut dyn Iterator<Item = u64>| {
             let end = words.len() + capacity;

@@ -1,5 +1,6 @@
 //! One body over a list of tensors as launches: see [`thalweg_ir::foreach`].
 
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use smallvec::SmallVec;
@@ -10,19 +11,24 @@ use thalweg_ir::host::{Cells, Fault, HostProgram, Source};
 
 use crate::{Accesses, NativeKernel, Placed, Words, cells, slice};
 
+/// The tensors of a call that one launch takes.
+#[derive(Clone, Copy, Debug)]
+pub struct Part<'a> {
+    arguments: &'a ForeachArguments,
+    items: &'a [ForeachItem],
+}
+
 /// Returns the launches of a kernel over a list of tensors: one for each [`capacity`](ForeachKernel::capacity) of them. Outputs of
 /// different tensors must not overlap.
 pub fn launches<'a>(
     kernel: &'a Arc<ForeachKernel>,
     arguments: &'a ForeachArguments,
-) -> impl Iterator<Item = Placed<&'a Arc<ForeachKernel>, ForeachArguments>> {
-    arguments.items.chunks(kernel.capacity()).map(move |items| Placed {
-        kernel,
-        at: ForeachArguments { items: items.to_vec(), ..arguments.clone() },
-    })
+) -> impl Iterator<Item = Placed<&'a Arc<ForeachKernel>, Part<'a>>> {
+    let parts = arguments.items.chunks(kernel.capacity());
+    parts.map(move |items| Placed { kernel, at: Part { arguments, items } })
 }
 
-impl NativeKernel for Placed<&Arc<ForeachKernel>, ForeachArguments> {
+impl NativeKernel for Placed<&Arc<ForeachKernel>, Part<'_>> {
     fn name(&self) -> &str {
         &self.kernel.name
     }
@@ -43,25 +49,25 @@ impl NativeKernel for Placed<&Arc<ForeachKernel>, ForeachArguments> {
     }
 
     fn launch_shape(&self) -> Option<LaunchShape> {
-        let blocks = ForeachKernel::blocks(&self.at.items);
+        let blocks = ForeachKernel::blocks(self.at.items);
         (blocks > 0).then_some(LaunchShape { grid: [blocks as u32, 1, 1], block: [BLOCK, 1, 1] })
     }
 
     fn words(&self) -> Words {
-        self.kernel.pack(&self.at).into()
+        self.kernel.pack(self.at.arguments, self.at.items).into()
     }
 
     fn accesses(&self) -> Accesses {
-        accesses(self.kernel, &self.at)
+        accesses(self.kernel, self.at)
     }
 }
 
 /// Returns the ranges that a launch touches, each once.
-fn accesses(kernel: &ForeachKernel, arguments: &ForeachArguments) -> Accesses {
+fn accesses(kernel: &ForeachKernel, Part { arguments, items }: Part<'_>) -> Accesses {
     let bytes = |input: usize, elements: u64| elements * kernel.body.inputs[input].dtype.size_bytes() as u64;
-    let mut list = Accesses::new();
+    let (mut list, mut seen) = (Accesses::new(), HashSet::new());
     let mut add = |access: Access| {
-        if access.bytes > 0 && !list.contains(&access) {
+        if access.bytes > 0 && seen.insert(access) {
             list.push(access);
         }
     };
@@ -69,7 +75,7 @@ fn accesses(kernel: &ForeachKernel, arguments: &ForeachArguments) -> Accesses {
         let pointer = DevicePointer::new(arguments.shared[kernel.place(input)]);
         add(Access::read(pointer, bytes(input, 1)));
     }
-    for ForeachItem { elements, addresses } in &arguments.items {
+    for ForeachItem { elements, addresses } in items {
         for input in kernel.listed() {
             let pointer = DevicePointer::new(addresses[kernel.place(input)]);
             let bytes = bytes(input, kernel.elements(input, *elements));

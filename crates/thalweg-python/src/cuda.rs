@@ -1,6 +1,7 @@
 //! Streams, events, graphs and memory, for `thalweg.cuda`. They are those of the GPU and of the simulated one alike.
 //!
-//! This module is a hub: it registers `audit`, `history` and `memory` in the same module of Python, and `audit` and `memory` take its streams.
+//! This module is a hub: it registers `audit`, `history`, `memory` and `readings` in the same module of Python, and `audit` and `memory` take its
+//! streams.
 
 use std::cell::RefCell;
 use std::path::PathBuf;
@@ -627,5 +628,6 @@ pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     own.add_function(wrap_pyfunction!(_device_properties, &own)?)?;
     crate::history::register(&own)?;
     crate::memory::register(&own)?;
+    crate::readings::register(&own)?;
     module.add("_cuda", own)
 }

@@ -36,6 +36,7 @@ mod node;
 mod optim;
 mod profiler;
 mod protocol;
+mod readings;
 mod record;
 mod table;
 mod tensor;

@@ -6,12 +6,13 @@ use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyByteArray, PyDict, PyInt, PyTuple};
 use thalweg::autograd::no_grad;
 use thalweg::tensor::autograd::BackwardOptions;
+use thalweg::tensor::{PrintOptions, set_print_options};
 use thalweg::{DType, Device, Tensor};
 
 use crate::convert::{cloned, external, from_bytes, tensor_of, to_bytes, to_list};
 use crate::device::{self, PyDevice};
 use crate::dtype::{self, Numbered, PyDType};
-use crate::failure::{exception, left_out, run, type_error};
+use crate::failure::{exception, run, type_error};
 use crate::handle::PyTensor;
 use crate::protocol::method;
 
@@ -384,10 +385,11 @@ impl PyTensor {
         create_graph: bool,
         inputs: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<()> {
-        if inputs.is_some() {
-            return Err(left_out(
-                "backward(inputs=...) is left out: use `autograd.grad`, which gives the gradients of chosen tensors",
-            ));
+        if let Some(inputs) = inputs.filter(|inputs| !inputs.is_none()) {
+            let py = slf.py();
+            let arguments = (slf, gradient, retain_graph, create_graph, inputs);
+            py.import("thalweg.autograd")?.call_method1("_backward_to", arguments)?;
+            return Ok(());
         }
         let tensor = slf.borrow().tensor.clone();
         let gradient = gradient.map(|gradient| gradient.borrow().tensor.clone());
@@ -602,8 +604,28 @@ fn _set_rng_state(py: Python<'_>, seed: u64, offset: u64, device: Option<&Bound<
     run(py, || thalweg::random::default_generator(&device)?.set_state(seed, offset))
 }
 
+/// Sets how tensors are printed; `sci_mode` is whether floats have an exponent.
+#[pyfunction]
+fn _set_print_options(
+    precision: usize,
+    threshold: usize,
+    edgeitems: usize,
+    linewidth: usize,
+    sci_mode: Option<bool>,
+) -> PyResult<()> {
+    let options = PrintOptions {
+        precision,
+        threshold,
+        edge_items: edgeitems,
+        line_width: linewidth,
+        has_exponent: sci_mode,
+    };
+    set_print_options(options).map_err(|error| exception(&error))
+}
+
 /// Adds the class and the functions.
 pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_function(wrap_pyfunction!(_set_print_options, module)?)?;
     module.add_class::<PyTensor>()?;
     module.add_function(wrap_pyfunction!(tensor, module)?)?;
     module.add_function(wrap_pyfunction!(_from_bytes, module)?)?;

@@ -9,6 +9,73 @@ from support import close, raises
 from thalweg.utils.checkpoint import checkpoint
 
 
+def test_derivatives_of_functions():
+    from thalweg.autograd import functional
+
+    x, y = th.tensor([1.0, 2.0]), th.tensor([3.0, 5.0])
+
+    def product(x, y):
+        return x * x * y, (x * y).sum()
+
+    (xx, xy), (sx, sy) = functional.jacobian(product, (x, y))
+    assert xx.tolist() == [[6.0, 0.0], [0.0, 20.0]] and xy.tolist() == [[1.0, 0.0], [0.0, 4.0]]
+    assert sx.tolist() == [3.0, 5.0] and sy.tolist() == [1.0, 2.0] and not sx.requires_grad
+    assert functional.jacobian(lambda x: x.exp()[:, None], th.zeros(2)).tolist() == [[[1.0, 0.0]], [[0.0, 1.0]]]
+    outputs, found = functional.vjp(product, (x, y), (th.ones(2), th.tensor(2.0)))
+    assert outputs[1].item() == 13.0 and found[0].tolist() == [12.0, 30.0] and found[1].tolist() == [3.0, 8.0]
+    _, found = functional.jvp(product, (x, y), (th.tensor([1.0, 0.0]), th.tensor([0.0, 1.0])))
+    assert found[0].tolist() == [6.0, 4.0] and found[1].item() == 5.0
+
+    def cubes(x, y):
+        return (x ** 3 * y).sum()
+
+    (xx, xy), (yx, yy) = functional.hessian(cubes, (x, y))
+    assert xx.tolist() == [[18.0, 0.0], [0.0, 60.0]] and xy.tolist() == yx.tolist() == [[3.0, 0.0], [0.0, 12.0]]
+    assert yy.tolist() == [[0.0, 0.0], [0.0, 0.0]]
+    for product_of in (functional.vhp, functional.hvp):
+        value, found = product_of(cubes, (x, y), (th.ones(2), th.zeros(2)))
+        assert value.item() == 43.0 and found[0].tolist() == [18.0, 60.0] and found[1].tolist() == [3.0, 12.0]
+    assert functional.hessian(lambda x: (x ** 3).sum(), x).tolist() == [[6.0, 0.0], [0.0, 12.0]]
+    x.requires_grad_()
+    functional.jacobian(lambda x: x ** 3, x, create_graph=True).sum().backward()
+    assert x.grad.tolist() == [6.0, 12.0]
+    with raises(RuntimeError, "independent of input 1"):
+        functional.jacobian(lambda x, y: x * 2, (x, y), strict=True)
+    with raises(RuntimeError, "single element"):
+        functional.hessian(lambda x: x * x, x)
+    with raises(RuntimeError, "invalid size"):
+        functional.vjp(lambda x: x * x, x, th.ones(3))
+
+
+def test_several_gradients_at_once():
+    x, unused = th.tensor([1.0, 2.0], requires_grad=True), th.ones(2, requires_grad=True)
+    y = x ** 2
+    found, none = th.autograd.grad(y, (x, unused), th.eye(2), allow_unused=True, is_grads_batched=True)
+    assert found.tolist() == [[2.0, 0.0], [0.0, 4.0]] and none is None
+    with raises(RuntimeError, "scalar outputs"):
+        th.autograd.grad(x ** 2, x, is_grads_batched=True)
+
+
+def test_gradients_of_chosen_tensors():
+    x, y = th.tensor([1.0, 2.0], requires_grad=True), th.tensor([3.0, 4.0], requires_grad=True)
+    z = x * y
+    z.sum().backward(inputs=[x], retain_graph=True)
+    assert x.grad.tolist() == [3.0, 4.0] and y.grad is None
+    z.backward(th.ones(2), inputs=x, retain_graph=True)
+    th.autograd.backward([z, z], [th.ones(2)] * 2, inputs=(x, y), retain_graph=True)
+    assert x.grad.tolist() == [12.0, 16.0] and y.grad.tolist() == [2.0, 4.0]
+    given = th.ones(2)
+    x.backward(given, inputs=[x])
+    x.grad.zero_()
+    assert given.tolist() == [1.0, 1.0]
+    z.sum().backward(inputs=[y], create_graph=True)
+    assert y.grad.requires_grad
+    with raises(RuntimeError, "cannot be empty"):
+        z.sum().backward(inputs=[])
+    with raises(RuntimeError, "does not require grad"):
+        z.sum().backward(inputs=[given])
+
+
 def test_backward():
     x = th.tensor([1.0, 2.0, 3.0], requires_grad=True)
     y = (x * x).sum()

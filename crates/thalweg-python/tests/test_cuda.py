@@ -66,6 +66,24 @@ def test_devices():
             getattr(th.cuda, name)
 
 
+def test_readings_of_gpus():
+    for name in ("utilization", "memory_usage", "temperature", "power_draw", "clock_rate", "list_gpu_processes"):
+        read = getattr(th.cuda, name)
+        with th.cuda.device("sim:0"), raises(RuntimeError, f"{name}: sim:0 is no GPU"):
+            read()
+        with raises(RuntimeError, f"{name}: "):
+            read(4096)
+        with raises(TypeError, "is not a device"):
+            read([])
+        if th.cuda.is_available():
+            first = read(0)
+            assert first.startswith("GPU:0\n") if name == "list_gpu_processes" else 0 <= first < 2_000_000, (name, first)
+            assert type(read("cuda:0")) is type(first)
+        else:
+            with raises(RuntimeError, "libnvidia-ml"):
+                read(0)
+
+
 def test_graphed_functions():
     graphed = th.cuda.make_graphed_callables(lambda x, y: {"sum": x * y, "rest": (x + 1,)},
                                              (th.ones(4, requires_grad=True), th.ones(4)))
@@ -159,8 +177,9 @@ def test_tunable():
         with raises(RuntimeError):
             tunable.read_file(folder + "/none.csv")
         assert not tunable.write_file(folder + "/none/none.csv")
-    with raises(NotImplementedError, "write_file_on_exit"):
-        tunable.write_file_on_exit(True)
+    # Said twice, it is written once; taken back, it is not.
+    for wanted in (True, True, False):
+        tunable.write_file_on_exit(wanted)
     with raises(OverflowError):
         tunable.set_max_tuning_iterations(-1)
 

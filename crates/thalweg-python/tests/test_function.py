@@ -223,3 +223,81 @@ def test_backward_within_backward():
     x = th.tensor([2.0], requires_grad=True)
     Inner.apply(x).backward()
     assert x.grad.tolist() == [4]
+
+
+def test_another_name_of_the_backward_pass():
+    class Twice(th.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return 2 * x
+
+        @staticmethod
+        def vjp(ctx, gradient):
+            return 2 * gradient
+
+    class Both(Twice):
+        @staticmethod
+        def backward(ctx, gradient):
+            return gradient
+
+    x = th.ones(2, requires_grad=True)
+    Twice.apply(x).sum().backward()
+    assert x.grad.tolist() == [2.0, 2.0]
+    with raises(RuntimeError, "only implement one"):
+        Both.apply(x).sum().backward()
+
+
+class Tripled(th.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, returned=True):
+        x.mul_(3.0)
+        ctx.mark_dirty(x)
+        return x if returned else x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient, *_):
+        return 3.0 * gradient, None
+
+
+class Exponential(th.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, y):
+        x.exp_()
+        ctx.mark_dirty(x)
+        ctx.save_for_backward(x)
+        return y * 2, x
+
+    @staticmethod
+    def backward(ctx, of_double, of_power):
+        power, = ctx.saved_tensors
+        return of_power * power, 2 * of_double
+
+
+def test_inputs_that_a_function_writes():
+    leaf = th.tensor([1.0, 2.0], requires_grad=True)
+    x = leaf * 1
+    before = x[0]
+    assert Tripled.apply(x) is x and x.tolist() == [3.0, 6.0] and before.item() == 3.0
+    (x.sum() + before).backward()
+    assert leaf.grad.tolist() == [6.0, 3.0]
+    # A view: its base knows.
+    leaf.grad = None
+    x = leaf * 1
+    Tripled.apply(x[1:])
+    assert x.tolist() == [1.0, 6.0]
+    (x * x).sum().backward()
+    assert leaf.grad.tolist() == [2.0, 36.0]
+    # A result that is kept, and one that is not written.
+    leaf.grad = None
+    x = leaf * 1
+    double, power = Exponential.apply(x, leaf)
+    assert power is x and double is not leaf
+    (double.sum() + power.sum()).backward()
+    close(leaf.grad, [2.0 + 2.7182818, 2.0 + 7.3890561])
+    with th.no_grad():
+        x = th.ones(2)
+        assert Tripled.apply(x) is x and x.tolist() == [3.0, 3.0]
+    with raises(RuntimeError, "leaf"):
+        Tripled.apply(leaf)
+    with raises(RuntimeError, "were not returned as output"):
+        Tripled.apply(leaf * 1, False)

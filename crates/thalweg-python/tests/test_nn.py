@@ -195,7 +195,7 @@ def test_layers_have_shapes():
     dropped = F.dropout(th.ones(1000), 0.5)
     assert set(dropped.tolist()) == {0.0, 2.0}
     with raises(AttributeError, "left out"):
-        nn.SyncBatchNorm
+        nn.DataParallel
 
 
 def test_losses():
@@ -206,6 +206,38 @@ def test_losses():
     close(F.binary_cross_entropy_with_logits(th.tensor([0.0]), th.tensor([1.0])), 0.6931472)
     with raises(ValueError, "not a valid value"):
         F.mse_loss(scores, scores, reduction="average")
+    weight = th.tensor([[1.0, 2.0, 0.0]])
+    assert F.mse_loss(scores, scores + weight, weight=weight).tolist() == 3.0
+    assert F.mse_loss(scores, scores + weight, reduction="none", weight=weight).tolist() == [[1.0, 8.0, 0.0]]
+    with raises(ValueError, "same size"):
+        F.mse_loss(scores, scores, weight=th.ones(2))
+
+
+def test_rows_of_a_limited_norm():
+    for module, indices in ((nn.Embedding(3, 2, max_norm=1.0), th.tensor([[0, 2], [0, 0]])), (nn.EmbeddingBag(3, 2, max_norm=1.0), th.tensor([[0, 2]]))):
+        with th.no_grad():
+            module.weight.copy_(th.tensor([[3.0, 4.0], [3.0, 4.0], [0.3, 0.4]]))
+        module(indices).sum().backward()
+        close(module.weight, [[0.6, 0.8], [3.0, 4.0], [0.3, 0.4]])
+        assert module.weight.grad[1].tolist() == [0.0, 0.0]
+    table = th.tensor([[3.0, -4.0]])
+    close(F.embedding(th.tensor([0]), table, max_norm=0.7, norm_type=1.0), [[0.3, -0.4]])
+
+
+def test_synchronized_batch_norm():
+    net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4, momentum=0.5), nn.Sequential(nn.BatchNorm2d(2)))
+    before = net[1]
+    before.running_mean.fill_(3.0)
+    net = nn.SyncBatchNorm.convert_sync_batchnorm(net)
+    after = net[1]
+    assert type(after) is type(net[2][0]) is nn.SyncBatchNorm and after.weight is before.weight and after.momentum == 0.5
+    x = th.randn(5, 4)
+    close(after.eval()(x), before.eval()(x).tolist())
+    close(after.train()(x), before.train()(x).tolist())
+    # Both count in the same statistics.
+    assert after.running_mean is before.running_mean and after(th.randn(2, 4, 3)).shape == (2, 4, 3)
+    with raises(ValueError, "at least 2D"):
+        after(th.ones(4))
 
 
 def test_files():

@@ -1,5 +1,6 @@
 """`profiler`: what is recorded, when by a schedule, and the file."""
 
+import gzip
 import json
 import os
 import tempfile
@@ -54,6 +55,10 @@ def test_steps_by_a_schedule():
             with open(os.path.join(folder, name)) as file:
                 events = json.load(file)["traceEvents"]
             assert sum(str(event.get("name")).startswith("ProfilerStep#") and event["cat"] == "user_annotation" for event in events) == 2
+        tensorboard_trace_handler(folder, "small", use_gzip=True)(prof)
+        (name,) = (name for name in os.listdir(folder) if name.endswith(".gz"))
+        with gzip.open(os.path.join(folder, name)) as file:
+            assert json.load(file)["traceEvents"] == events
 
 
 def test_what_it_refuses():

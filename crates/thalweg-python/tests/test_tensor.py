@@ -54,7 +54,47 @@ def test_properties():
         x.size(3)
 
 
+def test_views_of_another_dtype():
+    x = th.tensor([[1.0, 2.0], [3.0, 4.0]], requires_grad=True)
+    bits = x.view(th.int32)
+    assert bits.tolist() == [[0x3F800000, 0x40000000], [0x40400000, 0x40800000]] and not bits.requires_grad
+    assert x.view(dtype=th.uint8).shape == (2, 8) and x.detach().t().view(th.int32).stride() == (1, 2) and x.view(-1, 1).shape == (4, 1)
+    bits[0, 0] = 0x40A00000
+    assert x.tolist() == [[5.0, 2.0], [3.0, 4.0]] and bits.view(th.float32).tolist() == x.tolist()
+    with raises(RuntimeError, "self.stride(-1) must be 1 to view Float as Double (different element sizes), but got 2"):
+        x.t().view(th.float64)
+
+
+def test_options_of_printing():
+    """Texts are PyTorch's, beside the device."""
+    wide, ramp, z = th.tensor([[1.5, 2.25, -3.0], [1e5, 0.001, 7.0]]), th.arange(12.0).reshape(3, 4) / 7, th.tensor([1 + 2j, 0.5 - 1j])
+
+    def text(x):
+        return repr(x).replace(",\n       device='sim:0'", "").replace(", device='sim:0'", "")
+    try:
+        th.set_printoptions(precision=2)
+        assert text(wide) == "tensor([[ 1.50e+00,  2.25e+00, -3.00e+00],\n        [ 1.00e+05,  1.00e-03,  7.00e+00]])"
+        assert text(ramp) == "tensor([[0.00, 0.14, 0.29, 0.43],\n        [0.57, 0.71, 0.86, 1.00],\n        [1.14, 1.29, 1.43, 1.57]])"
+        assert text(z) == "tensor([1.00+2.j, 0.50-1.j])"
+        th.set_printoptions(profile="default", sci_mode=False)
+        assert text(wide) == "tensor([[     1.5000,      2.2500,     -3.0000],\n        [100000.0000,      0.0010,      7.0000]])"
+        th.set_printoptions(sci_mode=True)
+        assert text(th.tensor([1.0, 2.0])) == "tensor([1.0000e+00, 2.0000e+00])" and text(z) == "tensor([1.0000e+00+2.0000e+00j, 5.0000e-01-1.0000e+00j])"
+        th.set_printoptions(threshold=5, edgeitems=1, linewidth=20)
+        assert text(ramp) == "tensor([[0.0000,\n          ...,\n         0.4286],\n        ...,\n        [1.1429,\n          ...,\n         1.5714]])"
+        th.set_printoptions(profile="full")
+        assert repr(th.zeros(2000)).count("0.") == 2000
+        for wrong in (dict(precision=2000), dict(edgeitems=0)):
+            with raises(RuntimeError, "1 or more elements at an edge"):
+                th.set_printoptions(**wrong)
+        with raises(ValueError, "default, short, full"):
+            th.set_printoptions(profile="long")
+    finally:
+        th.set_printoptions(profile="default")
+
+
 def test_printing():
+    th.set_printoptions(profile="default")
     assert repr(th.tensor([[1.5, 2], [3, 4]], device="sim")) == "tensor([[1.5000, 2.0000],\n        [3.0000, 4.0000]], device='sim:0')"
     assert str(th.float32) == "torch.float32" and repr(th.device("sim")) == "device(type='sim', index=0)"
     assert f"{th.tensor(1.23456):.2f}" == "1.23"

@@ -28,6 +28,9 @@ GIVEN = {
         "-> Iterator[tuple[str, Parameter]]: ...",
     ("nn.module", "Module.state_dict"): "def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]: ...",
     ("cuda.memory", "mem_get_info"): "def mem_get_info(device: Any = ...) -> tuple[builtins.int, builtins.int]: ...",
+    **{("cuda", name): f"def {name}(device: Any = ...) -> builtins.int: ..."
+       for name in ("utilization", "memory_usage", "temperature", "power_draw", "clock_rate")},
+    ("cuda.memory", "list_gpu_processes"): "def list_gpu_processes(device: Any = ...) -> str: ...",
     ("array_api._dtypes", "__array_namespace_info__"): "class __array_namespace_info__(Any): ...",
     ("optim.optimizer", "Optimizer.step"): "def step(self, *args: Any, **kwargs: Any) -> Any: ...",
     ("autograd.function", "Function.forward"): "@staticmethod\n    def forward(*args: Any, **kwargs: Any) -> Any: ...",

@@ -1,21 +1,62 @@
-//! `Display` of [`Tensor`]: as PyTorch prints it, with its defaults (4 digits, lines of 80 characters, tensors of more than 1,000
-//! elements shortened to 3 at each edge).
+//! `Display` of [`Tensor`]: as PyTorch prints it, by options with PyTorch's defaults.
 
 use std::fmt;
+use std::sync::{PoisonError, RwLock};
 
 use thalweg_ir::{DType, Element, c128, with_dtype};
-use thalweg_runtime::Result;
+use thalweg_runtime::{Error, Result};
 
 use crate::autograd::no_grad;
 use crate::tensor::Tensor;
 
-/// Digits behind the point.
-const PRECISION: usize = 4;
-/// Tensors with more elements are shortened.
-const THRESHOLD: usize = 1000;
-/// How many elements a shortened dimension keeps at each edge.
-const EDGE: usize = 3;
-const LINE: usize = 80;
+/// How tensors are printed (`torch.set_printoptions`).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct PrintOptions {
+    /// Digits behind the point; at most 1,000.
+    pub precision: usize,
+    /// The most elements of a tensor that is printed in full.
+    pub threshold: usize,
+    /// How many elements a shortened dimension keeps at each edge; 1 or more.
+    pub edge_items: usize,
+    /// Characters of a line.
+    pub line_width: usize,
+    /// Whether floats have an exponent; `None` where their values decide.
+    pub has_exponent: Option<bool>,
+}
+
+impl PrintOptions {
+    const DEFAULT: Self =
+        Self { precision: 4, threshold: 1000, edge_items: 3, line_width: 80, has_exponent: None };
+}
+
+impl Default for PrintOptions {
+    fn default() -> Self {
+        Self::DEFAULT
+    }
+}
+
+static OPTIONS: RwLock<PrintOptions> = RwLock::new(PrintOptions::DEFAULT);
+
+/// Returns how tensors are printed in this process.
+pub fn print_options() -> PrintOptions {
+    *OPTIONS.read().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Sets how tensors are printed in this process.
+///
+/// # Errors
+/// [`Error::is_invalid_argument`] if there are more digits than 1,000, or no elements at an edge.
+pub fn set_print_options(options: PrintOptions) -> Result<()> {
+    if options.precision > 1000 || options.edge_items == 0 {
+        return Err(Error::invalid(format!(
+            "tensors are printed with 0 to 1,000 digits and 1 or more elements at an edge, not with {} and {}",
+            options.precision, options.edge_items
+        )));
+    }
+    *OPTIONS.write().unwrap_or_else(PoisonError::into_inner) = options;
+    Ok(())
+}
+
 const PREFIX: &str = "tensor(";
 
 impl fmt::Display for Tensor {
@@ -30,7 +71,8 @@ impl fmt::Display for Tensor {
 
 impl Tensor {
     fn printed(&self) -> Result<String> {
-        let (shown, shape) = self.shown()?;
+        let options = print_options();
+        let (shown, shape) = self.shown(&options)?;
         let mut suffixes = Vec::new();
         suffixes.push(format!("device='{}'", self.device()));
         if self.elements() == 0 && self.rank() != 1 {
@@ -52,24 +94,25 @@ impl Tensor {
         let body = match self.elements() {
             0 => "[]".to_owned(),
             _ => {
-                let layout =
-                    Printed { width: shown.width(), values: &shown, is_cut: self.elements() > THRESHOLD };
+                let edge = (self.elements() > options.threshold).then_some(options.edge_items);
+                let layout = Printed { values: &shown, edge, line_width: options.line_width };
                 layout.dimension(&shape, self.shape(), 0, PREFIX.len())
             }
         };
-        Ok(with_suffixes(format!("{PREFIX}{body}"), &suffixes))
+        Ok(with_suffixes(format!("{PREFIX}{body}"), &suffixes, options.line_width))
     }
 
     /// Returns the elements that are printed, and their shape: those at the edges of a large tensor.
-    fn shown(&self) -> Result<(Numbers, Vec<usize>)> {
+    fn shown(&self, options: &PrintOptions) -> Result<(Numbers, Vec<usize>)> {
         no_grad(|| {
             let mut kept = self.detach();
-            if self.elements() > THRESHOLD {
+            if self.elements() > options.threshold {
+                let edge = options.edge_items;
                 for dimension in 0..self.rank() {
                     let size = self.shape()[dimension];
-                    if size > 2 * EDGE {
+                    if size > edge.saturating_mul(2) {
                         let at = dimension as i64;
-                        let edges = [kept.narrow(at, 0, EDGE)?, kept.narrow(at, size - EDGE, EDGE)?];
+                        let edges = [kept.narrow(at, 0, edge)?, kept.narrow(at, size - edge, edge)?];
                         kept = Tensor::cat(&edges, at)?;
                     }
                 }
@@ -82,10 +125,10 @@ impl Tensor {
                     )
                 }
                 dtype if dtype.is_floating_point() => {
-                    Numbers::floats(kept.to_dtype(DType::F64)?.to_vec::<f64>()?)
+                    Numbers::floats(kept.to_dtype(DType::F64)?.to_vec::<f64>()?, options)
                 }
                 dtype if dtype.is_complex() => {
-                    Numbers::complex(&kept.to_dtype(DType::C128)?.to_vec::<c128>()?)
+                    Numbers::complex(&kept.to_dtype(DType::C128)?.to_vec::<c128>()?, options)
                 }
                 dtype => with_dtype!(dtype,
                     bool => Numbers::texts(std::iter::empty()),
@@ -119,7 +162,7 @@ impl Numbers {
     }
 
     /// Floats in one form: whole numbers with a point, fixed digits, or an exponent where they differ too much.
-    fn floats(values: Vec<f64>) -> Self {
+    fn floats(values: Vec<f64>, options: &PrintOptions) -> Self {
         let finite: Vec<f64> =
             values.iter().copied().filter(|value| value.is_finite() && *value != 0.0).collect();
         let (mut least, mut greatest) = (f64::INFINITY, 0.0f64);
@@ -128,22 +171,23 @@ impl Numbers {
         }
         let is_whole = finite.iter().all(|value| value.fract() == 0.0);
         let is_wide = !finite.is_empty() && (greatest / least > 1000.0 || greatest > 1e8);
-        let has_exponent = is_wide || (!is_whole && least < 1e-4);
+        let has_exponent = options.has_exponent.unwrap_or(is_wide || (!is_whole && least < 1e-4));
+        let precision = options.precision;
         let text = |value: f64| match value {
             value if value.is_nan() => "nan".to_owned(),
             value if value.is_infinite() => if value > 0.0 { "inf" } else { "-inf" }.to_owned(),
-            value if has_exponent => exponent_text(value),
+            value if has_exponent => exponent_text(value, precision),
             value if is_whole => format!("{value:.0}."),
-            value => format!("{value:.PRECISION$}"),
+            value => format!("{value:.precision$}"),
         };
         let width = finite.iter().map(|&value| text(value).len()).max().unwrap_or(1);
         Self::aligned(values.into_iter().map(text).collect(), width)
     }
 
     /// Complex numbers, whose parts are each in one form; only the real ones are aligned.
-    fn complex(values: &[c128]) -> Self {
-        let real = Self::floats(values.iter().map(|value| value.re).collect());
-        let imaginary = Self::floats(values.iter().map(|value| value.im).collect());
+    fn complex(values: &[c128], options: &PrintOptions) -> Self {
+        let real = Self::floats(values.iter().map(|value| value.re).collect(), options);
+        let imaginary = Self::floats(values.iter().map(|value| value.im).collect(), options);
         let width = real.width + imaginary.width + 1;
         let texts = real.texts.iter().zip(&imaginary.texts).map(|(real, imaginary)| {
             let imaginary = imaginary.trim_start();
@@ -157,15 +201,11 @@ impl Numbers {
     fn aligned(texts: Vec<String>, width: usize) -> Self {
         Self { texts: texts.into_iter().map(|text| format!("{text:>width$}")).collect(), width }
     }
-
-    fn width(&self) -> usize {
-        self.width
-    }
 }
 
 /// Returns a number with an exponent of at least two digits, as C writes it.
-fn exponent_text(value: f64) -> String {
-    let text = format!("{value:.PRECISION$e}");
+fn exponent_text(value: f64, precision: usize) -> String {
+    let text = format!("{value:.precision$e}");
     let (digits, exponent) = text.split_once('e').expect("the format has an exponent");
     let (sign, exponent) = exponent.strip_prefix('-').map_or(('+', exponent), |rest| ('-', rest));
     format!("{digits}e{sign}{exponent:0>2}")
@@ -174,8 +214,9 @@ fn exponent_text(value: f64) -> String {
 /// The lines of a tensor.
 struct Printed<'a> {
     values: &'a Numbers,
-    width: usize,
-    is_cut: bool,
+    /// How many elements a dimension keeps at each edge; `None` where all are shown.
+    edge: Option<usize>,
+    line_width: usize,
 }
 
 impl Printed<'_> {
@@ -187,7 +228,7 @@ impl Printed<'_> {
     fn dimension(&self, shape: &[usize], whole: &[usize], first: usize, indent: usize) -> String {
         let Some((&extent, inner)) = shape.split_first() else { return self.number(first) };
         // Where elements are left out.
-        let gap = (self.is_cut && whole[0] > 2 * EDGE).then_some(EDGE);
+        let gap = self.edge.filter(|edge| whole[0] > edge.saturating_mul(2));
         if inner.is_empty() {
             return self.vector(first, extent, gap, indent);
         }
@@ -208,17 +249,17 @@ impl Printed<'_> {
         if let Some(gap) = gap {
             texts.insert(gap, " ...".to_owned());
         }
-        let per_line = (LINE.saturating_sub(indent) / (self.width + 2)).max(1);
+        let per_line = (self.line_width.saturating_sub(indent) / (self.values.width + 2)).max(1);
         let lines: Vec<String> = texts.chunks(per_line).map(|line| line.join(", ")).collect();
         format!("[{}]", lines.join(&format!(",\n{}", " ".repeat(indent + 1))))
     }
 }
 
 /// Returns the text with what else is to be said of the tensor, on new lines where it does not fit.
-fn with_suffixes(mut text: String, suffixes: &[String]) -> String {
+fn with_suffixes(mut text: String, suffixes: &[String], line_width: usize) -> String {
     let mut line = text.len() - text.rfind('\n').map_or(0, |end| end) + usize::from(text.contains('\n'));
     for suffix in suffixes {
-        if line + suffix.len() + 2 > LINE {
+        if line + suffix.len() + 2 > line_width {
             text.push_str(&format!(",\n{}{suffix}", " ".repeat(PREFIX.len())));
             line = PREFIX.len() + suffix.len();
         } else {

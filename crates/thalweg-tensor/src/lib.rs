@@ -50,6 +50,7 @@ mod views;
 pub mod warning;
 
 pub use autograd::{inference_mode, no_grad};
+pub use display::{PrintOptions, print_options, set_print_options};
 pub use host_tensor::HostTensor;
 pub use memory_format::MemoryFormat;
 pub use subscript::Index;

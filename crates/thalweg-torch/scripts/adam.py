@@ -48,7 +48,8 @@ def cases():
     for dtype in (torch.float32, torch.bfloat16):
         for name, sizes in lists:
             yield "_fused_adamw_", dtype, name, sizes
-    yield "_fused_adam_", torch.float32, *lists[0]
+    for name, sizes in lists[:4]:
+        yield "_fused_adam_", torch.float32, name, sizes
 
 
 # ---- Results --------------------------------------------------------------------------------------------------------------

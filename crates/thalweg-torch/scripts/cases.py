@@ -1,5 +1,7 @@
 """Operators on shapes, for `kernels.py`: calls, and their results by formulas in float64."""
 
+import math
+
 import torch
 
 aten = torch.ops.aten
@@ -35,8 +37,8 @@ class Case:
             self.weight, self.bias = (numbers(self.x.shape[1:2], dtype, device, seed) + 1 for seed in (3, 4))
             _, self.mean, self.deviation = self.group_norm()
         elif "batch_norm" in operator:
-            # A row is a channel of an instance; parameters are in float32, as under autocast.
-            self.channels = 8 if rows % 8 == 0 else rows
+            # A row is a channel of an instance; parameters are in float32, as under autocast. PyTorch has a block for each channel: few channels are slow.
+            self.channels = math.gcd(rows, 256) if rows % 8 == 0 else rows
             self.x, self.gradient = (values.view(rows // self.channels, self.channels, columns) for values in (self.x, self.gradient))
             self.weight, self.bias = (numbers((self.channels,), torch.float32, device, seed) + 1 for seed in (3, 4))
             self.running = [torch.zeros(self.channels, device=device), torch.ones(self.channels, device=device)]

@@ -60,7 +60,10 @@ mod sys;
 mod table;
 
 pub use context::ContextGuard;
-pub use nvml::{Availability, AvailabilityReason, availability, availability_with};
+pub use nvml::{
+    Availability, AvailabilityReason, DeviceProcess, Reading, StateUnknown, availability, availability_with,
+    device_processes, device_reading,
+};
 pub use nvrtc::{Architecture, CompileOptions, Compiled, Nvrtc};
 pub use search::{Attempt, Found, FoundBy, Library, SearchEnvironment, SearchReport, locate};
 pub use state::CudaDriver;

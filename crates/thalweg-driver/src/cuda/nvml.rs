@@ -1,15 +1,15 @@
-//! Whether the machine has a usable device, without touching CUDA.
+//! Whether the machine has a usable device, and what its devices do at the moment, without touching CUDA.
 //!
 //! Asking CUDA itself initialises it, and a process that has initialised CUDA cannot `fork` children that use it. NVML, the
 //! management library, knows the devices without that. It knows nothing of `CUDA_VISIBLE_DEVICES`, so that is applied here,
-//! with CUDA's rules.
+//! with CUDA's rules. Its order is that of the PCI addresses, which is CUDA's with `CUDA_DEVICE_ORDER=PCI_BUS_ID`, and where all GPUs are alike.
 
 use std::ffi::{c_char, c_uint};
 use std::fmt;
 
 use super::context::Device;
 use super::search::{Library, OpenLibrary, SearchEnvironment};
-use super::table::entry_points;
+use super::table::{CallStatus, entry_points};
 use crate::Result;
 
 entry_points! {
@@ -22,8 +22,63 @@ entry_points! {
             (index: c_uint, device: *mut usize);
         device_uuid = "nvmlDeviceGetUUID" @ 0 c"nvmlDeviceGetUUID"
             (device: usize, text: *mut c_char, bytes: c_uint);
+        utilization = "nvmlDeviceGetUtilizationRates" @ 0 c"nvmlDeviceGetUtilizationRates"
+            (device: usize, rates: *mut [c_uint; 2]);
+        temperature = "nvmlDeviceGetTemperature" @ 0 c"nvmlDeviceGetTemperature"
+            (device: usize, sensor: c_uint, degrees: *mut c_uint);
+        power = "nvmlDeviceGetPowerUsage" @ 0 c"nvmlDeviceGetPowerUsage" (device: usize, milliwatts: *mut c_uint);
+        clock = "nvmlDeviceGetClockInfo" @ 0 c"nvmlDeviceGetClockInfo"
+            (device: usize, clock: c_uint, megahertz: *mut c_uint);
+        processes = "nvmlDeviceGetComputeRunningProcesses" @ 0 c"nvmlDeviceGetComputeRunningProcesses_v3"
+            (device: usize, count: *mut c_uint, processes: *mut Process);
     }
 }
+
+/// `nvmlProcessInfo_t`.
+#[derive(Clone, Copy, Default)]
+#[repr(C)]
+pub(in crate::cuda) struct Process {
+    id: c_uint,
+    used_bytes: u64,
+    gpu_instance: c_uint,
+    compute_instance: c_uint,
+}
+
+/// A reading of a device's state.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Reading {
+    /// The percentage of the last sample period in which a kernel ran.
+    Utilization,
+    /// The percentage of the last sample period in which memory was read or written.
+    MemoryUtilization,
+    /// The temperature in degrees Celsius.
+    Temperature,
+    /// The power that is drawn, in milliwatts.
+    Power,
+    /// The clock rate of the multiprocessors in megahertz.
+    ClockRate,
+}
+
+/// A process that computes on a device.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct DeviceProcess {
+    /// The process's number.
+    pub id: u32,
+    /// The device memory that it uses; `None` where the system does not tell.
+    pub used_bytes: Option<u64>,
+}
+
+/// Why a device's state is not known: NVML is not on this machine, the device is not there, or NVML refuses.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct StateUnknown(String);
+
+impl fmt::Display for StateUnknown {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for StateUnknown {}
 
 /// Whether CUDA would find a device.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -100,9 +155,14 @@ pub fn availability_with(environment: &SearchEnvironment, visible: Option<&str>)
     if uuids.is_empty() {
         return none(AvailabilityReason::NoDevice);
     }
-    match visible_count(visible, &uuids) {
-        Some(0) => none(AvailabilityReason::Hidden(visible.unwrap_or_default().to_owned())),
-        Some(device_count) => Availability { device_count, reason: AvailabilityReason::Counted },
+    match visible_devices(visible, &uuids) {
+        Some(shown) if shown.is_empty() => {
+            none(AvailabilityReason::Hidden(visible.unwrap_or_default().to_owned()))
+        }
+        Some(shown) => {
+            let device_count = u32::try_from(shown.len()).unwrap_or(u32::MAX);
+            Availability { device_count, reason: AvailabilityReason::Counted }
+        }
         None => {
             let value = visible.unwrap_or_default();
             none(AvailabilityReason::Unknown(format!(
@@ -112,50 +172,146 @@ pub fn availability_with(environment: &SearchEnvironment, visible: Option<&str>)
     }
 }
 
-/// Returns the UUIDs of all devices (`GPU-…`), in NVML's order, which is that of the PCI addresses.
-fn device_uuids(environment: &SearchEnvironment) -> Result<Vec<String>, String> {
+/// Returns a reading of a device, by its number among those that `CUDA_VISIBLE_DEVICES` shows. Neither CUDA is initialised nor a context made.
+///
+/// # Errors
+/// If NVML is not on this machine, there is no such device, or NVML refuses: the text says which, and what to do.
+pub fn device_reading(device: u32, reading: Reading) -> Result<u64, StateUnknown> {
+    let visible = std::env::var("CUDA_VISIBLE_DEVICES").ok();
+    with_nvml(&SearchEnvironment::from_process(), |table| {
+        read(table, handle_of(table, device, visible.as_deref())?, reading)
+    })
+    .map_err(StateUnknown)
+}
+
+/// Returns the processes that compute on a device, by its number among those that `CUDA_VISIBLE_DEVICES` shows.
+///
+/// # Errors
+/// As of [`device_reading`].
+pub fn device_processes(device: u32) -> Result<Vec<DeviceProcess>, StateUnknown> {
+    let visible = std::env::var("CUDA_VISIBLE_DEVICES").ok();
+    with_nvml(&SearchEnvironment::from_process(), |table| {
+        processes(table, handle_of(table, device, visible.as_deref())?)
+    })
+    .map_err(StateUnknown)
+}
+
+/// Returns what an answer that is not success means.
+fn check(outcome: CallStatus) -> Result<(), String> {
+    if outcome.is_success() {
+        return Ok(());
+    }
+    let meaning = match (outcome.missing, outcome.status) {
+        (Some(_), _) => "the installed library does not have it: update the driver",
+        (None, 3) => "the device does not support it",
+        (None, 4) => "this user may not ask it",
+        (None, 9) => "the driver is not loaded",
+        (None, 15) => "the GPU is lost: restart the machine",
+        _ => "see nvmlReturn_t in NVML's documentation",
+    };
+    Err(format!("{} answered {}: {meaning}", outcome.call, outcome.status))
+}
+
+/// Opens NVML and calls a function with it between its initialisation and shutdown.
+fn with_nvml<T>(
+    environment: &SearchEnvironment,
+    call: impl FnOnce(&NvmlTable) -> Result<T, String>,
+) -> Result<T, String> {
     let library =
         OpenLibrary::open(Library::Nvml, environment, "nvmlInit").map_err(|error| error.to_string())?;
     // SAFETY: the signatures are those that `nvml.h` declares for these symbols; an `OpenLibrary` is never unloaded.
     let table = unsafe { NvmlTable::resolve(|entry| library.symbol(entry.symbol)) };
-    let check = |outcome: super::table::CallStatus| {
-        if outcome.is_success() {
-            Ok(())
-        } else {
-            Err(format!("{} answered {}", outcome.call, outcome.status))
-        }
-    };
     // SAFETY: takes nothing; initialisation is counted, and given back below.
     check(unsafe { table.init() })?;
-    let read = || {
-        let mut count: c_uint = 0;
-        // SAFETY: writes one number.
-        check(unsafe { table.device_count(&raw mut count) })?;
-        let mut uuids = Vec::new();
-        for index in 0..count {
-            let (mut device, mut text) = (0_usize, [0_u8; 96]);
-            // SAFETY: the first call writes one handle; the second is given the size of the buffer that it writes.
-            check(unsafe { table.device_by_index(index, &raw mut device) })?;
-            // SAFETY: as above.
-            check(unsafe { table.device_uuid(device, text.as_mut_ptr().cast(), text.len() as c_uint) })?;
-            uuids.push(Device::text(&text));
-        }
-        Ok(uuids)
-    };
-    let uuids = read();
+    let result = call(&table);
     // SAFETY: gives back the initialisation above.
     let _ = unsafe { table.shutdown() };
-    uuids
+    result
 }
 
-/// Returns how many of the devices `CUDA_VISIBLE_DEVICES` shows; `None` where it names parts of devices, which are not
+/// Returns the handles of all devices with their UUIDs (`GPU-…`), in NVML's order.
+fn devices(table: &NvmlTable) -> Result<Vec<(usize, String)>, String> {
+    let mut count: c_uint = 0;
+    // SAFETY: writes one number.
+    check(unsafe { table.device_count(&raw mut count) })?;
+    let one = |index| {
+        let (mut device, mut text) = (0_usize, [0_u8; 96]);
+        // SAFETY: writes one handle.
+        check(unsafe { table.device_by_index(index, &raw mut device) })?;
+        // SAFETY: the call is given the size of the buffer that it writes.
+        check(unsafe { table.device_uuid(device, text.as_mut_ptr().cast(), text.len() as c_uint) })?;
+        Ok((device, Device::text(&text)))
+    };
+    (0..count).map(one).collect()
+}
+
+/// Returns the UUIDs of all devices.
+fn device_uuids(environment: &SearchEnvironment) -> Result<Vec<String>, String> {
+    let all = with_nvml(environment, devices)?;
+    Ok(all.into_iter().map(|(_, uuid)| uuid).collect())
+}
+
+/// Returns NVML's handle of a visible device.
+fn handle_of(table: &NvmlTable, device: u32, visible: Option<&str>) -> Result<usize, String> {
+    let (handles, uuids): (Vec<_>, Vec<_>) = devices(table)?.into_iter().unzip();
+    let Some(shown) = visible_devices(visible, &uuids) else {
+        let value = visible.unwrap_or_default();
+        return Err(format!(
+            "CUDA_VISIBLE_DEVICES={value:?} names parts of devices, whose state NVML does not tell"
+        ));
+    };
+    let place = shown.get(device as usize);
+    place.map(|&place| handles[place]).ok_or_else(|| {
+        format!("there is no GPU {device}: CUDA shows {} of {} in this process", shown.len(), handles.len())
+    })
+}
+
+fn read(table: &NvmlTable, device: usize, reading: Reading) -> Result<u64, String> {
+    let (mut rates, mut value) = ([0; 2], 0);
+    // SAFETY: a handle that NVML gave, and places for the answers; 0 is the sensor on the chip, 1 the clock of the multiprocessors.
+    check(unsafe {
+        match reading {
+            Reading::Utilization | Reading::MemoryUtilization => table.utilization(device, &raw mut rates),
+            Reading::Temperature => table.temperature(device, 0, &raw mut value),
+            Reading::Power => table.power(device, &raw mut value),
+            Reading::ClockRate => table.clock(device, 1, &raw mut value),
+        }
+    })?;
+    Ok(u64::from(match reading {
+        Reading::Utilization => rates[0],
+        Reading::MemoryUtilization => rates[1],
+        _ => value,
+    }))
+}
+
+/// `NVML_ERROR_INSUFFICIENT_SIZE`: there are more processes than the list takes.
+const TOO_SHORT: u32 = 7;
+
+fn processes(table: &NvmlTable, device: usize) -> Result<Vec<DeviceProcess>, String> {
+    let mut list = vec![Process::default(); 64];
+    loop {
+        let mut count = list.len() as c_uint;
+        // SAFETY: a handle that NVML gave, and a list of so many places.
+        let outcome = unsafe { table.processes(device, &raw mut count, list.as_mut_ptr()) };
+        if outcome.status == TOO_SHORT && list.len() < 1 << 16 {
+            list.resize(2 * list.len(), Process::default());
+            continue;
+        }
+        check(outcome)?;
+        list.truncate(count as usize);
+        let known = |bytes: u64| (bytes != u64::MAX).then_some(bytes);
+        let of = |one: &Process| DeviceProcess { id: one.id, used_bytes: known(one.used_bytes) };
+        return Ok(list.iter().map(of).collect());
+    }
+}
+
+/// Returns the places of the devices that `CUDA_VISIBLE_DEVICES` shows, in CUDA's order; `None` where it names parts of devices, which are not
 /// counted.
 ///
 /// CUDA reads the list from the left and stops at the first entry that names no device; a device that is named twice
 /// makes it show none.
-fn visible_count(visible: Option<&str>, uuids: &[String]) -> Option<u32> {
-    let all = u32::try_from(uuids.len()).unwrap_or(u32::MAX);
-    let Some(list) = visible else { return Some(all) };
+fn visible_devices(visible: Option<&str>, uuids: &[String]) -> Option<Vec<usize>> {
+    let Some(list) = visible else { return Some((0..uuids.len()).collect()) };
     if list.trim_start().starts_with("MIG-") {
         return None;
     }
@@ -165,12 +321,12 @@ fn visible_count(visible: Option<&str>, uuids: &[String]) -> Option<u32> {
         let named =
             if entry.starts_with("GPU-") { by_prefix(entry, uuids) } else { by_index(entry, uuids.len()) };
         match named {
-            Some(device) if shown.contains(&device) => return Some(0),
+            Some(device) if shown.contains(&device) => return Some(Vec::new()),
             Some(device) => shown.push(device),
             None => break,
         }
     }
-    Some(u32::try_from(shown.len()).unwrap_or(u32::MAX))
+    Some(shown)
 }
 
 /// Returns the one device whose UUID begins so.
@@ -189,32 +345,154 @@ fn by_index(entry: &str, count: usize) -> Option<usize> {
 
 #[cfg(test)]
 mod tests {
+    use std::ffi::c_void;
+
     use super::*;
 
     #[test]
     fn the_list_of_visible_devices_is_read_as_cuda_reads_it() {
         let uuids: Vec<String> = ["GPU-aa11", "GPU-aa22", "GPU-bb33"].map(str::to_owned).to_vec();
         for (list, expected) in [
-            (None, Some(3)),
-            (Some(""), Some(0)),
-            (Some("0"), Some(1)),
-            (Some(" 2, 0"), Some(2)),
-            (Some("0,1,2,3"), Some(3)),
-            (Some("3,0"), Some(0)),
-            (Some("0,-1,1"), Some(1)),
-            (Some("-1"), Some(0)),
-            (Some("1,1"), Some(0)),
-            (Some("1gpu,0"), Some(2)),
-            (Some("none"), Some(0)),
-            (Some("GPU-bb"), Some(1)),
-            (Some("GPU-aa"), Some(0)),
-            (Some("GPU-aa1,GPU-aa2"), Some(2)),
-            (Some("GPU-bb33,GPU-bb3"), Some(0)),
-            (Some("GPU-zz,0"), Some(0)),
-            (Some("99999999999999999999"), Some(0)),
+            (None, Some(&[0, 1, 2][..])),
+            (Some(""), Some(&[])),
+            (Some("0"), Some(&[0])),
+            (Some(" 2, 0"), Some(&[2, 0])),
+            (Some("0,1,2,3"), Some(&[0, 1, 2])),
+            (Some("3,0"), Some(&[])),
+            (Some("0,-1,1"), Some(&[0])),
+            (Some("-1"), Some(&[])),
+            (Some("1,1"), Some(&[])),
+            (Some("1gpu,0"), Some(&[1, 0])),
+            (Some("none"), Some(&[])),
+            (Some("GPU-bb"), Some(&[2])),
+            (Some("GPU-aa"), Some(&[])),
+            (Some("GPU-aa1,GPU-aa2"), Some(&[0, 1])),
+            (Some("GPU-bb33,GPU-bb3"), Some(&[])),
+            (Some("GPU-zz,0"), Some(&[])),
+            (Some("99999999999999999999"), Some(&[])),
             (Some("MIG-1234"), None),
         ] {
-            assert_eq!(visible_count(list, &uuids), expected, "{list:?}");
+            assert_eq!(visible_devices(list, &uuids).as_deref(), expected, "{list:?}");
+        }
+    }
+
+    /// Three devices whose handles are 100, 101 and 102.
+    mod three {
+        use super::*;
+
+        pub extern "C" fn device_count(count: *mut c_uint) -> u32 {
+            // SAFETY: a place for a number.
+            unsafe { *count = 3 };
+            0
+        }
+
+        pub extern "C" fn device_by_index(index: c_uint, device: *mut usize) -> u32 {
+            // SAFETY: a place for a handle.
+            unsafe { *device = 100 + index as usize };
+            0
+        }
+
+        pub extern "C" fn device_uuid(device: usize, text: *mut c_char, bytes: c_uint) -> u32 {
+            let name = format!("GPU-{device}\0");
+            assert!(name.len() <= bytes as usize);
+            // SAFETY: a buffer of so many bytes.
+            unsafe { std::ptr::copy_nonoverlapping(name.as_ptr(), text.cast(), name.len()) };
+            0
+        }
+
+        pub extern "C" fn utilization(device: usize, rates: *mut [c_uint; 2]) -> u32 {
+            // SAFETY: a place for two numbers.
+            unsafe { *rates = [device as u32 - 60, 7] };
+            0
+        }
+
+        pub extern "C" fn temperature(_device: usize, sensor: c_uint, degrees: *mut c_uint) -> u32 {
+            // SAFETY: a place for a number.
+            unsafe { *degrees = 50 + sensor };
+            0
+        }
+
+        pub extern "C" fn power(_device: usize, _milliwatts: *mut c_uint) -> u32 {
+            3
+        }
+
+        pub extern "C" fn clock(_device: usize, clock: c_uint, megahertz: *mut c_uint) -> u32 {
+            // SAFETY: a place for a number.
+            unsafe { *megahertz = 1980 + clock };
+            0
+        }
+
+        pub extern "C" fn processes(device: usize, count: *mut c_uint, list: *mut Process) -> u32 {
+            let all = if device == 100 { 100 } else { 1 };
+            // SAFETY: a place for a number, and a list of so many places.
+            unsafe {
+                if *count < all {
+                    return TOO_SHORT;
+                }
+                for id in 0..all {
+                    let used_bytes = if id == 0 { u64::MAX } else { u64::from(id) << 20 };
+                    *list.add(id as usize) = Process { id, used_bytes, ..Process::default() };
+                }
+                *count = all;
+            }
+            0
+        }
+    }
+
+    fn table() -> NvmlTable {
+        // SAFETY: functions of these signatures.
+        unsafe {
+            NvmlTable::resolve(|entry| match entry.name {
+                "nvmlDeviceGetCount" => three::device_count as *const c_void,
+                "nvmlDeviceGetHandleByIndex" => three::device_by_index as *const c_void,
+                "nvmlDeviceGetUUID" => three::device_uuid as *const c_void,
+                "nvmlDeviceGetUtilizationRates" => three::utilization as *const c_void,
+                "nvmlDeviceGetTemperature" => three::temperature as *const c_void,
+                "nvmlDeviceGetPowerUsage" => three::power as *const c_void,
+                "nvmlDeviceGetClockInfo" => three::clock as *const c_void,
+                "nvmlDeviceGetComputeRunningProcesses" => three::processes as *const c_void,
+                _ => std::ptr::null(),
+            })
+        }
+    }
+
+    #[test]
+    fn readings_are_those_of_the_visible_device() {
+        let table = table();
+        let of = |device, visible, reading| {
+            handle_of(&table, device, visible).and_then(|handle| read(&table, handle, reading))
+        };
+        assert_eq!(of(1, None, Reading::Utilization), Ok(41));
+        assert_eq!(of(0, Some("2,0"), Reading::Utilization), Ok(42));
+        assert_eq!(of(1, Some("GPU-102,GPU-100"), Reading::Utilization), Ok(40));
+        assert_eq!(of(0, None, Reading::MemoryUtilization), Ok(7));
+        assert_eq!(of(0, None, Reading::Temperature), Ok(50), "the sensor on the chip");
+        assert_eq!(of(0, None, Reading::ClockRate), Ok(1981), "the clock of the multiprocessors");
+        let refused = of(0, None, Reading::Power).unwrap_err();
+        assert_eq!(refused, "nvmlDeviceGetPowerUsage answered 3: the device does not support it");
+        let missing = of(2, Some("0"), Reading::Power).unwrap_err();
+        assert_eq!(missing, "there is no GPU 2: CUDA shows 1 of 3 in this process");
+        assert!(of(0, Some("MIG-1"), Reading::Power).unwrap_err().contains("names parts of devices"));
+    }
+
+    #[test]
+    fn a_list_of_processes_grows_until_all_fit() {
+        let all = processes(&table(), 100).unwrap();
+        assert_eq!(all.len(), 100);
+        assert_eq!(
+            all[..2],
+            [DeviceProcess { id: 0, used_bytes: None }, DeviceProcess { id: 1, used_bytes: Some(1 << 20) }]
+        );
+        assert_eq!(processes(&table(), 101).unwrap().len(), 1);
+    }
+
+    #[test]
+    fn a_machine_without_nvml_is_told_how_to_get_it() {
+        let missing = std::path::PathBuf::from("/nonexistent/libnvidia-ml.so.1");
+        let environment =
+            SearchEnvironment { overrides: vec![(Library::Nvml, missing)], ..SearchEnvironment::default() };
+        if let Err(text) = with_nvml(&environment, |_| Ok(())) {
+            assert!(text.contains("nvmlInit") && text.contains("/nonexistent/libnvidia-ml.so.1"), "{text}");
         }
     }
 }

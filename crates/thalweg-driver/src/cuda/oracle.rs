@@ -289,6 +289,11 @@ fn arguments_of_the_management_library() {
         ("nvmlDeviceGetCount_v2", vec![8]),
         ("nvmlDeviceGetHandleByIndex_v2", vec![4, 8]),
         ("nvmlDeviceGetUUID", vec![8, 8, 4]),
+        ("nvmlDeviceGetUtilizationRates", vec![8, 8]),
+        ("nvmlDeviceGetTemperature", vec![8, 4, 8]),
+        ("nvmlDeviceGetPowerUsage", vec![8, 8]),
+        ("nvmlDeviceGetClockInfo", vec![8, 4, 8]),
+        ("nvmlDeviceGetComputeRunningProcesses_v3", vec![8, 8, 8]),
     ];
     compare(NvmlTable::signatures(), &theirs, &[]);
 }

@@ -138,7 +138,7 @@ fn a_lists_arguments_are_read_back() {
         let blocks: u64 = items.iter().map(|item| item.elements.div_ceil(CHUNK)).sum();
         assert_eq!(ForeachKernel::blocks(&items), blocks);
         let arguments = ForeachArguments { shared: smallvec![7], scalars: smallvec![], items };
-        let words = kernel.pack(&arguments);
+        let words = kernel.pack(&arguments, &arguments.items);
         assert!(words.len() * 8 <= 4096, "the arguments fit a launch");
         let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
         assert_eq!(kernel.unpack(&bytes), Some(arguments));

@@ -1,6 +1,7 @@
 """Functions of `torch` that are more than an operator, and operators that take their tensors one by one."""
 
 import math
+import sys
 
 from . import _core
 from ._dlpack import from_cuda_array
@@ -37,8 +38,8 @@ def is_floating_point(input):
 
 
 def is_complex(input):
-    """Returns whether a tensor's dtype is complex: none is."""
-    return False
+    """Returns whether a tensor's dtype is complex."""
+    return input.dtype.is_complex
 
 
 def numel(input):
@@ -62,9 +63,22 @@ def set_default_device(device):
     _core._set_current_device(device)
 
 
-def set_printoptions(**options):
-    """Raises: tensors are printed with PyTorch's defaults."""
-    raise NotImplementedError("set_printoptions is left out: tensors are printed with PyTorch's defaults")
+# How tensors are printed: digits, the most elements that are printed in full, elements at each edge of the others, characters of a line.
+_PROFILES = {
+    "default": dict(precision=4, threshold=1000, edgeitems=3, linewidth=80), "short": dict(precision=2, threshold=1000, edgeitems=2, linewidth=80),
+    "full": dict(precision=4, threshold=math.inf, edgeitems=3, linewidth=80)}
+_printed = dict(_PROFILES["default"])
+
+
+def set_printoptions(precision=None, threshold=None, edgeitems=None, linewidth=None, profile=None, sci_mode=None):
+    """Sets how tensors are printed, in PyTorch's words; what is not given stays, but `sci_mode`, which becomes what values decide."""
+    if profile is not None and profile not in _PROFILES:
+        raise ValueError(f"profile is one of {', '.join(_PROFILES)}, not {profile!r}")
+    given = dict(precision=precision, threshold=threshold, edgeitems=edgeitems, linewidth=linewidth)
+    options = {**_printed, **_PROFILES.get(profile, {}), **{name: value for name, value in given.items() if value is not None}}
+    numbers = {name: min(value, sys.maxsize) for name, value in options.items()}
+    _core._set_print_options(**numbers, sci_mode=sci_mode)
+    _printed.update(options)
 
 
 def get_num_threads():

@@ -5,8 +5,11 @@ What is recorded are the commands of the current device, with the calls of the d
 
 import enum
 import functools
+import gzip
 import os
+import shutil
 import socket
+import tempfile
 import time
 import types
 
@@ -55,13 +58,10 @@ def schedule(*, wait, warmup, active, repeat=0, skip_first=0, skip_first_wait=0)
 
 def tensorboard_trace_handler(dir_name, worker_name=None, use_gzip=False):
     """Returns a function for `on_trace_ready` that writes each trace to a file of its own in a folder."""
-    if use_gzip:
-        raise NotImplementedError("tensorboard_trace_handler(use_gzip=True) is left out: compress the file")
-
     def write(prof):
         os.makedirs(dir_name, exist_ok=True)
         name = worker_name or f"{socket.gethostname()}_{os.getpid()}"
-        prof.export_chrome_trace(os.path.join(dir_name, f"{name}.{time.time_ns()}.pt.trace.json"))
+        prof.export_chrome_trace(os.path.join(dir_name, f"{name}.{time.time_ns()}.pt.trace.json{'.gz' if use_gzip else ''}"))
     return write
 
 
@@ -174,8 +174,16 @@ class profile:
         return self._trace
 
     def export_chrome_trace(self, path):
-        """Writes the timeline of the last recording in Kineto's format, for Perfetto and `chrome://tracing`."""
-        self._recorded().export(os.fspath(path))
+        """Writes the timeline of the last recording in Kineto's format, for Perfetto and `chrome://tracing`; compressed, if the name ends with `.gz`."""
+        path = os.fspath(path)
+        if not path.endswith(".gz"):
+            self._recorded().export(path)
+            return
+        with tempfile.TemporaryDirectory() as folder:
+            plain = os.path.join(folder, "trace.json")
+            self._recorded().export(plain)
+            with open(plain, "rb") as read, gzip.open(path, "wb") as write:
+                shutil.copyfileobj(read, write)
 
     def key_averages(self, group_by_input_shape=False, group_by_stack_n=0, group_by_overload_name=False):
         """Returns the sums per operator of the last recording."""

@@ -71,6 +71,25 @@ def more(line, image, volume):
     yield nn.PixelUnshuffle(3), (image.detach()[..., :6, :].clone().requires_grad_(),)
     yield nn.Bilinear(9, 6, 5), (line.detach()[0], image.detach()[0, :, 0])
     yield nn.Bilinear(9, 9, 2, bias=False), (line, line)
+    yield nn.Conv1d(4, 2, 4, padding="same"), (line,)
+    yield nn.Conv2d(4, 2, (2, 3), padding="same", dilation=(3, 2)), (image,)
+    for mode in ("reflect", "replicate", "circular"):
+        yield nn.Conv1d(4, 2, 4, padding="same", padding_mode=mode), (line,)
+        yield nn.Conv2d(4, 2, 3, stride=2, padding=(2, 1), padding_mode=mode), (image,)
+    yield nn.Conv3d(4, 2, 2, padding=1, padding_mode="replicate"), (volume,)
+    for options in (dict(size=4, mode="area"), dict(scale_factor=1.7, mode="area"), dict(scale_factor=(0.6, 1.7), mode="nearest-exact"),
+                    dict(size=(3, 4), mode="bilinear", antialias=True), dict(scale_factor=0.5, mode="bicubic", antialias=True, align_corners=False),
+                    dict(scale_factor=1.7, mode="bilinear", recompute_scale_factor=True), dict(scale_factor=1.7, recompute_scale_factor=True)):
+        yield Resized(**options), (image,)
+    yield Resized(size=5, mode="area"), (line,)
+    query, key, value = line.detach()[..., :8], numbers((2, 3, 6), 2), numbers((2, 3, 5), 4)
+    padding = torch.tensor([[False, False, True], [False, False, False]])
+    for batch_first in (True, False):
+        inputs = [tensor if batch_first else tensor.transpose(0, 1) for tensor in (query, key, value)]
+        yield nn.MultiheadAttention(8, 2, kdim=6, vdim=5, batch_first=batch_first), (*inputs, padding)
+        yield nn.MultiheadAttention(8, 4, bias=False, add_bias_kv=True, add_zero_attn=True, kdim=6, vdim=5, batch_first=batch_first), (*inputs, padding)
+    yield nn.MultiheadAttention(8, 2, add_zero_attn=True), (query, query, query)
+    yield Resized(scale_factor=1.3, mode="nearest-exact"), (volume,)
     yield from losses()
 
 
@@ -126,6 +145,17 @@ class Unpooled(nn.Module):
     def forward(self, input):
         values, places = self.pool(input)
         return self.unpool(values, places, **self.sizes)
+
+
+class Resized(nn.Module):
+    """`interpolate` as a module."""
+
+    def __init__(self, **options):
+        super().__init__()
+        self.options = options
+
+    def forward(self, input):
+        return F.interpolate(input, **self.options)
 
 
 class Sampled(nn.Module):

@@ -8,6 +8,7 @@ use super::Body::{Composite, Kernel};
 use super::{operators, single};
 use crate::autograd::views::{ViewBackward, record_split, record_view};
 use crate::dispatch::{Arguments, Call};
+use crate::dtype_name::named;
 use crate::host_room::host_room;
 use crate::tensor::{Tensor, Tensors};
 
@@ -111,6 +112,10 @@ operators! {
         let x = call.tensor(0);
         view(x, &inferred(&call.ints(1), x.elements())?).map(single)
     });
+    /// Returns a view of the memory as elements of another dtype, outside the autograd graph. Where that is of another size, the last dimension becomes
+    /// longer or shorter, and its elements must lie beside each other.
+    "view.dtype(Tensor(a) self, ScalarType dtype) -> Tensor(a)"
+        fn view_dtype(dtype: dtype) = Composite(|call| view_dtype(call.tensor(0), call.dtype(1)).map(single));
     /// Returns the elements, row-major, in the shape of another tensor; refused where that needs a copy.
     "view_as(Tensor(a) self, Tensor other) -> Tensor(a)"
         fn view_as(other: tensor) = Composite(|call| view(call.tensor(0), call.tensor(1).shape()).map(single));
@@ -540,6 +545,66 @@ fn view(x: &Tensor, shape: &[usize]) -> Result<Tensor> {
              subspaces). Use .reshape(...) instead.",
         )),
     }
+}
+
+/// Returns the memory as elements of another dtype.
+fn view_dtype(x: &Tensor, dtype: DType) -> Result<Tensor> {
+    let [from, to] = [x.dtype(), dtype].map(DType::size_bytes);
+    let layout = match from == to {
+        true => x.layout().clone(),
+        false => layout_of_dtype(x, dtype)?,
+    };
+    // PyTorch's tensors lie so; memory of another library need not.
+    let address = x.pointer().address();
+    if x.elements() > 0 && !address.is_multiple_of(to as u64) && to > from {
+        return Err(Error::invalid(format!(
+            "the address {address:#x} is no multiple of the {to} bytes of {}: clone the tensor before it is viewed",
+            named(dtype)
+        )));
+    }
+    Ok(x.view_of_dtype(layout, dtype))
+}
+
+/// Returns the layout of a tensor's memory as elements of a dtype of another size.
+fn layout_of_dtype(x: &Tensor, dtype: DType) -> Result<Layout> {
+    let layout = x.layout();
+    let as_that = format!("to view {} as {} (different element sizes)", named(x.dtype()), named(dtype));
+    let (Some((&last, outer)), Some((&step, strides))) =
+        (layout.shape().split_last(), layout.strides().split_last())
+    else {
+        return Err(Error::invalid(format!("self.dim() cannot be 0 {as_that}")));
+    };
+    let is_longer = x.dtype().size_bytes() > dtype.size_bytes();
+    let ratio = match is_longer {
+        true => x.dtype().size_bytes() / dtype.size_bytes(),
+        false => dtype.size_bytes() / x.dtype().size_bytes(),
+    };
+    let check = |name: &str, number: usize| match is_longer || number.is_multiple_of(ratio) {
+        true => Ok(()),
+        false => Err(Error::invalid(format!(
+            "self.{name} must be divisible by {ratio} {as_that}, but got {number}"
+        ))),
+    };
+    check("size(-1)", last)?;
+    check("storage_offset()", layout.offset())?;
+    if step != 1 {
+        return Err(Error::invalid(format!("self.stride(-1) must be 1 {as_that}, but got {step}")));
+    }
+    let scaled = |number: usize| match is_longer {
+        true => number
+            .checked_mul(ratio)
+            .ok_or_else(|| Error::invalid(format!("a stride is too large {as_that}"))),
+        false => Ok(number / ratio),
+    };
+    let mut shape: Shape = outer.into();
+    shape.push(scaled(last)?);
+    let mut all = Shape::new();
+    for (dimension, &stride) in strides.iter().enumerate() {
+        check(&format!("stride({dimension})"), stride)?;
+        all.push(scaled(stride)?);
+    }
+    all.push(1);
+    Ok(Layout::new(&shape, &all, scaled(layout.offset())?)?)
 }
 
 fn flatten(call: &Call<'_>) -> Result<Tensor> {

@@ -60,6 +60,9 @@ operators! {
     "unsqueeze_copy(Tensor self, int dim) -> Tensor" = Composite(|call| copied(call, built_in!("unsqueeze")?));
     /// Returns a copy of the elements, row-major, in another shape, in which one extent may be −1.
     "view_copy(Tensor self, SymInt[] size) -> Tensor" = Composite(|call| copied(call, built_in!("view")?));
+    /// Returns a copy of the memory as elements of another dtype.
+    "view_copy.dtype(Tensor self, ScalarType dtype) -> Tensor"
+        = Composite(|call| copied(call, built_in!("view.dtype")?));
     /// Returns the tensor with the elements at these strides of its memory replaced.
     "as_strided_scatter(Tensor self, Tensor src, SymInt[] size, SymInt[] stride, SymInt? storage_offset=None) -> Tensor"
         fn as_strided_scatter(src: tensor, size: ints, stride: ints, storage_offset: optional_int) = Composite(|call| {

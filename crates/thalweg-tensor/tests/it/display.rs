@@ -1,7 +1,7 @@
 //! `Display`: the texts that PyTorch 2.11 prints, in `goldens/printed.txt`, plus the device.
 
 use thalweg_ir::{DType, c64};
-use thalweg_tensor::Tensor;
+use thalweg_tensor::{PrintOptions, Tensor, print_options, set_print_options};
 
 use crate::support::{device, tensor};
 
@@ -75,4 +75,16 @@ fn what_a_tensor_is_the_result_of_is_printed() {
     let leaf = tensor(&[1.0, 2.0], &[2], DType::F32).requires_grad_().unwrap();
     let text = leaf.mul(&leaf).unwrap().to_string();
     assert!(text.starts_with("tensor([1., 4.]") && text.ends_with("grad_fn=<mul>)"), "{text}");
+}
+
+#[test]
+fn options_that_print_nothing_are_refused() {
+    for wrong in [
+        PrintOptions { precision: 1001, ..PrintOptions::default() },
+        PrintOptions { edge_items: 0, ..PrintOptions::default() },
+    ] {
+        let error = set_print_options(wrong).unwrap_err();
+        assert!(error.is_invalid_argument() && error.to_string().contains("1 or more elements at an edge"));
+    }
+    assert_eq!(print_options(), PrintOptions::default());
 }

@@ -179,6 +179,89 @@ fn what_is_no_view_is_refused_in_pytorchs_words() {
     refused("arange.start", &[Value::Int(3), Value::Int(1)], "inconsistent with step sign");
 }
 
+/// Returns four rows of six floats, 0 to 23.
+fn floats() -> Tensor {
+    ramp(&[4, 6]).to_dtype(DType::F32).unwrap()
+}
+
+/// A tensor and a dtype, and the shape, strides and offset of the view.
+type Viewed<'a> = (Tensor, DType, &'a [usize], &'a [usize], usize);
+
+/// Layouts are what PyTorch gives for the same calls.
+#[test]
+fn memory_is_viewed_as_another_dtype() {
+    let x = floats();
+    let bytes: Vec<u8> = (0..24).flat_map(|number| (number as f32).to_ne_bytes()).collect();
+    let doubles: Vec<f64> = bytes.as_chunks::<8>().0.iter().map(|eight| f64::from_ne_bytes(*eight)).collect();
+    assert_eq!(x.view_dtype(DType::U8).unwrap().to_vec::<u8>().unwrap(), bytes);
+    assert_eq!(x.view_dtype(DType::F64).unwrap().to_vec::<f64>().unwrap(), doubles);
+    let bits: Vec<i32> = (0..24).map(|number| (number as f32).to_bits().cast_signed()).collect();
+    assert_eq!(x.view_dtype(DType::I32).unwrap().to_vec::<i32>().unwrap(), bits);
+    let rows = x.narrow(0, 1, 2).unwrap();
+    let first = Tensor::ones(&[1, 4], DType::F32, &device()).unwrap();
+    let cases: [Viewed<'_>; 8] = [
+        (x.clone(), DType::F64, &[4, 3], &[3, 1], 0),
+        (x.clone(), DType::I8, &[4, 24], &[24, 1], 0),
+        (x.transpose(0, 1).unwrap(), DType::I32, &[6, 4], &[1, 6], 0),
+        (rows.narrow(1, 2, 2).unwrap(), DType::F64, &[2, 1], &[3, 1], 4),
+        (rows.narrow(1, 3, 2).unwrap(), DType::Bf16, &[2, 4], &[12, 1], 18),
+        (x.narrow(0, 0, 0).unwrap(), DType::C64, &[0, 3], &[3, 1], 0),
+        (first.expand(&[3, 4]).unwrap(), DType::F64, &[3, 2], &[0, 1], 0),
+        (x.select(0, 1).unwrap().select(0, 2).unwrap(), DType::I32, &[], &[], 8),
+    ];
+    for (place, (base, dtype, shape, strides, offset)) in cases.iter().enumerate() {
+        let view = base.view_dtype(*dtype).unwrap();
+        let layout = view.layout();
+        assert_eq!((view.dtype(), layout.shape(), layout.strides()), (*dtype, *shape, *strides), "{place}");
+        assert!(layout.offset() == *offset && view.shares_storage_with(base), "{place}");
+    }
+    // A float of one is 0x3f800000.
+    x.view_dtype(DType::I32).unwrap().select(0, 1).unwrap().fill_(0x3f80_0000_i64).unwrap();
+    assert_eq!(values(&x)[5..12], [5.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0]);
+    let copy = call("view_copy.dtype", &[of(&x), Value::DType(DType::I16)]);
+    assert!(copy.shape() == [4, 12] && !copy.shares_storage_with(&x));
+}
+
+#[test]
+fn a_view_of_another_dtype_is_outside_the_graph() {
+    let x = floats().requires_grad_().unwrap();
+    for dtype in [DType::F32, DType::F64, DType::I32] {
+        assert!(!x.view_dtype(dtype).unwrap().requires_grad(), "{dtype}");
+    }
+    let y = x.mul_scalar(2.0).unwrap();
+    y.view_dtype(DType::I32).unwrap().zero_().unwrap();
+    assert!(y.requires_grad() && values(&y.detach()) == [0.0; 24]);
+    let squared = y.square().unwrap();
+    y.view_dtype(DType::I32).unwrap().zero_().unwrap();
+    assert!(
+        squared.sum(&[], false).unwrap().backward().unwrap_err().to_string().contains("written in place")
+    );
+}
+
+#[test]
+fn views_of_another_dtype_that_do_not_fit_are_refused_in_pytorchs_words() {
+    let x = floats();
+    let refuse = |x: &Tensor, dtype, words: &str| refused("view.dtype", &[of(x), Value::DType(dtype)], words);
+    let of_double = "to view Float as Double (different element sizes), but got";
+    let number = Tensor::ones(&[], DType::F32, &device()).unwrap();
+    refuse(&number, DType::I8, "self.dim() cannot be 0 to view Float as Char (different element sizes)");
+    let turned = x.transpose(0, 1).unwrap();
+    refuse(&turned, DType::F64, &format!("self.stride(-1) must be 1 {of_double} 6"));
+    let short = "self.stride(-1) must be 1 to view Float as Short (different element sizes), but got 6";
+    refuse(&turned, DType::I16, short);
+    let columns = |start, length| x.narrow(1, start, length).unwrap();
+    refuse(&columns(0, 5), DType::F64, &format!("self.size(-1) must be divisible by 2 {of_double} 5"));
+    refuse(
+        &columns(1, 4),
+        DType::F64,
+        &format!("self.storage_offset() must be divisible by 2 {of_double} 1"),
+    );
+    let odd = ramp(&[5, 3]).to_dtype(DType::F32).unwrap().narrow(1, 0, 2).unwrap();
+    refuse(&odd, DType::F64, &format!("self.stride(0) must be divisible by 2 {of_double} 3"));
+    let wide = "self.size(-1) must be divisible by 8 to view BFloat16 as ComplexDouble (different element sizes), but got 4";
+    refuse(&Tensor::ones(&[4], DType::Bf16, &device()).unwrap(), DType::C128, wide);
+}
+
 #[test]
 fn counted_tensors_end_where_they_should() {
     let arange = |bounds: [f64; 3]| {

@@ -1,7 +1,7 @@
 """`cross_entropy_loss` of eager PyTorch by one kernel forward and one backward.
 
-PyTorch composes it of log-softmax and a loss, in float32 under autocast: scores and their gradient are written five times and read five times. Here the scores are
-read twice as they are, and their gradient is written once. A call that is not taken is composed as PyTorch does.
+PyTorch composes it of log-softmax and a loss: under autocast matrices of the size of the scores are written five times and read five times, and logarithms of probabilities are rounded to the
+dtype of the scores in between. Here the scores are read twice as they are, their gradient is written once, and nothing is rounded before it. A call that is not taken is composed as PyTorch does.
 """
 
 # What this calls; the kernels are registered by the library.

@@ -11,14 +11,14 @@ class Kernel(typing.NamedTuple):
 
     operator: str
     # "rows": a row's points are neighbours. "columns": neighbours are of different rows. "transposed": a copy that turns one into the other.
-    # "list": tensors of a list. A kernel without dtypes has no class: its calls are taken with `everywhere` alone.
+    # "planes": planes of channels, whose points count as columns. "list": tensors of a list. A kernel without dtypes has no class: its calls are taken with `everywhere` alone.
     form: str
     dtypes: tuple[str, ...]
     # The fewest and the most columns: points of a row, a multiple of 8; of a list the mean number of elements.
     columns: tuple[int, int]
     # The fewest elements of the tensor.
     elements: int
-    # Speed in % of a copy of as many bytes, measured on an H100.
+    # Speed in % of a copy of as many bytes, measured on an H100 or H200.
     percent_of_copy: float
     percent_of_copy_pytorch: float
     # Whether it is inside PyTorch now.

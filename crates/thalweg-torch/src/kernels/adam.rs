@@ -9,7 +9,7 @@ use thalweg_ops::optimizer::{
 };
 
 use super::foreach::Loops;
-use super::libtorch::{Stack, Tensor};
+use super::libtorch::{Sizes, Stack, Tensor};
 use super::original::{Adam, AdamArguments, Rate};
 use super::speeds::{COLUMNS, Class, Form};
 use super::{Kernels, Operator};
@@ -37,7 +37,7 @@ impl List {
 fn is_number(tensor: &Tensor<'_>, device: i32) -> bool {
     tensor.device() == Some(device)
         && tensor.dtype() == Some(DType::F32)
-        && tensor.sizes().is_some_and(|sizes| sizes.iter().product::<i64>() == 1)
+        && tensor.sizes().is_some_and(|sizes| sizes.iter().all(|&size| size == 1))
 }
 
 /// Returns whether elements lie one behind the other in some order of the dimensions.
@@ -51,6 +51,40 @@ fn is_dense(sizes: &[i64], strides: &[i64]) -> bool {
         expected *= size;
         is_next
     })
+}
+
+/// The properties that all tensors of a parameter share.
+struct Alike {
+    dtype: DType,
+    device: i32,
+    sizes: Sizes,
+    /// `None` of contiguous ones.
+    strides: Option<Sizes>,
+}
+
+impl Alike {
+    /// Returns what a parameter asks of its gradient and states; `None` if its elements have gaps, or PyTorch does not say.
+    fn of(parameter: &Tensor<'_>, dtype: DType, device: i32) -> Option<Self> {
+        let sizes = parameter.sizes()?;
+        let strides = if parameter.is_contiguous() { None } else { Some(parameter.strides()?) };
+        let is_dense = strides.as_ref().is_none_or(|strides| is_dense(&sizes, strides));
+        let fits = is_dense && parameter.dtype() == Some(dtype) && parameter.device() == Some(device);
+        fits.then_some(Self { dtype, device, sizes, strides })
+    }
+
+    fn elements(&self) -> u64 {
+        self.sizes.iter().product::<i64>().unsigned_abs()
+    }
+
+    fn fits(&self, tensor: &Tensor<'_>) -> bool {
+        let lies = match &self.strides {
+            None => tensor.is_contiguous(),
+            Some(strides) => tensor.strides().as_ref() == Some(strides),
+        };
+        lies && tensor.dtype() == Some(self.dtype)
+            && tensor.device() == Some(self.device)
+            && tensor.has_sizes(&self.sizes)
+    }
 }
 
 /// Returns the tensors of a call; `None` if one of them is not of the others' device, dtype or layout.
@@ -68,38 +102,23 @@ fn list_of(arguments: &AdamArguments<'_>) -> Option<List> {
     }
     let mut items = Vec::with_capacity(parameters.len());
     for (place, parameter) in parameters.iter().enumerate() {
-        let sizes = parameter.sizes()?;
-        let elements = sizes.iter().product::<i64>().unsigned_abs();
-        let strides = if parameter.is_contiguous() { None } else { Some(parameter.strides()?) };
-        if strides.as_ref().is_some_and(|strides| !is_dense(&sizes, strides)) {
+        let alike = Alike::of(parameter, dtype, device)?;
+        let states = states.iter().map(|list| &list[place]);
+        if !states.clone().all(|tensor| alike.fits(tensor)) || !is_number(&steps[place], device) {
             return None;
+        }
+        let elements = alike.elements();
+        if elements == 0 {
+            continue;
         }
         let mut addresses = SmallVec::new();
-        let tensors = std::iter::once(parameter).chain(states.iter().map(|list| &list[place]));
-        for (number, tensor) in tensors.enumerate() {
-            let lies = match &strides {
-                None => tensor.is_contiguous(),
-                Some(strides) => tensor.strides()? == *strides,
-            };
-            let fits = lies
-                && tensor.dtype() == Some(dtype)
-                && tensor.device() == Some(device)
-                && tensor.sizes()? == sizes;
-            if !fits {
-                return None;
-            }
+        for (number, tensor) in std::iter::once(parameter).chain(states).enumerate() {
             // The second is the gradient, which is written where it is divided by a scale.
             let is_written = number != 1 || arguments.scale.is_some();
-            let address = if is_written { tensor.address_to_write() } else { tensor.address() };
-            addresses.push(if elements > 0 { address? } else { 0 });
-        }
-        if !is_number(&steps[place], device) {
-            return None;
+            addresses.push(if is_written { tensor.address_to_write()? } else { tensor.address()? });
         }
         addresses.push(steps[place].address()?);
-        if elements > 0 {
-            items.push(ForeachItem { elements, addresses });
-        }
+        items.push(ForeachItem { elements, addresses });
     }
     Some(List { dtype, device, items })
 }

@@ -16,7 +16,7 @@ use super::foreach::Loops;
 use super::libtorch::{Stack, Tensor};
 use super::operators::{Matrix, Taken, matrix, of_words, put};
 use super::original::{BatchArguments, BatchBackwardArguments, Mask};
-use super::speeds::{COLUMNS, Class, Form};
+use super::speeds::{Class, Form};
 use super::stages::{Launch, Operand, Stage, run};
 use super::work::Place;
 use super::{Kernels, Operator};
@@ -68,7 +68,7 @@ impl Extents {
 
     fn class(self, dtype: DType) -> Class {
         let (columns, elements) = (self.plane, self.elements());
-        Class { form: Form::Planes, dtype, columns, contiguous: COLUMNS, elements }
+        Class { form: Form::Planes, dtype, columns, contiguous: columns, elements }
     }
 
     fn parts(self) -> Parts {

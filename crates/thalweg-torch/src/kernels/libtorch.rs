@@ -49,7 +49,6 @@ pub(crate) struct Libtorch {
     pub(crate) sizes: Get<*mut i64>,
     pub(crate) strides: Get<*mut i64>,
     pub(crate) dtype: Get<i32>,
-    pub(crate) is_defined: Get<bool>,
     pub(crate) device_kind: Get<i32>,
     pub(crate) device_index: Get<i32>,
     pub(crate) is_contiguous: Get<bool>,
@@ -66,6 +65,8 @@ pub(crate) struct Libtorch {
     pub(crate) dtypes: [(i32, DType); 4],
     /// PyTorch's number of the kind of device.
     pub(crate) device_type: i32,
+    /// The word that an undefined `at::Tensor` consists of.
+    pub(crate) undefined: u64,
 }
 
 /// A shared library that the process has loaded.
@@ -121,7 +122,7 @@ impl Libtorch {
                 Ok(function())
             };
             let device = if cuda.is_some() { "cuda" } else { "cpu" };
-            Ok(Self {
+            let mut torch = Self {
                 init_impl: cpu.function("aoti_torch_library_init_impl")?,
                 library_impl: cpu.function("torch_library_impl")?,
                 delete_library: cpu.function("aoti_torch_delete_library_object")?,
@@ -135,7 +136,6 @@ impl Libtorch {
                 sizes: cpu.function("aoti_torch_get_sizes")?,
                 strides: cpu.function("aoti_torch_get_strides")?,
                 dtype: cpu.function("aoti_torch_get_dtype")?,
-                is_defined: cpu.function("aoti_torch_is_defined")?,
                 device_kind: cpu.function("aoti_torch_get_device_type")?,
                 device_index: cpu.function("aoti_torch_get_device_index")?,
                 is_contiguous: cpu.function("aoti_torch_is_contiguous")?,
@@ -155,7 +155,15 @@ impl Libtorch {
                     (number("aoti_torch_dtype_int64")?, DType::I64),
                 ],
                 device_type: number(&format!("aoti_torch_device_type_{device}"))?,
-            })
+                undefined: 0,
+            };
+            let mut handle = std::ptr::null_mut();
+            if (torch.new_tensor)(&raw mut handle) != 0 {
+                return Err(Error::invalid("PyTorch has no memory for a tensor's handle"));
+            }
+            let undefined = Tensor { torch: &torch, handle }.word();
+            torch.undefined = undefined;
+            Ok(torch)
         }
     }
 
@@ -309,14 +317,25 @@ impl<'t> Tensor<'t> {
         self.of_dimensions(self.torch.strides)
     }
 
+    /// Returns whether the tensor has these sizes.
+    pub(crate) fn has_sizes(&self, sizes: &[i64]) -> bool {
+        self.numbers(self.torch.sizes).is_some_and(|own| own == sizes)
+    }
+
     fn of_dimensions(&self, read: Get<*mut i64>) -> Option<Sizes> {
-        let rank = self.rank()?;
+        self.numbers(read).map(Sizes::from_slice)
+    }
+
+    fn numbers(&self, read: Get<*mut i64>) -> Option<&[i64]> {
+        let rank = usize::try_from(self.rank()?).ok()?;
+        if rank == 0 {
+            return Some(&[]);
+        }
         let mut numbers = std::ptr::null_mut();
         // SAFETY: a handle of a tensor, and a place for the answer: so many numbers, while the tensor lives.
         unsafe {
             let status = read(self.handle, &raw mut numbers);
-            (status == 0 && (rank == 0 || !numbers.is_null()))
-                .then(|| (0..rank as usize).map(|dimension| *numbers.add(dimension)).collect())
+            (status == 0 && !numbers.is_null()).then(|| std::slice::from_raw_parts(numbers, rank))
         }
     }
 
@@ -327,7 +346,9 @@ impl<'t> Tensor<'t> {
 
     /// Returns the number of the device; `None` if it is of another kind than those that kernels run on, or the tensor is undefined.
     pub(crate) fn device(&self) -> Option<i32> {
-        self.get(self.torch.is_defined)?.then_some(())?;
+        if self.word() == self.torch.undefined {
+            return None;
+        }
         let kind = self.get(self.torch.device_kind)?;
         if kind == self.torch.device_type { self.get(self.torch.device_index) } else { None }
     }
@@ -434,10 +455,11 @@ impl<'t> Stack<'t> {
 
     fn list_of(&self, word: u64) -> SmallVec<[u64; 6]> {
         let list = word as Handle;
-        let (mut count, mut items) = (0, SmallVec::new());
+        let (mut count, mut items) = (0, SmallVec::<[u64; 6]>::new());
         // SAFETY: a list, which is destroyed once, and places for the answers.
         unsafe {
             if (self.torch.list_size)(list, &raw mut count) == 0 {
+                items.reserve_exact(count);
                 for item in 0..count {
                     let mut word = 0;
                     (self.torch.list_item)(list, item, &raw mut word);

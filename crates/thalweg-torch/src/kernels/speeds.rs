@@ -110,7 +110,9 @@ const fn speed_of(
     Speed { operator, form, dtypes, columns, elements: ELEMENTS, ours, pytorch }
 }
 
-/// One H100, inside eager PyTorch 2.11, from 2²³ elements on (2026-11-23; group norm one H200, 2026-11-26); cross entropy kernel beside kernel.
+/// One H100, inside eager PyTorch 2.11, from 2²³ elements on (2026-11-23; group norm one H200, 2026-11-26; its gradient, batch norm and lists one H200,
+/// 2026-11-27); cross entropy kernel beside kernel. Lists are those whose step takes the GPU longer than the host. Adam moves the bytes of AdamW, and was
+/// measured at one of its lists.
 pub const SPEEDS: &[Speed] = &[
     speed("_softmax", BF16S, [64, 65_536], 99.6, 81.7),
     speed("_log_softmax", BF16S, [64, 128], 95.8, 84.3),
@@ -123,6 +125,7 @@ pub const SPEEDS: &[Speed] = &[
     speed("native_layer_norm_backward", BF16S, [64, 1024], 104.7, 97.1),
     speed("native_layer_norm_backward", BF16S, [2048, 131_072], 105.1, 97.9),
     speed("native_group_norm", BF16S, [64, 8192], 25.4, 21.0),
+    speed("native_group_norm_backward", BF16S, [64, 131_072], 56.4, 24.8),
     speed("_fused_rms_norm", BF16S, [64, 131_072], 98.8, 90.7),
     speed("_fused_rms_norm_backward", BF16S, [64, 768], 97.7, 87.8),
     speed("_fused_rms_norm_backward", BF16S, [4096, 131_072], 60.1, 42.9),
@@ -134,6 +137,7 @@ pub const SPEEDS: &[Speed] = &[
     speed("native_layer_norm_backward", F32S, [64, 256], 103.1, 94.0),
     speed("native_layer_norm_backward", F32S, [1024, 32_768], 103.2, 91.4),
     speed("native_group_norm", F32S, [64, 8192], 41.2, 34.3),
+    speed("native_group_norm_backward", F32S, [64, 131_072], 62.7, 46.5),
     speed("_fused_rms_norm", F32S, [64, 256], 100.3, 73.3),
     speed("_fused_rms_norm", F32S, [1280, 32_768], 101.5, 90.7),
     speed("_fused_rms_norm_backward", F32S, [64, 128], 104.6, 76.6),
@@ -162,6 +166,12 @@ pub const SPEEDS: &[Speed] = &[
     speed_of("_log_softmax_backward_data", Form::Columns, F32S, [1024, 65_536], 73.0, 37.9),
     speed_of("logsumexp", Form::Columns, F32S, [16, 65_536], 40.4, 14.0),
     speed_of("clone", Form::Transposed, F32S, [64, 65_536], 71.7, 55.1),
+    speed_of("native_batch_norm", Form::Planes, BF16S, [64, 131_072], 56.4, 22.2),
+    speed_of("native_batch_norm_backward", Form::Planes, BF16S, [64, 131_072], 58.7, 29.6),
+    speed_of("native_batch_norm", Form::Planes, F32S, [64, 131_072], 62.6, 38.4),
+    speed_of("native_batch_norm_backward", Form::Planes, F32S, [64, 131_072], 57.9, 47.9),
+    speed_of("_fused_adam_", Form::List, F32S, [841_048, 67_108_864], 99.7, 85.0),
+    speed_of("_fused_adamw_", Form::List, F32S, [841_048, 67_108_864], 94.0, 87.7),
 ];
 
 /// Returns whether a call is in the table.

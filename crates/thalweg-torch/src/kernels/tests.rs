@@ -134,7 +134,6 @@ fn kernels() -> Kernels {
         sizes: shim::sizes,
         strides: shim::strides,
         dtype: shim::dtype,
-        is_defined: shim::is_defined,
         device_kind: shim::device_kind,
         device_index: shim::device_index,
         is_contiguous: shim::is_contiguous,
@@ -146,6 +145,7 @@ fn kernels() -> Kernels {
         current_stream: Some(shim::current_stream),
         dtypes: [(F32, DType::F32), (F16, DType::F16), (15, DType::Bf16), (I64, DType::I64)],
         device_type: 1,
+        undefined: 0,
     };
     let originals = Originals {
         softmax: Some(own::softmax),
@@ -624,6 +624,16 @@ fn the_table_has_what_is_ahead_by_five_percent() {
     assert!(!speeds::is_ahead("_softmax", &class(DType::Bf16, 1 << 20, 131_072)), "as fast as PyTorch's");
     let narrow = Class { form: Form::Columns, contiguous: 128, ..class(DType::Bf16, 1 << 20, 1024) };
     assert!(!speeds::is_ahead("_softmax", &narrow), "fewer columns side by side than were measured");
+    let list = |columns, count: u64| Class {
+        form: Form::List,
+        contiguous: COLUMNS,
+        ..class(DType::F32, count, columns)
+    };
+    assert!(speeds::is_ahead("_fused_adamw_", &list(124_475_904 / 148, 148)), "GPT-2");
+    assert!(!speeds::is_ahead("_fused_adamw_", &list(262_144, 256)), "the host takes longer than the GPU");
+    let planes = |plane| Class { form: Form::Planes, ..class(DType::Bf16, 128 * 1024, plane) };
+    assert!(speeds::is_ahead("native_batch_norm", &planes(28 * 28)), "ResNet-50");
+    assert!(!speeds::is_ahead("native_batch_norm", &planes(14 * 14)), "planes that are no vectors");
 }
 
 #[test]

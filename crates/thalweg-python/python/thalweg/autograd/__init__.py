@@ -141,10 +141,12 @@ def _listed(value):
 def grad(outputs, inputs, grad_outputs=None, retain_graph=None, create_graph=False, only_inputs=True, allow_unused=None,
          is_grads_batched=False, materialize_grads=False):
     """Returns the gradients of `inputs`, from gradients of `outputs`: 1 where none is given and the output has one element."""
-    if not only_inputs or is_grads_batched:
-        raise NotImplementedError("autograd.grad: only_inputs=False and is_grads_batched=True are left out")
+    if not only_inputs:
+        raise NotImplementedError("autograd.grad: only_inputs=False is left out")
     outputs, inputs = _listed(outputs), _listed(inputs)
     given = [None] * len(outputs) if grad_outputs is None else _listed(grad_outputs)
+    if is_grads_batched:
+        return _batched(outputs, inputs, given, create_graph if retain_graph is None else retain_graph, create_graph, allow_unused, materialize_grads)
     for place, (output, gradient) in enumerate(zip(outputs, given)):
         if not output.requires_grad:
             raise RuntimeError(f"element {place} of tensors does not require grad and does not have a grad_fn")
@@ -166,8 +168,33 @@ def grad(outputs, inputs, grad_outputs=None, retain_graph=None, create_graph=Fal
     return tuple(found)
 
 
+def _batched(outputs, inputs, given, retain_graph, create_graph, allow_unused, materialize_grads):
+    """Returns what `grad` gives for each of several gradients, along a new first dimension; one pass for each."""
+    counts = {gradient.shape[0] for gradient in given if gradient is not None}
+    if not counts:
+        raise RuntimeError("grad can be implicitly created only for scalar outputs")
+    if len(counts) != 1 or 0 in counts:
+        raise RuntimeError(f"is_grads_batched=True needs gradients of one first extent of 1 or more, not of {sorted(counts)}")
+    count = counts.pop()
+    each = [grad(outputs, inputs, [None if gradient is None else gradient[place] for gradient in given], retain_graph or place + 1 < count,
+                 create_graph, True, allow_unused, False, materialize_grads) for place in range(count)]
+    return tuple(None if rows[0] is None else _core.stack(rows) for rows in zip(*each))
+
+
+def _backward_to(tensor, gradient, retain_graph, create_graph, inputs):
+    """Adds the gradients of chosen tensors to their `grad`; hooks that run once a leaf has accumulated do not."""
+    inputs = _listed(inputs)
+    if not inputs:
+        raise RuntimeError("'inputs' argument to backward() cannot be empty.")
+    found = grad([tensor], inputs, [gradient], retain_graph, create_graph, allow_unused=True)
+    with enable_grad() if create_graph else no_grad():
+        for chosen, gradient in zip(inputs, found):
+            if gradient is not None:
+                chosen.grad = gradient.clone() if chosen.grad is None else chosen.grad + gradient
+
+
 def backward(tensors, grad_tensors=None, retain_graph=None, create_graph=False, inputs=None):
-    """Computes the gradients of the leaves that tensors depend on, and adds them to their `grad`."""
+    """Computes the gradients of the leaves that tensors depend on, or of `inputs` alone, and adds them to their `grad`."""
     tensors = _listed(tensors)
     given = [None] * len(tensors) if grad_tensors is None else _listed(grad_tensors)
     for place, (tensor, gradient) in enumerate(zip(tensors, given)):
@@ -175,13 +202,12 @@ def backward(tensors, grad_tensors=None, retain_graph=None, create_graph=False, 
         tensor.backward(gradient, retain_graph=keep, create_graph=create_graph, inputs=inputs)
 
 
-from . import function, gradcheck as _gradcheck, graph  # noqa: E402
+from . import function, functional, gradcheck as _gradcheck, graph  # noqa: E402
 from .function import Function  # noqa: E402,F401
 from .gradcheck import GradcheckError, gradcheck, gradgradcheck  # noqa: E402,F401
 
 _LEFT_OUT = {
     "forward_ad": "there is no forward-mode differentiation",
-    "functional": "compose `autograd.grad` with `create_graph=True`",
     "profiler": "say `thalweg.profiler`",
     "NestedIOFunction": "arguments are passed one by one",
 }

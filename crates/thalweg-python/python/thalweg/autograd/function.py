@@ -13,6 +13,7 @@ class FunctionCtx:
     _materializes = True
     _kept = ()
     _without_gradient = ()
+    _dirty = ()
     _saved = None
 
     def save_for_backward(self, *tensors):
@@ -27,8 +28,8 @@ class FunctionCtx:
         self._without_gradient = args
 
     def mark_dirty(self, *args):
-        """Raises: functions of one's own that write in place are left out."""
-        raise NotImplementedError("ctx.mark_dirty is left out: write into a copy of the input, and return that")
+        """Says which inputs were written in place; they are results, too."""
+        self._dirty = args
 
     def set_materialize_grads(self, value):
         """Sets whether a gradient that is missing is zeros in the backward pass, which is the default, or None."""
@@ -46,7 +47,7 @@ def _gradients(cls, ctx, inputs, results, gradients):
         gradients = [
             _core.zeros(shape, dtype=dtype, device=device) if gradient is None and dtype.is_floating_point else gradient
             for gradient, (shape, dtype, device) in zip(gradients, results)]
-    found = cls.backward(ctx, *gradients)
+    found = (cls.vjp if cls.backward is Function.backward else cls.backward)(ctx, *gradients)
     found = found if isinstance(found, tuple) else (found,)
     title = f"{cls.__name__}Backward"
     while len(found) > len(inputs) and found[-1] is None:
@@ -105,16 +106,15 @@ class Function:
         raise NotImplementedError("You must implement either the backward or vjp method for your custom autograd.Function to use it "
                                   "with backward mode AD.")
 
-    @classmethod
-    def vjp(cls, ctx, *grad_outputs):
-        """Computes the gradients: another name of `backward`."""
-        return cls.backward(ctx, *grad_outputs)
+    # Another name: a subclass has either.
+    vjp = backward
 
     @classmethod
     def apply(cls, *args):
         """Calls the function, and records it."""
-        if cls.backward is Function.backward and "vjp" in vars(cls):
-            raise NotImplementedError(f"{cls.__name__}.vjp is left out: name it backward")
+        if cls.backward is not Function.backward and cls.vjp is not Function.vjp:
+            raise RuntimeError("Implementing both 'backward' and 'vjp' for a custom Function is not allowed. You should only implement one "
+                               "of them.")
         ctx = FunctionCtx()
         is_tensor = [isinstance(value, _core.Tensor) for value in args]
         ctx.needs_input_grad = tuple(known and value.requires_grad for known, value in zip(is_tensor, args))
@@ -128,11 +128,22 @@ class Function:
                 cls.setup_context(ctx, args, output)
         finally:
             _core._set_grad_enabled(former)
+        listed = output if isinstance(output, tuple) else (output,)
+        if any(not any(dirty is value for value in listed) for dirty in ctx._dirty):
+            raise RuntimeError("Some elements marked as dirty during the forward method were not returned as output. The inputs that are "
+                               "modified inplace must all be outputs of the Function.")
         return cls._recorded(ctx, args, is_tensor, output) if is_recorded else output
 
     @classmethod
     def _recorded(cls, ctx, args, is_tensor, output):
         listed = output if isinstance(output, tuple) else (output,)
+        # What was written in place is a result in memory of its own, and written once more by a copy, which autograd knows, of views too.
+        dirty = ctx._dirty
+        copies = [value.detach().clone() for value in dirty]
+
+        def apart(value):
+            return next((copy for one, copy in zip(dirty, copies) if one is value), value)
+        listed, ctx._kept = (tuple(apart(value) for value in values) for values in (listed, ctx._kept))
         results = [value for value in listed if isinstance(value, _core.Tensor)]
         for place, tensor in enumerate(ctx._kept):
             if tensor is not None and not isinstance(tensor, _core.Tensor):
@@ -150,14 +161,20 @@ class Function:
         made = _core._record_function(f"{cls.__name__}Backward", backward, ctx._saved, inputs, results)
         found = iter(made)
         marked = ctx._without_gradient
-        ctx._kept = ctx._without_gradient = ()
+        ctx._kept = ctx._without_gradient = ctx._dirty = ()
 
         def of(value):
             if not isinstance(value, _core.Tensor):
                 return value
             recorded = next(found)
+            for one, copy in zip(dirty, copies):
+                if copy is value:
+                    if not any(one is other for other in marked):
+                        one.copy_(recorded)
+                    return one
             return value if any(value is other for other in marked) else recorded
-        return tuple(of(value) for value in listed) if isinstance(output, tuple) else of(output)
+        made = tuple(of(value) for value in listed)
+        return made if isinstance(output, tuple) else made[0]
 
 
 class _DifferentiatedTwice(Function):
@@ -195,4 +212,7 @@ def once_differentiable(fn):
 
 
 class InplaceFunction(Function):
-    """A function that may write in place, which is left out."""
+    """A function that may write in place, as `inplace` says."""
+
+    def __init__(self, inplace=False):
+        self.inplace = inplace

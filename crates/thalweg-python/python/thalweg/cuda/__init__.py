@@ -22,6 +22,11 @@ can_device_access_peer = _inner.can_device_access_peer
 current_stream = _inner.current_stream
 default_stream = _inner.default_stream
 synchronize = _inner.synchronize
+utilization = _inner.utilization
+memory_usage = _inner.memory_usage
+temperature = _inner.temperature
+power_draw = _inner.power_draw
+clock_rate = _inner.clock_rate
 
 has_half, has_magma = True, False
 
@@ -130,7 +135,6 @@ def get_device_capability(device=None):
 _typed.add(globals(), "thalweg.cuda", "cuda")
 
 _STORAGE = "storages have no objects"
-_NVML = "ask NVML"
 
 # Every public name of `torch.cuda` (PyTorch 2.11) that is not here, with the reason; docs/python.md lists them.
 _LEFT_OUT = {
@@ -147,8 +151,6 @@ _LEFT_OUT = {
     "jiterator": "kernels of one's own are written in Rust",
     "sparse": "there are no sparse tensors",
     "gds": "files go through the host's memory",
-    "utilization": _NVML, "temperature": _NVML, "power_draw": _NVML, "clock_rate": _NVML, "memory_usage": _NVML,
-    "list_gpu_processes": _NVML,
     "set_sync_debug_mode": "use the audit of graphs, or the sanitizer",
     "get_sync_debug_mode": "use the audit of graphs, or the sanitizer",
     "get_arch_list": "kernels are compiled for the GPU that is there",

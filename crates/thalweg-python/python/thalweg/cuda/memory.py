@@ -17,7 +17,7 @@ __all__ = [
     "max_memory_allocated", "memory_reserved", "max_memory_reserved", "memory_cached", "max_memory_cached",
     "reset_accumulated_memory_stats", "reset_peak_memory_stats", "reset_max_memory_allocated", "reset_max_memory_cached",
     "device_memory_used", "host_memory_stats", "host_memory_stats_as_nested_dict", "reset_accumulated_host_memory_stats",
-    "reset_peak_host_memory_stats", "MemPool", "use_mem_pool",
+    "reset_peak_host_memory_stats", "MemPool", "use_mem_pool", "list_gpu_processes",
 ]
 
 empty_cache = _inner.empty_cache
@@ -121,6 +121,18 @@ def device_memory_used(device=None):
     return total - free
 
 
+def list_gpu_processes(device=None):
+    """Returns the processes that compute on a GPU with the memory that each uses, as text in PyTorch's form; NVML tells them."""
+    gpu, processes = _inner._gpu_processes(device)
+    lines = [f"GPU:{gpu}"]
+    if not processes:
+        lines.append("no processes are running")
+    for process, used in processes:
+        amount = "an unknown amount of" if used is None else f"{used / (1024 * 1024):>12.3f} MB"
+        lines.append(f"process {process:>10d} uses {amount} GPU memory")
+    return "\n".join(lines)
+
+
 def _statistic(name, field, doc):
     def read(device=None):
         return memory_stats(device).get(field, 0)
@@ -194,7 +206,6 @@ _LEFT_OUT = {
     "caching_allocator_enable": "memory always comes from the caching allocator",
     "CUDAPluggableAllocator": "the allocator is Thalweg's own",
     "change_current_allocator": "the allocator is Thalweg's own",
-    "list_gpu_processes": "ask NVML",
     "_save_segment_usage": "say `_dump_snapshot`, and `thalweg memory` draws the file",
     "_save_memory_usage": "say `_dump_snapshot`, and `thalweg memory` draws the file",
 }

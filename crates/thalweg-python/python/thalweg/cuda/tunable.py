@@ -1,5 +1,7 @@
 """The choice of matrix products' kernels by measurement (`torch.cuda.tunable`)."""
 
+import atexit
+
 from .. import _core
 
 _inner = _core._tunable
@@ -86,8 +88,10 @@ def write_file(filename=None):
 
 
 def write_file_on_exit(val):
-    """Raises: results are written when `write_file` says so."""
-    raise NotImplementedError("tunable.write_file_on_exit is left out: call write_file")
+    """Sets whether results are written into the device's own file when the program ends."""
+    atexit.unregister(write_file)
+    if val:
+        atexit.register(write_file)
 
 
 def tune_gemm_in_file(filename):

@@ -17,7 +17,6 @@ from .transformer import (
 
 _LEFT_OUT = {
     "DataParallel": "it replicates a module per thread; run a process per GPU",
-    "SyncBatchNorm": "process groups of Python have one rank: say BatchNorm",
 }
 
 

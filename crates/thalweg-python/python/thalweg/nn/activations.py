@@ -114,17 +114,25 @@ class MultiheadAttention(Module):
     def __init__(self, embed_dim, num_heads, dropout=0.0, bias=True, add_bias_kv=False, add_zero_attn=False, kdim=None, vdim=None,
                  batch_first=False, device=None, dtype=None):
         super().__init__()
-        if add_bias_kv or add_zero_attn or kdim not in (None, embed_dim) or vdim not in (None, embed_dim):
-            raise NotImplementedError("MultiheadAttention: add_bias_kv, add_zero_attn, kdim and vdim are left out")
         if embed_dim % num_heads:
             raise ValueError("embed_dim must be divisible by num_heads")
         from .layers import Linear, _empty
         self.embed_dim, self.num_heads, self.head_dim = embed_dim, num_heads, embed_dim // num_heads
-        self.dropout, self.batch_first = dropout, batch_first
-        self.in_proj_weight = _empty((3 * embed_dim, embed_dim), device, dtype)
+        self.kdim, self.vdim = (embed_dim if size is None else size for size in (kdim, vdim))
+        self.dropout, self.batch_first, self.add_zero_attn = dropout, batch_first, add_zero_attn
+        is_one = self.kdim == self.vdim == embed_dim
+        sizes = {"in_proj_weight": 3 * embed_dim} if is_one else {"q_proj_weight": embed_dim, "k_proj_weight": self.kdim, "v_proj_weight": self.vdim}
+        shapes = {name: (size, embed_dim) if is_one else (embed_dim, size) for name, size in sizes.items()}
+        for name in ("q_proj_weight", "k_proj_weight", "v_proj_weight", "in_proj_weight"):
+            self.register_parameter(name, _empty(shapes[name], device, dtype) if name in shapes else None)
         self.register_parameter("in_proj_bias", _empty((3 * embed_dim,), device, dtype) if bias else None)
         self.out_proj = Linear(embed_dim, embed_dim, bias, device, dtype)
-        init.xavier_uniform_(self.in_proj_weight)
+        for name in ("bias_k", "bias_v"):
+            self.register_parameter(name, _empty((1, 1, embed_dim), device, dtype) if add_bias_kv else None)
+            if add_bias_kv:
+                init.xavier_normal_(getattr(self, name))
+        for name in shapes:
+            init.xavier_uniform_(getattr(self, name))
         if bias:
             init.zeros_(self.in_proj_bias)
             init.zeros_(self.out_proj.bias)
@@ -137,13 +145,13 @@ class MultiheadAttention(Module):
             query, key, value = (tensor.unsqueeze(0) for tensor in (query, key, value))
         elif not self.batch_first:
             query, key, value = (tensor.transpose(0, 1) for tensor in (query, key, value))
-        weights = self.in_proj_weight.chunk(3)
-        biases = (None,) * 3 if self.in_proj_bias is None else self.in_proj_bias.chunk(3)
-        heads = [
-            F.linear(tensor, weight, bias).unflatten(-1, [self.num_heads, self.head_dim]).transpose(1, 2)
-            for tensor, weight, bias in zip((query, key, value), weights, biases)
-        ]
+        heads, further = self._heads(query, key, value)
         mask = self._mask(attn_mask, key_padding_mask, query)
+        if further:
+            if mask is None and is_causal:
+                mask = self._mask(_core.ones([query.shape[1], key.shape[1]], dtype=getattr(_core, "bool"), device=query.device).triu(1), None, query)
+            # What is added to keys is seen by all queries.
+            mask = None if mask is None else F.pad(mask, (0, further))
         dropout = self.dropout if self.training else 0.0
         if need_weights:
             scores = heads[0] @ heads[1].transpose(-2, -1) / self.head_dim ** 0.5
@@ -159,6 +167,20 @@ class MultiheadAttention(Module):
         if unbatched:
             return result.squeeze(0), None if shares is None else shares.squeeze(0)
         return (result if self.batch_first else result.transpose(0, 1)), shares
+
+    def _heads(self, query, key, value):
+        """Returns queries, keys and values by heads, and how many keys the module adds."""
+        parts = (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight) if self.in_proj_weight is None else self.in_proj_weight.chunk(3)
+        biases = (None,) * 3 if self.in_proj_bias is None else self.in_proj_bias.chunk(3)
+        projected = [F.linear(tensor, weight, bias) for tensor, weight, bias in zip((query, key, value), parts, biases)]
+        if self.bias_k is not None:
+            for place, added in ((1, self.bias_k), (2, self.bias_v)):
+                projected[place] = _core.cat([projected[place], added.expand(query.shape[0], 1, self.embed_dim)], 1)
+        heads = [tensor.unflatten(-1, [self.num_heads, self.head_dim]).transpose(1, 2) for tensor in projected]
+        if self.add_zero_attn:
+            for place in (1, 2):
+                heads[place] = F.pad(heads[place], (0, 0, 0, 1))
+        return heads, (self.bias_k is not None) + bool(self.add_zero_attn)
 
     def _mask(self, attn_mask, key_padding_mask, query):
         def added(mask):

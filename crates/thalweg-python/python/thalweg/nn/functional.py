@@ -135,10 +135,25 @@ def linear(input, weight, bias=None):
     return _core.linear(input, weight, bias)
 
 
+def _limit_rows(weight, indices, max_norm, norm_type):
+    """Scales the rows of a table at indices, in place, to a norm of `max_norm` where it is greater."""
+    former = _core._set_grad_enabled(False)
+    try:
+        indices = indices.reshape(-1)
+        rows = weight.detach().index_select(0, indices)
+        norms = rows.norm(norm_type, 1, True)
+        # A row that is named several times is written as often with the same numbers.
+        weight.index_copy_(0, indices, _core.where(norms > max_norm, rows * (max_norm / (norms + 1e-7)), rows))
+    finally:
+        _core._set_grad_enabled(former)
+
+
 def embedding(input, weight, padding_idx=None, max_norm=None, norm_type=2.0, scale_grad_by_freq=False, sparse=False):
     """Returns the rows of a table at indices."""
-    if max_norm is not None or sparse:
-        raise NotImplementedError("embedding: max_norm and sparse gradients are left out")
+    if sparse:
+        raise NotImplementedError("embedding: sparse gradients are left out")
+    if max_norm is not None:
+        _limit_rows(weight, input, max_norm, norm_type)
     place = -1 if padding_idx is None else padding_idx % weight.shape[0]
     return _core.embedding(weight, input, place, scale_grad_by_freq)
 
@@ -146,8 +161,10 @@ def embedding(input, weight, padding_idx=None, max_norm=None, norm_type=2.0, sca
 def embedding_bag(input, weight, offsets=None, max_norm=None, norm_type=2, scale_grad_by_freq=False, mode="mean", sparse=False,
                   per_sample_weights=None, include_last_offset=False, padding_idx=None):
     """Returns the sum, mean or maximum of the rows of each bag: a row of indices, or those from an offset to the next."""
-    if max_norm is not None or sparse:
-        raise NotImplementedError("embedding_bag: max_norm and sparse gradients are left out")
+    if sparse:
+        raise NotImplementedError("embedding_bag: sparse gradients are left out")
+    if max_norm is not None:
+        _limit_rows(weight, input, max_norm, norm_type)
     modes = {"sum": 0, "mean": 1, "max": 2}
     if mode not in modes:
         raise ValueError("mode has to be one of sum, mean or max")
@@ -325,9 +342,13 @@ def nll_loss(input, target, weight=None, size_average=None, ignore_index=-100, r
 
 def mse_loss(input, target, size_average=None, reduce=None, reduction="mean", weight=None):
     """Returns the squared differences."""
-    if weight is not None:
-        raise NotImplementedError("mse_loss(weight=...) is left out")
-    return _core.mse_loss(input, target, _reduction(reduction, size_average, reduce))
+    kind = _reduction(reduction, size_average, reduce)
+    if weight is None:
+        return _core.mse_loss(input, target, kind)
+    if weight.shape != input.shape:
+        raise ValueError("Weights and input must have the same size.")
+    losses = _core.mse_loss(input, target, 0) * weight
+    return losses if kind == 0 else losses.sum() if kind == 2 else losses.sum() / weight.sum()
 
 
 def l1_loss(input, target, size_average=None, reduce=None, reduction="mean"):
@@ -464,19 +485,36 @@ def scaled_dot_product_attention(query, key, value, attn_mask=None, dropout_p=0.
     return _core.scaled_dot_product_attention(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
 
 
+# The modes of `interpolate`, and the number of dimensions beside batch and channels that they need; None where any will do.
+_MODES = {"nearest": None, "nearest-exact": None, "area": None, "linear": 1, "bilinear": 2, "bicubic": 2, "trilinear": 3}
+
+
 def interpolate(input, size=None, scale_factor=None, mode="nearest", align_corners=None, recompute_scale_factor=None, antialias=False):
     """Returns the input at more or fewer places."""
     dims = input.dim() - 2
-    names = {"nearest": f"upsample_nearest{dims}d", "linear": "upsample_linear1d", "bilinear": "upsample_bilinear2d",
-             "bicubic": "upsample_bicubic2d", "trilinear": "upsample_trilinear3d"}
-    if mode not in names or antialias or recompute_scale_factor:
-        raise NotImplementedError(f"interpolate(mode='{mode}') with these options is left out")
+    if mode not in _MODES or not 1 <= dims <= 3 or _MODES[mode] not in (None, dims):
+        needs = f", but {mode} mode needs {_MODES[mode] + 2}D input" if _MODES.get(mode) else f" with mode={mode!r}; modes are {', '.join(_MODES)}"
+        raise NotImplementedError(f"Got {input.dim()}D input{needs}")
+    has_corners = _MODES[mode] is not None
+    if align_corners is not None and not has_corners:
+        raise ValueError("align_corners option can only be set with the interpolating modes: linear | bilinear | bicubic | trilinear")
+    if (size is None) == (scale_factor is None):
+        raise ValueError("either size or scale_factor should be defined" if size is None else "only one of size or scale_factor should be defined")
+    if antialias and mode not in ("bilinear", "bicubic"):
+        raise ValueError("Anti-alias option is restricted to bilinear and bicubic modes and requires a 4-D tensor as input")
+    if recompute_scale_factor and size is not None:
+        raise ValueError("recompute_scale_factor is not meaningful with an explicit size.")
     sizes = None if size is None else ([size] * dims if isinstance(size, int) else list(size))
     scales = None if scale_factor is None else (
         [float(scale_factor)] * dims if isinstance(scale_factor, (int, float)) else [float(scale) for scale in scale_factor])
-    if mode == "nearest":
-        return getattr(_core, names[mode])(input, sizes, scales)
-    return getattr(_core, names[mode])(input, sizes, bool(align_corners), scales)
+    if scales is not None and (recompute_scale_factor or mode == "area"):
+        sizes, scales = [math.floor(extent * scale) for extent, scale in zip(input.shape[2:], scales)], None
+    if mode == "area":
+        return getattr(_core, f"adaptive_avg_pool{dims}d")(input, sizes)
+    if not has_corners:
+        return getattr(_core, f"upsample_nearest{dims}d" if mode == "nearest" else f"_upsample_nearest_exact{dims}d")(input, sizes, scales)
+    resize = getattr(_core, f"_upsample_{mode}2d_aa" if antialias else f"upsample_{mode}{dims}d")
+    return resize(input, sizes, bool(align_corners), scales)
 
 
 def _pair(value):
@@ -509,11 +547,9 @@ def gumbel_softmax(logits, tau=1.0, hard=False, eps=1e-10, dim=-1):
 
 
 def _same_padding(kernel_size, dilation):
-    """Returns the padding of a convolution whose output has the extents of its input."""
+    """Returns the padding in front and behind of each dimension of a convolution whose output has the extents of its input."""
     total = [step * (size - 1) for size, step in zip(kernel_size, dilation)]
-    if any(amount % 2 for amount in total):
-        raise NotImplementedError("padding='same' with an even extent of the kernel is left out: it pads one side more than the other")
-    return [amount // 2 for amount in total]
+    return [(amount // 2, amount - amount // 2) for amount in total]
 
 
 def _convolution(name, dims):
@@ -523,8 +559,13 @@ def _convolution(name, dims):
         if padding == "valid":
             padding = 0
         elif padding == "same":
-            steps = [dilation] * dims if isinstance(dilation, int) else dilation
-            padding = _same_padding(weight.shape[2:], steps)
+            if any(step != 1 for step in ([stride] if isinstance(stride, int) else stride)):
+                raise RuntimeError("padding='same' is not supported for strided convolutions")
+            sides = _same_padding(weight.shape[2:], [dilation] * dims if isinstance(dilation, int) else dilation)
+            padding = [before for before, _ in sides]
+            # What is one more behind than in front is put there before.
+            if any(behind > before for before, behind in sides):
+                input = pad(input, [amount for before, behind in reversed(sides) for amount in (0, behind - before)])
         return convolve(input, weight, bias, stride, padding, dilation, groups)
     conv.__name__ = conv.__qualname__ = name
     conv.__doc__ = f"Returns the convolution over {dims} dimensions."

@@ -84,8 +84,9 @@ class Embedding(Module):
     def __init__(self, num_embeddings, embedding_dim, padding_idx=None, max_norm=None, norm_type=2.0, scale_grad_by_freq=False,
                  sparse=False, _weight=None, _freeze=False, device=None, dtype=None):
         super().__init__()
-        if max_norm is not None or sparse:
-            raise NotImplementedError("Embedding: max_norm and sparse gradients are left out")
+        if sparse:
+            raise NotImplementedError("Embedding: sparse gradients are left out")
+        self.max_norm, self.norm_type = max_norm, norm_type
         self.num_embeddings, self.embedding_dim = num_embeddings, embedding_dim
         self.padding_idx = None if padding_idx is None else padding_idx % num_embeddings
         self.scale_grad_by_freq = scale_grad_by_freq
@@ -107,7 +108,7 @@ class Embedding(Module):
             init.zeros_(self.weight.detach()[self.padding_idx])
 
     def forward(self, input):
-        return F.embedding(input, self.weight, self.padding_idx, scale_grad_by_freq=self.scale_grad_by_freq)
+        return F.embedding(input, self.weight, self.padding_idx, self.max_norm, self.norm_type, self.scale_grad_by_freq)
 
     def extra_repr(self):
         padding = "" if self.padding_idx is None else f", padding_idx={self.padding_idx}"
@@ -120,8 +121,9 @@ class EmbeddingBag(Module):
     def __init__(self, num_embeddings, embedding_dim, max_norm=None, norm_type=2.0, scale_grad_by_freq=False, mode="mean", sparse=False,
                  _weight=None, include_last_offset=False, padding_idx=None, device=None, dtype=None):
         super().__init__()
-        if max_norm is not None or sparse:
-            raise NotImplementedError("EmbeddingBag: max_norm and sparse gradients are left out")
+        if sparse:
+            raise NotImplementedError("EmbeddingBag: sparse gradients are left out")
+        self.max_norm, self.norm_type = max_norm, norm_type
         self.num_embeddings, self.embedding_dim, self.mode = num_embeddings, embedding_dim, mode
         self.scale_grad_by_freq, self.include_last_offset = scale_grad_by_freq, include_last_offset
         self.padding_idx = None if padding_idx is None else padding_idx % num_embeddings
@@ -145,7 +147,7 @@ class EmbeddingBag(Module):
             init.zeros_(self.weight.detach()[self.padding_idx])
 
     def forward(self, input, offsets=None, per_sample_weights=None):
-        return F.embedding_bag(input, self.weight, offsets, scale_grad_by_freq=self.scale_grad_by_freq, mode=self.mode,
+        return F.embedding_bag(input, self.weight, offsets, self.max_norm, self.norm_type, scale_grad_by_freq=self.scale_grad_by_freq, mode=self.mode,
                                per_sample_weights=per_sample_weights, include_last_offset=self.include_last_offset,
                                padding_idx=self.padding_idx)
 
@@ -249,9 +251,12 @@ class _BatchNorm(Module):
             init.ones_(self.weight)
             init.zeros_(self.bias)
 
-    def forward(self, input):
+    def _check(self, input):
         if input.dim() not in self._ranks:
             raise ValueError(f"expected {' or '.join(f'{rank}D' for rank in self._ranks)} input (got {input.dim()}D input)")
+
+    def forward(self, input):
+        self._check(input)
         factor = 0.0 if self.momentum is None else self.momentum
         tracks = self.training and self.track_running_stats
         if tracks:
@@ -284,6 +289,30 @@ class BatchNorm3d(_BatchNorm):
     """Normalizes each channel of (N, C, D, H, W)."""
 
     _ranks = (5,)
+
+
+class SyncBatchNorm(_BatchNorm):
+    """Normalizes each channel of (N, C, …) over the batches of all ranks of a group. Groups of Python have one rank."""
+
+    def __init__(self, num_features, eps=1e-5, momentum=0.1, affine=True, track_running_stats=True, process_group=None, device=None, dtype=None):
+        super().__init__(num_features, eps, momentum, affine, track_running_stats, device, dtype)
+        self.process_group = process_group
+
+    def _check(self, input):
+        if input.dim() < 2:
+            raise ValueError(f"expected at least 2D input (got {input.dim()}D input)")
+
+    @classmethod
+    def convert_sync_batchnorm(cls, module, process_group=None):
+        """Returns a module whose batch norms are of this class, with the parameters and statistics that they had."""
+        if isinstance(module, _BatchNorm):
+            made = cls(module.num_features, module.eps, module.momentum, module.affine, module.track_running_stats, process_group)
+            made._parameters.update(module._parameters)
+            made._buffers.update(module._buffers)
+            return made.train(module.training)
+        for name, child in list(module.named_children()):
+            module._modules[name] = cls.convert_sync_batchnorm(child, process_group)
+        return module
 
 
 class _InstanceNorm(Module):
@@ -342,8 +371,8 @@ class _Conv(Module):
     def __init__(self, in_channels, out_channels, kernel_size, stride=1, padding=0, dilation=1, groups=1, bias=True,
                  padding_mode="zeros", device=None, dtype=None):
         super().__init__()
-        if padding_mode != "zeros":
-            raise NotImplementedError(f"{type(self).__name__}: padding_mode='{padding_mode}' is left out; pad the input before")
+        if padding_mode not in ("zeros", "reflect", "replicate", "circular"):
+            raise ValueError(f"padding_mode must be one of {{'zeros', 'reflect', 'replicate', 'circular'}}, but got padding_mode='{padding_mode}'")
         if in_channels % groups or out_channels % groups:
             raise ValueError("in_channels and out_channels must be divisible by groups")
         self.in_channels, self.out_channels, self.groups, self.padding_mode = in_channels, out_channels, groups, padding_mode
@@ -362,8 +391,11 @@ class _Conv(Module):
             init.uniform_(self.bias, -bound, bound)
 
     def forward(self, input):
-        convolve = getattr(F, f"conv{self._dims}d")
-        return convolve(input, self.weight, self.bias, self.stride, self.padding, self.dilation, self.groups)
+        convolve, padding = getattr(F, f"conv{self._dims}d"), self.padding
+        if self.padding_mode != "zeros" and padding != "valid":
+            sides = F._same_padding(self.kernel_size, self.dilation) if padding == "same" else [(amount, amount) for amount in padding]
+            input, padding = F.pad(input, [amount for side in reversed(sides) for amount in side], self.padding_mode), 0
+        return convolve(input, self.weight, self.bias, self.stride, padding, self.dilation, self.groups)
 
     def extra_repr(self):
         text = f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}, stride={self.stride}"
@@ -373,7 +405,8 @@ class _Conv(Module):
             text += f", dilation={self.dilation}"
         if self.groups != 1:
             text += f", groups={self.groups}"
-        return text + (", bias=False" if self.bias is None else "")
+        text += ", bias=False" if self.bias is None else ""
+        return text + (f", padding_mode={self.padding_mode}" if self.padding_mode != "zeros" else "")
 
 
 class Conv1d(_Conv):
@@ -568,9 +601,10 @@ class Upsample(Module):
     def __init__(self, size=None, scale_factor=None, mode="nearest", align_corners=None, recompute_scale_factor=None):
         super().__init__()
         self.size, self.scale_factor, self.mode, self.align_corners = size, scale_factor, mode, align_corners
+        self.recompute_scale_factor = recompute_scale_factor
 
     def forward(self, input):
-        return F.interpolate(input, self.size, self.scale_factor, self.mode, self.align_corners)
+        return F.interpolate(input, self.size, self.scale_factor, self.mode, self.align_corners, self.recompute_scale_factor)
 
 
 class UpsamplingNearest2d(Upsample):

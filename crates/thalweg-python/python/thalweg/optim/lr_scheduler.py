@@ -206,37 +206,48 @@ class CosineAnnealingWarmRestarts(LRScheduler):
 
 
 class OneCycleLR(LRScheduler):
-    """A rate that rises to a maximum and falls far below its start."""
+    """A rate that rises to a maximum and falls far below its start; the momentum the other way round."""
 
-    def __init__(self, optimizer, max_lr, total_steps=None, epochs=None, steps_per_epoch=None, pct_start=0.3,
-                 anneal_strategy="cos", cycle_momentum=False, div_factor=25.0, final_div_factor=1e4, last_epoch=-1):
-        if cycle_momentum:
-            raise NotImplementedError("OneCycleLR(cycle_momentum=True) is left out: only learning rates are scheduled")
+    def __init__(self, optimizer, max_lr, total_steps=None, epochs=None, steps_per_epoch=None, pct_start=0.3, anneal_strategy="cos",
+                 cycle_momentum=True, base_momentum=0.85, max_momentum=0.95, div_factor=25.0, final_div_factor=1e4, three_phase=False, last_epoch=-1):
+        if total_steps is None and (epochs is None or steps_per_epoch is None):
+            raise ValueError("You must define either total_steps OR (epochs AND steps_per_epoch)")
+        if anneal_strategy not in ("cos", "linear"):
+            raise ValueError(f"anneal_strategy must be one of 'cos' or 'linear', instead got {anneal_strategy}")
+        if not 0 <= pct_start <= 1 or not isinstance(pct_start, float):
+            raise ValueError(f"Expected float between 0 and 1 pct_start, but got {pct_start}")
         self.total_steps = total_steps or epochs * steps_per_epoch
-        self.pct_start, self.anneal_strategy = pct_start, anneal_strategy
-        self.div_factor, self.final_div_factor = div_factor, final_div_factor
+        self.anneal_strategy, self.cycle_momentum = anneal_strategy, cycle_momentum
         count = len(optimizer.param_groups)
-        self.max_lrs = list(max_lr) if isinstance(max_lr, (list, tuple)) else [max_lr] * count
-        for group, rate in zip(optimizer.param_groups, self.max_lrs):
-            if last_epoch == -1:
-                group["lr"] = rate / div_factor
+        ends = [pct_start * self.total_steps - 1, self.total_steps - 1]
+        if three_phase:
+            ends.insert(1, 2 * pct_start * self.total_steps - 2)
+        # The steps at which phases end; rates and momenta of each group where phases meet.
+        self._ends = ends
+        self._lrs = [[greatest / div_factor, greatest, *([greatest / div_factor] if three_phase else []), greatest / div_factor / final_div_factor]
+                     for greatest in _for_each(max_lr, count)]
+        self._momenta = [[top, base, *([top] if three_phase else []), top]
+                         for base, top in zip(_for_each(base_momentum, count), _for_each(max_momentum, count))]
+        if cycle_momentum:
+            _check_momentum(optimizer)
+        if last_epoch == -1:
+            for group, rates in zip(optimizer.param_groups, self._lrs):
+                group["lr"] = rates[0]
         super().__init__(optimizer, last_epoch)
 
     def _between(self, start, end, part):
         return start + (end - start) * part if self.anneal_strategy == "linear" else end + (start - end) / 2 * (1 + math.cos(math.pi * part))
 
     def get_lr(self):
-        top, last = self.pct_start * self.total_steps - 1, self.total_steps - 1
-        if self.last_epoch > last:
+        if self.last_epoch >= self.total_steps:
             raise ValueError(f"Tried to step {self.last_epoch + 1} times. The specified number of total steps is {self.total_steps}")
-        rates = []
-        for greatest in self.max_lrs:
-            first = greatest / self.div_factor
-            if self.last_epoch <= top:
-                rates.append(self._between(first, greatest, self.last_epoch / top))
-            else:
-                rates.append(self._between(greatest, first / self.final_div_factor, (self.last_epoch - top) / (last - top)))
-        return rates
+        phase = next((place for place, end in enumerate(self._ends) if self.last_epoch <= end), len(self._ends) - 1)
+        start = self._ends[phase - 1] if phase else 0
+        part = (self.last_epoch - start) / (self._ends[phase] - start)
+        if self.cycle_momentum:
+            for group, momenta in zip(self.optimizer.param_groups, self._momenta):
+                _set_momentum(group, self._between(*momenta[phase:phase + 2], part))
+        return [self._between(*rates[phase:phase + 2], part) for rates in self._lrs]
 
 
 class SequentialLR(LRScheduler):
@@ -279,8 +290,7 @@ class CyclicLR(LRScheduler):
         self.max_lrs = _for_each(max_lr, count)
         self.cycle_momentum = cycle_momentum
         if cycle_momentum:
-            if not ({"momentum", "betas"} & set(optimizer.defaults)):
-                raise ValueError("optimizer must support momentum or beta1 with `cycle_momentum` option enabled")
+            _check_momentum(optimizer)
             self.base_momentums, self.max_momentums = _for_each(base_momentum, count), _for_each(max_momentum, count)
         if last_epoch == -1:
             for group, rate in zip(optimizer.param_groups, _for_each(base_lr, count)):
@@ -299,11 +309,7 @@ class CyclicLR(LRScheduler):
         height *= self._factor(cycle if self.scale_mode == "cycle" else self.last_epoch)
         if self.cycle_momentum:
             for group, base, top in zip(self.optimizer.param_groups, self.base_momentums, self.max_momentums):
-                momentum = top - (top - base) * height
-                if "betas" in group:
-                    group["betas"] = (momentum, *group["betas"][1:])
-                else:
-                    group["momentum"] = momentum
+                _set_momentum(group, top - (top - base) * height)
         return [base + (top - base) * height for base, top in zip(self.base_lrs, self.max_lrs)]
 
 
@@ -332,6 +338,19 @@ class ChainedScheduler(LRScheduler):
         self._last_lr = state_dict["_last_lr"]
         for scheduler, state in zip(self._schedulers, state_dict["_schedulers"]):
             scheduler.load_state_dict(state)
+
+
+def _check_momentum(optimizer):
+    if not ({"momentum", "betas"} & set(optimizer.defaults)):
+        raise ValueError("optimizer must support momentum or beta1 with `cycle_momentum` option enabled")
+
+
+def _set_momentum(group, momentum):
+    """Sets the momentum of a group, or its first beta."""
+    if "betas" in group:
+        group["betas"] = (momentum, *group["betas"][1:])
+    else:
+        group["momentum"] = momentum
 
 
 def _for_each(value, count):

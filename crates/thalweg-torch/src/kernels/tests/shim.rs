@@ -103,12 +103,6 @@ pub unsafe extern "C" fn zero(handle: Handle) -> i32 {
     0
 }
 
-pub unsafe extern "C" fn is_defined(handle: Handle, is: *mut bool) -> i32 {
-    // SAFETY: a handle of the test's is the address of a word, 0 for an undefined tensor; and a place.
-    unsafe { *is = *handle.cast::<u64>() != 0 };
-    0
-}
-
 pub unsafe extern "C" fn device_kind(handle: Handle, kind: *mut i32) -> i32 {
     // SAFETY: a place.
     unsafe { *kind = i32::from(!implementation(handle).is_on_host) };
