@@ -83,8 +83,9 @@ pub(crate) struct GroupState {
     pub(crate) outstanding: Outstanding,
     failure: Mutex<Option<Failure>>,
     has_watchdog: bool,
-    /// The streams of copies from host memory and to it.
-    copies: OnceLock<[Stream; 2]>,
+    /// The two streams of copies from host memory, and that of copies to it.
+    copies: OnceLock<[Stream; 3]>,
+    copy_users: AtomicU64,
 }
 
 /// Why a group is over.
@@ -171,6 +172,7 @@ impl ProcessGroup {
             failure: Mutex::new(None),
             has_watchdog,
             copies: OnceLock::new(),
+            copy_users: AtomicU64::new(0),
         }));
         registered.set(&group.0);
         if has_watchdog {
@@ -210,13 +212,18 @@ impl ProcessGroup {
         &self.0.stream
     }
 
-    /// Returns the streams of this rank's copies from host memory and to it.
-    pub(crate) fn copy_streams(&self) -> Result<[Stream; 2]> {
-        if let Some(streams) = self.0.copies.get() {
-            return Ok(streams.clone());
+    /// Returns a stream for copies from host memory, one of two in turn, and that of this rank's copies to it.
+    pub(crate) fn copy_streams(&self) -> Result<(Stream, Stream)> {
+        if self.0.copies.get().is_none() {
+            let made = || Stream::new(self.device());
+            let streams = [made()?, made()?, made()?];
+            // Another thread may have been faster.
+            let _ = self.0.copies.set(streams);
         }
-        let streams = [Stream::new(self.device())?, Stream::new(self.device())?];
-        Ok(self.0.copies.get_or_init(|| streams).clone())
+        let [even, odd, departures] = self.0.copies.get().expect("set above");
+        let number = self.0.copy_users.fetch_add(1, Ordering::Relaxed);
+        let arrivals = if number.is_multiple_of(2) { even } else { odd };
+        Ok((arrivals.clone(), departures.clone()))
     }
 
     /// Returns the ranks of the group as they are numbered in the first group (`get_process_group_ranks`).

@@ -9,8 +9,9 @@ use thalweg_tensor::{HostTensor, Tensor};
 
 use crate::ProcessGroup;
 
-/// The streams of a rank's copies between host and device memory, of which both directions go on at once. What arrives has its memory on one stream, where
-/// it is bounded as other memory that streams hand over is: a copy waits on the device until an earlier one has been used.
+/// The streams of a unit's copies between host and device memory, of which both directions go on at once. What arrives has its memory on a stream of several
+/// units, where it is bounded as other memory that streams hand over is: a copy waits on the device until an earlier one has been used. There are two such
+/// streams, and units take turns, so that a unit's copies wait for none of its neighbour's uses.
 #[derive(Clone, Debug)]
 pub(super) struct Copies {
     arrivals: Stream,
@@ -18,9 +19,9 @@ pub(super) struct Copies {
 }
 
 impl Copies {
-    /// Returns the streams of a group's rank.
+    /// Returns the streams of the next unit of a group's rank.
     pub(super) fn of(group: &ProcessGroup) -> Result<Self> {
-        let [arrivals, departures] = group.copy_streams()?;
+        let (arrivals, departures) = group.copy_streams()?;
         Ok(Self { arrivals, departures })
     }
 
