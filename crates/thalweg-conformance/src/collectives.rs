@@ -5,7 +5,7 @@
 
 use thalweg_driver::{
     Code, Collective, CollectiveOperation, CommunicatorHandle, DevicePointer, ElementFormat, Label,
-    Reduction, StreamHandle,
+    Reduction, Registration, StreamHandle,
 };
 
 use super::fixture::{Fixture, equal, holds, refused, refused_argument};
@@ -15,6 +15,8 @@ group! {
     "collectives":
     a_communicator_names_each_device_once,
     ranks_join_one_by_one,
+    a_communicator_is_split,
+    collectives_use_registered_memory,
     an_aborted_rank_is_refused,
     every_operation_gives_its_values,
     ranks_exchange_in_one_group,
@@ -151,6 +153,93 @@ fn ranks_join_one_by_one(fixture: &Fixture) -> CaseResult {
     refused_argument(driver.communicator_join(&id, fixture.device, 2, 2), "a rank that there is not")?;
     for handle in handles {
         driver.communicator_destroy(handle)?;
+    }
+    Ok(())
+}
+
+/// Splits both ranks off into parts, each on a thread of its own: a GPU blocks until all have come.
+fn split(pair: &Pair<'_>, parts: [&[u32]; 2]) -> CaseResult<[Option<CommunicatorHandle>; 2]> {
+    let driver = pair.fixture.driver();
+    let [first, second] = std::thread::scope(|scope| {
+        let split = |rank: usize| driver.communicator_split(pair.ranks[rank].communicator, parts[rank]);
+        let threads = [0, 1].map(|rank| scope.spawn(move || split(rank)));
+        threads.map(|thread| thread.join().expect("the thread does not panic"))
+    });
+    if let Err(error) = &first
+        && error.is_not_supported()
+    {
+        return Err(Stop::Skipped(error.to_string()));
+    }
+    Ok([first?, second?])
+}
+
+fn a_communicator_is_split(fixture: &Fixture) -> CaseResult {
+    let driver = fixture.driver();
+    let pair = Pair::new(fixture)?;
+    let turned = split(&pair, [&[1, 0], &[1, 0]])?;
+    let alone = split(&pair, [&[], &[1]])?;
+    holds(alone[0].is_none(), "a rank that names no part gets none")?;
+    let mut group = Vec::new();
+    for (rank, communicator) in turned.into_iter().flatten().enumerate() {
+        let (info, device) =
+            (driver.communicator_info(communicator)?, driver.stream_device(pair.ranks[rank].stream)?);
+        equal((info.rank, info.ranks, info.device), (1 - rank as u32, 2, device), "the rank in its part")?;
+        pair.write(rank, pair.ranks[rank].send, &[1.0 + rank as f32; COUNT as usize])?;
+        // Rank 0 of the part is rank 1 of the pair.
+        group
+            .push(Collective { communicator, ..pair.part(rank, CollectiveOperation::Broadcast { root: 0 }) });
+    }
+    equal(group.len(), 2, "ranks of the part")?;
+    driver.collectives_async(&group)?;
+    for rank in 0..2 {
+        equal(pair.read(rank, COUNT)?, vec![2.0; COUNT as usize], "what rank 0 of the part gave")?;
+    }
+    let own = pair.ranks[0].communicator;
+    refused_argument(driver.communicator_split(own, &[0, 2]), "a part with a rank that there is not")?;
+    refused_argument(driver.communicator_split(own, &[0, 0]), "a part with a rank twice")?;
+    refused_argument(driver.communicator_split(own, &[1]), "a part of others")?;
+    for handle in turned.into_iter().chain(alone).flatten() {
+        driver.communicator_destroy(handle)?;
+    }
+    Ok(())
+}
+
+fn collectives_use_registered_memory(fixture: &Fixture) -> CaseResult {
+    let driver = fixture.driver();
+    let pair = Pair::new(fixture)?;
+    let bytes = 1 << 20;
+    let memory: Result<Vec<DevicePointer>, _> = pair
+        .ranks
+        .iter()
+        .map(|rank| driver.memory_allocate_collective(driver.stream_device(rank.stream)?, bytes))
+        .collect();
+    let memory = match memory {
+        Err(error) if error.is_not_supported() => return Err(Stop::Skipped(error.to_string())),
+        memory => memory?,
+    };
+    let label = Label::here("a registration of the conformance suite");
+    let mut group = Vec::new();
+    for (rank, &pointer) in memory.iter().enumerate() {
+        let communicator = pair.ranks[rank].communicator;
+        let registration = Registration { communicator, pointer, bytes, label };
+        driver.memory_register(&registration)?;
+        let overlapping = Registration { pointer: pointer.offset(256), bytes: 256, ..registration };
+        refused_argument(driver.memory_register(&overlapping), "memory that is registered already")?;
+        refused_argument(driver.memory_register(&Registration { bytes: 0, ..registration }), "no memory")?;
+        pair.write(rank, pointer, &[1.0 + rank as f32; COUNT as usize])?;
+        let sum = pair.part(rank, CollectiveOperation::AllReduce(Reduction::Sum));
+        group.push(Collective { send: pointer, receive: pointer, ..sum });
+    }
+    driver.collectives_async(&group)?;
+    for (rank, &pointer) in memory.iter().enumerate() {
+        let words = fixture.words_on(pair.ranks[rank].stream, pointer, COUNT)?;
+        equal(words, vec![3.0_f32.to_bits(); COUNT as usize], "a sum in registered memory")?;
+    }
+    for (rank, &pointer) in memory.iter().enumerate() {
+        let communicator = pair.ranks[rank].communicator;
+        driver.memory_deregister(communicator, pointer)?;
+        refused_argument(driver.memory_deregister(communicator, pointer), "what is not registered")?;
+        driver.memory_free(pointer)?;
     }
     Ok(())
 }

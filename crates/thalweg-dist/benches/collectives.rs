@@ -1,11 +1,18 @@
-//! Bus bandwidth and host time of collectives over all GPUs of a machine, a thread per GPU, as JSON lines. With `--sim RANKS COUNT` the time of
-//! so many collectives on simulated ranks.
+//! Bus bandwidth and host time of collectives over all GPUs of a machine, a thread per GPU or, under a launcher, a process per GPU, as JSON lines.
+//! `benches/peers/collectives.py` runs it beside PyTorch. With `--sim RANKS COUNT` the time of so many collectives on simulated ranks; with `--host COUNT`
+//! what the host takes of a call on a driver that does nothing. `--registered` takes the tensors from a pool that is registered with the group.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use thalweg_dist::{ProcessGroup, ReduceOp, Work, run_ranks, simulated_devices};
+use thalweg_dist::store::HashStore;
+use thalweg_dist::{GroupOptions, ProcessGroup, ReduceOp, Rendezvous, Work, run_ranks, simulated_devices};
+use thalweg_driver::{CaptureInfo, Collective, Driver, EventFlags, EventHandle, StreamHandle, Version};
 use thalweg_ir::DType;
-use thalweg_runtime::{Device, Event, Result};
+use thalweg_memory::PoolOptions;
+use thalweg_runtime::{Device, Environment, Event, MemPool, Result};
+use thalweg_sim::{SimConfig, SimDriver};
 use thalweg_tensor::Tensor;
 
 const NAMES: [&str; 3] = ["all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor"];
@@ -40,6 +47,12 @@ fn timed(group: &ProcessGroup, name: &str, whole: &Tensor, part: &Tensor, rounds
 
 fn on_gpus(group: &ProcessGroup) -> Result<()> {
     let ranks = f64::from(group.size());
+    let is_registered = std::env::args().any(|argument| argument == "--registered");
+    let pool = is_registered.then(|| MemPool::for_collectives(group.device(), PoolOptions::default()));
+    let _scope = pool.as_ref().map(MemPool::enter).transpose()?;
+    if let Some(pool) = &pool {
+        group.register_mem_pool(pool)?;
+    }
     for name in NAMES {
         for power in (10..=30).step_by(2) {
             let elements = (1usize << power) / 4;
@@ -73,8 +86,97 @@ fn on_simulated(ranks: u32, count: u32) -> Result<Duration> {
     Ok(begin.elapsed())
 }
 
+/// A simulated machine whose events and collectives are done at once.
+#[derive(Debug)]
+struct Nothing {
+    inner: Arc<SimDriver>,
+    events: AtomicU64,
+}
+
+impl Driver for Nothing {
+    fn name(&self) -> &'static str {
+        self.inner.name()
+    }
+
+    fn inner(&self) -> Option<&dyn Driver> {
+        Some(&*self.inner)
+    }
+
+    fn reads_accesses(&self) -> bool {
+        false
+    }
+
+    fn version(&self) -> Version {
+        self.inner.version()
+    }
+
+    fn device_count(&self) -> u32 {
+        self.inner.device_count()
+    }
+
+    fn event_create(&self, _: u32, _: EventFlags) -> thalweg_driver::Result<EventHandle> {
+        Ok(EventHandle::from_raw(self.events.fetch_add(1, Ordering::Relaxed) + 1))
+    }
+
+    fn event_destroy(&self, _: EventHandle) -> thalweg_driver::Result<()> {
+        Ok(())
+    }
+
+    fn event_record(&self, _: EventHandle, _: StreamHandle) -> thalweg_driver::Result<()> {
+        Ok(())
+    }
+
+    fn event_query(&self, _: EventHandle) -> thalweg_driver::Result<bool> {
+        Ok(true)
+    }
+
+    fn event_synchronize(&self, _: EventHandle) -> thalweg_driver::Result<()> {
+        Ok(())
+    }
+
+    fn stream_wait_event(&self, _: StreamHandle, _: EventHandle) -> thalweg_driver::Result<()> {
+        Ok(())
+    }
+
+    fn stream_device(&self, _: StreamHandle) -> thalweg_driver::Result<u32> {
+        Ok(0)
+    }
+
+    fn stream_capture_info(&self, _: StreamHandle) -> thalweg_driver::Result<CaptureInfo> {
+        Ok(CaptureInfo::none())
+    }
+
+    fn collectives_async(&self, _: &[Collective]) -> thalweg_driver::Result<()> {
+        Ok(())
+    }
+}
+
+/// Prints what the host takes of each collective, in microseconds, where the driver takes nothing.
+fn on_no_driver(count: u32) -> Result<()> {
+    let inner = SimDriver::new(SimConfig::default())?;
+    let driver = Arc::new(Nothing { inner, events: AtomicU64::new(0) });
+    let device = Device::all_of(driver, Environment::get())?.remove(0);
+    let options = GroupOptions { watchdog: Some(true), ..GroupOptions::default() };
+    let group = ProcessGroup::new(Arc::new(HashStore::new()), 0, 1, &device, options)?;
+    let (whole, part) =
+        (Tensor::zeros(&[256], DType::F32, &device)?, Tensor::zeros(&[256], DType::F32, &device)?);
+    for name in NAMES {
+        let begin = Instant::now();
+        for _ in 0..count {
+            drop(collective(&group, name, &whole, &part)?);
+        }
+        let us = begin.elapsed().as_secs_f64() * 1e6 / f64::from(count);
+        println!("{{\"name\": \"{name}\", \"calls\": {count}, \"host_us\": {us:.2}}}");
+    }
+    Ok(())
+}
+
 fn main() -> Result<()> {
     let arguments: Vec<String> = std::env::args().collect();
+    if let Some(place) = arguments.iter().position(|argument| argument == "--host") {
+        let count = arguments.get(place + 1).and_then(|text| text.parse().ok());
+        return on_no_driver(count.unwrap_or(100_000));
+    }
     if let Some(place) = arguments.iter().position(|argument| argument == "--sim") {
         let number = |offset: usize| arguments.get(place + offset).and_then(|text| text.parse().ok());
         let (ranks, count) = (number(1).unwrap_or(64), number(2).unwrap_or(1000));
@@ -83,6 +185,10 @@ fn main() -> Result<()> {
             "{{\"name\": \"simulated\", \"ranks\": {ranks}, \"collectives\": {count}, \"seconds\": {seconds:.2}}}"
         );
         return Ok(());
+    }
+    if let Some(met) = Rendezvous::from_environment()? {
+        let device = Device::cuda(met.local_rank)?;
+        return on_gpus(&met.init_process_group(&device, GroupOptions::default())?);
     }
     let Ok(first) = Device::cuda(0) else {
         println!("no GPU here; --sim RANKS COUNT measures simulated ranks");

@@ -1,9 +1,10 @@
 //! [`ProcessGroup`]: ranks that do collectives together.
 //!
 //! A rank is a device with a communicator's handle and a stream of its own for collectives. How ranks find each other is a
-//! store's affair: the first rank puts the communicator's identifier there, the others read it. In the store each group has a
-//! prefix: `id`, who may join and how; `progress/R`, the last call of rank R; `failed`, why the group is over; `flight/R`, the last
-//! calls of rank R when it learnt of that.
+//! store's affair: the first rank puts the communicator's identifier there, the others read it. The communicators of groups within a group are split from
+//! its own, or have identifiers too where NCCL cannot split. In the store each group has a
+//! prefix: `id`, the identifier; `progress/R`, the last call of rank R; `failed`, why the group is over; `flight/R`, the last
+//! calls of rank R when it learnt of that; `new_group/N` and `split/N`, which ranks make the groups within it.
 //!
 //! This module is a hub: a group submits [`Coalescing`](crate::Coalescing)s, which give [`Work`](crate::Work), and the
 //! `watchdog` looks after it.
@@ -11,11 +12,11 @@
 use std::fmt;
 use std::panic::Location;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
-use thalweg_runtime::{Communicator, CommunicatorId, Device, Error, Label, Result, Stream};
-use thalweg_tensor::caller::at_line;
+use thalweg_runtime::{Communicator, CommunicatorId, Device, Error, Label, MemPool, Result, Stream};
+use thalweg_tensor::caller::{at_line, label_at};
 
 use crate::flight::{Entry, FlightRecorder, Tensors};
 use crate::names;
@@ -68,7 +69,7 @@ pub(crate) struct GroupState {
     /// The ranks in the first group.
     global_ranks: Vec<u32>,
     pub(crate) device: Device,
-    pub(crate) communicator: Communicator,
+    pub(crate) communicator: Arc<Communicator>,
     pub(crate) stream: Stream,
     /// The group's part of the store.
     pub(crate) store: Arc<dyn Store>,
@@ -82,6 +83,9 @@ pub(crate) struct GroupState {
     pub(crate) outstanding: Outstanding,
     failure: Mutex<Option<Failure>>,
     has_watchdog: bool,
+    /// The two streams of copies from host memory, and that of copies to it.
+    copies: OnceLock<[Stream; 3]>,
+    copy_users: AtomicU64,
 }
 
 /// Why a group is over.
@@ -99,6 +103,13 @@ struct Plan {
     device: Device,
     root: Arc<dyn Store>,
     options: GroupOptions,
+}
+
+impl Plan {
+    /// Returns the group's part of the store.
+    fn store(&self) -> Arc<dyn Store> {
+        Arc::new(PrefixStore::new(prefix(&self.name), self.root.clone()))
+    }
 }
 
 impl ProcessGroup {
@@ -122,26 +133,23 @@ impl ProcessGroup {
                     "init_process_group: rank {rank} is not in a world of {world_size} ranks, which are 0 to world_size - 1"
                 )));
             }
-            Self::made(Plan {
+            let plan = Plan {
                 name: FIRST.to_owned(),
                 rank,
                 global_ranks: (0..world_size).collect(),
                 device: device.clone(),
                 root: store,
                 options,
-            })
+            };
+            let communicator = joined(&plan)?;
+            Self::made(plan, communicator)
         })
     }
 
-    fn made(plan: Plan) -> Result<Self> {
+    fn made(plan: Plan, communicator: Communicator) -> Result<Self> {
+        let store = plan.store();
         let Plan { name, rank, global_ranks, device, root, options } = plan;
         let size = global_ranks.len() as u32;
-        let store: Arc<dyn Store> = Arc::new(PrefixStore::new(prefix(&name), root.clone()));
-        // Said before anything can fail, so that who waits for this rank waits no longer than it takes to come.
-        store.set(&came(rank), &[1])?;
-        let id = identifier(&*store, &device, rank, &global_ranks)?;
-        meet(&*store, &name, &global_ranks)?;
-        let communicator = join(&device, &id, [rank, size], &name, options.timeout)?;
         let stream = Stream::with_priority(&device, options.stream_priority)?;
         let has_watchdog = options.watchdog.unwrap_or(!device.is_simulated());
         let registered = names::register(&name, &device);
@@ -152,7 +160,7 @@ impl ProcessGroup {
             size,
             global_ranks,
             device,
-            communicator,
+            communicator: Arc::new(communicator),
             stream,
             store,
             root,
@@ -163,6 +171,8 @@ impl ProcessGroup {
             outstanding: Outstanding::default(),
             failure: Mutex::new(None),
             has_watchdog,
+            copies: OnceLock::new(),
+            copy_users: AtomicU64::new(0),
         }));
         registered.set(&group.0);
         if has_watchdog {
@@ -202,17 +212,31 @@ impl ProcessGroup {
         &self.0.stream
     }
 
+    /// Returns a stream for copies from host memory, one of two in turn, and that of this rank's copies to it.
+    pub(crate) fn copy_streams(&self) -> Result<(Stream, Stream)> {
+        if self.0.copies.get().is_none() {
+            let made = || Stream::new(self.device());
+            let streams = [made()?, made()?, made()?];
+            // Another thread may have been faster.
+            let _ = self.0.copies.set(streams);
+        }
+        let [even, odd, departures] = self.0.copies.get().expect("set above");
+        let number = self.0.copy_users.fetch_add(1, Ordering::Relaxed);
+        let arrivals = if number.is_multiple_of(2) { even } else { odd };
+        Ok((arrivals.clone(), departures.clone()))
+    }
+
     /// Returns the ranks of the group as they are numbered in the first group (`get_process_group_ranks`).
     pub fn global_ranks(&self) -> &[u32] {
         &self.0.global_ranks
     }
 
     /// Creates a group of some of these ranks, in this order (`torch.distributed.new_group`). *All* ranks of this group call it, in
-    /// the same order; those that are not in it get `None`. *Blocks* as [`ProcessGroup::new`] does.
+    /// the same order; those that are not in it get `None`. *Blocks* until all have come, on GPUs also until the collectives of this rank are done.
     ///
     /// # Errors
-    /// [`Error::is_invalid_argument`] if a rank is none of this group or named twice; [`Error::is_distributed`] if another rank
-    /// calls with other ranks, or does not come in time.
+    /// [`Error::is_invalid_argument`] if a rank is none of this group or named twice; [`Error::is_distributed`] if this rank names other
+    /// ranks than rank 0, or a rank does not come in time.
     #[track_caller]
     pub fn new_group(&self, ranks: &[u32]) -> Result<Option<Self>> {
         at_line(Location::caller(), || {
@@ -234,8 +258,33 @@ impl ProcessGroup {
                 return Err(Error::invalid("new_group: a group of no ranks"));
             }
             let number = self.0.children.fetch_add(1, Ordering::Relaxed);
+            self.agree(&format!("new_group/{number}"), ranks)?;
             self.part(format!("{}.{number}", self.name()), ranks)
         })
+    }
+
+    /// Waits until all ranks of this group are about to make a group of these ranks.
+    fn agree(&self, key: &str, ranks: &[u32]) -> Result<()> {
+        let store = PrefixStore::new(key, self.0.store.clone());
+        // Said before anything can fail, so that who waits for this rank waits no longer than it takes to come.
+        store.set(&came(self.rank()), &[1])?;
+        let own: Vec<u8> = ranks.iter().flat_map(|rank| rank.to_le_bytes()).collect();
+        if self.rank() == 0 {
+            store.set("ranks", &own)?;
+        } else {
+            let first = store.get("ranks")?;
+            if first != own {
+                let first: Vec<u32> =
+                    first.as_chunks::<4>().0.iter().map(|bytes| u32::from_le_bytes(*bytes)).collect();
+                return Err(Error::distributed(format!(
+                    "new_group: rank {} of the group \"{}\" makes a group of the ranks {ranks:?}, and rank 0 one of {first:?}: all ranks make the same \
+                     groups in the same order",
+                    self.rank(),
+                    self.name()
+                )));
+            }
+        }
+        meet(&store, "new_group", self.name(), &(0..self.size()).collect::<Vec<u32>>())
     }
 
     /// Creates one group per color from the ranks that call with it (`ncclCommSplit`, `MPI_Comm_split`): ordered by `key`, then by rank.
@@ -265,23 +314,79 @@ impl ProcessGroup {
                 }
             }
             chosen.sort_unstable();
-            let Some(color) = color else { return Ok(None) };
             let ranks: Vec<u32> = chosen.into_iter().map(|(_, rank)| rank).collect();
-            self.part(format!("{}.{number}.{color}", self.name()), &ranks)
+            self.part(format!("{}.{number}.{}", self.name(), color.unwrap_or_default()), &ranks)
         })
     }
 
+    /// Makes the group of these ranks where this one is among them. All ranks of this group come here, each with the part that it knows of.
     fn part(&self, name: String, ranks: &[u32]) -> Result<Option<Self>> {
-        let Some(rank) = ranks.iter().position(|&rank| rank == self.rank()) else { return Ok(None) };
-        let group = Self::made(Plan {
+        let place = ranks.iter().position(|&rank| rank == self.rank());
+        let own = if place.is_some() { ranks } else { &[] };
+        let split = match self.split_communicator(own) {
+            Err(error) if error.is_not_supported() => None,
+            split => split?,
+        };
+        let Some(place) = place else { return Ok(None) };
+        let plan = Plan {
             name,
-            rank: rank as u32,
+            rank: place as u32,
             global_ranks: ranks.iter().map(|&rank| self.0.global_ranks[rank as usize]).collect(),
             device: self.0.device.clone(),
             root: self.0.root.clone(),
             options: self.0.options.clone(),
-        })?;
-        Ok(Some(group))
+        };
+        let communicator = match split {
+            Some(communicator) => communicator,
+            None => joined(&plan)?,
+        };
+        Self::made(plan, communicator).map(Some)
+    }
+
+    fn split_communicator(&self, part: &[u32]) -> Result<Option<Communicator>> {
+        let state = &self.0;
+        let (communicator, stream, part) = (state.communicator.clone(), state.stream.clone(), part.to_vec());
+        let waits = !state.device.is_simulated();
+        let who = format!("rank {} of the group \"{}\"", self.rank(), self.name());
+        within(&state.device, state.options.timeout, &who, move || {
+            // NCCL may wait for ever where a collective is under way.
+            if waits {
+                stream.synchronize()?;
+            }
+            communicator.split(&part)
+        })
+    }
+
+    // ---- Memory ----------------------------------------------------------------------------------------------------
+
+    /// Registers the memory of a pool with the group, what it has and what it takes later (`ProcessGroupNCCL.register_mem_pool`): collectives that use it may do
+    /// without copies. [`MemPool::for_collectives`] makes such a pool. It stays registered until it is freed or
+    /// [deregistered](Self::deregister_mem_pool), or the group is dropped.
+    ///
+    /// # Errors
+    /// [`Error::is_invalid_argument`] if the pool was made otherwise, is of another device or is registered already; [`Error::is_not_supported`] where NCCL is
+    /// older than 2.19.
+    #[track_caller]
+    pub fn register_mem_pool(&self, pool: &MemPool) -> Result<()> {
+        let label = label_at("register_mem_pool", Location::caller());
+        at_line(label.location, || {
+            self.check()?;
+            pool.register(&self.0.communicator, label)
+        })
+    }
+
+    /// Takes the registration of a pool's memory back (`ProcessGroupNCCL.deregister_mem_pool`). *Blocks* until the collectives of this rank are done.
+    ///
+    /// # Errors
+    /// [`Error::is_invalid_argument`] if the pool is not registered with the group.
+    #[track_caller]
+    pub fn deregister_mem_pool(&self, pool: &MemPool) -> Result<()> {
+        let label = label_at("deregister_mem_pool", Location::caller());
+        at_line(label.location, || {
+            self.check()?;
+            self.0.stream.synchronize()?;
+            pool.deregister(&self.0.communicator, label)
+        })
     }
 
     // ---- What goes wrong ------------------------------------------------------------------------------------------
@@ -304,6 +409,9 @@ impl ProcessGroup {
                 return Ok(());
             }
             *failure = Some(Failure { text: text.clone(), record: record.clone() });
+        }
+        if let Some(last) = self.last_call() {
+            self.publish(last);
         }
         // Who cannot be told finds out by its own watchdog.
         let _ = self.0.store.compare_set("failed", b"", text.as_bytes());
@@ -369,7 +477,8 @@ impl ProcessGroup {
     /// Notes a collective that is about to be submitted.
     pub(crate) fn note(&self, label: Label, tensors: Tensors) -> Entry {
         let entry = self.flight().add(label, tensors);
-        if self.0.store.is_in_process() {
+        // A watchdog says it when it looks.
+        if self.0.store.is_in_process() && !self.has_watchdog() {
             self.publish(entry);
         }
         entry
@@ -389,6 +498,7 @@ impl ProcessGroup {
 
     /// Describes how far the other ranks have come, for one that waits in its call `sequence`.
     pub(crate) fn who_is_missing(&self, sequence: u64) -> String {
+        watchdog::wait_for_progress(self);
         let mut text = String::new();
         for rank in (0..self.size()).filter(|&rank| rank != self.rank()) {
             let Ok(progress) = self.0.store.find(&format!("progress/{rank}")) else {
@@ -430,7 +540,7 @@ fn came(rank: u32) -> String {
 ///
 /// # Errors
 /// [`Error::is_distributed`] with the ranks that have not come within the store's timeout.
-fn meet(store: &dyn Store, name: &str, ranks: &[u32]) -> Result<()> {
+fn meet(store: &dyn Store, call: &str, name: &str, ranks: &[u32]) -> Result<()> {
     let keys: Vec<String> = (0..ranks.len() as u32).map(came).collect();
     let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
     let Err(error) = store.wait(&keys, store.timeout()) else { return Ok(()) };
@@ -441,34 +551,45 @@ fn meet(store: &dyn Store, name: &str, ranks: &[u32]) -> Result<()> {
         return Err(error);
     }
     Err(Error::distributed(format!(
-        "init_process_group: of the {} ranks of the group \"{name}\" {missing:?} did not come within {} ms; look at why they did not start, \
+        "{call}: of the {} ranks of the group \"{name}\" {missing:?} did not come within {} ms; look at why they did not start, \
          or give the store a longer timeout",
         ranks.len(),
         store.timeout().as_millis()
     )))
 }
 
-/// Joins a communicator. On a GPU that waits for the other ranks, without an end where one of them has died, so a thread of its own does
+/// Joins a communicator of a group's own, under an identifier in the group's part of the store.
+fn joined(plan: &Plan) -> Result<Communicator> {
+    let (store, device, rank) = (plan.store(), plan.device.clone(), plan.rank);
+    let size = plan.global_ranks.len() as u32;
+    // Said before anything can fail, so that who waits for this rank waits no longer than it takes to come.
+    store.set(&came(rank), &[1])?;
+    let id = identifier(&*store, &device, rank, &plan.global_ranks)?;
+    meet(&*store, "init_process_group", &plan.name, &plan.global_ranks)?;
+    let who = format!("rank {rank} of {size} of the group \"{}\"", plan.name);
+    within(&plan.device, plan.options.timeout, &who, move || Communicator::join(&device, &id, rank, size))
+}
+
+/// Gets a communicator. On a GPU that waits for the other ranks, without an end where one of them has died, so a thread of its own does
 /// it: where that takes too long the thread is left behind, and what it may still get is dropped.
-fn join(
+fn within<T: Send + 'static>(
     device: &Device,
-    id: &CommunicatorId,
-    [rank, size]: [u32; 2],
-    name: &str,
     timeout: Duration,
-) -> Result<Communicator> {
+    who: &str,
+    get: impl FnOnce() -> Result<T> + Send + 'static,
+) -> Result<T> {
     if device.is_simulated() {
-        return Communicator::join(device, id, rank, size);
+        return get();
     }
     let (sender, receiver) = std::sync::mpsc::sync_channel(1);
-    let (own, id) = (device.clone(), *id);
-    let joins = move || drop(sender.send(Communicator::join(&own, &id, rank, size)));
-    let started = std::thread::Builder::new().name("communicator-join".to_owned()).spawn(joins);
-    started.map_err(|error| Error::distributed(format!("joining a communicator has no thread: {error}")))?;
+    let gets = move || drop(sender.send(get()));
+    let started = std::thread::Builder::new().name("communicator".to_owned()).spawn(gets);
+    started
+        .map_err(|error| Error::distributed(format!("{who} has no thread for a communicator: {error}")))?;
     receiver.recv_timeout(timeout).unwrap_or_else(|_| {
         Err(Error::distributed(format!(
-            "init_process_group: rank {rank} of {size} of the group \"{name}\" did not get its communicator within {} ms: another rank ended \
-             after it came to the store, or NCCL cannot reach it (NCCL_DEBUG=INFO says what it does)",
+            "{who} did not get its communicator within {} ms: another rank ended after it came to the store, its collectives do not end, or NCCL cannot \
+             reach it (NCCL_DEBUG=INFO says what it does)",
             timeout.as_millis()
         )))
     })
@@ -477,7 +598,6 @@ fn join(
 /// Returns the identifier of a group's communicator: its first rank makes it.
 fn identifier(store: &dyn Store, device: &Device, rank: u32, ranks: &[u32]) -> Result<CommunicatorId> {
     let process = std::process::id().to_le_bytes();
-    let members: Vec<u8> = ranks.iter().flat_map(|rank| rank.to_le_bytes()).collect();
     if rank == 0 {
         let id = Communicator::new_id(device).inspect_err(|error| {
             // Who waits for it need not wait for the store's timeout.
@@ -485,7 +605,7 @@ fn identifier(store: &dyn Store, device: &Device, rank: u32, ranks: &[u32]) -> R
             let _ =
                 store.set("failed", format!("rank {} made no communicator: {error}", ranks[0]).as_bytes());
         })?;
-        store.set("id", &[&id.0[..], &process, &members].concat())?;
+        store.set("id", &[&id.0[..], &process].concat())?;
         return Ok(id);
     }
     let found = store.get("id")?;
@@ -493,18 +613,8 @@ fn identifier(store: &dyn Store, device: &Device, rank: u32, ranks: &[u32]) -> R
         return Err(Error::distributed(String::from_utf8_lossy(&store.get("failed")?).into_owned()));
     }
     let nonsense = || Error::distributed("the store's entry `id` is none: do others use the same store?");
-    let (id, rest) = found.split_first_chunk::<{ CommunicatorId::BYTES }>().ok_or_else(nonsense)?;
-    let (maker, theirs) = rest.split_first_chunk::<4>().ok_or_else(nonsense)?;
-    if theirs != members {
-        let theirs: Vec<u32> =
-            theirs.as_chunks::<4>().0.iter().map(|bytes| u32::from_le_bytes(*bytes)).collect();
-        return Err(Error::distributed(format!(
-            "rank {} makes a group of the ranks {ranks:?}, and rank {} one of {theirs:?}: all ranks make the same groups in the \
-             same order",
-            ranks[rank as usize], theirs[0]
-        )));
-    }
-    if device.is_simulated() && *maker != process {
+    let (id, maker) = found.split_first_chunk::<{ CommunicatorId::BYTES }>().ok_or_else(nonsense)?;
+    if device.is_simulated() && maker != process {
         return Err(Error::invalid(
             "simulated devices of several processes do not reach each other: run the ranks as threads of one process \
              (`run_ranks`), or on GPUs",

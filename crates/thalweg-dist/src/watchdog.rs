@@ -5,11 +5,12 @@
 //! allowed while another thread captures.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError, RwLock, TryLockError, Weak};
 use std::thread::Builder;
 use std::time::{Duration, Instant};
 
-use thalweg_driver::CaptureMode;
+use smallvec::SmallVec;
+use thalweg_driver::{CaptureMode, at_exit};
 use thalweg_runtime::{Error, Event, Result};
 
 use crate::ProcessGroup;
@@ -21,6 +22,9 @@ const LOOK: Duration = Duration::from_millis(20);
 
 /// The time between two looks at a store of another process.
 const STORE_LOOK: Duration = Duration::from_secs(1);
+
+/// How many collectives are looked at together.
+const BATCH: usize = 32;
 
 /// A collective that may not be done.
 #[derive(Clone)]
@@ -43,19 +47,29 @@ impl Outstanding {
     /// Notes a collective that is about to be submitted. It is forgotten with the answer, but where [`Submission::submitted`] was called.
     pub(crate) fn begin(&self, entry: Entry) -> Submission<'_> {
         self.list().push_back(Call { entry, event: None, begin: Instant::now() });
-        Submission { outstanding: self, entry }
+        Submission { outstanding: self, entry, is_submitted: false }
     }
 
     /// Forgets those that are done, which `completed` gets, and returns the oldest that is not, with its age.
-    fn oldest(&self, completed: impl Fn(Entry)) -> Result<Option<(Entry, Duration)>> {
+    fn oldest(&self, completed: impl Fn(&[Entry])) -> Result<Option<(Entry, Duration)>> {
         loop {
-            let Some(Call { entry, event, begin }) = self.list().front().cloned() else { return Ok(None) };
-            let is_done = event.map_or(Ok(false), |event| event.query())?;
-            if !is_done {
-                return Ok(Some((entry, begin.elapsed())));
+            // The lock is not held while events are asked. No other thread takes any from the front.
+            let first: SmallVec<[Call; BATCH]> = self.list().iter().take(BATCH).cloned().collect();
+            let mut done: SmallVec<[Entry; BATCH]> = SmallVec::new();
+            let mut answer = Ok(true);
+            for call in &first {
+                answer = call.event.as_ref().map_or(Ok(false), |event| event.query());
+                if !matches!(answer, Ok(true)) {
+                    break;
+                }
+                done.push(call.entry);
             }
-            self.list().retain(|call| call.entry.sequence != entry.sequence);
-            completed(entry);
+            self.list().drain(..done.len());
+            completed(&done);
+            answer?;
+            if done.len() < BATCH {
+                return Ok(first.get(done.len()).map(|call| (call.entry, call.begin.elapsed())));
+            }
         }
     }
 }
@@ -64,13 +78,15 @@ impl Outstanding {
 pub(crate) struct Submission<'a> {
     outstanding: &'a Outstanding,
     entry: Entry,
+    is_submitted: bool,
 }
 
 impl Submission<'_> {
     /// Says that an event was recorded behind the collective.
-    pub(crate) fn submitted(self, event: Arc<Event>) {
+    pub(crate) fn submitted(mut self, event: Arc<Event>) {
+        self.is_submitted = true;
         let mut list = self.outstanding.list();
-        if let Some(call) = list.iter_mut().find(|call| call.entry.sequence == self.entry.sequence) {
+        if let Some(call) = list.iter_mut().rfind(|call| call.entry.sequence == self.entry.sequence) {
             call.event = Some(event);
         }
     }
@@ -78,14 +94,44 @@ impl Submission<'_> {
 
 impl Drop for Submission<'_> {
     fn drop(&mut self) {
-        // One that was submitted has an event and stays.
-        let is_other = |call: &Call| call.entry.sequence != self.entry.sequence || call.event.is_some();
-        self.outstanding.list().retain(is_other);
+        if !self.is_submitted {
+            self.outstanding.list().retain(|call| call.entry.sequence != self.entry.sequence);
+        }
+    }
+}
+
+/// Waits until the other ranks of a group, whose watchdogs say it once in a while, have said how far they have come.
+pub(crate) fn wait_for_progress(group: &ProcessGroup) {
+    if group.has_watchdog() {
+        std::thread::sleep(2 * if group.0.store.is_in_process() { LOOK } else { STORE_LOOK });
+    }
+}
+
+/// Held for reading by each watchdog while it looks, and from the end of the process on by the thread that ends it.
+static LOOKS: RwLock<()> = RwLock::new(());
+
+/// How long the end of the process waits for watchdogs, which may be aborting a communicator.
+const EXIT_GRACE: Duration = Duration::from_secs(10);
+
+/// Waits for the watchdogs that look, and has none look again: the libraries that they call are taken down next.
+fn exiting() {
+    let begin = Instant::now();
+    while begin.elapsed() < EXIT_GRACE {
+        match LOOKS.try_write() {
+            Ok(guard) => return std::mem::forget(guard),
+            Err(TryLockError::Poisoned(poisoned)) => return std::mem::forget(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => std::thread::sleep(Duration::from_millis(1)),
+        }
     }
 }
 
 /// Starts the watchdog of a group. It ends with the group.
 pub(crate) fn start(group: &Arc<GroupState>) -> Result<()> {
+    static AT_EXIT: Once = Once::new();
+    // The group has a communicator, so the library is loaded, and is still there when this is called.
+    AT_EXIT.call_once(|| {
+        let _ = at_exit(exiting);
+    });
     let weak = Arc::downgrade(group);
     let started = Builder::new().name("collective-watchdog".to_owned()).spawn(move || watch(&weak));
     started.map(drop).map_err(|error| Error::distributed(format!("the watchdog has no thread: {error}")))
@@ -100,6 +146,7 @@ fn watch(group: &Weak<GroupState>) {
     }
     loop {
         std::thread::sleep(LOOK);
+        let _look = LOOKS.read().unwrap_or_else(PoisonError::into_inner);
         let Some(group) = group.upgrade().map(ProcessGroup) else { return };
         if group.check().is_err() {
             return;
@@ -126,22 +173,17 @@ fn problem(group: &ProcessGroup, reaches_store: bool) -> Option<String> {
         return Some(text);
     }
     let timeout = group.0.options.timeout;
-    match group.0.outstanding.oldest(|entry| group.flight().completed(entry)) {
-        Ok(Some((entry, age))) if age > timeout => {
-            // The others say how far they have come once in a while.
-            if !group.0.store.is_in_process() {
-                std::thread::sleep(2 * STORE_LOOK);
-            }
-            Some(format!(
-                "watchdog caught collective operation timeout: rank {} of the group \"{}\" waited more than {} ms for {entry}. {}\
+    let completed = |done: &[Entry]| done.iter().for_each(|entry| group.flight().completed(*entry));
+    match group.0.outstanding.oldest(completed) {
+        Ok(Some((entry, age))) if age > timeout => Some(format!(
+            "watchdog caught collective operation timeout: rank {} of the group \"{}\" waited more than {} ms for {entry}. {}\
                  The last calls of this rank:\n{}",
-                group.rank(),
-                group.name(),
-                timeout.as_millis(),
-                group.who_is_missing(entry.sequence),
-                group.flight_record()
-            ))
-        }
+            group.rank(),
+            group.name(),
+            timeout.as_millis(),
+            group.who_is_missing(entry.sequence),
+            group.flight_record()
+        )),
         Ok(_) => None,
         Err(error) => Some(format!("rank {} has lost its device: {error}", group.rank())),
     }

@@ -6,6 +6,7 @@
 //!
 //! One call makes all ranks ([`communicators_create`](crate::Driver::communicators_create)), or each joins by itself under a
 //! name that they share ([`communicator_join`](crate::Driver::communicator_join)), from threads of one process or from several.
+//! A communicator may be split into others ([`communicator_split`](crate::Driver::communicator_split)).
 //!
 //! # Which parts belong together
 //! The *k*-th collective of a rank meets the *k*-th of every other rank of its communicator, counted in the order of the
@@ -178,6 +179,19 @@ impl Collective {
     }
 }
 
+/// Memory of a rank's device that is registered with its communicator.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Registration {
+    /// The rank, by its handle in the communicator.
+    pub communicator: CommunicatorHandle,
+    /// Where the memory begins.
+    pub pointer: DevicePointer,
+    /// The size of the memory.
+    pub bytes: u64,
+    /// Who asked for it.
+    pub label: Label,
+}
+
 /// The name of a communicator whose ranks join it one by one, from one process or several (`ncclUniqueId`). Its bytes mean
 /// something to the driver that made it alone; the program carries them to the other ranks.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
@@ -205,6 +219,28 @@ pub struct CommunicatorInfo {
     pub device: u32,
 }
 
+impl CommunicatorInfo {
+    /// Returns this rank's number in the part of a split that has these ranks; `None` where it has none.
+    ///
+    /// # Errors
+    /// Why there can be no such part.
+    pub fn rank_in_part(&self, part: &[u32]) -> std::result::Result<Option<u32>, String> {
+        let Self { rank: own, ranks, .. } = *self;
+        for (place, rank) in part.iter().enumerate() {
+            if *rank >= ranks {
+                return Err(format!("there is no rank {rank} in a communicator of {ranks} ranks"));
+            }
+            if part[..place].contains(rank) {
+                return Err(format!("rank {rank} is named twice in the part {part:?}"));
+            }
+        }
+        match part.iter().position(|&rank| rank == own) {
+            None if !part.is_empty() => Err(format!("rank {own} is not in its part {part:?}")),
+            place => Ok(place.map(|place| place as u32)),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -222,6 +258,20 @@ mod tests {
         assert_eq!(feeds(CollectiveOperation::Broadcast { root: 1 }), [(0, 1), (2, 1)]);
         assert_eq!(feeds(CollectiveOperation::Reduce { root: 1, reduction: sum }), [(1, 0), (1, 2)]);
         assert!(feeds(CollectiveOperation::Send { peer: 1 }).is_empty());
+    }
+
+    #[test]
+    fn a_part_of_a_split_has_its_rank_once() {
+        let info = CommunicatorInfo { rank: 2, ranks: 4, device: 0 };
+        assert_eq!(info.rank_in_part(&[3, 2]), Ok(Some(1)));
+        assert_eq!(info.rank_in_part(&[]), Ok(None));
+        for (part, wanted) in [
+            (&[0, 4, 2][..], "there is no rank 4 in a communicator of 4 ranks"),
+            (&[2, 1, 2], "rank 2 is named twice in the part [2, 1, 2]"),
+            (&[0, 1], "rank 2 is not in its part [0, 1]"),
+        ] {
+            assert_eq!(info.rank_in_part(part), Err(wanted.to_owned()));
+        }
     }
 
     #[test]

@@ -48,6 +48,18 @@ impl fmt::Debug for Label {
     }
 }
 
+/// How an event is made.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub struct EventFlags {
+    /// Whether it takes the time when it is reached. Events without are cheaper.
+    pub timing: bool,
+    /// Whether `event_synchronize` sleeps instead of spinning.
+    pub blocking_sync: bool,
+}
+
+/// A function of the host that runs in stream order. It must not call the driver.
+pub type HostFunction = Arc<dyn Fn() + Send + Sync>;
+
 /// How a command touches a range.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum AccessMode {

@@ -31,10 +31,9 @@
 
 use std::fmt;
 use std::path::Path;
-use std::sync::Arc;
 
-use crate::collective::{Collective, CommunicatorId, CommunicatorInfo};
-use crate::command::{Copy, Fill, Label, Launch, LibraryLaunch};
+use crate::collective::{Collective, CommunicatorId, CommunicatorInfo, Registration};
+use crate::command::{Copy, EventFlags, Fill, HostFunction, Label, Launch, LibraryLaunch};
 use crate::conditional::{ConditionFormat, Conditional};
 use crate::description::GraphDescription;
 use crate::graph::{CaptureInfo, CaptureMode, DependencyUpdate, GraphExecUpdate};
@@ -50,18 +49,6 @@ use crate::{
     GraphExecHandle, GraphHandle, GraphNodeHandle, HostPointer, ModuleHandle, PhysicalHandle, PoolHandle,
     Result, StreamHandle,
 };
-
-/// How an event is made.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
-pub struct EventFlags {
-    /// Whether it takes the time when it is reached. Events without are cheaper.
-    pub timing: bool,
-    /// Whether `event_synchronize` sleeps instead of spinning.
-    pub blocking_sync: bool,
-}
-
-/// A function of the host that runs in stream order. It must not call the driver.
-pub type HostFunction = Arc<dyn Fn() + Send + Sync>;
 
 /// A GPU and its driver, in CUDA's verbs. See the [module](self) for the contract that all methods share.
 pub trait Driver: Send + Sync + fmt::Debug {
@@ -264,7 +251,7 @@ pub trait Driver: Send + Sync + fmt::Debug {
         forwarded(self.inner(), "memory_advise")?.memory_advise(pointer, bytes, advice)
     }
 
-    /// Gives memory of `memory_allocate` or `memory_allocate_managed` back. Blocks until the work that may use it is done.
+    /// Gives memory of `memory_allocate`, or of another call that says so, back. Blocks until the work that may use it is done.
     /// *Not in capture.*
     fn memory_free(&self, pointer: DevicePointer) -> Result<()> {
         forwarded(self.inner(), "memory_free")?.memory_free(pointer)
@@ -583,6 +570,35 @@ pub trait Driver: Send + Sync + fmt::Debug {
     /// simulator they cost the communicator's devices, with an error that says which rank gave up). *Not in capture.*
     fn communicator_abort(&self, communicator: CommunicatorHandle) -> Result<()> {
         forwarded(self.inner(), "communicator_abort")?.communicator_abort(communicator)
+    }
+
+    /// Makes a rank of a communicator one of a part of it (`ncclCommSplit`), a communicator of its own, which has these of its ranks in this order. *All* ranks
+    /// call it, in the same order as their other splits, with nothing under way: those of one part name the same ranks, and who is in none names none and
+    /// gets none. A GPU blocks until all have come. NCCL before 2.18 is [`NotSupported`](crate::Code::NotSupported). *Not in capture.*
+    fn communicator_split(
+        &self,
+        own: CommunicatorHandle,
+        part: &[u32],
+    ) -> Result<Option<CommunicatorHandle>> {
+        forwarded(self.inner(), "communicator_split")?.communicator_split(own, part)
+    }
+
+    /// Allocates device memory that NCCL can open to other GPUs (`ncclMemAlloc`). It is given back by `memory_free`. NCCL before 2.19 is
+    /// [`NotSupported`](crate::Code::NotSupported). May block. *Not in capture.*
+    fn memory_allocate_collective(&self, device: u32, bytes: u64) -> Result<DevicePointer> {
+        forwarded(self.inner(), "memory_allocate_collective")?.memory_allocate_collective(device, bytes)
+    }
+
+    /// Registers memory of a rank's device with its communicator (`ncclCommRegister`): collectives that use it may do without copies. It stays registered
+    /// until `memory_deregister`, or until the rank is given up, and is not to be freed before: the simulator refuses that. Memory that overlaps what is
+    /// registered already is [`InvalidValue`](crate::Code::InvalidValue). NCCL before 2.19 is [`NotSupported`](crate::Code::NotSupported).
+    fn memory_register(&self, registration: &Registration) -> Result<()> {
+        forwarded(self.inner(), "memory_register")?.memory_register(registration)
+    }
+
+    /// Takes the registration of the memory that begins there back. No collective that uses it is under way.
+    fn memory_deregister(&self, communicator: CommunicatorHandle, pointer: DevicePointer) -> Result<()> {
+        forwarded(self.inner(), "memory_deregister")?.memory_deregister(communicator, pointer)
     }
 
     /// Queues a group of collectives' parts, of one rank or of several: all of them or, where it fails in the simulator, none.

@@ -39,15 +39,17 @@ mod properties;
 
 pub use activity::{Activities, Activity, ActivityKind, ActivityTracer, KernelActivity};
 pub use attention::{AttentionCall, AttentionGradients, AttentionOperand, AttentionShape};
-pub use collective::{Collective, CollectiveOperation, CommunicatorId, CommunicatorInfo, Reduction};
+pub use collective::{
+    Collective, CollectiveOperation, CommunicatorId, CommunicatorInfo, Reduction, Registration,
+};
 pub use command::{
-    Access, AccessMode, Copy, Endpoint, Fill, FillPattern, Label, Launch, LaunchMode, LibraryLaunch, STEPS,
-    StrideStep, Touch,
+    Access, AccessMode, Copy, Endpoint, EventFlags, Fill, FillPattern, HostFunction, Label, Launch,
+    LaunchMode, LibraryLaunch, STEPS, StrideStep, Touch,
 };
 pub use conditional::{ConditionFormat, Conditional};
 pub use convolution::{ConvolutionCall, ConvolutionPass, ConvolutionShape};
 pub use description::{GraphDescription, GraphNode, GraphNodeKind, GraphNodeWork};
-pub use driver::{Driver, EventFlags, HostFunction};
+pub use driver::Driver;
 pub use error::{Code, Error, Result};
 pub use external::{ExternalMemory, ExternalStream};
 pub use fork::Process;
@@ -69,7 +71,7 @@ pub use memory::{
     PhysicalFlags, PoolAttributes, PoolUsage, ShareableHandle,
 };
 pub use module::{FunctionAttributes, HostModule, Image};
-pub use process::{descriptor_of_process, effective_user_id};
+pub use process::{at_exit, descriptor_of_process, effective_user_id};
 pub use properties::{
     ComputeCapability, ConditionalSupport, DeviceProperties, ImageKind, LibrarySupport, Version,
 };

@@ -1,6 +1,8 @@
-//! The system's knowledge of processes: the identity of this one, and a file descriptor of another.
+//! The system's knowledge of processes: the identity of this one, its end, and a file descriptor of another.
 
 use std::os::fd::{OwnedFd, RawFd};
+use std::panic::catch_unwind;
+use std::sync::{Mutex, PoisonError};
 
 use crate::{Code, Error, Result};
 
@@ -27,6 +29,32 @@ pub fn descriptor_of_process(process_id: u32, descriptor: RawFd) -> Result<Owned
 pub fn effective_user_id() -> u32 {
     // SAFETY: the call takes nothing and cannot fail.
     unsafe { libc::geteuid() }
+}
+
+/// The functions that are called when the process ends, those asked for last at the end.
+static AT_EXIT: Mutex<Vec<fn()>> = Mutex::new(Vec::new());
+
+extern "C" fn exiting() {
+    let last = AT_EXIT.lock().unwrap_or_else(PoisonError::into_inner).pop();
+    if let Some(call) = last {
+        // The panic has been reported by the hook, and may not go on through C.
+        let _ = catch_unwind(call);
+    }
+}
+
+/// Has a function called when the process ends, by a return from `main` or by [`std::process::exit`], while other threads go on. What was asked for last
+/// is called first, so a library that is loaded by now is still there. Returns whether it will be called.
+pub fn at_exit(call: fn()) -> bool {
+    AT_EXIT.lock().unwrap_or_else(PoisonError::into_inner).push(call);
+    // SAFETY: `exiting` is a function of this program, which does not unwind.
+    let is_taken = unsafe { libc::atexit(exiting) } == 0;
+    if !is_taken {
+        AT_EXIT
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .retain(|other| !std::ptr::fn_addr_eq(*other, call));
+    }
+    is_taken
 }
 
 #[cfg(target_os = "linux")]

@@ -39,7 +39,7 @@
 //! # What it does not record
 //! Work that is captured does not run, and has a span on the host alone. Host functions have none on the device.
 
-#![deny(unsafe_code)]
+#![forbid(unsafe_code)]
 
 mod annotation;
 mod averages;

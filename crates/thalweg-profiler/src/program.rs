@@ -1,15 +1,11 @@
 //! [`ProgramProfile`]: a whole program is recorded, and its trace written when it exits.
 
-#![expect(unsafe_code, reason = "the C library calls back when the process exits")]
-
-use std::ffi::c_int;
 use std::fs::OpenOptions;
 use std::io;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
-use thalweg_driver::{Driver, Result};
+use thalweg_driver::{Driver, Result, at_exit};
 
 use crate::averages::SortBy;
 use crate::driver::ProfilerDriver;
@@ -34,32 +30,24 @@ impl ProgramProfile {
     /// # Errors
     /// Those of [`ProfilerDriver::start`].
     pub fn record(&self, driver: Arc<dyn Driver>) -> Result<Arc<dyn Driver>> {
-        unsafe extern "C" {
-            fn atexit(call: extern "C" fn()) -> c_int;
-        }
         let profiler = ProfilerDriver::new(Arc::clone(&driver));
         if PROFILE.set((self.clone(), Arc::clone(&profiler))).is_err() {
             return Ok(driver);
         }
         profiler.start()?;
-        // SAFETY: atexit is the C library's with this signature, and `exiting` does not unwind. What was registered last is called first,
-        // so the driver's library, which is loaded by now, is still there.
-        let status = unsafe { atexit(exiting) };
-        if status != 0 {
+        // The driver's library, which is loaded by now, is still there then.
+        if !at_exit(exiting) {
             eprintln!("thalweg: no trace will be written: the process takes no more calls at its exit");
         }
         Ok(profiler)
     }
 }
 
-extern "C" fn exiting() {
+fn exiting() {
     let Some((profile, driver)) = PROFILE.get() else { return };
-    let written = catch_unwind(AssertUnwindSafe(|| match driver.stop() {
+    match driver.stop() {
         Ok(trace) => profile.hand_over(&trace),
         Err(error) => eprintln!("thalweg: no trace was written: {error}"),
-    }));
-    if written.is_err() {
-        eprintln!("thalweg: no trace was written");
     }
 }
 

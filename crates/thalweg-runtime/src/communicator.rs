@@ -3,7 +3,7 @@
 use smallvec::SmallVec;
 use thalweg_driver::{
     Access, Collective, CollectiveOperation, CommunicatorHandle, CommunicatorId, CommunicatorInfo,
-    DevicePointer, ElementFormat, Label,
+    DevicePointer, ElementFormat, Label, Registration,
 };
 
 use crate::graph::Command;
@@ -53,6 +53,40 @@ impl Communicator {
         let handle = device.check(device.driver().communicator_join(id, device.index(), rank, ranks))?;
         let info = device.check(device.driver().communicator_info(handle))?;
         Ok(Self { device: device.clone(), handle, info, is_over: false.into() })
+    }
+
+    /// Makes this rank one of a part of the communicator, which has these of its ranks in this order (`ncclCommSplit`). *All* ranks call it, in the same
+    /// order as their other splits and with no collectives under way; those of one part name the same ranks, and a rank that is in none names none and gets
+    /// none. *Blocks* on a GPU until all have come.
+    ///
+    /// # Errors
+    /// [`Error::is_invalid_argument`] if the ranks do not make a part; [`Error::is_not_supported`] where NCCL is older than 2.18.
+    pub fn split(&self, part: &[u32]) -> Result<Option<Self>> {
+        let device = &self.device;
+        let Some(handle) = device.check(device.driver().communicator_split(self.handle, part))? else {
+            return Ok(None);
+        };
+        let info = device.check(device.driver().communicator_info(handle))?;
+        Ok(Some(Self { device: device.clone(), handle, info, is_over: false.into() }))
+    }
+
+    /// Registers device memory with the rank. It stays registered until it is deregistered, or the rank is given up.
+    pub(crate) fn register(
+        &self,
+        pointer: DevicePointer,
+        bytes: u64,
+        label: Label,
+    ) -> thalweg_driver::Result<()> {
+        let registration = Registration { communicator: self.handle, pointer, bytes, label };
+        self.device.driver().memory_register(&registration)
+    }
+
+    /// Takes the registration of the memory that begins there back. Nothing where the rank has been given up.
+    pub(crate) fn deregister(&self, pointer: DevicePointer) -> thalweg_driver::Result<()> {
+        if self.is_over.load(std::sync::atomic::Ordering::Acquire) {
+            return Ok(());
+        }
+        self.device.driver().memory_deregister(self.handle, pointer)
     }
 
     /// Returns the device.

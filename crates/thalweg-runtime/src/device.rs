@@ -24,6 +24,7 @@ use crate::loaded::{KernelTable, LaunchTable};
 use crate::memory::{DriverUpstream, Quarantine};
 use crate::meta::MetaDriver;
 use crate::out_of_range::OutOfRange;
+use crate::spare_events::SpareEvents;
 use crate::stream_state::{StreamPool, StreamState};
 use crate::{Error, Result};
 
@@ -57,6 +58,7 @@ struct DeviceState {
     host_allocator: Arc<HostAllocator>,
     default_stream: Arc<StreamState>,
     streams: StreamPool,
+    spare_events: SpareEvents,
     kernels: KernelTable,
     launches: LaunchTable,
     captures: Captures,
@@ -67,6 +69,7 @@ impl Drop for DeviceState {
     fn drop(&mut self) {
         self.kernels.unload(&*self.driver);
         self.out_of_range.free(&*self.driver);
+        self.spare_events.destroy(&*self.driver);
     }
 }
 
@@ -285,6 +288,10 @@ impl Device {
         &self.0.default_stream
     }
 
+    pub(crate) fn spare_events(&self) -> &SpareEvents {
+        &self.0.spare_events
+    }
+
     pub(crate) fn stream_pool(&self) -> &StreamPool {
         &self.0.streams
     }
@@ -473,6 +480,7 @@ impl System {
             host_allocator: self.host_allocator.clone(),
             default_stream: Arc::new(StreamState::default_of(driver, index)?),
             streams: StreamPool::new(self.forgotten.clone()),
+            spare_events: SpareEvents::default(),
             kernels: KernelTable::default(),
             launches: LaunchTable::default(),
             captures: Captures::default(),

@@ -1,7 +1,7 @@
 //! Events: markers in a stream that other streams and the host can wait for.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use thalweg_driver::{EventFlags, EventHandle, Label};
 
@@ -22,6 +22,8 @@ struct Recorded {
     handle: EventHandle,
     /// The number of the capture that the latest record is a part of; 0 for none.
     capture: AtomicU64,
+    /// Whether it takes no time and spins: any event without flags of its own may be it later.
+    is_plain: bool,
 }
 
 impl std::fmt::Debug for Recorded {
@@ -32,6 +34,12 @@ impl std::fmt::Debug for Recorded {
 
 impl Drop for Recorded {
     fn drop(&mut self) {
+        // Who waits for its record goes on to, whatever it is recorded behind later. One that a capture knows, an audit or a sanitizer, is not used again.
+        let is_known = self.device.auditor().is_on() || self.device.instrument().is_some();
+        let is_free = self.capture.load(Ordering::Relaxed) == 0 && !is_known;
+        if self.is_plain && is_free && self.device.spare_events().keep(self.handle) {
+            return;
+        }
         // Nothing can be leaked by an event that its driver no longer knows.
         let _ = self.device.driver().event_destroy(self.handle);
     }
@@ -59,8 +67,28 @@ impl Event {
         Self { flags, recorded: Mutex::new(None) }
     }
 
+    fn slot(&self) -> MutexGuard<'_, Option<Arc<Recorded>>> {
+        self.recorded.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn recorded(&self) -> Option<Arc<Recorded>> {
-        self.recorded.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.slot().clone()
+    }
+
+    /// Returns the driver's event, and whether it is new here; made on a device where there is none.
+    fn recorded_on(&self, device: &Device) -> Result<(Arc<Recorded>, bool)> {
+        let mut slot = self.slot();
+        if let Some(recorded) = &*slot {
+            return Ok((recorded.clone(), false));
+        }
+        let is_plain = self.flags == EventFlags::default();
+        let spare = if is_plain { device.spare_events().take() } else { None };
+        let handle = match spare {
+            Some(handle) => handle,
+            None => device.check(device.driver().event_create(device.index(), self.flags))?,
+        };
+        let (device, capture) = (device.clone(), AtomicU64::new(0));
+        Ok((slot.insert(Arc::new(Recorded { device, handle, capture, is_plain })).clone(), true))
     }
 
     /// Records the event behind the work that the stream has now. The first record fixes the device; a stream of another
@@ -68,21 +96,15 @@ impl Event {
     #[track_caller]
     pub fn record(&self, stream: &Stream) -> Result<()> {
         stream.device().called(Label::here("record"));
-        let recorded = {
-            let mut slot = self.recorded.lock().unwrap_or_else(PoisonError::into_inner);
-            match &*slot {
-                Some(recorded) => recorded.clone(),
-                None => {
-                    let device = stream.device().clone();
-                    let handle = device.check(device.driver().event_create(device.index(), self.flags))?;
-                    let capture = AtomicU64::new(0);
-                    slot.insert(Arc::new(Recorded { device, handle, capture })).clone()
-                }
-            }
-        };
+        let (recorded, is_first) = self.recorded_on(stream.device())?;
         same_device("the stream to record the event on", &recorded.device, stream.device())?;
         let place = stream.handle();
-        stream.check(recorded.device.driver().event_record(recorded.handle, place))?;
+        if let Err(error) = stream.check(recorded.device.driver().event_record(recorded.handle, place)) {
+            if is_first {
+                *self.slot() = None;
+            }
+            return Err(error);
+        }
         recorded.capture.store(recorded.device.captures().of(stream), Ordering::Relaxed);
         Ok(())
     }

@@ -43,6 +43,7 @@ mod native;
 mod out_of_range;
 mod pinned;
 pub mod sim;
+mod spare_events;
 mod stream;
 mod stream_state;
 pub mod tunable;

@@ -1,21 +1,25 @@
 //! [`MemPool`]: memory that a part of a program has to itself (`torch.cuda.MemPool`, `use_mem_pool`).
 //!
 //! While a [`MemPoolScope`] lives, what its thread allocates on the device comes from the pool, and goes back to it when it is
-//! freed. Scopes nest. A pool may have segments of its own kind: managed memory ([`crate::ManagedMemory`]), or memory that a
-//! library wants to have registered.
+//! freed. Scopes nest. A pool may have segments of its own kind: managed memory ([`crate::ManagedMemory`]), or memory that is registered with
+//! communicators ([`MemPool::for_collectives`]).
 //!
 //! What is not here: pools for captured graphs, whose memory must stay put ([`crate::GraphPool`]).
+
+use std::sync::Arc;
 
 use thalweg_memory::{PoolId, PoolOptions, PoolScope};
 
 use crate::device::from_allocation;
-use crate::{Device, Result};
+use crate::memory::CollectiveMemory;
+use crate::{Communicator, Device, Error, Label, Result};
 
 /// A private memory pool. Dropping it gives its cached memory back as soon as its last block is freed and no scope uses it.
 #[derive(Debug)]
 pub struct MemPool {
     device: Device,
     id: PoolId,
+    collective: Option<Arc<CollectiveMemory>>,
 }
 
 /// While it lives, its thread allocates from a [`MemPool`].
@@ -26,7 +30,65 @@ pub struct MemPoolScope(#[expect(dead_code, reason = "its drop is what it is for
 impl MemPool {
     /// Creates a new pool.
     pub fn new(device: &Device, options: PoolOptions) -> Self {
-        Self { device: device.clone(), id: device.allocator().create_pool_with(options) }
+        let id = device.allocator().create_pool_with(options);
+        Self { device: device.clone(), id, collective: None }
+    }
+
+    /// Creates a pool of memory that can be registered with communicators (`torch.cuda.MemPool(backend.mem_allocator)`); NCCL allocates it. The source in the
+    /// options is not looked at.
+    pub fn for_collectives(device: &Device, options: PoolOptions) -> Self {
+        let memory = Arc::new(CollectiveMemory::new(device));
+        let mut pool = Self::new(device, PoolOptions { source: Some(memory.clone()), ..options });
+        pool.collective = Some(memory);
+        pool
+    }
+
+    /// Registers the memory of the pool with a communicator, what it has and what it takes later: collectives that use it may do without copies. It stays
+    /// registered until it is freed or [deregistered](Self::deregister), or the communicator is dropped.
+    ///
+    /// # Errors
+    /// [`Error::is_invalid_argument`] if the pool was not made by [`MemPool::for_collectives`], is of another device or is registered already;
+    /// [`Error::is_not_supported`] where NCCL is older than 2.19.
+    pub fn register(&self, communicator: &Arc<Communicator>, label: Label) -> Result<()> {
+        let memory = self.memory_for(communicator, label)?;
+        match self.device.check(memory.register(communicator, label))? {
+            true => Ok(()),
+            false => Err(Error::invalid(format!(
+                "{}: the pool is registered with this communicator already",
+                label.operator
+            ))),
+        }
+    }
+
+    /// Takes the registration with a communicator back. No collective that uses the pool's memory is under way.
+    ///
+    /// # Errors
+    /// [`Error::is_invalid_argument`] if the pool is not registered with it.
+    pub fn deregister(&self, communicator: &Arc<Communicator>, label: Label) -> Result<()> {
+        let memory = self.memory_for(communicator, label)?;
+        match self.device.check(memory.deregister(communicator))? {
+            true => Ok(()),
+            false => Err(Error::invalid(format!(
+                "{}: the pool is not registered with this communicator",
+                label.operator
+            ))),
+        }
+    }
+
+    fn memory_for(&self, communicator: &Communicator, label: Label) -> Result<&CollectiveMemory> {
+        let call = label.operator;
+        if *communicator.device() != self.device {
+            return Err(Error::invalid(format!(
+                "{call}: the pool is one of {}, and the communicator has {}",
+                self.device,
+                communicator.device()
+            )));
+        }
+        self.collective.as_deref().ok_or_else(|| {
+            Error::invalid(format!(
+                "{call}: NCCL did not allocate the memory of this pool: make the pool by `MemPool::for_collectives`"
+            ))
+        })
     }
 
     /// Returns the allocator's name of the pool.

@@ -26,6 +26,8 @@ pub(super) struct Communicators {
     ranks: FxHashMap<u64, (u64, u32)>,
     all: FxHashMap<u64, Communicator>,
     by_id: FxHashMap<CommunicatorId, u64>,
+    /// The parts of splits that some of their ranks have, by communicator, number and ranks.
+    by_split: FxHashMap<(u64, u64, Vec<u32>), u64>,
     made: u64,
 }
 
@@ -34,6 +36,8 @@ struct Communicator {
     devices: Vec<Option<u32>>,
     /// How many collectives each rank was given.
     calls: Vec<u64>,
+    /// How many splits each rank has called.
+    splits: Vec<u64>,
     /// How many sends and receives there were from one rank to another.
     pairs: FxHashMap<(u32, u32), [u64; 2]>,
     /// The meetings to which some ranks have come, and others not.
@@ -43,7 +47,13 @@ struct Communicator {
 impl Communicator {
     fn of(devices: Vec<Option<u32>>) -> Self {
         let calls = vec![0; devices.len()];
-        Self { devices, calls, pairs: FxHashMap::default(), open: FxHashMap::default() }
+        Self {
+            devices,
+            splits: calls.clone(),
+            calls,
+            pairs: FxHashMap::default(),
+            open: FxHashMap::default(),
+        }
     }
 }
 
@@ -88,6 +98,34 @@ impl Communicators {
         let all = all.or_insert_with(|| Communicator::of(vec![None; ranks as usize]));
         all.devices[rank as usize] = Some(device);
         self.ranks.insert(handle.raw(), (communicator, rank));
+    }
+
+    /// Takes in that a rank has split a communicator: into a part of these ranks, with this handle of its own, if it is in one.
+    pub(super) fn split(
+        &mut self,
+        own: CommunicatorHandle,
+        part: &[u32],
+        handle: Option<CommunicatorHandle>,
+    ) {
+        let Some(&(parent, rank)) = self.ranks.get(&own.raw()) else { return };
+        let Some(all) = self.all.get_mut(&parent) else { return };
+        let (device, number) = (all.devices[rank as usize], all.splits[rank as usize]);
+        all.splits[rank as usize] += 1;
+        let place = part.iter().position(|&other| other == rank);
+        let (Some(handle), Some(place)) = (handle, place) else { return };
+        let key = (parent, number, part.to_vec());
+        let made = &mut self.made;
+        let communicator = *self.by_split.entry(key.clone()).or_insert_with(|| {
+            *made += 1;
+            *made
+        });
+        let found = self.all.entry(communicator);
+        let found = found.or_insert_with(|| Communicator::of(vec![None; part.len()]));
+        found.devices[place] = device;
+        if found.devices.iter().all(Option::is_some) {
+            self.by_split.remove(&key);
+        }
+        self.ranks.insert(handle.raw(), (communicator, place as u32));
     }
 
     pub(super) fn forget(&mut self, handle: CommunicatorHandle) {

@@ -175,6 +175,14 @@ impl Driver for SanitizerDriver {
         Ok(pointer)
     }
 
+    fn memory_allocate_collective(&self, device: u32, bytes: u64) -> Result<DevicePointer> {
+        let pointer = self.inner.memory_allocate_collective(device, bytes)?;
+        let mut model = self.lock();
+        let site = model.sites.labelled(take_label(), "memory_allocate_collective");
+        model.appeared(ObjectKind::Plain, device, pointer.address(), bytes, site);
+        Ok(pointer)
+    }
+
     fn memory_free(&self, pointer: DevicePointer) -> Result<()> {
         let start = pointer.address();
         let frontier = |model: &mut Model| {
@@ -471,6 +479,16 @@ impl Driver for SanitizerDriver {
     ) -> Result<CommunicatorHandle> {
         let handle = self.inner.communicator_join(id, device, rank, ranks)?;
         self.lock().communicators.join(id, device, (rank, ranks), handle);
+        Ok(handle)
+    }
+
+    fn communicator_split(
+        &self,
+        own: CommunicatorHandle,
+        part: &[u32],
+    ) -> Result<Option<CommunicatorHandle>> {
+        let handle = self.inner.communicator_split(own, part)?;
+        self.lock().communicators.split(own, part, handle);
         Ok(handle)
     }
 

@@ -10,7 +10,8 @@ use thalweg_driver::{
     GpuCall, GraphDescription, GraphExecHandle, GraphExecUpdate, GraphHandle, GraphNodeHandle, GraphNodeKind,
     HostFlags, HostFunction, HostMethod, HostPointer, Image, IpcHandle, Label, Launch, LibraryLaunch,
     MatmulAlgorithm, MatmulCall, MemoryAccess, MemoryAdvice, MemoryInfo, ModuleHandle, PhysicalFlags,
-    PhysicalHandle, PoolAttributes, PoolHandle, PoolUsage, Result, ShareableHandle, StreamHandle, Version,
+    PhysicalHandle, PoolAttributes, PoolHandle, PoolUsage, Registration, Result, ShareableHandle,
+    StreamHandle, Version,
 };
 
 use super::SimDriver;
@@ -22,20 +23,9 @@ use super::refusal::Refusal;
 use super::state::{MachineState, unknown};
 use crate::calls::capture;
 use crate::calls::code::{ALGORITHMS, MAX_THREADS_PER_BLOCK};
-use crate::calls::transfer::{self, take_away};
+use crate::calls::transfer::{self, NoUnwinding, take_away};
 use crate::executor::faults::Point;
 use crate::executor::task::{HostTarget, Task, Work};
-
-/// Ends the process if a panic leaves a call whose caller's memory is in use by a command.
-struct NoUnwinding;
-
-impl Drop for NoUnwinding {
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            std::process::abort();
-        }
-    }
-}
 
 impl Driver for SimDriver {
     // ---- Devices and contexts -------------------------------------------------------------------------------------
@@ -256,10 +246,12 @@ impl Driver for SimDriver {
         self.enter_and_wait("cuMemFree", |mut locked| {
             let (device, _) = locked.memory.plain_pieces(address)?;
             locked.memory.check_not_open(address)?;
+            locked.check_not_registered(address)?;
             locked.forbid_in_capture("memory_free")?;
             let work = locked.device_frontier(device);
             let find = |state: &MachineState| {
                 state.memory.check_not_open(address)?;
+                state.check_not_registered(address)?;
                 state.memory.plain_pieces(address).map(|(_, pieces)| pieces)
             };
             take_away(locked.wait_for(&work)?, find, |state| state.memory.plain_free(address))
@@ -648,6 +640,26 @@ impl Driver for SimDriver {
         self.enter_and_wait("ncclCommDestroy", |locked| {
             collective::calls::communicator_destroy(locked, communicator)
         })
+    }
+
+    fn communicator_split(
+        &self,
+        own: CommunicatorHandle,
+        part: &[u32],
+    ) -> Result<Option<CommunicatorHandle>> {
+        self.enter("ncclCommSplit", |state| state.communicator_split(own, part))
+    }
+
+    fn memory_allocate_collective(&self, device: u32, bytes: u64) -> Result<DevicePointer> {
+        self.enter("ncclMemAlloc", |state| state.memory_allocate_collective(device, bytes))
+    }
+
+    fn memory_register(&self, registration: &Registration) -> Result<()> {
+        self.enter("ncclCommRegister", |state| state.memory_register(registration))
+    }
+
+    fn memory_deregister(&self, communicator: CommunicatorHandle, pointer: DevicePointer) -> Result<()> {
+        self.enter("ncclCommDeregister", |state| state.memory_deregister(communicator, pointer))
     }
 
     fn collectives_async(&self, collectives: &[Collective]) -> Result<()> {

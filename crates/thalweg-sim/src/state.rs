@@ -8,7 +8,7 @@ use std::any::Any;
 use std::collections::BTreeMap;
 use std::sync::atomic::AtomicU64;
 
-use thalweg_driver::{Code, MemoryAdvice, MemoryLocation};
+use thalweg_driver::{Code, MemoryAdvice, MemoryLocation, Registration};
 
 use super::control::Control;
 use super::executor::command::Frontier;
@@ -40,6 +40,8 @@ pub(super) struct MachineState {
     pub(super) functions: Table<Function>,
     /// Communicator and rank of each handle.
     pub(super) communicators: Table<(u64, u32)>,
+    /// The memory that is registered with ranks.
+    pub(super) registered: Vec<Registration>,
     pub(super) captures: Vec<Capture>,
     pub(super) graphs: Table<Graph>,
     pub(super) executables: Table<Executable>,
@@ -94,6 +96,7 @@ impl MachineState {
             modules: Table::new(driver),
             functions: Table::new(driver),
             communicators: Table::new(driver),
+            registered: Vec::new(),
             captures: Vec::new(),
             graphs: Table::new(driver),
             executables: Table::new(driver),

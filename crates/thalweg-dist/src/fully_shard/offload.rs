@@ -154,7 +154,7 @@ impl<O: OptimizerOptions> OffloadedOptimizer<O> {
                     }
                     ahead.begin()?;
                     step(window, &members, options)?;
-                    window.unit.copies().map_or(Ok(()), |copies| ahead.end(copies))
+                    window.unit.copies().map_or(Ok(()), |copies| ahead.end(copies.departures()))
                 })
             })
         })
@@ -238,7 +238,7 @@ fn start<O: OptimizerOptions>(window: &mut Window, options: O) -> Result<()> {
         }
     }
     // The next window's states need not lie beside these.
-    copies.synchronize()
+    copies.departures().synchronize()
 }
 
 /// Steps some parameters of a window on the device.
@@ -315,8 +315,8 @@ fn each<'u>(
             continue;
         }
         with(&owners, &gradients)?;
-        copies.wait_stream(&current)?;
-        ahead.end(copies)?;
+        copies.departures().wait_stream(&current)?;
+        ahead.end(copies.departures())?;
     }
     Ok(())
 }

@@ -1,38 +1,78 @@
-//! [`OffloadedTensor`]: tensors of a unit in pinned host memory, which come to the device for a while.
+//! [`OffloadedTensor`]: tensors in pinned host memory, which come to the device for a while.
 
 use std::collections::VecDeque;
+use std::sync::{Mutex, PoisonError};
 
 use thalweg_ir::DType;
 use thalweg_runtime::{Device, Error, Event, Result, Stream};
 use thalweg_tensor::{HostTensor, Tensor};
 
-/// A tensor in pinned host memory. All its copies are on one stream, so each finds what the one before has left.
+use crate::ProcessGroup;
+
+/// The streams of a unit's copies between host and device memory, of which both directions go on at once. What arrives has its memory on a stream of several
+/// units, where it is bounded as other memory that streams hand over is: a copy waits on the device until an earlier one has been used. There are two such
+/// streams, and units take turns, so that a unit's copies wait for none of its neighbour's uses.
+#[derive(Clone, Debug)]
+pub(super) struct Copies {
+    arrivals: Stream,
+    departures: Stream,
+}
+
+impl Copies {
+    /// Returns the streams of the next unit of a group's rank.
+    pub(super) fn of(group: &ProcessGroup) -> Result<Self> {
+        let (arrivals, departures) = group.copy_streams()?;
+        Ok(Self { arrivals, departures })
+    }
+
+    /// Returns the stream of copies to host memory.
+    pub(super) fn departures(&self) -> &Stream {
+        &self.departures
+    }
+}
+
+/// A tensor in pinned host memory. A copy of it comes behind the one before, in whichever direction.
 #[derive(Debug)]
 pub(super) struct OffloadedTensor {
     host: HostTensor,
     device: Device,
-    copies: Stream,
+    copies: Copies,
+    /// Recorded behind the last copy.
+    last: Mutex<Event>,
 }
 
 impl OffloadedTensor {
     /// Allocates the memory, whose elements are anything.
-    pub(super) fn new(shape: &[usize], dtype: DType, copies: &Stream) -> Result<Self> {
-        let device = copies.device().clone();
-        Ok(Self { host: HostTensor::pinned(shape, dtype, &device)?, device, copies: copies.clone() })
+    pub(super) fn new(shape: &[usize], dtype: DType, copies: &Copies) -> Result<Self> {
+        let device = copies.arrivals.device().clone();
+        let host = HostTensor::pinned(shape, dtype, &device)?;
+        Ok(Self { host, device, copies: copies.clone(), last: Mutex::default() })
     }
 
     /// Allocates memory for what a tensor holds, and copies it there.
-    pub(super) fn of(tensor: &Tensor, copies: &Stream) -> Result<Self> {
+    pub(super) fn of(tensor: &Tensor, copies: &Copies) -> Result<Self> {
         let offloaded = Self::new(tensor.shape(), tensor.dtype(), copies)?;
         offloaded.leave(tensor)?;
         Ok(offloaded)
     }
 
-    pub(super) fn copies(&self) -> &Stream {
+    pub(super) fn copies(&self) -> &Copies {
         &self.copies
     }
 
-    /// Returns a copy on the device, in memory of the stream of copies, that work of the current stream can use; record its uses.
+    /// Makes a copy on a stream, behind the last one.
+    fn copy<T>(&self, stream: &Stream, copy: impl FnOnce() -> Result<T>) -> Result<T> {
+        let last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        stream.wait_event(&last)?;
+        let copied = {
+            let _stream = stream.make_current();
+            copy()?
+        };
+        last.record(stream)?;
+        Ok(copied)
+    }
+
+    /// Returns a copy on the device, in memory of the stream of arrivals, that work of the current stream can use; record its uses.
     /// Asynchronous.
     pub(super) fn arrive(&self) -> Result<Tensor> {
         let current = self.device.current_stream();
@@ -41,23 +81,17 @@ impl OffloadedTensor {
                 "fully_shard: parameters in host memory cannot be captured; leave offload_policy at `OffloadPolicy::None` for that",
             ));
         }
-        let tensor = {
-            let _copies = self.copies.make_current();
-            self.host.to_device()?
-        };
-        current.wait_stream(&self.copies)?;
+        let tensor = self.copy(&self.copies.arrivals, || self.host.to_device())?;
+        current.wait_stream(&self.copies.arrivals)?;
         Ok(tensor)
     }
 
     /// Copies what a tensor holds behind the current stream's work so far. Asynchronous.
     pub(super) fn leave(&self, tensor: &Tensor) -> Result<()> {
-        let source = tensor.detach().contiguous()?;
-        self.copies.wait_stream(&self.device.current_stream())?;
-        {
-            let _copies = self.copies.make_current();
-            source.copy_to_pinned(&self.host)?;
-        }
-        source.record_use(&self.copies);
+        let (source, departures) = (tensor.detach().contiguous()?, &self.copies.departures);
+        departures.wait_stream(&self.device.current_stream())?;
+        self.copy(departures, || source.copy_to_pinned(&self.host))?;
+        source.record_use(departures);
         Ok(())
     }
 }

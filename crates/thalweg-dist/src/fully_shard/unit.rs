@@ -10,7 +10,7 @@ use thalweg_tensor::autograd::{Backward, Gradients, record_function};
 use thalweg_tensor::{Tensor, no_grad};
 
 use super::context::Context;
-use super::offloaded::OffloadedTensor;
+use super::offloaded::{Copies, OffloadedTensor};
 use super::{FullyShardOptions, OffloadPolicy};
 use crate::{ProcessGroup, ReduceOp, Work};
 
@@ -46,8 +46,8 @@ pub(super) struct Unit {
     parameters: Vec<Sharded>,
     options: FullyShardOptions,
     context: Mutex<Arc<Context>>,
-    /// The stream of copies from and to host memory, where the parameters are there.
-    copies: Option<Stream>,
+    /// The streams of copies from and to host memory, where the parameters are there.
+    copies: Option<Copies>,
     is_root: AtomicBool,
     syncs: AtomicBool,
     reshards_after_forward: Mutex<Option<bool>>,
@@ -95,7 +95,7 @@ impl Sharded {
     fn new(
         group: &ProcessGroup,
         replicas: Option<&ProcessGroup>,
-        copies: Option<&Stream>,
+        copies: Option<&Copies>,
         (name, parameter): (&str, &Tensor),
     ) -> Result<Self> {
         let refuse =
@@ -222,7 +222,7 @@ impl Unit {
     ) -> Result<Arc<Self>> {
         let copies = match options.offload_policy {
             OffloadPolicy::None => None,
-            OffloadPolicy::Cpu => Some(Stream::new(group.device())?),
+            OffloadPolicy::Cpu => Some(Copies::of(group)?),
         };
         let parameters: Vec<Sharded> = named
             .iter()
@@ -279,8 +279,8 @@ impl Unit {
         self.parameters.iter().position(|parameter| parameter.shard.is_same(tensor))
     }
 
-    /// Returns the stream of copies from and to host memory, where the parameters are there.
-    pub(super) fn copies(&self) -> Option<&Stream> {
+    /// Returns the streams of copies from and to host memory, where the parameters are there.
+    pub(super) fn copies(&self) -> Option<&Copies> {
         self.copies.as_ref()
     }
 

@@ -57,7 +57,7 @@ impl LockstepGraph {
     /// until they have.
     ///
     /// The capture forbids calls of its own thread alone ([`CaptureMode::ThreadLocal`]), so that ranks may be threads of one process.
-    /// Run the region once beforehand, so that kernels are compiled and connections made.
+    /// Run the region once beforehand, so that kernels are compiled and connections made. Cached memory goes back first, as by `torch.cuda.graph`.
     ///
     /// # Errors
     /// The region's own error on the rank where it failed, and there those of [`Graph::capture`]. On all others
@@ -195,6 +195,8 @@ fn capture_locally<T>(
     options: CaptureOptions,
     region: impl FnOnce() -> Result<T>,
 ) -> Result<(thalweg_runtime::graph::CapturedGraph, T)> {
+    // The graph's pool is not to lie beside what eager steps have left cached.
+    group.device().empty_cache()?;
     let options = CaptureOptions { mode: CaptureMode::ThreadLocal, ..options };
     let capture = Graph::capture_begin(group.device(), options)?;
     let result = {

@@ -1,18 +1,23 @@
 //! Sharded training with shards, gradients and states in host memory, against the same training with them on the device.
 
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
 use thalweg_dist::{
     FullyShard, FullyShardOptions, LockstepGraph, MixedPrecision, OffloadPolicy, OffloadedOptimizer,
     ProcessGroup, fully_shard, run_ranks, simulated_devices,
 };
+use thalweg_driver::{Copy, Driver, Endpoint, EventFlags, EventHandle, StreamHandle, Version};
 use thalweg_ir::DType;
 use thalweg_nn::module::{Forward, Linear, Module};
 use thalweg_nn::optim::{Adam, AdamOptions, Sgd, SgdOptions};
-use thalweg_runtime::{CaptureOptions, Result};
+use thalweg_runtime::{CaptureOptions, Device, Environment, Result};
+use thalweg_sim::{SimConfig, SimDriver};
 use thalweg_tensor::Tensor;
 use thalweg_tensor::random::Generator;
 
 use crate::fully_shard::{Network, Sharded, sharded, step, whole};
-use crate::support::{Folder, checked};
+use crate::support::{Folder, Gate, checked};
 
 fn options(offload_policy: OffloadPolicy) -> FullyShardOptions {
     FullyShardOptions { offload_policy, ..FullyShardOptions::default() }
@@ -120,20 +125,29 @@ fn offloaded_steps_have_the_bits_of_other_steps() {
     assert_eq!(run(OffloadPolicy::Cpu), run(OffloadPolicy::None));
 }
 
+/// Layers of one size, each a unit, between two others.
+fn deep(
+    group: &ProcessGroup,
+    blocks: usize,
+    side: usize,
+    policy: FullyShardOptions,
+) -> Result<FullyShard<Network<FullyShard<Linear>>>> {
+    let (device, mut generator) = (group.device(), Generator::new(1));
+    let blocks: Result<Vec<FullyShard<Linear>>> = (0..blocks)
+        .map(|_| fully_shard(Linear::new(side, side, &mut generator, device)?, group, policy))
+        .collect();
+    let ends = [Linear::new(8, side, &mut generator, device)?, Linear::new(side, 8, &mut generator, device)?];
+    let [first, last] = ends;
+    fully_shard(Network { first, blocks: blocks?, last }, group, policy)
+}
+
 #[test]
 fn the_device_holds_two_units_and_no_shares_of_the_rest() {
     const BLOCKS: usize = 12;
     const SIDE: usize = 256;
     run_ranks(&simulated_devices(2).unwrap(), |group| {
-        let (device, mut generator) = (group.device(), Generator::new(1));
-        let policy = options(OffloadPolicy::Cpu);
-        let blocks: Result<Vec<FullyShard<Linear>>> = (0..BLOCKS)
-            .map(|_| fully_shard(Linear::new(SIDE, SIDE, &mut generator, device)?, &group, policy))
-            .collect();
-        let ends =
-            [Linear::new(8, SIDE, &mut generator, device)?, Linear::new(SIDE, 8, &mut generator, device)?];
-        let [first, last] = ends;
-        let network = fully_shard(Network { first, blocks: blocks?, last }, &group, policy)?;
+        let device = group.device();
+        let network = deep(&group, BLOCKS, SIDE, options(OffloadPolicy::Cpu))?;
         let optimizer = OffloadedOptimizer::new(&network, adam())?;
         device.synchronize()?;
         let unit = 4 * (SIDE * SIDE + SIDE) as u64;
@@ -159,6 +173,112 @@ fn the_device_holds_two_units_and_no_shares_of_the_rest() {
             assert!(device.memory_allocated() < unit / 2);
         }
         Ok(())
+    })
+    .unwrap();
+}
+
+/// A rank alone on a simulated machine that notes copies from host memory.
+#[derive(Debug)]
+struct Copies {
+    inner: Arc<SimDriver>,
+    /// An event behind each.
+    seen: Mutex<Vec<EventHandle>>,
+}
+
+impl Driver for Copies {
+    fn name(&self) -> &'static str {
+        self.inner.name()
+    }
+
+    fn inner(&self) -> Option<&dyn Driver> {
+        Some(&*self.inner)
+    }
+
+    fn version(&self) -> Version {
+        self.inner.version()
+    }
+
+    fn device_count(&self) -> u32 {
+        self.inner.device_count()
+    }
+
+    fn copy_async(&self, stream: StreamHandle, copy: &Copy) -> thalweg_driver::Result<()> {
+        self.inner.copy_async(stream, copy)?;
+        if matches!((&copy.source, &copy.target), (Endpoint::Pinned(_), Endpoint::Device(_))) {
+            let event = self.inner.event_create(0, EventFlags::default())?;
+            self.inner.event_record(event, stream)?;
+            self.seen.lock().unwrap().push(event);
+        }
+        Ok(())
+    }
+}
+
+impl Copies {
+    /// Returns whether the first copies, so many, are done within some time.
+    fn arrived(&self, wanted: usize) -> bool {
+        let begin = Instant::now();
+        while begin.elapsed() < Duration::from_secs(20) {
+            let first: Vec<EventHandle> = self.seen.lock().unwrap().iter().copied().take(wanted).collect();
+            if first.len() == wanted && first.iter().all(|&event| self.inner.event_query(event).unwrap()) {
+                return true;
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        false
+    }
+}
+
+#[test]
+fn the_next_units_copies_run_while_a_unit_computes() {
+    const BLOCKS: usize = 12;
+    const SIDE: usize = 1024;
+    let inner = SimDriver::new(SimConfig { memory_bytes: 512 << 20, ..SimConfig::default() }).unwrap();
+    let driver = Arc::new(Copies { inner, seen: Mutex::default() });
+    let devices = Device::all_of(driver.clone(), Environment::get()).unwrap();
+    run_ranks(&devices, |group| {
+        let (device, policy) = (group.device(), options(OffloadPolicy::Cpu));
+        let network = deep(&group, BLOCKS, SIDE, policy)?;
+        let optimizer = OffloadedOptimizer::new(&network, adam())?;
+        let input = Tensor::ones(&[2, 8], DType::F32, device)?;
+        let unit = 4 * (SIDE * SIDE + SIDE) as u64;
+        // With what is freed and still used.
+        let active = |device: &Device| device.allocator().statistics().active_bytes.all.current;
+        for _ in 0..2 {
+            network.forward(&input)?.square()?.mean(&[], false)?.backward()?;
+            device.synchronize()?;
+            optimizer.step()?;
+            optimizer.zero_grad();
+            device.synchronize()?;
+        }
+        let current = device.current_stream();
+        // Nothing is computed, and the host is as far ahead as it can be.
+        device.empty_cache()?;
+        let (resting, gate) = (active(device), Gate::close(&current));
+        driver.seen.lock().unwrap().clear();
+        let loss = network.forward(&input)?.square()?.mean(&[], false)?;
+        // Weights and biases of the ends and of two blocks.
+        assert!(driver.arrived(8), "rows of the first units did not arrive before anything was computed");
+        let held = active(device) - resting;
+        // Rows on two streams and whole parameters on another, of few units: of 12 they would be 24.
+        assert!(held < unit * 9, "{held} bytes are held before anything was computed, {unit} per unit");
+        gate.open();
+        loss.backward()?;
+        device.synchronize()?;
+        // A step waits on the host for copies, which wait for the computation.
+        let gate = Gate::close(&current);
+        driver.seen.lock().unwrap().clear();
+        let has_arrived = std::thread::scope(|scope| {
+            let observer = scope.spawn(|| {
+                // Rows, gradients and two states, of the ends and of a block.
+                let has_arrived = driver.arrived(4 * 4 + 2 * 4);
+                gate.open();
+                has_arrived
+            });
+            optimizer.step()?;
+            Ok::<bool, thalweg_runtime::Error>(observer.join().expect("no panic"))
+        })?;
+        assert!(has_arrived, "the copies of the second unit waited for the step of the first");
+        device.synchronize()
     })
     .unwrap();
 }

@@ -6,8 +6,11 @@ use std::time::Duration;
 use thalweg_dist::ReduceOp::{Avg, Sum};
 use thalweg_dist::store::HashStore;
 use thalweg_dist::{GroupOptions, ProcessGroup, Work, run_ranks, run_ranks_with, simulated_devices};
+use thalweg_driver::{Code, CommunicatorHandle, Driver, Version};
 use thalweg_ir::DType;
-use thalweg_runtime::{Error, Result};
+use thalweg_memory::PoolOptions;
+use thalweg_runtime::{Device, Environment, Error, MemPool, Result};
+use thalweg_sim::{SimConfig, SimDriver};
 use thalweg_tensor::Tensor;
 
 use crate::support::{checked, empty, tensor};
@@ -309,4 +312,104 @@ fn a_rank_that_does_not_come_is_named() {
             assert!(error.is_distributed() && text.contains("[1] did not come within 200 ms"), "{text}");
         }
     });
+}
+
+/// A simulated machine whose library is too old to split communicators.
+#[derive(Debug)]
+struct WithoutSplit(Arc<SimDriver>);
+
+impl Driver for WithoutSplit {
+    fn name(&self) -> &'static str {
+        self.0.name()
+    }
+
+    fn inner(&self) -> Option<&dyn Driver> {
+        Some(&*self.0)
+    }
+
+    fn version(&self) -> Version {
+        self.0.version()
+    }
+
+    fn device_count(&self) -> u32 {
+        self.0.device_count()
+    }
+
+    fn communicator_split(
+        &self,
+        _: CommunicatorHandle,
+        _: &[u32],
+    ) -> thalweg_driver::Result<Option<CommunicatorHandle>> {
+        Err(thalweg_driver::Error::new(Code::NotSupported, "ncclCommSplit", "NCCL 2.17.1 has no split"))
+    }
+}
+
+#[test]
+fn without_splits_groups_have_communicators_of_their_own() {
+    let driver = WithoutSplit(SimDriver::new(SimConfig { devices: 3, ..SimConfig::default() }).unwrap());
+    let devices = Device::all_of(Arc::new(driver), Environment::get()).unwrap();
+    run_ranks(&devices, |world| {
+        let pair = world.new_group(&[2, 0])?;
+        let alone = world.split((world.rank() == 1).then_some(0), 0)?;
+        let group = pair.or(alone).expect("each rank is in one of them");
+        assert_eq!(group.global_ranks(), if world.rank() == 1 { &[1][..] } else { &[2, 0] });
+        let x = tensor(&group, &[1.0 + world.rank() as f32])?;
+        group.all_reduce(&x, Sum)?.wait()?;
+        assert_eq!(x.item::<f32>()?, [4.0, 2.0, 4.0][world.rank() as usize]);
+        Ok(())
+    })
+    .unwrap();
+}
+
+/// Returns why the driver does not free the memory that a tensor is in.
+fn refusal_of_free(x: &Tensor) -> String {
+    let driver = x.device().driver();
+    let (start, _) = driver.address_range(x.pointer()).unwrap();
+    driver.memory_free(start).unwrap_err().to_string()
+}
+
+#[test]
+fn memory_of_a_pool_is_registered_with_groups() {
+    run_ranks(&simulated_devices(2).unwrap(), |group| {
+        let pool = MemPool::for_collectives(group.device(), PoolOptions::default());
+        let scope = pool.enter()?;
+        let before = tensor(&group, &[1.0, 2.0])?;
+        group.register_mem_pool(&pool)?;
+        // Of another size, so that a segment of its own comes after the registration.
+        let after = Tensor::full(&[8 << 20], 1.0, DType::F32, group.device())?;
+        drop(scope);
+        for x in [&before, &after] {
+            let text = refusal_of_free(x);
+            assert!(text.contains("register_mem_pool at") && text.contains("groups.rs"), "{text}");
+            group.all_reduce(x, Sum)?.wait()?;
+        }
+        assert_eq!(before.to_vec::<f32>()?, [2.0, 4.0]);
+        let error = group.register_mem_pool(&pool).unwrap_err();
+        assert!(error.is_invalid_argument() && error.to_string().contains("registered with this"), "{error}");
+        // What is freed is deregistered, or the driver would refuse.
+        let reserved = group.device().memory_reserved();
+        drop(after);
+        group.device().synchronize()?;
+        group.device().allocator().empty_pool_cache(pool.id()).unwrap();
+        assert!(group.device().memory_reserved() < reserved);
+
+        let pair = group.new_group(&[0, 1])?.expect("both are in it");
+        pair.register_mem_pool(&pool)?;
+        group.deregister_mem_pool(&pool)?;
+        assert!(refusal_of_free(&before).contains("register_mem_pool at"), "the other group has it");
+        let error = group.deregister_mem_pool(&pool).unwrap_err();
+        assert!(error.is_invalid_argument() && error.to_string().contains("is not registered"), "{error}");
+        let plain = MemPool::new(group.device(), PoolOptions::default());
+        let error = group.register_mem_pool(&plain).unwrap_err();
+        assert!(error.is_invalid_argument() && error.to_string().contains("for_collectives"), "{error}");
+        // The group takes its registrations along; then the pool's memory goes.
+        drop(pair);
+        let reserved = group.device().memory_reserved();
+        drop((before, pool));
+        group.device().synchronize()?;
+        group.device().empty_cache()?;
+        assert!(group.device().memory_reserved() < reserved);
+        Ok(())
+    })
+    .unwrap();
 }

@@ -147,6 +147,23 @@ fn replays_are_right_under_every_schedule() {
 }
 
 #[test]
+fn a_capture_does_not_keep_what_eager_steps_have_left() {
+    run_ranks(&simulated_devices(2).unwrap(), |group| {
+        let device = group.device();
+        let x = tensor(&group, &[1.0])?;
+        drop(Tensor::zeros(&[16 << 20], DType::F32, device)?);
+        device.synchronize()?;
+        assert!(device.memory_reserved() >= 64 << 20);
+        let (graph, ()) = capture(&group, || group.all_reduce(&x, Sum)?.wait())?;
+        assert!(device.memory_reserved() < 64 << 20, "{} bytes are reserved", device.memory_reserved());
+        graph.replay()?;
+        assert_eq!(x.item::<f32>()?, 2.0);
+        Ok(())
+    })
+    .unwrap();
+}
+
+#[test]
 fn several_graphs_have_numbers_and_counts() {
     run_ranks(&simulated_devices(3).unwrap(), |group| {
         let (x, y) = (tensor(&group, &[1.0; 4])?, tensor(&group, &[2.0; 2])?);

@@ -5,6 +5,7 @@ mod checkpoint;
 mod collectives;
 mod data_parallel;
 mod environment;
+mod exits;
 mod failures;
 mod flight;
 mod fully_shard;

@@ -1,10 +1,13 @@
 //! Communicators and collectives.
 
 use std::ffi::c_int;
+use std::ptr;
 use std::time::Duration;
 
+use smallvec::SmallVec;
+
 use super::handles::{Entry, lock};
-use super::nccl::{Communicator, Ended, Nccl, RawCommunicator, RawId, data_type};
+use super::nccl::{Communicator, Ended, NO_COLOR, Nccl, RawCommunicator, RawId, data_type};
 use super::nccl_version::Feature;
 use super::objects::Stream;
 use super::state::CudaDriver;
@@ -17,8 +20,8 @@ const CALL_GRACE: Duration = Duration::from_secs(1);
 
 /// The objects of a group, each looked up once: a thread must not hold two guards of one slot.
 struct Members<'a> {
-    ranks: Vec<(u64, Entry<'a, Communicator>)>,
-    streams: Vec<(u64, Entry<'a, Stream>)>,
+    ranks: SmallVec<[(u64, Entry<'a, Communicator>); 1]>,
+    streams: SmallVec<[(u64, Entry<'a, Stream>); 1]>,
 }
 
 impl Members<'_> {
@@ -30,13 +33,13 @@ impl Members<'_> {
     }
 }
 
-fn aborted(handle: u64, call: &'static str) -> Error {
+pub(super) fn aborted(handle: u64, call: &'static str) -> Error {
     Error::new(Code::InvalidHandle, call, format!("communicator {handle:#x} was aborted"))
 }
 
 impl CudaDriver {
     /// Returns NCCL, or why there is none. Loaded at the first call.
-    fn nccl(&self) -> Result<&Nccl> {
+    pub(super) fn nccl(&self) -> Result<&Nccl> {
         self.nccl.get_or_init(|| Nccl::load(&self.environment)).as_ref().map_err(Error::clone)
     }
 
@@ -103,6 +106,42 @@ impl CudaDriver {
         Ok(CommunicatorHandle::from_raw(handle))
     }
 
+    pub(super) fn communicator_split(
+        &self,
+        own: CommunicatorHandle,
+        part: &[u32],
+    ) -> Result<Option<CommunicatorHandle>> {
+        let call = "ncclCommSplit";
+        let nccl = self.nccl()?;
+        let parent = self.communicator(own.raw(), call)?;
+        let CommunicatorInfo { rank, ranks, device } = parent.info;
+        let place =
+            parent.info.rank_in_part(part).map_err(|text| Error::new(Code::InvalidValue, call, text))?;
+        let who = format!("rank {rank} of {ranks} on device {device}, for a part {part:?}");
+        nccl.version.require(Feature::Split, call, &who)?;
+        self.enter(device)?;
+        // Parts that are apart have different ranks, so the least of them tells parts apart. The configuration is the parent's: nothing is shared with it.
+        let color = part.iter().min().map_or(NO_COLOR, |&least| least as c_int);
+        let key = place.unwrap_or_default() as c_int;
+        let mut raw: RawCommunicator = 0;
+        {
+            let _in_use = lock(&parent.in_use);
+            if parent.is_over() {
+                return Err(aborted(own.raw(), call));
+            }
+            let _relaxed = self.cuda.relaxed();
+            // SAFETY: the communicator lives, this thread alone uses it, and its device's context is current; there is room for a communicator, and no
+            // configuration is given.
+            let outcome = unsafe { nccl.table.split(parent.raw, color, key, &raw mut raw, ptr::null()) };
+            nccl.check(outcome, || who)?;
+        }
+        drop(parent);
+        let Some(rank) = place else { return Ok(None) };
+        let info = CommunicatorInfo { rank, ranks: part.len() as u32, device };
+        let handle = self.communicators.insert(Communicator::new(raw, info));
+        Ok(Some(CommunicatorHandle::from_raw(handle)))
+    }
+
     pub(super) fn communicator_abort(&self, communicator: CommunicatorHandle) -> Result<()> {
         let call = "ncclCommAbort";
         let rank = self.communicator(communicator.raw(), call)?;
@@ -127,7 +166,7 @@ impl CudaDriver {
     }
 
     /// Returns a communicator that has not been aborted.
-    fn communicator(&self, handle: u64, call: &'static str) -> Result<Entry<'_, Communicator>> {
+    pub(super) fn communicator(&self, handle: u64, call: &'static str) -> Result<Entry<'_, Communicator>> {
         let rank = self.communicators.get(handle, call)?;
         if rank.is_over() {
             return Err(aborted(handle, call));
@@ -146,6 +185,9 @@ impl CudaDriver {
             }
             self.enter(rank.info.device)?;
             let nccl = self.nccl()?;
+            for (pointer, registered) in std::mem::take(&mut *lock(&rank.in_use)) {
+                self.give_up_registration(nccl, rank, pointer, &registered)?;
+            }
             // SAFETY: the communicator is this driver's, and nothing else holds its entry.
             let outcome = unsafe { nccl.table.destroy(rank.raw) };
             nccl.check(outcome, || format!("rank {} of {}", rank.info.rank, rank.info.ranks))
@@ -155,8 +197,8 @@ impl CudaDriver {
     /// Looks everything up that a group uses, and checks each call.
     fn members(&self, group: &[Collective]) -> Result<Members<'_>> {
         let call = "ncclGroupStart";
-        let mut ranks: Vec<u64> = group.iter().map(|call| call.communicator.raw()).collect();
-        let mut streams: Vec<u64> = group.iter().map(|call| call.stream.raw()).collect();
+        let mut ranks: SmallVec<[u64; 4]> = group.iter().map(|call| call.communicator.raw()).collect();
+        let mut streams: SmallVec<[u64; 4]> = group.iter().map(|call| call.stream.raw()).collect();
         for handles in [&mut ranks, &mut streams] {
             handles.sort_unstable();
             handles.dedup();
@@ -218,7 +260,7 @@ impl CudaDriver {
             self.submit(rank.info.device)?;
         }
         // In the order of the handles: see the module.
-        let _in_use: Vec<_> = members.ranks.iter().map(|(_, rank)| lock(&rank.in_use)).collect();
+        let _in_use: SmallVec<[_; 1]> = members.ranks.iter().map(|(_, rank)| lock(&rank.in_use)).collect();
         // An abort of a rank that no thread uses holds its lock, so none comes between this line and the call.
         if let Some((handle, _)) = members.ranks.iter().find(|(_, rank)| rank.is_over()) {
             return Err(aborted(*handle, "ncclGroupStart"));

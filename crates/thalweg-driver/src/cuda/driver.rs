@@ -11,11 +11,10 @@ use super::context::{Device, check_not_forked};
 use super::cupti::Cupti;
 use super::state::CudaDriver;
 use super::sys::DeviceAttribute;
-use crate::collective::{Collective, CommunicatorId, CommunicatorInfo};
-use crate::command::{Copy, Fill, Label, Launch, LibraryLaunch};
+use crate::collective::{Collective, CommunicatorId, CommunicatorInfo, Registration};
+use crate::command::{Copy, Fill, HostFunction, Label, Launch, LibraryLaunch};
 use crate::conditional::{ConditionFormat, Conditional};
 use crate::description::GraphDescription;
-use crate::driver::HostFunction;
 use crate::graph::{CaptureInfo, CaptureMode, DependencyUpdate, GraphExecUpdate};
 use crate::library::{GpuCall, MatmulAlgorithm, MatmulCall};
 use crate::module::Image;
@@ -273,6 +272,10 @@ impl Driver for CudaDriver {
         fn communicator_info(communicator: CommunicatorHandle) -> CommunicatorInfo;
         fn communicator_destroy(communicator: CommunicatorHandle) -> ();
         fn communicator_abort(communicator: CommunicatorHandle) -> ();
+        fn communicator_split(own: CommunicatorHandle, part: &[u32]) -> Option<CommunicatorHandle>;
+        fn memory_allocate_collective(device: u32, bytes: u64) -> DevicePointer;
+        fn memory_register(registration: &Registration) -> ();
+        fn memory_deregister(communicator: CommunicatorHandle, pointer: DevicePointer) -> ();
         fn collectives_async(collectives: &[Collective]) -> ();
 
         fn stream_begin_capture(stream: StreamHandle, mode: CaptureMode) -> ();

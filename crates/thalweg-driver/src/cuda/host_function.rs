@@ -21,8 +21,7 @@ use super::pinned::PinnedBlock;
 use super::state::CudaDriver;
 
 use super::sys::{self, RawGraph, RawUserObject};
-use crate::command::Label;
-use crate::driver::HostFunction;
+use crate::command::{HostFunction, Label};
 use crate::{Result, StreamHandle};
 
 /// A host function that is on a stream or in a graph.

@@ -17,7 +17,7 @@ use crate::{
     PhysicalHandle, PoolAttributes, PoolHandle, PoolUsage, Result, StreamHandle,
 };
 
-fn size(bytes: u64) -> usize {
+pub(super) fn size(bytes: u64) -> usize {
     usize::try_from(bytes).unwrap_or(usize::MAX)
 }
 
@@ -46,9 +46,12 @@ impl CudaDriver {
     pub(super) fn memory_free(&self, pointer: DevicePointer) -> Result<()> {
         let call = "cuMemFree";
         let address = pointer.address();
-        let is_ours = |range: &Range| matches!(range.kind, RangeKind::Plain | RangeKind::Managed);
-        let range = self.take_range(address, call, "memory_allocate", is_ours)?;
+        let is_ours = |kind| matches!(kind, RangeKind::Plain | RangeKind::Managed | RangeKind::Collective);
+        let range = self.take_range(address, call, "memory_allocate", |range| is_ours(range.kind))?;
         let freed = self.enter(range.device).and_then(|_| {
+            if range.kind == RangeKind::Collective {
+                return self.memory_free_collective(address);
+            }
             // SAFETY: `memory_allocate` gave this address, and it was in the table until now: it is freed once.
             let outcome = unsafe { self.cuda.table.memory_free(address) };
             self.cuda
@@ -577,6 +580,6 @@ fn describe(copy: &Copy) -> String {
     format!("{} bytes from {:?} to {:?}, for {}", copy.bytes, copy.source, copy.target, copy.label)
 }
 
-fn non_zero(bytes: u64, call: &'static str) -> Result<()> {
+pub(super) fn non_zero(bytes: u64, call: &'static str) -> Result<()> {
     if bytes == 0 { Err(Error::new(Code::InvalidValue, call, "an allocation of 0 bytes")) } else { Ok(()) }
 }

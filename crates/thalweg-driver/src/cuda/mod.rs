@@ -10,7 +10,7 @@
 //!   against them before the driver sees it. They are why [`Driver`](crate::Driver) can be a safe trait over an unsafe library.
 //! - `context` (devices, errors, `fork`) with `staging` memory, `blaslt`, `cudnn` and `nccl` are the libraries; `state` holds all of these.
 //!   (A context has its staging memory, which is pinned through a context: these three know each other.)
-//! - `stream`, `memory`, `host_memory`, `host_copy`, `sharing`, `module`, `library`, `collective`, `graph`, `graph_description`,
+//! - `stream`, `memory`, `host_memory`, `host_copy`, `sharing`, `module`, `library`, `collective`, `collective_memory`, `graph`, `graph_description`,
 //!   `graph_update`, `conditional` and `host_function` are the calls of the trait, group by group, on that state; `driver` ties them
 //!   together.
 //! - `nvrtc` compiles kernels and `nvml` counts devices; both work without the rest. `cupti` says what ran on a device, and when.
@@ -27,6 +27,7 @@
 mod blaslt;
 mod blaslt_algorithm;
 mod collective;
+mod collective_memory;
 mod conditional;
 mod context;
 mod cudnn;

@@ -14,7 +14,8 @@
 //!
 //! What goes wrong between devices later (parts that differ, a rank that never comes) NCCL does not say: its kernels wait.
 
-use std::ffi::{CStr, c_char, c_int};
+use std::collections::BTreeMap;
+use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, Once, OnceLock, TryLockError};
 use std::time::{Duration, Instant};
@@ -33,6 +34,12 @@ const LOOK: Duration = Duration::from_millis(5);
 /// `ncclComm_t`, as a number.
 pub(super) type RawCommunicator = usize;
 
+/// The handle that `ncclCommRegister` answers, as a number.
+pub(super) type RawRegistration = usize;
+
+/// `NCCL_SPLIT_NOCOLOR`: a rank that is in no part of a split.
+pub(super) const NO_COLOR: c_int = -1;
+
 /// `ncclUniqueId`, which is passed by value.
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -47,6 +54,14 @@ entry_points! {
         unique_id = "ncclGetUniqueId" @ 0 c"ncclGetUniqueId" (id: *mut RawId);
         init_rank = "ncclCommInitRank" @ 0 c"ncclCommInitRank"
             (communicator: *mut RawCommunicator, ranks: c_int, id: RawId, rank: c_int);
+        split = "ncclCommSplit" @ 0 c"ncclCommSplit"
+            (communicator: RawCommunicator, color: c_int, key: c_int, part: *mut RawCommunicator, config: *const c_void);
+        memory_allocate = "ncclMemAlloc" @ 0 c"ncclMemAlloc" (pointer: *mut u64, bytes: usize);
+        memory_free = "ncclMemFree" @ 0 c"ncclMemFree" (pointer: u64);
+        register = "ncclCommRegister" @ 0 c"ncclCommRegister"
+            (communicator: RawCommunicator, pointer: u64, bytes: usize, registration: *mut RawRegistration);
+        deregister = "ncclCommDeregister" @ 0 c"ncclCommDeregister"
+            (communicator: RawCommunicator, registration: RawRegistration);
         abort = "ncclCommAbort" @ 0 c"ncclCommAbort" (communicator: RawCommunicator);
         destroy = "ncclCommDestroy" @ 0 c"ncclCommDestroy" (communicator: RawCommunicator);
         group_start = "ncclGroupStart" @ 0 c"ncclGroupStart" ();
@@ -83,12 +98,21 @@ pub(super) struct Nccl {
     pub(super) version: Version,
 }
 
+/// The memory that is registered with a rank, by its address.
+pub(super) type Registrations = BTreeMap<u64, Registered>;
+
+/// Memory that is registered with a rank.
+pub(super) struct Registered {
+    pub(super) bytes: u64,
+    pub(super) raw: RawRegistration,
+}
+
 /// A rank.
 pub(super) struct Communicator {
     pub(super) raw: RawCommunicator,
     pub(super) info: CommunicatorInfo,
     /// Held by the thread that uses it.
-    pub(super) in_use: Mutex<()>,
+    pub(super) in_use: Mutex<Registrations>,
     /// Whether it was aborted: the number then names nothing.
     is_over: AtomicBool,
 }
@@ -106,7 +130,7 @@ pub(super) enum Ended {
 
 impl Communicator {
     pub(super) const fn new(raw: RawCommunicator, info: CommunicatorInfo) -> Self {
-        Self { raw, info, in_use: Mutex::new(()), is_over: AtomicBool::new(false) }
+        Self { raw, info, in_use: Mutex::new(Registrations::new()), is_over: AtomicBool::new(false) }
     }
 
     pub(super) fn is_over(&self) -> bool {

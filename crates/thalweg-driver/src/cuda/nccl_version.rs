@@ -44,6 +44,10 @@ pub(super) enum Feature {
     Average,
     /// `ncclBfloat16`.
     Bfloat16,
+    /// `ncclCommSplit`.
+    Split,
+    /// `ncclMemAlloc` and `ncclCommRegister`.
+    Registration,
 }
 
 impl Feature {
@@ -54,6 +58,8 @@ impl Feature {
             Self::Capture => (Version::new(2, 9, 6), "collectives in a capture"),
             Self::Average => (Version::new(2, 10, 3), "averages"),
             Self::Bfloat16 => (Version::new(2, 10, 3), "bfloat16"),
+            Self::Split => (Version::new(2, 18, 1), "split of communicators"),
+            Self::Registration => (Version::new(2, 19, 1), "memory for collectives"),
         }
     }
 

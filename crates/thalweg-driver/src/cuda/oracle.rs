@@ -212,6 +212,34 @@ fn arguments_of_the_driver() {
 }
 
 #[test]
+fn arguments_of_nccl() {
+    let theirs = generated! {
+        nccl:
+            ncclCommInitAll(_, _, _);
+            ncclGetVersion(_);
+            ncclGetUniqueId(_);
+            ncclCommInitRank(_, _, _, _);
+            ncclCommSplit(_, _, _, _, _);
+            ncclMemAlloc(_, _);
+            ncclMemFree(_);
+            ncclCommRegister(_, _, _, _);
+            ncclCommDeregister(_, _);
+            ncclCommAbort(_);
+            ncclCommDestroy(_);
+            ncclGroupStart();
+            ncclGroupEnd();
+            ncclAllReduce(_, _, _, _, _, _, _);
+            ncclBroadcast(_, _, _, _, _, _, _);
+            ncclReduce(_, _, _, _, _, _, _, _);
+            ncclAllGather(_, _, _, _, _, _);
+            ncclReduceScatter(_, _, _, _, _, _, _);
+            ncclSend(_, _, _, _, _, _);
+            ncclRecv(_, _, _, _, _, _);
+    };
+    compare(NcclTable::signatures(), &theirs, &[]);
+}
+
+#[test]
 fn arguments_of_the_libraries() {
     let theirs = generated! {
         blas:
@@ -245,25 +273,6 @@ fn arguments_of_the_libraries() {
             cudnnBackendExecute(_, _, _);
     };
     compare(CudnnTable::signatures(), &theirs, &[]);
-    let theirs = generated! {
-        nccl:
-            ncclCommInitAll(_, _, _);
-            ncclGetVersion(_);
-            ncclGetUniqueId(_);
-            ncclCommInitRank(_, _, _, _);
-            ncclCommAbort(_);
-            ncclCommDestroy(_);
-            ncclGroupStart();
-            ncclGroupEnd();
-            ncclAllReduce(_, _, _, _, _, _, _);
-            ncclBroadcast(_, _, _, _, _, _, _);
-            ncclReduce(_, _, _, _, _, _, _, _);
-            ncclAllGather(_, _, _, _, _, _);
-            ncclReduceScatter(_, _, _, _, _, _, _);
-            ncclSend(_, _, _, _, _, _);
-            ncclRecv(_, _, _, _, _, _);
-    };
-    compare(NcclTable::signatures(), &theirs, &[]);
     let theirs = generated! {
         nvrtc:
             nvrtcVersion(_, _);

@@ -17,6 +17,8 @@ pub(super) enum RangeKind {
     Plain,
     /// `memory_allocate_managed`.
     Managed,
+    /// `memory_allocate_collective`.
+    Collective,
     /// `ipc_open`, so many times.
     Ipc { opened: u32 },
     /// `memory_allocate_async`.

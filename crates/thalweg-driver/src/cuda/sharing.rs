@@ -132,7 +132,12 @@ impl CudaDriver {
     }
 
     pub(super) fn address_range(&self, pointer: DevicePointer) -> Result<(DevicePointer, u64)> {
-        let has_size = |kind| matches!(kind, RangeKind::Plain | RangeKind::Managed | RangeKind::Ipc { .. });
+        let has_size = |kind| {
+            matches!(
+                kind,
+                RangeKind::Plain | RangeKind::Managed | RangeKind::Collective | RangeKind::Ipc { .. }
+            )
+        };
         let range = self.ranges.around(pointer.address(), 1).filter(|range| has_size(range.kind));
         let Some(range) = range else {
             let detail = format!("{pointer:?} is not in memory that memory_allocate or ipc_open gave");

@@ -5,6 +5,7 @@
 
 mod buffer;
 mod captures;
+mod collective;
 mod external;
 mod graph_output;
 mod managed;
@@ -18,6 +19,7 @@ mod tests;
 mod upstream;
 
 pub use self::buffer::Buffer;
+pub(crate) use self::collective::CollectiveMemory;
 pub use self::graph_output::OutputHandle;
 pub use self::managed::ManagedMemory;
 pub(crate) use self::outside::outside_capture;

@@ -13,6 +13,17 @@ use crate::memory::{HostAddress, Piece, Toucher};
 use crate::refusal::{CallResult, Refusal};
 use crate::state::MachineState;
 
+/// Ends the process if a panic leaves a call whose caller's memory is in use by a command.
+pub(crate) struct NoUnwinding;
+
+impl Drop for NoUnwinding {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            std::process::abort();
+        }
+    }
+}
+
 /// Queues a command that no kernel is, after a check of what it touches.
 pub(crate) fn submit(
     state: &mut MachineState,

@@ -30,7 +30,7 @@ impl MachineState {
         Ok(handles.map(CommunicatorHandle::from_raw).collect())
     }
 
-    fn communicator(&self, handle: CommunicatorHandle) -> CallResult<(u64, u32)> {
+    pub(super) fn communicator(&self, handle: CommunicatorHandle) -> CallResult<(u64, u32)> {
         let found = self.communicators.get(handle.raw()).copied();
         found.ok_or_else(|| unknown("communicator", handle.raw()))
     }
@@ -102,6 +102,7 @@ impl MachineState {
         let (communicator, rank) = self.communicator(handle)?;
         self.forbid_in_capture("communicator_abort")?;
         self.communicators.remove(handle.raw());
+        self.forget_registered(handle);
         let collectives = &mut self.executor.gate;
         let found = collectives.communicators.get_mut(&communicator).expect("a rank of it was there");
         let rank = &mut found.ranks[rank as usize];
@@ -217,6 +218,7 @@ pub(crate) fn communicator_destroy(mut locked: Locked<'_>, handle: CommunicatorH
     // Another thread may have been faster.
     locked.communicator(handle)?;
     locked.communicators.remove(handle.raw());
+    locked.forget_registered(handle);
     let collectives = &mut locked.executor.gate;
     let found = collectives.communicators.get_mut(&communicator).expect("a rank of it was there");
     found.ranks[rank as usize].is_gone = true;

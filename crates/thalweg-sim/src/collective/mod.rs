@@ -9,7 +9,7 @@
 //!
 //! # How it is built
 //! `joint` is the command that runs for all, with `reduction` as its arithmetic; `waits` finds who waits for whom; `links` may take
-//! their time, or stall; `calls` are the driver's calls.
+//! their time, or stall; `calls` are the driver's calls, with `splits` and `registered`, the memory that is registered with a rank.
 //!
 //! # What goes wrong
 //! - Parts that meet differ: found when the second of them arrives.
@@ -30,6 +30,8 @@ pub(crate) mod calls;
 mod joint;
 pub(crate) mod links;
 mod reduction;
+pub(crate) mod registered;
+mod splits;
 mod waits;
 
 use std::collections::BTreeMap;
@@ -42,6 +44,7 @@ use thalweg_driver::{Code, CollectiveOperation, CommunicatorId, ElementFormat, L
 
 use self::joint::Joint;
 use self::links::Links;
+use self::splits::Splits;
 use crate::executor::command::{CommandId, Frontier};
 use crate::executor::plug::{Devices, Failure, Gate, Verdict, Web};
 use crate::executor::task::{Task, Work};
@@ -69,6 +72,8 @@ struct Rank {
     device: Option<u32>,
     /// How many collectives it was given.
     calls: u64,
+    /// How many splits it has called.
+    splits: u64,
     /// The group that it was given last, and in which submission.
     group: (u64, u64),
     /// The parts of the group before that, which come before those of this one.
@@ -115,6 +120,7 @@ pub(crate) struct Collectives {
     /// Communicators whose ranks join one by one.
     by_id: FxHashMap<CommunicatorId, u64>,
     ids_made: u64,
+    splits: Splits,
     meetings: BTreeMap<u64, Meeting>,
     by_key: FxHashMap<(u64, Key), u64>,
     /// Meeting and seat of a command, by its slot.
@@ -228,6 +234,7 @@ impl Collectives {
         let rank = |device: Option<u32>| Rank {
             device,
             calls: 0,
+            splits: 0,
             group: (0, 0),
             before: Frontier::new(),
             members: Frontier::new(),

@@ -11,7 +11,7 @@ use thalweg_conformance::ranks::{
 };
 use thalweg_driver::{
     CaptureMode, Code, Collective, CollectiveOperation, Copy, DevicePointer, Driver, ElementFormat, Endpoint,
-    Error, EventFlags, Fill, FillPattern, GraphNodeKind, Label, Reduction,
+    Error, EventFlags, Fill, FillPattern, GraphNodeKind, Label, Reduction, Registration,
 };
 
 const F32: ElementFormat = ElementFormat::R_32F;
@@ -589,4 +589,56 @@ fn an_abort_releases_those_who_wait_and_says_who_it_was() {
         let error = world.driver.collectives_async(&[first]).unwrap_err();
         assert_ne!(error.code(), Code::InvalidValue, "{error}");
     }
+}
+
+#[test]
+fn ranks_that_split_differently_are_named() {
+    let world = fast();
+    let split = |rank: usize, part: &[u32]| world.driver.communicator_split(world.communicator[rank], part);
+    let first = split(0, &[0, 1]).unwrap().expect("a rank of the part");
+    // What a rank has said binds those that it named, and who names one that has said otherwise.
+    for (rank, part) in [(1, &[1][..]), (1, &[]), (1, &[1, 0]), (2, &[2, 0])] {
+        let error = split(rank, part).unwrap_err();
+        assert_eq!(error.code(), Code::InvalidValue);
+        let wanted = format!("rank {rank} {part:?}, rank 0 [0, 1]");
+        assert!(error.detail().contains(&wanted), "{error}, not {wanted}");
+    }
+    let others = [split(1, &[0, 1]), split(2, &[2]), split(3, &[])].map(Result::unwrap);
+    assert_eq!(others.map(|other| other.is_some()), [true, true, false]);
+    // The next split is one of its own.
+    assert_eq!(world.driver.communicator_info(split(3, &[3, 0]).unwrap().unwrap()).unwrap().ranks, 2);
+    // A part works where its ranks have come, whether the others have or not.
+    let mut parts = [world.part(0, SUM, F32, 1), world.part(1, SUM, F32, 1)];
+    for (rank, (part, communicator)) in parts.iter_mut().zip([first, others[0].unwrap()]).enumerate() {
+        part.communicator = communicator;
+        world.write(rank, world.send[rank], &(rank as f32 + 1.0).to_le_bytes());
+    }
+    world.driver.collectives_async(&parts).unwrap();
+    assert_eq!(world.read(1, world.receive[1], 4), 3.0_f32.to_le_bytes());
+}
+
+#[test]
+fn registered_memory_is_not_freed() {
+    let world = fast();
+    let driver = &world.driver;
+    let pointer = driver.memory_allocate_collective(1, 4096).unwrap();
+    let label = Label::here("register_mem_pool");
+    let registration = Registration {
+        communicator: world.communicator[1],
+        pointer: pointer.offset(1024),
+        bytes: 512,
+        label,
+    };
+    driver.memory_register(&registration).unwrap();
+    let error = driver.memory_free(pointer).unwrap_err();
+    assert_eq!(error.code(), Code::IllegalState);
+    let label = label.to_string();
+    for wanted in [&format!("{:#x}", pointer.address()), "512 bytes", "rank 1 of a communicator", &label] {
+        assert!(error.detail().contains(wanted), "no {wanted} in {error}");
+    }
+    let elsewhere = Registration { communicator: world.communicator[0], ..registration };
+    assert_eq!(driver.memory_register(&elsewhere).map_err(|error| error.code()), Err(Code::InvalidValue));
+    // A rank that is given up has nothing registered.
+    driver.communicator_destroy(world.communicator[1]).unwrap();
+    driver.memory_free(pointer).unwrap();
 }

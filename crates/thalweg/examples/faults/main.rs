@@ -8,7 +8,8 @@
 //!
 //! All ranks reduce the same tensor again and again; the last one fails in the middle. `kill` ends its process without a word, `stall` has it do
 //! nothing any more, `late` has it come after twice the timeout. A rank that was told prints the error with the
-//! seconds that it waited for it, and its process fails.
+//! seconds that it waited for it, and its process fails. With `--at 0` the last rank fails before its first call, for which NCCL connects the ranks: on GPUs
+//! the others are then inside a call of NCCL, which the watchdog's abort ends.
 
 #[path = "../common/arguments.rs"]
 #[expect(dead_code, reason = "a launcher says which device a rank has")]
@@ -22,14 +23,15 @@ use thalweg::distributed::{GroupOptions, ProcessGroup, ReduceOp, Rendezvous, run
 use thalweg::{DType, Device, Error, Result, Tensor};
 
 const USAGE: &str = "\
-usage: faults [--fault kill|stall|late|none] [--timeout SECONDS]
+usage: faults [--fault kill|stall|late|none] [--at STEP] [--timeout SECONDS] [--exit]
 
   --fault F    what the last rank does (default stall; kill and late need a process per rank)
+  --at N       the step at which it fails, of 400 (default 200)
+  --exit       a rank that was told ends its process at once, where it has one
   --timeout S  how long a rank waits for another (default 8)";
 
-/// The steps of the job, and the one at which the last rank fails.
+/// The steps of the job.
 const STEPS: usize = 400;
-const FAULT_AT: usize = 200;
 
 /// The behaviour of the last rank.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -42,12 +44,15 @@ enum Fault {
 
 struct Options {
     fault: Fault,
+    at: usize,
+    exits: bool,
     timeout: Duration,
 }
 
 impl Options {
     fn parse(mut given: impl Iterator<Item = String>) -> std::result::Result<Command<Self>, String> {
-        let mut options = Self { fault: Fault::Stall, timeout: Duration::from_secs(8) };
+        let mut options =
+            Self { fault: Fault::Stall, at: 200, exits: false, timeout: Duration::from_secs(8) };
         while let Some(argument) = given.next() {
             let mut value = || given.next().ok_or_else(|| format!("{argument} needs a value"));
             match argument.as_str() {
@@ -62,6 +67,8 @@ impl Options {
                         }
                     }
                 }
+                "--at" => options.at = arguments::number(&argument, &value()?, 0)?,
+                "--exit" => options.exits = true,
                 "--timeout" => {
                     let seconds: usize = arguments::number(&argument, &value()?, 1)?;
                     options.timeout = Duration::from_secs(seconds as u64);
@@ -82,7 +89,7 @@ impl Options {
 fn work(group: &ProcessGroup, options: &Options) -> Result<()> {
     let tensor = Tensor::ones(&[1 << 16], DType::F32, group.device())?;
     for step in 0..STEPS {
-        if step == FAULT_AT && group.rank() + 1 == group.size() {
+        if step == options.at && group.rank() + 1 == group.size() {
             match options.fault {
                 Fault::Kill => std::process::abort(),
                 Fault::Stall => {
@@ -122,6 +129,9 @@ fn run(options: &Options) -> Result<()> {
         let outcome =
             met.init_process_group(&device, options.group()).and_then(|group| work(&group, options));
         report(rank, start, &outcome);
+        if options.exits && outcome.is_err() {
+            std::process::exit(1);
+        }
         return outcome.map_err(|_| Error::invalid(format!("rank {rank} was told of a failure")));
     }
     if matches!(options.fault, Fault::Kill | Fault::Late) {

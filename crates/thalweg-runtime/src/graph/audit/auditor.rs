@@ -333,6 +333,12 @@ impl Driver for Auditor {
         self.unsafe_call(kind, "memory_allocate_managed", words, call)
     }
 
+    fn memory_allocate_collective(&self, device: u32, bytes: u64) -> Result<DevicePointer> {
+        let (kind, words) = (ObstacleKind::SynchronousAllocation, "allocates memory for collectives");
+        let call = || self.inner.memory_allocate_collective(device, bytes);
+        self.unsafe_call(kind, "memory_allocate_collective", words, call)
+    }
+
     fn memory_free(&self, pointer: DevicePointer) -> Result<()> {
         let (kind, words) = (ObstacleKind::SynchronousAllocation, "gives device memory back");
         self.unsafe_call(kind, "memory_free", words, || self.inner.memory_free(pointer))
@@ -396,6 +402,15 @@ impl Driver for Auditor {
         self.unsafe_call(kind, "communicator_join", words, || {
             self.inner.communicator_join(id, device, rank, ranks)
         })
+    }
+
+    fn communicator_split(
+        &self,
+        own: CommunicatorHandle,
+        part: &[u32],
+    ) -> Result<Option<CommunicatorHandle>> {
+        let (kind, words) = (ObstacleKind::UncapturableCall, "splits a communicator");
+        self.unsafe_call(kind, "communicator_split", words, || self.inner.communicator_split(own, part))
     }
 
     fn communicator_destroy(&self, communicator: CommunicatorHandle) -> Result<()> {

@@ -1,0 +1,111 @@
+//! Memory that NCCL allocates, and memory that is registered with communicators: its kernels read and write it from other GPUs, with no copy between.
+
+use super::collective::aborted;
+use super::handles::lock;
+use super::memory::{non_zero, size};
+use super::nccl::{Communicator, Nccl, Registered};
+use super::nccl_version::Feature;
+use super::ranges::{Range, RangeKind};
+use super::state::CudaDriver;
+use crate::collective::Registration;
+use crate::{Code, CommunicatorHandle, DevicePointer, Error, Result};
+
+impl CudaDriver {
+    pub(super) fn memory_allocate_collective(&self, device: u32, bytes: u64) -> Result<DevicePointer> {
+        let call = "ncclMemAlloc";
+        let nccl = self.nccl()?;
+        non_zero(bytes, call)?;
+        let what = || format!("{bytes} bytes on device {device}");
+        nccl.version.require(Feature::Registration, call, &what())?;
+        self.enter(device)?;
+        let _relaxed = self.cuda.relaxed();
+        let mut pointer = 0;
+        // SAFETY: writes one address; the device's context is current, which is where the library allocates.
+        let outcome = unsafe { nccl.table.memory_allocate(&raw mut pointer, size(bytes)) };
+        if let Err(error) = nccl.check(outcome, what) {
+            // The library says no more than that CUDA failed.
+            let is_short = self.memory_info(device).is_ok_and(|info| info.free_bytes < bytes);
+            let code = if is_short { Code::OutOfMemory } else { error.code() };
+            return Err(Error::new(code, call, error.detail().to_owned()));
+        }
+        self.ranges.insert(pointer, Range { bytes, kind: RangeKind::Collective, device });
+        Ok(DevicePointer::new(pointer))
+    }
+
+    /// Gives memory back that NCCL allocated, with the context of its device current.
+    pub(super) fn memory_free_collective(&self, address: u64) -> Result<()> {
+        let nccl = self.nccl()?;
+        // The library frees by unmapping, which waits for nothing. SAFETY: waits for the current context.
+        let waited = unsafe { self.cuda.table.context_synchronize() };
+        self.cuda.check(waited, || format!("before memory at {address:#x} is freed"))?;
+        let _relaxed = self.cuda.relaxed();
+        // SAFETY: `memory_allocate_collective` gave this address, and it was in the table until now: it is freed once.
+        let outcome = unsafe { nccl.table.memory_free(address) };
+        nccl.check(outcome, || format!("memory at {address:#x}"))
+    }
+
+    pub(super) fn memory_register(&self, registration: &Registration) -> Result<()> {
+        let call = "ncclCommRegister";
+        let &Registration { communicator, pointer, bytes, label } = registration;
+        let nccl = self.nccl()?;
+        let rank = self.communicator(communicator.raw(), call)?;
+        nccl.version.require(Feature::Registration, call, &label)?;
+        non_zero(bytes, call)?;
+        self.check_device_range(pointer.address(), bytes, call)?;
+        self.enter(rank.info.device)?;
+        let mut registrations = lock(&rank.in_use);
+        if rank.is_over() {
+            return Err(aborted(communicator.raw(), call));
+        }
+        let start = pointer.address();
+        let before = registrations.range(..start.saturating_add(bytes)).next_back();
+        if let Some((other, there)) = before.filter(|(other, there)| **other + there.bytes > start) {
+            let detail = format!(
+                "`{label}`: {bytes} bytes at {pointer:?} overlap the {} bytes at {other:#x}, which are registered with rank {}",
+                there.bytes, rank.info.rank
+            );
+            return Err(Error::new(Code::InvalidValue, call, detail));
+        }
+        let _relaxed = self.cuda.relaxed();
+        let mut raw = 0;
+        // SAFETY: the communicator lives, and this thread alone uses it; the range is device memory; there is room for the answer.
+        let outcome = unsafe { nccl.table.register(rank.raw, start, size(bytes), &raw mut raw) };
+        nccl.check(outcome, || format!("{bytes} bytes at {pointer:?}, for {label}"))?;
+        registrations.insert(start, Registered { bytes, raw });
+        Ok(())
+    }
+
+    pub(super) fn memory_deregister(
+        &self,
+        communicator: CommunicatorHandle,
+        pointer: DevicePointer,
+    ) -> Result<()> {
+        let call = "ncclCommDeregister";
+        let nccl = self.nccl()?;
+        let rank = self.communicator(communicator.raw(), call)?;
+        self.enter(rank.info.device)?;
+        let mut registrations = lock(&rank.in_use);
+        if rank.is_over() {
+            return Err(aborted(communicator.raw(), call));
+        }
+        let Some(registered) = registrations.remove(&pointer.address()) else {
+            let detail = format!("nothing at {pointer:?} is registered with rank {}", rank.info.rank);
+            return Err(Error::new(Code::InvalidValue, call, detail));
+        };
+        self.give_up_registration(nccl, &rank, pointer.address(), &registered)
+    }
+
+    /// Gives a registration up, by a thread that alone uses the communicator, with the context of its device current.
+    pub(super) fn give_up_registration(
+        &self,
+        nccl: &Nccl,
+        rank: &Communicator,
+        pointer: u64,
+        registered: &Registered,
+    ) -> Result<()> {
+        let _relaxed = self.cuda.relaxed();
+        // SAFETY: the caller's promise; the registration is this communicator's and was taken out of its table: it is given up once.
+        let outcome = unsafe { nccl.table.deregister(rank.raw, registered.raw) };
+        nccl.check(outcome, || format!("{} bytes at {pointer:#x}", registered.bytes))
+    }
+}

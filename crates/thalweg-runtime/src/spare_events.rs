@@ -1,0 +1,41 @@
+//! [`SpareEvents`]: events that are recorded again instead of made anew.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use thalweg_driver::{Driver, EventHandle};
+
+/// The most events that a device keeps to be recorded again.
+const SPARE: usize = 512;
+
+/// Events without timing that the program has dropped, to be recorded again: making one takes as long as recording it.
+#[derive(Default, Debug)]
+pub(crate) struct SpareEvents(Mutex<Vec<EventHandle>>);
+
+impl SpareEvents {
+    fn handles(&self) -> MutexGuard<'_, Vec<EventHandle>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns an event that is to be recorded before anything else.
+    pub(crate) fn take(&self) -> Option<EventHandle> {
+        self.handles().pop()
+    }
+
+    /// Keeps an event; `false` if there are enough.
+    pub(crate) fn keep(&self, handle: EventHandle) -> bool {
+        let mut handles = self.handles();
+        let has_room = handles.len() < SPARE;
+        if has_room {
+            handles.push(handle);
+        }
+        has_room
+    }
+
+    /// Destroys all.
+    pub(crate) fn destroy(&self, driver: &dyn Driver) {
+        for handle in self.handles().drain(..) {
+            // A driver that no longer knows it has lost its context, and has nothing left to leak.
+            let _ = driver.event_destroy(handle);
+        }
+    }
+}

@@ -1,0 +1,89 @@
+//! Memory for collectives, and its registration with ranks. Here registered memory is like any other: a GPU's library would go on to use it after it is freed,
+//! so a free of it is refused.
+
+use thalweg_driver::{Code, CommunicatorHandle, DevicePointer, Registration};
+
+use crate::executor::faults::Point;
+use crate::memory::{Allocation, SpanAccess, Toucher, nonzero};
+use crate::refusal::{CallResult, Refusal};
+use crate::state::MachineState;
+
+impl MachineState {
+    pub(crate) fn memory_allocate_collective(
+        &mut self,
+        device: u32,
+        bytes: u64,
+    ) -> CallResult<DevicePointer> {
+        self.usable(device)?;
+        self.forbid_in_capture("memory_allocate_collective")?;
+        self.executor.faults.pass(Point::DeviceMemory)?;
+        self.memory.plain_allocate(device, bytes, SpanAccess::Plain).map(DevicePointer::new)
+    }
+
+    pub(crate) fn memory_register(&mut self, new: &Registration) -> CallResult<()> {
+        let (label, start) = (new.label, new.pointer.address());
+        let refuse = |text: String| Err(Refusal::new(Code::InvalidValue, format!("`{label}`: {text}")));
+        let info = self.communicator_info(new.communicator)?;
+        self.usable(info.device)?;
+        let all = thalweg_driver::Access::write(new.pointer, nonzero(new.bytes)?);
+        if let Err(text) = self.memory.resolve(info.device, &[all], Toucher::Kernel) {
+            return refuse(text);
+        }
+        let end = start.saturating_add(new.bytes);
+        let overlaps = |other: &&Registration| {
+            let at = other.pointer.address();
+            other.communicator == new.communicator && at < end && start < at + other.bytes
+        };
+        if let Some(other) = self.registered.iter().find(overlaps) {
+            return refuse(format!(
+                "{} bytes at {start:#x} overlap the {} bytes at {:#x}, which are registered with rank {}",
+                new.bytes,
+                other.bytes,
+                other.pointer.address(),
+                info.rank
+            ));
+        }
+        self.registered.push(*new);
+        Ok(())
+    }
+
+    pub(crate) fn memory_deregister(
+        &mut self,
+        communicator: CommunicatorHandle,
+        pointer: DevicePointer,
+    ) -> CallResult<()> {
+        let rank = self.communicator_info(communicator)?.rank;
+        let is_it = |other: &Registration| other.communicator == communicator && other.pointer == pointer;
+        let Some(place) = self.registered.iter().position(is_it) else {
+            let text = format!("nothing at {:#x} is registered with rank {rank}", pointer.address());
+            return Err(Refusal::new(Code::InvalidValue, text));
+        };
+        self.registered.swap_remove(place);
+        Ok(())
+    }
+
+    /// Forgets what is registered with a rank that has been given up.
+    pub(super) fn forget_registered(&mut self, communicator: CommunicatorHandle) {
+        self.registered.retain(|other| other.communicator != communicator);
+    }
+
+    /// Checks that nothing of the plain memory at an address is registered.
+    pub(crate) fn check_not_registered(&self, address: u64) -> CallResult<()> {
+        let Some(Allocation::Plain(segment)) = self.memory.allocations.get(&address) else { return Ok(()) };
+        let end = address + segment.bytes;
+        let overlaps = |other: &&Registration| {
+            let at = other.pointer.address();
+            at < end && address < at + other.bytes
+        };
+        let Some(other) = self.registered.iter().find(overlaps) else { return Ok(()) };
+        let rank = self.communicator_info(other.communicator)?.rank;
+        let detail = format!(
+            "of the {} bytes at {address:#x}, {} bytes at {:#x} are registered with rank {rank} of a communicator ({}): deregister them first",
+            segment.bytes,
+            other.bytes,
+            other.pointer.address(),
+            other.label
+        );
+        Err(Refusal::new(Code::IllegalState, detail))
+    }
+}
