@@ -170,16 +170,13 @@ impl FewRows {
 
     /// Returns how many warps share the terms of a row of W.
     fn split(&self) -> u64 {
-        let Matmul { n, k, .. } = self.product;
+        let Matmul { n, k, dtype, .. } = self.product;
+        if cuda::needs_tensor_cores(dtype) {
+            return shared_by(n, k * dtype.size_bytes() as u64);
+        }
         let warps = n.div_ceil(self.lines()).max(1);
         // 16 warps for each of 132 multiprocessors keep the memory busy.
         let wanted = (132 * 16_u64).div_ceil(warps);
-        if cuda::needs_tensor_cores(self.product.dtype) {
-            // Small shares are alike for all multiprocessors: as small as what a warp has under way, or as two steps where there are few.
-            let steps = k.div_ceil(32);
-            let deep = 1 << (steps / 8).max(1).ilog2();
-            return wanted.min(steps / 2).max(1).next_power_of_two().max(deep).min(8);
-        }
         let chunks = k.div_ceil(32 * self.width());
         wanted.min(chunks.div_ceil(2)).max(1).next_power_of_two().min(8)
     }
@@ -291,6 +288,15 @@ impl FewRows {
     }
 }
 
+/// Returns how many warps share the terms of eight rows of weights of so many bytes, where a warp reads 64 bytes of each at a step.
+pub(super) fn shared_by(rows: u64, row_bytes: u64) -> u64 {
+    let wanted = (132 * 16_u64).div_ceil(rows.div_ceil(8).max(1));
+    // Small shares are alike for all multiprocessors: as small as what a warp has under way, or as two steps where there are few.
+    let steps = row_bytes.div_ceil(64);
+    let deep = 1 << (steps / 8).max(1).ilog2();
+    wanted.min(steps / 2).max(1).next_power_of_two().max(deep).min(8)
+}
+
 /// Returns GELU by its tanh: 0.5 · x · (1 + tanh(√(2/π) · (x + 0.044715 · x³))).
 pub(crate) fn gelu(x: f32) -> f32 {
     let inner =
@@ -299,7 +305,7 @@ pub(crate) fn gelu(x: f32) -> f32 {
 }
 
 /// The most blocks of a launch, those that an H100 has at a time: a block that has more rows of W asks for the next while it computes, and normalizes A once.
-const MOST_BLOCKS: u64 = 132 * cuda::BLOCKS;
+pub(super) const MOST_BLOCKS: u64 = 132 * cuda::BLOCKS;
 
 /// The addresses of a [`PerOperand`], without sums of rows.
 impl NativeKernel for Placed<FewRows, PerOperand> {

@@ -1,8 +1,9 @@
 //! [`QuantizedMatmul`]: few rows times the transpose of a weight of 8-bit or 4-bit integers with scales: a step of a decoder, whose time is
 //! that of reading its weights.
 //!
-//! Sums are of f32 and rounded once. A warp has a column of the result, and each of its lanes 16 bytes of the weight at a time; lanes
-//! are combined in a fixed order, so that a row has the same bits in any batch.
+//! Sums are of f32 and rounded once, and combined in a fixed order, so that a row has the same bits in any batch. For float16 and bfloat16 a GPU multiplies by the
+//! tensor cores, and needs compute capability 8.0: integers become floats of the input's dtype on their way, int8 exactly, and those of 4 bits times their scale, plus
+//! their zero, rounded once, as PyTorch's are. For float32 a warp has a column of the result, and each of its lanes 16 bytes of the weight at a time.
 
 use std::sync::Arc;
 
@@ -11,7 +12,10 @@ use thalweg_ir::cuda::{FloatNames, LaunchShape, with_prelude};
 use thalweg_ir::host::Fault;
 use thalweg_ir::{DType, Element, bf16, f16};
 
+use super::few_rows::cuda::{SHARED_BYTES, needs_tensor_cores};
+use super::few_rows::{MOST_BLOCKS, shared_by};
 use crate::arguments::{self, Argument, arguments};
+use crate::shared::{MULTIPLY_EIGHT, PIECES};
 use crate::{Accesses, NativeKernel, Placed, Words};
 
 /// How a weight (n, k) is stored, and with which scales, of the input's dtype.
@@ -61,7 +65,7 @@ pub const DTYPES: [DType; 3] = [DType::F32, DType::F16, DType::Bf16];
 
 /// The most rows for which the weight is better read as it is; with more it is worth converting.
 const MOST_ROWS: u64 = 16;
-/// Rows that a thread has at a time.
+/// Rows that a thread has at a time, without tensor cores.
 const ROWS: u64 = 4;
 /// Threads of a block.
 const BLOCK: u32 = 256;
@@ -115,6 +119,12 @@ impl QuantizedMatmul {
         }
     }
 
+    /// Returns how many warps share a row of the weight.
+    fn split(&self) -> u64 {
+        let [_, n, _] = self.sizes;
+        shared_by(n, self.weight()[0] / n.max(1))
+    }
+
     /// Returns the sum of a row of the input and a row of the weight, in the order of the kernel.
     fn sum<T: Element>(&self, row: &[T], column: usize, weight: &[u8], scales: &[T]) -> f32 {
         let (terms, n) = (self.terms() as usize, self.sizes[1] as usize);
@@ -163,13 +173,18 @@ impl QuantizedMatmul {
     }
 }
 
-fn name(dtype: DType, quantization: Quantization) -> &'static str {
-    match (quantization, dtype) {
-        (Quantization::Int8, DType::F16) => "quantized_matmul_int8_float16",
-        (Quantization::Int8, DType::Bf16) => "quantized_matmul_int8_bfloat16",
-        (Quantization::Int8, _) => "quantized_matmul_int8_float32",
-        (_, DType::F16) => "quantized_matmul_int4_float16",
-        (_, DType::Bf16) => "quantized_matmul_int4_bfloat16",
+fn name(dtype: DType, quantization: Quantization, rows: u64) -> &'static str {
+    let is_int8 = quantization == Quantization::Int8;
+    match (dtype, is_int8, rows) {
+        (DType::F16, true, ..=8) => "quantized_matmul_int8_float16_8",
+        (DType::F16, true, _) => "quantized_matmul_int8_float16_16",
+        (DType::F16, false, ..=8) => "quantized_matmul_int4_float16_8",
+        (DType::F16, false, _) => "quantized_matmul_int4_float16_16",
+        (DType::Bf16, true, ..=8) => "quantized_matmul_int8_bfloat16_8",
+        (DType::Bf16, true, _) => "quantized_matmul_int8_bfloat16_16",
+        (DType::Bf16, false, ..=8) => "quantized_matmul_int4_bfloat16_8",
+        (DType::Bf16, false, _) => "quantized_matmul_int4_bfloat16_16",
+        (_, true, _) => "quantized_matmul_int8_float32",
         _ => "quantized_matmul_int4_float32",
     }
 }
@@ -178,21 +193,60 @@ fn name(dtype: DType, quantization: Quantization) -> &'static str {
 pub(crate) fn sources() -> impl Iterator<Item = (String, String)> {
     let kinds = [Quantization::Int8, Quantization::Int4 { group: 32 }];
     let all = DTYPES.into_iter().flat_map(move |dtype| kinds.map(|kind| (dtype, kind)));
-    all.map(|(dtype, kind)| (name(dtype, kind).to_owned(), print(dtype, kind)))
+    let all = all.flat_map(|(dtype, kind)| {
+        let rows: &[u64] = if needs_tensor_cores(dtype) { &[8, 16] } else { &[MOST_ROWS] };
+        rows.iter().map(move |&rows| (dtype, kind, rows))
+    });
+    all.map(|(dtype, kind, rows)| (name(dtype, kind, rows).to_owned(), print(dtype, kind, rows)))
 }
 
-fn print(dtype: DType, quantization: Quantization) -> String {
+/// Returns the translation unit of the kernel for up to so many rows.
+fn print(dtype: DType, quantization: Quantization, rows: u64) -> String {
+    if needs_tensor_cores(dtype) {
+        print_tensor_cores(dtype, quantization, rows)
+    } else {
+        print_lanes(quantization)
+    }
+}
+
+fn print_tensor_cores(dtype: DType, quantization: Quantization, rows: u64) -> String {
+    let FloatNames { element, load, store, .. } = FloatNames::of(dtype);
+    let (is_int8, rows) = (quantization == Quantization::Int8, if rows <= 8 { 8 } else { 16 });
+    // Steps whose terms of A are loaded together: as many as there are registers for.
+    let together = if is_int8 { 32 / rows } else { 16 / rows };
+    let numbers = [
+        ("IS_INT8", u64::from(is_int8)),
+        ("IS_BF16", u64::from(dtype == DType::Bf16)),
+        ("TOGETHER", together),
+        ("ROWS", rows),
+    ];
+    let defined: String = numbers.map(|(name, number)| format!("#define {name} {number}\n")).concat();
+    let code = include_str!("quantized/tensor_cores.cu")
+        .replace("ARGUMENTS", ARGUMENTS)
+        .replace("PIECES", &PIECES.replace("WEIGHT", "u8"))
+        .replace("MULTIPLY_EIGHT", MULTIPLY_EIGHT)
+        .replace("NAME", name(dtype, quantization, rows))
+        .replace("ELEMENT", element)
+        .replace("MMA", if dtype == DType::F16 { "f16" } else { "bf16" })
+        .replace("LOAD", &load)
+        .replace("STORE", &store);
+    with_prelude(&(defined + &code))
+}
+
+fn print_lanes(quantization: Quantization) -> String {
+    let dtype = DType::F32;
     let FloatNames { element, load, store, .. } = FloatNames::of(dtype);
     let is_int8 = quantization == Quantization::Int8;
     let [begin, number, total, sum, scaled] = if is_int8 { INT8 } else { INT4 };
     let code = TEMPLATE
+        .replace("ARGUMENTS", ARGUMENTS)
         .replace("CHUNK_BEGIN", begin)
         .replace("TERM_TOTAL", total)
         .replace("TERM_NUMBER", number)
         .replace("CHUNK_SUM", sum)
         .replace("SCALED", scaled)
         .replace("TERMS", if is_int8 { "16" } else { "32" })
-        .replace("NAME", name(dtype, quantization))
+        .replace("NAME", name(dtype, quantization, MOST_ROWS))
         .replace("ELEMENT", element)
         .replace("WIDTH", &(VECTOR / dtype.size_bytes() as u64).to_string())
         .replace("ROWS", &ROWS.to_string())
@@ -203,11 +257,11 @@ fn print(dtype: DType, quantization: Quantization) -> String {
 
 impl NativeKernel for Placed<QuantizedMatmul, Operands> {
     fn name(&self) -> &str {
-        name(self.kernel.dtype, self.kernel.quantization)
+        name(self.kernel.dtype, self.kernel.quantization, self.kernel.sizes[0])
     }
 
     fn source(&self) -> String {
-        print(self.kernel.dtype, self.kernel.quantization)
+        print(self.kernel.dtype, self.kernel.quantization, self.kernel.sizes[0])
     }
 
     fn host(&self) -> Arc<dyn HostKernel> {
@@ -216,18 +270,32 @@ impl NativeKernel for Placed<QuantizedMatmul, Operands> {
 
     fn check(&self) -> Result<(), Fault> {
         self.kernel.check()?;
-        match self.at[..2].iter().all(|at| at.address().is_multiple_of(VECTOR)) {
+        let rows = self.kernel.sizes[0];
+        if needs_tensor_cores(self.kernel.dtype) && rows > MOST_ROWS {
+            return Err(Fault::new(format!(
+                "quantized product: it takes up to {MOST_ROWS} rows, not {rows}"
+            )));
+        }
+        match self.at[..3].iter().all(|at| at.address().is_multiple_of(VECTOR)) {
             true => Ok(()),
             false => Err(Fault::new(
-                "quantized product: input and weight begin at multiples of 16 bytes".to_owned(),
+                "quantized product: input, weight and scales begin at multiples of 16 bytes".to_owned(),
             )),
         }
     }
 
     fn launch_shape(&self) -> Option<LaunchShape> {
         let [m, n, _] = self.kernel.sizes;
-        let grid = [n.div_ceil(u64::from(BLOCK) / LANES as u64) as u32, m.div_ceil(ROWS) as u32, 1];
+        let grid = if needs_tensor_cores(self.kernel.dtype) {
+            [n.div_ceil(8 * (8 / self.kernel.split())).min(MOST_BLOCKS) as u32, 1, 1]
+        } else {
+            [n.div_ceil(u64::from(BLOCK) / LANES as u64) as u32, m.div_ceil(ROWS) as u32, 1]
+        };
         (m > 0 && n > 0).then_some(LaunchShape { grid, block: [BLOCK, 1, 1] })
+    }
+
+    fn shared_memory_bytes(&self) -> u32 {
+        if needs_tensor_cores(self.kernel.dtype) { SHARED_BYTES as u32 } else { 0 }
     }
 
     fn mode(&self) -> LaunchMode {
@@ -235,7 +303,9 @@ impl NativeKernel for Placed<QuantizedMatmul, Operands> {
     }
 
     fn words(&self) -> Words {
-        arguments::pack(&self.at, &self.kernel)
+        let mut words = arguments::pack(&self.at, &self.kernel);
+        words.push(self.kernel.split());
+        words
     }
 
     fn accesses(&self) -> Accesses {
@@ -251,7 +321,7 @@ impl NativeKernel for Placed<QuantizedMatmul, Operands> {
 }
 
 fn run_on_host(launch: &HostLaunch<'_>) -> Result<(), HostFault> {
-    let (kernel, at, []): (QuantizedMatmul, _, _) = arguments::unpack("quantized product", launch)?;
+    let (kernel, at, [_split]): (QuantizedMatmul, _, _) = arguments::unpack("quantized product", launch)?;
     match kernel.dtype {
         DType::F32 => run_typed::<f32>(launch, &kernel, at),
         DType::F16 => run_typed::<f16>(launch, &kernel, at),
@@ -294,7 +364,8 @@ const INT4: [&str; 5] = [
     "sums[r]",
 ];
 
-const TEMPLATE: &str = "\
+/// The words of a launch.
+const ARGUMENTS: &str = "\
 struct NAME_arguments {
     const ELEMENT* input;
     const u8* weight;
@@ -305,8 +376,13 @@ struct NAME_arguments {
     u64 k;
     u64 group;
     u64 dtype;
+    u64 split;
 };
+";
 
+/// The kernel for float32.
+const TEMPLATE: &str = "\
+ARGUMENTS
 typedef pack<ELEMENT, WIDTH> several;
 
 extern \"C\" __global__ void __launch_bounds__(256) NAME(const __grid_constant__ NAME_arguments x) {

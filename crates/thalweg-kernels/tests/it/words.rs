@@ -188,6 +188,6 @@ fn other_sizes_are_read_as_they_are_written() {
         QuantizedMatmul { sizes: [3, 5, 128], quantization: Quantization::Int4 { group: 64 }, dtype };
     check(
         &Placed { kernel: quantized, at: at::<4>() },
-        &[("result", &[0x4000]), ("n", &[5]), ("k", &[128]), ("group", &[64])],
+        &[("result", &[0x4000]), ("n", &[5]), ("k", &[128]), ("group", &[64]), ("split", &[1])],
     );
 }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use thalweg_ir::{DType, Layout, contiguous_strides};
 use thalweg_kernels::Placed;
+use thalweg_kernels::matmul::few_rows::cuda::needs_tensor_cores;
 use thalweg_kernels::matmul::quantized::{Quantization, QuantizedMatmul};
 use thalweg_runtime::{Error, Result};
 
@@ -124,14 +125,15 @@ fn int4(call: &Call<'_>) -> Result<Tensor> {
 /// Returns the product by the kernel that reads integers, where it takes it.
 fn of_few_rows(call: &Call<'_>, kernel: QuantizedMatmul, operands: [&Tensor; 3]) -> Result<Option<Tensor>> {
     let [m, n, k] = kernel.sizes;
-    if !kernel.fits() || k == 0 {
+    let runs = !needs_tensor_cores(kernel.dtype) || call.device.has_tensor_cores();
+    if !kernel.fits() || k == 0 || !runs {
         return Ok(None);
     }
     let stream = call.device.current_stream();
     let dense = operands.map(|operand| operand.detach().contiguous());
     let [x, weight, scales] = dense;
     let operands = [x?, weight?, scales?];
-    if operands[..2].iter().any(|operand| !operand.pointer().address().is_multiple_of(16)) {
+    if operands.iter().any(|operand| !operand.pointer().address().is_multiple_of(16)) {
         return Ok(None);
     }
     let result = Tensor::empty_on(&[m as usize, n as usize], kernel.dtype, &stream, call.label)?;

@@ -9,7 +9,7 @@
 use thalweg_ir::DType;
 use thalweg_ir::cuda::{FloatNames, with_prelude};
 
-use crate::shared::{MULTIPLY_EIGHT, OVER_BLOCK};
+use crate::shared::{MULTIPLY_EIGHT, OVER_BLOCK, PIECES};
 
 /// A form that there is a kernel for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -65,7 +65,7 @@ pub(super) const GAP_BYTES: u64 = 16;
 /// The dynamic shared memory of a block with tensor cores, in bytes: the slots of its weights, rows of A that are normalized, and so much more that a multiprocessor of
 /// 228 KiB has two blocks and no third. A third, of the next kernel, which begins early, would take its share of the memory's speed, and leave other multiprocessors
 /// with one block.
-pub(super) const SHARED_BYTES: u64 = 72 << 10;
+pub(crate) const SHARED_BYTES: u64 = 72 << 10;
 const SLOT_BYTES: u64 = 32 << 10;
 const _: () = assert!(SLOT_BYTES + NORM_BYTES + MOST_NORM_ROWS * GAP_BYTES <= SHARED_BYTES);
 
@@ -89,7 +89,7 @@ impl Variant {
         let size = dtype.size_bytes() as u64;
         let code = template
             .replace("MULTIPLY_EIGHT", MULTIPLY_EIGHT)
-            .replace("PIECES", include_str!("pieces.cu"))
+            .replace("PIECES", &PIECES.replace("WEIGHT", element))
             .replace("NORMALIZE", include_str!("normalize.cu"))
             .replace("FINISH", include_str!("finish.cu"))
             .replace("ARGUMENTS", include_str!("arguments.cu"))

@@ -1,10 +1,10 @@
 // How many pieces of a lane are under way.
 #define DEPTH 8
 
-// Rows of weights, eight at a time, in pieces of 16 bytes a lane: a lane has eight terms of the row `lane / 4` at each step. The next DEPTH pieces are under way into
+// Rows of weights, eight at a time, in pieces of 16 bytes a lane: a lane has one of the row `lane / 4` at each step. The next DEPTH pieces are under way into
 // the lane's slots in shared memory, which no other lane reads.
 struct pieces {
-    const ELEMENT* weights;
+    const WEIGHT* weights;
     u64 leading_dimension;
     u32 rows, terms;
     // Eights of rows: the one that is copied next, and how far on the one behind it is.
@@ -12,7 +12,7 @@ struct pieces {
     // The lane's first term, how far its terms of the next step are, and how many steps a row has.
     u32 begin, step, steps;
     u32 ahead;
-    const ELEMENT* row;
+    const WEIGHT* row;
     uint4* slots;
 
     // Behind the last row, the last.

@@ -1,0 +1,163 @@
+// Pieces of eight rows of an integer weight become floats of A's dtype, the right factor of products by the tensor cores, whose left one has the rows of A. The warps of a
+// block share eight rows where these are long or few, and take their pieces in turn.
+ARGUMENTS
+#if __CUDA_ARCH__ >= 800
+PIECES
+MULTIPLY_EIGHT
+// Two numbers of 16 bits: the first times the second plus the third.
+static __device__ __forceinline__ u32 fma_pair(const u32 a, const u32 b, const u32 c) {
+    u32 d;
+    asm("fma.rn.MMAx2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+    return d;
+}
+
+#if IS_INT8
+// Pieces of A that belong to a piece of the weight.
+#define EACH 2
+// Four bytes as two pairs.
+static __device__ __forceinline__ void convert(const u32 word, u32& first, u32& second) {
+#if IS_BF16
+    const u32 a = __byte_perm(word, 0, 0x4140), b = __byte_perm(word, 0, 0x4342);
+    // 128 and the lower seven bits, less 128 or, of a negative number, 256.
+    first = fma_pair((a & 0x00800080u) | 0x43004300u, 0xbf80bf80u, (a & 0x007f007fu) | 0x43004300u);
+    second = fma_pair((b & 0x00800080u) | 0x43004300u, 0xbf80bf80u, (b & 0x007f007fu) | 0x43004300u);
+#else
+    const u32 up = word ^ 0x80808080u;
+    // 1024 + 128 and the number.
+    first = fma_pair(__byte_perm(up, 0x64646464u, 0x4140), 0x3c003c00u, 0xe480e480u);
+    second = fma_pair(__byte_perm(up, 0x64646464u, 0x4342), 0x3c003c00u, 0xe480e480u);
+#endif
+}
+static __device__ __forceinline__ uint4 converted(const u32 low, const u32 high) {
+    uint4 numbers;
+    convert(low, numbers.x, numbers.y);
+    convert(high, numbers.z, numbers.w);
+    return numbers;
+}
+#else
+#define EACH 4
+#if IS_BF16
+#define MAGIC 0x43004300u
+#define LESS 0xc308c308u
+#define ONE 0x3f803f80u
+#else
+#define MAGIC 0x64006400u
+#define LESS 0xe408e408u
+#define ONE 0x3c003c00u
+#endif
+// Eight numbers of a word in pairs of the first and the fifth, and so on, times a scale plus a zero.
+static __device__ __forceinline__ uint4 converted(const u32 word, const u32 scale, const u32 zero) {
+    uint4 numbers;
+    numbers.x = fma_pair(fma_pair((word >> 4 & 0x000f000fu) | MAGIC, ONE, LESS), scale, zero);
+    numbers.y = fma_pair(fma_pair((word & 0x000f000fu) | MAGIC, ONE, LESS), scale, zero);
+    numbers.z = fma_pair(fma_pair((word >> 12 & 0x000f000fu) | MAGIC, ONE, LESS), scale, zero);
+    numbers.w = fma_pair(fma_pair((word >> 8 & 0x000f000fu) | MAGIC, ONE, LESS), scale, zero);
+    return numbers;
+}
+// Eight numbers of A in the same pairs.
+static __device__ __forceinline__ uint4 paired(const uint4 row) {
+    return {__byte_perm(row.x, row.z, 0x5410), __byte_perm(row.x, row.z, 0x7632),
+            __byte_perm(row.y, row.w, 0x5410), __byte_perm(row.y, row.w, 0x7632)};
+}
+#endif
+
+extern "C" __global__ void __launch_bounds__(256, 2) NAME(const __grid_constant__ NAME_arguments x) {
+    extern __shared__ uint4 slots[];
+    __shared__ f32 parts[2][8][ROWS / 4][32];
+    const u32 thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
+    const u32 split = u32(x.split), part = warp % split;
+    const u32 columns = u32(x.n), rows = u32(x.m), groups = (columns + 7) / 8;
+    const u32 terms = u32(x.k), bytes = terms / (8 * EACH / 16);
+    const u32 each = 8 / split, apart = gridDim.x * each;
+    const u32 line = lane / 4, begin = part * 64 + lane % 4 * 16, step = split * 64;
+    const u32 steps = ((bytes + step - 1) / step + TOGETHER - 1) / TOGETHER * TOGETHER;
+    u32 group = blockIdx.x * each + warp / split;
+    pieces weights{x.weight, bytes, columns, bytes, group, apart, begin, step, steps, 0, nullptr, slots + thread};
+    weights.find_row();
+    launch_dependents();
+    for (u32 at = (part * 4 + lane % 4) * 128; at < bytes; at += split * 512) {
+        prefetch(weights.row + at);
+    }
+    wait_for_previous();
+    weights.start();
+    const bool has_upper = line < rows, has_lower = ROWS > 8 && line + 8 < rows;
+    const ELEMENT* const upper_row = x.input + u64(line) * terms;
+    const ELEMENT* const lower_row = x.input + u64(line + 8) * terms;
+    u32 slot = 0;
+    for (u32 turn = 0; group - warp / split < groups; ++turn) {
+        f32 sums[2][4] = {};
+#if !IS_INT8
+        const ELEMENT* const of_line = x.scales + (group * 8 + line < columns ? group * 8 + line : columns - 1) * 2;
+#endif
+        for (u32 start = 0; start < steps; start += TOGETHER) {
+            uint4 upper[TOGETHER][EACH], lower[TOGETHER][EACH];
+#if !IS_INT8
+            u32 both[TOGETHER];
+#endif
+            #pragma unroll
+            for (u32 next = 0; next < TOGETHER; ++next) {
+                const u32 at = (begin + (start + next) * step) * (8 * EACH / 16);
+#if !IS_INT8
+                both[next] = at < terms ? *(const u32*)(of_line + u64(at / u32(x.group)) * x.n * 2) : 0;
+#endif
+                #pragma unroll
+                for (u32 i = 0; i < EACH; ++i) {
+                    upper[next][i] = at < terms && has_upper ? *(const uint4*)(upper_row + at + i * 8) : uint4{};
+                    lower[next][i] = at < terms && has_lower ? *(const uint4*)(lower_row + at + i * 8) : uint4{};
+                }
+            }
+            #pragma unroll
+            for (u32 next = 0; next < TOGETHER; ++next) {
+                const uint4 piece = weights.take(slot + next);
+                const u32 word[4] = {piece.x, piece.y, piece.z, piece.w};
+                #pragma unroll
+                for (u32 i = 0; i < EACH; ++i) {
+#if IS_INT8
+                    const uint4 numbers = converted(word[i * 2], word[i * 2 + 1]);
+                    multiply(sums[i % 2], numbers, upper[next][i], lower[next][i]);
+#else
+                    const uint4 numbers = converted(word[i], __byte_perm(both[next], 0, 0x1010), __byte_perm(both[next], 0, 0x3232));
+                    multiply(sums[i % 2], numbers, paired(upper[next][i]), paired(lower[next][i]));
+#endif
+                }
+            }
+            slot = (slot + TOGETHER) % DEPTH;
+        }
+        #pragma unroll
+        for (u32 i = 0; i < ROWS / 4; ++i) {
+            sums[0][i] = sums[0][i] + sums[1][i];
+        }
+        if (split > 1) {
+            const auto at = parts[turn % 2];
+            #pragma unroll
+            for (u32 i = 0; i < ROWS / 4; ++i) {
+                at[warp][i][lane] = sums[0][i];
+            }
+            __syncthreads();
+            for (u32 other = 1; part == 0 && other < split; ++other) {
+                #pragma unroll
+                for (u32 i = 0; i < ROWS / 4; ++i) {
+                    sums[0][i] = sums[0][i] + at[warp + other][i][lane];
+                }
+            }
+        }
+        #pragma unroll
+        for (u32 i = 0; i < ROWS / 4; ++i) {
+            const u32 row = line + i / 2 * 8, column = group * 8 + lane % 4 * 2 + i % 2;
+            if (part == 0 && row < rows && column < columns) {
+#if IS_INT8
+                x.result[u64(row) * x.n + column] = STORE(sums[0][i] * LOAD(x.scales[column]));
+#else
+                x.result[u64(row) * x.n + column] = STORE(sums[0][i]);
+#endif
+            }
+        }
+        group = group + apart;
+    }
+}
+#else
+// The host launches nothing here.
+extern "C" __global__ void NAME(const __grid_constant__ NAME_arguments x) {
+    launch_dependents();
+}
+#endif
