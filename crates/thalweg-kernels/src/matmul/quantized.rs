@@ -227,6 +227,7 @@ fn print_tensor_cores(dtype: DType, quantization: Quantization, rows: u64) -> St
         .replace("MULTIPLY_EIGHT", MULTIPLY_EIGHT)
         .replace("NAME", name(dtype, quantization, rows))
         .replace("ELEMENT", element)
+        .replace("SCALED", if is_int8 { "sums[0][i] * LOAD(x.scales[column])" } else { "sums[0][i]" })
         .replace("MMA", if dtype == DType::F16 { "f16" } else { "bf16" })
         .replace("LOAD", &load)
         .replace("STORE", &store);

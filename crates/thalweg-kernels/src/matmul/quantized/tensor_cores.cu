@@ -145,11 +145,7 @@ extern "C" __global__ void __launch_bounds__(256, 2) NAME(const __grid_constant_
         for (u32 i = 0; i < ROWS / 4; ++i) {
             const u32 row = line + i / 2 * 8, column = group * 8 + lane % 4 * 2 + i % 2;
             if (part == 0 && row < rows && column < columns) {
-#if IS_INT8
-                x.result[u64(row) * x.n + column] = STORE(sums[0][i] * LOAD(x.scales[column]));
-#else
-                x.result[u64(row) * x.n + column] = STORE(sums[0][i]);
-#endif
+                x.result[u64(row) * x.n + column] = STORE(SCALED);
             }
         }
         group = group + apart;
