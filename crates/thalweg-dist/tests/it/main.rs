@@ -11,6 +11,8 @@ mod flight;
 mod fully_shard;
 mod fully_shard_offload;
 mod functional;
+#[path = "../../../thalweg-runtime/tests/it/gate.rs"]
+mod gate;
 mod groups;
 mod hybrid;
 mod join;

@@ -1,13 +1,15 @@
 //! Ranks for tests: threads on the fast simulator, and threads under seeds and the race checker.
 
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::Arc;
 
 use thalweg_dist::store::HashStore;
 use thalweg_dist::{GroupOptions, ProcessGroup};
 use thalweg_ir::DType;
 use thalweg_runtime::sim::{Check, Failure, Gpu, Summary};
-use thalweg_runtime::{Device, Label, Result, Stream};
+use thalweg_runtime::{Device, Result};
 use thalweg_tensor::Tensor;
+
+pub use crate::gate::Gate;
 
 /// A program of one rank under a check.
 pub type RankProgram = fn(&ProcessGroup, u64) -> Result<()>;
@@ -41,34 +43,6 @@ fn spawn(gpu: &Gpu, program: RankProgram) -> Result<()> {
         .collect();
     let outcomes: Vec<Result<()>> = threads.into_iter().map(|thread| thread.join()?).collect();
     outcomes.into_iter().collect()
-}
-
-/// A gate in a stream: work behind it waits until it is opened or dropped.
-pub struct Gate(Arc<(Mutex<bool>, Condvar)>);
-
-impl Gate {
-    pub fn close(stream: &Stream) -> Self {
-        let state = Arc::new((Mutex::new(false), Condvar::new()));
-        let shared = state.clone();
-        let wait = move || {
-            let (is_open, changed) = &*shared;
-            drop(changed.wait_while(is_open.lock().unwrap(), |is_open| !*is_open).unwrap());
-        };
-        let driver = stream.device().driver();
-        driver.host_function_async(stream.handle(), Arc::new(wait), Label::here("gate")).unwrap();
-        Self(state)
-    }
-
-    pub fn open(&self) {
-        *self.0.0.lock().unwrap() = true;
-        self.0.1.notify_all();
-    }
-}
-
-impl Drop for Gate {
-    fn drop(&mut self) {
-        self.open();
-    }
 }
 
 /// Small numbers that a seed decides: a generator of the tests' own.

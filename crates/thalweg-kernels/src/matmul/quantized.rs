@@ -15,7 +15,7 @@ use thalweg_ir::{DType, Element, bf16, f16};
 use super::few_rows::cuda::{SHARED_BYTES, needs_tensor_cores};
 use super::few_rows::{MOST_BLOCKS, shared_by};
 use crate::arguments::{self, Argument, arguments};
-use crate::shared::{MULTIPLY_EIGHT, PIECES};
+use crate::shared::{COMBINE, MULTIPLY_EIGHT, PIECES};
 use crate::{Accesses, NativeKernel, Placed, Words};
 
 /// How a weight (n, k) is stored, and with which scales, of the input's dtype.
@@ -225,6 +225,7 @@ fn print_tensor_cores(dtype: DType, quantization: Quantization, rows: u64) -> St
         .replace("ARGUMENTS", ARGUMENTS)
         .replace("PIECES", &PIECES.replace("WEIGHT", "u8"))
         .replace("MULTIPLY_EIGHT", MULTIPLY_EIGHT)
+        .replace("COMBINE", COMBINE)
         .replace("NAME", name(dtype, quantization, rows))
         .replace("ELEMENT", element)
         .replace("SCALED", if is_int8 { "sums[0][i] * LOAD(x.scales[column])" } else { "sums[0][i]" })

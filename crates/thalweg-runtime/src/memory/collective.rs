@@ -38,21 +38,20 @@ impl User {
     }
 }
 
-/// Registers segments with a communicator: all of them, or none.
-fn register_all(
-    communicator: &Communicator,
-    segments: impl Iterator<Item = (u64, u64)>,
-    label: Label,
-) -> Result<()> {
-    let mut done = Vec::new();
-    for (address, bytes) in segments {
+/// A segment, by its address and its size, that a communicator is to take, for this call.
+type Wanted = (Arc<Communicator>, u64, u64, Label);
+
+/// Registers segments with communicators: all of them, or none.
+fn register_all(wanted: impl Iterator<Item = Wanted>) -> Result<()> {
+    let mut done: Vec<(Arc<Communicator>, DevicePointer)> = Vec::new();
+    for (communicator, address, bytes, label) in wanted {
         let pointer = DevicePointer::new(address);
         if let Err(error) = communicator.register(pointer, bytes, label) {
             // The first error is the one to tell.
-            done.into_iter().for_each(|pointer| drop(communicator.deregister(pointer)));
+            done.iter().for_each(|(communicator, pointer)| drop(communicator.deregister(*pointer)));
             return Err(error);
         }
-        done.push(pointer);
+        done.push((communicator, pointer));
     }
     Ok(())
 }
@@ -74,8 +73,8 @@ impl CollectiveMemory {
         if state.users.iter().any(|user| user.is(communicator)) {
             return Ok(false);
         }
-        let segments = state.segments.iter().map(|(&address, &bytes)| (address, bytes));
-        register_all(communicator, segments, label)?;
+        let segments = state.segments.iter();
+        register_all(segments.map(|(&address, &bytes)| (communicator.clone(), address, bytes, label)))?;
         state.users.push(User { communicator: Arc::downgrade(communicator), label });
         Ok(true)
     }
@@ -95,19 +94,12 @@ impl CollectiveMemory {
     fn allocate_registered(&self, bytes: u64) -> Result<u64> {
         let mut state = self.state();
         let pointer = self.driver.memory_allocate_collective(self.device, bytes)?;
-        let mut done: Vec<Arc<Communicator>> = Vec::new();
-        for (communicator, label) in state
-            .users
-            .iter()
-            .filter_map(|user| user.communicator.upgrade().map(|communicator| (communicator, user.label)))
-        {
-            if let Err(error) = communicator.register(pointer, bytes, label) {
-                // Nothing knows the memory yet; the first error is the one to tell.
-                done.iter().for_each(|communicator| drop(communicator.deregister(pointer)));
-                let _ = self.driver.memory_free(pointer);
-                return Err(error);
-            }
-            done.push(communicator);
+        let users =
+            state.users.iter().filter_map(|user| user.communicator.upgrade().map(|one| (one, user.label)));
+        if let Err(error) = register_all(users.map(|(one, label)| (one, pointer.address(), bytes, label))) {
+            // Nothing knows the memory yet.
+            let _ = self.driver.memory_free(pointer);
+            return Err(error);
         }
         state.segments.insert(pointer.address(), bytes);
         Ok(pointer.address())

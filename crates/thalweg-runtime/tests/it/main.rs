@@ -13,6 +13,7 @@ mod environment;
 mod events;
 mod external_memory;
 mod faults;
+mod gate;
 mod graph;
 mod graph_outputs;
 mod graph_updates;

@@ -1,10 +1,12 @@
 //! Helpers of the tests: devices, gates that hold a stream up, and shorthands for data.
 
 use std::ops::Deref;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use thalweg_runtime::{Buffer, Device, Environment, Label, PinnedBuffer, Stream};
 use thalweg_sim::{SimConfig, SimDriver};
+
+pub use crate::gate::Gate;
 
 /// A device for one test.
 pub struct TestDevice {
@@ -46,36 +48,6 @@ pub fn sim_in(environment: &Environment, devices: u32) -> (Arc<SimDriver>, Vec<D
     let driver = SimDriver::new(config).unwrap();
     let devices = Device::all_of(driver.clone(), environment).unwrap();
     (driver, devices)
-}
-
-/// Holds a stream up until it is opened, or dropped.
-pub struct Gate(Arc<(Mutex<bool>, Condvar)>);
-
-impl Gate {
-    /// Makes later work on the stream wait.
-    pub fn close(stream: &Stream) -> Self {
-        let state = Arc::new((Mutex::new(false), Condvar::new()));
-        let shared = state.clone();
-        let wait = move || {
-            let (is_open, changed) = &*shared;
-            drop(changed.wait_while(is_open.lock().unwrap(), |is_open| !*is_open).unwrap());
-        };
-        let driver = stream.device().driver();
-        driver.host_function_async(stream.handle(), Arc::new(wait), Label::here("gate")).unwrap();
-        Self(state)
-    }
-
-    /// Lets the stream go on.
-    pub fn open(&self) {
-        *self.0.0.lock().unwrap() = true;
-        self.0.1.notify_all();
-    }
-}
-
-impl Drop for Gate {
-    fn drop(&mut self) {
-        self.open();
-    }
 }
 
 /// Returns a buffer that holds these values.

@@ -8,6 +8,19 @@ use crate::memory::{Allocation, SpanAccess, Toucher, nonzero};
 use crate::refusal::{CallResult, Refusal};
 use crate::state::MachineState;
 
+/// Returns the first of the registrations that has memory in common with so many bytes at an address.
+fn overlapping<'a>(
+    mut registered: impl Iterator<Item = &'a Registration>,
+    start: u64,
+    bytes: u64,
+) -> Option<&'a Registration> {
+    let end = start.saturating_add(bytes);
+    registered.find(|other| {
+        let at = other.pointer.address();
+        at < end && start < at + other.bytes
+    })
+}
+
 impl MachineState {
     pub(crate) fn memory_allocate_collective(
         &mut self,
@@ -29,12 +42,8 @@ impl MachineState {
         if let Err(text) = self.memory.resolve(info.device, &[all], Toucher::Kernel) {
             return refuse(text);
         }
-        let end = start.saturating_add(new.bytes);
-        let overlaps = |other: &&Registration| {
-            let at = other.pointer.address();
-            other.communicator == new.communicator && at < end && start < at + other.bytes
-        };
-        if let Some(other) = self.registered.iter().find(overlaps) {
+        let of_rank = self.registered.iter().filter(|other| other.communicator == new.communicator);
+        if let Some(other) = overlapping(of_rank, start, new.bytes) {
             return refuse(format!(
                 "{} bytes at {start:#x} overlap the {} bytes at {:#x}, which are registered with rank {}",
                 new.bytes,
@@ -70,12 +79,7 @@ impl MachineState {
     /// Checks that nothing of the plain memory at an address is registered.
     pub(crate) fn check_not_registered(&self, address: u64) -> CallResult<()> {
         let Some(Allocation::Plain(segment)) = self.memory.allocations.get(&address) else { return Ok(()) };
-        let end = address + segment.bytes;
-        let overlaps = |other: &&Registration| {
-            let at = other.pointer.address();
-            at < end && address < at + other.bytes
-        };
-        let Some(other) = self.registered.iter().find(overlaps) else { return Ok(()) };
+        let Some(other) = overlapping(self.registered.iter(), address, segment.bytes) else { return Ok(()) };
         let rank = self.communicator_info(other.communicator)?.rank;
         let detail = format!(
             "of the {} bytes at {address:#x}, {} bytes at {:#x} are registered with rank {rank} of a communicator ({}): deregister them first",

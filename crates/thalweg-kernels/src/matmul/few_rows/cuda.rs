@@ -9,7 +9,7 @@
 use thalweg_ir::DType;
 use thalweg_ir::cuda::{FloatNames, with_prelude};
 
-use crate::shared::{MULTIPLY_EIGHT, OVER_BLOCK, PIECES};
+use crate::shared::{COMBINE, MULTIPLY_EIGHT, OVER_BLOCK, PIECES};
 
 /// A form that there is a kernel for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -89,6 +89,7 @@ impl Variant {
         let size = dtype.size_bytes() as u64;
         let code = template
             .replace("MULTIPLY_EIGHT", MULTIPLY_EIGHT)
+            .replace("COMBINE", COMBINE)
             .replace("PIECES", &PIECES.replace("WEIGHT", element))
             .replace("NORMALIZE", include_str!("normalize.cu"))
             .replace("FINISH", include_str!("finish.cu"))

@@ -11,6 +11,7 @@ FINISH
 NORMALIZE
 #endif
 MULTIPLY_EIGHT
+COMBINE
 extern "C" __global__ void __launch_bounds__(256, 2) NAME(const __grid_constant__ NAME_arguments x) {
     extern __shared__ uint4 slots[];
     __shared__ f32 parts[2][8][ROWS / 4][32];
@@ -58,25 +59,8 @@ extern "C" __global__ void __launch_bounds__(256, 2) NAME(const __grid_constant_
             }
             slot = (slot + GROUP) % DEPTH;
         }
-        #pragma unroll
-        for (u32 i = 0; i < ROWS / 4; ++i) {
-            sums[0][i] = sums[0][i] + sums[1][i];
-        }
-        if (split > 1) {
-            // The other half of the memory may still be read.
-            const auto at = parts[turn % 2];
-            #pragma unroll
-            for (u32 i = 0; i < ROWS / 4; ++i) {
-                at[warp][i][lane] = sums[0][i];
-            }
-            __syncthreads();
-            for (u32 other = 1; part == 0 && other < split; ++other) {
-                #pragma unroll
-                for (u32 i = 0; i < ROWS / 4; ++i) {
-                    sums[0][i] = sums[0][i] + at[warp + other][i][lane];
-                }
-            }
-        }
+        // The other half of the memory may still be read.
+        combine(sums, split, parts[turn % 2]);
         #pragma unroll
         for (u32 i = 0; i < ROWS / 4; ++i) {
             const u32 row = line + i / 2 * 8, column = group * 8 + lane % 4 * 2 + i % 2;

@@ -4,6 +4,7 @@ ARGUMENTS
 #if __CUDA_ARCH__ >= 800
 PIECES
 MULTIPLY_EIGHT
+COMBINE
 // Two numbers of 16 bits: the first times the second plus the third.
 static __device__ __forceinline__ u32 fma_pair(const u32 a, const u32 b, const u32 c) {
     u32 d;
@@ -123,24 +124,8 @@ extern "C" __global__ void __launch_bounds__(256, 2) NAME(const __grid_constant_
             }
             slot = (slot + TOGETHER) % DEPTH;
         }
-        #pragma unroll
-        for (u32 i = 0; i < ROWS / 4; ++i) {
-            sums[0][i] = sums[0][i] + sums[1][i];
-        }
-        if (split > 1) {
-            const auto at = parts[turn % 2];
-            #pragma unroll
-            for (u32 i = 0; i < ROWS / 4; ++i) {
-                at[warp][i][lane] = sums[0][i];
-            }
-            __syncthreads();
-            for (u32 other = 1; part == 0 && other < split; ++other) {
-                #pragma unroll
-                for (u32 i = 0; i < ROWS / 4; ++i) {
-                    sums[0][i] = sums[0][i] + at[warp + other][i][lane];
-                }
-            }
-        }
+        // The other half of the memory may still be read.
+        combine(sums, split, parts[turn % 2]);
         #pragma unroll
         for (u32 i = 0; i < ROWS / 4; ++i) {
             const u32 row = line + i / 2 * 8, column = group * 8 + lane % 4 * 2 + i % 2;
