@@ -51,7 +51,7 @@ def test_steps_by_a_schedule():
                 step()
                 prof.step()
         assert ready == [(4, 2), (8, 2)] and len(os.listdir(folder)) == 2
-        for name in os.listdir(folder):
+        for name in sorted(os.listdir(folder)):  # by the time in their names: the last is what `prof` still holds
             with open(os.path.join(folder, name)) as file:
                 events = json.load(file)["traceEvents"]
             assert sum(str(event.get("name")).startswith("ProfilerStep#") and event["cat"] == "user_annotation" for event in events) == 2
